@@ -1,0 +1,23 @@
+// SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
+
+//! InfiniBand types and wire formats, shared by the ibarr daemon, its sans-IO cores and its BPF
+//! programs.
+//!
+//! * [`ib`]: the InfiniBand specification's values as types that cannot hold an illegal one;
+//! * [`wire`]: every message format, as a *layout* type (`…Wire`, any bytes) and a *value* type
+//!   (only legal messages);
+//! * [`IfIndex`], [`Instant`]: what the kernel calls a network device, and the one clock.
+//!
+//! No allocation, no I/O, no clock, no panic: the same code runs in the kernel.
+
+#![no_std]
+#![forbid(unsafe_code)]
+
+pub mod ib;
+pub mod wire;
+
+mod ifindex;
+mod instant;
+
+pub use ifindex::IfIndex;
+pub use instant::Instant;

@@ -1,0 +1,379 @@
+// SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
+
+//! ip2gid: which GID has this IP address? One UDP datagram each way, port [`PORT`], all fields
+//! big-endian. The protocol is that of Mellanox's C `ibarr` 0.1.5; the IPv6 query is ours.
+//!
+//! | bytes | field | rule |
+//! |---|---|---|
+//! | 0 | version | 1 is sent; 0 and 1 are read (little-endian C nodes send 0); a reply echoes its query's |
+//! | 1..3 | reserved | 0 when sent, ignored when read |
+//! | 4..7 | msg_id | chosen by the client; a reply echoes its query's |
+//! | 8..9 | num_tlvs | 1 in a query or a positive reply, 0 in a negative reply |
+//! | 10..11 | reserved | as above |
+//! | 12.. | TLV | type and length, 16 bits each; the length counts these four bytes |
+//!
+//! | TLV type | value | TLV length | datagram |
+//! |---|---|---|---|
+//! | 0x0001 | IPv4 address asked for | 8 | query, 20 bytes |
+//! | 0x0002 | IPv6 address asked for | 20 | query, 32 bytes |
+//! | 0x0010 | GID | 20 | positive reply, 32 bytes |
+//! | none | | | negative reply, 12 bytes |
+//!
+//! Nothing may follow the TLV. What can be read from a datagram is fully decided by its bytes, so
+//! that the BPF programs and user space agree.
+
+use core::fmt;
+use core::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+
+use zerocopy::network_endian::{U16, U32};
+use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
+
+use super::Error;
+use crate::ib::Gid;
+
+/// The UDP port of the server. It is RoCEv2's own: `rdma_rxe` binds it too.
+pub const PORT: u16 = 4791;
+
+/// Length of the longest datagram of the protocol.
+pub const MAX_LEN: usize = 32;
+
+/// "Which GID has `target`?"
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub struct Query {
+    version: Version,
+    msg_id: MsgId,
+    target: IpAddr,
+}
+
+impl Query {
+    /// `None` if no interface can own `target`.
+    pub fn new(version: Version, msg_id: MsgId, target: IpAddr) -> Option<Self> {
+        can_be_owned(target).then_some(Self { version, msg_id, target })
+    }
+
+    /// Reads the payload of a UDP datagram.
+    ///
+    /// # Errors
+    /// Anything but the two forms of a query, byte for byte, save reserved fields.
+    pub fn parse(payload: &[u8]) -> Result<Self, Error> {
+        let (header, version, tlvs) = parse_header(payload)?;
+        if header.num_tlvs != 1 {
+            return Err(Error::TlvCount);
+        }
+        let (tlv, value) = parse_tlv(tlvs)?;
+        let target = match tlv.kind.get() {
+            TLV_IPV4 => IpAddr::V4(Ipv4Addr::from(exact_value::<4>(tlv, value)?)),
+            TLV_IPV6 => IpAddr::V6(Ipv6Addr::from(exact_value::<16>(tlv, value)?)),
+            _ => return Err(Error::TlvType),
+        };
+        Self::new(version, MsgId(header.msg_id.get()), target).ok_or(Error::Target)
+    }
+
+    /// The payload to send: 20 bytes for IPv4, 32 for IPv6.
+    pub fn emit(&self) -> Datagram {
+        let header = HeaderWire::new(self.version, self.msg_id, 1);
+        match self.target {
+            IpAddr::V4(target) => Datagram::new(&Ipv4QueryWire {
+                header,
+                tlv: TlvWire::new::<4>(TLV_IPV4),
+                target: target.octets(),
+            }),
+            IpAddr::V6(target) => Datagram::new(&Ipv6QueryWire {
+                header,
+                tlv: TlvWire::new::<16>(TLV_IPV6),
+                target: target.octets(),
+            }),
+        }
+    }
+
+    /// The reply to this query: its version and msg_id, and what is known of its target.
+    pub fn reply(&self, gid: Option<Gid>) -> Reply {
+        Reply { version: self.version, msg_id: self.msg_id, gid }
+    }
+
+    /// The version it is written in.
+    pub fn version(&self) -> Version {
+        self.version
+    }
+
+    /// What ties the reply to it.
+    pub fn msg_id(&self) -> MsgId {
+        self.msg_id
+    }
+
+    /// The address asked for.
+    pub fn target(&self) -> IpAddr {
+        self.target
+    }
+}
+
+impl fmt::Display for Query {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { version, msg_id, target } = self;
+        write!(f, "ip2gid query {version} id {msg_id}: who has {target}?")
+    }
+}
+
+/// "It is `gid`", or "nobody here has it".
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub struct Reply {
+    /// The query's version.
+    pub version: Version,
+    /// The query's msg_id.
+    pub msg_id: MsgId,
+    /// `None` is a negative reply.
+    pub gid: Option<Gid>,
+}
+
+impl Reply {
+    /// Reads the payload of a UDP datagram.
+    ///
+    /// # Errors
+    /// Anything but the two forms of a reply, byte for byte, save reserved fields.
+    pub fn parse(payload: &[u8]) -> Result<Self, Error> {
+        let (header, version, tlvs) = parse_header(payload)?;
+        let gid = match header.num_tlvs.get() {
+            0 if tlvs.is_empty() => None,
+            0 => return Err(Error::TrailingBytes),
+            1 => {
+                let (tlv, value) = parse_tlv(tlvs)?;
+                if tlv.kind != TLV_GID {
+                    return Err(Error::TlvType);
+                }
+                Some(Gid::new(exact_value(tlv, value)?).ok_or(Error::Gid)?)
+            }
+            _ => return Err(Error::TlvCount),
+        };
+        Ok(Self { version, msg_id: MsgId(header.msg_id.get()), gid })
+    }
+
+    /// The payload to send: 32 bytes, or 12 if negative.
+    pub fn emit(&self) -> Datagram {
+        match self.gid {
+            Some(gid) => Datagram::new(&PositiveReplyWire {
+                header: HeaderWire::new(self.version, self.msg_id, 1),
+                tlv: TlvWire::new::<16>(TLV_GID),
+                gid: gid.octets(),
+            }),
+            None => Datagram::new(&HeaderWire::new(self.version, self.msg_id, 0)),
+        }
+    }
+}
+
+impl fmt::Display for Reply {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { version, msg_id, gid } = self;
+        write!(f, "ip2gid reply {version} id {msg_id}: ")?;
+        match gid {
+            Some(gid) => write!(f, "{gid}"),
+            None => f.write_str("not here"),
+        }
+    }
+}
+
+/// The versions we speak. They differ in nothing else.
+#[derive(Clone, Copy, Debug, Default, Eq, Hash, PartialEq)]
+pub enum Version {
+    /// What the C original sends from little-endian hosts, where it stores a swapped 1.
+    V0,
+    /// What we send.
+    #[default]
+    V1,
+}
+
+impl fmt::Display for Version {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::V0 => "v0",
+            Self::V1 => "v1",
+        })
+    }
+}
+
+/// Ties a reply to its query. Any value; a client that can be spoofed chooses it at random.
+#[derive(Clone, Copy, Debug, Eq, Hash, Ord, PartialEq, PartialOrd)]
+pub struct MsgId(pub u32);
+
+impl fmt::Display for MsgId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "0x{:08x}", self.0)
+    }
+}
+
+/// The payload of a UDP datagram of this protocol, by value.
+#[derive(Clone, Copy, Eq, PartialEq)]
+pub struct Datagram {
+    bytes: [u8; MAX_LEN],
+    len: usize,
+}
+
+impl Datagram {
+    fn new(message: &(impl IntoBytes + Immutable)) -> Self {
+        let mut bytes = [0; MAX_LEN];
+        let message = message.as_bytes();
+        // Each layout of this module is asserted to fit.
+        if let Some(start) = bytes.get_mut(..message.len()) {
+            start.copy_from_slice(message);
+        }
+        Self { bytes, len: message.len() }
+    }
+}
+
+impl AsRef<[u8]> for Datagram {
+    fn as_ref(&self) -> &[u8] {
+        self.bytes.get(..self.len).unwrap_or(&self.bytes)
+    }
+}
+
+impl fmt::Debug for Datagram {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.as_ref().iter().try_for_each(|byte| write!(f, "{byte:02x}"))
+    }
+}
+
+/// Layout of the first 12 bytes of every datagram, and of a whole negative reply.
+#[derive(Clone, Copy, Debug, FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned)]
+#[repr(C)]
+pub struct HeaderWire {
+    /// See [`Version`].
+    pub version: u8,
+    /// 0 when sent, ignored when read.
+    pub reserved_1: [u8; 3],
+    /// See [`MsgId`].
+    pub msg_id: U32,
+    /// TLVs that follow.
+    pub num_tlvs: U16,
+    /// 0 when sent, ignored when read.
+    pub reserved_10: [u8; 2],
+}
+
+impl HeaderWire {
+    fn new(version: Version, msg_id: MsgId, num_tlvs: u16) -> Self {
+        Self {
+            version: match version {
+                Version::V0 => 0,
+                Version::V1 => 1,
+            },
+            reserved_1: [0; 3],
+            msg_id: msg_id.0.into(),
+            num_tlvs: num_tlvs.into(),
+            reserved_10: [0; 2],
+        }
+    }
+}
+
+/// Layout of the first four bytes of a TLV.
+#[derive(Clone, Copy, Debug, FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned)]
+#[repr(C)]
+pub struct TlvWire {
+    /// One of `TLV_…`.
+    pub kind: U16,
+    /// Bytes of the TLV, these four included.
+    pub length: U16,
+}
+
+impl TlvWire {
+    /// Of a TLV whose value has `N` bytes.
+    fn new<const N: usize>(kind: u16) -> Self {
+        Self { kind: kind.into(), length: tlv_length::<N>().into() }
+    }
+}
+
+/// TLV type: an IPv4 address is asked for.
+pub const TLV_IPV4: u16 = 0x0001;
+/// TLV type: an IPv6 address is asked for.
+pub const TLV_IPV6: u16 = 0x0002;
+/// TLV type: the GID of the address asked for.
+pub const TLV_GID: u16 = 0x0010;
+
+/// Layout of a query for an IPv4 address.
+#[derive(Clone, Copy, Debug, FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned)]
+#[repr(C)]
+pub struct Ipv4QueryWire {
+    /// With one TLV.
+    pub header: HeaderWire,
+    /// [`TLV_IPV4`].
+    pub tlv: TlvWire,
+    /// The address asked for.
+    pub target: [u8; 4],
+}
+
+/// Layout of a query for an IPv6 address.
+#[derive(Clone, Copy, Debug, FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned)]
+#[repr(C)]
+pub struct Ipv6QueryWire {
+    /// With one TLV.
+    pub header: HeaderWire,
+    /// [`TLV_IPV6`].
+    pub tlv: TlvWire,
+    /// The address asked for.
+    pub target: [u8; 16],
+}
+
+/// Layout of a positive reply.
+#[derive(Clone, Copy, Debug, FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned)]
+#[repr(C)]
+pub struct PositiveReplyWire {
+    /// With one TLV.
+    pub header: HeaderWire,
+    /// [`TLV_GID`].
+    pub tlv: TlvWire,
+    /// The GID, see [`Gid::octets`].
+    pub gid: [u8; 16],
+}
+
+const _: () = {
+    assert!(size_of::<HeaderWire>() == 12);
+    assert!(core::mem::offset_of!(HeaderWire, msg_id) == 4);
+    assert!(core::mem::offset_of!(HeaderWire, num_tlvs) == 8);
+    assert!(size_of::<TlvWire>() == 4);
+    assert!(size_of::<Ipv4QueryWire>() == 20);
+    assert!(core::mem::offset_of!(Ipv4QueryWire, target) == 16);
+    assert!(size_of::<Ipv6QueryWire>() == MAX_LEN);
+    assert!(core::mem::offset_of!(Ipv6QueryWire, target) == 16);
+    assert!(size_of::<PositiveReplyWire>() == MAX_LEN);
+    assert!(core::mem::offset_of!(PositiveReplyWire, gid) == 16);
+};
+
+fn parse_header(payload: &[u8]) -> Result<(&HeaderWire, Version, &[u8]), Error> {
+    let (header, tlvs) = HeaderWire::ref_from_prefix(payload).map_err(|_| Error::Truncated)?;
+    let version = match header.version {
+        0 => Version::V0,
+        1 => Version::V1,
+        _ => return Err(Error::Version),
+    };
+    Ok((header, version, tlvs))
+}
+
+fn parse_tlv(bytes: &[u8]) -> Result<(TlvWire, &[u8]), Error> {
+    TlvWire::read_from_prefix(bytes).map_err(|_| Error::Truncated)
+}
+
+/// The value of the only TLV of a message, whose type has values of `N` bytes.
+fn exact_value<const N: usize>(tlv: TlvWire, value: &[u8]) -> Result<[u8; N], Error> {
+    if tlv.length != tlv_length::<N>() {
+        return Err(Error::TlvLength);
+    }
+    match value.split_first_chunk::<N>() {
+        None => Err(Error::Truncated),
+        Some((value, [])) => Ok(*value),
+        Some(_) => Err(Error::TrailingBytes),
+    }
+}
+
+#[expect(clippy::cast_possible_truncation, reason = "N is 4 or 16")]
+const fn tlv_length<const N: usize>() -> u16 {
+    (size_of::<TlvWire>() + N) as u16
+}
+
+/// Whether an interface can own `address`, so that it makes sense to ask for it.
+fn can_be_owned(address: IpAddr) -> bool {
+    if address.is_unspecified() || address.is_multicast() {
+        return false;
+    }
+    match address {
+        IpAddr::V4(address) => !address.is_broadcast(),
+        // IPv4-mapped addresses are how maps hold IPv4 keys: never two names for one address.
+        IpAddr::V6(address) => address.to_ipv4_mapped().is_none(),
+    }
+}

@@ -1,0 +1,3 @@
+// SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
+
+//! Lab, stand-ins, bench drivers and system tests of ibarr.
