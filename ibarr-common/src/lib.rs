@@ -6,6 +6,7 @@
 //! * [`ib`]: the InfiniBand specification's values as types that cannot hold an illegal one;
 //! * [`wire`]: every message format, as a *layout* type (`…Wire`, any bytes) and a *value* type
 //!   (only legal messages);
+//! * [`map`]: the BPF maps that the daemon and the BPF programs share;
 //! * [`IfIndex`], [`Instant`]: what the kernel calls a network device, and the one clock.
 //!
 //! No allocation, no I/O, no clock, no panic: the same code runs in the kernel.
@@ -14,6 +15,7 @@
 #![forbid(unsafe_code)]
 
 pub mod ib;
+pub mod map;
 pub mod wire;
 
 mod ifindex;

@@ -1,0 +1,228 @@
+// SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
+
+use core::fmt;
+use core::net::IpAddr;
+
+use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
+
+use super::{address, octets};
+use crate::ib::Gid;
+use crate::{IfIndex, Instant};
+
+/// An address, and the interface that gives it its meaning if it is link-local.
+#[derive(Clone, Copy, Eq, FromBytes, Hash, Immutable, IntoBytes, KnownLayout, PartialEq)]
+#[repr(C)]
+pub struct GidKey {
+    /// See [`octets`].
+    pub address: [u8; 16],
+    /// The ifindex for an IPv6 link-local address, else 0.
+    pub scope: u32,
+}
+
+impl GidKey {
+    /// The key of `address` on `interface`.
+    pub const fn new(address: IpAddr, interface: IfIndex) -> Self {
+        let scope = match address {
+            IpAddr::V6(address) if address.is_unicast_link_local() => interface.get(),
+            _ => 0,
+        };
+        Self { address: octets(address), scope }
+    }
+
+    /// The address.
+    pub const fn ip(&self) -> IpAddr {
+        address(self.address)
+    }
+}
+
+impl fmt::Debug for GidKey {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "GidKey({}", self.ip())?;
+        if let Some(scope) = IfIndex::new(self.scope) {
+            write!(f, "%{scope}")?;
+        }
+        f.write_str(")")
+    }
+}
+
+/// An address of this node, and the GID that its peers are told.
+///
+/// An element of a hash without preallocation may be freed and filled again while a program that
+/// has found it reads it (`kernel/bpf/hashtab.c`, `htab_elem_free` since Linux 6.1), so that a
+/// program may see another element, or a mixture of two. It therefore copies the value and answers
+/// only if [`GidEntry::gid_of`] says so.
+#[derive(Clone, Copy, Debug, Eq, FromBytes, Immutable, IntoBytes, KnownLayout, PartialEq)]
+#[repr(C)]
+pub struct GidEntry {
+    /// The key again.
+    pub key: GidKey,
+    /// The interface that owns the address, 0 if none does.
+    pub ifindex: u32,
+    /// What peers are told, see [`Gid::octets`].
+    pub gid: [u8; 16],
+    /// See [`Origin`].
+    pub origin: u32,
+    /// 0.
+    pub reserved: u32,
+    /// Ties key and GID together, see [`GidEntry::gid_of`].
+    pub check: u64,
+}
+
+impl GidEntry {
+    /// Of `key`, which `interface` owns.
+    pub fn new(key: GidKey, gid: Gid, interface: Option<IfIndex>, origin: Origin) -> Self {
+        let gid = gid.octets();
+        Self {
+            key,
+            ifindex: interface.map_or(0, IfIndex::get),
+            gid,
+            origin: origin.into(),
+            reserved: 0,
+            check: check(&key, &gid),
+        }
+    }
+
+    /// The GID to answer a query for `key` with, if this is the entry of `key` and whole.
+    ///
+    /// `check` is linear in the 64-bit words of key and GID with odd factors. Of two entries mixed
+    /// at one word it is therefore never right; of any other mixture, with a chance of 2⁻⁶⁴.
+    #[inline]
+    pub fn gid_of(&self, key: &GidKey) -> Option<[u8; 16]> {
+        (self.key == *key && self.check == check(key, &self.gid)).then_some(self.gid)
+    }
+}
+
+#[inline]
+fn check(key: &GidKey, gid: &[u8; 16]) -> u64 {
+    let words = |octets: &[u8; 16]| -> [u64; 2] { zerocopy::transmute!(*octets) };
+    let [key_0, key_1] = words(&key.address);
+    let [gid_0, gid_1] = words(gid);
+    // Odd, otherwise arbitrary: the first digits of pi's fraction, made odd.
+    [
+        (key_0, 0x243f_6a88_85a3_08d3),
+        (key_1, 0x1319_8a2e_0370_7345),
+        (u64::from(key.scope), 0xa409_3822_299f_31d1),
+        (gid_0, 0x082e_fa98_ec4e_6c89),
+        (gid_1, 0x4528_21e6_38d0_1377),
+    ]
+    .into_iter()
+    .fold(1, |sum: u64, (word, factor): (u64, u64)| sum.wrapping_add(word.wrapping_mul(factor)))
+}
+
+/// Where an entry comes from.
+#[derive(Clone, Copy, Debug, Eq, Hash, PartialEq)]
+pub enum Origin {
+    /// An IPoIB interface of this node owns the address.
+    Local,
+    /// The configuration names it.
+    Static,
+}
+
+impl From<Origin> for u32 {
+    fn from(origin: Origin) -> Self {
+        match origin {
+            Origin::Local => 1,
+            Origin::Static => 2,
+        }
+    }
+}
+
+impl Origin {
+    /// `None` for a number that we did not write.
+    pub const fn new(number: u32) -> Option<Self> {
+        match number {
+            1 => Some(Self::Local),
+            2 => Some(Self::Static),
+            _ => None,
+        }
+    }
+}
+
+/// What a peer has told us: the daemon's cache, for people and for its next start.
+#[derive(Clone, Copy, Debug, Eq, FromBytes, Immutable, IntoBytes, KnownLayout, PartialEq)]
+#[repr(C)]
+pub struct LearnedGid {
+    /// See [`Gid::octets`].
+    pub gid: [u8; 16],
+    /// The address that the reply came from, see [`octets`].
+    pub source: [u8; 16],
+    /// See [`Instant::as_nanos`].
+    pub expires_at: u64,
+}
+
+impl LearnedGid {
+    /// As learned from `source`.
+    pub const fn new(gid: Gid, source: IpAddr, expires_at: Instant) -> Self {
+        Self { gid: gid.octets(), source: octets(source), expires_at: expires_at.as_nanos() }
+    }
+}
+
+const _: () = {
+    assert!(size_of::<GidKey>() == 20);
+    assert!(size_of::<GidEntry>() == 56);
+    assert!(size_of::<LearnedGid>() == 40);
+};
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn entry(address: &str, gid: &str) -> GidEntry {
+        let key = GidKey::new(address.parse().unwrap(), IfIndex::new(7).unwrap());
+        GidEntry::new(key, gid.parse().unwrap(), IfIndex::new(7), Origin::Local)
+    }
+
+    #[test]
+    fn only_a_link_local_address_has_a_scope() {
+        assert_eq!(entry("10.2.0.5", "fe80::1").key.scope, 0);
+        assert_eq!(entry("fd00::5", "fe80::1").key.scope, 0);
+        assert_eq!(entry("fe80::5", "fe80::1").key.scope, 7);
+    }
+
+    #[test]
+    fn whole_entry_answers_for_its_key_alone() {
+        let here = entry("10.2.0.5", "fe80::1");
+        let other = entry("10.2.0.6", "fe80::1");
+        assert_eq!(here.gid_of(&here.key), Some(here.gid));
+        assert_eq!(here.gid_of(&other.key), None);
+    }
+
+    #[test]
+    fn entries_mixed_at_any_word_answer_only_if_they_agree() {
+        let entries = [
+            entry("10.2.0.5", "fe80::2:c903:0:201"),
+            entry("10.2.0.5", "fe80::2:c903:0:202"),
+            entry("10.2.0.5", "fec0:0:1::2:c903:0:201"),
+            entry("10.2.0.6", "fe80::2:c903:0:201"),
+            entry("fe80::5", "fe80::2:c903:0:201"),
+        ];
+        for old in entries {
+            for new in entries {
+                let old_words: [u64; 7] = zerocopy::transmute!(old);
+                let new_words: [u64; 7] = zerocopy::transmute!(new);
+                for mask in 0u32..1 << old_words.len() {
+                    let mut mixed = old_words;
+                    for (index, word) in mixed.iter_mut().enumerate() {
+                        if mask >> index & 1 == 1 {
+                            *word = new_words[index];
+                        }
+                    }
+                    let mixed: GidEntry = zerocopy::transmute!(mixed);
+                    for whole in [old, new] {
+                        let legal = [old, new].map(|entry| entry.gid_of(&whole.key));
+                        let got = mixed.gid_of(&whole.key);
+                        assert!(got.is_none() || legal.contains(&got), "{mixed:?} of {whole:?}");
+                    }
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn origins_are_read_back() {
+        for origin in [Origin::Local, Origin::Static] {
+            assert_eq!(Origin::new(origin.into()), Some(origin));
+        }
+        assert_eq!(Origin::new(0), None);
+    }
+}

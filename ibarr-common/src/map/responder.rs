@@ -1,0 +1,211 @@
+// SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
+
+use core::net::IpAddr;
+
+use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
+
+use super::{address, octets};
+use crate::ib::IpoibHwAddr;
+use crate::{IfIndex, Instant};
+
+/// What holds for all interfaces. All zero, as a new map is, means: answer nothing.
+#[derive(
+    Clone, Copy, Debug, Default, Eq, FromBytes, Immutable, IntoBytes, KnownLayout, PartialEq,
+)]
+#[repr(C)]
+pub struct ResponderCfg {
+    /// Programs answer and drop nothing from here on, see [`Instant::as_nanos`].
+    ///
+    /// A program that reads it while it is written may see a mixture of the old and the new end;
+    /// but then the daemon is alive, which is all that the lease is to prove.
+    pub lease_end: u64,
+    /// [`Self::RESTRICT`].
+    pub switches: u32,
+    /// 0.
+    pub reserved: u32,
+}
+
+impl ResponderCfg {
+    /// Only sources that `allow` holds are answered. Without it, all are.
+    pub const RESTRICT: u32 = 1;
+
+    /// Whether the programs may act at `now`.
+    #[inline]
+    pub const fn is_leased(&self, now: Instant) -> bool {
+        now.as_nanos() < self.lease_end
+    }
+
+    /// Whether `allow` must be asked.
+    #[inline]
+    pub const fn restricts(&self) -> bool {
+        self.switches & Self::RESTRICT != 0
+    }
+}
+
+/// An interface that programs may answer on. The key is its ifindex.
+#[derive(Clone, Copy, Debug, Eq, FromBytes, Immutable, IntoBytes, KnownLayout, PartialEq)]
+#[repr(C)]
+pub struct Interface {
+    /// [`Self::ANSWER_IPV4`], [`Self::ANSWER_IPV6`].
+    pub switches: u32,
+    /// Its hardware address; 6 bytes on Ethernet, the rest 0. XDP on Ethernet answers nothing else.
+    pub hwaddr: [u8; IpoibHwAddr::LEN],
+}
+
+impl Interface {
+    /// Every route back to those who ask over IPv4 leaves by this interface.
+    pub const ANSWER_IPV4: u32 = 1;
+    /// Every route back to those who ask over IPv6 leaves by this interface.
+    pub const ANSWER_IPV6: u32 = 2;
+}
+
+/// Sources that are answered. An entry of the map is a prefix of it; its length in bits goes
+/// before it as a `u32` (`struct bpf_lpm_trie_key`).
+#[derive(Clone, Copy, Debug, Eq, FromBytes, Hash, Immutable, IntoBytes, KnownLayout, PartialEq)]
+#[repr(C)]
+pub struct AllowPrefix {
+    /// See [`octets`].
+    pub address: [u8; 16],
+}
+
+impl AllowPrefix {
+    /// All bits, to look an address up.
+    pub const BITS: u32 = 128;
+
+    /// Bits and key of a prefix: `bits` counts those of the address's own family.
+    pub const fn new(address: IpAddr, bits: u8) -> (u32, Self) {
+        (mapped_bits(address, bits), Self { address: octets(address) })
+    }
+}
+
+/// Value of a prefix of sources that are answered.
+#[derive(Clone, Copy, Debug, Eq, FromBytes, Immutable, IntoBytes, KnownLayout, PartialEq)]
+#[repr(C)]
+pub struct Allow {
+    /// 1.
+    pub allowed: u32,
+}
+
+/// A next hop of an interface.
+#[derive(Clone, Copy, Debug, Eq, FromBytes, Hash, Immutable, IntoBytes, KnownLayout, PartialEq)]
+#[repr(C)]
+pub struct NeighbourKey {
+    /// See [`octets`].
+    pub address: [u8; 16],
+    /// The interface.
+    pub ifindex: u32,
+}
+
+impl NeighbourKey {
+    /// The next hop `address` on `interface`.
+    pub const fn new(address: IpAddr, interface: IfIndex) -> Self {
+        Self { address: octets(address), ifindex: interface.get() }
+    }
+}
+
+/// The hardware address of a neighbour.
+#[derive(Clone, Copy, Debug, Eq, FromBytes, Immutable, IntoBytes, KnownLayout, PartialEq)]
+#[repr(C)]
+pub struct Neighbour {
+    /// See [`IpoibHwAddr::octets`].
+    pub hwaddr: [u8; IpoibHwAddr::LEN],
+    /// 0.
+    pub reserved: u32,
+}
+
+/// Destinations reached through an interface. An entry of the map is a prefix of it; its length
+/// in bits goes before it as a `u32`.
+#[derive(Clone, Copy, Debug, Eq, FromBytes, Hash, Immutable, IntoBytes, KnownLayout, PartialEq)]
+#[repr(C)]
+pub struct RoutePrefix {
+    /// The interface; part of every prefix.
+    pub ifindex: u32,
+    /// See [`octets`].
+    pub address: [u8; 16],
+}
+
+impl RoutePrefix {
+    /// All bits, to look an address up.
+    pub const BITS: u32 = 32 + 128;
+
+    /// Bits and key of a prefix: `bits` counts those of the address's own family.
+    pub const fn new(interface: IfIndex, address: IpAddr, bits: u8) -> (u32, Self) {
+        let key = Self { ifindex: interface.get(), address: octets(address) };
+        (32 + mapped_bits(address, bits), key)
+    }
+}
+
+/// How a prefix is reached.
+#[derive(Clone, Copy, Debug, Eq, FromBytes, Immutable, IntoBytes, KnownLayout, PartialEq)]
+#[repr(C)]
+pub struct Route {
+    /// The gateway, see [`octets`]; `::` if the destination is a neighbour itself.
+    pub next_hop: [u8; 16],
+}
+
+impl Route {
+    /// The destination is a neighbour itself.
+    pub const ON_LINK: Self = Self { next_hop: [0; 16] };
+
+    /// Through a gateway.
+    pub const fn via(gateway: IpAddr) -> Self {
+        Self { next_hop: octets(gateway) }
+    }
+
+    /// The gateway, if there is one.
+    pub const fn gateway(&self) -> Option<IpAddr> {
+        if u128::from_be_bytes(self.next_hop) == 0 { None } else { Some(address(self.next_hop)) }
+    }
+}
+
+/// Bits of a prefix among the 128 of [`octets`].
+const fn mapped_bits(address: IpAddr, bits: u8) -> u32 {
+    match address {
+        IpAddr::V4(_) => 96 + bits as u32,
+        IpAddr::V6(_) => bits as u32,
+    }
+}
+
+const _: () = {
+    assert!(size_of::<ResponderCfg>() == 16);
+    assert!(size_of::<Interface>() == 24);
+    assert!(size_of::<AllowPrefix>() == 16);
+    assert!(size_of::<Allow>() == 4);
+    assert!(size_of::<NeighbourKey>() == 20);
+    assert!(size_of::<Neighbour>() == 24);
+    assert!(size_of::<RoutePrefix>() == 20);
+    assert!(size_of::<Route>() == 16);
+};
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_new_map_answers_nothing() {
+        assert!(!ResponderCfg::default().is_leased(Instant::BOOT));
+    }
+
+    #[test]
+    fn lease_ends_at_its_end() {
+        let cfg = ResponderCfg { lease_end: 10, ..ResponderCfg::default() };
+        assert!(cfg.is_leased(Instant::from_nanos(9)));
+        assert!(!cfg.is_leased(Instant::from_nanos(10)));
+    }
+
+    #[test]
+    fn prefix_of_either_family_counts_bits_of_the_mapped_address() {
+        let ib0 = IfIndex::new(3).unwrap();
+        assert_eq!(AllowPrefix::new("10.0.0.0".parse().unwrap(), 8).0, 104);
+        assert_eq!(AllowPrefix::new("fd00::".parse().unwrap(), 8).0, 8);
+        assert_eq!(RoutePrefix::new(ib0, "10.0.0.0".parse().unwrap(), 32).0, RoutePrefix::BITS);
+        assert_eq!(RoutePrefix::new(ib0, "::".parse().unwrap(), 0).0, 32);
+    }
+
+    #[test]
+    fn route_without_a_gateway_is_on_link() {
+        assert_eq!(Route::ON_LINK.gateway(), None);
+        let gateway = "10.2.0.254".parse().unwrap();
+        assert_eq!(Route::via(gateway).gateway(), Some(gateway));
+    }
+}
