@@ -11,6 +11,9 @@ use core::num::NonZeroU32;
 pub struct IfIndex(NonZeroU32);
 
 impl IfIndex {
+    /// The lowest, that of the loopback interface.
+    pub const MIN: Self = Self(NonZeroU32::MIN);
+
     /// `None` if `index` is zero.
     pub const fn new(index: u32) -> Option<Self> {
         match NonZeroU32::new(index) {

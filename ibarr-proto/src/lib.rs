@@ -3,3 +3,5 @@
 //! Sans-IO state machines of the ibarr daemon.
 
 #![forbid(unsafe_code)]
+
+pub mod local_view;

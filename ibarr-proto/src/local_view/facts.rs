@@ -1,0 +1,105 @@
+// SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
+
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::hash::{BuildHasherDefault, DefaultHasher};
+use std::net::IpAddr;
+
+use ibarr_common::IfIndex;
+
+use super::{Event, Owned};
+
+/// What an answer depends on. A link-local IPv6 address without its interface means nothing.
+#[derive(Clone, Copy, Debug, Eq, Hash, Ord, PartialEq, PartialOrd)]
+pub(super) struct Key {
+    pub(super) address: IpAddr,
+    pub(super) scope: Option<IfIndex>,
+}
+
+impl Key {
+    pub(super) const fn new(address: IpAddr, ifindex: IfIndex) -> Self {
+        let scope = match address {
+            IpAddr::V6(v6) if v6.is_unicast_link_local() => Some(ifindex),
+            _ => None,
+        };
+        Self { address, scope }
+    }
+}
+
+/// The decisions: which keys are ours, and what is answered for them. Remembers what it has told,
+/// so that any number of changes to a key between two calls of [`poll_event`](Self::poll_event) are
+/// one event or none, and the events not yet told are as bounded as the facts.
+///
+/// The maps hash with fixed keys, so that the same history gives the same bytes. Only the
+/// administrator of this machine chooses what is inserted, so nobody can pile up collisions.
+#[derive(Default)]
+pub(super) struct Facts {
+    /// All keys that are ours; `None` for one without a GID.
+    by_key: HashMap<Key, Option<Owned>, BuildHasherDefault<DefaultHasher>>,
+    /// How many keys have this address: several only if it is link-local.
+    ours: HashMap<IpAddr, usize, BuildHasherDefault<DefaultHasher>>,
+    /// Keys that are not what was told, and what was told.
+    untold: BTreeMap<Key, Option<Owned>>,
+}
+
+impl Facts {
+    pub(super) fn lookup(&self, key: Key) -> Option<&Owned> {
+        self.by_key.get(&key)?.as_ref()
+    }
+
+    pub(super) fn is_ours(&self, address: IpAddr) -> bool {
+        self.ours.contains_key(&address)
+    }
+
+    /// In the order of addresses and scopes.
+    pub(super) fn owned(&self) -> impl Iterator<Item = Owned> {
+        let ordered: BTreeMap<_, _> = self.by_key.iter().collect();
+        ordered.into_values().copied().flatten()
+    }
+
+    pub(super) fn keys(&self) -> BTreeSet<Key> {
+        self.by_key.keys().copied().collect()
+    }
+
+    /// Key is ours, with this answer if any.
+    pub(super) fn set(&mut self, key: Key, owned: Option<Owned>) {
+        let before = self.by_key.insert(key, owned);
+        if before.is_none() {
+            *self.ours.entry(key.address).or_default() += 1;
+        }
+        self.note(key, before.flatten(), owned);
+    }
+
+    /// Key is not ours.
+    pub(super) fn remove(&mut self, key: Key) {
+        let Some(before) = self.by_key.remove(&key) else { return };
+        if let Some(keys) = self.ours.get_mut(&key.address) {
+            *keys -= 1;
+            if *keys == 0 {
+                self.ours.remove(&key.address);
+            }
+        }
+        self.note(key, before, None);
+    }
+
+    pub(super) fn poll_event(&mut self) -> Option<Event> {
+        loop {
+            let (key, told) = self.untold.pop_first()?;
+            return Some(match (told, self.lookup(key).copied()) {
+                (None, Some(now)) => Event::Added(now),
+                (Some(told), None) => Event::Removed(told),
+                (Some(_), Some(now)) => Event::Changed(now),
+                (None, None) => continue,
+            });
+        }
+    }
+
+    fn note(&mut self, key: Key, before: Option<Owned>, now: Option<Owned>) {
+        if before == now {
+            return;
+        }
+        let told = *self.untold.entry(key).or_insert(before);
+        if told == now {
+            self.untold.remove(&key);
+        }
+    }
+}

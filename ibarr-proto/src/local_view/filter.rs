@@ -1,0 +1,256 @@
+// SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::net::IpAddr;
+
+use ibarr_common::ib::Gid;
+
+use super::{InterfaceName, Link, LinkType};
+
+/// Which interfaces take part (`interfaces` in the configuration). The default is every IPoIB
+/// interface; otherwise it is the names and globs listed, of any type.
+#[derive(Clone, Debug, Default, Eq, PartialEq)]
+pub struct InterfaceFilter {
+    patterns: Vec<Pattern>,
+}
+
+impl InterfaceFilter {
+    /// An empty list is the default.
+    ///
+    /// # Errors
+    /// The first pattern that could never match, or more than [`Self::MAX_PATTERNS`].
+    pub fn new<P: AsRef<str>>(patterns: impl IntoIterator<Item = P>) -> Result<Self, ConfigError> {
+        let patterns: Vec<_> = patterns
+            .into_iter()
+            .take(Self::MAX_PATTERNS + 1)
+            .map(|pattern| Pattern::new(pattern.as_ref()))
+            .collect::<Result<_, _>>()?;
+        if patterns.len() > Self::MAX_PATTERNS {
+            return Err(ConfigError::TooManyPatterns);
+        }
+        Ok(Self { patterns })
+    }
+
+    /// Most patterns of a list: every event of a link is held against each.
+    pub const MAX_PATTERNS: usize = 256;
+
+    /// Whether the interface takes part.
+    pub fn selects(&self, link: &Link) -> bool {
+        if self.patterns.is_empty() {
+            return link.link_type == LinkType::INFINIBAND;
+        }
+        self.patterns.iter().any(|pattern| pattern.matches(&link.name))
+    }
+
+    /// The names and globs listed.
+    pub fn patterns(&self) -> impl Iterator<Item = &Pattern> {
+        self.patterns.iter()
+    }
+}
+
+/// The name of an interface, with `*` for any bytes and `?` for any one.
+#[derive(Clone, Debug, Eq, PartialEq)]
+pub struct Pattern(Box<str>);
+
+impl Pattern {
+    const MAX_LEN: usize = 64;
+
+    fn new(pattern: &str) -> Result<Self, ConfigError> {
+        // A glob can be longer than the names it matches, but what stands for itself must fit.
+        let least = pattern.bytes().filter(|&byte| byte != b'*').count();
+        let illegal = |char: char| char.is_ascii_whitespace() || matches!(char, '\0' | '/' | ':');
+        if pattern.is_empty()
+            || pattern.len() > Self::MAX_LEN
+            || least > InterfaceName::MAX_LEN
+            || pattern.contains(illegal)
+            || pattern == "."
+            || pattern == ".."
+        {
+            return Err(ConfigError::Pattern { pattern: pattern.into() });
+        }
+        Ok(Self(pattern.into()))
+    }
+
+    /// Whether it stands for `name`.
+    pub fn matches(&self, name: &InterfaceName) -> bool {
+        let (pattern, name) = (self.0.as_bytes(), name.as_bytes());
+        let (mut p, mut n) = (0, 0);
+        // Where to go on when what follows the last star does not match: one byte further.
+        let mut last_star = None;
+        while n < name.len() {
+            match pattern.get(p) {
+                Some(b'*') => {
+                    last_star = Some((p, n));
+                    p += 1;
+                }
+                Some(&byte) if byte == b'?' || byte == name[n] => {
+                    p += 1;
+                    n += 1;
+                }
+                _ => {
+                    let Some((star, at)) = last_star else { return false };
+                    last_star = Some((star, at + 1));
+                    p = star + 1;
+                    n = at + 1;
+                }
+            }
+        }
+        pattern[p..].iter().all(|&byte| byte == b'*')
+    }
+}
+
+impl fmt::Display for Pattern {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+/// A GID that an administrator gives to an address (`[[static-gid]]` in the configuration).
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub struct StaticGid {
+    /// The address.
+    pub ip: IpAddr,
+    /// Its GID.
+    pub gid: Gid,
+}
+
+/// At most one [`StaticGid`] for each address.
+#[derive(Clone, Debug, Default, Eq, PartialEq)]
+pub struct StaticGids(BTreeMap<IpAddr, Gid>);
+
+impl StaticGids {
+    /// # Errors
+    /// The first address that no interface can own, that is never asked for, or that came before.
+    pub fn new(entries: impl IntoIterator<Item = StaticGid>) -> Result<Self, ConfigError> {
+        let mut gids = BTreeMap::new();
+        for StaticGid { ip, gid } in entries {
+            let illegal = match ip {
+                IpAddr::V4(v4) => v4.is_broadcast(),
+                IpAddr::V6(v6) => v6.to_ipv4_mapped().is_some(),
+            };
+            if illegal || ip.is_unspecified() || ip.is_multicast() || ip.is_loopback() {
+                return Err(ConfigError::StaticAddress { ip });
+            }
+            if gids.insert(ip, gid).is_some() {
+                return Err(ConfigError::StaticTwice { ip });
+            }
+        }
+        Ok(Self(gids))
+    }
+
+    /// The GID given to `address`.
+    pub fn lookup(&self, address: IpAddr) -> Option<Gid> {
+        self.0.get(&address).copied()
+    }
+
+    /// All of them, in the order of their addresses.
+    pub fn iter(&self) -> impl Iterator<Item = StaticGid> {
+        self.0.iter().map(|(&ip, &gid)| StaticGid { ip, gid })
+    }
+}
+
+/// Why a configuration of the local view is refused.
+#[derive(Clone, Debug, Eq, PartialEq, thiserror::Error)]
+pub enum ConfigError {
+    /// No interface can have this name.
+    #[error(
+        "interface {pattern:?}: write 1 to 15 characters without white space, / or :, where * \
+         stands for any number of them and ? for one"
+    )]
+    Pattern {
+        /// As it was written.
+        pattern: String,
+    },
+    /// More patterns than a list can hold.
+    #[error("more than {} interfaces listed: use a glob", InterfaceFilter::MAX_PATTERNS)]
+    TooManyPatterns,
+    /// No peer can ask for this address.
+    #[error("static GID for {ip}: write a unicast address that an interface of this machine has")]
+    StaticAddress {
+        /// The address.
+        ip: IpAddr,
+    },
+    /// Two GIDs for one address.
+    #[error("static GID for {ip}: given twice, remove one")]
+    StaticTwice {
+        /// The address.
+        ip: IpAddr,
+    },
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    #[test]
+    fn a_glob_matches_the_whole_name() {
+        let cases = [
+            ("ib0", "ib0", true),
+            ("ib0", "ib01", false),
+            ("ib0", "xib0", false),
+            ("ib*", "ib", true),
+            ("ib*", "ib0.8001", true),
+            ("ib?", "ib", false),
+            ("ib?", "ib0", true),
+            ("*", "anything", true),
+            ("*.8001", "ib0.8001", true),
+            ("*.8001", "ib0.8001.8001", true),
+            ("*a*b", "aXbYb", true),
+            ("*a*b", "aXbYbc", false),
+            ("**", "x", true),
+            ("?*?", "x", false),
+        ];
+        for (pattern, name, expected) in cases {
+            let name = InterfaceName::new(name.as_bytes()).unwrap();
+            assert_eq!(Pattern::new(pattern).unwrap().matches(&name), expected, "{pattern} {name}");
+        }
+    }
+
+    #[test]
+    fn a_pattern_that_can_match_nothing_is_refused() {
+        for pattern in ["", ".", "..", "a b", "a/b", "eth0:1", "sixteen-letters!"] {
+            let refused = InterfaceFilter::new([pattern]);
+            assert_eq!(refused, Err(ConfigError::Pattern { pattern: pattern.into() }));
+        }
+        assert_eq!(InterfaceFilter::new(["x"; 257]), Err(ConfigError::TooManyPatterns));
+        assert!(InterfaceFilter::new(["*fifteen-letters"]).is_ok());
+    }
+
+    #[test]
+    fn static_gids_are_for_addresses_that_can_be_asked_for() {
+        let gid = "fe80::1".parse().unwrap();
+        let refused = ["0.0.0.0", "127.0.0.1", "255.255.255.255", "224.0.0.1", "::", "::1"];
+        for ip in refused.into_iter().chain(["ff02::1", "::ffff:10.0.0.1"]) {
+            let ip = ip.parse().unwrap();
+            let refused = StaticGids::new([StaticGid { ip, gid }]);
+            assert_eq!(refused, Err(ConfigError::StaticAddress { ip }));
+        }
+        let ip = "10.0.0.1".parse().unwrap();
+        let entry = StaticGid { ip, gid };
+        assert_eq!(StaticGids::new([entry, entry]), Err(ConfigError::StaticTwice { ip }));
+        assert_eq!(StaticGids::new([entry]).unwrap().lookup(ip), Some(gid));
+    }
+
+    /// By trying every split.
+    fn matches_naively(pattern: &[u8], name: &[u8]) -> bool {
+        match pattern.split_first() {
+            None => name.is_empty(),
+            Some((b'*', rest)) => (0..=name.len()).any(|n| matches_naively(rest, &name[n..])),
+            Some((&byte, rest)) => name.split_first().is_some_and(|(&first, name)| {
+                (byte == b'?' || byte == first) && matches_naively(rest, name)
+            }),
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn globs_match_as_trying_every_split_does(pattern in "[ab*?]{1,8}", name in "[ab]{1,8}") {
+            let got = Pattern::new(&pattern).unwrap()
+                .matches(&InterfaceName::new(name.as_bytes()).unwrap());
+            prop_assert_eq!(got, matches_naively(pattern.as_bytes(), name.as_bytes()));
+        }
+    }
+}

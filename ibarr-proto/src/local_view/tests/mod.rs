@@ -1,0 +1,466 @@
+// SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
+
+use super::*;
+
+const NOW: Instant = Instant::from_nanos(1_000_000_000_000);
+
+/// A view and the shorthands of a story: interfaces are numbers, ports are the last byte of a GID.
+struct Story {
+    view: LocalView,
+}
+
+impl Story {
+    fn new(interfaces: &[&str], static_gids: &[(&str, u8)]) -> Self {
+        Self::with_limits(interfaces, static_gids, Limits::default())
+    }
+
+    fn with_limits(interfaces: &[&str], static_gids: &[(&str, u8)], limits: Limits) -> Self {
+        let mut view = LocalView::with_limits(config(interfaces, static_gids), limits);
+        view.handle_timeout(NOW);
+        assert_eq!(view.poll_transmit(), Some(Request::Dump));
+        let mut story = Self { view };
+        story.dump([], []);
+        story
+    }
+
+    fn say(&mut self, input: Input) -> &mut Self {
+        self.view.handle_input(NOW, input);
+        self
+    }
+
+    fn link(&mut self, link: Link) -> &mut Self {
+        self.say(Input::Link(link))
+    }
+
+    fn add(&mut self, ifindex: u32, address: &str) -> &mut Self {
+        self.say(Input::Address(on(ifindex, address)))
+    }
+
+    fn delete(&mut self, ifindex: u32, address: &str) -> &mut Self {
+        self.say(Input::AddressGone(on(ifindex, address).id))
+    }
+
+    fn dump(
+        &mut self,
+        links: impl IntoIterator<Item = Link>,
+        addresses: impl IntoIterator<Item = (u32, &'static str)>,
+    ) -> &mut Self {
+        self.say(Input::DumpStarted);
+        links.into_iter().for_each(|link| self.view.handle_input(NOW, Input::ListedLink(link)));
+        for (ifindex, address) in addresses {
+            self.say(Input::ListedAddress(on(ifindex, address)));
+        }
+        self.say(Input::DumpDone)
+    }
+
+    /// What is owned, as `address -> port [on interface]`.
+    fn owns(&self, expected: &[(&str, u8)]) {
+        let owned: Vec<_> =
+            self.view.owned().map(|owned| (owned.address, port(owned.gid))).collect();
+        let expected: Vec<_> =
+            expected.iter().map(|&(address, port)| (ip(address), port)).collect();
+        assert_eq!(owned, expected);
+    }
+
+    /// Changes since the last call, as `+`, `~` and `-`.
+    fn told(&mut self, expected: &str) {
+        let mut told = Vec::new();
+        while let Some(event) = self.view.poll_event() {
+            told.push(match event {
+                Event::Added(owned) => format!("+{}={}", owned.address, port(owned.gid)),
+                Event::Changed(owned) => format!("~{}={}", owned.address, port(owned.gid)),
+                Event::Removed(owned) => format!("-{}", owned.address),
+            });
+        }
+        assert_eq!(told.join(" "), expected);
+    }
+
+    fn state(&self, ifindex: u32) -> Result<u8, NotServed> {
+        let interfaces = self.view.interfaces();
+        let found = interfaces.into_iter().find(|interface| interface.ifindex == index(ifindex));
+        found.expect("no such interface").gid.map(port)
+    }
+}
+
+fn config(interfaces: &[&str], static_gids: &[(&str, u8)]) -> Config {
+    let static_gids =
+        static_gids.iter().map(|&(address, port)| StaticGid { ip: ip(address), gid: gid(port) });
+    Config {
+        interfaces: InterfaceFilter::new(interfaces).unwrap(),
+        static_gids: StaticGids::new(static_gids).unwrap(),
+    }
+}
+
+fn ip(text: &str) -> IpAddr {
+    text.parse().unwrap()
+}
+
+fn index(ifindex: u32) -> IfIndex {
+    IfIndex::new(ifindex).unwrap()
+}
+
+fn gid(port: u8) -> Gid {
+    format!("fe80::2:c903:0:{port:x}").parse().unwrap()
+}
+
+fn port(gid: Gid) -> u8 {
+    gid.octets()[15]
+}
+
+/// `fe80::1` or `10.0.0.1/24`.
+fn on(ifindex: u32, address: &str) -> InterfaceAddress {
+    let (address, prefix_len) = address.split_once('/').unwrap_or((address, "24"));
+    let id = AddressId::new(index(ifindex), ip(address), prefix_len.parse().unwrap(), None);
+    InterfaceAddress { id, dad: Dad::Passed }
+}
+
+fn ether(ifindex: u32) -> Link {
+    Link {
+        ifindex: index(ifindex),
+        name: InterfaceName::new(format!("eth{ifindex}").as_bytes()).unwrap(),
+        link_type: LinkType::ETHERNET,
+        hwaddr: HwAddr::new(&[2, 0, 0, 0, 0, 1]).unwrap(),
+        up: true,
+        bonding: Bonding::None,
+    }
+}
+
+fn ib(ifindex: u32, port: u8) -> Link {
+    let mut hwaddr = [0x80, 0, 0, 0x48].to_vec();
+    hwaddr.extend(gid(port).octets());
+    Link {
+        name: InterfaceName::new(format!("ib{ifindex}").as_bytes()).unwrap(),
+        link_type: LinkType::INFINIBAND,
+        hwaddr: HwAddr::new(&hwaddr).unwrap(),
+        ..ether(ifindex)
+    }
+}
+
+fn bond(ifindex: u32, port: u8, active_slave: Option<u32>) -> Link {
+    let active_slave = active_slave.map(index);
+    Link { bonding: Bonding::Master { active_slave }, ..ib(ifindex, port) }
+}
+
+fn slave(ifindex: u32, port: u8, of: u32) -> Link {
+    Link { bonding: Bonding::Slave { of: index(of) }, ..ib(ifindex, port) }
+}
+
+fn down(link: Link) -> Link {
+    Link { up: false, ..link }
+}
+
+#[test]
+fn an_address_of_an_ipoib_interface_has_its_gid() {
+    let mut story = Story::new(&[], &[]);
+    story.link(ib(5, 1)).add(5, "10.1.0.1").add(5, "fd00::1");
+    story.owns(&[("10.1.0.1", 1), ("fd00::1", 1)]);
+    story.told("+10.1.0.1=1 +fd00::1=1");
+    assert_eq!(story.view.gid_of(ip("10.1.0.1"), index(9)), Some(gid(1)));
+    assert!(story.view.is_ours(ip("10.1.0.1")));
+    assert!(!story.view.is_ours(ip("10.1.0.2")));
+}
+
+#[test]
+fn the_order_of_link_and_address_does_not_matter() {
+    let mut story = Story::new(&[], &[]);
+    story.add(5, "10.1.0.1").told("");
+    assert!(!story.view.is_ours(ip("10.1.0.1")));
+    story.link(ib(5, 1)).told("+10.1.0.1=1");
+}
+
+#[test]
+fn an_address_is_gone_with_its_event_and_with_its_link() {
+    let mut story = Story::new(&[], &[]);
+    story.link(ib(5, 1)).add(5, "10.1.0.1").add(5, "10.1.0.2").told("+10.1.0.1=1 +10.1.0.2=1");
+    story.delete(5, "10.1.0.1").told("-10.1.0.1");
+    story.say(Input::LinkGone(index(5))).told("-10.1.0.2");
+    assert!(!story.view.is_ours(ip("10.1.0.2")));
+    // A new device gets the index, and none of the addresses of the old one.
+    story.link(ib(5, 2)).told("");
+}
+
+#[test]
+fn an_ipv4_address_is_ours_until_the_last_of_its_entries_is_deleted() {
+    let mut story = Story::new(&[], &[]);
+    story.link(ib(5, 1)).add(5, "10.1.0.1/24").add(5, "10.1.0.1/32").told("+10.1.0.1=1");
+    story.delete(5, "10.1.0.1/24").told("");
+    story.delete(5, "10.1.0.1/32").told("-10.1.0.1");
+}
+
+#[test]
+fn a_link_that_is_down_owns_nothing() {
+    let mut story = Story::new(&[], &[("10.1.0.2", 9)]);
+    story.link(ib(5, 1)).add(5, "10.1.0.1").add(5, "10.1.0.2").told("+10.1.0.1=1 +10.1.0.2=9");
+    story.link(down(ib(5, 1))).told("-10.1.0.1 -10.1.0.2");
+    assert!(!story.view.is_ours(ip("10.1.0.1")));
+    assert_eq!(story.state(5), Err(NotServed::Down));
+    story.link(ib(5, 1)).told("+10.1.0.1=1 +10.1.0.2=9");
+}
+
+#[test]
+fn another_hardware_address_is_another_gid() {
+    let mut story = Story::new(&[], &[]);
+    story.link(ib(5, 1)).add(5, "10.1.0.1").told("+10.1.0.1=1");
+    story.link(ib(5, 2)).told("~10.1.0.1=2");
+    // A new subnet prefix brings no event, only the next dump shows it.
+    story.dump([ib(5, 3)], [(5, "10.1.0.1")]).told("~10.1.0.1=3");
+    story.link(Link { hwaddr: HwAddr::new(&[0; 20]).unwrap(), ..ib(5, 3) }).told("-10.1.0.1");
+    assert_eq!(story.state(5), Err(NotServed::NoGid));
+    assert!(story.view.is_ours(ip("10.1.0.1")));
+}
+
+#[test]
+fn only_an_address_that_passed_duplicate_detection_is_ours() {
+    let mut story = Story::new(&[], &[]);
+    story.link(ib(5, 1));
+    for dad in [Dad::Tentative, Dad::Optimistic, Dad::Failed] {
+        let entry = InterfaceAddress { dad, ..on(5, "fd00::1") };
+        story.say(Input::Address(entry)).told("");
+        assert!(!story.view.is_ours(ip("fd00::1")), "{dad:?}");
+    }
+    story.add(5, "fd00::1").told("+fd00::1=1");
+    story.say(Input::Address(InterfaceAddress { dad: Dad::Failed, ..on(5, "fd00::1") }));
+    story.told("-fd00::1");
+}
+
+#[test]
+fn a_link_local_address_is_another_one_on_each_interface() {
+    let mut story = Story::new(&[], &[]);
+    story.link(ib(5, 1)).link(ib(6, 2)).add(5, "fe80::1").add(6, "fe80::1");
+    story.owns(&[("fe80::1", 1), ("fe80::1", 2)]);
+    assert_eq!(story.view.gid_of(ip("fe80::1"), index(5)), Some(gid(1)));
+    assert_eq!(story.view.gid_of(ip("fe80::1"), index(6)), Some(gid(2)));
+    assert_eq!(story.view.gid_of(ip("fe80::1"), index(7)), None);
+    assert_eq!(story.view.counters().contested, 0);
+    story.delete(5, "fe80::1");
+    assert_eq!(story.view.gid_of(ip("fe80::1"), index(5)), None);
+    assert!(story.view.is_ours(ip("fe80::1")));
+    story.delete(6, "fe80::1");
+    assert!(!story.view.is_ours(ip("fe80::1")));
+}
+
+#[test]
+fn two_ports_in_one_subnet_keep_their_own_gids() {
+    let mut story = Story::new(&[], &[]);
+    story.link(ib(5, 1)).link(ib(6, 2)).add(5, "10.1.0.1").add(6, "10.1.0.2");
+    // Wherever the question arrives.
+    for arrived_on in [5, 6, 7].map(index) {
+        assert_eq!(story.view.gid_of(ip("10.1.0.1"), arrived_on), Some(gid(1)));
+        assert_eq!(story.view.gid_of(ip("10.1.0.2"), arrived_on), Some(gid(2)));
+    }
+}
+
+#[test]
+fn an_address_on_two_interfaces_has_the_gid_of_the_lower_index() {
+    let mut story = Story::new(&[], &[]);
+    story.link(ib(6, 2)).add(6, "10.1.0.1").told("+10.1.0.1=2");
+    story.link(ib(5, 1)).add(5, "10.1.0.1").told("~10.1.0.1=1");
+    assert_eq!(story.view.counters().contested, 1);
+    assert_eq!(story.view.contested().collect::<Vec<_>>(), [ip("10.1.0.1")]);
+    story.link(down(ib(5, 1))).told("~10.1.0.1=2");
+    assert_eq!(story.view.contested().count(), 0);
+    // An interface without a GID does not count.
+    story.link(ether(4)).add(4, "10.1.0.1").told("");
+}
+
+#[test]
+fn p_key_children_are_interfaces_of_their_own() {
+    let mut story = Story::new(&[], &[]);
+    let child = Link { name: InterfaceName::new(b"ib5.8001").unwrap(), ..ib(8, 1) };
+    story.link(ib(5, 1)).link(child).add(5, "10.1.0.1").add(8, "10.2.0.1");
+    story.owns(&[("10.1.0.1", 1), ("10.2.0.1", 1)]);
+    story.say(Input::LinkGone(index(5))).owns(&[("10.2.0.1", 1)]);
+}
+
+#[test]
+fn a_bond_carries_the_gid_of_its_active_slave_and_slaves_serve_nothing() {
+    let mut story = Story::new(&[], &[]);
+    story.link(bond(9, 7, Some(5))).link(slave(5, 1, 9)).link(slave(6, 2, 9));
+    story.add(9, "10.1.0.1").add(5, "10.1.0.5").told("+10.1.0.1=1");
+    assert_eq!(story.state(5), Err(NotServed::Slave(index(9))));
+    story.link(bond(9, 7, Some(6))).told("~10.1.0.1=2");
+    // The hardware address of the slave is the fresher one.
+    story.link(slave(6, 3, 9)).told("~10.1.0.1=3");
+    story.link(slave(5, 4, 9)).told("");
+    // Active, but gone: nobody to answer for.
+    story.say(Input::LinkGone(index(6))).told("-10.1.0.1");
+    story.link(bond(9, 7, None)).told("+10.1.0.1=7");
+    // Let go, a slave serves for itself.
+    story.link(ib(5, 4)).told("+10.1.0.5=4");
+}
+
+#[test]
+fn a_filter_selects_names_of_any_type_and_follows_a_rename() {
+    let mut story = Story::new(&["ib*", "eth1"], &[]);
+    let renamed = |link, name: &[u8]| Link { name: InterfaceName::new(name).unwrap(), ..link };
+    story.link(renamed(ib(5, 1), b"storage0")).add(5, "10.1.0.1").told("");
+    assert_eq!(story.state(5), Err(NotServed::NotSelected));
+    let unmatched: Vec<_> = story.view.unmatched_patterns().map(ToString::to_string).collect();
+    assert_eq!(unmatched, ["ib*", "eth1"]);
+    story.link(renamed(ib(5, 1), b"ib0")).told("+10.1.0.1=1");
+    story.link(renamed(ib(5, 1), b"storage0")).told("-10.1.0.1");
+    story.link(ether(1)).add(1, "10.9.0.1").told("");
+    assert_eq!(story.state(1), Err(NotServed::NotIpoib));
+    assert_eq!(story.view.unmatched_patterns().count(), 1);
+}
+
+#[test]
+fn a_static_gid_is_served_exactly_while_its_address_is_ours() {
+    let mut story = Story::new(&[], &[("10.9.0.1", 9), ("10.1.0.1", 8)]);
+    story.told("");
+    story.link(ether(1)).told("");
+    story.add(1, "10.9.0.1").told("+10.9.0.1=9");
+    assert_eq!(story.view.owned().next().unwrap().origin, Origin::Static);
+    story.delete(1, "10.9.0.1").told("-10.9.0.1");
+    // It beats the interface's own.
+    story.link(ib(5, 1)).add(5, "10.1.0.1").told("+10.1.0.1=8");
+    // Neither filter nor type keep it.
+    story.view.reconfigure(config(&["none"], &[("10.1.0.1", 8)]));
+    story.told("");
+}
+
+#[test]
+fn a_new_configuration_changes_only_what_it_changes() {
+    let mut story = Story::new(&[], &[("10.9.0.1", 9)]);
+    story.link(ib(5, 1)).add(5, "10.1.0.1").link(ether(1)).add(1, "10.9.0.1");
+    story.told("+10.1.0.1=1 +10.9.0.1=9");
+    story.view.reconfigure(config(&[], &[("10.9.0.1", 7)]));
+    story.told("~10.9.0.1=7");
+    story.view.reconfigure(config(&["eth*"], &[("10.1.0.1", 3)]));
+    story.told("~10.1.0.1=3 -10.9.0.1");
+}
+
+#[test]
+fn what_comes_and_goes_between_two_polls_is_not_told() {
+    let mut story = Story::new(&[], &[]);
+    story.link(ib(5, 1)).add(5, "10.1.0.1").delete(5, "10.1.0.1").told("");
+    story.add(5, "10.1.0.1").told("+10.1.0.1=1");
+    story.delete(5, "10.1.0.1").add(5, "10.1.0.1").link(ib(5, 2)).link(ib(5, 1)).told("");
+}
+
+#[test]
+fn what_a_dump_does_not_list_is_gone() {
+    let mut story = Story::new(&[], &[]);
+    story.link(ib(5, 1)).link(ib(6, 2)).add(5, "10.1.0.1").add(5, "10.1.0.2").add(6, "10.1.0.3");
+    story.told("+10.1.0.1=1 +10.1.0.2=1 +10.1.0.3=2");
+    story.dump([ib(5, 1)], [(5, "10.1.0.2"), (6, "10.1.0.3")]).told("-10.1.0.1 -10.1.0.3");
+    assert_eq!(story.view.interfaces().count(), 1);
+}
+
+#[test]
+fn a_dump_takes_effect_as_a_whole_and_only_when_done() {
+    let mut story = Story::new(&[], &[]);
+    story.link(ib(5, 1)).add(5, "10.1.0.1").told("+10.1.0.1=1");
+    // The index belongs to another device by now, but the dump has not come to the addresses.
+    story.say(Input::DumpStarted).say(Input::ListedLink(ib(5, 2))).told("");
+    // Interrupted, and once more.
+    story.say(Input::DumpStarted).told("");
+    assert_eq!(story.view.counters().dumps_abandoned, 1);
+    story.say(Input::ListedLink(ib(5, 2)));
+    story.say(Input::ListedAddress(on(5, "10.1.0.2"))).told("");
+    story.say(Input::DumpDone).told("-10.1.0.1 +10.1.0.2=2");
+}
+
+#[test]
+fn events_during_a_dump_overrule_what_it_lists() {
+    let mut story = Story::new(&[], &[]);
+    story.link(ib(5, 1)).link(ib(6, 2)).add(5, "10.1.0.1").add(6, "10.1.0.6");
+    story.told("+10.1.0.1=1 +10.1.0.6=2");
+    story.say(Input::DumpStarted);
+    // The kernel read these entries, then deleted them, then the dump came.
+    story.delete(5, "10.1.0.1").say(Input::LinkGone(index(6)));
+    story.told("-10.1.0.1 -10.1.0.6");
+    story.say(Input::ListedLink(ib(5, 1))).say(Input::ListedLink(ib(6, 2)));
+    story.say(Input::ListedAddress(on(5, "10.1.0.1")));
+    story.say(Input::ListedAddress(on(6, "10.1.0.6")));
+    // The dump had passed the place of this one when it was added.
+    story.add(5, "10.1.0.3").told("+10.1.0.3=1");
+    story.say(Input::DumpDone).told("");
+    story.owns(&[("10.1.0.3", 1)]);
+}
+
+#[test]
+fn a_new_link_does_not_inherit_what_a_dump_read_of_the_old_one() {
+    let mut story = Story::new(&[], &[]);
+    story.link(ib(5, 1)).add(5, "10.1.0.1").told("+10.1.0.1=1");
+    story.say(Input::DumpStarted).say(Input::LinkGone(index(5))).link(ib(5, 2));
+    story.add(5, "10.1.0.2").say(Input::ListedAddress(on(5, "10.1.0.1"))).say(Input::DumpDone);
+    story.told("-10.1.0.1 +10.1.0.2=2");
+}
+
+#[test]
+fn entries_of_a_dump_that_nobody_started_are_ignored_and_counted() {
+    let mut story = Story::new(&[], &[]);
+    story.say(Input::ListedLink(ib(5, 1))).say(Input::ListedAddress(on(5, "10.1.0.1")));
+    story.say(Input::DumpDone).told("");
+    assert_eq!(story.view.counters().listed_outside_dump, 3);
+    assert_eq!(story.view.interfaces().count(), 0);
+}
+
+#[test]
+fn full_tables_refuse_what_is_new_and_count_it() {
+    let limits = Limits { links: 2, addresses: 2 };
+    let mut story = Story::with_limits(&[], &[], limits);
+    story.link(ib(5, 1)).link(ib(6, 2)).link(ib(7, 3));
+    story.add(5, "10.1.0.1").add(5, "10.1.0.2").add(5, "10.1.0.3");
+    story.owns(&[("10.1.0.1", 1), ("10.1.0.2", 1)]);
+    let counters = story.view.counters();
+    assert_eq!((counters.links_refused, counters.addresses_refused), (1, 1));
+    // What is there can change.
+    story.link(ib(5, 4)).owns(&[("10.1.0.1", 4), ("10.1.0.2", 4)]);
+    // A dump is bounded as well, together with the events that came meanwhile.
+    story.say(Input::DumpStarted);
+    for port in 1..=9 {
+        story.say(Input::ListedLink(ib(10 + u32::from(port), port)));
+        let address = [10, 2, 0, port].into();
+        let id = AddressId::new(index(10 + u32::from(port)), address, 24, None);
+        story.say(Input::ListedAddress(InterfaceAddress { id, dad: Dad::Passed }));
+    }
+    story.link(ib(5, 4)).add(5, "10.1.0.1").say(Input::DumpDone);
+    assert_eq!(story.view.interfaces().count(), 2);
+    story.owns(&[("10.1.0.1", 4), ("10.2.0.1", 1)]);
+    let counters = story.view.counters();
+    assert_eq!((counters.links_refused, counters.addresses_refused), (1 + 7 + 1, 1 + 7 + 1));
+}
+
+#[test]
+fn a_dump_with_more_events_than_can_be_remembered_is_done_again() {
+    let limits = Limits { links: 2, addresses: 2 };
+    let mut story = Story::with_limits(&[], &[], limits);
+    story.link(ib(5, 1)).add(5, "10.1.0.1").told("+10.1.0.1=1");
+    story.say(Input::DumpStarted);
+    for address in ["10.1.0.2", "10.1.0.3", "10.1.0.4", "10.1.0.5", "10.1.0.6"] {
+        story.add(5, address).delete(5, address);
+    }
+    story.say(Input::DumpDone).told("");
+    assert_eq!(story.view.counters().dumps_spoiled, 1);
+    let due = story.view.poll_timeout().unwrap();
+    assert_eq!(due, NOW + Reread::GAP);
+    story.view.handle_timeout(due);
+    assert_eq!(story.view.poll_transmit(), Some(Request::Dump));
+}
+
+#[test]
+fn an_interface_shows_what_is_answered_for_its_addresses() {
+    let mut story = Story::new(&[], &[("10.9.0.1", 9)]);
+    story.link(ether(1)).add(1, "10.9.0.1").add(1, "10.9.0.2").link(ib(5, 1)).add(5, "fe80::1");
+    let interfaces: Vec<_> = story.view.interfaces().collect();
+    let [eth1, ib5] = interfaces.as_slice() else { panic!("{interfaces:?}") };
+    assert_eq!((eth1.gid, ib5.gid), (Err(NotServed::NotSelected), Ok(gid(1))));
+    let answers: Vec<_> =
+        eth1.addresses.iter().map(|status| status.answer.map(|o| o.gid)).collect();
+    assert_eq!(answers, [Some(gid(9)), None]);
+    assert_eq!(ib5.addresses[0].answer.unwrap().scope, Some(index(5)));
+}
+
+#[test]
+fn the_view_asks_for_a_dump_after_every_event_of_a_link() {
+    let mut story = Story::new(&[], &[]);
+    let quiet = story.view.poll_timeout().unwrap();
+    story.add(5, "10.1.0.1");
+    assert_eq!(story.view.poll_timeout(), Some(quiet), "an address tells all of itself");
+    for event in [Input::Link(ib(5, 1)), Input::LinkGone(index(5))] {
+        story.dump([], []).say(event);
+        assert_eq!(story.view.poll_timeout(), Some(NOW + Reread::GAP));
+    }
+}

@@ -1,0 +1,291 @@
+// SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
+
+use std::fmt;
+use std::net::IpAddr;
+
+use ibarr_common::IfIndex;
+use ibarr_common::ib::{Gid, IpoibHwAddr};
+
+/// A network device as `RTM_NEWLINK` tells it.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub struct Link {
+    /// Its index.
+    pub ifindex: IfIndex,
+    /// Its name now; it can be renamed.
+    pub name: InterfaceName,
+    /// `ifi_type`.
+    pub link_type: LinkType,
+    /// `IFLA_ADDRESS`.
+    pub hwaddr: HwAddr,
+    /// `IFF_UP`: an administrator wants it up. Says nothing about the carrier.
+    pub up: bool,
+    /// Its place in a bond or team.
+    pub bonding: Bonding,
+}
+
+impl Link {
+    /// The GID in its own hardware address: `None` unless it is an IPoIB interface with one.
+    pub fn own_gid(&self) -> Option<Gid> {
+        if self.link_type != LinkType::INFINIBAND {
+            return None;
+        }
+        IpoibHwAddr::parse(self.hwaddr.as_bytes()).map(IpoibHwAddr::gid)
+    }
+}
+
+/// An IP address of an interface as `RTM_NEWADDR` tells it.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub struct InterfaceAddress {
+    /// Which one it is.
+    pub id: AddressId,
+    /// Whether it may be used yet.
+    pub dad: Dad,
+}
+
+/// What tells one address entry of the kernel from another.
+///
+/// An interface can hold an IPv4 address several times, with other prefixes or other peers
+/// (`__inet_insert_ifa` in net/ipv4/devinet.c compares all three), and stays its owner until the
+/// last is deleted. IPv6 knows an address once per interface; changing its peer brings a new
+/// `RTM_NEWADDR` and no `RTM_DELADDR` (`inet6_addr_modify` in net/ipv6/addrconf.c), so there the
+/// peer does not count.
+#[derive(Clone, Copy, Debug, Eq, Ord, PartialEq, PartialOrd)]
+pub struct AddressId {
+    pub(super) address: IpAddr,
+    pub(super) ifindex: IfIndex,
+    prefix_len: u8,
+    peer: Option<IpAddr>,
+}
+
+impl AddressId {
+    /// `address` is the local one (`IFA_LOCAL`, or `IFA_ADDRESS` where that is absent), `peer` the
+    /// other end (`IFA_ADDRESS` where it differs).
+    pub fn new(ifindex: IfIndex, address: IpAddr, prefix_len: u8, peer: Option<IpAddr>) -> Self {
+        match address {
+            IpAddr::V4(_) => Self { address, ifindex, prefix_len, peer },
+            IpAddr::V6(_) => Self { address, ifindex, prefix_len: 0, peer: None },
+        }
+    }
+
+    /// The interface.
+    pub const fn ifindex(&self) -> IfIndex {
+        self.ifindex
+    }
+
+    /// The local address.
+    pub const fn address(&self) -> IpAddr {
+        self.address
+    }
+
+    /// The first id that `address` can have, in the order of ids.
+    pub(super) const fn first_of(address: IpAddr) -> Self {
+        Self { address, ifindex: IfIndex::MIN, prefix_len: 0, peer: None }
+    }
+}
+
+/// How far duplicate address detection (RFC 4862 §5.4) has got. IPv4 addresses have
+/// [passed](Self::Passed).
+///
+/// Only an address that has passed is one of this node. That leaves out optimistic ones
+/// (RFC 4429), although the kernel itself already sends from them: an optimistic node must not
+/// override what its neighbours have cached (§3.3), and a peer caches our answer for longer than
+/// detection takes.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub enum Dad {
+    /// Over, or not needed.
+    Passed,
+    /// Running: `IFA_F_TENTATIVE`.
+    Tentative,
+    /// Running, and the kernel may use the address: `IFA_F_OPTIMISTIC`.
+    Optimistic,
+    /// Another node has the address: `IFA_F_DADFAILED`.
+    Failed,
+}
+
+/// The place of a link in a bond or team. Other masters (bridge, VRF) leave a link its own.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub enum Bonding {
+    /// In none.
+    None,
+    /// It is the bond or team.
+    Master {
+        /// `IFLA_BOND_ACTIVE_SLAVE`. A team does not say, nor does a bond whose slaves are all
+        /// down.
+        active_slave: Option<IfIndex>,
+    },
+    /// It belongs to a bond or team, which serves in its place.
+    Slave {
+        /// The bond or team.
+        of: IfIndex,
+    },
+}
+
+/// `ARPHRD_*` of include/uapi/linux/if_arp.h.
+#[derive(Clone, Copy, Debug, Eq, Ord, PartialEq, PartialOrd)]
+pub struct LinkType(u16);
+
+impl LinkType {
+    /// An Ethernet interface.
+    pub const ETHERNET: Self = Self(1);
+    /// An IPoIB interface.
+    pub const INFINIBAND: Self = Self(32);
+    /// The loopback interface.
+    pub const LOOPBACK: Self = Self(772);
+
+    /// From `ifi_type`.
+    pub const fn new(link_type: u16) -> Self {
+        Self(link_type)
+    }
+
+    /// Its number.
+    pub const fn get(self) -> u16 {
+        self.0
+    }
+}
+
+impl fmt::Display for LinkType {
+    /// As `ip link` prints it, but for types that no ibarr will ever serve.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match *self {
+            Self::ETHERNET => f.write_str("ether"),
+            Self::INFINIBAND => f.write_str("infiniband"),
+            Self::LOOPBACK => f.write_str("loopback"),
+            Self(other) => write!(f, "type {other}"),
+        }
+    }
+}
+
+/// The name of a network device: 1 to 15 bytes without white space, `/` or `:`
+/// (`dev_valid_name` in net/core/dev.c).
+#[derive(Clone, Copy, Eq, Hash, Ord, PartialEq, PartialOrd)]
+pub struct InterfaceName {
+    // Zeroes follow the name: the derived order is that of the names.
+    bytes: [u8; Self::MAX_LEN],
+}
+
+impl InterfaceName {
+    /// `IFNAMSIZ` without the final NUL.
+    pub const MAX_LEN: usize = 15;
+
+    /// `None` if the kernel could not have given this name.
+    pub fn new(name: &[u8]) -> Option<Self> {
+        let legal = |&byte: &u8| {
+            !matches!(byte, 0 | b'/' | b':') && !byte.is_ascii_whitespace() && byte != b'\x0b'
+        };
+        if name.is_empty() || name == b"." || name == b".." || !name.iter().all(legal) {
+            return None;
+        }
+        let mut bytes = [0; Self::MAX_LEN];
+        bytes.get_mut(..name.len())?.copy_from_slice(name);
+        Some(Self { bytes })
+    }
+
+    /// The name without a NUL. The kernel does not ask for UTF-8.
+    pub fn as_bytes(&self) -> &[u8] {
+        let len = self.bytes.iter().position(|&byte| byte == 0).unwrap_or(Self::MAX_LEN);
+        &self.bytes[..len]
+    }
+}
+
+impl fmt::Display for InterfaceName {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(&String::from_utf8_lossy(self.as_bytes()))
+    }
+}
+
+impl fmt::Debug for InterfaceName {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "InterfaceName({self})")
+    }
+}
+
+/// A hardware address: up to 32 bytes (`MAX_ADDR_LEN`), none on a tun device.
+#[derive(Clone, Copy, Default, Eq, PartialEq)]
+pub struct HwAddr {
+    len: u8,
+    bytes: [u8; Self::MAX_LEN],
+}
+
+impl HwAddr {
+    /// `MAX_ADDR_LEN` of include/linux/netdevice.h.
+    pub const MAX_LEN: usize = 32;
+
+    /// `None` if there are more bytes than any device has.
+    pub fn new(octets: &[u8]) -> Option<Self> {
+        let mut bytes = [0; Self::MAX_LEN];
+        bytes.get_mut(..octets.len())?.copy_from_slice(octets);
+        Some(Self { len: u8::try_from(octets.len()).ok()?, bytes })
+    }
+
+    /// The bytes as they stand in `IFLA_ADDRESS`.
+    pub fn as_bytes(&self) -> &[u8] {
+        &self.bytes[..usize::from(self.len)]
+    }
+}
+
+impl fmt::Debug for HwAddr {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "HwAddr({:02x?})", self.as_bytes())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_names_that_the_kernel_gives_are_names() {
+        for name in ["ib0", "ib0.8001", "a", "fifteen-letters", "…"] {
+            assert_eq!(InterfaceName::new(name.as_bytes()).unwrap().to_string(), name);
+        }
+        let refused = [
+            &b""[..],
+            b".",
+            b"..",
+            b"a/b",
+            b"a:b",
+            b"a b",
+            b"a\x0bb",
+            b"a\0b",
+            b"sixteen-letters!",
+        ];
+        for name in refused {
+            assert_eq!(InterfaceName::new(name), None, "{name:?}");
+        }
+        // Not UTF-8, but a legal name.
+        assert_eq!(InterfaceName::new(b"\xff").unwrap().as_bytes(), b"\xff");
+    }
+
+    #[test]
+    fn a_gid_needs_the_type_and_the_length() {
+        let mut hwaddr = [0; 20];
+        hwaddr[4..].copy_from_slice(&"fe80::2:c903:0:201".parse::<Gid>().unwrap().octets());
+        let link = |link_type, octets: &[u8]| Link {
+            ifindex: IfIndex::MIN,
+            name: InterfaceName::new(b"ib0").unwrap(),
+            link_type,
+            hwaddr: HwAddr::new(octets).unwrap(),
+            up: true,
+            bonding: Bonding::None,
+        };
+        let gid = |link_type, octets: &[u8]| link(link_type, octets).own_gid();
+        assert!(gid(LinkType::INFINIBAND, &hwaddr).is_some());
+        assert_eq!(gid(LinkType::ETHERNET, &hwaddr), None);
+        assert_eq!(gid(LinkType::INFINIBAND, &hwaddr[..6]), None);
+        assert_eq!(gid(LinkType::INFINIBAND, &[]), None);
+        assert_eq!(gid(LinkType::INFINIBAND, &[0; 20]), None);
+        assert_eq!(HwAddr::new(&[0; 33]), None);
+    }
+
+    #[test]
+    fn an_ipv6_address_is_one_whatever_its_prefix_and_peer() {
+        let (v4, v6) = ("10.0.0.1".parse().unwrap(), "fd00::1".parse().unwrap());
+        let peer = Some("10.0.0.2".parse().unwrap());
+        let id =
+            |address, prefix_len, peer| AddressId::new(IfIndex::MIN, address, prefix_len, peer);
+        assert_eq!(id(v6, 64, None), id(v6, 128, Some("fd00::2".parse().unwrap())));
+        assert_ne!(id(v4, 24, None), id(v4, 32, None));
+        assert_ne!(id(v4, 32, peer), id(v4, 32, None));
+        assert!(AddressId::first_of(v4) <= id(v4, 0, None));
+    }
+}
