@@ -4,4 +4,8 @@
 
 #![forbid(unsafe_code)]
 
+pub mod counters;
+pub mod hash;
 pub mod local_view;
+pub mod retry;
+pub mod timer;

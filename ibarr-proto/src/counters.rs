@@ -1,0 +1,132 @@
+// SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
+
+//! Counting under closed names.
+//!
+//! What a core counts is an enumeration made by [`counters!`](crate::counters!), so that `status`,
+//! the metrics and their documentation can list every name, those still at zero included.
+
+use std::fmt;
+
+/// A closed set of things to count. Made by [`counters!`](crate::counters!).
+pub trait Counter: Copy + Eq + fmt::Display + 'static {
+    /// Every one, in the order in which they are listed to people.
+    const ALL: &'static [Self];
+
+    /// Its place in [`Self::ALL`].
+    fn index(self) -> usize;
+}
+
+/// One count for each `C`, from zero, saturating.
+#[derive(Clone, Eq, PartialEq)]
+pub struct Counters<C> {
+    counts: Box<[u64]>,
+    of: std::marker::PhantomData<C>,
+}
+
+impl<C: Counter> Counters<C> {
+    /// How often `counter` has been counted.
+    pub fn get(&self, counter: C) -> u64 {
+        self.counts.get(counter.index()).copied().unwrap_or(0)
+    }
+
+    /// Every counter with its count, in the order of [`Counter::ALL`].
+    pub fn iter(&self) -> impl Iterator<Item = (C, u64)> + '_ {
+        C::ALL.iter().map(|&counter| (counter, self.get(counter)))
+    }
+
+    /// Counts one.
+    pub fn count(&mut self, counter: C) {
+        self.add(counter, 1);
+    }
+
+    /// Counts `n`.
+    pub fn add(&mut self, counter: C, n: u64) {
+        if let Some(count) = self.counts.get_mut(counter.index()) {
+            *count = count.saturating_add(n);
+        }
+    }
+}
+
+impl<C: Counter> Default for Counters<C> {
+    fn default() -> Self {
+        Self { counts: vec![0; C::ALL.len()].into(), of: std::marker::PhantomData }
+    }
+}
+
+impl<C: Counter> fmt::Debug for Counters<C> {
+    /// Only what has been counted at all.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let counted = self.iter().filter(|&(_, count)| count > 0);
+        f.debug_map()
+            .entries(counted.map(|(counter, count)| (format_args!("{counter}").to_string(), count)))
+            .finish()
+    }
+}
+
+/// Makes an enumeration of things to count: a [`Counter`] whose names are lower-case words joined by
+/// hyphens.
+#[macro_export]
+macro_rules! counters {
+    (
+        $(#[$of_enum:meta])*
+        pub enum $name:ident {
+            $($(#[$of_variant:meta])* $variant:ident = $text:literal,)+
+        }
+    ) => {
+        $(#[$of_enum])*
+        #[derive(Clone, Copy, Debug, Eq, Hash, Ord, PartialEq, PartialOrd)]
+        pub enum $name {
+            $($(#[$of_variant])* $variant,)+
+        }
+
+        impl $crate::counters::Counter for $name {
+            const ALL: &'static [Self] = &[$(Self::$variant,)+];
+
+            fn index(self) -> usize {
+                self as usize
+            }
+        }
+
+        impl ::std::fmt::Display for $name {
+            fn fmt(&self, f: &mut ::std::fmt::Formatter<'_>) -> ::std::fmt::Result {
+                f.write_str(match self {
+                    $(Self::$variant => $text,)+
+                })
+            }
+        }
+    };
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    counters! {
+        /// For the tests below.
+        #[expect(unreachable_pub, reason = "the macro is for public enumerations")]
+        pub enum Fruit {
+            /// Red.
+            Apple = "apple",
+            /// Yellow.
+            Pear = "ripe-pear",
+        }
+    }
+
+    #[test]
+    fn each_name_has_its_own_count() {
+        let mut counters = Counters::default();
+        counters.count(Fruit::Pear);
+        counters.add(Fruit::Pear, 2);
+        assert_eq!(counters.get(Fruit::Apple), 0);
+        assert_eq!(counters.iter().collect::<Vec<_>>(), [(Fruit::Apple, 0), (Fruit::Pear, 3)]);
+        assert_eq!(format!("{counters:?}"), r#"{"ripe-pear": 3}"#);
+    }
+
+    #[test]
+    fn a_full_counter_stays_full() {
+        let mut counters = Counters::default();
+        counters.add(Fruit::Apple, u64::MAX);
+        counters.count(Fruit::Apple);
+        assert_eq!(counters.get(Fruit::Apple), u64::MAX);
+    }
+}

@@ -1,0 +1,56 @@
+// SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
+
+//! Hash maps of a core: fast, and with a seed that peers cannot know.
+
+use std::fmt;
+use std::hash::{BuildHasher, DefaultHasher, Hasher as _};
+
+use rand_core::CryptoRng;
+
+/// SipHash that has absorbed a random 128-bit seed, so that nobody outside can choose keys that
+/// collide.
+///
+/// The order of a map is not part of any history: nothing may iterate over a map keyed by this and
+/// let the order be seen.
+#[derive(Clone)]
+pub struct Seeded(DefaultHasher);
+
+impl Seeded {
+    /// With a seed from `rng`.
+    pub fn new(rng: &mut impl CryptoRng) -> Self {
+        let mut hasher = DefaultHasher::new();
+        hasher.write_u64(rng.next_u64());
+        hasher.write_u64(rng.next_u64());
+        Self(hasher)
+    }
+}
+
+impl BuildHasher for Seeded {
+    type Hasher = DefaultHasher;
+
+    fn build_hasher(&self) -> DefaultHasher {
+        self.0.clone()
+    }
+}
+
+impl fmt::Debug for Seeded {
+    /// Without the seed.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Seeded")
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use rand_chacha::ChaCha12Rng;
+    use rand_core::SeedableRng;
+
+    use super::*;
+
+    #[test]
+    fn hashes_depend_on_the_seed_and_on_nothing_else() {
+        let hash = |seed| Seeded::new(&mut ChaCha12Rng::seed_from_u64(seed)).hash_one(7_u32);
+        assert_eq!(hash(1), hash(1));
+        assert_ne!(hash(1), hash(2));
+    }
+}

@@ -1,0 +1,172 @@
+// SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
+
+//! When to ask again.
+
+use std::time::Duration;
+
+use rand_core::Rng;
+
+/// Times of the resends of a question, counted from its first send, each spread by jitter so that
+/// nodes which started together do not go on together.
+#[derive(Clone, Debug, Eq, PartialEq)]
+pub struct Schedule {
+    offsets: Vec<Duration>,
+    jitter: Jitter,
+}
+
+impl Schedule {
+    /// Most resends of one question.
+    pub const MAX_RESENDS: usize = 16;
+
+    /// `offsets` are the resends without jitter.
+    ///
+    /// # Errors
+    /// If there is none, too many, or if one could come before or with its predecessor.
+    pub fn new(offsets: Vec<Duration>, jitter: Jitter) -> Result<Self, ScheduleError> {
+        match offsets.len() {
+            0 => return Err(ScheduleError::Empty),
+            1..=Self::MAX_RESENDS => {}
+            _ => return Err(ScheduleError::TooLong),
+        }
+        let mut earliest = Duration::ZERO;
+        for &offset in &offsets {
+            if jitter.least(offset) <= earliest {
+                return Err(ScheduleError::Order(offset));
+            }
+            earliest = jitter.most(offset);
+        }
+        Ok(Self { offsets, jitter })
+    }
+
+    /// When the `n`th resend (from 0) is due after the first send; `None` after the last.
+    pub fn resend(&self, n: usize, rng: &mut impl Rng) -> Option<Duration> {
+        self.offsets.get(n).map(|&offset| self.jitter.spread(offset, rng))
+    }
+
+    /// Resends of one question.
+    pub fn resends(&self) -> usize {
+        self.offsets.len()
+    }
+
+    /// The first resend, without jitter.
+    pub fn first(&self) -> Duration {
+        self.offsets.first().copied().unwrap_or_default()
+    }
+
+    /// The latest moment of the last resend.
+    pub fn latest(&self) -> Duration {
+        self.offsets.last().map_or(Duration::ZERO, |&offset| self.jitter.most(offset))
+    }
+}
+
+/// Why times are not a [`Schedule`].
+#[derive(Clone, Copy, Debug, Eq, PartialEq, thiserror::Error)]
+pub enum ScheduleError {
+    /// No resend: a single lost datagram would lose the question.
+    #[error("no resend is given, give at least one")]
+    Empty,
+    /// More than [`Schedule::MAX_RESENDS`].
+    #[error("more than {} resends are given", Schedule::MAX_RESENDS)]
+    TooLong,
+    /// Times must grow, by more than their jitter.
+    #[error("the resend after {0:?} is not after the one before it, jitter included")]
+    Order(Duration),
+}
+
+/// How far a time may move both ways: 0 to 50 per cent of it.
+#[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
+pub struct Jitter(u8);
+
+impl Jitter {
+    /// `None` above 50.
+    pub const fn percent(percent: u8) -> Option<Self> {
+        if percent > 50 {
+            return None;
+        }
+        Some(Self(percent))
+    }
+
+    /// `duration` moved by chance.
+    pub fn spread(self, duration: Duration, rng: &mut impl Rng) -> Duration {
+        let width = self.most(duration).abs_diff(self.least(duration)).as_nanos();
+        let moved = below(u64::try_from(width).unwrap_or(u64::MAX).saturating_add(1), rng);
+        self.least(duration) + Duration::from_nanos(moved)
+    }
+
+    fn least(self, duration: Duration) -> Duration {
+        duration.saturating_sub(self.part_of(duration))
+    }
+
+    fn most(self, duration: Duration) -> Duration {
+        duration.saturating_add(self.part_of(duration))
+    }
+
+    fn part_of(self, duration: Duration) -> Duration {
+        (duration / 100).saturating_mul(self.0.into())
+    }
+}
+
+/// A number below `bound`, or zero if that is zero. All are equally likely but for a bias below
+/// `bound` in 2⁶⁴.
+pub fn below(bound: u64, rng: &mut impl Rng) -> u64 {
+    let product = u128::from(rng.next_u64()) * u128::from(bound);
+    u64::try_from(product >> 64).unwrap_or(u64::MAX)
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+    use rand_chacha::ChaCha12Rng;
+    use rand_core::SeedableRng;
+
+    use super::*;
+
+    const MS: fn(u64) -> Duration = Duration::from_millis;
+
+    #[test]
+    fn schedules_that_make_no_sense_are_refused() {
+        let ten = Jitter::percent(10).unwrap();
+        let new = |times: &[u64]| Schedule::new(times.iter().copied().map(MS).collect(), ten);
+        assert_eq!(new(&[]), Err(ScheduleError::Empty));
+        assert_eq!(new(&[0]), Err(ScheduleError::Order(MS(0))));
+        assert_eq!(new(&[20, 20]), Err(ScheduleError::Order(MS(20))));
+        assert_eq!(new(&[20, 24]), Err(ScheduleError::Order(MS(24))));
+        assert_eq!(new(&[20, 25]).unwrap().resends(), 2);
+        let long: Vec<u64> = (0..17).map(|n| 10 << n).collect();
+        assert_eq!(new(&long), Err(ScheduleError::TooLong));
+        assert_eq!(new(&long[..16]).unwrap().resends(), 16);
+        assert_eq!(Jitter::percent(51), None);
+    }
+
+    proptest! {
+        #[test]
+        fn resends_grow_and_stay_within_their_jitter(seed: u64, percent in 0_u8..=20) {
+            let jitter = Jitter::percent(percent).unwrap();
+            let schedule = Schedule::new(vec![MS(20), MS(60), MS(180)], jitter).unwrap();
+            let rng = &mut ChaCha12Rng::seed_from_u64(seed);
+            let mut last = Duration::ZERO;
+            for (n, offset) in [MS(20), MS(60), MS(180)].into_iter().enumerate() {
+                let resend = schedule.resend(n, rng).unwrap();
+                prop_assert!(resend > last && resend <= schedule.latest());
+                prop_assert!(resend.abs_diff(offset) <= offset * u32::from(percent) / 100);
+                last = resend;
+            }
+            prop_assert_eq!(schedule.resend(3, rng), None);
+        }
+
+        #[test]
+        fn a_number_below_a_bound_is_below_it(seed: u64, bound: u64) {
+            let below = below(bound, &mut ChaCha12Rng::seed_from_u64(seed));
+            prop_assert!(below < bound || bound == 0);
+        }
+    }
+
+    #[test]
+    fn jitter_uses_its_whole_width() {
+        let rng = &mut ChaCha12Rng::seed_from_u64(1);
+        let spread: Vec<_> =
+            (0..1000).map(|_| Jitter(10).spread(MS(1000), rng).as_millis()).collect();
+        assert!(spread.iter().min().unwrap() < &905);
+        assert!(spread.iter().max().unwrap() > &1095);
+    }
+}
