@@ -6,6 +6,7 @@
 
 pub mod counters;
 pub mod hash;
+pub mod ip2gid;
 pub mod local_view;
 pub mod retry;
 pub mod timer;

@@ -1,0 +1,242 @@
+// SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
+
+use std::num::{NonZeroU16, NonZeroUsize};
+use std::time::Duration;
+
+use ibarr_common::wire::ip2gid::PORT;
+
+use crate::retry::{Jitter, Schedule, ScheduleError};
+
+/// What the client's configuration may say. [`Config`] is what it is made into.
+#[derive(Clone, Debug, Eq, PartialEq)]
+pub struct Settings {
+    /// The port that peers answer at and from.
+    pub udp_port: NonZeroU16,
+    /// What a reply must match.
+    pub source_check: SourceCheck,
+    /// How long a request may wait for its answer, from its arrival. At most a minute.
+    pub deadline: Duration,
+    /// When an unanswered query is sent again, counted from its first send.
+    pub resends: Vec<Duration>,
+    /// How far each resend is moved by chance.
+    pub resend_jitter: Jitter,
+    /// Questions under way at once.
+    pub max_flights: NonZeroUsize,
+    /// Requests that wait for one question.
+    pub max_waiters_per_flight: NonZeroUsize,
+    /// Requests that wait at all.
+    pub max_waiters: NonZeroUsize,
+    /// Sockets (random source ports) of each IP version, 1 to 64.
+    pub sockets: u8,
+    /// How long a socket is used for sending.
+    pub socket_lifetime: Duration,
+    /// How long after that it is kept for late replies. At least `deadline`, so that no query loses
+    /// its socket, and at most `socket_lifetime`.
+    pub socket_grace: Duration,
+    /// How long a next hop through which a reply came is believed to be there. At least `deadline`.
+    pub hop_idle: Duration,
+    /// Within this time each question that waits behind a next hop which has not answered gets its
+    /// turn to probe it. Between the first resend and half of `deadline`.
+    pub probe_round: Duration,
+    /// Next hops remembered. At least `max_flights`, so that each question under way has its own.
+    pub max_hops: NonZeroUsize,
+    /// How long a GID is remembered: 1 s to a day.
+    pub cache_ttl: Duration,
+    /// How long "not here" is remembered: at most 1 s, because anybody's reply is believed here.
+    pub negative_ttl: Duration,
+    /// Answers remembered.
+    pub max_cached: NonZeroUsize,
+    /// Answers asked for again before they expire, each second at most; 0 for none.
+    pub refresh_rate: u32,
+}
+
+impl Default for Settings {
+    /// The reasons:
+    /// * `resends`: three quick ones catch a lost datagram while an RDMA connection set-up would not
+    ///   notice, the later ones a next hop whose path the subnet manager takes long to give;
+    /// * `deadline`: callers of the kernel seldom wait for more than 2 s;
+    /// * `cache_ttl`: the order of what Linux does for IPv4 neighbours (30 s reachable, then
+    ///   verified when used), doubled because a wrong GID is noticed by the connection set-up, and
+    ///   a used entry is asked for again at three quarters of it anyway.
+    fn default() -> Self {
+        let at_least_one = |n| NonZeroUsize::new(n).unwrap_or(NonZeroUsize::MIN);
+        Self {
+            udp_port: NonZeroU16::new(PORT).unwrap_or(NonZeroU16::MIN),
+            source_check: SourceCheck::default(),
+            deadline: Duration::from_secs(3),
+            resends: [20, 60, 180, 500, 1200].map(Duration::from_millis).into(),
+            resend_jitter: Jitter::percent(10).unwrap_or_default(),
+            max_flights: at_least_one(4096),
+            max_waiters_per_flight: at_least_one(1024),
+            max_waiters: at_least_one(16_384),
+            sockets: 32,
+            socket_lifetime: Duration::from_mins(1),
+            socket_grace: Duration::from_secs(3),
+            hop_idle: Duration::from_mins(1),
+            probe_round: Duration::from_millis(500),
+            max_hops: at_least_one(4096),
+            cache_ttl: Duration::from_mins(1),
+            negative_ttl: Duration::from_secs(1),
+            max_cached: at_least_one(65_536),
+            refresh_rate: 500,
+        }
+    }
+}
+
+/// What a reply must match, besides a query that is waiting for it, the socket that this query left
+/// from, and the peers' port.
+#[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
+pub enum SourceCheck {
+    /// Nothing more: a multi-homed C peer answers from whichever address routing gives it.
+    #[default]
+    MsgId,
+    /// The address that was asked, and the interface of the route to it.
+    Strict,
+}
+
+/// Settings that have been checked: what the client runs on.
+#[derive(Clone, Debug, Eq, PartialEq)]
+pub struct Config {
+    settings: Settings,
+}
+
+impl Config {
+    /// Checks the limits given at each of the [`Settings`].
+    ///
+    /// # Errors
+    /// The first setting that is outside its limits, by the name that it has in the configuration
+    /// file.
+    pub fn new(settings: Settings) -> Result<Self, ConfigError> {
+        let schedule = Schedule::new(settings.resends.clone(), settings.resend_jitter)?;
+        let Settings { deadline, socket_lifetime, socket_grace, hop_idle, .. } = settings;
+        let secs = Duration::from_secs;
+        let within = |setting, value, least, most| {
+            let outside = value < least || value > most;
+            if outside { Err(ConfigError::Outside { setting, value, least, most }) } else { Ok(()) }
+        };
+        within("deadline", deadline, Duration::from_millis(10), Duration::from_mins(1))?;
+        if schedule.latest() >= deadline {
+            return Err(ConfigError::LateResend { latest: schedule.latest(), deadline });
+        }
+        if !(1..=Self::MAX_SOCKETS).contains(&settings.sockets) {
+            return Err(ConfigError::Sockets(settings.sockets));
+        }
+        within("socket-lifetime", socket_lifetime, deadline, DAY)?;
+        within("socket-grace", socket_grace, deadline, socket_lifetime)?;
+        within("hop-idle", hop_idle, deadline, DAY)?;
+        within("probe-round", settings.probe_round, schedule.first(), deadline / 2)?;
+        if settings.max_hops < settings.max_flights {
+            return Err(ConfigError::Hops(settings.max_hops, settings.max_flights));
+        }
+        within("cache-ttl", settings.cache_ttl, secs(1), DAY)?;
+        within("negative-ttl", settings.negative_ttl, Duration::ZERO, secs(1))?;
+        Ok(Self { settings })
+    }
+
+    /// Most sockets of an IP version.
+    pub const MAX_SOCKETS: u8 = 64;
+
+    /// What it has been made from.
+    pub fn settings(&self) -> &Settings {
+        &self.settings
+    }
+}
+
+impl Default for Config {
+    fn default() -> Self {
+        // A test holds the default settings to their own limits.
+        Self::new(Settings::default()).unwrap_or_else(|error| unreachable!("{error}"))
+    }
+}
+
+/// Why settings are not a [`Config`].
+#[derive(Clone, Debug, Eq, PartialEq, thiserror::Error)]
+pub enum ConfigError {
+    /// A time outside its limits.
+    #[error("{setting} = {value:?} is outside {least:?} to {most:?}")]
+    Outside {
+        /// Its name.
+        setting: &'static str,
+        /// As given.
+        value: Duration,
+        /// The shortest allowed.
+        least: Duration,
+        /// The longest allowed.
+        most: Duration,
+    },
+    /// Times that are no schedule.
+    #[error("resends: {0}")]
+    Resends(#[from] ScheduleError),
+    /// A resend for which nobody would be waiting any more.
+    #[error("resends: the last may come after {latest:?}, leave it below deadline = {deadline:?}")]
+    LateResend {
+        /// When the last may come.
+        latest: Duration,
+        /// As given.
+        deadline: Duration,
+    },
+    /// Too few or too many sockets.
+    #[error("sockets = {0} is outside 1 to {max}", max = Config::MAX_SOCKETS)]
+    Sockets(u8),
+    /// Fewer next hops than questions.
+    #[error("max-hops = {0} is below max-flights = {1}, raise it")]
+    Hops(NonZeroUsize, NonZeroUsize),
+}
+
+const DAY: Duration = Duration::from_hours(24);
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn default_settings_are_within_their_limits() {
+        assert_eq!(Config::new(Settings::default()), Ok(Config::default()));
+    }
+
+    fn refused(change: impl Fn(&mut Settings)) -> String {
+        let mut settings = Settings::default();
+        change(&mut settings);
+        Config::new(settings).unwrap_err().to_string()
+    }
+
+    #[test]
+    fn settings_outside_their_limits_are_told_by_name() {
+        let secs = Duration::from_secs;
+        assert_eq!(refused(|s| s.deadline = secs(61)), "deadline = 61s is outside 10ms to 60s");
+        assert_eq!(refused(|s| s.deadline = secs(0)), "deadline = 0ns is outside 10ms to 60s");
+        assert_eq!(
+            refused(|s| s.resends.clear()),
+            "resends: no resend is given, give at least one"
+        );
+        assert_eq!(
+            refused(|s| s.resends.swap(0, 1)),
+            "resends: the resend after 20ms is not after the one before it, jitter included"
+        );
+        assert_eq!(
+            refused(|s| s.resends.push(secs(3))),
+            "resends: the last may come after 3.3s, leave it below deadline = 3s"
+        );
+        assert_eq!(refused(|s| s.sockets = 0), "sockets = 0 is outside 1 to 64");
+        assert_eq!(refused(|s| s.sockets = 65), "sockets = 65 is outside 1 to 64");
+        assert_eq!(
+            refused(|s| s.socket_lifetime = secs(2)),
+            "socket-lifetime = 2s is outside 3s to 86400s"
+        );
+        assert_eq!(
+            refused(|s| s.socket_grace = secs(61)),
+            "socket-grace = 61s is outside 3s to 60s"
+        );
+        assert_eq!(refused(|s| s.hop_idle = secs(2)), "hop-idle = 2s is outside 3s to 86400s");
+        assert_eq!(
+            refused(|s| s.probe_round = secs(2)),
+            "probe-round = 2s is outside 20ms to 1.5s"
+        );
+        assert_eq!(
+            refused(|s| s.max_hops = NonZeroUsize::MIN),
+            "max-hops = 1 is below max-flights = 4096, raise it"
+        );
+        assert_eq!(refused(|s| s.cache_ttl = secs(0)), "cache-ttl = 0ns is outside 1s to 86400s");
+        assert_eq!(refused(|s| s.negative_ttl = secs(2)), "negative-ttl = 2s is outside 0ns to 1s");
+    }
+}

@@ -1,0 +1,161 @@
+// SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
+
+//! ip2gid: which GID has this IP address? The two sides of the protocol of
+//! [`ibarr_common::wire::ip2gid`].
+//!
+//! [`client::Client`] asks peers and remembers what they answered; [`server::Server`] answers peers
+//! from what this node knows of itself. They share nothing but the codec.
+
+mod prefixes;
+
+pub mod client;
+pub mod server;
+
+use std::fmt;
+use std::net::IpAddr;
+
+use ibarr_common::IfIndex;
+use ibarr_common::wire::ip2gid::{MsgId, Query, Version};
+
+pub use prefixes::{ParsePrefixError, Prefix, Prefixes};
+
+/// "Which GID has `target`, on the way out by `egress`?"
+#[derive(Clone, Copy, Debug, Eq, Hash, Ord, PartialEq, PartialOrd)]
+pub struct Question {
+    target: IpAddr,
+    egress: Option<IfIndex>,
+}
+
+impl Question {
+    /// `None` if no interface can own `target`: unspecified, multicast, IPv4-mapped IPv6 and the
+    /// limited broadcast address.
+    ///
+    /// With an `egress`, queries leave by the interface that the route lookup for it names.
+    pub fn new(target: IpAddr, egress: Option<IfIndex>) -> Option<Self> {
+        // The codec decides what can be asked for.
+        Query::new(Version::V1, MsgId(0), target).map(|_| Self { target, egress })
+    }
+
+    /// The address asked for.
+    pub fn target(&self) -> IpAddr {
+        self.target
+    }
+
+    /// The interface that the asker wants to leave by.
+    pub fn egress(&self) -> Option<IfIndex> {
+        self.egress
+    }
+
+    /// The family of the datagrams that carry it.
+    pub fn family(&self) -> Family {
+        Family::of(self.target)
+    }
+}
+
+impl fmt::Display for Question {
+    /// With the interface as in a scoped address: `fd00:2::5%4`.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.target.fmt(f)?;
+        self.egress.map_or(Ok(()), |egress| write!(f, "%{egress}"))
+    }
+}
+
+/// The version of IP.
+#[derive(Clone, Copy, Debug, Eq, Hash, Ord, PartialEq, PartialOrd)]
+pub enum Family {
+    /// IPv4.
+    V4,
+    /// IPv6.
+    V6,
+}
+
+impl Family {
+    /// That of `address`.
+    pub fn of(address: IpAddr) -> Self {
+        match address {
+            IpAddr::V4(_) => Self::V4,
+            IpAddr::V6(_) => Self::V6,
+        }
+    }
+}
+
+impl fmt::Display for Family {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::V4 => "IPv4",
+            Self::V6 => "IPv6",
+        })
+    }
+}
+
+/// Whether an address means something only together with an interface.
+fn is_link_local(address: IpAddr) -> bool {
+    matches!(address, IpAddr::V6(address) if address.is_unicast_link_local())
+}
+
+/// [`counters!`](crate::counters!) of a side of the protocol, with the reasons for which the codec
+/// refuses a datagram.
+macro_rules! datagram_counters {
+    (
+        $(#[$of_enum:meta])*
+        pub enum $name:ident {
+            $($(#[$of_variant:meta])* $variant:ident = $text:literal,)+
+        }
+    ) => {
+        $crate::counters! {
+            $(#[$of_enum])*
+            pub enum $name {
+                $($(#[$of_variant])* $variant = $text,)+
+                /// Datagrams shorter than what they say they hold.
+                MalformedTruncated = "malformed-truncated",
+                /// Datagrams with bytes after the message.
+                MalformedTrailingBytes = "malformed-trailing-bytes",
+                /// Datagrams of a version that we do not speak.
+                MalformedVersion = "malformed-version",
+                /// Datagrams with another number of TLVs than their message has.
+                MalformedTlvCount = "malformed-tlv-count",
+                /// Datagrams with a TLV that their message does not have.
+                MalformedTlvType = "malformed-tlv-type",
+                /// Datagrams with a TLV whose length is not that of its type.
+                MalformedTlvLength = "malformed-tlv-length",
+                /// Datagrams about an address that no interface can own.
+                MalformedTarget = "malformed-target",
+                /// Datagrams with a GID that does not name a port.
+                MalformedGid = "malformed-gid",
+            }
+        }
+
+        impl From<::ibarr_common::wire::Error> for $name {
+            fn from(error: ::ibarr_common::wire::Error) -> Self {
+                use ::ibarr_common::wire::Error;
+                match error {
+                    Error::Truncated => Self::MalformedTruncated,
+                    Error::TrailingBytes => Self::MalformedTrailingBytes,
+                    Error::Version => Self::MalformedVersion,
+                    Error::TlvCount => Self::MalformedTlvCount,
+                    Error::TlvType => Self::MalformedTlvType,
+                    Error::TlvLength => Self::MalformedTlvLength,
+                    Error::Target => Self::MalformedTarget,
+                    Error::Gid => Self::MalformedGid,
+                }
+            }
+        }
+    };
+}
+use datagram_counters;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_what_can_be_owned_is_a_question() {
+        let question = |target: &str| Question::new(target.parse().unwrap(), IfIndex::new(4));
+        assert_eq!(question("fd00:2::5").unwrap().to_string(), "fd00:2::5%4");
+        for nobody in
+            ["0.0.0.0", "255.255.255.255", "224.0.0.1", "::", "ff02::1", "::ffff:10.2.0.5"]
+        {
+            assert_eq!(question(nobody), None, "{nobody}");
+        }
+    }
+}
