@@ -1,3 +1,8 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 
 //! Lab, stand-ins, bench drivers and system tests of ibarr.
+
+#![forbid(unsafe_code)]
+
+pub mod interrupt;
+pub mod lab;

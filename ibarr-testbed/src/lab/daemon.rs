@@ -1,0 +1,178 @@
+// SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
+
+//! One node's ibarr: its files, its start, its end.
+
+use std::fs::{self, File};
+use std::io::ErrorKind;
+use std::net::IpAddr;
+use std::os::unix::net::UnixDatagram;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, anyhow, bail, ensure};
+use serde::Serialize;
+
+use super::netns;
+use super::plan::{Node, NodeName};
+use crate::interrupt::Interrupt;
+
+/// Where a node's daemon keeps its files.
+#[derive(Clone, Debug)]
+pub struct Files(PathBuf);
+
+impl Files {
+    /// Below the directory of the lab.
+    pub fn of(lab: &Path, node: NodeName) -> Self {
+        Self(lab.join(node.to_string()))
+    }
+
+    /// Its configuration.
+    pub fn config(&self) -> PathBuf {
+        self.0.join("ibarr.toml")
+    }
+
+    /// Its `--run-dir`.
+    pub fn run_dir(&self) -> PathBuf {
+        self.0.join("run")
+    }
+
+    /// What it says.
+    pub fn log(&self) -> PathBuf {
+        self.0.join("log")
+    }
+
+    /// Makes the directories and writes the configuration.
+    ///
+    /// # Errors
+    /// The file system refuses, or paths are too long for a socket.
+    pub fn create(&self, node: &Node) -> Result<()> {
+        let longest = self.run_dir().join("control.sock");
+        ensure!(
+            longest.as_os_str().len() <= SOCKET_PATH_MAX,
+            "{} is too long for a socket: choose a shorter --state-dir",
+            longest.display()
+        );
+        fs::create_dir_all(self.run_dir())
+            .with_context(|| format!("cannot make {}", self.run_dir().display()))?;
+        let config = toml::to_string(&Config {
+            static_gid: node.addresses.map(|ip| StaticGid { ip, gid: &node.gid }),
+        })
+        .context("cannot write TOML")?;
+        fs::write(self.config(), config)
+            .with_context(|| format!("cannot write {}", self.config().display()))
+    }
+
+    /// The end of the log, for people.
+    pub fn log_tail(&self) -> String {
+        let log = fs::read(self.log()).unwrap_or_default();
+        let log = String::from_utf8_lossy(&log);
+        let lines: Vec<_> = log.lines().collect();
+        match lines.get(lines.len().saturating_sub(20)..) {
+            None | Some([]) => "its log is empty".to_owned(),
+            Some(tail) => format!("the end of its log:\n  {}", tail.join("\n  ")),
+        }
+    }
+}
+
+/// A daemon that is not known to be ready yet.
+#[derive(Debug)]
+pub(super) struct Starting {
+    node: NodeName,
+    child: Child,
+    files: Files,
+    notify: UnixDatagram,
+}
+
+impl Starting {
+    /// Starts the daemon of `node`.
+    ///
+    /// # Errors
+    /// The program cannot be started.
+    pub(super) fn spawn(
+        node: &Node,
+        files: Files,
+        ibarr: &Path,
+        bpf: Option<&Path>,
+    ) -> Result<Self> {
+        let socket = files.0.join("notify.sock");
+        let notify = UnixDatagram::bind(&socket)
+            .with_context(|| format!("cannot make {}", socket.display()))?;
+        let log = File::create(files.log())
+            .with_context(|| format!("cannot make {}", files.log().display()))?;
+        let mut command = Command::new(ibarr);
+        command.arg("run").arg("--config").arg(files.config());
+        command.arg("--run-dir").arg(files.run_dir());
+        if let Some(bpf) = bpf {
+            command.arg("--bpf-dir").arg(bpf.join(node.name.to_string()));
+        }
+        command
+            .env("NOTIFY_SOCKET", &socket)
+            .current_dir(&files.0)
+            .stdin(Stdio::null())
+            .stdout(log.try_clone().context("cannot share a log")?)
+            .stderr(log);
+        let child = netns::spawn(&node.namespace, &mut command)?;
+        Ok(Self { node: node.name, child, files, notify })
+    }
+
+    /// Its process id.
+    pub(super) fn pid(&self) -> u32 {
+        self.child.id()
+    }
+
+    /// Waits until the daemon says READY=1.
+    ///
+    /// # Errors
+    /// It ends instead, or says nothing until `deadline`, or we are interrupted; with its log.
+    pub(super) fn wait_ready(mut self, deadline: Instant, interrupt: &Interrupt) -> Result<Child> {
+        let node = self.node;
+        self.notify.set_nonblocking(true).context("cannot set up a socket")?;
+        let mut message = [0; 4096];
+        loop {
+            match self.notify.recv(&mut message) {
+                Ok(len) => {
+                    let said = message.get(..len).unwrap_or_default();
+                    if said.split(|&byte| byte == b'\n').any(|line| line == b"READY=1") {
+                        return Ok(self.child);
+                    }
+                    continue;
+                }
+                Err(error) if error.kind() == ErrorKind::WouldBlock => {}
+                Err(error) => return Err(error).context("cannot read a notify socket"),
+            }
+            if let Some(status) = self.child.try_wait().context("cannot wait for a daemon")? {
+                bail!("{node}: ibarr ended at once ({status}); {}", self.files.log_tail());
+            }
+            let failed = if Instant::now() >= deadline {
+                anyhow!("{node}: ibarr did not get ready in time")
+            } else {
+                match interrupt.sleep(Duration::from_millis(5)) {
+                    Ok(()) => continue,
+                    Err(error) => error,
+                }
+            };
+            let log = self.files.log_tail();
+            // The caller takes the lab down; its child must not stay a zombie.
+            let _ = self.child.kill();
+            let _ = self.child.wait();
+            return Err(failed.context(log));
+        }
+    }
+}
+
+/// `sun_path` less its final zero.
+const SOCKET_PATH_MAX: usize = 107;
+
+/// What a lab sets; the rest is the daemon's default.
+#[derive(Serialize)]
+#[serde(rename_all = "kebab-case")]
+struct Config<'a> {
+    static_gid: [StaticGid<'a>; 2],
+}
+
+#[derive(Serialize)]
+struct StaticGid<'a> {
+    ip: IpAddr,
+    gid: &'a str,
+}

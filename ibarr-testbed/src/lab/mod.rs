@@ -1,0 +1,410 @@
+// SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
+
+//! Nodes on one machine: network namespaces, an IP router between them when asked, an ibarr daemon
+//! on each.
+//!
+//! Invariant: a lab is all that its state file lists, and the state file lists it before it is
+//! made. So `down` after any crash leaves nothing, and touches nothing else.
+
+pub mod netns;
+pub mod userns;
+
+mod daemon;
+mod plan;
+mod store;
+
+use std::convert::Infallible;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command};
+use std::time::{Duration, Instant};
+use std::{env, fs};
+
+use anyhow::{Context, Result, bail, ensure};
+use nix::errno::Errno;
+use nix::mount::{MntFlags, MsFlags, mount, umount2};
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::{Pid, geteuid};
+use serde::Serialize;
+
+pub use daemon::Files;
+pub use plan::{LabName, Node, NodeName, Plan, Subnet};
+pub use store::{Daemon, Phase, State, Store};
+
+use crate::interrupt::Interrupt;
+use daemon::Starting;
+use netns::Ip;
+use store::Directory;
+
+/// A lab that this process holds: no other can take it down.
+#[derive(Debug)]
+pub struct Lab {
+    directory: Directory,
+    state: State,
+    children: Vec<Child>,
+}
+
+impl Lab {
+    /// Makes a lab; when this returns, every daemon is ready.
+    ///
+    /// # Errors
+    /// Why it could not be made; what was made until then is removed again.
+    pub fn up(store: &Store, plan: Plan, ibarr: &Path, interrupt: &Interrupt) -> Result<Self> {
+        ensure!(
+            geteuid().is_root(),
+            "a lab needs root for its namespaces: use sudo, or --userns, which does without BPF"
+        );
+        let ip = Ip::find()?;
+        let ibarr = fs::canonicalize(ibarr)
+            .with_context(|| format!("no daemon at {}: give --ibarr PATH", ibarr.display()))?;
+        let directory = store.create(&plan.name)?;
+        let taken = plan.namespaces().find(|namespace| netns::exists(namespace));
+        if let Some(namespace) = taken {
+            directory.remove()?;
+            bail!(
+                "namespace {namespace} exists and is not of a lab known here: remove it, or give another --name"
+            );
+        }
+        let user_namespace = userns::is_inside();
+        let bpf = (!user_namespace).then(|| directory.path().join("bpf"));
+        let state = State::new(plan, ibarr, user_namespace, bpf);
+        let mut lab = Self { directory, state, children: Vec::new() };
+        match lab.build(&ip, interrupt) {
+            Ok(()) => Ok(lab),
+            Err(error) => {
+                let name = lab.state.plan.name.clone();
+                Err(match lab.down() {
+                    Ok(()) => error,
+                    Err(left) => error.context(format!(
+                        "not everything could be removed ({left:#}): try `lab down --name {name}`"
+                    )),
+                })
+            }
+        }
+    }
+
+    /// Takes hold of a lab; `None` if there is none of this name.
+    ///
+    /// # Errors
+    /// Another process holds it, or its state file is not ours.
+    pub fn open(store: &Store, name: &LabName) -> Result<Option<Self>> {
+        let Some(directory) = store.open(name)? else { return Ok(None) };
+        let Some(state) = directory.state()? else {
+            // `up` ended between the directory and the state file.
+            directory.remove()?;
+            return Ok(None);
+        };
+        Ok(Some(Self { directory, state, children: Vec::new() }))
+    }
+
+    /// Removes the lab, with every process inside its namespaces.
+    ///
+    /// # Errors
+    /// Something cannot be removed; the state file then stays, for another attempt.
+    pub fn down(mut self) -> Result<()> {
+        let there: Vec<_> =
+            self.state.plan.namespaces().filter(|namespace| netns::exists(namespace)).collect();
+        end_processes(&there, &mut self.children)?;
+        if let Some(bpf) = &self.state.bpf {
+            match umount2(bpf, MntFlags::MNT_DETACH) {
+                Ok(()) | Err(Errno::EINVAL | Errno::ENOENT) => {}
+                Err(error) => {
+                    return Err(error).with_context(|| format!("cannot unmount {}", bpf.display()));
+                }
+            }
+        }
+        if !there.is_empty() {
+            let lines: Vec<_> = there.iter().map(|name| format!("netns delete {name}")).collect();
+            Ip::find()?.batch(None, &lines)?;
+        }
+        self.directory.remove()
+    }
+
+    /// What is known of it.
+    pub fn state(&self) -> &State {
+        &self.state
+    }
+
+    /// Its topology.
+    pub fn plan(&self) -> &Plan {
+        &self.state.plan
+    }
+
+    /// The files of a node.
+    pub fn files(&self, node: &Node) -> Files {
+        Files::of(self.directory.path(), node.name)
+    }
+
+    fn build(&mut self, ip: &Ip, interrupt: &Interrupt) -> Result<()> {
+        self.directory.write(&self.state)?;
+        if let Some(bpf) = &self.state.bpf {
+            fs::create_dir(bpf).with_context(|| format!("cannot make {}", bpf.display()))?;
+            if mount(Some("ibarr-lab"), bpf, Some("bpf"), MsFlags::empty(), Some("mode=0700"))
+                .is_err()
+            {
+                // A kernel without BPF: the daemons answer in user space.
+                fs::remove_dir(bpf).with_context(|| format!("cannot remove {}", bpf.display()))?;
+                self.state.bpf = None;
+            }
+        }
+        build_network(ip, &self.state.plan)?;
+        interrupt.check()?;
+
+        let mut starting = Vec::new();
+        for node in &self.state.plan.nodes {
+            let files = Files::of(self.directory.path(), node.name);
+            files.create(node)?;
+            let bpf = self.state.bpf.as_deref();
+            let daemon = Starting::spawn(node, files, &self.state.ibarr, bpf)?;
+            // One that has ended already is told of below, with its log.
+            self.state.daemons.extend(Daemon::of(node.name, daemon.pid()));
+            // In a user namespace its process id is the only way back to it.
+            self.directory.write(&self.state)?;
+            starting.push(daemon);
+        }
+        let deadline = Instant::now() + READY_WITHIN;
+        for daemon in starting {
+            self.children.push(daemon.wait_ready(deadline, interrupt)?);
+        }
+        self.state.phase = Phase::Up;
+        self.directory.write(&self.state)
+    }
+}
+
+/// A lab that goes when this is dropped.
+#[derive(Debug)]
+pub struct TemporaryLab(Option<Lab>);
+
+impl TemporaryLab {
+    /// Of a lab made before.
+    pub fn new(lab: Lab) -> Self {
+        Self(Some(lab))
+    }
+
+    /// Removes it now.
+    ///
+    /// # Errors
+    /// Those of [`Lab::down`].
+    pub fn down(mut self) -> Result<()> {
+        self.0.take().map_or(Ok(()), Lab::down)
+    }
+}
+
+impl std::ops::Deref for TemporaryLab {
+    type Target = Lab;
+
+    fn deref(&self) -> &Lab {
+        self.0.as_ref().expect("only `down`, which consumes, and `drop` take it")
+    }
+}
+
+impl Drop for TemporaryLab {
+    fn drop(&mut self) {
+        if let Some(Err(error)) = self.0.take().map(Lab::down) {
+            eprintln!("the lab is not removed: {error:#}");
+        }
+    }
+}
+
+/// Becomes `command` on a node of a lab, with the lab's `ibarr` first on `$PATH` and the node's
+/// run directory in `$IBARR_RUN_DIR`.
+///
+/// # Errors
+/// There is no such lab or node, or the command cannot be run.
+pub fn exec(store: &Store, name: &LabName, node: &str, command: &[String]) -> Result<Infallible> {
+    let (directory, state) = store.read(name)?;
+    let namespace = state.plan.namespace_of(node)?;
+    let (program, arguments) = command.split_first().context("no command given")?;
+    let mut command = Command::new(program);
+    command.args(arguments);
+    let beside = state.ibarr.parent().map(Path::to_path_buf);
+    let path = env::var_os("PATH").unwrap_or_default();
+    let path = env::join_paths(beside.into_iter().chain(env::split_paths(&path)))
+        .context("a directory of PATH has a colon in it")?;
+    command.env("PATH", path);
+    if let Ok(node) = state.plan.node(node) {
+        command.env("IBARR_RUN_DIR", Files::of(&directory, node.name).run_dir());
+    }
+    netns::exec(namespace, &mut command)
+}
+
+/// What `lab status` tells.
+#[derive(Debug, Serialize)]
+pub struct Status {
+    v: u32,
+    name: LabName,
+    /// How far `up` came.
+    pub phase: Phase,
+    router: bool,
+    user_namespace: bool,
+    directory: PathBuf,
+    ibarr: PathBuf,
+    /// Each node.
+    pub nodes: Vec<NodeStatus>,
+}
+
+/// What `lab status` tells of one node.
+#[derive(Debug, Serialize)]
+pub struct NodeStatus {
+    name: NodeName,
+    namespace: String,
+    addresses: [std::net::IpAddr; 2],
+    gid: String,
+    run_dir: PathBuf,
+    log: PathBuf,
+    pid: Option<u32>,
+    /// Whether the daemon that `up` started is still there.
+    pub running: bool,
+}
+
+impl Status {
+    /// Of the lab `name`.
+    ///
+    /// # Errors
+    /// There is no such lab.
+    pub fn of(store: &Store, name: &LabName) -> Result<Self> {
+        let (directory, state) = store.read(name)?;
+        let nodes = state.plan.nodes.iter().map(|node| {
+            let files = Files::of(&directory, node.name);
+            let daemon = state.daemons.iter().find(|daemon| daemon.node == node.name);
+            NodeStatus {
+                name: node.name,
+                namespace: node.namespace.clone(),
+                addresses: node.addresses,
+                gid: node.gid.clone(),
+                run_dir: files.run_dir(),
+                log: files.log(),
+                pid: daemon.map(|daemon| daemon.pid),
+                running: daemon.is_some_and(Daemon::is_running),
+            }
+        });
+        Ok(Self {
+            v: 1,
+            name: name.clone(),
+            phase: state.phase,
+            router: state.plan.has_router(),
+            user_namespace: state.user_namespace,
+            nodes: nodes.collect(),
+            directory,
+            ibarr: state.ibarr,
+        })
+    }
+}
+
+impl std::fmt::Display for Status {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let hub = if self.router { "two subnets, a router between them" } else { "one subnet" };
+        let phase = match self.phase {
+            Phase::Building => " (half made: `lab down` removes it)",
+            Phase::Up => "",
+        };
+        writeln!(f, "lab {}: {hub}{phase}, files in {}", self.name, self.directory.display())?;
+        writeln!(f, "{:<5}{:<15}{:<15}{:<22}daemon", "node", "IPv4", "IPv6", "GID")?;
+        for node in &self.nodes {
+            let [v4, v6] = node.addresses.map(|address| address.to_string());
+            write!(f, "{:<5}{v4:<15}{v6:<15}{:<22}", node.name.to_string(), node.gid)?;
+            match node.pid {
+                Some(pid) if node.running => writeln!(f, "running, pid {pid}")?,
+                Some(_) => writeln!(f, "ENDED, see {}", node.log.display())?,
+                None => writeln!(f, "not started")?,
+            }
+        }
+        Ok(())
+    }
+}
+
+/// A daemon reads its kernel's links and binds a port: a second is long, a loaded machine slow.
+const READY_WITHIN: Duration = Duration::from_secs(20);
+
+/// How long processes are given after SIGTERM, and again after SIGKILL.
+const END_WITHIN: Duration = Duration::from_secs(3);
+
+fn build_network(ip: &Ip, plan: &Plan) -> Result<()> {
+    let namespaces: Vec<_> = plan.namespaces().map(|name| format!("netns add {name}")).collect();
+    ip.batch(None, &namespaces)?;
+
+    let router = plan.has_router();
+    netns::set(&plan.hub, &settings(router))?;
+    let mut hub = vec!["link set lo up".to_owned()];
+    for subnet in &plan.subnets {
+        let bridge = subnet.bridge();
+        hub.push(format!("link add {bridge} type bridge stp_state 0 mcast_snooping 0"));
+        hub.push(format!("link set {bridge} up"));
+        if router {
+            let (v4, v6) = subnet.gateway();
+            hub.push(format!("address add {v4}/{} dev {bridge}", Subnet::IPV4_PREFIX));
+            hub.push(format!("address add {v6}/{} dev {bridge} nodad", Subnet::IPV6_PREFIX));
+        }
+    }
+    for Node { name, namespace, subnet, .. } in &plan.nodes {
+        netns::set(namespace, &settings(false))?;
+        let interface = Node::INTERFACE;
+        hub.push(format!("link add {name} type veth peer name {interface} netns {namespace}"));
+        hub.push(format!("link set {name} master {} up", subnet.bridge()));
+    }
+    ip.batch(Some(&plan.hub), &hub)?;
+
+    for Node { namespace, subnet, addresses: [v4, v6], .. } in &plan.nodes {
+        let interface = Node::INTERFACE;
+        let mut lines = vec![
+            "link set lo up".to_owned(),
+            format!("link set {interface} up"),
+            format!("address add {v4}/{} dev {interface}", Subnet::IPV4_PREFIX),
+            format!("address add {v6}/{} dev {interface} nodad", Subnet::IPV6_PREFIX),
+        ];
+        if router {
+            let (v4, v6) = subnet.gateway();
+            lines.push(format!("route add default via {v4}"));
+            lines.push(format!("route add ::/0 via {v6}"));
+        }
+        ip.batch(Some(namespace), &lines)?;
+    }
+    Ok(())
+}
+
+/// What a new namespace may have inherited from the machine, and duplicate address detection,
+/// which would delay every start by a second.
+fn settings(forwarding: bool) -> [(&'static str, &'static str); 9] {
+    let forwarding = if forwarding { "1" } else { "0" };
+    [
+        ("ipv4/conf/all/forwarding", forwarding),
+        ("ipv4/conf/all/rp_filter", "0"),
+        ("ipv4/conf/default/rp_filter", "0"),
+        ("ipv6/conf/all/disable_ipv6", "0"),
+        ("ipv6/conf/default/disable_ipv6", "0"),
+        ("ipv6/conf/all/forwarding", forwarding),
+        ("ipv6/conf/all/accept_dad", "0"),
+        ("ipv6/conf/default/accept_dad", "0"),
+        ("ipv6/conf/default/accept_ra", "0"),
+    ]
+}
+
+/// Ends everything inside `namespaces`, politely first.
+fn end_processes(namespaces: &[&str], children: &mut Vec<Child>) -> Result<()> {
+    let mut inside = Vec::new();
+    for signal in [Signal::SIGTERM, Signal::SIGKILL] {
+        let deadline = Instant::now() + END_WITHIN;
+        let mut told = Vec::new();
+        loop {
+            inside.clear();
+            for namespace in namespaces {
+                inside.extend(netns::processes(namespace)?);
+            }
+            // `lab down` may be typed inside the lab.
+            inside.retain(|&pid| pid != Pid::this());
+            children.retain_mut(|child| !matches!(child.try_wait(), Ok(Some(_))));
+            if inside.is_empty() && children.is_empty() {
+                return Ok(());
+            }
+            // One that is started by another while we look is told in the next turn.
+            for &pid in inside.iter().filter(|pid| !told.contains(*pid)) {
+                let _ = kill(pid, signal);
+            }
+            told.clone_from(&inside);
+            if Instant::now() >= deadline {
+                break;
+            }
+            std::thread::sleep(Duration::from_millis(2));
+        }
+    }
+    bail!("processes {inside:?} do not end")
+}

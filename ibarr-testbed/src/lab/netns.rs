@@ -1,0 +1,189 @@
+// SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
+
+//! Network namespaces with names: made by iproute2, entered by ourselves.
+
+use std::env;
+use std::fs::{self, File};
+use std::io::Write;
+use std::os::unix::fs::MetadataExt;
+use std::os::unix::process::CommandExt;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::thread;
+
+use anyhow::{Context, Result, bail};
+use nix::mount::{MsFlags, mount};
+use nix::sched::{CloneFlags, setns, unshare};
+use nix::sys::signal::SigSet;
+use nix::unistd::Pid;
+
+/// Where iproute2 keeps the names.
+pub const DIRECTORY: &str = "/run/netns";
+
+/// Whether a namespace has this name.
+pub fn exists(namespace: &str) -> bool {
+    path(namespace).symlink_metadata().is_ok()
+}
+
+/// Does `work` inside `namespace`, on a thread of its own; sockets made there stay in it.
+///
+/// # Errors
+/// There is no such namespace, or those of `work`.
+pub fn inside<T: Send>(namespace: &str, work: impl FnOnce() -> Result<T> + Send) -> Result<T> {
+    let file = open(namespace)?;
+    thread::scope(|scope| {
+        let thread = scope.spawn(|| {
+            setns(file, CloneFlags::CLONE_NEWNET)
+                .with_context(|| format!("cannot enter namespace {namespace}"))?;
+            work()
+        });
+        thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
+    })
+}
+
+/// Starts `command` inside `namespace`, with the namespace's `/sys`, out of reach of the
+/// terminal's signals.
+///
+/// # Errors
+/// There is no such namespace, or the command cannot be started.
+pub fn spawn(namespace: &str, command: &mut Command) -> Result<Child> {
+    inside(namespace, || {
+        show_own_sysfs(namespace)?;
+        // A child inherits what its parent blocks.
+        SigSet::empty().thread_set_mask().context("cannot unblock signals")?;
+        command
+            .process_group(0)
+            .spawn()
+            .with_context(|| format!("cannot start {}", command.get_program().display()))
+    })
+}
+
+/// Becomes `command` inside `namespace`.
+///
+/// # Errors
+/// There is no such namespace, or the command cannot be started.
+pub fn exec(namespace: &str, command: &mut Command) -> Result<std::convert::Infallible> {
+    setns(open(namespace)?, CloneFlags::CLONE_NEWNET)
+        .with_context(|| format!("cannot enter namespace {namespace}"))?;
+    show_own_sysfs(namespace)?;
+    SigSet::empty().thread_set_mask().context("cannot unblock signals")?;
+    let error = command.exec();
+    Err(error).with_context(|| format!("cannot run {}", command.get_program().display()))
+}
+
+/// The processes inside `namespace`, by their main threads.
+///
+/// # Errors
+/// There is no such namespace.
+pub fn processes(namespace: &str) -> Result<Vec<Pid>> {
+    let identity = |path: &Path| fs::metadata(path).map(|file| (file.dev(), file.ino()));
+    let ours = identity(&path(namespace)).with_context(|| format!("no namespace {namespace}"))?;
+    let mut pids = Vec::new();
+    for entry in fs::read_dir("/proc").context("cannot list /proc")? {
+        let Ok(entry) = entry else { continue };
+        let Some(pid) = entry.file_name().to_str().and_then(|name| name.parse().ok()) else {
+            continue;
+        };
+        // A process that ends while we look is not inside any more.
+        if identity(&entry.path().join("ns/net")).is_ok_and(|theirs| theirs == ours) {
+            pids.push(Pid::from_raw(pid));
+        }
+    }
+    Ok(pids)
+}
+
+/// Writes values under `/proc/sys/net` of `namespace`.
+///
+/// # Errors
+/// There is no such namespace or setting.
+pub fn set(namespace: &str, settings: &[(&str, &str)]) -> Result<()> {
+    inside(namespace, || {
+        for (name, value) in settings {
+            let path = Path::new("/proc/sys/net").join(name);
+            fs::write(&path, value).with_context(|| {
+                format!("namespace {namespace}: cannot write {value} to {}", path.display())
+            })?;
+        }
+        Ok(())
+    })
+}
+
+/// iproute2's `ip`.
+#[derive(Debug)]
+pub struct Ip(PathBuf);
+
+impl Ip {
+    /// Looks under `$IBARR_TOOLS`, then on `$PATH`, then where systems keep it out of users' sight.
+    ///
+    /// # Errors
+    /// It is nowhere.
+    pub fn find() -> Result<Self> {
+        let tools = env::var_os("IBARR_TOOLS").map(PathBuf::from);
+        let unpacked = ["", "bin", "sbin", "usr/bin", "usr/sbin"];
+        let found = tools
+            .iter()
+            .flat_map(|tools| unpacked.iter().map(|directory| tools.join(directory)))
+            .chain(env::split_paths(&env::var_os("PATH").unwrap_or_default()))
+            .chain(["/usr/sbin", "/sbin", "/usr/bin", "/bin"].map(PathBuf::from))
+            .map(|directory| directory.join("ip"))
+            .find(|ip| ip.is_file());
+        found.map(Self).context(
+            "iproute2's `ip` is neither on PATH nor under $IBARR_TOOLS: \
+             install iproute2, or start through `cargo xtask`, which fetches it",
+        )
+    }
+
+    /// Carries out one command a line, all inside `namespace`, if given.
+    ///
+    /// # Errors
+    /// `ip` refuses a line; those before it are carried out.
+    pub fn batch(&self, namespace: Option<&str>, lines: &[String]) -> Result<()> {
+        let mut command = Command::new(&self.0);
+        if let Some(namespace) = namespace {
+            command.args(["-netns", namespace]);
+        }
+        let mut ip = command
+            .args(["-batch", "-"])
+            .stdin(Stdio::piped())
+            .stdout(Stdio::null())
+            .stderr(Stdio::piped())
+            .spawn()
+            .with_context(|| format!("cannot start {}", self.0.display()))?;
+        if let Some(mut stdin) = ip.stdin.take() {
+            // An `ip` that stops early says why on stderr.
+            let _ = stdin.write_all((lines.join("\n") + "\n").as_bytes());
+        }
+        let output = ip.wait_with_output().context("cannot wait for ip")?;
+        if output.status.success() {
+            return Ok(());
+        }
+        let said = String::from_utf8_lossy(&output.stderr);
+        let line = said
+            .rsplit_once("Command failed -:")
+            .and_then(|(_, number)| number.trim().parse::<usize>().ok())
+            .and_then(|number| lines.get(number.checked_sub(1)?));
+        let line = line.map_or("-batch", String::as_str);
+        let within = namespace.map(|name| format!("namespace {name}: ")).unwrap_or_default();
+        bail!("{within}`ip {line}`: {}", said.lines().next().unwrap_or("failed"))
+    }
+}
+
+fn path(namespace: &str) -> PathBuf {
+    Path::new(DIRECTORY).join(namespace)
+}
+
+fn open(namespace: &str) -> Result<File> {
+    let path = path(namespace);
+    File::open(&path).with_context(|| format!("cannot open namespace {}", path.display()))
+}
+
+/// `/sys` shows the namespace that its mounter was in: mounts one for the calling thread alone.
+fn show_own_sysfs(namespace: &str) -> Result<()> {
+    let none: Option<&str> = None;
+    unshare(CloneFlags::CLONE_NEWNS)
+        .and_then(|()| mount(none, "/", none, MsFlags::MS_REC | MsFlags::MS_SLAVE, none))
+        .with_context(|| format!("{namespace}: cannot make a mount namespace"))?;
+    // Some containers and user namespaces forbid it; the machine's own /sys is then better than none.
+    let _ = mount(Some(namespace), "/sys", Some("sysfs"), MsFlags::empty(), none);
+    Ok(())
+}

@@ -1,0 +1,282 @@
+// SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
+
+//! A lab's directory: its state file, and everything its nodes write.
+
+use std::env;
+use std::fs::{self, File};
+use std::io::ErrorKind;
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, Result, bail, ensure};
+use nix::fcntl::{Flock, FlockArg};
+use nix::unistd::geteuid;
+use serde::{Deserialize, Serialize};
+
+use super::plan::{LabName, NodeName, Plan};
+
+/// What is known of a lab. Written before the first of what it lists is made, so that after a
+/// crash at any point nothing of a lab is missing from it.
+#[derive(Debug, Deserialize, Serialize)]
+pub struct State {
+    /// Version of this document.
+    v: Version,
+    /// How far `up` came.
+    pub phase: Phase,
+    /// Whether the namespaces live inside a user namespace and end with its last process.
+    pub user_namespace: bool,
+    /// The daemon's program.
+    pub ibarr: PathBuf,
+    /// Where a BPF file system is mounted.
+    pub bpf: Option<PathBuf>,
+    /// What there is.
+    pub plan: Plan,
+    /// Of each node, once started.
+    pub daemons: Vec<Daemon>,
+}
+
+impl State {
+    /// Of a lab of which nothing is made yet.
+    pub fn new(plan: Plan, ibarr: PathBuf, user_namespace: bool, bpf: Option<PathBuf>) -> Self {
+        Self {
+            v: Version,
+            phase: Phase::Building,
+            user_namespace,
+            ibarr,
+            bpf,
+            plan,
+            daemons: Vec::new(),
+        }
+    }
+}
+
+/// How far `up` came.
+#[derive(Clone, Copy, Debug, Deserialize, Eq, PartialEq, Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Phase {
+    /// It is still at it, or crashed.
+    Building,
+    /// All daemons were ready.
+    Up,
+}
+
+/// A process that `up` left behind.
+#[derive(Clone, Copy, Debug, Deserialize, Serialize)]
+pub struct Daemon {
+    /// Whose daemon.
+    pub node: NodeName,
+    /// Its process id.
+    pub pid: u32,
+    /// When it started, in clock ticks since boot: tells it from a later process with its id.
+    pub start_time: u64,
+}
+
+impl Daemon {
+    /// `None` if the process is gone.
+    pub fn of(node: NodeName, pid: u32) -> Option<Self> {
+        Some(Self { node, pid, start_time: start_time(pid)? })
+    }
+
+    /// Whether it is still there.
+    pub fn is_running(&self) -> bool {
+        start_time(self.pid) == Some(self.start_time)
+    }
+}
+
+/// The directory that holds a directory for each lab.
+#[derive(Clone, Debug)]
+pub struct Store(PathBuf);
+
+impl Store {
+    /// At `path`, which need not exist.
+    ///
+    /// # Errors
+    /// `path` is relative and the working directory is gone.
+    pub fn at(path: &Path) -> Result<Self> {
+        Ok(Self(std::path::absolute(path).context("cannot find the state directory")?))
+    }
+
+    /// Where the caller's labs are kept: /run/ibarr-lab for root, else below `$XDG_RUNTIME_DIR` or
+    /// `$TMPDIR`.
+    pub fn of_caller() -> Self {
+        if geteuid().is_root() {
+            return Self("/run/ibarr-lab".into());
+        }
+        if let Some(runtime) = env::var_os("XDG_RUNTIME_DIR").filter(|path| !path.is_empty()) {
+            return Self(PathBuf::from(runtime).join("ibarr-lab"));
+        }
+        Self(env::temp_dir().join(format!("ibarr-lab-{}", geteuid())))
+    }
+
+    /// Makes the directory of a new lab.
+    ///
+    /// # Errors
+    /// There is one of this name.
+    pub fn create(&self, name: &LabName) -> Result<Directory> {
+        fs::create_dir_all(&self.0).with_context(|| format!("cannot make {}", self.0.display()))?;
+        let path = self.0.join(name);
+        match fs::create_dir(&path) {
+            Ok(()) => Directory::lock(name, path),
+            Err(error) if error.kind() == ErrorKind::AlreadyExists => {
+                let state = Directory::read_state(&path);
+                if matches!(state, Ok(Some(State { phase: Phase::Up, .. }))) {
+                    bail!("lab {name} is up already: take it down, or give another --name")
+                }
+                bail!(
+                    "lab {name} is half made: `lab down --name {name}` removes what is left of it"
+                )
+            }
+            Err(error) => Err(error).with_context(|| format!("cannot make {}", path.display())),
+        }
+    }
+
+    /// The directory of a lab, locked for its change; `None` if there is no such lab.
+    ///
+    /// # Errors
+    /// Another process is changing it.
+    pub fn open(&self, name: &LabName) -> Result<Option<Directory>> {
+        let path = self.0.join(name);
+        if !path.exists() {
+            return Ok(None);
+        }
+        Directory::lock(name, path).map(Some)
+    }
+
+    /// What is known of a lab, without a lock.
+    ///
+    /// # Errors
+    /// There is no such lab; the message lists those there are.
+    pub fn read(&self, name: &LabName) -> Result<(PathBuf, State)> {
+        let path = self.0.join(name);
+        if let Some(state) = Directory::read_state(&path)? {
+            return Ok((path, state));
+        }
+        let names: Vec<_> = self.names()?.iter().map(ToString::to_string).collect();
+        let others = match names.as_slice() {
+            [] => "none is up".to_owned(),
+            names => format!("there is {}", names.join(", ")),
+        };
+        bail!("no lab {name} under {}: {others}", self.0.display())
+    }
+
+    /// All labs.
+    ///
+    /// # Errors
+    /// The directory cannot be read.
+    pub fn names(&self) -> Result<Vec<LabName>> {
+        let entries = match fs::read_dir(&self.0) {
+            Err(error) if error.kind() == ErrorKind::NotFound => return Ok(Vec::new()),
+            entries => entries.with_context(|| format!("cannot list {}", self.0.display()))?,
+        };
+        let mut names: Vec<LabName> =
+            entries.filter_map(|entry| entry.ok()?.file_name().to_str()?.parse().ok()).collect();
+        names.sort();
+        Ok(names)
+    }
+}
+
+/// A lab's directory, locked.
+#[derive(Debug)]
+pub struct Directory {
+    path: PathBuf,
+    /// Held until this is dropped or the process ends, however it ends.
+    _lock: Flock<File>,
+}
+
+impl Directory {
+    /// Where it is.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// What is known of the lab; `None` if `up` ended before it made anything.
+    ///
+    /// # Errors
+    /// The state file is not one of ours.
+    pub fn state(&self) -> Result<Option<State>> {
+        Self::read_state(&self.path)
+    }
+
+    /// Replaces what is known of the lab.
+    ///
+    /// # Errors
+    /// The file cannot be written.
+    pub fn write(&self, state: &State) -> Result<()> {
+        let (path, new) = (self.path.join(STATE_FILE), self.path.join("lab.json.new"));
+        let json = serde_json::to_vec_pretty(state).context("cannot write JSON")?;
+        fs::write(&new, json)
+            .and_then(|()| fs::rename(&new, &path))
+            .with_context(|| format!("cannot write {}", path.display()))
+    }
+
+    /// Removes it with everything in it, and the store if this was its last.
+    ///
+    /// # Errors
+    /// Something in it cannot be removed.
+    pub fn remove(self) -> Result<()> {
+        fs::remove_dir_all(&self.path)
+            .with_context(|| format!("cannot remove {}", self.path.display()))?;
+        // Refused while another lab is in it.
+        let _ = self.path.parent().map(fs::remove_dir);
+        Ok(())
+    }
+
+    fn lock(name: &LabName, path: PathBuf) -> Result<Self> {
+        let file = File::open(&path).with_context(|| format!("cannot open {}", path.display()))?;
+        let Ok(lock) = Flock::lock(file, FlockArg::LockExclusiveNonblock) else {
+            bail!("lab {name} is in the hands of another process: wait for it, or end it (Ctrl-C)");
+        };
+        Ok(Self { path, _lock: lock })
+    }
+
+    fn read_state(directory: &Path) -> Result<Option<State>> {
+        let path = directory.join(STATE_FILE);
+        let json = match fs::read(&path) {
+            Err(error) if error.kind() == ErrorKind::NotFound => return Ok(None),
+            json => json.with_context(|| format!("cannot read {}", path.display()))?,
+        };
+        let state = serde_json::from_slice(&json)
+            .with_context(|| format!("{} is not of this ibarr-testbed", path.display()))?;
+        Ok(Some(state))
+    }
+}
+
+const STATE_FILE: &str = "lab.json";
+
+/// The only version of the state file so far.
+#[derive(Debug, Deserialize, Serialize)]
+#[serde(try_from = "u32", into = "u32")]
+struct Version;
+
+// serde's `into` wants a clone.
+impl Clone for Version {
+    fn clone(&self) -> Self {
+        Self
+    }
+}
+
+impl TryFrom<u32> for Version {
+    type Error = anyhow::Error;
+
+    fn try_from(version: u32) -> Result<Self> {
+        ensure!(version == 1, "version {version} of the state file, this program knows 1");
+        Ok(Self)
+    }
+}
+
+impl From<Version> for u32 {
+    fn from(_: Version) -> Self {
+        1
+    }
+}
+
+/// Field 22 of /proc/PID/stat; `None` for a process that is gone or waits to be reaped.
+fn start_time(pid: u32) -> Option<u64> {
+    let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
+    // The name in parentheses may hold anything.
+    let (_, fields) = stat.rsplit_once(") ")?;
+    let mut fields = fields.split(' ');
+    if fields.next()? == "Z" {
+        return None;
+    }
+    fields.nth(18)?.parse().ok()
+}

@@ -1,0 +1,121 @@
+// SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
+
+//! Labs without root: root of a user namespace, with a `/run/netns` that nobody else sees.
+
+use std::fs::{self, File};
+use std::os::fd::AsRawFd;
+use std::path::Path;
+
+use anyhow::{Context, Result, bail};
+use nix::mount::{MsFlags, mount};
+use nix::sched::{CloneFlags, setns, unshare};
+use nix::unistd::{getegid, geteuid};
+
+use super::netns;
+use super::plan::LabName;
+use super::store::{Daemon, State, Store};
+
+/// What a lab in a user namespace lacks, for people.
+pub const LACKS: &str = "\
+without root: the daemons answer in user space only (BPF needs root), and the lab's namespaces are \
+seen by `ibarr-testbed lab` alone, not by `ip netns`";
+
+/// Makes this process root of a user namespace of its own. To be called before any thread is
+/// started.
+///
+/// # Errors
+/// The system does not let this user; the message says which setting decides.
+pub fn enter() -> Result<()> {
+    let (user, group) = (geteuid(), getegid());
+    // The network namespace is not used, but `ip` must be allowed to come back to it.
+    let kinds = CloneFlags::CLONE_NEWUSER | CloneFlags::CLONE_NEWNS | CloneFlags::CLONE_NEWNET;
+    unshare(kinds).context(
+        "this system lets ordinary users make no user namespace (sysctl user.max_user_namespaces, \
+         kernel.unprivileged_userns_clone): use sudo without --userns",
+    )?;
+    fs::write("/proc/self/setgroups", "deny")
+        .and_then(|()| fs::write("/proc/self/uid_map", format!("0 {user} 1")))
+        .and_then(|()| fs::write("/proc/self/gid_map", format!("0 {group} 1")))
+        .context("cannot map this user to root of its namespace")?;
+    own_netns_directory().context(
+        "cannot mount inside a user namespace (sysctl kernel.apparmor_restrict_unprivileged_userns \
+         forbids it on some systems): use sudo without --userns",
+    )
+}
+
+/// Goes where a lab was made with [`enter`]; nothing to do for any other lab. To be called before
+/// any thread is started.
+///
+/// # Errors
+/// All processes of the lab have ended, and its namespaces with them; or the lab is another user's.
+pub fn join(store: &Store, name: &LabName) -> Result<()> {
+    let Ok((_, state)) = store.read(name) else { return Ok(()) };
+    if !state.user_namespace || is_inside() {
+        return Ok(());
+    }
+    let Some(pid) = living_process(&state) else {
+        bail!("lab {name}: its daemons have ended, and its namespaces with them: take it down");
+    };
+    // Both are opened first: from inside, the way to the second may be covered.
+    let open = |kind| {
+        let path = format!("/proc/{pid}/ns/{kind}");
+        File::open(&path).with_context(|| format!("cannot open {path}"))
+    };
+    let (user, mounts) = (open("user")?, open("mnt")?);
+    setns(user, CloneFlags::CLONE_NEWUSER)
+        .and_then(|()| setns(mounts, CloneFlags::CLONE_NEWNS))
+        .and_then(|()| unshare(CloneFlags::CLONE_NEWNET))
+        .with_context(|| format!("cannot enter the user namespace of lab {name}"))
+}
+
+/// Whether the lab's namespaces went with its last process.
+pub fn is_gone(store: &Store, name: &LabName) -> bool {
+    let state = store.read(name).ok().map(|(_, state)| state);
+    state.is_some_and(|state| state.user_namespace && living_process(&state).is_none())
+}
+
+/// Whether this process is inside a user namespace, its own or a container's.
+pub fn is_inside() -> bool {
+    // The machine's own maps all 2³² ids, to themselves.
+    fs::read_to_string("/proc/self/uid_map")
+        .is_ok_and(|map| map.split_whitespace().collect::<Vec<_>>() != ["0", "0", "4294967295"])
+}
+
+fn living_process(state: &State) -> Option<u32> {
+    state.daemons.iter().find(|daemon| daemon.is_running()).map(|&Daemon { pid, .. }| pid)
+}
+
+/// An empty /run/netns, in this mount namespace only. Where there is none to cover, the whole of
+/// /run is covered by a copy of itself that has one.
+fn own_netns_directory() -> Result<()> {
+    let none: Option<&str> = None;
+    let tmpfs = |target: &str| {
+        mount(Some("ibarr-lab"), target, Some("tmpfs"), MsFlags::empty(), Some("mode=0755"))
+            .with_context(|| format!("cannot mount on {target}"))
+    };
+    mount(none, "/", none, MsFlags::MS_REC | MsFlags::MS_SLAVE, none)
+        .context("cannot separate the mounts")?;
+    if Path::new(netns::DIRECTORY).is_dir() {
+        return tmpfs(netns::DIRECTORY);
+    }
+    let covered = File::open("/run").context("cannot open /run")?;
+    tmpfs("/run")?;
+    let covered = format!("/proc/self/fd/{}", covered.as_raw_fd());
+    for entry in fs::read_dir(&covered).context("cannot list /run")? {
+        let entry = entry.context("cannot list /run")?;
+        let target = Path::new("/run").join(entry.file_name());
+        let kind = entry.file_type().context("cannot list /run")?;
+        if kind.is_symlink() {
+            std::os::unix::fs::symlink(fs::read_link(entry.path())?, &target)?;
+            continue;
+        }
+        if kind.is_dir() {
+            fs::create_dir(&target)?;
+        } else {
+            File::create(&target)?;
+        }
+        mount(Some(&entry.path()), &target, none, MsFlags::MS_BIND | MsFlags::MS_REC, none)
+            .with_context(|| format!("cannot show {}", target.display()))?;
+    }
+    fs::create_dir(netns::DIRECTORY).context("cannot make /run/netns")
+}

@@ -1,0 +1,178 @@
+// SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
+
+//! The `ibarr-testbed` command; `cargo xtask lab`, `run` and `bench` start it.
+
+#![forbid(unsafe_code)]
+
+use std::env;
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+use anyhow::{Context, Result};
+use clap::{Args, Parser, Subcommand};
+use ibarr_testbed::interrupt::Interrupt;
+use ibarr_testbed::lab::{self, Lab, LabName, Phase, Plan, Status, Store, userns};
+
+/// Labs, demonstration and benches of ibarr on one machine
+#[derive(Parser)]
+#[command(version, propagate_version = true)]
+struct Cli {
+    #[command(flatten)]
+    place: Place,
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Args)]
+struct Place {
+    /// Work as an ordinary user, inside a user namespace: no BPF
+    #[arg(long, global = true)]
+    userns: bool,
+    /// Where labs keep their files [default: /run/ibarr-lab, or below $XDG_RUNTIME_DIR or $TMPDIR]
+    #[arg(long, global = true, value_name = "DIR")]
+    state_dir: Option<PathBuf>,
+}
+
+#[derive(Subcommand)]
+enum Command {
+    /// Nodes in network namespaces, an ibarr on each
+    #[command(subcommand)]
+    Lab(LabCommand),
+}
+
+#[derive(Subcommand)]
+enum LabCommand {
+    /// Make a lab and leave it up
+    Up {
+        /// How many nodes, n1, n2, …
+        #[arg(long, default_value_t = 2, value_name = "N")]
+        nodes: u8,
+        /// Split the nodes between two subnets, with an IP router (r) between them
+        #[arg(long)]
+        router: bool,
+        #[command(flatten)]
+        name: Name,
+        #[command(flatten)]
+        ibarr: Ibarr,
+    },
+    /// Run a command on a node, or on the router (r)
+    Exec {
+        #[command(flatten)]
+        name: Name,
+        /// n1, n2, … or r
+        node: String,
+        /// The command and its arguments
+        #[arg(last = true, required = true)]
+        command: Vec<String>,
+    },
+    /// Show a lab's nodes and whether their daemons run
+    Status {
+        #[command(flatten)]
+        name: Name,
+        /// As one JSON document
+        #[arg(long)]
+        json: bool,
+    },
+    /// Remove a lab and everything in it, also one that is half made
+    Down {
+        #[command(flatten)]
+        name: Name,
+    },
+    /// List the labs
+    List,
+}
+
+#[derive(Args)]
+struct Name {
+    /// Tells labs apart
+    #[arg(long, default_value = "lab")]
+    name: LabName,
+}
+
+#[derive(Args)]
+struct Ibarr {
+    /// The daemon [default: `ibarr` beside this program, or on PATH]
+    #[arg(long, value_name = "PATH")]
+    ibarr: Option<PathBuf>,
+}
+
+impl Ibarr {
+    fn find(self) -> Result<PathBuf> {
+        if let Some(path) = self.ibarr {
+            return Ok(path);
+        }
+        let beside = env::current_exe().ok().and_then(|exe| Some(exe.parent()?.to_path_buf()));
+        let path = env::var_os("PATH").unwrap_or_default();
+        beside
+            .into_iter()
+            .chain(env::split_paths(&path))
+            .map(|directory| directory.join("ibarr"))
+            .find(|ibarr| ibarr.is_file())
+            .context("no `ibarr` beside this program or on PATH: `cargo build -p ibarr-user`, or give --ibarr PATH")
+    }
+}
+
+fn main() -> ExitCode {
+    match run(Cli::parse()) {
+        Ok(code) => code,
+        Err(error) => {
+            eprintln!("ibarr-testbed: {error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn run(Cli { place, command }: Cli) -> Result<ExitCode> {
+    let store = match &place.state_dir {
+        Some(path) => Store::at(path)?,
+        None => Store::of_caller(),
+    };
+    match command {
+        Command::Lab(command) => run_lab(&store, place.userns, command),
+    }
+}
+
+fn run_lab(store: &Store, userns: bool, command: LabCommand) -> Result<ExitCode> {
+    match command {
+        LabCommand::Up { nodes, router, name: Name { name }, ibarr } => {
+            if userns {
+                userns::enter()?;
+                eprintln!("{}", userns::LACKS);
+            }
+            let plan = Plan::new(name.clone(), nodes, router)?;
+            let lab = Lab::up(store, plan, &ibarr.find()?, &Interrupt::watch()?)?;
+            drop(lab);
+            print!("{}", Status::of(store, &name)?);
+        }
+        LabCommand::Exec { name: Name { name }, node, command } => {
+            userns::join(store, &name)?;
+            match lab::exec(store, &name, &node, &command)? {}
+        }
+        LabCommand::Status { name: Name { name }, json } => {
+            let status = Status::of(store, &name)?;
+            if json {
+                println!("{}", serde_json::to_string_pretty(&status)?);
+            } else {
+                print!("{status}");
+            }
+            let sound = status.phase == Phase::Up && status.nodes.iter().all(|node| node.running);
+            return Ok(if sound { ExitCode::SUCCESS } else { ExitCode::FAILURE });
+        }
+        LabCommand::Down { name: Name { name } } => {
+            let _uninterrupted = Interrupt::watch()?;
+            if !userns::is_gone(store, &name) {
+                userns::join(store, &name)?;
+            }
+            match Lab::open(store, &name)? {
+                Some(lab) => lab.down()?,
+                None => eprintln!("no lab {name}: nothing to remove"),
+            }
+        }
+        LabCommand::List => {
+            for name in store.names()? {
+                println!("{name}");
+            }
+        }
+    }
+    Ok(ExitCode::SUCCESS)
+}
