@@ -1,5 +1,51 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 
-//! Every command of the ibarr project.
+//! Every command of the ibarr project. Parses and dispatches; each command is a module.
 
-fn main() {}
+#![forbid(unsafe_code)]
+
+mod artifacts;
+mod privilege;
+mod process;
+mod testbed;
+mod tools;
+mod workspace;
+
+use std::process::ExitCode;
+
+use clap::{Parser, Subcommand};
+
+use crate::workspace::Workspace;
+
+/// Every command of the ibarr project.
+#[derive(Parser)]
+#[command(name = "cargo xtask", bin_name = "cargo xtask", disable_help_subcommand = true)]
+struct Cli {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Subcommand)]
+enum Command {
+    Run(testbed::RunArgs),
+    Lab(testbed::LabArgs),
+    Bench(testbed::BenchArgs),
+    Tools(tools::Args),
+}
+
+fn main() -> ExitCode {
+    let cli = Cli::parse();
+    let result = Workspace::find().and_then(|workspace| match cli.command {
+        Command::Run(args) => testbed::run(&workspace, &args),
+        Command::Lab(args) => testbed::lab(&workspace, &args),
+        Command::Bench(args) => testbed::bench(&workspace, &args),
+        Command::Tools(args) => tools::run(&workspace, &args),
+    });
+    match result {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("xtask: {error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}

@@ -1,0 +1,76 @@
+// SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
+
+//! Who runs what: everything is built as the user who typed the command, and only finished
+//! programs that make namespaces are started as root.
+
+use std::ffi::OsStr;
+use std::fs;
+use std::path::Path;
+use std::process::Command;
+
+use anyhow::{Context as _, Result};
+
+use crate::tools;
+
+/// How a program that wants to be root is started.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub(crate) enum Privilege {
+    /// We are root.
+    Root,
+    /// Through sudo.
+    Sudo,
+    /// As ourselves, for want of sudo or by wish.
+    Unprivileged,
+}
+
+impl Privilege {
+    /// `no_sudo`: the user wants none.
+    pub(crate) fn find(no_sudo: bool) -> Result<Self> {
+        let status = fs::read_to_string("/proc/self/status").context("/proc/self/status")?;
+        Ok(if effective_uid(&status).context("/proc/self/status names no user")? == "0" {
+            Self::Root
+        } else if !no_sudo && tools::which("sudo").is_some() {
+            Self::Sudo
+        } else {
+            Self::Unprivileged
+        })
+    }
+
+    /// A command that runs `program` with `path` as its PATH, which sudo alone would reset.
+    pub(crate) fn command(self, program: &Path, path: &OsStr) -> Command {
+        if self == Self::Sudo {
+            let mut assignment = OsStr::new("PATH=").to_owned();
+            assignment.push(path);
+            let mut command = Command::new("sudo");
+            command.args(["--", "env"]).arg(assignment).arg(program);
+            command
+        } else {
+            let mut command = Command::new(program);
+            command.env("PATH", path);
+            command
+        }
+    }
+}
+
+fn effective_uid(status: &str) -> Option<&str> {
+    status.lines().find_map(|line| line.strip_prefix("Uid:"))?.split_whitespace().nth(1)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn effective_user_counts_and_not_the_real_one() {
+        let status = "Name:\txtask\nUid:\t1000\t0\t0\t0\nGid:\t5\t5\t5\t5\n";
+        assert_eq!(effective_uid(status), Some("0"));
+    }
+
+    #[test]
+    fn path_is_carried_through_sudo() {
+        let command = Privilege::Sudo.command(Path::new("/t/lab"), OsStr::new("/t/bin:/bin"));
+        let arguments: Vec<_> = command.get_args().collect();
+        assert_eq!(command.get_program(), "sudo");
+        assert_eq!(arguments, ["--", "env", "PATH=/t/bin:/bin", "/t/lab"]);
+    }
+}

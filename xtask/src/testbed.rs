@@ -1,0 +1,159 @@
+// SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
+
+//! `run`, `lab` and `bench`: build the daemon and the test bed, start them.
+
+use std::ffi::OsString;
+use std::fs;
+use std::os::unix::process::CommandExt as _;
+use std::path::Path;
+
+use anyhow::{Context as _, Result, bail};
+
+use crate::artifacts::{self, Artifact};
+use crate::privilege::Privilege;
+use crate::tools::{self, Toolbox};
+use crate::workspace::Workspace;
+
+/// Show ibarr at work: on this machine's IPoIB interfaces, or else in a lab of namespaces
+#[derive(clap::Args)]
+pub(crate) struct RunArgs {
+    /// The lab, even on a machine with IPoIB
+    #[arg(long)]
+    lab: bool,
+    /// End after the first round of resolutions
+    #[arg(long)]
+    once: bool,
+    /// Stay an ordinary user: a user namespace, answers from user space
+    #[arg(long)]
+    no_sudo: bool,
+}
+
+/// Network namespaces with an ibarr on each: up, exec, status, list, down
+#[derive(clap::Args)]
+#[command(disable_help_flag = true)]
+pub(crate) struct LabArgs {
+    /// Passed to `ibarr-testbed lab`; `--help` lists them
+    #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
+    arguments: Vec<OsString>,
+}
+
+/// Measure, on a release build
+#[derive(clap::Args)]
+#[command(disable_help_flag = true)]
+pub(crate) struct BenchArgs {
+    /// Passed to `ibarr-testbed bench`; `--help` lists them
+    #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
+    arguments: Vec<OsString>,
+}
+
+/// The packages of the two binaries. Always built together: the features of what they share are
+/// then the same each time, and nothing is built twice.
+const PACKAGES: [&str; 4] = ["--package", "ibarr-user", "--package", "ibarr-testbed"];
+
+pub(crate) fn run(workspace: &Workspace, args: &RunArgs) -> Result<()> {
+    let built = build(workspace, Profile::Dev)?;
+    let privilege = Privilege::find(args.no_sudo)?;
+    let interfaces = ipoib_interfaces(Path::new("/sys/class/net"))?;
+    if !args.lab && !interfaces.is_empty() {
+        if args.once {
+            bail!("--once is for the lab: add --lab");
+        }
+        eprintln!("run: ibarr serves {} (--lab for a lab)", interfaces.join(", "));
+        let toolbox = tools::ensure(workspace, &[])?;
+        let daemon = artifacts::binary(&built, "ibarr")?;
+        return replace(privilege, daemon, &["run".into()], &toolbox);
+    }
+    if !args.lab {
+        eprintln!("run: this machine has no IPoIB interface: here is a lab of namespaces instead");
+    }
+    let mut arguments = vec!["demo".into()];
+    arguments.extend(args.once.then(|| "--once".into()));
+    start(workspace, &built, privilege, &arguments)
+}
+
+pub(crate) fn lab(workspace: &Workspace, args: &LabArgs) -> Result<()> {
+    let built = build(workspace, Profile::Dev)?;
+    start(workspace, &built, Privilege::find(false)?, &with_command("lab", &args.arguments))
+}
+
+pub(crate) fn bench(workspace: &Workspace, args: &BenchArgs) -> Result<()> {
+    let built = build(workspace, Profile::Release)?;
+    start(workspace, &built, Privilege::find(false)?, &with_command("bench", &args.arguments))
+}
+
+#[derive(Clone, Copy)]
+enum Profile {
+    Dev,
+    Release,
+}
+
+fn build(workspace: &Workspace, profile: Profile) -> Result<Vec<Artifact>> {
+    let mut arguments = vec!["build", "--locked"];
+    arguments.extend(PACKAGES);
+    if let Profile::Release = profile {
+        arguments.push("--release");
+    }
+    artifacts::build(workspace, &arguments)
+}
+
+/// Becomes `ibarr-testbed` with `arguments`. It finds `ibarr` beside itself.
+fn start(
+    workspace: &Workspace,
+    built: &[Artifact],
+    privilege: Privilege,
+    arguments: &[OsString],
+) -> Result<()> {
+    let toolbox = tools::ensure(workspace, &[&tools::IPROUTE2])?;
+    replace(privilege, artifacts::binary(built, "ibarr-testbed")?, arguments, &toolbox)
+}
+
+/// Replaces this process, so that signals, terminal and exit code are the program's own.
+fn replace(
+    privilege: Privilege,
+    program: &Path,
+    arguments: &[OsString],
+    toolbox: &Toolbox,
+) -> Result<()> {
+    if privilege == Privilege::Sudo {
+        eprintln!("run: starting {} as root through sudo", program.display());
+    }
+    let error = privilege.command(program, &toolbox.path()?).args(arguments).exec();
+    Err(error).with_context(|| format!("{} cannot be run", program.display()))
+}
+
+fn with_command(command: &str, arguments: &[OsString]) -> Vec<OsString> {
+    [command.into()].into_iter().chain(arguments.iter().cloned()).collect()
+}
+
+/// The network devices of type InfiniBand (`ARPHRD_INFINIBAND`) under `class`, `/sys/class/net`.
+fn ipoib_interfaces(class: &Path) -> Result<Vec<String>> {
+    let entries = fs::read_dir(class).with_context(|| class.display().to_string())?;
+    let mut names = Vec::new();
+    for entry in entries {
+        let entry = entry?;
+        // `bonding_masters` is a file of this directory; a device may vanish as we look.
+        let kind = fs::read_to_string(entry.path().join("type")).unwrap_or_default();
+        if kind.trim() == "32" {
+            names.push(entry.file_name().to_string_lossy().into_owned());
+        }
+    }
+    names.sort();
+    Ok(names)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_devices_of_type_infiniband_count() {
+        let class = std::env::temp_dir().join(format!("xtask-net-{}", std::process::id()));
+        for (name, kind) in [("lo", "772\n"), ("ib1", "32\n"), ("eth0", "1\n"), ("ib0", "32\n")] {
+            fs::create_dir_all(class.join(name)).expect("temporary directory");
+            fs::write(class.join(name).join("type"), kind).expect("writable");
+        }
+        fs::write(class.join("bonding_masters"), "bond0\n").expect("writable");
+        assert_eq!(ipoib_interfaces(&class).expect("readable"), ["ib0", "ib1"]);
+        fs::remove_dir_all(class).expect("temporary directory");
+    }
+}

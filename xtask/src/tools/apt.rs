@@ -1,0 +1,228 @@
+// SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
+
+//! apt with a state of its own: the machine's archives and keys, but our package lists, our
+//! cache, and our copy of what is installed. Needs no privilege, takes no lock of the system's,
+//! and works where the system's package lists are empty.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::Duration;
+
+use anyhow::{Context as _, Result, bail};
+
+use super::sources;
+use crate::process;
+
+pub(super) struct Apt {
+    config: PathBuf,
+    archives: PathBuf,
+}
+
+/// A downloaded package.
+pub(super) struct Fetched {
+    pub(super) name: String,
+    pub(super) version: String,
+    pub(super) file: PathBuf,
+}
+
+/// How long package lists are good for. Old versions vanish from Debian's archives.
+const LISTS_MAX_AGE: Duration = Duration::from_hours(1);
+
+impl Apt {
+    /// apt in `dir`, with fresh package lists, to fetch `packages` even if the machine has them.
+    pub(super) fn new(dir: &Path, packages: &[&str], suites: &[&str]) -> Result<Self> {
+        let archives = dir.join("cache/archives");
+        for made in [dir.join("lists/partial"), archives.join("partial"), dir.join("empty")] {
+            fs::create_dir_all(&made)
+                .with_context(|| format!("{} cannot be made", made.display()))?;
+        }
+        let status = fs::read_to_string("/var/lib/dpkg/status")
+            .context("/var/lib/dpkg/status, dpkg's list of packages, is unreadable")?;
+        fs::write(dir.join("status"), installed(&status, packages))?;
+        let sources = sources::of_this_machine(suites)?;
+        let known = fs::read_to_string(dir.join("debian.sources")).unwrap_or_default();
+        fs::write(dir.join("debian.sources"), &sources)?;
+        let config = dir.join("apt.conf");
+        let system = process::output(Command::new("apt-config").arg("dump"))?;
+        fs::write(&config, configuration(dir, &system)?)?;
+
+        let apt = Self { config, archives };
+        let updated = dir.join("updated");
+        if known != sources || !is_fresh(&updated) {
+            eprintln!("tools: reading Debian's package lists");
+            process::output(&mut apt.get(&["update", "--error-on=any"]))?;
+            fs::write(updated, "")?;
+        }
+        Ok(apt)
+    }
+
+    /// Downloads `packages` and what they need besides what the machine has. Says each aloud.
+    pub(super) fn fetch(&self, set: &str, packages: &[&str]) -> Result<Vec<Fetched>> {
+        let install = ["install", "--yes", "--no-install-recommends"];
+        let plan = process::output(self.get(&install).arg("--print-uris").args(packages))?;
+        let plan = plan.lines().filter_map(parse_uri).collect::<Vec<_>>();
+        if let Some(libc) = plan.iter().find(|package| package.name() == "libc6") {
+            bail!("it needs a newer C library ({}) than this system's", libc.version());
+        }
+        let size = plan.iter().map(|package| package.size).sum();
+        eprintln!(
+            "tools: {set}: fetching {} Debian package{}, {}",
+            plan.len(),
+            if plan.len() == 1 { "" } else { "s" },
+            megabytes(size)
+        );
+        for package in &plan {
+            let (name, version) = (package.name(), package.version());
+            eprintln!("tools:   {name} {version}, {}", megabytes(package.size));
+        }
+        process::output(self.get(&install).arg("--download-only").args(packages))?;
+        Ok(plan
+            .iter()
+            .map(|package| Fetched {
+                name: package.name().to_owned(),
+                version: package.version(),
+                file: self.archives.join(package.file),
+            })
+            .collect())
+    }
+
+    fn get(&self, arguments: &[&str]) -> Command {
+        let mut command = Command::new("apt-get");
+        command.env("APT_CONFIG", &self.config).env("LC_ALL", "C").arg("--quiet").args(arguments);
+        command
+    }
+}
+
+/// apt's configuration in `dir`. Of the system's it keeps how to reach an archive (proxies,
+/// time-outs), and none of its hooks and extra downloads.
+fn configuration(dir: &Path, system: &str) -> Result<String> {
+    let dir = dir.to_str().context("the target directory's name is not UTF-8")?;
+    let acquire = system
+        .lines()
+        .filter(|line| line.starts_with("Acquire::"))
+        .filter(|line| !line.starts_with("Acquire::IndexTargets"))
+        .filter(|line| !line.starts_with("Acquire::Languages"))
+        .collect::<Vec<_>>()
+        .join("\n");
+    Ok(format!(
+        "{acquire}\n\
+         Acquire::Languages \"none\";\n\
+         Acquire::Retries \"3\";\n\
+         APT::Sandbox::User \"root\";\n\
+         APT::Get::Upgrade-By-Source-Package \"false\";\n\
+         APT::Get::Assume-Yes \"true\";\n\
+         Dir::State \"{dir}\";\n\
+         Dir::State::status \"{dir}/status\";\n\
+         Dir::Cache \"{dir}/cache\";\n\
+         Dir::Log \"{dir}/empty\";\n\
+         Dir::Etc::main \"{dir}/empty/none\";\n\
+         Dir::Etc::parts \"{dir}/empty\";\n\
+         Dir::Etc::preferences \"{dir}/empty/none\";\n\
+         Dir::Etc::preferencesparts \"{dir}/empty\";\n\
+         Dir::Etc::sourcelist \"{dir}/debian.sources\";\n\
+         Dir::Etc::sourceparts \"{dir}/empty\";\n"
+    ))
+}
+
+/// dpkg's list of packages, cut down to what is installed, at which version, and what it
+/// provides. Without the installed packages' own wishes no broken dependency, no conflict and no
+/// upgrade of the system can come into the plan. `wanted` are left out, to be fetched.
+fn installed(status: &str, wanted: &[&str]) -> String {
+    const KEPT: [&str; 6] =
+        ["Package:", "Status:", "Architecture:", "Multi-Arch:", "Version:", "Provides:"];
+    let mut kept = String::new();
+    for stanza in status.split("\n\n") {
+        let is_installed = stanza.lines().any(|line| line == "Status: install ok installed");
+        let name = stanza.lines().find_map(|line| line.strip_prefix("Package: "));
+        if !is_installed || name.is_none_or(|name| wanted.contains(&name)) {
+            continue;
+        }
+        for line in stanza.lines().filter(|line| KEPT.iter().any(|key| line.starts_with(key))) {
+            kept.push_str(line);
+            kept.push('\n');
+        }
+        kept.push('\n');
+    }
+    kept
+}
+
+/// A line of `apt-get --print-uris`: `'URI' file size digest`.
+#[derive(Debug, Eq, PartialEq)]
+struct Planned<'a> {
+    file: &'a str,
+    size: u64,
+}
+
+fn parse_uri(line: &str) -> Option<Planned<'_>> {
+    let (_, rest) = line.strip_prefix('\'')?.split_once("' ")?;
+    let mut fields = rest.split(' ');
+    Some(Planned { file: fields.next()?, size: fields.next()?.parse().ok()? })
+}
+
+/// The name of a package's file is `name_version_architecture.deb`, colons as `%3a`.
+impl Planned<'_> {
+    fn name(&self) -> &str {
+        self.file.split('_').next().unwrap_or(self.file)
+    }
+
+    fn version(&self) -> String {
+        self.file.split('_').nth(1).unwrap_or("?").replace("%3a", ":")
+    }
+}
+
+fn is_fresh(stamp: &Path) -> bool {
+    let modified = fs::metadata(stamp).and_then(|stamp| stamp.modified());
+    modified.is_ok_and(|time| time.elapsed().is_ok_and(|age| age < LISTS_MAX_AGE))
+}
+
+fn megabytes(bytes: u64) -> String {
+    format!("{}.{} MB", bytes / 1_000_000, bytes / 100_000 % 10)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn plan_is_read_with_epochs() {
+        let line = "'http://deb.debian.org/debian/pool/main/q/qemu/qemu_7.2_amd64.deb' \
+                    qemu-system-x86_1%3a7.2+dfsg-7_amd64.deb 9148808 SHA256:00ff";
+        let package = parse_uri(line).expect("a package");
+        assert_eq!(package.name(), "qemu-system-x86");
+        assert_eq!(package.version(), "1:7.2+dfsg-7");
+        assert_eq!(package.size, 9_148_808);
+    }
+
+    #[test]
+    fn chatter_of_apt_is_no_plan() {
+        for line in
+            ["Reading package lists...", "", "'http://no.file", "'http://x/y.deb' y.deb many"]
+        {
+            assert_eq!(parse_uri(line), None, "{line}");
+        }
+    }
+
+    #[test]
+    fn installed_packages_lose_their_wishes_and_wanted_ones_vanish() {
+        let status = "Package: a\nStatus: install ok installed\nVersion: 1\nDepends: gone (>= 2)\n\
+                      Provides: aa\nConflicts: c\nDescription: x\n y\n\
+                      \nPackage: b\nStatus: deinstall ok config-files\nVersion: 1\n\
+                      \nPackage: c\nStatus: install ok installed\nVersion: 1\n";
+        let kept = installed(status, &["c"]);
+        assert_eq!(kept, "Package: a\nStatus: install ok installed\nVersion: 1\nProvides: aa\n\n");
+    }
+
+    #[test]
+    fn system_configuration_is_kept_only_for_reaching_the_archive() {
+        let system = "APT::Update::Post-Invoke:: \"rm -f /var/cache/apt/archives/*.deb\";\n\
+                      Acquire::http::Proxy \"http://proxy:3128\";\n\
+                      Acquire::IndexTargets::deb::DEP-11::MetaKey \"x\";\n\
+                      Acquire::Languages \"de\";\n";
+        let own = configuration(Path::new("/t"), system).expect("a name in UTF-8");
+        assert!(own.contains("Acquire::http::Proxy \"http://proxy:3128\";"));
+        for foreign in ["Post-Invoke", "DEP-11", "\"de\""] {
+            assert!(!own.contains(foreign), "{foreign}");
+        }
+    }
+}

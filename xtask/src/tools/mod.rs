@@ -1,0 +1,367 @@
+// SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
+
+//! Tools that a machine lacks, unpacked from Debian packages into `target/tools`.
+//!
+//! The system is not touched and nobody needs to be root: apt resolves and downloads with a state
+//! of its own (see [`apt`]), and the packages are only unpacked. Their programs are started
+//! through small wrappers in `target/tools/<set>/bin`, which find the libraries beside them.
+
+mod apt;
+mod sources;
+
+use std::env;
+use std::ffi::OsString;
+use std::fs::{self, File};
+use std::io::Write as _;
+use std::os::unix::fs::{MetadataExt as _, PermissionsExt as _};
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use anyhow::{Context as _, Result, bail};
+
+use self::apt::{Apt, Fetched};
+use crate::process;
+use crate::workspace::Workspace;
+
+/// Packages that are unpacked together.
+pub(crate) struct Set {
+    /// Its name on the command line and under `target/tools`.
+    name: &'static str,
+    /// What it is for.
+    purpose: &'static str,
+    /// If the machine has all of these programs, they are used and nothing is unpacked.
+    /// Empty: the packages are unpacked wherever we run.
+    programs: &'static [&'static str],
+    /// Debian packages. What they depend on comes with them unless the machine has it.
+    packages: &'static [&'static str],
+    /// Suites to draw on besides those of the machine's own release, such as
+    /// `bookworm-backports`. A package is taken from them only as `package/suite`, or if no
+    /// other suite has it.
+    suites: &'static [&'static str],
+}
+
+/// Makes and shows network namespaces.
+pub(crate) const IPROUTE2: Set = Set {
+    name: "iproute2",
+    purpose: "ip, tc and bridge, for the lab",
+    programs: &["ip", "tc", "bridge"],
+    packages: &["iproute2"],
+    suites: &[],
+};
+
+/// Shows BPF programs and maps.
+pub(crate) const BPFTOOL: Set = Set {
+    name: "bpftool",
+    purpose: "shows the BPF programs and maps of a running ibarr",
+    programs: &["bpftool"],
+    packages: &["bpftool"],
+    suites: &[],
+};
+
+const SETS: &[&Set] = &[&IPROUTE2, &BPFTOOL];
+
+/// List or fetch the tools that other commands use
+#[derive(clap::Args)]
+pub(crate) struct Args {
+    /// Sets to fetch; none: list them all
+    names: Vec<String>,
+    /// Fetch a set even if the machine has its programs
+    #[arg(long, requires = "names")]
+    private: bool,
+}
+
+pub(crate) fn run(workspace: &Workspace, args: &Args) -> Result<()> {
+    if args.names.is_empty() {
+        return list(workspace);
+    }
+    let store = Store::new(workspace);
+    let sets = args.names.iter().map(|name| find(name)).collect::<Result<Vec<_>>>()?;
+    for set in sets {
+        match set.on_this_machine() {
+            Some(programs) if !args.private => println!("{}: {}", set.name, join(&programs)),
+            _ => println!("{}: {}", set.name, store.ensure(set)?.display()),
+        }
+    }
+    Ok(())
+}
+
+/// Programs that [`ensure`] found or fetched.
+pub(crate) struct Toolbox {
+    bins: Vec<PathBuf>,
+}
+
+impl Toolbox {
+    /// A PATH that leads to them: what was fetched, the caller's own PATH, and the directories
+    /// of administration that Debian keeps from ordinary users.
+    pub(crate) fn path(&self) -> Result<OsString> {
+        let own = env::var_os("PATH").unwrap_or_default();
+        let path = self.bins.iter().cloned().chain(env::split_paths(&own)).chain(admin_paths());
+        env::join_paths(path).context("a directory name holds a colon")
+    }
+}
+
+/// Sees to it that the programs of `sets` can be run.
+///
+/// # Errors
+/// Names the set, why it cannot be had here, and what to install by hand instead.
+pub(crate) fn ensure(workspace: &Workspace, sets: &[&Set]) -> Result<Toolbox> {
+    let store = Store::new(workspace);
+    let mut bins = Vec::new();
+    for set in sets {
+        if set.on_this_machine().is_none() {
+            bins.push(store.ensure(set)?.join("bin"));
+        }
+    }
+    Ok(Toolbox { bins })
+}
+
+fn list(workspace: &Workspace) -> Result<()> {
+    let store = Store::new(workspace);
+    for set in SETS {
+        let place = match set.on_this_machine() {
+            Some(programs) => join(&programs),
+            None if store.has(set)? => store.prefix(set).display().to_string(),
+            None => "not here yet".to_owned(),
+        };
+        println!("{:<10} {} ({place})", set.name, set.purpose);
+    }
+    Ok(())
+}
+
+fn find(name: &str) -> Result<&'static Set> {
+    SETS.iter().copied().find(|set| set.name == name).with_context(|| {
+        let names: Vec<_> = SETS.iter().map(|set| set.name).collect();
+        format!("no set of tools is called {name:?}: there are {}", names.join(", "))
+    })
+}
+
+impl Set {
+    /// Where the machine itself has the programs, if it has them all.
+    fn on_this_machine(&self) -> Option<Vec<PathBuf>> {
+        if self.programs.is_empty() {
+            return None;
+        }
+        self.programs.iter().map(|program| which(program)).collect()
+    }
+
+    /// Changes if the set does. First line of [`STAMP`].
+    fn fingerprint(&self) -> String {
+        format!("# {} from {}", self.packages.join(" "), self.suites.join(" ")).trim_end().into()
+    }
+}
+
+/// `target/tools`.
+struct Store {
+    root: PathBuf,
+}
+
+/// Says what a prefix was made from. A prefix without it, or with another set's, does not count.
+const STAMP: &str = "packages.txt";
+
+impl Store {
+    fn new(workspace: &Workspace) -> Self {
+        Self { root: workspace.target().join("tools") }
+    }
+
+    fn prefix(&self, set: &Set) -> PathBuf {
+        self.root.join(set.name)
+    }
+
+    fn has(&self, set: &Set) -> Result<bool> {
+        let stamp = self.prefix(set).join(STAMP);
+        match fs::read_to_string(&stamp) {
+            Ok(text) => Ok(text.lines().next() == Some(&set.fingerprint())),
+            Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(false),
+            Err(error) => Err(error).with_context(|| format!("{} is unreadable", stamp.display())),
+        }
+    }
+
+    /// The prefix of `set`, unpacked first if need be: `bin/` holds its programs, `root/` its
+    /// packages.
+    fn ensure(&self, set: &Set) -> Result<PathBuf> {
+        let prefix = self.prefix(set);
+        if self.has(set)? {
+            return Ok(prefix);
+        }
+        fs::create_dir_all(&self.root)
+            .with_context(|| format!("{} cannot be made", self.root.display()))?;
+        let lock = File::create(self.root.join("lock")).context("target/tools/lock")?;
+        lock.lock().context("target/tools/lock cannot be locked")?;
+        // Another xtask may have made it while we waited for the lock.
+        if !self.has(set)? {
+            self.unpack(set, &prefix).with_context(|| {
+                let packages = set.packages.join(" ");
+                format!(
+                    "tools: {} cannot be fetched; to go on without, install: {packages}",
+                    set.name
+                )
+            })?;
+        }
+        Ok(prefix)
+    }
+
+    fn unpack(&self, set: &Set, prefix: &Path) -> Result<()> {
+        if which("apt-get").is_none() || which("dpkg-deb").is_none() {
+            bail!("this system has no apt-get and dpkg-deb");
+        }
+        let apt = Apt::new(&self.root.join("apt"), set.packages, set.suites)?;
+        let fetched = apt.fetch(set.name, set.packages)?;
+
+        // Made aside and renamed, so that a cut leaves nothing that looks whole.
+        let aside = self.root.join(format!("{}.partial", set.name));
+        remove_all(&aside)?;
+        let root = aside.join("root");
+        fs::create_dir_all(&root)?;
+        for package in &fetched {
+            process::run(Command::new("dpkg-deb").arg("-x").arg(&package.file).arg(&root))?;
+        }
+        write_wrappers(&root, &aside.join("bin"))?;
+        write_stamp(&aside.join(STAMP), set, &fetched)?;
+        remove_all(prefix)?;
+        fs::rename(&aside, prefix)?;
+        for package in &fetched {
+            fs::remove_file(&package.file)?;
+        }
+        Ok(())
+    }
+}
+
+fn write_stamp(path: &Path, set: &Set, fetched: &[Fetched]) -> Result<()> {
+    let mut stamp = File::create(path)?;
+    writeln!(stamp, "{}", set.fingerprint())?;
+    for Fetched { name, version, .. } in fetched {
+        writeln!(stamp, "{name} {version}")?;
+    }
+    Ok(())
+}
+
+/// One shell script in `bin` for each program under `root`. They find their prefix from their own
+/// place, so that a checkout can be moved.
+fn write_wrappers(root: &Path, bin: &Path) -> Result<()> {
+    fs::create_dir_all(bin)?;
+    let libraries = library_dirs(root)?
+        .iter()
+        .map(|dir| format!("$prefix/root/{dir}"))
+        .collect::<Vec<_>>()
+        .join(":");
+    for dir in ["usr/bin", "usr/sbin", "bin", "sbin"] {
+        let Ok(entries) = fs::read_dir(root.join(dir)) else { continue };
+        for entry in entries {
+            let entry = entry?;
+            // `/sbin/ip -> /bin/ip` leads out of the prefix; what it means is wrapped anyway.
+            if fs::read_link(entry.path()).is_ok_and(|target| target.is_absolute()) {
+                continue;
+            }
+            let name = entry.file_name();
+            let name = name.to_str().context("a program's name is not UTF-8")?;
+            let script = format!(
+                "#!/bin/sh\n\
+                 prefix=\"${{0%/*}}/..\"\n\
+                 LD_LIBRARY_PATH=\"{libraries}${{LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}}\"\n\
+                 export LD_LIBRARY_PATH\n\
+                 exec \"$prefix/root/{dir}/{name}\" \"$@\"\n"
+            );
+            let path = bin.join(name);
+            fs::write(&path, script)?;
+            fs::set_permissions(&path, fs::Permissions::from_mode(0o755))?;
+        }
+    }
+    Ok(())
+}
+
+/// The directories under `root` where the loader would look, relative to it.
+fn library_dirs(root: &Path) -> Result<Vec<String>> {
+    let mut dirs = Vec::new();
+    for dir in ["usr/lib", "lib"] {
+        let Ok(entries) = fs::read_dir(root.join(dir)) else { continue };
+        dirs.push(dir.to_owned());
+        for entry in entries {
+            let entry = entry?;
+            let name = entry.file_name();
+            let name = name.to_str().context("a library's name is not UTF-8")?;
+            // The multiarch directory, such as x86_64-linux-gnu.
+            if entry.file_type()?.is_dir() && name.contains("-linux-gnu") {
+                dirs.push(format!("{dir}/{name}"));
+            }
+        }
+    }
+    Ok(dirs)
+}
+
+/// The program called `name` of this machine, on PATH or in a directory of administration.
+pub(crate) fn which(name: &str) -> Option<PathBuf> {
+    let path = env::var_os("PATH").unwrap_or_default();
+    env::split_paths(&path).chain(admin_paths()).map(|dir| dir.join(name)).find(|file| {
+        fs::metadata(file).is_ok_and(|file| file.is_file() && file.mode() & 0o111 != 0)
+    })
+}
+
+fn admin_paths() -> impl Iterator<Item = PathBuf> {
+    ["/usr/local/sbin", "/usr/sbin", "/sbin"].into_iter().map(PathBuf::from)
+}
+
+fn remove_all(dir: &Path) -> Result<()> {
+    match fs::remove_dir_all(dir) {
+        Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
+            Err(error).with_context(|| format!("{} cannot be removed", dir.display()))
+        }
+        _ => Ok(()),
+    }
+}
+
+fn join(paths: &[PathBuf]) -> String {
+    paths.iter().map(|path| path.display().to_string()).collect::<Vec<_>>().join(", ")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn set_names_are_distinct() {
+        for (index, set) in SETS.iter().enumerate() {
+            assert!(SETS.iter().skip(index + 1).all(|other| other.name != set.name));
+            assert!(!set.packages.is_empty());
+        }
+    }
+
+    #[test]
+    fn unknown_set_is_an_error_that_lists_the_known_ones() {
+        let error = find("iproute").err().expect("no such set").to_string();
+        assert!(error.contains("iproute2"), "{error}");
+    }
+
+    #[test]
+    fn prefix_of_another_definition_does_not_count() {
+        let dir = env::temp_dir().join(format!("xtask-tools-{}", std::process::id()));
+        let store = Store { root: dir.clone() };
+        let prefix = store.prefix(&IPROUTE2);
+        fs::create_dir_all(&prefix).expect("temporary directory");
+        assert!(!store.has(&IPROUTE2).expect("readable"));
+        write_stamp(&prefix.join(STAMP), &BPFTOOL, &[]).expect("writable");
+        assert!(!store.has(&IPROUTE2).expect("readable"));
+        write_stamp(&prefix.join(STAMP), &IPROUTE2, &[]).expect("writable");
+        assert!(store.has(&IPROUTE2).expect("readable"));
+        fs::remove_dir_all(dir).expect("temporary directory");
+    }
+
+    #[test]
+    fn wrapper_runs_its_program_with_its_libraries_from_any_place() {
+        let dir = env::temp_dir().join(format!("xtask-wrapper-{}", std::process::id()));
+        let (before, after) = (dir.join("before"), dir.join("after"));
+        let program = before.join("root/usr/sbin/show");
+        fs::create_dir_all(before.join("root/usr/sbin")).expect("temporary directory");
+        fs::create_dir_all(before.join("root/usr/lib/x86_64-linux-gnu"))
+            .expect("temporary directory");
+        fs::write(&program, "#!/bin/sh\necho \"$LD_LIBRARY_PATH $1\"\n").expect("writable");
+        fs::set_permissions(&program, fs::Permissions::from_mode(0o755)).expect("writable");
+        write_wrappers(&before.join("root"), &before.join("bin")).expect("writable");
+        fs::rename(&before, &after).expect("same file system");
+
+        let said = process::output(Command::new(after.join("bin/show")).arg("a b")).expect("runs");
+        let root = after.join("bin/../root");
+        assert!(said.contains(&format!("{}/usr/lib/x86_64-linux-gnu", root.display())), "{said}");
+        assert!(said.ends_with(" a b\n"), "{said}");
+        fs::remove_dir_all(dir).expect("temporary directory");
+    }
+}

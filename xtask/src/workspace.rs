@@ -1,0 +1,56 @@
+// SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
+
+//! Where things are.
+
+use std::env;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use anyhow::{Context as _, Result};
+use serde_json::Value;
+
+use crate::process;
+
+/// The checkout that `cargo xtask` was typed in.
+pub(crate) struct Workspace {
+    root: PathBuf,
+    target: PathBuf,
+}
+
+impl Workspace {
+    pub(crate) fn find() -> Result<Self> {
+        // At run time first: a shared target directory may hold another checkout's build.
+        let xtask = env::var_os("CARGO_MANIFEST_DIR")
+            .map_or_else(|| PathBuf::from(env!("CARGO_MANIFEST_DIR")), PathBuf::from);
+        let root = xtask.parent().context("xtask/ has a parent directory")?.to_owned();
+        let metadata = metadata(&root, &["--no-deps"])?;
+        let target = metadata["target_directory"]
+            .as_str()
+            .context("`cargo metadata` names no target directory")?
+            .into();
+        Ok(Self { root, target })
+    }
+
+    /// Cargo's target directory.
+    pub(crate) fn target(&self) -> &Path {
+        &self.target
+    }
+
+    /// `cargo` with `arguments`, in the checkout.
+    pub(crate) fn cargo(&self, arguments: &[&str]) -> Command {
+        cargo(&self.root, arguments)
+    }
+}
+
+/// What `cargo metadata` says of the workspace at `root`.
+pub(crate) fn metadata(root: &Path, arguments: &[&str]) -> Result<Value> {
+    let mut command = cargo(root, &["metadata", "--format-version=1", "--locked"]);
+    let json = process::output(command.args(arguments))?;
+    serde_json::from_str(&json).context("`cargo metadata` wrote no JSON")
+}
+
+fn cargo(root: &Path, arguments: &[&str]) -> Command {
+    let mut command = Command::new(env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
+    command.current_dir(root).args(arguments);
+    command
+}
