@@ -4,7 +4,7 @@
 
 use std::io::{BufRead as _, BufReader};
 use std::path::{Path, PathBuf};
-use std::process::Stdio;
+use std::process::{Command, Stdio};
 
 use anyhow::{Context as _, Result, bail};
 use serde_json::Value;
@@ -20,12 +20,18 @@ pub(crate) struct Artifact {
     pub(crate) target: String,
     /// Whether it is a target's tests instead of the target.
     pub(crate) is_test: bool,
+    /// Whether it is made from a file under `tests/`.
+    pub(crate) is_integration_test: bool,
     pub(crate) executable: PathBuf,
 }
 
 /// Runs `cargo` with `arguments`, a build command, and lists the programs it made or found fresh.
 pub(crate) fn build(workspace: &Workspace, arguments: &[&str]) -> Result<Vec<Artifact>> {
-    let mut command = workspace.cargo(arguments);
+    from(&mut workspace.cargo(arguments))
+}
+
+/// Lists the programs that `command`, a build by cargo, made or found fresh.
+pub(crate) fn from(command: &mut Command) -> Result<Vec<Artifact>> {
     command.arg("--message-format=json-render-diagnostics").stdout(Stdio::piped());
     let mut child = command.spawn().context("cargo cannot be run")?;
     let stdout = child.stdout.take().context("cargo has a standard output")?;
@@ -35,7 +41,7 @@ pub(crate) fn build(workspace: &Workspace, arguments: &[&str]) -> Result<Vec<Art
     }
     let status = child.wait()?;
     if !status.success() {
-        bail!("`cargo {}` failed: {status}", arguments.join(" "));
+        bail!("the build failed: {status}");
     }
     Ok(artifacts)
 }
@@ -56,6 +62,7 @@ fn parse(line: &str) -> Result<Option<Artifact>> {
         package: manifest.parent().unwrap_or(&manifest).to_owned(),
         target: text(&message["target"]["name"]).unwrap_or_default(),
         is_test: message["profile"]["test"] == true,
+        is_integration_test: message["target"]["kind"][0] == "test",
         executable: executable.into(),
     }))
 }

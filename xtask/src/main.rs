@@ -5,6 +5,7 @@
 #![forbid(unsafe_code)]
 
 mod artifacts;
+mod fuzz;
 mod privilege;
 mod process;
 mod testbed;
@@ -30,6 +31,7 @@ enum Command {
     Run(testbed::RunArgs),
     Lab(testbed::LabArgs),
     Bench(testbed::BenchArgs),
+    Fuzz(fuzz::Args),
     Tools(tools::Args),
 }
 
@@ -39,6 +41,7 @@ fn main() -> ExitCode {
         Command::Run(args) => testbed::run(&workspace, &args),
         Command::Lab(args) => testbed::lab(&workspace, &args),
         Command::Bench(args) => testbed::bench(&workspace, &args),
+        Command::Fuzz(args) => fuzz::run(&workspace, &args),
         Command::Tools(args) => tools::run(&workspace, &args),
     });
     match result {

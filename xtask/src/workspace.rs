@@ -31,6 +31,11 @@ impl Workspace {
         Ok(Self { root, target })
     }
 
+    /// The top of the checkout.
+    pub(crate) fn root(&self) -> &Path {
+        &self.root
+    }
+
     /// Cargo's target directory.
     pub(crate) fn target(&self) -> &Path {
         &self.target
@@ -49,8 +54,16 @@ pub(crate) fn metadata(root: &Path, arguments: &[&str]) -> Result<Value> {
     serde_json::from_str(&json).context("`cargo metadata` wrote no JSON")
 }
 
-fn cargo(root: &Path, arguments: &[&str]) -> Command {
+/// `cargo` with `arguments`, in `root`.
+pub(crate) fn cargo(root: &Path, arguments: &[&str]) -> Command {
     let mut command = Command::new(env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
     command.current_dir(root).args(arguments);
     command
+}
+
+/// The target that rustc builds for unless told otherwise.
+pub(crate) fn host_triple() -> Result<String> {
+    let version = process::output(Command::new("rustc").arg("-vV"))?;
+    let host = version.lines().find_map(|line| line.strip_prefix("host: "));
+    Ok(host.context("`rustc -vV` names no host")?.to_owned())
 }

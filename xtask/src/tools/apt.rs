@@ -127,7 +127,8 @@ fn configuration(dir: &Path, system: &str) -> Result<String> {
 
 /// dpkg's list of packages, cut down to what is installed, at which version, and what it
 /// provides. Without the installed packages' own wishes no broken dependency, no conflict and no
-/// upgrade of the system can come into the plan. `wanted` are left out, to be fetched.
+/// upgrade of the system can come into the plan. `wanted`, as `package` or `package/suite`, are
+/// left out, to be fetched.
 fn installed(status: &str, wanted: &[&str]) -> String {
     const KEPT: [&str; 6] =
         ["Package:", "Status:", "Architecture:", "Multi-Arch:", "Version:", "Provides:"];
@@ -135,7 +136,9 @@ fn installed(status: &str, wanted: &[&str]) -> String {
     for stanza in status.split("\n\n") {
         let is_installed = stanza.lines().any(|line| line == "Status: install ok installed");
         let name = stanza.lines().find_map(|line| line.strip_prefix("Package: "));
-        if !is_installed || name.is_none_or(|name| wanted.contains(&name)) {
+        let is_wanted =
+            |name| wanted.iter().any(|wanted: &&str| wanted.split('/').next() == Some(name));
+        if !is_installed || name.is_none_or(is_wanted) {
             continue;
         }
         for line in stanza.lines().filter(|line| KEPT.iter().any(|key| line.starts_with(key))) {
@@ -209,7 +212,7 @@ mod tests {
                       Provides: aa\nConflicts: c\nDescription: x\n y\n\
                       \nPackage: b\nStatus: deinstall ok config-files\nVersion: 1\n\
                       \nPackage: c\nStatus: install ok installed\nVersion: 1\n";
-        let kept = installed(status, &["c"]);
+        let kept = installed(status, &["c/bookworm-backports"]);
         assert_eq!(kept, "Package: a\nStatus: install ok installed\nVersion: 1\nProvides: aa\n\n");
     }
 

@@ -58,7 +58,16 @@ pub(crate) const BPFTOOL: Set = Set {
     suites: &[],
 };
 
-const SETS: &[&Set] = &[&IPROUTE2, &BPFTOOL];
+/// Compiles libFuzzer.
+pub(crate) const GXX: Set = Set {
+    name: "g++",
+    purpose: "C++ compiler, for the fuzzers",
+    programs: &["g++"],
+    packages: &["g++"],
+    suites: &[],
+};
+
+const SETS: &[&Set] = &[&IPROUTE2, &BPFTOOL, &GXX];
 
 /// List or fetch the tools that other commands use
 #[derive(clap::Args)]

@@ -1,0 +1,28 @@
+// SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
+
+//! The fuzz targets: each is a claim about any bytes, as a function that panics where it does not
+//! hold. The binaries under `fuzz_targets/` hand them to libFuzzer; `tests/corpus.rs` replays
+//! under plain `cargo test` whatever `corpus/<target>/` has collected.
+
+#![forbid(unsafe_code)]
+
+mod ip2gid_codec;
+
+pub use ip2gid_codec::ip2gid_codec;
+
+/// A claim about any bytes.
+pub type Target = fn(&[u8]);
+
+/// Every target, by the name of its binary and its corpus.
+pub const TARGETS: &[(&str, Target)] = &[("ip2gid_codec", ip2gid_codec)];
+
+/// What a target's binary does without libFuzzer: runs the files named as its arguments.
+///
+/// # Panics
+/// A file is unreadable, or the claim does not hold for it.
+pub fn replay_arguments(target: Target) {
+    for file in std::env::args_os().skip(1) {
+        let data = std::fs::read(&file).unwrap_or_else(|error| panic!("{}: {error}", file.display()));
+        target(&data);
+    }
+}

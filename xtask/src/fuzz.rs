@@ -1,0 +1,196 @@
+// SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
+
+//! `fuzz`: libFuzzer on stable Rust. The workspace in `fuzz/` holds the targets and what was
+//! found; the flags that cargo-fuzz would set are set here, so that neither it nor a nightly
+//! compiler is needed.
+
+use std::ffi::OsStr;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::Duration;
+
+use anyhow::{Context as _, Result, bail};
+
+use crate::artifacts::{self, Artifact};
+use crate::process;
+use crate::tools::{self, Toolbox};
+use crate::workspace::{self, Workspace};
+
+/// Search for inputs that break a claim; a crash is minimised into the corpus
+#[derive(clap::Args)]
+pub(crate) struct Args {
+    /// The target to run; none: all, one after another
+    target: Option<String>,
+    /// How long to run each
+    #[arg(long, default_value_t = 600)]
+    seconds: u64,
+    /// Add inputs that reached new code to the corpus
+    #[arg(long)]
+    keep: bool,
+}
+
+/// What coverage-guided fuzzing needs of the compiler: a counter at every edge, the table of their
+/// places, and a call at each comparison. `cfg(fuzzing)` brings in libFuzzer, which is C++, so
+/// that g++ links.
+const RUSTFLAGS: &str = "--cfg fuzzing -Clinker=g++ -Cpasses=sancov-module \
+    -Cllvm-args=-sanitizer-coverage-level=4 \
+    -Cllvm-args=-sanitizer-coverage-inline-8bit-counters \
+    -Cllvm-args=-sanitizer-coverage-pc-table \
+    -Cllvm-args=-sanitizer-coverage-trace-compares";
+
+pub(crate) fn run(workspace: &Workspace, args: &Args) -> Result<()> {
+    let toolbox = tools::ensure(workspace, &[&tools::GXX])?;
+    let fuzzers = build(workspace, &toolbox)?;
+    if let Some(name) = &args.target {
+        artifacts::binary(&fuzzers, name)?;
+    }
+    let is_wanted =
+        |fuzzer: &&Artifact| args.target.as_ref().is_none_or(|name| *name == fuzzer.target);
+    for fuzzer in fuzzers.iter().filter(is_wanted) {
+        let target = Target::new(workspace, fuzzer)?;
+        target.search(Duration::from_secs(args.seconds))?;
+        if args.keep {
+            target.keep()?;
+        }
+    }
+    Ok(())
+}
+
+/// Runs each target for `time`.
+pub(crate) fn smoke(workspace: &Workspace, toolbox: &Toolbox, time: Duration) -> Result<()> {
+    let fuzzers = build(workspace, toolbox)?;
+    if fuzzers.is_empty() {
+        bail!("there are no fuzz targets");
+    }
+    fuzzers.iter().try_for_each(|fuzzer| Target::new(workspace, fuzzer)?.search(time))
+}
+
+/// A `cargo test` that runs every target on its corpus. Needs neither C++ nor instrumentation.
+pub(crate) fn replay(workspace: &Workspace) -> Command {
+    cargo(workspace, &["test", "--locked"])
+}
+
+fn cargo(workspace: &Workspace, arguments: &[&str]) -> Command {
+    let mut command = workspace::cargo(&root(workspace), arguments);
+    command.env("CARGO_TARGET_DIR", target_dir(workspace));
+    command
+}
+
+fn build(workspace: &Workspace, toolbox: &Toolbox) -> Result<Vec<Artifact>> {
+    // With a target given, the flags stay away from build scripts and macros.
+    let host = workspace::host_triple()?;
+    let mut command =
+        cargo(workspace, &["build", "--locked", "--release", "--bins", "--target", &host]);
+    command.env("RUSTFLAGS", RUSTFLAGS).env("CXX", "g++").env("PATH", toolbox.path()?);
+    artifacts::from(&mut command)
+}
+
+/// One target: its fuzzer and its directories.
+struct Target<'a> {
+    name: &'a str,
+    fuzzer: &'a Path,
+    /// In the checkout: what is known.
+    corpus: PathBuf,
+    /// Under `target/`: what fuzzing has found besides.
+    findings: PathBuf,
+    /// Under `target/`: inputs that broke the claim.
+    crashes: PathBuf,
+}
+
+impl<'a> Target<'a> {
+    fn new(workspace: &Workspace, fuzzer: &'a Artifact) -> Result<Self> {
+        let name = &fuzzer.target;
+        let target = Self {
+            name,
+            fuzzer: &fuzzer.executable,
+            corpus: root(workspace).join("corpus").join(name),
+            findings: target_dir(workspace).join("corpus").join(name),
+            crashes: target_dir(workspace).join("crashes").join(name),
+        };
+        for dir in [&target.corpus, &target.findings, &target.crashes] {
+            fs::create_dir_all(dir).with_context(|| dir.display().to_string())?;
+        }
+        Ok(target)
+    }
+
+    fn search(&self, time: Duration) -> Result<()> {
+        eprintln!("   {}: {} s", self.name, time.as_secs());
+        let before = files(&self.crashes)?;
+        let mut command = Command::new(self.fuzzer);
+        command
+            .args([&self.findings, &self.corpus])
+            .arg(format!("-max_total_time={}", time.as_secs()))
+            .args(["-timeout=10", "-print_final_stats=1"])
+            .arg(with_path("-artifact_prefix=", &self.crashes.join("")));
+        // libFuzzer's lines of progress are for those who stay to watch.
+        let ran = if time > Duration::from_mins(1) {
+            process::run(&mut command)
+        } else {
+            process::output(&mut command).map(drop)
+        };
+        let Err(error) = ran else { return Ok(()) };
+        let mut new = files(&self.crashes)?;
+        new.retain(|file| !before.contains(file));
+        let Some(crash) = new.first() else { return Err(error) };
+        let kept = self.minimise(crash)?;
+        eprintln!("{error:#}");
+        bail!(
+            "{}: a claim is broken by {}: {}\n`cargo test --manifest-path fuzz/Cargo.toml` shows \
+             it until it is mended; commit both",
+            self.name,
+            kept.display(),
+            hex(&fs::read(&kept)?),
+        );
+    }
+
+    /// The smallest input that breaks the claim as `crash` does, in the corpus.
+    fn minimise(&self, crash: &Path) -> Result<PathBuf> {
+        let name = crash.file_name().context("a crash is a file")?;
+        let kept = self.corpus.join(name);
+        fs::copy(crash, &kept)?;
+        let mut command = Command::new(self.fuzzer);
+        command
+            .args(["-minimize_crash=1", "-max_total_time=20"])
+            .arg(with_path("-exact_artifact_path=", &kept))
+            .arg(crash);
+        // It fails in the end by design: with the smallest input that still fails.
+        command.output().with_context(|| format!("{} cannot be run", self.fuzzer.display()))?;
+        Ok(kept)
+    }
+
+    /// Adds to the corpus those findings that reach code which it does not.
+    fn keep(&self) -> Result<()> {
+        let mut command = Command::new(self.fuzzer);
+        process::output(command.arg("-merge=1").args([&self.corpus, &self.findings])).map(drop)
+    }
+}
+
+fn root(workspace: &Workspace) -> PathBuf {
+    workspace.root().join("fuzz")
+}
+
+fn target_dir(workspace: &Workspace) -> PathBuf {
+    workspace.target().join("fuzz")
+}
+
+fn with_path(option: &str, path: &Path) -> std::ffi::OsString {
+    let mut argument = OsStr::new(option).to_owned();
+    argument.push(path);
+    argument
+}
+
+fn files(dir: &Path) -> Result<Vec<PathBuf>> {
+    let entries = fs::read_dir(dir).with_context(|| dir.display().to_string())?;
+    let mut files =
+        entries.map(|entry| Ok(entry?.path())).collect::<Result<Vec<_>, std::io::Error>>()?;
+    files.sort();
+    Ok(files)
+}
+
+/// For reports from a machine whose files will be gone.
+fn hex(bytes: &[u8]) -> String {
+    const SHOWN: usize = 512;
+    let more = if bytes.len() > SHOWN { " and more" } else { "" };
+    format!("{:02x?}{more}", &bytes[..bytes.len().min(SHOWN)])
+}
