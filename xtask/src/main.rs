@@ -9,6 +9,7 @@ mod fuzz;
 mod privilege;
 mod process;
 mod testbed;
+mod tidy;
 mod tools;
 mod workspace;
 
@@ -32,6 +33,8 @@ enum Command {
     Lab(testbed::LabArgs),
     Bench(testbed::BenchArgs),
     Fuzz(fuzz::Args),
+    /// Check the house rules that the compiler does not know
+    Tidy,
     Tools(tools::Args),
 }
 
@@ -42,6 +45,7 @@ fn main() -> ExitCode {
         Command::Lab(args) => testbed::lab(&workspace, &args),
         Command::Bench(args) => testbed::bench(&workspace, &args),
         Command::Fuzz(args) => fuzz::run(&workspace, &args),
+        Command::Tidy => tidy::check(&workspace),
         Command::Tools(args) => tools::run(&workspace, &args),
     });
     match result {

@@ -1,0 +1,76 @@
+// SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
+
+//! `tidy`: the house rules that neither rustc nor clippy knows. Each check is a function of what
+//! it reads, and has a test that shows it failing.
+
+mod arrows;
+mod licences;
+mod text;
+
+use std::fs;
+use std::path::Path;
+use std::process::Command;
+
+use anyhow::{Context as _, Result, bail};
+
+use crate::process;
+use crate::workspace::{self, Workspace};
+
+/// A rule that something breaks: what, and the remedy.
+type Problems = Vec<String>;
+
+pub(crate) fn check(workspace: &Workspace) -> Result<()> {
+    let files = tracked_files(workspace.root())?;
+    let mut problems = Problems::new();
+
+    // Without the packages of other systems: they are in no build of ours.
+    let host = workspace::host_triple()?;
+    let platform = ["--filter-platform", &host];
+    let metadata = workspace::metadata(workspace.root(), &platform)?;
+    problems.extend(arrows::check(&metadata));
+    problems.extend(licences::check(&metadata));
+    problems
+        .extend(licences::check(&workspace::metadata(&workspace.root().join("fuzz"), &platform)?));
+
+    problems.extend(licences::deny_toml(&files));
+
+    for file in &files {
+        problems.extend(text::check(file));
+    }
+    problems.extend(text::links(&files));
+    problems.extend(text::test_command(&files));
+
+    if !problems.is_empty() {
+        for problem in &problems {
+            eprintln!("tidy: {problem}");
+        }
+        bail!("tidy: {} found", problems.len());
+    }
+    eprintln!("tidy: {} files are in order", files.len());
+    Ok(())
+}
+
+/// A text file of the project.
+struct File {
+    /// Relative to the top of the checkout.
+    path: String,
+    text: String,
+}
+
+/// What git tracks, and what it would if it were added; not what is no text.
+fn tracked_files(root: &Path) -> Result<Vec<File>> {
+    let mut git = Command::new("git");
+    git.current_dir(root).args(["ls-files", "-z", "--cached", "--others", "--exclude-standard"]);
+    let listed = process::output(&mut git)?;
+    let mut files = Vec::new();
+    for path in listed.split_terminator('\0') {
+        match fs::read_to_string(root.join(path)) {
+            Ok(text) => files.push(File { path: path.to_owned(), text }),
+            Err(error) if error.kind() == std::io::ErrorKind::InvalidData => {}
+            // Deleted and not yet committed.
+            Err(error) if error.kind() == std::io::ErrorKind::NotFound => {}
+            Err(error) => return Err(error).context(path.to_owned()),
+        }
+    }
+    Ok(files)
+}

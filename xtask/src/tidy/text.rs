@@ -1,0 +1,302 @@
+// SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
+
+//! Rules about single files, and about files that must agree.
+
+use super::{File, Problems};
+
+const SPDX: &str = "SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause";
+
+/// The longest that a source file may be without saying why, its unit tests included.
+const MAX_LINES: usize = 600;
+
+/// In the head comment of a longer file, before its reason.
+const LONG: &str = "long because";
+
+/// Where memory and system calls are touched by hand; the rest of the tree has no `unsafe`.
+const UNSAFE_PLACES: &[&str] =
+    &["ibarr-user/src/sys/", "ibarr-user/src/sys.rs", "ibarr-user/src/bpf/", "ibarr-ebpf/src/"];
+
+/// Directories of the machines that this is written on: nobody else has them.
+const MACHINE_DIRS: &[&str] =
+    &[concat!("/", "work/"), concat!("/", "farm/"), concat!("/", "home/"), concat!("/", "root/")];
+
+/// A program asks for the directory of temporary files; text may speak of it.
+const TEMPORARY_DIR: &str = concat!("/", "tmp/");
+
+/// The rules about a file by itself.
+pub(super) fn check(file: &File) -> Problems {
+    [
+        licence(file),
+        length(file),
+        machine_paths(file),
+        hand_made_temporary_paths(file),
+        unsafe_places(file),
+        ignored_tests(file),
+        lints(file),
+    ]
+    .into_iter()
+    .flatten()
+    .collect()
+}
+
+fn licence(file: &File) -> Option<String> {
+    let has_licence = file.has_extension(&["rs", "c", "h", "sh", "py"])
+        || matches!(
+            file.name(),
+            "Cargo.toml" | "clippy.toml" | "deny.toml" | "Kbuild" | "Makefile"
+        )
+        || file.text.starts_with("#!");
+    let head = || file.text.lines().take(2);
+    (has_licence && !head().any(|line| line.contains(SPDX)))
+        .then(|| format!("{}: the first line is not `{SPDX}`", file.path))
+}
+
+fn length(file: &File) -> Option<String> {
+    let is_source = file.has_extension(&["rs", "c", "h"]) && !file.is_test();
+    let lines = file.text.lines().count();
+    let is_comment = |line: &&str| line.is_empty() || line.starts_with("//") || line.contains('*');
+    let mut head = file.text.lines().take_while(is_comment);
+    (is_source && lines > MAX_LINES && !head.any(|line| line.to_lowercase().contains(LONG))).then(
+        || {
+            let path = &file.path;
+            format!("{path}: {lines} lines: split it, or say `{LONG} …` in its head comment")
+        },
+    )
+}
+
+fn machine_paths(file: &File) -> Option<String> {
+    file.find(|line| MACHINE_DIRS.iter().any(|dir| has_path(line, dir)))
+        .map(|at| format!("{at}: a path of somebody's machine"))
+}
+
+fn hand_made_temporary_paths(file: &File) -> Option<String> {
+    if file.has_extension(&["md"]) {
+        return None;
+    }
+    file.find(|line| has_path(line, TEMPORARY_DIR))
+        .map(|at| format!("{at}: a temporary path made by hand: use std::env::temp_dir"))
+}
+
+fn unsafe_places(file: &File) -> Option<String> {
+    if !file.has_extension(&["rs"])
+        || UNSAFE_PLACES.iter().any(|place| file.path.starts_with(place))
+    {
+        return None;
+    }
+    file.find(|line| {
+        let code = line.split("//").next().unwrap_or_default();
+        let mut after = code.split("unsafe").skip(1);
+        after.any(|rest| {
+            let rest = rest.trim_start();
+            rest.starts_with('(')
+                || ["{", "fn ", "impl", "extern", "trait "].iter().any(|it| rest.starts_with(it))
+        })
+    })
+    .map(|at| format!("{at}: unsafe code belongs in {}", UNSAFE_PLACES.join(", ")))
+}
+
+fn ignored_tests(file: &File) -> Option<String> {
+    if !file.has_extension(&["rs"]) {
+        return None;
+    }
+    file.find(|line| line.trim_start().starts_with("#[ignore"))
+        .map(|at| format!("{at}: a test that nobody runs: give it a level, or remove it"))
+}
+
+fn lints(file: &File) -> Option<String> {
+    let is_member = file.name() == "Cargo.toml"
+        && file.text.contains("[package]")
+        && !file.text.contains("[workspace]");
+    let mut lines = file.text.lines().skip_while(|line| *line != "[lints]").skip(1);
+    (is_member && lines.next() != Some("workspace = true"))
+        .then(|| format!("{}: it does not inherit the lints: [lints], workspace = true", file.path))
+}
+
+/// Relative links of Markdown files lead to files.
+pub(super) fn links(files: &[File]) -> Problems {
+    let mut problems = Problems::new();
+    for file in files.iter().filter(|file| file.has_extension(&["md"])) {
+        for rest in file.text.split("](").skip(1) {
+            let Some((target, _)) = rest.split_once(')') else { continue };
+            let target = target.split('#').next().unwrap_or_default();
+            if target.is_empty() || target.contains(':') {
+                continue;
+            }
+            let path = resolve(&file.path, target);
+            let exists = files.iter().any(|other| {
+                other
+                    .path
+                    .strip_prefix(&path)
+                    .is_some_and(|rest| rest.is_empty() || rest.starts_with('/') || path.is_empty())
+            });
+            if !exists {
+                problems.push(format!("{}: a link to {target}, which is not there", file.path));
+            }
+        }
+    }
+    problems
+}
+
+/// CI types what README.md tells a newcomer to type.
+pub(super) fn test_command(files: &[File]) -> Problems {
+    let text = |path: &str| files.iter().find(|file| file.path == path).map(|file| &file.text);
+    let (Some(readme), Some(ci)) = (text("README.md"), text(".ci/run")) else {
+        return vec!["README.md or .ci/run is missing".to_owned()];
+    };
+    let commands: Vec<_> = ci
+        .lines()
+        .filter(|line| !line.is_empty() && !line.starts_with('#') && !line.starts_with("set "))
+        .collect();
+    match commands.as_slice() {
+        [command] if readme.lines().any(|line| Some(line) == typed(command)) => Problems::new(),
+        _ => vec![format!(
+            ".ci/run does {commands:?}, but a newcomer who reads README.md types something else"
+        )],
+    }
+}
+
+/// `command` as a person types it: CI's says that it is CI's.
+fn typed(command: &str) -> Option<&str> {
+    command.strip_prefix("CI=true ")
+}
+
+/// The path of `target`, as linked to by the file at `from`.
+fn resolve(from: &str, target: &str) -> String {
+    let mut parts: Vec<&str> = from.split('/').collect();
+    parts.pop();
+    for part in target.split('/') {
+        match part {
+            "" | "." => {}
+            ".." => drop(parts.pop()),
+            part => parts.push(part),
+        }
+    }
+    parts.join("/")
+}
+
+/// Whether `line` names something in `dir`, as a path that begins there.
+fn has_path(line: &str, dir: &str) -> bool {
+    line.match_indices(dir).any(|(at, _)| {
+        let before = line[..at].chars().next_back();
+        before.is_none_or(|before| !before.is_alphanumeric() && !"._-/}$".contains(before))
+    })
+}
+
+impl File {
+    fn name(&self) -> &str {
+        self.path.rsplit('/').next().unwrap_or(&self.path)
+    }
+
+    fn has_extension(&self, extensions: &[&str]) -> bool {
+        self.name().rsplit_once('.').is_some_and(|(_, extension)| extensions.contains(&extension))
+    }
+
+    fn is_test(&self) -> bool {
+        self.name() == "tests.rs" || self.path.split('/').any(|part| part == "tests")
+    }
+
+    /// `path:line` of the first line that `is_it`.
+    fn find(&self, is_it: impl Fn(&str) -> bool) -> Option<String> {
+        let at = self.text.lines().position(is_it)?;
+        Some(format!("{}:{}", self.path, at + 1))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn file(path: &str, text: &str) -> File {
+        File { path: path.to_owned(), text: text.to_owned() }
+    }
+
+    #[test]
+    fn missing_licence_is_found() {
+        assert!(licence(&file("a/src/b.rs", "//! Text.\n")).is_some());
+        assert!(licence(&file("a/Cargo.toml", "[package]\n")).is_some());
+        assert!(licence(&file(".ci/run", "#!/bin/sh\necho\n")).is_some());
+        assert!(licence(&file("a/src/b.rs", &format!("// {SPDX}\n"))).is_none());
+        assert!(licence(&file(".ci/run", &format!("#!/bin/sh\n# {SPDX}\n"))).is_none());
+        assert!(licence(&file("README.md", "# ibarr\n")).is_none());
+    }
+
+    #[test]
+    fn long_file_without_a_reason_is_found() {
+        let body = "fn f() {}\n".repeat(MAX_LINES);
+        assert!(length(&file("a/src/b.rs", &format!("//! Text.\n{body}"))).is_some());
+        assert!(length(&file("a/src/b.rs", &body)).is_none());
+        let argued = format!("//! Text.\n//!\n//! Long because it is one table.\n\n{body}");
+        assert!(length(&file("a/src/b.rs", &argued)).is_none());
+        let late = format!("{body}\n// long because\n");
+        assert!(length(&file("a/src/b.rs", &late)).is_some());
+        assert!(length(&file("a/tests/b.rs", &format!("//! Text.\n{body}"))).is_none());
+    }
+
+    #[test]
+    fn path_of_a_machine_is_found() {
+        for dir in MACHINE_DIRS {
+            let found = machine_paths(&file("docs/a.md", &format!("text\nsee `{dir}x`\n")));
+            assert_eq!(found, Some("docs/a.md:2: a path of somebody's machine".to_owned()));
+            assert!(machine_paths(&file("a.md", &format!("target{dir}x"))).is_none());
+        }
+    }
+
+    #[test]
+    fn temporary_path_is_found_in_code_alone() {
+        let text = format!("let path = \"{TEMPORARY_DIR}x\";\n");
+        assert!(hand_made_temporary_paths(&file("a.rs", &text)).is_some());
+        assert!(hand_made_temporary_paths(&file("a.md", &text)).is_none());
+    }
+
+    #[test]
+    fn unsafe_code_out_of_its_places_is_found() {
+        for code in ["{ f() }", "fn f() {}", "impl A for B {}", "extern \"C\" {}", "(no_mangle)"] {
+            let code = format!("    {} {code}\n", concat!("un", "safe"));
+            assert!(unsafe_places(&file("ibarr-proto/src/a.rs", &code)).is_some(), "{code}");
+            assert!(unsafe_places(&file("ibarr-user/src/sys/a.rs", &code)).is_none());
+        }
+        let word = "#![forbid(unsafe_code)] // no unsafe { here }\n";
+        assert!(unsafe_places(&file("ibarr-proto/src/lib.rs", word)).is_none());
+    }
+
+    #[test]
+    fn ignored_test_is_found() {
+        let text = format!("#[test]\n#[{} = \"slow\"]\nfn f() {{}}\n", "ignore");
+        assert!(ignored_tests(&file("a.rs", &text)).is_some());
+        assert!(ignored_tests(&file("a.rs", "#[test]\nfn f() {}\n")).is_none());
+    }
+
+    #[test]
+    fn manifest_without_the_lints_is_found() {
+        let package = "[package]\nname = \"a\"\n";
+        assert!(lints(&file("a/Cargo.toml", package)).is_some());
+        assert!(lints(&file("a/Cargo.toml", &format!("{package}[lints]\n"))).is_some());
+        let inherits = format!("{package}\n[lints]\nworkspace = true\n");
+        assert!(lints(&file("a/Cargo.toml", &inherits)).is_none());
+        assert!(lints(&file("Cargo.toml", "[workspace]\n")).is_none());
+    }
+
+    #[test]
+    fn dead_link_is_found() {
+        let files = [
+            file("README.md", "[a](docs/a.md#part) [web](https://example.org/) [top](#top)"),
+            file("docs/a.md", "[readme](../README.md) [source](../xtask/) [gone](b.md)"),
+            file("xtask/Cargo.toml", ""),
+        ];
+        assert_eq!(links(&files), ["docs/a.md: a link to b.md, which is not there"]);
+    }
+
+    #[test]
+    fn ci_that_differs_from_the_readme_is_found() {
+        let readme = || file("README.md", "```\ncargo xtask test\n```\n");
+        let ci = |commands: &str| file(".ci/run", &format!("#!/bin/sh\n# x\nset -eu\n{commands}"));
+        assert!(test_command(&[readme(), ci("CI=true cargo xtask test\n")]).is_empty());
+        assert_eq!(test_command(&[readme(), ci("CI=true cargo xtask test fast\n")]).len(), 1);
+        assert_eq!(
+            test_command(&[readme(), ci("apt install x\nCI=true cargo xtask test\n")]).len(),
+            1
+        );
+        assert_eq!(test_command(&[readme(), ci("cargo xtask test\n")]).len(), 1);
+        assert_eq!(test_command(&[readme()]).len(), 1);
+    }
+}
