@@ -8,6 +8,7 @@ mod artifacts;
 mod fuzz;
 mod privilege;
 mod process;
+mod test;
 mod testbed;
 mod tidy;
 mod tools;
@@ -30,6 +31,7 @@ struct Cli {
 #[derive(Subcommand)]
 enum Command {
     Run(testbed::RunArgs),
+    Test(test::Args),
     Lab(testbed::LabArgs),
     Bench(testbed::BenchArgs),
     Fuzz(fuzz::Args),
@@ -42,6 +44,7 @@ fn main() -> ExitCode {
     let cli = Cli::parse();
     let result = Workspace::find().and_then(|workspace| match cli.command {
         Command::Run(args) => testbed::run(&workspace, &args),
+        Command::Test(args) => test::run(&workspace, &args),
         Command::Lab(args) => testbed::lab(&workspace, &args),
         Command::Bench(args) => testbed::bench(&workspace, &args),
         Command::Fuzz(args) => fuzz::run(&workspace, &args),

@@ -3,7 +3,7 @@
 //! Who runs what: everything is built as the user who typed the command, and only finished
 //! programs that make namespaces are started as root.
 
-use std::ffi::OsStr;
+use std::ffi::{OsStr, OsString};
 use std::fs;
 use std::path::Path;
 use std::process::Command;
@@ -36,17 +36,22 @@ impl Privilege {
         })
     }
 
-    /// A command that runs `program` with `path` as its PATH, which sudo alone would reset.
-    pub(crate) fn command(self, program: &Path, path: &OsStr) -> Command {
+    /// A command that runs `program` with `variables` in its environment, which sudo alone would
+    /// not hand on.
+    pub(crate) fn command(self, program: &Path, variables: &[(&str, &OsStr)]) -> Command {
         if self == Self::Sudo {
-            let mut assignment = OsStr::new("PATH=").to_owned();
-            assignment.push(path);
             let mut command = Command::new("sudo");
-            command.args(["--", "env"]).arg(assignment).arg(program);
+            command.args(["--", "env"]);
+            for (name, value) in variables {
+                let mut assignment = OsString::from(format!("{name}="));
+                assignment.push(value);
+                command.arg(assignment);
+            }
+            command.arg(program);
             command
         } else {
             let mut command = Command::new(program);
-            command.env("PATH", path);
+            command.envs(variables.iter().copied());
             command
         }
     }
@@ -67,8 +72,9 @@ mod tests {
     }
 
     #[test]
-    fn path_is_carried_through_sudo() {
-        let command = Privilege::Sudo.command(Path::new("/t/lab"), OsStr::new("/t/bin:/bin"));
+    fn environment_is_carried_through_sudo() {
+        let path = [("PATH", OsStr::new("/t/bin:/bin"))];
+        let command = Privilege::Sudo.command(Path::new("/t/lab"), &path);
         let arguments: Vec<_> = command.get_args().collect();
         assert_eq!(command.get_program(), "sudo");
         assert_eq!(arguments, ["--", "env", "PATH=/t/bin:/bin", "/t/lab"]);

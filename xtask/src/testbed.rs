@@ -32,6 +32,9 @@ pub(crate) struct RunArgs {
 #[derive(clap::Args)]
 #[command(disable_help_flag = true)]
 pub(crate) struct LabArgs {
+    /// Stay an ordinary user
+    #[arg(long)]
+    no_sudo: bool,
     /// Passed to `ibarr-testbed lab`; `--help` lists them
     #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
     arguments: Vec<OsString>,
@@ -73,7 +76,8 @@ pub(crate) fn run(workspace: &Workspace, args: &RunArgs) -> Result<()> {
 
 pub(crate) fn lab(workspace: &Workspace, args: &LabArgs) -> Result<()> {
     let built = build(workspace, Profile::Dev)?;
-    start(workspace, &built, Privilege::find(false)?, &with_command("lab", &args.arguments))
+    let privilege = Privilege::find(args.no_sudo)?;
+    start(workspace, &built, privilege, &with_command("lab", &args.arguments))
 }
 
 pub(crate) fn bench(workspace: &Workspace, args: &BenchArgs) -> Result<()> {
@@ -96,7 +100,8 @@ fn build(workspace: &Workspace, profile: Profile) -> Result<Vec<Artifact>> {
     artifacts::build(workspace, &arguments)
 }
 
-/// Becomes `ibarr-testbed` with `arguments`. It finds `ibarr` beside itself.
+/// Becomes `ibarr-testbed` with `arguments`. It finds `ibarr` beside itself, and without root it
+/// says what is missing.
 fn start(
     workspace: &Workspace,
     built: &[Artifact],
@@ -104,7 +109,9 @@ fn start(
     arguments: &[OsString],
 ) -> Result<()> {
     let toolbox = tools::ensure(workspace, &[&tools::IPROUTE2])?;
-    replace(privilege, artifacts::binary(built, "ibarr-testbed")?, arguments, &toolbox)
+    let userns = (privilege == Privilege::Unprivileged).then(|| OsString::from("--userns"));
+    let arguments: Vec<_> = userns.iter().chain(arguments).cloned().collect();
+    replace(privilege, artifacts::binary(built, "ibarr-testbed")?, &arguments, &toolbox)
 }
 
 /// Replaces this process, so that signals, terminal and exit code are the program's own.
@@ -117,7 +124,8 @@ fn replace(
     if privilege == Privilege::Sudo {
         eprintln!("run: starting {} as root through sudo", program.display());
     }
-    let error = privilege.command(program, &toolbox.path()?).args(arguments).exec();
+    let path = toolbox.path()?;
+    let error = privilege.command(program, &[("PATH", &path)]).args(arguments).exec();
     Err(error).with_context(|| format!("{} cannot be run", program.display()))
 }
 

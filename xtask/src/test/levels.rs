@@ -1,0 +1,173 @@
+// SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
+
+//! The table of levels, and what each does.
+
+use std::env;
+use std::time::Duration;
+
+use anyhow::{Context as _, Result};
+
+use super::suite::{self, Count};
+use super::{Bench, Level, Outcome};
+use crate::artifacts::{self, Artifact};
+use crate::privilege::Privilege;
+use crate::tools::Toolbox;
+use crate::{fuzz, process, tidy, tools};
+
+pub(super) const LEVELS: &[Level] = &[
+    Level {
+        name: "lint",
+        what: "format, clippy, documentation, house rules",
+        fast: true,
+        budget: Duration::from_secs(90),
+        run: lint,
+    },
+    Level {
+        name: "unit",
+        what: "unit, golden, property, driver and documentation tests",
+        fast: true,
+        budget: Duration::from_secs(90),
+        run: unit,
+    },
+    Level {
+        name: "fuzz",
+        what: "the corpora replayed, then each target for 10 s",
+        fast: false,
+        budget: Duration::from_mins(2),
+        run: fuzzing,
+    },
+    Level {
+        name: "lab",
+        what: "system tests in network namespaces (needs root)",
+        fast: false,
+        budget: Duration::from_mins(2),
+        run: lab,
+    },
+    Level {
+        name: "run",
+        what: "`cargo xtask run --lab --once` (needs root)",
+        fast: false,
+        budget: Duration::from_secs(30),
+        run: demo,
+    },
+];
+
+/// The levels that `names` ask for, in the order of the table.
+pub(super) fn choose(names: &[String]) -> Result<Vec<&'static Level>> {
+    for name in names {
+        let is_known = LEVELS.iter().any(|level| level.name == name);
+        if !is_known && name != "all" && name != "fast" {
+            let known: Vec<_> = LEVELS.iter().map(|level| level.name).collect();
+            anyhow::bail!("no level is called {name:?}: there are all, fast, {}", known.join(", "));
+        }
+    }
+    let asked = |name: &str| names.iter().any(|asked| asked == name);
+    let is_chosen =
+        |level: &&Level| asked("all") || asked("fast") && level.fast || asked(level.name);
+    Ok(LEVELS.iter().filter(is_chosen).collect())
+}
+
+pub(super) fn help() -> String {
+    let lines = LEVELS.iter().map(|level| {
+        let fast = if level.fast { " (fast)" } else { "" };
+        format!("  {:<6} {}{fast}", level.name, level.what)
+    });
+    format!("Levels:\n{}", lines.collect::<Vec<_>>().join("\n"))
+}
+
+fn lint(bench: &Bench<'_>) -> Result<Outcome> {
+    let cargo = |arguments: &[&str]| bench.workspace.cargo(arguments);
+    process::run(&mut cargo(&["fmt", "--all", "--check"]))?;
+    process::run(&mut cargo(&[
+        "clippy",
+        "--locked",
+        "--workspace",
+        "--all-targets",
+        "--",
+        "-Dwarnings",
+    ]))?;
+    process::run(
+        cargo(&["doc", "--locked", "--workspace", "--no-deps", "--document-private-items"])
+            .env("RUSTDOCFLAGS", "-Dwarnings"),
+    )?;
+    tidy::check(bench.workspace)?;
+    Ok(Outcome::Passed(Count::default()))
+}
+
+fn unit(bench: &Bench<'_>) -> Result<Outcome> {
+    let tests = bench.built()?.iter().filter(|artifact| artifact.is_test && !is_system(artifact));
+    let path = env::var_os("PATH").context("PATH is not set")?;
+    let mut count = suite::run(bench.workspace, tests, Privilege::Unprivileged, &path)?;
+    let doc = &["test", "--locked", "--workspace", "--doc"];
+    count += suite::run_command("documentation", &mut bench.workspace.cargo(doc))?;
+    Ok(Outcome::Passed(count))
+}
+
+fn fuzzing(bench: &Bench<'_>) -> Result<Outcome> {
+    let count = suite::run_command("corpora", &mut fuzz::replay(bench.workspace))?;
+    let toolbox = match tools::ensure(bench.workspace, &[&tools::GXX]) {
+        Ok(toolbox) => toolbox,
+        Err(error) => return Ok(Outcome::NotRun(format!("{error:#}"))),
+    };
+    fuzz::smoke(bench.workspace, &toolbox, Duration::from_secs(10))?;
+    Ok(Outcome::Passed(count))
+}
+
+fn lab(bench: &Bench<'_>) -> Result<Outcome> {
+    let tests: Vec<_> = bench.built()?.iter().filter(|artifact| is_system(artifact)).collect();
+    let toolbox = match root_and_tools(bench) {
+        Ok(toolbox) => toolbox,
+        Err(lack) => return Ok(lack),
+    };
+    let path = toolbox.path()?;
+    Ok(Outcome::Passed(suite::run(bench.workspace, tests.into_iter(), bench.privilege, &path)?))
+}
+
+fn demo(bench: &Bench<'_>) -> Result<Outcome> {
+    let testbed = artifacts::binary(bench.built()?, "ibarr-testbed")?;
+    let toolbox = match root_and_tools(bench) {
+        Ok(toolbox) => toolbox,
+        Err(lack) => return Ok(lack),
+    };
+    let path = toolbox.path()?;
+    let mut command = bench.privilege.command(testbed, &[("PATH", &path)]);
+    process::run(command.args(["demo", "--once"]))?;
+    Ok(Outcome::Passed(Count::default()))
+}
+
+/// The files under `tests/` of the test bed make namespaces and so need root.
+fn is_system(artifact: &Artifact) -> bool {
+    artifact.is_integration_test && artifact.package.ends_with("ibarr-testbed")
+}
+
+/// What the lab needs, or why it cannot be run here.
+fn root_and_tools(bench: &Bench<'_>) -> Result<Toolbox, Outcome> {
+    if bench.privilege == Privilege::Unprivileged {
+        return Err(Outcome::NotRun("it needs root, and sudo is missing or unwanted".to_owned()));
+    }
+    tools::ensure(bench.workspace, &[&tools::IPROUTE2])
+        .map_err(|error| Outcome::NotRun(format!("{error:#}")))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn names(asked: &[&str]) -> Vec<&'static str> {
+        let asked: Vec<_> = asked.iter().map(|&name| name.to_owned()).collect();
+        choose(&asked).expect("known levels").iter().map(|level| level.name).collect()
+    }
+
+    #[test]
+    fn fast_and_all_stand_for_levels() {
+        assert_eq!(names(&["fast"]), ["lint", "unit"]);
+        assert_eq!(names(&["all"]).len(), LEVELS.len());
+        assert_eq!(names(&["lab", "fast"]), ["lint", "unit", "lab"]);
+    }
+
+    #[test]
+    fn unknown_level_is_an_error_that_lists_the_known_ones() {
+        let error = choose(&["units".to_owned()]).err().expect("no such level").to_string();
+        assert!(error.contains("unit, "), "{error}");
+    }
+}

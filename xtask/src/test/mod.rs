@@ -1,0 +1,187 @@
+// SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
+
+//! `test`: the levels of proof, from the cheapest to the one that needs most.
+
+mod levels;
+mod suite;
+
+use std::cell::OnceCell;
+use std::env;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context as _, Result, bail};
+
+use self::suite::Count;
+use crate::artifacts::{self, Artifact};
+use crate::privilege::Privilege;
+use crate::workspace::Workspace;
+
+/// Prove it: all levels, `fast` (those that need nothing), or the levels named
+#[derive(clap::Args)]
+#[command(after_help = levels::help())]
+pub(crate) struct Args {
+    /// `all`, `fast`, or levels
+    #[arg(default_value = "all")]
+    levels: Vec<String>,
+    /// Stay an ordinary user: levels that need root are not run
+    #[arg(long)]
+    no_sudo: bool,
+}
+
+pub(crate) fn run(workspace: &Workspace, args: &Args) -> Result<()> {
+    let chosen = levels::choose(&args.levels)?;
+    let bench =
+        Bench { workspace, privilege: Privilege::find(args.no_sudo)?, built: OnceCell::new() };
+    let strict = is_ci(env::var("CI").ok().as_deref());
+    let mut reports = Vec::new();
+    for level in chosen {
+        eprintln!("\n== {}: {}", level.name, level.what);
+        let start = Instant::now();
+        let outcome = (level.run)(&bench);
+        let report = Report { level, outcome, took: start.elapsed() };
+        eprintln!("== {}", report.line());
+        reports.push(report);
+    }
+    if reports.len() > 1 {
+        eprintln!();
+        for report in &reports {
+            eprintln!("{}", report.line());
+        }
+    }
+    conclude(&reports, strict)
+}
+
+/// What proves one claim after another.
+struct Level {
+    name: &'static str,
+    what: &'static str,
+    /// Whether it is part of `test fast`.
+    fast: bool,
+    /// What it may take, cold, on two cores. To be longer is reported, not a failure.
+    budget: Duration,
+    run: fn(&Bench<'_>) -> Result<Outcome>,
+}
+
+/// What a level came to, if it did not fail.
+#[derive(Clone, Debug, Eq, PartialEq)]
+enum Outcome {
+    /// Everything held; tests are counted where the level has tests.
+    Passed(Count),
+    /// This machine lacks what the level needs.
+    NotRun(String),
+}
+
+/// What the levels work with.
+struct Bench<'a> {
+    workspace: &'a Workspace,
+    privilege: Privilege,
+    built: OnceCell<Vec<Artifact>>,
+}
+
+impl Bench<'_> {
+    /// Every binary and test of the workspace, from one build: so dependencies have the same
+    /// features for all levels and none is compiled twice.
+    fn built(&self) -> Result<&[Artifact]> {
+        if self.built.get().is_none() {
+            let arguments = ["build", "--locked", "--workspace", "--all-targets"];
+            let built = artifacts::build(self.workspace, &arguments)?;
+            return Ok(self.built.get_or_init(|| built));
+        }
+        self.built.get().map(Vec::as_slice).context("built above")
+    }
+}
+
+struct Report {
+    level: &'static Level,
+    outcome: Result<Outcome>,
+    took: Duration,
+}
+
+impl Report {
+    fn line(&self) -> String {
+        let Self { level, outcome, took } = self;
+        let result = match outcome {
+            Ok(Outcome::Passed(count)) if count.is_empty() => "passed".to_owned(),
+            Ok(Outcome::Passed(count)) => count.to_string(),
+            Ok(Outcome::NotRun(reason)) => format!("NOT RUN: {reason}"),
+            Err(error) => format!("FAILED: {error:#}"),
+        };
+        let over = match level.budget {
+            budget if *took > budget => format!(" (budget: {} s)", budget.as_secs()),
+            _ => String::new(),
+        };
+        format!("{:<5} {:>4} s{over}  {result}", level.name, took.as_secs())
+    }
+}
+
+/// The last line, and whether all is well. `strict`: what was not run counts as failed.
+fn conclude(reports: &[Report], strict: bool) -> Result<()> {
+    let mut total = Count::default();
+    let (mut failed, mut not_run) = (Vec::new(), Vec::new());
+    for Report { level, outcome, .. } in reports {
+        match outcome {
+            Ok(Outcome::Passed(count)) => total += *count,
+            Ok(Outcome::NotRun(_)) => not_run.push(level.name),
+            Err(_) => failed.push(level.name),
+        }
+    }
+    if !failed.is_empty() {
+        bail!("failed: {}", failed.join(", "));
+    }
+    if strict && !not_run.is_empty() {
+        bail!("not run, which CI does not accept: {}", not_run.join(", "));
+    }
+    if !not_run.is_empty() {
+        eprintln!("NOT RUN on this machine: {}", not_run.join(", "));
+    }
+    println!("{total}");
+    Ok(())
+}
+
+fn is_ci(variable: Option<&str>) -> bool {
+    variable.is_some_and(|value| !matches!(value, "" | "0" | "false"))
+}
+
+#[cfg(test)]
+mod tests {
+    use anyhow::anyhow;
+
+    use super::levels::LEVELS;
+    use super::*;
+
+    fn report(outcome: Result<Outcome>) -> Report {
+        Report { level: &LEVELS[0], outcome, took: Duration::ZERO }
+    }
+
+    #[test]
+    fn a_failed_level_fails_the_command() {
+        let reports = [
+            report(Ok(Outcome::Passed(Count { passed: 3, ignored: 0 }))),
+            report(Err(anyhow!("one test failed"))),
+        ];
+        assert!(conclude(&reports, false).is_err());
+        assert!(conclude(&reports[..1], true).is_ok());
+    }
+
+    #[test]
+    fn a_level_not_run_fails_in_ci_alone() {
+        let reports = [report(Ok(Outcome::NotRun("no root".to_owned())))];
+        assert!(conclude(&reports, true).is_err());
+        assert!(conclude(&reports, false).is_ok());
+        assert!(reports[0].line().contains("NOT RUN: no root"));
+    }
+
+    #[test]
+    fn ci_is_told_by_its_variable() {
+        assert!(is_ci(Some("true")) && is_ci(Some("1")));
+        assert!(!is_ci(None) && !is_ci(Some("")) && !is_ci(Some("false")));
+    }
+
+    #[test]
+    fn budgets_fit_into_ci() {
+        let all: Duration = LEVELS.iter().map(|level| level.budget).sum();
+        let fast = LEVELS.iter().filter(|level| level.fast).map(|level| level.budget);
+        assert!(all <= Duration::from_hours(1));
+        assert!(fast.sum::<Duration>() <= Duration::from_mins(3));
+    }
+}
