@@ -67,7 +67,43 @@ pub(crate) const GXX: Set = Set {
     suites: &[],
 };
 
-const SETS: &[&Set] = &[&IPROUTE2, &BPFTOOL, &GXX];
+/// Runs virtual machines.
+pub(crate) const QEMU: Set = Set {
+    name: "qemu",
+    purpose: "runs stock kernels in a virtual machine, for `vm`",
+    programs: &["qemu-system-x86_64"],
+    packages: &["qemu-system-x86"],
+    suites: &[],
+};
+
+/// Unpacks kernel modules.
+pub(crate) const XZ: Set = Set {
+    name: "xz",
+    purpose: "unpacks kernel modules, for `vm`",
+    programs: &["xz"],
+    packages: &["xz-utils"],
+    suites: &[],
+};
+
+/// Debian 12's kernel.
+pub(crate) const LINUX_6_1: Set = Set {
+    name: "linux-6.1",
+    purpose: "Debian 12's kernel, for `vm`",
+    programs: &[],
+    packages: &["linux-image-amd64/bookworm-security"],
+    suites: &["bookworm-security"],
+};
+
+/// Debian 13's kernel, as Debian 12 has it.
+pub(crate) const LINUX_6_12: Set = Set {
+    name: "linux-6.12",
+    purpose: "Debian 13's kernel, for `vm`",
+    programs: &[],
+    packages: &["linux-image-amd64/bookworm-backports"],
+    suites: &["bookworm-backports"],
+};
+
+const SETS: &[&Set] = &[&IPROUTE2, &BPFTOOL, &GXX, &QEMU, &XZ, &LINUX_6_1, &LINUX_6_12];
 
 /// List or fetch the tools that other commands use
 #[derive(clap::Args)]
@@ -122,6 +158,14 @@ pub(crate) fn ensure(workspace: &Workspace, sets: &[&Set]) -> Result<Toolbox> {
         }
     }
     Ok(Toolbox { bins })
+}
+
+/// Where the packages of `set` lie unpacked, for what is not a program.
+///
+/// # Errors
+/// As for [`ensure`].
+pub(crate) fn root(workspace: &Workspace, set: &Set) -> Result<PathBuf> {
+    Ok(Store::new(workspace).ensure(set)?.join("root"))
 }
 
 fn list(workspace: &Workspace) -> Result<()> {
