@@ -1,0 +1,104 @@
+// SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
+
+//! The first process of a guest: mounts, loads modules, runs the command, ends the machine with
+//! the command's status.
+
+use std::fs::{self, File, OpenOptions};
+use std::os::unix::fs::FileExt as _;
+use std::path::PathBuf;
+use std::process::{Command, ExitStatus};
+
+use anyhow::{Context as _, Result};
+use nix::kmod::{ModuleInitFlags, finit_module};
+use nix::mount::{MsFlags, mount};
+use nix::sys::reboot::{RebootMode, reboot};
+use nix::sys::termios::{OutputFlags, SetArg, tcdrain, tcgetattr, tcsetattr};
+
+/// Where the host left what to do: the command, its arguments separated by NUL; and the modules,
+/// to be loaded in the order of their names.
+const COMMAND: &str = "/command";
+const MODULES: &str = "/modules";
+
+/// Where the command's output goes. The console (the first serial port) is the kernel's too.
+const SAID: &str = "/dev/ttyS1";
+
+/// The I/O port of QEMU's isa-debug-exit, and what we add to the status so that none looks like a
+/// failure of QEMU's own. `xtask/src/vm/qemu.rs` subtracts it. The sum has seven bits.
+const EXIT_PORT: u64 = 0xf4;
+const STATUS_BASE: u8 = 70;
+/// Stands for statuses above it, for a signal, and for a failure of our own; the console tells.
+const MAX_STATUS: u8 = 127 - STATUS_BASE;
+
+pub(crate) fn run() -> ! {
+    let status = set_up().and_then(|()| command()).unwrap_or_else(|error| {
+        eprintln!("init: {error:#}");
+        MAX_STATUS
+    });
+    if let Err(error) = end(status) {
+        eprintln!("init: {error:#}");
+    }
+    // Only if the machine has no such port. The host then finds no status.
+    let Err(error) = reboot(RebootMode::RB_POWER_OFF);
+    panic!("init: cannot power off: {error}");
+}
+
+fn set_up() -> Result<()> {
+    for (kind, path) in [
+        ("devtmpfs", "/dev"),
+        ("proc", "/proc"),
+        ("sysfs", "/sys"),
+        ("bpf", "/sys/fs/bpf"),
+        ("tmpfs", "/run"),
+        ("tmpfs", "/tmp"),
+    ] {
+        fs::create_dir_all(path).with_context(|| format!("{path} cannot be made"))?;
+        mount(Some(kind), path, Some(kind), MsFlags::empty(), None::<&str>)
+            .with_context(|| format!("{path} cannot be mounted"))?;
+    }
+    let Ok(entries) = fs::read_dir(MODULES) else { return Ok(()) };
+    let entries = entries.map(|entry| Ok(entry?.path()));
+    let mut modules = entries.collect::<std::io::Result<Vec<PathBuf>>>()?;
+    modules.sort();
+    for module in modules {
+        let file = File::open(&module)?;
+        finit_module(&file, c"", ModuleInitFlags::empty())
+            .with_context(|| format!("{} cannot be loaded", module.display()))?;
+    }
+    Ok(())
+}
+
+fn command() -> Result<u8> {
+    let command = fs::read_to_string(COMMAND).context(COMMAND)?;
+    let mut words = command.split('\0');
+    let program = words.next().unwrap_or_default();
+    let said = OpenOptions::new().write(true).open(SAID).context(SAID)?;
+    let mut settings = tcgetattr(&said).context(SAID)?;
+    // Or each line would end with CR LF.
+    settings.output_flags.remove(OutputFlags::OPOST);
+    tcsetattr(&said, SetArg::TCSANOW, &settings).context(SAID)?;
+    let status = Command::new(program)
+        .args(words)
+        .env_clear()
+        .env("PATH", "/bin")
+        .env("RUST_BACKTRACE", "1")
+        .stdout(said.try_clone().context(SAID)?)
+        .status()
+        .with_context(|| format!("{program} cannot be run"))?;
+    tcdrain(&said).context(SAID)?;
+    if !status.success() {
+        eprintln!("init: {program}: {status}");
+    }
+    Ok(status_of(status))
+}
+
+fn status_of(status: ExitStatus) -> u8 {
+    let code = status.code().and_then(|code| u8::try_from(code).ok());
+    code.map_or(MAX_STATUS, |code| code.min(MAX_STATUS))
+}
+
+/// Ends the machine on the spot.
+fn end(status: u8) -> Result<()> {
+    tcdrain(std::io::stderr()).context("the console cannot be drained")?;
+    let ports = OpenOptions::new().write(true).open("/dev/port").context("/dev/port")?;
+    ports.write_all_at(&[STATUS_BASE + status], EXIT_PORT).context("/dev/port")
+}

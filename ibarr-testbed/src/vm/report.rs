@@ -1,0 +1,48 @@
+// SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
+
+//! What a scenario reports to the host: the Test Anything Protocol, one line a claim, the number
+//! of claims at the end.
+
+use std::fmt::Display;
+use std::process::ExitCode;
+
+use anyhow::Result;
+
+/// A scenario's report, written to standard output as it grows.
+#[derive(Debug, Default)]
+pub(crate) struct Report {
+    claims: u32,
+    failures: u32,
+}
+
+impl Report {
+    /// Reports whether `claim` holds: it does if `proof` is `Ok`. Gives what it proved.
+    pub(crate) fn claim<T>(&mut self, claim: &str, proof: Result<T>) -> Option<T> {
+        self.claims += 1;
+        match proof {
+            Ok(proof) => {
+                println!("ok {} - {claim}", self.claims);
+                Some(proof)
+            }
+            Err(error) => {
+                self.failures += 1;
+                println!("not ok {} - {claim}", self.claims);
+                Self::note(format!("{error:#}"));
+                None
+            }
+        }
+    }
+
+    /// Says something that is no claim.
+    pub(crate) fn note(note: impl Display) {
+        for line in note.to_string().lines() {
+            println!("# {line}");
+        }
+    }
+
+    /// Ends the report.
+    pub(crate) fn end(self) -> ExitCode {
+        println!("1..{}", self.claims);
+        if self.failures == 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE }
+    }
+}
