@@ -12,6 +12,7 @@ mod test;
 mod testbed;
 mod tidy;
 mod tools;
+mod vm;
 mod workspace;
 
 use std::process::ExitCode;
@@ -38,6 +39,7 @@ enum Command {
     /// Check the house rules that the compiler does not know
     Tidy,
     Tools(tools::Args),
+    Vm(vm::Args),
 }
 
 fn main() -> ExitCode {
@@ -50,6 +52,7 @@ fn main() -> ExitCode {
         Command::Fuzz(args) => fuzz::run(&workspace, &args),
         Command::Tidy => tidy::check(&workspace),
         Command::Tools(args) => tools::run(&workspace, &args),
+        Command::Vm(args) => vm::run(&workspace, &args),
     });
     match result {
         Ok(()) => ExitCode::SUCCESS,

@@ -5,9 +5,7 @@ use std::net::IpAddr;
 
 use ibarr_common::IfIndex;
 
-use crate::counters::Counters;
-
-use super::{AddressId, Bonding, Counter, Dad, InterfaceAddress, Limits, Link};
+use super::{AddressId, Bonding, Counters, Dad, InterfaceAddress, Limits, Link};
 
 /// What the kernel said: the links and addresses of this network namespace, from events and dumps.
 ///
@@ -158,37 +156,33 @@ impl Inventory {
         self.dump.replace(Dump::default()).is_some()
     }
 
-    pub(super) fn list_link(&mut self, link: Link, counters: &mut Counters<Counter>) {
+    pub(super) fn list_link(&mut self, link: Link, counters: &mut Counters) {
         let Some(dump) = &mut self.dump else {
-            counters.count(Counter::ListedOutsideDump);
+            counters.listed_outside_dump += 1;
             return;
         };
         if dump.links.len() >= self.limits.links && !dump.links.contains_key(&link.ifindex) {
-            counters.count(Counter::LinksRefused);
+            counters.links_refused += 1;
             return;
         }
         dump.links.insert(link.ifindex, link);
     }
 
-    pub(super) fn list_address(
-        &mut self,
-        address: InterfaceAddress,
-        counters: &mut Counters<Counter>,
-    ) {
+    pub(super) fn list_address(&mut self, address: InterfaceAddress, counters: &mut Counters) {
         let Some(dump) = &mut self.dump else {
-            counters.count(Counter::ListedOutsideDump);
+            counters.listed_outside_dump += 1;
             return;
         };
         if dump.addresses.len() >= self.limits.addresses
             && !dump.addresses.contains_key(&address.id)
         {
-            counters.count(Counter::AddressesRefused);
+            counters.addresses_refused += 1;
             return;
         }
         dump.addresses.insert(address.id, address.dad);
     }
 
-    pub(super) fn finish_dump(&mut self, counters: &mut Counters<Counter>) -> Merged {
+    pub(super) fn finish_dump(&mut self, counters: &mut Counters) -> Merged {
         let Some(mut dump) = self.dump.take() else { return Merged::None };
         if dump.spoiled {
             return Merged::Spoiled;
@@ -199,11 +193,11 @@ impl Inventory {
         // Entries of the dump and of events can be too many together.
         while dump.links.len() > self.limits.links {
             dump.links.pop_last();
-            counters.count(Counter::LinksRefused);
+            counters.links_refused += 1;
         }
         while dump.addresses.len() > self.limits.addresses {
             dump.addresses.pop_last();
-            counters.count(Counter::AddressesRefused);
+            counters.addresses_refused += 1;
         }
         self.links = dump.links;
         self.addresses = dump.addresses;

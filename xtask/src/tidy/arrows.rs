@@ -44,7 +44,7 @@ const ARROWS: &[Arrows] = &[
         from: "xtask",
         ours: &[],
         tests: &[],
-        others: Some(&["anyhow", "clap", "serde_json"]),
+        others: Some(&["anyhow", "clap", "object", "serde_json"]),
     },
 ];
 

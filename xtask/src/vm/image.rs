@@ -1,0 +1,96 @@
+// SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
+
+//! What a guest has in its file system, all of it in memory.
+
+use std::fs::{self, File};
+use std::io::{BufWriter, Write as _};
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context as _, Result, bail};
+use object::read::elf::ElfFile64;
+use object::{Object as _, ObjectSection as _};
+
+use super::cpio::Archive;
+use super::kernel::Module;
+use crate::artifacts::{self, Artifact};
+use crate::workspace::Workspace;
+
+/// Where the guest's `init` looks for what to do. `ibarr-testbed/src/vm/init.rs` has them too.
+const COMMAND: &str = "/command";
+const MODULES: &str = "/modules";
+/// The guest's first program; it runs [`COMMAND`].
+pub(super) const INIT: &str = "/bin/ibarr-guest";
+
+/// A file of ours in the guest.
+pub(super) struct Program {
+    /// Its path in the guest.
+    pub(super) path: String,
+    pub(super) executable: PathBuf,
+}
+
+/// Builds binaries of this checkout that need no library, so that they run in a guest that has
+/// none: `arguments` name packages and targets. `command` is `build` or `test`.
+pub(super) fn build(
+    workspace: &Workspace,
+    command: &str,
+    arguments: &[&str],
+) -> Result<Vec<Artifact>> {
+    let target = format!("{}-unknown-linux-gnu", std::env::consts::ARCH);
+    let flags = format!("target.{target}.rustflags=['-Ctarget-feature=+crt-static']");
+    // Debug information would be most of what the guest has to hold in memory.
+    let strip = "profile.dev.strip='symbols'";
+    let mut all = vec![command, "--locked", "--target", &target];
+    all.extend(["--config", &flags, "--config", strip]);
+    all.extend(arguments);
+    artifacts::build(workspace, &all)
+}
+
+/// Writes the archive that the kernel unpacks as its root file system to `path`.
+pub(super) fn write(
+    path: &Path,
+    modules: &[Module],
+    programs: &[Program],
+    command: &[&str],
+) -> Result<()> {
+    let file = File::create(path).with_context(|| format!("{} cannot be made", path.display()))?;
+    let mut archive = Archive::new(BufWriter::new(file));
+    // A process is started with its standard files open; there is no /dev yet to find them in.
+    archive.device("/dev/console", 5, 1)?;
+    archive.device("/dev/null", 1, 3)?;
+    for (index, module) in modules.iter().enumerate() {
+        // Loaded in the order of their names.
+        archive.file(&format!("{MODULES}/{index:03}-{}.ko", module.name), &module.object)?;
+    }
+    for Program { path, executable } in programs {
+        let content = fs::read(executable)
+            .with_context(|| format!("{} is unreadable", executable.display()))?;
+        needs_no_library(&content).with_context(|| executable.display().to_string())?;
+        archive.program(path, &content)?;
+    }
+    archive.file(COMMAND, command.join("\0").as_bytes())?;
+    archive.finish()?.flush().with_context(|| format!("{} cannot be written", path.display()))
+}
+
+fn needs_no_library(program: &[u8]) -> Result<()> {
+    let elf: ElfFile64<'_> = ElfFile64::parse(program).context("not a program")?;
+    if let Some(interpreter) = elf.section_by_name(".interp") {
+        let interpreter = String::from_utf8_lossy(interpreter.data()?).into_owned();
+        bail!(
+            "needs {} and libraries, which the guest has not (is RUSTFLAGS set? it overrides ours)",
+            interpreter.trim_end_matches('\0')
+        );
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn program_that_needs_libraries_is_refused() {
+        let own = fs::read(std::env::current_exe().expect("a path")).expect("readable");
+        let error = needs_no_library(&own).expect_err("this test is linked as usual").to_string();
+        assert!(error.contains("ld-linux"), "{error}");
+    }
+}

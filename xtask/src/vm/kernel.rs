@@ -1,0 +1,256 @@
+// SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
+
+//! Stock kernels of Debian: their image, and the modules that something needs.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::ffi::OsStr;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+
+use anyhow::{Context as _, Result, bail};
+use clap::ValueEnum;
+use object::read::elf::ElfFile64;
+use object::{Object as _, ObjectSection as _};
+
+use crate::tools::{self, Set};
+use crate::workspace::Workspace;
+
+/// Which of the kernels that we have packages for.
+#[derive(Clone, Copy, Debug, Eq, PartialEq, ValueEnum)]
+pub(crate) enum Version {
+    /// Debian 12's
+    #[value(name = "6.1")]
+    V6_1,
+    /// Debian 13's
+    #[value(name = "6.12")]
+    V6_12,
+}
+
+impl Version {
+    /// As on the command line and in file names.
+    pub(super) fn name(self) -> &'static str {
+        match self {
+            Self::V6_1 => "6.1",
+            Self::V6_12 => "6.12",
+        }
+    }
+
+    fn set(self) -> &'static Set {
+        match self {
+            Self::V6_1 => &tools::LINUX_6_1,
+            Self::V6_12 => &tools::LINUX_6_12,
+        }
+    }
+}
+
+/// An unpacked kernel package.
+pub(super) struct Kernel {
+    /// What `uname -r` says in it.
+    pub(super) release: String,
+    /// What a boot loader loads.
+    pub(super) image: PathBuf,
+    /// `lib/modules/<release>`.
+    directory: PathBuf,
+    /// Module files by name.
+    modules: BTreeMap<String, PathBuf>,
+    /// Modules that are part of the image.
+    builtin: BTreeSet<String>,
+}
+
+/// A module to be loaded.
+pub(super) struct Module {
+    pub(super) name: String,
+    /// An ELF object, not compressed.
+    pub(super) object: Vec<u8>,
+    /// The names of modules that must be loaded before it.
+    needs: Vec<String>,
+}
+
+impl Kernel {
+    /// Fetches its package if it is not here yet.
+    pub(super) fn fetch(workspace: &Workspace, version: Version) -> Result<Self> {
+        Self::find(&tools::root(workspace, version.set())?)
+    }
+
+    /// The kernel whose package was unpacked in `root`.
+    fn find(root: &Path) -> Result<Self> {
+        let parent = root.join("lib/modules");
+        let releases = names(&parent)?;
+        let [release] = &releases[..] else {
+            bail!("{} should hold one kernel's modules, not {releases:?}", parent.display());
+        };
+        let directory = parent.join(release);
+        let mut modules = BTreeMap::new();
+        collect(&directory, &mut modules)?;
+        let builtin = directory.join("modules.builtin");
+        let builtin = fs::read_to_string(&builtin)
+            .with_context(|| format!("{} is unreadable", builtin.display()))?;
+        Ok(Self {
+            image: root.join("boot").join(format!("vmlinuz-{release}")),
+            release: release.clone(),
+            builtin: builtin.lines().filter_map(|line| module_name(Path::new(line))).collect(),
+            directory,
+            modules,
+        })
+    }
+
+    /// The modules called `wanted` and those that they need, in an order that they can be loaded
+    /// in. What the kernel has built in is left out.
+    pub(super) fn modules(&self, wanted: &[&str], path: &OsStr) -> Result<Vec<Module>> {
+        let mut ordered = Vec::new();
+        for name in wanted {
+            order(name, &mut ordered, &mut BTreeSet::new(), &mut |name| self.module(name, path))?;
+        }
+        Ok(ordered)
+    }
+
+    /// `None` if it is built in.
+    fn module(&self, name: &str, path: &OsStr) -> Result<Option<Module>> {
+        if self.builtin.contains(name) {
+            return Ok(None);
+        }
+        let file = self.modules.get(name).with_context(|| {
+            format!("kernel {} has no module {name} in {}", self.release, self.directory.display())
+        })?;
+        let object = unpacked(file, path)?;
+        let needs = needs(&object).with_context(|| file.display().to_string())?;
+        Ok(Some(Module { name: name.to_owned(), object, needs }))
+    }
+}
+
+/// Appends the module called `name` to `ordered`, behind those that it needs. `within`: the
+/// modules that lead to this one.
+fn order(
+    name: &str,
+    ordered: &mut Vec<Module>,
+    within: &mut BTreeSet<String>,
+    find: &mut dyn FnMut(&str) -> Result<Option<Module>>,
+) -> Result<()> {
+    if ordered.iter().any(|module| module.name == name) {
+        return Ok(());
+    }
+    let Some(module) = find(name)? else { return Ok(()) };
+    if !within.insert(name.to_owned()) {
+        bail!("module {name} needs itself");
+    }
+    for needed in &module.needs {
+        order(needed, ordered, within, find)?;
+    }
+    within.remove(name);
+    ordered.push(module);
+    Ok(())
+}
+
+/// Reads a module, which Debian packs from 6.12 on. `path` is where `xz` is looked for.
+fn unpacked(file: &Path, path: &OsStr) -> Result<Vec<u8>> {
+    let content = match file.extension().and_then(|extension| extension.to_str()) {
+        Some("xz") => {
+            let output = Command::new("xz")
+                .env("PATH", path)
+                .args(["--decompress", "--stdout"])
+                .arg(file)
+                .stderr(Stdio::inherit())
+                .output()
+                .context("xz cannot be run")?;
+            if !output.status.success() {
+                bail!("xz could not unpack {}: {}", file.display(), output.status);
+            }
+            output.stdout
+        }
+        _ => fs::read(file).with_context(|| format!("{} is unreadable", file.display()))?,
+    };
+    Ok(content)
+}
+
+/// The modules that `object` says it needs. depmod, which writes `modules.dep` when a kernel is
+/// installed, finds the same by resolving symbols.
+fn needs(object: &[u8]) -> Result<Vec<String>> {
+    let elf: ElfFile64<'_> = ElfFile64::parse(object).context("not an ELF object")?;
+    let section = elf.section_by_name(".modinfo").context("no .modinfo, so not a module")?;
+    let info = section.data()?;
+    let depends = info.split(|&byte| byte == 0).find_map(|line| line.strip_prefix(b"depends="));
+    let depends = std::str::from_utf8(depends.unwrap_or_default())?;
+    Ok(depends.split(',').filter(|name| !name.is_empty()).map(normal).collect())
+}
+
+fn collect(directory: &Path, modules: &mut BTreeMap<String, PathBuf>) -> Result<()> {
+    for name in names(directory)? {
+        let path = directory.join(name);
+        if path.is_dir() {
+            collect(&path, modules)?;
+        } else if let Some(name) = module_name(&path) {
+            modules.insert(name, path);
+        }
+    }
+    Ok(())
+}
+
+/// `snd_hda` of `…/snd-hda.ko.xz`.
+fn module_name(file: &Path) -> Option<String> {
+    let name = file.file_name()?.to_str()?;
+    Some(normal(name.strip_suffix(".xz").unwrap_or(name).strip_suffix(".ko")?))
+}
+
+/// The kernel takes `-` and `_` in a module's name for the same.
+fn normal(name: &str) -> String {
+    name.replace('-', "_")
+}
+
+fn names(directory: &Path) -> Result<Vec<String>> {
+    let entries = fs::read_dir(directory)
+        .with_context(|| format!("{} is unreadable", directory.display()))?;
+    entries.map(|entry| Ok(entry?.file_name().to_string_lossy().into_owned())).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn module_files_are_told_by_their_names() {
+        let name = |file| module_name(Path::new(file));
+        assert_eq!(name("kernel/net/cls_bpf.ko").as_deref(), Some("cls_bpf"));
+        assert_eq!(name("sch-ingress.ko.xz").as_deref(), Some("sch_ingress"));
+        assert_eq!(name("modules.order"), None);
+        assert_eq!(name("tun.xz"), None);
+    }
+
+    #[test]
+    fn modules_come_behind_what_they_need_and_once() {
+        let table = [("ucm", vec!["cm", "core"]), ("cm", vec!["core"]), ("core", vec!["crc"])];
+        let mut find = |name: &str| {
+            // `crc` is built in.
+            let needs = table.iter().find(|(known, _)| *known == name);
+            Ok(needs.map(|(_, needs)| Module {
+                name: name.to_owned(),
+                object: Vec::new(),
+                needs: needs.iter().copied().map(str::to_owned).collect(),
+            }))
+        };
+        let mut ordered = Vec::new();
+        for name in ["ucm", "core"] {
+            order(name, &mut ordered, &mut BTreeSet::new(), &mut find).expect("an order");
+        }
+        let names: Vec<_> = ordered.iter().map(|module| &module.name[..]).collect();
+        assert_eq!(names, ["core", "cm", "ucm"]);
+    }
+
+    #[test]
+    fn modules_that_need_each_other_are_an_error() {
+        let mut find = |name: &str| {
+            let needs = vec![if name == "a" { "b" } else { "a" }.to_owned()];
+            Ok(Some(Module { name: name.to_owned(), object: Vec::new(), needs }))
+        };
+        let error = order("a", &mut Vec::new(), &mut BTreeSet::new(), &mut find);
+        assert_eq!(error.expect_err("a circle").to_string(), "module a needs itself");
+    }
+
+    #[test]
+    fn what_is_not_a_module_says_so() {
+        assert!(needs(b"\x7fELF").is_err());
+        let own = fs::read(std::env::current_exe().expect("a path")).expect("readable");
+        let error = needs(&own).expect_err("this program is no module").to_string();
+        assert!(error.contains(".modinfo"), "{error}");
+    }
+}

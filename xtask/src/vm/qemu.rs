@@ -1,0 +1,124 @@
+// SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
+
+//! Starts a guest and brings back what it says and how it ends.
+//!
+//! The guest has two serial ports. The first is its console, where the kernel writes too; it goes
+//! to a file. The second carries nothing but what the guest's command writes.
+
+use std::ffi::OsStr;
+use std::io::{BufRead as _, BufReader};
+use std::path::Path;
+use std::process::{Command, ExitStatus, Stdio};
+use std::time::Duration;
+
+use anyhow::{Context as _, Result};
+
+pub(super) struct Guest<'a> {
+    pub(super) kernel: &'a Path,
+    pub(super) initramfs: &'a Path,
+    /// The program that the kernel starts.
+    pub(super) init: &'a str,
+    /// Where its console goes.
+    pub(super) console: &'a Path,
+    /// When it is killed.
+    pub(super) deadline: Duration,
+}
+
+/// How a guest ended.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub(super) enum End {
+    /// Its command ended with this status; 57 stands for all above it and for a signal.
+    Status(u8),
+    /// It did not end in time.
+    Deadline,
+    /// It ended without a status: the kernel panicked, or QEMU could not run it.
+    Died(ExitStatus),
+}
+
+/// What the guest's init adds to its command's status, so that none looks like a failure of QEMU's
+/// own, or of `timeout`, whose exit codes are 1 and 124 to 137. Its statuses end at 57.
+const STATUS_BASE: u8 = 70;
+
+impl Guest<'_> {
+    /// Runs the guest to its end, giving each line of its second serial port to `line`. `path` is
+    /// where QEMU is looked for.
+    pub(super) fn run(&self, path: &OsStr, line: &mut dyn FnMut(&str)) -> Result<End> {
+        let mut child = self
+            .command(path)
+            .stdin(Stdio::null())
+            .stdout(Stdio::piped())
+            .spawn()
+            .context("`timeout qemu-system-x86_64` cannot be run")?;
+        let stdout = child.stdout.take().context("qemu has a standard output")?;
+        let mut said = BufReader::new(stdout);
+        let mut bytes = Vec::new();
+        while said.read_until(b'\n', &mut bytes)? > 0 {
+            line(String::from_utf8_lossy(&bytes).trim_end_matches(['\r', '\n']));
+            bytes.clear();
+        }
+        Ok(End::of(child.wait()?))
+    }
+
+    /// Under `timeout`, which ends the guest in time even if we are killed first.
+    ///
+    /// Not with KVM: a guest must boot on every machine that builds us, in CI too, and nested
+    /// virtualization fails in more ways than it works.
+    fn command(&self, path: &OsStr) -> Command {
+        let console = format!("file:{}", self.console.display().to_string().replace(',', ",,"));
+        let append = format!(
+            "console=ttyS0 quiet panic=-1 rdinit={} nokaslr mitigations=off random.trust_cpu=on",
+            self.init
+        );
+        let mut command = Command::new("timeout");
+        command.env("PATH", path);
+        command.args(["--foreground", "--kill-after=5"]).arg(self.deadline.as_secs().to_string());
+        command.args(["qemu-system-x86_64", "-nodefaults", "-no-user-config"]);
+        command.args(["-machine", "q35,usb=off,vmport=off", "-accel", "tcg,thread=multi"]);
+        command.args(["-cpu", "max", "-smp", "2", "-m", "1024"]);
+        command.args(["-display", "none", "-monitor", "none", "-nic", "none", "-no-reboot"]);
+        command.args(["-serial", &console]);
+        command.args(["-chardev", "stdio,id=said,signal=off", "-serial", "chardev:said"]);
+        command.args(["-device", "isa-debug-exit,iobase=0xf4,iosize=0x01"]);
+        command.arg("-kernel").arg(self.kernel).arg("-initrd").arg(self.initramfs);
+        command.args(["-append", &append]);
+        command
+    }
+}
+
+impl End {
+    fn of(status: ExitStatus) -> Self {
+        match status.code() {
+            // What `timeout` ends with, once by SIGTERM and once by SIGKILL.
+            Some(124 | 137) => Self::Deadline,
+            // isa-debug-exit makes `value` (value << 1) | 1.
+            Some(code) if code % 2 == 1 => u8::try_from(code / 2)
+                .ok()
+                .and_then(|value| value.checked_sub(STATUS_BASE))
+                .map_or(Self::Died(status), Self::Status),
+            _ => Self::Died(status),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::process::ExitStatusExt as _;
+
+    use super::*;
+
+    fn end(code: i32) -> End {
+        End::of(ExitStatus::from_raw(code << 8))
+    }
+
+    #[test]
+    fn guest_status_is_told_from_every_other_end() {
+        assert_eq!(end(70 << 1 | 1), End::Status(0));
+        assert_eq!(end(127 << 1 | 1), End::Status(57));
+        for code in [0, 1, 2, 125, 126, 127, 139, 142] {
+            assert!(matches!(end(code), End::Died(_)), "{code}");
+        }
+        assert_eq!(end(124), End::Deadline);
+        assert_eq!(end(137), End::Deadline);
+        assert!(matches!(End::of(ExitStatus::from_raw(11)), End::Died(_)));
+    }
+}

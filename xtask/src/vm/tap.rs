@@ -1,0 +1,75 @@
+// SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
+
+//! Reads what a guest reports: the Test Anything Protocol, with its plan at the end.
+
+use std::fmt;
+
+/// What was reported so far.
+#[derive(Debug, Default, Eq, PartialEq)]
+pub(super) struct Tap {
+    passed: usize,
+    failed: usize,
+    plan: Option<usize>,
+}
+
+impl Tap {
+    /// Takes note of a line. Lines that report nothing are passed over.
+    pub(super) fn line(&mut self, line: &str) {
+        if line.starts_with("ok ") {
+            self.passed += 1;
+        } else if line.starts_with("not ok ") {
+            self.failed += 1;
+        } else if let Some(plan) = line.strip_prefix("1..") {
+            self.plan = plan.trim().parse().ok();
+        }
+    }
+
+    /// Whether claims were made, all hold, and none was lost on the way.
+    pub(super) fn is_success(&self) -> bool {
+        self.passed > 0 && self.failed == 0 && self.plan == Some(self.passed)
+    }
+}
+
+impl fmt::Display for Tap {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} passed, {} failed", self.passed, self.failed)?;
+        match self.plan {
+            None => f.write_str(", and the report has no end"),
+            Some(plan) if plan != self.passed + self.failed => write!(f, ", {plan} planned"),
+            Some(_) => Ok(()),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn read(report: &str) -> Tap {
+        let mut tap = Tap::default();
+        report.lines().for_each(|line| tap.line(line));
+        tap
+    }
+
+    #[test]
+    fn whole_report_without_failures_is_a_success() {
+        let tap = read("# Linux 6.1\nok 1 - boots\nnoise\nok 2 - answers\n1..2\n");
+        assert!(tap.is_success());
+        assert_eq!(tap.to_string(), "2 passed, 0 failed");
+    }
+
+    #[test]
+    fn everything_else_is_not() {
+        for (report, says) in [
+            ("", "0 passed, 0 failed, and the report has no end"),
+            ("1..0", "0 passed, 0 failed"),
+            ("ok 1 - a", "1 passed, 0 failed, and the report has no end"),
+            ("ok 1 - a\n1..2", "1 passed, 0 failed, 2 planned"),
+            ("ok 1 - a\nnot ok 2 - b\n1..2", "1 passed, 1 failed"),
+        ] {
+            let tap = read(report);
+            assert!(!tap.is_success(), "{report}");
+            assert_eq!(tap.to_string(), says);
+        }
+    }
+}
