@@ -98,6 +98,7 @@ pub enum SourceCheck {
 #[derive(Clone, Debug, Eq, PartialEq)]
 pub struct Config {
     settings: Settings,
+    schedule: Schedule,
 }
 
 impl Config {
@@ -130,7 +131,7 @@ impl Config {
         }
         within("cache-ttl", settings.cache_ttl, secs(1), DAY)?;
         within("negative-ttl", settings.negative_ttl, Duration::ZERO, secs(1))?;
-        Ok(Self { settings })
+        Ok(Self { settings, schedule })
     }
 
     /// Most sockets of an IP version.
@@ -139,6 +140,10 @@ impl Config {
     /// What it has been made from.
     pub fn settings(&self) -> &Settings {
         &self.settings
+    }
+
+    pub(super) fn schedule(&self) -> &Schedule {
+        &self.schedule
     }
 }
 

@@ -1,149 +1,611 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 
-//! The side that asks.
+//! The side that asks: sends queries to peers, and remembers what they answer.
+//!
+//! A *request* (somebody wants to know) that the cache cannot answer waits for the *flight* of its
+//! question; there is one flight for a question, however many requests wait for it. A flight asks the
+//! driver for a route, passes the gate of its next hop ([`hops`]), leaves by a random socket
+//! ([`sockets`]), and is sent again until a reply comes or nobody waits any more.
+//!
+//! **What a forged reply must guess.** The 32-bit msg_id of a query that is waiting, and the random
+//! port of a socket which that query left from: some 2⁴⁶ combinations for each query under way, of
+//! which a datagram tries one. A reply, and so the flight, takes a millisecond, and three seconds if
+//! the target is dead. Whoever sends a million forged replies a second into those three seconds is
+//! believed once in 2 × 10⁷ times. Whoever has found out the open ports (they live for a minute)
+//! still has to guess among 2³² msg_ids and, of 32 ports, the few that this query used; each query
+//! that is waiting gives a chance of its own. On the same link anybody may as well claim the address
+//! by ARP. Forged replies cost one look-up each, wherever they fail, and change nothing but a
+//! counter.
 
+mod cache;
 mod config;
+mod flights;
+mod hops;
 mod sockets;
+mod types;
 
-use std::fmt;
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::net::{IpAddr, SocketAddr};
+use std::time::Duration;
 
 use ibarr_common::ib::Gid;
-use ibarr_common::wire::ip2gid::Datagram;
+use ibarr_common::wire::ip2gid::{Query, Reply, Version};
 use ibarr_common::{IfIndex, Instant};
+use rand_core::CryptoRng;
 
-use super::Question;
+use self::cache::Cache;
+use self::flights::{Flight, FlightId, Flights, Full};
+use self::hops::Hops;
+use self::sockets::Pool;
+use super::{Family, Question, is_link_local};
+use crate::counters::Counters;
+use crate::hash::Seeded;
+use crate::retry::Jitter;
+use crate::timer::Timers;
 
+pub use cache::Cached;
 pub use config::{Config, ConfigError, Settings, SourceCheck};
 pub use sockets::SocketId;
+pub use types::{Counter, Event, Input, Outcome, RequestId, Route, Source, Transmit};
 
-/// The driver's name for a request, not to be used again before its answer.
-#[derive(Clone, Copy, Debug, Eq, Hash, Ord, PartialEq, PartialOrd)]
-pub struct RequestId(pub u64);
+/// Resolves IP addresses to GIDs by asking their owners.
+///
+/// After every `handle_…`, call each `poll_…` until it returns `None`, then [`Self::poll_timeout`].
+#[derive(Debug)]
+pub struct Client<R> {
+    config: Config,
+    rng: R,
+    /// When the driver last said what time it is.
+    now: Instant,
+    flights: Flights,
+    timers: Timers<FlightId>,
+    /// Flights for which the driver is to be asked for a route.
+    unrouted: BTreeSet<FlightId>,
+    hops: Hops,
+    outlets: Outlets,
+    cache: Cache,
+    swept_at: Instant,
+    /// Flights that refresh the cache.
+    refreshing: usize,
+    /// The next refresh may not be before.
+    refresh_from: Instant,
+    events: VecDeque<Event>,
+    counters: Counters<Counter>,
+}
 
-impl fmt::Display for RequestId {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.0.fmt(f)
+impl<R: CryptoRng> Client<R> {
+    /// Nothing is sent or opened before the first request.
+    pub fn new(config: Config, mut rng: R) -> Self {
+        let hasher = Seeded::new(&mut rng);
+        Self {
+            rng,
+            now: Instant::BOOT,
+            flights: Flights::new(flight_limits(&config), &hasher),
+            timers: Timers::default(),
+            unrouted: BTreeSet::new(),
+            hops: Hops::new(hop_limits(&config), hasher.clone()),
+            outlets: Outlets::new(config.settings()),
+            cache: Cache::new(config.settings().max_cached.get(), hasher),
+            swept_at: Instant::BOOT,
+            refreshing: 0,
+            refresh_from: Instant::BOOT,
+            events: VecDeque::new(),
+            counters: Counters::default(),
+            config,
+        }
+    }
+
+    /// From now on runs on `config`. Questions under way keep their deadlines, answers their expiry;
+    /// what is beyond new bounds stays until it ends, but answers are forgotten at once.
+    pub fn reconfigure(&mut self, now: Instant, config: Config) {
+        self.advance(now);
+        self.flights.reconfigure(flight_limits(&config));
+        let hops = self.hops.reconfigure(hop_limits(&config));
+        self.counters.add(Counter::HopsEvicted, hops);
+        let cached = self.cache.reconfigure(config.settings().max_cached.get());
+        self.counters.add(Counter::CacheEvicted, cached);
+        self.outlets.v4.pool.reconfigure(self.now, config.settings());
+        self.outlets.v6.pool.reconfigure(self.now, config.settings());
+        self.config = config;
+    }
+
+    /// Tells the client what happened.
+    pub fn handle_input(&mut self, now: Instant, input: Input<'_>) {
+        self.advance(now);
+        match input {
+            Input::Resolve { id, question } => self.resolve(id, question),
+            Input::Cancel { id } => self.cancel(id),
+            Input::Route { question, route } => self.route(question, route),
+            Input::Datagram { socket, from, ingress, payload } => {
+                if let Err(counter) = self.datagram(socket, from, ingress, payload) {
+                    self.counters.count(counter);
+                }
+            }
+            Input::SocketOpened { socket } => {
+                self.counters.count(Counter::SocketsOpened);
+                let pool = &mut self.outlets.of(socket.family()).pool;
+                pool.opened(self.now, socket, &mut self.rng, &mut self.events);
+            }
+            Input::SocketFailed { socket } => {
+                self.counters.count(Counter::SocketsFailed);
+                self.outlets.of(socket.family()).pool.failed(self.now, socket);
+            }
+        }
+    }
+
+    /// Does what is due. May be called at any time; early calls do nothing.
+    pub fn handle_timeout(&mut self, now: Instant) {
+        self.advance(now);
+        self.outlets.v4.pool.handle_timeout(self.now, &mut self.events);
+        self.outlets.v6.pool.handle_timeout(self.now, &mut self.events);
+        while let Some(id) = self.timers.pop(self.now) {
+            self.flight_due(id);
+        }
+        while let Some(id) = self.hops.next_turn(self.now) {
+            self.make_ready(id);
+        }
+        if self.sweep_at().is_some_and(|at| at <= self.now) {
+            self.cache.expire(self.now);
+            self.swept_at = self.now;
+        }
+        while self.refresh_at().is_some_and(|at| at <= self.now)
+            && let Some(question) = self.cache.refresh(self.now)
+        {
+            self.refresh(question);
+        }
+    }
+
+    /// When to call [`Self::handle_timeout`] next; never later than what is due first.
+    pub fn poll_timeout(&self) -> Option<Instant> {
+        let times = [
+            self.timers.next(),
+            self.hops.next_timeout(),
+            self.outlets.v4.pool.next_timeout(),
+            self.outlets.v6.pool.next_timeout(),
+            self.sweep_at(),
+            self.refresh_at(),
+        ];
+        times.into_iter().flatten().min()
+    }
+
+    /// The next datagram to send. While one cannot be sent, do not call this again: the resends
+    /// count from here.
+    pub fn poll_transmit(&mut self) -> Option<Transmit> {
+        let outlet = self.outlets.first_ready()?;
+        let socket = outlet.pool.pick(&mut self.rng)?;
+        let (_, id) = outlet.ready.pop_first()?;
+        let flight = self.flights.flight(id)?;
+        let (question, route) = (flight.question, flight.route?);
+
+        let first_time = flight.last_sent.is_none();
+        self.counters.count(if first_time { Counter::Queries } else { Counter::Resends });
+        flight.sent_from(self.now, socket, self.config.schedule(), &mut self.rng);
+        let payload = Query::new(Version::V1, flight.msg_id, question.target())?.emit();
+        self.timers.set(id, Some(flight.due()));
+
+        let needs_interface = question.egress().is_some() || is_link_local(question.target());
+        Some(Transmit {
+            socket,
+            to: SocketAddr::new(question.target(), self.config.settings().udp_port.get()),
+            egress: needs_interface.then_some(route.ifindex),
+            payload,
+        })
+    }
+
+    /// The next question to look up in the kernel's routing table: which way do datagrams to its
+    /// target go, if they are to leave by its egress? To be answered by [`Input::Route`].
+    pub fn poll_route(&mut self) -> Option<Question> {
+        let id = self.unrouted.pop_first()?;
+        self.flights.flight(id).map(|flight| flight.question)
+    }
+
+    /// The next fact for the outside.
+    pub fn poll_event(&mut self) -> Option<Event> {
+        self.events.pop_front()
+    }
+
+    /// What the cache knows. Sends nothing, but the entry counts as used.
+    pub fn lookup(&mut self, now: Instant, question: Question) -> Option<Cached> {
+        self.advance(now);
+        self.cache.lookup(self.now, question)
+    }
+
+    /// What the cache holds, the soonest to expire first.
+    pub fn entries(&self) -> impl Iterator<Item = (Question, Cached)> + '_ {
+        self.cache.iter().filter(|(_, cached)| cached.expires_at > self.now)
+    }
+
+    /// Forgets what the cache knows of `target`, or everything. Returns how many answers that was.
+    pub fn flush(&mut self, target: Option<IpAddr>) -> usize {
+        let Some(target) = target else { return self.cache.clear() };
+        let of_target: Vec<Question> = self
+            .cache
+            .iter()
+            .map(|(question, _)| question)
+            .filter(|question| question.target() == target)
+            .collect();
+        of_target.into_iter().filter(|&question| self.cache.remove(question)).count()
+    }
+
+    /// What has been counted so far.
+    pub fn counters(&self) -> &Counters<Counter> {
+        &self.counters
+    }
+
+    /// How much is held at the moment.
+    pub fn load(&self) -> Load {
+        Load {
+            flights: self.flights.len(),
+            waiters: self.flights.waiters(),
+            hops: self.hops.len(),
+            cached: self.cache.len(),
+        }
+    }
+
+    fn advance(&mut self, now: Instant) {
+        self.now = self.now.max(now);
+    }
+
+    fn resolve(&mut self, id: RequestId, question: Question) {
+        self.counters.count(Counter::Requests);
+        if self.flights.is_waiting(id) {
+            return self.counters.count(Counter::RepeatedRequest);
+        }
+        if let Some(cached) = self.cache.lookup(self.now, question) {
+            self.counters.count(Counter::CacheHits);
+            return self.answer(id, outcome(cached, Source::Cache));
+        }
+        if let Err(full) = self.wait_for_flight(id, question) {
+            self.counters.count(match full {
+                Full::Flights => Counter::FlightsFull,
+                Full::WaitersOfFlight => Counter::WaitersOfFlightFull,
+                Full::Waiters => Counter::WaitersFull,
+            });
+            self.answer(id, Outcome::Overloaded);
+        }
+    }
+
+    fn wait_for_flight(&mut self, request: RequestId, question: Question) -> Result<(), Full> {
+        let deadline = self.now + self.config.settings().deadline;
+        let under_way = self.flights.of_question(question);
+        let id = match under_way {
+            Some(id) => id,
+            None => self.start(question)?,
+        };
+        if let Err(full) = self.flights.wait(id, request, deadline) {
+            if under_way.is_none() {
+                self.end(id);
+            }
+            return Err(full);
+        }
+        if under_way.is_some() {
+            self.counters.count(Counter::Joined);
+        }
+        self.set_timer(id);
+        Ok(())
+    }
+
+    fn start(&mut self, question: Question) -> Result<FlightId, Full> {
+        let round_ends = self.now + self.config.settings().deadline;
+        let id = self.flights.start(question, round_ends, &mut self.rng)?;
+        self.unrouted.insert(id);
+        self.set_timer(id);
+        Ok(id)
+    }
+
+    fn cancel(&mut self, request: RequestId) {
+        let Some(id) = self.flights.cancel(request) else { return };
+        self.counters.count(Counter::Cancelled);
+        self.set_timer(id);
+        self.end_if_unwanted(id);
+    }
+
+    fn route(&mut self, question: Question, route: Option<Route>) {
+        let flight = self.flights.of_question(question).and_then(|id| {
+            let flight = self.flights.flight(id)?;
+            flight.route.is_none().then_some((id, flight))
+        });
+        let Some((id, flight)) = flight else {
+            return self.counters.count(Counter::UnaskedRoute);
+        };
+        self.unrouted.remove(&id);
+        let Some(route) = route else { return self.conclude(id, Outcome::Unreachable) };
+        flight.route = Some(route);
+        let evicted = self.hops.join(route, id);
+        self.counters.add(Counter::HopsEvicted, evicted);
+        self.send_when_allowed(id);
+    }
+
+    fn datagram(
+        &mut self,
+        socket: SocketId,
+        from: SocketAddr,
+        ingress: IfIndex,
+        payload: &[u8],
+    ) -> Result<(), Counter> {
+        let settings = self.config.settings();
+        if !self.outlets.of(socket.family()).pool.receives(socket) {
+            return Err(Counter::ClosedSocket);
+        }
+        if from.port() != settings.udp_port.get() {
+            return Err(Counter::SourcePort);
+        }
+        let reply = Reply::parse(payload)?;
+        let id = self.flights.of_msg_id(reply.msg_id).ok_or(Counter::Unasked)?;
+        let flight = self.flights.flight(id).ok_or(Counter::Unasked)?;
+        if !flight.sockets.contains(&socket) {
+            return Err(Counter::WrongSocket);
+        }
+        let route = flight.route.ok_or(Counter::WrongSocket)?;
+        if settings.source_check == SourceCheck::Strict {
+            if from.ip() != flight.question.target() {
+                return Err(Counter::SourceAddress);
+            }
+            if ingress != route.ifindex {
+                return Err(Counter::WrongIngress);
+            }
+        }
+        self.counters.count(Counter::Replies);
+        let question = flight.question;
+        let released = self.hops.heard(self.now, route);
+        let cached = self.remember(question, reply.gid);
+        self.conclude(id, outcome(cached, Source::Peer));
+        for (id, was_waiting) in released {
+            self.release(id, was_waiting);
+        }
+        Ok(())
+    }
+
+    fn remember(&mut self, question: Question, gid: Option<Gid>) -> Cached {
+        let Settings { cache_ttl, negative_ttl, .. } = *self.config.settings();
+        let ttl = if gid.is_some() { cache_ttl } else { negative_ttl };
+        let refresh_in = REFRESH_JITTER.spread(ttl / 4 * 3, &mut self.rng);
+        let cached = Cached { gid, expires_at: self.now + ttl };
+        self.cache.expire(self.now);
+        let evicted = self.cache.insert(question, cached, self.now + refresh_in);
+        self.counters.add(Counter::CacheEvicted, evicted);
+        cached
+    }
+
+    /// The next hop of the flight has answered somebody else.
+    fn release(&mut self, id: FlightId, was_waiting: bool) {
+        let Some(flight) = self.flights.flight(id) else { return };
+        // What was sent may have been lost while the way was not open: the schedule starts again.
+        flight.restart(self.config.schedule().first());
+        if was_waiting {
+            flight.resend_at = None;
+            self.make_ready(id);
+        }
+        self.set_timer(id);
+    }
+
+    fn flight_due(&mut self, id: FlightId) {
+        while let Some(request) = self.flights.give_up(id, self.now) {
+            self.answer(request, Outcome::TimedOut);
+        }
+        let now = self.now;
+        let Some(flight) = self.flights.flight(id) else { return };
+        if flight.round_ends <= now {
+            if std::mem::take(&mut flight.is_refresh) {
+                self.refreshing -= 1;
+            }
+            if !flight.waiters.is_empty() {
+                return self.renew(id);
+            }
+        } else if flight.resend_at.is_some_and(|at| at <= now) {
+            flight.resend_at = None;
+            self.send_when_allowed(id);
+        }
+        self.set_timer(id);
+        self.end_if_unwanted(id);
+    }
+
+    /// Another round, for requests that came after the first one of this round.
+    fn renew(&mut self, id: FlightId) {
+        self.ground(id);
+        let round_ends = self.now + self.config.settings().deadline;
+        self.flights.renew(id, round_ends, &mut self.rng);
+        self.unrouted.insert(id);
+        self.set_timer(id);
+    }
+
+    fn refresh(&mut self, question: Question) {
+        let rate = self.config.settings().refresh_rate.max(1);
+        // A coarse timer of the driver's is made up for, a long sleep is not.
+        let from = self.refresh_from;
+        let from = if self.now.since(from) < REFRESH_CATCH_UP { from } else { self.now };
+        self.refresh_from = from + Duration::from_secs(1) / rate;
+        if self.flights.of_question(question).is_some() {
+            return;
+        }
+        let Ok(id) = self.start(question) else {
+            return self.counters.count(Counter::RefreshesSkipped);
+        };
+        self.counters.count(Counter::Refreshes);
+        self.refreshing += 1;
+        if let Some(flight) = self.flights.flight(id) {
+            flight.is_refresh = true;
+        }
+    }
+
+    fn send_when_allowed(&mut self, id: FlightId) {
+        let Some(flight) = self.flights.flight(id) else { return };
+        let Some(route) = flight.route else { return };
+        if self.hops.may_send(self.now, route, id, flight.sent) {
+            self.make_ready(id);
+        } else {
+            self.counters.count(Counter::Queued);
+        }
+    }
+
+    /// The flight is to be sent as soon as there is a socket.
+    fn make_ready(&mut self, id: FlightId) {
+        let Some(flight) = self.flights.flight(id) else { return };
+        self.outlets.enqueue(id, flight);
+        let pool = &mut self.outlets.of(flight.question.family()).pool;
+        pool.want(self.now, &mut self.events);
+    }
+
+    fn end_if_unwanted(&mut self, id: FlightId) {
+        let flight = self.flights.flight(id);
+        if flight.is_some_and(|flight| flight.waiters.is_empty() && !flight.is_refresh) {
+            self.end(id);
+        }
+    }
+
+    fn conclude(&mut self, id: FlightId, outcome: Outcome) {
+        let Some(flight) = self.end(id) else { return };
+        for (_, request) in flight.waiters {
+            self.answer(request, outcome);
+        }
+    }
+
+    fn end(&mut self, id: FlightId) -> Option<Flight> {
+        self.ground(id);
+        self.timers.set(id, None);
+        let flight = self.flights.end(id)?;
+        if flight.is_refresh {
+            self.refreshing -= 1;
+        }
+        Some(flight)
+    }
+
+    /// Takes the flight out of every queue.
+    fn ground(&mut self, id: FlightId) {
+        self.unrouted.remove(&id);
+        let Some(flight) = self.flights.flight(id) else { return };
+        self.outlets.dequeue(flight);
+        if let Some(route) = flight.route {
+            self.hops.leave(route, id);
+        }
+    }
+
+    fn answer(&mut self, id: RequestId, outcome: Outcome) {
+        self.counters.count(match outcome {
+            Outcome::Found { .. } => Counter::Found,
+            Outcome::NotFound => Counter::NotFound,
+            Outcome::TimedOut => Counter::TimedOut,
+            Outcome::Unreachable => Counter::Unreachable,
+            Outcome::Overloaded => Counter::Overloaded,
+        });
+        self.events.push_back(Event::Answered { id, outcome });
+    }
+
+    fn set_timer(&mut self, id: FlightId) {
+        let due = self.flights.flight(id).map(|flight| flight.due());
+        self.timers.set(id, due);
+    }
+
+    /// Expired answers are not given, so they need not be forgotten at once.
+    fn sweep_at(&self) -> Option<Instant> {
+        self.cache.next_expiry().map(|at| at.max(self.swept_at + SWEEP_INTERVAL))
+    }
+
+    fn refresh_at(&self) -> Option<Instant> {
+        let Settings { refresh_rate, max_flights, .. } = *self.config.settings();
+        // Requests come first: refreshes are never more than a quarter of what may be under way.
+        if refresh_rate == 0 || self.refreshing >= max_flights.get().div_ceil(4) {
+            return None;
+        }
+        self.cache.next_refresh().map(|at| at.max(self.refresh_from))
     }
 }
 
-/// What the kernel's routing says about an address.
-#[derive(Clone, Copy, Debug, Eq, Hash, Ord, PartialEq, PartialOrd)]
-pub struct Route {
-    /// The interface that datagrams leave by.
-    pub ifindex: IfIndex,
-    /// The gateway, or the address itself if it is on the link.
-    pub next_hop: IpAddr,
+/// How much a client holds.
+#[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
+pub struct Load {
+    /// Questions under way.
+    pub flights: usize,
+    /// Requests that wait.
+    pub waiters: usize,
+    /// Next hops remembered.
+    pub hops: usize,
+    /// Answers remembered.
+    pub cached: usize,
 }
 
-/// One thing that happened.
-#[derive(Clone, Copy, Debug)]
-pub enum Input<'a> {
-    /// Somebody wants to know. Answered by exactly one [`Event::Answered`], unless cancelled.
-    Resolve {
-        /// Comes back with the answer.
-        id: RequestId,
-        /// What is asked.
-        question: Question,
-    },
-    /// The request's answer is no longer wanted.
-    Cancel {
-        /// Of the request.
-        id: RequestId,
-    },
-    /// The answer to a question from `poll_route`.
-    Route {
-        /// The question.
-        question: Question,
-        /// `None` if there is no route to its target.
-        route: Option<Route>,
-    },
-    /// A datagram came to a socket of ours.
-    Datagram {
-        /// The socket it came to.
-        socket: SocketId,
-        /// Its source.
-        from: SocketAddr,
-        /// The interface it came in by.
-        ingress: IfIndex,
-        /// What it carries.
-        payload: &'a [u8],
-    },
-    /// The socket asked for by [`Event::OpenSocket`] is there.
-    SocketOpened {
-        /// The socket.
-        socket: SocketId,
-    },
-    /// The socket asked for could not be opened, or an open one is lost.
-    SocketFailed {
-        /// The socket.
-        socket: SocketId,
-    },
+/// The sockets of both families, and what is to be sent from them.
+#[derive(Debug)]
+struct Outlets {
+    v4: Outlet,
+    v6: Outlet,
+    /// Places given so far.
+    places: u64,
 }
 
-/// A UDP datagram to send.
-#[derive(Clone, Debug, Eq, PartialEq)]
-pub struct Transmit {
-    /// The socket to send it from.
-    pub socket: SocketId,
-    /// Its destination.
-    pub to: SocketAddr,
-    /// The interface to leave by; `None` lets routing choose.
-    pub egress: Option<IfIndex>,
-    /// What it carries.
-    pub payload: Datagram,
+#[derive(Debug)]
+struct Outlet {
+    pool: Pool,
+    /// In the order in which they became ready.
+    ready: BTreeMap<u64, FlightId>,
 }
 
-/// A fact for the outside.
-#[derive(Clone, Copy, Debug, Eq, PartialEq)]
-pub enum Event {
-    /// A request has its answer.
-    Answered {
-        /// Of the request.
-        id: RequestId,
-        /// The answer.
-        outcome: Outcome,
-    },
-    /// A socket of `socket.family()` is wanted, bound to the unspecified address and a random port.
-    /// To be answered by [`Input::SocketOpened`] or [`Input::SocketFailed`].
-    OpenSocket {
-        /// Its name.
-        socket: SocketId,
-    },
-    /// A socket is no longer needed.
-    CloseSocket {
-        /// Its name.
-        socket: SocketId,
-    },
+impl Outlets {
+    fn new(settings: &Settings) -> Self {
+        let outlet = |family| Outlet { pool: Pool::new(family, settings), ready: BTreeMap::new() };
+        Self { v4: outlet(Family::V4), v6: outlet(Family::V6), places: 0 }
+    }
+
+    fn of(&mut self, family: Family) -> &mut Outlet {
+        match family {
+            Family::V4 => &mut self.v4,
+            Family::V6 => &mut self.v6,
+        }
+    }
+
+    fn enqueue(&mut self, id: FlightId, flight: &mut Flight) {
+        if flight.ready.is_none() {
+            let place = self.places;
+            self.places += 1;
+            flight.ready = Some(place);
+            self.of(flight.question.family()).ready.insert(place, id);
+        }
+    }
+
+    fn dequeue(&mut self, flight: &mut Flight) {
+        if let Some(place) = flight.ready.take() {
+            self.of(flight.question.family()).ready.remove(&place);
+        }
+    }
+
+    /// Of those that have both a socket and something to send, the one whose turn it is.
+    fn first_ready(&mut self) -> Option<&mut Outlet> {
+        [&mut self.v4, &mut self.v6]
+            .into_iter()
+            .filter(|outlet| outlet.pool.is_ready() && !outlet.ready.is_empty())
+            .min_by_key(|outlet| outlet.ready.first_key_value().map(|(&place, _)| place))
+    }
 }
 
-/// What became of a request.
-#[derive(Clone, Copy, Debug, Eq, PartialEq)]
-pub enum Outcome {
-    /// The target has a GID.
-    Found {
-        /// The GID.
-        gid: Gid,
-        /// Who said so.
-        source: Source,
-        /// Until when the client remembers it.
-        expires_at: Instant,
-    },
-    /// Whoever answers there does not have the target.
-    NotFound,
-    /// No answer within the deadline.
-    TimedOut,
-    /// There is no route to the target.
-    Unreachable,
-    /// Too much is being asked at once; nothing has been sent.
-    Overloaded,
+const SWEEP_INTERVAL: Duration = Duration::from_secs(1);
+const REFRESH_CATCH_UP: Duration = Duration::from_millis(10);
+const REFRESH_JITTER: Jitter = match Jitter::percent(10) {
+    Some(jitter) => jitter,
+    None => unreachable!(),
+};
+
+fn outcome(cached: Cached, source: Source) -> Outcome {
+    match cached {
+        Cached { gid: Some(gid), expires_at } => Outcome::Found { gid, source, expires_at },
+        Cached { gid: None, .. } => Outcome::NotFound,
+    }
 }
 
-/// Where an answer is from.
-#[derive(Clone, Copy, Debug, Eq, PartialEq)]
-pub enum Source {
-    /// It was remembered.
-    Cache,
-    /// A peer has just said so.
-    Peer,
+fn flight_limits(config: &Config) -> flights::Limits {
+    let settings = config.settings();
+    flights::Limits {
+        flights: settings.max_flights.get(),
+        waiters_per_flight: settings.max_waiters_per_flight.get(),
+        waiters: settings.max_waiters.get(),
+    }
+}
+
+fn hop_limits(config: &Config) -> hops::Limits {
+    let settings = config.settings();
+    hops::Limits {
+        hops: settings.max_hops.get(),
+        hop_idle: settings.hop_idle,
+        turn: config.schedule().first(),
+        round: settings.probe_round,
+    }
 }

@@ -1,0 +1,280 @@
+// SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
+
+//! The questions under way, and who waits for their answers.
+
+use std::collections::{BTreeSet, HashMap};
+use std::fmt;
+use std::time::Duration;
+
+use ibarr_common::Instant;
+use ibarr_common::wire::ip2gid::MsgId;
+use rand_core::CryptoRng;
+
+use super::super::Question;
+use super::{RequestId, Route, SocketId};
+use crate::hash::Seeded;
+use crate::retry::Schedule;
+
+/// Flights found by each of their names. No two have the same question or msg_id, and no request
+/// waits twice. Full, it refuses what is new.
+#[derive(Debug)]
+pub(super) struct Flights {
+    by_id: HashMap<FlightId, Flight, Seeded>,
+    by_question: HashMap<Question, FlightId, Seeded>,
+    by_msg_id: HashMap<MsgId, FlightId, Seeded>,
+    by_request: HashMap<RequestId, Waiter, Seeded>,
+    /// Flights started so far.
+    started: u64,
+    limits: Limits,
+}
+
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Limits {
+    pub(super) flights: usize,
+    pub(super) waiters_per_flight: usize,
+    pub(super) waiters: usize,
+}
+
+/// Which bound has been reached.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub(super) enum Full {
+    Flights,
+    WaitersOfFlight,
+    Waiters,
+}
+
+impl Flights {
+    pub(super) fn new(limits: Limits, hasher: &Seeded) -> Self {
+        Self {
+            by_id: HashMap::with_hasher(hasher.clone()),
+            by_question: HashMap::with_hasher(hasher.clone()),
+            by_msg_id: HashMap::with_hasher(hasher.clone()),
+            by_request: HashMap::with_hasher(hasher.clone()),
+            started: 0,
+            limits,
+        }
+    }
+
+    /// What is there beyond new limits stays until it ends.
+    pub(super) fn reconfigure(&mut self, limits: Limits) {
+        self.limits = limits;
+    }
+
+    /// Starts a flight for `question`, which has none.
+    pub(super) fn start(
+        &mut self,
+        question: Question,
+        round_ends: Instant,
+        rng: &mut impl CryptoRng,
+    ) -> Result<FlightId, Full> {
+        if self.by_id.len() >= self.limits.flights {
+            return Err(Full::Flights);
+        }
+        self.started += 1;
+        let id = FlightId(self.started);
+        let msg_id = self.unused_msg_id(rng);
+        self.by_msg_id.insert(msg_id, id);
+        self.by_question.insert(question, id);
+        self.by_id.insert(id, Flight::new(question, msg_id, round_ends));
+        Ok(id)
+    }
+
+    /// `request` waits for `flight`, until `deadline`.
+    pub(super) fn wait(
+        &mut self,
+        flight: FlightId,
+        request: RequestId,
+        deadline: Instant,
+    ) -> Result<(), Full> {
+        if self.by_request.len() >= self.limits.waiters {
+            return Err(Full::Waiters);
+        }
+        let waited_for = self.by_id.get_mut(&flight).ok_or(Full::Flights)?;
+        if waited_for.waiters.len() >= self.limits.waiters_per_flight {
+            return Err(Full::WaitersOfFlight);
+        }
+        waited_for.waiters.insert((deadline, request));
+        self.by_request.insert(request, Waiter { flight, deadline });
+        Ok(())
+    }
+
+    pub(super) fn is_waiting(&self, request: RequestId) -> bool {
+        self.by_request.contains_key(&request)
+    }
+
+    /// `request` no longer waits. Returns the flight that it waited for.
+    pub(super) fn cancel(&mut self, request: RequestId) -> Option<FlightId> {
+        let waiter = self.by_request.remove(&request)?;
+        if let Some(flight) = self.by_id.get_mut(&waiter.flight) {
+            flight.waiters.remove(&(waiter.deadline, request));
+        }
+        Some(waiter.flight)
+    }
+
+    /// Removes and returns the requests of `flight` whose deadline is not after `now`.
+    pub(super) fn give_up(&mut self, flight: FlightId, now: Instant) -> Option<RequestId> {
+        let waiters = &mut self.by_id.get_mut(&flight)?.waiters;
+        let &(deadline, request) = waiters.first()?;
+        if deadline > now {
+            return None;
+        }
+        waiters.pop_first();
+        self.by_request.remove(&request);
+        Some(request)
+    }
+
+    /// A new round: asks with a new msg_id, which only answers to this round can have.
+    pub(super) fn renew(&mut self, id: FlightId, round_ends: Instant, rng: &mut impl CryptoRng) {
+        let msg_id = self.unused_msg_id(rng);
+        let Some(flight) = self.by_id.get_mut(&id) else { return };
+        self.by_msg_id.remove(&flight.msg_id);
+        self.by_msg_id.insert(msg_id, id);
+        let renewed = Flight::new(flight.question, msg_id, round_ends);
+        let old = std::mem::replace(flight, renewed);
+        flight.waiters = old.waiters;
+        flight.is_refresh = old.is_refresh;
+    }
+
+    /// Removes a flight with all of its names.
+    pub(super) fn end(&mut self, id: FlightId) -> Option<Flight> {
+        let flight = self.by_id.remove(&id)?;
+        self.by_question.remove(&flight.question);
+        self.by_msg_id.remove(&flight.msg_id);
+        for (_, request) in &flight.waiters {
+            self.by_request.remove(request);
+        }
+        Some(flight)
+    }
+
+    pub(super) fn flight(&mut self, id: FlightId) -> Option<&mut Flight> {
+        self.by_id.get_mut(&id)
+    }
+
+    pub(super) fn of_question(&self, question: Question) -> Option<FlightId> {
+        self.by_question.get(&question).copied()
+    }
+
+    pub(super) fn of_msg_id(&self, msg_id: MsgId) -> Option<FlightId> {
+        self.by_msg_id.get(&msg_id).copied()
+    }
+
+    /// Flights under way.
+    pub(super) fn len(&self) -> usize {
+        self.by_id.len()
+    }
+
+    /// Requests that wait.
+    pub(super) fn waiters(&self) -> usize {
+        self.by_request.len()
+    }
+
+    fn unused_msg_id(&self, rng: &mut impl CryptoRng) -> MsgId {
+        // At most a small part of 2^32 is in use, so this ends soon.
+        loop {
+            let msg_id = MsgId(rng.next_u32());
+            if !self.by_msg_id.contains_key(&msg_id) {
+                return msg_id;
+            }
+        }
+    }
+}
+
+/// Names a flight. Never used again, and in the order of the starts.
+#[derive(Clone, Copy, Debug, Eq, Hash, Ord, PartialEq, PartialOrd)]
+pub(super) struct FlightId(u64);
+
+impl fmt::Display for FlightId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.fmt(f)
+    }
+}
+
+/// A question under way. A flight lasts as long as a request waits for it, in rounds: each has its own
+/// msg_id, route and resends.
+#[derive(Debug)]
+pub(super) struct Flight {
+    pub(super) question: Question,
+    pub(super) msg_id: MsgId,
+    /// Requests that wait, by deadline.
+    pub(super) waiters: BTreeSet<(Instant, RequestId)>,
+    /// Asked in order to refresh the cache, whether or not a request waits as well.
+    pub(super) is_refresh: bool,
+    pub(super) round_ends: Instant,
+    /// Once the driver has said.
+    pub(super) route: Option<Route>,
+    /// What the resends count from.
+    pub(super) first_sent: Option<Instant>,
+    pub(super) last_sent: Option<Instant>,
+    /// Place in the schedule: 0 before the first send.
+    pub(super) sent: usize,
+    /// None while it waits for a route, a turn or a socket, and after the last resend.
+    pub(super) resend_at: Option<Instant>,
+    /// Place among those that are to be sent as soon as there is a socket.
+    pub(super) ready: Option<u64>,
+    /// Sockets that it has left from, where its reply may come to.
+    pub(super) sockets: Vec<SocketId>,
+}
+
+impl Flight {
+    fn new(question: Question, msg_id: MsgId, round_ends: Instant) -> Self {
+        Self {
+            question,
+            msg_id,
+            waiters: BTreeSet::new(),
+            is_refresh: false,
+            round_ends,
+            route: None,
+            first_sent: None,
+            last_sent: None,
+            sent: 0,
+            resend_at: None,
+            ready: None,
+            sockets: Vec::new(),
+        }
+    }
+
+    /// It has been sent. Resends that should have been before now are left out.
+    pub(super) fn sent_from(
+        &mut self,
+        now: Instant,
+        socket: SocketId,
+        schedule: &Schedule,
+        rng: &mut impl CryptoRng,
+    ) {
+        self.ready = None;
+        if !self.sockets.contains(&socket) {
+            self.sockets.push(socket);
+        }
+        self.last_sent = Some(now);
+        let first_sent = *self.first_sent.get_or_insert(now);
+        self.resend_at = None;
+        while let Some(offset) = schedule.resend(self.sent, rng) {
+            self.sent += 1;
+            if first_sent + offset > now {
+                self.resend_at = Some(first_sent + offset);
+                break;
+            }
+        }
+    }
+
+    /// Counts the resends from the next send, which comes `after` the last one.
+    pub(super) fn restart(&mut self, after: Duration) {
+        self.first_sent = None;
+        self.sent = 0;
+        if self.ready.is_none() {
+            self.resend_at = self.last_sent.map(|last_sent| last_sent + after);
+        }
+    }
+
+    /// When something is to be done about it.
+    pub(super) fn due(&self) -> Instant {
+        let gives_up = self.waiters.first().map(|&(deadline, _)| deadline);
+        [gives_up, self.resend_at].into_iter().flatten().fold(self.round_ends, Instant::min)
+    }
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Waiter {
+    flight: FlightId,
+    deadline: Instant,
+}

@@ -1,0 +1,316 @@
+// SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
+
+//! Both sides of ip2gid on a simulated network.
+
+mod sim;
+
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+use std::time::Duration;
+
+use ibarr_common::ib::Gid;
+use ibarr_common::wire::ip2gid::{MsgId, PORT, Query, Reply, Version};
+use ibarr_proto::ip2gid::client::{
+    Config, Counter, Load, Outcome, RequestId, Settings, Source, SourceCheck,
+};
+use ibarr_proto::ip2gid::server;
+use ibarr_proto::retry::below;
+use rand_chacha::ChaCha12Rng;
+use rand_core::{Rng, SeedableRng};
+
+use self::sim::{Faults, Packet, Sim};
+
+const MS: fn(u64) -> Duration = Duration::from_millis;
+const GATEWAY: IpAddr = IpAddr::V4(Ipv4Addr::new(10, 1, 0, 254));
+
+#[test]
+fn two_nodes_resolve_each_other_in_both_families() {
+    let mut sim = Sim::new(1);
+    let (a, b) = (client(&mut sim), peer(&mut sim, 5));
+    let cases = [
+        (a, "10.2.0.5", gid(5)),
+        (a, "fd00:2::5", gid(5)),
+        (b, "10.1.0.1", gid(1)),
+        (b, "fd00:1::1", gid(1)),
+    ];
+    for (node, target, expected) in cases {
+        let id = sim.resolve(node, target.parse().unwrap());
+        sim.run_for(MS(1));
+        assert_eq!(found(&sim, node, id), Some((expected, Source::Peer)), "{target}");
+        let id = sim.resolve(node, target.parse().unwrap());
+        assert_eq!(found(&sim, node, id), Some((expected, Source::Cache)), "{target}");
+    }
+}
+
+#[test]
+fn every_request_is_answered_once_in_time_and_rightly_on_a_bad_network() {
+    for seed in 0..40 {
+        let mut sim = Sim::new(seed);
+        sim.faults = Faults { lost: 30, repeated: 20, delay: MS(0)..MS(40) };
+        let node = client(&mut sim);
+        let alive = 1..30;
+        for n in alive.clone() {
+            peer(&mut sim, n);
+        }
+        for node in &mut sim.nodes {
+            node.path_delay = MS(seed % 4 * 50);
+        }
+        let mut asked = Vec::new();
+        let rng = &mut ChaCha12Rng::seed_from_u64(seed);
+        for _ in 0..300 {
+            let n = u16::try_from(below(40, rng)).unwrap() + 1;
+            asked.push((n, sim.now, sim.resolve(node, target(n))));
+            sim.run_for(Duration::from_micros(below(20_000, rng)));
+        }
+        sim.run_for(Duration::from_secs(3));
+
+        let mut timed_out = 0;
+        for (n, at, id) in asked {
+            let (answered_at, outcome) = sim.nodes[node].answers[&id];
+            assert!(answered_at.since(at) <= Duration::from_secs(3));
+            match outcome {
+                Outcome::Found { gid: got, .. } => assert_eq!(got, gid(n)),
+                Outcome::TimedOut if !alive.contains(&n) => {}
+                // Both ways of six sends may be lost.
+                Outcome::TimedOut => timed_out += 1,
+                other => panic!("{n}: {other:?}"),
+            }
+        }
+        assert!(timed_out <= 6, "{timed_out} of 300");
+        let load = sim.nodes[node].client.load();
+        assert_eq!((load.flights, load.waiters), (0, 0));
+        let counters = sim.nodes[node].client.counters();
+        let ends = [Counter::Found, Counter::NotFound, Counter::TimedOut];
+        assert_eq!(ends.iter().map(|&end| counters.get(end)).sum::<u64>(), 300);
+    }
+}
+
+#[test]
+fn same_seed_gives_the_same_bytes_at_the_same_times() {
+    let trace = |seed| {
+        let mut sim = Sim::new(seed);
+        sim.faults = Faults { lost: 20, repeated: 20, delay: MS(0)..MS(30) };
+        let node = client(&mut sim);
+        sim.nodes[node].path_delay = MS(50);
+        for n in 1..20 {
+            peer(&mut sim, n);
+        }
+        for n in 1..100 {
+            sim.resolve(node, target(n % 30 + 1));
+            sim.run_for(MS(7));
+        }
+        sim.run_for(Duration::from_mins(5));
+        sim.trace
+    };
+    assert_eq!(trace(7), trace(7));
+    assert_ne!(trace(7), trace(8));
+}
+
+#[test]
+fn live_peer_behind_the_cold_gateway_of_dead_ones_is_answered_within_a_round() {
+    for (dead, limit) in [(0, MS(1)), (20, MS(401)), (100, MS(501)), (4000, MS(501))] {
+        let mut sim = Sim::new(dead);
+        let node = client(&mut sim);
+        peer(&mut sim, 9999);
+        for n in 1..=dead {
+            sim.resolve(node, target(n.try_into().unwrap()));
+        }
+        let asked_at = sim.now;
+        let id = sim.resolve(node, target(9999));
+        sim.run_for(Duration::from_secs(3));
+        assert_eq!(found(&sim, node, id), Some((gid(9999), Source::Peer)));
+        let waited = sim.nodes[node].answers[&id].0.since(asked_at);
+        assert!(waited <= limit, "behind {dead} dead ones: {waited:?}");
+    }
+}
+
+#[test]
+fn live_peer_overtakes_dead_ones_that_had_their_turn() {
+    let mut sim = Sim::new(1);
+    let node = client(&mut sim);
+    peer(&mut sim, 9999);
+    for n in 1..=100 {
+        sim.resolve(node, target(n));
+    }
+    sim.run_for(MS(600));
+    let asked_at = sim.now;
+    let id = sim.resolve(node, target(9999));
+    sim.run_for(MS(100));
+    let waited = sim.nodes[node].answers[&id].0.since(asked_at);
+    assert!(waited <= MS(21), "{waited:?}");
+}
+
+#[test]
+fn gateway_that_never_answers_is_sent_no_more_than_the_pace_allows() {
+    let sent_in_3_s = |targets: u16| {
+        let mut sim = Sim::new(targets.into());
+        let node = client(&mut sim);
+        for n in 1..=targets {
+            sim.resolve(node, target(n));
+        }
+        sim.run_for(Duration::from_secs(4));
+        assert_eq!(sim.nodes[node].answers.len(), targets.into());
+        let counters = sim.nodes[node].client.counters();
+        counters.get(Counter::Queries) + counters.get(Counter::Resends)
+    };
+    // One question has its own schedule, few share 50 a second, many get two a second each.
+    assert_eq!(sent_in_3_s(1), 6);
+    assert!(sent_in_3_s(25) <= 151);
+    assert!(sent_in_3_s(1000) <= 6000);
+}
+
+#[test]
+fn burst_through_a_gateway_whose_path_takes_long_loses_nothing_after_it_is_there() {
+    let mut sim = Sim::new(1);
+    let node = client(&mut sim);
+    sim.nodes[node].path_delay = MS(300);
+    for n in 1..=100 {
+        peer(&mut sim, n);
+    }
+    let asked_at = sim.now;
+    for n in 1..=100 {
+        sim.resolve(node, target(n));
+    }
+    sim.run_for(Duration::from_secs(3));
+    for (id, (answered_at, outcome)) in &sim.nodes[node].answers {
+        assert!(matches!(outcome, Outcome::Found { .. }), "{id}: {outcome:?}");
+        // The path, and the first interval for what was sent into it just before.
+        let waited = answered_at.since(asked_at);
+        assert!(waited <= MS(300 + 21), "{id}: {waited:?}");
+    }
+}
+
+#[test]
+fn flood_of_forged_replies_changes_no_answer_and_no_time() {
+    let run = |flood: u32| {
+        let mut sim = Sim::new(3);
+        sim.faults = Faults { lost: 10, delay: MS(0)..MS(20), ..Faults::default() };
+        let node = client(&mut sim);
+        for n in 1..10 {
+            peer(&mut sim, n);
+        }
+        let rng = &mut ChaCha12Rng::seed_from_u64(9);
+        for n in 1..=20 {
+            sim.resolve(node, target(n));
+            sim.run_for(MS(20));
+            // The worst that an attacker can know: all our ports, and the address that we ask.
+            for port in sim.ports(node) {
+                for _ in 0..flood {
+                    let msg_id = MsgId(rng.next_u32());
+                    let reply = Reply { version: Version::V1, msg_id, gid: Some(gid(666)) };
+                    let payload = reply.emit().as_ref().to_vec();
+                    let from = SocketAddr::new(target(n), PORT);
+                    let to = SocketAddr::new("10.1.0.1".parse().unwrap(), port);
+                    sim.inject(Duration::ZERO, Packet { from, to, payload });
+                }
+            }
+        }
+        sim.run_for(Duration::from_secs(3));
+        let counters = sim.nodes[node].client.counters().clone();
+        (sim.trace, sim.nodes[node].client.load(), counters)
+    };
+    let (quiet, quiet_load, quiet_counters) = run(0);
+    let (flooded, flooded_load, flooded_counters) = run(50);
+    assert_eq!(flooded, quiet);
+    assert_eq!(flooded_load, quiet_load);
+    for ((counter, quiet), (_, flooded)) in quiet_counters.iter().zip(flooded_counters.iter()) {
+        let forged = if counter == Counter::Unasked { 20 * 50 * 32 } else { 0 };
+        assert_eq!(flooded - quiet, forged, "{counter}");
+    }
+}
+
+#[test]
+fn reply_from_another_address_counts_unless_the_check_is_strict() {
+    for (source_check, answered) in [(SourceCheck::MsgId, true), (SourceCheck::Strict, false)] {
+        let mut sim = Sim::new(1);
+        let node = client_with(&mut sim, Settings { source_check, ..Settings::default() });
+        let multi_homed = peer(&mut sim, 5);
+        sim.nodes[multi_homed].answers_from = Some("10.3.0.5".parse().unwrap());
+        let id = sim.resolve(node, target(5));
+        sim.run_for(Duration::from_secs(3));
+        assert_eq!(found(&sim, node, id).is_some(), answered);
+        let dropped = sim.nodes[node].client.counters().get(Counter::SourceAddress);
+        assert_eq!(dropped, if answered { 0 } else { 6 });
+    }
+}
+
+#[test]
+fn answer_in_use_is_refreshed_before_it_expires_and_one_that_is_not_is_not() {
+    let mut sim = Sim::new(1);
+    let node = client(&mut sim);
+    let (used, unused) = (peer(&mut sim, 1), peer(&mut sim, 2));
+    sim.resolve(node, target(1));
+    sim.resolve(node, target(2));
+    for _ in 0..60 {
+        sim.run_for(Duration::from_secs(10));
+        let id = sim.resolve(node, target(1));
+        assert_eq!(found(&sim, node, id), Some((gid(1), Source::Cache)));
+    }
+    let answered = |node: usize| sim.nodes[node].server.counters().get(server::Counter::Answered);
+    // Ten minutes, every 40.5 to 49.5 s, and the first time.
+    assert!((13..=16).contains(&answered(used)), "{}", answered(used));
+    assert_eq!(answered(unused), 1);
+}
+
+#[test]
+fn node_that_asks_no_more_falls_asleep_with_nothing_open() {
+    let mut sim = Sim::new(1);
+    let node = client(&mut sim);
+    peer(&mut sim, 1);
+    sim.resolve(node, target(1));
+    sim.run_for(MS(10));
+    assert_eq!(sim.ports(node).len(), 32, "no IPv6 socket, for nobody asked for IPv6");
+    sim.run_for(Duration::from_mins(5));
+    assert_eq!(sim.ports(node), []);
+    assert_eq!(sim.next_event(), None);
+    assert_eq!(sim.nodes[node].client.load(), Load { hops: 1, ..Load::default() });
+}
+
+#[test]
+fn two_servers_cannot_keep_each_other_busy() {
+    let mut sim = Sim::new(1);
+    let (a, b) = (peer(&mut sim, 1), peer(&mut sim, 2));
+    // A query that pretends to come from the other server's port.
+    let query = Query::new(Version::V1, MsgId(7), target(2)).unwrap().emit();
+    let [from, to] = [1, 2].map(|n| SocketAddr::new(target(n), PORT));
+    sim.inject(Duration::ZERO, Packet { from, to, payload: query.as_ref().to_vec() });
+    sim.run_for(Duration::from_secs(10));
+    assert_eq!(sim.trace.len(), 1, "one reply: {:?}", sim.trace);
+    assert_eq!(sim.nodes[b].server.counters().get(server::Counter::Answered), 1);
+    assert_eq!(sim.nodes[a].server.counters().get(server::Counter::MalformedTlvType), 1);
+}
+
+/// The node that asks, with both families, behind a gateway.
+fn client(sim: &mut Sim) -> usize {
+    client_with(sim, Settings::default())
+}
+
+fn client_with(sim: &mut Sim, settings: Settings) -> usize {
+    let addresses = ["10.1.0.1", "fd00:1::1"].map(|address| address.parse().unwrap());
+    let node = sim.add_node(&addresses, Some(gid(1)), Config::new(settings).unwrap());
+    sim.nodes[node].gateway = Some(GATEWAY);
+    node
+}
+
+/// A node that is asked, 10.2.0.n and fd00:2::n, behind a gateway.
+fn peer(sim: &mut Sim, n: u16) -> usize {
+    let addresses = [target(n), format!("fd00:2::{n:x}").parse().unwrap()];
+    let node = sim.add_node(&addresses, Some(gid(n)), Config::default());
+    sim.nodes[node].gateway = Some("10.2.255.254".parse().unwrap());
+    node
+}
+
+fn target(n: u16) -> IpAddr {
+    let [high, low] = n.to_be_bytes();
+    Ipv4Addr::new(10, 2, high, low).into()
+}
+
+fn gid(n: u16) -> Gid {
+    format!("fe80::2:c903:0:{n:x}").parse().unwrap()
+}
+
+fn found(sim: &Sim, node: usize, id: RequestId) -> Option<(Gid, Source)> {
+    match sim.nodes[node].answers.get(&id) {
+        Some(&(_, Outcome::Found { gid, source, .. })) => Some((gid, source)),
+        _ => None,
+    }
+}

@@ -1,0 +1,363 @@
+// SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
+
+//! Nodes on one virtual clock, joined by a network that loses, repeats, delays and reorders.
+//!
+//! Everything is decided by the seed: the same calls give the same [`Sim::trace`]. Time jumps from one
+//! thing that happens to the next; the number of steps is bounded, so that a livelock is a failure
+//! and not a hang.
+//!
+//! What the kernel does is modelled as far as the cores can feel it: routes, random source ports,
+//! interfaces, and IPoIB's path resolution, which parks three datagrams for each next hop and drops
+//! the others.
+
+use std::collections::{BTreeMap, HashMap};
+use std::net::{IpAddr, SocketAddr};
+use std::ops::Range;
+use std::time::Duration;
+
+use ibarr_common::ib::Gid;
+use ibarr_common::wire::ip2gid::PORT;
+use ibarr_common::{IfIndex, Instant};
+use ibarr_proto::ip2gid::client::{
+    Client, Config, Event, Input, Outcome, RequestId, Route, SocketId,
+};
+use ibarr_proto::ip2gid::server::{Local, Received, Server};
+use ibarr_proto::ip2gid::{Prefixes, Question};
+use ibarr_proto::retry::below;
+use rand_chacha::ChaCha12Rng;
+use rand_core::{Rng, SeedableRng};
+
+/// The network with everything on it.
+pub(crate) struct Sim {
+    pub(crate) now: Instant,
+    pub(crate) faults: Faults,
+    pub(crate) nodes: Vec<Node>,
+    /// Each datagram that was sent, and each answer, with its time.
+    pub(crate) trace: Vec<String>,
+    rng: ChaCha12Rng,
+    /// Datagrams on their way, by arrival and then in the order of their sending.
+    wire: BTreeMap<(Instant, u64), Packet>,
+    sent: u64,
+}
+
+/// What the network does to a datagram.
+#[derive(Clone, Debug)]
+pub(crate) struct Faults {
+    /// In a hundred.
+    pub(crate) lost: u64,
+    /// In a hundred.
+    pub(crate) repeated: u64,
+    /// Of one way; a wide range reorders.
+    pub(crate) delay: Range<Duration>,
+}
+
+impl Default for Faults {
+    fn default() -> Self {
+        let delay = Duration::from_micros(100)..Duration::from_micros(101);
+        Self { lost: 0, repeated: 0, delay }
+    }
+}
+
+/// A machine, with one interface of index 1.
+pub(crate) struct Node {
+    pub(crate) client: Client<ChaCha12Rng>,
+    pub(crate) server: Server,
+    pub(crate) view: View,
+    /// A dead machine neither receives nor sends.
+    pub(crate) alive: bool,
+    /// Where the network can be reached that is not on the link; `None` if nowhere.
+    pub(crate) gateway: Option<IpAddr>,
+    /// Answers from this address instead of the one that was asked, as the C original may.
+    pub(crate) answers_from: Option<IpAddr>,
+    /// From its first datagram to a next hop until the path to it is there.
+    pub(crate) path_delay: Duration,
+    /// Outcome of each request, and when.
+    pub(crate) answers: BTreeMap<RequestId, (Instant, Outcome)>,
+    /// Datagrams that IPoIB dropped for want of a path.
+    pub(crate) dropped_without_path: usize,
+    ports: BTreeMap<SocketId, u16>,
+    paths: BTreeMap<IpAddr, Path>,
+    requests: u64,
+}
+
+/// Addresses of a node and their GIDs.
+#[derive(Default)]
+pub(crate) struct View(pub(crate) HashMap<IpAddr, Option<Gid>>);
+
+impl Local for View {
+    fn gid_of(&self, address: IpAddr, _ingress: IfIndex) -> Option<Gid> {
+        self.0.get(&address).copied().flatten()
+    }
+
+    fn is_ours(&self, address: IpAddr) -> bool {
+        self.0.contains_key(&address)
+    }
+}
+
+/// A UDP datagram.
+#[derive(Clone, Debug)]
+pub(crate) struct Packet {
+    pub(crate) from: SocketAddr,
+    pub(crate) to: SocketAddr,
+    pub(crate) payload: Vec<u8>,
+}
+
+enum Path {
+    Resolving { until: Instant, parked: Vec<Packet> },
+    Open,
+}
+
+pub(crate) const INTERFACE: fn() -> IfIndex = || IfIndex::new(1).unwrap();
+
+impl Sim {
+    pub(crate) fn new(seed: u64) -> Self {
+        println!("seed {seed}");
+        Self {
+            now: Instant::from_nanos(1_000_000_000),
+            faults: Faults::default(),
+            nodes: Vec::new(),
+            trace: Vec::new(),
+            rng: ChaCha12Rng::seed_from_u64(seed),
+            wire: BTreeMap::new(),
+            sent: 0,
+        }
+    }
+
+    /// Adds a node that owns `addresses`, all with `gid`, and reaches the others over `gateway` if
+    /// they differ from its own in the first half.
+    pub(crate) fn add_node(
+        &mut self,
+        addresses: &[IpAddr],
+        gid: Option<Gid>,
+        config: Config,
+    ) -> usize {
+        let seed = self.rng.next_u64();
+        self.nodes.push(Node {
+            client: Client::new(config, ChaCha12Rng::seed_from_u64(seed)),
+            server: Server::new(Prefixes::EVERYONE),
+            view: View(addresses.iter().map(|&address| (address, gid)).collect()),
+            alive: true,
+            gateway: None,
+            answers_from: None,
+            path_delay: Duration::ZERO,
+            answers: BTreeMap::new(),
+            dropped_without_path: 0,
+            ports: BTreeMap::new(),
+            paths: BTreeMap::new(),
+            requests: 0,
+        });
+        self.nodes.len() - 1
+    }
+
+    /// Node `node` wants to know.
+    pub(crate) fn resolve(&mut self, node: usize, target: IpAddr) -> RequestId {
+        let question = Question::new(target, None).unwrap();
+        let id = RequestId(self.nodes[node].requests);
+        self.nodes[node].requests += 1;
+        self.input(node, Input::Resolve { id, question });
+        id
+    }
+
+    /// Tells a client something, and does what it wants done.
+    pub(crate) fn input(&mut self, node: usize, input: Input<'_>) {
+        let now = self.now;
+        self.nodes[node].client.handle_input(now, input);
+        self.drain(node);
+    }
+
+    /// Puts a datagram on the wire, to arrive `after`.
+    pub(crate) fn inject(&mut self, after: Duration, packet: Packet) {
+        self.sent += 1;
+        self.wire.insert((self.now + after, self.sent), packet);
+    }
+
+    /// The ports that a node listens at.
+    pub(crate) fn ports(&self, node: usize) -> Vec<u16> {
+        self.nodes[node].ports.values().copied().collect()
+    }
+
+    /// Goes on for `duration`.
+    ///
+    /// # Panics
+    /// After a million steps.
+    pub(crate) fn run_for(&mut self, duration: Duration) {
+        let end = self.now + duration;
+        for _ in 0..1_000_000 {
+            match self.next_event() {
+                Some(at) if at <= end => self.step(at),
+                _ => {
+                    self.now = end;
+                    return;
+                }
+            }
+        }
+        panic!("a million steps, and still busy at {}", self.now);
+    }
+
+    /// When something will happen.
+    pub(crate) fn next_event(&self) -> Option<Instant> {
+        let arrival = self.wire.keys().next().map(|&(at, _)| at);
+        let timers = self.nodes.iter().filter_map(Node::next_timeout);
+        arrival.into_iter().chain(timers).min()
+    }
+
+    fn step(&mut self, at: Instant) {
+        self.now = self.now.max(at);
+        while let Some(entry) = self.wire.first_entry()
+            && entry.key().0 <= self.now
+        {
+            let packet = entry.remove();
+            self.deliver(&packet);
+        }
+        for node in 0..self.nodes.len() {
+            if self.nodes[node].next_timeout().is_some_and(|at| at <= self.now) {
+                self.open_paths(node);
+                let now = self.now;
+                self.nodes[node].client.handle_timeout(now);
+                self.drain(node);
+            }
+        }
+    }
+
+    /// The driver's loop.
+    fn drain(&mut self, index: usize) {
+        let now = self.now;
+        loop {
+            let node = &mut self.nodes[index];
+            if let Some(event) = node.client.poll_event() {
+                match event {
+                    Event::Answered { id, outcome } => {
+                        self.trace.push(format!("{now} node {index}: request {id}: {outcome:?}"));
+                        let twice = node.answers.insert(id, (now, outcome));
+                        assert_eq!(twice, None, "request {id} answered twice");
+                    }
+                    Event::OpenSocket { socket } => {
+                        let port = random_port(&mut self.rng);
+                        node.ports.insert(socket, port);
+                        node.client.handle_input(now, Input::SocketOpened { socket });
+                    }
+                    Event::CloseSocket { socket } => {
+                        node.ports.remove(&socket).expect("only open sockets are closed");
+                    }
+                }
+            } else if let Some(question) = node.client.poll_route() {
+                let route = node.route(question.target());
+                node.client.handle_input(now, Input::Route { question, route });
+            } else if let Some(transmit) = node.client.poll_transmit() {
+                let port = node.ports[&transmit.socket];
+                let source = node.source(transmit.to.ip());
+                let payload = transmit.payload.as_ref().to_vec();
+                let from = SocketAddr::new(source, port);
+                self.send(index, Packet { from, to: transmit.to, payload });
+            } else {
+                return;
+            }
+        }
+    }
+
+    /// Through the path to the next hop.
+    fn send(&mut self, index: usize, packet: Packet) {
+        let node = &mut self.nodes[index];
+        let Some(route) = node.route(packet.to.ip()) else { return };
+        let until = self.now + node.path_delay;
+        let path =
+            node.paths.entry(route.next_hop).or_insert(Path::Resolving { until, parked: vec![] });
+        match path {
+            Path::Open => self.transmit(&packet),
+            Path::Resolving { parked, .. } if parked.len() < 3 => parked.push(packet),
+            Path::Resolving { .. } => node.dropped_without_path += 1,
+        }
+        self.open_paths(index);
+    }
+
+    fn open_paths(&mut self, index: usize) {
+        let now = self.now;
+        let mut released = Vec::new();
+        for path in self.nodes[index].paths.values_mut() {
+            if matches!(path, Path::Resolving { until, .. } if *until <= now)
+                && let Path::Resolving { parked, .. } = std::mem::replace(path, Path::Open)
+            {
+                released.extend(parked);
+            }
+        }
+        for packet in released {
+            self.transmit(&packet);
+        }
+    }
+
+    /// Onto the wire, which may lose, repeat and delay it.
+    fn transmit(&mut self, packet: &Packet) {
+        let Packet { from, to, payload } = packet;
+        self.trace.push(format!("{} {from} to {to}: {payload:02x?}", self.now));
+        let Faults { lost, repeated, delay } = self.faults.clone();
+        let copies = 1 + usize::from(below(100, &mut self.rng) < repeated);
+        for _ in 0..copies {
+            if below(100, &mut self.rng) < lost {
+                continue;
+            }
+            let width = u64::try_from(delay.end.saturating_sub(delay.start).as_nanos()).unwrap();
+            let after = delay.start + Duration::from_nanos(below(width, &mut self.rng));
+            self.inject(after, packet.clone());
+        }
+    }
+
+    fn deliver(&mut self, packet: &Packet) {
+        let to = packet.to.ip();
+        let owner = self.nodes.iter().position(|node| node.alive && node.view.is_ours(to));
+        let Some(index) = owner else { return };
+        let (now, ingress) = (self.now, INTERFACE());
+        let node = &mut self.nodes[index];
+        if packet.to.port() == PORT {
+            let received = Received { from: packet.from, to, ingress, payload: &packet.payload };
+            if let Some(reply) = node.server.answer(&node.view, &received) {
+                let source = node.answers_from.unwrap_or(reply.from);
+                let payload = reply.payload.as_ref().to_vec();
+                let from = SocketAddr::new(source, PORT);
+                self.send(index, Packet { from, to: reply.to, payload });
+            }
+            return;
+        }
+        let socket = node.ports.iter().find(|&(_, &port)| port == packet.to.port());
+        if let Some((&socket, _)) = socket {
+            let payload = &packet.payload;
+            let input = Input::Datagram { socket, from: packet.from, ingress, payload };
+            node.client.handle_input(now, input);
+            self.drain(index);
+        }
+    }
+}
+
+impl Node {
+    fn route(&self, target: IpAddr) -> Option<Route> {
+        let on_link = self.view.0.keys().any(|&own| subnet(own) == subnet(target));
+        let next_hop = if on_link { target } else { self.gateway? };
+        Some(Route { ifindex: INTERFACE(), next_hop })
+    }
+
+    fn source(&self, target: IpAddr) -> IpAddr {
+        let mut own: Vec<IpAddr> = self.view.0.keys().copied().collect();
+        own.retain(|own| own.is_ipv4() == target.is_ipv4());
+        own.sort_unstable();
+        *own.first().expect("a node has an address of each family that it asks in")
+    }
+
+    fn next_timeout(&self) -> Option<Instant> {
+        let paths = self.paths.values().filter_map(|path| match path {
+            Path::Resolving { until, .. } => Some(*until),
+            Path::Open => None,
+        });
+        paths.chain(self.client.poll_timeout()).min()
+    }
+}
+
+/// The first half of an address.
+fn subnet(address: IpAddr) -> u128 {
+    match address {
+        IpAddr::V4(address) => u128::from(address.to_bits() >> 16),
+        IpAddr::V6(address) => address.to_bits() >> 64,
+    }
+}
+
+fn random_port(rng: &mut impl Rng) -> u16 {
+    32_768 + u16::try_from(below(28_232, rng)).unwrap()
+}
