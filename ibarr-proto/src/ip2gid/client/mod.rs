@@ -4,8 +4,8 @@
 //!
 //! A *request* (somebody wants to know) that the cache cannot answer waits for the *flight* of its
 //! question; there is one flight for a question, however many requests wait for it. A flight asks the
-//! driver for a route, passes the gate of its next hop ([`hops`]), leaves by a random socket
-//! ([`sockets`]), and is sent again until a reply comes or nobody waits any more.
+//! driver for a route, passes the gate of its next hop (`hops`), leaves by a random socket
+//! (`sockets`), and is sent again until a reply comes or nobody waits any more.
 //!
 //! **What a forged reply must guess.** The 32-bit msg_id of a query that is waiting, and the random
 //! port of a socket which that query left from: some 2⁴⁶ combinations for each query under way, of
