@@ -5,7 +5,9 @@ use std::net::IpAddr;
 
 use ibarr_common::IfIndex;
 
-use super::{AddressId, Bonding, Counters, Dad, InterfaceAddress, Limits, Link};
+use crate::counters::Counters;
+
+use super::{AddressId, Bonding, Counter, Dad, InterfaceAddress, Limits, Link};
 
 /// What the kernel said: the links and addresses of this network namespace, from events and dumps.
 ///
@@ -156,33 +158,37 @@ impl Inventory {
         self.dump.replace(Dump::default()).is_some()
     }
 
-    pub(super) fn list_link(&mut self, link: Link, counters: &mut Counters) {
+    pub(super) fn list_link(&mut self, link: Link, counters: &mut Counters<Counter>) {
         let Some(dump) = &mut self.dump else {
-            counters.listed_outside_dump += 1;
+            counters.count(Counter::ListedOutsideDump);
             return;
         };
         if dump.links.len() >= self.limits.links && !dump.links.contains_key(&link.ifindex) {
-            counters.links_refused += 1;
+            counters.count(Counter::LinksRefused);
             return;
         }
         dump.links.insert(link.ifindex, link);
     }
 
-    pub(super) fn list_address(&mut self, address: InterfaceAddress, counters: &mut Counters) {
+    pub(super) fn list_address(
+        &mut self,
+        address: InterfaceAddress,
+        counters: &mut Counters<Counter>,
+    ) {
         let Some(dump) = &mut self.dump else {
-            counters.listed_outside_dump += 1;
+            counters.count(Counter::ListedOutsideDump);
             return;
         };
         if dump.addresses.len() >= self.limits.addresses
             && !dump.addresses.contains_key(&address.id)
         {
-            counters.addresses_refused += 1;
+            counters.count(Counter::AddressesRefused);
             return;
         }
         dump.addresses.insert(address.id, address.dad);
     }
 
-    pub(super) fn finish_dump(&mut self, counters: &mut Counters) -> Merged {
+    pub(super) fn finish_dump(&mut self, counters: &mut Counters<Counter>) -> Merged {
         let Some(mut dump) = self.dump.take() else { return Merged::None };
         if dump.spoiled {
             return Merged::Spoiled;
@@ -193,11 +199,11 @@ impl Inventory {
         // Entries of the dump and of events can be too many together.
         while dump.links.len() > self.limits.links {
             dump.links.pop_last();
-            counters.links_refused += 1;
+            counters.count(Counter::LinksRefused);
         }
         while dump.addresses.len() > self.limits.addresses {
             dump.addresses.pop_last();
-            counters.addresses_refused += 1;
+            counters.count(Counter::AddressesRefused);
         }
         self.links = dump.links;
         self.addresses = dump.addresses;

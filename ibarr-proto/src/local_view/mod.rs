@@ -30,6 +30,9 @@ use std::net::IpAddr;
 use ibarr_common::ib::Gid;
 use ibarr_common::{IfIndex, Instant};
 
+use crate::counters::Counters;
+use crate::ip2gid::server::Local;
+
 use self::facts::{Facts, Key};
 pub use self::filter::{ConfigError, InterfaceFilter, Pattern, StaticGid, StaticGids};
 use self::inventory::{Inventory, Merged};
@@ -173,25 +176,26 @@ pub struct AddressStatus {
     pub answer: Option<Owned>,
 }
 
-/// What has happened since the start.
-#[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
-pub struct Counters {
-    /// Links that did not fit.
-    pub links_refused: u64,
-    /// Addresses that did not fit.
-    pub addresses_refused: u64,
-    /// Dumps that took effect.
-    pub dumps_done: u64,
-    /// Dumps that were replaced by another before they were done.
-    pub dumps_abandoned: u64,
-    /// Dumps thrown away because more entries than fit had events meanwhile.
-    pub dumps_spoiled: u64,
-    /// Dumps that were asked for and did not come in time.
-    pub dumps_overdue: u64,
-    /// Entries and ends of dumps that nobody had started.
-    pub listed_outside_dump: u64,
-    /// Times that an address came to be on several interfaces with different GIDs.
-    pub contested: u64,
+crate::counters! {
+    /// What happens to the view.
+    pub enum Counter {
+        /// Dumps that took effect.
+        DumpsDone = "dumps-done",
+        /// Dumps that were replaced by another before they were done.
+        DumpsAbandoned = "dumps-abandoned",
+        /// Dumps thrown away because more entries than fit had events meanwhile.
+        DumpsSpoiled = "dumps-spoiled",
+        /// Dumps that were asked for and did not come in time.
+        DumpsOverdue = "dumps-overdue",
+        /// Entries and ends of dumps that nobody had started.
+        ListedOutsideDump = "listed-outside-dump",
+        /// Links that did not fit.
+        LinksRefused = "links-refused",
+        /// Addresses that did not fit.
+        AddressesRefused = "addresses-refused",
+        /// Times that an address came to be on several interfaces with different GIDs.
+        Contested = "contested",
+    }
 }
 
 /// See the [module](self).
@@ -205,7 +209,7 @@ pub struct LocalView {
     /// Addresses on several interfaces with different GIDs.
     contested: BTreeSet<IpAddr>,
     reread: Reread,
-    counters: Counters,
+    counters: Counters<Counter>,
 }
 
 impl LocalView {
@@ -232,7 +236,7 @@ impl LocalView {
             Input::Link(link) => {
                 let ifindex = link.ifindex;
                 if !self.inventory.set_link(link) {
-                    self.counters.links_refused += 1;
+                    self.counters.count(Counter::LinksRefused);
                 }
                 self.decide_link(ifindex);
                 self.reread.wanted(now);
@@ -246,7 +250,7 @@ impl LocalView {
             }
             Input::Address(entry) => {
                 if !self.inventory.set_address(entry) {
-                    self.counters.addresses_refused += 1;
+                    self.counters.count(Counter::AddressesRefused);
                     self.reread.wanted(now);
                 }
                 self.decide(Key::new(entry.id.address, entry.id.ifindex));
@@ -257,7 +261,7 @@ impl LocalView {
             }
             Input::DumpStarted => {
                 if self.inventory.start_dump() {
-                    self.counters.dumps_abandoned += 1;
+                    self.counters.count(Counter::DumpsAbandoned);
                 }
                 self.reread.started(now);
             }
@@ -270,7 +274,7 @@ impl LocalView {
     /// May be called at any time; early calls do nothing.
     pub fn handle_timeout(&mut self, now: Instant) {
         if self.reread.handle_timeout(now) {
-            self.counters.dumps_overdue += 1;
+            self.counters.count(Counter::DumpsOverdue);
         }
     }
 
@@ -289,17 +293,6 @@ impl LocalView {
     /// none if it is again what was told before.
     pub fn poll_event(&mut self) -> Option<Event> {
         self.facts.poll_event()
-    }
-
-    /// The GID of `address`, if it is one of this node and has one; of a link-local IPv6 address
-    /// the one on `arrived_on`. In constant time.
-    pub fn gid_of(&self, address: IpAddr, arrived_on: IfIndex) -> Option<Gid> {
-        self.facts.lookup(Key::new(address, arrived_on)).map(|owned| owned.gid)
-    }
-
-    /// Whether `address` is one of this node, with or without a GID. In constant time.
-    pub fn is_ours(&self, address: IpAddr) -> bool {
-        self.facts.is_ours(address)
     }
 
     /// Every address with a GID, in their order.
@@ -341,11 +334,11 @@ impl LocalView {
 
     /// Whether a first dump was done: before, an address that is not ours may become so.
     pub fn is_synced(&self) -> bool {
-        self.counters.dumps_done > 0
+        self.counters.get(Counter::DumpsDone) > 0
     }
 
     /// What has happened since the start.
-    pub fn counters(&self) -> &Counters {
+    pub fn counters(&self) -> &Counters<Counter> {
         &self.counters
     }
 
@@ -357,13 +350,13 @@ impl LocalView {
 
     fn finish_dump(&mut self, now: Instant) {
         match self.inventory.finish_dump(&mut self.counters) {
-            Merged::Done => self.counters.dumps_done += 1,
+            Merged::Done => self.counters.count(Counter::DumpsDone),
             Merged::Spoiled => {
-                self.counters.dumps_spoiled += 1;
+                self.counters.count(Counter::DumpsSpoiled);
                 self.reread.wanted(now);
             }
             Merged::None => {
-                self.counters.listed_outside_dump += 1;
+                self.counters.count(Counter::ListedOutsideDump);
                 return;
             }
         }
@@ -430,7 +423,7 @@ impl LocalView {
         if !contested {
             self.contested.remove(&key.address);
         } else if self.contested.insert(key.address) {
-            self.counters.contested += 1;
+            self.counters.count(Counter::Contested);
         }
     }
 
@@ -452,5 +445,16 @@ impl LocalView {
             _ => Some(link),
         };
         bearer.and_then(Link::own_gid).ok_or(NotServed::NoGid)
+    }
+}
+
+/// Both in constant time.
+impl Local for LocalView {
+    fn gid_of(&self, address: IpAddr, ingress: IfIndex) -> Option<Gid> {
+        self.facts.lookup(Key::new(address, ingress)).map(|owned| owned.gid)
+    }
+
+    fn is_ours(&self, address: IpAddr) -> bool {
+        self.facts.is_ours(address)
     }
 }

@@ -231,7 +231,7 @@ fn a_link_local_address_is_another_one_on_each_interface() {
     assert_eq!(story.view.gid_of(ip("fe80::1"), index(5)), Some(gid(1)));
     assert_eq!(story.view.gid_of(ip("fe80::1"), index(6)), Some(gid(2)));
     assert_eq!(story.view.gid_of(ip("fe80::1"), index(7)), None);
-    assert_eq!(story.view.counters().contested, 0);
+    assert_eq!(story.view.counters().get(Counter::Contested), 0);
     story.delete(5, "fe80::1");
     assert_eq!(story.view.gid_of(ip("fe80::1"), index(5)), None);
     assert!(story.view.is_ours(ip("fe80::1")));
@@ -255,7 +255,7 @@ fn an_address_on_two_interfaces_has_the_gid_of_the_lower_index() {
     let mut story = Story::new(&[], &[]);
     story.link(ib(6, 2)).add(6, "10.1.0.1").told("+10.1.0.1=2");
     story.link(ib(5, 1)).add(5, "10.1.0.1").told("~10.1.0.1=1");
-    assert_eq!(story.view.counters().contested, 1);
+    assert_eq!(story.view.counters().get(Counter::Contested), 1);
     assert_eq!(story.view.contested().collect::<Vec<_>>(), [ip("10.1.0.1")]);
     story.link(down(ib(5, 1))).told("~10.1.0.1=2");
     assert_eq!(story.view.contested().count(), 0);
@@ -355,7 +355,7 @@ fn a_dump_takes_effect_as_a_whole_and_only_when_done() {
     story.say(Input::DumpStarted).say(Input::ListedLink(ib(5, 2))).told("");
     // Interrupted, and once more.
     story.say(Input::DumpStarted).told("");
-    assert_eq!(story.view.counters().dumps_abandoned, 1);
+    assert_eq!(story.view.counters().get(Counter::DumpsAbandoned), 1);
     story.say(Input::ListedLink(ib(5, 2)));
     story.say(Input::ListedAddress(on(5, "10.1.0.2"))).told("");
     story.say(Input::DumpDone).told("-10.1.0.1 +10.1.0.2=2");
@@ -393,7 +393,7 @@ fn entries_of_a_dump_that_nobody_started_are_ignored_and_counted() {
     let mut story = Story::new(&[], &[]);
     story.say(Input::ListedLink(ib(5, 1))).say(Input::ListedAddress(on(5, "10.1.0.1")));
     story.say(Input::DumpDone).told("");
-    assert_eq!(story.view.counters().listed_outside_dump, 3);
+    assert_eq!(story.view.counters().get(Counter::ListedOutsideDump), 3);
     assert_eq!(story.view.interfaces().count(), 0);
 }
 
@@ -405,7 +405,10 @@ fn full_tables_refuse_what_is_new_and_count_it() {
     story.add(5, "10.1.0.1").add(5, "10.1.0.2").add(5, "10.1.0.3");
     story.owns(&[("10.1.0.1", 1), ("10.1.0.2", 1)]);
     let counters = story.view.counters();
-    assert_eq!((counters.links_refused, counters.addresses_refused), (1, 1));
+    assert_eq!(
+        (counters.get(Counter::LinksRefused), counters.get(Counter::AddressesRefused)),
+        (1, 1)
+    );
     // What is there can change.
     story.link(ib(5, 4)).owns(&[("10.1.0.1", 4), ("10.1.0.2", 4)]);
     // A dump is bounded as well, together with the events that came meanwhile.
@@ -420,7 +423,10 @@ fn full_tables_refuse_what_is_new_and_count_it() {
     assert_eq!(story.view.interfaces().count(), 2);
     story.owns(&[("10.1.0.1", 4), ("10.2.0.1", 1)]);
     let counters = story.view.counters();
-    assert_eq!((counters.links_refused, counters.addresses_refused), (1 + 7 + 1, 1 + 7 + 1));
+    assert_eq!(
+        (counters.get(Counter::LinksRefused), counters.get(Counter::AddressesRefused)),
+        (1 + 7 + 1, 1 + 7 + 1)
+    );
 }
 
 #[test]
@@ -433,7 +439,7 @@ fn a_dump_with_more_events_than_can_be_remembered_is_done_again() {
         story.add(5, address).delete(5, address);
     }
     story.say(Input::DumpDone).told("");
-    assert_eq!(story.view.counters().dumps_spoiled, 1);
+    assert_eq!(story.view.counters().get(Counter::DumpsSpoiled), 1);
     let due = story.view.poll_timeout().unwrap();
     assert_eq!(due, NOW + Reread::GAP);
     story.view.handle_timeout(due);
