@@ -8,5 +8,6 @@ pub mod counters;
 pub mod hash;
 pub mod ip2gid;
 pub mod local_view;
+pub mod resolver;
 pub mod retry;
 pub mod timer;
