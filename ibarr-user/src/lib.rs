@@ -1,0 +1,18 @@
+// SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
+
+//! The `ibarr` daemon and its command line.
+//!
+//! `cli → daemon → engine → transport → sys`: the engine alone calls the cores of `ibarr-proto`,
+//! transports move bytes between file descriptors and channels, `sys` alone makes system calls.
+
+#![deny(unsafe_code)]
+
+mod causes;
+pub mod cli;
+pub mod config;
+pub mod control;
+pub mod daemon;
+pub mod engine;
+pub mod logging;
+pub mod sys;
+pub mod transport;

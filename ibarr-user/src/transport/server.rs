@@ -1,0 +1,166 @@
+// SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
+
+//! The sockets of the ip2gid port: peers' queries to the engine in batches, its replies back.
+//!
+//! A socket reads nothing more until the replies to its last batch have left, so a full send buffer
+//! holds back only this socket, and what is too much is dropped by the kernel's receive buffer.
+
+use std::io::{self, ErrorKind};
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::time::Duration;
+
+use ibarr_common::wire::ip2gid;
+use ibarr_proto::ip2gid::Family;
+use tokio::sync::{mpsc, oneshot, watch};
+use tracing::{debug, info, warn};
+
+use super::{Counter, Counters};
+use crate::sys::udp::{Received, Source, UdpSocket};
+
+/// What came in one turn, at most [`BATCH`] datagrams.
+#[derive(Debug)]
+pub struct Batch {
+    /// In the order they came.
+    pub queries: Vec<Query>,
+    /// The engine's replies, in any order; there may be fewer than queries.
+    pub replies: oneshot::Sender<Vec<Reply>>,
+}
+
+/// A datagram that may be a query.
+#[derive(Clone, Copy, Debug)]
+pub struct Query {
+    /// Where it came from, to which address, over which interface.
+    pub received: Received,
+    buffer: [u8; ip2gid::MAX_LEN + 1],
+}
+
+impl Query {
+    /// Its first bytes: one more than the longest legal datagram, which decides what it is.
+    pub fn payload(&self) -> &[u8] {
+        &self.buffer[..self.received.len.min(self.buffer.len())]
+    }
+}
+
+/// A datagram to send.
+#[derive(Clone, Copy, Debug)]
+pub struct Reply {
+    /// Whom to.
+    pub to: SocketAddr,
+    /// What it leaves by.
+    pub source: Source,
+    /// What it says.
+    pub payload: ip2gid::Datagram,
+}
+
+/// What a socket of the port is doing.
+#[derive(Clone, Debug, Eq, PartialEq)]
+pub enum State {
+    /// Not tried yet.
+    Starting,
+    /// Bound.
+    Serving,
+    /// Not bound: why, and what helps.
+    Blocked(String),
+}
+
+/// Datagrams read before the engine is asked: enough to make its turn cheap, few enough that a
+/// flood of queries holds the engine for less than 100 µs at a time.
+pub const BATCH: usize = 64;
+
+/// How often a port that is taken is tried again.
+const RETRY: Duration = Duration::from_secs(5);
+
+/// Serves `port` for one family until `batches` is closed. A port that is taken is said once and
+/// tried again.
+pub async fn serve(
+    family: Family,
+    port: u16,
+    batches: mpsc::Sender<Batch>,
+    state: watch::Sender<State>,
+    counters: Arc<Counters>,
+) {
+    while !batches.is_closed() {
+        match UdpSocket::bind(family, port) {
+            Ok(socket) => {
+                info!(?family, port, "serving ip2gid");
+                state.send_replace(State::Serving);
+                let error = pump(&socket, &batches, &counters).await;
+                debug!(?family, port, ?error, "the server socket ended");
+                return;
+            }
+            Err(error) => {
+                let reason = explain(&error, port);
+                if *state.borrow() != State::Blocked(reason.clone()) {
+                    warn!(?family, port, "not serving ip2gid: {reason}");
+                }
+                state.send_replace(State::Blocked(reason));
+            }
+        }
+        tokio::time::sleep(RETRY).await;
+    }
+}
+
+/// Why the port could not be bound and what helps.
+fn explain(error: &io::Error, port: u16) -> String {
+    match error.kind() {
+        ErrorKind::AddrInUse if port == ip2gid::PORT => format!(
+            "UDP port {port} is taken: it is RoCEv2's own, and rdma_rxe holds it while it is \
+             loaded (rmmod rdma_rxe), or another ibarr runs (ss -lunp sport = {port})"
+        ),
+        ErrorKind::AddrInUse => {
+            format!("UDP port {port} is taken (ss -lunp sport = {port} shows by whom)")
+        }
+        ErrorKind::PermissionDenied => {
+            format!("UDP port {port} needs CAP_NET_BIND_SERVICE, or choose a udp-port above 1023")
+        }
+        _ if error.raw_os_error() == Some(libc::EAFNOSUPPORT) => {
+            "this kernel has the protocol switched off".to_owned()
+        }
+        _ => format!("UDP port {port}: {error}"),
+    }
+}
+
+async fn pump(
+    socket: &UdpSocket,
+    batches: &mpsc::Sender<Batch>,
+    counters: &Counters,
+) -> io::Result<()> {
+    loop {
+        socket.readable().await?;
+        let queries = receive(socket, counters);
+        if queries.is_empty() {
+            continue;
+        }
+        let (replies, answer) = oneshot::channel();
+        if batches.send(Batch { queries, replies }).await.is_err() {
+            return Ok(());
+        }
+        let Ok(replies) = answer.await else { return Ok(()) };
+        for Reply { to, source, payload } in replies {
+            if let Err(error) = socket.send(payload.as_ref(), to, source).await {
+                counters.count(Counter::ReplyNotSent);
+                debug!(%to, ?source, %error, "reply not sent");
+            }
+        }
+    }
+}
+
+/// Everything that the socket holds now, at most a batch.
+fn receive(socket: &UdpSocket, counters: &Counters) -> Vec<Query> {
+    let mut queries = Vec::new();
+    while queries.len() < BATCH {
+        let mut buffer = [0; ip2gid::MAX_LEN + 1];
+        match socket.try_recv(&mut buffer) {
+            Ok(received) => queries.push(Query { received, buffer }),
+            Err(error) if error.kind() == ErrorKind::WouldBlock => break,
+            // An error that is about one datagram, or about an earlier one that left here.
+            Err(error) => {
+                counters.count(Counter::ReceiveFailed);
+                debug!(%error, "datagram not received");
+                break;
+            }
+        }
+    }
+    queries
+}
