@@ -1,0 +1,269 @@
+// SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
+
+//! The configuration file: TOML, every key optional, unknown keys refused, every mistake reported.
+//! `pkg/ibarr.toml` shows all of it.
+
+mod reader;
+
+use std::io;
+use std::net::IpAddr;
+use std::num::{NonZeroU16, NonZeroUsize};
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use ibarr_common::ib::Gid;
+use ibarr_proto::ip2gid::client::{self, Settings, SourceCheck};
+use ibarr_proto::ip2gid::{Prefix, Prefixes};
+use ibarr_proto::local_view::{self, InterfaceFilter, StaticGid, StaticGids};
+use thiserror::Error;
+
+pub use self::reader::Mistake;
+use self::reader::{Table, Value};
+
+/// What an administrator can decide.
+#[derive(Clone, Debug, Default)]
+pub struct Config {
+    /// How peers are asked; its `udp_port` is the server's, too.
+    pub client: client::Config,
+    /// Who is answered.
+    pub allow: Prefixes,
+    /// What is answered.
+    pub view: local_view::Config,
+}
+
+/// Why there is no configuration.
+#[derive(Debug, Error)]
+pub enum Error {
+    /// The file cannot be read.
+    #[error("configuration {}: cannot be read", path.display())]
+    Read {
+        /// The file.
+        path: PathBuf,
+        /// The cause.
+        source: io::Error,
+    },
+    /// The file says what cannot be.
+    #[error("{}", list(path, mistakes))]
+    Mistakes {
+        /// The file.
+        path: PathBuf,
+        /// All of them, in the order of lines.
+        mistakes: Vec<Mistake>,
+    },
+}
+
+impl Config {
+    /// Reads a file.
+    ///
+    /// # Errors
+    /// Every mistake in it, each with its line and remedy.
+    pub fn load(path: &Path) -> Result<Self, Error> {
+        let path = path.to_owned();
+        match std::fs::read_to_string(&path) {
+            Err(source) => Err(Error::Read { path, source }),
+            Ok(text) => Self::parse(&text).map_err(|mistakes| Error::Mistakes { path, mistakes }),
+        }
+    }
+
+    /// Reads the text of a file.
+    ///
+    /// # Errors
+    /// Every mistake in it, in the order of lines.
+    pub fn parse(text: &str) -> Result<Self, Vec<Mistake>> {
+        reader::read(text, |root| {
+            let udp_port = root.value("udp-port", Settings::default().udp_port, |value| {
+                let port = value.number(1..=u16::MAX)?;
+                NonZeroU16::new(port).ok_or_else(|| "must not be 0".to_owned())
+            });
+            let source_check = root.value("source-check", SourceCheck::default(), source_check);
+            let allow = root.list("allow", Vec::new(), |value| value.parse::<Prefix>("10.0.0.0/8"));
+            Self {
+                client: client(root, udp_port, source_check),
+                allow: allow.into_iter().collect(),
+                view: local_view::Config {
+                    interfaces: interfaces(root),
+                    static_gids: static_gids(root),
+                },
+            }
+        })
+    }
+}
+
+fn client(root: &mut Table<'_>, udp_port: NonZeroU16, source_check: SourceCheck) -> client::Config {
+    let default = Settings::default();
+    root.table("client", |table| {
+        let settings = Settings {
+            udp_port,
+            source_check,
+            deadline: table.value("deadline", default.deadline, duration),
+            resends: table.list("resends", default.resends, duration),
+            resend_jitter: default.resend_jitter,
+            max_flights: table.value("max-flights", default.max_flights, count),
+            max_waiters_per_flight: default.max_waiters_per_flight,
+            max_waiters: table.value("max-waiters", default.max_waiters, count),
+            sockets: table.value("sockets", default.sockets, |value| {
+                value.number(1..=client::Config::MAX_SOCKETS)
+            }),
+            socket_lifetime: table.value("socket-lifetime", default.socket_lifetime, duration),
+            socket_grace: table.value("socket-grace", default.socket_grace, duration),
+            hop_idle: table.value("hop-idle", default.hop_idle, duration),
+            probe_round: table.value("probe-round", default.probe_round, duration),
+            max_hops: table.value("max-hops", default.max_hops, count),
+            cache_ttl: table.value("cache-ttl", default.cache_ttl, duration),
+            negative_ttl: table.value("negative-ttl", default.negative_ttl, duration),
+            max_cached: table.value("max-cached", default.max_cached, count),
+            refresh_rate: table
+                .value("refresh-rate", default.refresh_rate, |value| value.number(0..=1_000_000)),
+        };
+        table.check(client::Config::new(settings))
+    })
+}
+
+fn interfaces(root: &mut Table<'_>) -> InterfaceFilter {
+    let names = root.list("interfaces", Vec::new(), |value| {
+        let name = value.text("ib0")?;
+        // Each alone first, so that a mistake has its own line.
+        InterfaceFilter::new([name]).map_err(|error| format!("has a mistake: {error}"))?;
+        Ok(name.to_owned())
+    });
+    root.check(InterfaceFilter::new(names))
+}
+
+fn static_gids(root: &mut Table<'_>) -> StaticGids {
+    let entries = root.tables("static-gid", |table| {
+        table.require("ip", "\"10.2.0.5\"");
+        table.require("gid", "\"fe80::2:c903:0:201\"");
+        let ip: Option<IpAddr> = table.value("ip", None, |value| value.parse("10.2.0.5").map(Some));
+        let gid: Option<Gid> =
+            table.value("gid", None, |value| value.parse("fe80::2:c903:0:201").map(Some));
+        let entry = StaticGid { ip: ip?, gid: gid? };
+        table.check(StaticGids::new([entry]));
+        Some(entry)
+    });
+    root.check(StaticGids::new(entries.into_iter().flatten()))
+}
+
+fn source_check(value: Value<'_>) -> Result<SourceCheck, String> {
+    match value.text("msg-id")? {
+        "msg-id" => Ok(SourceCheck::MsgId),
+        "strict" => Ok(SourceCheck::Strict),
+        other => Err(format!("is {other:?}; it can be \"msg-id\" or \"strict\"")),
+    }
+}
+
+fn duration(value: Value<'_>) -> Result<Duration, String> {
+    let text = value.text("20ms")?;
+    humantime::parse_duration(text).map_err(|error| {
+        format!("{text:?} is no duration: {error}; write it like \"20ms\" or \"3s\"")
+    })
+}
+
+fn count(value: Value<'_>) -> Result<NonZeroUsize, String> {
+    let count = value.number(1..=10_000_000_usize)?;
+    NonZeroUsize::new(count).ok_or_else(|| "must not be 0".to_owned())
+}
+
+fn list(path: &Path, mistakes: &[Mistake]) -> String {
+    let lines: Vec<_> =
+        mistakes.iter().map(|mistake| format!("{}: {mistake}", path.display())).collect();
+    lines.join("\n")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn mistakes(text: &str) -> Vec<String> {
+        let mistakes = Config::parse(text).err().unwrap_or_default();
+        mistakes.iter().map(ToString::to_string).collect()
+    }
+
+    #[test]
+    fn the_packaged_file_shows_the_defaults() {
+        let text = include_str!("../../../pkg/ibarr.toml");
+        let config = Config::parse(text).unwrap();
+        let default = Config::parse("").unwrap();
+        assert_eq!(config.client, default.client);
+        assert_eq!(config.client, client::Config::default());
+        assert_eq!(config.allow, default.allow);
+        assert_eq!(config.view, default.view);
+        // Every key is there: without its "key =" a line of the default's rendering would differ.
+        let keys = text.lines().filter(|line| !line.starts_with('#') && line.contains(" = "));
+        assert_eq!(keys.count(), 18);
+    }
+
+    #[test]
+    fn everything_that_can_be_said_is_understood() {
+        let config = Config::parse(
+            "udp-port = 5000\n\
+             interfaces = [\"ib*\"]\n\
+             allow = [\"10.0.0.0/8\", \"fd00::/8\"]\n\
+             source-check = \"strict\"\n\
+             [client]\n\
+             resends = [\"30ms\", \"1s\"]\n\
+             [[static-gid]]\n\
+             ip = \"10.2.0.5\"\n\
+             gid = \"fe80::2:c903:0:201\"\n",
+        )
+        .unwrap();
+        let settings = config.client.settings();
+        assert_eq!(settings.udp_port.get(), 5000);
+        assert_eq!(settings.source_check, SourceCheck::Strict);
+        assert_eq!(settings.resends, [Duration::from_millis(30), Duration::from_secs(1)]);
+        assert!(config.allow.contains("10.1.2.3".parse().unwrap()));
+        assert!(!config.allow.contains("192.0.2.1".parse().unwrap()));
+        let gid = config.view.static_gids.lookup("10.2.0.5".parse().unwrap());
+        assert_eq!(gid, Some("fe80::2:c903:0:201".parse().unwrap()));
+        assert_eq!(config.view.interfaces, InterfaceFilter::new(["ib*"]).unwrap());
+    }
+
+    #[test]
+    fn every_mistake_is_told_with_line_and_remedy() {
+        let text = "udp-port = 0
+interfaces = [\"ib0\", \"a b\"]
+allow = [
+  \"10.0.0.1/8\",
+]
+source-check = \"lax\"
+[client]
+deadline = \"3x\"
+cache_ttl = \"60s\"
+[[static-gid]]
+ip = \"10.2.0.5\"
+[[static-gid]]
+ip = \"127.0.0.1\"
+gid = \"fe80::1\"
+[[static-gid]]
+ip = \"10.2.0.6\"
+gid = \"::\"
+";
+        let expected = [
+            "line 1: udp-port must be a whole number from 1 to 65535",
+            "line 2: interfaces has a mistake: interface \"a b\": write 1 to 15 characters without \
+             white space, / or :, where * stands for any number of them and ? for one",
+            "line 4: allow \"10.0.0.1/8\" is wrong: 10.0.0.1/8 has bits set after the prefix, write \
+             10.0.0.0/8, or 10.0.0.1 for that address alone; write it like \"10.0.0.0/8\"",
+            "line 6: source-check is \"lax\"; it can be \"msg-id\" or \"strict\"",
+            "line 8: client.deadline \"3x\" is no duration: unknown time unit \"x\", supported \
+             units: ns, us/µs, ms, sec, min, hours, days, weeks, months, years (and few variations); \
+             write it like \"20ms\" or \"3s\"",
+            "line 9: client.cache_ttl is not a key of ibarr; did you mean \"cache-ttl\"?",
+            "line 10: static-gid.gid is missing: write gid = \"fe80::2:c903:0:201\"",
+            "line 12: static GID for 127.0.0.1: write a unicast address that an interface of this \
+             machine has",
+            "line 17: static-gid.gid \"::\" is wrong: the zero GID and multicast GIDs do not name a \
+             port; write it like \"fe80::2:c903:0:201\"",
+        ];
+        assert_eq!(mistakes(text), expected);
+    }
+
+    #[test]
+    fn values_that_do_not_go_together_are_a_mistake() {
+        let expected = "line 1: resends: the last may come after 1.32s, leave it below \
+                        deadline = 1s";
+        assert_eq!(mistakes("[client]\ndeadline = \"1s\"\n"), [expected]);
+        let twice = "[[static-gid]]\nip = \"10.2.0.5\"\ngid = \"fe80::1\"\n".repeat(2);
+        let expected = "line 1: static GID for 10.2.0.5: given twice, remove one";
+        assert_eq!(mistakes(&twice), [expected]);
+    }
+}
