@@ -1,0 +1,57 @@
+// SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
+
+use std::process::ExitCode;
+
+use crate::control::messages::FailureKind;
+
+/// How `ibarr` ends; the numbers of sysexits(3) where it has one.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub enum Exit {
+    /// Done, and every address answered.
+    Ok,
+    /// Some address has no answer.
+    Negative,
+    /// The command line makes no sense (`EX_USAGE`).
+    Usage,
+    /// No daemon answers (`EX_UNAVAILABLE`).
+    Unreachable,
+    /// A fault of ours, or of the machine (`EX_SOFTWARE`).
+    Internal,
+    /// Not allowed (`EX_NOPERM`).
+    Permission,
+    /// The configuration has mistakes (`EX_CONFIG`).
+    Config,
+}
+
+impl Exit {
+    /// The number that the shell sees.
+    pub fn code(self) -> u8 {
+        match self {
+            Self::Ok => 0,
+            Self::Negative => 1,
+            Self::Usage => 64,
+            Self::Unreachable => 69,
+            Self::Internal => 70,
+            Self::Permission => 77,
+            Self::Config => 78,
+        }
+    }
+}
+
+impl From<Exit> for ExitCode {
+    fn from(exit: Exit) -> Self {
+        exit.code().into()
+    }
+}
+
+impl From<FailureKind> for Exit {
+    fn from(kind: FailureKind) -> Self {
+        match kind {
+            FailureKind::Usage => Self::Usage,
+            FailureKind::Unreachable => Self::Unreachable,
+            FailureKind::Internal => Self::Internal,
+            FailureKind::Permission => Self::Permission,
+            FailureKind::Config => Self::Config,
+        }
+    }
+}

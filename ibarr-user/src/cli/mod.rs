@@ -1,0 +1,178 @@
+// SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
+
+//! The command line: parse, ask the daemon (or be it), print.
+
+mod ask;
+mod exit;
+mod print;
+
+use std::net::IpAddr;
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+use clap::error::ErrorKind;
+use clap::{Args, Parser, Subcommand};
+
+use crate::control::messages::{Failure, FailureKind, Request};
+use crate::daemon::{self, RunOptions};
+use crate::logging::Level;
+pub use exit::Exit;
+
+/// Where the configuration is looked for; absent, the defaults hold.
+const CONFIG: &str = "/etc/ibarr/ibarr.toml";
+
+/// Resolves InfiniBand addresses and routes: answers the kernel and the peers' ibarr.
+#[derive(Debug, Parser)]
+#[command(name = "ibarr", version, args_conflicts_with_subcommands = true, after_help = EXIT_CODES)]
+struct Cli {
+    #[command(subcommand)]
+    command: Option<Command>,
+    #[command(flatten)]
+    run: RunArgs,
+}
+
+const EXIT_CODES: &str = "Without a command, ibarr runs as the daemon.
+
+Exit status: 0 all answered, 1 some address has no GID, 64 wrong usage, 69 no daemon, 70 internal
+error, 77 not allowed, 78 mistakes in the configuration.";
+
+#[derive(Debug, Subcommand)]
+enum Command {
+    /// Be the daemon
+    Run(RunArgs),
+    /// Ask the daemon for the GID of each address
+    Resolve {
+        /// Addresses, IPv4 or IPv6
+        #[arg(required = true)]
+        ip: Vec<IpAddr>,
+        #[command(flatten)]
+        daemon: Daemon,
+    },
+    /// Show what the daemon serves, what it does not and why
+    Status(Daemon),
+    /// Show the addresses that the daemon has learned
+    Cache {
+        /// Forget them all instead (root and group ibarr)
+        #[arg(long)]
+        flush: bool,
+        #[command(flatten)]
+        daemon: Daemon,
+    },
+    /// Show the daemon's counters
+    Counters(Daemon),
+    /// Have the daemon read its configuration again (root and group ibarr)
+    Reload(Daemon),
+    /// Look for mistakes in a configuration file
+    Validate {
+        /// The file
+        #[arg(default_value = CONFIG)]
+        file: PathBuf,
+        /// Print one JSON document
+        #[arg(long)]
+        json: bool,
+    },
+}
+
+#[derive(Args, Debug)]
+struct RunArgs {
+    /// Configuration file [default: /etc/ibarr/ibarr.toml, if it is there]
+    #[arg(long, value_name = "FILE")]
+    config: Option<PathBuf>,
+    /// What to log: 0 all, 1 info, 2 warnings, 3 errors, or a filter like ibarr=debug
+    #[arg(short, long, value_name = "LEVEL", default_value = "1")]
+    level: Level,
+    /// Directory of the control socket
+    #[arg(long, value_name = "DIR", default_value = daemon::RUN_DIR)]
+    run_dir: PathBuf,
+}
+
+#[derive(Args, Debug)]
+struct Daemon {
+    /// Directory of the daemon's control socket
+    #[arg(long, value_name = "DIR", default_value = daemon::RUN_DIR)]
+    run_dir: PathBuf,
+    /// Print one JSON document
+    #[arg(long)]
+    json: bool,
+}
+
+/// Does what the command line says.
+pub fn main() -> ExitCode {
+    let cli = match Cli::try_parse() {
+        Ok(cli) => cli,
+        Err(error) => return refuse(&error).into(),
+    };
+    let exit = match cli.command.unwrap_or(Command::Run(cli.run)) {
+        Command::Run(args) => run(args),
+        Command::Resolve { ip, daemon } => ask::ask(&daemon, &Request::Resolve { addresses: ip }),
+        Command::Status(daemon) => ask::ask(&daemon, &Request::Status),
+        Command::Cache { flush: false, daemon } => ask::ask(&daemon, &Request::Cache),
+        Command::Cache { flush: true, daemon } => ask::ask(&daemon, &Request::Flush),
+        Command::Counters(daemon) => ask::ask(&daemon, &Request::Counters),
+        Command::Reload(daemon) => ask::ask(&daemon, &Request::Reload),
+        Command::Validate { file, json } => ask::validate(&file, json),
+    };
+    exit.into()
+}
+
+fn run(args: RunArgs) -> Exit {
+    let (config, must_exist) = match args.config {
+        Some(config) => (config, true),
+        None => (CONFIG.into(), false),
+    };
+    let options = RunOptions { config, must_exist, run_dir: args.run_dir, level: args.level };
+    match daemon::run(&options) {
+        Ok(()) => Exit::Ok,
+        Err(error) => {
+            print::error(&error);
+            Exit::from(error.kind())
+        }
+    }
+}
+
+/// clap's own status for wrong usage is 2, which sysexits(3) does not know. Errors are JSON where
+/// JSON was asked for.
+fn refuse(error: &clap::Error) -> Exit {
+    let help = matches!(
+        error.kind(),
+        ErrorKind::DisplayHelp
+            | ErrorKind::DisplayVersion
+            | ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand
+    );
+    if help {
+        // A broken pipe is the reader's choice.
+        drop(error.print());
+        return Exit::Ok;
+    }
+    if std::env::args_os().any(|argument| argument == "--json") {
+        print::json(&Failure { kind: FailureKind::Usage, message: error.to_string() }.into());
+    } else {
+        drop(error.print());
+    }
+    Exit::Usage
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::CommandFactory;
+
+    use super::*;
+
+    #[test]
+    fn the_command_line_is_consistent() {
+        Cli::command().debug_assert();
+    }
+
+    #[test]
+    fn without_a_command_it_is_the_daemon() {
+        let cli = Cli::try_parse_from(["ibarr", "-l", "3", "--config", "x.toml"]).unwrap();
+        assert!(cli.command.is_none());
+        assert_eq!(cli.run.config, Some("x.toml".into()));
+    }
+
+    #[test]
+    fn an_address_that_is_none_is_refused() {
+        assert!(Cli::try_parse_from(["ibarr", "resolve", "10.0.0"]).is_err());
+        assert!(Cli::try_parse_from(["ibarr", "resolve"]).is_err());
+    }
+}

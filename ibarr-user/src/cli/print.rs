@@ -1,0 +1,110 @@
+// SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
+
+//! What people read. A reader that goes away (`| head`) is no error.
+
+use std::error::Error;
+use std::fmt::Write as _;
+use std::io::Write as _;
+use std::time::Duration;
+
+use crate::causes::chain;
+use crate::control::messages::{Answer, Body, CacheEntry, Response, Status};
+
+/// One line to standard output.
+pub(super) fn line(text: &str) {
+    drop(writeln!(std::io::stdout(), "{text}"));
+}
+
+/// The document, on one line.
+pub(super) fn json(response: &Response) {
+    match serde_json::to_string(response) {
+        Ok(json) => line(&json),
+        Err(error) => error_line(&format!("cannot write JSON: {error}")),
+    }
+}
+
+/// An error and what caused it, to standard error.
+pub(super) fn error(error: &dyn Error) {
+    error_line(&chain(error));
+}
+
+/// A message to standard error.
+pub(super) fn error_line(message: &str) {
+    drop(writeln!(std::io::stderr(), "ibarr: {message}"));
+}
+
+/// A document for people.
+pub(super) fn body(body: &Body) {
+    match body {
+        Body::Answers { answers } => table(answers.iter().map(answer)),
+        Body::Cache { entries } if entries.is_empty() => line("nothing learned yet"),
+        Body::Cache { entries } => table(entries.iter().map(cache_entry)),
+        Body::Counters { counters } => {
+            table(counters.iter().map(|(name, count)| vec![name.clone(), count.to_string()]));
+        }
+        Body::Status { status } => self::status(status),
+        Body::Done { done } => line(done),
+        Body::Error { error } => error_line(&error.message),
+    }
+}
+
+fn answer(answer: &Answer) -> Vec<String> {
+    let gid = answer.gid.clone().unwrap_or_else(|| answer.status.as_str().to_owned());
+    let source = answer.source.map_or("", |source| source.as_str()).to_owned();
+    vec![answer.ip.to_string(), gid, source, format!("{:.2} ms", answer.ms)]
+}
+
+fn cache_entry(entry: &CacheEntry) -> Vec<String> {
+    let interface = entry.interface.as_ref().map_or(String::new(), |name| format!("dev {name}"));
+    let gid = entry.gid.clone().unwrap_or_else(|| "not-found".to_owned());
+    let expires_in = Duration::from_secs(entry.expires_in_ms.div_ceil(1000));
+    let expires = format!("expires in {}", humantime::format_duration(expires_in));
+    vec![entry.ip.to_string(), interface, gid, expires]
+}
+
+fn status(status: &Status) {
+    let uptime = humantime::format_duration(Duration::from_secs(status.uptime_s));
+    let config = status.config.as_deref().unwrap_or("defaults");
+    line(&format!("ibarr {}, pid {}, up {uptime}", status.version, status.pid));
+    line(&format!("configuration  {config}"));
+    line(&format!("client         {} pending, {} cached", status.pending, status.cached));
+    for server in &status.servers {
+        let state = match &server.blocked {
+            None => "serving".to_owned(),
+            Some(reason) => format!("not serving: {reason}"),
+        };
+        line(&format!("server {}    UDP port {}, {state}", server.family, server.port));
+    }
+    for interface in &status.interfaces {
+        let gid = interface.gid.as_deref().unwrap_or("no GID");
+        line(&format!("interface {} (index {}): {gid}", interface.name, interface.ifindex));
+        for (address, gid) in &interface.addresses {
+            line(&format!("    {address} is {gid}"));
+        }
+        if let Some(reason) = &interface.not_served {
+            line(&format!("    not served: {reason}"));
+        }
+    }
+    for warning in &status.warnings {
+        line(&format!("warning: {warning}"));
+    }
+}
+
+/// Columns as wide as their widest cell, two spaces apart.
+fn table(rows: impl Iterator<Item = Vec<String>>) {
+    let rows: Vec<_> = rows.collect();
+    let mut widths: Vec<usize> = Vec::new();
+    for row in &rows {
+        widths.resize(widths.len().max(row.len()), 0);
+        for (width, cell) in widths.iter_mut().zip(row) {
+            *width = (*width).max(cell.len());
+        }
+    }
+    for row in rows {
+        let mut text = String::new();
+        for (width, cell) in widths.iter().zip(&row).filter(|(width, _)| **width > 0) {
+            let _ = write!(text, "{cell:width$}  ");
+        }
+        line(text.trim_end());
+    }
+}

@@ -1,0 +1,307 @@
+// SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
+
+//! The documents of the control socket, which `--json` prints as they are. `"v": 1` stands in each;
+//! within version 1 fields are only added.
+
+use std::collections::BTreeMap;
+use std::net::IpAddr;
+
+use serde::{Deserialize, Serialize};
+
+/// What stands in `v`.
+pub const VERSION: u32 = 1;
+
+/// What is asked of the daemon.
+#[derive(Clone, Debug, Deserialize, Eq, PartialEq, Serialize)]
+#[serde(tag = "ask", rename_all = "kebab-case")]
+pub enum Request {
+    /// The GID of each address, over the network where it is not known.
+    Resolve {
+        /// At most [`Request::MAX_ADDRESSES`].
+        addresses: Vec<IpAddr>,
+    },
+    /// What the daemon is doing, and what it is not and why.
+    Status,
+    /// Every address that the client cache holds.
+    Cache,
+    /// Forgets every cached address (changes the daemon).
+    Flush,
+    /// Every counter.
+    Counters,
+    /// Reads the configuration again (changes the daemon).
+    Reload,
+}
+
+impl Request {
+    /// Addresses that one request may name.
+    pub const MAX_ADDRESSES: usize = 256;
+
+    /// Whether it changes the daemon, which not everyone may.
+    pub fn changes(&self) -> bool {
+        matches!(self, Self::Flush | Self::Reload)
+    }
+}
+
+/// What the daemon answers: `"v": 1` and the fields of one of these.
+#[derive(Clone, Debug, Deserialize, PartialEq, Serialize)]
+pub struct Response {
+    /// [`VERSION`].
+    pub v: u32,
+    /// The document, or the error.
+    #[serde(flatten)]
+    pub body: Body,
+}
+
+impl From<Body> for Response {
+    fn from(body: Body) -> Self {
+        Self { v: VERSION, body }
+    }
+}
+
+impl From<Failure> for Response {
+    fn from(error: Failure) -> Self {
+        Body::Error { error }.into()
+    }
+}
+
+/// The document that answers a [`Request`].
+#[derive(Clone, Debug, Deserialize, PartialEq, Serialize)]
+#[serde(untagged)]
+pub enum Body {
+    /// To any request.
+    Error {
+        /// What went wrong.
+        error: Failure,
+    },
+    /// To [`Request::Resolve`], in the order of the addresses.
+    Answers {
+        /// One for each address.
+        answers: Vec<Answer>,
+    },
+    /// To [`Request::Cache`].
+    Cache {
+        /// In the order of addresses.
+        entries: Vec<CacheEntry>,
+    },
+    /// To [`Request::Counters`].
+    Counters {
+        /// By name; those that never counted are there with 0.
+        counters: BTreeMap<String, u64>,
+    },
+    /// To [`Request::Status`].
+    Status {
+        /// See [`Status`].
+        status: Box<Status>,
+    },
+    /// To [`Request::Flush`] and [`Request::Reload`].
+    Done {
+        /// What was done, for people.
+        done: String,
+    },
+}
+
+/// An error as a document.
+#[derive(Clone, Debug, Deserialize, Eq, PartialEq, Serialize)]
+pub struct Failure {
+    /// For programs; decides the exit code.
+    pub kind: FailureKind,
+    /// For people: object, cause, remedy.
+    pub message: String,
+}
+
+/// Kinds of [`Failure`].
+#[derive(Clone, Copy, Debug, Deserialize, Eq, PartialEq, Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum FailureKind {
+    /// The request makes no sense.
+    Usage,
+    /// No daemon answers.
+    Unreachable,
+    /// A fault of ours.
+    Internal,
+    /// Not allowed.
+    Permission,
+    /// The configuration has mistakes.
+    Config,
+}
+
+/// What became of one address.
+#[derive(Clone, Debug, Deserialize, PartialEq, Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub struct Answer {
+    /// The address asked for.
+    pub ip: IpAddr,
+    /// What is known.
+    pub status: AnswerStatus,
+    /// Its GID, if found.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub gid: Option<String>,
+    /// Who said so, if found.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub source: Option<AnswerSource>,
+    /// Milliseconds from request to answer, within the daemon.
+    pub ms: f64,
+}
+
+/// Outcomes of resolving an address.
+#[derive(Clone, Copy, Debug, Deserialize, Eq, PartialEq, Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum AnswerStatus {
+    /// It has a GID.
+    Found,
+    /// Its host says that it is not its own, or it is ours and has no GID.
+    NotFound,
+    /// Its host did not answer in time.
+    TimedOut,
+    /// No route leads there.
+    Unreachable,
+    /// Too much is being asked already.
+    Overloaded,
+}
+
+impl AnswerStatus {
+    /// As it is written in JSON.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Found => "found",
+            Self::NotFound => "not-found",
+            Self::TimedOut => "timed-out",
+            Self::Unreachable => "unreachable",
+            Self::Overloaded => "overloaded",
+        }
+    }
+}
+
+/// Who knew a GID.
+#[derive(Clone, Copy, Debug, Deserialize, Eq, PartialEq, Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum AnswerSource {
+    /// The address is ours.
+    Local,
+    /// The cache.
+    Cache,
+    /// The peer, now.
+    Peer,
+}
+
+impl AnswerSource {
+    /// As it is written in JSON.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Local => "local",
+            Self::Cache => "cache",
+            Self::Peer => "peer",
+        }
+    }
+}
+
+/// One entry of the client cache.
+#[derive(Clone, Debug, Deserialize, Eq, PartialEq, Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub struct CacheEntry {
+    /// The address.
+    pub ip: IpAddr,
+    /// Name of the interface it was asked for on; absent if any.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub interface: Option<String>,
+    /// Its GID; absent in a negative entry.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub gid: Option<String>,
+    /// Milliseconds until it is forgotten.
+    pub expires_in_ms: u64,
+}
+
+/// What `ibarr status` shows.
+#[derive(Clone, Debug, Deserialize, PartialEq, Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub struct Status {
+    /// Of the daemon.
+    pub version: String,
+    /// Its process.
+    pub pid: u32,
+    /// Since when it runs.
+    pub uptime_s: u64,
+    /// The file it was configured from; absent if it runs on defaults.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub config: Option<String>,
+    /// The servers of the ip2gid port.
+    pub servers: Vec<ServerStatus>,
+    /// Every interface that was considered.
+    pub interfaces: Vec<InterfaceStatus>,
+    /// Questions that wait for a peer now.
+    pub pending: usize,
+    /// Entries of the client cache now.
+    pub cached: usize,
+    /// What is amiss and how to mend it; empty if all is well.
+    pub warnings: Vec<String>,
+}
+
+/// One server socket.
+#[derive(Clone, Debug, Deserialize, Eq, PartialEq, Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub struct ServerStatus {
+    /// `ipv4` or `ipv6`.
+    pub family: String,
+    /// UDP port.
+    pub port: u16,
+    /// Why it does not serve; absent if it does.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub blocked: Option<String>,
+}
+
+/// One network interface.
+#[derive(Clone, Debug, Deserialize, Eq, PartialEq, Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub struct InterfaceStatus {
+    /// Its name.
+    pub name: String,
+    /// Its index.
+    pub ifindex: u32,
+    /// The GID that its addresses are answered with.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub gid: Option<String>,
+    /// Addresses that are answered, each with its GID.
+    pub addresses: BTreeMap<IpAddr, String>,
+    /// Why none is answered; absent if some are.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub not_served: Option<String>,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn documents_read_back_as_what_they_were() {
+        let answers = vec![Answer {
+            ip: "10.2.0.5".parse().unwrap(),
+            status: AnswerStatus::Found,
+            gid: Some("fe80::2:c903:0:201".to_owned()),
+            source: Some(AnswerSource::Peer),
+            ms: 1.25,
+        }];
+        let failure = Failure { kind: FailureKind::Permission, message: "no".to_owned() };
+        let bodies = [
+            Body::Answers { answers },
+            Body::Cache { entries: Vec::new() },
+            Body::Counters { counters: BTreeMap::from([("a".to_owned(), 1)]) },
+            Body::Done { done: "flushed 3 entries".to_owned() },
+            Body::Error { error: failure },
+        ];
+        for body in bodies {
+            let response = Response::from(body);
+            let json = serde_json::to_string(&response).unwrap();
+            assert!(json.starts_with("{\"v\":1,"), "{json}");
+            assert_eq!(serde_json::from_str::<Response>(&json).unwrap(), response);
+        }
+    }
+
+    #[test]
+    fn a_request_is_what_the_manual_shows() {
+        let json = "{\"ask\":\"resolve\",\"addresses\":[\"10.2.0.5\",\"fd00:2::5\"]}";
+        let request: Request = serde_json::from_str(json).unwrap();
+        let addresses = vec!["10.2.0.5".parse().unwrap(), "fd00:2::5".parse().unwrap()];
+        assert_eq!(request, Request::Resolve { addresses });
+        assert_eq!(serde_json::to_string(&request).unwrap(), json);
+    }
+}

@@ -1,0 +1,229 @@
+// SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
+
+//! The side of the daemon: takes requests in and hands them to the engine.
+
+use std::io::{self, ErrorKind};
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
+
+use thiserror::Error;
+use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader};
+use tokio::net::{UnixListener, UnixStream};
+use tokio::sync::{Semaphore, mpsc, oneshot};
+use tracing::{debug, warn};
+
+use super::messages::{Failure, FailureKind, Request, Response};
+use crate::sys::peer;
+
+/// A request and where its answer goes.
+#[derive(Debug)]
+pub struct Ask {
+    /// What is asked.
+    pub request: Request,
+    /// Dropped unanswered only if the daemon ends.
+    pub answer: oneshot::Sender<Response>,
+}
+
+/// Connections at once; a further one waits in the listen queue.
+const MAX_CONNECTIONS: usize = 32;
+
+/// A request of 256 IPv6 addresses is about 10 KB.
+const MAX_REQUEST: u64 = 64 << 10;
+
+/// A connection that asks nothing for so long is closed, so that nobody can hold all of them.
+const IDLE: Duration = Duration::from_secs(10);
+
+/// After an error of accept(2), which may be that of another process (`EMFILE`).
+const PAUSE: Duration = Duration::from_millis(100);
+
+/// Why there is no control socket.
+#[derive(Debug, Error)]
+pub enum Error {
+    /// Another daemon has it.
+    #[error("control socket {0}: another ibarr answers there; give this one its own --run-dir")]
+    Taken(PathBuf),
+    /// The directory or the socket cannot be made.
+    #[error("control socket {path}: cannot be made; is the directory there and ours to write?")]
+    Io {
+        /// Of the socket.
+        path: PathBuf,
+        /// The cause.
+        source: io::Error,
+    },
+}
+
+/// The socket that [`serve`] answers on; removed when dropped.
+#[derive(Debug)]
+pub struct Listener {
+    listener: UnixListener,
+    path: PathBuf,
+}
+
+impl Listener {
+    /// Makes `run_dir` if need be and listens in it, in place of a dead daemon's socket.
+    ///
+    /// # Errors
+    /// [`Error::Taken`] if a daemon lives there.
+    pub fn bind(run_dir: &Path) -> Result<Self, Error> {
+        let path = super::socket_path(run_dir);
+        let io_error = |source| Error::Io { path: path.clone(), source };
+        std::fs::create_dir_all(run_dir).map_err(io_error)?;
+        if std::os::unix::net::UnixStream::connect(&path).is_ok() {
+            return Err(Error::Taken(path));
+        }
+        match std::fs::remove_file(&path) {
+            Err(error) if error.kind() != ErrorKind::NotFound => return Err(io_error(error)),
+            _ => {}
+        }
+        let listener = UnixListener::bind(&path).map_err(io_error)?;
+        // Anyone may connect: what a peer may do is decided for each request.
+        std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o666))
+            .map_err(io_error)?;
+        Ok(Self { listener, path })
+    }
+}
+
+impl Drop for Listener {
+    fn drop(&mut self) {
+        // At worst a dead socket stays, which the next start replaces.
+        drop(std::fs::remove_file(&self.path));
+    }
+}
+
+/// Serves until `asks` is closed or the task is dropped.
+pub async fn serve(listener: Listener, asks: mpsc::Sender<Ask>) {
+    let connections = Arc::new(Semaphore::new(MAX_CONNECTIONS));
+    while let Ok(permit) = Arc::clone(&connections).acquire_owned().await {
+        match listener.listener.accept().await {
+            Ok((stream, _)) => {
+                let asks = asks.clone();
+                tokio::spawn(async move {
+                    if let Err(error) = converse(stream, &asks).await {
+                        debug!(%error, "control connection ended");
+                    }
+                    drop(permit);
+                });
+            }
+            Err(error) => {
+                warn!(%error, "cannot accept a control connection");
+                tokio::time::sleep(PAUSE).await;
+            }
+        }
+        if asks.is_closed() {
+            return;
+        }
+    }
+}
+
+async fn converse(mut stream: UnixStream, asks: &mpsc::Sender<Ask>) -> io::Result<()> {
+    let may_change = peer::may_change(&stream, super::GROUP)?;
+    let (read, mut write) = stream.split();
+    let mut read = BufReader::new(read);
+    loop {
+        let mut line = Vec::new();
+        let mut bounded = (&mut read).take(MAX_REQUEST);
+        let request = bounded.read_until(b'\n', &mut line);
+        let length = match tokio::time::timeout(IDLE, request).await {
+            Err(_) => return Ok(()),
+            Ok(length) => length?,
+        };
+        if length == 0 {
+            return Ok(());
+        }
+        let complete = line.last() == Some(&b'\n');
+        let response = match parse(&line, complete, may_change) {
+            Err(error) => error.into(),
+            Ok(request) => answer(request, asks).await,
+        };
+        let mut json = serde_json::to_vec(&response)?;
+        json.push(b'\n');
+        match tokio::time::timeout(IDLE, write.write_all(&json)).await {
+            Err(_) => return Err(ErrorKind::TimedOut.into()),
+            Ok(written) => written?,
+        }
+        if !complete {
+            return Ok(());
+        }
+    }
+}
+
+fn parse(line: &[u8], complete: bool, may_change: bool) -> Result<Request, Failure> {
+    let usage = |message| Failure { kind: FailureKind::Usage, message };
+    if !complete {
+        return Err(usage(format!("a request is one line of at most {MAX_REQUEST} bytes")));
+    }
+    let request: Request =
+        serde_json::from_slice(line).map_err(|error| usage(format!("no such request: {error}")))?;
+    if let Request::Resolve { addresses } = &request
+        && addresses.len() > Request::MAX_ADDRESSES
+    {
+        let most = Request::MAX_ADDRESSES;
+        return Err(usage(format!("{} addresses in one request, at most {most}", addresses.len())));
+    }
+    if request.changes() && !may_change {
+        let message = format!("only root and group {} may change the daemon", super::GROUP);
+        return Err(Failure { kind: FailureKind::Permission, message });
+    }
+    Ok(request)
+}
+
+async fn answer(request: Request, asks: &mpsc::Sender<Ask>) -> Response {
+    let (answer, answered) = oneshot::channel();
+    let ending =
+        || Failure { kind: FailureKind::Unreachable, message: "the daemon is ending".to_owned() };
+    if asks.send(Ask { request, answer }).await.is_err() {
+        return ending().into();
+    }
+    answered.await.unwrap_or_else(|_| ending().into())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::control::messages::Body;
+
+    #[test]
+    fn who_may_not_change_may_still_read() {
+        let error = parse(b"{\"ask\":\"reload\"}\n", true, false).unwrap_err();
+        assert_eq!(error.kind, FailureKind::Permission);
+        assert_eq!(parse(b"{\"ask\":\"reload\"}\n", true, true), Ok(Request::Reload));
+        assert_eq!(parse(b"{\"ask\":\"status\"}\n", true, false), Ok(Request::Status));
+    }
+
+    #[test]
+    fn what_is_no_request_is_refused_as_usage() {
+        let many = Request::Resolve { addresses: vec!["10.0.0.1".parse().unwrap(); 257] };
+        let many = serde_json::to_vec(&many).unwrap();
+        for line in [&b"\n"[..], b"{}\n", b"{\"ask\":\"explode\"}\n", b"\xff\n", &many] {
+            assert_eq!(parse(line, true, true).unwrap_err().kind, FailureKind::Usage);
+        }
+        assert_eq!(parse(b"{", false, true).unwrap_err().kind, FailureKind::Usage);
+    }
+
+    #[tokio::test(flavor = "current_thread")]
+    async fn a_connection_carries_many_requests_and_ends_with_its_peer() {
+        let (mut near, far) = UnixStream::pair().unwrap();
+        let (asks, mut asked) = mpsc::channel::<Ask>(1);
+        let server = tokio::spawn(async move { converse(far, &asks).await });
+        let engine = tokio::spawn(async move {
+            let mut requests = Vec::new();
+            while let Some(Ask { request, answer }) = asked.recv().await {
+                requests.push(request);
+                answer.send(Body::Done { done: "done".to_owned() }.into()).unwrap();
+            }
+            requests
+        });
+        near.write_all(b"{\"ask\":\"status\"}\nnonsense\n{\"ask\":\"cache\"}\n").await.unwrap();
+        near.shutdown().await.unwrap();
+        let mut answers = String::new();
+        near.read_to_string(&mut answers).await.unwrap();
+        let answers: Vec<_> = answers.lines().collect();
+        assert_eq!(answers.len(), 3);
+        assert_eq!(answers[0], "{\"v\":1,\"done\":\"done\"}");
+        assert!(answers[1].contains("\"kind\":\"usage\""));
+        server.await.unwrap().unwrap();
+        assert_eq!(engine.await.unwrap(), [Request::Status, Request::Cache]);
+    }
+}

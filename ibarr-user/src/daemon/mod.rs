@@ -1,0 +1,157 @@
+// SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
+
+//! The life of the daemon: from configuration to readiness, until a signal ends it.
+
+use std::io;
+use std::path::PathBuf;
+
+use getrandom::SysRng;
+use rand_chacha::ChaCha12Rng;
+use rand_core::SeedableRng;
+use sd_notify::NotifyState;
+use thiserror::Error;
+use tokio::signal::unix::{Signal, SignalKind, signal};
+use tokio::sync::mpsc;
+use tracing::{info, warn};
+
+use crate::config::{self, Config};
+use crate::control::messages::FailureKind;
+use crate::control::server as control;
+use crate::engine::{Engine, Setup};
+use crate::logging::{self, Level};
+use crate::transport;
+
+/// Where the control socket is, unless said otherwise.
+pub const RUN_DIR: &str = "/run/ibarr";
+
+/// What the command line says of the daemon.
+#[derive(Clone, Debug)]
+pub struct RunOptions {
+    /// The configuration file.
+    pub config: PathBuf,
+    /// Whether its absence is an error, or means the defaults.
+    pub must_exist: bool,
+    /// Directory of the control socket.
+    pub run_dir: PathBuf,
+    /// What is logged.
+    pub level: Level,
+}
+
+impl RunOptions {
+    /// The configuration as it is now, and the file that it is from.
+    ///
+    /// # Errors
+    /// Those of [`Config::load`].
+    pub fn load(&self) -> Result<(Config, Option<PathBuf>), config::Error> {
+        if !self.must_exist && !self.config.exists() {
+            return Ok((Config::default(), None));
+        }
+        Ok((Config::load(&self.config)?, Some(self.config.clone())))
+    }
+}
+
+/// Why the daemon ended or could not start.
+#[derive(Debug, Error)]
+pub enum Error {
+    /// The configuration has mistakes.
+    #[error(transparent)]
+    Config(#[from] config::Error),
+    /// There is no control socket to be had.
+    #[error(transparent)]
+    Control(#[from] control::Error),
+    /// The kernel does not give what every daemon needs.
+    #[error("{0}: refused by the kernel")]
+    Kernel(&'static str, #[source] io::Error),
+}
+
+impl Error {
+    /// What decides the exit code.
+    pub fn kind(&self) -> FailureKind {
+        let io = match self {
+            Self::Config(_) => return FailureKind::Config,
+            Self::Control(control::Error::Taken(_)) => return FailureKind::Internal,
+            Self::Control(control::Error::Io { source, .. }) | Self::Kernel(_, source) => source,
+        };
+        match io.kind() {
+            io::ErrorKind::PermissionDenied => FailureKind::Permission,
+            _ => FailureKind::Internal,
+        }
+    }
+}
+
+/// Runs until SIGTERM or SIGINT.
+///
+/// # Errors
+/// Only from starting: once ready, the daemon goes on with what it has.
+pub fn run(options: &RunOptions) -> Result<(), Error> {
+    let (config, file) = options.load()?;
+    logging::start(&options.level);
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .build()
+        .map_err(|error| Error::Kernel("event loop", error))?;
+    runtime.block_on(serve(options, config, file))
+}
+
+async fn serve(options: &RunOptions, config: Config, file: Option<PathBuf>) -> Result<(), Error> {
+    let signals = Signals::catch().map_err(|error| Error::Kernel("signal handlers", error))?;
+    let rng = ChaCha12Rng::try_from_rng(&mut SysRng)
+        .map_err(|error| Error::Kernel("random numbers", io::Error::other(error)))?;
+    let listener = control::Listener::bind(&options.run_dir)?;
+    let (asks, asked) = mpsc::channel(transport::ASKS);
+    let setup = Setup { options: options.clone(), config, file, rng };
+    let engine = Engine::start(setup).map_err(|error| Error::Kernel("rtnetlink", error))?;
+    let control = tokio::spawn(control::serve(listener, asks));
+
+    info!(version = env!("CARGO_PKG_VERSION"), run_dir = %options.run_dir.display(), "starting");
+    engine.run(asked, signals, || tell_systemd(&[NotifyState::Ready])).await;
+    info!("ending");
+    tell_systemd(&[NotifyState::Stopping]);
+    control.abort();
+    // Its socket is removed when the task is dropped.
+    drop(control.await);
+    Ok(())
+}
+
+/// Tells systemd (sd_notify(3)); without systemd nobody is told.
+pub fn tell_systemd(state: &[NotifyState<'_>]) {
+    if let Err(error) = sd_notify::notify(state) {
+        warn!(%error, "cannot tell systemd");
+    }
+}
+
+/// What an administrator sends.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub enum Command {
+    /// SIGHUP.
+    Reload,
+    /// SIGTERM or SIGINT.
+    End,
+}
+
+/// The signals that the daemon heeds.
+#[derive(Debug)]
+pub struct Signals {
+    hangup: Signal,
+    terminate: Signal,
+    interrupt: Signal,
+}
+
+impl Signals {
+    fn catch() -> io::Result<Self> {
+        Ok(Self {
+            hangup: signal(SignalKind::hangup())?,
+            terminate: signal(SignalKind::terminate())?,
+            interrupt: signal(SignalKind::interrupt())?,
+        })
+    }
+
+    /// The next one.
+    pub async fn next(&mut self) -> Command {
+        tokio::select! {
+            _ = self.hangup.recv() => Command::Reload,
+            _ = self.terminate.recv() => Command::End,
+            _ = self.interrupt.recv() => Command::End,
+        }
+    }
+}

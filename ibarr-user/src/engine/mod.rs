@@ -1,0 +1,405 @@
+// SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
+
+//! The one task that calls the cores. Everything that can happen is an `Input`; each is handed to
+//! a core with the time of the turn, then what the cores have to say is drained. It decides
+//! nothing itself: what a peer, the kernel or an administrator gets is said by the cores.
+
+mod asks;
+mod report;
+
+use std::future::pending;
+use std::io;
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use ibarr_common::Instant;
+use ibarr_proto::ip2gid::client::{self, Client};
+use ibarr_proto::ip2gid::server::{self, Server};
+use ibarr_proto::ip2gid::{Family, Question};
+use ibarr_proto::local_view::{self, LocalView};
+use ibarr_proto::resolver::{self, Resolver};
+use rand_chacha::ChaCha12Rng;
+use sd_notify::NotifyState;
+use tokio::sync::{mpsc, watch};
+use tokio::task::AbortHandle;
+use tracing::{debug, error, info, warn};
+
+use self::asks::Asks;
+use crate::causes::chain;
+use crate::config::Config;
+use crate::control::messages::{Body, Failure, FailureKind, Request, Response};
+use crate::control::server::Ask;
+use crate::daemon::{Command, RunOptions, Signals, tell_systemd};
+use crate::sys::clock;
+use crate::sys::udp::Source;
+use crate::transport::queries::{Datagram, Sockets};
+use crate::transport::rtnetlink::{self, RouteAnswer};
+use crate::transport::server::{Batch, Reply, State};
+use crate::transport::{self, Counters};
+
+/// What an engine starts from.
+#[derive(Debug)]
+pub struct Setup {
+    /// What the command line said.
+    pub options: RunOptions,
+    /// What the file said.
+    pub config: Config,
+    /// The file, if there is one.
+    pub file: Option<PathBuf>,
+    /// The cores' randomness.
+    pub rng: ChaCha12Rng,
+}
+
+/// See the [module](self).
+pub struct Engine {
+    options: RunOptions,
+    file: Option<PathBuf>,
+    config: Config,
+    started: Instant,
+    view: LocalView,
+    server: Server,
+    resolver: Resolver<ChaCha12Rng>,
+    asks: Asks,
+    sockets: Sockets,
+    servers: Vec<ServerSocket>,
+    watch: rtnetlink::Watch,
+    routes: rtnetlink::Routes,
+    inputs: Inputs,
+    counters: Arc<Counters>,
+}
+
+/// The ends of the transports' channels that the engine reads.
+struct Inputs {
+    view: mpsc::Receiver<local_view::Input>,
+    routes: mpsc::Receiver<RouteAnswer>,
+    batches: mpsc::Receiver<Batch>,
+    /// Kept open for servers that are started anew.
+    batch_sender: mpsc::Sender<Batch>,
+    datagrams: mpsc::Receiver<Datagram>,
+}
+
+/// A socket of the ip2gid port, in the hands of its task.
+struct ServerSocket {
+    family: Family,
+    port: u16,
+    state: watch::Receiver<State>,
+    task: AbortHandle,
+}
+
+/// Everything that can happen.
+enum Input {
+    View(local_view::Input),
+    Route(RouteAnswer),
+    Queries(Batch),
+    Datagram(Datagram),
+    Ask(Ask),
+    Command(Command),
+    /// The time has come that a core asked for.
+    Timeout,
+}
+
+/// Inputs that are taken in one turn, with one reading of the clock, before the cores are drained.
+/// Enough to make a burst cheap, few enough that no answer waits for more than about 100 µs.
+const INPUTS_PER_TURN: usize = 64;
+
+impl Engine {
+    /// Opens what the daemon works with. Must be called within a runtime.
+    ///
+    /// # Errors
+    /// Without rtnetlink there is nothing to answer and no way to ask.
+    pub fn start(setup: Setup) -> io::Result<Self> {
+        let Setup { options, config, file, rng } = setup;
+        let counters = Arc::new(Counters::default());
+        let (watch, view) = rtnetlink::Watch::start(Arc::clone(&counters))?;
+        let (routes, route_answers) = rtnetlink::Routes::start(Arc::clone(&counters))?;
+        let (batch_sender, batches) = mpsc::channel(transport::BATCHES);
+        let (datagram_sender, datagrams) = mpsc::channel(transport::DATAGRAMS);
+        let mut engine = Self {
+            started: clock::now(),
+            view: LocalView::new(config.view.clone()),
+            server: Server::new(config.allow.clone()),
+            resolver: Resolver::new(Client::new(config.client.clone(), rng)),
+            asks: Asks::default(),
+            sockets: Sockets::new(datagram_sender, Arc::clone(&counters)),
+            servers: Vec::new(),
+            watch,
+            routes,
+            inputs: Inputs { view, routes: route_answers, batches, batch_sender, datagrams },
+            counters,
+            options,
+            file,
+            config,
+        };
+        engine.start_servers();
+        Ok(engine)
+    }
+
+    /// Runs until a signal ends it. `ready` is called once, when the node's addresses are known and
+    /// each server socket serves or has said why not.
+    pub async fn run(
+        mut self,
+        mut asks: mpsc::Receiver<Ask>,
+        mut signals: Signals,
+        ready: impl FnOnce(),
+    ) {
+        let mut ready = Some(ready);
+        self.drain(clock::now());
+        loop {
+            let input = self.next(&mut asks, &mut signals).await;
+            let now = clock::now();
+            let mut next = Some(input);
+            for _ in 0..INPUTS_PER_TURN {
+                match next {
+                    None => break,
+                    Some(Input::Command(Command::End)) => return,
+                    Some(input) => self.handle(now, input),
+                }
+                next = self.inputs.poll();
+            }
+            if let Some(input) = next {
+                self.handle(now, input);
+            }
+            self.drain(now);
+            if self.is_ready()
+                && let Some(ready) = ready.take()
+            {
+                info!("ready");
+                ready();
+            }
+        }
+    }
+
+    /// Waits for the next thing to happen.
+    async fn next(&mut self, asks: &mut mpsc::Receiver<Ask>, signals: &mut Signals) -> Input {
+        let due = [self.view.poll_timeout(), self.resolver.poll_timeout()];
+        let due = due.into_iter().flatten().min();
+        let timeout = async {
+            match due {
+                Some(due) => tokio::time::sleep(due.since(clock::now())).await,
+                None => pending().await,
+            }
+        };
+        let not_yet_serving = self.servers.iter_mut().find(|server| !server.has_started());
+        let serving = async {
+            match not_yet_serving {
+                // The state changes once; its end is the task's, which the engine survives.
+                Some(server) => drop(server.state.changed().await),
+                None => pending().await,
+            }
+        };
+        tokio::select! {
+            command = signals.next() => Input::Command(command),
+            Some(input) = self.inputs.view.recv() => Input::View(input),
+            Some(answer) = self.inputs.routes.recv() => Input::Route(answer),
+            Some(datagram) = self.inputs.datagrams.recv() => Input::Datagram(datagram),
+            Some(batch) = self.inputs.batches.recv() => Input::Queries(batch),
+            Some(ask) = asks.recv() => Input::Ask(ask),
+            () = timeout => Input::Timeout,
+            () = serving => Input::Timeout,
+        }
+    }
+
+    fn handle(&mut self, now: Instant, input: Input) {
+        match input {
+            Input::View(input) => self.view.handle_input(now, input),
+            Input::Route(RouteAnswer { question, route }) => {
+                self.resolver.handle_input(now, client::Input::Route { question, route });
+            }
+            Input::Queries(batch) => self.answer(batch),
+            Input::Datagram(datagram) => {
+                let input = client::Input::Datagram {
+                    socket: datagram.socket,
+                    from: datagram.from,
+                    ingress: datagram.ifindex,
+                    payload: datagram.payload(),
+                };
+                self.resolver.handle_input(now, input);
+            }
+            Input::Ask(Ask { request, answer }) => match request {
+                Request::Resolve { addresses } => {
+                    for (id, address) in self.asks.add(now, addresses, answer) {
+                        match Question::new(address, None) {
+                            Some(question) => self.resolver.resolve(now, &self.view, id, question),
+                            None => self.asks.answered(now, id, resolver::Outcome::NotFound),
+                        }
+                    }
+                }
+                // Whoever asked may be gone.
+                request => drop(answer.send(self.tell(now, &request))),
+            },
+            Input::Command(Command::Reload) => {
+                if let Err(failure) = self.reload() {
+                    error!("not reloaded, the old configuration stays:\n{}", failure.message);
+                }
+            }
+            Input::Command(Command::End) | Input::Timeout => {}
+        }
+    }
+
+    fn drain(&mut self, now: Instant) {
+        self.view.handle_timeout(now);
+        self.resolver.handle_timeout(now);
+        while let Some(local_view::Request::Dump) = self.view.poll_transmit() {
+            self.watch.request_dump();
+        }
+        while let Some(event) = self.view.poll_event() {
+            report::log(&event);
+        }
+        // Opening a socket makes queries, and a failure makes answers: until all are quiet.
+        loop {
+            while let Some(event) = self.resolver.poll_event() {
+                self.apply(now, event);
+            }
+            while let Some(question) = self.resolver.poll_route() {
+                self.routes.lookup(question);
+            }
+            let Some(transmit) = self.resolver.poll_transmit() else { break };
+            self.sockets.send(&transmit);
+        }
+    }
+
+    fn apply(&mut self, now: Instant, event: resolver::Event) {
+        match event {
+            resolver::Event::Answered { id, outcome } => self.asks.answered(now, id, outcome),
+            resolver::Event::OpenSocket { socket } => {
+                let input = match self.sockets.open(socket, socket.family()) {
+                    Ok(()) => client::Input::SocketOpened { socket },
+                    Err(error) => {
+                        debug!(%socket, %error, "query socket not opened");
+                        self.counters.count(transport::Counter::SocketNotOpened);
+                        client::Input::SocketFailed { socket }
+                    }
+                };
+                self.resolver.handle_input(now, input);
+            }
+            resolver::Event::CloseSocket { socket } => self.sockets.close(socket),
+        }
+    }
+
+    fn answer(&mut self, batch: Batch) {
+        let reply = |query: &transport::server::Query| {
+            let received = server::Received {
+                from: query.received.from,
+                to: query.received.to,
+                ingress: query.received.ifindex,
+                payload: query.payload(),
+            };
+            let transmit = self.server.answer(&self.view, &received)?;
+            let source = Source { address: Some(transmit.from), egress: transmit.egress };
+            Some(Reply { to: transmit.to, source, payload: transmit.payload })
+        };
+        let replies = batch.queries.iter().filter_map(reply).collect();
+        // The socket may have been closed meanwhile.
+        drop(batch.replies.send(replies));
+    }
+
+    /// The answer to a request that needs no network.
+    fn tell(&mut self, now: Instant, request: &Request) -> Response {
+        match request {
+            Request::Status => Body::Status { status: Box::new(self.status(now)) }.into(),
+            Request::Counters => Body::Counters { counters: self.counts() }.into(),
+            Request::Cache => Body::Cache { entries: self.cached(now) }.into(),
+            Request::Flush => {
+                let forgotten = self.resolver.client_mut().flush(None);
+                info!(forgotten, "flushed the cache");
+                Body::Done { done: format!("{forgotten} addresses forgotten") }.into()
+            }
+            Request::Reload => match self.reload() {
+                Ok(done) => Body::Done { done }.into(),
+                Err(failure) => failure.into(),
+            },
+            Request::Resolve { .. } => {
+                let message = "resolve is answered elsewhere".to_owned();
+                Failure { kind: FailureKind::Internal, message }.into()
+            }
+        }
+    }
+
+    /// All of the file takes effect, or none of it.
+    fn reload(&mut self) -> Result<String, Failure> {
+        tell_systemd_reloading();
+        let loaded = self.options.load();
+        let result = match loaded {
+            Ok((config, file)) => {
+                self.reconfigure(config, file);
+                Ok(format!("configuration: {}", self.config_name()))
+            }
+            Err(error) => {
+                let message = chain(&error);
+                Err(Failure { kind: FailureKind::Config, message })
+            }
+        };
+        if let Ok(done) = &result {
+            info!("reloaded, {done}");
+        }
+        tell_systemd(&[NotifyState::Ready]);
+        result
+    }
+
+    fn reconfigure(&mut self, config: Config, file: Option<PathBuf>) {
+        let now = clock::now();
+        self.view.reconfigure(config.view.clone());
+        self.server.reconfigure(config.allow.clone());
+        self.resolver.client_mut().reconfigure(now, config.client.clone());
+        let port = |config: &Config| config.client.settings().udp_port;
+        let moved = port(&config) != port(&self.config);
+        self.config = config;
+        self.file = file;
+        if moved {
+            self.start_servers();
+        }
+        for pattern in self.view.unmatched_patterns() {
+            warn!(%pattern, "no such interface (yet)");
+        }
+    }
+
+    /// Serves the port of the configuration, and no other.
+    fn start_servers(&mut self) {
+        for server in self.servers.drain(..) {
+            server.task.abort();
+        }
+        let port = self.config.client.settings().udp_port.get();
+        for family in [Family::V4, Family::V6] {
+            let (sender, state) = watch::channel(State::Starting);
+            let batches = self.inputs.batch_sender.clone();
+            let counters = Arc::clone(&self.counters);
+            let serve = transport::server::serve(family, port, batches, sender, counters);
+            let task = tokio::spawn(serve).abort_handle();
+            self.servers.push(ServerSocket { family, port, state, task });
+        }
+    }
+
+    fn is_ready(&self) -> bool {
+        self.view.is_synced() && self.servers.iter().all(ServerSocket::has_started)
+    }
+}
+
+impl Inputs {
+    /// The next input that is there already.
+    fn poll(&mut self) -> Option<Input> {
+        if let Ok(input) = self.view.try_recv() {
+            return Some(Input::View(input));
+        }
+        if let Ok(answer) = self.routes.try_recv() {
+            return Some(Input::Route(answer));
+        }
+        if let Ok(datagram) = self.datagrams.try_recv() {
+            return Some(Input::Datagram(datagram));
+        }
+        None
+    }
+}
+
+impl ServerSocket {
+    fn has_started(&self) -> bool {
+        *self.state.borrow() != State::Starting
+    }
+}
+
+/// For `Type=notify-reload` (systemd.service(5)).
+fn tell_systemd_reloading() {
+    match NotifyState::monotonic_usec_now() {
+        Ok(now) => tell_systemd(&[NotifyState::Reloading, now]),
+        Err(error) => warn!(%error, "cannot tell systemd the time"),
+    }
+}

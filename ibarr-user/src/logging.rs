@@ -1,0 +1,60 @@
+// SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
+
+//! Logs go to standard error, which systemd hands to the journal.
+
+use std::io::IsTerminal;
+use std::str::FromStr;
+
+use tracing_subscriber::EnvFilter;
+
+/// What is logged: the numbers of the C original, or a tracing filter.
+#[derive(Clone, Debug, Eq, PartialEq)]
+pub struct Level(String);
+
+impl FromStr for Level {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let directives = match text {
+            "0" => "trace",
+            "1" => "info",
+            "2" => "warn",
+            "3" => "error",
+            directives => directives,
+        };
+        EnvFilter::try_new(directives)
+            .map(|_| Self(directives.to_owned()))
+            .map_err(|error| format!("{error}; give 0, 1, 2, 3 or a filter like ibarr=debug"))
+    }
+}
+
+/// Sends what `level` lets through to standard error, from now on.
+///
+/// # Panics
+/// If it is called twice in one process.
+pub fn start(level: &Level) {
+    let systemd = std::env::var_os("JOURNAL_STREAM").is_some();
+    let subscriber = tracing_subscriber::fmt()
+        .with_env_filter(EnvFilter::new(&level.0))
+        .with_writer(std::io::stderr)
+        .with_ansi(std::io::stderr().is_terminal());
+    if systemd {
+        // The journal has its own clock.
+        subscriber.without_time().init();
+    } else {
+        subscriber.init();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn numbers_are_those_of_the_c_original() {
+        let levels = ["0", "1", "2", "3"].map(|number| number.parse::<Level>().unwrap().0);
+        assert_eq!(levels, ["trace", "info", "warn", "error"]);
+        assert_eq!("ibarr_user=debug".parse(), Ok(Level("ibarr_user=debug".to_owned())));
+        assert!("ibarr=loud".parse::<Level>().is_err());
+    }
+}
