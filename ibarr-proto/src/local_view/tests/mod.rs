@@ -1,5 +1,9 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 
+mod model;
+
+use std::collections::BTreeMap;
+
 use super::*;
 
 const NOW: Instant = Instant::from_nanos(1_000_000_000_000);
