@@ -31,16 +31,15 @@ pub(crate) struct Args {
 }
 
 /// What coverage-guided fuzzing needs of the compiler: a counter at every edge, the table of their
-/// places, and a call at each comparison. `cfg(fuzzing)` brings in libFuzzer, which is C++, so
-/// that g++ links.
-const RUSTFLAGS: &str = "--cfg fuzzing -Clinker=g++ -Cpasses=sancov-module \
+/// places, and a call at each comparison. `cfg(fuzzing)` brings in libFuzzer.
+const RUSTFLAGS: &str = "--cfg fuzzing -Cpasses=sancov-module \
     -Cllvm-args=-sanitizer-coverage-level=4 \
     -Cllvm-args=-sanitizer-coverage-inline-8bit-counters \
     -Cllvm-args=-sanitizer-coverage-pc-table \
     -Cllvm-args=-sanitizer-coverage-trace-compares";
 
 pub(crate) fn run(workspace: &Workspace, args: &Args) -> Result<()> {
-    let toolbox = tools::ensure(workspace, &[&tools::GXX])?;
+    let toolbox = tools::ensure(workspace, &[&tools::LIBFUZZER])?;
     let fuzzers = build(workspace, &toolbox)?;
     if let Some(name) = &args.target {
         artifacts::binary(&fuzzers, name)?;
@@ -82,8 +81,26 @@ fn build(workspace: &Workspace, toolbox: &Toolbox) -> Result<Vec<Artifact>> {
     let host = workspace::host_triple()?;
     let mut command =
         cargo(workspace, &["build", "--locked", "--release", "--bins", "--target", &host]);
-    command.env("RUSTFLAGS", RUSTFLAGS).env("CXX", "g++").env("PATH", toolbox.path()?);
+    if let Some(root) = toolbox.root(&tools::LIBFUZZER) {
+        // The library of C++ itself is on every Debian system, though not its link for compilers.
+        command
+            .env("CUSTOM_LIBFUZZER_PATH", prebuilt(&root)?)
+            .env("CUSTOM_LIBFUZZER_STD_CXX", "none")
+            .env("RUSTFLAGS", format!("{RUSTFLAGS} -Clink-arg=-l:libstdc++.so.6"));
+    } else {
+        command.env("RUSTFLAGS", RUSTFLAGS);
+    }
     artifacts::from(&mut command)
+}
+
+/// libFuzzer's archive among the packages unpacked to `root`.
+fn prebuilt(root: &Path) -> Result<PathBuf> {
+    let name = format!("libclang_rt.fuzzer-{}.a", std::env::consts::ARCH);
+    let clang = root.join("usr/lib/llvm-14/lib/clang");
+    let archive = files(&clang)?.iter().map(|version| version.join("lib/linux").join(&name)).next();
+    archive
+        .filter(|archive| archive.is_file())
+        .with_context(|| format!("{name} is not under {}; g++ would do instead", clang.display()))
 }
 
 /// One target: its fuzzer and its directories.

@@ -105,7 +105,7 @@ fn unit(bench: &Bench<'_>) -> Result<Outcome> {
 
 fn fuzzing(bench: &Bench<'_>) -> Result<Outcome> {
     let count = suite::run_command("corpora", &mut fuzz::replay(bench.workspace))?;
-    let toolbox = match tools::ensure(bench.workspace, &[&tools::GXX]) {
+    let toolbox = match tools::ensure(bench.workspace, &[&tools::LIBFUZZER]) {
         Ok(toolbox) => toolbox,
         Err(error) => return Ok(Outcome::NotRun(format!("{error:#}"))),
     };

@@ -58,13 +58,14 @@ pub(crate) const BPFTOOL: Set = Set {
     suites: &[],
 };
 
-/// Compiles libFuzzer.
-pub(crate) const GXX: Set = Set {
-    name: "g++",
-    purpose: "C++ compiler, for the fuzzers",
+/// libFuzzer, for machines that cannot compile it. The version is that of Debian 12: what it asks
+/// of instrumented code has not changed since.
+pub(crate) const LIBFUZZER: Set = Set {
+    name: "libfuzzer",
+    purpose: "the fuzzer's library, where there is no C++ compiler",
     programs: &["g++"],
-    packages: &["g++"],
-    suites: &[],
+    packages: &["libclang-rt-14-dev"],
+    suites: &["bookworm"],
 };
 
 /// Runs virtual machines.
@@ -103,7 +104,7 @@ pub(crate) const LINUX_6_12: Set = Set {
     suites: &["bookworm-backports"],
 };
 
-const SETS: &[&Set] = &[&IPROUTE2, &BPFTOOL, &GXX, &QEMU, &XZ, &LINUX_6_1, &LINUX_6_12];
+const SETS: &[&Set] = &[&IPROUTE2, &BPFTOOL, &LIBFUZZER, &QEMU, &XZ, &LINUX_6_1, &LINUX_6_12];
 
 /// List or fetch the tools that other commands use
 #[derive(clap::Args)]
@@ -132,7 +133,8 @@ pub(crate) fn run(workspace: &Workspace, args: &Args) -> Result<()> {
 
 /// Programs that [`ensure`] found or fetched.
 pub(crate) struct Toolbox {
-    bins: Vec<PathBuf>,
+    /// Where sets are that were fetched.
+    prefixes: Vec<PathBuf>,
 }
 
 impl Toolbox {
@@ -140,8 +142,15 @@ impl Toolbox {
     /// of administration that Debian keeps from ordinary users.
     pub(crate) fn path(&self) -> Result<OsString> {
         let own = env::var_os("PATH").unwrap_or_default();
-        let path = self.bins.iter().cloned().chain(env::split_paths(&own)).chain(admin_paths());
+        let bins = self.prefixes.iter().map(|prefix| prefix.join("bin"));
+        let path = bins.chain(env::split_paths(&own)).chain(admin_paths());
         env::join_paths(path).context("a directory name holds a colon")
+    }
+
+    /// The root of what was unpacked for `set`, unless the machine itself has its programs.
+    pub(crate) fn root(&self, set: &Set) -> Option<PathBuf> {
+        let prefix = self.prefixes.iter().find(|prefix| prefix.ends_with(set.name))?;
+        Some(prefix.join("root"))
     }
 }
 
@@ -151,13 +160,13 @@ impl Toolbox {
 /// Names the set, why it cannot be had here, and what to install by hand instead.
 pub(crate) fn ensure(workspace: &Workspace, sets: &[&Set]) -> Result<Toolbox> {
     let store = Store::new(workspace);
-    let mut bins = Vec::new();
+    let mut prefixes = Vec::new();
     for set in sets {
         if set.on_this_machine().is_none() {
-            bins.push(store.ensure(set)?.join("bin"));
+            prefixes.push(store.ensure(set)?);
         }
     }
-    Ok(Toolbox { bins })
+    Ok(Toolbox { prefixes })
 }
 
 /// Where the packages of `set` lie unpacked, for what is not a program.

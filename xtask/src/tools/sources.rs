@@ -38,7 +38,8 @@ pub(super) fn of_this_machine(suites: &[&str]) -> Result<String> {
 fn select(configured: &[Source], codename: &str, is_debian: bool, extra: &[&str]) -> Vec<Source> {
     let own = ["", "-updates", "-security"].map(|suffix| format!("{codename}{suffix}"));
     let mut selected = Vec::new();
-    for suite in own.iter().map(String::as_str).chain(extra.iter().copied()) {
+    let more = extra.iter().copied().filter(|suite| !own.iter().any(|own| own == suite));
+    for suite in own.iter().map(String::as_str).chain(more) {
         let found = configured.iter().filter(|source| source.suite == suite);
         let before = selected.len();
         selected.extend(found.cloned());
@@ -48,7 +49,6 @@ fn select(configured: &[Source], codename: &str, is_debian: bool, extra: &[&str]
             selected.push(debian(suite, configured));
         }
     }
-    selected.dedup();
     selected
 }
 
@@ -198,6 +198,8 @@ mod tests {
     #[test]
     fn extra_suite_comes_from_the_same_mirror() {
         let own = source("http://mirror/debian", "bookworm");
+        let itself = select(std::slice::from_ref(&own), "bookworm", true, &["bookworm"]);
+        assert_eq!(itself, std::slice::from_ref(&own));
         let backports = source("http://mirror/debian", "bookworm-backports");
         let selected =
             select(std::slice::from_ref(&own), "bookworm", true, &["bookworm-backports"]);
@@ -206,7 +208,7 @@ mod tests {
 
     #[test]
     fn unconfigured_release_comes_from_debian() {
-        let selected = select(&[], "bookworm", true, &["bookworm-security"]);
+        let selected = select(&[], "trixie", true, &["bookworm-security"]);
         let uris: Vec<_> = selected.iter().map(|source| source.uri.as_str()).collect();
         assert_eq!(uris, [DEBIAN, DEBIAN_SECURITY]);
         assert!(select(&[], "noble", false, &[]).is_empty());
