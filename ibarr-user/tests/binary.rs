@@ -1,0 +1,254 @@
+// SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
+
+//! The binary as an administrator meets it: exit codes, documents, signals. Needs no privileges; what
+//! needs other nodes is in ibarr-testbed.
+
+use std::fs;
+use std::net::{Ipv4Addr, Ipv6Addr, UdpSocket};
+use std::os::unix::net::UnixDatagram;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Output, Stdio};
+use std::time::{Duration, Instant};
+
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
+use serde_json::Value;
+
+/// Longer than anything here takes, so that a hang is a failure.
+const PATIENCE: Duration = Duration::from_secs(30);
+
+#[test]
+fn validate_tells_every_mistake_and_exits_78() {
+    let dir = TempDir::new("validate");
+    let file = dir.write("bad.toml", "udp-port = 0\n\ninterface = []\n");
+    let file = file.to_str().unwrap();
+    let output = ibarr(&["validate", file]);
+    assert_eq!(output.status.code(), Some(78));
+    let expected = format!(
+        "ibarr: {file}: line 1: udp-port must be a whole number from 1 to 65535\n\
+         {file}: line 3: interface is not a key of ibarr; did you mean \"interfaces\"?\n"
+    );
+    assert_eq!(String::from_utf8_lossy(&output.stderr), expected);
+
+    let output = ibarr(&["validate", file, "--json"]);
+    assert_eq!(output.status.code(), Some(78));
+    assert_eq!(json(&output)["error"]["kind"], "config");
+
+    let file = dir.write("good.toml", include_str!("../../pkg/ibarr.toml"));
+    assert_eq!(ibarr(&["validate", file.to_str().unwrap()]).status.code(), Some(0));
+    let absent = dir.path("absent.toml");
+    assert_eq!(ibarr(&["validate", absent.to_str().unwrap()]).status.code(), Some(78));
+}
+
+#[test]
+fn wrong_usage_exits_64_and_is_json_where_json_is_asked_for() {
+    for wrong in [&["resolve"][..], &["resolve", "ten"], &["explode"], &["-l", "ibarr=loud"]] {
+        assert_eq!(ibarr(wrong).status.code(), Some(64), "{wrong:?}");
+    }
+    let output = ibarr(&["resolve", "ten", "--json"]);
+    assert_eq!(output.status.code(), Some(64));
+    assert_eq!(json(&output)["error"]["kind"], "usage");
+    assert_eq!(ibarr(&["--help"]).status.code(), Some(0));
+    assert_eq!(ibarr(&["--version"]).status.code(), Some(0));
+}
+
+#[test]
+fn without_a_daemon_commands_exit_69_and_say_what_to_do() {
+    let dir = TempDir::new("nobody");
+    let run_dir = dir.0.to_str().unwrap();
+    for command in [&["status"][..], &["cache"], &["counters"], &["reload"], &["resolve", "::1"]] {
+        let output = ibarr(&[command, &["--run-dir", run_dir]].concat());
+        assert_eq!(output.status.code(), Some(69), "{command:?}");
+        assert!(String::from_utf8_lossy(&output.stderr).contains("systemctl start ibarr"));
+    }
+}
+
+#[test]
+fn the_daemon_tells_systemd_answers_and_leaves_nothing() {
+    let dir = TempDir::new("life");
+    let mut daemon = Daemon::start(&dir, &format!("udp-port = {}\n", free_port()));
+    let status = json(&daemon.ask(&["status", "--json"]));
+    assert_eq!(status["v"], 1);
+    assert_eq!(status["status"]["servers"][0]["family"], "ipv4");
+    assert_eq!(status["status"]["servers"][0].get("blocked"), None);
+
+    // Ours, and without a GID: known without asking anybody.
+    let output = daemon.ask(&["resolve", "127.0.0.1", "--json"]);
+    assert_eq!(output.status.code(), Some(1));
+    assert_eq!(json(&output)["answers"][0]["status"], "not-found");
+
+    let counters = json(&daemon.ask(&["counters", "--json"]));
+    assert_eq!(counters["counters"]["ip2gid.server.answered"], 0);
+    assert_eq!(json(&daemon.ask(&["cache", "--json"]))["entries"], Value::Array(Vec::new()));
+    assert_eq!(daemon.ask(&["cache", "--flush"]).status.code(), Some(0));
+
+    assert_eq!(daemon.end(Signal::SIGTERM), Some(0));
+    daemon.notified("STOPPING=1");
+    assert!(!dir.path("control.sock").exists());
+}
+
+#[test]
+fn a_run_dir_has_one_daemon_and_a_dead_one_is_replaced() {
+    let dir = TempDir::new("two");
+    let config = format!("udp-port = {}\n", free_port());
+    let mut first = Daemon::start(&dir, &config);
+    let second = daemon_command(&dir).stderr(Stdio::piped()).output().unwrap();
+    assert_eq!(second.status.code(), Some(70));
+    assert!(String::from_utf8_lossy(&second.stderr).contains("another ibarr answers there"));
+
+    first.end(Signal::SIGKILL);
+    assert!(dir.path("control.sock").exists());
+    let third = Daemon::start(&dir, &config);
+    assert_eq!(third.ask(&["status"]).status.code(), Some(0));
+}
+
+#[test]
+fn a_broken_configuration_stops_a_start_and_not_a_running_daemon() {
+    let dir = TempDir::new("reload");
+    dir.write("ibarr.toml", "udp-port = \"x\"\n");
+    assert_eq!(daemon_command(&dir).output().unwrap().status.code(), Some(78));
+    fs::remove_file(dir.path("ibarr.toml")).unwrap();
+    assert_eq!(daemon_command(&dir).output().unwrap().status.code(), Some(78));
+
+    let (old, new) = (free_port(), free_port());
+    let daemon = Daemon::start(&dir, &format!("udp-port = {old}\n"));
+    let port = |daemon: &Daemon| {
+        let status = json(&daemon.ask(&["status", "--json"]));
+        status["status"]["servers"][0]["port"].as_u64().unwrap()
+    };
+    // The second line is legal: all of the file counts or none.
+    dir.write("ibarr.toml", &format!("allow = [\"10.0.0.1/8\"]\nudp-port = {new}\n"));
+    let output = daemon.ask(&["reload", "--json"]);
+    assert_eq!(output.status.code(), Some(78));
+    assert!(json(&output)["error"]["message"].as_str().unwrap().contains("line 1: allow"));
+    assert_eq!(port(&daemon), u64::from(old));
+
+    dir.write("ibarr.toml", &format!("udp-port = {new}\n"));
+    kill(daemon.pid(), Signal::SIGHUP).unwrap();
+    daemon.notified("RELOADING=1");
+    daemon.notified("READY=1");
+    assert_eq!(port(&daemon), u64::from(new));
+}
+
+#[test]
+fn a_port_that_is_taken_is_explained_and_served_once_it_is_free() {
+    let dir = TempDir::new("taken");
+    let port = free_port();
+    let v4 = UdpSocket::bind((Ipv4Addr::UNSPECIFIED, port)).unwrap();
+    let daemon = Daemon::start(&dir, &format!("udp-port = {port}\n"));
+    let blocked = |daemon: &Daemon| {
+        let status = json(&daemon.ask(&["status", "--json"]));
+        status["status"]["servers"][0]["blocked"].as_str().map(str::to_owned)
+    };
+    let reason = blocked(&daemon).unwrap();
+    assert!(reason.contains(&format!("UDP port {port} is taken")), "{reason}");
+    drop(v4);
+    // System level: the daemon tries again every 5 s.
+    let begun = Instant::now();
+    while blocked(&daemon).is_some() {
+        assert!(begun.elapsed() < PATIENCE, "still blocked");
+        std::thread::sleep(Duration::from_millis(100));
+    }
+}
+
+/// A daemon of this test's own, killed when dropped.
+struct Daemon {
+    child: Child,
+    run_dir: PathBuf,
+    notify: UnixDatagram,
+}
+
+impl Daemon {
+    /// Runs on `config`, and is ready.
+    fn start(dir: &TempDir, config: &str) -> Self {
+        dir.write("ibarr.toml", config);
+        let socket = dir.path("notify.sock");
+        drop(fs::remove_file(&socket));
+        let notify = UnixDatagram::bind(&socket).unwrap();
+        notify.set_read_timeout(Some(PATIENCE)).unwrap();
+        let child = daemon_command(dir).env("NOTIFY_SOCKET", &socket).spawn().unwrap();
+        let daemon = Self { child, run_dir: dir.0.clone(), notify };
+        daemon.notified("READY=1");
+        daemon
+    }
+
+    fn ask(&self, arguments: &[&str]) -> Output {
+        ibarr(&[arguments, &["--run-dir", self.run_dir.to_str().unwrap()]].concat())
+    }
+
+    /// Waits until the daemon tells systemd `state`.
+    fn notified(&self, state: &str) {
+        let mut message = [0; 256];
+        loop {
+            let len = self.notify.recv(&mut message).unwrap();
+            if message[..len].split(|&byte| byte == b'\n').any(|line| line == state.as_bytes()) {
+                return;
+            }
+        }
+    }
+
+    fn end(&mut self, signal: Signal) -> Option<i32> {
+        kill(self.pid(), signal).unwrap();
+        self.child.wait().unwrap().code()
+    }
+
+    fn pid(&self) -> Pid {
+        Pid::from_raw(self.child.id().try_into().unwrap())
+    }
+}
+
+impl Drop for Daemon {
+    fn drop(&mut self) {
+        // It may have ended already.
+        drop(self.child.kill());
+        drop(self.child.wait());
+    }
+}
+
+fn daemon_command(dir: &TempDir) -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_ibarr"));
+    command.args(["run", "-l", "3", "--config"]).arg(dir.path("ibarr.toml"));
+    command.arg("--run-dir").arg(&dir.0).stdin(Stdio::null());
+    command
+}
+
+fn ibarr(arguments: &[&str]) -> Output {
+    Command::new(env!("CARGO_BIN_EXE_ibarr")).args(arguments).output().unwrap()
+}
+
+fn json(output: &Output) -> Value {
+    serde_json::from_slice(&output.stdout).unwrap()
+}
+
+/// A UDP port that nobody has, in either family, until somebody takes it.
+fn free_port() -> u16 {
+    let socket = UdpSocket::bind((Ipv6Addr::UNSPECIFIED, 0)).unwrap();
+    socket.local_addr().unwrap().port()
+}
+
+/// A directory of one test's own, removed when dropped.
+struct TempDir(PathBuf);
+
+impl TempDir {
+    fn new(name: &str) -> Self {
+        let dir =
+            Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("{name}-{}", std::process::id()));
+        fs::create_dir_all(&dir).unwrap();
+        Self(dir)
+    }
+
+    fn path(&self, name: &str) -> PathBuf {
+        self.0.join(name)
+    }
+
+    fn write(&self, name: &str, text: &str) -> PathBuf {
+        fs::write(self.path(name), text).unwrap();
+        self.path(name)
+    }
+}
+
+impl Drop for TempDir {
+    fn drop(&mut self) {
+        drop(fs::remove_dir_all(&self.0));
+    }
+}
