@@ -3,7 +3,7 @@
 //! Ctrl-C that does not lose anything: SIGINT, SIGTERM and SIGHUP are read where the program is
 //! ready to clean up, instead of ending it anywhere.
 
-use std::os::fd::AsFd;
+use std::os::fd::{AsFd, BorrowedFd};
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
@@ -39,12 +39,21 @@ impl Interrupt {
     /// # Errors
     /// That a signal came.
     pub fn sleep(&self, time: Duration) -> Result<()> {
-        let Some(fd) = &self.0 else {
-            std::thread::sleep(time);
-            return Ok(());
-        };
+        self.wait(None, time)
+    }
+
+    /// Does nothing until `fd` can be read, a signal comes or the time is over.
+    ///
+    /// # Errors
+    /// That a signal came.
+    pub fn wait_readable(&self, fd: BorrowedFd<'_>, time: Duration) -> Result<()> {
+        self.wait(Some(fd), time)
+    }
+
+    fn wait(&self, fd: Option<BorrowedFd<'_>>, time: Duration) -> Result<()> {
         let timeout = PollTimeout::try_from(time).unwrap_or(PollTimeout::MAX);
-        let mut fds = [PollFd::new(fd.as_fd(), PollFlags::POLLIN)];
+        let watched = self.0.as_ref().map(AsFd::as_fd).into_iter().chain(fd);
+        let mut fds: Vec<_> = watched.map(|fd| PollFd::new(fd, PollFlags::POLLIN)).collect();
         // EINTR is as good as a time that is over: the caller looks again.
         let _ = poll(&mut fds, timeout);
         self.check()

@@ -5,6 +5,7 @@
 use std::fs::{self, File};
 use std::io::ErrorKind;
 use std::net::IpAddr;
+use std::os::fd::AsFd;
 use std::os::unix::net::UnixDatagram;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
@@ -82,6 +83,7 @@ pub(super) struct Starting {
     child: Child,
     files: Files,
     notify: UnixDatagram,
+    since: Instant,
 }
 
 impl Starting {
@@ -89,31 +91,29 @@ impl Starting {
     ///
     /// # Errors
     /// The program cannot be started.
-    pub(super) fn spawn(
-        node: &Node,
-        files: Files,
-        ibarr: &Path,
-        bpf: Option<&Path>,
-    ) -> Result<Self> {
+    pub(super) fn spawn(node: &Node, files: Files, ibarr: &Path) -> Result<Self> {
         let socket = files.0.join("notify.sock");
+        // Left by the daemon before this one.
+        let _ = fs::remove_file(&socket);
         let notify = UnixDatagram::bind(&socket)
             .with_context(|| format!("cannot make {}", socket.display()))?;
-        let log = File::create(files.log())
+        let log = File::options()
+            .create(true)
+            .append(true)
+            .open(files.log())
             .with_context(|| format!("cannot make {}", files.log().display()))?;
         let mut command = Command::new(ibarr);
         command.arg("run").arg("--config").arg(files.config());
         command.arg("--run-dir").arg(files.run_dir());
-        if let Some(bpf) = bpf {
-            command.arg("--bpf-dir").arg(bpf.join(node.name.to_string()));
-        }
         command
             .env("NOTIFY_SOCKET", &socket)
             .current_dir(&files.0)
             .stdin(Stdio::null())
             .stdout(log.try_clone().context("cannot share a log")?)
             .stderr(log);
+        let since = Instant::now();
         let child = netns::spawn(&node.namespace, &mut command)?;
-        Ok(Self { node: node.name, child, files, notify })
+        Ok(Self { node: node.name, child, files, notify, since })
     }
 
     /// Its process id.
@@ -121,11 +121,15 @@ impl Starting {
         self.child.id()
     }
 
-    /// Waits until the daemon says READY=1.
+    /// Waits until the daemon says READY=1, and tells how long that took from its start.
     ///
     /// # Errors
     /// It ends instead, or says nothing until `deadline`, or we are interrupted; with its log.
-    pub(super) fn wait_ready(mut self, deadline: Instant, interrupt: &Interrupt) -> Result<Child> {
+    pub(super) fn wait_ready(
+        mut self,
+        deadline: Instant,
+        interrupt: &Interrupt,
+    ) -> Result<(Child, Duration)> {
         let node = self.node;
         self.notify.set_nonblocking(true).context("cannot set up a socket")?;
         let mut message = [0; 4096];
@@ -134,7 +138,7 @@ impl Starting {
                 Ok(len) => {
                     let said = message.get(..len).unwrap_or_default();
                     if said.split(|&byte| byte == b'\n').any(|line| line == b"READY=1") {
-                        return Ok(self.child);
+                        return Ok((self.child, self.since.elapsed()));
                     }
                     continue;
                 }
@@ -147,7 +151,7 @@ impl Starting {
             let failed = if Instant::now() >= deadline {
                 anyhow!("{node}: ibarr did not get ready in time")
             } else {
-                match interrupt.sleep(Duration::from_millis(5)) {
+                match interrupt.wait_readable(self.notify.as_fd(), LOOK_EVERY) {
                     Ok(()) => continue,
                     Err(error) => error,
                 }
@@ -160,6 +164,9 @@ impl Starting {
         }
     }
 }
+
+/// How often it is looked whether a silent daemon is still there.
+const LOOK_EVERY: Duration = Duration::from_millis(20);
 
 /// `sun_path` less its final zero.
 const SOCKET_PATH_MAX: usize = 107;

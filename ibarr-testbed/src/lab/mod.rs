@@ -15,13 +15,11 @@ mod store;
 
 use std::convert::Infallible;
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command};
+use std::process::{Child, Command, Output, Stdio};
 use std::time::{Duration, Instant};
 use std::{env, fs};
 
 use anyhow::{Context, Result, bail, ensure};
-use nix::errno::Errno;
-use nix::mount::{MntFlags, MsFlags, mount, umount2};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::{Pid, geteuid};
 use serde::Serialize;
@@ -53,10 +51,16 @@ impl Lab {
             geteuid().is_root(),
             "a lab needs root for its namespaces: use sudo, or --userns, which does without BPF"
         );
-        let ip = Ip::find()?;
         let ibarr = fs::canonicalize(ibarr)
             .with_context(|| format!("no daemon at {}: give --ibarr PATH", ibarr.display()))?;
         let directory = store.create(&plan.name)?;
+        let ip = match Ip::find(directory.lock_file()?) {
+            Ok(ip) => ip,
+            Err(error) => {
+                directory.remove()?;
+                return Err(error);
+            }
+        };
         let taken = plan.namespaces().find(|namespace| netns::exists(namespace));
         if let Some(namespace) = taken {
             directory.remove()?;
@@ -64,9 +68,7 @@ impl Lab {
                 "namespace {namespace} exists and is not of a lab known here: remove it, or give another --name"
             );
         }
-        let user_namespace = userns::is_inside();
-        let bpf = (!user_namespace).then(|| directory.path().join("bpf"));
-        let state = State::new(plan, ibarr, user_namespace, bpf);
+        let state = State::new(plan, ibarr, userns::is_inside());
         let mut lab = Self { directory, state, children: Vec::new() };
         match lab.build(&ip, interrupt) {
             Ok(()) => Ok(lab),
@@ -104,17 +106,9 @@ impl Lab {
         let there: Vec<_> =
             self.state.plan.namespaces().filter(|namespace| netns::exists(namespace)).collect();
         end_processes(&there, &mut self.children)?;
-        if let Some(bpf) = &self.state.bpf {
-            match umount2(bpf, MntFlags::MNT_DETACH) {
-                Ok(()) | Err(Errno::EINVAL | Errno::ENOENT) => {}
-                Err(error) => {
-                    return Err(error).with_context(|| format!("cannot unmount {}", bpf.display()));
-                }
-            }
-        }
         if !there.is_empty() {
             let lines: Vec<_> = there.iter().map(|name| format!("netns delete {name}")).collect();
-            Ip::find()?.batch(None, &lines)?;
+            Ip::find(self.directory.lock_file()?)?.batch(None, &lines)?;
         }
         self.directory.remove()
     }
@@ -134,18 +128,45 @@ impl Lab {
         Files::of(self.directory.path(), node.name)
     }
 
-    fn build(&mut self, ip: &Ip, interrupt: &Interrupt) -> Result<()> {
-        self.directory.write(&self.state)?;
-        if let Some(bpf) = &self.state.bpf {
-            fs::create_dir(bpf).with_context(|| format!("cannot make {}", bpf.display()))?;
-            if mount(Some("ibarr-lab"), bpf, Some("bpf"), MsFlags::empty(), Some("mode=0700"))
-                .is_err()
-            {
-                // A kernel without BPF: the daemons answer in user space.
-                fs::remove_dir(bpf).with_context(|| format!("cannot remove {}", bpf.display()))?;
-                self.state.bpf = None;
+    /// Runs the lab's `ibarr` as a client of the daemon on `node`.
+    ///
+    /// # Errors
+    /// It cannot be started; what it answers is in the output.
+    pub fn ibarr(&self, node: &Node, arguments: &[&str]) -> Result<Output> {
+        let mut command = Command::new(&self.state.ibarr);
+        command.args(arguments).arg("--run-dir").arg(self.files(node).run_dir());
+        command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
+        let child = netns::spawn(&node.namespace, &mut command)?;
+        child.wait_with_output().context("cannot wait for ibarr")
+    }
+
+    /// Ends the daemon of a node and starts another; tells how long that took to get ready.
+    ///
+    /// # Errors
+    /// There is no such node, or its daemon does not end or start.
+    pub fn restart(&mut self, name: NodeName, interrupt: &Interrupt) -> Result<Duration> {
+        let node = self.state.plan.nodes.iter().find(|node| node.name == name);
+        let node = node.with_context(|| format!("no node {name}"))?.clone();
+        if let Some(at) = self.state.daemons.iter().position(|daemon| daemon.node == name) {
+            let daemon = self.state.daemons.remove(at);
+            let _ = kill(Pid::from_raw(daemon.pid.try_into()?), Signal::SIGTERM);
+            let deadline = Instant::now() + END_WITHIN;
+            while daemon.is_running() {
+                ensure!(Instant::now() < deadline, "{name}: ibarr does not end at SIGTERM");
+                interrupt.sleep(Duration::from_millis(2))?;
+                self.children.retain_mut(|child| !matches!(child.try_wait(), Ok(Some(_))));
             }
         }
+        let daemon = Starting::spawn(&node, self.files(&node), &self.state.ibarr)?;
+        self.state.daemons.extend(Daemon::of(name, daemon.pid()));
+        self.directory.write(&self.state)?;
+        let (child, took) = daemon.wait_ready(Instant::now() + READY_WITHIN, interrupt)?;
+        self.children.push(child);
+        Ok(took)
+    }
+
+    fn build(&mut self, ip: &Ip, interrupt: &Interrupt) -> Result<()> {
+        self.directory.write(&self.state)?;
         build_network(ip, &self.state.plan)?;
         interrupt.check()?;
 
@@ -153,8 +174,7 @@ impl Lab {
         for node in &self.state.plan.nodes {
             let files = Files::of(self.directory.path(), node.name);
             files.create(node)?;
-            let bpf = self.state.bpf.as_deref();
-            let daemon = Starting::spawn(node, files, &self.state.ibarr, bpf)?;
+            let daemon = Starting::spawn(node, files, &self.state.ibarr)?;
             // One that has ended already is told of below, with its log.
             self.state.daemons.extend(Daemon::of(node.name, daemon.pid()));
             // In a user namespace its process id is the only way back to it.
@@ -163,7 +183,7 @@ impl Lab {
         }
         let deadline = Instant::now() + READY_WITHIN;
         for daemon in starting {
-            self.children.push(daemon.wait_ready(deadline, interrupt)?);
+            self.children.push(daemon.wait_ready(deadline, interrupt)?.0);
         }
         self.state.phase = Phase::Up;
         self.directory.write(&self.state)
@@ -194,6 +214,12 @@ impl std::ops::Deref for TemporaryLab {
 
     fn deref(&self) -> &Lab {
         self.0.as_ref().expect("only `down`, which consumes, and `drop` take it")
+    }
+}
+
+impl std::ops::DerefMut for TemporaryLab {
+    fn deref_mut(&mut self) -> &mut Lab {
+        self.0.as_mut().expect("only `down`, which consumes, and `drop` take it")
     }
 }
 

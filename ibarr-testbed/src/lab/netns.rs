@@ -5,6 +5,7 @@
 use std::env;
 use std::fs::{self, File};
 use std::io::Write;
+use std::os::fd::AsRawFd;
 use std::os::unix::fs::MetadataExt;
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
@@ -108,16 +109,60 @@ pub fn set(namespace: &str, settings: &[(&str, &str)]) -> Result<()> {
     })
 }
 
+/// Gives this thread, and those it starts, a mount namespace with an empty `/run/netns`. Where
+/// there is none to cover, the whole of `/run` is covered by a copy of itself that has one.
+///
+/// # Errors
+/// This thread may not mount.
+pub fn own_directory() -> Result<()> {
+    let none: Option<&str> = None;
+    let tmpfs = |target: &str| {
+        mount(Some("ibarr-lab"), target, Some("tmpfs"), MsFlags::empty(), Some("mode=0755"))
+            .with_context(|| format!("cannot mount on {target}"))
+    };
+    unshare(CloneFlags::CLONE_NEWNS)
+        .and_then(|()| mount(none, "/", none, MsFlags::MS_REC | MsFlags::MS_SLAVE, none))
+        .context("cannot make a mount namespace")?;
+    if Path::new(DIRECTORY).is_dir() {
+        return tmpfs(DIRECTORY);
+    }
+    let covered = File::open("/run").context("cannot open /run")?;
+    tmpfs("/run")?;
+    let covered = format!("/proc/self/fd/{}", covered.as_raw_fd());
+    for entry in fs::read_dir(&covered).context("cannot list /run")? {
+        let entry = entry.context("cannot list /run")?;
+        let target = Path::new("/run").join(entry.file_name());
+        let kind = entry.file_type().context("cannot list /run")?;
+        if kind.is_symlink() {
+            std::os::unix::fs::symlink(fs::read_link(entry.path())?, &target)?;
+            continue;
+        }
+        if kind.is_dir() {
+            fs::create_dir(&target)?;
+        } else {
+            File::create(&target)?;
+        }
+        mount(Some(&entry.path()), &target, none, MsFlags::MS_BIND | MsFlags::MS_REC, none)
+            .with_context(|| format!("cannot show {}", target.display()))?;
+    }
+    fs::create_dir(DIRECTORY).context("cannot make /run/netns")
+}
+
 /// iproute2's `ip`.
 #[derive(Debug)]
-pub struct Ip(PathBuf);
+pub struct Ip {
+    program: PathBuf,
+    /// Kept open by every `ip` we start: the lock of a lab must outlive a crash of ours until the
+    /// last of them has ended.
+    lock: File,
+}
 
 impl Ip {
     /// Looks under `$IBARR_TOOLS`, then on `$PATH`, then where systems keep it out of users' sight.
     ///
     /// # Errors
     /// It is nowhere.
-    pub fn find() -> Result<Self> {
+    pub fn find(lock: File) -> Result<Self> {
         let tools = env::var_os("IBARR_TOOLS").map(PathBuf::from);
         let unpacked = ["", "bin", "sbin", "usr/bin", "usr/sbin"];
         let found = tools
@@ -127,28 +172,29 @@ impl Ip {
             .chain(["/usr/sbin", "/sbin", "/usr/bin", "/bin"].map(PathBuf::from))
             .map(|directory| directory.join("ip"))
             .find(|ip| ip.is_file());
-        found.map(Self).context(
+        let program = found.context(
             "iproute2's `ip` is neither on PATH nor under $IBARR_TOOLS: \
              install iproute2, or start through `cargo xtask`, which fetches it",
-        )
+        )?;
+        Ok(Self { program, lock })
     }
 
-    /// Carries out one command a line, all inside `namespace`, if given.
+    /// Carries out one command a line, all inside `namespace`, if given. None may print.
     ///
     /// # Errors
     /// `ip` refuses a line; those before it are carried out.
     pub fn batch(&self, namespace: Option<&str>, lines: &[String]) -> Result<()> {
-        let mut command = Command::new(&self.0);
+        let mut command = Command::new(&self.program);
         if let Some(namespace) = namespace {
             command.args(["-netns", namespace]);
         }
         let mut ip = command
             .args(["-batch", "-"])
             .stdin(Stdio::piped())
-            .stdout(Stdio::null())
+            .stdout(self.lock.try_clone().context("cannot share a lock")?)
             .stderr(Stdio::piped())
             .spawn()
-            .with_context(|| format!("cannot start {}", self.0.display()))?;
+            .with_context(|| format!("cannot start {}", self.program.display()))?;
         if let Some(mut stdin) = ip.stdin.take() {
             // An `ip` that stops early says why on stderr.
             let _ = stdin.write_all((lines.join("\n") + "\n").as_bytes());

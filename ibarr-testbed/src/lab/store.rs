@@ -6,6 +6,7 @@ use std::env;
 use std::fs::{self, File};
 use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
 use nix::fcntl::{Flock, FlockArg};
@@ -26,8 +27,6 @@ pub struct State {
     pub user_namespace: bool,
     /// The daemon's program.
     pub ibarr: PathBuf,
-    /// Where a BPF file system is mounted.
-    pub bpf: Option<PathBuf>,
     /// What there is.
     pub plan: Plan,
     /// Of each node, once started.
@@ -36,13 +35,12 @@ pub struct State {
 
 impl State {
     /// Of a lab of which nothing is made yet.
-    pub fn new(plan: Plan, ibarr: PathBuf, user_namespace: bool, bpf: Option<PathBuf>) -> Self {
+    pub fn new(plan: Plan, ibarr: PathBuf, user_namespace: bool) -> Self {
         Self {
             v: Version,
             phase: Phase::Building,
             user_namespace,
             ibarr,
-            bpf,
             plan,
             daemons: Vec::new(),
         }
@@ -179,13 +177,21 @@ impl Store {
 pub struct Directory {
     path: PathBuf,
     /// Held until this is dropped or the process ends, however it ends.
-    _lock: Flock<File>,
+    lock: Flock<File>,
 }
 
 impl Directory {
     /// Where it is.
     pub fn path(&self) -> &Path {
         &self.path
+    }
+
+    /// Another hold on its lock.
+    ///
+    /// # Errors
+    /// Too many open files.
+    pub fn lock_file(&self) -> Result<File> {
+        self.lock.try_clone().context("cannot share a lock")
     }
 
     /// What is known of the lab; `None` if `up` ended before it made anything.
@@ -221,11 +227,20 @@ impl Directory {
     }
 
     fn lock(name: &LabName, path: PathBuf) -> Result<Self> {
-        let file = File::open(&path).with_context(|| format!("cannot open {}", path.display()))?;
-        let Ok(lock) = Flock::lock(file, FlockArg::LockExclusiveNonblock) else {
-            bail!("lab {name} is in the hands of another process: wait for it, or end it (Ctrl-C)");
-        };
-        Ok(Self { path, _lock: lock })
+        let mut file =
+            File::open(&path).with_context(|| format!("cannot open {}", path.display()))?;
+        let patience = Instant::now() + LOCK_WITHIN;
+        loop {
+            file = match Flock::lock(file, FlockArg::LockExclusiveNonblock) {
+                Ok(lock) => return Ok(Self { path, lock }),
+                Err((file, _)) => file,
+            };
+            ensure!(
+                Instant::now() < patience,
+                "lab {name} is in the hands of another process: wait for it, or end it (Ctrl-C)"
+            );
+            std::thread::sleep(Duration::from_millis(5));
+        }
     }
 
     fn read_state(directory: &Path) -> Result<Option<State>> {
@@ -241,6 +256,9 @@ impl Directory {
 }
 
 const STATE_FILE: &str = "lab.json";
+
+/// Longer than the last child of a crashed `up` lives.
+const LOCK_WITHIN: Duration = Duration::from_secs(1);
 
 /// The only version of the state file so far.
 #[derive(Debug, Deserialize, Serialize)]

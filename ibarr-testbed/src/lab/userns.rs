@@ -3,11 +3,8 @@
 //! Labs without root: root of a user namespace, with a `/run/netns` that nobody else sees.
 
 use std::fs::{self, File};
-use std::os::fd::AsRawFd;
-use std::path::Path;
 
 use anyhow::{Context, Result, bail};
-use nix::mount::{MsFlags, mount};
 use nix::sched::{CloneFlags, setns, unshare};
 use nix::unistd::{getegid, geteuid};
 
@@ -28,8 +25,7 @@ seen by `ibarr-testbed lab` alone, not by `ip netns`";
 pub fn enter() -> Result<()> {
     let (user, group) = (geteuid(), getegid());
     // The network namespace is not used, but `ip` must be allowed to come back to it.
-    let kinds = CloneFlags::CLONE_NEWUSER | CloneFlags::CLONE_NEWNS | CloneFlags::CLONE_NEWNET;
-    unshare(kinds).context(
+    unshare(CloneFlags::CLONE_NEWUSER | CloneFlags::CLONE_NEWNET).context(
         "this system lets ordinary users make no user namespace (sysctl user.max_user_namespaces, \
          kernel.unprivileged_userns_clone): use sudo without --userns",
     )?;
@@ -37,7 +33,7 @@ pub fn enter() -> Result<()> {
         .and_then(|()| fs::write("/proc/self/uid_map", format!("0 {user} 1")))
         .and_then(|()| fs::write("/proc/self/gid_map", format!("0 {group} 1")))
         .context("cannot map this user to root of its namespace")?;
-    own_netns_directory().context(
+    netns::own_directory().context(
         "cannot mount inside a user namespace (sysctl kernel.apparmor_restrict_unprivileged_userns \
          forbids it on some systems): use sudo without --userns",
     )
@@ -83,39 +79,4 @@ pub fn is_inside() -> bool {
 
 fn living_process(state: &State) -> Option<u32> {
     state.daemons.iter().find(|daemon| daemon.is_running()).map(|&Daemon { pid, .. }| pid)
-}
-
-/// An empty /run/netns, in this mount namespace only. Where there is none to cover, the whole of
-/// /run is covered by a copy of itself that has one.
-fn own_netns_directory() -> Result<()> {
-    let none: Option<&str> = None;
-    let tmpfs = |target: &str| {
-        mount(Some("ibarr-lab"), target, Some("tmpfs"), MsFlags::empty(), Some("mode=0755"))
-            .with_context(|| format!("cannot mount on {target}"))
-    };
-    mount(none, "/", none, MsFlags::MS_REC | MsFlags::MS_SLAVE, none)
-        .context("cannot separate the mounts")?;
-    if Path::new(netns::DIRECTORY).is_dir() {
-        return tmpfs(netns::DIRECTORY);
-    }
-    let covered = File::open("/run").context("cannot open /run")?;
-    tmpfs("/run")?;
-    let covered = format!("/proc/self/fd/{}", covered.as_raw_fd());
-    for entry in fs::read_dir(&covered).context("cannot list /run")? {
-        let entry = entry.context("cannot list /run")?;
-        let target = Path::new("/run").join(entry.file_name());
-        let kind = entry.file_type().context("cannot list /run")?;
-        if kind.is_symlink() {
-            std::os::unix::fs::symlink(fs::read_link(entry.path())?, &target)?;
-            continue;
-        }
-        if kind.is_dir() {
-            fs::create_dir(&target)?;
-        } else {
-            File::create(&target)?;
-        }
-        mount(Some(&entry.path()), &target, none, MsFlags::MS_BIND | MsFlags::MS_REC, none)
-            .with_context(|| format!("cannot show {}", target.display()))?;
-    }
-    fs::create_dir(netns::DIRECTORY).context("cannot make /run/netns")
 }

@@ -1,0 +1,195 @@
+// SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
+
+use std::collections::BTreeSet;
+use std::ffi::OsStr;
+use std::io::Read;
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Output, Stdio};
+use std::sync::OnceLock;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::{env, fs, process};
+
+use ibarr_testbed::lab::netns;
+use nix::sched::{CloneFlags, unshare};
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::{Pid, geteuid};
+
+/// What a test may take for the whole machine: the calling thread's own namespaces of mounts and
+/// network, and an empty directory.
+pub(crate) struct Machine {
+    directory: PathBuf,
+    marker: String,
+}
+
+impl Machine {
+    pub(crate) fn new() -> Self {
+        assert!(geteuid().is_root(), "system tests need root: cargo xtask test uses sudo");
+        netns::own_directory().expect("system tests need a mount namespace");
+        unshare(CloneFlags::CLONE_NEWNET).expect("system tests need a network namespace");
+
+        let marker = format!("{}-{}", process::id(), MADE.fetch_add(1, Ordering::Relaxed));
+        let directory = env::temp_dir().join(format!("ibarr-test-{marker}"));
+        fs::create_dir(&directory).unwrap();
+        Self { directory, marker }
+    }
+
+    /// A directory for files of the test.
+    pub(crate) fn directory(&self) -> &Path {
+        &self.directory
+    }
+
+    /// What everything that descends from it has in its environment.
+    pub(crate) fn marker(&self) -> &str {
+        &self.marker
+    }
+
+    /// Where the labs' files are.
+    pub(crate) fn state_dir(&self) -> PathBuf {
+        self.directory.join("state")
+    }
+
+    /// `ibarr-testbed`, to be run on this machine.
+    pub(crate) fn testbed(&self, arguments: &[&str]) -> Command {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_ibarr-testbed"));
+        command.arg("--state-dir").arg(self.state_dir()).args(arguments);
+        command.env(MARKER, &self.marker).stdin(Stdio::null());
+        command
+    }
+
+    /// Runs `ibarr-testbed`, which must succeed, and gives what it prints.
+    pub(crate) fn run(&self, arguments: &[&str]) -> String {
+        let output = self.testbed(arguments).output().unwrap();
+        assert!(output.status.success(), "{arguments:?}: {}", said(&output));
+        String::from_utf8(output.stdout).unwrap()
+    }
+
+    /// Runs `ibarr-testbed`, which must fail, and gives what it says of that.
+    pub(crate) fn fail(&self, arguments: &[&str]) -> String {
+        let output = self.testbed(arguments).output().unwrap();
+        assert_eq!(output.status.code(), Some(1), "{arguments:?}: {}", said(&output));
+        String::from_utf8(output.stderr).unwrap()
+    }
+
+    /// Makes a lab with the real daemon.
+    pub(crate) fn lab_up(&self, arguments: &[&str]) -> String {
+        let ibarr = ibarr().to_str().unwrap();
+        self.run(&[&["lab", "up", "--ibarr", ibarr], arguments].concat())
+    }
+
+    /// All that a lab could leave behind.
+    pub(crate) fn snapshot(&self) -> Snapshot {
+        let lines = |path: &str, field: usize| -> BTreeSet<String> {
+            let text = fs::read_to_string(path).unwrap();
+            text.lines().filter_map(|l| Some(l.split_whitespace().nth(field)?.into())).collect()
+        };
+        Snapshot {
+            namespaces: names(Path::new(netns::DIRECTORY)),
+            links: lines("/proc/thread-self/net/dev", 0),
+            mounts: lines("/proc/thread-self/mountinfo", 4),
+            processes: self.processes().iter().map(|(pid, name)| format!("{pid} {name}")).collect(),
+            files: names(&self.directory),
+        }
+    }
+
+    /// What descends from [`Self::testbed`] and still runs.
+    pub(crate) fn processes(&self) -> Vec<(Pid, String)> {
+        let marked = format!("{MARKER}={}", self.marker);
+        let is_marked = |process: &Path| {
+            let environment = fs::read(process.join("environ")).unwrap_or_default();
+            environment.split(|&byte| byte == 0).any(|one| one == marked.as_bytes())
+        };
+        let processes = fs::read_dir("/proc").unwrap().filter_map(|entry| {
+            let process = entry.unwrap().path();
+            let pid = process.file_name().and_then(OsStr::to_str)?.parse().ok()?;
+            let name = || fs::read_to_string(process.join("comm")).unwrap_or_default();
+            is_marked(&process).then(|| (Pid::from_raw(pid), name().trim_end().to_owned()))
+        });
+        processes.collect()
+    }
+}
+
+impl Drop for Machine {
+    /// For tests that failed; the namespaces end with the thread.
+    fn drop(&mut self) {
+        for (pid, _) in self.processes() {
+            let _ = kill(pid, Signal::SIGKILL);
+        }
+        let _ = fs::remove_dir_all(&self.directory);
+    }
+}
+
+#[derive(Debug, Eq, PartialEq)]
+pub(crate) struct Snapshot {
+    pub(crate) namespaces: BTreeSet<String>,
+    links: BTreeSet<String>,
+    mounts: BTreeSet<String>,
+    pub(crate) processes: BTreeSet<String>,
+    pub(crate) files: BTreeSet<String>,
+}
+
+/// The daemon under test: what `$IBARR_UNDER_TEST` names, or built now.
+pub(crate) fn ibarr() -> &'static Path {
+    static IBARR: OnceLock<PathBuf> = OnceLock::new();
+    IBARR.get_or_init(|| {
+        if let Some(path) = env::var_os("IBARR_UNDER_TEST") {
+            return path.into();
+        }
+        let manifest = concat!(env!("CARGO_MANIFEST_DIR"), "/../Cargo.toml");
+        let cargo = env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
+        let built = Command::new(cargo)
+            .args(["build", "--quiet", "--package", "ibarr-user", "--manifest-path", manifest])
+            .status()
+            .expect("cargo starts");
+        assert!(built.success(), "cargo build -p ibarr-user: {built}");
+        Path::new(env!("CARGO_BIN_EXE_ibarr-testbed")).with_file_name("ibarr")
+    })
+}
+
+/// Reads what a child prints until a line holds `text`.
+pub(crate) fn read_until(child: &mut Child, text: &str) -> String {
+    let stdout = child.stdout.as_mut().unwrap();
+    let mut read = Vec::new();
+    let mut byte = [0];
+    while !String::from_utf8_lossy(&read).contains(text) {
+        let len = stdout.read(&mut byte).unwrap();
+        assert_eq!(len, 1, "it ended before {text:?}: {}", String::from_utf8_lossy(&read));
+        read.extend(byte);
+    }
+    String::from_utf8(read).unwrap()
+}
+
+/// A program of one line of shell.
+pub(crate) fn script(directory: &Path, name: &str, line: &str) -> PathBuf {
+    let path = directory.join(name);
+    fs::write(&path, format!("#!/bin/sh\n{line}\n")).unwrap();
+    fs::set_permissions(&path, fs::Permissions::from_mode(0o755)).unwrap();
+    path
+}
+
+/// What a program said, for messages.
+pub(crate) fn said(output: &Output) -> String {
+    let [out, err] = [&output.stdout, &output.stderr].map(|bytes| String::from_utf8_lossy(bytes));
+    format!("{}\n{out}{err}", output.status)
+}
+
+static MADE: AtomicU32 = AtomicU32::new(0);
+
+/// In the environment of everything that a test starts.
+pub(crate) const MARKER: &str = "IBARR_TEST_MACHINE";
+
+/// Everything below `directory`.
+fn names(directory: &Path) -> BTreeSet<String> {
+    let mut names = BTreeSet::new();
+    let mut directories = vec![directory.to_path_buf()];
+    while let Some(directory) = directories.pop() {
+        for entry in fs::read_dir(directory).unwrap() {
+            let entry = entry.unwrap();
+            if entry.file_type().unwrap().is_dir() {
+                directories.push(entry.path());
+            }
+            names.insert(entry.path().display().to_string());
+        }
+    }
+    names
+}

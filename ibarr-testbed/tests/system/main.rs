@@ -1,0 +1,10 @@
+// SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
+
+//! Real daemons in real namespaces. Needs root; every test has a machine of its own (see
+//! [`machine::Machine`]), so they neither see each other nor what else runs here.
+
+#![forbid(unsafe_code)]
+
+mod demo;
+mod lab;
+mod machine;
