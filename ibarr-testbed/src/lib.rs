@@ -4,5 +4,7 @@
 
 #![forbid(unsafe_code)]
 
+pub mod capture;
+pub mod demo;
 pub mod interrupt;
 pub mod lab;

@@ -4,12 +4,13 @@
 
 #![forbid(unsafe_code)]
 
-use std::env;
 use std::path::PathBuf;
 use std::process::ExitCode;
+use std::{env, io};
 
 use anyhow::{Context, Result};
 use clap::{Args, Parser, Subcommand};
+use ibarr_testbed::demo;
 use ibarr_testbed::interrupt::Interrupt;
 use ibarr_testbed::lab::{self, Lab, LabName, Phase, Plan, Status, Store, userns};
 
@@ -38,6 +39,17 @@ enum Command {
     /// Nodes in network namespaces, an ibarr on each
     #[command(subcommand)]
     Lab(LabCommand),
+    /// Two nodes across a router resolve each other; every byte on the way is shown
+    Demo {
+        /// End after the first round
+        #[arg(long)]
+        once: bool,
+        /// Tells labs apart
+        #[arg(long, default_value = "demo")]
+        name: LabName,
+        #[command(flatten)]
+        ibarr: Ibarr,
+    },
 }
 
 #[derive(Subcommand)]
@@ -129,16 +141,27 @@ fn run(Cli { place, command }: Cli) -> Result<ExitCode> {
     };
     match command {
         Command::Lab(command) => run_lab(&store, place.userns, command),
+        Command::Demo { once, name, ibarr } => {
+            enter_userns(place.userns)?;
+            let interrupt = Interrupt::watch()?;
+            demo::run(&store, &name, &ibarr.find()?, once, &interrupt, &mut io::stdout())?;
+            Ok(ExitCode::SUCCESS)
+        }
     }
+}
+
+fn enter_userns(wanted: bool) -> Result<()> {
+    if wanted {
+        userns::enter()?;
+        eprintln!("{}", userns::LACKS);
+    }
+    Ok(())
 }
 
 fn run_lab(store: &Store, userns: bool, command: LabCommand) -> Result<ExitCode> {
     match command {
         LabCommand::Up { nodes, router, name: Name { name }, ibarr } => {
-            if userns {
-                userns::enter()?;
-                eprintln!("{}", userns::LACKS);
-            }
+            enter_userns(userns)?;
             let plan = Plan::new(name.clone(), nodes, router)?;
             let lab = Lab::up(store, plan, &ibarr.find()?, &Interrupt::watch()?)?;
             drop(lab);
