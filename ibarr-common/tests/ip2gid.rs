@@ -2,12 +2,16 @@
 
 //! The ip2gid codec against recorded bytes, the table of hostile cases, and itself.
 
+mod support;
+
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 use ibarr_common::ib::Gid;
 use ibarr_common::wire::Error;
 use ibarr_common::wire::ip2gid::{MsgId, Query, Reply, Version};
 use proptest::prelude::*;
+
+use self::support::golden;
 
 const GID: &str = "fe80::2:c903:0:201";
 
@@ -146,17 +150,4 @@ fn without_reserved(bytes: &[u8]) -> Vec<u8> {
         bytes[reserved] = 0;
     }
     bytes
-}
-
-/// Hex without its `#` lines and white space.
-fn golden(text: &str) -> Vec<u8> {
-    let digits: Vec<u8> = text
-        .lines()
-        .filter(|line| !line.starts_with('#'))
-        .flat_map(|line| line.bytes().filter(u8::is_ascii_hexdigit))
-        .collect();
-    digits
-        .chunks(2)
-        .map(|pair| u8::from_str_radix(std::str::from_utf8(pair).unwrap(), 16).unwrap())
-        .collect()
 }

@@ -4,10 +4,12 @@
 //!
 //! Each format has two levels. A *layout* type, `…Wire`, is `repr(C)` with alignment 1 and gives
 //! every field its place and byte order; any bytes of its size are one, and it judges nothing. A
-//! *value* type holds only legal messages: `parse` refuses every other input with an [`Error`] and
-//! reads no byte outside what it was given; `emit` writes exactly the bytes that `parse` takes.
+//! *value* type holds only legal messages: `parse` refuses every other input with an [`Error`], or
+//! the format's own, and reads no byte outside what it was given; `emit` writes exactly the bytes
+//! that `parse` takes.
 
 pub mod ip2gid;
+pub mod ls;
 
 use core::fmt;
 

@@ -1,0 +1,312 @@
+// SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
+
+//! Netlink's framing (include/uapi/linux/netlink.h): messages in a datagram, attributes in a
+//! message. All of it in the machine's own byte order, lengths with their headers, everything
+//! padded to four bytes.
+
+use core::fmt;
+
+use zerocopy::native_endian::{U16, U32};
+use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
+
+use super::{Error, MAX_LEN};
+
+/// Ties an answer to its request. The kernel counts path and address requests apart, so that it
+/// takes a [`Kind`] and a number to know one.
+#[derive(Clone, Copy, Debug, Eq, Hash, Ord, PartialEq, PartialOrd)]
+pub struct Seq(pub u32);
+
+/// Which socket a message says it is from. Anybody can write any number here; who sent it, the
+/// socket address tells.
+#[derive(Clone, Copy, Debug, Eq, Hash, Ord, PartialEq, PartialOrd)]
+pub struct PortId(pub u32);
+
+impl PortId {
+    /// What the kernel writes.
+    pub const KERNEL: Self = Self(0);
+}
+
+/// What a message is about: `nlmsg_type`.
+#[derive(Clone, Copy, Debug, Eq, Hash, PartialEq)]
+pub enum Kind {
+    /// `RDMA_NL_LS_OP_RESOLVE`.
+    ResolvePath,
+    /// `RDMA_NL_LS_OP_SET_TIMEOUT`.
+    SetTimeout,
+    /// `RDMA_NL_LS_OP_IP_RESOLVE`.
+    ResolveIp,
+    /// `NLMSG_ERROR`, see [`Message::errno`].
+    Verdict,
+    /// Nothing of ours.
+    Other(u16),
+}
+
+/// `RDMA_NL_GET_TYPE(RDMA_NL_LS, 0)`.
+const TYPE_LS: u16 = 4 << 10;
+/// `NLMSG_ERROR`.
+const TYPE_ERROR: u16 = 2;
+
+/// `NLM_F_REQUEST`.
+pub(super) const FLAG_REQUEST: u16 = 0x0001;
+/// `RDMA_NL_LS_F_ERR`.
+pub(super) const FLAG_ERROR: u16 = 0x0100;
+
+impl Kind {
+    const fn new(kind: u16) -> Self {
+        const PATH: u16 = TYPE_LS;
+        const TIMEOUT: u16 = TYPE_LS + 1;
+        const IP: u16 = TYPE_LS + 2;
+        match kind {
+            PATH => Self::ResolvePath,
+            TIMEOUT => Self::SetTimeout,
+            IP => Self::ResolveIp,
+            TYPE_ERROR => Self::Verdict,
+            other => Self::Other(other),
+        }
+    }
+
+    const fn get(self) -> u16 {
+        match self {
+            Self::ResolvePath => TYPE_LS,
+            Self::SetTimeout => TYPE_LS + 1,
+            Self::ResolveIp => TYPE_LS + 2,
+            Self::Verdict => TYPE_ERROR,
+            Self::Other(kind) => kind,
+        }
+    }
+}
+
+/// A message in a datagram, its payload unread.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub struct Message<'a> {
+    pub(super) kind: Kind,
+    pub(super) flags: u16,
+    seq: Seq,
+    port_id: PortId,
+    pub(super) payload: &'a [u8],
+}
+
+impl Message<'_> {
+    /// What it is about.
+    pub fn kind(&self) -> Kind {
+        self.kind
+    }
+
+    /// Whether it asks for something (`NLM_F_REQUEST`); what answers does not.
+    pub fn is_request(&self) -> bool {
+        self.flags & FLAG_REQUEST != 0
+    }
+
+    /// What its answer has to repeat.
+    pub fn seq(&self) -> Seq {
+        self.seq
+    }
+
+    /// Which socket it says it is from.
+    pub fn port_id(&self) -> PortId {
+        self.port_id
+    }
+
+    /// What a [`Kind::Verdict`] says of the message that we sent with this [`Seq`]: the negative
+    /// error number, or 0 if all is well. Kernels before 5.6 sent a positive number for each
+    /// answer that they took.
+    pub fn errno(&self) -> Option<i32> {
+        let errno = self.payload.first_chunk::<4>().filter(|_| self.kind == Kind::Verdict)?;
+        Some(i32::from_ne_bytes(*errno))
+    }
+}
+
+/// The messages in `datagram`. Ends after the first error, as nothing can be found behind it.
+pub fn messages(datagram: &[u8]) -> Messages<'_> {
+    Messages { rest: datagram }
+}
+
+/// See [`messages`].
+#[derive(Clone, Debug)]
+pub struct Messages<'a> {
+    rest: &'a [u8],
+}
+
+impl<'a> Iterator for Messages<'a> {
+    type Item = Result<Message<'a>, Error>;
+
+    fn next(&mut self) -> Option<Self::Item> {
+        let length = |header: &HeaderWire| usize::try_from(header.length.get()).ok();
+        Some(next(&mut self.rest, length)?.map(|(header, payload)| Message {
+            kind: Kind::new(header.kind.get()),
+            flags: header.flags.get(),
+            seq: Seq(header.seq.get()),
+            port_id: PortId(header.port_id.get()),
+            payload,
+        }))
+    }
+}
+
+/// An attribute of a message.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub(super) struct Attribute<'a> {
+    /// As it stands there, see [`Attribute::number`].
+    pub(super) kind: u16,
+    value: &'a [u8],
+}
+
+/// `RDMA_NLA_F_MANDATORY`: who does not know the attribute must not answer.
+pub(super) const MANDATORY: u16 = 0x2000;
+/// `RDMA_NLA_TYPE_MASK`: without [`MANDATORY`] and netlink's two bits of its own.
+const NUMBER: u16 = 0x1fff;
+
+impl Attribute<'_> {
+    /// `LS_NLA_TYPE_…`.
+    pub(super) fn number(&self) -> u16 {
+        self.kind & NUMBER
+    }
+
+    /// Of an attribute that we do not know: whether that matters.
+    pub(super) fn skip(&self) -> Result<(), Error> {
+        if self.kind & MANDATORY != 0 { Err(Error::AttributeMandatory) } else { Ok(()) }
+    }
+
+    /// Its value, which has `N` bytes.
+    pub(super) fn value<const N: usize>(&self) -> Result<[u8; N], Error> {
+        self.value.try_into().map_err(|_| Error::AttributeLength)
+    }
+}
+
+/// The attributes in `bytes`; ends after the first error.
+pub(super) fn attributes(bytes: &[u8]) -> Attributes<'_> {
+    Attributes { rest: bytes }
+}
+
+/// See [`attributes`].
+pub(super) struct Attributes<'a> {
+    rest: &'a [u8],
+}
+
+impl<'a> Iterator for Attributes<'a> {
+    type Item = Result<Attribute<'a>, Error>;
+
+    fn next(&mut self) -> Option<Self::Item> {
+        let length = |header: &AttributeWire| Some(usize::from(header.length.get()));
+        Some(
+            next(&mut self.rest, length)?
+                .map(|(header, value)| Attribute { kind: header.kind.get(), value }),
+        )
+    }
+}
+
+/// Takes a header and what it says follows it off `rest`, with its padding; the last may lack it.
+fn next<'a, H: FromBytes + Immutable + KnownLayout + Unaligned>(
+    rest: &mut &'a [u8],
+    length: impl Fn(&H) -> Option<usize>,
+) -> Option<Result<(&'a H, &'a [u8]), Error>> {
+    let bytes = core::mem::take(rest);
+    if bytes.is_empty() {
+        return None;
+    }
+    let taken = H::ref_from_prefix(bytes).ok().and_then(|(header, _)| {
+        let length = length(header)?;
+        let body = bytes.get(size_of::<H>()..length)?;
+        *rest = length
+            .checked_next_multiple_of(ALIGNMENT)
+            .and_then(|end| bytes.get(end..))
+            .unwrap_or_default();
+        Some((header, body))
+    });
+    Some(taken.ok_or(Error::Truncated))
+}
+
+/// `NLMSG_ALIGNTO`, `NLA_ALIGNTO`.
+pub(super) const ALIGNMENT: usize = 4;
+
+/// A message that is to be sent.
+#[derive(Clone, Copy, Eq, PartialEq)]
+pub struct Emitted {
+    bytes: [u8; MAX_LEN],
+    len: usize,
+}
+
+impl Emitted {
+    /// A message without payload yet.
+    pub(super) fn new(kind: Kind, flags: u16, seq: Seq, port_id: PortId) -> Self {
+        let mut emitted = Self { bytes: [0; MAX_LEN], len: 0 };
+        emitted.push(&HeaderWire {
+            length: U32::ZERO,
+            kind: kind.get().into(),
+            flags: flags.into(),
+            seq: seq.0.into(),
+            port_id: port_id.0.into(),
+        });
+        emitted
+    }
+
+    /// Appends `part`, and zeros up to a multiple of four.
+    pub(super) fn push(&mut self, part: &(impl IntoBytes + Immutable + ?Sized)) {
+        let part = part.as_bytes();
+        // `MAX_LEN` is asserted to hold every message of this module.
+        if let Some(to) = self.bytes.get_mut(self.len..).and_then(|to| to.get_mut(..part.len())) {
+            to.copy_from_slice(part);
+        }
+        self.len += part.len().next_multiple_of(ALIGNMENT);
+        let length = u32::try_from(self.len).unwrap_or(u32::MAX);
+        if let Some(to) = self.bytes.first_chunk_mut::<4>() {
+            *to = length.to_ne_bytes();
+        }
+    }
+
+    /// Appends an attribute.
+    pub(super) fn push_attribute(&mut self, kind: u16, value: &(impl IntoBytes + Immutable)) {
+        let length = size_of::<AttributeWire>() + size_of_val(value);
+        let length = u16::try_from(length).unwrap_or(u16::MAX);
+        self.push(&AttributeWire { length: length.into(), kind: kind.into() });
+        self.push(value);
+    }
+}
+
+impl AsRef<[u8]> for Emitted {
+    fn as_ref(&self) -> &[u8] {
+        self.bytes.get(..self.len).unwrap_or(&self.bytes)
+    }
+}
+
+impl fmt::Debug for Emitted {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.as_ref().iter().try_for_each(|byte| write!(f, "{byte:02x}"))
+    }
+}
+
+/// Layout of `struct nlmsghdr`.
+#[derive(Clone, Copy, Debug, FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned)]
+#[repr(C)]
+pub struct HeaderWire {
+    /// Of the message, with this header and without its last padding.
+    pub length: U32,
+    /// See [`Kind`].
+    pub kind: U16,
+    /// `NLM_F_…`, `RDMA_NL_LS_F_ERR`.
+    pub flags: U16,
+    /// See [`Seq`].
+    pub seq: U32,
+    /// See [`PortId`].
+    pub port_id: U32,
+}
+
+/// Layout of `struct nlattr`.
+#[derive(Clone, Copy, Debug, FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned)]
+#[repr(C)]
+pub struct AttributeWire {
+    /// Of the attribute, with this header and without its padding.
+    pub length: U16,
+    /// `LS_NLA_TYPE_…` and bits.
+    pub kind: U16,
+}
+
+const _: () = {
+    use core::mem::offset_of;
+    assert!(size_of::<HeaderWire>() == 16);
+    assert!(offset_of!(HeaderWire, kind) == 4);
+    assert!(offset_of!(HeaderWire, flags) == 6);
+    assert!(offset_of!(HeaderWire, seq) == 8);
+    assert!(offset_of!(HeaderWire, port_id) == 12);
+    assert!(size_of::<AttributeWire>() == 4);
+    assert!(offset_of!(AttributeWire, kind) == 2);
+};
