@@ -7,14 +7,16 @@
 #![forbid(unsafe_code)]
 
 mod ip2gid_codec;
+mod ls_codec;
 
 pub use ip2gid_codec::ip2gid_codec;
+pub use ls_codec::ls_codec;
 
 /// A claim about any bytes.
 pub type Target = fn(&[u8]);
 
 /// Every target, by the name of its binary and its corpus.
-pub const TARGETS: &[(&str, Target)] = &[("ip2gid_codec", ip2gid_codec)];
+pub const TARGETS: &[(&str, Target)] = &[("ip2gid_codec", ip2gid_codec), ("ls_codec", ls_codec)];
 
 /// What a target's binary does without libFuzzer: runs the files named as its arguments.
 ///
@@ -22,7 +24,8 @@ pub const TARGETS: &[(&str, Target)] = &[("ip2gid_codec", ip2gid_codec)];
 /// A file is unreadable, or the claim does not hold for it.
 pub fn replay_arguments(target: Target) {
     for file in std::env::args_os().skip(1) {
-        let data = std::fs::read(&file).unwrap_or_else(|error| panic!("{}: {error}", file.display()));
+        let data =
+            std::fs::read(&file).unwrap_or_else(|error| panic!("{}: {error}", file.display()));
         target(&data);
     }
 }
