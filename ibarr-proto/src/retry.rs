@@ -121,16 +121,18 @@ mod tests {
 
     use super::*;
 
-    const MS: fn(u64) -> Duration = Duration::from_millis;
+    const fn ms(ms: u64) -> Duration {
+        Duration::from_millis(ms)
+    }
 
     #[test]
     fn schedules_that_make_no_sense_are_refused() {
         let ten = Jitter::percent(10).unwrap();
-        let new = |times: &[u64]| Schedule::new(times.iter().copied().map(MS).collect(), ten);
+        let new = |times: &[u64]| Schedule::new(times.iter().copied().map(ms).collect(), ten);
         assert_eq!(new(&[]), Err(ScheduleError::Empty));
-        assert_eq!(new(&[0]), Err(ScheduleError::Order(MS(0))));
-        assert_eq!(new(&[20, 20]), Err(ScheduleError::Order(MS(20))));
-        assert_eq!(new(&[20, 24]), Err(ScheduleError::Order(MS(24))));
+        assert_eq!(new(&[0]), Err(ScheduleError::Order(ms(0))));
+        assert_eq!(new(&[20, 20]), Err(ScheduleError::Order(ms(20))));
+        assert_eq!(new(&[20, 24]), Err(ScheduleError::Order(ms(24))));
         assert_eq!(new(&[20, 25]).unwrap().resends(), 2);
         let long: Vec<u64> = (0..17).map(|n| 10 << n).collect();
         assert_eq!(new(&long), Err(ScheduleError::TooLong));
@@ -142,10 +144,10 @@ mod tests {
         #[test]
         fn resends_grow_and_stay_within_their_jitter(seed: u64, percent in 0_u8..=20) {
             let jitter = Jitter::percent(percent).unwrap();
-            let schedule = Schedule::new(vec![MS(20), MS(60), MS(180)], jitter).unwrap();
+            let schedule = Schedule::new(vec![ms(20), ms(60), ms(180)], jitter).unwrap();
             let rng = &mut ChaCha12Rng::seed_from_u64(seed);
             let mut last = Duration::ZERO;
-            for (n, offset) in [MS(20), MS(60), MS(180)].into_iter().enumerate() {
+            for (n, offset) in [ms(20), ms(60), ms(180)].into_iter().enumerate() {
                 let resend = schedule.resend(n, rng).unwrap();
                 prop_assert!(resend > last && resend <= schedule.latest());
                 prop_assert!(resend.abs_diff(offset) <= offset * u32::from(percent) / 100);
@@ -165,7 +167,7 @@ mod tests {
     fn jitter_uses_its_whole_width() {
         let rng = &mut ChaCha12Rng::seed_from_u64(1);
         let spread: Vec<_> =
-            (0..1000).map(|_| Jitter(10).spread(MS(1000), rng).as_millis()).collect();
+            (0..1000).map(|_| Jitter(10).spread(ms(1000), rng).as_millis()).collect();
         assert!(spread.iter().min().unwrap() < &905);
         assert!(spread.iter().max().unwrap() > &1095);
     }

@@ -19,7 +19,6 @@ use rand_core::{Rng, SeedableRng};
 
 use self::sim::{Faults, Packet, Sim};
 
-const MS: fn(u64) -> Duration = Duration::from_millis;
 const GATEWAY: IpAddr = IpAddr::V4(Ipv4Addr::new(10, 1, 0, 254));
 
 #[test]
@@ -34,7 +33,7 @@ fn two_nodes_resolve_each_other_in_both_families() {
     ];
     for (node, target, expected) in cases {
         let id = sim.resolve(node, target.parse().unwrap());
-        sim.run_for(MS(1));
+        sim.run_for(ms(1));
         assert_eq!(found(&sim, node, id), Some((expected, Source::Peer)), "{target}");
         let id = sim.resolve(node, target.parse().unwrap());
         assert_eq!(found(&sim, node, id), Some((expected, Source::Cache)), "{target}");
@@ -45,14 +44,14 @@ fn two_nodes_resolve_each_other_in_both_families() {
 fn every_request_is_answered_once_in_time_and_rightly_on_a_bad_network() {
     for seed in 0..40 {
         let mut sim = Sim::new(seed);
-        sim.faults = Faults { lost: 30, repeated: 20, delay: MS(0)..MS(40) };
+        sim.faults = Faults { lost: 30, repeated: 20, delay: ms(0)..ms(40) };
         let node = client(&mut sim);
         let alive = 1..30;
         for n in alive.clone() {
             peer(&mut sim, n);
         }
         for node in &mut sim.nodes {
-            node.path_delay = MS(seed % 4 * 50);
+            node.path_delay = ms(seed % 4 * 50);
         }
         let mut asked = Vec::new();
         let rng = &mut ChaCha12Rng::seed_from_u64(seed);
@@ -88,15 +87,15 @@ fn every_request_is_answered_once_in_time_and_rightly_on_a_bad_network() {
 fn same_seed_gives_the_same_bytes_at_the_same_times() {
     let trace = |seed| {
         let mut sim = Sim::new(seed);
-        sim.faults = Faults { lost: 20, repeated: 20, delay: MS(0)..MS(30) };
+        sim.faults = Faults { lost: 20, repeated: 20, delay: ms(0)..ms(30) };
         let node = client(&mut sim);
-        sim.nodes[node].path_delay = MS(50);
+        sim.nodes[node].path_delay = ms(50);
         for n in 1..20 {
             peer(&mut sim, n);
         }
         for n in 1..100 {
             sim.resolve(node, target(n % 30 + 1));
-            sim.run_for(MS(7));
+            sim.run_for(ms(7));
         }
         sim.run_for(Duration::from_mins(5));
         sim.trace
@@ -107,7 +106,7 @@ fn same_seed_gives_the_same_bytes_at_the_same_times() {
 
 #[test]
 fn live_peer_behind_the_cold_gateway_of_dead_ones_is_answered_within_a_round() {
-    for (dead, limit) in [(0, MS(1)), (20, MS(401)), (100, MS(501)), (4000, MS(501))] {
+    for (dead, limit) in [(0, ms(1)), (20, ms(401)), (100, ms(501)), (4000, ms(501))] {
         let mut sim = Sim::new(dead);
         let node = client(&mut sim);
         peer(&mut sim, 9999);
@@ -131,12 +130,12 @@ fn live_peer_overtakes_dead_ones_that_had_their_turn() {
     for n in 1..=100 {
         sim.resolve(node, target(n));
     }
-    sim.run_for(MS(600));
+    sim.run_for(ms(600));
     let asked_at = sim.now;
     let id = sim.resolve(node, target(9999));
-    sim.run_for(MS(100));
+    sim.run_for(ms(100));
     let waited = sim.nodes[node].answers[&id].0.since(asked_at);
-    assert!(waited <= MS(21), "{waited:?}");
+    assert!(waited <= ms(21), "{waited:?}");
 }
 
 #[test]
@@ -162,7 +161,7 @@ fn gateway_that_never_answers_is_sent_no_more_than_the_pace_allows() {
 fn burst_through_a_gateway_whose_path_takes_long_loses_nothing_after_it_is_there() {
     let mut sim = Sim::new(1);
     let node = client(&mut sim);
-    sim.nodes[node].path_delay = MS(300);
+    sim.nodes[node].path_delay = ms(300);
     for n in 1..=100 {
         peer(&mut sim, n);
     }
@@ -175,7 +174,7 @@ fn burst_through_a_gateway_whose_path_takes_long_loses_nothing_after_it_is_there
         assert!(matches!(outcome, Outcome::Found { .. }), "{id}: {outcome:?}");
         // The path, and the first interval for what was sent into it just before.
         let waited = answered_at.since(asked_at);
-        assert!(waited <= MS(300 + 21), "{id}: {waited:?}");
+        assert!(waited <= ms(300 + 21), "{id}: {waited:?}");
     }
 }
 
@@ -183,7 +182,7 @@ fn burst_through_a_gateway_whose_path_takes_long_loses_nothing_after_it_is_there
 fn flood_of_forged_replies_changes_no_answer_and_no_time() {
     let run = |flood: u32| {
         let mut sim = Sim::new(3);
-        sim.faults = Faults { lost: 10, delay: MS(0)..MS(20), ..Faults::default() };
+        sim.faults = Faults { lost: 10, delay: ms(0)..ms(20), ..Faults::default() };
         let node = client(&mut sim);
         for n in 1..10 {
             peer(&mut sim, n);
@@ -191,7 +190,7 @@ fn flood_of_forged_replies_changes_no_answer_and_no_time() {
         let rng = &mut ChaCha12Rng::seed_from_u64(9);
         for n in 1..=20 {
             sim.resolve(node, target(n));
-            sim.run_for(MS(20));
+            sim.run_for(ms(20));
             // The worst that an attacker can know: all our ports, and the address that we ask.
             for port in sim.ports(node) {
                 for _ in 0..flood {
@@ -257,7 +256,7 @@ fn node_that_asks_no_more_falls_asleep_with_nothing_open() {
     let node = client(&mut sim);
     peer(&mut sim, 1);
     sim.resolve(node, target(1));
-    sim.run_for(MS(10));
+    sim.run_for(ms(10));
     assert_eq!(sim.ports(node).len(), 32, "no IPv6 socket, for nobody asked for IPv6");
     sim.run_for(Duration::from_mins(5));
     assert_eq!(sim.ports(node), []);
@@ -313,4 +312,8 @@ fn found(sim: &Sim, node: usize, id: RequestId) -> Option<(Gid, Source)> {
         Some(&(_, Outcome::Found { gid, source, .. })) => Some((gid, source)),
         _ => None,
     }
+}
+
+fn ms(ms: u64) -> Duration {
+    Duration::from_millis(ms)
 }

@@ -146,7 +146,7 @@ impl Cache {
     }
 }
 
-/// With its key 64 bytes, so that a million of them are no burden and a look-up touches one or two
+/// With its key 64 bytes (asserted below), so that a million of them are no burden and a look-up touches one or two
 /// lines of the processor's cache.
 #[derive(Debug)]
 struct Entry {
@@ -159,5 +159,147 @@ struct Entry {
 impl Entry {
     fn cached(&self) -> Cached {
         Cached { gid: self.gid, expires_at: self.expires_at }
+    }
+}
+
+const _: () = assert!(size_of::<(Question, Entry)>() == 64);
+
+#[cfg(test)]
+mod tests {
+    use std::net::IpAddr;
+    use std::time::Duration;
+
+    use proptest::prelude::*;
+    use rand_chacha::ChaCha12Rng;
+    use rand_core::SeedableRng;
+
+    use super::*;
+
+    fn cache(max: usize) -> Cache {
+        Cache::new(max, Seeded::new(&mut ChaCha12Rng::seed_from_u64(1)))
+    }
+
+    fn question(n: u8) -> Question {
+        Question::new(IpAddr::from([10, 2, 0, n]), None).unwrap()
+    }
+
+    fn answer(gid: Option<u8>, expires_at: u64) -> Cached {
+        let gid = gid.map(|n| format!("fe80::{n:x}").parse().unwrap());
+        Cached { gid, expires_at: Instant::from_nanos(expires_at) }
+    }
+
+    #[test]
+    fn full_cache_forgets_what_would_expire_first() {
+        let mut cache = cache(2);
+        let later = Instant::from_nanos(100);
+        assert_eq!(cache.insert(question(1), answer(Some(1), 30), later), 0);
+        assert_eq!(cache.insert(question(2), answer(None, 20), later), 0);
+        assert_eq!(cache.insert(question(2), answer(None, 25), later), 0, "in its own place");
+        assert_eq!(cache.insert(question(3), answer(Some(3), 40), later), 1);
+        assert_eq!(cache.lookup(Instant::BOOT, question(2)), None);
+        assert_eq!(cache.reconfigure(1), 1);
+        assert_eq!(cache.lookup(Instant::BOOT, question(1)), None);
+        assert_eq!(cache.lookup(Instant::BOOT, question(3)), Some(answer(Some(3), 40)));
+    }
+
+    #[test]
+    fn answer_is_given_until_the_moment_it_expires() {
+        let mut cache = cache(2);
+        cache.insert(question(1), answer(Some(1), 30), Instant::BOOT);
+        assert!(cache.lookup(Instant::from_nanos(29), question(1)).is_some());
+        assert_eq!(cache.lookup(Instant::from_nanos(30), question(1)), None);
+    }
+
+    #[test]
+    fn only_positive_answers_that_were_used_are_to_be_refreshed_and_once() {
+        let mut cache = cache(4);
+        let (start, at) = (Instant::BOOT, Instant::from_nanos(20));
+        cache.insert(question(1), answer(Some(1), 30), at);
+        cache.insert(question(2), answer(None, 30), at);
+        cache.insert(question(3), answer(Some(3), 30), at);
+        assert!(cache.lookup(start, question(1)).is_some());
+        assert!(cache.lookup(start, question(2)).is_some());
+        assert_eq!(cache.next_refresh(), Some(at));
+        assert_eq!(cache.refresh(Instant::from_nanos(19)), None);
+        assert_eq!(cache.refresh(at), Some(question(1)));
+        assert!(cache.lookup(at, question(1)).is_some());
+        assert_eq!(cache.refresh(at), None, "once for each answer");
+        assert!(cache.lookup(at, question(3)).is_some());
+        assert_eq!(cache.refresh(at), Some(question(3)), "used late, so refreshed at once");
+    }
+
+    proptest! {
+        #[test]
+        fn cache_does_what_a_plain_list_does(ops: Vec<(u8, u8, u8)>) {
+            struct Row { question: Question, cached: Cached, refresh_at: Instant, used: bool, due: bool }
+            const MAX: usize = 5;
+            let mut cache = cache(MAX);
+            let mut model: Vec<Row> = Vec::new();
+            let mut now = Instant::from_nanos(1);
+            for (op, n, time) in ops {
+                let of = question(n % 8);
+                now += Duration::from_nanos(u64::from(time % 8));
+                match op % 8 {
+                    0..=2 => {
+                        let gid = (op % 3 != 0).then_some(n);
+                        let cached = answer(gid, now.as_nanos() + u64::from(time % 32));
+                        let refresh_at = now + Duration::from_nanos(u64::from(time % 32) * 3 / 4);
+                        model.retain(|row| row.question != of);
+                        let forgotten = (model.len() + 1).saturating_sub(MAX);
+                        model.drain(..forgotten);
+                        model.push(Row { question: of, cached, refresh_at, used: false, due: false });
+                        model.sort_by_key(|row| (row.cached.expires_at, row.question));
+                        prop_assert_eq!(
+                            cache.insert(of, cached, refresh_at),
+                            u64::try_from(forgotten).unwrap()
+                        );
+                    }
+                    3 | 4 => {
+                        let row = model
+                            .iter_mut()
+                            .find(|row| row.question == of && row.cached.expires_at > now);
+                        let expected = row.map(|row| {
+                            if row.cached.gid.is_some() && !row.used {
+                                (row.used, row.due) = (true, true);
+                            }
+                            row.cached
+                        });
+                        prop_assert_eq!(cache.lookup(now, of), expected);
+                    }
+                    5 => {
+                        cache.expire(now);
+                        model.retain(|row| row.cached.expires_at > now);
+                    }
+                    6 => {
+                        let due = model
+                            .iter_mut()
+                            .filter(|row| row.due && row.refresh_at <= now)
+                            .min_by_key(|row| (row.refresh_at, row.question));
+                        let expected = due.map(|row| {
+                            row.due = false;
+                            row.question
+                        });
+                        prop_assert_eq!(cache.refresh(now), expected);
+                    }
+                    _ if n > 250 => {
+                        prop_assert_eq!(cache.clear(), model.len());
+                        model.clear();
+                    }
+                    _ => {
+                        let before = model.len();
+                        model.retain(|row| row.question != of);
+                        prop_assert_eq!(cache.remove(of), model.len() < before);
+                    }
+                }
+                prop_assert_eq!(cache.len(), model.len());
+                prop_assert!(cache.len() <= MAX);
+                let listed: Vec<_> = cache.iter().collect();
+                let expected: Vec<_> = model.iter().map(|row| (row.question, row.cached)).collect();
+                prop_assert_eq!(listed, expected);
+                prop_assert_eq!(cache.next_expiry(), model.first().map(|row| row.cached.expires_at));
+                let due = model.iter().filter(|row| row.due).map(|row| row.refresh_at);
+                prop_assert_eq!(cache.next_refresh(), due.min());
+            }
+        }
     }
 }

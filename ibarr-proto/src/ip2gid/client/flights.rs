@@ -181,7 +181,7 @@ impl Flights {
 
 /// Names a flight. Never used again, and in the order of the starts.
 #[derive(Clone, Copy, Debug, Eq, Hash, Ord, PartialEq, PartialOrd)]
-pub(super) struct FlightId(u64);
+pub(super) struct FlightId(pub(super) u64);
 
 impl fmt::Display for FlightId {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {

@@ -78,6 +78,7 @@ impl Hops {
             self.unused.remove(&(heard_at, route));
         }
         hop.flights.insert(flight, None);
+        self.set_timer(route);
         forgotten
     }
 
@@ -86,15 +87,18 @@ impl Hops {
         let Some(hop) = self.table.get_mut(&route) else { return };
         if let Some(Some(ticket)) = hop.flights.remove(&flight) {
             hop.waiting.remove(&(ticket, flight));
-            self.turns.set(route, hop.turn_ends(&self.limits));
         }
         if hop.flights.is_empty() {
-            if let Some(heard_at) = hop.heard_at {
+            // Beyond the bound after it has been lowered: not remembered.
+            if let Some(heard_at) = hop.heard_at
+                && self.table.len() <= self.limits.hops
+            {
                 self.unused.insert((heard_at, route));
             } else {
                 self.table.remove(&route);
             }
         }
+        self.set_timer(route);
     }
 
     /// Whether `flight`, which has been sent `sent` times, may send now. If not, its turn comes from
@@ -121,7 +125,7 @@ impl Hops {
             *place = Some(ticket);
             hop.waiting.insert((ticket, flight));
             self.tickets += 1;
-            self.turns.set(route, hop.turn_ends(&self.limits));
+            self.set_timer(route);
         }
         false
     }
@@ -141,7 +145,7 @@ impl Hops {
         // The pace holds though the driver's timer is coarse; a long sleep is not made up for.
         let late = now.since(due);
         hop.turn_began = Some(if late < self.limits.round { due } else { now });
-        self.turns.set(route, hop.turn_ends(&self.limits));
+        self.set_timer(route);
         Some(flight)
     }
 
@@ -164,6 +168,11 @@ impl Hops {
     /// Next hops remembered.
     pub(super) fn len(&self) -> usize {
         self.table.len()
+    }
+
+    fn set_timer(&mut self, route: Route) {
+        let hop = self.table.get(&route);
+        self.turns.set(route, hop.and_then(|hop| hop.turn_ends(&self.limits)));
     }
 
     /// Forgets the hops heard longest ago, until at most `len` are left or all are in use.
@@ -213,4 +222,240 @@ impl Hop {
 struct Ticket {
     sent: usize,
     number: u64,
+}
+
+#[cfg(test)]
+mod tests {
+    use std::net::IpAddr;
+
+    use ibarr_common::IfIndex;
+    use proptest::prelude::*;
+    use rand_chacha::ChaCha12Rng;
+    use rand_core::SeedableRng;
+
+    use super::*;
+
+    const LIMITS: Limits = Limits { hops: 6, hop_idle: ms(200), turn: ms(20), round: ms(50) };
+
+    const fn ms(ms: u64) -> Duration {
+        Duration::from_millis(ms)
+    }
+
+    fn hops() -> Hops {
+        Hops::new(LIMITS, Seeded::new(&mut ChaCha12Rng::seed_from_u64(1)))
+    }
+
+    fn route(n: u8) -> Route {
+        Route { ifindex: IfIndex::new(1).unwrap(), next_hop: IpAddr::from([10, 1, 0, n]) }
+    }
+
+    fn at(time: u64) -> Instant {
+        Instant::BOOT + ms(1000 + time)
+    }
+
+    #[test]
+    fn cold_hop_is_sent_one_datagram_a_turn_until_it_answers() {
+        let mut hops = hops();
+        for n in 1..=2 {
+            hops.join(route(1), FlightId(n));
+        }
+        assert!(hops.may_send(at(0), route(1), FlightId(1), 0));
+        assert!(!hops.may_send(at(0), route(1), FlightId(2), 0));
+        assert_eq!(hops.next_timeout(), Some(at(20)));
+        assert_eq!(hops.next_turn(at(19)), None);
+        assert_eq!(hops.next_turn(at(20)), Some(FlightId(2)));
+        assert!(!hops.may_send(at(39), route(1), FlightId(1), 1));
+        assert_eq!(hops.heard(at(39), route(1)), [(FlightId(1), true), (FlightId(2), false)]);
+        assert_eq!(hops.next_timeout(), None);
+        assert!(hops.may_send(at(39), route(1), FlightId(1), 1));
+        assert!(hops.may_send(at(39), route(1), FlightId(2), 1));
+        assert_eq!(hops.heard(at(40), route(1)), [], "it was warm");
+    }
+
+    #[test]
+    fn hop_that_has_been_silent_is_cold_again() {
+        let mut hops = hops();
+        hops.join(route(1), FlightId(1));
+        hops.heard(at(0), route(1));
+        hops.leave(route(1), FlightId(1));
+        for n in 2..=5 {
+            hops.join(route(1), FlightId(n));
+        }
+        assert!(hops.may_send(at(199), route(1), FlightId(2), 0));
+        assert!(hops.may_send(at(199), route(1), FlightId(3), 0));
+        assert!(hops.may_send(at(200), route(1), FlightId(4), 0));
+        assert!(!hops.may_send(at(200), route(1), FlightId(5), 0));
+    }
+
+    #[test]
+    fn who_has_been_sent_least_goes_first_and_then_who_waits_longest() {
+        let mut hops = hops();
+        for n in 1..=4 {
+            hops.join(route(1), FlightId(n));
+        }
+        assert!(hops.may_send(at(0), route(1), FlightId(1), 0));
+        for (n, sent) in [(2, 2), (3, 1), (4, 1), (1, 2)] {
+            assert!(!hops.may_send(at(0), route(1), FlightId(n), sent));
+        }
+        let turns: Vec<_> = std::iter::from_fn(|| hops.next_turn(at(1000))).collect();
+        assert_eq!(turns, [FlightId(3)], "a long sleep is not made up for");
+        let turns: Vec<_> = std::iter::from_fn(|| hops.next_turn(at(1040))).collect();
+        assert_eq!(turns, [4, 2, 1].map(FlightId), "a coarse timer is");
+    }
+
+    #[test]
+    fn hop_heard_longest_ago_makes_room_and_hops_in_use_stay() {
+        let mut hops = hops();
+        for n in 1..=6 {
+            assert_eq!(hops.join(route(n), FlightId(n.into())), 0);
+            hops.heard(at(10 - u64::from(n)), route(n));
+        }
+        hops.leave(route(1), FlightId(1));
+        hops.leave(route(2), FlightId(2));
+        assert_eq!(hops.join(route(7), FlightId(7)), 1);
+        assert_eq!(hops.len(), 6);
+        hops.join(route(1), FlightId(8));
+        assert!(hops.heard(at(11), route(1)).is_empty(), "1 was remembered as warm");
+        hops.leave(route(7), FlightId(7));
+        assert_eq!(hops.len(), 5, "a hop that never answered is not worth remembering");
+    }
+
+    /// The same rules over plain lists.
+    #[derive(Default)]
+    struct Model {
+        hops: BTreeMap<Route, ModelHop>,
+        tickets: u64,
+    }
+
+    #[derive(Default)]
+    struct ModelHop {
+        heard: Option<Instant>,
+        began: Option<Instant>,
+        /// Flight, and its ticket if it waits: how often it has been sent, and a number.
+        flights: Vec<(FlightId, Option<(usize, u64)>)>,
+    }
+
+    impl ModelHop {
+        fn turn(&self) -> Duration {
+            LIMITS.turn.min(LIMITS.round / u32::try_from(self.flights.len().max(1)).unwrap())
+        }
+
+        fn is_warm(&self, now: Instant) -> bool {
+            self.heard.is_some_and(|heard| now < heard + LIMITS.hop_idle)
+        }
+
+        fn first(&self) -> Option<((usize, u64), FlightId)> {
+            self.flights.iter().filter_map(|&(id, ticket)| Some((ticket?, id))).min()
+        }
+
+        fn due(&self) -> Option<Instant> {
+            self.first().map(|_| self.began.map_or(Instant::BOOT, |began| began + self.turn()))
+        }
+    }
+
+    impl Model {
+        fn join(&mut self, route: Route, flight: FlightId) -> u64 {
+            let mut forgotten = 0;
+            while !self.hops.contains_key(&route) && self.hops.len() >= LIMITS.hops {
+                let unused = self.hops.iter().filter(|(_, hop)| hop.flights.is_empty());
+                let oldest = unused.min_by_key(|&(route, hop)| (hop.heard, *route));
+                let Some((&oldest, _)) = oldest else { break };
+                self.hops.remove(&oldest);
+                forgotten += 1;
+            }
+            self.hops.entry(route).or_default().flights.push((flight, None));
+            forgotten
+        }
+
+        fn leave(&mut self, route: Route, flight: FlightId) {
+            if let Some(hop) = self.hops.get_mut(&route) {
+                hop.flights.retain(|&(id, _)| id != flight);
+            }
+            self.hops.retain(|_, hop| !hop.flights.is_empty() || hop.heard.is_some());
+        }
+
+        fn may_send(&mut self, now: Instant, route: Route, flight: FlightId, sent: usize) -> bool {
+            let hop = self.hops.get_mut(&route).unwrap();
+            if hop.is_warm(now) {
+                return true;
+            }
+            if hop.first().is_none() && hop.began.is_none_or(|began| began + hop.turn() <= now) {
+                hop.began = Some(now);
+                return true;
+            }
+            let place = hop.flights.iter_mut().find(|(id, _)| *id == flight).unwrap();
+            if place.1.is_none() {
+                place.1 = Some((sent, self.tickets));
+                self.tickets += 1;
+            }
+            false
+        }
+
+        fn next_turn(&mut self, now: Instant) -> Option<FlightId> {
+            let due = self.hops.iter().filter_map(|(&route, hop)| Some((hop.due()?, route)));
+            let (due, route) = due.min().filter(|&(due, _)| due <= now)?;
+            let hop = self.hops.get_mut(&route)?;
+            let (_, first) = hop.first()?;
+            hop.flights.iter_mut().find(|(id, _)| *id == first)?.1 = None;
+            hop.began = Some(if now.since(due) < LIMITS.round { due } else { now });
+            Some(first)
+        }
+
+        fn heard(&mut self, now: Instant, route: Route) -> Vec<(FlightId, bool)> {
+            let hop = self.hops.get_mut(&route).unwrap();
+            let was_warm = hop.is_warm(now);
+            hop.heard = Some(now);
+            if was_warm {
+                return Vec::new();
+            }
+            hop.began = None;
+            let mut released: Vec<_> =
+                hop.flights.iter_mut().map(|(id, place)| (*id, place.take().is_some())).collect();
+            released.sort_unstable();
+            released
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn gate_does_what_a_plain_list_does(ops: Vec<(u8, u8, u8)>) {
+            let (mut hops, mut model) = (hops(), Model::default());
+            let mut now = at(0);
+            let mut flights: Vec<(FlightId, Route)> = Vec::new();
+            let mut started = 0;
+            for (op, which, time) in ops {
+                now += ms(u64::from(time % 16));
+                let chosen = flights.get(usize::from(which) % flights.len().max(1)).copied();
+                match (op % 6, chosen) {
+                    (0, _) | (_, None) if flights.len() < LIMITS.hops => {
+                        started += 1;
+                        let (id, route) = (FlightId(started), route(which % 9));
+                        let model_forgets = model.join(route, id);
+                        prop_assert_eq!(hops.join(route, id), model_forgets);
+                        flights.push((id, route));
+                    }
+                    (1, Some((id, route))) => {
+                        hops.leave(route, id);
+                        model.leave(route, id);
+                        flights.retain(|&(other, _)| other != id);
+                    }
+                    (2 | 3, Some((id, route))) => {
+                        let sent = usize::from(time) / 64;
+                        let expected = model.may_send(now, route, id, sent);
+                        prop_assert_eq!(hops.may_send(now, route, id, sent), expected);
+                    }
+                    (4, Some((_, route))) => {
+                        prop_assert_eq!(hops.heard(now, route), model.heard(now, route));
+                    }
+                    _ => prop_assert_eq!(hops.next_turn(now), model.next_turn(now)),
+                }
+                prop_assert_eq!(hops.len(), model.hops.len());
+                prop_assert_eq!(
+                    hops.next_timeout(),
+                    model.hops.values().filter_map(ModelHop::due).min()
+                );
+                prop_assert!(hops.len() <= LIMITS.hops);
+            }
+        }
+    }
 }
