@@ -278,3 +278,172 @@ struct Waiter {
     flight: FlightId,
     deadline: Instant,
 }
+
+#[cfg(test)]
+mod tests {
+    use std::net::IpAddr;
+
+    use proptest::prelude::*;
+    use rand_chacha::ChaCha12Rng;
+    use rand_core::SeedableRng;
+
+    use super::*;
+
+    const LIMITS: Limits = Limits { flights: 4, waiters_per_flight: 3, waiters: 6 };
+
+    fn question(n: u8) -> Question {
+        Question::new(IpAddr::from([10, 2, 0, n]), None).unwrap()
+    }
+
+    struct Row {
+        id: FlightId,
+        question: Question,
+        msg_id: MsgId,
+        /// In the order of arrival.
+        waiters: Vec<(Instant, RequestId)>,
+    }
+
+    proptest! {
+        #[test]
+        fn table_does_what_a_plain_list_does(seed: u64, ops: Vec<(u8, u8, u8)>) {
+            let rng = &mut ChaCha12Rng::seed_from_u64(seed);
+            let mut flights = Flights::new(LIMITS, &Seeded::new(rng));
+            let mut model: Vec<Row> = Vec::new();
+            let mut requests = 0;
+            let mut now = Instant::BOOT;
+            for (op, n, time) in ops {
+                now += Duration::from_nanos(u64::from(time % 4));
+                let count = model.len();
+                let waiting: usize = model.iter().map(|row| row.waiters.len()).sum();
+                let chosen = usize::from(n).checked_rem(count);
+                match (op % 6, chosen) {
+                    (0, _) | (_, None) => {
+                        let question = question(n);
+                        if model.iter().any(|row| row.question == question) {
+                            continue;
+                        }
+                        let started = flights.start(question, now, rng);
+                        prop_assert_eq!(started.is_err(), count == LIMITS.flights);
+                        if let Ok(id) = started {
+                            let msg_id = flights.flight(id).unwrap().msg_id;
+                            model.push(Row { id, question, msg_id, waiters: Vec::new() });
+                        }
+                    }
+                    (1 | 2, Some(chosen)) => {
+                        let row = &mut model[chosen];
+                        requests += 1;
+                        let (request, deadline) = (RequestId(requests), now + Duration::from_nanos(20));
+                        let expected = if waiting == LIMITS.waiters {
+                            Err(Full::Waiters)
+                        } else if row.waiters.len() == LIMITS.waiters_per_flight {
+                            Err(Full::WaitersOfFlight)
+                        } else {
+                            row.waiters.push((deadline, request));
+                            Ok(())
+                        };
+                        prop_assert_eq!(flights.wait(row.id, request, deadline), expected);
+                    }
+                    (3, Some(_)) => {
+                        let request = RequestId(u64::from(n) % (requests + 1));
+                        let row = model
+                            .iter_mut()
+                            .find(|row| row.waiters.iter().any(|&(_, waiter)| waiter == request));
+                        let expected = row.map(|row| {
+                            row.waiters.retain(|&(_, waiter)| waiter != request);
+                            row.id
+                        });
+                        prop_assert_eq!(flights.is_waiting(request), expected.is_some());
+                        prop_assert_eq!(flights.cancel(request), expected);
+                    }
+                    (4, Some(chosen)) => {
+                        let row = &mut model[chosen];
+                        while let Some(given_up) = flights.give_up(row.id, now) {
+                            let (deadline, request) = row.waiters.remove(0);
+                            prop_assert!(deadline <= now);
+                            prop_assert_eq!(given_up, request);
+                        }
+                        prop_assert!(row.waiters.iter().all(|&(deadline, _)| deadline > now));
+                        flights.renew(row.id, now, rng);
+                        let msg_id = flights.flight(row.id).unwrap().msg_id;
+                        prop_assert_ne!(std::mem::replace(&mut row.msg_id, msg_id), msg_id);
+                    }
+                    (_, Some(chosen)) => {
+                        let row = model.remove(chosen);
+                        let ended = flights.end(row.id).unwrap();
+                        prop_assert_eq!(ended.question, row.question);
+                        prop_assert_eq!(ended.waiters.into_iter().collect::<Vec<_>>(), row.waiters);
+                        prop_assert_eq!(flights.of_msg_id(row.msg_id), None);
+                        prop_assert_eq!(flights.of_question(row.question), None);
+                        prop_assert!(flights.end(row.id).is_none());
+                    }
+                }
+                prop_assert_eq!(flights.len(), model.len());
+                prop_assert_eq!(flights.by_question.len(), model.len());
+                prop_assert_eq!(flights.by_msg_id.len(), model.len());
+                prop_assert_eq!(
+                    flights.waiters(),
+                    model.iter().map(|row| row.waiters.len()).sum::<usize>()
+                );
+                for row in &model {
+                    prop_assert_eq!(flights.of_question(row.question), Some(row.id));
+                    prop_assert_eq!(flights.of_msg_id(row.msg_id), Some(row.id));
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn msg_id_under_way_is_not_given_again() {
+        /// Gives 7 three times, then 8.
+        struct Repetitive(u32);
+
+        impl rand_core::TryRng for Repetitive {
+            type Error = std::convert::Infallible;
+
+            fn try_next_u32(&mut self) -> Result<u32, Self::Error> {
+                self.0 += 1;
+                Ok(if self.0 <= 3 { 7 } else { 8 })
+            }
+
+            fn try_next_u64(&mut self) -> Result<u64, Self::Error> {
+                self.try_next_u32().map(u64::from)
+            }
+
+            fn try_fill_bytes(&mut self, bytes: &mut [u8]) -> Result<(), Self::Error> {
+                bytes.fill(7);
+                Ok(())
+            }
+        }
+
+        impl rand_core::TryCryptoRng for Repetitive {}
+
+        let hasher = Seeded::new(&mut ChaCha12Rng::seed_from_u64(1));
+        let mut flights = Flights::new(LIMITS, &hasher);
+        let rng = &mut Repetitive(0);
+        let msg_ids = [1, 2].map(|n| {
+            let id = flights.start(question(n), Instant::BOOT, rng).unwrap();
+            flights.flight(id).unwrap().msg_id
+        });
+        assert_eq!(msg_ids, [MsgId(7), MsgId(8)]);
+    }
+
+    #[test]
+    fn resends_that_should_have_been_before_are_left_out() {
+        let rng = &mut ChaCha12Rng::seed_from_u64(1);
+        let ms = Duration::from_millis;
+        let jitter = crate::retry::Jitter::percent(0).unwrap();
+        let schedule = Schedule::new([20, 60, 180].map(ms).into(), jitter).unwrap();
+        let mut flight = Flight::new(question(1), MsgId(7), Instant::BOOT + ms(3000));
+        let socket = SocketId::closed_for_tests();
+        let start = Instant::BOOT + ms(100);
+        for (sent, next) in [(0, Some(20)), (25, Some(60)), (170, Some(180)), (200, None)] {
+            flight.sent_from(start + ms(sent), socket, &schedule, rng);
+            assert_eq!(flight.resend_at, next.map(|next| start + ms(next)), "sent at {sent}");
+        }
+        flight.restart(ms(20));
+        assert_eq!(flight.resend_at, Some(start + ms(220)));
+        flight.sent_from(start + ms(500), socket, &schedule, rng);
+        assert_eq!(flight.resend_at, Some(start + ms(520)));
+        assert_eq!(flight.sockets, [socket]);
+    }
+}

@@ -24,7 +24,10 @@ mod hops;
 mod sockets;
 mod types;
 
-use std::collections::{BTreeMap, BTreeSet, VecDeque};
+#[cfg(test)]
+mod tests;
+
+use std::collections::{BTreeSet, VecDeque};
 use std::net::{IpAddr, SocketAddr};
 use std::time::Duration;
 
@@ -36,8 +39,8 @@ use rand_core::CryptoRng;
 use self::cache::Cache;
 use self::flights::{Flight, FlightId, Flights, Full};
 use self::hops::Hops;
-use self::sockets::Pool;
-use super::{Family, Question, is_link_local};
+use self::sockets::Outlets;
+use super::{Question, is_link_local};
 use crate::counters::Counters;
 use crate::hash::Seeded;
 use crate::retry::Jitter;
@@ -168,8 +171,8 @@ impl<R: CryptoRng> Client<R> {
         times.into_iter().flatten().min()
     }
 
-    /// The next datagram to send. While one cannot be sent, do not call this again: the resends
-    /// count from here.
+    /// The next datagram to send. Its resends count from here, by the time of the last `handle_…`: a
+    /// driver that has waited until it can send calls [`Self::handle_timeout`] first.
     pub fn poll_transmit(&mut self) -> Option<Transmit> {
         let outlet = self.outlets.first_ready()?;
         let socket = outlet.pool.pick(&mut self.rng)?;
@@ -361,6 +364,10 @@ impl<R: CryptoRng> Client<R> {
         let ttl = if gid.is_some() { cache_ttl } else { negative_ttl };
         let refresh_in = REFRESH_JITTER.spread(ttl / 4 * 3, &mut self.rng);
         let cached = Cached { gid, expires_at: self.now + ttl };
+        if ttl.is_zero() {
+            self.cache.remove(question);
+            return cached;
+        }
         self.cache.expire(self.now);
         let evicted = self.cache.insert(question, cached, self.now + refresh_in);
         self.counters.add(Counter::CacheEvicted, evicted);
@@ -522,59 +529,6 @@ pub struct Load {
     pub hops: usize,
     /// Answers remembered.
     pub cached: usize,
-}
-
-/// The sockets of both families, and what is to be sent from them.
-#[derive(Debug)]
-struct Outlets {
-    v4: Outlet,
-    v6: Outlet,
-    /// Places given so far.
-    places: u64,
-}
-
-#[derive(Debug)]
-struct Outlet {
-    pool: Pool,
-    /// In the order in which they became ready.
-    ready: BTreeMap<u64, FlightId>,
-}
-
-impl Outlets {
-    fn new(settings: &Settings) -> Self {
-        let outlet = |family| Outlet { pool: Pool::new(family, settings), ready: BTreeMap::new() };
-        Self { v4: outlet(Family::V4), v6: outlet(Family::V6), places: 0 }
-    }
-
-    fn of(&mut self, family: Family) -> &mut Outlet {
-        match family {
-            Family::V4 => &mut self.v4,
-            Family::V6 => &mut self.v6,
-        }
-    }
-
-    fn enqueue(&mut self, id: FlightId, flight: &mut Flight) {
-        if flight.ready.is_none() {
-            let place = self.places;
-            self.places += 1;
-            flight.ready = Some(place);
-            self.of(flight.question.family()).ready.insert(place, id);
-        }
-    }
-
-    fn dequeue(&mut self, flight: &mut Flight) {
-        if let Some(place) = flight.ready.take() {
-            self.of(flight.question.family()).ready.remove(&place);
-        }
-    }
-
-    /// Of those that have both a socket and something to send, the one whose turn it is.
-    fn first_ready(&mut self) -> Option<&mut Outlet> {
-        [&mut self.v4, &mut self.v6]
-            .into_iter()
-            .filter(|outlet| outlet.pool.is_ready() && !outlet.ready.is_empty())
-            .min_by_key(|outlet| outlet.ready.first_key_value().map(|(&place, _)| place))
-    }
 }
 
 const SWEEP_INTERVAL: Duration = Duration::from_secs(1);

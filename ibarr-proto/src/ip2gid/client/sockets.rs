@@ -3,7 +3,7 @@
 //! The sockets that queries leave from. A reply must come to the socket that its query left from, so
 //! their random ports are part of what somebody who does not see the query would have to guess.
 
-use std::collections::VecDeque;
+use std::collections::{BTreeMap, VecDeque};
 use std::fmt;
 use std::time::Duration;
 
@@ -11,6 +11,7 @@ use ibarr_common::Instant;
 use rand_core::Rng;
 
 use super::super::Family;
+use super::flights::{Flight, FlightId};
 use super::{Event, Settings};
 use crate::retry;
 
@@ -28,12 +29,70 @@ impl SocketId {
     pub fn family(self) -> Family {
         self.family
     }
+
+    #[cfg(test)]
+    pub(super) fn closed_for_tests() -> Self {
+        Self { family: Family::V4, slot: 0, generation: 0 }
+    }
 }
 
 impl fmt::Display for SocketId {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { family, slot, generation } = self;
         write!(f, "{family} socket {slot}.{generation}")
+    }
+}
+
+/// The sockets of both families, and what is to be sent from them.
+#[derive(Debug)]
+pub(super) struct Outlets {
+    pub(super) v4: Outlet,
+    pub(super) v6: Outlet,
+    /// Places given so far.
+    places: u64,
+}
+
+#[derive(Debug)]
+pub(super) struct Outlet {
+    pub(super) pool: Pool,
+    /// In the order in which they became ready.
+    pub(super) ready: BTreeMap<u64, FlightId>,
+}
+
+impl Outlets {
+    pub(super) fn new(settings: &Settings) -> Self {
+        let outlet = |family| Outlet { pool: Pool::new(family, settings), ready: BTreeMap::new() };
+        Self { v4: outlet(Family::V4), v6: outlet(Family::V6), places: 0 }
+    }
+
+    pub(super) fn of(&mut self, family: Family) -> &mut Outlet {
+        match family {
+            Family::V4 => &mut self.v4,
+            Family::V6 => &mut self.v6,
+        }
+    }
+
+    pub(super) fn enqueue(&mut self, id: FlightId, flight: &mut Flight) {
+        if flight.ready.is_none() {
+            let place = self.places;
+            self.places += 1;
+            flight.ready = Some(place);
+            self.of(flight.question.family()).ready.insert(place, id);
+        }
+    }
+
+    pub(super) fn dequeue(&mut self, flight: &mut Flight) {
+        if let Some(place) = flight.ready.take() {
+            self.of(flight.question.family()).ready.remove(&place);
+        }
+    }
+
+    /// Of those that have both a socket and something to send, the one whose turn it is.
+    pub(super) fn first_ready(&mut self) -> Option<&mut Outlet> {
+        [&mut self.v4, &mut self.v6]
+            .into_iter()
+            .filter(|outlet| outlet.pool.is_ready() && !outlet.ready.is_empty())
+            .min_by_key(|outlet| outlet.ready.first_key_value().map(|(&place, _)| place))
     }
 }
 
@@ -248,4 +307,221 @@ enum State {
 struct Retired {
     socket: SocketId,
     until: Instant,
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeSet;
+
+    use proptest::prelude::*;
+    use rand_chacha::ChaCha12Rng;
+    use rand_core::SeedableRng;
+
+    use super::*;
+
+    fn secs(secs: u64) -> Duration {
+        Duration::from_secs(secs)
+    }
+
+    fn settings(sockets: u8) -> Settings {
+        Settings { sockets, ..Settings::default() }
+    }
+
+    /// A pool with the driver that it talks to.
+    struct Rig {
+        pool: Pool,
+        rng: ChaCha12Rng,
+        now: Instant,
+        events: VecDeque<Event>,
+        /// What the driver holds open.
+        open: BTreeSet<SocketId>,
+        can_open: bool,
+    }
+
+    impl Rig {
+        fn new(sockets: u8, seed: u64) -> Self {
+            Self {
+                pool: Pool::new(Family::V4, &settings(sockets)),
+                rng: ChaCha12Rng::seed_from_u64(seed),
+                now: Instant::BOOT + secs(1000),
+                events: VecDeque::new(),
+                open: BTreeSet::new(),
+                can_open: true,
+            }
+        }
+
+        fn want(&mut self) {
+            self.pool.want(self.now, &mut self.events);
+            self.drive();
+        }
+
+        fn drive(&mut self) {
+            while let Some(event) = self.events.pop_front() {
+                match event {
+                    Event::OpenSocket { socket } if self.can_open => {
+                        assert!(self.open.insert(socket), "{socket} twice");
+                        self.pool.opened(self.now, socket, &mut self.rng, &mut self.events);
+                    }
+                    Event::OpenSocket { socket } => self.pool.failed(self.now, socket),
+                    Event::CloseSocket { socket } => assert!(self.open.remove(&socket)),
+                    Event::Answered { .. } => panic!("{event:?}"),
+                }
+            }
+        }
+
+        /// As far as `duration`, stopping at each timer.
+        fn pass(&mut self, duration: Duration) {
+            let end = self.now + duration;
+            while let Some(at) = self.pool.next_timeout().filter(|&at| at <= end) {
+                self.now = self.now.max(at);
+                self.pool.handle_timeout(self.now, &mut self.events);
+                self.drive();
+            }
+            self.now = end;
+        }
+
+        fn pick(&mut self) -> Option<SocketId> {
+            self.pool.pick(&mut self.rng)
+        }
+    }
+
+    #[test]
+    fn nothing_is_open_before_it_is_wanted_and_then_everything() {
+        let mut rig = Rig::new(32, 1);
+        rig.pass(secs(1000));
+        assert_eq!((rig.open.len(), rig.pick()), (0, None));
+        rig.want();
+        assert_eq!(rig.open.len(), 32);
+        let picked: BTreeSet<_> = (0..1000).map(|_| rig.pick().unwrap()).collect();
+        assert_eq!(picked, rig.open, "each is chosen sooner or later");
+    }
+
+    #[test]
+    fn each_socket_is_replaced_and_then_closed_after_its_grace() {
+        let mut rig = Rig::new(4, 1);
+        rig.want();
+        let first = rig.open.clone();
+        rig.pass(secs(59));
+        rig.want();
+        assert_eq!(rig.open, first);
+        rig.pass(secs(8));
+        assert_eq!(rig.pool.open.len(), 4);
+        assert!(first.iter().all(|socket| !rig.pool.open.contains(socket)), "all are replaced");
+        rig.pass(secs(3));
+        assert!(rig.open.is_disjoint(&first), "all are closed");
+        assert!(first.iter().all(|&socket| !rig.pool.receives(socket)));
+    }
+
+    #[test]
+    fn late_replies_count_during_the_grace_and_no_longer() {
+        let mut rig = Rig::new(1, 1);
+        rig.want();
+        let socket = rig.pick().unwrap();
+        let retires_at = rig.pool.next_timeout().unwrap();
+        rig.want();
+        rig.pass(retires_at.since(rig.now));
+        assert_ne!(rig.pick(), Some(socket));
+        rig.pass(Duration::from_nanos(2_999_999_999));
+        assert!(rig.pool.receives(socket));
+        rig.pass(Duration::from_nanos(1));
+        assert!(!rig.pool.receives(socket));
+    }
+
+    #[test]
+    fn sockets_that_nobody_uses_are_closed_and_not_replaced() {
+        let mut rig = Rig::new(8, 1);
+        rig.want();
+        rig.pass(secs(3600));
+        assert!(rig.open.is_empty());
+        assert_eq!(rig.pool.next_timeout(), None);
+        rig.want();
+        assert_eq!(rig.open.len(), 8);
+    }
+
+    #[test]
+    fn socket_that_cannot_be_opened_is_tried_again_after_a_second() {
+        let mut rig = Rig::new(2, 1);
+        rig.can_open = false;
+        rig.want();
+        rig.want();
+        assert_eq!(rig.pick(), None);
+        assert_eq!(rig.pool.next_timeout(), Some(rig.now + secs(1)));
+        rig.can_open = true;
+        rig.pass(secs(1));
+        assert_eq!(rig.open.len(), 2);
+        let lost = rig.pick().unwrap();
+        rig.pool.failed(rig.now, lost);
+        rig.open.remove(&lost);
+        assert!(!rig.pool.receives(lost));
+        rig.pass(secs(1));
+        assert_eq!(rig.pool.open.len(), 2);
+    }
+
+    #[test]
+    fn smaller_pool_retires_what_is_beyond_it_and_a_larger_one_opens_more() {
+        let mut rig = Rig::new(8, 1);
+        rig.want();
+        rig.pool.reconfigure(rig.now, &settings(2));
+        rig.pass(Duration::ZERO);
+        assert_eq!((rig.pool.open.len(), rig.open.len()), (2, 8));
+        rig.pass(secs(3));
+        assert_eq!(rig.open.len(), 2);
+        rig.pool.reconfigure(rig.now, &settings(4));
+        rig.want();
+        assert_eq!(rig.open.len(), 4);
+    }
+
+    #[test]
+    fn socket_that_nobody_asked_for_is_closed() {
+        let mut rig = Rig::new(1, 1);
+        let stray = SocketId::closed_for_tests();
+        rig.pool.opened(rig.now, stray, &mut rig.rng, &mut rig.events);
+        assert_eq!(rig.events.pop_front(), Some(Event::CloseSocket { socket: stray }));
+    }
+
+    proptest! {
+        #[test]
+        fn driver_and_pool_agree_on_what_is_open(
+            seed: u64,
+            ops: Vec<(u8, u16)>,
+        ) {
+            let mut rig = Rig::new(4, seed);
+            let mut last_picked: BTreeMap<SocketId, Instant> = BTreeMap::new();
+            let mut first_picked: BTreeMap<SocketId, Instant> = BTreeMap::new();
+            for (op, time) in ops {
+                match op % 8 {
+                    0..=2 => rig.want(),
+                    3 | 4 => rig.pass(Duration::from_millis(time.into())),
+                    5 => rig.can_open = time % 3 != 0,
+                    6 => {
+                        let size = u8::try_from(time % 6 + 1).unwrap();
+                        rig.pool.reconfigure(rig.now, &settings(size));
+                        rig.pass(Duration::ZERO);
+                    }
+                    _ => {
+                        let Some(&socket) = rig.open.iter().nth(usize::from(time % 8)) else { continue };
+                        rig.pool.failed(rig.now, socket);
+                        rig.open.remove(&socket);
+                    }
+                }
+                if let Some(socket) = rig.pick() {
+                    prop_assert!(rig.open.contains(&socket));
+                    let since = rig.now.since(*first_picked.entry(socket).or_insert(rig.now));
+                    prop_assert!(since <= secs(66), "{} is still sent from after {:?}", socket, since);
+                    last_picked.insert(socket, rig.now);
+                }
+                prop_assert_eq!(rig.pick().is_some(), rig.pool.is_ready());
+                for &socket in &rig.open {
+                    prop_assert!(rig.pool.receives(socket), "{} is open for nothing", socket);
+                }
+                for &socket in last_picked.keys() {
+                    prop_assert_eq!(rig.pool.receives(socket), rig.open.contains(&socket));
+                }
+                prop_assert!(rig.open.len() <= 2 * 6, "one to send from and one in grace each");
+            }
+            rig.pass(secs(300));
+            prop_assert!(rig.open.is_empty());
+            prop_assert_eq!(rig.pool.next_timeout(), None);
+        }
+    }
 }

@@ -1,0 +1,639 @@
+// SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
+
+//! The client as a whole, its driver played by the test. Long because it is the table of what the
+//! client does; a case is read by itself.
+
+mod rig;
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::num::{NonZeroU16, NonZeroUsize};
+
+use ibarr_common::wire::ip2gid::PORT;
+use proptest::prelude::*;
+use rand_chacha::ChaCha12Rng;
+
+use self::rig::{Rig, gid, ib0, ms, peer, question, secs, via};
+use super::super::Family;
+use super::*;
+
+#[test]
+fn question_goes_from_route_to_socket_to_wire_to_answer() {
+    let mut rig = Rig::new(Settings::default());
+    rig.answer_routes = false;
+    let id = rig.resolve(5);
+    assert_eq!(rig.routes_asked, [question(5)]);
+    assert_eq!((rig.sent.len(), rig.open.len()), (0, 0), "nothing opens before there is a route");
+    rig.route(5, Some(via(254)));
+    assert_eq!(rig.open.len(), 32);
+    let transmit = rig.sent[0].1.clone();
+    assert_eq!(transmit.to, "10.2.0.5:4791".parse().unwrap());
+    assert_eq!(transmit.egress, None);
+    let query = Query::parse(transmit.payload.as_ref()).unwrap();
+    assert_eq!((query.version(), query.target()), (Version::V1, question(5).target()));
+    assert_eq!(rig.answers, BTreeMap::new());
+    rig.reply(0, Some(gid(5)));
+    let expires_at = rig.now + secs(60);
+    let outcome = Outcome::Found { gid: gid(5), source: Source::Peer, expires_at };
+    assert_eq!(rig.answers[&id], (rig.now, outcome));
+    assert_eq!(rig.client.load(), Load { hops: 1, cached: 1, ..Load::default() });
+}
+
+#[test]
+fn query_leaves_by_the_interface_of_the_route_only_if_that_matters() {
+    let mut rig = Rig::new(Settings::default());
+    let ib4 = IfIndex::new(4);
+    let cases = [
+        ("10.2.0.5", None, None),
+        ("10.2.0.5", ib4, ib0()),
+        ("fd00:2::5", None, None),
+        ("fe80::5", ib4, ib0()),
+    ];
+    for (target, egress, expected) in cases {
+        rig.ask(Question::new(target.parse().unwrap(), egress).unwrap());
+        let (_, transmit) = rig.sent.last().unwrap();
+        assert_eq!((transmit.to.ip(), transmit.egress), (target.parse().unwrap(), expected));
+        assert_eq!(transmit.socket.family(), Family::of(transmit.to.ip()));
+        rig.reply(rig.sent.len() - 1, None);
+    }
+}
+
+#[test]
+fn unanswered_query_is_sent_again_by_the_schedule_and_given_up_at_the_deadline() {
+    let mut rig = Rig::new(Settings::default());
+    let start = rig.now;
+    let id = rig.resolve(5);
+    rig.run(secs(10));
+    let times: Vec<_> = rig.sent.iter().map(|(at, _)| at.since(start).as_millis()).collect();
+    assert_eq!(times.len(), 6);
+    for (time, expected) in times.into_iter().zip([0, 20, 60, 180, 500, 1200]) {
+        assert!(time.abs_diff(expected) <= expected / 10, "{time} for {expected}");
+    }
+    assert_eq!(rig.answers[&id], (start + secs(3), Outcome::TimedOut));
+    assert_eq!(rig.client.load(), Load::default());
+    let payloads: BTreeSet<_> = rig.sent.iter().map(|(_, t)| t.payload.as_ref().to_vec()).collect();
+    assert_eq!(payloads.len(), 1, "the same query each time");
+    let sockets: BTreeSet<_> = rig.sent.iter().map(|(_, transmit)| transmit.socket).collect();
+    assert!(sockets.len() > 1, "by a socket chosen anew");
+}
+
+#[test]
+fn reply_counts_on_every_socket_that_its_query_left_from_and_on_no_other() {
+    let mut rig = Rig::new(Settings::default());
+    let id = rig.resolve(5);
+    rig.run(ms(100));
+    let used: BTreeSet<_> = rig.sent.iter().map(|(_, transmit)| transmit.socket).collect();
+    let other = *rig.open.difference(&used).next().unwrap();
+    rig.deliver(other, peer(5), ib0(), rig.reply_to(0, Some(gid(5))).as_ref());
+    assert_eq!(rig.count(Counter::WrongSocket), 1);
+    assert_eq!(rig.answers.get(&id), None);
+    rig.reply(0, Some(gid(5)));
+    assert!(rig.answers.contains_key(&id), "the first socket still counts after resends");
+}
+
+#[test]
+fn each_way_to_be_wrong_is_dropped_under_its_name() {
+    let mut rig = Rig::new(Settings { source_check: SourceCheck::Strict, ..Settings::default() });
+    let id = rig.resolve(5);
+    let (socket, good) = (rig.sent[0].1.socket, rig.reply_to(0, Some(gid(5))));
+    let good = good.as_ref();
+    let closed = SocketId::closed_for_tests();
+    let mut forged = good.to_vec();
+    forged[4] ^= 1;
+    let other_port = SocketAddr::new(peer(5).ip(), PORT - 1);
+    let eth0 = IfIndex::new(9);
+    let steps = [
+        (Counter::ClosedSocket, closed, peer(5), ib0(), good),
+        (Counter::SourcePort, socket, other_port, ib0(), good),
+        (Counter::Unasked, socket, peer(5), ib0(), &forged),
+        (Counter::SourceAddress, socket, peer(6), ib0(), good),
+        (Counter::WrongIngress, socket, peer(5), eth0, good),
+        (Counter::MalformedTruncated, socket, peer(5), ib0(), &good[..31]),
+        (Counter::MalformedTrailingBytes, socket, peer(5), ib0(), &[good, &[0]].concat()),
+        (Counter::MalformedVersion, socket, peer(5), ib0(), &[&[2], &good[1..]].concat()),
+        (Counter::MalformedTlvCount, socket, peer(5), ib0(), &with(good, 9, 2)),
+        (Counter::MalformedTlvType, socket, peer(5), ib0(), &with(good, 13, 1)),
+        (Counter::MalformedTlvLength, socket, peer(5), ib0(), &with(good, 15, 21)),
+        (Counter::MalformedGid, socket, peer(5), ib0(), &[&good[..16], &[0; 16]].concat()),
+    ];
+    for (counter, socket, from, ingress, payload) in steps {
+        let before = rig.client.counters().clone();
+        rig.deliver(socket, from, ingress, payload);
+        let changed: Vec<_> = rig
+            .client
+            .counters()
+            .iter()
+            .filter(|&(counter, count)| before.get(counter) != count)
+            .collect();
+        assert_eq!(changed, [(counter, 1)]);
+    }
+    assert_eq!(rig.answers.get(&id), None);
+    rig.deliver(socket, peer(5), ib0(), good);
+    assert!(rig.answers.contains_key(&id));
+    rig.deliver(socket, peer(5), ib0(), good);
+    assert_eq!(rig.count(Counter::Unasked), 2, "a repeated reply is a reply to nothing");
+}
+
+#[test]
+fn reply_before_the_query_has_left_is_not_believed() {
+    let mut rig = Rig::new(Settings { sockets: 1, ..Settings::default() });
+    rig.resolve(5);
+    rig.reply(0, Some(gid(5)));
+    rig.writable = false;
+    rig.resolve(6);
+    let id = rig.client.flights.of_question(question(6)).unwrap();
+    let msg_id = rig.client.flights.flight(id).unwrap().msg_id;
+    let reply = Reply { version: Version::V1, msg_id, gid: Some(gid(6)) }.emit();
+    rig.deliver(rig.sent[0].1.socket, peer(6), ib0(), reply.as_ref());
+    assert_eq!(rig.count(Counter::WrongSocket), 1);
+}
+
+#[test]
+fn requests_for_one_question_share_one_flight() {
+    let mut rig = Rig::new(Settings::default());
+    let ids: Vec<_> = (0..10).map(|_| rig.resolve(5)).collect();
+    assert_eq!((rig.sent.len(), rig.client.load().flights), (1, 1));
+    assert_eq!(rig.count(Counter::Joined), 9);
+    rig.reply(0, Some(gid(5)));
+    assert_eq!(rig.answers.keys().copied().collect::<Vec<_>>(), ids);
+}
+
+#[test]
+fn another_egress_is_another_question() {
+    let mut rig = Rig::new(Settings::default());
+    rig.ask(question(5));
+    rig.ask(Question::new(question(5).target(), IfIndex::new(4)).unwrap());
+    assert_eq!(rig.client.load().flights, 2);
+}
+
+#[test]
+fn each_request_has_its_own_deadline_and_a_late_one_a_round_of_its_own() {
+    let mut rig = Rig::new(Settings::default());
+    let start = rig.now;
+    let first = rig.resolve(5);
+    rig.run(ms(2900));
+    let second = rig.resolve(5);
+    assert_eq!(rig.sent.len(), 6);
+    rig.run(ms(100));
+    assert_eq!(rig.answers[&first], (start + secs(3), Outcome::TimedOut));
+    assert_eq!(rig.sent.len(), 7, "asked again for the second");
+    assert_ne!(rig.msg_id(6), rig.msg_id(5), "with a msg_id of its own");
+    assert_eq!(rig.routes_asked.len(), 2, "and a route of its own");
+    rig.reply(5, Some(gid(5)));
+    assert_eq!(rig.count(Counter::Unasked), 1, "the first round is over");
+    rig.run(ms(2800));
+    assert_eq!(rig.answers.get(&second), None);
+    rig.run(ms(100));
+    assert_eq!(rig.answers[&second], (start + ms(5900), Outcome::TimedOut));
+    assert_eq!(rig.client.load(), Load::default());
+}
+
+#[test]
+fn cancelled_request_is_not_answered_and_the_last_one_ends_the_flight() {
+    let mut rig = Rig::new(Settings::default());
+    let (first, second) = (rig.resolve(5), rig.resolve(5));
+    rig.input(Input::Cancel { id: first });
+    rig.input(Input::Cancel { id: first });
+    assert_eq!(rig.client.load().waiters, 1);
+    rig.input(Input::Cancel { id: second });
+    assert_eq!(rig.client.load(), Load::default());
+    rig.run(secs(10));
+    assert_eq!((rig.answers.len(), rig.sent.len()), (0, 1));
+    assert_eq!(rig.count(Counter::Cancelled), 2);
+}
+
+#[test]
+fn target_without_a_route_is_told_at_once_and_nothing_is_sent() {
+    let mut rig = Rig::new(Settings::default());
+    rig.answer_routes = false;
+    let (first, second) = (rig.resolve(5), rig.resolve(5));
+    rig.route(5, None);
+    assert_eq!(rig.answers[&first], (rig.now, Outcome::Unreachable));
+    assert_eq!(rig.answers[&second], (rig.now, Outcome::Unreachable));
+    assert_eq!((rig.sent.len(), rig.client.load()), (0, Load::default()));
+    rig.route(5, None);
+    assert_eq!(rig.count(Counter::UnaskedRoute), 1);
+}
+
+#[test]
+fn driver_that_never_says_a_route_costs_the_deadline_and_no_more() {
+    let mut rig = Rig::new(Settings::default());
+    rig.answer_routes = false;
+    let id = rig.resolve(5);
+    rig.run(secs(10));
+    assert_eq!(rig.answers[&id].1, Outcome::TimedOut);
+    assert_eq!(rig.client.load(), Load::default());
+}
+
+#[test]
+fn query_waits_for_a_socket_and_leaves_when_there_is_one() {
+    let mut rig = Rig::new(Settings::default());
+    rig.can_open = false;
+    let id = rig.resolve(5);
+    rig.run(ms(999));
+    assert_eq!(rig.sent.len(), 0);
+    rig.can_open = true;
+    rig.run(ms(1));
+    assert_eq!(rig.sent.len(), 1);
+    rig.reply(0, Some(gid(5)));
+    assert!(rig.answers.contains_key(&id));
+    assert_eq!(rig.count(Counter::SocketsFailed), 32);
+}
+
+#[test]
+fn family_without_sockets_does_not_hold_up_the_other() {
+    let mut rig = Rig::new(Settings::default());
+    rig.answer_routes = false;
+    rig.can_open = false;
+    let v6 = Question::new("fd00:2::5".parse().unwrap(), None).unwrap();
+    rig.ask(v6);
+    rig.input(Input::Route { question: v6, route: Some(via(253)) });
+    rig.can_open = true;
+    rig.resolve(5);
+    rig.route(5, Some(via(254)));
+    assert_eq!(rig.sent.len(), 1);
+    assert_eq!(rig.sent[0].1.to, peer(5));
+}
+
+#[test]
+fn socket_that_cannot_be_written_holds_at_most_one_datagram_of_each_question() {
+    let mut rig = Rig::new(Settings::default());
+    rig.writable = false;
+    rig.resolve(5);
+    rig.run(secs(2));
+    rig.writable = true;
+    rig.client.handle_timeout(rig.now);
+    rig.drain();
+    assert_eq!(rig.sent.len(), 1);
+    rig.run(ms(100));
+    assert_eq!(rig.sent.len(), 3, "and the resends count from when it left");
+}
+
+#[test]
+fn cold_gateway_is_probed_by_one_and_the_first_answer_releases_the_rest() {
+    let mut rig = Rig::new(Settings::default());
+    for n in 1..=10 {
+        rig.resolve(n);
+    }
+    assert_eq!(rig.sent.len(), 1);
+    assert_eq!(rig.count(Counter::Queued), 9);
+    rig.run(ms(5));
+    rig.reply(0, None);
+    assert_eq!(rig.sent.len(), 10);
+    for n in 11..=20 {
+        rig.resolve(n);
+    }
+    assert_eq!(rig.sent.len(), 20, "warm");
+    rig.run(secs(60));
+    rig.resolve(21);
+    rig.resolve(22);
+    assert_eq!(rig.count(Counter::Queued), 10, "silent for a minute, and cold again");
+}
+
+#[test]
+fn gateways_do_not_wait_for_each_other() {
+    let mut rig = Rig::new(Settings::default());
+    rig.answer_routes = false;
+    for n in 1..=20 {
+        rig.resolve(n);
+        rig.route(n, Some(via(n)));
+    }
+    assert_eq!(rig.sent.len(), 20);
+}
+
+#[test]
+fn not_here_is_remembered_for_the_negative_ttl_and_not_refreshed() {
+    let mut rig = Rig::new(Settings::default());
+    let id = rig.resolve(5);
+    rig.reply(0, None);
+    assert_eq!(rig.answers[&id].1, Outcome::NotFound);
+    rig.run(ms(999));
+    let id = rig.resolve(5);
+    assert_eq!(rig.answers[&id].1, Outcome::NotFound);
+    assert_eq!(rig.sent.len(), 1);
+    rig.run(ms(1));
+    rig.resolve(5);
+    assert_eq!(rig.sent.len(), 2);
+}
+
+#[test]
+fn not_here_is_not_remembered_if_its_ttl_is_zero_and_takes_the_place_of_a_gid() {
+    let mut rig = Rig::new(Settings { negative_ttl: Duration::ZERO, ..Settings::default() });
+    rig.resolve(5);
+    rig.reply(0, Some(gid(5)));
+    rig.run(ms(100));
+    rig.refresh_by_use(5);
+    rig.reply(1, None);
+    assert_eq!(rig.client.load().cached, 0);
+    rig.resolve(5);
+    assert_eq!(rig.sent.len(), 3);
+}
+
+#[test]
+fn lookup_uses_the_cache_and_never_the_network() {
+    let mut rig = Rig::new(Settings::default());
+    assert_eq!(rig.client.lookup(rig.now, question(5)), None);
+    rig.drain();
+    assert_eq!((rig.routes_asked.len(), rig.sent.len()), (0, 0));
+    rig.resolve(5);
+    rig.reply(0, Some(gid(5)));
+    let cached = Cached { gid: Some(gid(5)), expires_at: rig.now + secs(60) };
+    assert_eq!(rig.client.lookup(rig.now, question(5)), Some(cached));
+    assert_eq!(rig.client.entries().collect::<Vec<_>>(), [(question(5), cached)]);
+    rig.run(secs(50));
+    assert_eq!(rig.count(Counter::Refreshes), 1, "a lookup is a use");
+}
+
+#[test]
+fn request_joins_the_refresh_of_an_answer_that_has_expired_meanwhile() {
+    let mut rig = Rig::new(Settings { cache_ttl: secs(4), ..Settings::default() });
+    rig.resolve(5);
+    rig.reply(0, Some(gid(5)));
+    rig.refresh_by_use(5);
+    assert_eq!(rig.client.refreshing, 1);
+    rig.run(ms(1400));
+    let id = rig.resolve(5);
+    assert_eq!(rig.count(Counter::Joined), 1);
+    rig.run(secs(3));
+    assert_eq!(rig.answers[&id].1, Outcome::TimedOut);
+    assert_eq!(
+        (rig.client.refreshing, rig.client.load()),
+        (0, Load { hops: 1, ..Load::default() })
+    );
+}
+
+#[test]
+fn refreshes_keep_their_rate_and_leave_room_for_requests() {
+    let settings = Settings {
+        refresh_rate: 10,
+        max_flights: NonZeroUsize::new(40).unwrap(),
+        resends: vec![ms(20)],
+        ..Settings::default()
+    };
+    let mut rig = Rig::new(settings);
+    for n in 1..=200 {
+        rig.resolve(n);
+        rig.reply(rig.sent.len() - 1, Some(gid(n)));
+        rig.resolve(n);
+    }
+    rig.run(secs(46));
+    let (start, before) = (rig.now, rig.count(Counter::Refreshes));
+    // Nobody answers any more: each refresh lasts 3 s, so ten are under way after one second.
+    rig.run(secs(6));
+    let refreshed = rig.count(Counter::Refreshes) - before;
+    assert!(refreshed <= 30, "{refreshed} in {:?}", rig.now.since(start));
+    assert_eq!(rig.client.refreshing, 10, "a quarter of 40");
+    let id = rig.resolve(201);
+    rig.reply(rig.sent.len() - 1, Some(gid(201)));
+    assert!(rig.answers.contains_key(&id));
+    rig.run(secs(20));
+    assert_eq!((rig.client.refreshing, rig.client.load().flights), (0, 0));
+}
+
+#[test]
+fn no_refresh_if_the_rate_is_zero() {
+    let mut rig = Rig::new(Settings { refresh_rate: 0, ..Settings::default() });
+    rig.resolve(5);
+    rig.reply(0, Some(gid(5)));
+    rig.resolve(5);
+    rig.run(secs(120));
+    assert_eq!((rig.sent.len(), rig.client.load().cached), (1, 0));
+}
+
+#[test]
+fn full_tables_refuse_at_once_under_their_names_and_answer_everybody_else() {
+    let at_most = |n| NonZeroUsize::new(n).unwrap();
+    let settings = Settings {
+        max_flights: at_most(3),
+        max_waiters_per_flight: at_most(2),
+        max_waiters: at_most(5),
+        ..Settings::default()
+    };
+    let mut rig = Rig::new(settings);
+    let waiting: Vec<_> = [1, 1, 2, 2, 3].map(|n| rig.resolve(n)).into();
+    let cases = [(1, Counter::WaitersFull), (4, Counter::FlightsFull)];
+    for (n, counter) in cases {
+        let id = rig.resolve(n);
+        assert_eq!(rig.answers[&id], (rig.now, Outcome::Overloaded));
+        assert_eq!(rig.count(counter), 1, "{counter}");
+    }
+    rig.input(Input::Cancel { id: waiting[4] });
+    let id = rig.resolve(1);
+    assert_eq!(rig.answers[&id], (rig.now, Outcome::Overloaded));
+    assert_eq!(rig.count(Counter::WaitersOfFlightFull), 1);
+    assert_eq!(rig.count(Counter::Overloaded), 3);
+    assert_eq!(rig.client.load(), Load { flights: 2, waiters: 4, hops: 1, cached: 0 });
+    rig.run(secs(3));
+    assert!(waiting[..4].iter().all(|id| rig.answers[id].1 == Outcome::TimedOut));
+}
+
+#[test]
+fn full_cache_evicts_and_counts() {
+    let mut rig =
+        Rig::new(Settings { max_cached: NonZeroUsize::new(2).unwrap(), ..Settings::default() });
+    for n in 1..=3 {
+        rig.resolve(n);
+        rig.reply(rig.sent.len() - 1, Some(gid(n)));
+        rig.run(ms(1));
+    }
+    assert_eq!(rig.count(Counter::CacheEvicted), 1);
+    assert_eq!(rig.client.lookup(rig.now, question(1)), None);
+    assert!(rig.client.lookup(rig.now, question(3)).is_some());
+}
+
+#[test]
+fn full_hop_table_forgets_the_hop_heard_longest_ago() {
+    let one = NonZeroUsize::MIN;
+    let settings = Settings { max_hops: one, max_flights: one, ..Settings::default() };
+    let mut rig = Rig::new(settings);
+    rig.answer_routes = false;
+    for n in 1..=3 {
+        rig.resolve(n);
+        rig.route(n, Some(via(n)));
+        rig.reply(rig.sent.len() - 1, Some(gid(n)));
+    }
+    assert_eq!(rig.count(Counter::HopsEvicted), 2);
+    assert_eq!(rig.client.load().hops, 1);
+}
+
+#[test]
+fn repeated_name_of_a_waiting_request_is_ignored() {
+    let mut rig = Rig::new(Settings::default());
+    let id = rig.resolve(5);
+    rig.input(Input::Resolve { id, question: question(6) });
+    assert_eq!(rig.count(Counter::RepeatedRequest), 1);
+    assert_eq!(rig.client.load().flights, 1);
+    rig.reply(0, Some(gid(5)));
+    assert_eq!(rig.answers.len(), 1);
+}
+
+#[test]
+fn flush_forgets_one_target_on_every_egress_or_everything() {
+    let mut rig = Rig::new(Settings::default());
+    for (n, egress) in [(1, None), (1, IfIndex::new(4)), (2, None)] {
+        rig.ask(Question::new(question(n).target(), egress).unwrap());
+        rig.reply(rig.sent.len() - 1, Some(gid(n)));
+    }
+    assert_eq!(rig.client.flush(Some(question(1).target())), 2);
+    assert!(rig.client.lookup(rig.now, question(2)).is_some());
+    assert_eq!(rig.client.flush(None), 1);
+    assert_eq!(rig.client.entries().count(), 0);
+}
+
+#[test]
+fn new_configuration_holds_at_once_and_loses_no_request() {
+    let mut rig = Rig::new(Settings::default());
+    let waiting: Vec<_> = (1..=20).map(|n| rig.resolve(n)).collect();
+    let small = Settings {
+        udp_port: NonZeroU16::new(4000).unwrap(),
+        max_flights: NonZeroUsize::MIN,
+        max_hops: NonZeroUsize::MIN,
+        sockets: 1,
+        ..Settings::default()
+    };
+    rig.client.reconfigure(rig.now, Config::new(small).unwrap());
+    rig.drain();
+    let id = rig.resolve(30);
+    assert_eq!(rig.answers[&id].1, Outcome::Overloaded);
+    let before = rig.sent.len();
+    rig.run(secs(3));
+    assert!(waiting.iter().all(|id| rig.answers[id].1 == Outcome::TimedOut));
+    assert!(rig.sent[before..].iter().all(|(_, transmit)| transmit.to.port() == 4000));
+    rig.run(secs(1));
+    assert_eq!(rig.open.len(), 1);
+    assert_eq!(rig.client.load(), Load::default());
+}
+
+#[test]
+fn timers_that_come_early_or_twice_do_nothing() {
+    let mut rig = Rig::new(Settings::default());
+    rig.resolve(5);
+    let due = rig.client.poll_timeout();
+    for _ in 0..3 {
+        rig.client.handle_timeout(rig.now);
+        rig.drain();
+    }
+    assert_eq!((rig.client.poll_timeout(), rig.sent.len()), (due, 1));
+    rig.client.handle_timeout(Instant::BOOT);
+    assert_eq!(rig.client.now, rig.now, "time does not go back");
+}
+
+#[test]
+fn counters_of_requests_add_up() {
+    let mut rig =
+        Rig::new(Settings { max_flights: NonZeroUsize::new(6).unwrap(), ..Settings::default() });
+    for n in 1..=9 {
+        rig.resolve(n);
+        rig.resolve(n);
+    }
+    rig.reply(0, Some(gid(1)));
+    rig.input(Input::Cancel { id: RequestId(3) });
+    rig.input(Input::Resolve { id: RequestId(4), question: question(1) });
+    rig.run(secs(10));
+    assert_ends_add_up(&rig.client);
+    assert_eq!(rig.count(Counter::Overloaded), 6);
+}
+
+proptest! {
+    /// Whatever the driver and the network do, each request is answered once and in time, and no
+    /// bound is broken.
+    #[test]
+    fn every_request_is_answered_once_and_in_time(
+        seed: u64,
+        strict: bool,
+        ops in prop::collection::vec((0_u8..16, any::<u8>(), any::<u8>()), 0..300),
+    ) {
+        let at_most = |n| NonZeroUsize::new(n).unwrap();
+        let settings = Settings {
+            source_check: if strict { SourceCheck::Strict } else { SourceCheck::MsgId },
+            max_flights: at_most(6),
+            max_waiters_per_flight: at_most(3),
+            max_waiters: at_most(10),
+            max_hops: at_most(6),
+            max_cached: at_most(4),
+            sockets: 3,
+            cache_ttl: secs(2),
+            ..Settings::default()
+        };
+        let mut rig = Rig::seeded(settings, seed);
+        rig.answer_routes = false;
+        let mut cancelled = BTreeSet::new();
+        let mut asked_at = BTreeMap::new();
+        for (op, n, time) in ops {
+            match op {
+                0..=3 => {
+                    let id = rig.resolve(u16::from(n % 12));
+                    asked_at.insert(id, rig.now);
+                }
+                4 => {
+                    let id = RequestId(u64::from(n) % (rig.requests + 1));
+                    if asked_at.contains_key(&id) && !rig.answers.contains_key(&id) {
+                        cancelled.insert(id);
+                    }
+                    rig.input(Input::Cancel { id });
+                }
+                5..=7 => {
+                    let route = (time % 8 != 0).then(|| via(u16::from(n % 3) + 250));
+                    if let Some(question) = rig.routes_asked.pop() {
+                        rig.input(Input::Route { question, route });
+                    } else {
+                        rig.route(u16::from(n % 12), route);
+                    }
+                }
+                8..=10 if !rig.sent.is_empty() => {
+                    let which = rig.sent.len() - 1 - usize::from(n) % rig.sent.len().min(8);
+                    rig.reply(which, (time % 4 != 0).then(|| gid(n.into())));
+                }
+                11 if !rig.open.is_empty() => {
+                    let socket = *rig.open.iter().nth(usize::from(n) % rig.open.len()).unwrap();
+                    rig.deliver(socket, peer(n.into()), ib0(), &[n; 32][..usize::from(time % 33)]);
+                }
+                12 => rig.can_open = n % 4 != 0,
+                13 => rig.writable = n % 4 != 0,
+                _ => rig.run(Duration::from_millis(u64::from(time) * u64::from(n % 8))),
+            }
+            rig.drain();
+            let load = rig.client.load();
+            prop_assert!(load.flights <= 6 && load.waiters <= 10, "{:?}", load);
+            prop_assert!(load.hops <= 6 && load.cached <= 4, "{:?}", load);
+            prop_assert!(rig.client.refreshing <= 2);
+            prop_assert_eq!(rig.client.timers.len(), load.flights, "each flight has its timer");
+            prop_assert_eq!(load.flights > 0, rig.client.timers.next().is_some());
+            let waiting = asked_at.len() - rig.answers.len() - cancelled.len();
+            prop_assert_eq!(load.waiters, waiting, "each request waits or has its answer");
+        }
+        rig.run(secs(600));
+        for (id, asked_at) in &asked_at {
+            prop_assert_eq!(rig.answers.contains_key(id), !cancelled.contains(id));
+            if let Some((at, _)) = rig.answers.get(id) {
+                prop_assert!(at.since(*asked_at) <= secs(3));
+            }
+        }
+        assert_ends_add_up(&rig.client);
+        let Load { flights, waiters, cached, .. } = rig.client.load();
+        prop_assert_eq!((flights, waiters, cached), (0, 0, 0));
+        prop_assert_eq!(rig.client.poll_timeout(), None, "nothing is left to do");
+    }
+}
+
+fn assert_ends_add_up(client: &Client<ChaCha12Rng>) {
+    let ends = [
+        Counter::Found,
+        Counter::NotFound,
+        Counter::TimedOut,
+        Counter::Unreachable,
+        Counter::Overloaded,
+        Counter::Cancelled,
+        Counter::RepeatedRequest,
+    ];
+    let ended: u64 = ends.iter().map(|&end| client.counters().get(end)).sum();
+    assert_eq!(ended, client.counters().get(Counter::Requests));
+    let full = [Counter::FlightsFull, Counter::WaitersFull, Counter::WaitersOfFlightFull];
+    let full: u64 = full.iter().map(|&full| client.counters().get(full)).sum();
+    assert_eq!(full, client.counters().get(Counter::Overloaded));
+}
+
+fn with(bytes: &[u8], at: usize, byte: u8) -> Vec<u8> {
+    let mut bytes = bytes.to_vec();
+    bytes[at] = byte;
+    bytes
+}

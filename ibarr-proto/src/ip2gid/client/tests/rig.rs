@@ -1,0 +1,201 @@
+// SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
+
+//! A client in the hands of a test.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::net::{IpAddr, SocketAddr};
+use std::time::Duration;
+
+use ibarr_common::ib::Gid;
+use ibarr_common::wire::ip2gid::{MsgId, PORT, Query};
+use ibarr_common::{IfIndex, Instant};
+use rand_chacha::ChaCha12Rng;
+use rand_core::SeedableRng;
+
+use super::super::*;
+
+/// A client and the driver that it talks to.
+pub(super) struct Rig {
+    pub(super) client: Client<ChaCha12Rng>,
+    pub(super) now: Instant,
+    /// Whether route questions are answered at once, all by one gateway.
+    pub(super) answer_routes: bool,
+    /// Whether sockets can be opened.
+    pub(super) can_open: bool,
+    /// Whether datagrams can be sent.
+    pub(super) writable: bool,
+    pub(super) open: BTreeSet<SocketId>,
+    pub(super) routes_asked: Vec<Question>,
+    pub(super) sent: Vec<(Instant, Transmit)>,
+    pub(super) answers: BTreeMap<RequestId, (Instant, Outcome)>,
+    pub(super) requests: u64,
+}
+
+impl Rig {
+    pub(super) fn new(settings: Settings) -> Self {
+        Self::seeded(settings, 1)
+    }
+
+    pub(super) fn seeded(settings: Settings, seed: u64) -> Self {
+        let rng = ChaCha12Rng::seed_from_u64(seed);
+        Self {
+            client: Client::new(Config::new(settings).unwrap(), rng),
+            now: Instant::BOOT + secs(1000),
+            answer_routes: true,
+            can_open: true,
+            writable: true,
+            open: BTreeSet::new(),
+            routes_asked: Vec::new(),
+            sent: Vec::new(),
+            answers: BTreeMap::new(),
+            requests: 0,
+        }
+    }
+
+    pub(super) fn input(&mut self, input: Input<'_>) {
+        self.client.handle_input(self.now, input);
+        self.drain();
+    }
+
+    pub(super) fn ask(&mut self, question: Question) -> RequestId {
+        self.requests += 1;
+        let id = RequestId(self.requests);
+        self.input(Input::Resolve { id, question });
+        id
+    }
+
+    pub(super) fn resolve(&mut self, n: u16) -> RequestId {
+        self.ask(question(n))
+    }
+
+    pub(super) fn route(&mut self, n: u16, route: Option<Route>) {
+        self.input(Input::Route { question: question(n), route });
+    }
+
+    /// As far as `duration`, stopping at each timer.
+    pub(super) fn run(&mut self, duration: Duration) {
+        let end = self.now + duration;
+        for _ in 0..100_000 {
+            let Some(at) = self.client.poll_timeout().filter(|&at| at <= end) else {
+                self.now = end;
+                return;
+            };
+            self.now = self.now.max(at);
+            self.client.handle_timeout(self.now);
+            self.drain();
+        }
+        panic!("busy at {}: {:?}", self.now, self.client);
+    }
+
+    pub(super) fn drain(&mut self) {
+        loop {
+            let input = if let Some(event) = self.client.poll_event() {
+                match event {
+                    Event::Answered { id, outcome } => {
+                        let twice = self.answers.insert(id, (self.now, outcome));
+                        assert_eq!(twice, None, "request {id} answered twice");
+                        continue;
+                    }
+                    Event::OpenSocket { socket } if self.can_open => {
+                        self.open.insert(socket);
+                        Input::SocketOpened { socket }
+                    }
+                    Event::OpenSocket { socket } => Input::SocketFailed { socket },
+                    Event::CloseSocket { socket } => {
+                        assert!(self.open.remove(&socket));
+                        continue;
+                    }
+                }
+            } else if let Some(question) = self.client.poll_route() {
+                self.routes_asked.push(question);
+                if !self.answer_routes {
+                    continue;
+                }
+                Input::Route { question, route: Some(via(254)) }
+            } else if let Some(transmit) =
+                self.writable.then(|| self.client.poll_transmit()).flatten()
+            {
+                assert!(self.open.contains(&transmit.socket));
+                self.sent.push((self.now, transmit));
+                continue;
+            } else {
+                return;
+            };
+            self.client.handle_input(self.now, input);
+        }
+    }
+
+    pub(super) fn msg_id(&self, sent: usize) -> MsgId {
+        Query::parse(self.sent[sent].1.payload.as_ref()).unwrap().msg_id()
+    }
+
+    pub(super) fn reply_to(&self, sent: usize, gid: Option<Gid>) -> impl AsRef<[u8]> + use<> {
+        Query::parse(self.sent[sent].1.payload.as_ref()).unwrap().reply(gid).emit()
+    }
+
+    /// The peer that a datagram was sent to replies to it.
+    pub(super) fn reply(&mut self, sent: usize, gid: Option<Gid>) {
+        let Transmit { socket, to, .. } = self.sent[sent].1;
+        let reply = self.reply_to(sent, gid);
+        self.deliver(socket, to, ib0(), reply.as_ref());
+    }
+
+    pub(super) fn deliver(
+        &mut self,
+        socket: SocketId,
+        from: SocketAddr,
+        ingress: Option<IfIndex>,
+        payload: &[u8],
+    ) {
+        let ingress = ingress.unwrap();
+        self.input(Input::Datagram { socket, from, ingress, payload });
+    }
+
+    /// Uses an answer, and waits until it is asked for again.
+    pub(super) fn refresh_by_use(&mut self, n: u16) {
+        let before = self.count(Counter::Refreshes);
+        self.resolve(n);
+        for _ in 0..1000 {
+            if self.count(Counter::Refreshes) > before {
+                return;
+            }
+            let at = self.client.poll_timeout().expect("a refresh is due");
+            self.run(at.since(self.now));
+        }
+        panic!("no refresh");
+    }
+
+    pub(super) fn count(&self, counter: Counter) -> u64 {
+        self.client.counters().get(counter)
+    }
+}
+
+pub(super) fn question(n: u16) -> Question {
+    Question::new(peer(n).ip(), None).unwrap()
+}
+
+pub(super) fn peer(n: u16) -> SocketAddr {
+    let [high, low] = n.to_be_bytes();
+    SocketAddr::new(IpAddr::from([10, 2, high, low]), PORT)
+}
+
+pub(super) fn via(n: u16) -> Route {
+    let [high, low] = n.to_be_bytes();
+    Route { ifindex: ib0().unwrap(), next_hop: IpAddr::from([10, 1, high, low]) }
+}
+
+pub(super) fn ib0() -> Option<IfIndex> {
+    IfIndex::new(2)
+}
+
+pub(super) fn gid(n: u16) -> Gid {
+    format!("fe80::2:c903:0:{n:x}").parse().unwrap()
+}
+
+pub(super) fn ms(ms: u64) -> Duration {
+    Duration::from_millis(ms)
+}
+
+pub(super) fn secs(secs: u64) -> Duration {
+    Duration::from_secs(secs)
+}
