@@ -2,8 +2,15 @@
 
 //! The `ibarr` binary; see [`ibarr_user::cli`].
 
-use std::process::ExitCode;
+use std::panic;
+use std::process::{self, ExitCode};
 
 fn main() -> ExitCode {
+    // A panicking task must not leave a daemon behind that looks alive.
+    let report = panic::take_hook();
+    panic::set_hook(Box::new(move |info| {
+        report(info);
+        process::abort();
+    }));
     ibarr_user::cli::main()
 }
