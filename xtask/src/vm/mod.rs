@@ -46,7 +46,7 @@ enum Scenario {
     Hello,
     /// Run a statically linked program of yours, as root, with NETLINK_RDMA, veth, TUN and tc
     Exec {
-        /// The program, which becomes /bin/<its name>
+        /// The program, which becomes `/bin/<its name>`
         program: PathBuf,
         #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
         arguments: Vec<String>,
