@@ -5,7 +5,7 @@
 use std::env;
 use std::time::Duration;
 
-use anyhow::{Context as _, Result};
+use anyhow::{Context as _, Result, bail};
 
 use super::suite::{self, Count};
 use super::{Bench, Level, Outcome};
@@ -58,7 +58,7 @@ pub(super) fn choose(names: &[String]) -> Result<Vec<&'static Level>> {
         let is_known = LEVELS.iter().any(|level| level.name == name);
         if !is_known && name != "all" && name != "fast" {
             let known: Vec<_> = LEVELS.iter().map(|level| level.name).collect();
-            anyhow::bail!("no level is called {name:?}: there are all, fast, {}", known.join(", "));
+            bail!("no level is called {name:?}: there are all, fast, {}", known.join(", "));
         }
     }
     let asked = |name: &str| names.iter().any(|asked| asked == name);
@@ -76,21 +76,19 @@ pub(super) fn help() -> String {
 }
 
 fn lint(bench: &Bench<'_>) -> Result<Outcome> {
-    let cargo = |arguments: &[&str]| bench.workspace.cargo(arguments);
-    process::run(&mut cargo(&["fmt", "--all", "--check"]))?;
-    process::run(&mut cargo(&[
-        "clippy",
-        "--locked",
-        "--workspace",
-        "--all-targets",
-        "--",
-        "-Dwarnings",
-    ]))?;
-    process::run(
-        cargo(&["doc", "--locked", "--workspace", "--no-deps", "--document-private-items"])
-            .env("RUSTDOCFLAGS", "-Dwarnings"),
-    )?;
-    tidy::check(bench.workspace)?;
+    let cargo = |arguments: &[&str]| process::run(&mut bench.workspace.cargo(arguments));
+    let doc = ["doc", "--locked", "--workspace", "--no-deps", "--document-private-items"];
+    let checks = [
+        cargo(&["fmt", "--all", "--check"]),
+        cargo(&["clippy", "--locked", "--workspace", "--all-targets", "--", "-Dwarnings"]),
+        process::run(bench.workspace.cargo(&doc).env("RUSTDOCFLAGS", "-Dwarnings")),
+        tidy::check(bench.workspace),
+    ];
+    let failed: Vec<_> =
+        checks.iter().filter_map(|check| check.as_ref().err().map(ToString::to_string)).collect();
+    if !failed.is_empty() {
+        bail!("{}", failed.join("; "));
+    }
     Ok(Outcome::Passed(Count::default()))
 }
 
