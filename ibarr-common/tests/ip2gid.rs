@@ -8,7 +8,7 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 use ibarr_common::ib::Gid;
 use ibarr_common::wire::Error;
-use ibarr_common::wire::ip2gid::{MsgId, Query, Reply, Version};
+use ibarr_common::wire::ip2gid::{MsgId, Query, Reply, Version, can_ask};
 use proptest::prelude::*;
 
 use self::support::golden;
@@ -105,6 +105,28 @@ fn hostile_replies_are_refused_for_their_reason() {
     ];
     for (expected, bytes) in cases {
         assert_eq!(Reply::parse(&golden(bytes)), Err(expected), "{bytes}");
+    }
+}
+
+#[test]
+fn who_cannot_be_replied_to_cannot_ask() {
+    for source in ["10.0.0.1", "169.254.3.4", "240.0.0.1", "fd00::1", "fe80::1"] {
+        assert!(can_ask(source.parse().unwrap(), 40000), "{source}");
+        assert!(!can_ask(source.parse().unwrap(), 0), "{source}");
+    }
+    for source in [
+        "0.0.0.0",
+        "127.0.0.1",
+        "127.9.9.9",
+        "224.0.0.1",
+        "239.255.255.255",
+        "255.255.255.255",
+        "::",
+        "::1",
+        "ff02::1",
+        "::ffff:10.0.0.1",
+    ] {
+        assert!(!can_ask(source.parse().unwrap(), 40000), "{source}");
     }
 }
 

@@ -45,12 +45,13 @@ impl fmt::Debug for GidKey {
     }
 }
 
-/// An address of this node, and the GID that its peers are told.
+/// An address of this node, and the GID that its peers are told, if it has one: all addresses of
+/// this node are here, because none of them may ask.
 ///
 /// An element of a hash without preallocation may be freed and filled again while a program that
 /// has found it reads it (`kernel/bpf/hashtab.c`, `htab_elem_free` since Linux 6.1), so that a
 /// program may see another element, or a mixture of two. It therefore copies the value and answers
-/// only if [`GidEntry::gid_of`] says so.
+/// only if [`GidEntry::is_of`] says so.
 #[derive(Clone, Copy, Debug, Eq, FromBytes, Immutable, IntoBytes, KnownLayout, PartialEq)]
 #[repr(C)]
 pub struct GidEntry {
@@ -58,20 +59,20 @@ pub struct GidEntry {
     pub key: GidKey,
     /// The interface that owns the address, 0 if none does.
     pub ifindex: u32,
-    /// What peers are told, see [`Gid::octets`].
+    /// What peers are told, see [`Gid::octets`]; all zero: nothing.
     pub gid: [u8; 16],
     /// See [`Origin`].
     pub origin: u32,
     /// 0.
     pub reserved: u32,
-    /// Ties key and GID together, see [`GidEntry::gid_of`].
+    /// Ties key and GID together, see [`GidEntry::is_of`].
     pub check: u64,
 }
 
 impl GidEntry {
     /// Of `key`, which `interface` owns.
-    pub fn new(key: GidKey, gid: Gid, interface: Option<IfIndex>, origin: Origin) -> Self {
-        let gid = gid.octets();
+    pub fn new(key: GidKey, gid: Option<Gid>, interface: Option<IfIndex>, origin: Origin) -> Self {
+        let gid = gid.map_or([0; 16], Gid::octets);
         Self {
             key,
             ifindex: interface.map_or(0, IfIndex::get),
@@ -82,13 +83,19 @@ impl GidEntry {
         }
     }
 
-    /// The GID to answer a query for `key` with, if this is the entry of `key` and whole.
+    /// Whether this is the entry of `key`, and whole.
     ///
     /// `check` is linear in the 64-bit words of key and GID with odd factors. Of two entries mixed
     /// at one word it is therefore never right; of any other mixture, with a chance of 2⁻⁶⁴.
     #[inline]
-    pub fn gid_of(&self, key: &GidKey) -> Option<[u8; 16]> {
-        (self.key == *key && self.check == check(key, &self.gid)).then_some(self.gid)
+    pub fn is_of(&self, key: &GidKey) -> bool {
+        self.key == *key && self.check == check(key, &self.gid)
+    }
+
+    /// Whether there is a GID to tell.
+    #[inline]
+    pub fn has_gid(&self) -> bool {
+        self.gid != [0; 16]
     }
 }
 
@@ -98,15 +105,11 @@ fn check(key: &GidKey, gid: &[u8; 16]) -> u64 {
     let [key_0, key_1] = words(&key.address);
     let [gid_0, gid_1] = words(gid);
     // Odd, otherwise arbitrary: the first digits of pi's fraction, made odd.
-    [
-        (key_0, 0x243f_6a88_85a3_08d3),
-        (key_1, 0x1319_8a2e_0370_7345),
-        (u64::from(key.scope), 0xa409_3822_299f_31d1),
-        (gid_0, 0x082e_fa98_ec4e_6c89),
-        (gid_1, 0x4528_21e6_38d0_1377),
-    ]
-    .into_iter()
-    .fold(1, |sum: u64, (word, factor): (u64, u64)| sum.wrapping_add(word.wrapping_mul(factor)))
+    1u64.wrapping_add(key_0.wrapping_mul(0x243f_6a88_85a3_08d3))
+        .wrapping_add(key_1.wrapping_mul(0x1319_8a2e_0370_7345))
+        .wrapping_add(u64::from(key.scope).wrapping_mul(0xa409_3822_299f_31d1))
+        .wrapping_add(gid_0.wrapping_mul(0x082e_fa98_ec4e_6c89))
+        .wrapping_add(gid_1.wrapping_mul(0x4528_21e6_38d0_1377))
 }
 
 /// Where an entry comes from.
@@ -169,7 +172,7 @@ mod tests {
 
     fn entry(address: &str, gid: &str) -> GidEntry {
         let key = GidKey::new(address.parse().unwrap(), IfIndex::new(7).unwrap());
-        GidEntry::new(key, gid.parse().unwrap(), IfIndex::new(7), Origin::Local)
+        GidEntry::new(key, gid.parse().ok(), IfIndex::new(7), Origin::Local)
     }
 
     #[test]
@@ -183,8 +186,15 @@ mod tests {
     fn whole_entry_answers_for_its_key_alone() {
         let here = entry("10.2.0.5", "fe80::1");
         let other = entry("10.2.0.6", "fe80::1");
-        assert_eq!(here.gid_of(&here.key), Some(here.gid));
-        assert_eq!(here.gid_of(&other.key), None);
+        assert!(here.is_of(&here.key) && here.has_gid());
+        assert!(!here.is_of(&other.key));
+    }
+
+    #[test]
+    fn an_address_of_ours_need_not_have_a_gid() {
+        let key = entry("10.2.0.5", "fe80::1").key;
+        let entry = GidEntry::new(key, None, None, Origin::Local);
+        assert!(entry.is_of(&key) && !entry.has_gid());
     }
 
     #[test]
@@ -208,10 +218,11 @@ mod tests {
                         }
                     }
                     let mixed: GidEntry = zerocopy::transmute!(mixed);
-                    for whole in [old, new] {
-                        let legal = [old, new].map(|entry| entry.gid_of(&whole.key));
-                        let got = mixed.gid_of(&whole.key);
-                        assert!(got.is_none() || legal.contains(&got), "{mixed:?} of {whole:?}");
+                    for key in [old.key, new.key] {
+                        let is_one = [old, new]
+                            .iter()
+                            .any(|whole| whole.is_of(&key) && whole.gid == mixed.gid);
+                        assert!(is_one || !mixed.is_of(&key), "{mixed:?} for {key:?}");
                     }
                 }
             }

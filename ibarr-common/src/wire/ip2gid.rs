@@ -366,6 +366,13 @@ const fn tlv_length<const N: usize>() -> u16 {
     (size_of::<TlvWire>() + N) as u16
 }
 
+/// Whether a query from `source`, UDP port `port`, may be answered at all: another node can own the
+/// address, and the port can be sent to. A server also refuses its own addresses.
+#[inline]
+pub fn can_ask(source: IpAddr, port: u16) -> bool {
+    port != 0 && can_be_owned(source) && !source.is_loopback()
+}
+
 /// Whether an interface can own `address`, so that it makes sense to ask for it.
 fn can_be_owned(address: IpAddr) -> bool {
     if address.is_unspecified() || address.is_multicast() {
