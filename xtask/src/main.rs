@@ -5,6 +5,7 @@
 #![forbid(unsafe_code)]
 
 mod artifacts;
+mod ebpf;
 mod fuzz;
 mod privilege;
 mod process;
@@ -35,6 +36,7 @@ enum Command {
     Test(test::Args),
     Lab(testbed::LabArgs),
     Bench(testbed::BenchArgs),
+    Ebpf(ebpf::Args),
     Fuzz(fuzz::Args),
     /// Check the house rules that the compiler does not know
     Tidy,
@@ -49,6 +51,7 @@ fn main() -> ExitCode {
         Command::Test(args) => test::run(&workspace, &args),
         Command::Lab(args) => testbed::lab(&workspace, &args),
         Command::Bench(args) => testbed::bench(&workspace, &args),
+        Command::Ebpf(args) => ebpf::run(&workspace, &args),
         Command::Fuzz(args) => fuzz::run(&workspace, &args),
         Command::Tidy => tidy::check(&workspace),
         Command::Tools(args) => tools::run(&workspace, &args),

@@ -26,18 +26,18 @@ use crate::workspace::Workspace;
 /// Packages that are unpacked together.
 pub(crate) struct Set {
     /// Its name on the command line and under `target/tools`.
-    name: &'static str,
+    pub(crate) name: &'static str,
     /// What it is for.
-    purpose: &'static str,
+    pub(crate) purpose: &'static str,
     /// If the machine has all of these programs, they are used and nothing is unpacked.
     /// Empty: the packages are unpacked wherever we run.
-    programs: &'static [&'static str],
+    pub(crate) programs: &'static [&'static str],
     /// Debian packages. What they depend on comes with them unless the machine has it.
-    packages: &'static [&'static str],
+    pub(crate) packages: &'static [&'static str],
     /// Suites to draw on besides those of the machine's own release, such as
     /// `bookworm-backports`. A package is taken from them only as `package/suite`, or if no
     /// other suite has it.
-    suites: &'static [&'static str],
+    pub(crate) suites: &'static [&'static str],
 }
 
 /// Makes and shows network namespaces.
@@ -175,6 +175,24 @@ pub(crate) fn ensure(workspace: &Workspace, sets: &[&Set]) -> Result<Toolbox> {
 /// As for [`ensure`].
 pub(crate) fn root(workspace: &Workspace, set: &Set) -> Result<PathBuf> {
     Ok(Store::new(workspace).ensure(set)?.join("root"))
+}
+
+/// A set's own prefix.
+pub(crate) struct Unpacked {
+    /// `bin/` holds its programs, `root/` its packages.
+    pub(crate) prefix: PathBuf,
+    /// Name and version of each package in it.
+    pub(crate) packages: Vec<String>,
+}
+
+/// Sees to it that `set` is unpacked, whatever the machine has.
+///
+/// # Errors
+/// As for [`ensure`].
+pub(crate) fn unpacked(workspace: &Workspace, set: &Set) -> Result<Unpacked> {
+    let prefix = Store::new(workspace).ensure(set)?;
+    let stamp = fs::read_to_string(prefix.join(STAMP))?;
+    Ok(Unpacked { prefix, packages: stamp.lines().skip(1).map(str::to_owned).collect() })
 }
 
 fn list(workspace: &Workspace) -> Result<()> {

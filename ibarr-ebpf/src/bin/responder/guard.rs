@@ -1,0 +1,132 @@
+// SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
+
+//! `ip2gid_guard`: a socket filter that drops what the ip2gid server would drop, so that it is not
+//! woken. When it runs, the kernel has checked the headers and the checksum, and the data begins
+//! with the UDP header (`net/ipv4/udp.c`, `udp_queue_rcv_one_skb`).
+
+use core::mem::{MaybeUninit, offset_of};
+use core::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+
+use aya_ebpf::bindings::{__sk_buff, bpf_hdr_start_off};
+use aya_ebpf::helpers::{bpf_skb_load_bytes, bpf_skb_load_bytes_relative};
+use aya_ebpf::macros::socket_filter;
+use aya_ebpf::programs::SkBuffContext;
+use ibarr_common::IfIndex;
+use ibarr_common::map::{Program, Reason};
+use ibarr_common::wire::ip2gid::{Ipv4QueryWire, Ipv6QueryWire, can_ask};
+use ibarr_ebpf::decide::{Datagram, Source, guard};
+use ibarr_ebpf::packet::{
+    Aligned, Ipv4Header, Ipv4Query, Ipv6Header, Ipv6Query, QueryPacket, QueryPayload, UdpHeader,
+    key_of_ipv4, key_of_ipv6,
+};
+use zerocopy::FromBytes;
+
+use crate::node::{Maps, count};
+
+#[socket_filter]
+pub(crate) fn ip2gid_guard(ctx: SkBuffContext) -> i64 {
+    match guard(&Maps, &Received { ctx: &ctx }) {
+        Ok(()) => {
+            count(Program::Guard, Reason::Answered);
+            KEEP
+        }
+        Err(reason) => {
+            count(Program::Guard, reason);
+            DROP
+        }
+    }
+}
+
+/// Bytes of the datagram to keep: more than there can be.
+const KEEP: i64 = 0xffff_ffff;
+const DROP: i64 = 0;
+
+struct Received<'a> {
+    ctx: &'a SkBuffContext,
+}
+
+impl Datagram for Received<'_> {
+    #[inline]
+    fn is_query(&self) -> bool {
+        const HEADER: usize = size_of::<UdpHeader>();
+        const IPV4: usize = HEADER + size_of::<Ipv4QueryWire>();
+        const IPV6: usize = HEADER + size_of::<Ipv6QueryWire>();
+        match self.skb().len as usize {
+            IPV4 => self.carries_query::<Ipv4QueryWire>(),
+            IPV6 => self.carries_query::<Ipv6QueryWire>(),
+            // No query has another length.
+            _ => false,
+        }
+    }
+
+    #[inline]
+    fn source(&self) -> Option<Source> {
+        const IPV4: u32 = Ipv4Query::ETHERTYPE.to_be() as u32;
+        const IPV6: u32 = Ipv6Query::ETHERTYPE.to_be() as u32;
+        let port = self.read::<UdpHeader>(0)?.0.source_port.get();
+        match self.skb().protocol {
+            IPV4 => {
+                let Aligned(address) = self.read_ip(offset_of!(Ipv4Header, source))?;
+                let can_ask = can_ask(IpAddr::V4(Ipv4Addr::from_octets(address)), port);
+                Some(Source { key: key_of_ipv4(address), can_ask })
+            }
+            IPV6 => {
+                let Aligned(address) = self.read_ip(offset_of!(Ipv6Header, source))?;
+                let can_ask = can_ask(IpAddr::V6(Ipv6Addr::from_octets(address)), port);
+                let ingress = IfIndex::new(self.skb().ifindex)?;
+                Some(Source { key: key_of_ipv6(address, ingress), can_ask })
+            }
+            _ => None,
+        }
+    }
+}
+
+impl Received<'_> {
+    /// What cannot be read is for the server to judge.
+    #[inline]
+    fn carries_query<P: QueryPayload>(&self) -> bool {
+        self.read::<P>(size_of::<UdpHeader>()).is_none_or(|Aligned(payload)| payload.is_query())
+    }
+
+    /// What is `offset` bytes behind the start of the UDP header.
+    #[inline]
+    fn read<T: FromBytes>(&self, offset: usize) -> Option<Aligned<T>> {
+        let mut value = MaybeUninit::<Aligned<T>>::uninit();
+        // SAFETY: the helper writes as many bytes as a `T` has.
+        let result = unsafe {
+            bpf_skb_load_bytes(
+                self.ctx.skb.skb.cast(),
+                offset as u32,
+                value.as_mut_ptr().cast(),
+                size_of::<T>() as u32,
+            )
+        };
+        // SAFETY: then the helper has written all of it, and any bytes are a `T`.
+        (result == 0).then(|| unsafe { value.assume_init() })
+    }
+
+    /// What is `offset` bytes behind the start of the IP header.
+    #[inline]
+    fn read_ip<T: FromBytes>(&self, offset: usize) -> Option<Aligned<T>> {
+        let mut value = MaybeUninit::<Aligned<T>>::uninit();
+        // SAFETY: the helper writes as many bytes as a `T` has.
+        let result = unsafe {
+            bpf_skb_load_bytes_relative(
+                self.ctx.skb.skb.cast(),
+                offset as u32,
+                value.as_mut_ptr().cast(),
+                size_of::<T>() as u32,
+                bpf_hdr_start_off::BPF_HDR_START_NET,
+            )
+        };
+        // SAFETY: then the helper has written all of it, and any bytes are a `T`.
+        (result == 0).then(|| unsafe { value.assume_init() })
+    }
+
+    #[inline]
+    fn skb(&self) -> &__sk_buff {
+        // SAFETY: the kernel's context outlives the program. Reads of its fields are rewritten by
+        // the verifier; nothing writes to it while the reference is held.
+        unsafe { &*self.ctx.skb.skb }
+    }
+}

@@ -1,0 +1,37 @@
+// SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
+
+//! The responder: answers ip2gid queries in the kernel.
+
+#![cfg_attr(target_arch = "bpf", no_std, no_main)]
+
+#[cfg(target_arch = "bpf")]
+mod guard;
+#[cfg(target_arch = "bpf")]
+mod node;
+#[cfg(target_arch = "bpf")]
+mod tc;
+#[cfg(target_arch = "bpf")]
+mod xdp;
+
+/// Bytes of the link header: 14 on Ethernet, 24 on IPoIB. The loader sets it; one loaded instance
+/// serves one length.
+#[cfg(target_arch = "bpf")]
+#[unsafe(no_mangle)]
+static LINK_HEADER_LEN: aya_ebpf::Global<u32> = aya_ebpf::Global::new(14);
+
+/// Never reached: a program that could panic would be refused by the verifier.
+#[cfg(target_arch = "bpf")]
+#[panic_handler]
+fn panic(_: &core::panic::PanicInfo<'_>) -> ! {
+    loop {}
+}
+
+#[cfg(target_arch = "bpf")]
+#[unsafe(link_section = "license")]
+#[unsafe(no_mangle)]
+static LICENSE: [u8; 13] = *b"Dual BSD/GPL\0";
+
+#[cfg(not(target_arch = "bpf"))]
+fn main() {
+    println!("BPF programs: compiled by `cargo xtask ebpf`, loaded by the ibarr daemon");
+}

@@ -1,0 +1,115 @@
+// SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
+
+//! The maps, and [`Node`] as they show it.
+
+use aya_ebpf::btf_maps::lpm_trie::Key;
+use aya_ebpf::btf_maps::{Array, HashMap, LpmTrie, PerCpuArray};
+use aya_ebpf::helpers::bpf_ktime_get_boot_ns;
+use aya_ebpf::macros::btf_map;
+use ibarr_common::map::{
+    Allow, AllowPrefix, Counters, GidEntry, GidKey, Interface, LearnedGid, Neighbour, NeighbourKey,
+    Program, Reason, ResponderCfg, Route, RoutePrefix, max_entries,
+};
+use ibarr_common::{IfIndex, Instant};
+use ibarr_ebpf::decide::Node;
+
+/// `BPF_F_NO_PREALLOC`: entries take memory only when they are there.
+const NO_PREALLOC: usize = 1;
+
+#[btf_map(name = "gid_cache")]
+static GID_CACHE: HashMap<GidKey, GidEntry, { max_entries::GID_CACHE }, NO_PREALLOC> =
+    HashMap::new();
+
+/// No program reads it. It is here so that it is created, typed and pinned like the others.
+#[btf_map(name = "learned_gids")]
+static LEARNED_GIDS: HashMap<GidKey, LearnedGid, { max_entries::LEARNED_GIDS }, NO_PREALLOC> =
+    HashMap::new();
+
+#[btf_map(name = "interfaces")]
+static INTERFACES: HashMap<u32, Interface, { max_entries::INTERFACES }, NO_PREALLOC> =
+    HashMap::new();
+
+#[btf_map(name = "allow")]
+static ALLOW: LpmTrie<AllowPrefix, Allow, { max_entries::ALLOW }> = LpmTrie::new();
+
+#[btf_map(name = "neighbours")]
+static NEIGHBOURS: HashMap<NeighbourKey, Neighbour, { max_entries::NEIGHBOURS }, NO_PREALLOC> =
+    HashMap::new();
+
+#[btf_map(name = "routes")]
+static ROUTES: LpmTrie<RoutePrefix, Route, { max_entries::ROUTES }> = LpmTrie::new();
+
+#[btf_map(name = "responder_cfg")]
+static RESPONDER_CFG: Array<ResponderCfg, { max_entries::RESPONDER_CFG }> = Array::new();
+
+#[btf_map(name = "counters")]
+static COUNTERS: PerCpuArray<Counters, { max_entries::COUNTERS }> = PerCpuArray::new();
+
+/// This node, as the daemon describes it in the maps.
+pub(crate) struct Maps;
+
+impl Node for Maps {
+    #[inline]
+    fn now(&self) -> Instant {
+        // SAFETY: the helper takes nothing and has no effect.
+        Instant::from_nanos(unsafe { bpf_ktime_get_boot_ns() })
+    }
+
+    #[inline]
+    fn cfg(&self) -> ResponderCfg {
+        RESPONDER_CFG.get(0).copied().unwrap_or_default()
+    }
+
+    #[inline]
+    fn interface(&self, ifindex: IfIndex) -> Option<Interface> {
+        let element = INTERFACES.get_ptr(ifindex.get())?;
+        // SAFETY: the kernel keeps the element's memory until the program ends, and any bytes are
+        // an `Interface`.
+        Some(unsafe { element.read() })
+    }
+
+    #[inline]
+    fn allows(&self, address: &AllowPrefix) -> bool {
+        ALLOW.get(&Key::new(AllowPrefix::BITS, *address)).is_some()
+    }
+
+    #[inline]
+    fn has_entry(&self, key: &GidKey) -> bool {
+        GID_CACHE.get_ptr(key).is_some()
+    }
+
+    #[inline]
+    fn entry(&self, key: &GidKey) -> Option<GidEntry> {
+        const WORDS: usize = size_of::<GidEntry>() / 8;
+        let element = GID_CACHE.get_ptr(key)?.cast::<[u64; WORDS]>();
+        // SAFETY: the kernel keeps the element's memory, which it aligns to 8 bytes, until the
+        // program ends. Another CPU may write to it meanwhile, hence volatile: each word is read
+        // once, and `GidEntry::is_of` judges what they are together.
+        let words = unsafe { element.read_volatile() };
+        Some(zerocopy::transmute!(words))
+    }
+}
+
+/// Where a packet for `destination` goes from `ifindex`, if the daemon has written that down.
+#[inline]
+pub(crate) fn next_hop(ifindex: IfIndex, destination: [u8; 16]) -> Option<Neighbour> {
+    let prefix = RoutePrefix { ifindex: ifindex.get(), address: destination };
+    let route = ROUTES.get(&Key::new(RoutePrefix::BITS, prefix))?;
+    let address = if *route == Route::ON_LINK { destination } else { route.next_hop };
+    let element = NEIGHBOURS.get_ptr(&NeighbourKey { address, ifindex: ifindex.get() })?;
+    // SAFETY: as for an interface.
+    Some(unsafe { element.read() })
+}
+
+/// Counts a packet.
+#[inline]
+pub(crate) fn count(program: Program, reason: Reason) {
+    let Some(counters) = COUNTERS.get_ptr_mut(program.index()) else { return };
+    let index = reason as usize;
+    if index < Reason::ALL.len() {
+        // SAFETY: `Counters` is as many `u64` as there are reasons.
+        let counter = unsafe { counters.cast::<u64>().add(index) };
+        // SAFETY: inside the element of this CPU, which nothing else writes meanwhile.
+        unsafe { *counter += 1 };
+    }
+}

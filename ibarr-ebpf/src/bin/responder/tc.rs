@@ -1,0 +1,158 @@
+// SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
+
+//! `ip2gid_tc`: answers at tc ingress, on tcx or clsact.
+//!
+//! `bpf_redirect_neigh` routes the reply, finds its neighbour and writes its link header, with the
+//! kernel's own tables. It takes the IP header to be behind 14 bytes whatever the link's header
+//! length is (`net/core/filter.c`, `__bpf_redirect_neigh`), so that is where the reply is built.
+
+use core::mem::MaybeUninit;
+
+use aya_ebpf::bindings::{__sk_buff, TC_ACT_UNSPEC};
+use aya_ebpf::helpers::{bpf_redirect_neigh, bpf_skb_change_tail, bpf_skb_load_bytes};
+use aya_ebpf::macros::classifier;
+use aya_ebpf::programs::TcContext;
+use ibarr_common::IfIndex;
+use ibarr_common::map::{Interface, Program, Reason};
+use ibarr_ebpf::decide::{Ingress, answer};
+use ibarr_ebpf::packet::{Aligned, Ipv4Query, Ipv6Query, QueryPacket};
+
+use crate::LINK_HEADER_LEN;
+use crate::node::{Maps, count};
+
+/// Every packet that is not answered is left as it is to the next program (`TC_ACT_UNSPEC`).
+#[classifier]
+pub(crate) fn ip2gid_tc(ctx: TcContext) -> i32 {
+    let frame = Frame { ctx: &ctx };
+    if frame.may_hold::<Ipv4Query>() {
+        return frame.handle::<Ipv4Query>();
+    }
+    if frame.may_hold::<Ipv6Query>() {
+        return frame.handle::<Ipv6Query>();
+    }
+    TC_ACT_UNSPEC
+}
+
+/// Where `bpf_redirect_neigh` looks for the IP header.
+const REPLY_OFFSET: u32 = 14;
+
+struct Frame<'a> {
+    ctx: &'a TcContext,
+}
+
+impl Frame<'_> {
+    /// Of all other traffic, hardly a packet gets further than here.
+    #[inline]
+    fn may_hold<Q: QueryPacket>(&self) -> bool {
+        let skb = self.skb();
+        skb.protocol == u32::from(Q::ETHERTYPE.to_be())
+            && skb.len == LINK_HEADER_LEN.load() + size_of::<Q>() as u32
+    }
+
+    /// Not inlined: together, both would need more stack than there is.
+    #[inline(never)]
+    fn handle<Q: QueryPacket>(&self) -> i32 {
+        let mut packet = MaybeUninit::<Aligned<Q>>::uninit();
+        // SAFETY: the helper writes as many bytes as a `Q` has.
+        let result = unsafe {
+            bpf_skb_load_bytes(
+                self.ctx.skb.skb.cast(),
+                LINK_HEADER_LEN.load(),
+                packet.as_mut_ptr().cast(),
+                size_of::<Q>() as u32,
+            )
+        };
+        if result != 0 {
+            return TC_ACT_UNSPEC;
+        }
+        // SAFETY: the helper has written all of it, and any bytes are a packet. Looked at where it
+        // is: a copy would be torn into more registers than there are.
+        let Aligned(packet) = unsafe { packet.assume_init_ref() };
+        if !packet.is_to_our_port() {
+            return TC_ACT_UNSPEC;
+        }
+        match self.reply_to(packet) {
+            Ok(action) => {
+                count(Program::Tc, Reason::Answered);
+                action
+            }
+            Err(reason) => {
+                count(Program::Tc, reason);
+                TC_ACT_UNSPEC
+            }
+        }
+    }
+
+    #[inline]
+    fn reply_to<Q: QueryPacket>(&self, packet: &Q) -> Result<i32, Reason> {
+        if self.skb().vlan_present != 0 {
+            return Err(Reason::Vlan);
+        }
+        let ifindex = IfIndex::new(self.skb().ifindex).ok_or(Reason::InterfaceOff)?;
+        let at = At { frame: self, ifindex, checksum: Q::CHECKSUM_OFFSET };
+        let reply = Aligned(answer(&Maps, &at, packet)?);
+        let len = REPLY_OFFSET + size_of::<Q::Reply>() as u32;
+        if len != self.skb().len {
+            // SAFETY: the context is ours, and no pointer into the packet is held.
+            let result = unsafe { bpf_skb_change_tail(self.ctx.skb.skb, len, 0) };
+            if result != 0 {
+                return Err(Reason::NoRoom);
+            }
+        }
+        if self.ctx.store(REPLY_OFFSET as usize, &reply.0, 0).is_err() {
+            return Err(Reason::NoRoom);
+        }
+        // SAFETY: without parameters, the helper takes no memory of ours.
+        Ok(unsafe { bpf_redirect_neigh(ifindex.get(), core::ptr::null_mut(), 0, 0) } as i32)
+    }
+
+    #[inline]
+    fn skb(&self) -> &__sk_buff {
+        // SAFETY: the kernel's context outlives the program. Reads of its fields are rewritten by
+        // the verifier; nothing writes to it while the reference is held.
+        unsafe { &*self.ctx.skb.skb }
+    }
+}
+
+struct At<'a> {
+    frame: &'a Frame<'a>,
+    ifindex: IfIndex,
+    /// Where the UDP checksum is, counted from the IP header.
+    checksum: usize,
+}
+
+impl Ingress for At<'_> {
+    #[inline]
+    fn ifindex(&self) -> IfIndex {
+        self.ifindex
+    }
+
+    #[inline]
+    fn is_for_this_host(&self, _: &Interface) -> bool {
+        const PACKET_HOST: u32 = 0;
+        self.frame.skb().pkt_type == PACKET_HOST
+    }
+
+    /// `inet_proto_csum_replace4` leaves a checksum alone that is only partly there, unless it is
+    /// told that the pseudo-header changes. So we say that a word of payload changed, and look.
+    #[inline]
+    fn is_checksum_partial(&self) -> bool {
+        let ctx = self.frame.ctx;
+        let link = LINK_HEADER_LEN.load();
+        if link != REPLY_OFFSET {
+            // The kernel would fill the checksum in where it was in the query.
+            return false;
+        }
+        let offset = link as usize + self.checksum;
+        let Ok(before) = ctx.load::<[u8; 2]>(offset) else { return false };
+        if ctx.l4_csum_replace(offset, 0, 1, 2).is_err() {
+            return false;
+        }
+        let Ok(after) = ctx.load::<[u8; 2]>(offset) else { return false };
+        if after != before {
+            // It is passed on as it came. Room to write to is what the helper before has made.
+            let _ = ctx.store(offset, &before, 0);
+        }
+        after == before
+    }
+}

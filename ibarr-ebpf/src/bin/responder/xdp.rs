@@ -1,0 +1,268 @@
+// SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
+
+//! `ip2gid_xdp`: answers before the kernel makes a socket buffer (native), or just after (generic,
+//! the only kind on IPoIB).
+//!
+//! On Ethernet the reply goes back to the hardware address that the query came from. An IPoIB frame
+//! does not say where it came from: next hops come from the `routes` and `neighbours` maps.
+//!
+//! The kernel's own verdict on the checksum is not to be had here, so that a query from a local
+//! sender whose checksum is not filled in is passed on.
+
+use core::mem::MaybeUninit;
+use core::ptr;
+
+use aya_ebpf::bindings::xdp_action::{XDP_ABORTED, XDP_PASS, XDP_TX};
+use aya_ebpf::helpers::{bpf_xdp_adjust_head, bpf_xdp_adjust_tail};
+use aya_ebpf::macros::xdp;
+use aya_ebpf::programs::XdpContext;
+use ibarr_common::IfIndex;
+use ibarr_common::ib::IpoibHwAddr;
+use ibarr_common::map::{Interface, Program, Reason};
+use ibarr_ebpf::decide::{Ingress, answer};
+use ibarr_ebpf::packet::{Aligned, Ipv4Query, Ipv6Query, QueryPacket};
+use zerocopy::network_endian::U16;
+
+use crate::LINK_HEADER_LEN;
+use crate::node::{Maps, count, next_hop};
+
+/// Every packet that is not answered is left as it is to the kernel's stack (`XDP_PASS`).
+#[xdp]
+pub(crate) fn ip2gid_xdp(ctx: XdpContext) -> u32 {
+    let frame = Frame { ctx: &ctx };
+    if LINK_HEADER_LEN.load() as usize == size_of::<Ethernet>() {
+        frame.dispatch::<Ethernet>()
+    } else {
+        frame.dispatch::<Ipoib>()
+    }
+}
+
+/// A link header.
+trait Link: Copy {
+    fn ethertype(&self) -> U16;
+
+    fn is_for_this_host(&self, interface: &Interface) -> bool;
+
+    /// That of the reply to `source`.
+    fn reply(&self, ifindex: IfIndex, source: [u8; 16]) -> Option<Self>;
+}
+
+#[derive(Clone, Copy)]
+#[repr(C)]
+struct Ethernet {
+    destination: [u8; 6],
+    source: [u8; 6],
+    ethertype: U16,
+}
+
+impl Link for Ethernet {
+    #[inline]
+    fn ethertype(&self) -> U16 {
+        self.ethertype
+    }
+
+    #[inline]
+    fn is_for_this_host(&self, interface: &Interface) -> bool {
+        const GROUP: u8 = 1;
+        interface.hwaddr.starts_with(&self.destination) && self.source[0] & GROUP == 0
+    }
+
+    #[inline]
+    fn reply(&self, _: IfIndex, _: [u8; 16]) -> Option<Self> {
+        Some(Self { destination: self.source, source: self.destination, ..*self })
+    }
+}
+
+/// What the kernel makes of an IPoIB header: `struct ipoib_pseudo_header`, zero in what is
+/// received, and `struct ipoib_header` (RFC 4391 section 6).
+#[derive(Clone, Copy)]
+#[repr(C)]
+struct Ipoib {
+    destination: [u8; IpoibHwAddr::LEN],
+    ethertype: U16,
+    reserved: [u8; 2],
+}
+
+impl Link for Ipoib {
+    #[inline]
+    fn ethertype(&self) -> U16 {
+        self.ethertype
+    }
+
+    /// The hardware has seen to it; which address it was sent to is not told.
+    #[inline]
+    fn is_for_this_host(&self, _: &Interface) -> bool {
+        true
+    }
+
+    #[inline]
+    fn reply(&self, ifindex: IfIndex, source: [u8; 16]) -> Option<Self> {
+        let destination = next_hop(ifindex, source)?.hwaddr;
+        Some(Self { destination, ethertype: self.ethertype, reserved: [0; 2] })
+    }
+}
+
+/// A whole frame.
+#[derive(Clone, Copy)]
+#[repr(C)]
+struct Whole<L, P> {
+    link: L,
+    packet: P,
+}
+
+struct Frame<'a> {
+    ctx: &'a XdpContext,
+}
+
+impl Frame<'_> {
+    #[inline]
+    fn dispatch<L: Link>(&self) -> u32 {
+        let len = self.end() - self.start();
+        if len == size_of::<Whole<L, Ipv4Query>>() {
+            self.handle::<L, Ipv4Query>()
+        } else if len == size_of::<Whole<L, Ipv6Query>>() {
+            self.handle::<L, Ipv6Query>()
+        } else {
+            XDP_PASS
+        }
+    }
+
+    /// Not inlined: together, four of them would need more stack than there is.
+    #[inline(never)]
+    fn handle<L: Link, Q: QueryPacket>(&self) -> u32 {
+        let Some(query) = self.view::<Whole<L, Q>>() else { return XDP_PASS };
+        // SAFETY: `view` has checked the bounds, and any bytes are a frame.
+        let query = unsafe { copy(query) };
+        let Aligned(query) = opaque(&query);
+        if query.link.ethertype() != Q::ETHERTYPE || !query.packet.is_to_our_port() {
+            return XDP_PASS;
+        }
+        match self.reply_to(query) {
+            Ok(action) => {
+                count(Program::Xdp, Reason::Answered);
+                action
+            }
+            Err(reason) => {
+                count(Program::Xdp, reason);
+                XDP_PASS
+            }
+        }
+    }
+
+    #[inline]
+    fn reply_to<L: Link, Q: QueryPacket>(&self, query: &Whole<L, Q>) -> Result<u32, Reason> {
+        // SAFETY: a field of the kernel's context, which outlives the program.
+        let ifindex = unsafe { (*self.ctx.ctx).ingress_ifindex };
+        let ifindex = IfIndex::new(ifindex).ok_or(Reason::InterfaceOff)?;
+        let packet = answer(&Maps, &At { link: query.link, ifindex }, &query.packet)?;
+        let link = query
+            .link
+            .reply(ifindex, query.packet.source(ifindex).address)
+            .ok_or(Reason::NoRoute)?;
+        self.grow(size_of::<Q::Reply>() - size_of::<Q>())?;
+        let Some(frame) = self.view::<Whole<L, Q::Reply>>() else {
+            // The frame has been changed, and nobody else could make sense of it.
+            return Ok(XDP_ABORTED);
+        };
+        // SAFETY: `view` has checked the bounds.
+        unsafe { copy_back(opaque(&Aligned(Whole { link, packet })), frame) };
+        Ok(XDP_TX)
+    }
+
+    /// Makes the frame longer, at the end that has room: before it (guaranteed where XDP is
+    /// generic, scarce with some drivers), or behind it (since Linux 5.8, where the buffer allows).
+    #[inline]
+    fn grow(&self, by: usize) -> Result<(), Reason> {
+        if by == 0 {
+            return Ok(());
+        }
+        let by = by as i32;
+        // SAFETY: the context is ours, and no pointer into the packet is held.
+        if unsafe { bpf_xdp_adjust_head(self.ctx.ctx, -by) } == 0 {
+            return Ok(());
+        }
+        // SAFETY: as above.
+        if unsafe { bpf_xdp_adjust_tail(self.ctx.ctx, by) } == 0 {
+            return Ok(());
+        }
+        Err(Reason::NoRoom)
+    }
+
+    /// Where a `T` at the start of the frame is, if the frame holds one.
+    #[inline]
+    fn view<T>(&self) -> Option<*mut T> {
+        let start = self.start();
+        (start + size_of::<T>() <= self.end()).then_some(start as *mut T)
+    }
+
+    #[inline]
+    fn start(&self) -> usize {
+        // SAFETY: a field of the kernel's context, which outlives the program.
+        let data = unsafe { &raw const (*self.ctx.ctx).data };
+        // SAFETY: as above. Volatile, or the compiler would see through the comparison with the
+        // end that the verifier wants to see.
+        unsafe { data.read_volatile() as usize }
+    }
+
+    #[inline]
+    fn end(&self) -> usize {
+        // SAFETY: as for the start.
+        let end = unsafe { &raw const (*self.ctx.ctx).data_end };
+        // SAFETY: as for the start.
+        unsafe { end.read_volatile() as usize }
+    }
+}
+
+/// Keeps the compiler from tearing memory into more registers than there are.
+#[inline]
+fn opaque<T>(memory: &T) -> &T {
+    core::hint::black_box(memory)
+}
+
+/// # Safety
+/// `from` holds a `T`, is even, and its bytes may be any.
+///
+/// An even address is what the kernel's own stack asks of a frame (`include/linux/etherdevice.h`).
+#[inline]
+unsafe fn copy<T>(from: *const T) -> Aligned<T> {
+    const { assert!(size_of::<T>().is_multiple_of(2)) }
+    let mut to = MaybeUninit::<Aligned<T>>::uninit();
+    // SAFETY: both hold a `T`, one of them on our stack, and both are even.
+    unsafe {
+        ptr::copy_nonoverlapping(from.cast::<u16>(), to.as_mut_ptr().cast(), size_of::<T>() / 2);
+    };
+    // SAFETY: all of it has just been written.
+    unsafe { to.assume_init() }
+}
+
+/// # Safety
+/// `to` has room for a `T` and is even.
+#[inline]
+unsafe fn copy_back<T>(from: &Aligned<T>, to: *mut T) {
+    const { assert!(size_of::<T>().is_multiple_of(2)) }
+    let from = (&raw const from.0).cast::<u16>();
+    // SAFETY: both hold a `T`, one of them on our stack, and both are even.
+    unsafe { ptr::copy_nonoverlapping(from, to.cast(), size_of::<T>() / 2) };
+}
+
+struct At<L> {
+    link: L,
+    ifindex: IfIndex,
+}
+
+impl<L: Link> Ingress for At<L> {
+    #[inline]
+    fn ifindex(&self) -> IfIndex {
+        self.ifindex
+    }
+
+    #[inline]
+    fn is_for_this_host(&self, interface: &Interface) -> bool {
+        self.link.is_for_this_host(interface)
+    }
+
+    #[inline]
+    fn is_checksum_partial(&self) -> bool {
+        false
+    }
+}

@@ -1,0 +1,144 @@
+// SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
+
+//! What becomes of a query, by the rules of the ip2gid server in `ibarr-proto`: a program answers
+//! only what the server would answer, with the same payload, and the guard drops only what the
+//! server would. Everything else is passed on to it.
+
+use ibarr_common::map::{AllowPrefix, GidEntry, GidKey, Interface, Reason, ResponderCfg};
+use ibarr_common::{IfIndex, Instant};
+
+use crate::packet::{Checksum, QueryPacket, Sum};
+
+/// What a program can find out about this node.
+pub trait Node {
+    /// The time.
+    fn now(&self) -> Instant;
+
+    /// The one element of `responder_cfg`.
+    fn cfg(&self) -> ResponderCfg;
+
+    /// Element of `interfaces`.
+    fn interface(&self, ifindex: IfIndex) -> Option<Interface>;
+
+    /// Whether a prefix in `allow` covers an address.
+    fn allows(&self, address: &AllowPrefix) -> bool;
+
+    /// Whether `gid_cache` has an element.
+    fn has_entry(&self, key: &GidKey) -> bool;
+
+    /// A copy of an element of `gid_cache`.
+    fn entry(&self, key: &GidKey) -> Option<GidEntry>;
+}
+
+/// A packet's way to us.
+pub trait Ingress {
+    /// The interface that it came in by.
+    fn ifindex(&self) -> IfIndex;
+
+    /// Whether the packet is for this host at the link layer.
+    fn is_for_this_host(&self, interface: &Interface) -> bool;
+
+    /// Whether the kernel knows that its UDP checksum has yet to be filled in
+    /// (`CHECKSUM_PARTIAL`). Asked only if the checksum is the sum of the pseudo-header.
+    fn is_checksum_partial(&self) -> bool;
+}
+
+/// The reply to `packet`.
+///
+/// # Errors
+/// Why the packet is passed on instead.
+#[inline]
+pub fn answer<Q: QueryPacket>(
+    node: &impl Node,
+    ingress: &impl Ingress,
+    packet: &Q,
+) -> Result<Q::Reply, Reason> {
+    let cfg = node.cfg();
+    if !cfg.is_leased(node.now()) {
+        return Err(Reason::LeaseOver);
+    }
+    let interface = node.interface(ingress.ifindex()).ok_or(Reason::InterfaceOff)?;
+    if interface.switches & Q::SWITCH == 0 {
+        return Err(Reason::InterfaceOff);
+    }
+    if !ingress.is_for_this_host(&interface) {
+        return Err(Reason::OtherHost);
+    }
+    packet.check_headers()?;
+    if !packet.is_query() {
+        return Err(Reason::Malformed);
+    }
+    if !packet.is_for_destination() {
+        return Err(Reason::Destination);
+    }
+    if !packet.can_be_asked_from() {
+        return Err(Reason::Source);
+    }
+    check_source(node, &cfg, &packet.source(ingress.ifindex()))?;
+    let key = packet.destination(ingress.ifindex());
+    let entry = node.entry(&key).ok_or(Reason::Unknown)?;
+    if !entry.is_of(&key) {
+        return Err(Reason::Replaced);
+    }
+    if !entry.has_gid() {
+        return Err(Reason::Unknown);
+    }
+    let sum = match packet.checksum() {
+        Checksum::Right => Sum::Whole,
+        Checksum::PseudoHeader if ingress.is_checksum_partial() => Sum::PseudoHeader,
+        Checksum::PseudoHeader | Checksum::Wrong => return Err(Reason::Checksum),
+    };
+    Ok(packet.reply(entry.gid, sum))
+}
+
+/// A datagram that a socket of the daemon is about to be given. The kernel has checked its headers
+/// and checksum.
+pub trait Datagram {
+    /// Whether its payload is a query, see [`QueryPayload::is_query`](crate::packet::QueryPayload::is_query).
+    fn is_query(&self) -> bool;
+
+    /// Where it comes from, if that can be found out.
+    fn source(&self) -> Option<Source>;
+}
+
+/// Where a datagram comes from.
+#[derive(Clone, Copy, Debug)]
+pub struct Source {
+    /// Its address.
+    pub key: GidKey,
+    /// See [`can_ask`](ibarr_common::wire::ip2gid::can_ask).
+    pub can_ask: bool,
+}
+
+/// Lets `datagram` through to the socket.
+///
+/// # Errors
+/// Why the server would not answer it: it need not be woken.
+#[inline]
+pub fn guard(node: &impl Node, datagram: &impl Datagram) -> Result<(), Reason> {
+    let cfg = node.cfg();
+    if !cfg.is_leased(node.now()) {
+        return Ok(());
+    }
+    if !datagram.is_query() {
+        return Err(Reason::Malformed);
+    }
+    // The server also says "not here", so whether we know the address is not for us to judge.
+    let Some(source) = datagram.source() else { return Ok(()) };
+    if !source.can_ask {
+        return Err(Reason::Source);
+    }
+    check_source(node, &cfg, &source.key)
+}
+
+#[inline]
+fn check_source(node: &impl Node, cfg: &ResponderCfg, source: &GidKey) -> Result<(), Reason> {
+    // An address of ours as source comes from a liar or by a loop.
+    if node.has_entry(source) {
+        return Err(Reason::Source);
+    }
+    if cfg.restricts() && !node.allows(&AllowPrefix { address: source.address }) {
+        return Err(Reason::NotAllowed);
+    }
+    Ok(())
+}

@@ -1,0 +1,34 @@
+// SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
+
+//! The BPF programs of ibarr.
+//!
+//! * [`packet`], [`decide`]: what a program does with a packet, free of helpers and maps, so that
+//!   it is also tested on the host;
+//! * `src/bin/responder`: the programs, the maps, and all that touches the kernel;
+//! * [`OBJECT`], [`BENCH_OBJECT`]: the programs as `cargo xtask ebpf` has compiled them.
+
+#![no_std]
+#![forbid(unsafe_code)]
+
+pub mod decide;
+pub mod packet;
+
+#[cfg(not(target_arch = "bpf"))]
+pub use object::{BENCH_OBJECT, OBJECT};
+
+#[cfg(not(target_arch = "bpf"))]
+mod object {
+    /// Aligned as an ELF reader wants it.
+    #[repr(C, align(8))]
+    struct Aligned<T: ?Sized>(T);
+
+    static RESPONDER: &Aligned<[u8]> = &Aligned(*include_bytes!("../prebuilt/responder.bpf.o"));
+    static BENCH: &Aligned<[u8]> = &Aligned(*include_bytes!("../prebuilt/bench.bpf.o"));
+
+    /// The responder: `ip2gid_tc`, `ip2gid_xdp`, `ip2gid_guard` and their maps, an ELF file
+    /// without DWARF.
+    pub static OBJECT: &[u8] = &RESPONDER.0;
+
+    /// Programs that the responder is tested and measured beside; never loaded by the daemon.
+    pub static BENCH_OBJECT: &[u8] = &BENCH.0;
+}

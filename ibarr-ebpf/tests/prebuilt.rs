@@ -1,0 +1,25 @@
+// SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
+
+//! The prebuilt objects are those of the sources beside them.
+
+use std::path::Path;
+
+#[path = "../../xtask/src/ebpf/inputs.rs"]
+mod inputs;
+
+#[test]
+fn objects_are_made_from_these_sources() {
+    let here = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let record = std::fs::read_to_string(here.join("prebuilt/toolchain.txt")).unwrap();
+    let made_from = record.lines().find_map(|line| line.strip_prefix("sources "));
+    let sources = inputs::digest(here.parent().unwrap()).unwrap();
+    assert_eq!(made_from, Some(sources.as_str()), "stale objects: run `cargo xtask ebpf`");
+}
+
+#[test]
+fn objects_are_elf_files_aligned_for_their_readers() {
+    for object in [ibarr_ebpf::OBJECT, ibarr_ebpf::BENCH_OBJECT] {
+        assert!(object.starts_with(b"\x7fELF"));
+        assert_eq!(object.as_ptr().align_offset(8), 0);
+    }
+}
