@@ -262,7 +262,6 @@ struct Answer {
     ip: IpAddr,
     status: String,
     gid: Option<String>,
-    #[serde(default)]
     source: String,
     ms: f64,
 }

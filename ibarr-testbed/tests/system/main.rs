@@ -6,6 +6,5 @@
 #![forbid(unsafe_code)]
 
 mod demo;
-mod ip2gid;
 mod lab;
 mod machine;
