@@ -203,7 +203,8 @@ impl Engine {
         match input {
             Input::View(input) => self.view.handle_input(now, input),
             Input::Route(RouteAnswer { question, route }) => {
-                self.resolver.handle_input(now, client::Input::Route { question, route });
+                self.resolver
+                    .handle_input(now, client::Input::Route { question, route: route.ok() });
             }
             Input::Queries(batch) => self.answer(batch),
             Input::Datagram(datagram) => {

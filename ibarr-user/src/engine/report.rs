@@ -84,7 +84,7 @@ impl Engine {
         add(&mut counts, "ip2gid.server", self.server.counters());
         add(&mut counts, "ip2gid.client", self.resolver.client().counters());
         add(&mut counts, "local-view", self.view.counters());
-        counts.extend(self.counters.iter().map(|(name, count)| (name.to_owned(), count)));
+        counts.extend(self.counters.iter().map(|(name, count)| (name.to_string(), count)));
         counts
     }
 

@@ -7,6 +7,10 @@
 //! |---|---|---|---|
 //! | batches | server sockets → engine | [`BATCHES`]: one a socket, which then waits for its replies | the socket waits, the kernel's receive buffer drops |
 //! | datagrams | query sockets → engine | [`DATAGRAMS`]: twice the pending table's burst that one wake-up can bring | newest dropped, `transport.reply-dropped` |
+//! | view | rtnetlink → engine | [`VIEW_INPUTS`]: the messages of one datagram | the socket waits, what then does not fit its buffer is lost, which the kernel tells: a dump follows |
+//! | dump requests | engine → rtnetlink | 1: another one asks for the same | not sent |
+//! | routes | engine → rtnetlink | none: the client asks for one route a flight, and bounds its flights | |
+//! | route answers | rtnetlink → engine | [`ROUTE_ANSWERS`] | no more questions are taken |
 //! | asks | control connections → engine | [`ASKS`]: one a connection | the connection waits |
 
 pub mod queries;
@@ -15,47 +19,64 @@ pub mod server;
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
+use ibarr_proto::counters::Counter as _;
+
 /// See the table above.
 pub const BATCHES: usize = 2;
 /// See the table above.
 pub const DATAGRAMS: usize = 8192;
 /// See the table above.
+pub const VIEW_INPUTS: usize = 256;
+/// See the table above.
+pub const ROUTE_ANSWERS: usize = 256;
+/// See the table above.
 pub const ASKS: usize = 32;
 
-/// What a transport counts.
-#[derive(Clone, Copy, Debug, Eq, PartialEq)]
-pub enum Counter {
-    /// The kernel refused a query of ours, or its buffer was full; it is sent again by schedule.
-    QueryNotSent,
-    /// The kernel refused a reply of ours, say for want of a route back.
-    ReplyNotSent,
-    /// More datagrams came to our query sockets than the engine took.
-    ReplyDropped,
-    /// recvmsg(2) failed.
-    ReceiveFailed,
-    /// A socket for our own queries could not be opened.
-    SocketNotOpened,
-}
-
-impl Counter {
-    /// Every counter.
-    pub const ALL: [Self; 5] = [
-        Self::QueryNotSent,
-        Self::ReplyNotSent,
-        Self::ReplyDropped,
-        Self::ReceiveFailed,
-        Self::SocketNotOpened,
-    ];
-
-    /// As `ibarr counters` shows it.
-    pub fn name(self) -> &'static str {
-        match self {
-            Self::QueryNotSent => "transport.query-not-sent",
-            Self::ReplyNotSent => "transport.reply-not-sent",
-            Self::ReplyDropped => "transport.reply-dropped",
-            Self::ReceiveFailed => "transport.receive-failed",
-            Self::SocketNotOpened => "transport.socket-not-opened",
-        }
+ibarr_proto::counters! {
+    /// What the transports count.
+    pub enum Counter {
+        /// The kernel refused a query of ours, or its buffer was full; it is sent again by schedule.
+        QueryNotSent = "transport.query-not-sent",
+        /// The kernel refused a reply of ours, say for want of a route back.
+        ReplyNotSent = "transport.reply-not-sent",
+        /// More datagrams came to our query sockets than the engine took.
+        ReplyDropped = "transport.reply-dropped",
+        /// recvmsg(2) failed.
+        ReceiveFailed = "transport.receive-failed",
+        /// A socket for our own queries could not be opened.
+        SocketNotOpened = "transport.socket-not-opened",
+        /// Events about links and addresses.
+        RtnetlinkEvent = "rtnetlink.event",
+        /// Dumps of links and addresses that were passed on whole.
+        RtnetlinkDump = "rtnetlink.dump",
+        /// Dumps during which the kernel's tables changed (`NLM_F_DUMP_INTR`), each done again.
+        RtnetlinkDumpInterrupted = "rtnetlink.dump-interrupted",
+        /// Dumps during which events were lost, each done again.
+        RtnetlinkDumpSpoiled = "rtnetlink.dump-spoiled",
+        /// Dumps that the kernel refused or broke off, each asked for again.
+        RtnetlinkDumpRefused = "rtnetlink.dump-refused",
+        /// Messages of a dump that had been given up.
+        RtnetlinkStaleAnswer = "rtnetlink.stale-answer",
+        /// Times that events did not fit the socket, each followed by a dump.
+        RtnetlinkOverrun = "rtnetlink.overrun",
+        /// Datagrams that did not fit the buffer, each followed by a dump.
+        RtnetlinkOversized = "rtnetlink.oversized",
+        /// Datagrams that another process sent to our rtnetlink sockets.
+        RtnetlinkForeign = "rtnetlink.foreign",
+        /// Datagrams with a message header that does not fit, each followed by a dump.
+        RtnetlinkMalformedHeader = "rtnetlink.malformed-header",
+        /// Messages that make no sense, passed over.
+        RtnetlinkMalformedMessage = "rtnetlink.malformed-message",
+        /// Times that an rtnetlink socket broke and was opened again.
+        RtnetlinkReopened = "rtnetlink.reopened",
+        /// Questions for a route that were answered with one.
+        RouteFound = "rtnetlink.route-found",
+        /// Questions for a route that were answered with the reason why there is none.
+        RouteNotFound = "rtnetlink.route-not-found",
+        /// Questions for a route asked again because answers were lost.
+        RouteAskedAgain = "rtnetlink.route-asked-again",
+        /// Answers about routes to no question.
+        RouteUnasked = "rtnetlink.route-unasked",
     }
 }
 
@@ -66,12 +87,16 @@ pub struct Counters([AtomicU64; Counter::ALL.len()]);
 impl Counters {
     /// One more.
     pub fn count(&self, counter: Counter) {
-        self.0[counter as usize].fetch_add(1, Ordering::Relaxed);
+        self.0[counter.index()].fetch_add(1, Ordering::Relaxed);
     }
 
-    /// Each with its name.
-    pub fn iter(&self) -> impl Iterator<Item = (&'static str, u64)> {
-        let value = |counter: Counter| self.0[counter as usize].load(Ordering::Relaxed);
-        Counter::ALL.into_iter().map(move |counter| (counter.name(), value(counter)))
+    /// How often `counter` was counted.
+    pub fn get(&self, counter: Counter) -> u64 {
+        self.0[counter.index()].load(Ordering::Relaxed)
+    }
+
+    /// Each with its count.
+    pub fn iter(&self) -> impl Iterator<Item = (Counter, u64)> {
+        Counter::ALL.iter().map(|&counter| (counter, self.get(counter)))
     }
 }

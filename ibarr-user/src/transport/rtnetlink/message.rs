@@ -1,0 +1,291 @@
+// SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
+
+//! Netlink messages: the frames of a datagram, and what rtnetlink's mean.
+//!
+//! neli has the types and walks the attributes. It trusts lengths of the message header, so that
+//! walk is ours, and neli sees only the payload of one whole message.
+
+use std::io::Cursor;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+
+use ibarr_common::IfIndex;
+use ibarr_proto::local_view::{
+    AddressId, Bonding, Dad, HwAddr, InterfaceAddress, InterfaceName, Link, LinkType,
+};
+use neli::consts::nl::{NlmF, Nlmsg};
+use neli::consts::rtnl::{Ifa, Iff, Ifla, IflaInfo, RtAddrFamily, RtScope, RtaType, Rtm};
+use neli::nl::{NlPayload, NlmsghdrBuilder};
+use neli::rtnl::{Ifaddrmsg, IfaddrmsgBuilder, Ifinfomsg, IfinfomsgBuilder, RtattrBuilder};
+use neli::types::{Buffer, RtBuffer};
+use neli::{FromBytesWithInput, Size, ToBytes};
+
+/// Splits a datagram into messages. Ends after the first that does not fit: where the next one
+/// begins is not known then.
+pub(super) fn frames(datagram: &[u8]) -> impl Iterator<Item = Result<Frame<'_>, Malformed>> {
+    let mut rest = datagram;
+    std::iter::from_fn(move || {
+        if rest.is_empty() {
+            return None;
+        }
+        let split = Frame::split(rest);
+        rest = split.map_or(&[], |(_, rest)| rest);
+        Some(split.map(|(frame, _)| frame).ok_or(Malformed::Header))
+    })
+}
+
+/// A netlink message (`struct nlmsghdr` of include/uapi/linux/netlink.h, host byte order).
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub(super) struct Frame<'a> {
+    pub(super) kind: u16,
+    pub(super) flags: NlmF,
+    /// That of the request, in an answer.
+    pub(super) seq: u32,
+    /// In an answer that of the socket that asked, in an event that of the socket which made the
+    /// change.
+    pub(super) portid: u32,
+    pub(super) payload: &'a [u8],
+}
+
+impl<'a> Frame<'a> {
+    fn split(bytes: &'a [u8]) -> Option<(Self, &'a [u8])> {
+        let (header, _) = bytes.split_first_chunk::<HEADER_LEN>()?;
+        let [l0, l1, l2, l3, k0, k1, f0, f1, s0, s1, s2, s3, p0, p1, p2, p3] = *header;
+        let len = usize::try_from(u32::from_ne_bytes([l0, l1, l2, l3])).ok()?;
+        let frame = Self {
+            kind: u16::from_ne_bytes([k0, k1]),
+            flags: NlmF::from_bits_retain(u16::from_ne_bytes([f0, f1])),
+            seq: u32::from_ne_bytes([s0, s1, s2, s3]),
+            portid: u32::from_ne_bytes([p0, p1, p2, p3]),
+            payload: bytes.get(HEADER_LEN..len)?,
+        };
+        // Padding after the last message may be missing.
+        let next = len.checked_next_multiple_of(4)?.min(bytes.len());
+        Some((frame, &bytes[next..]))
+    }
+
+    /// The error number of `NLMSG_ERROR` and `NLMSG_DONE`, positive; zero is success. A `NLMSG_DONE`
+    /// without one is success.
+    pub(super) fn errno(&self) -> Result<i32, Malformed> {
+        match self.payload.first_chunk::<4>() {
+            Some(error) => Ok(i32::from_ne_bytes(*error).saturating_neg()),
+            None if self.payload.is_empty() && self.kind == u16::from(Nlmsg::Done) => Ok(0),
+            None => Err(Malformed::Header),
+        }
+    }
+}
+
+/// What links and addresses do.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub(super) enum Change {
+    Link(Link),
+    LinkGone(IfIndex),
+    Address(InterfaceAddress),
+    AddressGone(AddressId),
+}
+
+impl Change {
+    /// `None` for what is not about them.
+    pub(super) fn parse(frame: &Frame<'_>) -> Result<Option<Self>, Malformed> {
+        match Rtm::from(frame.kind) {
+            Rtm::Newlink => Ok(link(frame.payload)?.map(Self::Link)),
+            Rtm::Dellink => Ok(link_gone(frame.payload)?.map(Self::LinkGone)),
+            Rtm::Newaddr => Ok(address(frame.payload)?.map(Self::Address)),
+            Rtm::Deladdr => Ok(address(frame.payload)?.map(|entry| Self::AddressGone(entry.id))),
+            _ => Ok(None),
+        }
+    }
+}
+
+/// Why a message of the kernel is refused.
+#[derive(Clone, Copy, Debug, Eq, PartialEq, thiserror::Error)]
+pub(super) enum Malformed {
+    #[error("a message header that does not fit")]
+    Header,
+    #[error("attributes that do not fit")]
+    Attributes,
+    #[error("an attribute of a wrong length")]
+    AttributeLength,
+    #[error("an attribute is missing")]
+    AttributeMissing,
+    #[error("no interface index")]
+    IfIndex,
+    #[error("an interface name that is none")]
+    Name,
+    #[error("a prefix longer than its address")]
+    PrefixLen,
+}
+
+fn link(payload: &[u8]) -> Result<Option<Link>, Malformed> {
+    let Some((ifindex, message)) = ifinfomsg(payload)? else { return Ok(None) };
+    let attributes = message.rtattrs();
+    // A wireless extension's event about the link says only that (`rtnetlink_ifinfo_prep`).
+    if attribute(attributes, Ifla::Wireless).is_some() {
+        return Ok(None);
+    }
+    let name = attribute(attributes, Ifla::Ifname).ok_or(Malformed::AttributeMissing)?;
+    let name = name.strip_suffix(b"\0").unwrap_or(name);
+    // A device without an address, as a tun is, has no attribute.
+    let hwaddr = attribute(attributes, Ifla::Address).unwrap_or_default();
+    Ok(Some(Link {
+        ifindex,
+        name: InterfaceName::new(name).ok_or(Malformed::Name)?,
+        link_type: LinkType::new(u16::from(*message.ifi_type())),
+        hwaddr: HwAddr::new(hwaddr).ok_or(Malformed::AttributeLength)?,
+        up: message.ifi_flags().contains(Iff::UP),
+        bonding: bonding(attributes)?,
+    }))
+}
+
+fn link_gone(payload: &[u8]) -> Result<Option<IfIndex>, Malformed> {
+    Ok(ifinfomsg(payload)?.map(|(ifindex, _)| ifindex))
+}
+
+/// `None` for what a protocol says about its side of a link: bridges announce that a port has left
+/// as `RTM_DELLINK` of family `AF_BRIDGE` to the same group (`br_ifinfo_notify`).
+fn ifinfomsg(payload: &[u8]) -> Result<Option<(IfIndex, Ifinfomsg)>, Malformed> {
+    let message = Ifinfomsg::from_bytes_with_input(&mut Cursor::new(payload), payload.len())
+        .map_err(|_| Malformed::Attributes)?;
+    if *message.ifi_family() != RtAddrFamily::Unspecified {
+        return Ok(None);
+    }
+    let ifindex = u32::try_from(*message.ifi_index()).ok().and_then(IfIndex::new);
+    Ok(Some((ifindex.ok_or(Malformed::IfIndex)?, message)))
+}
+
+fn bonding(attributes: &RtBuffer<Ifla, Buffer>) -> Result<Bonding, Malformed> {
+    let Some(info) = attribute(attributes, Ifla::Linkinfo) else { return Ok(Bonding::None) };
+    let info = nested::<IflaInfo>(info)?;
+    let is_bond = |kind| matches!(attribute(&info, kind), Some(b"bond\0" | b"team\0"));
+    if is_bond(IflaInfo::SlaveKind) {
+        let master = attribute(attributes, Ifla::Master).ok_or(Malformed::AttributeMissing)?;
+        return Ok(Bonding::Slave { of: ifindex(master)? });
+    }
+    if !is_bond(IflaInfo::Kind) {
+        return Ok(Bonding::None);
+    }
+    let data = attribute(&info, IflaInfo::Data).map(nested::<u16>).transpose()?;
+    // A team numbers its attributes otherwise, and sends none.
+    let active_slave = match attribute(&info, IflaInfo::Kind) {
+        Some(b"bond\0") => data.as_ref().and_then(|data| attribute(data, IFLA_BOND_ACTIVE_SLAVE)),
+        _ => None,
+    };
+    Ok(Bonding::Master { active_slave: active_slave.map(ifindex).transpose()? })
+}
+
+fn address(payload: &[u8]) -> Result<Option<InterfaceAddress>, Malformed> {
+    let message = Ifaddrmsg::from_bytes_with_input(&mut Cursor::new(payload), payload.len())
+        .map_err(|_| Malformed::Attributes)?;
+    let family = *message.ifa_family();
+    if !matches!(family, RtAddrFamily::Inet | RtAddrFamily::Inet6) {
+        return Ok(None);
+    }
+    let attributes = message.rtattrs();
+    let ip = |kind| attribute(attributes, kind).map(|octets| ip(family, octets)).transpose();
+    let (local, other) = (ip(Ifa::Local)?, ip(Ifa::Address)?);
+    // `IFA_ADDRESS` is the other end where it differs from `IFA_LOCAL`, and the address itself where
+    // that is absent (IPv6 without a peer).
+    let address = local.or(other).ok_or(Malformed::AttributeMissing)?;
+    let peer = other.filter(|other| *other != address);
+    let prefix_len = *message.ifa_prefixlen();
+    let bits = if address.is_ipv4() { 32 } else { 128 };
+    if prefix_len > bits {
+        return Err(Malformed::PrefixLen);
+    }
+    let ifindex = IfIndex::new(*message.ifa_index()).ok_or(Malformed::IfIndex)?;
+    let flags = match attribute(attributes, Ifa::Flags) {
+        Some(flags) => number(flags)?,
+        None => u32::from(message.ifa_flags().bits()),
+    };
+    let id = AddressId::new(ifindex, address, prefix_len, peer);
+    Ok(Some(InterfaceAddress { id, dad: dad(flags) }))
+}
+
+/// A failed or optimistic address is tentative as well (`addrconf_dad_stop`, `ipv6_add_addr` in
+/// net/ipv6/addrconf.c).
+fn dad(flags: u32) -> Dad {
+    let has = |flag| flags & flag != 0;
+    if has(libc::IFA_F_DADFAILED) {
+        Dad::Failed
+    } else if has(libc::IFA_F_OPTIMISTIC) {
+        Dad::Optimistic
+    } else if has(libc::IFA_F_TENTATIVE) {
+        Dad::Tentative
+    } else {
+        Dad::Passed
+    }
+}
+
+pub(super) fn attribute<T: RtaType>(attributes: &RtBuffer<T, Buffer>, kind: T) -> Option<&[u8]> {
+    let found = attributes.iter().find(|attribute| *attribute.rta_type() == kind)?;
+    Some(found.rta_payload().as_ref())
+}
+
+fn nested<T: RtaType>(payload: &[u8]) -> Result<RtBuffer<T, Buffer>, Malformed> {
+    RtBuffer::from_bytes_with_input(&mut Cursor::new(payload), payload.len())
+        .map_err(|_| Malformed::Attributes)
+}
+
+pub(super) fn ip(family: RtAddrFamily, octets: &[u8]) -> Result<IpAddr, Malformed> {
+    let address = match family {
+        RtAddrFamily::Inet => octets.try_into().map(|v4: [u8; 4]| Ipv4Addr::from(v4).into()),
+        _ => octets.try_into().map(|v6: [u8; 16]| Ipv6Addr::from(v6).into()),
+    };
+    address.map_err(|_| Malformed::AttributeLength)
+}
+
+pub(super) fn ifindex(payload: &[u8]) -> Result<IfIndex, Malformed> {
+    IfIndex::new(number(payload)?).ok_or(Malformed::IfIndex)
+}
+
+fn number(payload: &[u8]) -> Result<u32, Malformed> {
+    payload.try_into().map(u32::from_ne_bytes).map_err(|_| Malformed::AttributeLength)
+}
+
+/// Asks for all links.
+pub(super) fn dump_links(seq: u32) -> Vec<u8> {
+    // Half of a link's message is statistics.
+    let skip_stats = RtattrBuilder::default()
+        .rta_type(Ifla::ExtMask)
+        .rta_payload(libc::RTEXT_FILTER_SKIP_STATS.cast_unsigned())
+        .build()
+        .expect(ALL_SET);
+    let message = IfinfomsgBuilder::default()
+        .ifi_family(RtAddrFamily::Unspecified)
+        .rtattrs(RtBuffer::from_iter([skip_stats]))
+        .build()
+        .expect(ALL_SET);
+    request(Rtm::Getlink, NlmF::DUMP, seq, message)
+}
+
+/// Asks for all addresses.
+pub(super) fn dump_addresses(seq: u32) -> Vec<u8> {
+    let message = IfaddrmsgBuilder::default()
+        .ifa_family(RtAddrFamily::Unspecified)
+        .ifa_prefixlen(0)
+        .ifa_scope(RtScope::Universe)
+        .ifa_index(0)
+        .build()
+        .expect(ALL_SET);
+    request(Rtm::Getaddr, NlmF::DUMP, seq, message)
+}
+
+/// A whole request.
+pub(super) fn request<P: Size + ToBytes>(kind: Rtm, flags: NlmF, seq: u32, message: P) -> Vec<u8> {
+    let message = NlmsghdrBuilder::default()
+        .nl_type(kind)
+        .nl_flags(NlmF::REQUEST | flags)
+        .nl_seq(seq)
+        .nl_payload(NlPayload::Payload(message))
+        .build()
+        .expect(ALL_SET);
+    let mut bytes = Cursor::new(Vec::new());
+    // A vector takes all that is written.
+    message.to_bytes(&mut bytes).expect("written to a vector");
+    bytes.into_inner()
+}
+
+const HEADER_LEN: usize = 16;
+/// Why neli's builders do not fail: their only error is a field that was not set.
+pub(super) const ALL_SET: &str = "all fields are set";
+/// Of the attributes of a bond (include/uapi/linux/if_link.h).
+const IFLA_BOND_ACTIVE_SLAVE: u16 = 2;

@@ -1,0 +1,303 @@
+// SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
+
+use std::collections::BTreeMap;
+use std::io::{self, Cursor};
+use std::net::IpAddr;
+use std::sync::Arc;
+
+use ibarr_common::IfIndex;
+use ibarr_proto::ip2gid::Question;
+use ibarr_proto::ip2gid::client::Route;
+use neli::FromBytesWithInput;
+use neli::consts::nl::{NlmF, Nlmsg};
+use neli::consts::rtnl::{RtAddrFamily, RtScope, RtTable, Rta, Rtm, Rtn, Rtprot};
+use neli::rtnl::{RtattrBuilder, Rtmsg, RtmsgBuilder};
+use nix::errno::Errno;
+use tokio::sync::mpsc;
+
+use super::message::{self, ALL_SET, Frame, Malformed, attribute};
+use super::socket::{Received, Socket};
+use crate::transport::{Counter, Counters, ROUTE_ANSWERS};
+
+/// Asks the kernel which way an address is (`RTM_GETROUTE`), until it is dropped or nobody takes the
+/// answers.
+///
+/// With an interface in the question, the way out by that interface. The kernel then takes an IPv4
+/// address that no route through it leads to for one on its link (`ip_route_output_key_hash_rcu`).
+#[derive(Debug)]
+pub struct Routes {
+    questions: mpsc::UnboundedSender<Question>,
+}
+
+/// The kernel's answer to a question.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub struct RouteAnswer {
+    /// As it was asked.
+    pub question: Question,
+    /// The way, or why there is none.
+    pub route: Result<Route, NoRoute>,
+}
+
+/// Why there is no way to an address.
+#[derive(Clone, Copy, Debug, Eq, PartialEq, thiserror::Error)]
+pub enum NoRoute {
+    /// It is an address of this machine.
+    #[error("an address of this machine")]
+    Local,
+    /// It is a broadcast, anycast or multicast address.
+    #[error("not the address of one host")]
+    NotUnicast,
+    /// A route throws its packets away.
+    #[error("blackholed or prohibited by a route")]
+    Forbidden,
+    /// No route leads there.
+    #[error("no route")]
+    Unreachable,
+    /// The kernel could not say.
+    #[error("the kernel could not look it up: {0}")]
+    Failed(Errno),
+    /// The kernel's answer makes no sense.
+    #[error("the kernel's answer makes no sense")]
+    Malformed,
+}
+
+impl Routes {
+    /// Opens the socket in the network namespace of this thread. Must be called within a runtime.
+    ///
+    /// # Errors
+    /// If the kernel has no such socket for us.
+    pub fn start(counters: Arc<Counters>) -> io::Result<(Self, mpsc::Receiver<RouteAnswer>)> {
+        let socket = open()?;
+        let (question, questions) = mpsc::unbounded_channel();
+        let (sender, answers) = mpsc::channel(ROUTE_ANSWERS);
+        let lookups = Lookups::new(Arc::clone(&counters));
+        let mut asker = Asker { socket, lookups, questions, answers: sender, counters };
+        tokio::spawn(async move {
+            while let Err(error) = asker.ask().await {
+                tracing::error!(%error, "rtnetlink: socket for routes broken, it is opened again");
+                asker.socket = super::reopen(open).await;
+                asker.counters.count(Counter::RtnetlinkReopened);
+                asker.lookups.handle_loss();
+                asker.lookups.handle_drained();
+            }
+        });
+        Ok((Self { questions: question }, answers))
+    }
+
+    /// Asks. Each question gets one answer.
+    pub fn lookup(&self, question: Question) {
+        // Only if nobody takes the answers.
+        let _ = self.questions.send(question);
+    }
+}
+
+struct Asker {
+    socket: Socket,
+    lookups: Lookups,
+    questions: mpsc::UnboundedReceiver<Question>,
+    answers: mpsc::Sender<RouteAnswer>,
+    counters: Arc<Counters>,
+}
+
+impl Asker {
+    /// Ends without an error when one of the channels is closed.
+    async fn ask(&mut self) -> io::Result<()> {
+        let mut said = Vec::new();
+        loop {
+            while let Some((seq, request)) = self.lookups.poll_transmit() {
+                if let Err(error) = self.socket.send(&request) {
+                    let errno = Errno::from_raw(error.raw_os_error().unwrap_or_default());
+                    self.lookups.handle_unsent(seq, errno, &mut said);
+                }
+            }
+            for answer in said.drain(..) {
+                if self.answers.send(answer).await.is_err() {
+                    return Ok(());
+                }
+            }
+            tokio::select! {
+                readable = self.socket.readable() => {
+                    readable?;
+                    match self.socket.receive()? {
+                        Received::Datagram(datagram) => {
+                            self.lookups.handle_datagram(datagram, &mut said);
+                        }
+                        Received::Foreign => self.counters.count(Counter::RtnetlinkForeign),
+                        Received::Truncated | Received::Overrun => self.lookups.handle_loss(),
+                        Received::Drained => self.lookups.handle_drained(),
+                    }
+                }
+                question = self.questions.recv(), if self.lookups.has_room() => match question {
+                    Some(question) => self.lookups.handle_question(question),
+                    None => return Ok(()),
+                },
+                () = self.answers.closed() => return Ok(()),
+            }
+        }
+    }
+}
+
+/// Questions under way, without the socket.
+pub(super) struct Lookups {
+    seq: u32,
+    /// By the sequence number of the request.
+    pending: BTreeMap<u32, Pending>,
+    /// Answers were lost; which ones is known when the rest has been read.
+    lost: bool,
+    counters: Arc<Counters>,
+}
+
+#[derive(Clone, Copy)]
+struct Pending {
+    question: Question,
+    sent: bool,
+}
+
+impl Lookups {
+    /// Their answers fit the socket many times.
+    const MAX_PENDING: usize = 64;
+
+    pub(super) fn new(counters: Arc<Counters>) -> Self {
+        Self { seq: 0, pending: BTreeMap::new(), lost: false, counters }
+    }
+
+    pub(super) fn has_room(&self) -> bool {
+        self.pending.len() < Self::MAX_PENDING
+    }
+
+    pub(super) fn handle_question(&mut self, question: Question) {
+        self.seq = self.seq.wrapping_add(1);
+        self.pending.insert(self.seq, Pending { question, sent: false });
+    }
+
+    pub(super) fn poll_transmit(&mut self) -> Option<(u32, Vec<u8>)> {
+        let (&seq, pending) = self.pending.iter_mut().find(|(_, pending)| !pending.sent)?;
+        pending.sent = true;
+        Some((seq, request(seq, pending.question)))
+    }
+
+    pub(super) fn handle_unsent(&mut self, seq: u32, errno: Errno, answers: &mut Vec<RouteAnswer>) {
+        self.finish(seq, Err(NoRoute::Failed(errno)), answers);
+    }
+
+    pub(super) fn handle_loss(&mut self) {
+        self.lost = true;
+    }
+
+    pub(super) fn handle_drained(&mut self) {
+        if !std::mem::take(&mut self.lost) {
+            return;
+        }
+        for pending in self.pending.values_mut().filter(|pending| pending.sent) {
+            pending.sent = false;
+            self.counters.count(Counter::RouteAskedAgain);
+        }
+    }
+
+    pub(super) fn handle_datagram(&mut self, datagram: &[u8], answers: &mut Vec<RouteAnswer>) {
+        for frame in message::frames(datagram) {
+            if let Ok(frame) = frame {
+                self.handle_answer(&frame, answers);
+            } else {
+                self.counters.count(Counter::RtnetlinkMalformedHeader);
+                self.lost = true;
+            }
+        }
+    }
+
+    fn handle_answer(&mut self, frame: &Frame<'_>, answers: &mut Vec<RouteAnswer>) {
+        let Some(pending) = self.pending.get(&frame.seq) else {
+            return self.counters.count(Counter::RouteUnasked);
+        };
+        let route = route(frame, pending.question).unwrap_or_else(|error| {
+            tracing::debug!(%error, "rtnetlink: route refused");
+            self.counters.count(Counter::RtnetlinkMalformedMessage);
+            Err(NoRoute::Malformed)
+        });
+        self.finish(frame.seq, route, answers);
+    }
+
+    fn finish(&mut self, seq: u32, route: Result<Route, NoRoute>, answers: &mut Vec<RouteAnswer>) {
+        let Some(Pending { question, .. }) = self.pending.remove(&seq) else { return };
+        let counter = if route.is_ok() { Counter::RouteFound } else { Counter::RouteNotFound };
+        self.counters.count(counter);
+        answers.push(RouteAnswer { question, route });
+    }
+}
+
+fn request(seq: u32, question: Question) -> Vec<u8> {
+    let (family, bits, octets) = match question.target() {
+        IpAddr::V4(v4) => (RtAddrFamily::Inet, 32, v4.octets().to_vec()),
+        IpAddr::V6(v6) => (RtAddrFamily::Inet6, 128, v6.octets().to_vec()),
+    };
+    let attribute = |kind, payload: &[u8]| {
+        RtattrBuilder::default().rta_type(kind).rta_payload(payload).build().expect(ALL_SET)
+    };
+    let egress = question.egress().map(|egress| attribute(Rta::Oif, &egress.get().to_ne_bytes()));
+    let message = RtmsgBuilder::default()
+        .rtm_family(family)
+        .rtm_dst_len(bits)
+        .rtm_src_len(0)
+        .rtm_tos(0)
+        .rtm_table(RtTable::Unspec)
+        .rtm_protocol(Rtprot::Unspec)
+        .rtm_scope(RtScope::Universe)
+        .rtm_type(Rtn::Unspec)
+        .rtattrs([attribute(Rta::Dst, &octets)].into_iter().chain(egress).collect())
+        .build()
+        .expect(ALL_SET);
+    message::request(Rtm::Getroute, NlmF::empty(), seq, message)
+}
+
+/// What an answer says; the outer error is that it says nothing.
+fn route(frame: &Frame<'_>, question: Question) -> Result<Result<Route, NoRoute>, Malformed> {
+    if frame.kind == u16::from(Nlmsg::Error) {
+        return Ok(Err(no_route(Errno::from_raw(frame.errno()?))));
+    }
+    if frame.kind != u16::from(Rtm::Newroute) {
+        return Err(Malformed::Header);
+    }
+    let message =
+        Rtmsg::from_bytes_with_input(&mut Cursor::new(frame.payload), frame.payload.len())
+            .map_err(|_| Malformed::Attributes)?;
+    match *message.rtm_type() {
+        Rtn::Unicast => {}
+        Rtn::Local => return Ok(Err(NoRoute::Local)),
+        Rtn::Broadcast | Rtn::Anycast | Rtn::Multicast => return Ok(Err(NoRoute::NotUnicast)),
+        Rtn::Blackhole | Rtn::Prohibit => return Ok(Err(NoRoute::Forbidden)),
+        _ => return Ok(Err(NoRoute::Unreachable)),
+    }
+    let attributes = message.rtattrs();
+    let oif = attribute(attributes, Rta::Oif).ok_or(Malformed::AttributeMissing)?;
+    let ifindex: IfIndex = message::ifindex(oif)?;
+    let next_hop = if let Some(gateway) = attribute(attributes, Rta::Gateway) {
+        message::ip(*message.rtm_family(), gateway)?
+    } else if let Some(via) = attribute(attributes, Rta::Via) {
+        // `struct rtvia`: the family in host order, then the address (RFC 8950 routes).
+        let (family, octets) = via.split_first_chunk::<2>().ok_or(Malformed::AttributeLength)?;
+        let family =
+            u8::try_from(u16::from_ne_bytes(*family)).map_err(|_| Malformed::Attributes)?;
+        message::ip(RtAddrFamily::from(family), octets)?
+    } else {
+        question.target()
+    };
+    Ok(Ok(Route { ifindex, next_hop }))
+}
+
+/// `fib_props` of net/ipv4/fib_semantics.c and `ip6_rt_type_to_error` of net/ipv6/route.c say which
+/// error a type of route has.
+fn no_route(errno: Errno) -> NoRoute {
+    match errno {
+        Errno::ENETUNREACH | Errno::EHOSTUNREACH | Errno::EAGAIN => NoRoute::Unreachable,
+        // A blackhole, and a prohibition.
+        Errno::EINVAL | Errno::EACCES => NoRoute::Forbidden,
+        other => NoRoute::Failed(other),
+    }
+}
+
+fn open() -> io::Result<Socket> {
+    Socket::open(0, RECEIVE_BUFFER)
+}
+
+/// An answer is less than a KiB with all that the kernel reckons.
+const RECEIVE_BUFFER: usize = 256 * 1024;

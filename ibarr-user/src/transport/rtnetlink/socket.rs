@@ -1,0 +1,104 @@
+// SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
+
+use std::io::{self, IoSliceMut};
+use std::os::fd::{AsRawFd, OwnedFd};
+
+use nix::errno::Errno;
+use nix::sys::socket::{
+    AddressFamily, MsgFlags, NetlinkAddr, SockFlag, SockProtocol, SockType, bind, getsockname,
+    recvmsg, send, setsockopt, socket, sockopt,
+};
+use tokio::io::Interest;
+use tokio::io::unix::AsyncFd;
+
+use crate::sys::fd;
+
+/// A non-blocking `NETLINK_ROUTE` socket of the network namespace that the opening thread is in.
+///
+/// neli's own sockets do not tell who sent a message.
+pub(super) struct Socket {
+    fd: AsyncFd<OwnedFd>,
+    portid: u32,
+    buffer: Box<[u8]>,
+}
+
+/// What a read of the socket brought.
+#[derive(Debug)]
+pub(super) enum Received<'a> {
+    /// Messages of the kernel.
+    Datagram(&'a [u8]),
+    /// Messages of another process, which any process may send us.
+    Foreign,
+    /// More than fits the buffer; the rest is gone.
+    Truncated,
+    /// The kernel had messages that did not fit the socket.
+    Overrun,
+    /// There is nothing more.
+    Drained,
+}
+
+impl Socket {
+    /// The kernel fills at most 32 KiB at a time (`netlink_recvmsg`), and a single message of one
+    /// link is a few KiB.
+    const BUFFER: usize = 64 * 1024;
+
+    /// A member of the multicast groups with these `RTMGRP_*` bits.
+    pub(super) fn open(groups: u32, receive_buffer: usize) -> io::Result<Self> {
+        let fd = socket(
+            AddressFamily::Netlink,
+            SockType::Raw,
+            SockFlag::SOCK_CLOEXEC | SockFlag::SOCK_NONBLOCK,
+            SockProtocol::NetlinkRoute,
+        )?;
+        // Above net.core.rmem_max only with CAP_NET_ADMIN; what we then get is enough to start with,
+        // and what does not fit is read again.
+        if setsockopt(&fd, sockopt::RcvBufForce, &receive_buffer).is_err() {
+            setsockopt(&fd, sockopt::RcvBuf, &receive_buffer)?;
+        }
+        bind(fd.as_raw_fd(), &NetlinkAddr::new(0, groups))?;
+        let portid = getsockname::<NetlinkAddr>(fd.as_raw_fd())?.pid();
+        let buffer = vec![0; Self::BUFFER].into();
+        Ok(Self { fd: fd::watch(fd)?, portid, buffer })
+    }
+
+    /// What the kernel calls this socket.
+    pub(super) fn portid(&self) -> u32 {
+        self.portid
+    }
+
+    /// Waits until a read brings something, if only an error. May be dropped at any time.
+    pub(super) async fn readable(&self) -> io::Result<()> {
+        self.fd.readable().await.map(|mut guard| guard.retain_ready())
+    }
+
+    /// Reads once, without waiting.
+    pub(super) fn receive(&mut self) -> io::Result<Received<'_>> {
+        let (fd, buffer) = (&self.fd, &mut self.buffer);
+        let received = fd.try_io(Interest::READABLE, |fd| {
+            let mut slices = [IoSliceMut::new(buffer)];
+            let message =
+                recvmsg::<NetlinkAddr>(fd.as_raw_fd(), &mut slices, None, MsgFlags::empty())?;
+            // The kernel's address is 0.
+            let from_kernel = message.address.is_some_and(|from| from.pid() == 0);
+            Ok((message.bytes, from_kernel, message.flags))
+        });
+        match received {
+            Ok((_, false, _)) => Ok(Received::Foreign),
+            Ok((_, true, flags)) if flags.contains(MsgFlags::MSG_TRUNC) => Ok(Received::Truncated),
+            Ok((len, true, _)) => {
+                Ok(Received::Datagram(self.buffer.get(..len).unwrap_or_default()))
+            }
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => Ok(Received::Drained),
+            Err(error) if error.raw_os_error() == Some(Errno::ENOBUFS as i32) => {
+                Ok(Received::Overrun)
+            }
+            Err(error) => Err(error),
+        }
+    }
+
+    /// Sends one request. The kernel handles it before this returns, so it never has to wait.
+    pub(super) fn send(&self, request: &[u8]) -> io::Result<()> {
+        send(self.fd.as_raw_fd(), request, MsgFlags::empty())?;
+        Ok(())
+    }
+}

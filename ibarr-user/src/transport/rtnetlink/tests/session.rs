@@ -1,0 +1,310 @@
+// SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
+
+//! Dumps and losses, with the kernel's end in the test's hand.
+
+use ibarr_proto::local_view::{HwAddr, InterfaceName};
+
+use super::*;
+
+const PORTID: u32 = 4711;
+
+/// A session and what it has said.
+struct Story {
+    session: Session,
+    counters: Arc<Counters>,
+    said: Vec<Input>,
+    seq: u32,
+}
+
+impl Story {
+    fn new() -> Self {
+        let counters = Arc::<Counters>::default();
+        let session = Session::new(PORTID, Arc::clone(&counters));
+        Self { session, counters, said: Vec::new(), seq: 0 }
+    }
+
+    /// The kernel sends these in one datagram.
+    fn hear(&mut self, messages: &[Message]) -> &mut Self {
+        let datagram: Vec<u8> = messages.iter().flat_map(Message::bytes).collect();
+        self.session.handle_datagram(&datagram, &mut self.said);
+        self
+    }
+
+    /// The session asks for this, and nothing else.
+    fn asks(&mut self, kind: u16) -> &mut Self {
+        let request = self.session.poll_transmit(&mut self.said).expect("no request");
+        let request: Vec<_> = frames(&request).collect();
+        let [Ok(frame)] = request.as_slice() else { panic!("{request:?}") };
+        // NLM_F_REQUEST | NLM_F_DUMP
+        assert_eq!((frame.kind, frame.flags.bits()), (kind, 0x301));
+        assert_ne!(frame.seq, self.seq, "a sequence number twice");
+        self.seq = frame.seq;
+        self.asks_nothing()
+    }
+
+    fn asks_nothing(&mut self) -> &mut Self {
+        assert_eq!(self.session.poll_transmit(&mut self.said), None);
+        self
+    }
+
+    fn says(&mut self, expected: &[Input]) -> &mut Self {
+        assert_eq!(self.said, expected);
+        self.said.clear();
+        self
+    }
+
+    /// The kernel sends these in answer to the last request.
+    fn answers(&mut self, messages: &[Message]) -> &mut Self {
+        let stamp = |message: &Message| message.clone().answering(self.seq, PORTID);
+        let messages: Vec<_> = messages.iter().map(stamp).collect();
+        self.hear(&messages)
+    }
+
+    /// A whole dump of nothing.
+    fn dumps(&mut self) -> &mut Self {
+        self.asks(GETLINK).answers(&[done()]).asks(GETADDR).answers(&[done()]);
+        self.says(&[Input::DumpStarted, Input::DumpDone])
+    }
+
+    fn counted(&self, counter: Counter) -> u64 {
+        self.counters.get(counter)
+    }
+}
+
+fn done() -> Message {
+    Message::new(3, &0_i32.to_ne_bytes())
+}
+
+const GETLINK: u16 = 18;
+const GETADDR: u16 = 22;
+
+fn link(kind: u16, ifindex: u32) -> Message {
+    Message::link(kind, ifindex, 32, 1).with(Attr::text(3, "ib0"))
+}
+
+fn parsed(ifindex: u32) -> Link {
+    Link {
+        ifindex: index(ifindex),
+        name: InterfaceName::new(b"ib0").unwrap(),
+        link_type: LinkType::INFINIBAND,
+        hwaddr: HwAddr::default(),
+        up: true,
+        bonding: Bonding::None,
+    }
+}
+
+fn address(kind: u16, last: u8) -> Message {
+    Message::address(kind, 2, 24, 0, 5).with(Attr::new(2, &[10, 1, 0, last]))
+}
+
+fn entry(last: u8) -> InterfaceAddress {
+    InterfaceAddress {
+        id: AddressId::new(index(5), [10, 1, 0, last].into(), 24, None),
+        dad: Dad::Passed,
+    }
+}
+
+#[test]
+fn nothing_is_asked_before_it_is_wanted() {
+    let mut story = Story::new();
+    story.asks_nothing();
+    story.session.handle_request();
+    story.dumps().asks_nothing();
+    assert_eq!(story.counted(Counter::RtnetlinkDump), 1);
+}
+
+#[test]
+fn a_dump_lists_links_then_addresses_and_events_go_between() {
+    let mut story = Story::new();
+    story.session.handle_request();
+    story.asks(GETLINK);
+    story.answers(&[link(16, 5), link(16, 6)]);
+    story.hear(&[link(17, 6)]);
+    story.answers(&[done()]).asks(GETADDR);
+    story.hear(&[address(21, 2)]);
+    story.answers(&[address(20, 1), done()]);
+    story.says(&[
+        Input::DumpStarted,
+        Input::ListedLink(parsed(5)),
+        Input::ListedLink(parsed(6)),
+        Input::LinkGone(index(6)),
+        Input::AddressGone(entry(2).id),
+        Input::ListedAddress(entry(1)),
+        Input::DumpDone,
+    ]);
+}
+
+#[test]
+fn an_interrupted_dump_is_never_done_but_done_again() {
+    for phase in [GETLINK, GETADDR] {
+        let mut story = Story::new();
+        story.session.handle_request();
+        story.asks(GETLINK);
+        if phase == GETADDR {
+            story.answers(&[done()]).asks(GETADDR);
+        }
+        story.answers(&[address(20, 1).interrupted()]).answers(&[done().interrupted()]);
+        assert!(!story.said.contains(&Input::DumpDone));
+        story.said.clear();
+        story.dumps().asks_nothing();
+        assert_eq!(story.counted(Counter::RtnetlinkDumpInterrupted), 1);
+    }
+}
+
+#[test]
+fn after_a_loss_no_dump_begins_before_the_socket_was_read_to_its_end() {
+    let mut story = Story::new();
+    story.session.handle_loss(Counter::RtnetlinkOverrun);
+    story.asks_nothing();
+    // Older than the loss, and perhaps undone by what was lost.
+    story.hear(&[address(20, 1)]).asks_nothing();
+    story.says(&[Input::Address(entry(1))]);
+    story.session.handle_drained();
+    story.dumps();
+    assert_eq!(story.counted(Counter::RtnetlinkOverrun), 1);
+}
+
+#[test]
+fn a_loss_during_a_dump_voids_it() {
+    let mut story = Story::new();
+    story.session.handle_request();
+    story.asks(GETLINK);
+    story.session.handle_loss(Counter::RtnetlinkOverrun);
+    story.answers(&[done()]).says(&[Input::DumpStarted]).asks_nothing();
+    story.session.handle_drained();
+    story.dumps().asks_nothing();
+    // Between links and addresses, and among the addresses.
+    story.session.handle_request();
+    story.asks(GETLINK).answers(&[done()]);
+    story.session.handle_loss(Counter::RtnetlinkOversized);
+    story.session.handle_drained();
+    story.asks(GETADDR).answers(&[done()]).says(&[Input::DumpStarted]).dumps();
+    assert_eq!(story.counted(Counter::RtnetlinkDumpSpoiled), 2);
+}
+
+#[test]
+fn a_refused_dump_is_asked_for_again_after_a_growing_pause() {
+    let mut story = Story::new();
+    story.session.handle_request();
+    let mut pauses = Vec::new();
+    for _ in 0..12 {
+        story.asks(GETLINK);
+        let busy = (-libc::EBUSY).to_ne_bytes();
+        story
+            .hear(&[Message::new(2, &[&busy[..], &[0; 16]].concat()).answering(story.seq, PORTID)]);
+        pauses.push(story.session.poll_pause().map(|pause| pause.as_millis()));
+        assert_eq!(story.session.poll_pause(), None);
+    }
+    let (none, ms) = (None, |ms: u128| Some(ms));
+    let expected = [10, 20, 40, 80, 160, 320, 640, 1000, 1000, 1000].map(ms);
+    assert_eq!(pauses, [&[none, none][..], &expected].concat());
+    assert_eq!(story.counted(Counter::RtnetlinkDumpRefused), 12);
+    story.said.clear();
+    story.dumps();
+    // And from the beginning.
+    story.session.handle_request();
+    story.asks(GETLINK);
+    story.session.handle_unsent();
+    assert_eq!(story.session.poll_pause(), None);
+}
+
+#[test]
+fn a_dump_that_ends_with_an_error_is_not_done() {
+    let mut story = Story::new();
+    story.session.handle_request();
+    story.asks(GETLINK);
+    story
+        .answers(&[Message::new(3, &(-libc::ENOMEM).to_ne_bytes())])
+        .says(&[Input::DumpStarted])
+        .dumps();
+}
+
+#[test]
+fn a_dump_wanted_anew_voids_the_one_that_hangs() {
+    let mut story = Story::new();
+    story.session.handle_request();
+    story.asks(GETLINK);
+    let late = [link(16, 5), done()].map(|message| message.answering(story.seq, PORTID));
+    story.session.handle_request();
+    story.asks(GETLINK).hear(&late).says(&[Input::DumpStarted, Input::DumpStarted]);
+    assert_eq!(story.counted(Counter::RtnetlinkStaleAnswer), 2);
+    story.answers(&[done()]).asks(GETADDR);
+}
+
+#[test]
+fn an_event_with_our_port_id_is_an_event() {
+    // Made from another network namespace by a socket with the same number.
+    let mut story = Story::new();
+    let mut event = link(16, 5).answering(1, PORTID).bytes();
+    event[6] = 0;
+    story.session.handle_datagram(&event, &mut story.said);
+    story.says(&[Input::Link(parsed(5))]);
+}
+
+#[test]
+fn what_does_not_fit_is_counted_and_brings_a_dump() {
+    let mut story = Story::new();
+    story.hear(&[address(20, 1), link(16, 0), address(20, 2)]);
+    story.says(&[Input::Address(entry(1)), Input::Address(entry(2))]).asks_nothing();
+    assert_eq!(story.counted(Counter::RtnetlinkMalformedMessage), 1);
+    let mut datagram = [address(20, 1).bytes(), address(20, 2).bytes()].concat();
+    datagram.pop();
+    story.session.handle_datagram(&datagram, &mut story.said);
+    story.says(&[Input::Address(entry(1))]).session.handle_drained();
+    story.dumps();
+    assert_eq!(story.counted(Counter::RtnetlinkMalformedHeader), 1);
+    // NLMSG_OVERRUN
+    story.hear(&[Message::new(4, &[])]).session.handle_drained();
+    story.dumps();
+}
+
+#[test]
+fn routes_lost_are_asked_again_when_the_rest_was_read() {
+    let counters = Arc::<Counters>::default();
+    let mut lookups = Lookups::new(Arc::clone(&counters));
+    let mut seqs = Vec::new();
+    for last in 1..=2 {
+        lookups.handle_question(Question::new([10, 1, 0, last].into(), None).unwrap());
+        seqs.push(lookups.poll_transmit().unwrap().0);
+    }
+    lookups.handle_loss();
+    assert_eq!(lookups.poll_transmit(), None);
+    let error = [&(-libc::ENETUNREACH).to_ne_bytes()[..], &[0; 16]].concat();
+    let answer = |seq| Message::new(2, &error).answering(seq, PORTID).bytes();
+    let mut answers = Vec::new();
+    lookups.handle_datagram(&answer(seqs[0]), &mut answers);
+    lookups.handle_drained();
+    let (again, _) = lookups.poll_transmit().unwrap();
+    assert_eq!((again, lookups.poll_transmit()), (seqs[1], None));
+    lookups.handle_datagram(&answer(seqs[1]), &mut answers);
+    lookups.handle_datagram(&answer(seqs[1]), &mut answers);
+    let asked: Vec<_> = answers.iter().map(|answer| answer.question.target().to_string()).collect();
+    assert_eq!(asked, ["10.1.0.1", "10.1.0.2"]);
+    assert_eq!(counters.get(Counter::RouteAskedAgain), 1);
+    assert_eq!(counters.get(Counter::RouteUnasked), 1);
+}
+
+#[test]
+fn questions_for_routes_are_taken_up_to_a_bound() {
+    let mut lookups = Lookups::new(Arc::default());
+    let mut taken = 0_u8;
+    while lookups.has_room() {
+        lookups.handle_question(Question::new([10, 1, 0, taken + 1].into(), None).unwrap());
+        taken += 1;
+    }
+    assert_eq!(taken, 64);
+    let (seq, request) = lookups.poll_transmit().unwrap();
+    let question = Question::new([10, 1, 0, 1].into(), None).unwrap();
+    let expected = [
+        &36_u32.to_ne_bytes()[..],
+        &26_u16.to_ne_bytes(),
+        &1_u16.to_ne_bytes(),
+        &seq.to_ne_bytes(),
+        &[0; 4],
+        // struct rtmsg of IPv4, 32 bits; RTA_DST
+        &[2, 32, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 8, 0, 1, 0, 10, 1, 0, 1],
+    ];
+    assert_eq!(request, expected.concat(), "{question}");
+    lookups.handle_unsent(seq, nix::errno::Errno::ENOBUFS, &mut Vec::new());
+    assert!(lookups.has_room());
+}
