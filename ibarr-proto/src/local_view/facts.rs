@@ -33,8 +33,7 @@ impl Key {
 /// administrator of this machine chooses what is inserted, so nobody can pile up collisions.
 #[derive(Default)]
 pub(super) struct Facts {
-    /// All keys that are ours; `None` for one without a GID.
-    by_key: HashMap<Key, Option<Owned>, BuildHasherDefault<DefaultHasher>>,
+    by_key: HashMap<Key, Owned, BuildHasherDefault<DefaultHasher>>,
     /// How many keys have this address: several only if it is link-local.
     ours: HashMap<IpAddr, usize, BuildHasherDefault<DefaultHasher>>,
     /// Keys that are not what was told, and what was told.
@@ -43,7 +42,7 @@ pub(super) struct Facts {
 
 impl Facts {
     pub(super) fn lookup(&self, key: Key) -> Option<&Owned> {
-        self.by_key.get(&key)?.as_ref()
+        self.by_key.get(&key)
     }
 
     pub(super) fn is_ours(&self, address: IpAddr) -> bool {
@@ -53,20 +52,20 @@ impl Facts {
     /// In the order of addresses and scopes.
     pub(super) fn owned(&self) -> impl Iterator<Item = Owned> {
         let ordered: BTreeMap<_, _> = self.by_key.iter().collect();
-        ordered.into_values().copied().flatten()
+        ordered.into_values().copied()
     }
 
     pub(super) fn keys(&self) -> BTreeSet<Key> {
         self.by_key.keys().copied().collect()
     }
 
-    /// Key is ours, with this answer if any.
-    pub(super) fn set(&mut self, key: Key, owned: Option<Owned>) {
+    /// Key is ours.
+    pub(super) fn set(&mut self, key: Key, owned: Owned) {
         let before = self.by_key.insert(key, owned);
         if before.is_none() {
             *self.ours.entry(key.address).or_default() += 1;
         }
-        self.note(key, before.flatten(), owned);
+        self.note(key, before, Some(owned));
     }
 
     /// Key is not ours.
@@ -78,7 +77,7 @@ impl Facts {
                 self.ours.remove(&key.address);
             }
         }
-        self.note(key, before, None);
+        self.note(key, Some(before), None);
     }
 
     pub(super) fn poll_event(&mut self) -> Option<Event> {

@@ -28,6 +28,7 @@ use std::collections::BTreeSet;
 use std::net::IpAddr;
 
 use ibarr_common::ib::Gid;
+pub use ibarr_common::map::Origin;
 use ibarr_common::{IfIndex, Instant};
 
 use crate::counters::Counters;
@@ -98,36 +99,27 @@ pub enum Request {
 /// A fact about this node changed.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub enum Event {
-    /// An address has got a GID.
+    /// An address has become ours.
     Added(Owned),
     /// An address has another GID, interface or origin than before.
     Changed(Owned),
-    /// An address has no GID any more; this is what it was.
+    /// An address is not ours any more; this is what it was.
     Removed(Owned),
 }
 
-/// An address of this node and its GID.
+/// An address of this node and what is answered for it.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub struct Owned {
     /// The address.
     pub address: IpAddr,
     /// The interface that a link-local IPv6 address means, `None` for any other.
     pub scope: Option<IfIndex>,
-    /// Its GID.
-    pub gid: Gid,
-    /// The interface that has the address.
+    /// Its GID. One without is never answered for, but ours: nobody else may ask in its name.
+    pub gid: Option<Gid>,
+    /// The interface that gives it the GID, or else has it.
     pub ifindex: IfIndex,
-    /// Who says so.
+    /// Where the GID comes from.
     pub origin: Origin,
-}
-
-/// Where the GID of an address comes from.
-#[derive(Clone, Copy, Debug, Eq, PartialEq)]
-pub enum Origin {
-    /// The hardware address of the interface.
-    Local,
-    /// A [`StaticGid`].
-    Static,
 }
 
 /// Why an interface serves no GID of its own.
@@ -172,8 +164,8 @@ pub struct AddressStatus {
     pub address: IpAddr,
     /// Whether it may be used yet.
     pub dad: Dad,
-    /// What is answered for it, if anything; `ifindex` may be that of another interface.
-    pub answer: Option<Owned>,
+    /// What it is, if it is ours; `ifindex` may be that of another interface.
+    pub owned: Option<Owned>,
 }
 
 crate::counters! {
@@ -295,7 +287,7 @@ impl LocalView {
         self.facts.poll_event()
     }
 
-    /// Every address with a GID, in their order.
+    /// Every address that is ours, in their order.
     pub fn owned(&self) -> impl Iterator<Item = Owned> {
         self.facts.owned()
     }
@@ -313,7 +305,7 @@ impl LocalView {
                 .map(|InterfaceAddress { id, dad }| AddressStatus {
                     address: id.address,
                     dad,
-                    answer: self.facts.lookup(Key::new(id.address, id.ifindex)).copied(),
+                    owned: self.facts.lookup(Key::new(id.address, id.ifindex)).copied(),
                 })
                 .collect(),
         })
@@ -402,24 +394,23 @@ impl LocalView {
             self.contested.remove(&key.address);
             return;
         };
-        let owned = |ifindex, gid, origin| Owned {
-            address: key.address,
-            scope: key.scope,
-            gid,
-            ifindex,
-            origin,
-        };
         let mut contested = false;
-        let answer = if let Some(gid) = self.config.static_gids.lookup(key.address) {
-            Some(owned(first.ifindex, gid, Origin::Static))
+        let (ifindex, gid, origin) = if let Some(gid) = self.config.static_gids.lookup(key.address)
+        {
+            (first.ifindex, Some(gid), Origin::Static)
         } else {
             let mut served =
                 links.iter().filter_map(|link| Some((link.ifindex, self.served_gid(link).ok()?)));
-            let answer = served.next();
-            contested = answer.is_some_and(|(_, gid)| served.any(|(_, other)| other != gid));
-            answer.map(|(ifindex, gid)| owned(ifindex, gid, Origin::Local))
+            let chosen = served.next();
+            contested = chosen.is_some_and(|(_, gid)| served.any(|(_, other)| other != gid));
+            (
+                chosen.map_or(first.ifindex, |(ifindex, _)| ifindex),
+                chosen.map(|(_, gid)| gid),
+                Origin::Local,
+            )
         };
-        self.facts.set(key, answer);
+        let Key { address, scope } = key;
+        self.facts.set(key, Owned { address, scope, gid, ifindex, origin });
         if !contested {
             self.contested.remove(&key.address);
         } else if self.contested.insert(key.address) {
@@ -451,7 +442,7 @@ impl LocalView {
 /// Both in constant time.
 impl Local for LocalView {
     fn gid_of(&self, address: IpAddr, ingress: IfIndex) -> Option<Gid> {
-        self.facts.lookup(Key::new(address, ingress)).map(|owned| owned.gid)
+        self.facts.lookup(Key::new(address, ingress))?.gid
     }
 
     fn is_ours(&self, address: IpAddr) -> bool {

@@ -10,7 +10,7 @@ use ibarr_proto::counters;
 use ibarr_proto::ip2gid::client::Cached;
 use ibarr_proto::ip2gid::{Family, Question};
 use ibarr_proto::local_view::{Event, Interface};
-use tracing::info;
+use tracing::{debug, info};
 
 use super::Engine;
 use crate::control::messages::{CacheEntry, InterfaceStatus, ServerStatus, Status};
@@ -18,14 +18,14 @@ use crate::transport::server::State;
 
 /// A change of what this node answers.
 pub(super) fn log(event: &Event) {
-    match event {
-        Event::Added(owned) => {
-            info!(address = %owned.address, gid = %owned.gid, ifindex = %owned.ifindex, "answering");
-        }
-        Event::Changed(owned) => {
-            info!(address = %owned.address, gid = %owned.gid, ifindex = %owned.ifindex, "now answering");
-        }
-        Event::Removed(owned) => info!(address = %owned.address, "no longer answering"),
+    let (Event::Added(owned) | Event::Changed(owned) | Event::Removed(owned)) = event;
+    let (address, ifindex) = (owned.address, owned.ifindex);
+    match (event, owned.gid) {
+        (Event::Added(_), Some(gid)) => info!(%address, %gid, %ifindex, "answering"),
+        (Event::Changed(_), Some(gid)) => info!(%address, %gid, %ifindex, "now answering"),
+        (Event::Changed(_), None) => info!(%address, "not answering"),
+        (Event::Removed(_), Some(_)) => info!(%address, "no longer answering"),
+        (Event::Added(_) | Event::Removed(_), None) => debug!(%address, ?event, "no GID"),
     }
 }
 
@@ -113,7 +113,7 @@ impl Engine {
                  is answered; remove the others, or write a [[static-gid]]"
             )
         }));
-        if self.view.owned().next().is_none() {
+        if self.view.owned().all(|owned| owned.gid.is_none()) {
             warnings.push(
                 "no address of this machine has a GID: is ib_ipoib loaded and the interface up? \
                  Without IPoIB, write [[static-gid]] entries"
@@ -128,7 +128,7 @@ fn interface(link: &Interface) -> InterfaceStatus {
     let addresses: BTreeMap<IpAddr, String> = link
         .addresses
         .iter()
-        .filter_map(|address| Some((address.address, address.answer?.gid.to_string())))
+        .filter_map(|address| Some((address.address, address.owned?.gid?.to_string())))
         .collect();
     let (gid, reason) = match &link.gid {
         Ok(gid) => (Some(gid.to_string()), "it has no usable address".to_owned()),

@@ -163,9 +163,12 @@ impl Kernel {
             let from_config = config.static_gids.lookup(id.address);
             let by_hand =
                 from_config.and_then(|gid| Some((usable.first()?.ifindex, gid, Origin::Static)));
-            if let Some((ifindex, gid, origin)) = by_hand.or(local) {
-                owned.push(Owned { address: key.address, scope: key.scope, gid, ifindex, origin });
-            }
+            let Some(first) = usable.first() else { continue };
+            let (ifindex, gid, origin) = match by_hand.or(local) {
+                Some((ifindex, gid, origin)) => (ifindex, Some(gid), origin),
+                None => (first.ifindex, None, Origin::Local),
+            };
+            owned.push(Owned { address: key.address, scope: key.scope, gid, ifindex, origin });
         }
         owned.sort_by_key(|owned| (owned.address, owned.scope));
         owned.dedup();
@@ -212,7 +215,7 @@ fn check(kernel: &Kernel, view: &LocalView, config: &Config) {
         for address in ADDRESSES.map(ip) {
             let key = Key::new(address, arrived_on);
             let found = expected.iter().find(|o| (o.address, o.scope) == (key.address, key.scope));
-            assert_eq!(view.gid_of(address, arrived_on), found.map(|owned| owned.gid));
+            assert_eq!(view.gid_of(address, arrived_on), found.and_then(|owned| owned.gid));
         }
     }
     for address in ADDRESSES.map(ip) {
