@@ -262,6 +262,7 @@ struct Answer {
     ip: IpAddr,
     status: String,
     gid: Option<String>,
+    #[serde(default)]
     source: String,
     ms: f64,
 }

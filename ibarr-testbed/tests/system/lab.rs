@@ -222,7 +222,7 @@ fn status_tells_of_a_daemon_that_ended() {
 fn ordinary_user_has_a_lab_in_a_user_namespace() {
     const NOBODY: u32 = 65534;
     let machine = Machine::new();
-    // Neither the build directory nor /tmp/… of root need be open to others.
+    // The build directory need not be open to others.
     let home = machine.directory().join("home");
     fs::create_dir(&home).unwrap();
     for program in [Path::new(env!("CARGO_BIN_EXE_ibarr-testbed")), ibarr()] {

@@ -6,5 +6,6 @@
 #![forbid(unsafe_code)]
 
 mod demo;
+mod ip2gid;
 mod lab;
 mod machine;
