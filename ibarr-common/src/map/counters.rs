@@ -1,5 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 
+use core::ops::Sub;
+
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
 /// Who counts: the index in the map of counters.
@@ -104,14 +106,25 @@ impl Counters {
     /// The sum over CPUs.
     #[must_use]
     pub fn sum<'a>(per_cpu: impl IntoIterator<Item = &'a Self>) -> Self {
-        let mut words = [0u64; Reason::ALL.len()];
-        for counters in per_cpu {
-            let add: [u64; Reason::ALL.len()] = zerocopy::transmute!(*counters);
-            for (word, add) in words.iter_mut().zip(add) {
-                *word = word.wrapping_add(add);
-            }
+        per_cpu.into_iter().fold(Self::default(), |sum, one| sum.combine(*one, u64::wrapping_add))
+    }
+
+    fn combine(self, other: Self, combine: impl Fn(u64, u64) -> u64) -> Self {
+        let mut words: [u64; Reason::ALL.len()] = zerocopy::transmute!(self);
+        let others: [u64; Reason::ALL.len()] = zerocopy::transmute!(other);
+        for (word, other) in words.iter_mut().zip(others) {
+            *word = combine(*word, other);
         }
         zerocopy::transmute!(words)
+    }
+}
+
+impl Sub for Counters {
+    type Output = Self;
+
+    /// What was counted since `earlier`.
+    fn sub(self, earlier: Self) -> Self {
+        self.combine(earlier, u64::wrapping_sub)
     }
 }
 
@@ -129,5 +142,6 @@ mod tests {
             assert_eq!(counters.of(reason), u64::from(reason as u32) + 1, "{reason:?}");
         }
         assert_eq!(Counters::sum([&counters, &counters]).of(Reason::LeaseOver), 4);
+        assert_eq!(Counters::sum([&counters, &counters]) - counters, counters);
     }
 }

@@ -1,16 +1,40 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 
-//! The objects, loaded.
+//! The objects, loaded, and their maps.
 
+use std::net::IpAddr;
 use std::{env, fs};
 
-use aya::maps::{MapData, MapInfo};
-use aya::programs::{SchedClassifier, SocketFilter, Xdp};
-use aya::{Ebpf, EbpfLoader};
+use aya::maps::lpm_trie::Key;
+use aya::maps::{Array, HashMap, LpmTrie, Map, MapData, MapInfo, PerCpuArray};
+use aya::programs::{SchedClassifier, SocketFilter, TestRunOptions, Xdp};
+use aya::{Ebpf, EbpfLoader, TestRun as _};
+use ibarr_common::IfIndex;
+use ibarr_common::ib::Gid;
+use ibarr_common::map::{
+    self, Allow, AllowPrefix, Counters, GidEntry, GidKey, Interface, Neighbour, NeighbourKey,
+    Origin, Program, Reason, ResponderCfg, Route, RoutePrefix,
+};
 
 pub(crate) struct Programs {
     ebpf: Ebpf,
 }
+
+/// What a program did to a frame.
+#[derive(Debug, Eq, PartialEq)]
+pub(crate) struct Verdict {
+    pub(crate) action: u32,
+    pub(crate) frame: Vec<u8>,
+}
+
+/// `TC_ACT_UNSPEC`.
+pub(crate) const TC_NEXT: u32 = u32::MAX;
+/// `TC_ACT_REDIRECT`, what `bpf_redirect_neigh` returns.
+pub(crate) const TC_REDIRECT: u32 = 7;
+/// `XDP_PASS`.
+pub(crate) const XDP_PASS: u32 = 2;
+/// `XDP_TX`.
+pub(crate) const XDP_TX: u32 = 3;
 
 impl Programs {
     /// The responder's object for links with headers of `link_header` bytes.
@@ -19,8 +43,14 @@ impl Programs {
         let ebpf = EbpfLoader::new()
             .override_global("LINK_HEADER_LEN", &link_header, true)
             .load(&object)
-            .expect("the object loads: these tests need root");
+            .expect("the object loads: system tests need root");
         Self { ebpf }
+    }
+
+    /// The object of programs to test beside.
+    pub(crate) fn bench() -> Ebpf {
+        Ebpf::load(&object("IBARR_BPF_BENCH_OBJECT", ibarr_ebpf::BENCH_OBJECT))
+            .expect("the object loads: system tests need root")
     }
 
     pub(crate) fn tc(&mut self) -> &mut SchedClassifier {
@@ -50,16 +80,108 @@ impl Programs {
         program
     }
 
+    /// Runs `ip2gid_tc` on a frame that came in by `lo`.
+    pub(crate) fn run_tc(&mut self, frame: &[u8]) -> Verdict {
+        let mut out = vec![0; 2048];
+        let mut options = TestRunOptions::new();
+        options.data_in = Some(frame);
+        options.data_out = Some(&mut out);
+        let result = self.tc().test_run(options).expect("the kernel takes the frame");
+        out.truncate(result.data_size_out as usize);
+        Verdict { action: result.return_value, frame: out }
+    }
+
+    /// Runs `ip2gid_xdp` on a frame that came in by `lo`.
+    pub(crate) fn run_xdp(&mut self, frame: &[u8]) -> Verdict {
+        let mut out = vec![0; 2048];
+        let mut options = TestRunOptions::new();
+        options.data_in = Some(frame);
+        options.data_out = Some(&mut out);
+        let result = self.xdp().test_run(options).expect("the kernel takes the frame");
+        out.truncate(result.data_size_out as usize);
+        Verdict { action: result.return_value, frame: out }
+    }
+
+    /// From now on answers until `end` nanoseconds since boot.
+    pub(crate) fn lease_until(&mut self, end: u64, switches: u32) {
+        let cfg = ResponderCfg { lease_end: end, switches, reserved: 0 };
+        let mut map: Array<_, [u8; size_of::<ResponderCfg>()]> = self.map(map::RESPONDER_CFG);
+        let cfg: [u8; size_of::<ResponderCfg>()] = zerocopy::transmute!(cfg);
+        map.set(0, cfg, 0).expect("writable");
+    }
+
+    pub(crate) fn put_interface(&mut self, ifindex: IfIndex, interface: Interface) {
+        let mut map: HashMap<_, u32, [u8; size_of::<Interface>()]> = self.map(map::INTERFACES);
+        let interface: [u8; size_of::<Interface>()] = zerocopy::transmute!(interface);
+        map.insert(ifindex.get(), interface, 0).expect("writable");
+    }
+
+    pub(crate) fn put_gid(&mut self, address: IpAddr, interface: IfIndex, gid: Option<Gid>) {
+        let key = GidKey::new(address, interface);
+        let entry = GidEntry::new(key, gid, Some(interface), Origin::Local);
+        self.put_entry(key, entry);
+    }
+
+    pub(crate) fn put_entry(&mut self, key: GidKey, entry: GidEntry) {
+        let key: [u8; size_of::<GidKey>()] = zerocopy::transmute!(key);
+        let entry: [u8; size_of::<GidEntry>()] = zerocopy::transmute!(entry);
+        self.gid_cache().insert(key, entry, 0).expect("writable");
+    }
+
+    pub(crate) fn gid_cache(
+        &mut self,
+    ) -> HashMap<&mut MapData, [u8; size_of::<GidKey>()], [u8; size_of::<GidEntry>()]> {
+        self.map(map::GID_CACHE)
+    }
+
+    pub(crate) fn allow(&mut self, address: IpAddr, bits: u8) {
+        let (bits, prefix) = AllowPrefix::new(address, bits);
+        let mut map: LpmTrie<_, [u8; size_of::<AllowPrefix>()], u32> = self.map(map::ALLOW);
+        let Allow { allowed } = Allow { allowed: 1 };
+        map.insert(&Key::new(bits, zerocopy::transmute!(prefix)), allowed, 0).expect("writable");
+    }
+
+    pub(crate) fn put_neighbour(&mut self, ifindex: IfIndex, address: IpAddr, hwaddr: [u8; 20]) {
+        let key: [u8; size_of::<NeighbourKey>()] =
+            zerocopy::transmute!(NeighbourKey::new(address, ifindex));
+        let neighbour: [u8; size_of::<Neighbour>()] =
+            zerocopy::transmute!(Neighbour { hwaddr, reserved: 0 });
+        let mut map: HashMap<_, [u8; size_of::<NeighbourKey>()], [u8; size_of::<Neighbour>()]> =
+            self.map(map::NEIGHBOURS);
+        map.insert(key, neighbour, 0).expect("writable");
+    }
+
+    pub(crate) fn put_route(&mut self, ifindex: IfIndex, prefix: IpAddr, bits: u8, route: Route) {
+        let (bits, prefix) = RoutePrefix::new(ifindex, prefix, bits);
+        let mut map: LpmTrie<_, [u8; size_of::<RoutePrefix>()], [u8; size_of::<Route>()]> =
+            self.map(map::ROUTES);
+        let key = Key::new(bits, zerocopy::transmute!(prefix));
+        let route: [u8; size_of::<Route>()] = zerocopy::transmute!(route);
+        map.insert(&key, route, 0).expect("writable");
+    }
+
+    pub(crate) fn counters(&mut self, program: Program) -> Counters {
+        let map: PerCpuArray<_, [u64; Reason::ALL.len()]> = self.map(map::COUNTERS);
+        let per_cpu = map.get(&program.index(), 0).expect("readable");
+        let per_cpu: Vec<Counters> =
+            per_cpu.iter().map(|words| zerocopy::transmute!(*words)).collect();
+        Counters::sum(&per_cpu)
+    }
+
     pub(crate) fn map_info(&self, name: &str) -> MapInfo {
         let map = self.ebpf.map(name).unwrap_or_else(|| panic!("no map {name}"));
-        let data: &MapData = match map {
-            aya::maps::Map::Array(data)
-            | aya::maps::Map::HashMap(data)
-            | aya::maps::Map::LpmTrie(data)
-            | aya::maps::Map::PerCpuArray(data) => data,
+        let data = match map {
+            Map::Array(data) | Map::HashMap(data) | Map::LpmTrie(data) | Map::PerCpuArray(data) => {
+                data
+            }
             other => panic!("{name} is {other:?}"),
         };
         data.info().expect("readable")
+    }
+
+    fn map<'a, M: TryFrom<&'a mut Map>>(&'a mut self, name: &str) -> M {
+        let map = self.ebpf.map_mut(name).unwrap_or_else(|| panic!("no map {name}"));
+        M::try_from(map).unwrap_or_else(|_| panic!("{name} is of another type"))
     }
 }
 
@@ -70,3 +192,14 @@ fn object(variable: &str, built_in: &[u8]) -> Vec<u8> {
         None => built_in.to_vec(),
     }
 }
+
+/// The counters that are not zero.
+pub(crate) fn nonzero(counters: &Counters) -> Vec<(&'static str, u64)> {
+    Reason::ALL
+        .iter()
+        .map(|&reason| (reason.name(), counters.of(reason)))
+        .filter(|&(_, count)| count != 0)
+        .collect()
+}
+
+const _: () = assert!(size_of::<Allow>() == size_of::<u32>());
