@@ -26,7 +26,7 @@ fn table_of_hostile_payloads_is_seen_alike() {
     });
     let cases: Vec<(bool, Vec<u8>)> = cases.collect();
     assert!(cases.len() > 30, "the table is read");
-    let mut nodes = Nodes::new(Vec::new());
+    let mut nodes = Nodes::new(&[]);
     let mut answered = 0;
     for (is_query, payload) in &cases {
         for (source, destination) in [("10.2.0.9", "10.2.0.5"), ("fd00:2::9", "fd00:2::5")] {
@@ -42,7 +42,7 @@ fn table_of_hostile_payloads_is_seen_alike() {
 
 #[test]
 fn payload_of_every_length_is_seen_alike() {
-    let mut nodes = Nodes::new(Vec::new());
+    let mut nodes = Nodes::new(&[]);
     for (source, destination) in [("10.2.0.9", "10.2.0.5"), ("fd00:2::9", "fd00:2::5")] {
         let query = Query::new(Version::V1, MsgId(7), ip(destination)).unwrap().emit();
         for length in 0..=128 {
@@ -57,7 +57,7 @@ fn payload_of_every_length_is_seen_alike() {
 
 #[test]
 fn frame_cut_anywhere_is_seen_alike() {
-    let mut nodes = Nodes::new(Vec::new());
+    let mut nodes = Nodes::new(&[]);
     for (source, destination) in [("10.2.0.9", "10.2.0.5"), ("fd00:2::9", "fd00:2::5")] {
         let query = Query::new(Version::V1, MsgId(7), ip(destination)).unwrap().emit();
         let frame = Frame::query(ip(source), ip(destination), query.as_ref());
@@ -76,7 +76,7 @@ fn frame_cut_anywhere_is_seen_alike() {
 #[test]
 fn any_frame_is_seen_alike() {
     let allowed = ["10.0.0.0/8", "fd00::/16", "fe80::/10"].map(|text| text.parse().unwrap());
-    for allow in [Vec::new(), allowed.to_vec()] {
+    for allow in [&[][..], &allowed] {
         let nodes = std::cell::RefCell::new(Nodes::new(allow));
         let answered = std::cell::Cell::new(0u32);
         let check = |(frame, flips): (Frame, Vec<(usize, u8)>)| -> TestCaseResult {
@@ -165,13 +165,13 @@ fn frames() -> impl Strategy<Value = Frame> {
             let query = Query::new(version, MsgId(msg_id), target.unwrap_or(destination));
             let payload = query.map_or_else(Vec::new, |query| query.emit().as_ref().to_vec());
             Frame {
+                source_port,
+                destination_port,
                 ttl,
                 fragment,
                 udp_checksum,
                 options,
                 padding,
-                source_port,
-                destination_port,
                 ..Frame::query(source, destination, &payload)
             }
         })
@@ -187,7 +187,7 @@ struct Nodes {
 impl Nodes {
     const LINKS: [Link; 2] = [Link::LO, Link::Ipoib];
 
-    fn new(allow: Vec<Prefix>) -> Self {
+    fn new(allow: &[Prefix]) -> Self {
         let gid = |text: &str| -> Option<Gid> { Some(text.parse().unwrap()) };
         let addresses = vec![
             (ip("10.2.0.5"), gid("fe80::2:c903:0:201")),
@@ -207,7 +207,7 @@ impl Nodes {
             for &(address, gid) in &addresses {
                 programs.put_gid(address, IfIndex::MIN, gid);
             }
-            for prefix in &allow {
+            for prefix in allow {
                 programs.allow(prefix.first(), prefix.len());
             }
             for (prefix, gateway) in [("0.0.0.0", "10.2.0.254"), ("::", "fd00:2::fe")] {

@@ -5,8 +5,11 @@
 #![forbid(unsafe_code)]
 
 mod agree;
+mod churn;
 mod frame;
 mod load;
+mod net;
 mod oracle;
 mod programs;
 mod rules;
+mod wire;

@@ -1,0 +1,250 @@
+// SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
+
+//! The programs on a wire, with the kernel's stack at both ends.
+
+use std::net::{IpAddr, UdpSocket};
+
+use aya::Ebpf;
+use aya::programs::tc::{NlOptions, TcAttachOptions, qdisc_add_clsact};
+use aya::programs::{LinkOrder, SchedClassifier, TcAttachType, Xdp, XdpMode};
+use ibarr_common::ib::Gid;
+use ibarr_common::map::{Interface, Program};
+use ibarr_common::wire::ip2gid::{MsgId, Query, Reply, Version};
+use ibarr_testbed::lab::netns;
+
+use crate::frame::Frame;
+use crate::net::{Net, SERVER, TO_SERVER, ask, daemon, receive, send_frame, socket_in};
+use crate::programs::{Programs, nonzero};
+
+#[test]
+fn tcx_answers_with_every_offload_on_and_no_socket_behind() {
+    let net = Net::new();
+    let mut server = server(&net, 14);
+    server.tc().attach("s0", TcAttachType::Ingress).expect("attached");
+    for target in ["10.2.0.5", "fd00:2::5"] {
+        assert_eq!(gid_of(&ask("client", target, &query(target))), Some(gid()));
+    }
+    assert_eq!(nonzero(&server.counters(Program::Tc)), [("answered", 2)]);
+}
+
+#[test]
+fn clsact_answers_alike() {
+    let net = Net::new();
+    let mut server = server(&net, 14);
+    qdisc_add_clsact("s0").expect("added");
+    let options = TcAttachOptions::Netlink(NlOptions::default());
+    server.tc().attach_with_options("s0", TcAttachType::Ingress, options).expect("attached");
+    for target in ["10.2.0.5", "fd00:2::5"] {
+        assert_eq!(gid_of(&ask("client", target, &query(target))), Some(gid()));
+    }
+    assert_eq!(nonzero(&server.counters(Program::Tc)), [("answered", 2)]);
+}
+
+#[test]
+fn link_local_peer_is_answered() {
+    let net = Net::new();
+    let mut server = server(&net, 14);
+    server.put_gid("fe80::5".parse().unwrap(), net.s0, Some(gid()));
+    server.tc().attach("s0", TcAttachType::Ingress).expect("attached");
+    let c0 = netns::inside("client", || Ok(nix::net::if_::if_nametoindex("c0")?)).unwrap();
+    let reply = ask("client", &format!("[fe80::5%{c0}]:4791"), &query("fe80::5"));
+    assert_eq!(gid_of(&reply), Some(gid()));
+    assert_eq!(nonzero(&server.counters(Program::Tc)), [("answered", 1)]);
+}
+
+#[test]
+fn client_behind_a_router_is_answered_through_it() {
+    let net = Net::new();
+    let mut server = server(&net, 14);
+    server.tc().attach("s0", TcAttachType::Ingress).expect("attached");
+    assert_eq!(gid_of(&ask("remote", "10.2.0.5", &query("10.2.0.5"))), Some(gid()));
+    assert_eq!(nonzero(&server.counters(Program::Tc)), [("answered", 1)]);
+}
+
+#[test]
+fn ipoib_link_header_is_answered_by_the_shift() {
+    let net = Net::new();
+    let mut server = server(&net, 24);
+    let mut bench = Programs::bench();
+    let widen = classifier(&mut bench, "widen_tc");
+    widen.attach("s0", TcAttachType::Ingress).expect("attached");
+    let order = TcAttachOptions::TcxOrder(LinkOrder::after_program(widen).expect("loaded"));
+    server.tc().attach_with_options("s0", TcAttachType::Ingress, order).expect("attached");
+    // The client's stack takes the reply; to find the way to it is the server's.
+    for (source, target) in [("10.2.0.9", "10.2.0.5"), ("fd00:2::9", "fd00:2::5")] {
+        let socket = socket_in("client", target);
+        let source_port = socket.local_addr().unwrap().port();
+        let frame = Frame {
+            link: TO_SERVER,
+            source_port,
+            ..Frame::query(ip(source), ip(target), &query(target))
+        };
+        send_frame(&frame.bytes());
+        assert_eq!(gid_of(&receive(&socket).0), Some(gid()));
+    }
+    assert_eq!(nonzero(&server.counters(Program::Tc)), [("answered", 2)]);
+}
+
+#[test]
+fn sender_that_never_filled_in_its_checksum_gets_no_reply() {
+    let net = Net::new();
+    let mut server = server(&net, 14);
+    server.tc().attach("s0", TcAttachType::Ingress).expect("attached");
+    for (source, target) in [("10.2.0.9", "10.2.0.5"), ("fd00:2::9", "fd00:2::5")] {
+        let right = Frame {
+            link: TO_SERVER,
+            source_port: 4791,
+            ..Frame::query(ip(source), ip(target), &query(target))
+        };
+        // From a packet socket it is what it looks like on a wire: wrong.
+        let udp_checksum = Some(right.partial_checksum());
+        send_frame(&Frame { udp_checksum, ..right }.bytes());
+    }
+    // What is passed is handled in order; this one is answered last.
+    assert_eq!(gid_of(&ask("client", "10.2.0.5", &query("10.2.0.5"))), Some(gid()));
+    assert_eq!(nonzero(&server.counters(Program::Tc)), [("answered", 1), ("checksum", 2)]);
+}
+
+#[test]
+fn what_is_not_answered_reaches_the_daemon_as_it_was_sent() {
+    let net = Net::new();
+    let mut server = server(&net, 14);
+    server.tc().attach("s0", TcAttachType::Ingress).expect("attached");
+    let socket = daemon("0.0.0.0");
+    let client = socket_in("client", "10.2.0.5");
+    let payloads = [query("10.2.0.8"), query("fd00:2::8"), b"not a query".to_vec()];
+    for payload in &payloads {
+        client.send_to(payload, "10.2.0.5:4791").expect("sent");
+        assert_eq!(&receive(&socket).0, payload);
+    }
+    assert_eq!(nonzero(&server.counters(Program::Tc)), [("destination", 1)]);
+}
+
+#[test]
+fn generic_xdp_answers_frames_with_a_whole_checksum_and_passes_the_others() {
+    let net = Net::new();
+    let mut server = server(&net, 14);
+    server.xdp().attach("s0", XdpMode::Skb).expect("attached");
+    xdp_answers();
+    assert_eq!(nonzero(&server.counters(Program::Xdp)), [("answered", 2)]);
+
+    let socket = daemon("0.0.0.0");
+    let client = socket_in("client", "10.2.0.5");
+    client.send_to(&query("10.2.0.5"), "10.2.0.5:4791").expect("sent");
+    assert_eq!(receive(&socket).0, query("10.2.0.5"));
+    assert_eq!(nonzero(&server.counters(Program::Xdp)), [("answered", 2), ("checksum", 1)]);
+}
+
+#[test]
+fn native_xdp_answers_a_peer_that_has_a_program_too() {
+    let net = Net::new();
+    let mut server = server(&net, 14);
+    server.xdp().attach("s0", XdpMode::Driver).expect("attached");
+    let mut bench = Programs::bench();
+    let empty: &mut Xdp = bench.program_mut("empty_xdp").unwrap().try_into().unwrap();
+    empty.load().expect("loaded");
+    netns::inside("client", || Ok(empty.attach("c0", XdpMode::Driver)?)).expect("attached");
+    xdp_answers();
+    assert_eq!(nonzero(&server.counters(Program::Xdp)), [("answered", 2)]);
+}
+
+#[test]
+fn guard_drops_what_the_server_would_and_nothing_else() {
+    let net = Net::new();
+    for (ours, other, peer) in
+        [("10.2.0.5", "10.2.0.8", "10.2.0.9"), ("fd00:2::5", "fd00:2::8", "fd00:2::9")]
+    {
+        let mut server = server(&net, 14);
+        let socket = daemon(if ours.contains(':') { "::" } else { "0.0.0.0" });
+        server.guard().attach(&socket).expect("attached");
+        let mut malformed = query(ours);
+        malformed[0] = 2;
+        let long = [query(ours), vec![0]].concat();
+        let dropped = [malformed, long, vec![], vec![1; 19], vec![1; 1400]];
+        // The server answers the last with "not here".
+        let kept = [query(ours), query(other)];
+        let client = socket_in("client", ours);
+        for payload in dropped.iter().chain(&kept) {
+            client.send_to(payload, (ours, 4791)).expect("sent");
+        }
+        for payload in &kept {
+            assert_eq!(&receive(&socket).0, payload);
+        }
+        let frame = Frame::query(ip(peer), ip(ours), &query(ours));
+        let no_port = Frame { link: TO_SERVER, source_port: 0, ..frame };
+        send_frame(&no_port.bytes());
+        client.send_to(&query(ours), (ours, 4791)).expect("sent");
+        assert_eq!(receive(&socket).1.port(), client.local_addr().unwrap().port());
+        assert_eq!(
+            nonzero(&server.counters(Program::Guard)),
+            [("answered", 3), ("malformed", 5), ("source", 1)]
+        );
+    }
+}
+
+#[test]
+fn guard_keeps_everything_once_the_lease_is_over() {
+    let net = Net::new();
+    let mut server = server(&net, 14);
+    server.lease_until(0, 0);
+    let socket = daemon("0.0.0.0");
+    server.guard().attach(&socket).expect("attached");
+    let client = socket_in("client", "10.2.0.5");
+    client.send_to(b"not a query", "10.2.0.5:4791").expect("sent");
+    assert_eq!(receive(&socket).0, b"not a query");
+}
+
+/// Asks in both families with frames whose checksums are filled in.
+fn xdp_answers() {
+    for (source, target) in [("10.2.0.9", "10.2.0.5"), ("fd00:2::9", "fd00:2::5")] {
+        let socket: UdpSocket = socket_in("client", target);
+        let source_port = socket.local_addr().unwrap().port();
+        let frame = Frame {
+            link: TO_SERVER,
+            source_port,
+            ..Frame::query(ip(source), ip(target), &query(target))
+        };
+        send_frame(&frame.bytes());
+        assert_eq!(gid_of(&receive(&socket).0), Some(gid()));
+    }
+}
+
+/// The responder's programs with what the server's daemon would write into the maps.
+fn server(net: &Net, link_header: u32) -> Programs {
+    let mut programs = Programs::load(link_header);
+    programs.lease_until(u64::MAX, 0);
+    let switches = Interface::ANSWER_IPV4 | Interface::ANSWER_IPV6;
+    let mut hwaddr = [0; 20];
+    hwaddr[..6].copy_from_slice(&SERVER);
+    programs.put_interface(net.s0, Interface { switches, hwaddr });
+    for address in ["10.2.0.5", "fd00:2::5"] {
+        programs.put_gid(ip(address), net.s0, Some(gid()));
+    }
+    programs
+}
+
+fn classifier<'a>(ebpf: &'a mut Ebpf, name: &str) -> &'a mut SchedClassifier {
+    let program: &mut SchedClassifier = ebpf.program_mut(name).unwrap().try_into().unwrap();
+    program.load().expect("loaded");
+    program
+}
+
+fn query(target: &str) -> Vec<u8> {
+    let query = Query::new(Version::V1, MsgId(0x0102_0304), ip(target)).unwrap();
+    query.emit().as_ref().to_vec()
+}
+
+/// The answer to [`query`].
+fn gid_of(payload: &[u8]) -> Option<Gid> {
+    let reply = Reply::parse(payload).unwrap();
+    assert_eq!(reply.msg_id, MsgId(0x0102_0304));
+    reply.gid
+}
+
+fn gid() -> Gid {
+    "fe80::2:c903:0:201".parse().unwrap()
+}
+
+fn ip(text: &str) -> IpAddr {
+    text.parse().unwrap()
+}
