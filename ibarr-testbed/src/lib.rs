@@ -4,6 +4,7 @@
 
 #![forbid(unsafe_code)]
 
+pub mod bench;
 pub mod capture;
 pub mod demo;
 pub mod interrupt;

@@ -6,13 +6,13 @@
 
 use std::path::PathBuf;
 use std::process::ExitCode;
-use std::{env, io};
+use std::{env, fs, io};
 
 use anyhow::{Context, Result};
 use clap::{Args, Parser, Subcommand};
-use ibarr_testbed::demo;
 use ibarr_testbed::interrupt::Interrupt;
 use ibarr_testbed::lab::{self, Lab, LabName, Phase, Plan, Status, Store, userns};
+use ibarr_testbed::{bench, demo};
 
 /// Labs, demonstration and benches of ibarr on one machine
 #[derive(Parser)]
@@ -39,6 +39,9 @@ enum Command {
     /// Nodes in network namespaces, an ibarr on each
     #[command(subcommand)]
     Lab(LabCommand),
+    /// Measure, with ratios first
+    #[command(subcommand)]
+    Bench(BenchCommand),
     /// Two nodes across a router resolve each other; every byte on the way is shown
     Demo {
         /// End after the first round
@@ -49,6 +52,38 @@ enum Command {
         name: LabName,
         #[command(flatten)]
         ibarr: Ibarr,
+    },
+}
+
+#[derive(Subcommand)]
+enum BenchCommand {
+    /// Answering, asking and starting up, against a UDP echo server
+    Ip2gid {
+        /// Also write the figures there, as JSON
+        #[arg(long, value_name = "FILE")]
+        json: Option<PathBuf>,
+        /// Also draw them there, as SVG
+        #[arg(long, value_name = "FILE")]
+        svg: Option<PathBuf>,
+        /// Seconds instead of minutes: shows that the bench works
+        #[arg(long)]
+        quick: bool,
+        #[command(flatten)]
+        ibarr: Ibarr,
+    },
+    /// An echo server to compare with
+    #[command(hide = true)]
+    Echo {
+        #[arg(long)]
+        style: bench::echo::Style,
+        #[arg(long)]
+        port: u16,
+    },
+    /// The cost of a client cache of this process
+    #[command(hide = true)]
+    Cache {
+        #[arg(long)]
+        entries: u32,
     },
 }
 
@@ -141,6 +176,7 @@ fn run(Cli { place, command }: Cli) -> Result<ExitCode> {
     };
     match command {
         Command::Lab(command) => run_lab(&store, place.userns, command),
+        Command::Bench(command) => run_bench(&store, place.userns, command),
         Command::Demo { once, name, ibarr } => {
             enter_userns(place.userns)?;
             let interrupt = Interrupt::watch()?;
@@ -156,6 +192,31 @@ fn enter_userns(wanted: bool) -> Result<()> {
         eprintln!("{}", userns::LACKS);
     }
     Ok(())
+}
+
+fn run_bench(store: &Store, userns: bool, command: BenchCommand) -> Result<ExitCode> {
+    match command {
+        BenchCommand::Ip2gid { json, svg, quick, ibarr } => {
+            enter_userns(userns)?;
+            let report = bench::ip2gid(store, &ibarr.find()?, quick, &Interrupt::watch()?)?;
+            print!("{report}");
+            let write = |path: PathBuf, content: String| {
+                fs::write(&path, content)
+                    .with_context(|| format!("cannot write {}", path.display()))
+            };
+            if let Some(path) = json {
+                write(path, serde_json::to_string_pretty(&report)? + "\n")?;
+            }
+            if let Some(path) = svg {
+                write(path, report.svg())?;
+            }
+        }
+        BenchCommand::Echo { style, port } => bench::echo::serve(style, port)?,
+        BenchCommand::Cache { entries } => {
+            println!("{}", serde_json::to_string(&bench::measure_cache(entries)?)?);
+        }
+    }
+    Ok(ExitCode::SUCCESS)
 }
 
 fn run_lab(store: &Store, userns: bool, command: LabCommand) -> Result<ExitCode> {

@@ -5,6 +5,7 @@
 
 #![forbid(unsafe_code)]
 
+mod bench;
 mod demo;
 mod ip2gid;
 mod lab;

@@ -1,0 +1,108 @@
+// SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
+
+//! UDP echo servers to hold the daemon against: what the machine allows when nothing is decided.
+
+use std::io::{self, ErrorKind, IoSlice, IoSliceMut, Write};
+use std::os::fd::AsRawFd;
+
+use anyhow::{Context, Result};
+use ibarr_common::wire::ip2gid::MAX_LEN;
+use ibarr_proto::ip2gid::Family;
+use ibarr_user::sys::udp::{Source, UdpSocket};
+use ibarr_user::transport::server::BATCH;
+use nix::sys::socket::{MsgFlags, MultiHeaders, SockaddrIn, recvmmsg, sendmmsg};
+use tokio::io::Interest;
+
+use super::process::READY;
+
+/// How datagrams are moved.
+#[derive(Clone, Copy, Debug, Eq, PartialEq, clap::ValueEnum)]
+pub enum Style {
+    /// As the daemon does: its own sockets with packet info, one system call a datagram, batches.
+    Daemon,
+    /// One system call for many, and no packet info: the bare minimum.
+    Batched,
+}
+
+/// Echoes on `port` until killed.
+///
+/// # Errors
+/// The port is taken, or the socket fails.
+pub fn serve(style: Style, port: u16) -> Result<()> {
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_io()
+        .build()
+        .context("cannot start a runtime")?;
+    runtime.block_on(async {
+        match style {
+            Style::Daemon => as_the_daemon(port).await,
+            Style::Batched => batched(port).await,
+        }
+    })
+}
+
+async fn as_the_daemon(port: u16) -> Result<()> {
+    let socket = UdpSocket::bind(Family::V4, port).context("cannot bind")?;
+    say_ready()?;
+    loop {
+        socket.readable().await?;
+        let mut batch = Vec::new();
+        while batch.len() < BATCH {
+            let mut buffer = [0; MAX_LEN + 1];
+            match socket.try_recv(&mut buffer) {
+                Ok(received) => batch.push((received, buffer)),
+                Err(error) if error.kind() == ErrorKind::WouldBlock => break,
+                Err(error) => return Err(error).context("cannot receive"),
+            }
+        }
+        for (received, buffer) in batch {
+            let source = Source { address: Some(received.to), egress: None };
+            let payload = &buffer[..received.len.min(buffer.len())];
+            socket.send(payload, received.from, source).await.context("cannot send")?;
+        }
+    }
+}
+
+async fn batched(port: u16) -> Result<()> {
+    let socket = std::net::UdpSocket::bind(("0.0.0.0", port)).context("cannot bind")?;
+    socket.set_nonblocking(true)?;
+    let socket = tokio::net::UdpSocket::from_std(socket).context("cannot use a socket")?;
+    // Two: nix leaves the addresses of what was sent in them.
+    let mut incoming = MultiHeaders::preallocate(BATCH, None);
+    let mut outgoing = MultiHeaders::preallocate(BATCH, None);
+    let mut buffers = [[0; MAX_LEN + 1]; BATCH];
+    say_ready()?;
+    loop {
+        let received: Vec<(usize, Option<SockaddrIn>)> = socket
+            .async_io(Interest::READABLE, || {
+                let mut vectors = buffers.each_mut().map(|buffer| [IoSliceMut::new(buffer)]);
+                let flags = MsgFlags::MSG_DONTWAIT;
+                let results =
+                    recvmmsg(socket.as_raw_fd(), &mut incoming, vectors.iter_mut(), flags, None)?;
+                Ok(results.map(|message| (message.bytes, message.address)).collect())
+            })
+            .await
+            .context("cannot receive")?;
+        let mut left = received.iter().zip(&buffers).map(|(&(len, to), buffer)| {
+            ([IoSlice::new(buffer.get(..len).unwrap_or_default())], to)
+        });
+        let (mut vectors, mut addresses): (Vec<_>, Vec<_>) = left.by_ref().unzip();
+        while !vectors.is_empty() {
+            let sent = socket
+                .async_io(Interest::WRITABLE, || {
+                    let flags = MsgFlags::MSG_DONTWAIT;
+                    let fd = socket.as_raw_fd();
+                    Ok(sendmmsg(fd, &mut outgoing, &vectors, &addresses, [], flags)?.count())
+                })
+                .await
+                .context("cannot send")?;
+            vectors.drain(..sent);
+            addresses.drain(..sent);
+        }
+    }
+}
+
+fn say_ready() -> Result<()> {
+    let mut stdout = io::stdout();
+    stdout.write_all(READY.as_bytes()).and_then(|()| stdout.flush()).context("nobody listens")
+}

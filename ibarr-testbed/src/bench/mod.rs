@@ -1,0 +1,201 @@
+// SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
+
+//! `bench ip2gid`: what answering and asking cost, against what the machine allows.
+//!
+//! Machines differ, so ratios within one run come first: the daemon against a UDP echo server that
+//! runs beside it, is loaded in turn with it, and moves datagrams by the same code.
+
+pub mod echo;
+
+mod cache;
+mod chart;
+mod load;
+mod process;
+mod report;
+
+use std::net::SocketAddr;
+use std::path::Path;
+use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, ensure};
+use ibarr_common::wire::ip2gid::PORT;
+
+use crate::interrupt::Interrupt;
+use crate::lab::{Lab, LabName, Plan, Store, TemporaryLab};
+use cache::Cost;
+use echo::Style;
+use load::{Latencies, Load};
+use process::Helper;
+
+pub use cache::measure as measure_cache;
+pub use report::Report;
+
+/// Measures ip2gid in a lab of its own, which is removed in any case.
+///
+/// # Errors
+/// The lab cannot be made, or a server answers wrongly.
+pub fn ip2gid(store: &Store, ibarr: &Path, quick: bool, interrupt: &Interrupt) -> Result<Report> {
+    let name: LabName = format!("bench-{}", std::process::id()).parse()?;
+    let lab = Lab::up(store, Plan::new(name, 2, false)?, ibarr, interrupt)?;
+    let mut lab = TemporaryLab::new(lab);
+    let effort = if quick { Effort::QUICK } else { Effort::FULL };
+
+    let mut servers = Servers::start(&lab)?;
+    eprintln!("bench: rates, {} rounds of {:?} a server …", effort.rounds, effort.round);
+    let throughput = servers.throughput(&effort, interrupt)?;
+    eprintln!("bench: latencies at {OPEN_LOOP_RATE} queries a second …");
+    let latency = servers.latency(&effort, interrupt)?;
+    drop(servers);
+
+    eprintln!("bench: start-up, {} times …", effort.starts);
+    let node = lab.plan().nodes.first().context("a lab has nodes")?.name;
+    let mut startup = Vec::new();
+    for _ in 0..effort.starts {
+        startup.push(lab.restart(node, interrupt)?);
+    }
+    lab.down()?;
+
+    eprintln!("bench: caches of {} and {} entries …", CACHES[0], CACHES[1]);
+    let caches = [measure_cache_in_child(CACHES[0])?, measure_cache_in_child(CACHES[1])?];
+    Report::new(quick, &throughput, &latency, &startup, caches)
+}
+
+/// The servers that are compared, in the order of the reports.
+const SERVERS: [&str; 3] = ["ibarr", "echo", "batched echo"];
+
+/// Entries of the caches that are compared.
+const CACHES: [u32; 2] = [1_000, 100_000];
+
+/// A tenth or less of what one CPU can answer: queues are short, so what is seen is the server.
+const OPEN_LOOP_RATE: u32 = 10_000;
+
+struct Effort {
+    rounds: usize,
+    round: Duration,
+    open_loop: Duration,
+    starts: usize,
+}
+
+impl Effort {
+    const FULL: Self = Self {
+        rounds: 11,
+        round: Duration::from_secs(1),
+        open_loop: Duration::from_secs(2),
+        starts: 21,
+    };
+    /// Enough to see that it works, and the order of magnitude.
+    const QUICK: Self = Self {
+        rounds: 3,
+        round: Duration::from_millis(200),
+        open_loop: Duration::from_millis(200),
+        starts: 3,
+    };
+}
+
+/// One server's share of a round.
+#[derive(Clone, Copy, Debug)]
+struct Round {
+    answers: f64,
+    wall: Duration,
+    cpu: Duration,
+}
+
+impl Round {
+    fn rate(&self) -> f64 {
+        self.answers / self.wall.as_secs_f64()
+    }
+
+    fn rate_per_cpu(&self) -> f64 {
+        self.answers / self.cpu.as_secs_f64()
+    }
+}
+
+/// Under load on the first node, from the second.
+struct Servers {
+    pids: [u32; SERVERS.len()],
+    loads: [Load; SERVERS.len()],
+    _echoes: [Helper; 2],
+}
+
+impl Servers {
+    fn start(lab: &Lab) -> Result<Self> {
+        let plan = lab.plan();
+        let [server, client] = plan.nodes.as_slice() else { anyhow::bail!("a lab of two nodes") };
+        let echo = |style: Style, port: u16| {
+            let value = match style {
+                Style::Daemon => "daemon",
+                Style::Batched => "batched",
+            };
+            let arguments = ["bench", "echo", "--style", value, "--port", &port.to_string()];
+            Helper::start(&server.namespace, &arguments.map(str::to_owned))
+        };
+        let echoes = [echo(Style::Daemon, PORT + 1)?, echo(Style::Batched, PORT + 2)?];
+        let daemon = lab.state().daemons.iter().find(|daemon| daemon.node == server.name);
+        let daemon = daemon.context("the daemon was started")?.pid;
+        let pids = [daemon, echoes[0].pid(), echoes[1].pid()];
+        process::pin(&pids)?;
+
+        let [ipv4, _] = server.addresses;
+        let at = |port: u16| SocketAddr::new(ipv4, port);
+        let load = |port, ending: &[u8]| Load::new(&client.namespace, at(port), ending);
+        let gid = server.gid()?.octets();
+        // An echo ends as the query did, in the address asked for.
+        let std::net::IpAddr::V4(target) = ipv4 else { anyhow::bail!("IPv4 comes first") };
+        let target = target.octets();
+        let loads = [load(PORT, &gid)?, load(PORT + 1, &target)?, load(PORT + 2, &target)?];
+        Ok(Self { pids, loads, _echoes: echoes })
+    }
+
+    /// Each server's rounds; those of the same index are neighbours in time.
+    fn throughput(
+        &mut self,
+        effort: &Effort,
+        interrupt: &Interrupt,
+    ) -> Result<[Vec<Round>; SERVERS.len()]> {
+        let mut rounds = [const { Vec::new() }; SERVERS.len()];
+        // One more: the first warms caches and neighbour tables.
+        for turn in 0..=effort.rounds {
+            for ((pid, load), rounds) in self.pids.iter().zip(&self.loads).zip(&mut rounds) {
+                interrupt.check()?;
+                let (start, cpu) = (Instant::now(), process::cpu_time(*pid)?);
+                let answers = load.closed_loop(effort.round, interrupt)?;
+                let (wall, cpu) = (start.elapsed(), process::cpu_time(*pid)?.saturating_sub(cpu));
+                let answers = f64::from(u32::try_from(answers)?);
+                ensure!(answers > 0.0 && !cpu.is_zero(), "a server does not answer under load");
+                if turn > 0 {
+                    rounds.push(Round { answers, wall, cpu });
+                }
+            }
+        }
+        Ok(rounds)
+    }
+
+    fn latency(
+        &mut self,
+        effort: &Effort,
+        interrupt: &Interrupt,
+    ) -> Result<[Latencies; SERVERS.len()]> {
+        let mut all = [const { Latencies::none() }; SERVERS.len()];
+        for _ in 0..effort.rounds {
+            for (load, all) in self.loads.iter().zip(&mut all) {
+                interrupt.check()?;
+                all.merge(load.open_loop(OPEN_LOOP_RATE, effort.open_loop)?);
+            }
+        }
+        Ok(all)
+    }
+}
+
+/// In a process of its own, whose memory nothing else has touched.
+fn measure_cache_in_child(entries: u32) -> Result<Cost> {
+    let this = std::env::current_exe().context("cannot find this program")?;
+    let output = Command::new(this)
+        .args(["bench", "cache", "--entries", &entries.to_string()])
+        .stdin(Stdio::null())
+        .stderr(Stdio::inherit())
+        .output()
+        .context("cannot start a process")?;
+    ensure!(output.status.success(), "a cache of {entries} entries: {}", output.status);
+    serde_json::from_slice(&output.stdout).context("a cost in JSON was expected")
+}

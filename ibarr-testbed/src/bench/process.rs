@@ -1,0 +1,92 @@
+// SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
+
+//! Servers under load: where they run and how much of a CPU they used.
+
+use std::fs;
+use std::io::{BufRead, BufReader};
+use std::process::{Child, Command, Stdio};
+use std::time::Duration;
+
+use anyhow::{Context, Result, ensure};
+use nix::sched::{CpuSet, sched_setaffinity};
+use nix::unistd::Pid;
+
+use crate::lab::netns;
+
+/// A program of ours that serves until it is dropped.
+#[derive(Debug)]
+pub(super) struct Helper(Child);
+
+impl Helper {
+    /// Starts this very program with `arguments` inside `namespace`, and waits until it says that
+    /// it is ready.
+    ///
+    /// # Errors
+    /// It ends instead.
+    pub(super) fn start(namespace: &str, arguments: &[String]) -> Result<Self> {
+        let this = std::env::current_exe().context("cannot find this program")?;
+        let mut command = Command::new(this);
+        command.args(arguments).stdin(Stdio::null()).stdout(Stdio::piped());
+        let mut helper = Self(netns::spawn(namespace, &mut command)?);
+        let stdout = helper.0.stdout.take().context("a pipe was asked for")?;
+        let mut line = String::new();
+        BufReader::new(stdout).read_line(&mut line).context("cannot read from a helper")?;
+        ensure!(line == READY, "`ibarr-testbed {}` did not start", arguments.join(" "));
+        Ok(helper)
+    }
+
+    /// Its process id.
+    pub(super) fn pid(&self) -> u32 {
+        self.0.id()
+    }
+}
+
+impl Drop for Helper {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+/// What a helper prints when it is ready.
+pub(super) const READY: &str = "ready\n";
+
+/// CPU time that all threads of a process have used, by the scheduler's own account in
+/// nanoseconds (`/proc/PID/task/*/schedstat`; `stat` counts in ticks of 10 ms).
+///
+/// # Errors
+/// The process is gone.
+pub(super) fn cpu_time(pid: u32) -> Result<Duration> {
+    let mut nanos = 0;
+    let tasks = format!("/proc/{pid}/task");
+    for task in fs::read_dir(&tasks).with_context(|| format!("cannot list {tasks}"))? {
+        let path = task.context("cannot list threads")?.path().join("schedstat");
+        let text = fs::read_to_string(&path)
+            .with_context(|| format!("cannot read {} (CONFIG_SCHED_INFO)", path.display()))?;
+        let used = text.split_whitespace().next().and_then(|used| used.parse::<u64>().ok());
+        nanos += used.with_context(|| format!("no number in {}", path.display()))?;
+    }
+    Ok(Duration::from_nanos(nanos))
+}
+
+/// Servers on the first CPU that this process may use, the calling thread on the last.
+///
+/// # Errors
+/// There is one CPU only: load and server would fight for it.
+pub(super) fn pin(servers: &[u32]) -> Result<()> {
+    let this = Pid::from_raw(0);
+    let allowed = nix::sched::sched_getaffinity(this).context("cannot read CPU affinity")?;
+    let cpus: Vec<_> =
+        (0..CpuSet::count()).filter(|&cpu| allowed.is_set(cpu) == Ok(true)).collect();
+    let &[first, .., last] = cpus.as_slice() else {
+        anyhow::bail!("the bench needs two CPUs, one for the server and one for the load");
+    };
+    let put = |pid: Pid, cpu: usize| {
+        let mut set = CpuSet::new();
+        set.set(cpu).and_then(|()| sched_setaffinity(pid, &set)).context("cannot pin to a CPU")
+    };
+    for &pid in servers {
+        put(Pid::from_raw(pid.try_into()?), first)?;
+    }
+    put(this, last)
+}

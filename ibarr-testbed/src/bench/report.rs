@@ -1,0 +1,336 @@
+// SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
+
+//! A run's figures as table, JSON and SVG.
+
+use std::fmt;
+use std::fs;
+use std::time::Duration;
+
+use anyhow::{Context, Result};
+use serde::Serialize;
+
+use super::cache::Cost;
+use super::chart::{Bar, Chart, Scale, short, svg};
+use super::load::Latencies;
+use super::{CACHES, OPEN_LOOP_RATE, Round, SERVERS};
+
+/// Everything that a run measured.
+#[derive(Debug, Serialize)]
+pub struct Report {
+    v: u32,
+    bench: &'static str,
+    quick: bool,
+    /// Whether the testbed, and so presumably the daemon, is a release build.
+    optimised: bool,
+    machine: Machine,
+    ratios: Ratios,
+    servers: Vec<Server>,
+    open_loop_per_second: u32,
+    caches: Vec<Cache>,
+    startup_ms: Spread,
+}
+
+/// What other machines can be compared by.
+#[derive(Debug, Serialize)]
+struct Ratios {
+    /// Answers a second, ibarr's to the echo's.
+    rate_to_echo: f64,
+    /// Answers per CPU-second, ibarr's to the echo's.
+    rate_per_cpu_to_echo: f64,
+    /// Answers per CPU-second, ibarr's to those of an echo with one system call for many.
+    rate_per_cpu_to_batched_echo: f64,
+    /// Median latency, ibarr's to the echo's.
+    p50_to_echo: Option<f64>,
+    /// Median look-up, at 100,000 entries to that at 1,000.
+    lookup_large_to_small: f64,
+}
+
+#[derive(Debug, Serialize)]
+struct Server {
+    name: &'static str,
+    /// Medians over the rounds.
+    answers_per_second: f64,
+    answers_per_cpu_second: f64,
+    /// CPU time to wall time; far below 1 the load was the limit, and rates say little.
+    busy: f64,
+    latency_us: Percentiles,
+}
+
+/// `None` where more than the rest got no answer.
+#[derive(Debug, Serialize)]
+struct Percentiles {
+    p50: Option<f64>,
+    p90: Option<f64>,
+    p99: Option<f64>,
+    p999: Option<f64>,
+    lost: usize,
+}
+
+#[derive(Debug, Serialize)]
+struct Cache {
+    entries: u32,
+    #[serde(flatten)]
+    cost: Cost,
+}
+
+#[derive(Debug, Serialize)]
+struct Spread {
+    min: f64,
+    median: f64,
+    max: f64,
+}
+
+#[derive(Debug, Serialize)]
+struct Machine {
+    kernel: String,
+    cpu: String,
+    cpus: usize,
+}
+
+impl Report {
+    pub(super) fn new(
+        quick: bool,
+        throughput: &[Vec<Round>; SERVERS.len()],
+        latency: &[Latencies; SERVERS.len()],
+        startup: &[Duration],
+        costs: [Cost; CACHES.len()],
+    ) -> Result<Self> {
+        let [ibarr, echo, batched] = throughput;
+        let ratio = |ours: &[Round], theirs: &[Round], of: fn(&Round) -> f64| {
+            // Neighbours in time are divided, so that what slows both does not count.
+            median(ours.iter().zip(theirs).map(|(ours, theirs)| of(ours) / of(theirs)))
+        };
+        let micros = |latencies: &Latencies, per_mille| {
+            latencies.percentile(per_mille).map(|time| time.as_secs_f64() * 1e6)
+        };
+        let servers = SERVERS.iter().zip(throughput).zip(latency).map(|((name, rounds), late)| {
+            Some(Server {
+                name,
+                answers_per_second: median(rounds.iter().map(Round::rate))?,
+                answers_per_cpu_second: median(rounds.iter().map(Round::rate_per_cpu))?,
+                busy: median(rounds.iter().map(|r| r.cpu.as_secs_f64() / r.wall.as_secs_f64()))?,
+                latency_us: Percentiles {
+                    p50: micros(late, 500),
+                    p90: micros(late, 900),
+                    p99: micros(late, 990),
+                    p999: micros(late, 999),
+                    lost: late.lost,
+                },
+            })
+        });
+        let servers = servers.collect::<Option<Vec<_>>>().context("no rounds")?;
+        let [small, large] = costs;
+        let p50_to_echo = match (micros(&latency[0], 500), micros(&latency[1], 500)) {
+            (Some(ours), Some(theirs)) => Some(ours / theirs),
+            _ => None,
+        };
+        let ratios = Ratios {
+            rate_to_echo: ratio(ibarr, echo, Round::rate).context("no rounds")?,
+            rate_per_cpu_to_echo: ratio(ibarr, echo, Round::rate_per_cpu).context("no rounds")?,
+            rate_per_cpu_to_batched_echo: ratio(ibarr, batched, Round::rate_per_cpu)
+                .context("no rounds")?,
+            p50_to_echo,
+            lookup_large_to_small: large.lookup_p50_ns / small.lookup_p50_ns,
+        };
+        let caches = CACHES.into_iter().zip(costs).map(|(entries, cost)| Cache { entries, cost });
+        let startup_ms = || startup.iter().map(|time| time.as_secs_f64() * 1e3);
+        Ok(Self {
+            v: 1,
+            bench: "ip2gid",
+            quick,
+            optimised: !cfg!(debug_assertions),
+            machine: Machine::this()?,
+            ratios,
+            servers,
+            open_loop_per_second: OPEN_LOOP_RATE,
+            caches: caches.collect(),
+            startup_ms: Spread {
+                min: startup_ms().fold(f64::INFINITY, f64::min),
+                median: median(startup_ms()).context("no starts")?,
+                max: startup_ms().fold(0.0, f64::max),
+            },
+        })
+    }
+
+    /// One picture of the figures that have a comparison.
+    pub fn svg(&self) -> String {
+        let bars = |value: fn(&Server) -> f64| {
+            let bar = |(at, server): (usize, &Server)| Bar {
+                label: server.name.to_owned(),
+                value: value(server),
+                is_ours: at == 0,
+            };
+            self.servers.iter().enumerate().map(bar).collect()
+        };
+        let Ratios { rate_per_cpu_to_echo, lookup_large_to_small, .. } = self.ratios;
+        let mut latencies = Vec::new();
+        for (name, of) in PERCENTILES {
+            for (at, server) in self.servers.iter().take(2).enumerate() {
+                let Some(value) = of(&server.latency_us) else { continue };
+                let label = format!("{name}, {}", server.name);
+                latencies.push(Bar { label, value, is_ours: at == 0 });
+            }
+        }
+        let charts = [
+            Chart {
+                title: "Answers per CPU-second of the server".to_owned(),
+                note: format!(
+                    "ibarr makes {rate_per_cpu_to_echo:.2} of what an echo server of the same \
+                     input and output makes (longer is better)"
+                ),
+                unit: "datagrams answered per second of CPU time",
+                scale: Scale::Linear,
+                bars: bars(|server| server.answers_per_cpu_second),
+            },
+            Chart {
+                title: format!("Latency at {OPEN_LOOP_RATE} queries a second"),
+                note: "from the time a query was due to its answer (shorter is better)".to_owned(),
+                unit: "microseconds, logarithmic",
+                scale: Scale::Logarithmic,
+                bars: latencies,
+            },
+            Chart {
+                title: "Median look-up in the client's cache".to_owned(),
+                note: format!(
+                    "a hundred times the entries take {lookup_large_to_small:.2} times as long \
+                     (shorter is better)"
+                ),
+                unit: "nanoseconds",
+                scale: Scale::Linear,
+                bars: self
+                    .caches
+                    .iter()
+                    .map(|cache| Bar {
+                        label: format!("{} entries", cache.entries),
+                        value: cache.cost.lookup_p50_ns,
+                        is_ours: true,
+                    })
+                    .collect(),
+            },
+        ];
+        let Machine { kernel, cpu, .. } = &self.machine;
+        svg(&format!("ibarr ip2gid on {cpu}, Linux {kernel}"), &charts)
+    }
+}
+
+impl fmt::Display for Report {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Machine { kernel, cpu, cpus } = &self.machine;
+        writeln!(f, "ip2gid on {cpu}, {cpus} CPUs, Linux {kernel}")?;
+        if self.quick || !self.optimised {
+            let why = if self.optimised { "a quick run" } else { "a debug build" };
+            writeln!(f, "{why}: these figures show that the bench works, nothing else")?;
+        }
+
+        writeln!(f, "\n{:<58}{:>10}   target", "ratios", "")?;
+        let mut ratio = |what: &str, value: Option<f64>, target: Option<Target>| {
+            let value = value.map_or("-".to_owned(), |value| format!("{value:.2}"));
+            let target = target.map(|target| target.to_string()).unwrap_or_default();
+            writeln!(f, "  {what:<56}{value:>10}   {target}")
+        };
+        let r = &self.ratios;
+        let (rate, lookup) = (r.rate_to_echo, r.lookup_large_to_small);
+        ratio("answers a second, to the echo's", Some(rate), Some(Target::AtLeast(0.8, rate)))?;
+        ratio("answers per CPU-second, to the echo's", Some(r.rate_per_cpu_to_echo), None)?;
+        let batched = Some(r.rate_per_cpu_to_batched_echo);
+        ratio("answers per CPU-second, to the batched echo's", batched, None)?;
+        ratio("median latency, to the echo's", r.p50_to_echo, None)?;
+        let target = Some(Target::AtMost(3.0, lookup));
+        ratio("median look-up, 100,000 entries to 1,000", Some(lookup), target)?;
+
+        writeln!(
+            f,
+            "\n{:<14}{:>12}{:>16}{:>7}{:>10}{:>9}{:>9}{:>9}{:>7}",
+            "server", "answers/s", "answers/CPU-s", "busy", "p50 µs", "p90", "p99", "p99.9", "lost"
+        )?;
+        for server in &self.servers {
+            write!(
+                f,
+                "{:<14}{:>12}{:>16}{:>7.2}",
+                server.name,
+                short(server.answers_per_second),
+                short(server.answers_per_cpu_second),
+                server.busy
+            )?;
+            for ((_, of), width) in PERCENTILES.into_iter().zip([10, 9, 9, 9]) {
+                let value = of(&server.latency_us).map_or("-".to_owned(), short);
+                write!(f, "{value:>width$}")?;
+            }
+            writeln!(f, "{:>7}", server.latency_us.lost)?;
+        }
+        if self.servers.iter().any(|server| server.busy < 0.8) {
+            writeln!(
+                f,
+                "  NOTE: a server was idle for more than a fifth of the time, so the load, or"
+            )?;
+            writeln!(
+                f,
+                "  another program, was the limit: compare answers per CPU-second, not rates."
+            )?;
+        }
+        writeln!(
+            f,
+            "  busy: CPU of the server to wall time; latencies at {OPEN_LOOP_RATE}/s, from"
+        )?;
+        writeln!(
+            f,
+            "  the time a query was due. The echo moves datagrams by the daemon's own code,"
+        )?;
+        writeln!(f, "  the batched echo with recvmmsg and sendmmsg and without packet info.")?;
+
+        writeln!(f, "\n{:<24}{:>16}{:>18}", "client cache", "look-up p50 ns", "bytes per entry")?;
+        for Cache { entries, cost } in &self.caches {
+            let bytes = format!("{:.0}", cost.bytes_per_entry);
+            writeln!(
+                f,
+                "{:<24}{:>16.1}{bytes:>18}",
+                format!("{entries} entries"),
+                cost.lookup_p50_ns
+            )?;
+        }
+        let Spread { min, median, max } = self.startup_ms;
+        writeln!(f, "\nstart-up to ready: median {median:.1} ms ({min:.1} to {max:.1})")
+    }
+}
+
+/// A bound, and what is held against it.
+enum Target {
+    AtLeast(f64, f64),
+    AtMost(f64, f64),
+}
+
+impl fmt::Display for Target {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let (sign, bound, is_met) = match *self {
+            Self::AtLeast(bound, value) => ("≥", bound, value >= bound),
+            Self::AtMost(bound, value) => ("≤", bound, value <= bound),
+        };
+        write!(f, "{sign} {bound}: {}", if is_met { "met" } else { "MISSED" })
+    }
+}
+
+type Percentile = fn(&Percentiles) -> Option<f64>;
+
+const PERCENTILES: [(&str, Percentile); 4] =
+    [("p50", |p| p.p50), ("p90", |p| p.p90), ("p99", |p| p.p99), ("p99.9", |p| p.p999)];
+
+impl Machine {
+    fn this() -> Result<Self> {
+        let read = |path: &str| fs::read_to_string(path).with_context(|| format!("no {path}"));
+        let cpus = read("/proc/cpuinfo")?;
+        let model = cpus.lines().find_map(|line| line.strip_prefix("model name"));
+        Ok(Self {
+            kernel: read("/proc/sys/kernel/osrelease")?.trim().to_owned(),
+            cpu: model
+                .map_or(std::env::consts::ARCH, |m| m.trim_start_matches([' ', '\t', ':']))
+                .to_owned(),
+            cpus: cpus.lines().filter(|line| line.starts_with("processor")).count(),
+        })
+    }
+}
+
+fn median(values: impl Iterator<Item = f64>) -> Option<f64> {
+    let mut values: Vec<f64> = values.collect();
+    values.sort_by(f64::total_cmp);
+    values.get(values.len() / 2).copied()
+}

@@ -1,0 +1,57 @@
+// SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
+
+//! That the bench measures; what it measures is for people.
+
+use std::fs;
+
+use serde_json::Value;
+
+use crate::machine::{Machine, ibarr};
+
+#[test]
+fn ip2gid_gives_table_json_and_svg_and_leaves_nothing() {
+    let machine = Machine::new();
+    let before = machine.snapshot();
+    let [json, svg] = ["bench.json", "bench.svg"].map(|name| machine.directory().join(name));
+    let table = machine.run(&[
+        "bench",
+        "ip2gid",
+        "--quick",
+        "--ibarr",
+        ibarr().to_str().unwrap(),
+        "--json",
+        json.to_str().unwrap(),
+        "--svg",
+        svg.to_str().unwrap(),
+    ]);
+    let figures: Value = serde_json::from_slice(&fs::read(&json).unwrap()).unwrap();
+    assert_eq!((&figures["v"], &figures["bench"]), (&1.into(), &"ip2gid".into()));
+    assert_eq!(figures["quick"], true);
+    let names: Vec<_> = figures["servers"].as_array().unwrap().iter().map(|s| &s["name"]).collect();
+    assert_eq!(names, ["ibarr", "echo", "batched echo"]);
+    let ratios = figures["ratios"].as_object().unwrap();
+    for name in [
+        "rate_to_echo",
+        "rate_per_cpu_to_echo",
+        "rate_per_cpu_to_batched_echo",
+        "lookup_large_to_small",
+    ] {
+        let ratio = ratios[name].as_f64().unwrap();
+        assert!(ratio.is_finite() && ratio > 0.0, "{name}: {ratio}");
+        assert!(table.contains(&format!("{ratio:.2}")), "{name} is not in the table: {table}");
+    }
+    let [small, large] = [0, 1].map(|at| figures["caches"][at]["entries"].as_u64().unwrap());
+    assert_eq!((small, large), (1_000, 100_000));
+    assert!(figures["caches"][1]["bytes_per_entry"].as_f64().unwrap() > 0.0);
+    assert!(figures["startup_ms"]["min"].as_f64().unwrap() > 0.0);
+
+    let drawing = fs::read_to_string(&svg).unwrap();
+    assert!(drawing.starts_with("<svg ") && drawing.ends_with("</svg>\n"), "{drawing}");
+    // Three servers, percentiles, two caches, and the background.
+    assert!(drawing.matches("<rect ").count() > 3 + 2 + 2, "{drawing}");
+
+    for file in [json, svg] {
+        fs::remove_file(file).unwrap();
+    }
+    assert_eq!(machine.snapshot(), before);
+}
