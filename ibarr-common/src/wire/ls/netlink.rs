@@ -86,7 +86,17 @@ pub struct Message<'a> {
     pub(super) payload: &'a [u8],
 }
 
-impl Message<'_> {
+impl<'a> Message<'a> {
+    fn new(header: &HeaderWire, payload: &'a [u8]) -> Self {
+        Self {
+            kind: Kind::new(header.kind.get()),
+            flags: header.flags.get(),
+            seq: Seq(header.seq.get()),
+            port_id: PortId(header.port_id.get()),
+            payload,
+        }
+    }
+
     /// What it is about.
     pub fn kind(&self) -> Kind {
         self.kind
@@ -118,13 +128,23 @@ impl Message<'_> {
 
 /// The messages in `datagram`. Ends after the first error, as nothing can be found behind it.
 pub fn messages(datagram: &[u8]) -> Messages<'_> {
-    Messages { rest: datagram }
+    Messages { rest: datagram, broken: &[] }
 }
 
 /// See [`messages`].
 #[derive(Clone, Debug)]
 pub struct Messages<'a> {
     rest: &'a [u8],
+    broken: &'a [u8],
+}
+
+impl<'a> Messages<'a> {
+    /// What ended it, if that has a header: a message that says it holds more, or less, than is
+    /// there. Its payload is not to be had, but what it is about, and who is to be told of it.
+    pub fn broken(&self) -> Option<Message<'a>> {
+        let (header, _) = HeaderWire::ref_from_prefix(self.broken).ok()?;
+        Some(Message::new(header, &[]))
+    }
 }
 
 impl<'a> Iterator for Messages<'a> {
@@ -132,13 +152,12 @@ impl<'a> Iterator for Messages<'a> {
 
     fn next(&mut self) -> Option<Self::Item> {
         let length = |header: &HeaderWire| usize::try_from(header.length.get()).ok();
-        Some(next(&mut self.rest, length)?.map(|(header, payload)| Message {
-            kind: Kind::new(header.kind.get()),
-            flags: header.flags.get(),
-            seq: Seq(header.seq.get()),
-            port_id: PortId(header.port_id.get()),
-            payload,
-        }))
+        let bytes = self.rest;
+        let taken = next(&mut self.rest, length)?;
+        if taken.is_err() {
+            self.broken = bytes;
+        }
+        Some(taken.map(|(header, payload)| Message::new(header, payload)))
     }
 }
 
