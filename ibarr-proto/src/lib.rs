@@ -7,6 +7,7 @@
 pub mod counters;
 pub mod hash;
 pub mod ip2gid;
+pub mod local_service;
 pub mod local_view;
 pub mod resolver;
 pub mod retry;

@@ -2,8 +2,13 @@
 
 //! Which GID has this IP address, for whoever asks on this node: an address of our own is known,
 //! any other is the [`client`]'s business.
+//!
+//! The kernel asks through [`local_service`], and names the interface that its route leaves by. That
+//! name may belong to another network namespace than ours, and so to no interface or a wrong one
+//! here. It counts if routing, asked for a way out by that interface, names a gateway there: that
+//! is why the kernel asks at all. Otherwise peers are asked on whatever way routing chooses.
 
-use std::collections::VecDeque;
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::net::IpAddr;
 
 use ibarr_common::ib::Gid;
@@ -11,16 +16,21 @@ use ibarr_common::{IfIndex, Instant};
 use rand_core::CryptoRng;
 
 use crate::ip2gid::Question;
-use crate::ip2gid::client::{self, Client, RequestId, SocketId, Transmit};
+use crate::ip2gid::client::{self, Client, RequestId, Route, SocketId, Transmit};
 use crate::ip2gid::server::Local;
+use crate::local_service::{self, FlightId, LocalService};
 
 /// See the [module](self). Drained like every core: after each `handle_…` call the `poll_…` until
 /// they say `None`, then wait until [`poll_timeout`](Self::poll_timeout).
 #[derive(Debug)]
 pub struct Resolver<R> {
     client: Client<R>,
-    /// Of requests that needed no client.
-    answers: VecDeque<Event>,
+    local_service: LocalService,
+    /// Questions of the kernel whose egress waits for the word of routing, each with who waits.
+    unsure: BTreeMap<Question, BTreeSet<FlightId>>,
+    /// Those of them that routing is to be asked.
+    unrouted: BTreeSet<Question>,
+    events: VecDeque<Event>,
 }
 
 /// A fact for the outside.
@@ -77,57 +87,82 @@ pub enum Source {
 }
 
 impl<R: CryptoRng> Resolver<R> {
-    /// Asks peers through `client`.
-    pub fn new(client: Client<R>) -> Self {
-        Self { client, answers: VecDeque::new() }
+    /// Asks peers through `client`, for the driver and for `local_service`.
+    pub fn new(client: Client<R>, local_service: LocalService) -> Self {
+        Self {
+            client,
+            local_service,
+            unsure: BTreeMap::new(),
+            unrouted: BTreeSet::new(),
+            events: VecDeque::new(),
+        }
     }
 
     /// Somebody wants to know. Answered by one [`Event::Answered`], at once where `view` or the
     /// cache knows.
     pub fn resolve(&mut self, now: Instant, view: &impl Local, id: RequestId, question: Question) {
         match own(view, question) {
-            Some(outcome) => self.answers.push_back(Event::Answered { id, outcome }),
-            None => self.client.handle_input(now, client::Input::Resolve { id, question }),
+            Some(outcome) => self.events.push_back(Event::Answered { id, outcome }),
+            None => self.ask_peers(now, Asker::Driver(id), question),
         }
     }
 
     /// Something happened to the client's sockets, routes or datagrams.
     pub fn handle_input(&mut self, now: Instant, input: client::Input<'_>) {
-        self.client.handle_input(now, input);
+        if let client::Input::Route { question, route } = input
+            && let Some(flights) = self.unsure.remove(&question)
+        {
+            self.unrouted.remove(&question);
+            self.handle_egress(now, question, route, flights);
+        } else {
+            self.client.handle_input(now, input);
+        }
+        self.settle(now);
+    }
+
+    /// Something happened to the socket to the kernel.
+    pub fn handle_local_service(
+        &mut self,
+        now: Instant,
+        view: &impl Local,
+        input: local_service::Input<'_>,
+    ) {
+        self.local_service.handle_input(now, input);
+        self.serve(now, view);
     }
 
     /// May be called at any time; early calls do nothing.
-    pub fn handle_timeout(&mut self, now: Instant) {
+    pub fn handle_timeout(&mut self, now: Instant, view: &impl Local) {
         self.client.handle_timeout(now);
+        self.settle(now);
+        self.local_service.handle_timeout(now);
+        self.serve(now, view);
     }
 
     /// When to call [`handle_timeout`](Self::handle_timeout) next.
     pub fn poll_timeout(&self) -> Option<Instant> {
-        self.client.poll_timeout()
+        let timeouts = [self.client.poll_timeout(), self.local_service.poll_timeout()];
+        timeouts.into_iter().flatten().min()
     }
 
-    /// The next datagram to send.
+    /// The next datagram to send to a peer.
     pub fn poll_transmit(&mut self) -> Option<Transmit> {
         self.client.poll_transmit()
     }
 
+    /// The next thing to do for the kernel; see [`LocalService::poll_transmit`].
+    pub fn poll_local_service(&mut self) -> Option<local_service::Transmit> {
+        self.local_service.poll_transmit()
+    }
+
     /// The next question whose route the kernel is to be asked for.
     pub fn poll_route(&mut self) -> Option<Question> {
-        self.client.poll_route()
+        self.unrouted.pop_first().or_else(|| self.client.poll_route())
     }
 
     /// The next fact for the outside.
     pub fn poll_event(&mut self) -> Option<Event> {
-        if let Some(answer) = self.answers.pop_front() {
-            return Some(answer);
-        }
-        Some(match self.client.poll_event()? {
-            client::Event::Answered { id, outcome } => {
-                Event::Answered { id, outcome: outcome.into() }
-            }
-            client::Event::OpenSocket { socket } => Event::OpenSocket { socket },
-            client::Event::CloseSocket { socket } => Event::CloseSocket { socket },
-        })
+        self.events.pop_front()
     }
 
     /// What peers are asked through.
@@ -138,6 +173,138 @@ impl<R: CryptoRng> Resolver<R> {
     /// What peers are asked through.
     pub fn client_mut(&mut self) -> &mut Client<R> {
         &mut self.client
+    }
+
+    /// What the kernel asks through.
+    pub fn local_service(&self) -> &LocalService {
+        &self.local_service
+    }
+
+    /// What the kernel asks through.
+    pub fn local_service_mut(&mut self) -> &mut LocalService {
+        &mut self.local_service
+    }
+
+    /// Looks for what the kernel wants to know.
+    fn serve(&mut self, now: Instant, view: &impl Local) {
+        while let Some(event) = self.local_service.poll_event() {
+            match event {
+                local_service::Event::Wanted { flight, question } => {
+                    match own(view, question).or_else(|| self.cached(now, question)) {
+                        Some(outcome) => self.local_service.answered(now, flight, outcome),
+                        None => self.ask_for_egress(flight, question),
+                    }
+                }
+                local_service::Event::Unwanted { flight, question } => {
+                    self.forget(now, flight, question);
+                }
+            }
+        }
+        self.settle(now);
+    }
+
+    /// What is remembered of a question that once had its egress confirmed.
+    fn cached(&mut self, now: Instant, question: Question) -> Option<Outcome> {
+        let gid = self.client.lookup(now, question)?.gid;
+        Some(gid.map_or(Outcome::NotFound, |gid| Outcome::Found { gid, source: Source::Cache }))
+    }
+
+    fn ask_for_egress(&mut self, flight: FlightId, question: Question) {
+        let flights = self.unsure.entry(question).or_insert_with(|| {
+            self.unrouted.insert(question);
+            BTreeSet::new()
+        });
+        flights.insert(flight);
+    }
+
+    /// Routing has been asked which way leads there by the egress.
+    fn handle_egress(
+        &mut self,
+        now: Instant,
+        question: Question,
+        route: Option<Route>,
+        flights: BTreeSet<FlightId>,
+    ) {
+        let is_gateway = |route: &Route| {
+            Some(route.ifindex) == question.egress() && route.next_hop != question.target()
+        };
+        let route = route.filter(is_gateway);
+        // Without its egress it stays a question.
+        let free = Question::new(question.target(), None).unwrap_or(question);
+        for flight in flights {
+            let asked = if route.is_some() { question } else { free };
+            self.ask_peers(now, Asker::Kernel(flight), asked);
+        }
+        // The client would ask the same.
+        if route.is_some() {
+            self.client.handle_input(now, client::Input::Route { question, route });
+        }
+    }
+
+    fn ask_peers(&mut self, now: Instant, asker: Asker, question: Question) {
+        let id = asker.into();
+        self.client.handle_input(now, client::Input::Resolve { id, question });
+        self.settle(now);
+    }
+
+    fn forget(&mut self, now: Instant, flight: FlightId, question: Question) {
+        if let Some(flights) = self.unsure.get_mut(&question)
+            && flights.remove(&flight)
+        {
+            if flights.is_empty() {
+                self.unsure.remove(&question);
+                self.unrouted.remove(&question);
+            }
+            return;
+        }
+        let id = Asker::Kernel(flight).into();
+        self.client.handle_input(now, client::Input::Cancel { id });
+    }
+
+    /// Takes the client's answers to who asked.
+    fn settle(&mut self, now: Instant) {
+        while let Some(event) = self.client.poll_event() {
+            let event = match event {
+                client::Event::Answered { id, outcome } => match Asker::from(id) {
+                    Asker::Driver(id) => Event::Answered { id, outcome: outcome.into() },
+                    Asker::Kernel(flight) => {
+                        self.local_service.answered(now, flight, outcome.into());
+                        continue;
+                    }
+                },
+                client::Event::OpenSocket { socket } => Event::OpenSocket { socket },
+                client::Event::CloseSocket { socket } => Event::CloseSocket { socket },
+            };
+            self.events.push_back(event);
+        }
+    }
+}
+
+/// Who waits for an answer of the client, whose names for requests the two have to share.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+enum Asker {
+    Driver(RequestId),
+    Kernel(FlightId),
+}
+
+impl From<Asker> for RequestId {
+    /// Both count from 0 and never reach 2⁶³.
+    fn from(asker: Asker) -> Self {
+        match asker {
+            Asker::Driver(id) => Self(id.0 << 1),
+            Asker::Kernel(flight) => Self(flight.get() << 1 | 1),
+        }
+    }
+}
+
+impl From<RequestId> for Asker {
+    fn from(id: RequestId) -> Self {
+        let number = id.0 >> 1;
+        if id.0 & 1 == 0 {
+            Self::Driver(RequestId(number))
+        } else {
+            Self::Kernel(FlightId::new(number))
+        }
     }
 }
 
@@ -215,7 +382,10 @@ mod tests {
 
     fn first_event(target: &str, egress: Option<u32>) -> Option<Event> {
         let rng = ChaCha12Rng::seed_from_u64(1);
-        let mut resolver = Resolver::new(Client::new(client::Config::default(), rng));
+        let mut resolver = Resolver::new(
+            Client::new(client::Config::default(), rng),
+            LocalService::new(local_service::Config::default()),
+        );
         let question = Question::new(ip(target), egress.and_then(IfIndex::new)).unwrap();
         resolver.resolve(Instant::BOOT, &View, RequestId(7), question);
         assert_eq!(resolver.poll_transmit(), None);

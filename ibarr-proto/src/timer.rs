@@ -34,6 +34,11 @@ impl<K: Copy + Ord> Timers<K> {
         self.by_time.first().map(|&(at, _)| at)
     }
 
+    /// Whether `key` has a deadline.
+    pub fn contains(&self, key: K) -> bool {
+        self.by_key.contains_key(&key)
+    }
+
     /// Removes the earliest deadline if it is not after `now`.
     pub fn pop(&mut self, now: Instant) -> Option<K> {
         let &(at, key) = self.by_time.first()?;
@@ -88,6 +93,8 @@ mod tests {
                 prop_assert_eq!(timers.pop(now), due);
                 model.retain(|&(_, other)| Some(other) != due);
                 prop_assert_eq!(timers.len(), model.len());
+                let has = model.iter().any(|&(_, other)| other == key);
+                prop_assert_eq!(timers.contains(key), has);
                 prop_assert_eq!(timers.is_empty(), model.is_empty());
             }
         }

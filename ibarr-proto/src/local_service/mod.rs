@@ -1,0 +1,420 @@
+// SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
+
+//! The kernel's side: what the RDMA core asks over netlink ([`ibarr_common::wire::ls`]), once each,
+//! and what it is told. Who knows the answers is the [`resolver`](crate::resolver)'s business.
+//!
+//! **An answer does not wake whoever waits for it** (`ib_nl_process_ip_rsep` in
+//! drivers/infiniband/core/addr.c): the kernel looks at it when the caller's time is over, or when a
+//! neighbour entry anywhere becomes valid. So answers are followed by a *nudge*, the creation of
+//! such an entry. The nudge also makes the kernel send again every request that still waits, which
+//! is what it costs, and what it heals: an answer that overtook the kernel's queueing of its
+//! request, and requests that were lost.
+//!
+//! **There is no negative answer to an address request.** What cannot be answered is tried again
+//! until its [`DEADLINE`], then given up in silence. A path request is answered at once: the kernel
+//! asks the SA itself.
+
+mod nudges;
+mod queue;
+mod requests;
+mod types;
+
+use std::collections::VecDeque;
+
+use ibarr_common::Instant;
+use ibarr_common::wire::ls::{
+    Answer, Emitted, Error, Kind, Message, PortId, Request, ResolveIp, Seq, SetTimeout, Timeout,
+    messages,
+};
+
+use self::nudges::Nudges;
+use self::queue::{Item, Queue};
+use self::requests::{Answered, Requests, State};
+use crate::counters::Counters;
+use crate::ip2gid::Question;
+use crate::resolver::{Outcome, Source};
+
+pub use types::{
+    Config, Counter, DEADLINE, Event, FlightId, Input, Limits, MAX_NUDGES, MEMORY, NUDGE_INTERVAL,
+    NUDGE_WITHIN, REPEAT_AFTER, RETRY, Sender, Transmit,
+};
+
+/// Answers the kernel.
+///
+/// After every `handle_…` and [`Self::answered`], call each `poll_…` until it returns `None`, then
+/// [`Self::poll_timeout`].
+#[derive(Debug)]
+pub struct LocalService {
+    config: Config,
+    now: Instant,
+    /// Of the socket, while there is one.
+    port_id: Option<PortId>,
+    requests: Requests,
+    queue: Queue,
+    /// To be told to the kernel.
+    timeout: Option<Timeout>,
+    nudges: Nudges,
+    events: VecDeque<Event>,
+    refusal: Option<i32>,
+    counters: Counters<Counter>,
+}
+
+impl LocalService {
+    /// Without a socket yet.
+    pub fn new(config: Config) -> Self {
+        Self::with_limits(config, Limits::default())
+    }
+
+    /// For tests that reach the limits.
+    pub fn with_limits(config: Config, limits: Limits) -> Self {
+        Self {
+            config,
+            now: Instant::BOOT,
+            port_id: None,
+            requests: Requests::new(limits.requests),
+            queue: Queue::new(limits.errors),
+            timeout: None,
+            nudges: Nudges::default(),
+            events: VecDeque::new(),
+            refusal: None,
+            counters: Counters::default(),
+        }
+    }
+
+    /// From now on runs on `config`.
+    pub fn reconfigure(&mut self, config: Config) {
+        if config.timeout != self.config.timeout && self.port_id.is_some() {
+            self.timeout = Some(config.timeout);
+        }
+        self.config = config;
+        if !config.nudge {
+            self.nudges.unwant();
+        }
+    }
+
+    /// Tells the core what happened.
+    pub fn handle_input(&mut self, now: Instant, input: Input<'_>) {
+        self.advance(now);
+        match input {
+            Input::Opened { port_id } => {
+                self.port_id = Some(port_id);
+                self.refusal = None;
+                self.timeout = Some(self.config.timeout);
+                // Requests may wait that were sent to somebody before us.
+                self.want_nudge();
+            }
+            Input::Closed => {
+                self.abandon();
+                for seq in self.requests.seqs() {
+                    self.remove(seq);
+                }
+                self.port_id = None;
+                self.timeout = None;
+                self.queue.clear();
+                self.nudges.unwant();
+            }
+            Input::Datagram { sender, bytes, cut } => {
+                self.nudges.more_to_come(true);
+                self.datagram(sender, bytes, cut);
+            }
+            Input::Drained => self.nudges.more_to_come(false),
+            Input::Overrun => {
+                self.counters.count(Counter::Overruns);
+                self.want_nudge();
+            }
+            Input::Nudged { done } => {
+                self.nudges.ended(done);
+                if !done {
+                    self.counters.count(Counter::NudgesFailed);
+                }
+            }
+            Input::Stop => {
+                self.nudges.end();
+                if self.port_id.is_some() {
+                    self.timeout = Some(Timeout::DEFAULT);
+                }
+                self.abandon();
+            }
+        }
+    }
+
+    /// The resolver has looked for an answer.
+    pub fn answered(&mut self, now: Instant, flight: FlightId, outcome: Outcome) {
+        self.advance(now);
+        // A request may have ended meanwhile.
+        let Some(seq) = self.requests.end_flight(flight) else { return };
+        let rest_as = match outcome {
+            Outcome::Found { gid, source } => {
+                self.counters.count(match source {
+                    Source::Local => Counter::AnsweredLocal,
+                    Source::Cache => Counter::AnsweredCache,
+                    Source::Peer => Counter::AnsweredPeer,
+                });
+                self.requests.answer(seq, gid);
+                return self.enqueue(seq);
+            }
+            Outcome::NotFound => Counter::NotFound,
+            Outcome::TimedOut => Counter::TimedOut,
+            Outcome::Unreachable => Counter::Unreachable,
+            Outcome::Overloaded => Counter::Overloaded,
+        };
+        self.requests.rest(seq, rest_as, self.now + RETRY);
+    }
+
+    /// Does what is due. May be called at any time; early calls do nothing.
+    pub fn handle_timeout(&mut self, now: Instant) {
+        self.advance(now);
+        while let Some(seq) = self.requests.pop_due(self.now) {
+            self.due(seq);
+        }
+        while let Some(seq) = self.requests.pop_forgotten(self.now) {
+            self.remove(seq);
+        }
+    }
+
+    /// When to call [`Self::handle_timeout`] next, and poll again.
+    pub fn poll_timeout(&self) -> Option<Instant> {
+        [self.requests.next_timeout(), self.nudges.due()].into_iter().flatten().min()
+    }
+
+    /// The next thing to do, none of which may be done before its predecessor: a nudge comes only
+    /// after every answer.
+    pub fn poll_transmit(&mut self) -> Option<Transmit> {
+        let port_id = self.port_id?;
+        if let Some(timeout) = self.timeout.take() {
+            // The kernel answers only if it refuses, and then repeats the number.
+            let message = SetTimeout::new(timeout).emit(Seq(0), port_id);
+            return Some(Transmit::Message(message));
+        }
+        while let Some(item) = self.queue.pop() {
+            let message = match item {
+                Item::Error(seq) => Some(Answer::Error.emit(seq, port_id)),
+                Item::Answer(seq) => self.hand_over(seq, port_id),
+            };
+            if let Some(message) = message {
+                return Some(Transmit::Message(message));
+            }
+        }
+        if self.nudges.take(self.now) {
+            self.counters.count(Counter::Nudges);
+            return Some(Transmit::Nudge);
+        }
+        None
+    }
+
+    /// The next fact for the resolver.
+    pub fn poll_event(&mut self) -> Option<Event> {
+        self.events.pop_front()
+    }
+
+    /// What has been counted so far.
+    pub fn counters(&self) -> &Counters<Counter> {
+        &self.counters
+    }
+
+    /// Address requests that wait, and all that are held.
+    pub fn load(&self) -> Load {
+        Load { waiting: self.requests.waiting(), held: self.requests.len() }
+    }
+
+    /// The last error number with which the kernel refused a message of ours, since the socket was
+    /// opened: `-EPERM` (-1) without CAP_NET_ADMIN, `-EINVAL` (-22) from a socket that does not
+    /// belong to the initial network namespace.
+    pub fn refusal(&self) -> Option<i32> {
+        self.refusal
+    }
+
+    /// Whether nudges fail at the moment.
+    pub fn nudge_fails(&self) -> bool {
+        self.nudges.failed()
+    }
+
+    /// Whether there is nothing to do before the next input, and no nudge is under way.
+    pub fn is_idle(&self) -> bool {
+        self.port_id.is_none()
+            || (self.timeout.is_none() && self.queue.is_empty() && !self.nudges.is_busy())
+    }
+
+    fn advance(&mut self, now: Instant) {
+        self.now = self.now.max(now);
+    }
+
+    fn datagram(&mut self, sender: Sender, bytes: &[u8], cut: bool) {
+        if sender == Sender::Other {
+            return self.counters.count(Counter::NotFromKernel);
+        }
+        if cut {
+            self.counters.count(Counter::DatagramsCut);
+        }
+        let mut messages = messages(bytes);
+        while let Some(message) = messages.next() {
+            match message {
+                Ok(message) => self.message(&message),
+                Err(error) => {
+                    self.malformed(messages.broken().as_ref(), error);
+                }
+            }
+        }
+    }
+
+    fn message(&mut self, message: &Message<'_>) {
+        if message.kind() == Kind::Verdict {
+            return match message.errno() {
+                Some(errno) if errno < 0 => {
+                    self.counters.count(Counter::Refusals);
+                    self.refusal = Some(errno);
+                }
+                Some(_) => self.counters.count(Counter::Confirmations),
+                None => self.counters.count(Counter::MalformedTruncated),
+            };
+        }
+        if !message.is_request() {
+            return self.counters.count(Counter::NotARequest);
+        }
+        match Request::parse(message) {
+            Ok(Request::ResolveIp(request)) => self.address_request(message.seq(), request),
+            Ok(Request::ResolvePath(_)) => {
+                self.counters.count(Counter::PathsUnknown);
+                self.refer_to_sa(message.seq());
+            }
+            Err(error) => self.malformed(Some(message), error),
+        }
+    }
+
+    /// Whoever asked for a path must not wait, however badly.
+    fn malformed(&mut self, message: Option<&Message<'_>>, error: Error) {
+        self.counters.count(error.into());
+        if let Some(message) = message
+            && message.kind() == Kind::ResolvePath
+            && message.is_request()
+        {
+            self.counters.count(Counter::PathsMalformed);
+            self.refer_to_sa(message.seq());
+        }
+    }
+
+    fn refer_to_sa(&mut self, seq: Seq) {
+        if !self.queue.push_error(seq) {
+            self.counters.count(Counter::PathsFull);
+        }
+    }
+
+    fn address_request(&mut self, seq: Seq, request: ResolveIp) {
+        let Some(question) = Question::new(request.target, Some(request.ifindex)) else {
+            return self.counters.count(Counter::MalformedTarget);
+        };
+        if let Some(held) = self.requests.get_mut(seq) {
+            if held.question == question {
+                return self.duplicate(seq);
+            }
+            if !matches!(held.state, State::Answered(_)) {
+                self.counters.count(Counter::Superseded);
+            }
+            self.remove(seq);
+        }
+        self.counters.count(Counter::Requests);
+        if self.requests.is_full() {
+            let Some(oldest) = self.requests.oldest_answered() else {
+                return self.counters.count(Counter::RequestsFull);
+            };
+            self.counters.count(Counter::MemoryEvicted);
+            self.remove(oldest);
+        }
+        let flight = self.requests.insert(seq, question, self.now + DEADLINE);
+        self.events.push_back(Event::Wanted { flight, question });
+    }
+
+    fn duplicate(&mut self, seq: Seq) {
+        if !self.requests.is_remembered(seq) {
+            return self.counters.count(Counter::DuplicatesWaiting);
+        }
+        self.counters.count(Counter::DuplicatesAnswered);
+        self.enqueue(seq);
+    }
+
+    fn due(&mut self, seq: Seq) {
+        if self.requests.is_remembered(seq) {
+            self.counters.count(Counter::AnswersRepeated);
+            return self.enqueue(seq);
+        }
+        let Some(request) = self.requests.get_mut(seq).copied() else { return };
+        let too_late = match request.state {
+            State::Resting { .. } if self.now < request.deadline => {
+                let flight = self.requests.seek(seq);
+                let question = request.question;
+                return self.events.push_back(Event::Wanted { flight, question });
+            }
+            State::Resting { why } => why,
+            State::Sought(_) => Counter::TimedOut,
+            State::Answered(_) => Counter::AnswersLate,
+        };
+        self.counters.count(too_late);
+        self.remove(seq);
+    }
+
+    /// The answer goes to the socket, if it is not on its way already.
+    fn enqueue(&mut self, seq: Seq) {
+        if let Some(request) = self.requests.get_mut(seq)
+            && let State::Answered(answered) = &mut request.state
+            && answered.queued.is_none()
+        {
+            answered.queued = Some(self.queue.push_answer(seq));
+        }
+    }
+
+    /// The answer leaves, and with it the kernel has something to look at.
+    fn hand_over(&mut self, seq: Seq, port_id: PortId) -> Option<Emitted> {
+        let request = self.requests.get_mut(seq)?;
+        let State::Answered(answered) = &mut request.state else { return None };
+        let Answered { gid, queued: _, nudges } = *answered;
+        answered.queued = None;
+        answered.nudges = nudges.saturating_sub(1);
+        if nudges > 0 {
+            self.want_nudge();
+        }
+        if !self.requests.is_remembered(seq) {
+            let no_nudges = !self.config.nudge || self.nudges.failed();
+            let repeat_at = no_nudges.then_some(self.now + REPEAT_AFTER);
+            self.requests.remember(seq, self.now + MEMORY, repeat_at);
+        }
+        Some(Answer::Gid(gid).emit(seq, port_id))
+    }
+
+    fn want_nudge(&mut self) {
+        if self.config.nudge {
+            self.nudges.want(self.now);
+        }
+    }
+
+    /// Nobody looks for answers any more; those that are known stay.
+    fn abandon(&mut self) {
+        for seq in self.requests.seqs() {
+            let waits = |state| !matches!(state, State::Answered(_));
+            if self.requests.get_mut(seq).is_some_and(|request| waits(request.state)) {
+                self.counters.count(Counter::Abandoned);
+                self.remove(seq);
+            }
+        }
+    }
+
+    fn remove(&mut self, seq: Seq) {
+        let Some(request) = self.requests.remove(seq) else { return };
+        let question = request.question;
+        match request.state {
+            State::Sought(flight) => {
+                self.events.push_back(Event::Unwanted { flight, question });
+            }
+            State::Answered(Answered { queued: Some(ticket), .. }) => self.queue.remove(ticket),
+            State::Answered(_) | State::Resting { .. } => {}
+        }
+    }
+}
+
+/// How much is held.
+#[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
+pub struct Load {
+    /// Address requests that wait for an answer.
+    pub waiting: usize,
+    /// With those that have been answered not long ago.
+    pub held: usize,
+}

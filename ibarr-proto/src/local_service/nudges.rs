@@ -1,0 +1,83 @@
+// SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
+
+//! When to nudge.
+
+use ibarr_common::Instant;
+
+use super::types::{NUDGE_INTERVAL, NUDGE_WITHIN};
+
+/// One nudge covers everything that was handed to the socket before it, so that at most one is
+/// wanted at a time.
+#[derive(Debug, Default)]
+pub(super) struct Nudges {
+    /// Since when there is something that no nudge covers.
+    wanted_since: Option<Instant>,
+    last_at: Option<Instant>,
+    last: Last,
+    /// The socket may hold more requests, whose answers the same nudge can cover.
+    more_to_come: bool,
+    /// The daemon ends: no time for intervals.
+    last_one: bool,
+}
+
+/// What became of the last one.
+#[derive(Debug, Default, Eq, PartialEq)]
+enum Last {
+    /// There has been none, or it was noticed.
+    #[default]
+    Done,
+    UnderWay,
+    Failed,
+}
+
+impl Nudges {
+    pub(super) fn want(&mut self, now: Instant) {
+        self.wanted_since.get_or_insert(now);
+    }
+
+    pub(super) fn unwant(&mut self) {
+        self.wanted_since = None;
+    }
+
+    pub(super) fn more_to_come(&mut self, more: bool) {
+        self.more_to_come = more;
+    }
+
+    pub(super) fn end(&mut self) {
+        self.last_one = true;
+    }
+
+    /// When the next is due; while one is under way, nobody knows.
+    pub(super) fn due(&self) -> Option<Instant> {
+        let wanted = self.wanted_since.filter(|_| self.last != Last::UnderWay)?;
+        if self.last_one {
+            return Some(wanted);
+        }
+        let quiet = if self.more_to_come { wanted + NUDGE_WITHIN } else { wanted };
+        Some(self.last_at.map_or(quiet, |last| quiet.max(last + NUDGE_INTERVAL)))
+    }
+
+    /// Whether to nudge now; if so, it has begun.
+    pub(super) fn take(&mut self, now: Instant) -> bool {
+        let due = self.due().is_some_and(|due| due <= now);
+        if due {
+            self.wanted_since = None;
+            self.last_at = Some(now);
+            self.last = Last::UnderWay;
+        }
+        due
+    }
+
+    pub(super) fn ended(&mut self, done: bool) {
+        self.last = if done { Last::Done } else { Last::Failed };
+    }
+
+    pub(super) fn failed(&self) -> bool {
+        self.last == Last::Failed
+    }
+
+    /// Whether one is wanted or under way.
+    pub(super) fn is_busy(&self) -> bool {
+        self.last == Last::UnderWay || self.wanted_since.is_some()
+    }
+}

@@ -1,0 +1,169 @@
+// SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
+
+//! The address requests that are held: those that wait, and those that were answered not long ago.
+
+use std::collections::BTreeMap;
+
+use ibarr_common::Instant;
+use ibarr_common::ib::Gid;
+use ibarr_common::wire::ls::Seq;
+
+use super::queue::Ticket;
+use super::types::{Counter, FlightId, MAX_NUDGES};
+use crate::ip2gid::Question;
+use crate::timer::Timers;
+
+/// By number. The kernel's numbers and the times of the requests are the only keys, so that the
+/// same history gives the same order.
+#[derive(Debug)]
+pub(super) struct Requests {
+    max: usize,
+    by_seq: BTreeMap<Seq, Request>,
+    flights: BTreeMap<FlightId, Seq>,
+    next_flight: u64,
+    /// When something is to be done about a request. Each that waits or is not handed over has one.
+    due: Timers<Seq>,
+    /// When an answered one is forgotten. Each that is handed over has one.
+    memory: Timers<Seq>,
+}
+
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Request {
+    pub(super) question: Question,
+    /// When nobody waits for its answer any more.
+    pub(super) deadline: Instant,
+    pub(super) state: State,
+}
+
+#[derive(Clone, Copy, Debug)]
+pub(super) enum State {
+    /// Somebody looks for the answer.
+    Sought(FlightId),
+    /// There was none; tried again when due, and counted under `why` if that is too late.
+    Resting {
+        why: Counter,
+    },
+    Answered(Answered),
+}
+
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Answered {
+    pub(super) gid: Gid,
+    /// Its place in the queue to the socket, if it is there.
+    pub(super) queued: Option<Ticket>,
+    /// Nudges that it may still cause.
+    pub(super) nudges: u8,
+}
+
+impl Requests {
+    pub(super) fn new(max: usize) -> Self {
+        Self {
+            max,
+            by_seq: BTreeMap::new(),
+            flights: BTreeMap::new(),
+            next_flight: 0,
+            due: Timers::default(),
+            memory: Timers::default(),
+        }
+    }
+
+    pub(super) fn len(&self) -> usize {
+        self.by_seq.len()
+    }
+
+    pub(super) fn get_mut(&mut self, seq: Seq) -> Option<&mut Request> {
+        self.by_seq.get_mut(&seq)
+    }
+
+    /// Those that wait for an answer.
+    pub(super) fn waiting(&self) -> usize {
+        let waits = |request: &&Request| !matches!(request.state, State::Answered(_));
+        self.by_seq.values().filter(waits).count()
+    }
+
+    pub(super) fn is_full(&self) -> bool {
+        self.by_seq.len() >= self.max
+    }
+
+    /// The one that was answered longest ago, if any is in memory.
+    pub(super) fn oldest_answered(&mut self) -> Option<Seq> {
+        self.memory.pop(Instant::from_nanos(u64::MAX))
+    }
+
+    /// A new request, which is sought from now on.
+    pub(super) fn insert(&mut self, seq: Seq, question: Question, deadline: Instant) -> FlightId {
+        let state = State::Resting { why: Counter::TimedOut };
+        self.by_seq.insert(seq, Request { question, deadline, state });
+        self.seek(seq)
+    }
+
+    /// Somebody looks for the answer (again), until the deadline.
+    pub(super) fn seek(&mut self, seq: Seq) -> FlightId {
+        let flight = FlightId::new(self.next_flight);
+        self.next_flight += 1;
+        if let Some(request) = self.by_seq.get_mut(&seq) {
+            request.state = State::Sought(flight);
+            self.flights.insert(flight, seq);
+            self.due.set(seq, Some(request.deadline));
+        }
+        flight
+    }
+
+    /// Whoever looked has found nothing.
+    pub(super) fn rest(&mut self, seq: Seq, why: Counter, until: Instant) {
+        if let Some(request) = self.by_seq.get_mut(&seq) {
+            request.state = State::Resting { why };
+            self.due.set(seq, Some(until.min(request.deadline)));
+        }
+    }
+
+    /// The request has its answer.
+    pub(super) fn answer(&mut self, seq: Seq, gid: Gid) {
+        if let Some(request) = self.by_seq.get_mut(&seq) {
+            request.state = State::Answered(Answered { gid, queued: None, nudges: MAX_NUDGES });
+            self.due.set(seq, Some(request.deadline));
+        }
+    }
+
+    /// Its first answer has been handed over, to be remembered until `forget_at`.
+    pub(super) fn remember(&mut self, seq: Seq, forget_at: Instant, repeat_at: Option<Instant>) {
+        self.memory.set(seq, Some(forget_at));
+        self.due.set(seq, repeat_at);
+    }
+
+    pub(super) fn is_remembered(&self, seq: Seq) -> bool {
+        self.memory.contains(seq)
+    }
+
+    /// Ends the search of `flight`.
+    pub(super) fn end_flight(&mut self, flight: FlightId) -> Option<Seq> {
+        self.flights.remove(&flight)
+    }
+
+    pub(super) fn remove(&mut self, seq: Seq) -> Option<Request> {
+        let request = self.by_seq.remove(&seq)?;
+        self.due.set(seq, None);
+        self.memory.set(seq, None);
+        if let State::Sought(flight) = request.state {
+            self.flights.remove(&flight);
+        }
+        Some(request)
+    }
+
+    /// All of them, in the order of their numbers.
+    pub(super) fn seqs(&self) -> Vec<Seq> {
+        self.by_seq.keys().copied().collect()
+    }
+
+    pub(super) fn next_timeout(&self) -> Option<Instant> {
+        [self.due.next(), self.memory.next()].into_iter().flatten().min()
+    }
+
+    pub(super) fn pop_due(&mut self, now: Instant) -> Option<Seq> {
+        self.due.pop(now)
+    }
+
+    pub(super) fn pop_forgotten(&mut self, now: Instant) -> Option<Seq> {
+        self.memory.pop(now)
+    }
+}

@@ -1,0 +1,258 @@
+// SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
+
+//! What goes into the kernel's side and comes out of it.
+
+use std::time::Duration;
+
+use ibarr_common::wire::ls::{Emitted, Error, PortId, Timeout};
+
+use crate::ip2gid::Question;
+
+/// What an administrator decides.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub struct Config {
+    /// Whether the kernel is made to look at our answers at once. Otherwise its callers wait until
+    /// their time is over, or until some neighbour entry of the machine changes.
+    pub nudge: bool,
+    /// How long the kernel waits for an answer to a path request before it asks the SA.
+    pub timeout: Timeout,
+}
+
+impl Default for Config {
+    /// The kernel's own time-out: told to it, so that it is known whatever was told to it before.
+    fn default() -> Self {
+        Self { nudge: true, timeout: Timeout::DEFAULT }
+    }
+}
+
+/// Bounds and times. Only tests use others than the default.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub struct Limits {
+    /// Address requests held: waiting ones, and answered ones in memory. A further one takes the
+    /// place of the one that was answered longest ago; if all are waiting it is not taken. The
+    /// kernel repeats it after the next nudge.
+    pub requests: usize,
+    /// Path requests held whose answer the socket has no room for. Further ones are not answered.
+    pub errors: usize,
+}
+
+impl Default for Limits {
+    /// The socket's buffer of 16 MiB holds about twice as many requests.
+    fn default() -> Self {
+        Self { requests: 16_384, errors: 16_384 }
+    }
+}
+
+/// When an address request is given up, from its first sight. Callers of the kernel seldom wait
+/// for more than 2 s (rping, librdmacm's examples, MPI).
+pub const DEADLINE: Duration = Duration::from_secs(3);
+
+/// What could not be answered is tried again after this time, while the request's [`DEADLINE`]
+/// holds: the kernel itself does not ask again.
+pub const RETRY: Duration = Duration::from_millis(500);
+
+/// How long an answer is remembered for repetitions of its request, from when it was given.
+pub const MEMORY: Duration = Duration::from_secs(5);
+
+/// Nudges that one request can cause. The first makes the kernel look at the answer; if that came
+/// too early the kernel repeats the request, which is answered again.
+pub const MAX_NUDGES: u8 = 3;
+
+/// Least time between two nudges: each makes the kernel repeat all that is waiting.
+pub const NUDGE_INTERVAL: Duration = Duration::from_millis(1);
+
+/// A nudge waits until the socket holds no more requests, but no longer than this after an answer.
+pub const NUDGE_WITHIN: Duration = Duration::from_millis(5);
+
+/// Without nudges each answer is given again after this time: one that overtakes the kernel's
+/// queueing of its request is lost. That takes the kernel some tens of microseconds.
+pub const REPEAT_AFTER: Duration = Duration::from_millis(2);
+
+/// Names an address request to whoever looks for its answer. Never used again.
+#[derive(Clone, Copy, Debug, Eq, Hash, Ord, PartialEq, PartialOrd)]
+pub struct FlightId(pub(super) u64);
+
+impl FlightId {
+    /// Its number, counted from 0.
+    pub fn get(self) -> u64 {
+        self.0
+    }
+
+    /// The one with this number.
+    pub fn new(number: u64) -> Self {
+        Self(number)
+    }
+}
+
+/// One thing that happened.
+#[derive(Clone, Copy, Debug)]
+pub enum Input<'a> {
+    /// There is a socket to the kernel.
+    Opened {
+        /// Its number, which our messages carry.
+        port_id: PortId,
+    },
+    /// The socket is lost.
+    Closed,
+    /// A datagram came.
+    Datagram {
+        /// Who sent it, by the socket, not by what is written in it.
+        sender: Sender,
+        /// Its bytes, as far as they were received.
+        bytes: &'a [u8],
+        /// Whether it has more bytes than that.
+        cut: bool,
+    },
+    /// The socket holds no more datagrams.
+    Drained,
+    /// The socket's buffer was full, and requests were lost.
+    Overrun,
+    /// What [`Transmit::Nudge`] asked for has been done, or has failed.
+    Nudged {
+        /// Whether the kernel has noticed.
+        done: bool,
+    },
+    /// The daemon ends: nothing new is looked for, what is known is answered, and the kernel's
+    /// time-out becomes what it was.
+    Stop,
+}
+
+/// Who sent a datagram.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub enum Sender {
+    /// The kernel.
+    Kernel,
+    /// Another process: what it answers to the group, or what it would have us believe.
+    Other,
+}
+
+/// One thing to do.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+#[expect(clippy::large_enum_variant, reason = "sent where it is made, and never stored")]
+pub enum Transmit {
+    /// Send this to the kernel. It has been handed to the socket when the next is asked for.
+    Message(Emitted),
+    /// Change a neighbour entry, so that the kernel looks at the answers before; to be answered by
+    /// [`Input::Nudged`].
+    Nudge,
+}
+
+/// A fact for the resolver.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub enum Event {
+    /// An answer is wanted; to be answered by `answered`.
+    Wanted {
+        /// Its name.
+        flight: FlightId,
+        /// What is asked. The egress is what the interface is called where the request comes from,
+        /// which may be another network namespace.
+        question: Question,
+    },
+    /// It is no longer wanted.
+    Unwanted {
+        /// Its name.
+        flight: FlightId,
+        /// What was asked.
+        question: Question,
+    },
+}
+
+crate::counters! {
+    /// What the kernel's side counts. Each address request that is not a duplicate is counted once
+    /// under [`Counter::Requests`] and, when it ends, once under one of the nine that follow.
+    pub enum Counter {
+        /// Address requests, each once however often the kernel repeats it.
+        Requests = "requests",
+        /// Requests for an address of ours.
+        AnsweredLocal = "answered-local",
+        /// Requests answered from the cache.
+        AnsweredCache = "answered-cache",
+        /// Requests answered after asking a peer.
+        AnsweredPeer = "answered-peer",
+        /// Requests given up: the address has no GID.
+        NotFound = "given-up-not-found",
+        /// Requests given up: nobody answered.
+        TimedOut = "given-up-timed-out",
+        /// Requests given up: no route leads there.
+        Unreachable = "given-up-unreachable",
+        /// Requests given up: too much was being asked.
+        Overloaded = "given-up-overloaded",
+        /// Requests with the number of another one, which the kernel therefore has forgotten.
+        Superseded = "superseded",
+        /// Requests that waited when the daemon ended or the socket was lost.
+        Abandoned = "abandoned",
+        /// Requests not taken because too many waited.
+        RequestsFull = "requests-full",
+        /// Repetitions of a request that waits.
+        DuplicatesWaiting = "duplicates-waiting",
+        /// Repetitions of an answered request, which were answered from memory.
+        DuplicatesAnswered = "duplicates-answered",
+        /// Answers forgotten before their time, to make room.
+        MemoryEvicted = "memory-evicted",
+        /// Answers given a second time because there are no nudges.
+        AnswersRepeated = "answers-repeated",
+        /// Answers that the socket had no room for until it was too late.
+        AnswersLate = "answers-late",
+        /// Nudges.
+        Nudges = "nudges",
+        /// Nudges that failed.
+        NudgesFailed = "nudges-failed",
+        /// Path requests that the kernel was told to ask the SA about: paths are not looked for yet.
+        PathsUnknown = "paths-unknown",
+        /// The same, because they are malformed; why is counted below.
+        PathsMalformed = "paths-malformed",
+        /// Path requests not answered because the socket had no room for too long.
+        PathsFull = "paths-full",
+        /// Datagrams that another process sent.
+        NotFromKernel = "not-from-kernel",
+        /// Messages that ask for nothing.
+        NotARequest = "not-a-request",
+        /// Messages that ask for what we do not know.
+        UnknownOperation = "unknown-operation",
+        /// Messages of ours that the kernel says it took: kernels before 5.6.
+        Confirmations = "confirmations",
+        /// Messages of ours that the kernel refused.
+        Refusals = "refusals",
+        /// Datagrams longer than any request.
+        DatagramsCut = "datagrams-cut",
+        /// Times that the socket's buffer was full. What was lost is asked again after a nudge.
+        Overruns = "overruns",
+        /// Messages shorter than what they say they hold.
+        MalformedTruncated = "malformed-truncated",
+        /// Messages of a length that their attributes do not have.
+        MalformedAttributeLength = "malformed-attribute-length",
+        /// Requests without an attribute that they must have.
+        MalformedAttributeMissing = "malformed-attribute-missing",
+        /// Requests that say the same thing twice.
+        MalformedAttributeRepeated = "malformed-attribute-repeated",
+        /// Requests with an attribute that we do not know and must not skip.
+        MalformedAttributeMandatory = "malformed-attribute-mandatory",
+        /// Requests with a value that cannot be: of an interface, device, port, use of paths, GID,
+        /// partition or class of service.
+        MalformedValue = "malformed-value",
+        /// Requests for an address that no interface can own.
+        MalformedTarget = "malformed-target",
+    }
+}
+
+impl From<Error> for Counter {
+    fn from(error: Error) -> Self {
+        match error {
+            Error::Truncated => Self::MalformedTruncated,
+            Error::Kind => Self::UnknownOperation,
+            Error::AttributeLength => Self::MalformedAttributeLength,
+            Error::AttributeMissing => Self::MalformedAttributeMissing,
+            Error::AttributeRepeated => Self::MalformedAttributeRepeated,
+            Error::AttributeMandatory => Self::MalformedAttributeMandatory,
+            Error::IfIndex
+            | Error::DeviceName
+            | Error::PortNum
+            | Error::PathUse
+            | Error::Gid
+            | Error::PKey
+            | Error::QosClass
+            | Error::PathCount
+            | Error::Timeout => Self::MalformedValue,
+        }
+    }
+}
