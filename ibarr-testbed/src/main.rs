@@ -79,9 +79,12 @@ enum BenchCommand {
         #[arg(long)]
         port: u16,
     },
-    /// The costs of client caches in this process
+    /// The cost of a client cache of this process
     #[command(hide = true)]
-    Caches,
+    Cache {
+        #[arg(long)]
+        entries: u32,
+    },
 }
 
 #[derive(Subcommand)]
@@ -209,8 +212,8 @@ fn run_bench(store: &Store, userns: bool, command: BenchCommand) -> Result<ExitC
             }
         }
         BenchCommand::Echo { style, port } => bench::echo::serve(style, port)?,
-        BenchCommand::Caches => {
-            println!("{}", serde_json::to_string(&bench::measure_caches()?)?);
+        BenchCommand::Cache { entries } => {
+            println!("{}", serde_json::to_string(&bench::measure_cache(entries)?)?);
         }
     }
     Ok(ExitCode::SUCCESS)

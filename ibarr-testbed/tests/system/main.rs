@@ -10,4 +10,3 @@ mod demo;
 mod ip2gid;
 mod lab;
 mod machine;
-mod rtnetlink;

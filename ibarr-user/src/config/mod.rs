@@ -14,6 +14,7 @@ use std::time::Duration;
 use ibarr_common::ib::Gid;
 use ibarr_proto::ip2gid::client::{self, Settings, SourceCheck};
 use ibarr_proto::ip2gid::{Prefix, Prefixes};
+use ibarr_proto::local_service;
 use ibarr_proto::local_view::{self, InterfaceFilter, StaticGid, StaticGids};
 use thiserror::Error;
 
@@ -29,6 +30,8 @@ pub struct Config {
     pub allow: Prefixes,
     /// What is answered.
     pub view: local_view::Config,
+    /// How the kernel is answered.
+    pub local_service: local_service::Config,
 }
 
 /// Why there is no configuration.
@@ -84,6 +87,7 @@ impl Config {
                     interfaces: interfaces(root),
                     static_gids: static_gids(root),
                 },
+                local_service: local_service::Config::default(),
             }
         })
     }

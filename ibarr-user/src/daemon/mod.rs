@@ -3,6 +3,7 @@
 //! The life of the daemon: from configuration to readiness, until a signal ends it.
 
 use std::io;
+use std::os::fd::OwnedFd;
 use std::path::PathBuf;
 
 use getrandom::SysRng;
@@ -19,6 +20,7 @@ use crate::control::messages::FailureKind;
 use crate::control::server as control;
 use crate::engine::{Engine, Setup};
 use crate::logging::{self, Level};
+use crate::sys::inherited;
 use crate::transport;
 
 /// Where the control socket is, unless said otherwise.
@@ -84,22 +86,29 @@ impl Error {
 /// # Errors
 /// Only from starting: once ready, the daemon goes on with what it has.
 pub fn run(options: &RunOptions) -> Result<(), Error> {
+    let local_service =
+        inherited::take("ls").map_err(|error| Error::Kernel("LISTEN_FDS", error))?;
     let (config, file) = options.load()?;
     logging::start(&options.level);
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
         .build()
         .map_err(|error| Error::Kernel("event loop", error))?;
-    runtime.block_on(serve(options, config, file))
+    runtime.block_on(serve(options, config, file, local_service))
 }
 
-async fn serve(options: &RunOptions, config: Config, file: Option<PathBuf>) -> Result<(), Error> {
+async fn serve(
+    options: &RunOptions,
+    config: Config,
+    file: Option<PathBuf>,
+    local_service: Option<OwnedFd>,
+) -> Result<(), Error> {
     let signals = Signals::catch().map_err(|error| Error::Kernel("signal handlers", error))?;
     let rng = ChaCha12Rng::try_from_rng(&mut SysRng)
         .map_err(|error| Error::Kernel("random numbers", io::Error::other(error)))?;
     let listener = control::Listener::bind(&options.run_dir)?;
     let (asks, asked) = mpsc::channel(transport::ASKS);
-    let setup = Setup { options: options.clone(), config, file, rng };
+    let setup = Setup { options: options.clone(), config, file, rng, local_service };
     let engine = Engine::start(setup).map_err(|error| Error::Kernel("rtnetlink", error))?;
     let control = tokio::spawn(control::serve(listener, asks));
 

@@ -9,6 +9,7 @@ mod report;
 
 use std::future::pending;
 use std::io;
+use std::os::fd::OwnedFd;
 use std::path::PathBuf;
 use std::sync::Arc;
 
@@ -16,6 +17,7 @@ use ibarr_common::Instant;
 use ibarr_proto::ip2gid::client::{self, Client};
 use ibarr_proto::ip2gid::server::{self, Server};
 use ibarr_proto::ip2gid::{Family, Question};
+use ibarr_proto::local_service::{self, LocalService, Sender};
 use ibarr_proto::local_view::{self, LocalView};
 use ibarr_proto::resolver::{self, Resolver};
 use rand_chacha::ChaCha12Rng;
@@ -31,7 +33,9 @@ use crate::control::messages::{Body, Failure, FailureKind, Request, Response};
 use crate::control::server::Ask;
 use crate::daemon::{Command, RunOptions, Signals, tell_systemd};
 use crate::sys::clock;
+use crate::sys::local_service::Received;
 use crate::sys::udp::Source;
+use crate::transport::local_service as ls;
 use crate::transport::queries::{Datagram, Sockets};
 use crate::transport::rtnetlink::{self, RouteAnswer};
 use crate::transport::server::{Batch, Reply, State};
@@ -48,6 +52,8 @@ pub struct Setup {
     pub file: Option<PathBuf>,
     /// The cores' randomness.
     pub rng: ChaCha12Rng,
+    /// The socket to the kernel, if somebody else opened one.
+    pub local_service: Option<OwnedFd>,
 }
 
 /// See the [module](self).
@@ -64,6 +70,7 @@ pub struct Engine {
     servers: Vec<ServerSocket>,
     watch: rtnetlink::Watch,
     routes: rtnetlink::Routes,
+    local_service: ls::LocalService,
     inputs: Inputs,
     counters: Arc<Counters>,
 }
@@ -92,6 +99,7 @@ enum Input {
     Route(RouteAnswer),
     Queries(Batch),
     Datagram(Datagram),
+    LocalService(ls::Event),
     Ask(Ask),
     Command(Command),
     /// The time has come that a core asked for.
@@ -102,13 +110,19 @@ enum Input {
 /// Enough to make a burst cheap, few enough that no answer waits for more than about 100 µs.
 const INPUTS_PER_TURN: usize = 64;
 
+/// Requests of the kernel that are read in one turn: more than a burst has in practice.
+const REQUESTS_PER_TURN: usize = 256;
+
+/// The longest request has 160 bytes, and the kernel sends each alone.
+const REQUEST_BUFFER: usize = 4096;
+
 impl Engine {
     /// Opens what the daemon works with. Must be called within a runtime.
     ///
     /// # Errors
     /// Without rtnetlink there is nothing to answer and no way to ask.
     pub fn start(setup: Setup) -> io::Result<Self> {
-        let Setup { options, config, file, rng } = setup;
+        let Setup { options, config, file, rng, local_service } = setup;
         let counters = Arc::new(Counters::default());
         let (watch, view) = rtnetlink::Watch::start(Arc::clone(&counters))?;
         let (routes, route_answers) = rtnetlink::Routes::start(Arc::clone(&counters))?;
@@ -118,12 +132,16 @@ impl Engine {
             started: clock::now(),
             view: LocalView::new(config.view.clone()),
             server: Server::new(config.allow.clone()),
-            resolver: Resolver::new(Client::new(config.client.clone(), rng)),
+            resolver: Resolver::new(
+                Client::new(config.client.clone(), rng),
+                LocalService::new(config.local_service),
+            ),
             asks: Asks::default(),
             sockets: Sockets::new(datagram_sender, Arc::clone(&counters)),
             servers: Vec::new(),
             watch,
             routes,
+            local_service: ls::LocalService::start(local_service, Arc::clone(&counters)),
             inputs: Inputs { view, routes: route_answers, batches, batch_sender, datagrams },
             counters,
             options,
@@ -131,6 +149,9 @@ impl Engine {
             config,
         };
         engine.start_servers();
+        if let Some(port_id) = engine.local_service.port_id() {
+            engine.serve_kernel(clock::now(), ls::Event::Opened(port_id));
+        }
         Ok(engine)
     }
 
@@ -193,6 +214,7 @@ impl Engine {
             Some(answer) = self.inputs.routes.recv() => Input::Route(answer),
             Some(datagram) = self.inputs.datagrams.recv() => Input::Datagram(datagram),
             Some(batch) = self.inputs.batches.recv() => Input::Queries(batch),
+            event = self.local_service.next() => Input::LocalService(event),
             Some(ask) = asks.recv() => Input::Ask(ask),
             () = timeout => Input::Timeout,
             () = serving => Input::Timeout,
@@ -216,6 +238,7 @@ impl Engine {
                 };
                 self.resolver.handle_input(now, input);
             }
+            Input::LocalService(event) => self.serve_kernel(now, event),
             Input::Ask(Ask { request, answer }) => match request {
                 Request::Resolve { addresses } => {
                     for (id, address) in self.asks.add(now, addresses, answer) {
@@ -239,7 +262,7 @@ impl Engine {
 
     fn drain(&mut self, now: Instant) {
         self.view.handle_timeout(now);
-        self.resolver.handle_timeout(now);
+        self.resolver.handle_timeout(now, &self.view);
         while let Some(local_view::Request::Dump) = self.view.poll_transmit() {
             self.watch.request_dump();
         }
@@ -257,6 +280,54 @@ impl Engine {
             let Some(transmit) = self.resolver.poll_transmit() else { break };
             self.sockets.send(&transmit);
         }
+        // What has no room yet is sent before anything else is asked for.
+        while self.local_service.has_room()
+            && let Some(transmit) = self.resolver.poll_local_service()
+        {
+            match transmit {
+                local_service::Transmit::Message(message) => {
+                    self.local_service.send(message.as_ref());
+                }
+                // To come.
+                local_service::Transmit::Nudge => {
+                    self.tell_resolver(now, local_service::Input::Nudged { done: false });
+                }
+            }
+        }
+    }
+
+    /// Reads what the kernel asks, but leaves others their turn.
+    fn serve_kernel(&mut self, now: Instant, event: ls::Event) {
+        match event {
+            ls::Event::Opened(port_id) => {
+                self.tell_resolver(now, local_service::Input::Opened { port_id });
+            }
+            ls::Event::Writable => self.local_service.flush(),
+            ls::Event::Readable => {
+                let mut buffer = [0; REQUEST_BUFFER];
+                for _ in 0..REQUESTS_PER_TURN {
+                    let input = match self.local_service.receive(&mut buffer) {
+                        Received::Datagram { len, from_kernel } => local_service::Input::Datagram {
+                            sender: if from_kernel { Sender::Kernel } else { Sender::Other },
+                            bytes: buffer.get(..len).unwrap_or(&buffer),
+                            cut: len > REQUEST_BUFFER,
+                        },
+                        Received::Overrun => local_service::Input::Overrun,
+                        Received::Drained => {
+                            return self.tell_resolver(now, local_service::Input::Drained);
+                        }
+                        Received::Closed => {
+                            return self.tell_resolver(now, local_service::Input::Closed);
+                        }
+                    };
+                    self.tell_resolver(now, input);
+                }
+            }
+        }
+    }
+
+    fn tell_resolver(&mut self, now: Instant, input: local_service::Input<'_>) {
+        self.resolver.handle_local_service(now, &self.view, input);
     }
 
     fn apply(&mut self, now: Instant, event: resolver::Event) {

@@ -13,6 +13,7 @@
 //! | route answers | rtnetlink → engine | [`ROUTE_ANSWERS`] | no more questions are taken |
 //! | asks | control connections → engine | [`ASKS`]: one a connection | the connection waits |
 
+pub mod local_service;
 pub mod queries;
 pub mod rtnetlink;
 pub mod server;
@@ -45,6 +46,10 @@ ibarr_proto::counters! {
         ReceiveFailed = "transport.receive-failed",
         /// A socket for our own queries could not be opened.
         SocketNotOpened = "transport.socket-not-opened",
+        /// Messages to the kernel that had to wait for room in the socket.
+        LocalServiceBlocked = "transport.local-service-blocked",
+        /// Messages that the socket to the kernel refused.
+        LocalServiceNotSent = "transport.local-service-not-sent",
         /// Events about links and addresses.
         RtnetlinkEvent = "rtnetlink.event",
         /// Dumps of links and addresses that were passed on whole.

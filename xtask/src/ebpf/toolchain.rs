@@ -30,8 +30,7 @@ const RUST: tools::Set = tools::Set {
 const LINKER_VERSION: &str = "0.13.0";
 const LINKER_LLVM: &str = "llvm-22";
 
-/// What the objects are compiled with.
-pub(crate) struct Toolchain {
+pub(super) struct Toolchain {
     pub(super) rustc: PathBuf,
     /// Holds `bpf-linker`.
     pub(super) linker_dir: PathBuf,
@@ -41,7 +40,7 @@ pub(crate) struct Toolchain {
 
 impl Toolchain {
     /// Fetches and builds what is missing.
-    pub(crate) fn ensure(workspace: &Workspace) -> Result<Self> {
+    pub(super) fn ensure(workspace: &Workspace) -> Result<Self> {
         let rust = tools::unpacked(workspace, &RUST)?;
         let rustc = rust.prefix.join("bin/rustc");
         let linker_dir = linker(workspace, &rust)?;

@@ -98,7 +98,10 @@ fn address(kind: u16, last: u8) -> Message {
 }
 
 fn entry(last: u8) -> InterfaceAddress {
-    InterfaceAddress::new(index(5), [10, 1, 0, last].into(), 24, None, Dad::Passed)
+    InterfaceAddress {
+        id: AddressId::new(index(5), [10, 1, 0, last].into(), 24, None),
+        dad: Dad::Passed,
+    }
 }
 
 #[test]

@@ -1,21 +1,16 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 
-//! The binary as an administrator meets it: exit codes, documents, signals. Needs no privileges; what
-//! needs other nodes is in ibarr-testbed.
+//! The binary as an administrator meets it: exit codes, documents, signals.
 
 use std::fs;
-use std::net::{Ipv4Addr, Ipv6Addr, UdpSocket};
-use std::os::unix::net::UnixDatagram;
-use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Output, Stdio};
+use std::net::{Ipv4Addr, UdpSocket};
+use std::process::Stdio;
 use std::time::{Duration, Instant};
 
 use nix::sys::signal::{Signal, kill};
-use nix::unistd::Pid;
 use serde_json::Value;
 
-/// Longer than anything here takes, so that a hang is a failure.
-const PATIENCE: Duration = Duration::from_secs(30);
+use crate::support::{Daemon, PATIENCE, TempDir, daemon_command, free_port, ibarr, json};
 
 #[test]
 fn validate_tells_every_mistake_and_exits_78() {
@@ -34,7 +29,7 @@ fn validate_tells_every_mistake_and_exits_78() {
     assert_eq!(output.status.code(), Some(78));
     assert_eq!(json(&output)["error"]["kind"], "config");
 
-    let file = dir.write("good.toml", include_str!("../../pkg/ibarr.toml"));
+    let file = dir.write("good.toml", include_str!("../../../pkg/ibarr.toml"));
     assert_eq!(ibarr(&["validate", file.to_str().unwrap()]).status.code(), Some(0));
     let absent = dir.path("absent.toml");
     assert_eq!(ibarr(&["validate", absent.to_str().unwrap()]).status.code(), Some(78));
@@ -148,107 +143,5 @@ fn a_port_that_is_taken_is_explained_and_served_once_it_is_free() {
     while blocked(&daemon).is_some() {
         assert!(begun.elapsed() < PATIENCE, "still blocked");
         std::thread::sleep(Duration::from_millis(100));
-    }
-}
-
-/// A daemon of this test's own, killed when dropped.
-struct Daemon {
-    child: Child,
-    run_dir: PathBuf,
-    notify: UnixDatagram,
-}
-
-impl Daemon {
-    /// Runs on `config`, and is ready.
-    fn start(dir: &TempDir, config: &str) -> Self {
-        dir.write("ibarr.toml", config);
-        let socket = dir.path("notify.sock");
-        drop(fs::remove_file(&socket));
-        let notify = UnixDatagram::bind(&socket).unwrap();
-        notify.set_read_timeout(Some(PATIENCE)).unwrap();
-        let child = daemon_command(dir).env("NOTIFY_SOCKET", &socket).spawn().unwrap();
-        let daemon = Self { child, run_dir: dir.0.clone(), notify };
-        daemon.notified("READY=1");
-        daemon
-    }
-
-    fn ask(&self, arguments: &[&str]) -> Output {
-        ibarr(&[arguments, &["--run-dir", self.run_dir.to_str().unwrap()]].concat())
-    }
-
-    /// Waits until the daemon tells systemd `state`.
-    fn notified(&self, state: &str) {
-        let mut message = [0; 256];
-        loop {
-            let len = self.notify.recv(&mut message).unwrap();
-            if message[..len].split(|&byte| byte == b'\n').any(|line| line == state.as_bytes()) {
-                return;
-            }
-        }
-    }
-
-    fn end(&mut self, signal: Signal) -> Option<i32> {
-        kill(self.pid(), signal).unwrap();
-        self.child.wait().unwrap().code()
-    }
-
-    fn pid(&self) -> Pid {
-        Pid::from_raw(self.child.id().try_into().unwrap())
-    }
-}
-
-impl Drop for Daemon {
-    fn drop(&mut self) {
-        // It may have ended already.
-        drop(self.child.kill());
-        drop(self.child.wait());
-    }
-}
-
-fn daemon_command(dir: &TempDir) -> Command {
-    let mut command = Command::new(env!("CARGO_BIN_EXE_ibarr"));
-    command.args(["run", "-l", "3", "--config"]).arg(dir.path("ibarr.toml"));
-    command.arg("--run-dir").arg(&dir.0).stdin(Stdio::null());
-    command
-}
-
-fn ibarr(arguments: &[&str]) -> Output {
-    Command::new(env!("CARGO_BIN_EXE_ibarr")).args(arguments).output().unwrap()
-}
-
-fn json(output: &Output) -> Value {
-    serde_json::from_slice(&output.stdout).unwrap()
-}
-
-/// A UDP port that nobody has, in either family, until somebody takes it.
-fn free_port() -> u16 {
-    let socket = UdpSocket::bind((Ipv6Addr::UNSPECIFIED, 0)).unwrap();
-    socket.local_addr().unwrap().port()
-}
-
-/// A directory of one test's own, removed when dropped.
-struct TempDir(PathBuf);
-
-impl TempDir {
-    fn new(name: &str) -> Self {
-        let dir =
-            Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("{name}-{}", std::process::id()));
-        fs::create_dir_all(&dir).unwrap();
-        Self(dir)
-    }
-
-    fn path(&self, name: &str) -> PathBuf {
-        self.0.join(name)
-    }
-
-    fn write(&self, name: &str, text: &str) -> PathBuf {
-        fs::write(self.path(name), text).unwrap();
-        self.path(name)
-    }
-}
-
-impl Drop for TempDir {
-    fn drop(&mut self) {
-        drop(fs::remove_dir_all(&self.0));
     }
 }

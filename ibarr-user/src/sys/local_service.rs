@@ -1,0 +1,249 @@
+// SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
+
+//! The socket to the kernel's RDMA core (`NETLINK_RDMA`, group `RDMA_NL_GROUP_LS`), or to what
+//! stands in for it: an AF_UNIX socket that carries the same messages, inherited from whoever
+//! started the daemon as the same user.
+
+use std::io::{self, IoSliceMut};
+use std::os::fd::{AsRawFd, OwnedFd};
+
+use ibarr_common::wire::ls::PortId;
+use nix::errno::Errno;
+use nix::fcntl::{FcntlArg, OFlag, fcntl};
+use nix::sys::socket::{
+    AddressFamily, MsgFlags, NetlinkAddr, SockFlag, SockProtocol, SockType, SockaddrLike,
+    SockaddrStorage, bind, getsockname, getsockopt, recvmsg, send, sendto, setsockopt, socket,
+    sockopt,
+};
+use nix::sys::stat::fstat;
+use nix::unistd::Uid;
+use thiserror::Error;
+use tokio::io::Interest;
+use tokio::io::unix::AsyncFd;
+
+use super::fd;
+
+/// A non-blocking socket that the kernel sends its requests to.
+#[derive(Debug)]
+pub struct Socket {
+    fd: AsyncFd<OwnedFd>,
+    peer: Peer,
+    port_id: PortId,
+    inode: u64,
+}
+
+/// Who is at the other end.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub enum Peer {
+    /// The kernel, and everybody who can open such a socket.
+    Netlink,
+    /// A process of our own user, and nobody else.
+    StandIn,
+}
+
+/// What a read brought.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub enum Received {
+    /// A datagram of `len` bytes, more than the buffer if it was cut.
+    Datagram {
+        /// Its length.
+        len: usize,
+        /// Whether the kernel (or its stand-in) sent it.
+        from_kernel: bool,
+    },
+    /// There is nothing more.
+    Drained,
+    /// The kernel had datagrams that the socket had no room for.
+    Overrun,
+    /// The stand-in has closed its end.
+    Closed,
+}
+
+/// Why an inherited descriptor is of no use.
+#[derive(Debug, Error)]
+pub enum AdoptError {
+    /// It cannot be asked what it is.
+    #[error("the inherited descriptor is no socket")]
+    NoSocket(#[source] Errno),
+    /// It belongs to something else.
+    #[error(
+        "the inherited socket is neither NETLINK_RDMA nor AF_UNIX SOCK_SEQPACKET; with systemd, \
+         write ListenNetlink=rdma 4"
+    )]
+    Other,
+    /// Anybody could answer through it.
+    #[error("the inherited AF_UNIX socket belongs to user {0}, not to ours")]
+    Stranger(u32),
+    /// The kernel refused.
+    #[error("the inherited socket cannot be used")]
+    Io(#[from] io::Error),
+}
+
+impl Socket {
+    /// Opens one in the network namespace of this thread, and joins the group.
+    ///
+    /// # Errors
+    /// `EPROTONOSUPPORT` if the kernel has no RDMA, `EPERM` without CAP_NET_ADMIN (before Linux
+    /// 6.12 already here, later with the first answer).
+    pub fn open() -> io::Result<Self> {
+        let fd = socket(
+            AddressFamily::Netlink,
+            SockType::Raw,
+            SockFlag::SOCK_CLOEXEC | SockFlag::SOCK_NONBLOCK,
+            SockProtocol::NetlinkRDMA,
+        )?;
+        Self::join(fd)
+    }
+
+    /// Uses a socket that somebody else opened.
+    ///
+    /// # Errors
+    /// If it is not what it should be, or not from whom it should be.
+    pub fn adopt(fd: OwnedFd) -> Result<Self, AdoptError> {
+        let address: SockaddrStorage = getsockname(fd.as_raw_fd()).map_err(AdoptError::NoSocket)?;
+        let kind = getsockopt(&fd, sockopt::SockType).map_err(AdoptError::NoSocket)?;
+        let flags = fcntl(&fd, FcntlArg::F_GETFL).map_err(io::Error::from)?;
+        let flags = OFlag::from_bits_retain(flags) | OFlag::O_NONBLOCK;
+        fcntl(&fd, FcntlArg::F_SETFL(flags)).map_err(io::Error::from)?;
+        match (address.family(), kind) {
+            (Some(AddressFamily::Netlink), _) if protocol(&fd) == Ok(libc::NETLINK_RDMA) => {
+                Ok(Self::join(fd)?)
+            }
+            (Some(AddressFamily::Unix), SockType::SeqPacket) => {
+                let peer = getsockopt(&fd, sockopt::PeerCredentials).map_err(io::Error::from)?;
+                if peer.uid() != Uid::effective().as_raw() {
+                    return Err(AdoptError::Stranger(peer.uid()));
+                }
+                Ok(Self::watch(fd, Peer::StandIn, PortId(std::process::id()))?)
+            }
+            _ => Err(AdoptError::Other),
+        }
+    }
+
+    /// Who is at the other end.
+    pub fn peer(&self) -> Peer {
+        self.peer
+    }
+
+    /// What the kernel calls this socket.
+    pub fn port_id(&self) -> PortId {
+        self.port_id
+    }
+
+    /// What tells this socket from all others of the machine.
+    pub fn inode(&self) -> u64 {
+        self.inode
+    }
+
+    /// Waits until a read brings something, if only an error. May be dropped at any time.
+    ///
+    /// # Errors
+    /// Only if the runtime is being shut down.
+    pub async fn readable(&self) -> io::Result<()> {
+        self.fd.readable().await.map(|mut ready| ready.retain_ready())
+    }
+
+    /// Waits until there is room for a message. May be dropped at any time.
+    ///
+    /// # Errors
+    /// Only if the runtime is being shut down.
+    pub async fn writable(&self) -> io::Result<()> {
+        self.fd.writable().await.map(|mut ready| ready.retain_ready())
+    }
+
+    /// Reads one datagram, without waiting.
+    ///
+    /// # Errors
+    /// Those of recvmsg(2), but for the ones that [`Received`] names.
+    pub fn try_recv(&self, buffer: &mut [u8]) -> io::Result<Received> {
+        let mut slices = [IoSliceMut::new(buffer)];
+        let received = self.fd.try_io(Interest::READABLE, |fd| {
+            // With MSG_TRUNC the length is the datagram's, not that of what fitted.
+            let message =
+                recvmsg::<SockaddrStorage>(fd.as_raw_fd(), &mut slices, None, MsgFlags::MSG_TRUNC)?;
+            Ok((message.bytes, message.address))
+        });
+        match (received, self.peer) {
+            (Ok((0, _)), Peer::StandIn) => Ok(Received::Closed),
+            (Ok((len, _)), Peer::StandIn) => Ok(Received::Datagram { len, from_kernel: true }),
+            (Ok((len, from)), Peer::Netlink) => {
+                // The kernel's address is 0.
+                let from = from.as_ref().and_then(SockaddrStorage::as_netlink_addr);
+                let from_kernel = from.is_some_and(|from| from.pid() == 0);
+                Ok(Received::Datagram { len, from_kernel })
+            }
+            (Err(error), peer) => match error.raw_os_error().map(Errno::from_raw) {
+                Some(Errno::EAGAIN) => Ok(Received::Drained),
+                Some(Errno::ENOBUFS) => Ok(Received::Overrun),
+                Some(Errno::ECONNRESET) if peer == Peer::StandIn => Ok(Received::Closed),
+                _ => Err(error),
+            },
+        }
+    }
+
+    /// Sends one message now, or not at all: `WouldBlock` if there is no room. The kernel has dealt
+    /// with it when this returns.
+    ///
+    /// # Errors
+    /// Those of sendto(2).
+    pub fn try_send(&self, message: &[u8]) -> io::Result<()> {
+        // The runtime does not yet know that a new socket is writable.
+        match self.send_now(self.fd.get_ref(), message) {
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
+                // But it has to know that this one is not.
+                self.fd.try_io(Interest::WRITABLE, |fd| self.send_now(fd, message))
+            }
+            sent => sent,
+        }
+    }
+
+    fn send_now(&self, fd: &OwnedFd, message: &[u8]) -> io::Result<()> {
+        let fd = fd.as_raw_fd();
+        match self.peer {
+            // To the kernel alone: the group would hear what is sent to it.
+            Peer::Netlink => sendto(fd, message, &NetlinkAddr::new(0, 0), MsgFlags::empty())?,
+            Peer::StandIn => send(fd, message, MsgFlags::MSG_NOSIGNAL)?,
+        };
+        Ok(())
+    }
+
+    fn join(fd: OwnedFd) -> io::Result<Self> {
+        // Without CAP_NET_ADMIN as much as net.core.rmem_max allows.
+        if setsockopt(&fd, sockopt::RcvBufForce, &RECEIVE_BUFFER).is_err() {
+            setsockopt(&fd, sockopt::RcvBuf, &RECEIVE_BUFFER)?;
+        }
+        let port_id = |fd: &OwnedFd| getsockname::<NetlinkAddr>(fd.as_raw_fd());
+        let address = port_id(&fd)?;
+        if address.groups() & GROUP == 0 {
+            // An inherited one keeps its number.
+            bind(fd.as_raw_fd(), &NetlinkAddr::new(address.pid(), GROUP))?;
+        }
+        let port_id = PortId(port_id(&fd)?.pid());
+        Self::watch(fd, Peer::Netlink, port_id)
+    }
+
+    fn watch(fd: OwnedFd, peer: Peer, port_id: PortId) -> io::Result<Self> {
+        let inode = fstat(&fd)?.st_ino;
+        Ok(Self { fd: fd::watch(fd)?, peer, port_id, inode })
+    }
+}
+
+/// Which of the netlinks.
+fn protocol(fd: &OwnedFd) -> nix::Result<i32> {
+    #[derive(Clone, Copy)]
+    struct Protocol;
+    nix::getsockopt_impl!(
+        Protocol,
+        libc::SOL_SOCKET,
+        libc::SO_PROTOCOL,
+        i32,
+        sockopt::GetStruct<i32>
+    );
+    getsockopt(fd, Protocol)
+}
+
+/// `RDMA_NL_GROUP_LS` is group 3.
+const GROUP: u32 = 1 << 2;
+
+/// Room for some 20,000 requests, at about 800 bytes with all that the kernel reckons.
+const RECEIVE_BUFFER: usize = 16 << 20;

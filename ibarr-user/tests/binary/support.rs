@@ -1,0 +1,124 @@
+// SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
+
+//! Daemons under test.
+
+use std::fs;
+use std::net::{Ipv6Addr, UdpSocket};
+use std::os::unix::net::UnixDatagram;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Output, Stdio};
+use std::time::Duration;
+
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
+use serde_json::Value;
+
+/// Longer than anything here takes, so that a hang is a failure.
+pub(crate) const PATIENCE: Duration = Duration::from_secs(30);
+
+/// A daemon of this test's own, killed when dropped.
+pub(crate) struct Daemon {
+    child: Child,
+    run_dir: PathBuf,
+    notify: UnixDatagram,
+}
+
+impl Daemon {
+    /// Runs on `config`, and is ready.
+    pub(crate) fn start(dir: &TempDir, config: &str) -> Self {
+        Self::spawn(daemon_command(dir), dir, config)
+    }
+
+    /// As [`Daemon::start`], with a command that differs from [`daemon_command`].
+    pub(crate) fn spawn(mut command: Command, dir: &TempDir, config: &str) -> Self {
+        dir.write("ibarr.toml", config);
+        let socket = dir.path("notify.sock");
+        drop(fs::remove_file(&socket));
+        let notify = UnixDatagram::bind(&socket).unwrap();
+        notify.set_read_timeout(Some(PATIENCE)).unwrap();
+        let child = command.env("NOTIFY_SOCKET", &socket).spawn().unwrap();
+        let daemon = Self { child, run_dir: dir.0.clone(), notify };
+        daemon.notified("READY=1");
+        daemon
+    }
+
+    pub(crate) fn ask(&self, arguments: &[&str]) -> Output {
+        ibarr(&[arguments, &["--run-dir", self.run_dir.to_str().unwrap()]].concat())
+    }
+
+    /// Waits until the daemon tells systemd `state`.
+    pub(crate) fn notified(&self, state: &str) {
+        let mut message = [0; 256];
+        loop {
+            let len = self.notify.recv(&mut message).unwrap();
+            if message[..len].split(|&byte| byte == b'\n').any(|line| line == state.as_bytes()) {
+                return;
+            }
+        }
+    }
+
+    pub(crate) fn end(&mut self, signal: Signal) -> Option<i32> {
+        kill(self.pid(), signal).unwrap();
+        self.child.wait().unwrap().code()
+    }
+
+    pub(crate) fn pid(&self) -> Pid {
+        Pid::from_raw(self.child.id().try_into().unwrap())
+    }
+}
+
+impl Drop for Daemon {
+    fn drop(&mut self) {
+        // It may have ended already.
+        drop(self.child.kill());
+        drop(self.child.wait());
+    }
+}
+
+pub(crate) fn daemon_command(dir: &TempDir) -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_ibarr"));
+    command.args(["run", "-l", "3", "--config"]).arg(dir.path("ibarr.toml"));
+    command.arg("--run-dir").arg(&dir.0).stdin(Stdio::null());
+    command
+}
+
+pub(crate) fn ibarr(arguments: &[&str]) -> Output {
+    Command::new(env!("CARGO_BIN_EXE_ibarr")).args(arguments).output().unwrap()
+}
+
+pub(crate) fn json(output: &Output) -> Value {
+    serde_json::from_slice(&output.stdout).unwrap()
+}
+
+/// A UDP port that nobody has, in either family, until somebody takes it.
+pub(crate) fn free_port() -> u16 {
+    let socket = UdpSocket::bind((Ipv6Addr::UNSPECIFIED, 0)).unwrap();
+    socket.local_addr().unwrap().port()
+}
+
+/// A directory of one test's own, removed when dropped.
+pub(crate) struct TempDir(pub(crate) PathBuf);
+
+impl TempDir {
+    pub(crate) fn new(name: &str) -> Self {
+        let dir =
+            Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("{name}-{}", std::process::id()));
+        fs::create_dir_all(&dir).unwrap();
+        Self(dir)
+    }
+
+    pub(crate) fn path(&self, name: &str) -> PathBuf {
+        self.0.join(name)
+    }
+
+    pub(crate) fn write(&self, name: &str, text: &str) -> PathBuf {
+        fs::write(self.path(name), text).unwrap();
+        self.path(name)
+    }
+}
+
+impl Drop for TempDir {
+    fn drop(&mut self) {
+        drop(fs::remove_dir_all(&self.0));
+    }
+}
