@@ -14,12 +14,12 @@ use crate::ib::{Gid, PathRecord};
 /// What the kernel is told.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub enum Answer {
-    /// To [`Request::ResolveIp`]: this GID has the address. There is no negative answer.
+    /// To [`super::Request::ResolveIp`]: this GID has the address. There is no negative answer.
     Gid(Gid),
-    /// To [`Request::ResolvePath`]: these paths lead there. Without a path the kernel fails the
+    /// To [`super::Request::ResolvePath`]: these paths lead there. Without a path the kernel fails the
     /// request (-EIO) and does not ask the SA.
     Paths(Paths),
-    /// To [`Request::ResolvePath`]: we cannot tell. The kernel asks the SA itself, at once.
+    /// To [`super::Request::ResolvePath`]: we cannot tell. The kernel asks the SA itself, at once.
     Error,
 }
 
@@ -153,10 +153,10 @@ pub struct PathFlags(u32);
 
 impl PathFlags {
     /// The only path, or the one for GMPs: `PRIMARY | GMP | BIDIRECTIONAL`. What every kernel
-    /// takes for [`PathUse::All`] and [`PathUse::Gmp`].
+    /// takes for [`super::PathUse::All`] and [`super::PathUse::Gmp`].
     pub const GMP: Self = Self(0x2b);
     /// The path from here to there: `PRIMARY | OUTBOUND`. What every kernel takes for
-    /// [`PathUse::Unidirectional`].
+    /// [`super::PathUse::Unidirectional`].
     pub const OUTBOUND: Self = Self(0x0a);
     /// The path from there to here: `PRIMARY | INBOUND`.
     pub const INBOUND: Self = Self(0x12);

@@ -58,7 +58,7 @@ pub struct ResolvePath {
 /// Which paths the kernel can use: `LS_RESOLVE_PATH_USE_…`.
 #[derive(Clone, Copy, Debug, Eq, Hash, PartialEq)]
 pub enum PathUse {
-    /// Up to [`Paths::MAX`]: for GMPs, inbound and outbound. Asked since Linux 6.1.
+    /// Up to [`super::Paths::MAX`]: for GMPs, inbound and outbound. Asked since Linux 6.1.
     All,
     /// One that leads outwards.
     Unidirectional,
