@@ -6,9 +6,11 @@
 
 #![forbid(unsafe_code)]
 
+mod ip2gid_client;
 mod ip2gid_codec;
 mod ls_codec;
 
+pub use ip2gid_client::ip2gid_client;
 pub use ip2gid_codec::ip2gid_codec;
 pub use ls_codec::ls_codec;
 
@@ -16,7 +18,8 @@ pub use ls_codec::ls_codec;
 pub type Target = fn(&[u8]);
 
 /// Every target, by the name of its binary and its corpus.
-pub const TARGETS: &[(&str, Target)] = &[("ip2gid_codec", ip2gid_codec), ("ls_codec", ls_codec)];
+pub const TARGETS: &[(&str, Target)] =
+    &[("ip2gid_client", ip2gid_client), ("ip2gid_codec", ip2gid_codec), ("ls_codec", ls_codec)];
 
 /// What a target's binary does without libFuzzer: runs the files named as its arguments.
 ///

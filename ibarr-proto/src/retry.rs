@@ -88,9 +88,8 @@ impl Jitter {
 
     /// `duration` moved by chance.
     pub fn spread(self, duration: Duration, rng: &mut impl Rng) -> Duration {
-        let width = self.most(duration).abs_diff(self.least(duration)).as_nanos();
-        let moved = below(u64::try_from(width).unwrap_or(u64::MAX).saturating_add(1), rng);
-        self.least(duration) + Duration::from_nanos(moved)
+        let width = self.most(duration).abs_diff(self.least(duration));
+        self.least(duration).saturating_add(random(width, rng))
     }
 
     fn least(self, duration: Duration) -> Duration {
@@ -104,6 +103,12 @@ impl Jitter {
     fn part_of(self, duration: Duration) -> Duration {
         (duration / 100).saturating_mul(self.0.into())
     }
+}
+
+/// A duration of at most `longest`, and at most 584 years.
+pub fn random(longest: Duration, rng: &mut impl Rng) -> Duration {
+    let nanos = u64::try_from(longest.as_nanos()).unwrap_or(u64::MAX);
+    Duration::from_nanos(below(nanos.saturating_add(1), rng))
 }
 
 /// A number below `bound`, or zero if that is zero. All are equally likely but for a bias below

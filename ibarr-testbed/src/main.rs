@@ -79,12 +79,9 @@ enum BenchCommand {
         #[arg(long)]
         port: u16,
     },
-    /// The cost of a client cache of this process
+    /// The costs of client caches in this process
     #[command(hide = true)]
-    Cache {
-        #[arg(long)]
-        entries: u32,
-    },
+    Caches,
 }
 
 #[derive(Subcommand)]
@@ -212,8 +209,8 @@ fn run_bench(store: &Store, userns: bool, command: BenchCommand) -> Result<ExitC
             }
         }
         BenchCommand::Echo { style, port } => bench::echo::serve(style, port)?,
-        BenchCommand::Cache { entries } => {
-            println!("{}", serde_json::to_string(&bench::measure_cache(entries)?)?);
+        BenchCommand::Caches => {
+            println!("{}", serde_json::to_string(&bench::measure_caches()?)?);
         }
     }
     Ok(ExitCode::SUCCESS)

@@ -89,7 +89,7 @@ impl fmt::Display for Family {
 }
 
 /// Whether an address means something only together with an interface.
-fn is_link_local(address: IpAddr) -> bool {
+pub(crate) fn is_link_local(address: IpAddr) -> bool {
     matches!(address, IpAddr::V6(address) if address.is_unicast_link_local())
 }
 

@@ -73,6 +73,12 @@ impl Prefix {
         Ok(Self { first, len })
     }
 
+    /// The prefix of `len` bits, or of all there are, that `address` is in.
+    pub fn around(address: IpAddr, len: u8) -> Self {
+        let len = len.min(width(address));
+        Self { first: mask(address, len), len }
+    }
+
     /// The lowest address of the prefix.
     pub fn first(self) -> IpAddr {
         self.first
@@ -82,6 +88,16 @@ impl Prefix {
     #[expect(clippy::len_without_is_empty, reason = "a prefix is never empty")]
     pub fn len(self) -> u8 {
         self.len
+    }
+
+    /// Whether it holds one address alone.
+    pub fn is_host(self) -> bool {
+        self.len == width(self.first)
+    }
+
+    /// Whether there is an address in both.
+    pub fn overlaps(self, other: Self) -> bool {
+        self.contains(other.first) || other.contains(self.first)
     }
 
     /// Whether `address` begins with the bits of the prefix.
@@ -245,6 +261,23 @@ mod tests {
         for (text, message) in cases {
             assert_eq!(text.parse::<Prefix>().unwrap_err().to_string(), message);
         }
+    }
+
+    #[test]
+    fn prefixes_overlap_if_one_is_inside_the_other() {
+        let around = |text: &str, len| Prefix::around(text.parse().unwrap(), len);
+        let net = around("10.1.2.3", 16);
+        assert_eq!(net.to_string(), "10.1.0.0/16");
+        let cases = [("10.1.9.9", 24), ("10.1.0.0", 16), ("10.9.9.9", 8), ("10.1.2.3", 99)];
+        for (address, len) in cases {
+            let other = around(address, len);
+            assert!(net.overlaps(other) && other.overlaps(net), "{other}");
+        }
+        for (address, len) in [("10.2.0.1", 24), ("::ffff:10.1.2.3", 0), ("10.0.255.255", 32)] {
+            let other = around(address, len);
+            assert!(!net.overlaps(other) && !other.overlaps(net), "{other}");
+        }
+        assert!(around("fd00::1", 128).is_host() && !around("fd00::1", 127).is_host());
     }
 
     proptest! {

@@ -7,7 +7,7 @@ use ibarr_common::IfIndex;
 
 use crate::counters::Counters;
 
-use super::{AddressId, Bonding, Counter, Dad, InterfaceAddress, Limits, Link};
+use super::{AddressId, Bonding, Counter, InterfaceAddress, Limits, Link};
 
 /// What the kernel said: the links and addresses of this network namespace, from events and dumps.
 ///
@@ -20,7 +20,7 @@ use super::{AddressId, Bonding, Counter, Dad, InterfaceAddress, Limits, Link};
 pub(super) struct Inventory {
     limits: Limits,
     links: BTreeMap<IfIndex, Link>,
-    addresses: BTreeMap<AddressId, Dad>,
+    addresses: BTreeMap<AddressId, InterfaceAddress>,
     /// `addresses` by interface.
     on_link: BTreeSet<(IfIndex, AddressId)>,
     /// The `links` that are bonds or teams.
@@ -31,7 +31,7 @@ pub(super) struct Inventory {
 #[derive(Default)]
 struct Dump {
     links: BTreeMap<IfIndex, Link>,
-    addresses: BTreeMap<AddressId, Dad>,
+    addresses: BTreeMap<AddressId, InterfaceAddress>,
     /// Had an event since the dump was asked for.
     touched_links: BTreeSet<IfIndex>,
     touched_addresses: BTreeSet<AddressId>,
@@ -76,7 +76,7 @@ impl Inventory {
 
     /// All addresses, those of one IP side by side.
     pub(super) fn addresses(&self) -> impl Iterator<Item = InterfaceAddress> {
-        self.addresses.iter().map(|(&id, &dad)| InterfaceAddress { id, dad })
+        self.addresses.values().copied()
     }
 
     /// The addresses of one interface.
@@ -85,7 +85,7 @@ impl Inventory {
         self.on_link
             .range(first..)
             .take_while(move |&&(on, _)| on == ifindex)
-            .filter_map(|&(_, id)| Some(InterfaceAddress { id, dad: *self.addresses.get(&id)? }))
+            .filter_map(|(_, id)| self.addresses.get(id).copied())
     }
 
     /// The entries of one IP, in the order of their interfaces.
@@ -93,7 +93,7 @@ impl Inventory {
         self.addresses
             .range(AddressId::first_of(address)..)
             .take_while(move |(id, _)| id.address == address)
-            .map(|(&id, &dad)| InterfaceAddress { id, dad })
+            .map(|(_, &entry)| entry)
     }
 
     /// The bonds and teams whose active slave `ifindex` is.
@@ -137,12 +137,13 @@ impl Inventory {
     }
 
     /// `false` if the table is full; the next dump may find room.
-    pub(super) fn set_address(&mut self, InterfaceAddress { id, dad }: InterfaceAddress) -> bool {
+    pub(super) fn set_address(&mut self, entry: InterfaceAddress) -> bool {
+        let id = entry.id;
         if self.addresses.len() >= self.limits.addresses && !self.addresses.contains_key(&id) {
             return false;
         }
         self.touch(|dump| dump.touched_addresses.insert(id));
-        self.addresses.insert(id, dad);
+        self.addresses.insert(id, entry);
         self.on_link.insert((id.ifindex, id));
         true
     }
@@ -185,7 +186,7 @@ impl Inventory {
             counters.count(Counter::AddressesRefused);
             return;
         }
-        dump.addresses.insert(address.id, address.dad);
+        dump.addresses.insert(address.id, address);
     }
 
     pub(super) fn finish_dump(&mut self, counters: &mut Counters<Counter>) -> Merged {

@@ -15,16 +15,21 @@
 //! * an address on several interfaces has the GID of the one with the lowest index that has one,
 //!   wherever the question arrives: the responder in the kernel knows one GID per address;
 //! * a link-local IPv6 address is another one on each interface.
+//!
+//! Peers are answered in the kernel on the interfaces that are [`Served`]: those that are up, of
+//! type Ethernet or InfiniBand, no slave, and either selected by the filter or the owner of an
+//! address that has a GID.
 
 mod facts;
 mod filter;
 mod inventory;
 mod reread;
+mod served;
 #[cfg(test)]
 mod tests;
 mod types;
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 
 use ibarr_common::ib::Gid;
@@ -38,6 +43,8 @@ use self::facts::{Facts, Key};
 pub use self::filter::{ConfigError, InterfaceFilter, Pattern, StaticGid, StaticGids};
 use self::inventory::{Inventory, Merged};
 use self::reread::Reread;
+use self::served::{Change, Serving, Subnets};
+pub use self::served::{LinkHeader, Served, WayBack};
 pub use self::types::{
     AddressId, Bonding, Dad, HwAddr, InterfaceAddress, InterfaceName, Link, LinkType,
 };
@@ -101,10 +108,14 @@ pub enum Request {
 pub enum Event {
     /// An address has become ours.
     Added(Owned),
-    /// An address has another GID, interface or origin than before.
+    /// An address of ours has another GID, none any more, or another interface or origin.
     Changed(Owned),
     /// An address is not ours any more; this is what it was.
     Removed(Owned),
+    /// An interface is served, or otherwise than before.
+    Served(Served),
+    /// An interface is not served any more.
+    NotServed(IfIndex),
 }
 
 /// An address of this node and what is answered for it.
@@ -200,7 +211,11 @@ pub struct LocalView {
     facts: Facts,
     /// Addresses on several interfaces with different GIDs.
     contested: BTreeSet<IpAddr>,
+    serving: Serving,
+    /// `serving` is to be decided again.
+    serving_due: bool,
     reread: Reread,
+    confirmed_at: Option<Instant>,
     counters: Counters<Counter>,
 }
 
@@ -217,7 +232,10 @@ impl LocalView {
             inventory: Inventory::new(limits),
             facts: Facts::default(),
             contested: BTreeSet::new(),
+            serving: Serving::default(),
+            serving_due: false,
             reread: Reread::new(),
+            confirmed_at: None,
             counters: Counters::default(),
         }
     }
@@ -231,6 +249,7 @@ impl LocalView {
                     self.counters.count(Counter::LinksRefused);
                 }
                 self.decide_link(ifindex);
+                self.serving_due = true;
                 self.reread.wanted(now);
             }
             Input::LinkGone(ifindex) => {
@@ -238,6 +257,7 @@ impl LocalView {
                     self.decide(Key::new(address, ifindex));
                 }
                 self.decide_link(ifindex);
+                self.serving_due = true;
                 self.reread.wanted(now);
             }
             Input::Address(entry) => {
@@ -246,10 +266,12 @@ impl LocalView {
                     self.reread.wanted(now);
                 }
                 self.decide(Key::new(entry.id.address, entry.id.ifindex));
+                self.serving_due = true;
             }
             Input::AddressGone(id) => {
                 self.inventory.remove_address(id);
                 self.decide(Key::new(id.address, id.ifindex));
+                self.serving_due = true;
             }
             Input::DumpStarted => {
                 if self.inventory.start_dump() {
@@ -283,13 +305,30 @@ impl LocalView {
 
     /// The next change of a fact. Several changes of one fact between two calls are told as one, and
     /// none if it is again what was told before.
+    ///
+    /// Addresses come before interfaces.
     pub fn poll_event(&mut self) -> Option<Event> {
-        self.facts.poll_event()
+        if let Some(event) = self.facts.poll_event() {
+            return Some(event);
+        }
+        if std::mem::take(&mut self.serving_due) {
+            let served = self.decide_served();
+            self.serving.set(served);
+        }
+        self.serving.poll().map(|change| match change {
+            Change::Served(served) => Event::Served(served),
+            Change::NotServed(ifindex) => Event::NotServed(ifindex),
+        })
     }
 
     /// Every address that is ours, in their order.
     pub fn owned(&self) -> impl Iterator<Item = Owned> {
         self.facts.owned()
+    }
+
+    /// Every interface that is served, as of the last [`poll_event`](Self::poll_event).
+    pub fn served(&self) -> impl Iterator<Item = &Served> {
+        self.serving.iter()
     }
 
     /// Every interface, in the order of their indices.
@@ -302,7 +341,7 @@ impl LocalView {
             addresses: self
                 .inventory
                 .addresses_on(link.ifindex)
-                .map(|InterfaceAddress { id, dad }| AddressStatus {
+                .map(|InterfaceAddress { id, dad, .. }| AddressStatus {
                     address: id.address,
                     dad,
                     owned: self.facts.lookup(Key::new(id.address, id.ifindex)).copied(),
@@ -329,6 +368,11 @@ impl LocalView {
         self.counters.get(Counter::DumpsDone) > 0
     }
 
+    /// When the last dump took effect: as of then, the view holds all that the kernel has.
+    pub fn confirmed_at(&self) -> Option<Instant> {
+        self.confirmed_at
+    }
+
     /// What has happened since the start.
     pub fn counters(&self) -> &Counters<Counter> {
         &self.counters
@@ -342,7 +386,10 @@ impl LocalView {
 
     fn finish_dump(&mut self, now: Instant) {
         match self.inventory.finish_dump(&mut self.counters) {
-            Merged::Done => self.counters.count(Counter::DumpsDone),
+            Merged::Done => {
+                self.counters.count(Counter::DumpsDone);
+                self.confirmed_at = Some(now);
+            }
             Merged::Spoiled => {
                 self.counters.count(Counter::DumpsSpoiled);
                 self.reread.wanted(now);
@@ -357,6 +404,7 @@ impl LocalView {
     }
 
     fn decide_all(&mut self) {
+        self.serving_due = true;
         let mut keys = self.facts.keys();
         keys.extend(
             self.inventory.addresses().map(|entry| Key::new(entry.id.address, entry.id.ifindex)),
@@ -416,6 +464,38 @@ impl LocalView {
         } else if self.contested.insert(key.address) {
             self.counters.count(Counter::Contested);
         }
+    }
+
+    fn decide_served(&self) -> BTreeMap<IfIndex, Served> {
+        let answering: BTreeSet<_> = self
+            .facts
+            .owned()
+            .filter(|owned| owned.gid.is_some())
+            .map(|owned| owned.ifindex)
+            .collect();
+        let links: Vec<_> = self
+            .inventory
+            .links()
+            .filter(|link| link.up && !matches!(link.bonding, Bonding::Slave { .. }))
+            .filter(|link| {
+                self.config.interfaces.selects(link) || answering.contains(&link.ifindex)
+            })
+            .filter_map(|link| Some((link, link.header()?)))
+            .collect();
+        if links.is_empty() {
+            return BTreeMap::new();
+        }
+        let is_up = |ifindex| self.inventory.link(ifindex).is_some_and(|link| link.up);
+        let subnets = Subnets::new(
+            self.inventory
+                .addresses()
+                .filter(|entry| is_up(entry.id.ifindex))
+                .map(|entry| (entry.id.ifindex, entry.on_link, entry.dad == Dad::Passed)),
+        );
+        links
+            .into_iter()
+            .map(|(link, header)| (link.ifindex, subnets.served(link, header)))
+            .collect()
     }
 
     fn served_gid(&self, link: &Link) -> Result<Gid, NotServed> {

@@ -6,6 +6,10 @@ use std::net::IpAddr;
 use ibarr_common::IfIndex;
 use ibarr_common::ib::{Gid, IpoibHwAddr};
 
+use crate::ip2gid::Prefix;
+
+use super::LinkHeader;
+
 /// A network device as `RTM_NEWLINK` tells it.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub struct Link {
@@ -31,6 +35,15 @@ impl Link {
         }
         IpoibHwAddr::parse(self.hwaddr.as_bytes()).map(IpoibHwAddr::gid)
     }
+
+    /// The header of its frames, if it is one that the programs know.
+    pub fn header(&self) -> Option<LinkHeader> {
+        match self.link_type {
+            LinkType::ETHERNET => Some(LinkHeader::Ethernet),
+            LinkType::INFINIBAND => Some(LinkHeader::Ipoib),
+            _ => None,
+        }
+    }
 }
 
 /// An IP address of an interface as `RTM_NEWADDR` tells it.
@@ -40,6 +53,25 @@ pub struct InterfaceAddress {
     pub id: AddressId,
     /// Whether it may be used yet.
     pub dad: Dad,
+    /// The neighbours that it brings: the prefix that it is in, or that its peer is in.
+    pub on_link: Prefix,
+}
+
+impl InterfaceAddress {
+    /// Arguments as of [`AddressId::new`].
+    pub fn new(
+        ifindex: IfIndex,
+        address: IpAddr,
+        prefix_len: u8,
+        peer: Option<IpAddr>,
+        dad: Dad,
+    ) -> Self {
+        Self {
+            id: AddressId::new(ifindex, address, prefix_len, peer),
+            dad,
+            on_link: Prefix::around(peer.unwrap_or(address), prefix_len),
+        }
+    }
 }
 
 /// What tells one address entry of the kernel from another.

@@ -23,12 +23,12 @@ use ibarr_common::wire::ip2gid::PORT;
 
 use crate::interrupt::Interrupt;
 use crate::lab::{Lab, LabName, Plan, Store, TemporaryLab};
-use cache::Cost;
+use cache::Costs;
 use echo::Style;
 use load::{Latencies, Load};
 use process::Helper;
 
-pub use cache::measure as measure_cache;
+pub use cache::measure as measure_caches;
 pub use report::Report;
 
 /// Measures ip2gid in a lab of its own, which is removed in any case.
@@ -56,16 +56,17 @@ pub fn ip2gid(store: &Store, ibarr: &Path, quick: bool, interrupt: &Interrupt) -
     }
     lab.down()?;
 
-    eprintln!("bench: caches of {} and {} entries …", CACHES[0], CACHES[1]);
-    let caches = [measure_cache_in_child(CACHES[0])?, measure_cache_in_child(CACHES[1])?];
+    eprintln!("bench: caches, in {} processes …", effort.caches);
+    let mut caches = measure_caches_in_child()?;
+    for _ in 1..effort.caches {
+        interrupt.check()?;
+        caches = caches.less_disturbed(measure_caches_in_child()?);
+    }
     Report::new(quick, &throughput, &latency, &startup, caches)
 }
 
 /// The servers that are compared, in the order of the reports.
 const SERVERS: [&str; 3] = ["ibarr", "echo", "batched echo"];
-
-/// Entries of the caches that are compared.
-const CACHES: [u32; 2] = [1_000, 100_000];
 
 /// A tenth or less of what one CPU can answer: queues are short, so what is seen is the server.
 const OPEN_LOOP_RATE: u32 = 10_000;
@@ -75,6 +76,8 @@ struct Effort {
     round: Duration,
     open_loop: Duration,
     starts: usize,
+    /// Processes: some have their memory laid out worse than others.
+    caches: usize,
 }
 
 impl Effort {
@@ -83,6 +86,7 @@ impl Effort {
         round: Duration::from_secs(1),
         open_loop: Duration::from_secs(2),
         starts: 21,
+        caches: 11,
     };
     /// Enough to see that it works, and the order of magnitude.
     const QUICK: Self = Self {
@@ -90,6 +94,7 @@ impl Effort {
         round: Duration::from_millis(200),
         open_loop: Duration::from_millis(200),
         starts: 3,
+        caches: 1,
     };
 }
 
@@ -188,14 +193,14 @@ impl Servers {
 }
 
 /// In a process of its own, whose memory nothing else has touched.
-fn measure_cache_in_child(entries: u32) -> Result<Cost> {
+fn measure_caches_in_child() -> Result<Costs> {
     let this = std::env::current_exe().context("cannot find this program")?;
     let output = Command::new(this)
-        .args(["bench", "cache", "--entries", &entries.to_string()])
+        .args(["bench", "caches"])
         .stdin(Stdio::null())
         .stderr(Stdio::inherit())
         .output()
         .context("cannot start a process")?;
-    ensure!(output.status.success(), "a cache of {entries} entries: {}", output.status);
-    serde_json::from_slice(&output.stdout).context("a cost in JSON was expected")
+    ensure!(output.status.success(), "the bench of caches ended with {}", output.status);
+    serde_json::from_slice(&output.stdout).context("costs in JSON were expected")
 }

@@ -9,10 +9,10 @@ use std::time::Duration;
 use anyhow::{Context, Result};
 use serde::Serialize;
 
-use super::cache::Cost;
+use super::cache::{Costs, LARGE, SMALL};
 use super::chart::{Bar, Chart, Scale, short, svg};
 use super::load::Latencies;
-use super::{CACHES, OPEN_LOOP_RATE, Round, SERVERS};
+use super::{OPEN_LOOP_RATE, Round, SERVERS};
 
 /// Everything that a run measured.
 #[derive(Debug, Serialize)]
@@ -26,7 +26,7 @@ pub struct Report {
     ratios: Ratios,
     servers: Vec<Server>,
     open_loop_per_second: u32,
-    caches: Vec<Cache>,
+    caches: [Cache; 2],
     startup_ms: Spread,
 }
 
@@ -69,8 +69,9 @@ struct Percentiles {
 #[derive(Debug, Serialize)]
 struct Cache {
     entries: u32,
-    #[serde(flatten)]
-    cost: Cost,
+    lookup_p50_ns: f64,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    bytes_per_entry: Option<f64>,
 }
 
 #[derive(Debug, Serialize)]
@@ -93,7 +94,7 @@ impl Report {
         throughput: &[Vec<Round>; SERVERS.len()],
         latency: &[Latencies; SERVERS.len()],
         startup: &[Duration],
-        costs: [Cost; CACHES.len()],
+        costs: Costs,
     ) -> Result<Self> {
         let [ibarr, echo, batched] = throughput;
         let ratio = |ours: &[Round], theirs: &[Round], of: fn(&Round) -> f64| {
@@ -119,7 +120,7 @@ impl Report {
             })
         });
         let servers = servers.collect::<Option<Vec<_>>>().context("no rounds")?;
-        let [small, large] = costs;
+        let Costs { small_lookup_ns, large_lookup_ns, bytes_per_entry } = costs;
         let p50_to_echo = match (micros(&latency[0], 500), micros(&latency[1], 500)) {
             (Some(ours), Some(theirs)) => Some(ours / theirs),
             _ => None,
@@ -130,9 +131,16 @@ impl Report {
             rate_per_cpu_to_batched_echo: ratio(ibarr, batched, Round::rate_per_cpu)
                 .context("no rounds")?,
             p50_to_echo,
-            lookup_large_to_small: large.lookup_p50_ns / small.lookup_p50_ns,
+            lookup_large_to_small: large_lookup_ns / small_lookup_ns,
         };
-        let caches = CACHES.into_iter().zip(costs).map(|(entries, cost)| Cache { entries, cost });
+        let caches = [
+            Cache { entries: SMALL, lookup_p50_ns: small_lookup_ns, bytes_per_entry: None },
+            Cache {
+                entries: LARGE,
+                lookup_p50_ns: large_lookup_ns,
+                bytes_per_entry: Some(bytes_per_entry),
+            },
+        ];
         let startup_ms = || startup.iter().map(|time| time.as_secs_f64() * 1e3);
         Ok(Self {
             v: 1,
@@ -143,7 +151,7 @@ impl Report {
             ratios,
             servers,
             open_loop_per_second: OPEN_LOOP_RATE,
-            caches: caches.collect(),
+            caches,
             startup_ms: Spread {
                 min: startup_ms().fold(f64::INFINITY, f64::min),
                 median: median(startup_ms()).context("no starts")?,
@@ -202,7 +210,7 @@ impl Report {
                     .iter()
                     .map(|cache| Bar {
                         label: format!("{} entries", cache.entries),
-                        value: cache.cost.lookup_p50_ns,
+                        value: cache.lookup_p50_ns,
                         is_ours: true,
                     })
                     .collect(),
@@ -279,15 +287,15 @@ impl fmt::Display for Report {
         writeln!(f, "  the batched echo with recvmmsg and sendmmsg and without packet info.")?;
 
         writeln!(f, "\n{:<24}{:>16}{:>18}", "client cache", "look-up p50 ns", "bytes per entry")?;
-        for Cache { entries, cost } in &self.caches {
-            let bytes = format!("{:.0}", cost.bytes_per_entry);
-            writeln!(
-                f,
-                "{:<24}{:>16.1}{bytes:>18}",
-                format!("{entries} entries"),
-                cost.lookup_p50_ns
-            )?;
+        for Cache { entries, lookup_p50_ns, bytes_per_entry } in &self.caches {
+            let bytes = bytes_per_entry.map(|bytes| format!("{bytes:.0}")).unwrap_or_default();
+            let name = format!("{entries} entries");
+            writeln!(f, "{name:<24}{lookup_p50_ns:>16.1}{bytes:>18}")?;
         }
+        writeln!(
+            f,
+            "  median of the least disturbed round, each size's in turn, in several processes"
+        )?;
         let Spread { min, median, max } = self.startup_ms;
         writeln!(f, "\nstart-up to ready: median {median:.1} ms ({min:.1} to {max:.1})")
     }

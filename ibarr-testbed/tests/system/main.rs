@@ -10,3 +10,4 @@ mod demo;
 mod ip2gid;
 mod lab;
 mod machine;
+mod rtnetlink;

@@ -18,14 +18,17 @@ use crate::transport::server::State;
 
 /// A change of what this node answers.
 pub(super) fn log(event: &Event) {
-    let (Event::Added(owned) | Event::Changed(owned) | Event::Removed(owned)) = event;
+    let (Event::Added(owned) | Event::Changed(owned) | Event::Removed(owned)) = event else {
+        return;
+    };
     let (address, ifindex) = (owned.address, owned.ifindex);
     match (event, owned.gid) {
         (Event::Added(_), Some(gid)) => info!(%address, %gid, %ifindex, "answering"),
         (Event::Changed(_), Some(gid)) => info!(%address, %gid, %ifindex, "now answering"),
         (Event::Changed(_), None) => info!(%address, "not answering"),
         (Event::Removed(_), Some(_)) => info!(%address, "no longer answering"),
-        (Event::Added(_) | Event::Removed(_), None) => debug!(%address, ?event, "no GID"),
+        (_, None) => debug!(%address, ?event, "no GID"),
+        (Event::Served(_) | Event::NotServed(_), _) => {}
     }
 }
 

@@ -13,7 +13,7 @@ use std::path::Path;
 use anyhow::{Context as _, Result, bail};
 
 use self::build::OBJECTS;
-use self::toolchain::Toolchain;
+pub(crate) use self::toolchain::Toolchain;
 use crate::artifacts;
 use crate::privilege::Privilege;
 use crate::process;
@@ -27,21 +27,23 @@ pub(crate) struct Args {
     check: bool,
 }
 
+/// Where the objects are, from the top of the checkout.
+const PREBUILT: &str = "ibarr-ebpf/prebuilt";
+
 /// Says what the objects beside it were made from, and with what.
 const RECORD: &str = "toolchain.txt";
 
 pub(crate) fn run(workspace: &Workspace, args: &Args) -> Result<()> {
-    let prebuilt = workspace.root().join("ibarr-ebpf/prebuilt");
     let toolchain = Toolchain::ensure(workspace)?;
-    // Made from what is there now, even if it changes meanwhile.
-    let sources = inputs::digest(workspace.root())?;
-    let objects = build::build(workspace, &toolchain)?;
     if args.check {
-        return check(workspace, &prebuilt, &toolchain, &objects);
+        return check(workspace, &toolchain);
     }
-    for (object, bytes) in OBJECTS.iter().zip(&objects) {
+    let prebuilt = workspace.root().join(PREBUILT);
+    // Of what is there before it is compiled: a change meanwhile makes the objects stale.
+    let sources = inputs::digest(workspace.root())?;
+    for (object, bytes) in OBJECTS.iter().zip(build::build(workspace, &toolchain)?) {
         let path = prebuilt.join(object.file);
-        fs::write(&path, bytes).with_context(|| path.display().to_string())?;
+        fs::write(&path, &bytes).with_context(|| path.display().to_string())?;
         println!("ebpf: {}, {} bytes", object.file, bytes.len());
     }
     let record = format!(
@@ -51,18 +53,17 @@ pub(crate) fn run(workspace: &Workspace, args: &Args) -> Result<()> {
     fs::write(prebuilt.join(RECORD), record).context(RECORD)
 }
 
-fn check(
-    workspace: &Workspace,
-    prebuilt: &Path,
-    toolchain: &Toolchain,
-    objects: &[Vec<u8>],
-) -> Result<()> {
+/// Compiles, and compares with what is there. Bytes are compared only if it was made with the same
+/// toolchain; else the fresh objects are tested in its place.
+pub(crate) fn check(workspace: &Workspace, toolchain: &Toolchain) -> Result<()> {
+    let prebuilt = workspace.root().join(PREBUILT);
     let record = fs::read_to_string(prebuilt.join(RECORD)).context(RECORD)?;
     let recorded: Vec<&str> = record.lines().skip(2).collect();
+    let objects = build::build(workspace, toolchain)?;
     if recorded == toolchain.versions {
         for (object, fresh) in OBJECTS.iter().zip(objects) {
             let path = prebuilt.join(object.file);
-            if fs::read(&path).with_context(|| path.display().to_string())? != *fresh {
+            if fs::read(&path).with_context(|| path.display().to_string())? != fresh {
                 bail!("{} is not what its sources give: run `cargo xtask ebpf`", object.file);
             }
         }
@@ -70,7 +71,7 @@ fn check(
         return Ok(());
     }
     println!(
-        "ebpf: made with {}, here is {}: bytes are not compared, the fresh object is tested",
+        "ebpf: made with {}, here is {}: bytes are not compared, the fresh objects are tested",
         recorded.join(", "),
         toolchain.versions.join(", ")
     );

@@ -30,7 +30,8 @@ const RUST: tools::Set = tools::Set {
 const LINKER_VERSION: &str = "0.13.0";
 const LINKER_LLVM: &str = "llvm-22";
 
-pub(super) struct Toolchain {
+/// What the objects are compiled with.
+pub(crate) struct Toolchain {
     pub(super) rustc: PathBuf,
     /// Holds `bpf-linker`.
     pub(super) linker_dir: PathBuf,
@@ -40,7 +41,7 @@ pub(super) struct Toolchain {
 
 impl Toolchain {
     /// Fetches and builds what is missing.
-    pub(super) fn ensure(workspace: &Workspace) -> Result<Self> {
+    pub(crate) fn ensure(workspace: &Workspace) -> Result<Self> {
         let rust = tools::unpacked(workspace, &RUST)?;
         let rustc = rust.prefix.join("bin/rustc");
         let linker_dir = linker(workspace, &rust)?;

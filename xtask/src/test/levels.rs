@@ -10,6 +10,7 @@ use anyhow::{Context as _, Result, bail};
 use super::suite::{self, Count};
 use super::{Bench, Level, Outcome};
 use crate::artifacts::{self, Artifact};
+use crate::ebpf::{self, Toolchain};
 use crate::privilege::Privilege;
 use crate::tools::Toolbox;
 use crate::{fuzz, process, tidy, tools};
@@ -35,6 +36,13 @@ pub(super) const LEVELS: &[Level] = &[
         fast: false,
         budget: Duration::from_mins(2),
         run: fuzzing,
+    },
+    Level {
+        name: "bpf",
+        what: "the prebuilt BPF objects are what their sources give",
+        fast: false,
+        budget: Duration::from_mins(4),
+        run: bpf,
     },
     Level {
         name: "lab",
@@ -109,6 +117,15 @@ fn fuzzing(bench: &Bench<'_>) -> Result<Outcome> {
     };
     fuzz::smoke(bench.workspace, &toolbox, Duration::from_secs(10))?;
     Ok(Outcome::Passed(count))
+}
+
+fn bpf(bench: &Bench<'_>) -> Result<Outcome> {
+    let toolchain = match Toolchain::ensure(bench.workspace) {
+        Ok(toolchain) => toolchain,
+        Err(error) => return Ok(Outcome::NotRun(format!("{error:#}"))),
+    };
+    ebpf::check(bench.workspace, &toolchain)?;
+    Ok(Outcome::Passed(Count::default()))
 }
 
 fn lab(bench: &Bench<'_>) -> Result<Outcome> {

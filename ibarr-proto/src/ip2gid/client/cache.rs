@@ -1,11 +1,15 @@
-// SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
-
 //! What peers have answered.
+//!
+//! A look-up touches one entry of one table and nothing else. Ten thousands of entries do not fit into
+//! the caches of a processor, so what a look-up costs is their size: an entry for an IPv4 address
+//! takes 32 bytes, key and all.
 
 use std::collections::{BTreeSet, HashMap};
+use std::net::IpAddr;
+use std::time::Duration;
 
-use ibarr_common::Instant;
 use ibarr_common::ib::Gid;
+use ibarr_common::{IfIndex, Instant};
 
 use super::super::Question;
 use crate::hash::Seeded;
@@ -13,12 +17,19 @@ use crate::hash::Seeded;
 /// Answers by question. Full, it forgets the one that would expire first.
 #[derive(Debug)]
 pub(super) struct Cache {
-    entries: HashMap<Question, Entry, Seeded>,
+    table: Table,
     /// Every entry.
     by_expiry: BTreeSet<(Instant, Question)>,
-    /// The entries to be asked for again: those that have been used since they were learned.
+    /// The entries to be asked for again, by when: those that have been used since they were learned.
     to_refresh: BTreeSet<(Instant, Question)>,
-    max: usize,
+    limits: Limits,
+}
+
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Limits {
+    pub(super) entries: usize,
+    /// From the refresh of an entry to its expiry.
+    pub(super) refresh_ahead: Duration,
 }
 
 /// An answer that is remembered.
@@ -31,64 +42,65 @@ pub struct Cached {
 }
 
 impl Cache {
-    pub(super) fn new(max: usize, hasher: Seeded) -> Self {
+    pub(super) fn new(limits: Limits, hasher: &Seeded) -> Self {
         Self {
-            entries: HashMap::with_hasher(hasher),
+            table: Table::new(hasher),
             by_expiry: BTreeSet::new(),
             to_refresh: BTreeSet::new(),
-            max,
+            limits,
         }
     }
 
     /// Returns how many answers had to be forgotten.
-    pub(super) fn reconfigure(&mut self, max: usize) -> u64 {
-        self.max = max;
-        self.make_room(max)
+    pub(super) fn reconfigure(&mut self, limits: Limits) -> u64 {
+        self.limits = limits;
+        let used = self.to_refresh.iter().filter_map(|&(_, question)| {
+            let entry = self.table.get(question)?;
+            Some((entry.refresh_at(&limits), question))
+        });
+        self.to_refresh = used.collect();
+        self.make_room(limits.entries)
     }
 
     /// The answer, if it is remembered. Marks it as used.
     pub(super) fn lookup(&mut self, now: Instant, question: Question) -> Option<Cached> {
-        let entry = self.entries.get_mut(&question)?;
-        if entry.expires_at <= now {
+        let entry = self.table.get_mut(question)?;
+        let cached = entry.cached();
+        if cached.expires_at <= now {
             return None;
         }
-        if entry.gid.is_some() && !entry.used {
-            entry.used = true;
-            self.to_refresh.insert((entry.refresh_at, question));
+        if cached.gid.is_some() && !entry.is_used() {
+            entry.set_used();
+            self.to_refresh.insert((entry.refresh_at(&self.limits), question));
         }
-        Some(entry.cached())
+        Some(cached)
     }
 
-    /// Remembers an answer in place of what was remembered. If it is positive and gets used, it is to
-    /// be asked for again at `refresh_at`. Returns how many other answers had to be forgotten.
-    pub(super) fn insert(
-        &mut self,
-        question: Question,
-        answer: Cached,
-        refresh_at: Instant,
-    ) -> u64 {
+    /// Remembers an answer in place of what was remembered, until a time that is exact to two
+    /// nanoseconds. Returns how many other answers had to be forgotten.
+    pub(super) fn insert(&mut self, question: Question, answer: Cached) -> u64 {
         self.remove(question);
-        let forgotten = self.make_room(self.max.saturating_sub(1));
-        let Cached { gid, expires_at } = answer;
-        self.by_expiry.insert((expires_at, question));
-        self.entries.insert(question, Entry { expires_at, refresh_at, gid, used: false });
+        let forgotten = self.make_room(self.limits.entries.saturating_sub(1));
+        let entry = Entry::new(answer);
+        self.by_expiry.insert((entry.expires_at(), question));
+        self.table.insert(question, entry);
         forgotten
     }
 
     /// Whether there was something to forget.
     pub(super) fn remove(&mut self, question: Question) -> bool {
-        let Some(entry) = self.entries.remove(&question) else { return false };
-        self.by_expiry.remove(&(entry.expires_at, question));
-        if entry.used {
-            self.to_refresh.remove(&(entry.refresh_at, question));
+        let Some(entry) = self.table.remove(question) else { return false };
+        self.by_expiry.remove(&(entry.expires_at(), question));
+        if entry.is_used() {
+            self.to_refresh.remove(&(entry.refresh_at(&self.limits), question));
         }
         true
     }
 
     /// Forgets everything. Returns how much that was.
     pub(super) fn clear(&mut self) -> usize {
-        let cleared = self.entries.len();
-        self.entries.clear();
+        let cleared = self.len();
+        self.table.clear();
         self.by_expiry.clear();
         self.to_refresh.clear();
         cleared
@@ -113,7 +125,7 @@ impl Cache {
         self.to_refresh.first().map(|&(at, _)| at)
     }
 
-    /// An answer to be asked for again, once for each use.
+    /// An answer to be asked for again, once for each answer.
     pub(super) fn refresh(&mut self, now: Instant) -> Option<Question> {
         let &(at, question) = self.to_refresh.first()?;
         if at > now {
@@ -126,17 +138,17 @@ impl Cache {
     /// Everything that is remembered, the soonest to expire first.
     pub(super) fn iter(&self) -> impl Iterator<Item = (Question, Cached)> + '_ {
         self.by_expiry.iter().filter_map(|&(_, question)| {
-            self.entries.get(&question).map(|entry| (question, entry.cached()))
+            self.table.get(question).map(|entry| (question, entry.cached()))
         })
     }
 
     pub(super) fn len(&self) -> usize {
-        self.entries.len()
+        self.by_expiry.len()
     }
 
     fn make_room(&mut self, len: usize) -> u64 {
         let mut forgotten = 0;
-        while self.entries.len() > len
+        while self.len() > len
             && let Some(&(_, question)) = self.by_expiry.first()
         {
             self.remove(question);
@@ -146,23 +158,118 @@ impl Cache {
     }
 }
 
-/// With its key 64 bytes (asserted below), so that a million of them are no burden and a look-up touches one or two
-/// lines of the processor's cache.
+/// Entries by question, each family in a table with keys of its size.
 #[derive(Debug)]
-struct Entry {
-    expires_at: Instant,
-    refresh_at: Instant,
-    gid: Option<Gid>,
-    used: bool,
+struct Table {
+    v4: HashMap<V4Key, Entry, Seeded>,
+    v6: HashMap<V6Key, Entry, Seeded>,
 }
 
-impl Entry {
-    fn cached(&self) -> Cached {
-        Cached { gid: self.gid, expires_at: self.expires_at }
+impl Table {
+    fn new(hasher: &Seeded) -> Self {
+        Self { v4: HashMap::with_hasher(hasher.clone()), v6: HashMap::with_hasher(hasher.clone()) }
+    }
+
+    fn get(&self, question: Question) -> Option<&Entry> {
+        match Key::of(question) {
+            Key::V4(key) => self.v4.get(&key),
+            Key::V6(key) => self.v6.get(&key),
+        }
+    }
+
+    fn get_mut(&mut self, question: Question) -> Option<&mut Entry> {
+        match Key::of(question) {
+            Key::V4(key) => self.v4.get_mut(&key),
+            Key::V6(key) => self.v6.get_mut(&key),
+        }
+    }
+
+    fn insert(&mut self, question: Question, entry: Entry) {
+        match Key::of(question) {
+            Key::V4(key) => self.v4.insert(key, entry),
+            Key::V6(key) => self.v6.insert(key, entry),
+        };
+    }
+
+    fn remove(&mut self, question: Question) -> Option<Entry> {
+        match Key::of(question) {
+            Key::V4(key) => self.v4.remove(&key),
+            Key::V6(key) => self.v6.remove(&key),
+        }
+    }
+
+    fn clear(&mut self) {
+        self.v4.clear();
+        self.v6.clear();
     }
 }
 
-const _: () = assert!(size_of::<(Question, Entry)>() == 64);
+/// A question, as small as it can be.
+enum Key {
+    V4(V4Key),
+    V6(V6Key),
+}
+
+/// Address and interface, one after the other.
+#[derive(Clone, Copy, Debug, Eq, Hash, PartialEq)]
+struct V4Key(u64);
+
+#[derive(Clone, Copy, Debug, Eq, Hash, PartialEq)]
+struct V6Key([u8; 16], u32);
+
+impl Key {
+    fn of(question: Question) -> Self {
+        // No interface has the index 0.
+        let egress = question.egress().map_or(0, IfIndex::get);
+        match question.target() {
+            IpAddr::V4(target) => {
+                Self::V4(V4Key(u64::from(target.to_bits()) << 32 | u64::from(egress)))
+            }
+            IpAddr::V6(target) => Self::V6(V6Key(target.octets(), egress)),
+        }
+    }
+}
+
+/// An answer and whether it has been used.
+#[derive(Debug)]
+struct Entry {
+    /// All zero, which is no port's GID, for "not here".
+    gid: [u8; 16],
+    /// Nanoseconds since boot; the lowest bit says whether the answer has been used.
+    expires_and_used: u64,
+}
+
+impl Entry {
+    fn new(answer: Cached) -> Self {
+        Self {
+            gid: answer.gid.map_or([0; 16], Gid::octets),
+            expires_and_used: answer.expires_at.as_nanos() & !1,
+        }
+    }
+
+    fn cached(&self) -> Cached {
+        Cached { gid: Gid::new(self.gid), expires_at: self.expires_at() }
+    }
+
+    fn expires_at(&self) -> Instant {
+        Instant::from_nanos(self.expires_and_used & !1)
+    }
+
+    fn refresh_at(&self, limits: &Limits) -> Instant {
+        let ahead = u64::try_from(limits.refresh_ahead.as_nanos()).unwrap_or(u64::MAX);
+        Instant::from_nanos(self.expires_at().as_nanos().saturating_sub(ahead))
+    }
+
+    fn is_used(&self) -> bool {
+        self.expires_and_used & 1 == 1
+    }
+
+    fn set_used(&mut self) {
+        self.expires_and_used |= 1;
+    }
+}
+
+const _: () = assert!(size_of::<(V4Key, Entry)>() == 32);
 
 #[cfg(test)]
 mod tests {
@@ -175,12 +282,23 @@ mod tests {
 
     use super::*;
 
-    fn cache(max: usize) -> Cache {
-        Cache::new(max, Seeded::new(&mut ChaCha12Rng::seed_from_u64(1)))
+    const AHEAD: Duration = Duration::from_nanos(10);
+
+    fn limits(entries: usize) -> Limits {
+        Limits { entries, refresh_ahead: AHEAD }
     }
 
+    fn cache(entries: usize) -> Cache {
+        Cache::new(limits(entries), &Seeded::new(&mut ChaCha12Rng::seed_from_u64(1)))
+    }
+
+    /// Of both families, with and without an interface.
     fn question(n: u8) -> Question {
-        Question::new(IpAddr::from([10, 2, 0, n]), None).unwrap()
+        let target = match n % 2 {
+            0 => IpAddr::from([10, 2, 0, n / 4]),
+            _ => IpAddr::from([0xfd00, 0, 0, 0, 0, 0, 0, u16::from(n / 4)]),
+        };
+        Question::new(target, IfIndex::new((n / 2 % 2).into())).unwrap()
     }
 
     fn answer(gid: Option<u8>, expires_at: u64) -> Cached {
@@ -191,13 +309,12 @@ mod tests {
     #[test]
     fn full_cache_forgets_what_would_expire_first() {
         let mut cache = cache(2);
-        let later = Instant::from_nanos(100);
-        assert_eq!(cache.insert(question(1), answer(Some(1), 30), later), 0);
-        assert_eq!(cache.insert(question(2), answer(None, 20), later), 0);
-        assert_eq!(cache.insert(question(2), answer(None, 25), later), 0, "in its own place");
-        assert_eq!(cache.insert(question(3), answer(Some(3), 40), later), 1);
+        assert_eq!(cache.insert(question(1), answer(Some(1), 30)), 0);
+        assert_eq!(cache.insert(question(2), answer(None, 20)), 0);
+        assert_eq!(cache.insert(question(2), answer(None, 26)), 0, "in its own place");
+        assert_eq!(cache.insert(question(3), answer(Some(3), 40)), 1);
         assert_eq!(cache.lookup(Instant::BOOT, question(2)), None);
-        assert_eq!(cache.reconfigure(1), 1);
+        assert_eq!(cache.reconfigure(limits(1)), 1);
         assert_eq!(cache.lookup(Instant::BOOT, question(1)), None);
         assert_eq!(cache.lookup(Instant::BOOT, question(3)), Some(answer(Some(3), 40)));
     }
@@ -205,7 +322,7 @@ mod tests {
     #[test]
     fn answer_is_given_until_the_moment_it_expires() {
         let mut cache = cache(2);
-        cache.insert(question(1), answer(Some(1), 30), Instant::BOOT);
+        cache.insert(question(1), answer(Some(1), 30));
         assert!(cache.lookup(Instant::from_nanos(29), question(1)).is_some());
         assert_eq!(cache.lookup(Instant::from_nanos(30), question(1)), None);
     }
@@ -213,10 +330,10 @@ mod tests {
     #[test]
     fn only_positive_answers_that_were_used_are_to_be_refreshed_and_once() {
         let mut cache = cache(4);
-        let (start, at) = (Instant::BOOT, Instant::from_nanos(20));
-        cache.insert(question(1), answer(Some(1), 30), at);
-        cache.insert(question(2), answer(None, 30), at);
-        cache.insert(question(3), answer(Some(3), 30), at);
+        let (start, at) = (Instant::BOOT, Instant::from_nanos(30 - 10));
+        cache.insert(question(1), answer(Some(1), 30));
+        cache.insert(question(2), answer(None, 30));
+        cache.insert(question(3), answer(Some(3), 30));
         assert!(cache.lookup(start, question(1)).is_some());
         assert!(cache.lookup(start, question(2)).is_some());
         assert_eq!(cache.next_refresh(), Some(at));
@@ -228,29 +345,52 @@ mod tests {
         assert_eq!(cache.refresh(at), Some(question(3)), "used late, so refreshed at once");
     }
 
+    #[test]
+    fn expiry_is_exact_to_two_nanoseconds_used_or_not() {
+        let mut cache = cache(2);
+        cache.insert(question(1), answer(Some(1), 31));
+        for _ in 0..2 {
+            assert_eq!(cache.lookup(Instant::BOOT, question(1)), Some(answer(Some(1), 30)));
+        }
+        assert_eq!(cache.next_expiry(), Some(Instant::from_nanos(30)));
+    }
+
+    struct Row {
+        question: Question,
+        cached: Cached,
+        used: bool,
+        /// Used, and not yet asked for again.
+        due: bool,
+    }
+
+    impl Row {
+        fn refresh_at(&self, limits: Limits) -> Instant {
+            let ahead = u64::try_from(limits.refresh_ahead.as_nanos()).unwrap();
+            Instant::from_nanos(self.cached.expires_at.as_nanos().saturating_sub(ahead))
+        }
+    }
+
     proptest! {
         #[test]
         fn cache_does_what_a_plain_list_does(ops: Vec<(u8, u8, u8)>) {
-            struct Row { question: Question, cached: Cached, refresh_at: Instant, used: bool, due: bool }
-            const MAX: usize = 5;
-            let mut cache = cache(MAX);
+            let mut limits = limits(5);
+            let mut cache = cache(5);
             let mut model: Vec<Row> = Vec::new();
-            let mut now = Instant::from_nanos(1);
+            let mut now = Instant::from_nanos(2);
             for (op, n, time) in ops {
-                let of = question(n % 8);
-                now += Duration::from_nanos(u64::from(time % 8));
-                match op % 8 {
+                let of = question(n % 12);
+                now += Duration::from_nanos(u64::from(time % 8) * 2);
+                match op % 9 {
                     0..=2 => {
-                        let gid = (op % 3 != 0).then_some(n);
-                        let cached = answer(gid, now.as_nanos() + u64::from(time % 32));
-                        let refresh_at = now + Duration::from_nanos(u64::from(time % 32) * 3 / 4);
+                        let gid = (op % 3 != 0).then_some(n | 1);
+                        let cached = answer(gid, now.as_nanos() + u64::from(time % 32) * 2);
                         model.retain(|row| row.question != of);
-                        let forgotten = (model.len() + 1).saturating_sub(MAX);
+                        let forgotten = (model.len() + 1).saturating_sub(limits.entries);
                         model.drain(..forgotten);
-                        model.push(Row { question: of, cached, refresh_at, used: false, due: false });
+                        model.push(Row { question: of, cached, used: false, due: false });
                         model.sort_by_key(|row| (row.cached.expires_at, row.question));
                         prop_assert_eq!(
-                            cache.insert(of, cached, refresh_at),
+                            cache.insert(of, cached),
                             u64::try_from(forgotten).unwrap()
                         );
                     }
@@ -273,15 +413,25 @@ mod tests {
                     6 => {
                         let due = model
                             .iter_mut()
-                            .filter(|row| row.due && row.refresh_at <= now)
-                            .min_by_key(|row| (row.refresh_at, row.question));
+                            .filter(|row| row.due && row.refresh_at(limits) <= now)
+                            .min_by_key(|row| (row.refresh_at(limits), row.question));
                         let expected = due.map(|row| {
                             row.due = false;
                             row.question
                         });
                         prop_assert_eq!(cache.refresh(now), expected);
                     }
-                    _ if n > 250 => {
+                    7 if time % 8 == 0 => {
+                        let ahead = Duration::from_nanos(u64::from(n % 16) * 2);
+                        limits = Limits { entries: usize::from(n % 7) + 1, refresh_ahead: ahead };
+                        let forgotten = model.len().saturating_sub(limits.entries);
+                        model.drain(..forgotten);
+                        prop_assert_eq!(
+                            cache.reconfigure(limits),
+                            u64::try_from(forgotten).unwrap()
+                        );
+                    }
+                    7 if time % 8 == 1 => {
                         prop_assert_eq!(cache.clear(), model.len());
                         model.clear();
                     }
@@ -292,12 +442,13 @@ mod tests {
                     }
                 }
                 prop_assert_eq!(cache.len(), model.len());
-                prop_assert!(cache.len() <= MAX);
+                prop_assert!(cache.len() <= limits.entries);
+                prop_assert_eq!(cache.table.v4.len() + cache.table.v6.len(), model.len());
                 let listed: Vec<_> = cache.iter().collect();
                 let expected: Vec<_> = model.iter().map(|row| (row.question, row.cached)).collect();
                 prop_assert_eq!(listed, expected);
                 prop_assert_eq!(cache.next_expiry(), model.first().map(|row| row.cached.expires_at));
-                let due = model.iter().filter(|row| row.due).map(|row| row.refresh_at);
+                let due = model.iter().filter(|row| row.due).map(|row| row.refresh_at(limits));
                 prop_assert_eq!(cache.next_refresh(), due.min());
             }
         }

@@ -40,9 +40,9 @@ pub struct Settings {
     pub probe_round: Duration,
     /// Next hops remembered. At least `max_flights`, so that each question under way has its own.
     pub max_hops: NonZeroUsize,
-    /// How long a GID is remembered: 1 s to a day.
+    /// How long a GID is remembered, less up to a tenth by chance: 1 s to a day.
     pub cache_ttl: Duration,
-    /// How long "not here" is remembered: at most 1 s, because anybody's reply is believed here.
+    /// How long "not here" is remembered: at most 1 s, because it may be a mistake of a moment.
     pub negative_ttl: Duration,
     /// Answers remembered.
     pub max_cached: NonZeroUsize,
@@ -57,7 +57,7 @@ impl Default for Settings {
     /// * `deadline`: callers of the kernel seldom wait for more than 2 s;
     /// * `cache_ttl`: the order of what Linux does for IPv4 neighbours (30 s reachable, then
     ///   verified when used), doubled because a wrong GID is noticed by the connection set-up, and
-    ///   a used entry is asked for again at three quarters of it anyway.
+    ///   an entry in use is asked for again when a quarter of it is left.
     fn default() -> Self {
         let at_least_one = |n| NonZeroUsize::new(n).unwrap_or(NonZeroUsize::MIN);
         Self {

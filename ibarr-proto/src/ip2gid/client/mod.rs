@@ -43,7 +43,7 @@ use self::sockets::Outlets;
 use super::{Question, is_link_local};
 use crate::counters::Counters;
 use crate::hash::Seeded;
-use crate::retry::Jitter;
+use crate::retry::random;
 use crate::timer::Timers;
 
 pub use cache::Cached;
@@ -88,7 +88,7 @@ impl<R: CryptoRng> Client<R> {
             unrouted: BTreeSet::new(),
             hops: Hops::new(hop_limits(&config), hasher.clone()),
             outlets: Outlets::new(config.settings()),
-            cache: Cache::new(config.settings().max_cached.get(), hasher),
+            cache: Cache::new(cache_limits(&config), &hasher),
             swept_at: Instant::BOOT,
             refreshing: 0,
             refresh_from: Instant::BOOT,
@@ -105,7 +105,7 @@ impl<R: CryptoRng> Client<R> {
         self.flights.reconfigure(flight_limits(&config));
         let hops = self.hops.reconfigure(hop_limits(&config));
         self.counters.add(Counter::HopsEvicted, hops);
-        let cached = self.cache.reconfigure(config.settings().max_cached.get());
+        let cached = self.cache.reconfigure(cache_limits(&config));
         self.counters.add(Counter::CacheEvicted, cached);
         self.outlets.v4.pool.reconfigure(self.now, config.settings());
         self.outlets.v6.pool.reconfigure(self.now, config.settings());
@@ -361,15 +361,18 @@ impl<R: CryptoRng> Client<R> {
 
     fn remember(&mut self, question: Question, gid: Option<Gid>) -> Cached {
         let Settings { cache_ttl, negative_ttl, .. } = *self.config.settings();
-        let ttl = if gid.is_some() { cache_ttl } else { negative_ttl };
-        let refresh_in = REFRESH_JITTER.spread(ttl / 4 * 3, &mut self.rng);
+        let ttl = match gid {
+            // What is learned together is not to be asked for again together.
+            Some(_) => cache_ttl.saturating_sub(random(cache_ttl / TTL_SPREAD, &mut self.rng)),
+            None => negative_ttl,
+        };
         let cached = Cached { gid, expires_at: self.now + ttl };
         if ttl.is_zero() {
             self.cache.remove(question);
             return cached;
         }
         self.cache.expire(self.now);
-        let evicted = self.cache.insert(question, cached, self.now + refresh_in);
+        let evicted = self.cache.insert(question, cached);
         self.counters.add(Counter::CacheEvicted, evicted);
         cached
     }
@@ -531,12 +534,13 @@ pub struct Load {
     pub cached: usize,
 }
 
+/// The part of its time to live that is left when an answer is refreshed.
+const REFRESH_AHEAD: u32 = 4;
+
 const SWEEP_INTERVAL: Duration = Duration::from_secs(1);
 const REFRESH_CATCH_UP: Duration = Duration::from_millis(10);
-const REFRESH_JITTER: Jitter = match Jitter::percent(10) {
-    Some(jitter) => jitter,
-    None => unreachable!(),
-};
+/// The part of its time to live that an answer may lose by chance.
+const TTL_SPREAD: u32 = 10;
 
 fn outcome(cached: Cached, source: Source) -> Outcome {
     match cached {
@@ -551,6 +555,14 @@ fn flight_limits(config: &Config) -> flights::Limits {
         flights: settings.max_flights.get(),
         waiters_per_flight: settings.max_waiters_per_flight.get(),
         waiters: settings.max_waiters.get(),
+    }
+}
+
+fn cache_limits(config: &Config) -> cache::Limits {
+    let settings = config.settings();
+    cache::Limits {
+        entries: settings.max_cached.get(),
+        refresh_ahead: settings.cache_ttl / REFRESH_AHEAD,
     }
 }
 

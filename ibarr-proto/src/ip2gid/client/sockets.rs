@@ -193,8 +193,7 @@ impl Pool {
         match asked {
             Some(slot) if index < self.size => {
                 // Opened together, they need not be replaced together.
-                let spread = u64::try_from((self.lifetime / 10).as_nanos()).unwrap_or(u64::MAX);
-                let longer = Duration::from_nanos(retry::below(spread, rng));
+                let longer = retry::random(self.lifetime / 10, rng);
                 slot.state = State::Open { socket, until: now + self.lifetime + longer };
                 self.open.push(socket);
             }

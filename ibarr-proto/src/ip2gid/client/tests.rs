@@ -32,9 +32,12 @@ fn question_goes_from_route_to_socket_to_wire_to_answer() {
     assert_eq!((query.version(), query.target()), (Version::V1, question(5).target()));
     assert_eq!(rig.answers, BTreeMap::new());
     rig.reply(0, Some(gid(5)));
-    let expires_at = rig.now + secs(60);
-    let outcome = Outcome::Found { gid: gid(5), source: Source::Peer, expires_at };
-    assert_eq!(rig.answers[&id], (rig.now, outcome));
+    let (answered_at, outcome) = rig.answers[&id];
+    let Outcome::Found { gid: found, source: Source::Peer, expires_at } = outcome else {
+        panic!("{outcome:?}");
+    };
+    assert_eq!((answered_at, found), (rig.now, gid(5)));
+    assert!((ms(54_000)..=ms(60_000)).contains(&expires_at.since(rig.now)), "{expires_at}");
     assert_eq!(rig.client.load(), Load { hops: 1, cached: 1, ..Load::default() });
 }
 
@@ -47,6 +50,7 @@ fn query_leaves_by_the_interface_of_the_route_only_if_that_matters() {
         ("10.2.0.5", ib4, ib0()),
         ("fd00:2::5", None, None),
         ("fe80::5", ib4, ib0()),
+        ("fe80::6", None, ib0()),
     ];
     for (target, egress, expected) in cases {
         rig.ask(Question::new(target.parse().unwrap(), egress).unwrap());
@@ -269,6 +273,34 @@ fn socket_that_cannot_be_written_holds_at_most_one_datagram_of_each_question() {
 }
 
 #[test]
+fn question_that_ends_before_it_could_be_sent_holds_nothing_up() {
+    let mut rig = Rig::new(Settings::default());
+    rig.writable = false;
+    let id = rig.resolve(5);
+    rig.input(Input::Cancel { id });
+    rig.writable = true;
+    rig.run(ms(20));
+    rig.resolve(6);
+    assert_eq!(rig.sent.iter().map(|(_, transmit)| transmit.to).collect::<Vec<_>>(), [peer(6)]);
+}
+
+#[test]
+fn what_was_sent_into_a_path_that_was_not_there_is_sent_again_when_it_is() {
+    let mut rig = Rig::new(Settings::default());
+    rig.resolve(1);
+    rig.resolve(2);
+    rig.run(ms(300));
+    let before = rig.sent.len();
+    // The third resend of each is over, the fourth is due at 500 ms.
+    rig.reply(0, Some(gid(1)));
+    rig.run(ms(1));
+    assert_eq!(rig.sent.len(), before + 1);
+    assert_eq!(rig.sent[before].1.to, peer(2));
+    rig.run(ms(70));
+    assert_eq!(rig.sent.len(), before + 3, "and by the schedule from there");
+}
+
+#[test]
 fn cold_gateway_is_probed_by_one_and_the_first_answer_releases_the_rest() {
     let mut rig = Rig::new(Settings::default());
     for n in 1..=10 {
@@ -336,8 +368,8 @@ fn lookup_uses_the_cache_and_never_the_network() {
     assert_eq!((rig.routes_asked.len(), rig.sent.len()), (0, 0));
     rig.resolve(5);
     rig.reply(0, Some(gid(5)));
-    let cached = Cached { gid: Some(gid(5)), expires_at: rig.now + secs(60) };
-    assert_eq!(rig.client.lookup(rig.now, question(5)), Some(cached));
+    let cached = rig.client.lookup(rig.now, question(5)).unwrap();
+    assert_eq!(cached.gid, Some(gid(5)));
     assert_eq!(rig.client.entries().collect::<Vec<_>>(), [(question(5), cached)]);
     rig.run(secs(50));
     assert_eq!(rig.count(Counter::Refreshes), 1, "a lookup is a use");
@@ -390,6 +422,32 @@ fn refreshes_keep_their_rate_and_leave_room_for_requests() {
 }
 
 #[test]
+fn refreshes_come_at_their_rate_though_the_drivers_timer_is_coarse() {
+    let mut rig = Rig::new(Settings { refresh_rate: 1000, ..Settings::default() });
+    for n in 1..=500 {
+        rig.resolve(n);
+        rig.reply(rig.sent.len() - 1, Some(gid(n)));
+    }
+    // All used late, and so to be asked for again at once.
+    rig.run(secs(55));
+    for n in 1..=500 {
+        rig.resolve(n);
+    }
+    let before = rig.count(Counter::Refreshes);
+    for _ in 0..50 {
+        rig.now += ms(2);
+        rig.client.handle_timeout(rig.now);
+        rig.drain();
+    }
+    let refreshed = rig.count(Counter::Refreshes) - before;
+    assert!((95..=105).contains(&refreshed), "{refreshed} in 100 ms");
+    rig.now += secs(1);
+    rig.client.handle_timeout(rig.now);
+    let burst = rig.count(Counter::Refreshes) - before - refreshed;
+    assert_eq!(burst, 1, "a long sleep is not made up for");
+}
+
+#[test]
 fn no_refresh_if_the_rate_is_zero() {
     let mut rig = Rig::new(Settings { refresh_rate: 0, ..Settings::default() });
     rig.resolve(5);
@@ -433,7 +491,7 @@ fn full_cache_evicts_and_counts() {
     for n in 1..=3 {
         rig.resolve(n);
         rig.reply(rig.sent.len() - 1, Some(gid(n)));
-        rig.run(ms(1));
+        rig.run(secs(7));
     }
     assert_eq!(rig.count(Counter::CacheEvicted), 1);
     assert_eq!(rig.client.lookup(rig.now, question(1)), None);
@@ -597,6 +655,9 @@ proptest! {
             prop_assert!(load.hops <= 6 && load.cached <= 4, "{:?}", load);
             prop_assert!(rig.client.refreshing <= 2);
             prop_assert_eq!(rig.client.timers.len(), load.flights, "each flight has its timer");
+            let ready = [&rig.client.outlets.v4.ready, &rig.client.outlets.v6.ready];
+            prop_assert!(ready.into_iter().map(BTreeMap::len).sum::<usize>() <= load.flights);
+            prop_assert!(rig.client.unrouted.len() <= load.flights);
             prop_assert_eq!(load.flights > 0, rig.client.timers.next().is_some());
             let waiting = asked_at.len() - rig.answers.len() - cancelled.len();
             prop_assert_eq!(load.waiters, waiting, "each request waits or has its answer");

@@ -66,7 +66,7 @@ impl Story {
         assert_eq!(owned, expected);
     }
 
-    /// Changes since the last call, as `+`, `~` and `-`.
+    /// Changes since the last call, as `+`, `~` and `-`, with the port if there is a GID.
     fn told(&mut self, expected: &str) {
         let mut told = Vec::new();
         while let Some(event) = self.view.poll_event() {
@@ -74,11 +74,33 @@ impl Story {
                 Event::Added(owned) => ('+', owned),
                 Event::Changed(owned) => ('~', owned),
                 Event::Removed(owned) => ('-', owned),
+                // See `serves`.
+                Event::Served(_) | Event::NotServed(_) => continue,
             };
             told.push(match owned.gid {
                 Some(gid) if sign != '-' => format!("{sign}{}={}", owned.address, port(gid)),
                 _ => format!("{sign}{}", owned.address),
             });
+        }
+        assert_eq!(told.join(" "), expected);
+    }
+
+    /// Whose peers are answered in the kernel since the last call, by interface and version of IP.
+    fn serves(&mut self, expected: &str) {
+        let mut told = Vec::new();
+        while let Some(event) = self.view.poll_event() {
+            let way_back = |way_back| match way_back {
+                WayBack::Here => "yes".to_owned(),
+                WayBack::NoAddress => "-".to_owned(),
+                WayBack::Shared(other) => format!("not-with-{other}"),
+            };
+            match event {
+                Event::Served(s) => {
+                    told.push(format!("+{} {}/{}", s.name, way_back(s.ipv4), way_back(s.ipv6)));
+                }
+                Event::NotServed(ifindex) => told.push(format!("-{ifindex}")),
+                _ => {}
+            }
         }
         assert_eq!(told.join(" "), expected);
     }
@@ -118,8 +140,8 @@ fn port(gid: Gid) -> u8 {
 /// `fe80::1` or `10.0.0.1/24`.
 fn on(ifindex: u32, address: &str) -> InterfaceAddress {
     let (address, prefix_len) = address.split_once('/').unwrap_or((address, "24"));
-    let id = AddressId::new(index(ifindex), ip(address), prefix_len.parse().unwrap(), None);
-    InterfaceAddress { id, dad: Dad::Passed }
+    let prefix_len = prefix_len.parse().unwrap();
+    InterfaceAddress::new(index(ifindex), ip(address), prefix_len, None, Dad::Passed)
 }
 
 fn ether(ifindex: u32) -> Link {
@@ -339,6 +361,40 @@ fn a_new_configuration_changes_only_what_it_changes() {
 }
 
 #[test]
+fn the_kernel_serves_what_is_selected_and_what_owns_a_static_gid() {
+    let mut story = Story::new(&[], &[("10.9.0.1", 9)]);
+    story.link(ib(5, 1)).add(5, "10.1.0.1").link(ether(1)).add(1, "10.3.0.1");
+    story.serves("+ib5 yes/-");
+    story.add(1, "10.9.0.1").serves("+eth1 yes/-");
+    // Of no type that a program knows.
+    let tun = Link { link_type: LinkType::new(65534), ..ether(2) };
+    story.delete(1, "10.9.0.1").link(tun).add(2, "10.9.0.1").serves("-1");
+    story.link(down(ib(5, 1))).serves("-5");
+    story.link(ib(5, 1)).serves("+ib5 yes/-");
+    // Selected by name, whatever it answers; a slave never.
+    story.view.reconfigure(config(&["eth*", "ib*"], &[]));
+    story.link(slave(6, 2, 9)).add(6, "10.6.0.1").serves("+eth1 yes/-");
+    story.say(Input::LinkGone(index(5))).serves("-5");
+}
+
+#[test]
+fn another_interface_in_the_subnet_leaves_the_answers_to_user_space() {
+    let mut story = Story::new(&["eth1"], &[]);
+    story.link(ether(1)).link(ether(2)).link(ether(3));
+    story.add(1, "10.1.0.1/16").add(1, "fd00::1/64").add(1, "fe80::1/64");
+    story.serves("+eth1 yes/yes");
+    story.add(2, "10.1.9.1/24").serves("+eth1 not-with-2/yes");
+    story.add(3, "fd00::3/64").serves("+eth1 not-with-2/not-with-3");
+    story.link(down(ether(3))).delete(2, "10.1.9.1/24").serves("+eth1 yes/yes");
+    // Addresses alone bring no route to neighbours; link-local subnets are one each.
+    story.add(2, "10.1.0.9/32").add(2, "fd00::9/128").add(2, "fe80::9/64").serves("");
+    // With a peer it is the peer's prefix that counts.
+    let (local, peer) = (ip("10.2.0.1"), Some(ip("10.1.7.0")));
+    let entry = InterfaceAddress::new(index(2), local, 24, peer, Dad::Passed);
+    story.say(Input::Address(entry)).serves("+eth1 not-with-2/yes");
+}
+
+#[test]
 fn what_comes_and_goes_between_two_polls_is_not_told() {
     let mut story = Story::new(&[], &[]);
     story.link(ib(5, 1)).add(5, "10.1.0.1").delete(5, "10.1.0.1").told("");
@@ -423,9 +479,8 @@ fn full_tables_refuse_what_is_new_and_count_it() {
     story.say(Input::DumpStarted);
     for port in 1..=9 {
         story.say(Input::ListedLink(ib(10 + u32::from(port), port)));
-        let address = [10, 2, 0, port].into();
-        let id = AddressId::new(index(10 + u32::from(port)), address, 24, None);
-        story.say(Input::ListedAddress(InterfaceAddress { id, dad: Dad::Passed }));
+        let entry = on(10 + u32::from(port), &format!("10.2.0.{port}"));
+        story.say(Input::ListedAddress(entry));
     }
     story.link(ib(5, 4)).add(5, "10.1.0.1").say(Input::DumpDone);
     assert_eq!(story.view.interfaces().count(), 2);

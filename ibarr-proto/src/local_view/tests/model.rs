@@ -7,6 +7,7 @@ use proptest::collection::vec;
 use proptest::prelude::*;
 
 use super::*;
+use crate::ip2gid::{Family, is_link_local};
 
 /// What can happen between two readings of the socket.
 #[derive(Clone, Copy, Debug)]
@@ -32,7 +33,7 @@ enum Step {
 #[derive(Default)]
 struct Kernel {
     links: BTreeMap<IfIndex, Link>,
-    addresses: BTreeMap<AddressId, Dad>,
+    addresses: BTreeMap<AddressId, InterfaceAddress>,
     queue: Vec<Input>,
     dump: Option<DumpCursor>,
 }
@@ -70,7 +71,7 @@ impl Kernel {
             }
             Step::Add(entry) => {
                 if self.links.contains_key(&entry.id.ifindex) {
-                    self.addresses.insert(entry.id, entry.dad);
+                    self.addresses.insert(entry.id, entry);
                     self.queue.push(Input::Address(entry));
                 }
             }
@@ -110,13 +111,13 @@ impl Kernel {
         {
             dump.last_link = Some(ifindex);
             dump.read.push(Input::ListedLink(link));
-        } else if let Some((&id, &dad)) =
+        } else if let Some((&id, &entry)) =
             self.addresses.iter().find(|(id, _)| dump.last_address.is_none_or(|last| **id > last))
         {
             // Links are dumped before addresses.
             dump.last_link = IfIndex::new(u32::MAX);
             dump.last_address = Some(id);
-            dump.read.push(Input::ListedAddress(InterfaceAddress { id, dad }));
+            dump.read.push(Input::ListedAddress(entry));
         }
     }
 
@@ -140,8 +141,8 @@ impl Kernel {
                 .values()
                 .filter(|link| link.up)
                 .filter(|link| {
-                    self.addresses.iter().any(|(other, &dad)| {
-                        dad == Dad::Passed
+                    self.addresses.iter().any(|(other, entry)| {
+                        entry.dad == Dad::Passed
                             && other.ifindex == link.ifindex
                             && Key::new(other.address, other.ifindex) == key
                     })
@@ -174,11 +175,44 @@ impl Kernel {
         owned.dedup();
         owned
     }
+
+    /// Whose peers are answered in the kernel, each link and family on its own.
+    fn served(&self, config: &Config) -> Vec<(IfIndex, [bool; 2])> {
+        let owned = self.owned(config);
+        let answers = |link: &Link| {
+            owned.iter().any(|owned| owned.gid.is_some() && owned.ifindex == link.ifindex)
+        };
+        let up = |ifindex| self.links.get(&ifindex).is_some_and(|link| link.up);
+        let way_back = |link: &Link, family| {
+            let entries = || {
+                self.addresses
+                    .values()
+                    .filter(|e| up(e.id.ifindex))
+                    .filter(|entry| Family::of(entry.id.address) == family)
+            };
+            let brings = |entry: &InterfaceAddress| {
+                !entry.on_link.is_host() && !is_link_local(entry.id.address)
+            };
+            let mine = || entries().filter(|entry| entry.id.ifindex == link.ifindex);
+            let shared = mine().filter(|entry| brings(entry)).any(|mine| {
+                entries().filter(|entry| brings(entry)).any(|other| {
+                    other.id.ifindex != link.ifindex && other.on_link.overlaps(mine.on_link)
+                })
+            });
+            !shared && mine().any(|entry| entry.dad == Dad::Passed)
+        };
+        self.links
+            .values()
+            .filter(|link| link.up && !matches!(link.bonding, Bonding::Slave { .. }))
+            .filter(|link| config.interfaces.selects(link) || answers(link))
+            .map(|link| (link.ifindex, [Family::V4, Family::V6].map(|f| way_back(link, f))))
+            .collect()
+    }
 }
 
 /// What a listener to the events knows.
 #[derive(Default)]
-struct Mirror(BTreeMap<(IpAddr, Option<IfIndex>), Owned>);
+struct Mirror(BTreeMap<(IpAddr, Option<IfIndex>), Owned>, BTreeMap<IfIndex, Served>);
 
 impl Mirror {
     fn poll(&mut self, view: &mut LocalView) {
@@ -191,9 +225,18 @@ impl Mirror {
                     assert!(before.is_some_and(|before| before != owned), "{before:?} {owned:?}");
                 }
                 Event::Removed(owned) => assert_eq!(self.0.remove(&key(owned)), Some(owned)),
+                Event::Served(served) => {
+                    let before = self.1.insert(served.ifindex, served);
+                    assert_ne!(before, Some(served));
+                }
+                Event::NotServed(ifindex) => assert!(self.1.remove(&ifindex).is_some()),
             }
         }
         assert_eq!(self.0.values().copied().collect::<Vec<_>>(), view.owned().collect::<Vec<_>>());
+        assert_eq!(
+            self.1.values().copied().collect::<Vec<_>>(),
+            view.served().copied().collect::<Vec<_>>()
+        );
     }
 }
 
@@ -208,6 +251,7 @@ fn fresh_dump(kernel: &mut Kernel, view: &mut LocalView) {
     deliver(kernel, view);
 }
 
+/// After the events were polled.
 fn check(kernel: &Kernel, view: &LocalView, config: &Config) {
     let expected = kernel.owned(config);
     assert_eq!(view.owned().collect::<Vec<_>>(), expected);
@@ -219,12 +263,15 @@ fn check(kernel: &Kernel, view: &LocalView, config: &Config) {
         }
     }
     for address in ADDRESSES.map(ip) {
-        let ours = kernel.addresses.iter().any(|(id, &dad)| {
+        let ours = kernel.addresses.iter().any(|(id, entry)| {
             let up = kernel.links.get(&id.ifindex).is_some_and(|link| link.up);
-            id.address == address && dad == Dad::Passed && up
+            id.address == address && entry.dad == Dad::Passed && up
         });
         assert_eq!(view.is_ours(address), ours, "{address}");
     }
+    let here = |way_back| way_back == WayBack::Here;
+    let served: Vec<_> = view.served().map(|s| (s.ifindex, [here(s.ipv4), here(s.ipv6)])).collect();
+    assert_eq!(served, kernel.served(config));
     let links: Vec<_> = view.interfaces().map(|interface| interface.ifindex).collect();
     assert_eq!(links, kernel.links.keys().copied().collect::<Vec<_>>());
 }
@@ -256,9 +303,12 @@ fn entries() -> impl Strategy<Value = InterfaceAddress> {
         prop_oneof![4 => Just(Dad::Passed), 1 => Just(Dad::Tentative), 1 => Just(Dad::Failed)];
     (1..=INTERFACES, prop::sample::select(ADDRESSES.to_vec()), prop::bool::ANY, dad).prop_map(
         |(ifindex, address, host, dad)| {
-            let prefix_len = if host { 32 } else { 24 };
-            let id = AddressId::new(index(ifindex), ip(address), prefix_len, None);
-            InterfaceAddress { id, dad }
+            let prefix_len = match (host, address) {
+                (false, _) => 24,
+                (true, address) if address.contains(':') => 128,
+                (true, _) => 32,
+            };
+            InterfaceAddress::new(index(ifindex), ip(address), prefix_len, None, dad)
         },
     )
 }

@@ -196,8 +196,7 @@ fn address(payload: &[u8]) -> Result<Option<InterfaceAddress>, Malformed> {
         Some(flags) => number(flags)?,
         None => u32::from(message.ifa_flags().bits()),
     };
-    let id = AddressId::new(ifindex, address, prefix_len, peer);
-    Ok(Some(InterfaceAddress { id, dad: dad(flags) }))
+    Ok(Some(InterfaceAddress::new(ifindex, address, prefix_len, peer, dad(flags))))
 }
 
 /// A failed or optimistic address is tentative as well (`addrconf_dad_stop`, `ipv6_add_addr` in

@@ -350,10 +350,10 @@ fn tell(golden: &str) -> Vec<String> {
             told.extend(Change::parse(&frame.unwrap()).unwrap().map(|change| match change {
                 Change::Link(link) => tell_link(&link),
                 Change::LinkGone(ifindex) => format!("link {ifindex} gone"),
-                Change::Address(InterfaceAddress { id, dad: Dad::Passed }) => {
+                Change::Address(InterfaceAddress { id, dad: Dad::Passed, .. }) => {
                     format!("address {} on {}", id.address(), id.ifindex())
                 }
-                Change::Address(InterfaceAddress { id, dad }) => {
+                Change::Address(InterfaceAddress { id, dad, .. }) => {
                     format!("address {} on {} {dad:?}", id.address(), id.ifindex())
                 }
                 Change::AddressGone(id) => {

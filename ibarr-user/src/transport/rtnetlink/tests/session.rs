@@ -98,10 +98,7 @@ fn address(kind: u16, last: u8) -> Message {
 }
 
 fn entry(last: u8) -> InterfaceAddress {
-    InterfaceAddress {
-        id: AddressId::new(index(5), [10, 1, 0, last].into(), 24, None),
-        dad: Dad::Passed,
-    }
+    InterfaceAddress::new(index(5), [10, 1, 0, last].into(), 24, None, Dad::Passed)
 }
 
 #[test]

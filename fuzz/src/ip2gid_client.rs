@@ -1,0 +1,290 @@
+// SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::net::{IpAddr, SocketAddr};
+use std::num::NonZeroUsize;
+use std::time::Duration;
+
+use ibarr_common::ib::Gid;
+use ibarr_common::wire::ip2gid::{PORT, Query, Reply};
+use ibarr_common::{IfIndex, Instant};
+use ibarr_proto::ip2gid::Question;
+use ibarr_proto::ip2gid::client::{
+    Client, Config, Event, Input, Outcome, RequestId, Route, Settings, SocketId, Source,
+};
+use rand_chacha::ChaCha8Rng;
+use rand_core::SeedableRng as _;
+
+/// The ip2gid client under any history, `script` being read as what happens: it answers each request
+/// once and by its deadline, it never answers a cancelled one, it believes only replies to what it has
+/// sent, it keeps its bounds, and its timers go forward.
+///
+/// # Panics
+/// The claim does not hold for `script`.
+pub fn ip2gid_client(script: &[u8]) {
+    let mut script = Script(script);
+    let mut world = World::new(script.byte());
+    while !script.0.is_empty() {
+        world.step(&mut script);
+    }
+    world.finish();
+}
+
+/// Few of everything, so that histories meet themselves and every bound.
+const TARGETS: [&str; 7] =
+    ["10.1.0.5", "10.2.0.5", "10.2.0.6", "10.2.0.7", "fd00:2::5", "fd00:2::6", "fe80::5"];
+const NEXT_HOPS: [&str; 5] = ["10.1.0.254", "10.1.0.253", "10.1.0.5", "fd00:1::254", "fe80::5"];
+
+fn settings() -> Settings {
+    let few = |n| NonZeroUsize::new(n).expect("not zero");
+    Settings {
+        max_flights: few(4),
+        max_waiters_per_flight: few(3),
+        max_waiters: few(8),
+        sockets: 2,
+        max_hops: few(4),
+        cache_ttl: Duration::from_secs(4),
+        max_cached: few(5),
+        refresh_rate: 2,
+        ..Settings::default()
+    }
+}
+
+/// What is read of it when it is used up is zero.
+struct Script<'a>(&'a [u8]);
+
+impl<'a> Script<'a> {
+    fn byte(&mut self) -> u8 {
+        self.bytes(1).first().copied().unwrap_or_default()
+    }
+
+    fn bytes(&mut self, count: usize) -> &'a [u8] {
+        let (taken, rest) = self.0.split_at(count.min(self.0.len()));
+        self.0 = rest;
+        taken
+    }
+
+    fn choose<T: Copy>(&mut self, from: &[T]) -> Option<T> {
+        let chosen = usize::from(self.byte());
+        (!from.is_empty()).then(|| from[chosen % from.len()])
+    }
+}
+
+/// The client and all that its driver and its peers know.
+struct World {
+    now: Instant,
+    client: Client<ChaCha8Rng>,
+    settings: Settings,
+    requests: u64,
+    /// Those that are to be answered: since when.
+    waiting: BTreeMap<RequestId, Instant>,
+    asked: BTreeMap<RequestId, Question>,
+    sockets: Vec<SocketId>,
+    /// Questions of `poll_route` that have had no answer.
+    unrouted: Vec<Question>,
+    sent: Vec<(SocketId, Query)>,
+    /// GIDs of replies that came to the socket of a query with its msg_id.
+    told: BTreeSet<(IpAddr, Gid)>,
+}
+
+impl World {
+    fn new(seed: u8) -> Self {
+        let settings = settings();
+        let config = Config::new(settings.clone()).expect("settings are within their limits");
+        Self {
+            now: Instant::from_nanos(1),
+            client: Client::new(config, ChaCha8Rng::seed_from_u64(seed.into())),
+            settings,
+            requests: 0,
+            waiting: BTreeMap::new(),
+            asked: BTreeMap::new(),
+            sockets: Vec::new(),
+            unrouted: Vec::new(),
+            sent: Vec::new(),
+            told: BTreeSet::new(),
+        }
+    }
+
+    fn step(&mut self, script: &mut Script<'_>) {
+        match script.byte() % 12 {
+            0 | 1 => self.resolve(script),
+            2 => self.cancel(script),
+            3 | 4 => self.route(script),
+            5 => self.reply(script),
+            6 => self.any_datagram(script),
+            7 => {
+                if let Some(socket) = script.choose(&self.sockets) {
+                    self.input(Input::SocketOpened { socket });
+                }
+            }
+            8 => {
+                if let Some(socket) = script.choose(&self.sockets) {
+                    self.input(Input::SocketFailed { socket });
+                }
+            }
+            9 => self.pass(Duration::from_millis(u64::from(script.byte()).pow(2))),
+            10 => self.next_timeout(),
+            _ => self.look_or_flush(script),
+        }
+    }
+
+    fn resolve(&mut self, script: &mut Script<'_>) {
+        let Some(question) = question(script) else { return };
+        let id = RequestId(self.requests);
+        self.requests += 1;
+        self.waiting.insert(id, self.now);
+        self.asked.insert(id, question);
+        self.input(Input::Resolve { id, question });
+    }
+
+    fn cancel(&mut self, script: &mut Script<'_>) {
+        let ids: Vec<_> = self.asked.keys().copied().collect();
+        let Some(id) = script.choose(&ids) else { return };
+        self.waiting.remove(&id);
+        self.input(Input::Cancel { id });
+    }
+
+    fn route(&mut self, script: &mut Script<'_>) {
+        let question =
+            if script.byte() == 0 { question(script) } else { script.choose(&self.unrouted) };
+        let Some(question) = question else { return };
+        self.unrouted.retain(|unrouted| *unrouted != question);
+        let next_hop = script.choose(&NEXT_HOPS).map(address);
+        let ifindex = IfIndex::new(u32::from(script.byte() % 3));
+        let route = next_hop.zip(ifindex).map(|(next_hop, ifindex)| Route { ifindex, next_hop });
+        self.input(Input::Route { question, route });
+    }
+
+    /// A reply to something that was sent; now and then to the wrong socket or from a wrong port.
+    fn reply(&mut self, script: &mut Script<'_>) {
+        let Some((socket, query)) = script.choose(&self.sent) else { return };
+        let gid = match script.byte() {
+            0..64 => None,
+            n => Gid::new([0xfe, 0x80, 0, 0, 0, 0, 0, 0, 0, 2, 0xc9, 3, 0, 0, 1, n]),
+        };
+        let other = script.byte();
+        let socket =
+            if other < 32 { script.choose(&self.sockets).unwrap_or(socket) } else { socket };
+        let port = if (32..48).contains(&other) { PORT + 1 } else { PORT };
+        let from = SocketAddr::new(query.target(), port);
+        self.datagram(socket, from, query.reply(gid).emit().as_ref());
+    }
+
+    fn any_datagram(&mut self, script: &mut Script<'_>) {
+        let Some(socket) = script.choose(&self.sockets) else { return };
+        let from = SocketAddr::new(script.choose(&TARGETS).map_or(address("::"), address), PORT);
+        let length = usize::from(script.byte() % 40);
+        let payload = script.bytes(length);
+        self.datagram(socket, from, payload);
+    }
+
+    fn datagram(&mut self, socket: SocketId, from: SocketAddr, payload: &[u8]) {
+        if let Ok(Reply { msg_id, gid: Some(gid), .. }) = Reply::parse(payload) {
+            for (sent_from, query) in &self.sent {
+                if *sent_from == socket && query.msg_id() == msg_id {
+                    self.told.insert((query.target(), gid));
+                }
+            }
+        }
+        let ingress = IfIndex::new(1).expect("not zero");
+        self.input(Input::Datagram { socket, from, ingress, payload });
+    }
+
+    fn pass(&mut self, time: Duration) {
+        self.now += time;
+        self.client.handle_timeout(self.now);
+        self.drain();
+        for since in self.waiting.values() {
+            assert!(*since + self.settings.deadline > self.now, "a request is past its deadline");
+        }
+    }
+
+    /// Goes to when the client wants to be called.
+    fn next_timeout(&mut self) {
+        if let Some(at) = self.client.poll_timeout() {
+            self.pass(at.since(self.now));
+        }
+    }
+
+    fn look_or_flush(&mut self, script: &mut Script<'_>) {
+        let how = script.byte();
+        let Some(question) = question(script) else { return };
+        match how {
+            0..16 => drop(self.client.flush(None)),
+            16..64 => {
+                self.client.flush(Some(question.target()));
+                let mut entries = self.client.entries();
+                assert!(entries.all(|(known, _)| known.target() != question.target()));
+            }
+            _ => {
+                if let Some(cached) = self.client.lookup(self.now, question) {
+                    assert!(cached.expires_at > self.now, "an expired answer");
+                }
+            }
+        }
+        self.drain();
+    }
+
+    fn input(&mut self, input: Input<'_>) {
+        self.client.handle_input(self.now, input);
+        self.drain();
+    }
+
+    fn drain(&mut self) {
+        while let Some(event) = self.client.poll_event() {
+            match event {
+                Event::Answered { id, outcome } => self.answered(id, outcome),
+                Event::OpenSocket { socket } => {
+                    assert!(!self.sockets.contains(&socket), "a socket's name is used again");
+                    self.sockets.push(socket);
+                }
+                Event::CloseSocket { socket } => assert!(self.sockets.contains(&socket)),
+            }
+        }
+        self.unrouted.extend(std::iter::from_fn(|| self.client.poll_route()));
+        while let Some(transmit) = self.client.poll_transmit() {
+            let query = Query::parse(transmit.payload.as_ref()).expect("what is sent is a query");
+            assert_eq!(transmit.to, SocketAddr::new(query.target(), PORT));
+            assert_eq!(transmit.socket.family(), ibarr_proto::ip2gid::Family::of(query.target()));
+            self.sent.push((transmit.socket, query));
+        }
+        let load = self.client.load();
+        assert!(load.flights <= self.settings.max_flights.get(), "{load:?}");
+        assert!(load.waiters <= self.settings.max_waiters.get(), "{load:?}");
+        assert!(load.hops <= self.settings.max_hops.get(), "{load:?}");
+        assert!(load.cached <= self.settings.max_cached.get(), "{load:?}");
+        assert!(load.waiters == self.waiting.len(), "{load:?}");
+    }
+
+    fn answered(&mut self, id: RequestId, outcome: Outcome) {
+        assert!(self.waiting.remove(&id).is_some(), "{id} is not waiting: {outcome:?}");
+        if let Outcome::Found { gid, source, expires_at } = outcome {
+            assert!(self.told.contains(&(self.asked[&id].target(), gid)), "nobody said {gid}");
+            assert!(expires_at > self.now || source == Source::Peer);
+        }
+    }
+
+    /// Without anything more from outside, everything ends.
+    fn finish(&mut self) {
+        let end = self.now + Duration::from_mins(10);
+        for _ in 0..10_000 {
+            match self.client.poll_timeout() {
+                Some(at) if at <= end => self.next_timeout(),
+                _ => {
+                    assert!(self.waiting.is_empty(), "requests without an answer");
+                    return;
+                }
+            }
+        }
+        panic!("ten thousand timers in ten minutes, and nothing to do");
+    }
+}
+
+fn question(script: &mut Script<'_>) -> Option<Question> {
+    let target = script.choose(&TARGETS).map(address)?;
+    Question::new(target, IfIndex::new(u32::from(script.byte() % 3)))
+}
+
+fn address(text: &str) -> IpAddr {
+    text.parse().expect("an address of the tables above")
+}

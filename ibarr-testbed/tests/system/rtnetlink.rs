@@ -1,0 +1,541 @@
+// SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
+
+//! The local view and the routes of this kernel, through the real transport.
+
+use std::collections::BTreeMap;
+use std::fmt::Write as _;
+use std::fs;
+use std::net::IpAddr;
+use std::os::fd::AsRawFd;
+use std::process::{Command, Stdio};
+use std::sync::Arc;
+use std::time::Duration;
+
+use ibarr_common::IfIndex;
+use ibarr_common::ib::Gid;
+use ibarr_proto::ip2gid::Question;
+use ibarr_proto::ip2gid::client::Route;
+use ibarr_proto::ip2gid::server::Local;
+use ibarr_proto::local_view::{
+    self, Dad, Event, Input, Interface, InterfaceFilter, LocalView, NotServed, Owned, Request,
+    StaticGid, StaticGids,
+};
+use ibarr_user::sys::clock;
+use ibarr_user::transport::rtnetlink::{Config, NoRoute, Routes, Watch};
+use ibarr_user::transport::{Counter, Counters};
+use nix::net::if_::if_nametoindex;
+use nix::sys::socket::{
+    AddressFamily, MsgFlags, NetlinkAddr, SockFlag, SockProtocol, SockType, sendto, socket,
+};
+use nix::unistd::gettid;
+use tokio::runtime::Runtime;
+use tokio::sync::mpsc;
+
+use crate::machine::Machine;
+
+/// A machine and what the daemon's parts know of it. Nothing of them runs but in [`Node::until`].
+struct Node {
+    machine: Machine,
+    runtime: Runtime,
+    config: local_view::Config,
+    view: LocalView,
+    watch: Watch,
+    inputs: mpsc::Receiver<Input>,
+    counters: Arc<Counters>,
+    /// Whether the view gets the dumps that it asks for. Without, what is lost is mended by the
+    /// transport or not at all.
+    rereads: bool,
+    /// The facts as the events tell them.
+    told: BTreeMap<(IpAddr, Option<IfIndex>), Owned>,
+}
+
+impl Node {
+    /// With the static GID fe80::N for each address `10.1.0.N` and `fd00::N` of `served`.
+    fn new(served: &[&str]) -> Self {
+        Self::with(&[], served, Config::default())
+    }
+
+    fn with(interfaces: &[&str], served: &[&str], config: Config) -> Self {
+        let machine = Machine::new();
+        let static_gids =
+            served.iter().map(|address| StaticGid { ip: ip(address), gid: gid(address) });
+        let view = local_view::Config {
+            interfaces: InterfaceFilter::new(interfaces).unwrap(),
+            static_gids: StaticGids::new(static_gids).unwrap(),
+        };
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+        let counters = Arc::<Counters>::default();
+        let started = {
+            let _within = runtime.enter();
+            Watch::start_with(config, Arc::clone(&counters)).unwrap()
+        };
+        let (watch, inputs) = started;
+        let told = BTreeMap::new();
+        let config = view.clone();
+        let view = LocalView::new(view);
+        let rereads = true;
+        let mut node =
+            Self { machine, runtime, config, view, watch, inputs, counters, rereads, told };
+        node.until("a first dump", LocalView::is_synced);
+        node
+    }
+
+    /// Runs until the view is as said. Everything that it has told by then has been checked.
+    fn until(&mut self, what: &str, reached: impl Fn(&LocalView) -> bool) {
+        if !self.reaches(PATIENCE, reached) {
+            let interfaces: Vec<_> = self.view.interfaces().collect();
+            panic!("never came: {what}; counters: {:?}; view: {interfaces:#?}", self.counters);
+        }
+    }
+
+    fn reaches(&mut self, patience: Duration, reached: impl Fn(&LocalView) -> bool) -> bool {
+        let Self { runtime, view, watch, inputs, rereads, told, .. } = self;
+        let run = async {
+            loop {
+                view.handle_timeout(clock::now());
+                while let Some(Request::Dump) = view.poll_transmit() {
+                    if *rereads {
+                        watch.request_dump();
+                    }
+                }
+                while let Some(event) = view.poll_event() {
+                    hear(told, event);
+                }
+                if inputs.is_empty() && reached(view) {
+                    return;
+                }
+                let due = view.poll_timeout().unwrap().since(clock::now());
+                if let Ok(input) = tokio::time::timeout(due, inputs.recv()).await {
+                    view.handle_input(clock::now(), input.expect("the transport goes on"));
+                }
+            }
+        };
+        let run = async { tokio::time::timeout(patience, run).await };
+        let reached = runtime.block_on(run).is_ok();
+        let told: Vec<_> = told.values().copied().collect();
+        assert_eq!(told, view.owned().collect::<Vec<_>>(), "the events tell another story");
+        reached
+    }
+
+    /// Runs until exactly these addresses are answered.
+    fn answers(&mut self, expected: &[&str]) {
+        let expected: Vec<_> = expected.iter().map(|address| (ip(address), gid(address))).collect();
+        self.until(&format!("{expected:?}"), |view| answered(view) == expected);
+    }
+
+    fn goes_on_for(&mut self, time: Duration) {
+        self.reaches(time, |_| false);
+    }
+
+    /// Holds the view against that of a daemon which starts now, until they agree: the kernel goes
+    /// on with duplicate detection meanwhile.
+    fn is_as_new(&mut self) {
+        let deadline = clock::now() + PATIENCE;
+        loop {
+            let fresh = Self::start_another(&self.runtime, &self.config);
+            if self.reaches(Duration::from_millis(500), |view| facts(view) == facts(&fresh)) {
+                return;
+            }
+            assert!(
+                clock::now() < deadline,
+                "{:#?}\nis not what a fresh start gives:\n{:#?}",
+                facts(&self.view),
+                facts(&fresh)
+            );
+        }
+    }
+
+    fn start_another(runtime: &Runtime, config: &local_view::Config) -> LocalView {
+        let mut view = LocalView::new(config.clone());
+        runtime.block_on(async {
+            let (watch, mut inputs) = Watch::start(Arc::default()).unwrap();
+            watch.request_dump();
+            while !view.is_synced() {
+                view.handle_input(clock::now(), inputs.recv().await.unwrap());
+            }
+        });
+        view
+    }
+
+    fn interface(&self, name: &str) -> Interface {
+        let mut interfaces = self.view.interfaces();
+        interfaces.find(|interface| interface.name.to_string() == name).expect(name)
+    }
+}
+
+fn hear(told: &mut BTreeMap<(IpAddr, Option<IfIndex>), Owned>, event: Event) {
+    match event {
+        Event::Added(owned) => assert_eq!(told.insert((owned.address, owned.scope), owned), None),
+        Event::Changed(owned) => {
+            let before = told.insert((owned.address, owned.scope), owned);
+            assert!(before.is_some(), "changed, but never added: {owned:?}");
+        }
+        Event::Removed(owned) => {
+            assert_eq!(told.remove(&(owned.address, owned.scope)), Some(owned));
+        }
+        Event::Served(_) | Event::NotServed(_) => {}
+    }
+}
+
+fn answered(view: &LocalView) -> Vec<(IpAddr, Gid)> {
+    view.owned().filter_map(|owned| Some((owned.address, owned.gid?))).collect()
+}
+
+fn facts(view: &LocalView) -> (Vec<Owned>, Vec<Interface>) {
+    (view.owned().collect(), view.interfaces().collect())
+}
+
+/// For what takes the kernel a while: duplicate address detection takes up to two seconds.
+const PATIENCE: Duration = Duration::from_secs(20);
+
+fn ip(text: &str) -> IpAddr {
+    text.parse().unwrap()
+}
+
+/// That of the address's last 16 bits.
+fn gid(address: &str) -> Gid {
+    let last = match ip(address) {
+        IpAddr::V4(v4) => u16::from(v4.octets()[3]),
+        IpAddr::V6(v6) => v6.segments()[7],
+    };
+    format!("fe80::{last:x}").parse().unwrap()
+}
+
+/// Runs ip(8) with each line in this thread's namespaces.
+fn run(lines: &str) {
+    for line in lines.lines().map(str::trim).filter(|line| !line.is_empty()) {
+        let output = Command::new("ip").args(line.split(' ')).output().expect("ip(8) is there");
+        assert!(output.status.success(), "ip {line}: {}", String::from_utf8_lossy(&output.stderr));
+    }
+}
+
+/// As [`run`], fast.
+fn run_batch(machine: &Machine, lines: &str) {
+    let file = machine.directory().join("batch");
+    fs::write(&file, lines).unwrap();
+    let status = Command::new("ip").arg("-batch").arg(&file).stdin(Stdio::null()).status().unwrap();
+    assert!(status.success(), "ip -batch: {status}");
+}
+
+fn ifindex(name: &str) -> IfIndex {
+    IfIndex::new(if_nametoindex(name).unwrap()).unwrap()
+}
+
+#[test]
+fn an_address_is_answered_exactly_while_it_is_there() {
+    let mut node = Node::new(&["10.1.0.1", "10.1.0.2", "fd00::1"]);
+    node.answers(&[]);
+    run("link add v0 type veth peer name v1
+         link set v0 up
+         link set v1 up
+         addr add 10.1.0.1/24 dev v0");
+    node.answers(&["10.1.0.1"]);
+    // Twice, with another prefix and with a peer: there until the last is gone.
+    run("addr add 10.1.0.1/32 dev v0
+         addr add 10.1.0.1 peer 10.1.0.9 dev v0
+         addr add 10.1.0.2/24 dev v0
+         addr add fd00::1/64 dev v0 nodad");
+    node.answers(&["10.1.0.1", "10.1.0.2", "fd00::1"]);
+    run("addr del 10.1.0.1/24 dev v0
+         addr del 10.1.0.1/32 dev v0
+         addr del fd00::1/64 dev v0");
+    node.until("one of three is left", |view| !view.is_ours(ip("fd00::1")));
+    assert!(node.view.is_ours(ip("10.1.0.1")));
+    run("addr del 10.1.0.1 peer 10.1.0.9 dev v0");
+    node.until("none is left", |view| !view.is_ours(ip("10.1.0.1")));
+    run("link set v0 down");
+    node.answers(&[]);
+    run("link set v0 up");
+    node.is_as_new();
+    run("link del v1");
+    node.answers(&[]);
+    node.is_as_new();
+}
+
+#[test]
+fn a_rename_is_held_against_the_filter() {
+    let mut node = Node::with(&["serve*"], &[], Config::default());
+    run("link add v0 type veth peer name v1");
+    node.until("v0", |view| view.interfaces().count() == 3);
+    assert_eq!(node.interface("v0").gid, Err(NotServed::NotSelected));
+    assert_eq!(node.view.unmatched_patterns().count(), 1);
+    run("link set v0 name serve0");
+    node.until("the new name", |view| view.unmatched_patterns().count() == 0);
+    assert_eq!(node.interface("serve0").gid, Err(NotServed::NotIpoib));
+    run("link set serve0 name v2");
+    node.until("the name is gone", |view| view.unmatched_patterns().count() == 1);
+}
+
+#[test]
+fn an_interface_that_moves_to_another_namespace_takes_its_addresses_along() {
+    let mut node = Node::new(&["10.1.0.1", "fd00::1"]);
+    run("link add v0 type veth peer name v1
+         link set v1 up
+         link set v0 up
+         addr add 10.1.0.1/24 dev v0
+         addr add fd00::1/64 dev v0 nodad
+         netns add away");
+    node.answers(&["10.1.0.1", "fd00::1"]);
+    run("link set v0 netns away");
+    node.answers(&[]);
+    run(&format!("-n away link set v0 netns {}", gettid()));
+    node.until("it is back", |view| view.interfaces().count() == 3);
+    run("link set v0 up
+         addr add 10.1.0.1/24 dev v0");
+    node.answers(&["10.1.0.1"]);
+    node.is_as_new();
+}
+
+#[test]
+fn an_index_that_another_device_takes_over_brings_none_of_the_old_addresses() {
+    let mut node = Node::new(&["10.1.0.1", "10.1.0.2"]);
+    run("link add v0 index 77 type veth peer name v1
+         link set v1 up
+         link set v0 up
+         addr add 10.1.0.1/24 dev v0");
+    node.answers(&["10.1.0.1"]);
+    run("link del v0
+         link add w0 index 77 type veth peer name w1
+         link set w1 up
+         link set w0 up
+         addr add 10.1.0.2/24 dev w0");
+    node.answers(&["10.1.0.2"]);
+    assert_eq!(node.interface("w0").ifindex, IfIndex::new(77).unwrap());
+    node.is_as_new();
+}
+
+#[test]
+fn an_address_is_not_ours_before_duplicate_detection_nor_after_it_failed() {
+    let mut node = Node::new(&["fd00::1", "fd00::2"]);
+    run("netns add peer
+         link add v0 type veth peer name v1 netns peer
+         -n peer link set v1 up
+         link set v0 up
+         -n peer addr add fd00::2/64 dev v1 nodad
+         addr add fd00::1/64 dev v0
+         addr add fd00::2/64 dev v0");
+    let dad = |view: &LocalView, address: &str| {
+        let addresses: Vec<_> =
+            view.interfaces().flat_map(|interface| interface.addresses).collect();
+        addresses.iter().find(|status| status.address == ip(address)).map(|status| status.dad)
+    };
+    node.until("tentative", |view| dad(view, "fd00::1") == Some(Dad::Tentative));
+    assert!(!node.view.is_ours(ip("fd00::1")));
+    node.until("duplicate", |view| dad(view, "fd00::2") == Some(Dad::Failed));
+    node.answers(&["fd00::1"]);
+    assert!(!node.view.is_ours(ip("fd00::2")));
+}
+
+#[test]
+fn a_link_local_address_is_another_one_on_each_interface() {
+    let mut node = Node::new(&["fe80::1"]);
+    run("link add v0 type veth peer name v1
+         link set v0 up
+         link set v1 up
+         addr add fe80::1/64 dev v0 nodad
+         addr add fe80::1/64 dev v1 nodad");
+    node.answers(&["fe80::1", "fe80::1"]);
+    let (v0, v1) = (ifindex("v0"), ifindex("v1"));
+    run("addr del fe80::1/64 dev v0");
+    node.answers(&["fe80::1"]);
+    assert_eq!(node.view.gid_of(ip("fe80::1"), v0), None);
+    assert_eq!(node.view.gid_of(ip("fe80::1"), v1), Some(gid("fe80::1")));
+}
+
+/// The smallest buffer that the kernel allows, and thousands of changes that nobody reads.
+#[test]
+fn events_that_do_not_fit_the_socket_are_made_up_for() {
+    let mut node = Node::with(&[], &["10.1.0.1", "10.1.0.2"], Config { receive_buffer: 1 });
+    run("link add v0 type veth peer name v1
+         link set v1 up
+         link set v0 up
+         addr add 10.1.0.1/24 dev v0");
+    node.answers(&["10.1.0.1"]);
+    node.rereads = false;
+    for round in 0..3 {
+        let before = node.counters.get(Counter::RtnetlinkOverrun);
+        // The first fits the buffer, and what undoes it does not.
+        let mut batch = String::from("addr add 10.99.0.1/32 dev v0\n");
+        for n in 0..2000 {
+            let (a, b) = (n / 250, n % 250);
+            writeln!(batch, "addr add 10.{}.{a}.{b}/32 dev v0", 10 + round).unwrap();
+            if n % 3 == 0 {
+                writeln!(batch, "addr del 10.{}.{a}.{b}/32 dev v0", 10 + round).unwrap();
+            }
+        }
+        batch.push_str("addr del 10.99.0.1/32 dev v0\n");
+        let (old, new) = if round % 2 == 0 { (1, 2) } else { (2, 1) };
+        writeln!(batch, "addr del 10.1.0.{old}/24 dev v0").unwrap();
+        writeln!(batch, "addr add 10.1.0.{new}/24 dev v0").unwrap();
+        run_batch(&node.machine, &batch);
+        node.answers(&[&format!("10.1.0.{new}")]);
+        assert!(node.counters.get(Counter::RtnetlinkOverrun) > before, "nothing was lost");
+        node.is_as_new();
+    }
+}
+
+/// As the buffer overflows again and again while the events are read.
+#[test]
+fn changes_while_we_read_end_in_what_is() {
+    let mut node = Node::with(&["*"], &["10.1.0.1"], Config { receive_buffer: 4096 });
+    node.rereads = false;
+    let mut batch = String::new();
+    for n in 0..1500 {
+        let (a, b) = (n / 250, n % 250);
+        let add = |batch: &mut String, line: &str| writeln!(batch, "{line}").unwrap();
+        if n % 50 == 0 {
+            add(&mut batch, &format!("link add v{n} type veth peer name w{n}"));
+            add(&mut batch, &format!("link set v{n} up"));
+        }
+        add(&mut batch, &format!("addr add 10.9.{a}.{b}/32 dev v{}", n - n % 50));
+        if n % 100 == 99 {
+            add(&mut batch, &format!("link del v{}", n - n % 50));
+        }
+    }
+    writeln!(batch, "addr add 10.1.0.1/24 dev v0").unwrap();
+    let file = node.machine.directory().join("changes");
+    fs::write(&file, batch).unwrap();
+    let mut changes = Command::new("ip").arg("-batch").arg(file).spawn().unwrap();
+    node.answers(&["10.1.0.1"]);
+    assert!(changes.wait().unwrap().success());
+    node.is_as_new();
+    assert!(node.counters.get(Counter::RtnetlinkEvent) > 0);
+}
+
+/// The kernel hands out a dump in pieces, the next one as we read. While the engine takes nothing,
+/// we do not read, so that links can change between two pieces for sure.
+#[test]
+fn a_dump_during_which_links_change_is_done_again() {
+    let mut node = Node::new(&[]);
+    let mut pairs = String::new();
+    for n in 0..300 {
+        writeln!(pairs, "link add v{n} type veth peer name w{n}").unwrap();
+    }
+    run_batch(&node.machine, &pairs);
+    node.until("600 links", |view| view.interfaces().count() == 601);
+    // With each event that is read, the kernel gets on with a dump that waits behind it.
+    node.goes_on_for(Duration::from_secs(1));
+    node.rereads = false;
+    let interrupted = node.counters.get(Counter::RtnetlinkDumpInterrupted);
+    let started = node.counters.get(Counter::RtnetlinkDump);
+    node.watch.request_dump();
+    let blocked = async {
+        while node.inputs.len() < node.inputs.max_capacity() {
+            tokio::time::sleep(Duration::from_millis(1)).await;
+        }
+    };
+    node.runtime.block_on(async { tokio::time::timeout(PATIENCE, blocked).await }).unwrap();
+    run("link del v7
+         link add late type veth peer name later");
+    node.until("the end of it", |view| {
+        view.interfaces().any(|interface| interface.name.to_string() == "later")
+            && !view.interfaces().any(|interface| interface.name.to_string() == "v7")
+    });
+    let counters = Arc::clone(&node.counters);
+    node.until("a whole dump", |_| counters.get(Counter::RtnetlinkDump) > started);
+    assert!(node.counters.get(Counter::RtnetlinkDumpInterrupted) > interrupted);
+    node.is_as_new();
+}
+
+#[test]
+fn what_another_process_sends_is_not_taken_for_the_kernels() {
+    let mut node = Node::new(&["10.1.0.1"]);
+    run("link add v0 type veth peer name v1
+         link set v0 up
+         addr add 10.1.0.1/24 dev v0");
+    node.answers(&["10.1.0.1"]);
+    // RTM_DELLINK of v0, whole and well-formed.
+    let mut forged = Vec::new();
+    forged.extend(32_u32.to_ne_bytes());
+    forged.extend(17_u16.to_ne_bytes());
+    forged.extend([0; 10]);
+    forged.extend([0, 0, 1, 0]);
+    forged.extend(ifindex("v0").get().to_ne_bytes());
+    forged.extend([0; 8]);
+    let liar = socket(
+        AddressFamily::Netlink,
+        SockType::Raw,
+        SockFlag::SOCK_CLOEXEC,
+        SockProtocol::NetlinkRoute,
+    )
+    .unwrap();
+    let to = NetlinkAddr::new(listening_portid(), 0);
+    sendto(liar.as_raw_fd(), &forged, &to, MsgFlags::empty()).unwrap();
+    let counters = Arc::clone(&node.counters);
+    run("link set v1 up");
+    node.until("the forgery was seen", |_| counters.get(Counter::RtnetlinkForeign) == 1);
+    node.is_as_new();
+    node.answers(&["10.1.0.1"]);
+}
+
+/// Of the socket in this namespace that is in the groups of links and addresses.
+fn listening_portid() -> u32 {
+    let sockets = fs::read_to_string("/proc/thread-self/net/netlink").unwrap();
+    let portids: Vec<u32> = sockets
+        .lines()
+        .map(|line| line.split_whitespace().collect::<Vec<_>>())
+        .filter(|fields| fields.get(1) == Some(&"0") && fields.get(3) == Some(&"00000111"))
+        .map(|fields| fields[2].parse().unwrap())
+        .collect();
+    let [portid] = portids.as_slice() else { panic!("{sockets}") };
+    *portid
+}
+
+#[test]
+fn a_route_is_the_next_hop_or_the_reason_why_there_is_none() {
+    let mut node = Node::new(&[]);
+    run("link add v0 type veth peer name v1
+         link set v0 up
+         link set v1 up
+         link set lo up
+         addr add 10.1.0.1/24 dev v0
+         addr add fd00::1/64 dev v0 nodad
+         route add 10.3.0.0/16 via 10.1.0.254
+         route add 10.4.0.0/16 via inet6 fe80::254 dev v0
+         route add unreachable 10.5.0.0/16
+         route add blackhole 10.6.0.0/16
+         route add 10.8.0.0/16 nexthop via 10.1.0.8 nexthop via 10.1.0.9
+         -6 route add fd00:3::/64 via fd00::254
+         -6 route add prohibit fd00:6::/64");
+    node.until("v0 is up", |view| view.is_ours(ip("fd00::1")));
+    let v0 = ifindex("v0");
+    let way = |next_hop| Ok(Route { ifindex: v0, next_hop: ip(next_hop) });
+    let cases = [
+        ("10.1.0.9", None, way("10.1.0.9")),
+        ("10.3.0.1", None, way("10.1.0.254")),
+        ("10.3.0.1", Some(v0), way("10.1.0.254")),
+        ("10.4.0.1", None, way("fe80::254")),
+        ("10.1.0.1", None, Err(NoRoute::Local)),
+        ("10.1.0.255", None, Err(NoRoute::NotUnicast)),
+        ("10.5.0.1", None, Err(NoRoute::Unreachable)),
+        ("10.6.0.1", None, Err(NoRoute::Forbidden)),
+        ("192.0.2.1", None, Err(NoRoute::Unreachable)),
+        ("fd00::9", None, way("fd00::9")),
+        ("fd00:3::1", None, way("fd00::254")),
+        ("fd00:6::1", None, Err(NoRoute::Forbidden)),
+        ("2001:db8::1", None, Err(NoRoute::Unreachable)),
+        ("fe80::9", Some(v0), way("fe80::9")),
+    ];
+    let (_watch, mut answers, counters) = node.runtime.block_on(async {
+        let counters = Arc::<Counters>::default();
+        let (routes, answers) = Routes::start(Arc::clone(&counters)).unwrap();
+        // All at once, each many times.
+        for _ in 0..100 {
+            for (target, egress, _) in cases {
+                routes.lookup(Question::new(ip(target), egress).unwrap());
+            }
+        }
+        (routes, answers, counters)
+    });
+    for _ in 0..100 {
+        for (target, egress, expected) in cases {
+            let answer = async { tokio::time::timeout(PATIENCE, answers.recv()).await };
+            let answer = node.runtime.block_on(answer).unwrap().unwrap();
+            assert_eq!(answer.question, Question::new(ip(target), egress).unwrap());
+            assert_eq!(answer.route, expected, "{}", answer.question);
+        }
+    }
+    let (found, not_found) =
+        (counters.get(Counter::RouteFound), counters.get(Counter::RouteNotFound));
+    assert_eq!((found, not_found), (700, 700));
+}
