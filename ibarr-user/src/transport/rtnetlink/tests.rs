@@ -20,6 +20,7 @@ use super::*;
 const LINKS: &str = include_str!("../../../tests/golden/rtnetlink-links.hex");
 const ADDRESSES: &str = include_str!("../../../tests/golden/rtnetlink-addresses.hex");
 const EVENTS: &str = include_str!("../../../tests/golden/rtnetlink-events.hex");
+const BOND: &str = include_str!("../../../tests/golden/rtnetlink-bond.hex");
 const ROUTES: &str = include_str!("../../../tests/golden/rtnetlink-routes.hex");
 
 #[test]
@@ -162,8 +163,33 @@ fn recorded_routes_answer_their_questions() {
     }
 }
 
+#[test]
+fn recorded_bonds_and_teams_are_read() {
+    let told: Vec<_> = changes(BOND)
+        .map(|change| match change {
+            Change::Link(link) => (link.name.to_string(), link.bonding),
+            other => panic!("{other:?}"),
+        })
+        .collect();
+    let slave = |of| Bonding::Slave { of: index(of) };
+    let master = |active: Option<u32>| Bonding::Master { active_slave: active.map(index) };
+    let expected = [
+        ("d0", slave(6)),
+        ("d1", slave(6)),
+        ("bond1", master(Some(4))),
+        ("team0", master(None)),
+        ("d2", slave(7)),
+        ("d0", slave(6)),
+        ("bond1", master(Some(5))),
+        ("d1", slave(6)),
+        ("bond1", master(None)),
+        ("d1", Bonding::None),
+    ];
+    assert_eq!(told, expected.map(|(name, bonding)| (name.to_owned(), bonding)));
+}
+
 /// `rtnl_fill_ifinfo`, `bond_fill_info`, `bond_fill_slave_info` and `rtnl_link_slave_info_fill` of
-/// Linux 6.12. Made by hand: the kernel of the recordings has neither InfiniBand nor bonding.
+/// Linux 6.12. Made by hand: no kernel that we have recorded has an InfiniBand port.
 #[test]
 fn hand_made_infiniband_bond_is_read() {
     let port = |last: u8| {
@@ -304,10 +330,10 @@ proptest! {
     /// Neither our walk nor neli's may read past the end, loop or panic.
     #[test]
     fn no_bytes_of_the_kernel_can_panic(
-        which in 0..4usize, message: prop::sample::Index, at: prop::sample::Index, byte: u8,
+        which in 0..5usize, message: prop::sample::Index, at: prop::sample::Index, byte: u8,
         cut: prop::sample::Index, noise: Vec<u8>
     ) {
-        let recorded = recorded([LINKS, ADDRESSES, EVENTS, ROUTES][which]);
+        let recorded = recorded([LINKS, ADDRESSES, EVENTS, BOND, ROUTES][which]);
         let mut near_miss = message.get(&recorded).1.clone();
         *at.get_mut(&mut near_miss) = byte;
         let short = near_miss[..cut.index(near_miss.len())].to_vec();
