@@ -8,14 +8,13 @@
 //! (`sockets`), and is sent again until a reply comes or nobody waits any more.
 //!
 //! **What a forged reply must guess.** The 32-bit msg_id of a query that is waiting, and the random
-//! port of a socket which that query left from: some 2⁴⁶ combinations for each query under way, of
-//! which a datagram tries one. A reply, and so the flight, takes a millisecond, and three seconds if
-//! the target is dead. Whoever sends a million forged replies a second into those three seconds is
-//! believed once in 2 × 10⁷ times. Whoever has found out the open ports (they live for a minute)
-//! still has to guess among 2³² msg_ids and, of 32 ports, the few that this query used; each query
-//! that is waiting gives a chance of its own. On the same link anybody may as well claim the address
-//! by ARP. Forged replies cost one look-up each, wherever they fail, and change nothing but a
-//! counter.
+//! port (one of 28,000) of a socket which that query left from: one in 2⁴⁶ for a query sent once. A
+//! query waits for a millisecond if its target lives. If the target is dead it waits for three
+//! seconds and leaves by up to six sockets; a million forged replies a second for all that time are
+//! believed once in seven million such queries. Whoever has found out our ports (each lives for a
+//! minute) has to guess which of the 32 and the msg_id, and is believed once in 7,600. Each query that
+//! waits gives a chance of its own. (On the same link anybody may as well claim the address by ARP.)
+//! Forged replies cost one look-up each, wherever they fail, and change nothing but a counter.
 
 mod cache;
 mod config;

@@ -301,6 +301,20 @@ fn what_was_sent_into_a_path_that_was_not_there_is_sent_again_when_it_is() {
 }
 
 #[test]
+fn query_leaves_by_at_most_two_schedules_of_sockets_a_round() {
+    let mut rig = Rig::new(Settings { sockets: 64, ..Settings::default() });
+    rig.resolve(1);
+    rig.resolve(2);
+    rig.run(ms(1500));
+    rig.reply(0, Some(gid(1)));
+    rig.run(ms(1400));
+    let sends = rig.sent.iter().filter(|(_, transmit)| transmit.to == peer(2)).count();
+    assert_eq!(sends, 12);
+    let id = rig.client.flights.of_question(question(2)).unwrap();
+    assert!(rig.client.flights.flight(id).unwrap().sockets.len() <= 12);
+}
+
+#[test]
 fn cold_gateway_is_probed_by_one_and_the_first_answer_releases_the_rest() {
     let mut rig = Rig::new(Settings::default());
     for n in 1..=10 {
