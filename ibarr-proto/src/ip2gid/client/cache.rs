@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
+
 //! What peers have answered.
 //!
 //! A look-up touches one entry of one table and nothing else. Ten thousands of entries do not fit into

@@ -98,7 +98,8 @@ impl<R: CryptoRng> Client<R> {
     }
 
     /// From now on runs on `config`. Questions under way keep their deadlines, answers their expiry;
-    /// what is beyond new bounds stays until it ends, but answers are forgotten at once.
+    /// what is beyond new bounds stays until it ends, but answers are forgotten at once. After a
+    /// change of `udp_port` only replies from the new port count; the resends go there.
     pub fn reconfigure(&mut self, now: Instant, config: Config) {
         self.advance(now);
         self.flights.reconfigure(flight_limits(&config));
