@@ -75,7 +75,8 @@ pub(crate) fn replay(workspace: &Workspace) -> Command {
     cargo(workspace, &["test", "--locked"])
 }
 
-fn cargo(workspace: &Workspace, arguments: &[&str]) -> Command {
+/// `cargo` with `arguments`, in the workspace of the fuzz targets.
+pub(crate) fn cargo(workspace: &Workspace, arguments: &[&str]) -> Command {
     let mut command = workspace::cargo(&root(workspace), arguments);
     command.env("CARGO_TARGET_DIR", target_dir(workspace));
     command

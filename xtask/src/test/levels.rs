@@ -90,6 +90,11 @@ fn lint(bench: &Bench<'_>) -> Result<Outcome> {
         cargo(&["fmt", "--all", "--check"]),
         cargo(&["clippy", "--locked", "--workspace", "--all-targets", "--", "-Dwarnings"]),
         process::run(bench.workspace.cargo(&doc).env("RUSTDOCFLAGS", "-Dwarnings")),
+        process::run(&mut fuzz::cargo(bench.workspace, &["fmt", "--check"])),
+        process::run(&mut fuzz::cargo(
+            bench.workspace,
+            &["clippy", "--locked", "--all-targets", "--", "-Dwarnings"],
+        )),
         tidy::check(bench.workspace),
     ];
     let failed: Vec<_> =

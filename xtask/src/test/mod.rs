@@ -134,7 +134,11 @@ fn conclude(reports: &[Report], strict: bool) -> Result<()> {
     if !not_run.is_empty() {
         eprintln!("NOT RUN on this machine: {}", not_run.join(", "));
     }
-    println!("{total}");
+    if total.is_empty() {
+        println!("passed");
+    } else {
+        println!("{total}");
+    }
     Ok(())
 }
 
