@@ -7,7 +7,11 @@
 
 mod hello;
 mod init;
+mod ls;
 mod report;
+mod rtnetlink;
+#[expect(unsafe_code, reason = "system calls that nothing safe wraps")]
+mod sys;
 
 use std::env;
 use std::process::{self, ExitCode};
@@ -16,10 +20,22 @@ fn main() -> ExitCode {
     if process::id() == 1 {
         init::run();
     }
-    let scenario = env::args().nth(1).unwrap_or_default();
-    if scenario == "hello" {
-        return hello::run();
+    let arguments: Vec<String> = env::args().collect();
+    match arguments.iter().map(String::as_str).collect::<Vec<_>>()[..] {
+        [_, "hello"] => hello::run(),
+        [own, "ls"] => ls::run(&[own.to_owned(), RESPONDER.to_owned()]),
+        [_, "ls", ..] => ls::run(&arguments[2..]),
+        [_, RESPONDER] => {
+            let Err(error) = ls::responder::run();
+            eprintln!("ibarr-guest: {error:#}");
+            ExitCode::FAILURE
+        }
+        _ => {
+            eprintln!("ibarr-guest: no scenario is called {arguments:?}");
+            ExitCode::from(64)
+        }
     }
-    eprintln!("ibarr-guest: no scenario is called {scenario:?}");
-    ExitCode::from(64)
 }
+
+/// The command that `ls` runs where no daemon is given.
+const RESPONDER: &str = "ls-responder";

@@ -1,0 +1,330 @@
+// SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
+
+//! `vm ls`: the kernel asks for addresses, and takes our answers at once.
+//!
+//! There is no HCA. Once the kernel has a GID it looks for a device that has the source's, finds
+//! none, and says -ENODEV: here that is success. What it says without an answer is -ETIMEDOUT.
+
+mod network;
+pub(crate) mod responder;
+mod service;
+mod socket;
+
+use std::fmt;
+use std::net::{IpAddr, SocketAddr};
+use std::process::ExitCode;
+use std::time::Duration;
+
+use anyhow::{Context as _, Result, bail, ensure};
+use ibarr_common::IfIndex;
+use ibarr_common::ib::Gid;
+use ibarr_common::wire::ls::{
+    Answer, Kind, Request, ResolveIp, Seq, SetTimeout, Timeout, messages,
+};
+use nix::errno::Errno;
+
+use self::network::{FAR_V4, FAR_V6, NEAR, Network};
+use self::socket::Socket;
+use crate::report::Report;
+use crate::rtnetlink::Rtnetlink;
+use crate::sys::rdma_cm::{Channel, Event, EventKind, Id};
+
+/// What the caller of `rdma_resolve_addr` is willing to wait. An attempt that ended sooner was not
+/// ended by this.
+const CALLER_TIMEOUT: Duration = Duration::from_mins(1);
+/// How long we wait for what has to come at once, on a machine that does other things too.
+const PATIENCE: Duration = Duration::from_secs(10);
+
+/// See [`Bench::conclude`].
+const NUDGES: u32 = 100;
+const BETWEEN_NUDGES: Duration = Duration::from_millis(100);
+
+/// What the kernel says when it has a GID, see above.
+const TAKEN: i32 = -(Errno::ENODEV as i32);
+const TIMED_OUT: i32 = -(Errno::ETIMEDOUT as i32);
+
+/// The recordings, of other machines, that requests have to be like.
+const RECORDED_V4: &str =
+    include_str!("../../../../ibarr-common/tests/golden/ls-ip-resolve-ipv4-request.hex");
+const RECORDED_V6: &str =
+    include_str!("../../../../ibarr-common/tests/golden/ls-ip-resolve-ipv6-request.hex");
+
+/// `responder` is the command of a daemon that answers.
+pub(crate) fn run(responder: &[String]) -> ExitCode {
+    let mut report = Report::default();
+    let bench = Bench::new();
+    if let Some(bench) = report.claim("a gateway is behind an interface of InfiniBand type", bench)
+    {
+        bench.protocol(&mut report);
+        service::prove(responder, &mut report);
+    }
+    report.end()
+}
+
+struct Bench {
+    rtnetlink: Rtnetlink,
+    network: Network,
+}
+
+impl Bench {
+    fn new() -> Result<Self> {
+        let rtnetlink = Rtnetlink::open()?;
+        let network = Network::up(&rtnetlink)?;
+        Ok(Self { rtnetlink, network })
+    }
+
+    /// What kernel and answers say to each other, step by step.
+    fn protocol(&self, report: &mut Report) {
+        report.claim("without a listener IPv4 is refused at once", is_refused(FAR_V4));
+        report.claim("without a listener IPv6 is refused at once", is_refused(FAR_V6));
+        let Some(socket) = report.claim("we can listen", Socket::open()) else { return };
+        let mut claim = |claim: &str, proof: Result<()>| {
+            // What is left over of one claim is not for the next.
+            report.claim(claim, proof.and_then(|()| socket.drain()));
+        };
+        claim(
+            "an IPv4 request has the recorded bytes, and its answer is taken",
+            self.request_is_as_recorded(&socket, FAR_V4, RECORDED_V4),
+        );
+        claim(
+            "an IPv6 request has the recorded bytes, and its answer is taken",
+            self.request_is_as_recorded(&socket, FAR_V6, RECORDED_V6),
+        );
+        claim("an answer takes effect at the nudge", self.nudge_completes(&socket));
+        claim(
+            "without an answer the request is repeated when the caller's time is over",
+            Self::silence_times_out(&socket),
+        );
+        claim("answers that are wrong are ignored", self.wrong_answers_are_ignored(&socket));
+        claim(
+            "an answer that looks like a request is refused with EPERM",
+            self.answer_as_request_is_refused(&socket),
+        );
+        claim("nothing is asked for a neighbour", Self::neighbour_is_not_asked_for(&socket));
+        claim("the local service time-out can be set", timeout_can_be_set(&socket));
+    }
+
+    fn request_is_as_recorded(&self, socket: &Socket, target: &str, recorded: &str) -> Result<()> {
+        let attempt = Attempt::start(target, CALLER_TIMEOUT)?;
+        let (seq, bytes) = request(socket)?;
+        Report::note(format_args!("request {}", Hex(&bytes)));
+        let Some(Ok(message)) = messages(&bytes).next() else { bail!("no message") };
+        let expected = Request::ResolveIp(ResolveIp {
+            ifindex: self.network.ifindex,
+            target: target.parse()?,
+        });
+        let read = Request::parse(&message)?;
+        ensure!(read == expected, "it was read as {read}");
+        ensure!(expected.emit(seq).as_ref() == bytes, "we would write {:?}", expected.emit(seq));
+        let recorded = renumbered(recorded, seq, self.network.ifindex)?;
+        ensure!(bytes == recorded, "recorded is {}", Hex(&recorded));
+        self.conclude(&attempt, socket, seq)
+    }
+
+    fn nudge_completes(&self, socket: &Socket) -> Result<()> {
+        const WHILE: Duration = Duration::from_millis(300);
+        let attempt = Attempt::start(FAR_V4, CALLER_TIMEOUT)?;
+        let (seq, _) = request(socket)?;
+        socket.send(good_answer(socket, seq)?.as_ref())?;
+        let early = attempt.channel.event(WHILE)?;
+        ensure!(early.is_none(), "it took effect without a nudge: {early:?}");
+        self.conclude(&attempt, socket, seq)
+    }
+
+    fn silence_times_out(socket: &Socket) -> Result<()> {
+        let attempt = Attempt::start(FAR_V4, Duration::from_millis(200))?;
+        let (_, first) = request(socket)?;
+        attempt.ends(TIMED_OUT)?;
+        let (_, last) = request(socket)?;
+        ensure!(first == last, "{} was repeated as {}", Hex(&first), Hex(&last));
+        Ok(())
+    }
+
+    /// That an answer was ignored shows when the next nudge makes the kernel ask again.
+    fn wrong_answers_are_ignored(&self, socket: &Socket) -> Result<()> {
+        let attempt = Attempt::start(FAR_V4, CALLER_TIMEOUT)?;
+        let (seq, first) = request(socket)?;
+        let good = good_answer(socket, seq)?.as_ref().to_vec();
+        let with = |at: usize, bytes: &[u8]| {
+            let mut message = good.clone();
+            message[at..at + bytes.len()].copy_from_slice(bytes);
+            message
+        };
+        let length = |length: u32| length.to_ne_bytes();
+        let wrong = [
+            ("no attribute", [&length(16), &good[4..16]].concat()),
+            ("error flag", with(6, &0x0100_u16.to_ne_bytes())),
+            ("mandatory bit", with(18, &0x2004_u16.to_ne_bytes())),
+            ("8 bytes of GID", [&length(28), &good[4..16], &[12, 0, 4, 0], &good[20..28]].concat()),
+            ("family header", [&length(40), &good[4..16], &length(2), &good[16..]].concat()),
+            ("other number", with(8, &seq.0.wrapping_add(1000).to_ne_bytes())),
+            ("answer to a path request", with(4, &0x1000_u16.to_ne_bytes())),
+        ];
+        for (name, message) in wrong {
+            socket.drain()?;
+            socket.send(&message).context(name)?;
+            let again = self.asked_again(socket).context(name)?;
+            ensure!(again == first, "{name}: another request, {}", Hex(&again));
+            let taken = attempt.channel.event(Duration::ZERO)?;
+            ensure!(taken.is_none(), "{name}: taken, {taken:?}");
+        }
+        self.conclude(&attempt, socket, seq)
+    }
+
+    fn answer_as_request_is_refused(&self, socket: &Socket) -> Result<()> {
+        let attempt = Attempt::start(FAR_V4, CALLER_TIMEOUT)?;
+        let (seq, _) = request(socket)?;
+        let good = good_answer(socket, seq)?;
+        let mut message = good.as_ref().to_vec();
+        message[6..8].copy_from_slice(&1_u16.to_ne_bytes());
+        socket.send(&message)?;
+        let errno = verdict(socket, seq)?;
+        ensure!(errno == -(Errno::EPERM as i32), "the verdict is {errno}");
+        self.conclude(&attempt, socket, seq)
+    }
+
+    /// Answers and nudges until the attempt has ended.
+    ///
+    /// Once is not enough. The kernel sends a request, first and again, before it notes that it
+    /// waits (`rdma_resolve_ip` and `process_one_req` of drivers/infiniband/core/addr.c): what comes
+    /// between is lost, an answer and a nudge alike.
+    fn conclude(&self, attempt: &Attempt, socket: &Socket, seq: Seq) -> Result<()> {
+        for _ in 0..NUDGES {
+            socket.send(good_answer(socket, seq)?.as_ref())?;
+            self.rtnetlink.nudge()?;
+            if let Some(event) = attempt.channel.event(BETWEEN_NUDGES)? {
+                return attempt.is_end(event, TAKEN);
+            }
+        }
+        bail!("the attempt has not ended after {NUDGES} answers and nudges");
+    }
+
+    /// Nudges until the kernel asks again.
+    fn asked_again(&self, socket: &Socket) -> Result<Vec<u8>> {
+        for _ in 0..NUDGES {
+            self.rtnetlink.nudge()?;
+            if let Some(bytes) = socket.receive(BETWEEN_NUDGES)? {
+                return Ok(bytes);
+            }
+        }
+        bail!("not asked again after {NUDGES} nudges");
+    }
+
+    fn neighbour_is_not_asked_for(socket: &Socket) -> Result<()> {
+        let attempt = Attempt::start(NEAR, Duration::from_millis(100))?;
+        // Whether a TUN device can have neighbours is another matter.
+        attempt.channel.event(PATIENCE)?.context("the attempt has not ended")?;
+        let asked = socket.receive(Duration::ZERO)?;
+        ensure!(asked.is_none(), "it was: {}", Hex(&asked.unwrap_or_default()));
+        Ok(())
+    }
+}
+
+/// A call of `rdma_resolve_addr`, which goes with this.
+struct Attempt {
+    channel: Channel,
+    id: Id,
+}
+
+impl Attempt {
+    fn start(target: &str, timeout: Duration) -> Result<Self> {
+        let channel = Channel::open().context("no connection manager")?;
+        let id = start(&channel, target, timeout)?;
+        Ok(Self { channel, id })
+    }
+
+    fn ends(&self, status: i32) -> Result<()> {
+        let event = self.channel.event(PATIENCE)?.context("the attempt has not ended")?;
+        self.is_end(event, status)
+    }
+
+    fn is_end(&self, event: Event, status: i32) -> Result<()> {
+        ensure!(event.id == self.id, "another attempt ended: {event:?}");
+        ensure!(event.kind == EventKind::AddrError && event.status == status, "{event:?}");
+        Ok(())
+    }
+}
+
+fn start(channel: &Channel, target: &str, timeout: Duration) -> Result<Id> {
+    const PORT: u16 = 7471;
+    let target: IpAddr = target.parse()?;
+    let id = channel.create_id().context("no identifier")?;
+    channel.resolve_addr(id, SocketAddr::new(target, PORT), timeout)?;
+    Ok(id)
+}
+
+fn is_refused(target: &str) -> Result<()> {
+    match Attempt::start(target, CALLER_TIMEOUT) {
+        Ok(_) => bail!("the attempt began"),
+        Err(error) => ensure!(
+            errno(&error) == Some(Errno::EADDRNOTAVAIL),
+            error.context("not with EADDRNOTAVAIL")
+        ),
+    }
+    Ok(())
+}
+
+fn timeout_can_be_set(socket: &Socket) -> Result<()> {
+    const ACK: u16 = 0x0004;
+    let seq = Seq(0x1234);
+    let emitted = SetTimeout::new(Timeout::DEFAULT).emit(seq, socket.port_id());
+    let mut message = emitted.as_ref().to_vec();
+    message[6..8].copy_from_slice(&(1 | ACK).to_ne_bytes());
+    socket.send(&message)?;
+    let errno = verdict(socket, seq)?;
+    ensure!(errno == 0, "the verdict is {errno}");
+    Ok(())
+}
+
+/// The next request, and its number.
+fn request(socket: &Socket) -> Result<(Seq, Vec<u8>)> {
+    let bytes = socket.receive(PATIENCE)?.context("the kernel did not ask")?;
+    let message = messages(&bytes).next().context("an empty datagram")??;
+    ensure!(message.kind() == Kind::ResolveIp && message.is_request(), "{}", Hex(&bytes));
+    Ok((message.seq(), bytes))
+}
+
+fn verdict(socket: &Socket, of: Seq) -> Result<i32> {
+    let bytes = socket.receive(PATIENCE)?.context("the kernel has no verdict")?;
+    let message = messages(&bytes).next().context("an empty datagram")??;
+    ensure!(message.seq() == of, "a verdict on {:?}", message.seq());
+    message.errno().with_context(|| format!("no verdict: {}", Hex(&bytes)))
+}
+
+fn good_answer(socket: &Socket, seq: Seq) -> Result<impl AsRef<[u8]>> {
+    let gid: Gid = responder::GID.parse()?;
+    Ok(Answer::Gid(gid).emit(seq, socket.port_id()))
+}
+
+/// A recorded request with the numbers of this run.
+fn renumbered(recorded: &str, seq: Seq, ifindex: IfIndex) -> Result<Vec<u8>> {
+    let digits: String = recorded
+        .lines()
+        .filter(|line| !line.starts_with('#'))
+        .flat_map(|line| line.split_whitespace())
+        .collect();
+    let mut bytes = (0..digits.len() / 2)
+        .map(|at| Ok(u8::from_str_radix(&digits[2 * at..2 * at + 2], 16)?))
+        .collect::<Result<Vec<u8>>>()?;
+    bytes[8..12].copy_from_slice(&seq.0.to_ne_bytes());
+    bytes[16..20].copy_from_slice(&ifindex.get().to_ne_bytes());
+    Ok(bytes)
+}
+
+fn errno(error: &anyhow::Error) -> Option<Errno> {
+    let error: &std::io::Error = error.downcast_ref()?;
+    Some(Errno::from_raw(error.raw_os_error()?))
+}
+
+/// Words of four bytes.
+struct Hex<'a>(&'a [u8]);
+
+impl fmt::Display for Hex<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for (index, word) in self.0.chunks(4).enumerate() {
+            f.write_str(if index == 0 { "" } else { " " })?;
+            word.iter().try_for_each(|byte| write!(f, "{byte:02x}"))?;
+        }
+        Ok(())
+    }
+}

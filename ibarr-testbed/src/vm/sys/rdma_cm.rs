@@ -1,0 +1,165 @@
+// SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
+
+//! The connection manager's character device (include/uapi/rdma/rdma_user_cm.h), as far as it
+//! resolves addresses. librdmacm, which everybody else uses, refuses to work without an HCA.
+
+use std::fs::{File, OpenOptions};
+use std::io;
+use std::net::SocketAddr;
+use std::os::fd::{AsFd as _, AsRawFd as _};
+use std::time::Duration;
+
+use nix::libc;
+use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+
+/// An event channel, and the identifiers that were made on it.
+#[derive(Debug)]
+pub(crate) struct Channel {
+    file: File,
+}
+
+/// What the kernel calls an attempt at a connection.
+#[derive(Clone, Copy, Debug, Eq, Hash, PartialEq)]
+pub(crate) struct Id(u32);
+
+/// What became of an attempt.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub(crate) struct Event {
+    pub(crate) id: Id,
+    pub(crate) kind: EventKind,
+    /// 0, or a negative error number.
+    pub(crate) status: i32,
+}
+
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub(crate) enum EventKind {
+    AddrResolved,
+    AddrError,
+    Other(u32),
+}
+
+const CREATE_ID: u32 = 0;
+const GET_EVENT: u32 = 12;
+const RESOLVE_ADDR: u32 = 21;
+/// `RDMA_PS_TCP`.
+const PORT_SPACE_TCP: u16 = 0x0106;
+/// `IB_QPT_RC`.
+const RELIABLE_CONNECTION: u8 = 2;
+
+impl Channel {
+    /// Opens the device, which rdma_ucm makes.
+    pub(crate) fn open() -> io::Result<Self> {
+        let file = OpenOptions::new().read(true).write(true).open("/dev/infiniband/rdma_cm")?;
+        Ok(Self { file })
+    }
+
+    /// `rdma_create_id`, for connections as of TCP. It goes with the channel.
+    pub(crate) fn create_id(&self) -> io::Result<Id> {
+        let mut response = [0; 4];
+        // struct rdma_ucm_create_id: uid, response, ps, qp_type, 5 reserved. The uid is ours to
+        // choose; the kernel keeps no events for 0.
+        let mut request = [0; 24];
+        request[0] = 1;
+        request[16..18].copy_from_slice(&PORT_SPACE_TCP.to_ne_bytes());
+        request[18] = RELIABLE_CONNECTION;
+        self.command(CREATE_ID, &mut request, Some((8, &mut response)))?;
+        Ok(Id(u32::from_ne_bytes(response)))
+    }
+
+    /// `rdma_resolve_addr`. How it ends, an event tells; that it cannot even begin, this.
+    pub(crate) fn resolve_addr(
+        &self,
+        id: Id,
+        target: SocketAddr,
+        timeout: Duration,
+    ) -> io::Result<()> {
+        let millis = u32::try_from(timeout.as_millis()).map_err(io::Error::other)?;
+        // struct rdma_ucm_resolve_addr: id, timeout_ms, src_size, dst_size, reserved, then source
+        // and destination of 128 bytes each. The source is the kernel's to choose.
+        let mut request = [0; 16 + 2 * 128];
+        let target = socket_address(target);
+        let size = u16::try_from(target.len()).map_err(io::Error::other)?;
+        request[0..4].copy_from_slice(&id.0.to_ne_bytes());
+        request[4..8].copy_from_slice(&millis.to_ne_bytes());
+        request[10..12].copy_from_slice(&size.to_ne_bytes());
+        request[144..144 + target.len()].copy_from_slice(&target);
+        self.command(RESOLVE_ADDR, &mut request, None)
+    }
+
+    /// The next event; `None` if none comes `within` that time.
+    pub(crate) fn event(&self, within: Duration) -> io::Result<Option<Event>> {
+        let mut fds = [PollFd::new(self.file.as_fd(), PollFlags::POLLIN)];
+        let within = PollTimeout::try_from(within).map_err(io::Error::other)?;
+        if poll(&mut fds, within)? == 0 {
+            return Ok(None);
+        }
+        // struct rdma_ucm_get_event: response. struct rdma_ucm_event_resp: uid, id, event, status,
+        // then what we do not read.
+        let mut response = [0; 336];
+        self.command(GET_EVENT, &mut [0; 8], Some((0, &mut response)))?;
+        let word = |at: usize| {
+            let bytes = [response[at], response[at + 1], response[at + 2], response[at + 3]];
+            u32::from_ne_bytes(bytes)
+        };
+        let kind = match word(12) {
+            0 => EventKind::AddrResolved,
+            1 => EventKind::AddrError,
+            other => EventKind::Other(other),
+        };
+        Ok(Some(Event { id: Id(word(8)), kind, status: word(16).cast_signed() }))
+    }
+
+    /// Gives the kernel a command. If it has a response, `request` has 8 bytes for where that goes,
+    /// at the offset given with it.
+    fn command(
+        &self,
+        command: u32,
+        request: &mut [u8],
+        response: Option<(usize, &mut [u8])>,
+    ) -> io::Result<()> {
+        let mut room = 0;
+        if let Some((at, response)) = response {
+            room = response.len();
+            // The kernel writes there, so that the compiler has to know.
+            let address = response.as_mut_ptr().expose_provenance() as u64;
+            request[at..at + 8].copy_from_slice(&address.to_ne_bytes());
+        }
+        let length = |length: usize| u16::try_from(length).map_err(io::Error::other);
+        // struct rdma_ucm_cmd_hdr: cmd, in, out.
+        let mut message = command.to_ne_bytes().to_vec();
+        message.extend(length(request.len())?.to_ne_bytes());
+        message.extend(length(room)?.to_ne_bytes());
+        message.extend_from_slice(request);
+        // SAFETY: the kernel reads `message.len()` bytes of `message`. The only memory it writes
+        // is at the address in `request`, at most `room` bytes (`copy_to_user` of the smaller of
+        // `out` and what it has): those of `response`, which our caller lent us for all of this
+        // function and nobody else refers to.
+        let written =
+            unsafe { libc::write(self.file.as_raw_fd(), message.as_ptr().cast(), message.len()) };
+        if written == -1 { Err(io::Error::last_os_error()) } else { Ok(()) }
+    }
+}
+
+/// `struct sockaddr_in` or `sockaddr_in6`.
+fn socket_address(address: SocketAddr) -> Vec<u8> {
+    let mut bytes = Vec::new();
+    let mut start = |family: i32| {
+        // Both fit.
+        bytes.extend(u16::try_from(family).unwrap_or_default().to_ne_bytes());
+        bytes.extend(address.port().to_be_bytes());
+    };
+    match address {
+        SocketAddr::V4(address) => {
+            start(libc::AF_INET);
+            bytes.extend(address.ip().octets());
+            bytes.extend([0; 8]);
+        }
+        SocketAddr::V6(address) => {
+            start(libc::AF_INET6);
+            bytes.extend(address.flowinfo().to_be_bytes());
+            bytes.extend(address.ip().octets());
+            bytes.extend(address.scope_id().to_ne_bytes());
+        }
+    }
+    bytes
+}

@@ -1,0 +1,55 @@
+// SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
+
+use std::fs::{File, OpenOptions};
+use std::io;
+use std::os::fd::AsRawFd;
+
+use nix::libc;
+
+/// A TUN device: a network interface whose packets a process reads and writes. It vanishes with
+/// this.
+#[derive(Debug)]
+pub(crate) struct Tun {
+    _file: File,
+}
+
+/// `ARPHRD_INFINIBAND`, the type of IPoIB interfaces.
+pub(crate) const INFINIBAND: u16 = 32;
+
+impl Tun {
+    /// Makes an interface called `name` of an `ARPHRD_…` type.
+    ///
+    /// # Errors
+    /// Those of the kernel; `InvalidInput` for a name of more than 15 bytes.
+    pub(crate) fn open(name: &str, link_type: u16) -> io::Result<Self> {
+        let mut ifr_name = [0; libc::IFNAMSIZ];
+        if name.len() >= ifr_name.len() {
+            return Err(io::Error::new(io::ErrorKind::InvalidInput, "interface name too long"));
+        }
+        for (to, from) in ifr_name.iter_mut().zip(name.bytes()) {
+            *to = from.cast_signed();
+        }
+        let flags = (libc::IFF_TUN | libc::IFF_NO_PI).try_into().map_err(io::Error::other)?;
+        let ifr_ifru = libc::__c_anonymous_ifr_ifru { ifru_flags: flags };
+        let request = libc::ifreq { ifr_name, ifr_ifru };
+        let file = OpenOptions::new().read(true).write(true).open("/dev/net/tun")?;
+        // SAFETY: TUNSETIFF reads and writes one `ifreq` at its argument, which is one that nobody
+        // else refers to, and only during the call.
+        unsafe { ioctl::set_interface(file.as_raw_fd(), &raw const request) }?;
+        // SAFETY: TUNSETLINK takes its argument as a number and touches no memory of ours.
+        unsafe { ioctl::set_link_type(file.as_raw_fd(), link_type.into()) }?;
+        Ok(Self { _file: file })
+    }
+}
+
+/// `TUNSETIFF` and `TUNSETLINK` of include/uapi/linux/if_tun.h, which says `int` of both.
+mod ioctl {
+    use nix::libc::{c_int, ifreq};
+
+    nix::ioctl_write_ptr_bad!(
+        set_interface,
+        nix::request_code_write!(b'T', 202, size_of::<c_int>()),
+        ifreq
+    );
+    nix::ioctl_write_int!(set_link_type, b'T', 205);
+}
