@@ -13,7 +13,7 @@ use crate::artifacts::{self, Artifact};
 use crate::ebpf::{self, Toolchain};
 use crate::privilege::Privilege;
 use crate::tools::Toolbox;
-use crate::{fuzz, process, tidy, tools};
+use crate::{fuzz, process, tidy, tools, vm};
 
 pub(super) const LEVELS: &[Level] = &[
     Level {
@@ -57,6 +57,13 @@ pub(super) const LEVELS: &[Level] = &[
         fast: false,
         budget: Duration::from_secs(30),
         run: demo,
+    },
+    Level {
+        name: "vm",
+        what: "stock kernels of Debian in QEMU: what they ask, and what they take for an answer",
+        fast: false,
+        budget: Duration::from_mins(4),
+        run: virtual_machines,
     },
 ];
 
@@ -153,6 +160,15 @@ fn demo(bench: &Bench<'_>) -> Result<Outcome> {
     let mut command = bench.privilege.command(testbed, &[("PATH", &path)]);
     process::run(command.args(["demo", "--once"]))?;
     Ok(Outcome::Passed(Count::default()))
+}
+
+fn virtual_machines(bench: &Bench<'_>) -> Result<Outcome> {
+    let proof = match vm::prove(bench.workspace) {
+        Ok(proof) => proof,
+        Err(lack) => return Ok(Outcome::NotRun(format!("{lack:#}"))),
+    };
+    let passed = u32::try_from(proof?).context("fewer claims than that")?;
+    Ok(Outcome::Passed(Count { passed, ignored: 0 }))
 }
 
 /// The files under `tests/` of the test bed make namespaces and so need root.

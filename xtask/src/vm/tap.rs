@@ -24,6 +24,11 @@ impl Tap {
         }
     }
 
+    /// How many claims hold.
+    pub(super) fn passed(&self) -> usize {
+        self.passed
+    }
+
     /// Whether claims were made, all hold, and none was lost on the way.
     pub(super) fn is_success(&self) -> bool {
         self.passed > 0 && self.failed == 0 && self.plan == Some(self.passed)

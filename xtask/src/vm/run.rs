@@ -1,0 +1,148 @@
+// SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
+
+use std::fs::{self, File};
+use std::io::Write as _;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context as _, Result, bail};
+
+use super::image::{self, Program};
+use super::kernel::{Kernel, Version};
+use super::qemu::{End, Guest};
+use super::tap::Tap;
+use crate::tools::{self, Toolbox};
+use crate::workspace::Workspace;
+
+/// The kernels that scenarios are run on, and QEMU.
+pub(super) struct Machines {
+    toolbox: Toolbox,
+    kernels: Vec<(Version, Kernel)>,
+    /// `target/vm`.
+    directory: PathBuf,
+    /// Two guests at once would write to the same files.
+    _lock: File,
+}
+
+/// A scenario that is ready to be run on any kernel.
+pub(super) struct Prepared {
+    /// Names its files in `target/vm`.
+    pub(super) name: &'static str,
+    pub(super) modules: &'static [&'static str],
+    pub(super) programs: Vec<Program>,
+    /// What the guest runs: a path in it, and arguments.
+    pub(super) command: Vec<String>,
+    /// Whether the command reports with the Test Anything Protocol. Otherwise its status counts.
+    pub(super) reports: bool,
+}
+
+impl Machines {
+    /// Fetches what is not here yet.
+    pub(super) fn fetch(workspace: &Workspace, versions: &[Version]) -> Result<Self> {
+        if !cfg!(target_arch = "x86_64") {
+            bail!("vm: the kernels that we have packages for are for x86_64");
+        }
+        let directory = workspace.target().join("vm");
+        fs::create_dir_all(&directory)
+            .with_context(|| format!("{} cannot be made", directory.display()))?;
+        let lock = File::create(directory.join("lock")).context("target/vm/lock")?;
+        lock.lock().context("target/vm/lock cannot be locked")?;
+        let toolbox = tools::ensure(workspace, &[&tools::QEMU, &tools::XZ])?;
+        let kernels =
+            versions.iter().map(|&version| Ok((version, Kernel::fetch(workspace, version)?)));
+        Ok(Self { toolbox, kernels: kernels.collect::<Result<_>>()?, directory, _lock: lock })
+    }
+
+    /// Runs a scenario on each kernel. Gives how many claims were made, all of which hold.
+    pub(super) fn run(&self, prepared: &Prepared, deadline: Duration) -> Result<usize> {
+        let mut passed = 0;
+        let mut failed = Vec::new();
+        for (version, kernel) in &self.kernels {
+            let run = Run { prepared, version: *version, kernel, directory: &self.directory };
+            match run.start(&self.toolbox, deadline)? {
+                Some(claims) => passed += claims,
+                None => failed.push(version.name()),
+            }
+        }
+        if !failed.is_empty() {
+            bail!("vm: {} failed on {}", prepared.name, failed.join(" and "));
+        }
+        Ok(passed)
+    }
+}
+
+/// A scenario on a kernel.
+struct Run<'a> {
+    prepared: &'a Prepared,
+    version: Version,
+    kernel: &'a Kernel,
+    /// `target/vm`.
+    directory: &'a Path,
+}
+
+impl Run<'_> {
+    /// How many claims it made, if it succeeded; if not, why has been said.
+    fn start(&self, toolbox: &Toolbox, deadline: Duration) -> Result<Option<usize>> {
+        let Prepared { name, modules, programs, command, reports } = self.prepared;
+        let path = toolbox.path()?;
+        let initramfs = self.file("cpio");
+        let modules = self.kernel.modules(modules, &path)?;
+        let command: Vec<_> = command.iter().map(String::as_str).collect();
+        image::write(&initramfs, &modules, programs, &command)?;
+        let (console, said) = (self.file("console.log"), self.file("said.log"));
+        let mut said = File::create(&said).with_context(|| said.display().to_string())?;
+
+        println!("vm: {name} on Linux {}", self.kernel.release);
+        let began = Instant::now();
+        let guest = Guest {
+            kernel: &self.kernel.image,
+            initramfs: &initramfs,
+            init: image::INIT,
+            console: &console,
+            deadline,
+        };
+        let mut tap = Tap::default();
+        let mut unsaved = None;
+        let end = guest.run(&path, &mut |line| {
+            println!("  {line}");
+            tap.line(line);
+            unsaved = unsaved.take().or(writeln!(said, "{line}").err());
+        })?;
+        if let Some(error) = unsaved {
+            return Err(error).context("what the guest said cannot be saved");
+        }
+        let took = began.elapsed().as_secs_f32();
+        let success = end == End::Status(0) && (!reports || tap.is_success());
+        let outcome = match end {
+            End::Status(_) if *reports => tap.to_string(),
+            End::Status(0) => "succeeded".to_owned(),
+            End::Status(status) => format!("failed with status {status}"),
+            End::Deadline => format!("killed, not done after {} s", deadline.as_secs()),
+            End::Died(status) => format!("the guest died (QEMU: {status})"),
+        };
+        println!("vm: {name} on Linux {}: {outcome} ({took:.1} s)", self.kernel.release);
+        if !success {
+            show_end(&console)?;
+            return Ok(None);
+        }
+        Ok(Some(tap.passed()))
+    }
+
+    fn file(&self, kind: &str) -> PathBuf {
+        self.directory.join(format!("{}-{}.{kind}", self.prepared.name, self.version.name()))
+    }
+}
+
+/// Prints the end of a guest's console, where the kernel says why it died.
+fn show_end(console: &Path) -> Result<()> {
+    const LINES: usize = 40;
+    let text = fs::read(console).with_context(|| console.display().to_string())?;
+    let text = String::from_utf8_lossy(&text);
+    let lines: Vec<_> = text.lines().filter(|line| !line.trim().is_empty()).collect();
+    let start = lines.len().saturating_sub(LINES);
+    eprintln!("vm: the end of its console, {}:", console.display());
+    for line in &lines[start..] {
+        eprintln!("  {}", line.trim_end());
+    }
+    Ok(())
+}
