@@ -55,6 +55,10 @@ impl Facts {
         ordered.into_values().copied()
     }
 
+    pub(super) fn in_any_order(&self) -> impl Iterator<Item = &Owned> {
+        self.by_key.values()
+    }
+
     pub(super) fn keys(&self) -> BTreeSet<Key> {
         self.by_key.keys().copied().collect()
     }

@@ -43,10 +43,10 @@ struct Dump {
 }
 
 /// What became of a dump.
-#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+#[derive(Clone, Debug, Eq, PartialEq)]
 pub(super) enum Merged {
-    /// It took effect.
-    Done,
+    /// It took effect, and these are other than before; usually none.
+    Done { links: Vec<IfIndex>, addresses: Vec<AddressId> },
     /// It was thrown away and is needed again.
     Spoiled,
     /// None had been started.
@@ -195,8 +195,8 @@ impl Inventory {
             return Merged::Spoiled;
         }
         dump.addresses.retain(|id, _| !dump.gone_links.contains(&id.ifindex));
-        overrule(&mut dump.links, &mut self.links, &dump.touched_links);
-        overrule(&mut dump.addresses, &mut self.addresses, &dump.touched_addresses);
+        overrule(&mut dump.links, &self.links, &dump.touched_links);
+        overrule(&mut dump.addresses, &self.addresses, &dump.touched_addresses);
         // Entries of the dump and of events can be too many together.
         while dump.links.len() > self.limits.links {
             dump.links.pop_last();
@@ -206,16 +206,22 @@ impl Inventory {
             dump.addresses.pop_last();
             counters.count(Counter::AddressesRefused);
         }
-        self.links = dump.links;
-        self.addresses = dump.addresses;
-        self.on_link = self.addresses.keys().map(|id| (id.ifindex, *id)).collect();
-        self.masters = self
-            .links
-            .values()
-            .filter(|link| matches!(link.bonding, Bonding::Master { .. }))
-            .map(|link| link.ifindex)
-            .collect();
-        Merged::Done
+        let links = differences(&self.links, &dump.links);
+        let addresses = differences(&self.addresses, &dump.addresses);
+        if !links.is_empty() {
+            self.links = dump.links;
+            self.masters = self
+                .links
+                .values()
+                .filter(|link| matches!(link.bonding, Bonding::Master { .. }))
+                .map(|link| link.ifindex)
+                .collect();
+        }
+        if !addresses.is_empty() {
+            self.addresses = dump.addresses;
+            self.on_link = self.addresses.keys().map(|id| (id.ifindex, *id)).collect();
+        }
+        Merged::Done { links, addresses }
     }
 
     fn touch(&mut self, remember: impl FnOnce(&mut Dump) -> bool) {
@@ -231,15 +237,28 @@ impl Inventory {
 }
 
 /// Lets what events said win over what the dump lists.
-fn overrule<K: Copy + Ord, V>(
+fn overrule<K: Copy + Ord, V: Copy>(
     listed: &mut BTreeMap<K, V>,
-    said: &mut BTreeMap<K, V>,
+    said: &BTreeMap<K, V>,
     keys: &BTreeSet<K>,
 ) {
     for key in keys {
-        match said.remove(key) {
-            Some(value) => listed.insert(*key, value),
+        match said.get(key) {
+            Some(value) => listed.insert(*key, *value),
             None => listed.remove(key),
         };
     }
+}
+
+/// The keys that have another value, or one in only one of them.
+fn differences<K: Copy + Ord, V: PartialEq>(
+    before: &BTreeMap<K, V>,
+    now: &BTreeMap<K, V>,
+) -> Vec<K> {
+    if before == now {
+        return Vec::new();
+    }
+    let gone = before.keys().filter(|key| !now.contains_key(key));
+    let other = now.iter().filter(|(key, value)| before.get(key) != Some(value));
+    gone.chain(other.map(|(key, _)| key)).copied().collect()
 }

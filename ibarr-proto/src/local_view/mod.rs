@@ -386,9 +386,16 @@ impl LocalView {
 
     fn finish_dump(&mut self, now: Instant) {
         match self.inventory.finish_dump(&mut self.counters) {
-            Merged::Done => {
+            Merged::Done { links, addresses } => {
                 self.counters.count(Counter::DumpsDone);
                 self.confirmed_at = Some(now);
+                self.serving_due |= !(links.is_empty() && addresses.is_empty());
+                for id in addresses {
+                    self.decide(Key::new(id.address, id.ifindex));
+                }
+                for ifindex in links {
+                    self.decide_link(ifindex);
+                }
             }
             Merged::Spoiled => {
                 self.counters.count(Counter::DumpsSpoiled);
@@ -400,7 +407,6 @@ impl LocalView {
             }
         }
         self.reread.done(now);
-        self.decide_all();
     }
 
     fn decide_all(&mut self) {
@@ -469,7 +475,7 @@ impl LocalView {
     fn decide_served(&self) -> BTreeMap<IfIndex, Served> {
         let answering: BTreeSet<_> = self
             .facts
-            .owned()
+            .in_any_order()
             .filter(|owned| owned.gid.is_some())
             .map(|owned| owned.ifindex)
             .collect();
