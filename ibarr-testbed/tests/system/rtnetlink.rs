@@ -32,6 +32,7 @@ use tokio::runtime::Runtime;
 use tokio::sync::mpsc;
 
 use crate::machine::Machine;
+use crate::tun::{self, Tun};
 
 /// A machine and what the daemon's parts know of it. Nothing of them runs but in [`Node::until`].
 struct Node {
@@ -340,6 +341,25 @@ fn a_link_local_address_is_another_one_on_each_interface() {
     node.answers(&["fe80::1"]);
     assert_eq!(node.view.gid_of(ip("fe80::1"), v0), None);
     assert_eq!(node.view.gid_of(ip("fe80::1"), v1), Some(gid("fe80::1")));
+}
+
+/// The nearest to IPoIB that a kernel without InfiniBand has: the type, but no hardware address.
+#[test]
+fn an_infiniband_interface_without_a_hardware_address_serves_static_gids_alone() {
+    let mut node = Node::new(&["10.1.0.1"]);
+    let tun = Tun::open("ib0", tun::INFINIBAND).unwrap();
+    run("addr add 10.1.0.1/24 dev ib0
+         addr add 10.1.0.2/24 dev ib0");
+    node.until("ib0", |view| view.interfaces().any(|interface| interface.addresses.len() == 2));
+    // Selected by the default filter, so that what keeps it is its state.
+    assert_eq!(node.interface("ib0").gid, Err(NotServed::Down));
+    run("link set ib0 up");
+    node.answers(&["10.1.0.1"]);
+    assert_eq!(node.interface("ib0").gid, Err(NotServed::NoGid));
+    assert!(node.view.is_ours(ip("10.1.0.2")));
+    drop(tun);
+    node.answers(&[]);
+    assert!(!node.view.is_ours(ip("10.1.0.2")));
 }
 
 /// The smallest buffer that the kernel allows, and thousands of changes that nobody reads.
