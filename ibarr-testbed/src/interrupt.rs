@@ -3,30 +3,57 @@
 //! Ctrl-C that does not lose anything: SIGINT, SIGTERM and SIGHUP are read where the program is
 //! ready to clean up, instead of ending it anywhere.
 
+use std::future::poll_fn;
+use std::io::{ErrorKind, Read, Write};
 use std::os::fd::{AsFd, BorrowedFd};
+use std::os::unix::net::UnixStream;
+use std::task::Poll;
+use std::thread;
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
-use nix::sys::signal::{SigSet, Signal};
-use nix::sys::signalfd::{SfdFlags, SignalFd};
+use nix::sys::signal::Signal;
+use tokio::signal::unix::{SignalKind, signal};
 
 /// Where the wish to end arrives.
 #[derive(Debug)]
-pub struct Interrupt(Option<SignalFd>);
+pub struct Interrupt(Option<UnixStream>);
 
 impl Interrupt {
-    /// From now on signals are read through the result. To be called before any thread is started,
-    /// as a thread that does not block a signal dies from it.
+    /// From now on signals are read through the result. They are caught, not blocked: what we
+    /// start inherits neither, and a thread of ours that starts something is no gap.
     ///
     /// # Errors
     /// None that a sound kernel gives.
     pub fn watch() -> Result<Self> {
-        let signals = SigSet::from_iter([Signal::SIGINT, Signal::SIGTERM, Signal::SIGHUP]);
-        signals.thread_block().context("cannot block signals")?;
-        let flags = SfdFlags::SFD_NONBLOCK | SfdFlags::SFD_CLOEXEC;
-        let fd = SignalFd::with_flags(&signals, flags).context("cannot open a signalfd")?;
-        Ok(Self(Some(fd)))
+        let (reader, mut writer) = UnixStream::pair().context("cannot make a pair of sockets")?;
+        reader.set_nonblocking(true).context("cannot set up a socket")?;
+        let runtime = tokio::runtime::Builder::new_current_thread()
+            .enable_io()
+            .build()
+            .context("cannot start a runtime")?;
+        let in_runtime = runtime.enter();
+        let mut signals = Vec::new();
+        for number in [Signal::SIGINT, Signal::SIGTERM, Signal::SIGHUP] {
+            let stream = signal(SignalKind::from_raw(number as i32))
+                .with_context(|| format!("cannot catch {number}"))?;
+            signals.push((number, stream));
+        }
+        drop(in_runtime);
+        thread::spawn(move || {
+            loop {
+                let caught = runtime.block_on(poll_fn(|context| {
+                    let caught = signals.iter_mut().find_map(|(number, stream)| {
+                        stream.poll_recv(context).is_ready().then_some(*number)
+                    });
+                    caught.map_or(Poll::Pending, Poll::Ready)
+                }));
+                // One byte each; nobody reads when the program is about to end.
+                let _ = writer.write_all(&[caught as u8]);
+            }
+        });
+        Ok(Self(Some(reader)))
     }
 
     /// Nothing is watched: signals do what they always do.
@@ -50,6 +77,21 @@ impl Interrupt {
         self.wait(Some(fd), time)
     }
 
+    /// # Errors
+    /// That a signal came.
+    pub fn check(&self) -> Result<()> {
+        let Some(mut reader) = self.0.as_ref() else { return Ok(()) };
+        let mut number = [0];
+        match reader.read_exact(&mut number) {
+            Ok(()) => match Signal::try_from(i32::from(number[0])) {
+                Ok(signal) => bail!("stopped by {signal}"),
+                Err(_) => bail!("stopped by a signal"),
+            },
+            Err(error) if error.kind() == ErrorKind::WouldBlock => Ok(()),
+            Err(error) => Err(error).context("cannot learn of signals"),
+        }
+    }
+
     fn wait(&self, fd: Option<BorrowedFd<'_>>, time: Duration) -> Result<()> {
         let timeout = PollTimeout::try_from(time).unwrap_or(PollTimeout::MAX);
         let watched = self.0.as_ref().map(AsFd::as_fd).into_iter().chain(fd);
@@ -57,18 +99,5 @@ impl Interrupt {
         // EINTR is as good as a time that is over: the caller looks again.
         let _ = poll(&mut fds, timeout);
         self.check()
-    }
-
-    /// # Errors
-    /// That a signal came.
-    pub fn check(&self) -> Result<()> {
-        let Some(fd) = &self.0 else { return Ok(()) };
-        match fd.read_signal().context("cannot read a signalfd")? {
-            Some(info) => {
-                let signal = i32::try_from(info.ssi_signo).ok().and_then(|n| n.try_into().ok());
-                bail!("stopped by {}", signal.map_or("a signal", Signal::as_str))
-            }
-            None => Ok(()),
-        }
     }
 }

@@ -240,10 +240,10 @@ fn run_lab(store: &Store, userns: bool, command: LabCommand) -> Result<ExitCode>
             return Ok(if sound { ExitCode::SUCCESS } else { ExitCode::FAILURE });
         }
         LabCommand::Down { name: Name { name } } => {
-            let _uninterrupted = Interrupt::watch()?;
             if !userns::is_gone(store, &name) {
                 userns::join(store, &name)?;
             }
+            let _uninterrupted = Interrupt::watch()?;
             match Lab::open(store, &name)? {
                 Some(lab) => lab.down()?,
                 None => eprintln!("no lab {name}: nothing to remove"),

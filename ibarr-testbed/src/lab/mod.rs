@@ -26,7 +26,7 @@ use serde::Serialize;
 
 pub use daemon::Files;
 pub use plan::{LabName, Node, NodeName, Plan, Subnet};
-pub use store::{Daemon, Phase, State, Store};
+pub use store::{Daemon, Phase, Process, State, Store};
 
 use crate::interrupt::Interrupt;
 use daemon::Starting;
@@ -148,21 +148,28 @@ impl Lab {
         let node = self.state.plan.nodes.iter().find(|node| node.name == name);
         let node = node.with_context(|| format!("no node {name}"))?.clone();
         if let Some(at) = self.state.daemons.iter().position(|daemon| daemon.node == name) {
-            let daemon = self.state.daemons.remove(at);
-            let _ = kill(Pid::from_raw(daemon.pid.try_into()?), Signal::SIGTERM);
+            let Daemon { process, .. } = self.state.daemons.remove(at);
+            let _ = kill(Pid::from_raw(process.pid.try_into()?), Signal::SIGTERM);
             let deadline = Instant::now() + END_WITHIN;
-            while daemon.is_running() {
+            while process.is_running() {
                 ensure!(Instant::now() < deadline, "{name}: ibarr does not end at SIGTERM");
                 interrupt.sleep(Duration::from_millis(2))?;
                 self.children.retain_mut(|child| !matches!(child.try_wait(), Ok(Some(_))));
             }
         }
         let daemon = Starting::spawn(&node, self.files(&node), &self.state.ibarr)?;
-        self.state.daemons.extend(Daemon::of(name, daemon.pid()));
-        self.directory.write(&self.state)?;
+        self.remember(name, daemon.pid())?;
         let (child, took) = daemon.wait_ready(Instant::now() + READY_WITHIN, interrupt)?;
         self.children.push(child);
         Ok(took)
+    }
+
+    /// In a user namespace a daemon's process id is the only way back to it.
+    fn remember(&mut self, node: NodeName, pid: u32) -> Result<()> {
+        // One that has ended already is told of by who waits for it, with its log.
+        let process = Process::of(pid);
+        self.state.daemons.extend(process.map(|process| Daemon { node, process }));
+        self.directory.write(&self.state)
     }
 
     fn build(&mut self, ip: &Ip, interrupt: &Interrupt) -> Result<()> {
@@ -171,14 +178,11 @@ impl Lab {
         interrupt.check()?;
 
         let mut starting = Vec::new();
-        for node in &self.state.plan.nodes {
-            let files = Files::of(self.directory.path(), node.name);
-            files.create(node)?;
-            let daemon = Starting::spawn(node, files, &self.state.ibarr)?;
-            // One that has ended already is told of below, with its log.
-            self.state.daemons.extend(Daemon::of(node.name, daemon.pid()));
-            // In a user namespace its process id is the only way back to it.
-            self.directory.write(&self.state)?;
+        for node in self.state.plan.nodes.clone() {
+            let files = self.files(&node);
+            files.create(&node)?;
+            let daemon = Starting::spawn(&node, files, &self.state.ibarr)?;
+            self.remember(node.name, daemon.pid())?;
             starting.push(daemon);
         }
         let deadline = Instant::now() + READY_WITHIN;
@@ -299,8 +303,8 @@ impl Status {
                 gid: node.gid.clone(),
                 run_dir: files.run_dir(),
                 log: files.log(),
-                pid: daemon.map(|daemon| daemon.pid),
-                running: daemon.is_some_and(Daemon::is_running),
+                pid: daemon.map(|daemon| daemon.process.pid),
+                running: daemon.is_some_and(|daemon| daemon.process.is_running()),
             }
         });
         Ok(Self {
@@ -342,7 +346,7 @@ impl std::fmt::Display for Status {
 const READY_WITHIN: Duration = Duration::from_secs(20);
 
 /// How long processes are given after SIGTERM, and again after SIGKILL.
-const END_WITHIN: Duration = Duration::from_secs(3);
+const END_WITHIN: Duration = Duration::from_secs(5);
 
 fn build_network(ip: &Ip, plan: &Plan) -> Result<()> {
     let namespaces: Vec<_> = plan.namespaces().map(|name| format!("netns add {name}")).collect();

@@ -15,7 +15,6 @@ use std::thread;
 use anyhow::{Context, Result, bail};
 use nix::mount::{MsFlags, mount};
 use nix::sched::{CloneFlags, setns, unshare};
-use nix::sys::signal::SigSet;
 use nix::unistd::Pid;
 
 /// Where iproute2 keeps the names.
@@ -50,8 +49,6 @@ pub fn inside<T: Send>(namespace: &str, work: impl FnOnce() -> Result<T> + Send)
 pub fn spawn(namespace: &str, command: &mut Command) -> Result<Child> {
     inside(namespace, || {
         show_own_sysfs(namespace)?;
-        // A child inherits what its parent blocks.
-        SigSet::empty().thread_set_mask().context("cannot unblock signals")?;
         command
             .process_group(0)
             .spawn()
@@ -67,7 +64,6 @@ pub fn exec(namespace: &str, command: &mut Command) -> Result<std::convert::Infa
     setns(open(namespace)?, CloneFlags::CLONE_NEWNET)
         .with_context(|| format!("cannot enter namespace {namespace}"))?;
     show_own_sysfs(namespace)?;
-    SigSet::empty().thread_set_mask().context("cannot unblock signals")?;
     let error = command.exec();
     Err(error).with_context(|| format!("cannot run {}", command.get_program().display()))
 }
@@ -190,6 +186,8 @@ impl Ip {
         }
         let mut ip = command
             .args(["-batch", "-"])
+            // Ctrl-C is for us: we have yet to clean up.
+            .process_group(0)
             .stdin(Stdio::piped())
             .stdout(self.lock.try_clone().context("cannot share a lock")?)
             .stderr(Stdio::piped())

@@ -23,6 +23,8 @@ pub struct State {
     v: Version,
     /// How far `up` came.
     pub phase: Phase,
+    /// Who made it: `lab up`, or a demonstration that is still on.
+    pub maker: Option<Process>,
     /// Whether the namespaces live inside a user namespace and end with its last process.
     pub user_namespace: bool,
     /// The daemon's program.
@@ -39,6 +41,7 @@ impl State {
         Self {
             v: Version,
             phase: Phase::Building,
+            maker: Process::of(std::process::id()),
             user_namespace,
             ibarr,
             plan,
@@ -57,21 +60,29 @@ pub enum Phase {
     Up,
 }
 
-/// A process that `up` left behind.
+/// The daemon of a node.
 #[derive(Clone, Copy, Debug, Deserialize, Serialize)]
 pub struct Daemon {
     /// Whose daemon.
     pub node: NodeName,
+    /// Where it runs.
+    #[serde(flatten)]
+    pub process: Process,
+}
+
+/// A process, not to be taken for another.
+#[derive(Clone, Copy, Debug, Deserialize, Serialize)]
+pub struct Process {
     /// Its process id.
     pub pid: u32,
     /// When it started, in clock ticks since boot: tells it from a later process with its id.
     pub start_time: u64,
 }
 
-impl Daemon {
-    /// `None` if the process is gone.
-    pub fn of(node: NodeName, pid: u32) -> Option<Self> {
-        Some(Self { node, pid, start_time: start_time(pid)? })
+impl Process {
+    /// `None` if it is gone.
+    pub fn of(pid: u32) -> Option<Self> {
+        Some(Self { pid, start_time: start_time(pid)? })
     }
 
     /// Whether it is still there.
@@ -235,10 +246,12 @@ impl Directory {
                 Ok(lock) => return Ok(Self { path, lock }),
                 Err((file, _)) => file,
             };
-            ensure!(
-                Instant::now() < patience,
-                "lab {name} is in the hands of another process: wait for it, or end it (Ctrl-C)"
-            );
+            let maker = Self::read_state(&path)?.and_then(|state| state.maker);
+            let maker = maker.filter(|maker| maker.is_running() && maker.pid != std::process::id());
+            if let Some(Process { pid, .. }) = maker {
+                bail!("lab {name} is in the hands of process {pid}: end that first (Ctrl-C there)");
+            }
+            ensure!(Instant::now() < patience, "lab {name} is in the hands of another process");
             std::thread::sleep(Duration::from_millis(5));
         }
     }
@@ -257,8 +270,8 @@ impl Directory {
 
 const STATE_FILE: &str = "lab.json";
 
-/// Longer than the last child of a crashed `up` lives.
-const LOCK_WITHIN: Duration = Duration::from_secs(1);
+/// Longer than the last child of a crashed `up` lives, also on a machine that is very busy.
+const LOCK_WITHIN: Duration = Duration::from_secs(10);
 
 /// The only version of the state file so far.
 #[derive(Debug, Deserialize, Serialize)]

@@ -10,7 +10,7 @@ use nix::unistd::{getegid, geteuid};
 
 use super::netns;
 use super::plan::LabName;
-use super::store::{Daemon, State, Store};
+use super::store::{Process, State, Store};
 
 /// What a lab in a user namespace lacks, for people.
 pub const LACKS: &str = "\
@@ -78,5 +78,6 @@ pub fn is_inside() -> bool {
 }
 
 fn living_process(state: &State) -> Option<u32> {
-    state.daemons.iter().find(|daemon| daemon.is_running()).map(|&Daemon { pid, .. }| pid)
+    let mut processes = state.daemons.iter().map(|daemon| daemon.process);
+    processes.find(Process::is_running).map(|process| process.pid)
 }

@@ -325,7 +325,7 @@ impl Wire {
 
     fn pid(&self, node: &str) -> u32 {
         let daemons = &self.lab.state().daemons;
-        daemons.iter().find(|daemon| daemon.node.to_string() == node).unwrap().pid
+        daemons.iter().find(|daemon| daemon.node.to_string() == node).unwrap().process.pid
     }
 
     fn signal(&self, node: &Node, signal: Signal) {

@@ -11,6 +11,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::{env, fs, process};
 
 use ibarr_testbed::lab::netns;
+use nix::mount::{MsFlags, mount};
 use nix::sched::{CloneFlags, unshare};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::{Pid, geteuid};
@@ -26,6 +27,9 @@ impl Machine {
     pub(crate) fn new() -> Self {
         assert!(geteuid().is_root(), "system tests need root: cargo xtask test uses sudo");
         netns::own_directory().expect("system tests need a mount namespace");
+        // What others mount and unmount meanwhile must not be seen here.
+        let none: Option<&str> = None;
+        mount(none, "/", none, MsFlags::MS_REC | MsFlags::MS_PRIVATE, none).unwrap();
         unshare(CloneFlags::CLONE_NEWNET).expect("system tests need a network namespace");
 
         let marker = format!("{}-{}", process::id(), MADE.fetch_add(1, Ordering::Relaxed));
