@@ -8,18 +8,24 @@
 
 mod ip2gid_client;
 mod ip2gid_codec;
+mod local_view;
 mod ls_codec;
 
 pub use ip2gid_client::ip2gid_client;
 pub use ip2gid_codec::ip2gid_codec;
+pub use local_view::local_view;
 pub use ls_codec::ls_codec;
 
 /// A claim about any bytes.
 pub type Target = fn(&[u8]);
 
 /// Every target, by the name of its binary and its corpus.
-pub const TARGETS: &[(&str, Target)] =
-    &[("ip2gid_client", ip2gid_client), ("ip2gid_codec", ip2gid_codec), ("ls_codec", ls_codec)];
+pub const TARGETS: &[(&str, Target)] = &[
+    ("ip2gid_client", ip2gid_client),
+    ("ip2gid_codec", ip2gid_codec),
+    ("local_view", local_view),
+    ("ls_codec", ls_codec),
+];
 
 /// What a target's binary does without libFuzzer: runs the files named as its arguments.
 ///
