@@ -82,14 +82,14 @@ struct RunArgs {
     #[arg(short, long, value_name = "LEVEL", default_value = "1")]
     level: Level,
     /// Directory of the control socket
-    #[arg(long, value_name = "DIR", default_value = daemon::RUN_DIR)]
+    #[arg(long, value_name = "DIR", env = "IBARR_RUN_DIR", default_value = daemon::RUN_DIR)]
     run_dir: PathBuf,
 }
 
 #[derive(Args, Debug)]
 struct Daemon {
     /// Directory of the daemon's control socket
-    #[arg(long, value_name = "DIR", default_value = daemon::RUN_DIR)]
+    #[arg(long, value_name = "DIR", env = "IBARR_RUN_DIR", default_value = daemon::RUN_DIR)]
     run_dir: PathBuf,
     /// Print one JSON document
     #[arg(long)]
