@@ -242,8 +242,8 @@ fn next_steps(lab: &Lab) -> String {
         "
 The lab stays up until Ctrl-C. In another terminal:
   cargo xtask lab status --name {name}
-  cargo xtask lab exec --name {name} n1 -- sh -c 'ibarr cache --run-dir $IBARR_RUN_DIR'
-  cargo xtask lab exec --name {name} n1 -- sh -c 'ibarr resolve 10.2.0.99 --run-dir $IBARR_RUN_DIR'
+  cargo xtask lab exec --name {name} n1 -- ibarr cache
+  cargo xtask lab exec --name {name} n1 -- ibarr resolve 10.2.0.99
   cargo xtask lab exec --name {name} r -- ip address
 A lab of your own: cargo xtask lab up --nodes 4 --router   (docs/lab.md)
 "
