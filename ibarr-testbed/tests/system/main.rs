@@ -10,6 +10,7 @@ mod demo;
 mod ip2gid;
 mod lab;
 mod machine;
+mod nudge;
 mod rtnetlink;
 
 #[path = "../../src/vm/sys/tun.rs"]

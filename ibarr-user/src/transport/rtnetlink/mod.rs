@@ -4,9 +4,10 @@
 //!
 //! [`Watch`] listens: events and, when asked or after a loss, whole dumps go to the local view, in
 //! the order in which the kernel queued them. [`Routes`] asks which way an address is. Each is one
-//! task with a socket of its own.
+//! task with a socket of its own. [`Nudger`] changes a neighbour entry, on a thread.
 
 mod message;
+mod nudge;
 mod routes;
 mod session;
 mod socket;
@@ -22,6 +23,7 @@ use libc::{RTMGRP_IPV4_IFADDR, RTMGRP_IPV6_IFADDR, RTMGRP_LINK};
 use tokio::sync::mpsc;
 use tokio::time::{Instant, sleep, sleep_until};
 
+pub use self::nudge::{ADDRESS_V4, ADDRESS_V6, NudgeError, Nudger, Place};
 pub use self::routes::{NoRoute, RouteAnswer, Routes};
 use self::session::Session;
 use self::socket::{Received, Socket};

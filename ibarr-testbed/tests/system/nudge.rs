@@ -1,0 +1,162 @@
+// SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
+
+//! What the kernel, and whoever watches its neighbours, sees of a nudge. The kernel's RDMA core is
+//! told of a change in the same breath as the watchers (`neigh_update_notify` in
+//! net/core/neighbour.c).
+
+use std::fs;
+use std::net::IpAddr;
+use std::os::fd::{AsRawFd, OwnedFd};
+use std::process::Command;
+
+use ibarr_common::IfIndex;
+use ibarr_proto::local_view::HwAddr;
+use ibarr_user::transport::rtnetlink::{ADDRESS_V4, ADDRESS_V6, NudgeError, Nudger, Place};
+use nix::errno::Errno;
+use nix::libc;
+use nix::net::if_::if_nametoindex;
+use nix::sys::socket::{
+    AddressFamily, MsgFlags, NetlinkAddr, SockFlag, SockProtocol, SockType, bind, recv, socket,
+};
+
+use crate::machine::Machine;
+
+#[test]
+fn a_nudge_is_seen_by_others_and_leaves_nothing() {
+    let _machine = Machine::new();
+    let (nudger, mut outcomes) = Nudger::start().unwrap();
+    for _ in 0..3 {
+        let watcher = Watcher::new();
+        nudger.nudge(None);
+        outcomes.blocking_recv().unwrap().unwrap();
+        assert_eq!(watcher.created(), [(ADDRESS_V6.into(), 1)]);
+        nothing_is_left();
+    }
+}
+
+#[test]
+fn an_entry_in_the_way_is_removed_and_another_made() {
+    let _machine = Machine::new();
+    let stale = format!("-6 neigh add {ADDRESS_V6} dev lo nud permanent");
+    // A crash's, removed at start without a nudge.
+    ip(&stale);
+    drop(Nudger::start().unwrap());
+    // The thread goes its own way: the next one's start waits for nobody either.
+    let (nudger, mut outcomes) = Nudger::start().unwrap();
+    nudger.nudge(None);
+    outcomes.blocking_recv().unwrap().unwrap();
+    nothing_is_left();
+    // Another daemon's, at this moment.
+    ip(&stale);
+    let watcher = Watcher::new();
+    nudger.nudge(None);
+    outcomes.blocking_recv().unwrap().unwrap();
+    assert_eq!(watcher.created(), [(ADDRESS_V6.into(), 1)]);
+    nothing_is_left();
+}
+
+#[test]
+fn without_ipv6_the_fallback_serves_and_ipv4_is_never_put_on_loopback() {
+    let _machine = Machine::new();
+    ip("link set lo up");
+    ip("link add v0 type veth peer name v1");
+    fs::write("/proc/sys/net/ipv6/conf/all/disable_ipv6", "1").unwrap();
+    fs::write("/proc/sys/net/ipv6/conf/lo/disable_ipv6", "1").unwrap();
+    let (nudger, mut outcomes) = Nudger::start().unwrap();
+    let watcher = Watcher::new();
+    nudger.nudge(None);
+    let error = outcomes.blocking_recv().unwrap().unwrap_err();
+    assert!(matches!(error, NudgeError::NoPlace(Errno::EINVAL)), "{error}");
+    assert_eq!(watcher.created(), []);
+
+    let ifindex = IfIndex::new(if_nametoindex("v0").unwrap()).unwrap();
+    let hwaddr = HwAddr::new(&[2, 0, 0, 0, 0, 1]).unwrap();
+    nudger.nudge(Some(Place { ifindex, hwaddr }));
+    outcomes.blocking_recv().unwrap().unwrap();
+    assert_eq!(watcher.created(), [(ADDRESS_V4.into(), ifindex.get())]);
+    nothing_is_left();
+
+    // An address that no neighbour of this interface can have.
+    let hwaddr = HwAddr::new(&[2; 5]).unwrap();
+    nudger.nudge(Some(Place { ifindex, hwaddr }));
+    let error = outcomes.blocking_recv().unwrap().unwrap_err();
+    assert!(matches!(error, NudgeError::Refused(IpAddr::V4(ADDRESS_V4), Errno::EINVAL)), "{error}");
+    nothing_is_left();
+}
+
+/// Each makes an entry of its own, or the other's would have told nobody of its answers.
+#[test]
+fn two_daemons_at_once_both_nudge() {
+    const EACH: usize = 200;
+    let _machine = Machine::new();
+    let watcher = Watcher::new();
+    let mut created = 0;
+    let mut nudgers = [Nudger::start().unwrap(), Nudger::start().unwrap()];
+    for _ in 0..EACH {
+        for (nudger, _) in &nudgers {
+            nudger.nudge(None);
+        }
+        for (_, outcomes) in &mut nudgers {
+            outcomes.blocking_recv().unwrap().unwrap();
+        }
+        created += watcher.created().len();
+    }
+    assert_eq!(created, nudgers.len() * EACH);
+    nothing_is_left();
+}
+
+/// Hears of every change of a neighbour in this network namespace.
+struct Watcher(OwnedFd);
+
+impl Watcher {
+    fn new() -> Self {
+        let fd = socket(
+            AddressFamily::Netlink,
+            SockType::Raw,
+            SockFlag::SOCK_CLOEXEC | SockFlag::SOCK_NONBLOCK,
+            SockProtocol::NetlinkRoute,
+        )
+        .unwrap();
+        bind(fd.as_raw_fd(), &NetlinkAddr::new(0, libc::RTMGRP_NEIGH.cast_unsigned())).unwrap();
+        Self(fd)
+    }
+
+    /// Address and interface of each entry that has become permanent since the last call.
+    fn created(&self) -> Vec<(IpAddr, u32)> {
+        let mut created = Vec::new();
+        let mut buffer = [0; 4096];
+        loop {
+            match recv(self.0.as_raw_fd(), &mut buffer, MsgFlags::empty()) {
+                Ok(len) => created.extend(permanent(&buffer[..len])),
+                Err(Errno::EAGAIN) => return created,
+                Err(error) => panic!("{error}"),
+            }
+        }
+    }
+}
+
+/// `struct nlmsghdr`, `struct ndmsg`, then attributes of which the first is `NDA_DST`
+/// (`neigh_fill_info`).
+fn permanent(message: &[u8]) -> Option<(IpAddr, u32)> {
+    let number = |at: usize| u16::from_ne_bytes([message[at], message[at + 1]]);
+    let is_permanent = number(4) == libc::RTM_NEWNEIGH && number(24) == libc::NUD_PERMANENT;
+    let address = &message[32..28 + usize::from(number(28))];
+    let address = match address.len() {
+        4 => <[u8; 4]>::try_from(address).unwrap().into(),
+        _ => <[u8; 16]>::try_from(address).unwrap().into(),
+    };
+    is_permanent.then_some((address, u32::from(number(20))))
+}
+
+fn nothing_is_left() {
+    let output = Command::new("ip").args(["neigh", "show", "nud", "all"]).output().unwrap();
+    assert!(output.status.success());
+    let neighbours = String::from_utf8_lossy(&output.stdout);
+    let ours = [ADDRESS_V4.to_string(), ADDRESS_V6.to_string()];
+    assert!(!ours.iter().any(|address| neighbours.contains(address)), "{neighbours}");
+}
+
+fn ip(line: &str) {
+    let output = Command::new("ip").args(line.split(' ')).output().expect("ip(8) is there");
+    assert!(output.status.success(), "ip {line}: {}", String::from_utf8_lossy(&output.stderr));
+}

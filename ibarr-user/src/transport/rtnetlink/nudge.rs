@@ -1,0 +1,227 @@
+// SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
+
+use std::io;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+use std::os::fd::{AsRawFd, OwnedFd};
+use std::sync::mpsc as sync;
+use std::thread;
+
+use ibarr_common::IfIndex;
+use ibarr_proto::local_view::HwAddr;
+use neli::consts::nl::{NlmF, Nlmsg};
+use neli::consts::rtnl::{Nda, Nud, RtAddrFamily, Rtm, Rtn};
+use neli::rtnl::{NdmsgBuilder, RtattrBuilder};
+use nix::errno::Errno;
+use nix::sys::socket::{
+    AddressFamily, MsgFlags, NetlinkAddr, SockFlag, SockProtocol, SockType, recvfrom, sendto,
+    setsockopt, socket, sockopt,
+};
+use nix::sys::time::{TimeVal, TimeValLike};
+use thiserror::Error;
+use tokio::sync::mpsc;
+
+use super::message::{self, ALL_SET};
+
+/// Creates a permanent neighbour entry and deletes it at once, so that the kernel's RDMA core looks
+/// at the answers it has (`netevent_callback` in drivers/infiniband/core/addr.c).
+///
+/// The entry is for [`ADDRESS_V6`] on the loopback interface, which every network namespace has and
+/// nobody sends through. Where IPv6 is off it is for [`ADDRESS_V4`] on an IPoIB interface; never on
+/// the loopback interface, where all IPv4 addresses share one entry, and with it their traffic ends.
+///
+/// It works on a thread of its own: the kernel may let it wait for whoever changes the network.
+#[derive(Debug)]
+pub struct Nudger {
+    orders: sync::SyncSender<Option<Place>>,
+}
+
+/// Of the entries; documentation addresses (RFC 3849, RFC 5737), which no neighbour has. Whoever
+/// watches neighbours has to pass these two over.
+pub const ADDRESS_V6: Ipv6Addr = Ipv6Addr::new(0x2001, 0xdb8, 0x6962, 0x6172, 0x7200, 0, 0, 0x12b7);
+/// See [`ADDRESS_V6`].
+pub const ADDRESS_V4: Ipv4Addr = Ipv4Addr::new(198, 51, 100, 47);
+
+/// An interface that can have a neighbour of IPv4.
+#[derive(Clone, Copy, Debug)]
+pub struct Place {
+    /// Its index.
+    pub ifindex: IfIndex,
+    /// Its own address, which is given to the neighbour: it has the right length.
+    pub hwaddr: HwAddr,
+}
+
+/// Why a nudge failed.
+#[derive(Debug, Error)]
+pub enum NudgeError {
+    /// The kernel could not be talked to.
+    #[error("netlink")]
+    Netlink(#[from] io::Error),
+    /// Neither place will do.
+    #[error("IPv6 is off ({0}), and there is no IPoIB interface to use instead")]
+    NoPlace(Errno),
+    /// The kernel refused.
+    #[error("neighbour entry for {0} refused; the daemon needs CAP_NET_ADMIN")]
+    Refused(IpAddr, #[source] Errno),
+}
+
+impl Nudger {
+    /// Starts the thread, in the network namespace of this one. It ends when the nudger is dropped.
+    /// What a crash has left is removed.
+    ///
+    /// # Errors
+    /// Without a netlink socket or a thread.
+    pub fn start() -> io::Result<(Self, mpsc::Receiver<Result<(), NudgeError>>)> {
+        let mut neighbours = Neighbours::open()?;
+        let (orders, order) = sync::sync_channel(1);
+        // The core has one nudge under way at most.
+        let (outcome, outcomes) = mpsc::channel(1);
+        thread::Builder::new().name("nudge".to_owned()).spawn(move || {
+            // There is nothing to delete but after a crash.
+            drop(neighbours.delete(&Entry::on_loopback()));
+            while let Ok(place) = order.recv() {
+                if outcome.blocking_send(neighbours.nudge(place)).is_err() {
+                    return;
+                }
+            }
+        })?;
+        Ok((Self { orders }, outcomes))
+    }
+
+    /// Nudges; the outcome follows. `fallback` is where, if IPv6 is off.
+    pub fn nudge(&self, fallback: Option<Place>) {
+        // Only if the thread is gone, which takes the process with it.
+        let _ = self.orders.try_send(fallback);
+    }
+}
+
+/// The kernel's neighbour tables.
+struct Neighbours {
+    fd: OwnedFd,
+    seq: u32,
+}
+
+/// A permanent neighbour.
+struct Entry {
+    address: IpAddr,
+    ifindex: IfIndex,
+    hwaddr: Option<HwAddr>,
+}
+
+impl Entry {
+    fn on_loopback() -> Self {
+        // `LOOPBACK_IFINDEX`.
+        Self { address: ADDRESS_V6.into(), ifindex: IfIndex::MIN, hwaddr: None }
+    }
+
+    fn on(place: Place) -> Self {
+        let Place { ifindex, hwaddr } = place;
+        Self { address: ADDRESS_V4.into(), ifindex, hwaddr: Some(hwaddr) }
+    }
+}
+
+impl Neighbours {
+    /// An entry that is there already, left behind or another daemon's, is deleted, and the next
+    /// attempt makes it anew. Another daemon could come between again, but not for ever.
+    const ATTEMPTS: u32 = 4;
+
+    fn open() -> io::Result<Self> {
+        let fd = socket(
+            AddressFamily::Netlink,
+            SockType::Raw,
+            SockFlag::SOCK_CLOEXEC,
+            SockProtocol::NetlinkRoute,
+        )?;
+        // The kernel has answered when a send returns. Should it not, the thread must live on.
+        setsockopt(&fd, sockopt::ReceiveTimeout, &TimeVal::seconds(1))?;
+        Ok(Self { fd, seq: 0 })
+    }
+
+    fn nudge(&mut self, fallback: Option<Place>) -> Result<(), NudgeError> {
+        let entry = Entry::on_loopback();
+        let no_ipv6 = match self.flash(&entry)? {
+            Ok(()) => return Ok(()),
+            Err(Errno::EPERM) => {
+                return Err(NudgeError::Refused(entry.address, Errno::EPERM));
+            }
+            // EINVAL where an administrator has switched it off, EAFNOSUPPORT where the kernel has
+            // none.
+            Err(errno) => errno,
+        };
+        let entry = Entry::on(fallback.ok_or(NudgeError::NoPlace(no_ipv6))?);
+        self.flash(&entry)?.map_err(|errno| NudgeError::Refused(entry.address, errno))
+    }
+
+    /// Creates and deletes the entry with one call, which nothing can come between.
+    fn flash(&mut self, entry: &Entry) -> io::Result<Result<(), Errno>> {
+        let mut created = Err(Errno::EEXIST);
+        for _ in 0..Self::ATTEMPTS {
+            let (create, create_seq) = self.request(entry, Rtm::Newneigh);
+            let (delete, delete_seq) = self.request(entry, Rtm::Delneigh);
+            self.send(&[create, delete].concat())?;
+            created = self.verdict(create_seq)?;
+            // Refused where the entry could not be created, or where somebody else was faster.
+            let _ = self.verdict(delete_seq)?;
+            if created != Err(Errno::EEXIST) {
+                break;
+            }
+        }
+        Ok(created)
+    }
+
+    fn delete(&mut self, entry: &Entry) -> io::Result<Result<(), Errno>> {
+        let (delete, seq) = self.request(entry, Rtm::Delneigh);
+        self.send(&delete)?;
+        self.verdict(seq)
+    }
+
+    fn request(&mut self, entry: &Entry, kind: Rtm) -> (Vec<u8>, u32) {
+        let (family, address) = match entry.address {
+            IpAddr::V4(v4) => (RtAddrFamily::Inet, v4.octets().to_vec()),
+            IpAddr::V6(v6) => (RtAddrFamily::Inet6, v6.octets().to_vec()),
+        };
+        let attribute = |kind, payload: &[u8]| {
+            RtattrBuilder::default().rta_type(kind).rta_payload(payload).build().expect(ALL_SET)
+        };
+        let hwaddr = entry.hwaddr.map(|hwaddr| attribute(Nda::Lladdr, hwaddr.as_bytes()));
+        let message = NdmsgBuilder::default()
+            .ndm_family(family)
+            .ndm_index(entry.ifindex.get().cast_signed())
+            .ndm_state(Nud::PERMANENT)
+            .ndm_type(Rtn::Unspec)
+            .rtattrs([attribute(Nda::Dst, &address)].into_iter().chain(hwaddr).collect())
+            .build()
+            .expect(ALL_SET);
+        let flags = match kind {
+            Rtm::Newneigh => NlmF::ACK | NlmF::CREATE | NlmF::EXCL,
+            _ => NlmF::ACK,
+        };
+        self.seq = self.seq.wrapping_add(1);
+        (message::request(kind, flags, self.seq, message), self.seq)
+    }
+
+    fn send(&self, datagram: &[u8]) -> io::Result<()> {
+        sendto(self.fd.as_raw_fd(), datagram, &NetlinkAddr::new(0, 0), MsgFlags::empty())?;
+        Ok(())
+    }
+
+    /// What the kernel says of the request with `seq`.
+    fn verdict(&self, seq: u32) -> io::Result<Result<(), Errno>> {
+        let mut buffer = [0; 1024];
+        loop {
+            let (len, from) = recvfrom::<NetlinkAddr>(self.fd.as_raw_fd(), &mut buffer)?;
+            // Another process can send to us.
+            if from.is_none_or(|from| from.pid() != 0) {
+                continue;
+            }
+            for frame in message::frames(buffer.get(..len).unwrap_or(&buffer)) {
+                if let Ok(frame) = frame
+                    && frame.kind == u16::from(Nlmsg::Error)
+                    && frame.seq == seq
+                    && let Ok(errno) = frame.errno()
+                {
+                    return Ok(if errno == 0 { Ok(()) } else { Err(Errno::from_raw(errno)) });
+                }
+            }
+        }
+    }
+}
