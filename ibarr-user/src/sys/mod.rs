@@ -8,4 +8,5 @@ pub mod fd;
 pub mod inherited;
 pub mod local_service;
 pub mod peer;
+pub mod timer;
 pub mod udp;

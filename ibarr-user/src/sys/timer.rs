@@ -1,0 +1,89 @@
+// SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
+
+//! An alarm on the clock that the cores live by. The runtime's own timers are coarser than what the
+//! kernel's answers wait for.
+
+use std::io;
+use std::os::fd::{AsFd, OwnedFd};
+
+use ibarr_common::Instant;
+use nix::sys::time::TimeSpec;
+use nix::sys::timerfd::{ClockId, Expiration, TimerFd, TimerFlags, TimerSetTimeFlags};
+use tokio::io::Interest;
+use tokio::io::unix::AsyncFd;
+
+use super::fd;
+
+/// A timerfd of `CLOCK_BOOTTIME`.
+#[derive(Debug)]
+pub struct Timer {
+    alarm: TimerFd,
+    /// The same open file, for the runtime.
+    fd: AsyncFd<OwnedFd>,
+    /// When it goes off, if it is set.
+    set: Option<Instant>,
+}
+
+impl Timer {
+    /// Not set. Must be called within a runtime.
+    ///
+    /// # Errors
+    /// Those of timerfd_create(2).
+    pub fn new() -> io::Result<Self> {
+        let flags = TimerFlags::TFD_NONBLOCK | TimerFlags::TFD_CLOEXEC;
+        let alarm = TimerFd::new(ClockId::CLOCK_BOOTTIME, flags)?;
+        let fd = fd::watch(alarm.as_fd().try_clone_to_owned()?)?;
+        Ok(Self { alarm, fd, set: None })
+    }
+
+    /// It goes off at `at` or, at the price of one vain turn, at an earlier time that was set before.
+    ///
+    /// # Errors
+    /// Those of timerfd_settime(2): none, for a time that is a time.
+    pub fn set(&mut self, at: Option<Instant>) -> io::Result<()> {
+        if let Some(at) = at
+            && self.set.is_none_or(|set| at < set)
+        {
+            // Zero would unset it.
+            let since_boot = at.max(Instant::from_nanos(1)).since(Instant::BOOT);
+            let expiration = Expiration::OneShot(TimeSpec::from_duration(since_boot));
+            self.alarm.set(expiration, TimerSetTimeFlags::TFD_TIMER_ABSTIME)?;
+            self.set = Some(at);
+        }
+        Ok(())
+    }
+
+    /// Waits until it goes off. May be dropped at any time.
+    ///
+    /// # Errors
+    /// Only if the runtime is being shut down.
+    pub async fn expired(&mut self) -> io::Result<()> {
+        let alarm = &self.alarm;
+        self.fd.async_io(Interest::READABLE, |_| Ok(alarm.wait()?)).await?;
+        self.set = None;
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+    use crate::sys::clock;
+
+    #[tokio::test(flavor = "current_thread")]
+    async fn it_goes_off_at_its_time_and_not_before() {
+        let mut timer = Timer::new().unwrap();
+        let begun = clock::now();
+        timer.set(Some(begun + Duration::from_mins(1))).unwrap();
+        timer.set(Some(begun + Duration::from_millis(3))).unwrap();
+        // An earlier one stays.
+        timer.set(Some(begun + Duration::from_mins(1))).unwrap();
+        timer.expired().await.unwrap();
+        assert!(clock::now() >= begun + Duration::from_millis(3));
+        // Set again, and in the past.
+        timer.set(Some(Instant::BOOT)).unwrap();
+        timer.expired().await.unwrap();
+    }
+}
