@@ -350,6 +350,11 @@ impl LocalView {
         })
     }
 
+    /// The IPoIB interface with the lowest index, whatever the filter says of it.
+    pub fn first_ipoib(&self) -> Option<&Link> {
+        self.inventory.links().find(|link| link.own_gid().is_some())
+    }
+
     /// Names and globs of the configuration that no interface has now.
     pub fn unmatched_patterns(&self) -> impl Iterator<Item = &Pattern> {
         self.config

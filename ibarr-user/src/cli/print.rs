@@ -75,6 +75,12 @@ fn status(status: &Status) {
         };
         line(&format!("server {}    UDP port {}, {state}", server.family, server.port));
     }
+    let kernel = &status.local_service;
+    let nudges = format!("nudges {}", kernel.nudges);
+    match &kernel.blocked {
+        None => line(&format!("kernel         asks us, {} waiting, {nudges}", kernel.waiting)),
+        Some(reason) => line(&format!("kernel         does not ask us: {reason}")),
+    }
     for interface in &status.interfaces {
         let gid = interface.gid.as_deref().unwrap_or("no GID");
         line(&format!("interface {} (index {}): {gid}", interface.name, interface.ifindex));

@@ -12,6 +12,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use ibarr_common::ib::Gid;
+use ibarr_common::wire::ls::Timeout;
 use ibarr_proto::ip2gid::client::{self, Settings, SourceCheck};
 use ibarr_proto::ip2gid::{Prefix, Prefixes};
 use ibarr_proto::local_service;
@@ -87,7 +88,7 @@ impl Config {
                     interfaces: interfaces(root),
                     static_gids: static_gids(root),
                 },
-                local_service: local_service::Config::default(),
+                local_service: local_service(root),
             }
         })
     }
@@ -123,6 +124,18 @@ fn client(root: &mut Table<'_>, udp_port: NonZeroU16, source_check: SourceCheck)
     })
 }
 
+fn local_service(root: &mut Table<'_>) -> local_service::Config {
+    let default = local_service::Config::default();
+    local_service::Config {
+        nudge: root.value("nudge", default.nudge, switch),
+        timeout: root.value("local-service-timeout", default.timeout, |value| {
+            let timeout = duration(value)?;
+            let millis = u32::try_from(timeout.as_millis()).ok();
+            millis.and_then(Timeout::from_millis).ok_or_else(|| "must be 100ms to 200s".to_owned())
+        }),
+    }
+}
+
 fn interfaces(root: &mut Table<'_>) -> InterfaceFilter {
     let names = root.list("interfaces", Vec::new(), |value| {
         let name = value.text("ib0")?;
@@ -153,6 +166,10 @@ fn source_check(value: Value<'_>) -> Result<SourceCheck, String> {
         "strict" => Ok(SourceCheck::Strict),
         other => Err(format!("is {other:?}; it can be \"msg-id\" or \"strict\"")),
     }
+}
+
+fn switch(value: Value<'_>) -> Result<bool, String> {
+    value.switch()
 }
 
 fn duration(value: Value<'_>) -> Result<Duration, String> {
@@ -191,9 +208,11 @@ mod tests {
         assert_eq!(config.client, client::Config::default());
         assert_eq!(config.allow, default.allow);
         assert_eq!(config.view, default.view);
+        assert_eq!(config.local_service, default.local_service);
+        assert_eq!(config.local_service, local_service::Config::default());
         // Every key is there: without its "key =" a line of the default's rendering would differ.
         let keys = text.lines().filter(|line| !line.starts_with('#') && line.contains(" = "));
-        assert_eq!(keys.count(), 18);
+        assert_eq!(keys.count(), 20);
     }
 
     #[test]
@@ -203,6 +222,8 @@ mod tests {
              interfaces = [\"ib*\"]\n\
              allow = [\"10.0.0.0/8\", \"fd00::/8\"]\n\
              source-check = \"strict\"\n\
+             nudge = false\n\
+             local-service-timeout = \"500ms\"\n\
              [client]\n\
              resends = [\"30ms\", \"1s\"]\n\
              [[static-gid]]\n\
@@ -214,6 +235,8 @@ mod tests {
         assert_eq!(settings.udp_port.get(), 5000);
         assert_eq!(settings.source_check, SourceCheck::Strict);
         assert_eq!(settings.resends, [Duration::from_millis(30), Duration::from_secs(1)]);
+        let timeout = Timeout::from_millis(500).unwrap();
+        assert_eq!(config.local_service, local_service::Config { nudge: false, timeout });
         assert!(config.allow.contains("10.1.2.3".parse().unwrap()));
         assert!(!config.allow.contains("192.0.2.1".parse().unwrap()));
         let gid = config.view.static_gids.lookup("10.2.0.5".parse().unwrap());
@@ -229,6 +252,8 @@ allow = [
   \"10.0.0.1/8\",
 ]
 source-check = \"lax\"
+nudge = \"yes\"
+local-service-timeout = \"99ms\"
 [client]
 deadline = \"3x\"
 cache_ttl = \"60s\"
@@ -248,14 +273,16 @@ gid = \"::\"
             "line 4: allow \"10.0.0.1/8\" is wrong: 10.0.0.1/8 has bits set after the prefix, write \
              10.0.0.0/8, or 10.0.0.1 for that address alone; write it like \"10.0.0.0/8\"",
             "line 6: source-check is \"lax\"; it can be \"msg-id\" or \"strict\"",
-            "line 8: client.deadline \"3x\" is no duration: unknown time unit \"x\", supported \
+            "line 7: nudge must be true or false, without quotes",
+            "line 8: local-service-timeout must be 100ms to 200s",
+            "line 10: client.deadline \"3x\" is no duration: unknown time unit \"x\", supported \
              units: ns, us/µs, ms, sec, min, hours, days, weeks, months, years (and few variations); \
              write it like \"20ms\" or \"3s\"",
-            "line 9: client.cache_ttl is not a key of ibarr; did you mean \"cache-ttl\"?",
-            "line 10: static-gid.gid is missing: write gid = \"fe80::2:c903:0:201\"",
-            "line 12: static GID for 127.0.0.1: write a unicast address that an interface of this \
+            "line 11: client.cache_ttl is not a key of ibarr; did you mean \"cache-ttl\"?",
+            "line 12: static-gid.gid is missing: write gid = \"fe80::2:c903:0:201\"",
+            "line 14: static GID for 127.0.0.1: write a unicast address that an interface of this \
              machine has",
-            "line 17: static-gid.gid \"::\" is wrong: the zero GID and multicast GIDs do not name a \
+            "line 19: static-gid.gid \"::\" is wrong: the zero GID and multicast GIDs do not name a \
              port; write it like \"fe80::2:c903:0:201\"",
         ];
         assert_eq!(mistakes(text), expected);

@@ -228,6 +228,11 @@ impl<'a> Value<'a> {
             .map_err(|error| format!("{text:?} is wrong: {error}; write it like {example:?}"))
     }
 
+    /// Whether something is on.
+    pub(super) fn switch(self) -> Result<bool, String> {
+        self.0.as_bool().ok_or_else(|| "must be true or false, without quotes".to_owned())
+    }
+
     /// A whole number within `range`.
     pub(super) fn number<T>(self, range: std::ops::RangeInclusive<T>) -> Result<T, String>
     where

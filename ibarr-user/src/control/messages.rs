@@ -226,6 +226,8 @@ pub struct Status {
     pub config: Option<String>,
     /// The servers of the ip2gid port.
     pub servers: Vec<ServerStatus>,
+    /// How the kernel is answered.
+    pub local_service: LocalServiceStatus,
     /// Every interface that was considered.
     pub interfaces: Vec<InterfaceStatus>,
     /// Questions that wait for a peer now.
@@ -234,6 +236,34 @@ pub struct Status {
     pub cached: usize,
     /// What is amiss and how to mend it; empty if all is well.
     pub warnings: Vec<String>,
+}
+
+/// The socket to the kernel's RDMA core.
+#[derive(Clone, Debug, Deserialize, Eq, PartialEq, Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub struct LocalServiceStatus {
+    /// `open`, `inherited` or `closed`.
+    pub state: String,
+    /// Why the kernel does not ask us; absent if it does.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub blocked: Option<String>,
+    /// Address requests that wait for an answer now.
+    pub waiting: usize,
+    /// `on`, `off` or `failing`.
+    pub nudges: String,
+    /// Others who hear the kernel's requests.
+    pub listeners: Vec<ListenerStatus>,
+}
+
+/// A process that hears the kernel's requests.
+#[derive(Clone, Debug, Deserialize, Eq, PartialEq, Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub struct ListenerStatus {
+    /// The process; absent if it cannot be seen.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub pid: Option<u32>,
+    /// Its name.
+    pub name: String,
 }
 
 /// One server socket.

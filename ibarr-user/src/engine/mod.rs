@@ -12,13 +12,14 @@ use std::io;
 use std::os::fd::OwnedFd;
 use std::path::PathBuf;
 use std::sync::Arc;
+use std::time::Duration;
 
 use ibarr_common::Instant;
 use ibarr_proto::ip2gid::client::{self, Client};
 use ibarr_proto::ip2gid::server::{self, Server};
 use ibarr_proto::ip2gid::{Family, Question};
 use ibarr_proto::local_service::{self, LocalService, Sender};
-use ibarr_proto::local_view::{self, LocalView};
+use ibarr_proto::local_view::{self, Link, LocalView};
 use ibarr_proto::resolver::{self, Resolver};
 use rand_chacha::ChaCha12Rng;
 use sd_notify::NotifyState;
@@ -34,10 +35,11 @@ use crate::control::server::Ask;
 use crate::daemon::{Command, RunOptions, Signals, tell_systemd};
 use crate::sys::clock;
 use crate::sys::local_service::Received;
+use crate::sys::timer::Timer;
 use crate::sys::udp::Source;
 use crate::transport::local_service as ls;
 use crate::transport::queries::{Datagram, Sockets};
-use crate::transport::rtnetlink::{self, RouteAnswer};
+use crate::transport::rtnetlink::{self, NudgeError, Nudger, Place, RouteAnswer};
 use crate::transport::server::{Batch, Reply, State};
 use crate::transport::{self, Counters};
 
@@ -71,6 +73,12 @@ pub struct Engine {
     watch: rtnetlink::Watch,
     routes: rtnetlink::Routes,
     local_service: ls::LocalService,
+    nudger: Nudger,
+    /// Why the last nudge failed, if it did.
+    nudge_failure: Option<String>,
+    timer: Timer,
+    /// Set by a signal.
+    ends_at: Option<Instant>,
     inputs: Inputs,
     counters: Arc<Counters>,
 }
@@ -79,6 +87,7 @@ pub struct Engine {
 struct Inputs {
     view: mpsc::Receiver<local_view::Input>,
     routes: mpsc::Receiver<RouteAnswer>,
+    nudged: mpsc::Receiver<Result<(), NudgeError>>,
     batches: mpsc::Receiver<Batch>,
     /// Kept open for servers that are started anew.
     batch_sender: mpsc::Sender<Batch>,
@@ -100,6 +109,7 @@ enum Input {
     Queries(Batch),
     Datagram(Datagram),
     LocalService(ls::Event),
+    Nudged(Result<(), NudgeError>),
     Ask(Ask),
     Command(Command),
     /// The time has come that a core asked for.
@@ -112,6 +122,12 @@ const INPUTS_PER_TURN: usize = 64;
 
 /// Requests of the kernel that are read in one turn: more than a burst has in practice.
 const REQUESTS_PER_TURN: usize = 256;
+
+/// Time for what is to be done after a signal: for the kernel, not for peers.
+const LAST_WORDS: Duration = Duration::from_secs(1);
+
+/// Turns of reading then: more than the socket's buffer holds.
+const READS_AT_END: usize = 128;
 
 /// The longest request has 160 bytes, and the kernel sends each alone.
 const REQUEST_BUFFER: usize = 4096;
@@ -126,6 +142,7 @@ impl Engine {
         let counters = Arc::new(Counters::default());
         let (watch, view) = rtnetlink::Watch::start(Arc::clone(&counters))?;
         let (routes, route_answers) = rtnetlink::Routes::start(Arc::clone(&counters))?;
+        let (nudger, outcomes) = Nudger::start()?;
         let (batch_sender, batches) = mpsc::channel(transport::BATCHES);
         let (datagram_sender, datagrams) = mpsc::channel(transport::DATAGRAMS);
         let mut engine = Self {
@@ -142,7 +159,18 @@ impl Engine {
             watch,
             routes,
             local_service: ls::LocalService::start(local_service, Arc::clone(&counters)),
-            inputs: Inputs { view, routes: route_answers, batches, batch_sender, datagrams },
+            nudger,
+            nudge_failure: None,
+            timer: Timer::new()?,
+            ends_at: None,
+            inputs: Inputs {
+                view,
+                routes: route_answers,
+                nudged: outcomes,
+                batches,
+                batch_sender,
+                datagrams,
+            },
             counters,
             options,
             file,
@@ -165,14 +193,13 @@ impl Engine {
     ) {
         let mut ready = Some(ready);
         self.drain(clock::now());
-        loop {
+        while !self.has_ended() {
             let input = self.next(&mut asks, &mut signals).await;
             let now = clock::now();
             let mut next = Some(input);
             for _ in 0..INPUTS_PER_TURN {
                 match next {
                     None => break,
-                    Some(Input::Command(Command::End)) => return,
                     Some(input) => self.handle(now, input),
                 }
                 next = self.inputs.poll();
@@ -192,14 +219,10 @@ impl Engine {
 
     /// Waits for the next thing to happen.
     async fn next(&mut self, asks: &mut mpsc::Receiver<Ask>, signals: &mut Signals) -> Input {
-        let due = [self.view.poll_timeout(), self.resolver.poll_timeout()];
-        let due = due.into_iter().flatten().min();
-        let timeout = async {
-            match due {
-                Some(due) => tokio::time::sleep(due.since(clock::now())).await,
-                None => pending().await,
-            }
-        };
+        let due = [self.view.poll_timeout(), self.resolver.poll_timeout(), self.ends_at];
+        if let Err(error) = self.timer.set(due.into_iter().flatten().min()) {
+            error!(%error, "the timer cannot be set");
+        }
         let not_yet_serving = self.servers.iter_mut().find(|server| !server.has_started());
         let serving = async {
             match not_yet_serving {
@@ -214,9 +237,10 @@ impl Engine {
             Some(answer) = self.inputs.routes.recv() => Input::Route(answer),
             Some(datagram) = self.inputs.datagrams.recv() => Input::Datagram(datagram),
             Some(batch) = self.inputs.batches.recv() => Input::Queries(batch),
+            Some(outcome) = self.inputs.nudged.recv() => Input::Nudged(outcome),
             event = self.local_service.next() => Input::LocalService(event),
             Some(ask) = asks.recv() => Input::Ask(ask),
-            () = timeout => Input::Timeout,
+            _ = self.timer.expired() => Input::Timeout,
             () = serving => Input::Timeout,
         }
     }
@@ -239,6 +263,11 @@ impl Engine {
                 self.resolver.handle_input(now, input);
             }
             Input::LocalService(event) => self.serve_kernel(now, event),
+            Input::Nudged(outcome) => {
+                let done = outcome.is_ok();
+                self.tell_resolver(now, local_service::Input::Nudged { done });
+                self.note_nudge(outcome);
+            }
             Input::Ask(Ask { request, answer }) => match request {
                 Request::Resolve { addresses } => {
                     for (id, address) in self.asks.add(now, addresses, answer) {
@@ -256,7 +285,8 @@ impl Engine {
                     error!("not reloaded, the old configuration stays:\n{}", failure.message);
                 }
             }
-            Input::Command(Command::End) | Input::Timeout => {}
+            Input::Command(Command::End) => self.end(now),
+            Input::Timeout => {}
         }
     }
 
@@ -288,15 +318,14 @@ impl Engine {
                 local_service::Transmit::Message(message) => {
                     self.local_service.send(message.as_ref());
                 }
-                // To come.
                 local_service::Transmit::Nudge => {
-                    self.tell_resolver(now, local_service::Input::Nudged { done: false });
+                    let place = |link: &Link| Place { ifindex: link.ifindex, hwaddr: link.hwaddr };
+                    self.nudger.nudge(self.view.first_ipoib().map(place));
                 }
             }
         }
     }
 
-    /// Reads what the kernel asks, but leaves others their turn.
     fn serve_kernel(&mut self, now: Instant, event: ls::Event) {
         match event {
             ls::Event::Opened(port_id) => {
@@ -304,26 +333,53 @@ impl Engine {
             }
             ls::Event::Writable => self.local_service.flush(),
             ls::Event::Readable => {
-                let mut buffer = [0; REQUEST_BUFFER];
-                for _ in 0..REQUESTS_PER_TURN {
-                    let input = match self.local_service.receive(&mut buffer) {
-                        Received::Datagram { len, from_kernel } => local_service::Input::Datagram {
-                            sender: if from_kernel { Sender::Kernel } else { Sender::Other },
-                            bytes: buffer.get(..len).unwrap_or(&buffer),
-                            cut: len > REQUEST_BUFFER,
-                        },
-                        Received::Overrun => local_service::Input::Overrun,
-                        Received::Drained => {
-                            return self.tell_resolver(now, local_service::Input::Drained);
-                        }
-                        Received::Closed => {
-                            return self.tell_resolver(now, local_service::Input::Closed);
-                        }
-                    };
-                    self.tell_resolver(now, input);
-                }
+                self.read_kernel(now);
             }
         }
+    }
+
+    /// Reads what the kernel asks, but leaves others their turn; whether that was all.
+    fn read_kernel(&mut self, now: Instant) -> bool {
+        let mut buffer = [0; REQUEST_BUFFER];
+        for _ in 0..REQUESTS_PER_TURN {
+            let input = match self.local_service.receive(&mut buffer) {
+                Received::Datagram { len, from_kernel } => local_service::Input::Datagram {
+                    sender: if from_kernel { Sender::Kernel } else { Sender::Other },
+                    bytes: buffer.get(..len).unwrap_or(&buffer),
+                    cut: len > REQUEST_BUFFER,
+                },
+                Received::Overrun => local_service::Input::Overrun,
+                Received::Drained => local_service::Input::Drained,
+                Received::Closed => local_service::Input::Closed,
+            };
+            let is_all =
+                matches!(input, local_service::Input::Drained | local_service::Input::Closed);
+            self.tell_resolver(now, input);
+            if is_all {
+                return true;
+            }
+        }
+        false
+    }
+
+    /// What the kernel has asked by now is answered where the answer is known, and its time-out is
+    /// given back. Whoever cannot wait for that sends a second signal.
+    fn end(&mut self, now: Instant) {
+        let ends_at = if self.ends_at.is_some() { now } else { now + LAST_WORDS };
+        self.ends_at = Some(ends_at);
+        // Not for ever, should somebody ask faster than we read.
+        for _ in 0..READS_AT_END {
+            if self.read_kernel(now) {
+                break;
+            }
+        }
+        self.tell_resolver(now, local_service::Input::Stop);
+    }
+
+    fn has_ended(&self) -> bool {
+        self.ends_at.is_some_and(|ends_at| {
+            self.resolver.local_service().is_idle() || ends_at <= clock::now()
+        })
     }
 
     fn tell_resolver(&mut self, now: Instant, input: local_service::Input<'_>) {
@@ -413,6 +469,7 @@ impl Engine {
         self.view.reconfigure(config.view.clone());
         self.server.reconfigure(config.allow.clone());
         self.resolver.client_mut().reconfigure(now, config.client.clone());
+        self.resolver.local_service_mut().reconfigure(config.local_service);
         let port = |config: &Config| config.client.settings().udp_port;
         let moved = port(&config) != port(&self.config);
         self.config = config;

@@ -10,10 +10,17 @@ use ibarr_proto::counters;
 use ibarr_proto::ip2gid::client::Cached;
 use ibarr_proto::ip2gid::{Family, Question};
 use ibarr_proto::local_view::{Event, Interface};
-use tracing::{debug, info};
+use nix::errno::Errno;
+use tracing::{debug, info, warn};
 
 use super::Engine;
-use crate::control::messages::{CacheEntry, InterfaceStatus, ServerStatus, Status};
+use crate::causes::chain;
+use crate::control::messages::{
+    CacheEntry, InterfaceStatus, ListenerStatus, LocalServiceStatus, ServerStatus, Status,
+};
+use crate::transport::listeners::Listener;
+use crate::transport::local_service as ls;
+use crate::transport::rtnetlink::NudgeError;
 use crate::transport::server::State;
 
 /// A change of what this node answers.
@@ -33,6 +40,19 @@ pub(super) fn log(event: &Event) {
 }
 
 impl Engine {
+    /// Said when it changes.
+    pub(super) fn note_nudge(&mut self, outcome: Result<(), NudgeError>) {
+        let failure = outcome.err().map(|error| chain(&error));
+        if self.nudge_failure != failure {
+            if let Some(failure) = &failure {
+                warn!("nudges fail: {failure}");
+            } else {
+                info!("nudges work again");
+            }
+            self.nudge_failure = failure;
+        }
+    }
+
     pub(super) fn status(&self, now: Instant) -> Status {
         let load = self.resolver.client().load();
         let servers: Vec<_> = self
@@ -59,9 +79,34 @@ impl Engine {
             config: self.file.as_ref().map(|file| file.display().to_string()),
             warnings: self.warnings(&servers),
             servers,
+            local_service: self.local_service_status(),
             interfaces: self.view.interfaces().map(|link| interface(&link)).collect(),
             pending: load.flights,
             cached: load.cached,
+        }
+    }
+
+    fn local_service_status(&self) -> LocalServiceStatus {
+        let (state, blocked) = match self.local_service.status() {
+            ls::Status::Open => ("open", None),
+            ls::Status::Inherited => ("inherited", None),
+            ls::Status::Closed(reason) => ("closed", Some(reason)),
+        };
+        let nudges = match &self.nudge_failure {
+            _ if !self.config.local_service.nudge => "off",
+            Some(_) => "failing",
+            None => "on",
+        };
+        let listener = |listener: Listener| {
+            let Listener { pid, name } = listener;
+            ListenerStatus { pid, name }
+        };
+        LocalServiceStatus {
+            state: state.to_owned(),
+            blocked,
+            waiting: self.resolver.local_service().load().waiting,
+            nudges: nudges.to_owned(),
+            listeners: self.local_service.listeners().into_iter().map(listener).collect(),
         }
     }
 
@@ -86,6 +131,7 @@ impl Engine {
         let mut counts = BTreeMap::new();
         add(&mut counts, "ip2gid.server", self.server.counters());
         add(&mut counts, "ip2gid.client", self.resolver.client().counters());
+        add(&mut counts, "local-service", self.resolver.local_service().counters());
         add(&mut counts, "local-view", self.view.counters());
         counts.extend(self.counters.iter().map(|(name, count)| (name.to_string(), count)));
         counts
@@ -107,6 +153,7 @@ impl Engine {
                 Some(format!("peers are not answered over {}: {reason}", server.family))
             })
             .collect();
+        warnings.extend(self.local_service_warnings());
         warnings.extend(self.view.unmatched_patterns().map(|pattern| {
             format!("interfaces: no interface is called {pattern} (yet): is it spelt right?")
         }));
@@ -123,6 +170,36 @@ impl Engine {
                     .to_owned(),
             );
         }
+        warnings
+    }
+
+    fn local_service_warnings(&self) -> Vec<String> {
+        let mut warnings = Vec::new();
+        if let Some(errno) = self.resolver.local_service().refusal() {
+            warnings.push(match Errno::from_raw(-errno) {
+                Errno::EPERM => "the kernel refuses our answers: run the daemon with \
+                                 CAP_NET_ADMIN of the machine"
+                    .to_owned(),
+                Errno::EINVAL => "the kernel refuses our answers: run the daemon in the network \
+                                  namespace of the machine"
+                    .to_owned(),
+                errno => format!("the kernel refuses our answers: {errno}"),
+            });
+        }
+        if let Some(failure) = &self.nudge_failure
+            && self.config.local_service.nudge
+        {
+            warnings.push(format!(
+                "rdma_resolve_addr waits for its whole time-out, because nudges fail: {failure}"
+            ));
+        }
+        warnings.extend(self.local_service.listeners().iter().map(|Listener { pid, name }| {
+            let pid = pid.map_or(String::new(), |pid| format!(" (pid {pid})"));
+            format!(
+                "{name}{pid} hears the kernel's requests as well, and whoever answers first is \
+                 believed: stop it (systemctl disable --now ibacm.service ibacm.socket)"
+            )
+        }));
         warnings
     }
 }

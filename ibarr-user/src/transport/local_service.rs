@@ -13,12 +13,14 @@ use std::time::Duration;
 
 use ibarr_common::wire::ls::PortId;
 use nix::errno::Errno;
+use tokio::sync::watch;
 use tokio::time::{Instant, sleep_until};
 use tracing::{debug, info, warn};
 
+use super::listeners::{self, Listener};
 use super::{Counter, Counters};
 use crate::causes::chain;
-use crate::sys::local_service::{Received, Socket};
+use crate::sys::local_service::{Peer, Received, Socket};
 
 /// See the [module](self).
 #[derive(Debug)]
@@ -32,7 +34,7 @@ pub struct LocalService {
 
 #[derive(Debug)]
 enum State {
-    Open(Socket),
+    Open(Socket, Option<watch::Receiver<Vec<Listener>>>),
     Closed {
         /// Why, for people.
         reason: String,
@@ -74,7 +76,7 @@ impl LocalService {
         let mut this = Self { state, inherited: inherited.is_some(), unsent: None, counters };
         match inherited.map(Socket::adopt) {
             None => this.open(),
-            Some(Ok(socket)) => this.state = State::Open(socket),
+            Some(Ok(socket)) => this.opened(socket),
             Some(Err(error)) => {
                 warn!("local service: {}", chain(&error));
                 this.state = State::Closed { reason: chain(&error), retry_at: None };
@@ -87,7 +89,7 @@ impl LocalService {
     pub async fn next(&mut self) -> Event {
         loop {
             match &self.state {
-                State::Open(socket) => {
+                State::Open(socket, _) => {
                     let (ready, event) = match self.unsent {
                         Some(_) => (socket.writable().await, Event::Writable),
                         None => (socket.readable().await, Event::Readable),
@@ -112,7 +114,7 @@ impl LocalService {
     /// What the kernel calls the socket, if there is one.
     pub fn port_id(&self) -> Option<PortId> {
         match &self.state {
-            State::Open(socket) => Some(socket.port_id()),
+            State::Open(socket, _) => Some(socket.port_id()),
             State::Closed { .. } => None,
         }
     }
@@ -120,15 +122,23 @@ impl LocalService {
     /// For people.
     pub fn status(&self) -> Status {
         match &self.state {
-            State::Open(_) if self.inherited => Status::Inherited,
-            State::Open(_) => Status::Open,
+            State::Open(..) if self.inherited => Status::Inherited,
+            State::Open(..) => Status::Open,
             State::Closed { reason, .. } => Status::Closed(reason.clone()),
+        }
+    }
+
+    /// Who else heard the kernel's requests when it was last looked for them.
+    pub fn listeners(&self) -> Vec<Listener> {
+        match &self.state {
+            State::Open(_, Some(others)) => others.borrow().clone(),
+            _ => Vec::new(),
         }
     }
 
     /// Reads a datagram, as much of it as fits. Without a socket there is nothing to read.
     pub fn receive(&mut self, buffer: &mut [u8]) -> Received {
-        let State::Open(socket) = &self.state else { return Received::Drained };
+        let State::Open(socket, _) = &self.state else { return Received::Drained };
         match socket.try_recv(buffer) {
             Ok(Received::Closed) => {
                 warn!("local service: the inherited socket was closed at its other end");
@@ -151,7 +161,7 @@ impl LocalService {
 
     /// Sends, now or when there is room; only while [`has_room`](Self::has_room).
     pub fn send(&mut self, message: &[u8]) {
-        let State::Open(socket) = &self.state else { return };
+        let State::Open(socket, _) = &self.state else { return };
         match socket.try_send(message) {
             Ok(()) => {}
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
@@ -174,10 +184,7 @@ impl LocalService {
 
     fn open(&mut self) {
         match Socket::open() {
-            Ok(socket) => {
-                info!(port_id = socket.port_id().0, "local service: the kernel asks us");
-                self.state = State::Open(socket);
-            }
+            Ok(socket) => self.opened(socket),
             Err(error) => {
                 let reason = explain(&error);
                 if !matches!(&self.state, State::Closed { reason: old, .. } if *old == reason) {
@@ -187,6 +194,13 @@ impl LocalService {
                 self.state = State::Closed { reason, retry_at };
             }
         }
+    }
+
+    fn opened(&mut self, socket: Socket) {
+        let (peer, port_id) = (socket.peer(), socket.port_id());
+        info!(?peer, port_id = port_id.0, "local service: the kernel asks us");
+        let others = (peer == Peer::Netlink).then(|| listeners::watch(socket.inode()));
+        self.state = State::Open(socket, others);
     }
 
     fn close(&mut self, reason: String) {

@@ -11,8 +11,12 @@
 //! | dump requests | engine → rtnetlink | 1: another one asks for the same | not sent |
 //! | routes | engine → rtnetlink | none: the client asks for one route a flight, and bounds its flights | |
 //! | route answers | rtnetlink → engine | [`ROUTE_ANSWERS`] | no more questions are taken |
+//! | requests of the kernel | none: the engine reads the socket | | the socket waits; what then does not fit its buffer is lost, which the kernel tells: a nudge has it sent again |
+//! | answers to the kernel | engine → socket | 1, which had no room | no more answers are made, no more requests read |
+//! | nudges, outcomes | engine ↔ thread | 1 each: the core has one under way | |
 //! | asks | control connections → engine | [`ASKS`]: one a connection | the connection waits |
 
+pub mod listeners;
 pub mod local_service;
 pub mod queries;
 pub mod rtnetlink;
