@@ -91,7 +91,7 @@ impl Starting {
     ///
     /// # Errors
     /// The program cannot be started.
-    pub(super) fn spawn(node: &Node, files: Files, ibarr: &Path) -> Result<Self> {
+    pub(super) fn spawn(node: &Node, files: Files, ibarr: &Path, bpf: &Path) -> Result<Self> {
         let socket = files.0.join("notify.sock");
         // Left by the daemon before this one.
         let _ = fs::remove_file(&socket);
@@ -105,6 +105,7 @@ impl Starting {
         let mut command = Command::new(ibarr);
         command.arg("run").arg("--config").arg(files.config());
         command.arg("--run-dir").arg(files.run_dir());
+        command.arg("--bpf-dir").arg(bpf.join(node.name.to_string()));
         command
             .env("NOTIFY_SOCKET", &socket)
             .current_dir(&files.0)

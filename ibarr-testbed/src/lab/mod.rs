@@ -20,6 +20,8 @@ use std::time::{Duration, Instant};
 use std::{env, fs};
 
 use anyhow::{Context, Result, bail, ensure};
+use nix::errno::Errno;
+use nix::mount::{MntFlags, MsFlags, mount, umount2};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::{Pid, geteuid};
 use serde::Serialize;
@@ -110,6 +112,7 @@ impl Lab {
             let lines: Vec<_> = there.iter().map(|name| format!("netns delete {name}")).collect();
             Ip::find(self.directory.lock_file()?)?.batch(None, &lines)?;
         }
+        unmount(&self.bpf())?;
         self.directory.remove()
     }
 
@@ -157,11 +160,16 @@ impl Lab {
                 self.children.retain_mut(|child| !matches!(child.try_wait(), Ok(Some(_))));
             }
         }
-        let daemon = Starting::spawn(&node, self.files(&node), &self.state.ibarr)?;
+        let daemon = Starting::spawn(&node, self.files(&node), &self.state.ibarr, &self.bpf())?;
         self.remember(name, daemon.pid())?;
         let (child, took) = daemon.wait_ready(Instant::now() + READY_WITHIN, interrupt)?;
         self.children.push(child);
         Ok(took)
+    }
+
+    /// Where each node has a directory for what its daemon leaves in the kernel.
+    fn bpf(&self) -> PathBuf {
+        self.directory.path().join("bpf")
     }
 
     /// In a user namespace a daemon's process id is the only way back to it.
@@ -174,6 +182,7 @@ impl Lab {
 
     fn build(&mut self, ip: &Ip, interrupt: &Interrupt) -> Result<()> {
         self.directory.write(&self.state)?;
+        mount_bpffs(&self.bpf())?;
         build_network(ip, &self.state.plan)?;
         interrupt.check()?;
 
@@ -181,7 +190,7 @@ impl Lab {
         for node in self.state.plan.nodes.clone() {
             let files = self.files(&node);
             files.create(&node)?;
-            let daemon = Starting::spawn(&node, files, &self.state.ibarr)?;
+            let daemon = Starting::spawn(&node, files, &self.state.ibarr, &self.bpf())?;
             self.remember(node.name, daemon.pid())?;
             starting.push(daemon);
         }
@@ -347,6 +356,21 @@ const READY_WITHIN: Duration = Duration::from_secs(20);
 
 /// How long processes are given after SIGTERM, and again after SIGKILL.
 const END_WITHIN: Duration = Duration::from_secs(5);
+
+/// Where the kernel has none for us, as in a user namespace, the daemons answer in user space.
+fn mount_bpffs(path: &Path) -> Result<()> {
+    fs::create_dir(path).with_context(|| format!("cannot make {}", path.display()))?;
+    // Outside of the mount namespaces of the daemons, whose end would be its end.
+    let _ = mount(Some("ibarr-lab"), path, Some("bpf"), MsFlags::empty(), Some("mode=0700"));
+    Ok(())
+}
+
+fn unmount(path: &Path) -> Result<()> {
+    match umount2(path, MntFlags::MNT_DETACH) {
+        Ok(()) | Err(Errno::EINVAL | Errno::ENOENT) => Ok(()),
+        Err(error) => Err(error).with_context(|| format!("cannot unmount {}", path.display())),
+    }
+}
 
 fn build_network(ip: &Ip, plan: &Plan) -> Result<()> {
     let namespaces: Vec<_> = plan.namespaces().map(|name| format!("netns add {name}")).collect();

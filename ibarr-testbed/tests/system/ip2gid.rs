@@ -63,6 +63,7 @@ fn nodes_resolve_each_other_across_the_router_by_both_families() {
 #[test]
 fn hostile_cases_are_answered_or_counted_as_the_table_says() {
     let wire = Wire::new(2, true);
+    wire.leave_the_kernel_out("n2");
     let servers = ["10.2.0.5:4791", "[fd00:2::5]:4791"].map(|at| at.parse().unwrap());
     let sockets = ["10.1.0.5:0", "[fd00:1::5]:0"].map(|at| wire.socket("n1", at));
     for (socket, server) in sockets.iter().zip(&servers) {
@@ -108,6 +109,7 @@ fn hostile_cases_are_answered_or_counted_as_the_table_says() {
 #[test]
 fn datagram_of_any_length_is_read_to_its_end() {
     let wire = Wire::new(2, true);
+    wire.leave_the_kernel_out("n2");
     let socket = wire.socket("n1", "10.1.0.5:0");
     let server: SocketAddr = "10.2.0.5:4791".parse().unwrap();
     let before = wire.server_counters("n2");
@@ -286,6 +288,16 @@ impl Wire {
         let plan = Plan::new("wire".parse().unwrap(), nodes, router).unwrap();
         let lab = Lab::up(&store, plan, ibarr(), &Interrupt::never()).unwrap();
         Self { lab: TemporaryLab::new(lab), machine }
+    }
+
+    /// The daemon itself answers from now on, and counts.
+    fn leave_the_kernel_out(&self, node: &str) {
+        let node = self.lab.plan().node(node).unwrap();
+        let file = self.lab.files(node).config();
+        let config = fs::read_to_string(&file).unwrap();
+        fs::write(&file, format!("responder = \"user\"\n{config}")).unwrap();
+        let reload = self.lab.ibarr(node, &["reload"]).unwrap();
+        assert!(reload.status.success(), "{}", said(&reload));
     }
 
     fn ip(&self, node: &str, command: &str) {
