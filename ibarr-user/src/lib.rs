@@ -7,6 +7,7 @@
 
 #![deny(unsafe_code)]
 
+pub mod bpf;
 mod causes;
 pub mod cli;
 pub mod config;

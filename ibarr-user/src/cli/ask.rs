@@ -44,7 +44,7 @@ pub(super) fn validate(file: &Path, json: bool) -> Exit {
     fail(Failure { kind: FailureKind::Config, message: chain(&error) }, json)
 }
 
-fn fail(failure: Failure, json: bool) -> Exit {
+pub(super) fn fail(failure: Failure, json: bool) -> Exit {
     let exit = failure.kind.into();
     if json {
         print::json(&failure.into());

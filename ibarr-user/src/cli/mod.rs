@@ -4,6 +4,7 @@
 
 mod ask;
 mod exit;
+mod kernel;
 mod print;
 
 use std::net::IpAddr;
@@ -13,6 +14,7 @@ use std::process::ExitCode;
 use clap::error::ErrorKind;
 use clap::{Args, Parser, Subcommand};
 
+use crate::bpf;
 use crate::control::messages::{Failure, FailureKind, Request};
 use crate::daemon::{self, RunOptions};
 use crate::logging::Level;
@@ -55,11 +57,28 @@ enum Command {
         /// Forget them all instead (root and group ibarr)
         #[arg(long)]
         flush: bool,
+        /// Show instead what the kernel answers peers, read from its maps: works without the
+        /// daemon (needs root)
+        #[arg(long, conflicts_with = "flush")]
+        kernel: bool,
+        /// Directory of the maps
+        #[arg(long, value_name = "DIR", default_value = bpf::BPF_DIR)]
+        bpf_dir: PathBuf,
         #[command(flatten)]
         daemon: Daemon,
     },
     /// Show the daemon's counters
     Counters(Daemon),
+    /// Stop answering in the kernel and remove all that daemons have left there (needs root; no
+    /// daemon may be running)
+    Detach {
+        /// Directory of the maps and links
+        #[arg(long, value_name = "DIR", default_value = bpf::BPF_DIR)]
+        bpf_dir: PathBuf,
+        /// Print one JSON document
+        #[arg(long)]
+        json: bool,
+    },
     /// Have the daemon read its configuration again (root and group ibarr)
     Reload(Daemon),
     /// Look for mistakes in a configuration file
@@ -84,6 +103,12 @@ struct RunArgs {
     /// Directory of the control socket
     #[arg(long, value_name = "DIR", env = "IBARR_RUN_DIR", default_value = daemon::RUN_DIR)]
     run_dir: PathBuf,
+    /// Directory on a bpffs of the maps and links that outlive the daemon
+    #[arg(long, value_name = "DIR", default_value = bpf::BPF_DIR)]
+    bpf_dir: PathBuf,
+    /// BPF object to load instead of the one built in
+    #[arg(long, value_name = "FILE", env = "IBARR_BPF_OBJECT", hide = true)]
+    bpf_object: Option<PathBuf>,
 }
 
 #[derive(Args, Debug)]
@@ -106,10 +131,12 @@ pub fn main() -> ExitCode {
         Command::Run(args) => run(args),
         Command::Resolve { ip, daemon } => ask::ask(&daemon, &Request::Resolve { addresses: ip }),
         Command::Status(daemon) => ask::ask(&daemon, &Request::Status),
-        Command::Cache { flush: false, daemon } => ask::ask(&daemon, &Request::Cache),
-        Command::Cache { flush: true, daemon } => ask::ask(&daemon, &Request::Flush),
+        Command::Cache { kernel: true, bpf_dir, daemon, .. } => kernel::show(&bpf_dir, daemon.json),
+        Command::Cache { flush: false, daemon, .. } => ask::ask(&daemon, &Request::Cache),
+        Command::Cache { flush: true, daemon, .. } => ask::ask(&daemon, &Request::Flush),
         Command::Counters(daemon) => ask::ask(&daemon, &Request::Counters),
         Command::Reload(daemon) => ask::ask(&daemon, &Request::Reload),
+        Command::Detach { bpf_dir, json } => kernel::detach(&bpf_dir, json),
         Command::Validate { file, json } => ask::validate(&file, json),
     };
     exit.into()
@@ -120,7 +147,14 @@ fn run(args: RunArgs) -> Exit {
         Some(config) => (config, true),
         None => (CONFIG.into(), false),
     };
-    let options = RunOptions { config, must_exist, run_dir: args.run_dir, level: args.level };
+    let options = RunOptions {
+        config,
+        must_exist,
+        run_dir: args.run_dir,
+        bpf_dir: args.bpf_dir,
+        bpf_object: args.bpf_object,
+        level: args.level,
+    };
     match daemon::run(&options) {
         Ok(()) => Exit::Ok,
         Err(error) => {

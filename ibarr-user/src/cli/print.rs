@@ -8,7 +8,7 @@ use std::io::Write as _;
 use std::time::Duration;
 
 use crate::causes::chain;
-use crate::control::messages::{Answer, Body, CacheEntry, Response, Status};
+use crate::control::messages::{Answer, Body, CacheEntry, KernelMaps, Response, Status};
 
 /// One line to standard output.
 pub(super) fn line(text: &str) {
@@ -42,6 +42,7 @@ pub(super) fn body(body: &Body) {
         Body::Counters { counters } => {
             table(counters.iter().map(|(name, count)| vec![name.clone(), count.to_string()]));
         }
+        Body::Kernel { kernel } => self::kernel(kernel),
         Body::Status { status } => self::status(status),
         Body::Done { done } => line(done),
         Body::Error { error } => error_line(&error.message),
@@ -57,9 +58,34 @@ fn answer(answer: &Answer) -> Vec<String> {
 fn cache_entry(entry: &CacheEntry) -> Vec<String> {
     let interface = entry.interface.as_ref().map_or(String::new(), |name| format!("dev {name}"));
     let gid = entry.gid.clone().unwrap_or_else(|| "not-found".to_owned());
-    let expires_in = Duration::from_secs(entry.expires_in_ms.div_ceil(1000));
-    let expires = format!("expires in {}", humantime::format_duration(expires_in));
+    let expires = format!("expires in {}", seconds(entry.expires_in_ms));
     vec![entry.ip.to_string(), interface, gid, expires]
+}
+
+fn kernel(kernel: &KernelMaps) {
+    match kernel.lease_ends_in_ms {
+        0 => line("nothing is answered in the kernel: the lease is over"),
+        ms => line(&format!("lease ends in {}", seconds(ms))),
+    }
+    if kernel.restricted {
+        line("only sources in allow are answered");
+    }
+    for interface in &kernel.interfaces {
+        let name = interface.name.as_deref().unwrap_or("(not here)");
+        let answers = |answers| if answers { "yes" } else { "no" };
+        let (ipv4, ipv6) = (answers(interface.ipv4), answers(interface.ipv6));
+        line(&format!("interface {name} (index {}): IPv4 {ipv4}, IPv6 {ipv6}", interface.ifindex));
+    }
+    table(kernel.entries.iter().map(|entry| {
+        let scope = entry.scope.map_or(String::new(), |scope| format!("%{scope}"));
+        let gid = entry.gid.clone().unwrap_or_else(|| "no GID".to_owned());
+        let ifindex = format!("index {}", entry.ifindex);
+        vec![format!("{}{scope}", entry.ip), gid, entry.origin.clone(), ifindex]
+    }));
+}
+
+fn seconds(ms: u64) -> humantime::FormattedDuration {
+    humantime::format_duration(Duration::from_secs(ms.div_ceil(1000)))
 }
 
 fn status(status: &Status) {
@@ -81,11 +107,24 @@ fn status(status: &Status) {
         None => line(&format!("kernel         asks us, {} waiting, {nudges}", kernel.waiting)),
         Some(reason) => line(&format!("kernel         does not ask us: {reason}")),
     }
+    line(&match &status.responder.blocked {
+        None => format!(
+            "responder      in the kernel, lease ends in {}",
+            seconds(status.responder.lease_ends_in_ms)
+        ),
+        Some(reason) => format!("responder      not in the kernel: {reason}"),
+    });
     for interface in &status.interfaces {
         let gid = interface.gid.as_deref().unwrap_or("no GID");
         line(&format!("interface {} (index {}): {gid}", interface.name, interface.ifindex));
         for (address, gid) in &interface.addresses {
             line(&format!("    {address} is {gid}"));
+        }
+        if let Some(responder) = &interface.responder {
+            line(&format!("    answered in the kernel: {responder}"));
+        }
+        if let Some(reason) = &interface.in_user_space {
+            line(&format!("    answered in user space: {reason}"));
         }
         if let Some(reason) = &interface.not_served {
             line(&format!("    not served: {reason}"));

@@ -19,6 +19,8 @@ use ibarr_proto::local_service;
 use ibarr_proto::local_view::{self, InterfaceFilter, StaticGid, StaticGids};
 use thiserror::Error;
 
+use crate::bpf;
+
 pub use self::reader::Mistake;
 use self::reader::{Table, Value};
 
@@ -33,6 +35,8 @@ pub struct Config {
     pub view: local_view::Config,
     /// How the kernel is answered.
     pub local_service: local_service::Config,
+    /// Whether and how the kernel answers.
+    pub responder: bpf::Settings,
 }
 
 /// Why there is no configuration.
@@ -82,6 +86,7 @@ impl Config {
             let source_check = root.value("source-check", SourceCheck::default(), source_check);
             let allow = root.list("allow", Vec::new(), |value| value.parse::<Prefix>("10.0.0.0/8"));
             Self {
+                responder: responder(root),
                 client: client(root, udp_port, source_check),
                 allow: allow.into_iter().collect(),
                 view: local_view::Config {
@@ -160,6 +165,38 @@ fn static_gids(root: &mut Table<'_>) -> StaticGids {
     root.check(StaticGids::new(entries.into_iter().flatten()))
 }
 
+fn responder(root: &mut Table<'_>) -> bpf::Settings {
+    let default = bpf::Settings::default();
+    bpf::Settings {
+        mode: root.value("responder", default.mode, mode),
+        lease: root.value("lease", default.lease, |value| {
+            let lease = duration(value)?;
+            if SHORTEST_LEASE <= lease && lease <= LONGEST_LEASE {
+                return Ok(lease);
+            }
+            Err("must be from \"1s\" to \"1h\"".to_owned())
+        }),
+    }
+}
+
+/// It is renewed each third of it, which must not keep the daemon busy.
+const SHORTEST_LEASE: Duration = Duration::from_secs(1);
+/// What a dead daemon knew may be answered for so long.
+const LONGEST_LEASE: Duration = Duration::from_hours(1);
+
+fn mode(value: Value<'_>) -> Result<bpf::Mode, String> {
+    match value.text("auto")? {
+        "auto" => Ok(bpf::Mode::Auto),
+        "tc" => Ok(bpf::Mode::Tc),
+        "clsact" => Ok(bpf::Mode::Clsact),
+        "xdp" => Ok(bpf::Mode::Xdp),
+        "user" => Ok(bpf::Mode::User),
+        other => Err(format!(
+            "is {other:?}; it can be \"auto\", \"tc\", \"clsact\", \"xdp\" or \"user\""
+        )),
+    }
+}
+
 fn source_check(value: Value<'_>) -> Result<SourceCheck, String> {
     match value.text("msg-id")? {
         "msg-id" => Ok(SourceCheck::MsgId),
@@ -210,9 +247,11 @@ mod tests {
         assert_eq!(config.view, default.view);
         assert_eq!(config.local_service, default.local_service);
         assert_eq!(config.local_service, local_service::Config::default());
+        assert_eq!(config.responder, default.responder);
+        assert_eq!(config.responder, bpf::Settings::default());
         // Every key is there: without its "key =" a line of the default's rendering would differ.
         let keys = text.lines().filter(|line| !line.starts_with('#') && line.contains(" = "));
-        assert_eq!(keys.count(), 20);
+        assert_eq!(keys.count(), 22);
     }
 
     #[test]

@@ -93,6 +93,11 @@ pub enum Body {
         /// See [`Status`].
         status: Box<Status>,
     },
+    /// What the kernel answers; read from its maps, without the daemon.
+    Kernel {
+        /// See [`KernelMaps`].
+        kernel: KernelMaps,
+    },
     /// To [`Request::Flush`] and [`Request::Reload`].
     Done {
         /// What was done, for people.
@@ -211,6 +216,53 @@ pub struct CacheEntry {
     pub expires_in_ms: u64,
 }
 
+/// What `ibarr cache --kernel` shows.
+#[derive(Clone, Debug, Deserialize, Eq, PartialEq, Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub struct KernelMaps {
+    /// Milliseconds until the programs stop answering, if nothing renews the lease.
+    pub lease_ends_in_ms: u64,
+    /// Whether only sources that `allow` names are answered.
+    pub restricted: bool,
+    /// Interfaces on which programs may answer.
+    pub interfaces: Vec<KernelInterface>,
+    /// Addresses of this node.
+    pub entries: Vec<KernelEntry>,
+}
+
+/// An interface on which programs may answer.
+#[derive(Clone, Debug, Deserialize, Eq, PartialEq, Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub struct KernelInterface {
+    /// Its index.
+    pub ifindex: u32,
+    /// Its name, if it is in this network namespace.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub name: Option<String>,
+    /// Whether those who ask over IPv4 are answered.
+    pub ipv4: bool,
+    /// Whether those who ask over IPv6 are answered.
+    pub ipv6: bool,
+}
+
+/// An address of this node, as programs know it.
+#[derive(Clone, Debug, Deserialize, Eq, PartialEq, Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub struct KernelEntry {
+    /// The address.
+    pub ip: IpAddr,
+    /// Index of the interface that a link-local address means.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub scope: Option<u32>,
+    /// What is answered; absent if nothing is.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub gid: Option<String>,
+    /// Index of the interface that has the address.
+    pub ifindex: u32,
+    /// `local` or `static`: who says which GID it has.
+    pub origin: String,
+}
+
 /// What `ibarr status` shows.
 #[derive(Clone, Debug, Deserialize, PartialEq, Serialize)]
 #[serde(rename_all = "kebab-case")]
@@ -228,6 +280,8 @@ pub struct Status {
     pub servers: Vec<ServerStatus>,
     /// How the kernel is answered.
     pub local_service: LocalServiceStatus,
+    /// The responder in the kernel.
+    pub responder: ResponderStatus,
     /// Every interface that was considered.
     pub interfaces: Vec<InterfaceStatus>,
     /// Questions that wait for a peer now.
@@ -279,6 +333,17 @@ pub struct ServerStatus {
     pub blocked: Option<String>,
 }
 
+/// The responder in the kernel.
+#[derive(Clone, Debug, Deserialize, Eq, PartialEq, Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub struct ResponderStatus {
+    /// Milliseconds until its programs stop answering, if nothing renews the lease.
+    pub lease_ends_in_ms: u64,
+    /// Why it answers nothing; absent if it does.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub blocked: Option<String>,
+}
+
 /// One network interface.
 #[derive(Clone, Debug, Deserialize, Eq, PartialEq, Serialize)]
 #[serde(rename_all = "kebab-case")]
@@ -290,6 +355,14 @@ pub struct InterfaceStatus {
     /// The GID that its addresses are answered with.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub gid: Option<String>,
+    /// What answers peers who ask by it, before or instead of the daemon: `tcx`, `clsact`,
+    /// `xdp-native`, `xdp-generic`; absent if nothing does.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub responder: Option<String>,
+    /// Why the daemon answers here, and to whom; absent if it does not, or if nobody shall be
+    /// answered here.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub in_user_space: Option<String>,
     /// Addresses that are answered, each with its GID.
     pub addresses: BTreeMap<IpAddr, String>,
     /// Why none is answered; absent if some are.

@@ -15,6 +15,7 @@ use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::mpsc;
 use tracing::{info, warn};
 
+use crate::bpf;
 use crate::config::{self, Config};
 use crate::control::messages::FailureKind;
 use crate::control::server as control;
@@ -35,11 +36,24 @@ pub struct RunOptions {
     pub must_exist: bool,
     /// Directory of the control socket.
     pub run_dir: PathBuf,
+    /// Directory of the pins.
+    pub bpf_dir: PathBuf,
+    /// The BPF object to load instead of our own.
+    pub bpf_object: Option<PathBuf>,
     /// What is logged.
     pub level: Level,
 }
 
 impl RunOptions {
+    /// Where the responder in the kernel finds its things.
+    pub fn bpf(&self) -> bpf::Options {
+        bpf::Options {
+            dir: self.bpf_dir.clone(),
+            object: self.bpf_object.clone(),
+            verifier_log: self.run_dir.join("verifier.log"),
+        }
+    }
+
     /// The configuration as it is now, and the file that it is from.
     ///
     /// # Errors

@@ -9,7 +9,7 @@ mod report;
 
 use std::future::pending;
 use std::io;
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsFd, OwnedFd};
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
@@ -28,6 +28,7 @@ use tokio::task::AbortHandle;
 use tracing::{debug, error, info, warn};
 
 use self::asks::Asks;
+use crate::bpf::Responder;
 use crate::causes::chain;
 use crate::config::Config;
 use crate::control::messages::{Body, Failure, FailureKind, Request, Response};
@@ -70,6 +71,7 @@ pub struct Engine {
     asks: Asks,
     sockets: Sockets,
     servers: Vec<ServerSocket>,
+    responder: Responder,
     watch: rtnetlink::Watch,
     routes: rtnetlink::Routes,
     local_service: ls::LocalService,
@@ -99,6 +101,7 @@ struct ServerSocket {
     family: Family,
     port: u16,
     state: watch::Receiver<State>,
+    guarded: bool,
     task: AbortHandle,
 }
 
@@ -156,6 +159,11 @@ impl Engine {
             asks: Asks::default(),
             sockets: Sockets::new(datagram_sender, Arc::clone(&counters)),
             servers: Vec::new(),
+            responder: Responder::start(
+                options.bpf(),
+                config.responder.clone(),
+                config.allow.clone(),
+            ),
             watch,
             routes,
             local_service: ls::LocalService::start(local_service, Arc::clone(&counters)),
@@ -219,7 +227,12 @@ impl Engine {
 
     /// Waits for the next thing to happen.
     async fn next(&mut self, asks: &mut mpsc::Receiver<Ask>, signals: &mut Signals) -> Input {
-        let due = [self.view.poll_timeout(), self.resolver.poll_timeout(), self.ends_at];
+        let due = [
+            self.view.poll_timeout(),
+            self.resolver.poll_timeout(),
+            self.responder.poll_timeout(),
+            self.ends_at,
+        ];
         if let Err(error) = self.timer.set(due.into_iter().flatten().min()) {
             error!(%error, "the timer cannot be set");
         }
@@ -298,7 +311,10 @@ impl Engine {
         }
         while let Some(event) = self.view.poll_event() {
             report::log(&event);
+            self.responder.handle_event(&event);
         }
+        self.responder.handle_timeout(now, &self.view);
+        self.guard_servers();
         // Opening a socket makes queries, and a failure makes answers: until all are quiet.
         loop {
             while let Some(event) = self.resolver.poll_event() {
@@ -468,6 +484,10 @@ impl Engine {
         let now = clock::now();
         self.view.reconfigure(config.view.clone());
         self.server.reconfigure(config.allow.clone());
+        self.responder.reconfigure(now, config.responder.clone(), config.allow.clone());
+        for server in &mut self.servers {
+            server.guarded = false;
+        }
         self.resolver.client_mut().reconfigure(now, config.client.clone());
         self.resolver.local_service_mut().reconfigure(config.local_service);
         let port = |config: &Config| config.client.settings().udp_port;
@@ -494,7 +514,16 @@ impl Engine {
             let counters = Arc::clone(&self.counters);
             let serve = transport::server::serve(family, port, batches, sender, counters);
             let task = tokio::spawn(serve).abort_handle();
-            self.servers.push(ServerSocket { family, port, state, task });
+            self.servers.push(ServerSocket { family, port, state, guarded: false, task });
+        }
+    }
+
+    fn guard_servers(&mut self) {
+        for server in self.servers.iter_mut().filter(|server| !server.guarded) {
+            if let State::Serving(socket) = &*server.state.borrow() {
+                self.responder.guard(socket.as_fd());
+                server.guarded = true;
+            }
         }
     }
 
@@ -521,7 +550,7 @@ impl Inputs {
 
 impl ServerSocket {
     fn has_started(&self) -> bool {
-        *self.state.borrow() != State::Starting
+        !matches!(*self.state.borrow(), State::Starting)
     }
 }
 

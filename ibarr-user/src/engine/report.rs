@@ -4,19 +4,22 @@
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;
+use std::time::Duration;
 
 use ibarr_common::{IfIndex, Instant};
 use ibarr_proto::counters;
 use ibarr_proto::ip2gid::client::Cached;
 use ibarr_proto::ip2gid::{Family, Question};
-use ibarr_proto::local_view::{Event, Interface};
+use ibarr_proto::local_view::{Event, Interface, WayBack};
 use nix::errno::Errno;
 use tracing::{debug, info, warn};
 
 use super::Engine;
+use crate::bpf;
 use crate::causes::chain;
 use crate::control::messages::{
-    CacheEntry, InterfaceStatus, ListenerStatus, LocalServiceStatus, ServerStatus, Status,
+    CacheEntry, InterfaceStatus, ListenerStatus, LocalServiceStatus, ResponderStatus, ServerStatus,
+    Status,
 };
 use crate::transport::listeners::Listener;
 use crate::transport::local_service as ls;
@@ -66,7 +69,7 @@ impl Engine {
                 .to_owned(),
                 port: server.port,
                 blocked: match &*server.state.borrow() {
-                    State::Serving => None,
+                    State::Serving(_) => None,
                     State::Starting => Some("starting".to_owned()),
                     State::Blocked(reason) => Some(reason.clone()),
                 },
@@ -80,7 +83,8 @@ impl Engine {
             warnings: self.warnings(&servers),
             servers,
             local_service: self.local_service_status(),
-            interfaces: self.view.interfaces().map(|link| interface(&link)).collect(),
+            responder: self.responder_status(now),
+            interfaces: self.view.interfaces().map(|link| self.interface(&link)).collect(),
             pending: load.flights,
             cached: load.cached,
         }
@@ -133,6 +137,11 @@ impl Engine {
         add(&mut counts, "ip2gid.client", self.resolver.client().counters());
         add(&mut counts, "local-service", self.resolver.local_service().counters());
         add(&mut counts, "local-view", self.view.counters());
+        if let Some(counters) = self.responder.counters() {
+            add(&mut counts, "responder", counters);
+        }
+        let programs = self.responder.counts().into_iter();
+        counts.extend(programs.map(|(name, count)| (format!("bpf.{name}"), count)));
         counts.extend(self.counters.iter().map(|(name, count)| (name.to_string(), count)));
         counts
     }
@@ -202,24 +211,74 @@ impl Engine {
         }));
         warnings
     }
-}
 
-fn interface(link: &Interface) -> InterfaceStatus {
-    let addresses: BTreeMap<IpAddr, String> = link
-        .addresses
-        .iter()
-        .filter_map(|address| Some((address.address, address.owned?.gid?.to_string())))
-        .collect();
-    let (gid, reason) = match &link.gid {
-        Ok(gid) => (Some(gid.to_string()), "it has no usable address".to_owned()),
-        Err(reason) => (None, reason.to_string()),
-    };
-    InterfaceStatus {
-        name: link.name.to_string(),
-        ifindex: link.ifindex.get(),
-        gid,
-        not_served: addresses.is_empty().then_some(reason),
-        addresses,
+    fn responder_status(&self, now: Instant) -> ResponderStatus {
+        let lease_ends_in =
+            self.responder.lease_end().map_or(Duration::ZERO, |end| end.since(now)).as_millis();
+        let blocked = match self.responder.why_not() {
+            Some(reason) => Some(reason.to_owned()),
+            None if lease_ends_in == 0 => Some("it has no lease".to_owned()),
+            None if self.view.served().next().is_none() => {
+                Some("no interface is served".to_owned())
+            }
+            None => None,
+        };
+        ResponderStatus {
+            lease_ends_in_ms: u64::try_from(lease_ends_in).unwrap_or(u64::MAX),
+            blocked,
+        }
+    }
+
+    /// Which responder serves an interface, and why not another.
+    fn responder_of(&self, ifindex: IfIndex) -> (Option<String>, Option<String>) {
+        let Some(served) = self.view.served().find(|served| served.ifindex == ifindex) else {
+            return (None, None);
+        };
+        let hook = match self.responder.state(ifindex) {
+            Some(bpf::State::Attached(hook)) => *hook,
+            Some(bpf::State::Failed(reason)) => return (None, Some(reason.clone())),
+            Some(bpf::State::Pending) | None => {
+                let reason = self.responder.why_not().unwrap_or("no program is attached yet");
+                return (None, Some(reason.to_owned()));
+            }
+        };
+        let name = |ifindex: IfIndex| {
+            let found = self.view.interfaces().find(|link| link.ifindex == ifindex);
+            found.map_or_else(|| format!("#{ifindex}"), |link| link.name.to_string())
+        };
+        let shared = |family, way_back| match way_back {
+            WayBack::Shared(other) => Some(format!(
+                "{family}, because {} is in the same subnet and may be the way back",
+                name(other)
+            )),
+            WayBack::Here | WayBack::NoAddress => None,
+        };
+        let families = [shared(Family::V4, served.ipv4), shared(Family::V6, served.ipv6)];
+        let in_user_space: Vec<_> = families.into_iter().flatten().collect();
+        let in_user_space = (!in_user_space.is_empty()).then(|| in_user_space.join("; "));
+        (Some(hook.to_string()), in_user_space)
+    }
+
+    fn interface(&self, link: &Interface) -> InterfaceStatus {
+        let addresses: BTreeMap<IpAddr, String> = link
+            .addresses
+            .iter()
+            .filter_map(|address| Some((address.address, address.owned?.gid?.to_string())))
+            .collect();
+        let (gid, reason) = match &link.gid {
+            Ok(gid) => (Some(gid.to_string()), "it has no usable address".to_owned()),
+            Err(reason) => (None, reason.to_string()),
+        };
+        let (responder, in_user_space) = self.responder_of(link.ifindex);
+        InterfaceStatus {
+            name: link.name.to_string(),
+            ifindex: link.ifindex.get(),
+            gid,
+            responder,
+            in_user_space,
+            not_served: addresses.is_empty().then_some(reason),
+            addresses,
+        }
     }
 }
 

@@ -73,6 +73,14 @@ impl UdpSocket {
         Ok(Self { fd: fd::watch(fd)?, family })
     }
 
+    /// Another descriptor of the same socket: what is set on the one is set on both.
+    ///
+    /// # Errors
+    /// Those of `F_DUPFD_CLOEXEC`.
+    pub fn duplicate(&self) -> io::Result<OwnedFd> {
+        self.fd.get_ref().try_clone()
+    }
+
     /// Waits until there is something to receive.
     ///
     /// # Errors

@@ -7,6 +7,7 @@
 
 use std::io::{self, ErrorKind};
 use std::net::SocketAddr;
+use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -54,12 +55,12 @@ pub struct Reply {
 }
 
 /// What a socket of the port is doing.
-#[derive(Clone, Debug, Eq, PartialEq)]
+#[derive(Clone, Debug)]
 pub enum State {
     /// Not tried yet.
     Starting,
-    /// Bound.
-    Serving,
+    /// Bound; this is the socket, for a guard.
+    Serving(Arc<OwnedFd>),
     /// Not bound: why, and what helps.
     Blocked(String),
 }
@@ -81,17 +82,21 @@ pub async fn serve(
     counters: Arc<Counters>,
 ) {
     while !batches.is_closed() {
-        match UdpSocket::bind(family, port) {
-            Ok(socket) => {
+        let bound = UdpSocket::bind(family, port).and_then(|socket| {
+            let guarded = socket.duplicate()?;
+            Ok((socket, guarded))
+        });
+        match bound {
+            Ok((socket, guarded)) => {
                 info!(?family, port, "serving ip2gid");
-                state.send_replace(State::Serving);
+                state.send_replace(State::Serving(Arc::new(guarded)));
                 let error = pump(&socket, &batches, &counters).await;
                 debug!(?family, port, ?error, "the server socket ended");
                 return;
             }
             Err(error) => {
                 let reason = explain(&error, port);
-                if *state.borrow() != State::Blocked(reason.clone()) {
+                if !matches!(&*state.borrow(), State::Blocked(known) if *known == reason) {
                     warn!(?family, port, "not serving ip2gid: {reason}");
                 }
                 state.send_replace(State::Blocked(reason));

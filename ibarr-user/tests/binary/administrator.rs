@@ -10,7 +10,9 @@ use std::time::{Duration, Instant};
 use nix::sys::signal::{Signal, kill};
 use serde_json::Value;
 
-use crate::support::{Daemon, PATIENCE, TempDir, daemon_command, free_port, ibarr, json};
+use crate::support::{
+    Daemon, PATIENCE, TempDir, USER_SPACE, daemon_command, free_port, ibarr, json,
+};
 
 #[test]
 fn validate_tells_every_mistake_and_exits_78() {
@@ -112,13 +114,13 @@ fn a_broken_configuration_stops_a_start_and_not_a_running_daemon() {
         status["status"]["servers"][0]["port"].as_u64().unwrap()
     };
     // The second line is legal: all of the file counts or none.
-    dir.write("ibarr.toml", &format!("allow = [\"10.0.0.1/8\"]\nudp-port = {new}\n"));
+    dir.write("ibarr.toml", &format!("allow = [\"10.0.0.1/8\"]\nudp-port = {new}\n{USER_SPACE}"));
     let output = daemon.ask(&["reload", "--json"]);
     assert_eq!(output.status.code(), Some(78));
     assert!(json(&output)["error"]["message"].as_str().unwrap().contains("line 1: allow"));
     assert_eq!(port(&daemon), u64::from(old));
 
-    dir.write("ibarr.toml", &format!("udp-port = {new}\n"));
+    dir.write("ibarr.toml", &format!("udp-port = {new}\n{USER_SPACE}"));
     kill(daemon.pid(), Signal::SIGHUP).unwrap();
     daemon.notified("RELOADING=1");
     daemon.notified("READY=1");

@@ -13,6 +13,9 @@ use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use serde_json::Value;
 
+/// Whoever runs these tests, nothing is loaded into the machine's kernel.
+pub(crate) const USER_SPACE: &str = "responder = \"user\"\n";
+
 /// Longer than anything here takes, so that a hang is a failure.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(30);
 
@@ -31,7 +34,7 @@ impl Daemon {
 
     /// As [`Daemon::start`], with a command that differs from [`daemon_command`].
     pub(crate) fn spawn(mut command: Command, dir: &TempDir, config: &str) -> Self {
-        dir.write("ibarr.toml", config);
+        dir.write("ibarr.toml", &format!("{USER_SPACE}{config}"));
         let socket = dir.path("notify.sock");
         drop(fs::remove_file(&socket));
         let notify = UnixDatagram::bind(&socket).unwrap();
@@ -78,7 +81,8 @@ impl Drop for Daemon {
 pub(crate) fn daemon_command(dir: &TempDir) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_ibarr"));
     command.args(["run", "-l", "3", "--config"]).arg(dir.path("ibarr.toml"));
-    command.arg("--run-dir").arg(&dir.0).stdin(Stdio::null());
+    command.arg("--run-dir").arg(&dir.0).arg("--bpf-dir").arg(dir.path("bpf"));
+    command.stdin(Stdio::null());
     command
 }
 

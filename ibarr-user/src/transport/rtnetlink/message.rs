@@ -21,7 +21,7 @@ use neli::{FromBytesWithInput, Size, ToBytes};
 
 /// Splits a datagram into messages. Ends after the first that does not fit: where the next one
 /// begins is not known then.
-pub(super) fn frames(datagram: &[u8]) -> impl Iterator<Item = Result<Frame<'_>, Malformed>> {
+pub(crate) fn frames(datagram: &[u8]) -> impl Iterator<Item = Result<Frame<'_>, Malformed>> {
     let mut rest = datagram;
     std::iter::from_fn(move || {
         if rest.is_empty() {
@@ -35,15 +35,15 @@ pub(super) fn frames(datagram: &[u8]) -> impl Iterator<Item = Result<Frame<'_>, 
 
 /// A netlink message (`struct nlmsghdr` of include/uapi/linux/netlink.h, host byte order).
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
-pub(super) struct Frame<'a> {
-    pub(super) kind: u16,
+pub(crate) struct Frame<'a> {
+    pub(crate) kind: u16,
     pub(super) flags: NlmF,
     /// That of the request, in an answer.
     pub(super) seq: u32,
     /// In an answer that of the socket that asked, in an event that of the socket which made the
     /// change.
     pub(super) portid: u32,
-    pub(super) payload: &'a [u8],
+    pub(crate) payload: &'a [u8],
 }
 
 impl<'a> Frame<'a> {
@@ -65,7 +65,7 @@ impl<'a> Frame<'a> {
 
     /// The error number of `NLMSG_ERROR` and `NLMSG_DONE`, positive; zero is success. A `NLMSG_DONE`
     /// without one is success.
-    pub(super) fn errno(&self) -> Result<i32, Malformed> {
+    pub(crate) fn errno(&self) -> Result<i32, Malformed> {
         match self.payload.first_chunk::<4>() {
             Some(error) => Ok(i32::from_ne_bytes(*error).saturating_neg()),
             None if self.payload.is_empty() && self.kind == u16::from(Nlmsg::Done) => Ok(0),
@@ -98,7 +98,7 @@ impl Change {
 
 /// Why a message of the kernel is refused.
 #[derive(Clone, Copy, Debug, Eq, PartialEq, thiserror::Error)]
-pub(super) enum Malformed {
+pub(crate) enum Malformed {
     #[error("a message header that does not fit")]
     Header,
     #[error("attributes that do not fit")]
@@ -214,12 +214,12 @@ fn dad(flags: u32) -> Dad {
     }
 }
 
-pub(super) fn attribute<T: RtaType>(attributes: &RtBuffer<T, Buffer>, kind: T) -> Option<&[u8]> {
+pub(crate) fn attribute<T: RtaType>(attributes: &RtBuffer<T, Buffer>, kind: T) -> Option<&[u8]> {
     let found = attributes.iter().find(|attribute| *attribute.rta_type() == kind)?;
     Some(found.rta_payload().as_ref())
 }
 
-fn nested<T: RtaType>(payload: &[u8]) -> Result<RtBuffer<T, Buffer>, Malformed> {
+pub(crate) fn nested<T: RtaType>(payload: &[u8]) -> Result<RtBuffer<T, Buffer>, Malformed> {
     RtBuffer::from_bytes_with_input(&mut Cursor::new(payload), payload.len())
         .map_err(|_| Malformed::Attributes)
 }
@@ -269,7 +269,7 @@ pub(super) fn dump_addresses(seq: u32) -> Vec<u8> {
 }
 
 /// A whole request.
-pub(super) fn request<P: Size + ToBytes>(kind: Rtm, flags: NlmF, seq: u32, message: P) -> Vec<u8> {
+pub(crate) fn request<P: Size + ToBytes>(kind: Rtm, flags: NlmF, seq: u32, message: P) -> Vec<u8> {
     let message = NlmsghdrBuilder::default()
         .nl_type(kind)
         .nl_flags(NlmF::REQUEST | flags)
@@ -285,6 +285,6 @@ pub(super) fn request<P: Size + ToBytes>(kind: Rtm, flags: NlmF, seq: u32, messa
 
 const HEADER_LEN: usize = 16;
 /// Why neli's builders do not fail: their only error is a field that was not set.
-pub(super) const ALL_SET: &str = "all fields are set";
+pub(crate) const ALL_SET: &str = "all fields are set";
 /// Of the attributes of a bond (include/uapi/linux/if_link.h).
 const IFLA_BOND_ACTIVE_SLAVE: u16 = 2;

@@ -6,7 +6,7 @@
 //! the order in which the kernel queued them. [`Routes`] asks which way an address is. Each is one
 //! task with a socket of its own. [`Nudger`] changes a neighbour entry, on a thread.
 
-mod message;
+pub(crate) mod message;
 mod nudge;
 mod routes;
 mod session;

@@ -1,0 +1,118 @@
+// SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
+
+use std::collections::HashSet;
+
+use ibarr_common::map::{AllowPrefix, ResponderCfg};
+use ibarr_proto::ip2gid::Prefixes;
+
+use super::kernel::{AllowKey, Held, MapUpdate};
+
+/// The updates that lead from what is `held` to `wanted`, in their order.
+///
+/// Programs go on between any two of them. **In between, a source is allowed if it was allowed
+/// before or will be, and refused if it was refused before or will be:** so who is allowed by both
+/// is never refused, and who is refused by both is never allowed. While the map counts (`RESTRICT`),
+/// it first grows to the union of both sets, then shrinks; while it does not, everyone is allowed,
+/// which is one of the two sets.
+pub(super) fn change(held: &Held, wanted: &Prefixes) -> Vec<MapUpdate> {
+    let wanted: Vec<_> = wanted
+        .iter()
+        .map(|prefix| {
+            let (bits, prefix) = AllowPrefix::new(prefix.first(), prefix.len());
+            AllowKey { bits, prefix }
+        })
+        .collect();
+    let there: HashSet<_> = held.allow.iter().copied().collect();
+    let kept: HashSet<_> = wanted.iter().copied().collect();
+    let add = wanted.iter().copied().filter(|key| !there.contains(key)).map(MapUpdate::Allow);
+    let remove =
+        held.allow.iter().copied().filter(|key| !kept.contains(key)).map(MapUpdate::NoAllow);
+
+    let restrict = ResponderCfg::RESTRICT;
+    let switches = if wanted.is_empty() {
+        held.cfg.switches & !restrict
+    } else {
+        held.cfg.switches | restrict
+    };
+    let switch = (switches != held.cfg.switches)
+        .then_some(MapUpdate::Cfg(ResponderCfg { switches, ..held.cfg }));
+    if wanted.is_empty() {
+        switch.into_iter().chain(remove).collect()
+    } else if held.cfg.restricts() && held.cfg.lease_end != 0 {
+        add.chain(remove).collect()
+    } else {
+        // Nothing looks at the map yet: it never holds more than it must.
+        remove.chain(add).chain(switch).collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::net::IpAddr;
+
+    use ibarr_proto::ip2gid::Prefix;
+    use proptest::prelude::*;
+
+    use super::*;
+
+    /// What the programs see.
+    fn allows(held: &Held, source: IpAddr) -> bool {
+        let (_, address) = AllowPrefix::new(source, 0);
+        let source = u128::from_be_bytes(address.address);
+        let covers = |key: &AllowKey| {
+            let mask = !u128::MAX.checked_shr(key.bits).unwrap_or(0);
+            source & mask == u128::from_be_bytes(key.prefix.address)
+        };
+        !held.cfg.restricts() || held.allow.iter().any(covers)
+    }
+
+    fn apply(held: &mut Held, update: &MapUpdate) {
+        match *update {
+            MapUpdate::Allow(key) => held.allow.push(key),
+            MapUpdate::NoAllow(key) => held.allow.retain(|held| *held != key),
+            MapUpdate::Cfg(cfg) => held.cfg = cfg,
+            update => panic!("{update:?}"),
+        }
+    }
+
+    fn prefixes() -> impl Strategy<Value = Prefixes> {
+        // Few bits that differ, so that prefixes meet and contain each other.
+        let v4 =
+            (0..4u8, 28..=32u8).prop_map(|(low, len)| Prefix::around([10, 0, 0, low].into(), len));
+        let v6 = (0..4u16, 124..=128u8)
+            .prop_map(|(low, len)| Prefix::around([0xfd00, 0, 0, 0, 0, 0, 0, low].into(), len));
+        prop::collection::vec(prop_oneof![v4, v6], 0..6).prop_map(|all| all.into_iter().collect())
+    }
+
+    proptest! {
+        #[test]
+        fn nobody_is_let_in_or_shut_out_on_the_way_who_is_not_at_its_end(
+            old in prefixes(), new in prefixes()
+        ) {
+            let mut held = Held::default();
+            held.cfg.lease_end = 1;
+            for update in change(&held, &old) {
+                apply(&mut held, &update);
+            }
+            let mut sources: Vec<IpAddr> = (0..20).map(|low| [10, 0, 0, low].into()).collect();
+            sources.extend((0..20).map(|low| IpAddr::from([0xfd00u16, 0, 0, 0, 0, 0, 0, low])));
+            sources.iter().try_for_each(|&source| {
+                prop_assert_eq!(allows(&held, source), old.contains(source));
+                Ok(())
+            })?;
+            for update in change(&held.clone(), &new) {
+                apply(&mut held, &update);
+                for &source in &sources {
+                    let (before, after) = (old.contains(source), new.contains(source));
+                    if before == after {
+                        prop_assert_eq!(allows(&held, source), before, "{} at {:?}", source, update);
+                    }
+                }
+            }
+            for &source in &sources {
+                prop_assert_eq!(allows(&held, source), new.contains(source));
+            }
+            prop_assert_eq!(held.allow.len(), new.iter().count());
+        }
+    }
+}

@@ -1,0 +1,225 @@
+// SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
+
+//! Attaching and detaching, hook by hook.
+//!
+//! A program is put into the place of an older one by one system call, so that each packet is seen
+//! by one of the two.
+
+use std::io;
+use std::mem::ManuallyDrop;
+use std::path::{Path, PathBuf};
+
+use aya::pin::PinError;
+use aya::programs::links::{FdLink, LinkError, PinnedLink};
+use aya::programs::tc::{
+    NlOptions, SchedClassifierLink, TcAttachOptions, TcHandle, qdisc_add_clsact,
+};
+use aya::programs::xdp::XdpLink;
+use aya::programs::{
+    LinkOrder, ProgramError, SchedClassifier, TcAttachType, TcError, Xdp, XdpMode,
+};
+use ibarr_common::IfIndex;
+use ibarr_proto::local_view::Served;
+use nix::net::if_::{if_indextoname, if_nametoindex};
+use thiserror::Error;
+
+use super::kernel::Hook;
+use super::pins::{self, Pins};
+use super::tc;
+
+/// Why nothing is attached.
+#[derive(Debug, Error)]
+pub enum Error {
+    /// The kernel refuses.
+    #[error("the kernel refuses")]
+    Program(#[from] ProgramError),
+    /// A link of ours cannot be used.
+    #[error("the kernel refuses")]
+    Link(#[from] LinkError),
+    /// The link cannot be pinned.
+    #[error("the link cannot be pinned")]
+    Pin(#[from] PinError),
+    /// Pins cannot be read or written.
+    #[error(transparent)]
+    Pins(#[from] pins::Error),
+    /// Filters cannot be read or removed.
+    #[error("tc")]
+    Tc(#[from] tc::Error),
+    /// Somebody else's filter has our place.
+    #[error("another filter, {0:?}, has priority {PRIORITY} and handle {HANDLE:#x}: remove it")]
+    Taken(String),
+    /// Renamed or gone while we were at it.
+    #[error("it is gone, or has another name now")]
+    Moved,
+}
+
+/// Of our filter, in the order of filters on an interface and among those of the same priority.
+pub(super) const PRIORITY: u16 = 4791;
+pub(super) const HANDLE: u32 = 0x4791;
+/// The name of our filter.
+pub(super) const FILTER: &str = "ip2gid_tc";
+
+pub(super) fn attach_tcx(
+    pins: &Pins,
+    interface: &Served,
+    program: &mut SchedClassifier,
+) -> Result<(), Error> {
+    let path = pins.hook(interface.ifindex, Hook::Tcx);
+    let replaced = replace(&path, |link| {
+        let link = SchedClassifierLink::try_from(link)?;
+        let id = program.attach_to_link(link)?;
+        // The pin holds it.
+        drop(program.take_link(id)?);
+        Ok(())
+    })?;
+    if replaced {
+        return Ok(());
+    }
+    let name = name_of(interface.ifindex)?;
+    // Last: what others have attached sees the packets first.
+    let options = TcAttachOptions::TcxOrder(LinkOrder::last());
+    let id = program.attach_with_options(&name, TcAttachType::Ingress, options)?;
+    let link = program.take_link(id)?;
+    still_called(interface.ifindex, &name)?;
+    FdLink::try_from(link)?.pin(path)?;
+    Ok(())
+}
+
+pub(super) fn attach_xdp(
+    pins: &Pins,
+    interface: &Served,
+    hook: Hook,
+    program: &mut Xdp,
+) -> Result<(), Error> {
+    let path = pins.hook(interface.ifindex, hook);
+    let replaced = replace(&path, |link| {
+        let id = program.attach_to_link(XdpLink::try_from(link)?)?;
+        drop(program.take_link(id)?);
+        Ok(())
+    })?;
+    if replaced {
+        return Ok(());
+    }
+    let mode = if hook == Hook::XdpNative { XdpMode::Driver } else { XdpMode::Skb };
+    let id = program.attach_to_if_index(interface.ifindex.get(), mode)?;
+    // What could only be attached without a link is detached by this.
+    FdLink::try_from(program.take_link(id)?)?.pin(path)?;
+    Ok(())
+}
+
+pub(super) fn attach_clsact(
+    pins: &Pins,
+    interface: &Served,
+    program: &mut SchedClassifier,
+) -> Result<(), Error> {
+    let name = name_of(interface.ifindex)?;
+    let mark = pins.hook(interface.ifindex, Hook::Clsact);
+    let is_new = pins::make(&mark)?;
+    let attached = add_qdisc(&mark, &name).and_then(|()| {
+        let ours = match tc::filter_at(interface.ifindex, PRIORITY, HANDLE)? {
+            None => false,
+            Some(filter) if filter == FILTER => true,
+            Some(filter) => return Err(Error::Taken(filter)),
+        };
+        let id = if ours {
+            program.attach_to_link(filter(&name)?)?
+        } else {
+            let options = NlOptions { priority: PRIORITY, handle: handle(), classid: None };
+            let options = TcAttachOptions::Netlink(options);
+            program.attach_with_options(&name, TcAttachType::Ingress, options)?
+        };
+        // Dropped, it would be detached.
+        let _ = ManuallyDrop::new(program.take_link(id)?);
+        still_called(interface.ifindex, &name)
+    });
+    if attached.is_err() && is_new {
+        // The reason of the failure is the one to tell.
+        let _ = detach_clsact(interface.ifindex, &mark);
+    }
+    attached
+}
+
+pub(super) fn detach(pins: &Pins, ifindex: IfIndex, hook: Hook) -> Result<(), super::Error> {
+    let path = pins.hook(ifindex, hook);
+    match hook {
+        Hook::Clsact => detach_clsact(ifindex, &path).map_err(|source| super::Error::Detach {
+            ifindex,
+            hook,
+            source,
+        }),
+        // A link goes with its last pin.
+        Hook::Tcx | Hook::XdpNative | Hook::XdpGeneric => Ok(pins::remove_all(&path)?),
+    }
+}
+
+/// Puts our program into the place of the one that the pinned link has. `false` if there is no link,
+/// or only one whose interface is gone.
+fn replace(path: &Path, put: impl FnOnce(FdLink) -> Result<(), Error>) -> Result<bool, Error> {
+    match PinnedLink::from_pin(path) {
+        Err(LinkError::SyscallError(error)) if error.io_error.kind() == io::ErrorKind::NotFound => {
+            return Ok(false);
+        }
+        Err(error) => return Err(error.into()),
+        Ok(link) => match put(link.into()) {
+            Ok(()) => return Ok(true),
+            Err(error) => {
+                tracing::debug!(path = %path.display(), ?error, "a link that is of no use any more");
+            }
+        },
+    }
+    pins::remove_all(path)?;
+    Ok(false)
+}
+
+fn add_qdisc(mark: &Path, name: &str) -> Result<(), Error> {
+    let ours = qdisc_mark(mark);
+    let is_new = pins::make(&ours)?;
+    let Err(error) = qdisc_add_clsact(name) else { return Ok(()) };
+    if is_new {
+        pins::remove_all(&ours)?;
+    }
+    match &error {
+        TcError::AlreadyAttached => Ok(()),
+        TcError::NetlinkError(netlink) if netlink.raw_os_error() == Some(libc::EEXIST) => Ok(()),
+        _ => Err(ProgramError::from(error).into()),
+    }
+}
+
+fn detach_clsact(ifindex: IfIndex, mark: &Path) -> Result<(), Error> {
+    // An interface that is gone has taken all with it.
+    if let Ok(name) = name_of(ifindex) {
+        if tc::filter_at(ifindex, PRIORITY, HANDLE)?.is_some_and(|found| found == FILTER) {
+            aya::programs::Link::detach(filter(&name)?)?;
+        }
+        if qdisc_mark(mark).exists() && !tc::has_filters(ifindex)? {
+            tc::remove_clsact(ifindex)?;
+        }
+    }
+    Ok(pins::remove_all(mark)?)
+}
+
+fn qdisc_mark(mark: &Path) -> PathBuf {
+    mark.join("qdisc")
+}
+
+fn filter(name: &str) -> Result<SchedClassifierLink, Error> {
+    let ingress = TcAttachType::Ingress;
+    SchedClassifierLink::attached(name, ingress, PRIORITY, handle(), None).map_err(|_| Error::Moved)
+}
+
+fn handle() -> TcHandle {
+    HANDLE.into()
+}
+
+fn name_of(ifindex: IfIndex) -> Result<String, Error> {
+    let name = if_indextoname(ifindex.get()).map_err(|_| Error::Moved)?;
+    name.into_string().map_err(|_| Error::Moved)
+}
+
+/// aya wants names, and an interface can be renamed.
+fn still_called(ifindex: IfIndex, name: &str) -> Result<(), Error> {
+    match if_nametoindex(name) {
+        Ok(found) if found == ifindex.get() => Ok(()),
+        _ => Err(Error::Moved),
+    }
+}

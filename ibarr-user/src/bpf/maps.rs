@@ -1,0 +1,161 @@
+// SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
+
+use std::path::Path;
+
+use aya::maps::lpm_trie::Key;
+use aya::maps::{Array, HashMap, LpmTrie, Map, MapData, MapError, PerCpuArray};
+use ibarr_common::IfIndex;
+use ibarr_common::map::{
+    self, Allow, AllowPrefix, Counters, GidEntry, GidKey, Interface, Program, Reason, ResponderCfg,
+};
+use thiserror::Error;
+
+use super::kernel::{AllowKey, Held, MapUpdate};
+use super::plain::MapValue;
+
+/// The pinned maps, each with the types of its keys and values.
+pub(super) struct Maps {
+    gid_cache: HashMap<MapData, MapValue<GidKey>, MapValue<GidEntry>>,
+    interfaces: HashMap<MapData, u32, MapValue<Interface>>,
+    allow: LpmTrie<MapData, MapValue<AllowPrefix>, MapValue<Allow>>,
+    cfg: Array<MapData, MapValue<ResponderCfg>>,
+    counters: PerCpuArray<MapData, MapValue<Counters>>,
+}
+
+/// What the programs answer.
+#[derive(Clone, Debug)]
+pub struct Contents {
+    /// Every address, in their order.
+    pub entries: Vec<GidEntry>,
+    /// Every interface by its index.
+    pub interfaces: Vec<(u32, Interface)>,
+    /// What holds for all of them.
+    pub cfg: ResponderCfg,
+}
+
+/// A map cannot be opened, read or written.
+#[derive(Debug, Error)]
+#[error("map {name}")]
+pub struct Error {
+    name: &'static str,
+    source: MapError,
+}
+
+impl Maps {
+    /// Opens the pins in `dir`. A map whose keys or values have other sizes than ours is an error.
+    pub(super) fn open(dir: &Path) -> Result<Self, Error> {
+        fn open<M: TryFrom<Map, Error = MapError>>(
+            dir: &Path,
+            name: &'static str,
+            kind: impl FnOnce(MapData) -> Map,
+        ) -> Result<M, Error> {
+            MapData::from_pin(dir.join(name))
+                .and_then(|data| M::try_from(kind(data)))
+                .map_err(|source| Error { name, source })
+        }
+        Ok(Self {
+            gid_cache: open(dir, map::GID_CACHE, Map::HashMap)?,
+            interfaces: open(dir, map::INTERFACES, Map::HashMap)?,
+            allow: open(dir, map::ALLOW, Map::LpmTrie)?,
+            cfg: open(dir, map::RESPONDER_CFG, Map::Array)?,
+            counters: open(dir, map::COUNTERS, Map::PerCpuArray)?,
+        })
+    }
+
+    /// Removing what is not there is no error.
+    pub(super) fn update(&mut self, update: &MapUpdate) -> Result<(), Error> {
+        let any = 0;
+        let lpm = |key: AllowKey| Key::new(key.bits, MapValue(key.prefix));
+        let (name, result) = match *update {
+            MapUpdate::Address(entry) => {
+                (map::GID_CACHE, self.gid_cache.insert(MapValue(entry.key), MapValue(entry), any))
+            }
+            MapUpdate::NoAddress(key) => {
+                (map::GID_CACHE, absent(self.gid_cache.remove(&MapValue(key))))
+            }
+            MapUpdate::Interface(ifindex, interface) => {
+                (map::INTERFACES, self.interfaces.insert(ifindex.get(), MapValue(interface), any))
+            }
+            MapUpdate::NoInterface(ifindex) => {
+                (map::INTERFACES, absent(self.interfaces.remove(&ifindex.get())))
+            }
+            MapUpdate::Allow(key) => {
+                (map::ALLOW, self.allow.insert(&lpm(key), MapValue(Allow { allowed: 1 }), any))
+            }
+            MapUpdate::NoAllow(key) => (map::ALLOW, absent(self.allow.remove(&lpm(key)))),
+            MapUpdate::Cfg(cfg) => (map::RESPONDER_CFG, self.cfg.set(0, MapValue(cfg), any)),
+        };
+        result.map_err(|source| Error { name, source })
+    }
+
+    pub(super) fn held(&self) -> Result<Held, Error> {
+        let addresses = self.gid_cache.keys().map(|key| key.map(|key| key.0));
+        let interfaces = self.interfaces.keys();
+        let allow = self
+            .allow
+            .keys()
+            .map(|key| key.map(|key| AllowKey { bits: key.prefix_len(), prefix: key.data().0 }));
+        let named = |name| move |source| Error { name, source };
+        Ok(Held {
+            addresses: addresses.collect::<Result<_, _>>().map_err(named(map::GID_CACHE))?,
+            interfaces: interfaces
+                .filter_map(|key| key.map(IfIndex::new).transpose())
+                .collect::<Result<_, _>>()
+                .map_err(named(map::INTERFACES))?,
+            allow: allow.collect::<Result<_, _>>().map_err(named(map::ALLOW))?,
+            cfg: self.cfg()?,
+        })
+    }
+
+    pub(super) fn cfg(&self) -> Result<ResponderCfg, Error> {
+        let cfg = self.cfg.get(&0, 0);
+        cfg.map(|cfg| cfg.0).map_err(|source| Error { name: map::RESPONDER_CFG, source })
+    }
+
+    pub(super) fn contents(&self) -> Result<Contents, Error> {
+        let mut contents = Contents {
+            entries: self
+                .gid_cache
+                .iter()
+                .map(|element| element.map(|(_, entry)| entry.0))
+                .collect::<Result<_, _>>()
+                .map_err(|source| Error { name: map::GID_CACHE, source })?,
+            interfaces: self
+                .interfaces
+                .iter()
+                .map(|element| element.map(|(ifindex, interface)| (ifindex, interface.0)))
+                .collect::<Result<_, _>>()
+                .map_err(|source| Error { name: map::INTERFACES, source })?,
+            cfg: self.cfg()?,
+        };
+        contents.entries.sort_by_key(|entry| (entry.key.ip(), entry.key.scope));
+        contents.interfaces.sort_by_key(|(ifindex, _)| *ifindex);
+        Ok(contents)
+    }
+
+    /// What the programs have counted, over all CPUs.
+    pub(super) fn counts(&self) -> Result<Vec<(Program, Reason, u64)>, Error> {
+        let mut counts = Vec::new();
+        for program in Program::ALL {
+            let per_cpu = self
+                .counters
+                .get(&program.index(), 0)
+                .map_err(|source| Error { name: map::COUNTERS, source })?;
+            let sum = Counters::sum(per_cpu.iter().map(|counters| &counters.0));
+            counts.extend(Reason::ALL.map(|reason| (program, reason, sum.of(reason))));
+        }
+        Ok(counts)
+    }
+}
+
+fn absent(removed: Result<(), MapError>) -> Result<(), MapError> {
+    match removed {
+        Err(MapError::KeyNotFound) => Ok(()),
+        Err(MapError::SyscallError(error))
+            if error.io_error.kind() == std::io::ErrorKind::NotFound =>
+        {
+            Ok(())
+        }
+        removed => removed,
+    }
+}

@@ -1,0 +1,271 @@
+// SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
+
+//! The responder in the kernel: loads the BPF programs, attaches them, and keeps their maps as the
+//! local view says. Decides nothing about what is answered.
+//!
+//! Maps and links are pinned and outlive the daemon, whatever ends it: peers go on being answered
+//! until the lease ends, and the next daemon takes both over.
+
+mod allow;
+mod hooks;
+mod kernel;
+mod live;
+mod maps;
+mod pins;
+mod plain;
+mod programs;
+mod responder;
+mod tc;
+
+use std::error::Error as StdError;
+use std::os::fd::BorrowedFd;
+use std::path::{Path, PathBuf};
+use std::{fs, io};
+
+use aya::programs::SocketFilter;
+use ibarr_common::map::{ABI_VERSION, Program, Reason};
+use ibarr_common::{IfIndex, Instant};
+use ibarr_proto::counters::Counters;
+use ibarr_proto::ip2gid::Prefixes;
+use ibarr_proto::local_view::{Event, InterfaceName, LocalView};
+use thiserror::Error;
+use tracing::warn;
+
+pub use self::kernel::Hook;
+pub use self::live::Options;
+pub use self::maps::Contents;
+pub use self::responder::{Counter, Mode, Settings, State};
+
+use self::live::Live;
+use self::maps::Maps;
+use self::pins::Pins;
+use crate::causes::chain;
+
+/// Where the pins are, unless said otherwise.
+pub const BPF_DIR: &str = "/sys/fs/bpf/ibarr";
+
+/// Why the kernel does not answer.
+#[derive(Debug, Error)]
+pub enum Error {
+    /// The object named by `IBARR_BPF_OBJECT` is not there.
+    #[error("BPF object {}: cannot be read", path.display())]
+    Object {
+        /// The file.
+        path: PathBuf,
+        /// The cause.
+        source: io::Error,
+    },
+    /// The object is not one of the responder.
+    #[error("BPF object: has no program {0}")]
+    NotInObject(&'static str),
+    /// We may not.
+    #[error(
+        "BPF programs: not permitted; run as root, or with CAP_BPF, CAP_NET_ADMIN and CAP_PERFMON"
+    )]
+    Permission(#[source] Box<dyn StdError + Send + Sync>),
+    /// The kernel takes neither object nor program.
+    #[error("BPF programs: cannot be loaded")]
+    Load(#[source] Box<dyn StdError + Send + Sync>),
+    /// The verifier has found something.
+    #[error("BPF program {program}: refused by the kernel's verifier: {reason}; {kept}")]
+    Verifier {
+        /// The program.
+        program: &'static str,
+        /// What it says last.
+        reason: String,
+        /// Where the rest is.
+        kept: String,
+    },
+    /// The pins cannot be had.
+    #[error("pins")]
+    Pins(#[from] pins::Error),
+    /// A map cannot be opened, read or written.
+    #[error(transparent)]
+    Map(#[from] maps::Error),
+    /// A program cannot be attached.
+    #[error("{interface}, {hook}")]
+    Attach {
+        /// The interface.
+        interface: InterfaceName,
+        /// Where.
+        hook: Hook,
+        /// The cause.
+        source: hooks::Error,
+    },
+    /// A filter cannot be detached.
+    #[error("interface {ifindex}, {hook}: cannot be detached")]
+    Detach {
+        /// The interface.
+        ifindex: IfIndex,
+        /// From where.
+        hook: Hook,
+        /// The cause.
+        source: hooks::Error,
+    },
+    /// The guard cannot be attached to a socket.
+    #[error("guard of the server sockets: cannot be attached")]
+    Guard(#[source] Box<dyn StdError + Send + Sync>),
+}
+
+impl Error {
+    /// Whether more rights would help.
+    pub fn is_permission(&self) -> bool {
+        is_permission(self)
+    }
+
+    fn load(error: Box<dyn StdError + Send + Sync>) -> Self {
+        if is_permission(&*error) { Self::Permission(error) } else { Self::Load(error) }
+    }
+}
+
+fn is_permission(error: &(dyn StdError + 'static)) -> bool {
+    let io = error.downcast_ref::<io::Error>();
+    io.is_some_and(|io| io.kind() == io::ErrorKind::PermissionDenied)
+        || error.source().is_some_and(is_permission)
+}
+
+/// See the [module](self). Without a kernel that lets it work, it says why and does nothing.
+pub struct Responder {
+    options: Options,
+    inner: Result<responder::Responder<Live>, String>,
+}
+
+impl Responder {
+    /// Loads the programs, if `settings` want any.
+    pub fn start(options: Options, settings: Settings, allow: Prefixes) -> Self {
+        let inner = open(&options, settings, allow);
+        Self { options, inner }
+    }
+
+    /// The view says something new. Takes effect in the kernel before this returns.
+    pub fn handle_event(&mut self, event: &Event) {
+        if let Ok(inner) = &mut self.inner {
+            inner.handle_event(event);
+        }
+    }
+
+    /// To be called when all events of the view were handled. Early calls do nothing.
+    pub fn handle_timeout(&mut self, now: Instant, view: &LocalView) {
+        if let Ok(inner) = &mut self.inner {
+            inner.handle_timeout(now, view);
+        }
+    }
+
+    /// When to call [`handle_timeout`](Self::handle_timeout) next, besides after every event.
+    pub fn poll_timeout(&self) -> Option<Instant> {
+        self.inner.as_ref().ok()?.poll_timeout()
+    }
+
+    /// The administrator decides otherwise. Sockets must be [guarded](Self::guard) again.
+    pub fn reconfigure(&mut self, now: Instant, settings: Settings, allow: Prefixes) {
+        match &mut self.inner {
+            Ok(inner) if settings.mode != Mode::User => inner.reconfigure(now, settings, allow),
+            inner => {
+                // Lets go of the pins before anybody else takes hold of them.
+                *inner = Err(String::new());
+                *inner = open(&self.options, settings, allow);
+            }
+        }
+    }
+
+    /// Has the kernel drop what a socket of the ip2gid port would drop, so that nobody is woken for
+    /// it; or no longer.
+    pub fn guard(&mut self, socket: BorrowedFd<'_>) {
+        let Ok(inner) = &mut self.inner else {
+            // There may be none to remove.
+            drop(SocketFilter::detach(socket));
+            return;
+        };
+        if let Err(error) = inner.kernel_mut().guard(socket) {
+            warn!("{}", chain(&error));
+        }
+    }
+
+    /// Why nothing at all is answered in the kernel.
+    pub fn why_not(&self) -> Option<&str> {
+        match &self.inner {
+            Ok(inner) => inner.fault(),
+            Err(reason) => Some(reason),
+        }
+    }
+
+    /// What is attached to an interface that is served.
+    pub fn state(&self, ifindex: IfIndex) -> Option<&State> {
+        self.inner.as_ref().ok()?.state(ifindex)
+    }
+
+    /// When the programs stop answering if nothing renews the lease.
+    pub fn lease_end(&self) -> Option<Instant> {
+        self.inner.as_ref().ok().map(responder::Responder::lease_end)
+    }
+
+    /// What has happened since the programs were loaded.
+    pub fn counters(&self) -> Option<&Counters<Counter>> {
+        self.inner.as_ref().ok().map(responder::Responder::counters)
+    }
+
+    /// What the programs have counted since the maps were made, as `tc.answered`.
+    pub fn counts(&self) -> Vec<(String, u64)> {
+        let Ok(inner) = &self.inner else { return Vec::new() };
+        let counts = inner.kernel().counts().unwrap_or_else(|error| {
+            warn!("{}", chain(&error));
+            Vec::new()
+        });
+        let name = |program, reason: Reason| {
+            let program = match program {
+                Program::Tc => "tc",
+                Program::Xdp => "xdp",
+                Program::Guard => "guard",
+            };
+            format!("{program}.{}", reason.name().replace('_', "-"))
+        };
+        counts.into_iter().map(|(program, reason, count)| (name(program, reason), count)).collect()
+    }
+}
+
+fn open(
+    options: &Options,
+    settings: Settings,
+    allow: Prefixes,
+) -> Result<responder::Responder<Live>, String> {
+    if settings.mode == Mode::User {
+        if let Err(error) = detach(&options.dir) {
+            warn!("{}", chain(&error));
+        }
+        return Err("responder = \"user\"".to_owned());
+    }
+    match Live::open(options) {
+        Ok(live) => Ok(responder::Responder::new(live, settings, allow)),
+        Err(error) => {
+            let reason = chain(&error);
+            warn!("peers are answered in user space: {reason}");
+            Err(reason)
+        }
+    }
+}
+
+/// What the maps in `dir` hold, whether a daemon lives or not; `None` if there are none.
+///
+/// # Errors
+/// They cannot be read.
+pub fn read(dir: &Path) -> Result<Option<Contents>, Error> {
+    let layout = pins::layout(dir, ABI_VERSION);
+    match fs::symlink_metadata(&layout) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
+        Err(error) => Err(pins::Error::Io(layout, error).into()),
+        Ok(_) => Ok(Some(Maps::open(&layout)?.contents()?)),
+    }
+}
+
+/// Detaches and removes everything that daemons have left in `dir`; `false` if there was nothing.
+///
+/// # Errors
+/// A daemon is at work with it, or something cannot be removed; another attempt goes on from there.
+pub fn detach(dir: &Path) -> Result<bool, Error> {
+    let Some(pins) = Pins::open_existing(dir)? else { return Ok(false) };
+    for (ifindex, hook) in pins.hooks()? {
+        hooks::detach(&pins, ifindex, hook)?;
+    }
+    pins.remove()?;
+    Ok(true)
+}

@@ -1,0 +1,130 @@
+// SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
+
+use std::borrow::Cow;
+use std::collections::BTreeMap;
+use std::collections::btree_map::Entry;
+use std::fs;
+use std::os::fd::BorrowedFd;
+use std::path::{Path, PathBuf};
+
+use aya::programs::{Program, ProgramError, SchedClassifier, SocketFilter, Xdp};
+use aya::{Ebpf, EbpfLoader};
+use ibarr_common::map;
+use ibarr_proto::local_view::{LinkHeader, Served};
+
+use super::kernel::Hook;
+use super::pins::Pins;
+use super::{Error, hooks};
+
+/// The object, loaded once for each link header; the instances share the pinned maps.
+#[derive(Debug)]
+pub(super) struct Programs {
+    object: Cow<'static, [u8]>,
+    layout: PathBuf,
+    verifier_log: PathBuf,
+    instances: BTreeMap<LinkHeader, Ebpf>,
+}
+
+const TC: &str = "ip2gid_tc";
+const XDP: &str = "ip2gid_xdp";
+const GUARD: &str = "ip2gid_guard";
+
+impl Programs {
+    /// Loads what every daemon needs, so that a kernel that refuses it is known at once. Maps are
+    /// pinned in `layout`, or are those that are there.
+    pub(super) fn load(
+        object: Cow<'static, [u8]>,
+        layout: PathBuf,
+        verifier_log: PathBuf,
+    ) -> Result<Self, Error> {
+        let mut programs = Self { object, layout, verifier_log, instances: BTreeMap::new() };
+        programs.tc(LinkHeader::Ethernet)?;
+        programs.guard_program()?;
+        Ok(programs)
+    }
+
+    pub(super) fn attach(
+        &mut self,
+        pins: &Pins,
+        interface: &Served,
+        hook: Hook,
+    ) -> Result<(), Error> {
+        match hook {
+            Hook::Tcx => hooks::attach_tcx(pins, interface, self.tc(interface.header)?),
+            Hook::Clsact => hooks::attach_clsact(pins, interface, self.tc(interface.header)?),
+            Hook::XdpNative | Hook::XdpGeneric => {
+                hooks::attach_xdp(pins, interface, hook, self.xdp(interface.header)?)
+            }
+        }
+        .map_err(|source| Error::Attach { interface: interface.name, hook, source })
+    }
+
+    pub(super) fn guard(&mut self, socket: BorrowedFd<'_>) -> Result<(), Error> {
+        let program = self.guard_program()?;
+        program.attach(socket).map_err(|source| Error::Guard(Box::new(source)))
+    }
+
+    fn tc(&mut self, header: LinkHeader) -> Result<&mut SchedClassifier, Error> {
+        self.loaded(header, TC)?.try_into().map_err(|_| Error::NotInObject(TC))
+    }
+
+    fn xdp(&mut self, header: LinkHeader) -> Result<&mut Xdp, Error> {
+        self.loaded(header, XDP)?.try_into().map_err(|_| Error::NotInObject(XDP))
+    }
+
+    /// One for all sockets: it does not look at link headers.
+    fn guard_program(&mut self) -> Result<&mut SocketFilter, Error> {
+        self.loaded(LinkHeader::Ethernet, GUARD)?.try_into().map_err(|_| Error::NotInObject(GUARD))
+    }
+
+    /// A program that the verifier has accepted.
+    fn loaded(&mut self, header: LinkHeader, name: &'static str) -> Result<&mut Program, Error> {
+        let instance = match self.instances.entry(header) {
+            Entry::Occupied(instance) => instance.into_mut(),
+            Entry::Vacant(vacant) => {
+                let header_len = header.bytes();
+                let mut loader = EbpfLoader::new();
+                loader.override_global("LINK_HEADER_LEN", &header_len, true);
+                for map in map::NAMES {
+                    loader.map_pin_path(map, self.layout.join(map));
+                }
+                vacant.insert(loader.load(&self.object).map_err(|error| Error::load(error.into()))?)
+            }
+        };
+        let program = instance.program_mut(name).ok_or(Error::NotInObject(name))?;
+        if program.fd().is_err() {
+            let loaded = match program {
+                Program::SchedClassifier(program) => program.load(),
+                Program::Xdp(program) => program.load(),
+                Program::SocketFilter(program) => program.load(),
+                _ => return Err(Error::NotInObject(name)),
+            };
+            loaded.map_err(|error| refused(name, error, &self.verifier_log))?;
+        }
+        Ok(program)
+    }
+}
+
+/// Keeps the log of the verifier, which may be long, in a file.
+fn refused(name: &'static str, error: ProgramError, verifier_log: &Path) -> Error {
+    let ProgramError::LoadError { verifier_log: log, .. } = &error else {
+        return Error::load(Box::new(error));
+    };
+    let log = log.to_string();
+    if log.trim().is_empty() {
+        return Error::load(Box::new(error));
+    }
+    let kept = match fs::write(verifier_log, &log) {
+        Ok(()) => format!("its log is in {}", verifier_log.display()),
+        Err(error) => format!("its log cannot be written to {}: {error}", verifier_log.display()),
+    };
+    // The last lines are statistics; the reason stands before them.
+    let is_statistics = |line: &&str| {
+        line.is_empty()
+            || line.starts_with("processed ")
+            || line.starts_with("verification time")
+            || line.starts_with("stack depth")
+    };
+    let reason = log.lines().map(str::trim).rfind(|line| !is_statistics(line)).unwrap_or_default();
+    Error::Verifier { program: name, reason: reason.to_owned(), kept }
+}

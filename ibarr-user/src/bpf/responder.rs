@@ -1,0 +1,410 @@
+// SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
+
+use std::collections::{BTreeMap, HashMap};
+use std::time::Duration;
+
+use ibarr_common::map::{GidEntry, GidKey, Interface, ResponderCfg};
+use ibarr_common::{IfIndex, Instant};
+use ibarr_proto::counters::Counters;
+use ibarr_proto::ip2gid::Prefixes;
+use ibarr_proto::local_view::{Event, LinkHeader, LocalView, Owned, Served, WayBack};
+use tracing::{debug, info, warn};
+
+use super::kernel::{Hook, Kernel, MapUpdate};
+use super::{Error, allow};
+use crate::causes::chain;
+
+/// What an administrator decides.
+#[derive(Clone, Debug, Eq, PartialEq)]
+pub struct Settings {
+    /// Which programs.
+    pub mode: Mode,
+    /// How long they answer without hearing from the daemon.
+    pub lease: Duration,
+}
+
+impl Default for Settings {
+    fn default() -> Self {
+        Self { mode: Mode::default(), lease: Duration::from_mins(1) }
+    }
+}
+
+/// Which programs answer.
+#[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
+pub enum Mode {
+    /// The best that the kernel has: tc ingress.
+    #[default]
+    Auto,
+    /// tc ingress, by a link or a filter.
+    Tc,
+    /// tc ingress by a filter.
+    Clsact,
+    /// XDP.
+    Xdp,
+    /// None: user space answers.
+    User,
+}
+
+impl Mode {
+    /// Where to attach, the best first.
+    const fn hooks(self, header: LinkHeader) -> &'static [Hook] {
+        match (self, header) {
+            (Self::Auto | Self::Tc, _) => &[Hook::Tcx, Hook::Clsact],
+            (Self::Clsact, _) => &[Hook::Clsact],
+            (Self::Xdp, LinkHeader::Ethernet) => &[Hook::XdpNative],
+            (Self::Xdp, LinkHeader::Ipoib) => &[Hook::XdpGeneric],
+            (Self::User, _) => &[],
+        }
+    }
+}
+
+ibarr_proto::counters! {
+    /// What happens to the responder in the kernel.
+    pub enum Counter {
+        /// Programs that were attached, or put into the place of older ones.
+        Attached = "attached",
+        /// Interfaces on which no program could be attached.
+        NotAttached = "not-attached",
+        /// Times that a map or a pin could not be changed; nothing is answered in the kernel until
+        /// all is as it should be.
+        Faults = "faults",
+        /// Times that the lease was renewed.
+        LeaseRenewals = "lease-renewals",
+        /// Times that the lease was due and the addresses of this node were not known well enough.
+        LeaseWithheld = "lease-withheld",
+    }
+}
+
+/// Keeps what the kernel holds as the local view says.
+///
+/// **Nothing is answered in the kernel that the view has not said within the lease.** The lease is
+/// written only when all maps are as the view says, is taken back as soon as one cannot be written,
+/// and ends counted from the last dump of this node's addresses, not from the daemon's last breath.
+pub(super) struct Responder<K> {
+    kernel: K,
+    settings: Settings,
+    allow: Prefixes,
+    interfaces: BTreeMap<IfIndex, Slot>,
+    /// All maps are as the view says.
+    consistent: bool,
+    /// Nothing is attached but what `interfaces` says, and no other layout is left.
+    settled: bool,
+    fault: Option<String>,
+    /// None before the view knows this node.
+    due: Option<Instant>,
+    lease_end: Instant,
+    counters: Counters<Counter>,
+}
+
+/// An interface that is served.
+#[derive(Clone, Debug)]
+struct Slot {
+    served: Served,
+    state: State,
+}
+
+/// What is attached to an interface by this daemon.
+#[derive(Clone, Debug, Eq, PartialEq)]
+pub enum State {
+    /// Nothing yet.
+    Pending,
+    /// A program.
+    Attached(Hook),
+    /// Nothing, and why.
+    Failed(String),
+}
+
+/// How long what failed is left alone before it is tried again.
+const RETRY: Duration = Duration::from_secs(1);
+
+/// A view that is dumped every few seconds is trusted for so long without a dump, if the lease is
+/// shorter.
+const TRUST: Duration = Duration::from_secs(15);
+
+impl<K: Kernel> Responder<K> {
+    pub(super) fn new(kernel: K, settings: Settings, allow: Prefixes) -> Self {
+        Self {
+            kernel,
+            settings,
+            allow,
+            interfaces: BTreeMap::new(),
+            consistent: false,
+            settled: false,
+            fault: None,
+            due: None,
+            lease_end: Instant::BOOT,
+            counters: Counters::default(),
+        }
+    }
+
+    /// The view says something new. Takes effect in the kernel before this returns.
+    pub(super) fn handle_event(&mut self, event: &Event) {
+        match event {
+            Event::Added(owned) | Event::Changed(owned) => {
+                self.update(&MapUpdate::Address(entry(owned)));
+            }
+            Event::Removed(owned) => self.update(&MapUpdate::NoAddress(entry(owned).key)),
+            Event::Served(served) => {
+                let slot = self.interfaces.entry(served.ifindex);
+                slot.or_insert(Slot { served: *served, state: State::Pending }).served = *served;
+                self.update(&MapUpdate::Interface(served.ifindex, interface(served)));
+                if self.settled {
+                    self.attach_missing();
+                }
+            }
+            Event::NotServed(ifindex) => {
+                self.interfaces.remove(ifindex);
+                self.update(&MapUpdate::NoInterface(*ifindex));
+                if self.settled {
+                    self.detach_others();
+                }
+            }
+        }
+    }
+
+    /// To be called when all events of the view were handled. Early calls do nothing.
+    pub(super) fn handle_timeout(&mut self, now: Instant, view: &LocalView) {
+        let Some(confirmed_at) = view.confirmed_at() else { return };
+        if self.due.is_some_and(|due| now < due) {
+            return;
+        }
+        self.due = Some(now + RETRY);
+        if !self.consistent {
+            match self.fill(view) {
+                Ok(()) => {
+                    self.consistent = true;
+                    self.fault = None;
+                }
+                Err(error) => {
+                    self.fail(&error);
+                    return;
+                }
+            }
+        }
+        if !self.renew(now, confirmed_at) {
+            return;
+        }
+        self.attach_missing();
+        if !self.settled {
+            self.detach_others();
+            self.settled = match self.kernel.settle() {
+                Ok(()) => true,
+                Err(error) => {
+                    warn!("{}", chain(&error));
+                    false
+                }
+            };
+        }
+    }
+
+    /// When to call [`handle_timeout`](Self::handle_timeout) next, besides after every event.
+    pub(super) fn poll_timeout(&self) -> Option<Instant> {
+        self.due
+    }
+
+    /// The administrator decides otherwise.
+    pub(super) fn reconfigure(&mut self, now: Instant, settings: Settings, allow: Prefixes) {
+        self.allow = allow;
+        if self.consistent
+            && let Err(error) = self.change_allow()
+        {
+            self.fail(&error);
+        }
+        if settings.mode != self.settings.mode {
+            for slot in self.interfaces.values_mut() {
+                slot.state = State::Pending;
+            }
+            self.settled = false;
+        }
+        self.settings = settings;
+        if self.due.is_some() {
+            self.due = Some(now);
+        }
+    }
+
+    pub(super) fn kernel(&self) -> &K {
+        &self.kernel
+    }
+
+    pub(super) fn kernel_mut(&mut self) -> &mut K {
+        &mut self.kernel
+    }
+
+    /// What is attached to an interface that is served.
+    pub(super) fn state(&self, ifindex: IfIndex) -> Option<&State> {
+        self.interfaces.get(&ifindex).map(|slot| &slot.state)
+    }
+
+    /// Why nothing at all is answered in the kernel.
+    pub(super) fn fault(&self) -> Option<&str> {
+        self.fault.as_deref()
+    }
+
+    pub(super) fn lease_end(&self) -> Instant {
+        self.lease_end
+    }
+
+    pub(super) fn counters(&self) -> &Counters<Counter> {
+        &self.counters
+    }
+
+    fn update(&mut self, update: &MapUpdate) {
+        // Otherwise all maps will be filled from the view.
+        if (self.consistent || self.due.is_none())
+            && let Err(error) = self.kernel.update(update)
+        {
+            self.fail(&error);
+        }
+    }
+
+    /// Makes the maps as the view says: first what is not true any more goes.
+    fn fill(&mut self, view: &LocalView) -> Result<(), Error> {
+        for served in view.served() {
+            let slot = self.interfaces.entry(served.ifindex);
+            slot.or_insert(Slot { served: *served, state: State::Pending });
+        }
+        let held = self.kernel.held()?;
+        let entries: HashMap<GidKey, GidEntry> =
+            view.owned().map(|owned| entry(&owned)).map(|entry| (entry.key, entry)).collect();
+        for key in held.addresses.iter().filter(|key| !entries.contains_key(key)) {
+            self.kernel.update(&MapUpdate::NoAddress(*key))?;
+        }
+        for ifindex in held.interfaces.iter().filter(|index| !self.interfaces.contains_key(index)) {
+            self.kernel.update(&MapUpdate::NoInterface(*ifindex))?;
+        }
+        for entry in entries.into_values() {
+            self.kernel.update(&MapUpdate::Address(entry))?;
+        }
+        for (ifindex, slot) in &self.interfaces {
+            self.kernel.update(&MapUpdate::Interface(*ifindex, interface(&slot.served)))?;
+        }
+        self.change_allow()
+    }
+
+    fn change_allow(&mut self) -> Result<(), Error> {
+        let held = self.kernel.held()?;
+        allow::change(&held, &self.allow).iter().try_for_each(|update| self.kernel.update(update))
+    }
+
+    /// `false` if the programs are left to their old lease.
+    fn renew(&mut self, now: Instant, confirmed_at: Instant) -> bool {
+        let lease = self.settings.lease;
+        let end = (now + lease).min(confirmed_at + lease.max(TRUST));
+        if end <= now {
+            self.counters.count(Counter::LeaseWithheld);
+            debug!("no lease: the last dump of addresses is too old");
+            return false;
+        }
+        let restrict = self.allow.iter().next().is_some();
+        let cfg = ResponderCfg {
+            lease_end: end.as_nanos(),
+            switches: if restrict { ResponderCfg::RESTRICT } else { 0 },
+            reserved: 0,
+        };
+        if let Err(error) = self.kernel.update(&MapUpdate::Cfg(cfg)) {
+            self.fail(&error);
+            return false;
+        }
+        self.counters.count(Counter::LeaseRenewals);
+        self.lease_end = end;
+        self.due = Some(now + lease / 3);
+        true
+    }
+
+    /// Takes the lease back: what the maps hold may not be true.
+    fn fail(&mut self, error: &Error) {
+        self.counters.count(Counter::Faults);
+        let fault = chain(error);
+        if self.fault.as_ref() != Some(&fault) {
+            warn!("peers are answered in user space: {fault}");
+        }
+        self.fault = Some(fault);
+        self.consistent = false;
+        self.lease_end = Instant::BOOT;
+        let Err(error) = self.kernel.update(&MapUpdate::Cfg(ResponderCfg::default())) else {
+            return;
+        };
+        // What cannot be told to stop must go.
+        warn!("detaching all: {}", chain(&error));
+        for slot in self.interfaces.values_mut() {
+            slot.state = State::Pending;
+        }
+        self.detach_others();
+    }
+
+    /// Attaches programs where there are none of ours.
+    fn attach_missing(&mut self) {
+        let missing: Vec<_> = self
+            .interfaces
+            .values()
+            .filter(|slot| !matches!(slot.state, State::Attached(_)))
+            .map(|slot| slot.served)
+            .collect();
+        for served in &missing {
+            let state = self.attach(served);
+            if let Some(slot) = self.interfaces.get_mut(&served.ifindex) {
+                slot.state = state;
+            }
+        }
+        if !missing.is_empty() && self.settled {
+            self.detach_others();
+        }
+    }
+
+    fn attach(&mut self, served: &Served) -> State {
+        let interface = served.name;
+        let mut reasons = Vec::new();
+        for &hook in self.settings.mode.hooks(served.header) {
+            match self.kernel.attach(served, hook) {
+                Ok(()) => {
+                    self.counters.count(Counter::Attached);
+                    info!(%interface, %hook, "peers are answered in the kernel");
+                    return State::Attached(hook);
+                }
+                Err(error) => reasons.push(chain(&error)),
+            }
+        }
+        let reason = reasons.join("; ");
+        let failed = State::Failed(reason);
+        if self.state(served.ifindex) != Some(&failed)
+            && let State::Failed(reason) = &failed
+        {
+            self.counters.count(Counter::NotAttached);
+            warn!(%interface, "peers are answered in user space: {reason}");
+        }
+        failed
+    }
+
+    /// Detaches whatever is not the program that an interface is to have. What stays attached
+    /// answers nothing: its interface is not in the map.
+    fn detach_others(&mut self) {
+        let detached = self.kernel.attached().and_then(|attached| {
+            attached
+                .into_iter()
+                .filter(|&(ifindex, hook)| self.state(ifindex) != Some(&State::Attached(hook)))
+                .collect::<Vec<_>>()
+                .into_iter()
+                .try_for_each(|(ifindex, hook)| self.kernel.detach(ifindex, hook))
+        });
+        if let Err(error) = detached {
+            warn!("{}", chain(&error));
+            self.settled = false;
+        }
+    }
+}
+
+fn entry(owned: &Owned) -> GidEntry {
+    let key = GidKey::new(owned.address, owned.scope.unwrap_or(owned.ifindex));
+    GidEntry::new(key, owned.gid, Some(owned.ifindex), owned.origin)
+}
+
+fn interface(served: &Served) -> Interface {
+    let switch = |way_back, switch| if way_back == WayBack::Here { switch } else { 0 };
+    let mut hwaddr = [0; _];
+    hwaddr.iter_mut().zip(served.hwaddr.as_bytes()).for_each(|(to, from)| *to = *from);
+    Interface {
+        switches: switch(served.ipv4, Interface::ANSWER_IPV4)
+            | switch(served.ipv6, Interface::ANSWER_IPV6),
+        hwaddr,
+    }
+}

@@ -1,0 +1,94 @@
+// SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
+
+//! What is done with the pins of the responder, without a daemon.
+
+use std::net::Ipv6Addr;
+use std::path::Path;
+
+use ibarr_common::Instant;
+use ibarr_common::map::{Interface, Origin};
+use nix::net::if_::if_indextoname;
+
+use super::{Exit, ask, print};
+use crate::bpf;
+use crate::causes::chain;
+use crate::control::messages::{
+    Body, Failure, FailureKind, KernelEntry, KernelInterface, KernelMaps,
+};
+use crate::sys::clock;
+
+/// Shows what programs answer, from their maps.
+pub(super) fn show(dir: &Path, json: bool) -> Exit {
+    let contents = match bpf::read(dir) {
+        Ok(Some(contents)) => contents,
+        Ok(None) => {
+            let message = format!(
+                "{}: no maps here: has a daemon answered in the kernel? ibarr status says why not",
+                dir.display()
+            );
+            return ask::fail(Failure { kind: FailureKind::Unreachable, message }, json);
+        }
+        Err(error) => return ask::fail(failure(&error), json),
+    };
+    let body = Body::Kernel { kernel: document(&contents) };
+    if json {
+        print::json(&body.into());
+    } else {
+        print::body(&body);
+    }
+    Exit::Ok
+}
+
+/// Removes all that daemons have left in the kernel.
+pub(super) fn detach(dir: &Path, json: bool) -> Exit {
+    let done = match bpf::detach(dir) {
+        Ok(true) => format!("{}: all detached and removed", dir.display()),
+        Ok(false) => format!("{}: nothing there", dir.display()),
+        Err(error) => return ask::fail(failure(&error), json),
+    };
+    if json {
+        print::json(&Body::Done { done }.into());
+    } else {
+        print::line(&done);
+    }
+    Exit::Ok
+}
+
+fn document(contents: &bpf::Contents) -> KernelMaps {
+    let lease_end = Instant::from_nanos(contents.cfg.lease_end);
+    let lease_ends_in = lease_end.since(clock::now()).as_millis();
+    KernelMaps {
+        lease_ends_in_ms: u64::try_from(lease_ends_in).unwrap_or(u64::MAX),
+        restricted: contents.cfg.restricts(),
+        interfaces: contents
+            .interfaces
+            .iter()
+            .map(|(ifindex, interface)| KernelInterface {
+                ifindex: *ifindex,
+                name: if_indextoname(*ifindex).ok().and_then(|name| name.into_string().ok()),
+                ipv4: interface.switches & Interface::ANSWER_IPV4 != 0,
+                ipv6: interface.switches & Interface::ANSWER_IPV6 != 0,
+            })
+            .collect(),
+        entries: contents
+            .entries
+            .iter()
+            .map(|entry| KernelEntry {
+                ip: entry.key.ip(),
+                scope: (entry.key.scope != 0).then_some(entry.key.scope),
+                gid: entry.has_gid().then(|| Ipv6Addr::from(entry.gid).to_string()),
+                ifindex: entry.ifindex,
+                origin: match Origin::new(entry.origin) {
+                    Some(Origin::Local) => "local".to_owned(),
+                    Some(Origin::Static) => "static".to_owned(),
+                    None => format!("unknown ({})", entry.origin),
+                },
+            })
+            .collect(),
+    }
+}
+
+fn failure(error: &bpf::Error) -> Failure {
+    let kind = if error.is_permission() { FailureKind::Permission } else { FailureKind::Internal };
+    Failure { kind, message: chain(error) }
+}
