@@ -6,8 +6,11 @@
 
 use std::ffi::OsStr;
 use std::fs;
+use std::num::NonZeroUsize;
+use std::panic::resume_unwind;
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::thread;
 use std::time::Duration;
 
 use anyhow::{Context as _, Result, bail};
@@ -59,15 +62,24 @@ pub(crate) fn run(workspace: &Workspace, args: &Args) -> Result<()> {
     Ok(())
 }
 
-/// Runs each target for `time`.
+/// Runs each target for `time`, as many at once as there are cores.
 pub(crate) fn smoke(workspace: &Workspace, toolbox: &Toolbox, time: Duration) -> Result<()> {
     let fuzzers = build(workspace, toolbox)?;
     if fuzzers.is_empty() {
         bail!("there are no fuzz targets");
     }
-    fuzzers
-        .iter()
-        .try_for_each(|fuzzer| Target::new(workspace, fuzzer)?.search(time, Progress::Hidden))
+    let search = |fuzzer| Target::new(workspace, fuzzer)?.search(time, Progress::Hidden);
+    let cores = thread::available_parallelism().map_or(1, NonZeroUsize::get);
+    for batch in fuzzers.chunks(cores) {
+        let results: Vec<Result<()>> = thread::scope(|scope| {
+            let running: Vec<_> =
+                batch.iter().map(|fuzzer| scope.spawn(move || search(fuzzer))).collect();
+            let results = running.into_iter().map(thread::ScopedJoinHandle::join);
+            results.map(|result| result.unwrap_or_else(|panic| resume_unwind(panic))).collect()
+        });
+        results.into_iter().collect::<Result<()>>()?;
+    }
+    Ok(())
 }
 
 /// A `cargo test` that runs every target on its corpus. Needs neither C++ nor instrumentation.
