@@ -50,6 +50,7 @@ pub(super) fn write(
     path: &Path,
     modules: &[Module],
     programs: &[Program],
+    files: &[(&str, &str)],
     command: &[&str],
 ) -> Result<()> {
     let file = File::create(path).with_context(|| format!("{} cannot be made", path.display()))?;
@@ -66,6 +67,9 @@ pub(super) fn write(
             .with_context(|| format!("{} is unreadable", executable.display()))?;
         needs_no_library(&content).with_context(|| executable.display().to_string())?;
         archive.program(path, &content)?;
+    }
+    for (path, content) in files {
+        archive.file(path, content.as_bytes())?;
     }
     archive.file(COMMAND, command.join("\0").as_bytes())?;
     archive.finish()?.flush().with_context(|| format!("{} cannot be written", path.display()))

@@ -46,6 +46,9 @@ enum Scenario {
     Hello,
     /// The kernel asks for addresses over NETLINK_RDMA, and takes our answers at once
     Ls {
+        /// Let `ibarr` answer, and peers answer it
+        #[arg(long, conflicts_with = "daemon")]
+        ibarr: bool,
         /// A statically linked daemon that answers, and its arguments [default: a small responder]
         #[arg(trailing_var_arg = true, allow_hyphen_values = true, value_name = "DAEMON")]
         daemon: Vec<String>,
@@ -76,55 +79,58 @@ pub(crate) fn run(workspace: &Workspace, args: &Args) -> Result<()> {
 /// The first kind: this machine cannot run it, and why. The second: something failed.
 pub(crate) fn prove(workspace: &Workspace) -> Result<Result<usize>> {
     let machines = Machines::fetch(workspace, Version::value_variants())?;
-    let scenarios = [Scenario::Hello, Scenario::Ls { daemon: Vec::new() }];
+    let scenarios = [Scenario::Hello, Scenario::Ls { ibarr: false, daemon: Vec::new() }];
     Ok(scenarios.iter().try_fold(0, |passed, scenario| {
         Ok(passed + machines.run(&prepare(workspace, scenario)?, DEADLINE)?)
     }))
 }
 
 fn prepare(workspace: &Workspace, scenario: &Scenario) -> Result<Prepared> {
-    let built =
-        image::build(workspace, "build", &["--package", "ibarr-testbed", "--bin", "ibarr-guest"])?;
-    let guest = artifacts::binary(&built, "ibarr-guest")?.to_owned();
-    let guest = Program { path: image::INIT.into(), executable: guest };
-    let own = |name: &str| vec![image::INIT.to_owned(), name.to_owned()];
-    Ok(match scenario {
-        Scenario::Hello => Prepared {
-            name: "hello",
-            modules: &["tun"],
-            programs: vec![guest],
-            command: own("hello"),
-            reports: true,
-        },
-        Scenario::Ls { daemon } => {
-            let (program, command) = foreign(daemon)?;
-            Prepared {
-                name: "ls",
-                modules: &["rdma_ucm", "tun"],
-                programs: [guest].into_iter().chain(program).collect(),
-                command: [own("ls"), command].concat(),
-                reports: true,
+    let mut wanted = vec!["--package", "ibarr-testbed", "--bin", "ibarr-guest"];
+    if let Scenario::Ls { ibarr: true, .. } = scenario {
+        wanted.extend(["--package", "ibarr-user", "--bin", "ibarr"]);
+    }
+    let built = image::build(workspace, "build", &wanted)?;
+    let program = |path: &str, name| {
+        let executable = artifacts::binary(&built, name)?.to_owned();
+        anyhow::Ok(Program { path: path.to_owned(), executable })
+    };
+    let mut prepared = Prepared {
+        name: "hello",
+        modules: &["tun"],
+        programs: vec![program(image::INIT, "ibarr-guest")?],
+        files: &[],
+        command: vec![image::INIT.to_owned()],
+        reports: true,
+    };
+    match scenario {
+        Scenario::Hello => prepared.command.push("hello".to_owned()),
+        Scenario::Ls { ibarr, daemon } => {
+            prepared.name = if *ibarr { "ls-ibarr" } else { "ls" };
+            prepared.modules = &["rdma_ucm", "tun"];
+            prepared.command.push("ls".to_owned());
+            if *ibarr {
+                prepared.programs.push(program("/bin/ibarr", "ibarr")?);
+                prepared.command.extend(["/bin/ibarr", "run"].map(str::to_owned));
             }
+            prepared.command.extend(foreign(daemon, &mut prepared.programs)?);
         }
         Scenario::Exec { command } => {
-            let (program, command) = foreign(command)?;
-            Prepared {
-                name: "exec",
-                modules: ALL_MODULES,
-                programs: [guest].into_iter().chain(program).collect(),
-                command,
-                reports: false,
-            }
+            prepared.name = "exec";
+            prepared.modules = ALL_MODULES;
+            prepared.command = foreign(command, &mut prepared.programs)?;
+            prepared.reports = false;
         }
-    })
+    }
+    Ok(prepared)
 }
 
-/// A program of this machine and its arguments, and the same command in the guest.
-fn foreign(command: &[String]) -> Result<(Option<Program>, Vec<String>)> {
-    let [program, arguments @ ..] = command else { return Ok((None, Vec::new())) };
+/// Adds a program of this machine to `programs`; gives the same command in the guest.
+fn foreign(command: &[String], programs: &mut Vec<Program>) -> Result<Vec<String>> {
+    let [program, arguments @ ..] = command else { return Ok(Vec::new()) };
     let executable = PathBuf::from(program);
     let name = executable.file_name().and_then(|name| name.to_str());
     let path = format!("/bin/{}", name.with_context(|| format!("{program:?} names no file"))?);
-    let command = [path.clone()].into_iter().chain(arguments.iter().cloned()).collect();
-    Ok((Some(Program { path, executable }), command))
+    programs.push(Program { path: path.clone(), executable });
+    Ok([path].into_iter().chain(arguments.iter().cloned()).collect())
 }

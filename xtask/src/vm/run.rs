@@ -30,6 +30,8 @@ pub(super) struct Prepared {
     pub(super) name: &'static str,
     pub(super) modules: &'static [&'static str],
     pub(super) programs: Vec<Program>,
+    /// What else the guest finds: paths and contents.
+    pub(super) files: &'static [(&'static str, &'static str)],
     /// What the guest runs: a path in it, and arguments.
     pub(super) command: Vec<String>,
     /// Whether the command reports with the Test Anything Protocol. Otherwise its status counts.
@@ -83,12 +85,12 @@ struct Run<'a> {
 impl Run<'_> {
     /// How many claims it made, if it succeeded; if not, why has been said.
     fn start(&self, toolbox: &Toolbox, deadline: Duration) -> Result<Option<usize>> {
-        let Prepared { name, modules, programs, command, reports } = self.prepared;
+        let Prepared { name, modules, programs, files, command, reports } = self.prepared;
         let path = toolbox.path()?;
         let initramfs = self.file("cpio");
         let modules = self.kernel.modules(modules, &path)?;
         let command: Vec<_> = command.iter().map(String::as_str).collect();
-        image::write(&initramfs, &modules, programs, &command)?;
+        image::write(&initramfs, &modules, programs, files, &command)?;
         let (console, said) = (self.file("console.log"), self.file("said.log"));
         let mut said = File::create(&said).with_context(|| said.display().to_string())?;
 

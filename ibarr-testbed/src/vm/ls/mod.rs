@@ -6,6 +6,7 @@
 //! none, and says -ENODEV: here that is success. What it says without an answer is -ETIMEDOUT.
 
 mod network;
+mod peer;
 pub(crate) mod responder;
 mod service;
 mod socket;
@@ -57,6 +58,8 @@ pub(crate) fn run(responder: &[String]) -> ExitCode {
     {
         bench.protocol(&mut report);
         service::prove(responder, &mut report);
+        let answered = bench.network.answered.get();
+        Report::note(format_args!("ip2gid queries that left the interface: {answered}"));
     }
     report.end()
 }

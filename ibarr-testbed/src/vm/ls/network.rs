@@ -9,6 +9,8 @@ use std::net::IpAddr;
 use anyhow::{Context as _, Result};
 use ibarr_common::IfIndex;
 
+use super::peer::{self, Answered};
+use super::responder::GID;
 use crate::rtnetlink::{self, Rtnetlink};
 use crate::sys::tun::{self, Tun};
 
@@ -22,6 +24,8 @@ pub(super) const NEAR: &str = "10.1.0.7";
 pub(super) struct Network {
     _tun: Tun,
     pub(super) ifindex: IfIndex,
+    /// By everybody behind the gateway.
+    pub(super) answered: Answered,
 }
 
 impl Network {
@@ -41,6 +45,7 @@ impl Network {
         rtnetlink.add_address(ifindex, address("fd00:1::1")?, 64)?;
         rtnetlink.add_route(ifindex, (address("10.2.0.0")?, 16), address("10.1.0.254")?)?;
         rtnetlink.add_route(ifindex, (address("fd00:2::")?, 64), address("fd00:1::fe")?)?;
-        Ok(Self { _tun: tun, ifindex })
+        let answered = peer::spawn(tun.packets()?, GID.parse()?)?;
+        Ok(Self { _tun: tun, ifindex, answered })
     }
 }

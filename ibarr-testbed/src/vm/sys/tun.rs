@@ -10,7 +10,7 @@ use nix::libc;
 /// this.
 #[derive(Debug)]
 pub(crate) struct Tun {
-    _file: File,
+    file: File,
 }
 
 /// `ARPHRD_INFINIBAND`, the type of IPoIB interfaces.
@@ -38,7 +38,12 @@ impl Tun {
         unsafe { ioctl::set_interface(file.as_raw_fd(), &raw const request) }?;
         // SAFETY: TUNSETLINK takes its argument as a number and touches no memory of ours.
         unsafe { ioctl::set_link_type(file.as_raw_fd(), link_type.into()) }?;
-        Ok(Self { _file: file })
+        Ok(Self { file })
+    }
+
+    /// Where packets of the interface are read and written, without link headers.
+    pub(crate) fn packets(&self) -> io::Result<File> {
+        self.file.try_clone()
     }
 }
 
