@@ -4,7 +4,7 @@
 //! the command's status.
 
 use std::fs::{self, File, OpenOptions};
-use std::os::unix::fs::FileExt as _;
+use std::os::unix::fs::{FileExt as _, symlink};
 use std::path::PathBuf;
 use std::process::{Command, ExitStatus};
 
@@ -14,10 +14,13 @@ use nix::mount::{MsFlags, mount};
 use nix::sys::reboot::{RebootMode, reboot};
 use nix::sys::termios::{OutputFlags, SetArg, tcdrain, tcgetattr, tcsetattr};
 
-/// Where the host left what to do: the command, its arguments separated by NUL; and the modules,
-/// to be loaded in the order of their names.
+/// Where the host left what to do: the command, variables for its environment before it and
+/// arguments behind, separated by NUL; and the modules, to be loaded in the order of their names.
 const COMMAND: &str = "/command";
 const MODULES: &str = "/modules";
+
+/// Where programs of Debian find their libraries.
+const LIBRARIES: &str = "/lib64";
 
 /// Where the command's output goes. The console (the first serial port) is the kernel's too.
 const SAID: &str = "/dev/ttyS1";
@@ -57,6 +60,8 @@ fn set_up() -> Result<()> {
         mount(Some(kind), path, Some(kind), MsFlags::empty(), None::<&str>)
             .with_context(|| format!("{path} cannot be mounted"))?;
     }
+    // As everywhere; iproute2 keeps its namespaces there.
+    fs::create_dir_all("/var").and_then(|()| symlink("/run", "/var/run")).context("/var/run")?;
     let Ok(entries) = fs::read_dir(MODULES) else { return Ok(()) };
     let entries = entries.map(|entry| Ok(entry?.path()));
     let mut modules = entries.collect::<std::io::Result<Vec<PathBuf>>>()?;
@@ -71,7 +76,11 @@ fn set_up() -> Result<()> {
 
 fn command() -> Result<u8> {
     let command = fs::read_to_string(COMMAND).context(COMMAND)?;
-    let mut words = command.split('\0');
+    let mut words = command.split('\0').peekable();
+    let mut variables = Vec::new();
+    while let Some(variable) = words.next_if(|word| !word.contains('/') && word.contains('=')) {
+        variables.extend(variable.split_once('='));
+    }
     let program = words.next().unwrap_or_default();
     let said = OpenOptions::new().write(true).open(SAID).context(SAID)?;
     let mut settings = tcgetattr(&said).context(SAID)?;
@@ -82,7 +91,9 @@ fn command() -> Result<u8> {
         .args(words)
         .env_clear()
         .env("PATH", "/bin")
+        .env("LD_LIBRARY_PATH", LIBRARIES)
         .env("RUST_BACKTRACE", "1")
+        .envs(variables)
         .stdout(said.try_clone().context(SAID)?)
         .status()
         .with_context(|| format!("{program} cannot be run"))?;

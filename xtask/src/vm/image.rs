@@ -21,7 +21,7 @@ const MODULES: &str = "/modules";
 /// The guest's first program; it runs [`COMMAND`].
 pub(super) const INIT: &str = "/bin/ibarr-guest";
 
-/// A file of ours in the guest.
+/// A program, or one of its libraries, in the guest.
 pub(super) struct Program {
     /// Its path in the guest.
     pub(super) path: String,
@@ -65,7 +65,6 @@ pub(super) fn write(
     for Program { path, executable } in programs {
         let content = fs::read(executable)
             .with_context(|| format!("{} is unreadable", executable.display()))?;
-        needs_no_library(&content).with_context(|| executable.display().to_string())?;
         archive.program(path, &content)?;
     }
     for (path, content) in files {
@@ -73,6 +72,17 @@ pub(super) fn write(
     }
     archive.file(COMMAND, command.join("\0").as_bytes())?;
     archive.finish()?.flush().with_context(|| format!("{} cannot be written", path.display()))
+}
+
+/// A program of ours in the guest.
+///
+/// # Errors
+/// It needs libraries, which the guest has not.
+pub(super) fn ours(path: &str, executable: &Path) -> Result<Program> {
+    let content =
+        fs::read(executable).with_context(|| format!("{} is unreadable", executable.display()))?;
+    needs_no_library(&content).with_context(|| executable.display().to_string())?;
+    Ok(Program { path: path.to_owned(), executable: executable.to_owned() })
 }
 
 fn needs_no_library(program: &[u8]) -> Result<()> {

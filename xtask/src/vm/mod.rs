@@ -8,11 +8,12 @@
 mod cpio;
 mod image;
 mod kernel;
+mod libraries;
 mod qemu;
 mod run;
 mod tap;
 
-use std::path::PathBuf;
+use std::path::Path;
 use std::time::Duration;
 
 use anyhow::{Context as _, Result};
@@ -21,8 +22,8 @@ use clap::{Subcommand, ValueEnum as _};
 use self::image::Program;
 use self::kernel::Version;
 use self::run::{Machines, Prepared};
-use crate::artifacts;
 use crate::workspace::Workspace;
+use crate::{artifacts, tools};
 
 /// Run our programs on stock kernels of Debian, in a virtual machine
 #[derive(clap::Args)]
@@ -53,6 +54,8 @@ enum Scenario {
         #[arg(trailing_var_arg = true, allow_hyphen_values = true, value_name = "DAEMON")]
         daemon: Vec<String>,
     },
+    /// The BPF programs, accepted and at work between network namespaces
+    Bpf,
     /// Run a statically linked program of yours, as root, with NETLINK_RDMA, veth, TUN and tc
     Exec {
         /// The program, which is in /bin there, and its arguments
@@ -60,6 +63,9 @@ enum Scenario {
         command: Vec<String>,
     },
 }
+
+/// How many cases of a property are tried: a guest's processor is slow.
+const CASES: &str = "PROPTEST_CASES=16";
 
 /// What `vm exec` loads: everything that one of our scenarios needs.
 const ALL_MODULES: &[&str] = &["rdma_ucm", "ib_umad", "tun", "veth", "sch_ingress", "cls_bpf"];
@@ -91,10 +97,7 @@ fn prepare(workspace: &Workspace, scenario: &Scenario) -> Result<Prepared> {
         wanted.extend(["--package", "ibarr-user", "--bin", "ibarr"]);
     }
     let built = image::build(workspace, "build", &wanted)?;
-    let program = |path: &str, name| {
-        let executable = artifacts::binary(&built, name)?.to_owned();
-        anyhow::Ok(Program { path: path.to_owned(), executable })
-    };
+    let program = |path: &str, name| image::ours(path, artifacts::binary(&built, name)?);
     let mut prepared = Prepared {
         name: "hello",
         modules: &["tun"],
@@ -115,6 +118,19 @@ fn prepare(workspace: &Workspace, scenario: &Scenario) -> Result<Prepared> {
             }
             prepared.command.extend(foreign(daemon, &mut prepared.programs)?);
         }
+        Scenario::Bpf => {
+            let arguments = ["--no-run", "--package", "ibarr-testbed", "--test", "bpf"];
+            let tests = image::build(workspace, "test", &arguments)?;
+            let tests = tests.iter().find(|artifact| artifact.is_test && artifact.target == "bpf");
+            let tests = &tests.context("this checkout has no tests of BPF")?.executable;
+            prepared.name = "bpf";
+            prepared.modules = &["veth", "sch_ingress", "cls_bpf"];
+            prepared.programs.push(image::ours("/bin/bpf", tests)?);
+            let iproute2 = tools::root(workspace, &tools::IPROUTE2)?;
+            prepared.programs.extend(libraries::program(&iproute2, "ip")?);
+            prepared.command = [CASES, "/bin/bpf"].map(str::to_owned).into();
+            prepared.reports = false;
+        }
         Scenario::Exec { command } => {
             prepared.name = "exec";
             prepared.modules = ALL_MODULES;
@@ -128,9 +144,9 @@ fn prepare(workspace: &Workspace, scenario: &Scenario) -> Result<Prepared> {
 /// Adds a program of this machine to `programs`; gives the same command in the guest.
 fn foreign(command: &[String], programs: &mut Vec<Program>) -> Result<Vec<String>> {
     let [program, arguments @ ..] = command else { return Ok(Vec::new()) };
-    let executable = PathBuf::from(program);
+    let executable = Path::new(program);
     let name = executable.file_name().and_then(|name| name.to_str());
     let path = format!("/bin/{}", name.with_context(|| format!("{program:?} names no file"))?);
-    programs.push(Program { path: path.clone(), executable });
+    programs.push(image::ours(&path, executable)?);
     Ok([path].into_iter().chain(arguments.iter().cloned()).collect())
 }

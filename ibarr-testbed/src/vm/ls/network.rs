@@ -5,6 +5,7 @@
 
 use std::fs;
 use std::net::IpAddr;
+use std::os::fd::AsFd as _;
 
 use anyhow::{Context as _, Result};
 use ibarr_common::IfIndex;
@@ -45,7 +46,8 @@ impl Network {
         rtnetlink.add_address(ifindex, address("fd00:1::1")?, 64)?;
         rtnetlink.add_route(ifindex, (address("10.2.0.0")?, 16), address("10.1.0.254")?)?;
         rtnetlink.add_route(ifindex, (address("fd00:2::")?, 64), address("fd00:1::fe")?)?;
-        let answered = peer::spawn(tun.packets()?, GID.parse()?)?;
+        let packets = tun.as_fd().try_clone_to_owned()?;
+        let answered = peer::spawn(packets.into(), GID.parse()?)?;
         Ok(Self { _tun: tun, ifindex, answered })
     }
 }

@@ -2,7 +2,7 @@
 
 use std::fs::{File, OpenOptions};
 use std::io;
-use std::os::fd::AsRawFd;
+use std::os::fd::{AsFd, AsRawFd as _, BorrowedFd};
 
 use nix::libc;
 
@@ -40,10 +40,12 @@ impl Tun {
         unsafe { ioctl::set_link_type(file.as_raw_fd(), link_type.into()) }?;
         Ok(Self { file })
     }
+}
 
-    /// Where packets of the interface are read and written, without link headers.
-    pub(crate) fn packets(&self) -> io::Result<File> {
-        self.file.try_clone()
+/// To read and write the packets of the interface, without link headers.
+impl AsFd for Tun {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.file.as_fd()
     }
 }
 

@@ -1,0 +1,90 @@
+// SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
+
+//! Programs of Debian packages in a guest, with the libraries that they need.
+
+use std::ffi::OsStr;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use anyhow::{Context as _, Result, bail};
+use object::read::elf::ElfFile64;
+use object::{Object as _, ObjectSection as _};
+
+use super::image::Program;
+use crate::process;
+
+/// Where a guest's loader finds libraries. `ibarr-testbed/src/vm/init.rs` has it too.
+const DIRECTORY: &str = "/lib64";
+
+/// The program called `name` of the packages unpacked in `root`, and all that it needs. What is not
+/// in `root`, the machine has: packages that it has are not unpacked.
+pub(super) fn program(root: &Path, name: &str) -> Result<Vec<Program>> {
+    let candidates = ["usr/sbin", "usr/bin", "sbin", "bin"].map(|dir| root.join(dir).join(name));
+    // `/sbin/ip -> /bin/ip` leads out of the packages.
+    let executable = candidates.into_iter().find(|path| path.is_file() && !path.is_symlink());
+    let executable =
+        executable.with_context(|| format!("{} has no program {name}", root.display()))?;
+    let content = fs::read(&executable).with_context(|| executable.display().to_string())?;
+    let loader = interpreter(&content).with_context(|| executable.display().to_string())?;
+    let own = ["usr/lib/x86_64-linux-gnu", "lib/x86_64-linux-gnu"].map(|dir| root.join(dir));
+    let path = std::env::join_paths(own).context("a directory name holds a colon")?;
+    let listed = list(&loader, &executable, &path)?;
+    let mut programs = vec![Program { path: format!("/bin/{name}"), executable }];
+    for library in libraries(&listed)? {
+        let file = library.file_name().and_then(OsStr::to_str).context("a library's name")?;
+        programs.push(Program { path: format!("{DIRECTORY}/{file}"), executable: library });
+    }
+    programs.push(Program { path: loader.clone(), executable: loader.into() });
+    Ok(programs)
+}
+
+/// The loader that a program asks for.
+fn interpreter(program: &[u8]) -> Result<String> {
+    let elf: ElfFile64<'_> = ElfFile64::parse(program).context("not a program")?;
+    let section = elf.section_by_name(".interp").context("it needs no libraries")?;
+    let path = String::from_utf8(section.data()?.to_vec())?;
+    Ok(path.trim_end_matches('\0').to_owned())
+}
+
+/// What ldd prints.
+fn list(loader: &str, program: &Path, library_path: &OsStr) -> Result<String> {
+    let mut command = Command::new(loader);
+    command.env("LD_LIBRARY_PATH", library_path).arg("--list").arg(program);
+    process::output(&mut command)
+}
+
+/// The files in ldd's list. The loader and the kernel's own are not among them.
+fn libraries(listed: &str) -> Result<Vec<PathBuf>> {
+    let mut files = Vec::new();
+    for line in listed.lines() {
+        let Some((name, place)) = line.trim().split_once(" => ") else { continue };
+        if place.starts_with("not found") {
+            bail!("library {name} is neither among its packages nor on this machine");
+        }
+        files.push(place.split(" (0x").next().unwrap_or(place).into());
+    }
+    Ok(files)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn files_are_listed_without_the_loader() {
+        let listed = "\tlinux-vdso.so.1 (0x00007ffd)\n\
+                      \tlibbpf.so.1 => /t/a b/libbpf.so.1 (0x00007f85)\n\
+                      \tlibc.so.6 => /lib/x86_64-linux-gnu/libc.so.6 (0x00007f84)\n\
+                      \t/lib64/ld-linux-x86-64.so.2 (0x00007f86)\n";
+        let files = libraries(listed).expect("all there");
+        let expected = ["/t/a b/libbpf.so.1", "/lib/x86_64-linux-gnu/libc.so.6"].map(PathBuf::from);
+        assert_eq!(files, expected);
+    }
+
+    #[test]
+    fn library_that_is_nowhere_is_an_error() {
+        let error = libraries("\tlibelf.so.1 => not found\n").expect_err("not found").to_string();
+        assert!(error.contains("libelf.so.1"), "{error}");
+    }
+}
