@@ -245,7 +245,7 @@ impl Drop for TemporaryLab {
 }
 
 /// Becomes `command` on a node of a lab, with the lab's `ibarr` first on `$PATH` and the node's
-/// run directory in `$IBARR_RUN_DIR`.
+/// directories in `$IBARR_RUN_DIR` and `$IBARR_BPF_DIR`.
 ///
 /// # Errors
 /// There is no such lab or node, or the command cannot be run.
@@ -262,6 +262,7 @@ pub fn exec(store: &Store, name: &LabName, node: &str, command: &[String]) -> Re
     command.env("PATH", path);
     if let Ok(node) = state.plan.node(node) {
         command.env("IBARR_RUN_DIR", Files::of(&directory, node.name).run_dir());
+        command.env("IBARR_BPF_DIR", directory.join("bpf").join(node.name.to_string()));
     }
     netns::exec(namespace, &mut command)
 }

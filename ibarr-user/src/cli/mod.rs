@@ -62,7 +62,7 @@ enum Command {
         #[arg(long, conflicts_with = "flush")]
         kernel: bool,
         /// Directory of the maps
-        #[arg(long, value_name = "DIR", default_value = bpf::BPF_DIR)]
+        #[arg(long, value_name = "DIR", env = "IBARR_BPF_DIR", default_value = bpf::BPF_DIR)]
         bpf_dir: PathBuf,
         #[command(flatten)]
         daemon: Daemon,
@@ -73,7 +73,7 @@ enum Command {
     /// daemon may be running)
     Detach {
         /// Directory of the maps and links
-        #[arg(long, value_name = "DIR", default_value = bpf::BPF_DIR)]
+        #[arg(long, value_name = "DIR", env = "IBARR_BPF_DIR", default_value = bpf::BPF_DIR)]
         bpf_dir: PathBuf,
         /// Print one JSON document
         #[arg(long)]
@@ -104,7 +104,7 @@ struct RunArgs {
     #[arg(long, value_name = "DIR", env = "IBARR_RUN_DIR", default_value = daemon::RUN_DIR)]
     run_dir: PathBuf,
     /// Directory on a bpffs of the maps and links that outlive the daemon
-    #[arg(long, value_name = "DIR", default_value = bpf::BPF_DIR)]
+    #[arg(long, value_name = "DIR", env = "IBARR_BPF_DIR", default_value = bpf::BPF_DIR)]
     bpf_dir: PathBuf,
     /// BPF object to load instead of the one built in
     #[arg(long, value_name = "FILE", env = "IBARR_BPF_OBJECT", hide = true)]
