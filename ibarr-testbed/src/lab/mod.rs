@@ -131,6 +131,11 @@ impl Lab {
         Files::of(self.directory.path(), node.name)
     }
 
+    /// The `--bpf-dir` of a node.
+    pub fn bpf_dir(&self, node: &Node) -> PathBuf {
+        self.bpf().join(node.name.to_string())
+    }
+
     /// Runs the lab's `ibarr` as a client of the daemon on `node`.
     ///
     /// # Errors
