@@ -62,10 +62,12 @@ impl Node for Maps {
 
     #[inline]
     fn interface(&self, ifindex: IfIndex) -> Option<Interface> {
-        let element = INTERFACES.get_ptr(ifindex.get())?;
-        // SAFETY: the kernel keeps the element's memory until the program ends, and any bytes are
-        // an `Interface`.
-        Some(unsafe { element.read() })
+        const WORDS: usize = size_of::<Interface>() / 4;
+        let element = INTERFACES.get_ptr(ifindex.get())?.cast::<[u32; WORDS]>();
+        // SAFETY: the kernel keeps the element's memory, which it aligns to 8 bytes, until the
+        // program ends.
+        let words = unsafe { element.read() };
+        Some(zerocopy::transmute!(words))
     }
 
     #[inline]

@@ -64,7 +64,7 @@ impl Link for Ethernet {
     #[inline]
     fn is_for_this_host(&self, interface: &Interface) -> bool {
         const GROUP: u8 = 1;
-        interface.hwaddr.starts_with(&self.destination) && self.source[0] & GROUP == 0
+        interface.hwaddr.first_chunk() == Some(&self.destination) && self.source[0] & GROUP == 0
     }
 
     #[inline]
@@ -131,9 +131,9 @@ impl Frame<'_> {
     #[inline(never)]
     fn handle<L: Link, Q: QueryPacket>(&self) -> u32 {
         let Some(query) = self.view::<Whole<L, Q>>() else { return XDP_PASS };
+        let mut copied = MaybeUninit::uninit();
         // SAFETY: `view` has checked the bounds, and any bytes are a frame.
-        let query = unsafe { copy(query) };
-        let Aligned(query) = opaque(&query);
+        let Aligned(query) = opaque(unsafe { copy(query, &mut copied) });
         if query.link.ethertype() != Q::ETHERTYPE || !query.packet.is_to_our_port() {
             return XDP_PASS;
         }
@@ -224,15 +224,21 @@ fn opaque<T>(memory: &T) -> &T {
 ///
 /// An even address is what the kernel's own stack asks of a frame (`include/linux/etherdevice.h`).
 #[inline]
-unsafe fn copy<T>(from: *const T) -> Aligned<T> {
+unsafe fn copy<T>(from: *const T, to: &mut MaybeUninit<Aligned<T>>) -> &Aligned<T> {
     const { assert!(size_of::<T>().is_multiple_of(2)) }
-    let mut to = MaybeUninit::<Aligned<T>>::uninit();
-    // SAFETY: both hold a `T`, one of them on our stack, and both are even.
-    unsafe {
-        ptr::copy_nonoverlapping(from.cast::<u16>(), to.as_mut_ptr().cast(), size_of::<T>() / 2);
-    };
+    for half in 0..size_of::<T>() / 2 {
+        // SAFETY: inside the `T`.
+        let from = unsafe { from.cast::<u16>().add(half) };
+        // SAFETY: as above, and even. Volatile, or the compiler would call a function that copies
+        // byte by byte.
+        let value = unsafe { from.read_volatile() };
+        // SAFETY: inside the room for a `T`.
+        let to = unsafe { to.as_mut_ptr().cast::<u16>().add(half) };
+        // SAFETY: inside that room, and even.
+        unsafe { to.write(value) };
+    }
     // SAFETY: all of it has just been written.
-    unsafe { to.assume_init() }
+    unsafe { to.assume_init_ref() }
 }
 
 /// # Safety
