@@ -17,10 +17,10 @@ use crate::net::{Net, SERVER, TO_SERVER, ask, daemon, receive, send_frame, socke
 use crate::programs::{Programs, nonzero};
 
 #[test]
-fn tcx_answers_with_every_offload_on_and_no_socket_behind() {
+fn tc_answers_with_every_offload_on_and_no_socket_behind() {
     let net = Net::new();
     let mut server = server(&net, 14);
-    server.tc().attach("s0", TcAttachType::Ingress).expect("attached");
+    attach(server.tc(), 1);
     for target in ["10.2.0.5", "fd00:2::5"] {
         assert_eq!(gid_of(&ask("client", target, &query(target))), Some(gid()));
     }
@@ -31,9 +31,7 @@ fn tcx_answers_with_every_offload_on_and_no_socket_behind() {
 fn clsact_answers_alike() {
     let net = Net::new();
     let mut server = server(&net, 14);
-    qdisc_add_clsact("s0").expect("added");
-    let options = TcAttachOptions::Netlink(NlOptions::default());
-    server.tc().attach_with_options("s0", TcAttachType::Ingress, options).expect("attached");
+    attach_to_clsact(server.tc(), 1);
     for target in ["10.2.0.5", "fd00:2::5"] {
         assert_eq!(gid_of(&ask("client", target, &query(target))), Some(gid()));
     }
@@ -45,7 +43,7 @@ fn link_local_peer_is_answered() {
     let net = Net::new();
     let mut server = server(&net, 14);
     server.put_gid("fe80::5".parse().unwrap(), net.s0, Some(gid()));
-    server.tc().attach("s0", TcAttachType::Ingress).expect("attached");
+    attach(server.tc(), 1);
     let c0 = netns::inside("client", || Ok(nix::net::if_::if_nametoindex("c0")?)).unwrap();
     let reply = ask("client", &format!("[fe80::5%{c0}]:4791"), &query("fe80::5"));
     assert_eq!(gid_of(&reply), Some(gid()));
@@ -56,7 +54,7 @@ fn link_local_peer_is_answered() {
 fn client_behind_a_router_is_answered_through_it() {
     let net = Net::new();
     let mut server = server(&net, 14);
-    server.tc().attach("s0", TcAttachType::Ingress).expect("attached");
+    attach(server.tc(), 1);
     assert_eq!(gid_of(&ask("remote", "10.2.0.5", &query("10.2.0.5"))), Some(gid()));
     assert_eq!(nonzero(&server.counters(Program::Tc)), [("answered", 1)]);
 }
@@ -67,9 +65,8 @@ fn ipoib_link_header_is_answered_by_the_shift() {
     let mut server = server(&net, 24);
     let mut bench = Programs::bench();
     let widen = classifier(&mut bench, "widen_tc");
-    widen.attach("s0", TcAttachType::Ingress).expect("attached");
-    let order = TcAttachOptions::TcxOrder(LinkOrder::after_program(widen).expect("loaded"));
-    server.tc().attach_with_options("s0", TcAttachType::Ingress, order).expect("attached");
+    attach(widen, 1);
+    attach(server.tc(), 2);
     // The client's stack takes the reply; to find the way to it is the server's.
     for (source, target) in [("10.2.0.9", "10.2.0.5"), ("fd00:2::9", "fd00:2::5")] {
         let socket = socket_in("client", target);
@@ -89,7 +86,7 @@ fn ipoib_link_header_is_answered_by_the_shift() {
 fn sender_that_never_filled_in_its_checksum_gets_no_reply() {
     let net = Net::new();
     let mut server = server(&net, 14);
-    server.tc().attach("s0", TcAttachType::Ingress).expect("attached");
+    attach(server.tc(), 1);
     for (source, target) in [("10.2.0.9", "10.2.0.5"), ("fd00:2::9", "fd00:2::5")] {
         let right = Frame {
             link: TO_SERVER,
@@ -109,7 +106,7 @@ fn sender_that_never_filled_in_its_checksum_gets_no_reply() {
 fn what_is_not_answered_reaches_the_daemon_as_it_was_sent() {
     let net = Net::new();
     let mut server = server(&net, 14);
-    server.tc().attach("s0", TcAttachType::Ingress).expect("attached");
+    attach(server.tc(), 1);
     let socket = daemon("0.0.0.0");
     let client = socket_in("client", "10.2.0.5");
     let payloads = [query("10.2.0.8"), query("fd00:2::8"), b"not a query".to_vec()];
@@ -221,6 +218,23 @@ fn server(net: &Net, link_header: u32) -> Programs {
         programs.put_gid(ip(address), net.s0, Some(gid()));
     }
     programs
+}
+
+/// Attaches `program`, the `place`th in line: to tcx where the kernel has it, else (before Linux
+/// 6.6) to clsact.
+fn attach(program: &mut SchedClassifier, place: u16) {
+    let last = TcAttachOptions::TcxOrder(LinkOrder::last());
+    if let Err(no_tcx) = program.attach_with_options("s0", TcAttachType::Ingress, last) {
+        println!("on clsact, for {no_tcx}");
+        attach_to_clsact(program, place);
+    }
+}
+
+fn attach_to_clsact(program: &mut SchedClassifier, place: u16) {
+    // It is there already if another program is.
+    let _ = qdisc_add_clsact("s0");
+    let options = TcAttachOptions::Netlink(NlOptions { priority: place, ..NlOptions::default() });
+    program.attach_with_options("s0", TcAttachType::Ingress, options).expect("attached");
 }
 
 fn classifier<'a>(ebpf: &'a mut Ebpf, name: &str) -> &'a mut SchedClassifier {

@@ -65,6 +65,13 @@ pub(super) const LEVELS: &[Level] = &[
         budget: Duration::from_mins(4),
         run: virtual_machines,
     },
+    Level {
+        name: "vm-bpf",
+        what: "the tests of the BPF programs on Debian 12's kernel",
+        fast: false,
+        budget: Duration::from_mins(2),
+        run: bpf_in_vm,
+    },
 ];
 
 /// The levels that `names` ask for, in the order of the table.
@@ -163,7 +170,16 @@ fn demo(bench: &Bench<'_>) -> Result<Outcome> {
 }
 
 fn virtual_machines(bench: &Bench<'_>) -> Result<Outcome> {
-    let proof = match vm::prove(bench.workspace) {
+    proved(vm::prove(bench.workspace))
+}
+
+fn bpf_in_vm(bench: &Bench<'_>) -> Result<Outcome> {
+    proved(vm::prove_bpf(bench.workspace))
+}
+
+/// What guests proved, or why there are none.
+fn proved(proof: Result<Result<usize>>) -> Result<Outcome> {
+    let proof = match proof {
         Ok(proof) => proof,
         Err(lack) => return Ok(Outcome::NotRun(format!("{lack:#}"))),
     };

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 
-//! Reads what a guest reports: the Test Anything Protocol, with its plan at the end.
+//! Reads what a guest reports: the Test Anything Protocol, with its plan at the end, or the lines of
+//! Rust's test harness.
 
 use std::fmt;
 
@@ -21,6 +22,16 @@ impl Tap {
             self.failed += 1;
         } else if let Some(plan) = line.strip_prefix("1..") {
             self.plan = plan.trim().parse().ok();
+        } else if let Some(result) = line.strip_prefix("test result: ") {
+            let count = |word: &str| -> Option<usize> {
+                result.split_once(&format!(" {word}"))?.0.rsplit(' ').next()?.parse().ok()
+            };
+            self.plan =
+                count("passed").zip(count("failed")).map(|(passed, failed)| passed + failed);
+        } else if line.starts_with("test ") && line.ends_with(" ... ok") {
+            self.passed += 1;
+        } else if line.starts_with("test ") && line.ends_with(" ... FAILED") {
+            self.failed += 1;
         }
     }
 
@@ -61,6 +72,17 @@ mod tests {
         let tap = read("# Linux 6.1\nok 1 - boots\nnoise\nok 2 - answers\n1..2\n");
         assert!(tap.is_success());
         assert_eq!(tap.to_string(), "2 passed, 0 failed");
+    }
+
+    #[test]
+    fn test_harness_is_understood() {
+        let lines = "running 2 tests\ntest a::b ... ok\ntest c ... ok\n";
+        let end = "test result: ok. 2 passed; 0 failed; 0 ignored; 0 measured; 7 filtered out; fin";
+        assert!(read(&format!("{lines}\n{end}\n")).is_success());
+        assert!(!read(lines).is_success());
+        let failed = lines.replacen("ok", "FAILED", 1);
+        let end = "test result: FAILED. 1 passed; 1 failed; 0 ignored; 0 measured";
+        assert_eq!(read(&format!("{failed}{end}")).to_string(), "1 passed, 1 failed");
     }
 
     #[test]
