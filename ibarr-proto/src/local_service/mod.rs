@@ -17,6 +17,8 @@
 mod nudges;
 mod queue;
 mod requests;
+#[cfg(test)]
+mod tests;
 mod types;
 
 use std::collections::VecDeque;
@@ -112,6 +114,7 @@ impl LocalService {
                 self.timeout = None;
                 self.queue.clear();
                 self.nudges.unwant();
+                self.nudges.more_to_come(false);
             }
             Input::Datagram { sender, bytes, cut } => {
                 self.nudges.more_to_come(true);
@@ -172,9 +175,11 @@ impl LocalService {
         }
     }
 
-    /// When to call [`Self::handle_timeout`] next, and poll again.
+    /// When to call [`Self::handle_timeout`] next, and poll again. A driver that has no room for what
+    /// is due already polls when it has.
     pub fn poll_timeout(&self) -> Option<Instant> {
-        [self.requests.next_timeout(), self.nudges.due()].into_iter().flatten().min()
+        let nudge = self.nudges.due().filter(|&due| due > self.now);
+        [self.requests.next_timeout(), nudge].into_iter().flatten().min()
     }
 
     /// The next thing to do, none of which may be done before its predecessor: a nudge comes only

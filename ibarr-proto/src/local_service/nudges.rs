@@ -21,13 +21,16 @@ pub(super) struct Nudges {
 }
 
 /// What became of the last one.
-#[derive(Debug, Default, Eq, PartialEq)]
+#[derive(Debug, Default)]
 enum Last {
     /// There has been none, or it was noticed.
     #[default]
     Done,
-    UnderWay,
     Failed,
+    UnderWay {
+        /// Whether the one before failed.
+        after_failure: bool,
+    },
 }
 
 impl Nudges {
@@ -49,7 +52,7 @@ impl Nudges {
 
     /// When the next is due; while one is under way, nobody knows.
     pub(super) fn due(&self) -> Option<Instant> {
-        let wanted = self.wanted_since.filter(|_| self.last != Last::UnderWay)?;
+        let wanted = self.wanted_since.filter(|_| !self.is_under_way())?;
         if self.last_one {
             return Some(wanted);
         }
@@ -63,7 +66,7 @@ impl Nudges {
         if due {
             self.wanted_since = None;
             self.last_at = Some(now);
-            self.last = Last::UnderWay;
+            self.last = Last::UnderWay { after_failure: self.failed() };
         }
         due
     }
@@ -73,11 +76,15 @@ impl Nudges {
     }
 
     pub(super) fn failed(&self) -> bool {
-        self.last == Last::Failed
+        matches!(self.last, Last::Failed | Last::UnderWay { after_failure: true })
     }
 
     /// Whether one is wanted or under way.
     pub(super) fn is_busy(&self) -> bool {
-        self.last == Last::UnderWay || self.wanted_since.is_some()
+        self.is_under_way() || self.wanted_since.is_some()
+    }
+
+    fn is_under_way(&self) -> bool {
+        matches!(self.last, Last::UnderWay { .. })
     }
 }

@@ -1,0 +1,543 @@
+// SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
+
+mod model;
+mod rig;
+
+use std::time::Duration;
+
+use ibarr_common::ib::PortNum;
+use ibarr_common::wire::ls::{PathUse, ResolvePath};
+
+use self::rig::{Rig, gid, ms, peer, request, unhex};
+use super::*;
+
+const ONE: &str = "10.2.0.1";
+const TWO: &str = "10.2.0.2";
+
+#[test]
+fn the_kernel_is_answered_byte_for_byte() {
+    // Recorded from Linux 6.1 by a responder whose answers it took; see the codec's golden files.
+    let mut rig = Rig::new();
+    rig.datagram(&unhex("1c000000 02100100 0c000000 00000000 02000000 08000920 0a020001"));
+    let gid = "fe80::2:c903:0:14".parse().unwrap();
+    rig.finds(ONE, Outcome::Found { gid, source: Source::Cache });
+    let Some(Transmit::Message(answer)) = rig.core.poll_transmit() else { panic!("no answer") };
+    let bytes =
+        unhex("24000000 02100000 0c000000 b4000000 14000400 fe800000 00000000 0002c903 00000014");
+    assert_eq!(answer.as_ref(), bytes);
+    rig.counted("requests 1, answered-cache 1");
+}
+
+#[test]
+fn answers_come_before_the_one_nudge_that_is_for_all_of_them() {
+    let mut rig = Rig::new();
+    rig.asks(1, ONE);
+    rig.asks(2, TWO);
+    rig.finds(TWO, peer(TWO));
+    rig.finds(ONE, peer(ONE));
+    rig.does("2 is fe80::2, 1 is fe80::1, nudge");
+    rig.pass(ms(100));
+    rig.does("");
+    rig.counted("requests 2, answered-peer 2, nudges 1");
+}
+
+#[test]
+fn nudges_are_a_millisecond_apart_and_never_two_at_a_time() {
+    let mut rig = Rig::new();
+    let give = |rig: &mut Rig, seq| {
+        rig.asks(seq, ONE);
+        rig.finds(ONE, peer(ONE));
+        rig.next().unwrap()
+    };
+    give(&mut rig, 1);
+    rig.does("nudge");
+    give(&mut rig, 2);
+    rig.pass(ms(10));
+    rig.does("");
+    rig.tell(Input::Nudged { done: true });
+    rig.does("nudge");
+    rig.tell(Input::Nudged { done: true });
+
+    give(&mut rig, 3);
+    assert_eq!(rig.core.poll_timeout(), Some(rig.now + NUDGE_INTERVAL));
+    rig.pass(NUDGE_INTERVAL.saturating_sub(Duration::from_nanos(1)));
+    give(&mut rig, 4);
+    rig.does("");
+    rig.pass(Duration::from_nanos(1));
+    rig.does("nudge");
+}
+
+#[test]
+fn a_nudge_waits_for_the_rest_of_a_burst_but_not_for_ever() {
+    let mut rig = Rig::new();
+    rig.datagram(request(1, ONE).as_ref());
+    rig.finds(ONE, peer(ONE));
+    rig.does("1 is fe80::1");
+    rig.pass(ms(1));
+    rig.datagram(request(2, TWO).as_ref());
+    rig.finds(TWO, peer(TWO));
+    rig.does("2 is fe80::2");
+    rig.tell(Input::Drained);
+    rig.does("nudge");
+    rig.tell(Input::Nudged { done: true });
+
+    rig.pass(ms(10));
+    let begun = rig.now;
+    let mut seq = 3;
+    while rig.now < begun + NUDGE_WITHIN {
+        rig.datagram(request(seq, ONE).as_ref());
+        rig.finds(ONE, peer(ONE));
+        rig.does(&format!("{seq} is fe80::1"));
+        rig.pass(ms(1));
+        seq += 1;
+    }
+    rig.does("nudge");
+}
+
+#[test]
+fn a_repetition_of_what_waits_is_absorbed() {
+    let mut rig = Rig::new();
+    rig.asks(1, ONE);
+    rig.asks(1, ONE);
+    rig.wants(ONE);
+    rig.finds(ONE, peer(ONE));
+    // Its answer is on its way.
+    rig.asks(1, ONE);
+    rig.does("1 is fe80::1, nudge");
+    rig.counted("requests 1, answered-peer 1, duplicates-waiting 2, nudges 1");
+}
+
+#[test]
+fn a_repetition_of_what_was_answered_is_answered_from_memory_with_three_nudges_at_most() {
+    let mut rig = Rig::new();
+    rig.is_answered(1, ONE);
+    for nudged in 1..=10 {
+        rig.pass(ms(100));
+        rig.asks(1, ONE);
+        rig.wants("");
+        rig.does(if nudged < 3 { "1 is fe80::1, nudge" } else { "1 is fe80::1" });
+        rig.tell(Input::Nudged { done: true });
+    }
+    rig.counted("requests 1, answered-peer 1, duplicates-answered 10, nudges 3");
+}
+
+/// Should a kernel never take an answer, and repeat everything at each nudge.
+#[test]
+fn nudges_come_to_an_end() {
+    const REQUESTS: u32 = 20;
+    let mut rig = Rig::new();
+    let ask_all = |rig: &mut Rig| (1..=REQUESTS).for_each(|seq| rig.asks(seq, ONE));
+    ask_all(&mut rig);
+    (0..REQUESTS).for_each(|_| rig.finds(ONE, peer(ONE)));
+    let mut nudges = 0;
+    loop {
+        assert!(nudges <= MAX_NUDGES, "they feed themselves");
+        while let Some(done) = rig.next() {
+            if done == "nudge" {
+                nudges += 1;
+                rig.tell(Input::Nudged { done: true });
+                ask_all(&mut rig);
+            }
+        }
+        let Some(due) = rig.core.poll_timeout() else { break };
+        rig.pass(due.since(rig.now));
+    }
+    assert_eq!(nudges, MAX_NUDGES);
+    assert_eq!(rig.core.load(), Load::default());
+}
+
+#[test]
+fn memory_ends_five_seconds_after_the_answer_however_often_it_is_repeated() {
+    let mut rig = Rig::new();
+    rig.is_answered(1, ONE);
+    rig.pass(MEMORY.saturating_sub(ms(1)));
+    rig.asks(1, ONE);
+    rig.does("1 is fe80::1, nudge");
+    rig.pass(ms(1));
+    assert_eq!(rig.core.load(), Load::default());
+    rig.asks(1, ONE);
+    rig.wants(ONE);
+}
+
+#[test]
+fn a_number_that_comes_again_with_another_question_is_another_request() {
+    let mut rig = Rig::new();
+    rig.asks(1, ONE);
+    rig.asks(1, TWO);
+    rig.wants(TWO);
+    rig.finds(TWO, peer(TWO));
+    rig.does("1 is fe80::2, nudge");
+    // An answered one has ended already.
+    rig.asks(1, ONE);
+    rig.wants(ONE);
+    rig.counted("requests 3, answered-peer 1, superseded 1, nudges 1");
+}
+
+#[test]
+fn address_and_path_requests_with_one_number_are_two() {
+    let mut rig = Rig::new();
+    rig.asks(1, ONE);
+    rig.datagram(path_request(1).as_ref());
+    rig.wants(ONE);
+    rig.does("1 asks the SA");
+    rig.finds(ONE, peer(ONE));
+    rig.does("1 is fe80::1");
+    rig.tell(Input::Drained);
+    rig.does("nudge");
+}
+
+#[test]
+fn what_cannot_be_answered_is_tried_again_then_given_up_in_silence() {
+    let outcomes = [
+        (Outcome::NotFound, "given-up-not-found"),
+        (Outcome::TimedOut, "given-up-timed-out"),
+        (Outcome::Unreachable, "given-up-unreachable"),
+        (Outcome::Overloaded, "given-up-overloaded"),
+    ];
+    for (outcome, counted) in outcomes {
+        let mut rig = Rig::new();
+        rig.asks(1, ONE);
+        let given_up_at = rig.now + DEADLINE;
+        let mut tries = 0;
+        while rig.now < given_up_at {
+            rig.wants(ONE);
+            rig.finds(ONE, outcome);
+            // Repetitions do not hasten it.
+            rig.asks(1, ONE);
+            rig.wants("");
+            let due = rig.core.poll_timeout().unwrap();
+            assert_eq!(due, rig.now + RETRY);
+            rig.pass(due.since(rig.now));
+            tries += 1;
+        }
+        rig.wants("");
+        rig.does("");
+        assert_eq!(rig.core.load(), Load::default());
+        rig.counted(&format!("requests 1, {counted} 1, duplicates-waiting {tries}"));
+    }
+}
+
+#[test]
+fn what_nobody_finds_is_given_up_at_its_deadline() {
+    let mut rig = Rig::new();
+    rig.asks(1, ONE);
+    rig.pass(DEADLINE.saturating_sub(ms(1)));
+    rig.wants(ONE);
+    rig.pass(ms(1));
+    rig.wants("");
+    rig.counted("requests 1, given-up-timed-out 1");
+}
+
+#[test]
+fn an_answer_found_at_a_later_try_counts() {
+    let mut rig = Rig::new();
+    rig.asks(1, ONE);
+    rig.finds(ONE, Outcome::Unreachable);
+    rig.pass(RETRY);
+    rig.finds(ONE, peer(ONE));
+    rig.does("1 is fe80::1, nudge");
+    rig.counted("requests 1, answered-peer 1, nudges 1");
+}
+
+#[test]
+fn a_path_request_is_answered_however_bad_it_is() {
+    let whole = path_request(7);
+    let whole = whole.as_ref();
+    let changed = |at: usize, byte: u8| {
+        let mut changed = whole.to_vec();
+        changed[at] = byte;
+        changed
+    };
+    let cases = [
+        (whole.to_vec(), "paths-unknown 1"),
+        (whole[..40].to_vec(), "paths-malformed 1, malformed-truncated 1"),
+        (whole[..16].to_vec(), "paths-malformed 1, malformed-truncated 1"),
+        // Lengths: of the message, none; of the message, too much; of the first attribute.
+        (changed(0, 0), "paths-malformed 1, malformed-truncated 1"),
+        (changed(1, 1), "paths-malformed 1, malformed-truncated 1"),
+        (changed(84, 19), "paths-malformed 1, malformed-attribute-length 1"),
+        (changed(84, 0), "paths-malformed 1, malformed-truncated 1"),
+        // No such device, port or use of paths; another attribute that has to be understood.
+        (changed(16, 0), "paths-malformed 1, malformed-value 1"),
+        (changed(80, 0), "paths-malformed 1, malformed-value 1"),
+        (changed(81, 9), "paths-malformed 1, malformed-value 1"),
+        (changed(86, 30), "paths-malformed 1, malformed-attribute-mandatory 1"),
+        // The DGID said to be an SGID.
+        (changed(86, 5), "paths-malformed 1, malformed-attribute-repeated 1"),
+    ];
+    for (bytes, counted) in cases {
+        let mut rig = Rig::new();
+        rig.datagram(&bytes);
+        rig.tell(Input::Drained);
+        let Some(Transmit::Message(answer)) = rig.core.poll_transmit() else {
+            panic!("no answer to {bytes:02x?}")
+        };
+        assert_eq!(answer.as_ref(), unhex("10000000 00100001 07000000 b4000000"), "{bytes:02x?}");
+        // Nobody waits for a nudge there.
+        rig.does("");
+        rig.counted(counted);
+    }
+}
+
+#[test]
+fn a_bad_address_request_is_counted_and_no_more() {
+    let ip = |payload: &str| {
+        let length = 16 + unhex(payload).len();
+        unhex(&format!("{length:02x}000000 02100100 07000000 00000000 {payload}"))
+    };
+    let cases = [
+        (ip(""), "malformed-truncated 1"),
+        (ip("02000000"), "malformed-attribute-missing 1"),
+        (ip("00000000 08000920 0a020001"), "malformed-value 1"),
+        (ip("02000000 07000920 0a020001"), "malformed-attribute-length 1"),
+        (ip("02000000 08000920 0a020001 08000920 0a020001"), "malformed-attribute-repeated 1"),
+        (ip("02000000 08001e20 0a020001"), "malformed-attribute-mandatory 1"),
+        (ip("02000000 08000920 00000000"), "malformed-target 1"),
+        (ip("02000000 08000920 e0000001"), "malformed-target 1"),
+        (unhex("1c000000 02100100 07"), "malformed-truncated 1"),
+        (unhex("1c000000 02100100 07000000 00000000 0200"), "malformed-truncated 1"),
+        (Vec::new(), ""),
+    ];
+    for (bytes, counted) in cases {
+        let mut rig = Rig::new();
+        rig.datagram(&bytes);
+        rig.wants("");
+        rig.does("");
+        rig.counted(counted);
+    }
+}
+
+#[test]
+fn only_requests_of_the_kernel_count() {
+    let mut rig = Rig::new();
+    for message in [request(1, ONE), path_request(2)] {
+        let bytes = message.as_ref();
+        rig.tell(Input::Datagram { sender: Sender::Other, bytes, cut: false });
+    }
+    // Another daemon's answer, a request of nothing that we know, a message of netlink's own.
+    rig.datagram(Answer::Error.emit(Seq(3), PortId(9)).as_ref());
+    rig.datagram(&unhex("10000000 03100100 04000000 00000000"));
+    rig.datagram(&unhex("10000000 01100100 04000000 00000000"));
+    rig.datagram(&unhex("10000000 03000000 05000000 00000000"));
+    rig.wants("");
+    rig.does("");
+    rig.counted("not-from-kernel 2, not-a-request 2, unknown-operation 2");
+}
+
+#[test]
+fn every_message_of_a_datagram_counts_up_to_the_first_that_is_broken() {
+    let mut rig = Rig::new();
+    let mut bytes = [request(1, ONE).as_ref(), path_request(2).as_ref()].concat();
+    bytes.extend(request(3, TWO).as_ref());
+    bytes.extend(&path_request(4).as_ref()[..20]);
+    rig.tell(Input::Datagram { sender: Sender::Kernel, bytes: &bytes, cut: true });
+    rig.wants("10.2.0.1, 10.2.0.2");
+    rig.does("2 asks the SA, 4 asks the SA");
+    rig.counted(
+        "requests 2, paths-unknown 1, paths-malformed 1, datagrams-cut 1, malformed-truncated 1",
+    );
+}
+
+#[test]
+fn the_kernels_word_on_our_messages_is_heeded_if_it_is_a_refusal() {
+    let verdict = |errno: i32| {
+        let mut bytes = unhex("24000000 02000000 03000000 b4000000");
+        bytes.extend(errno.to_ne_bytes());
+        bytes.extend([0; 16]);
+        bytes
+    };
+    let mut rig = Rig::new();
+    rig.datagram(&verdict(0));
+    // What kernels before 5.6 say of each answer that they take: its length.
+    rig.datagram(&verdict(36));
+    assert_eq!(rig.core.refusal(), None);
+    rig.datagram(&verdict(-1));
+    assert_eq!(rig.core.refusal(), Some(-1));
+    rig.datagram(&unhex("10000000 02000000 03000000 b4000000"));
+    rig.counted("confirmations 2, refusals 1, malformed-truncated 1");
+    rig.tell(Input::Opened { port_id: PortId(180) });
+    assert_eq!(rig.core.refusal(), None);
+}
+
+#[test]
+fn a_full_table_forgets_what_was_answered_first_but_never_what_waits() {
+    let limits = Limits { requests: 3, ..Limits::default() };
+    let mut rig = Rig::with(Config::default(), limits);
+    rig.is_answered(1, ONE);
+    rig.pass(ms(10));
+    rig.is_answered(2, ONE);
+    rig.asks(3, TWO);
+    // The oldest goes, then the other, then there is no more to go.
+    rig.asks(4, TWO);
+    rig.asks(5, TWO);
+    rig.asks(6, TWO);
+    assert_eq!(rig.core.load(), Load { waiting: 3, held: 3 });
+    rig.counted("requests 6, answered-peer 2, requests-full 1, memory-evicted 2, nudges 2");
+    rig.asks(2, ONE);
+    rig.wants("10.2.0.2, 10.2.0.2, 10.2.0.2");
+    // What was not taken is, once there is room.
+    rig.finds(TWO, peer(TWO));
+    rig.next().unwrap();
+    rig.asks(6, TWO);
+    rig.wants("10.2.0.2, 10.2.0.2, 10.2.0.2");
+}
+
+#[test]
+fn an_answer_that_waits_for_room_is_not_forgotten_for_others() {
+    let limits = Limits { requests: 1, ..Limits::default() };
+    let mut rig = Rig::with(Config::default(), limits);
+    rig.asks(1, ONE);
+    rig.finds(ONE, peer(ONE));
+    rig.asks(2, TWO);
+    rig.wants("");
+    rig.does("1 is fe80::1, nudge");
+    rig.counted("requests 2, answered-peer 1, requests-full 1, nudges 1");
+}
+
+#[test]
+fn errors_that_wait_for_room_are_bounded() {
+    let limits = Limits { errors: 2, ..Limits::default() };
+    let mut rig = Rig::with(Config::default(), limits);
+    for seq in 1..=4 {
+        rig.datagram(path_request(seq).as_ref());
+    }
+    rig.does("1 asks the SA, 2 asks the SA");
+    rig.datagram(path_request(5).as_ref());
+    rig.does("5 asks the SA");
+    rig.counted("paths-unknown 5, paths-full 2");
+}
+
+#[test]
+fn an_answer_for_which_there_was_no_room_in_time_is_not_given() {
+    let mut rig = Rig::new();
+    rig.asks(1, ONE);
+    rig.pass(ms(100));
+    rig.finds(ONE, peer(ONE));
+    rig.pass(DEADLINE.saturating_sub(ms(101)));
+    assert_eq!(rig.core.load().held, 1);
+    rig.pass(ms(1));
+    rig.does("");
+    assert_eq!(rig.core.load(), Load::default());
+    rig.counted("requests 1, answered-peer 1, answers-late 1");
+}
+
+#[test]
+fn without_nudges_each_answer_is_given_once_more() {
+    let config = Config { nudge: false, ..Config::default() };
+    let mut rig = Rig::with(config, Limits::default());
+    rig.asks(1, ONE);
+    rig.finds(ONE, peer(ONE));
+    rig.does("1 is fe80::1");
+    assert_eq!(rig.core.poll_timeout(), Some(rig.now + REPEAT_AFTER));
+    rig.pass(REPEAT_AFTER);
+    rig.does("1 is fe80::1");
+    rig.pass(ms(1000));
+    rig.does("");
+    rig.tell(Input::Overrun);
+    rig.does("");
+    rig.counted("requests 1, answered-peer 1, answers-repeated 1, overruns 1");
+}
+
+#[test]
+fn while_nudges_fail_each_answer_is_given_once_more() {
+    let mut rig = Rig::new();
+    rig.asks(1, ONE);
+    rig.finds(ONE, peer(ONE));
+    rig.does("1 is fe80::1, nudge");
+    rig.tell(Input::Nudged { done: false });
+    assert!(rig.core.nudge_fails());
+    rig.pass(ms(10));
+    rig.asks(2, ONE);
+    rig.finds(ONE, peer(ONE));
+    rig.does("2 is fe80::1, nudge");
+    rig.tell(Input::Nudged { done: true });
+    assert!(!rig.core.nudge_fails());
+    rig.pass(REPEAT_AFTER);
+    rig.does("2 is fe80::1, nudge");
+    rig.tell(Input::Nudged { done: true });
+    rig.pass(ms(10));
+    rig.is_answered(3, ONE);
+    rig.pass(REPEAT_AFTER);
+    rig.does("");
+    rig.counted("requests 3, answered-peer 3, answers-repeated 1, nudges 4, nudges-failed 1");
+}
+
+#[test]
+fn lost_requests_are_asked_for_by_a_nudge_when_the_socket_is_empty() {
+    let mut rig = Rig::new();
+    rig.tell(Input::Overrun);
+    rig.datagram(request(1, ONE).as_ref());
+    rig.does("");
+    rig.tell(Input::Drained);
+    rig.does("nudge");
+    rig.counted("requests 1, nudges 1, overruns 1");
+}
+
+#[test]
+fn at_the_end_answers_go_what_waits_does_not_and_the_time_out_is_given_back() {
+    let timeout = Timeout::from_millis(500).unwrap();
+    let mut rig = Rig { core: LocalService::new(Config { nudge: true, timeout }), ..Rig::new() };
+    rig.tell(Input::Opened { port_id: PortId(180) });
+    rig.does("timeout 500, nudge");
+    rig.tell(Input::Nudged { done: true });
+    rig.asks(1, ONE);
+    rig.asks(2, TWO);
+    rig.finds(TWO, peer(TWO));
+    rig.tell(Input::Stop);
+    assert!(!rig.core.is_idle());
+    rig.wants("");
+    // Not a millisecond after the last nudge.
+    rig.does("timeout 2000, 2 is fe80::2, nudge");
+    assert!(!rig.core.is_idle());
+    rig.tell(Input::Nudged { done: true });
+    assert!(rig.core.is_idle());
+    rig.counted("requests 2, answered-peer 1, abandoned 1, nudges 1");
+}
+
+#[test]
+fn with_the_socket_all_is_gone() {
+    let mut rig = Rig::new();
+    rig.is_answered(1, ONE);
+    rig.asks(2, TWO);
+    rig.asks(3, ONE);
+    rig.finds(ONE, peer(ONE));
+    rig.datagram(path_request(4).as_ref());
+    rig.tell(Input::Closed);
+    rig.wants("");
+    rig.does("");
+    assert_eq!(rig.core.load(), Load::default());
+    assert_eq!(rig.core.poll_timeout(), None);
+    assert!(rig.core.is_idle());
+    rig.pass(ms(1));
+    rig.tell(Input::Opened { port_id: PortId(180) });
+    rig.does("timeout 2000, nudge");
+}
+
+#[test]
+fn a_configuration_takes_effect_at_once() {
+    let mut rig = Rig::new();
+    rig.asks(1, ONE);
+    rig.finds(ONE, peer(ONE));
+    assert_eq!(rig.next(), Some(format!("1 is {}", gid(ONE))));
+    let timeout = Timeout::from_millis(300).unwrap();
+    rig.core.reconfigure(Config { nudge: false, timeout });
+    rig.does("timeout 300");
+    rig.core.reconfigure(Config { nudge: true, timeout });
+    rig.does("");
+}
+
+fn path_request(seq: u32) -> Emitted {
+    let gid = |text: &str| text.parse().unwrap();
+    let request = ResolvePath {
+        device: "mlx5_0".parse().unwrap(),
+        port: PortNum::new(1).unwrap(),
+        path_use: PathUse::All,
+        service_id: None,
+        dgid: gid("fe80::2:c903:0:201"),
+        sgid: gid("fe80::2:c903:0:101"),
+        tclass: None,
+        pkey: None,
+        qos_class: None,
+    };
+    Request::ResolvePath(request).emit(Seq(seq))
+}

@@ -1,0 +1,463 @@
+// SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
+
+//! The core against plain lists, and against a kernel that repeats what a nudge finds waiting.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::time::Duration;
+
+use proptest::prelude::*;
+
+use super::super::*;
+use super::rig::{START, gid, ms, peer, request, tell};
+
+const TARGETS: [&str; 2] = ["10.2.0.1", "10.2.0.2"];
+const LIMITS: Limits = Limits { requests: 4, errors: 2 };
+
+#[derive(Clone, Debug)]
+enum Op {
+    Ask { seq: u32, target: usize },
+    AskPath { seq: u32 },
+    Find { which: prop::sample::Index, outcome: u8 },
+    Take,
+    Drained,
+    Overrun,
+    Nudged { done: bool },
+    Pass(Duration),
+}
+
+fn op() -> impl Strategy<Value = Op> {
+    prop_oneof![
+        4 => (1..7_u32, 0..2_usize).prop_map(|(seq, target)| Op::Ask { seq, target }),
+        1 => (1..4_u32).prop_map(|seq| Op::AskPath { seq }),
+        4 => (any::<prop::sample::Index>(), 0..8_u8)
+            .prop_map(|(which, outcome)| Op::Find { which, outcome }),
+        6 => Just(Op::Take),
+        3 => Just(Op::Drained),
+        1 => Just(Op::Overrun),
+        2 => any::<bool>().prop_map(|done| Op::Nudged { done }),
+        4 => prop::sample::select(vec![0, 1, 2, 5, 499, 500, 2_000, 4_999])
+            .prop_map(|millis| Op::Pass(ms(millis))),
+    ]
+}
+
+/// What the core does, by lists that are searched from one end to the other.
+#[expect(clippy::struct_excessive_bools, reason = "plain on purpose")]
+struct Model {
+    nudges_on: bool,
+    now: Instant,
+    requests: Vec<Held>,
+    queue: Vec<Queued>,
+    wanted_since: Option<Instant>,
+    last_nudge: Option<Instant>,
+    nudging: bool,
+    failed: bool,
+    more: bool,
+    /// Sought from now on, in this order.
+    newly_sought: Vec<u32>,
+}
+
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+enum Queued {
+    Answer(u32),
+    Error(u32),
+}
+
+#[derive(Clone, Debug)]
+struct Held {
+    seq: u32,
+    target: usize,
+    deadline: Instant,
+    /// When nobody looks for it and it has no answer.
+    rests_until: Option<Instant>,
+    answered: bool,
+    nudges: u8,
+    forget_at: Option<Instant>,
+    repeat_at: Option<Instant>,
+}
+
+impl Held {
+    fn is_sought(&self) -> bool {
+        !self.answered && self.rests_until.is_none()
+    }
+
+    fn due(&self) -> Option<Instant> {
+        match (self.forget_at, self.rests_until) {
+            (Some(_), _) => self.repeat_at,
+            (None, Some(until)) => Some(until.min(self.deadline)),
+            (None, None) => Some(self.deadline),
+        }
+    }
+}
+
+impl Model {
+    fn ask(&mut self, seq: u32, target: usize) {
+        self.more = true;
+        if let Some(held) = self.requests.iter().find(|held| held.seq == seq) {
+            if held.target == target {
+                if held.forget_at.is_some() {
+                    self.enqueue(seq);
+                }
+                return;
+            }
+            self.remove(seq);
+        }
+        if self.requests.len() == LIMITS.requests {
+            let remembered = self.requests.iter().filter(|held| held.forget_at.is_some());
+            let Some(oldest) = remembered.min_by_key(|held| (held.forget_at, held.seq)) else {
+                return;
+            };
+            self.remove(oldest.seq);
+        }
+        self.requests.push(Held {
+            seq,
+            target,
+            deadline: self.now + DEADLINE,
+            rests_until: None,
+            answered: false,
+            nudges: 0,
+            forget_at: None,
+            repeat_at: None,
+        });
+        self.newly_sought.push(seq);
+    }
+
+    fn ask_path(&mut self, seq: u32) {
+        self.more = true;
+        let errors = self.queue.iter().filter(|item| matches!(item, Queued::Error(_))).count();
+        if errors < LIMITS.errors {
+            self.queue.push(Queued::Error(seq));
+        }
+    }
+
+    fn find(&mut self, seq: u32, found: bool) {
+        let now = self.now;
+        let held = self.held(seq);
+        if found {
+            held.answered = true;
+            held.nudges = MAX_NUDGES;
+            self.enqueue(seq);
+        } else {
+            held.rests_until = Some(now + RETRY);
+        }
+    }
+
+    fn take(&mut self) -> Option<String> {
+        if self.queue.is_empty() {
+            self.nudge_due().filter(|&due| due <= self.now)?;
+            (self.nudging, self.wanted_since, self.last_nudge) = (true, None, Some(self.now));
+            return Some("nudge".to_owned());
+        }
+        let seq = match self.queue.remove(0) {
+            Queued::Error(seq) => return Some(format!("{seq} asks the SA")),
+            Queued::Answer(seq) => seq,
+        };
+        let (now, repeats) = (self.now, !self.nudges_on || self.failed);
+        let held = self.held(seq);
+        if held.forget_at.is_none() {
+            held.forget_at = Some(now + MEMORY);
+            held.repeat_at = repeats.then_some(now + REPEAT_AFTER);
+        }
+        let text = format!("{seq} is {}", gid(TARGETS[held.target]));
+        if held.nudges > 0 {
+            held.nudges -= 1;
+            self.want_nudge();
+        }
+        Some(text)
+    }
+
+    fn pass(&mut self, time: Duration) {
+        self.now += time;
+        let mut due: Vec<_> =
+            self.requests.iter().filter_map(|held| Some((held.due()?, held.seq))).collect();
+        due.retain(|&(at, _)| at <= self.now);
+        due.sort_unstable();
+        for (_, seq) in due {
+            let now = self.now;
+            let held = self.held(seq);
+            if held.forget_at.is_some() {
+                held.repeat_at = None;
+                self.enqueue(seq);
+            } else if held.rests_until.is_some() && now < held.deadline {
+                held.rests_until = None;
+                self.newly_sought.push(seq);
+            } else {
+                self.remove(seq);
+            }
+        }
+        let is_over = |held: &&Held| held.forget_at.is_some_and(|at| at <= self.now);
+        let over: Vec<_> = self.requests.iter().filter(is_over).map(|held| held.seq).collect();
+        for seq in over {
+            self.remove(seq);
+        }
+    }
+
+    fn next_timeout(&self) -> Option<Instant> {
+        let requests = self.requests.iter().flat_map(|held| [held.due(), held.forget_at]);
+        requests.chain([self.nudge_due().filter(|&due| due > self.now)]).flatten().min()
+    }
+
+    fn nudge_due(&self) -> Option<Instant> {
+        let quiet = self.wanted_since? + if self.more { NUDGE_WITHIN } else { ms(0) };
+        let due = self.last_nudge.map_or(quiet, |last| quiet.max(last + NUDGE_INTERVAL));
+        (!self.nudging).then_some(due)
+    }
+
+    fn want_nudge(&mut self) {
+        if self.nudges_on {
+            self.wanted_since.get_or_insert(self.now);
+        }
+    }
+
+    fn enqueue(&mut self, seq: u32) {
+        if !self.queue.contains(&Queued::Answer(seq)) {
+            self.queue.push(Queued::Answer(seq));
+        }
+    }
+
+    fn remove(&mut self, seq: u32) {
+        self.requests.retain(|held| held.seq != seq);
+        self.queue.retain(|item| *item != Queued::Answer(seq));
+    }
+
+    fn held(&mut self, seq: u32) -> &mut Held {
+        self.requests.iter_mut().find(|held| held.seq == seq).expect("it is held")
+    }
+
+    /// Each that somebody looks for, with its target.
+    fn sought(&self) -> Vec<(u32, &'static str)> {
+        let sought = self.requests.iter().filter(|held| held.is_sought());
+        let mut sought: Vec<_> = sought.map(|held| (held.seq, TARGETS[held.target])).collect();
+        sought.sort_unstable();
+        sought
+    }
+}
+
+proptest! {
+    #[test]
+    fn the_core_does_what_plain_lists_do(
+        nudges_on: bool, ops in prop::collection::vec(op(), 1..120)
+    ) {
+        let config = Config { nudge: nudges_on, ..Config::default() };
+        let mut core = LocalService::with_limits(config, LIMITS);
+        core.handle_input(START, Input::Opened { port_id: PortId(180) });
+        prop_assert_eq!(core.poll_transmit().map(|t| tell(&t)), Some("timeout 2000".to_owned()));
+        let mut model = Model {
+            nudges_on,
+            now: START,
+            requests: Vec::new(),
+            queue: Vec::new(),
+            wanted_since: nudges_on.then_some(START),
+            last_nudge: None,
+            nudging: false,
+            failed: false,
+            more: false,
+            newly_sought: Vec::new(),
+        };
+        let mut flights = BTreeMap::new();
+        for op in ops {
+            let input = |core: &mut LocalService, input| core.handle_input(model.now, input);
+            match op {
+                Op::Ask { seq, target } => {
+                    let bytes = request(seq, TARGETS[target]);
+                    let bytes = bytes.as_ref();
+                    input(&mut core, Input::Datagram { sender: Sender::Kernel, bytes, cut: false });
+                    model.ask(seq, target);
+                }
+                Op::AskPath { seq } => {
+                    let bytes = super::path_request(seq);
+                    let bytes = bytes.as_ref();
+                    input(&mut core, Input::Datagram { sender: Sender::Kernel, bytes, cut: false });
+                    model.ask_path(seq);
+                }
+                Op::Find { which, outcome } => {
+                    if flights.is_empty() {
+                        continue;
+                    }
+                    let (&seq, &(flight, target)) =
+                        flights.iter().nth(which.index(flights.len())).expect("in range");
+                    let outcome = match outcome {
+                        0 => Outcome::NotFound,
+                        1 => Outcome::Unreachable,
+                        2 => Outcome::Overloaded,
+                        _ => peer(target),
+                    };
+                    core.answered(model.now, flight, outcome);
+                    flights.remove(&seq);
+                    model.find(seq, matches!(outcome, Outcome::Found { .. }));
+                    // Nobody is heard twice.
+                    core.answered(model.now, flight, outcome);
+                }
+                Op::Take => {
+                    prop_assert_eq!(core.poll_transmit().map(|t| tell(&t)), model.take());
+                }
+                Op::Drained => {
+                    input(&mut core, Input::Drained);
+                    model.more = false;
+                }
+                Op::Overrun => {
+                    input(&mut core, Input::Overrun);
+                    model.want_nudge();
+                }
+                Op::Nudged { done } => {
+                    if !model.nudging {
+                        continue;
+                    }
+                    input(&mut core, Input::Nudged { done });
+                    (model.nudging, model.failed) = (false, !done);
+                }
+                Op::Pass(time) => {
+                    model.pass(time);
+                    core.handle_timeout(model.now);
+                }
+            }
+            // The core names what it wants by flights, the model by numbers.
+            let mut newly_sought = std::mem::take(&mut model.newly_sought).into_iter();
+            while let Some(event) = core.poll_event() {
+                match event {
+                    Event::Wanted { flight, question } => {
+                        let seq = newly_sought.next().expect("wanted as the model says");
+                        let target = TARGETS[model.held(seq).target];
+                        prop_assert_eq!(question.target().to_string(), target);
+                        flights.insert(seq, (flight, target));
+                    }
+                    Event::Unwanted { flight, .. } => {
+                        flights.retain(|_, (known, _)| *known != flight);
+                    }
+                }
+            }
+            prop_assert_eq!(newly_sought.next(), None);
+            let sought: Vec<_> =
+                flights.iter().map(|(&seq, &(_, target))| (seq, target)).collect();
+            prop_assert_eq!(sought, model.sought());
+            prop_assert_eq!(core.load().held, model.requests.len());
+            prop_assert_eq!(core.poll_timeout(), model.next_timeout());
+        }
+    }
+}
+
+/// A kernel by its contract: it sends a request before it knows that it has sent it, so that an
+/// answer can come too early; it looks at answers, and sends again what has none, when it is nudged.
+struct Kernel {
+    /// Each with whether it is known by now, and its answer.
+    waiting: BTreeMap<u32, (bool, Option<String>)>,
+    resolved: BTreeSet<u32>,
+    /// Requests to the daemon.
+    sent: Vec<u32>,
+}
+
+impl Kernel {
+    fn ask(&mut self, seq: u32, known: bool) {
+        self.waiting.insert(seq, (known, None));
+        self.sent.push(seq);
+    }
+
+    fn hear(&mut self, answer: &str) {
+        let (seq, gid) = answer.split_once(" is ").expect("an answer with a GID");
+        let seq = seq.parse().expect("a number");
+        if let Some((true, slot)) = self.waiting.get_mut(&seq) {
+            *slot = Some(gid.to_owned());
+        }
+    }
+
+    fn be_nudged(&mut self) {
+        for (&seq, (known, answer)) in &mut self.waiting {
+            // By the time of a nudge it knows what it has sent.
+            *known = true;
+            if answer.is_some() {
+                self.resolved.insert(seq);
+            } else {
+                self.sent.push(seq);
+            }
+        }
+        self.waiting.retain(|seq, _| !self.resolved.contains(seq));
+    }
+}
+
+proptest! {
+    /// Whatever comes too early, in whichever order answers are found: all that can be answered is,
+    /// each request ends once, nudges end, and nothing is left.
+    #[test]
+    fn every_request_ends_once_and_leaves_nothing(
+        requests in prop::collection::vec((any::<bool>(), 0..5_u64, 0..4_u64), 1..25)
+    ) {
+        let mut core = LocalService::new(Config::default());
+        let mut kernel = Kernel {
+            waiting: BTreeMap::new(),
+            resolved: BTreeSet::new(),
+            sent: Vec::new(),
+        };
+        let mut now = START;
+        core.handle_input(now, Input::Opened { port_id: PortId(180) });
+        // When each is asked, and how long it takes to find: 3 is for ever.
+        let mut asks: Vec<_> = (1..).zip(&requests).collect();
+        let mut finds: Vec<(Instant, FlightId, String)> = Vec::new();
+        let mut searches = 0;
+        let end = START + DEADLINE + MEMORY + MEMORY;
+        while now < end {
+            if let Some(&(seq, &(known, pause, _))) = asks.first()
+                && now >= START + ms(pause)
+            {
+                asks.remove(0);
+                kernel.ask(seq, known);
+            }
+            // Answers overtake one another, but not the requests that were sent before them.
+            for seq in std::mem::take(&mut kernel.sent) {
+                let bytes = request(seq, &format!("10.2.0.{seq}"));
+                let bytes = bytes.as_ref();
+                core.handle_input(now, Input::Datagram { sender: Sender::Kernel, bytes, cut: false });
+            }
+            core.handle_input(now, Input::Drained);
+            finds.retain(|(at, flight, target)| {
+                let found = *at <= now;
+                if found {
+                    core.answered(now, *flight, peer(target));
+                }
+                !found
+            });
+            core.handle_timeout(now);
+            while let Some(event) = core.poll_event() {
+                if let Event::Wanted { flight, question } = event {
+                    searches += 1;
+                    let target = question.target().to_string();
+                    let seq: usize = target.rsplit('.').next().expect("a part").parse().expect("N");
+                    let (_, _, takes) = requests[seq - 1];
+                    if takes < 3 {
+                        finds.push((now + ms(takes * 3), flight, target));
+                    }
+                }
+            }
+            let mut nudged = false;
+            while let Some(transmit) = core.poll_transmit() {
+                prop_assert!(!nudged, "an answer after a nudge, in one turn");
+                match tell(&transmit).as_str() {
+                    "nudge" => nudged = true,
+                    "timeout 2000" => {}
+                    answer => kernel.hear(answer),
+                }
+            }
+            if nudged {
+                kernel.be_nudged();
+                core.handle_input(now, Input::Nudged { done: true });
+            }
+            let next = core.poll_timeout().filter(|_| asks.is_empty() && kernel.sent.is_empty());
+            let next = next.into_iter().chain(finds.iter().map(|(at, ..)| *at)).min();
+            let tick = now + Duration::from_micros(250);
+            now = next.filter(|_| kernel.sent.is_empty() && asks.is_empty()).unwrap_or(tick).max(tick);
+        }
+        let findable = (1..).zip(&requests).filter(|(_, (.., takes))| *takes < 3);
+        let findable: BTreeSet<u32> = findable.map(|(seq, _)| seq).collect();
+        prop_assert_eq!(&kernel.resolved, &findable);
+        prop_assert_eq!(core.load(), Load::default());
+        prop_assert_eq!(core.poll_timeout(), None);
+
+        let count = |counter| core.counters().get(counter);
+        let asked = u64::try_from(requests.len()).expect("few");
+        let found = u64::try_from(findable.len()).expect("few");
+        prop_assert_eq!(count(Counter::Requests), asked);
+        prop_assert_eq!(count(Counter::AnsweredPeer), found);
+        prop_assert_eq!(count(Counter::TimedOut), asked - found);
+        prop_assert_eq!(searches, asked);
+        // The first is that of the start.
+        prop_assert!(count(Counter::Nudges) <= 1 + u64::from(MAX_NUDGES) * found);
+    }
+}
