@@ -8,6 +8,9 @@
 //! here. It counts if routing, asked for a way out by that interface, names a gateway there: that
 //! is why the kernel asks at all. Otherwise peers are asked on whatever way routing chooses.
 
+#[cfg(test)]
+mod tests;
+
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::net::IpAddr;
 
@@ -350,63 +353,4 @@ const ANY_INTERFACE: IfIndex = match IfIndex::new(1) {
 
 fn is_scoped(address: IpAddr) -> bool {
     matches!(address, IpAddr::V6(address) if address.is_unicast_link_local())
-}
-
-#[cfg(test)]
-mod tests {
-    use rand_chacha::ChaCha12Rng;
-    use rand_core::SeedableRng;
-
-    use super::*;
-
-    struct View;
-
-    impl Local for View {
-        fn gid_of(&self, address: IpAddr, ingress: IfIndex) -> Option<Gid> {
-            let scoped = is_scoped(address) && ingress.get() == 4;
-            (scoped || address == ip("10.1.0.1")).then(|| gid("fe80::1"))
-        }
-
-        fn is_ours(&self, address: IpAddr) -> bool {
-            address == ip("10.1.0.1") || address == ip("192.0.2.1")
-        }
-    }
-
-    fn ip(text: &str) -> IpAddr {
-        text.parse().unwrap()
-    }
-
-    fn gid(text: &str) -> Gid {
-        text.parse().unwrap()
-    }
-
-    fn first_event(target: &str, egress: Option<u32>) -> Option<Event> {
-        let rng = ChaCha12Rng::seed_from_u64(1);
-        let mut resolver = Resolver::new(
-            Client::new(client::Config::default(), rng),
-            LocalService::new(local_service::Config::default()),
-        );
-        let question = Question::new(ip(target), egress.and_then(IfIndex::new)).unwrap();
-        resolver.resolve(Instant::BOOT, &View, RequestId(7), question);
-        assert_eq!(resolver.poll_transmit(), None);
-        resolver.poll_event()
-    }
-
-    #[test]
-    fn an_address_of_ours_is_answered_without_the_network() {
-        let found = Outcome::Found { gid: gid("fe80::1"), source: Source::Local };
-        let answered = |outcome| Some(Event::Answered { id: RequestId(7), outcome });
-        assert_eq!(first_event("10.1.0.1", None), answered(found));
-        assert_eq!(first_event("10.1.0.1", Some(9)), answered(found));
-        assert_eq!(first_event("192.0.2.1", None), answered(Outcome::NotFound));
-        assert_eq!(first_event("fe80::5", Some(4)), answered(found));
-    }
-
-    #[test]
-    fn any_other_address_is_asked_for() {
-        for (target, egress) in [("10.2.0.5", None), ("fe80::5", Some(5)), ("fe80::5", None)] {
-            let event = first_event(target, egress);
-            assert!(!matches!(event, Some(Event::Answered { .. })), "{target}: {event:?}");
-        }
-    }
 }

@@ -1,0 +1,323 @@
+// SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
+
+use std::net::SocketAddr;
+use std::time::Duration;
+
+use ibarr_common::wire::ip2gid::{Query, Reply};
+use ibarr_common::wire::ls::{Answer, PortId, Request, ResolveIp, Seq, messages};
+use rand_chacha::ChaCha12Rng;
+use rand_core::SeedableRng;
+
+use super::*;
+use crate::local_service::{Counter, DEADLINE, Input, RETRY, Sender};
+
+#[test]
+fn an_address_of_ours_is_answered_without_the_network() {
+    let found = Outcome::Found { gid: gid("fe80::1"), source: Source::Local };
+    for (target, egress, outcome) in [
+        ("10.1.0.1", None, found),
+        ("10.1.0.1", Some(9), found),
+        ("192.0.2.1", None, Outcome::NotFound),
+        ("fe80::5", Some(4), found),
+    ] {
+        let mut rig = Rig::new();
+        rig.ask(7, target, egress);
+        assert_eq!(rig.answered(), [(7, outcome)], "{target}");
+        assert_eq!((rig.routes().as_str(), rig.sent().as_str()), ("", ""));
+    }
+}
+
+#[test]
+fn any_other_address_is_asked_for() {
+    for (target, egress, asked) in [
+        ("10.2.0.5", None, "10.2.0.5"),
+        ("fe80::5", Some(5), "fe80::5%5"),
+        ("fe80::5", None, "fe80::5"),
+    ] {
+        let mut rig = Rig::new();
+        rig.ask(7, target, egress);
+        assert_eq!(rig.answered(), []);
+        assert_eq!(rig.routes(), asked);
+    }
+}
+
+#[test]
+fn the_kernel_is_told_what_is_ours_at_once() {
+    let mut rig = Rig::new();
+    rig.kernel_asks(1, "10.1.0.1");
+    assert_eq!(rig.told(), "1 is fe80::1, nudge");
+    // Ours, and without a GID: nobody else has one for it.
+    rig.kernel_asks(2, "192.0.2.1");
+    assert_eq!((rig.told().as_str(), rig.routes().as_str()), ("", ""));
+}
+
+/// The rule for an interface that may belong to another network namespace.
+#[test]
+fn an_interface_of_the_kernel_counts_if_a_gateway_is_behind_it() {
+    let cases = [
+        // Routing agrees: by that interface, through a gateway.
+        (Some((2, "10.1.0.254")), None, "10.2.0.5 by 2"),
+        // What Linux says of an address that no route leads to by that interface: it is on its link.
+        (Some((2, "10.2.0.5")), Some((3, "10.1.0.254")), "10.2.0.5 by any"),
+        // Another interface after all.
+        (Some((3, "10.1.0.254")), Some((3, "10.1.0.254")), "10.2.0.5 by any"),
+        // No such interface here.
+        (None, Some((3, "10.1.0.254")), "10.2.0.5 by any"),
+    ];
+    for (by_interface, free, sent) in cases {
+        let mut rig = Rig::new();
+        rig.kernel_asks(1, "10.2.0.5");
+        assert_eq!(rig.routes(), "10.2.0.5%2");
+        rig.route("10.2.0.5", Some(2), by_interface);
+        if free.is_some() {
+            assert_eq!(rig.routes(), "10.2.0.5");
+            rig.route("10.2.0.5", None, free);
+        }
+        assert_eq!((rig.routes().as_str(), rig.sent().as_str()), ("", sent), "{by_interface:?}");
+        rig.reply("fe80::5");
+        assert_eq!(rig.told(), "1 is fe80::5, nudge");
+    }
+}
+
+#[test]
+fn what_is_cached_for_the_interface_needs_no_route() {
+    let mut rig = Rig::new();
+    rig.kernel_asks(1, "10.2.0.5");
+    rig.route("10.2.0.5", Some(2), Some((2, "10.1.0.254")));
+    rig.reply("fe80::5");
+    rig.told();
+    rig.resolver.handle_local_service(rig.now, &View, Input::Nudged { done: true });
+    rig.pass(Duration::from_secs(1));
+    rig.kernel_asks(2, "10.2.0.5");
+    assert_eq!(rig.told(), "2 is fe80::5, nudge");
+    assert_eq!((rig.sent().as_str(), rig.routes().as_str()), ("", ""));
+    let counters = rig.resolver.local_service().counters();
+    assert_eq!(counters.get(Counter::AnsweredPeer), 1);
+    assert_eq!(counters.get(Counter::AnsweredCache), 1);
+}
+
+/// What was learned on another way is not for this one: the address may be somebody else's there.
+#[test]
+fn what_is_cached_without_the_interface_counts_once_routing_says_so() {
+    let mut rig = Rig::new();
+    rig.ask(7, "10.2.0.5", None);
+    rig.route("10.2.0.5", None, Some((3, "10.1.0.254")));
+    rig.reply("fe80::5");
+    rig.kernel_asks(1, "10.2.0.5");
+    assert_eq!((rig.routes().as_str(), rig.told().as_str()), ("10.2.0.5%2", ""));
+    rig.route("10.2.0.5", Some(2), None);
+    assert_eq!((rig.sent().as_str(), rig.told().as_str()), ("", "1 is fe80::5, nudge"));
+}
+
+#[test]
+fn requests_for_one_address_share_route_and_query_whoever_asks() {
+    let mut rig = Rig::new();
+    for seq in 1..=3 {
+        rig.kernel_asks(seq, "10.2.0.5");
+    }
+    rig.ask(0, "10.2.0.5", Some(2));
+    // The client asks for itself.
+    assert_eq!(rig.routes(), "10.2.0.5%2, 10.2.0.5%2");
+    rig.route("10.2.0.5", Some(2), Some((2, "10.1.0.254")));
+    assert_eq!(rig.sent(), "10.2.0.5 by 2");
+    rig.reply("fe80::5");
+    assert_eq!(rig.told(), "1 is fe80::5, 2 is fe80::5, 3 is fe80::5, nudge");
+    let found = Outcome::Found { gid: gid("fe80::5"), source: Source::Peer };
+    assert_eq!(rig.answered(), [(0, found)]);
+}
+
+#[test]
+fn a_request_that_the_kernel_gave_up_is_asked_for_no_more() {
+    let mut rig = Rig::new();
+    rig.kernel_asks(1, "10.2.0.5");
+    rig.kernel_asks(2, "10.2.0.6");
+    rig.route("10.2.0.6", Some(2), Some((2, "10.1.0.254")));
+    assert_eq!(rig.resolver.client().load().waiters, 1);
+    rig.pass(DEADLINE);
+    assert_eq!(rig.resolver.client().load().waiters, 0);
+    assert!(rig.resolver.unsure.is_empty() && rig.resolver.unrouted.is_empty());
+    assert_eq!(rig.told(), "");
+    // The word of routing is for nobody any more.
+    rig.route("10.2.0.5", Some(2), Some((2, "10.1.0.254")));
+    assert_eq!((rig.sent().as_str(), rig.told().as_str()), ("10.2.0.6 by 2", ""));
+}
+
+#[test]
+fn what_has_no_route_is_looked_for_again() {
+    let mut rig = Rig::new();
+    rig.kernel_asks(1, "10.2.0.5");
+    for _ in 0..2 {
+        assert_eq!(rig.routes(), "10.2.0.5%2");
+        rig.route("10.2.0.5", Some(2), None);
+        assert_eq!(rig.routes(), "10.2.0.5");
+        rig.route("10.2.0.5", None, None);
+        rig.pass(RETRY);
+    }
+    rig.route("10.2.0.5", Some(2), Some((2, "10.1.0.254")));
+    rig.reply("fe80::5");
+    assert_eq!(rig.told(), "1 is fe80::5, nudge");
+}
+
+#[test]
+fn names_of_requests_are_never_taken_for_each_other() {
+    for number in [0, 1, 2, u64::from(u32::MAX), (1 << 63) - 1] {
+        for asker in [Asker::Driver(RequestId(number)), Asker::Kernel(FlightId::new(number))] {
+            assert_eq!(Asker::from(RequestId::from(asker)), asker);
+        }
+    }
+}
+
+struct View;
+
+impl Local for View {
+    fn gid_of(&self, address: IpAddr, ingress: IfIndex) -> Option<Gid> {
+        let scoped = is_scoped(address) && ingress.get() == 4;
+        (scoped || address == ip("10.1.0.1")).then(|| gid("fe80::1"))
+    }
+
+    fn is_ours(&self, address: IpAddr) -> bool {
+        address == ip("10.1.0.1") || address == ip("192.0.2.1")
+    }
+}
+
+/// A resolver with kernel, routing and peers in the test's hand.
+struct Rig {
+    resolver: Resolver<ChaCha12Rng>,
+    now: Instant,
+    answered: Vec<(u64, Outcome)>,
+    transmits: Vec<Transmit>,
+}
+
+impl Rig {
+    fn new() -> Self {
+        let client = Client::new(client::Config::default(), ChaCha12Rng::seed_from_u64(1));
+        let local_service = LocalService::new(local_service::Config::default());
+        let mut rig = Self {
+            resolver: Resolver::new(client, local_service),
+            now: Instant::from_nanos(1_000_000_000_000),
+            answered: Vec::new(),
+            transmits: Vec::new(),
+        };
+        let opened = Input::Opened { port_id: PortId(180) };
+        rig.resolver.handle_local_service(rig.now, &View, opened);
+        assert_eq!(rig.told(), "timeout, nudge");
+        rig.resolver.handle_local_service(rig.now, &View, Input::Nudged { done: true });
+        rig.pass(Duration::from_millis(1));
+        rig
+    }
+
+    fn ask(&mut self, id: u64, target: &str, egress: Option<u32>) {
+        let question = question(target, egress);
+        self.resolver.resolve(self.now, &View, RequestId(id), question);
+        self.drain();
+    }
+
+    fn kernel_asks(&mut self, seq: u32, target: &str) {
+        let request = ResolveIp { ifindex: IfIndex::new(2).unwrap(), target: ip(target) };
+        let bytes = Request::ResolveIp(request).emit(Seq(seq));
+        let bytes = bytes.as_ref();
+        let input = Input::Datagram { sender: Sender::Kernel, bytes, cut: false };
+        self.resolver.handle_local_service(self.now, &View, input);
+        self.resolver.handle_local_service(self.now, &View, Input::Drained);
+        self.drain();
+    }
+
+    fn route(&mut self, target: &str, egress: Option<u32>, route: Option<(u32, &str)>) {
+        let route = route.map(|(ifindex, next_hop)| Route {
+            ifindex: IfIndex::new(ifindex).unwrap(),
+            next_hop: ip(next_hop),
+        });
+        let input = client::Input::Route { question: question(target, egress), route };
+        self.resolver.handle_input(self.now, input);
+        self.drain();
+    }
+
+    /// The peer answers the last query.
+    fn reply(&mut self, its_gid: &str) {
+        let query = self.transmits.pop().unwrap();
+        let asked = Query::parse(query.payload.as_ref()).unwrap();
+        let (version, msg_id) = (asked.version(), asked.msg_id());
+        let payload = Reply { version, msg_id, gid: Some(gid(its_gid)) }.emit();
+        let input = client::Input::Datagram {
+            socket: query.socket,
+            from: SocketAddr::new(query.to.ip(), query.to.port()),
+            ingress: IfIndex::new(2).unwrap(),
+            payload: payload.as_ref(),
+        };
+        self.resolver.handle_input(self.now, input);
+        self.transmits.clear();
+        self.drain();
+    }
+
+    fn pass(&mut self, time: Duration) {
+        self.now += time;
+        self.resolver.handle_timeout(self.now, &View);
+        self.drain();
+    }
+
+    fn drain(&mut self) {
+        while let Some(event) = self.resolver.poll_event() {
+            match event {
+                Event::Answered { id, outcome } => self.answered.push((id.0, outcome)),
+                Event::OpenSocket { socket } => {
+                    let opened = client::Input::SocketOpened { socket };
+                    self.resolver.handle_input(self.now, opened);
+                }
+                Event::CloseSocket { .. } => {}
+            }
+        }
+        self.transmits.extend(std::iter::from_fn(|| self.resolver.poll_transmit()));
+    }
+
+    /// What the driver has been answered since the last call.
+    fn answered(&mut self) -> Vec<(u64, Outcome)> {
+        std::mem::take(&mut self.answered)
+    }
+
+    /// The questions that routing is asked.
+    fn routes(&mut self) -> String {
+        let routes = std::iter::from_fn(|| self.resolver.poll_route());
+        routes.map(|question| question.to_string()).collect::<Vec<_>>().join(", ")
+    }
+
+    /// The queries that have been sent since the last reply.
+    fn sent(&self) -> String {
+        let sent = self.transmits.iter().map(|transmit| {
+            let egress = transmit.egress.map_or("any".to_owned(), |egress| egress.to_string());
+            format!("{} by {egress}", transmit.to.ip())
+        });
+        let mut sent: Vec<_> = sent.collect();
+        sent.dedup();
+        sent.join(", ")
+    }
+
+    /// What is done for the kernel.
+    fn told(&mut self) -> String {
+        let told = std::iter::from_fn(|| self.resolver.poll_local_service()).map(|transmit| {
+            let local_service::Transmit::Message(message) = transmit else {
+                return "nudge".to_owned();
+            };
+            let message = messages(message.as_ref()).next().unwrap().unwrap();
+            match Answer::parse(&message) {
+                Ok(Answer::Gid(gid)) => format!("{} is {gid}", message.seq().0),
+                other => {
+                    assert!(message.is_request(), "{other:?}");
+                    "timeout".to_owned()
+                }
+            }
+        });
+        told.collect::<Vec<_>>().join(", ")
+    }
+}
+
+fn question(target: &str, egress: Option<u32>) -> Question {
+    Question::new(ip(target), egress.and_then(IfIndex::new)).unwrap()
+}
+
+fn ip(text: &str) -> IpAddr {
+    text.parse().unwrap()
+}
+
+fn gid(text: &str) -> Gid {
+    text.parse().unwrap()
+}
