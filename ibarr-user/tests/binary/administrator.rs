@@ -118,6 +118,8 @@ fn a_broken_configuration_stops_a_start_and_not_a_running_daemon() {
     let output = daemon.ask(&["reload", "--json"]);
     assert_eq!(output.status.code(), Some(78));
     assert!(json(&output)["error"]["message"].as_str().unwrap().contains("line 1: allow"));
+    daemon.notified("RELOADING=1");
+    daemon.notified("READY=1");
     assert_eq!(port(&daemon), u64::from(old));
 
     dir.write("ibarr.toml", &format!("udp-port = {new}\n{USER_SPACE}"));
@@ -130,8 +132,8 @@ fn a_broken_configuration_stops_a_start_and_not_a_running_daemon() {
 #[test]
 fn a_port_that_is_taken_is_explained_and_served_once_it_is_free() {
     let dir = TempDir::new("taken");
-    let port = free_port();
-    let v4 = UdpSocket::bind((Ipv4Addr::UNSPECIFIED, port)).unwrap();
+    let v4 = UdpSocket::bind((Ipv4Addr::UNSPECIFIED, 0)).unwrap();
+    let port = v4.local_addr().unwrap().port();
     let daemon = Daemon::start(&dir, &format!("udp-port = {port}\n"));
     let blocked = |daemon: &Daemon| {
         let status = json(&daemon.ask(&["status", "--json"]));

@@ -2,36 +2,291 @@
 
 //! The binary as the kernel meets it: the test has the other end of a socket that the daemon
 //! inherits as `FDNAME=ls`. Bytes in, bytes out. The daemon runs in a network namespace of its own,
-//! whose only addresses are the ones below.
+//! whose only addresses are those of [`IN_NAMESPACE`].
 
 use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::unix::net::UnixStream;
 use std::process::Command;
+use std::thread;
 
+use nix::errno::Errno;
+use nix::sys::signal::{Signal, kill};
 use nix::sys::socket::{
-    AddressFamily, MsgFlags, SockFlag, SockType, recv, send, setsockopt, socketpair, sockopt,
+    AddressFamily, MsgFlags, SockFlag, SockProtocol, SockType, recv, send, setsockopt, socket,
+    socketpair, sockopt,
 };
 use nix::sys::time::{TimeVal, TimeValLike};
 use nix::unistd::Uid;
+use serde_json::Value;
 
-use crate::support::{Daemon, PATIENCE, TempDir, daemon_command};
+use crate::support::{Daemon, PATIENCE, TempDir, daemon_command, json};
 
-/// Its own addresses, the first with a GID.
+/// Two addresses of the namespace with a GID, and one without.
 const CONFIG: &str = "[[static-gid]]\nip = \"192.0.2.7\"\ngid = \"fe80::2:c903:0:201\"\n\
                       [[static-gid]]\nip = \"2001:db8:7::7\"\ngid = \"fe80::2:c903:0:202\"\n";
 
+/// "Who has 192.0.2.7?" as Linux 6.1 asks, number 12.
+const REQUEST: &str = "1c000000 02100100 0c000000 00000000 02000000 08000920 c0000207";
+/// "Which path?" as Linux 6.1 asks, number 1; recorded with a soft HCA called ibtun0.
+const PATH_REQUEST: &str = "
+    98000000 00100100 01000000 00000000
+    696274756e300000 0000000000000000 0000000000000000 0000000000000000
+    0000000000000000 0000000000000000 0000000000000000 0000000000000000
+    01000000 0c000320 061c060100000000
+    14000420 fe8000000000000000 02c90300000014 14000520 fe8000000000000000 02c90300000011
+    06000720 ffff0000 06000820 00000000";
+/// "Ask the SA", without the daemon's number.
+const ERROR: &str = "10000000 00100001";
+
 #[test]
-fn an_address_of_our_own_is_answered_byte_for_byte() {
+fn an_address_of_our_own_is_answered_byte_for_byte_and_nudged() {
     let dir = TempDir::new("own");
-    let (_daemon, kernel) = start(&dir);
-    kernel.send("1c000000 02100100 0c000000 00000000 02000000 08000920 c0000207");
-    let pid =
-        kernel.expect("24000000 02100000 0c000000", "14000400 fe80000000000000 0002c90300000201");
+    let (daemon, kernel) = start(&dir, CONFIG);
+    kernel.send(REQUEST);
+    let gid = "14000400 fe80000000000000 0002c90300000201";
+    let pid = kernel.expect("24000000 02100000 0c000000", gid);
+    // IPv6, number 24.
     kernel.send(
-        "28000000 02100100 18000000 00000000 02000000 14000a20 20010db8000700000000000000000007",
+        "28000000 02100100 18000000 00000000 02000000 14000a20 20010db800070000 0000000000000007",
     );
-    let same =
-        kernel.expect("24000000 02100000 18000000", "14000400 fe80000000000000 0002c90300000202");
-    assert_eq!(pid, same);
+    let gid = "14000400 fe80000000000000 0002c90300000202";
+    assert_eq!(kernel.expect("24000000 02100000 18000000", gid), pid);
+    // The first repeated, as after a nudge.
+    kernel.send(REQUEST);
+    kernel.expect("24000000 02100000 0c000000", "14000400 fe80000000000000 0002c90300000201");
+
+    let counts = Counts::of(&daemon);
+    assert_eq!(counts.get("requests"), 2);
+    assert_eq!(counts.get("answered-local"), 2);
+    assert_eq!(counts.get("duplicates-answered"), 1);
+    assert!((1..=4).contains(&counts.get("nudges")), "{counts:?}");
+    assert_eq!(counts.get("nudges-failed"), 0);
+    let status = status(&daemon);
+    assert_eq!((&status["state"], &status["nudges"]), (&"inherited".into(), &"on".into()));
+}
+
+#[test]
+fn a_path_request_is_passed_back_to_the_kernel_however_bad_it_is() {
+    let dir = TempDir::new("paths");
+    let (daemon, kernel) = start(&dir, CONFIG);
+    let whole = unhex(PATH_REQUEST);
+    assert_eq!(whole.len(), 152);
+    kernel.send_bytes(&whole);
+    kernel.expect(&format!("{ERROR} 01000000"), "");
+    for cut in [16, 40, 83, 100, 151] {
+        kernel.send_bytes(&whole[..cut]);
+        kernel.expect(&format!("{ERROR} 01000000"), "");
+    }
+    let mut too_long = whole.clone();
+    too_long.resize(9000, 0);
+    too_long[..4].copy_from_slice(&9000_u32.to_ne_bytes());
+    kernel.send_bytes(&too_long);
+    kernel.expect(&format!("{ERROR} 01000000"), "");
+    let counts = Counts::of(&daemon);
+    assert_eq!((counts.get("paths-unknown"), counts.get("paths-malformed")), (1, 6));
+    assert_eq!((counts.get("malformed-truncated"), counts.get("datagrams-cut")), (6, 1));
+}
+
+#[test]
+fn messages_of_one_datagram_are_answered_each() {
+    let dir = TempDir::new("many");
+    let (_daemon, kernel) = start(&dir, CONFIG);
+    kernel.send(&format!("{REQUEST} {PATH_REQUEST} {REQUEST}"));
+    // The repetition is absorbed.
+    kernel.expect(&format!("{ERROR} 01000000"), "");
+    kernel.expect("24000000 02100000 0c000000", "14000400 fe80000000000000 0002c90300000201");
+    kernel.is_silent();
+}
+
+#[test]
+fn what_is_no_request_gets_no_answer() {
+    let dir = TempDir::new("noise");
+    let (daemon, kernel) = start(&dir, CONFIG);
+    let noise = [
+        // Shorter than a header; of a length of nothing; shorter than it says.
+        "1c0000",
+        "00000000 02100100 0c000000 00000000",
+        "1c000000 02100100 0c000000 00000000 02000000",
+        // An answer: ours, were it sent to the group, or another daemon's.
+        "24000000 02100000 0c000000 b4000000 14000400 fe80000000000000 0002c90300000201",
+        // Operations that we do not know, of this client and another.
+        "10000000 03100100 0c000000 00000000",
+        "10000000 00140100 0c000000 00000000",
+        // What kernels before 5.6 say of an answer that they take, and what all say of others.
+        "24000000 02000000 0c000000 b4000000 24000000 24000000 02100000 0c000000 b4000000",
+        "24000000 02000000 0c000000 b4000000 ffffffff 24000000 02100000 0c000000 b4000000",
+        // An interface of number 0, an address that nobody has, no address.
+        "1c000000 02100100 0c000000 00000000 00000000 08000920 c0000207",
+        "1c000000 02100100 0c000000 00000000 02000000 08000920 00000000",
+        "14000000 02100100 0c000000 00000000 02000000",
+    ];
+    for message in noise {
+        kernel.send(message);
+    }
+    // After what has to be answered, nothing else has been.
+    kernel.send(PATH_REQUEST);
+    kernel.expect(&format!("{ERROR} 01000000"), "");
+    let counts = Counts::of(&daemon);
+    for (name, count) in [
+        ("malformed-truncated", 3),
+        ("not-a-request", 1),
+        ("unknown-operation", 2),
+        ("confirmations", 1),
+        ("refusals", 1),
+        ("malformed-value", 1),
+        ("malformed-target", 1),
+        ("malformed-attribute-missing", 1),
+        ("requests", 0),
+    ] {
+        assert_eq!(counts.get(name), count, "{name}: {counts:?}");
+    }
+    let warnings = json(&daemon.ask(&["status", "--json"]))["status"]["warnings"].to_string();
+    assert!(warnings.contains("CAP_NET_ADMIN"), "{warnings}");
+}
+
+#[test]
+fn of_a_flood_every_request_is_answered_once_and_nothing_else() {
+    const FLOOD: u32 = 5_000;
+    let dir = TempDir::new("flood");
+    let (daemon, kernel) = start(&dir, CONFIG);
+    let request = |seq: u32| {
+        let mut bytes = unhex(REQUEST);
+        bytes[8..12].copy_from_slice(&seq.to_ne_bytes());
+        bytes
+    };
+    // Nobody takes an answer before the daemon has stopped reading: it must not drop any.
+    let mut next = 1;
+    while kernel.try_send(&request(next)) {
+        next += 1;
+        assert!(next < FLOOD, "it goes on reading");
+    }
+    let asked = next;
+    thread::scope(|scope| {
+        scope.spawn(|| {
+            for seq in asked..=FLOOD {
+                // An answer instead of a request, as another daemon would send to the group.
+                let forged = "24000000 02100000 0c000000 b4000000 14000400 fe80000000000000 0000000000000bad";
+                kernel.send(forged);
+                kernel.send_bytes(&request(seq));
+            }
+        });
+        let mut answered: Vec<_> = (1..=FLOOD)
+            .map(|_| {
+                let answer = kernel.receive();
+                assert_eq!(answer[20..], unhex("fe80000000000000 0002c90300000201"));
+                u32::from_ne_bytes(answer[8..12].try_into().unwrap())
+            })
+            .collect();
+        answered.sort_unstable();
+        assert!(answered.into_iter().eq(1..=FLOOD));
+    });
+    let counts = Counts::of(&daemon);
+    assert_eq!(counts.get("requests"), u64::from(FLOOD));
+    assert_eq!(counts.get("answered-local"), u64::from(FLOOD));
+    assert_eq!(counts.get("not-a-request"), u64::from(FLOOD - asked + 1));
+    assert_eq!(counts.get("answers-late"), 0);
+    kernel.is_silent();
+}
+
+#[test]
+fn what_waited_when_the_daemon_was_killed_is_answered_by_the_next() {
+    let dir = TempDir::new("killed");
+    let (kernel, inherited) = pair();
+    let command = |fd| command(&dir, fd);
+    let mut first = Daemon::spawn(command(inherited.try_clone().unwrap()), &dir, "");
+    kernel.expect("18000000 01100100 00000000", "08000200 d0070000");
+    // Read by the first, which does not know it.
+    kernel.send(REQUEST);
+    first.until(|first| (status(first)["waiting"] == 1).then_some(()));
+    kill(first.pid(), Signal::SIGSTOP).unwrap();
+    // And this one lies in the socket when it ends.
+    kernel.send(
+        "28000000 02100100 18000000 00000000 02000000 14000a20 20010db800070000 0000000000000007",
+    );
+    first.end(Signal::SIGKILL);
+
+    let second = Daemon::spawn(command(inherited), &dir, CONFIG);
+    kernel.expect("18000000 01100100 00000000", "08000200 d0070000");
+    kernel.expect("24000000 02100000 18000000", "14000400 fe80000000000000 0002c90300000202");
+    // The first nudge is for the one that was lost with the first daemon: the kernel repeats it.
+    assert!(Counts::of(&second).get("nudges") >= 1);
+    kernel.send(REQUEST);
+    kernel.expect("24000000 02100000 0c000000", "14000400 fe80000000000000 0002c90300000201");
+}
+
+#[test]
+fn a_daemon_that_is_asked_to_end_answers_first_and_gives_the_time_out_back() {
+    let dir = TempDir::new("last-words");
+    let config = format!("local-service-timeout = \"500ms\"\n{CONFIG}");
+    let (kernel, inherited) = pair();
+    let daemon = Daemon::spawn(command(&dir, inherited), &dir, &config);
+    kernel.expect("18000000 01100100 00000000", "08000200 f4010000");
+    kill(daemon.pid(), Signal::SIGSTOP).unwrap();
+    kernel.send(REQUEST);
+    kernel.send(PATH_REQUEST);
+    kill(daemon.pid(), Signal::SIGTERM).unwrap();
+    kill(daemon.pid(), Signal::SIGCONT).unwrap();
+    daemon.notified("STOPPING=1");
+    let mut said: Vec<_> = (0..3).map(|_| kernel.receive()[4]).collect();
+    said.sort_unstable();
+    // RESOLVE, SET_TIMEOUT, IP_RESOLVE; then the end.
+    assert_eq!(said, [0, 1, 2]);
+    assert!(kernel.receive().is_empty());
+}
+
+#[test]
+fn the_time_out_is_given_back_as_the_kernel_has_it_by_itself() {
+    let dir = TempDir::new("given-back");
+    let config = "local-service-timeout = \"500ms\"\nnudge = false\n";
+    let (kernel, inherited) = pair();
+    let mut daemon = Daemon::spawn(command(&dir, inherited), &dir, config);
+    kernel.expect("18000000 01100100 00000000", "08000200 f4010000");
+    assert_eq!(status(&daemon)["nudges"], "off");
+    assert_eq!(daemon.end(Signal::SIGTERM), Some(0));
+    kernel.expect("18000000 01100100 00000000", "08000200 d0070000");
+    kernel.is_silent();
+}
+
+#[test]
+fn when_the_other_end_is_gone_the_daemon_goes_on_and_says_so() {
+    let dir = TempDir::new("gone");
+    let (daemon, kernel) = start(&dir, CONFIG);
+    drop(kernel);
+    let reason = daemon.until(|daemon| status(daemon)["blocked"].as_str().map(str::to_owned));
+    assert!(reason.contains("closed at its other end"), "{reason}");
+    assert_eq!(daemon.ask(&["resolve", "192.0.2.7"]).status.code(), Some(0));
+}
+
+#[test]
+fn a_descriptor_of_another_kind_is_refused_and_named() {
+    let dir = TempDir::new("another");
+    let (_other_end, inherited) = UnixStream::pair().unwrap();
+    let daemon = Daemon::spawn(command(&dir, inherited.into()), &dir, CONFIG);
+    let status = status(&daemon);
+    assert_eq!(status["state"], "closed");
+    let reason = status["blocked"].as_str().unwrap();
+    assert!(reason.contains("SOCK_SEQPACKET") && reason.contains("ListenNetlink"), "{reason}");
+    assert_eq!(daemon.ask(&["resolve", "192.0.2.7"]).status.code(), Some(0));
+}
+
+#[test]
+fn without_an_inherited_socket_the_kernel_is_asked_for_one() {
+    let dir = TempDir::new("no-ls");
+    let daemon = Daemon::spawn(in_namespace(&dir), &dir, CONFIG);
+    let status = status(&daemon);
+    let rdma = socket(
+        AddressFamily::Netlink,
+        SockType::Raw,
+        SockFlag::SOCK_CLOEXEC,
+        SockProtocol::NetlinkRDMA,
+    );
+    if rdma.err() == Some(Errno::EPROTONOSUPPORT) {
+        assert_eq!(status["state"], "closed");
+        assert!(status["blocked"].as_str().unwrap().contains("ib_core"), "{status}");
+    } else {
+        assert_eq!(status["state"], "open", "{status}");
+    }
+    assert_eq!(daemon.ask(&["resolve", "192.0.2.7"]).status.code(), Some(0));
 }
 
 /// The other end of the daemon's socket.
@@ -39,59 +294,119 @@ struct Kernel(OwnedFd);
 
 impl Kernel {
     fn send(&self, hex: &str) {
-        let bytes = unhex(hex);
-        assert_eq!(send(self.0.as_raw_fd(), &bytes, MsgFlags::empty()), Ok(bytes.len()));
+        self.send_bytes(&unhex(hex));
     }
 
+    fn send_bytes(&self, bytes: &[u8]) {
+        assert_eq!(send(self.0.as_raw_fd(), bytes, MsgFlags::empty()), Ok(bytes.len()));
+    }
+
+    /// False if the daemon does not make room within a second: it has stopped reading.
+    fn try_send(&self, bytes: &[u8]) -> bool {
+        setsockopt(&self.0, sockopt::SendTimeout, &TimeVal::seconds(1)).unwrap();
+        let sent = send(self.0.as_raw_fd(), bytes, MsgFlags::empty());
+        setsockopt(&self.0, sockopt::SendTimeout, &TimeVal::seconds(0)).unwrap();
+        match sent {
+            Err(Errno::EAGAIN) => false,
+            sent => {
+                assert_eq!(sent, Ok(bytes.len()));
+                true
+            }
+        }
+    }
+
+    /// Empty when the daemon has closed its end.
     fn receive(&self) -> Vec<u8> {
         let mut buffer = [0; 512];
         let len = recv(self.0.as_raw_fd(), &mut buffer, MsgFlags::empty()).unwrap();
         buffer[..len].to_vec()
     }
 
-    /// The next message is `header`, a number that is the daemon's affair, `payload`.
+    /// The next message is `header`, a number that is the daemon's affair, `payload`. Returns the
+    /// number.
+    #[track_caller]
     fn expect(&self, header: &str, payload: &str) -> Vec<u8> {
         let message = self.receive();
+        assert!(message.len() >= 16, "{message:02x?}");
         let mut expected = unhex(header);
         expected.extend(&message[12..16]);
         expected.extend(unhex(payload));
         assert_eq!(message, expected, "{message:02x?}");
         message[12..16].to_vec()
     }
+
+    /// Nothing lies in the socket.
+    fn is_silent(&self) {
+        let mut buffer = [0; 512];
+        let received = recv(self.0.as_raw_fd(), &mut buffer, MsgFlags::MSG_DONTWAIT);
+        assert!(matches!(received, Err(Errno::EAGAIN) | Ok(0)), "{received:?}: {buffer:02x?}");
+    }
 }
 
-/// A daemon that is ready, with its kernel.
-fn start(dir: &TempDir) -> (Daemon, Kernel) {
-    let (kernel, inherited) =
-        socketpair(AddressFamily::Unix, SockType::SeqPacket, None, SockFlag::SOCK_CLOEXEC).unwrap();
-    let patience = TimeVal::seconds(PATIENCE.as_secs().try_into().unwrap());
-    setsockopt(&kernel, sockopt::ReceiveTimeout, &patience).unwrap();
-    let daemon = Daemon::spawn(command(dir, inherited), dir, CONFIG);
-    let kernel = Kernel(kernel);
-    // SET_TIMEOUT of 2000 ms.
+/// A daemon that is ready, with its kernel, which has been told the default time-out.
+fn start(dir: &TempDir, config: &str) -> (Daemon, Kernel) {
+    let (kernel, inherited) = pair();
+    let daemon = Daemon::spawn(command(dir, inherited), dir, config);
     kernel.expect("18000000 01100100 00000000", "08000200 d0070000");
     (daemon, kernel)
 }
 
-/// [`daemon_command`] in a network namespace, with `inherited` as `FDNAME=ls`.
+fn pair() -> (Kernel, OwnedFd) {
+    let (kernel, inherited) =
+        socketpair(AddressFamily::Unix, SockType::SeqPacket, None, SockFlag::SOCK_CLOEXEC).unwrap();
+    let patience = TimeVal::seconds(PATIENCE.as_secs().try_into().unwrap());
+    setsockopt(&kernel, sockopt::ReceiveTimeout, &patience).unwrap();
+    (Kernel(kernel), inherited)
+}
+
+/// [`in_namespace`], with `inherited` as `FDNAME=ls`.
 fn command(dir: &TempDir, inherited: OwnedFd) -> Command {
+    let mut command = in_namespace(dir);
+    command.env("LISTEN_FDNAMES", "ls").stdin(inherited);
+    command
+}
+
+/// [`daemon_command`] in a network namespace of its own.
+fn in_namespace(dir: &TempDir) -> Command {
     let daemon = daemon_command(dir);
     let mut command = Command::new("unshare");
     if !Uid::effective().is_root() {
         command.args(["--user", "--map-root-user"]);
     }
     command.args(["--net", "sh", "-ec", IN_NAMESPACE, "sh"]);
-    command.arg(daemon.get_program()).args(daemon.get_args()).stdin(inherited);
+    command.arg(daemon.get_program()).args(daemon.get_args());
     command
 }
 
-/// The socket comes as standard input.
+/// A socket comes as standard input, and is to be the first descriptor after the standard ones.
 const IN_NAMESPACE: &str = "
     ip link set lo up
     ip addr add 192.0.2.7/32 dev lo
     ip addr add 2001:db8:7::7/128 dev lo nodad
-    exec 3<&0 </dev/null
-    LISTEN_PID=$$ LISTEN_FDS=1 LISTEN_FDNAMES=ls exec \"$@\"";
+    if [ -n \"$LISTEN_FDNAMES\" ]; then
+        export LISTEN_PID=$$ LISTEN_FDS=1
+        exec 3<&0
+    fi
+    exec \"$@\" </dev/null";
+
+fn status(daemon: &Daemon) -> Value {
+    json(&daemon.ask(&["status", "--json"]))["status"]["local-service"].clone()
+}
+
+/// What the daemon has counted of the kernel's side.
+#[derive(Debug)]
+struct Counts(Value);
+
+impl Counts {
+    fn of(daemon: &Daemon) -> Self {
+        Self(json(&daemon.ask(&["counters", "--json"]))["counters"].clone())
+    }
+
+    #[track_caller]
+    fn get(&self, name: &str) -> u64 {
+        self.0[format!("local-service.{name}")].as_u64().expect("there is such a counter")
+    }
+}
 
 fn unhex(hex: &str) -> Vec<u8> {
     let digits: Vec<_> = hex.chars().filter(|c| !c.is_whitespace()).collect();

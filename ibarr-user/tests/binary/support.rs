@@ -7,7 +7,7 @@ use std::net::{Ipv6Addr, UdpSocket};
 use std::os::unix::net::UnixDatagram;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
@@ -47,6 +47,18 @@ impl Daemon {
 
     pub(crate) fn ask(&self, arguments: &[&str]) -> Output {
         ibarr(&[arguments, &["--run-dir", self.run_dir.to_str().unwrap()]].concat())
+    }
+
+    /// Asks until there is something.
+    pub(crate) fn until<T>(&self, ask: impl Fn(&Self) -> Option<T>) -> T {
+        let begun = Instant::now();
+        loop {
+            if let Some(something) = ask(self) {
+                return something;
+            }
+            assert!(begun.elapsed() < PATIENCE, "nothing came of it");
+            std::thread::sleep(Duration::from_millis(20));
+        }
     }
 
     /// Waits until the daemon tells systemd `state`.
