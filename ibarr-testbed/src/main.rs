@@ -71,6 +71,18 @@ enum BenchCommand {
         #[command(flatten)]
         ibarr: Ibarr,
     },
+    /// What an answer in the kernel costs, beside programs that do less
+    Responder {
+        /// Also write the figures there, as JSON
+        #[arg(long, value_name = "FILE")]
+        json: Option<PathBuf>,
+        /// Also draw them there, as SVG
+        #[arg(long, value_name = "FILE")]
+        svg: Option<PathBuf>,
+        /// Seconds instead of minutes: shows that the bench works
+        #[arg(long)]
+        quick: bool,
+    },
     /// An echo server to compare with
     #[command(hide = true)]
     Echo {
@@ -197,16 +209,12 @@ fn run_bench(store: &Store, userns: bool, command: BenchCommand) -> Result<ExitC
             enter_userns(userns)?;
             let report = bench::ip2gid(store, &ibarr.find()?, quick, &Interrupt::watch()?)?;
             print!("{report}");
-            let write = |path: PathBuf, content: String| {
-                fs::write(&path, content)
-                    .with_context(|| format!("cannot write {}", path.display()))
-            };
-            if let Some(path) = json {
-                write(path, serde_json::to_string_pretty(&report)? + "\n")?;
-            }
-            if let Some(path) = svg {
-                write(path, report.svg())?;
-            }
+            write_figures(&report, json, svg.map(|path| (path, report.svg())))?;
+        }
+        BenchCommand::Responder { json, svg, quick } => {
+            let report = bench::responder(quick, &Interrupt::watch()?)?;
+            print!("{report}");
+            write_figures(&report, json, svg.map(|path| (path, report.svg())))?;
         }
         BenchCommand::Echo { style, port } => bench::echo::serve(style, port)?,
         BenchCommand::Caches => {
@@ -214,6 +222,21 @@ fn run_bench(store: &Store, userns: bool, command: BenchCommand) -> Result<ExitC
         }
     }
     Ok(ExitCode::SUCCESS)
+}
+
+fn write_figures(
+    report: &impl serde::Serialize,
+    json: Option<PathBuf>,
+    svg: Option<(PathBuf, String)>,
+) -> Result<()> {
+    let json = match json {
+        Some(path) => Some((path, serde_json::to_string_pretty(report)? + "\n")),
+        None => None,
+    };
+    for (path, content) in [json, svg].into_iter().flatten() {
+        fs::write(&path, content).with_context(|| format!("cannot write {}", path.display()))?;
+    }
+    Ok(())
 }
 
 fn run_lab(store: &Store, userns: bool, command: LabCommand) -> Result<ExitCode> {

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 
-//! `bench ip2gid`: what answering and asking cost, against what the machine allows.
+//! `bench`: what ibarr costs, against what the machine allows.
 //!
-//! Machines differ, so ratios within one run come first: the daemon against a UDP echo server that
-//! runs beside it, is loaded in turn with it, and moves datagrams by the same code.
+//! Machines differ, so ratios within one run come first. For [`ip2gid`](fn@ip2gid), the daemon against a UDP
+//! echo server that runs beside it, is loaded in turn with it, and moves datagrams by the same code.
 
 pub mod echo;
 
@@ -12,6 +12,7 @@ mod chart;
 mod load;
 mod process;
 mod report;
+mod responder;
 
 use std::net::SocketAddr;
 use std::path::Path;
@@ -30,6 +31,7 @@ use process::Helper;
 
 pub use cache::measure as measure_caches;
 pub use report::Report;
+pub use responder::{Report as ResponderReport, responder};
 
 /// Measures ip2gid in a lab of its own, which is removed in any case.
 ///

@@ -82,10 +82,10 @@ struct Spread {
 }
 
 #[derive(Debug, Serialize)]
-struct Machine {
-    kernel: String,
-    cpu: String,
-    cpus: usize,
+pub(super) struct Machine {
+    pub(super) kernel: String,
+    pub(super) cpu: String,
+    pub(super) cpus: usize,
 }
 
 impl Report {
@@ -302,7 +302,7 @@ impl fmt::Display for Report {
 }
 
 /// A bound, and what is held against it.
-enum Target {
+pub(super) enum Target {
     AtLeast(f64, f64),
     AtMost(f64, f64),
 }
@@ -323,7 +323,7 @@ const PERCENTILES: [(&str, Percentile); 4] =
     [("p50", |p| p.p50), ("p90", |p| p.p90), ("p99", |p| p.p99), ("p99.9", |p| p.p999)];
 
 impl Machine {
-    fn this() -> Result<Self> {
+    pub(super) fn this() -> Result<Self> {
         let read = |path: &str| fs::read_to_string(path).with_context(|| format!("no {path}"));
         let cpus = read("/proc/cpuinfo")?;
         let model = cpus.lines().find_map(|line| line.strip_prefix("model name"));
@@ -337,7 +337,7 @@ impl Machine {
     }
 }
 
-fn median(values: impl Iterator<Item = f64>) -> Option<f64> {
+pub(super) fn median(values: impl Iterator<Item = f64>) -> Option<f64> {
     let mut values: Vec<f64> = values.collect();
     values.sort_by(f64::total_cmp);
     values.get(values.len() / 2).copied()

@@ -55,3 +55,37 @@ fn ip2gid_gives_table_json_and_svg_and_leaves_nothing() {
     }
     assert_eq!(machine.snapshot(), before);
 }
+
+#[test]
+fn responder_answers_every_query_and_says_what_it_costs() {
+    let machine = Machine::new();
+    let before = machine.snapshot();
+    let [json, svg] =
+        ["responder.json", "responder.svg"].map(|name| machine.directory().join(name));
+    let table = machine.run(&[
+        "bench",
+        "responder",
+        "--quick",
+        "--json",
+        json.to_str().unwrap(),
+        "--svg",
+        svg.to_str().unwrap(),
+    ]);
+    let figures: Value = serde_json::from_slice(&fs::read(&json).unwrap()).unwrap();
+    assert_eq!((&figures["v"], &figures["bench"]), (&1.into(), &"responder".into()));
+    let programs = figures["programs"].as_array().unwrap();
+    let ours = programs.iter().filter(|program| program["to_bounce"].is_f64());
+    let names: Vec<_> = ours.clone().map(|program| program["name"].as_str().unwrap()).collect();
+    assert_eq!(names, [["ip2gid_tc"; 4], ["ip2gid_xdp"; 4]].concat());
+    for program in ours {
+        let ratio = program["to_bounce"].as_f64().unwrap();
+        assert!(program["ns"].as_f64().unwrap() > 0.0 && ratio > 0.0, "{program}");
+        assert!(table.contains(&format!("{ratio:.2}")), "{ratio} is not in the table: {table}");
+    }
+    let drawing = fs::read_to_string(&svg).unwrap();
+    assert_eq!(drawing.matches("<rect ").count(), programs.len() + 1, "{drawing}");
+    for file in [json, svg] {
+        fs::remove_file(file).unwrap();
+    }
+    assert_eq!(machine.snapshot(), before);
+}

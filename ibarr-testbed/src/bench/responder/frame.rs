@@ -1,0 +1,58 @@
+// SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
+
+//! Queries as they come in from a wire, checksums and all.
+
+use std::net::IpAddr;
+
+use anyhow::{Context, Result, bail};
+use ibarr_common::wire::ip2gid::{MsgId, PORT, Query, Version};
+
+/// A query from `source` for `target`, in an Ethernet frame to `lo`.
+pub(super) fn query(source: IpAddr, target: IpAddr) -> Result<Vec<u8>> {
+    let query = Query::new(Version::V1, MsgId(7), target).context("nobody can own it")?.emit();
+    let payload = query.as_ref();
+    let length = u16::try_from(8 + payload.len())?.to_be_bytes();
+    let mut udp =
+        [&SOURCE_PORT.to_be_bytes()[..], &PORT.to_be_bytes(), &length, &[0; 2], payload].concat();
+    let (mut ip, addresses, ethertype) = match (source, target) {
+        (IpAddr::V4(source), IpAddr::V4(target)) => {
+            let total = u16::try_from(20 + udp.len())?.to_be_bytes();
+            let addresses = [source.octets(), target.octets()].concat();
+            (
+                [&[0x45, 0][..], &total, &[0, 0, 0x40, 0, HOPS, UDP, 0, 0], &addresses].concat(),
+                addresses,
+                [8, 0],
+            )
+        }
+        (IpAddr::V6(source), IpAddr::V6(target)) => {
+            let addresses = [source.octets(), target.octets()].concat();
+            (
+                [&[0x60, 0, 0, 0][..], &length, &[UDP, HOPS], &addresses].concat(),
+                addresses,
+                [0x86, 0xdd],
+            )
+        }
+        _ => bail!("{source} and {target} are of two families"),
+    };
+    let sum = checksum(&[&addresses, &[0, UDP], &length, &udp]);
+    udp[6..8].copy_from_slice(&sum.to_be_bytes());
+    if source.is_ipv4() {
+        let sum = checksum(&[&ip]);
+        ip[10..12].copy_from_slice(&sum.to_be_bytes());
+    }
+    Ok([&[0; 12][..], &ethertype, &ip, &udp].concat())
+}
+
+/// RFC 1071; never 0, which over UDP says that there is none.
+fn checksum(parts: &[&[u8]]) -> u16 {
+    let words = parts.iter().flat_map(|part| part.chunks_exact(2));
+    let sum = words.fold(0u16, |sum, word| {
+        let (sum, carry) = sum.overflowing_add(u16::from_be_bytes([word[0], word[1]]));
+        sum + u16::from(carry)
+    });
+    if sum == 0xffff { 0xffff } else { !sum }
+}
+
+const SOURCE_PORT: u16 = 40_000;
+const HOPS: u8 = 64;
+const UDP: u8 = 17;

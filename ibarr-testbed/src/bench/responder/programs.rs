@@ -1,0 +1,159 @@
+// SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
+
+//! The programs, loaded beside those that they are compared with.
+
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+use std::os::fd::OwnedFd;
+
+use anyhow::{Context, Result, ensure};
+use aya::maps::{Array, HashMap, PerCpuArray};
+use aya::programs::{ProgramInfo, SchedClassifier, TestRunOptions, Xdp};
+use aya::sys::{Stats, enable_stats};
+use aya::{Ebpf, TestRun as _};
+use ibarr_common::IfIndex;
+use ibarr_common::ib::Gid;
+use ibarr_common::map::{
+    self, Counters, GidEntry, GidKey, Interface, Origin, Program, Reason, ResponderCfg,
+};
+use rand_chacha::ChaCha20Rng;
+use rand_core::{Rng, SeedableRng};
+
+use super::{Case, frame};
+
+/// Where a program runs.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub(super) enum Hook {
+    Tc,
+    Xdp,
+}
+
+pub(super) struct Programs {
+    responder: Ebpf,
+    others: Ebpf,
+    entries: u32,
+    rng: ChaCha20Rng,
+    /// The kernel counts as long as it is open.
+    _stats: OwnedFd,
+}
+
+impl Programs {
+    /// With the maps of a node that has `entries` addresses.
+    pub(super) fn load(entries: u32) -> Result<Self> {
+        let stats =
+            enable_stats(Stats::RunTime).context("the kernel does not count (needs root)")?;
+        let mut responder = Ebpf::load(ibarr_ebpf::OBJECT).context("the responder's object")?;
+        let mut others = Ebpf::load(ibarr_ebpf::BENCH_OBJECT).context("the bench's object")?;
+        for object in [&mut responder, &mut others] {
+            for (name, program) in object.programs_mut() {
+                let loaded = match program {
+                    aya::programs::Program::SchedClassifier(program) => program.load(),
+                    aya::programs::Program::Xdp(program) => program.load(),
+                    _ => Ok(()),
+                };
+                loaded.with_context(|| name.to_owned())?;
+            }
+        }
+        fill(&mut responder, entries)?;
+        let rng = ChaCha20Rng::seed_from_u64(1);
+        Ok(Self { responder, others, entries, rng, _stats: stats })
+    }
+
+    /// Runs a program as many times as said, each on a frame of its own. Gives nanoseconds a run.
+    pub(super) fn run(&mut self, case: &Case, runs: u32) -> Result<f64> {
+        let mut frames = Vec::new();
+        for _ in 0..runs {
+            let [source, entry] = [(); 2].map(|()| self.rng.next_u32() % self.entries);
+            let entry = if case.scattered { entry } else { 0 };
+            let entry = entry & !1 | u32::from(case.ipv6);
+            frames.push(frame::query(peer(source, case.ipv6), address(entry))?);
+        }
+        let object = if case.is_ours() { &mut self.responder } else { &mut self.others };
+        let program = object.program_mut(case.program).context(case.program)?;
+        let (before, after) = match case.hook {
+            Hook::Tc => {
+                let program: &mut SchedClassifier = program.try_into()?;
+                let before = program.info()?;
+                for frame in &frames {
+                    program.test_run(on(frame))?;
+                }
+                (before, program.info()?)
+            }
+            Hook::Xdp => {
+                let program: &mut Xdp = program.try_into()?;
+                let before = program.info()?;
+                for frame in &frames {
+                    program.test_run(on(frame))?;
+                }
+                (before, program.info()?)
+            }
+        };
+        let count = |info: &ProgramInfo| info.run_count();
+        let counted = count(&after) - count(&before);
+        ensure!(counted == u64::from(runs), "{counted} of {runs} runs of {} count", case.program);
+        let time = after.run_time().saturating_sub(before.run_time());
+        Ok(time.as_secs_f64() * 1e9 / f64::from(runs))
+    }
+
+    /// How many queries were answered since the programs were loaded.
+    pub(super) fn answered(&self) -> Result<u64> {
+        let map = self.responder.map(map::COUNTERS).context(map::COUNTERS)?;
+        let map: PerCpuArray<_, [u64; Reason::ALL.len()]> = map.try_into()?;
+        let mut answered = 0;
+        for program in [Program::Tc, Program::Xdp] {
+            let per_cpu = map.get(&program.index(), 0)?;
+            let per_cpu: Vec<Counters> =
+                per_cpu.iter().map(|words| zerocopy::transmute!(*words)).collect();
+            answered += Counters::sum(&per_cpu).answered;
+        }
+        Ok(answered)
+    }
+}
+
+/// What the daemon would write.
+fn fill(responder: &mut Ebpf, entries: u32) -> Result<()> {
+    let map = responder.map_mut(map::GID_CACHE).context(map::GID_CACHE)?;
+    let mut gids: HashMap<_, [u8; size_of::<GidKey>()], [u8; size_of::<GidEntry>()]> =
+        map.try_into()?;
+    for number in 0..entries {
+        let key = GidKey::new(address(number), IfIndex::MIN);
+        let gid = Gid::new((0xfe80 << 112 | u128::from(number + 1)).to_be_bytes());
+        let entry = GidEntry::new(key, gid, Some(IfIndex::MIN), Origin::Local);
+        let key: [u8; size_of::<GidKey>()] = zerocopy::transmute!(key);
+        let entry: [u8; size_of::<GidEntry>()] = zerocopy::transmute!(entry);
+        gids.insert(key, entry, 0)?;
+    }
+    let map = responder.map_mut(map::INTERFACES).context(map::INTERFACES)?;
+    let mut interfaces: HashMap<_, u32, [u8; size_of::<Interface>()]> = map.try_into()?;
+    let switches = Interface::ANSWER_IPV4 | Interface::ANSWER_IPV6;
+    let interface = Interface { switches, hwaddr: [0; 20] };
+    let interface: [u8; size_of::<Interface>()] = zerocopy::transmute!(interface);
+    interfaces.insert(IfIndex::MIN.get(), interface, 0)?;
+    let map = responder.map_mut(map::RESPONDER_CFG).context(map::RESPONDER_CFG)?;
+    let mut cfg: Array<_, [u8; size_of::<ResponderCfg>()]> = map.try_into()?;
+    let forever = ResponderCfg { lease_end: u64::MAX, switches: 0, reserved: 0 };
+    let forever: [u8; size_of::<ResponderCfg>()] = zerocopy::transmute!(forever);
+    Ok(cfg.set(0, forever, 0)?)
+}
+
+fn on(frame: &[u8]) -> TestRunOptions<'_> {
+    let mut options = TestRunOptions::new();
+    options.data_in = Some(frame);
+    options
+}
+
+/// Of the node: even numbers are IPv4, odd ones IPv6.
+fn address(number: u32) -> IpAddr {
+    match number % 2 {
+        0 => Ipv4Addr::from_bits(Ipv4Addr::new(10, 4, 0, 1).to_bits() + number).into(),
+        _ => Ipv6Addr::from_bits(0xfd << 120 | 4 << 64 | u128::from(number)).into(),
+    }
+}
+
+/// Of one who asks.
+fn peer(number: u32, ipv6: bool) -> IpAddr {
+    if ipv6 {
+        Ipv6Addr::from_bits(0xfd << 120 | 9 << 64 | u128::from(number)).into()
+    } else {
+        Ipv4Addr::from_bits(Ipv4Addr::new(10, 64, 0, 1).to_bits() + number).into()
+    }
+}
