@@ -122,7 +122,7 @@ fn replace(
     toolbox: &Toolbox,
 ) -> Result<()> {
     if privilege == Privilege::Sudo {
-        eprintln!("run: starting {} as root through sudo", program.display());
+        eprintln!("xtask: starting {} as root through sudo", program.display());
     }
     let path = toolbox.path()?;
     let error = privilege.command(program, &[("PATH", &path)]).args(arguments).exec();

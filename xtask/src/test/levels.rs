@@ -2,7 +2,6 @@
 
 //! The table of levels, and what each does.
 
-use std::env;
 use std::time::Duration;
 
 use anyhow::{Context as _, Result, bail};
@@ -121,8 +120,7 @@ fn lint(bench: &Bench<'_>) -> Result<Outcome> {
 
 fn unit(bench: &Bench<'_>) -> Result<Outcome> {
     let tests = bench.built()?.iter().filter(|artifact| artifact.is_test && !is_system(artifact));
-    let path = env::var_os("PATH").context("PATH is not set")?;
-    let mut count = suite::run(bench.workspace, tests, Privilege::Unprivileged, &path)?;
+    let mut count = suite::run(bench.workspace, tests, Privilege::Unprivileged, &[])?;
     let doc = &["test", "--locked", "--workspace", "--doc"];
     count += suite::run_command("documentation", &mut bench.workspace.cargo(doc))?;
     Ok(Outcome::Passed(count))
@@ -153,8 +151,12 @@ fn lab(bench: &Bench<'_>) -> Result<Outcome> {
         Ok(toolbox) => toolbox,
         Err(lack) => return Ok(lack),
     };
+    // Without it the tests would build the daemon themselves, as root.
+    let ibarr = artifacts::binary(bench.built()?, "ibarr")?.as_os_str();
     let path = toolbox.path()?;
-    Ok(Outcome::Passed(suite::run(bench.workspace, tests.into_iter(), bench.privilege, &path)?))
+    let variables = [("PATH", path.as_os_str()), ("IBARR_UNDER_TEST", ibarr)];
+    let tests = tests.into_iter();
+    Ok(Outcome::Passed(suite::run(bench.workspace, tests, bench.privilege, &variables)?))
 }
 
 fn demo(bench: &Bench<'_>) -> Result<Outcome> {

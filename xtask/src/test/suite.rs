@@ -43,20 +43,21 @@ impl fmt::Display for Count {
     }
 }
 
-/// Runs `tests` one after another, each in its package's directory as cargo does. The failures of
-/// all are shown before the first of them becomes the error.
+/// Runs `tests` one after another, each in its package's directory as cargo does, with `variables` in
+/// their environment. The failures of all are shown before the first of them becomes the error.
 pub(super) fn run<'a>(
     workspace: &Workspace,
     tests: impl Iterator<Item = &'a Artifact>,
     privilege: Privilege,
-    path: &OsStr,
+    variables: &[(&str, &OsStr)],
 ) -> Result<Count> {
     let mut count = Count::default();
     let mut failed = Vec::new();
     for test in tests {
         let package = test.package.strip_prefix(workspace.root()).unwrap_or(&test.package);
         let name = format!("{} {}", package.display(), test.target);
-        let variables = [("PATH", path), ("CARGO_MANIFEST_DIR", test.package.as_os_str())];
+        let manifest_dir = ("CARGO_MANIFEST_DIR", test.package.as_os_str());
+        let variables = [variables, &[manifest_dir]].concat();
         let mut command = privilege.command(&test.executable, &variables);
         command.current_dir(&test.package);
         match run_command(&name, &mut command) {
