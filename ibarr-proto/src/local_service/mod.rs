@@ -8,7 +8,8 @@
 //! neighbour entry anywhere becomes valid. So answers are followed by a *nudge*, the creation of
 //! such an entry. The nudge also makes the kernel send again every request that still waits, which
 //! is what it costs, and what it heals: an answer that overtook the kernel's queueing of its
-//! request, and requests that were lost.
+//! request, and requests that were lost. As a nudge can be too early itself, it is repeated a few
+//! times ([`FOLLOW_UPS`]).
 //!
 //! **There is no negative answer to an address request.** What cannot be answered is tried again
 //! until its [`DEADLINE`], then given up in silence. A path request is answered at once: the kernel
@@ -29,7 +30,7 @@ use ibarr_common::wire::ls::{
     messages,
 };
 
-use self::nudges::Nudges;
+use self::nudges::{Nudge, Nudges};
 use self::queue::{Item, Queue};
 use self::requests::{Answered, Requests, State};
 use crate::counters::Counters;
@@ -37,8 +38,8 @@ use crate::ip2gid::Question;
 use crate::resolver::{Outcome, Source};
 
 pub use types::{
-    Config, Counter, DEADLINE, Event, FlightId, Input, Limits, MAX_NUDGES, MEMORY, NUDGE_INTERVAL,
-    NUDGE_WITHIN, REPEAT_AFTER, RETRY, Sender, Transmit,
+    Config, Counter, DEADLINE, Event, FOLLOW_UPS, FlightId, Input, Limits, MAX_NUDGES, MEMORY,
+    NUDGE_INTERVAL, NUDGE_WITHIN, REPEAT_AFTER, RETRY, Sender, Transmit,
 };
 
 /// Answers the kernel.
@@ -200,11 +201,11 @@ impl LocalService {
                 return Some(Transmit::Message(message));
             }
         }
-        if self.nudges.take(self.now) {
-            self.counters.count(Counter::Nudges);
-            return Some(Transmit::Nudge);
-        }
-        None
+        self.counters.count(match self.nudges.take(self.now)? {
+            Nudge::First => Counter::Nudges,
+            Nudge::Repeated => Counter::NudgesRepeated,
+        });
+        Some(Transmit::Nudge)
     }
 
     /// The next fact for the resolver.

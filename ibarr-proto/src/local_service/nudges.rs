@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 
-//! When to nudge.
+//! When to nudge, and to nudge again.
 
 use ibarr_common::Instant;
 
-use super::types::{NUDGE_INTERVAL, NUDGE_WITHIN};
+use super::types::{FOLLOW_UPS, NUDGE_INTERVAL, NUDGE_WITHIN};
 
 /// One nudge covers everything that was handed to the socket before it, so that at most one is
 /// wanted at a time.
@@ -12,12 +12,25 @@ use super::types::{NUDGE_INTERVAL, NUDGE_WITHIN};
 pub(super) struct Nudges {
     /// Since when there is something that no nudge covers.
     wanted_since: Option<Instant>,
+    /// When the last one is repeated.
+    follow_up_at: Option<Instant>,
+    /// How often it has been.
+    follow_ups: usize,
     last_at: Option<Instant>,
     last: Last,
     /// The socket may hold more requests, whose answers the same nudge can cover.
     more_to_come: bool,
     /// The daemon ends: no time for intervals.
     last_one: bool,
+}
+
+/// What a nudge is for.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Nudge {
+    /// For answers.
+    First,
+    /// For another nudge.
+    Repeated,
 }
 
 /// What became of the last one.
@@ -36,10 +49,13 @@ enum Last {
 impl Nudges {
     pub(super) fn want(&mut self, now: Instant) {
         self.wanted_since.get_or_insert(now);
+        self.follow_up_at = None;
+        self.follow_ups = 0;
     }
 
     pub(super) fn unwant(&mut self) {
         self.wanted_since = None;
+        self.follow_up_at = None;
     }
 
     pub(super) fn more_to_come(&mut self, more: bool) {
@@ -52,7 +68,10 @@ impl Nudges {
 
     /// When the next is due; while one is under way, nobody knows.
     pub(super) fn due(&self) -> Option<Instant> {
-        let wanted = self.wanted_since.filter(|_| !self.is_under_way())?;
+        if self.is_under_way() {
+            return None;
+        }
+        let Some(wanted) = self.wanted_since else { return self.follow_up_at };
         if self.last_one {
             return Some(wanted);
         }
@@ -60,15 +79,15 @@ impl Nudges {
         Some(self.last_at.map_or(quiet, |last| quiet.max(last + NUDGE_INTERVAL)))
     }
 
-    /// Whether to nudge now; if so, it has begun.
-    pub(super) fn take(&mut self, now: Instant) -> bool {
-        let due = self.due().is_some_and(|due| due <= now);
-        if due {
-            self.wanted_since = None;
-            self.last_at = Some(now);
-            self.last = Last::UnderWay { after_failure: self.failed() };
-        }
-        due
+    /// The nudge that is due now; it has begun.
+    pub(super) fn take(&mut self, now: Instant) -> Option<Nudge> {
+        self.due().filter(|&due| due <= now)?;
+        let nudge = if self.wanted_since.take().is_some() { Nudge::First } else { Nudge::Repeated };
+        self.follow_up_at = FOLLOW_UPS.get(self.follow_ups).map(|&pause| now + pause);
+        self.follow_ups += 1;
+        self.last_at = Some(now);
+        self.last = Last::UnderWay { after_failure: self.failed() };
+        Some(nudge)
     }
 
     pub(super) fn ended(&mut self, done: bool) {
@@ -79,7 +98,7 @@ impl Nudges {
         matches!(self.last, Last::Failed | Last::UnderWay { after_failure: true })
     }
 
-    /// Whether one is wanted or under way.
+    /// Whether one is wanted or under way; to repeat it can be left to others.
     pub(super) fn is_busy(&self) -> bool {
         self.is_under_way() || self.wanted_since.is_some()
     }

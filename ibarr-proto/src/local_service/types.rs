@@ -54,9 +54,16 @@ pub const RETRY: Duration = Duration::from_millis(500);
 /// How long an answer is remembered for repetitions of its request, from when it was given.
 pub const MEMORY: Duration = Duration::from_secs(5);
 
-/// Nudges that one request can cause. The first makes the kernel look at the answer; if that came
-/// too early the kernel repeats the request, which is answered again.
+/// Answers to one request that are followed by nudges. The first nudge makes the kernel look at the
+/// answer; if that came too early the kernel repeats the request, which is answered again.
 pub const MAX_NUDGES: u8 = 3;
+
+/// Pauses after a nudge, and after those that follow it, before it is repeated, unless there has
+/// been another answer. What comes while the kernel sends a request, and does not wait for its
+/// answer yet, is lost: the answer, and the nudge behind it as well. On a busy machine that takes
+/// so long that it happens to one request in a thousand.
+pub const FOLLOW_UPS: [Duration; 3] =
+    [Duration::from_millis(5), Duration::from_millis(50), Duration::from_millis(500)];
 
 /// Least time between two nudges: each makes the kernel repeat all that is waiting.
 pub const NUDGE_INTERVAL: Duration = Duration::from_millis(1);
@@ -193,8 +200,10 @@ crate::counters! {
         AnswersRepeated = "answers-repeated",
         /// Answers that the socket had no room for until it was too late.
         AnswersLate = "answers-late",
-        /// Nudges.
+        /// Nudges, each for the answers before it.
         Nudges = "nudges",
+        /// Nudges repeated, should the one before have been too early.
+        NudgesRepeated = "nudges-repeated",
         /// Nudges that failed.
         NudgesFailed = "nudges-failed",
         /// Path requests that the kernel was told to ask the SA about: paths are not looked for yet.

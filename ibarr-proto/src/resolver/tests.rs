@@ -9,7 +9,7 @@ use rand_chacha::ChaCha12Rng;
 use rand_core::SeedableRng;
 
 use super::*;
-use crate::local_service::{Counter, DEADLINE, Input, RETRY, Sender};
+use crate::local_service::{Counter, DEADLINE, FOLLOW_UPS, Input, RETRY, Sender};
 
 #[test]
 fn an_address_of_ours_is_answered_without_the_network() {
@@ -201,6 +201,11 @@ impl Rig {
         let opened = Input::Opened { port_id: PortId(180) };
         rig.resolver.handle_local_service(rig.now, &View, opened);
         assert_eq!(rig.told(), "timeout, nudge");
+        for pause in FOLLOW_UPS {
+            rig.resolver.handle_local_service(rig.now, &View, Input::Nudged { done: true });
+            rig.pass(pause);
+            assert_eq!(rig.told(), "nudge");
+        }
         rig.resolver.handle_local_service(rig.now, &View, Input::Nudged { done: true });
         rig.pass(Duration::from_millis(1));
         rig
