@@ -9,3 +9,4 @@ pub mod capture;
 pub mod demo;
 pub mod interrupt;
 pub mod lab;
+pub mod standin;

@@ -1,0 +1,399 @@
+// SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
+
+//! Each rule of the kernel, by bytes that were recorded or made by hand.
+
+use super::*;
+
+const START: Instant = Instant::from_nanos(1_000_000_000);
+const TIMEOUT: Duration = Duration::from_secs(2);
+/// After a request was sent, and could be answered.
+const WINDOW: Duration = Duration::from_micros(30);
+const GID: [u8; 16] = [0xfe, 0x80, 0, 0, 0, 0, 0, 0, 0, 2, 0xc9, 3, 0, 0, 0, 0x14];
+const NEIGHBOUR: IpAddr = IpAddr::V4(std::net::Ipv4Addr::new(192, 0, 2, 1));
+
+/// As recorded with Linux 6.1, number 12.
+const REQUEST: &str = "1c000000 02100100 0c000000 00000000 02000000 08000920 0a020001";
+const ANSWER: &str =
+    "24000000 02100000 0c000000 ad030000 14000400 fe80000000000000 0002c90300000014";
+/// Number 1.
+const PATH_REQUEST: &str = "
+    98000000 00100100 01000000 00000000
+    696274756e300000 0000000000000000 0000000000000000 0000000000000000
+    0000000000000000 0000000000000000 0000000000000000 0000000000000000
+    01000000 0c000320 061c060100000000
+    14000420 fe8000000000000000 02c90300000014 14000520 fe8000000000000000 02c90300000011
+    06000720 ffff0000 06000820 00000000";
+const PATH_ANSWER: &str = "
+    5c000000 00100000 01000000 ad030000 4c000100 2b000000 00000000
+    00000000 00000000 fe800000 00000000 0002c903 00000014 fe800000 00000000 0002c903 00000011
+    00040001 00000000 0080ffff 00008587 92000000 00000000";
+
+#[test]
+fn requests_are_those_that_were_recorded() {
+    let mut kernel = kernel();
+    kernel.ask();
+    assert_eq!(kernel.sent(), [unhex(REQUEST)]);
+    kernel.ask_path(PathUse::All);
+    assert_eq!(kernel.sent(), [unhex(PATH_REQUEST)]);
+}
+
+/// `ib_nl_process_ip_rsep`, `netevent_callback`, `process_one_req`
+#[test]
+fn an_answer_wakes_nobody_but_the_next_neighbour_does() {
+    let mut kernel = kernel();
+    kernel.ask();
+    kernel.hear(WINDOW, ANSWER);
+    assert_eq!(kernel.events(), []);
+    kernel.neighbour(WINDOW * 2);
+    let resolved = IpOutcome::Resolved { gid: GID, by: Wake::Neighbour(NEIGHBOUR) };
+    assert_eq!(kernel.events(), [Event::Ip(Seq(12), resolved)]);
+    // The request, and it was not sent again.
+    assert_eq!(kernel.sent(), [unhex(REQUEST)]);
+    assert_eq!(kernel.0.poll_timeout(), None);
+}
+
+/// `queue_req`, `set_timeout`
+#[test]
+fn without_a_neighbour_the_answer_lies_until_the_time_out() {
+    let mut kernel = kernel();
+    kernel.ask();
+    kernel.hear(WINDOW, ANSWER);
+    assert_eq!(kernel.0.poll_timeout(), Some(START + TIMEOUT));
+    kernel.pass(TIMEOUT);
+    let resolved = IpOutcome::Resolved { gid: GID, by: Wake::TimeOut };
+    assert_eq!(kernel.events(), [Event::Ip(Seq(12), resolved)]);
+    assert_eq!(kernel.sent().len(), 1);
+}
+
+/// `rdma_resolve_ip`: `addr_resolve` sends, `queue_req` comes after
+#[test]
+fn an_answer_before_the_request_is_queued_is_lost_and_so_is_a_neighbour() {
+    let mut kernel = kernel();
+    kernel.ask();
+    kernel.hear(Duration::ZERO, ANSWER);
+    assert_eq!(kernel.events(), [Event::AnswerLost(Seq(12))]);
+    kernel.neighbour(WINDOW / 2);
+    assert_eq!(kernel.sent().len(), 1);
+    // Healed by the next: it is sent again, and answered again.
+    kernel.neighbour(WINDOW);
+    assert_eq!(kernel.sent(), [unhex(REQUEST)]);
+    kernel.hear(WINDOW * 2, ANSWER);
+    kernel.neighbour(WINDOW * 2);
+    assert!(matches!(kernel.events()[..], [Event::Ip(_, IpOutcome::Resolved { .. })]));
+}
+
+/// `process_one_req` assigns -ENODATA over `status`, then `set_timeout(req, req->timeout)` moves
+/// the work that `netevent_callback` has queued
+#[test]
+fn an_answer_and_a_neighbour_while_it_is_sent_again_are_lost() {
+    let mut kernel = kernel();
+    kernel.ask();
+    kernel.neighbour(WINDOW);
+    kernel.hear(WINDOW, ANSWER);
+    assert_eq!(kernel.events(), [Event::AnswerLost(Seq(12))]);
+    kernel.neighbour(WINDOW);
+    assert_eq!(kernel.sent(), [unhex(REQUEST), unhex(REQUEST)]);
+    kernel.pass(WINDOW * 2);
+    assert_eq!((kernel.events(), kernel.sent()), (vec![], vec![]));
+    assert_eq!(kernel.0.poll_timeout(), Some(START + TIMEOUT));
+}
+
+/// `netevent_callback`
+#[test]
+fn each_neighbour_sends_every_pending_request_again_with_its_number() {
+    let mut kernel = kernel();
+    for _ in 0..3 {
+        kernel.ask();
+    }
+    let first = kernel.sent();
+    assert_eq!(first.iter().map(|bytes| bytes[8]).collect::<Vec<_>>(), [12, 13, 14]);
+    kernel.hear(WINDOW, &ANSWER.replace("0c000000", "0d000000"));
+    kernel.neighbour(WINDOW);
+    assert_eq!(kernel.sent(), [first[0].clone(), first[2].clone()]);
+    kernel.neighbour(WINDOW * 2);
+    assert_eq!(kernel.sent(), [first[0].clone(), first[2].clone()]);
+    assert!(matches!(kernel.events()[..], [Event::Ip(Seq(13), _)]));
+}
+
+/// `process_one_req` calls `addr_resolve` before it looks at the time
+#[test]
+fn at_the_time_out_it_is_sent_once_more_and_the_answer_is_useless() {
+    let mut kernel = kernel();
+    kernel.ask();
+    kernel.pass(TIMEOUT);
+    assert_eq!(kernel.sent(), [unhex(REQUEST), unhex(REQUEST)]);
+    kernel.hear(TIMEOUT, ANSWER);
+    assert_eq!(kernel.events(), [Event::AnswerLost(Seq(12))]);
+    kernel.pass(TIMEOUT + WINDOW);
+    assert_eq!(kernel.events(), [Event::Ip(Seq(12), IpOutcome::TimedOut)]);
+    kernel.hear(TIMEOUT + WINDOW, ANSWER);
+    assert_eq!(kernel.events(), [Event::AnswerLost(Seq(12))]);
+    assert_eq!(kernel.0.poll_timeout(), None);
+}
+
+/// `ib_nl_is_good_ip_resp`; measured with Linux 6.1.192 and 6.12.111
+#[test]
+fn an_odd_answer_to_an_address_request_is_no_answer() {
+    let mut kernel = kernel();
+    kernel.ask();
+    for odd in [
+        // No attribute, the error flag, the mandatory bit, a GID too short and one too long.
+        "10000000 02100000 0c000000 ad030000",
+        "24000000 02100001 0c000000 ad030000 14000400 fe80000000000000 0002c90300000014",
+        "24000000 02100000 0c000000 ad030000 14000420 fe80000000000000 0002c90300000014",
+        "1c000000 02100000 0c000000 ad030000 0c000400 fe80000000000000",
+        "28000000 02100000 0c000000 ad030000 18000400 fe80000000000000 0002c90300000014 00000000",
+        // Shorter than it says, as an attribute and as a message.
+        "20000000 02100000 0c000000 ad030000 14000400 fe80000000000000 0002c903",
+        "24000000 02100000 0c000000 ad030000 14000400 fe80000000000000 0002c903",
+    ] {
+        kernel.hear(WINDOW, odd);
+    }
+    kernel.neighbour(WINDOW);
+    assert_eq!(kernel.events(), []);
+    assert_eq!(kernel.sent(), [unhex(REQUEST), unhex(REQUEST)]);
+    // Of several GIDs the last, behind what nobody knows.
+    kernel.hear(
+        WINDOW * 2,
+        "40000000 02100000 0c000000 ad030000 08000b00 00000000
+         14000400 00000000000000000000000000000000 14000400 fe800000000000000002c90300000014",
+    );
+    kernel.neighbour(WINDOW * 2);
+    assert!(matches!(kernel.events()[..], [Event::Ip(_, IpOutcome::Resolved { gid: GID, .. })]));
+}
+
+/// `ib_nl_handle_ip_res_resp`, `ib_nl_handle_resolve_resp`, `netlink_ack`
+#[test]
+fn an_answer_that_is_flagged_as_a_request_is_refused_and_changes_nothing() {
+    let mut kernel = kernel();
+    kernel.ask();
+    kernel.ask_path(PathUse::All);
+    kernel.sent();
+    kernel.hear(WINDOW, &ANSWER.replace("02100000", "02100100"));
+    let refusal = "38000000 02000000 0c000000 ad030000 ffffffff
+        24000000 02100100 0c000000 ad030000 14000400 fe80000000000000 0002c90300000014";
+    assert_eq!(kernel.sent(), [unhex(refusal)]);
+    kernel.hear(WINDOW, "10000000 00100101 01000000 ad030000");
+    let refusal = "24000000 02000000 01000000 ad030000 ffffffff
+        10000000 00100101 01000000 ad030000";
+    assert_eq!(kernel.sent(), [unhex(refusal)]);
+    assert_eq!(kernel.events(), []);
+}
+
+/// `rdma_nl_rcv_msg`
+#[test]
+fn an_unknown_operation_is_refused_and_netlinks_own_messages_are_not() {
+    let mut kernel = kernel();
+    kernel.hear(WINDOW, "10000000 03100000 01000000 ad030000 10000000 02000000 01000000 ad030000");
+    let refusal = "24000000 02000000 01000000 ad030000 eaffffff
+        10000000 03100000 01000000 ad030000";
+    assert_eq!(kernel.sent(), [unhex(refusal)]);
+}
+
+/// `ib_nl_fetch_ha`, `send_mad`
+#[test]
+fn without_a_listener_addresses_fail_at_once_and_paths_are_asked_of_the_sa() {
+    let mut kernel = kernel();
+    kernel.ask();
+    kernel.sent();
+    kernel.0.handle_input(START + WINDOW, Input::Listener(false));
+    assert_eq!(kernel.0.resolve_ip(START + WINDOW, request(), TIMEOUT), Err(NoListener));
+    assert_eq!(kernel.0.resolve_path(START + WINDOW, path_request(PathUse::All)), None);
+    // `process_one_req`: what waits fails when it cannot be sent again.
+    kernel.neighbour(WINDOW);
+    assert_eq!(kernel.events(), [Event::Ip(Seq(12), IpOutcome::NoListener)]);
+    assert!(kernel.sent().is_empty());
+    // The one that failed had a number, the path request none.
+    kernel.0.handle_input(START + WINDOW, Input::Listener(true));
+    assert_eq!(kernel.0.resolve_ip(START + WINDOW, request(), TIMEOUT), Ok(Seq(14)));
+    assert_eq!(kernel.0.resolve_path(START, path_request(PathUse::All)), Some(Seq(1)));
+}
+
+/// `ib_nl_addr_request_seq` and `ib_nl_sa_request_seq`
+#[test]
+fn numbers_collide_between_operations_and_have_gaps() {
+    let mut kernel = Rig(Kernel::new(Config { path_seq: 11, ..config() }));
+    kernel.0.handle_input(START, Input::Listener(true));
+    assert_eq!(kernel.ask(), Seq(12));
+    assert_eq!(kernel.ask_path(PathUse::All), Seq(12));
+    kernel.0.count_ip();
+    assert_eq!(kernel.ask(), Seq(14));
+    // The answer to one is none to the other.
+    kernel.hear(WINDOW, "10000000 00100001 0c000000 ad030000");
+    kernel.neighbour(WINDOW);
+    let asks_sa = PathOutcome::AsksSa(Reason::Told);
+    assert_eq!(kernel.events(), [Event::Path(Seq(12), asks_sa)]);
+}
+
+/// `ib_nl_is_good_resolve_resp`, `ib_nl_process_good_resolve_rsp`
+#[test]
+fn a_path_request_ends_with_its_answer_as_the_answer_deserves() {
+    use PathOutcome::{AsksSa, Failed, Resolved};
+    let record = unhex(PATH_ANSWER)[16..].to_vec();
+    let with_flags = |flags: &[u8]| {
+        let records = flags.iter().flat_map(|&flags| {
+            let mut record = record.clone();
+            record[4] = flags;
+            record
+        });
+        records.collect::<Vec<_>>()
+    };
+    let mut too_long = record.clone();
+    too_long[0] += 4;
+    too_long.extend([0; 4]);
+    let mut mandatory = record.clone();
+    mandatory[3] = 0x20;
+    for (path_use, flags, attributes, outcome) in [
+        (PathUse::All, 0, record.clone(), Resolved(vec![0x2b])),
+        (PathUse::Gmp, 0, record.clone(), Resolved(vec![0x2b])),
+        (PathUse::All, 0, with_flags(&[0x2b, 0x12, 0x0a, 0x02]), Resolved(vec![0x2b, 0x12, 0x0a])),
+        (PathUse::Unidirectional, 0, with_flags(&[0x12, 0x0a]), Resolved(vec![0x0a])),
+        (PathUse::Gmp, 0, with_flags(&[0x0a]), Failed),
+        (PathUse::All, 0, with_flags(&[0x01]), Failed),
+        // Parsable, and without a path: none, one that is not known, half a one.
+        (PathUse::All, 0, Vec::new(), Failed),
+        (PathUse::All, 0, mandatory, Failed),
+        (PathUse::All, 0, record[..40].to_vec(), Failed),
+        // A path that is too long, a time-out that is too short.
+        (PathUse::All, 0, too_long, AsksSa(Reason::Unreadable)),
+        (PathUse::All, 0, unhex("06000200 00000000"), AsksSa(Reason::Unreadable)),
+        (PathUse::All, 1, record.clone(), AsksSa(Reason::Told)),
+    ] {
+        let mut kernel = kernel();
+        let seq = kernel.ask_path(path_use);
+        let mut answer = unhex(PATH_ANSWER)[..16].to_vec();
+        answer[0] = u8::try_from(16 + attributes.len()).unwrap_or(u8::MAX);
+        answer[7] = flags;
+        answer.extend(attributes);
+        let length = u32::try_from(answer.len()).unwrap();
+        answer[..4].copy_from_slice(&length.to_ne_bytes());
+        // No answer is too early, and the second is ignored.
+        kernel.hear_bytes(Duration::ZERO, &answer);
+        kernel.hear_bytes(Duration::ZERO, &answer);
+        assert_eq!(kernel.events(), [Event::Path(seq, outcome)], "{answer:02x?}");
+        assert_eq!(kernel.0.poll_timeout(), None);
+    }
+}
+
+/// `ib_nl_request_timeout`, `ib_nl_handle_set_timeout`
+#[test]
+fn of_silence_the_kernel_asks_the_sa_when_the_daemon_has_said() {
+    let mut kernel = kernel();
+    kernel.ask_path(PathUse::All);
+    assert_eq!(kernel.0.poll_timeout(), Some(START + Duration::from_secs(2)));
+    let told = |millis: u32| {
+        let mut bytes = unhex("18000000 01100100 00000000 ad030000 08000200 00000000");
+        bytes[20..].copy_from_slice(&millis.to_ne_bytes());
+        bytes
+    };
+    for (millis, set) in [(500, 500), (1, 100), (u32::MAX, 200_000), (300, 300)] {
+        kernel.hear_bytes(Duration::ZERO, &told(millis));
+        assert_eq!(kernel.0.path_timeout(), Duration::from_millis(set));
+        // Also for what waits already.
+        assert_eq!(kernel.0.poll_timeout(), Some(START + Duration::from_millis(set)));
+    }
+    // Neighbours have no part in it.
+    kernel.neighbour(Duration::from_millis(299));
+    assert_eq!(kernel.events(), []);
+    kernel.pass(Duration::from_millis(300));
+    let asks_sa = PathOutcome::AsksSa(Reason::Silence);
+    assert_eq!(kernel.events(), [Event::Path(Seq(1), asks_sa)]);
+    kernel.sent();
+    // What is not flagged as a request is refused; who asks for it hears that all is well.
+    kernel.hear(Duration::ZERO, "18000000 01100000 00000000 ad030000 08000200 64000000");
+    assert_eq!(kernel.sent()[0][16..20], unhex("ffffffff"));
+    kernel.hear(Duration::ZERO, "18000000 01100500 00000000 ad030000 08000200 64000000");
+    assert_eq!(
+        kernel.sent(),
+        [unhex("24000000 02000001 00000000 ad030000 00000000 18000000 01100500 00000000 ad030000")]
+    );
+    assert_eq!(kernel.0.path_timeout(), Duration::from_millis(100));
+}
+
+/// `ib_nl_make_request`, `ib_nl_ip_send_msg`
+#[test]
+fn only_of_paths_the_kernel_cares_whether_they_reach_anybody() {
+    let mut kernel = kernel();
+    kernel.ask();
+    let transmit = kernel.0.poll_transmit().unwrap();
+    kernel.0.not_delivered(&transmit);
+    kernel.ask_path(PathUse::All);
+    let transmit = kernel.0.poll_transmit().unwrap();
+    kernel.0.not_delivered(&transmit);
+    let asks_sa = PathOutcome::AsksSa(Reason::NoListener);
+    assert_eq!(kernel.events(), [Event::Path(Seq(1), asks_sa)]);
+    kernel.pass(WINDOW);
+    assert_eq!(kernel.0.poll_timeout(), Some(START + TIMEOUT));
+}
+
+struct Rig(Kernel);
+
+/// With a listener; its next address request has number 12.
+fn kernel() -> Rig {
+    let mut kernel = Kernel::new(config());
+    kernel.handle_input(START, Input::Listener(true));
+    Rig(kernel)
+}
+
+fn config() -> Config {
+    Config { window: WINDOW, ip_seq: 11, path_seq: 0 }
+}
+
+impl Rig {
+    fn ask(&mut self) -> Seq {
+        self.0.resolve_ip(START, request(), TIMEOUT).unwrap()
+    }
+
+    fn ask_path(&mut self, path_use: PathUse) -> Seq {
+        self.0.resolve_path(START, path_request(path_use)).unwrap()
+    }
+
+    fn hear(&mut self, at: Duration, hex: &str) {
+        self.hear_bytes(at, &unhex(hex));
+    }
+
+    fn hear_bytes(&mut self, at: Duration, bytes: &[u8]) {
+        self.0.handle_input(START + at, Input::Datagram(bytes));
+    }
+
+    fn neighbour(&mut self, at: Duration) {
+        self.0.handle_input(START + at, Input::Neighbour(NEIGHBOUR));
+    }
+
+    fn pass(&mut self, at: Duration) {
+        self.0.handle_timeout(START + at);
+    }
+
+    fn sent(&mut self) -> Vec<Vec<u8>> {
+        std::iter::from_fn(|| self.0.poll_transmit()).map(|transmit| transmit.bytes).collect()
+    }
+
+    fn events(&mut self) -> Vec<Event> {
+        std::iter::from_fn(|| self.0.poll_event()).collect()
+    }
+}
+
+fn request() -> ResolveIp {
+    parsed(REQUEST, |request| match request {
+        Request::ResolveIp(request) => Some(request),
+        Request::ResolvePath(_) => None,
+    })
+}
+
+fn path_request(path_use: PathUse) -> ResolvePath {
+    parsed(PATH_REQUEST, |request| match request {
+        Request::ResolvePath(request) => Some(ResolvePath { path_use, ..request }),
+        Request::ResolveIp(_) => None,
+    })
+}
+
+fn parsed<T>(hex: &str, pick: impl Fn(Request) -> Option<T>) -> T {
+    let bytes = unhex(hex);
+    let message = ibarr_common::wire::ls::messages(&bytes).next().unwrap().unwrap();
+    pick(Request::parse(&message).unwrap()).unwrap()
+}
+
+fn unhex(hex: &str) -> Vec<u8> {
+    let digits: Vec<_> = hex.chars().filter(|c| !c.is_whitespace()).collect();
+    digits.chunks(2).map(|pair| u8::from_str_radix(&String::from_iter(pair), 16).unwrap()).collect()
+}

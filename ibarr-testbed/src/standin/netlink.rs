@@ -1,0 +1,131 @@
+// SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
+
+//! How the kernel reads what it is sent (`rdma_nl_rcv_skb` in drivers/infiniband/core/netlink.c,
+//! `__nla_validate_parse` in lib/nlattr.c), and how it refuses it.
+
+/// Length of `struct nlmsghdr`.
+const HEADER: usize = 16;
+/// `NLM_F_REQUEST`.
+const FLAG_REQUEST: u16 = 0x0001;
+/// `NLM_F_ACK`.
+const FLAG_ACK: u16 = 0x0004;
+/// `NLM_F_CAPPED`.
+const FLAG_CAPPED: u16 = 0x0100;
+/// `RDMA_NL_LS_F_ERR`.
+const FLAG_ERROR: u16 = 0x0100;
+/// `NLMSG_ERROR`.
+const TYPE_ERROR: u16 = 2;
+/// `NLMSG_MIN_TYPE`: below are netlink's own.
+const TYPE_MIN: u16 = 0x10;
+/// `LS_NLA_TYPE_MAX` - 1: higher types are skipped.
+const MAX_TYPE: u16 = 10;
+
+/// A message in a datagram.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Message<'a> {
+    pub(super) kind: u16,
+    flags: u16,
+    pub(super) seq: u32,
+    port_id: u32,
+    bytes: &'a [u8],
+}
+
+impl<'a> Message<'a> {
+    /// Takes the next off `rest`; whatever is shorter than it says ends the datagram, silently.
+    pub(super) fn take(rest: &mut &'a [u8]) -> Option<Self> {
+        let bytes = core::mem::take(rest);
+        let header = bytes.first_chunk::<HEADER>()?;
+        let length = usize::try_from(word(header, 0)).ok().filter(|&length| length >= HEADER)?;
+        *rest = bytes.get(length.next_multiple_of(4)..).unwrap_or_default();
+        Some(Self {
+            kind: half(header, 4),
+            flags: half(header, 6),
+            seq: word(header, 8),
+            port_id: word(header, 12),
+            bytes: bytes.get(..length)?,
+        })
+    }
+
+    pub(super) fn is_request(&self) -> bool {
+        self.flags & FLAG_REQUEST != 0
+    }
+
+    /// Whether it says that there is no answer.
+    pub(super) fn has_error(&self) -> bool {
+        self.flags & FLAG_ERROR != 0
+    }
+
+    /// Whether nobody but netlink itself has to look at it.
+    pub(super) fn is_control(&self) -> bool {
+        self.kind < TYPE_MIN
+    }
+
+    /// Attributes with their whole `nla_type`. One that does not fit what is left ends them, silently.
+    pub(super) fn attributes(&self) -> impl Iterator<Item = (u16, &'a [u8])> + use<'a> {
+        let mut rest = self.bytes.get(HEADER..).unwrap_or_default();
+        std::iter::from_fn(move || {
+            let header = rest.first_chunk::<4>()?;
+            let length = usize::from(half(header, 0));
+            let attribute = (half(header, 2), rest.get(4..length)?);
+            rest = rest.get(length.next_multiple_of(4)..).unwrap_or_default();
+            Some(attribute)
+        })
+    }
+
+    /// `nla_parse_deprecated`: the last attribute of type `wanted`, unless `policy` refuses the length
+    /// of any. Types beyond those known are skipped; so is what has the mandatory bit,
+    /// which is part of the type here.
+    pub(super) fn parse(
+        &self,
+        wanted: u16,
+        policy: impl Fn(u16, usize) -> bool,
+    ) -> Result<Option<&'a [u8]>, Refused> {
+        let mut found = None;
+        for (kind, value) in self.attributes() {
+            // NLA_TYPE_MASK
+            let kind = kind & 0x3fff;
+            if !(1..=MAX_TYPE).contains(&kind) {
+                continue;
+            }
+            if !policy(kind, value.len()) {
+                return Err(Refused);
+            }
+            if kind == wanted {
+                found = Some(value);
+            }
+        }
+        Ok(found)
+    }
+
+    /// What the sender hears: `netlink_ack`, if it did wrong or wanted to know.
+    pub(super) fn verdict(&self, errno: i32) -> Option<Vec<u8>> {
+        let (flags, quoted) = match errno {
+            0 if self.flags & FLAG_ACK == 0 => return None,
+            0 => (FLAG_CAPPED, self.bytes.get(..HEADER)?),
+            _ => (0, self.bytes),
+        };
+        let length = u32::try_from(HEADER + 4 + quoted.len()).ok()?;
+        let mut bytes = length.to_ne_bytes().to_vec();
+        bytes.extend(TYPE_ERROR.to_ne_bytes());
+        bytes.extend(flags.to_ne_bytes());
+        bytes.extend(self.seq.to_ne_bytes());
+        bytes.extend(self.port_id.to_ne_bytes());
+        bytes.extend((-errno).to_ne_bytes());
+        bytes.extend(quoted);
+        Some(bytes)
+    }
+}
+
+/// An attribute has a length that the kernel does not take.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Refused;
+
+fn word(bytes: &[u8], at: usize) -> u32 {
+    let word = bytes.get(at..).and_then(|rest| rest.first_chunk::<4>());
+    word.copied().map(u32::from_ne_bytes).unwrap_or_default()
+}
+
+fn half(bytes: &[u8], at: usize) -> u16 {
+    let half = bytes.get(at..).and_then(|rest| rest.first_chunk::<2>());
+    half.copied().map(u16::from_ne_bytes).unwrap_or_default()
+}
