@@ -5,7 +5,7 @@
 use std::fs::{self, File};
 use std::io::ErrorKind;
 use std::net::IpAddr;
-use std::os::fd::AsFd;
+use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::net::UnixDatagram;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
@@ -87,11 +87,17 @@ pub(super) struct Starting {
 }
 
 impl Starting {
-    /// Starts the daemon of `node`.
+    /// Starts the daemon of `node`, which inherits `local_service` as `FDNAME=ls`.
     ///
     /// # Errors
     /// The program cannot be started.
-    pub(super) fn spawn(node: &Node, files: Files, ibarr: &Path, bpf: &Path) -> Result<Self> {
+    pub(super) fn spawn(
+        node: &Node,
+        files: Files,
+        ibarr: &Path,
+        bpf: &Path,
+        local_service: Option<OwnedFd>,
+    ) -> Result<Self> {
         let socket = files.0.join("notify.sock");
         // Left by the daemon before this one.
         let _ = fs::remove_file(&socket);
@@ -102,14 +108,17 @@ impl Starting {
             .append(true)
             .open(files.log())
             .with_context(|| format!("cannot make {}", files.log().display()))?;
-        let mut command = Command::new(ibarr);
+        let mut command = Command::new(if local_service.is_some() { "sh".as_ref() } else { ibarr });
+        if local_service.is_some() {
+            command.args(["-ec", INHERIT, "sh"]).arg(ibarr);
+        }
         command.arg("run").arg("--config").arg(files.config());
         command.arg("--run-dir").arg(files.run_dir());
         command.arg("--bpf-dir").arg(bpf.join(node.name.to_string()));
         command
             .env("NOTIFY_SOCKET", &socket)
             .current_dir(&files.0)
-            .stdin(Stdio::null())
+            .stdin(local_service.map_or_else(Stdio::null, Stdio::from))
             .stdout(log.try_clone().context("cannot share a log")?)
             .stderr(log);
         let since = Instant::now();
@@ -165,6 +174,11 @@ impl Starting {
         }
     }
 }
+
+/// A socket comes as standard input, and is to be the first descriptor after the standard ones, of
+/// a process that knows its own number (sd_listen_fds(3)).
+const INHERIT: &str = "export LISTEN_PID=$$ LISTEN_FDS=1 LISTEN_FDNAMES=ls
+exec 3<&0 \"$@\" </dev/null";
 
 /// How often it is looked whether a silent daemon is still there.
 const LOOK_EVERY: Duration = Duration::from_millis(20);

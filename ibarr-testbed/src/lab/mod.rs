@@ -14,6 +14,7 @@ mod plan;
 mod store;
 
 use std::convert::Infallible;
+use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
 use std::time::{Duration, Instant};
@@ -153,6 +154,20 @@ impl Lab {
     /// # Errors
     /// There is no such node, or its daemon does not end or start.
     pub fn restart(&mut self, name: NodeName, interrupt: &Interrupt) -> Result<Duration> {
+        self.restart_with(name, None, interrupt)
+    }
+
+    /// [`Self::restart`]; the new daemon inherits `local_service` as the kernel's end of the local
+    /// service.
+    ///
+    /// # Errors
+    /// Those of [`Self::restart`].
+    pub fn restart_with(
+        &mut self,
+        name: NodeName,
+        local_service: Option<OwnedFd>,
+        interrupt: &Interrupt,
+    ) -> Result<Duration> {
         let node = self.state.plan.nodes.iter().find(|node| node.name == name);
         let node = node.with_context(|| format!("no node {name}"))?.clone();
         if let Some(at) = self.state.daemons.iter().position(|daemon| daemon.node == name) {
@@ -165,7 +180,13 @@ impl Lab {
                 self.children.retain_mut(|child| !matches!(child.try_wait(), Ok(Some(_))));
             }
         }
-        let daemon = Starting::spawn(&node, self.files(&node), &self.state.ibarr, &self.bpf())?;
+        let daemon = Starting::spawn(
+            &node,
+            self.files(&node),
+            &self.state.ibarr,
+            &self.bpf(),
+            local_service,
+        )?;
         self.remember(name, daemon.pid())?;
         let (child, took) = daemon.wait_ready(Instant::now() + READY_WITHIN, interrupt)?;
         self.children.push(child);
@@ -195,7 +216,7 @@ impl Lab {
         for node in self.state.plan.nodes.clone() {
             let files = self.files(&node);
             files.create(&node)?;
-            let daemon = Starting::spawn(&node, files, &self.state.ibarr, &self.bpf())?;
+            let daemon = Starting::spawn(&node, files, &self.state.ibarr, &self.bpf(), None)?;
             self.remember(node.name, daemon.pid())?;
             starting.push(daemon);
         }

@@ -12,6 +12,7 @@ mod lab;
 mod machine;
 mod nudge;
 mod rtnetlink;
+mod standin;
 
 #[path = "../../src/vm/sys/tun.rs"]
 #[expect(unsafe_code, reason = "nothing safe sets the type of a TUN device")]

@@ -1,0 +1,158 @@
+// SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
+
+//! The daemon and a kernel that keeps to the kernel's rules: what a caller of `rdma_resolve_addr`
+//! and `rdma_resolve_route` gets.
+
+use std::fs;
+use std::time::Duration;
+
+use ibarr_common::IfIndex;
+use ibarr_common::ib::PortNum;
+use ibarr_common::wire::ls::{PathUse, ResolveIp, ResolvePath};
+use ibarr_testbed::interrupt::Interrupt;
+use ibarr_testbed::lab::{Lab, Node, Plan, Store, TemporaryLab, netns};
+use ibarr_testbed::standin::{Config, Event, IpOutcome, PathOutcome, Reason, StandIn, Wake};
+use ibarr_user::transport::rtnetlink::ADDRESS_V6;
+use nix::net::if_::if_nametoindex;
+
+use crate::machine::{Machine, ibarr, said};
+
+/// What callers give `rdma_resolve_addr` most often, and more than the test takes.
+const CALLERS_TIMEOUT: Duration = Duration::from_secs(2);
+/// Longer than any time-out of the kernel here: what has not ended then never will.
+const PATIENCE: Duration = Duration::from_secs(20);
+
+#[test]
+fn addresses_behind_the_router_are_found_and_the_caller_is_woken_by_the_nudge() {
+    let mut node = Asker::new();
+    let n2 = node.pave();
+    // First of the peer, then of the cache.
+    for _ in 0..2 {
+        for target in n2.addresses {
+            let request = ResolveIp { ifindex: node.ifindex, target };
+            let asked = node.kernel.resolve_ip(request, CALLERS_TIMEOUT).unwrap().unwrap();
+            let by = Wake::Neighbour(ADDRESS_V6.into());
+            let resolved = IpOutcome::Resolved { gid: n2.gid().unwrap().octets(), by };
+            assert_eq!(node.outcome(), Event::Ip(asked, resolved), "{}", node.log());
+        }
+    }
+    // Both at once, and nobody is forgotten.
+    let requests = n2.addresses.map(|target| ResolveIp { ifindex: node.ifindex, target });
+    let mut asked = requests
+        .map(|request| node.kernel.resolve_ip(request, CALLERS_TIMEOUT).unwrap().unwrap())
+        .to_vec();
+    while !asked.is_empty() {
+        let Event::Ip(seq, IpOutcome::Resolved { gid, by: Wake::Neighbour(_) }) = node.outcome()
+        else {
+            panic!("{}", node.log())
+        };
+        assert_eq!(gid, n2.gid().unwrap().octets());
+        asked.retain(|asked| *asked != seq);
+    }
+}
+
+/// What the nudge is for, and that nothing else woke the caller above.
+#[test]
+fn without_nudges_the_caller_waits_for_its_time_out() {
+    let mut node = Asker::with("nudge = false\n");
+    let n2 = node.pave();
+    for target in n2.addresses {
+        let request = ResolveIp { ifindex: node.ifindex, target };
+        let timeout = Duration::from_millis(300);
+        let asked = node.kernel.resolve_ip(request, timeout).unwrap().unwrap();
+        let resolved = IpOutcome::Resolved { gid: n2.gid().unwrap().octets(), by: Wake::TimeOut };
+        assert_eq!(node.outcome(), Event::Ip(asked, resolved), "{}", node.log());
+    }
+}
+
+#[test]
+fn an_address_that_nobody_has_times_out_and_the_daemon_says_nothing() {
+    let mut node = Asker::new();
+    let target = "10.2.0.99".parse().unwrap();
+    let request = ResolveIp { ifindex: node.ifindex, target };
+    node.kernel.take_said();
+    let asked = node.kernel.resolve_ip(request, Duration::from_millis(500)).unwrap().unwrap();
+    assert_eq!(node.outcome(), Event::Ip(asked, IpOutcome::TimedOut));
+    let said = node.kernel.take_said();
+    // The last duplicate among them.
+    assert!(said.len() >= 2 && said.iter().all(|said| said.by_kernel), "{said:?}");
+}
+
+#[test]
+fn a_path_is_left_to_the_sa_at_once() {
+    let mut node = Asker::new();
+    let [n1, n2] = ["n1", "n2"].map(|name| node.lab.plan().node(name).unwrap().clone());
+    let request = ResolvePath {
+        device: "mlx5_0".parse().unwrap(),
+        port: PortNum::new(1).unwrap(),
+        path_use: PathUse::All,
+        service_id: None,
+        dgid: n2.gid().unwrap(),
+        sgid: n1.gid().unwrap(),
+        tclass: None,
+        pkey: None,
+        qos_class: None,
+    };
+    let asked = node.kernel.resolve_path(request).unwrap().unwrap();
+    let told = PathOutcome::AsksSa(Reason::Told);
+    assert_eq!(node.outcome(), Event::Path(asked, told), "{}", node.log());
+}
+
+/// Node n1, whose kernel asks, of a lab with a router.
+struct Asker {
+    kernel: StandIn,
+    ifindex: IfIndex,
+    lab: TemporaryLab,
+    _machine: Machine,
+}
+
+impl Asker {
+    fn new() -> Self {
+        Self::with("")
+    }
+
+    /// With `config` for its daemon.
+    fn with(config: &str) -> Self {
+        let machine = Machine::new();
+        let store = Store::at(&machine.state_dir()).unwrap();
+        let plan = Plan::new("standin".parse().unwrap(), 2, true).unwrap();
+        let never = Interrupt::never();
+        let mut lab = TemporaryLab::new(Lab::up(&store, plan, ibarr(), &never).unwrap());
+        let n1 = lab.plan().node("n1").unwrap().clone();
+        let file = lab.files(&n1).config();
+        let of_lab = fs::read_to_string(&file).unwrap();
+        fs::write(&file, format!("{config}{of_lab}")).unwrap();
+        let kernel = StandIn::attach(&mut lab, n1.name, Config::default(), &never).unwrap();
+        let ifindex = netns::inside(&n1.namespace, || Ok(if_nametoindex(Node::INTERFACE)?));
+        let ifindex = IfIndex::new(ifindex.unwrap()).unwrap();
+        Self { kernel, ifindex, lab, _machine: machine }
+    }
+
+    /// Makes sure that no neighbour changes but by a nudge when it is asked for n2, and that the
+    /// daemon has to ask it all the same.
+    fn pave(&self) -> Node {
+        let [n1, n2] = ["n1", "n2"].map(|name| self.lab.plan().node(name).unwrap());
+        let [v4, v6] = n2.addresses.map(|address| address.to_string());
+        for arguments in [["resolve", &v4, &v6].as_slice(), &["cache", "--flush"]] {
+            let output = self.lab.ibarr(n1, arguments).unwrap();
+            assert!(output.status.success(), "{arguments:?}: {}", said(&output));
+        }
+        n2.clone()
+    }
+
+    /// The next end of a request.
+    fn outcome(&mut self) -> Event {
+        loop {
+            let event = self.kernel.next_event(PATIENCE, &Interrupt::never()).unwrap();
+            match event.unwrap_or_else(|| panic!("no outcome; {}", self.log())) {
+                // The daemon is faster than the kernel, or answers what was sent twice.
+                Event::AnswerLost(_) => {}
+                event => return event,
+            }
+        }
+    }
+
+    fn log(&self) -> String {
+        self.lab.files(self.lab.plan().node("n1").unwrap()).log_tail()
+    }
+}
