@@ -1,5 +1,8 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 
+#[cfg(test)]
+mod tests;
+
 use std::collections::{BTreeMap, HashMap};
 use std::time::Duration;
 
@@ -168,20 +171,17 @@ impl<K: Kernel> Responder<K> {
         if self.due.is_some_and(|due| now < due) {
             return;
         }
-        self.due = Some(now + RETRY);
         if !self.consistent {
             match self.fill(view) {
                 Ok(()) => {
                     self.consistent = true;
                     self.fault = None;
                 }
-                Err(error) => {
-                    self.fail(&error);
-                    return;
-                }
+                Err(error) => self.fail(&error),
             }
         }
-        if !self.renew(now, confirmed_at) {
+        if !self.consistent || !self.renew(now, confirmed_at) {
+            self.due = Some(now + RETRY);
             return;
         }
         self.attach_missing();
@@ -320,6 +320,8 @@ impl<K: Kernel> Responder<K> {
         }
         self.fault = Some(fault);
         self.consistent = false;
+        // At the end of this turn, if the view is known.
+        self.due = self.due.map(|_| Instant::BOOT);
         self.lease_end = Instant::BOOT;
         let Err(error) = self.kernel.update(&MapUpdate::Cfg(ResponderCfg::default())) else {
             return;

@@ -1,0 +1,423 @@
+// SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
+
+use std::collections::BTreeSet;
+use std::io;
+
+use ibarr_common::ib::Gid;
+use ibarr_common::map::Origin;
+use ibarr_proto::local_view::{
+    Bonding, Config, Dad, HwAddr, Input, InterfaceAddress, InterfaceFilter, InterfaceName, Link,
+    LinkType, StaticGid, StaticGids,
+};
+
+use super::super::kernel::{AllowKey, Held};
+use super::super::pins;
+use super::*;
+
+const T0: Instant = Instant::from_nanos(1_000_000_000_000);
+const LEASE: Duration = Duration::from_mins(1);
+
+#[test]
+fn the_first_lease_is_written_when_all_maps_are_as_the_view_says() {
+    let mut story = Story::new(Settings::default());
+    // What a daemon before us has left: one address is ours no more, one has another GID now.
+    story.kernel().hold_address("10.1.0.9", Some("fe80::9"));
+    story.kernel().hold_address("10.1.0.1", Some("fe80::7"));
+    story.kernel().interfaces.insert(index(9));
+    story.kernel().attached.insert((index(9), Hook::Tcx));
+    story.kernel().attached.insert((index(1), Hook::Tcx));
+    story.link(1).address(1, "10.1.0.1");
+    // Nothing is known for certain before the dump.
+    story.turn(T0);
+    assert_eq!(story.kernel().cfg.lease_end, 0);
+    assert!(story.kernel().attached.contains(&(index(9), Hook::Tcx)));
+
+    story.dump().turn(T0);
+    assert_eq!(story.answers(), [("10.1.0.1".to_owned(), Some("fe80::1".to_owned()))]);
+    assert_eq!(story.kernel().cfg.lease_end, (T0 + LEASE).as_nanos());
+    assert_eq!(story.kernel().interfaces, BTreeSet::from([index(1)]));
+    assert_eq!(story.kernel().attached, BTreeSet::from([(index(1), Hook::Tcx)]));
+    assert!(story.kernel().is_settled);
+
+    let log = &story.kernel().log;
+    let at = |what: &str| {
+        log.iter().position(|entry| entry == what).unwrap_or_else(|| panic!("no {what}: {log:?}"))
+    };
+    let lease = at("lease");
+    // What is not true any more goes before anything is answered on the strength of it.
+    assert!(at("-10.1.0.9") < lease && at("+10.1.0.1=fe80::1") < lease && at("-#9") < lease);
+    // New programs are in place before old ones go, and old layouts go last.
+    assert!(lease < at("attach 1 tcx") && at("attach 1 tcx") < at("detach 9 tcx"));
+    assert!(at("detach 9 tcx") < at("settle"));
+}
+
+#[test]
+fn an_address_that_is_removed_is_out_of_the_map_before_the_turn_ends() {
+    let mut story = Story::running();
+    story.address(1, "10.1.0.2").turn(T0);
+    assert_eq!(story.answers().len(), 2);
+    story.no_address(1, "10.1.0.2").turn(T0);
+    assert_eq!(story.answers().len(), 1);
+}
+
+#[test]
+fn an_address_without_a_gid_is_known_and_not_answered() {
+    let mut story = Story::running();
+    story.link(2).address(2, "10.2.0.1").turn(T0);
+    assert!(story.answers().contains(&("10.2.0.1".to_owned(), None)));
+}
+
+#[test]
+fn the_lease_is_renewed_each_third_of_it() {
+    let mut story = Story::running();
+    story.turn(T0 + (LEASE / 3 - Duration::from_nanos(1)));
+    assert_eq!(story.kernel().cfg.lease_end, (T0 + LEASE).as_nanos());
+    assert_eq!(story.responder.poll_timeout(), Some(T0 + LEASE / 3));
+    let now = T0 + LEASE / 3;
+    story.dump_at(now).turn(now);
+    assert_eq!(story.kernel().cfg.lease_end, (now + LEASE).as_nanos());
+}
+
+#[test]
+fn the_lease_ends_counted_from_the_last_dump() {
+    let mut story = Story::running();
+    // rtnetlink is dead: the daemon lives on, what it knows is from `T0`.
+    for seconds in [20, 40, 59] {
+        story.turn(T0 + Duration::from_secs(seconds));
+        assert_eq!(story.kernel().cfg.lease_end, (T0 + LEASE).as_nanos());
+    }
+    story.turn(T0 + Duration::from_secs(70));
+    assert_eq!(story.kernel().cfg.lease_end, (T0 + LEASE).as_nanos());
+    assert_eq!(story.responder.counters().get(Counter::LeaseWithheld), 1);
+    let now = T0 + Duration::from_secs(71);
+    story.dump_at(now).turn(now);
+    assert_eq!(story.kernel().cfg.lease_end, (now + LEASE).as_nanos());
+}
+
+#[test]
+fn a_lease_shorter_than_the_time_between_dumps_holds() {
+    let lease = Duration::from_secs(2);
+    let mut story = Story::new(Settings { lease, ..Settings::default() });
+    story.link(1).address(1, "10.1.0.1").dump().turn(T0);
+    let now = T0 + Duration::from_secs(9);
+    story.turn(now);
+    assert_eq!(story.kernel().cfg.lease_end, (now + lease).as_nanos());
+}
+
+#[test]
+fn a_map_that_cannot_be_written_ends_the_lease_until_all_is_right_again() {
+    let mut story = Story::running();
+    story.kernel().fail = Some("-10.1.0.1");
+    story.no_address(1, "10.1.0.1").turn(T0);
+    // It is still in the map, so nothing may be answered.
+    assert_eq!(story.answers().len(), 1);
+    assert_eq!(story.kernel().cfg.lease_end, 0);
+    assert!(story.responder.fault().is_some());
+    // What happens meanwhile is not lost.
+    story.address(1, "10.1.0.5").turn(T0);
+    story.turn(T0 + RETRY);
+    assert_eq!(story.kernel().cfg.lease_end, 0);
+    story.kernel().fail = None;
+    let now = T0 + RETRY + RETRY;
+    story.turn(now);
+    assert_eq!(story.answers(), [("10.1.0.5".to_owned(), Some("fe80::1".to_owned()))]);
+    assert_eq!(story.kernel().cfg.lease_end, (T0 + LEASE).as_nanos());
+    assert_eq!(story.responder.fault(), None);
+    assert_eq!(story.responder.counters().get(Counter::Faults), 3);
+}
+
+#[test]
+fn what_cannot_be_told_to_stop_is_detached() {
+    let mut story = Story::running();
+    story.kernel().fail_all = true;
+    story.address(1, "10.1.0.5").turn(T0);
+    assert_eq!(story.kernel().attached, BTreeSet::new());
+    story.kernel().fail_all = false;
+    story.turn(T0 + RETRY);
+    assert_eq!(story.kernel().attached, BTreeSet::from([(index(1), Hook::Tcx)]));
+}
+
+#[test]
+fn a_kernel_without_tcx_gets_a_filter() {
+    let mut story = Story::new(Settings::default());
+    story.kernel().refuse = BTreeSet::from([Hook::Tcx]);
+    story.link(1).address(1, "10.1.0.1").dump().turn(T0);
+    assert_eq!(story.kernel().attached, BTreeSet::from([(index(1), Hook::Clsact)]));
+    assert_eq!(story.responder.state(index(1)), Some(&State::Attached(Hook::Clsact)));
+}
+
+#[test]
+fn what_cannot_be_attached_says_why_and_is_tried_again() {
+    let mut story = Story::new(Settings::default());
+    story.kernel().refuse = Hook::ALL.into();
+    story.link(1).address(1, "10.1.0.1").dump().turn(T0);
+    let Some(State::Failed(reason)) = story.responder.state(index(1)) else { panic!() };
+    assert!(reason.contains("tcx") && reason.contains("clsact"), "{reason}");
+    let now = T0 + LEASE / 3;
+    story.dump_at(now).turn(now);
+    // Once for the interface, not for each time.
+    assert_eq!(story.responder.counters().get(Counter::NotAttached), 1);
+    story.kernel().refuse.clear();
+    let now = now + LEASE / 3;
+    story.dump_at(now).turn(now);
+    assert_eq!(story.responder.state(index(1)), Some(&State::Attached(Hook::Tcx)));
+}
+
+#[test]
+fn another_kind_of_program_is_attached_before_the_old_one_goes() {
+    let mut story = Story::running();
+    for (mode, hook) in [(Mode::Clsact, Hook::Clsact), (Mode::Xdp, Hook::XdpNative)] {
+        story.kernel().log.clear();
+        let before = story.kernel().attached.first().unwrap().1;
+        story.reconfigure(Settings { mode, ..Settings::default() }, Prefixes::EVERYONE);
+        let expected = [
+            "lease".to_owned(),
+            format!("attach 1 {hook}"),
+            format!("detach 1 {before}"),
+            "settle".to_owned(),
+        ];
+        assert_eq!(story.kernel().log, expected);
+        assert_eq!(story.kernel().attached, BTreeSet::from([(index(1), hook)]));
+    }
+}
+
+#[test]
+fn an_interface_that_goes_takes_its_program_along() {
+    let mut story = Story::running();
+    story.say(Input::LinkGone(index(1))).turn(T0);
+    assert_eq!(story.kernel().attached, BTreeSet::new());
+    assert_eq!(story.kernel().interfaces, BTreeSet::new());
+    story.link(1).address(1, "10.1.0.1").turn(T0);
+    assert_eq!(story.kernel().attached, BTreeSet::from([(index(1), Hook::Tcx)]));
+}
+
+#[test]
+fn who_is_allowed_is_in_the_map_before_it_counts() {
+    let mut story = Story::running();
+    story.kernel().log.clear();
+    let allow: Prefixes = ["10.0.0.0/8".parse().unwrap()].into_iter().collect();
+    story.reconfigure(Settings::default(), allow);
+    assert_eq!(story.kernel().log, ["allow 104", "lease restricted", "lease restricted"]);
+    story.kernel().log.clear();
+    story.reconfigure(Settings::default(), Prefixes::EVERYONE);
+    assert_eq!(story.kernel().log, ["lease", "no allow 104", "lease"]);
+}
+
+/// A kernel that remembers, and refuses when told to.
+#[derive(Default)]
+struct Fake {
+    addresses: BTreeMap<[u8; 20], GidEntry>,
+    interfaces: BTreeSet<IfIndex>,
+    allow: Vec<AllowKey>,
+    cfg: ResponderCfg,
+    attached: BTreeSet<(IfIndex, Hook)>,
+    is_settled: bool,
+    refuse: BTreeSet<Hook>,
+    fail: Option<&'static str>,
+    fail_all: bool,
+    log: Vec<String>,
+}
+
+impl Fake {
+    fn hold_address(&mut self, address: &str, gid: Option<&str>) {
+        let key = GidKey::new(address.parse().unwrap(), index(1));
+        let gid = gid.map(|gid| gid.parse().unwrap());
+        let entry = GidEntry::new(key, gid, IfIndex::new(1), Origin::Local);
+        self.addresses.insert(zerocopy::transmute!(key), entry);
+    }
+}
+
+impl Kernel for Fake {
+    fn update(&mut self, update: &MapUpdate) -> Result<(), Error> {
+        let told = match update {
+            MapUpdate::Address(entry) => match gid(entry) {
+                Some(gid) => format!("+{}={gid}", entry.key.ip()),
+                None => format!("+{}", entry.key.ip()),
+            },
+            MapUpdate::NoAddress(key) => format!("-{}", key.ip()),
+            MapUpdate::Interface(ifindex, _) => format!("+#{ifindex}"),
+            MapUpdate::NoInterface(ifindex) => format!("-#{ifindex}"),
+            MapUpdate::Allow(key) => format!("allow {}", key.bits),
+            MapUpdate::NoAllow(key) => format!("no allow {}", key.bits),
+            MapUpdate::Cfg(cfg) if cfg.restricts() => "lease restricted".to_owned(),
+            MapUpdate::Cfg(_) => "lease".to_owned(),
+        };
+        if self.fail_all || self.fail == Some(told.as_str()) {
+            return Err(refusal());
+        }
+        self.log.push(told);
+        match *update {
+            MapUpdate::Address(entry) => {
+                self.addresses.insert(zerocopy::transmute!(entry.key), entry);
+            }
+            MapUpdate::NoAddress(key) => {
+                let key: [u8; 20] = zerocopy::transmute!(key);
+                self.addresses.remove(&key);
+            }
+            MapUpdate::Interface(ifindex, _) => {
+                self.interfaces.insert(ifindex);
+            }
+            MapUpdate::NoInterface(ifindex) => {
+                self.interfaces.remove(&ifindex);
+            }
+            MapUpdate::Allow(key) => self.allow.push(key),
+            MapUpdate::NoAllow(key) => self.allow.retain(|held| *held != key),
+            MapUpdate::Cfg(cfg) => self.cfg = cfg,
+        }
+        Ok(())
+    }
+
+    fn held(&self) -> Result<Held, Error> {
+        Ok(Held {
+            addresses: self.addresses.values().map(|entry| entry.key).collect(),
+            interfaces: self.interfaces.iter().copied().collect(),
+            allow: self.allow.clone(),
+            cfg: self.cfg,
+        })
+    }
+
+    fn attached(&self) -> Result<BTreeSet<(IfIndex, Hook)>, Error> {
+        Ok(self.attached.clone())
+    }
+
+    fn attach(&mut self, interface: &Served, hook: Hook) -> Result<(), Error> {
+        if self.refuse.contains(&hook) {
+            let source = super::super::hooks::Error::Moved;
+            return Err(Error::Attach { interface: interface.name, hook, source });
+        }
+        self.log.push(format!("attach {} {hook}", interface.ifindex));
+        self.attached.insert((interface.ifindex, hook));
+        Ok(())
+    }
+
+    fn detach(&mut self, ifindex: IfIndex, hook: Hook) -> Result<(), Error> {
+        self.log.push(format!("detach {ifindex} {hook}"));
+        self.attached.remove(&(ifindex, hook));
+        Ok(())
+    }
+
+    fn settle(&mut self) -> Result<(), Error> {
+        self.log.push("settle".to_owned());
+        self.is_settled = true;
+        Ok(())
+    }
+}
+
+fn refusal() -> Error {
+    pins::Error::Io("/sys/fs/bpf".into(), io::Error::from_raw_os_error(libc::ENOMEM)).into()
+}
+
+/// A view, a responder and a kernel.
+struct Story {
+    view: LocalView,
+    responder: Responder<Fake>,
+    links: BTreeSet<u32>,
+    addresses: Vec<InterfaceAddress>,
+}
+
+impl Story {
+    fn new(settings: Settings) -> Self {
+        let config = Config {
+            interfaces: InterfaceFilter::new(["eth1"]).unwrap(),
+            static_gids: StaticGids::new(["10.1.0.1", "10.1.0.2", "10.1.0.5"].map(|ip| {
+                StaticGid { ip: ip.parse().unwrap(), gid: "fe80::1".parse::<Gid>().unwrap() }
+            }))
+            .unwrap(),
+        };
+        let view = LocalView::new(config);
+        let responder = Responder::new(Fake::default(), settings, Prefixes::EVERYONE);
+        Self { view, responder, links: BTreeSet::new(), addresses: Vec::new() }
+    }
+
+    /// With eth1 and its address 10.1.0.1, and the first lease.
+    fn running() -> Self {
+        let mut story = Self::new(Settings::default());
+        story.link(1).address(1, "10.1.0.1").dump().turn(T0);
+        assert_eq!(story.kernel().attached, BTreeSet::from([(index(1), Hook::Tcx)]));
+        story
+    }
+
+    fn say(&mut self, input: Input) -> &mut Self {
+        self.view.handle_input(T0, input);
+        self
+    }
+
+    fn link(&mut self, ifindex: u32) -> &mut Self {
+        self.links.insert(ifindex);
+        self.say(Input::Link(link(ifindex)))
+    }
+
+    fn address(&mut self, ifindex: u32, address: &str) -> &mut Self {
+        let entry = entry_on(ifindex, address);
+        self.addresses.push(entry);
+        self.say(Input::Address(entry))
+    }
+
+    fn no_address(&mut self, ifindex: u32, address: &str) -> &mut Self {
+        let id = entry_on(ifindex, address).id;
+        self.addresses.retain(|entry| entry.id != id);
+        self.say(Input::AddressGone(id))
+    }
+
+    fn dump(&mut self) -> &mut Self {
+        self.dump_at(T0)
+    }
+
+    fn dump_at(&mut self, now: Instant) -> &mut Self {
+        self.view.handle_input(now, Input::DumpStarted);
+        for &ifindex in &self.links {
+            self.view.handle_input(now, Input::ListedLink(link(ifindex)));
+        }
+        for &entry in &self.addresses {
+            self.view.handle_input(now, Input::ListedAddress(entry));
+        }
+        self.view.handle_input(now, Input::DumpDone);
+        self
+    }
+
+    /// What the engine does at the end of a turn.
+    fn turn(&mut self, now: Instant) {
+        while let Some(event) = self.view.poll_event() {
+            self.responder.handle_event(&event);
+        }
+        self.responder.handle_timeout(now, &self.view);
+    }
+
+    fn reconfigure(&mut self, settings: Settings, allow: Prefixes) {
+        self.responder.reconfigure(T0, settings, allow);
+        self.turn(T0);
+    }
+
+    fn kernel(&mut self) -> &mut Fake {
+        self.responder.kernel_mut()
+    }
+
+    /// The map of addresses.
+    fn answers(&mut self) -> Vec<(String, Option<String>)> {
+        let entries = self.kernel().addresses.values();
+        entries.map(|entry| (entry.key.ip().to_string(), gid(entry))).collect()
+    }
+}
+
+fn gid(entry: &GidEntry) -> Option<String> {
+    entry.has_gid().then(|| std::net::Ipv6Addr::from(entry.gid).to_string())
+}
+
+fn index(ifindex: u32) -> IfIndex {
+    IfIndex::new(ifindex).unwrap()
+}
+
+fn link(ifindex: u32) -> Link {
+    Link {
+        ifindex: index(ifindex),
+        name: InterfaceName::new(format!("eth{ifindex}").as_bytes()).unwrap(),
+        link_type: LinkType::ETHERNET,
+        hwaddr: HwAddr::new(&[2, 0, 0, 0, 0, 1]).unwrap(),
+        up: true,
+        bonding: Bonding::None,
+    }
+}
+
+fn entry_on(ifindex: u32, address: &str) -> InterfaceAddress {
+    InterfaceAddress::new(index(ifindex), address.parse().unwrap(), 24, None, Dad::Passed)
+}
