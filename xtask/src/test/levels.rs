@@ -199,7 +199,7 @@ fn root_and_tools(bench: &Bench<'_>) -> Result<Toolbox, Outcome> {
     if bench.privilege == Privilege::Unprivileged {
         return Err(Outcome::NotRun("it needs root, and sudo is missing or unwanted".to_owned()));
     }
-    tools::ensure(bench.workspace, &[&tools::IPROUTE2, &tools::BPFTOOL])
+    tools::ensure(bench.workspace, &[&tools::IPROUTE2, &tools::BPFTOOL, &tools::ETHTOOL])
         .map_err(|error| Outcome::NotRun(format!("{error:#}")))
 }
 

@@ -58,6 +58,15 @@ pub(crate) const BPFTOOL: Set = Set {
     suites: &[],
 };
 
+/// What system tests change of a driver.
+pub(crate) const ETHTOOL: Set = Set {
+    name: "ethtool",
+    purpose: "switches offloads of interfaces, for system tests",
+    programs: &["ethtool"],
+    packages: &["ethtool"],
+    suites: &[],
+};
+
 /// libFuzzer, for machines that cannot compile it. The version is that of Debian 12: what it asks
 /// of instrumented code has not changed since.
 pub(crate) const LIBFUZZER: Set = Set {
@@ -104,7 +113,8 @@ pub(crate) const LINUX_6_12: Set = Set {
     suites: &["bookworm-backports"],
 };
 
-const SETS: &[&Set] = &[&IPROUTE2, &BPFTOOL, &LIBFUZZER, &QEMU, &XZ, &LINUX_6_1, &LINUX_6_12];
+const SETS: &[&Set] =
+    &[&IPROUTE2, &BPFTOOL, &ETHTOOL, &LIBFUZZER, &QEMU, &XZ, &LINUX_6_1, &LINUX_6_12];
 
 /// List or fetch the tools that other commands use
 #[derive(clap::Args)]
