@@ -7,25 +7,27 @@
 
 use std::io;
 use std::mem::ManuallyDrop;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use aya::pin::PinError;
 use aya::programs::links::{FdLink, LinkError, PinnedLink};
 use aya::programs::tc::{
     NlOptions, SchedClassifierLink, TcAttachOptions, TcHandle, qdisc_add_clsact,
 };
-use aya::programs::xdp::XdpLink;
+use aya::programs::xdp::{XdpError, XdpLink};
 use aya::programs::{
-    LinkOrder, ProgramError, SchedClassifier, TcAttachType, TcError, Xdp, XdpMode,
+    Link, LinkOrder, ProgramError, SchedClassifier, TcAttachType, TcError, Xdp, XdpMode,
 };
 use ibarr_common::IfIndex;
 use ibarr_proto::local_view::Served;
 use nix::net::if_::{if_indextoname, if_nametoindex};
 use thiserror::Error;
+use tracing::debug;
 
 use super::kernel::Hook;
 use super::pins::{self, Pins};
-use super::tc;
+use super::{netlink, tc, xdp};
+use crate::sys::bpf::detach_pinned_link;
 
 /// Why nothing is attached.
 #[derive(Debug, Error)]
@@ -44,10 +46,16 @@ pub enum Error {
     Pins(#[from] pins::Error),
     /// Filters cannot be read or removed.
     #[error("tc")]
-    Tc(#[from] tc::Error),
+    Tc(#[from] netlink::Error),
     /// Somebody else's filter has our place.
     #[error("another filter, {0:?}, has priority {PRIORITY} and handle {HANDLE:#x}: remove it")]
     Taken(String),
+    /// The kernel refuses XDP.
+    #[error("{0}; or use responder = \"tc\"")]
+    Xdp(&'static str),
+    /// XDP would be wrong.
+    #[error(transparent)]
+    WrongXdp(#[from] xdp::Error),
     /// Renamed or gone while we were at it.
     #[error("it is gone, or has another name now")]
     Moved,
@@ -91,6 +99,7 @@ pub(super) fn attach_xdp(
     hook: Hook,
     program: &mut Xdp,
 ) -> Result<(), Error> {
+    xdp::check(interface)?;
     let path = pins.hook(interface.ifindex, hook);
     let replaced = replace(&path, |link| {
         let id = program.attach_to_link(XdpLink::try_from(link)?)?;
@@ -101,7 +110,7 @@ pub(super) fn attach_xdp(
         return Ok(());
     }
     let mode = if hook == Hook::XdpNative { XdpMode::Driver } else { XdpMode::Skb };
-    let id = program.attach_to_if_index(interface.ifindex.get(), mode)?;
+    let id = program.attach_to_if_index(interface.ifindex.get(), mode).map_err(refused_xdp)?;
     // What could only be attached without a link is detached by this.
     FdLink::try_from(program.take_link(id)?)?.pin(path)?;
     Ok(())
@@ -113,9 +122,8 @@ pub(super) fn attach_clsact(
     program: &mut SchedClassifier,
 ) -> Result<(), Error> {
     let name = name_of(interface.ifindex)?;
-    let mark = pins.hook(interface.ifindex, Hook::Clsact);
-    let is_new = pins::make(&mark)?;
-    let attached = add_qdisc(&mark, &name).and_then(|()| {
+    let is_new = pins::make(&pins.hook(interface.ifindex, Hook::Clsact))?;
+    let attached = add_qdisc(&pins.qdisc(interface.ifindex), &name).and_then(|()| {
         let ours = match tc::filter_at(interface.ifindex, PRIORITY, HANDLE)? {
             None => false,
             Some(filter) if filter == FILTER => true,
@@ -134,22 +142,34 @@ pub(super) fn attach_clsact(
     });
     if attached.is_err() && is_new {
         // The reason of the failure is the one to tell.
-        let _ = detach_clsact(interface.ifindex, &mark);
+        let _ = detach_filter(pins, interface.ifindex);
+        let _ = remove_qdisc(pins, interface.ifindex);
     }
     attached
 }
 
 pub(super) fn detach(pins: &Pins, ifindex: IfIndex, hook: Hook) -> Result<(), super::Error> {
-    let path = pins.hook(ifindex, hook);
-    match hook {
-        Hook::Clsact => detach_clsact(ifindex, &path).map_err(|source| super::Error::Detach {
-            ifindex,
-            hook,
-            source,
-        }),
-        // A link goes with its last pin.
-        Hook::Tcx | Hook::XdpNative | Hook::XdpGeneric => Ok(pins::remove_all(&path)?),
-    }
+    let detached = match hook {
+        Hook::Clsact => detach_filter(pins, ifindex),
+        Hook::Tcx | Hook::XdpNative | Hook::XdpGeneric => {
+            let pin = pins.hook(ifindex, hook);
+            if let Err(error) = detach_pinned_link(&pin) {
+                // Then it goes with its last pin, a moment later.
+                debug!(pin = %pin.display(), %error, "link not detached at once");
+            }
+            pins::remove_all(&pin).map_err(Error::from)
+        }
+    };
+    detached.map_err(|source| super::Error::Detach { ifindex, hook, source })
+}
+
+/// Removes the qdisc of an interface if we have added it and nobody uses it.
+///
+/// Not when the kind of program changes: while the kernel adds or removes one, it stops the queues
+/// of the interface and drops all that is sent (`qdisc_graft` in net/sched/sch_api.c).
+pub(super) fn detach_qdisc(pins: &Pins, ifindex: IfIndex) -> Result<(), super::Error> {
+    let hook = Hook::Clsact;
+    remove_qdisc(pins, ifindex).map_err(|source| super::Error::Detach { ifindex, hook, source })
 }
 
 /// Puts our program into the place of the one that the pinned link has. `false` if there is no link,
@@ -163,7 +183,7 @@ fn replace(path: &Path, put: impl FnOnce(FdLink) -> Result<(), Error>) -> Result
         Ok(link) => match put(link.into()) {
             Ok(()) => return Ok(true),
             Err(error) => {
-                tracing::debug!(path = %path.display(), ?error, "a link that is of no use any more");
+                debug!(path = %path.display(), ?error, "a link that is of no use any more");
             }
         },
     }
@@ -171,12 +191,27 @@ fn replace(path: &Path, put: impl FnOnce(FdLink) -> Result<(), Error>) -> Result
     Ok(false)
 }
 
+/// What an administrator can do about it.
+fn refused_xdp(error: ProgramError) -> Error {
+    let errno = match &error {
+        ProgramError::SyscallError(error) => error.io_error.raw_os_error(),
+        ProgramError::XdpError(XdpError::NetlinkError(error)) => error.raw_os_error(),
+        _ => None,
+    };
+    let remedy = match errno {
+        Some(libc::EBUSY | libc::EEXIST) => "another XDP program is there: remove it",
+        Some(libc::EOPNOTSUPP) => "the driver has no XDP",
+        Some(libc::ERANGE) => "the MTU is too large for the driver's XDP",
+        _ => return error.into(),
+    };
+    Error::Xdp(remedy)
+}
+
 fn add_qdisc(mark: &Path, name: &str) -> Result<(), Error> {
-    let ours = qdisc_mark(mark);
-    let is_new = pins::make(&ours)?;
+    let is_new = pins::make(mark)?;
     let Err(error) = qdisc_add_clsact(name) else { return Ok(()) };
     if is_new {
-        pins::remove_all(&ours)?;
+        pins::remove_all(mark)?;
     }
     match &error {
         TcError::AlreadyAttached => Ok(()),
@@ -185,21 +220,38 @@ fn add_qdisc(mark: &Path, name: &str) -> Result<(), Error> {
     }
 }
 
-fn detach_clsact(ifindex: IfIndex, mark: &Path) -> Result<(), Error> {
-    // An interface that is gone has taken all with it.
-    if let Ok(name) = name_of(ifindex) {
+fn detach_filter(pins: &Pins, ifindex: IfIndex) -> Result<(), Error> {
+    unless_gone(ifindex, |name| {
         if tc::filter_at(ifindex, PRIORITY, HANDLE)?.is_some_and(|found| found == FILTER) {
-            aya::programs::Link::detach(filter(&name)?)?;
+            Link::detach(filter(name)?)?;
         }
-        if qdisc_mark(mark).exists() && !tc::has_filters(ifindex)? {
-            tc::remove_clsact(ifindex)?;
-        }
-    }
-    Ok(pins::remove_all(mark)?)
+        Ok(())
+    })?;
+    Ok(pins::remove_all(&pins.hook(ifindex, Hook::Clsact))?)
 }
 
-fn qdisc_mark(mark: &Path) -> PathBuf {
-    mark.join("qdisc")
+fn remove_qdisc(pins: &Pins, ifindex: IfIndex) -> Result<(), Error> {
+    let ours = pins.qdisc(ifindex);
+    if ours.exists() {
+        unless_gone(ifindex, |_| {
+            if !tc::has_filters(ifindex)? {
+                tc::remove_clsact(ifindex)?;
+            }
+            Ok(())
+        })?;
+        pins::remove_all(&ours)?;
+    }
+    Ok(())
+}
+
+/// An interface that goes takes all with it.
+fn unless_gone(
+    ifindex: IfIndex,
+    change: impl FnOnce(&str) -> Result<(), Error>,
+) -> Result<(), Error> {
+    let Ok(name) = name_of(ifindex) else { return Ok(()) };
+    let changed = change(&name);
+    if name_of(ifindex).is_err() { Ok(()) } else { changed }
 }
 
 fn filter(name: &str) -> Result<SchedClassifierLink, Error> {

@@ -11,14 +11,15 @@ use std::path::PathBuf;
 use ibarr_common::IfIndex;
 use ibarr_common::map::{self, Program, Reason};
 use ibarr_proto::local_view::Served;
+use nix::net::if_::if_indextoname;
 use nix::sys::resource::{RLIM_INFINITY, Resource, setrlimit};
 use tracing::{debug, info};
 
-use super::Error;
 use super::kernel::{Held, Hook, Kernel, MapUpdate};
 use super::maps::Maps;
-use super::pins::Pins;
+use super::pins::{self, Pins};
 use super::programs::Programs;
+use super::{Error, hooks};
 
 /// Where things are.
 #[derive(Clone, Debug)]
@@ -53,29 +54,33 @@ impl Live {
             },
         };
         let pins = Pins::open(&options.dir)?;
-        let pins = if pins.claim_namespace()? {
-            pins
-        } else {
+        let namespace = pins::namespace(&options.dir)?;
+        let pins = if pins.is_foreign(&namespace)? {
             info!("{}: pins of another network namespace, removed", options.dir.display());
             pins.remove()?;
-            let pins = Pins::open(&options.dir)?;
-            pins.claim_namespace()?;
+            Pins::open(&options.dir)?
+        } else {
             pins
         };
-        let is_new = pins.make_layout(map::ABI_VERSION)?;
         let layout = pins.layout(map::ABI_VERSION);
-        pins.make_links()?;
-        let loaded = Programs::load(object, layout.clone(), options.verifier_log.clone())
+        let mut made = Vec::new();
+        let loaded = [pins.links(), namespace, layout.clone()]
+            .into_iter()
+            .try_for_each(|path| {
+                if pins::make(&path)? {
+                    made.push(path);
+                }
+                Ok(())
+            })
+            .and_then(|()| Programs::load(object, layout.clone(), options.verifier_log.clone()))
             .and_then(|programs| Ok((programs, Maps::open(&layout)?)));
         match loaded {
             Ok((programs, maps)) => Ok(Self { maps, programs, pins }),
             Err(error) => {
-                if is_new {
-                    pins.remove_layout(map::ABI_VERSION)?;
-                    if pins.hooks()?.is_empty() && pins.layouts()?.is_empty() {
-                        pins.remove()?;
-                    }
+                for path in made {
+                    pins::remove_all(&path)?;
                 }
+                pins.remove_if_empty()?;
                 Err(error)
             }
         }
@@ -110,10 +115,15 @@ impl Kernel for Live {
     }
 
     fn detach(&mut self, ifindex: IfIndex, hook: Hook) -> Result<(), Error> {
-        super::hooks::detach(&self.pins, ifindex, hook)
+        hooks::detach(&self.pins, ifindex, hook)
     }
 
     fn settle(&mut self) -> Result<(), Error> {
+        for ifindex in self.pins.qdiscs()? {
+            if if_indextoname(ifindex.get()).is_err() {
+                hooks::detach_qdisc(&self.pins, ifindex)?;
+            }
+        }
         for version in self.pins.layouts()? {
             if version != map::ABI_VERSION {
                 info!(version, "no program uses this layout of the maps any more, removed");

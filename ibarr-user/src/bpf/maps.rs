@@ -31,6 +31,9 @@ pub struct Contents {
     pub interfaces: Vec<(u32, Interface)>,
     /// What holds for all of them.
     pub cfg: ResponderCfg,
+    /// Whether all this is about the network namespace of this process: only there do indices mean
+    /// what they say.
+    pub is_here: bool,
 }
 
 /// A map cannot be opened, read or written.
@@ -112,7 +115,7 @@ impl Maps {
         cfg.map(|cfg| cfg.0).map_err(|source| Error { name: map::RESPONDER_CFG, source })
     }
 
-    pub(super) fn contents(&self) -> Result<Contents, Error> {
+    pub(super) fn contents(&self, is_here: bool) -> Result<Contents, Error> {
         let mut contents = Contents {
             entries: self
                 .gid_cache
@@ -127,6 +130,7 @@ impl Maps {
                 .collect::<Result<_, _>>()
                 .map_err(|source| Error { name: map::INTERFACES, source })?,
             cfg: self.cfg()?,
+            is_here,
         };
         contents.entries.sort_by_key(|entry| (entry.key.ip(), entry.key.scope));
         contents.interfaces.sort_by_key(|(ifindex, _)| *ifindex);

@@ -11,11 +11,13 @@ mod hooks;
 mod kernel;
 mod live;
 mod maps;
+mod netlink;
 mod pins;
 mod plain;
 mod programs;
 mod responder;
 mod tc;
+mod xdp;
 
 use std::error::Error as StdError;
 use std::os::fd::BorrowedFd;
@@ -253,7 +255,10 @@ pub fn read(dir: &Path) -> Result<Option<Contents>, Error> {
     match fs::symlink_metadata(&layout) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
         Err(error) => Err(pins::Error::Io(layout, error).into()),
-        Ok(_) => Ok(Some(Maps::open(&layout)?.contents()?)),
+        Ok(_) => {
+            let is_here = pins::namespace(dir)?.exists();
+            Ok(Some(Maps::open(&layout)?.contents(is_here)?))
+        }
     }
 }
 
@@ -265,6 +270,9 @@ pub fn detach(dir: &Path) -> Result<bool, Error> {
     let Some(pins) = Pins::open_existing(dir)? else { return Ok(false) };
     for (ifindex, hook) in pins.hooks()? {
         hooks::detach(&pins, ifindex, hook)?;
+    }
+    for ifindex in pins.qdiscs()? {
+        hooks::detach_qdisc(&pins, ifindex)?;
     }
     pins.remove()?;
     Ok(true)

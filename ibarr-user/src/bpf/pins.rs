@@ -5,8 +5,8 @@
 //! ```text
 //! <bpf-dir>/v1/<map>              the maps of layout 1
 //!          /links/tc-<ifindex>    links, each with the program of the last daemon
-//!          /links/clsact-<ifindex>/        a filter of ours is there, which no link holds …
-//!          /links/clsact-<ifindex>/qdisc/  … and its qdisc was added by us
+//!          /links/clsact-<ifindex>/  a filter of ours, which no link holds
+//!          /links/qdisc-<ifindex>/   a clsact qdisc that we have added
 //!          /netns-<inode>/        the network namespace that all of this is about
 //! ```
 //!
@@ -90,58 +90,68 @@ impl Pins {
             .collect())
     }
 
-    /// Makes the directory of a layout; `true` if it was not there.
-    pub(super) fn make_layout(&self, version: u32) -> Result<bool, Error> {
-        make(&self.layout(version))
-    }
-
     /// Removes a layout with its maps.
     pub(super) fn remove_layout(&self, version: u32) -> Result<(), Error> {
         remove_all(&self.layout(version))
     }
 
-    /// Remembers that all this is about the namespace of this process; `false` if it is about
-    /// another one.
-    pub(super) fn claim_namespace(&self) -> Result<bool, Error> {
-        let path = Path::new("/proc/thread-self/ns/net");
-        let ours = fs::metadata(path).map_err(|error| Error::Io(path.to_owned(), error))?.ino();
-        let ours = format!("netns-{ours}");
-        let names = names(&self.root)?;
-        if names.iter().any(|name| name.starts_with("netns-") && *name != ours) {
-            return Ok(false);
-        }
-        make(&self.root.join(ours))?;
-        Ok(true)
+    /// Whether all this is about another namespace than `ours`.
+    pub(super) fn is_foreign(&self, ours: &Path) -> Result<bool, Error> {
+        let is_other = |name: &String| name.starts_with("netns-") && self.root.join(name) != ours;
+        Ok(names(&self.root)?.iter().any(is_other))
     }
 
     /// The pin of a link, or the directory that stands for a filter.
     pub(super) fn hook(&self, ifindex: IfIndex, hook: Hook) -> PathBuf {
-        self.root.join("links").join(format!("{}-{ifindex}", prefix(hook)))
+        self.links().join(format!("{}-{ifindex}", prefix(hook)))
     }
 
-    /// Makes the directory that holds [`hook`](Self::hook)s.
-    pub(super) fn make_links(&self) -> Result<(), Error> {
-        make(&self.root.join("links")).map(drop)
+    /// What stands for a qdisc that we have added.
+    pub(super) fn qdisc(&self, ifindex: IfIndex) -> PathBuf {
+        self.links().join(format!("{QDISC}-{ifindex}"))
+    }
+
+    /// What holds [`hook`](Self::hook)s and [`qdisc`](Self::qdisc)s.
+    pub(super) fn links(&self) -> PathBuf {
+        self.root.join("links")
     }
 
     /// The [`hook`](Self::hook)s that are there.
     pub(super) fn hooks(&self) -> Result<BTreeSet<(IfIndex, Hook)>, Error> {
-        let hook = |name: &String| {
-            let (name, ifindex) = name.rsplit_once('-')?;
-            let hook = Hook::ALL.into_iter().find(|&hook| prefix(hook) == name)?;
-            Some((IfIndex::new(ifindex.parse().ok()?)?, hook))
+        let hook = |(name, ifindex): (String, IfIndex)| {
+            Some((ifindex, Hook::ALL.into_iter().find(|&hook| prefix(hook) == name)?))
         };
-        Ok(names(&self.root.join("links"))?.iter().filter_map(hook).collect())
+        Ok(self.indexed()?.into_iter().filter_map(hook).collect())
+    }
+
+    /// The interfaces with a [`qdisc`](Self::qdisc).
+    pub(super) fn qdiscs(&self) -> Result<Vec<IfIndex>, Error> {
+        let of_qdisc = self.indexed()?.into_iter().filter(|(name, _)| name == QDISC);
+        Ok(of_qdisc.map(|(_, ifindex)| ifindex).collect())
+    }
+
+    fn indexed(&self) -> Result<Vec<(String, IfIndex)>, Error> {
+        let indexed = |name: &String| {
+            let (name, ifindex) = name.rsplit_once('-')?;
+            Some((name.to_owned(), IfIndex::new(ifindex.parse().ok()?)?))
+        };
+        Ok(names(&self.links())?.iter().filter_map(indexed).collect())
     }
 
     /// Removes all of it, which detaches the links.
     pub(super) fn remove(self) -> Result<(), Error> {
         // A link is gone with its pin: nothing answers any more when the maps go.
-        remove_all(&self.root.join("links"))?;
+        remove_all(&self.links())?;
         for name in names(&self.root)? {
             remove_all(&self.root.join(name))?;
         }
+        self.remove_if_empty()
+    }
+
+    /// Removes the directory if there is nothing in it.
+    pub(super) fn remove_if_empty(self) -> Result<(), Error> {
         match fs::remove_dir(&self.root) {
+            Err(error) if error.kind() == ErrorKind::DirectoryNotEmpty => Ok(()),
             // The root of a bpffs that was mounted for us, which the administrator may unmount.
             Err(error) if error.kind() == ErrorKind::ResourceBusy => Ok(()),
             removed => ok_if_absent(removed).map_err(|error| Error::Io(self.root, error)),
@@ -152,6 +162,13 @@ impl Pins {
 /// Where the maps of layout `version` are.
 pub(super) fn layout(root: &Path, version: u32) -> PathBuf {
     root.join(format!("v{version}"))
+}
+
+/// What stands for the network namespace of this process.
+pub(super) fn namespace(root: &Path) -> Result<PathBuf, Error> {
+    let path = Path::new("/proc/thread-self/ns/net");
+    let inode = fs::metadata(path).map_err(|error| Error::Io(path.to_owned(), error))?.ino();
+    Ok(root.join(format!("netns-{inode}")))
 }
 
 /// Makes a directory; `true` if it was not there.
@@ -169,6 +186,8 @@ pub(super) fn remove_all(path: &Path) -> Result<(), Error> {
     let removed = if is_dir { fs::remove_dir_all(path) } else { fs::remove_file(path) };
     ok_if_absent(removed).map_err(|error| Error::Io(path.to_owned(), error))
 }
+
+const QDISC: &str = "qdisc";
 
 const fn prefix(hook: Hook) -> &'static str {
     match hook {

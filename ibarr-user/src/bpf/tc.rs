@@ -3,40 +3,17 @@
 //! What aya does not do about tc: looking at the filters of an interface, and removing its clsact
 //! qdisc.
 
-use std::io::{self, Cursor};
-use std::os::fd::{AsRawFd, OwnedFd};
+use std::io::Cursor;
 
 use ibarr_common::IfIndex;
 use neli::FromBytesWithInput;
-use neli::consts::nl::{NlmF, Nlmsg};
+use neli::consts::nl::NlmF;
 use neli::consts::rtnl::{Rtm, Tca};
 use neli::rtnl::{RtattrBuilder, Tcmsg, TcmsgBuilder};
 use neli::types::RtBuffer;
-use nix::sys::socket::{
-    AddressFamily, MsgFlags, NetlinkAddr, SockFlag, SockProtocol, SockType, recv, sendto,
-    setsockopt, socket, sockopt,
-};
-use nix::sys::time::{TimeVal, TimeValLike};
-use thiserror::Error;
 
-use crate::transport::rtnetlink::message::{self, ALL_SET, Malformed, attribute, frames, nested};
-
-/// Why the kernel's filters are not known or changed.
-#[derive(Debug, Error)]
-pub enum Error {
-    /// The kernel refuses.
-    #[error("rtnetlink")]
-    Io(#[from] io::Error),
-    /// The kernel's answer makes no sense.
-    #[error("rtnetlink: the answer makes no sense: {0}")]
-    Malformed(String),
-}
-
-impl From<Malformed> for Error {
-    fn from(error: Malformed) -> Self {
-        Self::Malformed(error.to_string())
-    }
-}
+use super::netlink::{Error, SEQ, ask};
+use crate::transport::rtnetlink::message::{self, ALL_SET, Malformed, attribute, nested};
 
 /// The name of the filter at ingress with this priority and handle; empty if it is not of BPF.
 pub(super) fn filter_at(
@@ -83,8 +60,9 @@ struct Filter {
 fn filters(ifindex: IfIndex, parent: u32) -> Result<Vec<Filter>, Error> {
     let message = tcmsg(ifindex, 0, parent).build().expect(ALL_SET);
     let mut filters = Vec::new();
-    ask(&message::request(Rtm::Gettfilter, NlmF::DUMP, SEQ, message), |payload| {
-        let message = Tcmsg::from_bytes_with_input(&mut Cursor::new(payload), payload.len())
+    ask(&message::request(Rtm::Gettfilter, NlmF::DUMP, SEQ, message), |frame| {
+        let (payload, len) = (frame.payload, frame.payload.len());
+        let message = Tcmsg::from_bytes_with_input(&mut Cursor::new(payload), len)
             .map_err(|_| Malformed::Attributes)?;
         // A chain of filters is listed too, with no handle.
         if *message.tcm_handle() != 0 {
@@ -113,40 +91,6 @@ fn tcmsg(ifindex: IfIndex, handle: u32, parent: u32) -> TcmsgBuilder {
         .tcm_info(0)
 }
 
-/// Sends a request and hands each `RTM_NEWTFILTER` to `each`, until the kernel says that it is done.
-fn ask(request: &[u8], mut each: impl FnMut(&[u8]) -> Result<(), Error>) -> Result<(), Error> {
-    let socket = open()?;
-    sendto(socket.as_raw_fd(), request, &NetlinkAddr::new(0, 0), MsgFlags::empty())
-        .map_err(io::Error::from)?;
-    let mut buffer = vec![0; 64 * 1024];
-    loop {
-        let len =
-            recv(socket.as_raw_fd(), &mut buffer, MsgFlags::empty()).map_err(io::Error::from)?;
-        for frame in frames(buffer.get(..len).unwrap_or_default()) {
-            let frame = frame?;
-            match Nlmsg::from(frame.kind) {
-                Nlmsg::Done | Nlmsg::Error => {
-                    return match frame.errno()? {
-                        0 => Ok(()),
-                        errno => Err(io::Error::from_raw_os_error(errno).into()),
-                    };
-                }
-                _ if frame.kind == u16::from(Rtm::Newtfilter) => each(frame.payload)?,
-                _ => {}
-            }
-        }
-    }
-}
-
-fn open() -> io::Result<OwnedFd> {
-    let (kind, flags) = (SockType::Raw, SockFlag::SOCK_CLOEXEC);
-    let socket = socket(AddressFamily::Netlink, kind, flags, SockProtocol::NetlinkRoute)?;
-    // The kernel has answered before `sendto` returns.
-    setsockopt(&socket, sockopt::ReceiveTimeout, &TimeVal::seconds(1))?;
-    Ok(socket)
-}
-
-const SEQ: u32 = 1;
 /// `TC_H_CLSACT`, which is also the handle of the qdisc's major part
 /// (include/uapi/linux/pkt_sched.h).
 const CLSACT_PARENT: u32 = 0xffff_fff1;

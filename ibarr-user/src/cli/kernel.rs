@@ -65,7 +65,10 @@ fn document(contents: &bpf::Contents) -> KernelMaps {
             .iter()
             .map(|(ifindex, interface)| KernelInterface {
                 ifindex: *ifindex,
-                name: if_indextoname(*ifindex).ok().and_then(|name| name.into_string().ok()),
+                name: contents
+                    .is_here
+                    .then(|| if_indextoname(*ifindex).ok()?.into_string().ok())
+                    .flatten(),
                 ipv4: interface.switches & Interface::ANSWER_IPV4 != 0,
                 ipv6: interface.switches & Interface::ANSWER_IPV6 != 0,
             })

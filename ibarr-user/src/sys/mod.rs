@@ -1,9 +1,12 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 
 //! Where the daemon meets the kernel: the clock, UDP sockets with packet info, the socket to the
-//! RDMA core, inherited descriptors, peer credentials. System calls are made here and nowhere above.
+//! RDMA core, inherited descriptors, drivers, peer credentials. System calls are made here and
+//! nowhere above.
 
+pub mod bpf;
 pub mod clock;
+pub mod ethtool;
 pub mod fd;
 pub mod inherited;
 pub mod local_service;

@@ -159,7 +159,7 @@ impl<K: Kernel> Responder<K> {
                 self.interfaces.remove(ifindex);
                 self.update(&MapUpdate::NoInterface(*ifindex));
                 if self.settled {
-                    self.detach_others();
+                    self.settle();
                 }
             }
         }
@@ -186,14 +186,10 @@ impl<K: Kernel> Responder<K> {
         }
         self.attach_missing();
         if !self.settled {
-            self.detach_others();
-            self.settled = match self.kernel.settle() {
-                Ok(()) => true,
-                Err(error) => {
-                    warn!("{}", chain(&error));
-                    false
-                }
-            };
+            self.settle();
+        }
+        if !self.settled {
+            self.due = Some(now + RETRY);
         }
     }
 
@@ -331,7 +327,7 @@ impl<K: Kernel> Responder<K> {
         for slot in self.interfaces.values_mut() {
             slot.state = State::Pending;
         }
-        self.detach_others();
+        self.settle();
     }
 
     /// Attaches programs where there are none of ours.
@@ -348,8 +344,9 @@ impl<K: Kernel> Responder<K> {
                 slot.state = state;
             }
         }
+        // Whatever else is attached to them.
         if !missing.is_empty() && self.settled {
-            self.detach_others();
+            self.settle();
         }
     }
 
@@ -377,20 +374,21 @@ impl<K: Kernel> Responder<K> {
         failed
     }
 
-    /// Detaches whatever is not the program that an interface is to have. What stays attached
-    /// answers nothing: its interface is not in the map.
-    fn detach_others(&mut self) {
-        let detached = self.kernel.attached().and_then(|attached| {
-            attached
-                .into_iter()
-                .filter(|&(ifindex, hook)| self.state(ifindex) != Some(&State::Attached(hook)))
-                .collect::<Vec<_>>()
-                .into_iter()
-                .try_for_each(|(ifindex, hook)| self.kernel.detach(ifindex, hook))
+    /// Removes whatever is not the program that an interface is to have. If it cannot be removed,
+    /// that is tried again.
+    fn settle(&mut self) {
+        let settled = self.kernel.attached().and_then(|attached| {
+            let is_other = |(ifindex, hook)| self.state(ifindex) != Some(&State::Attached(hook));
+            let others: Vec<_> = attached.into_iter().filter(|&at| is_other(at)).collect();
+            for (ifindex, hook) in others {
+                self.kernel.detach(ifindex, hook)?;
+            }
+            self.kernel.settle()
         });
-        if let Err(error) = detached {
+        self.settled = settled.is_ok();
+        if let Err(error) = settled {
             warn!("{}", chain(&error));
-            self.settled = false;
+            self.due = self.due.map(|_| Instant::BOOT);
         }
     }
 }

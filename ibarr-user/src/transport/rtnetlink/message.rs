@@ -232,7 +232,7 @@ pub(super) fn ip(family: RtAddrFamily, octets: &[u8]) -> Result<IpAddr, Malforme
     address.map_err(|_| Malformed::AttributeLength)
 }
 
-pub(super) fn ifindex(payload: &[u8]) -> Result<IfIndex, Malformed> {
+pub(crate) fn ifindex(payload: &[u8]) -> Result<IfIndex, Malformed> {
     IfIndex::new(number(payload)?).ok_or(Malformed::IfIndex)
 }
 

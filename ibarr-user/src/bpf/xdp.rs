@@ -1,0 +1,120 @@
+// SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
+
+//! Where XDP would be wrong, though the kernel lets us attach it.
+
+use std::io::{self, Cursor};
+
+use ibarr_common::IfIndex;
+use ibarr_proto::local_view::{LinkHeader, Served};
+use neli::FromBytesWithInput;
+use neli::consts::nl::NlmF;
+use neli::consts::rtnl::{Ifla, IflaInfo, RtAddrFamily, Rtm};
+use neli::rtnl::{Ifinfomsg, IfinfomsgBuilder, RtattrBuilder};
+use neli::types::{Buffer, RtBuffer};
+use thiserror::Error;
+
+use super::netlink::{self, SEQ, ask};
+use crate::sys::ethtool;
+use crate::transport::rtnetlink::message::{self, ALL_SET, Malformed, attribute, nested};
+
+/// Why an interface gets no XDP program.
+#[derive(Debug, Error)]
+pub enum Error {
+    /// The program would have to know next hops.
+    #[error(
+        "XDP on IPoIB needs the routes and neighbours of this node, which ibarr does not follow \
+         yet; use responder = \"tc\""
+    )]
+    Ipoib,
+    /// The program would take what is asked in a VLAN for asked outside of it.
+    #[error(
+        "VLAN tags are out of sight of XDP while the driver strips them: ethtool -K {0} rxvlan \
+         off, or use responder = \"tc\""
+    )]
+    StripsVlanTags(String),
+    /// What the program sends would be lost.
+    #[error(
+        "a veth takes what XDP sends only if the interface at its other end has an XDP program; \
+         use responder = \"tc\""
+    )]
+    VethPeer,
+    /// The driver cannot be asked.
+    #[error("the driver cannot be asked about VLAN tags")]
+    Ethtool(#[source] io::Error),
+    /// The kernel cannot be asked.
+    #[error(transparent)]
+    Netlink(#[from] netlink::Error),
+}
+
+/// Says why XDP would be wrong on an interface.
+pub(super) fn check(interface: &Served) -> Result<(), Error> {
+    if interface.header == LinkHeader::Ipoib {
+        return Err(Error::Ipoib);
+    }
+    match ethtool::strips_vlan_tags(interface.name) {
+        Ok(false) => {}
+        Ok(true) => return Err(Error::StripsVlanTags(interface.name.to_string())),
+        // A driver that knows nothing of ethtool does nothing of the sort.
+        Err(error) if error.raw_os_error() == Some(libc::EOPNOTSUPP) => {}
+        Err(error) => return Err(Error::Ethtool(error)),
+    }
+    let link = link(interface.ifindex, None)?;
+    if let Some((peer, namespace)) = link.veth_peer
+        && !self::link(peer, namespace)?.has_xdp
+    {
+        return Err(Error::VethPeer);
+    }
+    Ok(())
+}
+
+struct Link {
+    /// Of a veth: its other end, and the namespace that is in if not in ours.
+    veth_peer: Option<(IfIndex, Option<i32>)>,
+    has_xdp: bool,
+}
+
+fn link(ifindex: IfIndex, namespace: Option<i32>) -> Result<Link, netlink::Error> {
+    let namespace = namespace.map(|id| {
+        let attribute = RtattrBuilder::default().rta_type(Ifla::IfNetnsid).rta_payload(id);
+        attribute.build().expect(ALL_SET)
+    });
+    let message = IfinfomsgBuilder::default()
+        .ifi_family(RtAddrFamily::Unspecified)
+        .ifi_index(ifindex.get().cast_signed())
+        .rtattrs(RtBuffer::from_iter(namespace))
+        .build()
+        .expect(ALL_SET);
+    let mut link = Link { veth_peer: None, has_xdp: false };
+    ask(&message::request(Rtm::Getlink, NlmF::ACK, SEQ, message), |frame| {
+        let (payload, len) = (frame.payload, frame.payload.len());
+        let message = Ifinfomsg::from_bytes_with_input(&mut Cursor::new(payload), len)
+            .map_err(|_| Malformed::Attributes)?;
+        link =
+            Link { veth_peer: veth_peer(message.rtattrs())?, has_xdp: has_xdp(message.rtattrs())? };
+        Ok(())
+    })?;
+    Ok(link)
+}
+
+fn veth_peer(
+    attributes: &RtBuffer<Ifla, Buffer>,
+) -> Result<Option<(IfIndex, Option<i32>)>, Malformed> {
+    let Some(info) = attribute(attributes, Ifla::Linkinfo) else { return Ok(None) };
+    if attribute(&nested::<IflaInfo>(info)?, IflaInfo::Kind) != Some(b"veth\0") {
+        return Ok(None);
+    }
+    let Some(peer) = attribute(attributes, Ifla::Link) else { return Ok(None) };
+    let peer = message::ifindex(peer)?;
+    let namespace = attribute(attributes, Ifla::LinkNetnsid)
+        .map(|id| id.try_into().map(i32::from_ne_bytes).map_err(|_| Malformed::AttributeLength))
+        .transpose()?;
+    Ok(Some((peer, namespace)))
+}
+
+fn has_xdp(attributes: &RtBuffer<Ifla, Buffer>) -> Result<bool, Malformed> {
+    /// Of include/uapi/linux/if_link.h.
+    const IFLA_XDP_ATTACHED: u16 = 2;
+    let Some(xdp) = attribute(attributes, Ifla::Xdp) else { return Ok(false) };
+    let attached = nested::<u16>(xdp)?;
+    Ok(attribute(&attached, IFLA_XDP_ATTACHED).is_some_and(|mode| mode != [0]))
+}

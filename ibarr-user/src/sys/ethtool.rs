@@ -1,0 +1,63 @@
+// SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
+
+//! What a driver does on its own.
+
+#![expect(unsafe_code, reason = "ethtool's requests have no safe wrapper")]
+
+use std::io;
+use std::os::fd::AsRawFd;
+
+use ibarr_proto::local_view::InterfaceName;
+use nix::libc;
+use nix::sys::socket::{AddressFamily, SockFlag, SockType, socket};
+
+/// Whether the driver takes VLAN tags out of the frames it receives (`rx-vlan-offload`).
+///
+/// # Errors
+/// Those of the ioctl: `EOPNOTSUPP` from a driver that knows nothing of it, `ENODEV`.
+pub fn strips_vlan_tags(interface: InterfaceName) -> io::Result<bool> {
+    let mut ifr_name = [0; libc::IFNAMSIZ];
+    // A name has at most 15 bytes: the last stays 0.
+    for (to, from) in ifr_name.iter_mut().zip(interface.as_bytes()) {
+        *to = from.cast_signed();
+    }
+    let mut value = EthtoolValue { cmd: ETHTOOL_GFLAGS, data: 0 };
+    let ifr_ifru = libc::__c_anonymous_ifr_ifru { ifru_data: (&raw mut value).cast() };
+    let mut request = libc::ifreq { ifr_name, ifr_ifru };
+    let socket = socket(AddressFamily::Inet, SockType::Datagram, SockFlag::SOCK_CLOEXEC, None)?;
+    // SAFETY: SIOCETHTOOL reads and writes one `ifreq` at its argument, and with ETHTOOL_GFLAGS one
+    // `ethtool_value` at its `ifru_data`. Both are alive here, of those types, and nobody else
+    // refers to them during the call.
+    unsafe { ioctl::ethtool(socket.as_raw_fd(), &raw mut request) }?;
+    Ok(value.data & ETH_FLAG_RXVLAN != 0)
+}
+
+mod ioctl {
+    use nix::libc;
+
+    nix::ioctl_readwrite_bad!(ethtool, libc::SIOCETHTOOL, libc::ifreq);
+}
+
+/// `struct ethtool_value` of include/uapi/linux/ethtool.h.
+#[repr(C)]
+struct EthtoolValue {
+    cmd: u32,
+    data: u32,
+}
+
+/// Of include/uapi/linux/ethtool.h.
+const ETHTOOL_GFLAGS: u32 = 0x25;
+const ETH_FLAG_RXVLAN: u32 = 1 << 8;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn loopback_has_no_vlan_tags() {
+        let lo = InterfaceName::new(b"lo").unwrap();
+        assert!(!strips_vlan_tags(lo).unwrap());
+        let none = InterfaceName::new(b"no-such").unwrap();
+        assert_eq!(strips_vlan_tags(none).unwrap_err().raw_os_error(), Some(libc::ENODEV));
+    }
+}
