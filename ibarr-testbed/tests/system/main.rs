@@ -11,6 +11,7 @@ mod ip2gid;
 mod lab;
 mod machine;
 mod nudge;
+mod responder;
 mod rtnetlink;
 mod standin;
 

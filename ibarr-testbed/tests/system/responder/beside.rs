@@ -1,0 +1,117 @@
+// SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
+
+//! Beside other people's programs: one that runs before ours and one that runs behind it see what
+//! they would see without it, but for the queries that are answered.
+
+use std::mem::ManuallyDrop;
+use std::net::UdpSocket;
+use std::time::Duration;
+
+use aya::programs::tc::{NlOptions, SchedClassifierLink, TcAttachOptions, TcHandle};
+use aya::programs::{LinkOrder, SchedClassifier, TcAttachType};
+use aya::sys::{Stats, enable_stats};
+use aya::{Ebpf, EbpfLoader};
+use ibarr_testbed::lab::netns;
+use nix::sys::signal::Signal;
+use serde_json::Value;
+
+use super::rig::*;
+
+#[test]
+fn programs_before_and_behind_see_what_they_should() {
+    for (responder, daemon_first) in
+        [("tc", false), ("tc", true), ("clsact", false), ("clsact", true)]
+    {
+        let mut rig = Rig::new();
+        let _counting = enable_stats(Stats::RunTime).unwrap();
+        let config = format!("responder = \"{responder}\"");
+        if daemon_first {
+            rig.start(&config);
+        }
+        let attach = |before| match (responder, before) {
+            ("tc", before) => Theirs::tcx(before),
+            // Filters run in the order of their priorities.
+            (_, true) => Theirs::filter(1),
+            (_, false) => Theirs::filter(65_000),
+        };
+        if responder == "clsact" && !daemon_first {
+            tool("tc", &format!("-netns {NODE} qdisc add dev eth0 clsact"));
+        }
+        let before = attach(true);
+        let behind = if daemon_first { Some(attach(false)) } else { None };
+        if !daemon_first {
+            rig.start(&config);
+        }
+        // On tcx the daemon attaches last, so that one behind it must come after it.
+        let behind = behind.unwrap_or_else(|| attach(false));
+        socket(V4).ask_all(1);
+        rig.quiet();
+
+        let seen = || [&before, &behind].map(Theirs::runs);
+        let was = seen();
+        socket(V4).ask_all(100);
+        // What is no query passes all three, and gets to where it goes.
+        let [from, to] = [(PEER, "0.0.0.0:0"), (NODE, "10.7.0.1:9")].map(|(namespace, address)| {
+            netns::inside(namespace, || Ok(UdpSocket::bind(address)?)).unwrap()
+        });
+        to.set_read_timeout(Some(Duration::from_secs(1))).unwrap();
+        for _ in 0..50 {
+            from.send_to(b"discard", "10.7.0.1:9").unwrap();
+            to.recv(&mut [0; 8]).unwrap();
+        }
+        let [seen_before, seen_behind] = seen();
+        let (seen_before, seen_behind) = (seen_before - was[0], seen_behind - was[1]);
+        // Besides, there may be a packet or two of neighbour discovery.
+        assert!((150..160).contains(&seen_before), "{responder}: {seen_before}");
+        assert_eq!(seen_before - seen_behind, 100, "{responder}, {daemon_first}");
+
+        rig.end(Signal::SIGTERM);
+        assert!(rig.detach().status.success());
+        let was = seen();
+        assert!(!socket(V4).ask(Duration::from_millis(50)));
+        assert!(seen().iter().zip(was).all(|(now, was)| *now > was), "they are still there");
+    }
+}
+
+/// A program that is not of ibarr, at ingress of the node's eth0, and does nothing.
+pub(super) struct Theirs {
+    ebpf: Ebpf,
+    _link: ManuallyDrop<SchedClassifierLink>,
+}
+
+impl Theirs {
+    /// By a tcx link, as the first or the last.
+    pub(super) fn tcx(first: bool) -> Self {
+        let order = if first { LinkOrder::first() } else { LinkOrder::last() };
+        Self::attach(TcAttachOptions::TcxOrder(order))
+    }
+
+    /// By a filter.
+    pub(super) fn filter(priority: u16) -> Self {
+        let handle = TcHandle::new(0, 1);
+        Self::attach(TcAttachOptions::Netlink(NlOptions { priority, handle, classid: None }))
+    }
+
+    fn attach(options: TcAttachOptions) -> Self {
+        let mut ebpf = EbpfLoader::new().load(ibarr_ebpf::BENCH_OBJECT).unwrap();
+        let link = netns::inside(NODE, || {
+            let program = Self::program(&mut ebpf);
+            program.load()?;
+            let link = program.attach_with_options("eth0", TcAttachType::Ingress, options)?;
+            Ok(program.take_link(link)?)
+        });
+        Self { ebpf, _link: ManuallyDrop::new(link.unwrap()) }
+    }
+
+    fn program(ebpf: &mut Ebpf) -> &mut SchedClassifier {
+        ebpf.program_mut("empty_tc").unwrap().try_into().unwrap()
+    }
+
+    /// How often it has run.
+    fn runs(&self) -> u64 {
+        let id = self.ebpf.program("empty_tc").unwrap().info().unwrap().id();
+        let program: Value =
+            serde_json::from_str(&tool("bpftool", &format!("--json prog show id {id}"))).unwrap();
+        program["run_cnt"].as_u64().unwrap_or_default()
+    }
+}

@@ -1,0 +1,80 @@
+// SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
+
+//! A daemon that is gone is believed for as long as the lease, and no longer.
+
+use std::time::Duration;
+
+use ibarr_common::map::{Program, Reason};
+use nix::sys::signal::Signal;
+
+use super::rig::*;
+
+#[test]
+fn nothing_is_answered_when_the_lease_is_over() {
+    let mut rig = Rig::new();
+    rig.start("lease = \"2s\"");
+    // Nobody answers for the address at the link layer once it is gone.
+    pin_neighbour(V4);
+    rig.end(Signal::SIGKILL);
+    // What it knew is answered, whatever has become of it.
+    ip(&format!("-netns {NODE} address delete 10.7.0.1/24 dev eth0"));
+    ip(&format!("-netns {NODE} address add 10.7.0.200/24 dev eth0"));
+    socket(V4).ask_all(10);
+    rig.eventually("the lease is over", || lease_ms(&rig) == 0);
+    let (answered, over) = (rig.answered_in_kernel(), lease_over(&rig));
+    let mut asker = socket(V4);
+    for _ in 0..20 {
+        assert!(!asker.ask(Duration::from_millis(5)));
+    }
+    assert_eq!(rig.answered_in_kernel(), answered);
+    assert_eq!(lease_over(&rig), over + 20);
+
+    // The next daemon knows better, and the old entry is out before its lease begins.
+    rig.restart();
+    assert!(lease_ms(&rig) > 0);
+    assert!(!asker.ask(Duration::from_millis(50)));
+    assert_eq!(rig.answered_in_kernel(), answered);
+    ip(&format!("-netns {NODE} address add 10.7.0.1/24 dev eth0"));
+    rig.eventually("the address is answered again", || asker.ask(Duration::from_millis(50)));
+}
+
+#[test]
+fn what_comes_after_the_lease_is_answered_by_the_daemon_when_it_wakes() {
+    let mut rig = Rig::new();
+    rig.start("lease = \"1s\"");
+    let before = rig.answered_by_daemon();
+    rig.signal(Signal::SIGSTOP);
+    rig.eventually("the lease is over", || lease_ms(&rig) == 0);
+    let mut asker = socket(V4);
+    assert!(!asker.ask(Duration::from_millis(50)));
+    rig.signal(Signal::SIGCONT);
+    let reply = asker.receive(Duration::from_secs(5)).expect("the daemon's answer");
+    assert_eq!(reply.0.len(), 32);
+    assert_eq!(rig.answered_by_daemon(), before + 1);
+    rig.eventually("a new lease", || lease_ms(&rig) > 0);
+}
+
+#[test]
+fn a_live_daemon_renews_its_lease() {
+    let mut rig = Rig::new();
+    rig.start("lease = \"2s\"");
+    let load = load(V4);
+    // Several times its length.
+    std::thread::sleep(Duration::from_secs(5));
+    load.end_without_loss(1000);
+    assert_eq!(lease_over(&rig), 0);
+    let counters = rig.asked("counters");
+    let renewals = counters["counters"]["responder.lease-renewals"].as_u64().unwrap();
+    assert!(renewals >= 6, "{renewals}");
+}
+
+fn lease_over(rig: &Rig) -> u64 {
+    rig.count(Program::Tc, Reason::LeaseOver)
+}
+
+fn lease_ms(rig: &Rig) -> u64 {
+    let output =
+        ibarr_on_node(&format!("cache --kernel --json --bpf-dir {}", rig.bpf_dir().display()));
+    let document: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
+    document["kernel"]["lease-ends-in-ms"].as_u64().unwrap()
+}

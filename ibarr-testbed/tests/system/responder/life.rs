@@ -1,0 +1,214 @@
+// SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
+
+//! From attaching to detaching.
+
+use std::time::Duration;
+
+use ibarr_common::map::{Program, Reason};
+use nix::sys::signal::Signal;
+
+use super::beside::Theirs;
+use super::rig::*;
+use crate::machine::said;
+
+#[test]
+fn peers_of_a_stopped_daemon_are_answered_and_counted() {
+    let mut rig = Rig::new();
+    for responder in ["tc", "clsact"] {
+        rig.start(&format!("responder = \"{responder}\""));
+        let hook = if responder == "tc" { "tcx" } else { "clsact" };
+        assert_eq!(rig.status_of("eth0")["responder"], hook);
+        let by_daemon = rig.answered_by_daemon();
+        let before = rig.answered_in_kernel();
+        rig.signal(Signal::SIGSTOP);
+        for target in [V4, V6] {
+            socket(target).ask_all(500);
+        }
+        assert_eq!(rig.answered_in_kernel() - before, 1000);
+        rig.signal(Signal::SIGCONT);
+        assert_eq!(rig.answered_by_daemon(), by_daemon);
+        let counters = rig.asked("counters");
+        assert_eq!(counters["counters"]["bpf.tc.answered"], rig.answered_in_kernel());
+        rig.end(Signal::SIGTERM);
+    }
+}
+
+#[test]
+fn detach_leaves_what_was_there_before() {
+    for responder in ["tc", "clsact"] {
+        let mut rig = Rig::new();
+        let before = traces(&rig);
+        rig.start(&format!("responder = \"{responder}\""));
+        socket(V4).ask_all(1);
+        // Not while somebody is at work with it.
+        let output = rig.detach();
+        assert_eq!(output.status.code(), Some(70), "{}", said(&output));
+        assert!(said(&output).contains("another ibarr has these pins"), "{}", said(&output));
+        rig.end(Signal::SIGKILL);
+        assert_ne!(traces(&rig), before);
+        let maps = rig.map_ids();
+        assert!(maps.len() >= 8, "{maps:?}");
+
+        let output = rig.detach();
+        assert!(output.status.success(), "{}", said(&output));
+        assert_eq!(traces(&rig), before);
+        rig.eventually("maps and programs are gone", || none_left(&maps));
+        assert!(!socket(V4).ask(Duration::from_millis(100)));
+        // And again, with nothing there.
+        let output = rig.detach();
+        assert!(output.status.success(), "{}", said(&output));
+    }
+}
+
+#[test]
+fn a_qdisc_that_others_use_stays() {
+    // Theirs from before, or ours with a filter of theirs.
+    for theirs_first in [true, false] {
+        let mut rig = Rig::new();
+        if theirs_first {
+            tool("tc", &format!("-netns {NODE} qdisc add dev eth0 clsact"));
+        }
+        rig.start("responder = \"clsact\"");
+        if !theirs_first {
+            Theirs::filter(7);
+        }
+        rig.end(Signal::SIGTERM);
+        let output = rig.detach();
+        assert!(output.status.success(), "{}", said(&output));
+        let qdiscs = tool("tc", &format!("-netns {NODE} qdisc show dev eth0"));
+        assert!(qdiscs.contains("clsact"), "{qdiscs}");
+        let filters = tool("tc", &format!("-netns {NODE} filter show dev eth0 ingress"));
+        assert!(!filters.contains("ip2gid"), "{filters}");
+        assert_eq!(filters.contains("empty_tc"), !theirs_first, "{filters}");
+    }
+}
+
+#[test]
+fn what_is_configured_away_is_detached_at_once() {
+    let mut rig = Rig::new();
+    let before = traces(&rig);
+    rig.start("");
+    socket(V4).ask_all(1);
+    rig.configure("responder = \"user\"");
+    rig.asked("reload");
+    assert_eq!(traces(&rig), before);
+    // The daemon answers now.
+    let by_daemon = rig.answered_by_daemon();
+    socket(V4).ask_all(10);
+    assert_eq!(rig.answered_by_daemon(), by_daemon + 10);
+    let status = rig.asked("status");
+    assert_eq!(status["status"]["responder"]["blocked"], "responder = \"user\"");
+    rig.configure("");
+    rig.asked("reload");
+    let in_kernel = rig.answered_in_kernel();
+    socket(V4).ask_all(10);
+    assert_eq!(rig.answered_in_kernel(), in_kernel + 10);
+}
+
+#[test]
+fn an_interface_that_comes_back_is_served_again() {
+    for responder in ["tc", "clsact"] {
+        let mut rig = Rig::new();
+        rig.start(&format!("responder = \"{responder}\""));
+        let mut pins = Vec::new();
+        for name in ["eth0", "eth1", "eth2"] {
+            if name != "eth0" {
+                plug(name);
+            }
+            rig.eventually("the interface is served", || {
+                rig.status_of(name)["responder"].is_string()
+            });
+            let before = rig.answered_in_kernel();
+            // The daemon answers as long as the program is not attached, so that all are answered.
+            socket(V4).ask_all(20);
+            assert_eq!(rig.answered_in_kernel(), before + 20);
+            let links = rig.hooks();
+            assert_ne!(links, pins, "another interface, another pin");
+            pins = links;
+            ip(&format!("-netns {NODE} link delete {name}"));
+            rig.eventually("the pins are gone", || rig.hooks().is_empty());
+        }
+    }
+}
+
+#[test]
+fn an_interface_that_is_renamed_or_goes_down_and_up_is_served_on() {
+    let mut rig = Rig::new();
+    rig.start("");
+    ip(&format!("-netns {NODE} link set eth0 down"));
+    ip(&format!("-netns {NODE} link set eth0 name eth7"));
+    ip(&format!("-netns {NODE} link set eth7 up"));
+    rig.eventually("it is served by its new name", || rig.status_of("eth7")["responder"] == "tcx");
+    let before = rig.answered_in_kernel();
+    rig.eventually("the link is up", || socket(V4).ask(Duration::from_millis(100)));
+    socket(V4).ask_all(20);
+    assert!(rig.answered_in_kernel() >= before + 20);
+}
+
+#[test]
+fn a_removed_address_is_not_answered_100_ms_later() {
+    let mut rig = Rig::new();
+    rig.start("");
+    pin_neighbour("10.7.0.9");
+    let mut asker = socket("10.7.0.9");
+    for _ in 0..20 {
+        ip(&format!("-netns {NODE} address add 10.7.0.9/24 dev eth0"));
+        rig.eventually("the address is answered", || asker.ask(Duration::from_millis(20)));
+        ip(&format!("-netns {NODE} address delete 10.7.0.9/24 dev eth0"));
+        std::thread::sleep(Duration::from_millis(100));
+        let (answered, unknown) =
+            (rig.answered_in_kernel(), rig.count(Program::Tc, Reason::Unknown));
+        for _ in 0..5 {
+            assert!(!asker.ask(Duration::from_millis(5)));
+        }
+        assert_eq!(rig.answered_in_kernel(), answered);
+        assert_eq!(rig.count(Program::Tc, Reason::Unknown), unknown + 5);
+    }
+}
+
+#[test]
+fn only_who_is_allowed_is_answered_by_anyone() {
+    let mut rig = Rig::new();
+    ip("-netns peer address add 10.7.0.66/24 dev eth0");
+    rig.start("allow = [\"10.7.0.0/26\"]");
+    socket(V4).ask_all(5);
+    rig.configure("allow = [\"10.7.0.66\"]");
+    rig.asked("reload");
+    let refused = rig.count(Program::Tc, Reason::NotAllowed);
+    let guarded = rig.count(Program::Guard, Reason::NotAllowed);
+    assert!(!socket(V4).ask(Duration::from_millis(50)));
+    assert_eq!(rig.count(Program::Tc, Reason::NotAllowed), refused + 1);
+    assert_eq!(rig.count(Program::Guard, Reason::NotAllowed), guarded + 1);
+}
+
+#[test]
+fn the_guard_keeps_from_the_daemon_what_it_would_drop() {
+    let mut rig = Rig::new();
+    rig.start("");
+    let malformed = |rig: &Rig| {
+        let counters = rig.asked("counters");
+        counters["counters"]["ip2gid.server.malformed-truncated"].as_u64().unwrap()
+    };
+    let asker = socket(V4);
+    for _ in 0..10 {
+        asker.send(b"nonsense");
+    }
+    rig.eventually("all are dropped", || rig.count(Program::Guard, Reason::Malformed) == 10);
+    assert_eq!(malformed(&rig), 0);
+}
+
+/// All that could be left of us in the node's namespace and on the bpffs.
+fn traces(rig: &Rig) -> String {
+    let mut traces = tool("tc", &format!("-netns {NODE} qdisc show"));
+    let qdiscs = tool("tc", &format!("-netns {NODE} -json qdisc show dev eth0"));
+    if qdiscs.contains("clsact") {
+        traces += &tool("tc", &format!("-netns {NODE} filter show dev eth0 ingress"));
+    }
+    traces += &tcx_programs().join("\n");
+    traces += &tool("ip", &format!("-netns {NODE} -details link show dev eth0"));
+    for path in tree(&rig.bpffs()) {
+        traces += path.to_str().unwrap();
+        traces += "\n";
+    }
+    traces
+}

@@ -1,0 +1,11 @@
+// SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
+
+//! The responder in the kernel, with the real daemon, on a pair of veth.
+
+mod beside;
+mod lease;
+mod life;
+mod rig;
+mod shown;
+mod takeover;
+mod xdp;

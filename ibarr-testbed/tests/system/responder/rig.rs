@@ -1,0 +1,442 @@
+// SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
+
+use std::fs;
+use std::io::{self, ErrorKind};
+use std::net::{IpAddr, SocketAddr, UdpSocket};
+use std::os::unix::net::UnixDatagram;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Output, Stdio};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use aya::maps::{Map, MapData, MapInfo, PerCpuArray, loaded_maps};
+use aya::programs::{ProgramInfo, SchedClassifier, TcAttachType, loaded_programs};
+use ibarr_common::map::{self, Program, Reason};
+use ibarr_testbed::lab::netns;
+use nix::mount::{MsFlags, mount};
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
+use serde_json::Value;
+
+use crate::machine::{Machine, ibarr, said};
+
+/// Where the daemon is.
+pub(super) const NODE: &str = "node";
+/// Where those are who ask it.
+pub(super) const PEER: &str = "peer";
+pub(super) const V4: &str = "10.7.0.1";
+pub(super) const V6: &str = "fd00:7::1";
+pub(super) const GID: &str = "fe80::2:c903:0:701";
+
+/// Longer than anything here takes, so that a hang is a failure.
+const PATIENCE: Duration = Duration::from_secs(20);
+
+/// A node with a daemon, and a peer at the other end of its wire.
+pub(super) struct Rig {
+    pub(super) machine: Machine,
+    daemon: Option<Child>,
+}
+
+impl Rig {
+    /// Without a daemon yet. The node has eth0, the peer eth0.
+    pub(super) fn new() -> Self {
+        let rig = Self { machine: Machine::new(), daemon: None };
+        fs::create_dir_all(rig.run_dir()).unwrap();
+        let bpffs = rig.bpffs();
+        fs::create_dir(&bpffs).unwrap();
+        mount(Some("bpf"), &bpffs, Some("bpf"), MsFlags::empty(), None::<&str>).unwrap();
+        for namespace in [NODE, PEER] {
+            ip(&format!("netns add {namespace}"));
+            let settings = ["all", "default"].map(|of| format!("ipv6/conf/{of}/accept_dad"));
+            let settings = settings.each_ref().map(|name| (name.as_str(), "0"));
+            netns::set(namespace, &settings).unwrap();
+            ip(&format!("-netns {namespace} link set lo up"));
+        }
+        plug("eth0");
+        rig
+    }
+
+    /// Writes the configuration: `extra` and what every rig has.
+    pub(super) fn configure(&self, extra: &str) {
+        let mut config = format!("{extra}\ninterfaces = [\"eth*\"]\n");
+        for ip in [V4, V6, "10.7.0.9"] {
+            config += "[[static-gid]]\n";
+            config += &[("ip", ip), ("gid", GID)]
+                .map(|(key, value)| format!("{key} = \"{value}\"\n"))
+                .concat();
+        }
+        fs::write(self.machine.directory().join("ibarr.toml"), config).unwrap();
+    }
+
+    /// Starts a daemon with `extra` configuration; when this returns, it is ready.
+    pub(super) fn start(&mut self, extra: &str) {
+        self.configure(extra);
+        self.restart();
+    }
+
+    /// Starts a daemon with the configuration as it is.
+    pub(super) fn restart(&mut self) {
+        self.spawn(Command::new(ibarr()));
+    }
+
+    /// Starts a daemon by a command that takes the arguments of one.
+    pub(super) fn spawn(&mut self, mut command: Command) {
+        assert!(self.daemon.is_none(), "there is one");
+        let directory = self.machine.directory();
+        let socket = directory.join("notify.sock");
+        let _ = fs::remove_file(&socket);
+        let notify = UnixDatagram::bind(&socket).unwrap();
+        notify.set_read_timeout(Some(Duration::from_millis(50))).unwrap();
+        let log = fs::File::options().create(true).append(true).open(self.log_file()).unwrap();
+        command.arg("run").arg("--config").arg(directory.join("ibarr.toml"));
+        command.arg("--run-dir").arg(self.run_dir()).arg("--bpf-dir").arg(self.bpf_dir());
+        command.env("NOTIFY_SOCKET", &socket).stdin(Stdio::null());
+        command.stdout(log.try_clone().unwrap()).stderr(log);
+        let mut child = netns::spawn(NODE, &mut command).unwrap();
+        let deadline = Instant::now() + PATIENCE;
+        loop {
+            let mut message = [0; 256];
+            match notify.recv(&mut message) {
+                Ok(len) if message[..len].split(|&byte| byte == b'\n').any(|l| l == b"READY=1") => {
+                    break;
+                }
+                Ok(_) => {}
+                Err(error) if is_over(&error) => {}
+                Err(error) => panic!("{error}"),
+            }
+            let ended = child.try_wait().unwrap();
+            assert!(ended.is_none() && Instant::now() < deadline, "{ended:?}: {}", self.log());
+        }
+        self.daemon = Some(child);
+    }
+
+    /// Ends the daemon.
+    pub(super) fn end(&mut self, signal: Signal) {
+        self.signal(signal);
+        self.daemon.take().unwrap().wait().unwrap();
+    }
+
+    pub(super) fn signal(&self, signal: Signal) {
+        let pid = self.daemon.as_ref().expect("a daemon").id();
+        kill(Pid::from_raw(pid.try_into().unwrap()), signal).unwrap();
+        if signal == Signal::SIGSTOP {
+            let is_stopped = || {
+                let stat = fs::read_to_string(format!("/proc/{pid}/stat")).unwrap();
+                stat.rsplit(") ").next().unwrap().starts_with('T')
+            };
+            self.eventually("the daemon has stopped", is_stopped);
+        }
+    }
+
+    pub(super) fn run_dir(&self) -> PathBuf {
+        self.machine.directory().join("run")
+    }
+
+    pub(super) fn bpffs(&self) -> PathBuf {
+        self.machine.directory().join("bpffs")
+    }
+
+    pub(super) fn bpf_dir(&self) -> PathBuf {
+        self.bpffs().join("ibarr")
+    }
+
+    /// What stands for what is attached.
+    pub(super) fn hooks(&self) -> Vec<PathBuf> {
+        let mut hooks = tree(&self.bpf_dir().join("links"));
+        // Kept for the next program on the interface, or until `ibarr detach`.
+        hooks.retain(|path| !path.to_str().unwrap().contains("/qdisc-"));
+        hooks
+    }
+
+    fn log_file(&self) -> PathBuf {
+        self.machine.directory().join("log")
+    }
+
+    pub(super) fn log(&self) -> String {
+        fs::read_to_string(self.log_file()).unwrap_or_default()
+    }
+
+    /// Asks the daemon.
+    pub(super) fn asked(&self, words: &str) -> Value {
+        let output =
+            ibarr_on_node(&format!("{words} --json --run-dir {}", self.run_dir().display()));
+        assert!(output.status.success(), "{words}: {}", said(&output));
+        serde_json::from_slice(&output.stdout).unwrap()
+    }
+
+    pub(super) fn detach(&self) -> Output {
+        ibarr_on_node(&format!("detach --bpf-dir {}", self.bpf_dir().display()))
+    }
+
+    /// What `ibarr status` says of an interface of the node.
+    pub(super) fn status_of(&self, interface: &str) -> Value {
+        let status = self.asked("status");
+        let interfaces = status["status"]["interfaces"].as_array().unwrap();
+        let found = interfaces.iter().find(|found| found["name"] == interface);
+        found.unwrap_or_else(|| panic!("no {interface}: {status}")).clone()
+    }
+
+    /// What a program has counted, read from its map.
+    pub(super) fn count(&self, program: Program, reason: Reason) -> u64 {
+        let path = self.bpf_dir().join("v1").join(map::COUNTERS);
+        let counters = MapData::from_pin(&path).unwrap();
+        let counters: PerCpuArray<_, [u64; Reason::ALL.len()]> =
+            Map::PerCpuArray(counters).try_into().unwrap();
+        let per_cpu = counters.get(&program.index(), 0).unwrap();
+        per_cpu.iter().map(|counters| counters[reason as usize]).sum()
+    }
+
+    /// What the daemon's own server has counted as answered.
+    pub(super) fn answered_by_daemon(&self) -> u64 {
+        self.asked("counters")["counters"]["ip2gid.server.answered"].as_u64().unwrap()
+    }
+
+    pub(super) fn answered_in_kernel(&self) -> u64 {
+        self.count(Program::Tc, Reason::Answered)
+    }
+
+    /// Of the maps that are pinned, which nobody else has.
+    pub(super) fn map_ids(&self) -> Vec<u32> {
+        let id = |name| MapInfo::from_pin(self.bpf_dir().join("v1").join(name)).unwrap().id();
+        map::NAMES.map(id).to_vec()
+    }
+
+    /// Waits until neighbour discovery and the like are over.
+    pub(super) fn quiet(&self) {
+        let mut last = String::new();
+        self.eventually("no packet for 300 ms", || {
+            std::thread::sleep(Duration::from_millis(300));
+            let links = tool("ip", &format!("-netns {NODE} -json -stats link show dev eth0"));
+            let links: Value = serde_json::from_str(&links).unwrap();
+            let now = links[0]["stats64"]["rx"]["packets"].to_string();
+            std::mem::replace(&mut last, now.clone()) == now
+        });
+    }
+
+    /// Waits until it is so.
+    pub(super) fn eventually(&self, what: &str, mut so: impl FnMut() -> bool) {
+        let deadline = Instant::now() + PATIENCE;
+        while !so() {
+            assert!(Instant::now() < deadline, "{what}, still not; the log:\n{}", self.log());
+            std::thread::sleep(Duration::from_millis(10));
+        }
+    }
+}
+
+impl Drop for Rig {
+    fn drop(&mut self) {
+        if let Some(mut daemon) = self.daemon.take() {
+            let _ = daemon.kill();
+            let _ = daemon.wait();
+        }
+        // The mount, and with it all pins, ends with the thread.
+    }
+}
+
+/// Runs `ip` with words.
+pub(super) fn ip(words: &str) {
+    tool("ip", words);
+}
+
+/// Runs a tool with words, and gives what it prints.
+pub(super) fn tool(program: &str, words: &str) -> String {
+    let output = Command::new(program).args(words.split_whitespace()).output();
+    let output =
+        output.unwrap_or_else(|error| panic!("{program}: {error}; cargo xtask test fetches it"));
+    assert!(output.status.success(), "{program} {words}: {}", said(&output));
+    String::from_utf8(output.stdout).unwrap()
+}
+
+/// Runs `ibarr` on the node.
+pub(super) fn ibarr_on_node(words: &str) -> Output {
+    let mut command = Command::new(ibarr());
+    command.args(words.split_whitespace());
+    command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
+    let child = netns::spawn(NODE, &mut command).unwrap();
+    child.wait_with_output().unwrap()
+}
+
+/// Programs at tcx ingress of the node's eth0, by name.
+pub(super) fn tcx_programs() -> Vec<String> {
+    let programs =
+        netns::inside(NODE, || Ok(SchedClassifier::query_tcx("eth0", TcAttachType::Ingress)?.1));
+    let name = |program: &ProgramInfo| program.name_as_str().unwrap_or("?").to_owned();
+    programs.unwrap().iter().map(name).collect()
+}
+
+/// Whether neither these maps nor programs that use them are left in the kernel.
+pub(super) fn none_left(maps: &[u32]) -> bool {
+    let maps_left = loaded_maps().any(|map| map.is_ok_and(|map| maps.contains(&map.id())));
+    let uses = |program: &ProgramInfo| {
+        let used = program.map_ids().ok().flatten().unwrap_or_default();
+        used.iter().any(|id| maps.contains(id))
+    };
+    !maps_left && !loaded_programs().any(|program| program.is_ok_and(|program| uses(&program)))
+}
+
+/// Has the peer know where `address` is, whatever becomes of it.
+pub(super) fn pin_neighbour(address: &str) {
+    let links = tool("ip", &format!("-netns {NODE} -json link show dev eth0"));
+    let links: Value = serde_json::from_str(&links).unwrap();
+    let hwaddr = links[0]["address"].as_str().unwrap();
+    ip(&format!("-netns {PEER} neigh replace {address} lladdr {hwaddr} dev eth0 nud permanent"));
+}
+
+/// A socket of the peer's.
+pub(super) fn socket(target: &str) -> Asker {
+    let target: IpAddr = target.parse().unwrap();
+    let any = if target.is_ipv4() { "0.0.0.0:0" } else { "[::]:0" };
+    let socket = netns::inside(PEER, || Ok(UdpSocket::bind(any)?)).unwrap();
+    Asker { socket, server: (target, map_port()).into(), target, next: 1 }
+}
+
+/// Asks without pause until it is told to stop.
+pub(super) fn load(target: &str) -> Load {
+    let mut asker = socket(target);
+    let stop = Arc::new(AtomicBool::new(false));
+    let stopped = Arc::clone(&stop);
+    let queries = Arc::new(AtomicU64::new(0));
+    let told = Arc::clone(&queries);
+    let thread = std::thread::spawn(move || {
+        let mut tally = Tally::default();
+        while !stopped.load(Ordering::Relaxed) {
+            tally.asked += 1;
+            told.store(tally.asked, Ordering::Relaxed);
+            tally.lost += u64::from(!asker.ask(Duration::from_secs(1)));
+            // A few thousand a second, and a processor for the daemon.
+            std::thread::sleep(Duration::from_micros(100));
+        }
+        tally
+    });
+    Load { stop, queries, thread }
+}
+
+/// Plugs the wire in: an interface of the node, with addresses, and the peer's eth0.
+pub(super) fn plug(interface: &str) {
+    ip(&format!("link add {interface} netns {NODE} type veth peer name eth0 netns {PEER}"));
+    for (namespace, interface, host) in [(PEER, "eth0", 2), (NODE, interface, 1)] {
+        ip(&format!("-netns {namespace} link set {interface} up"));
+        ip(&format!("-netns {namespace} address add 10.7.0.{host}/24 dev {interface}"));
+        let v6 = format!("fd00:7::{host}/64 dev {interface} nodad");
+        ip(&format!("-netns {namespace} address add {v6}"));
+    }
+}
+
+/// Asks for one address, again and again.
+pub(super) struct Asker {
+    socket: UdpSocket,
+    server: SocketAddr,
+    target: IpAddr,
+    next: u32,
+}
+
+impl Asker {
+    /// Whether there is an answer; one that is wrong is a failure.
+    pub(super) fn ask(&mut self, patience: Duration) -> bool {
+        let id = self.next.to_be_bytes();
+        self.next += 1;
+        let address = match self.target {
+            IpAddr::V4(v4) => v4.octets().to_vec(),
+            IpAddr::V6(v6) => v6.octets().to_vec(),
+        };
+        let kind = if address.len() == 4 { 1 } else { 2 };
+        let len = u8::try_from(4 + address.len()).unwrap();
+        let query = [&[1, 0, 0, 0][..], &id, &[0, 1, 0, 0, 0, kind, 0, len], &address].concat();
+        self.send(&query);
+        let gid = GID.parse::<std::net::Ipv6Addr>().unwrap().octets();
+        let reply = [&[1, 0, 0, 0][..], &id, &[0, 1, 0, 0, 0, 0x10, 0, 20], &gid].concat();
+        let deadline = Instant::now() + patience;
+        loop {
+            let left = deadline.saturating_duration_since(Instant::now());
+            let Some((answer, from)) = self.receive(left) else { return false };
+            // To a query that was given up.
+            let is_late = answer.get(4..8) < Some(&id[..]);
+            if !is_late {
+                assert_eq!((answer, from), (reply, self.server));
+                return true;
+            }
+        }
+    }
+
+    pub(super) fn send(&self, payload: &[u8]) {
+        // Neighbours are not there before they are up.
+        let _ = self.socket.send_to(payload, self.server);
+    }
+
+    pub(super) fn receive(&self, patience: Duration) -> Option<(Vec<u8>, SocketAddr)> {
+        let mut buffer = [0; 128];
+        let deadline = Instant::now() + patience;
+        loop {
+            let left = deadline.saturating_duration_since(Instant::now());
+            // Zero would mean for ever.
+            self.socket.set_read_timeout(Some(left.max(Duration::from_micros(1)))).unwrap();
+            match self.socket.recv_from(&mut buffer) {
+                Ok((len, from)) => return Some((buffer[..len].to_vec(), from)),
+                Err(error) if is_over(&error) && left.is_zero() => return None,
+                Err(error) if is_over(&error) => {}
+                Err(error) => panic!("{error}"),
+            }
+        }
+    }
+
+    /// Asks `times`, all of which must be answered.
+    pub(super) fn ask_all(&mut self, times: u32) {
+        for at in 0..times {
+            assert!(self.ask(Duration::from_secs(1)), "no answer to query {at} of {times}");
+        }
+    }
+}
+
+/// A peer that never rests.
+pub(super) struct Load {
+    stop: Arc<AtomicBool>,
+    queries: Arc<AtomicU64>,
+    thread: JoinHandle<Tally>,
+}
+
+#[derive(Debug, Default)]
+pub(super) struct Tally {
+    pub(super) asked: u64,
+    pub(super) lost: u64,
+}
+
+impl Load {
+    pub(super) fn end(self) -> Tally {
+        self.stop.store(true, Ordering::Relaxed);
+        self.thread.join().unwrap()
+    }
+
+    /// Ends it after `least` queries, of which nothing may have been lost.
+    pub(super) fn end_without_loss(self, least: u64) {
+        while self.queries.load(Ordering::Relaxed) < least && !self.thread.is_finished() {
+            std::thread::sleep(Duration::from_millis(10));
+        }
+        let tally = self.end();
+        assert_eq!(tally.lost, 0, "{tally:?}");
+        assert!(tally.asked >= least, "{tally:?}");
+    }
+}
+
+/// Whether a wait is over, or a signal of another test has ended it.
+fn is_over(error: &io::Error) -> bool {
+    matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::Interrupted)
+}
+
+/// All names below a directory.
+pub(super) fn tree(directory: &Path) -> Vec<PathBuf> {
+    let mut found = Vec::new();
+    let Ok(entries) = fs::read_dir(directory) else { return found };
+    for entry in entries {
+        let path = entry.unwrap().path();
+        found.extend(tree(&path));
+        found.push(path);
+    }
+    found.sort();
+    found
+}
+
+const fn map_port() -> u16 {
+    ibarr_common::wire::ip2gid::PORT
+}

@@ -1,0 +1,139 @@
+// SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
+
+//! What people are shown of it: the maps, and why the kernel does not answer.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::net::Ipv6Addr;
+use std::process::Command;
+
+use ibarr_common::map;
+use nix::sys::signal::Signal;
+use object::{Object, ObjectSection};
+use serde_json::Value;
+
+use super::rig::*;
+use crate::machine::{ibarr, said};
+
+#[test]
+fn the_kernel_s_cache_is_shown_as_bpftool_dumps_it() {
+    let mut rig = Rig::new();
+    rig.start("allow = [\"10.7.0.0/24\"]");
+    let bpf_dir = rig.bpf_dir();
+    let dump = |name: &str| -> Value {
+        let pin = bpf_dir.join("v1").join(name);
+        let dump = tool("bpftool", &format!("--json map dump pinned {}", pin.display()));
+        serde_json::from_str(&dump).unwrap()
+    };
+    let shown = |words: &str| {
+        let output =
+            ibarr_on_node(&format!("cache --kernel --bpf-dir {} {words}", bpf_dir.display()));
+        assert!(output.status.success(), "{}", said(&output));
+        String::from_utf8(output.stdout).unwrap()
+    };
+    let shown_json: Value = serde_json::from_str(&shown("--json")).unwrap();
+    let kernel = &shown_json["kernel"];
+
+    let octets = |value: &Value| -> [u8; 16] {
+        serde_json::from_value::<Vec<u8>>(value.clone()).unwrap().try_into().unwrap()
+    };
+    let mut dumped: BTreeMap<String, Value> = BTreeMap::new();
+    for element in dump(map::GID_CACHE).as_array().unwrap() {
+        let (key, value) = (&element["formatted"]["key"], &element["formatted"]["value"]);
+        assert_eq!(*key, value["key"], "an entry holds its key again");
+        let ip = Ipv6Addr::from(octets(&key["address"])).to_canonical();
+        dumped.insert(format!("{ip}%{}", key["scope"]), value.clone());
+    }
+    let entries = kernel["entries"].as_array().unwrap();
+    assert_eq!(entries.len(), dumped.len());
+    // Two of the wire, two of the loopback, and the link-local one.
+    assert_eq!(entries.len(), 5, "{entries:?}");
+    for entry in entries {
+        let scope = entry["scope"].as_u64().unwrap_or_default();
+        let dumped = &dumped[&format!("{}%{scope}", entry["ip"].as_str().unwrap())];
+        let gid = Ipv6Addr::from(octets(&dumped["gid"]));
+        assert_eq!(entry["gid"].as_str().unwrap_or("::").parse::<Ipv6Addr>().unwrap(), gid);
+        assert_eq!(entry["ifindex"], dumped["ifindex"]);
+        assert_eq!(entry["origin"] == "static", dumped["origin"] == 2);
+    }
+    let cfg = &dump(map::RESPONDER_CFG)[0]["formatted"]["value"];
+    assert_eq!(kernel["restricted"], cfg["switches"] == 1);
+    let interface = &dump(map::INTERFACES)[0];
+    assert_eq!(kernel["interfaces"][0]["ifindex"], interface["formatted"]["key"]);
+    assert_eq!(interface["formatted"]["value"]["switches"], 3);
+    assert_eq!(kernel["interfaces"][0]["name"], "eth0");
+
+    let text = shown("");
+    assert!(text.contains("lease ends in") && text.contains("only sources in allow"), "{text}");
+    assert!(text.lines().any(|line| line.starts_with(V4) && line.contains(GID)), "{text}");
+    // It does not need the daemon.
+    rig.end(Signal::SIGKILL);
+    assert!(shown("").contains(GID));
+    rig.detach();
+    let output = ibarr_on_node(&format!("cache --kernel --bpf-dir {}", bpf_dir.display()));
+    assert_eq!(output.status.code(), Some(69), "{}", said(&output));
+}
+
+#[test]
+fn without_the_rights_the_daemon_answers_and_says_why() {
+    let mut rig = Rig::new();
+    let before = tree(&rig.bpffs());
+    let mut command = Command::new("setpriv");
+    let less = "-bpf,-sys_admin,-perfmon,-net_admin";
+    command.args(["--bounding-set", less, "--inh-caps", less, "--"]).arg(ibarr());
+    rig.configure("");
+    rig.spawn(command);
+    answered_in_user_space(&rig, "run as root, or with CAP_BPF, CAP_NET_ADMIN and CAP_PERFMON");
+    assert_eq!(tree(&rig.bpffs()), before, "what was begun is undone");
+}
+
+#[test]
+fn without_a_bpffs_the_daemon_answers_and_says_why() {
+    let mut rig = Rig::new();
+    let mut command = Command::new("setpriv");
+    command.args(["--bounding-set", "-sys_admin", "--inh-caps", "-sys_admin", "--"]).arg(ibarr());
+    rig.configure("");
+    nix::mount::umount(&rig.bpffs()).unwrap();
+    rig.spawn(command);
+    answered_in_user_space(&rig, "is not on a bpffs; as root: mount -t bpf bpf");
+}
+
+#[test]
+fn what_the_verifier_says_is_kept() {
+    let mut rig = Rig::new();
+    let before = tree(&rig.bpffs());
+    // The first instruction becomes r0 = r9, and nothing has been written to r9.
+    let mut object = ibarr_ebpf::OBJECT.to_vec();
+    let file = object::File::parse(ibarr_ebpf::OBJECT).unwrap();
+    let section = file.section_by_name("classifier").unwrap();
+    let (offset, _) = section.file_range().unwrap();
+    let offset = usize::try_from(offset).unwrap();
+    object[offset..offset + 8].copy_from_slice(&[0xbf, 0x90, 0, 0, 0, 0, 0, 0]);
+    let broken = rig.machine.directory().join("broken.o");
+    fs::write(&broken, object).unwrap();
+    let mut command = Command::new(ibarr());
+    command.env("IBARR_BPF_OBJECT", &broken);
+    rig.configure("");
+    rig.spawn(command);
+    answered_in_user_space(
+        &rig,
+        "BPF program ip2gid_tc: refused by the kernel's verifier: R9 !read_ok",
+    );
+    let log = fs::read_to_string(rig.run_dir().join("verifier.log")).unwrap();
+    assert!(log.contains("R9 !read_ok"), "{log}");
+    assert_eq!(tree(&rig.bpffs()), before, "what was begun is undone");
+}
+
+fn answered_in_user_space(rig: &Rig, reason: &str) {
+    let by_daemon = rig.answered_by_daemon();
+    socket(V4).ask_all(10);
+    assert_eq!(rig.answered_by_daemon(), by_daemon + 10);
+    for said in [
+        &rig.asked("status")["status"]["responder"]["blocked"],
+        &rig.status_of("eth0")["in-user-space"],
+    ] {
+        let said = said.as_str().unwrap_or_default();
+        assert!(said.contains(reason), "{said}");
+    }
+    assert!(rig.log().contains(reason), "{}", rig.log());
+}

@@ -1,0 +1,160 @@
+// SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
+
+//! One daemon after another, and nobody notices.
+
+use aya::maps::{Array, HashMap, Map};
+use aya::programs::links::{FdLink, PinnedLink};
+use aya::programs::{SchedClassifier, TcAttachType};
+use aya::{Ebpf, EbpfLoader, Pod};
+use ibarr_common::IfIndex;
+use ibarr_common::map::{self, GidEntry, GidKey, Interface, Origin, ResponderCfg};
+use ibarr_testbed::lab::netns;
+use nix::net::if_::if_nametoindex;
+use nix::sys::signal::Signal;
+use zerocopy::IntoBytes;
+
+use super::rig::*;
+
+#[test]
+fn daemons_killed_and_started_under_load_lose_no_query() {
+    for responder in ["tc", "clsact"] {
+        let mut rig = Rig::new();
+        rig.start(&format!("responder = \"{responder}\""));
+        let hook = link_id(&rig);
+        let loads = [load(V4), load(V6)];
+        for round in 0..25 {
+            rig.end(if round % 2 == 0 { Signal::SIGKILL } else { Signal::SIGTERM });
+            rig.restart();
+        }
+        for load in loads {
+            load.end_without_loss(1000);
+        }
+        // The link has been updated, never made anew.
+        assert_eq!(link_id(&rig), hook);
+        if responder == "clsact" {
+            let filters = tool("tc", &format!("-netns {NODE} filter show dev eth0 ingress"));
+            assert_eq!(filters.matches("direct-action").count(), 1, "{filters}");
+        }
+    }
+}
+
+/// But for the first time that a qdisc is added to an interface: the kernel then drops what is sent.
+#[test]
+fn another_kind_of_program_under_load_loses_no_query() {
+    let mut rig = Rig::new();
+    rig.start("responder = \"clsact\"");
+    let load = load(V4);
+    for round in 0..10 {
+        let (mode, hook) = [("tc", "tcx"), ("clsact", "clsact")][round % 2];
+        rig.configure(&format!("responder = \"{mode}\""));
+        if round < 5 {
+            rig.asked("reload");
+        } else {
+            rig.end(Signal::SIGTERM);
+            rig.restart();
+        }
+        assert_eq!(rig.status_of("eth0")["responder"], hook);
+        let filters = tool("tc", &format!("-netns {NODE} filter show dev eth0 ingress"));
+        assert_eq!(filters.contains("ip2gid_tc"), mode == "clsact", "{filters}");
+        assert_eq!(tcx_programs().len(), usize::from(mode == "tc"));
+    }
+    load.end_without_loss(1000);
+}
+
+/// The layout before ours is pinned and answers, as if an older ibarr had left it: with a map of
+/// another size, in a directory of its own. Its link is where links are in every layout.
+#[test]
+fn another_layout_is_replaced_under_load_without_a_lost_query() {
+    let mut rig = Rig::new();
+    let link = OldLayout::leave_behind(&rig);
+    let load = load(V4);
+    socket(V4).ask_all(100);
+    rig.start("");
+    socket(V4).ask_all(100);
+    load.end_without_loss(200);
+
+    assert_eq!(link_id(&rig), Some(link), "the link is the old one, with another program");
+    let root = rig.bpf_dir();
+    assert!(!root.join("v0").exists());
+    let names = tree(&root.join("v1"));
+    assert_eq!(names.len(), map::NAMES.len(), "{names:?}");
+    assert!(rig.answered_in_kernel() >= 100);
+    assert_eq!(tcx_programs(), ["ip2gid_tc"]);
+}
+
+/// A daemon that could not start leaves to the old layout what it had.
+#[test]
+fn a_layout_that_cannot_be_filled_leaves_the_old_one_in_place() {
+    let mut rig = Rig::new();
+    let link = OldLayout::leave_behind(&rig);
+    let before = tree(&rig.bpffs());
+    let broken = rig.machine.directory().join("broken.o");
+    std::fs::write(&broken, b"no object").unwrap();
+    rig.configure("");
+    let mut command = std::process::Command::new(crate::machine::ibarr());
+    command.env("IBARR_BPF_OBJECT", &broken);
+    rig.spawn(command);
+    assert_eq!(tree(&rig.bpffs()), before);
+    assert_eq!(link_id(&rig), Some(link));
+    let status = rig.status_of("eth0");
+    assert!(status["in-user-space"].as_str().unwrap().contains("BPF programs"), "{status}");
+    socket(V4).ask_all(100);
+}
+
+struct OldLayout;
+
+impl OldLayout {
+    /// Loads the programs with other maps and pins what must outlive this process: maps and link.
+    /// Gives the id of the link.
+    fn leave_behind(rig: &Rig) -> u32 {
+        let root = rig.bpf_dir();
+        let layout = root.join("v0");
+        std::fs::create_dir_all(&layout).unwrap();
+        std::fs::create_dir(root.join("links")).unwrap();
+        let mut loader = EbpfLoader::new();
+        loader.map_max_entries(map::GID_CACHE, 77);
+        for name in map::NAMES {
+            loader.map_pin_path(name, layout.join(name));
+        }
+        let mut ebpf = loader.load(ibarr_ebpf::OBJECT).unwrap();
+        let (ifindex, link) = netns::inside(NODE, || {
+            let program = ebpf.program_mut("ip2gid_tc").unwrap();
+            let program: &mut SchedClassifier = program.try_into()?;
+            program.load()?;
+            let link = program.attach("eth0", TcAttachType::Ingress)?;
+            Ok((if_nametoindex("eth0")?, FdLink::try_from(program.take_link(link)?)?))
+        })
+        .unwrap();
+        let id = link.info().unwrap().id();
+        link.pin(root.join("links").join(format!("tc-{ifindex}"))).unwrap();
+
+        let ifindex = IfIndex::new(ifindex).unwrap();
+        let key = GidKey::new(V4.parse().unwrap(), ifindex);
+        let entry = GidEntry::new(key, GID.parse().ok(), Some(ifindex), Origin::Static);
+        fill(&mut ebpf, map::GID_CACHE, bytes::<20>(&key), bytes::<56>(&entry));
+        let interface = Interface { switches: Interface::ANSWER_IPV4, hwaddr: [0; 20] };
+        fill(&mut ebpf, map::INTERFACES, ifindex.get(), bytes::<24>(&interface));
+        let cfg = ResponderCfg { lease_end: u64::MAX, ..ResponderCfg::default() };
+        let map = ebpf.map_mut(map::RESPONDER_CFG).unwrap();
+        let mut map: Array<_, [u8; 16]> = map.try_into().unwrap();
+        map.set(0, bytes::<16>(&cfg), 0).unwrap();
+        id
+    }
+}
+
+fn fill<K: Pod, V: Pod>(ebpf: &mut Ebpf, name: &str, key: K, value: V) {
+    let map: &mut Map = ebpf.map_mut(name).unwrap();
+    let mut map: HashMap<_, K, V> = map.try_into().unwrap();
+    map.insert(key, value, 0).unwrap();
+}
+
+fn bytes<const N: usize>(value: &(impl IntoBytes + zerocopy::Immutable)) -> [u8; N] {
+    value.as_bytes().try_into().unwrap()
+}
+
+/// Of the tcx link that is pinned.
+fn link_id(rig: &Rig) -> Option<u32> {
+    let hooks = rig.hooks();
+    let pin = hooks.iter().find(|path| path.to_str().unwrap().contains("/tc-"))?;
+    Some(FdLink::from(PinnedLink::from_pin(pin).unwrap()).info().unwrap().id())
+}
