@@ -8,11 +8,13 @@
 
 mod ip2gid_client;
 mod ip2gid_codec;
+mod local_service;
 mod local_view;
 mod ls_codec;
 
 pub use ip2gid_client::ip2gid_client;
 pub use ip2gid_codec::ip2gid_codec;
+pub use local_service::local_service;
 pub use local_view::local_view;
 pub use ls_codec::ls_codec;
 
@@ -23,6 +25,7 @@ pub type Target = fn(&[u8]);
 pub const TARGETS: &[(&str, Target)] = &[
     ("ip2gid_client", ip2gid_client),
     ("ip2gid_codec", ip2gid_codec),
+    ("local_service", local_service),
     ("local_view", local_view),
     ("ls_codec", ls_codec),
 ];

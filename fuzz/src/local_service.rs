@@ -1,0 +1,296 @@
+// SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
+
+use std::collections::BTreeMap;
+use std::net::IpAddr;
+use std::time::Duration;
+
+use ibarr_common::ib::Gid;
+use ibarr_common::wire::ls::{
+    Answer, Kind, Message, PortId, Request, ResolveIp, Seq, SetTimeout, messages,
+};
+use ibarr_common::{IfIndex, Instant};
+use ibarr_proto::ip2gid::Question;
+use ibarr_proto::local_service::{
+    Config, Counter, Event, FlightId, Input, Limits, LocalService, NUDGE_INTERVAL, Sender, Transmit,
+};
+use ibarr_proto::resolver::{Outcome, Source};
+
+/// The kernel's side under any history, `script` being read as what happens: each address request
+/// ends once, an answer has the GID that was found for it, path requests have as many answers as
+/// there are, a nudge comes after all answers and at most once a millisecond, bounds are kept, and
+/// in the end nothing is left.
+///
+/// # Panics
+/// The claim does not hold for `script`.
+pub fn local_service(script: &[u8]) {
+    let mut script = Script(script);
+    let mut world = World::new(!script.byte().is_multiple_of(4));
+    while !script.0.is_empty() {
+        world.step(&mut script);
+    }
+    world.finish();
+}
+
+/// Few of everything, so that histories meet themselves and every bound.
+const TARGETS: [&str; 4] = ["10.2.0.5", "10.2.0.6", "fd00:2::5", "224.0.0.1"];
+const LIMITS: Limits = Limits { requests: 4, errors: 3 };
+
+/// What is read of it when it is used up is zero.
+struct Script<'a>(&'a [u8]);
+
+impl<'a> Script<'a> {
+    fn byte(&mut self) -> u8 {
+        self.bytes(1).first().copied().unwrap_or_default()
+    }
+
+    fn bytes(&mut self, count: usize) -> &'a [u8] {
+        let (taken, rest) = self.0.split_at(count.min(self.0.len()));
+        self.0 = rest;
+        taken
+    }
+}
+
+struct World {
+    now: Instant,
+    core: LocalService,
+    is_open: bool,
+    /// Flights that nobody has answered.
+    sought: BTreeMap<FlightId, Question>,
+    /// What was found for each address.
+    found: BTreeMap<IpAddr, Vec<Gid>>,
+    /// The question that each number was last asked with.
+    asked: BTreeMap<Seq, IpAddr>,
+    /// Path requests that may be answered still.
+    paths: BTreeMap<Seq, u32>,
+    nudging: bool,
+    last_nudge: Option<Instant>,
+    /// The last words are in no hurry to be apart.
+    has_stopped: bool,
+}
+
+impl World {
+    fn new(nudge: bool) -> Self {
+        let config = Config { nudge, ..Config::default() };
+        Self {
+            now: Instant::from_nanos(1),
+            core: LocalService::with_limits(config, LIMITS),
+            is_open: false,
+            sought: BTreeMap::new(),
+            found: BTreeMap::new(),
+            asked: BTreeMap::new(),
+            paths: BTreeMap::new(),
+            nudging: false,
+            last_nudge: None,
+            has_stopped: false,
+        }
+    }
+
+    fn step(&mut self, script: &mut Script<'_>) {
+        match script.byte() % 14 {
+            0 => {
+                self.is_open = true;
+                self.input(Input::Opened { port_id: PortId(9) });
+            }
+            1..=3 => {
+                let target = TARGETS[usize::from(script.byte()) % TARGETS.len()];
+                let ifindex = IfIndex::new(u32::from(script.byte() % 2) + 1).expect("not zero");
+                let request = ResolveIp { ifindex, target: address(target) };
+                let seq = Seq(u32::from(script.byte() % 8));
+                self.datagram(Request::ResolveIp(request).emit(seq).as_ref(), false);
+            }
+            4 | 5 => {
+                let length = usize::from(script.byte());
+                let cut = script.byte().is_multiple_of(8);
+                self.datagram(script.bytes(length), cut);
+            }
+            6 => {
+                let bytes = script.bytes(64);
+                self.input(Input::Datagram { sender: Sender::Other, bytes, cut: false });
+            }
+            7 | 8 => self.find(script),
+            9 => self.input(Input::Drained),
+            10 => self.input(Input::Overrun),
+            11 => self.take(usize::from(script.byte() % 4)),
+            12 => self.nudged(!script.byte().is_multiple_of(4)),
+            _ => match script.byte() {
+                0 => {
+                    self.is_open = false;
+                    self.input(Input::Closed);
+                    assert!(self.core.is_idle() && self.core.load().held == 0);
+                }
+                1 => {
+                    self.has_stopped = true;
+                    self.input(Input::Stop);
+                    assert_eq!(self.core.load().waiting, 0);
+                }
+                2..128 => self.pass(Duration::from_millis(u64::from(script.byte()).pow(2))),
+                _ => self.next_timeout(),
+            },
+        }
+    }
+
+    fn datagram(&mut self, bytes: &[u8], cut: bool) {
+        let mut read = messages(bytes);
+        let mut note = |message: &Message<'_>| {
+            if message.kind() == Kind::ResolvePath && message.is_request() {
+                *self.paths.entry(message.seq()).or_default() += 1;
+            }
+            if let Ok(Request::ResolveIp(request)) = Request::parse(message)
+                && Question::new(request.target, Some(request.ifindex)).is_some()
+            {
+                self.asked.insert(message.seq(), request.target);
+            }
+        };
+        while let Some(message) = read.next() {
+            if let Some(message) = message.ok().or(read.broken()) {
+                note(&message);
+            }
+        }
+        self.input(Input::Datagram { sender: Sender::Kernel, bytes, cut });
+    }
+
+    /// The answer to the oldest question.
+    fn find(&mut self, script: &mut Script<'_>) {
+        let Some((flight, question)) = self.sought.pop_first() else { return };
+        let outcome = match script.byte() {
+            0..32 => Outcome::NotFound,
+            32..64 => Outcome::TimedOut,
+            64..80 => Outcome::Unreachable,
+            80..96 => Outcome::Overloaded,
+            n => {
+                let octets = [0xfe, 0x80, 0, 0, 0, 0, 0, 0, 0, 2, 0xc9, 3, 0, 0, 1, n];
+                let gid = Gid::new(octets).expect("a port's");
+                self.found.entry(question.target()).or_default().push(gid);
+                Outcome::Found { gid, source: Source::Peer }
+            }
+        };
+        self.core.answered(self.now, flight, outcome);
+        // Nobody is heard twice.
+        self.core.answered(self.now, flight, Outcome::NotFound);
+        self.listen();
+    }
+
+    fn take(&mut self, count: usize) {
+        for _ in 0..count {
+            let Some(transmit) = self.core.poll_transmit() else { return };
+            assert!(self.is_open, "sent without a socket");
+            match transmit {
+                Transmit::Message(message) => self.message(message.as_ref()),
+                Transmit::Nudge => {
+                    let next = self.core.poll_transmit();
+                    assert_eq!(next, None, "what a nudge should have waited for");
+                    self.nudge();
+                }
+            }
+        }
+    }
+
+    fn message(&mut self, bytes: &[u8]) {
+        let mut read = messages(bytes);
+        let message = read.next().expect("one message").expect("well-formed");
+        assert!(read.next().is_none());
+        assert_eq!(message.port_id(), PortId(9));
+        if message.is_request() {
+            SetTimeout::parse(&message).expect("the only request that we make");
+            return;
+        }
+        match Answer::parse(&message).expect("what is no request is an answer") {
+            Answer::Error => {
+                let left = self.paths.get_mut(&message.seq()).expect("it was asked");
+                *left = left.checked_sub(1).expect("answered as often as it was asked");
+            }
+            Answer::Gid(gid) => {
+                let target = self.asked[&message.seq()];
+                assert!(self.found[&target].contains(&gid), "nobody found {gid} for {target}");
+            }
+            Answer::Paths(_) => panic!("there are no paths yet"),
+        }
+    }
+
+    fn nudge(&mut self) {
+        assert!(!self.nudging, "two nudges at a time");
+        if let Some(last) = self.last_nudge {
+            assert!(self.now.since(last) >= NUDGE_INTERVAL || self.has_stopped);
+        }
+        (self.nudging, self.last_nudge) = (true, Some(self.now));
+    }
+
+    fn nudged(&mut self, done: bool) {
+        if std::mem::take(&mut self.nudging) {
+            self.input(Input::Nudged { done });
+        }
+    }
+
+    fn next_timeout(&mut self) {
+        if let Some(at) = self.core.poll_timeout() {
+            self.pass(at.since(self.now));
+        }
+    }
+
+    fn pass(&mut self, time: Duration) {
+        self.now += time;
+        self.core.handle_timeout(self.now);
+        self.listen();
+    }
+
+    fn input(&mut self, input: Input<'_>) {
+        self.core.handle_input(self.now, input);
+        self.listen();
+    }
+
+    fn listen(&mut self) {
+        while let Some(event) = self.core.poll_event() {
+            match event {
+                Event::Wanted { flight, question } => {
+                    assert_eq!(self.sought.insert(flight, question), None, "a name used again");
+                }
+                Event::Unwanted { flight, question } => {
+                    assert_eq!(self.sought.remove(&flight), Some(question), "nobody wanted it");
+                }
+            }
+        }
+        let load = self.core.load();
+        assert!(load.waiting <= load.held && load.held <= LIMITS.requests, "{load:?}");
+        assert!(self.sought.len() <= load.waiting, "{load:?}");
+        let ended = [
+            Counter::AnsweredLocal,
+            Counter::AnsweredCache,
+            Counter::AnsweredPeer,
+            Counter::NotFound,
+            Counter::TimedOut,
+            Counter::Unreachable,
+            Counter::Overloaded,
+            Counter::Superseded,
+            Counter::Abandoned,
+            Counter::RequestsFull,
+        ];
+        let count = |counter| self.core.counters().get(counter);
+        let ended: u64 = ended.into_iter().map(count).sum();
+        let waiting = u64::try_from(load.waiting).expect("few");
+        assert_eq!(count(Counter::Requests), ended + waiting, "{:?}", self.core.counters());
+    }
+
+    /// Without anything more from outside, everything ends.
+    fn finish(&mut self) {
+        self.is_open = true;
+        self.input(Input::Opened { port_id: PortId(9) });
+        self.input(Input::Drained);
+        for _ in 0..1_000 {
+            self.take(usize::MAX);
+            if self.nudging {
+                self.nudged(true);
+            } else if self.core.poll_timeout().is_some() {
+                self.next_timeout();
+            } else {
+                assert_eq!(self.core.load().held, 0);
+                assert!(self.sought.is_empty() && self.core.is_idle());
+                return;
+            }
+        }
+        panic!("a thousand timers, and nothing to do");
+    }
+}
+
+fn address(text: &str) -> IpAddr {
+    text.parse().expect("an address of the table above")
+}
