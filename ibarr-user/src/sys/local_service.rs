@@ -172,8 +172,9 @@ impl Socket {
                 let from_kernel = from.is_some_and(|from| from.pid() == 0);
                 Ok(Received::Datagram { len, from_kernel })
             }
+            // The runtime's own error has no number.
+            (Err(error), _) if error.kind() == io::ErrorKind::WouldBlock => Ok(Received::Drained),
             (Err(error), peer) => match error.raw_os_error().map(Errno::from_raw) {
-                Some(Errno::EAGAIN) => Ok(Received::Drained),
                 Some(Errno::ENOBUFS) => Ok(Received::Overrun),
                 Some(Errno::ECONNRESET) if peer == Peer::StandIn => Ok(Received::Closed),
                 _ => Err(error),
@@ -247,3 +248,73 @@ const GROUP: u32 = 1 << 2;
 
 /// Room for some 20,000 requests, at about 800 bytes with all that the kernel reckons.
 const RECEIVE_BUFFER: usize = 16 << 20;
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::net::{UnixDatagram, UnixStream};
+
+    use nix::sys::socket::socketpair;
+
+    use super::*;
+
+    fn pair() -> (OwnedFd, OwnedFd) {
+        let flags = SockFlag::SOCK_CLOEXEC;
+        socketpair(AddressFamily::Unix, SockType::SeqPacket, None, flags).unwrap()
+    }
+
+    #[tokio::test(flavor = "current_thread")]
+    async fn a_stand_in_is_adopted_and_its_datagrams_keep_their_bounds() {
+        let (kernel, ours) = pair();
+        let socket = Socket::adopt(ours).unwrap();
+        assert_eq!(socket.peer(), Peer::StandIn);
+        for message in [&b"ask"[..], &[7; 100]] {
+            send(kernel.as_raw_fd(), message, MsgFlags::empty()).unwrap();
+        }
+        socket.readable().await.unwrap();
+        let mut buffer = [0; 32];
+        let datagram = |len| Received::Datagram { len, from_kernel: true };
+        assert_eq!(socket.try_recv(&mut buffer).unwrap(), datagram(3));
+        // One that does not fit says its length.
+        assert_eq!(socket.try_recv(&mut buffer).unwrap(), datagram(100));
+        assert_eq!(socket.try_recv(&mut buffer).unwrap(), Received::Drained);
+        drop(kernel);
+        socket.readable().await.unwrap();
+        assert_eq!(socket.try_recv(&mut buffer).unwrap(), Received::Closed);
+    }
+
+    #[tokio::test(flavor = "current_thread")]
+    async fn a_full_socket_is_writable_again_when_there_is_room() {
+        let (kernel, ours) = pair();
+        let socket = Socket::adopt(ours).unwrap();
+        let mut sent = 0;
+        let error = loop {
+            match socket.try_send(b"answer") {
+                Ok(()) => sent += 1,
+                Err(error) => break error,
+            }
+        };
+        assert_eq!(error.kind(), io::ErrorKind::WouldBlock);
+        for _ in 0..sent {
+            nix::sys::socket::recv(kernel.as_raw_fd(), &mut [0; 32], MsgFlags::empty()).unwrap();
+        }
+        socket.writable().await.unwrap();
+        socket.try_send(b"answer").unwrap();
+    }
+
+    #[tokio::test(flavor = "current_thread")]
+    async fn what_could_be_anybodys_is_not_adopted() {
+        let (stream, _) = UnixStream::pair().unwrap();
+        let (datagram, _) = UnixDatagram::pair().unwrap();
+        let rtnetlink = socket(
+            AddressFamily::Netlink,
+            SockType::Raw,
+            SockFlag::SOCK_CLOEXEC,
+            SockProtocol::NetlinkRoute,
+        );
+        for fd in [stream.into(), datagram.into(), rtnetlink.unwrap()] {
+            assert!(matches!(Socket::adopt(fd), Err(AdoptError::Other)));
+        }
+        let (pipe, _) = nix::unistd::pipe().unwrap();
+        assert!(matches!(Socket::adopt(pipe), Err(AdoptError::NoSocket(Errno::ENOTSOCK))));
+    }
+}

@@ -139,19 +139,14 @@ impl LocalService {
     /// Reads a datagram, as much of it as fits. Without a socket there is nothing to read.
     pub fn receive(&mut self, buffer: &mut [u8]) -> Received {
         let State::Open(socket, _) = &self.state else { return Received::Drained };
-        match socket.try_recv(buffer) {
-            Ok(Received::Closed) => {
-                warn!("local service: the inherited socket was closed at its other end");
-                self.close("the inherited socket was closed at its other end".to_owned());
-                Received::Closed
-            }
-            Ok(received) => received,
-            Err(error) => {
-                self.counters.count(Counter::ReceiveFailed);
-                debug!(%error, "request not received");
-                Received::Drained
-            }
-        }
+        let reason = match socket.try_recv(buffer) {
+            Ok(Received::Closed) => "the inherited socket was closed at its other end".to_owned(),
+            Ok(received) => return received,
+            Err(error) => format!("the socket is broken: {error}"),
+        };
+        warn!("local service: {reason}");
+        self.close(reason);
+        Received::Closed
     }
 
     /// Whether nothing waits to be sent.
@@ -203,8 +198,10 @@ impl LocalService {
         self.state = State::Open(socket, others);
     }
 
+    /// Whoever opened the socket for us does not do it again.
     fn close(&mut self, reason: String) {
-        self.state = State::Closed { reason, retry_at: None };
+        let retry_at = (!self.inherited).then(|| Instant::now() + RETRY);
+        self.state = State::Closed { reason, retry_at };
         self.unsent = None;
     }
 }
