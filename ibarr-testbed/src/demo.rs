@@ -3,6 +3,7 @@
 //! What `cargo xtask run` shows where there is no InfiniBand: two nodes resolve each other across
 //! an IP router, and every byte that crossed it.
 
+mod asked;
 mod kernel;
 
 use std::collections::HashMap;
@@ -36,8 +37,8 @@ pub fn run(
     out: &mut impl Write,
 ) -> Result<()> {
     let lab = Lab::up(store, Plan::new(name.clone(), 2, true)?, ibarr, interrupt)?;
-    let lab = TemporaryLab::new(lab);
-    let shown = show(&lab, interrupt, out);
+    let mut lab = TemporaryLab::new(lab);
+    let shown = show(&mut lab, interrupt, out);
     if shown.is_ok() && !once {
         write!(out, "{}", next_steps(&lab))?;
         out.flush()?;
@@ -48,10 +49,10 @@ pub fn run(
     shown
 }
 
-fn show(lab: &Lab, interrupt: &Interrupt, out: &mut impl Write) -> Result<()> {
-    let plan = lab.plan();
-    let [n1, n2] = plan.nodes.as_slice() else { bail!("the demonstration has two nodes") };
-    let router = Router::new(plan)?;
+fn show(lab: &mut Lab, interrupt: &Interrupt, out: &mut impl Write) -> Result<()> {
+    let nodes = lab.plan().nodes.clone();
+    let [n1, n2] = nodes.as_slice() else { bail!("the demonstration has two nodes") };
+    let router = Router::new(lab.plan())?;
     writeln!(out, "{}", picture(n1, n2))?;
     let ([n1_v4, n1_v6], [n2_v4, n2_v6]) = (n1.addresses, n2.addresses);
     let questions = [(n1, n2, n2_v4), (n2, n1, n1_v4), (n1, n2, n2_v6), (n2, n1, n1_v6)];
@@ -76,6 +77,7 @@ fn show(lab: &Lab, interrupt: &Interrupt, out: &mut impl Write) -> Result<()> {
     writeln!(out, "  {}, from the cache. Nothing crossed the router.", n2.gid)?;
 
     kernel::show(lab, &router, (n1, n2), interrupt, out)?;
+    asked::show(lab, (n1, n2), interrupt, out)?;
     writeln!(out, "\nAll answers are right; both nodes were reached through the router only.")?;
     Ok(())
 }

@@ -179,10 +179,12 @@ impl StandIn {
     fn transmit(&mut self) -> Result<()> {
         while let Some(transmit) = self.kernel.poll_transmit() {
             let Transmit { bytes, .. } = &transmit;
+            // The daemon may have answered when `send` returns.
+            let at = clock::now();
             match send(self.daemon.as_raw_fd(), bytes, MsgFlags::MSG_NOSIGNAL) {
                 Ok(_) => {
                     let bytes = transmit.bytes;
-                    self.said.push(Said { at: clock::now(), by_kernel: true, bytes });
+                    self.said.push(Said { at, by_kernel: true, bytes });
                 }
                 Err(Errno::EAGAIN | Errno::EPIPE | Errno::ECONNRESET) => {
                     self.kernel.not_delivered(&transmit);

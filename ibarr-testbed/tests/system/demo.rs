@@ -25,6 +25,16 @@ fn once_shows_every_exchange_and_leaves_nothing() {
         assert!(shown.contains(&format!(" {bytes}\n")), "{shown}");
     }
     assert!(shown.contains("Nothing crossed the router."), "{shown}");
+    // Of the kernel's side, what was recorded with a real one: an address request without number
+    // and interface, and the answer without its sender.
+    for (target, bytes) in [
+        ("10.2.0.5", "08000920 0a020005\n"),
+        ("fd00:2::5", "14000a20 fd000002 00000000 00000000 00000005\n"),
+        ("10.2.0.5", "14000400 fe800000 00000000 0002c903 00000201\n"),
+    ] {
+        assert!(shown.contains(&format!("n1's kernel asks: which GID has {target}?")), "{shown}");
+        assert!(shown.contains(bytes), "{shown}");
+    }
     assert_eq!(machine.snapshot(), before);
 }
 
