@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 use std::fmt;
 use std::net::IpAddr;
+use std::str::FromStr;
 
 use ibarr_common::ib::Gid;
 
@@ -97,6 +98,14 @@ impl Pattern {
             }
         }
         pattern[p..].iter().all(|&byte| byte == b'*')
+    }
+}
+
+impl FromStr for Pattern {
+    type Err = ConfigError;
+
+    fn from_str(pattern: &str) -> Result<Self, ConfigError> {
+        Self::new(pattern)
     }
 }
 

@@ -163,6 +163,15 @@ pub(super) fn detach(pins: &Pins, ifindex: IfIndex, hook: Hook) -> Result<(), su
     detached.map_err(|source| super::Error::Detach { ifindex, hook, source })
 }
 
+/// Whether what was attached is still there. If that cannot be found out, it is.
+pub(super) fn is_attached(pins: &Pins, ifindex: IfIndex, hook: Hook) -> bool {
+    let is_pinned = pins.hook(ifindex, hook).exists();
+    is_pinned
+        && (hook != Hook::Clsact
+            || tc::filter_at(ifindex, PRIORITY, HANDLE)
+                .map_or(true, |found| found.is_some_and(|found| found == FILTER)))
+}
+
 /// Removes the qdisc of an interface if we have added it and nobody uses it.
 ///
 /// Not when the kind of program changes: while the kernel adds or removes one, it stops the queues

@@ -19,6 +19,9 @@ pub(super) trait Kernel {
     /// What is attached, by this process or by one before it.
     fn attached(&self) -> Result<BTreeSet<(IfIndex, Hook)>, Error>;
 
+    /// Whether what we have attached is still there.
+    fn is_attached(&self, ifindex: IfIndex, hook: Hook) -> bool;
+
     /// Attaches our program, or puts it into the place of an older one without a gap.
     fn attach(&mut self, interface: &Served, hook: Hook) -> Result<(), Error>;
 

@@ -110,6 +110,10 @@ impl Kernel for Live {
         Ok(self.pins.hooks()?)
     }
 
+    fn is_attached(&self, ifindex: IfIndex, hook: Hook) -> bool {
+        hooks::is_attached(&self.pins, ifindex, hook)
+    }
+
     fn attach(&mut self, interface: &Served, hook: Hook) -> Result<(), Error> {
         self.programs.attach(&self.pins, interface, hook)
     }

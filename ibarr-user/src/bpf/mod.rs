@@ -22,6 +22,7 @@ mod xdp;
 use std::error::Error as StdError;
 use std::os::fd::BorrowedFd;
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 use std::{fs, io};
 
 use aya::programs::SocketFilter;
@@ -104,6 +105,12 @@ pub enum Error {
         /// The cause.
         source: hooks::Error,
     },
+    /// Filters are not found from another namespace.
+    #[error(
+        "{}: has filters in another network namespace; run this there (nsenter --net=...)",
+        .0.display()
+    )]
+    Elsewhere(PathBuf),
     /// The guard cannot be attached to a socket.
     #[error("guard of the server sockets: cannot be attached")]
     Guard(#[source] Box<dyn StdError + Send + Sync>),
@@ -129,14 +136,34 @@ fn is_permission(error: &(dyn StdError + 'static)) -> bool {
 /// See the [module](self). Without a kernel that lets it work, it says why and does nothing.
 pub struct Responder {
     options: Options,
+    settings: Settings,
+    allow: Prefixes,
     inner: Result<responder::Responder<Live>, String>,
+    /// When to load the programs again, if another daemon was in the way.
+    retry_at: Option<Instant>,
+    /// How often programs were loaded, or not.
+    loaded: u32,
+    /// Of those before the one at work, and of loading.
+    counters: Counters<Counter>,
 }
+
+/// How long another daemon is given before it is asked for again.
+const RETRY: Duration = Duration::from_secs(1);
 
 impl Responder {
     /// Loads the programs, if `settings` want any.
-    pub fn start(options: Options, settings: Settings, allow: Prefixes) -> Self {
-        let inner = open(&options, settings, allow);
-        Self { options, inner }
+    pub fn start(now: Instant, options: Options, settings: Settings, allow: Prefixes) -> Self {
+        let mut responder = Self {
+            options,
+            settings,
+            allow,
+            inner: Err(String::new()),
+            retry_at: None,
+            loaded: 0,
+            counters: Counters::default(),
+        };
+        responder.open(now);
+        responder
     }
 
     /// The view says something new. Takes effect in the kernel before this returns.
@@ -148,6 +175,9 @@ impl Responder {
 
     /// To be called when all events of the view were handled. Early calls do nothing.
     pub fn handle_timeout(&mut self, now: Instant, view: &LocalView) {
+        if self.retry_at.is_some_and(|at| at <= now) {
+            self.open(now);
+        }
         if let Ok(inner) = &mut self.inner {
             inner.handle_timeout(now, view);
         }
@@ -155,19 +185,25 @@ impl Responder {
 
     /// When to call [`handle_timeout`](Self::handle_timeout) next, besides after every event.
     pub fn poll_timeout(&self) -> Option<Instant> {
-        self.inner.as_ref().ok()?.poll_timeout()
+        match &self.inner {
+            Ok(inner) => inner.poll_timeout(),
+            Err(_) => self.retry_at,
+        }
     }
 
-    /// The administrator decides otherwise. Sockets must be [guarded](Self::guard) again.
+    /// The administrator decides otherwise.
     pub fn reconfigure(&mut self, now: Instant, settings: Settings, allow: Prefixes) {
+        self.settings = settings.clone();
+        self.allow = allow.clone();
         match &mut self.inner {
-            Ok(inner) if settings.mode != Mode::User => inner.reconfigure(now, settings, allow),
-            inner => {
-                // Lets go of the pins before anybody else takes hold of them.
-                *inner = Err(String::new());
-                *inner = open(&self.options, settings, allow);
-            }
+            Ok(inner) if settings.want_kernel() => inner.reconfigure(now, settings, allow),
+            _ => self.open(now),
         }
+    }
+
+    /// Changes when each socket of the port is to be [guarded](Self::guard) again.
+    pub fn generation(&self) -> u32 {
+        self.loaded
     }
 
     /// Has the kernel drop what a socket of the ip2gid port would drop, so that nobody is woken for
@@ -201,9 +237,13 @@ impl Responder {
         self.inner.as_ref().ok().map(responder::Responder::lease_end)
     }
 
-    /// What has happened since the programs were loaded.
-    pub fn counters(&self) -> Option<&Counters<Counter>> {
-        self.inner.as_ref().ok().map(responder::Responder::counters)
+    /// What has happened.
+    pub fn counters(&self) -> Counters<Counter> {
+        let mut counters = self.counters.clone();
+        if let Ok(inner) = &self.inner {
+            inner.counters().iter().for_each(|(counter, count)| counters.add(counter, count));
+        }
+        counters
     }
 
     /// What the programs have counted since the maps were made, as `tc.answered`.
@@ -223,25 +263,35 @@ impl Responder {
         };
         counts.into_iter().map(|(program, reason, count)| (name(program, reason), count)).collect()
     }
-}
 
-fn open(
-    options: &Options,
-    settings: Settings,
-    allow: Prefixes,
-) -> Result<responder::Responder<Live>, String> {
-    if settings.mode == Mode::User {
-        if let Err(error) = detach(&options.dir) {
-            warn!("{}", chain(&error));
+    /// In place of the one at work.
+    fn open(&mut self, now: Instant) {
+        self.counters = self.counters();
+        self.retry_at = None;
+        self.loaded += 1;
+        // Lets go of the pins before anybody else takes hold of them.
+        let before =
+            std::mem::replace(&mut self.inner, Err(responder::BY_DECISION.to_owned())).err();
+        if !self.settings.want_kernel() {
+            if let Err(error) = detach(&self.options.dir) {
+                warn!("{}", chain(&error));
+            }
+            return;
         }
-        return Err("responder = \"user\"".to_owned());
-    }
-    match Live::open(options) {
-        Ok(live) => Ok(responder::Responder::new(live, settings, allow)),
-        Err(error) => {
-            let reason = chain(&error);
-            warn!("peers are answered in user space: {reason}");
-            Err(reason)
+        let (settings, allow) = (self.settings.clone(), self.allow.clone());
+        match Live::open(&self.options) {
+            Ok(live) => self.inner = Ok(responder::Responder::new(live, settings, allow)),
+            Err(error) => {
+                let reason = chain(&error);
+                if before.as_ref() != Some(&reason) {
+                    self.counters.count(Counter::NotLoaded);
+                    warn!("peers are answered in user space: {reason}");
+                }
+                if let Error::Pins(pins::Error::Taken(_)) = error {
+                    self.retry_at = Some(now + RETRY);
+                }
+                self.inner = Err(reason);
+            }
         }
     }
 }
@@ -268,7 +318,12 @@ pub fn read(dir: &Path) -> Result<Option<Contents>, Error> {
 /// A daemon is at work with it, or something cannot be removed; another attempt goes on from there.
 pub fn detach(dir: &Path) -> Result<bool, Error> {
     let Some(pins) = Pins::open_existing(dir)? else { return Ok(false) };
-    for (ifindex, hook) in pins.hooks()? {
+    let hooks = pins.hooks()?;
+    let has_filters = hooks.iter().any(|(_, hook)| *hook == Hook::Clsact);
+    if has_filters && pins.is_foreign(&pins::namespace(dir)?)? {
+        return Err(Error::Elsewhere(dir.to_owned()));
+    }
+    for (ifindex, hook) in hooks {
         hooks::detach(&pins, ifindex, hook)?;
     }
     for ifindex in pins.qdiscs()? {

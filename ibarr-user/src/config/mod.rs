@@ -16,7 +16,7 @@ use ibarr_common::wire::ls::Timeout;
 use ibarr_proto::ip2gid::client::{self, Settings, SourceCheck};
 use ibarr_proto::ip2gid::{Prefix, Prefixes};
 use ibarr_proto::local_service;
-use ibarr_proto::local_view::{self, InterfaceFilter, StaticGid, StaticGids};
+use ibarr_proto::local_view::{self, InterfaceFilter, Pattern, StaticGid, StaticGids};
 use thiserror::Error;
 
 use crate::bpf;
@@ -169,6 +169,7 @@ fn responder(root: &mut Table<'_>) -> bpf::Settings {
     let default = bpf::Settings::default();
     bpf::Settings {
         mode: root.value("responder", default.mode, mode),
+        on: responder_on(root),
         lease: root.value("lease", default.lease, |value| {
             let lease = duration(value)?;
             if SHORTEST_LEASE <= lease && lease <= LONGEST_LEASE {
@@ -177,6 +178,18 @@ fn responder(root: &mut Table<'_>) -> bpf::Settings {
             Err("must be from \"1s\" to \"1h\"".to_owned())
         }),
     }
+}
+
+fn responder_on(root: &mut Table<'_>) -> Vec<(Pattern, bpf::Mode)> {
+    let entries = root.tables("responder-on", |table| {
+        table.require("interface", "\"eth*\"");
+        table.require("responder", "\"xdp\"");
+        let interface: Option<Pattern> =
+            table.value("interface", None, |value| value.parse("eth*").map(Some));
+        let mode = table.value("responder", None, |value| mode(value).map(Some));
+        Some((interface?, mode?))
+    });
+    entries.into_iter().flatten().collect()
 }
 
 /// It is renewed each third of it, which must not keep the daemon busy.
@@ -263,6 +276,11 @@ mod tests {
              source-check = \"strict\"\n\
              nudge = false\n\
              local-service-timeout = \"500ms\"\n\
+             responder = \"user\"\n\
+             lease = \"10s\"\n\
+             [[responder-on]]\n\
+             interface = \"eth*\"\n\
+             responder = \"xdp\"\n\
              [client]\n\
              resends = [\"30ms\", \"1s\"]\n\
              [[static-gid]]\n\
@@ -281,6 +299,12 @@ mod tests {
         let gid = config.view.static_gids.lookup("10.2.0.5".parse().unwrap());
         assert_eq!(gid, Some("fe80::2:c903:0:201".parse().unwrap()));
         assert_eq!(config.view.interfaces, InterfaceFilter::new(["ib*"]).unwrap());
+        let expected = bpf::Settings {
+            mode: bpf::Mode::User,
+            on: vec![("eth*".parse().unwrap(), bpf::Mode::Xdp)],
+            lease: Duration::from_secs(10),
+        };
+        assert_eq!(config.responder, expected);
     }
 
     #[test]
@@ -304,6 +328,9 @@ gid = \"fe80::1\"
 [[static-gid]]
 ip = \"10.2.0.6\"
 gid = \"::\"
+[[responder-on]]
+interface = \"a/b\"
+responder = \"ebpf\"
 ";
         let expected = [
             "line 1: udp-port must be a whole number from 1 to 65535",
@@ -323,6 +350,11 @@ gid = \"::\"
              machine has",
             "line 19: static-gid.gid \"::\" is wrong: the zero GID and multicast GIDs do not name a \
              port; write it like \"fe80::2:c903:0:201\"",
+            "line 21: responder-on.interface \"a/b\" is wrong: interface \"a/b\": write 1 to 15 \
+             characters without white space, / or :, where * stands for any number of them and ? for \
+             one; write it like \"eth*\"",
+            "line 22: responder-on.responder is \"ebpf\"; it can be \"auto\", \"tc\", \"clsact\", \
+             \"xdp\" or \"user\"",
         ];
         assert_eq!(mistakes(text), expected);
     }
@@ -332,6 +364,7 @@ gid = \"::\"
         let expected = "line 1: resends: the last may come after 1.32s, leave it below \
                         deadline = 1s";
         assert_eq!(mistakes("[client]\ndeadline = \"1s\"\n"), [expected]);
+        assert_eq!(mistakes("lease = \"2h\"\n"), ["line 1: lease must be from \"1s\" to \"1h\""]);
         let twice = "[[static-gid]]\nip = \"10.2.0.5\"\ngid = \"fe80::1\"\n".repeat(2);
         let expected = "line 1: static GID for 10.2.0.5: given twice, remove one";
         assert_eq!(mistakes(&twice), [expected]);

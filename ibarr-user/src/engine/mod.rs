@@ -101,7 +101,8 @@ struct ServerSocket {
     family: Family,
     port: u16,
     state: watch::Receiver<State>,
-    guarded: bool,
+    /// By the programs of this generation.
+    guarded: Option<u32>,
     task: AbortHandle,
 }
 
@@ -160,6 +161,7 @@ impl Engine {
             sockets: Sockets::new(datagram_sender, Arc::clone(&counters)),
             servers: Vec::new(),
             responder: Responder::start(
+                clock::now(),
                 options.bpf(),
                 config.responder.clone(),
                 config.allow.clone(),
@@ -485,9 +487,6 @@ impl Engine {
         self.view.reconfigure(config.view.clone());
         self.server.reconfigure(config.allow.clone());
         self.responder.reconfigure(now, config.responder.clone(), config.allow.clone());
-        for server in &mut self.servers {
-            server.guarded = false;
-        }
         self.resolver.client_mut().reconfigure(now, config.client.clone());
         self.resolver.local_service_mut().reconfigure(config.local_service);
         let port = |config: &Config| config.client.settings().udp_port;
@@ -514,15 +513,16 @@ impl Engine {
             let counters = Arc::clone(&self.counters);
             let serve = transport::server::serve(family, port, batches, sender, counters);
             let task = tokio::spawn(serve).abort_handle();
-            self.servers.push(ServerSocket { family, port, state, guarded: false, task });
+            self.servers.push(ServerSocket { family, port, state, guarded: None, task });
         }
     }
 
     fn guard_servers(&mut self) {
-        for server in self.servers.iter_mut().filter(|server| !server.guarded) {
+        let generation = Some(self.responder.generation());
+        for server in self.servers.iter_mut().filter(|server| server.guarded != generation) {
             if let State::Serving(socket) = &*server.state.borrow() {
                 self.responder.guard(socket.as_fd());
-                server.guarded = true;
+                server.guarded = generation;
             }
         }
     }

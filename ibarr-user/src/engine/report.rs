@@ -137,9 +137,7 @@ impl Engine {
         add(&mut counts, "ip2gid.client", self.resolver.client().counters());
         add(&mut counts, "local-service", self.resolver.local_service().counters());
         add(&mut counts, "local-view", self.view.counters());
-        if let Some(counters) = self.responder.counters() {
-            add(&mut counts, "responder", counters);
-        }
+        add(&mut counts, "responder", &self.responder.counters());
         let programs = self.responder.counts().into_iter();
         counts.extend(programs.map(|(name, count)| (format!("bpf.{name}"), count)));
         counts.extend(self.counters.iter().map(|(name, count)| (name.to_string(), count)));
@@ -159,7 +157,11 @@ impl Engine {
             .iter()
             .filter_map(|server| {
                 let reason = server.blocked.as_ref()?;
-                Some(format!("peers are not answered over {}: {reason}", server.family))
+                let family = &server.family;
+                Some(match self.responder.why_not() {
+                    None => format!("only the kernel answers peers over {family}: {reason}"),
+                    Some(_) => format!("peers are not answered over {family}: {reason}"),
+                })
             })
             .collect();
         warnings.extend(self.local_service_warnings());

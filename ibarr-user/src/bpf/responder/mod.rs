@@ -10,7 +10,9 @@ use ibarr_common::map::{GidEntry, GidKey, Interface, ResponderCfg};
 use ibarr_common::{IfIndex, Instant};
 use ibarr_proto::counters::Counters;
 use ibarr_proto::ip2gid::Prefixes;
-use ibarr_proto::local_view::{Event, LinkHeader, LocalView, Owned, Served, WayBack};
+use ibarr_proto::local_view::{
+    Event, InterfaceName, LinkHeader, LocalView, Owned, Pattern, Served, WayBack,
+};
 use tracing::{debug, info, warn};
 
 use super::kernel::{Hook, Kernel, MapUpdate};
@@ -22,13 +24,28 @@ use crate::causes::chain;
 pub struct Settings {
     /// Which programs.
     pub mode: Mode,
+    /// Which programs on some interfaces; the first that matches counts.
+    pub on: Vec<(Pattern, Mode)>,
     /// How long they answer without hearing from the daemon.
     pub lease: Duration,
 }
 
 impl Default for Settings {
     fn default() -> Self {
-        Self { mode: Mode::default(), lease: Duration::from_mins(1) }
+        Self { mode: Mode::default(), on: Vec::new(), lease: Duration::from_mins(1) }
+    }
+}
+
+impl Settings {
+    /// Whether the kernel is to answer on any interface.
+    pub(super) fn want_kernel(&self) -> bool {
+        let mut modes = self.on.iter().map(|(_, mode)| mode);
+        self.mode != Mode::User || modes.any(|mode| *mode != Mode::User)
+    }
+
+    fn mode_on(&self, interface: InterfaceName) -> Mode {
+        let found = self.on.iter().find(|(pattern, _)| pattern.matches(&interface));
+        found.map_or(self.mode, |(_, mode)| *mode)
     }
 }
 
@@ -66,6 +83,10 @@ ibarr_proto::counters! {
     pub enum Counter {
         /// Programs that were attached, or put into the place of older ones.
         Attached = "attached",
+        /// Programs that somebody else has removed.
+        Lost = "lost",
+        /// Times that the programs could not be loaded.
+        NotLoaded = "not-loaded",
         /// Interfaces on which no program could be attached.
         NotAttached = "not-attached",
         /// Times that a map or a pin could not be changed; nothing is answered in the kernel until
@@ -117,6 +138,9 @@ pub enum State {
     Failed(String),
 }
 
+/// Why there is no program where none is wanted.
+pub(super) const BY_DECISION: &str = "responder = \"user\"";
+
 /// How long what failed is left alone before it is tried again.
 const RETRY: Duration = Duration::from_secs(1);
 
@@ -149,7 +173,12 @@ impl<K: Kernel> Responder<K> {
             Event::Removed(owned) => self.update(&MapUpdate::NoAddress(entry(owned).key)),
             Event::Served(served) => {
                 let slot = self.interfaces.entry(served.ifindex);
-                slot.or_insert(Slot { served: *served, state: State::Pending }).served = *served;
+                let slot = slot.or_insert(Slot { served: *served, state: State::Pending });
+                if slot.served.name != served.name {
+                    // What it is to have may depend on it.
+                    slot.state = State::Pending;
+                }
+                slot.served = *served;
                 self.update(&MapUpdate::Interface(served.ifindex, interface(served)));
                 if self.settled {
                     self.attach_missing();
@@ -184,6 +213,7 @@ impl<K: Kernel> Responder<K> {
             self.due = Some(now + RETRY);
             return;
         }
+        self.look_for_lost();
         self.attach_missing();
         if !self.settled {
             self.settle();
@@ -206,7 +236,7 @@ impl<K: Kernel> Responder<K> {
         {
             self.fail(&error);
         }
-        if settings.mode != self.settings.mode {
+        if (settings.mode, &settings.on) != (self.settings.mode, &self.settings.on) {
             for slot in self.interfaces.values_mut() {
                 slot.state = State::Pending;
             }
@@ -330,6 +360,19 @@ impl<K: Kernel> Responder<K> {
         self.settle();
     }
 
+    /// Others can remove what we have attached.
+    fn look_for_lost(&mut self) {
+        for slot in self.interfaces.values_mut() {
+            if let State::Attached(hook) = slot.state
+                && !self.kernel.is_attached(slot.served.ifindex, hook)
+            {
+                warn!(interface = %slot.served.name, %hook, "somebody has removed the program");
+                self.counters.count(Counter::Lost);
+                slot.state = State::Pending;
+            }
+        }
+    }
+
     /// Attaches programs where there are none of ours.
     fn attach_missing(&mut self) {
         let missing: Vec<_> = self
@@ -353,7 +396,7 @@ impl<K: Kernel> Responder<K> {
     fn attach(&mut self, served: &Served) -> State {
         let interface = served.name;
         let mut reasons = Vec::new();
-        for &hook in self.settings.mode.hooks(served.header) {
+        for &hook in self.settings.mode_on(interface).hooks(served.header) {
             match self.kernel.attach(served, hook) {
                 Ok(()) => {
                     self.counters.count(Counter::Attached);
@@ -363,11 +406,12 @@ impl<K: Kernel> Responder<K> {
                 Err(error) => reasons.push(chain(&error)),
             }
         }
+        if reasons.is_empty() {
+            return State::Failed(BY_DECISION.to_owned());
+        }
         let reason = reasons.join("; ");
-        let failed = State::Failed(reason);
-        if self.state(served.ifindex) != Some(&failed)
-            && let State::Failed(reason) = &failed
-        {
+        let failed = State::Failed(reason.clone());
+        if self.state(served.ifindex) != Some(&failed) {
             self.counters.count(Counter::NotAttached);
             warn!(%interface, "peers are answered in user space: {reason}");
         }

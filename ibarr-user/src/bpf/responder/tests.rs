@@ -203,6 +203,35 @@ fn who_is_allowed_is_in_the_map_before_it_counts() {
     assert_eq!(story.kernel().log, ["lease", "no allow 104", "lease"]);
 }
 
+#[test]
+fn what_others_remove_is_attached_again() {
+    let mut story = Story::running();
+    story.kernel().attached.clear();
+    let now = T0 + LEASE / 3;
+    story.dump_at(now).turn(now);
+    assert_eq!(story.kernel().attached, BTreeSet::from([(index(1), Hook::Tcx)]));
+    assert_eq!(story.responder.counters().get(Counter::Lost), 1);
+}
+
+#[test]
+fn an_interface_can_have_another_kind_of_program_than_the_rest() {
+    let on = |pattern: &str, mode| (pattern.parse().unwrap(), mode);
+    let settings = Settings {
+        on: vec![on("eth1", Mode::Clsact), on("eth*", Mode::User)],
+        ..Settings::default()
+    };
+    let mut story = Story::new(settings);
+    story.link(1).address(1, "10.1.0.1").link(2).address(2, "10.1.0.2").dump().turn(T0);
+    assert_eq!(story.kernel().attached, BTreeSet::from([(index(1), Hook::Clsact)]));
+    let user = State::Failed("responder = \"user\"".to_owned());
+    assert_eq!(story.responder.state(index(2)), Some(&user));
+    assert_eq!(story.responder.counters().get(Counter::NotAttached), 0);
+    // It is the name that counts.
+    let renamed = Link { name: InterfaceName::new(b"eth2").unwrap(), ..link(1) };
+    story.say(Input::Link(renamed)).turn(T0);
+    assert_eq!(story.kernel().attached, BTreeSet::new());
+}
+
 /// A kernel that remembers, and refuses when told to.
 #[derive(Default)]
 struct Fake {
@@ -278,6 +307,10 @@ impl Kernel for Fake {
 
     fn attached(&self) -> Result<BTreeSet<(IfIndex, Hook)>, Error> {
         Ok(self.attached.clone())
+    }
+
+    fn is_attached(&self, ifindex: IfIndex, hook: Hook) -> bool {
+        self.attached.contains(&(ifindex, hook))
     }
 
     fn attach(&mut self, interface: &Served, hook: Hook) -> Result<(), Error> {
