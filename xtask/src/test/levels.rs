@@ -11,7 +11,7 @@ use super::{Bench, Level, Outcome};
 use crate::artifacts::{self, Artifact};
 use crate::ebpf::{self, Toolchain};
 use crate::privilege::Privilege;
-use crate::tools::Toolbox;
+use crate::tools::{Set, Toolbox};
 use crate::{fuzz, process, tidy, tools, vm};
 
 pub(super) const LEVELS: &[Level] = &[
@@ -120,7 +120,14 @@ fn lint(bench: &Bench<'_>) -> Result<Outcome> {
 
 fn unit(bench: &Bench<'_>) -> Result<Outcome> {
     let tests = bench.built()?.iter().filter(|artifact| artifact.is_test && !is_system(artifact));
-    let mut count = suite::run(bench.workspace, tests, Privilege::Unprivileged, &[])?;
+    // The tests of the daemon's binary make a namespace of their own, as whoever runs them.
+    let toolbox = match toolbox(bench, &[&tools::IPROUTE2]) {
+        Ok(toolbox) => toolbox,
+        Err(lack) => return Ok(lack),
+    };
+    let path = toolbox.path()?;
+    let variables = [("PATH", path.as_os_str())];
+    let mut count = suite::run(bench.workspace, tests, Privilege::Unprivileged, &variables)?;
     let doc = &["test", "--locked", "--workspace", "--doc"];
     count += suite::run_command("documentation", &mut bench.workspace.cargo(doc))?;
     Ok(Outcome::Passed(count))
@@ -128,9 +135,9 @@ fn unit(bench: &Bench<'_>) -> Result<Outcome> {
 
 fn fuzzing(bench: &Bench<'_>) -> Result<Outcome> {
     let count = suite::run_command("corpora", &mut fuzz::replay(bench.workspace))?;
-    let toolbox = match tools::ensure(bench.workspace, &[&tools::LIBFUZZER]) {
+    let toolbox = match toolbox(bench, &[&tools::LIBFUZZER]) {
         Ok(toolbox) => toolbox,
-        Err(error) => return Ok(Outcome::NotRun(format!("{error:#}"))),
+        Err(lack) => return Ok(lack),
     };
     fuzz::smoke(bench.workspace, &toolbox, Duration::from_secs(10))?;
     Ok(Outcome::Passed(count))
@@ -199,8 +206,12 @@ fn root_and_tools(bench: &Bench<'_>) -> Result<Toolbox, Outcome> {
     if bench.privilege == Privilege::Unprivileged {
         return Err(Outcome::NotRun("it needs root, and sudo is missing or unwanted".to_owned()));
     }
-    tools::ensure(bench.workspace, &[&tools::IPROUTE2, &tools::BPFTOOL, &tools::ETHTOOL])
-        .map_err(|error| Outcome::NotRun(format!("{error:#}")))
+    toolbox(bench, &[&tools::IPROUTE2, &tools::BPFTOOL, &tools::ETHTOOL])
+}
+
+/// The programs of `sets`, or why a level cannot be run without them.
+fn toolbox(bench: &Bench<'_>, sets: &[&Set]) -> Result<Toolbox, Outcome> {
+    tools::ensure(bench.workspace, sets).map_err(|error| Outcome::NotRun(format!("{error:#}")))
 }
 
 #[cfg(test)]
