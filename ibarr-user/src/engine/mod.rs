@@ -396,7 +396,8 @@ impl Engine {
 
     fn has_ended(&self) -> bool {
         self.ends_at.is_some_and(|ends_at| {
-            self.resolver.local_service().is_idle() || ends_at <= clock::now()
+            let is_done = self.local_service.has_room() && self.resolver.local_service().is_idle();
+            is_done || ends_at <= clock::now()
         })
     }
 

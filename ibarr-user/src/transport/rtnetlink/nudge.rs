@@ -57,7 +57,10 @@ pub enum NudgeError {
     #[error("netlink")]
     Netlink(#[from] io::Error),
     /// Neither place will do.
-    #[error("IPv6 is off ({0}), and there is no IPoIB interface to use instead")]
+    #[error(
+        "no entry for {ADDRESS_V6} on the loopback interface ({0}; is IPv6 off?), and there is no \
+         IPoIB interface to use instead"
+    )]
     NoPlace(Errno),
     /// The kernel refused.
     #[error("neighbour entry for {0} refused; the daemon needs CAP_NET_ADMIN")]
