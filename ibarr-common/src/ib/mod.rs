@@ -1,14 +1,17 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 
 //! The InfiniBand specification's values: [`Gid`], [`Guid`], [`SubnetPrefix`], [`IpoibHwAddr`],
-//! [`Qpn`], [`DeviceName`], [`PortNum`], [`PKey`], [`ServiceId`], [`QosClass`], [`PathRecord`].
+//! [`Lid`], [`Qpn`], [`DeviceName`], [`PortNum`], [`PKey`], [`ServiceId`], [`QosClass`],
+//! [`PathRecord`].
 
 mod device;
 mod gid;
 mod ipoib;
+mod lid;
 mod path;
 
 pub use device::{DeviceName, ParseDeviceNameError, PortNum};
 pub use gid::{Gid, Guid, ParseGidError, SubnetPrefix};
 pub use ipoib::{IpoibHwAddr, Qpn};
+pub use lid::Lid;
 pub use path::{PKey, PathRecord, QosClass, ServiceId};
