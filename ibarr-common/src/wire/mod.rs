@@ -10,6 +10,7 @@
 
 pub mod ip2gid;
 pub mod ls;
+pub mod mad;
 
 use core::fmt;
 
