@@ -9,6 +9,7 @@ pub mod hash;
 pub mod ip2gid;
 pub mod local_service;
 pub mod local_view;
+pub mod node;
 pub mod resolver;
 pub mod retry;
 pub mod timer;

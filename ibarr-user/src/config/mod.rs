@@ -17,6 +17,7 @@ use ibarr_proto::ip2gid::client::{self, Settings, SourceCheck};
 use ibarr_proto::ip2gid::{Prefix, Prefixes};
 use ibarr_proto::local_service;
 use ibarr_proto::local_view::{self, InterfaceFilter, Pattern, StaticGid, StaticGids};
+use ibarr_proto::node;
 use thiserror::Error;
 
 use crate::bpf;
@@ -61,6 +62,12 @@ pub enum Error {
 }
 
 impl Config {
+    /// What the cores are to know of it.
+    pub fn node(&self) -> node::Config {
+        let Self { client, allow, view, local_service, responder: _ } = self.clone();
+        node::Config { view, allow, client, local_service }
+    }
+
     /// Reads a file.
     ///
     /// # Errors

@@ -15,12 +15,13 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use ibarr_common::Instant;
-use ibarr_proto::ip2gid::client::{self, Client};
-use ibarr_proto::ip2gid::server::{self, Server};
+use ibarr_proto::ip2gid::client::{self, SocketId};
+use ibarr_proto::ip2gid::server;
 use ibarr_proto::ip2gid::{Family, Question};
-use ibarr_proto::local_service::{self, LocalService, Sender};
-use ibarr_proto::local_view::{self, Link, LocalView};
-use ibarr_proto::resolver::{self, Resolver};
+use ibarr_proto::local_service::{self, Sender};
+use ibarr_proto::local_view::{self, Link};
+use ibarr_proto::node::{self, Node, Output, Room};
+use ibarr_proto::resolver;
 use rand_chacha::ChaCha12Rng;
 use sd_notify::NotifyState;
 use tokio::sync::{mpsc, watch};
@@ -65,9 +66,7 @@ pub struct Engine {
     file: Option<PathBuf>,
     config: Config,
     started: Instant,
-    view: LocalView,
-    server: Server,
-    resolver: Resolver<ChaCha12Rng>,
+    node: Node<ChaCha12Rng>,
     asks: Asks,
     sockets: Sockets,
     servers: Vec<ServerSocket>,
@@ -151,12 +150,7 @@ impl Engine {
         let (datagram_sender, datagrams) = mpsc::channel(transport::DATAGRAMS);
         let mut engine = Self {
             started: clock::now(),
-            view: LocalView::new(config.view.clone()),
-            server: Server::new(config.allow.clone()),
-            resolver: Resolver::new(
-                Client::new(config.client.clone(), rng),
-                LocalService::new(config.local_service),
-            ),
+            node: Node::new(config.node(), rng),
             asks: Asks::default(),
             sockets: Sockets::new(datagram_sender, Arc::clone(&counters)),
             servers: Vec::new(),
@@ -229,12 +223,7 @@ impl Engine {
 
     /// Waits for the next thing to happen.
     async fn next(&mut self, asks: &mut mpsc::Receiver<Ask>, signals: &mut Signals) -> Input {
-        let due = [
-            self.view.poll_timeout(),
-            self.resolver.poll_timeout(),
-            self.responder.poll_timeout(),
-            self.ends_at,
-        ];
+        let due = [self.node.poll_timeout(), self.responder.poll_timeout(), self.ends_at];
         if let Err(error) = self.timer.set(due.into_iter().flatten().min()) {
             error!(%error, "the timer cannot be set");
         }
@@ -262,10 +251,9 @@ impl Engine {
 
     fn handle(&mut self, now: Instant, input: Input) {
         match input {
-            Input::View(input) => self.view.handle_input(now, input),
+            Input::View(input) => self.node.handle_input(now, node::Input::View(input)),
             Input::Route(RouteAnswer { question, route }) => {
-                self.resolver
-                    .handle_input(now, client::Input::Route { question, route: route.ok() });
+                self.tell_client(now, client::Input::Route { question, route: route.ok() });
             }
             Input::Queries(batch) => self.answer(batch),
             Input::Datagram(datagram) => {
@@ -275,19 +263,21 @@ impl Engine {
                     ingress: datagram.ifindex,
                     payload: datagram.payload(),
                 };
-                self.resolver.handle_input(now, input);
+                self.tell_client(now, input);
             }
             Input::LocalService(event) => self.serve_kernel(now, event),
             Input::Nudged(outcome) => {
                 let done = outcome.is_ok();
-                self.tell_resolver(now, local_service::Input::Nudged { done });
+                self.tell_local_service(now, local_service::Input::Nudged { done });
                 self.note_nudge(outcome);
             }
             Input::Ask(Ask { request, answer }) => match request {
                 Request::Resolve { addresses } => {
                     for (id, address) in self.asks.add(now, addresses, answer) {
                         match Question::new(address, None) {
-                            Some(question) => self.resolver.resolve(now, &self.view, id, question),
+                            Some(question) => {
+                                self.node.handle_input(now, node::Input::Resolve { id, question });
+                            }
                             None => self.asks.answered(now, id, resolver::Outcome::NotFound),
                         }
                     }
@@ -306,48 +296,42 @@ impl Engine {
     }
 
     fn drain(&mut self, now: Instant) {
-        self.view.handle_timeout(now);
-        self.resolver.handle_timeout(now, &self.view);
-        while let Some(local_view::Request::Dump) = self.view.poll_transmit() {
-            self.watch.request_dump();
-        }
-        while let Some(event) = self.view.poll_event() {
-            report::log(&event);
-            self.responder.handle_event(&event);
-        }
-        self.responder.handle_timeout(now, &self.view);
-        self.guard_servers();
-        // Opening a socket makes queries, and a failure makes answers: until all are quiet.
-        loop {
-            while let Some(event) = self.resolver.poll_event() {
-                self.apply(now, event);
-            }
-            while let Some(question) = self.resolver.poll_route() {
-                self.routes.lookup(question);
-            }
-            let Some(transmit) = self.resolver.poll_transmit() else { break };
-            self.sockets.send(&transmit);
-        }
+        self.node.handle_timeout(now);
         // What has no room yet is sent before anything else is asked for.
-        while self.local_service.has_room()
-            && let Some(transmit) = self.resolver.poll_local_service()
+        while let Some(output) =
+            self.node.poll(Room { local_service: self.local_service.has_room() })
         {
-            match transmit {
-                local_service::Transmit::Message(message) => {
+            match output {
+                Output::View(local_view::Request::Dump) => self.watch.request_dump(),
+                Output::Changed(event) => {
+                    report::log(&event);
+                    self.responder.handle_event(&event);
+                }
+                Output::Answered { id, outcome } => self.asks.answered(now, id, outcome),
+                Output::OpenSocket(socket) => {
+                    let input = self.open(socket);
+                    self.tell_client(now, input);
+                }
+                Output::CloseSocket(socket) => self.sockets.close(socket),
+                Output::Route(question) => self.routes.lookup(question),
+                Output::Query(transmit) => self.sockets.send(&transmit),
+                Output::LocalService(local_service::Transmit::Message(message)) => {
                     self.local_service.send(message.as_ref());
                 }
-                local_service::Transmit::Nudge => {
+                Output::LocalService(local_service::Transmit::Nudge) => {
                     let place = |link: &Link| Place { ifindex: link.ifindex, hwaddr: link.hwaddr };
-                    self.nudger.nudge(self.view.first_ipoib().map(place));
+                    self.nudger.nudge(self.node.view().first_ipoib().map(place));
                 }
             }
         }
+        self.responder.handle_timeout(now, self.node.view());
+        self.guard_servers();
     }
 
     fn serve_kernel(&mut self, now: Instant, event: ls::Event) {
         match event {
             ls::Event::Opened(port_id) => {
-                self.tell_resolver(now, local_service::Input::Opened { port_id });
+                self.tell_local_service(now, local_service::Input::Opened { port_id });
             }
             ls::Event::Writable => self.local_service.flush(),
             ls::Event::Readable => {
@@ -372,7 +356,7 @@ impl Engine {
             };
             let is_all =
                 matches!(input, local_service::Input::Drained | local_service::Input::Closed);
-            self.tell_resolver(now, input);
+            self.tell_local_service(now, input);
             if is_all {
                 return true;
             }
@@ -391,35 +375,32 @@ impl Engine {
                 break;
             }
         }
-        self.tell_resolver(now, local_service::Input::Stop);
+        self.tell_local_service(now, local_service::Input::Stop);
     }
 
     fn has_ended(&self) -> bool {
         self.ends_at.is_some_and(|ends_at| {
-            let is_done = self.local_service.has_room() && self.resolver.local_service().is_idle();
+            let is_done = self.local_service.has_room() && self.node.local_service().is_idle();
             is_done || ends_at <= clock::now()
         })
     }
 
-    fn tell_resolver(&mut self, now: Instant, input: local_service::Input<'_>) {
-        self.resolver.handle_local_service(now, &self.view, input);
+    fn tell_client(&mut self, now: Instant, input: client::Input<'_>) {
+        self.node.handle_input(now, node::Input::Client(input));
     }
 
-    fn apply(&mut self, now: Instant, event: resolver::Event) {
-        match event {
-            resolver::Event::Answered { id, outcome } => self.asks.answered(now, id, outcome),
-            resolver::Event::OpenSocket { socket } => {
-                let input = match self.sockets.open(socket, socket.family()) {
-                    Ok(()) => client::Input::SocketOpened { socket },
-                    Err(error) => {
-                        debug!(%socket, %error, "query socket not opened");
-                        self.counters.count(transport::Counter::SocketNotOpened);
-                        client::Input::SocketFailed { socket }
-                    }
-                };
-                self.resolver.handle_input(now, input);
+    fn tell_local_service(&mut self, now: Instant, input: local_service::Input<'_>) {
+        self.node.handle_input(now, node::Input::LocalService(input));
+    }
+
+    fn open(&mut self, socket: SocketId) -> client::Input<'static> {
+        match self.sockets.open(socket, socket.family()) {
+            Ok(()) => client::Input::SocketOpened { socket },
+            Err(error) => {
+                debug!(%socket, %error, "query socket not opened");
+                self.counters.count(transport::Counter::SocketNotOpened);
+                client::Input::SocketFailed { socket }
             }
-            resolver::Event::CloseSocket { socket } => self.sockets.close(socket),
         }
     }
 
@@ -431,7 +412,7 @@ impl Engine {
                 ingress: query.received.ifindex,
                 payload: query.payload(),
             };
-            let transmit = self.server.answer(&self.view, &received)?;
+            let transmit = self.node.answer(&received)?;
             let source = Source { address: Some(transmit.from), egress: transmit.egress };
             Some(Reply { to: transmit.to, source, payload: transmit.payload })
         };
@@ -447,7 +428,7 @@ impl Engine {
             Request::Counters => Body::Counters { counters: self.counts() }.into(),
             Request::Cache => Body::Cache { entries: self.cached(now) }.into(),
             Request::Flush => {
-                let forgotten = self.resolver.client_mut().flush(None);
+                let forgotten = self.node.flush();
                 info!(forgotten, "flushed the cache");
                 Body::Done { done: format!("{forgotten} addresses forgotten") }.into()
             }
@@ -485,11 +466,8 @@ impl Engine {
 
     fn reconfigure(&mut self, config: Config, file: Option<PathBuf>) {
         let now = clock::now();
-        self.view.reconfigure(config.view.clone());
-        self.server.reconfigure(config.allow.clone());
+        self.node.reconfigure(now, config.node());
         self.responder.reconfigure(now, config.responder.clone(), config.allow.clone());
-        self.resolver.client_mut().reconfigure(now, config.client.clone());
-        self.resolver.local_service_mut().reconfigure(config.local_service);
         let port = |config: &Config| config.client.settings().udp_port;
         let moved = port(&config) != port(&self.config);
         self.config = config;
@@ -497,7 +475,7 @@ impl Engine {
         if moved {
             self.start_servers();
         }
-        for pattern in self.view.unmatched_patterns() {
+        for pattern in self.node.view().unmatched_patterns() {
             warn!(%pattern, "no such interface (yet)");
         }
     }
@@ -529,7 +507,7 @@ impl Engine {
     }
 
     fn is_ready(&self) -> bool {
-        self.view.is_synced() && self.servers.iter().all(ServerSocket::has_started)
+        self.node.view().is_synced() && self.servers.iter().all(ServerSocket::has_started)
     }
 }
 

@@ -57,7 +57,7 @@ impl Engine {
     }
 
     pub(super) fn status(&self, now: Instant) -> Status {
-        let load = self.resolver.client().load();
+        let load = self.node.client().load();
         let servers: Vec<_> = self
             .servers
             .iter()
@@ -84,7 +84,7 @@ impl Engine {
             servers,
             local_service: self.local_service_status(),
             responder: self.responder_status(now),
-            interfaces: self.view.interfaces().map(|link| self.interface(&link)).collect(),
+            interfaces: self.node.view().interfaces().map(|link| self.interface(&link)).collect(),
             pending: load.flights,
             cached: load.cached,
         }
@@ -108,15 +108,19 @@ impl Engine {
         LocalServiceStatus {
             state: state.to_owned(),
             blocked,
-            waiting: self.resolver.local_service().load().waiting,
+            waiting: self.node.local_service().load().waiting,
             nudges: nudges.to_owned(),
             listeners: self.local_service.listeners().into_iter().map(listener).collect(),
         }
     }
 
     pub(super) fn cached(&self, now: Instant) -> Vec<CacheEntry> {
-        let names: BTreeMap<IfIndex, String> =
-            self.view.interfaces().map(|link| (link.ifindex, link.name.to_string())).collect();
+        let names: BTreeMap<IfIndex, String> = self
+            .node
+            .view()
+            .interfaces()
+            .map(|link| (link.ifindex, link.name.to_string()))
+            .collect();
         let entry = |(question, cached): (Question, Cached)| CacheEntry {
             ip: question.target(),
             interface: question
@@ -126,17 +130,17 @@ impl Engine {
             expires_in_ms: u64::try_from(cached.expires_at.since(now).as_millis())
                 .unwrap_or(u64::MAX),
         };
-        let mut entries: Vec<_> = self.resolver.client().entries().map(entry).collect();
+        let mut entries: Vec<_> = self.node.client().entries().map(entry).collect();
         entries.sort_by(|a, b| (a.ip, &a.interface).cmp(&(b.ip, &b.interface)));
         entries
     }
 
     pub(super) fn counts(&self) -> BTreeMap<String, u64> {
         let mut counts = BTreeMap::new();
-        add(&mut counts, "ip2gid.server", self.server.counters());
-        add(&mut counts, "ip2gid.client", self.resolver.client().counters());
-        add(&mut counts, "local-service", self.resolver.local_service().counters());
-        add(&mut counts, "local-view", self.view.counters());
+        add(&mut counts, "ip2gid.server", self.node.server().counters());
+        add(&mut counts, "ip2gid.client", self.node.client().counters());
+        add(&mut counts, "local-service", self.node.local_service().counters());
+        add(&mut counts, "local-view", self.node.view().counters());
         add(&mut counts, "responder", &self.responder.counters());
         let programs = self.responder.counts().into_iter();
         counts.extend(programs.map(|(name, count)| (format!("bpf.{name}"), count)));
@@ -165,16 +169,16 @@ impl Engine {
             })
             .collect();
         warnings.extend(self.local_service_warnings());
-        warnings.extend(self.view.unmatched_patterns().map(|pattern| {
+        warnings.extend(self.node.view().unmatched_patterns().map(|pattern| {
             format!("interfaces: no interface is called {pattern} (yet): is it spelt right?")
         }));
-        warnings.extend(self.view.contested().map(|address| {
+        warnings.extend(self.node.view().contested().map(|address| {
             format!(
                 "{address} is on several interfaces with different GIDs: that of the lowest index \
                  is answered; remove the others, or write a [[static-gid]]"
             )
         }));
-        if self.view.owned().all(|owned| owned.gid.is_none()) {
+        if self.node.view().owned().all(|owned| owned.gid.is_none()) {
             warnings.push(
                 "no address of this machine has a GID: is ib_ipoib loaded and the interface up? \
                  Without IPoIB, write [[static-gid]] entries"
@@ -186,7 +190,7 @@ impl Engine {
 
     fn local_service_warnings(&self) -> Vec<String> {
         let mut warnings = Vec::new();
-        if let Some(errno) = self.resolver.local_service().refusal() {
+        if let Some(errno) = self.node.local_service().refusal() {
             warnings.push(match Errno::from_raw(-errno) {
                 Errno::EPERM => "the kernel refuses our answers: run the daemon with \
                                  CAP_NET_ADMIN of the machine"
@@ -220,7 +224,7 @@ impl Engine {
         let blocked = match self.responder.why_not() {
             Some(reason) => Some(reason.to_owned()),
             None if lease_ends_in == 0 => Some("it has no lease".to_owned()),
-            None if self.view.served().next().is_none() => {
+            None if self.node.view().served().next().is_none() => {
                 Some("no interface is served".to_owned())
             }
             None => None,
@@ -233,7 +237,8 @@ impl Engine {
 
     /// Which responder serves an interface, and why not another.
     fn responder_of(&self, ifindex: IfIndex) -> (Option<String>, Option<String>) {
-        let Some(served) = self.view.served().find(|served| served.ifindex == ifindex) else {
+        let Some(served) = self.node.view().served().find(|served| served.ifindex == ifindex)
+        else {
             return (None, None);
         };
         let hook = match self.responder.state(ifindex) {
@@ -245,7 +250,7 @@ impl Engine {
             }
         };
         let name = |ifindex: IfIndex| {
-            let found = self.view.interfaces().find(|link| link.ifindex == ifindex);
+            let found = self.node.view().interfaces().find(|link| link.ifindex == ifindex);
             found.map_or_else(|| format!("#{ifindex}"), |link| link.name.to_string())
         };
         let shared = |family, way_back| match way_back {
