@@ -275,6 +275,69 @@ fn forged_replies_are_counted_and_change_nothing() {
     assert_eq!(counters["replies"], 1, "{counters:?}");
 }
 
+#[test]
+fn only_those_allowed_are_answered_by_daemon_and_kernel_alike() {
+    let wire = Wire::new(3, true);
+    let server: SocketAddr = "10.2.0.5:4791".parse().unwrap();
+    let [allowed, other] = ["10.1.0.5:0", "10.1.0.6:0"];
+    let (allowed, other) = (wire.socket("n1", allowed), wire.socket("n3", other));
+    eventually("an answer", || ask(&other, server, &fence(server)));
+    other.set_read_timeout(Some(Duration::from_millis(200))).unwrap();
+    for responder in ["tc", "user"] {
+        let restricted = format!("responder = \"{responder}\"\nallow = [\"10.1.0.5/32\"]\n");
+        let old = wire.reconfigure("n2", |config| restricted + config);
+        assert_eq!(ask(&allowed, server, &fence(server)).unwrap().0[4..8], FENCE);
+        assert_eq!(ask(&other, server, &fence(server)), None, "{responder}");
+        wire.reconfigure("n2", |_| old);
+        assert_eq!(ask(&other, server, &fence(server)).unwrap().0[4..8], FENCE);
+    }
+    let counters = wire.server_counters("n2");
+    assert_eq!(
+        counters["source-not-allowed"], 1,
+        "the guard drops what the kernel was asked: {counters:?}"
+    );
+}
+
+#[test]
+fn reply_from_another_address_counts_unless_the_check_is_strict() {
+    let wire = Wire::new(2, true);
+    let [n1, n2] = ["n1", "n2"].map(|name| wire.lab.plan().node(name).unwrap());
+    wire.ip("n2", "address add 10.2.0.77/24 dev eth0");
+    wire.leave_the_kernel_out("n2");
+    wire.signal(n2, Signal::SIGTERM);
+    // A C peer with two addresses: it hears by one and answers from the other.
+    let bind = |address| {
+        eventually("port 4791", || {
+            netns::inside(&n2.namespace, || Ok(UdpSocket::bind((address, PORT))?)).ok()
+        })
+    };
+    let (asked, other) = (bind("10.2.0.5"), bind("10.2.0.77"));
+    asked.set_read_timeout(Some(Duration::from_millis(20))).unwrap();
+    for (check, from, found) in
+        [("msg-id", &other, true), ("strict", &other, false), ("strict", &asked, true)]
+    {
+        let line = format!("source-check = \"{check}\"\n");
+        let old = wire.reconfigure("n1", |config| line + config);
+        wire.lab.ibarr(n1, &["cache", "--flush"]).unwrap();
+        let output = std::thread::scope(|scope| {
+            let resolve = scope.spawn(|| wire.lab.ibarr(n1, &["resolve", "10.2.0.5"]).unwrap());
+            while !resolve.is_finished() {
+                let mut query = [0; 64];
+                let Ok((_, client)) = asked.recv_from(&mut query) else { continue };
+                let mut reply =
+                    hex("01000000 00000000 00010000 00100014 fe800000000000000002c90300000201");
+                reply[4..8].copy_from_slice(&query[4..8]);
+                from.send_to(&reply, client).unwrap();
+            }
+            resolve.join().unwrap()
+        });
+        assert_eq!(output.status.success(), found, "{check}: {}", said(&output));
+        wire.reconfigure("n1", |_| old);
+    }
+    let counters = wire.counters("n1", "ip2gid.client.");
+    assert!(counters["source-address"] > 0, "{counters:?}");
+}
+
 /// A lab with the real daemons, spoken to from outside.
 struct Wire {
     lab: TemporaryLab,
@@ -292,12 +355,18 @@ impl Wire {
 
     /// The daemon itself answers from now on, and counts.
     fn leave_the_kernel_out(&self, node: &str) {
+        self.reconfigure(node, |config| format!("responder = \"user\"\n{config}"));
+    }
+
+    /// Changes a node's configuration; what it was.
+    fn reconfigure(&self, node: &str, change: impl FnOnce(&str) -> String) -> String {
         let node = self.lab.plan().node(node).unwrap();
         let file = self.lab.files(node).config();
-        let config = fs::read_to_string(&file).unwrap();
-        fs::write(&file, format!("responder = \"user\"\n{config}")).unwrap();
+        let old = fs::read_to_string(&file).unwrap();
+        fs::write(&file, change(&old)).unwrap();
         let reload = self.lab.ibarr(node, &["reload"]).unwrap();
         assert!(reload.status.success(), "{}", said(&reload));
+        old
     }
 
     fn ip(&self, node: &str, command: &str) {
