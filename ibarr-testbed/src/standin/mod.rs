@@ -3,15 +3,10 @@
 //! A stand-in for the kernel's RDMA core, for machines without InfiniBand: it asks a real daemon,
 //! and takes what it is told, by the kernel's own rules. [`Kernel`] is those rules, without I/O; a
 //! [`StandIn`] lets it act in a node of a lab.
-//!
-//! It reads answers with a reader of its own, as liberal as the kernel's, so that what the daemon's
-//! codec gets wrong is not read as it was meant.
 
 mod driver;
-mod kernel;
-mod netlink;
 
 pub use driver::{Said, StandIn};
-pub use kernel::{
+pub use ibarr_sim::kernel::{
     Config, Event, Input, IpOutcome, Kernel, NoListener, PathOutcome, Reason, Transmit, Wake,
 };

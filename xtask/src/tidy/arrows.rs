@@ -27,6 +27,12 @@ const ARROWS: &[Arrows] = &[
         tests: &[],
         others: Some(&["bytes", "rand_core", "thiserror", "tracing"]),
     },
+    Arrows {
+        from: "ibarr-sim",
+        ours: &["ibarr-common", "ibarr-proto"],
+        tests: &[],
+        others: Some(&["rand_chacha", "rand_core", "thiserror"]),
+    },
     Arrows { from: "ibarr-fabric", ours: &["ibarr-common"], tests: &[], others: None },
     Arrows {
         from: "ibarr-user",
@@ -36,7 +42,14 @@ const ARROWS: &[Arrows] = &[
     },
     Arrows {
         from: "ibarr-testbed",
-        ours: &["ibarr-common", "ibarr-ebpf", "ibarr-fabric", "ibarr-proto", "ibarr-user"],
+        ours: &[
+            "ibarr-common",
+            "ibarr-ebpf",
+            "ibarr-fabric",
+            "ibarr-proto",
+            "ibarr-sim",
+            "ibarr-user",
+        ],
         tests: &[],
         others: None,
     },

@@ -22,17 +22,17 @@ const MAX_TYPE: u16 = 10;
 
 /// A message in a datagram.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Message<'a> {
-    pub(super) kind: u16,
+pub(crate) struct Message<'a> {
+    pub(crate) kind: u16,
     flags: u16,
-    pub(super) seq: u32,
+    pub(crate) seq: u32,
     port_id: u32,
     bytes: &'a [u8],
 }
 
 impl<'a> Message<'a> {
     /// Takes the next off `rest`; whatever is shorter than it says ends the datagram, silently.
-    pub(super) fn take(rest: &mut &'a [u8]) -> Option<Self> {
+    pub(crate) fn take(rest: &mut &'a [u8]) -> Option<Self> {
         let bytes = core::mem::take(rest);
         let header = bytes.first_chunk::<HEADER>()?;
         let length = usize::try_from(word(header, 0)).ok().filter(|&length| length >= HEADER)?;
@@ -46,22 +46,22 @@ impl<'a> Message<'a> {
         })
     }
 
-    pub(super) fn is_request(&self) -> bool {
+    pub(crate) fn is_request(&self) -> bool {
         self.flags & FLAG_REQUEST != 0
     }
 
     /// Whether it says that there is no answer.
-    pub(super) fn has_error(&self) -> bool {
+    pub(crate) fn has_error(&self) -> bool {
         self.flags & FLAG_ERROR != 0
     }
 
     /// Whether nobody but netlink itself has to look at it.
-    pub(super) fn is_control(&self) -> bool {
+    pub(crate) fn is_control(&self) -> bool {
         self.kind < TYPE_MIN
     }
 
     /// Attributes with their whole `nla_type`. One that does not fit what is left ends them, silently.
-    pub(super) fn attributes(&self) -> impl Iterator<Item = (u16, &'a [u8])> + use<'a> {
+    pub(crate) fn attributes(&self) -> impl Iterator<Item = (u16, &'a [u8])> + use<'a> {
         let mut rest = self.bytes.get(HEADER..).unwrap_or_default();
         std::iter::from_fn(move || {
             let header = rest.first_chunk::<4>()?;
@@ -75,7 +75,7 @@ impl<'a> Message<'a> {
     /// `nla_parse_deprecated`: the last attribute of type `wanted`, unless `policy` refuses the length
     /// of any. Types beyond those known are skipped; so is what has the mandatory bit,
     /// which is part of the type here.
-    pub(super) fn parse(
+    pub(crate) fn parse(
         &self,
         wanted: u16,
         policy: impl Fn(u16, usize) -> bool,
@@ -98,7 +98,7 @@ impl<'a> Message<'a> {
     }
 
     /// What the sender hears: `netlink_ack`, if it did wrong or wanted to know.
-    pub(super) fn verdict(&self, errno: i32) -> Option<Vec<u8>> {
+    pub(crate) fn verdict(&self, errno: i32) -> Option<Vec<u8>> {
         let (flags, quoted) = match errno {
             0 if self.flags & FLAG_ACK == 0 => return None,
             0 => (FLAG_CAPPED, self.bytes.get(..HEADER)?),
@@ -118,7 +118,7 @@ impl<'a> Message<'a> {
 
 /// An attribute has a length that the kernel does not take.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Refused;
+pub(crate) struct Refused;
 
 fn word(bytes: &[u8], at: usize) -> u32 {
     let word = bytes.get(at..).and_then(|rest| rest.first_chunk::<4>());

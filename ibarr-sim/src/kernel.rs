@@ -1,15 +1,19 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 
+//! The kernel's RDMA core, as far as the local service goes.
+//!
+//! It reads answers with a reader of its own, as liberal as the kernel's, so that what the daemon's
+//! codec gets wrong is not read as it was meant.
+
 use std::collections::VecDeque;
 use std::net::IpAddr;
 use std::time::Duration;
 
 use ibarr_common::Instant;
 use ibarr_common::wire::ls::{Kind, PathUse, Request, ResolveIp, ResolvePath, Seq};
-use nix::libc::{EINVAL, EPERM};
 use thiserror::Error;
 
-use super::netlink::Message;
+use crate::netlink::Message;
 
 /// What the kernel's RDMA core does about the local service (drivers/infiniband/core/addr.c,
 /// sa_query.c and netlink.c of Linux 6.1 and later), as a state machine.
@@ -449,6 +453,10 @@ const CLIENT_LS: u16 = 4;
 const RESOLVE: u16 = 0x1000;
 const SET_TIMEOUT: u16 = 0x1001;
 const IP_RESOLVE: u16 = 0x1002;
+
+/// Error numbers of include/uapi/asm-generic/errno-base.h.
+const EPERM: i32 = 1;
+const EINVAL: i32 = 22;
 
 /// `LS_NLA_TYPE_…`
 const PATH_RECORD: u16 = 1;
