@@ -4,6 +4,8 @@ use core::fmt;
 use core::net::Ipv6Addr;
 use core::str::FromStr;
 
+use super::Lid;
+
 /// The GID of a port: 128 bits, [`SubnetPrefix`] then [`Guid`], in network byte order
 /// (IBA vol. 1 §4.1.1).
 ///
@@ -35,6 +37,25 @@ impl Gid {
     #[expect(clippy::cast_possible_truncation, reason = "the lower 64 bits are wanted")]
     pub const fn guid(self) -> Guid {
         Guid(u128::from_be_bytes(self.0) as u64)
+    }
+
+    /// The floating LID that a router routes by instead of this GID, if it carries one: a site-local
+    /// GID, fec0:0000::/32, whose next 16 bits name it and whose further 16 bits are the number of
+    /// the subnet (as UCX reads them, `gid_extract_flid` in src/uct/ib).
+    pub const fn flid(self) -> Option<Lid> {
+        let [0xfe, 0xc0, 0, 0, high, low, ..] = self.0 else { return None };
+        match Lid::new(u16::from_be_bytes([high, low])) {
+            Some(flid) if flid.is_unicast() => Some(flid),
+            _ => None,
+        }
+    }
+
+    /// The number of the subnet, in a GID with a [`Self::flid`].
+    pub const fn flid_subnet(self) -> Option<u16> {
+        match self.flid() {
+            Some(_) => Some(u16::from_be_bytes([self.0[6], self.0[7]])),
+            None => None,
+        }
     }
 }
 
@@ -141,6 +162,18 @@ mod tests {
         assert_eq!(gid.guid(), Guid::new(0x0002_c903_0000_0201));
         assert_eq!(gid.guid().to_string(), "0x0002c90300000201");
         assert_eq!(gid.to_string().parse(), Ok(gid));
+    }
+
+    #[test]
+    fn flid_is_read_from_a_site_local_gid_and_no_other() {
+        let flid = |gid: &str| {
+            let gid: Gid = gid.parse().unwrap();
+            (gid.flid().map(Lid::get), gid.flid_subnet())
+        };
+        assert_eq!(flid("fec0:0:22:2::beef:1"), (Some(0x22), Some(2)));
+        for gid in ["fe80::1", "fec0::1", "fec0:1:22:2::1", "2001:0:22:2::1", "fec0:0:c000:2::1"] {
+            assert_eq!(flid(gid), (None, None), "{gid}");
+        }
     }
 
     #[test]

@@ -2,7 +2,8 @@
 
 //! The InfiniBand specification's values: [`Gid`], [`Guid`], [`SubnetPrefix`], [`IpoibHwAddr`],
 //! [`Lid`], [`Qpn`], [`DeviceName`], [`PortNum`], [`PKey`], [`ServiceId`], [`QosClass`],
-//! [`PathRecord`].
+//! [`PathRecord`] and what stands in one: [`Sl`], [`FlowLabel`], [`Mtu`], [`Rate`],
+//! [`PacketLifeTime`].
 
 mod device;
 mod gid;
@@ -14,4 +15,4 @@ pub use device::{DeviceName, ParseDeviceNameError, PortNum};
 pub use gid::{Gid, Guid, ParseGidError, SubnetPrefix};
 pub use ipoib::{IpoibHwAddr, Qpn};
 pub use lid::Lid;
-pub use path::{PKey, PathRecord, QosClass, ServiceId};
+pub use path::{FlowLabel, Mtu, PKey, PacketLifeTime, PathRecord, QosClass, Rate, ServiceId, Sl};

@@ -72,6 +72,143 @@ impl QosClass {
     }
 }
 
+/// Service level, 4 bits: which queue a packet travels in (IBA vol. 1 §7.6).
+#[derive(Clone, Copy, Debug, Default, Eq, Hash, Ord, PartialEq, PartialOrd)]
+pub struct Sl(u8);
+
+impl Sl {
+    /// `None` above 4 bits.
+    pub const fn new(sl: u8) -> Option<Self> {
+        if sl > 0x0f {
+            return None;
+        }
+        Some(Self(sl))
+    }
+
+    /// The lower 4 bits, whatever the others are.
+    pub const fn from_low_bits(bits: u8) -> Self {
+        Self(bits & 0x0f)
+    }
+
+    /// Its number.
+    pub const fn get(self) -> u8 {
+        self.0
+    }
+}
+
+impl fmt::Display for Sl {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.fmt(f)
+    }
+}
+
+/// Flow label of a GRH, 20 bits (IBA vol. 1 §8.3.3).
+#[derive(Clone, Copy, Debug, Default, Eq, Hash, Ord, PartialEq, PartialOrd)]
+pub struct FlowLabel(u32);
+
+impl FlowLabel {
+    /// The lower 20 bits, whatever the others are.
+    pub const fn from_low_bits(bits: u32) -> Self {
+        Self(bits & 0x000f_ffff)
+    }
+
+    /// Its number.
+    pub const fn get(self) -> u32 {
+        self.0
+    }
+}
+
+impl fmt::Display for FlowLabel {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "0x{:05x}", self.0)
+    }
+}
+
+/// Code of the longest packet, 6 bits (IBA vol. 1 §15.2.5.16).
+#[derive(Clone, Copy, Debug, Eq, Hash, Ord, PartialEq, PartialOrd)]
+pub struct Mtu(u8);
+
+impl Mtu {
+    /// The lower 6 bits, whatever the others are.
+    pub const fn from_low_bits(bits: u8) -> Self {
+        Self(bits & 0x3f)
+    }
+
+    /// The code.
+    pub const fn get(self) -> u8 {
+        self.0
+    }
+
+    /// `None` if the code means nothing.
+    pub const fn bytes(self) -> Option<u16> {
+        match self.0 {
+            code @ 1..=5 => Some(128 << code),
+            _ => None,
+        }
+    }
+}
+
+/// Code of the fastest injection, 6 bits (IBA vol. 1 §15.2.5.16).
+#[derive(Clone, Copy, Debug, Eq, Hash, Ord, PartialEq, PartialOrd)]
+pub struct Rate(u8);
+
+impl Rate {
+    /// The lower 6 bits, whatever the others are.
+    pub const fn from_low_bits(bits: u8) -> Self {
+        Self(bits & 0x3f)
+    }
+
+    /// The code.
+    pub const fn get(self) -> u8 {
+        self.0
+    }
+
+    /// In 0.5 Gbit/s, so that all are whole; `None` if the code means nothing.
+    pub const fn half_gigabits(self) -> Option<u16> {
+        Some(match self.0 {
+            2 => 5,
+            3 => 20,
+            4 => 60,
+            5 => 10,
+            6 => 40,
+            7 => 80,
+            8 => 120,
+            9 => 160,
+            10 => 240,
+            11 => 28,
+            12 => 112,
+            13 => 224,
+            14 => 336,
+            15 => 50,
+            16 => 200,
+            17 => 400,
+            18 => 600,
+            19 => 56,
+            20 => 100,
+            21 => 800,
+            22 => 1200,
+            23 => 1600,
+            _ => return None,
+        })
+    }
+}
+
+/// Code of the longest time that a packet is on its way, 6 bits (IBA vol. 1 §15.2.5.16).
+#[derive(Clone, Copy, Debug, Eq, Hash, Ord, PartialEq, PartialOrd)]
+pub struct PacketLifeTime(u8);
+
+impl PacketLifeTime {
+    /// The lower 6 bits, whatever the others are.
+    pub const fn from_low_bits(bits: u8) -> Self {
+        Self(bits & 0x3f)
+    }
+
+    /// The code: the time is 4.096 µs times 2 to this power.
+    pub const fn get(self) -> u8 {
+        self.0
+    }
+}
+
 /// What the SA says of a path, as it stands in a MAD (IBA vol. 1 §15.2.5.16): 64 bytes, passed on
 /// and never changed.
 #[derive(Clone, Copy, Eq, Hash, PartialEq)]

@@ -305,6 +305,43 @@ impl fmt::Display for Transaction {
     }
 }
 
+/// The bytes of a MAD.
+#[derive(Clone, Copy, Eq, PartialEq)]
+pub struct Mad([u8; LEN]);
+
+impl Mad {
+    /// One part behind the other, zeros behind the last. What does not fit is left out: each format
+    /// asserts that it does.
+    pub(super) fn new(parts: &[&[u8]]) -> Self {
+        let mut mad = [0; LEN];
+        let octets = parts.iter().flat_map(|part| part.iter());
+        mad.iter_mut().zip(octets).for_each(|(to, from)| *to = *from);
+        Self(mad)
+    }
+
+    /// From all of its bytes.
+    pub const fn from_octets(octets: [u8; LEN]) -> Self {
+        Self(octets)
+    }
+
+    /// All of its bytes.
+    pub const fn octets(&self) -> &[u8; LEN] {
+        &self.0
+    }
+}
+
+impl AsRef<[u8]> for Mad {
+    fn as_ref(&self) -> &[u8] {
+        &self.0
+    }
+}
+
+impl fmt::Debug for Mad {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.iter().try_for_each(|octet| write!(f, "{octet:02x}"))
+    }
+}
+
 /// Why bytes are not the MAD that is to be read. Each is a reason that malformed input is counted
 /// under.
 #[derive(Clone, Copy, Debug, Eq, Hash, Ord, PartialEq, PartialOrd)]

@@ -8,9 +8,14 @@
 //! the format's own, and reads no byte outside what it was given; `emit` writes exactly the bytes
 //! that `parse` takes.
 
+pub mod class_port_info;
 pub mod ip2gid;
 pub mod ls;
 pub mod mad;
+pub mod path_record;
+pub mod rmpp;
+pub mod sa;
+pub mod umad;
 
 use core::fmt;
 

@@ -1,0 +1,367 @@
+// SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
+
+//! Subnet administration: what the SA is asked, and what it answers (IBA vol. 1 §15.2). A MAD of
+//! class 3, version 2. All fields are big-endian.
+//!
+//! | bytes | field | rule |
+//! |---|---|---|
+//! | 0..23 | header | [`mad`](super::mad); methods Get and GetResp |
+//! | 24..35 | RMPP | [`rmpp`](super::rmpp) |
+//! | 36..43 | SM_Key | 0: we have none |
+//! | 44..45 | AttributeOffset | 0 in a question, ignored in an answer |
+//! | 46..47 | reserved | 0 when sent, ignored when read |
+//! | 48..55 | ComponentMask | which fields of the attribute are meant |
+//! | 56..255 | the attribute | [`path_record`](super::path_record), [`class_port_info`](super::class_port_info) |
+
+use core::fmt;
+
+use zerocopy::network_endian::{U16, U64};
+use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
+
+use super::class_port_info::{ClassPortInfo, ClassPortInfoWire};
+use super::mad::{self, AttributeId, Class, Error, Header, Mad, Method, Status, Tid};
+use super::path_record::{Fields, PathRecordWire, REVERSIBLE};
+use super::rmpp::RmppWire;
+use crate::ib::{Gid, PKey, PathRecord, QosClass, ServiceId};
+
+/// What the SA is asked.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub enum Question {
+    /// Which path leads there?
+    Path(PathQuestion),
+    /// What can you do?
+    ClassPortInfo,
+}
+
+/// "Which path leads from `sgid` to `dgid`?" The optional parts narrow the answer, which is one
+/// record.
+#[derive(Clone, Copy, Debug, Eq, Hash, Ord, PartialEq, PartialOrd)]
+pub struct PathQuestion {
+    /// Where the path leads.
+    pub dgid: Gid,
+    /// Where it starts.
+    pub sgid: Gid,
+    /// Whether it has to lead back as well.
+    pub reversible: bool,
+    /// Its partition.
+    pub pkey: Option<PKey>,
+    /// Its traffic class.
+    pub tclass: Option<u8>,
+    /// What it is for.
+    pub service_id: Option<ServiceId>,
+    /// Its class of service.
+    pub qos_class: Option<QosClass>,
+}
+
+/// A question as it is sent.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub struct Request {
+    /// Comes back with the answer.
+    pub tid: Tid,
+    /// What is asked.
+    pub question: Question,
+}
+
+impl Request {
+    /// Reads a MAD that the SA is sent.
+    ///
+    /// # Errors
+    /// Anything but one of our questions. Components that we never give are passed over.
+    pub fn parse(mad: &[u8]) -> Result<Self, Error> {
+        let (header, wire, attribute) = parse(mad, Method::GET)?;
+        let question = match header.attribute {
+            AttributeId::PATH_RECORD => {
+                Question::Path(PathQuestion::parse(wire.component_mask.get(), attribute)?)
+            }
+            AttributeId::CLASS_PORT_INFO => Question::ClassPortInfo,
+            _ => return Err(Error::Attribute),
+        };
+        Ok(Self { tid: header.tid, question })
+    }
+
+    /// The MAD.
+    pub fn emit(&self) -> Mad {
+        let header = header(Method::GET, Status::OK, self.tid, self.question.attribute());
+        match &self.question {
+            Question::Path(path) => {
+                let (mask, wire) = path.emit();
+                Mad::new(&[HeaderWire::new(header, 0, mask).as_bytes(), wire.as_bytes()])
+            }
+            Question::ClassPortInfo => Mad::new(&[HeaderWire::new(header, 0, 0).as_bytes()]),
+        }
+    }
+
+    /// What the SA makes of it. An answer to another question cannot be sent.
+    pub fn answer(&self, answer: Answer) -> Response {
+        Response { tid: self.tid, attribute: self.question.attribute(), answer }
+    }
+}
+
+impl Question {
+    fn attribute(&self) -> AttributeId {
+        match self {
+            Self::Path(_) => AttributeId::PATH_RECORD,
+            Self::ClassPortInfo => AttributeId::CLASS_PORT_INFO,
+        }
+    }
+}
+
+impl PathQuestion {
+    fn parse(mask: u64, attribute: &[u8]) -> Result<Self, Error> {
+        let (wire, _) =
+            PathRecordWire::read_from_prefix(attribute).map_err(|_| Error::Truncated)?;
+        let has = |component: u64| mask & component == component;
+        if !has(DGID | SGID) {
+            return Err(Error::Components);
+        }
+        let pkey = || PKey::new(wire.pkey.get()).ok_or(Error::PKey);
+        Ok(Self {
+            dgid: Gid::new(wire.dgid).ok_or(Error::Gid)?,
+            sgid: Gid::new(wire.sgid).ok_or(Error::Gid)?,
+            reversible: has(REVERSIBLE_PATH) && wire.reversible_and_numb_path & REVERSIBLE != 0,
+            pkey: has(PKEY).then(pkey).transpose()?,
+            tclass: has(TCLASS).then_some(wire.tclass),
+            service_id: has(SERVICE_ID).then(|| ServiceId::new(wire.service_id.get())),
+            // 12 bits always are one.
+            qos_class: QosClass::new(wire.qos_and_sl.get() >> SL_BITS).filter(|_| has(QOS_CLASS)),
+        })
+    }
+
+    fn emit(&self) -> (u64, PathRecordWire) {
+        let mut mask = DGID | SGID | NUMB_PATH;
+        let mut add = |component, is_there: bool| mask |= if is_there { component } else { 0 };
+        add(REVERSIBLE_PATH, self.reversible);
+        add(PKEY, self.pkey.is_some());
+        add(TCLASS, self.tclass.is_some());
+        add(SERVICE_ID, self.service_id.is_some());
+        add(QOS_CLASS, self.qos_class.is_some());
+        let wire = PathRecordWire {
+            service_id: self.service_id.map_or(0, ServiceId::get).into(),
+            dgid: self.dgid.octets(),
+            sgid: self.sgid.octets(),
+            tclass: self.tclass.unwrap_or_default(),
+            reversible_and_numb_path: if self.reversible { REVERSIBLE | 1 } else { 1 },
+            pkey: self.pkey.map_or(0, PKey::get).into(),
+            qos_and_sl: (self.qos_class.map_or(0, QosClass::get) << SL_BITS).into(),
+            ..PathRecord::from_octets([0; PathRecord::LEN]).into()
+        };
+        (mask, wire)
+    }
+}
+
+/// An answer as it is sent.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub struct Response {
+    /// That of the question.
+    pub tid: Tid,
+    attribute: AttributeId,
+    /// The answer.
+    pub answer: Answer,
+}
+
+/// What the SA answers.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub enum Answer {
+    /// This path leads there.
+    Path(PathRecord),
+    /// It can do this.
+    ClassPortInfo(ClassPortInfo),
+    /// It does not say.
+    Refused(Refusal),
+}
+
+impl Response {
+    /// Reads a MAD that the SA sent. What comes after its attribute is passed over, and may be left
+    /// out.
+    ///
+    /// # Errors
+    /// Anything but an answer to one of our questions; a path that does not lead from one port to
+    /// another.
+    pub fn parse(mad: &[u8]) -> Result<Self, Error> {
+        let (header, _, attribute) = parse(mad, Method::GET_RESP)?;
+        let is_ours =
+            matches!(header.attribute, AttributeId::PATH_RECORD | AttributeId::CLASS_PORT_INFO);
+        if !is_ours {
+            return Err(Error::Attribute);
+        }
+        let answer = match Refusal::new(header.status) {
+            Some(refusal) => Answer::Refused(refusal),
+            None if header.attribute == AttributeId::PATH_RECORD => {
+                let (wire, _) =
+                    PathRecordWire::read_from_prefix(attribute).map_err(|_| Error::Truncated)?;
+                let record = PathRecord::from(wire);
+                Fields::parse(&record)?;
+                Answer::Path(record)
+            }
+            None => {
+                let (wire, _) =
+                    ClassPortInfoWire::read_from_prefix(attribute).map_err(|_| Error::Truncated)?;
+                Answer::ClassPortInfo(wire.into())
+            }
+        };
+        Ok(Self { tid: header.tid, attribute: header.attribute, answer })
+    }
+
+    /// The MAD.
+    pub fn emit(&self) -> Mad {
+        let status = match self.answer {
+            Answer::Refused(refusal) => refusal.status(),
+            Answer::Path(_) | Answer::ClassPortInfo(_) => Status::OK,
+        };
+        let header = header(Method::GET_RESP, status, self.tid, self.attribute);
+        let wire = |len: u16| HeaderWire::new(header, len / 8, 0);
+        match &self.answer {
+            Answer::Path(record) => Mad::new(&[wire(64).as_bytes(), &record.octets()]),
+            Answer::ClassPortInfo(info) => Mad::new(&[wire(72).as_bytes(), info.wire().as_bytes()]),
+            Answer::Refused(_) => Mad::new(&[wire(0).as_bytes()]),
+        }
+    }
+}
+
+/// Why the SA gives no answer (IBA vol. 1 §13.4.7, §15.2.2): any status but 0.
+#[derive(Clone, Copy, Debug, Eq, Hash, Ord, PartialEq, PartialOrd)]
+pub struct Refusal(Status);
+
+impl Refusal {
+    /// Try again later.
+    pub const BUSY: Self = Self(Status::BUSY);
+    /// Ask another one.
+    pub const REDIRECT: Self = Self(Status::REDIRECT);
+    /// The SA has no resources for it.
+    pub const NO_RESOURCES: Self = Self(Status::new(0x0100));
+    /// It cannot be asked this.
+    pub const REQUEST_INVALID: Self = Self(Status::new(0x0200));
+    /// There is none.
+    pub const NO_RECORDS: Self = Self(Status::new(0x0300));
+    /// There are several.
+    pub const TOO_MANY_RECORDS: Self = Self(Status::new(0x0400));
+    /// It does not know the port asked about.
+    pub const INVALID_GID: Self = Self(Status::new(0x0500));
+    /// It has to be asked more precisely.
+    pub const INSUFFICIENT_COMPONENTS: Self = Self(Status::new(0x0600));
+    /// Not for us.
+    pub const DENIED: Self = Self(Status::new(0x0700));
+
+    /// `None` if `status` is no refusal.
+    pub fn new(status: Status) -> Option<Self> {
+        (status != Status::OK).then_some(Self(status))
+    }
+
+    /// As it stands in the MAD.
+    pub const fn status(self) -> Status {
+        self.0
+    }
+
+    /// Whether the same question may be answered later.
+    pub fn is_temporary(self) -> bool {
+        self.0.is_busy() || self.0.class_code() == Self::NO_RESOURCES.0.class_code()
+    }
+
+    /// Whether there is no such path, as far as the SA knows.
+    pub fn is_final(self) -> bool {
+        let codes = [Self::NO_RECORDS, Self::INVALID_GID].map(|refusal| refusal.0.class_code());
+        !self.is_temporary() && codes.contains(&self.0.class_code())
+    }
+}
+
+impl fmt::Display for Refusal {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let words = match self.0 {
+            status if status.is_busy() => "busy",
+            status if status.is_redirect() => "redirected",
+            status => match status.class_code() {
+                0x01 => "no resources",
+                0x02 => "request invalid",
+                0x03 => "no records",
+                0x04 => "too many records",
+                0x05 => "invalid GID",
+                0x06 => "insufficient components",
+                0x07 => "request denied",
+                _ => "refused",
+            },
+        };
+        write!(f, "{words} (status {})", self.0)
+    }
+}
+
+/// Layout of the first 56 bytes of a MAD of this class.
+#[derive(Clone, Copy, Debug, FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned)]
+#[repr(C)]
+pub struct HeaderWire {
+    /// See [`mad`].
+    pub mad: mad::HeaderWire,
+    /// See [`super::rmpp`].
+    pub rmpp: RmppWire,
+    /// What the SA trusts.
+    pub sm_key: U64,
+    /// Length of an attribute of an answer, in units of 8 bytes.
+    pub attribute_offset: U16,
+    /// 0 when sent, ignored when read.
+    pub reserved: [u8; 2],
+    /// Which fields of the attribute are meant.
+    pub component_mask: U64,
+}
+
+impl HeaderWire {
+    fn new(header: Header, attribute_offset: u16, component_mask: u64) -> Self {
+        Self {
+            mad: header.wire(),
+            rmpp: RmppWire::default(),
+            sm_key: 0.into(),
+            attribute_offset: attribute_offset.into(),
+            reserved: [0; 2],
+            component_mask: component_mask.into(),
+        }
+    }
+}
+
+fn header(method: Method, status: Status, tid: Tid, attribute: AttributeId) -> Header {
+    Header {
+        class: Class::SUBNET_ADM,
+        class_version: CLASS_VERSION,
+        method,
+        status,
+        class_specific: 0,
+        tid,
+        attribute,
+        modifier: 0,
+    }
+}
+
+fn parse(mad: &[u8], method: Method) -> Result<(Header, HeaderWire, &[u8]), Error> {
+    let (header, _) = Header::parse(mad)?;
+    if header.class != Class::SUBNET_ADM {
+        return Err(Error::Class);
+    }
+    if header.class_version != CLASS_VERSION {
+        return Err(Error::ClassVersion);
+    }
+    if header.method != method {
+        return Err(Error::Method);
+    }
+    let (wire, rest) = HeaderWire::read_from_prefix(mad).map_err(|_| Error::Truncated)?;
+    Ok((header, wire, rest))
+}
+
+const CLASS_VERSION: u8 = 2;
+
+// Components of a path record.
+const SERVICE_ID: u64 = 0b11;
+const DGID: u64 = 1 << 2;
+const SGID: u64 = 1 << 3;
+const TCLASS: u64 = 1 << 10;
+const REVERSIBLE_PATH: u64 = 1 << 11;
+const NUMB_PATH: u64 = 1 << 12;
+const PKEY: u64 = 1 << 13;
+const QOS_CLASS: u64 = 1 << 14;
+
+/// The service level has the lower bits of the class of service.
+const SL_BITS: u32 = 4;
+
+const _: () = {
+    use core::mem::offset_of;
+    assert!(size_of::<HeaderWire>() == 56);
+    assert!(offset_of!(HeaderWire, sm_key) == 36);
+    assert!(offset_of!(HeaderWire, component_mask) == 48);
+    assert!(size_of::<HeaderWire>() + size_of::<ClassPortInfoWire>() <= mad::LEN);
+};

@@ -1,0 +1,328 @@
+// SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
+
+//! The kernel's interface for MADs, `/dev/infiniband/umadN`, version 5 (include/uapi/rdma/ib_user_mad.h;
+//! the kernel's side is drivers/infiniband/core/user_mad.c). What is written and read is a header
+//! and a MAD. Numbers are in the machine's byte order, but for those marked.
+//!
+//! | bytes | field | bytes | field |
+//! |---|---|---|---|
+//! | 0 | id, the agent | 30 | sl |
+//! | 4 | status, an errno | 31 | path_bits |
+//! | 8 | timeout_ms | 32 | grh_present, gid_index, hop_limit, traffic_class |
+//! | 12 | retries | 36 | gid |
+//! | 16 | length | 52 | flow_label, big-endian |
+//! | 20 | qpn, big-endian | 56 | pkey_index (16 bits), only in [`Form::WithPKey`] |
+//! | 24 | qkey, big-endian | 58 | reserved, only there |
+//! | 28 | lid (16 bits), big-endian | | |
+
+use core::fmt;
+use core::time::Duration;
+
+use zerocopy::network_endian;
+use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned, native_endian};
+
+use super::mad::{self, Header, Mad, Tid};
+use crate::ib::{Lid, Sl};
+
+/// The version of the interface that this is, `IB_USER_MAD_ABI_VERSION`.
+pub const ABI_VERSION: u32 = 5;
+
+/// How long the header is. A file that was just opened has the short one; REGISTER_AGENT2 as its first
+/// use, or ENABLE_PKEY before, makes it long.
+#[derive(Clone, Copy, Debug, Eq, Hash, PartialEq)]
+pub enum Form {
+    /// 56 bytes.
+    WithoutPKey,
+    /// 64 bytes.
+    WithPKey,
+}
+
+impl Form {
+    /// Bytes of the header.
+    pub const fn header_len(self) -> usize {
+        match self {
+            Self::WithoutPKey => size_of::<HeaderWire>() - size_of::<PKeyWire>(),
+            Self::WithPKey => size_of::<HeaderWire>(),
+        }
+    }
+}
+
+/// Who sends and is answered, in one open file: the kernel gives the number.
+#[derive(Clone, Copy, Debug, Eq, Hash, PartialEq)]
+pub struct AgentId(pub u32);
+
+/// Place of a key in a port's table of partitions.
+#[derive(Clone, Copy, Debug, Default, Eq, Hash, Ord, PartialEq, PartialOrd)]
+pub struct PKeyIndex(pub u16);
+
+/// A MAD on its way to the general service interface of a port in our subnet.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub struct Send {
+    /// Who sends.
+    pub agent: AgentId,
+    /// To whom.
+    pub to: Lid,
+    /// How.
+    pub sl: Sl,
+    /// In which partition; 0 with [`Form::WithoutPKey`].
+    pub pkey_index: PKeyIndex,
+    /// How long the kernel waits for the answer, in milliseconds, at least 1: without a time it does
+    /// not know an answer when it comes.
+    pub timeout: Duration,
+    /// What is sent.
+    pub mad: Mad,
+}
+
+impl Send {
+    /// The bytes to be written by one write(2).
+    pub fn emit(&self, form: Form) -> Emitted {
+        let wire = HeaderWire {
+            agent: self.agent.0.into(),
+            status: 0.into(),
+            timeout_ms: u32::try_from(self.timeout.as_millis()).unwrap_or(u32::MAX).max(1).into(),
+            retries: 0.into(),
+            length: 0.into(),
+            qpn: GSI_QPN.into(),
+            qkey: GSI_QKEY.into(),
+            lid: self.to.get().into(),
+            sl: self.sl.get(),
+            path_bits: 0,
+            grh: [0; 4],
+            gid: [0; 16],
+            flow_label: 0.into(),
+            pkey: PKeyWire { index: self.pkey_index.0.into(), reserved: [0; 6] },
+        };
+        let mut bytes = [0; MAX_LEN];
+        let header = wire.as_bytes().iter().take(form.header_len());
+        let octets = header.chain(self.mad.octets());
+        bytes.iter_mut().zip(octets).for_each(|(to, from)| *to = *from);
+        Emitted { bytes, len: form.header_len() + mad::LEN }
+    }
+}
+
+/// What was read by one read(2).
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub enum Received<'a> {
+    /// A MAD came.
+    Mad {
+        /// For whom.
+        agent: AgentId,
+        /// Its bytes.
+        mad: &'a [u8],
+    },
+    /// One that was sent has no answer in its time. The kernel gives back no more than its header.
+    Unanswered {
+        /// Whose it was.
+        agent: AgentId,
+        /// Its transaction.
+        tid: Tid,
+    },
+}
+
+impl<'a> Received<'a> {
+    /// Reads the bytes.
+    ///
+    /// # Errors
+    /// Too few; a MAD given back that is none.
+    pub fn parse(form: Form, bytes: &'a [u8]) -> Result<Self, mad::Error> {
+        let (header, mad) =
+            bytes.split_at_checked(form.header_len()).ok_or(mad::Error::Truncated)?;
+        let (header, _) = StartWire::read_from_prefix(header).map_err(|_| mad::Error::Truncated)?;
+        let agent = AgentId(header.agent.get());
+        if header.status.get() == 0 {
+            return Ok(Self::Mad { agent, mad });
+        }
+        let (header, _) = Header::parse(mad)?;
+        Ok(Self::Unanswered { agent, tid: header.tid })
+    }
+
+    /// The bytes that the kernel would have read: for its stand-in.
+    pub fn emit(&self, form: Form, mad: &[u8]) -> Emitted {
+        let (agent, status) = match *self {
+            Self::Mad { agent, .. } => (agent, 0),
+            Self::Unanswered { agent, .. } => (agent, ETIMEDOUT),
+        };
+        let mut bytes = [0; MAX_LEN];
+        let start = StartWire { agent: agent.0.into(), status: status.into() };
+        let header = start.as_bytes().iter().chain(core::iter::repeat(&0)).take(form.header_len());
+        let octets = header.chain(mad.iter().take(mad::LEN));
+        bytes.iter_mut().zip(octets).for_each(|(to, from)| *to = *from);
+        Emitted { bytes, len: form.header_len() + mad.len().min(mad::LEN) }
+    }
+}
+
+/// What is written or read at once, by value.
+#[derive(Clone, Copy, Eq, PartialEq)]
+pub struct Emitted {
+    bytes: [u8; MAX_LEN],
+    len: usize,
+}
+
+impl AsRef<[u8]> for Emitted {
+    fn as_ref(&self) -> &[u8] {
+        self.bytes.get(..self.len).unwrap_or(&self.bytes)
+    }
+}
+
+impl fmt::Debug for Emitted {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.as_ref().iter().try_for_each(|byte| write!(f, "{byte:02x}"))
+    }
+}
+
+/// Bytes of the longest message. The kernel reads into no shorter buffer.
+pub const MAX_LEN: usize = size_of::<HeaderWire>() + mad::LEN;
+
+/// Layout of `struct ib_user_mad_hdr`.
+#[derive(Clone, Copy, Debug, FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned)]
+#[repr(C)]
+pub struct HeaderWire {
+    /// See [`AgentId`].
+    pub agent: native_endian::U32,
+    /// 0, or an errno: there is no answer.
+    pub status: native_endian::U32,
+    /// How long the kernel waits for an answer.
+    pub timeout_ms: native_endian::U32,
+    /// How often it sends again by itself.
+    pub retries: native_endian::U32,
+    /// Of what is read: header and MAD.
+    pub length: native_endian::U32,
+    /// Of the other end.
+    pub qpn: network_endian::U32,
+    /// Of the other end.
+    pub qkey: network_endian::U32,
+    /// Of the other end.
+    pub lid: network_endian::U16,
+    /// See [`Sl`].
+    pub sl: u8,
+    /// Lower bits of our own LID.
+    pub path_bits: u8,
+    /// Whether there is a GRH, index of our GID, hop limit, traffic class.
+    pub grh: [u8; 4],
+    /// Of the other end, in a GRH.
+    pub gid: [u8; 16],
+    /// Of a GRH.
+    pub flow_label: network_endian::U32,
+    /// Only in [`Form::WithPKey`].
+    pub pkey: PKeyWire,
+}
+
+/// Layout of the last 8 bytes of [`HeaderWire`].
+#[derive(Clone, Copy, Debug, FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned)]
+#[repr(C)]
+pub struct PKeyWire {
+    /// See [`PKeyIndex`].
+    pub index: native_endian::U16,
+    /// 0 when sent, ignored when read.
+    pub reserved: [u8; 6],
+}
+
+/// Layout of the first 8 bytes of [`HeaderWire`], all that is of use in what is read.
+#[derive(Clone, Copy, Debug, FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned)]
+#[repr(C)]
+struct StartWire {
+    agent: native_endian::U32,
+    status: native_endian::U32,
+}
+
+/// Layout of `struct ib_user_mad_reg_req`, the argument of REGISTER_AGENT.
+#[derive(Clone, Copy, Debug, FromBytes, Immutable, IntoBytes, KnownLayout)]
+#[repr(C)]
+pub struct RegisterWire {
+    /// What the kernel answers: the [`AgentId`].
+    pub agent: u32,
+    /// Which requests are wanted: none.
+    pub method_mask: [u32; 4],
+    /// 1, the general service interface.
+    pub qpn: u8,
+    /// See [`mad::Class`].
+    pub class: u8,
+    /// Of the class.
+    pub class_version: u8,
+    /// Of a vendor's class.
+    pub oui: [u8; 3],
+    /// 0: the kernel leaves RMPP alone.
+    pub rmpp_version: u8,
+    /// Padding.
+    pub reserved: [u8; 1],
+}
+
+/// Layout of `struct ib_user_mad_reg_req2`, the argument of REGISTER_AGENT2.
+#[derive(Clone, Copy, Debug, FromBytes, Immutable, IntoBytes, KnownLayout)]
+#[repr(C)]
+pub struct Register2Wire {
+    /// What the kernel answers: the [`AgentId`].
+    pub agent: u32,
+    /// 1, the general service interface.
+    pub qpn: u32,
+    /// See [`mad::Class`].
+    pub class: u8,
+    /// Of the class.
+    pub class_version: u8,
+    /// 0.
+    pub reserved_10: [u8; 2],
+    /// 0: the kernel leaves nothing to us that it can do.
+    pub flags: u32,
+    /// Which requests are wanted: none. Two numbers of 64 bits.
+    pub method_mask: [u32; 4],
+    /// Of a vendor's class.
+    pub oui: u32,
+    /// 0: the kernel leaves RMPP alone.
+    pub rmpp_version: u8,
+    /// 0.
+    pub reserved_37: [u8; 3],
+}
+
+impl RegisterWire {
+    /// An agent that asks the SA.
+    pub const SA_CLIENT: Self = Self {
+        agent: 0,
+        method_mask: [0; 4],
+        qpn: 1,
+        class: mad::Class::SUBNET_ADM.get(),
+        class_version: 2,
+        oui: [0; 3],
+        rmpp_version: 0,
+        reserved: [0],
+    };
+}
+
+impl Register2Wire {
+    /// An agent that asks the SA.
+    pub const SA_CLIENT: Self = Self {
+        agent: 0,
+        qpn: GSI_QPN,
+        class: mad::Class::SUBNET_ADM.get(),
+        class_version: 2,
+        reserved_10: [0; 2],
+        flags: 0,
+        method_mask: [0; 4],
+        oui: 0,
+        rmpp_version: 0,
+        reserved_37: [0; 3],
+    };
+}
+
+/// Of the general service interface (IBA vol. 1 §13.5.1).
+const GSI_QPN: u32 = 1;
+/// Of the general service interface (IBA vol. 1 §10.2.5).
+const GSI_QKEY: u32 = 0x8001_0000;
+const ETIMEDOUT: u32 = 110;
+
+const _: () = {
+    use core::mem::offset_of;
+    assert!(size_of::<HeaderWire>() == 64);
+    assert!(Form::WithoutPKey.header_len() == 56);
+    assert!(offset_of!(HeaderWire, qpn) == 20);
+    assert!(offset_of!(HeaderWire, lid) == 28);
+    assert!(offset_of!(HeaderWire, gid) == 36);
+    assert!(offset_of!(HeaderWire, flow_label) == 52);
+    assert!(offset_of!(HeaderWire, pkey) == 56);
+    assert!(size_of::<RegisterWire>() == 28);
+    assert!(offset_of!(RegisterWire, qpn) == 20);
+    assert!(offset_of!(RegisterWire, rmpp_version) == 26);
+    assert!(size_of::<Register2Wire>() == 40);
+    assert!(offset_of!(Register2Wire, flags) == 12);
+    assert!(offset_of!(Register2Wire, method_mask) == 16);
+    assert!(offset_of!(Register2Wire, oui) == 32);
+};
