@@ -22,6 +22,7 @@ use clap::{Subcommand, ValueEnum as _};
 use self::image::Program;
 use self::kernel::Version;
 use self::run::{Machines, Prepared};
+use crate::artifacts::Artifact;
 use crate::workspace::Workspace;
 use crate::{artifacts, tools};
 
@@ -56,6 +57,12 @@ enum Scenario {
     },
     /// The BPF programs, accepted and at work between network namespaces
     Bpf,
+    /// The daemon and its programs: started, killed, replaced, beside others, and all undone
+    Responder {
+        /// Only tests whose names hold this
+        #[arg(default_value = "responder::")]
+        tests: String,
+    },
     /// Run a statically linked program of yours, as root, with NETLINK_RDMA, veth, TUN and tc
     Exec {
         /// The program, which is in /bin there, and its arguments
@@ -99,7 +106,7 @@ pub(crate) fn prove_bpf(workspace: &Workspace) -> Result<Result<usize>> {
 
 fn prepare(workspace: &Workspace, scenario: &Scenario) -> Result<Prepared> {
     let mut wanted = vec!["--package", "ibarr-testbed", "--bin", "ibarr-guest"];
-    if let Scenario::Ls { ibarr: true, .. } = scenario {
+    if let Scenario::Ls { ibarr: true, .. } | Scenario::Responder { .. } = scenario {
         wanted.extend(["--package", "ibarr-user", "--bin", "ibarr"]);
     }
     let built = image::build(workspace, "build", &wanted)?;
@@ -110,6 +117,7 @@ fn prepare(workspace: &Workspace, scenario: &Scenario) -> Result<Prepared> {
         programs: vec![program(image::INIT, "ibarr-guest")?],
         files: &[],
         command: vec![image::INIT.to_owned()],
+        processors: 2,
         reports: true,
     };
     match scenario {
@@ -138,6 +146,32 @@ fn prepare(workspace: &Workspace, scenario: &Scenario) -> Result<Prepared> {
             for test in NOT_IN_A_GUEST {
                 prepared.command.extend(["--skip", test].map(str::to_owned));
             }
+        }
+        Scenario::Responder { tests: filter } => {
+            let arguments = ["--no-run", "--package", "ibarr-testbed", "--test", "system"];
+            let tests = image::build(workspace, "test", &arguments)?;
+            let is_it = |artifact: &&Artifact| artifact.is_test && artifact.target == "system";
+            let tests = tests.iter().find(is_it).context("this checkout has no system tests")?;
+            prepared.name = "responder";
+            prepared.processors = 1;
+            prepared.modules = &["veth", "sch_ingress", "cls_bpf"];
+            prepared.programs.push(image::ours("/bin/system", &tests.executable)?);
+            prepared.programs.push(program("/bin/ibarr", "ibarr")?);
+            let tools = [
+                (&tools::IPROUTE2, "ip"),
+                (&tools::IPROUTE2, "tc"),
+                (&tools::BPFTOOL, "bpftool"),
+                (&tools::ETHTOOL, "ethtool"),
+            ];
+            for (set, name) in tools {
+                let root = tools::root(workspace, set)?;
+                prepared.programs.extend(libraries::program(&root, name)?);
+            }
+            prepared.programs.extend(libraries::program(Path::new("/"), "setpriv")?);
+            prepared.programs.sort_by(|a, b| a.path.cmp(&b.path));
+            prepared.programs.dedup_by(|a, b| a.path == b.path);
+            let command = ["IBARR_UNDER_TEST=ibarr", "/bin/system", filter];
+            prepared.command = command.map(str::to_owned).to_vec();
         }
         Scenario::Exec { command } => {
             prepared.name = "exec";

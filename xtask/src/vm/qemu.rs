@@ -22,6 +22,11 @@ pub(super) struct Guest<'a> {
     pub(super) console: &'a Path,
     /// When it is killed.
     pub(super) deadline: Duration,
+    /// How many it has. A guest that changes its own code again and again needs to have one alone:
+    /// attaching a first program to an interface patches the kernel's text under the other
+    /// processors, of which QEMU's emulation may run what was there before, and the kernel dies of
+    /// a breakpoint that is nobody's (`int3: 0000`).
+    pub(super) processors: u8,
 }
 
 /// How a guest ended.
@@ -74,7 +79,7 @@ impl Guest<'_> {
         command.args(["--foreground", "--kill-after=5"]).arg(self.deadline.as_secs().to_string());
         command.args(["qemu-system-x86_64", "-nodefaults", "-no-user-config"]);
         command.args(["-machine", "q35,usb=off,vmport=off", "-accel", "tcg,thread=multi"]);
-        command.args(["-cpu", "max", "-smp", "2", "-m", "1024"]);
+        command.args(["-cpu", "max", "-m", "1024", "-smp"]).arg(self.processors.to_string());
         command.args(["-display", "none", "-monitor", "none", "-nic", "none", "-no-reboot"]);
         command.args(["-serial", &console]);
         command.args(["-chardev", "stdio,id=said,signal=off", "-serial", "chardev:said"]);

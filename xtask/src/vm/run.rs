@@ -34,6 +34,8 @@ pub(super) struct Prepared {
     pub(super) files: &'static [(&'static str, &'static str)],
     /// What the guest runs: a path in it, and arguments.
     pub(super) command: Vec<String>,
+    /// See [`Guest::processors`].
+    pub(super) processors: u8,
     /// Whether the command reports with the Test Anything Protocol. Otherwise its status counts.
     pub(super) reports: bool,
 }
@@ -85,7 +87,8 @@ struct Run<'a> {
 impl Run<'_> {
     /// How many claims it made, if it succeeded; if not, why has been said.
     fn start(&self, toolbox: &Toolbox, deadline: Duration) -> Result<Option<usize>> {
-        let Prepared { name, modules, programs, files, command, reports } = self.prepared;
+        let Prepared { name, modules, programs, files, command, processors, reports } =
+            self.prepared;
         let path = toolbox.path()?;
         let initramfs = self.file("cpio");
         let modules = self.kernel.modules(modules, &path)?;
@@ -102,6 +105,7 @@ impl Run<'_> {
             init: image::INIT,
             console: &console,
             deadline,
+            processors: *processors,
         };
         let mut tap = Tap::default();
         let mut unsaved = None;

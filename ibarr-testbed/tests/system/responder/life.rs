@@ -2,6 +2,7 @@
 
 //! From attaching to detaching.
 
+use std::fs;
 use std::time::Duration;
 
 use ibarr_common::map::{Program, Reason};
@@ -14,9 +15,8 @@ use crate::machine::said;
 #[test]
 fn peers_of_a_stopped_daemon_are_answered_and_counted() {
     let mut rig = Rig::new();
-    for responder in ["tc", "clsact"] {
+    for (responder, hook) in kinds() {
         rig.start(&format!("responder = \"{responder}\""));
-        let hook = if responder == "tc" { "tcx" } else { "clsact" };
         assert_eq!(rig.status_of("eth0")["responder"], hook);
         let by_daemon = rig.answered_by_daemon();
         let before = rig.answered_in_kernel();
@@ -138,11 +138,31 @@ fn an_interface_that_is_renamed_or_goes_down_and_up_is_served_on() {
     ip(&format!("-netns {NODE} link set eth0 down"));
     ip(&format!("-netns {NODE} link set eth0 name eth7"));
     ip(&format!("-netns {NODE} link set eth7 up"));
-    rig.eventually("it is served by its new name", || rig.status_of("eth7")["responder"] == "tcx");
+    rig.eventually("it is served by its new name", || {
+        rig.status_of("eth7")["responder"] == kinds()[0].1
+    });
     let before = rig.answered_in_kernel();
     rig.eventually("the link is up", || socket(V4).ask(Duration::from_millis(100)));
     socket(V4).ask_all(20);
     assert!(rig.answered_in_kernel() >= before + 20);
+}
+
+#[test]
+fn a_program_that_somebody_removes_is_attached_again() {
+    for (responder, hook) in kinds() {
+        let mut rig = Rig::new();
+        // It is looked for when the lease is renewed.
+        rig.start(&format!("responder = \"{responder}\"\nlease = \"1s\""));
+        if hook == "tcx" {
+            fs::remove_file(&rig.hooks()[0]).unwrap();
+        } else {
+            tool("tc", &format!("-netns {NODE} filter delete dev eth0 ingress"));
+        }
+        rig.eventually("it is missed", || rig.asked("counters")["counters"]["responder.lost"] == 1);
+        let before = rig.answered_in_kernel();
+        socket(V4).ask_all(20);
+        assert_eq!(rig.answered_in_kernel(), before + 20);
+    }
 }
 
 #[test]

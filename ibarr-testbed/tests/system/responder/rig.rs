@@ -12,7 +12,7 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use aya::maps::{Map, MapData, MapInfo, PerCpuArray, loaded_maps};
-use aya::programs::{ProgramInfo, SchedClassifier, TcAttachType, loaded_programs};
+use aya::programs::{ProgramError, ProgramInfo, SchedClassifier, TcAttachType, loaded_programs};
 use ibarr_common::map::{self, Program, Reason};
 use ibarr_testbed::lab::netns;
 use nix::mount::{MsFlags, mount};
@@ -260,10 +260,24 @@ pub(super) fn ibarr_on_node(words: &str) -> Output {
 
 /// Programs at tcx ingress of the node's eth0, by name.
 pub(super) fn tcx_programs() -> Vec<String> {
-    let programs =
-        netns::inside(NODE, || Ok(SchedClassifier::query_tcx("eth0", TcAttachType::Ingress)?.1));
     let name = |program: &ProgramInfo| program.name_as_str().unwrap_or("?").to_owned();
-    programs.unwrap().iter().map(name).collect()
+    let programs = netns::inside(NODE, || Ok(query_tcx("eth0")?));
+    programs.unwrap_or_default().iter().map(name).collect()
+}
+
+/// Whether this kernel has tcx (Linux 6.6).
+pub(super) fn has_tcx() -> bool {
+    query_tcx("lo").is_ok()
+}
+
+fn query_tcx(interface: &str) -> Result<Vec<ProgramInfo>, ProgramError> {
+    Ok(SchedClassifier::query_tcx(interface, TcAttachType::Ingress)?.1)
+}
+
+/// What `responder` can say about tc here, and what is attached then.
+pub(super) fn kinds() -> Vec<(&'static str, &'static str)> {
+    let auto = if has_tcx() { "tcx" } else { "clsact" };
+    vec![("tc", auto), ("clsact", "clsact")]
 }
 
 /// Whether neither these maps nor programs that use them are left in the kernel.
