@@ -8,10 +8,10 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU32, Ordering};
-use std::{env, fs, process};
+use std::{env, fs, process, thread};
 
 use ibarr_testbed::lab::netns;
-use nix::mount::{MsFlags, mount};
+use nix::mount::{MntFlags, MsFlags, mount, umount2};
 use nix::sched::{CloneFlags, unshare};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::{Pid, geteuid};
@@ -114,12 +114,20 @@ impl Machine {
 }
 
 impl Drop for Machine {
-    /// For tests that failed; the namespaces end with the thread.
+    /// The namespaces end with the thread; what is in the directory does not.
     fn drop(&mut self) {
+        // Of tests that failed.
         for (pid, _) in self.processes() {
             let _ = kill(pid, Signal::SIGKILL);
         }
-        let _ = fs::remove_dir_all(&self.directory);
+        // A mount point cannot be removed.
+        for mount in mounts().iter().filter(|path| path.starts_with(&self.directory)) {
+            let _ = umount2(mount, MntFlags::MNT_DETACH);
+        }
+        let removed = fs::remove_dir_all(&self.directory);
+        if !thread::panicking() {
+            removed.unwrap();
+        }
     }
 }
 
@@ -175,6 +183,36 @@ pub(crate) fn script(directory: &Path, name: &str, line: &str) -> PathBuf {
 pub(crate) fn said(output: &Output) -> String {
     let [out, err] = [&output.stdout, &output.stderr].map(|bytes| String::from_utf8_lossy(bytes));
     format!("{}\n{out}{err}", output.status)
+}
+
+/// Where something is mounted, the last first.
+fn mounts() -> Vec<PathBuf> {
+    let text = fs::read_to_string("/proc/thread-self/mountinfo").unwrap_or_default();
+    let points = text.lines().filter_map(|line| line.split(' ').nth(4));
+    points.rev().map(PathBuf::from).collect()
+}
+
+#[test]
+fn a_machine_leaves_nothing_behind_whatever_its_test_does() {
+    for fails in [false, true] {
+        let (path, told) = std::sync::mpsc::channel();
+        let test = thread::spawn(move || {
+            let machine = Machine::new();
+            let bpffs = machine.directory().join("bpffs");
+            fs::create_dir(&bpffs).unwrap();
+            let none: Option<&str> = None;
+            mount(Some("bpf"), &bpffs, Some("bpf"), MsFlags::empty(), none).unwrap();
+            fs::create_dir(bpffs.join("pins")).unwrap();
+            path.send(machine.directory().to_owned()).unwrap();
+            if fails {
+                // Without a word on standard error.
+                std::panic::resume_unwind(Box::new("as tests do"));
+            }
+        });
+        let directory = told.recv().unwrap();
+        assert_eq!(test.join().is_err(), fails);
+        assert!(!directory.exists(), "{}", directory.display());
+    }
 }
 
 static MADE: AtomicU32 = AtomicU32::new(0);
