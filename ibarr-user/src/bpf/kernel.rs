@@ -8,14 +8,18 @@ use ibarr_proto::local_view::Served;
 
 use super::Error;
 
-/// What the kernel does for the responder. The seam of its tests.
+/// The maps that the programs read, which the engine writes itself. A seam of the responder's tests.
 pub(super) trait Kernel {
     /// Changes an element of a map, at once and as a whole.
     fn update(&mut self, update: &MapUpdate) -> Result<(), Error>;
 
     /// What the maps hold.
     fn held(&self) -> Result<Held, Error>;
+}
 
+/// Programs and where they are attached. All of it may take long: the verifier, and a lock that
+/// every change of the network takes. Another seam.
+pub(super) trait Attacher {
     /// What is attached, by this process or by one before it.
     fn attached(&self) -> Result<BTreeSet<(IfIndex, Hook)>, Error>;
 

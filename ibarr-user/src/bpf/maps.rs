@@ -10,7 +10,7 @@ use ibarr_common::map::{
 };
 use thiserror::Error;
 
-use super::kernel::{AllowKey, Held, MapUpdate};
+use super::kernel::{AllowKey, Held, Kernel, MapUpdate};
 use super::plain::MapValue;
 
 /// The pinned maps, each with the types of its keys and values.
@@ -44,6 +44,16 @@ pub struct Error {
     source: MapError,
 }
 
+impl Kernel for Maps {
+    fn update(&mut self, update: &MapUpdate) -> Result<(), super::Error> {
+        Ok(self.write(update)?)
+    }
+
+    fn held(&self) -> Result<Held, super::Error> {
+        Ok(self.keys()?)
+    }
+}
+
 impl Maps {
     /// Opens the pins in `dir`. A map whose keys or values have other sizes than ours is an error.
     pub(super) fn open(dir: &Path) -> Result<Self, Error> {
@@ -66,7 +76,7 @@ impl Maps {
     }
 
     /// Removing what is not there is no error.
-    pub(super) fn update(&mut self, update: &MapUpdate) -> Result<(), Error> {
+    fn write(&mut self, update: &MapUpdate) -> Result<(), Error> {
         let any = 0;
         let lpm = |key: AllowKey| Key::new(key.bits, MapValue(key.prefix));
         let (name, result) = match *update {
@@ -91,7 +101,7 @@ impl Maps {
         result.map_err(|source| Error { name, source })
     }
 
-    pub(super) fn held(&self) -> Result<Held, Error> {
+    fn keys(&self) -> Result<Held, Error> {
         let addresses = self.gid_cache.keys().map(|key| key.map(|key| key.0));
         let interfaces = self.interfaces.keys();
         let allow = self
@@ -110,7 +120,7 @@ impl Maps {
         })
     }
 
-    pub(super) fn cfg(&self) -> Result<ResponderCfg, Error> {
+    fn cfg(&self) -> Result<ResponderCfg, Error> {
         let cfg = self.cfg.get(&0, 0);
         cfg.map(|cfg| cfg.0).map_err(|source| Error { name: map::RESPONDER_CFG, source })
     }

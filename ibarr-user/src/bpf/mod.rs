@@ -9,7 +9,6 @@
 mod allow;
 mod hooks;
 mod kernel;
-mod live;
 mod maps;
 mod netlink;
 mod pins;
@@ -17,31 +16,34 @@ mod plain;
 mod programs;
 mod responder;
 mod tc;
+mod work;
+mod workbench;
 mod xdp;
 
 use std::error::Error as StdError;
-use std::os::fd::BorrowedFd;
+use std::os::fd::{BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
+use std::sync::mpsc as sync;
 use std::time::Duration;
 use std::{fs, io};
 
-use aya::programs::SocketFilter;
 use ibarr_common::map::{ABI_VERSION, Program, Reason};
 use ibarr_common::{IfIndex, Instant};
 use ibarr_proto::counters::Counters;
 use ibarr_proto::ip2gid::Prefixes;
 use ibarr_proto::local_view::{Event, InterfaceName, LocalView};
 use thiserror::Error;
+use tokio::sync::mpsc;
 use tracing::warn;
 
 pub use self::kernel::Hook;
-pub use self::live::Options;
 pub use self::maps::Contents;
 pub use self::responder::{Counter, Mode, Settings, State};
+pub use self::workbench::Options;
 
-use self::live::Live;
 use self::maps::Maps;
 use self::pins::Pins;
+use self::workbench::{Order, Told};
 use crate::causes::chain;
 
 /// Where the pins are, unless said otherwise.
@@ -134,11 +136,24 @@ fn is_permission(error: &(dyn StdError + 'static)) -> bool {
 }
 
 /// See the [module](self). Without a kernel that lets it work, it says why and does nothing.
+///
+/// It writes the maps itself; what may take long, a thread does.
 pub struct Responder {
     options: Options,
     settings: Settings,
     allow: Prefixes,
-    inner: Result<responder::Responder<Live>, String>,
+    orders: sync::SyncSender<Order>,
+    /// The thread has an order, and takes no other.
+    is_busy: bool,
+    /// What the thread has loaded, or not, is not what is wanted.
+    reopen: bool,
+    /// Sockets that are to be guarded.
+    unguarded: Vec<OwnedFd>,
+    /// There as soon as there are maps to write.
+    inner: Option<responder::Responder<Maps>>,
+    programs: Programs,
+    /// Why they could not be loaded the last time, so that it is said once.
+    failure: Option<String>,
     /// When to load the programs again, if another daemon was in the way.
     retry_at: Option<Instant>,
     /// How often programs were loaded, or not.
@@ -147,28 +162,87 @@ pub struct Responder {
     counters: Counters<Counter>,
 }
 
+/// What the thread says; to be handed to [`Responder::handle_progress`].
+pub struct Progress(Told);
+
+enum Programs {
+    Loading,
+    Loaded,
+    /// Why not.
+    Absent(String),
+}
+
 /// How long another daemon is given before it is asked for again.
 const RETRY: Duration = Duration::from_secs(1);
 
+const LOADING: &str = "the programs are being loaded";
+
 impl Responder {
     /// Loads the programs, if `settings` want any.
-    pub fn start(now: Instant, options: Options, settings: Settings, allow: Prefixes) -> Self {
+    ///
+    /// # Errors
+    /// There is no thread to be had.
+    pub fn start(
+        options: Options,
+        settings: Settings,
+        allow: Prefixes,
+    ) -> io::Result<(Self, mpsc::Receiver<Progress>)> {
+        let (orders, progress) = workbench::start()?;
         let mut responder = Self {
             options,
             settings,
             allow,
-            inner: Err(String::new()),
+            orders,
+            is_busy: false,
+            reopen: true,
+            unguarded: Vec::new(),
+            inner: None,
+            programs: Programs::Loading,
+            failure: None,
             retry_at: None,
             loaded: 0,
             counters: Counters::default(),
         };
-        responder.open(now);
-        responder
+        responder.go_on();
+        Ok((responder, progress))
     }
 
-    /// The view says something new. Takes effect in the kernel before this returns.
+    /// The thread has done something.
+    pub fn handle_progress(&mut self, now: Instant, Progress(told): Progress) {
+        self.is_busy = matches!(told, Told::Maps(_));
+        match told {
+            // Otherwise something else is wanted by now.
+            Told::Maps(maps) if !self.reopen => {
+                let (settings, allow) = (self.settings.clone(), self.allow.clone());
+                self.inner = Some(responder::Responder::new(*maps, settings, allow));
+            }
+            Told::Maps(_) => {}
+            Told::Opened(opened) => {
+                self.loaded += 1;
+                match opened {
+                    Ok(()) => {
+                        self.programs = Programs::Loaded;
+                        self.failure = None;
+                    }
+                    Err(error) => self.not_loaded(now, &error),
+                }
+            }
+            Told::Closed(closed) => {
+                self.loaded += 1;
+                warn_of(closed);
+            }
+            Told::Arranged(done) => {
+                if let Some(inner) = &mut self.inner {
+                    inner.handle_done(now, done);
+                }
+            }
+            Told::Guarded(guarded) => warn_of(guarded),
+        }
+    }
+
+    /// The view says something new. It is in the maps before this returns.
     pub fn handle_event(&mut self, event: &Event) {
-        if let Ok(inner) = &mut self.inner {
+        if let Some(inner) = &mut self.inner {
             inner.handle_event(event);
         }
     }
@@ -176,29 +250,64 @@ impl Responder {
     /// To be called when all events of the view were handled. Early calls do nothing.
     pub fn handle_timeout(&mut self, now: Instant, view: &LocalView) {
         if self.retry_at.is_some_and(|at| at <= now) {
-            self.open(now);
+            self.retry_at = None;
+            self.reopen = true;
         }
-        if let Ok(inner) = &mut self.inner {
+        if let Some(inner) = &mut self.inner {
             inner.handle_timeout(now, view);
         }
     }
 
     /// When to call [`handle_timeout`](Self::handle_timeout) next, besides after every event.
     pub fn poll_timeout(&self) -> Option<Instant> {
-        match &self.inner {
-            Ok(inner) => inner.poll_timeout(),
-            Err(_) => self.retry_at,
+        self.inner.as_ref().map_or(self.retry_at, responder::Responder::poll_timeout)
+    }
+
+    /// Gives the thread what is to be done next, if it waits for that. To be called last in a turn.
+    pub fn go_on(&mut self) {
+        if self.is_busy {
+            return;
         }
+        let order = if self.reopen {
+            self.reopen = false;
+            self.unguarded.clear();
+            if self.settings.want_kernel() {
+                self.programs = Programs::Loading;
+                Order::Open(self.options.clone())
+            } else {
+                self.programs = Programs::Absent(responder::BY_DECISION.to_owned());
+                Order::Close(self.options.dir.clone())
+            }
+        } else if let Some(socket) = self.unguarded.pop() {
+            Order::Guard(socket)
+        } else if let Some(work) = self.inner.as_mut().and_then(responder::Responder::poll_work) {
+            Order::Arrange(work)
+        } else {
+            return;
+        };
+        self.is_busy = true;
+        // Only if the thread is gone, which takes the process with it.
+        let _ = self.orders.try_send(order);
+    }
+
+    /// Whether what was decided has taken effect, or has failed.
+    pub fn is_settled(&self) -> bool {
+        let wants_work = self.inner.as_ref().is_some_and(responder::Responder::wants_work);
+        !(self.is_busy || self.reopen || wants_work) && self.unguarded.is_empty()
     }
 
     /// The administrator decides otherwise.
     pub fn reconfigure(&mut self, now: Instant, settings: Settings, allow: Prefixes) {
         self.settings = settings.clone();
         self.allow = allow.clone();
-        match &mut self.inner {
-            Ok(inner) if settings.want_kernel() => inner.reconfigure(now, settings, allow),
-            _ => self.open(now),
+        if let Some(inner) = &mut self.inner
+            && settings.want_kernel()
+        {
+            inner.reconfigure(now, settings, allow);
+            return;
         }
+        self.drop_inner();
+        self.reopen = true;
     }
 
     /// Changes when each socket of the port is to be [guarded](Self::guard) again.
@@ -209,38 +318,35 @@ impl Responder {
     /// Has the kernel drop what a socket of the ip2gid port would drop, so that nobody is woken for
     /// it; or no longer.
     pub fn guard(&mut self, socket: BorrowedFd<'_>) {
-        let Ok(inner) = &mut self.inner else {
-            // There may be none to remove.
-            drop(SocketFilter::detach(socket));
-            return;
-        };
-        if let Err(error) = inner.kernel_mut().guard(socket) {
-            warn!("{}", chain(&error));
+        match socket.try_clone_to_owned() {
+            Ok(socket) => self.unguarded.push(socket),
+            Err(error) => warn_of(Err(Error::Guard(error.into()))),
         }
     }
 
     /// Why nothing at all is answered in the kernel.
     pub fn why_not(&self) -> Option<&str> {
-        match &self.inner {
-            Ok(inner) => inner.fault(),
-            Err(reason) => Some(reason),
+        match &self.programs {
+            Programs::Loaded => self.inner.as_ref()?.fault(),
+            Programs::Loading => Some(LOADING),
+            Programs::Absent(reason) => Some(reason),
         }
     }
 
     /// What is attached to an interface that is served.
     pub fn state(&self, ifindex: IfIndex) -> Option<&State> {
-        self.inner.as_ref().ok()?.state(ifindex)
+        self.inner.as_ref()?.state(ifindex)
     }
 
     /// When the programs stop answering if nothing renews the lease.
     pub fn lease_end(&self) -> Option<Instant> {
-        self.inner.as_ref().ok().map(responder::Responder::lease_end)
+        self.inner.as_ref().map(responder::Responder::lease_end)
     }
 
     /// What has happened.
     pub fn counters(&self) -> Counters<Counter> {
         let mut counters = self.counters.clone();
-        if let Ok(inner) = &self.inner {
+        if let Some(inner) = &self.inner {
             inner.counters().iter().for_each(|(counter, count)| counters.add(counter, count));
         }
         counters
@@ -248,9 +354,9 @@ impl Responder {
 
     /// What the programs have counted since the maps were made, as `tc.answered`.
     pub fn counts(&self) -> Vec<(String, u64)> {
-        let Ok(inner) = &self.inner else { return Vec::new() };
+        let Some(inner) = &self.inner else { return Vec::new() };
         let counts = inner.kernel().counts().unwrap_or_else(|error| {
-            warn!("{}", chain(&error));
+            warn_of(Err(error.into()));
             Vec::new()
         });
         let name = |program, reason: Reason| {
@@ -264,35 +370,33 @@ impl Responder {
         counts.into_iter().map(|(program, reason, count)| (name(program, reason), count)).collect()
     }
 
-    /// In place of the one at work.
-    fn open(&mut self, now: Instant) {
+    fn not_loaded(&mut self, now: Instant, error: &Error) {
+        // What the maps held is what somebody else's programs answer, until the lease ends.
         self.counters = self.counters();
-        self.retry_at = None;
-        self.loaded += 1;
-        // Lets go of the pins before anybody else takes hold of them.
-        let before =
-            std::mem::replace(&mut self.inner, Err(responder::BY_DECISION.to_owned())).err();
-        if !self.settings.want_kernel() {
-            if let Err(error) = detach(&self.options.dir) {
-                warn!("{}", chain(&error));
-            }
-            return;
+        self.inner = None;
+        if let Error::Pins(pins::Error::Taken(_)) = error {
+            self.retry_at = Some(now + RETRY);
         }
-        let (settings, allow) = (self.settings.clone(), self.allow.clone());
-        match Live::open(&self.options) {
-            Ok(live) => self.inner = Ok(responder::Responder::new(live, settings, allow)),
-            Err(error) => {
-                let reason = chain(&error);
-                if before.as_ref() != Some(&reason) {
-                    self.counters.count(Counter::NotLoaded);
-                    warn!("peers are answered in user space: {reason}");
-                }
-                if let Error::Pins(pins::Error::Taken(_)) = error {
-                    self.retry_at = Some(now + RETRY);
-                }
-                self.inner = Err(reason);
-            }
+        let reason = chain(error);
+        if self.failure.as_ref() != Some(&reason) {
+            self.counters.count(Counter::NotLoaded);
+            warn!("peers are answered in user space: {reason}");
+            self.failure = Some(reason.clone());
         }
+        self.programs = Programs::Absent(reason);
+    }
+
+    fn drop_inner(&mut self) {
+        self.counters = self.counters();
+        if let Some(inner) = self.inner.take() {
+            inner.end();
+        }
+    }
+}
+
+fn warn_of(result: Result<(), Error>) {
+    if let Err(error) = result {
+        warn!("{}", chain(&error));
     }
 }
 

@@ -30,17 +30,22 @@ const XDP: &str = "ip2gid_xdp";
 const GUARD: &str = "ip2gid_guard";
 
 impl Programs {
-    /// Loads what every daemon needs, so that a kernel that refuses it is known at once. Maps are
-    /// pinned in `layout`, or are those that are there.
-    pub(super) fn load(
+    /// Makes the maps, pinned in `layout`, or takes those that are there.
+    pub(super) fn new(
         object: Cow<'static, [u8]>,
         layout: PathBuf,
         verifier_log: PathBuf,
     ) -> Result<Self, Error> {
         let mut programs = Self { object, layout, verifier_log, instances: BTreeMap::new() };
-        programs.tc(LinkHeader::Ethernet)?;
-        programs.guard_program()?;
+        programs.instance(LinkHeader::Ethernet)?;
         Ok(programs)
+    }
+
+    /// Loads what every daemon needs, so that a kernel that refuses it is known at once.
+    pub(super) fn verify(&mut self) -> Result<(), Error> {
+        self.tc(LinkHeader::Ethernet)?;
+        self.guard_program()?;
+        Ok(())
     }
 
     pub(super) fn attach(
@@ -79,7 +84,23 @@ impl Programs {
 
     /// A program that the verifier has accepted.
     fn loaded(&mut self, header: LinkHeader, name: &'static str) -> Result<&mut Program, Error> {
-        let instance = match self.instances.entry(header) {
+        let verifier_log = self.verifier_log.clone();
+        let instance = self.instance(header)?;
+        let program = instance.program_mut(name).ok_or(Error::NotInObject(name))?;
+        if program.fd().is_err() {
+            let loaded = match program {
+                Program::SchedClassifier(program) => program.load(),
+                Program::Xdp(program) => program.load(),
+                Program::SocketFilter(program) => program.load(),
+                _ => return Err(Error::NotInObject(name)),
+            };
+            loaded.map_err(|error| refused(name, error, &verifier_log))?;
+        }
+        Ok(program)
+    }
+
+    fn instance(&mut self, header: LinkHeader) -> Result<&mut Ebpf, Error> {
+        Ok(match self.instances.entry(header) {
             Entry::Occupied(instance) => instance.into_mut(),
             Entry::Vacant(vacant) => {
                 let header_len = header.bytes();
@@ -90,18 +111,7 @@ impl Programs {
                 }
                 vacant.insert(loader.load(&self.object).map_err(|error| Error::load(error.into()))?)
             }
-        };
-        let program = instance.program_mut(name).ok_or(Error::NotInObject(name))?;
-        if program.fd().is_err() {
-            let loaded = match program {
-                Program::SchedClassifier(program) => program.load(),
-                Program::Xdp(program) => program.load(),
-                Program::SocketFilter(program) => program.load(),
-                _ => return Err(Error::NotInObject(name)),
-            };
-            loaded.map_err(|error| refused(name, error, &self.verifier_log))?;
-        }
-        Ok(program)
+        })
     }
 }
 

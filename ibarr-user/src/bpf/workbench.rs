@@ -1,25 +1,30 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 
-//! The kernel of this machine, through aya.
+//! Programs and pins, in the hands of a thread of their own: loading, verifying and attaching a
+//! program can take a second, and the engine waits for nobody.
 
 use std::borrow::Cow;
 use std::collections::BTreeSet;
-use std::fs;
-use std::os::fd::BorrowedFd;
+use std::os::fd::{AsFd as _, OwnedFd};
 use std::path::PathBuf;
+use std::sync::mpsc as sync;
+use std::{fs, io, thread};
 
+use aya::programs::SocketFilter;
 use ibarr_common::IfIndex;
-use ibarr_common::map::{self, Program, Reason};
+use ibarr_common::map;
 use ibarr_proto::local_view::Served;
 use nix::net::if_::if_indextoname;
 use nix::sys::resource::{RLIM_INFINITY, Resource, setrlimit};
+use tokio::sync::mpsc;
 use tracing::{debug, info};
 
-use super::kernel::{Held, Hook, Kernel, MapUpdate};
+use super::kernel::{Attacher, Hook};
 use super::maps::Maps;
 use super::pins::{self, Pins};
 use super::programs::Programs;
-use super::{Error, hooks};
+use super::work::{Done, Work};
+use super::{Error, Progress, detach, hooks};
 
 /// Where things are.
 #[derive(Clone, Debug)]
@@ -32,16 +37,89 @@ pub struct Options {
     pub verifier_log: PathBuf,
 }
 
-/// See the [module](self).
-pub(super) struct Live {
-    maps: Maps,
+/// What the thread is to do. It has one at a time; the engine waits with the next for the
+/// [`Told`] that ends it.
+#[derive(Debug)]
+pub(super) enum Order {
+    /// Load the programs. First come [`Told::Maps`], then [`Told::Opened`].
+    Open(Options),
+    /// Detach and remove everything in a directory of pins.
+    Close(PathBuf),
+    /// Attach and detach.
+    Arrange(Work),
+    /// Guard a socket of the ip2gid port if there is a guard; if not, let go of it.
+    Guard(OwnedFd),
+}
+
+/// What the thread has to say.
+pub(super) enum Told {
+    /// The maps are there: from now on the engine writes them, even while programs are verified.
+    Maps(Box<Maps>),
+    Opened(Result<(), Error>),
+    Closed(Result<(), Error>),
+    Arranged(Done),
+    Guarded(Result<(), Error>),
+}
+
+/// Starts the thread, in the network namespace of this one. It ends when the orders do.
+pub(super) fn start() -> io::Result<(sync::SyncSender<Order>, mpsc::Receiver<Progress>)> {
+    let (orders, order) = sync::sync_channel(1);
+    // Two for the longest order.
+    let (tell, told) = mpsc::channel(2);
+    thread::Builder::new().name("bpf".to_owned()).spawn(move || {
+        let mut workbench = None;
+        while let Ok(order) = order.recv() {
+            let told = carry_out(order, &mut workbench, &tell);
+            if tell.blocking_send(Progress(told)).is_err() {
+                return;
+            }
+        }
+    })?;
+    Ok((orders, told))
+}
+
+fn carry_out(
+    order: Order,
+    workbench: &mut Option<Workbench>,
+    tell: &mpsc::Sender<Progress>,
+) -> Told {
+    match order {
+        Order::Open(options) => {
+            // Lets go of the pins before anybody takes hold of them again.
+            *workbench = None;
+            let opened = Workbench::open(&options, |maps| {
+                // Then the engine is gone, and soon we are.
+                let _ = tell.blocking_send(Progress(Told::Maps(maps)));
+            });
+            Told::Opened(opened.map(|opened| *workbench = Some(opened)))
+        }
+        Order::Close(dir) => {
+            *workbench = None;
+            Told::Closed(detach(&dir).map(drop))
+        }
+        Order::Arrange(work) => Told::Arranged(match workbench {
+            Some(workbench) => work.run(workbench),
+            None => Done { interfaces: Vec::new(), settled: Ok(()) },
+        }),
+        Order::Guard(socket) => Told::Guarded(if let Some(workbench) = workbench {
+            workbench.programs.guard(socket.as_fd())
+        } else {
+            // There may be none to remove.
+            drop(SocketFilter::detach(&socket));
+            Ok(())
+        }),
+    }
+}
+
+/// The programs and their pins.
+struct Workbench {
     programs: Programs,
     pins: Pins,
 }
 
-impl Live {
+impl Workbench {
     /// Loads the programs. What this makes is removed again if it fails; what was there stays.
-    pub(super) fn open(options: &Options) -> Result<Self, Error> {
+    fn open(options: &Options, maps_are_there: impl FnOnce(Box<Maps>)) -> Result<Self, Error> {
         // Before Linux 5.11 maps count against this limit, which is 64 KiB for most.
         if let Err(error) = setrlimit(Resource::RLIMIT_MEMLOCK, RLIM_INFINITY, RLIM_INFINITY) {
             debug!(%error, "locked memory stays limited");
@@ -72,10 +150,15 @@ impl Live {
                 }
                 Ok(())
             })
-            .and_then(|()| Programs::load(object, layout.clone(), options.verifier_log.clone()))
-            .and_then(|programs| Ok((programs, Maps::open(&layout)?)));
+            .and_then(|()| {
+                let verifier_log = options.verifier_log.clone();
+                let mut programs = Programs::new(object, layout.clone(), verifier_log)?;
+                maps_are_there(Box::new(Maps::open(&layout)?));
+                programs.verify()?;
+                Ok(programs)
+            });
         match loaded {
-            Ok((programs, maps)) => Ok(Self { maps, programs, pins }),
+            Ok(programs) => Ok(Self { programs, pins }),
             Err(error) => {
                 for path in made {
                     pins::remove_all(&path)?;
@@ -85,27 +168,9 @@ impl Live {
             }
         }
     }
-
-    /// Attaches the guard to a socket of the ip2gid port.
-    pub(super) fn guard(&mut self, socket: BorrowedFd<'_>) -> Result<(), Error> {
-        self.programs.guard(socket)
-    }
-
-    /// What the programs have counted.
-    pub(super) fn counts(&self) -> Result<Vec<(Program, Reason, u64)>, Error> {
-        Ok(self.maps.counts()?)
-    }
 }
 
-impl Kernel for Live {
-    fn update(&mut self, update: &MapUpdate) -> Result<(), Error> {
-        Ok(self.maps.update(update)?)
-    }
-
-    fn held(&self) -> Result<Held, Error> {
-        Ok(self.maps.held()?)
-    }
-
+impl Attacher for Workbench {
     fn attached(&self) -> Result<BTreeSet<(IfIndex, Hook)>, Error> {
         Ok(self.pins.hooks()?)
     }

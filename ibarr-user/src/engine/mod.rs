@@ -24,12 +24,12 @@ use ibarr_proto::node::{self, Node, Output, Room};
 use ibarr_proto::resolver;
 use rand_chacha::ChaCha12Rng;
 use sd_notify::NotifyState;
-use tokio::sync::{mpsc, watch};
+use tokio::sync::{mpsc, oneshot, watch};
 use tokio::task::AbortHandle;
 use tracing::{debug, error, info, warn};
 
 use self::asks::Asks;
-use crate::bpf::Responder;
+use crate::bpf::{self, Responder};
 use crate::causes::chain;
 use crate::config::Config;
 use crate::control::messages::{Body, Failure, FailureKind, Request, Response};
@@ -78,6 +78,10 @@ pub struct Engine {
     /// Why the last nudge failed, if it did.
     nudge_failure: Option<String>,
     timer: Timer,
+    /// A new configuration has yet to take effect.
+    is_reloading: bool,
+    /// Who waits for that, on a connection each, and what he will be told.
+    reloads: Vec<(oneshot::Sender<Response>, Response)>,
     /// Set by a signal.
     ends_at: Option<Instant>,
     inputs: Inputs,
@@ -89,6 +93,7 @@ struct Inputs {
     view: mpsc::Receiver<local_view::Input>,
     routes: mpsc::Receiver<RouteAnswer>,
     nudged: mpsc::Receiver<Result<(), NudgeError>>,
+    responder: mpsc::Receiver<bpf::Progress>,
     batches: mpsc::Receiver<Batch>,
     /// Kept open for servers that are started anew.
     batch_sender: mpsc::Sender<Batch>,
@@ -113,6 +118,7 @@ enum Input {
     Datagram(Datagram),
     LocalService(ls::Event),
     Nudged(Result<(), NudgeError>),
+    Responder(bpf::Progress),
     Ask(Ask),
     Command(Command),
     /// The time has come that a core asked for.
@@ -146,6 +152,8 @@ impl Engine {
         let (watch, view) = rtnetlink::Watch::start(Arc::clone(&counters))?;
         let (routes, route_answers) = rtnetlink::Routes::start(Arc::clone(&counters))?;
         let (nudger, outcomes) = Nudger::start()?;
+        let (responder, progress) =
+            Responder::start(options.bpf(), config.responder.clone(), config.allow.clone())?;
         let (batch_sender, batches) = mpsc::channel(transport::BATCHES);
         let (datagram_sender, datagrams) = mpsc::channel(transport::DATAGRAMS);
         let mut engine = Self {
@@ -154,23 +162,21 @@ impl Engine {
             asks: Asks::default(),
             sockets: Sockets::new(datagram_sender, Arc::clone(&counters)),
             servers: Vec::new(),
-            responder: Responder::start(
-                clock::now(),
-                options.bpf(),
-                config.responder.clone(),
-                config.allow.clone(),
-            ),
+            responder,
             watch,
             routes,
             local_service: ls::LocalService::start(local_service, Arc::clone(&counters)),
             nudger,
             nudge_failure: None,
             timer: Timer::new()?,
+            is_reloading: false,
+            reloads: Vec::new(),
             ends_at: None,
             inputs: Inputs {
                 view,
                 routes: route_answers,
                 nudged: outcomes,
+                responder: progress,
                 batches,
                 batch_sender,
                 datagrams,
@@ -188,7 +194,7 @@ impl Engine {
     }
 
     /// Runs until a signal ends it. `ready` is called once, when the node's addresses are known and
-    /// each server socket serves or has said why not.
+    /// each server socket and the responder in the kernel serve or have said why not.
     pub async fn run(
         mut self,
         mut asks: mpsc::Receiver<Ask>,
@@ -242,6 +248,7 @@ impl Engine {
             Some(datagram) = self.inputs.datagrams.recv() => Input::Datagram(datagram),
             Some(batch) = self.inputs.batches.recv() => Input::Queries(batch),
             Some(outcome) = self.inputs.nudged.recv() => Input::Nudged(outcome),
+            Some(progress) = self.inputs.responder.recv() => Input::Responder(progress),
             event = self.local_service.next() => Input::LocalService(event),
             Some(ask) = asks.recv() => Input::Ask(ask),
             _ = self.timer.expired() => Input::Timeout,
@@ -271,6 +278,7 @@ impl Engine {
                 self.tell_local_service(now, local_service::Input::Nudged { done });
                 self.note_nudge(outcome);
             }
+            Input::Responder(progress) => self.responder.handle_progress(now, progress),
             Input::Ask(Ask { request, answer }) => match request {
                 Request::Resolve { addresses } => {
                     for (id, address) in self.asks.add(now, addresses, answer) {
@@ -282,14 +290,11 @@ impl Engine {
                         }
                     }
                 }
+                Request::Reload => self.reload(Some(answer)),
                 // Whoever asked may be gone.
                 request => drop(answer.send(self.tell(now, &request))),
             },
-            Input::Command(Command::Reload) => {
-                if let Err(failure) = self.reload() {
-                    error!("not reloaded, the old configuration stays:\n{}", failure.message);
-                }
-            }
+            Input::Command(Command::Reload) => self.reload(None),
             Input::Command(Command::End) => self.end(now),
             Input::Timeout => {}
         }
@@ -326,6 +331,8 @@ impl Engine {
         }
         self.responder.handle_timeout(now, self.node.view());
         self.guard_servers();
+        self.responder.go_on();
+        self.end_reload();
     }
 
     fn serve_kernel(&mut self, now: Instant, event: ls::Event) {
@@ -432,36 +439,43 @@ impl Engine {
                 info!(forgotten, "flushed the cache");
                 Body::Done { done: format!("{forgotten} addresses forgotten") }.into()
             }
-            Request::Reload => match self.reload() {
-                Ok(done) => Body::Done { done }.into(),
-                Err(failure) => failure.into(),
-            },
-            Request::Resolve { .. } => {
-                let message = "resolve is answered elsewhere".to_owned();
+            Request::Resolve { .. } | Request::Reload => {
+                let message = "answered elsewhere".to_owned();
                 Failure { kind: FailureKind::Internal, message }.into()
             }
         }
     }
 
-    /// All of the file takes effect, or none of it.
-    fn reload(&mut self) -> Result<String, Failure> {
+    /// All of the file takes effect, or none of it. Whoever asked hears of it when it has.
+    fn reload(&mut self, asked: Option<oneshot::Sender<Response>>) {
         tell_systemd_reloading();
-        let loaded = self.options.load();
-        let result = match loaded {
+        self.is_reloading = true;
+        let response = match self.options.load() {
             Ok((config, file)) => {
                 self.reconfigure(config, file);
-                Ok(format!("configuration: {}", self.config_name()))
+                let done = format!("configuration: {}", self.config_name());
+                info!("reloaded, {done}");
+                Body::Done { done }.into()
             }
             Err(error) => {
                 let message = chain(&error);
-                Err(Failure { kind: FailureKind::Config, message })
+                error!("not reloaded, the old configuration stays:\n{message}");
+                Failure { kind: FailureKind::Config, message }.into()
             }
         };
-        if let Ok(done) = &result {
-            info!("reloaded, {done}");
+        self.reloads.extend(asked.map(|asked| (asked, response)));
+    }
+
+    fn end_reload(&mut self) {
+        if !self.is_reloading || !self.responder.is_settled() {
+            return;
+        }
+        self.is_reloading = false;
+        for (asked, response) in self.reloads.drain(..) {
+            // He may be gone.
+            drop(asked.send(response));
         }
         tell_systemd(&[NotifyState::Ready]);
-        result
     }
 
     fn reconfigure(&mut self, config: Config, file: Option<PathBuf>) {
@@ -507,7 +521,9 @@ impl Engine {
     }
 
     fn is_ready(&self) -> bool {
-        self.node.view().is_synced() && self.servers.iter().all(ServerSocket::has_started)
+        self.node.view().is_synced()
+            && self.servers.iter().all(ServerSocket::has_started)
+            && self.responder.is_settled()
     }
 }
 

@@ -14,6 +14,7 @@
 //! | requests of the kernel | none: the engine reads the socket | | the socket waits; what then does not fit its buffer is lost, which the kernel tells: a nudge has it sent again |
 //! | answers to the kernel | engine → socket | 1, which had no room | no more answers are made, no more requests read |
 //! | nudges, outcomes | engine ↔ thread | 1 each: the core has one under way | |
+//! | orders, progress | engine ↔ thread of the BPF programs | 1, 2: it has one order, of which the longest tells of two things | |
 //! | asks | control connections → engine | [`ASKS`]: one a connection | the connection waits |
 
 pub mod listeners;

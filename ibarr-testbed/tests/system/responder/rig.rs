@@ -82,7 +82,12 @@ impl Rig {
     }
 
     /// Starts a daemon by a command that takes the arguments of one.
-    pub(super) fn spawn(&mut self, mut command: Command) {
+    pub(super) fn spawn(&mut self, command: Command) {
+        self.launch(command).wait(self);
+    }
+
+    /// As [`spawn`](Self::spawn), without waiting until it is ready.
+    pub(super) fn launch(&mut self, mut command: Command) -> Launched {
         assert!(self.daemon.is_none(), "there is one");
         let directory = self.machine.directory();
         let socket = directory.join("notify.sock");
@@ -94,22 +99,8 @@ impl Rig {
         command.arg("--run-dir").arg(self.run_dir()).arg("--bpf-dir").arg(self.bpf_dir());
         command.env("NOTIFY_SOCKET", &socket).stdin(Stdio::null());
         command.stdout(log.try_clone().unwrap()).stderr(log);
-        let mut child = netns::spawn(NODE, &mut command).unwrap();
-        let deadline = Instant::now() + PATIENCE;
-        loop {
-            let mut message = [0; 256];
-            match notify.recv(&mut message) {
-                Ok(len) if message[..len].split(|&byte| byte == b'\n').any(|l| l == b"READY=1") => {
-                    break;
-                }
-                Ok(_) => {}
-                Err(error) if is_over(&error) => {}
-                Err(error) => panic!("{error}"),
-            }
-            let ended = child.try_wait().unwrap();
-            assert!(ended.is_none() && Instant::now() < deadline, "{ended:?}: {}", self.log());
-        }
-        self.daemon = Some(child);
+        self.daemon = Some(netns::spawn(NODE, &mut command).unwrap());
+        Launched { notify }
     }
 
     /// Ends the daemon.
@@ -221,6 +212,31 @@ impl Rig {
         while !so() {
             assert!(Instant::now() < deadline, "{what}, still not; the log:\n{}", self.log());
             std::thread::sleep(Duration::from_millis(10));
+        }
+    }
+}
+
+/// A daemon that has yet to say that it is ready.
+pub(super) struct Launched {
+    notify: UnixDatagram,
+}
+
+impl Launched {
+    pub(super) fn wait(self, rig: &mut Rig) {
+        let deadline = Instant::now() + PATIENCE;
+        while !self.is_ready() {
+            let ended = rig.daemon.as_mut().unwrap().try_wait().unwrap();
+            assert!(ended.is_none() && Instant::now() < deadline, "{ended:?}: {}", rig.log());
+        }
+    }
+
+    /// Whether it says so now, or a moment later.
+    pub(super) fn is_ready(&self) -> bool {
+        let mut message = [0; 256];
+        match self.notify.recv(&mut message) {
+            Ok(len) => message[..len].split(|&byte| byte == b'\n').any(|line| line == b"READY=1"),
+            Err(error) if is_over(&error) => false,
+            Err(error) => panic!("{error}"),
         }
     }
 }

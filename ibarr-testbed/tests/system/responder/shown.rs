@@ -6,9 +6,11 @@ use std::collections::BTreeMap;
 use std::fs;
 use std::net::Ipv6Addr;
 use std::process::Command;
+use std::time::Duration;
 
 use ibarr_common::map;
 use nix::sys::signal::Signal;
+use nix::sys::stat::Mode;
 use object::{Object, ObjectSection};
 use serde_json::Value;
 
@@ -122,6 +124,32 @@ fn what_the_verifier_says_is_kept() {
     let log = fs::read_to_string(rig.run_dir().join("verifier.log")).unwrap();
     assert!(log.contains("R9 !read_ok"), "{log}");
     assert_eq!(tree(&rig.bpffs()), before, "what was begun is undone");
+}
+
+/// The object is a pipe, so that the daemon waits for it as long as we like.
+#[test]
+fn while_programs_are_loaded_the_daemon_answers_and_says_so() {
+    let mut rig = Rig::new();
+    let pipe = rig.machine.directory().join("object.pipe");
+    nix::unistd::mkfifo(&pipe, Mode::S_IRWXU).unwrap();
+    let mut command = Command::new(ibarr());
+    command.env("IBARR_BPF_OBJECT", &pipe);
+    rig.configure("");
+    let launched = rig.launch(command);
+    rig.eventually("the daemon answers", || socket(V4).ask(Duration::from_millis(50)));
+    for target in [V4, V6] {
+        socket(target).ask_all(100);
+    }
+    assert!(!launched.is_ready());
+    let reason = "the programs are being loaded";
+    assert_eq!(rig.asked("status")["status"]["responder"]["blocked"], reason);
+    assert_eq!(rig.status_of("eth0")["in-user-space"], reason);
+
+    fs::write(&pipe, ibarr_ebpf::OBJECT).unwrap();
+    launched.wait(&mut rig);
+    let before = rig.answered_in_kernel();
+    socket(V4).ask_all(100);
+    assert_eq!(rig.answered_in_kernel(), before + 100);
 }
 
 fn answered_in_user_space(rig: &Rig, reason: &str) {

@@ -16,6 +16,7 @@ use ibarr_proto::local_view::{
 use tracing::{debug, info, warn};
 
 use super::kernel::{Hook, Kernel, MapUpdate};
+use super::work::{Done, Now, Outcome, Wanted, Wish, Work};
 use super::{Error, allow};
 use crate::causes::chain;
 
@@ -104,15 +105,22 @@ ibarr_proto::counters! {
 /// **Nothing is answered in the kernel that the view has not said within the lease.** The lease is
 /// written only when all maps are as the view says, is taken back as soon as one cannot be written,
 /// and ends counted from the last dump of this node's addresses, not from the daemon's last breath.
+///
+/// It writes maps itself. What is to be attached it says as [`Work`], which somebody else carries
+/// out in his own time, one at a time; what has changed meanwhile is in the next.
 pub(super) struct Responder<K> {
     kernel: K,
     settings: Settings,
     allow: Prefixes,
     interfaces: BTreeMap<IfIndex, Slot>,
+    /// The last one given out.
+    wish: Wish,
     /// All maps are as the view says.
     consistent: bool,
-    /// Nothing is attached but what `interfaces` says, and no other layout is left.
-    settled: bool,
+    /// What is attached may not be what is wanted.
+    has_work: bool,
+    /// The programs cannot be told to stop: they have to go.
+    gives_up: bool,
     fault: Option<String>,
     /// None before the view knows this node.
     due: Option<Instant>,
@@ -125,6 +133,7 @@ pub(super) struct Responder<K> {
 struct Slot {
     served: Served,
     state: State,
+    wish: Wish,
 }
 
 /// What is attached to an interface by this daemon.
@@ -155,8 +164,10 @@ impl<K: Kernel> Responder<K> {
             settings,
             allow,
             interfaces: BTreeMap::new(),
+            wish: Wish::default(),
             consistent: false,
-            settled: false,
+            has_work: false,
+            gives_up: false,
             fault: None,
             due: None,
             lease_end: Instant::BOOT,
@@ -172,24 +183,14 @@ impl<K: Kernel> Responder<K> {
             }
             Event::Removed(owned) => self.update(&MapUpdate::NoAddress(entry(owned).key)),
             Event::Served(served) => {
-                let slot = self.interfaces.entry(served.ifindex);
-                let slot = slot.or_insert(Slot { served: *served, state: State::Pending });
-                if slot.served.name != served.name {
-                    // What it is to have may depend on it.
-                    slot.state = State::Pending;
-                }
-                slot.served = *served;
+                self.serve(served);
                 self.update(&MapUpdate::Interface(served.ifindex, interface(served)));
-                if self.settled {
-                    self.attach_missing();
-                }
+                self.has_work = true;
             }
             Event::NotServed(ifindex) => {
                 self.interfaces.remove(ifindex);
                 self.update(&MapUpdate::NoInterface(*ifindex));
-                if self.settled {
-                    self.settle();
-                }
+                self.has_work = true;
             }
         }
     }
@@ -204,6 +205,7 @@ impl<K: Kernel> Responder<K> {
             match self.fill(view) {
                 Ok(()) => {
                     self.consistent = true;
+                    self.gives_up = false;
                     self.fault = None;
                 }
                 Err(error) => self.fail(&error),
@@ -213,13 +215,55 @@ impl<K: Kernel> Responder<K> {
             self.due = Some(now + RETRY);
             return;
         }
-        self.look_for_lost();
-        self.attach_missing();
-        if !self.settled {
-            self.settle();
+        // Others can remove what we have attached, and what has failed may succeed now.
+        self.has_work = true;
+    }
+
+    /// What is to be done about programs, if anything is; its [`Done`] is to be
+    /// [told](Self::handle_done) before this is called again.
+    pub(super) fn poll_work(&mut self) -> Option<Work> {
+        if !self.wants_work() {
+            return None;
         }
-        if !self.settled {
-            self.due = Some(now + RETRY);
+        self.has_work = false;
+        if std::mem::take(&mut self.gives_up) {
+            return Some(Work::default());
+        }
+        let mut work = Work::default();
+        for slot in self.interfaces.values_mut() {
+            let hooks = self.settings.mode_on(slot.served.name).hooks(slot.served.header);
+            if hooks.is_empty() {
+                slot.state = State::Failed(BY_DECISION.to_owned());
+                continue;
+            }
+            let attached = match slot.state {
+                State::Attached(hook) => Some(hook),
+                State::Pending | State::Failed(_) => None,
+            };
+            work.wanted.push(Wanted { served: slot.served, wish: slot.wish, hooks, attached });
+        }
+        Some(work)
+    }
+
+    /// Whether [`poll_work`](Self::poll_work) has some.
+    pub(super) fn wants_work(&self) -> bool {
+        // A program without a lease answers nothing, and may stand in the place of one that does.
+        let is_leased = self.consistent && self.lease_end > Instant::BOOT;
+        self.gives_up || self.has_work && is_leased
+    }
+
+    /// What has come of the last work.
+    pub(super) fn handle_done(&mut self, now: Instant, done: Done) {
+        for (ifindex, wish, outcome) in done.interfaces {
+            match self.interfaces.get_mut(&ifindex) {
+                Some(slot) if slot.wish == wish => note(slot, outcome, &mut self.counters),
+                // Something else is wanted now, or nothing: there is work.
+                _ => {}
+            }
+        }
+        if let Err(error) = done.settled {
+            warn!("{}", chain(&error));
+            self.due = self.due.map(|due| due.min(now + RETRY));
         }
     }
 
@@ -237,10 +281,7 @@ impl<K: Kernel> Responder<K> {
             self.fail(&error);
         }
         if (settings.mode, &settings.on) != (self.settings.mode, &self.settings.on) {
-            for slot in self.interfaces.values_mut() {
-                slot.state = State::Pending;
-            }
-            self.settled = false;
+            self.want_all_anew();
         }
         self.settings = settings;
         if self.due.is_some() {
@@ -248,11 +289,19 @@ impl<K: Kernel> Responder<K> {
         }
     }
 
+    /// The programs answer nothing more, and nothing more is written.
+    pub(super) fn end(mut self) {
+        if let Err(error) = self.kernel.update(&MapUpdate::Cfg(ResponderCfg::default())) {
+            debug!("the lease is not taken back: {}", chain(&error));
+        }
+    }
+
     pub(super) fn kernel(&self) -> &K {
         &self.kernel
     }
 
-    pub(super) fn kernel_mut(&mut self) -> &mut K {
+    #[cfg(test)]
+    fn kernel_mut(&mut self) -> &mut K {
         &mut self.kernel
     }
 
@@ -286,8 +335,7 @@ impl<K: Kernel> Responder<K> {
     /// Makes the maps as the view says: first what is not true any more goes.
     fn fill(&mut self, view: &LocalView) -> Result<(), Error> {
         for served in view.served() {
-            let slot = self.interfaces.entry(served.ifindex);
-            slot.or_insert(Slot { served: *served, state: State::Pending });
+            self.serve(served);
         }
         let held = self.kernel.held()?;
         let entries: HashMap<GidKey, GidEntry> =
@@ -354,85 +402,55 @@ impl<K: Kernel> Responder<K> {
         };
         // What cannot be told to stop must go.
         warn!("detaching all: {}", chain(&error));
-        for slot in self.interfaces.values_mut() {
-            slot.state = State::Pending;
-        }
-        self.settle();
+        self.gives_up = true;
+        self.want_all_anew();
     }
 
-    /// Others can remove what we have attached.
-    fn look_for_lost(&mut self) {
-        for slot in self.interfaces.values_mut() {
-            if let State::Attached(hook) = slot.state
-                && !self.kernel.is_attached(slot.served.ifindex, hook)
-            {
-                warn!(interface = %slot.served.name, %hook, "somebody has removed the program");
-                self.counters.count(Counter::Lost);
-                slot.state = State::Pending;
-            }
-        }
-    }
-
-    /// Attaches programs where there are none of ours.
-    fn attach_missing(&mut self) {
-        let missing: Vec<_> = self
-            .interfaces
-            .values()
-            .filter(|slot| !matches!(slot.state, State::Attached(_)))
-            .map(|slot| slot.served)
-            .collect();
-        for served in &missing {
-            let state = self.attach(served);
-            if let Some(slot) = self.interfaces.get_mut(&served.ifindex) {
-                slot.state = state;
-            }
-        }
-        // Whatever else is attached to them.
-        if !missing.is_empty() && self.settled {
-            self.settle();
-        }
-    }
-
-    fn attach(&mut self, served: &Served) -> State {
-        let interface = served.name;
-        let mut reasons = Vec::new();
-        for &hook in self.settings.mode_on(interface).hooks(served.header) {
-            match self.kernel.attach(served, hook) {
-                Ok(()) => {
-                    self.counters.count(Counter::Attached);
-                    info!(%interface, %hook, "peers are answered in the kernel");
-                    return State::Attached(hook);
-                }
-                Err(error) => reasons.push(chain(&error)),
-            }
-        }
-        if reasons.is_empty() {
-            return State::Failed(BY_DECISION.to_owned());
-        }
-        let reason = reasons.join("; ");
-        let failed = State::Failed(reason.clone());
-        if self.state(served.ifindex) != Some(&failed) {
-            self.counters.count(Counter::NotAttached);
-            warn!(%interface, "peers are answered in user space: {reason}");
-        }
-        failed
-    }
-
-    /// Removes whatever is not the program that an interface is to have. If it cannot be removed,
-    /// that is tried again.
-    fn settle(&mut self) {
-        let settled = self.kernel.attached().and_then(|attached| {
-            let is_other = |(ifindex, hook)| self.state(ifindex) != Some(&State::Attached(hook));
-            let others: Vec<_> = attached.into_iter().filter(|&at| is_other(at)).collect();
-            for (ifindex, hook) in others {
-                self.kernel.detach(ifindex, hook)?;
-            }
-            self.kernel.settle()
+    fn serve(&mut self, served: &Served) {
+        let slot = self.interfaces.entry(served.ifindex).or_insert_with(|| {
+            self.wish.0 += 1;
+            Slot { served: *served, state: State::Pending, wish: self.wish }
         });
-        self.settled = settled.is_ok();
-        if let Err(error) = settled {
-            warn!("{}", chain(&error));
-            self.due = self.due.map(|_| Instant::BOOT);
+        if slot.served.name != served.name {
+            // What it is to have may depend on it.
+            self.wish.0 += 1;
+            (slot.state, slot.wish) = (State::Pending, self.wish);
+        }
+        slot.served = *served;
+    }
+
+    fn want_all_anew(&mut self) {
+        for slot in self.interfaces.values_mut() {
+            self.wish.0 += 1;
+            (slot.state, slot.wish) = (State::Pending, self.wish);
+        }
+        self.has_work = true;
+    }
+}
+
+/// What is attached to an interface now.
+fn note(slot: &mut Slot, outcome: Outcome, counters: &mut Counters<Counter>) {
+    let interface = slot.served.name;
+    if outcome.lost {
+        warn!(%interface, "somebody has removed the program");
+        counters.count(Counter::Lost);
+    }
+    match outcome.now {
+        Now::Kept => {}
+        Now::Attached(hook) => {
+            counters.count(Counter::Attached);
+            info!(%interface, %hook, "peers are answered in the kernel");
+            slot.state = State::Attached(hook);
+        }
+        Now::Failed(reason) => {
+            let failed = State::Failed(reason);
+            if slot.state != failed
+                && let State::Failed(reason) = &failed
+            {
+                counters.count(Counter::NotAttached);
+                warn!(%interface, "peers are answered in user space: {reason}");
+            }
+            slot.state = failed;
         }
     }
 }

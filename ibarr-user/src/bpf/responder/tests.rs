@@ -10,7 +10,7 @@ use ibarr_proto::local_view::{
     LinkType, StaticGid, StaticGids,
 };
 
-use super::super::kernel::{AllowKey, Held};
+use super::super::kernel::{AllowKey, Attacher, Held};
 use super::super::pins;
 use super::*;
 
@@ -197,10 +197,10 @@ fn who_is_allowed_is_in_the_map_before_it_counts() {
     story.kernel().log.clear();
     let allow: Prefixes = ["10.0.0.0/8".parse().unwrap()].into_iter().collect();
     story.reconfigure(Settings::default(), allow);
-    assert_eq!(story.kernel().log, ["allow 104", "lease restricted", "lease restricted"]);
+    assert_eq!(story.kernel().log, ["allow 104", "lease restricted", "lease restricted", "settle"]);
     story.kernel().log.clear();
     story.reconfigure(Settings::default(), Prefixes::EVERYONE);
-    assert_eq!(story.kernel().log, ["lease", "no allow 104", "lease"]);
+    assert_eq!(story.kernel().log, ["lease", "no allow 104", "lease", "settle"]);
 }
 
 #[test]
@@ -230,6 +230,58 @@ fn an_interface_can_have_another_kind_of_program_than_the_rest() {
     let renamed = Link { name: InterfaceName::new(b"eth2").unwrap(), ..link(1) };
     story.say(Input::Link(renamed)).turn(T0);
     assert_eq!(story.kernel().attached, BTreeSet::new());
+}
+
+#[test]
+fn an_event_is_in_the_maps_while_programs_are_attached() {
+    let mut story = Story::running();
+    story.address(1, "10.1.0.2").link(2).address(2, "10.2.0.1");
+    let now = T0 + LEASE / 3;
+    let work = story.dump_at(now).turn_alone(now).expect("a look at what is attached");
+    // All the while that this takes:
+    story.no_address(1, "10.1.0.1").turn_while_busy(now);
+    assert!(!story.answers().iter().any(|(address, _)| address == "10.1.0.1"));
+    let now = now + LEASE / 3;
+    story.dump_at(now).turn_while_busy(now);
+    assert_eq!(story.kernel().cfg.lease_end, (now + LEASE).as_nanos());
+    story.work(now, work);
+}
+
+#[test]
+fn what_is_wanted_differently_by_now_is_done_again() {
+    let renewed = T0 + LEASE / 3;
+    let goes_and_comes = |story: &mut Story| {
+        story.say(Input::LinkGone(index(1))).turn_while_busy(T0);
+        story.link(1).address(1, "10.1.0.1");
+    };
+    let is_renamed = |story: &mut Story| {
+        story.say(Input::Link(Link { name: InterfaceName::new(b"eth9").unwrap(), ..link(1) }));
+    };
+    let is_configured = |story: &mut Story| {
+        let settings = Settings { mode: Mode::Clsact, ..Settings::default() };
+        story.responder.reconfigure(renewed, settings, Prefixes::EVERYONE);
+    };
+    let gives_up = |story: &mut Story| {
+        story.kernel().fail_all = true;
+        story.address(1, "10.1.0.2").turn_while_busy(T0);
+        story.kernel().fail_all = false;
+    };
+    let changes: [&dyn Fn(&mut Story); 4] =
+        [&goes_and_comes, &is_renamed, &is_configured, &gives_up];
+    for change in changes {
+        let mut story = Story::with_interfaces(["eth1", "eth9"]);
+        let work = story.link(1).address(1, "10.1.0.1").dump().turn_alone(T0).unwrap();
+        change(&mut story);
+        story.turn_while_busy(T0);
+        story.work(T0, work);
+        assert_ne!(story.responder.state(index(1)), Some(&State::Attached(Hook::Tcx)));
+        story.kernel().log.clear();
+        story.dump_at(renewed).turn(renewed);
+        let attached =
+            story.kernel().log.iter().filter(|line| line.starts_with("attach 1")).count();
+        assert_eq!(attached, 1, "{:?}", story.kernel().log);
+        assert_eq!(story.kernel().attached.len(), 1);
+    }
 }
 
 /// A kernel that remembers, and refuses when told to.
@@ -304,7 +356,9 @@ impl Kernel for Fake {
             cfg: self.cfg,
         })
     }
+}
 
+impl Attacher for Fake {
     fn attached(&self) -> Result<BTreeSet<(IfIndex, Hook)>, Error> {
         Ok(self.attached.clone())
     }
@@ -350,8 +404,16 @@ struct Story {
 
 impl Story {
     fn new(settings: Settings) -> Self {
+        Self::made(settings, &["eth1"])
+    }
+
+    fn with_interfaces<const N: usize>(interfaces: [&str; N]) -> Self {
+        Self::made(Settings::default(), &interfaces)
+    }
+
+    fn made(settings: Settings, interfaces: &[&str]) -> Self {
         let config = Config {
-            interfaces: InterfaceFilter::new(["eth1"]).unwrap(),
+            interfaces: InterfaceFilter::new(interfaces.iter().copied()).unwrap(),
             static_gids: StaticGids::new(["10.1.0.1", "10.1.0.2", "10.1.0.5"].map(|ip| {
                 StaticGid { ip: ip.parse().unwrap(), gid: "fe80::1".parse::<Gid>().unwrap() }
             }))
@@ -408,12 +470,31 @@ impl Story {
         self
     }
 
-    /// What the engine does at the end of a turn.
+    /// A turn of the engine, and what the thread does then.
     fn turn(&mut self, now: Instant) {
+        self.turn_while_busy(now);
+        while let Some(work) = self.responder.poll_work() {
+            self.work(now, work);
+        }
+    }
+
+    /// A turn of the engine, and what the thread is to do then.
+    fn turn_alone(&mut self, now: Instant) -> Option<Work> {
+        self.turn_while_busy(now);
+        self.responder.poll_work()
+    }
+
+    /// A turn of the engine while the thread has something else to do.
+    fn turn_while_busy(&mut self, now: Instant) {
         while let Some(event) = self.view.poll_event() {
             self.responder.handle_event(&event);
         }
         self.responder.handle_timeout(now, &self.view);
+    }
+
+    fn work(&mut self, now: Instant, work: Work) {
+        let done = work.run(self.kernel());
+        self.responder.handle_done(now, done);
     }
 
     fn reconfigure(&mut self, settings: Settings, allow: Prefixes) {
