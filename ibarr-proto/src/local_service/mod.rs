@@ -30,7 +30,7 @@ use ibarr_common::wire::ls::{
     messages,
 };
 
-use self::nudges::{Nudge, Nudges};
+use self::nudges::{Nudge, Nudges, Whom};
 use self::queue::{Item, Queue};
 use self::requests::{Answered, Requests, State};
 use crate::counters::Counters;
@@ -39,7 +39,7 @@ use crate::resolver::{Outcome, Source};
 
 pub use types::{
     Config, Counter, DEADLINE, Event, FOLLOW_UPS, FlightId, Input, Limits, MAX_NUDGES, MEMORY,
-    NUDGE_INTERVAL, NUDGE_WITHIN, REPEAT_AFTER, RETRY, Sender, Transmit,
+    NUDGE_INTERVAL, NUDGE_QUIET, NUDGE_WITHIN, REPEAT_AFTER, RETRY, Sender, Transmit,
 };
 
 /// Answers the kernel.
@@ -104,7 +104,7 @@ impl LocalService {
                 self.refusal = None;
                 self.timeout = Some(self.config.timeout);
                 // Requests may wait that were sent to somebody before us.
-                self.want_nudge();
+                self.want_nudge(Whom::Anybody);
             }
             Input::Closed => {
                 self.abandon();
@@ -124,7 +124,7 @@ impl LocalService {
             Input::Drained => self.nudges.more_to_come(false),
             Input::Overrun => {
                 self.counters.count(Counter::Overruns);
-                self.want_nudge();
+                self.want_nudge(Whom::Anybody);
             }
             Input::Nudged { done } => {
                 self.nudges.ended(done);
@@ -309,6 +309,7 @@ impl LocalService {
         let Some(question) = Question::new(request.target, Some(request.ifindex)) else {
             return self.counters.count(Counter::MalformedTarget);
         };
+        self.nudges.asked();
         if let Some(held) = self.requests.get_mut(seq) {
             if held.question == question {
                 return self.duplicate(seq);
@@ -375,10 +376,12 @@ impl LocalService {
         let Answered { gid, queued: _, nudges } = *answered;
         answered.queued = None;
         answered.nudges = nudges.saturating_sub(1);
+        let is_first = !self.requests.is_remembered(seq);
         if nudges > 0 {
-            self.want_nudge();
+            let is_alone = is_first && self.requests.waiting() == 0;
+            self.want_nudge(if is_alone { Whom::One } else { Whom::Anybody });
         }
-        if !self.requests.is_remembered(seq) {
+        if is_first {
             let no_nudges = !self.config.nudge || self.nudges.failed();
             let repeat_at = no_nudges.then_some(self.now + REPEAT_AFTER);
             self.requests.remember(seq, self.now + MEMORY, repeat_at);
@@ -386,9 +389,9 @@ impl LocalService {
         Some(Answer::Gid(gid).emit(seq, port_id))
     }
 
-    fn want_nudge(&mut self) {
+    fn want_nudge(&mut self, whom: Whom) {
         if self.config.nudge {
-            self.nudges.want(self.now);
+            self.nudges.want(self.now, whom);
         }
     }
 

@@ -4,24 +4,47 @@
 
 use ibarr_common::Instant;
 
-use super::types::{FOLLOW_UPS, NUDGE_INTERVAL, NUDGE_WITHIN};
+use super::types::{FOLLOW_UPS, NUDGE_INTERVAL, NUDGE_QUIET, NUDGE_WITHIN};
 
 /// One nudge covers everything that was handed to the socket before it, so that at most one is
 /// wanted at a time.
 #[derive(Debug, Default)]
 pub(super) struct Nudges {
-    /// Since when there is something that no nudge covers.
-    wanted_since: Option<Instant>,
+    wanted: Option<Wanted>,
     /// When the last one is repeated.
     follow_up_at: Option<Instant>,
     /// How often it has been.
     follow_ups: usize,
     last_at: Option<Instant>,
     last: Last,
+    /// The last one was for several, or there was something new while it was under way: there may be
+    /// more callers than one.
+    crowd: bool,
     /// The socket may hold more requests, whose answers the same nudge can cover.
     more_to_come: bool,
     /// The daemon ends: no time for intervals.
     last_one: bool,
+}
+
+/// There is something that no nudge covers.
+#[derive(Clone, Copy, Debug)]
+struct Wanted {
+    since: Instant,
+    /// When it became more the last time.
+    last: Instant,
+    /// The last nudge was long before.
+    is_late: bool,
+    /// It is for one request, not for several.
+    is_single: bool,
+}
+
+/// Who wants a nudge.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub(super) enum Whom {
+    /// Somebody who asked for the first time, and nobody else waits.
+    One,
+    /// Others.
+    Anybody,
 }
 
 /// What a nudge is for.
@@ -47,15 +70,29 @@ enum Last {
 }
 
 impl Nudges {
-    pub(super) fn want(&mut self, now: Instant) {
-        self.wanted_since.get_or_insert(now);
+    pub(super) fn want(&mut self, now: Instant, whom: Whom) {
+        self.crowd |= self.is_under_way();
+        self.wanted = Some(match self.wanted {
+            Some(wanted) => Wanted { last: now, is_single: false, ..wanted },
+            None => Wanted {
+                since: now,
+                last: now,
+                is_late: self.last_at.is_none_or(|last| now >= last + NUDGE_INTERVAL),
+                is_single: whom == Whom::One,
+            },
+        });
         self.follow_up_at = None;
         self.follow_ups = 0;
     }
 
     pub(super) fn unwant(&mut self) {
-        self.wanted_since = None;
+        self.wanted = None;
         self.follow_up_at = None;
+    }
+
+    /// The kernel asks for an address, for the first time or again.
+    pub(super) fn asked(&mut self) {
+        self.crowd |= self.is_under_way();
     }
 
     pub(super) fn more_to_come(&mut self, more: bool) {
@@ -71,18 +108,30 @@ impl Nudges {
         if self.is_under_way() {
             return None;
         }
-        let Some(wanted) = self.wanted_since else { return self.follow_up_at };
+        let Some(wanted) = self.wanted else { return self.follow_up_at };
+        let Wanted { since, last, is_late, is_single } = wanted;
         if self.last_one {
-            return Some(wanted);
+            return Some(since);
         }
-        let quiet = if self.more_to_come { wanted + NUDGE_WITHIN } else { wanted };
-        Some(self.last_at.map_or(quiet, |last| quiet.max(last + NUDGE_INTERVAL)))
+        let due = match self.more_to_come {
+            true => since + NUDGE_WITHIN,
+            // See `NUDGE_INTERVAL`.
+            false if is_late || (is_single && !self.crowd) => return Some(since),
+            false => (last + NUDGE_QUIET).min(since + NUDGE_WITHIN),
+        };
+        Some(self.last_at.map_or(due, |last| due.max(last + NUDGE_INTERVAL)))
     }
 
     /// The nudge that is due now; it has begun.
     pub(super) fn take(&mut self, now: Instant) -> Option<Nudge> {
         self.due().filter(|&due| due <= now)?;
-        let nudge = if self.wanted_since.take().is_some() { Nudge::First } else { Nudge::Repeated };
+        let nudge = match self.wanted.take() {
+            Some(wanted) => {
+                self.crowd = !wanted.is_single;
+                Nudge::First
+            }
+            None => Nudge::Repeated,
+        };
         self.follow_up_at = FOLLOW_UPS.get(self.follow_ups).map(|&pause| now + pause);
         self.follow_ups += 1;
         self.last_at = Some(now);
@@ -100,7 +149,7 @@ impl Nudges {
 
     /// Whether one is wanted or under way; to repeat it can be left to others.
     pub(super) fn is_busy(&self) -> bool {
-        self.is_under_way() || self.wanted_since.is_some()
+        self.is_under_way() || self.wanted.is_some()
     }
 
     fn is_under_way(&self) -> bool {

@@ -21,6 +21,8 @@ pub(super) struct Requests {
     by_seq: BTreeMap<Seq, Request>,
     flights: BTreeMap<FlightId, Seq>,
     next_flight: u64,
+    /// How many wait for an answer.
+    waiting: usize,
     /// When something is to be done about a request. Each that waits or is not handed over has one.
     due: Timers<Seq>,
     /// When an answered one is forgotten. Each that is handed over has one.
@@ -62,6 +64,7 @@ impl Requests {
             by_seq: BTreeMap::new(),
             flights: BTreeMap::new(),
             next_flight: 0,
+            waiting: 0,
             due: Timers::default(),
             memory: Timers::default(),
         }
@@ -77,8 +80,7 @@ impl Requests {
 
     /// Those that wait for an answer.
     pub(super) fn waiting(&self) -> usize {
-        let waits = |request: &&Request| !matches!(request.state, State::Answered(_));
-        self.by_seq.values().filter(waits).count()
+        self.waiting
     }
 
     pub(super) fn is_full(&self) -> bool {
@@ -94,6 +96,7 @@ impl Requests {
     pub(super) fn insert(&mut self, seq: Seq, question: Question, deadline: Instant) -> FlightId {
         let state = State::Resting { why: Counter::TimedOut };
         self.by_seq.insert(seq, Request { question, deadline, state });
+        self.waiting += 1;
         self.seek(seq)
     }
 
@@ -120,6 +123,7 @@ impl Requests {
     /// The request has its answer.
     pub(super) fn answer(&mut self, seq: Seq, gid: Gid) {
         if let Some(request) = self.by_seq.get_mut(&seq) {
+            self.waiting -= 1;
             request.state = State::Answered(Answered { gid, queued: None, nudges: MAX_NUDGES });
             self.due.set(seq, Some(request.deadline));
         }
@@ -142,6 +146,9 @@ impl Requests {
 
     pub(super) fn remove(&mut self, seq: Seq) -> Option<Request> {
         let request = self.by_seq.remove(&seq)?;
+        if !matches!(request.state, State::Answered(_)) {
+            self.waiting -= 1;
+        }
         self.due.set(seq, None);
         self.memory.set(seq, None);
         if let State::Sought(flight) = request.state {

@@ -65,10 +65,18 @@ pub const MAX_NUDGES: u8 = 3;
 pub const FOLLOW_UPS: [Duration; 3] =
     [Duration::from_millis(5), Duration::from_millis(50), Duration::from_millis(500)];
 
-/// Least time between two nudges: each makes the kernel repeat all that is waiting.
+/// Least time between two nudges: each makes the kernel repeat all that is waiting. But whoever asks
+/// alone, one address after another, is not to wait for that, and costs nobody a repetition: a nudge
+/// for the first answer to one request follows a nudge that was for one as well at once, if nothing
+/// waits and nobody asked while that was under way.
 pub const NUDGE_INTERVAL: Duration = Duration::from_millis(1);
 
-/// A nudge waits until the socket holds no more requests, but no longer than this after an answer.
+/// Where several ask together, a nudge waits until there has been no answer for this time, so that
+/// it does not find those in the kernel who have only just asked.
+pub const NUDGE_QUIET: Duration = Duration::from_millis(1);
+
+/// And it waits until the socket holds no more requests; but for both no longer than this after an
+/// answer.
 pub const NUDGE_WITHIN: Duration = Duration::from_millis(5);
 
 /// Without nudges each answer is given again after this time: one that overtakes the kernel's

@@ -1,9 +1,8 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 
 mod model;
+mod nudges;
 mod rig;
-
-use std::time::Duration;
 
 use ibarr_common::ib::PortNum;
 use ibarr_common::wire::ls::{PathUse, ResolvePath};
@@ -42,84 +41,6 @@ fn answers_come_before_the_one_nudge_that_is_for_all_of_them() {
 }
 
 #[test]
-fn nudges_are_a_millisecond_apart_and_never_two_at_a_time() {
-    let mut rig = Rig::new();
-    let give = |rig: &mut Rig, seq| {
-        rig.asks(seq, ONE);
-        rig.finds(ONE, peer(ONE));
-        rig.next().unwrap()
-    };
-    give(&mut rig, 1);
-    rig.does("nudge");
-    give(&mut rig, 2);
-    rig.pass(ms(10));
-    rig.does("");
-    rig.tell(Input::Nudged { done: true });
-    rig.does("nudge");
-    rig.tell(Input::Nudged { done: true });
-
-    give(&mut rig, 3);
-    assert_eq!(rig.core.poll_timeout(), Some(rig.now + NUDGE_INTERVAL));
-    rig.pass(NUDGE_INTERVAL.saturating_sub(Duration::from_nanos(1)));
-    give(&mut rig, 4);
-    rig.does("");
-    rig.pass(Duration::from_nanos(1));
-    rig.does("nudge");
-}
-
-#[test]
-fn a_nudge_is_repeated_three_times_after_the_last_answer() {
-    let mut rig = Rig { skips_follow_ups: false, ..Rig::new() };
-    let nudged_after = |rig: &mut Rig, pause: Duration| {
-        assert_eq!(rig.core.poll_timeout(), Some(rig.now + pause));
-        rig.pass(pause);
-        rig.does("nudge");
-        rig.tell(Input::Nudged { done: true });
-    };
-    rig.is_answered(1, ONE);
-    let [first, second, _] = FOLLOW_UPS;
-    nudged_after(&mut rig, first);
-    nudged_after(&mut rig, second);
-    // It begins anew.
-    rig.pass(ms(1));
-    rig.is_answered(2, ONE);
-    for pause in FOLLOW_UPS {
-        nudged_after(&mut rig, pause);
-    }
-    rig.pass(ms(1000));
-    rig.does("");
-    assert_eq!(rig.core.counters().get(Counter::Nudges), 3);
-    assert_eq!(rig.core.counters().get(Counter::NudgesRepeated), 3 + 2 + 3);
-}
-
-#[test]
-fn a_nudge_waits_for_the_rest_of_a_burst_but_not_for_ever() {
-    let mut rig = Rig::new();
-    rig.datagram(request(1, ONE).as_ref());
-    rig.finds(ONE, peer(ONE));
-    rig.does("1 is fe80::1");
-    rig.pass(ms(1));
-    rig.datagram(request(2, TWO).as_ref());
-    rig.finds(TWO, peer(TWO));
-    rig.does("2 is fe80::2");
-    rig.tell(Input::Drained);
-    rig.does("nudge");
-    rig.tell(Input::Nudged { done: true });
-
-    rig.pass(ms(10));
-    let begun = rig.now;
-    let mut seq = 3;
-    while rig.now < begun + NUDGE_WITHIN {
-        rig.datagram(request(seq, ONE).as_ref());
-        rig.finds(ONE, peer(ONE));
-        rig.does(&format!("{seq} is fe80::1"));
-        rig.pass(ms(1));
-        seq += 1;
-    }
-    rig.does("nudge");
-}
-
-#[test]
 fn a_repetition_of_what_waits_is_absorbed() {
     let mut rig = Rig::new();
     rig.asks(1, ONE);
@@ -144,34 +65,6 @@ fn a_repetition_of_what_was_answered_is_answered_from_memory_with_three_nudges_a
         rig.tell(Input::Nudged { done: true });
     }
     rig.counted("requests 1, answered-peer 1, duplicates-answered 10, nudges 3");
-}
-
-/// Should a kernel never take an answer, and repeat everything at each nudge.
-#[test]
-fn nudges_come_to_an_end() {
-    const REQUESTS: u32 = 20;
-    let mut rig = Rig::new();
-    let ask_all = |rig: &mut Rig| (1..=REQUESTS).for_each(|seq| rig.asks(seq, ONE));
-    ask_all(&mut rig);
-    (0..REQUESTS).for_each(|_| rig.finds(ONE, peer(ONE)));
-    rig.skips_follow_ups = false;
-    let most = MAX_NUDGES * (1 + u8::try_from(FOLLOW_UPS.len()).unwrap());
-    let mut nudges = 0;
-    loop {
-        while let Some(done) = rig.next() {
-            if done == "nudge" {
-                nudges += 1;
-                assert!(nudges <= most, "they feed themselves");
-                rig.tell(Input::Nudged { done: true });
-                ask_all(&mut rig);
-            }
-        }
-        let Some(due) = rig.core.poll_timeout() else { break };
-        rig.pass(due.since(rig.now));
-    }
-    // Each repetition comes with a nudge or with one that repeats it.
-    assert!((MAX_NUDGES..=most).contains(&nudges));
-    assert_eq!(rig.core.load(), Load::default());
 }
 
 #[test]

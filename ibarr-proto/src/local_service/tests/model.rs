@@ -47,7 +47,10 @@ struct Model {
     now: Instant,
     requests: Vec<Held>,
     queue: Vec<Queued>,
-    wanted_since: Option<Instant>,
+    /// Of each that wants a nudge: when, and whether nothing else waited for an answer.
+    wants: Vec<(Instant, bool)>,
+    /// Nobody asked while the last nudge was under way, and it was for one.
+    calm: bool,
     last_nudge: Option<Instant>,
     /// Pauses that are left, before each a nudge.
     follow_ups: Vec<Duration>,
@@ -94,6 +97,7 @@ impl Held {
 impl Model {
     fn ask(&mut self, seq: u32, target: usize) {
         self.more = true;
+        self.calm &= !self.nudging;
         if let Some(held) = self.requests.iter().find(|held| held.seq == seq) {
             if held.target == target {
                 if held.forget_at.is_some() {
@@ -146,9 +150,12 @@ impl Model {
     fn take(&mut self) -> Option<String> {
         if self.queue.is_empty() {
             self.nudge_due().filter(|&due| due <= self.now)?;
-            if self.wanted_since.take().is_none() {
-                self.follow_ups.remove(0);
+            match self.wants[..] {
+                [] => drop(self.follow_ups.remove(0)),
+                [(_, is_one)] => self.calm = is_one,
+                _ => self.calm = false,
             }
+            self.wants.clear();
             (self.nudging, self.last_nudge) = (true, Some(self.now));
             return Some("nudge".to_owned());
         }
@@ -157,15 +164,17 @@ impl Model {
             Queued::Answer(seq) => seq,
         };
         let (now, repeats) = (self.now, !self.nudges_on || self.failed);
+        let nobody_waits = self.requests.iter().all(|held| held.answered);
         let held = self.held(seq);
-        if held.forget_at.is_none() {
+        let is_first = held.forget_at.is_none();
+        if is_first {
             held.forget_at = Some(now + MEMORY);
             held.repeat_at = repeats.then_some(now + REPEAT_AFTER);
         }
         let text = format!("{seq} is {}", gid(TARGETS[held.target]));
         if held.nudges > 0 {
             held.nudges -= 1;
-            self.want_nudge();
+            self.want_nudge(is_first && nobody_waits);
         }
         Some(text)
     }
@@ -202,20 +211,30 @@ impl Model {
     }
 
     fn nudge_due(&self) -> Option<Instant> {
-        let due = match (self.wanted_since, self.last_nudge) {
-            (None, None) => None,
-            (None, Some(last)) => self.follow_ups.first().map(|&pause| last + pause),
-            (Some(wanted), last) => {
-                let quiet = wanted + if self.more { NUDGE_WITHIN } else { ms(0) };
-                Some(last.map_or(quiet, |last| quiet.max(last + NUDGE_INTERVAL)))
+        let since_last = |pause: Duration| self.last_nudge.map(|last| last + pause);
+        let due = match self.wants[..] {
+            [] => self.follow_ups.first().and_then(|&pause| since_last(pause)),
+            [(since, _), ..] => {
+                let no_sooner = since_last(NUDGE_INTERVAL).unwrap_or(since);
+                let alone = self.calm && matches!(self.wants[..], [(_, true)]);
+                let due = if self.more {
+                    no_sooner.max(since + NUDGE_WITHIN)
+                } else if since >= no_sooner || alone {
+                    since
+                } else {
+                    let (last, _) = self.wants[self.wants.len() - 1];
+                    no_sooner.max((last + NUDGE_QUIET).min(since + NUDGE_WITHIN))
+                };
+                Some(due)
             }
         };
         due.filter(|_| !self.nudging)
     }
 
-    fn want_nudge(&mut self) {
+    fn want_nudge(&mut self, is_one: bool) {
         if self.nudges_on {
-            self.wanted_since.get_or_insert(self.now);
+            self.calm &= !self.nudging;
+            self.wants.push((self.now, is_one));
             self.follow_ups = FOLLOW_UPS.to_vec();
         }
     }
@@ -258,7 +277,8 @@ proptest! {
             now: START,
             requests: Vec::new(),
             queue: Vec::new(),
-            wanted_since: nudges_on.then_some(START),
+            wants: nudges_on.then_some((START, false)).into_iter().collect(),
+            calm: true,
             last_nudge: None,
             follow_ups: FOLLOW_UPS.to_vec(),
             nudging: false,
@@ -309,7 +329,7 @@ proptest! {
                 }
                 Op::Overrun => {
                     input(&mut core, Input::Overrun);
-                    model.want_nudge();
+                    model.want_nudge(false);
                 }
                 Op::Nudged { done } => {
                     if !model.nudging {
