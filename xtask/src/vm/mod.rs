@@ -92,7 +92,8 @@ pub(crate) fn run(workspace: &Workspace, args: &Args) -> Result<()> {
 /// The first kind: this machine cannot run it, and why. The second: something failed.
 pub(crate) fn prove(workspace: &Workspace) -> Result<Result<usize>> {
     let machines = Machines::fetch(workspace, Version::value_variants())?;
-    let scenarios = [Scenario::Hello, Scenario::Ls { ibarr: false, daemon: Vec::new() }];
+    let ls = |ibarr| Scenario::Ls { ibarr, daemon: Vec::new() };
+    let scenarios = [Scenario::Hello, ls(false), ls(true)];
     Ok(scenarios.iter().try_fold(0, |passed, scenario| {
         Ok(passed + machines.run(&prepare(workspace, scenario)?, DEADLINE)?)
     }))
