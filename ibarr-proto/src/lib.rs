@@ -12,4 +12,5 @@ pub mod local_view;
 pub mod node;
 pub mod resolver;
 pub mod retry;
+pub mod sa;
 pub mod timer;

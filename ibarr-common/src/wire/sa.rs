@@ -202,6 +202,11 @@ impl Response {
         Ok(Self { tid: header.tid, attribute: header.attribute, answer })
     }
 
+    /// Whether it is about the same as `question`.
+    pub fn is_for(&self, question: &Question) -> bool {
+        self.attribute == question.attribute()
+    }
+
     /// The MAD.
     pub fn emit(&self) -> Mad {
         let status = match self.answer {

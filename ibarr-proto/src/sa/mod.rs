@@ -1,0 +1,474 @@
+// SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
+
+//! Asks the subnet administrators, one for each port: sends, sends again, and bounds what an SA has
+//! to do for us at once. What is asked, and what is made of the answers, is the business of
+//! [`paths`](crate::paths).
+//!
+//! A question is a *flight*. It waits for its turn until the [`Window`] of its port has room; its MAD
+//! is *in the air* until it is answered or counts as lost; it *rests* while the SA is busy, and waits
+//! for its turn again; until its deadline. Each MAD has a transaction of its own: the kernel takes
+//! none twice while it waits for an answer. An answer to any MAD of a flight is its answer. A MAD
+//! stays in the air when its flight is over, for the SA has it to answer all the same.
+//!
+//! What has been sent before goes first, then the youngest: it has the most time left. An SA that
+//! cannot keep up would otherwise answer nothing but what nobody waits for any more.
+
+#[cfg(test)]
+mod tests;
+mod types;
+mod window;
+
+use std::cmp::Reverse;
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::time::Duration;
+
+use ibarr_common::Instant;
+use ibarr_common::wire::mad::{Header, Tid, Transaction};
+use ibarr_common::wire::sa::{Answer, Question, Request, Response};
+use rand_core::Rng;
+
+use self::window::Window;
+use crate::counters::Counters;
+use crate::retry::random;
+use crate::timer::Timers;
+
+pub use types::{Answered, Config, Counter, Outcome, PortIndex, QuestionId, Sa, Transmit};
+
+/// See the [module](self). After each call that takes a time, call each `poll_…` until it says
+/// `None`, then wait until [`Self::poll_timeout`].
+#[derive(Debug)]
+pub struct Client<R> {
+    config: Config,
+    now: Instant,
+    rng: R,
+    lanes: BTreeMap<PortIndex, Lane>,
+    flights: BTreeMap<QuestionId, Flight>,
+    /// Every MAD that is in the air or belongs to a flight.
+    mads: BTreeMap<Transaction, Sent>,
+    next_transaction: u32,
+    /// When a MAD in the air counts as lost.
+    losses: Timers<Transaction>,
+    /// When a flight is over, or rests no longer.
+    timers: Timers<QuestionId>,
+    answered: VecDeque<Answered>,
+    counters: Counters<Counter>,
+}
+
+/// A port that has an SA.
+#[derive(Debug)]
+struct Lane {
+    sa: Sa,
+    /// Nothing is sent before.
+    holds_until: Instant,
+    window: Window,
+    flights: usize,
+    /// Those that wait for their turn.
+    turns: BTreeSet<Turn>,
+}
+
+/// In the order in which they are taken.
+#[derive(Clone, Copy, Debug, Eq, Ord, PartialEq, PartialOrd)]
+struct Turn {
+    is_first: bool,
+    id: Reverse<QuestionId>,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Sent {
+    port: PortIndex,
+    /// Of a flight that may be over.
+    id: QuestionId,
+    at: Instant,
+    in_air: bool,
+}
+
+#[derive(Debug)]
+struct Flight {
+    port: PortIndex,
+    question: Question,
+    deadline: Instant,
+    state: State,
+    /// Its MADs.
+    sent: Vec<Transaction>,
+    /// Times that an answer was waited for in vain.
+    lost: u32,
+    /// Rests taken.
+    rests: u32,
+    /// Why the next MAD is sent, which is what it is counted as.
+    next: Counter,
+}
+
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+enum State {
+    Waiting,
+    /// This MAD is its last.
+    InAir(Transaction),
+    Resting,
+}
+
+impl<R: Rng> Client<R> {
+    /// Without ports.
+    pub fn new(config: Config, mut rng: R) -> Self {
+        Self {
+            config,
+            now: Instant::BOOT,
+            // A daemon before us may have sent what is answered to us.
+            next_transaction: rng.next_u32(),
+            rng,
+            lanes: BTreeMap::new(),
+            flights: BTreeMap::new(),
+            mads: BTreeMap::new(),
+            losses: Timers::default(),
+            timers: Timers::default(),
+            answered: VecDeque::new(),
+            counters: Counters::default(),
+        }
+    }
+
+    /// The SA of `port` is there, or elsewhere than before, or gone.
+    pub fn set_sa(&mut self, now: Instant, port: PortIndex, sa: Option<Sa>) {
+        self.advance(now);
+        let Some(sa) = sa else { return self.close(port) };
+        let holds_until = self.now + random(self.config.start_spread, &mut self.rng);
+        match self.lanes.get_mut(&port) {
+            Some(lane) if lane.sa == sa => return,
+            Some(lane) => (lane.sa, lane.holds_until) = (sa, holds_until),
+            None => {
+                let window = Window::new(self.config.outstanding);
+                let turns = BTreeSet::new();
+                let lane = Lane { sa, holds_until, window, flights: 0, turns };
+                self.lanes.insert(port, lane);
+            }
+        }
+        // What was sent elsewhere is sent again, and its answer taken if it comes all the same.
+        for transaction in self.in_air(port) {
+            self.land(transaction);
+            self.try_again(transaction, Counter::ResendsMoved);
+        }
+    }
+
+    /// Asks by `port`. Answered by one [`Self::poll_answered`], at the latest at `deadline`.
+    pub fn ask(
+        &mut self,
+        now: Instant,
+        id: QuestionId,
+        port: PortIndex,
+        question: Question,
+        deadline: Instant,
+    ) {
+        self.advance(now);
+        self.counters.count(Counter::Questions);
+        let Some(lane) = self.lanes.get_mut(&port) else {
+            self.counters.count(Counter::NoSa);
+            return self.answered.push_back(Answered { id, outcome: Outcome::NoSa });
+        };
+        if lane.flights >= self.config.flights {
+            self.counters.count(Counter::Overloaded);
+            return self.answered.push_back(Answered { id, outcome: Outcome::Overloaded });
+        }
+        lane.flights += 1;
+        lane.turns.insert(Turn { is_first: true, id: Reverse(id) });
+        let flight = Flight {
+            port,
+            question,
+            deadline,
+            state: State::Waiting,
+            sent: Vec::new(),
+            lost: 0,
+            rests: 0,
+            next: Counter::Queries,
+        };
+        self.flights.insert(id, flight);
+        self.timers.set(id, Some(deadline));
+    }
+
+    /// A MAD came to our agent at `port`.
+    pub fn handle_mad(&mut self, now: Instant, port: PortIndex, mad: &[u8]) {
+        self.advance(now);
+        let (tid, response) = match Response::parse(mad) {
+            Ok(response) => (response.tid, Some(response)),
+            Err(error) => {
+                self.counters.count(error.into());
+                // What cannot be read may still say whose answer it is.
+                match Header::parse(mad) {
+                    Ok((header, _)) if header.method.is_response() => (header.tid, None),
+                    _ => return,
+                }
+            }
+        };
+        let transaction = tid.transaction();
+        let Some(sent) = self.mads.get(&transaction).filter(|sent| sent.port == port).copied()
+        else {
+            return self.counters.count(Counter::Unasked);
+        };
+        self.land(transaction);
+        let is_busy = |response: &Response| match response.answer {
+            Answer::Refused(refusal) => refusal.is_temporary(),
+            Answer::Path(_) | Answer::ClassPortInfo(_) => false,
+        };
+        if response.is_some_and(|response| is_busy(&response)) {
+            self.counters.count(Counter::BusyAnswers);
+            return self.rest(sent, transaction, Counter::ResendsBusy);
+        }
+        if let Some(lane) = self.lanes.get_mut(&port) {
+            lane.window.grow();
+        }
+        let Some(flight) = self.flights.get(&sent.id) else {
+            self.mads.remove(&transaction);
+            return self.counters.count(Counter::Late);
+        };
+        let outcome = match response.filter(|response| response.is_for(&flight.question)) {
+            None => Outcome::Unusable,
+            Some(response) => match response.answer {
+                Answer::Refused(refusal) => Outcome::Refused(refusal),
+                Answer::Path(record) => Outcome::Path(record),
+                Answer::ClassPortInfo(info) => Outcome::ClassPortInfo(info),
+            },
+        };
+        self.end(sent.id, outcome);
+    }
+
+    /// The kernel has given back what nobody answered. Where nobody is there at all, it does so before
+    /// the time that we would have waited.
+    pub fn handle_unanswered(&mut self, now: Instant, port: PortIndex, tid: Tid) {
+        self.advance(now);
+        self.counters.count(Counter::Unanswered);
+        self.handle_loss(port, tid.transaction());
+    }
+
+    /// What [`Self::poll_transmit`] asked for was not sent.
+    pub fn handle_not_sent(&mut self, now: Instant, port: PortIndex, transaction: Transaction) {
+        self.advance(now);
+        self.counters.count(Counter::NotSent);
+        self.handle_loss(port, transaction);
+    }
+
+    /// May be called at any time; early calls do nothing.
+    pub fn handle_timeout(&mut self, now: Instant) {
+        self.advance(now);
+        while let Some(transaction) = self.losses.pop(self.now) {
+            self.lose(transaction);
+        }
+        while let Some(id) = self.timers.pop(self.now) {
+            self.due(id);
+        }
+    }
+
+    /// When to call [`Self::handle_timeout`] next, and poll again.
+    pub fn poll_timeout(&self) -> Option<Instant> {
+        let held = |lane: &Lane| {
+            let waits = lane.holds_until > self.now && !lane.turns.is_empty();
+            waits.then_some(lane.holds_until)
+        };
+        let held = self.lanes.values().filter_map(held);
+        held.chain(self.timers.next()).chain(self.losses.next()).min()
+    }
+
+    /// The next MAD to send.
+    pub fn poll_transmit(&mut self) -> Option<Transmit> {
+        let is_ready = |lane: &Lane| lane.holds_until <= self.now && lane.window.has_room();
+        let mut ready = self.lanes.iter_mut().filter(|(_, lane)| is_ready(lane));
+        let (&port, lane, turn) = ready.find_map(|(port, lane)| {
+            let turn = lane.turns.pop_first()?;
+            Some((port, lane, turn))
+        })?;
+        let Turn { id: Reverse(id), .. } = turn;
+        let flight = self.flights.get_mut(&id)?;
+        lane.window.sent();
+        let transaction = Transaction(self.next_transaction);
+        self.next_transaction = self.next_transaction.wrapping_add(1);
+        self.mads.insert(transaction, Sent { port, id, at: self.now, in_air: true });
+        let patience = doubled(self.config.patience, flight.lost);
+        let slack = random(patience / 3, &mut self.rng);
+        let lost_at = self.now + (patience * 5 / 6).saturating_add(slack);
+        self.losses.set(transaction, Some(lost_at));
+        flight.sent.push(transaction);
+        flight.state = State::InAir(transaction);
+        self.counters.count(flight.next);
+        let request = Request { tid: transaction.into(), question: flight.question };
+        let timeout = flight.deadline.max(lost_at).since(self.now);
+        Some(Transmit { port, sa: lane.sa, timeout, mad: request.emit(), transaction })
+    }
+
+    /// The next answer.
+    pub fn poll_answered(&mut self) -> Option<Answered> {
+        self.answered.pop_front()
+    }
+
+    /// What has been counted so far.
+    pub fn counters(&self) -> &Counters<Counter> {
+        &self.counters
+    }
+
+    /// How much is under way by `port`.
+    pub fn load(&self, port: PortIndex) -> Load {
+        self.lanes.get(&port).map_or_else(Load::default, |lane| Load {
+            questions: lane.flights,
+            in_air: lane.window.in_air(),
+            window: lane.window.size(),
+        })
+    }
+
+    fn advance(&mut self, now: Instant) {
+        self.now = self.now.max(now);
+    }
+
+    fn in_air(&self, port: PortIndex) -> Vec<Transaction> {
+        let in_air = self.mads.iter().filter(|(_, sent)| sent.in_air && sent.port == port);
+        in_air.map(|(transaction, _)| *transaction).collect()
+    }
+
+    /// A flight's timer has run out.
+    fn due(&mut self, id: QuestionId) {
+        let Some(flight) = self.flights.get_mut(&id) else { return };
+        if flight.deadline > self.now {
+            // Nothing else has a time.
+            return self.wait_for_turn(id);
+        }
+        if flight.sent.is_empty() {
+            self.counters.count(Counter::NeverSent);
+        }
+        let is_in_air = matches!(flight.state, State::InAir(_));
+        let is_busy = flight.next == Counter::ResendsBusy && !is_in_air;
+        self.end(id, if is_busy { Outcome::Busy } else { Outcome::Silent });
+    }
+
+    /// A MAD has not been answered in time.
+    fn lose(&mut self, transaction: Transaction) {
+        let Some(sent) = self.mads.get(&transaction).copied() else { return };
+        self.land(transaction);
+        if let Some(lane) = self.lanes.get_mut(&sent.port) {
+            lane.window.shrink(self.now, sent.at);
+        }
+        if let Some(flight) = self.flights.get_mut(&sent.id) {
+            flight.lost += 1;
+        }
+        self.try_again(transaction, Counter::Resends);
+    }
+
+    /// The kernel will not bring an answer to this MAD.
+    fn handle_loss(&mut self, port: PortIndex, transaction: Transaction) {
+        let in_air = |sent: &&Sent| sent.in_air && sent.port == port;
+        let Some(sent) = self.mads.get(&transaction).filter(in_air).copied() else { return };
+        self.land(transaction);
+        // Not again at once: where nobody is, nobody answers the next.
+        self.rest(sent, transaction, Counter::Resends);
+    }
+
+    /// The MAD is no longer in the air.
+    fn land(&mut self, transaction: Transaction) {
+        if let Some(sent) = self.mads.get_mut(&transaction)
+            && sent.in_air
+        {
+            sent.in_air = false;
+            self.losses.set(transaction, None);
+            if let Some(lane) = self.lanes.get_mut(&sent.port) {
+                lane.window.landed();
+            }
+        }
+    }
+
+    /// Its flight, if this is its last, waits for its turn again.
+    fn try_again(&mut self, transaction: Transaction, why: Counter) {
+        let Some(sent) = self.mads.get(&transaction) else { return };
+        let id = sent.id;
+        match self.flights.get_mut(&id) {
+            Some(flight) if flight.state == State::InAir(transaction) => {
+                flight.next = why;
+                self.wait_for_turn(id);
+            }
+            Some(_) => {}
+            None => drop(self.mads.remove(&transaction)),
+        }
+    }
+
+    /// The SA is busy, or cannot be reached: it is left alone for a while.
+    fn rest(&mut self, sent: Sent, transaction: Transaction, why: Counter) {
+        if let Some(lane) = self.lanes.get_mut(&sent.port) {
+            lane.window.shrink(self.now, sent.at);
+        }
+        match self.flights.get_mut(&sent.id) {
+            Some(flight) if flight.state == State::InAir(transaction) => {
+                let pause = doubled(self.config.busy_pause, flight.rests);
+                flight.rests += 1;
+                flight.next = why;
+                flight.state = State::Resting;
+                let spread = random(pause, &mut self.rng);
+                let rests_until = self.now + (pause / 2).saturating_add(spread);
+                self.timers.set(sent.id, Some(rests_until.min(flight.deadline)));
+            }
+            Some(_) => {}
+            None => drop(self.mads.remove(&transaction)),
+        }
+    }
+
+    fn wait_for_turn(&mut self, id: QuestionId) {
+        let Some(flight) = self.flights.get_mut(&id) else { return };
+        flight.state = State::Waiting;
+        self.timers.set(id, Some(flight.deadline));
+        if let Some(lane) = self.lanes.get_mut(&flight.port) {
+            lane.turns.insert(Turn { is_first: false, id: Reverse(id) });
+        }
+    }
+
+    fn end(&mut self, id: QuestionId, outcome: Outcome) {
+        let Some(flight) = self.flights.remove(&id) else { return };
+        self.timers.set(id, None);
+        for transaction in flight.sent {
+            if self.mads.get(&transaction).is_some_and(|sent| !sent.in_air) {
+                self.mads.remove(&transaction);
+            }
+        }
+        if let Some(lane) = self.lanes.get_mut(&flight.port) {
+            lane.flights -= 1;
+            for is_first in [true, false] {
+                lane.turns.remove(&Turn { is_first, id: Reverse(id) });
+            }
+        }
+        if let Outcome::Refused(refusal) = outcome
+            && refusal.status().is_redirect()
+        {
+            self.counters.count(Counter::Redirects);
+        }
+        self.counters.count(match outcome {
+            Outcome::Path(_) | Outcome::ClassPortInfo(_) => Counter::Answered,
+            Outcome::Refused(refusal) if refusal.is_final() => Counter::NoRecord,
+            Outcome::Refused(_) => Counter::Refused,
+            Outcome::Unusable => Counter::Unusable,
+            Outcome::Busy => Counter::Busy,
+            Outcome::Silent => Counter::Silent,
+            Outcome::NoSa => Counter::NoSa,
+            Outcome::Overloaded => Counter::Overloaded,
+        });
+        self.answered.push_back(Answered { id, outcome });
+    }
+
+    fn close(&mut self, port: PortIndex) {
+        for transaction in self.in_air(port) {
+            self.land(transaction);
+        }
+        let of_port = self.flights.iter().filter(|(_, flight)| flight.port == port);
+        let ids: Vec<_> = of_port.map(|(id, _)| *id).collect();
+        for id in ids {
+            self.end(id, Outcome::NoSa);
+        }
+        self.mads.retain(|_, sent| sent.port != port);
+        self.lanes.remove(&port);
+    }
+}
+
+/// What is under way by a port.
+#[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
+pub struct Load {
+    /// Questions.
+    pub questions: usize,
+    /// MADs that the SA is to answer.
+    pub in_air: u32,
+    /// How many it may be given at once.
+    pub window: u32,
+}
+
+/// `pause` times 2 to the power of `times`, but not for ever longer.
+fn doubled(pause: Duration, times: u32) -> Duration {
+    pause.saturating_mul(1 << times.min(8))
+}

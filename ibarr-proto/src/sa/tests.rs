@@ -1,0 +1,508 @@
+// SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::time::Duration;
+
+use ibarr_common::Instant;
+use ibarr_common::ib::{Gid, Lid, PathRecord, Sl};
+use ibarr_common::wire::class_port_info::ClassPortInfo;
+use ibarr_common::wire::mad::Transaction;
+use ibarr_common::wire::sa::{Answer, PathQuestion, Question, Refusal, Request};
+use ibarr_common::wire::umad::PKeyIndex;
+use proptest::prelude::*;
+use rand_chacha::ChaCha12Rng;
+use rand_core::SeedableRng;
+
+use super::*;
+
+const PORT: PortIndex = PortIndex(1);
+const WAIT: Duration = Duration::from_millis(1_600);
+
+const fn ms(ms: u64) -> Duration {
+    Duration::from_millis(ms)
+}
+
+fn sa(lid: u16) -> Sa {
+    Sa { lid: Lid::new(lid).unwrap(), sl: Sl::default(), pkey_index: PKeyIndex(0) }
+}
+
+fn gid(n: u64) -> Gid {
+    Gid::new((0xfe80_u128 << 112 | u128::from(n + 1)).to_be_bytes()).unwrap()
+}
+
+fn path(n: u64) -> Question {
+    Question::Path(PathQuestion {
+        dgid: gid(n),
+        sgid: gid(0xffff),
+        reversible: true,
+        pkey: None,
+        tclass: None,
+        service_id: None,
+        qos_class: None,
+    })
+}
+
+fn record(n: u64) -> PathRecord {
+    let mut octets = [0; 64];
+    octets[8..24].copy_from_slice(&gid(n).octets());
+    octets[24..40].copy_from_slice(&gid(0xffff).octets());
+    octets[40..44].copy_from_slice(&[0, 2, 0, 1]);
+    octets[49..52].copy_from_slice(&[0x80, 0xff, 0xff]);
+    PathRecord::from_octets(octets)
+}
+
+/// A client, what it has sent, and the answers.
+struct Rig {
+    now: Instant,
+    client: Client<ChaCha12Rng>,
+    sent: Vec<Transmit>,
+    answered: Vec<Answered>,
+}
+
+impl Rig {
+    fn new(config: Config) -> Self {
+        let client = Client::new(config, ChaCha12Rng::seed_from_u64(1));
+        let now = Instant::from_nanos(1_000_000_000);
+        let mut this = Self { now, client, sent: Vec::new(), answered: Vec::new() };
+        this.client.set_sa(this.now, PORT, Some(sa(1)));
+        this
+    }
+
+    /// Whose SA appeared long ago.
+    fn warm(config: Config) -> Self {
+        Self::new(Config { start_spread: Duration::ZERO, ..config })
+    }
+
+    fn ask(&mut self, n: u64) {
+        self.client.ask(self.now, QuestionId(n), PORT, path(n), self.now + WAIT);
+        self.drain();
+    }
+
+    fn answer(&mut self, mad: &Transmit, answer: Answer) {
+        let request = Request::parse(mad.mad.as_ref()).unwrap();
+        let mad = request.answer(answer).emit();
+        self.client.handle_mad(self.now, PORT, mad.as_ref());
+        self.drain();
+    }
+
+    /// Goes to `to` without missing a timer.
+    fn advance(&mut self, by: Duration) {
+        let end = self.now + by;
+        while let Some(next) = self.client.poll_timeout().filter(|&next| next <= end) {
+            self.now = self.now.max(next);
+            self.drain();
+        }
+        self.now = end;
+        self.drain();
+    }
+
+    fn drain(&mut self) {
+        self.client.handle_timeout(self.now);
+        while let Some(transmit) = self.client.poll_transmit() {
+            self.sent.push(transmit);
+        }
+        while let Some(answered) = self.client.poll_answered() {
+            self.answered.push(answered);
+        }
+    }
+
+    fn take_sent(&mut self) -> Vec<Transmit> {
+        std::mem::take(&mut self.sent)
+    }
+
+    fn outcomes(&mut self) -> Vec<(u64, Outcome)> {
+        self.answered.drain(..).map(|Answered { id, outcome }| (id.0, outcome)).collect()
+    }
+
+    fn count(&self, counter: Counter) -> u64 {
+        self.client.counters().get(counter)
+    }
+}
+
+#[test]
+fn question_is_sent_and_answered() {
+    let mut rig = Rig::warm(Config::default());
+    rig.ask(7);
+    let [sent] = &rig.take_sent()[..] else { panic!() };
+    assert_eq!((sent.port, sent.sa, sent.timeout), (PORT, sa(1), WAIT));
+    rig.answer(sent, Answer::Path(record(7)));
+    assert_eq!(rig.outcomes(), [(7, Outcome::Path(record(7)))]);
+    rig.answer(sent, Answer::Path(record(7)));
+    assert_eq!(rig.outcomes(), []);
+    assert_eq!(rig.count(Counter::Unasked), 1);
+    assert_eq!(rig.client.poll_timeout(), None);
+}
+
+#[test]
+fn silence_is_met_with_growing_pauses_and_ends_at_the_deadline() {
+    let mut rig = Rig::warm(Config::default());
+    rig.ask(1);
+    let mut pauses = Vec::new();
+    let start = rig.now;
+    let mut last = start;
+    while rig.outcomes().is_empty() {
+        let next = rig.client.poll_timeout().unwrap();
+        rig.advance(next.since(rig.now));
+        if rig.sent.len() > pauses.len() + 1 {
+            pauses.push(rig.now.since(last));
+            last = rig.now;
+        }
+    }
+    assert_eq!(rig.now, start + WAIT);
+    let [first, second] = pauses[..] else { panic!("{pauses:?}") };
+    assert!(first >= ms(250) && first <= ms(350), "{first:?}");
+    assert!(second >= ms(500) && second <= ms(700), "{second:?}");
+    let sent = rig.take_sent();
+    let ids: BTreeSet<_> = sent.iter().map(|sent| sent.transaction).collect();
+    assert_eq!(ids.len(), 3, "the kernel takes no transaction twice");
+    assert_eq!((rig.count(Counter::Queries), rig.count(Counter::Resends)), (1, 2));
+    assert_eq!(rig.count(Counter::Silent), 1);
+}
+
+#[test]
+fn late_answer_to_an_earlier_mad_is_the_answer() {
+    let mut rig = Rig::warm(Config::default());
+    rig.ask(1);
+    rig.advance(ms(400));
+    let sent = rig.take_sent();
+    assert_eq!(sent.len(), 2);
+    rig.answer(&sent[0], Answer::Path(record(1)));
+    assert_eq!(rig.outcomes(), [(1, Outcome::Path(record(1)))]);
+    assert_eq!(rig.client.load(PORT).in_air, 1, "the SA still has it to answer");
+    rig.answer(&sent[1], Answer::Path(record(1)));
+    assert_eq!(rig.count(Counter::Late), 1);
+    assert_eq!(rig.client.load(PORT).in_air, 0);
+}
+
+#[test]
+fn busy_sa_is_left_alone_and_asked_again() {
+    let mut rig = Rig::warm(Config::default());
+    rig.ask(1);
+    let [sent] = &rig.take_sent()[..] else { panic!() };
+    rig.answer(sent, Answer::Refused(Refusal::BUSY));
+    rig.advance(ms(49));
+    assert!(rig.sent.is_empty());
+    rig.advance(ms(101));
+    let [sent] = &rig.take_sent()[..] else { panic!() };
+    rig.answer(sent, Answer::Path(record(1)));
+    assert_eq!(rig.outcomes(), [(1, Outcome::Path(record(1)))]);
+    assert_eq!((rig.count(Counter::ResendsBusy), rig.count(Counter::BusyAnswers)), (1, 1));
+}
+
+#[test]
+fn sa_that_stays_busy_is_told_from_a_silent_one() {
+    let mut rig = Rig::warm(Config::default());
+    rig.ask(1);
+    while rig.answered.is_empty() {
+        for sent in rig.take_sent() {
+            rig.answer(&sent, Answer::Refused(Refusal::NO_RESOURCES));
+        }
+        rig.advance(ms(10));
+    }
+    assert_eq!(rig.outcomes(), [(1, Outcome::Busy)]);
+    assert!(rig.count(Counter::ResendsBusy) <= 5, "pauses grow");
+}
+
+#[test]
+fn refusals_end_the_question_at_once() {
+    let mut rig = Rig::warm(Config::default());
+    let cases = [
+        (Refusal::NO_RECORDS, Counter::NoRecord),
+        (Refusal::INVALID_GID, Counter::NoRecord),
+        (Refusal::REQUEST_INVALID, Counter::Refused),
+        (Refusal::REDIRECT, Counter::Refused),
+    ];
+    for (n, (refusal, counter)) in (0..).zip(cases) {
+        let before = rig.count(counter);
+        rig.ask(n);
+        let sent = rig.take_sent().pop().unwrap();
+        rig.answer(&sent, Answer::Refused(refusal));
+        assert_eq!(rig.outcomes(), [(n, Outcome::Refused(refusal))]);
+        assert_eq!(rig.count(counter), before + 1);
+    }
+    assert_eq!(rig.count(Counter::Redirects), 1);
+}
+
+#[test]
+fn answer_that_cannot_be_ends_the_question_and_is_counted() {
+    let mut rig = Rig::warm(Config::default());
+    rig.ask(1);
+    let sent = rig.take_sent().pop().unwrap();
+    rig.answer(&sent, Answer::Path(PathRecord::from_octets([0; 64])));
+    assert_eq!(rig.outcomes(), [(1, Outcome::Unusable)]);
+    assert_eq!(rig.count(Counter::MalformedValue), 1);
+
+    // About something else.
+    rig.ask(2);
+    let sent = rig.take_sent().pop().unwrap();
+    let other = Request { tid: sent.transaction.into(), question: Question::ClassPortInfo };
+    let mad = other.answer(Answer::ClassPortInfo(ClassPortInfo::default())).emit();
+    rig.client.handle_mad(rig.now, PORT, mad.as_ref());
+    rig.drain();
+    assert_eq!(rig.outcomes(), [(2, Outcome::Unusable)]);
+}
+
+#[test]
+fn answer_by_another_port_is_none() {
+    let mut rig = Rig::warm(Config::default());
+    rig.ask(1);
+    let sent = rig.take_sent().pop().unwrap();
+    let request = Request::parse(sent.mad.as_ref()).unwrap();
+    let mad = request.answer(Answer::Path(record(1))).emit();
+    rig.client.handle_mad(rig.now, PortIndex(2), mad.as_ref());
+    rig.drain();
+    assert_eq!(rig.outcomes(), []);
+    assert_eq!(rig.count(Counter::Unasked), 1);
+}
+
+#[test]
+fn no_more_than_the_window_is_in_the_air() {
+    let mut rig = Rig::warm(Config { outstanding: 8, ..Config::default() });
+    for n in 0..50 {
+        rig.ask(n);
+    }
+    assert_eq!(rig.sent.len(), 2, "a quarter at first");
+    let mut in_air = rig.take_sent();
+    let mut most = in_air.len();
+    while let Some(sent) = in_air.pop() {
+        rig.answer(&sent, Answer::Refused(Refusal::NO_RECORDS));
+        in_air.extend(rig.take_sent());
+        most = most.max(in_air.len());
+    }
+    assert_eq!(most, 8);
+    assert_eq!(rig.outcomes().len(), 50);
+}
+
+#[test]
+fn further_questions_are_refused_at_once() {
+    let mut rig = Rig::warm(Config { flights: 3, ..Config::default() });
+    for n in 0..5 {
+        rig.ask(n);
+    }
+    assert_eq!(rig.outcomes(), [(3, Outcome::Overloaded), (4, Outcome::Overloaded)]);
+    assert_eq!(rig.count(Counter::Overloaded), 2);
+    let sent = rig.take_sent();
+    rig.answer(&sent[0], Answer::Refused(Refusal::NO_RECORDS));
+    rig.answered.clear();
+    rig.ask(6);
+    assert_eq!(rig.outcomes(), []);
+}
+
+#[test]
+fn silent_sa_is_asked_one_at_a_time_and_all_are_answered_in_time() {
+    let mut rig = Rig::warm(Config::default());
+    let mut asked_at = BTreeMap::new();
+    let mut sent = 0;
+    // Ten minutes of silence, 20 questions a second.
+    for n in 0..12_000 {
+        asked_at.insert(n, rig.now);
+        rig.ask(n);
+        rig.advance(ms(50));
+        if n > 200 {
+            sent += rig.sent.len();
+        }
+        rig.sent.clear();
+        for (id, outcome) in rig.outcomes() {
+            assert_eq!(outcome, Outcome::Silent);
+            assert!(rig.now.since(asked_at.remove(&id).unwrap()) <= WAIT + ms(50));
+        }
+    }
+    assert!(sent < 12_000 / 20 * 4, "{sent} MADs in 590 s");
+    assert!(rig.client.load(PORT).window == 1);
+
+    // It is back: within a second what is pending has been answered, each by one more MAD at most.
+    let pending = asked_at.len();
+    let mut sent = 0;
+    let mut most = 0;
+    let mut in_air = Vec::new();
+    for _ in 0..1000 {
+        rig.advance(ms(1));
+        in_air.extend(rig.take_sent());
+        most = most.max(in_air.len());
+        sent += in_air.len();
+        for mad in in_air.drain(..) {
+            let request = Request::parse(mad.mad.as_ref()).unwrap();
+            let Question::Path(_) = request.question else { panic!() };
+            rig.answer(&mad, Answer::Refused(Refusal::NO_RECORDS));
+        }
+    }
+    assert!(sent <= pending, "{sent} MADs for {pending} questions");
+    assert!(most <= 64);
+    assert_eq!(rig.client.load(PORT).questions, 0);
+}
+
+#[test]
+fn questions_wait_for_a_while_by_chance_after_the_sa_appeared() {
+    let waits: Vec<_> = (0..50)
+        .map(|seed| {
+            let rng = ChaCha12Rng::seed_from_u64(seed);
+            let mut client = Client::new(Config::default(), rng);
+            client.set_sa(Instant::BOOT, PORT, Some(sa(1)));
+            client.ask(Instant::BOOT, QuestionId(1), PORT, path(1), Instant::BOOT + WAIT);
+            assert_eq!(client.poll_transmit(), None);
+            let at = client.poll_timeout().unwrap();
+            client.handle_timeout(at);
+            assert!(client.poll_transmit().is_some());
+            at.since(Instant::BOOT)
+        })
+        .collect();
+    assert!(waits.iter().max().unwrap() > &ms(400) && waits.iter().max().unwrap() <= &ms(500));
+    assert!(waits.iter().min().unwrap() < &ms(100));
+}
+
+#[test]
+fn what_was_asked_of_another_sa_is_asked_of_the_new_one() {
+    let mut rig = Rig::warm(Config::default());
+    rig.ask(1);
+    rig.take_sent();
+    rig.client.set_sa(rig.now, PORT, Some(sa(6)));
+    rig.drain();
+    let [sent] = &rig.take_sent()[..] else { panic!() };
+    assert_eq!(sent.sa, sa(6));
+    assert_eq!(rig.count(Counter::ResendsMoved), 1);
+    rig.answer(sent, Answer::Path(record(1)));
+    assert_eq!(rig.outcomes(), [(1, Outcome::Path(record(1)))]);
+}
+
+#[test]
+fn without_an_sa_the_answer_is_at_once_that_there_is_none() {
+    let mut rig = Rig::warm(Config::default());
+    rig.ask(1);
+    rig.client.set_sa(rig.now, PORT, None);
+    rig.drain();
+    rig.ask(2);
+    assert_eq!(rig.outcomes(), [(1, Outcome::NoSa), (2, Outcome::NoSa)]);
+    assert_eq!(rig.client.poll_timeout(), None);
+}
+
+#[test]
+fn where_nobody_is_the_kernel_says_so_and_pauses_follow() {
+    let mut rig = Rig::warm(Config::default());
+    rig.ask(1);
+    let mut sent = 0;
+    while rig.answered.is_empty() {
+        for mad in rig.take_sent() {
+            sent += 1;
+            rig.client.handle_unanswered(rig.now, PORT, mad.transaction.into());
+            rig.drain();
+        }
+        rig.advance(ms(1));
+    }
+    assert_eq!(rig.outcomes(), [(1, Outcome::Silent)]);
+    assert!((3..=6).contains(&sent), "{sent}");
+    assert_eq!(rig.count(Counter::Unanswered), sent);
+}
+
+#[derive(Clone, Debug)]
+enum Op {
+    Ask { n: u8, wait: u16 },
+    Answer { which: u8, how: u8 },
+    Unanswered { which: u8 },
+    NotSent { which: u8 },
+    Garbage { bytes: Vec<u8> },
+    Sa { lid: u8 },
+    Wait { ms: u16 },
+}
+
+fn op() -> impl Strategy<Value = Op> {
+    prop_oneof![
+        4 => (any::<u8>(), 0..3_000_u16).prop_map(|(n, wait)| Op::Ask { n, wait }),
+        4 => (any::<u8>(), any::<u8>()).prop_map(|(which, how)| Op::Answer { which, how }),
+        1 => any::<u8>().prop_map(|which| Op::Unanswered { which }),
+        1 => any::<u8>().prop_map(|which| Op::NotSent { which }),
+        1 => proptest::collection::vec(any::<u8>(), 0..100).prop_map(|bytes| Op::Garbage { bytes }),
+        1 => (0..4_u8).prop_map(|lid| Op::Sa { lid }),
+        4 => (0..900_u16).prop_map(|ms| Op::Wait { ms }),
+    ]
+}
+
+proptest! {
+    /// Whatever the SA, the kernel and the fabric do.
+    #[test]
+    fn every_question_is_answered_once_and_in_time(
+        ops in proptest::collection::vec(op(), 0..200),
+        outstanding in 1..6_u32,
+    ) {
+        let config = Config { outstanding, flights: 12, ..Config::default() };
+        let mut rig = Rig::new(config);
+        let mut waiting: BTreeMap<u64, Instant> = BTreeMap::new();
+        let mut all_sent: Vec<Transmit> = Vec::new();
+        let mut seen: BTreeSet<Transaction> = BTreeSet::new();
+        let mut next = 0;
+        for op in ops {
+            let pick = |which: u8| all_sent.get(usize::from(which) % all_sent.len().max(1)).cloned();
+            match op {
+                Op::Ask { n, wait } => {
+                    let deadline = rig.now + ms(wait.into());
+                    let question = if n == 0 { Question::ClassPortInfo } else { path(n.into()) };
+                    rig.client.ask(rig.now, QuestionId(next), PORT, question, deadline);
+                    waiting.insert(next, deadline);
+                    next += 1;
+                }
+                Op::Answer { which, how } => {
+                    if let Some(sent) = pick(which) {
+                        rig.answer(&sent, match how % 6 {
+                            0 => Answer::Refused(Refusal::BUSY),
+                            1 => Answer::Refused(Refusal::NO_RECORDS),
+                            2 => Answer::Refused(Refusal::DENIED),
+                            3 => Answer::Path(PathRecord::from_octets([how; 64])),
+                            _ => Answer::Path(record(how.into())),
+                        });
+                    }
+                }
+                Op::Unanswered { which } => {
+                    if let Some(sent) = pick(which) {
+                        rig.client.handle_unanswered(rig.now, PORT, sent.transaction.into());
+                    }
+                }
+                Op::NotSent { which } => {
+                    if let Some(sent) = pick(which) {
+                        rig.client.handle_not_sent(rig.now, PORT, sent.transaction);
+                    }
+                }
+                Op::Garbage { bytes } => rig.client.handle_mad(rig.now, PORT, &bytes),
+                Op::Sa { lid } => {
+                    let sa = Lid::new(lid.into()).map(|lid| sa(lid.get()));
+                    rig.client.set_sa(rig.now, PORT, sa);
+                }
+                Op::Wait { ms } => rig.advance(Duration::from_millis(ms.into())),
+            }
+            rig.drain();
+            for sent in rig.take_sent() {
+                prop_assert!(seen.insert(sent.transaction));
+                all_sent.push(sent);
+            }
+            for (id, _) in rig.outcomes() {
+                prop_assert!(waiting.remove(&id).is_some(), "answered twice");
+            }
+            prop_assert!(waiting.values().all(|&deadline| deadline > rig.now), "answered late");
+            let load = rig.client.load(PORT);
+            prop_assert_eq!(load.questions, waiting.len());
+            prop_assert!(load.questions <= 12);
+            prop_assert!(load.in_air <= outstanding);
+            prop_assert!(load.window <= outstanding);
+            let in_air = rig.client.mads.values().filter(|sent| sent.in_air).count();
+            prop_assert_eq!(load.in_air, u32::try_from(in_air).unwrap());
+            prop_assert_eq!(rig.client.losses.len(), in_air);
+            let held = rig.client.mads.iter().all(|(transaction, sent)| {
+                let flight = rig.client.flights.get(&sent.id);
+                sent.in_air || flight.is_some_and(|flight| flight.sent.contains(transaction))
+            });
+            prop_assert!(held, "a MAD that nobody waits for");
+            prop_assert_eq!(rig.client.timers.len(), waiting.len());
+        }
+        rig.advance(Duration::from_mins(1));
+        for (id, _) in rig.outcomes() {
+            prop_assert!(waiting.remove(&id).is_some());
+        }
+        prop_assert!(waiting.is_empty());
+        prop_assert_eq!(rig.client.poll_timeout(), None);
+        prop_assert!(rig.client.mads.is_empty());
+        let ended = [
+            Counter::Answered, Counter::NoRecord, Counter::Refused, Counter::Unusable,
+            Counter::Busy, Counter::Silent, Counter::NoSa, Counter::Overloaded,
+        ];
+        let ended: u64 = ended.into_iter().map(|counter| rig.count(counter)).sum();
+        prop_assert_eq!(rig.count(Counter::Questions), ended);
+    }
+}
