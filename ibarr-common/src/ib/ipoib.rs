@@ -66,6 +66,13 @@ impl fmt::Display for IpoibHwAddr {
 pub struct Qpn(u32);
 
 impl Qpn {
+    /// Subnet management (IBA vol. 1 §13.5.1): packets to it need no port state, and travel on VL 15.
+    pub const SMI: Self = Self(0);
+    /// General services: SA, performance and connection management.
+    pub const GSI: Self = Self(1);
+    /// Where multicast goes.
+    pub const MULTICAST: Self = Self(0x00ff_ffff);
+
     /// `None` above 24 bits.
     pub const fn new(qpn: u32) -> Option<Self> {
         if qpn > 0x00ff_ffff {
@@ -79,11 +86,13 @@ impl Qpn {
         self.0
     }
 
-    const fn from_octets([high, middle, low]: [u8; 3]) -> Self {
+    /// From the 3 bytes it is on the wire.
+    pub const fn from_octets([high, middle, low]: [u8; 3]) -> Self {
         Self(u32::from_be_bytes([0, high, middle, low]))
     }
 
-    const fn octets(self) -> [u8; 3] {
+    /// The 3 bytes as they stand on the wire.
+    pub const fn octets(self) -> [u8; 3] {
         let [_, high, middle, low] = self.0.to_be_bytes();
         [high, middle, low]
     }

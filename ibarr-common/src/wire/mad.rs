@@ -106,6 +106,8 @@ impl Class {
     pub const SM_DIRECTED_ROUTE: Self = Self(0x81);
     /// Subnet administration.
     pub const SUBNET_ADM: Self = Self(0x03);
+    /// Performance management: counters.
+    pub const PERFORMANCE: Self = Self(0x04);
 
     /// From its number.
     pub const fn new(class: u8) -> Self {
@@ -366,11 +368,13 @@ pub enum Error {
     PKey,
     /// A question that does not say what it is about.
     Components,
+    /// A directed route that is too long, or of which it has come too far.
+    Hops,
 }
 
 impl Error {
     /// Every reason, in the order of the enumeration.
-    pub const ALL: [Self; 10] = [
+    pub const ALL: [Self; 11] = [
         Self::Truncated,
         Self::BaseVersion,
         Self::Class,
@@ -381,6 +385,7 @@ impl Error {
         Self::Lid,
         Self::PKey,
         Self::Components,
+        Self::Hops,
     ];
 }
 
@@ -397,6 +402,7 @@ impl fmt::Display for Error {
             Self::Lid => "LID that names no port",
             Self::PKey => "key that no partition has",
             Self::Components => "component missing",
+            Self::Hops => "no legal directed route",
         })
     }
 }

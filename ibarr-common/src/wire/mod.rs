@@ -12,9 +12,11 @@ pub mod class_port_info;
 pub mod ip2gid;
 pub mod ls;
 pub mod mad;
+pub mod packet;
 pub mod path_record;
 pub mod rmpp;
 pub mod sa;
+pub mod smp;
 pub mod umad;
 
 use core::fmt;

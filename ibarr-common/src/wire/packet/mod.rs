@@ -1,0 +1,285 @@
+// SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
+
+//! An InfiniBand packet, from its first link header to its payload (IBA vol. 1 §5.2, §6.1). All
+//! fields are big-endian.
+//!
+//! | header | bytes | when |
+//! |---|---|---|
+//! | [`LrhWire`] | 8 | always |
+//! | [`GrhWire`] | 40 | link next header 3 |
+//! | [`BthWire`] | 12 | always; raw packets are refused |
+//! | [`DethWire`] | 8 | unreliable datagrams |
+//! | immediate data | 4 | unreliable datagrams with immediate |
+//! | payload, padding | 0..=4096, 0..=3 | what other transports have before it counts as payload |
+//!
+//! The two checksums that end a packet on a cable, [`icrc`] and [`vcrc`], are not there: they are
+//! the business of whoever has a cable. But the lengths in the headers count the first of them, as
+//! the specification has it.
+
+mod crc;
+mod headers;
+
+pub use crc::{icrc, vcrc};
+pub use headers::{BthWire, DethWire, GrhWire, LrhWire};
+
+use core::fmt;
+
+use zerocopy::FromBytes;
+
+use crate::ib::{Lid, PKey, Qpn, Sl};
+
+/// Bytes of the longest packet: payload of the largest MTU, and every header of a datagram.
+pub const MAX_LEN: usize = 8 + 40 + 12 + 8 + 4 + MAX_PAYLOAD;
+
+/// Bytes of the largest MTU.
+pub const MAX_PAYLOAD: usize = 4096;
+
+/// Bytes of the checksum that the lengths in the headers count.
+const ICRC_LEN: usize = 4;
+
+/// A legal packet, with its headers read.
+#[derive(Clone, Copy, Debug)]
+pub struct Packet<'a> {
+    /// The virtual lane, 0 to 15. 15 is for subnet management alone.
+    pub vl: u8,
+    /// Mapped to a virtual lane at every hop.
+    pub sl: Sl,
+    /// Where it goes.
+    pub dlid: Lid,
+    /// Where it comes from. `None`: from a port that has no LID yet.
+    pub slid: Option<Lid>,
+    /// The header that routers look at.
+    pub grh: Option<GrhWire>,
+    /// What is done with it at its end, such as [`OPCODE_UD_SEND`].
+    pub opcode: u8,
+    /// The partition. `None`: no partition has its number; on QP 0 it is not looked at.
+    pub pkey: Option<PKey>,
+    /// The queue pair it goes to.
+    pub destination: Qpn,
+    /// Of a datagram, the queue pair it comes from.
+    pub source: Option<Qpn>,
+    /// Where in the packet the payload is. It is without padding.
+    payload_at: usize,
+    /// The payload.
+    pub payload: &'a [u8],
+}
+
+/// BTH opcode: unreliable datagram, send only.
+pub const OPCODE_UD_SEND: u8 = 0x64;
+/// BTH opcode: unreliable datagram, send only with immediate.
+pub const OPCODE_UD_SEND_IMMEDIATE: u8 = 0x65;
+
+/// LRH: an IBA transport follows.
+const LNH_LOCAL: u8 = 2;
+/// LRH: a GRH follows.
+const LNH_GLOBAL: u8 = 3;
+/// GRH: a BTH follows.
+const NEXT_IS_BTH: u8 = 0x1b;
+
+impl<'a> Packet<'a> {
+    /// Reads a packet, from its LRH to its last byte before the checksums.
+    ///
+    /// # Errors
+    /// Anything whose headers contradict each other, the length or the specification.
+    pub fn parse(bytes: &'a [u8]) -> Result<Self, Error> {
+        let (lrh, mut rest) = LrhWire::read_from_prefix(bytes).map_err(|_| Error::Truncated)?;
+        if lrh.version() != 0 {
+            return Err(Error::Version);
+        }
+        if bytes.len() > MAX_LEN || lrh.len() != bytes.len() + ICRC_LEN {
+            return Err(Error::Length);
+        }
+        let dlid = Lid::new(lrh.dlid.get()).ok_or(Error::Destination)?;
+        let slid = Lid::new(lrh.slid.get());
+        if slid.is_some_and(Lid::is_multicast) {
+            return Err(Error::Source);
+        }
+        let grh = match lrh.next_header() {
+            LNH_LOCAL => None,
+            LNH_GLOBAL => {
+                let (grh, behind) =
+                    GrhWire::read_from_prefix(rest).map_err(|_| Error::Truncated)?;
+                if grh.ip_version() != 6 || grh.next_header != NEXT_IS_BTH {
+                    return Err(Error::Global);
+                }
+                if usize::from(grh.payload_len.get()) != behind.len() + ICRC_LEN {
+                    return Err(Error::Length);
+                }
+                rest = behind;
+                Some(grh)
+            }
+            _ => return Err(Error::Raw),
+        };
+        let (bth, rest) = BthWire::read_from_prefix(rest).map_err(|_| Error::Truncated)?;
+        if bth.transport_version() != 0 {
+            return Err(Error::Version);
+        }
+        let (deth, rest) = match bth.opcode {
+            OPCODE_UD_SEND => {
+                let (deth, rest) =
+                    DethWire::read_from_prefix(rest).map_err(|_| Error::Truncated)?;
+                (Some(deth), rest)
+            }
+            OPCODE_UD_SEND_IMMEDIATE => {
+                let (deth, rest) =
+                    DethWire::read_from_prefix(rest).map_err(|_| Error::Truncated)?;
+                (Some(deth), rest.get(4..).ok_or(Error::Truncated)?)
+            }
+            _ => (None, rest),
+        };
+        let payload_len = rest.len().checked_sub(bth.pad_count()).ok_or(Error::Truncated)?;
+        let payload = rest.get(..payload_len).ok_or(Error::Truncated)?;
+        Ok(Self {
+            vl: lrh.vl(),
+            sl: lrh.sl(),
+            dlid,
+            slid,
+            grh,
+            opcode: bth.opcode,
+            pkey: PKey::new(bth.pkey.get()),
+            destination: Qpn::from_octets(bth.destination),
+            source: deth.map(|deth| Qpn::from_octets(deth.source)),
+            payload_at: bytes.len() - rest.len(),
+            payload,
+        })
+    }
+
+    /// Where in the bytes of the packet the payload starts.
+    pub fn payload_at(&self) -> usize {
+        self.payload_at
+    }
+}
+
+/// Changes what a router changes of a packet that it sends on: the LIDs, and one router fewer that
+/// it may pass. `None`, and no change: it has no GRH, or may pass no router more.
+pub fn route(packet: &mut [u8], slid: Lid, dlid: Lid) -> Option<()> {
+    let (lrh, rest) = LrhWire::mut_from_prefix(packet).ok()?;
+    if lrh.next_header() != LNH_GLOBAL {
+        return None;
+    }
+    let (grh, _) = GrhWire::mut_from_prefix(rest).ok()?;
+    // A packet whose hop limit is 0 or 1 stays in its subnet (IBA vol. 1 §8.3.6).
+    grh.hop_limit = grh.hop_limit.checked_sub(1).filter(|&left| left > 0)?;
+    lrh.slid = slid.get().into();
+    lrh.dlid = dlid.get().into();
+    Some(())
+}
+
+/// The headers of an unreliable datagram, to be written.
+#[derive(Clone, Copy, Debug)]
+pub struct Datagram {
+    /// See [`Packet::vl`].
+    pub vl: u8,
+    /// See [`Packet::sl`].
+    pub sl: Sl,
+    /// See [`Packet::dlid`].
+    pub dlid: Lid,
+    /// See [`Packet::slid`].
+    pub slid: Option<Lid>,
+    /// See [`Packet::grh`]. Its lengths are filled in.
+    pub grh: Option<GrhWire>,
+    /// See [`Packet::pkey`].
+    pub pkey: PKey,
+    /// See [`Packet::destination`].
+    pub destination: Qpn,
+    /// Lets only those in who know it. Ignored on QP 0.
+    pub qkey: u32,
+    /// See [`Packet::source`].
+    pub source: Qpn,
+}
+
+/// The Q_Key of QP 1 (IBA vol. 1 §10.2.5).
+pub const GSI_QKEY: u32 = 0x8001_0000;
+
+impl Datagram {
+    /// Writes headers, `payload` and padding to the start of `to`. Returns how many bytes they are;
+    /// `None` if `to` is too short or the payload exceeds [`MAX_PAYLOAD`].
+    pub fn emit(&self, payload: &[u8], to: &mut [u8]) -> Option<usize> {
+        if payload.len() > MAX_PAYLOAD {
+            return None;
+        }
+        let padded = payload.len().next_multiple_of(4);
+        let transport = size_of::<BthWire>() + size_of::<DethWire>() + padded;
+        let global = if self.grh.is_some() { size_of::<GrhWire>() } else { 0 };
+        let len = size_of::<LrhWire>() + global + transport;
+        let next = if self.grh.is_some() { LNH_GLOBAL } else { LNH_LOCAL };
+
+        let mut to = Writer { to: to.get_mut(..len)?, at: 0 };
+        to.put(&LrhWire::new(self.vl, self.sl, next, self.dlid, self.slid, len + ICRC_LEN));
+        if let Some(grh) = self.grh {
+            to.put(&grh.with_payload(NEXT_IS_BTH, transport + ICRC_LEN));
+        }
+        to.put(&BthWire::new(OPCODE_UD_SEND, padded - payload.len(), self.pkey, self.destination));
+        to.put(&DethWire::new(self.qkey, self.source));
+        to.bytes(payload);
+        to.bytes([0; 3].get(..padded - payload.len())?);
+        Some(len)
+    }
+}
+
+struct Writer<'a> {
+    to: &'a mut [u8],
+    at: usize,
+}
+
+impl Writer<'_> {
+    fn put(&mut self, header: &(impl zerocopy::IntoBytes + zerocopy::Immutable)) {
+        self.bytes(header.as_bytes());
+    }
+
+    /// What does not fit is left out: the length was computed before.
+    fn bytes(&mut self, bytes: &[u8]) {
+        if let Some(to) = self.to.get_mut(self.at..self.at + bytes.len()) {
+            to.copy_from_slice(bytes);
+            self.at += bytes.len();
+        }
+    }
+}
+
+/// Why bytes are not a packet. Each is a reason that malformed packets are counted under.
+#[derive(Clone, Copy, Debug, Eq, Hash, Ord, PartialEq, PartialOrd)]
+pub enum Error {
+    /// Shorter than its headers.
+    Truncated,
+    /// A link or transport version that is not 0.
+    Version,
+    /// A length in a header that is not the packet's.
+    Length,
+    /// A packet without a transport of InfiniBand's.
+    Raw,
+    /// A GRH that is none: not IP version 6, or no BTH behind it.
+    Global,
+    /// Destination LID 0.
+    Destination,
+    /// A multicast LID as source.
+    Source,
+}
+
+impl Error {
+    /// Every reason, in the order of the enumeration.
+    pub const ALL: [Self; 7] = [
+        Self::Truncated,
+        Self::Version,
+        Self::Length,
+        Self::Raw,
+        Self::Global,
+        Self::Destination,
+        Self::Source,
+    ];
+}
+
+impl fmt::Display for Error {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Truncated => "truncated",
+            Self::Version => "unknown version",
+            Self::Length => "wrong length",
+            Self::Raw => "raw packet",
+            Self::Global => "no legal GRH",
+            Self::Destination => "destination LID 0",
+            Self::Source => "multicast LID as source",
+        })
+    }
+}
+
+impl core::error::Error for Error {}

@@ -1,0 +1,283 @@
+// SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
+
+//! Subnet management packets: MADs between subnet managers and the agents of nodes (IBA vol. 1
+//! §14.2.1). All fields are big-endian.
+//!
+//! | bytes | field | rule |
+//! |---|---|---|
+//! | 0..23 | MAD header | classes 0x01 and 0x81, class version 1 |
+//! | 24..31 | M_Key | what the agent wants to see before it obeys |
+//! | 32..33 | DrSLID | directed route: where its first LID-routed part starts, permissive without |
+//! | 34..35 | DrDLID | directed route: where its last LID-routed part ends, permissive without |
+//! | 36..63 | reserved | |
+//! | 64..127 | data | one attribute, or a block of it |
+//! | 128..191 | initial path | directed route: the port to leave each node by, from index 1 |
+//! | 192..255 | return path | directed route: the port that each node was entered by |
+//!
+//! A directed-route SMP walks the initial path up to its hop count, hop by hop, while its hop pointer
+//! counts up; then its answer walks the return path while it counts down (§14.2.2). The direction
+//! is the highest bit of its status.
+
+mod attributes;
+mod port_info;
+
+pub use attributes::{
+    GuidBlock, LinearForwardingBlock, MulticastForwardingBlock, NodeInfoWire, NodeType, NoticeWire,
+    PKeyBlock, SmInfoWire, SmState, SwitchInfoWire,
+};
+pub use port_info::{PhysicalState, PortInfoWire, PortState};
+
+use zerocopy::network_endian::{U16, U64};
+use zerocopy::{FromBytes, FromZeros, Immutable, IntoBytes, KnownLayout, Unaligned};
+
+use crate::wire::mad::{self, AttributeId, Class, Error, Method, Status, Tid};
+
+/// Bytes of the data field: an attribute is never longer.
+pub const DATA_LEN: usize = 64;
+
+/// Most hops of a directed route.
+pub const MAX_HOPS: u8 = 63;
+
+const CLASS_VERSION: u8 = 1;
+
+/// An event that an agent or manager reports (trap).
+pub const NOTICE: AttributeId = AttributeId::new(0x0002);
+/// Its name, for people: 64 bytes of text.
+pub const NODE_DESCRIPTION: AttributeId = AttributeId::new(0x0010);
+/// What a node is: [`NodeInfoWire`].
+pub const NODE_INFO: AttributeId = AttributeId::new(0x0011);
+/// What a switch can do: [`SwitchInfoWire`].
+pub const SWITCH_INFO: AttributeId = AttributeId::new(0x0012);
+/// The GUIDs of a port: [`GuidBlock`].
+pub const GUID_INFO: AttributeId = AttributeId::new(0x0014);
+/// What a port is and does: [`PortInfoWire`].
+pub const PORT_INFO: AttributeId = AttributeId::new(0x0015);
+/// The partitions of a port: [`PKeyBlock`].
+pub const P_KEY_TABLE: AttributeId = AttributeId::new(0x0016);
+/// Which virtual lane a service level takes: 16 nibbles.
+pub const SL_TO_VL_TABLE: AttributeId = AttributeId::new(0x0017);
+/// Which virtual lane goes first: 32 pairs of lane and weight.
+pub const VL_ARBITRATION: AttributeId = AttributeId::new(0x0018);
+/// Which port leads to a LID: [`LinearForwardingBlock`].
+pub const LINEAR_FORWARDING: AttributeId = AttributeId::new(0x0019);
+/// Which ports lead to a multicast group: [`MulticastForwardingBlock`].
+pub const MULTICAST_FORWARDING: AttributeId = AttributeId::new(0x001b);
+/// What a subnet manager is: [`SmInfoWire`].
+pub const SM_INFO: AttributeId = AttributeId::new(0x0020);
+
+/// A legal SMP.
+#[derive(Clone, Copy, Debug)]
+pub struct Smp(SmpWire);
+
+impl Smp {
+    /// Reads the payload of a packet to QP 0.
+    ///
+    /// # Errors
+    /// Anything but an SMP of 256 bytes, and hop counts beyond [`MAX_HOPS`].
+    pub fn parse(mad: &[u8]) -> Result<Self, Error> {
+        let wire = SmpWire::read_from_bytes(mad).map_err(|_| Error::Truncated)?;
+        let (header, _) = mad::Header::parse(mad)?;
+        if !matches!(header.class, Class::SM_LID_ROUTED | Class::SM_DIRECTED_ROUTE) {
+            return Err(Error::Class);
+        }
+        if header.class_version != CLASS_VERSION {
+            return Err(Error::ClassVersion);
+        }
+        let this = Self(wire);
+        if this.is_directed()
+            && (this.hop_count() > MAX_HOPS || this.hop_pointer() > this.hop_count() + 1)
+        {
+            return Err(Error::Hops);
+        }
+        Ok(this)
+    }
+
+    /// A request by directed route: `path` are the ports to leave by, from the sender's own on.
+    /// `None` if it is longer than [`MAX_HOPS`].
+    pub fn directed(method: Method, attribute: AttributeId, path: &[u8]) -> Option<Self> {
+        let mut this = Self::lid_routed(method, attribute);
+        this.0.header.class = Class::SM_DIRECTED_ROUTE.get();
+        let hops = u8::try_from(path.len()).ok().filter(|&hops| hops <= MAX_HOPS)?;
+        this.0.header.class_specific = u16::from(hops).into();
+        this.0.initial_path.get_mut(1..=path.len())?.copy_from_slice(path);
+        this.0.dr_slid = u16::MAX.into();
+        this.0.dr_dlid = u16::MAX.into();
+        Some(this)
+    }
+
+    /// A request that goes by LID.
+    pub fn lid_routed(method: Method, attribute: AttributeId) -> Self {
+        let mut this = Self(SmpWire::new_zeroed());
+        this.0.header = mad::Header {
+            class: Class::SM_LID_ROUTED,
+            class_version: CLASS_VERSION,
+            method,
+            status: Status::OK,
+            class_specific: 0,
+            tid: Tid::new(0),
+            attribute,
+            modifier: 0,
+        }
+        .wire();
+        this
+    }
+
+    /// The payload of the packet.
+    pub fn as_bytes(&self) -> &[u8] {
+        self.0.as_bytes()
+    }
+
+    /// Whether it goes by directed route.
+    pub fn is_directed(&self) -> bool {
+        self.0.header.class == Class::SM_DIRECTED_ROUTE.get()
+    }
+
+    /// Sets whether it goes by directed route. Nothing else of it changes.
+    pub fn set_directed(&mut self, directed: bool) {
+        let class = if directed { Class::SM_DIRECTED_ROUTE } else { Class::SM_LID_ROUTED };
+        self.0.header.class = class.get();
+    }
+
+    /// What it wants.
+    pub fn method(&self) -> Method {
+        Method::new(self.0.header.method)
+    }
+
+    /// What it is about.
+    pub fn attribute(&self) -> AttributeId {
+        AttributeId::new(self.0.header.attribute.get())
+    }
+
+    /// Which of these.
+    pub fn modifier(&self) -> u32 {
+        self.0.header.modifier.get()
+    }
+
+    /// Says which of these.
+    pub fn set_modifier(&mut self, modifier: u32) {
+        self.0.header.modifier = modifier.into();
+    }
+
+    /// What ties an answer to its request.
+    pub fn tid(&self) -> Tid {
+        Tid::new(self.0.header.tid.get())
+    }
+
+    /// Ties it to its answer.
+    pub fn set_tid(&mut self, tid: Tid) {
+        self.0.header.tid = tid.get().into();
+    }
+
+    /// How it went.
+    pub fn status(&self) -> Status {
+        Status::new(self.0.header.status.get() & !DIRECTION)
+    }
+
+    /// The M_Key it carries. 0 is none.
+    pub fn m_key(&self) -> u64 {
+        self.0.m_key.get()
+    }
+
+    /// The attribute, or a block of it.
+    pub fn data(&self) -> &[u8; DATA_LEN] {
+        &self.0.data
+    }
+
+    /// The attribute, to be written.
+    pub fn data_mut(&mut self) -> &mut [u8; DATA_LEN] {
+        &mut self.0.data
+    }
+
+    /// Forgets the route: with it gone, and not directed, it goes by LID.
+    pub fn forget_route(&mut self) {
+        self.0.header.status = 0.into();
+        self.0.header.class_specific = 0.into();
+        self.0.dr_slid = 0.into();
+        self.0.dr_dlid = 0.into();
+        self.0.initial_path = [0; 64];
+        self.0.return_path = [0; 64];
+    }
+
+    /// Makes it the answer to itself, which goes back the way it came.
+    pub fn answer(&mut self, status: Status) {
+        self.0.header.method = Method::GET_RESP.get();
+        let direction = if self.is_directed() { DIRECTION } else { 0 };
+        self.0.header.status = (status.get() | direction).into();
+    }
+
+    /// Whether it goes back along its return path.
+    pub fn is_returning(&self) -> bool {
+        self.0.header.status.get() & DIRECTION != 0
+    }
+
+    /// The hops of its directed route.
+    pub fn hop_count(&self) -> u8 {
+        self.0.header.class_specific.get().to_be_bytes()[1]
+    }
+
+    /// How many of them it has come.
+    pub fn hop_pointer(&self) -> u8 {
+        self.0.header.class_specific.get().to_be_bytes()[0]
+    }
+
+    /// Says how many hops it has come.
+    pub fn set_hop_pointer(&mut self, pointer: u8) {
+        self.0.header.class_specific = u16::from_be_bytes([pointer, self.hop_count()]).into();
+    }
+
+    /// The port to leave the node at `hop` by. 0 past the end of the path.
+    pub fn exit(&self, hop: u8) -> u8 {
+        self.0.initial_path.get(usize::from(hop)).copied().unwrap_or_default()
+    }
+
+    /// The port that the node at `hop` was entered by. 0 past the end of the path.
+    pub fn entry(&self, hop: u8) -> u8 {
+        self.0.return_path.get(usize::from(hop)).copied().unwrap_or_default()
+    }
+
+    /// Writes down the port that the node at `hop` was entered by.
+    pub fn set_entry(&mut self, hop: u8, port: u8) {
+        if let Some(entry) = self.0.return_path.get_mut(usize::from(hop)) {
+            *entry = port;
+        }
+    }
+
+    /// Whether a LID-routed part follows its directed route, or came before.
+    pub fn has_lid_routed_part(&self) -> bool {
+        let end = if self.is_returning() { self.0.dr_slid } else { self.0.dr_dlid };
+        self.is_directed() && end.get() != u16::MAX
+    }
+}
+
+const DIRECTION: u16 = 0x8000;
+
+/// Layout of an SMP.
+#[derive(Clone, Copy, Debug, FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned)]
+#[repr(C)]
+pub struct SmpWire {
+    /// See [`mad`].
+    pub header: mad::HeaderWire,
+    /// See [`Smp::m_key`].
+    pub m_key: U64,
+    /// 0xffff, or the LID at which the directed route starts.
+    pub dr_slid: U16,
+    /// 0xffff, or the LID that it goes on to.
+    pub dr_dlid: U16,
+    /// Reserved.
+    pub reserved: [u8; 28],
+    /// See [`Smp::data`].
+    pub data: [u8; DATA_LEN],
+    /// From index 1.
+    pub initial_path: [u8; 64],
+    /// From index 1.
+    pub return_path: [u8; 64],
+}
+
+const _: () = {
+    use core::mem::offset_of;
+    assert!(size_of::<SmpWire>() == mad::LEN);
+    assert!(offset_of!(SmpWire, m_key) == 24);
+    assert!(offset_of!(SmpWire, data) == 64);
+    assert!(offset_of!(SmpWire, initial_path) == 128);
+    assert!(offset_of!(SmpWire, return_path) == 192);
+};
