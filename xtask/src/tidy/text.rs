@@ -18,6 +18,7 @@ const UNSAFE_PLACES: &[&str] = &[
     "ibarr-user/src/sys.rs",
     "ibarr-user/src/bpf/",
     "ibarr-ebpf/src/",
+    "ibarr-fabric/src/bin/ibfab/sys.rs",
     "ibarr-testbed/src/vm/sys/",
 ];
 

@@ -1,0 +1,218 @@
+// SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
+
+//! A channel adapter of this machine: a descriptor of `/dev/ibtun`, and the records that go through.
+
+use std::fs::{File, OpenOptions};
+use std::io::{ErrorKind, Read as _, Write as _};
+use std::os::fd::{AsFd, BorrowedFd};
+use std::os::unix::fs::OpenOptionsExt as _;
+use std::path::Path;
+
+use anyhow::{Context as _, bail};
+use ibarr_common::ib::{Lid, PKey, PortNum};
+use ibarr_common::wire::packet;
+use ibarr_fabric::PortConfig;
+use ibarr_fabric::topology::Node;
+use nix::fcntl::OFlag;
+use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
+
+use crate::sys;
+
+/// The channel adapter lives as long as this does.
+#[derive(Debug)]
+pub(crate) struct Device {
+    file: File,
+    name: String,
+}
+
+/// What comes through the descriptor.
+#[derive(Debug)]
+pub(crate) enum Record<'a> {
+    /// The kernel sends a packet.
+    Packet { port: PortNum, packet: &'a [u8] },
+    /// The software behind a port offers something else than before.
+    Capabilities { port: PortNum, mask: u32 },
+}
+
+/// Bytes that are read at once: some twenty of the largest records.
+pub(crate) const BUFFER_LEN: usize = 96 * 1024;
+
+impl Device {
+    /// Makes a channel adapter after `node`.
+    pub(crate) fn create(ibtun: &Path, node: &Node) -> anyhow::Result<Self> {
+        let name = &node.name;
+        let file = OpenOptions::new()
+            .read(true)
+            .write(true)
+            .custom_flags(OFlag::O_NONBLOCK.bits())
+            .open(ibtun)
+            .with_context(|| format!("cannot open {}: load ibtun.ko first", ibtun.display()))?;
+        if usize::from(node.port_count()) > sys::MAX_PORTS {
+            bail!("{name} has more than {} ports: a device cannot", sys::MAX_PORTS);
+        }
+        let mut create = sys::Create {
+            version: sys::VERSION.into(),
+            ports: node.port_count(),
+            mtu: 0,
+            pkeys: 32,
+            guids: 32,
+            reserved: 0,
+            queue: 0,
+            node_guid: node.guid.get().to_be(),
+            system_image_guid: node.system_image_guid.get().to_be(),
+            port_guid: [0; sys::MAX_PORTS],
+            node_desc: [0; 64],
+            name: [0; 64],
+        };
+        let guids = node.port_numbers().filter_map(|number| node.port_guid(number));
+        create.port_guid.iter_mut().zip(guids).for_each(|(to, guid)| *to = guid.get().to_be());
+        // A NUL has to remain behind the text.
+        let description = node.description.bytes().take(63);
+        create.node_desc.iter_mut().zip(description).for_each(|(to, from)| *to = from);
+        sys::create(file.as_fd(), &mut create)
+            .with_context(|| format!("cannot make a device of {name}: root is needed"))?;
+        let device = create.name.split(|&byte| byte == 0).next().unwrap_or_default();
+        Ok(Self { file, name: String::from_utf8_lossy(device).into_owned() })
+    }
+
+    /// What the kernel calls it.
+    pub(crate) fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// Reads what there is, at most `buffer`. `None`: nothing at present.
+    pub(crate) fn read<'a>(&mut self, buffer: &'a mut [u8]) -> anyhow::Result<Option<Records<'a>>> {
+        match self.file.read(buffer) {
+            Ok(len) => Ok(Some(Records(buffer.get(..len).unwrap_or_default()))),
+            Err(error) if error.kind() == ErrorKind::WouldBlock => Ok(None),
+            Err(error) => Err(error).with_context(|| format!("{}: cannot read", self.name)),
+        }
+    }
+
+    /// Lets a port receive a packet.
+    pub(crate) fn write(&mut self, port: PortNum, packet: &[u8]) -> anyhow::Result<()> {
+        let record = record(port, PACKET, packet);
+        self.file.write(&record).with_context(|| format!("{}: cannot write", self.name))?;
+        Ok(())
+    }
+
+    /// Tells the kernel what a subnet manager made of a port.
+    pub(crate) fn configure(
+        &self,
+        port: PortNum,
+        config: &PortConfig,
+        reregister: bool,
+    ) -> anyhow::Result<()> {
+        let fd = self.file.as_fd();
+        let number = port.get();
+        sys::set_guids(fd, &guids(number, config))
+            .and_then(|()| sys::set_pkeys(fd, &pkeys(number, config)))
+            .and_then(|()| sys::set_port(fd, &port_info(number, config)))
+            .and_then(|()| if reregister { sys::reregister(fd, number) } else { Ok(()) })
+            .with_context(|| format!("{}: cannot set port {port} to {config:?}", self.name))
+    }
+}
+
+impl AsFd for Device {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.file.as_fd()
+    }
+}
+
+fn port_info(port: u8, config: &PortConfig) -> sys::Port {
+    sys::Port {
+        number: port,
+        state: config.state.get(),
+        phys_state: config.physical_state.get(),
+        mtu: config.mtu,
+        lmc: config.lmc,
+        sm_sl: config.sm_sl.get(),
+        subnet_timeout: config.subnet_timeout,
+        width: config.width,
+        speed: config.speed.into(),
+        lid: config.lid.map_or(0, Lid::get),
+        sm_lid: config.sm_lid.map_or(0, Lid::get),
+        reserved: 0,
+        cap_mask: config.capability_mask,
+        reserved2: 0,
+        gid_prefix: config.gid_prefix.get().to_be(),
+    }
+}
+
+fn pkeys(port: u8, config: &PortConfig) -> sys::PKeys {
+    let mut keys = [0; sys::MAX_PKEYS];
+    let filled = keys.iter_mut().zip(&config.pkeys);
+    let count = filled.map(|(to, from)| *to = from.map_or(0, PKey::get)).count();
+    let count = u16::try_from(count).unwrap_or(u16::MAX);
+    sys::PKeys { port, reserved: 0, count, reserved2: 0, keys }
+}
+
+fn guids(port: u8, config: &PortConfig) -> sys::Guids {
+    let mut guid = [0; sys::MAX_GUIDS];
+    let filled = guid.iter_mut().zip(&config.guids);
+    let count = filled.map(|(to, from)| *to = from.get().to_be()).count();
+    let count = u16::try_from(count).unwrap_or(u16::MAX);
+    sys::Guids { port, reserved: 0, count, reserved2: 0, guid }
+}
+
+/// `struct ibtun_record`: what every record begins with.
+#[derive(Clone, Copy, Debug, FromBytes, Immutable, IntoBytes, KnownLayout)]
+#[repr(C)]
+struct RecordHeader {
+    version: u8,
+    kind: u8,
+    port: u8,
+    reserved: u8,
+    /// Of the record, this header included.
+    length: u32,
+    time: u64,
+}
+
+const PACKET: u8 = 1;
+const CAPABILITIES: u8 = 2;
+
+const _: () = assert!(size_of::<RecordHeader>() == 16);
+
+/// The bytes of a record.
+pub(crate) fn record(port: PortNum, kind: u8, body: &[u8]) -> Vec<u8> {
+    let length = size_of::<RecordHeader>() + body.len();
+    let header = RecordHeader {
+        version: sys::VERSION,
+        kind,
+        port: port.get(),
+        reserved: 0,
+        // A body has at most `packet::MAX_LEN` bytes.
+        length: u32::try_from(length).unwrap_or(u32::MAX),
+        time: 0,
+    };
+    [header.as_bytes(), body].concat()
+}
+
+/// The records in some bytes. It ends at the first that is none.
+#[derive(Debug)]
+pub(crate) struct Records<'a>(pub(crate) &'a [u8]);
+
+impl<'a> Iterator for Records<'a> {
+    type Item = Record<'a>;
+
+    fn next(&mut self) -> Option<Record<'a>> {
+        loop {
+            let (header, _) = RecordHeader::read_from_prefix(self.0).ok()?;
+            let length = usize::try_from(header.length).ok()?;
+            let body = self.0.get(size_of::<RecordHeader>()..length)?;
+            self.0 = self.0.get(length..)?;
+            let port = PortNum::new(header.port)?;
+            match header.kind {
+                PACKET if body.len() <= packet::MAX_LEN => {
+                    return Some(Record::Packet { port, packet: body });
+                }
+                CAPABILITIES => {
+                    let (mask, _) = u32::read_from_prefix(body).ok()?;
+                    return Some(Record::Capabilities { port, mask });
+                }
+                // Of a later version.
+                _ => {}
+            }
+        }
+    }
+}

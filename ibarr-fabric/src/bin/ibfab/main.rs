@@ -1,0 +1,23 @@
+// SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
+
+//! `ibfab`: a software InfiniBand fabric behind Linux's own InfiniBand stack. `ibfab --help` says
+//! what it can do, docs/fabric.md how it is used.
+
+mod cli;
+mod device;
+mod run;
+mod sys;
+
+use std::process::ExitCode;
+
+use clap::Parser as _;
+
+fn main() -> ExitCode {
+    match cli::Cli::parse().run() {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("ibfab: {error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}

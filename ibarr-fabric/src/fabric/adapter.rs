@@ -1,0 +1,241 @@
+// SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
+
+//! What a channel adapter does with a packet: its agents are here, all else is its host's.
+//!
+//! A subnet manager behind a port answers SMInfo itself. But Linux drops what comes to it by directed
+//! route if it has to be answered by software (`smi_check_local_smp` of drivers/infiniband/core/smi.h
+//! wants the hardware to do that), so such a request is turned into one by LID, and the answer back.
+
+use std::collections::VecDeque;
+
+use ibarr_common::Instant;
+use ibarr_common::ib::Lid;
+use ibarr_common::wire::mad::{Method, Status, Tid};
+use ibarr_common::wire::packet::{MAX_LEN, Packet};
+use ibarr_common::wire::smp::{PortInfoWire, SM_INFO, Smp};
+
+use super::walk::{self, Step};
+use super::{Arrival, Fabric, answer, is_management, port_id, with_smp};
+use crate::drops::DropReason;
+use crate::topology::PortId;
+
+/// Requests by directed route that wait for the answer of a subnet manager, at most. The oldest
+/// goes.
+const MAX_PROXIED: usize = 64;
+
+/// What the answers of subnet managers are to become.
+#[derive(Debug, Default)]
+pub(super) struct ManagerProxy {
+    requests: VecDeque<Proxied>,
+}
+
+#[derive(Debug)]
+struct Proxied {
+    port: PortId,
+    tid: Tid,
+    /// The packet as it came, with the walk of its request done.
+    packet: Vec<u8>,
+    smp: Smp,
+}
+
+impl ManagerProxy {
+    fn take(&mut self, port: PortId, tid: Tid) -> Option<Proxied> {
+        let at = self.requests.iter().position(|one| one.port == port && one.tid == tid)?;
+        self.requests.remove(at)
+    }
+}
+
+impl Fabric {
+    pub(super) fn arrive_at_adapter(
+        &mut self,
+        now: Instant,
+        arrival: &Arrival,
+        packet: &Packet<'_>,
+    ) {
+        let port = arrival.port;
+        if !is_management(packet) {
+            if packet.dlid.is_unicast() && !self.is_own_lid(port, packet.dlid) {
+                return self.drop(DropReason::DestinationLid);
+            }
+            return self.arrive_at_services_of_host(now, arrival, packet);
+        }
+        match Smp::parse(packet.payload) {
+            Err(error) => self.drop(DropReason::Smp(error)),
+            Ok(smp) if smp.is_directed() => self.end_walk(now, arrival, packet, smp),
+            Ok(smp) if packet.dlid != Lid::PERMISSIVE && !self.is_own_lid(port, packet.dlid) => {
+                let _ = smp;
+                self.drop(DropReason::DestinationLid);
+            }
+            Ok(mut smp) if is_for_agent(&smp) => {
+                self.answer_lid_routed(now, port, packet, &mut smp);
+            }
+            Ok(_) => self.hand_to_host(port, arrival.packet.clone()),
+        }
+    }
+
+    fn end_walk(&mut self, now: Instant, arrival: &Arrival, packet: &Packet<'_>, mut smp: Smp) {
+        let port = arrival.port;
+        match walk::arrive(&mut smp, port.number.get(), false) {
+            Err(reason) => self.drop(reason),
+            Ok(Step::Deliver) => self.hand_to_host(port, arrival.packet.clone()),
+            Ok(_) if smp.attribute() == SM_INFO && self.has_manager(port) => {
+                self.ask_manager(port, packet, &arrival.packet, smp);
+            }
+            Ok(_) => {
+                if self.ask_agent(port.node, port.number.get(), &mut smp) {
+                    self.send_back(now, port, packet, &mut smp);
+                }
+            }
+        }
+    }
+
+    /// Sends the answer to a directed-route SMP whose way ended here.
+    fn send_back(&mut self, now: Instant, port: PortId, request: &Packet<'_>, smp: &mut Smp) {
+        let exit = walk::turn_back(smp);
+        let lid = Some(Lid::PERMISSIVE);
+        let bytes = answer(request, lid, smp.as_bytes(), lid);
+        match (port_id(port.node, exit), bytes) {
+            (Some(exit), Some(bytes)) => self.send_first(now, exit, bytes),
+            _ => self.drop(DropReason::Route),
+        }
+    }
+
+    fn has_manager(&self, port: PortId) -> bool {
+        let info = self.node(port.node).and_then(|node| node.port(port.number.get()));
+        self.is_hosted(port.node)
+            && info.is_some_and(|port| port.info.capability_mask.get() & PortInfoWire::IS_SM != 0)
+    }
+
+    fn ask_manager(&mut self, port: PortId, packet: &Packet<'_>, bytes: &[u8], smp: Smp) {
+        let mut by_lid = smp;
+        by_lid.set_directed(false);
+        by_lid.forget_route();
+        let request = with_smp(bytes, packet, &by_lid);
+        if self.proxy.requests.len() >= MAX_PROXIED {
+            self.proxy.requests.pop_front();
+            self.drop(DropReason::Unsolicited);
+        }
+        self.proxy.requests.push_back(Proxied {
+            port,
+            tid: smp.tid(),
+            packet: bytes.to_vec(),
+            smp,
+        });
+        self.hand_to_host(port, request);
+    }
+
+    /// What a host sends.
+    pub(super) fn host_sends(&mut self, now: Instant, port: PortId, bytes: &[u8]) {
+        if !self.is_hosted(port.node) {
+            return self.drop(DropReason::NoHost);
+        }
+        if bytes.len() > MAX_LEN {
+            return self.drop(DropReason::Packet(ibarr_common::wire::packet::Error::Length));
+        }
+        let packet = match Packet::parse(bytes) {
+            Ok(packet) => packet,
+            Err(error) => return self.drop(DropReason::Packet(error)),
+        };
+        if is_management(&packet) {
+            return match Smp::parse(packet.payload) {
+                Err(error) => self.drop(DropReason::Smp(error)),
+                Ok(smp) if smp.is_directed() => self.begin_walk(now, port, &packet, bytes, smp),
+                Ok(smp) => self.lid_routed_from_host(now, port, &packet, bytes, &smp),
+            };
+        }
+        match packet.slid {
+            Some(slid) if self.is_own_lid(port, slid) => {}
+            _ => return self.drop(DropReason::SourceLid),
+        }
+        if packet.dlid.is_multicast() {
+            // Its own members may be among those who want it; the host knows.
+            self.loop_back(now, port, bytes.to_vec());
+        } else if self.is_own_lid(port, packet.dlid) {
+            return self.loop_back(now, port, bytes.to_vec());
+        }
+        self.send_first(now, port, bytes.to_vec());
+    }
+
+    fn begin_walk(
+        &mut self,
+        now: Instant,
+        port: PortId,
+        packet: &Packet<'_>,
+        bytes: &[u8],
+        mut smp: Smp,
+    ) {
+        match walk::depart(&mut smp, port.number.get()) {
+            Err(reason) => self.drop(reason),
+            Ok(Step::Forward(_)) => self.send_first(now, port, with_smp(bytes, packet, &smp)),
+            Ok(_) => {
+                if !self.ask_agent(port.node, port.number.get(), &mut smp) {
+                    return;
+                }
+                let lid = Some(Lid::PERMISSIVE);
+                if let Some(bytes) = answer(packet, lid, smp.as_bytes(), lid) {
+                    self.hand_to_host(port, bytes);
+                }
+            }
+        }
+    }
+
+    fn lid_routed_from_host(
+        &mut self,
+        now: Instant,
+        port: PortId,
+        packet: &Packet<'_>,
+        bytes: &[u8],
+        smp: &Smp,
+    ) {
+        if smp.attribute() == SM_INFO
+            && smp.method() == Method::GET_RESP
+            && let Some(proxied) = self.proxy.take(port, smp.tid())
+        {
+            return self.answer_proxied(now, port, &proxied, smp);
+        }
+        if packet.dlid != Lid::PERMISSIVE && !self.is_own_lid(port, packet.dlid) {
+            return self.send_first(now, port, bytes.to_vec());
+        }
+        let mut answered = *smp;
+        if !is_for_agent(smp) {
+            return self.hand_to_host(port, bytes.to_vec());
+        }
+        if self.ask_agent(port.node, port.number.get(), &mut answered) {
+            let own = Some(packet.dlid);
+            if let Some(bytes) = answer(packet, packet.slid, answered.as_bytes(), own) {
+                self.hand_to_host(port, bytes);
+            }
+        }
+    }
+
+    /// Makes a manager's answer by LID the answer to the request by directed route.
+    fn answer_proxied(&mut self, now: Instant, port: PortId, proxied: &Proxied, answer: &Smp) {
+        let mut smp = proxied.smp;
+        *smp.data_mut() = *answer.data();
+        smp.answer(answer.status());
+        if let Ok(request) = Packet::parse(&proxied.packet) {
+            self.send_back(now, port, &request, &mut smp);
+        }
+    }
+
+    /// What goes to another queue pair than that of subnet management.
+    fn arrive_at_services_of_host(&mut self, now: Instant, arrival: &Arrival, packet: &Packet<'_>) {
+        let _ = (now, packet);
+        self.hand_to_host(arrival.port, arrival.packet.clone());
+    }
+
+    /// What goes to the general services of a switch or router.
+    pub(super) fn arrive_at_services(&mut self, now: Instant, port: PortId, packet: &Packet<'_>) {
+        let _ = (now, port, packet, Status::OK);
+        self.drop(DropReason::NoAgent);
+    }
+}
+
+/// Whether the agent of a channel adapter takes it, and not a subnet manager behind.
+fn is_for_agent(smp: &Smp) -> bool {
+    match smp.method() {
+        Method::GET | Method::SET => smp.attribute() != SM_INFO,
+        Method::TRAP_REPRESS => true,
+        _ => false,
+    }
+}

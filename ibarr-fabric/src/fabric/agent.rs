@@ -1,0 +1,68 @@
+// SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
+
+//! The agents of a node, and what their work does to the fabric.
+
+use ibarr_common::Instant;
+use ibarr_common::ib::Lid;
+use ibarr_common::wire::packet::Packet;
+use ibarr_common::wire::smp::Smp;
+
+use super::{Fabric, answer};
+use crate::drops::DropReason;
+use crate::sma::{self, Effect, LinkCommand};
+use crate::topology::{NodeId, PortId};
+
+impl Fabric {
+    /// Has the agent of `node` answer `smp`, which came in by port `entry`. `false`: there is no
+    /// answer.
+    pub(super) fn ask_agent(&mut self, node: NodeId, entry: u8, smp: &mut Smp) -> bool {
+        let Some(at) = self.node_mut(node) else { return false };
+        let Ok(effect) = sma::handle(at, entry, smp) else {
+            self.drop(DropReason::MKey);
+            return false;
+        };
+        if let Effect::Port { number, link, reregister } = effect {
+            self.mark_changed(node, number, reregister);
+            if let (Some(command), Some(port)) = (link, super::port_id(node, number)) {
+                match command {
+                    LinkCommand::Retrain => self.retrain(port),
+                    LinkCommand::Disable => self.set_disabled(port, true),
+                }
+            }
+        }
+        true
+    }
+
+    /// Answers a LID-routed SMP to the node of `port`, and sends the answer there.
+    pub(super) fn answer_lid_routed(
+        &mut self,
+        now: Instant,
+        port: PortId,
+        request: &Packet<'_>,
+        smp: &mut Smp,
+    ) {
+        if smp.method().is_response() {
+            return self.drop(DropReason::Unsolicited);
+        }
+        if !self.ask_agent(port.node, port.number.get(), smp) {
+            return;
+        }
+        let lid = self.own_lid(port);
+        if let Some(packet) = answer(request, request.slid, smp.as_bytes(), lid) {
+            self.send_first(now, port, packet);
+        }
+    }
+
+    /// The LID that what leaves by `port` comes from.
+    pub(super) fn own_lid(&self, port: PortId) -> Option<Lid> {
+        let node = self.node(port.node)?;
+        node.port(node.addressed_port(port.number.get()))?.info.lid()
+    }
+
+    /// Whether `lid` is that of the node behind `port`.
+    pub(super) fn is_own_lid(&self, port: PortId, lid: Lid) -> bool {
+        let node = self.node(port.node);
+        let port = node.and_then(|node| node.port(node.addressed_port(port.number.get())));
+        port.is_some_and(|port| port.info.has_lid(lid))
+    }
+}

@@ -1,0 +1,406 @@
+// SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
+
+//! The fabric at work: packets from port to port.
+//!
+//! A packet on its way is an arrival at a port, some time from now. Each arrival is looked at by its
+//! node (`switch`, `adapter`, `router`), which may bring arrivals at the next ones, or hand it to a
+//! host. Without faults all happens at once, in the order of sending.
+
+mod adapter;
+mod agent;
+mod link;
+mod router;
+mod switch;
+mod walk;
+
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+
+use ibarr_common::Instant;
+use ibarr_common::ib::{Guid, Lid, PKey, PortNum, Sl, SubnetPrefix};
+use ibarr_common::wire::packet::{self, Packet};
+use ibarr_common::wire::smp::{NodeType, PhysicalState, PortState, Smp};
+use rand_chacha::ChaCha8Rng;
+use rand_core::{Rng as _, SeedableRng as _};
+
+use self::adapter::ManagerProxy;
+use crate::drops::{DropReason, Drops};
+use crate::fault::{Fault, LinkFault};
+use crate::node::{Counters, Host, Node};
+use crate::topology::{NodeId, PortId, Topology};
+
+/// Packets on their way, at most. What is sent when there are more is dropped.
+const MAX_IN_FLIGHT: usize = 4096;
+
+/// Packets that wait for the host of a port, at most.
+const MAX_QUEUED: usize = 1024;
+
+/// Links that a packet crosses, at most: InfiniBand's own limit of a directed route.
+const MAX_HOPS: u8 = 64;
+
+/// A fabric.
+///
+/// After each `handle_…` call the `poll_…` functions are to be called until they have nothing more.
+/// The same history gives the same bytes.
+#[derive(Debug)]
+pub struct Fabric {
+    topology: Topology,
+    nodes: Vec<Node>,
+    /// By the GUID of ports of channel adapters and routers.
+    by_guid: BTreeMap<Guid, PortId>,
+    in_flight: BTreeMap<(Instant, u64), Arrival>,
+    /// Packets sent so far: what is due at one time arrives in the order of sending.
+    sent: u64,
+    /// For hosts.
+    queue: VecDeque<(PortId, Vec<u8>)>,
+    queued: BTreeMap<PortId, usize>,
+    changed: BTreeMap<PortId, Change>,
+    proxy: ManagerProxy,
+    faults: BTreeMap<PortId, LinkFault>,
+    broken_nodes: BTreeSet<NodeId>,
+    cut_off: BTreeSet<PortId>,
+    capture: Option<VecDeque<Crossing>>,
+    drops: Drops,
+    rng: ChaCha8Rng,
+}
+
+/// What a host does, or whoever governs the fabric.
+#[derive(Clone, Copy, Debug)]
+pub enum Input<'a> {
+    /// A host sends, through a port of its channel adapter.
+    Packet {
+        /// The port.
+        port: PortId,
+        /// From LRH to payload.
+        packet: &'a [u8],
+    },
+    /// What the software behind a port offers, of PortInfo:CapabilityMask.
+    Capabilities {
+        /// The port.
+        port: PortId,
+        /// All bits; those that are not software's are ignored.
+        mask: u32,
+    },
+    /// A host comes: from now on it gets what arrives at its channel adapter.
+    Attach(NodeId),
+    /// A host goes, and the links of its channel adapter go down.
+    Detach(NodeId),
+    /// Something breaks, or heals.
+    Fault(Fault),
+}
+
+/// What happened.
+#[derive(Clone, Debug, Eq, PartialEq)]
+pub enum Event {
+    /// A port of a host is not as it was.
+    Port {
+        /// The port.
+        port: PortId,
+        /// How it is now.
+        config: PortConfig,
+        /// Clients are to register anew with the subnet administrator.
+        reregister: bool,
+    },
+}
+
+/// What a subnet manager made of a port.
+#[derive(Clone, Debug, Eq, PartialEq)]
+pub struct PortConfig {
+    /// What it lets pass.
+    pub state: PortState,
+    /// What its hardware does.
+    pub physical_state: PhysicalState,
+    /// Upper half of its GIDs.
+    pub gid_prefix: SubnetPrefix,
+    /// Its own.
+    pub lid: Option<Lid>,
+    /// Lower bits of the LID that do not count.
+    pub lmc: u8,
+    /// Where the subnet manager is.
+    pub sm_lid: Option<Lid>,
+    /// And how it is reached.
+    pub sm_sl: Sl,
+    /// Code of the MTU, 1 to 5.
+    pub mtu: u8,
+    /// How long an answer may be on its way, as a power of two.
+    pub subnet_timeout: u8,
+    /// PortInfo:LinkWidthActive.
+    pub width: u8,
+    /// PortInfo:LinkSpeedActive.
+    pub speed: u8,
+    /// PortInfo:CapabilityMask.
+    pub capability_mask: u32,
+    /// The P_Key table, up to its last entry.
+    pub pkeys: Vec<Option<PKey>>,
+    /// The GUID table, up to its last entry.
+    pub guids: Vec<Guid>,
+}
+
+/// A packet that has crossed a link.
+#[derive(Clone, Debug, Eq, PartialEq)]
+pub struct Crossing {
+    /// When it arrived.
+    pub at: Instant,
+    /// Where.
+    pub port: PortId,
+    /// From LRH to payload.
+    pub packet: Vec<u8>,
+}
+
+#[derive(Clone, Debug)]
+struct Arrival {
+    port: PortId,
+    packet: Vec<u8>,
+    /// Links that it may still cross.
+    hops: u8,
+    /// It came over the link; else from the port's own node.
+    crossed: bool,
+}
+
+#[derive(Clone, Copy, Debug, Default)]
+struct Change {
+    reregister: bool,
+}
+
+impl Fabric {
+    /// A fabric in which all is switched on and no subnet manager has been. `seed` decides what
+    /// faults do.
+    pub fn new(topology: Topology, seed: u64) -> Self {
+        let nodes: Vec<_> =
+            topology.nodes().map(|(id, node)| Node::new(&topology, id, node)).collect();
+        let by_guid = topology.nodes().filter(|(_, node)| node.kind != NodeType::Switch);
+        let by_guid = by_guid.flat_map(|(id, node)| {
+            let guids = node
+                .port_numbers()
+                .filter_map(|number| Some((node.port_guid(number)?, PortId { node: id, number })));
+            guids.collect::<Vec<_>>()
+        });
+        let mut this = Self {
+            by_guid: by_guid.collect(),
+            nodes,
+            topology,
+            in_flight: BTreeMap::new(),
+            sent: 0,
+            queue: VecDeque::new(),
+            queued: BTreeMap::new(),
+            changed: BTreeMap::new(),
+            proxy: ManagerProxy::default(),
+            faults: BTreeMap::new(),
+            broken_nodes: BTreeSet::new(),
+            cut_off: BTreeSet::new(),
+            capture: None,
+            drops: Drops::default(),
+            rng: ChaCha8Rng::seed_from_u64(seed),
+        };
+        this.update_all_links();
+        this
+    }
+
+    /// What it consists of.
+    pub fn topology(&self) -> &Topology {
+        &self.topology
+    }
+
+    /// Takes in what happens, and lets happen what is due.
+    pub fn handle_input(&mut self, now: Instant, input: Input<'_>) {
+        match input {
+            Input::Packet { port, packet } => self.host_sends(now, port, packet),
+            Input::Capabilities { port, mask } => self.set_capabilities(port, mask),
+            Input::Attach(node) => self.attach(node),
+            Input::Detach(node) => self.detach(node),
+            Input::Fault(fault) => self.set_fault(fault),
+        }
+        self.handle_timeout(now);
+    }
+
+    /// Lets happen what is due.
+    pub fn handle_timeout(&mut self, now: Instant) {
+        while let Some(entry) = self.in_flight.first_entry() {
+            if entry.key().0 > now {
+                break;
+            }
+            let arrival = entry.remove();
+            self.arrive(now, &arrival);
+        }
+    }
+
+    /// When [`Fabric::handle_timeout`] is to be called.
+    pub fn poll_timeout(&self) -> Option<Instant> {
+        self.in_flight.first_key_value().map(|((at, _), _)| *at)
+    }
+
+    /// A packet for the host of a port.
+    pub fn poll_transmit(&mut self) -> Option<(PortId, Vec<u8>)> {
+        let (port, packet) = self.queue.pop_front()?;
+        if let Some(queued) = self.queued.get_mut(&port) {
+            *queued -= 1;
+        }
+        Some((port, packet))
+    }
+
+    /// What happened. To be polled before [`Fabric::poll_transmit`], so that a host has what a
+    /// subnet manager told its port before the manager's next packet.
+    pub fn poll_event(&mut self) -> Option<Event> {
+        while let Some((port, change)) = self.changed.pop_first() {
+            if self.is_hosted(port.node)
+                && let Some(config) = self.port_config(port)
+            {
+                return Some(Event::Port { port, config, reregister: change.reregister });
+            }
+        }
+        None
+    }
+
+    /// Starts or ends writing down what crosses links, at most [`MAX_QUEUED`] packets between two
+    /// polls; later ones are left out.
+    pub fn set_capture(&mut self, on: bool) {
+        self.capture = on.then(VecDeque::new);
+    }
+
+    /// A packet that has crossed a link.
+    pub fn poll_capture(&mut self) -> Option<Crossing> {
+        self.capture.as_mut()?.pop_front()
+    }
+
+    /// Packets that went no further.
+    pub fn drops(&self) -> &Drops {
+        &self.drops
+    }
+
+    /// What a port has counted. `None`: there is no such port.
+    pub fn counters(&self, port: PortId) -> Option<Counters> {
+        self.node(port.node)?.port(port.number.get()).map(|port| port.counters)
+    }
+
+    /// What a subnet manager made of a port. `None`: there is no such port.
+    pub fn port_config(&self, port: PortId) -> Option<PortConfig> {
+        let port = self.node(port.node)?.port(port.number.get())?;
+        let info = &port.info;
+        let pkeys = port.pkeys.iter().rposition(|&pkey| pkey != 0).map_or(0, |last| last + 1);
+        let guids = port.guids.iter().rposition(|&guid| guid != 0).map_or(0, |last| last + 1);
+        Some(PortConfig {
+            state: info.state(),
+            physical_state: info.physical_state(),
+            gid_prefix: SubnetPrefix::new(info.gid_prefix.get()),
+            lid: info.lid(),
+            lmc: info.lmc(),
+            sm_lid: info.sm_lid(),
+            sm_sl: info.sm_sl(),
+            mtu: info.mtu(),
+            subnet_timeout: info.subnet_timeout(),
+            width: info.width_active,
+            speed: info.speed_active_enabled >> 4,
+            capability_mask: info.capability_mask.get(),
+            pkeys: port.pkeys.iter().take(pkeys).map(|&pkey| PKey::new(pkey)).collect(),
+            guids: port.guids.iter().take(guids).map(|&guid| Guid::new(guid)).collect(),
+        })
+    }
+
+    fn node(&self, node: NodeId) -> Option<&Node> {
+        self.nodes.get(node.index())
+    }
+
+    fn node_mut(&mut self, node: NodeId) -> Option<&mut Node> {
+        self.nodes.get_mut(node.index())
+    }
+
+    fn is_hosted(&self, node: NodeId) -> bool {
+        self.node(node).is_some_and(|node| node.host == Host::Present)
+    }
+
+    fn drop(&mut self, reason: DropReason) {
+        self.drops.count(reason);
+    }
+
+    /// What arrives at a port is looked at by its node.
+    fn arrive(&mut self, now: Instant, arrival: &Arrival) {
+        let port = arrival.port;
+        let parsed = match Packet::parse(&arrival.packet) {
+            Ok(parsed) => parsed,
+            Err(error) => {
+                self.count_at(port, |counters| counters.receive_errors += 1);
+                return self.drop(DropReason::Packet(error));
+            }
+        };
+        if arrival.crossed && !self.receive(now, port, &parsed, &arrival.packet) {
+            return;
+        }
+        match self.node(port.node).map(|node| (node.kind, node.switch.is_some())) {
+            None => {}
+            Some((_, true)) => self.arrive_at_switch(now, arrival, &parsed),
+            Some((NodeType::Router, _)) => {
+                self.arrive_at_router(now, arrival, &parsed);
+            }
+            Some(_) => self.arrive_at_adapter(now, arrival, &parsed),
+        }
+    }
+
+    /// Hands a packet to the host of a port.
+    fn hand_to_host(&mut self, port: PortId, packet: Vec<u8>) {
+        match self.node(port.node).map(|node| node.host) {
+            Some(Host::Present) => {}
+            Some(Host::Expected) => return self.drop(DropReason::NoHost),
+            _ => return self.drop(DropReason::NoAgent),
+        }
+        let queued = self.queued.entry(port).or_default();
+        if *queued >= MAX_QUEUED {
+            return self.drop(DropReason::HostQueue);
+        }
+        *queued += 1;
+        self.queue.push_back((port, packet));
+    }
+
+    fn count_at(&mut self, port: PortId, count: impl FnOnce(&mut Counters)) {
+        let number = port.number.get();
+        if let Some(port) = self.node_mut(port.node).and_then(|node| node.port_mut(number)) {
+            count(&mut port.counters);
+        }
+    }
+
+    /// Of a million, `share` are true.
+    fn chance(&mut self, share: u32) -> bool {
+        // The remainder favours nobody by more than 1 in 4000.
+        share != 0 && self.rng.next_u32() % 1_000_000 < share
+    }
+}
+
+/// The subnet management lane.
+const MANAGEMENT_LANE: u8 = 15;
+
+/// Whether it is a subnet management packet, or claims to be.
+fn is_management(packet: &Packet<'_>) -> bool {
+    packet.destination == ibarr_common::ib::Qpn::SMI
+}
+
+/// A port by its number. `None` for 0, a switch's management port.
+fn port_id(node: NodeId, number: u8) -> Option<PortId> {
+    PortNum::new(number).map(|number| PortId { node, number })
+}
+
+/// A packet to `to` that answers `request` with `mad`, from `lid`.
+fn answer(request: &Packet<'_>, to: Option<Lid>, mad: &[u8], lid: Option<Lid>) -> Option<Vec<u8>> {
+    let is_smp = is_management(request);
+    let grh = request.grh.map(|grh| packet::GrhWire::new(grh.dgid, grh.sgid, 255));
+    let datagram = packet::Datagram {
+        vl: request.vl,
+        sl: request.sl,
+        dlid: to.unwrap_or(Lid::PERMISSIVE),
+        slid: lid,
+        grh,
+        pkey: request.pkey.unwrap_or(PKey::DEFAULT),
+        destination: request.source?,
+        qkey: if is_smp { 0 } else { packet::GSI_QKEY },
+        source: request.destination,
+    };
+    let mut bytes = vec![0; packet::MAX_LEN];
+    let len = datagram.emit(mad, &mut bytes)?;
+    bytes.truncate(len);
+    Some(bytes)
+}
+
+/// The packet with another SMP in it.
+fn with_smp(bytes: &[u8], packet: &Packet<'_>, smp: &Smp) -> Vec<u8> {
+    let mut bytes = bytes.to_vec();
+    let payload = bytes.iter_mut().skip(packet.payload_at());
+    payload.zip(smp.as_bytes()).for_each(|(to, from)| *to = *from);
+    bytes
+}

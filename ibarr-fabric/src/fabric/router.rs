@@ -1,0 +1,58 @@
+// SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
+
+//! What a router does with a packet: agents as a channel adapter has them, and a way from subnet to
+//! subnet for what has a global route header (IBA vol. 1 §19.2).
+//!
+//! A real router asks the subnet administrator beyond for the LID of a GID. Ours looks it up.
+
+use ibarr_common::Instant;
+use ibarr_common::ib::{Gid, Lid, Qpn};
+use ibarr_common::wire::packet::{self, Packet};
+use ibarr_common::wire::smp::PortState;
+
+use super::{Arrival, Fabric, is_management, port_id};
+use crate::drops::DropReason;
+use crate::topology::PortId;
+
+impl Fabric {
+    pub(super) fn arrive_at_router(
+        &mut self,
+        now: Instant,
+        arrival: &Arrival,
+        packet: &Packet<'_>,
+    ) {
+        let port = arrival.port;
+        if is_management(packet) {
+            return self.arrive_at_adapter(now, arrival, packet);
+        }
+        if !self.is_own_lid(port, packet.dlid) {
+            return self.drop(DropReason::DestinationLid);
+        }
+        let Some(grh) = packet.grh else {
+            return match packet.destination {
+                Qpn::GSI => self.arrive_at_services(now, port, packet),
+                _ => self.drop(DropReason::NotGlobal),
+            };
+        };
+        let way = Gid::new(grh.dgid).and_then(|gid| self.way_to(port, gid));
+        let Some((exit, slid, dlid)) = way else { return self.drop(DropReason::GlobalRoute) };
+        let mut bytes = arrival.packet.clone();
+        if packet::route(&mut bytes, slid, dlid).is_none() {
+            return self.drop(DropReason::HopLimit);
+        }
+        self.send(now, exit, bytes, arrival.hops);
+    }
+
+    /// The port of the router that the subnet of `gid` is behind, its LID there, and that of `gid`.
+    fn way_to(&self, router: PortId, gid: Gid) -> Option<(PortId, Lid, Lid)> {
+        let node = self.node(router.node)?;
+        let prefix = gid.subnet_prefix();
+        let (number, exit) = node.ports().find(|(_, port)| {
+            port.info.state() == PortState::Active && port.info.gid_prefix.get() == prefix.get()
+        })?;
+        let target = self.by_guid.get(&gid.guid())?;
+        let target = self.node(target.node)?.port(target.number.get())?;
+        let lid = target.info.lid().filter(|_| target.info.gid_prefix.get() == prefix.get())?;
+        Some((port_id(router.node, number)?, exit.info.lid()?, lid))
+    }
+}

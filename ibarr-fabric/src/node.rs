@@ -1,0 +1,297 @@
+// SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
+
+//! What a node of the fabric holds: its ports, and the tables that a subnet manager fills.
+
+use std::collections::BTreeMap;
+
+use ibarr_common::ib::{Guid, Lid, PKey};
+use ibarr_common::wire::smp::{
+    MulticastForwardingBlock, NodeInfoWire, NodeType, PhysicalState, PortInfoWire, PortState,
+    SwitchInfoWire,
+};
+
+use crate::topology::{self, PortId, Topology};
+
+/// Entries of a port's P_Key table.
+pub(crate) const PKEYS: u16 = 32;
+/// Entries of a port's GUID table.
+pub(crate) const GUIDS: u8 = 32;
+/// LIDs that a switch forwards: all unicast ones.
+pub(crate) const LINEAR_CAP: u16 = 0xc000;
+/// Multicast LIDs that a switch forwards.
+pub(crate) const MULTICAST_CAP: u16 = 1024;
+/// Means no port in a linear forwarding table.
+pub(crate) const NO_PORT: u8 = 255;
+
+/// A node at work.
+#[derive(Debug)]
+pub(crate) struct Node {
+    pub(crate) info: NodeInfoWire,
+    pub(crate) kind: NodeType,
+    /// Zeros behind the text.
+    pub(crate) description: [u8; 64],
+    /// A host's: what arrives and is not the agent's is handed out.
+    pub(crate) host: Host,
+    /// Of a switch, what makes it one.
+    pub(crate) switch: Option<Box<Switch>>,
+    /// On cables, by number from 1 on.
+    ports: Vec<Port>,
+}
+
+/// Who is behind a node.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub(crate) enum Host {
+    /// Nobody: its agent alone answers.
+    Absent,
+    /// Somebody who has not come yet, or has gone: its links are down.
+    Expected,
+    /// Somebody who takes and sends packets.
+    Present,
+}
+
+/// What a switch has besides ports on cables.
+#[derive(Debug)]
+pub(crate) struct Switch {
+    pub(crate) info: SwitchInfoWire,
+    /// Its management port.
+    pub(crate) port_0: Port,
+    /// The port for each LID, as far as it was ever written.
+    pub(crate) linear: Vec<u8>,
+    /// The ports of each group, as a bit each; position p has ports 16p to 16p+15.
+    pub(crate) multicast: BTreeMap<(u16, u8), MulticastForwardingBlock>,
+}
+
+/// A port at work.
+#[derive(Debug)]
+pub(crate) struct Port {
+    pub(crate) guid: Guid,
+    pub(crate) info: PortInfoWire,
+    pub(crate) pkeys: [u16; PKEYS as usize],
+    pub(crate) guids: [u64; GUIDS as usize],
+    /// By the port that a packet came in by; of a channel adapter there is only 0.
+    pub(crate) sl_to_vl: BTreeMap<u8, [u8; 8]>,
+    /// Blocks 1 to 4.
+    pub(crate) vl_arbitration: [[u8; 64]; 4],
+    pub(crate) counters: Counters,
+    /// The other end of the cable.
+    pub(crate) peer: Option<PortId>,
+    /// Told to be, by a subnet manager.
+    pub(crate) is_disabled: bool,
+    /// Taken out by a fault.
+    pub(crate) is_broken: bool,
+}
+
+/// What a port has counted (IBA vol. 1 §16.1.3.5).
+#[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
+pub struct Counters {
+    /// Words of four bytes that left, checksums not included.
+    pub sent_words: u64,
+    /// Words that came.
+    pub received_words: u64,
+    /// Packets that left.
+    pub sent_packets: u64,
+    /// Packets that came.
+    pub received_packets: u64,
+    /// Of those that left, the multicast.
+    pub sent_multicast: u64,
+    /// Of those that came, the multicast.
+    pub received_multicast: u64,
+    /// Packets that could not leave.
+    pub send_discards: u64,
+    /// Packets that a switch had no way for.
+    pub relay_errors: u64,
+    /// Packets that left without the partition's permission, and did not.
+    pub send_constraint_errors: u64,
+    /// Packets that came without the partition's permission.
+    pub receive_constraint_errors: u64,
+    /// Malformed packets that came.
+    pub receive_errors: u64,
+    /// Times that the link went down.
+    pub link_downed: u64,
+}
+
+impl Node {
+    pub(crate) fn new(topology: &Topology, id: topology::NodeId, node: &topology::Node) -> Self {
+        let is_switch = node.kind == NodeType::Switch;
+        let [_, high, middle, low] = node.vendor_id.to_be_bytes();
+        let mut description = [0; 64];
+        description.iter_mut().zip(node.description.bytes()).for_each(|(to, from)| *to = from);
+        let ports = node.port_numbers().map(|number| {
+            let guid = node.port_guid(number).unwrap_or(node.guid);
+            let peer = topology.peer(PortId { node: id, number });
+            Port::new(guid, node.kind, peer)
+        });
+        let switch = is_switch.then(|| {
+            let mut port_0 = Port::new(node.guid, node.kind, None);
+            port_0.info.set_state(PortState::Active);
+            port_0.info.set_physical_state(PhysicalState::LinkUp);
+            port_0.info.guid_cap = GUIDS;
+            Box::new(Switch {
+                info: SwitchInfoWire {
+                    linear_cap: LINEAR_CAP.into(),
+                    multicast_cap: MULTICAST_CAP.into(),
+                    partition_enforcement_cap: PKEYS.into(),
+                    capabilities: SwitchInfoWire::ENFORCES_P_KEYS,
+                    ..SwitchInfoWire::default()
+                },
+                port_0,
+                linear: Vec::new(),
+                multicast: BTreeMap::new(),
+            })
+        });
+        Self {
+            info: NodeInfoWire {
+                base_version: 1,
+                class_version: 1,
+                node_type: node.kind.get(),
+                port_count: node.port_count(),
+                system_image_guid: node.system_image_guid.get().into(),
+                node_guid: node.guid.get().into(),
+                port_guid: node.guid.get().into(),
+                partition_cap: PKEYS.into(),
+                device_id: node.device_id.into(),
+                revision: 1.into(),
+                local_port: 0,
+                vendor_id: [high, middle, low],
+            },
+            kind: node.kind,
+            description,
+            host: Host::Absent,
+            switch,
+            ports: ports.collect(),
+        }
+    }
+
+    /// Port 0 is a switch's management port.
+    pub(crate) fn port(&self, number: u8) -> Option<&Port> {
+        match number.checked_sub(1) {
+            Some(index) => self.ports.get(usize::from(index)),
+            None => self.switch.as_ref().map(|switch| &switch.port_0),
+        }
+    }
+
+    /// As [`Node::port`].
+    pub(crate) fn port_mut(&mut self, number: u8) -> Option<&mut Port> {
+        match number.checked_sub(1) {
+            Some(index) => self.ports.get_mut(usize::from(index)),
+            None => self.switch.as_mut().map(|switch| &mut switch.port_0),
+        }
+    }
+
+    /// The ports on cables, with their numbers.
+    pub(crate) fn ports(&self) -> impl Iterator<Item = (u8, &Port)> {
+        (1..=u8::MAX).zip(&self.ports)
+    }
+
+    pub(crate) fn port_count(&self) -> u8 {
+        self.info.port_count
+    }
+
+    /// The port that has the LID and GIDs for what goes in and out by `number`: a switch has one
+    /// for all.
+    pub(crate) fn addressed_port(&self, number: u8) -> u8 {
+        if self.switch.is_some() { 0 } else { number }
+    }
+}
+
+impl Switch {
+    /// The port that leads to `lid`.
+    pub(crate) fn route(&self, lid: Lid) -> Option<u8> {
+        if lid.get() > self.info.linear_top.get() {
+            return None;
+        }
+        self.linear.get(usize::from(lid.get())).copied().filter(|&port| port != NO_PORT)
+    }
+
+    /// Whether `port` leads to members of the group `lid`.
+    pub(crate) fn leads_to_group(&self, lid: Lid, port: u8) -> bool {
+        let index = lid.get() - Lid::FIRST_MULTICAST.get();
+        let top = self.info.multicast_top.get();
+        if index >= MULTICAST_CAP || top != 0 && lid.get() > top {
+            return false;
+        }
+        let block = self.multicast.get(&(index / 32, port / 16));
+        let mask = block.and_then(|block| block.get(usize::from(index % 32)));
+        mask.is_some_and(|mask| mask.get() & 1 << (port % 16) != 0)
+    }
+}
+
+impl Port {
+    fn new(guid: Guid, kind: NodeType, peer: Option<PortId>) -> Self {
+        let mut pkeys = [0; PKEYS as usize];
+        pkeys[0] = PKey::DEFAULT.get();
+        let mut guids = [0; GUIDS as usize];
+        guids[0] = guid.get();
+        Self {
+            guid,
+            info: power_on(kind),
+            pkeys,
+            guids,
+            sl_to_vl: BTreeMap::new(),
+            vl_arbitration: [[0; 64]; 4],
+            counters: Counters::default(),
+            peer,
+            is_disabled: false,
+            is_broken: false,
+        }
+    }
+
+    /// As after its node was switched on. What it has counted stays.
+    pub(crate) fn reset(&mut self, kind: NodeType) {
+        let Self { guid, counters, peer, is_broken, .. } = *self;
+        let state = (self.info.state(), self.info.physical_state());
+        *self = Self { counters, is_broken, ..Self::new(guid, kind, peer) };
+        self.info.set_state(state.0);
+        self.info.set_physical_state(state.1);
+    }
+
+    /// Whether it is in a partition with the holder of `pkey`: one of both at least is a full
+    /// member (IBA vol. 1 §10.9.3).
+    pub(crate) fn shares_partition(&self, pkey: Option<PKey>) -> bool {
+        let Some(pkey) = pkey else { return false };
+        self.pkeys
+            .iter()
+            .any(|&own| own << 1 == pkey.get() << 1 && (own | pkey.get()) & 0x8000 != 0)
+    }
+
+    /// Whether it would have a link if the other end had one.
+    pub(crate) fn wants_link(&self) -> bool {
+        self.peer.is_some() && !self.is_disabled && !self.is_broken
+    }
+}
+
+/// PortInfo of a port that nobody has told anything: 4 lanes of QDR, MTU 4096, 8 virtual lanes.
+fn power_on(kind: NodeType) -> PortInfoWire {
+    let capabilities = match kind {
+        NodeType::Switch => PortInfoWire::HAS_NOTICE | PortInfoWire::HAS_TRAP,
+        _ => 0,
+    };
+    let mut info = PortInfoWire {
+        gid_prefix: 0xfe80_0000_0000_0000.into(),
+        capability_mask: (capabilities
+            | PortInfoWire::HAS_SL_MAPPING
+            | PortInfoWire::HAS_SYSTEM_IMAGE_GUID
+            | PortInfoWire::HAS_CLIENT_REREGISTER)
+            .into(),
+        width_enabled: 0x03,
+        width_supported: 0x03,
+        width_active: 0x02,
+        speed_supported_state: 0x70,
+        // Polling is what it does when its link goes down.
+        physical_default: 0x02,
+        speed_active_enabled: 0x47,
+        mtu_sm_sl: 0x50,
+        vl_cap_init: 0x40,
+        vl_arb_high_cap: 8,
+        vl_arb_low_cap: 8,
+        init_reply_mtu_cap: 0x05,
+        vls_enforcement: 0x40,
+        guid_cap: if kind == NodeType::Switch { 0 } else { GUIDS },
+        reregister_timeout: 18,
+        response_time: 16,
+        ..PortInfoWire::default()
+    };
+    info.set_state(PortState::Down);
+    info.set_physical_state(PhysicalState::Polling);
+    info
+}

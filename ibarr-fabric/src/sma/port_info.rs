@@ -1,0 +1,173 @@
+// SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
+
+//! PortInfo: read, and written as far as a subnet manager may (IBA vol. 1 §14.2.5.6).
+
+use ibarr_common::wire::mad::Status;
+use ibarr_common::wire::smp::{DATA_LEN, PhysicalState, PortInfoWire, PortState, Smp};
+use zerocopy::IntoBytes;
+
+use super::{Effect, LinkCommand};
+use crate::node::{Node, Port};
+
+pub(super) fn handle(
+    node: &mut Node,
+    entry: u8,
+    smp: &mut Smp,
+    is_set: bool,
+) -> Result<Effect, Status> {
+    let [.., number] = smp.modifier().to_be_bytes();
+    let is_switch = node.switch.is_some();
+    // To a channel adapter 0 is the port that the request came in by.
+    let number = if number == 0 && !is_switch { entry } else { number };
+    let may_read = node
+        .port(node.addressed_port(entry))
+        .is_some_and(|port| port.info.m_key_protect() == 0 || port.info.m_key.get() == smp.m_key());
+    let port = node.port_mut(number).ok_or(Status::BAD_FIELD)?;
+
+    let effect = if is_set {
+        let wanted: PortInfoWire = zerocopy::transmute!(*smp.data());
+        let link = set(port, &wanted, is_switch && number != 0, number == 0)?;
+        Effect::Port { number, link, reregister: wanted.client_reregister() }
+    } else {
+        Effect::None
+    };
+    let mut info = PortInfoWire { local_port: entry, ..port.info };
+    if !may_read {
+        info.m_key = 0.into();
+    }
+    *smp.data_mut() = zerocopy::transmute!(info);
+    Ok(effect)
+}
+
+/// Takes over what may be set; nothing if anything is impossible.
+fn set(
+    port: &mut Port,
+    wanted: &PortInfoWire,
+    is_external: bool,
+    is_port_0: bool,
+) -> Result<Option<LinkCommand>, Status> {
+    let state = state_after(port.info.state(), wanted, is_port_0)?;
+    let link = match wanted.physical_default >> 4 {
+        0 if wanted.speed_supported_state & 0x0f == PortState::Down.get() => {
+            Some(LinkCommand::Retrain)
+        }
+        0 => None,
+        number => match PhysicalState::new(number) {
+            Some(PhysicalState::Polling) => Some(LinkCommand::Retrain),
+            Some(PhysicalState::Disabled | PhysicalState::Sleep) => Some(LinkCommand::Disable),
+            // It is up if it can be.
+            Some(PhysicalState::LinkUp) | None => return Err(Status::BAD_FIELD),
+        },
+    };
+    let has_own_lid = !is_external;
+    if has_own_lid && wanted.lid().is_some_and(|lid| !lid.is_unicast())
+        || wanted.sm_lid().is_some_and(|lid| !lid.is_unicast())
+        || wanted.mtu() > port.info.mtu_cap()
+    {
+        return Err(Status::BAD_FIELD);
+    }
+
+    let old = port.info;
+    let mut new = old;
+    let bytes = new.as_mut_bytes().iter_mut().zip(wanted.as_bytes());
+    for ((to, from), mask) in bytes.zip(SETTABLE) {
+        *to = *to & !mask | *from & mask;
+    }
+    if is_external {
+        // These are the switch's, and its port 0 has them.
+        (new.m_key, new.gid_prefix, new.lid, new.sm_lid) =
+            (old.m_key, old.gid_prefix, old.lid, old.sm_lid);
+        new.m_key_protect_lmc = old.m_key_protect_lmc;
+    }
+    new.width_enabled = enabled(old.width_enabled, wanted.width_enabled, old.width_supported);
+    let speed = enabled(
+        old.speed_active_enabled & 0x0f,
+        wanted.speed_active_enabled & 0x0f,
+        old.speed_supported_state >> 4,
+    );
+    new.speed_active_enabled = old.speed_active_enabled & 0xf0 | speed & 0x0f;
+    // 0 leaves these as they are.
+    keep_high_nibble(&mut new.mtu_sm_sl, old.mtu_sm_sl);
+    keep_high_nibble(&mut new.vls_enforcement, old.vls_enforcement);
+    if wanted.physical_default.trailing_zeros() >= 4 {
+        new.physical_default = new.physical_default & 0xf0 | old.physical_default & 0x0f;
+    }
+    for (counter, wanted) in [
+        (&mut new.m_key_violations, wanted.m_key_violations),
+        (&mut new.p_key_violations, wanted.p_key_violations),
+        (&mut new.q_key_violations, wanted.q_key_violations),
+    ] {
+        // They can only be cleared.
+        if wanted.get() == 0 {
+            *counter = 0.into();
+        }
+    }
+    new.set_state(state);
+    port.info = new;
+    Ok(link)
+}
+
+/// What a manager may write, bit by bit. What needs more than that is not in here.
+const SETTABLE: [u8; DATA_LEN] = {
+    let mut mask = [0; DATA_LEN];
+    let mut at = 0;
+    // M_Key, GidPrefix, LID, MasterSMLID.
+    while at < 20 {
+        mask[at] = 0xff;
+        at += 1;
+    }
+    // M_KeyLeasePeriod.
+    mask[26] = 0xff;
+    mask[27] = 0xff;
+    // LinkDownDefaultState.
+    mask[33] = 0x0f;
+    // M_KeyProtectBits, LMC.
+    mask[34] = 0xc7;
+    // NeighborMTU, MasterSMSL.
+    mask[36] = 0xff;
+    // InitType.
+    mask[37] = 0x0f;
+    // VLHighLimit.
+    mask[38] = 0xff;
+    // VLStallCount, HOQLife.
+    mask[42] = 0xff;
+    // OperationalVLs and what is enforced.
+    mask[43] = 0xff;
+    // SubnetTimeOut.
+    mask[51] = 0x1f;
+    // LocalPhyErrors, OverrunErrors.
+    mask[53] = 0xff;
+    mask
+};
+
+/// The state that is asked for (IBA vol. 1 §7.2.4): up one step, or the same again. Down is the link's.
+fn state_after(
+    now: PortState,
+    wanted: &PortInfoWire,
+    is_port_0: bool,
+) -> Result<PortState, Status> {
+    let number = wanted.speed_supported_state & 0x0f;
+    if number == 0 || is_port_0 {
+        return Ok(now);
+    }
+    match (now, PortState::new(number)) {
+        (_, Some(PortState::Down)) => Ok(now),
+        (PortState::Initialize | PortState::Armed, Some(PortState::Armed)) => Ok(PortState::Armed),
+        (PortState::Armed | PortState::Active, Some(PortState::Active)) => Ok(PortState::Active),
+        _ => Err(Status::BAD_FIELD),
+    }
+}
+
+/// Of widths or speeds: 0 leaves the old, all ones is all that is supported.
+fn enabled(old: u8, wanted: u8, supported: u8) -> u8 {
+    match wanted & supported {
+        0 => old,
+        possible => possible,
+    }
+}
+
+fn keep_high_nibble(new: &mut u8, old: u8) {
+    if *new >> 4 == 0 {
+        *new = *new & 0x0f | old & 0xf0;
+    }
+}

@@ -1,0 +1,302 @@
+// SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
+
+//! Which nodes there are, and which port is cabled to which.
+
+mod parse;
+
+pub use parse::ParseError;
+
+use std::fmt;
+use std::str::FromStr;
+
+use ibarr_common::ib::{Guid, PortNum};
+use ibarr_common::wire::smp::NodeType;
+
+/// Nodes and cables. Every cable ends at two different ports of nodes that there are.
+#[derive(Clone, Debug, Default, Eq, PartialEq)]
+pub struct Topology {
+    nodes: Vec<Node>,
+}
+
+/// A node as it is built.
+#[derive(Clone, Debug, Eq, PartialEq)]
+pub struct Node {
+    /// What it is.
+    pub kind: NodeType,
+    /// What the topology calls it, and what people do. No two have the same.
+    pub name: String,
+    /// What it calls itself, at most 64 bytes.
+    pub description: String,
+    /// The node's.
+    pub guid: Guid,
+    /// What is sold as one has one.
+    pub system_image_guid: Guid,
+    /// IEEE's number of the vendor, 24 bits.
+    pub vendor_id: u32,
+    /// The vendor's.
+    pub device_id: u16,
+    /// By number, from 1 on.
+    ports: Vec<Port>,
+}
+
+#[derive(Clone, Debug, Eq, PartialEq)]
+struct Port {
+    guid: Guid,
+    peer: Option<PortId>,
+}
+
+/// A node of a topology.
+#[derive(Clone, Copy, Debug, Eq, Hash, Ord, PartialEq, PartialOrd)]
+pub struct NodeId(usize);
+
+/// A port, where a cable can end.
+#[derive(Clone, Copy, Debug, Eq, Hash, Ord, PartialEq, PartialOrd)]
+pub struct PortId {
+    /// Whose it is.
+    pub node: NodeId,
+    /// Which of the node's.
+    pub number: PortNum,
+}
+
+/// Most nodes. The LIDs of a subnet end earlier, but a topology may have several.
+pub const MAX_NODES: usize = 65_536;
+
+/// GUIDs that nodes get without being asked, as with ibsim.
+const FIRST_CA_GUID: u64 = 0x10_0000;
+const FIRST_SWITCH_GUID: u64 = 0x20_0000;
+const FIRST_ROUTER_GUID: u64 = 0x30_0000;
+
+impl Topology {
+    /// Without a node.
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// Adds a node with `ports` ports, whose GUIDs follow from that of the node: a switch's are all
+    /// its own, others count up from it.
+    ///
+    /// # Errors
+    /// A name or GUID that is taken, or [`MAX_NODES`] nodes.
+    pub fn add(
+        &mut self,
+        kind: NodeType,
+        name: &str,
+        guid: Guid,
+        ports: PortNum,
+    ) -> Result<NodeId, TopologyError> {
+        if self.nodes.len() == MAX_NODES {
+            return Err(TopologyError::TooManyNodes);
+        }
+        if self.find(name).is_some() {
+            return Err(TopologyError::NameTaken(name.to_owned()));
+        }
+        let port_guid = |number: u8| match kind {
+            NodeType::Switch => guid,
+            _ => Guid::new(guid.get().wrapping_add(number.into())),
+        };
+        let node = Node {
+            kind,
+            name: name.to_owned(),
+            description: name.to_owned(),
+            guid,
+            system_image_guid: guid,
+            vendor_id: 0,
+            device_id: 0,
+            ports: (1..=ports.get())
+                .map(|number| Port { guid: port_guid(number), peer: None })
+                .collect(),
+        };
+        if self.nodes.iter().any(|other| other.guid == guid) {
+            return Err(TopologyError::GuidTaken(guid));
+        }
+        self.nodes.push(node);
+        Ok(NodeId(self.nodes.len() - 1))
+    }
+
+    /// Adds a node with the next free GUID of its kind.
+    ///
+    /// # Errors
+    /// As [`Topology::add`].
+    pub fn add_next(
+        &mut self,
+        kind: NodeType,
+        name: &str,
+        ports: PortNum,
+    ) -> Result<NodeId, TopologyError> {
+        let first = match kind {
+            NodeType::ChannelAdapter => FIRST_CA_GUID,
+            NodeType::Switch => FIRST_SWITCH_GUID,
+            NodeType::Router => FIRST_ROUTER_GUID,
+        };
+        let same_kind = self.nodes.iter().filter(|node| node.kind == kind);
+        let next = same_kind.map(|node| node.guid.get() + node.ports.len() as u64 + 1).max();
+        self.add(kind, name, Guid::new(next.unwrap_or(first)), ports)
+    }
+
+    /// Puts a cable between two ports.
+    ///
+    /// # Errors
+    /// A port that is not there or has a cable, or a cable from a port to itself.
+    pub fn connect(&mut self, one: PortId, other: PortId) -> Result<(), TopologyError> {
+        if one == other {
+            return Err(TopologyError::Loop(self.port_name(one)));
+        }
+        for port in [one, other] {
+            match self.port(port) {
+                None => return Err(TopologyError::NoPort(self.port_name(port))),
+                Some(Port { peer: Some(peer), .. }) => {
+                    return Err(TopologyError::Cabled {
+                        port: self.port_name(port),
+                        peer: self.port_name(*peer),
+                    });
+                }
+                Some(_) => {}
+            }
+        }
+        for (port, peer) in [(one, other), (other, one)] {
+            if let Some(port) = self.port_mut(port) {
+                port.peer = Some(peer);
+            }
+        }
+        Ok(())
+    }
+
+    /// The nodes, in the order in which they were added.
+    pub fn nodes(&self) -> impl Iterator<Item = (NodeId, &Node)> {
+        self.nodes.iter().enumerate().map(|(index, node)| (NodeId(index), node))
+    }
+
+    /// One of them. `None`: it is another topology's.
+    pub fn node(&self, node: NodeId) -> Option<&Node> {
+        self.nodes.get(node.0)
+    }
+
+    /// The node with this name, or this GUID in hexadecimal.
+    pub fn find(&self, name: &str) -> Option<NodeId> {
+        let guid = name.strip_prefix("0x").and_then(|hex| u64::from_str_radix(hex, 16).ok());
+        self.nodes()
+            .find(|(_, node)| node.name == name || Some(node.guid.get()) == guid)
+            .map(|(id, _)| id)
+    }
+
+    /// The port with this name: `NODE/PORT`, or `NODE` for its first.
+    pub fn find_port(&self, name: &str) -> Option<PortId> {
+        let (node, number) = match name.rsplit_once('/') {
+            Some((node, number)) => (node, number.parse().ok()?),
+            None => (name, 1),
+        };
+        let port = PortId { node: self.find(node)?, number: PortNum::new(number)? };
+        self.port(port).map(|_| port)
+    }
+
+    /// What people call a port: `NODE/PORT`.
+    pub fn port_name(&self, port: PortId) -> String {
+        let name = self.node(port.node).map_or("?", |node| &node.name);
+        format!("{name}/{}", port.number)
+    }
+
+    /// The other end of the cable.
+    pub fn peer(&self, port: PortId) -> Option<PortId> {
+        self.port(port)?.peer
+    }
+
+    fn port(&self, port: PortId) -> Option<&Port> {
+        self.node(port.node)?.ports.get(usize::from(port.number.get()) - 1)
+    }
+
+    fn port_mut(&mut self, port: PortId) -> Option<&mut Port> {
+        let node = self.nodes.get_mut(port.node.0)?;
+        node.ports.get_mut(usize::from(port.number.get()) - 1)
+    }
+}
+
+impl Node {
+    /// How many ports it has. A switch's port 0 does not count.
+    pub fn port_count(&self) -> u8 {
+        // They came from a `PortNum`.
+        u8::try_from(self.ports.len()).unwrap_or(u8::MAX)
+    }
+
+    /// The numbers of its ports.
+    pub fn port_numbers(&self) -> impl Iterator<Item = PortNum> + use<> {
+        (1..=self.port_count()).filter_map(PortNum::new)
+    }
+
+    /// The GUID of a port. A switch's all have that of the node.
+    pub fn port_guid(&self, number: PortNum) -> Option<Guid> {
+        self.ports.get(usize::from(number.get()) - 1).map(|port| port.guid)
+    }
+}
+
+impl NodeId {
+    /// Its place in the order of nodes.
+    pub fn index(self) -> usize {
+        self.0
+    }
+}
+
+impl FromStr for Topology {
+    type Err = ParseError;
+
+    /// Reads the format of `ibnetdiscover` and ibsim; docs/fabric.md has it.
+    fn from_str(text: &str) -> Result<Self, ParseError> {
+        parse::parse(text)
+    }
+}
+
+impl fmt::Display for Topology {
+    /// Writes the format that is read.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for (id, node) in self.nodes() {
+            let (kind, guid) = match node.kind {
+                NodeType::ChannelAdapter => ("Ca", "caguid"),
+                NodeType::Switch => ("Switch", "switchguid"),
+                NodeType::Router => ("Rt", "rtguid"),
+            };
+            writeln!(f, "vendid=0x{:x}\ndevid=0x{:x}", node.vendor_id, node.device_id)?;
+            writeln!(f, "sysimgguid={}\n{guid}={}", node.system_image_guid, node.guid)?;
+            let (name, description) = (&node.name, &node.description);
+            writeln!(f, "{kind}\t{} \"{name}\"\t# \"{description}\"", node.port_count())?;
+            for number in node.port_numbers() {
+                let port = PortId { node: id, number };
+                let Some(Port { guid, peer: Some(peer) }) = self.port(port) else { continue };
+                let peer_name = self.node(peer.node).map_or("?", |node| &node.name);
+                write!(f, "[{number}]")?;
+                if node.kind != NodeType::Switch {
+                    write!(f, "({:x})", guid.get())?;
+                }
+                writeln!(f, "\t\"{peer_name}\"[{}]", peer.number)?;
+            }
+            writeln!(f)?;
+        }
+        Ok(())
+    }
+}
+
+/// Why a topology cannot be.
+#[derive(Clone, Debug, Eq, PartialEq, thiserror::Error)]
+pub enum TopologyError {
+    /// There are [`MAX_NODES`].
+    #[error("more than {MAX_NODES} nodes")]
+    TooManyNodes,
+    /// Two nodes of one name.
+    #[error("there is a node {0:?} already: give each its own name")]
+    NameTaken(String),
+    /// Two nodes of one GUID.
+    #[error("there is a node with GUID {0} already: set another before this one")]
+    GuidTaken(Guid),
+    /// A cable to nowhere.
+    #[error("there is no port {0}: its node has fewer ports")]
+    NoPort(String),
+    /// Two cables at a port.
+    #[error("port {port} has a cable to {peer} already")]
+    Cabled {
+        /// Where the second cable should end.
+        port: String,
+        /// Where the first leads.
+        peer: String,
+    },
+    /// A cable with both ends at a port.
+    #[error("port {0} cannot be cabled to itself")]
+    Loop(String),
+}
