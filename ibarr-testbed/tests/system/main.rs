@@ -15,6 +15,10 @@ mod responder;
 mod rtnetlink;
 mod standin;
 
+#[path = "../bpf/frame.rs"]
+#[expect(dead_code, reason = "the tests of the programs need more of it")]
+mod frame;
+
 #[path = "../../src/vm/sys/tun.rs"]
 #[expect(unsafe_code, reason = "nothing safe sets the type of a TUN device")]
 mod tun;

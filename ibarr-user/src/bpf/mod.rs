@@ -71,6 +71,14 @@ pub enum Error {
     /// The kernel takes neither object nor program.
     #[error("BPF programs: cannot be loaded")]
     Load(#[source] Box<dyn StdError + Send + Sync>),
+    /// The kernel has not all that the program calls.
+    #[error("BPF program {program}: needs Linux 5.10 or later: {reason}")]
+    TooOld {
+        /// The program.
+        program: &'static str,
+        /// What the verifier says.
+        reason: String,
+    },
     /// The verifier has found something.
     #[error("BPF program {program}: refused by the kernel's verifier: {reason}; {kept}")]
     Verifier {

@@ -136,5 +136,10 @@ fn refused(name: &'static str, error: ProgramError, verifier_log: &Path) -> Erro
             || line.starts_with("stack depth")
     };
     let reason = log.lines().map(str::trim).rfind(|line| !is_statistics(line)).unwrap_or_default();
-    Error::Verifier { program: name, reason: reason.to_owned(), kept }
+    let reason = reason.to_owned();
+    // `check_helper_call` in kernel/bpf/verifier.c, as it was and as it is.
+    if reason.starts_with("invalid func ") || reason.starts_with("unknown func ") {
+        return Error::TooOld { program: name, reason };
+    }
+    Error::Verifier { program: name, reason, kept }
 }

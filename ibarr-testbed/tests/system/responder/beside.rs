@@ -92,7 +92,11 @@ impl Theirs {
 
     /// By a filter.
     pub(super) fn filter(priority: u16) -> Self {
-        let handle = TcHandle::new(0, 1);
+        Self::filter_at(priority, 1)
+    }
+
+    pub(super) fn filter_at(priority: u16, handle: u32) -> Self {
+        let handle = TcHandle::from(handle);
         Self::attach(TcAttachOptions::Netlink(NlOptions { priority, handle, classid: None }))
     }
 

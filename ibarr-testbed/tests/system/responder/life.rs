@@ -107,7 +107,7 @@ fn what_is_configured_away_is_detached_at_once() {
 
 #[test]
 fn an_interface_that_comes_back_is_served_again() {
-    for responder in ["tc", "clsact"] {
+    for (responder, hook) in kinds() {
         let mut rig = Rig::new();
         rig.start(&format!("responder = \"{responder}\""));
         let mut pins = Vec::new();
@@ -115,11 +115,8 @@ fn an_interface_that_comes_back_is_served_again() {
             if name != "eth0" {
                 plug(name);
             }
-            rig.eventually("the interface is served", || {
-                rig.status_of(name)["responder"].is_string()
-            });
+            rig.eventually("the interface is served", || rig.status_of(name)["responder"] == hook);
             let before = rig.answered_in_kernel();
-            // The daemon answers as long as the program is not attached, so that all are answered.
             socket(V4).ask_all(20);
             assert_eq!(rig.answered_in_kernel(), before + 20);
             let links = rig.hooks();
@@ -165,17 +162,21 @@ fn a_program_that_somebody_removes_is_attached_again() {
     }
 }
 
+/// It is out of the map in the turn in which the daemon hears of it, so before it can tell anybody.
 #[test]
-fn a_removed_address_is_not_answered_100_ms_later() {
+fn an_address_that_the_daemon_knows_to_be_gone_is_not_answered() {
+    const ADDRESS: &str = "10.7.0.9";
     let mut rig = Rig::new();
     rig.start("");
-    pin_neighbour("10.7.0.9");
-    let mut asker = socket("10.7.0.9");
+    pin_neighbour(ADDRESS);
+    let mut asker = socket(ADDRESS);
     for _ in 0..20 {
-        ip(&format!("-netns {NODE} address add 10.7.0.9/24 dev eth0"));
-        rig.eventually("the address is answered", || asker.ask(Duration::from_millis(20)));
-        ip(&format!("-netns {NODE} address delete 10.7.0.9/24 dev eth0"));
-        std::thread::sleep(Duration::from_millis(100));
+        ip(&format!("-netns {NODE} address add {ADDRESS}/24 dev eth0"));
+        rig.eventually("it is answered", || asker.ask(Duration::from_millis(20)));
+        ip(&format!("-netns {NODE} address delete {ADDRESS}/24 dev eth0"));
+        rig.eventually("the daemon knows", || {
+            rig.status_of("eth0")["addresses"].get(ADDRESS).is_none()
+        });
         let (answered, unknown) =
             (rig.answered_in_kernel(), rig.count(Program::Tc, Reason::Unknown));
         for _ in 0..5 {
@@ -183,6 +184,28 @@ fn a_removed_address_is_not_answered_100_ms_later() {
         }
         assert_eq!(rig.answered_in_kernel(), answered);
         assert_eq!(rig.count(Program::Tc, Reason::Unknown), unknown + 5);
+    }
+}
+
+#[test]
+fn a_filter_of_others_in_our_place_stays_and_is_named() {
+    for theirs_are_two in [false, true] {
+        let mut rig = Rig::new();
+        tool("tc", &format!("-netns {NODE} qdisc add dev eth0 clsact"));
+        let _in_our_place = Theirs::filter_at(4791, 0x4791);
+        let _another = theirs_are_two.then(|| Theirs::filter(7));
+        let before = traces(&rig);
+        rig.start("responder = \"clsact\"");
+        let status = rig.status_of("eth0");
+        let reason = status["in-user-space"].as_str().unwrap();
+        assert!(reason.contains("another filter, \"empty_tc\", has priority 4791"), "{status}");
+        let by_daemon = rig.answered_by_daemon();
+        socket(V4).ask_all(10);
+        assert_eq!(rig.answered_by_daemon(), by_daemon + 10);
+        assert_eq!(rig.hooks(), <[std::path::PathBuf; 0]>::default(), "what was begun is undone");
+        rig.end(Signal::SIGTERM);
+        assert!(rig.detach().status.success());
+        assert_eq!(traces(&rig), before);
     }
 }
 

@@ -2,6 +2,7 @@
 
 //! The responder in the kernel, with the real daemon, on a pair of veth.
 
+mod alike;
 mod beside;
 mod lease;
 mod life;

@@ -12,10 +12,14 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use aya::maps::{Map, MapData, MapInfo, PerCpuArray, loaded_maps};
-use aya::programs::{ProgramError, ProgramInfo, SchedClassifier, TcAttachType, loaded_programs};
+use aya::programs::{
+    ProgramError, ProgramInfo, SchedClassifier, TcAttachType, Xdp, XdpMode, loaded_programs,
+};
+use aya::{Ebpf, EbpfLoader};
 use ibarr_common::map::{self, Program, Reason};
 use ibarr_testbed::lab::netns;
 use nix::mount::{MsFlags, mount};
+use nix::net::if_::if_nametoindex;
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use serde_json::Value;
@@ -36,15 +40,17 @@ const PATIENCE: Duration = Duration::from_secs(20);
 /// A node with a daemon, and a peer at the other end of its wire.
 pub(super) struct Rig {
     pub(super) machine: Machine,
+    bpf_dir: PathBuf,
     daemon: Option<Child>,
 }
 
 impl Rig {
     /// Without a daemon yet. The node has eth0, the peer eth0.
     pub(super) fn new() -> Self {
-        let rig = Self { machine: Machine::new(), daemon: None };
+        let machine = Machine::new();
+        let bpffs = machine.directory().join("bpffs");
+        let rig = Self { machine, bpf_dir: bpffs.join("ibarr"), daemon: None };
         fs::create_dir_all(rig.run_dir()).unwrap();
-        let bpffs = rig.bpffs();
         fs::create_dir(&bpffs).unwrap();
         mount(Some("bpf"), &bpffs, Some("bpf"), MsFlags::empty(), None::<&str>).unwrap();
         for namespace in [NODE, PEER] {
@@ -129,8 +135,13 @@ impl Rig {
         self.machine.directory().join("bpffs")
     }
 
-    pub(super) fn bpf_dir(&self) -> PathBuf {
-        self.bpffs().join("ibarr")
+    pub(super) fn bpf_dir(&self) -> &Path {
+        &self.bpf_dir
+    }
+
+    /// Has the pins be somewhere else than on [`bpffs`](Self::bpffs).
+    pub(super) fn move_bpf_dir(&mut self, to: PathBuf) {
+        self.bpf_dir = to;
     }
 
     /// What stands for what is attached.
@@ -291,9 +302,16 @@ fn query_tcx(interface: &str) -> Result<Vec<ProgramInfo>, ProgramError> {
 }
 
 /// What `responder` can say about tc here, and what is attached then.
-pub(super) fn kinds() -> Vec<(&'static str, &'static str)> {
+pub(super) fn kinds() -> [(&'static str, &'static str); 2] {
     let auto = if has_tcx() { "tcx" } else { "clsact" };
-    vec![("tc", auto), ("clsact", "clsact")]
+    [("tc", auto), ("clsact", "clsact")]
+}
+
+/// How often something is done: `usual` times, or as `IBARR_TEST_ROUNDS` says for a machine on which
+/// everything takes long.
+pub(super) fn rounds(usual: u32) -> u32 {
+    let rounds = std::env::var("IBARR_TEST_ROUNDS").ok();
+    rounds.map_or(usual, |rounds| rounds.parse().expect("IBARR_TEST_ROUNDS is a number"))
 }
 
 /// Whether neither these maps nor programs that use them are left in the kernel.
@@ -352,6 +370,32 @@ pub(super) fn plug(interface: &str) {
         let v6 = format!("fd00:7::{host}/64 dev {interface} nodad");
         ip(&format!("-netns {namespace} address add {v6}"));
     }
+    for (namespace, interface) in [(PEER, "eth0"), (NODE, interface)] {
+        // Both ends have to be up, and the kernel takes a moment to see it.
+        let deadline = Instant::now() + PATIENCE;
+        let show = format!("-netns {namespace} link show dev {interface}");
+        while !tool("ip", &show).contains("state UP") {
+            assert!(Instant::now() < deadline, "{interface} is not up in {namespace}");
+        }
+    }
+}
+
+/// Makes of the wire one that XDP is right for: its program that gives way is at the peer's end,
+/// as long as what this gives is there.
+pub(super) fn prepare_for_xdp() -> Ebpf {
+    tool("ip", &format!("netns exec {NODE} ethtool -K eth0 rxvlan off"));
+    // XDP cannot tell a checksum that is yet to be filled in from one that is wrong.
+    tool("ip", &format!("netns exec {PEER} ethtool -K eth0 tx off"));
+    // A veth takes what XDP sends only if it has a program too.
+    let mut ebpf = EbpfLoader::new().load(ibarr_ebpf::BENCH_OBJECT).unwrap();
+    netns::inside(PEER, || {
+        let program: &mut Xdp = ebpf.program_mut("empty_xdp").unwrap().try_into()?;
+        program.load()?;
+        program.attach_to_if_index(if_nametoindex("eth0")?, XdpMode::Driver)?;
+        Ok(())
+    })
+    .unwrap();
+    ebpf
 }
 
 /// Asks for one address, again and again.
@@ -433,6 +477,11 @@ pub(super) struct Tally {
 }
 
 impl Load {
+    /// How many queries so far.
+    pub(super) fn asked(&self) -> u64 {
+        self.queries.load(Ordering::Relaxed)
+    }
+
     pub(super) fn end(self) -> Tally {
         self.stop.store(true, Ordering::Relaxed);
         self.thread.join().unwrap()
@@ -440,7 +489,7 @@ impl Load {
 
     /// Ends it after `least` queries, of which nothing may have been lost.
     pub(super) fn end_without_loss(self, least: u64) {
-        while self.queries.load(Ordering::Relaxed) < least && !self.thread.is_finished() {
+        while self.asked() < least && !self.thread.is_finished() {
             std::thread::sleep(Duration::from_millis(10));
         }
         let tally = self.end();

@@ -5,6 +5,7 @@
 use std::collections::BTreeMap;
 use std::fs;
 use std::net::Ipv6Addr;
+use std::path::PathBuf;
 use std::process::Command;
 use std::time::Duration;
 
@@ -21,7 +22,7 @@ use crate::machine::{ibarr, said};
 fn the_kernel_s_cache_is_shown_as_bpftool_dumps_it() {
     let mut rig = Rig::new();
     rig.start("allow = [\"10.7.0.0/24\"]");
-    let bpf_dir = rig.bpf_dir();
+    let bpf_dir = rig.bpf_dir().to_owned();
     let dump = |name: &str| -> Value {
         let pin = bpf_dir.join("v1").join(name);
         let dump = tool("bpftool", &format!("--json map dump pinned {}", pin.display()));
@@ -101,6 +102,48 @@ fn without_a_bpffs_the_daemon_answers_and_says_why() {
 }
 
 #[test]
+fn a_bpffs_is_mounted_where_there_is_none_and_that_is_said() {
+    // A daemon in a namespace has a /sys of its own, in which nothing is mounted.
+    for (dir, mount_point) in [("/sys/fs/bpf/ibarr", Some("/sys/fs/bpf")), ("bpffs/here", None)] {
+        let mut rig = Rig::new();
+        nix::mount::umount(&rig.bpffs()).unwrap();
+        let dir = rig.machine.directory().join(dir);
+        rig.move_bpf_dir(dir.clone());
+        rig.start("");
+        let in_kernel = |rig: &Rig| rig.asked("counters")["counters"]["bpf.tc.answered"].clone();
+        assert_eq!(in_kernel(&rig), 0);
+        socket(V4).ask_all(10);
+        assert_eq!(in_kernel(&rig), 10);
+        let mount_point = mount_point.map_or(dir, PathBuf::from);
+        let said = format!("mounted a bpffs at {}", mount_point.display());
+        assert_eq!(rig.log().matches(&said).count(), 1, "{}", rig.log());
+    }
+}
+
+/// A kernel that does not know what the program calls, as those before Linux 5.10 do not.
+#[test]
+fn a_kernel_that_is_too_old_is_named() {
+    const CALL: u8 = 0x85;
+    const REDIRECT_NEIGH: i32 = 152;
+    const NEVER: i32 = 0x7000;
+    let call = |helper: i32| [&[CALL, 0, 0, 0][..], &helper.to_le_bytes()].concat();
+    let mut rig = Rig::new();
+    let before = tree(&rig.bpffs());
+    let mut object = ibarr_ebpf::OBJECT.to_vec();
+    let places: Vec<_> = (0..object.len() - 8)
+        .step_by(8)
+        .filter(|&at| object[at..at + 8] == call(REDIRECT_NEIGH))
+        .collect();
+    assert!(!places.is_empty(), "the program calls bpf_redirect_neigh");
+    for at in places {
+        object[at..at + 8].copy_from_slice(&call(NEVER));
+    }
+    start_with(&mut rig, &object);
+    answered_in_user_space(&rig, "BPF program ip2gid_tc: needs Linux 5.10 or later");
+    assert_eq!(tree(&rig.bpffs()), before, "what was begun is undone");
+}
+
+#[test]
 fn what_the_verifier_says_is_kept() {
     let mut rig = Rig::new();
     let before = tree(&rig.bpffs());
@@ -111,12 +154,7 @@ fn what_the_verifier_says_is_kept() {
     let (offset, _) = section.file_range().unwrap();
     let offset = usize::try_from(offset).unwrap();
     object[offset..offset + 8].copy_from_slice(&[0xbf, 0x90, 0, 0, 0, 0, 0, 0]);
-    let broken = rig.machine.directory().join("broken.o");
-    fs::write(&broken, object).unwrap();
-    let mut command = Command::new(ibarr());
-    command.env("IBARR_BPF_OBJECT", &broken);
-    rig.configure("");
-    rig.spawn(command);
+    start_with(&mut rig, &object);
     answered_in_user_space(
         &rig,
         "BPF program ip2gid_tc: refused by the kernel's verifier: R9 !read_ok",
@@ -150,6 +188,15 @@ fn while_programs_are_loaded_the_daemon_answers_and_says_so() {
     let before = rig.answered_in_kernel();
     socket(V4).ask_all(100);
     assert_eq!(rig.answered_in_kernel(), before + 100);
+}
+
+fn start_with(rig: &mut Rig, object: &[u8]) {
+    let path = rig.machine.directory().join("broken.o");
+    fs::write(&path, object).unwrap();
+    let mut command = Command::new(ibarr());
+    command.env("IBARR_BPF_OBJECT", &path);
+    rig.configure("");
+    rig.spawn(command);
 }
 
 fn answered_in_user_space(rig: &Rig, reason: &str) {

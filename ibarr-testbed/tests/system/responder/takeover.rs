@@ -4,6 +4,7 @@
 
 use aya::maps::{Array, HashMap, Map};
 use aya::programs::links::{FdLink, PinnedLink};
+use aya::programs::tc::{NlOptions, TcAttachOptions, qdisc_add_clsact};
 use aya::programs::{SchedClassifier, TcAttachType};
 use aya::{Ebpf, EbpfLoader, Pod};
 use ibarr_common::IfIndex;
@@ -17,12 +18,13 @@ use super::rig::*;
 
 #[test]
 fn daemons_killed_and_started_under_load_lose_no_query() {
-    for responder in ["tc", "clsact"] {
+    for (responder, hook) in kinds() {
         let mut rig = Rig::new();
         rig.start(&format!("responder = \"{responder}\""));
-        let hook = link_id(&rig);
+        let link = link_id(&rig);
         let loads = [load(V4), load(V6)];
-        for round in 0..25 {
+        // 100 for both kinds.
+        for round in 0..rounds(50) {
             rig.end(if round % 2 == 0 { Signal::SIGKILL } else { Signal::SIGTERM });
             rig.restart();
         }
@@ -30,11 +32,9 @@ fn daemons_killed_and_started_under_load_lose_no_query() {
             load.end_without_loss(1000);
         }
         // The link has been updated, never made anew.
-        assert_eq!(link_id(&rig), hook);
-        if responder == "clsact" {
-            let filters = tool("tc", &format!("-netns {NODE} filter show dev eth0 ingress"));
-            assert_eq!(filters.matches("direct-action").count(), 1, "{filters}");
-        }
+        assert_eq!(link_id(&rig), link);
+        assert_eq!(link.is_some(), hook == "tcx");
+        assert_eq!(our_filters(), usize::from(hook == "clsact"));
     }
 }
 
@@ -42,99 +42,120 @@ fn daemons_killed_and_started_under_load_lose_no_query() {
 #[test]
 fn another_kind_of_program_under_load_loses_no_query() {
     let mut rig = Rig::new();
+    let _peers_program = prepare_for_xdp();
     rig.start("responder = \"clsact\"");
     let load = load(V4);
-    for round in 0..10 {
-        let (mode, hook) = kinds()[round % 2];
+    let [tc, clsact] = kinds();
+    let xdp = ("xdp", "xdp-native");
+    // Each after each other.
+    for (round, (mode, hook)) in [tc, clsact, xdp, clsact, tc, xdp, tc, clsact].iter().enumerate() {
         rig.configure(&format!("responder = \"{mode}\""));
-        if round < 5 {
-            rig.asked("reload");
-        } else {
+        if round % 3 == 0 {
             rig.end(Signal::SIGTERM);
             rig.restart();
+        } else {
+            rig.asked("reload");
         }
-        assert_eq!(rig.status_of("eth0")["responder"], hook);
-        let filters = tool("tc", &format!("-netns {NODE} filter show dev eth0 ingress"));
-        assert_eq!(filters.contains("ip2gid_tc"), hook == "clsact", "{filters}");
-        assert_eq!(tcx_programs().len(), usize::from(hook == "tcx"));
+        assert_eq!(rig.status_of("eth0")["responder"], *hook);
+        assert_eq!(our_filters(), usize::from(*hook == "clsact"));
+        assert_eq!(tcx_programs().len(), usize::from(*hook == "tcx"));
+        let link = tool("ip", &format!("-netns {NODE} -details link show dev eth0"));
+        assert_eq!(link.contains("prog/xdp"), *hook == "xdp-native", "{link}");
+        let asked = load.asked();
+        rig.eventually("queries while it is attached", || load.asked() > asked + 20);
     }
     load.end_without_loss(1000);
 }
 
 /// The layout before ours is pinned and answers, as if an older ibarr had left it: with a map of
-/// another size, in a directory of its own. Its link is where links are in every layout.
+/// another size, in a directory of its own. Its programs are where they are in every layout.
 #[test]
 fn another_layout_is_replaced_under_load_without_a_lost_query() {
-    let mut rig = Rig::new();
-    if !has_tcx() {
-        eprintln!("not run: the layout before ours is attached by tcx, which needs Linux 6.6");
-        return;
-    }
-    let link = OldLayout::leave_behind(&rig);
-    let load = load(V4);
-    socket(V4).ask_all(100);
-    rig.start("");
-    socket(V4).ask_all(100);
-    load.end_without_loss(200);
+    for (responder, hook) in kinds() {
+        let mut rig = Rig::new();
+        let old = OldLayout::leave_behind(&rig, hook);
+        let load = load(V4);
+        socket(V4).ask_all(100);
+        rig.start(&format!("responder = \"{responder}\""));
+        socket(V4).ask_all(100);
+        load.end_without_loss(200);
 
-    assert_eq!(link_id(&rig), Some(link), "the link is the old one, with another program");
-    let root = rig.bpf_dir();
-    assert!(!root.join("v0").exists());
-    let names = tree(&root.join("v1"));
-    assert_eq!(names.len(), map::NAMES.len(), "{names:?}");
-    assert!(rig.answered_in_kernel() >= 100);
-    assert_eq!(tcx_programs(), ["ip2gid_tc"]);
+        assert_eq!(link_id(&rig), old.link, "the link is the old one, with another program");
+        let root = rig.bpf_dir();
+        assert!(!root.join("v0").exists());
+        let names = tree(&root.join("v1"));
+        assert_eq!(names.len(), map::NAMES.len(), "{names:?}");
+        assert!(rig.answered_in_kernel() >= 100);
+        assert_eq!(tcx_programs().len(), usize::from(hook == "tcx"));
+        assert_eq!(our_filters(), usize::from(hook == "clsact"));
+    }
 }
 
 /// A daemon that could not start leaves to the old layout what it had.
 #[test]
 fn a_layout_that_cannot_be_filled_leaves_the_old_one_in_place() {
-    let mut rig = Rig::new();
-    if !has_tcx() {
-        eprintln!("not run: the layout before ours is attached by tcx, which needs Linux 6.6");
-        return;
+    for (responder, hook) in kinds() {
+        let mut rig = Rig::new();
+        let old = OldLayout::leave_behind(&rig, hook);
+        let before = tree(&rig.bpffs());
+        let broken = rig.machine.directory().join("broken.o");
+        std::fs::write(&broken, b"no object").unwrap();
+        rig.configure(&format!("responder = \"{responder}\""));
+        let mut command = std::process::Command::new(crate::machine::ibarr());
+        command.env("IBARR_BPF_OBJECT", &broken);
+        rig.spawn(command);
+        assert_eq!(tree(&rig.bpffs()), before);
+        assert_eq!(link_id(&rig), old.link);
+        let status = rig.status_of("eth0");
+        assert!(status["in-user-space"].as_str().unwrap().contains("BPF programs"), "{status}");
+        let by_daemon = rig.answered_by_daemon();
+        socket(V4).ask_all(100);
+        assert_eq!(rig.answered_by_daemon(), by_daemon, "the old programs answer");
     }
-    let link = OldLayout::leave_behind(&rig);
-    let before = tree(&rig.bpffs());
-    let broken = rig.machine.directory().join("broken.o");
-    std::fs::write(&broken, b"no object").unwrap();
-    rig.configure("");
-    let mut command = std::process::Command::new(crate::machine::ibarr());
-    command.env("IBARR_BPF_OBJECT", &broken);
-    rig.spawn(command);
-    assert_eq!(tree(&rig.bpffs()), before);
-    assert_eq!(link_id(&rig), Some(link));
-    let status = rig.status_of("eth0");
-    assert!(status["in-user-space"].as_str().unwrap().contains("BPF programs"), "{status}");
-    socket(V4).ask_all(100);
 }
 
-struct OldLayout;
+struct OldLayout {
+    /// Its id, if it is attached by one.
+    link: Option<u32>,
+}
 
 impl OldLayout {
-    /// Loads the programs with other maps and pins what must outlive this process: maps and link.
-    /// Gives the id of the link.
-    fn leave_behind(rig: &Rig) -> u32 {
+    /// Loads the programs with other maps and leaves behind what outlives a daemon: maps, and what
+    /// is attached to `hook`.
+    fn leave_behind(rig: &Rig, hook: &str) -> Self {
         let root = rig.bpf_dir();
-        let layout = root.join("v0");
+        let (layout, links) = (root.join("v0"), root.join("links"));
         std::fs::create_dir_all(&layout).unwrap();
-        std::fs::create_dir(root.join("links")).unwrap();
+        std::fs::create_dir(&links).unwrap();
         let mut loader = EbpfLoader::new();
         loader.map_max_entries(map::GID_CACHE, 77);
         for name in map::NAMES {
             loader.map_pin_path(name, layout.join(name));
         }
         let mut ebpf = loader.load(ibarr_ebpf::OBJECT).unwrap();
-        let (ifindex, link) = netns::inside(NODE, || {
+        let ifindex = netns::inside(NODE, || {
             let program = ebpf.program_mut("ip2gid_tc").unwrap();
             let program: &mut SchedClassifier = program.try_into()?;
             program.load()?;
-            let link = program.attach("eth0", TcAttachType::Ingress)?;
-            Ok((if_nametoindex("eth0")?, FdLink::try_from(program.take_link(link)?)?))
+            let ifindex = if_nametoindex("eth0")?;
+            if hook == "tcx" {
+                let link = program.attach("eth0", TcAttachType::Ingress)?;
+                let link = FdLink::try_from(program.take_link(link)?)?;
+                link.pin(links.join(format!("tc-{ifindex}")))?;
+            } else {
+                qdisc_add_clsact("eth0")?;
+                let (priority, handle) = (4791, 0x4791.into());
+                let options = NlOptions { priority, handle, classid: None };
+                let options = TcAttachOptions::Netlink(options);
+                let link = program.attach_with_options("eth0", TcAttachType::Ingress, options)?;
+                std::mem::forget(program.take_link(link)?);
+                for mark in ["clsact", "qdisc"] {
+                    std::fs::create_dir(links.join(format!("{mark}-{ifindex}")))?;
+                }
+            }
+            Ok(ifindex)
         })
         .unwrap();
-        let id = link.info().unwrap().id();
-        link.pin(root.join("links").join(format!("tc-{ifindex}"))).unwrap();
 
         let ifindex = IfIndex::new(ifindex).unwrap();
         let key = GidKey::new(V4.parse().unwrap(), ifindex);
@@ -146,7 +167,7 @@ impl OldLayout {
         let map = ebpf.map_mut(map::RESPONDER_CFG).unwrap();
         let mut map: Array<_, [u8; 16]> = map.try_into().unwrap();
         map.set(0, bytes::<16>(&cfg), 0).unwrap();
-        id
+        Self { link: link_id(rig) }
     }
 }
 
@@ -158,6 +179,12 @@ fn fill<K: Pod, V: Pod>(ebpf: &mut Ebpf, name: &str, key: K, value: V) {
 
 fn bytes<const N: usize>(value: &(impl IntoBytes + zerocopy::Immutable)) -> [u8; N] {
     value.as_bytes().try_into().unwrap()
+}
+
+/// Of ours on the node's eth0.
+fn our_filters() -> usize {
+    let filters = tool("tc", &format!("-netns {NODE} filter show dev eth0 ingress"));
+    filters.matches("ip2gid_tc direct-action").count()
 }
 
 /// Of the tcx link that is pinned.

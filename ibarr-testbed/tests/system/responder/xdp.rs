@@ -2,11 +2,7 @@
 
 //! XDP: where it would be wrong, and where it is not.
 
-use aya::EbpfLoader;
-use aya::programs::{Xdp, XdpMode};
 use ibarr_common::map::{Program, Reason};
-use ibarr_testbed::lab::netns;
-use nix::net::if_::if_nametoindex;
 use nix::sys::signal::Signal;
 
 use super::rig::*;
@@ -34,17 +30,7 @@ fn xdp_is_refused_where_it_would_be_wrong_and_answers_where_not() {
     refused(&rig, "only if the interface at its other end has an XDP program");
     assert_eq!(rig.asked("counters")["counters"]["responder.not-attached"], 1);
 
-    // The peer's, so that it takes what ours sends.
-    let mut ebpf = EbpfLoader::new().load(ibarr_ebpf::BENCH_OBJECT).unwrap();
-    netns::inside(PEER, || {
-        let program: &mut Xdp = ebpf.program_mut("empty_xdp").unwrap().try_into()?;
-        program.load()?;
-        program.attach_to_if_index(if_nametoindex("eth0")?, XdpMode::Driver)?;
-        Ok(())
-    })
-    .unwrap();
-    // XDP cannot tell a checksum that is yet to be filled in from one that is wrong.
-    ethtool(&format!("{PEER} ethtool -K eth0 tx off"));
+    let _peers_program = prepare_for_xdp();
     let before = links();
     rig.end(Signal::SIGTERM);
     rig.restart();
