@@ -166,7 +166,9 @@ impl From<ibarr_common::wire::mad::Error> for Counter {
             Error::Truncated => Self::MalformedTruncated,
             Error::BaseVersion | Error::ClassVersion => Self::MalformedVersion,
             Error::Class | Error::Method | Error::Attribute => Self::MalformedKind,
-            Error::Gid | Error::Lid | Error::PKey | Error::Components => Self::MalformedValue,
+            Error::Gid | Error::Lid | Error::PKey | Error::Components | Error::Hops => {
+                Self::MalformedValue
+            }
         }
     }
 }
