@@ -91,8 +91,8 @@ impl Subnet {
     ///
     /// `None`: the GUID is 0 in a subnet of prefix 0.
     pub fn gid(&self, guid: Guid) -> Option<Gid> {
-        let gid = u128::from(self.prefix.get()) << 64 | u128::from(guid.get());
-        Gid::new(gid.to_be_bytes())
+        let number = u128::from(self.prefix.get()) << 64 | u128::from(guid.get());
+        Gid::new(number.to_be_bytes())
     }
 
     /// The path that is asked for, as OpenSM gives it.
