@@ -23,8 +23,8 @@ fn main() -> ExitCode {
     let arguments: Vec<String> = env::args().collect();
     match arguments.iter().map(String::as_str).collect::<Vec<_>>()[..] {
         [_, "hello"] => hello::run(),
-        [own, "ls"] => ls::run(&[own.to_owned(), RESPONDER.to_owned()]),
-        [_, "ls", ..] => ls::run(&arguments[2..]),
+        [own, "ls"] => ls::run(&[own.to_owned(), RESPONDER.to_owned()], true),
+        [_, "ls", ..] => ls::run(&arguments[2..], false),
         [_, RESPONDER] => {
             let Err(error) = ls::responder::run();
             eprintln!("ibarr-guest: {error:#}");

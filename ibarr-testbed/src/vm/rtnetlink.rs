@@ -101,18 +101,28 @@ impl Rtnetlink {
     ///
     /// Never an IPv4 one: on lo that is the neighbour of all of 127.0.0.0/8.
     pub(crate) fn nudge(&self) -> Result<()> {
-        const NOBODY: Ipv6Addr = Ipv6Addr::new(0x2001, 0xdb8, 0, 0, 0, 0, 0, 7);
-        let lo = IfIndex::new(1).context("lo is the first device of a network namespace")?;
-        self.neighbour(Rtm::Newneigh, NlmF::CREATE | NlmF::REPLACE, lo, NOBODY)?;
-        self.neighbour(Rtm::Delneigh, NlmF::empty(), lo, NOBODY)
+        self.add_neighbour(0)?;
+        self.delete_neighbour(0)
     }
 
-    fn neighbour(&self, kind: Rtm, flags: NlmF, link: IfIndex, address: Ipv6Addr) -> Result<()> {
+    /// Half of [`nudge`](Self::nudge), with a neighbour of this number.
+    pub(crate) fn add_neighbour(&self, number: u16) -> Result<()> {
+        self.neighbour(Rtm::Newneigh, NlmF::CREATE | NlmF::REPLACE, number)
+    }
+
+    /// The other half.
+    pub(crate) fn delete_neighbour(&self, number: u16) -> Result<()> {
+        self.neighbour(Rtm::Delneigh, NlmF::empty(), number)
+    }
+
+    fn neighbour(&self, kind: Rtm, flags: NlmF, number: u16) -> Result<()> {
+        let address = Ipv6Addr::new(0x2001, 0xdb8, 0, 0, 0, 0, 7, number);
+        let lo = IfIndex::new(1).context("lo is the first device of a network namespace")?;
         let mut attributes = RtBuffer::<Nda, Buffer>::new();
         attributes.push(attribute(Nda::Dst, &address.octets())?);
         let message = NdmsgBuilder::default()
             .ndm_family(RtAddrFamily::Inet6)
-            .ndm_index(signed(link)?)
+            .ndm_index(signed(lo)?)
             .ndm_state(Nud::PERMANENT)
             .ndm_type(Rtn::Unspec)
             .rtattrs(attributes)

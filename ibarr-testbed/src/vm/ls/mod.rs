@@ -10,6 +10,7 @@ mod peer;
 pub(crate) mod responder;
 mod service;
 mod socket;
+mod transcript;
 
 use std::fmt;
 use std::net::{IpAddr, SocketAddr};
@@ -19,9 +20,7 @@ use std::time::Duration;
 use anyhow::{Context as _, Result, bail, ensure};
 use ibarr_common::IfIndex;
 use ibarr_common::ib::Gid;
-use ibarr_common::wire::ls::{
-    Answer, Kind, Request, ResolveIp, Seq, SetTimeout, Timeout, messages,
-};
+use ibarr_common::wire::ls::{Answer, Kind, Request, ResolveIp, Seq, messages};
 use nix::errno::Errno;
 
 use self::network::{FAR_V4, FAR_V6, NEAR, Network};
@@ -50,13 +49,17 @@ const RECORDED_V4: &str =
 const RECORDED_V6: &str =
     include_str!("../../../../ibarr-common/tests/golden/ls-ip-resolve-ipv6-request.hex");
 
-/// `responder` is the command of a daemon that answers.
-pub(crate) fn run(responder: &[String]) -> ExitCode {
+/// `responder` is the command of a daemon that answers. `is_ours`: it is not what is to be proven, but
+/// the kernel.
+pub(crate) fn run(responder: &[String], is_ours: bool) -> ExitCode {
     let mut report = Report::default();
     let bench = Bench::new();
     if let Some(bench) = report.claim("a gateway is behind an interface of InfiniBand type", bench)
     {
         bench.protocol(&mut report);
+        if is_ours {
+            transcript::prove(bench.network.ifindex, &mut report);
+        }
         service::prove(responder, &mut report);
         let answered = bench.network.answered.get();
         Report::note(format_args!("ip2gid queries that left the interface: {answered}"));
@@ -93,18 +96,7 @@ impl Bench {
             "an IPv6 request has the recorded bytes, and its answer is taken",
             self.request_is_as_recorded(&socket, FAR_V6, RECORDED_V6),
         );
-        claim("an answer takes effect at the nudge", self.nudge_completes(&socket));
-        claim(
-            "without an answer the request is repeated when the caller's time is over",
-            Self::silence_times_out(&socket),
-        );
-        claim("answers that are wrong are ignored", self.wrong_answers_are_ignored(&socket));
-        claim(
-            "an answer that looks like a request is refused with EPERM",
-            self.answer_as_request_is_refused(&socket),
-        );
         claim("nothing is asked for a neighbour", Self::neighbour_is_not_asked_for(&socket));
-        claim("the local service time-out can be set", timeout_can_be_set(&socket));
     }
 
     fn request_is_as_recorded(&self, socket: &Socket, target: &str, recorded: &str) -> Result<()> {
@@ -124,68 +116,6 @@ impl Bench {
         self.conclude(&attempt, socket, seq)
     }
 
-    fn nudge_completes(&self, socket: &Socket) -> Result<()> {
-        const WHILE: Duration = Duration::from_millis(300);
-        let attempt = Attempt::start(FAR_V4, CALLER_TIMEOUT)?;
-        let (seq, _) = request(socket)?;
-        socket.send(good_answer(socket, seq)?.as_ref())?;
-        let early = attempt.channel.event(WHILE)?;
-        ensure!(early.is_none(), "it took effect without a nudge: {early:?}");
-        self.conclude(&attempt, socket, seq)
-    }
-
-    fn silence_times_out(socket: &Socket) -> Result<()> {
-        let attempt = Attempt::start(FAR_V4, Duration::from_millis(200))?;
-        let (_, first) = request(socket)?;
-        attempt.ends(TIMED_OUT)?;
-        let (_, last) = request(socket)?;
-        ensure!(first == last, "{} was repeated as {}", Hex(&first), Hex(&last));
-        Ok(())
-    }
-
-    /// That an answer was ignored shows when the next nudge makes the kernel ask again.
-    fn wrong_answers_are_ignored(&self, socket: &Socket) -> Result<()> {
-        let attempt = Attempt::start(FAR_V4, CALLER_TIMEOUT)?;
-        let (seq, first) = request(socket)?;
-        let good = good_answer(socket, seq)?.as_ref().to_vec();
-        let with = |at: usize, bytes: &[u8]| {
-            let mut message = good.clone();
-            message[at..at + bytes.len()].copy_from_slice(bytes);
-            message
-        };
-        let length = |length: u32| length.to_ne_bytes();
-        let wrong = [
-            ("no attribute", [&length(16), &good[4..16]].concat()),
-            ("error flag", with(6, &0x0100_u16.to_ne_bytes())),
-            ("mandatory bit", with(18, &0x2004_u16.to_ne_bytes())),
-            ("8 bytes of GID", [&length(28), &good[4..16], &[12, 0, 4, 0], &good[20..28]].concat()),
-            ("family header", [&length(40), &good[4..16], &length(2), &good[16..]].concat()),
-            ("other number", with(8, &seq.0.wrapping_add(1000).to_ne_bytes())),
-            ("answer to a path request", with(4, &0x1000_u16.to_ne_bytes())),
-        ];
-        for (name, message) in wrong {
-            socket.drain()?;
-            socket.send(&message).context(name)?;
-            let again = self.asked_again(socket).context(name)?;
-            ensure!(again == first, "{name}: another request, {}", Hex(&again));
-            let taken = attempt.channel.event(Duration::ZERO)?;
-            ensure!(taken.is_none(), "{name}: taken, {taken:?}");
-        }
-        self.conclude(&attempt, socket, seq)
-    }
-
-    fn answer_as_request_is_refused(&self, socket: &Socket) -> Result<()> {
-        let attempt = Attempt::start(FAR_V4, CALLER_TIMEOUT)?;
-        let (seq, _) = request(socket)?;
-        let good = good_answer(socket, seq)?;
-        let mut message = good.as_ref().to_vec();
-        message[6..8].copy_from_slice(&1_u16.to_ne_bytes());
-        socket.send(&message)?;
-        let errno = verdict(socket, seq)?;
-        ensure!(errno == -(Errno::EPERM as i32), "the verdict is {errno}");
-        self.conclude(&attempt, socket, seq)
-    }
-
     /// Answers and nudges until the attempt has ended.
     ///
     /// Once is not enough. The kernel sends a request, first and again, before it notes that it
@@ -200,17 +130,6 @@ impl Bench {
             }
         }
         bail!("the attempt has not ended after {NUDGES} answers and nudges");
-    }
-
-    /// Nudges until the kernel asks again.
-    fn asked_again(&self, socket: &Socket) -> Result<Vec<u8>> {
-        for _ in 0..NUDGES {
-            self.rtnetlink.nudge()?;
-            if let Some(bytes) = socket.receive(BETWEEN_NUDGES)? {
-                return Ok(bytes);
-            }
-        }
-        bail!("not asked again after {NUDGES} nudges");
     }
 
     fn neighbour_is_not_asked_for(socket: &Socket) -> Result<()> {
@@ -267,31 +186,12 @@ fn is_refused(target: &str) -> Result<()> {
     Ok(())
 }
 
-fn timeout_can_be_set(socket: &Socket) -> Result<()> {
-    const ACK: u16 = 0x0004;
-    let seq = Seq(0x1234);
-    let emitted = SetTimeout::new(Timeout::DEFAULT).emit(seq, socket.port_id());
-    let mut message = emitted.as_ref().to_vec();
-    message[6..8].copy_from_slice(&(1 | ACK).to_ne_bytes());
-    socket.send(&message)?;
-    let errno = verdict(socket, seq)?;
-    ensure!(errno == 0, "the verdict is {errno}");
-    Ok(())
-}
-
 /// The next request, and its number.
 fn request(socket: &Socket) -> Result<(Seq, Vec<u8>)> {
     let bytes = socket.receive(PATIENCE)?.context("the kernel did not ask")?;
     let message = messages(&bytes).next().context("an empty datagram")??;
     ensure!(message.kind() == Kind::ResolveIp && message.is_request(), "{}", Hex(&bytes));
     Ok((message.seq(), bytes))
-}
-
-fn verdict(socket: &Socket, of: Seq) -> Result<i32> {
-    let bytes = socket.receive(PATIENCE)?.context("the kernel has no verdict")?;
-    let message = messages(&bytes).next().context("an empty datagram")??;
-    ensure!(message.seq() == of, "a verdict on {:?}", message.seq());
-    message.errno().with_context(|| format!("no verdict: {}", Hex(&bytes)))
 }
 
 fn good_answer(socket: &Socket, seq: Seq) -> Result<impl AsRef<[u8]>> {

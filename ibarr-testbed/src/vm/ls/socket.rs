@@ -45,6 +45,13 @@ impl Socket {
         Ok(Self { fd, port_id: PortId(address.pid()) })
     }
 
+    /// Leaves the group, or joins it again.
+    pub(crate) fn set_member(&self, is_member: bool) -> Result<()> {
+        let groups = if is_member { GROUP_LS } else { 0 };
+        let address = NetlinkAddr::new(self.port_id.0, groups);
+        bind(self.fd.as_raw_fd(), &address).context("cannot leave or join the group")
+    }
+
     /// What the kernel calls this socket.
     pub(crate) fn port_id(&self) -> PortId {
         self.port_id

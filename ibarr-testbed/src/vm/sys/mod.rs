@@ -3,4 +3,5 @@
 //! System calls that nothing safe wraps.
 
 pub(crate) mod rdma_cm;
+pub(crate) mod scheduler;
 pub(crate) mod tun;

@@ -1,0 +1,19 @@
+// SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
+
+use super::*;
+
+#[test]
+fn the_stand_in_says_what_kernels_said() {
+    for case in cases() {
+        let said = case.run(&mut Model::default(), None).unwrap();
+        assert_eq!(said.text(), case.recorded(), "{}", case.name);
+    }
+}
+
+#[test]
+fn the_recording_has_every_case_and_no_other() {
+    let recorded = RECORDED.lines().filter(|line| line.starts_with("case "));
+    let cases = cases();
+    let cases = cases.iter().map(|case| format!("case {}", case.name));
+    assert_eq!(recorded.collect::<Vec<_>>(), cases.collect::<Vec<_>>());
+}
