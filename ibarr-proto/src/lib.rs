@@ -10,6 +10,7 @@ pub mod ip2gid;
 pub mod local_service;
 pub mod local_view;
 pub mod node;
+pub mod paths;
 pub mod resolver;
 pub mod retry;
 pub mod sa;

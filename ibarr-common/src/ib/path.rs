@@ -211,7 +211,7 @@ impl PacketLifeTime {
 
 /// What the SA says of a path, as it stands in a MAD (IBA vol. 1 §15.2.5.16): 64 bytes, passed on
 /// and never changed.
-#[derive(Clone, Copy, Eq, Hash, PartialEq)]
+#[derive(Clone, Copy, Eq, Hash, Ord, PartialEq, PartialOrd)]
 pub struct PathRecord([u8; Self::LEN]);
 
 impl PathRecord {

@@ -125,6 +125,11 @@ impl<R: Rng> Client<R> {
         }
     }
 
+    /// From now on runs on `config`. Windows that are there keep their bound.
+    pub fn reconfigure(&mut self, config: Config) {
+        self.config = config;
+    }
+
     /// The SA of `port` is there, or elsewhere than before, or gone.
     pub fn set_sa(&mut self, now: Instant, port: PortIndex, sa: Option<Sa>) {
         self.advance(now);

@@ -1,0 +1,396 @@
+// SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
+
+//! What the SA has answered.
+//!
+//! A look-up hashes the question once, reads one slot of the index and one entry. With a million
+//! entries neither is in the processor's cache, so both are as small as can be, and an entry is two
+//! cache lines that are neighbours.
+
+use std::collections::{BTreeSet, HashMap};
+use std::fmt;
+use std::hash::{BuildHasher, BuildHasherDefault, Hasher};
+
+use ibarr_common::Instant;
+use ibarr_common::ib::{Gid, PKey, PathRecord, QosClass, ServiceId};
+use ibarr_common::wire::sa::PathQuestion;
+
+use crate::hash::Seeded;
+use crate::sa::PortIndex;
+
+/// Answers by question. Full, it forgets the one that would expire first.
+#[derive(Debug)]
+pub(super) struct Cache {
+    hasher: Seeded,
+    /// Slots by the hash of their question. Two questions with one hash displace each other.
+    index: HashMap<u64, Slot, BuildHasherDefault<Same>>,
+    entries: Entries,
+    by_expiry: BTreeSet<(Instant, Slot)>,
+    max: usize,
+}
+
+/// A question as the cache has it, 48 bytes.
+#[derive(Clone, Copy, Debug, Eq, Hash, Ord, PartialEq, PartialOrd)]
+pub(super) struct Key {
+    dgid: [u8; 16],
+    sgid: [u8; 16],
+    service_id: u64,
+    port: PortIndex,
+    /// 0, which is no key, if none is asked for.
+    pkey: u16,
+    qos_class: u16,
+    tclass: u8,
+    /// Whether the path is reversible, and which of the optional parts are there.
+    flags: u8,
+}
+
+/// An answer that is remembered.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub(super) struct Remembered {
+    /// `None` for "there is no such path".
+    pub(super) record: Option<PathRecord>,
+    /// It is not given from this moment on.
+    pub(super) expires_at: Instant,
+    /// Of the port when it was learned.
+    pub(super) epoch: u32,
+}
+
+impl Key {
+    pub(super) fn new(port: PortIndex, question: &PathQuestion) -> Self {
+        let flag = |is_set: bool, bit: u8| u8::from(is_set) << bit;
+        Self {
+            dgid: question.dgid.octets(),
+            sgid: question.sgid.octets(),
+            service_id: question.service_id.map_or(0, ServiceId::get),
+            port,
+            pkey: question.pkey.map_or(0, PKey::get),
+            qos_class: question.qos_class.map_or(0, QosClass::get),
+            tclass: question.tclass.unwrap_or(0),
+            flags: flag(question.reversible, 0)
+                | flag(question.service_id.is_some(), 1)
+                | flag(question.qos_class.is_some(), 2)
+                | flag(question.tclass.is_some(), 3),
+        }
+    }
+
+    pub(super) fn port(&self) -> PortIndex {
+        self.port
+    }
+
+    /// What it was made from.
+    pub(super) fn question(&self) -> Option<PathQuestion> {
+        let flag = |bit: u8| self.flags >> bit & 1 != 0;
+        Some(PathQuestion {
+            dgid: Gid::new(self.dgid)?,
+            sgid: Gid::new(self.sgid)?,
+            reversible: flag(0),
+            pkey: PKey::new(self.pkey),
+            tclass: flag(3).then_some(self.tclass),
+            service_id: flag(1).then(|| ServiceId::new(self.service_id)),
+            qos_class: QosClass::new(self.qos_class).filter(|_| flag(2)),
+        })
+    }
+}
+
+impl Cache {
+    pub(super) fn new(max: usize, hasher: Seeded) -> Self {
+        Self {
+            hasher,
+            index: HashMap::default(),
+            entries: Entries::default(),
+            by_expiry: BTreeSet::new(),
+            max,
+        }
+    }
+
+    pub(super) fn len(&self) -> usize {
+        self.by_expiry.len()
+    }
+
+    /// The answer, if it is remembered.
+    pub(super) fn lookup(&self, now: Instant, key: &Key) -> Option<Remembered> {
+        let slot = *self.index.get(&self.hash(key))?;
+        let entry = self.entries.get(slot)?;
+        let is_it = entry.key == *key && entry.remembered.expires_at > now;
+        is_it.then_some(entry.remembered)
+    }
+
+    /// Remembers an answer in place of what was remembered. Returns how many others had to be
+    /// forgotten.
+    pub(super) fn insert(&mut self, key: Key, remembered: Remembered) -> u64 {
+        let hash = self.hash(&key);
+        self.forget(hash);
+        if self.max == 0 {
+            return 0;
+        }
+        let forgotten = self.make_room(self.max - 1);
+        let slot = self.entries.insert(Entry { key, remembered });
+        self.index.insert(hash, slot);
+        self.by_expiry.insert((remembered.expires_at, slot));
+        forgotten
+    }
+
+    /// From now on remembers at most `max`. Returns how many had to be forgotten.
+    pub(super) fn set_max(&mut self, max: usize) -> u64 {
+        self.max = max;
+        self.make_room(max)
+    }
+
+    /// Forgets everything. Returns how much that was.
+    pub(super) fn clear(&mut self) -> usize {
+        let cleared = self.len();
+        *self = Self::new(self.max, self.hasher.clone());
+        cleared
+    }
+
+    /// When the next answer expires.
+    pub(super) fn next_expiry(&self) -> Option<Instant> {
+        self.by_expiry.first().map(|&(at, _)| at)
+    }
+
+    /// Forgets what has expired.
+    pub(super) fn expire(&mut self, now: Instant) {
+        while let Some(&(at, slot)) = self.by_expiry.first()
+            && at <= now
+        {
+            self.forget_slot(slot);
+        }
+    }
+
+    /// Everything that is remembered, the soonest to expire first.
+    pub(super) fn iter(&self) -> impl Iterator<Item = (&Key, &Remembered)> {
+        let entries = self.by_expiry.iter().filter_map(|&(_, slot)| self.entries.get(slot));
+        entries.map(|entry| (&entry.key, &entry.remembered))
+    }
+
+    fn make_room(&mut self, len: usize) -> u64 {
+        let mut forgotten = 0;
+        while self.len() > len
+            && let Some(&(_, slot)) = self.by_expiry.first()
+        {
+            self.forget_slot(slot);
+            forgotten += 1;
+        }
+        forgotten
+    }
+
+    fn forget_slot(&mut self, slot: Slot) {
+        if let Some(entry) = self.entries.get(slot) {
+            self.forget(self.hash(&entry.key));
+        }
+    }
+
+    fn forget(&mut self, hash: u64) {
+        if let Some(slot) = self.index.remove(&hash)
+            && let Some(entry) = self.entries.remove(slot)
+        {
+            self.by_expiry.remove(&(entry.remembered.expires_at, slot));
+        }
+    }
+
+    fn hash(&self, key: &Key) -> u64 {
+        self.hasher.hash_one(key)
+    }
+}
+
+/// An entry and its place. Aligned so that it has two cache lines to itself, one behind the other.
+#[derive(Clone, Copy, Debug)]
+#[repr(align(128))]
+struct Entry {
+    key: Key,
+    remembered: Remembered,
+}
+
+const _: () = assert!(size_of::<Option<Entry>>() == 128);
+
+#[derive(Clone, Copy, Debug, Eq, Ord, PartialEq, PartialOrd)]
+struct Slot(u32);
+
+/// Entries by slot, in blocks, so that growing moves none.
+#[derive(Default)]
+struct Entries {
+    blocks: Vec<Box<[Option<Entry>]>>,
+    free: Vec<Slot>,
+}
+
+impl Entries {
+    const BLOCK: usize = 1024;
+
+    fn get(&self, slot: Slot) -> Option<&Entry> {
+        let (block, at) = Self::place(slot);
+        self.blocks.get(block)?.get(at)?.as_ref()
+    }
+
+    fn insert(&mut self, entry: Entry) -> Slot {
+        if self.free.is_empty() {
+            let start = self.blocks.len() * Self::BLOCK;
+            self.blocks.push(vec![None; Self::BLOCK].into());
+            // The bound of the cache is far below 2³².
+            let slots = (start..start + Self::BLOCK).filter_map(|slot| u32::try_from(slot).ok());
+            self.free.extend(slots.rev().map(Slot));
+        }
+        let slot = self.free.pop().unwrap_or(Slot(u32::MAX));
+        let (block, at) = Self::place(slot);
+        if let Some(place) = self.blocks.get_mut(block).and_then(|block| block.get_mut(at)) {
+            *place = Some(entry);
+        }
+        slot
+    }
+
+    fn remove(&mut self, slot: Slot) -> Option<Entry> {
+        let (block, at) = Self::place(slot);
+        let entry = self.blocks.get_mut(block)?.get_mut(at)?.take()?;
+        self.free.push(slot);
+        Some(entry)
+    }
+
+    fn place(Slot(slot): Slot) -> (usize, usize) {
+        let slot = slot as usize;
+        (slot / Self::BLOCK, slot % Self::BLOCK)
+    }
+}
+
+impl fmt::Debug for Entries {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let len = self.blocks.len() * Self::BLOCK - self.free.len();
+        write!(f, "Entries({len})")
+    }
+}
+
+/// Hashes what is a hash already.
+#[derive(Clone, Copy, Debug, Default)]
+struct Same(u64);
+
+impl Hasher for Same {
+    fn finish(&self) -> u64 {
+        self.0
+    }
+
+    fn write(&mut self, bytes: &[u8]) {
+        for &byte in bytes {
+            self.0 = self.0.rotate_left(8) ^ u64::from(byte);
+        }
+    }
+
+    fn write_u64(&mut self, hash: u64) {
+        self.0 = hash;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use proptest::prelude::*;
+    use rand_chacha::ChaCha12Rng;
+    use rand_core::SeedableRng;
+
+    use super::*;
+
+    fn key(n: u32) -> Key {
+        let gid =
+            |n: u32| Gid::new((0xfe80_u128 << 112 | u128::from(n + 1)).to_be_bytes()).unwrap();
+        let question = PathQuestion {
+            dgid: gid(n / 8),
+            sgid: gid(0),
+            reversible: n & 1 != 0,
+            pkey: PKey::new(u16::from(n & 2 != 0) * 0x8001),
+            tclass: (n & 4 != 0).then_some(0),
+            service_id: None,
+            qos_class: None,
+        };
+        Key::new(PortIndex(0), &question)
+    }
+
+    fn remembered(n: u8, expires_at: u64) -> Remembered {
+        let record = (n != 0).then(|| PathRecord::from_octets([n; PathRecord::LEN]));
+        Remembered { record, expires_at: Instant::from_nanos(expires_at), epoch: n.into() }
+    }
+
+    fn cache(max: usize) -> Cache {
+        Cache::new(max, Seeded::new(&mut ChaCha12Rng::seed_from_u64(1)))
+    }
+
+    #[test]
+    fn an_optional_part_that_is_zero_differs_from_none() {
+        let keys: BTreeSet<_> = (0..16).map(key).collect();
+        assert_eq!(keys.len(), 16);
+    }
+
+    #[test]
+    fn full_cache_forgets_what_would_expire_first() {
+        let mut cache = cache(2);
+        assert_eq!(cache.insert(key(1), remembered(1, 30)), 0);
+        assert_eq!(cache.insert(key(2), remembered(0, 20)), 0);
+        assert_eq!(cache.insert(key(2), remembered(2, 26)), 0, "in its own place");
+        assert_eq!(cache.insert(key(3), remembered(3, 40)), 1);
+        assert_eq!(cache.lookup(Instant::BOOT, &key(2)), None);
+        assert_eq!(cache.set_max(1), 1);
+        assert_eq!(cache.lookup(Instant::BOOT, &key(3)), Some(remembered(3, 40)));
+        assert_eq!(cache.lookup(Instant::from_nanos(40), &key(3)), None);
+        assert_eq!(cache.clear(), 1);
+    }
+
+    #[test]
+    fn questions_with_one_hash_are_not_taken_for_each_other() {
+        let mut cache = cache(8);
+        cache.insert(key(1), remembered(1, 30));
+        let slot = cache.index.remove(&cache.hash(&key(1))).unwrap();
+        cache.index.insert(cache.hash(&key(2)), slot);
+        assert_eq!(cache.lookup(Instant::BOOT, &key(2)), None);
+    }
+
+    proptest! {
+        #[test]
+        fn cache_does_what_a_plain_list_does(ops: Vec<(u8, u8, u8)>) {
+            let mut cache = cache(5);
+            let mut max = 5;
+            let mut model: Vec<(Key, Remembered)> = Vec::new();
+            let mut now = Instant::from_nanos(1);
+            for (op, n, time) in ops {
+                let of = key(u32::from(n % 12));
+                now += Duration::from_nanos((time % 8).into());
+                match op % 6 {
+                    0 | 1 => {
+                        let new = remembered(n, now.as_nanos() + u64::from(time % 32));
+                        // Equal times go by slot, which a plain list has not.
+                        let is_taken = |at| model.iter().any(|(_, other)| other.expires_at == at);
+                        if !is_taken(new.expires_at) {
+                            model.retain(|(key, _)| *key != of);
+                            let forgotten = (model.len() + 1).saturating_sub(max);
+                            model.drain(..forgotten);
+                            model.push((of, new));
+                            model.sort_by_key(|(_, remembered)| remembered.expires_at);
+                            prop_assert_eq!(cache.insert(of, new), forgotten as u64);
+                        }
+                    }
+                    2 => {
+                        let live = model.iter().find(|(key, it)| *key == of && it.expires_at > now);
+                        prop_assert_eq!(cache.lookup(now, &of), live.map(|(_, it)| *it));
+                    }
+                    3 => {
+                        cache.expire(now);
+                        model.retain(|(_, it)| it.expires_at > now);
+                    }
+                    4 if time % 8 == 0 => {
+                        max = usize::from(n % 7) + 1;
+                        let forgotten = model.len().saturating_sub(max);
+                        model.drain(..forgotten);
+                        prop_assert_eq!(cache.set_max(max), forgotten as u64);
+                    }
+                    4 if time % 8 == 1 => {
+                        prop_assert_eq!(cache.clear(), model.len());
+                        model.clear();
+                    }
+                    _ => {}
+                }
+                prop_assert_eq!(cache.len(), model.len());
+                prop_assert_eq!(cache.index.len(), model.len());
+                prop_assert!(cache.entries.blocks.len() <= 1);
+                let listed: Vec<_> = cache.iter().map(|(key, it)| (*key, *it)).collect();
+                prop_assert_eq!(listed, model.clone());
+                let first = model.first().map(|(_, it)| it.expires_at);
+                prop_assert_eq!(cache.next_expiry(), first);
+            }
+        }
+    }
+}

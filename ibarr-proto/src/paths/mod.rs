@@ -1,0 +1,498 @@
+// SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
+
+//! Which path leads to this GID? Asks the subnet administrators through [`sa`](crate::sa), each
+//! question once, and remembers what they answer.
+//!
+//! **What makes a question.** Port, both GIDs, partition, traffic class and whether it has to be
+//! reversible. rdma_cm puts the port number of a service into the service id, so service and class
+//! of service are part of it only where the SA's answer may depend on them ([`Qos`]).
+//!
+//! **What makes an answer doubtful.** Nobody tells us what the SA would answer now. When its port
+//! came up again or the subnet manager moved, the paths of a port are probably what they were: they
+//! are asked for again when they are used, at a bounded rate, and given all the same beyond it or
+//! if the SA is silent. When the port got another LID, GID or lost a partition they are wrong.
+
+mod bucket;
+mod cache;
+mod ports;
+#[cfg(test)]
+mod tests;
+mod types;
+
+use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
+use std::time::Duration;
+
+use ibarr_common::Instant;
+use ibarr_common::ib::PathRecord;
+use ibarr_common::wire::path_record::Fields;
+use ibarr_common::wire::sa::{PathQuestion, Question};
+use rand_core::{CryptoRng, SeedableRng};
+
+use self::cache::{Cache, Key, Remembered};
+use self::ports::{Change, Ports};
+use crate::counters::Counters;
+use crate::hash::Seeded;
+use crate::retry::Jitter;
+use crate::sa::{self, Client, PortIndex, QuestionId};
+use crate::timer::Timers;
+
+pub use types::{
+    Answered, Config, Counter, Input, Outcome, PortFacts, PortName, Qos, Request, RequestId, Source,
+};
+
+/// See the [module](self). After each call that takes a time, call each `poll_…` until it says
+/// `None`, then wait until [`Self::poll_timeout`].
+#[derive(Debug)]
+pub struct Paths<R> {
+    config: Config,
+    now: Instant,
+    rng: R,
+    ports: Ports,
+    client: Client<R>,
+    cache: Cache,
+    swept_at: Instant,
+    flights: BTreeMap<QuestionId, Flight>,
+    by_key: HashMap<Key, QuestionId, Seeded>,
+    /// Ports whose SA is being asked what it can do.
+    infos: BTreeMap<QuestionId, PortIndex>,
+    next_question: u64,
+    /// Who waits for which flight, and how long.
+    waiting: BTreeMap<RequestId, QuestionId>,
+    deadlines: Timers<RequestId>,
+    answered: VecDeque<Answered>,
+    counters: Counters<Counter>,
+}
+
+/// A question that the SA is being asked.
+#[derive(Debug)]
+struct Flight {
+    key: Key,
+    question: PathQuestion,
+    /// Of the port when it was asked.
+    epoch: u32,
+    waiters: BTreeSet<RequestId>,
+    /// What they get if the SA does not say, and it is not void by then.
+    doubted: Option<Doubted>,
+}
+
+/// A path that is in doubt, and when it was learned.
+#[derive(Clone, Copy, Debug)]
+struct Doubted {
+    record: PathRecord,
+    epoch: u32,
+}
+
+/// What is remembered of a question.
+enum Memory {
+    Sure(Remembered),
+    Doubted(Doubted),
+    Nothing,
+}
+
+/// Time for the SA to say what it can do.
+const INFO_DEADLINE: Duration = Duration::from_secs(10);
+
+/// It is asked again after so long, give or take a quarter: an hour if it has answered.
+const INFO_AGAIN: Duration = Duration::from_secs(30);
+
+/// Time for the SA to confirm an answer that is near its end. Whoever needs it meanwhile waits as
+/// long as for a new question.
+const REFRESH_DEADLINE: Duration = Duration::from_secs(2);
+
+/// What has expired is forgotten together.
+const SWEEP: Duration = Duration::from_secs(10);
+
+impl<R: CryptoRng + SeedableRng> Paths<R> {
+    /// Without ports.
+    pub fn new(config: Config, mut rng: R) -> Self {
+        let hasher = Seeded::new(&mut rng);
+        Self {
+            config,
+            now: Instant::BOOT,
+            ports: Ports::default(),
+            client: Client::new(config.sa, R::from_rng(&mut rng)),
+            cache: Cache::new(config.max_cached, hasher.clone()),
+            swept_at: Instant::BOOT,
+            flights: BTreeMap::new(),
+            by_key: HashMap::with_hasher(hasher),
+            infos: BTreeMap::new(),
+            next_question: 0,
+            waiting: BTreeMap::new(),
+            deadlines: Timers::default(),
+            answered: VecDeque::new(),
+            counters: Counters::default(),
+            rng,
+        }
+    }
+
+    /// From now on runs on `config`.
+    pub fn reconfigure(&mut self, config: Config) {
+        self.config = config;
+        self.client.reconfigure(config.sa);
+        let evicted = self.cache.set_max(config.max_cached);
+        self.counters.add(Counter::Evicted, evicted);
+    }
+
+    /// Tells the core what happened.
+    pub fn handle_input(&mut self, now: Instant, input: Input<'_>) {
+        self.advance(now);
+        match input {
+            Input::Port { port, name, facts } => {
+                let sa = facts.sa();
+                let rate = self.config.repeat_rate;
+                let change = self.ports.set(self.now, port, name, facts, rate, &mut self.rng);
+                self.client.set_sa(self.now, port, sa);
+                match change {
+                    Change::None => {}
+                    Change::Doubt => self.counters.count(Counter::Doubts),
+                    Change::Void => self.counters.count(Counter::Voided),
+                }
+            }
+            Input::PortGone { port } => {
+                self.ports.remove(port);
+                self.client.set_sa(self.now, port, None);
+            }
+            Input::Mad { port, mad } => self.client.handle_mad(self.now, port, mad),
+            Input::Unanswered { port, tid } => self.client.handle_unanswered(self.now, port, tid),
+            Input::NotSent { port, transaction } => {
+                self.client.handle_not_sent(self.now, port, transaction);
+            }
+        }
+        self.settle();
+    }
+
+    /// Somebody wants to know. Answered by one [`Self::poll_answered`], at once where the answer is
+    /// remembered, at the latest at the deadline.
+    pub fn resolve(&mut self, now: Instant, request: Request) {
+        self.advance(now);
+        self.counters.count(Counter::Requests);
+        let id = request.id;
+        let Some((index, port)) = self.ports.by_name(&request.port) else {
+            return self.answer(id, Outcome::UnknownPort);
+        };
+        if !port.can_ask() {
+            return self.answer(id, Outcome::NoSa);
+        }
+        let mut question = request.question;
+        let has_qos = match self.config.qos {
+            Qos::Auto => port.has_qos,
+            Qos::On => true,
+            Qos::Off => false,
+        };
+        if !has_qos {
+            (question.service_id, question.qos_class) = (None, None);
+        }
+        let key = Key::new(index, &question);
+        let is_under_way = self.by_key.contains_key(&key);
+        let doubted = match self.recall(&key) {
+            Memory::Sure(remembered) => {
+                self.refresh(key, question, &remembered);
+                let source = Source::Cache;
+                return self.answer(
+                    id,
+                    match remembered.record {
+                        Some(record) => Outcome::Found { record, source },
+                        None => Outcome::NoRecord { source },
+                    },
+                );
+            }
+            Memory::Doubted(doubted) if !is_under_way && !self.may_repeat(index) => {
+                return self.answer(id, doubted.given());
+            }
+            Memory::Doubted(doubted) => Some(doubted),
+            Memory::Nothing => None,
+        };
+        if self.waiting.len() >= self.config.max_waiters {
+            return self.answer(id, doubted.map_or(Outcome::Overloaded, Doubted::given));
+        }
+        let flight = if is_under_way {
+            self.counters.count(Counter::Joined);
+            self.by_key.get(&key).copied()
+        } else {
+            if doubted.is_some() {
+                self.counters.count(Counter::DoubtsAsked);
+            }
+            Some(self.ask(key, question, doubted, request.deadline))
+        };
+        if let Some(flight) = flight
+            && let Some(Flight { waiters, .. }) = self.flights.get_mut(&flight)
+        {
+            waiters.insert(id);
+            self.waiting.insert(id, flight);
+            self.deadlines.set(id, Some(request.deadline));
+        }
+        self.settle();
+    }
+
+    /// May be called at any time; early calls do nothing.
+    pub fn handle_timeout(&mut self, now: Instant) {
+        self.advance(now);
+        if self.sweep_at().is_some_and(|at| at <= self.now) {
+            self.cache.expire(self.now);
+            self.swept_at = self.now;
+        }
+        if self.config.qos == Qos::Auto {
+            while let Some(port) = self.ports.take_info_due(self.now) {
+                let id = self.next_id();
+                self.infos.insert(id, port);
+                let deadline = self.now + INFO_DEADLINE;
+                self.client.ask(self.now, id, port, Question::ClassPortInfo, deadline);
+            }
+        }
+        self.client.handle_timeout(self.now);
+        self.settle();
+        // Whoever joined a question that may take longer than he has time.
+        while let Some(id) = self.deadlines.pop(self.now) {
+            if let Some(flight) = self.waiting.remove(&id).and_then(|id| self.flights.get_mut(&id))
+            {
+                flight.waiters.remove(&id);
+                let outcome = flight.or_doubted(&self.ports, Outcome::Silent);
+                self.answer(id, outcome);
+            }
+        }
+    }
+
+    /// When to call [`Self::handle_timeout`] next.
+    pub fn poll_timeout(&self) -> Option<Instant> {
+        let info = self.ports.info_due().filter(|_| self.config.qos == Qos::Auto);
+        let timeouts = [self.client.poll_timeout(), self.deadlines.next(), self.sweep_at(), info];
+        timeouts.into_iter().flatten().min()
+    }
+
+    /// The next MAD to send.
+    pub fn poll_transmit(&mut self) -> Option<sa::Transmit> {
+        self.client.poll_transmit()
+    }
+
+    /// The next answer.
+    pub fn poll_answered(&mut self) -> Option<Answered> {
+        self.answered.pop_front()
+    }
+
+    /// Forgets everything. Returns how many answers that was.
+    pub fn flush(&mut self) -> usize {
+        self.cache.clear()
+    }
+
+    /// What has been counted so far.
+    pub fn counters(&self) -> &Counters<Counter> {
+        &self.counters
+    }
+
+    /// Who asks the SA.
+    pub fn client(&self) -> &Client<R> {
+        &self.client
+    }
+
+    /// How much is held.
+    pub fn load(&self) -> Load {
+        Load {
+            questions: self.flights.len(),
+            waiters: self.waiting.len(),
+            cached: self.cache.len(),
+        }
+    }
+
+    /// The ports that are there, in the order of their indices.
+    pub fn ports(&self) -> impl Iterator<Item = (PortIndex, PortName, &PortFacts, bool)> {
+        self.ports.iter()
+    }
+
+    /// What is remembered, the soonest to expire first.
+    pub fn entries(&self) -> impl Iterator<Item = Cached> + '_ {
+        self.cache.iter().filter_map(|(key, remembered)| {
+            let (name, is_doubted) = match self.ports.get(key.port())? {
+                port if remembered.epoch < port.valid_from => return None,
+                port => (port.name, remembered.epoch < port.epoch),
+            };
+            let question = key.question()?;
+            let Remembered { record, expires_at, .. } = *remembered;
+            Some(Cached { port: name, question, record, expires_at, is_doubted })
+        })
+    }
+
+    fn advance(&mut self, now: Instant) {
+        self.now = self.now.max(now);
+    }
+
+    fn next_id(&mut self) -> QuestionId {
+        self.next_question += 1;
+        QuestionId(self.next_question)
+    }
+
+    fn recall(&self, key: &Key) -> Memory {
+        let Some(remembered) = self.cache.lookup(self.now, key) else { return Memory::Nothing };
+        let Some(port) = self.ports.get(key.port()) else { return Memory::Nothing };
+        match remembered.record {
+            _ if remembered.epoch < port.valid_from => Memory::Nothing,
+            _ if remembered.epoch == port.epoch => Memory::Sure(remembered),
+            Some(record) => Memory::Doubted(Doubted { record, epoch: remembered.epoch }),
+            None => Memory::Nothing,
+        }
+    }
+
+    /// What is used in the last eighth of its life is asked for again, if the rate allows it.
+    fn refresh(&mut self, key: Key, question: PathQuestion, remembered: &Remembered) {
+        let is_near_end = remembered.expires_at.since(self.now) < self.config.ttl / 8;
+        if remembered.record.is_some()
+            && is_near_end
+            && !self.by_key.contains_key(&key)
+            && self.may_repeat(key.port())
+        {
+            self.counters.count(Counter::Refreshes);
+            self.ask(key, question, None, self.now + REFRESH_DEADLINE);
+        }
+    }
+
+    fn may_repeat(&mut self, port: PortIndex) -> bool {
+        let (now, rate) = (self.now, self.config.repeat_rate);
+        self.ports.get_mut(port).is_some_and(|port| port.repeats.take(now, rate))
+    }
+
+    fn ask(
+        &mut self,
+        key: Key,
+        question: PathQuestion,
+        doubted: Option<Doubted>,
+        deadline: Instant,
+    ) -> QuestionId {
+        let id = self.next_id();
+        let epoch = self.ports.get(key.port()).map_or(0, |port| port.epoch);
+        let flight = Flight { key, question, epoch, waiters: BTreeSet::new(), doubted };
+        self.flights.insert(id, flight);
+        self.by_key.insert(key, id);
+        self.client.ask(self.now, id, key.port(), Question::Path(question), deadline);
+        id
+    }
+
+    /// Takes what the SA client has.
+    fn settle(&mut self) {
+        while let Some(sa::Answered { id, outcome }) = self.client.poll_answered() {
+            if let Some(port) = self.infos.remove(&id) {
+                self.note_info(port, outcome);
+            } else if let Some(flight) = self.flights.remove(&id) {
+                self.land(&flight, outcome);
+            }
+        }
+    }
+
+    fn land(&mut self, flight: &Flight, outcome: sa::Outcome) {
+        self.by_key.remove(&flight.key);
+        let outcome = match outcome {
+            sa::Outcome::Path(record) if leads(&record, &flight.question) => {
+                self.remember(flight, Some(record), self.config.ttl);
+                Outcome::Found { record, source: Source::Sa }
+            }
+            sa::Outcome::Path(_) => {
+                self.counters.count(Counter::WrongPath);
+                Outcome::Refused(None)
+            }
+            sa::Outcome::Refused(refusal) if refusal.is_final() => {
+                self.remember(flight, None, self.config.negative_ttl);
+                Outcome::NoRecord { source: Source::Sa }
+            }
+            sa::Outcome::Refused(refusal) => Outcome::Refused(Some(refusal)),
+            sa::Outcome::Unusable | sa::Outcome::ClassPortInfo(_) => Outcome::Refused(None),
+            sa::Outcome::Busy => flight.or_doubted(&self.ports, Outcome::Busy),
+            sa::Outcome::Silent => flight.or_doubted(&self.ports, Outcome::Silent),
+            sa::Outcome::Overloaded => flight.or_doubted(&self.ports, Outcome::Overloaded),
+            sa::Outcome::NoSa => Outcome::NoSa,
+        };
+        for &id in &flight.waiters {
+            self.waiting.remove(&id);
+            self.deadlines.set(id, None);
+            self.answer(id, outcome);
+        }
+    }
+
+    fn remember(&mut self, flight: &Flight, record: Option<PathRecord>, ttl: Duration) {
+        let jitter = Jitter::percent(25).unwrap_or_default();
+        let expires_at = self.now + jitter.spread(ttl, &mut self.rng);
+        let remembered = Remembered { record, expires_at, epoch: flight.epoch };
+        let evicted = self.cache.insert(flight.key, remembered);
+        self.counters.add(Counter::Evicted, evicted);
+    }
+
+    fn note_info(&mut self, port: PortIndex, outcome: sa::Outcome) {
+        let jitter = Jitter::percent(25).unwrap_or_default();
+        let (info, again) = match outcome {
+            sa::Outcome::ClassPortInfo(info) => (Some(info), self.config.ttl),
+            _ => (None, INFO_AGAIN),
+        };
+        let again_at = self.now + jitter.spread(again, &mut self.rng);
+        if let Some(port) = self.ports.get_mut(port) {
+            port.has_qos = info.map_or(port.has_qos, |info| info.has_qos);
+            port.info_due = Some(again_at);
+        }
+    }
+
+    fn answer(&mut self, id: RequestId, outcome: Outcome) {
+        self.counters.count(match outcome {
+            Outcome::Found { source: Source::Cache, .. } => Counter::FoundCache,
+            Outcome::Found { source: Source::Doubted, .. } => Counter::FoundDoubted,
+            Outcome::Found { source: Source::Sa, .. } => Counter::FoundSa,
+            Outcome::NoRecord { source: Source::Sa } => Counter::NoRecordSa,
+            Outcome::NoRecord { .. } => Counter::NoRecordCache,
+            Outcome::Refused(_) => Counter::Refused,
+            Outcome::Silent => Counter::Silent,
+            Outcome::Busy => Counter::Busy,
+            Outcome::UnknownPort => Counter::UnknownPort,
+            Outcome::NoSa => Counter::NoSa,
+            Outcome::Overloaded => Counter::Overloaded,
+        });
+        self.answered.push_back(Answered { id, outcome });
+    }
+
+    fn sweep_at(&self) -> Option<Instant> {
+        Some(self.cache.next_expiry()?.max(self.swept_at + SWEEP))
+    }
+}
+
+impl Flight {
+    /// What is in doubt, before nothing at all.
+    fn or_doubted(&self, ports: &Ports, outcome: Outcome) -> Outcome {
+        let valid_from = ports.get(self.key.port()).map_or(u32::MAX, |port| port.valid_from);
+        let doubted = self.doubted.filter(|doubted| doubted.epoch >= valid_from);
+        doubted.map_or(outcome, Doubted::given)
+    }
+}
+
+impl Doubted {
+    fn given(self) -> Outcome {
+        Outcome::Found { record: self.record, source: Source::Doubted }
+    }
+}
+
+/// Whether a record is an answer to the question. The SA may write a GID of its subnet with another
+/// prefix than it was asked with (OpenSM does so for fe80::/64).
+fn leads(record: &PathRecord, question: &PathQuestion) -> bool {
+    Fields::parse(record).is_ok_and(|fields| {
+        fields.dgid.guid() == question.dgid.guid() && fields.sgid.guid() == question.sgid.guid()
+    })
+}
+
+/// How much is held.
+#[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
+pub struct Load {
+    /// Questions that the SA is being asked.
+    pub questions: usize,
+    /// Requests that wait for them.
+    pub waiters: usize,
+    /// Answers remembered.
+    pub cached: usize,
+}
+
+/// An answer that is remembered.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub struct Cached {
+    /// Where the path starts.
+    pub port: PortName,
+    /// What was asked.
+    pub question: PathQuestion,
+    /// `None` for "there is no such path".
+    pub record: Option<PathRecord>,
+    /// It is not given from this moment on.
+    pub expires_at: Instant,
+    /// Whether something has happened since.
+    pub is_doubted: bool,
+}

@@ -1,0 +1,155 @@
+// SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
+
+//! The ports of this node, and what their changes mean for what is remembered.
+
+use std::collections::BTreeMap;
+
+use ibarr_common::Instant;
+use rand_core::Rng;
+
+use super::bucket::Bucket;
+use super::types::{PortFacts, PortName};
+use crate::sa::PortIndex;
+
+/// A port that was once there stays, for what is remembered of it.
+#[derive(Debug, Default)]
+pub(super) struct Ports {
+    ports: BTreeMap<PortIndex, Port>,
+    names: BTreeMap<PortName, PortIndex>,
+}
+
+#[derive(Debug)]
+pub(super) struct Port {
+    pub(super) name: PortName,
+    /// `None` while it is gone.
+    facts: Option<PortFacts>,
+    /// When it last had an SA.
+    last: Option<PortFacts>,
+    /// What was learned in an earlier one is in doubt.
+    pub(super) epoch: u32,
+    /// What was learned before this one is wrong.
+    pub(super) valid_from: u32,
+    /// How often what is in doubt, or near its end, is asked for.
+    pub(super) repeats: Bucket,
+    /// Whether its SA says that it knows of quality of service.
+    pub(super) has_qos: bool,
+    /// When the SA is to be asked for that; `None` while it is.
+    pub(super) info_due: Option<Instant>,
+}
+
+/// What a change means for what is remembered of a port.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub(super) enum Change {
+    None,
+    Doubt,
+    Void,
+}
+
+impl Port {
+    pub(super) fn can_ask(&self) -> bool {
+        self.facts.as_ref().and_then(PortFacts::sa).is_some()
+    }
+}
+
+impl Ports {
+    pub(super) fn get(&self, index: PortIndex) -> Option<&Port> {
+        self.ports.get(&index)
+    }
+
+    pub(super) fn get_mut(&mut self, index: PortIndex) -> Option<&mut Port> {
+        self.ports.get_mut(&index)
+    }
+
+    /// A port that is there.
+    pub(super) fn by_name(&self, name: &PortName) -> Option<(PortIndex, &Port)> {
+        let index = *self.names.get(name)?;
+        let port = self.ports.get(&index).filter(|port| port.facts.is_some())?;
+        Some((index, port))
+    }
+
+    /// The ports that are there.
+    pub(super) fn iter(&self) -> impl Iterator<Item = (PortIndex, PortName, &PortFacts, bool)> {
+        self.ports.iter().filter_map(|(index, port)| {
+            Some((*index, port.name, port.facts.as_ref()?, port.has_qos))
+        })
+    }
+
+    pub(super) fn set(
+        &mut self,
+        now: Instant,
+        index: PortIndex,
+        name: PortName,
+        facts: PortFacts,
+        rate: u32,
+        rng: &mut impl Rng,
+    ) -> Change {
+        let port = self.ports.entry(index).or_insert_with(|| Port {
+            name,
+            facts: None,
+            last: None,
+            epoch: 0,
+            valid_from: 0,
+            repeats: Bucket::emptied(now, rate, rng),
+            has_qos: false,
+            info_due: None,
+        });
+        self.names.insert(name, index);
+        let was_up = port.can_ask();
+        let has_sa = facts.sa().is_some();
+        let change = match &port.last {
+            Some(last) if has_sa => change(last, &facts, was_up),
+            _ => Change::None,
+        };
+        let has_moved = port.facts.as_ref().and_then(PortFacts::sa) != facts.sa();
+        if has_sa {
+            port.last = Some(facts.clone());
+        }
+        port.facts = Some(facts);
+        if has_moved {
+            port.info_due = has_sa.then_some(now);
+        }
+        if change != Change::None {
+            port.epoch += 1;
+            port.repeats = Bucket::emptied(now, rate, rng);
+        }
+        if change == Change::Void {
+            port.valid_from = port.epoch;
+        }
+        change
+    }
+
+    pub(super) fn remove(&mut self, index: PortIndex) {
+        if let Some(port) = self.ports.get_mut(&index) {
+            port.facts = None;
+            port.info_due = None;
+        }
+    }
+
+    pub(super) fn info_due(&self) -> Option<Instant> {
+        self.ports.values().filter_map(|port| port.info_due).min()
+    }
+
+    /// A port whose SA is to be asked now what it can do.
+    pub(super) fn take_info_due(&mut self, now: Instant) -> Option<PortIndex> {
+        let is_due = |port: &Port| port.info_due.is_some_and(|at| at <= now);
+        let (index, port) = self.ports.iter_mut().find(|(_, port)| is_due(port))?;
+        port.info_due = None;
+        Some(*index)
+    }
+}
+
+fn change(last: &PortFacts, facts: &PortFacts, was_up: bool) -> Change {
+    let has_lost = |pkey: &_| !facts.pkeys.contains(pkey);
+    let is_another = last.lid != facts.lid
+        || last.lmc != facts.lmc
+        || last.gids.first() != facts.gids.first()
+        || last.pkeys.iter().any(has_lost);
+    let gids_lost = last.gids.iter().any(|gid| !facts.gids.contains(gid));
+    if is_another {
+        Change::Void
+    } else if last.sa() != facts.sa() || gids_lost || !was_up {
+        Change::Doubt
+    } else {
+        Change::None
+    }
+}

@@ -1,0 +1,569 @@
+// SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
+
+use std::collections::BTreeSet;
+use std::time::Duration;
+
+use ibarr_common::ib::{Gid, Lid, PKey, PortNum, QosClass, ServiceId, Sl};
+use ibarr_common::wire::class_port_info::ClassPortInfo;
+use ibarr_common::wire::sa as wire;
+use ibarr_common::wire::sa::{Answer, Refusal};
+use ibarr_common::wire::umad::PKeyIndex;
+use proptest::prelude::*;
+use rand_chacha::ChaCha12Rng;
+
+use super::*;
+
+const PORT: PortIndex = PortIndex(0);
+const WAIT: Duration = Duration::from_millis(1_600);
+
+const fn ms(ms: u64) -> Duration {
+    Duration::from_millis(ms)
+}
+
+fn name(port: u8) -> PortName {
+    PortName { device: "mlx5_0".parse().unwrap(), port: PortNum::new(port).unwrap() }
+}
+
+fn gid(n: u64) -> Gid {
+    Gid::new((0xfe80_u128 << 112 | u128::from(n + 1)).to_be_bytes()).unwrap()
+}
+
+fn facts() -> PortFacts {
+    PortFacts {
+        is_active: true,
+        has_umad: true,
+        lid: Lid::new(8),
+        lmc: 0,
+        sm_lid: Lid::new(1),
+        sm_sl: Sl::default(),
+        gids: vec![gid(0xffff)],
+        pkeys: vec![(PKeyIndex(0), PKey::DEFAULT)],
+    }
+}
+
+fn question(n: u64) -> PathQuestion {
+    PathQuestion {
+        dgid: gid(n),
+        sgid: gid(0xffff),
+        reversible: true,
+        pkey: Some(PKey::DEFAULT),
+        tclass: None,
+        service_id: None,
+        qos_class: None,
+    }
+}
+
+fn record(question: &PathQuestion, dlid: u16) -> PathRecord {
+    let mut octets = [0; 64];
+    octets[8..24].copy_from_slice(&question.dgid.octets());
+    octets[24..40].copy_from_slice(&question.sgid.octets());
+    octets[40..42].copy_from_slice(&dlid.to_be_bytes());
+    octets[42..44].copy_from_slice(&[0, 8]);
+    octets[49..52].copy_from_slice(&[0x80, 0xff, 0xff]);
+    PathRecord::from_octets(octets)
+}
+
+/// The core, and an SA that answers when it is told to.
+struct Rig {
+    now: Instant,
+    paths: Paths<ChaCha12Rng>,
+    next: u64,
+    sent: Vec<sa::Transmit>,
+    has_qos: bool,
+    /// What the SA has been asked of paths.
+    asked: Vec<PathQuestion>,
+    dlid: u16,
+}
+
+impl Rig {
+    fn new() -> Self {
+        Self::with(Config::default())
+    }
+
+    fn with(config: Config) -> Self {
+        let sa = sa::Config { start_spread: Duration::ZERO, ..config.sa };
+        let paths = Paths::new(Config { sa, ..config }, ChaCha12Rng::seed_from_u64(1));
+        let now = Instant::from_nanos(1 << 40);
+        let (sent, asked) = (Vec::new(), Vec::new());
+        let mut this = Self { now, paths, next: 0, sent, has_qos: false, asked, dlid: 1 };
+        this.port(facts());
+        this.answer_all();
+        this
+    }
+
+    fn port(&mut self, facts: PortFacts) {
+        let input = Input::Port { port: PORT, name: name(1), facts };
+        self.paths.handle_input(self.now, input);
+        self.drain();
+    }
+
+    fn resolve(&mut self, question: PathQuestion) -> RequestId {
+        self.next += 1;
+        let id = RequestId(self.next);
+        let deadline = self.now + WAIT;
+        self.paths.resolve(self.now, Request { id, port: name(1), question, deadline });
+        self.drain();
+        id
+    }
+
+    /// Asks, and has the SA answer.
+    fn outcome(&mut self, question: PathQuestion) -> Outcome {
+        let id = self.resolve(question);
+        self.answer_all();
+        let [answered] = &self.answered()[..] else { panic!() };
+        assert_eq!(answered.id, id);
+        answered.outcome
+    }
+
+    fn drain(&mut self) {
+        self.paths.handle_timeout(self.now);
+        while let Some(transmit) = self.paths.poll_transmit() {
+            self.sent.push(transmit);
+        }
+    }
+
+    fn answered(&mut self) -> Vec<Answered> {
+        std::iter::from_fn(|| self.paths.poll_answered()).collect()
+    }
+
+    fn answer_all(&mut self) {
+        while let Some(sent) = self.sent.pop() {
+            self.answer(&sent, None);
+        }
+    }
+
+    fn answer(&mut self, sent: &sa::Transmit, refusal: Option<Refusal>) {
+        let request = wire::Request::parse(sent.mad.as_ref()).unwrap();
+        let answer = match request.question {
+            Question::Path(question) => {
+                self.asked.push(question);
+                match refusal {
+                    Some(refusal) => Answer::Refused(refusal),
+                    None => Answer::Path(record(&question, self.dlid)),
+                }
+            }
+            Question::ClassPortInfo => {
+                Answer::ClassPortInfo(ClassPortInfo { has_qos: self.has_qos })
+            }
+        };
+        let mad = request.answer(answer).emit();
+        self.paths.handle_input(self.now, Input::Mad { port: PORT, mad: mad.as_ref() });
+        self.drain();
+    }
+
+    fn refuse(&mut self, refusal: Refusal) {
+        let sent = self.sent.pop().unwrap();
+        self.answer(&sent, Some(refusal));
+    }
+
+    fn advance(&mut self, by: Duration) {
+        let end = self.now + by;
+        while let Some(next) = self.paths.poll_timeout().filter(|&next| next <= end) {
+            self.now = self.now.max(next);
+            self.drain();
+        }
+        self.now = end;
+        self.drain();
+    }
+
+    fn count(&self, counter: Counter) -> u64 {
+        self.paths.counters().get(counter)
+    }
+}
+
+fn found(question: PathQuestion, dlid: u16, source: Source) -> Outcome {
+    Outcome::Found { record: record(&question, dlid), source }
+}
+
+#[test]
+fn the_sa_is_asked_once_and_its_answer_remembered() {
+    let mut rig = Rig::new();
+    assert_eq!(rig.outcome(question(1)), found(question(1), 1, Source::Sa));
+    assert_eq!(rig.outcome(question(1)), found(question(1), 1, Source::Cache));
+    assert_eq!(rig.asked, [question(1)]);
+    // Whatever could change the answer is another question.
+    let others = [
+        PathQuestion { sgid: gid(7), ..question(1) },
+        PathQuestion { pkey: PKey::new(0x8001), ..question(1) },
+        PathQuestion { tclass: Some(0), ..question(1) },
+        PathQuestion { reversible: false, ..question(1) },
+    ];
+    for other in others {
+        assert_eq!(rig.outcome(other), found(other, 1, Source::Sa));
+    }
+    assert_eq!(rig.asked.len(), 5);
+}
+
+#[test]
+fn many_who_ask_at_once_are_one_question() {
+    let mut rig = Rig::new();
+    let ids: Vec<_> = (0..1_000).map(|_| rig.resolve(question(1))).collect();
+    assert_eq!((rig.sent.len(), rig.paths.load().waiters), (1, 1_000));
+    rig.answer_all();
+    let answered = rig.answered();
+    assert_eq!(answered.iter().map(|answered| answered.id).collect::<Vec<_>>(), ids);
+    assert_eq!((rig.asked.len(), rig.count(Counter::Joined)), (1, 999));
+    assert_eq!(rig.paths.load(), Load { questions: 0, waiters: 0, cached: 1 });
+}
+
+/// rdma_cm puts the number of a port into the service id.
+#[test]
+fn service_and_class_are_part_of_a_question_only_if_the_sa_knows_of_them() {
+    let with = |service: u64| PathQuestion {
+        service_id: Some(ServiceId::new(0x0106_0000 + service)),
+        qos_class: QosClass::new(service.try_into().unwrap()),
+        ..question(1)
+    };
+    let ask = |rig: &mut Rig| {
+        for service in 0..10 {
+            rig.outcome(with(service));
+        }
+        std::mem::take(&mut rig.asked)
+    };
+    let mut rig = Rig::new();
+    assert_eq!(ask(&mut rig), [question(1)]);
+    // The SA, asked again after an hour, has learned it.
+    rig.has_qos = true;
+    for _ in 0..76 * 60 {
+        rig.advance(Duration::from_secs(1));
+        rig.answer_all();
+    }
+    assert_eq!(ask(&mut rig), (0..10).map(with).collect::<Vec<_>>());
+
+    let mut rig = Rig::with(Config { qos: Qos::On, ..Config::default() });
+    assert_eq!(ask(&mut rig).len(), 10);
+    rig.paths.reconfigure(Config { qos: Qos::Off, ..Config::default() });
+    assert_eq!(ask(&mut rig).len(), 1);
+}
+
+#[test]
+fn what_has_no_path_is_remembered_for_a_short_time() {
+    let mut rig = Rig::new();
+    for refusal in [Refusal::NO_RECORDS, Refusal::INVALID_GID] {
+        rig.resolve(question(1));
+        rig.refuse(refusal);
+        let no_record = |source| Outcome::NoRecord { source };
+        assert_eq!(rig.answered()[0].outcome, no_record(Source::Sa));
+        assert_eq!(rig.outcome(question(1)), no_record(Source::Cache));
+        rig.advance(Duration::from_secs(7));
+    }
+    assert_eq!(rig.outcome(question(1)), found(question(1), 1, Source::Sa));
+}
+
+#[test]
+fn other_refusals_are_not_remembered() {
+    let mut rig = Rig::new();
+    rig.resolve(question(1));
+    rig.refuse(Refusal::DENIED);
+    assert_eq!(rig.answered()[0].outcome, Outcome::Refused(Some(Refusal::DENIED)));
+    assert_eq!(rig.outcome(question(1)), found(question(1), 1, Source::Sa));
+}
+
+#[test]
+fn record_of_another_path_is_no_answer_but_another_prefix_of_the_subnet_is_one() {
+    let mut rig = Rig::new();
+    let sent = |rig: &mut Rig| {
+        rig.resolve(question(1));
+        let sent = rig.sent.pop().unwrap();
+        wire::Request::parse(sent.mad.as_ref()).unwrap()
+    };
+    let mut answer = |of: PathQuestion| {
+        let request = sent(&mut rig);
+        let mad = request.answer(Answer::Path(record(&of, 1))).emit();
+        rig.paths.handle_input(rig.now, Input::Mad { port: PORT, mad: mad.as_ref() });
+        rig.answered()[0].outcome
+    };
+    assert_eq!(answer(question(2)), Outcome::Refused(None));
+    let rewritten = Gid::new((0xfec0_u128 << 112 | 2).to_be_bytes()).unwrap();
+    let rewritten = PathQuestion { dgid: rewritten, ..question(1) };
+    assert_eq!(answer(rewritten), found(rewritten, 1, Source::Sa));
+    assert_eq!(rig.count(Counter::WrongPath), 1);
+}
+
+#[test]
+fn silence_is_said_in_time_and_not_remembered() {
+    let mut rig = Rig::new();
+    rig.resolve(question(1));
+    rig.advance(WAIT);
+    assert_eq!(rig.answered()[0].outcome, Outcome::Silent);
+    rig.sent.clear();
+    assert_eq!(rig.outcome(question(1)), found(question(1), 1, Source::Sa));
+}
+
+#[test]
+fn ports_that_cannot_ask_say_so_at_once() {
+    let mut rig = Rig::new();
+    let mut outcome = |facts| {
+        rig.port(facts);
+        rig.outcome(question(1))
+    };
+    assert_eq!(outcome(PortFacts { is_active: false, ..facts() }), Outcome::NoSa);
+    assert_eq!(outcome(PortFacts { has_umad: false, ..facts() }), Outcome::NoSa);
+    assert_eq!(outcome(PortFacts { sm_lid: None, ..facts() }), Outcome::NoSa);
+    assert_eq!(outcome(PortFacts { sm_lid: Lid::new(0xffff), ..facts() }), Outcome::NoSa);
+    rig.paths.handle_input(rig.now, Input::PortGone { port: PORT });
+    assert_eq!(rig.outcome(question(1)), Outcome::UnknownPort);
+    assert_eq!(rig.asked, []);
+}
+
+#[test]
+fn names_of_devices_are_taken_as_a_whole() {
+    let mut rig = Rig::new();
+    let device = "mlx5_01".parse().unwrap();
+    let port = PortName { device, ..name(1) };
+    let deadline = rig.now + WAIT;
+    let id = RequestId(1);
+    rig.paths.resolve(rig.now, Request { id, port, question: question(1), deadline });
+    assert_eq!(rig.answered()[0].outcome, Outcome::UnknownPort);
+}
+
+/// A port, what may happen to it, and what that means for what was remembered.
+#[test]
+fn changes_of_a_port_leave_its_answers_in_doubt_or_void_them() {
+    let sure = |rig: &mut Rig| rig.outcome(question(1)) == found(question(1), 1, Source::Cache);
+    let cases: [(&str, PortFacts, bool, bool); 8] = [
+        ("nothing", facts(), true, false),
+        ("another GID more", PortFacts { gids: vec![gid(0xffff), gid(9)], ..facts() }, true, false),
+        (
+            "partition more",
+            PortFacts {
+                pkeys: vec![(PKeyIndex(0), PKey::DEFAULT), (PKeyIndex(1), PKey::new(1).unwrap())],
+                ..facts()
+            },
+            true,
+            false,
+        ),
+        ("SM moved", PortFacts { sm_lid: Lid::new(6), ..facts() }, false, false),
+        ("another LID", PortFacts { lid: Lid::new(9), ..facts() }, false, true),
+        ("another LMC", PortFacts { lmc: 1, ..facts() }, false, true),
+        ("another GID", PortFacts { gids: vec![gid(5)], ..facts() }, false, true),
+        ("partition lost", PortFacts { pkeys: vec![], ..facts() }, false, true),
+    ];
+    for (what, changed, is_sure, is_void) in cases {
+        let mut rig = Rig::new();
+        rig.outcome(question(1));
+        assert!(sure(&mut rig));
+        rig.port(changed);
+        rig.answer_all();
+        rig.advance(Duration::from_secs(2));
+        let entries: Vec<_> = rig.paths.entries().map(|entry| entry.is_doubted).collect();
+        let expected = if is_void { vec![] } else { vec![!is_sure] };
+        assert_eq!(entries, expected, "{what}");
+        assert_eq!(sure(&mut rig), is_sure, "{what}");
+        assert_eq!(rig.asked.len(), if is_sure { 1 } else { 2 }, "{what}");
+    }
+}
+
+#[test]
+fn port_that_was_down_leaves_its_answers_in_doubt() {
+    let mut rig = Rig::new();
+    rig.outcome(question(1));
+    rig.port(PortFacts { is_active: false, sm_lid: None, lid: None, ..facts() });
+    rig.port(facts());
+    rig.answer_all();
+    assert!(rig.paths.entries().all(|entry| entry.is_doubted));
+    rig.paths.handle_input(rig.now, Input::PortGone { port: PORT });
+    rig.port(facts());
+    rig.answer_all();
+    assert_eq!(rig.count(Counter::Doubts), 2);
+}
+
+#[test]
+fn doubted_answers_are_asked_for_at_the_rate_and_given_beyond_it() {
+    let mut rig = Rig::new();
+    for n in 0..100 {
+        rig.outcome(question(n));
+    }
+    rig.asked.clear();
+    rig.port(PortFacts { sm_lid: Lid::new(6), ..facts() });
+    rig.answer_all();
+    rig.dlid = 3;
+    for _ in 0..10 {
+        for n in 0..100 {
+            match rig.outcome(question(n)) {
+                Outcome::Found { source: Source::Doubted, record: given } => {
+                    assert_eq!(given, record(&question(n), 1));
+                }
+                outcome => assert!(matches!(outcome, Outcome::Found { .. }), "{outcome:?}"),
+            }
+        }
+        rig.advance(ms(100));
+    }
+    assert!((8..=11).contains(&rig.asked.len()), "{}", rig.asked.len());
+    rig.advance(Duration::from_mins(1));
+    assert_eq!(rig.outcome(question(99)), found(question(99), 3, Source::Sa));
+    assert_eq!(rig.outcome(question(99)), found(question(99), 3, Source::Cache));
+}
+
+#[test]
+fn doubted_answer_is_given_if_the_sa_is_silent() {
+    let mut rig = Rig::new();
+    rig.outcome(question(1));
+    rig.port(PortFacts { sm_lid: Lid::new(6), ..facts() });
+    rig.answer_all();
+    rig.advance(Duration::from_secs(1));
+    rig.resolve(question(1));
+    assert_eq!(rig.sent.len(), 1);
+    rig.advance(WAIT);
+    assert_eq!(rig.answered()[0].outcome, found(question(1), 1, Source::Doubted));
+}
+
+#[test]
+fn doubted_answer_that_becomes_wrong_while_the_sa_is_asked_is_not_given() {
+    let mut rig = Rig::new();
+    rig.outcome(question(1));
+    rig.port(PortFacts { sm_lid: Lid::new(6), ..facts() });
+    rig.advance(Duration::from_secs(1));
+    rig.resolve(question(1));
+    rig.port(PortFacts { sm_lid: Lid::new(6), lid: Lid::new(9), ..facts() });
+    rig.advance(WAIT);
+    assert_eq!(rig.answered()[0].outcome, Outcome::Silent);
+}
+
+#[test]
+fn answer_that_is_used_near_its_end_is_refreshed_and_no_other() {
+    let mut rig = Rig::new();
+    rig.outcome(question(1));
+    rig.outcome(question(2));
+    let ends_in = |rig: &Rig, n| {
+        let entry = rig.paths.entries().find(|entry| entry.question == question(n));
+        entry.map(|entry| entry.expires_at.since(rig.now)).unwrap_or_default()
+    };
+    let first = ends_in(&rig, 1);
+    assert!(first >= Duration::from_mins(45) && first <= Duration::from_mins(75), "{first:?}");
+    assert_ne!(first, ends_in(&rig, 2));
+    rig.advance(first.saturating_sub(Duration::from_mins(1)));
+    rig.answer_all();
+    rig.asked.clear();
+    assert_eq!(rig.outcome(question(1)), found(question(1), 1, Source::Cache));
+    assert_eq!(rig.asked, [question(1)]);
+    assert!(ends_in(&rig, 1) > Duration::from_mins(44));
+    rig.advance(Duration::from_mins(40));
+    rig.answer_all();
+    assert_eq!(rig.asked, [question(1)], "what nobody uses is not asked for");
+    assert_eq!(rig.count(Counter::Refreshes), 1);
+}
+
+#[test]
+fn full_tables_refuse_at_once_or_forget() {
+    let mut rig = Rig::with(Config { max_waiters: 3, max_cached: 2, ..Config::default() });
+    for n in 0..4 {
+        rig.resolve(question(n % 2));
+    }
+    assert_eq!(rig.answered()[0].outcome, Outcome::Overloaded);
+    rig.answer_all();
+    assert_eq!(rig.answered().len(), 3);
+    rig.outcome(question(2));
+    assert_eq!((rig.paths.load().cached, rig.count(Counter::Evicted)), (2, 1));
+    assert_eq!(rig.paths.flush(), 2);
+    assert_eq!(rig.paths.entries().count(), 0);
+    assert_eq!(rig.outcome(question(2)), found(question(2), 1, Source::Sa));
+}
+
+#[derive(Clone, Debug)]
+enum Op {
+    Resolve { n: u8, wait: u16 },
+    Answer { which: u8, how: u8 },
+    Port { sm: u8, lid: u8, active: bool },
+    Gone,
+    Wait { ms: u32 },
+    Flush,
+}
+
+fn op() -> impl Strategy<Value = Op> {
+    prop_oneof![
+        6 => (0..6_u8, 1..3_000_u16).prop_map(|(n, wait)| Op::Resolve { n, wait }),
+        6 => (any::<u8>(), any::<u8>()).prop_map(|(which, how)| Op::Answer { which, how }),
+        1 => (1..3_u8, 1..3_u8, any::<bool>())
+            .prop_map(|(sm, lid, active)| Op::Port { sm, lid, active }),
+        1 => Just(Op::Gone),
+        3 => (0..3_000_u32).prop_map(|ms| Op::Wait { ms }),
+        1 => (0..3_000_000_u32).prop_map(|ms| Op::Wait { ms }),
+        1 => Just(Op::Flush),
+    ]
+}
+
+proptest! {
+    /// Whatever SA and port do: one answer each, in time, and none that was never given.
+    #[test]
+    fn every_request_is_answered_once_in_time_and_as_the_sa_said(
+        ops in proptest::collection::vec(op(), 0..150),
+    ) {
+        let config = Config { max_waiters: 5, max_cached: 3, ..Config::default() };
+        let mut rig = Rig::with(config);
+        let mut waiting: BTreeMap<RequestId, (u8, Instant)> = BTreeMap::new();
+        // What the SA has said of each question, since its answers were last void.
+        let mut said: BTreeSet<(u8, Option<PathRecord>)> = BTreeSet::new();
+        let mut lid = 8;
+        for op in ops {
+            match op {
+                Op::Resolve { n, wait } => {
+                    rig.next += 1;
+                    let id = RequestId(rig.next);
+                    let deadline = rig.now + ms(wait.into());
+                    let question = question(n.into());
+                    rig.paths.resolve(rig.now, Request { id, port: name(1), question, deadline });
+                    waiting.insert(id, (n, deadline));
+                }
+                Op::Answer { which, how } if !rig.sent.is_empty() => {
+                    let sent = rig.sent.remove(usize::from(which) % rig.sent.len());
+                    let refusal = match how % 8 {
+                        0 => Some(Refusal::BUSY),
+                        1 | 2 => Some(Refusal::NO_RECORDS),
+                        3 => Some(Refusal::DENIED),
+                        _ => None,
+                    };
+                    let request = wire::Request::parse(sent.mad.as_ref()).unwrap();
+                    if let Question::Path(question) = request.question {
+                        rig.dlid = u16::from(how) + 1;
+                        let n = question.dgid.octets()[15] - 1;
+                        let is_said = refusal.is_none_or(Refusal::is_final);
+                        if is_said {
+                            let record = record(&question, rig.dlid);
+                            said.insert((n, refusal.is_none().then_some(record)));
+                        }
+                    }
+                    rig.answer(&sent, refusal);
+                }
+                Op::Answer { .. } => {}
+                Op::Port { sm, lid: new, active } => {
+                    let facts = PortFacts {
+                        is_active: active,
+                        sm_lid: Lid::new(sm.into()),
+                        lid: Lid::new(new.into()),
+                        ..facts()
+                    };
+                    rig.port(facts);
+                    if active && new != lid {
+                        lid = new;
+                        said.clear();
+                    }
+                }
+                Op::Gone => rig.paths.handle_input(rig.now, Input::PortGone { port: PORT }),
+                Op::Wait { ms } => rig.advance(Duration::from_millis(ms.into())),
+                Op::Flush => drop(rig.paths.flush()),
+            }
+            rig.drain();
+            for Answered { id, outcome } in rig.answered() {
+                let answered = waiting.remove(&id);
+                prop_assert!(answered.is_some(), "answered twice");
+                let (n, _) = answered.unwrap();
+                match outcome {
+                    Outcome::Found { record, .. } => {
+                        prop_assert!(said.contains(&(n, Some(record))), "{n} {record:?}");
+                    }
+                    Outcome::NoRecord { .. } => prop_assert!(said.contains(&(n, None))),
+                    _ => {}
+                }
+            }
+            let late = waiting.values().find(|(_, deadline)| *deadline <= rig.now);
+            prop_assert_eq!(late, None);
+            let load = rig.paths.load();
+            prop_assert_eq!(load.waiters, waiting.len());
+            prop_assert!(load.waiters <= 5 && load.cached <= 3);
+            prop_assert_eq!(rig.paths.by_key.len(), load.questions);
+            let of_flights = rig.paths.flights.values().map(|flight| flight.waiters.len());
+            prop_assert_eq!(of_flights.sum::<usize>(), load.waiters);
+        }
+    }
+}

@@ -1,0 +1,276 @@
+// SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
+
+//! What goes into the resolution of paths and comes out of it.
+
+use std::fmt;
+use std::time::Duration;
+
+use ibarr_common::Instant;
+use ibarr_common::ib::{DeviceName, Gid, Lid, PKey, PathRecord, PortNum, Sl};
+use ibarr_common::wire::mad::{Tid, Transaction};
+use ibarr_common::wire::sa::{PathQuestion, Refusal};
+use ibarr_common::wire::umad::PKeyIndex;
+
+use crate::sa::{self, PortIndex};
+
+/// What an administrator decides, and bounds.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub struct Config {
+    /// How the SA is asked.
+    pub sa: sa::Config,
+    /// Whether service and class of service are part of a question.
+    pub qos: Qos,
+    /// How long a path is remembered, give or take a quarter by chance.
+    pub ttl: Duration,
+    /// How long "there is no such path" is.
+    pub negative_ttl: Duration,
+    /// Answers remembered.
+    pub max_cached: usize,
+    /// Requests that wait for the SA. A further one is refused at once.
+    pub max_waiters: usize,
+    /// Answers of which there is doubt, or that are near their end, that a port asks for again each
+    /// second, at most.
+    pub repeat_rate: u32,
+}
+
+impl Default for Config {
+    /// Paths change when the fabric does, which is seldom and mostly noticed; a missing one is there
+    /// as soon as its node has booted. All of a node's paths asked for again within one second, on ten
+    /// thousand nodes, would be more than an SA can do: hence the rate.
+    fn default() -> Self {
+        Self {
+            sa: sa::Config::default(),
+            qos: Qos::default(),
+            ttl: Duration::from_hours(1),
+            negative_ttl: Duration::from_secs(5),
+            max_cached: 65_536,
+            max_waiters: 65_536,
+            repeat_rate: 10,
+        }
+    }
+}
+
+/// Whether service and class of service are part of a question.
+#[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
+pub enum Qos {
+    /// If the SA says that it knows of them. Otherwise its answer cannot depend on them, and each
+    /// service of a node would be a question of its own.
+    #[default]
+    Auto,
+    /// Always.
+    On,
+    /// Never.
+    Off,
+}
+
+/// A port by the names that the kernel and people give it.
+#[derive(Clone, Copy, Debug, Eq, Hash, Ord, PartialEq, PartialOrd)]
+pub struct PortName {
+    /// Its device.
+    pub device: DeviceName,
+    /// Its number there.
+    pub port: PortNum,
+}
+
+impl fmt::Display for PortName {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}/{}", self.device, self.port)
+    }
+}
+
+/// What is known of an InfiniBand port.
+#[derive(Clone, Debug, Eq, PartialEq)]
+pub struct PortFacts {
+    /// Whether it is up and configured by the subnet manager.
+    pub is_active: bool,
+    /// Whether MADs can be sent by it.
+    pub has_umad: bool,
+    /// Its LID, the first of 2^[`Self::lmc`].
+    pub lid: Option<Lid>,
+    /// Bits of its LID that it may use as it likes.
+    pub lmc: u8,
+    /// Where the subnet manager is.
+    pub sm_lid: Option<Lid>,
+    /// How it is reached.
+    pub sm_sl: Sl,
+    /// Its GIDs, in the order of the table. At most [`Self::MAX_TABLE`].
+    pub gids: Vec<Gid>,
+    /// Its partitions, in the order of the table. At most [`Self::MAX_TABLE`].
+    pub pkeys: Vec<(PKeyIndex, PKey)>,
+}
+
+impl PortFacts {
+    /// Entries that are looked at of tables which could have 65,536.
+    pub const MAX_TABLE: usize = 256;
+
+    /// Where its SA is, if it can be asked.
+    pub fn sa(&self) -> Option<sa::Sa> {
+        let lid = self.sm_lid.filter(|lid| lid.is_unicast())?;
+        if !self.is_active || !self.has_umad {
+            return None;
+        }
+        // The default partition, whole or limited; a port without it cannot reach the SA otherwise.
+        let is_default = |pkey: PKey| pkey.get() | 0x8000 == PKey::DEFAULT.get();
+        let default = self.pkeys.iter().find(|(_, pkey)| is_default(*pkey));
+        let pkey_index = default.map_or_else(PKeyIndex::default, |(index, _)| *index);
+        Some(sa::Sa { lid, sl: self.sm_sl, pkey_index })
+    }
+
+    /// The first of its GIDs that carries a floating LID.
+    pub fn flid_gid(&self) -> Option<Gid> {
+        self.gids.iter().copied().find(|gid| gid.flid().is_some())
+    }
+}
+
+/// The driver's name for a request, not to be used again before its answer.
+#[derive(Clone, Copy, Debug, Eq, Hash, Ord, PartialEq, PartialOrd)]
+pub struct RequestId(pub u64);
+
+/// "Which path leads there?"
+#[derive(Clone, Copy, Debug, Eq, Hash, PartialEq)]
+pub struct Request {
+    /// Comes back with the answer.
+    pub id: RequestId,
+    /// Where it starts.
+    pub port: PortName,
+    /// What is asked.
+    pub question: PathQuestion,
+    /// When nobody waits any more.
+    pub deadline: Instant,
+}
+
+/// One thing that happened.
+#[derive(Clone, Debug)]
+pub enum Input<'a> {
+    /// A port is there, or something about it has changed.
+    Port {
+        /// The driver's name for it.
+        port: PortIndex,
+        /// The kernel's name for it, always the same for one index.
+        name: PortName,
+        /// What is known of it.
+        facts: PortFacts,
+    },
+    /// A port is gone.
+    PortGone {
+        /// Its name.
+        port: PortIndex,
+    },
+    /// A MAD came.
+    Mad {
+        /// By this port.
+        port: PortIndex,
+        /// Its bytes.
+        mad: &'a [u8],
+    },
+    /// The kernel gives back what nobody answered.
+    Unanswered {
+        /// By this port.
+        port: PortIndex,
+        /// Of what was sent.
+        tid: Tid,
+    },
+    /// What [`sa::Transmit`] asked for was not sent.
+    NotSent {
+        /// By this port.
+        port: PortIndex,
+        /// Of what was to be sent.
+        transaction: Transaction,
+    },
+}
+
+/// A request has its answer. Each gets exactly one.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub struct Answered {
+    /// Of the request.
+    pub id: RequestId,
+    /// The answer.
+    pub outcome: Outcome,
+}
+
+/// What became of a request.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub enum Outcome {
+    /// This path leads there.
+    Found {
+        /// As the SA gave it.
+        record: PathRecord,
+        /// When.
+        source: Source,
+    },
+    /// The SA knows no path.
+    NoRecord {
+        /// When it said so.
+        source: Source,
+    },
+    /// The SA does not answer this question, or not so that it can be understood.
+    Refused(Option<Refusal>),
+    /// The SA did not answer in time.
+    Silent,
+    /// The SA had no time.
+    Busy,
+    /// There is no such InfiniBand port.
+    UnknownPort,
+    /// The port is not up, has no subnet manager, or cannot send MADs.
+    NoSa,
+    /// Too much is being asked at once.
+    Overloaded,
+}
+
+/// Where an answer is from.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub enum Source {
+    /// The SA has just said so.
+    Sa,
+    /// It was remembered.
+    Cache,
+    /// It was remembered, and something has happened since that leaves it in doubt; the SA cannot be
+    /// asked at the moment, or has enough to do.
+    Doubted,
+}
+
+crate::counters! {
+    /// What the resolution of paths counts. Each request is counted once under
+    /// [`Counter::Requests`] and, when it ends, once under one of the eleven that follow.
+    pub enum Counter {
+        /// Requests made.
+        Requests = "requests",
+        /// Requests answered with a path from the cache: questions that the SA was spared.
+        FoundCache = "found-cache",
+        /// Requests answered with a path from the cache that is in doubt, because the SA was to be
+        /// spared or did not answer.
+        FoundDoubted = "found-doubted",
+        /// Requests answered with a path from the SA.
+        FoundSa = "found-sa",
+        /// Requests for which the cache knew that there is no path.
+        NoRecordCache = "no-record-cache",
+        /// Requests for which the SA knew no path.
+        NoRecordSa = "no-record-sa",
+        /// Requests that the SA refused, or answered with what makes no sense.
+        Refused = "refused",
+        /// Requests that the SA did not answer in time.
+        Silent = "silent",
+        /// Requests that the SA had no time for.
+        Busy = "busy",
+        /// Requests by a port that we do not have.
+        UnknownPort = "unknown-port",
+        /// Requests by a port without an SA.
+        NoSa = "no-sa",
+        /// Requests refused because too much was being asked.
+        Overloaded = "overloaded",
+        /// Requests that joined a question which was under way: the SA was spared.
+        Joined = "joined",
+        /// Questions asked again before their answer expired.
+        Refreshes = "refreshes",
+        /// Answers in doubt that were asked for again.
+        DoubtsAsked = "doubts-asked",
+        /// Answers of the SA about another path than was asked for.
+        WrongPath = "wrong-path",
+        /// Answers forgotten before their time, to make room.
+        Evicted = "evicted",
+        /// Times that all answers of a port came into doubt.
+        Doubts = "doubts",
+        /// Times that all answers of a port became wrong.
+        Voided = "voided",
+    }
+}
