@@ -159,6 +159,12 @@ impl Kernel {
         }
     }
 
+    /// From now on the kernel takes so long from the sending of a request until it can take the
+    /// answer: it may be kept from going on meanwhile.
+    pub fn set_window(&mut self, window: Duration) {
+        self.window = window;
+    }
+
     /// Asks which GID has the address, for a caller that waits for `timeout`.
     ///
     /// Sends before it queues (`rdma_resolve_ip`: `addr_resolve`, then `queue_req`).

@@ -1,8 +1,128 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 
-//! What is around a daemon, without I/O: the kernel's RDMA core.
+//! What is around a daemon, without I/O: the kernel's RDMA core ([`kernel`]), and whole networks of
+//! nodes on a virtual clock.
+//!
+//! A simulation is a seed. It decides who is there, what they ask, and what goes wrong; the cores are
+//! those of the product, wired as in the product ([`ibarr_proto::node`]). The same seed gives the
+//! same bytes at the same times, so whatever breaks a claim can be looked at again, with a trace.
 
 #![forbid(unsafe_code)]
 
 pub mod kernel;
+
+mod bugs;
+mod claims;
+mod counts;
+mod daemon;
+mod dice;
+mod machine;
 mod netlink;
+mod record;
+mod rtnl;
+mod runs;
+mod truth;
+mod weather;
+mod wire;
+mod world;
+
+use std::fmt;
+use std::time::Duration;
+
+pub use bugs::Bug;
+pub use counts::Counts;
+pub use runs::{Runs, run_all};
+
+use crate::claims::Broken;
+use crate::record::{Id, Line};
+use crate::world::{START, World};
+
+/// How large a simulation is.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub struct Plan {
+    /// Machines.
+    pub nodes: usize,
+    /// For how long they ask, and things go wrong.
+    pub time: Duration,
+    /// For how long nobody asks after that, so that everything ends.
+    pub quiet: Duration,
+}
+
+impl Default for Plan {
+    /// 20 nodes for 10 minutes.
+    fn default() -> Self {
+        Self { nodes: 20, time: Duration::from_mins(10), quiet: Duration::from_secs(200) }
+    }
+}
+
+/// What has become of a simulation in which every claim held.
+#[derive(Clone, Debug, Eq, PartialEq)]
+pub struct Report {
+    /// Of everything that was said, and when.
+    pub hash: u64,
+    /// How much that was.
+    pub counts: Counts,
+}
+
+/// A claim does not hold.
+#[derive(Clone, Debug)]
+pub struct Failure {
+    /// The simulation.
+    pub seed: u64,
+    /// From its beginning.
+    pub after: Duration,
+    /// What should not be.
+    pub claim: String,
+    /// What was said before, by those whom it is about.
+    pub trace: Vec<String>,
+}
+
+impl fmt::Display for Failure {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for line in &self.trace {
+            writeln!(f, "{line}")?;
+        }
+        let Self { seed, after, claim, .. } = self;
+        write!(f, "seed {seed}, after {:.6} s: {claim}", after.as_secs_f64())
+    }
+}
+
+/// Runs a simulation.
+///
+/// # Errors
+/// The first claim that does not hold. The simulation is then run again, for a trace.
+pub fn run(seed: u64, plan: Plan, bug: Option<Bug>) -> Result<Report, Failure> {
+    let mut world = World::new(seed, plan, bug, false);
+    world.run();
+    let Some(broken) = world.claims.broken().cloned() else {
+        return Ok(Report { hash: world.record.hash(), counts: world.claims.counts });
+    };
+    let trace = end_of_trace(trace(seed, plan, bug), &broken);
+    Err(Failure { seed, after: broken.at.since(START), claim: broken.claim, trace })
+}
+
+/// Everything that is said in a simulation, one line each.
+pub fn full_trace(seed: u64, plan: Plan, bug: Option<Bug>) -> Vec<String> {
+    trace(seed, plan, bug).into_iter().map(|line| line.text).collect()
+}
+
+fn trace(seed: u64, plan: Plan, bug: Option<Bug>) -> Vec<Line> {
+    let mut world = World::new(seed, plan, bug, true);
+    world.run();
+    world.record.into_lines()
+}
+
+/// The last lines about those whom it is about.
+fn end_of_trace(lines: Vec<Line>, broken: &Broken) -> Vec<String> {
+    const LINES: usize = 80;
+    let concerns = |id: Option<Id>| id.is_some() && broken.about.contains(&id);
+    let mut last: Vec<_> = lines
+        .into_iter()
+        .rev()
+        .filter(|line| line.about.into_iter().any(concerns))
+        .take(LINES)
+        .map(|line| line.text)
+        .collect();
+    last.reverse();
+    last
+}

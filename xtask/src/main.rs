@@ -9,6 +9,7 @@ mod ebpf;
 mod fuzz;
 mod privilege;
 mod process;
+mod sim;
 mod test;
 mod testbed;
 mod tidy;
@@ -36,6 +37,7 @@ enum Command {
     Test(test::Args),
     Lab(testbed::LabArgs),
     Bench(testbed::BenchArgs),
+    Sim(sim::Args),
     Ebpf(ebpf::Args),
     Fuzz(fuzz::Args),
     /// Check the house rules that the compiler does not know
@@ -51,6 +53,7 @@ fn main() -> ExitCode {
         Command::Test(args) => test::run(&workspace, &args),
         Command::Lab(args) => testbed::lab(&workspace, &args),
         Command::Bench(args) => testbed::bench(&workspace, &args),
+        Command::Sim(args) => sim::run(&workspace, &args),
         Command::Ebpf(args) => ebpf::run(&workspace, &args),
         Command::Fuzz(args) => fuzz::run(&workspace, &args),
         Command::Tidy => tidy::check(&workspace),

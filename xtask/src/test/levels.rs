@@ -12,7 +12,7 @@ use crate::artifacts::{self, Artifact};
 use crate::ebpf::{self, Toolchain};
 use crate::privilege::Privilege;
 use crate::tools::{Set, Toolbox};
-use crate::{fuzz, process, tidy, tools, vm};
+use crate::{fuzz, process, sim, tidy, tools, vm};
 
 pub(super) const LEVELS: &[Level] = &[
     Level {
@@ -28,6 +28,13 @@ pub(super) const LEVELS: &[Level] = &[
         fast: true,
         budget: Duration::from_secs(90),
         run: unit,
+    },
+    Level {
+        name: "sim",
+        what: "2000 simulated networks of 20 nodes, each for 10 minutes",
+        fast: false,
+        budget: Duration::from_secs(150),
+        run: simulation,
     },
     Level {
         name: "fuzz",
@@ -131,6 +138,11 @@ fn unit(bench: &Bench<'_>) -> Result<Outcome> {
     let doc = &["test", "--locked", "--workspace", "--doc"];
     count += suite::run_command("documentation", &mut bench.workspace.cargo(doc))?;
     Ok(Outcome::Passed(count))
+}
+
+fn simulation(bench: &Bench<'_>) -> Result<Outcome> {
+    sim::prove(bench.workspace)?;
+    Ok(Outcome::Passed(Count::default()))
 }
 
 fn fuzzing(bench: &Bench<'_>) -> Result<Outcome> {

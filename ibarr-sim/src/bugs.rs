@@ -1,0 +1,173 @@
+// SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
+
+//! A node's cores, and the mistakes that can be planted around them: a simulation that does not find
+//! these proves nothing.
+
+use std::collections::{BTreeMap, VecDeque};
+use std::fmt;
+use std::str::FromStr;
+
+use ibarr_common::{IfIndex, Instant};
+use ibarr_proto::ip2gid::server::{Received, Transmit};
+use ibarr_proto::local_service;
+use ibarr_proto::local_view::{self, HwAddr};
+use ibarr_proto::node::{self, Input, Node, Output, Room};
+use rand_chacha::ChaCha12Rng;
+
+/// A mistake.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub enum Bug {
+    /// After one answer in 64 nobody is woken.
+    LostWake,
+    /// One answer in 64 is given twice.
+    DoubleAnswer,
+    /// Only what has an event is a change: what a dump says of links that are known is passed over.
+    StaleAfterChange,
+    /// Sockets are opened and never closed.
+    UnboundedTable,
+    /// Timers fire four times a second.
+    MissedDeadline,
+}
+
+impl Bug {
+    /// Each of them.
+    pub const ALL: [Self; 5] = [
+        Self::LostWake,
+        Self::DoubleAnswer,
+        Self::StaleAfterChange,
+        Self::UnboundedTable,
+        Self::MissedDeadline,
+    ];
+}
+
+impl fmt::Display for Bug {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::LostWake => "lost-wake",
+            Self::DoubleAnswer => "double-answer",
+            Self::StaleAfterChange => "stale-after-change",
+            Self::UnboundedTable => "unbounded-table",
+            Self::MissedDeadline => "missed-deadline",
+        })
+    }
+}
+
+impl FromStr for Bug {
+    type Err = String;
+
+    fn from_str(name: &str) -> Result<Self, Self::Err> {
+        let found = Self::ALL.into_iter().find(|bug| bug.to_string() == name);
+        found.ok_or_else(|| {
+            format!(
+                "no bug is called {name:?}: there are {}",
+                Self::ALL.map(|bug| bug.to_string()).join(", ")
+            )
+        })
+    }
+}
+
+/// A [`Node`], and what is wrong with it.
+pub(crate) struct Core {
+    node: Node<ChaCha12Rng>,
+    bug: Option<Bug>,
+    answers: u64,
+    again: VecDeque<Output>,
+    swallows: bool,
+    hwaddrs: BTreeMap<IfIndex, HwAddr>,
+}
+
+impl Core {
+    pub(crate) fn new(config: node::Config, rng: ChaCha12Rng, bug: Option<Bug>) -> Self {
+        Self {
+            node: Node::new(config, rng),
+            bug,
+            answers: 0,
+            again: VecDeque::new(),
+            swallows: false,
+            hwaddrs: BTreeMap::new(),
+        }
+    }
+
+    pub(crate) fn node(&self) -> &Node<ChaCha12Rng> {
+        &self.node
+    }
+
+    pub(crate) fn handle_input(&mut self, now: Instant, input: Input<'_>) {
+        match input {
+            Input::View(input) if self.bug == Some(Bug::StaleAfterChange) => {
+                let input = self.as_it_was(input);
+                self.node.handle_input(now, Input::View(input));
+            }
+            input => self.node.handle_input(now, input),
+        }
+    }
+
+    pub(crate) fn answer(&mut self, received: &Received<'_>) -> Option<Transmit> {
+        self.node.answer(received)
+    }
+
+    pub(crate) fn handle_timeout(&mut self, now: Instant) {
+        self.node.handle_timeout(now);
+    }
+
+    pub(crate) fn poll_timeout(&self) -> Option<Instant> {
+        let at = self.node.poll_timeout()?;
+        if self.bug != Some(Bug::MissedDeadline) {
+            return Some(at);
+        }
+        Some(Instant::from_nanos(at.as_nanos().next_multiple_of(250_000_000)))
+    }
+
+    pub(crate) fn poll(&mut self, now: Instant, room: Room) -> Option<Output> {
+        if room.local_service
+            && let Some(again) = self.again.pop_front()
+        {
+            return Some(again);
+        }
+        loop {
+            let output = self.node.poll(room)?;
+            match (self.bug, &output) {
+                (
+                    Some(Bug::LostWake | Bug::DoubleAnswer),
+                    Output::LocalService(local_service::Transmit::Message(message)),
+                ) if is_answer(message.as_ref()) => {
+                    self.answers += 1;
+                    self.swallows = self.answers.is_multiple_of(64);
+                    if self.bug == Some(Bug::DoubleAnswer) && self.answers.is_multiple_of(64) {
+                        self.again.push_back(output.clone());
+                    }
+                }
+                (Some(Bug::LostWake), Output::LocalService(local_service::Transmit::Nudge))
+                    if self.swallows =>
+                {
+                    let done = local_service::Input::Nudged { done: true };
+                    self.node.handle_input(now, Input::LocalService(done));
+                    continue;
+                }
+                (Some(Bug::UnboundedTable), Output::CloseSocket(_)) => continue,
+                _ => {}
+            }
+            return Some(output);
+        }
+    }
+
+    /// A dump lists the hardware address that the last event told.
+    fn as_it_was(&mut self, input: local_view::Input) -> local_view::Input {
+        match input {
+            local_view::Input::ListedLink(mut link) => {
+                link.hwaddr = *self.hwaddrs.entry(link.ifindex).or_insert(link.hwaddr);
+                local_view::Input::ListedLink(link)
+            }
+            local_view::Input::Link(link) => {
+                self.hwaddrs.insert(link.ifindex, link.hwaddr);
+                input
+            }
+            other => other,
+        }
+    }
+}
+
+/// To an address request.
+fn is_answer(bytes: &[u8]) -> bool {
+    bytes.len() == 36
+}

@@ -1,0 +1,362 @@
+// SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
+
+//! What must hold, whatever happens. ARCHITECTURE.md says why each.
+
+use std::collections::{BTreeMap, VecDeque};
+use std::net::IpAddr;
+use std::time::Duration;
+
+use ibarr_common::Instant;
+use ibarr_common::ib::Gid;
+use ibarr_common::wire::ls::{ResolveIp, Seq};
+use ibarr_proto::local_service::{self, NUDGE_INTERVAL};
+
+use crate::Counts;
+use crate::daemon::{header, most_sockets};
+use crate::dice::{ms, secs};
+use crate::kernel::{IpOutcome, Wake};
+use crate::machine::{Daemon, Kind, Path};
+use crate::record::{Entry, Id};
+use crate::world::{START, World};
+
+#[derive(Debug, Default)]
+pub(crate) struct Claims {
+    pub(crate) counts: Counts,
+    broken: Option<Broken>,
+    /// Requests of each machine's kernel that wait.
+    calls: BTreeMap<Id, Vec<Call>>,
+    /// When requests were made, lately.
+    called: BTreeMap<Id, VecDeque<Instant>>,
+    /// When peers last said so.
+    told: BTreeMap<(Id, Gid), Instant>,
+    /// Datagrams between two machines that did not arrive, lately.
+    losses: BTreeMap<(Id, Id), VecDeque<Instant>>,
+}
+
+/// A claim that does not hold.
+#[derive(Clone, Debug)]
+pub(crate) struct Broken {
+    pub(crate) at: Instant,
+    pub(crate) about: [Option<Id>; 2],
+    pub(crate) claim: String,
+}
+
+/// A request of the kernel.
+#[derive(Clone, Copy, Debug)]
+struct Call {
+    seq: Seq,
+    target: IpAddr,
+    asked_at: Instant,
+    timeout: Duration,
+}
+
+/// From when nothing is amiss any more until all is as if nothing had been: a round of a question
+/// that nobody answered, "not here" that was believed, the time until it is asked again.
+const SETTLE: Duration = secs(5);
+
+/// Within this a request is answered if nothing is amiss and nothing is lost: another gets its turn
+/// at a cold gateway within half of it.
+const PROMPT: Duration = secs(1);
+
+/// And within this if no more than two of its datagrams are lost.
+const IN_TIME: Duration = ms(1900);
+const FEW: usize = 2;
+
+/// What a peer said is remembered for a minute, and an answer for five seconds and the three that
+/// its request may take.
+const OLDEST: Duration = secs(60 + 5 + 3);
+
+/// From a change until the view knows: that the kernel tells of, and that it does not.
+const TOLD_LAG: Duration = ms(100);
+const SILENT_LAG: Duration = secs(6);
+/// Without a daemon, programs in the kernel are believed for so long.
+const LEASE: Duration = secs(60);
+
+/// How long something is held for a request: the kernel's caller waits for at most 5 s.
+const HELD: Duration = secs(5 + 3 + 5 + 1);
+
+const IP_RESOLVE: u16 = 0x1002;
+const SET_TIMEOUT: u16 = 0x1001;
+
+impl Claims {
+    pub(crate) fn broken(&self) -> Option<&Broken> {
+        self.broken.as_ref()
+    }
+
+    /// The first that breaks is told.
+    pub(crate) fn breaks(&mut self, at: Instant, about: [Option<Id>; 2], claim: String) {
+        self.broken.get_or_insert(Broken { at, about, claim });
+    }
+
+    pub(crate) fn loses(&mut self, now: Instant, from: Id, to: Option<Id>) {
+        self.counts.lost += 1;
+        let Some(to) = to else { return };
+        let losses = self.losses.entry((from.min(to), from.max(to))).or_default();
+        losses.push_back(now);
+        if losses.len() > 32 {
+            losses.pop_front();
+        }
+    }
+
+    /// A peer has said to `id` that somebody has this GID.
+    pub(crate) fn is_told(&mut self, now: Instant, id: Id, gid: Gid) {
+        self.told.insert((id, gid), now);
+    }
+
+    pub(crate) fn nudges(&mut self, now: Instant, id: Id, daemon: &mut Daemon) {
+        self.counts.nudges += 1;
+        daemon.nudges += 1;
+        let last = daemon.last_nudge.replace(now);
+        let is_alone = std::mem::take(&mut daemon.since_nudge) == 1;
+        let is_soon = last.is_some_and(|last| now.since(last) < NUDGE_INTERVAL);
+        if is_soon && !is_alone && !daemon.is_ending {
+            let text = "two nudges within a millisecond, for several".to_owned();
+            self.breaks(now, [Some(id), None], text);
+        }
+    }
+
+    /// Each answer, loss and start is worth one nudge and its repetitions.
+    pub(crate) fn daemon_ends(&mut self, now: Instant, id: Id, daemon: &Daemon) {
+        let most = (1 + local_service::FOLLOW_UPS.len() as u64) * daemon.answers;
+        if daemon.nudges > most {
+            let text = format!("{} nudges for {} answers", daemon.nudges, daemon.answers);
+            self.breaks(now, [Some(id), None], text);
+        }
+    }
+
+    fn losses_since(&self, one: Id, other: Id, since: Instant) -> usize {
+        let losses = self.losses.get(&(one.min(other), one.max(other)));
+        losses.map_or(0, |losses| losses.iter().rev().take_while(|&&at| at >= since).count())
+    }
+}
+
+impl World {
+    /// Somebody calls `rdma_resolve_addr`.
+    pub(crate) fn resolve(&mut self, id: Id, request: ResolveIp, timeout: Duration) {
+        let target = request.target;
+        self.note(id, &Entry::Called { target, timeout });
+        self.claims.counts.calls += 1;
+        self.draw_window(id);
+        if let Ok(seq) = self.machines[id].kernel.resolve_ip(self.now, request, timeout) {
+            let call = Call { seq, target, asked_at: self.now, timeout };
+            self.claims.calls.entry(id).or_default().push(call);
+            self.claims.called.entry(id).or_default().push_back(self.now);
+        } else {
+            self.claims.counts.no_listener += 1;
+            if self.machines[id].daemon.is_some() {
+                let text = format!("nobody hears the request for {target}");
+                self.claims.breaks(self.now, [Some(id), None], text);
+            }
+        }
+        self.settle_kernel(id);
+    }
+
+    /// One effective outcome, in time, and the right one.
+    pub(crate) fn call_ends(&mut self, id: Id, seq: Seq, outcome: IpOutcome) {
+        let calls = self.claims.calls.entry(id).or_default();
+        let Some(at) = calls.iter().position(|call| call.seq == seq) else {
+            let text = format!("request {} ends and was not waiting", seq.0);
+            return self.claims.breaks(self.now, [Some(id), None], text);
+        };
+        let call = calls.swap_remove(at);
+        let Call { target, asked_at, timeout, .. } = call;
+        let took = self.now.since(asked_at);
+        let owner = self.truth.owner(target);
+        let limit = self.limit(id, &call);
+        let counts = &mut self.claims.counts;
+        counts.binding += u64::from(limit.is_some());
+        let mut complaint = None;
+        let awake = self.machines[id].troubles.suspended.max(asked_at + timeout);
+        if self.now.since(awake) > ms(20) {
+            complaint = Some(format!("{target} took {took:?} of {timeout:?}"));
+        }
+        match outcome {
+            IpOutcome::Resolved { gid, by } => {
+                let is_late = limit.is_some_and(|limit| took > limit);
+                match by {
+                    Wake::TimeOut => counts.by_timeout += 1,
+                    Wake::Neighbour(_) => counts.took(took),
+                }
+                if is_late || limit.is_some() && by == Wake::TimeOut {
+                    complaint = Some(format!("{target} is known after {took:?}, by {by:?}"));
+                }
+                let since = before(asked_at, OLDEST + SILENT_LAG);
+                let since = before(since, self.slept_lately(owner, since));
+                if Gid::new(gid).is_none_or(|gid| !self.had(target, gid, since)) {
+                    let gid = std::net::Ipv6Addr::from(gid);
+                    complaint = Some(format!("{target} never had {gid}, or too long ago"));
+                }
+            }
+            IpOutcome::TimedOut => counts.timed_out += 1,
+            IpOutcome::NoListener => counts.no_listener += 1,
+        }
+        if limit.is_some() && !matches!(outcome, IpOutcome::Resolved { .. }) {
+            complaint = Some(format!("{target} could be known, but: {outcome:?}"));
+        }
+        if let Some(complaint) = complaint {
+            self.claims.breaks(self.now, [Some(id), owner], complaint);
+        }
+    }
+
+    /// How long the request may take, if it must be answered.
+    fn limit(&self, id: Id, call: &Call) -> Option<Duration> {
+        let since = before(call.asked_at, SETTLE);
+        let owner = self.truth.owner_since(call.target, since)?;
+        let is_calm = |id: Id| self.machines[id].troubles.any <= since;
+        let speaks = self.machines[owner].kind == Kind::Ours || call.target.is_ipv4();
+        let answers = is_calm(id) && is_calm(owner) && speaks;
+        let limit = match self.claims.losses_since(id, owner, since) {
+            0 => PROMPT,
+            1..=FEW => IN_TIME,
+            _ => return None,
+        };
+        (answers && limit < call.timeout).then_some(limit)
+    }
+
+    /// What the daemon says was asked, and known.
+    pub(crate) fn check_message(&mut self, id: Id, daemon: &mut Daemon, bytes: &[u8]) {
+        let Some((kind, seq)) = header(bytes).filter(|(kind, _)| *kind != SET_TIMEOUT) else {
+            return;
+        };
+        daemon.answers += 1;
+        self.claims.counts.answers += 1;
+        let counters = daemon.core.node().local_service().counters();
+        let repeated = counters.get(local_service::Counter::AnswersRepeated);
+        let dealt = daemon.dealt.entry((kind, seq)).or_default();
+        dealt.answered += 1;
+        let (heard, answered) = (dealt.heard, dealt.answered);
+        if u64::from(answered) > u64::from(heard) + repeated {
+            let text = format!("request {} came {heard} times, answered {answered} times", seq.0);
+            self.claims.breaks(self.now, [Some(id), None], text);
+        }
+        if kind != IP_RESOLVE {
+            return;
+        }
+        daemon.since_nudge += 1;
+        let gid = bytes.get(20..36).and_then(|gid| gid.first_chunk::<16>()).copied();
+        let (Some(gid), Some(target)) = (gid.and_then(Gid::new), dealt.target) else {
+            let text = format!("no answer: {bytes:02x?}");
+            return self.claims.breaks(self.now, [Some(id), None], text);
+        };
+        let told = self.claims.told.get(&(id, gid));
+        let is_fresh = told.is_some_and(|&at| at >= before(self.now, OLDEST));
+        let since = before(self.now, OLDEST);
+        let is_own = self.truth.owners(target, since).any(|owner| owner == id)
+            && self.truth.had(id, gid, since, since);
+        if !is_fresh && !is_own {
+            let text = format!("{target} has {gid}, says the daemon, but no peer has said so");
+            self.claims.breaks(self.now, [Some(id), None], text);
+        }
+    }
+
+    /// Who answers for an address has it, or had until a moment ago.
+    pub(crate) fn check_reply(&mut self, id: Id, about: IpAddr, asker: IpAddr, gid: Gid) {
+        let since = before(self.now, SILENT_LAG);
+        let slept = self.slept_lately(Some(id), since);
+        let runs = self.machines[id].daemon.as_ref().is_some_and(|daemon| {
+            daemon.core.node().view().is_synced() && self.machines[id].troubles.stalled <= self.now
+        });
+        let extra = slept + if runs { Duration::ZERO } else { LEASE };
+        let (told, silent) =
+            (before(self.now, TOLD_LAG + extra), before(self.now, SILENT_LAG + extra));
+        let is_right = self.truth.owners(about, told).any(|owner| owner == id)
+            && self.truth.had(id, gid, told, silent);
+        if !is_right {
+            let other = self.truth.owner(asker);
+            let text = format!("node {id} says that {about} has {gid}, which is over");
+            self.claims.breaks(self.now, [Some(id), other], text);
+        }
+    }
+
+    /// A path request got no answer in the kernel's time: only if something was amiss.
+    pub(crate) fn path_unanswered(&mut self, id: Id, seq: Seq) {
+        self.claims.counts.paths_unanswered += 1;
+        if self.machines[id].troubles.any < before(self.now, SETTLE) {
+            let text = format!("path request {} gets no answer", seq.0);
+            self.claims.breaks(self.now, [Some(id), None], text);
+        }
+    }
+
+    /// Nothing grows beyond what is asked.
+    pub(crate) fn check_bounds(&mut self, id: Id, daemon: &Daemon) {
+        let node = daemon.core.node();
+        let called = self.claims.called.entry(id).or_default();
+        while called.front().is_some_and(|&at| at < before(self.now, HELD)) {
+            called.pop_front();
+        }
+        let (client, held) = (node.client().load(), node.local_service().load().held);
+        let asked = called.len() + daemon.asked.len();
+        let addresses = self.weather.addresses;
+        let sleeps = self.machines[id].troubles.any > before(self.now, HELD);
+        let too_much = [
+            ("sockets", daemon.sockets.len(), most_sockets()),
+            ("requests held", held, if sleeps { usize::MAX } else { called.len() }),
+            // Each address may be known by its interface and without, and is refreshed then.
+            ("answers remembered", client.cached, 2 * addresses),
+            ("flights", client.flights, asked + 2 * addresses),
+            ("next hops", client.hops, addresses),
+            ("inputs", daemon.inbox.len(), 4096),
+        ];
+        for (what, is, most) in too_much {
+            self.claims.counts.most(what, is);
+            if is > most {
+                let text = format!("{what}: {is}, at most {most}");
+                self.claims.breaks(self.now, [Some(id), None], text);
+            }
+        }
+    }
+
+    /// When nobody has asked for minutes, nothing is left.
+    pub(crate) fn check_end(&mut self) {
+        for id in 0..self.machines.len() {
+            let machine = &self.machines[id];
+            let mut left = Vec::new();
+            let mut holds = |what: &str, count: usize| {
+                if count > 0 {
+                    left.push(format!("{count} {what}"));
+                }
+            };
+            holds("calls", self.claims.calls.get(&id).map_or(0, Vec::len));
+            let sought = |(_, path): &&(IpAddr, Path)| matches!(path, Path::Sought { .. });
+            holds("paths sought", machine.paths.iter().filter(sought).count());
+            holds("datagrams for the daemon", machine.local_service.held.len());
+            if let Some(daemon) = &machine.daemon {
+                let node = daemon.core.node();
+                let client = node.client().load();
+                holds("requests of people", daemon.asked.len());
+                holds("sockets", daemon.sockets.len());
+                holds("requests held", node.local_service().load().held);
+                holds("flights", client.flights);
+                holds("waiters", client.waiters);
+                holds("answers remembered", client.cached);
+                self.claims.daemon_ends(self.now, id, daemon);
+            } else if machine.kind == Kind::Ours {
+                holds("daemon missing", 1);
+            }
+            if !left.is_empty() {
+                let text = format!("left in the end: {}", left.join(", "));
+                self.claims.breaks(self.now, [Some(id), None], text);
+            }
+        }
+    }
+
+    /// Whether somebody who had the address since had this GID.
+    fn had(&self, address: IpAddr, gid: Gid, since: Instant) -> bool {
+        self.truth.owners(address, since).any(|owner| self.truth.had(owner, gid, since, since))
+    }
+
+    /// For how long the machine has not run, if that was after `since`.
+    fn slept_lately(&self, id: Option<Id>, since: Instant) -> Duration {
+        let slept = id.map(|id| self.machines[id].troubles.slept);
+        slept.filter(|(until, _)| *until >= since).map_or(Duration::ZERO, |(_, slept)| slept)
+    }
+}
+
+fn before(at: Instant, time: Duration) -> Instant {
+    let time = u64::try_from(time.as_nanos()).unwrap_or(u64::MAX);
+    Instant::from_nanos(at.as_nanos().saturating_sub(time)).max(before_start())
+}
+
+fn before_start() -> Instant {
+    Instant::from_nanos(START.as_nanos() / 2)
+}

@@ -1,0 +1,130 @@
+// SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::ops::AddAssign;
+use std::time::Duration;
+
+/// How much has happened.
+#[derive(Clone, Debug, Default, Eq, PartialEq)]
+pub struct Counts {
+    /// Calls of `rdma_resolve_addr`.
+    pub calls: u64,
+    /// Of them, those that had to be answered: nothing was amiss, and hardly anything lost.
+    pub binding: u64,
+    /// Woken by a change of a neighbour within 1, 10, 100 and 1000 ms, and later.
+    pub woken: [u64; 5],
+    /// Answered, but seen only when the caller's time was over.
+    pub by_timeout: u64,
+    /// Never answered.
+    pub timed_out: u64,
+    /// Refused, because nobody was there to ask.
+    pub no_listener: u64,
+    /// Answers to the kernel.
+    pub answers: u64,
+    /// Answers that came when the kernel could not take them.
+    pub answers_lost: u64,
+    /// Changes of a neighbour to wake somebody.
+    pub nudges: u64,
+    /// Requests that the socket to a daemon had no room for.
+    pub overruns: u64,
+    /// Path requests that got no answer.
+    pub paths_unanswered: u64,
+    /// Queries that our clients sent.
+    pub queries: u64,
+    /// Replies to peers.
+    pub replies: u64,
+    /// Of them, those by programs in the kernel.
+    pub answered_in_kernel: u64,
+    /// Datagrams sent.
+    pub datagrams: u64,
+    /// Datagrams lost.
+    pub lost: u64,
+    /// Faults.
+    pub faults: u64,
+    /// Turns of daemons.
+    pub turns: u64,
+    /// The most that tables held.
+    most: BTreeMap<&'static str, usize>,
+}
+
+impl Counts {
+    pub(crate) fn took(&mut self, time: Duration) {
+        let bucket = match time.as_micros() {
+            0..1_000 => 0,
+            1_000..10_000 => 1,
+            10_000..100_000 => 2,
+            100_000..1_000_000 => 3,
+            _ => 4,
+        };
+        self.woken[bucket] += 1;
+    }
+
+    pub(crate) fn most(&mut self, what: &'static str, is: usize) {
+        let most = self.most.entry(what).or_default();
+        *most = is.max(*most);
+    }
+}
+
+impl AddAssign<&Self> for Counts {
+    fn add_assign(&mut self, other: &Self) {
+        self.calls += other.calls;
+        self.binding += other.binding;
+        for (sum, count) in self.woken.iter_mut().zip(other.woken) {
+            *sum += count;
+        }
+        self.by_timeout += other.by_timeout;
+        self.timed_out += other.timed_out;
+        self.no_listener += other.no_listener;
+        self.answers += other.answers;
+        self.answers_lost += other.answers_lost;
+        self.nudges += other.nudges;
+        self.overruns += other.overruns;
+        self.paths_unanswered += other.paths_unanswered;
+        self.queries += other.queries;
+        self.replies += other.replies;
+        self.answered_in_kernel += other.answered_in_kernel;
+        self.datagrams += other.datagrams;
+        self.lost += other.lost;
+        self.faults += other.faults;
+        self.turns += other.turns;
+        for (what, &is) in &other.most {
+            self.most(what, is);
+        }
+    }
+}
+
+impl fmt::Display for Counts {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { calls, binding, by_timeout, timed_out, no_listener, .. } = self;
+        let [ms1, ms10, ms100, ms1000, later] = self.woken;
+        writeln!(f, "{calls} calls of rdma_resolve_addr, of which {binding} had to be answered")?;
+        writeln!(
+            f,
+            "  woken by a neighbour within 1 ms {ms1}, 10 ms {ms10}, 100 ms {ms100}, 1 s {ms1000}, \
+             later {later}"
+        )?;
+        writeln!(
+            f,
+            "  seen at the time-out {by_timeout}, never answered {timed_out}, nobody to ask \
+             {no_listener}"
+        )?;
+        let Self { answers, answers_lost, nudges, overruns, paths_unanswered, .. } = self;
+        writeln!(
+            f,
+            "{answers} answers to kernels, {answers_lost} not taken; {nudges} nudges; {overruns} \
+             requests without room; {paths_unanswered} path requests unanswered"
+        )?;
+        let Self { datagrams, lost, queries, replies, answered_in_kernel, .. } = self;
+        writeln!(
+            f,
+            "{datagrams} datagrams, {lost} lost; {queries} queries of ours; {replies} replies, \
+             {answered_in_kernel} by programs"
+        )?;
+        write!(f, "{} faults, {} turns; at most:", self.faults, self.turns)?;
+        for (what, most) in &self.most {
+            write!(f, " {what} {most},")?;
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,501 @@
+// SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
+
+//! The daemon's loop around the cores, and the kernel that it answers: as `ibarr-user/src/engine`,
+//! with the time that each thing takes there.
+
+use std::net::IpAddr;
+
+use ibarr_common::Instant;
+use ibarr_common::wire::ls::{Emitted, PortId, Seq};
+use ibarr_proto::ip2gid::client;
+use ibarr_proto::ip2gid::server::Received;
+use ibarr_proto::ip2gid::{Family, Question};
+use ibarr_proto::local_service::{self, Sender, Transmit};
+use ibarr_proto::local_view::{self, Event as Fact};
+use ibarr_proto::node::{Input, Output, Room};
+use ibarr_proto::resolver::Outcome;
+
+use crate::bugs::Core;
+use crate::dice::{ms, secs, us};
+use crate::kernel;
+use crate::machine::{Daemon, IPOIB, Inbox, Packet, Responder, ToDaemon, source_port};
+use crate::record::{Entry, Fate, Id};
+use crate::world::{What, World};
+
+/// As the daemon's loop has them.
+const INPUTS_PER_TURN: usize = 65;
+const REQUESTS_PER_TURN: usize = 256;
+
+/// Datagrams that the socket to the daemon holds, and in trouble.
+const ROOM: usize = 4096;
+const LITTLE_ROOM: usize = 3;
+
+/// How long programs in the kernel are believed after a dump.
+const LEASE: std::time::Duration = secs(60);
+
+impl World {
+    /// A daemon starts, by itself or, with `inherited`, on the socket of the one before.
+    pub(crate) fn launch(&mut self, id: Id, inherited: bool) {
+        let config = self.weather.config.clone();
+        let core = Core::new(config, self.dice.seed_core(), self.bug);
+        let machine = &mut self.machines[id];
+        machine.life += 1;
+        machine.network.dump += 1;
+        let mut daemon = Box::new(Daemon::new(core));
+        daemon.inbox.push_back(Inbox::Opened);
+        machine.daemon = Some(daemon);
+        if !inherited {
+            machine.local_service.held.clear();
+            machine.local_service.overrun = false;
+        }
+        machine.local_service.is_open = true;
+        machine.kernel.handle_input(self.now, kernel::Input::Listener(true));
+        self.settle_kernel(id);
+        self.wake(id);
+    }
+
+    /// The daemon is gone, and with it its sockets, unless somebody keeps that to the kernel.
+    pub(crate) fn kill(&mut self, id: Id, keeps_socket: bool) {
+        let machine = &mut self.machines[id];
+        let Some(daemon) = machine.daemon.take() else { return };
+        self.claims.daemon_ends(self.now, id, &daemon);
+        machine.life += 1;
+        if !keeps_socket {
+            machine.local_service.is_open = false;
+            machine.local_service.held.clear();
+            machine.local_service.overrun = false;
+            machine.kernel.handle_input(self.now, kernel::Input::Listener(false));
+            self.settle_kernel(id);
+        }
+    }
+
+    /// Something waits for the daemon.
+    pub(crate) fn wake(&mut self, id: Id) {
+        let machine = &mut self.machines[id];
+        let Some(daemon) = &mut machine.daemon else { return };
+        if daemon.wake_at.is_some() {
+            return;
+        }
+        let turn = machine.pace.turn;
+        let mut after = self.dice.within(turn / 2..turn * 2);
+        if self.dice.once_in(machine.pace.hiccup) {
+            after *= 100;
+        }
+        let at = (self.now + after).max(machine.troubles.stalled);
+        daemon.wake_at = Some(at);
+        self.at(at, What::Turn(id));
+    }
+
+    /// For a daemon that waits for nothing else.
+    pub(crate) fn put(&mut self, id: Id, item: Inbox) {
+        if let Some(daemon) = &mut self.machines[id].daemon {
+            daemon.inbox.push_back(item);
+            self.wake(id);
+        }
+    }
+
+    pub(crate) fn turn(&mut self, id: Id, at: Instant) {
+        let Some(mut daemon) = self.machines[id].daemon.take() else { return };
+        let is_due = daemon.is_due(at);
+        if is_due {
+            self.take_turn(id, &mut daemon);
+        }
+        let timer = daemon.arm(is_due, self.now, self.machines[id].pace.turn);
+        let socket = &self.machines[id].local_service;
+        let is_readable = daemon.unsent.is_none() && socket.has_something();
+        let has_more = is_readable || !daemon.inbox.is_empty();
+        self.machines[id].daemon = Some(daemon);
+        if let Some(at) = timer {
+            self.at(at, What::Turn(id));
+        }
+        if is_due && has_more {
+            self.wake(id);
+        }
+    }
+
+    fn take_turn(&mut self, id: Id, daemon: &mut Daemon) {
+        self.claims.counts.turns += 1;
+        let reads_kernel_first = self.dice.coin();
+        if reads_kernel_first {
+            self.serve_kernel(id, daemon);
+        }
+        for _ in 0..INPUTS_PER_TURN {
+            let Some(item) = daemon.inbox.pop_front() else { break };
+            self.take(id, daemon, &item);
+        }
+        if !reads_kernel_first {
+            self.serve_kernel(id, daemon);
+        }
+        daemon.core.handle_timeout(self.now);
+        self.drain(id, daemon);
+        self.pin(id, daemon);
+        self.check_bounds(id, daemon);
+    }
+
+    fn take(&mut self, id: Id, daemon: &mut Daemon, item: &Inbox) {
+        let now = self.now;
+        let input = match item {
+            Inbox::Opened => {
+                daemon.answers += 1;
+                Input::LocalService(local_service::Input::Opened { port_id: PORT_ID })
+            }
+            Inbox::View(input) => Input::View(*input),
+            Inbox::Route(question, route) => {
+                Input::Client(client::Input::Route { question: *question, route: *route })
+            }
+            Inbox::Reply { socket, packet } => Input::Client(client::Input::Datagram {
+                socket: *socket,
+                from: packet.from,
+                ingress: IPOIB,
+                payload: packet.payload.as_ref(),
+            }),
+            Inbox::Nudged(done) => {
+                Input::LocalService(local_service::Input::Nudged { done: *done })
+            }
+            Inbox::Stop => {
+                for _ in 0..128 {
+                    if self.read_kernel(id, daemon) {
+                        break;
+                    }
+                }
+                daemon.is_ending = true;
+                Input::LocalService(local_service::Input::Stop)
+            }
+            Inbox::Ask(question) => {
+                let request = daemon.ask(now, question.target());
+                Input::Resolve { id: request, question: *question }
+            }
+            Inbox::Query(packet) => return self.answer(id, daemon, packet),
+        };
+        daemon.core.handle_input(now, input);
+    }
+
+    fn answer(&mut self, id: Id, daemon: &mut Daemon, packet: &Packet) {
+        let (to, payload) = (packet.to.ip(), packet.payload.as_ref());
+        let received = Received { from: packet.from, to, ingress: IPOIB, payload };
+        if let Some(reply) = daemon.core.answer(&received) {
+            self.reply(id, reply.from, reply.to, reply.payload, None);
+        }
+    }
+
+    /// What the socket to the kernel is ready for.
+    fn serve_kernel(&mut self, id: Id, daemon: &mut Daemon) {
+        match daemon.unsent.take() {
+            Some(message) if self.machines[id].troubles.clogged > self.now => {
+                daemon.unsent = Some(message);
+            }
+            Some(message) => self.tell_kernel(id, daemon, &message),
+            None if self.machines[id].local_service.has_something() => {
+                self.read_kernel(id, daemon);
+            }
+            None => {}
+        }
+    }
+
+    /// Whether that was all.
+    fn read_kernel(&mut self, id: Id, daemon: &mut Daemon) -> bool {
+        for _ in 0..REQUESTS_PER_TURN {
+            let socket = &mut self.machines[id].local_service;
+            if std::mem::take(&mut socket.overrun) {
+                daemon.answers += 1;
+                let input = Input::LocalService(local_service::Input::Overrun);
+                daemon.core.handle_input(self.now, input);
+                continue;
+            }
+            let Some(ToDaemon { bytes, from_kernel }) = socket.held.pop_front() else {
+                let input = Input::LocalService(local_service::Input::Drained);
+                daemon.core.handle_input(self.now, input);
+                return true;
+            };
+            if from_kernel {
+                daemon.heard(&bytes);
+            }
+            let sender = if from_kernel { Sender::Kernel } else { Sender::Other };
+            let input = local_service::Input::Datagram { sender, bytes: &bytes, cut: false };
+            daemon.core.handle_input(self.now, Input::LocalService(input));
+        }
+        false
+    }
+
+    fn drain(&mut self, id: Id, daemon: &mut Daemon) {
+        let (now, life) = (self.now, self.machines[id].life);
+        loop {
+            let room = Room { local_service: daemon.unsent.is_none() };
+            let Some(output) = daemon.core.poll(now, room) else { break };
+            match output {
+                Output::View(local_view::Request::Dump) => {
+                    let at = self.machines[id].network.told_until.max(now + us(10));
+                    self.at(at, What::DumpStarts(id, life));
+                }
+                Output::Changed(fact) => daemon.learn(&fact),
+                Output::Answered { id: request, outcome } => {
+                    self.told(id, daemon, request, outcome);
+                }
+                Output::OpenSocket(socket) => {
+                    let fails = self.machines[id].troubles.no_sockets > now;
+                    let input = if fails {
+                        client::Input::SocketFailed { socket }
+                    } else {
+                        let port = source_port(&mut self.dice, &daemon.sockets);
+                        daemon.sockets.push((port, socket));
+                        client::Input::SocketOpened { socket }
+                    };
+                    daemon.core.handle_input(now, Input::Client(input));
+                }
+                Output::CloseSocket(socket) => daemon.sockets.retain(|(_, open)| *open != socket),
+                Output::Route(question) => {
+                    let at = now + self.dice.within(us(10)..us(80));
+                    self.at(at, What::Route(id, life, question));
+                }
+                Output::Query(transmit) => self.query(id, daemon, &transmit),
+                Output::LocalService(Transmit::Message(message)) => {
+                    self.tell_kernel(id, daemon, &message);
+                }
+                Output::LocalService(Transmit::Nudge) => {
+                    self.claims.nudges(now, id, daemon);
+                    let at = now + self.dice.within(us(20)..us(120));
+                    self.at(at, What::Nudge(id, life));
+                }
+            }
+        }
+        if daemon.is_ending
+            && daemon.unsent.is_none()
+            && daemon.core.node().local_service().is_idle()
+        {
+            self.at(now, What::Ends(id, life));
+        }
+    }
+
+    fn told(&mut self, id: Id, daemon: &mut Daemon, request: client::RequestId, outcome: Outcome) {
+        let Some((target, deadline)) = daemon.asked.remove(&request) else {
+            return self.claims.breaks(
+                self.now,
+                [Some(id), None],
+                format!("a person's request {request} is answered that does not wait"),
+            );
+        };
+        let text = match outcome {
+            Outcome::Found { .. } => "found",
+            Outcome::NotFound => "not found",
+            Outcome::TimedOut => "timed out",
+            Outcome::Unreachable => "unreachable",
+            Outcome::Overloaded => "overloaded",
+        };
+        self.note(id, &Entry::Told { target, outcome: text });
+        // Whoever does not run cannot answer.
+        let late = self.now.since(deadline.max(self.machines[id].troubles.any));
+        if late > ms(100) {
+            let text = format!("a person is told {late:?} late who has {target}");
+            self.claims.breaks(self.now, [Some(id), None], text);
+        }
+    }
+
+    fn query(&mut self, id: Id, daemon: &Daemon, transmit: &client::Transmit) {
+        let open = daemon.sockets.iter().find(|(_, socket)| *socket == transmit.socket);
+        let Some(&(port, _)) = open else {
+            let text = format!("a query leaves from {}, which is not open", transmit.socket);
+            return self.claims.breaks(self.now, [Some(id), None], text);
+        };
+        let from = (self.machines[id].source(transmit.to.ip()), port).into();
+        self.claims.counts.queries += 1;
+        self.send(id, Packet { from, to: transmit.to, payload: transmit.payload });
+    }
+
+    fn tell_kernel(&mut self, id: Id, daemon: &mut Daemon, message: &Emitted) {
+        let machine = &mut self.machines[id];
+        if machine.troubles.clogged > self.now {
+            daemon.unsent = Some(*message);
+            let at = machine.troubles.clogged;
+            return self.at(at, What::Looks(id));
+        }
+        let bytes = message.as_ref();
+        self.note(id, &Entry::Daemon { bytes });
+        self.check_message(id, daemon, bytes);
+        self.machines[id].kernel.handle_input(self.now, kernel::Input::Datagram(bytes));
+        self.settle_kernel(id);
+    }
+
+    /// The programs in the kernel have what the view says, once it knows.
+    fn pin(&mut self, id: Id, daemon: &mut Daemon) {
+        let Some(responder) = &mut self.machines[id].responder else { return };
+        let Some(confirmed_at) = daemon.core.node().view().confirmed_at() else { return };
+        responder.lease_ends = confirmed_at + LEASE;
+        if std::mem::take(&mut daemon.has_learnt) {
+            let gids = daemon.mirror.clone();
+            *responder = Responder { gids, ..*responder };
+        }
+    }
+
+    pub(crate) fn route_said(&mut self, id: Id, life: u32, question: Question) {
+        if self.machines[id].life == life {
+            let route = self.machines[id].route(question);
+            self.put(id, Inbox::Route(question, route));
+        }
+    }
+
+    pub(crate) fn nudge_done(&mut self, id: Id, life: u32) {
+        let done = self.machines[id].troubles.nudges_fail <= self.now;
+        if done {
+            self.note(id, &Entry::Neighbour { by_us: true });
+            self.neighbour(id, DOCUMENTATION);
+        }
+        if self.machines[id].life == life {
+            self.put(id, Inbox::Nudged(done));
+        }
+    }
+
+    pub(crate) fn neighbour(&mut self, id: Id, address: IpAddr) {
+        let input = kernel::Input::Neighbour(address);
+        self.draw_window(id);
+        self.machines[id].kernel.handle_input(self.now, input);
+        self.settle_kernel(id);
+    }
+
+    /// What the kernel is about to send it can take the answer to only after this, which is hardly
+    /// ever long.
+    pub(crate) fn draw_window(&mut self, id: Id) {
+        let window = if self.dice.once_in(100) { us(20)..ms(5) } else { us(2)..us(20) };
+        let window = self.dice.within(window);
+        self.machines[id].kernel.set_window(window);
+    }
+
+    pub(crate) fn kernel_timeout(&mut self, id: Id, at: Instant) {
+        let machine = &mut self.machines[id];
+        if machine.kernel_at == Some(at) {
+            machine.kernel_at = None;
+            machine.kernel.handle_timeout(self.now);
+            self.settle_kernel(id);
+        }
+    }
+
+    /// Does what the kernel wants done.
+    pub(crate) fn settle_kernel(&mut self, id: Id) {
+        loop {
+            if let Some(transmit) = self.machines[id].kernel.poll_transmit() {
+                self.ask_daemon(id, &transmit);
+            } else if let Some(event) = self.machines[id].kernel.poll_event() {
+                self.note(id, &Entry::Ended(&event));
+                match event {
+                    kernel::Event::Ip(seq, outcome) => self.call_ends(id, seq, outcome),
+                    kernel::Event::Path(seq, outcome) => self.path_said(id, seq, &outcome),
+                    kernel::Event::AnswerLost(_) => self.claims.counts.answers_lost += 1,
+                }
+            } else {
+                break;
+            }
+        }
+        let machine = &mut self.machines[id];
+        let next = machine.kernel.poll_timeout();
+        if next.is_some() && next != machine.kernel_at {
+            machine.kernel_at = next;
+            let at = next.unwrap_or(self.now).max(self.now);
+            machine.kernel_at = Some(at);
+            self.at(at, What::Kernel(id));
+        }
+    }
+
+    fn ask_daemon(&mut self, id: Id, transmit: &kernel::Transmit) {
+        let machine = &mut self.machines[id];
+        let room = if machine.troubles.squeezed > self.now { LITTLE_ROOM } else { ROOM };
+        let socket = &mut machine.local_service;
+        let fits = socket.is_open && socket.held.len() < room;
+        if fits {
+            let bytes = transmit.bytes.clone();
+            socket.held.push_back(ToDaemon { bytes, from_kernel: true });
+        } else {
+            socket.overrun |= socket.is_open;
+            machine.trouble_until(self.now);
+            machine.kernel.not_delivered(transmit);
+            self.claims.counts.overruns += 1;
+        }
+        let fate = if fits { Fate::Arrives } else { Fate::Lost };
+        self.note(id, &Entry::Kernel { bytes: &transmit.bytes, fate });
+        self.wake(id);
+    }
+}
+
+/// What the daemon nudges with.
+const DOCUMENTATION: IpAddr = IpAddr::V6(std::net::Ipv6Addr::new(0x2001, 0xdb8, 0, 0, 0, 0, 0, 7));
+
+const PORT_ID: PortId = PortId(180);
+
+impl Daemon {
+    fn is_due(&mut self, at: Instant) -> bool {
+        if self.wake_at == Some(at) {
+            self.wake_at = None;
+            return true;
+        }
+        if self.armed == Some(at) {
+            self.armed = None;
+            return self.timer.is_some_and(|timer| timer <= at);
+        }
+        false
+    }
+
+    /// The timer, after a turn; when there is to be another, if not before.
+    fn arm(
+        &mut self,
+        after_turn: bool,
+        now: Instant,
+        latency: std::time::Duration,
+    ) -> Option<Instant> {
+        if after_turn {
+            self.timer = self.core.poll_timeout().map(|at| at.max(now) + latency);
+        }
+        let timer = self.timer?;
+        if self.armed.is_some_and(|armed| armed <= timer) {
+            return None;
+        }
+        self.armed = Some(timer);
+        self.armed
+    }
+
+    fn ask(&mut self, now: Instant, target: IpAddr) -> client::RequestId {
+        self.next_ask += 1;
+        let request = client::RequestId(self.next_ask);
+        self.asked.insert(request, (target, now + secs(3)));
+        request
+    }
+
+    /// What the view says adds up to what it holds.
+    fn learn(&mut self, fact: &Fact) {
+        self.has_learnt = true;
+        match fact {
+            Fact::Added(owned) | Fact::Changed(owned) => match owned.gid {
+                Some(gid) => drop(self.mirror.insert(owned.address, gid)),
+                None => drop(self.mirror.remove(&owned.address)),
+            },
+            Fact::Removed(owned) => drop(self.mirror.remove(&owned.address)),
+            Fact::Served(_) | Fact::NotServed(_) => {}
+        }
+    }
+
+    fn heard(&mut self, bytes: &[u8]) {
+        if let Some(key) = header(bytes) {
+            let dealt = self.dealt.entry(key).or_default();
+            dealt.heard += 1;
+            dealt.target = target(bytes);
+        }
+    }
+}
+
+/// What an address request is about.
+fn target(bytes: &[u8]) -> Option<IpAddr> {
+    match bytes.len() {
+        28 => Some(IpAddr::from(*bytes.last_chunk::<4>()?)),
+        40 => Some(IpAddr::from(*bytes.last_chunk::<16>()?)),
+        _ => None,
+    }
+}
+
+/// Type and number of a netlink message.
+pub(crate) fn header(bytes: &[u8]) -> Option<(u16, Seq)> {
+    let kind = bytes.get(4..6)?.first_chunk::<2>()?;
+    let seq = bytes.get(8..12)?.first_chunk::<4>()?;
+    Some((u16::from_ne_bytes(*kind), Seq(u32::from_ne_bytes(*seq))))
+}
+
+pub(crate) fn most_sockets() -> usize {
+    // One to send from and one in grace for each slot, in each family.
+    [Family::V4, Family::V6].len() * 2 * 32
+}

@@ -1,0 +1,68 @@
+// SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
+
+//! All chance there is in a simulation, from its seed.
+
+use std::ops::Range;
+use std::time::Duration;
+
+use ibarr_proto::retry::{below, random};
+use rand_chacha::{ChaCha8Rng, ChaCha12Rng};
+use rand_core::{Rng as _, SeedableRng as _};
+
+#[derive(Debug)]
+pub(crate) struct Dice(ChaCha8Rng);
+
+impl Dice {
+    pub(crate) fn new(seed: u64) -> Self {
+        Self(ChaCha8Rng::seed_from_u64(seed))
+    }
+
+    /// For a core: what it takes from it changes nothing here.
+    pub(crate) fn seed_core(&mut self) -> ChaCha12Rng {
+        ChaCha12Rng::seed_from_u64(self.0.next_u64())
+    }
+
+    /// Below `bound`, which is not 0.
+    pub(crate) fn below(&mut self, bound: usize) -> usize {
+        let bound = u64::try_from(bound).unwrap_or(u64::MAX);
+        usize::try_from(below(bound, &mut self.0)).unwrap_or_default()
+    }
+
+    /// True once in `one_in` times.
+    pub(crate) fn once_in(&mut self, one_in: usize) -> bool {
+        self.below(one_in) == 0
+    }
+
+    pub(crate) fn permille(&mut self, permille: u16) -> bool {
+        permille > 0 && self.below(1000) < usize::from(permille)
+    }
+
+    pub(crate) fn coin(&mut self) -> bool {
+        self.0.next_u32() & 1 == 0
+    }
+
+    pub(crate) fn within(&mut self, range: Range<Duration>) -> Duration {
+        range.start + random(range.end.saturating_sub(range.start), &mut self.0)
+    }
+
+    /// Around `mean`, and never more than twice that.
+    pub(crate) fn around(&mut self, mean: Duration) -> Duration {
+        random(mean.saturating_mul(2), &mut self.0)
+    }
+
+    pub(crate) fn pick<'a, T>(&mut self, from: &'a [T]) -> &'a T {
+        &from[self.below(from.len())]
+    }
+}
+
+pub(crate) const fn us(us: u64) -> Duration {
+    Duration::from_micros(us)
+}
+
+pub(crate) const fn ms(ms: u64) -> Duration {
+    Duration::from_millis(ms)
+}
+
+pub(crate) const fn secs(secs: u64) -> Duration {
+    Duration::from_secs(secs)
+}

@@ -1,0 +1,355 @@
+// SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
+
+//! A machine: what of it outlives its daemon, and the daemon as far as it is not its cores.
+
+use std::collections::{BTreeMap, VecDeque};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::time::Duration;
+
+use ibarr_common::ib::Gid;
+use ibarr_common::wire::ip2gid::Datagram;
+use ibarr_common::wire::ls::{Emitted, Seq};
+use ibarr_common::{IfIndex, Instant};
+use ibarr_proto::ip2gid::Question;
+use ibarr_proto::ip2gid::client::{RequestId, Route, SocketId};
+use ibarr_proto::local_view::{
+    self, AddressId, Bonding, Dad, HwAddr, InterfaceAddress, InterfaceName, Link, LinkType,
+};
+
+use crate::bugs::Core;
+use crate::dice::Dice;
+use crate::kernel::Kernel;
+
+/// See the [module](self).
+pub(crate) struct Machine {
+    pub(crate) kind: Kind,
+    pub(crate) subnet: u8,
+    /// Its addresses for good: IPv4, then IPv6.
+    pub(crate) home: [IpAddr; 2],
+    pub(crate) kernel: Kernel,
+    /// When the kernel is to be looked at.
+    pub(crate) kernel_at: Option<Instant>,
+    pub(crate) network: Network,
+    /// IPoIB's paths, by next hop.
+    pub(crate) paths: Vec<(IpAddr, Path)>,
+    /// What programs in the kernel answer, as long as they may.
+    pub(crate) responder: Option<Responder>,
+    pub(crate) local_service: LocalServiceSocket,
+    /// Counts daemons, so that nothing is for the next that was for this.
+    pub(crate) life: u32,
+    pub(crate) daemon: Option<Box<Daemon>>,
+    pub(crate) pace: Pace,
+    pub(crate) troubles: Troubles,
+}
+
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub(crate) enum Kind {
+    /// Runs our daemon.
+    Ours,
+    /// Runs the C original: asks with version 0, answers IPv4 alone, and from its home address.
+    Original,
+}
+
+/// How fast it is.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Pace {
+    /// From when something comes until the daemon sees it.
+    pub(crate) turn: Duration,
+    /// One turn in so many takes a hundred times as long.
+    pub(crate) hiccup: usize,
+}
+
+/// Until when something is amiss; in the past if nothing is.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Troubles {
+    /// Anything that may delay or lose what this machine says.
+    pub(crate) any: Instant,
+    pub(crate) suspended: Instant,
+    pub(crate) stalled: Instant,
+    /// The socket to the kernel holds only so many datagrams.
+    pub(crate) squeezed: Instant,
+    /// And takes none.
+    pub(crate) clogged: Instant,
+    pub(crate) nudges_fail: Instant,
+    pub(crate) no_sockets: Instant,
+    pub(crate) rtnetlink_loses: Instant,
+    /// The last time that the daemon did not run for a while: how old what it says may be.
+    pub(crate) slept: (Instant, Duration),
+}
+
+/// What programs in the kernel answer peers from; it outlives the daemon.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Responder {
+    pub(crate) gids: BTreeMap<IpAddr, Gid>,
+    pub(crate) lease_ends: Instant,
+}
+
+/// The kernel's end of the socket to the daemon.
+#[derive(Debug, Default)]
+pub(crate) struct LocalServiceSocket {
+    pub(crate) is_open: bool,
+    pub(crate) held: VecDeque<ToDaemon>,
+    pub(crate) overrun: bool,
+}
+
+#[derive(Debug)]
+pub(crate) struct ToDaemon {
+    pub(crate) bytes: Vec<u8>,
+    pub(crate) from_kernel: bool,
+}
+
+/// What rtnetlink tells.
+#[derive(Debug)]
+pub(crate) struct Network {
+    pub(crate) links: Vec<Link>,
+    pub(crate) addresses: Vec<InterfaceAddress>,
+    /// Nothing is told before what was told already.
+    pub(crate) told_until: Instant,
+    /// The dump that is running.
+    pub(crate) dump: u32,
+}
+
+/// IPoIB's way to a next hop.
+#[derive(Debug)]
+pub(crate) enum Path {
+    Sought { request: Option<Seq>, parked: Vec<Packet> },
+    Open,
+}
+
+/// A UDP datagram.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Packet {
+    pub(crate) from: SocketAddr,
+    pub(crate) to: SocketAddr,
+    pub(crate) payload: Datagram,
+}
+
+/// What the daemon holds that is not its cores'.
+pub(crate) struct Daemon {
+    pub(crate) core: Core,
+    pub(crate) inbox: VecDeque<Inbox>,
+    /// When something that waits is looked at.
+    pub(crate) wake_at: Option<Instant>,
+    /// When the cores want to be woken, and when that is looked at.
+    pub(crate) timer: Option<Instant>,
+    pub(crate) armed: Option<Instant>,
+    pub(crate) sockets: Vec<(u16, SocketId)>,
+    /// What the socket to the kernel had no room for.
+    pub(crate) unsent: Option<Emitted>,
+    /// What the view has told so far.
+    pub(crate) mirror: BTreeMap<IpAddr, Gid>,
+    pub(crate) has_learnt: bool,
+    /// Requests of people that wait, with their deadline.
+    pub(crate) asked: BTreeMap<RequestId, (IpAddr, Instant)>,
+    pub(crate) next_ask: u64,
+    pub(crate) last_nudge: Option<Instant>,
+    /// Answers to address requests since.
+    pub(crate) since_nudge: u64,
+    pub(crate) nudges: u64,
+    /// What nudges are for: answers, overruns, the start.
+    pub(crate) answers: u64,
+    /// By type and number.
+    pub(crate) dealt: BTreeMap<(u16, Seq), Dealt>,
+    pub(crate) is_ending: bool,
+}
+
+/// What has passed about a request of the kernel.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Dealt {
+    pub(crate) heard: u32,
+    pub(crate) answered: u32,
+    pub(crate) target: Option<IpAddr>,
+}
+
+/// What waits for the daemon's next turn.
+#[derive(Debug)]
+pub(crate) enum Inbox {
+    Opened,
+    View(local_view::Input),
+    Route(Question, Option<Route>),
+    Reply { socket: SocketId, packet: Packet },
+    Query(Packet),
+    Nudged(bool),
+    Ask(Question),
+    Stop,
+}
+
+/// The interface that has the addresses.
+pub(crate) const IPOIB: IfIndex = match IfIndex::new(4) {
+    Some(ifindex) => ifindex,
+    None => unreachable!(),
+};
+
+impl Machine {
+    pub(crate) fn is_running(&self, now: Instant) -> bool {
+        self.troubles.suspended <= now
+    }
+
+    /// Something is amiss until then.
+    pub(crate) fn trouble_until(&mut self, until: Instant) {
+        self.troubles.any = self.troubles.any.max(until);
+    }
+
+    pub(crate) fn gid(&self) -> Option<Gid> {
+        self.network.ipoib().and_then(Link::own_gid)
+    }
+
+    pub(crate) fn route(&self, question: Question) -> Option<Route> {
+        let target = question.target();
+        let is_up = self.network.ipoib().is_some_and(|link| link.up);
+        // An index of another namespace, or of an interface that leads nowhere.
+        if !is_up || question.egress().is_some_and(|egress| egress != IPOIB) {
+            return None;
+        }
+        Some(Route { ifindex: IPOIB, next_hop: self.next_hop(target) })
+    }
+
+    pub(crate) fn next_hop(&self, target: IpAddr) -> IpAddr {
+        if subnet_of(target) == Some(self.subnet) { target } else { gateway(self.subnet, target) }
+    }
+
+    /// What a datagram to `target` leaves from.
+    pub(crate) fn source(&self, target: IpAddr) -> IpAddr {
+        self.home[usize::from(target.is_ipv6())]
+    }
+}
+
+impl Network {
+    pub(crate) fn ipoib(&self) -> Option<&Link> {
+        self.links.iter().find(|link| link.ifindex == IPOIB)
+    }
+
+    pub(crate) fn ipoib_mut(&mut self) -> Option<&mut Link> {
+        self.links.iter_mut().find(|link| link.ifindex == IPOIB)
+    }
+}
+
+impl LocalServiceSocket {
+    pub(crate) fn has_something(&self) -> bool {
+        self.overrun || !self.held.is_empty()
+    }
+}
+
+impl Troubles {
+    /// None for long.
+    pub(crate) fn none(now: Instant) -> Self {
+        let long_ago = Instant::BOOT;
+        Self {
+            any: now,
+            suspended: long_ago,
+            stalled: long_ago,
+            squeezed: long_ago,
+            clogged: long_ago,
+            nudges_fail: long_ago,
+            no_sockets: long_ago,
+            rtnetlink_loses: long_ago,
+            slept: (long_ago, Duration::ZERO),
+        }
+    }
+}
+
+impl Daemon {
+    pub(crate) fn new(core: Core) -> Self {
+        Self {
+            core,
+            inbox: VecDeque::new(),
+            wake_at: None,
+            timer: None,
+            armed: None,
+            sockets: Vec::new(),
+            unsent: None,
+            mirror: BTreeMap::new(),
+            has_learnt: false,
+            asked: BTreeMap::new(),
+            next_ask: 0,
+            last_nudge: None,
+            since_nudge: 0,
+            nudges: 0,
+            answers: 0,
+            dealt: BTreeMap::new(),
+            is_ending: false,
+        }
+    }
+}
+
+/// A random port that none of the sockets has.
+pub(crate) fn source_port(dice: &mut Dice, sockets: &[(u16, SocketId)]) -> u16 {
+    loop {
+        let port = 32_768 + u16::try_from(dice.below(28_232)).unwrap_or_default();
+        if sockets.iter().all(|&(taken, _)| taken != port) {
+            return port;
+        }
+    }
+}
+
+/// 10.SUBNET.0.NODE and fd00::SUBNET:0:0:0:NODE.
+pub(crate) fn home(subnet: u8, node: u8) -> [IpAddr; 2] {
+    let v6 = Ipv6Addr::new(0xfd00, 0, 0, subnet.into(), 0, 0, 0, node.into());
+    [Ipv4Addr::new(10, subnet, 0, node).into(), v6.into()]
+}
+
+/// The `n`th address that wanders in a subnet.
+pub(crate) fn wanderer(subnet: u8, n: u8) -> IpAddr {
+    Ipv4Addr::new(10, subnet, 1, n).into()
+}
+
+/// The `n`th address that nobody has.
+pub(crate) fn nobody(subnet: u8, n: u8, v6: bool) -> IpAddr {
+    if v6 {
+        Ipv6Addr::new(0xfd00, 0, 0, subnet.into(), 0, 0, 0xdead, n.into()).into()
+    } else {
+        Ipv4Addr::new(10, subnet, 2, n).into()
+    }
+}
+
+pub(crate) fn subnet_of(address: IpAddr) -> Option<u8> {
+    match address {
+        IpAddr::V4(address) => Some(address.octets()[1]),
+        IpAddr::V6(address) => u8::try_from(address.segments()[3]).ok(),
+    }
+}
+
+fn gateway(subnet: u8, target: IpAddr) -> IpAddr {
+    home(subnet, 254)[usize::from(target.is_ipv6())]
+}
+
+/// The GID of a port: its subnet's prefix, and the machine's own part.
+pub(crate) fn gid(prefix: u16, guid: u32) -> Gid {
+    let mut octets = [0xfe, 0xc0, 0, 0, 0, 0, 0, 0, 0, 2, 0xc9, 3, 0, 0, 0, 0];
+    octets[6..8].copy_from_slice(&prefix.to_be_bytes());
+    octets[12..].copy_from_slice(&guid.to_be_bytes());
+    Gid::new(octets).unwrap_or_else(|| unreachable!("it is neither zero nor a group's"))
+}
+
+pub(crate) fn hwaddr(gid: Gid) -> HwAddr {
+    let mut octets = [0; 20];
+    octets[3] = 0x48;
+    octets[4..].copy_from_slice(&gid.octets());
+    HwAddr::new(&octets).unwrap_or_default()
+}
+
+/// `lo` and `ib0`, as at the start.
+pub(crate) fn links(gid: Gid) -> Vec<Link> {
+    let link = |ifindex, name: &[u8], link_type, hwaddr| Link {
+        ifindex,
+        name: InterfaceName::new(name)
+            .unwrap_or_else(|| unreachable!("the kernel gives this name")),
+        link_type,
+        hwaddr,
+        up: true,
+        bonding: Bonding::None,
+    };
+    vec![
+        link(IfIndex::MIN, b"lo", LinkType::LOOPBACK, HwAddr::default()),
+        link(IPOIB, b"ib0", LinkType::INFINIBAND, hwaddr(gid)),
+    ]
+}
+
+pub(crate) fn entry(address: IpAddr) -> InterfaceAddress {
+    let prefix_len = if address.is_ipv4() { 16 } else { 64 };
+    InterfaceAddress::new(IPOIB, address, prefix_len, None, Dad::Passed)
+}
+
+pub(crate) fn entry_id(address: IpAddr) -> AddressId {
+    entry(address).id
+}

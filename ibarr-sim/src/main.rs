@@ -1,0 +1,93 @@
+// SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
+
+//! `cargo xtask sim`.
+
+use std::env;
+use std::process::ExitCode;
+use std::time::Duration;
+
+use ibarr_sim::{Bug, Plan, full_trace, run, run_all};
+
+const USAGE: &str = "usage: ibarr-sim [--seeds N] [--first N] [--seed N] [--trace] \
+    [--nodes N] [--minutes N] [--bug NAME]";
+
+fn main() -> ExitCode {
+    if env::args().any(|argument| argument == "--help") {
+        println!("{USAGE}");
+        return ExitCode::SUCCESS;
+    }
+    let arguments = match Arguments::parse(env::args().skip(1)) {
+        Ok(arguments) => arguments,
+        Err(error) => {
+            eprintln!("{error}\n{USAGE}");
+            return ExitCode::from(64);
+        }
+    };
+    let Arguments { first, seeds, seed, trace, plan, bug } = arguments;
+    if let Some(seed) = seed {
+        if trace {
+            for line in full_trace(seed, plan, bug) {
+                println!("{line}");
+            }
+        }
+        return match run(seed, plan, bug) {
+            Ok(report) => {
+                println!("{}\nseed {seed}: hash {:016x}", report.counts, report.hash);
+                ExitCode::SUCCESS
+            }
+            Err(failure) => {
+                println!("{failure}");
+                ExitCode::FAILURE
+            }
+        };
+    }
+    let runs = run_all(first..first + seeds, plan, bug);
+    println!("{}", runs.counts);
+    if let Some(failure) = runs.failure {
+        let bug = bug.map(|bug| format!(" --bug {bug}")).unwrap_or_default();
+        println!("{failure}\nagain: cargo xtask sim --seed {}{bug}", failure.seed);
+        return ExitCode::FAILURE;
+    }
+    let minutes = plan.time.as_secs() / 60;
+    println!(
+        "{} seeds of {} nodes and {minutes} minutes: every claim held, hash {:016x}",
+        runs.seeds, plan.nodes, runs.hash
+    );
+    ExitCode::SUCCESS
+}
+
+struct Arguments {
+    first: u64,
+    seeds: u64,
+    seed: Option<u64>,
+    trace: bool,
+    plan: Plan,
+    bug: Option<Bug>,
+}
+
+impl Arguments {
+    fn parse(mut arguments: impl Iterator<Item = String>) -> Result<Self, String> {
+        let plan = Plan::default();
+        let mut this = Self { first: 0, seeds: 2000, seed: None, trace: false, plan, bug: None };
+        while let Some(argument) = arguments.next() {
+            if argument == "--trace" {
+                this.trace = true;
+                continue;
+            }
+            let value = arguments.next().ok_or(format!("{argument}: a value is missing"))?;
+            let number = || value.parse::<u64>().map_err(|error| format!("{argument}: {error}"));
+            match argument.as_str() {
+                "--seeds" => this.seeds = number()?,
+                "--first" => this.first = number()?,
+                "--seed" => this.seed = Some(number()?),
+                "--nodes" => {
+                    this.plan.nodes = usize::try_from(number()?).unwrap_or(20).clamp(4, 200);
+                }
+                "--minutes" => this.plan.time = Duration::from_secs(60 * number()?),
+                "--bug" => this.bug = Some(value.parse()?),
+                _ => return Err(format!("{argument}: there is no such option")),
+            }
+        }
+        Ok(this)
+    }
+}

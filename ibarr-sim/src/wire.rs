@@ -1,0 +1,208 @@
+// SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
+
+//! The network: IPoIB, which looks for a path to each next hop first and parks three datagrams
+//! meanwhile, and behind it what loses, repeats, delays and reorders.
+
+use std::net::{IpAddr, SocketAddr};
+
+use ibarr_common::ib::{Gid, PKey, PortNum};
+use ibarr_common::wire::ip2gid::{Datagram, PORT, Query, Reply, Version};
+use ibarr_common::wire::ls::{PathUse, ResolvePath, Seq};
+
+use crate::dice::{ms, us};
+use crate::kernel::{PathOutcome, Reason};
+use crate::machine::{Inbox, Kind, Packet, Path};
+use crate::record::{Entry, Fate, Id};
+use crate::world::{What, World};
+
+/// `IPOIB_MAX_PATH_REC_QUEUE`
+const PARKED: usize = 3;
+
+impl World {
+    /// Through the path to the next hop.
+    pub(crate) fn send(&mut self, id: Id, packet: Packet) {
+        let target = packet.to.ip();
+        let machine = &mut self.machines[id];
+        if !machine.network.ipoib().is_some_and(|link| link.up) {
+            return self.lose(id, &packet);
+        }
+        let next_hop = machine.next_hop(target);
+        match machine.paths.iter_mut().find(|(hop, _)| *hop == next_hop).map(|(_, path)| path) {
+            Some(Path::Open) => self.transmit(id, &packet),
+            Some(Path::Sought { parked, .. }) if parked.len() < PARKED => parked.push(packet),
+            Some(Path::Sought { .. }) => self.lose(id, &packet),
+            None => {
+                let question = path_question(machine.gid());
+                let request = machine.kernel.resolve_path(self.now, question);
+                machine.paths.push((next_hop, Path::Sought { request, parked: vec![packet] }));
+                if request.is_none() {
+                    self.ask_sa(id, next_hop);
+                }
+                self.settle_kernel(id);
+            }
+        }
+    }
+
+    /// The local service has said something about a path, or nothing.
+    pub(crate) fn path_said(&mut self, id: Id, seq: Seq, outcome: &PathOutcome) {
+        let sought =
+            |path: &Path| matches!(path, Path::Sought { request, .. } if *request == Some(seq));
+        let found = self.machines[id].paths.iter().find(|(_, path)| sought(path));
+        let Some(&(next_hop, _)) = found else { return };
+        if *outcome == PathOutcome::AsksSa(Reason::Silence) {
+            self.path_unanswered(id, seq);
+        }
+        self.ask_sa(id, next_hop);
+    }
+
+    fn ask_sa(&mut self, id: Id, next_hop: IpAddr) {
+        let at = self.now + self.dice.within(us(300)..ms(5));
+        self.at(at, What::PathFound(id, next_hop));
+    }
+
+    pub(crate) fn path_found(&mut self, id: Id, next_hop: IpAddr) {
+        let paths = &mut self.machines[id].paths;
+        let Some((_, path)) = paths.iter_mut().find(|(hop, _)| *hop == next_hop) else { return };
+        if let Path::Sought { parked, .. } = std::mem::replace(path, Path::Open) {
+            for packet in parked {
+                self.transmit(id, &packet);
+            }
+        }
+    }
+
+    /// All paths are to be asked for again.
+    pub(crate) fn forget_paths(&mut self, id: Id) {
+        self.machines[id].paths.retain(|(_, path)| matches!(path, Path::Sought { .. }));
+    }
+
+    /// Onto the wire.
+    fn transmit(&mut self, id: Id, packet: &Packet) {
+        let climate = self.weather.climate;
+        let Some(to) = self.truth.owner(packet.to.ip()) else {
+            return self.lose(id, packet);
+        };
+        let is_cut = self.weather.cut_until > self.now
+            && self.weather.islands[id] != self.weather.islands[to];
+        if is_cut || self.dice.permille(climate.lost) {
+            return self.lose(id, packet);
+        }
+        let is_repeated = self.dice.permille(climate.repeated);
+        let fate = if is_repeated { Fate::Repeated } else { Fate::Arrives };
+        self.record_packet(id, to, packet, fate);
+        for _ in 0..=usize::from(is_repeated) {
+            let mut after = self.dice.within(us(20)..climate.delay);
+            if self.dice.permille(climate.straggles) {
+                after = self.dice.within(ms(1)..ms(200));
+            }
+            self.at(self.now + after, What::Arrives(to, *packet));
+        }
+    }
+
+    fn lose(&mut self, id: Id, packet: &Packet) {
+        let to = self.truth.owner(packet.to.ip());
+        self.claims.loses(self.now, id, to);
+        self.record_packet(id, to.unwrap_or(id), packet, Fate::Lost);
+    }
+
+    fn record_packet(&mut self, id: Id, to_machine: Id, packet: &Packet, fate: Fate) {
+        let Packet { from, to, payload } = packet;
+        let payload = payload.as_ref();
+        let entry = Entry::Datagram { from: *from, to: *to, to_machine, payload, fate };
+        self.note(id, &entry);
+        self.claims.counts.datagrams += 1;
+    }
+
+    pub(crate) fn arrives(&mut self, id: Id, packet: Packet) {
+        let machine = &self.machines[id];
+        if self.truth.owner(packet.to.ip()) != Some(id) {
+            return self.claims.loses(self.now, id, None);
+        }
+        if packet.to.port() != PORT {
+            return self.reply_arrives(id, packet);
+        }
+        let to = packet.to.ip();
+        let query = Query::parse(packet.payload.as_ref()).ok();
+        match machine.kind {
+            Kind::Original => {
+                let Some(query) = query.filter(|query| query.target() == to && to.is_ipv4()) else {
+                    return;
+                };
+                let (home, gid) = (machine.home[0], machine.gid());
+                self.reply(id, home, packet.from, query.reply(gid).emit(), Some(to));
+            }
+            Kind::Ours => {
+                let gid = machine.responder.as_ref().and_then(|responder| {
+                    let has_lease = responder.lease_ends > self.now;
+                    let gid = responder.gids.get(&to).copied();
+                    gid.filter(|_| has_lease && query.is_some_and(|query| query.target() == to))
+                });
+                match (gid, query) {
+                    (Some(gid), Some(query)) => {
+                        self.claims.counts.answered_in_kernel += 1;
+                        let payload = query.reply(Some(gid)).emit();
+                        self.reply(id, to, packet.from, payload, None);
+                    }
+                    _ => self.put(id, Inbox::Query(packet)),
+                }
+            }
+        }
+    }
+
+    fn reply_arrives(&mut self, id: Id, packet: Packet) {
+        let reply = Reply::parse(packet.payload.as_ref()).ok();
+        if self.machines[id].kind == Kind::Original {
+            if reply.is_none_or(|reply| reply.version != Version::V0) {
+                let text = format!("a C original is answered {reply:?}");
+                self.claims.breaks(self.now, [Some(id), None], text);
+            }
+            return;
+        }
+        if let Some(Reply { gid: Some(gid), .. }) = reply {
+            self.claims.is_told(self.now, id, gid);
+        }
+        let Some(daemon) = &self.machines[id].daemon else { return };
+        let socket = daemon.sockets.iter().find(|(port, _)| *port == packet.to.port());
+        let Some(&(_, socket)) = socket else { return };
+        self.put(id, Inbox::Reply { socket, packet });
+    }
+
+    /// A reply leaves, about the address that it comes from unless that is said.
+    pub(crate) fn reply(
+        &mut self,
+        id: Id,
+        from: IpAddr,
+        to: SocketAddr,
+        payload: Datagram,
+        about: Option<IpAddr>,
+    ) {
+        self.claims.counts.replies += 1;
+        if let Ok(Reply { gid: Some(gid), .. }) = Reply::parse(payload.as_ref()) {
+            self.check_reply(id, about.unwrap_or(from), to.ip(), gid);
+        }
+        self.send(id, Packet { from: (from, PORT).into(), to, payload });
+    }
+}
+
+/// As IPoIB asks.
+fn path_question(sgid: Option<Gid>) -> ResolvePath {
+    let (Ok(device), Some(port)) = ("mlx5_0".parse(), PortNum::new(1)) else {
+        unreachable!("they are a device and its port")
+    };
+    ResolvePath {
+        device,
+        port,
+        path_use: PathUse::Unidirectional,
+        service_id: None,
+        dgid: ROUTER,
+        sgid: sgid.unwrap_or(ROUTER),
+        tclass: Some(0),
+        pkey: PKey::new(0xffff),
+        qos_class: None,
+    }
+}
+
+/// Whichever it is: nobody looks at it.
+const ROUTER: Gid = match Gid::new([0xfe, 0xc0, 0, 0, 0, 0, 0, 0, 0, 2, 0xc9, 3, 0, 0, 0, 0xfe]) {
+    Some(gid) => gid,
+    None => unreachable!(),
+};

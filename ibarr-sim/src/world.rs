@@ -1,0 +1,241 @@
+// SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
+
+//! Machines on one virtual clock. Time jumps from one thing that happens to the next.
+
+use std::cmp::{Ordering, Reverse};
+use std::collections::BinaryHeap;
+use std::net::IpAddr;
+
+use ibarr_common::Instant;
+use ibarr_proto::ip2gid::Question;
+use ibarr_proto::local_view;
+
+use crate::Plan;
+use crate::bugs::Bug;
+use crate::claims::Claims;
+use crate::dice::Dice;
+use crate::machine::{Machine, Packet};
+use crate::record::{Entry, Id, Record};
+use crate::truth::Truth;
+use crate::weather::{Fault, Weather};
+
+/// When a simulation begins: long after boot.
+pub(crate) const START: Instant = Instant::from_nanos(1_000_000_000_000);
+
+/// See the [module](self).
+pub(crate) struct World {
+    pub(crate) plan: Plan,
+    pub(crate) bug: Option<Bug>,
+    pub(crate) now: Instant,
+    pub(crate) dice: Dice,
+    pub(crate) machines: Vec<Machine>,
+    pub(crate) truth: Truth,
+    pub(crate) weather: Weather,
+    pub(crate) claims: Claims,
+    pub(crate) record: Record,
+    queue: BinaryHeap<Reverse<Due>>,
+    scheduled: u64,
+    /// Things that happened in this second.
+    steps: (u64, u32),
+}
+
+/// Something that will happen.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum What {
+    /// The daemon has something to do.
+    Turn(Id),
+    /// The kernel's RDMA core has something to do.
+    Kernel(Id),
+    /// A datagram arrives.
+    Arrives(Id, Packet),
+    /// Rtnetlink tells the daemon of this life.
+    View(Id, u32, local_view::Input),
+    /// A dump is asked for; its links are read; its addresses.
+    DumpStarts(Id, u32),
+    DumpLinks(Id, u32),
+    DumpAddresses(Id, u32),
+    /// Routing is asked for the daemon of this life.
+    Route(Id, u32, Question),
+    /// A neighbour is changed for the daemon of this life.
+    Nudge(Id, u32),
+    /// The SA has said which path leads to the next hop.
+    PathFound(Id, IpAddr),
+    /// Somebody on the machine calls `rdma_resolve_addr`, or asks the daemon.
+    Call(Id),
+    /// Something goes wrong.
+    Fault(Fault),
+    /// And is over.
+    Starts(Id, u32),
+    Ends(Id, u32),
+    Wanders(IpAddr, Id),
+    LinkUp(Id),
+    LinkBack(Id),
+    Looks(Id),
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Due {
+    at: Instant,
+    order: u64,
+    what: What,
+}
+
+/// More in a second is a livelock.
+const MAX_STEPS: u32 = 2_000_000;
+
+impl World {
+    pub(crate) fn new(seed: u64, plan: Plan, bug: Option<Bug>, with_lines: bool) -> Self {
+        let mut dice = Dice::new(seed);
+        let weather = Weather::new(&mut dice, &plan);
+        let mut world = Self {
+            plan,
+            bug,
+            now: START,
+            dice,
+            machines: Vec::new(),
+            truth: Truth::default(),
+            weather,
+            claims: Claims::default(),
+            record: Record::new(with_lines),
+            queue: BinaryHeap::new(),
+            scheduled: 0,
+            steps: (0, 0),
+        };
+        world.build();
+        world
+    }
+
+    /// Until the end, or until a claim is broken.
+    pub(crate) fn run(&mut self) {
+        let end = START + self.plan.time + self.plan.quiet;
+        while let Some(Reverse(due)) = self.queue.pop() {
+            if due.at > end {
+                break;
+            }
+            self.now = self.now.max(due.at);
+            self.step(due);
+            if self.claims.broken().is_some() {
+                return;
+            }
+        }
+        self.now = end;
+        self.check_end();
+    }
+
+    pub(crate) fn at(&mut self, at: Instant, what: What) {
+        self.scheduled += 1;
+        self.queue.push(Reverse(Due { at, order: self.scheduled, what }));
+    }
+
+    pub(crate) fn note(&mut self, machine: Id, entry: &Entry<'_>) {
+        self.record.add(self.now, machine, entry);
+    }
+
+    fn step(&mut self, due: Due) {
+        let second = self.now.as_nanos() / 1_000_000_000;
+        self.steps = (second, if self.steps.0 == second { self.steps.1 + 1 } else { 1 });
+        if self.steps.1 > MAX_STEPS {
+            let id = due.what.machine().unwrap_or_default();
+            self.claims.breaks(self.now, [Some(id), None], "a livelock".to_owned());
+            return;
+        }
+        // Whoever sleeps does nothing, and is sent nothing that would be kept.
+        if let Some(id) = due.what.machine()
+            && !self.machines[id].is_running(self.now)
+        {
+            self.sleeps(id, due);
+            return;
+        }
+        self.happens(due.at, due.what);
+    }
+
+    /// What would have been is when the machine wakes.
+    fn sleeps(&mut self, id: Id, due: Due) {
+        let machine = &mut self.machines[id];
+        let wakes = machine.troubles.suspended;
+        match due.what {
+            What::Arrives(..) => return,
+            What::Turn(_) => {
+                let Some(daemon) = &mut machine.daemon else { return };
+                for at in [&mut daemon.wake_at, &mut daemon.armed] {
+                    if *at == Some(due.at) {
+                        *at = Some(wakes);
+                    }
+                }
+            }
+            What::Kernel(_) if machine.kernel_at == Some(due.at) => {
+                machine.kernel_at = Some(wakes);
+            }
+            _ => {}
+        }
+        self.at(wakes, due.what);
+    }
+
+    fn happens(&mut self, at: Instant, what: What) {
+        match what {
+            What::Turn(id) => self.turn(id, at),
+            What::Kernel(id) => self.kernel_timeout(id, at),
+            What::Arrives(id, packet) => self.arrives(id, packet),
+            What::View(id, life, input) => self.tell_view(id, life, input),
+            What::DumpStarts(id, life) => self.dump_starts(id, life),
+            What::DumpLinks(id, dump) => self.dump_links(id, dump),
+            What::DumpAddresses(id, dump) => self.dump_addresses(id, dump),
+            What::Route(id, life, question) => self.route_said(id, life, question),
+            What::Nudge(id, life) => self.nudge_done(id, life),
+            What::PathFound(id, next_hop) => self.path_found(id, next_hop),
+            What::Call(id) => self.call(id),
+            What::Fault(fault) => self.strike(fault),
+            What::Starts(id, life) => self.start(id, life),
+            What::Ends(id, life) => self.ends(id, life),
+            What::Wanders(address, to) => self.wanders(address, to),
+            What::LinkUp(id) => self.link_up(id),
+            What::LinkBack(id) => self.link_back(id),
+            What::Looks(id) => self.wake(id),
+        }
+    }
+}
+
+impl What {
+    fn machine(&self) -> Option<Id> {
+        match *self {
+            Self::Fault(_) => None,
+            Self::Turn(id)
+            | Self::Kernel(id)
+            | Self::Arrives(id, _)
+            | Self::View(id, ..)
+            | Self::DumpStarts(id, _)
+            | Self::DumpLinks(id, _)
+            | Self::DumpAddresses(id, _)
+            | Self::Route(id, ..)
+            | Self::Nudge(id, _)
+            | Self::PathFound(id, _)
+            | Self::Call(id)
+            | Self::Starts(id, _)
+            | Self::Ends(id, _)
+            | Self::Wanders(_, id)
+            | Self::LinkUp(id)
+            | Self::LinkBack(id)
+            | Self::Looks(id) => Some(id),
+        }
+    }
+}
+
+impl Ord for Due {
+    fn cmp(&self, other: &Self) -> Ordering {
+        (self.at, self.order).cmp(&(other.at, other.order))
+    }
+}
+
+impl PartialOrd for Due {
+    fn partial_cmp(&self, other: &Self) -> Option<Ordering> {
+        Some(self.cmp(other))
+    }
+}
+
+impl PartialEq for Due {
+    fn eq(&self, other: &Self) -> bool {
+        self.cmp(other) == Ordering::Equal
+    }
+}
+
+impl Eq for Due {}

@@ -1,0 +1,57 @@
+// SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
+
+//! A few worlds of the many that `cargo xtask test sim` runs, and that a simulation finds what it is
+//! to find.
+
+use std::thread;
+
+use ibarr_sim::{Bug, Plan, full_trace, run, run_all};
+
+#[test]
+fn every_claim_holds_in_every_world() {
+    let runs = run_all(0..16, Plan::default(), None);
+    println!("{}", runs.counts);
+    if let Some(failure) = runs.failure {
+        panic!("{failure}");
+    }
+    assert_eq!(runs.seeds, 16);
+    // A world in which nothing has to be proves nothing.
+    assert!(runs.counts.binding > 1_000 && runs.counts.faults > 1_000, "{:?}", runs.counts);
+}
+
+/// Seeds within which each bug is found.
+const SEEDS: u64 = 8;
+
+#[test]
+fn each_planted_bug_is_found_and_told_with_seed_and_trace() {
+    for bug in Bug::ALL {
+        let runs = run_all(0..SEEDS, Plan::default(), Some(bug));
+        let failure = runs.failure.unwrap_or_else(|| panic!("{bug} is not found"));
+        println!("{bug}: {} worlds, {}", runs.seeds, failure.claim);
+        let claim = match bug {
+            Bug::LostWake => "is known after",
+            Bug::DoubleAnswer => "times, answered",
+            Bug::StaleAfterChange => "which is over",
+            Bug::UnboundedTable => "sockets",
+            Bug::MissedDeadline => "late",
+        };
+        let told = failure.to_string();
+        assert!(failure.claim.contains(claim), "{bug}: {told}");
+        assert!(told.contains(&format!("seed {}", failure.seed)), "{told}");
+        assert!(failure.trace.len() > 20, "{told}");
+    }
+}
+
+#[test]
+fn the_same_seed_gives_the_same_bytes_at_the_same_times_on_every_thread() {
+    let plan = Plan { nodes: 12, ..Plan::default() };
+    let hash = |seed| run(seed, plan, None).unwrap_or_else(|failure| panic!("{failure}")).hash;
+    let alone = [7, 8].map(hash);
+    let together: Vec<_> = thread::scope(|scope| {
+        let threads = [7, 8, 7, 8].map(|seed| scope.spawn(move || hash(seed)));
+        threads.into_iter().map(|thread| thread.join().unwrap()).collect()
+    });
+    assert_eq!(together, [alone, alone].concat());
+    assert_ne!(alone[0], alone[1]);
+    assert_eq!(full_trace(7, plan, None), full_trace(7, plan, None));
+}

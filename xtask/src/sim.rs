@@ -1,0 +1,36 @@
+// SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
+
+//! `sim`: nodes with stand-in kernels on a virtual clock, seed after seed. Built with optimisation:
+//! that takes seconds, and saves minutes.
+
+use std::ffi::OsString;
+use std::process::Command;
+
+use anyhow::Result;
+
+use crate::workspace::Workspace;
+use crate::{artifacts, process};
+
+/// Simulate networks of nodes, or one of them again: --seed N --trace
+#[derive(clap::Args)]
+#[command(disable_help_flag = true)]
+pub(crate) struct Args {
+    /// Passed to `ibarr-sim`; `--help` lists them
+    #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
+    arguments: Vec<OsString>,
+}
+
+pub(crate) fn run(workspace: &Workspace, args: &Args) -> Result<()> {
+    process::run(simulator(workspace)?.args(&args.arguments))
+}
+
+/// What the level of `test` runs.
+pub(crate) fn prove(workspace: &Workspace) -> Result<()> {
+    process::run(&mut simulator(workspace)?)
+}
+
+fn simulator(workspace: &Workspace) -> Result<Command> {
+    let arguments = ["build", "--locked", "--profile=sim", "--package=ibarr-sim"];
+    let built = artifacts::build(workspace, &arguments)?;
+    Ok(Command::new(artifacts::binary(&built, "ibarr-sim")?))
+}
