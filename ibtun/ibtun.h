@@ -1,0 +1,167 @@
+/* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
+/*
+ * What the parts of ibtun share.
+ *
+ * device.c is the character device: descriptors, records, ioctls. hca.c makes
+ * and unmakes an HCA on rdmavt. port.c holds what a port is told about itself.
+ * send.c and receive.c turn work requests into packets and back.
+ */
+#ifndef IBTUN_H
+#define IBTUN_H
+
+#include <linux/atomic.h>
+#include <linux/list.h>
+#include <linux/mutex.h>
+#include <linux/spinlock.h>
+#include <linux/types.h>
+#include <linux/wait.h>
+#include <linux/workqueue.h>
+#include <rdma/ib_verbs.h>
+#include <rdma/rdma_vt.h>
+#include <rdma/rdmavt_qp.h>
+
+#include <rdma/ibtun.h>
+
+/* Of the wire, IBA volume 1, chapters 5 to 9. Lengths in 32-bit words. */
+#define IBTUN_LRH_WORDS		2
+#define IBTUN_GRH_WORDS		10
+#define IBTUN_BTH_WORDS		3
+#define IBTUN_DETH_WORDS	2
+#define IBTUN_IMM_WORDS		1
+#define IBTUN_ICRC_WORDS	1
+
+#define IBTUN_LNH_LOCAL		2
+#define IBTUN_LNH_GLOBAL	3
+#define IBTUN_UD_SEND_ONLY	0x64
+#define IBTUN_UD_SEND_ONLY_IMM	0x65
+#define IBTUN_VL_MANAGEMENT	15
+#define IBTUN_MULTICAST_LID	0xc000
+#define IBTUN_PERMISSIVE_LID	0xffff
+#define IBTUN_MULTICAST_QPN	0xffffff
+#define IBTUN_DEFAULT_PKEY	0xffff
+#define IBTUN_MAD_SIZE		256
+
+/* A record on its way to the process. */
+struct ibtun_packet {
+	struct list_head list;
+	struct ibtun_record record;
+	__be32 body[];
+};
+
+struct ibtun_hca_port {
+	struct rvt_ibport rvp;
+	spinlock_t lock;	/* writers of all below, and rvp.port_cap_flags */
+	u8 number;
+	u8 state;
+	u8 phys_state;
+	u8 mtu;
+	u8 lmc;
+	u8 width;
+	u16 speed;
+	u16 lid;
+	u16 pkey[IBTUN_MAX_PKEYS];
+	__be64 guid[IBTUN_MAX_GUIDS];
+	atomic64_t counter[IBTUN_COUNTERS];
+};
+
+struct ibtun_hca {
+	struct rvt_dev_info rdi;	/* first, as rdmavt wants it */
+	int unit;
+	u8 mtu;			/* largest that a port may use */
+	u16 guids;		/* entries of each GUID table */
+	struct workqueue_struct *senders;
+	struct work_struct removal;
+
+	spinlock_t lock;	/* the queue */
+	struct list_head queue;
+	u32 queued;
+	u32 queue_limit;
+	bool closed;		/* nobody reads any more */
+	wait_queue_head_t readable;
+	struct mutex reading;	/* one record goes to one reader */
+
+	u8 ports;
+	struct ibtun_hca_port port[];
+};
+
+/* Of a queue pair, what rdmavt keeps for us in rvt_qp.priv. */
+struct ibtun_qp {
+	struct rvt_qp *qp;
+	struct work_struct send;
+};
+
+static inline struct ibtun_hca *ibtun_from_rdi(struct rvt_dev_info *rdi)
+{
+	return container_of(rdi, struct ibtun_hca, rdi);
+}
+
+static inline struct ibtun_hca *ibtun_from_ib(struct ib_device *ibdev)
+{
+	return ibtun_from_rdi(ib_to_rvt(ibdev));
+}
+
+/* The port called number, from 1; NULL if there is none. */
+static inline struct ibtun_hca_port *ibtun_port_numbered(struct ibtun_hca *hca, u32 number)
+{
+	return number >= 1 && number <= hca->ports ? &hca->port[number - 1] : NULL;
+}
+
+static inline void ibtun_add(struct ibtun_hca_port *port, enum ibtun_counter counter, u64 n)
+{
+	atomic64_add(n, &port->counter[counter]);
+}
+
+static inline void ibtun_count(struct ibtun_hca_port *port, enum ibtun_counter counter)
+{
+	ibtun_add(port, counter, 1);
+}
+
+/* Whether a unicast LID is one of the port's. */
+static inline bool ibtun_has_lid(const struct ibtun_hca_port *port, u32 lid)
+{
+	u16 base = READ_ONCE(port->lid);
+
+	return base && lid >= base && lid < base + (1u << READ_ONCE(port->lmc));
+}
+
+/* Whether who sends with one P_Key may reach who has the other. */
+static inline bool ibtun_pkeys_match(u16 a, u16 b)
+{
+	return (a & 0x7fff) && !((a ^ b) & 0x7fff) && ((a | b) & 0x8000);
+}
+
+/* device.c */
+struct ibtun_packet *ibtun_packet_alloc(struct ibtun_hca_port *port, u8 type, u32 words);
+bool ibtun_packet_queue(struct ibtun_hca *hca, struct ibtun_packet *packet);
+void ibtun_queue_purge(struct ibtun_hca *hca);
+
+/* hca.c */
+struct ibtun_hca *ibtun_hca_create(struct ibtun_create *create);
+void ibtun_hca_remove(struct ibtun_hca *hca);
+int ibtun_hca_init(void);
+void ibtun_hca_exit(void);
+
+/* port.c */
+void ibtun_port_init(struct ibtun_hca *hca, u8 number, __be64 guid);
+int ibtun_port_set(struct ibtun_hca *hca, const struct ibtun_port *set);
+int ibtun_port_get(struct ibtun_hca *hca, struct ibtun_port *get);
+int ibtun_port_set_pkeys(struct ibtun_hca *hca, const struct ibtun_pkeys *set);
+int ibtun_port_set_guids(struct ibtun_hca *hca, const struct ibtun_guids *set);
+int ibtun_port_event(struct ibtun_hca *hca, const struct ibtun_event *event);
+int ibtun_port_stats(struct ibtun_hca *hca, struct ibtun_stats *get);
+extern const struct rdma_stat_desc ibtun_counter_names[IBTUN_COUNTERS];
+int ibtun_query_port_state(struct rvt_dev_info *rdi, u32 number, struct ib_port_attr *attr);
+int ibtun_modify_port(struct ib_device *ibdev, u32 number, int mask,
+		      struct ib_port_modify *modify);
+int ibtun_get_guid(struct rvt_dev_info *rdi, struct rvt_ibport *rvp, int index, __be64 *guid);
+
+/* send.c */
+void ibtun_do_send(struct rvt_qp *qp);
+void ibtun_send_work(struct work_struct *work);
+int ibtun_setup_wqe(struct rvt_qp *qp, struct rvt_swqe *wqe, bool *call_send);
+
+/* receive.c */
+void ibtun_receive(struct ibtun_hca *hca, struct ibtun_hca_port *port, const __be32 *words,
+		   u32 length);
+
+#endif /* IBTUN_H */
