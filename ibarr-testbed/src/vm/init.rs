@@ -8,11 +8,13 @@ use std::os::unix::fs::{FileExt as _, symlink};
 use std::path::PathBuf;
 use std::process::{Command, ExitStatus};
 
-use anyhow::{Context as _, Result, ensure};
+use anyhow::{Context as _, Result};
 use nix::kmod::{ModuleInitFlags, finit_module};
 use nix::mount::{MsFlags, mount};
 use nix::sys::reboot::{RebootMode, reboot};
 use nix::sys::termios::{OutputFlags, SetArg, tcdrain, tcgetattr, tcsetattr};
+
+use crate::kernel_log;
 
 /// Where the host left what to do: the command, variables for its environment before it and
 /// arguments behind, separated by NUL; and the modules, to be loaded in the order of their names.
@@ -34,7 +36,7 @@ const MAX_STATUS: u8 = 127 - STATUS_BASE;
 
 pub(crate) fn run() -> ! {
     let outcome = set_up().and_then(|()| command());
-    let outcome = outcome.and_then(|status| kernel_is_sound().map(|()| status));
+    let outcome = outcome.and_then(|status| kernel_log::is_sound().map(|()| status));
     let status = outcome.unwrap_or_else(|error| {
         eprintln!("init: {error:#}");
         MAX_STATUS
@@ -102,18 +104,6 @@ fn command() -> Result<u8> {
         eprintln!("init: {program}: {status}");
     }
     Ok(status_of(status))
-}
-
-/// A kernel that has warned or worse says so on the console; whatever the command says, that is
-/// no success.
-fn kernel_is_sound() -> Result<()> {
-    /// Bits of Documentation/admin-guide/tainted-kernels.rst: machine check, bad page, died, warned,
-    /// soft lockup.
-    const UNSOUND: u64 = 1 << 4 | 1 << 5 | 1 << 7 | 1 << 9 | 1 << 14;
-    let file = "/proc/sys/kernel/tainted";
-    let tainted: u64 = fs::read_to_string(file).context(file)?.trim().parse().context(file)?;
-    ensure!(tainted & UNSOUND == 0, "the kernel complained, {file} is {tainted}");
-    Ok(())
 }
 
 fn status_of(status: ExitStatus) -> u8 {

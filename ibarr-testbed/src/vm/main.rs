@@ -6,7 +6,9 @@
 #![deny(unsafe_code)]
 
 mod hello;
+mod ibtun;
 mod init;
+mod kernel_log;
 mod ls;
 mod report;
 mod rtnetlink;
@@ -23,6 +25,9 @@ fn main() -> ExitCode {
     let arguments: Vec<String> = env::args().collect();
     match arguments.iter().map(String::as_str).collect::<Vec<_>>()[..] {
         [_, "hello"] => hello::run(),
+        [_, "ibtun", records] if records.parse::<u64>().is_ok() => {
+            ibtun::run(records.parse().unwrap_or_default())
+        }
         [own, "ls"] => ls::run(&[own.to_owned(), RESPONDER.to_owned()], true),
         [_, "ls", ..] => ls::run(&arguments[2..], false),
         [_, RESPONDER] => {

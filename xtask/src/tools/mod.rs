@@ -95,26 +95,45 @@ pub(crate) const XZ: Set = Set {
     suites: &[],
 };
 
-/// Debian 12's kernel.
+/// Debian 12's kernel, and what modules for it are built with.
 pub(crate) const LINUX_6_1: Set = Set {
     name: "linux-6.1",
     purpose: "Debian 12's kernel, for `vm`",
     programs: &[],
-    packages: &["linux-image-amd64/bookworm-security"],
+    packages: &["linux-image-amd64/bookworm-security", "linux-headers-amd64/bookworm-security"],
     suites: &["bookworm-security"],
 };
 
-/// Debian 13's kernel, as Debian 12 has it.
+/// Debian 13's kernel, as Debian 12 has it, and what modules for it are built with.
 pub(crate) const LINUX_6_12: Set = Set {
     name: "linux-6.12",
     purpose: "Debian 13's kernel, for `vm`",
     programs: &[],
-    packages: &["linux-image-amd64/bookworm-backports"],
+    packages: &["linux-image-amd64/bookworm-backports", "linux-headers-amd64/bookworm-backports"],
     suites: &["bookworm-backports"],
 };
 
+/// What runs on an InfiniBand node, for guests that have a software HCA.
+pub(crate) const RDMA: Set = Set {
+    name: "rdma",
+    purpose: "OpenSM, ibacm, librdmacm and diagnostics, for `vm run`",
+    programs: &[],
+    packages: &[
+        "opensm",
+        "ibacm",
+        "ibverbs-providers",
+        "ibverbs-utils",
+        "infiniband-diags",
+        "rdmacm-utils",
+        "iproute2",
+        "iputils-ping",
+        "busybox-static",
+    ],
+    suites: &[],
+};
+
 const SETS: &[&Set] =
-    &[&IPROUTE2, &BPFTOOL, &ETHTOOL, &LIBFUZZER, &QEMU, &XZ, &LINUX_6_1, &LINUX_6_12];
+    &[&IPROUTE2, &BPFTOOL, &ETHTOOL, &LIBFUZZER, &QEMU, &XZ, &LINUX_6_1, &LINUX_6_12, &RDMA];
 
 /// List or fetch the tools that other commands use
 #[derive(clap::Args)]

@@ -13,6 +13,7 @@ use clap::ValueEnum;
 use object::read::elf::ElfFile64;
 use object::{Object as _, ObjectSection as _};
 
+use super::module;
 use crate::tools::{self, Set};
 use crate::workspace::Workspace;
 
@@ -50,6 +51,8 @@ pub(super) struct Kernel {
     pub(super) release: String,
     /// What a boot loader loads.
     pub(super) image: PathBuf,
+    /// Where its packages are unpacked.
+    root: PathBuf,
     /// `lib/modules/<release>`.
     directory: PathBuf,
     /// Module files by name.
@@ -88,11 +91,19 @@ impl Kernel {
             .with_context(|| format!("{} is unreadable", builtin.display()))?;
         Ok(Self {
             image: root.join("boot").join(format!("vmlinuz-{release}")),
+            root: root.to_owned(),
             release: release.clone(),
             builtin: builtin.lines().filter_map(|line| module_name(Path::new(line))).collect(),
             directory,
             modules,
         })
+    }
+
+    /// Builds our own module for it and has it among its modules.
+    pub(super) fn build_module(&mut self, workspace: &Workspace) -> Result<()> {
+        let file = module::build(workspace, &self.root, &self.release)?;
+        self.modules.insert(module::NAME.to_owned(), file);
+        Ok(())
     }
 
     /// The modules called `wanted` and those that they need, in an order that they can be loaded

@@ -9,6 +9,7 @@ mod cpio;
 mod image;
 mod kernel;
 mod libraries;
+mod module;
 mod qemu;
 mod run;
 mod tap;
@@ -55,6 +56,12 @@ enum Scenario {
         #[arg(trailing_var_arg = true, allow_hyphen_values = true, value_name = "DAEMON")]
         daemon: Vec<String>,
     },
+    /// The kernel module `ibtun` alone: what it promises, what it refuses, what does not hurt it
+    Ibtun {
+        /// How many random and mutated packets it is given
+        #[arg(long, default_value_t = ODD_RECORDS)]
+        records: u64,
+    },
     /// The BPF programs, accepted and at work between network namespaces
     Bpf,
     /// The daemon and its programs: started, killed, replaced, beside others, and all undone
@@ -74,14 +81,20 @@ enum Scenario {
 /// Tests of the BPF programs that are about numbers and not about kernels: a guest is slow.
 const NOT_IN_A_GUEST: [&str; 2] = ["any_frame_is_seen_alike", "a_million_updates"];
 
+/// Enough that each way through the parser is taken often; a million take some minutes.
+const ODD_RECORDS: u64 = 50_000;
+
 /// What `vm exec` loads: everything that one of our scenarios needs.
 const ALL_MODULES: &[&str] = &["rdma_ucm", "ib_umad", "tun", "veth", "sch_ingress", "cls_bpf"];
 
 pub(crate) fn run(workspace: &Workspace, args: &Args) -> Result<()> {
     let versions =
         if args.kernels.is_empty() { Version::value_variants() } else { &args.kernels[..] };
-    let machines = Machines::fetch(workspace, versions)?;
+    let mut machines = Machines::fetch(workspace, versions)?;
     let prepared = prepare(workspace, &args.scenario)?;
+    if prepared.modules.contains(&module::NAME) {
+        machines.build_module(workspace)?;
+    }
     machines.run(&prepared, Duration::from_secs(args.deadline)).map(drop)
 }
 
@@ -132,6 +145,11 @@ fn prepare(workspace: &Workspace, scenario: &Scenario) -> Result<Prepared> {
                 prepared.command.extend(["/bin/ibarr", "run"].map(str::to_owned));
             }
             prepared.command.extend(foreign(daemon, &mut prepared.programs)?);
+        }
+        Scenario::Ibtun { records } => {
+            prepared.name = "ibtun";
+            prepared.modules = &["ib_umad", "ib_uverbs", "ib_ipoib", "rdma_ucm", module::NAME];
+            prepared.command.extend(["ibtun".to_owned(), records.to_string()]);
         }
         Scenario::Bpf => {
             let arguments = ["--no-run", "--package", "ibarr-testbed", "--test", "bpf"];

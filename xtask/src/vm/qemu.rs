@@ -71,7 +71,8 @@ impl Guest<'_> {
     fn command(&self, path: &OsStr) -> Command {
         let console = format!("file:{}", self.console.display().to_string().replace(',', ",,"));
         let append = format!(
-            "console=ttyS0 loglevel=5 panic=-1 rdinit={} nokaslr mitigations=off random.trust_cpu=on",
+            "console=ttyS0 loglevel=5 panic=-1 rdinit={} nokaslr mitigations=off random.trust_cpu=on \
+             log_buf_len=16M",
             self.init
         );
         let mut command = Command::new("timeout");

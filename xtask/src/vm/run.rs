@@ -57,6 +57,11 @@ impl Machines {
         Ok(Self { toolbox, kernels: kernels.collect::<Result<_>>()?, directory, _lock: lock })
     }
 
+    /// Builds our own module for each kernel.
+    pub(super) fn build_module(&mut self, workspace: &Workspace) -> Result<()> {
+        self.kernels.iter_mut().try_for_each(|(_, kernel)| kernel.build_module(workspace))
+    }
+
     /// Runs a scenario on each kernel. Gives how many claims were made, all of which hold.
     pub(super) fn run(&self, prepared: &Prepared, deadline: Duration) -> Result<usize> {
         let mut passed = 0;

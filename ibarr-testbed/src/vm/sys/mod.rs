@@ -2,6 +2,7 @@
 
 //! System calls that nothing safe wraps.
 
+pub(crate) mod ibtun;
 pub(crate) mod rdma_cm;
 pub(crate) mod scheduler;
 pub(crate) mod tun;

@@ -1,0 +1,82 @@
+// SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
+
+//! What the kernel has said, and whether all is well with it.
+
+use std::fs::{self, OpenOptions};
+use std::io::{self, Read as _};
+use std::os::unix::fs::OpenOptionsExt as _;
+
+use anyhow::{Context as _, Result, bail, ensure};
+use nix::libc;
+
+/// Warnings that are no fault of what we test, as two parts of the line. On 6.1, rdmavt copies a
+/// request into a union by the name of its first member, which that kernel's checks take for an
+/// overrun (`rvt_post_one_wr` of drivers/infiniband/sw/rdmavt/qp.c).
+const EXCUSED: [(&str, &str); 1] = [("rdmavt/qp.c:", "rvt_post_send+")];
+
+/// Lines of the kernel's log.
+///
+/// # Errors
+/// Some were lost.
+pub(crate) fn lines() -> Result<Vec<String>> {
+    let mut options = OpenOptions::new();
+    let file = options.read(true).custom_flags(libc::O_NONBLOCK).open("/dev/kmsg");
+    let mut file = file.context("/dev/kmsg")?;
+    let (mut lines, mut buffer) = (Vec::new(), [0; 8192]);
+    loop {
+        match file.read(&mut buffer) {
+            Ok(length) => {
+                // Priority, number, time and flags come before the semicolon.
+                let record = String::from_utf8_lossy(&buffer[..length]).into_owned();
+                let (head, text) = record.split_once(';').context("a record without text")?;
+                let number = head.split(',').nth(1).and_then(|number| number.parse().ok());
+                ensure!(number == Some(lines.len()), "the beginning of the log is lost");
+                lines.push(text.lines().next().unwrap_or_default().to_owned());
+            }
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Ok(lines),
+            Err(error) => return Err(error).context("the beginning of the log is lost"),
+        }
+    }
+}
+
+/// A kernel that has warned or worse says so on the console; whatever a command says, that is no
+/// success.
+pub(crate) fn is_sound() -> Result<()> {
+    /// Bits of Documentation/admin-guide/tainted-kernels.rst.
+    const WARNED: u64 = 1 << 9;
+    /// Machine check, bad page, died, soft lockup.
+    const WORSE: u64 = 1 << 4 | 1 << 5 | 1 << 7 | 1 << 14;
+    let file = "/proc/sys/kernel/tainted";
+    let tainted: u64 = fs::read_to_string(file).context(file)?.trim().parse().context(file)?;
+    ensure!(tainted & WORSE == 0, "the kernel complained, {file} is {tainted}");
+    if tainted & WARNED != 0 {
+        let lines = lines().context("the kernel warned, and of what cannot be told")?;
+        if let Some(warning) = unexcused(&lines) {
+            bail!("the kernel warned: {warning}");
+        }
+    }
+    Ok(())
+}
+
+fn unexcused(lines: &[String]) -> Option<&str> {
+    let warnings = lines.iter().filter(|line| line.starts_with("WARNING: "));
+    let is_excused = |line: &str| {
+        EXCUSED.iter().any(|(place, function)| line.contains(place) && line.contains(function))
+    };
+    warnings.map(String::as_str).find(|line| !is_excused(line))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_the_known_warning_is_excused() {
+        let known = "WARNING: CPU: 1 PID: 35 at drivers/infiniband/sw/rdmavt/qp.c:2041 \
+                     rvt_post_send+0x7e6/0x8a0 [rdmavt]";
+        let other = known.replace("rvt_post_send", "rvt_qp_exit");
+        let lines = |lines: &[&str]| lines.iter().map(|&line| line.to_owned()).collect::<Vec<_>>();
+        assert_eq!(unexcused(&lines(&["------------[ cut here ]------------", known])), None);
+        assert_eq!(unexcused(&lines(&[known, &other])), Some(&other[..]));
+    }
+}

@@ -1,0 +1,72 @@
+// SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
+
+//! Builds our kernel module, `ibtun/`, for a kernel of Debian's.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use anyhow::{Context as _, Result, bail};
+
+use crate::process;
+use crate::workspace::Workspace;
+
+/// Its directory in the checkout, and its name.
+pub(super) const NAME: &str = "ibtun";
+
+/// Builds the module with the kernel headers unpacked in `root`. It is made in `target`, from a copy
+/// of the sources: the kernel's build system writes beside them. What has not changed is not built
+/// again.
+pub(super) fn build(workspace: &Workspace, root: &Path, release: &str) -> Result<PathBuf> {
+    let sources = workspace.root().join(NAME);
+    let directory = workspace.target().join("vm").join(format!("{NAME}-{release}"));
+    copy(&sources, &directory)?;
+    let flavour = root.join("usr/src").join(format!("linux-headers-{release}"));
+    let common = common(&root.join("usr/src"))?;
+    let mut make = Command::new("make");
+    // Ours may have been started by a make.
+    make.env_remove("MAKEFLAGS").env_remove("MAKELEVEL");
+    make.arg("--silent").arg("-C").arg(common);
+    // Debian's own Makefile names directories of an installed system.
+    make.arg(format!("O={}", flavour.display())).arg(format!("M={}", directory.display()));
+    // Types are looked up in the kernel, which is not here; debug information would fill the guest.
+    make.args(["modules", "W=1", "KCFLAGS=-g0 -Werror", "CONFIG_DEBUG_INFO_BTF_MODULES="]);
+    process::output(&mut make).with_context(|| {
+        format!("{NAME} for Linux {release} cannot be built (it takes make and gcc 12)")
+    })?;
+    Ok(directory.join(format!("{NAME}.ko")))
+}
+
+/// The headers that all flavours of a kernel share.
+fn common(directory: &Path) -> Result<PathBuf> {
+    let entries = fs::read_dir(directory)
+        .with_context(|| format!("{} is unreadable", directory.display()))?;
+    for entry in entries {
+        let path = entry?.path();
+        let name = path.file_name().unwrap_or_default().to_string_lossy();
+        if name.starts_with("linux-headers-") && name.ends_with("-common") {
+            return Ok(path);
+        }
+    }
+    bail!("{} has no linux-headers-…-common", directory.display())
+}
+
+/// Makes `to` like `from`, without touching what is like it.
+fn copy(from: &Path, to: &Path) -> Result<()> {
+    fs::create_dir_all(to).with_context(|| format!("{} cannot be made", to.display()))?;
+    let entries =
+        fs::read_dir(from).with_context(|| format!("{} is unreadable", from.display()))?;
+    for entry in entries {
+        let source = entry?.path();
+        let target = to.join(source.file_name().context("an entry has a name")?);
+        if source.is_dir() {
+            copy(&source, &target)?;
+            continue;
+        }
+        let content = fs::read(&source).with_context(|| source.display().to_string())?;
+        if fs::read(&target).ok().as_deref() != Some(&content) {
+            fs::write(&target, content).with_context(|| target.display().to_string())?;
+        }
+    }
+    Ok(())
+}
