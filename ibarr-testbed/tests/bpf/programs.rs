@@ -39,10 +39,26 @@ pub(crate) const XDP_TX: u32 = 3;
 impl Programs {
     /// The responder's object for links with headers of `link_header` bytes.
     pub(crate) fn load(link_header: u32) -> Self {
-        let object = object("IBARR_BPF_OBJECT", ibarr_ebpf::OBJECT);
+        Self::load_object(link_header, &object("IBARR_BPF_OBJECT", ibarr_ebpf::OBJECT))
+    }
+
+    /// As [`load`](Self::load), for a kernel on which `bpf_xdp_adjust_tail` always fails.
+    pub(crate) fn load_without_tailroom(link_header: u32) -> Self {
+        const CALL_ADJUST_TAIL: [u8; 8] = [0x85, 0, 0, 0, 65, 0, 0, 0];
+        const RETURN_MINUS_1: [u8; 8] = [0xb7, 0, 0, 0, 0xff, 0xff, 0xff, 0xff];
+        let mut object = object("IBARR_BPF_OBJECT", ibarr_ebpf::OBJECT);
+        for instruction in object.chunks_exact_mut(8) {
+            if instruction == CALL_ADJUST_TAIL {
+                instruction.copy_from_slice(&RETURN_MINUS_1);
+            }
+        }
+        Self::load_object(link_header, &object)
+    }
+
+    fn load_object(link_header: u32, object: &[u8]) -> Self {
         let ebpf = EbpfLoader::new()
             .override_global("LINK_HEADER_LEN", &link_header, true)
-            .load(&object)
+            .load(object)
             .expect("the object loads: system tests need root");
         Self { ebpf }
     }
@@ -100,6 +116,25 @@ impl Programs {
         let result = self.xdp().test_run(options).expect("the kernel takes the frame");
         out.truncate(result.data_size_out as usize);
         Verdict { action: result.return_value, frame: out }
+    }
+
+    /// As [`run_xdp`](Self::run_xdp), of a frame with so little room before it that nothing can be put
+    /// there.
+    pub(crate) fn run_xdp_without_headroom(&mut self, frame: &[u8]) -> Verdict {
+        // Of 256 bytes, 40 are the kernel's own; those are metadata that another program has left.
+        const METADATA: usize = 212;
+        let data_in = [&[0; METADATA], frame].concat();
+        // `struct xdp_md`: where the frame begins and ends.
+        let [begin, end] = [METADATA, data_in.len()].map(|at| u32::try_from(at).unwrap());
+        let ctx = [begin, end, 0, 0, 0, 0].map(u32::to_ne_bytes).concat();
+        let mut out = vec![0; 2048];
+        let mut options = TestRunOptions::new();
+        options.data_in = Some(&data_in);
+        options.ctx_in = Some(&ctx);
+        options.data_out = Some(&mut out);
+        let result = self.xdp().test_run(options).expect("the kernel takes frame and metadata");
+        out.truncate(result.data_size_out as usize);
+        Verdict { action: result.return_value, frame: out.split_off(METADATA) }
     }
 
     /// From now on answers until `end` nanoseconds since boot.

@@ -225,6 +225,37 @@ fn an_element_with_another_key_inside_never_answers() {
 }
 
 #[test]
+fn xdp_makes_room_behind_the_frame_where_there_is_none_before_it() {
+    let mut ipoib = node(24);
+    ipoib.put_route(IfIndex::MIN, ip("10.2.0.0"), 24, Route::ON_LINK);
+    ipoib.put_neighbour(IfIndex::MIN, ip("10.2.0.9"), [7; 20]);
+    for (mut programs, link) in [(node(14), Link::LO), (ipoib, Link::Ipoib)] {
+        let query = Frame { link, ..query() }.bytes();
+        let before = programs.run_xdp(&query);
+        let behind = programs.run_xdp_without_headroom(&query);
+        assert_eq!(behind.action, XDP_TX);
+        assert_eq!(behind, before);
+        assert_eq!(behind.frame.len(), query.len() + 12);
+        frame::read(&behind.frame[link.header_len()..]);
+    }
+}
+
+#[test]
+fn xdp_passes_what_there_is_no_room_for() {
+    for (link_header, link) in [(14, Link::LO), (24, Link::Ipoib)] {
+        let mut programs = of_node(Programs::load_without_tailroom(link_header));
+        programs.put_route(IfIndex::MIN, ip("10.2.0.0"), 24, Route::ON_LINK);
+        programs.put_neighbour(IfIndex::MIN, ip("10.2.0.9"), [7; 20]);
+        let query = Frame { link, ..query() }.bytes();
+        assert_eq!(programs.run_xdp(&query).action, XDP_TX);
+        let verdict = programs.run_xdp_without_headroom(&query);
+        assert_eq!((verdict.action, verdict.frame), (XDP_PASS, query));
+        let counters = programs.counters(Program::Xdp);
+        assert_eq!(nonzero(&counters), [("answered", 1), ("no_room", 1)]);
+    }
+}
+
+#[test]
 fn xdp_on_ipoib_sends_to_the_neighbour_that_the_maps_name() {
     let hwaddr =
         |last| [0x80, 0, 1, 0x40, 0xfe, 0x80, 0, 0, 0, 0, 0, 0, 0, 2, 0xc9, 3, 0, 0, 0, last];
@@ -255,7 +286,10 @@ fn xdp_on_ipoib_sends_to_the_neighbour_that_the_maps_name() {
 
 /// A node with addresses of both families, answering on `lo`.
 fn node(link_header: u32) -> Programs {
-    let mut programs = Programs::load(link_header);
+    of_node(Programs::load(link_header))
+}
+
+fn of_node(mut programs: Programs) -> Programs {
     programs.lease_until(u64::MAX, 0);
     let switches = Interface::ANSWER_IPV4 | Interface::ANSWER_IPV6;
     programs.put_interface(IfIndex::MIN, Interface { switches, hwaddr: [0; 20] });
