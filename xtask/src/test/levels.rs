@@ -78,6 +78,13 @@ pub(super) const LEVELS: &[Level] = &[
         budget: Duration::from_mins(2),
         run: bpf_in_vm,
     },
+    Level {
+        name: "vm-responder",
+        what: "the daemon and its BPF programs on Debian 12's kernel, from start to detach",
+        fast: false,
+        budget: Duration::from_mins(5),
+        run: responder_in_vm,
+    },
 ];
 
 /// The levels that `names` ask for, in the order of the table.
@@ -98,7 +105,7 @@ pub(super) fn choose(names: &[String]) -> Result<Vec<&'static Level>> {
 pub(super) fn help() -> String {
     let lines = LEVELS.iter().map(|level| {
         let fast = if level.fast { " (fast)" } else { "" };
-        format!("  {:<6} {}{fast}", level.name, level.what)
+        format!("  {:<12} {}{fast}", level.name, level.what)
     });
     format!("Levels:\n{}", lines.collect::<Vec<_>>().join("\n"))
 }
@@ -192,6 +199,10 @@ fn demo(bench: &Bench<'_>) -> Result<Outcome> {
 
 fn virtual_machines(bench: &Bench<'_>) -> Result<Outcome> {
     proved(vm::prove(bench.workspace))
+}
+
+fn responder_in_vm(bench: &Bench<'_>) -> Result<Outcome> {
+    proved(vm::prove_responder(bench.workspace))
 }
 
 fn bpf_in_vm(bench: &Bench<'_>) -> Result<Outcome> {

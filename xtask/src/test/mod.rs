@@ -110,7 +110,7 @@ impl Report {
             budget if *took > budget => format!(" (budget: {} s)", budget.as_secs()),
             _ => String::new(),
         };
-        format!("{:<6} {:>4} s{over}  {result}", level.name, took.as_secs())
+        format!("{:<12} {:>4} s{over}  {result}", level.name, took.as_secs())
     }
 }
 

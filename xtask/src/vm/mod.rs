@@ -35,13 +35,16 @@ pub(crate) struct Args {
     /// Which kernel, may be repeated [default: all]
     #[arg(long = "kernel", value_name = "VERSION", global = true)]
     kernels: Vec<Version>,
-    /// When a guest that has not ended is killed
-    #[arg(long, value_name = "SECONDS", default_value_t = DEADLINE.as_secs(), global = true)]
-    deadline: u64,
+    /// When a guest that has not ended is killed [default: 180, and 1800 for `responder`]
+    #[arg(long, value_name = "SECONDS", global = true)]
+    deadline: Option<u64>,
 }
 
-/// Ten times what the longest scenario takes on a machine that has nothing else to do.
+/// Ten times what the longest scenario but one takes on a machine that has nothing else to do.
 const DEADLINE: Duration = Duration::from_mins(3);
+
+/// Of that one: daemons are started a few hundred times.
+const LONG_DEADLINE: Duration = Duration::from_mins(30);
 
 #[derive(Subcommand)]
 enum Scenario {
@@ -69,6 +72,9 @@ enum Scenario {
         /// Only tests whose names hold this
         #[arg(default_value = "responder::")]
         tests: String,
+        /// How often a daemon is replaced under load, for each kind of program
+        #[arg(long, default_value_t = 50, value_name = "TIMES")]
+        rounds: u32,
     },
     /// Run a statically linked program of yours, as root, with NETLINK_RDMA, veth, TUN and tc
     Exec {
@@ -95,7 +101,12 @@ pub(crate) fn run(workspace: &Workspace, args: &Args) -> Result<()> {
     if prepared.modules.contains(&module::NAME) {
         machines.build_module(workspace)?;
     }
-    machines.run(&prepared, Duration::from_secs(args.deadline)).map(drop)
+    let deadline = match (args.deadline, &args.scenario) {
+        (Some(seconds), _) => Duration::from_secs(seconds),
+        (None, Scenario::Responder { .. }) => LONG_DEADLINE,
+        (None, _) => DEADLINE,
+    };
+    machines.run(&prepared, deadline).map(drop)
 }
 
 /// What `test` proves here: every scenario that reports, on every kernel. Gives how many claims
@@ -116,6 +127,14 @@ pub(crate) fn prove(workspace: &Workspace) -> Result<Result<usize>> {
 pub(crate) fn prove_bpf(workspace: &Workspace) -> Result<Result<usize>> {
     let machines = Machines::fetch(workspace, &[Version::V6_1])?;
     Ok(prepare(workspace, &Scenario::Bpf).and_then(|prepared| machines.run(&prepared, DEADLINE)))
+}
+
+/// As [`prove`], for the life of the responder, on the oldest kernel, with fewer rounds.
+pub(crate) fn prove_responder(workspace: &Workspace) -> Result<Result<usize>> {
+    let machines = Machines::fetch(workspace, &[Version::V6_1])?;
+    let scenario = Scenario::Responder { tests: "responder::".to_owned(), rounds: 4 };
+    Ok(prepare(workspace, &scenario)
+        .and_then(|prepared| machines.run(&prepared, Duration::from_mins(10))))
 }
 
 fn prepare(workspace: &Workspace, scenario: &Scenario) -> Result<Prepared> {
@@ -166,7 +185,7 @@ fn prepare(workspace: &Workspace, scenario: &Scenario) -> Result<Prepared> {
                 prepared.command.extend(["--skip", test].map(str::to_owned));
             }
         }
-        Scenario::Responder { tests: filter } => {
+        Scenario::Responder { tests: filter, rounds } => {
             let arguments = ["--no-run", "--package", "ibarr-testbed", "--test", "system"];
             let tests = image::build(workspace, "test", &arguments)?;
             let is_it = |artifact: &&Artifact| artifact.is_test && artifact.target == "system";
@@ -189,7 +208,8 @@ fn prepare(workspace: &Workspace, scenario: &Scenario) -> Result<Prepared> {
             prepared.programs.extend(libraries::program(Path::new("/"), "setpriv")?);
             prepared.programs.sort_by(|a, b| a.path.cmp(&b.path));
             prepared.programs.dedup_by(|a, b| a.path == b.path);
-            let command = ["IBARR_UNDER_TEST=ibarr", "/bin/system", filter];
+            let rounds = format!("IBARR_TEST_ROUNDS={rounds}");
+            let command = ["IBARR_UNDER_TEST=ibarr", &rounds, "/bin/system", filter];
             prepared.command = command.map(str::to_owned).to_vec();
         }
         Scenario::Exec { command } => {
