@@ -39,6 +39,30 @@ fn nothing_is_answered_when_the_lease_is_over() {
 }
 
 #[test]
+fn a_stopped_daemon_is_answered_for_until_its_lease_ends_and_no_longer() {
+    for target in [V4, V6] {
+        let mut rig = Rig::new();
+        rig.start("lease = \"2s\"");
+        let mut asker = socket(target);
+        asker.ask_all(1);
+        rig.signal(Signal::SIGSTOP);
+        let (mut answered, mut lost) = (0, 0);
+        while lost < 50 {
+            let is_over = lease_over(&rig) > 0;
+            if asker.ask(Duration::from_millis(if is_over { 5 } else { 1000 })) {
+                assert!(!is_over, "{answered} answered, {lost} not, and then one");
+                answered += 1;
+            } else {
+                lost += 1;
+                assert_eq!(lease_over(&rig), lost, "not lost by the end of the lease");
+            }
+        }
+        assert!(answered > 100, "{answered}");
+        rig.signal(Signal::SIGCONT);
+    }
+}
+
+#[test]
 fn what_comes_after_the_lease_is_answered_by_the_daemon_when_it_wakes() {
     let mut rig = Rig::new();
     rig.start("lease = \"1s\"");
