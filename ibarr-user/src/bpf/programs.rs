@@ -117,12 +117,13 @@ impl Programs {
 
 /// Keeps the log of the verifier, which may be long, in a file.
 fn refused(name: &'static str, error: ProgramError, verifier_log: &Path) -> Error {
-    let ProgramError::LoadError { verifier_log: log, .. } = &error else {
-        return Error::load(Box::new(error));
+    let (io_error, log) = match error {
+        ProgramError::LoadError { io_error, verifier_log: log } => (io_error, log.to_string()),
+        error => return Error::load(Box::new(error)),
     };
-    let log = log.to_string();
-    if log.trim().is_empty() {
-        return Error::load(Box::new(error));
+    // To whom it gives less credit, the verifier says what it thinks of the program.
+    if log.trim().is_empty() || lacks_perfmon() {
+        return Error::load(Box::new(io_error));
     }
     let kept = match fs::write(verifier_log, &log) {
         Ok(()) => format!("its log is in {}", verifier_log.display()),
@@ -142,4 +143,14 @@ fn refused(name: &'static str, error: ProgramError, verifier_log: &Path) -> Erro
         return Error::TooOld { program: name, reason };
     }
     Error::Verifier { program: name, reason, kept }
+}
+
+/// As far as this can be found out.
+fn lacks_perfmon() -> bool {
+    /// Of include/uapi/linux/capability.h; the first stands for all.
+    const SYS_ADMIN_OR_PERFMON: u64 = 1 << 21 | 1 << 38;
+    let status = fs::read_to_string("/proc/thread-self/status").unwrap_or_default();
+    let effective = status.lines().find_map(|line| line.strip_prefix("CapEff:"));
+    let effective = effective.and_then(|bits| u64::from_str_radix(bits.trim(), 16).ok());
+    effective.is_some_and(|bits| bits & SYS_ADMIN_OR_PERFMON == 0)
 }

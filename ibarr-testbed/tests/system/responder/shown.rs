@@ -79,25 +79,39 @@ fn the_kernel_s_cache_is_shown_as_bpftool_dumps_it() {
 
 #[test]
 fn without_the_rights_the_daemon_answers_and_says_why() {
-    let mut rig = Rig::new();
-    let before = tree(&rig.bpffs());
-    let mut command = Command::new("setpriv");
-    let less = "-bpf,-sys_admin,-perfmon,-net_admin";
-    command.args(["--bounding-set", less, "--inh-caps", less, "--"]).arg(ibarr());
-    rig.configure("");
-    rig.spawn(command);
-    answered_in_user_space(&rig, "run as root, or with CAP_BPF, CAP_NET_ADMIN and CAP_PERFMON");
-    assert_eq!(tree(&rig.bpffs()), before, "what was begun is undone");
+    for missing in ["-bpf", "-perfmon", "-net_admin", "-bpf,-perfmon,-net_admin"] {
+        let mut rig = Rig::new();
+        let before = tree(&rig.bpffs());
+        rig.configure("");
+        // This one stands for all of them.
+        rig.spawn(with_capabilities(&format!("{missing},-sys_admin")));
+        answered_in_user_space(&rig, "run as root, or with CAP_BPF, CAP_NET_ADMIN and CAP_PERFMON");
+        assert_eq!(tree(&rig.bpffs()), before, "what was begun is undone");
+    }
+}
+
+#[test]
+fn three_capabilities_are_enough() {
+    for (responder, hook) in kinds() {
+        let mut rig = Rig::new();
+        rig.configure(&format!("responder = \"{responder}\""));
+        for _ in 0..2 {
+            rig.spawn(with_capabilities("-all,+bpf,+perfmon,+net_admin"));
+            assert_eq!(rig.status_of("eth0")["responder"], hook, "{}", rig.log());
+            let before = rig.answered_in_kernel();
+            socket(V4).ask_all(10);
+            assert_eq!(rig.answered_in_kernel(), before + 10);
+            rig.end(Signal::SIGTERM);
+        }
+    }
 }
 
 #[test]
 fn without_a_bpffs_the_daemon_answers_and_says_why() {
     let mut rig = Rig::new();
-    let mut command = Command::new("setpriv");
-    command.args(["--bounding-set", "-sys_admin", "--inh-caps", "-sys_admin", "--"]).arg(ibarr());
     rig.configure("");
     nix::mount::umount(&rig.bpffs()).unwrap();
-    rig.spawn(command);
+    rig.spawn(with_capabilities("-sys_admin"));
     answered_in_user_space(&rig, "is not on a bpffs; as root: mount -t bpf bpf");
 }
 
@@ -170,11 +184,21 @@ fn while_programs_are_loaded_the_daemon_answers_and_says_so() {
     let mut rig = Rig::new();
     let pipe = rig.machine.directory().join("object.pipe");
     nix::unistd::mkfifo(&pipe, Mode::S_IRWXU).unwrap();
-    let mut command = Command::new(ibarr());
-    command.env("IBARR_BPF_OBJECT", &pipe);
+    let launch = |rig: &mut Rig| {
+        let mut command = Command::new(ibarr());
+        command.env("IBARR_BPF_OBJECT", &pipe);
+        let launched = rig.launch(command);
+        rig.eventually("the daemon answers", || socket(V4).ask(Duration::from_millis(50)));
+        launched
+    };
     rig.configure("");
-    let launched = rig.launch(command);
-    rig.eventually("the daemon answers", || socket(V4).ask(Duration::from_millis(50)));
+    let before = tree(&rig.bpffs());
+    launch(&mut rig);
+    // It ends without waiting for that.
+    rig.end(Signal::SIGTERM);
+    assert_eq!(tree(&rig.bpffs()), before);
+
+    let launched = launch(&mut rig);
     for target in [V4, V6] {
         socket(target).ask_all(100);
     }
@@ -188,6 +212,13 @@ fn while_programs_are_loaded_the_daemon_answers_and_says_so() {
     let before = rig.answered_in_kernel();
     socket(V4).ask_all(100);
     assert_eq!(rig.answered_in_kernel(), before + 100);
+}
+
+/// A daemon of root's with some capabilities.
+fn with_capabilities(change: &str) -> Command {
+    let mut command = Command::new("setpriv");
+    command.args(["--bounding-set", change, "--inh-caps", change, "--"]).arg(ibarr());
+    command
 }
 
 fn start_with(rig: &mut Rig, object: &[u8]) {
