@@ -4,18 +4,18 @@
 //! only what the server would answer, with the same payload, and the guard drops only what the
 //! server would. Everything else is passed on to it.
 
+use ibarr_common::IfIndex;
 use ibarr_common::map::{AllowPrefix, GidEntry, GidKey, Interface, Reason, ResponderCfg};
-use ibarr_common::{IfIndex, Instant};
 
 use crate::packet::{Checksum, QueryPacket, Sum};
 
 /// What a program can find out about this node.
 pub trait Node {
-    /// The time.
-    fn now(&self) -> Instant;
-
     /// The one element of `responder_cfg`.
     fn cfg(&self) -> ResponderCfg;
+
+    /// Whether the lease of `cfg` is not over yet, or has been for less than a tick of the kernel.
+    fn is_leased(&self, cfg: &ResponderCfg) -> bool;
 
     /// Element of `interfaces`.
     fn interface(&self, ifindex: IfIndex) -> Option<Interface>;
@@ -24,7 +24,7 @@ pub trait Node {
     fn allows(&self, address: &AllowPrefix) -> bool;
 
     /// Whether `gid_cache` has an element.
-    fn has_entry(&self, key: &GidKey) -> bool;
+    fn is_ours(&self, key: &GidKey) -> bool;
 
     /// A copy of an element of `gid_cache`.
     fn entry(&self, key: &GidKey) -> Option<GidEntry>;
@@ -54,7 +54,7 @@ pub fn answer<Q: QueryPacket>(
     packet: &Q,
 ) -> Result<Q::Reply, Reason> {
     let cfg = node.cfg();
-    if !cfg.is_leased(node.now()) {
+    if !node.is_leased(&cfg) {
         return Err(Reason::LeaseOver);
     }
     let interface = node.interface(ingress.ifindex()).ok_or(Reason::InterfaceOff)?;
@@ -117,7 +117,7 @@ pub struct Source {
 #[inline]
 pub fn guard(node: &impl Node, datagram: &impl Datagram) -> Result<(), Reason> {
     let cfg = node.cfg();
-    if !cfg.is_leased(node.now()) {
+    if !node.is_leased(&cfg) {
         return Ok(());
     }
     if !datagram.is_query() {
@@ -134,7 +134,7 @@ pub fn guard(node: &impl Node, datagram: &impl Datagram) -> Result<(), Reason> {
 #[inline]
 fn check_source(node: &impl Node, cfg: &ResponderCfg, source: &GidKey) -> Result<(), Reason> {
     // An address of ours as source comes from a liar or by a loop.
-    if node.has_entry(source) {
+    if node.is_ours(source) {
         return Err(Reason::Source);
     }
     if cfg.restricts() && !node.allows(&AllowPrefix { address: source.address }) {

@@ -5,6 +5,7 @@
 //! | map | kind | key | value | read by programs |
 //! |---|---|---|---|---|
 //! | [`GID_CACHE`] | hash | [`GidKey`] | [`GidEntry`] | yes: what is answered |
+//! | [`OWN_BITS`] | array | [`OwnBit::word`] | `u64` | yes: is the source one of [`GID_CACHE`]? |
 //! | [`LEARNED_GIDS`] | hash | [`GidKey`] | [`LearnedGid`] | no: for people and warm restarts |
 //! | [`INTERFACES`] | hash | ifindex, `u32` | [`Interface`] | yes |
 //! | [`ALLOW`] | LPM trie | bits, `u32`; [`AllowPrefix`] | [`Allow`] | yes, with [`ResponderCfg::RESTRICT`] |
@@ -19,21 +20,25 @@
 
 mod counters;
 mod gid;
+mod own;
 mod responder;
 
 use core::net::{IpAddr, Ipv6Addr};
 
 pub use counters::{Counters, Program, Reason};
 pub use gid::{GidEntry, GidKey, LearnedGid, Origin};
+pub use own::OwnBit;
 pub use responder::{
     Allow, AllowPrefix, Interface, Neighbour, NeighbourKey, ResponderCfg, Route, RoutePrefix,
 };
 
 /// Version of everything in this module. Pins live in a directory named for it.
-pub const ABI_VERSION: u32 = 1;
+pub const ABI_VERSION: u32 = 2;
 
 /// See [`GidEntry`].
 pub const GID_CACHE: &str = "gid_cache";
+/// See [`OwnBit`].
+pub const OWN_BITS: &str = "own_bits";
 /// See [`LearnedGid`].
 pub const LEARNED_GIDS: &str = "learned_gids";
 /// See [`Interface`].
@@ -50,13 +55,24 @@ pub const RESPONDER_CFG: &str = "responder_cfg";
 pub const COUNTERS: &str = "counters";
 
 /// Every map. The kernel cuts names at 15 bytes.
-pub const NAMES: [&str; 8] =
-    [GID_CACHE, LEARNED_GIDS, INTERFACES, ALLOW, NEIGHBOURS, ROUTES, RESPONDER_CFG, COUNTERS];
+pub const NAMES: [&str; 9] = [
+    GID_CACHE,
+    OWN_BITS,
+    LEARNED_GIDS,
+    INTERFACES,
+    ALLOW,
+    NEIGHBOURS,
+    ROUTES,
+    RESPONDER_CFG,
+    COUNTERS,
+];
 
 /// How many entries each map holds at most.
 pub mod max_entries {
     /// Of [`super::GID_CACHE`]. Entries take memory only when they are there.
     pub const GID_CACHE: usize = 1 << 17;
+    /// Of [`super::OWN_BITS`].
+    pub const OWN_BITS: usize = (super::OwnBit::COUNT / u64::BITS) as usize;
     /// Of [`super::LEARNED_GIDS`].
     pub const LEARNED_GIDS: usize = 1 << 16;
     /// Of [`super::INTERFACES`].

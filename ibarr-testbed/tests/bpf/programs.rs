@@ -13,7 +13,7 @@ use ibarr_common::IfIndex;
 use ibarr_common::ib::Gid;
 use ibarr_common::map::{
     self, Allow, AllowPrefix, Counters, GidEntry, GidKey, Interface, Neighbour, NeighbourKey,
-    Origin, Program, Reason, ResponderCfg, Route, RoutePrefix,
+    Origin, OwnBit, Program, Reason, ResponderCfg, Route, RoutePrefix,
 };
 
 pub(crate) struct Programs {
@@ -158,6 +158,10 @@ impl Programs {
     }
 
     pub(crate) fn put_entry(&mut self, key: GidKey, entry: GidEntry) {
+        let bit = OwnBit::of(&key);
+        let mut own_bits: Array<_, u64> = self.map(map::OWN_BITS);
+        let word = own_bits.get(&bit.word(), 0).expect("readable");
+        own_bits.set(bit.word(), word | bit.mask(), 0).expect("writable");
         let key: [u8; size_of::<GidKey>()] = zerocopy::transmute!(key);
         let entry: [u8; size_of::<GidEntry>()] = zerocopy::transmute!(entry);
         self.gid_cache().insert(key, entry, 0).expect("writable");

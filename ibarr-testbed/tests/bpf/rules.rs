@@ -2,12 +2,16 @@
 
 //! Each rule alone, and the counter that says it was applied.
 
-use std::net::IpAddr;
+use std::net::{IpAddr, Ipv4Addr};
+use std::time::Duration;
 
 use ibarr_common::IfIndex;
 use ibarr_common::ib::Gid;
-use ibarr_common::map::{GidEntry, GidKey, Interface, Origin, Program, ResponderCfg, Route};
+use ibarr_common::map::{
+    GidEntry, GidKey, Interface, Origin, OwnBit, Program, ResponderCfg, Route,
+};
 use ibarr_common::wire::ip2gid::{MsgId, Query, Reply, Version};
+use ibarr_user::sys::clock;
 
 use crate::frame::{self, Frame, Link};
 use crate::programs::{Programs, TC_NEXT, TC_REDIRECT, XDP_PASS, XDP_TX, nonzero};
@@ -43,6 +47,28 @@ fn nothing_is_answered_before_the_first_lease_or_after_its_end() {
     assert_passed(&mut programs, &query(), "lease_over");
     programs.lease_until(u64::MAX, 0);
     assert_answered(&mut programs, &query());
+    // The clock is read once a tick, but never for another end.
+    programs.lease_until(1000, 0);
+    assert_passed(&mut programs, &query(), "lease_over");
+}
+
+#[test]
+fn a_lease_ends_while_queries_come_and_stays_ended() {
+    let mut programs = node(14);
+    let end = clock::now() + Duration::from_millis(500);
+    programs.lease_until(end.as_nanos(), 0);
+    let mut answered = 0;
+    while programs.run_tc(&query().bytes()).action == TC_REDIRECT {
+        answered += 1;
+    }
+    assert!(answered > 0, "the machine stood still for half a second");
+    for _ in 0..1000 {
+        assert_eq!(programs.run_tc(&query().bytes()).action, TC_NEXT);
+    }
+    assert_eq!(
+        nonzero(&programs.counters(Program::Tc)),
+        [("answered", answered), ("lease_over", 1001)]
+    );
 }
 
 #[test]
@@ -172,6 +198,15 @@ fn only_a_decent_source_is_answered() {
         assert_passed(&mut node(14), &Frame { source, ..query_ipv6() }, "source");
     }
     assert_passed(&mut node(14), &Frame { source_port: 0, ..query() }, "source");
+}
+
+#[test]
+fn a_source_is_not_taken_for_the_address_of_ours_that_has_its_bit() {
+    let bit = |address| OwnBit::of(&GidKey::new(address, IfIndex::MIN));
+    let others = (0..).map(|number| IpAddr::from(Ipv4Addr::from_bits(0x0b00_0000 + number)));
+    let ours = ip("10.2.0.5");
+    let source = others.into_iter().find(|&other| bit(other) == bit(ours)).unwrap();
+    assert_answered(&mut node(14), &Frame { source, ..query() });
 }
 
 #[test]

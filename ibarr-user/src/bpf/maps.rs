@@ -11,11 +11,13 @@ use ibarr_common::map::{
 use thiserror::Error;
 
 use super::kernel::{AllowKey, Held, Kernel, MapUpdate};
+use super::own::Own;
 use super::plain::MapValue;
 
 /// The pinned maps, each with the types of its keys and values.
 pub(super) struct Maps {
     gid_cache: HashMap<MapData, MapValue<GidKey>, MapValue<GidEntry>>,
+    own: Own<Array<MapData, u64>>,
     interfaces: HashMap<MapData, u32, MapValue<Interface>>,
     allow: LpmTrie<MapData, MapValue<AllowPrefix>, MapValue<Allow>>,
     cfg: Array<MapData, MapValue<ResponderCfg>>,
@@ -68,6 +70,7 @@ impl Maps {
         }
         Ok(Self {
             gid_cache: open(dir, map::GID_CACHE, Map::HashMap)?,
+            own: Own::new(open(dir, map::OWN_BITS, Map::Array)?),
             interfaces: open(dir, map::INTERFACES, Map::HashMap)?,
             allow: open(dir, map::ALLOW, Map::LpmTrie)?,
             cfg: open(dir, map::RESPONDER_CFG, Map::Array)?,
@@ -75,10 +78,23 @@ impl Maps {
         })
     }
 
+    /// To be called before anything is written: the bits of what another daemon has left.
+    pub(super) fn take_over(&mut self) -> Result<(), Error> {
+        for key in self.gid_cache.keys() {
+            let key = key.map_err(|source| Error { name: map::GID_CACHE, source })?;
+            self.own.add(&key.0).map_err(|source| Error { name: map::OWN_BITS, source })?;
+        }
+        Ok(())
+    }
+
     /// Removing what is not there is no error.
     fn write(&mut self, update: &MapUpdate) -> Result<(), Error> {
         let any = 0;
         let lpm = |key: AllowKey| Key::new(key.bits, MapValue(key.prefix));
+        let own = |source| Error { name: map::OWN_BITS, source };
+        if let MapUpdate::Address(entry) = update {
+            self.own.add(&entry.key).map_err(own)?;
+        }
         let (name, result) = match *update {
             MapUpdate::Address(entry) => {
                 (map::GID_CACHE, self.gid_cache.insert(MapValue(entry.key), MapValue(entry), any))
@@ -98,7 +114,11 @@ impl Maps {
             MapUpdate::NoAllow(key) => (map::ALLOW, absent(self.allow.remove(&lpm(key)))),
             MapUpdate::Cfg(cfg) => (map::RESPONDER_CFG, self.cfg.set(0, MapValue(cfg), any)),
         };
-        result.map_err(|source| Error { name, source })
+        result.map_err(|source| Error { name, source })?;
+        if let MapUpdate::NoAddress(key) = update {
+            self.own.remove(key).map_err(own)?;
+        }
+        Ok(())
     }
 
     fn keys(&self) -> Result<Held, Error> {

@@ -11,6 +11,7 @@ mod hooks;
 mod kernel;
 mod maps;
 mod netlink;
+mod own;
 mod pins;
 mod plain;
 mod programs;

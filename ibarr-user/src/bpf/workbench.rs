@@ -153,7 +153,9 @@ impl Workbench {
             .and_then(|()| {
                 let verifier_log = options.verifier_log.clone();
                 let mut programs = Programs::new(object, layout.clone(), verifier_log)?;
-                maps_are_there(Box::new(Maps::open(&layout)?));
+                let mut maps = Maps::open(&layout)?;
+                maps.take_over()?;
+                maps_are_there(Box::new(maps));
                 programs.verify()?;
                 Ok(programs)
             });

@@ -2,13 +2,15 @@
 
 //! The maps, and [`Node`] as they show it.
 
+use core::cell::UnsafeCell;
+
 use aya_ebpf::btf_maps::lpm_trie::Key;
 use aya_ebpf::btf_maps::{Array, HashMap, LpmTrie, PerCpuArray};
-use aya_ebpf::helpers::bpf_ktime_get_boot_ns;
+use aya_ebpf::helpers::{bpf_jiffies64, bpf_ktime_get_boot_ns};
 use aya_ebpf::macros::btf_map;
 use ibarr_common::map::{
     Allow, AllowPrefix, Counters, GidEntry, GidKey, Interface, LearnedGid, Neighbour, NeighbourKey,
-    Program, Reason, ResponderCfg, Route, RoutePrefix, max_entries,
+    OwnBit, Program, Reason, ResponderCfg, Route, RoutePrefix, max_entries,
 };
 use ibarr_common::{IfIndex, Instant};
 use ibarr_ebpf::decide::Node;
@@ -19,6 +21,9 @@ const NO_PREALLOC: usize = 1;
 #[btf_map(name = "gid_cache")]
 static GID_CACHE: HashMap<GidKey, GidEntry, { max_entries::GID_CACHE }, NO_PREALLOC> =
     HashMap::new();
+
+#[btf_map(name = "own_bits")]
+static OWN_BITS: Array<u64, { max_entries::OWN_BITS }> = Array::new();
 
 /// No program reads it. It is here so that it is created, typed and pinned like the others.
 #[btf_map(name = "learned_gids")]
@@ -45,19 +50,65 @@ static RESPONDER_CFG: Array<ResponderCfg, { max_entries::RESPONDER_CFG }> = Arra
 #[btf_map(name = "counters")]
 static COUNTERS: PerCpuArray<Counters, { max_entries::COUNTERS }> = PerCpuArray::new();
 
+/// What the clock said last: it costs as much as two look-ups, a tick is read like a variable.
+///
+/// Both fields together may be of two writers. Whoever reads that has read another end from the
+/// map, unless the daemon has just renewed the lease.
+struct Leased {
+    /// An end of the lease,
+    end: Word,
+    /// and the tick of the kernel in which it was yet to come.
+    tick: Word,
+}
+
+#[unsafe(no_mangle)]
+static LEASED: Leased = Leased { end: Word::ZERO, tick: Word::ZERO };
+
+/// Read and written as a whole by any CPU. Not an atomic: LLVM makes no BPF code of a relaxed one.
+struct Word(UnsafeCell<u64>);
+
+// SAFETY: the kernel's memory model knows no data races between whole words.
+unsafe impl Sync for Word {}
+
+impl Word {
+    const ZERO: Self = Self(UnsafeCell::new(0));
+
+    #[inline]
+    fn read(&self) -> u64 {
+        // SAFETY: aligned and alive. Volatile: others write to it.
+        unsafe { self.0.get().read_volatile() }
+    }
+
+    #[inline]
+    fn write(&self, value: u64) {
+        // SAFETY: as above.
+        unsafe { self.0.get().write_volatile(value) }
+    }
+}
+
 /// This node, as the daemon describes it in the maps.
 pub(crate) struct Maps;
 
 impl Node for Maps {
     #[inline]
-    fn now(&self) -> Instant {
-        // SAFETY: the helper takes nothing and has no effect.
-        Instant::from_nanos(unsafe { bpf_ktime_get_boot_ns() })
+    fn cfg(&self) -> ResponderCfg {
+        RESPONDER_CFG.get(0).copied().unwrap_or_default()
     }
 
     #[inline]
-    fn cfg(&self) -> ResponderCfg {
-        RESPONDER_CFG.get(0).copied().unwrap_or_default()
+    fn is_leased(&self, cfg: &ResponderCfg) -> bool {
+        // SAFETY: the helper takes nothing and has no effect.
+        let tick = unsafe { bpf_jiffies64() };
+        if LEASED.tick.read() == tick && LEASED.end.read() == cfg.lease_end {
+            return true;
+        }
+        // SAFETY: as above.
+        let is_leased = cfg.is_leased(Instant::from_nanos(unsafe { bpf_ktime_get_boot_ns() }));
+        if is_leased {
+            LEASED.end.write(cfg.lease_end);
+            LEASED.tick.write(tick);
+        }
+        is_leased
     }
 
     #[inline]
@@ -75,9 +126,12 @@ impl Node for Maps {
         ALLOW.get(&Key::new(AllowPrefix::BITS, *address)).is_some()
     }
 
+    /// Hardly ever goes on to the cache: see [`OwnBit`].
     #[inline]
-    fn has_entry(&self, key: &GidKey) -> bool {
-        GID_CACHE.get_ptr(key).is_some()
+    fn is_ours(&self, key: &GidKey) -> bool {
+        let bit = OwnBit::of(key);
+        let is_set = |word: &u64| word & bit.mask() != 0;
+        OWN_BITS.get(bit.word()).is_none_or(is_set) && GID_CACHE.get_ptr(key).is_some()
     }
 
     #[inline]

@@ -13,7 +13,7 @@ use aya::{Ebpf, TestRun as _};
 use ibarr_common::IfIndex;
 use ibarr_common::ib::Gid;
 use ibarr_common::map::{
-    self, Counters, GidEntry, GidKey, Interface, Origin, Program, Reason, ResponderCfg,
+    self, Counters, GidEntry, GidKey, Interface, Origin, OwnBit, Program, Reason, ResponderCfg,
 };
 use rand_chacha::ChaCha20Rng;
 use rand_core::{Rng, SeedableRng};
@@ -121,6 +121,13 @@ fn fill(responder: &mut Ebpf, entries: u32) -> Result<()> {
         let key: [u8; size_of::<GidKey>()] = zerocopy::transmute!(key);
         let entry: [u8; size_of::<GidEntry>()] = zerocopy::transmute!(entry);
         gids.insert(key, entry, 0)?;
+    }
+    let map = responder.map_mut(map::OWN_BITS).context(map::OWN_BITS)?;
+    let mut own_bits: Array<_, u64> = map.try_into()?;
+    for number in 0..entries {
+        let bit = OwnBit::of(&GidKey::new(address(number), IfIndex::MIN));
+        let word = own_bits.get(&bit.word(), 0)?;
+        own_bits.set(bit.word(), word | bit.mask(), 0)?;
     }
     let map = responder.map_mut(map::INTERFACES).context(map::INTERFACES)?;
     let mut interfaces: HashMap<_, u32, [u8; size_of::<Interface>()]> = map.try_into()?;

@@ -182,7 +182,7 @@ impl Rig {
 
     /// What a program has counted, read from its map.
     pub(super) fn count(&self, program: Program, reason: Reason) -> u64 {
-        let path = self.bpf_dir().join("v1").join(map::COUNTERS);
+        let path = self.bpf_dir().join(format!("v{}", map::ABI_VERSION)).join(map::COUNTERS);
         let counters = MapData::from_pin(&path).unwrap();
         let counters: PerCpuArray<_, [u64; Reason::ALL.len()]> =
             Map::PerCpuArray(counters).try_into().unwrap();
@@ -201,7 +201,11 @@ impl Rig {
 
     /// Of the maps that are pinned, which nobody else has.
     pub(super) fn map_ids(&self) -> Vec<u32> {
-        let id = |name| MapInfo::from_pin(self.bpf_dir().join("v1").join(name)).unwrap().id();
+        let id = |name| {
+            MapInfo::from_pin(self.bpf_dir().join(format!("v{}", map::ABI_VERSION)).join(name))
+                .unwrap()
+                .id()
+        };
         map::NAMES.map(id).to_vec()
     }
 

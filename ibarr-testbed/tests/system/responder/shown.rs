@@ -24,7 +24,7 @@ fn the_kernel_s_cache_is_shown_as_bpftool_dumps_it() {
     rig.start("allow = [\"10.7.0.0/24\"]");
     let bpf_dir = rig.bpf_dir().to_owned();
     let dump = |name: &str| -> Value {
-        let pin = bpf_dir.join("v1").join(name);
+        let pin = bpf_dir.join(format!("v{}", map::ABI_VERSION)).join(name);
         let dump = tool("bpftool", &format!("--json map dump pinned {}", pin.display()));
         serde_json::from_str(&dump).unwrap()
     };

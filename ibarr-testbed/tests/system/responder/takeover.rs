@@ -83,7 +83,7 @@ fn another_layout_is_replaced_under_load_without_a_lost_query() {
         assert_eq!(link_id(&rig), old.link, "the link is the old one, with another program");
         let root = rig.bpf_dir();
         assert!(!root.join("v0").exists());
-        let names = tree(&root.join("v1"));
+        let names = tree(&root.join(format!("v{}", map::ABI_VERSION)));
         assert_eq!(names.len(), map::NAMES.len(), "{names:?}");
         assert!(rig.answered_in_kernel() >= 100);
         assert_eq!(tcx_programs().len(), usize::from(hook == "tcx"));
