@@ -5,11 +5,11 @@
 //! server would. Everything else is passed on to it.
 
 use ibarr_common::IfIndex;
-use ibarr_common::map::{AllowPrefix, GidEntry, GidKey, Interface, Reason, ResponderCfg};
+use ibarr_common::map::{AllowPrefix, GidEntry, GidKey, Interface, Program, Reason, ResponderCfg};
 
 use crate::packet::{Checksum, QueryPacket, Sum};
 
-/// What a program can find out about this node.
+/// What a program can find out about this node, and what it tells of its own doing.
 pub trait Node {
     /// The one element of `responder_cfg`.
     fn cfg(&self) -> ResponderCfg;
@@ -28,6 +28,9 @@ pub trait Node {
 
     /// A copy of an element of `gid_cache`.
     fn entry(&self, key: &GidKey) -> Option<GidEntry>;
+
+    /// Counts a packet.
+    fn count(&self, program: Program, reason: Reason);
 }
 
 /// A packet's way to us.

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 
-//! `ip2gid_guard`: a socket filter that drops what the ip2gid server would drop, so that it is not
+//! For `ip2gid_guard`: a socket filter that drops what the ip2gid server would drop, so that it is not
 //! woken. When it runs, the kernel has checked the headers and the checksum, and the data begins
 //! with the UDP header (`net/ipv4/udp.c`, `udp_queue_rcv_one_skb`).
 
@@ -9,35 +9,35 @@ use core::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 use aya_ebpf::bindings::{__sk_buff, bpf_hdr_start_off};
 use aya_ebpf::helpers::{bpf_skb_load_bytes, bpf_skb_load_bytes_relative};
-use aya_ebpf::macros::socket_filter;
 use aya_ebpf::programs::SkBuffContext;
 use ibarr_common::IfIndex;
 use ibarr_common::map::{Program, Reason};
 use ibarr_common::wire::ip2gid::{Ipv4QueryWire, Ipv6QueryWire, can_ask};
-use ibarr_ebpf::decide::{Datagram, Source, guard};
+use ibarr_ebpf::decide::{Datagram, Node as _, Source, guard};
 use ibarr_ebpf::packet::{
     Aligned, Ipv4Header, Ipv4Query, Ipv6Header, Ipv6Query, QueryPacket, QueryPayload, UdpHeader,
     key_of_ipv4, key_of_ipv6,
 };
 use zerocopy::FromBytes;
 
-use crate::node::{Maps, count};
+use crate::node::Maps;
 
-#[socket_filter]
-pub(crate) fn ip2gid_guard(ctx: SkBuffContext) -> i64 {
-    match guard(&Maps, &Received { ctx: &ctx }) {
+/// How many bytes of the datagram are kept.
+#[inline]
+pub(crate) fn judge(ctx: &SkBuffContext) -> i64 {
+    match guard(&Maps, &Received { ctx }) {
         Ok(()) => {
-            count(Program::Guard, Reason::Answered);
+            Maps.count(Program::Guard, Reason::Answered);
             KEEP
         }
         Err(reason) => {
-            count(Program::Guard, reason);
+            Maps.count(Program::Guard, reason);
             DROP
         }
     }
 }
 
-/// Bytes of the datagram to keep: more than there can be.
+/// More than there can be.
 const KEEP: i64 = 0xffff_ffff;
 const DROP: i64 = 0;
 

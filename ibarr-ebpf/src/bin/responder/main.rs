@@ -9,6 +9,8 @@ mod guard;
 #[cfg(target_arch = "bpf")]
 mod node;
 #[cfg(target_arch = "bpf")]
+mod programs;
+#[cfg(target_arch = "bpf")]
 mod tc;
 #[cfg(target_arch = "bpf")]
 mod xdp;

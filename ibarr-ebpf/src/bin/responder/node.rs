@@ -87,6 +87,7 @@ impl Word {
 }
 
 /// This node, as the daemon describes it in the maps.
+#[derive(Clone, Copy)]
 pub(crate) struct Maps;
 
 impl Node for Maps {
@@ -102,8 +103,7 @@ impl Node for Maps {
         if LEASED.tick.read() == tick && LEASED.end.read() == cfg.lease_end {
             return true;
         }
-        // SAFETY: as above.
-        let is_leased = cfg.is_leased(Instant::from_nanos(unsafe { bpf_ktime_get_boot_ns() }));
+        let is_leased = self.reads_clock(cfg);
         if is_leased {
             LEASED.end.write(cfg.lease_end);
             LEASED.tick.write(tick);
@@ -131,7 +131,7 @@ impl Node for Maps {
     fn is_ours(&self, key: &GidKey) -> bool {
         let bit = OwnBit::of(key);
         let is_set = |word: &u64| word & bit.mask() != 0;
-        OWN_BITS.get(bit.word()).is_none_or(is_set) && GID_CACHE.get_ptr(key).is_some()
+        OWN_BITS.get(bit.word()).is_none_or(is_set) && self.has_entry(key)
     }
 
     #[inline]
@@ -144,6 +144,32 @@ impl Node for Maps {
         let words = unsafe { element.read_volatile() };
         Some(zerocopy::transmute!(words))
     }
+
+    #[inline]
+    fn count(&self, program: Program, reason: Reason) {
+        let Some(counters) = COUNTERS.get_ptr_mut(program.index()) else { return };
+        let index = reason as usize;
+        if index < Reason::ALL.len() {
+            // SAFETY: `Counters` is as many `u64` as there are reasons.
+            let counter = unsafe { counters.cast::<u64>().add(index) };
+            // SAFETY: inside the element of this CPU, which nothing else writes meanwhile.
+            unsafe { *counter += 1 };
+        }
+    }
+}
+
+impl Maps {
+    /// [`Node::is_leased`], to the nanosecond.
+    #[inline]
+    pub(crate) fn reads_clock(self, cfg: &ResponderCfg) -> bool {
+        // SAFETY: the helper takes nothing and has no effect.
+        cfg.is_leased(Instant::from_nanos(unsafe { bpf_ktime_get_boot_ns() }))
+    }
+
+    #[inline]
+    pub(crate) fn has_entry(self, key: &GidKey) -> bool {
+        GID_CACHE.get_ptr(key).is_some()
+    }
 }
 
 /// Where a packet for `destination` goes from `ifindex`, if the daemon has written that down.
@@ -155,17 +181,4 @@ pub(crate) fn next_hop(ifindex: IfIndex, destination: [u8; 16]) -> Option<Neighb
     let element = NEIGHBOURS.get_ptr(&NeighbourKey { address, ifindex: ifindex.get() })?;
     // SAFETY: as for an interface.
     Some(unsafe { element.read() })
-}
-
-/// Counts a packet.
-#[inline]
-pub(crate) fn count(program: Program, reason: Reason) {
-    let Some(counters) = COUNTERS.get_ptr_mut(program.index()) else { return };
-    let index = reason as usize;
-    if index < Reason::ALL.len() {
-        // SAFETY: `Counters` is as many `u64` as there are reasons.
-        let counter = unsafe { counters.cast::<u64>().add(index) };
-        // SAFETY: inside the element of this CPU, which nothing else writes meanwhile.
-        unsafe { *counter += 1 };
-    }
 }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 
-//! `ip2gid_tc`: answers at tc ingress, on tcx or clsact.
+//! For `ip2gid_tc`: answers at tc ingress, on tcx or clsact.
 //!
 //! `bpf_redirect_neigh` routes the reply, finds its neighbour and writes its link header, with the
 //! kernel's own tables. It takes the IP header to be behind 14 bytes whatever the link's header
@@ -10,20 +10,19 @@ use core::mem::MaybeUninit;
 
 use aya_ebpf::bindings::{__sk_buff, TC_ACT_UNSPEC};
 use aya_ebpf::helpers::{bpf_redirect_neigh, bpf_skb_change_tail, bpf_skb_load_bytes};
-use aya_ebpf::macros::classifier;
 use aya_ebpf::programs::TcContext;
 use ibarr_common::IfIndex;
 use ibarr_common::map::{Interface, Program, Reason};
-use ibarr_ebpf::decide::{Ingress, answer};
+use ibarr_ebpf::decide::{Ingress, Node as _, answer};
 use ibarr_ebpf::packet::{Aligned, Ipv4Query, Ipv6Query, QueryPacket};
 
 use crate::LINK_HEADER_LEN;
-use crate::node::{Maps, count};
+use crate::node::Maps;
 
 /// Every packet that is not answered is left as it is to the next program (`TC_ACT_UNSPEC`).
-#[classifier]
-pub(crate) fn ip2gid_tc(ctx: TcContext) -> i32 {
-    let frame = Frame { ctx: &ctx };
+#[inline]
+pub(crate) fn respond(ctx: &TcContext) -> i32 {
+    let frame = Frame { ctx };
     if frame.may_hold::<Ipv4Query>() {
         return frame.handle::<Ipv4Query>();
     }
@@ -73,11 +72,11 @@ impl Frame<'_> {
         }
         match self.reply_to(packet) {
             Ok(action) => {
-                count(Program::Tc, Reason::Answered);
+                Maps.count(Program::Tc, Reason::Answered);
                 action
             }
             Err(reason) => {
-                count(Program::Tc, reason);
+                Maps.count(Program::Tc, reason);
                 TC_ACT_UNSPEC
             }
         }

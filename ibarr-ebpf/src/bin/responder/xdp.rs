@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 
-//! `ip2gid_xdp`: answers before the kernel makes a socket buffer (native), or just after (generic,
+//! For `ip2gid_xdp`: answers before the kernel makes a socket buffer (native), or just after (generic,
 //! the only kind on IPoIB).
 //!
 //! On Ethernet the reply goes back to the hardware address that the query came from. An IPoIB frame
@@ -14,31 +14,43 @@ use core::ptr;
 
 use aya_ebpf::bindings::xdp_action::{XDP_ABORTED, XDP_PASS, XDP_TX};
 use aya_ebpf::helpers::{bpf_xdp_adjust_head, bpf_xdp_adjust_tail};
-use aya_ebpf::macros::xdp;
 use aya_ebpf::programs::XdpContext;
 use ibarr_common::IfIndex;
 use ibarr_common::ib::IpoibHwAddr;
 use ibarr_common::map::{Interface, Program, Reason};
-use ibarr_ebpf::decide::{Ingress, answer};
+use ibarr_ebpf::decide::{Ingress, Node, answer};
 use ibarr_ebpf::packet::{Aligned, Ipv4Query, Ipv6Query, QueryPacket};
 use zerocopy::network_endian::U16;
 
 use crate::LINK_HEADER_LEN;
-use crate::node::{Maps, count, next_hop};
+use crate::node::{Maps, next_hop};
 
 /// Every packet that is not answered is left as it is to the kernel's stack (`XDP_PASS`).
-#[xdp]
-pub(crate) fn ip2gid_xdp(ctx: XdpContext) -> u32 {
-    let frame = Frame { ctx: &ctx };
+#[inline]
+pub(crate) fn respond(ctx: &XdpContext) -> u32 {
     if LINK_HEADER_LEN.load() as usize == size_of::<Ethernet>() {
-        frame.dispatch::<Ethernet>()
+        respond_as::<Ethernet>(Maps, ctx)
     } else {
-        frame.dispatch::<Ipoib>()
+        respond_as::<Ipoib>(Maps, ctx)
+    }
+}
+
+/// On links with the header `L`, as `node`.
+#[inline]
+pub(crate) fn respond_as<L: Link>(node: impl Node + Copy, ctx: &XdpContext) -> u32 {
+    let frame = Frame { ctx };
+    let len = frame.end() - frame.start();
+    if len == size_of::<Whole<L, Ipv4Query>>() {
+        frame.handle::<L, Ipv4Query>(node)
+    } else if len == size_of::<Whole<L, Ipv6Query>>() {
+        frame.handle::<L, Ipv6Query>(node)
+    } else {
+        XDP_PASS
     }
 }
 
 /// A link header.
-trait Link: Copy {
+pub(crate) trait Link: Copy {
     fn ethertype(&self) -> U16;
 
     fn is_for_this_host(&self, interface: &Interface) -> bool;
@@ -49,7 +61,7 @@ trait Link: Copy {
 
 #[derive(Clone, Copy)]
 #[repr(C)]
-struct Ethernet {
+pub(crate) struct Ethernet {
     destination: [u8; 6],
     source: [u8; 6],
     ethertype: U16,
@@ -105,31 +117,19 @@ impl Link for Ipoib {
 /// A whole frame.
 #[derive(Clone, Copy)]
 #[repr(C)]
-struct Whole<L, P> {
+pub(crate) struct Whole<L, P> {
     link: L,
     packet: P,
 }
 
-struct Frame<'a> {
-    ctx: &'a XdpContext,
+pub(crate) struct Frame<'a> {
+    pub(crate) ctx: &'a XdpContext,
 }
 
 impl Frame<'_> {
-    #[inline]
-    fn dispatch<L: Link>(&self) -> u32 {
-        let len = self.end() - self.start();
-        if len == size_of::<Whole<L, Ipv4Query>>() {
-            self.handle::<L, Ipv4Query>()
-        } else if len == size_of::<Whole<L, Ipv6Query>>() {
-            self.handle::<L, Ipv6Query>()
-        } else {
-            XDP_PASS
-        }
-    }
-
     /// Not inlined: together, four of them would need more stack than there is.
     #[inline(never)]
-    fn handle<L: Link, Q: QueryPacket>(&self) -> u32 {
+    fn handle<L: Link, Q: QueryPacket>(&self, node: impl Node + Copy) -> u32 {
         let Some(query) = self.view::<Whole<L, Q>>() else { return XDP_PASS };
         let mut copied = MaybeUninit::uninit();
         // SAFETY: `view` has checked the bounds, and any bytes are a frame.
@@ -137,24 +137,28 @@ impl Frame<'_> {
         if query.link.ethertype() != Q::ETHERTYPE || !query.packet.is_to_our_port() {
             return XDP_PASS;
         }
-        match self.reply_to(query) {
+        match self.reply_to(&node, query) {
             Ok(action) => {
-                count(Program::Xdp, Reason::Answered);
+                node.count(Program::Xdp, Reason::Answered);
                 action
             }
             Err(reason) => {
-                count(Program::Xdp, reason);
+                node.count(Program::Xdp, reason);
                 XDP_PASS
             }
         }
     }
 
     #[inline]
-    fn reply_to<L: Link, Q: QueryPacket>(&self, query: &Whole<L, Q>) -> Result<u32, Reason> {
+    fn reply_to<L: Link, Q: QueryPacket>(
+        &self,
+        node: &impl Node,
+        query: &Whole<L, Q>,
+    ) -> Result<u32, Reason> {
         // SAFETY: a field of the kernel's context, which outlives the program.
         let ifindex = unsafe { (*self.ctx.ctx).ingress_ifindex };
         let ifindex = IfIndex::new(ifindex).ok_or(Reason::InterfaceOff)?;
-        let packet = answer(&Maps, &At { link: query.link, ifindex }, &query.packet)?;
+        let packet = answer(node, &At { link: query.link, ifindex }, &query.packet)?;
         let link = query
             .link
             .reply(ifindex, query.packet.source(ifindex).address)
@@ -172,7 +176,7 @@ impl Frame<'_> {
     /// Makes the frame longer, at the end that has room: before it (guaranteed where XDP is
     /// generic, scarce with some drivers), or behind it (since Linux 5.8, where the buffer allows).
     #[inline]
-    fn grow(&self, by: usize) -> Result<(), Reason> {
+    pub(crate) fn grow(&self, by: usize) -> Result<(), Reason> {
         if by == 0 {
             return Ok(());
         }
@@ -190,13 +194,13 @@ impl Frame<'_> {
 
     /// Where a `T` at the start of the frame is, if the frame holds one.
     #[inline]
-    fn view<T>(&self) -> Option<*mut T> {
+    pub(crate) fn view<T>(&self) -> Option<*mut T> {
         let start = self.start();
         (start + size_of::<T>() <= self.end()).then_some(start as *mut T)
     }
 
     #[inline]
-    fn start(&self) -> usize {
+    pub(crate) fn start(&self) -> usize {
         // SAFETY: a field of the kernel's context, which outlives the program.
         let data = unsafe { &raw const (*self.ctx.ctx).data };
         // SAFETY: as above. Volatile, or the compiler would see through the comparison with the
@@ -205,7 +209,7 @@ impl Frame<'_> {
     }
 
     #[inline]
-    fn end(&self) -> usize {
+    pub(crate) fn end(&self) -> usize {
         // SAFETY: as for the start.
         let end = unsafe { &raw const (*self.ctx.ctx).data_end };
         // SAFETY: as for the start.
@@ -215,7 +219,7 @@ impl Frame<'_> {
 
 /// Keeps the compiler from tearing memory into more registers than there are.
 #[inline]
-fn opaque<T>(memory: &T) -> &T {
+pub(crate) fn opaque<T>(memory: &T) -> &T {
     core::hint::black_box(memory)
 }
 
@@ -224,7 +228,7 @@ fn opaque<T>(memory: &T) -> &T {
 ///
 /// An even address is what the kernel's own stack asks of a frame (`include/linux/etherdevice.h`).
 #[inline]
-unsafe fn copy<T>(from: *const T, to: &mut MaybeUninit<Aligned<T>>) -> &Aligned<T> {
+pub(crate) unsafe fn copy<T>(from: *const T, to: &mut MaybeUninit<Aligned<T>>) -> &Aligned<T> {
     const { assert!(size_of::<T>().is_multiple_of(2)) }
     for half in 0..size_of::<T>() / 2 {
         // SAFETY: inside the `T`.
@@ -244,7 +248,7 @@ unsafe fn copy<T>(from: *const T, to: &mut MaybeUninit<Aligned<T>>) -> &Aligned<
 /// # Safety
 /// `to` has room for a `T` and is even.
 #[inline]
-unsafe fn copy_back<T>(from: &Aligned<T>, to: *mut T) {
+pub(crate) unsafe fn copy_back<T>(from: &Aligned<T>, to: *mut T) {
     const { assert!(size_of::<T>().is_multiple_of(2)) }
     let from = (&raw const from.0).cast::<u16>();
     // SAFETY: both hold a `T`, one of them on our stack, and both are even.

@@ -1,0 +1,98 @@
+// SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
+
+//! Programs that make frames for the responder, or take what it sends.
+
+use aya_ebpf::bindings::TC_ACT_UNSPEC;
+use aya_ebpf::bindings::xdp_action::{XDP_DROP, XDP_PASS, XDP_TX};
+use aya_ebpf::btf_maps::{Array, PerCpuArray};
+use aya_ebpf::helpers::{bpf_get_prandom_u32, bpf_skb_change_head};
+use aya_ebpf::macros::{btf_map, classifier, xdp};
+use aya_ebpf::programs::{TcContext, XdpContext};
+use ibarr_common::wire::ip2gid::PORT;
+use ibarr_ebpf::packet::{Ipv4Query, Ipv6Query};
+use zerocopy::network_endian::U16;
+
+use crate::xdp::{Ethernet, Frame, Whole};
+
+/// Gives an Ethernet frame the 24 bytes of link header of IPoIB, for the next program to see.
+#[classifier]
+pub(crate) fn widen_tc(ctx: TcContext) -> i32 {
+    // SAFETY: the context is ours, and no pointer into the packet is held.
+    unsafe { bpf_skb_change_head(ctx.skb.skb, 10, 0) };
+    TC_ACT_UNSPEC
+}
+
+/// The queries that `generate_xdp` sends, over IPv4 and over IPv6: whole frames, the last two octets
+/// of the source 0.
+#[btf_map(name = "templates")]
+static TEMPLATES: Array<[u16; 48], 2> = Array::new();
+
+/// What `sink_xdp` has taken.
+#[btf_map(name = "sunk")]
+static SUNK: PerCpuArray<u64, 1> = PerCpuArray::new();
+
+/// Run on live frames of the right length, turns each into a query from one of 2¹⁴ sources, and
+/// sends it.
+#[xdp]
+pub(crate) fn generate_xdp(ctx: XdpContext) -> u32 {
+    let frame = Frame { ctx: &ctx };
+    let len = frame.end() - frame.start();
+    // SAFETY: the helper takes nothing and has no effect that we would see.
+    let number = unsafe { bpf_get_prandom_u32() } as u16 & 0x3fff;
+    if len == size_of::<Whole<Ethernet, Ipv4Query>>() {
+        generate::<Whole<Ethernet, Ipv4Query>, 3>(&frame, 0, [14 + 14, 14 + 20, 14 + 4], number)
+    } else if len == size_of::<Whole<Ethernet, Ipv6Query>>() {
+        generate::<Whole<Ethernet, Ipv6Query>, 2>(&frame, 1, [14 + 22, 14 + 40], number)
+    } else {
+        XDP_DROP
+    }
+}
+
+/// Writes template `index`, and `number` in its first field. The others are less by that, so that
+/// every checksum stays right.
+#[inline]
+fn generate<T, const N: usize>(
+    frame: &Frame<'_>,
+    index: u32,
+    fields: [usize; N],
+    number: u16,
+) -> u32 {
+    let Some(template) = TEMPLATES.get(index) else { return XDP_DROP };
+    let Some(to) = frame.view::<T>() else { return XDP_DROP };
+    let to = to.cast::<u16>();
+    for half in 0..size_of::<T>() / 2 {
+        let mut value = template[half];
+        if fields[0] == 2 * half {
+            value = number.to_be();
+        } else if fields[1..].contains(&(2 * half)) {
+            value = (u16::from_be(value) - number).to_be();
+        }
+        // SAFETY: inside the frame, says `view`, and even.
+        let to = unsafe { to.add(half) };
+        // SAFETY: as above.
+        unsafe { to.write_volatile(value) };
+    }
+    XDP_TX
+}
+
+/// Takes what a server sends from the port of ip2gid or one of the two behind it.
+#[xdp]
+pub(crate) fn sink_xdp(ctx: XdpContext) -> u32 {
+    let frame = Frame { ctx: &ctx };
+    let Some(start) = frame.view::<[U16; 29]>() else { return XDP_PASS };
+    // SAFETY: `view` has checked the bounds.
+    let words = unsafe { &*start };
+    let port = match words[6].get() {
+        0x0800 => words[17],
+        0x86dd => words[27],
+        _ => return XDP_PASS,
+    };
+    if !(PORT..PORT + 3).contains(&port.get()) {
+        return XDP_PASS;
+    }
+    if let Some(sunk) = SUNK.get_ptr_mut(0) {
+        // SAFETY: the element of this CPU, which nothing else writes meanwhile.
+        unsafe { *sunk += 1 };
+    }
+    XDP_DROP
+}

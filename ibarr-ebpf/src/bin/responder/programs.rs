@@ -1,0 +1,23 @@
+// SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
+
+//! The programs by their names. What they do is beside this file, for the bench to do too.
+
+use aya_ebpf::macros::{classifier, socket_filter, xdp};
+use aya_ebpf::programs::{SkBuffContext, TcContext, XdpContext};
+
+use crate::{guard, tc};
+
+#[classifier]
+pub(crate) fn ip2gid_tc(ctx: TcContext) -> i32 {
+    tc::respond(&ctx)
+}
+
+#[xdp]
+pub(crate) fn ip2gid_xdp(ctx: XdpContext) -> u32 {
+    crate::xdp::respond(&ctx)
+}
+
+#[socket_filter]
+pub(crate) fn ip2gid_guard(ctx: SkBuffContext) -> i64 {
+    guard::judge(&ctx)
+}
