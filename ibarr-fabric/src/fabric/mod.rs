@@ -17,8 +17,9 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 use ibarr_common::Instant;
 use ibarr_common::ib::{Guid, Lid, PKey, PortNum, Sl, SubnetPrefix};
+use ibarr_common::wire::mad::{AttributeId, Method, Status};
 use ibarr_common::wire::packet::{self, Packet};
-use ibarr_common::wire::smp::{NodeType, PhysicalState, PortState, Smp};
+use ibarr_common::wire::smp::{DATA_LEN, NodeType, PhysicalState, PortState, Smp};
 use rand_chacha::ChaCha8Rng;
 use rand_core::{Rng as _, SeedableRng as _};
 
@@ -293,6 +294,19 @@ impl Fabric {
             pkeys: port.pkeys.iter().take(pkeys).map(|&pkey| PKey::new(pkey)).collect(),
             guids: port.guids.iter().take(guids).map(|&guid| Guid::new(guid)).collect(),
         })
+    }
+
+    /// What the agent behind a port says of `attribute`. `None`: it does not know it.
+    pub fn attribute(
+        &mut self,
+        port: PortId,
+        attribute: AttributeId,
+        modifier: u32,
+    ) -> Option<[u8; DATA_LEN]> {
+        let mut smp = Smp::lid_routed(Method::GET, attribute);
+        smp.set_modifier(modifier);
+        let answered = self.ask_agent(port.node, port.number.get(), &mut smp);
+        (answered && smp.status() == Status::OK).then(|| *smp.data())
     }
 
     fn node(&self, node: NodeId) -> Option<&Node> {

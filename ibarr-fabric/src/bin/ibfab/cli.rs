@@ -30,6 +30,9 @@ pub(crate) struct RunArgs {
     /// Channel adapters that become devices of this machine [default: all]
     #[arg(long = "device", value_name = "NODE", value_delimiter = ',')]
     pub(crate) devices: Vec<String>,
+    /// Serve programs that libumad2sim is preloaded into, and no devices [IBSIM_SOCKNAME: NAME]
+    #[arg(long, value_name = "NAME", conflicts_with = "devices")]
+    pub(crate) umad2sim: Option<String>,
     /// Where channel adapters are made
     #[arg(long, value_name = "FILE", default_value = "/dev/ibtun")]
     pub(crate) ibtun: PathBuf,

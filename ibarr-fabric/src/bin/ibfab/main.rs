@@ -6,6 +6,7 @@
 mod cli;
 mod device;
 mod run;
+mod simulator;
 mod sys;
 
 use std::process::ExitCode;

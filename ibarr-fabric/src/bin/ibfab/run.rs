@@ -17,36 +17,102 @@ use nix::time::{ClockId, clock_gettime};
 
 use crate::cli::RunArgs;
 use crate::device::{BUFFER_LEN, Device, Record};
+use crate::simulator::Simulator;
 
 pub(crate) fn run(args: &RunArgs) -> anyhow::Result<()> {
     let path = args.topology.display();
     let text = fs::read_to_string(&args.topology).with_context(|| format!("cannot read {path}"))?;
     let topology: Topology = text.parse().with_context(|| path.to_string())?;
-    let mut devices = Vec::new();
-    for node in chosen(&topology, &args.devices)? {
-        if let Some(built) = topology.node(node) {
-            let device = Device::create(&args.ibtun, built)?;
-            eprintln!("ibfab: {} is {}", built.name, device.name());
-            devices.push((node, device));
+    Engine::new(args, topology)?.run()
+}
+
+/// The fabric, and all that it is connected to.
+struct Engine {
+    fabric: Fabric,
+    devices: Vec<(NodeId, Device)>,
+    simulator: Option<Simulator>,
+    buffer: Vec<u8>,
+}
+
+impl Engine {
+    fn new(args: &RunArgs, topology: Topology) -> anyhow::Result<Self> {
+        let simulator = args.umad2sim.as_deref().map(Simulator::listen).transpose()?;
+        let chosen = chosen(&topology, &args.devices)?;
+        let mut devices = Vec::new();
+        for &node in chosen.iter().filter(|_| simulator.is_none()) {
+            if let Some(built) = topology.node(node) {
+                let device = Device::create(&args.ibtun, built)?;
+                eprintln!("ibfab: {} is {}", built.name, device.name());
+                devices.push((node, device));
+            }
+        }
+        let mut fabric = Fabric::new(topology, args.seed);
+        let now = boot_time()?;
+        for node in chosen {
+            fabric.handle_input(now, Input::Attach(node));
+        }
+        Ok(Self { fabric, devices, simulator, buffer: vec![0; BUFFER_LEN] })
+    }
+
+    fn run(mut self) -> anyhow::Result<()> {
+        loop {
+            self.hand_out()?;
+            self.wait()?;
+            let now = boot_time()?;
+            self.fabric.handle_timeout(now);
+            self.take_in(now)?;
         }
     }
-    let mut fabric = Fabric::new(topology, args.seed);
-    let now = boot_time()?;
-    for (node, _) in &devices {
-        fabric.handle_input(now, Input::Attach(*node));
-    }
-    let mut buffer = vec![0; BUFFER_LEN];
-    loop {
-        hand_out(&mut fabric, &mut devices)?;
-        wait(&fabric, &devices)?;
-        let now = boot_time()?;
-        fabric.handle_timeout(now);
-        for (node, device) in &mut devices {
-            if let Some(records) = device.read(&mut buffer)? {
+
+    fn take_in(&mut self, now: Instant) -> anyhow::Result<()> {
+        for (node, device) in &mut self.devices {
+            if let Some(records) = device.read(&mut self.buffer)? {
                 for record in records {
-                    fabric.handle_input(now, input(*node, &record));
+                    self.fabric.handle_input(now, input(*node, &record));
                 }
             }
+        }
+        if let Some(simulator) = &mut self.simulator {
+            simulator.read(&mut self.fabric, now);
+        }
+        Ok(())
+    }
+
+    /// What the fabric has for the devices.
+    fn hand_out(&mut self) -> anyhow::Result<()> {
+        while let Some(Event::Port { port, config, reregister }) = self.fabric.poll_event() {
+            if let Some((_, device)) = self.devices.iter().find(|(node, _)| *node == port.node) {
+                device.configure(port.number, &config, reregister)?;
+            }
+        }
+        while let Some((port, packet)) = self.fabric.poll_transmit() {
+            let device = self.devices.iter_mut().find(|(node, _)| *node == port.node);
+            if let Some((_, device)) = device {
+                device.write(port.number, &packet)?;
+            } else if let Some(simulator) = &mut self.simulator {
+                simulator.write(port, &packet);
+            }
+        }
+        Ok(())
+    }
+
+    /// Sleeps until somebody has something, or the fabric is due.
+    fn wait(&self) -> anyhow::Result<()> {
+        let timeout = match self.fabric.poll_timeout() {
+            None => PollTimeout::NONE,
+            Some(due) => {
+                // Rounded up, so that it is due when we wake.
+                let left = due.since(boot_time()?) + Duration::from_micros(999);
+                PollTimeout::try_from(left).unwrap_or(PollTimeout::MAX)
+            }
+        };
+        let devices = self.devices.iter().map(|(_, device)| device.as_fd());
+        let simulator = self.simulator.iter().flat_map(Simulator::fds);
+        let mut fds: Vec<_> =
+            devices.chain(simulator).map(|fd| PollFd::new(fd, PollFlags::POLLIN)).collect();
+        match poll(&mut fds, timeout) {
+            Ok(_) | Err(Errno::EINTR) => Ok(()),
+            Err(error) => Err(error).context("cannot wait"),
         }
     }
 }
@@ -76,39 +142,6 @@ fn input<'a>(node: NodeId, record: &Record<'a>) -> Input<'a> {
         Record::Capabilities { port: number, mask } => {
             Input::Capabilities { port: PortId { node, number }, mask }
         }
-    }
-}
-
-/// What the fabric has for the devices.
-fn hand_out(fabric: &mut Fabric, devices: &mut [(NodeId, Device)]) -> anyhow::Result<()> {
-    while let Some(Event::Port { port, config, reregister }) = fabric.poll_event() {
-        if let Some((_, device)) = devices.iter().find(|(node, _)| *node == port.node) {
-            device.configure(port.number, &config, reregister)?;
-        }
-    }
-    while let Some((port, packet)) = fabric.poll_transmit() {
-        if let Some((_, device)) = devices.iter_mut().find(|(node, _)| *node == port.node) {
-            device.write(port.number, &packet)?;
-        }
-    }
-    Ok(())
-}
-
-/// Sleeps until a device has something, or the fabric is due.
-fn wait(fabric: &Fabric, devices: &[(NodeId, Device)]) -> anyhow::Result<()> {
-    let timeout = match fabric.poll_timeout() {
-        None => PollTimeout::NONE,
-        Some(due) => {
-            // Rounded up, so that it is due when we wake.
-            let left = due.since(boot_time()?) + Duration::from_micros(999);
-            PollTimeout::try_from(left).unwrap_or(PollTimeout::MAX)
-        }
-    };
-    let mut fds: Vec<_> =
-        devices.iter().map(|(_, device)| PollFd::new(device.as_fd(), PollFlags::POLLIN)).collect();
-    match poll(&mut fds, timeout) {
-        Ok(_) | Err(Errno::EINTR) => Ok(()),
-        Err(error) => Err(error).context("cannot wait"),
     }
 }
 

@@ -1,0 +1,289 @@
+// SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
+
+//! Programs of user space, with no kernel's InfiniBand at all: OpenSM and whatever else uses libibumad
+//! comes here if `libumad2sim.so` is preloaded. We are to it what ibsim is; the protocol is ibsim's
+//! (`include/ibsim.h`), datagrams in the host's byte order between sockets with abstract names.
+
+use std::io::ErrorKind;
+use std::os::fd::{AsFd, BorrowedFd};
+use std::os::linux::net::SocketAddrExt as _;
+use std::os::unix::net::{SocketAddr, UnixDatagram};
+
+use anyhow::Context as _;
+use ibarr_common::Instant;
+use ibarr_common::ib::{Lid, PKey, Qpn, Sl};
+use ibarr_common::wire::mad;
+use ibarr_common::wire::packet::{Datagram, GSI_QKEY, MAX_LEN, Packet};
+use ibarr_common::wire::smp::{NODE_INFO, P_KEY_TABLE, PORT_INFO, PortInfoWire};
+use ibarr_fabric::topology::PortId;
+use ibarr_fabric::{Fabric, Input};
+use zerocopy::network_endian::{U16 as Be16, U32 as Be32, U64 as Be64};
+use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
+
+/// What ibsim's clients are served by.
+#[derive(Debug)]
+pub(crate) struct Simulator {
+    name: String,
+    control: UnixDatagram,
+    clients: Vec<Option<Client>>,
+}
+
+#[derive(Debug)]
+struct Client {
+    socket: UnixDatagram,
+    port: PortId,
+    is_manager: bool,
+}
+
+/// Clients at once. The number of one has to fit the upper 16 bits of a transaction.
+const MAX_CLIENTS: usize = 256;
+
+impl Simulator {
+    /// Serves clients whose `IBSIM_SOCKNAME` is `name`.
+    pub(crate) fn listen(name: &str) -> anyhow::Result<Self> {
+        let control = bind(name, "ctl")
+            .with_context(|| format!("cannot serve as {name}: is there another?"))?;
+        Ok(Self { name: name.to_owned(), control, clients: Vec::new() })
+    }
+
+    /// The sockets to be watched.
+    pub(crate) fn fds(&self) -> impl Iterator<Item = BorrowedFd<'_>> {
+        let clients = self.clients.iter().flatten().map(|client| client.socket.as_fd());
+        std::iter::once(self.control.as_fd()).chain(clients)
+    }
+
+    /// Takes in all that has come.
+    pub(crate) fn read(&mut self, fabric: &mut Fabric, now: Instant) {
+        // One byte more than the longest, so that what is longer still is told apart.
+        let mut buffer = [0; size_of::<Request>() + 1];
+        while let Ok((len, from)) = self.control.recv_from(&mut buffer) {
+            let control = buffer.get(..len).and_then(|bytes| Control::read_from_bytes(bytes).ok());
+            let Some(mut control) = control.filter(|control| control.magic == MAGIC) else {
+                continue;
+            };
+            if self.serve(fabric, now, &mut control).is_none() {
+                control.kind = ERROR;
+            }
+            // Whoever does not wait for the answer does not get it.
+            let _ = self.control.send_to_addr(control.as_bytes(), &from);
+        }
+        for id in 0..self.clients.len() {
+            self.read_client(fabric, now, id, &mut buffer);
+        }
+    }
+
+    fn read_client(&mut self, fabric: &mut Fabric, now: Instant, id: usize, buffer: &mut [u8]) {
+        let Some(client) = self.clients.get_mut(id) else { return };
+        while let Some(Client { socket, port, .. }) = client {
+            match socket.recv(buffer) {
+                Ok(len) => {
+                    let bytes = buffer.get(..len).unwrap_or_default();
+                    if let Ok(request) = Request::read_from_bytes(bytes)
+                        && let Some(packet) = packet(fabric, *port, id, &request)
+                    {
+                        fabric.handle_input(now, Input::Packet { port: *port, packet: &packet });
+                    }
+                }
+                Err(error) if error.kind() == ErrorKind::WouldBlock => break,
+                // It is gone.
+                Err(_) => *client = None,
+            }
+        }
+    }
+
+    /// Hands out what arrived at a port: an answer to who asked, a question to the manager.
+    pub(crate) fn write(&mut self, port: PortId, packet: &[u8]) {
+        let Ok(packet) = Packet::parse(packet) else { return };
+        let Ok((header, _)) = mad::Header::parse(packet.payload) else { return };
+        let by_tid = usize::try_from(header.tid.get() >> 48).ok();
+        let is_response = header.method.is_response();
+        let to = self.clients.iter_mut().enumerate().find(|(id, client)| {
+            client.as_ref().is_some_and(|client| {
+                client.port == port
+                    && if is_response { Some(*id) == by_tid } else { client.is_manager }
+            })
+        });
+        let Some((_, client)) = to else { return };
+        let mut mad = [0; mad::LEN];
+        mad.iter_mut().zip(packet.payload).for_each(|(to, from)| *to = *from);
+        let request = Request {
+            dlid: lid_field(Some(packet.dlid)),
+            slid: lid_field(packet.slid),
+            dqp: packet.destination.get().into(),
+            sqp: packet.source.map_or(0, Qpn::get).into(),
+            status: 0.into(),
+            padding: 0,
+            length: (mad::LEN as u64).into(),
+            mad,
+        };
+        if let Some(Client { socket, .. }) = client
+            && let Err(error) = socket.send(request.as_bytes())
+            && error.kind() != ErrorKind::WouldBlock
+        {
+            *client = None;
+        }
+    }
+
+    /// `None`: refused.
+    fn serve(&mut self, fabric: &mut Fabric, now: Instant, control: &mut Control) -> Option<()> {
+        if control.kind == CONNECT {
+            return self.connect(fabric, control);
+        }
+        let id = usize::try_from(control.client).ok()?;
+        let client = self.clients.get_mut(id)?;
+        let port = client.as_ref()?.port;
+        match control.kind {
+            DISCONNECT => *client = None,
+            GET_VENDOR => control.data.fill(0),
+            GET_NODEINFO => control.data = fabric.attribute(port, NODE_INFO, 0)?,
+            GET_PORTINFO => {
+                let [number, ..] = control.data;
+                control.data = fabric.attribute(port, PORT_INFO, number.into())?;
+            }
+            GET_PKEYS => control.data = fabric.attribute(port, P_KEY_TABLE, 0)?,
+            SET_ISSM => {
+                let is_manager = control.data.iter().take(4).any(|&byte| byte != 0);
+                client.as_mut()?.is_manager = is_manager;
+                let mask = if is_manager { PortInfoWire::IS_SM } else { 0 };
+                fabric.handle_input(now, Input::Capabilities { port, mask });
+            }
+            _ => return None,
+        }
+        Some(())
+    }
+
+    fn connect(&mut self, fabric: &Fabric, control: &mut Control) -> Option<()> {
+        let (mut info, _) = ClientInfo::read_from_prefix(&control.data).ok()?;
+        let name = info.node.split(|&byte| byte == 0).next()?;
+        let name = std::str::from_utf8(name).ok()?;
+        let topology = fabric.topology();
+        // Without a name it is the first that can be.
+        let port = match name {
+            "" => topology.nodes().find_map(|(_, node)| topology.find_port(&node.name))?,
+            name => topology.find_port(name)?,
+        };
+        let free = self.clients.iter().position(Option::is_none);
+        let id = free.unwrap_or(self.clients.len());
+        if id >= MAX_CLIENTS {
+            return None;
+        }
+        let socket = bind(&self.name, &format!("out{id}")).ok()?;
+        socket.connect_addr(&address(&self.name, &format!("in{}", info.id)).ok()?).ok()?;
+        let client = Some(Client { socket, port, is_manager: info.is_manager != 0 });
+        match self.clients.get_mut(id) {
+            Some(slot) => *slot = client,
+            None => self.clients.push(client),
+        }
+        let number = u32::try_from(id).ok()?;
+        info.id = number;
+        info.node.fill(0);
+        let node = &topology.node(port.node)?.name;
+        info.node.iter_mut().zip(node.bytes().take(31)).for_each(|(to, from)| *to = from);
+        control.client = number;
+        control.data.iter_mut().zip(info.as_bytes()).for_each(|(to, from)| *to = *from);
+        Some(())
+    }
+}
+
+/// What a client's request is on the wire. `None`: nothing that could be.
+fn packet(fabric: &Fabric, port: PortId, id: usize, request: &Request) -> Option<Vec<u8>> {
+    let mut mad = request.mad;
+    let (header, _) = mad::Header::parse(&mad).ok()?;
+    if !header.method.is_response() {
+        // So that the answer finds the client, as ibsim does it.
+        let id = u16::try_from(id).ok()?.to_be_bytes();
+        mad.iter_mut().skip(8).zip(id).for_each(|(to, from)| *to = from);
+    }
+    let destination = Qpn::new(request.dqp.get())?;
+    let is_smp = destination == Qpn::SMI;
+    let own = fabric.port_config(port)?.lid;
+    let datagram = Datagram {
+        vl: if is_smp { 15 } else { 0 },
+        sl: Sl::default(),
+        dlid: lid(request.dlid)?,
+        slid: lid(request.slid).or(own),
+        grh: None,
+        pkey: PKey::DEFAULT,
+        destination,
+        qkey: if is_smp { 0 } else { GSI_QKEY },
+        source: Qpn::new(request.sqp.get())?,
+    };
+    let mut bytes = vec![0; MAX_LEN];
+    let len = datagram.emit(&mad, &mut bytes)?;
+    bytes.truncate(len);
+    Some(bytes)
+}
+
+fn bind(name: &str, end: &str) -> std::io::Result<UnixDatagram> {
+    let socket = UnixDatagram::bind_addr(&address(name, end)?)?;
+    socket.set_nonblocking(true)?;
+    Ok(socket)
+}
+
+/// The NUL behind belongs to the name.
+fn address(name: &str, end: &str) -> std::io::Result<SocketAddr> {
+    SocketAddr::from_abstract_name(format!("{name}:{end}\0"))
+}
+
+/// A LID stands in the first two bytes of its field.
+fn lid([high, low, ..]: [u8; 4]) -> Option<Lid> {
+    Lid::new(u16::from_be_bytes([high, low]))
+}
+
+fn lid_field(lid: Option<Lid>) -> [u8; 4] {
+    let [high, low] = Be16::new(lid.map_or(0, Lid::get)).to_bytes();
+    [high, low, 0, 0]
+}
+
+const MAGIC: u32 = 0xdead_beef;
+
+const ERROR: u32 = 0;
+const CONNECT: u32 = 1;
+const DISCONNECT: u32 = 2;
+const GET_VENDOR: u32 = 4;
+const GET_NODEINFO: u32 = 7;
+const GET_PORTINFO: u32 = 8;
+const SET_ISSM: u32 = 9;
+const GET_PKEYS: u32 = 10;
+
+/// `struct sim_ctl`.
+#[derive(Clone, Copy, Debug, FromBytes, Immutable, IntoBytes, KnownLayout)]
+#[repr(C)]
+struct Control {
+    magic: u32,
+    client: u32,
+    kind: u32,
+    len: u32,
+    data: [u8; 64],
+}
+
+/// `struct sim_client_info`.
+#[derive(Clone, Copy, Debug, FromBytes, Immutable, IntoBytes, KnownLayout)]
+#[repr(C)]
+struct ClientInfo {
+    /// The client's; in the answer our number for it.
+    id: u32,
+    qp: u32,
+    is_manager: u32,
+    node: [u8; 32],
+}
+
+/// `struct sim_request`: a MAD either way.
+#[derive(Clone, Copy, Debug, FromBytes, Immutable, IntoBytes, KnownLayout)]
+#[repr(C)]
+struct Request {
+    dlid: [u8; 4],
+    slid: [u8; 4],
+    dqp: Be32,
+    sqp: Be32,
+    status: Be32,
+    padding: u32,
+    length: Be64,
+    mad: [u8; mad::LEN],
+}
+
+const _: () = {
+    assert!(size_of::<Control>() == 80);
+    assert!(size_of::<ClientInfo>() == 44);
+    assert!(size_of::<Request>() == 288);
+};
