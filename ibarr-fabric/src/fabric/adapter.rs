@@ -231,11 +231,8 @@ impl Fabric {
     }
 }
 
-/// Whether the agent of a channel adapter takes it, and not a subnet manager behind.
+/// Whether the agent of a channel adapter takes it, and not a subnet manager behind. The agent sends
+/// no traps, so what answers one is the manager's.
 fn is_for_agent(smp: &Smp) -> bool {
-    match smp.method() {
-        Method::GET | Method::SET => smp.attribute() != SM_INFO,
-        Method::TRAP_REPRESS => true,
-        _ => false,
-    }
+    matches!(smp.method(), Method::GET | Method::SET) && smp.attribute() != SM_INFO
 }

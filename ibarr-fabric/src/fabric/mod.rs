@@ -272,6 +272,11 @@ impl Fabric {
         self.node(port.node)?.port(port.number.get()).map(|port| port.counters)
     }
 
+    /// The LID of a switch.
+    pub fn switch_lid(&self, node: NodeId) -> Option<Lid> {
+        self.node(node)?.switch.as_ref()?.port_0.info.lid()
+    }
+
     /// What a subnet manager made of a port. `None`: there is no such port.
     pub fn port_config(&self, port: PortId) -> Option<PortConfig> {
         let port = self.node(port.node)?.port(port.number.get())?;

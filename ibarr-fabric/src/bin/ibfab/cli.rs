@@ -6,12 +6,16 @@ use std::path::PathBuf;
 
 use clap::{Args, Parser, Subcommand};
 
-use crate::run;
+use crate::show::Command as Request;
+use crate::{control, run};
 
 /// A software InfiniBand fabric: switches, routers and channel adapters without hardware.
 #[derive(Debug, Parser)]
 #[command(name = "ibfab", version)]
 pub(crate) struct Cli {
+    /// Where a running fabric is asked and told
+    #[arg(long, global = true, value_name = "FILE", default_value = "/run/ibfab.sock")]
+    control: PathBuf,
     #[command(subcommand)]
     command: Command,
 }
@@ -20,6 +24,8 @@ pub(crate) struct Cli {
 enum Command {
     /// Run a fabric; its channel adapters become devices of this machine
     Run(RunArgs),
+    #[command(flatten)]
+    Request(Request),
 }
 
 #[derive(Args, Debug)]
@@ -44,7 +50,46 @@ pub(crate) struct RunArgs {
 impl Cli {
     pub(crate) fn run(self) -> anyhow::Result<()> {
         match self.command {
-            Command::Run(args) => run::run(&args),
+            Command::Run(args) => run::run(&args, &self.control),
+            // It was parsed to tell mistakes here; the words are what counts.
+            Command::Request(_) => {
+                print!("{}", control::ask(&self.control, &request_words(std::env::args()))?);
+                Ok(())
+            }
+        }
+    }
+}
+
+/// The words of a command line but our name and where the fabric is.
+fn request_words(words: impl Iterator<Item = String>) -> Vec<String> {
+    let mut words = words.skip(1);
+    let mut request = Vec::new();
+    while let Some(word) = words.next() {
+        if word == "--control" {
+            words.next();
+        } else if !word.starts_with("--control=") {
+            request.push(word);
+        }
+    }
+    request
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::CommandFactory as _;
+
+    use super::*;
+
+    #[test]
+    fn command_line_is_sound() {
+        Cli::command().debug_assert();
+    }
+
+    #[test]
+    fn words_of_a_request_say_nothing_of_where_the_fabric_is() {
+        for line in ["ibfab --control show fault link H1", "ibfab fault link H1 --control=x"] {
+            let words = request_words(line.split(' ').map(str::to_owned));
+            assert_eq!(words, ["fault", "link", "H1"]);
         }
     }
 }

@@ -4,8 +4,10 @@
 //! what it can do, docs/fabric.md how it is used.
 
 mod cli;
+mod control;
 mod device;
 mod run;
+mod show;
 mod simulator;
 mod sys;
 

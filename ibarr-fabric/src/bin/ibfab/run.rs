@@ -4,6 +4,7 @@
 
 use std::fs;
 use std::os::fd::AsFd as _;
+use std::path::Path;
 use std::time::Duration;
 
 use anyhow::{Context as _, bail};
@@ -16,14 +17,16 @@ use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::time::{ClockId, clock_gettime};
 
 use crate::cli::RunArgs;
+use crate::control::Control;
 use crate::device::{BUFFER_LEN, Device, Record};
+use crate::show;
 use crate::simulator::Simulator;
 
-pub(crate) fn run(args: &RunArgs) -> anyhow::Result<()> {
+pub(crate) fn run(args: &RunArgs, control: &Path) -> anyhow::Result<()> {
     let path = args.topology.display();
     let text = fs::read_to_string(&args.topology).with_context(|| format!("cannot read {path}"))?;
     let topology: Topology = text.parse().with_context(|| path.to_string())?;
-    Engine::new(args, topology)?.run()
+    Engine::new(args, topology, Control::listen(control)?)?.run()
 }
 
 /// The fabric, and all that it is connected to.
@@ -31,11 +34,12 @@ struct Engine {
     fabric: Fabric,
     devices: Vec<(NodeId, Device)>,
     simulator: Option<Simulator>,
+    control: Control,
     buffer: Vec<u8>,
 }
 
 impl Engine {
-    fn new(args: &RunArgs, topology: Topology) -> anyhow::Result<Self> {
+    fn new(args: &RunArgs, topology: Topology, control: Control) -> anyhow::Result<Self> {
         let simulator = args.umad2sim.as_deref().map(Simulator::listen).transpose()?;
         let chosen = chosen(&topology, &args.devices)?;
         let mut devices = Vec::new();
@@ -51,7 +55,7 @@ impl Engine {
         for node in chosen {
             fabric.handle_input(now, Input::Attach(node));
         }
-        Ok(Self { fabric, devices, simulator, buffer: vec![0; BUFFER_LEN] })
+        Ok(Self { fabric, devices, simulator, control, buffer: vec![0; BUFFER_LEN] })
     }
 
     fn run(mut self) -> anyhow::Result<()> {
@@ -75,6 +79,13 @@ impl Engine {
         if let Some(simulator) = &mut self.simulator {
             simulator.read(&mut self.fabric, now);
         }
+        self.control.serve(|words| {
+            let (text, fault) = show::answer(&mut self.fabric, words)?;
+            if let Some(fault) = fault {
+                self.fabric.handle_input(now, Input::Fault(fault));
+            }
+            Ok(text)
+        });
         Ok(())
     }
 
@@ -108,8 +119,12 @@ impl Engine {
         };
         let devices = self.devices.iter().map(|(_, device)| device.as_fd());
         let simulator = self.simulator.iter().flat_map(Simulator::fds);
-        let mut fds: Vec<_> =
-            devices.chain(simulator).map(|fd| PollFd::new(fd, PollFlags::POLLIN)).collect();
+        let control = std::iter::once(self.control.as_fd());
+        let mut fds: Vec<_> = devices
+            .chain(simulator)
+            .chain(control)
+            .map(|fd| PollFd::new(fd, PollFlags::POLLIN))
+            .collect();
         match poll(&mut fds, timeout) {
             Ok(_) | Err(Errno::EINTR) => Ok(()),
             Err(error) => Err(error).context("cannot wait"),

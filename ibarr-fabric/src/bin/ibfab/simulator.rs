@@ -26,6 +26,8 @@ pub(crate) struct Simulator {
     name: String,
     control: UnixDatagram,
     clients: Vec<Option<Client>>,
+    /// Of clients that have gone.
+    left: Vec<PortId>,
 }
 
 #[derive(Debug)]
@@ -43,7 +45,7 @@ impl Simulator {
     pub(crate) fn listen(name: &str) -> anyhow::Result<Self> {
         let control = bind(name, "ctl")
             .with_context(|| format!("cannot serve as {name}: is there another?"))?;
-        Ok(Self { name: name.to_owned(), control, clients: Vec::new() })
+        Ok(Self { name: name.to_owned(), control, clients: Vec::new(), left: Vec::new() })
     }
 
     /// The sockets to be watched.
@@ -70,6 +72,13 @@ impl Simulator {
         for id in 0..self.clients.len() {
             self.read_client(fabric, now, id, &mut buffer);
         }
+        // A manager that has died says no more that it is one.
+        for port in std::mem::take(&mut self.left) {
+            let mut clients = self.clients.iter().flatten();
+            if !clients.any(|client| client.port == port && client.is_manager) {
+                fabric.handle_input(now, Input::Capabilities { port, mask: 0 });
+            }
+        }
     }
 
     fn read_client(&mut self, fabric: &mut Fabric, now: Instant, id: usize, buffer: &mut [u8]) {
@@ -85,8 +94,10 @@ impl Simulator {
                     }
                 }
                 Err(error) if error.kind() == ErrorKind::WouldBlock => break,
-                // It is gone.
-                Err(_) => *client = None,
+                Err(_) => {
+                    self.left.push(*port);
+                    *client = None;
+                }
             }
         }
     }
@@ -97,13 +108,15 @@ impl Simulator {
         let Ok((header, _)) = mad::Header::parse(packet.payload) else { return };
         let by_tid = usize::try_from(header.tid.get() >> 48).ok();
         let is_response = header.method.is_response();
-        let to = self.clients.iter_mut().enumerate().find(|(id, client)| {
-            client.as_ref().is_some_and(|client| {
-                client.port == port
-                    && if is_response { Some(*id) == by_tid } else { client.is_manager }
-            })
-        });
-        let Some((_, client)) = to else { return };
+        let manager = |client: &Option<Client>| {
+            client.as_ref().is_some_and(|client| client.port == port && client.is_manager)
+        };
+        let manager = self.clients.iter().position(manager).filter(|_| !is_response);
+        // The client has no time-outs of its own: it is told that nobody is there.
+        let status = if is_response || manager.is_some() { 0 } else { ETIMEDOUT };
+        let Some(client) = manager.or(by_tid).and_then(|id| self.clients.get_mut(id)) else {
+            return;
+        };
         let mut mad = [0; mad::LEN];
         mad.iter_mut().zip(packet.payload).for_each(|(to, from)| *to = *from);
         let request = Request {
@@ -111,15 +124,16 @@ impl Simulator {
             slid: lid_field(packet.slid),
             dqp: packet.destination.get().into(),
             sqp: packet.source.map_or(0, Qpn::get).into(),
-            status: 0.into(),
+            status: status.into(),
             padding: 0,
             length: (mad::LEN as u64).into(),
             mad,
         };
-        if let Some(Client { socket, .. }) = client
+        if let Some(Client { socket, port, .. }) = client
             && let Err(error) = socket.send(request.as_bytes())
             && error.kind() != ErrorKind::WouldBlock
         {
+            self.left.push(*port);
             *client = None;
         }
     }
@@ -133,7 +147,10 @@ impl Simulator {
         let client = self.clients.get_mut(id)?;
         let port = client.as_ref()?.port;
         match control.kind {
-            DISCONNECT => *client = None,
+            DISCONNECT => {
+                self.left.push(port);
+                *client = None;
+            }
             GET_VENDOR => control.data.fill(0),
             GET_NODEINFO => control.data = fabric.attribute(port, NODE_INFO, 0)?,
             GET_PORTINFO => {
@@ -234,6 +251,9 @@ fn lid_field(lid: Option<Lid>) -> [u8; 4] {
     let [high, low] = Be16::new(lid.map_or(0, Lid::get)).to_bytes();
     [high, low, 0, 0]
 }
+
+/// What the kernel says of a request that nobody has answered.
+const ETIMEDOUT: u32 = 110;
 
 const MAGIC: u32 = 0xdead_beef;
 
