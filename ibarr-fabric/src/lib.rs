@@ -17,6 +17,7 @@ mod drops;
 mod fabric;
 mod fault;
 mod node;
+mod pma;
 mod sma;
 
 pub use drops::{DropReason, Drops};

@@ -110,6 +110,27 @@ pub struct Counters {
     pub link_downed: u64,
 }
 
+impl Counters {
+    /// The sum of both.
+    pub(crate) fn plus(&self, other: &Self) -> Self {
+        Self {
+            sent_words: self.sent_words + other.sent_words,
+            received_words: self.received_words + other.received_words,
+            sent_packets: self.sent_packets + other.sent_packets,
+            received_packets: self.received_packets + other.received_packets,
+            sent_multicast: self.sent_multicast + other.sent_multicast,
+            received_multicast: self.received_multicast + other.received_multicast,
+            send_discards: self.send_discards + other.send_discards,
+            relay_errors: self.relay_errors + other.relay_errors,
+            send_constraint_errors: self.send_constraint_errors + other.send_constraint_errors,
+            receive_constraint_errors: self.receive_constraint_errors
+                + other.receive_constraint_errors,
+            receive_errors: self.receive_errors + other.receive_errors,
+            link_downed: self.link_downed + other.link_downed,
+        }
+    }
+}
+
 impl Node {
     pub(crate) fn new(topology: &Topology, id: topology::NodeId, node: &topology::Node) -> Self {
         let is_switch = node.kind == NodeType::Switch;

@@ -14,6 +14,7 @@ pub mod ls;
 pub mod mad;
 pub mod packet;
 pub mod path_record;
+pub mod perf;
 pub mod rmpp;
 pub mod sa;
 pub mod smp;

@@ -9,8 +9,8 @@
 use std::collections::VecDeque;
 
 use ibarr_common::Instant;
-use ibarr_common::ib::Lid;
-use ibarr_common::wire::mad::{Method, Status, Tid};
+use ibarr_common::ib::{Lid, Qpn};
+use ibarr_common::wire::mad::{Method, Tid};
 use ibarr_common::wire::packet::{MAX_LEN, Packet};
 use ibarr_common::wire::smp::{PortInfoWire, SM_INFO, Smp};
 
@@ -57,7 +57,10 @@ impl Fabric {
             if packet.dlid.is_unicast() && !self.is_own_lid(port, packet.dlid) {
                 return self.drop(DropReason::DestinationLid);
             }
-            return self.arrive_at_services_of_host(now, arrival, packet);
+            if packet.destination == Qpn::GSI && self.answer_counters(now, port, packet) {
+                return;
+            }
+            return self.hand_to_host(port, arrival.packet.clone());
         }
         match Smp::parse(packet.payload) {
             Err(error) => self.drop(DropReason::Smp(error)),
@@ -216,18 +219,6 @@ impl Fabric {
         if let Ok(request) = Packet::parse(&proxied.packet) {
             self.send_back(now, port, &request, &mut smp);
         }
-    }
-
-    /// What goes to another queue pair than that of subnet management.
-    fn arrive_at_services_of_host(&mut self, now: Instant, arrival: &Arrival, packet: &Packet<'_>) {
-        let _ = (now, packet);
-        self.hand_to_host(arrival.port, arrival.packet.clone());
-    }
-
-    /// What goes to the general services of a switch or router.
-    pub(super) fn arrive_at_services(&mut self, now: Instant, port: PortId, packet: &Packet<'_>) {
-        let _ = (now, port, packet, Status::OK);
-        self.drop(DropReason::NoAgent);
     }
 }
 

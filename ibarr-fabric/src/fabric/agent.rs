@@ -3,12 +3,13 @@
 //! The agents of a node, and what their work does to the fabric.
 
 use ibarr_common::Instant;
-use ibarr_common::ib::Lid;
+use ibarr_common::ib::{Lid, Qpn};
 use ibarr_common::wire::packet::Packet;
 use ibarr_common::wire::smp::Smp;
 
 use super::{Fabric, answer};
 use crate::drops::DropReason;
+use crate::pma;
 use crate::sma::{self, Effect, LinkCommand};
 use crate::topology::{NodeId, PortId};
 
@@ -51,6 +52,34 @@ impl Fabric {
         if let Some(packet) = answer(request, request.slid, smp.as_bytes(), lid) {
             self.send_first(now, port, packet);
         }
+    }
+
+    /// What goes to the general services of a switch or router.
+    pub(super) fn arrive_at_services(&mut self, now: Instant, port: PortId, packet: &Packet<'_>) {
+        if packet.destination != Qpn::GSI || !self.answer_counters(now, port, packet) {
+            self.drop(DropReason::NoAgent);
+        }
+    }
+
+    /// Answers a request for counters. `false`: it is none.
+    pub(super) fn answer_counters(
+        &mut self,
+        now: Instant,
+        port: PortId,
+        packet: &Packet<'_>,
+    ) -> bool {
+        let Some(node) = self.node_mut(port.node) else { return false };
+        let Some(mad) = pma::handle(node, packet.payload) else { return false };
+        let lid = self.own_lid(port);
+        if let Some(answer) = answer(packet, packet.slid, &mad, lid) {
+            // Whoever asks its own counters gets them without a wire.
+            if packet.slid.is_some_and(|slid| self.is_own_lid(port, slid)) {
+                self.hand_to_host(port, answer);
+            } else {
+                self.send_first(now, port, answer);
+            }
+        }
+        true
     }
 
     /// The LID that what leaves by `port` comes from.

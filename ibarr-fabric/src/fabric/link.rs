@@ -316,8 +316,10 @@ impl Fabric {
             if was_up == up {
                 continue;
             }
+            // That a host comes to a link which nobody has used is no error of the link.
+            let was_used = port.info.state() > PortState::Initialize;
+            port.counters.link_downed += u64::from(!up && was_used);
             port.info.set_state(if up { PortState::Initialize } else { PortState::Down });
-            port.counters.link_downed += u64::from(!up);
             if let Some(switch) = &mut node.switch {
                 switch.info.life_time |= SwitchInfoWire::PORT_STATE_CHANGE;
             }
