@@ -354,7 +354,13 @@ impl World {
     /// What the kernel is about to send it can take the answer to only after this, which is hardly
     /// ever long.
     pub(crate) fn draw_window(&mut self, id: Id) {
-        let window = if self.dice.once_in(100) { us(20)..ms(5) } else { us(2)..us(20) };
+        let window = if self.machines[id].pace.is_eager {
+            us(400)..us(500)
+        } else if self.dice.once_in(100) {
+            us(20)..ms(5)
+        } else {
+            us(2)..us(20)
+        };
         let window = self.dice.within(window);
         self.machines[id].kernel.set_window(window);
     }

@@ -55,6 +55,8 @@ pub(crate) enum Kind {
 pub(crate) struct Pace {
     /// From when something comes until the daemon sees it.
     pub(crate) turn: Duration,
+    /// The daemon preempts the kernel that asks it, so that an answer at once is never taken.
+    pub(crate) is_eager: bool,
     /// One turn in so many takes a hundred times as long.
     pub(crate) hiccup: usize,
 }

@@ -207,6 +207,7 @@ impl World {
             life: 0,
             daemon: None,
             pace: Pace {
+                is_eager: self.dice.once_in(10),
                 turn: self.dice.within(us(40)..us(100)),
                 hiccup: *self.dice.pick(&[50, 500]),
             },

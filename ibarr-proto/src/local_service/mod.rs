@@ -336,7 +336,17 @@ impl LocalService {
             return self.counters.count(Counter::DuplicatesWaiting);
         }
         self.counters.count(Counter::DuplicatesAnswered);
-        self.enqueue(seq);
+        let Some(request) = self.requests.get_mut(seq) else { return };
+        let State::Answered(answered) = &mut request.state else { return };
+        if answered.queued.is_some() {
+            return;
+        }
+        // Two answers were lost: whoever is always faster than the kernel would lose all of them.
+        if std::mem::replace(&mut answered.repeated, true) {
+            self.requests.answer_again(seq, self.now + REPEAT_AFTER);
+        } else {
+            self.enqueue(seq);
+        }
     }
 
     fn due(&mut self, seq: Seq) {
@@ -373,7 +383,7 @@ impl LocalService {
     fn hand_over(&mut self, seq: Seq, port_id: PortId) -> Option<Emitted> {
         let request = self.requests.get_mut(seq)?;
         let State::Answered(answered) = &mut request.state else { return None };
-        let Answered { gid, queued: _, nudges } = *answered;
+        let Answered { gid, nudges, .. } = *answered;
         answered.queued = None;
         answered.nudges = nudges.saturating_sub(1);
         let is_first = !self.requests.is_remembered(seq);

@@ -55,6 +55,8 @@ pub(super) struct Answered {
     pub(super) queued: Option<Ticket>,
     /// Nudges that it may still cause.
     pub(super) nudges: u8,
+    /// It has been asked again.
+    pub(super) repeated: bool,
 }
 
 impl Requests {
@@ -124,8 +126,16 @@ impl Requests {
     pub(super) fn answer(&mut self, seq: Seq, gid: Gid) {
         if let Some(request) = self.by_seq.get_mut(&seq) {
             self.waiting -= 1;
-            request.state = State::Answered(Answered { gid, queued: None, nudges: MAX_NUDGES });
+            let answered = Answered { gid, queued: None, nudges: MAX_NUDGES, repeated: false };
+            request.state = State::Answered(answered);
             self.due.set(seq, Some(request.deadline));
+        }
+    }
+
+    /// It is to be answered again, if that is not to be sooner.
+    pub(super) fn answer_again(&mut self, seq: Seq, at: Instant) {
+        if !self.due.contains(seq) {
+            self.due.set(seq, Some(at));
         }
     }
 

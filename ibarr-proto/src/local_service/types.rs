@@ -80,7 +80,10 @@ pub const NUDGE_QUIET: Duration = Duration::from_millis(1);
 pub const NUDGE_WITHIN: Duration = Duration::from_millis(5);
 
 /// Without nudges each answer is given again after this time: one that overtakes the kernel's
-/// queueing of its request is lost. That takes the kernel some tens of microseconds.
+/// queueing of its request is lost. That takes the kernel some tens of microseconds. With nudges a
+/// request that comes for the third time is answered only after this time: where the daemon is always
+/// faster, because it is woken on the processor that the kernel was about to go on with, an answer
+/// at once would be lost every time.
 pub const REPEAT_AFTER: Duration = Duration::from_millis(2);
 
 /// Names an address request to whoever looks for its answer. Never used again.
@@ -204,7 +207,7 @@ crate::counters! {
         DuplicatesAnswered = "duplicates-answered",
         /// Answers forgotten before their time, to make room.
         MemoryEvicted = "memory-evicted",
-        /// Answers given a second time because there are no nudges.
+        /// Answers given again after a while: there are no nudges, or two answers had been lost.
         AnswersRepeated = "answers-repeated",
         /// Answers that the socket had no room for until it was too late.
         AnswersLate = "answers-late",

@@ -4,6 +4,8 @@ mod model;
 mod nudges;
 mod rig;
 
+use std::time::Duration;
+
 use ibarr_common::ib::PortNum;
 use ibarr_common::wire::ls::{PathUse, ResolvePath};
 
@@ -61,10 +63,43 @@ fn a_repetition_of_what_was_answered_is_answered_from_memory_with_three_nudges_a
         rig.pass(ms(100));
         rig.asks(1, ONE);
         rig.wants("");
+        if nudged > 1 {
+            rig.does("");
+            rig.pass(REPEAT_AFTER);
+        }
         rig.does(if nudged < 3 { "1 is fe80::1, nudge" } else { "1 is fe80::1" });
         rig.tell(Input::Nudged { done: true });
     }
-    rig.counted("requests 1, answered-peer 1, duplicates-answered 10, nudges 3");
+    rig.counted(
+        "requests 1, answered-peer 1, duplicates-answered 10, answers-repeated 9, nudges 3",
+    );
+}
+
+/// Where the daemon preempts the kernel that sends.
+#[test]
+fn who_is_always_faster_than_the_kernel_is_heard_at_the_third_time() {
+    const WINDOW: Duration = Duration::from_micros(100);
+    let mut rig = Rig::new();
+    rig.is_answered(1, ONE);
+    let mut sent_at = rig.now;
+    rig.skips_follow_ups = false;
+    loop {
+        match rig.next().as_deref() {
+            Some("nudge") => {
+                rig.tell(Input::Nudged { done: true });
+                sent_at = rig.now;
+                rig.asks(1, ONE);
+            }
+            // The kernel can take it.
+            Some(_) if rig.now >= sent_at + WINDOW => break,
+            Some(_) => {}
+            None => {
+                let due = rig.core.poll_timeout().expect("it is not given up");
+                rig.pass(due.since(rig.now));
+            }
+        }
+    }
+    assert_eq!(rig.core.counters().get(Counter::DuplicatesAnswered), 2);
 }
 
 #[test]

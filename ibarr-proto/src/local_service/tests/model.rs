@@ -76,6 +76,8 @@ struct Held {
     rests_until: Option<Instant>,
     answered: bool,
     nudges: u8,
+    /// After its answer.
+    repeated: bool,
     forget_at: Option<Instant>,
     repeat_at: Option<Instant>,
 }
@@ -100,8 +102,14 @@ impl Model {
         self.calm &= !self.nudging;
         if let Some(held) = self.requests.iter().find(|held| held.seq == seq) {
             if held.target == target {
-                if held.forget_at.is_some() {
-                    self.enqueue(seq);
+                if held.forget_at.is_some() && !self.queue.contains(&Queued::Answer(seq)) {
+                    let later = self.now + REPEAT_AFTER;
+                    let held = self.held(seq);
+                    if std::mem::replace(&mut held.repeated, true) {
+                        held.repeat_at.get_or_insert(later);
+                    } else {
+                        self.enqueue(seq);
+                    }
                 }
                 return;
             }
@@ -121,6 +129,7 @@ impl Model {
             rests_until: None,
             answered: false,
             nudges: 0,
+            repeated: false,
             forget_at: None,
             repeat_at: None,
         });
