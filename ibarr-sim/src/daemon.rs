@@ -10,7 +10,7 @@ use ibarr_common::wire::ls::{Emitted, PortId, Seq};
 use ibarr_proto::ip2gid::client;
 use ibarr_proto::ip2gid::server::Received;
 use ibarr_proto::ip2gid::{Family, Question};
-use ibarr_proto::local_service::{self, Sender, Transmit};
+use ibarr_proto::local_service::{self, OVERRUN_PAUSE, Sender, Transmit};
 use ibarr_proto::local_view::{self, Event as Fact};
 use ibarr_proto::node::{Input, Output, Room};
 use ibarr_proto::resolver::Outcome;
@@ -197,7 +197,7 @@ impl World {
         for _ in 0..REQUESTS_PER_TURN {
             let socket = &mut self.machines[id].local_service;
             if std::mem::take(&mut socket.overrun) {
-                daemon.answers += 1;
+                daemon.overruns(self.now);
                 let input = Input::LocalService(local_service::Input::Overrun);
                 daemon.core.handle_input(self.now, input);
                 continue;
@@ -473,6 +473,14 @@ impl Daemon {
             },
             Fact::Removed(owned) => drop(self.mirror.remove(&owned.address)),
             Fact::Served(_) | Fact::NotServed(_) => {}
+        }
+    }
+
+    /// Those that follow at once are covered by the repetitions of the first one's nudge.
+    fn overruns(&mut self, now: Instant) {
+        if self.counts_overruns_from <= now {
+            self.counts_overruns_from = now + OVERRUN_PAUSE;
+            self.answers += 1;
         }
     }
 

@@ -150,6 +150,7 @@ pub(crate) struct Daemon {
     pub(crate) nudges: u64,
     /// What nudges are for: answers, overruns, the start.
     pub(crate) answers: u64,
+    pub(crate) counts_overruns_from: Instant,
     /// By type and number.
     pub(crate) dealt: BTreeMap<(u16, Seq), Dealt>,
     pub(crate) is_ending: bool,
@@ -268,6 +269,7 @@ impl Daemon {
             since_nudge: 0,
             nudges: 0,
             answers: 0,
+            counts_overruns_from: Instant::BOOT,
             dealt: BTreeMap::new(),
             is_ending: false,
         }

@@ -39,7 +39,8 @@ use crate::resolver::{Outcome, Source};
 
 pub use types::{
     Config, Counter, DEADLINE, Event, FOLLOW_UPS, FlightId, Input, Limits, MAX_NUDGES, MEMORY,
-    NUDGE_INTERVAL, NUDGE_QUIET, NUDGE_WITHIN, REPEAT_AFTER, RETRY, Sender, Transmit,
+    NUDGE_INTERVAL, NUDGE_QUIET, NUDGE_WITHIN, OVERRUN_PAUSE, REPEAT_AFTER, RETRY, Sender,
+    Transmit,
 };
 
 /// Answers the kernel.
@@ -57,6 +58,8 @@ pub struct LocalService {
     /// To be told to the kernel.
     timeout: Option<Timeout>,
     nudges: Nudges,
+    /// From when on a loss is worth another nudge.
+    overruns_from: Instant,
     events: VecDeque<Event>,
     refusal: Option<i32>,
     counters: Counters<Counter>,
@@ -78,6 +81,7 @@ impl LocalService {
             queue: Queue::new(limits.errors),
             timeout: None,
             nudges: Nudges::default(),
+            overruns_from: Instant::BOOT,
             events: VecDeque::new(),
             refusal: None,
             counters: Counters::default(),
@@ -124,7 +128,10 @@ impl LocalService {
             Input::Drained => self.nudges.more_to_come(false),
             Input::Overrun => {
                 self.counters.count(Counter::Overruns);
-                self.want_nudge(Whom::Anybody);
+                if self.overruns_from <= self.now {
+                    self.overruns_from = self.now + OVERRUN_PAUSE;
+                    self.want_nudge(Whom::Anybody);
+                }
             }
             Input::Nudged { done } => {
                 self.nudges.ended(done);

@@ -79,6 +79,11 @@ pub const NUDGE_QUIET: Duration = Duration::from_millis(1);
 /// answer.
 pub const NUDGE_WITHIN: Duration = Duration::from_millis(5);
 
+/// After a nudge for requests that the socket had no room for, those that are lost within this time
+/// are left to its repetitions. Else, where more waits than the socket holds, what a nudge makes the
+/// kernel repeat would be lost and bring the next nudge, a thousand times a second.
+pub const OVERRUN_PAUSE: Duration = Duration::from_millis(100);
+
 /// Without nudges each answer is given again after this time: one that overtakes the kernel's
 /// queueing of its request is lost. That takes the kernel some tens of microseconds. With nudges a
 /// request that comes for the third time is answered only after this time: where the daemon is always

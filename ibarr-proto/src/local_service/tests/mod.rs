@@ -418,6 +418,30 @@ fn while_nudges_fail_each_answer_is_given_once_more() {
     rig.counted("requests 3, answered-peer 3, answers-repeated 1, nudges 4, nudges-failed 1");
 }
 
+/// Should more wait than the socket holds, whatever a nudge makes the kernel repeat.
+#[test]
+fn losses_that_a_nudge_causes_bring_no_other_but_its_repetitions() {
+    let mut rig = Rig::new();
+    rig.skips_follow_ups = false;
+    let (start, mut nudges) = (rig.now, 0);
+    rig.tell(Input::Overrun);
+    while rig.now < start + Duration::from_secs(1) {
+        match rig.next().as_deref() {
+            Some("nudge") => {
+                nudges += 1;
+                rig.tell(Input::Nudged { done: true });
+                rig.tell(Input::Overrun);
+            }
+            Some(other) => panic!("{other}"),
+            None => {
+                let due = rig.core.poll_timeout().expect("what is lost is asked for again");
+                rig.pass(due.since(rig.now));
+            }
+        }
+    }
+    assert!((4..=12).contains(&nudges), "{nudges}");
+}
+
 #[test]
 fn lost_requests_are_asked_for_by_a_nudge_when_the_socket_is_empty() {
     let mut rig = Rig::new();

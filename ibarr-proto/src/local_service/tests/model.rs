@@ -57,6 +57,7 @@ struct Model {
     nudging: bool,
     failed: bool,
     more: bool,
+    overruns_from: Instant,
     /// Sought from now on, in this order.
     newly_sought: Vec<u32>,
 }
@@ -248,6 +249,13 @@ impl Model {
         }
     }
 
+    fn overrun(&mut self) {
+        if self.overruns_from <= self.now {
+            self.overruns_from = self.now + OVERRUN_PAUSE;
+            self.want_nudge(false);
+        }
+    }
+
     fn enqueue(&mut self, seq: u32) {
         if !self.queue.contains(&Queued::Answer(seq)) {
             self.queue.push(Queued::Answer(seq));
@@ -293,6 +301,7 @@ proptest! {
             nudging: false,
             failed: false,
             more: false,
+            overruns_from: START,
             newly_sought: Vec::new(),
         };
         let mut flights = BTreeMap::new();
@@ -338,7 +347,7 @@ proptest! {
                 }
                 Op::Overrun => {
                     input(&mut core, Input::Overrun);
-                    model.want_nudge(false);
+                    model.overrun();
                 }
                 Op::Nudged { done } => {
                     if !model.nudging {
