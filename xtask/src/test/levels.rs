@@ -54,7 +54,7 @@ pub(super) const LEVELS: &[Level] = &[
         name: "lab",
         what: "system tests in network namespaces (needs root)",
         fast: false,
-        budget: Duration::from_mins(2),
+        budget: Duration::from_mins(4),
         run: lab,
     },
     Level {

@@ -96,11 +96,6 @@ impl Wire {
         }
         let forwarding = [("ipv4/ip_forward", "1"), ("ipv6/conf/all/forwarding", "1")];
         netns::set(NODE, &forwarding).unwrap();
-        let hwaddr = |namespace, interface| {
-            let words = format!("-netns {namespace} -json link show dev {interface}");
-            let links: serde_json::Value = serde_json::from_str(&tool("ip", &words)).unwrap();
-            links[0]["address"].as_str().unwrap().to_owned()
-        };
         for address in ["10.8.0.2", "fd00:8::2"] {
             let lladdr = hwaddr(BEYOND, "eth0");
             ip(&format!(

@@ -12,6 +12,7 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use aya::maps::{Map, MapData, MapInfo, PerCpuArray, loaded_maps};
+use aya::programs::links::{FdLink, PinnedLink};
 use aya::programs::{
     ProgramError, ProgramInfo, SchedClassifier, TcAttachType, Xdp, XdpMode, loaded_programs,
 };
@@ -311,6 +312,12 @@ pub(super) fn kinds() -> [(&'static str, &'static str); 2] {
     [("tc", auto), ("clsact", "clsact")]
 }
 
+/// The [`kinds`] and XDP, for a wire that is [prepared](prepare_for_xdp) for it.
+pub(super) fn all_kinds() -> [(&'static str, &'static str); 3] {
+    let [tc, clsact] = kinds();
+    [tc, clsact, ("xdp", "xdp-native")]
+}
+
 /// How often something is done: `usual` times, or as `IBARR_TEST_ROUNDS` says for a machine on which
 /// everything takes long.
 pub(super) fn rounds(usual: u32) -> u32 {
@@ -330,10 +337,15 @@ pub(super) fn none_left(maps: &[u32]) -> bool {
 
 /// Has the peer know where `address` is, whatever becomes of it.
 pub(super) fn pin_neighbour(address: &str) {
-    let links = tool("ip", &format!("-netns {NODE} -json link show dev eth0"));
-    let links: Value = serde_json::from_str(&links).unwrap();
-    let hwaddr = links[0]["address"].as_str().unwrap();
+    let hwaddr = hwaddr(NODE, "eth0");
     ip(&format!("-netns {PEER} neigh replace {address} lladdr {hwaddr} dev eth0 nud permanent"));
+}
+
+/// The hardware address of an interface, as `ip` writes it.
+pub(super) fn hwaddr(namespace: &str, interface: &str) -> String {
+    let links = tool("ip", &format!("-netns {namespace} -json link show dev {interface}"));
+    let links: Value = serde_json::from_str(&links).unwrap();
+    links[0]["address"].as_str().unwrap().to_owned()
 }
 
 /// A socket of the peer's.
@@ -391,8 +403,13 @@ pub(super) fn prepare_for_xdp() -> Ebpf {
     // XDP cannot tell a checksum that is yet to be filled in from one that is wrong.
     tool("ip", &format!("netns exec {PEER} ethtool -K eth0 tx off"));
     // A veth takes what XDP sends only if it has a program too.
+    gives_way(PEER)
+}
+
+/// Attaches an XDP program that passes everything to eth0, for as long as this is there.
+pub(super) fn gives_way(namespace: &str) -> Ebpf {
     let mut ebpf = EbpfLoader::new().load(ibarr_ebpf::BENCH_OBJECT).unwrap();
-    netns::inside(PEER, || {
+    netns::inside(namespace, || {
         let program: &mut Xdp = ebpf.program_mut("empty_xdp").unwrap().try_into()?;
         program.load()?;
         program.attach_to_if_index(if_nametoindex("eth0")?, XdpMode::Driver)?;
@@ -400,6 +417,13 @@ pub(super) fn prepare_for_xdp() -> Ebpf {
     })
     .unwrap();
     ebpf
+}
+
+/// Of the link by which our program is attached, if it is by one.
+pub(super) fn link_id(rig: &Rig) -> Option<u32> {
+    let hooks = rig.hooks();
+    let pin = hooks.iter().find(|path| !path.is_dir())?;
+    Some(FdLink::from(PinnedLink::from_pin(pin).unwrap()).info().unwrap().id())
 }
 
 /// Asks for one address, again and again.

@@ -3,18 +3,19 @@
 //! One daemon after another, and nobody notices.
 
 use aya::maps::{Array, HashMap, Map};
-use aya::programs::links::{FdLink, PinnedLink};
+use aya::programs::links::FdLink;
 use aya::programs::tc::{NlOptions, TcAttachOptions, qdisc_add_clsact};
-use aya::programs::{SchedClassifier, TcAttachType};
+use aya::programs::{SchedClassifier, TcAttachType, Xdp, XdpMode};
 use aya::{Ebpf, EbpfLoader, Pod};
 use ibarr_common::IfIndex;
-use ibarr_common::map::{self, GidEntry, GidKey, Interface, Origin, ResponderCfg};
+use ibarr_common::map::{self, GidEntry, GidKey, Interface, Origin, Program, Reason, ResponderCfg};
 use ibarr_testbed::lab::netns;
 use nix::net::if_::if_nametoindex;
 use nix::sys::signal::Signal;
 use zerocopy::IntoBytes;
 
-use super::rig::*;
+use super::rig::{self, *};
+use crate::frame::hex;
 
 #[test]
 fn daemons_killed_and_started_under_load_lose_no_query() {
@@ -45,8 +46,7 @@ fn another_kind_of_program_under_load_loses_no_query() {
     let _peers_program = prepare_for_xdp();
     rig.start("responder = \"clsact\"");
     let load = load(V4);
-    let [tc, clsact] = kinds();
-    let xdp = ("xdp", "xdp-native");
+    let [tc, clsact, xdp] = all_kinds();
     // Each after each other.
     for (round, (mode, hook)) in [tc, clsact, xdp, clsact, tc, xdp, tc, clsact].iter().enumerate() {
         rig.configure(&format!("responder = \"{mode}\""));
@@ -71,8 +71,9 @@ fn another_kind_of_program_under_load_loses_no_query() {
 /// another size, in a directory of its own. Its programs are where they are in every layout.
 #[test]
 fn another_layout_is_replaced_under_load_without_a_lost_query() {
-    for (responder, hook) in kinds() {
+    for (responder, hook) in all_kinds() {
         let mut rig = Rig::new();
+        let _peers_program = prepare_for_xdp();
         let old = OldLayout::leave_behind(&rig, hook);
         let load = load(V4);
         socket(V4).ask_all(100);
@@ -85,7 +86,8 @@ fn another_layout_is_replaced_under_load_without_a_lost_query() {
         assert!(!root.join("v0").exists());
         let names = tree(&root.join(format!("v{}", map::ABI_VERSION)));
         assert_eq!(names.len(), map::NAMES.len(), "{names:?}");
-        assert!(rig.answered_in_kernel() >= 100);
+        let program = if hook == "xdp-native" { Program::Xdp } else { Program::Tc };
+        assert!(rig.count(program, Reason::Answered) >= 100);
         assert_eq!(tcx_programs().len(), usize::from(hook == "tcx"));
         assert_eq!(our_filters(), usize::from(hook == "clsact"));
     }
@@ -94,8 +96,9 @@ fn another_layout_is_replaced_under_load_without_a_lost_query() {
 /// A daemon that could not start leaves to the old layout what it had.
 #[test]
 fn a_layout_that_cannot_be_filled_leaves_the_old_one_in_place() {
-    for (responder, hook) in kinds() {
+    for (responder, hook) in all_kinds() {
         let mut rig = Rig::new();
+        let _peers_program = prepare_for_xdp();
         let old = OldLayout::leave_behind(&rig, hook);
         let before = tree(&rig.bpffs());
         let broken = rig.machine.directory().join("broken.o");
@@ -134,6 +137,15 @@ impl OldLayout {
         }
         let mut ebpf = loader.load(ibarr_ebpf::OBJECT).unwrap();
         let ifindex = netns::inside(NODE, || {
+            if hook == "xdp-native" {
+                let program: &mut Xdp = ebpf.program_mut("ip2gid_xdp").unwrap().try_into()?;
+                program.load()?;
+                let ifindex = if_nametoindex("eth0")?;
+                let link = program.attach_to_if_index(ifindex, XdpMode::Driver)?;
+                let link = FdLink::try_from(program.take_link(link)?)?;
+                link.pin(links.join(format!("xdp-native-{ifindex}")))?;
+                return Ok(ifindex);
+            }
             let program = ebpf.program_mut("ip2gid_tc").unwrap();
             let program: &mut SchedClassifier = program.try_into()?;
             program.load()?;
@@ -161,7 +173,9 @@ impl OldLayout {
         let key = GidKey::new(V4.parse().unwrap(), ifindex);
         let entry = GidEntry::new(key, GID.parse().ok(), Some(ifindex), Origin::Static);
         fill(&mut ebpf, map::GID_CACHE, bytes::<20>(&key), bytes::<56>(&entry));
-        let interface = Interface { switches: Interface::ANSWER_IPV4, hwaddr: [0; 20] };
+        let mut hwaddr = [0; 20];
+        hwaddr[..6].copy_from_slice(&hex(&rig::hwaddr(NODE, "eth0")));
+        let interface = Interface { switches: Interface::ANSWER_IPV4, hwaddr };
         fill(&mut ebpf, map::INTERFACES, ifindex.get(), bytes::<24>(&interface));
         let cfg = ResponderCfg { lease_end: u64::MAX, ..ResponderCfg::default() };
         let map = ebpf.map_mut(map::RESPONDER_CFG).unwrap();
@@ -185,11 +199,4 @@ fn bytes<const N: usize>(value: &(impl IntoBytes + zerocopy::Immutable)) -> [u8;
 fn our_filters() -> usize {
     let filters = tool("tc", &format!("-netns {NODE} filter show dev eth0 ingress"));
     filters.matches("ip2gid_tc direct-action").count()
-}
-
-/// Of the tcx link that is pinned.
-fn link_id(rig: &Rig) -> Option<u32> {
-    let hooks = rig.hooks();
-    let pin = hooks.iter().find(|path| path.to_str().unwrap().contains("/tc-"))?;
-    Some(FdLink::from(PinnedLink::from_pin(pin).unwrap()).info().unwrap().id())
 }

@@ -2,6 +2,8 @@
 
 //! XDP: where it would be wrong, and where it is not.
 
+use std::path::PathBuf;
+
 use ibarr_common::map::{Program, Reason};
 use nix::sys::signal::Signal;
 
@@ -9,31 +11,42 @@ use super::rig::*;
 use crate::machine::said;
 
 #[test]
-fn xdp_is_refused_where_it_would_be_wrong_and_answers_where_not() {
+fn xdp_is_refused_where_it_would_be_wrong() {
     let mut rig = Rig::new();
-    let links = || tool("ip", &format!("-netns {NODE} -details link show dev eth0"));
-    let ethtool = |words: &str| tool("ip", &format!("netns exec {words}"));
-    rig.start("responder = \"xdp\"");
-    let refused = |rig: &Rig, reason: &str| {
+    let inside = |namespace: &str, words: &str| {
+        tool("ip", &format!("netns exec {namespace} {words}"));
+    };
+    let mut refused = |reason: &str| {
+        rig.start("responder = \"xdp\"");
         let status = rig.status_of("eth0");
         assert!(status["responder"].is_null(), "{status}");
         let said = status["in-user-space"].as_str().unwrap();
         assert!(said.contains(reason) && said.contains("responder = \"tc\""), "{said}");
+        assert_eq!(rig.asked("counters")["counters"]["responder.not-attached"], 1);
+        assert_eq!(rig.hooks(), <[PathBuf; 0]>::default());
         let by_daemon = rig.answered_by_daemon();
         socket(V4).ask_all(5);
         assert_eq!(rig.answered_by_daemon(), by_daemon + 5);
+        rig.end(Signal::SIGTERM);
     };
-    refused(&rig, "ethtool -K eth0 rxvlan off");
-    ethtool(&format!("{NODE} ethtool -K eth0 rxvlan off"));
-    rig.end(Signal::SIGTERM);
-    rig.restart();
-    refused(&rig, "only if the interface at its other end has an XDP program");
-    assert_eq!(rig.asked("counters")["counters"]["responder.not-attached"], 1);
+    refused("ethtool -K eth0 rxvlan off");
+    inside(NODE, "ethtool -K eth0 rxvlan off");
+    refused("only if the interface at its other end has an XDP program");
+    let _peers_program = prepare_for_xdp();
+    inside(PEER, "ip link set eth0 mtu 9000");
+    refused("the MTU is too large");
+    inside(PEER, "ip link set eth0 mtu 1500");
+    let _theirs = gives_way(NODE);
+    refused("another XDP program is there");
+}
 
+#[test]
+fn xdp_answers_and_is_replaced_under_load_without_a_lost_query() {
+    let mut rig = Rig::new();
+    let links = || tool("ip", &format!("-netns {NODE} -details link show dev eth0"));
     let _peers_program = prepare_for_xdp();
     let before = links();
-    rig.end(Signal::SIGTERM);
-    rig.restart();
+    rig.start("responder = \"xdp\"");
     assert_eq!(rig.status_of("eth0")["responder"], "xdp-native");
     let was = answered(&rig);
     for target in [V4, V6] {
@@ -41,12 +54,17 @@ fn xdp_is_refused_where_it_would_be_wrong_and_answers_where_not() {
     }
     assert_eq!(answered(&rig), was + 400);
 
-    let load = load(V4);
-    for round in 0..10 {
+    let link = link_id(&rig);
+    assert!(link.is_some());
+    let loads = [load(V4), load(V6)];
+    for round in 0..rounds(20) {
         rig.end(if round % 2 == 0 { Signal::SIGKILL } else { Signal::SIGTERM });
         rig.restart();
     }
-    load.end_without_loss(100);
+    for load in loads {
+        load.end_without_loss(100);
+    }
+    assert_eq!(link_id(&rig), link, "it has been updated, never made anew");
     assert_ne!(links(), before);
     rig.end(Signal::SIGTERM);
     let output = rig.detach();
