@@ -13,6 +13,7 @@ use ibarr_proto::ip2gid::Question;
 use ibarr_proto::local_service::{
     Config, Counter, Event, FlightId, Input, Limits, LocalService, NUDGE_INTERVAL, Sender, Transmit,
 };
+use ibarr_proto::paths;
 use ibarr_proto::resolver::{Outcome, Source};
 
 /// The kernel's side under any history, `script` being read as what happens: each address request
@@ -33,7 +34,7 @@ pub fn local_service(script: &[u8]) {
 
 /// Few of everything, so that histories meet themselves and every bound.
 const TARGETS: [&str; 4] = ["10.2.0.5", "10.2.0.6", "fd00:2::5", "224.0.0.1"];
-const LIMITS: Limits = Limits { requests: 4, errors: 3 };
+const LIMITS: Limits = Limits { requests: 4, paths: 3 };
 
 /// What is read of it when it is used up is zero.
 struct Script<'a>(&'a [u8]);
@@ -252,6 +253,9 @@ impl World {
                 }
                 Event::Unwanted { flight, question } => {
                     assert_eq!(self.sought.remove(&flight), Some(question), "nobody wanted it");
+                }
+                Event::PathWanted { flight, .. } => {
+                    self.core.path_answered(self.now, flight, &paths::Outcome::UnknownPort);
                 }
             }
         }

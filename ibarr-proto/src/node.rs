@@ -4,14 +4,16 @@
 //! it, so that the order of things, which matters, is proven where it runs.
 
 use ibarr_common::Instant;
-use rand_core::CryptoRng;
+use rand_core::{CryptoRng, SeedableRng};
 
 use crate::ip2gid::client::{self, Client, RequestId, SocketId};
 use crate::ip2gid::server::{self, Server};
 use crate::ip2gid::{Prefixes, Question};
 use crate::local_service::{self, LocalService};
 use crate::local_view::{self, LocalView};
+use crate::paths::{self, Paths};
 use crate::resolver::{self, Outcome, Resolver};
+use crate::sa;
 
 /// See the [module](self).
 ///
@@ -35,10 +37,12 @@ pub struct Config {
     pub client: client::Config,
     /// How the kernel is answered.
     pub local_service: local_service::Config,
+    /// How subnet administrators are asked.
+    pub paths: paths::Config,
 }
 
 /// One thing that happened. Queries of peers are not among them: see [`Node::answer`].
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub enum Input<'a> {
     /// Rtnetlink said something about this node.
     View(local_view::Input),
@@ -46,6 +50,10 @@ pub enum Input<'a> {
     Client(client::Input<'a>),
     /// Something happened to the socket to the kernel.
     LocalService(local_service::Input<'a>),
+    /// Something happened to the InfiniBand ports, or a MAD came.
+    Paths(paths::Input<'a>),
+    /// Somebody on this node wants to know a path. Answered by one [`Output::PathAnswered`].
+    ResolvePath(paths::Request),
     /// Somebody on this node wants to know. Answered by one [`Output::Answered`].
     Resolve {
         /// Comes back with the answer.
@@ -69,6 +77,15 @@ pub enum Output {
         /// The answer.
         outcome: Outcome,
     },
+    /// A request of this node for a path has its answer.
+    PathAnswered {
+        /// Of the request.
+        id: paths::RequestId,
+        /// The answer.
+        outcome: paths::Outcome,
+    },
+    /// Send a MAD.
+    Sa(sa::Transmit),
     /// As [`client::Event::OpenSocket`].
     OpenSocket(SocketId),
     /// As [`client::Event::CloseSocket`].
@@ -88,20 +105,26 @@ pub struct Room {
     pub local_service: bool,
 }
 
-impl<R: CryptoRng> Node<R> {
+impl<R: CryptoRng + SeedableRng> Node<R> {
     /// Knows nothing of itself yet, and has no socket.
-    pub fn new(config: Config, rng: R) -> Self {
-        let Config { view, allow, client, local_service } = config;
+    pub fn new(config: Config, mut rng: R) -> Self {
+        let Config { view, allow, client, local_service, paths } = config;
+        let paths = Paths::new(paths, R::from_rng(&mut rng));
         Self {
             view: LocalView::new(view),
             server: Server::new(allow),
-            resolver: Resolver::new(Client::new(client, rng), LocalService::new(local_service)),
+            resolver: Resolver::new(
+                Client::new(client, rng),
+                paths,
+                LocalService::new(local_service),
+            ),
         }
     }
 
     /// From now on runs on `config`.
     pub fn reconfigure(&mut self, now: Instant, config: Config) {
-        let Config { view, allow, client, local_service } = config;
+        let Config { view, allow, client, local_service, paths } = config;
+        self.resolver.paths_mut().reconfigure(paths);
         self.view.reconfigure(view);
         self.server.reconfigure(allow);
         self.resolver.client_mut().reconfigure(now, client);
@@ -116,6 +139,8 @@ impl<R: CryptoRng> Node<R> {
             Input::LocalService(input) => {
                 self.resolver.handle_local_service(now, &self.view, input);
             }
+            Input::Paths(input) => self.resolver.handle_paths(now, input),
+            Input::ResolvePath(request) => self.resolver.resolve_path(now, request),
             Input::Resolve { id, question } => self.resolver.resolve(now, &self.view, id, question),
         }
     }
@@ -151,6 +176,9 @@ impl<R: CryptoRng> Node<R> {
         if let Some(event) = self.resolver.poll_event() {
             return Some(match event {
                 resolver::Event::Answered { id, outcome } => Output::Answered { id, outcome },
+                resolver::Event::PathAnswered { id, outcome } => {
+                    Output::PathAnswered { id, outcome }
+                }
                 resolver::Event::OpenSocket { socket } => Output::OpenSocket(socket),
                 resolver::Event::CloseSocket { socket } => Output::CloseSocket(socket),
             });
@@ -161,6 +189,9 @@ impl<R: CryptoRng> Node<R> {
         if let Some(transmit) = self.resolver.poll_transmit() {
             return Some(Output::Query(transmit));
         }
+        if let Some(transmit) = self.resolver.poll_sa() {
+            return Some(Output::Sa(transmit));
+        }
         if room.local_service {
             return self.resolver.poll_local_service().map(Output::LocalService);
         }
@@ -170,6 +201,11 @@ impl<R: CryptoRng> Node<R> {
     /// Forgets all that peers have answered. Returns how many answers that was.
     pub fn flush(&mut self) -> usize {
         self.resolver.client_mut().flush(None)
+    }
+
+    /// Forgets all that subnet administrators have answered. Returns how many answers that was.
+    pub fn flush_paths(&mut self) -> usize {
+        self.resolver.paths_mut().flush()
     }
 
     /// What this node knows of itself.
@@ -185,6 +221,11 @@ impl<R: CryptoRng> Node<R> {
     /// Who asks peers.
     pub fn client(&self) -> &Client<R> {
         self.resolver.client()
+    }
+
+    /// Who asks subnet administrators.
+    pub fn paths(&self) -> &Paths<R> {
+        self.resolver.paths()
     }
 
     /// Who answers the kernel.

@@ -7,6 +7,8 @@
 //! name may belong to another network namespace than ours, and so to no interface or a wrong one
 //! here. It counts if routing, asked for a way out by that interface, names a gateway there: that
 //! is why the kernel asks at all. Otherwise peers are asked on whatever way routing chooses.
+//!
+//! And which path leads to this GID: that is the business of [`paths`].
 
 #[cfg(test)]
 mod tests;
@@ -15,19 +17,24 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::net::IpAddr;
 
 use ibarr_common::ib::Gid;
+use ibarr_common::wire::ls::{PathUse, ResolvePath};
+use ibarr_common::wire::sa::PathQuestion;
 use ibarr_common::{IfIndex, Instant};
-use rand_core::CryptoRng;
+use rand_core::{CryptoRng, SeedableRng};
 
 use crate::ip2gid::Question;
 use crate::ip2gid::client::{self, Client, RequestId, Route, SocketId, Transmit};
 use crate::ip2gid::server::Local;
-use crate::local_service::{self, FlightId, LocalService};
+use crate::local_service::{self, FlightId, LocalService, PathFlightId};
+use crate::paths::{self, Paths, PortName};
+use crate::sa;
 
 /// See the [module](self). Drained like every core: after each `handle_…` call the `poll_…` until
 /// they say `None`, then wait until [`poll_timeout`](Self::poll_timeout).
 #[derive(Debug)]
 pub struct Resolver<R> {
     client: Client<R>,
+    paths: Paths<R>,
     local_service: LocalService,
     /// Questions of the kernel whose egress waits for the word of routing, each with who waits.
     unsure: BTreeMap<Question, BTreeSet<FlightId>>,
@@ -45,6 +52,13 @@ pub enum Event {
         id: RequestId,
         /// The answer.
         outcome: Outcome,
+    },
+    /// A request for a path has its answer; each gets exactly one.
+    PathAnswered {
+        /// Of the request.
+        id: paths::RequestId,
+        /// The answer.
+        outcome: paths::Outcome,
     },
     /// As [`client::Event::OpenSocket`].
     OpenSocket {
@@ -89,11 +103,13 @@ pub enum Source {
     Peer,
 }
 
-impl<R: CryptoRng> Resolver<R> {
-    /// Asks peers through `client`, for the driver and for `local_service`.
-    pub fn new(client: Client<R>, local_service: LocalService) -> Self {
+impl<R: CryptoRng + SeedableRng> Resolver<R> {
+    /// Asks peers through `client` and subnet administrators through `paths`, for the driver and for
+    /// `local_service`.
+    pub fn new(client: Client<R>, paths: Paths<R>, local_service: LocalService) -> Self {
         Self {
             client,
+            paths,
             local_service,
             unsure: BTreeMap::new(),
             unrouted: BTreeSet::new(),
@@ -108,6 +124,20 @@ impl<R: CryptoRng> Resolver<R> {
             Some(outcome) => self.events.push_back(Event::Answered { id, outcome }),
             None => self.ask_peers(now, Asker::Driver(id), question),
         }
+    }
+
+    /// Somebody wants to know a path. Answered by one [`Event::PathAnswered`], at the latest at the
+    /// deadline of the request.
+    pub fn resolve_path(&mut self, now: Instant, request: paths::Request) {
+        let id = Asker::Driver(request.id).into();
+        self.paths.resolve(now, paths::Request { id, ..request });
+        self.settle(now);
+    }
+
+    /// Something happened to the ports, or a MAD came.
+    pub fn handle_paths(&mut self, now: Instant, input: paths::Input<'_>) {
+        self.paths.handle_input(now, input);
+        self.settle(now);
     }
 
     /// Something happened to the client's sockets, routes or datagrams.
@@ -137,6 +167,7 @@ impl<R: CryptoRng> Resolver<R> {
     /// May be called at any time; early calls do nothing.
     pub fn handle_timeout(&mut self, now: Instant, view: &impl Local) {
         self.client.handle_timeout(now);
+        self.paths.handle_timeout(now);
         self.settle(now);
         self.local_service.handle_timeout(now);
         self.serve(now, view);
@@ -144,13 +175,22 @@ impl<R: CryptoRng> Resolver<R> {
 
     /// When to call [`handle_timeout`](Self::handle_timeout) next.
     pub fn poll_timeout(&self) -> Option<Instant> {
-        let timeouts = [self.client.poll_timeout(), self.local_service.poll_timeout()];
+        let timeouts = [
+            self.client.poll_timeout(),
+            self.paths.poll_timeout(),
+            self.local_service.poll_timeout(),
+        ];
         timeouts.into_iter().flatten().min()
     }
 
     /// The next datagram to send to a peer.
     pub fn poll_transmit(&mut self) -> Option<Transmit> {
         self.client.poll_transmit()
+    }
+
+    /// The next MAD to send to an SA.
+    pub fn poll_sa(&mut self) -> Option<sa::Transmit> {
+        self.paths.poll_transmit()
     }
 
     /// The next thing to do for the kernel; see [`LocalService::poll_transmit`].
@@ -178,6 +218,16 @@ impl<R: CryptoRng> Resolver<R> {
         &mut self.client
     }
 
+    /// What subnet administrators are asked through.
+    pub fn paths(&self) -> &Paths<R> {
+        &self.paths
+    }
+
+    /// What subnet administrators are asked through.
+    pub fn paths_mut(&mut self) -> &mut Paths<R> {
+        &mut self.paths
+    }
+
     /// What the kernel asks through.
     pub fn local_service(&self) -> &LocalService {
         &self.local_service
@@ -201,8 +251,29 @@ impl<R: CryptoRng> Resolver<R> {
                 local_service::Event::Unwanted { flight, question } => {
                     self.forget(now, flight, question);
                 }
+                local_service::Event::PathWanted { flight, request, deadline } => {
+                    self.seek_path(now, flight, &request, deadline);
+                }
             }
         }
+        self.settle(now);
+    }
+
+    fn seek_path(
+        &mut self,
+        now: Instant,
+        flight: PathFlightId,
+        request: &ResolvePath,
+        deadline: Instant,
+    ) {
+        let ResolvePath { device, port, path_use, service_id, .. } = *request;
+        let ResolvePath { dgid, sgid, tclass, pkey, qos_class, .. } = *request;
+        // What asks for one direction gives the other no thought (`ib_nl_set_path_rec_attrs`).
+        let reversible = path_use != PathUse::Unidirectional;
+        let question = PathQuestion { dgid, sgid, reversible, pkey, tclass, service_id, qos_class };
+        let id = Asker::Kernel(flight).into();
+        let port = PortName { device, port };
+        self.paths.resolve(now, paths::Request { id, port, question, deadline });
         self.settle(now);
     }
 
@@ -244,7 +315,7 @@ impl<R: CryptoRng> Resolver<R> {
         }
     }
 
-    fn ask_peers(&mut self, now: Instant, asker: Asker, question: Question) {
+    fn ask_peers(&mut self, now: Instant, asker: Asker<RequestId, FlightId>, question: Question) {
         let id = asker.into();
         self.client.handle_input(now, client::Input::Resolve { id, question });
         self.settle(now);
@@ -264,8 +335,14 @@ impl<R: CryptoRng> Resolver<R> {
         self.client.handle_input(now, client::Input::Cancel { id });
     }
 
-    /// Takes the client's answers to who asked.
+    /// Takes the answers to who asked.
     fn settle(&mut self, now: Instant) {
+        while let Some(paths::Answered { id, outcome }) = self.paths.poll_answered() {
+            match Asker::from(id) {
+                Asker::Driver(id) => self.events.push_back(Event::PathAnswered { id, outcome }),
+                Asker::Kernel(flight) => self.local_service.path_answered(now, flight, &outcome),
+            }
+        }
         while let Some(event) = self.client.poll_event() {
             let event = match event {
                 client::Event::Answered { id, outcome } => match Asker::from(id) {
@@ -283,31 +360,51 @@ impl<R: CryptoRng> Resolver<R> {
     }
 }
 
-/// Who waits for an answer of the client, whose names for requests the two have to share.
+/// Who waits for an answer of a client, whose names for requests the two have to share.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
-enum Asker {
-    Driver(RequestId),
-    Kernel(FlightId),
+enum Asker<D, K> {
+    Driver(D),
+    Kernel(K),
 }
 
-impl From<Asker> for RequestId {
+impl<D, K> Asker<D, K> {
     /// Both count from 0 and never reach 2⁶³.
-    fn from(asker: Asker) -> Self {
-        match asker {
-            Asker::Driver(id) => Self(id.0 << 1),
-            Asker::Kernel(flight) => Self(flight.get() << 1 | 1),
+    fn join(self, driver: impl Fn(D) -> u64, kernel: impl Fn(K) -> u64) -> u64 {
+        match self {
+            Self::Driver(id) => driver(id) << 1,
+            Self::Kernel(flight) => kernel(flight) << 1 | 1,
+        }
+    }
+
+    fn split(id: u64, driver: impl Fn(u64) -> D, kernel: impl Fn(u64) -> K) -> Self {
+        match id & 1 {
+            0 => Self::Driver(driver(id >> 1)),
+            _ => Self::Kernel(kernel(id >> 1)),
         }
     }
 }
 
-impl From<RequestId> for Asker {
+impl From<Asker<RequestId, FlightId>> for RequestId {
+    fn from(asker: Asker<RequestId, FlightId>) -> Self {
+        Self(asker.join(|id| id.0, FlightId::get))
+    }
+}
+
+impl From<RequestId> for Asker<RequestId, FlightId> {
     fn from(id: RequestId) -> Self {
-        let number = id.0 >> 1;
-        if id.0 & 1 == 0 {
-            Self::Driver(RequestId(number))
-        } else {
-            Self::Kernel(FlightId::new(number))
-        }
+        Self::split(id.0, RequestId, FlightId::new)
+    }
+}
+
+impl From<Asker<paths::RequestId, PathFlightId>> for paths::RequestId {
+    fn from(asker: Asker<Self, PathFlightId>) -> Self {
+        Self(asker.join(|id| id.0, |flight| flight.0))
+    }
+}
+
+impl From<paths::RequestId> for Asker<paths::RequestId, PathFlightId> {
+    fn from(id: paths::RequestId) -> Self {
+        Self::split(id.0, paths::RequestId, PathFlightId)
     }
 }
 

@@ -231,6 +231,9 @@ impl World {
                 Output::Answered { id: request, outcome } => {
                     self.told(id, daemon, request, outcome);
                 }
+                Output::PathAnswered { .. } | Output::Sa(_) => {
+                    unreachable!("no machine has an InfiniBand port")
+                }
                 Output::OpenSocket(socket) => {
                     let fails = self.machines[id].troubles.no_sockets > now;
                     let input = if fails {

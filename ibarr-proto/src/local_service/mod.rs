@@ -12,10 +12,12 @@
 //! times ([`FOLLOW_UPS`]).
 //!
 //! **There is no negative answer to an address request.** What cannot be answered is tried again
-//! until its [`DEADLINE`], then given up in silence. A path request is answered at once: the kernel
-//! asks the SA itself.
+//! until its [`DEADLINE`], then given up in silence. **To a path request there always is an answer**:
+//! paths, or none, or that the kernel may ask the SA itself, which it would do anyway if we were
+//! silent for its time-out.
 
 mod nudges;
+mod paths;
 mod queue;
 mod requests;
 #[cfg(test)]
@@ -26,11 +28,12 @@ use std::collections::VecDeque;
 
 use ibarr_common::Instant;
 use ibarr_common::wire::ls::{
-    Answer, Emitted, Error, Kind, Message, PortId, Request, ResolveIp, Seq, SetTimeout, Timeout,
-    messages,
+    Answer, Emitted, Error, Kind, Message, PortId, Request, ResolveIp, ResolvePath, Seq,
+    SetTimeout, Timeout, messages,
 };
 
 use self::nudges::{Nudge, Nudges, Whom};
+use self::paths::PathRequests;
 use self::queue::{Item, Queue};
 use self::requests::{Answered, Requests, State};
 use crate::counters::Counters;
@@ -39,8 +42,8 @@ use crate::resolver::{Outcome, Source};
 
 pub use types::{
     Config, Counter, DEADLINE, Event, FOLLOW_UPS, FlightId, Input, Limits, MAX_NUDGES, MEMORY,
-    NUDGE_INTERVAL, NUDGE_QUIET, NUDGE_WITHIN, OVERRUN_PAUSE, REPEAT_AFTER, RETRY, Sender,
-    Transmit,
+    NUDGE_INTERVAL, NUDGE_QUIET, NUDGE_WITHIN, NoPath, OVERRUN_PAUSE, PathFlightId, REPEAT_AFTER,
+    RETRY, Sender, Transmit,
 };
 
 /// Answers the kernel.
@@ -54,6 +57,7 @@ pub struct LocalService {
     /// Of the socket, while there is one.
     port_id: Option<PortId>,
     requests: Requests,
+    path_requests: PathRequests,
     queue: Queue,
     /// To be told to the kernel.
     timeout: Option<Timeout>,
@@ -78,7 +82,8 @@ impl LocalService {
             now: Instant::BOOT,
             port_id: None,
             requests: Requests::new(limits.requests),
-            queue: Queue::new(limits.errors),
+            path_requests: PathRequests::new(limits.paths),
+            queue: Queue::new(limits.paths),
             timeout: None,
             nudges: Nudges::default(),
             overruns_from: Instant::BOOT,
@@ -115,6 +120,9 @@ impl LocalService {
                 for seq in self.requests.seqs() {
                     self.remove(seq);
                 }
+                while self.path_requests.take_first().is_some() {
+                    self.counters.count(Counter::PathsAbandoned);
+                }
                 self.port_id = None;
                 self.timeout = None;
                 self.queue.clear();
@@ -145,6 +153,10 @@ impl LocalService {
                     self.timeout = Some(Timeout::DEFAULT);
                 }
                 self.abandon();
+                while let Some(seq) = self.path_requests.take_first() {
+                    self.counters.count(Counter::PathsAbandoned);
+                    self.answer_path(seq, Answer::Error);
+                }
             }
         }
     }
@@ -170,6 +182,21 @@ impl LocalService {
             Outcome::Overloaded => Counter::Overloaded,
         };
         self.requests.rest(seq, rest_as, self.now + RETRY);
+    }
+
+    /// The resolver has looked for a path.
+    pub fn path_answered(
+        &mut self,
+        now: Instant,
+        flight: PathFlightId,
+        outcome: &crate::paths::Outcome,
+    ) {
+        self.advance(now);
+        // The socket may have been lost meanwhile.
+        let Some((seq, path_use)) = self.path_requests.take(flight) else { return };
+        let (answer, counter) = paths::answer(self.config, path_use, outcome);
+        self.counters.count(counter);
+        self.answer_path(seq, answer);
     }
 
     /// Does what is due. May be called at any time; early calls do nothing.
@@ -201,7 +228,7 @@ impl LocalService {
         }
         while let Some(item) = self.queue.pop() {
             let message = match item {
-                Item::Error(seq) => Some(Answer::Error.emit(seq, port_id)),
+                Item::Path(seq, answer) => Some(answer.emit(seq, port_id)),
                 Item::Answer(seq) => self.hand_over(seq, port_id),
             };
             if let Some(message) = message {
@@ -227,7 +254,11 @@ impl LocalService {
 
     /// Address requests that wait, and all that are held.
     pub fn load(&self) -> Load {
-        Load { waiting: self.requests.waiting(), held: self.requests.len() }
+        Load {
+            waiting: self.requests.waiting(),
+            held: self.requests.len(),
+            paths: self.path_requests.len(),
+        }
     }
 
     /// The last error number with which the kernel refused a message of ours, since the socket was
@@ -286,10 +317,7 @@ impl LocalService {
         }
         match Request::parse(message) {
             Ok(Request::ResolveIp(request)) => self.address_request(message.seq(), request),
-            Ok(Request::ResolvePath(_)) => {
-                self.counters.count(Counter::PathsUnknown);
-                self.refer_to_sa(message.seq());
-            }
+            Ok(Request::ResolvePath(request)) => self.path_request(message.seq(), request),
             Err(error) => self.malformed(Some(message), error),
         }
     }
@@ -302,12 +330,26 @@ impl LocalService {
             && message.is_request()
         {
             self.counters.count(Counter::PathsMalformed);
-            self.refer_to_sa(message.seq());
+            self.answer_path(message.seq(), Answer::Error);
         }
     }
 
-    fn refer_to_sa(&mut self, seq: Seq) {
-        if !self.queue.push_error(seq) {
+    fn path_request(&mut self, seq: Seq, request: ResolvePath) {
+        self.counters.count(Counter::PathRequests);
+        // Of two with one number the kernel has forgotten the first.
+        if self.path_requests.forget(seq) {
+            self.counters.count(Counter::PathsAbandoned);
+        }
+        let Some(flight) = self.path_requests.insert(seq, &request) else {
+            self.counters.count(Counter::PathsOverloaded);
+            return self.answer_path(seq, Answer::Error);
+        };
+        let deadline = self.now + self.config.timeout.get() * 4 / 5;
+        self.events.push_back(Event::PathWanted { flight, request, deadline });
+    }
+
+    fn answer_path(&mut self, seq: Seq, answer: Answer) {
+        if !self.queue.push_path(seq, answer) {
             self.counters.count(Counter::PathsFull);
         }
     }
@@ -443,4 +485,6 @@ pub struct Load {
     pub waiting: usize,
     /// With those that have been answered not long ago.
     pub held: usize,
+    /// Path requests that wait for an answer.
+    pub paths: usize,
 }

@@ -4,14 +4,14 @@
 
 use std::collections::BTreeMap;
 
-use ibarr_common::wire::ls::Seq;
+use ibarr_common::wire::ls::{Answer, Seq};
 
-/// First in, first out, and anything can be taken back. Answers are bounded by the requests that
-/// they belong to, errors here.
+/// First in, first out. Answers to address requests are bounded by the requests that they belong to,
+/// and can be taken back; answers to path requests are bounded here.
 #[derive(Debug)]
 pub(super) struct Queue {
-    max_errors: usize,
-    errors: usize,
+    max_paths: usize,
+    paths: usize,
     next: u64,
     items: BTreeMap<Ticket, Item>,
 }
@@ -20,17 +20,17 @@ pub(super) struct Queue {
 #[derive(Clone, Copy, Debug, Eq, Ord, PartialEq, PartialOrd)]
 pub(super) struct Ticket(u64);
 
-#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+#[derive(Clone, Debug, Eq, PartialEq)]
 pub(super) enum Item {
     /// The answer to an address request, which the request holds.
     Answer(Seq),
-    /// "Ask the SA", to a path request.
-    Error(Seq),
+    /// The answer to a path request. In a box, as few wait and items are moved.
+    Path(Seq, Box<Answer>),
 }
 
 impl Queue {
-    pub(super) fn new(max_errors: usize) -> Self {
-        Self { max_errors, errors: 0, next: 0, items: BTreeMap::new() }
+    pub(super) fn new(max_paths: usize) -> Self {
+        Self { max_paths, paths: 0, next: 0, items: BTreeMap::new() }
     }
 
     pub(super) fn push_answer(&mut self, seq: Seq) -> Ticket {
@@ -38,11 +38,11 @@ impl Queue {
     }
 
     /// False if there are too many.
-    pub(super) fn push_error(&mut self, seq: Seq) -> bool {
-        let has_room = self.errors < self.max_errors;
+    pub(super) fn push_path(&mut self, seq: Seq, answer: Answer) -> bool {
+        let has_room = self.paths < self.max_paths;
         if has_room {
-            self.errors += 1;
-            self.push(Item::Error(seq));
+            self.paths += 1;
+            self.push(Item::Path(seq, Box::new(answer)));
         }
         has_room
     }
@@ -53,8 +53,8 @@ impl Queue {
 
     pub(super) fn pop(&mut self) -> Option<Item> {
         let (_, item) = self.items.pop_first()?;
-        if let Item::Error(_) = item {
-            self.errors -= 1;
+        if let Item::Path(..) = item {
+            self.paths -= 1;
         }
         Some(item)
     }
@@ -65,7 +65,7 @@ impl Queue {
 
     pub(super) fn clear(&mut self) {
         self.items.clear();
-        self.errors = 0;
+        self.paths = 0;
     }
 
     fn push(&mut self, item: Item) -> Ticket {

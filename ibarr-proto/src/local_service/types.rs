@@ -4,7 +4,8 @@
 
 use std::time::Duration;
 
-use ibarr_common::wire::ls::{Emitted, Error, PortId, Timeout};
+use ibarr_common::Instant;
+use ibarr_common::wire::ls::{Emitted, Error, PortId, ResolvePath, Timeout};
 
 use crate::ip2gid::Question;
 
@@ -16,12 +17,30 @@ pub struct Config {
     pub nudge: bool,
     /// How long the kernel waits for an answer to a path request before it asks the SA.
     pub timeout: Timeout,
+    /// What it is told if the SA knows no path.
+    pub on_no_record: NoPath,
+    /// What it is told if the SA is silent or busy.
+    pub on_sa_silent: NoPath,
+}
+
+/// What the kernel is told where there is no path.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub enum NoPath {
+    /// That there is none: its caller fails at once.
+    Final,
+    /// That it may ask the SA itself.
+    Fallback,
 }
 
 impl Default for Config {
     /// The kernel's own time-out: told to it, so that it is known whatever was told to it before.
     fn default() -> Self {
-        Self { nudge: true, timeout: Timeout::DEFAULT }
+        Self {
+            nudge: true,
+            timeout: Timeout::DEFAULT,
+            on_no_record: NoPath::Final,
+            on_sa_silent: NoPath::Fallback,
+        }
     }
 }
 
@@ -32,14 +51,15 @@ pub struct Limits {
     /// place of the one that was answered longest ago; if all are waiting it is not taken. The
     /// kernel repeats it after the next nudge.
     pub requests: usize,
-    /// Path requests held whose answer the socket has no room for. Further ones are not answered.
-    pub errors: usize,
+    /// Path requests that wait for their answer: the kernel is to ask the SA about further ones.
+    /// And those whose answer the socket has no room for: further ones are not answered.
+    pub paths: usize,
 }
 
 impl Default for Limits {
     /// The socket's buffer of 16 MiB holds about twice as many requests.
     fn default() -> Self {
-        Self { requests: 16_384, errors: 16_384 }
+        Self { requests: 16_384, paths: 16_384 }
     }
 }
 
@@ -106,6 +126,10 @@ impl FlightId {
         Self(number)
     }
 }
+
+/// Names a path request to whoever looks for its answer. Never used again.
+#[derive(Clone, Copy, Debug, Eq, Hash, Ord, PartialEq, PartialOrd)]
+pub struct PathFlightId(pub u64);
 
 /// One thing that happened.
 #[derive(Clone, Copy, Debug)]
@@ -178,6 +202,16 @@ pub enum Event {
         /// What was asked.
         question: Question,
     },
+    /// A path is wanted; to be answered by `path_answered`, at the latest at the deadline. It need
+    /// not be if the socket is lost before.
+    PathWanted {
+        /// Its name.
+        flight: PathFlightId,
+        /// What is asked.
+        request: ResolvePath,
+        /// Long enough before the kernel's own that the answer is in time.
+        deadline: Instant,
+    },
 }
 
 crate::counters! {
@@ -222,9 +256,33 @@ crate::counters! {
         NudgesRepeated = "nudges-repeated",
         /// Nudges that failed.
         NudgesFailed = "nudges-failed",
-        /// Path requests that the kernel was told to ask the SA about: paths are not looked for yet.
+        /// Path requests that can be understood. Each is counted, when it ends, once under one of
+        /// the ten that follow.
+        PathRequests = "path-requests",
+        /// Path requests answered with a path.
+        PathsAnswered = "paths-answered",
+        /// Path requests answered with "there is none".
+        PathsNone = "paths-none",
+        /// Path requests that the kernel was told to ask the SA about: by a port that is not one of
+        /// ours.
         PathsUnknown = "paths-unknown",
-        /// The same, because they are malformed; why is counted below.
+        /// The same, by a port without an SA.
+        PathsNoSa = "paths-no-sa",
+        /// The same, because the SA knows no path.
+        PathsNoRecord = "paths-no-record",
+        /// The same, because the SA was silent.
+        PathsSilent = "paths-silent",
+        /// The same, because the SA was busy.
+        PathsBusy = "paths-busy",
+        /// The same, because the SA refused, or answered with what makes no sense.
+        PathsRefused = "paths-refused",
+        /// The same, because too much was being asked.
+        PathsOverloaded = "paths-overloaded",
+        /// The same, because the daemon ended; or the kernel has forgotten the request, or the socket
+        /// was lost.
+        PathsAbandoned = "paths-abandoned",
+        /// Path requests that the kernel was told to ask the SA about, because they are malformed;
+        /// why is counted below.
         PathsMalformed = "paths-malformed",
         /// Path requests not answered because the socket had no room for too long.
         PathsFull = "paths-full",

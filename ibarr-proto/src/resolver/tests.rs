@@ -1,5 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 
+mod kernel_paths;
+
 use std::net::SocketAddr;
 use std::time::Duration;
 
@@ -191,9 +193,10 @@ struct Rig {
 impl Rig {
     fn new() -> Self {
         let client = Client::new(client::Config::default(), ChaCha12Rng::seed_from_u64(1));
+        let paths = Paths::new(paths::Config::default(), ChaCha12Rng::seed_from_u64(2));
         let local_service = LocalService::new(local_service::Config::default());
         let mut rig = Self {
-            resolver: Resolver::new(client, local_service),
+            resolver: Resolver::new(client, paths, local_service),
             now: Instant::from_nanos(1_000_000_000_000),
             answered: Vec::new(),
             transmits: Vec::new(),
@@ -268,7 +271,7 @@ impl Rig {
                     let opened = client::Input::SocketOpened { socket };
                     self.resolver.handle_input(self.now, opened);
                 }
-                Event::CloseSocket { .. } => {}
+                Event::PathAnswered { .. } | Event::CloseSocket { .. } => {}
             }
         }
         self.transmits.extend(std::iter::from_fn(|| self.resolver.poll_transmit()));

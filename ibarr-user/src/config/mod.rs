@@ -15,9 +15,10 @@ use ibarr_common::ib::Gid;
 use ibarr_common::wire::ls::Timeout;
 use ibarr_proto::ip2gid::client::{self, Settings, SourceCheck};
 use ibarr_proto::ip2gid::{Prefix, Prefixes};
-use ibarr_proto::local_service;
+use ibarr_proto::local_service::{self, NoPath};
 use ibarr_proto::local_view::{self, InterfaceFilter, Pattern, StaticGid, StaticGids};
 use ibarr_proto::node;
+use ibarr_proto::paths::{self, Qos};
 use thiserror::Error;
 
 use crate::bpf;
@@ -36,6 +37,8 @@ pub struct Config {
     pub view: local_view::Config,
     /// How the kernel is answered.
     pub local_service: local_service::Config,
+    /// How subnet administrators are asked.
+    pub paths: paths::Config,
     /// Whether and how the kernel answers.
     pub responder: bpf::Settings,
 }
@@ -64,8 +67,8 @@ pub enum Error {
 impl Config {
     /// What the cores are to know of it.
     pub fn node(&self) -> node::Config {
-        let Self { client, allow, view, local_service, responder: _ } = self.clone();
-        node::Config { view, allow, client, local_service }
+        let Self { client, allow, view, local_service, paths, responder: _ } = self.clone();
+        node::Config { view, allow, client, local_service, paths }
     }
 
     /// Reads a file.
@@ -101,6 +104,7 @@ impl Config {
                     static_gids: static_gids(root),
                 },
                 local_service: local_service(root),
+                paths: paths(root),
             }
         })
     }
@@ -145,7 +149,27 @@ fn local_service(root: &mut Table<'_>) -> local_service::Config {
             let millis = u32::try_from(timeout.as_millis()).ok();
             millis.and_then(Timeout::from_millis).ok_or_else(|| "must be 100ms to 200s".to_owned())
         }),
+        on_no_record: root.value("on-no-record", default.on_no_record, no_path),
+        on_sa_silent: root.value("on-sa-silent", default.on_sa_silent, no_path),
     }
+}
+
+fn paths(root: &mut Table<'_>) -> paths::Config {
+    let default = paths::Config::default();
+    root.table("paths", |table| paths::Config {
+        qos: table.value("qos", default.qos, qos),
+        ttl: table.value("cache-ttl", default.ttl, |value| {
+            at_least_a_second(value, Duration::from_hours(24))
+        }),
+        negative_ttl: table.value("negative-ttl", default.negative_ttl, |value| {
+            at_least_a_second(value, Duration::from_mins(5))
+        }),
+        max_cached: table
+            .value("max-cached", default.max_cached, |value| value.number(1..=MAX_PATHS)),
+        repeat_rate: table
+            .value("repeat-rate", default.repeat_rate, |value| value.number(0..=10_000)),
+        ..default
+    })
 }
 
 fn interfaces(root: &mut Table<'_>) -> InterfaceFilter {
@@ -217,6 +241,34 @@ fn mode(value: Value<'_>) -> Result<bpf::Mode, String> {
     }
 }
 
+fn no_path(value: Value<'_>) -> Result<NoPath, String> {
+    match value.text("fallback")? {
+        "final" => Ok(NoPath::Final),
+        "fallback" => Ok(NoPath::Fallback),
+        other => Err(format!("is {other:?}; it can be \"final\" or \"fallback\"")),
+    }
+}
+
+fn qos(value: Value<'_>) -> Result<Qos, String> {
+    match value.text("auto")? {
+        "auto" => Ok(Qos::Auto),
+        "on" => Ok(Qos::On),
+        "off" => Ok(Qos::Off),
+        other => Err(format!("is {other:?}; it can be \"auto\", \"on\" or \"off\"")),
+    }
+}
+
+fn at_least_a_second(value: Value<'_>, longest: Duration) -> Result<Duration, String> {
+    let duration = duration(value)?;
+    if (Duration::from_secs(1)..=longest).contains(&duration) {
+        return Ok(duration);
+    }
+    Err(format!("must be from \"1s\" to \"{}s\"", longest.as_secs()))
+}
+
+/// About a gigabyte.
+const MAX_PATHS: usize = 5_000_000;
+
 fn source_check(value: Value<'_>) -> Result<SourceCheck, String> {
     match value.text("msg-id")? {
         "msg-id" => Ok(SourceCheck::MsgId),
@@ -271,7 +323,9 @@ mod tests {
         assert_eq!(config.responder, bpf::Settings::default());
         // Every key is there: without its "key =" a line of the default's rendering would differ.
         let keys = text.lines().filter(|line| !line.starts_with('#') && line.contains(" = "));
-        assert_eq!(keys.count(), 22);
+        assert_eq!(keys.count(), 29);
+        assert_eq!(config.paths, default.paths);
+        assert_eq!(config.paths, paths::Config::default());
     }
 
     #[test]
@@ -283,6 +337,8 @@ mod tests {
              source-check = \"strict\"\n\
              nudge = false\n\
              local-service-timeout = \"500ms\"\n\
+             on-no-record = \"fallback\"\n\
+             on-sa-silent = \"final\"\n\
              responder = \"user\"\n\
              lease = \"10s\"\n\
              [[responder-on]]\n\
@@ -290,6 +346,12 @@ mod tests {
              responder = \"xdp\"\n\
              [client]\n\
              resends = [\"30ms\", \"1s\"]\n\
+             [paths]\n\
+             qos = \"on\"\n\
+             cache-ttl = \"10min\"\n\
+             negative-ttl = \"1s\"\n\
+             max-cached = 1000\n\
+             repeat-rate = 0\n\
              [[static-gid]]\n\
              ip = \"10.2.0.5\"\n\
              gid = \"fe80::2:c903:0:201\"\n",
@@ -300,7 +362,22 @@ mod tests {
         assert_eq!(settings.source_check, SourceCheck::Strict);
         assert_eq!(settings.resends, [Duration::from_millis(30), Duration::from_secs(1)]);
         let timeout = Timeout::from_millis(500).unwrap();
-        assert_eq!(config.local_service, local_service::Config { nudge: false, timeout });
+        let expected = local_service::Config {
+            nudge: false,
+            timeout,
+            on_no_record: NoPath::Fallback,
+            on_sa_silent: NoPath::Final,
+        };
+        assert_eq!(config.local_service, expected);
+        let expected = paths::Config {
+            qos: Qos::On,
+            ttl: Duration::from_mins(10),
+            negative_ttl: Duration::from_secs(1),
+            max_cached: 1_000,
+            repeat_rate: 0,
+            ..paths::Config::default()
+        };
+        assert_eq!(config.paths, expected);
         assert!(config.allow.contains("10.1.2.3".parse().unwrap()));
         assert!(!config.allow.contains("192.0.2.1".parse().unwrap()));
         let gid = config.view.static_gids.lookup("10.2.0.5".parse().unwrap());

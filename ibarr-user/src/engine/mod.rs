@@ -313,6 +313,7 @@ impl Engine {
                     self.responder.handle_event(&event);
                 }
                 Output::Answered { id, outcome } => self.asks.answered(now, id, outcome),
+                Output::PathAnswered { .. } | Output::Sa(_) => {}
                 Output::OpenSocket(socket) => {
                     let input = self.open(socket);
                     self.tell_client(now, input);

@@ -93,8 +93,8 @@ fn messages_of_one_datagram_are_answered_each() {
     let (_daemon, kernel) = start(&dir, CONFIG);
     kernel.send(&format!("{REQUEST} {PATH_REQUEST} {REQUEST}"));
     // The repetition is absorbed.
-    kernel.expect(&format!("{ERROR} 01000000"), "");
     kernel.expect("24000000 02100000 0c000000", "14000400 fe80000000000000 0002c90300000201");
+    kernel.expect(&format!("{ERROR} 01000000"), "");
     kernel.is_silent();
 }
 

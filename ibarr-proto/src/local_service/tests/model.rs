@@ -11,7 +11,7 @@ use super::super::*;
 use super::rig::{START, gid, ms, peer, request, tell};
 
 const TARGETS: [&str; 2] = ["10.2.0.1", "10.2.0.2"];
-const LIMITS: Limits = Limits { requests: 4, errors: 2 };
+const LIMITS: Limits = Limits { requests: 4, paths: 2 };
 
 #[derive(Clone, Debug)]
 enum Op {
@@ -140,7 +140,7 @@ impl Model {
     fn ask_path(&mut self, seq: u32) {
         self.more = true;
         let errors = self.queue.iter().filter(|item| matches!(item, Queued::Error(_))).count();
-        if errors < LIMITS.errors {
+        if errors < LIMITS.paths {
             self.queue.push(Queued::Error(seq));
         }
     }
@@ -373,6 +373,10 @@ proptest! {
                     }
                     Event::Unwanted { flight, .. } => {
                         flights.retain(|_, (known, _)| *known != flight);
+                    }
+                    Event::PathWanted { flight, .. } => {
+                        let outcome = crate::paths::Outcome::UnknownPort;
+                        core.path_answered(model.now, flight, &outcome);
                     }
                 }
             }

@@ -142,6 +142,9 @@ impl Rig {
                     let at = self.wanted.iter().position(|wanted| *wanted == unwanted);
                     self.wanted.remove(at.expect("it was wanted"));
                 }
+                Event::PathWanted { flight, .. } => {
+                    self.core.path_answered(self.now, flight, &crate::paths::Outcome::UnknownPort);
+                }
             }
         }
     }

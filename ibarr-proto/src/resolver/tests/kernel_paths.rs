@@ -1,0 +1,237 @@
+// SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
+
+//! What the kernel asks about paths, what the SA is asked then, and what the kernel is told.
+
+use ibarr_common::ib::{DeviceName, Lid, PKey, PathRecord, PortNum, QosClass, ServiceId, Sl};
+use ibarr_common::wire::class_port_info::ClassPortInfo;
+use ibarr_common::wire::ls::{PathUse, ResolvePath};
+use ibarr_common::wire::sa::{self as wire, Refusal};
+use ibarr_common::wire::umad::PKeyIndex;
+
+use super::*;
+use crate::paths::{PortFacts, PortName};
+use crate::sa::PortIndex;
+
+const PORT: PortIndex = PortIndex(3);
+
+fn port() -> PortName {
+    PortName { device: "mlx5_0".parse().unwrap(), port: PortNum::new(1).unwrap() }
+}
+
+/// As rdma_cm asks over IPv4.
+fn request() -> ResolvePath {
+    ResolvePath {
+        device: port().device,
+        port: port().port,
+        path_use: PathUse::All,
+        service_id: Some(ServiceId::new(0x0106_0001)),
+        dgid: gid("fec0:0:22:2::beef:1"),
+        sgid: gid("fec0:0:1:1::10:9"),
+        tclass: None,
+        pkey: Some(PKey::DEFAULT),
+        qos_class: QosClass::new(0x10),
+    }
+}
+
+/// A request's number, and its paths with their flags; `None` if the kernel is to ask the SA.
+type Told = (u32, Option<Vec<(u32, PathRecord)>>);
+
+impl Rig {
+    fn with_port() -> Self {
+        let mut rig = Self::new();
+        let facts = PortFacts {
+            is_active: true,
+            has_umad: true,
+            lid: Lid::new(8),
+            lmc: 0,
+            sm_lid: Lid::new(1),
+            sm_sl: Sl::default(),
+            gids: vec![gid("fec0:0:1:1::10:9")],
+            pkeys: vec![(PKeyIndex(0), PKey::DEFAULT)],
+        };
+        let input = paths::Input::Port { port: PORT, name: port(), facts };
+        rig.resolver.handle_paths(rig.now, input);
+        // The pause after an SA appeared.
+        rig.pass(Duration::from_secs(1));
+        rig.sa(|question| match question {
+            wire::Question::ClassPortInfo => {
+                Some(wire::Answer::ClassPortInfo(ClassPortInfo::default()))
+            }
+            wire::Question::Path(_) => None,
+        });
+        rig
+    }
+
+    fn asks_path(&mut self, seq: u32, request: ResolvePath) {
+        let message = Request::ResolvePath(request).emit(Seq(seq));
+        let bytes = message.as_ref();
+        let input = Input::Datagram { sender: Sender::Kernel, bytes, cut: false };
+        self.resolver.handle_local_service(self.now, &View, input);
+        self.resolver.handle_local_service(self.now, &View, Input::Drained);
+    }
+
+    /// The SA answers what it has been sent. Returns which paths it was asked for.
+    fn sa(
+        &mut self,
+        answer: impl Fn(&wire::Question) -> Option<wire::Answer>,
+    ) -> Vec<PathQuestion> {
+        let mut asked = Vec::new();
+        while let Some(transmit) = self.resolver.poll_sa() {
+            assert_eq!(transmit.port, PORT);
+            let request = wire::Request::parse(transmit.mad.as_ref()).unwrap();
+            if let wire::Question::Path(question) = request.question {
+                asked.push(question);
+            }
+            if let Some(answer) = answer(&request.question) {
+                let mad = request.answer(answer).emit();
+                let input = paths::Input::Mad { port: PORT, mad: mad.as_ref() };
+                self.resolver.handle_paths(self.now, input);
+            }
+        }
+        asked
+    }
+
+    /// Each answer as the kernel gets it.
+    fn told_paths(&mut self) -> Vec<Told> {
+        let mut told = Vec::new();
+        while let Some(transmit) = self.resolver.poll_local_service() {
+            let local_service::Transmit::Message(message) = transmit else { continue };
+            let message = messages(message.as_ref()).next().unwrap().unwrap();
+            let Seq(seq) = message.seq();
+            told.push(match Answer::parse(&message).unwrap() {
+                Answer::Paths(paths) => {
+                    let paths = paths.as_slice().iter();
+                    (seq, Some(paths.map(|path| (path.flags.bits(), path.record)).collect()))
+                }
+                Answer::Error => (seq, None),
+                Answer::Gid(gid) => panic!("{gid}"),
+            });
+        }
+        told
+    }
+}
+
+fn record(question: &PathQuestion, hop_limit: u8) -> PathRecord {
+    let mut octets = [0; 64];
+    octets[8..24].copy_from_slice(&question.dgid.octets());
+    octets[24..40].copy_from_slice(&question.sgid.octets());
+    octets[40..44].copy_from_slice(&[0, 4, 0, 8]);
+    octets[47] = hop_limit;
+    octets[49..52].copy_from_slice(&[0x80, 0xff, 0xff]);
+    // What nobody here understands is passed on as well.
+    octets[58..].copy_from_slice(b"opaque");
+    PathRecord::from_octets(octets)
+}
+
+fn path(hop_limit: u8) -> impl Fn(&wire::Question) -> Option<wire::Answer> {
+    move |question| match question {
+        wire::Question::Path(question) => Some(wire::Answer::Path(record(question, hop_limit))),
+        wire::Question::ClassPortInfo => None,
+    }
+}
+
+#[test]
+fn the_kernel_gets_the_path_of_the_sa_byte_for_byte_and_the_sa_is_asked_once() {
+    let mut rig = Rig::with_port();
+    for seq in 1..=2 {
+        rig.asks_path(seq, request());
+    }
+    let asked = rig.sa(path(0));
+    let expected = PathQuestion {
+        dgid: request().dgid,
+        sgid: request().sgid,
+        reversible: true,
+        pkey: request().pkey,
+        tclass: None,
+        service_id: None,
+        qos_class: None,
+    };
+    assert_eq!(asked, [expected]);
+    rig.asks_path(3, request());
+    assert_eq!(rig.sa(path(0)), []);
+    let paths = || Some(vec![(0x2b, record(&expected, 0))]);
+    assert_eq!(rig.told_paths(), [(1, paths()), (2, paths()), (3, paths())]);
+}
+
+#[test]
+fn kernels_that_ask_for_all_paths_get_three_over_a_router_with_floating_lids() {
+    let mut rig = Rig::with_port();
+    rig.asks_path(1, request());
+    rig.sa(path(255));
+    rig.asks_path(2, ResolvePath { path_use: PathUse::Gmp, ..request() });
+    rig.asks_path(3, ResolvePath { path_use: PathUse::Unidirectional, ..request() });
+    let asked = rig.sa(path(255));
+    assert_eq!(asked.len(), 1, "one way may be another path");
+    assert!(!asked[0].reversible);
+    let told = rig.told_paths();
+    let flags: Vec<(u32, Vec<u32>)> = told
+        .into_iter()
+        .map(|(seq, paths)| (seq, paths.unwrap().into_iter().map(|(flags, _)| flags).collect()))
+        .collect();
+    assert_eq!(flags, [(1, vec![0x2b, 0x12, 0x0a]), (2, vec![0x2b]), (3, vec![0x0a])]);
+}
+
+#[test]
+fn no_record_is_final_and_silence_is_not() {
+    let mut rig = Rig::with_port();
+    let no_records = |_: &wire::Question| Some(wire::Answer::Refused(Refusal::NO_RECORDS));
+    rig.asks_path(1, request());
+    rig.sa(no_records);
+    rig.asks_path(2, request());
+    assert_eq!(rig.told_paths(), [(1, Some(vec![])), (2, Some(vec![]))]);
+
+    rig.asks_path(3, ResolvePath { tclass: Some(1), ..request() });
+    rig.sa(|_| None);
+    rig.pass(Duration::from_millis(1_599));
+    assert_eq!(rig.told_paths(), []);
+    // The kernel's own time is over at 2 s.
+    rig.pass(Duration::from_millis(1));
+    assert_eq!(rig.told_paths(), [(3, None)]);
+    let counters = rig.resolver.local_service().counters();
+    assert_eq!(counters.get(Counter::PathsNone), 2);
+    assert_eq!(counters.get(Counter::PathsSilent), 1);
+}
+
+#[test]
+fn what_is_not_ours_to_know_the_kernel_asks_the_sa_at_once() {
+    let mut rig = Rig::with_port();
+    let device: DeviceName = "mlx5_01".parse().unwrap();
+    rig.asks_path(1, ResolvePath { device, ..request() });
+    rig.asks_path(2, ResolvePath { port: PortNum::new(2).unwrap(), ..request() });
+    assert_eq!(rig.told_paths(), [(1, None), (2, None)]);
+    rig.resolver.handle_paths(rig.now, paths::Input::PortGone { port: PORT });
+    rig.asks_path(3, request());
+    assert_eq!(rig.told_paths(), [(3, None)]);
+}
+
+#[test]
+fn who_waits_when_the_daemon_ends_is_told_to_ask_the_sa() {
+    let mut rig = Rig::with_port();
+    rig.asks_path(1, request());
+    rig.sa(|_| None);
+    rig.resolver.handle_local_service(rig.now, &View, Input::Stop);
+    let Some(local_service::Transmit::Message(_)) = rig.resolver.poll_local_service() else {
+        panic!("the time-out is given back first")
+    };
+    assert_eq!(rig.told_paths(), [(1, None)]);
+    assert_eq!(rig.resolver.local_service().load().paths, 0);
+}
+
+#[test]
+fn the_drivers_requests_are_not_the_kernels() {
+    let mut rig = Rig::with_port();
+    rig.asks_path(0, request());
+    let asked = rig.sa(path(0));
+    let request = paths::Request {
+        id: paths::RequestId(0),
+        port: port(),
+        question: asked[0],
+        deadline: rig.now + Duration::from_secs(1),
+    };
+    rig.resolver.resolve_path(rig.now, request);
+    let outcome =
+        paths::Outcome::Found { record: record(&asked[0], 0), source: paths::Source::Cache };
+    let id = paths::RequestId(0);
+    assert_eq!(rig.resolver.poll_event(), Some(Event::PathAnswered { id, outcome }));
+    assert_eq!(rig.told_paths().len(), 1);
+}
