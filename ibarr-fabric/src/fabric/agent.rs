@@ -4,6 +4,7 @@
 
 use ibarr_common::Instant;
 use ibarr_common::ib::{Lid, Qpn};
+use ibarr_common::wire::mad::Method;
 use ibarr_common::wire::packet::Packet;
 use ibarr_common::wire::smp::Smp;
 
@@ -43,7 +44,12 @@ impl Fabric {
         smp: &mut Smp,
     ) {
         if smp.method().is_response() {
-            return self.drop(DropReason::Unsolicited);
+            let is_heard =
+                smp.method() == Method::TRAP_REPRESS && self.traps.repress(port.node, smp.tid());
+            if !is_heard {
+                self.drop(DropReason::Unsolicited);
+            }
+            return;
         }
         if !self.ask_agent(port.node, port.number.get(), smp) {
             return;

@@ -322,6 +322,8 @@ impl Fabric {
             port.info.set_state(if up { PortState::Initialize } else { PortState::Down });
             if let Some(switch) = &mut node.switch {
                 switch.info.life_time |= SwitchInfoWire::PORT_STATE_CHANGE;
+                let now = self.now;
+                self.traps.add(now, end.node);
             }
             self.changed.entry(end).or_default();
         }

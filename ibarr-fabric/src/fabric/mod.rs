@@ -11,6 +11,7 @@ mod agent;
 mod link;
 mod router;
 mod switch;
+mod trap;
 mod walk;
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
@@ -24,6 +25,7 @@ use rand_chacha::ChaCha8Rng;
 use rand_core::{Rng as _, SeedableRng as _};
 
 use self::adapter::ManagerProxy;
+use self::trap::Traps;
 use crate::drops::{DropReason, Drops};
 use crate::fault::{Fault, LinkFault};
 use crate::node::{Counters, Host, Node};
@@ -56,6 +58,8 @@ pub struct Fabric {
     queued: BTreeMap<PortId, usize>,
     changed: BTreeMap<PortId, Change>,
     proxy: ManagerProxy,
+    traps: Traps,
+    now: Instant,
     faults: BTreeMap<PortId, LinkFault>,
     broken_nodes: BTreeSet<NodeId>,
     cut_off: BTreeSet<PortId>,
@@ -185,6 +189,8 @@ impl Fabric {
             queued: BTreeMap::new(),
             changed: BTreeMap::new(),
             proxy: ManagerProxy::default(),
+            traps: Traps::default(),
+            now: Instant::BOOT,
             faults: BTreeMap::new(),
             broken_nodes: BTreeSet::new(),
             cut_off: BTreeSet::new(),
@@ -203,6 +209,7 @@ impl Fabric {
 
     /// Takes in what happens, and lets happen what is due.
     pub fn handle_input(&mut self, now: Instant, input: Input<'_>) {
+        self.now = now;
         match input {
             Input::Packet { port, packet } => self.host_sends(now, port, packet),
             Input::Capabilities { port, mask } => self.set_capabilities(port, mask),
@@ -215,6 +222,8 @@ impl Fabric {
 
     /// Lets happen what is due.
     pub fn handle_timeout(&mut self, now: Instant) {
+        self.now = now;
+        self.send_traps(now);
         while let Some(entry) = self.in_flight.first_entry() {
             if entry.key().0 > now {
                 break;
@@ -226,7 +235,8 @@ impl Fabric {
 
     /// When [`Fabric::handle_timeout`] is to be called.
     pub fn poll_timeout(&self) -> Option<Instant> {
-        self.in_flight.first_key_value().map(|((at, _), _)| *at)
+        let arrival = self.in_flight.first_key_value().map(|((at, _), _)| *at);
+        arrival.into_iter().chain(self.traps.poll_timeout()).min()
     }
 
     /// A packet for the host of a port.
