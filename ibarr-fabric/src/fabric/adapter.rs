@@ -9,9 +9,9 @@
 use std::collections::VecDeque;
 
 use ibarr_common::Instant;
-use ibarr_common::ib::{Lid, Qpn};
+use ibarr_common::ib::{Lid, PKey, Qpn};
 use ibarr_common::wire::mad::{Method, Tid};
-use ibarr_common::wire::packet::{MAX_LEN, Packet};
+use ibarr_common::wire::packet::{Datagram, MAX_LEN, Packet};
 use ibarr_common::wire::smp::{PortInfoWire, SM_INFO, Smp};
 
 use super::walk::{self, Step};
@@ -113,7 +113,8 @@ impl Fabric {
         let mut by_lid = smp;
         by_lid.set_directed(false);
         by_lid.forget_route();
-        let request = with_smp(bytes, packet, &by_lid);
+        // Linux answers to no other LID than one that is.
+        let Some(request) = self.lid_routed(port, packet, &by_lid) else { return };
         if self.proxy.requests.len() >= MAX_PROXIED {
             self.proxy.requests.pop_front();
             self.drop(DropReason::Unsolicited);
@@ -125,6 +126,25 @@ impl Fabric {
             smp,
         });
         self.hand_to_host(port, request);
+    }
+
+    /// A packet to `port` with an SMP that came by directed route.
+    fn lid_routed(&self, port: PortId, packet: &Packet<'_>, smp: &Smp) -> Option<Vec<u8>> {
+        let datagram = Datagram {
+            vl: packet.vl,
+            sl: packet.sl,
+            dlid: self.own_lid(port).unwrap_or(Lid::PERMISSIVE),
+            slid: packet.slid.or(Some(Lid::PERMISSIVE)),
+            grh: None,
+            pkey: packet.pkey.unwrap_or(PKey::DEFAULT),
+            destination: Qpn::SMI,
+            qkey: 0,
+            source: packet.source?,
+        };
+        let mut bytes = vec![0; MAX_LEN];
+        let len = datagram.emit(smp.as_bytes(), &mut bytes)?;
+        bytes.truncate(len);
+        Some(bytes)
     }
 
     /// What a host sends.

@@ -304,6 +304,7 @@ impl Fabric {
         let up = [one, other].iter().all(|&port| self.wants_link(port));
         for end in [one, other] {
             let number = end.number.get();
+            let is_broken = self.broken_nodes.contains(&end.node);
             let Some(node) = self.node_mut(end.node) else { continue };
             let Some(port) = node.port_mut(number) else { continue };
             let was_up = is_up(port);
@@ -322,8 +323,11 @@ impl Fabric {
             port.info.set_state(if up { PortState::Initialize } else { PortState::Down });
             if let Some(switch) = &mut node.switch {
                 switch.info.life_time |= SwitchInfoWire::PORT_STATE_CHANGE;
-                let now = self.now;
-                self.traps.add(now, end.node);
+                // Without a manager there is nobody to tell, and who is off tells nobody.
+                if switch.port_0.info.sm_lid().is_some() && !is_broken {
+                    let now = self.now;
+                    self.traps.add(now, end.node);
+                }
             }
             self.changed.entry(end).or_default();
         }

@@ -76,7 +76,7 @@ impl Traps {
 impl Fabric {
     pub(super) fn send_traps(&mut self, now: Instant) {
         while let Some((node, tid)) = self.traps.take_due(now) {
-            // A switch that no manager has been at has nobody to tell.
+            // It may have been switched off since.
             let _ = self.send_trap(now, node, tid);
         }
     }

@@ -63,6 +63,13 @@ impl Subnet {
         this
     }
 
+    /// Another manager takes its place.
+    pub(crate) fn set_manager(&mut self, name: &str) {
+        self.manager = self.port(name);
+        let input = Input::Capabilities { port: self.manager, mask: PortInfoWire::IS_SM };
+        self.fabric.handle_input(self.now, input);
+    }
+
     pub(crate) fn port(&self, name: &str) -> PortId {
         self.fabric.topology().find_port(name).unwrap()
     }
@@ -240,6 +247,9 @@ impl Subnet {
         };
         for number in numbers {
             let mut info = port_info(&self.get(&node.path, PORT_INFO, u32::from(number)));
+            if info.state() >= state {
+                continue;
+            }
             info.set_state(state);
             info.physical_default &= 0x0f;
             self.set(&node.path, PORT_INFO, u32::from(number), info.as_bytes());

@@ -1,0 +1,304 @@
+// SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
+
+//! What switches and routers do with packets once a subnet manager has told them.
+
+mod support;
+
+use ibarr_common::ib::{Gid, Guid, Lid, PKey};
+use ibarr_common::wire::packet::{GrhWire, Packet};
+use ibarr_common::wire::smp::{
+    LINEAR_FORWARDING, MULTICAST_FORWARDING, P_KEY_TABLE, PORT_INFO, PortInfoWire, PortState,
+};
+use ibarr_fabric::{DropReason, Input};
+use zerocopy::IntoBytes as _;
+
+use self::support::{Subnet, TWO_SWITCHES, emit, gsi_datagram, gsi_packet, port_info};
+
+fn lid(lid: u16) -> Lid {
+    Lid::new(lid).unwrap()
+}
+
+/// The ports of a switch, as the mask that a multicast table has.
+fn mask(ports: &[u8]) -> [u8; 2] {
+    ports.iter().fold(0_u16, |mask, port| mask | 1 << port).to_be_bytes()
+}
+
+/// `TWO_SWITCHES`, up, and the LIDs of H1 to H4. The manager at H1 reaches S1 by [1], S2 by [1, 3].
+fn up() -> (Subnet, [Lid; 4]) {
+    let mut subnet = Subnet::new(TWO_SWITCHES, "H1");
+    let seen = subnet.bring_up();
+    let lids = ["H1", "H2", "H3", "H4"].map(|name| {
+        let port = subnet.port(name);
+        let node = subnet.fabric.topology().node(port.node).unwrap();
+        seen[&node.port_guid(port.number).unwrap().get()].lid
+    });
+    (subnet, lids)
+}
+
+const TO_S1: &[u8] = &[1];
+const TO_S2: &[u8] = &[1, 3];
+
+#[test]
+fn multicast_reaches_members_once_and_its_sender_for_its_own() {
+    let (mut subnet, lids) = up();
+    // H1, H2, H3 are members; H4 is not.
+    let mut block = [0; 64];
+    block[..2].copy_from_slice(&mask(&[1, 2, 3]));
+    subnet.set(TO_S1, MULTICAST_FORWARDING, 0, &block);
+    block[..2].copy_from_slice(&mask(&[1, 3]));
+    subnet.set(TO_S2, MULTICAST_FORWARDING, 0, &block);
+
+    let packet = gsi_packet(lids[1], Lid::FIRST_MULTICAST, None, b"to all");
+    let sender = subnet.port("H2");
+    subnet.send(sender, &packet);
+    for (name, copies) in [("H1", 1), ("H2", 1), ("H3", 1), ("H4", 0)] {
+        let port = subnet.port(name);
+        assert_eq!(subnet.take(port), vec![packet.clone(); copies], "{name}");
+    }
+    assert_eq!(subnet.fabric.drops().total(), 0);
+
+    let other_group = gsi_packet(lids[1], lid(0xc001), None, b"to nobody");
+    subnet.send(sender, &other_group);
+    assert_eq!(subnet.fabric.drops().of(DropReason::DestinationLid), 1);
+}
+
+#[test]
+fn every_lid_of_a_port_with_an_lmc_reaches_it() {
+    let (mut subnet, lids) = up();
+    // H3 gets LIDs 8 to 11.
+    let path = [TO_S2, &[1]].concat();
+    let mut info = port_info(&subnet.get(&path, PORT_INFO, 0));
+    info.lid = 8.into();
+    info.m_key_protect_lmc = 2;
+    info.speed_supported_state &= 0xf0;
+    info.physical_default &= 0x0f;
+    subnet.set(&path, PORT_INFO, 0, info.as_bytes());
+    for (path, exit) in [(TO_S1, 3), (TO_S2, 1)] {
+        let mut table = *subnet.get(path, LINEAR_FORWARDING, 0).data();
+        table[8..12].fill(exit);
+        subnet.set(path, LINEAR_FORWARDING, 0, &table);
+        let mut info = *subnet.get(path, ibarr_common::wire::smp::SWITCH_INFO, 0).data();
+        info[6..8].copy_from_slice(&12_u16.to_be_bytes());
+        subnet.set(path, ibarr_common::wire::smp::SWITCH_INFO, 0, &info);
+    }
+    let (sender, target) = (subnet.port("H1"), subnet.port("H3"));
+    for number in 8..12 {
+        let packet = gsi_packet(lids[0], lid(number), None, b"");
+        subnet.send(sender, &packet);
+        assert_eq!(subnet.take(target), [packet], "LID {number}");
+    }
+    assert!(subnet.received.is_empty());
+    // And it may send from each of them, but from no other.
+    subnet.send(target, &gsi_packet(lid(11), lids[0], None, b""));
+    assert_eq!(subnet.take(sender).len(), 1);
+    subnet.send(target, &gsi_packet(lid(12), lids[0], None, b""));
+    assert_eq!(subnet.fabric.drops().of(DropReason::SourceLid), 1);
+}
+
+#[test]
+fn packet_in_a_circle_ends() {
+    let (mut subnet, lids) = up();
+    // S1 and S2 send LID 9 to each other.
+    for path in [TO_S1, TO_S2] {
+        let mut table = *subnet.get(path, LINEAR_FORWARDING, 0).data();
+        table[9] = 3;
+        subnet.set(path, LINEAR_FORWARDING, 0, &table);
+        let mut info = *subnet.get(path, ibarr_common::wire::smp::SWITCH_INFO, 0).data();
+        info[6..8].copy_from_slice(&9_u16.to_be_bytes());
+        subnet.set(path, ibarr_common::wire::smp::SWITCH_INFO, 0, &info);
+    }
+    let sender = subnet.port("H1");
+    subnet.send(sender, &gsi_packet(lids[0], lid(9), None, b""));
+    assert_eq!(subnet.fabric.drops().of(DropReason::HopLimit), 1);
+    assert_eq!(subnet.fabric.poll_timeout(), None);
+}
+
+#[test]
+fn switch_lets_in_and_out_what_shares_a_partition() {
+    let (mut subnet, lids) = up();
+    let (sender, target) = (subnet.port("H1"), subnet.port("H3"));
+    let ask = |subnet: &mut Subnet, pkey: u16| {
+        let mut datagram = gsi_datagram(lids[0], lids[2], None);
+        datagram.pkey = PKey::new(pkey).unwrap();
+        subnet.send(sender, &emit(&datagram, b""));
+        subnet.take(target).len()
+    };
+    assert_eq!(ask(&mut subnet, 0x8001), 1, "without enforcement every partition passes");
+
+    // S2 enforces what leaves by port 1, where H3 is: partition 1 as a limited member.
+    let mut table = [0; 64];
+    table[..2].copy_from_slice(&0x0001_u16.to_be_bytes());
+    subnet.set(TO_S2, P_KEY_TABLE, 1 << 16, &table);
+    let mut info = port_info(&subnet.get(TO_S2, PORT_INFO, 1));
+    info.vls_enforcement |= 0x0c;
+    info.physical_default &= 0x0f;
+    subnet.set(TO_S2, PORT_INFO, 1, info.as_bytes());
+    assert_eq!(ask(&mut subnet, 0x8001), 1, "a full member talks to a limited one");
+    assert_eq!(ask(&mut subnet, 0x0001), 0, "two limited members do not talk");
+    assert_eq!(ask(&mut subnet, 0xffff), 0);
+    assert_eq!(subnet.fabric.drops().of(DropReason::Partition), 2);
+    let exit = subnet.port("S2/1");
+    assert_eq!(subnet.fabric.counters(exit).unwrap().send_constraint_errors, 2);
+    // Inbound is the same table.
+    let mut datagram = gsi_datagram(lids[2], lids[0], None);
+    datagram.pkey = PKey::DEFAULT;
+    subnet.send(target, &emit(&datagram, b""));
+    assert_eq!(subnet.take(sender).len(), 0);
+    assert_eq!(subnet.fabric.counters(exit).unwrap().receive_constraint_errors, 1);
+}
+
+#[test]
+fn port_that_is_not_active_passes_subnet_management_alone() {
+    let mut subnet = Subnet::new(TWO_SWITCHES, "H1");
+    let path = [TO_S1, &[2]].concat();
+    assert_eq!(port_info(&subnet.get(&path, PORT_INFO, 0)).state(), PortState::Initialize);
+    let sender = subnet.port("H1");
+    let mut info = port_info(&subnet.get(&[], PORT_INFO, 0));
+    info.lid = 1.into();
+    info.speed_supported_state &= 0xf0;
+    info.physical_default &= 0x0f;
+    subnet.set(&[], PORT_INFO, 0, info.as_bytes());
+    subnet.send(sender, &gsi_packet(lid(1), lid(2), None, b""));
+    assert_eq!(subnet.fabric.drops().of(DropReason::PortState), 1);
+    // Nor can it be made active before it is armed.
+    info.set_state(PortState::Active);
+    let method = ibarr_common::wire::mad::Method::SET;
+    let answer = subnet.ask(&[], method, PORT_INFO, 0, info.as_bytes()).unwrap();
+    assert_eq!(answer.status(), ibarr_common::wire::mad::Status::BAD_FIELD);
+}
+
+#[test]
+fn payload_beyond_the_mtu_of_a_link_goes_no_further() {
+    let (mut subnet, lids) = up();
+    let sender = subnet.port("H1");
+    let mut info = port_info(&subnet.get(TO_S1, PORT_INFO, 3));
+    info.mtu_sm_sl = 0x10;
+    info.physical_default &= 0x0f;
+    subnet.set(TO_S1, PORT_INFO, 3, info.as_bytes());
+    subnet.send(sender, &gsi_packet(lids[0], lids[2], None, &[0; 256]));
+    subnet.send(sender, &gsi_packet(lids[0], lids[2], None, &[0; 257]));
+    let target = subnet.port("H3");
+    assert_eq!(subnet.take(target).len(), 1);
+    assert_eq!(subnet.fabric.drops().of(DropReason::Mtu), 1);
+}
+
+#[test]
+fn switch_answers_for_its_counters_by_lid() {
+    use ibarr_common::wire::mad::{Class, Header, Method, Status, Tid};
+    use ibarr_common::wire::perf::{PORT_COUNTERS_EXTENDED, PortCountersExtendedWire};
+    use zerocopy::FromBytes as _;
+
+    let (mut subnet, lids) = up();
+    let sender = subnet.port("H1");
+    let switch = subnet.fabric.switch_lid(subnet.port("S1").node).unwrap();
+    let header = Header {
+        class: Class::PERFORMANCE,
+        class_version: 1,
+        method: Method::GET,
+        status: Status::OK,
+        class_specific: 0,
+        tid: Tid::new(9),
+        attribute: PORT_COUNTERS_EXTENDED,
+        modifier: 0,
+    };
+    let mut mad = [0; 256];
+    mad[..24].copy_from_slice(header.wire().as_bytes());
+    mad[65] = 1;
+    let before = subnet.fabric.counters(subnet.port("S1/1")).unwrap();
+    subnet.send(sender, &gsi_packet(lids[0], switch, None, &mad));
+    let answers = subnet.take(sender);
+    let answer = Packet::parse(&answers[0]).unwrap();
+    let (answered, _) = Header::parse(answer.payload).unwrap();
+    assert_eq!((answered.method, answered.tid), (Method::GET_RESP, header.tid));
+    let (counters, _) = PortCountersExtendedWire::read_from_prefix(&answer.payload[64..]).unwrap();
+    assert_eq!(counters.received_packets.get(), before.received_packets + 1);
+    assert_eq!(counters.sent_packets.get(), before.sent_packets);
+}
+
+/// Two subnets with a router between, each with its own manager.
+const TWO_SUBNETS: &str = r#"
+Switch 4 "S1"
+[1] "H1"[1]
+[2] "R"[1]
+
+Switch 4 "S2"
+[1] "H2"[1]
+[2] "R"[2]
+
+Ca 1 "H1"
+
+Ca 1 "H2"
+
+rtguid=0x300000
+Rt 2 "R"
+"#;
+
+#[test]
+fn router_carries_what_has_a_global_route_from_subnet_to_subnet() {
+    let mut subnet = Subnet::new(TWO_SUBNETS, "H1");
+    // The subnets share no link, so each manager sees its own; both start at LID 1.
+    let left = subnet.bring_up();
+    subnet.set_manager("H2");
+    let right = subnet.bring_up();
+    let (from, to) = (subnet.port("H1"), subnet.port("H2"));
+    // The second subnet gets another prefix.
+    for path in [&[][..], &[1, 2]] {
+        let mut info: PortInfoWire = port_info(&subnet.get(path, PORT_INFO, 0));
+        info.gid_prefix = 0xfec0_0000_0000_0002.into();
+        info.speed_supported_state &= 0xf0;
+        info.physical_default &= 0x0f;
+        subnet.set(path, PORT_INFO, 0, info.as_bytes());
+    }
+    let guids = ["H1", "H2", "R/1", "R/2"].map(|name| {
+        let port = subnet.port(name);
+        let node = subnet.fabric.topology().node(port.node).unwrap();
+        (name, node.port_guid(port.number).unwrap())
+    });
+    let guid_of = |name: &str| guids.iter().find(|(of, _)| *of == name).unwrap().1;
+    let gid = |prefix: u64, guid: Guid| {
+        Gid::new((u128::from(prefix) << 64 | u128::from(guid.get())).to_be_bytes()).unwrap()
+    };
+    let here = gid(0xfe80 << 48, guid_of("H1"));
+    let away = gid(0xfec0_0000_0000_0002, guid_of("H2"));
+    let (slid, router) = (left[&guid_of("H1").get()].lid, left[&guid_of("R/1").get()].lid);
+    let exit = right[&guid_of("R/2").get()].lid;
+
+    let grh = GrhWire::new(here.octets(), away.octets(), 64);
+    subnet.send(from, &gsi_packet(slid, router, Some(grh), b"over there"));
+    let arrived = subnet.take(to);
+    let packet = Packet::parse(&arrived[0]).unwrap();
+    assert_eq!(packet.payload, b"over there");
+    assert_eq!((packet.slid, packet.dlid), (Some(exit), right[&guid_of("H2").get()].lid));
+    assert_eq!(packet.grh.unwrap().hop_limit, 63);
+
+    // With a hop limit of 1 it stays, and to a subnet that nobody knows it does not go.
+    let stays = GrhWire::new(here.octets(), away.octets(), 1);
+    subnet.send(from, &gsi_packet(slid, router, Some(stays), b""));
+    assert_eq!(subnet.fabric.drops().of(DropReason::HopLimit), 1);
+    let unknown = gid(0xfec0_0000_0000_0003, guid_of("H2"));
+    let nowhere = GrhWire::new(here.octets(), unknown.octets(), 64);
+    subnet.send(from, &gsi_packet(slid, router, Some(nowhere), b""));
+    assert_eq!(subnet.fabric.drops().of(DropReason::GlobalRoute), 1);
+    let mut plain = gsi_datagram(slid, router, None);
+    plain.destination = ibarr_common::ib::Qpn::new(0x48).unwrap();
+    subnet.send(from, &emit(&plain, b""));
+    assert_eq!(subnet.fabric.drops().of(DropReason::NotGlobal), 1);
+    assert!(subnet.received.is_empty());
+}
+
+#[test]
+fn host_that_does_not_read_is_given_no_more_than_the_queue_holds() {
+    let (mut subnet, lids) = up();
+    let packet = gsi_packet(lids[1], lids[3], None, b"");
+    let port = subnet.port("H2");
+    for _ in 0..1030 {
+        let now = subnet.now;
+        subnet.fabric.handle_input(now, Input::Packet { port, packet: &packet });
+    }
+    assert_eq!(subnet.fabric.drops().of(DropReason::HostQueue), 6);
+    subnet.drain();
+    assert_eq!(subnet.received.len(), 1024);
+    // What was read makes room.
+    subnet.send(port, &packet);
+    assert_eq!(subnet.received.len(), 1025);
+}
