@@ -153,21 +153,28 @@ int ibtun_port_set_pkeys(struct ibtun_hca *hca, const struct ibtun_pkeys *set)
 {
 	struct ibtun_hca_port *port = ibtun_port_numbered(hca, set->port);
 	unsigned int size = hca->rdi.dparms.npkeys;
+	bool changed = false;
 	unsigned int index;
 
 	if (!port || set->count > size || set->reserved || set->reserved2)
 		return -EINVAL;
 	spin_lock_irq(&port->lock);
-	for (index = 0; index < size; index++)
-		WRITE_ONCE(port->pkey[index], index < set->count ? set->pkey[index] : 0);
+	for (index = 0; index < size; index++) {
+		u16 pkey = index < set->count ? set->pkey[index] : 0;
+
+		changed |= pkey != port->pkey[index];
+		WRITE_ONCE(port->pkey[index], pkey);
+	}
 	spin_unlock_irq(&port->lock);
-	ibtun_dispatch(hca, port->number, IB_EVENT_PKEY_CHANGE);
+	if (changed)
+		ibtun_dispatch(hca, port->number, IB_EVENT_PKEY_CHANGE);
 	return 0;
 }
 
 int ibtun_port_set_guids(struct ibtun_hca *hca, const struct ibtun_guids *set)
 {
 	struct ibtun_hca_port *port = ibtun_port_numbered(hca, set->port);
+	bool changed = false;
 	unsigned int index;
 
 	if (!port || set->count > hca->guids || set->reserved || set->reserved2)
@@ -175,10 +182,15 @@ int ibtun_port_set_guids(struct ibtun_hca *hca, const struct ibtun_guids *set)
 	if (set->count && set->guid[0] && set->guid[0] != port->guid[0])
 		return -EINVAL;
 	spin_lock_irq(&port->lock);
-	for (index = 1; index < hca->guids; index++)
-		WRITE_ONCE(port->guid[index], index < set->count ? set->guid[index] : 0);
+	for (index = 1; index < hca->guids; index++) {
+		__be64 guid = index < set->count ? set->guid[index] : 0;
+
+		changed |= guid != port->guid[index];
+		WRITE_ONCE(port->guid[index], guid);
+	}
 	spin_unlock_irq(&port->lock);
-	ibtun_dispatch(hca, port->number, IB_EVENT_GID_CHANGE);
+	if (changed)
+		ibtun_dispatch(hca, port->number, IB_EVENT_GID_CHANGE);
 	return 0;
 }
 

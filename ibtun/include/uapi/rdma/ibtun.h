@@ -129,7 +129,10 @@ struct ibtun_port {
 /* IsSM, IsCommunicationManagementSupported, IsDeviceManagementSupported */
 #define IBTUN_KERNEL_CAPABILITIES	((1u << 1) | (1u << 16) | (1u << 19))
 
-/* All entries at once, those behind count become 0. Brings PKEY_CHANGE. */
+/*
+ * All entries at once, those behind count become 0. Brings PKEY_CHANGE if one
+ * differs from before.
+ */
 struct ibtun_pkeys {
 	__u8 port;
 	__u8 reserved;
@@ -140,7 +143,8 @@ struct ibtun_pkeys {
 
 /*
  * GUIDInfo: all entries but the first, which is the port's GUID and must be
- * given as that or 0. Those behind count become 0. Brings GID_CHANGE.
+ * given as that or 0. Those behind count become 0. Brings GID_CHANGE if one
+ * differs from before.
  */
 struct ibtun_guids {
 	__u8 port;
