@@ -5,12 +5,14 @@
 
 #![deny(unsafe_code)]
 
+mod bring_up;
 mod hello;
 mod ibtun;
 mod init;
 mod kernel_log;
 mod ls;
 mod report;
+mod rig;
 mod rtnetlink;
 #[expect(unsafe_code, reason = "system calls that nothing safe wraps")]
 mod sys;
@@ -25,6 +27,8 @@ fn main() -> ExitCode {
     let arguments: Vec<String> = env::args().collect();
     match arguments.iter().map(String::as_str).collect::<Vec<_>>()[..] {
         [_, "hello"] => hello::run(),
+        [_, "run", "a"] => bring_up::run(),
+        [_, "run", "shell"] => rig::shell(),
         [_, "ibtun", records] if records.parse::<u64>().is_ok() => {
             ibtun::run(records.parse().unwrap_or_default())
         }

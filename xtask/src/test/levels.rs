@@ -85,6 +85,13 @@ pub(super) const LEVELS: &[Level] = &[
         budget: Duration::from_mins(5),
         run: responder_in_vm,
     },
+    Level {
+        name: "vm-rdma",
+        what: "software HCAs on Debian 12's kernel, and OpenSM, IPoIB and librdmacm on them",
+        fast: false,
+        budget: Duration::from_mins(6),
+        run: rdma_in_vm,
+    },
 ];
 
 /// The levels that `names` ask for, in the order of the table.
@@ -207,6 +214,10 @@ fn responder_in_vm(bench: &Bench<'_>) -> Result<Outcome> {
 
 fn bpf_in_vm(bench: &Bench<'_>) -> Result<Outcome> {
     proved(vm::prove_bpf(bench.workspace))
+}
+
+fn rdma_in_vm(bench: &Bench<'_>) -> Result<Outcome> {
+    proved(vm::prove_rdma(bench.workspace))
 }
 
 /// What guests proved, or why there are none.

@@ -27,15 +27,32 @@ pub(super) fn program(root: &Path, name: &str) -> Result<Vec<Program>> {
         executable.with_context(|| format!("{} has no program {name}", root.display()))?;
     let content = fs::read(&executable).with_context(|| executable.display().to_string())?;
     let loader = interpreter(&content).with_context(|| executable.display().to_string())?;
+    let mut programs = needed(root, &loader, &executable)?;
+    programs.push(Program { path: format!("/bin/{name}"), executable });
+    programs.push(Program { path: loader.clone(), executable: loader.into() });
+    Ok(programs)
+}
+
+/// A library of the packages unpacked in `root` that a program loads by its name, and all that it
+/// needs besides what the program does. It is in the same `place` there and in the guest.
+pub(super) fn plugin(root: &Path, place: &str) -> Result<Vec<Program>> {
+    const LOADER: &str = "/lib64/ld-linux-x86-64.so.2";
+    let executable = root.join(place.trim_start_matches('/'));
+    let mut programs = needed(root, LOADER, &executable)?;
+    programs.push(Program { path: place.to_owned(), executable });
+    Ok(programs)
+}
+
+/// The libraries that a program or library needs.
+fn needed(root: &Path, loader: &str, executable: &Path) -> Result<Vec<Program>> {
     let own = ["usr/lib/x86_64-linux-gnu", "lib/x86_64-linux-gnu"].map(|dir| root.join(dir));
     let path = std::env::join_paths(own).context("a directory name holds a colon")?;
-    let listed = list(&loader, &executable, &path)?;
-    let mut programs = vec![Program { path: format!("/bin/{name}"), executable }];
+    let listed = list(loader, executable, &path)?;
+    let mut programs = Vec::new();
     for library in libraries(&listed)? {
         let file = library.file_name().and_then(OsStr::to_str).context("a library's name")?;
         programs.push(Program { path: format!("{DIRECTORY}/{file}"), executable: library });
     }
-    programs.push(Program { path: loader.clone(), executable: loader.into() });
     Ok(programs)
 }
 

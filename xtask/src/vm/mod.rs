@@ -11,6 +11,8 @@ mod kernel;
 mod libraries;
 mod module;
 mod qemu;
+mod results;
+mod rig;
 mod run;
 mod tap;
 
@@ -18,7 +20,7 @@ use std::path::Path;
 use std::time::Duration;
 
 use anyhow::{Context as _, Result};
-use clap::{Subcommand, ValueEnum as _};
+use clap::{Subcommand, ValueEnum};
 
 use self::image::Program;
 use self::kernel::Version;
@@ -35,13 +37,15 @@ pub(crate) struct Args {
     /// Which kernel, may be repeated [default: all]
     #[arg(long = "kernel", value_name = "VERSION", global = true)]
     kernels: Vec<Version>,
-    /// When a guest that has not ended is killed [default: 180, and 1800 for `responder`]
+    /// When a guest that has not ended is killed [default: 300, 1800 for `responder`, a shell 12 hours]
     #[arg(long, value_name = "SECONDS", global = true)]
     deadline: Option<u64>,
 }
 
 /// Ten times what the longest scenario but one takes on a machine that has nothing else to do.
-const DEADLINE: Duration = Duration::from_mins(3);
+const DEADLINE: Duration = Duration::from_mins(5);
+/// Nobody forgets a guest for ever.
+const SHELL_DEADLINE: Duration = Duration::from_hours(12);
 
 /// Of that one: daemons are started a few hundred times.
 const LONG_DEADLINE: Duration = Duration::from_mins(30);
@@ -59,6 +63,13 @@ enum Scenario {
         #[arg(trailing_var_arg = true, allow_hyphen_values = true, value_name = "DAEMON")]
         daemon: Vec<String>,
     },
+    /// OpenSM, IPoIB, librdmacm and the like, unchanged, on software HCAs
+    Run {
+        /// a: all that is not ours works [default: all there are]
+        scenario: Option<Fabric>,
+    },
+    /// The same network, and a shell in it
+    Shell,
     /// The kernel module `ibtun` alone: what it promises, what it refuses, what does not hurt it
     Ibtun {
         /// How many random and mutated packets it is given
@@ -84,6 +95,12 @@ enum Scenario {
     },
 }
 
+/// What is proved on a software fabric.
+#[derive(Clone, Copy, Debug, Eq, PartialEq, ValueEnum)]
+enum Fabric {
+    A,
+}
+
 /// Tests of the BPF programs that are about numbers and not about kernels: a guest is slow.
 const NOT_IN_A_GUEST: [&str; 2] = ["any_frame_is_seen_alike", "a_million_updates"];
 
@@ -94,8 +111,11 @@ const ODD_RECORDS: u64 = 50_000;
 const ALL_MODULES: &[&str] = &["rdma_ucm", "ib_umad", "tun", "veth", "sch_ingress", "cls_bpf"];
 
 pub(crate) fn run(workspace: &Workspace, args: &Args) -> Result<()> {
-    let versions =
-        if args.kernels.is_empty() { Version::value_variants() } else { &args.kernels[..] };
+    let versions = match (&args.scenario, &args.kernels[..]) {
+        (Scenario::Shell, []) => &[Version::V6_1],
+        (_, []) => Version::value_variants(),
+        (_, named) => named,
+    };
     let mut machines = Machines::fetch(workspace, versions)?;
     let prepared = prepare(workspace, &args.scenario)?;
     if prepared.modules.contains(&module::NAME) {
@@ -104,6 +124,7 @@ pub(crate) fn run(workspace: &Workspace, args: &Args) -> Result<()> {
     let deadline = match (args.deadline, &args.scenario) {
         (Some(seconds), _) => Duration::from_secs(seconds),
         (None, Scenario::Responder { .. }) => LONG_DEADLINE,
+        (None, Scenario::Shell) => SHELL_DEADLINE,
         (None, _) => DEADLINE,
     };
     machines.run(&prepared, deadline).map(drop)
@@ -137,11 +158,25 @@ pub(crate) fn prove_responder(workspace: &Workspace) -> Result<Result<usize>> {
         .and_then(|prepared| machines.run(&prepared, Duration::from_mins(10))))
 }
 
+/// As [`prove`], for software HCAs and what runs on them, on the oldest kernel.
+pub(crate) fn prove_rdma(workspace: &Workspace) -> Result<Result<usize>> {
+    module::compiler()?;
+    let mut machines = Machines::fetch(workspace, &[Version::V6_1])?;
+    tools::root(workspace, &tools::RDMA)?;
+    let scenarios =
+        [Scenario::Ibtun { records: ODD_RECORDS }, Scenario::Run { scenario: Some(Fabric::A) }];
+    Ok(machines.build_module(workspace).and_then(|()| {
+        scenarios.iter().try_fold(0, |passed, scenario| {
+            Ok(passed + machines.run(&prepare(workspace, scenario)?, DEADLINE)?)
+        })
+    }))
+}
+
 fn prepare(workspace: &Workspace, scenario: &Scenario) -> Result<Prepared> {
+    // All that any scenario has, so that cargo builds what they share once.
     let mut wanted = vec!["--package", "ibarr-testbed", "--bin", "ibarr-guest"];
-    if let Scenario::Ls { ibarr: true, .. } | Scenario::Responder { .. } = scenario {
-        wanted.extend(["--package", "ibarr-user", "--bin", "ibarr"]);
-    }
+    wanted.extend(["--package", "ibarr-user", "--bin", "ibarr"]);
+    wanted.extend(["--package", "ibarr-fabric", "--bin", "ibfab"]);
     let built = image::build(workspace, "build", &wanted)?;
     let program = |path: &str, name| image::ours(path, artifacts::binary(&built, name)?);
     let mut prepared = Prepared {
@@ -151,6 +186,8 @@ fn prepare(workspace: &Workspace, scenario: &Scenario) -> Result<Prepared> {
         files: &[],
         command: vec![image::INIT.to_owned()],
         processors: 2,
+        results: false,
+        is_interactive: false,
         reports: true,
     };
     match scenario {
@@ -164,6 +201,23 @@ fn prepare(workspace: &Workspace, scenario: &Scenario) -> Result<Prepared> {
                 prepared.command.extend(["/bin/ibarr", "run"].map(str::to_owned));
             }
             prepared.command.extend(foreign(daemon, &mut prepared.programs)?);
+        }
+        Scenario::Run { .. } | Scenario::Shell => {
+            let (name, what) = match scenario {
+                Scenario::Shell => ("shell", "shell"),
+                _ => ("run-a", "a"),
+            };
+            prepared.name = name;
+            prepared.modules = rig::MODULES;
+            prepared.files = rig::FILES;
+            for ours in ["ibarr", "ibfab"] {
+                prepared.programs.push(program(&format!("/bin/{ours}"), ours)?);
+            }
+            prepared.programs.extend(rig::programs(workspace)?);
+            prepared.command.extend(["run", what].map(str::to_owned));
+            prepared.results = true;
+            prepared.is_interactive = matches!(scenario, Scenario::Shell);
+            prepared.reports = !prepared.is_interactive;
         }
         Scenario::Ibtun { records } => {
             prepared.name = "ibtun";
@@ -206,8 +260,6 @@ fn prepare(workspace: &Workspace, scenario: &Scenario) -> Result<Prepared> {
                 prepared.programs.extend(libraries::program(&root, name)?);
             }
             prepared.programs.extend(libraries::program(Path::new("/"), "setpriv")?);
-            prepared.programs.sort_by(|a, b| a.path.cmp(&b.path));
-            prepared.programs.dedup_by(|a, b| a.path == b.path);
             let rounds = format!("IBARR_TEST_ROUNDS={rounds}");
             let command = ["IBARR_UNDER_TEST=ibarr", &rounds, "/bin/system", filter];
             prepared.command = command.map(str::to_owned).to_vec();
@@ -219,6 +271,9 @@ fn prepare(workspace: &Workspace, scenario: &Scenario) -> Result<Prepared> {
             prepared.reports = false;
         }
     }
+    // Programs share libraries.
+    prepared.programs.sort_by(|a, b| a.path.cmp(&b.path));
+    prepared.programs.dedup_by(|a, b| a.path == b.path);
     Ok(prepared)
 }
 

@@ -8,8 +8,8 @@ use std::process::Command;
 
 use anyhow::{Context as _, Result, bail};
 
-use crate::process;
 use crate::workspace::Workspace;
+use crate::{process, tools};
 
 /// Its directory in the checkout, and its name.
 pub(super) const NAME: &str = "ibtun";
@@ -18,6 +18,7 @@ pub(super) const NAME: &str = "ibtun";
 /// of the sources: the kernel's build system writes beside them. What has not changed is not built
 /// again.
 pub(super) fn build(workspace: &Workspace, root: &Path, release: &str) -> Result<PathBuf> {
+    let compiler = compiler()?;
     let sources = workspace.root().join(NAME);
     let directory = workspace.target().join("vm").join(format!("{NAME}-{release}"));
     copy(&sources, &directory)?;
@@ -31,10 +32,20 @@ pub(super) fn build(workspace: &Workspace, root: &Path, release: &str) -> Result
     make.arg(format!("O={}", flavour.display())).arg(format!("M={}", directory.display()));
     // Types are looked up in the kernel, which is not here; debug information would fill the guest.
     make.args(["modules", "W=1", "KCFLAGS=-g0 -Werror", "CONFIG_DEBUG_INFO_BTF_MODULES="]);
-    process::output(&mut make).with_context(|| {
-        format!("{NAME} for Linux {release} cannot be built (it takes make and gcc 12)")
-    })?;
+    make.arg(format!("CC={compiler}"));
+    process::output(&mut make)
+        .with_context(|| format!("{NAME} for Linux {release} cannot be built"))?;
     Ok(directory.join(format!("{NAME}.ko")))
+}
+
+/// What the kernels were compiled with, or the nearest that this machine has.
+///
+/// # Errors
+/// It has none, or no make.
+pub(super) fn compiler() -> Result<&'static str> {
+    let missing = || format!("{NAME} is compiled with make and gcc: install both");
+    tools::which("make").with_context(missing)?;
+    ["gcc-12", "gcc"].into_iter().find(|name| tools::which(name).is_some()).with_context(missing)
 }
 
 /// The headers that all flavours of a kernel share.

@@ -22,6 +22,8 @@ pub(super) struct Guest<'a> {
     pub(super) console: &'a Path,
     /// When it is killed.
     pub(super) deadline: Duration,
+    /// A disk that it may write to.
+    pub(super) disk: Option<&'a Path>,
     /// How many it has. A guest that changes its own code again and again needs to have one alone:
     /// attaching a first program to an interface patches the kernel's text under the other
     /// processors, of which QEMU's emulation may run what was there before, and the kernel dies of
@@ -64,12 +66,19 @@ impl Guest<'_> {
         Ok(End::of(child.wait()?))
     }
 
+    /// Runs the guest with our terminal on its second serial port.
+    pub(super) fn talk(&self, path: &OsStr) -> Result<End> {
+        let status = self.command(path).status();
+        Ok(End::of(status.context("`timeout qemu-system-x86_64` cannot be run")?))
+    }
+
     /// Under `timeout`, which ends the guest in time even if we are killed first.
     ///
     /// Not with KVM: a guest must boot on every machine that builds us, in CI too, and nested
     /// virtualization fails in more ways than it works.
     fn command(&self, path: &OsStr) -> Command {
-        let console = format!("file:{}", self.console.display().to_string().replace(',', ",,"));
+        let escaped = |path: &Path| path.display().to_string().replace(',', ",,");
+        let console = format!("file:{}", escaped(self.console));
         let append = format!(
             "console=ttyS0 loglevel=5 panic=-1 rdinit={} nokaslr mitigations=off random.trust_cpu=on \
              log_buf_len=16M",
@@ -87,6 +96,10 @@ impl Guest<'_> {
         command.args(["-device", "isa-debug-exit,iobase=0xf4,iosize=0x01"]);
         command.arg("-kernel").arg(self.kernel).arg("-initrd").arg(self.initramfs);
         command.args(["-append", &append]);
+        if let Some(disk) = self.disk {
+            let drive = format!("if=none,id=disk,format=raw,cache=unsafe,file={}", escaped(disk));
+            command.args(["-drive", &drive, "-device", "virtio-blk-pci,drive=disk"]);
+        }
         command
     }
 }

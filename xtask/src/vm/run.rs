@@ -10,6 +10,7 @@ use anyhow::{Context as _, Result, bail};
 use super::image::{self, Program};
 use super::kernel::{Kernel, Version};
 use super::qemu::{End, Guest};
+use super::results;
 use super::tap::Tap;
 use crate::tools::{self, Toolbox};
 use crate::workspace::Workspace;
@@ -36,6 +37,10 @@ pub(super) struct Prepared {
     pub(super) command: Vec<String>,
     /// See [`Guest::processors`].
     pub(super) processors: u8,
+    /// Whether it leaves files for us, see [`results`].
+    pub(super) results: bool,
+    /// Whether it talks with the terminal that we were typed at.
+    pub(super) is_interactive: bool,
     /// Whether the command reports with the Test Anything Protocol. Otherwise its status counts.
     pub(super) reports: bool,
 }
@@ -92,13 +97,15 @@ struct Run<'a> {
 impl Run<'_> {
     /// How many claims it made, if it succeeded; if not, why has been said.
     fn start(&self, toolbox: &Toolbox, deadline: Duration) -> Result<Option<usize>> {
-        let Prepared { name, modules, programs, files, command, processors, reports } =
+        let Prepared { name, modules, programs, files, command, processors, reports, .. } =
             self.prepared;
         let path = toolbox.path()?;
         let initramfs = self.file("cpio");
         let modules = self.kernel.modules(modules, &path)?;
         let command: Vec<_> = command.iter().map(String::as_str).collect();
         image::write(&initramfs, &modules, programs, files, &command)?;
+        let disk = self.prepared.results.then(|| self.file("disk"));
+        disk.as_deref().map_or(Ok(()), results::prepare)?;
         let (console, said) = (self.file("console.log"), self.file("said.log"));
         let mut said = File::create(&said).with_context(|| said.display().to_string())?;
 
@@ -111,7 +118,12 @@ impl Run<'_> {
             console: &console,
             deadline,
             processors: *processors,
+            disk: disk.as_deref(),
         };
+        if self.prepared.is_interactive {
+            guest.talk(&path)?;
+            return Ok(Some(0));
+        }
         let mut tap = Tap::default();
         let mut unsaved = None;
         let end = guest.run(&path, &mut |line| {
@@ -132,6 +144,11 @@ impl Run<'_> {
             End::Died(status) => format!("the guest died (QEMU: {status})"),
         };
         println!("vm: {name} on Linux {}: {outcome} ({took:.1} s)", self.kernel.release);
+        if let Some(disk) = disk {
+            let directory = self.file("results");
+            let left = results::unpack(&disk, &directory)?;
+            println!("vm: it left {} in {}", left.join(", "), directory.display());
+        }
         if !success {
             show_end(&console)?;
             return Ok(None);

@@ -1,0 +1,160 @@
+// SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
+
+//! `vm run a`: everything that is not ours works on software HCAs. A stock OpenSM makes a subnet of
+//! them, IPoIB runs over it, librdmacm connects, ibacm answers.
+
+use std::process::ExitCode;
+use std::time::Duration;
+
+use anyhow::{Context as _, Result, ensure};
+
+use crate::report::Report;
+use crate::rig::{self, B, INTERFACES, Interface, Place, Process, Rig, spawn};
+
+/// Their IP subnet is that of a partition of its own.
+const CHILDREN: [(&str, Place, &str); 2] =
+    [("ib0", Place::Here, "10.3.0.1/24"), ("ib1", B, "10.3.0.2/24")];
+const PKEY: &str = "8001";
+const CHILD_OF_B: &str = "10.3.0.2";
+
+pub(crate) fn run() -> ExitCode {
+    let mut report = Report::default();
+    if let Some(rig) = set_up(&mut report) {
+        prove(&mut report, rig);
+    }
+    report.end()
+}
+
+fn set_up(report: &mut Report) -> Option<Rig> {
+    let fabric = report.claim("the fabric's channel adapters are HCAs here", Rig::fabric())?;
+    let opensm = report.claim("OpenSM starts", Rig::opensm())?;
+    report.claim("OpenSM brings every port up", Rig::ports_are_active())?;
+    report.claim("IPoIB is up in two IP subnets and on the router", Rig::network())?;
+    Some(Rig { opensm, fabric })
+}
+
+fn prove(report: &mut Report, mut rig: Rig) {
+    let mut claim = |claim: &str, proof: Result<()>| report.claim(claim, proof).is_some();
+    claim("datagram: IPv4 to the next node", ping(Place::Here, "10.1.0.254", 1000));
+    claim("datagram: IPv6 to the next node", ping(Place::Here, "fd00:1::fe", 1000));
+    claim("datagram: IPv4 across the router", ping(Place::Here, "10.2.0.1", 1000));
+    claim("datagram: IPv6 across the router", ping(Place::Here, "fd00:2::1", 1000));
+    claim("datagram: the way back", ping(B, "10.1.0.1", 1000));
+    claim("a partition has interfaces of its own", partition());
+    claim("librdmacm connects within an IP subnet, and data is right", rping());
+    claim("the diagnostics see the fabric", diagnostics());
+    claim("ibacm finds a path for addresses", ibacm());
+    claim("every interface goes to connected mode", connected());
+    claim(
+        "connected: 20,000 bytes to the next HCA's port of ours",
+        ping(Place::Here, CHILD_OF_B, 20_000),
+    );
+    claim("the fabric is still there", rig.fabric.is_alive());
+    claim("OpenSM is still there", rig.opensm.is_alive());
+    claim("OpenSM has logged no error", opensm_is_content());
+}
+
+/// Three echoes of `size` bytes, none lost.
+fn ping(place: Place, target: &str, size: u32) -> Result<()> {
+    let size = size.to_string();
+    // The first finds the way: the neighbour, the path, the connection.
+    let once = ["ping", "-n", "-c", "1", "-W", "20", "-s", &size, target];
+    rig::run(place, &once)?;
+    let said =
+        rig::run(place, &["ping", "-n", "-c", "3", "-i", "0.2", "-W", "10", "-s", &size, target])?;
+    ensure!(said.contains("3 received"), "{said}");
+    Ok(())
+}
+
+fn partition() -> Result<()> {
+    for (parent, place, address) in CHILDREN {
+        let child = format!("{parent}.{PKEY}");
+        rig::ip(place, &format!("link add link {parent} name {child} type ipoib pkey 0x{PKEY}"))?;
+        rig::ip(place, &format!("address add {address} dev {child}"))?;
+        rig::ip(place, &format!("link set {child} up"))?;
+        rig::is_up(place, &child)?;
+    }
+    ping(Place::Here, CHILD_OF_B, 1000)
+}
+
+/// rping checks what comes back itself, with `-V`.
+fn rping() -> Result<()> {
+    let server = spawn(
+        "rping-server",
+        B,
+        &["rping", "-s", "-V", "-C", "5", "-S", "1000", "-a", CHILD_OF_B],
+    )?;
+    is_listening(&server)?;
+    let client = rig::run(
+        Place::Here,
+        &["rping", "-c", "-v", "-V", "-C", "5", "-S", "1000", "-a", CHILD_OF_B],
+    )?;
+    let pings = client.matches("ping data: rdma-ping-").count();
+    ensure!(pings == 5, "{pings} of 5 pings: {client}");
+    let status = server.wait(Duration::from_secs(30))?;
+    ensure!(status.success(), "the server: {status}");
+    Ok(())
+}
+
+/// A server of librdmacm's says nothing when it listens; the kernel's list of its identifiers does.
+fn is_listening(server: &Process) -> Result<()> {
+    rig::eventually(|| {
+        let listed = rig::run(Place::Here, &["rdma", "resource", "show", "cm_id"])?;
+        ensure!(listed.contains("state LISTEN"), "nobody listens: {listed}{}", server.said()?);
+        Ok(())
+    })
+}
+
+fn diagnostics() -> Result<()> {
+    let nodes = rig::run(Place::Here, &["ibnetdiscover"])?;
+    for node in ["S1", "S2", "N1", "R"] {
+        ensure!(nodes.contains(&format!("\"{node}\"")), "no {node} in {nodes}");
+    }
+    let paths = rig::run(Place::Here, &["saquery", "--src-to-dst", "1:2"])?;
+    ensure!(paths.contains("PathRecord"), "{paths}");
+    rig::run(Place::Here, &["sminfo"])?;
+    rig::run(Place::Here, &["ibv_devinfo", "-d", "ibtun0"]).map(drop)
+}
+
+fn ibacm() -> Result<()> {
+    let ibacm = spawn("ibacm", Place::Here, &["ibacm", "-P"])?;
+    let lids = INTERFACES.map(|Interface { port, .. }| lid(port));
+    let [from, _, to, _] = lids;
+    let (from, to) = (from?, to?);
+    let asked = rig::eventually(|| {
+        rig::run(Place::Here, &["ib_acme", "-f", "l", "-s", &from, "-d", &to, "-v", "-c"])
+    });
+    let asked = asked.with_context(|| ibacm.said().unwrap_or_default())?;
+    ensure!(asked.contains("success"), "{asked}");
+    ibacm.stop().map(drop)
+}
+
+fn lid(port: &str) -> Result<String> {
+    let file = format!("/sys/class/infiniband/{port}/lid");
+    let text = std::fs::read_to_string(&file).context(file)?;
+    let lid = u16::from_str_radix(text.trim().trim_start_matches("0x"), 16)?;
+    Ok(lid.to_string())
+}
+
+fn connected() -> Result<()> {
+    for Interface { name, place, .. } in INTERFACES {
+        rig::write(place, &format!("/sys/class/net/{name}/mode"), "connected")?;
+    }
+    for (parent, place, _) in CHILDREN {
+        rig::ip(place, &format!("link set {parent}.{PKEY} type ipoib mode connected"))?;
+        rig::ip(place, &format!("link set {parent}.{PKEY} mtu 65520"))?;
+    }
+    for (parent, place, _) in CHILDREN {
+        rig::is_up(place, &format!("{parent}.{PKEY}"))?;
+    }
+    Ok(())
+}
+
+fn opensm_is_content() -> Result<()> {
+    let file = format!("{}/opensm.log", rig::RESULTS);
+    let log = std::fs::read_to_string(&file).context(file)?;
+    ensure!(log.contains("SUBNET UP"), "no SUBNET UP in its log");
+    let errors: Vec<_> = log.lines().filter(|line| line.contains(" ERR ")).collect();
+    ensure!(errors.is_empty(), "{}", errors.join("\n"));
+    Ok(())
+}

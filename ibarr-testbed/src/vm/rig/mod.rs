@@ -1,0 +1,241 @@
+// SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
+
+//! A fabric, OpenSM, and nodes in namespaces, on software HCAs: where scenarios with real
+//! InfiniBand take place.
+//!
+//! ```text
+//!   N1 port 1  ib0  10.1.0.1    here         S1 ---- S2
+//!   N1 port 2  ib1  10.2.0.1    netns b      |  \    |  \
+//!   R  port 1  ib2  10.1.0.254  netns r      N1  R   N1  R
+//!   R  port 2  ib3  10.2.0.254  netns r      :1  :1  :2  :2
+//! ```
+//!
+//! Two IP subnets, and `r` routes between them; one InfiniBand subnet. Both ends of every
+//! connection are on N1, since connections stay on their HCA. No HCA has more than two ports, since
+//! OpenSM takes no more. The client is in the first namespace: the kernel asks nobody in others.
+
+mod process;
+
+use std::fs::{self, File};
+use std::path::Path;
+use std::process::{Command, ExitCode};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context as _, Result, ensure};
+use nix::sys::termios::{OutputFlags, SetArg, tcgetattr, tcsetattr};
+
+use crate::report::Report;
+
+pub(crate) use self::process::{Process, RESULTS, run, spawn};
+
+/// Where a command runs.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub(crate) enum Place {
+    /// The first namespace, where the kernel asks.
+    Here,
+    /// A namespace by its name.
+    Netns(&'static str),
+}
+
+/// Behind the router.
+pub(crate) const B: Place = Place::Netns("b");
+/// The router.
+pub(crate) const R: Place = Place::Netns("r");
+
+/// An IPoIB interface of the rig.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Interface {
+    pub(crate) name: &'static str,
+    /// `device/ports/number` in /sys/class/infiniband.
+    pub(crate) port: &'static str,
+    pub(crate) place: Place,
+    /// With the lengths of their prefixes.
+    pub(crate) addresses: [&'static str; 2],
+}
+
+pub(crate) const INTERFACES: [Interface; 4] = [
+    Interface {
+        name: "ib0",
+        port: "ibtun0/ports/1",
+        place: Place::Here,
+        addresses: ["10.1.0.1/24", "fd00:1::1/64"],
+    },
+    Interface {
+        name: "ib1",
+        port: "ibtun0/ports/2",
+        place: B,
+        addresses: ["10.2.0.1/24", "fd00:2::1/64"],
+    },
+    Interface {
+        name: "ib2",
+        port: "ibtun1/ports/1",
+        place: R,
+        addresses: ["10.1.0.254/24", "fd00:1::fe/64"],
+    },
+    Interface {
+        name: "ib3",
+        port: "ibtun1/ports/2",
+        place: R,
+        addresses: ["10.2.0.254/24", "fd00:2::fe/64"],
+    },
+];
+
+/// `xtask/src/vm/rig.rs` has put it there.
+const TOPOLOGY: &str = "/etc/rig/topology";
+const PARTITIONS: &str = "/etc/rig/partitions.conf";
+const OPENSM: &str = "/etc/rig/opensm.conf";
+
+/// How long something may take that a daemon or the kernel does in the background, on a machine
+/// that does other things too.
+const PATIENCE: Duration = Duration::from_mins(1);
+
+/// What runs as long as the rig stands.
+#[derive(Debug)]
+pub(crate) struct Rig {
+    pub(crate) opensm: Process,
+    pub(crate) fabric: Process,
+}
+
+impl Rig {
+    /// Starts the fabric, whose channel adapters become HCAs of this machine.
+    pub(crate) fn fabric() -> Result<Process> {
+        let fabric = spawn("ibfab", Place::Here, &["ibfab", "run", TOPOLOGY])?;
+        eventually(|| {
+            for Interface { name, .. } in INTERFACES {
+                let file = format!("/sys/class/net/{name}");
+                ensure!(Path::new(&file).exists(), "there is no {name}");
+            }
+            Ok(())
+        })?;
+        Ok(fabric)
+    }
+
+    /// Starts OpenSM on the first port.
+    pub(crate) fn opensm() -> Result<Process> {
+        let file = "/sys/class/infiniband/ibtun0/ports/1/gids/0";
+        let first = fs::read_to_string(file).context(file)?;
+        // fe80:0000:0000:0000: and the GUID.
+        let guid = first.trim().get(20..).context("a short GID")?;
+        let guid = format!("0x{}", guid.replace(':', ""));
+        let log = format!("{RESULTS}/opensm.log");
+        spawn(
+            "opensm",
+            Place::Here,
+            &["opensm", "-F", OPENSM, "--guid", &guid, "--log_file", &log, "--Pconfig", PARTITIONS],
+        )
+    }
+
+    /// Every port is ACTIVE, with a LID.
+    pub(crate) fn ports_are_active() -> Result<()> {
+        eventually(|| {
+            for Interface { port, .. } in INTERFACES {
+                let attribute = |name: &str| -> Result<String> {
+                    let file = format!("/sys/class/infiniband/{port}/{name}");
+                    Ok(fs::read_to_string(&file).context(file)?.trim().to_owned())
+                };
+                ensure!(attribute("state")? == "4: ACTIVE", "{port} is {}", attribute("state")?);
+                ensure!(attribute("lid")? != "0x0", "{port} has no LID");
+            }
+            Ok(())
+        })
+    }
+
+    /// Namespaces, addresses and routes, and every interface is up.
+    pub(crate) fn network() -> Result<()> {
+        let ip = |arguments: &str| ip(Place::Here, arguments);
+        ip("link set lo up")?;
+        for name in ["b", "r"] {
+            ip(&format!("netns add {name}"))?;
+        }
+        for Interface { name, place, addresses, .. } in INTERFACES {
+            if let Place::Netns(netns) = place {
+                ip(&format!("link set {name} netns {netns}"))?;
+                self::ip(place, "link set lo up")?;
+            }
+            for address in addresses {
+                self::ip(place, &format!("address add {address} dev {name} nodad"))?;
+            }
+            self::ip(place, &format!("link set {name} up"))?;
+        }
+        for (setting, value) in [("ipv4/ip_forward", "1"), ("ipv6/conf/all/forwarding", "1")] {
+            write(R, &format!("/proc/sys/net/{setting}"), value)?;
+        }
+        ip("route add 10.2.0.0/24 via 10.1.0.254")?;
+        ip("route add fd00:2::/64 via fd00:1::fe")?;
+        self::ip(B, "route add 10.1.0.0/24 via 10.2.0.254")?;
+        self::ip(B, "route add fd00:1::/64 via fd00:2::fe")?;
+        INTERFACES.iter().try_for_each(|interface| is_up(interface.place, interface.name))
+    }
+
+    /// All of the above.
+    pub(crate) fn up() -> Result<Self> {
+        let fabric = Self::fabric()?;
+        let opensm = Self::opensm()?;
+        Self::ports_are_active()?;
+        Self::network()?;
+        Ok(Self { opensm, fabric })
+    }
+}
+
+/// Makes the rig and gives a shell to whoever sits at the second serial port.
+pub(crate) fn shell() -> ExitCode {
+    const TERMINAL: &str = "/dev/ttyS1";
+    let shell = || -> Result<()> {
+        Report::note("starting the fabric, OpenSM and IPoIB; this takes a while");
+        let rig = Rig::up()?;
+        Report::note(
+            "here: ib0 10.1.0.1; `ip netns exec b`: ib1 10.2.0.1; r is the router between",
+        );
+        Report::note("ping 10.2.0.1, ibnetdiscover, saquery, ibfab show; exit ends the machine");
+        let open = || File::options().read(true).write(true).open(TERMINAL).context(TERMINAL);
+        // What `init` has switched off for reports.
+        let terminal = open()?;
+        let mut settings = tcgetattr(&terminal)?;
+        settings.output_flags.insert(OutputFlags::OPOST | OutputFlags::ONLCR);
+        tcsetattr(&terminal, SetArg::TCSANOW, &settings)?;
+        let mut shell = Command::new("busybox");
+        shell.args(["setsid", "-c", "busybox", "sh", "-i"]).env("PS1", "# ");
+        shell.stdin(open()?).stdout(open()?).stderr(terminal).status().context("busybox")?;
+        drop(rig);
+        Ok(())
+    };
+    match shell() {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            Report::note(format!("{error:#}"));
+            ExitCode::FAILURE
+        }
+    }
+}
+
+/// iproute2's `ip`, its arguments separated by spaces.
+pub(crate) fn ip(place: Place, arguments: &str) -> Result<String> {
+    let words: Vec<_> = ["ip"].into_iter().chain(arguments.split(' ')).collect();
+    run(place, &words)
+}
+
+/// Writes a file of /proc or /sys as a namespace has it.
+pub(crate) fn write(place: Place, file: &str, value: &str) -> Result<()> {
+    run(place, &["busybox", "sh", "-c", &format!("echo {value} > {file}")]).map(drop)
+}
+
+/// Waits until an interface has joined its broadcast group and can send.
+pub(crate) fn is_up(place: Place, name: &str) -> Result<()> {
+    eventually(|| {
+        let shown = ip(place, &format!("link show {name}"))?;
+        ensure!(shown.contains("LOWER_UP") && shown.contains("state UP"), "{shown}");
+        Ok(())
+    })
+}
+
+/// Waits until `check` succeeds; gives its last error if it never does.
+pub(crate) fn eventually<T>(check: impl Fn() -> Result<T>) -> Result<T> {
+    let began = Instant::now();
+    loop {
+        match check() {
+            Err(_) if began.elapsed() < PATIENCE => thread::sleep(Duration::from_millis(50)),
+            outcome => return outcome,
+        }
+    }
+}

@@ -1,0 +1,133 @@
+// SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
+
+//! Programs in the guest: run to their end, or as long as they are wanted.
+
+use std::env;
+use std::fs::{self, File};
+use std::io::Write as _;
+use std::os::unix::process::ExitStatusExt as _;
+use std::process::{Child, Command, ExitStatus, Stdio};
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context as _, Result, bail, ensure};
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
+
+use super::Place;
+
+/// What is in there when the guest ends, the host finds in `target/vm`.
+pub(crate) const RESULTS: &str = "/results";
+
+/// A program that runs. It is killed with this.
+#[derive(Debug)]
+pub(crate) struct Process {
+    name: String,
+    child: Child,
+}
+
+/// Long enough for anything we run, on a machine that does other things too. A program that hangs
+/// would otherwise take the report with it.
+const LIMIT: Duration = Duration::from_secs(90);
+
+/// Runs a program to its end; gives what it wrote.
+///
+/// # Errors
+/// It did not succeed, or not in time; with all it wrote.
+pub(crate) fn run(place: Place, words: &[&str]) -> Result<String> {
+    static RUNS: AtomicU32 = AtomicU32::new(0);
+    let file = env::temp_dir().join(format!("run-{}", RUNS.fetch_add(1, Ordering::Relaxed)));
+    let output = File::create(&file).with_context(|| file.display().to_string())?;
+    let process = start(&words.join(" "), place, words, output)?;
+    let outcome = process.wait(LIMIT);
+    let said = fs::read(&file).with_context(|| file.display().to_string())?;
+    fs::remove_file(&file).with_context(|| file.display().to_string())?;
+    let said = String::from_utf8_lossy(&said).into_owned();
+    let status = outcome.with_context(|| said.clone())?;
+    ensure!(status.success(), "`{}`: {status}\n{said}", words.join(" "));
+    Ok(said)
+}
+
+/// Starts a program. What it writes goes to `name` in the results.
+pub(crate) fn spawn(name: &str, place: Place, words: &[&str]) -> Result<Process> {
+    let file = format!("{RESULTS}/{name}.log");
+    let mut log = File::options().create(true).append(true).open(&file).context(file)?;
+    writeln!(log, "$ {}", words.join(" "))?;
+    start(name, place, words, log)
+}
+
+fn start(name: &str, place: Place, words: &[&str], output: File) -> Result<Process> {
+    let child = command(place, words)?
+        .stdin(Stdio::null())
+        .stdout(output.try_clone()?)
+        .stderr(output)
+        .spawn()
+        .with_context(|| format!("`{}` cannot be started", words.join(" ")))?;
+    Ok(Process { name: name.to_owned(), child })
+}
+
+fn command(place: Place, words: &[&str]) -> Result<Command> {
+    let [program, arguments @ ..] = words else { bail!("a command without a name") };
+    let mut command = match place {
+        Place::Here => Command::new(program),
+        Place::Netns(name) => {
+            let mut command = Command::new("ip");
+            command.args(["netns", "exec", name, program]);
+            command
+        }
+    };
+    command.args(arguments);
+    Ok(command)
+}
+
+impl Process {
+    /// What it wrote so far.
+    pub(crate) fn said(&self) -> Result<String> {
+        let file = format!("{RESULTS}/{}.log", self.name);
+        fs::read_to_string(&file).context(file)
+    }
+
+    /// It has not ended.
+    pub(crate) fn is_alive(&mut self) -> Result<()> {
+        let ended = self.child.try_wait()?;
+        ensure!(ended.is_none(), "{} has ended: {}", self.name, ended.unwrap_or_default());
+        Ok(())
+    }
+
+    pub(crate) fn signal(&self, signal: Signal) -> Result<()> {
+        let pid = i32::try_from(self.child.id()).context("a process number")?;
+        kill(Pid::from_raw(pid), signal).with_context(|| self.name.clone())
+    }
+
+    /// Waits for its end.
+    pub(crate) fn wait(mut self, patience: Duration) -> Result<ExitStatus> {
+        let began = Instant::now();
+        loop {
+            if let Some(status) = self.child.try_wait()? {
+                return Ok(status);
+            }
+            ensure!(began.elapsed() < patience, "{} does not end", self.name);
+            thread::sleep(Duration::from_millis(20));
+        }
+    }
+
+    /// Asks it to end, and waits for that.
+    pub(crate) fn stop(self) -> Result<ExitStatus> {
+        self.signal(Signal::SIGTERM)?;
+        self.wait(Duration::from_secs(30))
+    }
+}
+
+impl Drop for Process {
+    fn drop(&mut self) {
+        if !matches!(self.child.try_wait(), Ok(Some(_))) {
+            let killed = self.child.kill().and_then(|()| self.child.wait());
+            let is_as_wanted =
+                |status: &ExitStatus| status.signal() == Some(Signal::SIGKILL as i32);
+            if !killed.as_ref().is_ok_and(is_as_wanted) {
+                eprintln!("{} could not be killed: {killed:?}", self.name);
+            }
+        }
+    }
+}

@@ -1,0 +1,112 @@
+// SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
+
+//! What a guest with real InfiniBand software has: our fabric, and Debian's programs for it.
+//! `ibarr-testbed/src/vm/rig` makes a network of it.
+
+use std::path::Path;
+
+use anyhow::{Context as _, Result};
+
+use super::image::Program;
+use super::{libraries, module};
+use crate::tools;
+use crate::workspace::Workspace;
+
+/// What is loaded.
+pub(super) const MODULES: &[&str] = &[
+    "virtio_pci",
+    "virtio_blk",
+    "ib_umad",
+    "ib_uverbs",
+    "ib_ipoib",
+    "rdma_ucm",
+    "veth",
+    "sch_ingress",
+    "cls_bpf",
+    module::NAME,
+];
+
+/// Of Debian's packages.
+const PROGRAMS: &[&str] = &[
+    "opensm",
+    "ibacm",
+    "ib_acme",
+    "rping",
+    "udaddy",
+    "ucmatose",
+    "mckey",
+    "ibv_devinfo",
+    "ibv_rc_pingpong",
+    "ibv_ud_pingpong",
+    "ibnetdiscover",
+    "ibping",
+    "ibstat",
+    "saquery",
+    "sminfo",
+    "smpquery",
+    "perfquery",
+    "ip",
+    "tc",
+    "rdma",
+    "ping",
+];
+
+/// Libraries that are loaded by their names.
+const PLUGINS: &[&str] = &["libibverbs/libipathverbs-rdmav34.so", "ibacm/libibacmp.so"];
+
+/// Every machine that compiles has it.
+const LIBGCC: &str = "/lib/x86_64-linux-gnu/libgcc_s.so.1";
+
+/// Two switches, a node with both ends of every connection, a router.
+const TOPOLOGY: &str = "\
+Switch 8 \"S1\"
+[1] \"N1\"[1]
+[2] \"R\"[1]
+[8] \"S2\"[8]
+
+Switch 8 \"S2\"
+[1] \"N1\"[2]
+[2] \"R\"[2]
+
+Ca 2 \"N1\"
+
+Ca 2 \"R\"
+";
+
+/// Files, with their contents.
+pub(super) const FILES: &[(&str, &str)] = &[
+    ("/etc/rig/topology", TOPOLOGY),
+    (
+        "/etc/rig/partitions.conf",
+        "Default=0x7fff, ipoib : ALL=full, SELF=full;\nchildren=0x0001, ipoib : ALL=full;\n",
+    ),
+    // What it logs is written at once, so that it can be read while it runs.
+    ("/etc/rig/opensm.conf", "force_log_flush TRUE\n"),
+    ("/etc/libibverbs.d/ipathverbs.driver", "driver ipathverbs\n"),
+    ("/etc/hosts", "127.0.0.1 localhost\n"),
+    // Where OpenSM and ibacm expect to write.
+    ("/var/cache/opensm/made", ""),
+    ("/var/log/made", ""),
+    ("/etc/rdma/made", ""),
+    ("/run/ibacm/made", ""),
+];
+
+/// Debian's programs, with what they need.
+pub(super) fn programs(workspace: &Workspace) -> Result<Vec<Program>> {
+    let root = tools::root(workspace, &tools::RDMA)?;
+    let mut programs = Vec::new();
+    for name in PROGRAMS {
+        programs.extend(libraries::program(&root, name)?);
+    }
+    for name in PLUGINS {
+        let place = format!("/usr/lib/x86_64-linux-gnu/{name}");
+        programs.extend(libraries::plugin(&root, &place)?);
+    }
+    // pthread_exit(3) loads it when it is called.
+    programs.extend(libraries::plugin(Path::new("/"), LIBGCC)?);
+    // It is linked statically.
+    let executable = root.join("bin/busybox");
+    executable.metadata().with_context(|| executable.display().to_string())?;
+    programs.push(Program { path: "/bin/busybox".to_owned(), executable });
+    Ok(programs)
+}
