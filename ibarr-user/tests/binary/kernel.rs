@@ -198,7 +198,7 @@ fn what_waited_when_the_daemon_was_killed_is_answered_by_the_next() {
     // Read by the first, which does not know it.
     kernel.send(REQUEST);
     first.until(|first| (status(first)["waiting"] == 1).then_some(()));
-    kill(first.pid(), Signal::SIGSTOP).unwrap();
+    first.stop();
     // And this one lies in the socket when it ends.
     kernel.send(
         "28000000 02100100 18000000 00000000 02000000 14000a20 20010db800070000 0000000000000007",
@@ -221,7 +221,7 @@ fn a_daemon_that_is_asked_to_end_answers_first_and_gives_the_time_out_back() {
     let (kernel, inherited) = pair();
     let daemon = Daemon::spawn(command(&dir, inherited), &dir, &config);
     kernel.expect("18000000 01100100 00000000", "08000200 f4010000");
-    kill(daemon.pid(), Signal::SIGSTOP).unwrap();
+    daemon.stop();
     kernel.send(REQUEST);
     kernel.send(PATH_REQUEST);
     kill(daemon.pid(), Signal::SIGTERM).unwrap();

@@ -10,6 +10,7 @@ use std::process::{Child, Command, Output, Stdio};
 use std::time::{Duration, Instant};
 
 use nix::sys::signal::{Signal, kill};
+use nix::sys::wait::{WaitPidFlag, WaitStatus, waitpid};
 use nix::unistd::Pid;
 use serde_json::Value;
 
@@ -70,6 +71,13 @@ impl Daemon {
                 return;
             }
         }
+    }
+
+    /// Stops it, and waits until it has: what is sent after this it has not read.
+    pub(crate) fn stop(&self) {
+        kill(self.pid(), Signal::SIGSTOP).unwrap();
+        let stopped = WaitStatus::Stopped(self.pid(), Signal::SIGSTOP);
+        assert_eq!(waitpid(self.pid(), Some(WaitPidFlag::WUNTRACED)), Ok(stopped));
     }
 
     pub(crate) fn end(&mut self, signal: Signal) -> Option<i32> {
