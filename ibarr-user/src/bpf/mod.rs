@@ -28,20 +28,21 @@ use std::sync::mpsc as sync;
 use std::time::Duration;
 use std::{fs, io};
 
-use ibarr_common::map::{ABI_VERSION, Program, Reason};
+use ibarr_common::map::{ABI_VERSION, Program, Reason, ResponderCfg};
 use ibarr_common::{IfIndex, Instant};
 use ibarr_proto::counters::Counters;
 use ibarr_proto::ip2gid::Prefixes;
 use ibarr_proto::local_view::{Event, InterfaceName, LocalView};
 use thiserror::Error;
 use tokio::sync::mpsc;
-use tracing::warn;
+use tracing::{debug, warn};
 
 pub use self::kernel::Hook;
 pub use self::maps::Contents;
 pub use self::responder::{Counter, Mode, Settings, State};
 pub use self::workbench::Options;
 
+use self::kernel::{Kernel as _, MapUpdate};
 use self::maps::Maps;
 use self::pins::Pins;
 use self::workbench::{Order, Told};
@@ -380,11 +381,12 @@ impl Responder {
     }
 
     fn not_loaded(&mut self, now: Instant, error: &Error) {
-        // What the maps held is what somebody else's programs answer, until the lease ends.
-        self.counters = self.counters();
-        self.inner = None;
+        self.drop_inner();
         if let Error::Pins(pins::Error::Taken(_)) = error {
             self.retry_at = Some(now + RETRY);
+        } else if let Ok(maps) = Maps::open(&pins::layout(&self.options.dir, ABI_VERSION)) {
+            // Programs of a daemon before us answer from these, and nobody keeps them true now.
+            end_lease(maps);
         }
         let reason = chain(error);
         if self.failure.as_ref() != Some(&reason) {
@@ -398,8 +400,15 @@ impl Responder {
     fn drop_inner(&mut self) {
         self.counters = self.counters();
         if let Some(inner) = self.inner.take() {
-            inner.end();
+            end_lease(inner.into_kernel());
         }
+    }
+}
+
+/// The programs answer nothing more.
+fn end_lease(mut maps: Maps) {
+    if let Err(error) = maps.update(&MapUpdate::Cfg(ResponderCfg::default())) {
+        debug!("the lease is not taken back: {}", chain(&error));
     }
 }
 

@@ -85,6 +85,10 @@ fn without_the_rights_the_daemon_answers_and_says_why() {
         rig.configure("");
         // This one stands for all of them.
         rig.spawn(with_capabilities(&format!("{missing},-sys_admin")));
+        if missing == "-perfmon" && rig.status_of("eth0")["responder"].is_string() {
+            // Started with mitigations=off, a kernel does not ask for it (`bpf_bypass_spec_v1`).
+            continue;
+        }
         answered_in_user_space(&rig, "run as root, or with CAP_BPF, CAP_NET_ADMIN and CAP_PERFMON");
         assert_eq!(tree(&rig.bpffs()), before, "what was begun is undone");
     }
@@ -161,14 +165,7 @@ fn a_kernel_that_is_too_old_is_named() {
 fn what_the_verifier_says_is_kept() {
     let mut rig = Rig::new();
     let before = tree(&rig.bpffs());
-    // The first instruction becomes r0 = r9, and nothing has been written to r9.
-    let mut object = ibarr_ebpf::OBJECT.to_vec();
-    let file = object::File::parse(ibarr_ebpf::OBJECT).unwrap();
-    let section = file.section_by_name("classifier").unwrap();
-    let (offset, _) = section.file_range().unwrap();
-    let offset = usize::try_from(offset).unwrap();
-    object[offset..offset + 8].copy_from_slice(&[0xbf, 0x90, 0, 0, 0, 0, 0, 0]);
-    start_with(&mut rig, &object);
+    start_with(&mut rig, &refused_object());
     answered_in_user_space(
         &rig,
         "BPF program ip2gid_tc: refused by the kernel's verifier: R9 !read_ok",
@@ -176,6 +173,45 @@ fn what_the_verifier_says_is_kept() {
     let log = fs::read_to_string(rig.run_dir().join("verifier.log")).unwrap();
     assert!(log.contains("R9 !read_ok"), "{log}");
     assert_eq!(tree(&rig.bpffs()), before, "what was begun is undone");
+}
+
+/// What they answer from is not kept true any more.
+#[test]
+fn programs_of_the_daemon_before_answer_no_more_if_the_next_has_none() {
+    for object in [refused_object(), b"no object".to_vec()] {
+        let mut rig = Rig::new();
+        rig.start("");
+        let load = load(V4);
+        let (link, before) = (link_id(&rig), tree(&rig.bpffs()));
+        rig.end(Signal::SIGTERM);
+        start_with(&mut rig, &object);
+        let in_kernel = rig.answered_in_kernel();
+        let by_daemon = rig.answered_by_daemon();
+        socket(V4).ask_all(10);
+        assert!(rig.answered_by_daemon() >= by_daemon + 10);
+        assert_eq!(rig.answered_in_kernel(), in_kernel);
+        assert_eq!(tree(&rig.bpffs()), before, "what was there stays");
+        load.end_without_loss(100);
+
+        // One that has some takes over again.
+        rig.end(Signal::SIGTERM);
+        rig.restart();
+        assert_eq!(link_id(&rig), link);
+        let in_kernel = rig.answered_in_kernel();
+        socket(V4).ask_all(10);
+        assert_eq!(rig.answered_in_kernel(), in_kernel + 10);
+    }
+}
+
+/// The first instruction becomes r0 = r9, and nothing has been written to r9.
+fn refused_object() -> Vec<u8> {
+    let mut object = ibarr_ebpf::OBJECT.to_vec();
+    let file = object::File::parse(ibarr_ebpf::OBJECT).unwrap();
+    let section = file.section_by_name("classifier").unwrap();
+    let (offset, _) = section.file_range().unwrap();
+    let offset = usize::try_from(offset).unwrap();
+    object[offset..offset + 8].copy_from_slice(&[0xbf, 0x90, 0, 0, 0, 0, 0, 0]);
+    object
 }
 
 /// The object is a pipe, so that the daemon waits for it as long as we like.

@@ -289,11 +289,8 @@ impl<K: Kernel> Responder<K> {
         }
     }
 
-    /// The programs answer nothing more, and nothing more is written.
-    pub(super) fn end(mut self) {
-        if let Err(error) = self.kernel.update(&MapUpdate::Cfg(ResponderCfg::default())) {
-            debug!("the lease is not taken back: {}", chain(&error));
-        }
+    pub(super) fn into_kernel(self) -> K {
+        self.kernel
     }
 
     pub(super) fn kernel(&self) -> &K {
