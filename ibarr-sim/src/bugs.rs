@@ -27,16 +27,19 @@ pub enum Bug {
     UnboundedTable,
     /// Timers fire four times a second.
     MissedDeadline,
+    /// Who starts does not have the kernel repeat what waits.
+    SilentStart,
 }
 
 impl Bug {
     /// Each of them.
-    pub const ALL: [Self; 5] = [
+    pub const ALL: [Self; 6] = [
         Self::LostWake,
         Self::DoubleAnswer,
         Self::StaleAfterChange,
         Self::UnboundedTable,
         Self::MissedDeadline,
+        Self::SilentStart,
     ];
 }
 
@@ -48,6 +51,7 @@ impl fmt::Display for Bug {
             Self::StaleAfterChange => "stale-after-change",
             Self::UnboundedTable => "unbounded-table",
             Self::MissedDeadline => "missed-deadline",
+            Self::SilentStart => "silent-start",
         })
     }
 }
@@ -83,7 +87,7 @@ impl Core {
             bug,
             answers: 0,
             again: VecDeque::new(),
-            swallows: false,
+            swallows: bug == Some(Bug::SilentStart),
             hwaddrs: BTreeMap::new(),
         }
     }
@@ -100,6 +104,14 @@ impl Core {
             }
             input => self.node.handle_input(now, input),
         }
+    }
+
+    pub(crate) fn reconfigure(&mut self, now: Instant, config: node::Config) {
+        self.node.reconfigure(now, config);
+    }
+
+    pub(crate) fn flush(&mut self) {
+        self.node.flush();
     }
 
     pub(crate) fn answer(&mut self, received: &Received<'_>) -> Option<Transmit> {
@@ -127,17 +139,17 @@ impl Core {
         loop {
             let output = self.node.poll(room)?;
             match (self.bug, &output) {
-                (
-                    Some(Bug::LostWake | Bug::DoubleAnswer),
-                    Output::LocalService(local_service::Transmit::Message(message)),
-                ) if is_answer(message.as_ref()) => {
+                (Some(bug), Output::LocalService(local_service::Transmit::Message(message)))
+                    if is_answer(message.as_ref()) =>
+                {
                     self.answers += 1;
-                    self.swallows = self.answers.is_multiple_of(64);
-                    if self.bug == Some(Bug::DoubleAnswer) && self.answers.is_multiple_of(64) {
+                    let is_64th = self.answers.is_multiple_of(64);
+                    self.swallows = bug == Bug::LostWake && is_64th;
+                    if bug == Bug::DoubleAnswer && is_64th {
                         self.again.push_back(output.clone());
                     }
                 }
-                (Some(Bug::LostWake), Output::LocalService(local_service::Transmit::Nudge))
+                (Some(_), Output::LocalService(local_service::Transmit::Nudge))
                     if self.swallows =>
                 {
                     let done = local_service::Input::Nudged { done: true };

@@ -8,14 +8,14 @@ use std::time::Duration;
 
 use ibarr_common::Instant;
 use ibarr_common::ib::Gid;
-use ibarr_common::wire::ls::{ResolveIp, Seq};
+use ibarr_common::wire::ls::{ResolveIp, Seq, Timeout};
 use ibarr_proto::local_service::{self, NUDGE_INTERVAL};
 
 use crate::Counts;
 use crate::daemon::{header, most_sockets};
 use crate::dice::{ms, secs};
 use crate::kernel::{IpOutcome, Wake};
-use crate::machine::{Daemon, Kind, Path};
+use crate::machine::{Daemon, Kind, Path, Restart};
 use crate::record::{Entry, Id};
 use crate::world::{START, World};
 
@@ -165,6 +165,8 @@ impl World {
         let limit = self.limit(id, &call);
         let counts = &mut self.claims.counts;
         counts.binding += u64::from(limit.is_some());
+        let restarted = self.machines[id].restart.filter(|restart| restart.at >= asked_at);
+        counts.inherited += u64::from(limit.is_some() && restarted.is_some());
         let mut complaint = None;
         let awake = self.machines[id].troubles.suspended.max(asked_at + timeout);
         if self.now.since(awake) > ms(20) {
@@ -177,7 +179,8 @@ impl World {
                     Wake::TimeOut => counts.by_timeout += 1,
                     Wake::Neighbour(_) => counts.took(took),
                 }
-                if is_late || limit.is_some() && by == Wake::TimeOut {
+                let has_nudges = self.weather.config.local_service.nudge;
+                if has_nudges && (is_late || limit.is_some() && by == Wake::TimeOut) {
                     complaint = Some(format!("{target} is known after {took:?}, by {by:?}"));
                 }
                 let since = before(asked_at, OLDEST + SILENT_LAG);
@@ -203,13 +206,25 @@ impl World {
         let since = before(call.asked_at, SETTLE);
         let owner = self.truth.owner_since(call.target, since)?;
         let is_calm = |id: Id| self.machines[id].troubles.any <= since;
+        // What waits while a daemon is replaced is the next one's to answer: a nudge tells it.
+        let survives = |restart: &Restart| {
+            restart.until == self.machines[id].troubles.any
+                && restart.before <= since
+                && call.asked_at <= restart.at
+                && !restart.woken
+                && self.weather.config.local_service.nudge
+        };
+        let restart = self.machines[id].restart.filter(survives);
+        let extra = restart.map_or(Duration::ZERO, |restart| restart.until.since(call.asked_at));
         let speaks = self.machines[owner].kind == Kind::Ours || call.target.is_ipv4();
-        let answers = is_calm(id) && is_calm(owner) && speaks;
+        let is_fit = is_calm(id) || restart.is_some() && owner != id;
+        let answers = is_fit && is_calm(owner) && speaks;
         let limit = match self.claims.losses_since(id, owner, since) {
             0 => PROMPT,
             1..=FEW => IN_TIME,
             _ => return None,
         };
+        let limit = limit + extra;
         (answers && limit < call.timeout).then_some(limit)
     }
 
@@ -265,6 +280,19 @@ impl World {
             let other = self.truth.owner(asker);
             let text = format!("node {id} says that {about} has {gid}, which is over");
             self.claims.breaks(self.now, [Some(id), other], text);
+        }
+    }
+
+    /// Who was asked to end leaves the kernel as it was.
+    pub(crate) fn check_peaceful_end(&mut self, id: Id) {
+        let machine = &self.machines[id];
+        let Some(daemon) = machine.daemon.as_ref().filter(|daemon| daemon.is_ending) else {
+            return;
+        };
+        let is_done = daemon.unsent.is_none() && daemon.core.node().local_service().is_idle();
+        if is_done && machine.kernel.path_timeout() != Timeout::DEFAULT.get() {
+            let text = format!("a time-out of {:?} is left", machine.kernel.path_timeout());
+            self.claims.breaks(self.now, [Some(id), None], text);
         }
     }
 

@@ -12,6 +12,8 @@ pub struct Counts {
     pub calls: u64,
     /// Of them, those that had to be answered: nothing was amiss, and hardly anything lost.
     pub binding: u64,
+    /// Of those, the ones that one daemon heard and another had to answer.
+    pub inherited: u64,
     /// Woken by a change of a neighbour within 1, 10, 100 and 1000 ms, and later.
     pub woken: [u64; 5],
     /// Answered, but seen only when the caller's time was over.
@@ -70,6 +72,7 @@ impl AddAssign<&Self> for Counts {
     fn add_assign(&mut self, other: &Self) {
         self.calls += other.calls;
         self.binding += other.binding;
+        self.inherited += other.inherited;
         for (sum, count) in self.woken.iter_mut().zip(other.woken) {
             *sum += count;
         }
@@ -96,9 +99,13 @@ impl AddAssign<&Self> for Counts {
 
 impl fmt::Display for Counts {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { calls, binding, by_timeout, timed_out, no_listener, .. } = self;
+        let Self { calls, binding, inherited, by_timeout, timed_out, no_listener, .. } = self;
         let [ms1, ms10, ms100, ms1000, later] = self.woken;
-        writeln!(f, "{calls} calls of rdma_resolve_addr, of which {binding} had to be answered")?;
+        writeln!(
+            f,
+            "{calls} calls of rdma_resolve_addr, of which {binding} had to be answered, {inherited} \
+             by another daemon than was asked"
+        )?;
         writeln!(
             f,
             "  woken by a neighbour within 1 ms {ms1}, 10 ms {ms10}, 100 ms {ms100}, 1 s {ms1000}, \

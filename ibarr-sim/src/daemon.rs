@@ -165,6 +165,15 @@ impl World {
                 let request = daemon.ask(now, question.target());
                 Input::Resolve { id: request, question: *question }
             }
+            Inbox::Reload => {
+                // Not the same twice.
+                let mut config = self.weather.config.clone();
+                if self.dice.coin() {
+                    config.client = self.weather.short_lived.clone();
+                }
+                return daemon.core.reconfigure(now, config);
+            }
+            Inbox::Flush => return daemon.core.flush(),
             Inbox::Query(packet) => return self.answer(id, daemon, packet),
         };
         daemon.core.handle_input(now, input);
@@ -348,6 +357,10 @@ impl World {
     }
 
     pub(crate) fn neighbour(&mut self, id: Id, address: IpAddr) {
+        let machine = &mut self.machines[id];
+        if let Some(restart) = machine.restart.as_mut().filter(|_| machine.daemon.is_none()) {
+            restart.woken |= !restart.keeps_socket;
+        }
         let input = kernel::Input::Neighbour(address);
         self.draw_window(id);
         self.machines[id].kernel.handle_input(self.now, input);
@@ -355,11 +368,11 @@ impl World {
     }
 
     /// What the kernel is about to send it can take the answer to only after this, which is hardly
-    /// ever long.
+    /// ever long; never where there are no nudges, as then each answer is given but twice.
     pub(crate) fn draw_window(&mut self, id: Id) {
         let window = if self.machines[id].pace.is_eager {
             us(400)..us(500)
-        } else if self.dice.once_in(100) {
+        } else if self.weather.config.local_service.nudge && self.dice.once_in(100) {
             us(20)..ms(5)
         } else {
             us(2)..us(20)

@@ -23,6 +23,7 @@ use crate::netlink::Message;
 #[derive(Debug)]
 pub struct Kernel {
     window: Duration,
+    confirms: bool,
     has_listener: bool,
     /// `ib_nl_addr_request_seq`.
     ip_seq: u32,
@@ -48,11 +49,14 @@ pub struct Config {
     pub ip_seq: u32,
     /// The number of the last path request of anybody.
     pub path_seq: u32,
+    /// Each message that the kernel takes is followed by an error with a positive number: before
+    /// 5.6, where the handlers returned the length of the message.
+    pub confirms: bool,
 }
 
 impl Default for Config {
     fn default() -> Self {
-        Self { window: Duration::from_micros(30), ip_seq: 0, path_seq: 0 }
+        Self { window: Duration::from_micros(30), ip_seq: 0, path_seq: 0, confirms: false }
     }
 }
 
@@ -145,12 +149,13 @@ pub struct NoListener;
 
 impl Kernel {
     /// With nobody on the group.
-    pub fn new(Config { window, ip_seq, path_seq }: Config) -> Self {
+    pub fn new(Config { window, ip_seq, path_seq, confirms }: Config) -> Self {
         Self {
             window,
             has_listener: false,
             ip_seq,
             path_seq,
+            confirms,
             ips: Vec::new(),
             paths: VecDeque::new(),
             path_timeout: DEFAULT_TIMEOUT,
@@ -231,7 +236,10 @@ impl Kernel {
                 .run(now, Wake::Neighbour(address), |ip| matches!(ip.state, State::Queued { .. })),
             Input::Datagram(mut rest) => {
                 while let Some(message) = Message::take(&mut rest) {
-                    let errno = self.hear(now, &message);
+                    let errno = match self.hear(now, &message) {
+                        0 if self.confirms && message.kind >> 10 == CLIENT_LS => -message.len(),
+                        errno => errno,
+                    };
                     let verdict = message.verdict(errno);
                     self.transmits.extend(verdict.map(|bytes| Transmit { request: None, bytes }));
                 }

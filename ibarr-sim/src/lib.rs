@@ -16,6 +16,7 @@ mod claims;
 mod counts;
 mod daemon;
 mod dice;
+mod faults;
 mod machine;
 mod netlink;
 mod record;

@@ -40,6 +40,21 @@ pub(crate) struct Machine {
     pub(crate) daemon: Option<Box<Daemon>>,
     pub(crate) pace: Pace,
     pub(crate) troubles: Troubles,
+    pub(crate) restart: Option<Restart>,
+}
+
+/// A daemon has been replaced.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Restart {
+    pub(crate) at: Instant,
+    /// The next one has inherited the socket to the kernel.
+    pub(crate) keeps_socket: bool,
+    /// Something else was amiss until then.
+    pub(crate) before: Instant,
+    /// This is over, if nothing else is amiss.
+    pub(crate) until: Instant,
+    /// A neighbour changed when nobody was there, so that the kernel gave up.
+    pub(crate) woken: bool,
 }
 
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
@@ -174,6 +189,8 @@ pub(crate) enum Inbox {
     Query(Packet),
     Nudged(bool),
     Ask(Question),
+    Reload,
+    Flush,
     Stop,
 }
 

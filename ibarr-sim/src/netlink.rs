@@ -97,6 +97,11 @@ impl<'a> Message<'a> {
         Ok(found)
     }
 
+    /// As the handlers of old kernels returned it.
+    pub(crate) fn len(&self) -> i32 {
+        i32::try_from(self.bytes.len()).unwrap_or(i32::MAX)
+    }
+
     /// What the sender hears: `netlink_ack`, if it did wrong or wanted to know.
     pub(crate) fn verdict(&self, errno: i32) -> Option<Vec<u8>> {
         let (flags, quoted) = match errno {

@@ -14,10 +14,11 @@ use crate::Plan;
 use crate::bugs::Bug;
 use crate::claims::Claims;
 use crate::dice::Dice;
+use crate::faults::Fault;
 use crate::machine::{Machine, Packet};
 use crate::record::{Entry, Id, Record};
 use crate::truth::Truth;
-use crate::weather::{Fault, Weather};
+use crate::weather::Weather;
 
 /// When a simulation begins: long after boot.
 pub(crate) const START: Instant = Instant::from_nanos(1_000_000_000_000);
@@ -65,6 +66,7 @@ pub(crate) enum What {
     /// Something goes wrong.
     Fault(Fault),
     /// And is over.
+    Dies(Id, u32, &'static str, bool),
     Starts(Id, u32),
     Ends(Id, u32),
     Wanders(IpAddr, Id),
@@ -185,6 +187,7 @@ impl World {
             What::PathFound(id, next_hop) => self.path_found(id, next_hop),
             What::Call(id) => self.call(id),
             What::Fault(fault) => self.strike(fault),
+            What::Dies(id, life, what, keeps) => self.dies(id, life, what, keeps),
             What::Starts(id, life) => self.start(id, life),
             What::Ends(id, life) => self.ends(id, life),
             What::Wanders(address, to) => self.wanders(address, to),
@@ -210,6 +213,7 @@ impl What {
             | Self::Nudge(id, _)
             | Self::PathFound(id, _)
             | Self::Call(id)
+            | Self::Dies(id, ..)
             | Self::Starts(id, _)
             | Self::Ends(id, _)
             | Self::Wanders(_, id)

@@ -180,6 +180,21 @@ fn an_answer_that_is_flagged_as_a_request_is_refused_and_changes_nothing() {
     assert_eq!(kernel.events(), []);
 }
 
+/// `ib_nl_handle_ip_res_resp` before 5.6, which returned `skb->len`
+#[test]
+fn an_old_kernel_follows_each_answer_that_it_takes_with_a_positive_error() {
+    let mut kernel = Rig(Kernel::new(Config { confirms: true, ..config() }));
+    kernel.0.handle_input(START, Input::Listener(true));
+    kernel.ask();
+    kernel.sent();
+    kernel.hear(WINDOW, ANSWER);
+    let confirmation = "38000000 02000000 0c000000 ad030000 24000000
+        24000000 02100000 0c000000 ad030000 14000400 fe80000000000000 0002c90300000014";
+    assert_eq!(kernel.sent(), [unhex(confirmation)]);
+    kernel.neighbour(WINDOW * 2);
+    assert!(matches!(kernel.events()[..], [Event::Ip(Seq(12), IpOutcome::Resolved { .. })]));
+}
+
 /// `rdma_nl_rcv_msg`
 #[test]
 fn an_unknown_operation_is_refused_and_netlinks_own_messages_are_not() {
@@ -336,7 +351,7 @@ fn kernel() -> Rig {
 }
 
 fn config() -> Config {
-    Config { window: WINDOW, ip_seq: 11, path_seq: 0 }
+    Config { window: WINDOW, ip_seq: 11, path_seq: 0, confirms: false }
 }
 
 impl Rig {

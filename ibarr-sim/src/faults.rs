@@ -1,0 +1,320 @@
+// SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
+
+//! What goes wrong.
+
+use std::net::IpAddr;
+use std::time::Duration;
+
+use ibarr_common::Instant;
+use ibarr_common::wire::ip2gid::{MsgId, PORT, Query, Version};
+use ibarr_common::wire::ls::ResolveIp;
+
+use crate::dice::{ms, secs, us};
+use crate::machine::{IPOIB, Inbox, Packet, Restart, ToDaemon, gid, home, links};
+use crate::record::{Entry, Id};
+use crate::world::{START, What, World};
+
+/// What can go wrong.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub(crate) enum Fault {
+    /// The daemon is killed, and started again.
+    Killed,
+    /// The same, and the next one inherits the socket to the kernel.
+    Upgraded,
+    /// It is asked to end, and started again.
+    Stopped,
+    /// The machine sleeps; its clock goes on.
+    Suspended,
+    /// The daemon does not get to run.
+    Stalled,
+    /// The network falls in two.
+    Cut,
+    /// The socket to the daemon holds little.
+    Squeezed,
+    /// The socket to the kernel takes nothing.
+    Clogged,
+    NudgesFail,
+    NoSockets,
+    /// An address moves to another machine.
+    Wanders,
+    /// The SM changes the prefix of a subnet, and so all of its GIDs, and nobody is told.
+    Prefix,
+    /// A machine has another GID.
+    Gid,
+    LinkFlaps,
+    /// The driver is unloaded and loaded again.
+    LinkGone,
+    RtnetlinkLoses,
+    /// IPoIB looks for all paths again.
+    PathsForgotten,
+    /// Neighbours come and go on this machine.
+    Neighbour,
+    /// Somebody else writes to the daemon's sockets.
+    Stranger,
+    /// The daemon reads its configuration again.
+    Reloaded,
+    /// It is to forget what peers have said.
+    Flushed,
+}
+
+pub(crate) const FAULTS: [Fault; 21] = [
+    Fault::Killed,
+    Fault::Upgraded,
+    Fault::Stopped,
+    Fault::Suspended,
+    Fault::Stalled,
+    Fault::Cut,
+    Fault::Squeezed,
+    Fault::Clogged,
+    Fault::NudgesFail,
+    Fault::NoSockets,
+    Fault::Wanders,
+    Fault::Prefix,
+    Fault::Gid,
+    Fault::LinkFlaps,
+    Fault::LinkGone,
+    Fault::RtnetlinkLoses,
+    Fault::PathsForgotten,
+    Fault::Neighbour,
+    Fault::Stranger,
+    Fault::Reloaded,
+    Fault::Flushed,
+];
+
+/// Nothing goes wrong so long before the end that its effects would outlast the quiet.
+const CALM_AT_END: Duration = secs(60);
+
+impl World {
+    pub(crate) fn strike(&mut self, fault: Fault) {
+        let next = self.now + self.dice.around(self.weather.climate.faults_every);
+        if next + CALM_AT_END < START + self.plan.time {
+            self.at(next, What::Fault(fault));
+        }
+        let id = self.one_of_ours();
+        if !self.machines[id].is_running(self.now) {
+            return;
+        }
+        self.claims.counts.faults += 1;
+        match fault {
+            Fault::Killed => self.ends_and_starts(id, "killed", false),
+            Fault::Upgraded => self.ends_and_starts(id, "upgraded", true),
+            Fault::Stopped => {
+                let time = secs(1);
+                self.trouble(id, "asked to end", time);
+                let life = self.machines[id].life;
+                self.put(id, Inbox::Stop);
+                self.at(self.now + time, What::Ends(id, life));
+            }
+            Fault::Suspended => {
+                let time = self.dice.within(secs(1)..secs(30));
+                let until = self.trouble(id, "suspended", time);
+                self.machines[id].troubles.suspended = until;
+                self.machines[id].troubles.slept = (until, time);
+            }
+            Fault::Stalled => {
+                let time = self.dice.within(ms(5)..ms(2500));
+                let until = self.trouble(id, "not run", time);
+                self.machines[id].troubles.stalled = until;
+                self.machines[id].troubles.slept = (until, time);
+            }
+            Fault::Cut => {
+                let time = self.dice.within(ms(100)..secs(20));
+                self.weather.cut_until = self.now + time;
+                self.note(id, &Entry::Weather("the network falls in two", Some(time)));
+            }
+            Fault::Squeezed => {
+                let time = self.dice.within(ms(100)..secs(5));
+                let until = self.trouble(id, "little room for requests", time);
+                self.machines[id].troubles.squeezed = until;
+            }
+            Fault::Clogged => {
+                let time = self.dice.within(ms(1)..secs(4));
+                let until = self.trouble(id, "no room for answers", time);
+                self.machines[id].troubles.clogged = until;
+            }
+            Fault::NudgesFail => {
+                let time = self.dice.within(ms(100)..secs(10));
+                let until = self.trouble(id, "nudges fail", time);
+                self.machines[id].troubles.nudges_fail = until;
+            }
+            Fault::NoSockets => {
+                let time = self.dice.within(ms(100)..secs(10));
+                let until = self.trouble(id, "no sockets", time + secs(1));
+                self.machines[id].troubles.no_sockets = until;
+            }
+            Fault::RtnetlinkLoses => {
+                let time = self.dice.within(secs(1)..secs(30));
+                self.note(id, &Entry::Weather("rtnetlink loses", Some(time)));
+                self.machines[id].troubles.rtnetlink_loses = self.now + time;
+            }
+            Fault::Wanders | Fault::Prefix | Fault::Gid | Fault::LinkFlaps | Fault::LinkGone => {
+                self.change(id, fault);
+            }
+            Fault::PathsForgotten => {
+                self.note(id, &Entry::Weather("paths forgotten", None));
+                self.forget_paths(id);
+            }
+            Fault::Neighbour => {
+                self.note(id, &Entry::Neighbour { by_us: false });
+                self.neighbour(id, self.machines[id].home[0]);
+            }
+            Fault::Stranger => self.stranger(id),
+            Fault::Reloaded => {
+                self.note(id, &Entry::Weather("configuration read again", None));
+                self.put(id, Inbox::Reload);
+            }
+            Fault::Flushed => {
+                self.note(id, &Entry::Weather("cache flushed", None));
+                self.put(id, Inbox::Flush);
+            }
+        }
+    }
+
+    /// Changes of what machines have.
+    fn change(&mut self, id: Id, fault: Fault) {
+        match fault {
+            Fault::Wanders => {
+                let address = *self.dice.pick(&self.weather.wanderers);
+                if let Some(owner) = self.truth.owner(address)
+                    && self.machines[owner].is_running(self.now)
+                {
+                    self.remove_address(owner, address);
+                }
+                let at = self.now + self.dice.within(ms(20)..secs(2));
+                self.at(at, What::Wanders(address, id));
+            }
+            Fault::Prefix => {
+                let subnet = self.machines[id].subnet;
+                self.weather.prefixes[usize::from(subnet - 1)] += 3;
+                let prefix = self.weather.prefixes[usize::from(subnet - 1)];
+                for id in 0..self.machines.len() {
+                    if self.machines[id].subnet == subnet && self.machines[id].is_running(self.now)
+                    {
+                        self.weather.next_guid += 1;
+                        let gid = gid(prefix, self.weather.next_guid);
+                        self.change_gid(id, gid, true);
+                    }
+                }
+            }
+            Fault::Gid => {
+                let gid = self.new_gid(self.machines[id].subnet);
+                self.change_gid(id, gid, false);
+            }
+            Fault::LinkFlaps => {
+                let time = self.dice.within(ms(100)..secs(3));
+                let until = self.trouble(id, "link down", time);
+                self.link_down(id);
+                self.at(until, What::LinkUp(id));
+            }
+            _ => {
+                if self.machines[id].network.ipoib().is_some() {
+                    let time = self.dice.within(ms(200)..secs(5));
+                    let until = self.trouble(id, "driver unloaded", time);
+                    self.link_gone(id);
+                    self.at(until, What::LinkBack(id));
+                }
+            }
+        }
+    }
+
+    /// Amid requests, which whoever comes next is to answer.
+    fn ends_and_starts(&mut self, id: Id, what: &'static str, keeps_socket: bool) {
+        if self.machines[id].daemon.is_none() {
+            return;
+        }
+        for _ in 0..self.dice.below(4) {
+            let target = self.somebody(id);
+            self.resolve(id, ResolveIp { ifindex: IPOIB, target }, secs(5));
+        }
+        let life = self.machines[id].life;
+        let at = self.now + self.dice.within(us(0)..us(500));
+        self.at(at, What::Dies(id, life, what, keeps_socket));
+    }
+
+    pub(crate) fn dies(&mut self, id: Id, life: u32, what: &str, keeps_socket: bool) {
+        if self.machines[id].life != life || self.machines[id].daemon.is_none() {
+            return;
+        }
+        let time = *self.dice.pick(&[ms(20), ms(200), ms(700), secs(4)]);
+        let before = self.machines[id].troubles.any;
+        let until = self.trouble(id, what, time + ms(100));
+        self.kill(id, keeps_socket);
+        let machine = &mut self.machines[id];
+        machine.restart = Some(Restart { at: self.now, keeps_socket, before, until, woken: false });
+        let life = machine.life;
+        self.at(self.now + time, What::Starts(id, life));
+    }
+
+    pub(crate) fn start(&mut self, id: Id, life: u32) {
+        if self.machines[id].life == life {
+            self.note(id, &Entry::Weather("started", None));
+            let inherited = self.machines[id].local_service.is_open;
+            self.launch(id, inherited);
+        }
+    }
+
+    /// A daemon that was asked to end has, or has had its time.
+    pub(crate) fn ends(&mut self, id: Id, life: u32) {
+        if self.machines[id].life == life && self.machines[id].daemon.is_some() {
+            self.note(id, &Entry::Weather("ended", None));
+            self.check_peaceful_end(id);
+            self.kill(id, false);
+            let at = self.now + self.dice.within(ms(10)..ms(500));
+            self.machines[id].trouble_until(at + ms(100));
+            let life = self.machines[id].life;
+            self.at(at, What::Starts(id, life));
+        }
+    }
+
+    pub(crate) fn wanders(&mut self, address: IpAddr, to: Id) {
+        if self.truth.owner(address).is_none()
+            && self.machines.iter().all(|machine| {
+                machine.network.addresses.iter().all(|entry| entry.id.address() != address)
+            })
+        {
+            self.add_address(to, address);
+        }
+    }
+
+    pub(crate) fn link_back(&mut self, id: Id) {
+        if self.machines[id].network.ipoib().is_some() {
+            return;
+        }
+        let gid = self.new_gid(self.machines[id].subnet);
+        self.machines[id].network.links = links(gid);
+        self.change_gid(id, gid, false);
+        for address in self.machines[id].home {
+            self.add_address(id, address);
+        }
+    }
+
+    /// What is not the kernel's, at the socket to the kernel; at the port of peers; at a random one.
+    fn stranger(&mut self, id: Id) {
+        let bytes: Vec<u8> = (0..self.dice.below(80))
+            .map(|_| u8::try_from(self.dice.below(256)).unwrap_or_default())
+            .collect();
+        let socket = &mut self.machines[id].local_service;
+        if socket.is_open {
+            socket.held.push_back(ToDaemon { bytes, from_kernel: false });
+            self.wake(id);
+        }
+        let to = self.machines[id].home[0];
+        let msg_id = MsgId(u32::try_from(self.dice.below(1 << 30)).unwrap_or_default());
+        let Some(query) = Query::new(Version::V1, msg_id, to) else { return };
+        let forged = query.reply(Some(gid(0xbad, 1))).emit();
+        let sockets = self.machines[id].daemon.as_ref().map_or(&[][..], |daemon| &daemon.sockets);
+        let port = sockets.first().map_or(PORT, |&(port, _)| port);
+        for (port, payload) in [(PORT, forged), (port, forged), (PORT, query.emit())] {
+            let from = (home(9, 9)[0], PORT).into();
+            self.at(self.now, What::Arrives(id, Packet { from, to: (to, port).into(), payload }));
+        }
+    }
+
+    /// Something is amiss for a while.
+    fn trouble(&mut self, id: Id, what: &str, time: Duration) -> Instant {
+        self.note(id, &Entry::Weather(what, Some(time)));
+        let until = self.now + time;
+        self.machines[id].trouble_until(until);
+        until
+    }
+}
