@@ -7,7 +7,7 @@ use std::path::PathBuf;
 use clap::{Args, Parser, Subcommand};
 
 use crate::show::Command as Request;
-use crate::{control, run};
+use crate::{control, join, run};
 
 /// A software InfiniBand fabric: switches, routers and channel adapters without hardware.
 #[derive(Debug, Parser)]
@@ -24,6 +24,8 @@ pub(crate) struct Cli {
 enum Command {
     /// Run a fabric; its channel adapters become devices of this machine
     Run(RunArgs),
+    /// Be the host of a channel adapter whose fabric runs elsewhere
+    Join(JoinArgs),
     #[command(flatten)]
     Request(Request),
 }
@@ -33,12 +35,20 @@ pub(crate) struct RunArgs {
     /// What the fabric consists of, in the format of ibnetdiscover and ibsim
     #[arg(value_name = "TOPOLOGY")]
     pub(crate) topology: PathBuf,
-    /// Channel adapters that become devices of this machine [default: all]
+    /// Channel adapters that become devices of this machine [default: all, without --listen]
     #[arg(long = "device", value_name = "NODE", value_delimiter = ',')]
     pub(crate) devices: Vec<String>,
     /// Serve programs that libumad2sim is preloaded into, and no devices [IBSIM_SOCKNAME: NAME]
     #[arg(long, value_name = "NAME", conflicts_with = "devices")]
     pub(crate) umad2sim: Option<String>,
+    /// Let hosts join at udp:ADDRESS:PORT or unix:PATH. They may be all channel adapters that are
+    /// not devices of this machine; their links are down until they come. Whoever can send there is
+    /// believed
+    #[arg(long, value_name = "ADDRESS", conflicts_with = "umad2sim")]
+    pub(crate) listen: Option<String>,
+    /// Write what crosses links to a file for Wireshark
+    #[arg(long, value_name = "FILE")]
+    pub(crate) capture: Option<PathBuf>,
     /// Where channel adapters are made
     #[arg(long, value_name = "FILE", default_value = "/dev/ibtun")]
     pub(crate) ibtun: PathBuf,
@@ -47,10 +57,30 @@ pub(crate) struct RunArgs {
     pub(crate) seed: u64,
 }
 
+#[derive(Args, Debug)]
+pub(crate) struct JoinArgs {
+    /// Where the fabric listens: udp:ADDRESS:PORT or unix:PATH
+    #[arg(value_name = "ADDRESS")]
+    pub(crate) fabric: String,
+    /// The topology of the fabric
+    #[arg(value_name = "TOPOLOGY")]
+    pub(crate) topology: PathBuf,
+    /// The channel adapter to be
+    #[arg(value_name = "NODE")]
+    pub(crate) node: String,
+    /// Our own address [default: any]
+    #[arg(long, value_name = "ADDRESS")]
+    pub(crate) bind: Option<String>,
+    /// Where channel adapters are made
+    #[arg(long, value_name = "FILE", default_value = "/dev/ibtun")]
+    pub(crate) ibtun: PathBuf,
+}
+
 impl Cli {
     pub(crate) fn run(self) -> anyhow::Result<()> {
         match self.command {
             Command::Run(args) => run::run(&args, &self.control),
+            Command::Join(args) => join::run(&args),
             // It was parsed to tell mistakes here; the words are what counts.
             Command::Request(_) => {
                 print!("{}", control::ask(&self.control, &request_words(std::env::args()))?);

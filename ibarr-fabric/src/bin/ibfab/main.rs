@@ -3,9 +3,12 @@
 //! `ibfab`: a software InfiniBand fabric behind Linux's own InfiniBand stack. `ibfab --help` says
 //! what it can do, docs/fabric.md how it is used.
 
+mod capture;
 mod cli;
 mod control;
 mod device;
+mod join;
+mod remote;
 mod run;
 mod show;
 mod simulator;

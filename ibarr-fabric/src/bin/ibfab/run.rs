@@ -16,17 +16,23 @@ use nix::errno::Errno;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::time::{ClockId, clock_gettime};
 
+use crate::capture::Capture;
 use crate::cli::RunArgs;
 use crate::control::Control;
 use crate::device::{BUFFER_LEN, Device, Record};
+use crate::remote::Hosts;
 use crate::show;
 use crate::simulator::Simulator;
 
 pub(crate) fn run(args: &RunArgs, control: &Path) -> anyhow::Result<()> {
-    let path = args.topology.display();
-    let text = fs::read_to_string(&args.topology).with_context(|| format!("cannot read {path}"))?;
-    let topology: Topology = text.parse().with_context(|| path.to_string())?;
+    let topology = read_topology(&args.topology)?;
     Engine::new(args, topology, Control::listen(control)?)?.run()
+}
+
+pub(crate) fn read_topology(path: &Path) -> anyhow::Result<Topology> {
+    let name = path.display();
+    let text = fs::read_to_string(path).with_context(|| format!("cannot read {name}"))?;
+    text.parse().with_context(|| name.to_string())
 }
 
 /// The fabric, and all that it is connected to.
@@ -34,28 +40,43 @@ struct Engine {
     fabric: Fabric,
     devices: Vec<(NodeId, Device)>,
     simulator: Option<Simulator>,
+    hosts: Option<Hosts>,
+    /// Nodes that may have a host elsewhere.
+    joinable: Vec<NodeId>,
+    capture: Option<Capture>,
     control: Control,
     buffer: Vec<u8>,
 }
 
 impl Engine {
     fn new(args: &RunArgs, topology: Topology, control: Control) -> anyhow::Result<Self> {
+        let now = boot_time()?;
         let simulator = args.umad2sim.as_deref().map(Simulator::listen).transpose()?;
-        let chosen = chosen(&topology, &args.devices)?;
+        let hosts = args.listen.as_deref().map(Hosts::listen).transpose()?;
+        let capture = args.capture.as_deref().map(|path| Capture::create(path, now)).transpose()?;
+        let mut fabric = Fabric::new(topology, args.seed);
+        fabric.set_capture(capture.is_some());
+
+        let local = chosen(&fabric, &args.devices, hosts.is_some())?;
         let mut devices = Vec::new();
-        for &node in chosen.iter().filter(|_| simulator.is_none()) {
-            if let Some(built) = topology.node(node) {
+        for &node in &local {
+            let built = fabric.topology().node(node).filter(|_| simulator.is_none());
+            if let Some(built) = built {
                 let device = Device::create(&args.ibtun, built)?;
                 eprintln!("ibfab: {} is {}", built.name, device.name());
                 devices.push((node, device));
             }
         }
-        let mut fabric = Fabric::new(topology, args.seed);
-        let now = boot_time()?;
-        for node in chosen {
+        for &node in &local {
             fabric.handle_input(now, Input::Attach(node));
         }
-        Ok(Self { fabric, devices, simulator, control, buffer: vec![0; BUFFER_LEN] })
+        let mut joinable = if hosts.is_some() { adapters(&fabric) } else { Vec::new() };
+        joinable.retain(|node| !local.contains(node));
+        for &node in &joinable {
+            fabric.handle_input(now, Input::Detach(node));
+        }
+        let buffer = vec![0; BUFFER_LEN];
+        Ok(Self { fabric, devices, simulator, hosts, joinable, capture, control, buffer })
     }
 
     fn run(mut self) -> anyhow::Result<()> {
@@ -79,6 +100,10 @@ impl Engine {
         if let Some(simulator) = &mut self.simulator {
             simulator.read(&mut self.fabric, now);
         }
+        if let Some(hosts) = &mut self.hosts {
+            hosts.read(&mut self.fabric, now, &self.joinable);
+            hosts.forget_silent(&mut self.fabric, now);
+        }
         self.control.serve(|words| {
             let (text, fault) = show::answer(&mut self.fabric, words)?;
             if let Some(fault) = fault {
@@ -89,11 +114,13 @@ impl Engine {
         Ok(())
     }
 
-    /// What the fabric has for the devices.
+    /// What the fabric has for others.
     fn hand_out(&mut self) -> anyhow::Result<()> {
         while let Some(Event::Port { port, config, reregister }) = self.fabric.poll_event() {
             if let Some((_, device)) = self.devices.iter().find(|(node, _)| *node == port.node) {
                 device.configure(port.number, &config, reregister)?;
+            } else if let Some(hosts) = &self.hosts {
+                hosts.configure(port, &config, reregister);
             }
         }
         while let Some((port, packet)) = self.fabric.poll_transmit() {
@@ -102,14 +129,20 @@ impl Engine {
                 device.write(port.number, &packet)?;
             } else if let Some(simulator) = &mut self.simulator {
                 simulator.write(port, &packet);
+            } else if let Some(hosts) = &self.hosts {
+                hosts.write(port, &packet);
             }
+        }
+        if let Some(capture) = &mut self.capture {
+            capture.write(&mut self.fabric)?;
         }
         Ok(())
     }
 
-    /// Sleeps until somebody has something, or the fabric is due.
+    /// Sleeps until somebody has something, or somebody is due.
     fn wait(&self) -> anyhow::Result<()> {
-        let timeout = match self.fabric.poll_timeout() {
+        let hosts = self.hosts.as_ref().and_then(Hosts::poll_timeout);
+        let timeout = match self.fabric.poll_timeout().into_iter().chain(hosts).min() {
             None => PollTimeout::NONE,
             Some(due) => {
                 // Rounded up, so that it is due when we wake.
@@ -119,9 +152,11 @@ impl Engine {
         };
         let devices = self.devices.iter().map(|(_, device)| device.as_fd());
         let simulator = self.simulator.iter().flat_map(Simulator::fds);
+        let hosts = self.hosts.iter().map(Hosts::as_fd);
         let control = std::iter::once(self.control.as_fd());
         let mut fds: Vec<_> = devices
             .chain(simulator)
+            .chain(hosts)
             .chain(control)
             .map(|fd| PollFd::new(fd, PollFlags::POLLIN))
             .collect();
@@ -132,17 +167,22 @@ impl Engine {
     }
 }
 
-/// The channel adapters that are to become devices.
-fn chosen(topology: &Topology, names: &[String]) -> anyhow::Result<Vec<NodeId>> {
-    let is_adapter =
-        |node| topology.node(node).is_some_and(|node| node.kind == NodeType::ChannelAdapter);
+fn adapters(fabric: &Fabric) -> Vec<NodeId> {
+    let nodes = fabric.topology().nodes();
+    nodes.filter(|(_, node)| node.kind == NodeType::ChannelAdapter).map(|(id, _)| id).collect()
+}
+
+/// The channel adapters that are to become devices: those that are named; all, if nobody else can
+/// have them.
+fn chosen(fabric: &Fabric, names: &[String], has_hosts: bool) -> anyhow::Result<Vec<NodeId>> {
+    let adapters = adapters(fabric);
     if names.is_empty() {
-        return Ok(topology.nodes().map(|(node, _)| node).filter(|&id| is_adapter(id)).collect());
+        return Ok(if has_hosts { Vec::new() } else { adapters });
     }
     names
         .iter()
-        .map(|name| match topology.find(name) {
-            Some(node) if is_adapter(node) => Ok(node),
+        .map(|name| match fabric.topology().find(name) {
+            Some(node) if adapters.contains(&node) => Ok(node),
             Some(_) => bail!("{name} is no channel adapter: name one that is"),
             None => bail!("the topology has no node {name}"),
         })
@@ -160,7 +200,7 @@ fn input<'a>(node: NodeId, record: &Record<'a>) -> Input<'a> {
     }
 }
 
-fn boot_time() -> anyhow::Result<Instant> {
+pub(crate) fn boot_time() -> anyhow::Result<Instant> {
     let now = clock_gettime(ClockId::CLOCK_BOOTTIME).context("CLOCK_BOOTTIME")?;
     let nanos = u64::try_from(Duration::from(now).as_nanos()).unwrap_or(u64::MAX);
     Ok(Instant::from_nanos(nanos))

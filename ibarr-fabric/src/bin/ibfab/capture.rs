@@ -1,0 +1,43 @@
+// SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
+
+//! `ibfab run --capture`: what crosses links, in a file for Wireshark.
+
+use std::fs::File;
+use std::io::{BufWriter, Write as _};
+use std::path::Path;
+use std::time::{Duration, SystemTime};
+
+use anyhow::Context as _;
+use ibarr_common::Instant;
+use ibarr_fabric::{Fabric, pcap};
+
+/// A capture file that is being written.
+#[derive(Debug)]
+pub(crate) struct Capture {
+    file: BufWriter<File>,
+    /// When the machine was booted, since the epoch.
+    boot: Duration,
+}
+
+impl Capture {
+    /// Begins a file. `now` ties the fabric's clock to that of files.
+    pub(crate) fn create(path: &Path, now: Instant) -> anyhow::Result<Self> {
+        let file =
+            File::create(path).with_context(|| format!("cannot create {}", path.display()))?;
+        let since_epoch = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH);
+        let boot = since_epoch.unwrap_or_default().saturating_sub(now.since(Instant::BOOT));
+        let mut this = Self { file: BufWriter::new(file), boot };
+        this.file.write_all(&pcap::file_header()).context("cannot write the capture")?;
+        Ok(this)
+    }
+
+    /// Writes down what has crossed links, so that whoever reads along sees it.
+    pub(crate) fn write(&mut self, fabric: &mut Fabric) -> anyhow::Result<()> {
+        while let Some(crossing) = fabric.poll_capture() {
+            let since_epoch = self.boot + crossing.at.since(Instant::BOOT);
+            let record = pcap::record(since_epoch, &crossing.packet);
+            self.file.write_all(&record).context("cannot write the capture")?;
+        }
+        self.file.flush().context("cannot write the capture")
+    }
+}

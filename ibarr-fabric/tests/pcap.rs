@@ -1,0 +1,92 @@
+// SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
+
+//! Captures, against what tshark made of one.
+//!
+//! `golden/bring-up.tshark` was recorded from the capture that this test writes, with tshark 4.0.17:
+//! `IBARR_PCAP=FILE cargo test -p ibarr-fabric --test pcap`, then `tshark -r FILE -T fields` and the
+//! fields that its first line names.
+
+mod support;
+
+use std::time::Duration;
+
+use ibarr_common::ib::{Lid, Qpn};
+use ibarr_common::wire::mad::Header;
+use ibarr_common::wire::packet::{GrhWire, Packet};
+use ibarr_common::wire::smp::MULTICAST_FORWARDING;
+use ibarr_fabric::pcap;
+
+use self::support::{Subnet, emit, gsi_datagram};
+
+const ONE_SWITCH: &str =
+    "Switch 2 \"S\"\n[1] \"H1\"[1]\n[2] \"H2\"[1]\n\nCa 1 \"H1\"\n\nCa 1 \"H2\"\n";
+
+/// What crosses links while a manager brings a subnet up, then multicast with a global route header.
+fn crossings() -> Vec<Vec<u8>> {
+    let mut subnet = Subnet::new(ONE_SWITCH, "H1");
+    subnet.fabric.set_capture(true);
+    subnet.bring_up();
+    let mut block = [0; 64];
+    block[1] = 0b110;
+    subnet.set(&[1], MULTICAST_FORWARDING, 0, &block);
+    let (sender, slid) = (subnet.port("H1"), Lid::new(1).unwrap());
+    let mut gids = [[0; 16]; 2];
+    gids[0][0] = 0xfe;
+    gids[0][1] = 0x80;
+    gids[1][0] = 0xff;
+    gids[1][1] = 0x12;
+    let grh = GrhWire::new(gids[0], gids[1], 1);
+    let mut datagram = gsi_datagram(slid, Lid::FIRST_MULTICAST, Some(grh));
+    datagram.destination = Qpn::MULTICAST;
+    datagram.source = Qpn::new(0x48).unwrap();
+    subnet.send(sender, &emit(&datagram, &[0; 5]));
+    std::iter::from_fn(|| subnet.fabric.poll_capture()).map(|crossing| crossing.packet).collect()
+}
+
+#[test]
+fn tshark_reads_in_a_capture_what_we_read_in_the_packets() {
+    let packets = crossings();
+    if let Some(file) = std::env::var_os("IBARR_PCAP") {
+        let records = packets
+            .iter()
+            .zip(0..)
+            .flat_map(|(packet, second)| pcap::record(Duration::from_secs(second), packet));
+        let bytes: Vec<u8> = pcap::file_header().into_iter().chain(records).collect();
+        std::fs::write(file, bytes).unwrap();
+    }
+
+    let recorded = include_str!("golden/bring-up.tshark");
+    let mut lines = recorded.lines().filter(|line| !line.starts_with('#'));
+    for (number, packet) in packets.iter().enumerate() {
+        let packet = Packet::parse(packet).unwrap();
+        let mad = Header::parse(packet.payload).ok().map(|(header, _)| header);
+        let hex = |number: u32, digits: usize| format!("0x{number:0digits$x}");
+        let expected = [
+            hex(packet.vl.into(), 2),
+            packet.dlid.to_string(),
+            packet.slid.map_or(0, Lid::get).to_string(),
+            packet.grh.map_or(String::new(), |grh| grh.hop_limit.to_string()),
+            packet.opcode.to_string(),
+            hex(packet.destination.get(), 6),
+            mad.map_or(String::new(), |mad| hex(mad.class.get().into(), 2)),
+            mad.map_or(String::new(), |mad| hex(mad.method.get().into(), 2)),
+            mad.map_or(String::new(), |mad| hex(mad.attribute.get().into(), 4)),
+            mad.map_or(String::new(), |mad| hex(mad.modifier, 8)),
+        ];
+        let line = lines.next().unwrap_or_else(|| panic!("tshark saw {number} packets"));
+        assert_eq!(line.split('\t').collect::<Vec<_>>(), expected, "packet {number}");
+    }
+    assert_eq!(lines.next(), None, "tshark saw more than {} packets", packets.len());
+}
+
+#[test]
+fn capture_has_the_headers_of_the_format() {
+    let header = pcap::file_header();
+    assert_eq!(header.len(), 24);
+    assert_eq!(header[..4], 0xa1b2_3c4d_u32.to_ne_bytes());
+    assert_eq!(header[20..], 197_u32.to_ne_bytes());
+    let record = pcap::record(Duration::new(3, 500_000_000), &[0; 28]);
+    assert_eq!(record.len(), 16 + 16 + 28 + 6);
+    assert_eq!(record[..16], [3, 500_000_000, 50, 50].map(u32::to_ne_bytes).concat());
+    assert_eq!(record[16..32], [0, 0, 0, 0x80, 3, 0, 0, 0, 21, 4, 0, 50, 0, 0, 0, 34]);
+}
