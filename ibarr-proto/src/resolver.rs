@@ -36,6 +36,8 @@ pub struct Resolver<R> {
     client: Client<R>,
     paths: Paths<R>,
     local_service: LocalService,
+    /// What the kernel wanted to know before this node knew its own addresses.
+    early: BTreeMap<FlightId, Question>,
     /// Questions of the kernel whose egress waits for the word of routing, each with who waits.
     unsure: BTreeMap<Question, BTreeSet<FlightId>>,
     /// Those of them that routing is to be asked.
@@ -111,6 +113,7 @@ impl<R: CryptoRng + SeedableRng> Resolver<R> {
             client,
             paths,
             local_service,
+            early: BTreeMap::new(),
             unsure: BTreeMap::new(),
             unrouted: BTreeSet::new(),
             events: VecDeque::new(),
@@ -240,13 +243,19 @@ impl<R: CryptoRng + SeedableRng> Resolver<R> {
 
     /// Looks for what the kernel wants to know.
     fn serve(&mut self, now: Instant, view: &impl Local) {
+        if view.is_known() {
+            for (flight, question) in std::mem::take(&mut self.early) {
+                self.look_for(now, view, flight, question);
+            }
+        }
         while let Some(event) = self.local_service.poll_event() {
             match event {
+                local_service::Event::Wanted { flight, question } if view.is_known() => {
+                    self.look_for(now, view, flight, question);
+                }
+                // Peers would not answer for an address of ours.
                 local_service::Event::Wanted { flight, question } => {
-                    match own(view, question).or_else(|| self.cached(now, question)) {
-                        Some(outcome) => self.local_service.answered(now, flight, outcome),
-                        None => self.ask_for_egress(flight, question),
-                    }
+                    self.early.insert(flight, question);
                 }
                 local_service::Event::Unwanted { flight, question } => {
                     self.forget(now, flight, question);
@@ -275,6 +284,13 @@ impl<R: CryptoRng + SeedableRng> Resolver<R> {
         let port = PortName { device, port };
         self.paths.resolve(now, paths::Request { id, port, question, deadline });
         self.settle(now);
+    }
+
+    fn look_for(&mut self, now: Instant, view: &impl Local, flight: FlightId, question: Question) {
+        match own(view, question).or_else(|| self.cached(now, question)) {
+            Some(outcome) => self.local_service.answered(now, flight, outcome),
+            None => self.ask_for_egress(flight, question),
+        }
     }
 
     /// What is remembered of a question that once had its egress confirmed.
@@ -322,6 +338,9 @@ impl<R: CryptoRng + SeedableRng> Resolver<R> {
     }
 
     fn forget(&mut self, now: Instant, flight: FlightId, question: Question) {
+        if self.early.remove(&flight).is_some() {
+            return;
+        }
         if let Some(flights) = self.unsure.get_mut(&question)
             && flights.remove(&flight)
         {

@@ -33,6 +33,11 @@ pub trait Local {
     /// Whether `address` is an address of this node, on whatever interface and with or without a
     /// GID.
     fn is_ours(&self, address: IpAddr) -> bool;
+
+    /// Whether all addresses of this node are known. Until then one that is not ours may become so.
+    fn is_known(&self) -> bool {
+        true
+    }
 }
 
 /// Answers queries. It holds no state but its counters.

@@ -532,6 +532,10 @@ impl LocalView {
 
 /// Both in constant time.
 impl Local for LocalView {
+    fn is_known(&self) -> bool {
+        self.is_synced()
+    }
+
     fn gid_of(&self, address: IpAddr, ingress: IfIndex) -> Option<Gid> {
         self.facts.lookup(Key::new(address, ingress))?.gid
     }

@@ -53,6 +53,24 @@ fn the_kernel_is_told_what_is_ours_at_once() {
     assert_eq!((rig.told().as_str(), rig.routes().as_str()), ("", ""));
 }
 
+#[test]
+fn what_the_kernel_asks_before_our_addresses_are_known_waits_for_them() {
+    let mut rig = Rig::new();
+    for (seq, target) in [(1, "10.1.0.1"), (2, "10.2.0.5")] {
+        rig.kernel_asks_of(&NotKnown, seq, target);
+    }
+    assert_eq!((rig.told().as_str(), rig.routes().as_str()), ("", ""));
+    rig.pass(Duration::from_millis(1));
+    assert_eq!((rig.told().as_str(), rig.routes().as_str()), ("1 is fe80::1, nudge", "10.2.0.5%2"));
+
+    // And for no longer than the kernel does.
+    rig.kernel_asks_of(&NotKnown, 3, "10.2.0.6");
+    rig.now += DEADLINE;
+    rig.resolver.handle_timeout(rig.now, &NotKnown);
+    rig.pass(Duration::from_millis(1));
+    assert_eq!(rig.routes(), "");
+}
+
 /// The rule for an interface that may belong to another network namespace.
 #[test]
 fn an_interface_of_the_kernel_counts_if_a_gateway_is_behind_it() {
@@ -182,6 +200,22 @@ impl Local for View {
     }
 }
 
+struct NotKnown;
+
+impl Local for NotKnown {
+    fn gid_of(&self, _address: IpAddr, _ingress: IfIndex) -> Option<Gid> {
+        None
+    }
+
+    fn is_ours(&self, _address: IpAddr) -> bool {
+        false
+    }
+
+    fn is_known(&self) -> bool {
+        false
+    }
+}
+
 /// A resolver with kernel, routing and peers in the test's hand.
 struct Rig {
     resolver: Resolver<ChaCha12Rng>,
@@ -221,12 +255,16 @@ impl Rig {
     }
 
     fn kernel_asks(&mut self, seq: u32, target: &str) {
+        self.kernel_asks_of(&View, seq, target);
+    }
+
+    fn kernel_asks_of(&mut self, view: &impl Local, seq: u32, target: &str) {
         let request = ResolveIp { ifindex: IfIndex::new(2).unwrap(), target: ip(target) };
         let bytes = Request::ResolveIp(request).emit(Seq(seq));
         let bytes = bytes.as_ref();
         let input = Input::Datagram { sender: Sender::Kernel, bytes, cut: false };
-        self.resolver.handle_local_service(self.now, &View, input);
-        self.resolver.handle_local_service(self.now, &View, Input::Drained);
+        self.resolver.handle_local_service(self.now, view, input);
+        self.resolver.handle_local_service(self.now, view, Input::Drained);
         self.drain();
     }
 
