@@ -350,7 +350,8 @@ impl LocalView {
         })
     }
 
-    /// The IPoIB interface with the lowest index, whatever the filter says of it.
+    /// The IPoIB interface with the lowest index, whatever the filter says of it. One that has a GID
+    /// is no tunnel which only has the type: there all neighbours of IPv4 are one (`arp_constructor`).
     pub fn first_ipoib(&self) -> Option<&Link> {
         self.inventory.links().find(|link| link.own_gid().is_some())
     }

@@ -72,7 +72,12 @@ fn set_up() -> Result<()> {
     }
     // As everywhere; iproute2 keeps its namespaces there.
     fs::create_dir_all("/var").and_then(|()| symlink("/run", "/var/run")).context("/var/run")?;
-    let Ok(entries) = fs::read_dir(MODULES) else { return Ok(()) };
+    load(MODULES)
+}
+
+/// Loads the modules of a directory in the order of their names, if it is there.
+pub(crate) fn load(directory: &str) -> Result<()> {
+    let Ok(entries) = fs::read_dir(directory) else { return Ok(()) };
     let entries = entries.map(|entry| Ok(entry?.path()));
     let mut modules = entries.collect::<std::io::Result<Vec<PathBuf>>>()?;
     modules.sort();

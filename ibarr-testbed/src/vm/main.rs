@@ -17,8 +17,11 @@ mod rtnetlink;
 #[expect(unsafe_code, reason = "system calls that nothing safe wraps")]
 mod sys;
 
+use std::convert::Infallible;
 use std::env;
 use std::process::{self, ExitCode};
+
+use anyhow::Result;
 
 fn main() -> ExitCode {
     if process::id() == 1 {
@@ -34,11 +37,10 @@ fn main() -> ExitCode {
         }
         [own, "ls"] => ls::run(&[own.to_owned(), RESPONDER.to_owned()], true),
         [_, "ls", ..] => ls::run(&arguments[2..], false),
-        [_, RESPONDER] => {
-            let Err(error) = ls::responder::run();
-            eprintln!("ibarr-guest: {error:#}");
-            ExitCode::FAILURE
-        }
+        [_, "daemon"] => ls::daemon::run(),
+        [_, RESPONDER] => failure(ls::responder::run()),
+        [_, LISTENER] => failure(ls::daemon::listen()),
+        [_, INHERIT, ..] => failure(ls::daemon::inherit(&arguments[2..])),
         _ => {
             eprintln!("ibarr-guest: no scenario is called {arguments:?}");
             ExitCode::from(64)
@@ -46,5 +48,17 @@ fn main() -> ExitCode {
     }
 }
 
+fn failure(outcome: Result<Infallible>) -> ExitCode {
+    let Err(error) = outcome;
+    eprintln!("ibarr-guest: {error:#}");
+    ExitCode::FAILURE
+}
+
+/// This program, in the guest.
+const OWN: &str = "/bin/ibarr-guest";
 /// The command that `ls` runs where no daemon is given.
 const RESPONDER: &str = "ls-responder";
+/// Who joins the group and is silent.
+const LISTENER: &str = "ls-listener";
+/// Starts a program with a socket.
+const INHERIT: &str = "ls-inherit";

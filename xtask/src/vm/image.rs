@@ -18,6 +18,8 @@ use crate::workspace::Workspace;
 /// Where the guest's `init` looks for what to do. `ibarr-testbed/src/vm/init.rs` has them too.
 const COMMAND: &str = "/command";
 const MODULES: &str = "/modules";
+/// Modules that a scenario loads itself.
+const LATER: &str = "/later";
 /// The guest's first program; it runs [`COMMAND`].
 pub(super) const INIT: &str = "/bin/ibarr-guest";
 
@@ -51,6 +53,7 @@ pub(super) fn build(
 pub(super) fn write(
     path: &Path,
     modules: &[Module],
+    later: &[Module],
     programs: &[Program],
     files: &[(&str, &str)],
     command: &[&str],
@@ -60,9 +63,11 @@ pub(super) fn write(
     // A process is started with its standard files open; there is no /dev yet to find them in.
     archive.device("/dev/console", 5, 1)?;
     archive.device("/dev/null", 1, 3)?;
-    for (index, module) in modules.iter().enumerate() {
-        // Loaded in the order of their names.
-        archive.file(&format!("{MODULES}/{index:03}-{}.ko", module.name), &module.object)?;
+    for (directory, modules) in [(MODULES, modules), (LATER, later)] {
+        for (index, module) in modules.iter().enumerate() {
+            // Loaded in the order of their names.
+            archive.file(&format!("{directory}/{index:03}-{}.ko", module.name), &module.object)?;
+        }
     }
     for Program { path, executable } in programs {
         let content = fs::read(executable)

@@ -76,6 +76,8 @@ enum Scenario {
         #[arg(long, default_value_t = ODD_RECORDS)]
         records: u64,
     },
+    /// The daemon through what is unkind to it: no RDMA yet, strangers, forgers, its own death
+    Daemon,
     /// The BPF programs, accepted and at work between network namespaces
     Bpf,
     /// The daemon and its programs: started, killed, replaced, beside others, and all undone
@@ -138,7 +140,7 @@ pub(crate) fn run(workspace: &Workspace, args: &Args) -> Result<()> {
 pub(crate) fn prove(workspace: &Workspace) -> Result<Result<usize>> {
     let machines = Machines::fetch(workspace, Version::value_variants())?;
     let ls = |ibarr| Scenario::Ls { ibarr, daemon: Vec::new() };
-    let scenarios = [Scenario::Hello, ls(false), ls(true)];
+    let scenarios = [Scenario::Hello, ls(false), ls(true), Scenario::Daemon];
     Ok(scenarios.iter().try_fold(0, |passed, scenario| {
         Ok(passed + machines.run(&prepare(workspace, scenario)?, DEADLINE)?)
     }))
@@ -182,6 +184,7 @@ fn prepare(workspace: &Workspace, scenario: &Scenario) -> Result<Prepared> {
     let mut prepared = Prepared {
         name: "hello",
         modules: &["tun"],
+        later: &[],
         programs: vec![program(image::INIT, "ibarr-guest")?],
         files: &[],
         command: vec![image::INIT.to_owned()],
@@ -223,6 +226,12 @@ fn prepare(workspace: &Workspace, scenario: &Scenario) -> Result<Prepared> {
             prepared.name = "ibtun";
             prepared.modules = &["ib_umad", "ib_uverbs", "ib_ipoib", "rdma_ucm", module::NAME];
             prepared.command.extend(["ibtun".to_owned(), records.to_string()]);
+        }
+        Scenario::Daemon => {
+            prepared.name = "daemon";
+            prepared.later = &["rdma_ucm"];
+            prepared.programs.push(program("/bin/ibarr", "ibarr")?);
+            prepared.command.push("daemon".to_owned());
         }
         Scenario::Bpf => {
             let arguments = ["--no-run", "--package", "ibarr-testbed", "--test", "bpf"];

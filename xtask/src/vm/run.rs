@@ -30,6 +30,8 @@ pub(super) struct Prepared {
     /// Names its files in `target/vm`.
     pub(super) name: &'static str,
     pub(super) modules: &'static [&'static str],
+    /// Modules that it loads itself, and those that they need.
+    pub(super) later: &'static [&'static str],
     pub(super) programs: Vec<Program>,
     /// What else the guest finds: paths and contents.
     pub(super) files: &'static [(&'static str, &'static str)],
@@ -97,13 +99,15 @@ struct Run<'a> {
 impl Run<'_> {
     /// How many claims it made, if it succeeded; if not, why has been said.
     fn start(&self, toolbox: &Toolbox, deadline: Duration) -> Result<Option<usize>> {
-        let Prepared { name, modules, programs, files, command, processors, reports, .. } =
-            self.prepared;
+        let Prepared {
+            name, modules, later, programs, files, command, processors, reports, ..
+        } = self.prepared;
         let path = toolbox.path()?;
         let initramfs = self.file("cpio");
         let modules = self.kernel.modules(modules, &path)?;
+        let later = self.kernel.modules(later, &path)?;
         let command: Vec<_> = command.iter().map(String::as_str).collect();
-        image::write(&initramfs, &modules, programs, files, &command)?;
+        image::write(&initramfs, &modules, &later, programs, files, &command)?;
         let disk = self.prepared.results.then(|| self.file("disk"));
         disk.as_deref().map_or(Ok(()), results::prepare)?;
         let (console, said) = (self.file("console.log"), self.file("said.log"));

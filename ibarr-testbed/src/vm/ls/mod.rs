@@ -5,6 +5,7 @@
 //! There is no HCA. Once the kernel has a GID it looks for a device that has the source's, finds
 //! none, and says -ENODEV: here that is success. What it says without an answer is -ETIMEDOUT.
 
+pub(crate) mod daemon;
 mod network;
 mod peer;
 pub(crate) mod responder;

@@ -88,9 +88,27 @@ impl Socket {
 
     /// Sends to the kernel alone.
     pub(crate) fn send(&self, message: &[u8]) -> io::Result<()> {
-        let kernel = NetlinkAddr::new(0, 0);
-        sendto(self.fd.as_raw_fd(), message, &kernel, MsgFlags::empty())?;
+        self.send_as(message, &NetlinkAddr::new(0, 0))
+    }
+
+    /// Sends to the socket of this number, whosever it is.
+    pub(crate) fn send_to(&self, PortId(number): PortId, message: &[u8]) -> io::Result<()> {
+        self.send_as(message, &NetlinkAddr::new(number, 0))
+    }
+
+    /// Sends to everybody in the group, and then to the kernel.
+    pub(crate) fn send_to_group(&self, message: &[u8]) -> io::Result<()> {
+        self.send_as(message, &NetlinkAddr::new(0, GROUP_LS))
+    }
+
+    fn send_as(&self, message: &[u8], to: &NetlinkAddr) -> io::Result<()> {
+        sendto(self.fd.as_raw_fd(), message, to, MsgFlags::empty())?;
         Ok(())
+    }
+
+    /// To give it to another process.
+    pub(crate) fn fd(&self) -> BorrowedFd<'_> {
+        self.fd.as_fd()
     }
 }
 

@@ -1,0 +1,361 @@
+// SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
+
+//! `vm daemon`: ibarr on a stock kernel, through what is unkind to it: no RDMA yet, strangers on the
+//! group, forgers, its own death, IPv6 switched off, a socket from somebody else.
+
+use std::fs;
+use std::os::unix::fs::symlink;
+use std::os::unix::process::CommandExt as _;
+use std::process::{Child, Command, ExitCode};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context as _, Result, bail, ensure};
+use ibarr_common::IfIndex;
+use ibarr_common::wire::ls::{PortId, Request, ResolveIp, Seq};
+use nix::sched::{CloneFlags, unshare};
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
+use serde_json::Value;
+
+use super::network::{FAR_V4, FAR_V6, Network};
+use super::socket::Socket;
+use super::{CALLER_TIMEOUT, PATIENCE, TAKEN, good_answer, start};
+use crate::report::Report;
+use crate::rtnetlink::Rtnetlink;
+use crate::sys::rdma_cm::{Channel, EventKind};
+use crate::{OWN, init};
+
+pub(crate) fn run() -> ExitCode {
+    let mut report = Report::default();
+    if let Err(error) = prove(&mut report) {
+        report.claim::<()>("nothing else failed", Err(error));
+    }
+    report.end()
+}
+
+fn prove(report: &mut Report) -> Result<()> {
+    let network = Network::up(&Rtnetlink::open()?)?;
+    fs::write(CONFIG, "responder = \"user\"\n")?;
+
+    let daemon = Ibarr::start(Ibarr::command())?;
+    report.claim("without RDMA it is ready, and awaits the module", awaits_rdma());
+    init::load(LATER)?;
+    report.claim("once there is RDMA, it answers", until("is open", is_open));
+    report.claim("1 address is resolved", resolves(&[FAR_V4], 1));
+    report.claim("an address of each family is resolved", resolves(&[FAR_V4, FAR_V6], 2));
+    report.claim("it counts what others send, and answers none of it", ignores_others(&daemon));
+    report.claim("5,000 requests at once are answered", flood());
+    report.claim("a caller of another network namespace is answered", from_another_namespace());
+    report.claim("what waited when it was killed is answered by the next", killed(daemon));
+    report.claim("what waits when it is to end is answered before it does", ended());
+    report.claim("strangers on the group, ibacm among them, are named", strangers_are_named());
+    report.claim("a socket that was opened before it started is used", inherits());
+    let claim =
+        "where it cannot nudge it says so, and callers are answered when their time is over";
+    report.claim(claim, without_ipv6());
+    drop(network);
+    Ok(())
+}
+
+const CONFIG: &str = "/run/ibarr.toml";
+/// Where the host has left the modules that are loaded later.
+const LATER: &str = "/later";
+/// Requests that wait while there is no daemon to answer them.
+const WAITING: usize = 50;
+
+fn awaits_rdma() -> Result<()> {
+    let said = local_service()?;
+    let reason = said["blocked"].as_str().unwrap_or_default();
+    ensure!(said["state"] == "closed" && reason.contains("ib_core"), "{said}");
+    Ok(())
+}
+
+fn is_open() -> Result<bool> {
+    Ok(local_service()?["state"] == "open")
+}
+
+/// Asked by one process, answered through another.
+fn ignores_others(daemon: &Ibarr) -> Result<()> {
+    let before = counts()?;
+    let ours = Socket::open()?;
+    let its_number = daemon.port_id()?;
+    let request = ResolveIp { ifindex: IfIndex::MIN, target: FAR_V4.parse()? };
+    let request = Request::ResolveIp(request).emit(Seq(7));
+    let answer = good_answer(&ours, Seq(7))?;
+    // What the kernel would ask; another daemon's answer, to the group; something that is neither.
+    ours.send_to(its_number, request.as_ref())?;
+    ours.send_to_group(answer.as_ref())?;
+    ours.send_to(its_number, &[0; 3])?;
+    until("has counted them", || {
+        let counted = counts()?;
+        Ok(count(&counted, "not-from-kernel") == count(&before, "not-from-kernel") + 3)
+    })?;
+    let counted = counts()?;
+    let same = |name| count(&counted, name) == count(&before, name);
+    ensure!(same("requests") && same("malformed-truncated"), "{counted}");
+    let said = ours.receive(Duration::ZERO)?;
+    ensure!(said.is_none(), "it was answered: {said:02x?}");
+    Ok(())
+}
+
+fn flood() -> Result<()> {
+    resolves(&[FAR_V4], 5_000)?;
+    let counted = counts()?;
+    let of = |name| format!("{} {name}", count(&counted, name));
+    let noted = ["overruns", "requests-full", "duplicates-waiting", "duplicates-answered"].map(of);
+    Report::note(noted.join(", "));
+    Ok(())
+}
+
+/// Where the interface has a number that nothing has here, or something else.
+fn from_another_namespace() -> Result<()> {
+    thread::spawn(|| -> Result<()> {
+        unshare(CloneFlags::CLONE_NEWNET).context("no other network namespace")?;
+        // The first takes the number that our interface has at home.
+        let rtnetlink = Rtnetlink::open()?;
+        let _first = crate::sys::tun::Tun::open("other0", 1).context("a TUN device")?;
+        let _network = Network::up(&rtnetlink)?;
+        resolves(&[FAR_V4], 1)
+    })
+    .join()
+    .map_err(|_| anyhow::anyhow!("the thread has panicked"))?
+}
+
+fn killed(mut daemon: Ibarr) -> Result<()> {
+    // It hears what it will never answer.
+    kill(daemon.pid(), Signal::SIGSTOP)?;
+    let waiting = Waiting::start(&[FAR_V4, FAR_V6], WAITING, CALLER_TIMEOUT)?;
+    kill(daemon.pid(), Signal::SIGKILL)?;
+    daemon.child.wait()?;
+    let next = Ibarr::start(Ibarr::command())?;
+    waiting.end()?;
+    next.end()
+}
+
+fn ended() -> Result<()> {
+    let daemon = Ibarr::start(Ibarr::command())?;
+    // What it is to answer it has to know.
+    resolves(&[FAR_V4, FAR_V6], 2)?;
+    kill(daemon.pid(), Signal::SIGSTOP)?;
+    let waiting = Waiting::start(&[FAR_V4, FAR_V6], WAITING, CALLER_TIMEOUT)?;
+    kill(daemon.pid(), Signal::SIGTERM)?;
+    kill(daemon.pid(), Signal::SIGCONT)?;
+    waiting.end()?;
+    daemon.wait()
+}
+
+fn strangers_are_named() -> Result<()> {
+    const IBACM: &str = "/bin/ibacm";
+    let stranger = Socket::open()?;
+    symlink(OWN, IBACM).context(IBACM)?;
+    let mut ibacm = Command::new(IBACM).arg(crate::LISTENER).spawn().context(IBACM)?;
+    let daemon = Ibarr::start(Ibarr::command())?;
+    // It looks for them beside its work.
+    let named = until("names both", || {
+        let said = status()?;
+        let names = |name: &str, pid: u32| {
+            let listeners = said["local-service"]["listeners"].as_array();
+            listeners.into_iter().flatten().any(|one| one["name"] == name && one["pid"] == pid)
+        };
+        let warnings = said["warnings"].to_string();
+        Ok(names("ibarr-guest", std::process::id())
+            && names("ibacm", ibacm.id())
+            && warnings.contains("systemctl disable --now ibacm"))
+    });
+    ibacm.kill()?;
+    ibacm.wait()?;
+    drop(stranger);
+    named?;
+    daemon.end()
+}
+
+/// There is no IPoIB interface to nudge on instead: ours is a tunnel, where all neighbours of IPv4 are
+/// one, for good.
+fn without_ipv6() -> Result<()> {
+    for of in ["all", "lo"] {
+        let switch = format!("/proc/sys/net/ipv6/conf/{of}/disable_ipv6");
+        fs::write(&switch, "1").context(switch)?;
+    }
+    let daemon = Ibarr::start(Ibarr::command())?;
+    Waiting::start(&[FAR_V4], 10, Duration::from_secs(1))?.end()?;
+    let said = status()?;
+    let warnings = said["warnings"].to_string();
+    ensure!(
+        said["local-service"]["nudges"] == "failing" && warnings.contains("is IPv6 off?"),
+        "{said}"
+    );
+    daemon.end()
+}
+
+/// As systemd does it: the socket is there, and heard on, before the daemon is.
+fn inherits() -> Result<()> {
+    let socket = Socket::open()?;
+    let waiting = Waiting::start(&[FAR_V4], WAITING, CALLER_TIMEOUT)?;
+    let mut command = Command::new(OWN);
+    command.arg(crate::INHERIT).args(Ibarr::COMMAND);
+    command.stdin(socket.fd().try_clone_to_owned()?);
+    let number = socket.port_id();
+    drop(socket);
+    let daemon = Ibarr::start(command)?;
+    waiting.end()?;
+    ensure!(local_service()?["state"] == "inherited", "{}", status()?);
+    ensure!(daemon.port_id()? == number, "it has opened another socket");
+    daemon.end()
+}
+
+/// Becomes the program of `command`, which inherits standard input as `FDNAME=ls` (sd_listen_fds(3)).
+pub(crate) fn inherit(command: &[String]) -> Result<std::convert::Infallible> {
+    /// `SD_LISTEN_FDS_START`.
+    const FIRST: i32 = 3;
+    let [program, arguments @ ..] = command else { bail!("no command") };
+    let socket = nix::unistd::dup(std::io::stdin())?;
+    let number = std::os::fd::AsRawFd::as_raw_fd(&socket);
+    ensure!(number == FIRST, "standard input is now also {number}");
+    // Stays open.
+    std::mem::forget(socket);
+    let variables = [
+        ("LISTEN_PID", std::process::id().to_string()),
+        ("LISTEN_FDS", "1".to_owned()),
+        ("LISTEN_FDNAMES", "ls".to_owned()),
+    ];
+    Err(Command::new(program).args(arguments).envs(variables).exec()).context("exec")
+}
+
+/// Joins the group, and says nothing for ever.
+pub(crate) fn listen() -> Result<std::convert::Infallible> {
+    let _socket = Socket::open()?;
+    loop {
+        thread::park();
+    }
+}
+
+fn resolves(targets: &[&str], callers: usize) -> Result<()> {
+    Waiting::start(targets, callers, CALLER_TIMEOUT)?.end()
+}
+
+/// Callers that wait.
+struct Waiting {
+    channel: Channel,
+    left: usize,
+}
+
+impl Waiting {
+    fn start(targets: &[&str], callers: usize, timeout: Duration) -> Result<Self> {
+        let channel = Channel::open()?;
+        for target in targets.iter().cycle().take(callers) {
+            start(&channel, target, timeout)?;
+        }
+        Ok(Self { channel, left: callers })
+    }
+
+    fn end(mut self) -> Result<()> {
+        while self.left > 0 {
+            let left = self.left;
+            let event = self.channel.event(PATIENCE)?;
+            let event = event.with_context(|| format!("{left} have not ended"))?;
+            ensure!(event.kind == EventKind::AddrError && event.status == TAKEN, "{event:?}");
+            self.left -= 1;
+        }
+        Ok(())
+    }
+}
+
+/// The daemon.
+struct Ibarr {
+    child: Child,
+}
+
+impl Ibarr {
+    const COMMAND: [&str; 6] = ["/bin/ibarr", "run", "--config", CONFIG, "-l", "3"];
+
+    fn command() -> Command {
+        let [program, arguments @ ..] = Self::COMMAND;
+        let mut command = Command::new(program);
+        command.args(arguments);
+        command
+    }
+
+    /// Runs, and answers the command line.
+    fn start(mut command: Command) -> Result<Self> {
+        let mut daemon = Self { child: command.spawn().context("ibarr cannot be started")? };
+        let deadline = Instant::now() + PATIENCE;
+        while status().is_err() {
+            if let Some(status) = daemon.child.try_wait()? {
+                bail!("it ended: {status}");
+            }
+            ensure!(Instant::now() < deadline, "it does not answer");
+            thread::sleep(Duration::from_millis(20));
+        }
+        Ok(daemon)
+    }
+
+    /// Of its socket, which is the only one of its process.
+    fn port_id(&self) -> Result<PortId> {
+        let table = fs::read_to_string("/proc/net/netlink")?;
+        let inodes: Vec<_> = fs::read_dir(format!("/proc/{}/fd", self.child.id()))?
+            .filter_map(|fd| fs::read_link(fd.ok()?.path()).ok())
+            .map(|target| target.display().to_string())
+            .collect();
+        let number = table.lines().find_map(|line| {
+            let fields: Vec<_> = line.split_whitespace().collect();
+            let is_its = inodes.contains(&format!("socket:[{}]", fields.last()?));
+            if !is_its || *fields.get(1)? != "20" { None } else { fields.get(2)?.parse().ok() }
+        });
+        number.map(PortId).context("it has no socket to the kernel")
+    }
+
+    fn pid(&self) -> Pid {
+        Pid::from_raw(self.child.id().cast_signed())
+    }
+
+    fn end(self) -> Result<()> {
+        kill(self.pid(), Signal::SIGTERM)?;
+        self.wait()
+    }
+
+    fn wait(mut self) -> Result<()> {
+        let status = self.child.wait()?;
+        ensure!(status.success(), "it ended with {status}");
+        Ok(())
+    }
+}
+
+impl Drop for Ibarr {
+    fn drop(&mut self) {
+        // It may have ended already.
+        drop(self.child.kill());
+        drop(self.child.wait());
+    }
+}
+
+fn status() -> Result<Value> {
+    Ok(ask("status")?["status"].take())
+}
+
+fn local_service() -> Result<Value> {
+    Ok(status()?["local-service"].take())
+}
+
+fn counts() -> Result<Value> {
+    Ok(ask("counters")?["counters"].take())
+}
+
+fn until(what: &str, holds: impl Fn() -> Result<bool>) -> Result<()> {
+    let deadline = Instant::now() + 2 * PATIENCE;
+    while !holds()? {
+        ensure!(Instant::now() < deadline, "not so that it {what}: {}", status()?);
+        thread::sleep(Duration::from_millis(50));
+    }
+    Ok(())
+}
+
+fn ask(what: &str) -> Result<Value> {
+    let output = Command::new("/bin/ibarr").args([what, "--json"]).output()?;
+    ensure!(output.status.success(), "ibarr {what}: {}", output.status);
+    Ok(serde_json::from_slice(&output.stdout)?)
+}
+
+fn count(counts: &Value, name: &str) -> u64 {
+    counts[format!("local-service.{name}")].as_u64().unwrap_or_default()
+}
