@@ -4,6 +4,7 @@
 
 #![forbid(unsafe_code)]
 
+use std::os::fd::AsFd as _;
 use std::path::PathBuf;
 use std::process::ExitCode;
 use std::{env, fs, io};
@@ -71,6 +72,20 @@ enum BenchCommand {
         #[command(flatten)]
         ibarr: Ibarr,
     },
+    /// What the kernel's questions cost, where the answers are known, against an echo server
+    Resolve {
+        /// Also write the figures there, as JSON
+        #[arg(long, value_name = "FILE")]
+        json: Option<PathBuf>,
+        /// Also draw them there, as SVG
+        #[arg(long, value_name = "FILE")]
+        svg: Option<PathBuf>,
+        /// Seconds instead of minutes: shows that the bench works
+        #[arg(long)]
+        quick: bool,
+        #[command(flatten)]
+        ibarr: Ibarr,
+    },
     /// What an answer in the kernel costs, beside programs that do less
     Responder {
         /// Also write the figures there, as JSON
@@ -91,6 +106,9 @@ enum BenchCommand {
         #[arg(long)]
         port: u16,
     },
+    /// An echo server for datagrams, on the socket that is standard input
+    #[command(hide = true)]
+    LsEcho,
     /// The costs of client caches in this process
     #[command(hide = true)]
     Caches,
@@ -211,12 +229,22 @@ fn run_bench(store: &Store, userns: bool, command: BenchCommand) -> Result<ExitC
             print!("{report}");
             write_figures(&report, json, svg.map(|path| (path, report.svg())))?;
         }
+        BenchCommand::Resolve { json, svg, quick, ibarr } => {
+            enter_userns(userns)?;
+            let report = bench::resolve(store, &ibarr.find()?, quick, &Interrupt::watch()?)?;
+            print!("{report}");
+            write_figures(&report, json, svg.map(|path| (path, report.svg())))?;
+        }
         BenchCommand::Responder { json, svg, quick } => {
             let report = bench::responder(quick, &Interrupt::watch()?)?;
             print!("{report}");
             write_figures(&report, json, svg.map(|path| (path, report.svg())))?;
         }
         BenchCommand::Echo { style, port } => bench::echo::serve(style, port)?,
+        BenchCommand::LsEcho => {
+            let socket = io::stdin().as_fd().try_clone_to_owned().context("no standard input")?;
+            bench::echo_local_service(&socket)?;
+        }
         BenchCommand::Caches => {
             println!("{}", serde_json::to_string(&bench::measure_caches()?)?);
         }

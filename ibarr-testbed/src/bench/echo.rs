@@ -102,7 +102,7 @@ async fn batched(port: u16) -> Result<()> {
     }
 }
 
-fn say_ready() -> Result<()> {
+pub(super) fn say_ready() -> Result<()> {
     let mut stdout = io::stdout();
     stdout.write_all(READY.as_bytes()).and_then(|()| stdout.flush()).context("nobody listens")
 }

@@ -12,6 +12,7 @@ mod chart;
 mod load;
 mod process;
 mod report;
+mod resolve;
 mod responder;
 
 use std::net::SocketAddr;
@@ -31,6 +32,7 @@ use process::Helper;
 
 pub use cache::measure as measure_caches;
 pub use report::Report;
+pub use resolve::{Report as ResolveReport, echo as echo_local_service, resolve};
 pub use responder::{Report as ResponderReport, responder};
 
 /// Measures ip2gid in a lab of its own, which is removed in any case.

@@ -24,9 +24,21 @@ impl Helper {
     /// # Errors
     /// It ends instead.
     pub(super) fn start(namespace: &str, arguments: &[String]) -> Result<Self> {
+        Self::start_with(namespace, arguments, Stdio::null())
+    }
+
+    /// [`Self::start`] with something as standard input.
+    ///
+    /// # Errors
+    /// Those of [`Self::start`].
+    pub(super) fn start_with(
+        namespace: &str,
+        arguments: &[String],
+        stdin: impl Into<Stdio>,
+    ) -> Result<Self> {
         let this = std::env::current_exe().context("cannot find this program")?;
         let mut command = Command::new(this);
-        command.args(arguments).stdin(Stdio::null()).stdout(Stdio::piped());
+        command.args(arguments).stdin(stdin).stdout(Stdio::piped());
         let mut helper = Self(netns::spawn(namespace, &mut command)?);
         let stdout = helper.0.stdout.take().context("a pipe was asked for")?;
         let mut line = String::new();

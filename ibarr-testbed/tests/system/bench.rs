@@ -89,3 +89,41 @@ fn responder_answers_every_query_and_says_what_it_costs() {
     }
     assert_eq!(machine.snapshot(), before);
 }
+
+#[test]
+fn resolve_answers_every_request_and_says_what_it_costs() {
+    let machine = Machine::new();
+    let before = machine.snapshot();
+    let [json, svg] = ["resolve.json", "resolve.svg"].map(|name| machine.directory().join(name));
+    let table = machine.run(&[
+        "bench",
+        "resolve",
+        "--quick",
+        "--ibarr",
+        ibarr().to_str().unwrap(),
+        "--json",
+        json.to_str().unwrap(),
+        "--svg",
+        svg.to_str().unwrap(),
+    ]);
+    let figures: Value = serde_json::from_slice(&fs::read(&json).unwrap()).unwrap();
+    assert_eq!((&figures["v"], &figures["bench"]), (&1.into(), &"resolve".into()));
+    assert_eq!(figures["outstanding"], 16);
+    let families = figures["families"].as_array().unwrap();
+    let names: Vec<_> = families.iter().map(|family| family["name"].as_str().unwrap()).collect();
+    assert_eq!(names, ["IPv4", "IPv6"]);
+    for family in families {
+        for name in ["rate_to_echo", "rate_per_cpu_to_echo"] {
+            let ratio = family[name].as_f64().unwrap();
+            assert!(ratio.is_finite() && ratio > 0.0, "{name}: {ratio}");
+            assert!(table.contains(&format!("{ratio:.2}")), "{name} is not in the table: {table}");
+        }
+    }
+    let drawing = fs::read_to_string(&svg).unwrap();
+    // Background, and two charts of two servers and two families.
+    assert_eq!(drawing.matches("<rect ").count(), 1 + 2 * 4, "{drawing}");
+    for file in [json, svg] {
+        fs::remove_file(file).unwrap();
+    }
+    assert_eq!(machine.snapshot(), before);
+}

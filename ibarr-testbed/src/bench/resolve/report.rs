@@ -1,0 +1,162 @@
+// SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
+
+//! A run's figures as table, JSON and SVG.
+
+use std::fmt;
+
+use anyhow::{Context, Result};
+use serde::Serialize;
+
+use super::super::Round;
+use super::super::chart::{Bar, Chart, Scale, short, svg};
+use super::super::report::{Machine, Target, median};
+use super::{CASES, OUTSTANDING};
+
+/// Everything that a run measured.
+#[derive(Debug, Serialize)]
+pub struct Report {
+    v: u32,
+    bench: &'static str,
+    quick: bool,
+    /// Whether the testbed, and so presumably the daemon, is a release build.
+    optimised: bool,
+    machine: Machine,
+    outstanding: u32,
+    families: Vec<Family>,
+}
+
+/// Addresses of one family, from the cache.
+#[derive(Debug, Serialize)]
+struct Family {
+    name: &'static str,
+    /// Answers a second, ibarr's to the echo's, in the same round.
+    rate_to_echo: f64,
+    /// Answers per CPU-second, likewise.
+    rate_per_cpu_to_echo: f64,
+    ibarr: Server,
+    echo: Server,
+}
+
+/// Medians over the rounds.
+#[derive(Debug, Serialize)]
+struct Server {
+    answers_per_second: f64,
+    cpu_us_per_answer: f64,
+    /// CPU time to wall time.
+    busy: f64,
+}
+
+impl Report {
+    pub(super) fn new(quick: bool, costs: &[Vec<Round>; CASES.len()]) -> Result<Self> {
+        let [ibarr_v4, echo_v4, ibarr_v6, echo_v6] = costs;
+        let families = [
+            Family::new("IPv4", ibarr_v4, echo_v4).context("no rounds")?,
+            Family::new("IPv6", ibarr_v6, echo_v6).context("no rounds")?,
+        ];
+        Ok(Self {
+            v: 1,
+            bench: "resolve",
+            quick,
+            optimised: !cfg!(debug_assertions),
+            machine: Machine::this()?,
+            outstanding: OUTSTANDING,
+            families: families.into(),
+        })
+    }
+
+    /// One picture of it.
+    pub fn svg(&self) -> String {
+        let chart = |title: &str, note: &str, unit, of: fn(&Server) -> f64| Chart {
+            title: title.to_owned(),
+            note: note.to_owned(),
+            unit,
+            scale: Scale::Linear,
+            bars: (self.families.iter())
+                .flat_map(|family| [(family, true), (family, false)])
+                .map(|(family, is_ours)| Bar {
+                    label: format!("{}, {}", if is_ours { "ibarr" } else { "echo" }, family.name),
+                    value: of(if is_ours { &family.ibarr } else { &family.echo }),
+                    is_ours,
+                })
+                .collect(),
+        };
+        let Machine { kernel, cpu, .. } = &self.machine;
+        let heading = format!("ibarr resolve on {cpu}, Linux {kernel}");
+        let note = format!("from the cache, {OUTSTANDING} requests under way (longer is better)");
+        let rate = chart("Answers a second", &note, "answers", |s| s.answers_per_second);
+        let note = "of all threads of the process (shorter is better)";
+        let cpu = chart("CPU time an answer", note, "microseconds", |s| s.cpu_us_per_answer);
+        svg(&heading, &[rate, cpu])
+    }
+}
+
+impl Family {
+    fn new(name: &'static str, ibarr: &[Round], echo: &[Round]) -> Option<Self> {
+        // Neighbours in time are divided, so that what slows both does not count.
+        let ratio = |of: fn(&Round) -> f64| {
+            median(ibarr.iter().zip(echo).map(|(ibarr, echo)| of(ibarr) / of(echo)))
+        };
+        Some(Self {
+            name,
+            rate_to_echo: ratio(Round::rate)?,
+            rate_per_cpu_to_echo: ratio(Round::rate_per_cpu)?,
+            ibarr: Server::new(ibarr)?,
+            echo: Server::new(echo)?,
+        })
+    }
+}
+
+impl Server {
+    fn new(rounds: &[Round]) -> Option<Self> {
+        Some(Self {
+            answers_per_second: median(rounds.iter().map(Round::rate))?,
+            cpu_us_per_answer: median(rounds.iter().map(|round| 1e6 / round.rate_per_cpu()))?,
+            busy: median(rounds.iter().map(|r| r.cpu.as_secs_f64() / r.wall.as_secs_f64()))?,
+        })
+    }
+}
+
+impl fmt::Display for Report {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Machine { kernel, cpu, cpus } = &self.machine;
+        writeln!(f, "resolve on {cpu}, {cpus} CPUs, Linux {kernel}")?;
+        if self.quick || !self.optimised {
+            let why = if self.optimised { "a quick run" } else { "a debug build" };
+            writeln!(f, "{why}: these figures show that the bench works, nothing else")?;
+        }
+        writeln!(f, "\n{:<46}{:>8}   target", "ratios", "")?;
+        for family in &self.families {
+            let (what, rate) = (family.name, family.rate_to_echo);
+            let target = Target::AtLeast(0.3, rate);
+            writeln!(
+                f,
+                "  {what:<6}{:<38}{rate:>8.2}   {target}",
+                "answers a second, to the echo's"
+            )?;
+            let rate = family.rate_per_cpu_to_echo;
+            writeln!(f, "  {what:<6}{:<38}{rate:>8.2}", "answers per CPU-second, to the echo's")?;
+        }
+        writeln!(
+            f,
+            "\n{:<10}{:<8}{:>12}{:>18}{:>8}",
+            "server", "family", "answers/s", "CPU µs an answer", "busy"
+        )?;
+        for family in &self.families {
+            for (name, server) in [("ibarr", &family.ibarr), ("echo", &family.echo)] {
+                writeln!(
+                    f,
+                    "{name:<10}{:<8}{:>12}{:>17.2}{:>8.2}",
+                    family.name,
+                    short(server.answers_per_second),
+                    server.cpu_us_per_answer,
+                    server.busy
+                )?;
+            }
+        }
+        writeln!(
+            f,
+            "  medians; from the cache, {OUTSTANDING} requests under way; the echo gives back each\n  \
+             datagram and does nothing else; CPU time is of all threads, the nudging one included"
+        )
+    }
+}
