@@ -16,7 +16,7 @@ mod rig;
 mod run;
 mod tap;
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use anyhow::{Context as _, Result};
@@ -234,13 +234,9 @@ fn prepare(workspace: &Workspace, scenario: &Scenario) -> Result<Prepared> {
             prepared.command.push("daemon".to_owned());
         }
         Scenario::Bpf => {
-            let arguments = ["--no-run", "--package", "ibarr-testbed", "--test", "bpf"];
-            let tests = image::build(workspace, "test", &arguments)?;
-            let tests = tests.iter().find(|artifact| artifact.is_test && artifact.target == "bpf");
-            let tests = &tests.context("this checkout has no tests of BPF")?.executable;
             prepared.name = "bpf";
             prepared.modules = &["veth", "sch_ingress", "cls_bpf"];
-            prepared.programs.push(image::ours("/bin/bpf", tests)?);
+            prepared.programs.push(image::ours("/bin/bpf", &tests(workspace, "bpf")?)?);
             let iproute2 = tools::root(workspace, &tools::IPROUTE2)?;
             prepared.programs.extend(libraries::program(&iproute2, "ip")?);
             prepared.command = vec!["/bin/bpf".to_owned()];
@@ -249,14 +245,10 @@ fn prepare(workspace: &Workspace, scenario: &Scenario) -> Result<Prepared> {
             }
         }
         Scenario::Responder { tests: filter, rounds } => {
-            let arguments = ["--no-run", "--package", "ibarr-testbed", "--test", "system"];
-            let tests = image::build(workspace, "test", &arguments)?;
-            let is_it = |artifact: &&Artifact| artifact.is_test && artifact.target == "system";
-            let tests = tests.iter().find(is_it).context("this checkout has no system tests")?;
             prepared.name = "responder";
             prepared.processors = 1;
             prepared.modules = &["veth", "sch_ingress", "cls_bpf"];
-            prepared.programs.push(image::ours("/bin/system", &tests.executable)?);
+            prepared.programs.push(image::ours("/bin/system", &tests(workspace, "system")?)?);
             prepared.programs.push(program("/bin/ibarr", "ibarr")?);
             let tools = [
                 (&tools::IPROUTE2, "ip"),
@@ -284,6 +276,15 @@ fn prepare(workspace: &Workspace, scenario: &Scenario) -> Result<Prepared> {
     prepared.programs.sort_by(|a, b| a.path.cmp(&b.path));
     prepared.programs.dedup_by(|a, b| a.path == b.path);
     Ok(prepared)
+}
+
+/// Builds the tests of the test bed that are called `name`.
+fn tests(workspace: &Workspace, name: &str) -> Result<PathBuf> {
+    let arguments = ["--no-run", "--package", "ibarr-testbed", "--test", name];
+    let built = image::build(workspace, "test", &arguments)?;
+    let is_it = |artifact: &Artifact| artifact.is_test && artifact.target == name;
+    let tests = built.into_iter().find(is_it);
+    Ok(tests.with_context(|| format!("this checkout has no tests called {name}"))?.executable)
 }
 
 /// Adds a program of this machine to `programs`; gives the same command in the guest.
