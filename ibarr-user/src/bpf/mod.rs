@@ -384,8 +384,12 @@ impl Responder {
         self.drop_inner();
         if let Error::Pins(pins::Error::Taken(_)) = error {
             self.retry_at = Some(now + RETRY);
-        } else if let Ok(maps) = Maps::open(&pins::layout(&self.options.dir, ABI_VERSION)) {
-            // Programs of a daemon before us answer from these, and nobody keeps them true now.
+        }
+        // Programs of a daemon before us answer from these. Unless there is another one, which has
+        // them locked, nobody keeps them true now.
+        if let Ok(Some(pins)) = Pins::open_existing(&self.options.dir)
+            && let Ok(maps) = Maps::open(&pins.layout(ABI_VERSION))
+        {
             end_lease(maps);
         }
         let reason = chain(error);

@@ -3,14 +3,15 @@
 //! From attaching to detaching.
 
 use std::fs;
-use std::time::Duration;
+use std::process::Command;
+use std::time::{Duration, Instant};
 
 use ibarr_common::map::{Program, Reason};
 use nix::sys::signal::Signal;
 
 use super::beside::Theirs;
 use super::rig::*;
-use crate::machine::said;
+use crate::machine::{ibarr, said};
 
 #[test]
 fn peers_of_a_stopped_daemon_are_answered_and_counted() {
@@ -57,6 +58,40 @@ fn detach_leaves_what_was_there_before() {
         // And again, with nothing there.
         let output = rig.detach();
         assert!(output.status.success(), "{}", said(&output));
+    }
+}
+
+#[test]
+fn a_daemon_killed_anywhere_in_its_start_is_undone_or_taken_over() {
+    for (responder, hook) in kinds() {
+        let mut rig = Rig::new();
+        let before = traces(&rig);
+        let config = format!("responder = \"{responder}\"");
+        let began = Instant::now();
+        rig.start(&config);
+        let whole = began.elapsed();
+        let maps = rig.map_ids();
+        rig.end(Signal::SIGKILL);
+        assert!(rig.detach().status.success());
+        let rounds = rounds(12);
+        for round in 0..rounds {
+            rig.launch(Command::new(ibarr()));
+            // Evenly over what a start takes, and a little beyond.
+            std::thread::sleep(whole * round / rounds * 5 / 4);
+            rig.end(Signal::SIGKILL);
+            if round % 3 == 2 {
+                rig.restart();
+                assert_eq!(rig.status_of("eth0")["responder"], hook);
+                let in_kernel = rig.answered_in_kernel();
+                socket(V4).ask_all(5);
+                assert_eq!(rig.answered_in_kernel(), in_kernel + 5);
+                rig.end(Signal::SIGKILL);
+            }
+            let output = rig.detach();
+            assert!(output.status.success(), "{}", said(&output));
+            assert_eq!(traces(&rig), before, "killed {round}/{rounds} of a start after its begin");
+        }
+        rig.eventually("maps and programs are gone", || none_left(&maps));
     }
 }
 

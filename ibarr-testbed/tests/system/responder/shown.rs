@@ -6,10 +6,11 @@ use std::collections::BTreeMap;
 use std::fs;
 use std::net::Ipv6Addr;
 use std::path::PathBuf;
-use std::process::Command;
+use std::process::{Command, Stdio};
 use std::time::Duration;
 
 use ibarr_common::map;
+use ibarr_testbed::lab::netns;
 use nix::sys::signal::Signal;
 use nix::sys::stat::Mode;
 use object::{Object, ObjectSection};
@@ -201,6 +202,30 @@ fn programs_of_the_daemon_before_answer_no_more_if_the_next_has_none() {
         socket(V4).ask_all(10);
         assert_eq!(rig.answered_in_kernel(), in_kernel + 10);
     }
+}
+
+#[test]
+fn a_daemon_without_programs_takes_nothing_from_another_one() {
+    let mut rig = Rig::new();
+    rig.start("");
+    let mut second = Command::new(ibarr());
+    second.arg("run").arg("--config").arg(rig.machine.directory().join("ibarr.toml"));
+    let run_dir = rig.machine.directory().join("second");
+    second.arg("--run-dir").arg(&run_dir).arg("--bpf-dir").arg(rig.bpf_dir());
+    second.env("IBARR_BPF_OBJECT", "/nonexistent").stdin(Stdio::null());
+    let log = fs::File::create(rig.machine.directory().join("second.log")).unwrap();
+    second.stdout(log.try_clone().unwrap()).stderr(log);
+    let mut second = netns::spawn(NODE, &mut second).unwrap();
+    rig.eventually("the second daemon has no programs", || {
+        let words = format!("status --json --run-dir {}", run_dir.display());
+        let status = String::from_utf8(ibarr_on_node(&words).stdout).unwrap();
+        status.contains("/nonexistent: cannot be read")
+    });
+    let before = rig.answered_in_kernel();
+    socket(V4).ask_all(10);
+    assert_eq!(rig.answered_in_kernel(), before + 10);
+    second.kill().unwrap();
+    second.wait().unwrap();
 }
 
 /// The first instruction becomes r0 = r9, and nothing has been written to r9.
