@@ -6,7 +6,7 @@ use super::{Daemon, Exit, print};
 use crate::causes::chain;
 use crate::config::Config;
 use crate::control::client;
-use crate::control::messages::{AnswerStatus, Body, Failure, FailureKind, Request};
+use crate::control::messages::{AnswerStatus, Body, Failure, FailureKind, PathStatus, Request};
 
 /// Asks the daemon and prints what it says.
 pub(super) fn ask(daemon: &Daemon, request: &Request) -> Exit {
@@ -20,6 +20,7 @@ pub(super) fn ask(daemon: &Daemon, request: &Request) -> Exit {
         {
             Exit::Negative
         }
+        Body::Path { path } if path.status != PathStatus::Found => Exit::Negative,
         _ => Exit::Ok,
     };
     if daemon.json {

@@ -13,11 +13,13 @@ use std::process::ExitCode;
 
 use clap::error::ErrorKind;
 use clap::{Args, Parser, Subcommand};
+use ibarr_common::ib::{Gid, PKey};
 
 use crate::bpf;
-use crate::control::messages::{Failure, FailureKind, Request};
+use crate::control::messages::{Failure, FailureKind, PathRequest, Request};
 use crate::daemon::{self, RunOptions};
 use crate::logging::Level;
+use crate::transport::ports::Dirs;
 pub use exit::Exit;
 
 /// Where the configuration is looked for; absent, the defaults hold.
@@ -35,7 +37,7 @@ struct Cli {
 
 const EXIT_CODES: &str = "Without a command, ibarr runs as the daemon.
 
-Exit status: 0 all answered, 1 some address has no GID, 64 wrong usage, 69 no daemon, 70 internal
+Exit status: 0 all answered, 1 some address has no GID, or no path leads there, 64 wrong usage, 69 no daemon, 70 internal
 error, 77 not allowed, 78 mistakes in the configuration.";
 
 #[derive(Debug, Subcommand)]
@@ -50,13 +52,34 @@ enum Command {
         #[command(flatten)]
         daemon: Daemon,
     },
+    /// Ask the daemon which path leads to a GID
+    Path {
+        /// The GID
+        dgid: Gid,
+        /// Start there instead of at the port's first GID
+        #[arg(long, value_name = "GID")]
+        sgid: Option<Gid>,
+        /// By this port, like mlx5_0/1, instead of the first that has a subnet administrator
+        #[arg(long, value_name = "DEVICE/N")]
+        port: Option<String>,
+        /// In this partition, like 0x8001, instead of the port's first
+        #[arg(long, value_name = "KEY", value_parser = pkey)]
+        pkey: Option<u16>,
+        #[command(flatten)]
+        daemon: Daemon,
+    },
+    /// Show the InfiniBand ports, and whether their subnet administrators can be asked
+    Ports(Daemon),
     /// Show what the daemon serves, what it does not and why
     Status(Daemon),
     /// Show the addresses that the daemon has learned
     Cache {
-        /// Forget them all instead (root and group ibarr)
+        /// Forget them all instead, and all paths (root and group ibarr)
         #[arg(long)]
         flush: bool,
+        /// Show the paths instead
+        #[arg(long, conflicts_with_all = ["flush", "kernel"])]
+        paths: bool,
         /// Show instead what the kernel answers peers, read from its maps: works without the
         /// daemon (needs root)
         #[arg(long, conflicts_with = "flush")]
@@ -106,6 +129,12 @@ struct RunArgs {
     /// Directory on a bpffs of the maps and links that outlive the daemon
     #[arg(long, value_name = "DIR", env = "IBARR_BPF_DIR", default_value = bpf::BPF_DIR)]
     bpf_dir: PathBuf,
+    /// Where the kernel's sysfs is
+    #[arg(long, value_name = "DIR", env = "IBARR_SYS_DIR", default_value = "/sys")]
+    sys_dir: PathBuf,
+    /// Where devices are, as in infiniband/umad0
+    #[arg(long, value_name = "DIR", env = "IBARR_DEV_DIR", default_value = "/dev")]
+    dev_dir: PathBuf,
     /// BPF object to load instead of the one built in
     #[arg(long, value_name = "FILE", env = "IBARR_BPF_OBJECT", hide = true)]
     bpf_object: Option<PathBuf>,
@@ -130,8 +159,15 @@ pub fn main() -> ExitCode {
     let exit = match cli.command.unwrap_or(Command::Run(cli.run)) {
         Command::Run(args) => run(args),
         Command::Resolve { ip, daemon } => ask::ask(&daemon, &Request::Resolve { addresses: ip }),
+        Command::Path { dgid, sgid, port, pkey, daemon } => {
+            let (dgid, sgid) = (dgid.to_string(), sgid.map(|sgid| sgid.to_string()));
+            let path = PathRequest { dgid, sgid, port, pkey };
+            ask::ask(&daemon, &Request::Path { path })
+        }
+        Command::Ports(daemon) => ask::ask(&daemon, &Request::Ports),
         Command::Status(daemon) => ask::ask(&daemon, &Request::Status),
         Command::Cache { kernel: true, bpf_dir, daemon, .. } => kernel::show(&bpf_dir, daemon.json),
+        Command::Cache { paths: true, daemon, .. } => ask::ask(&daemon, &Request::Paths),
         Command::Cache { flush: false, daemon, .. } => ask::ask(&daemon, &Request::Cache),
         Command::Cache { flush: true, daemon, .. } => ask::ask(&daemon, &Request::Flush),
         Command::Counters(daemon) => ask::ask(&daemon, &Request::Counters),
@@ -140,6 +176,12 @@ pub fn main() -> ExitCode {
         Command::Validate { file, json } => ask::validate(&file, json),
     };
     exit.into()
+}
+
+fn pkey(text: &str) -> Result<u16, String> {
+    let digits = text.strip_prefix("0x").unwrap_or(text);
+    let number = u16::from_str_radix(digits, 16).map_err(|error| error.to_string())?;
+    PKey::new(number).map(PKey::get).ok_or_else(|| "it names no partition".to_owned())
 }
 
 fn run(args: RunArgs) -> Exit {
@@ -152,6 +194,7 @@ fn run(args: RunArgs) -> Exit {
         must_exist,
         run_dir: args.run_dir,
         bpf_dir: args.bpf_dir,
+        dirs: Dirs { sys: args.sys_dir, dev: args.dev_dir },
         bpf_object: args.bpf_object,
         level: args.level,
     };

@@ -8,7 +8,10 @@ use std::io::Write as _;
 use std::time::Duration;
 
 use crate::causes::chain;
-use crate::control::messages::{Answer, Body, CacheEntry, KernelMaps, Response, Status};
+use crate::control::messages::{
+    Answer, Body, CacheEntry, CachedPath, KernelMaps, PathAnswer, PathHops, PortStatus, Response,
+    Status,
+};
 
 /// One line to standard output.
 pub(super) fn line(text: &str) {
@@ -39,6 +42,11 @@ pub(super) fn body(body: &Body) {
         Body::Answers { answers } => table(answers.iter().map(answer)),
         Body::Cache { entries } if entries.is_empty() => line("nothing learned yet"),
         Body::Cache { entries } => table(entries.iter().map(cache_entry)),
+        Body::Path { path } => self::path(path),
+        Body::Ports { ports } if ports.is_empty() => line("no InfiniBand port"),
+        Body::Ports { ports } => ports.iter().for_each(port),
+        Body::Paths { paths } if paths.is_empty() => line("no path learned yet"),
+        Body::Paths { paths } => table(paths.iter().map(cached_path)),
         Body::Counters { counters } => {
             table(counters.iter().map(|(name, count)| vec![name.clone(), count.to_string()]));
         }
@@ -53,6 +61,52 @@ fn answer(answer: &Answer) -> Vec<String> {
     let gid = answer.gid.clone().unwrap_or_else(|| answer.status.as_str().to_owned());
     let source = answer.source.map_or("", |source| source.as_str()).to_owned();
     vec![answer.ip.to_string(), gid, source, format!("{:.2} ms", answer.ms)]
+}
+
+fn path(path: &PathAnswer) {
+    let source = path.source.as_ref().map_or(String::new(), |source| format!("  {source}"));
+    let refusal = path.refusal.as_ref().map_or(String::new(), |refusal| format!(": {refusal}"));
+    let status = path.status.as_str();
+    line(&format!("{} to {} by {}", path.sgid, path.dgid, path.port));
+    line(&format!("    {status}{refusal}{source}  {:.2} ms", path.ms));
+    if let Some(hops) = &path.hops {
+        line(&format!("    {}", self::hops(hops)));
+    }
+}
+
+fn hops(hops: &PathHops) -> String {
+    let mtu = hops.mtu.map_or(String::new(), |mtu| format!(", MTU {mtu}"));
+    let rate = hops.gbit_s.map_or(String::new(), |rate| format!(", {rate} Gbit/s"));
+    let router = match hops.hop_limit {
+        0 | 1 => String::new(),
+        limit => format!(", routed (hop limit {limit})"),
+    };
+    let one_way = if hops.reversible { "" } else { ", one way" };
+    let PathHops { slid, dlid, sl, pkey, .. } = hops;
+    format!("LID {slid} to {dlid}, SL {sl}, P_Key {pkey}{mtu}{rate}{router}{one_way}")
+}
+
+fn cached_path(path: &CachedPath) -> Vec<String> {
+    let hops = path.hops.as_ref().map_or_else(|| "no path".to_owned(), hops);
+    let doubted = if path.doubted { "in doubt" } else { "" }.to_owned();
+    let expires = format!("expires in {}", seconds(path.expires_in_ms));
+    vec![path.port.clone(), path.sgid.clone(), path.dgid.clone(), hops, doubted, expires]
+}
+
+fn port(port: &PortStatus) {
+    let lid = |lid: Option<u16>| lid.map_or_else(|| "none".to_owned(), |lid| lid.to_string());
+    let state = if port.active { "active" } else { "not active" };
+    line(&format!("port {}: {state}, LID {}, LMC {}", port.port, lid(port.lid), port.lmc));
+    line(&format!("    subnet manager: LID {}, SL {}", lid(port.sm_lid), port.sm_sl));
+    line(&match &port.blocked {
+        None => format!(
+            "    its subnet administrator is asked {} questions now, by {} MADs of at most {}",
+            port.questions, port.in_air, port.window
+        ),
+        Some(reason) => format!("    its subnet administrator cannot be asked: {reason}"),
+    });
+    line(&format!("    GIDs {}", port.gids.join(", ")));
+    line(&format!("    P_Keys {}", port.pkeys.join(", ")));
 }
 
 fn cache_entry(entry: &CacheEntry) -> Vec<String> {
@@ -114,6 +168,14 @@ fn status(status: &Status) {
         ),
         Some(reason) => format!("responder      not in the kernel: {reason}"),
     });
+    line(&format!("paths          {} cached", status.cached_paths));
+    for port in &status.ports {
+        let state = match &port.blocked {
+            None => format!("subnet administrator at LID {}", port.sm_lid.unwrap_or_default()),
+            Some(reason) => format!("no subnet administrator: {reason}"),
+        };
+        line(&format!("port {}: {state}", port.port));
+    }
     for interface in &status.interfaces {
         let gid = interface.gid.as_deref().unwrap_or("no GID");
         line(&format!("interface {} (index {}): {gid}", interface.name, interface.ifindex));

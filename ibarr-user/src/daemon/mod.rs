@@ -23,6 +23,7 @@ use crate::engine::{Engine, Setup};
 use crate::logging::{self, Level};
 use crate::sys::inherited;
 use crate::transport;
+use crate::transport::ports::Dirs;
 
 /// Where the control socket is, unless said otherwise.
 pub const RUN_DIR: &str = "/run/ibarr";
@@ -38,6 +39,8 @@ pub struct RunOptions {
     pub run_dir: PathBuf,
     /// Directory of the pins.
     pub bpf_dir: PathBuf,
+    /// Where the kernel shows and keeps its things.
+    pub dirs: Dirs,
     /// The BPF object to load instead of our own.
     pub bpf_object: Option<PathBuf>,
     /// What is logged.

@@ -5,6 +5,7 @@
 //! nothing itself: what a peer, the kernel or an administrator gets is said by the cores.
 
 mod asks;
+mod paths;
 mod report;
 
 use std::future::pending;
@@ -29,6 +30,7 @@ use tokio::task::AbortHandle;
 use tracing::{debug, error, info, warn};
 
 use self::asks::Asks;
+use self::paths::PathAsks;
 use crate::bpf::{self, Responder};
 use crate::causes::chain;
 use crate::config::Config;
@@ -40,9 +42,11 @@ use crate::sys::local_service::Received;
 use crate::sys::timer::Timer;
 use crate::sys::udp::Source;
 use crate::transport::local_service as ls;
+use crate::transport::ports::{self, Ports};
 use crate::transport::queries::{Datagram, Sockets};
 use crate::transport::rtnetlink::{self, NudgeError, Nudger, Place, RouteAnswer};
 use crate::transport::server::{Batch, Reply, State};
+use crate::transport::umad::{self, Umads};
 use crate::transport::{self, Counters};
 
 /// What an engine starts from.
@@ -68,11 +72,14 @@ pub struct Engine {
     started: Instant,
     node: Node<ChaCha12Rng>,
     asks: Asks,
+    path_asks: PathAsks,
     sockets: Sockets,
     servers: Vec<ServerSocket>,
     responder: Responder,
     watch: rtnetlink::Watch,
     routes: rtnetlink::Routes,
+    ports: Ports,
+    umads: Umads,
     local_service: ls::LocalService,
     nudger: Nudger,
     /// Why the last nudge failed, if it did.
@@ -92,6 +99,8 @@ pub struct Engine {
 struct Inputs {
     view: mpsc::Receiver<local_view::Input>,
     routes: mpsc::Receiver<RouteAnswer>,
+    ports: mpsc::Receiver<ports::Event>,
+    mads: mpsc::Receiver<umad::Event>,
     nudged: mpsc::Receiver<Result<(), NudgeError>>,
     responder: mpsc::Receiver<bpf::Progress>,
     batches: mpsc::Receiver<Batch>,
@@ -116,6 +125,8 @@ enum Input {
     Route(RouteAnswer),
     Queries(Batch),
     Datagram(Datagram),
+    Port(ports::Event),
+    Mad(umad::Event),
     LocalService(ls::Event),
     Nudged(Result<(), NudgeError>),
     Responder(bpf::Progress),
@@ -151,6 +162,8 @@ impl Engine {
         let counters = Arc::new(Counters::default());
         let (watch, view) = rtnetlink::Watch::start(Arc::clone(&counters))?;
         let (routes, route_answers) = rtnetlink::Routes::start(Arc::clone(&counters))?;
+        let (ports, port_events) = Ports::start(options.dirs.clone())?;
+        let (mad_sender, mads) = mpsc::channel(transport::MADS);
         let (nudger, outcomes) = Nudger::start()?;
         let (responder, progress) =
             Responder::start(options.bpf(), config.responder.clone(), config.allow.clone())?;
@@ -160,11 +173,14 @@ impl Engine {
             started: clock::now(),
             node: Node::new(config.node(), rng),
             asks: Asks::default(),
+            path_asks: PathAsks::default(),
             sockets: Sockets::new(datagram_sender, Arc::clone(&counters)),
             servers: Vec::new(),
             responder,
             watch,
             routes,
+            ports,
+            umads: Umads::new(mad_sender, Arc::clone(&counters)),
             local_service: ls::LocalService::start(local_service, Arc::clone(&counters)),
             nudger,
             nudge_failure: None,
@@ -175,6 +191,8 @@ impl Engine {
             inputs: Inputs {
                 view,
                 routes: route_answers,
+                ports: port_events,
+                mads,
                 nudged: outcomes,
                 responder: progress,
                 batches,
@@ -246,6 +264,8 @@ impl Engine {
             Some(input) = self.inputs.view.recv() => Input::View(input),
             Some(answer) = self.inputs.routes.recv() => Input::Route(answer),
             Some(datagram) = self.inputs.datagrams.recv() => Input::Datagram(datagram),
+            Some(event) = self.inputs.ports.recv() => Input::Port(event),
+            Some(event) = self.inputs.mads.recv() => Input::Mad(event),
             Some(batch) = self.inputs.batches.recv() => Input::Queries(batch),
             Some(outcome) = self.inputs.nudged.recv() => Input::Nudged(outcome),
             Some(progress) = self.inputs.responder.recv() => Input::Responder(progress),
@@ -258,7 +278,15 @@ impl Engine {
 
     fn handle(&mut self, now: Instant, input: Input) {
         match input {
-            Input::View(input) => self.node.handle_input(now, node::Input::View(input)),
+            Input::View(input) => {
+                // A link that comes or goes may be a port's.
+                if let local_view::Input::Link(_) | local_view::Input::LinkGone(_) = input {
+                    self.ports.look();
+                }
+                self.node.handle_input(now, node::Input::View(input));
+            }
+            Input::Port(event) => self.handle_port(now, event),
+            Input::Mad(event) => self.handle_mad(now, &event),
             Input::Route(RouteAnswer { question, route }) => {
                 self.tell_client(now, client::Input::Route { question, route: route.ok() });
             }
@@ -290,6 +318,7 @@ impl Engine {
                         }
                     }
                 }
+                Request::Path { path } => self.ask_path(now, &path, answer),
                 Request::Reload => self.reload(Some(answer)),
                 // Whoever asked may be gone.
                 request => drop(answer.send(self.tell(now, &request))),
@@ -313,7 +342,8 @@ impl Engine {
                     self.responder.handle_event(&event);
                 }
                 Output::Answered { id, outcome } => self.asks.answered(now, id, outcome),
-                Output::PathAnswered { .. } | Output::Sa(_) => {}
+                Output::PathAnswered { id, outcome } => self.path_answered(now, id, outcome),
+                Output::Sa(transmit) => self.send_mad(now, &transmit),
                 Output::OpenSocket(socket) => {
                     let input = self.open(socket);
                     self.tell_client(now, input);
@@ -435,12 +465,15 @@ impl Engine {
             Request::Status => Body::Status { status: Box::new(self.status(now)) }.into(),
             Request::Counters => Body::Counters { counters: self.counts() }.into(),
             Request::Cache => Body::Cache { entries: self.cached(now) }.into(),
+            Request::Paths => Body::Paths { paths: self.cached_paths(now) }.into(),
+            Request::Ports => Body::Ports { ports: self.port_status() }.into(),
             Request::Flush => {
-                let forgotten = self.node.flush();
-                info!(forgotten, "flushed the cache");
-                Body::Done { done: format!("{forgotten} addresses forgotten") }.into()
+                let (forgotten, paths) = (self.node.flush(), self.node.flush_paths());
+                info!(forgotten, paths, "flushed the caches");
+                Body::Done { done: format!("{forgotten} addresses and {paths} paths forgotten") }
+                    .into()
             }
-            Request::Resolve { .. } | Request::Reload => {
+            Request::Resolve { .. } | Request::Path { .. } | Request::Reload => {
                 let message = "answered elsewhere".to_owned();
                 Failure { kind: FailureKind::Internal, message }.into()
             }
@@ -536,6 +569,9 @@ impl Inputs {
         }
         if let Ok(answer) = self.routes.try_recv() {
             return Some(Input::Route(answer));
+        }
+        if let Ok(event) = self.mads.try_recv() {
+            return Some(Input::Mad(event));
         }
         if let Ok(datagram) = self.datagrams.try_recv() {
             return Some(Input::Datagram(datagram));

@@ -84,6 +84,8 @@ impl Engine {
             servers,
             local_service: self.local_service_status(),
             responder: self.responder_status(now),
+            ports: self.port_status(),
+            cached_paths: self.node.paths().load().cached,
             interfaces: self.node.view().interfaces().map(|link| self.interface(&link)).collect(),
             pending: load.flights,
             cached: load.cached,
@@ -140,6 +142,8 @@ impl Engine {
         add(&mut counts, "ip2gid.server", self.node.server().counters());
         add(&mut counts, "ip2gid.client", self.node.client().counters());
         add(&mut counts, "local-service", self.node.local_service().counters());
+        add(&mut counts, "paths", self.node.paths().counters());
+        add(&mut counts, "sa", self.node.paths().client().counters());
         add(&mut counts, "local-view", self.node.view().counters());
         add(&mut counts, "responder", &self.responder.counters());
         let programs = self.responder.counts().into_iter();

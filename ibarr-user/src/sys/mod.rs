@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 
 //! Where the daemon meets the kernel: the clock, UDP sockets with packet info, the socket to the
-//! RDMA core, inherited descriptors, drivers, peer credentials. System calls are made here and
-//! nowhere above.
+//! RDMA core, devices for MADs, inherited descriptors, drivers, peer credentials. System calls are
+//! made here and nowhere above.
 
 pub mod bpf;
 pub mod clock;
@@ -13,3 +13,4 @@ pub mod local_service;
 pub mod peer;
 pub mod timer;
 pub mod udp;
+pub mod umad;

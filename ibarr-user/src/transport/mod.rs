@@ -13,15 +13,19 @@
 //! | route answers | rtnetlink → engine | [`ROUTE_ANSWERS`] | no more questions are taken |
 //! | requests of the kernel | none: the engine reads the socket | | the socket waits; what then does not fit its buffer is lost, which the kernel tells: a nudge has it sent again |
 //! | answers to the kernel | engine → socket | 1, which had no room | no more answers are made, no more requests read |
+//! | ports | thread of each device → engine | [`PORT_EVENTS`] | the thread waits |
+//! | MADs | umad devices → engine | [`MADS`] | the device waits: the kernel holds no more than what we have asked for |
 //! | nudges, outcomes | engine ↔ thread | 1 each: the core has one under way | |
 //! | orders, progress | engine ↔ thread of the BPF programs | 1, 2: it has one order, of which the longest tells of two things | |
 //! | asks | control connections → engine | [`ASKS`]: one a connection | the connection waits |
 
 pub mod listeners;
 pub mod local_service;
+pub mod ports;
 pub mod queries;
 pub mod rtnetlink;
 pub mod server;
+pub mod umad;
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -35,6 +39,10 @@ pub const DATAGRAMS: usize = 8192;
 pub const VIEW_INPUTS: usize = 256;
 /// See the table above.
 pub const ROUTE_ANSWERS: usize = 256;
+/// See the table above.
+pub const PORT_EVENTS: usize = 64;
+/// See the table above.
+pub const MADS: usize = 256;
 /// See the table above.
 pub const ASKS: usize = 32;
 
@@ -55,6 +63,16 @@ ibarr_proto::counters! {
         LocalServiceBlocked = "transport.local-service-blocked",
         /// Messages that the socket to the kernel refused.
         LocalServiceNotSent = "transport.local-service-not-sent",
+        /// MADs that a umad device did not take.
+        MadNotSent = "umad.not-sent",
+        /// Times that a umad device was lost.
+        UmadLost = "umad.lost",
+        /// What was read of a umad device for somebody else.
+        UmadAgent = "umad.other-agent",
+        /// What was read of a umad device and is too short.
+        UmadTruncated = "umad.malformed-truncated",
+        /// MADs that a umad device gave back unanswered and that are none.
+        UmadMalformed = "umad.malformed",
         /// Events about links and addresses.
         RtnetlinkEvent = "rtnetlink.event",
         /// Dumps of links and addresses that were passed on whole.

@@ -1,0 +1,263 @@
+// SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
+
+//! Ports, MADs, and people who ask for a path.
+
+use std::collections::HashMap;
+use std::time::Duration;
+
+use ibarr_common::Instant;
+use ibarr_common::ib::{Gid, PKey};
+use ibarr_common::wire::path_record::Fields;
+use ibarr_common::wire::sa::PathQuestion;
+use ibarr_proto::node;
+use ibarr_proto::paths::{self, Input, Outcome, PortFacts, PortName, RequestId, Source};
+use ibarr_proto::sa::{PortIndex, Transmit};
+use tokio::sync::oneshot;
+
+use super::Engine;
+use crate::control::messages::{
+    Body, CachedPath, Failure, FailureKind, PathAnswer, PathHops, PathRequest, PathStatus,
+    PortStatus, Response,
+};
+use crate::transport::ports;
+use crate::transport::umad::{self, Meaning};
+
+/// People who wait for a path.
+#[derive(Debug, Default)]
+pub(super) struct PathAsks {
+    next: u64,
+    waiting: HashMap<RequestId, Asked>,
+}
+
+#[derive(Debug)]
+struct Asked {
+    at: Instant,
+    port: PortName,
+    question: PathQuestion,
+    to: oneshot::Sender<Response>,
+}
+
+/// Longer than the kernel waits for us: people have more patience.
+const DEADLINE: Duration = Duration::from_secs(5);
+
+impl Engine {
+    pub(super) fn handle_port(&mut self, now: Instant, event: ports::Event) {
+        match event {
+            ports::Event::Port { name, facts, opened, blocked } => {
+                let Some(port) = self.umads.index(name) else { return };
+                if let Some((opened, token)) = opened {
+                    self.umads.open(port, opened, token);
+                }
+                self.umads.block(port, blocked);
+                self.tell_facts(now, port, name, facts);
+            }
+            ports::Event::Gone(name) => {
+                let Some(port) = self.umads.index(name) else { return };
+                self.umads.close(port);
+                self.tell_paths(now, Input::PortGone { port });
+            }
+        }
+    }
+
+    pub(super) fn handle_mad(&mut self, now: Instant, event: &umad::Event) {
+        match self.umads.read(event) {
+            Meaning::Mad(port, mad) => self.tell_paths(now, Input::Mad { port, mad }),
+            Meaning::Unanswered(port, tid) => {
+                self.tell_paths(now, Input::Unanswered { port, tid });
+            }
+            Meaning::Lost(port) => {
+                let known = self.node.paths().ports().find(|(index, ..)| *index == port);
+                if let Some((_, name, facts, _)) = known {
+                    let facts = facts.clone();
+                    self.tell_facts(now, port, name, facts);
+                }
+                self.ports.look();
+            }
+            Meaning::Nothing => {}
+        }
+    }
+
+    pub(super) fn send_mad(&mut self, now: Instant, transmit: &Transmit) {
+        if !self.umads.send(transmit) {
+            let (port, transaction) = (transmit.port, transmit.transaction);
+            self.tell_paths(now, Input::NotSent { port, transaction });
+            self.ports.look();
+        }
+    }
+
+    fn tell_facts(&mut self, now: Instant, port: PortIndex, name: PortName, facts: PortFacts) {
+        let facts = PortFacts { has_umad: self.umads.is_open(port), ..facts };
+        self.tell_paths(now, Input::Port { port, name, facts });
+    }
+
+    fn tell_paths(&mut self, now: Instant, input: Input<'_>) {
+        self.node.handle_input(now, node::Input::Paths(input));
+    }
+
+    /// Somebody asks; answered when the node has found it.
+    pub(super) fn ask_path(
+        &mut self,
+        now: Instant,
+        request: &PathRequest,
+        to: oneshot::Sender<Response>,
+    ) {
+        let (port, question) = match self.question(request) {
+            Ok(question) => question,
+            // Whoever asked may be gone.
+            Err(failure) => return drop(to.send(failure.into())),
+        };
+        let asks = &mut self.path_asks;
+        asks.next += 1;
+        let id = RequestId(asks.next);
+        asks.waiting.insert(id, Asked { at: now, port, question, to });
+        let deadline = now + DEADLINE;
+        let request = paths::Request { id, port, question, deadline };
+        self.node.handle_input(now, node::Input::ResolvePath(request));
+    }
+
+    pub(super) fn path_answered(&mut self, now: Instant, id: RequestId, outcome: Outcome) {
+        let Some(Asked { at, port, question, to }) = self.path_asks.waiting.remove(&id) else {
+            return;
+        };
+        let ms = now.since(at).as_secs_f64() * 1000.0;
+        let path = Box::new(answer(port, &question, outcome, ms));
+        // Whoever asked may be gone.
+        drop(to.send(Body::Path { path }.into()));
+    }
+
+    /// What is not said is what a program on this node would most likely ask.
+    fn question(&self, request: &PathRequest) -> Result<(PortName, PathQuestion), Failure> {
+        let usage = |message: String| Failure { kind: FailureKind::Usage, message };
+        let dgid: Gid =
+            request.dgid.parse().map_err(|error| usage(format!("{}: {error}", request.dgid)))?;
+        let is_it = |name: PortName| match &request.port {
+            Some(port) => name.to_string() == *port,
+            None => true,
+        };
+        let mut ports = self.node.paths().ports().filter(|(_, name, ..)| is_it(*name));
+        let first = self
+            .node
+            .paths()
+            .ports()
+            .find(|(_, name, facts, _)| is_it(*name) && facts.sa().is_some());
+        let Some((_, name, facts, _)) = first.or_else(|| ports.next()) else {
+            return Err(usage(match &request.port {
+                Some(port) => format!("{port}: there is no such port; see ibarr ports"),
+                None => "this machine has no InfiniBand port: is its driver loaded?".to_owned(),
+            }));
+        };
+        let sgid = if let Some(sgid) = &request.sgid {
+            sgid.parse().map_err(|error| usage(format!("{sgid}: {error}")))?
+        } else {
+            let flid = facts.flid_gid().filter(|_| dgid.flid().is_some());
+            let first = flid.or_else(|| facts.gids.first().copied());
+            first.ok_or_else(|| usage(format!("{name} has no GID yet: name one by --sgid")))?
+        };
+        let pkey = match request.pkey {
+            Some(pkey) => {
+                Some(PKey::new(pkey).ok_or_else(|| usage(format!("0x{pkey:04x} is no P_Key")))?)
+            }
+            None => facts.pkeys.first().map(|(_, pkey)| *pkey),
+        };
+        let (tclass, service_id, qos_class) = (None, None, None);
+        let question =
+            PathQuestion { dgid, sgid, reversible: true, pkey, tclass, service_id, qos_class };
+        Ok((name, question))
+    }
+
+    pub(super) fn port_status(&self) -> Vec<PortStatus> {
+        let ports = self.node.paths().ports();
+        let status = |(index, name, facts, has_qos): (PortIndex, PortName, &PortFacts, bool)| {
+            let load = self.node.paths().client().load(index);
+            PortStatus {
+                port: name.to_string(),
+                active: facts.is_active,
+                lid: facts.lid.map(ibarr_common::ib::Lid::get),
+                lmc: facts.lmc,
+                sm_lid: facts.sm_lid.map(ibarr_common::ib::Lid::get),
+                sm_sl: facts.sm_sl.get(),
+                gids: facts.gids.iter().map(ToString::to_string).collect(),
+                pkeys: facts.pkeys.iter().map(|(_, pkey)| pkey.to_string()).collect(),
+                qos: has_qos,
+                questions: load.questions,
+                in_air: load.in_air,
+                window: load.window,
+                blocked: self.why_no_sa(index, facts),
+            }
+        };
+        ports.map(status).collect()
+    }
+
+    fn why_no_sa(&self, port: PortIndex, facts: &PortFacts) -> Option<String> {
+        if let Some(reason) = self.umads.why_not(port) {
+            return Some(reason.to_owned());
+        }
+        match facts.sa() {
+            Some(_) => None,
+            None if !facts.is_active => Some("the port is not active".to_owned()),
+            None if facts.sm_lid.is_none() => {
+                Some("the port knows no subnet manager: does one run?".to_owned())
+            }
+            None => Some("its umad device is not open".to_owned()),
+        }
+    }
+
+    pub(super) fn cached_paths(&self, now: Instant) -> Vec<CachedPath> {
+        let entry = |entry: paths::Cached| CachedPath {
+            port: entry.port.to_string(),
+            sgid: entry.question.sgid.to_string(),
+            dgid: entry.question.dgid.to_string(),
+            pkey: entry.question.pkey.map(|pkey| pkey.to_string()),
+            tclass: entry.question.tclass,
+            hops: entry.record.as_ref().and_then(hops),
+            doubted: entry.is_doubted,
+            expires_in_ms: u64::try_from(entry.expires_at.since(now).as_millis())
+                .unwrap_or(u64::MAX),
+        };
+        self.node.paths().entries().map(entry).collect()
+    }
+}
+
+fn answer(port: PortName, question: &PathQuestion, outcome: Outcome, ms: f64) -> PathAnswer {
+    let from = |source| match source {
+        Source::Sa => "sa",
+        Source::Cache => "cache",
+        Source::Doubted => "doubted",
+    };
+    let (status, record, source, refusal) = match outcome {
+        Outcome::Found { record, source } => (PathStatus::Found, Some(record), Some(source), None),
+        Outcome::NoRecord { source } => (PathStatus::NoRecord, None, Some(source), None),
+        Outcome::Refused(refusal) => (PathStatus::Refused, None, None, refusal),
+        Outcome::Silent => (PathStatus::Silent, None, None, None),
+        Outcome::Busy => (PathStatus::Busy, None, None, None),
+        Outcome::UnknownPort => (PathStatus::UnknownPort, None, None, None),
+        Outcome::NoSa => (PathStatus::NoSa, None, None, None),
+        Outcome::Overloaded => (PathStatus::Overloaded, None, None, None),
+    };
+    PathAnswer {
+        port: port.to_string(),
+        sgid: question.sgid.to_string(),
+        dgid: question.dgid.to_string(),
+        status,
+        source: source.map(|source| from(source).to_owned()),
+        refusal: refusal.map(|refusal| refusal.to_string()),
+        hops: record.as_ref().and_then(hops),
+        ms,
+    }
+}
+
+fn hops(record: &ibarr_common::ib::PathRecord) -> Option<PathHops> {
+    let fields = Fields::parse(record).ok()?;
+    Some(PathHops {
+        slid: fields.slid.get(),
+        dlid: fields.dlid.get(),
+        hop_limit: fields.hop_limit,
+        flow_label: fields.flow_label.get(),
+        tclass: fields.tclass,
+        sl: fields.sl.get(),
+        mtu: fields.mtu.bytes(),
+        gbit_s: fields.rate.half_gigabits().map(|half| f64::from(half) / 2.0),
+        pkey: fields.pkey.to_string(),
+        reversible: fields.reversible,
+    })
+}

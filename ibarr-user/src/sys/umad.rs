@@ -1,0 +1,163 @@
+// SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
+
+//! `/dev/infiniband/umadN`: a port's door for MADs ([`ibarr_common::wire::umad`]).
+//!
+//! Where a Unix socket (`SOCK_SEQPACKET`) lies in place of the device, whoever listens there stands in
+//! for the kernel: what is read and written is the same, and nothing is registered.
+
+#![expect(unsafe_code, reason = "the device's requests have no safe wrapper")]
+
+use std::fs::OpenOptions;
+use std::io;
+use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::Path;
+
+use ibarr_common::wire::umad::{AgentId, Form, MAX_LEN, Register2Wire, RegisterWire};
+use nix::errno::Errno;
+use nix::libc;
+use nix::sys::socket::{AddressFamily, SockFlag, SockType, UnixAddr, connect, socket};
+use nix::unistd::{read, write};
+use tokio::io::unix::AsyncFd;
+
+use super::fd;
+
+/// A device with an agent that asks the SA, not yet in the hands of a runtime.
+#[derive(Debug)]
+pub struct Opened {
+    fd: OwnedFd,
+    agent: AgentId,
+    form: Form,
+}
+
+impl Opened {
+    /// Opens the device and registers the agent. Takes as long as the driver does.
+    ///
+    /// # Errors
+    /// `ENOENT`, `ENXIO` while the device goes, `EACCES`; what the kernel says to the agent.
+    pub fn open(path: &Path) -> io::Result<Self> {
+        let flags = libc::O_NONBLOCK | libc::O_CLOEXEC;
+        let file = OpenOptions::new().read(true).write(true).custom_flags(flags).open(path);
+        match file {
+            Ok(file) => Self::register(file.into()),
+            // A socket, or a device that is going.
+            Err(error) if error.raw_os_error() == Some(libc::ENXIO) => Self::connect(path),
+            Err(error) => Err(error),
+        }
+    }
+
+    fn connect(path: &Path) -> io::Result<Self> {
+        let flags = SockFlag::SOCK_CLOEXEC | SockFlag::SOCK_NONBLOCK;
+        let fd = socket(AddressFamily::Unix, SockType::SeqPacket, flags, None)?;
+        connect(fd.as_raw_fd(), &UnixAddr::new(path)?)?;
+        Ok(Self { fd, agent: AgentId(0), form: Form::WithPKey })
+    }
+
+    /// By what is newest, or what every kernel has.
+    fn register(fd: OwnedFd) -> io::Result<Self> {
+        let mut request = Register2Wire::SA_CLIENT;
+        // SAFETY: REGISTER_AGENT2 reads and writes one `ib_user_mad_reg_req2` at its argument, which
+        // is alive, of that layout, and nobody else's during the call.
+        match unsafe { ioctl::register_agent_2(fd.as_raw_fd(), &raw mut request) } {
+            Ok(_) => return Ok(Self { fd, agent: AgentId(request.agent), form: Form::WithPKey }),
+            Err(Errno::ENOTTY | Errno::EINVAL | Errno::ENOSYS) => {}
+            Err(error) => return Err(error.into()),
+        }
+        // SAFETY: ENABLE_PKEY has no argument.
+        let form = match unsafe { ioctl::enable_pkey(fd.as_raw_fd()) } {
+            Ok(_) => Form::WithPKey,
+            Err(_) => Form::WithoutPKey,
+        };
+        let mut request = RegisterWire::SA_CLIENT;
+        // SAFETY: REGISTER_AGENT reads and writes one `ib_user_mad_reg_req` at its argument, which is
+        // alive, of that layout, and nobody else's during the call.
+        unsafe { ioctl::register_agent(fd.as_raw_fd(), &raw mut request) }?;
+        Ok(Self { fd, agent: AgentId(request.agent), form })
+    }
+}
+
+/// A device in the hands of a runtime.
+#[derive(Debug)]
+pub struct Device {
+    fd: AsyncFd<OwnedFd>,
+    agent: AgentId,
+    form: Form,
+}
+
+impl Device {
+    /// Must be called within a runtime.
+    ///
+    /// # Errors
+    /// If it cannot be waited for.
+    pub fn adopt(opened: Opened) -> io::Result<Self> {
+        let Opened { fd, agent, form } = opened;
+        let fd = fd::watch(fd)?;
+        Ok(Self { fd, agent, form })
+    }
+
+    /// What the kernel calls our agent.
+    pub fn agent(&self) -> AgentId {
+        self.agent
+    }
+
+    /// How long headers are.
+    pub fn form(&self) -> Form {
+        self.form
+    }
+
+    /// Waits for something to read, and reads it. May be dropped at any time.
+    ///
+    /// # Errors
+    /// `EIO`, `ENODEV` when the device is gone; `UnexpectedEof` when a stand-in is.
+    pub async fn read(&self, buffer: &mut [u8; MAX_LEN]) -> io::Result<usize> {
+        loop {
+            let mut guard = self.fd.readable().await?;
+            match guard.try_io(|fd| Ok(read(fd.get_ref(), buffer.as_mut_slice())?)) {
+                Ok(Ok(0)) => return Err(io::ErrorKind::UnexpectedEof.into()),
+                Ok(result) => return result,
+                Err(_would_block) => {}
+            }
+        }
+    }
+
+    /// Sends one message: the kernel queues it, and does not make us wait.
+    ///
+    /// # Errors
+    /// What the kernel makes of it.
+    pub fn write(&self, message: &[u8]) -> io::Result<()> {
+        write(self.fd.get_ref(), message)?;
+        Ok(())
+    }
+}
+
+/// include/uapi/rdma/ib_user_mad.h.
+mod ioctl {
+    use ibarr_common::wire::umad::{Register2Wire, RegisterWire};
+
+    nix::ioctl_readwrite!(register_agent, 0x1b, 1, RegisterWire);
+    nix::ioctl_none!(enable_pkey, 0x1b, 3);
+    nix::ioctl_readwrite!(register_agent_2, 0x1b, 4, Register2Wire);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn numbers_of_the_requests_are_the_kernels() {
+        // Compiled from the kernel's header on x86-64, which most machines agree with.
+        let number = nix::request_code_readwrite!(0x1b, 1, size_of::<RegisterWire>());
+        assert_eq!(number, 0xc01c_1b01);
+        assert_eq!(nix::request_code_none!(0x1b, 3), 0x1b03);
+        let number = nix::request_code_readwrite!(0x1b, 4, size_of::<Register2Wire>());
+        assert_eq!(number, 0xc028_1b04);
+    }
+
+    #[test]
+    fn what_is_no_device_is_refused() {
+        let error = Opened::open(Path::new("/nowhere/umad0")).unwrap_err();
+        assert_eq!(error.kind(), io::ErrorKind::NotFound);
+        let error = Opened::open(Path::new("/dev/null")).unwrap_err();
+        assert_eq!(error.raw_os_error(), Some(libc::ENOTTY));
+    }
+}

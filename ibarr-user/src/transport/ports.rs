@@ -1,0 +1,420 @@
+// SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
+
+//! The InfiniBand ports of this machine, as sysfs shows them, and their devices for MADs. Each RDMA
+//! device is read by a thread of its own, every second and when it is told to: a driver asks its
+//! firmware, and one that hangs shall keep nobody else waiting.
+//!
+//! | below `--sys-dir` | |
+//! |---|---|
+//! | `class/infiniband/DEVICE/ports/N/` | `link_layer`, `state`, `lid`, `lid_mask_count`, `sm_lid`, `sm_sl`, `gids/I`, `pkeys/I` |
+//! | `class/infiniband_mad/umadM/` | `ibdev`, `port`: whose door `--dev-dir`/infiniband/umadM is |
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fs;
+use std::io;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Condvar, Mutex, PoisonError, Weak};
+use std::thread;
+use std::time::Duration;
+
+use ibarr_common::ib::{DeviceName, Gid, Lid, PKey, PortNum, Sl};
+use ibarr_common::wire::umad::PKeyIndex;
+use ibarr_proto::paths::{PortFacts, PortName};
+use tokio::sync::mpsc;
+use tracing::warn;
+
+use crate::sys::umad::Opened;
+
+/// Where the kernel shows and keeps its things.
+#[derive(Clone, Debug, Eq, PartialEq)]
+pub struct Dirs {
+    /// `/sys`.
+    pub sys: PathBuf,
+    /// `/dev`.
+    pub dev: PathBuf,
+}
+
+/// What a thread has seen.
+#[derive(Debug)]
+pub enum Event {
+    /// A port is new, or something about it is.
+    Port {
+        /// Its name.
+        name: PortName,
+        /// What is known of it. Whether it can send MADs is not seen here.
+        facts: PortFacts,
+        /// Its door has been opened (again).
+        opened: Option<(Opened, Token)>,
+        /// Why it is not open.
+        blocked: Option<String>,
+    },
+    /// A port is gone.
+    Gone(PortName),
+}
+
+/// Whoever holds a door holds its token. When the token is dropped, the door is opened again.
+pub type Token = Arc<()>;
+
+/// Threads that watch.
+#[derive(Debug)]
+pub struct Ports {
+    poke: Arc<Poke>,
+}
+
+impl Ports {
+    /// Starts to watch what there is and what comes.
+    ///
+    /// # Errors
+    /// If there can be no thread.
+    pub fn start(dirs: Dirs) -> io::Result<(Self, mpsc::Receiver<Event>)> {
+        let (events, received) = mpsc::channel(super::PORT_EVENTS);
+        let poke = Arc::new(Poke::default());
+        let watch = Watch { dirs, poke: Arc::clone(&poke), events };
+        thread::Builder::new().name("ports".to_owned()).spawn(move || watch.devices())?;
+        Ok((Self { poke }, received))
+    }
+
+    /// Something about ports has probably changed.
+    pub fn look(&self) {
+        self.poke.poke();
+    }
+}
+
+impl Drop for Ports {
+    fn drop(&mut self) {
+        self.poke.end();
+    }
+}
+
+/// Wakes the threads, or ends them.
+#[derive(Debug, Default)]
+struct Poke {
+    state: Mutex<Pokes>,
+    changed: Condvar,
+}
+
+#[derive(Clone, Copy, Debug, Default)]
+struct Pokes {
+    count: u64,
+    ended: bool,
+}
+
+/// Between two looks of a thread.
+const PERIOD: Duration = Duration::from_secs(1);
+
+impl Poke {
+    fn poke(&self) {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner).count += 1;
+        self.changed.notify_all();
+    }
+
+    fn end(&self) {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner).ended = true;
+        self.changed.notify_all();
+    }
+
+    /// Waits for a poke after the `seen`th, or for a while; false if it is over.
+    fn wait(&self, seen: &mut u64) -> bool {
+        let state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+        let idle = |pokes: &mut Pokes| !pokes.ended && pokes.count == *seen;
+        let waited = self.changed.wait_timeout_while(state, PERIOD, idle);
+        let (state, _) = waited.unwrap_or_else(PoisonError::into_inner);
+        *seen = state.count;
+        !state.ended
+    }
+}
+
+#[derive(Clone, Debug)]
+struct Watch {
+    dirs: Dirs,
+    poke: Arc<Poke>,
+    events: mpsc::Sender<Event>,
+}
+
+impl Watch {
+    /// Starts a thread for each device that appears.
+    fn devices(self) {
+        let mut watched: BTreeMap<DeviceName, thread::JoinHandle<()>> = BTreeMap::new();
+        let mut pokes = 0;
+        loop {
+            watched.retain(|_, thread| !thread.is_finished());
+            for device in names::<DeviceName>(&self.dirs.sys.join("class/infiniband")) {
+                if watched.contains_key(&device) {
+                    continue;
+                }
+                let watch = self.clone();
+                let name = format!("ports {device}").chars().take(15).collect();
+                match thread::Builder::new().name(name).spawn(move || watch.device(device)) {
+                    Ok(thread) => drop(watched.insert(device, thread)),
+                    Err(error) => warn!(%device, %error, "no thread to watch its ports"),
+                }
+            }
+            if !self.poke.wait(&mut pokes) {
+                return;
+            }
+        }
+    }
+
+    /// Watches the ports of a device until it is gone.
+    fn device(&self, device: DeviceName) {
+        let mut told: BTreeMap<PortName, Told> = BTreeMap::new();
+        let mut pokes = 0;
+        loop {
+            let dir = self.dirs.sys.join("class/infiniband").join(device.as_str()).join("ports");
+            let is_there = dir.exists();
+            let numbers: BTreeSet<u8> = names(&dir).collect();
+            let numbers = numbers.into_iter().filter_map(PortNum::new);
+            let mut seen = BTreeSet::new();
+            for port in numbers {
+                let name = PortName { device, port };
+                let Some(facts) = facts(&dir.join(port.to_string())) else { continue };
+                seen.insert(name);
+                if !self.tell(name, facts, told.entry(name).or_default()) {
+                    return;
+                }
+            }
+            let gone: Vec<_> = told.keys().filter(|name| !seen.contains(name)).copied().collect();
+            for name in gone {
+                told.remove(&name);
+                if self.events.blocking_send(Event::Gone(name)).is_err() {
+                    return;
+                }
+            }
+            if !is_there || !self.poke.wait(&mut pokes) {
+                return;
+            }
+        }
+    }
+
+    /// Tells what is new; false if nobody listens any more.
+    fn tell(&self, name: PortName, facts: PortFacts, told: &mut Told) -> bool {
+        let (opened, blocked) = match told.door.upgrade() {
+            Some(_) => (None, None),
+            None => match door(&self.dirs, name) {
+                Ok(opened) => (Some((opened, Token::default())), None),
+                Err(reason) => (None, Some(reason)),
+            },
+        };
+        let is_news =
+            opened.is_some() || told.facts.as_ref() != Some(&facts) || told.blocked != blocked;
+        if !is_news {
+            return true;
+        }
+        if let Some((_, token)) = &opened {
+            told.door = Arc::downgrade(token);
+        }
+        told.facts = Some(facts.clone());
+        told.blocked.clone_from(&blocked);
+        self.events.blocking_send(Event::Port { name, facts, opened, blocked }).is_ok()
+    }
+}
+
+/// What has been told of a port.
+#[derive(Debug, Default)]
+struct Told {
+    facts: Option<PortFacts>,
+    blocked: Option<String>,
+    door: Weak<()>,
+}
+
+fn door(dirs: &Dirs, name: PortName) -> Result<Opened, String> {
+    let class = dirs.sys.join("class/infiniband_mad");
+    let is_its = |umad: &String| {
+        let read = |file: &str| text(&class.join(umad).join(file)).unwrap_or_default();
+        read("ibdev") == name.device.as_str() && read("port") == name.port.to_string()
+    };
+    let umad = names::<String>(&class).filter(|name| name.starts_with("umad")).find(is_its);
+    let Some(umad) = umad else {
+        return Err("it has no umad device: load the module ib_umad".to_owned());
+    };
+    let path = dirs.dev.join("infiniband").join(umad);
+    Opened::open(&path).map_err(|error| format!("{}: {error}", path.display()))
+}
+
+/// `None` if it is no InfiniBand port, or gone.
+fn facts(dir: &Path) -> Option<PortFacts> {
+    // Kernels that do not say know no other.
+    let link_layer = text(&dir.join("link_layer"));
+    if link_layer.is_some_and(|layer| layer != "InfiniBand") {
+        return None;
+    }
+    let number = |file: &str| text(&dir.join(file)).and_then(|text| parse_number(&text));
+    let lid = |file: &str| number(file).and_then(Lid::new);
+    let state = text(&dir.join("state"))?;
+    let table = |name: &'static str| {
+        let indices = (0..).take(PortFacts::MAX_TABLE);
+        let entries = indices.map_while(move |index: u16| {
+            let path = dir.join(name).join(index.to_string());
+            // An entry may be there and have nothing to read.
+            path.exists().then(|| (index, text(&path)))
+        });
+        entries.filter_map(|(index, text)| Some((index, text?)))
+    };
+    let gids = table("gids").filter_map(|(_, text)| text.parse::<Gid>().ok());
+    let pkeys = table("pkeys").filter_map(|(index, text)| {
+        let pkey = parse_number(&text).and_then(PKey::new)?;
+        Some((PKeyIndex(index), pkey))
+    });
+    Some(PortFacts {
+        // `IB_PORT_ACTIVE` of include/rdma/ib_verbs.h.
+        is_active: state.starts_with("4:"),
+        has_umad: false,
+        lid: lid("lid").filter(|lid| lid.is_unicast()),
+        lmc: number("lid_mask_count").and_then(|lmc| u8::try_from(lmc).ok()).unwrap_or(0),
+        sm_lid: lid("sm_lid").filter(|lid| lid.is_unicast()),
+        sm_sl: number("sm_sl").and_then(|sl| Sl::new(u8::try_from(sl).ok()?)).unwrap_or_default(),
+        gids: gids.collect(),
+        pkeys: pkeys.collect(),
+    })
+}
+
+/// Names in a directory that are a `T`.
+fn names<T: std::str::FromStr>(dir: &Path) -> impl Iterator<Item = T> {
+    let entries = fs::read_dir(dir).into_iter().flatten().flatten();
+    entries.filter_map(|entry| entry.file_name().to_str()?.parse().ok())
+}
+
+fn text(path: &Path) -> Option<String> {
+    let text = fs::read_to_string(path).ok()?;
+    Some(text.trim().to_owned())
+}
+
+/// The kernel writes some numbers with 0x and some without.
+fn parse_number(text: &str) -> Option<u16> {
+    match text.strip_prefix("0x") {
+        Some(digits) => u16::from_str_radix(digits, 16).ok(),
+        None => text.parse().ok(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::symlink;
+    use std::sync::atomic::{AtomicU32, Ordering};
+
+    use super::*;
+
+    /// A machine's sysfs with one device and two ports.
+    struct Sys(PathBuf);
+
+    impl Sys {
+        fn new() -> Self {
+            static NEXT: AtomicU32 = AtomicU32::new(0);
+            let number = NEXT.fetch_add(1, Ordering::Relaxed);
+            let dir = format!("ibarr-ports-{}-{number}", std::process::id());
+            let this = Self(std::env::temp_dir().join(dir));
+            for (device, port, layer) in [
+                ("mlx5_1", 1, "InfiniBand"),
+                ("mlx5_1", 2, "Ethernet"),
+                ("mlx5_10", 1, "InfiniBand"),
+            ] {
+                let port = format!("class/infiniband/{device}/ports/{port}");
+                this.write(&format!("{port}/link_layer"), layer);
+                this.write(&format!("{port}/state"), "4: ACTIVE");
+                this.write(&format!("{port}/lid"), "0x8");
+                this.write(&format!("{port}/lid_mask_count"), "1");
+                this.write(&format!("{port}/sm_lid"), "0x1");
+                this.write(&format!("{port}/sm_sl"), "3");
+                this.write(&format!("{port}/gids/0"), "fe80:0000:0000:0000:0000:0000:0010:0009");
+                this.write(&format!("{port}/gids/1"), "0000:0000:0000:0000:0000:0000:0000:0000");
+                this.write(&format!("{port}/gids/2"), "fec0:0000:0001:0001:0000:0000:0010:0009");
+                this.write(&format!("{port}/pkeys/0"), "0xffff");
+                this.write(&format!("{port}/pkeys/1"), "0x0000");
+                this.write(&format!("{port}/pkeys/2"), "0x8001");
+            }
+            for (umad, device) in [("umad0", "mlx5_10"), ("umad1", "mlx5_1")] {
+                this.write(&format!("class/infiniband_mad/{umad}/ibdev"), device);
+                this.write(&format!("class/infiniband_mad/{umad}/port"), "1");
+            }
+            this.write("class/infiniband_mad/abi_version", "5");
+            this
+        }
+
+        fn write(&self, path: &str, text: &str) {
+            let path = self.0.join(path);
+            fs::create_dir_all(path.parent().unwrap()).unwrap();
+            fs::write(path, format!("{text}\n")).unwrap();
+        }
+
+        fn dirs(&self) -> Dirs {
+            Dirs { sys: self.0.clone(), dev: self.0.join("dev") }
+        }
+    }
+
+    impl Drop for Sys {
+        fn drop(&mut self) {
+            drop(fs::remove_dir_all(&self.0));
+        }
+    }
+
+    fn name(device: &str) -> PortName {
+        PortName { device: device.parse().unwrap(), port: PortNum::new(1).unwrap() }
+    }
+
+    #[test]
+    fn facts_of_a_port_are_read_and_what_is_no_infiniband_port_is_passed_over() {
+        let sys = Sys::new();
+        let port =
+            |device, port| facts(&sys.0.join(format!("class/infiniband/{device}/ports/{port}")));
+        let expected = PortFacts {
+            is_active: true,
+            has_umad: false,
+            lid: Lid::new(8),
+            lmc: 1,
+            sm_lid: Lid::new(1),
+            sm_sl: Sl::new(3).unwrap(),
+            gids: vec!["fe80::10:9".parse().unwrap(), "fec0:0:1:1::10:9".parse().unwrap()],
+            pkeys: vec![(PKeyIndex(0), PKey::DEFAULT), (PKeyIndex(2), PKey::new(0x8001).unwrap())],
+        };
+        assert_eq!(port("mlx5_1", 1), Some(expected));
+        assert_eq!(port("mlx5_1", 2), None);
+        assert_eq!(port("mlx5_1", 3), None);
+        sys.write("class/infiniband/mlx5_1/ports/1/state", "1: DOWN");
+        sys.write("class/infiniband/mlx5_1/ports/1/sm_lid", "0x0");
+        sys.write("class/infiniband/mlx5_1/ports/1/lid", "0xffff");
+        let down = port("mlx5_1", 1).unwrap();
+        assert_eq!((down.is_active, down.sm_lid, down.lid), (false, None, None));
+    }
+
+    #[test]
+    fn a_door_is_found_by_the_whole_name_of_its_device() {
+        let sys = Sys::new();
+        let reason = |device| door(&sys.dirs(), name(device)).unwrap_err();
+        assert!(reason("mlx5_1").contains("infiniband/umad1"), "{}", reason("mlx5_1"));
+        assert!(reason("mlx5_10").contains("infiniband/umad0"), "{}", reason("mlx5_10"));
+        assert!(reason("mlx5_0").contains("ib_umad"), "{}", reason("mlx5_0"));
+    }
+
+    #[test]
+    fn what_changes_is_told_and_nothing_else() {
+        let sys = Sys::new();
+        // As in real sysfs, where a device is a link.
+        let class = sys.0.join("class/infiniband");
+        fs::rename(class.join("mlx5_1"), sys.0.join("moved")).unwrap();
+        symlink(sys.0.join("moved"), class.join("mlx5_1")).unwrap();
+        fs::remove_dir_all(class.join("mlx5_10")).unwrap();
+        let (ports, mut events) = Ports::start(sys.dirs()).unwrap();
+        let mut next = || {
+            let event = events.blocking_recv().unwrap();
+            match event {
+                Event::Port { name, facts, opened: None, blocked } => {
+                    (name, Some((facts.sm_lid.map(Lid::get), blocked.is_some())))
+                }
+                Event::Gone(name) => (name, None),
+                event @ Event::Port { .. } => panic!("{event:?}"),
+            }
+        };
+        assert_eq!(next(), (name("mlx5_1"), Some((Some(1), true))));
+        ports.look();
+        sys.write("class/infiniband/mlx5_1/ports/1/sm_lid", "0x6");
+        ports.look();
+        assert_eq!(next(), (name("mlx5_1"), Some((Some(6), true))));
+        fs::remove_file(class.join("mlx5_1")).unwrap();
+        ports.look();
+        assert_eq!(next(), (name("mlx5_1"), None));
+        // It comes back.
+        symlink(sys.0.join("moved"), class.join("mlx5_1")).unwrap();
+        ports.look();
+        assert_eq!(next(), (name("mlx5_1"), Some((Some(6), true))));
+    }
+}

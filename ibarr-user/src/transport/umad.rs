@@ -1,0 +1,204 @@
+// SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
+
+//! MADs between the ports' doors and the engine.
+
+use std::collections::BTreeMap;
+use std::io;
+use std::sync::Arc;
+
+use ibarr_common::wire::mad::{self, Tid};
+use ibarr_common::wire::umad::{MAX_LEN, Received, Send};
+use ibarr_proto::paths::PortName;
+use ibarr_proto::sa::{PortIndex, Transmit};
+use tokio::sync::mpsc;
+use tokio::task::AbortHandle;
+use tracing::{info, warn};
+
+use super::ports::Token;
+use super::{Counter, Counters};
+use crate::sys::umad::{Device, Opened};
+
+/// Every port that was ever there, and the doors that are open.
+#[derive(Debug)]
+pub struct Umads {
+    /// A port has the index of its place here for ever.
+    names: Vec<PortName>,
+    doors: BTreeMap<PortIndex, Door>,
+    blocked: BTreeMap<PortIndex, String>,
+    next: u64,
+    events: mpsc::Sender<Event>,
+    counters: Arc<Counters>,
+}
+
+/// What came by a door.
+#[derive(Debug)]
+pub struct Event {
+    port: PortIndex,
+    /// Which of the doors that the port has had.
+    door: u64,
+    /// It, or why there is nothing more to come.
+    what: io::Result<Packet>,
+}
+
+/// What one read(2) gave.
+#[derive(Debug)]
+struct Packet {
+    bytes: Box<[u8; MAX_LEN]>,
+    len: usize,
+}
+
+/// What an [`Event`] means.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub enum Meaning<'a> {
+    /// A MAD came.
+    Mad(PortIndex, &'a [u8]),
+    /// One that was sent comes back.
+    Unanswered(PortIndex, Tid),
+    /// The door is no more.
+    Lost(PortIndex),
+    /// Of no use, and counted.
+    Nothing,
+}
+
+#[derive(Debug)]
+struct Door {
+    number: u64,
+    device: Arc<Device>,
+    task: AbortHandle,
+    /// While we have this, nobody opens the door again.
+    _token: Token,
+}
+
+impl Drop for Door {
+    fn drop(&mut self) {
+        self.task.abort();
+    }
+}
+
+impl Umads {
+    /// Without ports.
+    pub fn new(events: mpsc::Sender<Event>, counters: Arc<Counters>) -> Self {
+        let (names, doors, blocked) = (Vec::new(), BTreeMap::new(), BTreeMap::new());
+        Self { names, doors, blocked, next: 0, events, counters }
+    }
+
+    /// The index of a port. `None` beyond 65,536 of them.
+    pub fn index(&mut self, name: PortName) -> Option<PortIndex> {
+        let place = self.names.iter().position(|known| *known == name).unwrap_or_else(|| {
+            self.names.push(name);
+            self.names.len() - 1
+        });
+        u16::try_from(place).ok().map(PortIndex)
+    }
+
+    /// The door of a port was opened. Must be called within a runtime.
+    pub fn open(&mut self, port: PortIndex, opened: Opened, token: Token) {
+        let device = match Device::adopt(opened) {
+            Ok(device) => Arc::new(device),
+            Err(error) => return self.block(port, Some(format!("cannot be awaited: {error}"))),
+        };
+        self.next += 1;
+        let number = self.next;
+        let read = read_all(port, number, Arc::clone(&device), self.events.clone());
+        let task = tokio::spawn(read).abort_handle();
+        info!(port = %self.name(port), form = ?device.form(), "asking its subnet administrator");
+        self.blocked.remove(&port);
+        self.doors.insert(port, Door { number, device, task, _token: token });
+    }
+
+    /// A port has no open door, for this reason; or it is not known that there is any.
+    pub fn block(&mut self, port: PortIndex, reason: Option<String>) {
+        let Some(reason) = reason else { return };
+        if self.blocked.get(&port) != Some(&reason) {
+            warn!(port = %self.name(port), "its subnet administrator cannot be asked: {reason}");
+            self.blocked.insert(port, reason);
+        }
+    }
+
+    /// A port is gone.
+    pub fn close(&mut self, port: PortIndex) {
+        self.doors.remove(&port);
+        self.blocked.remove(&port);
+    }
+
+    /// Whether the door of a port is open.
+    pub fn is_open(&self, port: PortIndex) -> bool {
+        self.doors.contains_key(&port)
+    }
+
+    /// Why it is not, for people.
+    pub fn why_not(&self, port: PortIndex) -> Option<&str> {
+        self.blocked.get(&port).map(String::as_str)
+    }
+
+    /// Sends a MAD; false if the kernel does not take it.
+    pub fn send(&self, transmit: &Transmit) -> bool {
+        let Some(Door { device, .. }) = self.doors.get(&transmit.port) else { return false };
+        let message = Send {
+            agent: device.agent(),
+            to: transmit.sa.lid,
+            sl: transmit.sa.sl,
+            pkey_index: transmit.sa.pkey_index,
+            timeout: transmit.timeout,
+            mad: transmit.mad,
+        };
+        match device.write(message.emit(device.form()).as_ref()) {
+            Ok(()) => true,
+            Err(error) => {
+                tracing::debug!(port = %self.name(transmit.port), %error, "MAD not sent");
+                self.counters.count(Counter::MadNotSent);
+                false
+            }
+        }
+    }
+
+    /// Understands an event.
+    pub fn read<'a>(&mut self, event: &'a Event) -> Meaning<'a> {
+        let Some(door) = self.doors.get(&event.port).filter(|door| door.number == event.door)
+        else {
+            return Meaning::Nothing;
+        };
+        let packet = match &event.what {
+            Ok(packet) => packet.bytes.get(..packet.len).unwrap_or_default(),
+            Err(error) => {
+                warn!(port = %self.name(event.port), %error, "its umad device is lost");
+                self.counters.count(Counter::UmadLost);
+                self.doors.remove(&event.port);
+                return Meaning::Lost(event.port);
+            }
+        };
+        match Received::parse(door.device.form(), packet) {
+            Ok(Received::Mad { agent, mad }) if agent == door.device.agent() => {
+                Meaning::Mad(event.port, mad)
+            }
+            Ok(Received::Unanswered { agent, tid }) if agent == door.device.agent() => {
+                Meaning::Unanswered(event.port, tid)
+            }
+            Ok(_) => self.malformed(Counter::UmadAgent),
+            Err(mad::Error::Truncated) => self.malformed(Counter::UmadTruncated),
+            Err(_) => self.malformed(Counter::UmadMalformed),
+        }
+    }
+
+    fn malformed(&self, counter: Counter) -> Meaning<'static> {
+        self.counters.count(counter);
+        Meaning::Nothing
+    }
+
+    fn name(&self, port: PortIndex) -> String {
+        self.names.get(usize::from(port.0)).map_or_else(String::new, ToString::to_string)
+    }
+}
+
+/// Until the device is lost.
+async fn read_all(port: PortIndex, door: u64, device: Arc<Device>, events: mpsc::Sender<Event>) {
+    loop {
+        let mut bytes = Box::new([0; MAX_LEN]);
+        let what = device.read(&mut bytes).await.map(|len| Packet { bytes, len });
+        let is_lost = what.is_err();
+        // The engine is gone.
+        if events.send(Event { port, door, what }).await.is_err() || is_lost {
+            return;
+        }
+    }
+}
