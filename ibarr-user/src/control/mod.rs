@@ -8,6 +8,7 @@
 
 pub mod client;
 pub mod messages;
+mod path_messages;
 pub mod server;
 
 use std::path::{Path, PathBuf};

@@ -290,14 +290,14 @@ fn without_an_inherited_socket_the_kernel_is_asked_for_one() {
 }
 
 /// The other end of the daemon's socket.
-struct Kernel(OwnedFd);
+pub(crate) struct Kernel(OwnedFd);
 
 impl Kernel {
     fn send(&self, hex: &str) {
         self.send_bytes(&unhex(hex));
     }
 
-    fn send_bytes(&self, bytes: &[u8]) {
+    pub(crate) fn send_bytes(&self, bytes: &[u8]) {
         assert_eq!(send(self.0.as_raw_fd(), bytes, MsgFlags::empty()), Ok(bytes.len()));
     }
 
@@ -316,7 +316,7 @@ impl Kernel {
     }
 
     /// Empty when the daemon has closed its end.
-    fn receive(&self) -> Vec<u8> {
+    pub(crate) fn receive(&self) -> Vec<u8> {
         let mut buffer = [0; 512];
         let len = recv(self.0.as_raw_fd(), &mut buffer, MsgFlags::empty()).unwrap();
         buffer[..len].to_vec()
@@ -325,7 +325,7 @@ impl Kernel {
     /// The next message is `header`, a number that is the daemon's affair, `payload`. Returns the
     /// number.
     #[track_caller]
-    fn expect(&self, header: &str, payload: &str) -> Vec<u8> {
+    pub(crate) fn expect(&self, header: &str, payload: &str) -> Vec<u8> {
         let message = self.receive();
         assert!(message.len() >= 16, "{message:02x?}");
         let mut expected = unhex(header);
@@ -351,7 +351,7 @@ fn start(dir: &TempDir, config: &str) -> (Daemon, Kernel) {
     (daemon, kernel)
 }
 
-fn pair() -> (Kernel, OwnedFd) {
+pub(crate) fn pair() -> (Kernel, OwnedFd) {
     let (kernel, inherited) =
         socketpair(AddressFamily::Unix, SockType::SeqPacket, None, SockFlag::SOCK_CLOEXEC).unwrap();
     let patience = TimeVal::seconds(PATIENCE.as_secs().try_into().unwrap());
@@ -360,7 +360,7 @@ fn pair() -> (Kernel, OwnedFd) {
 }
 
 /// [`in_namespace`], with `inherited` as `FDNAME=ls`.
-fn command(dir: &TempDir, inherited: OwnedFd) -> Command {
+pub(crate) fn command(dir: &TempDir, inherited: OwnedFd) -> Command {
     let mut command = in_namespace(dir);
     command.env("LISTEN_FDNAMES", "ls").stdin(inherited);
     command

@@ -4,4 +4,5 @@
 
 mod administrator;
 mod kernel;
+mod paths;
 mod support;

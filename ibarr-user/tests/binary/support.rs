@@ -102,6 +102,8 @@ pub(crate) fn daemon_command(dir: &TempDir) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_ibarr"));
     command.args(["run", "-l", "3", "--config"]).arg(dir.path("ibarr.toml"));
     command.arg("--run-dir").arg(&dir.0).arg("--bpf-dir").arg(dir.path("bpf"));
+    // No port of this machine's own.
+    command.arg("--sys-dir").arg(dir.path("sys")).arg("--dev-dir").arg(dir.path("dev"));
     command.stdin(Stdio::null());
     command
 }

@@ -1,0 +1,274 @@
+// SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
+
+//! The daemon between a kernel that asks for paths and a subnet administrator that knows them: the
+//! one at an inherited socket, the other at a socket in place of a umad device, below a sysfs that
+//! this test has written. What passes is the kernel's formats, both ways.
+
+use std::fs;
+use std::os::fd::{AsRawFd, OwnedFd};
+use std::path::PathBuf;
+use std::sync::{Arc, Mutex};
+use std::thread;
+
+use ibarr_common::Instant;
+use ibarr_common::ib::{Gid, Guid, Lid, PKey, PathRecord, ServiceId, SubnetPrefix};
+use ibarr_common::wire::ls::{Answer, PathUse, Request, ResolvePath, Seq, messages};
+use ibarr_common::wire::umad::{AgentId, Form, HeaderWire, Received};
+use ibarr_fabric::sa::{AddressedPort, ClientId, Route, StandIn, Subnet};
+use nix::sys::signal::Signal;
+use nix::sys::socket::{
+    AddressFamily, Backlog, MsgFlags, SockFlag, SockType, UnixAddr, accept, bind, listen, recv,
+    send, socket,
+};
+use zerocopy::FromBytes;
+
+use crate::kernel::{Kernel, command, pair};
+use crate::support::{Daemon, TempDir, json};
+
+const PREFIX: SubnetPrefix = SubnetPrefix::new(0xfec0_0000_0001_0001);
+
+/// A port of this node, and its SA behind a umad device that is a socket.
+struct Port {
+    dir: PathBuf,
+    sa: Arc<Mutex<StandIn>>,
+}
+
+impl Port {
+    fn new(dir: &TempDir) -> Self {
+        let mut subnet = Subnet::new(PREFIX);
+        for (guid, lid) in [(0x10_0009, 8), (0x10_0001, 1), (0x10_0003, 2)] {
+            let port = AddressedPort { lid: lid_of(lid), pkeys: vec![PKey::DEFAULT] };
+            subnet.ports.insert(Guid::new(guid), port);
+        }
+        subnet.routes.push(Route { prefix: None, lid: lid_of(4), hop_limit: 255 });
+        let sa = Arc::new(Mutex::new(StandIn::new(subnet, lid_of(1), 1)));
+        let this = Self { dir: dir.0.clone(), sa };
+        for (file, text) in [
+            ("class/infiniband/mlx5_0/ports/1/link_layer", "InfiniBand"),
+            ("class/infiniband/mlx5_0/ports/1/state", "4: ACTIVE"),
+            ("class/infiniband/mlx5_0/ports/1/lid", "0x8"),
+            ("class/infiniband/mlx5_0/ports/1/lid_mask_count", "0"),
+            ("class/infiniband/mlx5_0/ports/1/sm_lid", "0x1"),
+            ("class/infiniband/mlx5_0/ports/1/sm_sl", "0"),
+            ("class/infiniband/mlx5_0/ports/1/gids/0", "fec0:0000:0001:0001:0000:0000:0010:0009"),
+            ("class/infiniband/mlx5_0/ports/1/pkeys/0", "0xffff"),
+            ("class/infiniband_mad/umad0/ibdev", "mlx5_0"),
+            ("class/infiniband_mad/umad0/port", "1"),
+        ] {
+            this.write(file, text);
+        }
+        this.serve();
+        this
+    }
+
+    fn write(&self, file: &str, text: &str) {
+        let path = self.dir.join("sys").join(file);
+        fs::create_dir_all(path.parent().unwrap()).unwrap();
+        fs::write(path, format!("{text}\n")).unwrap();
+    }
+
+    /// Answers whoever opens the device, each in a thread that ends with him.
+    fn serve(&self) {
+        let path = self.dir.join("dev/infiniband/umad0");
+        fs::create_dir_all(path.parent().unwrap()).unwrap();
+        drop(fs::remove_file(&path));
+        let flags = SockFlag::SOCK_CLOEXEC;
+        let listener = socket(AddressFamily::Unix, SockType::SeqPacket, flags, None).unwrap();
+        bind(listener.as_raw_fd(), &UnixAddr::new(&path).unwrap()).unwrap();
+        listen(&listener, Backlog::new(1).unwrap()).unwrap();
+        let sa = Arc::clone(&self.sa);
+        thread::spawn(move || {
+            while let Ok(fd) = accept(listener.as_raw_fd()) {
+                answer_all(fd, &sa);
+                nix::unistd::close(fd).unwrap();
+            }
+        });
+    }
+
+    fn asked(&self) -> u64 {
+        self.sa.lock().unwrap().counts().asked
+    }
+}
+
+fn answer_all(fd: i32, sa: &Mutex<StandIn>) {
+    let mut buffer = [0; 512];
+    while let Ok(len @ 1..) = recv(fd, &mut buffer, MsgFlags::empty()) {
+        let (header, mad) = HeaderWire::read_from_prefix(&buffer[..len]).unwrap();
+        assert_eq!((header.qpn.get(), header.qkey.get()), (1, 0x8001_0000));
+        assert_eq!((mad.len(), header.retries.get()), (256, 0));
+        let mut sa = sa.lock().unwrap();
+        sa.handle_input(Instant::BOOT, ClientId(0), lid_of(header.lid.get()), mad);
+        while let Some(reply) = sa.poll_transmit() {
+            // As the kernel does: the upper half of the transaction is its own.
+            let mut mad = *reply.mad.octets();
+            mad[8..12].copy_from_slice(&[0xab; 4]);
+            let received = Received::Mad { agent: AgentId(header.agent.get()), mad: &mad };
+            let bytes = received.emit(Form::WithPKey, &mad);
+            send(fd, bytes.as_ref(), MsgFlags::MSG_NOSIGNAL).unwrap();
+        }
+    }
+}
+
+fn lid_of(lid: u16) -> Lid {
+    Lid::new(lid).unwrap()
+}
+
+fn gid(text: &str) -> Gid {
+    text.parse().unwrap()
+}
+
+/// As rdma_cm asks for a connection over IPv4.
+fn request(dgid: &str, service: u64) -> ResolvePath {
+    ResolvePath {
+        device: "mlx5_0".parse().unwrap(),
+        port: ibarr_common::ib::PortNum::new(1).unwrap(),
+        path_use: PathUse::All,
+        service_id: Some(ServiceId::new(0x0106_0000 + service)),
+        dgid: gid(dgid),
+        sgid: gid("fec0:0:1:1::10:9"),
+        tclass: None,
+        pkey: Some(PKey::DEFAULT),
+        qos_class: None,
+    }
+}
+
+const LOCAL: &str = "fec0:0:1:1::10:1";
+const FOREIGN: &str = "fec0:0:22:2::beef:1";
+const UNKNOWN: &str = "fec0:0:1:1::dead";
+
+fn start(dir: &TempDir, config: &str) -> (Daemon, Kernel) {
+    let (kernel, inherited): (Kernel, OwnedFd) = pair();
+    let daemon = Daemon::spawn(command(dir, inherited), dir, config);
+    kernel.expect("18000000 01100100 00000000", "08000200 d0070000");
+    daemon.until(|daemon| {
+        let ports = json(&daemon.ask(&["ports", "--json"]));
+        let port = ports["ports"].get(0)?;
+        port["blocked"].is_null().then_some(())
+    });
+    (daemon, kernel)
+}
+
+/// The answer: flags, DLID and SLID of each path; `None` if the kernel is to ask the SA itself.
+fn ask(kernel: &Kernel, seq: u32, request: ResolvePath) -> Option<Vec<(u32, u16, u16)>> {
+    kernel.send_bytes(Request::ResolvePath(request).emit(Seq(seq)).as_ref());
+    let bytes = kernel.receive();
+    let message = messages(&bytes).next().unwrap().unwrap();
+    assert_eq!(message.seq(), Seq(seq));
+    match Answer::parse(&message).unwrap() {
+        Answer::Error => None,
+        Answer::Paths(paths) => Some(
+            paths
+                .as_slice()
+                .iter()
+                .map(|path| (path.flags.bits(), lid(path.record, 40), lid(path.record, 42)))
+                .collect(),
+        ),
+        Answer::Gid(gid) => panic!("{gid}"),
+    }
+}
+
+fn lid(record: PathRecord, at: usize) -> u16 {
+    let octets = record.octets();
+    u16::from_be_bytes([octets[at], octets[at + 1]])
+}
+
+#[test]
+fn the_kernel_gets_paths_from_the_sa_each_question_asked_once() {
+    let dir = TempDir::new("paths-all");
+    let port = Port::new(&dir);
+    let (daemon, kernel) = start(&dir, "");
+    assert_eq!(ask(&kernel, 1, request(LOCAL, 1)), Some(vec![(0x2b, 1, 8)]));
+    assert_eq!(
+        ask(&kernel, 2, request(FOREIGN, 1)),
+        Some(vec![(0x2b, 4, 8), (0x12, 1, 0xffff), (0x0a, 0x22, 8)])
+    );
+    assert_eq!(ask(&kernel, 3, request(UNKNOWN, 1)), Some(vec![]), "no path is final");
+    let other = ResolvePath { device: "mlx5_01".parse().unwrap(), ..request(LOCAL, 1) };
+    assert_eq!(ask(&kernel, 4, other), None);
+    // Whatever the service: a thousand connections to each.
+    let asked = port.asked();
+    for n in 0..1_000 {
+        assert!(ask(&kernel, 5 + n, request(LOCAL, n.into())).is_some());
+        assert!(ask(&kernel, 5 + n, request(FOREIGN, n.into())).is_some());
+    }
+    assert_eq!(port.asked(), asked);
+    let counters = json(&daemon.ask(&["counters", "--json"]))["counters"].clone();
+    assert_eq!(counters["local-service.path-requests"], 2_004);
+    assert_eq!(counters["local-service.paths-answered"], 2_002);
+    assert_eq!(counters["local-service.paths-none"], 1);
+    assert_eq!(counters["local-service.paths-unknown"], 1);
+    assert_eq!(counters["paths.found-cache"], 2_000);
+}
+
+#[test]
+fn people_see_ports_and_paths_and_can_ask() {
+    let dir = TempDir::new("paths-shown");
+    let _port = Port::new(&dir);
+    let (daemon, _kernel) = start(&dir, "");
+    let output = daemon.ask(&["path", LOCAL]);
+    assert_eq!(output.status.code(), Some(0));
+    let text = String::from_utf8(output.stdout).unwrap();
+    assert!(text.starts_with("fec0:0:1:1::10:9 to fec0:0:1:1::10:1 by mlx5_0/1\n"), "{text}");
+    assert!(text.contains("LID 8 to 1, SL 0, P_Key 0xffff, MTU 2048, 10 Gbit/s"), "{text}");
+    let path = json(&daemon.ask(&["path", FOREIGN, "--json"]))["path"].clone();
+    assert_eq!((&path["status"], &path["source"]), (&"found".into(), &"sa".into()));
+    assert_eq!((&path["hops"]["hop-limit"], &path["hops"]["dlid"]), (&255.into(), &4.into()));
+    let path = daemon.ask(&["path", UNKNOWN]);
+    assert_eq!(path.status.code(), Some(1));
+    let output = daemon.ask(&["path", LOCAL, "--port", "mlx5_1/1"]);
+    assert_eq!(output.status.code(), Some(64));
+
+    let port = json(&daemon.ask(&["ports", "--json"]))["ports"][0].clone();
+    assert_eq!((&port["port"], &port["lid"]), (&"mlx5_0/1".into(), &8.into()));
+    assert_eq!(port["gids"][0], "fec0:0:1:1::10:9");
+    let entries = json(&daemon.ask(&["cache", "--paths", "--json"]))["paths"].clone();
+    assert_eq!(entries.as_array().unwrap().len(), 3);
+    assert_eq!(json(&daemon.ask(&["status", "--json"]))["status"]["cached-paths"], 3);
+    let done = json(&daemon.ask(&["cache", "--flush", "--json"]))["done"].clone();
+    assert_eq!(done, "0 addresses and 3 paths forgotten");
+}
+
+#[test]
+fn silent_sa_keeps_nobody_waiting_and_a_busy_one_is_asked_again() {
+    let dir = TempDir::new("paths-silent");
+    let port = Port::new(&dir);
+    let (mut daemon, kernel) = start(&dir, "");
+    port.sa.lock().unwrap().behaviour_mut().busy = 1;
+    assert_eq!(ask(&kernel, 1, request(LOCAL, 1)), Some(vec![(0x2b, 1, 8)]));
+    port.sa.lock().unwrap().behaviour_mut().silent = true;
+    assert_eq!(ask(&kernel, 2, request(UNKNOWN, 1)), None);
+    assert_eq!(ask(&kernel, 3, request(LOCAL, 1)), Some(vec![(0x2b, 1, 8)]), "remembered");
+    // Who waits when the daemon ends is told to ask the SA, before the time-out is given back.
+    kernel.send_bytes(Request::ResolvePath(request(UNKNOWN, 1)).emit(Seq(4)).as_ref());
+    daemon.until(|daemon| {
+        let counters = json(&daemon.ask(&["counters", "--json"]));
+        (counters["counters"]["local-service.path-requests"] == 4).then_some(())
+    });
+    assert_eq!(daemon.end(Signal::SIGTERM), Some(0));
+    kernel.expect("18000000 01100100 00000000", "08000200 d0070000");
+    kernel.expect("10000000 00100001 04000000", "");
+}
+
+#[test]
+fn device_that_goes_and_comes_back_is_opened_again_and_a_moved_sm_followed() {
+    let dir = TempDir::new("paths-back");
+    let port = Port::new(&dir);
+    let (daemon, kernel) = start(&dir, "");
+    assert_eq!(ask(&kernel, 1, request(LOCAL, 1)), Some(vec![(0x2b, 1, 8)]));
+    fs::remove_dir_all(dir.path("sys/class/infiniband/mlx5_0")).unwrap();
+    daemon.until(|daemon| {
+        let ports = json(&daemon.ask(&["ports", "--json"]));
+        ports["ports"].as_array().unwrap().is_empty().then_some(())
+    });
+    assert_eq!(ask(&kernel, 2, request(LOCAL, 1)), None);
+    port.sa.lock().unwrap().move_to(Lid::new(2));
+    let back = Port::new(&dir);
+    back.sa.lock().unwrap().move_to(Lid::new(2));
+    back.write("class/infiniband/mlx5_0/ports/1/sm_lid", "0x2");
+    daemon.until(|daemon| {
+        let ports = json(&daemon.ask(&["ports", "--json"]));
+        (ports["ports"].get(0)?["sm-lid"] == 2).then_some(())
+    });
+    assert_eq!(ask(&kernel, 3, request(FOREIGN, 1)).unwrap().len(), 3);
+    assert!(back.sa.lock().unwrap().counts().answered > 0);
+}
