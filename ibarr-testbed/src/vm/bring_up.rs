@@ -9,13 +9,16 @@ use std::time::Duration;
 use anyhow::{Context as _, Result, ensure};
 
 use crate::report::Report;
-use crate::rig::{self, B, INTERFACES, Interface, Place, Process, Rig, spawn};
+use crate::rig::{self, B, INTERFACES, Interface, N, Place, Process, Rig, spawn};
 
 /// Their IP subnet is that of a partition of its own.
 const CHILDREN: [(&str, Place, &str); 2] =
     [("ib0", Place::Here, "10.3.0.1/24"), ("ib1", B, "10.3.0.2/24")];
 const PKEY: &str = "8001";
 const CHILD_OF_B: &str = "10.3.0.2";
+
+/// What OpenSM has to say of an HCA of more than two ports. It is not the one that it runs on.
+const PASSED_OVER: &str = "ERR 5421: Unable to get CA ibtun0 port guids";
 
 pub(crate) fn run() -> ExitCode {
     let mut report = Report::default();
@@ -35,23 +38,32 @@ fn set_up(report: &mut Report) -> Option<Rig> {
 
 fn prove(report: &mut Report, mut rig: Rig) {
     let mut claim = |claim: &str, proof: Result<()>| report.claim(claim, proof).is_some();
-    claim("datagram: IPv4 to the next node", ping(Place::Here, "10.1.0.254", 1000));
-    claim("datagram: IPv6 to the next node", ping(Place::Here, "fd00:1::fe", 1000));
-    claim("datagram: IPv4 across the router", ping(Place::Here, "10.2.0.1", 1000));
-    claim("datagram: IPv6 across the router", ping(Place::Here, "fd00:2::1", 1000));
-    claim("datagram: the way back", ping(B, "10.1.0.1", 1000));
+    echoes(&mut claim, "datagram", 1000);
     claim("a partition has interfaces of its own", partition());
-    claim("librdmacm connects within an IP subnet, and data is right", rping());
+    claim("librdmacm connects next door, and data is right", rping(N, "10.1.0.2"));
+    claim("librdmacm connects in the partition, and data is right", rping(B, CHILD_OF_B));
     claim("the diagnostics see the fabric", diagnostics());
-    claim("ibacm finds a path for addresses", ibacm());
+    claim("ibacm finds a path", ibacm());
     claim("every interface goes to connected mode", connected());
-    claim(
-        "connected: 20,000 bytes to the next HCA's port of ours",
-        ping(Place::Here, CHILD_OF_B, 20_000),
-    );
+    echoes(&mut claim, "connected", 20_000);
+    claim("connected: in the partition", ping(Place::Here, CHILD_OF_B, 20_000));
     claim("the fabric is still there", rig.fabric.is_alive());
     claim("OpenSM is still there", rig.opensm.is_alive());
     claim("OpenSM has logged no error", opensm_is_content());
+}
+
+/// From everywhere to everywhere, by both families.
+fn echoes(claim: &mut impl FnMut(&str, Result<()>) -> bool, mode: &str, size: u32) {
+    for (what, place, target) in [
+        ("IPv4 next door", Place::Here, "10.1.0.2"),
+        ("IPv6 next door", Place::Here, "fd00:1::2"),
+        ("IPv4 across the router", Place::Here, "10.2.0.1"),
+        ("IPv6 across the router", Place::Here, "fd00:2::1"),
+        ("IPv4 from behind the router", B, "10.1.0.2"),
+        ("IPv6 from behind the router", B, "fd00:1::1"),
+    ] {
+        claim(&format!("{mode}: {what}"), ping(place, target, size));
+    }
 }
 
 /// Three echoes of `size` bytes, none lost.
@@ -78,17 +90,11 @@ fn partition() -> Result<()> {
 }
 
 /// rping checks what comes back itself, with `-V`.
-fn rping() -> Result<()> {
-    let server = spawn(
-        "rping-server",
-        B,
-        &["rping", "-s", "-V", "-C", "5", "-S", "1000", "-a", CHILD_OF_B],
-    )?;
+fn rping(place: Place, address: &str) -> Result<()> {
+    let both = ["-V", "-C", "5", "-S", "1000", "-a", address];
+    let server = spawn("rping-server", place, &[&["rping", "-s"], &both[..]].concat())?;
     is_listening(&server)?;
-    let client = rig::run(
-        Place::Here,
-        &["rping", "-c", "-v", "-V", "-C", "5", "-S", "1000", "-a", CHILD_OF_B],
-    )?;
+    let client = rig::run(Place::Here, &[&["rping", "-c", "-v"], &both[..]].concat())?;
     let pings = client.matches("ping data: rdma-ping-").count();
     ensure!(pings == 5, "{pings} of 5 pings: {client}");
     let status = server.wait(Duration::from_secs(30))?;
@@ -107,10 +113,11 @@ fn is_listening(server: &Process) -> Result<()> {
 
 fn diagnostics() -> Result<()> {
     let nodes = rig::run(Place::Here, &["ibnetdiscover"])?;
-    for node in ["S1", "S2", "N1", "R"] {
+    for node in ["S1", "S2", "N", "SM"] {
         ensure!(nodes.contains(&format!("\"{node}\"")), "no {node} in {nodes}");
     }
-    let paths = rig::run(Place::Here, &["saquery", "--src-to-dst", "1:2"])?;
+    let (from, to) = (lid(INTERFACES[0].port)?, lid(INTERFACES[1].port)?);
+    let paths = rig::run(Place::Here, &["saquery", "--src-to-dst", &format!("{from}:{to}")])?;
     ensure!(paths.contains("PathRecord"), "{paths}");
     rig::run(Place::Here, &["sminfo"])?;
     rig::run(Place::Here, &["ibv_devinfo", "-d", "ibtun0"]).map(drop)
@@ -119,7 +126,7 @@ fn diagnostics() -> Result<()> {
 fn ibacm() -> Result<()> {
     let ibacm = spawn("ibacm", Place::Here, &["ibacm", "-P"])?;
     let lids = INTERFACES.map(|Interface { port, .. }| lid(port));
-    let [from, _, to, _] = lids;
+    let [from, to, ..] = lids;
     let (from, to) = (from?, to?);
     let asked = rig::eventually(|| {
         rig::run(Place::Here, &["ib_acme", "-f", "l", "-s", &from, "-d", &to, "-v", "-c"])
@@ -137,14 +144,9 @@ fn lid(port: &str) -> Result<String> {
 }
 
 fn connected() -> Result<()> {
-    for Interface { name, place, .. } in INTERFACES {
-        rig::write(place, &format!("/sys/class/net/{name}/mode"), "connected")?;
-    }
+    Rig::connected_mode()?;
     for (parent, place, _) in CHILDREN {
-        rig::ip(place, &format!("link set {parent}.{PKEY} type ipoib mode connected"))?;
-        rig::ip(place, &format!("link set {parent}.{PKEY} mtu 65520"))?;
-    }
-    for (parent, place, _) in CHILDREN {
+        rig::connected_mode(place, &format!("{parent}.{PKEY}"))?;
         rig::is_up(place, &format!("{parent}.{PKEY}"))?;
     }
     Ok(())
@@ -154,7 +156,8 @@ fn opensm_is_content() -> Result<()> {
     let file = format!("{}/opensm.log", rig::RESULTS);
     let log = std::fs::read_to_string(&file).context(file)?;
     ensure!(log.contains("SUBNET UP"), "no SUBNET UP in its log");
-    let errors: Vec<_> = log.lines().filter(|line| line.contains(" ERR ")).collect();
+    let errors: Vec<_> =
+        log.lines().filter(|line| line.contains(" ERR ") && !line.contains(PASSED_OVER)).collect();
     ensure!(errors.is_empty(), "{}", errors.join("\n"));
     Ok(())
 }

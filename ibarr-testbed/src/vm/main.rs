@@ -30,8 +30,8 @@ fn main() -> ExitCode {
     let arguments: Vec<String> = env::args().collect();
     match arguments.iter().map(String::as_str).collect::<Vec<_>>()[..] {
         [_, "hello"] => hello::run(),
-        [_, "run", "a"] => bring_up::run(),
-        [_, "run", "shell"] => rig::shell(),
+        [_, "run-a"] => bring_up::run(),
+        [_, "shell"] => rig::shell(),
         [_, "ibtun", records] if records.parse::<u64>().is_ok() => {
             ibtun::run(records.parse().unwrap_or_default())
         }

@@ -103,6 +103,15 @@ enum Fabric {
     A,
 }
 
+impl Fabric {
+    /// As the guest knows it.
+    fn name(self) -> &'static str {
+        match self {
+            Self::A => "run-a",
+        }
+    }
+}
+
 /// Tests of the BPF programs that are about numbers and not about kernels: a guest is slow.
 const NOT_IN_A_GUEST: [&str; 2] = ["any_frame_is_seen_alike", "a_million_updates"];
 
@@ -205,22 +214,14 @@ fn prepare(workspace: &Workspace, scenario: &Scenario) -> Result<Prepared> {
             }
             prepared.command.extend(foreign(daemon, &mut prepared.programs)?);
         }
-        Scenario::Run { .. } | Scenario::Shell => {
-            let (name, what) = match scenario {
-                Scenario::Shell => ("shell", "shell"),
-                _ => ("run-a", "a"),
-            };
-            prepared.name = name;
-            prepared.modules = rig::MODULES;
-            prepared.files = rig::FILES;
-            for ours in ["ibarr", "ibfab"] {
-                prepared.programs.push(program(&format!("/bin/{ours}"), ours)?);
-            }
-            prepared.programs.extend(rig::programs(workspace)?);
-            prepared.command.extend(["run", what].map(str::to_owned));
-            prepared.results = true;
-            prepared.is_interactive = matches!(scenario, Scenario::Shell);
-            prepared.reports = !prepared.is_interactive;
+        Scenario::Run { scenario } => {
+            let scenario = scenario.unwrap_or(Fabric::A);
+            rig::prepare(workspace, scenario.name(), &built, &mut prepared)?;
+        }
+        Scenario::Shell => {
+            rig::prepare(workspace, "shell", &built, &mut prepared)?;
+            prepared.is_interactive = true;
+            prepared.reports = false;
         }
         Scenario::Ibtun { records } => {
             prepared.name = "ibtun";

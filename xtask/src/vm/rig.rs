@@ -7,13 +7,15 @@ use std::path::Path;
 
 use anyhow::{Context as _, Result};
 
-use super::image::Program;
+use super::image::{self, Program};
+use super::run::Prepared;
 use super::{libraries, module};
+use crate::artifacts::{self, Artifact};
 use crate::tools;
 use crate::workspace::Workspace;
 
 /// What is loaded.
-pub(super) const MODULES: &[&str] = &[
+const MODULES: &[&str] = &[
     "virtio_pci",
     "virtio_blk",
     "ib_umad",
@@ -57,24 +59,26 @@ const PLUGINS: &[&str] = &["libibverbs/libipathverbs-rdmav34.so", "ibacm/libibac
 /// Every machine that compiles has it.
 const LIBGCC: &str = "/lib/x86_64-linux-gnu/libgcc_s.so.1";
 
-/// Two switches, a node with both ends of every connection, a router.
+/// Two switches, the ports of all nodes on one channel adapter, the subnet manager's on another.
 const TOPOLOGY: &str = "\
 Switch 8 \"S1\"
-[1] \"N1\"[1]
-[2] \"R\"[1]
+[1] \"N\"[1]
+[3] \"N\"[3]
+[5] \"N\"[5]
+[7] \"SM\"[1]
 [8] \"S2\"[8]
 
 Switch 8 \"S2\"
-[1] \"N1\"[2]
-[2] \"R\"[2]
+[2] \"N\"[2]
+[4] \"N\"[4]
 
-Ca 2 \"N1\"
+Ca 5 \"N\"
 
-Ca 2 \"R\"
+Ca 1 \"SM\"
 ";
 
 /// Files, with their contents.
-pub(super) const FILES: &[(&str, &str)] = &[
+const FILES: &[(&str, &str)] = &[
     ("/etc/rig/topology", TOPOLOGY),
     (
         "/etc/rig/partitions.conf",
@@ -87,12 +91,32 @@ pub(super) const FILES: &[(&str, &str)] = &[
     // Where OpenSM and ibacm expect to write.
     ("/var/cache/opensm/made", ""),
     ("/var/log/made", ""),
-    ("/etc/rdma/made", ""),
+    ("/etc/rdma/ibacm_opts.cfg", "log_file /results/ibacm.log\nlog_level 2\n"),
     ("/run/ibacm/made", ""),
 ];
 
+/// Prepares a guest that runs the scenario called `name` on the rig.
+pub(super) fn prepare(
+    workspace: &Workspace,
+    name: &'static str,
+    built: &[Artifact],
+    prepared: &mut Prepared,
+) -> Result<()> {
+    prepared.name = name;
+    prepared.modules = MODULES;
+    prepared.files = FILES;
+    for ours in ["ibarr", "ibfab"] {
+        let executable = artifacts::binary(built, ours)?;
+        prepared.programs.push(image::ours(&format!("/bin/{ours}"), executable)?);
+    }
+    prepared.programs.extend(programs(workspace)?);
+    prepared.command.push(name.to_owned());
+    prepared.results = true;
+    Ok(())
+}
+
 /// Debian's programs, with what they need.
-pub(super) fn programs(workspace: &Workspace) -> Result<Vec<Program>> {
+fn programs(workspace: &Workspace) -> Result<Vec<Program>> {
     let root = tools::root(workspace, &tools::RDMA)?;
     let mut programs = Vec::new();
     for name in PROGRAMS {

@@ -4,15 +4,17 @@
 //! InfiniBand take place.
 //!
 //! ```text
-//!   N1 port 1  ib0  10.1.0.1    here         S1 ---- S2
-//!   N1 port 2  ib1  10.2.0.1    netns b      |  \    |  \
-//!   R  port 1  ib2  10.1.0.254  netns r      N1  R   N1  R
-//!   R  port 2  ib3  10.2.0.254  netns r      :1  :1  :2  :2
+//!   N port 1  ib0  10.1.0.1    here         N 1, 3, 5 --- S1 --- S2 --- N 2, 4
+//!   N port 2  ib1  10.2.0.1    netns b                    |
+//!   N port 3  ib2  10.1.0.254  netns r                    SM
+//!   N port 4  ib3  10.2.0.254  netns r
+//!   N port 5  ib4  10.1.0.2    netns n
 //! ```
 //!
-//! Two IP subnets, and `r` routes between them; one InfiniBand subnet. Both ends of every
-//! connection are on N1, since connections stay on their HCA. No HCA has more than two ports, since
-//! OpenSM takes no more. The client is in the first namespace: the kernel asks nobody in others.
+//! Two IP subnets, and `r` routes between them; one InfiniBand subnet. All nodes are ports of one
+//! HCA, since connections, and so IPoIB's connected mode, stay on their HCA. OpenSM has an HCA of
+//! its own, since its library passes over those of more than two ports. The client is in the first
+//! namespace: the kernel asks nobody in others.
 
 mod process;
 
@@ -40,6 +42,8 @@ pub(crate) enum Place {
 
 /// Behind the router.
 pub(crate) const B: Place = Place::Netns("b");
+/// Next door, in our IP subnet.
+pub(crate) const N: Place = Place::Netns("n");
 /// The router.
 pub(crate) const R: Place = Place::Netns("r");
 
@@ -54,7 +58,7 @@ pub(crate) struct Interface {
     pub(crate) addresses: [&'static str; 2],
 }
 
-pub(crate) const INTERFACES: [Interface; 4] = [
+pub(crate) const INTERFACES: [Interface; 5] = [
     Interface {
         name: "ib0",
         port: "ibtun0/ports/1",
@@ -69,17 +73,26 @@ pub(crate) const INTERFACES: [Interface; 4] = [
     },
     Interface {
         name: "ib2",
-        port: "ibtun1/ports/1",
+        port: "ibtun0/ports/3",
         place: R,
         addresses: ["10.1.0.254/24", "fd00:1::fe/64"],
     },
     Interface {
         name: "ib3",
-        port: "ibtun1/ports/2",
+        port: "ibtun0/ports/4",
         place: R,
         addresses: ["10.2.0.254/24", "fd00:2::fe/64"],
     },
+    Interface {
+        name: "ib4",
+        port: "ibtun0/ports/5",
+        place: N,
+        addresses: ["10.1.0.2/24", "fd00:1::2/64"],
+    },
 ];
+
+/// OpenSM's.
+const SM_PORT: &str = "ibtun1/ports/1";
 
 /// `xtask/src/vm/rig.rs` has put it there.
 const TOPOLOGY: &str = "/etc/rig/topology";
@@ -113,8 +126,8 @@ impl Rig {
 
     /// Starts OpenSM on the first port.
     pub(crate) fn opensm() -> Result<Process> {
-        let file = "/sys/class/infiniband/ibtun0/ports/1/gids/0";
-        let first = fs::read_to_string(file).context(file)?;
+        let file = format!("/sys/class/infiniband/{SM_PORT}/gids/0");
+        let first = eventually(|| fs::read_to_string(&file).context(file.clone()))?;
         // fe80:0000:0000:0000: and the GUID.
         let guid = first.trim().get(20..).context("a short GID")?;
         let guid = format!("0x{}", guid.replace(':', ""));
@@ -145,7 +158,7 @@ impl Rig {
     pub(crate) fn network() -> Result<()> {
         let ip = |arguments: &str| ip(Place::Here, arguments);
         ip("link set lo up")?;
-        for name in ["b", "r"] {
+        for name in ["b", "n", "r"] {
             ip(&format!("netns add {name}"))?;
         }
         for Interface { name, place, addresses, .. } in INTERFACES {
@@ -165,10 +178,20 @@ impl Rig {
         ip("route add fd00:2::/64 via fd00:1::fe")?;
         self::ip(B, "route add 10.1.0.0/24 via 10.2.0.254")?;
         self::ip(B, "route add fd00:1::/64 via fd00:2::fe")?;
+        self::ip(N, "route add 10.2.0.0/24 via 10.1.0.254")?;
+        self::ip(N, "route add fd00:2::/64 via fd00:1::fe")?;
         INTERFACES.iter().try_for_each(|interface| is_up(interface.place, interface.name))
     }
 
-    /// All of the above.
+    /// Every interface goes to connected mode, and to the largest MTU that it has there.
+    pub(crate) fn connected_mode() -> Result<()> {
+        for Interface { name, place, .. } in INTERFACES {
+            connected_mode(place, name)?;
+        }
+        INTERFACES.iter().try_for_each(|interface| is_up(interface.place, interface.name))
+    }
+
+    /// All of the above but the last.
     pub(crate) fn up() -> Result<Self> {
         let fabric = Self::fabric()?;
         let opensm = Self::opensm()?;
@@ -176,6 +199,11 @@ impl Rig {
         Self::network()?;
         Ok(Self { opensm, fabric })
     }
+}
+
+pub(crate) fn connected_mode(place: Place, name: &str) -> Result<()> {
+    ip(place, &format!("link set {name} type ipoib mode connected"))?;
+    ip(place, &format!("link set {name} mtu 65520")).map(drop)
 }
 
 /// Makes the rig and gives a shell to whoever sits at the second serial port.
