@@ -43,7 +43,7 @@ fn prove(report: &mut Report, mut rig: Rig) {
     claim("librdmacm connects next door, and data is right", rping(N, "10.1.0.2"));
     claim("librdmacm connects in the partition, and data is right", rping(B, CHILD_OF_B));
     claim("the diagnostics see the fabric", diagnostics());
-    claim("ibacm finds a path", ibacm());
+    claim("ibacm finds a path, and answers the kernel", ibacm());
     claim("every interface goes to connected mode", connected());
     echoes(&mut claim, "connected", 20_000);
     claim("connected: in the partition", ping(Place::Here, CHILD_OF_B, 20_000));
@@ -123,6 +123,8 @@ fn diagnostics() -> Result<()> {
     rig::run(Place::Here, &["ibv_devinfo", "-d", "ibtun0"]).map(drop)
 }
 
+/// Its log says that it was the kernel that asked, and that the answer was taken is that the client
+/// goes on.
 fn ibacm() -> Result<()> {
     let ibacm = spawn("ibacm", Place::Here, &["ibacm", "-P"])?;
     let lids = INTERFACES.map(|Interface { port, .. }| lid(port));
@@ -133,6 +135,10 @@ fn ibacm() -> Result<()> {
     });
     let asked = asked.with_context(|| ibacm.said().unwrap_or_default())?;
     ensure!(asked.contains("success"), "{asked}");
+    rping(N, "10.1.0.2")?;
+    let file = format!("{}/ibacm-daemon.log", rig::RESULTS);
+    let log = std::fs::read_to_string(&file).context(file)?;
+    ensure!(log.contains("acm_nl_receive"), "the kernel did not ask it");
     ibacm.stop().map(drop)
 }
 

@@ -91,7 +91,7 @@ const FILES: &[(&str, &str)] = &[
     // Where OpenSM and ibacm expect to write.
     ("/var/cache/opensm/made", ""),
     ("/var/log/made", ""),
-    ("/etc/rdma/ibacm_opts.cfg", "log_file /results/ibacm.log\nlog_level 2\n"),
+    ("/etc/rdma/ibacm_opts.cfg", "log_file /results/ibacm-daemon.log\nlog_level 2\n"),
     ("/run/ibacm/made", ""),
 ];
 

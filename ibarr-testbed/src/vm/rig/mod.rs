@@ -113,7 +113,9 @@ pub(crate) struct Rig {
 impl Rig {
     /// Starts the fabric, whose channel adapters become HCAs of this machine.
     pub(crate) fn fabric() -> Result<Process> {
-        let fabric = spawn("ibfab", Place::Here, &["ibfab", "run", TOPOLOGY])?;
+        let capture = format!("{RESULTS}/fabric.pcap");
+        let words = ["ibfab", "run", TOPOLOGY, "--capture", &capture];
+        let fabric = spawn("ibfab", Place::Here, &words)?;
         eventually(|| {
             for Interface { name, .. } in INTERFACES {
                 let file = format!("/sys/class/net/{name}");
