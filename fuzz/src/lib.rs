@@ -6,28 +6,34 @@
 
 #![forbid(unsafe_code)]
 
+mod fabric;
 mod ip2gid_client;
 mod ip2gid_codec;
 mod local_service;
 mod local_view;
 mod ls_codec;
+mod packet_codec;
 
+pub use fabric::fabric;
 pub use ip2gid_client::ip2gid_client;
 pub use ip2gid_codec::ip2gid_codec;
 pub use local_service::local_service;
 pub use local_view::local_view;
 pub use ls_codec::ls_codec;
+pub use packet_codec::packet_codec;
 
 /// A claim about any bytes.
 pub type Target = fn(&[u8]);
 
 /// Every target, by the name of its binary and its corpus.
 pub const TARGETS: &[(&str, Target)] = &[
+    ("fabric", fabric),
     ("ip2gid_client", ip2gid_client),
     ("ip2gid_codec", ip2gid_codec),
     ("local_service", local_service),
     ("local_view", local_view),
     ("ls_codec", ls_codec),
+    ("packet_codec", packet_codec),
 ];
 
 /// What a target's binary does without libFuzzer: runs the files named as its arguments.
