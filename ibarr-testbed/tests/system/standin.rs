@@ -3,7 +3,10 @@
 //! The daemon and a kernel that keeps to the kernel's rules: what a caller of `rdma_resolve_addr`
 //! and `rdma_resolve_route` gets.
 
-use std::fs;
+use std::fs::{self, Permissions};
+use std::os::fd::AsRawFd;
+use std::os::unix::fs::PermissionsExt;
+use std::process::{Command, Stdio};
 use std::time::Duration;
 
 use ibarr_common::IfIndex;
@@ -14,8 +17,9 @@ use ibarr_testbed::lab::{Lab, Node, Plan, Store, TemporaryLab, netns};
 use ibarr_testbed::standin::{Config, Event, IpOutcome, PathOutcome, Reason, StandIn, Wake};
 use ibarr_user::transport::rtnetlink::ADDRESS_V6;
 use nix::net::if_::if_nametoindex;
+use nix::sys::socket::{AddressFamily, MsgFlags, SockFlag, SockType, recv, socketpair};
 
-use crate::machine::{Machine, ibarr, said};
+use crate::machine::{MARKER, Machine, ibarr, read_until, said};
 
 /// What callers give `rdma_resolve_addr` most often, and more than the test takes.
 const CALLERS_TIMEOUT: Duration = Duration::from_secs(2);
@@ -96,6 +100,41 @@ fn a_path_is_left_to_the_sa_at_once() {
     let asked = node.kernel.resolve_path(request).unwrap().unwrap();
     let told = PathOutcome::AsksSa(Reason::Told);
     assert_eq!(node.outcome(), Event::Path(asked, told), "{}", node.log());
+}
+
+/// Whoever started the daemon as somebody else could answer for the kernel.
+#[test]
+fn a_stand_in_of_another_user_is_refused_and_named() {
+    const INHERIT: &str = "exec 3<&0; export LISTEN_PID=$$ LISTEN_FDS=1 LISTEN_FDNAMES=ls
+        exec setpriv --reuid=65534 --clear-groups \"$@\" </dev/null 2>&1";
+    let machine = Machine::new();
+    let directory = machine.directory();
+    // Where nobody can reach it, and write.
+    fs::set_permissions(directory, Permissions::from_mode(0o777)).unwrap();
+    let program = directory.join("ibarr");
+    fs::copy(ibarr(), &program).unwrap();
+    let config = directory.join("ibarr.toml");
+    fs::write(&config, "responder = \"user\"\n").unwrap();
+    let flags = SockFlag::SOCK_CLOEXEC;
+    let (ours, inherited) =
+        socketpair(AddressFamily::Unix, SockType::SeqPacket, None, flags).unwrap();
+
+    let mut command = Command::new("sh");
+    command.args(["-ec", INHERIT, "sh"]).arg(&program).arg("run").arg("--config").arg(&config);
+    command.arg("--run-dir").arg(directory).arg("--bpf-dir").arg(directory.join("bpf"));
+    command.env(MARKER, machine.marker()).stdin(inherited).stdout(Stdio::piped());
+    let mut daemon = command.spawn().unwrap();
+    // It has the socket too.
+    drop(command);
+    read_until(&mut daemon, "the inherited AF_UNIX socket belongs to user 0, not to ours");
+    read_until(&mut daemon, "ready");
+    let status = Command::new(&program).args(["status", "--run-dir"]).arg(directory).output();
+    let status = said(&status.unwrap());
+    assert!(status.contains("belongs to user 0"), "{status}");
+    daemon.kill().unwrap();
+    daemon.wait().unwrap();
+    // Closed, and it had said nothing.
+    assert_eq!(recv(ours.as_raw_fd(), &mut [0; 64], MsgFlags::empty()), Ok(0));
 }
 
 /// Node n1, whose kernel asks, of a lab with a router.

@@ -258,6 +258,20 @@ fn when_the_other_end_is_gone_the_daemon_goes_on_and_says_so() {
 }
 
 #[test]
+fn what_is_asked_before_our_addresses_are_known_is_asked_of_nobody_else() {
+    let dir = TempDir::new("early");
+    let (kernel, inherited) = pair();
+    // In the socket before the daemon is.
+    kernel.send(REQUEST);
+    let daemon = Daemon::spawn(command(&dir, inherited), &dir, CONFIG);
+    kernel.expect("18000000 01100100 00000000", "08000200 d0070000");
+    kernel.expect("24000000 02100000 0c000000", "14000400 fe80000000000000 0002c90300000201");
+    let counts = json(&daemon.ask(&["counters", "--json"]))["counters"].clone();
+    assert_eq!(counts["local-service.answered-local"], 1);
+    assert_eq!(counts["ip2gid.client.requests"], 0, "{counts}");
+}
+
+#[test]
 fn a_descriptor_of_another_kind_is_refused_and_named() {
     let dir = TempDir::new("another");
     let (_other_end, inherited) = UnixStream::pair().unwrap();
