@@ -26,6 +26,9 @@ pub trait Node {
     /// Whether `gid_cache` has an element.
     fn is_ours(&self, key: &GidKey) -> bool;
 
+    /// Whether `routes` leads to an address by an interface.
+    fn leads_to(&self, ifindex: IfIndex, address: &[u8; 16]) -> bool;
+
     /// A copy of an element of `gid_cache`.
     fn entry(&self, key: &GidKey) -> Option<GidEntry>;
 
@@ -61,7 +64,7 @@ pub fn answer<Q: QueryPacket>(
         return Err(Reason::LeaseOver);
     }
     let interface = node.interface(ingress.ifindex()).ok_or(Reason::InterfaceOff)?;
-    if interface.switches & Q::SWITCH == 0 {
+    if interface.switches & (Q::SWITCH | Q::ROUTED) == 0 {
         return Err(Reason::InterfaceOff);
     }
     if !ingress.is_for_this_host(&interface) {
@@ -77,7 +80,11 @@ pub fn answer<Q: QueryPacket>(
     if !packet.can_be_asked_from() {
         return Err(Reason::Source);
     }
-    check_source(node, &cfg, &packet.source(ingress.ifindex()))?;
+    let source = packet.source(ingress.ifindex());
+    check_source(node, &cfg, &source)?;
+    if interface.switches & Q::SWITCH == 0 && !node.leads_to(ingress.ifindex(), &source.address) {
+        return Err(Reason::NoRoute);
+    }
     let key = packet.destination(ingress.ifindex());
     let entry = node.entry(&key).ok_or(Reason::Unknown)?;
     if !entry.is_of(&key) {

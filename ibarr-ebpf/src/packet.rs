@@ -26,6 +26,9 @@ pub trait QueryPacket: Copy + FromBytes + IntoBytes + Immutable + KnownLayout {
     const ETHERTYPE: u16;
     /// Switch of [`Interface`] for its family.
     const SWITCH: u32;
+
+    /// The bit of [`Interface::switches`] that lets those be answered whom `routes` leads to.
+    const ROUTED: u32;
     /// Where its UDP checksum is, counted from its IP header.
     const CHECKSUM_OFFSET: usize;
 
@@ -212,6 +215,7 @@ impl QueryPacket for Ipv4Query {
 
     const ETHERTYPE: u16 = 0x0800;
     const SWITCH: u32 = Interface::ANSWER_IPV4;
+    const ROUTED: u32 = Interface::ROUTED_IPV4;
     const CHECKSUM_OFFSET: usize = size_of::<Ipv4Header>() + UdpHeader::CHECKSUM_OFFSET;
 
     #[inline]
@@ -302,6 +306,7 @@ impl QueryPacket for Ipv6Query {
 
     const ETHERTYPE: u16 = 0x86dd;
     const SWITCH: u32 = Interface::ANSWER_IPV6;
+    const ROUTED: u32 = Interface::ROUTED_IPV6;
     const CHECKSUM_OFFSET: usize = size_of::<Ipv6Header>() + UdpHeader::CHECKSUM_OFFSET;
 
     #[inline]

@@ -96,7 +96,7 @@ reasons! {
     unknown Unknown;
     /// The entry was being replaced.
     replaced Replaced;
-    /// The way back is not known (XDP on IPoIB).
+    /// The way back leaves by another interface, or is not known.
     no_route NoRoute;
     /// The kernel could not make room for the reply.
     no_room NoRoom;

@@ -10,7 +10,7 @@
 //! | [`INTERFACES`] | hash | ifindex, `u32` | [`Interface`] | yes |
 //! | [`ALLOW`] | LPM trie | bits, `u32`; [`AllowPrefix`] | [`Allow`] | yes, with [`ResponderCfg::RESTRICT`] |
 //! | [`NEIGHBOURS`] | hash | [`NeighbourKey`] | [`Neighbour`] | XDP on IPoIB |
-//! | [`ROUTES`] | LPM trie | bits, `u32`; [`RoutePrefix`] | [`Route`] | XDP on IPoIB |
+//! | [`ROUTES`] | LPM trie | bits, `u32`; [`RoutePrefix`] | [`Route`] | XDP on IPoIB, and with [`Interface::ROUTED_IPV4`] |
 //! | [`RESPONDER_CFG`] | array | 0 | [`ResponderCfg`] | yes |
 //! | [`COUNTERS`] | per-CPU array | [`Program`] | [`Counters`] | written |
 //!

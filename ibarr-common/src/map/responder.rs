@@ -46,7 +46,7 @@ impl ResponderCfg {
 #[derive(Clone, Copy, Debug, Eq, FromBytes, Immutable, IntoBytes, KnownLayout, PartialEq)]
 #[repr(C)]
 pub struct Interface {
-    /// [`Self::ANSWER_IPV4`], [`Self::ANSWER_IPV6`].
+    /// [`Self::ANSWER_IPV4`] or [`Self::ROUTED_IPV4`], and likewise for IPv6.
     pub switches: u32,
     /// Its hardware address; 6 bytes on Ethernet, the rest 0. XDP on Ethernet answers nothing else.
     pub hwaddr: [u8; IpoibHwAddr::LEN],
@@ -57,6 +57,10 @@ impl Interface {
     pub const ANSWER_IPV4: u32 = 1;
     /// Every route back to those who ask over IPv6 leaves by this interface.
     pub const ANSWER_IPV6: u32 = 2;
+    /// Of those who ask over IPv4, the sources that `routes` leads to are answered.
+    pub const ROUTED_IPV4: u32 = 4;
+    /// Of those who ask over IPv6, the sources that `routes` leads to are answered.
+    pub const ROUTED_IPV6: u32 = 8;
 }
 
 /// Sources that are answered. An entry of the map is a prefix of it; its length in bits goes
@@ -113,7 +117,7 @@ pub struct Neighbour {
     pub reserved: u32,
 }
 
-/// Destinations reached through an interface. An entry of the map is a prefix of it; its length
+/// Destinations, and whether they are reached through an interface. An entry of the map is a prefix of it; its length
 /// in bits goes before it as a `u32`.
 #[derive(Clone, Copy, Debug, Eq, FromBytes, Hash, Immutable, IntoBytes, KnownLayout, PartialEq)]
 #[repr(C)]
@@ -133,13 +137,21 @@ impl RoutePrefix {
         let key = Self { ifindex: interface.get(), address: octets(address) };
         (32 + mapped_bits(address, bits), key)
     }
+
+    /// The prefix without its interface, given all of its bits.
+    pub const fn prefix(&self, bits: u32) -> (IpAddr, u32) {
+        let address = address(self.address);
+        let bits = bits.saturating_sub(32);
+        (address, if address.is_ipv4() { bits.saturating_sub(96) } else { bits })
+    }
 }
 
 /// How a prefix is reached.
 #[derive(Clone, Copy, Debug, Eq, FromBytes, Immutable, IntoBytes, KnownLayout, PartialEq)]
 #[repr(C)]
 pub struct Route {
-    /// The gateway, see [`octets`]; `::` if the destination is a neighbour itself.
+    /// The gateway, see [`octets`]; `::` if the destination is a neighbour itself, all ones if it
+    /// is not reached through this interface.
     pub next_hop: [u8; 16],
 }
 
@@ -147,14 +159,24 @@ impl Route {
     /// The destination is a neighbour itself.
     pub const ON_LINK: Self = Self { next_hop: [0; 16] };
 
+    /// It is not reached through this interface, though a shorter prefix around it is.
+    pub const ELSEWHERE: Self = Self { next_hop: [0xff; 16] };
+
     /// Through a gateway.
     pub const fn via(gateway: IpAddr) -> Self {
         Self { next_hop: octets(gateway) }
     }
 
+    /// Whether the destination is reached through this interface.
+    #[inline]
+    pub const fn is_here(&self) -> bool {
+        u128::from_ne_bytes(self.next_hop) != u128::MAX
+    }
+
     /// The gateway, if there is one.
     pub const fn gateway(&self) -> Option<IpAddr> {
-        if u128::from_be_bytes(self.next_hop) == 0 { None } else { Some(address(self.next_hop)) }
+        let is_on_link = u128::from_be_bytes(self.next_hop) == 0;
+        if is_on_link || !self.is_here() { None } else { Some(address(self.next_hop)) }
     }
 }
 
@@ -200,6 +222,11 @@ mod tests {
         assert_eq!(AllowPrefix::new("fd00::".parse().unwrap(), 8).0, 8);
         assert_eq!(RoutePrefix::new(ib0, "10.0.0.0".parse().unwrap(), 32).0, RoutePrefix::BITS);
         assert_eq!(RoutePrefix::new(ib0, "::".parse().unwrap(), 0).0, 32);
+        for (text, bits) in [("10.0.0.0", 8), ("0.0.0.0", 0), ("fd00::", 8), ("::", 0)] {
+            let address = text.parse().unwrap();
+            let (all, key) = RoutePrefix::new(ib0, address, bits);
+            assert_eq!(key.prefix(all), (address, u32::from(bits)));
+        }
     }
 
     #[test]
@@ -207,5 +234,7 @@ mod tests {
         assert_eq!(Route::ON_LINK.gateway(), None);
         let gateway = "10.2.0.254".parse().unwrap();
         assert_eq!(Route::via(gateway).gateway(), Some(gateway));
+        assert!(Route::ON_LINK.is_here() && Route::via(gateway).is_here());
+        assert!(!Route::ELSEWHERE.is_here() && Route::ELSEWHERE.gateway().is_none());
     }
 }

@@ -88,6 +88,37 @@ fn an_interface_is_answered_on_by_family_and_only_if_listed() {
 }
 
 #[test]
+fn only_those_are_answered_whom_a_route_leads_to_by_the_interface() {
+    let routed = Interface::ROUTED_IPV4 | Interface::ROUTED_IPV6;
+    let mut programs = node(14);
+    programs.put_interface(IfIndex::MIN, Interface { switches: routed, hwaddr: [0; 20] });
+    assert_passed(&mut programs, &query(), "no_route");
+    assert_passed(&mut programs, &query_ipv6(), "no_route");
+    assert_xdp_passed(&mut programs, &query(), "no_route");
+    let other = IfIndex::new(9).unwrap();
+    programs.put_route(other, ip("0.0.0.0"), 0, Route::ON_LINK);
+    assert_passed(&mut programs, &query(), "no_route");
+
+    // The longest prefix counts: 10.2.0.9 and fd00:2::9 ask.
+    programs.put_route(IfIndex::MIN, ip("10.0.0.0"), 8, Route::via(ip("10.1.0.254")));
+    programs.put_route(IfIndex::MIN, ip("::"), 0, Route::ON_LINK);
+    assert_answered(&mut programs, &query());
+    assert_answered(&mut programs, &query_ipv6());
+    programs.put_route(IfIndex::MIN, ip("10.2.0.0"), 24, Route::ELSEWHERE);
+    programs.put_route(IfIndex::MIN, ip("fd00:2::"), 64, Route::ELSEWHERE);
+    assert_passed(&mut programs, &query(), "no_route");
+    assert_passed(&mut programs, &query_ipv6(), "no_route");
+    programs.put_route(IfIndex::MIN, ip("10.2.0.9"), 32, Route::ON_LINK);
+    assert_answered(&mut programs, &query());
+    assert_eq!(programs.run_xdp(&query().bytes()).action, XDP_TX);
+
+    // Where everybody is led back, routes do not matter.
+    let switches = routed | Interface::ANSWER_IPV6;
+    programs.put_interface(IfIndex::MIN, Interface { switches, hwaddr: [0; 20] });
+    assert_answered(&mut programs, &query_ipv6());
+}
+
+#[test]
 fn frames_for_other_hosts_and_groups_are_passed() {
     for destination in [[2, 0, 0, 0, 0, 2], [0xff; 6], [1, 0, 0x5e, 0, 0, 1]] {
         let link = Link::Ethernet { destination, source: [2, 0, 0, 0, 0, 1] };

@@ -115,6 +115,11 @@ impl<const PARTS: u32> Node for Without<PARTS> {
     }
 
     #[inline]
+    fn leads_to(&self, ifindex: IfIndex, address: &[u8; 16]) -> bool {
+        Maps.leads_to(ifindex, address)
+    }
+
+    #[inline]
     fn is_ours(&self, key: &GidKey) -> bool {
         if PARTS & SOURCE != 0 {
             false

@@ -135,6 +135,11 @@ impl Node for Maps {
     }
 
     #[inline]
+    fn leads_to(&self, ifindex: IfIndex, address: &[u8; 16]) -> bool {
+        route(ifindex, *address).is_some_and(Route::is_here)
+    }
+
+    #[inline]
     fn entry(&self, key: &GidKey) -> Option<GidEntry> {
         const WORDS: usize = size_of::<GidEntry>() / 8;
         let element = GID_CACHE.get_ptr(key)?.cast::<[u64; WORDS]>();
@@ -175,10 +180,15 @@ impl Maps {
 /// Where a packet for `destination` goes from `ifindex`, if the daemon has written that down.
 #[inline]
 pub(crate) fn next_hop(ifindex: IfIndex, destination: [u8; 16]) -> Option<Neighbour> {
-    let prefix = RoutePrefix { ifindex: ifindex.get(), address: destination };
-    let route = ROUTES.get(&Key::new(RoutePrefix::BITS, prefix))?;
+    let route = route(ifindex, destination)?;
     let address = if *route == Route::ON_LINK { destination } else { route.next_hop };
     let element = NEIGHBOURS.get_ptr(&NeighbourKey { address, ifindex: ifindex.get() })?;
     // SAFETY: as for an interface.
     Some(unsafe { element.read() })
+}
+
+#[inline]
+fn route(ifindex: IfIndex, destination: [u8; 16]) -> Option<&'static Route> {
+    let prefix = RoutePrefix { ifindex: ifindex.get(), address: destination };
+    ROUTES.get(&Key::new(RoutePrefix::BITS, prefix))
 }
