@@ -6,9 +6,11 @@ use std::time::Duration;
 
 use ibarr_common::{IfIndex, Instant};
 use ibarr_proto::ip2gid::server::Local as _;
+use ibarr_proto::ip2gid::{Family, Prefix};
+use ibarr_proto::local_view::routing::{Route, RouteBack, Rule, Selects, Via, Way, WayBack};
 use ibarr_proto::local_view::{
     Bonding, Config, Dad, Event, HwAddr, Input, InterfaceAddress, InterfaceFilter, InterfaceName,
-    Limits, Link, LinkType, LocalView, Owned, StaticGid, StaticGids,
+    Limits, Link, LinkType, LocalView, Owned, Served, StaticGid, StaticGids,
 };
 
 /// The local view under any history, however little of it a kernel could have sent, `script` being
@@ -26,16 +28,16 @@ const ADDRESSES: [&str; 8] =
     ["10.1.0.1", "10.1.0.2", "10.1.0.3", "10.2.0.1", "fd00::1", "fd00::2", "fe80::1", "fe80::2"];
 const NAMES: [&str; 4] = ["ib0", "ib1.8001", "eth0", "bond0"];
 const INTERFACES: u8 = 7;
-const LIMITS: Limits = Limits { links: 5, addresses: 7 };
+const LIMITS: Limits = Limits { links: 5, addresses: 7, routes: 6 };
 
 fn run(script: &[u8]) -> Vec<String> {
     let mut script = Script(script);
     let mut view = LocalView::with_limits(config(script.byte()), LIMITS);
-    let mut told = BTreeMap::new();
+    let mut told = Told::default();
     let mut now = Instant::from_nanos(1);
     let mut heard = Vec::new();
     while !script.0.is_empty() {
-        match script.byte() % 12 {
+        match script.byte() % 18 {
             0 => view.handle_input(now, Input::Link(script.link())),
             1 => view.handle_input(now, Input::LinkGone(script.ifindex())),
             2 | 3 => view.handle_input(now, Input::Address(script.address())),
@@ -51,10 +53,17 @@ fn run(script: &[u8]) -> Vec<String> {
                 let due = view.poll_timeout().expect("it always asks again");
                 assert!(due > now, "a timer that does not go forward");
             }
+            11 => view.handle_input(now, Input::RoutesStarted),
+            12 | 13 => view.handle_input(now, Input::ListedRoute(script.route())),
+            14 => view.handle_input(now, Input::ListedRule(script.rule())),
+            15 => view.handle_input(now, Input::RoutesDone),
+            16 => match script.byte() % 8 {
+                0 => view.handle_input(now, Input::RoutesTooMany),
+                _ => view.handle_input(now, Input::RoutesChanged),
+            },
             _ => {
-                if view.poll_transmit().is_some() {
-                    assert!(view.poll_transmit().is_none(), "asked twice");
-                }
+                let asked: Vec<_> = std::iter::from_fn(|| view.poll_transmit()).collect();
+                assert!(asked.len() <= 2 && asked.first() != asked.get(1) || asked.is_empty());
                 while let Some(event) = view.poll_event() {
                     heard.push(format!("{event:?}"));
                     hear(&mut told, event);
@@ -67,23 +76,49 @@ fn run(script: &[u8]) -> Vec<String> {
     heard
 }
 
-fn hear(told: &mut BTreeMap<(IpAddr, Option<IfIndex>), Owned>, event: Event) {
+/// What a listener to the events knows.
+#[derive(Default)]
+struct Told {
+    owned: BTreeMap<(IpAddr, Option<IfIndex>), Owned>,
+    served: BTreeMap<IfIndex, Served>,
+    routes: BTreeMap<(IfIndex, Prefix), Via>,
+}
+
+fn hear(told: &mut Told, event: Event) {
+    let key = |owned: Owned| (owned.address, owned.scope);
     match event {
-        Event::Added(owned) => assert_eq!(told.insert((owned.address, owned.scope), owned), None),
+        Event::Added(owned) => assert_eq!(told.owned.insert(key(owned), owned), None),
         Event::Changed(owned) => {
-            let before = told.insert((owned.address, owned.scope), owned);
+            let before = told.owned.insert(key(owned), owned);
             assert!(before.is_some_and(|before| before != owned), "{before:?}, then {owned:?}");
         }
-        Event::Removed(owned) => {
-            assert_eq!(told.remove(&(owned.address, owned.scope)), Some(owned));
+        Event::Removed(owned) => assert_eq!(told.owned.remove(&key(owned)), Some(owned)),
+        Event::Served(served) => {
+            assert_ne!(told.served.insert(served.ifindex, served), Some(served));
         }
-        Event::Served(_) | Event::NotServed(_) => {}
+        Event::NotServed(ifindex) => assert!(told.served.remove(&ifindex).is_some()),
+        Event::Route(RouteBack { ifindex, prefix, via }) => {
+            assert_ne!(told.routes.insert((ifindex, prefix), via), Some(via));
+        }
+        Event::NoRoute(ifindex, prefix) => {
+            assert!(told.routes.remove(&(ifindex, prefix)).is_some());
+        }
     }
 }
 
-fn check(view: &LocalView, told: &BTreeMap<(IpAddr, Option<IfIndex>), Owned>) {
+fn check(view: &LocalView, told: &Told) {
     let held: Vec<_> = view.owned().collect();
-    assert_eq!(told.values().copied().collect::<Vec<_>>(), held);
+    assert_eq!(told.owned.values().copied().collect::<Vec<_>>(), held);
+    assert!(told.served.values().eq(view.served()));
+    let routes = view.routes_back().map(|route| ((route.ifindex, route.prefix), route.via));
+    assert!(told.routes.iter().map(|(&key, &via)| (key, via)).eq(routes));
+    assert!(told.routes.len() <= 2 * (LIMITS.routes + LIMITS.links));
+    for ((ifindex, prefix), via) in &told.routes {
+        let served = told.served.get(ifindex).expect("a route of an interface that is not served");
+        // What leads to nobody is of no use.
+        let way_back = if prefix.first().is_ipv4() { served.ipv4 } else { served.ipv6 };
+        assert!(*via == Via::Elsewhere || !matches!(way_back, WayBack::None(_)), "{served:?}");
+    }
     let interfaces: Vec<_> = view.interfaces().collect();
     assert!(interfaces.len() <= LIMITS.links, "{interfaces:?}");
     let addresses: usize = interfaces.iter().map(|interface| interface.addresses.len()).sum();
@@ -156,6 +191,26 @@ impl Script<'_> {
                 2 => Bonding::Master { active_slave: None },
                 _ => Bonding::None,
             },
+        }
+    }
+
+    fn route(&mut self) -> Route {
+        let (ifindex, byte) = (self.ifindex(), self.byte());
+        let around = ip(ADDRESSES[usize::from(byte % 8)]);
+        let len = [0, 8, 24, 31, 32, 64, 128][usize::from(byte >> 3 & 7) % 7];
+        let gateway = (byte & 64 != 0).then(|| ip("10.1.0.9"));
+        let way = if byte >= 224 { Way::Unclear } else { Way::By { ifindex, gateway } };
+        Route { prefix: Prefix::around(around, len), metric: u32::from(byte >> 7), way }
+    }
+
+    fn rule(&mut self) -> Rule {
+        let byte = self.byte();
+        let selects = [Selects::All, Selects::All, Selects::NoReply, Selects::Vrf, Selects::Some];
+        Rule {
+            family: if byte & 1 == 0 { Family::V4 } else { Family::V6 },
+            priority: u32::from(byte >> 4),
+            selects: selects[usize::from(byte >> 1 & 7) % 5],
+            table: [Some(255), Some(254), Some(253), None][usize::from(byte >> 4 & 3)],
         }
     }
 

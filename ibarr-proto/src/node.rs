@@ -243,6 +243,7 @@ mod tests {
 
     use super::*;
     use crate::local_service::{Sender, Transmit};
+    use crate::local_view::Subject;
 
     const NOW: Instant = Instant::from_nanos(1_000_000_000_000);
     const EGRESS: IfIndex = IfIndex::MIN;
@@ -253,7 +254,7 @@ mod tests {
         node.handle_timeout(NOW);
         while let Some(output) = node.poll(Room { local_service }) {
             match output {
-                Output::View(local_view::Request::Dump) => {
+                Output::View(local_view::Request::Dump(Subject::Node)) => {
                     for input in [local_view::Input::DumpStarted, local_view::Input::DumpDone] {
                         node.handle_input(NOW, Input::View(input));
                     }
@@ -287,7 +288,9 @@ mod tests {
         node.handle_input(NOW, Input::LocalService(input));
         node.handle_input(NOW, Input::LocalService(local_service::Input::Drained));
         let without_room = done(&mut node, false);
-        let [Output::Query(query)] = without_room.as_slice() else { panic!("{without_room:?}") };
+        let [Output::View(_), Output::Query(query)] = without_room.as_slice() else {
+            panic!("{without_room:?}")
+        };
         assert_eq!(query.to.ip(), target);
         let with_room = done(&mut node, true);
         let told = with_room.as_slice();

@@ -11,7 +11,7 @@ use ibarr_proto::ip2gid::client;
 use ibarr_proto::ip2gid::server::Received;
 use ibarr_proto::ip2gid::{Family, Question};
 use ibarr_proto::local_service::{self, OVERRUN_PAUSE, Sender, Transmit};
-use ibarr_proto::local_view::{self, Event as Fact};
+use ibarr_proto::local_view::{self, Event as Fact, Subject};
 use ibarr_proto::node::{Input, Output, Room};
 use ibarr_proto::resolver::Outcome;
 
@@ -232,7 +232,13 @@ impl World {
             let room = Room { local_service: daemon.unsent.is_none() };
             let Some(output) = daemon.core.poll(now, room) else { break };
             match output {
-                Output::View(local_view::Request::Dump) => {
+                // Nobody looks at who is answered in the kernel.
+                Output::View(local_view::Request::Dump(Subject::Routes)) => {
+                    for input in [local_view::Input::RoutesStarted, local_view::Input::RoutesDone] {
+                        daemon.core.handle_input(now, Input::View(input));
+                    }
+                }
+                Output::View(local_view::Request::Dump(Subject::Node)) => {
                     let at = self.machines[id].network.told_until.max(now + us(10));
                     self.at(at, What::DumpStarts(id, life));
                 }
@@ -488,7 +494,7 @@ impl Daemon {
                 None => drop(self.mirror.remove(&owned.address)),
             },
             Fact::Removed(owned) => drop(self.mirror.remove(&owned.address)),
-            Fact::Served(_) | Fact::NotServed(_) => {}
+            Fact::Served(_) | Fact::NotServed(_) | Fact::Route(_) | Fact::NoRoute(..) => {}
         }
     }
 

@@ -36,6 +36,9 @@ pub(super) struct Facts {
     by_key: HashMap<Key, Owned, BuildHasherDefault<DefaultHasher>>,
     /// How many keys have this address: several only if it is link-local.
     ours: HashMap<IpAddr, usize, BuildHasherDefault<DefaultHasher>>,
+    /// How many keys with a GID each interface has.
+    answering: HashMap<IfIndex, usize, BuildHasherDefault<DefaultHasher>>,
+    answering_changed: bool,
     /// Keys that are not what was told, and what was told.
     untold: BTreeMap<Key, Option<Owned>>,
 }
@@ -55,8 +58,15 @@ impl Facts {
         ordered.into_values().copied()
     }
 
-    pub(super) fn in_any_order(&self) -> impl Iterator<Item = &Owned> {
-        self.by_key.values()
+    /// Whether the interface gives an address its GID.
+    pub(super) fn is_answering(&self, ifindex: IfIndex) -> bool {
+        self.answering.contains_key(&ifindex)
+    }
+
+    /// Whether the answer to [`is_answering`](Self::is_answering) has changed for any interface since
+    /// the last call.
+    pub(super) fn take_answering_changed(&mut self) -> bool {
+        std::mem::take(&mut self.answering_changed)
     }
 
     pub(super) fn keys(&self) -> BTreeSet<Key> {
@@ -99,6 +109,20 @@ impl Facts {
     fn note(&mut self, key: Key, before: Option<Owned>, now: Option<Owned>) {
         if before == now {
             return;
+        }
+        if let Some(owned) = now.filter(|owned| owned.gid.is_some()) {
+            let keys = self.answering.entry(owned.ifindex).or_default();
+            *keys += 1;
+            self.answering_changed |= *keys == 1;
+        }
+        if let Some(owned) = before.filter(|owned| owned.gid.is_some())
+            && let Some(keys) = self.answering.get_mut(&owned.ifindex)
+        {
+            *keys -= 1;
+            if *keys == 0 {
+                self.answering.remove(&owned.ifindex);
+                self.answering_changed = true;
+            }
         }
         let told = *self.untold.entry(key).or_insert(before);
         if told == now {

@@ -18,18 +18,21 @@
 //!
 //! Peers are answered in the kernel on the interfaces that are [`Served`]: those that are up, of
 //! type Ethernet or InfiniBand, no slave, and either selected by the filter or the owner of an
-//! address that has a GID.
+//! address that has a GID. There those are answered to whom replies leave by the same interface, as
+//! the [routes](routing) say.
 
 mod facts;
 mod filter;
 mod inventory;
+mod messages;
 mod reread;
+pub mod routing;
 mod served;
 #[cfg(test)]
 mod tests;
 mod types;
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
 use std::net::IpAddr;
 
 use ibarr_common::ib::Gid;
@@ -42,9 +45,13 @@ use crate::ip2gid::server::Local;
 use self::facts::{Facts, Key};
 pub use self::filter::{ConfigError, InterfaceFilter, Pattern, StaticGid, StaticGids};
 use self::inventory::{Inventory, Merged};
+pub use self::messages::{
+    AddressStatus, Counter, Event, Input, Interface, Limits, NotServed, Owned, Request, Subject,
+};
 use self::reread::Reread;
-use self::served::{Change, Serving, Subnets};
-pub use self::served::{LinkHeader, Served, WayBack};
+use self::routing::{NoWayBack, RouteBack, RoutesBack, Routing};
+use self::served::{Change, Serving};
+pub use self::served::{LinkHeader, Served};
 pub use self::types::{
     AddressId, Bonding, Dad, HwAddr, InterfaceAddress, InterfaceName, Link, LinkType,
 };
@@ -58,149 +65,6 @@ pub struct Config {
     pub static_gids: StaticGids,
 }
 
-/// How much of the kernel's tables is kept. What does not fit is refused and counted, and asked
-/// for again with the next re-read.
-#[derive(Clone, Copy, Debug, Eq, PartialEq)]
-pub struct Limits {
-    /// Links of any type.
-    pub links: usize,
-    /// Addresses on any link.
-    pub addresses: usize,
-}
-
-impl Default for Limits {
-    fn default() -> Self {
-        Self { links: 8192, addresses: 32_768 }
-    }
-}
-
-/// Something that rtnetlink said.
-#[derive(Clone, Copy, Debug, Eq, PartialEq)]
-pub enum Input {
-    /// Event: a link was made or changed.
-    Link(Link),
-    /// Event: a link was deleted, or moved to another network namespace.
-    LinkGone(IfIndex),
-    /// Event: an address was added or changed.
-    Address(InterfaceAddress),
-    /// Event: an address was deleted.
-    AddressGone(AddressId),
-    /// A dump is about to be asked for, and no event was lost since. A dump that was not done is
-    /// void.
-    DumpStarted,
-    /// The dump lists a link.
-    ListedLink(Link),
-    /// The dump lists an address.
-    ListedAddress(InterfaceAddress),
-    /// The dump is complete and consistent (no `NLM_F_DUMP_INTR`): what it did not list is gone.
-    DumpDone,
-}
-
-/// What the view needs of rtnetlink.
-#[derive(Clone, Copy, Debug, Eq, PartialEq)]
-pub enum Request {
-    /// A dump of all links and addresses.
-    Dump,
-}
-
-/// A fact about this node changed.
-#[derive(Clone, Copy, Debug, Eq, PartialEq)]
-pub enum Event {
-    /// An address has become ours.
-    Added(Owned),
-    /// An address of ours has another GID, none any more, or another interface or origin.
-    Changed(Owned),
-    /// An address is not ours any more; this is what it was.
-    Removed(Owned),
-    /// An interface is served, or otherwise than before.
-    Served(Served),
-    /// An interface is not served any more.
-    NotServed(IfIndex),
-}
-
-/// An address of this node and what is answered for it.
-#[derive(Clone, Copy, Debug, Eq, PartialEq)]
-pub struct Owned {
-    /// The address.
-    pub address: IpAddr,
-    /// The interface that a link-local IPv6 address means, `None` for any other.
-    pub scope: Option<IfIndex>,
-    /// Its GID. One without is never answered for, but ours: nobody else may ask in its name.
-    pub gid: Option<Gid>,
-    /// The interface that gives it the GID, or else has it.
-    pub ifindex: IfIndex,
-    /// Where the GID comes from.
-    pub origin: Origin,
-}
-
-/// Why an interface serves no GID of its own.
-#[derive(Clone, Copy, Debug, Eq, Ord, PartialEq, PartialOrd, thiserror::Error)]
-pub enum NotServed {
-    /// The filter does not select it.
-    #[error("not among the interfaces configured")]
-    NotSelected,
-    /// It has no InfiniBand port under it.
-    #[error("not an IPoIB interface")]
-    NotIpoib,
-    /// It is part of this bond or team.
-    #[error("a slave of interface {0}, which serves in its place")]
-    Slave(IfIndex),
-    /// Not `IFF_UP`.
-    #[error("down")]
-    Down,
-    /// Its hardware address holds none, as before the subnet manager has brought the port up.
-    #[error("its hardware address holds no GID")]
-    NoGid,
-}
-
-/// An interface, for people.
-#[derive(Clone, Debug, Eq, PartialEq)]
-pub struct Interface {
-    /// Its index.
-    pub ifindex: IfIndex,
-    /// Its name.
-    pub name: InterfaceName,
-    /// Its type.
-    pub link_type: LinkType,
-    /// The GID that it serves, or why it serves none.
-    pub gid: Result<Gid, NotServed>,
-    /// Its addresses.
-    pub addresses: Vec<AddressStatus>,
-}
-
-/// An address of an interface, for people.
-#[derive(Clone, Copy, Debug, Eq, PartialEq)]
-pub struct AddressStatus {
-    /// The address.
-    pub address: IpAddr,
-    /// Whether it may be used yet.
-    pub dad: Dad,
-    /// What it is, if it is ours; `ifindex` may be that of another interface.
-    pub owned: Option<Owned>,
-}
-
-crate::counters! {
-    /// What happens to the view.
-    pub enum Counter {
-        /// Dumps that took effect.
-        DumpsDone = "dumps-done",
-        /// Dumps that were replaced by another before they were done.
-        DumpsAbandoned = "dumps-abandoned",
-        /// Dumps thrown away because more entries than fit had events meanwhile.
-        DumpsSpoiled = "dumps-spoiled",
-        /// Dumps that were asked for and did not come in time.
-        DumpsOverdue = "dumps-overdue",
-        /// Entries and ends of dumps that nobody had started.
-        ListedOutsideDump = "listed-outside-dump",
-        /// Links that did not fit.
-        LinksRefused = "links-refused",
-        /// Addresses that did not fit.
-        AddressesRefused = "addresses-refused",
-        /// Times that an address came to be on several interfaces with different GIDs.
-        Contested = "contested",
-    }
-}
-
 /// See the [module](self).
 ///
 /// After each `handle_…` drain [`poll_transmit`](Self::poll_transmit) and
@@ -212,11 +76,26 @@ pub struct LocalView {
     /// Addresses on several interfaces with different GIDs.
     contested: BTreeSet<IpAddr>,
     serving: Serving,
-    /// `serving` is to be decided again.
+    routing: Routing,
+    routes_back: RoutesBack,
+    /// `serving` and `routes_back` are to be decided again.
     serving_due: bool,
     reread: Reread,
+    reread_routes: Reread,
     confirmed_at: Option<Instant>,
+    routes_confirmed: RoutesConfirmed,
     counters: Counters<Counter>,
+}
+
+/// How fresh what is known of the routes is.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+enum RoutesConfirmed {
+    /// The first dump has yet to come.
+    NotYet,
+    /// That of this time took effect.
+    At(Instant),
+    /// Nothing is known, so nothing can be wrong.
+    Unknown,
 }
 
 impl LocalView {
@@ -233,9 +112,13 @@ impl LocalView {
             facts: Facts::default(),
             contested: BTreeSet::new(),
             serving: Serving::default(),
+            routing: Routing::new(limits.routes),
+            routes_back: RoutesBack::default(),
             serving_due: false,
             reread: Reread::new(),
+            reread_routes: Reread::new(),
             confirmed_at: None,
+            routes_confirmed: RoutesConfirmed::NotYet,
             counters: Counters::default(),
         }
     }
@@ -248,17 +131,13 @@ impl LocalView {
                 if !self.inventory.set_link(link) {
                     self.counters.count(Counter::LinksRefused);
                 }
-                self.decide_link(ifindex);
-                self.serving_due = true;
-                self.reread.wanted(now);
+                self.link_changed(now, ifindex);
             }
             Input::LinkGone(ifindex) => {
                 for address in self.inventory.remove_link(ifindex) {
                     self.decide(Key::new(address, ifindex));
                 }
-                self.decide_link(ifindex);
-                self.serving_due = true;
-                self.reread.wanted(now);
+                self.link_changed(now, ifindex);
             }
             Input::Address(entry) => {
                 if !self.inventory.set_address(entry) {
@@ -266,12 +145,10 @@ impl LocalView {
                     self.reread.wanted(now);
                 }
                 self.decide(Key::new(entry.id.address, entry.id.ifindex));
-                self.serving_due = true;
             }
             Input::AddressGone(id) => {
                 self.inventory.remove_address(id);
                 self.decide(Key::new(id.address, id.ifindex));
-                self.serving_due = true;
             }
             Input::DumpStarted => {
                 if self.inventory.start_dump() {
@@ -282,6 +159,27 @@ impl LocalView {
             Input::ListedLink(link) => self.inventory.list_link(link, &mut self.counters),
             Input::ListedAddress(entry) => self.inventory.list_address(entry, &mut self.counters),
             Input::DumpDone => self.finish_dump(now),
+            Input::RoutesChanged => self.reread_routes.wanted(now),
+            Input::RoutesStarted => {
+                self.routing.start();
+                self.reread_routes.started(now);
+            }
+            Input::ListedRule(rule) => {
+                let listed = self.routing.list_rule(rule);
+                self.count_if(!listed, Counter::ListedOutsideDump);
+            }
+            Input::ListedRoute(route) => {
+                let listed = self.routing.list_route(route);
+                self.count_if(!listed, Counter::ListedOutsideDump);
+            }
+            Input::RoutesDone => match self.routing.finish() {
+                Some(is_new) => self.routes_done(now, is_new),
+                None => self.counters.count(Counter::ListedOutsideDump),
+            },
+            Input::RoutesTooMany => {
+                let is_new = self.routing.set_unknown(NoWayBack::TooMany);
+                self.routes_done(now, is_new);
+            }
         }
     }
 
@@ -290,30 +188,47 @@ impl LocalView {
         if self.reread.handle_timeout(now) {
             self.counters.count(Counter::DumpsOverdue);
         }
+        if self.reread_routes.handle_timeout(now) {
+            self.counters.count(Counter::RouteDumpsOverdue);
+            self.serving_due |= self.routing.set_unknown(NoWayBack::Unknown);
+            self.routes_confirmed = RoutesConfirmed::Unknown;
+        }
     }
 
     /// When to call [`handle_timeout`](Self::handle_timeout) next. Before the first dump that is in
     /// the past.
     pub fn poll_timeout(&self) -> Option<Instant> {
-        Some(self.reread.due())
+        Some(self.reread.due().min(self.reread_routes.due()))
     }
 
     /// What to ask rtnetlink for.
     pub fn poll_transmit(&mut self) -> Option<Request> {
-        self.reread.poll_request().then_some(Request::Dump)
+        if self.reread.poll_request() {
+            return Some(Request::Dump(Subject::Node));
+        }
+        self.reread_routes.poll_request().then_some(Request::Dump(Subject::Routes))
     }
 
     /// The next change of a fact. Several changes of one fact between two calls are told as one, and
     /// none if it is again what was told before.
     ///
-    /// Addresses come before interfaces.
+    /// Addresses come before routes, and these before interfaces. Nothing is said of these two
+    /// before a first dump of routes was done, or did not come.
     pub fn poll_event(&mut self) -> Option<Event> {
         if let Some(event) = self.facts.poll_event() {
             return Some(event);
         }
-        if std::mem::take(&mut self.serving_due) {
-            let served = self.decide_served();
-            self.serving.set(served);
+        self.serving_due |= self.facts.take_answering_changed();
+        // A daemon that starts leaves what the one before it has said until it knows better.
+        if self.routes_confirmed != RoutesConfirmed::NotYet && std::mem::take(&mut self.serving_due)
+        {
+            self.decide_served();
+        }
+        if let Some(change) = self.routes_back.poll() {
+            return Some(match change {
+                Ok(route) => Event::Route(route),
+                Err((ifindex, prefix)) => Event::NoRoute(ifindex, prefix),
+            });
         }
         self.serving.poll().map(|change| match change {
             Change::Served(served) => Event::Served(served),
@@ -329,6 +244,12 @@ impl LocalView {
     /// Every interface that is served, as of the last [`poll_event`](Self::poll_event).
     pub fn served(&self) -> impl Iterator<Item = &Served> {
         self.serving.iter()
+    }
+
+    /// Where the interfaces that are served send what, as of the last
+    /// [`poll_event`](Self::poll_event).
+    pub fn routes_back(&self) -> impl Iterator<Item = RouteBack> {
+        self.routes_back.iter()
     }
 
     /// Every interface, in the order of their indices.
@@ -371,12 +292,19 @@ impl LocalView {
 
     /// Whether a first dump was done: before, an address that is not ours may become so.
     pub fn is_synced(&self) -> bool {
-        self.counters.get(Counter::DumpsDone) > 0
+        self.confirmed_at.is_some()
     }
 
-    /// When the last dump took effect: as of then, the view holds all that the kernel has.
+    /// When the last dumps had taken effect: as of then, the view holds all that the kernel has,
+    /// but for routes that it knows nothing of. `None` before a first dump of routes was done, or
+    /// did not come.
     pub fn confirmed_at(&self) -> Option<Instant> {
-        self.confirmed_at
+        let confirmed_at = self.confirmed_at?;
+        match self.routes_confirmed {
+            RoutesConfirmed::NotYet => None,
+            RoutesConfirmed::At(at) => Some(confirmed_at.min(at)),
+            RoutesConfirmed::Unknown => Some(confirmed_at),
+        }
     }
 
     /// What has happened since the start.
@@ -395,7 +323,7 @@ impl LocalView {
             Merged::Done { links, addresses } => {
                 self.counters.count(Counter::DumpsDone);
                 self.confirmed_at = Some(now);
-                self.serving_due |= !(links.is_empty() && addresses.is_empty());
+                self.serving_due |= !links.is_empty();
                 for id in addresses {
                     self.decide(Key::new(id.address, id.ifindex));
                 }
@@ -413,6 +341,33 @@ impl LocalView {
             }
         }
         self.reread.done(now);
+    }
+
+    /// The routes are known now, or known to be too many.
+    fn routes_done(&mut self, now: Instant, is_new: bool) {
+        self.serving_due |= is_new;
+        if self.routing.is_full() {
+            self.counters.count(Counter::RoutesTooMany);
+            self.routes_confirmed = RoutesConfirmed::Unknown;
+            self.reread_routes.rest(now);
+        } else {
+            self.counters.count(Counter::RouteDumpsDone);
+            self.routes_confirmed = RoutesConfirmed::At(now);
+            self.reread_routes.done(now);
+        }
+    }
+
+    fn link_changed(&mut self, now: Instant, ifindex: IfIndex) {
+        self.decide_link(ifindex);
+        self.serving_due = true;
+        self.reread.wanted(now);
+        self.reread_routes.wanted(now);
+    }
+
+    fn count_if(&mut self, condition: bool, counter: Counter) {
+        if condition {
+            self.counters.count(counter);
+        }
     }
 
     fn decide_all(&mut self) {
@@ -478,36 +433,25 @@ impl LocalView {
         }
     }
 
-    fn decide_served(&self) -> BTreeMap<IfIndex, Served> {
-        let answering: BTreeSet<_> = self
-            .facts
-            .in_any_order()
-            .filter(|owned| owned.gid.is_some())
-            .map(|owned| owned.ifindex)
-            .collect();
+    /// In time that depends on the links and routes, not on the addresses.
+    fn decide_served(&mut self) {
         let links: Vec<_> = self
             .inventory
             .links()
             .filter(|link| link.up && !matches!(link.bonding, Bonding::Slave { .. }))
             .filter(|link| {
-                self.config.interfaces.selects(link) || answering.contains(&link.ifindex)
+                self.config.interfaces.selects(link) || self.facts.is_answering(link.ifindex)
             })
             .filter_map(|link| Some((link, link.header()?)))
             .collect();
-        if links.is_empty() {
-            return BTreeMap::new();
-        }
-        let is_up = |ifindex| self.inventory.link(ifindex).is_some_and(|link| link.up);
-        let subnets = Subnets::new(
-            self.inventory
-                .addresses()
-                .filter(|entry| is_up(entry.id.ifindex))
-                .map(|entry| (entry.id.ifindex, entry.on_link, entry.dad == Dad::Passed)),
-        );
-        links
-            .into_iter()
-            .map(|(link, header)| (link.ifindex, subnets.served(link, header)))
-            .collect()
+        let decided = self.routing.decide(&links.iter().map(|(link, _)| link.ifindex).collect());
+        let served = links.into_iter().filter_map(|(link, header)| {
+            let &[ipv4, ipv6] = decided.ways_back.get(&link.ifindex)?;
+            let Link { ifindex, name, hwaddr, .. } = *link;
+            Some((ifindex, Served { ifindex, name, header, hwaddr, ipv4, ipv6 }))
+        });
+        self.serving.set(served.collect());
+        self.routes_back.set(decided.routes);
     }
 
     fn served_gid(&self, link: &Link) -> Result<Gid, NotServed> {

@@ -10,7 +10,8 @@ use ibarr_common::Instant;
 ///   change the subnet prefix, and so the hardware address of every IPoIB interface, without an
 ///   event;
 /// * after an event of a link, which may have been sent before all of a change was made;
-/// * never sooner than [`GAP`](Self::GAP) after the last was done, however many events there are;
+/// * never sooner than [`GAP`](Self::GAP) after the last was done, however many events there are,
+///   and not for a [`REST`](Self::REST) if there was more than can be kept;
 /// * again, if none was done [`PATIENCE`](Self::PATIENCE) after it was asked for or started.
 pub(super) struct Reread {
     due: Instant,
@@ -32,6 +33,7 @@ impl Reread {
     pub(super) const INTERVAL: Duration = Duration::from_secs(5);
     pub(super) const GAP: Duration = Duration::from_millis(200);
     pub(super) const PATIENCE: Duration = Duration::from_secs(10);
+    pub(super) const REST: Duration = Duration::from_mins(1);
 
     pub(super) const fn new() -> Self {
         Self {
@@ -71,10 +73,13 @@ impl Reread {
         }
     }
 
+    /// One that fails is started again, but the patience is with all of them together.
     pub(super) fn started(&mut self, now: Instant) {
+        if self.waiting == Waiting::No {
+            self.due = now + Self::PATIENCE;
+        }
         self.waiting = Waiting::Started;
         self.again = false;
-        self.due = now + Self::PATIENCE;
     }
 
     pub(super) fn done(&mut self, now: Instant) {
@@ -82,6 +87,14 @@ impl Reread {
         self.earliest = now + Self::GAP;
         let again = std::mem::take(&mut self.again);
         self.due = if again { self.earliest } else { now + Self::INTERVAL };
+    }
+
+    /// The last dump was more than can be kept.
+    pub(super) fn rest(&mut self, now: Instant) {
+        self.waiting = Waiting::No;
+        self.again = false;
+        self.earliest = now + Self::REST;
+        self.due = self.earliest;
     }
 }
 
@@ -148,7 +161,8 @@ mod tests {
         reread.wanted(T0);
         assert_eq!(reread.due(), T0 + Reread::PATIENCE);
         assert!(reread.handle_timeout(T0 + Reread::PATIENCE));
-        reread.started(T0);
-        assert!(reread.handle_timeout(T0 + Reread::PATIENCE));
+        reread.started(T0 + Reread::PATIENCE);
+        reread.started(T0 + Reread::PATIENCE + Reread::GAP);
+        assert!(reread.handle_timeout(T0 + 2 * Reread::PATIENCE), "however often it is started");
     }
 }

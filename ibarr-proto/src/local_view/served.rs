@@ -4,9 +4,8 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use ibarr_common::IfIndex;
 
-use crate::ip2gid::{Family, Prefix, is_link_local};
-
-use super::{HwAddr, InterfaceName, Link};
+use super::routing::WayBack;
+use super::{HwAddr, InterfaceName};
 
 /// An interface on which the kernel is to answer peers.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
@@ -48,21 +47,6 @@ impl LinkHeader {
     }
 }
 
-/// Whether the replies to those who ask over an interface leave by it. The kernel answers only
-/// then: its programs send by the interface that the query came from, whatever the routes say.
-///
-/// Judged by addresses alone: where the same subnet is on no other interface, the routes that come
-/// with the addresses lead back. What other routes and rules say is not known here.
-#[derive(Clone, Copy, Debug, Eq, PartialEq)]
-pub enum WayBack {
-    /// They do.
-    Here,
-    /// It has no address to be asked by.
-    NoAddress,
-    /// A subnet of it is also on this interface.
-    Shared(IfIndex),
-}
-
 /// The interfaces that are served, and those that were when last told.
 #[derive(Debug, Default)]
 pub(super) struct Serving {
@@ -102,63 +86,6 @@ impl Serving {
             };
             self.told.insert(ifindex, *served);
             return Some(Change::Served(*served));
-        }
-    }
-}
-
-/// Which interfaces are on which subnets.
-#[derive(Debug, Default)]
-pub(super) struct Subnets {
-    has_address: BTreeSet<(IfIndex, Family)>,
-    /// Another interface that one shares a subnet with.
-    shared: BTreeMap<(IfIndex, Family), IfIndex>,
-}
-
-impl Subnets {
-    /// Of the `entries` of interfaces that are up: the prefix that each brings, and whether the
-    /// address is usable.
-    pub(super) fn new(entries: impl IntoIterator<Item = (IfIndex, Prefix, bool)>) -> Self {
-        let mut subnets = Self::default();
-        let mut prefixes = BTreeSet::new();
-        for (ifindex, prefix, usable) in entries {
-            if usable {
-                subnets.has_address.insert((ifindex, Family::of(prefix.first())));
-            }
-            // A host alone brings no neighbours; a link-local subnet is another one on each link.
-            if !prefix.is_host() && !is_link_local(prefix.first()) {
-                prefixes.insert((prefix, ifindex));
-            }
-        }
-        // Those that hold the prefix at hand: each sorts before those inside it.
-        let mut around: Vec<(Prefix, IfIndex)> = Vec::new();
-        for (prefix, ifindex) in prefixes {
-            while around.pop_if(|(outer, _)| !outer.overlaps(prefix)).is_some() {}
-            for &(_, other) in around.iter().filter(|(_, other)| *other != ifindex) {
-                let family = Family::of(prefix.first());
-                subnets.shared.entry((ifindex, family)).or_insert(other);
-                subnets.shared.entry((other, family)).or_insert(ifindex);
-            }
-            around.push((prefix, ifindex));
-        }
-        subnets
-    }
-
-    pub(super) fn way_back(&self, ifindex: IfIndex, family: Family) -> WayBack {
-        match self.shared.get(&(ifindex, family)) {
-            Some(&other) => WayBack::Shared(other),
-            None if self.has_address.contains(&(ifindex, family)) => WayBack::Here,
-            None => WayBack::NoAddress,
-        }
-    }
-
-    pub(super) fn served(&self, link: &Link, header: LinkHeader) -> Served {
-        Served {
-            ifindex: link.ifindex,
-            name: link.name,
-            header,
-            hwaddr: link.hwaddr,
-            ipv4: self.way_back(link.ifindex, Family::V4),
-            ipv6: self.way_back(link.ifindex, Family::V6),
         }
     }
 }

@@ -6,8 +6,6 @@ use std::net::IpAddr;
 use ibarr_common::IfIndex;
 use ibarr_common::ib::{Gid, IpoibHwAddr};
 
-use crate::ip2gid::Prefix;
-
 use super::LinkHeader;
 
 /// A network device as `RTM_NEWLINK` tells it.
@@ -53,8 +51,6 @@ pub struct InterfaceAddress {
     pub id: AddressId,
     /// Whether it may be used yet.
     pub dad: Dad,
-    /// The neighbours that it brings: the prefix that it is in, or that its peer is in.
-    pub on_link: Prefix,
 }
 
 impl InterfaceAddress {
@@ -66,11 +62,7 @@ impl InterfaceAddress {
         peer: Option<IpAddr>,
         dad: Dad,
     ) -> Self {
-        Self {
-            id: AddressId::new(ifindex, address, prefix_len, peer),
-            dad,
-            on_link: Prefix::around(peer.unwrap_or(address), prefix_len),
-        }
+        Self { id: AddressId::new(ifindex, address, prefix_len, peer), dad }
     }
 }
 

@@ -16,9 +16,10 @@ use ibarr_common::ib::Gid;
 use ibarr_proto::ip2gid::Question;
 use ibarr_proto::ip2gid::client::Route;
 use ibarr_proto::ip2gid::server::Local;
+use ibarr_proto::local_view::routing::{MAX_ROUTES, NoWayBack, Via, WayBack};
 use ibarr_proto::local_view::{
     self, Dad, Event, Input, Interface, InterfaceFilter, LocalView, NotServed, Owned, Request,
-    StaticGid, StaticGids,
+    StaticGid, StaticGids, Subject,
 };
 use ibarr_user::sys::clock;
 use ibarr_user::transport::rtnetlink::{Config, NoRoute, Routes, Watch};
@@ -68,7 +69,7 @@ impl Node {
         let counters = Arc::<Counters>::default();
         let started = {
             let _within = runtime.enter();
-            Watch::start_with(config, Arc::clone(&counters)).unwrap()
+            Watch::start_with(config, &counters).unwrap()
         };
         let (watch, inputs) = started;
         let told = BTreeMap::new();
@@ -94,9 +95,9 @@ impl Node {
         let run = async {
             loop {
                 view.handle_timeout(clock::now());
-                while let Some(Request::Dump) = view.poll_transmit() {
+                while let Some(Request::Dump(subject)) = view.poll_transmit() {
                     if *rereads {
-                        watch.request_dump();
+                        watch.request_dump(subject);
                     }
                 }
                 while let Some(event) = view.poll_event() {
@@ -149,8 +150,10 @@ impl Node {
     fn start_another(runtime: &Runtime, config: &local_view::Config) -> LocalView {
         let mut view = LocalView::new(config.clone());
         runtime.block_on(async {
-            let (watch, mut inputs) = Watch::start(Arc::default()).unwrap();
-            watch.request_dump();
+            let (watch, mut inputs) = Watch::start(&Arc::default()).unwrap();
+            for subject in [Subject::Node, Subject::Routes] {
+                watch.request_dump(subject);
+            }
             while !view.is_synced() {
                 view.handle_input(clock::now(), inputs.recv().await.unwrap());
             }
@@ -174,7 +177,7 @@ fn hear(told: &mut BTreeMap<(IpAddr, Option<IfIndex>), Owned>, event: Event) {
         Event::Removed(owned) => {
             assert_eq!(told.remove(&(owned.address, owned.scope)), Some(owned));
         }
-        Event::Served(_) | Event::NotServed(_) => {}
+        Event::Served(_) | Event::NotServed(_) | Event::Route(_) | Event::NoRoute(..) => {}
     }
 }
 
@@ -438,7 +441,7 @@ fn a_dump_during_which_links_change_is_done_again() {
     node.rereads = false;
     let interrupted = node.counters.get(Counter::RtnetlinkDumpInterrupted);
     let started = node.counters.get(Counter::RtnetlinkDump);
-    node.watch.request_dump();
+    node.watch.request_dump(Subject::Node);
     let blocked = async {
         while node.inputs.len() < node.inputs.max_capacity() {
             tokio::time::sleep(Duration::from_millis(1)).await;
@@ -558,4 +561,94 @@ fn a_route_is_the_next_hop_or_the_reason_why_there_is_none() {
     let (found, not_found) =
         (counters.get(Counter::RouteFound), counters.get(Counter::RouteNotFound));
     assert_eq!((found, not_found), (700, 700));
+}
+
+/// The way back by v0 over IPv4.
+fn way_back(view: &LocalView) -> Option<WayBack> {
+    view.served().find(|served| served.name.as_bytes() == b"v0").map(|served| served.ipv4)
+}
+
+/// Whether v0 leads back, as `10.1.0.0/24`.
+fn leads_to(view: &LocalView, prefix: &str) -> bool {
+    let v0 = view.served().find(|served| served.name.as_bytes() == b"v0").map(|s| s.ifindex);
+    let mut routes = view.routes_back();
+    routes.any(|route| {
+        let is_it = Some(route.ifindex) == v0 && route.prefix.to_string() == prefix;
+        is_it && route.via != Via::Elsewhere
+    })
+}
+
+#[test]
+fn the_way_back_is_what_the_routes_of_the_kernel_say() {
+    let mut node = Node::with(&["v0"], &[], Config::default());
+    run("link add v0 type veth peer name w0
+         link add v1 type veth peer name w1
+         link set w0 up
+         link set w1 up
+         link set v0 up
+         link set v1 up
+         addr add 10.1.0.1/24 dev v0
+         addr add 10.9.0.1/24 dev v1");
+    node.until("the own subnet", |view| leads_to(view, "10.1.0.0/24"));
+    assert_eq!(way_back(&node.view), Some(WayBack::Routed));
+    run("route add 10.2.0.0/16 via 10.1.0.254
+         route add default via 10.9.0.254");
+    node.until("a gateway", |view| leads_to(view, "10.2.0.0/16"));
+    assert_eq!(way_back(&node.view), Some(WayBack::Routed));
+    // Another way, by metric; and another one for a part of it.
+    run("route add 10.2.0.0/16 via 10.9.0.254 metric 1
+         route replace 10.2.0.0/16 via 10.1.0.254 metric 2
+         route del 10.2.0.0/16 via 10.1.0.254 metric 0");
+    node.until("the lower metric", |view| !leads_to(view, "10.2.0.0/16"));
+    run("route del 10.2.0.0/16 via 10.9.0.254
+         route add 10.2.3.0/24 via 10.9.0.254");
+    node.until("what is left", |view| {
+        leads_to(view, "10.2.0.0/16")
+            && view.routes_back().any(|route| {
+                route.prefix.to_string() == "10.2.3.0/24" && route.via == Via::Elsewhere
+            })
+    });
+    // IPv4 routes go with their interface, without an event.
+    run("link set v1 down");
+    node.until("what is gone with the other interface", |view| {
+        !view.routes_back().any(|route| route.prefix.to_string() == "10.2.3.0/24")
+    });
+    run("route add default via 10.1.0.254");
+    node.until("the default route", |view| way_back(view) == Some(WayBack::All));
+    run("rule add pref 77 from 10.1.0.1 lookup 77");
+    let rule = Some(WayBack::None(NoWayBack::Rule(77)));
+    node.until("a policy rule", |view| way_back(view) == rule);
+    run("rule del pref 77
+         rule add pref 78 fwmark 7 lookup 77");
+    node.until("a rule that no reply matches", |view| way_back(view) == Some(WayBack::All));
+}
+
+#[test]
+fn a_machine_with_more_routes_than_are_kept_is_left_alone() {
+    let mut node = Node::with(&["v0"], &[], Config::default());
+    run("link add v0 type veth peer name w0
+         link set w0 up
+         link set v0 up
+         addr add 10.1.0.1/24 dev v0
+         route add default via 10.1.0.254");
+    node.until("the default route", |view| way_back(view) == Some(WayBack::All));
+    // So many that nobody reads all of them.
+    let count = 5 * MAX_ROUTES;
+    let routes: String = (0..count).fold(String::new(), |mut text, n| {
+        writeln!(text, "route add 11.{}.{}.0/24 via 10.1.0.254", n / 256, n % 256).unwrap();
+        text
+    });
+    run_batch(&node.machine, &routes);
+    let too_many = Some(WayBack::None(NoWayBack::TooMany));
+    node.until("too many routes", |view| way_back(view) == too_many);
+    // Addresses are followed as before; of routes nothing is heard, whatever happens to them.
+    node.goes_on_for(Duration::from_millis(100));
+    let heard = node.counters.get(Counter::RtnetlinkEvent);
+    let few: String =
+        routes.lines().take(100).map(|line| line.replace(" add ", " del ") + "\n").collect();
+    run_batch(&node.machine, &few);
+    run("addr add 10.1.0.2/24 dev v0");
+    node.until("an address", |view| view.is_ours(ip("10.1.0.2")));
+    assert_eq!(node.counters.get(Counter::RtnetlinkEvent), heard + 1);
+    assert_eq!(way_back(&node.view), too_many);
 }

@@ -3,7 +3,9 @@
 use std::collections::BTreeSet;
 
 use ibarr_common::IfIndex;
-use ibarr_common::map::{AllowPrefix, GidEntry, GidKey, Interface, ResponderCfg};
+use ibarr_common::map::{
+    AllowPrefix, GidEntry, GidKey, Interface, ResponderCfg, Route, RoutePrefix,
+};
 use ibarr_proto::local_view::Served;
 
 use super::Error;
@@ -45,6 +47,8 @@ pub(super) enum MapUpdate {
     NoInterface(IfIndex),
     Allow(AllowKey),
     NoAllow(AllowKey),
+    Route(RouteKey, Route),
+    NoRoute(RouteKey),
     Cfg(ResponderCfg),
 }
 
@@ -55,12 +59,20 @@ pub(super) struct AllowKey {
     pub(super) prefix: AllowPrefix,
 }
 
-/// Keys of all elements.
+/// The key of a prefix of destinations.
+#[derive(Clone, Copy, Debug, Eq, Hash, PartialEq)]
+pub(super) struct RouteKey {
+    pub(super) bits: u32,
+    pub(super) prefix: RoutePrefix,
+}
+
+/// Keys of all elements, and what else must be known of them.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Held {
     pub(super) addresses: Vec<GidKey>,
     pub(super) interfaces: Vec<IfIndex>,
     pub(super) allow: Vec<AllowKey>,
+    pub(super) routes: Vec<(RouteKey, Route)>,
     pub(super) cfg: ResponderCfg,
 }
 

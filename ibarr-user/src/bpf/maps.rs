@@ -7,10 +7,11 @@ use aya::maps::{Array, HashMap, LpmTrie, Map, MapData, MapError, PerCpuArray};
 use ibarr_common::IfIndex;
 use ibarr_common::map::{
     self, Allow, AllowPrefix, Counters, GidEntry, GidKey, Interface, Program, Reason, ResponderCfg,
+    Route, RoutePrefix,
 };
 use thiserror::Error;
 
-use super::kernel::{AllowKey, Held, Kernel, MapUpdate};
+use super::kernel::{AllowKey, Held, Kernel, MapUpdate, RouteKey};
 use super::own::Own;
 use super::plain::MapValue;
 
@@ -20,6 +21,7 @@ pub(super) struct Maps {
     own: Own<Array<MapData, u64>>,
     interfaces: HashMap<MapData, u32, MapValue<Interface>>,
     allow: LpmTrie<MapData, MapValue<AllowPrefix>, MapValue<Allow>>,
+    routes: LpmTrie<MapData, MapValue<RoutePrefix>, MapValue<Route>>,
     cfg: Array<MapData, MapValue<ResponderCfg>>,
     counters: PerCpuArray<MapData, MapValue<Counters>>,
 }
@@ -31,6 +33,8 @@ pub struct Contents {
     pub entries: Vec<GidEntry>,
     /// Every interface by its index.
     pub interfaces: Vec<(u32, Interface)>,
+    /// Where interfaces lead to: bits and key of each prefix, and the way there.
+    pub routes: Vec<(u32, RoutePrefix, Route)>,
     /// What holds for all of them.
     pub cfg: ResponderCfg,
     /// Whether all this is about the network namespace of this process: only there do indices mean
@@ -73,6 +77,7 @@ impl Maps {
             own: Own::new(open(dir, map::OWN_BITS, Map::Array)?),
             interfaces: open(dir, map::INTERFACES, Map::HashMap)?,
             allow: open(dir, map::ALLOW, Map::LpmTrie)?,
+            routes: open(dir, map::ROUTES, Map::LpmTrie)?,
             cfg: open(dir, map::RESPONDER_CFG, Map::Array)?,
             counters: open(dir, map::COUNTERS, Map::PerCpuArray)?,
         })
@@ -91,6 +96,7 @@ impl Maps {
     fn write(&mut self, update: &MapUpdate) -> Result<(), Error> {
         let any = 0;
         let lpm = |key: AllowKey| Key::new(key.bits, MapValue(key.prefix));
+        let destination = |key: RouteKey| Key::new(key.bits, MapValue(key.prefix));
         let own = |source| Error { name: map::OWN_BITS, source };
         if let MapUpdate::Address(entry) = update {
             self.own.add(&entry.key).map_err(own)?;
@@ -112,6 +118,10 @@ impl Maps {
                 (map::ALLOW, self.allow.insert(&lpm(key), MapValue(Allow { allowed: 1 }), any))
             }
             MapUpdate::NoAllow(key) => (map::ALLOW, absent(self.allow.remove(&lpm(key)))),
+            MapUpdate::Route(key, route) => {
+                (map::ROUTES, self.routes.insert(&destination(key), MapValue(route), any))
+            }
+            MapUpdate::NoRoute(key) => (map::ROUTES, absent(self.routes.remove(&destination(key)))),
             MapUpdate::Cfg(cfg) => (map::RESPONDER_CFG, self.cfg.set(0, MapValue(cfg), any)),
         };
         result.map_err(|source| Error { name, source })?;
@@ -128,6 +138,10 @@ impl Maps {
             .allow
             .keys()
             .map(|key| key.map(|key| AllowKey { bits: key.prefix_len(), prefix: key.data().0 }));
+        let routes = self.routes.iter().map(|element| {
+            let (key, route) = element?;
+            Ok((RouteKey { bits: key.prefix_len(), prefix: key.data().0 }, route.0))
+        });
         let named = |name| move |source| Error { name, source };
         Ok(Held {
             addresses: addresses.collect::<Result<_, _>>().map_err(named(map::GID_CACHE))?,
@@ -136,6 +150,7 @@ impl Maps {
                 .collect::<Result<_, _>>()
                 .map_err(named(map::INTERFACES))?,
             allow: allow.collect::<Result<_, _>>().map_err(named(map::ALLOW))?,
+            routes: routes.collect::<Result<_, _>>().map_err(named(map::ROUTES))?,
             cfg: self.cfg()?,
         })
     }
@@ -159,9 +174,18 @@ impl Maps {
                 .map(|element| element.map(|(ifindex, interface)| (ifindex, interface.0)))
                 .collect::<Result<_, _>>()
                 .map_err(|source| Error { name: map::INTERFACES, source })?,
+            routes: self
+                .routes
+                .iter()
+                .map(|element| {
+                    element.map(|(key, route)| (key.prefix_len(), key.data().0, route.0))
+                })
+                .collect::<Result<_, _>>()
+                .map_err(|source| Error { name: map::ROUTES, source })?,
             cfg: self.cfg()?,
             is_here,
         };
+        contents.routes.sort_by_key(|(bits, prefix, _)| (prefix.ifindex, prefix.address, *bits));
         contents.entries.sort_by_key(|entry| (entry.key.ip(), entry.key.scope));
         contents.interfaces.sort_by_key(|(ifindex, _)| *ifindex);
         Ok(contents)

@@ -16,6 +16,7 @@ mod pins;
 mod plain;
 mod programs;
 mod responder;
+mod routes;
 mod tc;
 mod work;
 mod workbench;

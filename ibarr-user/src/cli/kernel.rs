@@ -13,7 +13,7 @@ use super::{Exit, ask, print};
 use crate::bpf;
 use crate::causes::chain;
 use crate::control::messages::{
-    Body, Failure, FailureKind, KernelEntry, KernelInterface, KernelMaps,
+    Body, Failure, FailureKind, KernelEntry, KernelInterface, KernelMaps, KernelRoute,
 };
 use crate::sys::clock;
 
@@ -55,6 +55,10 @@ pub(super) fn detach(dir: &Path, json: bool) -> Exit {
 }
 
 fn document(contents: &bpf::Contents) -> KernelMaps {
+    const ALL_IPV4: u32 = Interface::ANSWER_IPV4;
+    const ALL_IPV6: u32 = Interface::ANSWER_IPV6;
+    const ROUTED_IPV4: u32 = Interface::ROUTED_IPV4;
+    const ROUTED_IPV6: u32 = Interface::ROUTED_IPV6;
     let lease_end = Instant::from_nanos(contents.cfg.lease_end);
     let lease_ends_in = lease_end.since(clock::now()).as_millis();
     KernelMaps {
@@ -69,8 +73,26 @@ fn document(contents: &bpf::Contents) -> KernelMaps {
                     .is_here
                     .then(|| if_indextoname(*ifindex).ok()?.into_string().ok())
                     .flatten(),
-                ipv4: interface.switches & Interface::ANSWER_IPV4 != 0,
-                ipv6: interface.switches & Interface::ANSWER_IPV6 != 0,
+                ipv4: interface.switches & (ALL_IPV4 | ROUTED_IPV4) != 0,
+                ipv6: interface.switches & (ALL_IPV6 | ROUTED_IPV6) != 0,
+                only_routed: [("IPv4", ALL_IPV4, ROUTED_IPV4), ("IPv6", ALL_IPV6, ROUTED_IPV6)]
+                    .into_iter()
+                    .filter(|(_, all, routed)| interface.switches & (all | routed) == *routed)
+                    .map(|(family, ..)| family.to_owned())
+                    .collect(),
+            })
+            .collect(),
+        routes: contents
+            .routes
+            .iter()
+            .map(|(bits, prefix, route)| {
+                let (address, bits) = prefix.prefix(*bits);
+                KernelRoute {
+                    ifindex: prefix.ifindex,
+                    to: format!("{address}/{bits}"),
+                    via: route.gateway(),
+                    elsewhere: !route.is_here(),
+                }
             })
             .collect(),
         entries: contents

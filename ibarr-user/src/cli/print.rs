@@ -128,7 +128,20 @@ fn kernel(kernel: &KernelMaps) {
         let name = interface.name.as_deref().unwrap_or("(not here)");
         let answers = |answers| if answers { "yes" } else { "no" };
         let (ipv4, ipv6) = (answers(interface.ipv4), answers(interface.ipv6));
-        line(&format!("interface {name} (index {}): IPv4 {ipv4}, IPv6 {ipv6}", interface.ifindex));
+        let only = match interface.only_routed.as_slice() {
+            [] => String::new(),
+            families => format!("; {} only to where it leads:", families.join(" and ")),
+        };
+        let ifindex = interface.ifindex;
+        line(&format!("interface {name} (index {ifindex}): IPv4 {ipv4}, IPv6 {ipv6}{only}"));
+        for route in kernel.routes.iter().filter(|route| route.ifindex == ifindex) {
+            let via = match route.via {
+                _ if route.elsewhere => " elsewhere".to_owned(),
+                Some(via) => format!(" via {via}"),
+                None => String::new(),
+            };
+            line(&format!("    {}{via}", route.to));
+        }
     }
     table(kernel.entries.iter().map(|entry| {
         let scope = entry.scope.map_or(String::new(), |scope| format!("%{scope}"));

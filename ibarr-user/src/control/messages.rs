@@ -256,6 +256,8 @@ pub struct KernelMaps {
     pub interfaces: Vec<KernelInterface>,
     /// Addresses of this node.
     pub entries: Vec<KernelEntry>,
+    /// Where interfaces lead to.
+    pub routes: Vec<KernelRoute>,
 }
 
 /// An interface on which programs may answer.
@@ -271,6 +273,23 @@ pub struct KernelInterface {
     pub ipv4: bool,
     /// Whether those who ask over IPv6 are answered.
     pub ipv6: bool,
+    /// Of these families, only the sources that the interface leads to.
+    pub only_routed: Vec<String>,
+}
+
+/// Where an interface leads to; a longer prefix overrules a shorter one.
+#[derive(Clone, Debug, Deserialize, Eq, PartialEq, Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub struct KernelRoute {
+    /// Index of the interface.
+    pub ifindex: u32,
+    /// The prefix.
+    pub to: String,
+    /// The gateway; absent if there is none.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub via: Option<IpAddr>,
+    /// Whether the prefix is led to by another interface.
+    pub elsewhere: bool,
 }
 
 /// An address of this node, as programs know it.

@@ -130,7 +130,7 @@ async fn serve(
     let control = tokio::spawn(control::serve(listener, asks));
 
     info!(version = env!("CARGO_PKG_VERSION"), run_dir = %options.run_dir.display(), "starting");
-    engine.run(asked, signals, || tell_systemd(&[NotifyState::Ready])).await;
+    Box::pin(engine.run(asked, signals, || tell_systemd(&[NotifyState::Ready]))).await;
     info!("ending");
     tell_systemd(&[NotifyState::Stopping]);
     control.abort();

@@ -160,7 +160,7 @@ impl Engine {
     pub fn start(setup: Setup) -> io::Result<Self> {
         let Setup { options, config, file, rng, local_service } = setup;
         let counters = Arc::new(Counters::default());
-        let (watch, view) = rtnetlink::Watch::start(Arc::clone(&counters))?;
+        let (watch, view) = rtnetlink::Watch::start(&counters)?;
         let (routes, route_answers) = rtnetlink::Routes::start(Arc::clone(&counters))?;
         let (ports, port_events) = Ports::start(options.dirs.clone())?;
         let (mad_sender, mads) = mpsc::channel(transport::MADS);
@@ -336,7 +336,9 @@ impl Engine {
             self.node.poll(Room { local_service: self.local_service.has_room() })
         {
             match output {
-                Output::View(local_view::Request::Dump) => self.watch.request_dump(),
+                Output::View(local_view::Request::Dump(subject)) => {
+                    self.watch.request_dump(subject);
+                }
                 Output::Changed(event) => {
                     report::log(&event);
                     self.responder.handle_event(&event);
@@ -555,7 +557,7 @@ impl Engine {
     }
 
     fn is_ready(&self) -> bool {
-        self.node.view().is_synced()
+        self.node.view().confirmed_at().is_some()
             && self.servers.iter().all(ServerSocket::has_started)
             && self.responder.is_settled()
     }

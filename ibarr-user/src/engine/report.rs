@@ -10,7 +10,8 @@ use ibarr_common::{IfIndex, Instant};
 use ibarr_proto::counters;
 use ibarr_proto::ip2gid::client::Cached;
 use ibarr_proto::ip2gid::{Family, Question};
-use ibarr_proto::local_view::{Event, Interface, WayBack};
+use ibarr_proto::local_view::routing::WayBack;
+use ibarr_proto::local_view::{Event, Interface};
 use nix::errno::Errno;
 use tracing::{debug, info, warn};
 
@@ -38,7 +39,7 @@ pub(super) fn log(event: &Event) {
         (Event::Changed(_), None) => info!(%address, "not answering"),
         (Event::Removed(_), Some(_)) => info!(%address, "no longer answering"),
         (_, None) => debug!(%address, ?event, "no GID"),
-        (Event::Served(_) | Event::NotServed(_), _) => {}
+        _ => {}
     }
 }
 
@@ -240,7 +241,8 @@ impl Engine {
     }
 
     /// Which responder serves an interface, and why not another.
-    fn responder_of(&self, ifindex: IfIndex) -> (Option<String>, Option<String>) {
+    fn responder_of(&self, link: &Interface) -> (Option<String>, Option<String>) {
+        let ifindex = link.ifindex;
         let Some(served) = self.node.view().served().find(|served| served.ifindex == ifindex)
         else {
             return (None, None);
@@ -253,18 +255,15 @@ impl Engine {
                 return (None, Some(reason.to_owned()));
             }
         };
-        let name = |ifindex: IfIndex| {
-            let found = self.node.view().interfaces().find(|link| link.ifindex == ifindex);
-            found.map_or_else(|| format!("#{ifindex}"), |link| link.name.to_string())
+        let has_address =
+            |family| link.addresses.iter().any(|address| Family::of(address.address) == family);
+        let elsewhere = |family, way_back| match way_back {
+            _ if !has_address(family) => None,
+            WayBack::All => None,
+            WayBack::Routed => Some(format!("{family} from where no route leads back by it")),
+            WayBack::None(why) => Some(format!("{family}: {why}")),
         };
-        let shared = |family, way_back| match way_back {
-            WayBack::Shared(other) => Some(format!(
-                "{family}, because {} is in the same subnet and may be the way back",
-                name(other)
-            )),
-            WayBack::Here | WayBack::NoAddress => None,
-        };
-        let families = [shared(Family::V4, served.ipv4), shared(Family::V6, served.ipv6)];
+        let families = [elsewhere(Family::V4, served.ipv4), elsewhere(Family::V6, served.ipv6)];
         let in_user_space: Vec<_> = families.into_iter().flatten().collect();
         let in_user_space = (!in_user_space.is_empty()).then(|| in_user_space.join("; "));
         (Some(hook.to_string()), in_user_space)
@@ -280,7 +279,7 @@ impl Engine {
             Ok(gid) => (Some(gid.to_string()), "it has no usable address".to_owned()),
             Err(reason) => (None, reason.to_string()),
         };
-        let (responder, in_user_space) = self.responder_of(link.ifindex);
+        let (responder, in_user_space) = self.responder_of(link);
         InterfaceStatus {
             name: link.name.to_string(),
             ifindex: link.ifindex.get(),

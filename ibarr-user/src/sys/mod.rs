@@ -10,6 +10,7 @@ pub mod ethtool;
 pub mod fd;
 pub mod inherited;
 pub mod local_service;
+pub mod netlink;
 pub mod peer;
 pub mod timer;
 pub mod udp;

@@ -8,8 +8,8 @@
 //! | batches | server sockets → engine | [`BATCHES`]: one a socket, which then waits for its replies | the socket waits, the kernel's receive buffer drops |
 //! | datagrams | query sockets → engine | [`DATAGRAMS`]: twice the pending table's burst that one wake-up can bring | newest dropped, `transport.reply-dropped` |
 //! | view | rtnetlink → engine | [`VIEW_INPUTS`]: the messages of one datagram | the socket waits, what then does not fit its buffer is lost, which the kernel tells: a dump follows |
-//! | dump requests | engine → rtnetlink | 1: another one asks for the same | not sent |
-//! | routes | engine → rtnetlink | none: the client asks for one route a flight, and bounds its flights | |
+//! | dump requests | engine → rtnetlink | 1 a subject: another one asks for the same | not sent |
+//! | questions for routes | engine → rtnetlink | none: the client asks for one route a flight, and bounds its flights | |
 //! | route answers | rtnetlink → engine | [`ROUTE_ANSWERS`] | no more questions are taken |
 //! | requests of the kernel | none: the engine reads the socket | | the socket waits; what then does not fit its buffer is lost, which the kernel tells: a nudge has it sent again |
 //! | answers to the kernel | engine → socket | 1, which had no room | no more answers are made, no more requests read |
@@ -73,9 +73,9 @@ ibarr_proto::counters! {
         UmadTruncated = "umad.malformed-truncated",
         /// MADs that a umad device gave back unanswered and that are none.
         UmadMalformed = "umad.malformed",
-        /// Events about links and addresses.
+        /// Events about links, addresses, routes and policy rules.
         RtnetlinkEvent = "rtnetlink.event",
-        /// Dumps of links and addresses that were passed on whole.
+        /// Dumps that were passed on whole.
         RtnetlinkDump = "rtnetlink.dump",
         /// Dumps during which the kernel's tables changed (`NLM_F_DUMP_INTR`), each done again.
         RtnetlinkDumpInterrupted = "rtnetlink.dump-interrupted",

@@ -1,9 +1,11 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 
 mod model;
+mod routes;
 
 use std::collections::BTreeMap;
 
+use super::routing::{NoWayBack, WayBack};
 use super::*;
 
 const NOW: Instant = Instant::from_nanos(1_000_000_000_000);
@@ -21,9 +23,10 @@ impl Story {
     fn with_limits(interfaces: &[&str], static_gids: &[(&str, u8)], limits: Limits) -> Self {
         let mut view = LocalView::with_limits(config(interfaces, static_gids), limits);
         view.handle_timeout(NOW);
-        assert_eq!(view.poll_transmit(), Some(Request::Dump));
+        assert_eq!(view.poll_transmit(), Some(Request::Dump(Subject::Node)));
+        assert_eq!(view.poll_transmit(), Some(Request::Dump(Subject::Routes)));
         let mut story = Self { view };
-        story.dump([], []);
+        story.dump([], []).routes([]);
         story
     }
 
@@ -57,6 +60,15 @@ impl Story {
         self.say(Input::DumpDone)
     }
 
+    /// A dump of routes, see [`route`].
+    fn routes<'a>(&mut self, routes: impl IntoIterator<Item = &'a str>) -> &mut Self {
+        self.say(Input::RoutesStarted);
+        for route in routes {
+            self.say(Input::ListedRoute(routes::route(route)));
+        }
+        self.say(Input::RoutesDone)
+    }
+
     /// What is answered, as addresses and ports.
     fn owns(&self, expected: &[(&str, u8)]) {
         let owned: Vec<_> =
@@ -74,8 +86,8 @@ impl Story {
                 Event::Added(owned) => ('+', owned),
                 Event::Changed(owned) => ('~', owned),
                 Event::Removed(owned) => ('-', owned),
-                // See `serves`.
-                Event::Served(_) | Event::NotServed(_) => continue,
+                // See `serves` and `routes::Story::leads`.
+                _ => continue,
             };
             told.push(match owned.gid {
                 Some(gid) if sign != '-' => format!("{sign}{}={}", owned.address, port(gid)),
@@ -90,9 +102,12 @@ impl Story {
         let mut told = Vec::new();
         while let Some(event) = self.view.poll_event() {
             let way_back = |way_back| match way_back {
-                WayBack::Here => "yes".to_owned(),
-                WayBack::NoAddress => "-".to_owned(),
-                WayBack::Shared(other) => format!("not-with-{other}"),
+                WayBack::All => "all",
+                WayBack::Routed => "routed",
+                WayBack::None(NoWayBack::Unknown) => "unknown",
+                WayBack::None(NoWayBack::TooMany) => "too-many",
+                WayBack::None(NoWayBack::Rule(_)) => "rule",
+                WayBack::None(NoWayBack::NoRoute) => "-",
             };
             match event {
                 Event::Served(s) => {
@@ -364,34 +379,17 @@ fn a_new_configuration_changes_only_what_it_changes() {
 fn the_kernel_serves_what_is_selected_and_what_owns_a_static_gid() {
     let mut story = Story::new(&[], &[("10.9.0.1", 9)]);
     story.link(ib(5, 1)).add(5, "10.1.0.1").link(ether(1)).add(1, "10.3.0.1");
-    story.serves("+ib5 yes/-");
-    story.add(1, "10.9.0.1").serves("+eth1 yes/-");
+    story.routes(["0.0.0.0/0 by 5 via 10.1.0.9"]).serves("+ib5 all/routed");
+    story.add(1, "10.9.0.1").serves("+eth1 -/routed");
     // Of no type that a program knows.
     let tun = Link { link_type: LinkType::new(65534), ..ether(2) };
     story.delete(1, "10.9.0.1").link(tun).add(2, "10.9.0.1").serves("-1");
     story.link(down(ib(5, 1))).serves("-5");
-    story.link(ib(5, 1)).serves("+ib5 yes/-");
+    story.link(ib(5, 1)).serves("+ib5 all/routed");
     // Selected by name, whatever it answers; a slave never.
     story.view.reconfigure(config(&["eth*", "ib*"], &[]));
-    story.link(slave(6, 2, 9)).add(6, "10.6.0.1").serves("+eth1 yes/-");
+    story.link(slave(6, 2, 9)).add(6, "10.6.0.1").serves("+eth1 -/routed");
     story.say(Input::LinkGone(index(5))).serves("-5");
-}
-
-#[test]
-fn another_interface_in_the_subnet_leaves_the_answers_to_user_space() {
-    let mut story = Story::new(&["eth1"], &[]);
-    story.link(ether(1)).link(ether(2)).link(ether(3));
-    story.add(1, "10.1.0.1/16").add(1, "fd00::1/64").add(1, "fe80::1/64");
-    story.serves("+eth1 yes/yes");
-    story.add(2, "10.1.9.1/24").serves("+eth1 not-with-2/yes");
-    story.add(3, "fd00::3/64").serves("+eth1 not-with-2/not-with-3");
-    story.link(down(ether(3))).delete(2, "10.1.9.1/24").serves("+eth1 yes/yes");
-    // Addresses alone bring no route to neighbours; link-local subnets are one each.
-    story.add(2, "10.1.0.9/32").add(2, "fd00::9/128").add(2, "fe80::9/64").serves("");
-    // With a peer it is the peer's prefix that counts.
-    let (local, peer) = (ip("10.2.0.1"), Some(ip("10.1.7.0")));
-    let entry = InterfaceAddress::new(index(2), local, 24, peer, Dad::Passed);
-    story.say(Input::Address(entry)).serves("+eth1 not-with-2/yes");
 }
 
 #[test]
@@ -463,7 +461,7 @@ fn entries_of_a_dump_that_nobody_started_are_ignored_and_counted() {
 
 #[test]
 fn full_tables_refuse_what_is_new_and_count_it() {
-    let limits = Limits { links: 2, addresses: 2 };
+    let limits = Limits { links: 2, addresses: 2, ..Limits::default() };
     let mut story = Story::with_limits(&[], &[], limits);
     story.link(ib(5, 1)).link(ib(6, 2)).link(ib(7, 3));
     story.add(5, "10.1.0.1").add(5, "10.1.0.2").add(5, "10.1.0.3");
@@ -494,7 +492,7 @@ fn full_tables_refuse_what_is_new_and_count_it() {
 
 #[test]
 fn a_dump_with_more_events_than_can_be_remembered_is_done_again() {
-    let limits = Limits { links: 2, addresses: 2 };
+    let limits = Limits { links: 2, addresses: 2, ..Limits::default() };
     let mut story = Story::with_limits(&[], &[], limits);
     story.link(ib(5, 1)).add(5, "10.1.0.1").told("+10.1.0.1=1");
     story.say(Input::DumpStarted);
@@ -506,7 +504,7 @@ fn a_dump_with_more_events_than_can_be_remembered_is_done_again() {
     let due = story.view.poll_timeout().unwrap();
     assert_eq!(due, NOW + Reread::GAP);
     story.view.handle_timeout(due);
-    assert_eq!(story.view.poll_transmit(), Some(Request::Dump));
+    assert_eq!(story.view.poll_transmit(), Some(Request::Dump(Subject::Node)));
 }
 
 #[test]
@@ -529,7 +527,7 @@ fn the_view_asks_for_a_dump_after_every_event_of_a_link() {
     story.add(5, "10.1.0.1");
     assert_eq!(story.view.poll_timeout(), Some(quiet), "an address tells all of itself");
     for event in [Input::Link(ib(5, 1)), Input::LinkGone(index(5))] {
-        story.dump([], []).say(event);
+        story.dump([], []).routes([]).say(event);
         assert_eq!(story.view.poll_timeout(), Some(NOW + Reread::GAP));
     }
 }

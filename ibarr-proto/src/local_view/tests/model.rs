@@ -7,7 +7,6 @@ use proptest::collection::vec;
 use proptest::prelude::*;
 
 use super::*;
-use crate::ip2gid::{Family, is_link_local};
 
 /// What can happen between two readings of the socket.
 #[derive(Clone, Copy, Debug)]
@@ -176,43 +175,28 @@ impl Kernel {
         owned
     }
 
-    /// Whose peers are answered in the kernel, each link and family on its own.
-    fn served(&self, config: &Config) -> Vec<(IfIndex, [bool; 2])> {
+    /// Whose peers may be answered in the kernel, if routes lead back.
+    fn served(&self, config: &Config) -> Vec<IfIndex> {
         let owned = self.owned(config);
         let answers = |link: &Link| {
             owned.iter().any(|owned| owned.gid.is_some() && owned.ifindex == link.ifindex)
-        };
-        let up = |ifindex| self.links.get(&ifindex).is_some_and(|link| link.up);
-        let way_back = |link: &Link, family| {
-            let entries = || {
-                self.addresses
-                    .values()
-                    .filter(|e| up(e.id.ifindex))
-                    .filter(|entry| Family::of(entry.id.address) == family)
-            };
-            let brings = |entry: &InterfaceAddress| {
-                !entry.on_link.is_host() && !is_link_local(entry.id.address)
-            };
-            let mine = || entries().filter(|entry| entry.id.ifindex == link.ifindex);
-            let shared = mine().filter(|entry| brings(entry)).any(|mine| {
-                entries().filter(|entry| brings(entry)).any(|other| {
-                    other.id.ifindex != link.ifindex && other.on_link.overlaps(mine.on_link)
-                })
-            });
-            !shared && mine().any(|entry| entry.dad == Dad::Passed)
         };
         self.links
             .values()
             .filter(|link| link.up && !matches!(link.bonding, Bonding::Slave { .. }))
             .filter(|link| config.interfaces.selects(link) || answers(link))
-            .map(|link| (link.ifindex, [Family::V4, Family::V6].map(|f| way_back(link, f))))
+            .map(|link| link.ifindex)
             .collect()
     }
 }
 
 /// What a listener to the events knows.
 #[derive(Default)]
-struct Mirror(BTreeMap<(IpAddr, Option<IfIndex>), Owned>, BTreeMap<IfIndex, Served>);
+struct Mirror(
+    BTreeMap<(IpAddr, Option<IfIndex>), Owned>,
+    BTreeMap<IfIndex, Served>,
+    BTreeSet<IfIndex>,
+);
 
 impl Mirror {
     fn poll(&mut self, view: &mut LocalView) {
@@ -230,6 +214,9 @@ impl Mirror {
                     assert_ne!(before, Some(served));
                 }
                 Event::NotServed(ifindex) => assert!(self.1.remove(&ifindex).is_some()),
+                // Only that to the link's own neighbours: no others were listed.
+                Event::Route(route) => assert!(self.2.insert(route.ifindex)),
+                Event::NoRoute(ifindex, _) => assert!(self.2.remove(&ifindex)),
             }
         }
         assert_eq!(self.0.values().copied().collect::<Vec<_>>(), view.owned().collect::<Vec<_>>());
@@ -237,7 +224,15 @@ impl Mirror {
             self.1.values().copied().collect::<Vec<_>>(),
             view.served().copied().collect::<Vec<_>>()
         );
+        assert!(view.routes_back().map(|route| route.ifindex).eq(self.2.iter().copied()));
     }
+}
+
+fn knowing_no_routes(config: Config) -> LocalView {
+    let mut view = LocalView::new(config);
+    view.handle_input(NOW, Input::RoutesStarted);
+    view.handle_input(NOW, Input::RoutesDone);
+    view
 }
 
 fn deliver(kernel: &mut Kernel, view: &mut LocalView) {
@@ -269,8 +264,7 @@ fn check(kernel: &Kernel, view: &LocalView, config: &Config) {
         });
         assert_eq!(view.is_ours(address), ours, "{address}");
     }
-    let here = |way_back| way_back == WayBack::Here;
-    let served: Vec<_> = view.served().map(|s| (s.ifindex, [here(s.ipv4), here(s.ipv6)])).collect();
+    let served: Vec<_> = view.served().map(|served| served.ifindex).collect();
     assert_eq!(served, kernel.served(config));
     let links: Vec<_> = view.interfaces().map(|interface| interface.ifindex).collect();
     assert_eq!(links, kernel.links.keys().copied().collect::<Vec<_>>());
@@ -343,7 +337,7 @@ proptest! {
     fn a_dump_amid_events_ends_in_what_is(
         config in configs(), before in steps(0), during in steps(0), after in steps(0)
     ) {
-        let (mut kernel, mut view) = (Kernel::default(), LocalView::new(config.clone()));
+        let (mut kernel, mut view) = (Kernel::default(), knowing_no_routes(config.clone()));
         let mut mirror = Mirror::default();
         kernel.apply_all(before);
         // A daemon that starts now has heard none of it.
@@ -370,7 +364,7 @@ proptest! {
         config in configs(), history in steps(2), lost in vec(prop::bool::weighted(0.3), 300),
         shuffle: bool
     ) {
-        let (mut kernel, mut view) = (Kernel::default(), LocalView::new(config.clone()));
+        let (mut kernel, mut view) = (Kernel::default(), knowing_no_routes(config.clone()));
         let mut mirror = Mirror::default();
         for step in history {
             kernel.apply(step);
@@ -389,7 +383,7 @@ proptest! {
         mirror.poll(&mut view);
         check(&kernel, &view, &config);
 
-        let mut fresh = LocalView::new(config);
+        let mut fresh = knowing_no_routes(config);
         fresh_dump(&mut kernel, &mut fresh);
         prop_assert_eq!(view.interfaces().collect::<Vec<_>>(), fresh.interfaces().collect::<Vec<_>>());
     }
@@ -400,7 +394,7 @@ proptest! {
         let mut kernel = Kernel::default();
         kernel.apply_all(history);
         kernel.queue.clear();
-        let mut view = LocalView::new(old);
+        let mut view = knowing_no_routes(old);
         let mut mirror = Mirror::default();
         fresh_dump(&mut kernel, &mut view);
         mirror.poll(&mut view);

@@ -9,4 +9,5 @@ mod life;
 mod rig;
 mod shown;
 mod takeover;
+mod way_back;
 mod xdp;

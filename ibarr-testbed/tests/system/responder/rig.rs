@@ -200,6 +200,13 @@ impl Rig {
         self.count(Program::Tc, Reason::Answered)
     }
 
+    /// Whether a query of the peer's is answered in the kernel, and not by the daemon.
+    pub(super) fn asks_the_kernel(&self) -> bool {
+        let before = self.answered_in_kernel();
+        socket(V4).ask_all(1);
+        self.answered_in_kernel() > before
+    }
+
     /// Of the maps that are pinned, which nobody else has.
     pub(super) fn map_ids(&self) -> Vec<u32> {
         let id = |name| {
@@ -351,8 +358,17 @@ pub(super) fn hwaddr(namespace: &str, interface: &str) -> String {
 /// A socket of the peer's.
 pub(super) fn socket(target: &str) -> Asker {
     let target: IpAddr = target.parse().unwrap();
-    let any = if target.is_ipv4() { "0.0.0.0:0" } else { "[::]:0" };
-    let socket = netns::inside(PEER, || Ok(UdpSocket::bind(any)?)).unwrap();
+    asker(if target.is_ipv4() { "0.0.0.0" } else { "::" }, target)
+}
+
+/// A socket of the peer's with an address of it.
+pub(super) fn socket_from(source: &str, target: &str) -> Asker {
+    asker(source, target.parse().unwrap())
+}
+
+fn asker(source: &str, target: IpAddr) -> Asker {
+    let source = SocketAddr::new(source.parse().unwrap(), 0);
+    let socket = netns::inside(PEER, || Ok(UdpSocket::bind(source)?)).unwrap();
     Asker { socket, server: (target, map_port()).into(), target, next: 1 }
 }
 

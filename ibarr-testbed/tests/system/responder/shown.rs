@@ -64,7 +64,7 @@ fn the_kernel_s_cache_is_shown_as_bpftool_dumps_it() {
     assert_eq!(kernel["restricted"], cfg["switches"] == 1);
     let interface = &dump(map::INTERFACES)[0];
     assert_eq!(kernel["interfaces"][0]["ifindex"], interface["formatted"]["key"]);
-    assert_eq!(interface["formatted"]["value"]["switches"], 3);
+    assert_eq!(interface["formatted"]["value"]["switches"], 12);
     assert_eq!(kernel["interfaces"][0]["name"], "eth0");
 
     let text = shown("");

@@ -10,14 +10,15 @@ use ibarr_common::map::{GidEntry, GidKey, Interface, ResponderCfg};
 use ibarr_common::{IfIndex, Instant};
 use ibarr_proto::counters::Counters;
 use ibarr_proto::ip2gid::Prefixes;
+use ibarr_proto::local_view::routing::WayBack;
 use ibarr_proto::local_view::{
-    Event, InterfaceName, LinkHeader, LocalView, Owned, Pattern, Served, WayBack,
+    Event, InterfaceName, LinkHeader, LocalView, Owned, Pattern, Served,
 };
 use tracing::{debug, info, warn};
 
 use super::kernel::{Hook, Kernel, MapUpdate};
 use super::work::{Done, Now, Outcome, Wanted, Wish, Work};
-use super::{Error, allow};
+use super::{Error, allow, routes};
 use crate::causes::chain;
 
 /// What an administrator decides.
@@ -192,6 +193,10 @@ impl<K: Kernel> Responder<K> {
                 self.update(&MapUpdate::NoInterface(*ifindex));
                 self.has_work = true;
             }
+            Event::Route(route) => self.update(&routes::update(*route)),
+            Event::NoRoute(ifindex, prefix) => {
+                self.update(&MapUpdate::NoRoute(routes::key(*ifindex, *prefix)));
+            }
         }
     }
 
@@ -346,6 +351,9 @@ impl<K: Kernel> Responder<K> {
         for entry in entries.into_values() {
             self.kernel.update(&MapUpdate::Address(entry))?;
         }
+        for update in routes::change(&held, view.routes_back()) {
+            self.kernel.update(&update)?;
+        }
         for (ifindex, slot) in &self.interfaces {
             self.kernel.update(&MapUpdate::Interface(*ifindex, interface(&slot.served)))?;
         }
@@ -458,12 +466,16 @@ fn entry(owned: &Owned) -> GidEntry {
 }
 
 fn interface(served: &Served) -> Interface {
-    let switch = |way_back, switch| if way_back == WayBack::Here { switch } else { 0 };
+    let switch = |way_back, all, routed| match way_back {
+        WayBack::All => all,
+        WayBack::Routed => routed,
+        WayBack::None(_) => 0,
+    };
     let mut hwaddr = [0; _];
     hwaddr.iter_mut().zip(served.hwaddr.as_bytes()).for_each(|(to, from)| *to = *from);
     Interface {
-        switches: switch(served.ipv4, Interface::ANSWER_IPV4)
-            | switch(served.ipv6, Interface::ANSWER_IPV6),
+        switches: switch(served.ipv4, Interface::ANSWER_IPV4, Interface::ROUTED_IPV4)
+            | switch(served.ipv6, Interface::ANSWER_IPV6, Interface::ROUTED_IPV6),
         hwaddr,
     }
 }

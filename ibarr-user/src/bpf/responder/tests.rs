@@ -4,13 +4,15 @@ use std::collections::BTreeSet;
 use std::io;
 
 use ibarr_common::ib::Gid;
-use ibarr_common::map::Origin;
+use ibarr_common::map::{Origin, Route};
+use ibarr_proto::ip2gid::Prefix;
+use ibarr_proto::local_view::routing::{self, Way};
 use ibarr_proto::local_view::{
     Bonding, Config, Dad, HwAddr, Input, InterfaceAddress, InterfaceFilter, InterfaceName, Link,
     LinkType, StaticGid, StaticGids,
 };
 
-use super::super::kernel::{AllowKey, Attacher, Held};
+use super::super::kernel::{AllowKey, Attacher, Held, RouteKey};
 use super::super::pins;
 use super::*;
 
@@ -284,12 +286,54 @@ fn what_is_wanted_differently_by_now_is_done_again() {
     }
 }
 
+#[test]
+fn who_is_led_back_is_in_the_map_before_it_counts() {
+    let mut story = Story::new(Settings::default());
+    // Of a daemon before us: a prefix that is routed elsewhere now, and one that is gone.
+    let (here, gone) = (Route::ON_LINK, Route::ELSEWHERE);
+    let key = |text: &str| {
+        let prefix: Prefix = text.parse().unwrap();
+        routes::key(index(1), prefix)
+    };
+    story.kernel().routes = vec![(key("10.1.0.0/16"), here), (key("10.1.0.0/17"), gone)];
+    story.routes = vec![route("10.0.0.0/8", 1), route("10.1.0.0/16", 2)];
+    story.link(1).address(1, "10.1.0.1").dump().turn(T0);
+    let is_of_routes =
+        |line: &&String| line.contains("route") || *line == "+#1" || *line == "lease";
+    let logged = |story: &mut Story| -> Vec<String> {
+        let logged = story.kernel().log.iter().filter(is_of_routes).cloned().collect();
+        story.kernel().log.clear();
+        logged
+    };
+    let log = logged(&mut story);
+    let at = |what: &str| log.iter().rposition(|line| line == what).expect(what);
+    assert!(at("route 144 elsewhere") < at("route 136") && at("route 136") < at("no route 145"));
+    assert!(at("no route 145") < at("+#1") && at("+#1") < at("lease"));
+    let routed = Interface::ROUTED_IPV4 | Interface::ROUTED_IPV6;
+    assert_eq!(story.kernel().switches, routed);
+
+    story.routes = vec![route("10.0.0.0/8", 1), route("10.2.0.0/16", 2)];
+    story.routes_at(T0).turn(T0);
+    assert_eq!(logged(&mut story), ["route 144 elsewhere", "no route 144"]);
+    // To everybody, and again to nobody.
+    story.routes = vec![route("0.0.0.0/0", 1), route("10.2.0.0/16", 1)];
+    story.routes_at(T0).turn(T0);
+    assert_eq!(logged(&mut story), ["route 128", "no route 136", "route 144", "+#1"]);
+    assert_eq!(story.kernel().switches, Interface::ANSWER_IPV4 | Interface::ROUTED_IPV6);
+    story.routes.clear();
+    story.routes_at(T0).turn(T0);
+    assert_eq!(logged(&mut story), ["no route 128", "no route 144", "+#1"]);
+    assert_eq!(story.kernel().switches, Interface::ROUTED_IPV6);
+}
+
 /// A kernel that remembers, and refuses when told to.
 #[derive(Default)]
 struct Fake {
     addresses: BTreeMap<[u8; 20], GidEntry>,
     interfaces: BTreeSet<IfIndex>,
+    switches: u32,
     allow: Vec<AllowKey>,
+    routes: Vec<(RouteKey, Route)>,
     cfg: ResponderCfg,
     attached: BTreeSet<(IfIndex, Hook)>,
     is_settled: bool,
@@ -320,6 +364,9 @@ impl Kernel for Fake {
             MapUpdate::NoInterface(ifindex) => format!("-#{ifindex}"),
             MapUpdate::Allow(key) => format!("allow {}", key.bits),
             MapUpdate::NoAllow(key) => format!("no allow {}", key.bits),
+            MapUpdate::Route(key, route) if route.is_here() => format!("route {}", key.bits),
+            MapUpdate::Route(key, _) => format!("route {} elsewhere", key.bits),
+            MapUpdate::NoRoute(key) => format!("no route {}", key.bits),
             MapUpdate::Cfg(cfg) if cfg.restricts() => "lease restricted".to_owned(),
             MapUpdate::Cfg(_) => "lease".to_owned(),
         };
@@ -335,14 +382,20 @@ impl Kernel for Fake {
                 let key: [u8; 20] = zerocopy::transmute!(key);
                 self.addresses.remove(&key);
             }
-            MapUpdate::Interface(ifindex, _) => {
+            MapUpdate::Interface(ifindex, interface) => {
                 self.interfaces.insert(ifindex);
+                self.switches = interface.switches;
             }
             MapUpdate::NoInterface(ifindex) => {
                 self.interfaces.remove(&ifindex);
             }
             MapUpdate::Allow(key) => self.allow.push(key),
             MapUpdate::NoAllow(key) => self.allow.retain(|held| *held != key),
+            MapUpdate::Route(key, route) => {
+                self.routes.retain(|(held, _)| *held != key);
+                self.routes.push((key, route));
+            }
+            MapUpdate::NoRoute(key) => self.routes.retain(|(held, _)| *held != key),
             MapUpdate::Cfg(cfg) => self.cfg = cfg,
         }
         Ok(())
@@ -353,6 +406,7 @@ impl Kernel for Fake {
             addresses: self.addresses.values().map(|entry| entry.key).collect(),
             interfaces: self.interfaces.iter().copied().collect(),
             allow: self.allow.clone(),
+            routes: self.routes.clone(),
             cfg: self.cfg,
         })
     }
@@ -400,6 +454,8 @@ struct Story {
     responder: Responder<Fake>,
     links: BTreeSet<u32>,
     addresses: Vec<InterfaceAddress>,
+    /// Of the next dump.
+    routes: Vec<routing::Route>,
 }
 
 impl Story {
@@ -421,7 +477,8 @@ impl Story {
         };
         let view = LocalView::new(config);
         let responder = Responder::new(Fake::default(), settings, Prefixes::EVERYONE);
-        Self { view, responder, links: BTreeSet::new(), addresses: Vec::new() }
+        let (links, addresses) = (BTreeSet::new(), Vec::new());
+        Self { view, responder, links, addresses, routes: vec![route("0.0.0.0/0", 1)] }
     }
 
     /// With eth1 and its address 10.1.0.1, and the first lease.
@@ -467,6 +524,15 @@ impl Story {
             self.view.handle_input(now, Input::ListedAddress(entry));
         }
         self.view.handle_input(now, Input::DumpDone);
+        self.routes_at(now)
+    }
+
+    fn routes_at(&mut self, now: Instant) -> &mut Self {
+        self.view.handle_input(now, Input::RoutesStarted);
+        for &route in &self.routes {
+            self.view.handle_input(now, Input::ListedRoute(route));
+        }
+        self.view.handle_input(now, Input::RoutesDone);
         self
     }
 
@@ -530,6 +596,11 @@ fn link(ifindex: u32) -> Link {
         up: true,
         bonding: Bonding::None,
     }
+}
+
+fn route(prefix: &str, ifindex: u32) -> routing::Route {
+    let way = Way::By { ifindex: index(ifindex), gateway: None };
+    routing::Route { prefix: prefix.parse().unwrap(), metric: 0, way }
 }
 
 fn entry_on(ifindex: u32, address: &str) -> InterfaceAddress {

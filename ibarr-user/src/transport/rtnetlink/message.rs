@@ -236,7 +236,14 @@ pub(crate) fn ifindex(payload: &[u8]) -> Result<IfIndex, Malformed> {
     IfIndex::new(number(payload)?).ok_or(Malformed::IfIndex)
 }
 
-fn number(payload: &[u8]) -> Result<u32, Malformed> {
+/// `struct rtvia`: the family in host order, then the address (RFC 8950 routes).
+pub(super) fn via(payload: &[u8]) -> Result<IpAddr, Malformed> {
+    let (family, octets) = payload.split_first_chunk::<2>().ok_or(Malformed::AttributeLength)?;
+    let family = u8::try_from(u16::from_ne_bytes(*family)).map_err(|_| Malformed::Attributes)?;
+    ip(RtAddrFamily::from(family), octets)
+}
+
+pub(super) fn number(payload: &[u8]) -> Result<u32, Malformed> {
     payload.try_into().map(u32::from_ne_bytes).map_err(|_| Malformed::AttributeLength)
 }
 

@@ -273,11 +273,7 @@ fn route(frame: &Frame<'_>, question: Question) -> Result<Result<Route, NoRoute>
     let next_hop = if let Some(gateway) = attribute(attributes, Rta::Gateway) {
         message::ip(*message.rtm_family(), gateway)?
     } else if let Some(via) = attribute(attributes, Rta::Via) {
-        // `struct rtvia`: the family in host order, then the address (RFC 8950 routes).
-        let (family, octets) = via.split_first_chunk::<2>().ok_or(Malformed::AttributeLength)?;
-        let family =
-            u8::try_from(u16::from_ne_bytes(*family)).map_err(|_| Malformed::Attributes)?;
-        message::ip(RtAddrFamily::from(family), octets)?
+        message::via(via)?
     } else {
         question.target()
     };

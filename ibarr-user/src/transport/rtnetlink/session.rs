@@ -3,10 +3,13 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use ibarr_proto::local_view::Input;
+use ibarr_proto::local_view::routing::MAX_LISTED_ROUTES;
+use ibarr_proto::local_view::{Input, Subject};
 use neli::consts::nl::{NlmF, Nlmsg};
+use neli::consts::rtnl::RtAddrFamily;
 
-use super::message::{self, Change, Frame};
+use super::fib::{self, Fib};
+use super::message::{self, Change, Frame, Malformed};
 use crate::transport::{Counter, Counters};
 
 /// What is read from the socket, made into [`Input`]s, without the socket.
@@ -15,6 +18,7 @@ use crate::transport::{Counter, Counters};
 /// overrun ahead of the messages that were queued before it. Taken for what happened since a dump
 /// was asked for, they would overrule it with what the lost ones have undone.
 pub(super) struct Session {
+    subject: Subject,
     /// Of our socket.
     portid: u32,
     /// Of the last request.
@@ -26,34 +30,59 @@ pub(super) struct Session {
     behind: bool,
     /// The dump that is running does not hold all there is.
     spoiled: bool,
+    /// Entries of the dump that is running.
+    listed: usize,
     /// Dumps that failed since the last that did not.
     failures: u32,
     pause: Option<Duration>,
     counters: Arc<Counters>,
 }
 
+/// How far the dump has got, as an index into the [`requests`] of its subject.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 enum Phase {
     Idle,
-    Links,
-    /// All links have come, addresses are to be asked for.
-    LinksDone,
-    Addresses,
+    /// To be asked for.
+    Next(usize),
+    /// Asked for.
+    Running(usize),
+    /// Of no use any more.
+    TooMuch,
+}
+
+/// What a dump is made of, each with the sequence number that it is given.
+fn requests(subject: Subject) -> &'static [fn(u32) -> Vec<u8>] {
+    match subject {
+        Subject::Node => &[message::dump_links, message::dump_addresses],
+        Subject::Routes => &[
+            fib::dump_rules,
+            |seq| fib::dump_routes(RtAddrFamily::Inet, seq),
+            |seq| fib::dump_routes(RtAddrFamily::Inet6, seq),
+        ],
+    }
 }
 
 impl Session {
-    pub(super) fn new(portid: u32, counters: Arc<Counters>) -> Self {
+    pub(super) fn new(subject: Subject, portid: u32, counters: Arc<Counters>) -> Self {
         Self {
+            subject,
             portid,
             seq: 0,
             phase: Phase::Idle,
             wanted: false,
             behind: false,
             spoiled: false,
+            listed: 0,
             failures: 0,
             pause: None,
             counters,
         }
+    }
+
+    /// Whether the dump that was running has more entries than anybody wants to read. Neither the
+    /// rest of it is wanted nor any event, so that the socket is to be closed.
+    pub(super) fn is_too_much(&self) -> bool {
+        self.phase == Phase::TooMuch
     }
 
     /// A dump is wanted. One that is running then has taken too long.
@@ -104,8 +133,8 @@ impl Session {
     pub(super) fn wants_to_send(&self) -> bool {
         match self.phase {
             Phase::Idle => self.wanted && !self.behind,
-            Phase::LinksDone => true,
-            Phase::Links | Phase::Addresses => false,
+            Phase::Next(_) => true,
+            Phase::Running(_) | Phase::TooMuch => false,
         }
     }
 
@@ -114,16 +143,22 @@ impl Session {
         if !self.wants_to_send() {
             return None;
         }
+        let next = if let Phase::Next(next) = self.phase {
+            next
+        } else {
+            self.wanted = false;
+            self.spoiled = false;
+            self.listed = 0;
+            inputs.push(match self.subject {
+                Subject::Node => Input::DumpStarted,
+                Subject::Routes => Input::RoutesStarted,
+            });
+            0
+        };
+        let request = requests(self.subject).get(next)?;
         self.seq = self.seq.wrapping_add(1);
-        if self.phase == Phase::LinksDone {
-            self.phase = Phase::Addresses;
-            return Some(message::dump_addresses(self.seq));
-        }
-        self.phase = Phase::Links;
-        self.wanted = false;
-        self.spoiled = false;
-        inputs.push(Input::DumpStarted);
-        Some(message::dump_links(self.seq))
+        self.phase = Phase::Running(next);
+        Some(request(self.seq))
     }
 
     /// Entries of a dump and its end have `NLM_F_MULTI`. Events do not, and may have our port id, if
@@ -134,65 +169,116 @@ impl Session {
     }
 
     fn handle_answer(&mut self, frame: &Frame<'_>, inputs: &mut Vec<Input>) {
-        if frame.seq != self.seq || !matches!(self.phase, Phase::Links | Phase::Addresses) {
-            self.counters.count(Counter::RtnetlinkStaleAnswer);
-            return;
-        }
+        let phase = match self.phase {
+            Phase::Running(phase) if frame.seq == self.seq => phase,
+            _ => return self.counters.count(Counter::RtnetlinkStaleAnswer),
+        };
         if frame.flags.contains(NlmF::DUMP_INTR) && !self.spoiled {
             self.counters.count(Counter::RtnetlinkDumpInterrupted);
             self.spoiled = true;
         }
         match Nlmsg::from(frame.kind) {
-            Nlmsg::Done => self.finish_phase(frame, inputs),
+            Nlmsg::Done | Nlmsg::Error if self.has_nothing_to_list(frame) => {
+                self.finish_phase(phase, Ok(0), inputs);
+            }
+            Nlmsg::Done => self.finish_phase(phase, frame.errno(), inputs),
             Nlmsg::Error => {
                 let errno = frame.errno().unwrap_or_default();
                 tracing::debug!(errno, "rtnetlink: dump refused");
                 self.fail(Counter::RtnetlinkDumpRefused);
             }
             Nlmsg::Overrun => self.handle_loss(Counter::RtnetlinkOverrun),
-            _ => match Change::parse(frame) {
-                Ok(Some(Change::Link(link))) => inputs.push(Input::ListedLink(link)),
-                Ok(Some(Change::Address(entry))) => inputs.push(Input::ListedAddress(entry)),
-                Ok(_) => {}
+            _ => match self.listed(frame) {
+                Ok(None) => {}
+                Ok(Some(input)) => self.list(input, inputs),
                 Err(error) => self.refuse(error),
             },
         }
+    }
+
+    /// A kernel without policy routing, or without IPv6, has no such dump; one that has never had a
+    /// route has no table for them.
+    fn has_nothing_to_list(&self, refusal: &Frame<'_>) -> bool {
+        self.subject == Subject::Routes
+            && matches!(refusal.errno(), Ok(libc::EOPNOTSUPP | libc::ENOENT))
+    }
+
+    fn listed(&self, frame: &Frame<'_>) -> Result<Option<Input>, Malformed> {
+        Ok(match self.subject {
+            Subject::Node => match Change::parse(frame)? {
+                Some(Change::Link(link)) => Some(Input::ListedLink(link)),
+                Some(Change::Address(entry)) => Some(Input::ListedAddress(entry)),
+                _ => None,
+            },
+            Subject::Routes => Fib::parse(frame)?.map(|entry| match entry {
+                Fib::Route(route) => Input::ListedRoute(route),
+                Fib::Rule(rule) => Input::ListedRule(rule),
+            }),
+        })
+    }
+
+    fn list(&mut self, input: Input, inputs: &mut Vec<Input>) {
+        self.listed += 1;
+        if self.subject == Subject::Routes && self.listed > MAX_LISTED_ROUTES {
+            self.phase = Phase::TooMuch;
+            return inputs.push(Input::RoutesTooMany);
+        }
+        inputs.push(input);
     }
 
     fn handle_event(&mut self, frame: &Frame<'_>, inputs: &mut Vec<Input>) {
         if frame.kind == u16::from(Nlmsg::Overrun) {
             return self.handle_loss(Counter::RtnetlinkOverrun);
         }
-        match Change::parse(frame) {
-            Ok(Some(change)) => {
-                self.counters.count(Counter::RtnetlinkEvent);
-                inputs.push(match change {
-                    Change::Link(link) => Input::Link(link),
-                    Change::LinkGone(ifindex) => Input::LinkGone(ifindex),
-                    Change::Address(entry) => Input::Address(entry),
-                    Change::AddressGone(id) => Input::AddressGone(id),
-                });
-            }
+        match self.happened(frame) {
             Ok(None) => {}
+            Ok(Some(event)) => {
+                self.counters.count(Counter::RtnetlinkEvent);
+                // A flood of routes says no more than one.
+                if event != Input::RoutesChanged || inputs.last() != Some(&event) {
+                    inputs.push(event);
+                }
+            }
             Err(error) => self.refuse(error),
         }
     }
 
-    fn finish_phase(&mut self, frame: &Frame<'_>, inputs: &mut Vec<Input>) {
-        if frame.errno() != Ok(0) {
+    fn happened(&self, frame: &Frame<'_>) -> Result<Option<Input>, Malformed> {
+        Ok(match self.subject {
+            Subject::Node => Change::parse(frame)?.map(|change| match change {
+                Change::Link(link) => Input::Link(link),
+                Change::LinkGone(ifindex) => Input::LinkGone(ifindex),
+                Change::Address(entry) => Input::Address(entry),
+                Change::AddressGone(id) => Input::AddressGone(id),
+            }),
+            Subject::Routes => Fib::parse(frame)?.map(|_| Input::RoutesChanged),
+        })
+    }
+
+    fn finish_phase(
+        &mut self,
+        phase: usize,
+        errno: Result<i32, Malformed>,
+        inputs: &mut Vec<Input>,
+    ) {
+        if errno != Ok(0) {
             return self.fail(Counter::RtnetlinkDumpRefused);
         }
         if self.spoiled {
             return self.fail(Counter::RtnetlinkDumpSpoiled);
         }
-        if self.phase == Phase::Links {
-            self.phase = Phase::LinksDone;
+        let next = phase + 1;
+        if next < requests(self.subject).len() {
+            self.phase = Phase::Next(next);
             return;
         }
         self.phase = Phase::Idle;
         self.failures = 0;
         self.counters.count(Counter::RtnetlinkDump);
-        inputs.push(Input::DumpDone);
+        inputs.push(match self.subject {
+            Subject::Node => Input::DumpDone,
+            Subject::Routes => Input::RoutesDone,
+        });
     }
 
     fn fail(&mut self, why: Counter) {
@@ -209,7 +295,7 @@ impl Session {
             .map(|n| FIRST.saturating_mul(1 << n.min(10)).min(LONGEST));
     }
 
-    fn refuse(&self, error: message::Malformed) {
+    fn refuse(&self, error: Malformed) {
         tracing::debug!(%error, "rtnetlink: message refused");
         self.counters.count(Counter::RtnetlinkMalformedMessage);
     }

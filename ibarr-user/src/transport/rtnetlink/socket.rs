@@ -11,7 +11,7 @@ use nix::sys::socket::{
 use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
 
-use crate::sys::fd;
+use crate::sys::{fd, netlink};
 
 /// A non-blocking `NETLINK_ROUTE` socket of the network namespace that the opening thread is in.
 ///
@@ -59,6 +59,11 @@ impl Socket {
         let portid = getsockname::<NetlinkAddr>(fd.as_raw_fd())?.pid();
         let buffer = vec![0; Self::BUFFER].into();
         Ok(Self { fd: fd::watch(fd)?, portid, buffer })
+    }
+
+    /// As [`netlink::set_strict`].
+    pub(super) fn set_strict(&self) -> nix::Result<()> {
+        netlink::set_strict(self.fd.get_ref())
     }
 
     /// What the kernel calls this socket.

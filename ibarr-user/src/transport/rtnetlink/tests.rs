@@ -5,6 +5,7 @@
 //! The recordings are of a little-endian machine; netlink speaks the host's byte order.
 #![cfg(target_endian = "little")]
 
+mod fib;
 mod kernel;
 mod session;
 

@@ -19,7 +19,7 @@ struct Story {
 impl Story {
     fn new() -> Self {
         let counters = Arc::<Counters>::default();
-        let session = Session::new(PORTID, Arc::clone(&counters));
+        let session = Session::new(Subject::Node, PORTID, Arc::clone(&counters));
         Self { session, counters, said: Vec::new(), seq: 0 }
     }
 

@@ -1,0 +1,393 @@
+// SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
+
+//! Which way replies go.
+
+use ibarr_common::map::octets;
+use proptest::prelude::*;
+
+use super::*;
+use crate::ip2gid::{Family, Prefix};
+use crate::local_view::routing::{NoWayBack, Route, RouteBack, Rule, Selects, Via, Way, WayBack};
+
+/// `10.0.0.0/8 by 5 via 10.1.0.9 metric 10`, where `by` and what follows may be missing.
+pub(super) fn route(text: &str) -> Route {
+    let words: Vec<_> = text.split_whitespace().collect();
+    let after = |key| {
+        let at = words.iter().position(|word| *word == key)?;
+        words.get(at + 1).copied()
+    };
+    let by = after("by").map(|ifindex| index(ifindex.parse().unwrap()));
+    Route {
+        prefix: words[0].parse().unwrap(),
+        metric: after("metric").map_or(0, |metric| metric.parse().unwrap()),
+        way: by.map_or(Way::Unclear, |ifindex| Way::By { ifindex, gateway: after("via").map(ip) }),
+    }
+}
+
+impl Story {
+    fn rules_and_routes(&mut self, rules: &[Rule], routes: &[&str]) -> &mut Self {
+        self.say(Input::RoutesStarted);
+        for rule in rules {
+            self.say(Input::ListedRule(*rule));
+        }
+        for text in routes {
+            self.say(Input::ListedRoute(route(text)));
+        }
+        self.say(Input::RoutesDone)
+    }
+
+    /// Over IPv4 and IPv6.
+    fn ways_back(&mut self) -> String {
+        // What is told is looked at elsewhere: it does not depend on when this is called.
+        self.view.decide_served();
+        let name = |way_back| match way_back {
+            WayBack::All => "all".to_owned(),
+            WayBack::Routed => "routed".to_owned(),
+            WayBack::None(NoWayBack::Unknown) => "unknown".to_owned(),
+            WayBack::None(NoWayBack::TooMany) => "too-many".to_owned(),
+            WayBack::None(NoWayBack::Rule(priority)) => format!("rule-{priority}"),
+            WayBack::None(NoWayBack::NoRoute) => "-".to_owned(),
+        };
+        let served = self.view.served();
+        let ways: Vec<_> =
+            served.map(|s| format!("{} {}/{}", s.name, name(s.ipv4), name(s.ipv6))).collect();
+        ways.join(", ")
+    }
+
+    /// Changes of what leads where since the last call, in their order.
+    fn leads(&mut self, expected: &[&str]) -> &mut Self {
+        let mut told = Vec::new();
+        while let Some(event) = self.view.poll_event() {
+            match event {
+                Event::Route(RouteBack { ifindex, prefix, via }) => told.push(match via {
+                    Via::Link => format!("{ifindex}: {prefix}"),
+                    Via::Gateway(gateway) => format!("{ifindex}: {prefix} via {gateway}"),
+                    Via::Elsewhere => format!("{ifindex}: {prefix} elsewhere"),
+                }),
+                Event::NoRoute(ifindex, prefix) => told.push(format!("{ifindex}: no {prefix}")),
+                _ => {}
+            }
+        }
+        assert_eq!(told, expected);
+        self
+    }
+}
+
+/// Interfaces 1 and 2 are served, others are there.
+fn story() -> Story {
+    let mut story = Story::new(&["eth1", "eth2"], &[]);
+    story.link(ether(1)).link(ether(2)).link(ether(3));
+    story
+}
+
+fn rule(family: Family, priority: u32, selects: Selects, table: u32) -> Rule {
+    Rule { family, priority, selects, table: Some(table) }
+}
+
+/// Those that every kernel has.
+fn own_rules(family: Family) -> [Rule; 3] {
+    let all = |priority, table| rule(family, priority, Selects::All, table);
+    [all(0, 255), all(32_766, 254), all(32_767, 253)]
+}
+
+#[test]
+fn a_default_route_elsewhere_leaves_the_kernel_those_who_are_routed_here() {
+    let mut story = story();
+    story.routes([
+        "10.1.0.0/16 by 1",
+        "10.2.0.0/16 by 1 via 10.1.0.9",
+        "192.0.2.0/24 by 3",
+        "0.0.0.0/0 by 3 via 192.0.2.1",
+    ]);
+    story.leads(&["1: 10.1.0.0/16", "1: 10.2.0.0/16 via 10.1.0.9", "1: fe80::/10", "2: fe80::/10"]);
+    assert_eq!(story.ways_back(), "eth1 routed/routed, eth2 -/routed");
+}
+
+#[test]
+fn the_default_route_and_nothing_elsewhere_is_the_way_back_to_all() {
+    let mut story = story();
+    let here = ["10.1.0.0/16 by 1", "0.0.0.0/0 by 1 via 10.1.0.9", "::/0 by 2 via fd00::9"];
+    story.routes(here);
+    assert_eq!(story.ways_back(), "eth1 all/routed, eth2 -/all");
+    story.routes(here.into_iter().chain(["192.0.2.0/24 by 3"]));
+    assert_eq!(story.ways_back(), "eth1 routed/routed, eth2 -/all");
+    story.leads(&[
+        "1: 192.0.2.0/24 elsewhere",
+        // It holds all IPv4 addresses, as the maps write them.
+        "2: 0.0.0.0/0 elsewhere",
+        "1: 0.0.0.0/0 via 10.1.0.9",
+        "1: 10.1.0.0/16",
+        "1: fe80::/10",
+        "2: ::/0 via fd00::9",
+        "2: fe80::/10",
+    ]);
+    // Without a default route, most sources cannot be answered at all.
+    story.routes(["10.1.0.0/16 by 1"]);
+    assert_eq!(story.ways_back(), "eth1 routed/routed, eth2 -/routed");
+}
+
+#[test]
+fn a_subnet_on_two_interfaces_is_led_by_the_lower_metric_or_by_none() {
+    let mut story = story();
+    story.routes(["10.1.0.0/16 by 1", "10.1.0.0/16 by 2"]);
+    assert_eq!(story.ways_back(), "eth1 -/routed, eth2 -/routed");
+    story.routes(["10.1.0.0/16 by 1 metric 200", "10.1.0.0/16 by 2 metric 100"]);
+    assert_eq!(story.ways_back(), "eth1 -/routed, eth2 routed/routed");
+    // Several gateways on one interface are one way back; which of them is the kernel's choice.
+    story.routes(["10.1.0.0/16 by 1 via 10.9.0.1", "10.1.0.0/16 by 1 via 10.9.0.2"]);
+    assert_eq!(story.ways_back(), "eth1 routed/routed, eth2 -/routed");
+    // What is blackholed, or leaves by several, is nobody's.
+    story.routes(["10.1.0.0/16", "10.1.0.0/16 by 1 metric 1"]);
+    assert_eq!(story.ways_back(), "eth1 -/routed, eth2 -/routed");
+}
+
+#[test]
+fn what_leads_elsewhere_comes_first_and_goes_last() {
+    let mut story = story();
+    story.leads(&["1: fe80::/10", "2: fe80::/10"]);
+    story.routes(["10.0.0.0/8 by 1", "10.2.0.0/16 by 2", "10.2.3.0/24 by 1", "10.4.0.0/16"]);
+    story.leads(&[
+        "1: 10.2.0.0/16 elsewhere",
+        "1: 10.4.0.0/16 elsewhere",
+        "2: 10.2.3.0/24 elsewhere",
+        "1: 10.0.0.0/8",
+        "1: 10.2.3.0/24",
+        "2: 10.2.0.0/16",
+    ]);
+    story.routes(["10.4.0.0/16 by 1"]).leads(&[
+        "1: no 10.0.0.0/8",
+        "1: no 10.2.3.0/24",
+        "1: 10.4.0.0/16",
+        "2: no 10.2.0.0/16",
+        "1: no 10.2.0.0/16",
+        "2: no 10.2.3.0/24",
+    ]);
+    // Of two changes between two polls, the last counts.
+    story.routes(["10.5.0.0/16 by 1"]).routes(["10.4.0.0/16 by 1"]).leads(&[]);
+    story.link(down(ether(1))).leads(&["1: no 10.4.0.0/16", "1: no fe80::/10"]);
+}
+
+#[test]
+fn policy_rules_that_may_match_a_reply_leave_their_version_of_ip_to_user_space() {
+    use Family::{V4, V6};
+    let routes = ["0.0.0.0/0 by 1", "::/0 by 1"];
+    let ways_back = |more: &[Rule]| {
+        let mut rules = [own_rules(V4), own_rules(V6)].concat();
+        rules.extend(more);
+        let mut story = Story::new(&["eth1"], &[]);
+        story.link(ether(1)).rules_and_routes(&rules, &routes).ways_back()
+    };
+    assert_eq!(ways_back(&[]), "eth1 all/all");
+    assert_eq!(ways_back(&[rule(V4, 100, Selects::Some, 7)]), "eth1 rule-100/all");
+    assert_eq!(ways_back(&[rule(V6, 100, Selects::All, 7)]), "eth1 all/rule-100");
+    // The table that is last in any case, asked first.
+    assert_eq!(ways_back(&[rule(V4, 100, Selects::All, 253)]), "eth1 rule-32766/all");
+    let goto = Rule { table: None, ..rule(V4, 100, Selects::All, 0) };
+    assert_eq!(ways_back(&[goto]), "eth1 rule-100/all");
+    // More than are kept.
+    let many: Vec<_> = (40_000..41_000).map(|at| rule(V4, at, Selects::All, at)).collect();
+    assert_eq!(ways_back(&many), "eth1 rule-40000/all");
+    // None of them is for a reply.
+    let harmless =
+        [rule(V4, 100, Selects::NoReply, 7), rule(V4, 1000, Selects::Vrf, 0)].repeat(1000);
+    assert_eq!(ways_back(&harmless), "eth1 all/all");
+
+    // Without policy routing in the kernel there are no rules; with it, that for the main table can
+    // be missing.
+    let mut story = Story::new(&["eth1"], &[]);
+    story.link(ether(1)).rules_and_routes(&own_rules(V6)[..1], &routes);
+    assert_eq!(story.ways_back(), "eth1 all/rule-0");
+}
+
+#[test]
+fn without_routes_nobody_is_answered_in_the_kernel() {
+    let mut view = LocalView::new(config(&["eth1"], &[]));
+    view.handle_timeout(NOW);
+    let mut story = Story { view };
+    story.dump([ether(1)], []);
+    story.serves("");
+    assert_eq!(story.view.confirmed_at(), None, "it may yet be told");
+    // The dump does not come.
+    let overdue = NOW + Reread::PATIENCE;
+    story.view.handle_timeout(overdue);
+    assert!(story.view.confirmed_at().is_some());
+    story.serves("+eth1 unknown/unknown");
+    assert_eq!(story.view.counters().get(Counter::RouteDumpsOverdue), 1);
+    story.routes(["0.0.0.0/0 by 1"]);
+    assert_eq!(story.ways_back(), "eth1 all/routed");
+    story.view.handle_timeout(NOW + Reread::INTERVAL);
+    story.view.handle_timeout(NOW + Reread::INTERVAL + Reread::PATIENCE);
+    assert_eq!(story.ways_back(), "eth1 unknown/unknown");
+}
+
+#[test]
+fn what_is_known_of_routes_is_confirmed_with_them() {
+    let mut story = story();
+    let later = NOW + Reread::INTERVAL;
+    for input in [Input::DumpStarted, Input::DumpDone] {
+        story.view.handle_input(later, input);
+    }
+    assert_eq!(story.view.confirmed_at(), Some(NOW));
+    for input in [Input::RoutesStarted, Input::RoutesDone] {
+        story.view.handle_input(later, input);
+    }
+    assert_eq!(story.view.confirmed_at(), Some(later));
+}
+
+#[test]
+fn more_routes_than_fit_are_all_forgotten_and_asked_for_after_a_rest() {
+    let limits = Limits { routes: 2, ..Limits::default() };
+    let mut story = Story::with_limits(&["eth1"], &[], limits);
+    let fit = ["0.0.0.0/0 by 1", "10.0.0.0/8 by 1", "10.0.0.0/8 by 1 metric 1", "fe80::/64 by 1"];
+    story.link(ether(1)).routes(fit);
+    assert_eq!(story.ways_back(), "eth1 all/routed");
+    story.leads(&["1: 0.0.0.0/0", "1: 10.0.0.0/8", "1: fe80::/10"]);
+    let never = |story: &mut Story| {
+        assert_eq!(story.ways_back(), "eth1 too-many/too-many");
+        assert!(story.view.confirmed_at().is_some());
+        story.dump([ether(1)], []).say(Input::RoutesChanged).link(ether(1)).dump([ether(1)], []);
+        let mut asked = Vec::new();
+        let mut now = NOW;
+        while !asked.contains(&Request::Dump(Subject::Routes)) {
+            now = story.view.poll_timeout().unwrap();
+            story.view.handle_timeout(now);
+            asked.extend(story.view.poll_transmit());
+        }
+        assert_eq!(now, NOW + Reread::REST);
+    };
+    story.routes(fit.into_iter().chain(["10.0.0.0/9 by 1"]));
+    never(&mut story);
+    story.leads(&["1: no 0.0.0.0/0", "1: no 10.0.0.0/8", "1: no fe80::/10"]);
+    assert_eq!(story.view.counters().get(Counter::RoutesTooMany), 1);
+    story.routes(fit);
+    assert_eq!(story.ways_back(), "eth1 all/routed");
+    // So many that nobody reads on.
+    story.say(Input::RoutesStarted).say(Input::ListedRoute(route("10.0.0.0/8 by 1")));
+    story.say(Input::RoutesTooMany).say(Input::ListedRoute(route("10.0.0.0/8 by 1")));
+    assert_eq!(story.view.counters().get(Counter::ListedOutsideDump), 1);
+    never(&mut story);
+}
+
+#[test]
+fn the_view_asks_for_routes_after_every_event_that_may_change_them() {
+    let mut story = story();
+    // A link that goes down takes its IPv4 routes with it, without a word.
+    for event in [Input::RoutesChanged, Input::Link(down(ether(1)))] {
+        story.dump([], []).routes([]);
+        let quiet = story.view.poll_timeout();
+        story.say(event);
+        assert_eq!(story.view.poll_timeout(), Some(NOW + Reread::GAP));
+        assert_ne!(quiet, Some(NOW + Reread::GAP));
+        story.view.handle_timeout(NOW + Reread::GAP);
+        let asked: Vec<_> = std::iter::from_fn(|| story.view.poll_transmit()).collect();
+        assert!(asked.contains(&Request::Dump(Subject::Routes)), "{asked:?}");
+    }
+}
+
+/// What a program finds that looks for the way back in what is `held`, both families as 128 bits.
+fn leads_back(held: &BTreeMap<(IfIndex, Prefix), Via>, by: IfIndex, source: IpAddr) -> bool {
+    let bits = |address| u128::from_be_bytes(octets(address));
+    let longest = held
+        .iter()
+        .filter(|((on, _), _)| *on == by)
+        .map(|((_, prefix), via)| {
+            let len = u32::from(prefix.len()) + if prefix.first().is_ipv4() { 96 } else { 0 };
+            (bits(prefix.first()), len, *via)
+        })
+        .filter(|&(first, len, _)| {
+            (bits(source) ^ first).checked_shr(128 - len).is_none_or(|differs| differs == 0)
+        })
+        .max_by_key(|&(_, len, _)| len);
+    longest.is_some_and(|(_, _, via)| via != Via::Elsewhere)
+}
+
+/// What routing says of a source, naively.
+fn is_routed(routes: &[Route], by: IfIndex, source: IpAddr) -> bool {
+    let around = || routes.iter().filter(|route| route.prefix.contains(source));
+    let Some(len) = around().map(|route| route.prefix.len()).max() else { return false };
+    let longest = || around().filter(|route| route.prefix.len() == len);
+    let metric = longest().map(|route| route.metric).min();
+    longest().filter(|route| Some(route.metric) == metric).all(|route| match route.way {
+        Way::By { ifindex, .. } => ifindex == by,
+        Way::Unclear => false,
+    })
+}
+
+/// Few bits that differ, so that prefixes meet and contain each other.
+fn routes() -> impl Strategy<Value = Vec<Route>> {
+    let prefix = prop_oneof![
+        (0..8u8, 28..=32u8).prop_map(|(low, len)| Prefix::around([10, 0, 0, low].into(), len)),
+        (0..8u16, 124..=128u8)
+            .prop_map(|(low, len)| Prefix::around([0xfd00, 0, 0, 0, 0, 0, 0, low].into(), len)),
+        Just(Prefix::around([0, 0, 0, 0].into(), 0)),
+        Just(Prefix::around([0u16; 8].into(), 0)),
+    ];
+    let way = prop_oneof![
+        1 => Just(Way::Unclear),
+        8 => (1..=3u32, prop::option::of(Just(ip("10.0.0.9"))))
+            .prop_map(|(by, gateway)| Way::By { ifindex: index(by), gateway }),
+    ];
+    let route =
+        (prefix, 0..3u32, way).prop_map(|(prefix, metric, way)| Route { prefix, metric, way });
+    prop::collection::vec(route, 0..12)
+}
+
+proptest! {
+    /// Whatever the routes, a source is led back by an interface exactly if routing sends what is
+    /// for it there; and on the way from one set of routes to the next, none is that is not at an
+    /// end of it.
+    #[test]
+    fn sources_are_led_back_by_the_interface_that_routing_takes(
+        sets in prop::collection::vec(routes(), 1..4), limit in 6..13usize
+    ) {
+        let limits = Limits { routes: limit, ..Limits::default() };
+        let mut story = Story::with_limits(&["eth1", "eth2"], &[], limits);
+        story.link(ether(1)).link(ether(2)).link(ether(3));
+        let sources: Vec<IpAddr> = (0..10)
+            .map(|low| [10, 0, 0, low].into())
+            .chain((0..10).map(|low| IpAddr::from([0xfd00u16, 0, 0, 0, 0, 0, 0, low])))
+            .chain([ip("192.0.2.1"), ip("2001:db8::1")])
+            .collect();
+        let served = [1, 2].map(index);
+        let mut held = BTreeMap::new();
+        let mut before: &[Route] = &[];
+        for routes in &sets {
+            story.say(Input::RoutesStarted);
+            for route in routes {
+                story.say(Input::ListedRoute(*route));
+            }
+            story.say(Input::RoutesDone);
+            let prefixes: BTreeSet<_> = routes.iter().map(|route| route.prefix).collect();
+            let routes: &[Route] = if prefixes.len() > limit { &[] } else { routes };
+            while let Some(event) = story.view.poll_event() {
+                match event {
+                    Event::Route(RouteBack { ifindex, prefix, via }) => {
+                        prop_assert_ne!(held.insert((ifindex, prefix), via), Some(via));
+                    }
+                    Event::NoRoute(ifindex, prefix) => {
+                        prop_assert!(held.remove(&(ifindex, prefix)).is_some());
+                    }
+                    _ => {}
+                }
+                for (&by, &source) in served.iter().flat_map(|by| sources.iter().map(move |s| (by, s))) {
+                    let was = is_routed(before, by, source) || is_routed(routes, by, source);
+                    prop_assert!(was || !leads_back(&held, by, source), "{source} by {by}: {event:?}");
+                }
+            }
+            let listed = story.view.routes_back().map(|r| ((r.ifindex, r.prefix), r.via));
+            prop_assert_eq!(&listed.collect::<BTreeMap<_, _>>(), &held);
+            for interface in story.view.served() {
+                for &source in &sources {
+                    let way_back = if source.is_ipv4() { interface.ipv4 } else { interface.ipv6 };
+                    let led = match way_back {
+                        WayBack::All => true,
+                        WayBack::Routed => leads_back(&held, interface.ifindex, source),
+                        WayBack::None(_) => false,
+                    };
+                    prop_assert_eq!(led, is_routed(routes, interface.ifindex, source), "{}", source);
+                }
+            }
+            before = routes;
+        }
+    }
+}

@@ -1,0 +1,55 @@
+// SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
+
+use std::collections::HashMap;
+
+use ibarr_common::IfIndex;
+use ibarr_common::map::{Route, RoutePrefix};
+use ibarr_proto::ip2gid::Prefix;
+use ibarr_proto::local_view::routing::{RouteBack, Via};
+
+use super::kernel::{Held, MapUpdate, RouteKey};
+
+/// As the map has it.
+pub(super) fn update(route: RouteBack) -> MapUpdate {
+    let RouteBack { ifindex, prefix, via } = route;
+    let route = match via {
+        Via::Link => Route::ON_LINK,
+        Via::Gateway(gateway) => Route::via(gateway),
+        Via::Elsewhere => Route::ELSEWHERE,
+    };
+    MapUpdate::Route(key(ifindex, prefix), route)
+}
+
+pub(super) fn key(ifindex: IfIndex, prefix: Prefix) -> RouteKey {
+    let (bits, prefix) = RoutePrefix::new(ifindex, prefix.first(), prefix.len());
+    RouteKey { bits, prefix }
+}
+
+/// The updates that lead from what is `held` to `wanted`, in an order in which nobody is led back in
+/// between who is not before or after: what leads elsewhere comes first and goes last.
+pub(super) fn change(held: &Held, wanted: impl Iterator<Item = RouteBack>) -> Vec<MapUpdate> {
+    let there: HashMap<_, _> = held.routes.iter().copied().collect();
+    let mut wanted: HashMap<_, _> = wanted
+        .filter_map(|route| match update(route) {
+            MapUpdate::Route(key, route) => Some((key, route)),
+            _ => None,
+        })
+        .collect();
+    let mut gone: Vec<_> =
+        held.routes.iter().copied().filter(|(key, _)| !wanted.contains_key(key)).collect();
+    wanted.retain(|key, route| there.get(key) != Some(route));
+    let mut new: Vec<_> = wanted.into_iter().collect();
+    new.sort_by_key(|(_, route)| route.is_here());
+    gone.sort_by_key(|(_, route)| !route.is_here());
+    let elsewhere = new.partition_point(|(_, route)| !route.is_here());
+    let here = gone.partition_point(|(_, route)| route.is_here());
+    let set = |&(key, route): &(RouteKey, Route)| MapUpdate::Route(key, route);
+    let remove = |&(key, _): &(RouteKey, Route)| MapUpdate::NoRoute(key);
+    new[..elsewhere]
+        .iter()
+        .map(set)
+        .chain(gone[..here].iter().map(remove))
+        .chain(new[elsewhere..].iter().map(set))
+        .chain(gone[here..].iter().map(remove))
+        .collect()
+}

@@ -1,0 +1,243 @@
+// SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
+
+//! What rtnetlink says about routes and policy rules.
+
+use std::net::IpAddr;
+
+use ibarr_common::IfIndex;
+use ibarr_proto::ip2gid::{Family, Prefix};
+use ibarr_proto::local_view::routing::{Route, Rule, Selects, Way};
+use neli::consts::nl::NlmF;
+use neli::consts::rtnl::{RtAddrFamily, Rtm};
+use neli::rtnl::RtmsgBuilder;
+use neli::types::{Buffer, RtBuffer};
+
+use super::message::{self, ALL_SET, Frame, Malformed, attribute, nested};
+
+/// A route of the main table, or a rule.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub(super) enum Fib {
+    Route(Route),
+    Rule(Rule),
+}
+
+impl Fib {
+    /// `None` for what is neither, say a route of another table. Of what was deleted, it tells what
+    /// that was.
+    pub(super) fn parse(frame: &Frame<'_>) -> Result<Option<Self>, Malformed> {
+        match Rtm::from(frame.kind) {
+            Rtm::Newroute | Rtm::Delroute => Ok(route(frame.payload)?.map(Self::Route)),
+            Rtm::Newrule | Rtm::Delrule => Ok(rule(frame.payload)?.map(Self::Rule)),
+            _ => Ok(None),
+        }
+    }
+}
+
+/// A message that begins with `struct rtmsg` or `struct fib_rule_hdr` of include/uapi/linux, which
+/// have the same layout.
+struct Message {
+    family: Family,
+    dst_len: u8,
+    src_len: u8,
+    tos: u8,
+    table: u8,
+    kind: u8,
+    flags: u32,
+    attributes: RtBuffer<u16, Buffer>,
+}
+
+impl Message {
+    /// `None` for families that have no queries, as those of multicast routing.
+    fn parse(payload: &[u8]) -> Result<Option<Self>, Malformed> {
+        let (header, attributes) =
+            payload.split_first_chunk::<12>().ok_or(Malformed::Attributes)?;
+        let [family, dst_len, src_len, tos, table, _, _, kind, f0, f1, f2, f3] = *header;
+        let family = match i32::from(family) {
+            libc::AF_INET => Family::V4,
+            libc::AF_INET6 => Family::V6,
+            _ => return Ok(None),
+        };
+        let flags = u32::from_ne_bytes([f0, f1, f2, f3]);
+        let attributes = nested(attributes)?;
+        Ok(Some(Self { family, dst_len, src_len, tos, table, kind, flags, attributes }))
+    }
+
+    fn attribute(&self, kind: u16) -> Option<&[u8]> {
+        attribute(&self.attributes, kind)
+    }
+
+    fn number(&self, kind: u16) -> Result<Option<u32>, Malformed> {
+        self.attribute(kind).map(message::number).transpose()
+    }
+
+    /// That of the attribute, where there is one: the header has room for 8 bits.
+    fn table(&self, kind: u16) -> Result<u32, Malformed> {
+        Ok(self.number(kind)?.unwrap_or(self.table.into()))
+    }
+
+    fn ip(&self, octets: &[u8]) -> Result<IpAddr, Malformed> {
+        let family = match self.family {
+            Family::V4 => RtAddrFamily::Inet,
+            Family::V6 => RtAddrFamily::Inet6,
+        };
+        message::ip(family, octets)
+    }
+}
+
+fn route(payload: &[u8]) -> Result<Option<Route>, Malformed> {
+    let Some(message) = Message::parse(payload)? else { return Ok(None) };
+    // What we send has no TOS, and what is cached is no route of its own.
+    let is_other = message.tos != 0 || message.flags & libc::RTM_F_CLONED != 0;
+    if message.table(libc::RTA_TABLE)? != u32::from(libc::RT_TABLE_MAIN) || is_other {
+        return Ok(None);
+    }
+    let destination = match (message.attribute(libc::RTA_DST), message.family) {
+        (Some(octets), _) => message.ip(octets)?,
+        (None, Family::V4) => IpAddr::from([0; 4]),
+        (None, Family::V6) => IpAddr::from([0; 16]),
+    };
+    let bits = if destination.is_ipv4() { 32 } else { 128 };
+    if message.dst_len > bits {
+        return Err(Malformed::PrefixLen);
+    }
+    let metric = message.number(libc::RTA_PRIORITY)?.unwrap_or_default();
+    let way = match message.kind {
+        libc::RTN_UNICAST => way(&message)?,
+        libc::RTN_LOCAL | libc::RTN_BROADCAST | libc::RTN_ANYCAST | libc::RTN_MULTICAST => {
+            return Ok(None);
+        }
+        _ => Way::Unclear,
+    };
+    Ok(Some(Route { prefix: Prefix::around(destination, message.dst_len), metric, way }))
+}
+
+fn way(message: &Message) -> Result<Way, Malformed> {
+    // For some sources only, or through a tunnel.
+    if message.src_len != 0 || message.attribute(libc::RTA_ENCAP_TYPE).is_some() {
+        return Ok(Way::Unclear);
+    }
+    if let Some(hops) = message.attribute(libc::RTA_MULTIPATH) {
+        return several(message, hops);
+    }
+    // A route through a nexthop object names no interface where net.ipv4.nexthop_compat_mode is 0.
+    let Some(oif) = message.attribute(libc::RTA_OIF) else { return Ok(Way::Unclear) };
+    Ok(Way::By { ifindex: message::ifindex(oif)?, gateway: gateway(message, &message.attributes)? })
+}
+
+fn gateway(
+    message: &Message,
+    attributes: &RtBuffer<u16, Buffer>,
+) -> Result<Option<IpAddr>, Malformed> {
+    if let Some(octets) = attribute(attributes, libc::RTA_GATEWAY) {
+        return message.ip(octets).map(Some);
+    }
+    attribute(attributes, libc::RTA_VIA).map(message::via).transpose()
+}
+
+/// Next hops (`struct rtnexthop`, each with attributes). Those that are dead are not used.
+fn several(message: &Message, mut hops: &[u8]) -> Result<Way, Malformed> {
+    let mut found: Option<(IfIndex, Option<IpAddr>)> = None;
+    while !hops.is_empty() {
+        let (head, _) = hops.split_first_chunk::<8>().ok_or(Malformed::Attributes)?;
+        let [l0, l1, flags, _, i0, i1, i2, i3] = *head;
+        let len = usize::from(u16::from_ne_bytes([l0, l1]));
+        let attributes = nested::<u16>(hops.get(8..len).ok_or(Malformed::Attributes)?)?;
+        hops = hops.get(len.next_multiple_of(4)..).unwrap_or_default();
+        let ifindex = message::ifindex(&[i0, i1, i2, i3])?;
+        let gateway = gateway(message, &attributes)?;
+        if attribute(&attributes, libc::RTA_ENCAP_TYPE).is_some() {
+            return Ok(Way::Unclear);
+        }
+        if flags & RTNH_F_DEAD != 0 {
+            continue;
+        }
+        match found {
+            Some((other, _)) if other != ifindex => return Ok(Way::Unclear),
+            Some(_) => {}
+            None => found = Some((ifindex, gateway)),
+        }
+    }
+    Ok(found.map_or(Way::Unclear, |(ifindex, gateway)| Way::By { ifindex, gateway }))
+}
+
+fn rule(payload: &[u8]) -> Result<Option<Rule>, Malformed> {
+    let Some(message) = Message::parse(payload)? else { return Ok(None) };
+    let table = message.table(FRA_TABLE)?;
+    let looks_up = message.kind == FR_ACT_TO_TBL;
+    Ok(Some(Rule {
+        family: message.family,
+        priority: message.number(FRA_PRIORITY)?.unwrap_or_default(),
+        selects: selects(&message)?,
+        table: looks_up.then_some(table),
+    }))
+}
+
+fn selects(message: &Message) -> Result<Selects, Malformed> {
+    if message.flags & FIB_RULE_INVERT != 0 {
+        return Ok(Selects::Some);
+    }
+    if message.attribute(FRA_L3MDEV).is_some_and(|yes| yes != [0]) {
+        return Ok(Selects::Vrf);
+    }
+    let came_in = message.attribute(FRA_IIFNAME).is_some_and(|name| name != b"lo\0");
+    let mark = message.number(FRA_FWMARK)?.unwrap_or_default();
+    if came_in || mark & message.number(FRA_FWMASK)?.unwrap_or(u32::MAX) != 0 {
+        return Ok(Selects::NoReply);
+    }
+    let is_for_all = |kind: u16, payload: &[u8]| match kind {
+        FRA_PRIORITY | FRA_FWMARK | FRA_FLOW | FRA_TABLE | FRA_FWMASK | FRA_L3MDEV
+        | FRA_PROTOCOL | FRA_GOTO => true,
+        // -1: no result of the table is too general.
+        FRA_SUPPRESS_IFGROUP | FRA_SUPPRESS_PREFIXLEN => payload == [0xff; 4],
+        _ => false,
+    };
+    let all = message
+        .attributes
+        .iter()
+        .all(|attribute| is_for_all(*attribute.rta_type(), attribute.rta_payload().as_ref()));
+    let all = all && message.dst_len == 0 && message.src_len == 0 && message.tos == 0;
+    Ok(if all { Selects::All } else { Selects::Some })
+}
+
+/// Asks for all policy rules.
+pub(super) fn dump_rules(seq: u32) -> Vec<u8> {
+    dump(Rtm::Getrule, RtAddrFamily::Unspecified, libc::RT_TABLE_UNSPEC, seq)
+}
+
+/// Asks for the routes of the main table, or of all where the kernel does not heed that.
+pub(super) fn dump_routes(family: RtAddrFamily, seq: u32) -> Vec<u8> {
+    dump(Rtm::Getroute, family, libc::RT_TABLE_MAIN, seq)
+}
+
+fn dump(kind: Rtm, family: RtAddrFamily, table: u8, seq: u32) -> Vec<u8> {
+    let message = RtmsgBuilder::default()
+        .rtm_family(family)
+        .rtm_dst_len(0)
+        .rtm_src_len(0)
+        .rtm_tos(0)
+        .rtm_table(table.into())
+        .rtm_protocol(0.into())
+        .rtm_scope(0.into())
+        .rtm_type(0.into())
+        .build()
+        .expect(ALL_SET);
+    message::request(kind, NlmF::DUMP, seq, message)
+}
+
+/// Of include/uapi/linux/rtnetlink.h.
+const RTNH_F_DEAD: u8 = 1;
+
+// Of include/uapi/linux/fib_rules.h.
+const FIB_RULE_INVERT: u32 = 2;
+const FR_ACT_TO_TBL: u8 = 1;
+const FRA_IIFNAME: u16 = 3;
+const FRA_GOTO: u16 = 4;
+const FRA_PRIORITY: u16 = 6;
+const FRA_FWMARK: u16 = 10;
+const FRA_FLOW: u16 = 11;
+const FRA_SUPPRESS_IFGROUP: u16 = 13;
+const FRA_SUPPRESS_PREFIXLEN: u16 = 14;
+const FRA_TABLE: u16 = 15;
+const FRA_FWMASK: u16 = 16;
+const FRA_L3MDEV: u16 = 19;
+const FRA_PROTOCOL: u16 = 21;

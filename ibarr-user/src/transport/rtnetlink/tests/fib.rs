@@ -1,0 +1,321 @@
+// SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
+
+//! Routes and policy rules.
+
+use ibarr_proto::ip2gid::Family;
+use ibarr_proto::local_view::routing::{MAX_LISTED_ROUTES, Route, Rule, Selects, Way};
+
+use super::super::fib::Fib;
+use super::*;
+
+const FIB: &str = include_str!("../../../../tests/golden/rtnetlink-fib.hex");
+
+/// A line for each label and each thing said.
+fn tell_fib(datagrams: impl IntoIterator<Item = (&'static str, Vec<u8>)>) -> Vec<String> {
+    let mut told = Vec::new();
+    for (label, datagram) in datagrams {
+        if label != "..." && !told.iter().any(|line| line == label) {
+            told.push(label.to_owned());
+        }
+        for frame in frames(&datagram) {
+            told.extend(Fib::parse(&frame.unwrap()).unwrap().map(|said| match said {
+                Fib::Route(Route { prefix, metric, way }) => match way {
+                    Way::By { ifindex, gateway: None } => format!("{prefix} {metric} by {ifindex}"),
+                    Way::By { ifindex, gateway: Some(gateway) } => {
+                        format!("{prefix} {metric} by {ifindex} via {gateway}")
+                    }
+                    Way::Unclear => format!("{prefix} {metric} unclear"),
+                },
+                Fib::Rule(Rule { family, priority, selects, table }) => {
+                    let table = table.map_or("-".to_owned(), |table| table.to_string());
+                    format!("{family} rule {priority} {selects:?} {table}")
+                }
+            }));
+        }
+    }
+    told
+}
+
+#[test]
+fn recorded_rules_and_routes_are_read() {
+    let dumps = recorded(FIB).into_iter().take_while(|(label, _)| !label.starts_with("ip "));
+    let told = tell_fib(dumps);
+    let expected = [
+        "rules",
+        "IPv4 rule 0 All 255",
+        "IPv4 rule 100 Some 300",
+        "IPv4 rule 101 Some 300",
+        // What is forwarded, and what is marked.
+        "IPv4 rule 102 NoReply 300",
+        "IPv4 rule 103 NoReply 300",
+        // No mark, which is what replies have; and anything but a mark.
+        "IPv4 rule 104 All 300",
+        "IPv4 rule 105 Some 300",
+        "IPv4 rule 106 Some 254",
+        "IPv4 rule 107 Some 300",
+        // A blackhole, and a jump.
+        "IPv4 rule 108 All -",
+        "IPv4 rule 109 All -",
+        "IPv4 rule 110 Some 300",
+        "IPv4 rule 111 Some 300",
+        // What this machine sends itself.
+        "IPv4 rule 112 Some 300",
+        "IPv4 rule 113 All 300",
+        "IPv4 rule 1000 Vrf 0",
+        "IPv4 rule 32766 All 254",
+        "IPv4 rule 32767 All 253",
+        "IPv6 rule 0 All 255",
+        "IPv6 rule 100 Some 300",
+        "IPv6 rule 32766 All 254",
+        "routes of IPv4",
+        "0.0.0.0/0 0 by 5 via 10.2.0.254",
+        "10.1.0.0/24 0 by 3",
+        "10.2.0.0/24 0 by 5",
+        "10.3.0.0/16 0 by 3 via 10.1.0.254",
+        "10.3.0.0/16 100 by 5 via 10.2.0.254",
+        "10.4.0.0/16 0 by 3 via fe80::254",
+        // Two gateways, two interfaces, a blackhole, unreachable.
+        "10.5.0.0/16 0 by 3 via 10.1.0.253",
+        "10.6.0.0/16 0 unclear",
+        "10.7.0.0/16 0 unclear",
+        "10.8.0.0/16 0 unclear",
+        // Not that of 10.9.0.0/16 with a TOS; through a nexthop object; through a tunnel.
+        "10.10.0.0/16 0 by 3 via 10.1.0.254",
+        "10.11.0.0/16 0 unclear",
+        "routes of IPv6",
+        "fd00:1::/64 256 by 3",
+        "fd00:3::/64 1024 by 3 via fd00:1::fd",
+        "fd00:4::/64 10 by 3 via fd00:1::fe",
+        // For some sources only.
+        "fd00:5::/64 1024 unclear",
+        "fd00:7::/64 1024 unclear",
+        "fe80::/64 256 by 3",
+        "fe80::/64 256 by 2",
+        "fe80::/64 256 by 5",
+        "fe80::/64 256 by 4",
+        "::/0 1024 by 3 via fd00:1::fe",
+    ];
+    assert_eq!(told, expected);
+}
+
+#[test]
+fn recorded_changes_of_routes_and_rules_are_noticed() {
+    let events = recorded(FIB).into_iter().skip_while(|(label, _)| !label.starts_with("ip "));
+    let told = tell_fib(events);
+    let expected = [
+        "ip route add 10.20.0.0/16 via 10.1.0.254",
+        "10.20.0.0/16 0 by 3 via 10.1.0.254",
+        "ip route del 10.20.0.0/16",
+        "10.20.0.0/16 0 by 3 via 10.1.0.254",
+        "ip addr add 10.21.0.1/24 dev d0",
+        "10.21.0.0/24 0 by 3",
+        // Nothing about another table, nor about addresses.
+        "ip route add 10.22.0.0/16 via 10.1.0.254 table 300",
+        "ip rule add pref 200 from 10.1.0.2 lookup 300",
+        "IPv4 rule 200 Some 300",
+        "ip rule del pref 200",
+        "IPv4 rule 200 Some 300",
+        "ip -6 rule add pref 200 from fd00:1::2 lookup 300",
+        "IPv6 rule 200 Some 300",
+        "ip -6 route add fd00:20::/64 via fd00:1::fe",
+        "fd00:20::/64 1024 by 3 via fd00:1::fe",
+        // And not a word about the IPv4 routes that go with it.
+        "ip link set d1 down",
+        "fe80::/64 256 by 5",
+    ];
+    assert_eq!(told, expected);
+}
+
+/// `struct rtmsg` of a route of the main table.
+fn rtmsg(family: u8, bits: u8, kind: u8) -> Message {
+    Message::new(24, &[family, bits, 0, 0, 254, 0, 0, kind, 0, 0, 0, 0])
+}
+
+fn hop(len: u16, flags: u8, ifindex: u32) -> Vec<u8> {
+    [&len.to_ne_bytes()[..], &[flags, 0], &ifindex.to_ne_bytes()].concat()
+}
+
+fn parse(message: &Message) -> Result<Option<Fib>, Malformed> {
+    let bytes = message.bytes();
+    let frames: Vec<_> = frames(&bytes).collect();
+    let [Ok(frame)] = frames.as_slice() else { panic!("{frames:?}") };
+    Fib::parse(frame)
+}
+
+#[test]
+fn routes_that_make_no_sense_are_refused_for_their_reason() {
+    let oif = || Attr::u32(4, 5);
+    let multipath = |hops: &[u8]| rtmsg(2, 0, 1).with(Attr::new(9, hops));
+    let cases = [
+        (Message::new(24, &[2, 0, 0, 0, 254, 0, 0, 1]), Malformed::Attributes),
+        (rtmsg(2, 33, 1).with(oif()), Malformed::PrefixLen),
+        (rtmsg(2, 8, 1).with(Attr::new(1, &[10, 0, 0])), Malformed::AttributeLength),
+        (rtmsg(2, 0, 1).with(Attr::u32(4, 0)), Malformed::IfIndex),
+        (rtmsg(2, 0, 1).with(oif()).with(Attr::new(5, &[10])), Malformed::AttributeLength),
+        (rtmsg(2, 0, 1).with(oif()).with(Attr::new(18, &[0])), Malformed::AttributeLength),
+        (rtmsg(2, 0, 1).with(oif()).with(Attr::new(6, &[0])), Malformed::AttributeLength),
+        (rtmsg(2, 0, 1).with(oif()).cut(1), Malformed::Attributes),
+        (multipath(&hop(8, 0, 5)[..7]), Malformed::Attributes),
+        // Next hops that say they are shorter than they are, or longer.
+        (multipath(&hop(0, 0, 5)), Malformed::Attributes),
+        (multipath(&hop(9, 0, 5)), Malformed::Attributes),
+        (multipath(&hop(8, 0, 0)), Malformed::IfIndex),
+        (Message::new(32, &[2; 11]), Malformed::Attributes),
+        (
+            Message::new(32, &[2, 0, 0, 0, 254, 0, 0, 1, 0, 0, 0, 0]).with(Attr::new(6, &[0])),
+            Malformed::AttributeLength,
+        ),
+    ];
+    for (message, reason) in cases {
+        assert_eq!(parse(&message), Err(reason), "{message:?}");
+    }
+    // Those of multicast routing, and of MPLS.
+    for family in [128, 129, 28] {
+        assert_eq!(parse(&rtmsg(family, 0, 1)), Ok(None));
+    }
+    // A nexthop object that the kernel does not expand; next hops, of which none is alive.
+    let unclear = |message: &Message| match parse(message) {
+        Ok(Some(Fib::Route(route))) => route.way == Way::Unclear,
+        other => panic!("{other:?}"),
+    };
+    assert!(unclear(&rtmsg(2, 0, 1).with(Attr::u32(30, 7))));
+    assert!(unclear(&multipath(&hop(8, 1, 5))));
+    assert!(!unclear(&multipath(&[hop(8, 1, 6), hop(8, 0, 5)].concat())));
+    assert!(unclear(&multipath(&[hop(8, 0, 6), hop(8, 0, 5)].concat())));
+    // A selector that is younger than this code.
+    let rule = Message::new(32, &[2, 0, 0, 0, 254, 0, 0, 1, 0, 0, 0, 0]);
+    let selects = |message: &Message| match parse(message) {
+        Ok(Some(Fib::Rule(rule))) => rule.selects,
+        other => panic!("{other:?}"),
+    };
+    assert_eq!(selects(&rule), Selects::All);
+    assert_eq!(selects(&rule.clone().with(Attr::u32(99, 1))), Selects::Some);
+    assert_eq!(selects(&rule.with(Attr::new(19, &[1]))), Selects::Vrf);
+}
+
+proptest! {
+    #[test]
+    fn no_bytes_about_routes_can_panic(
+        message: prop::sample::Index, at: prop::sample::Index, byte: u8,
+        cut: prop::sample::Index, noise: Vec<u8>
+    ) {
+        let recorded = recorded(FIB);
+        let mut near_miss = message.get(&recorded).1.clone();
+        *at.get_mut(&mut near_miss) = byte;
+        let short = near_miss[..cut.index(near_miss.len())].to_vec();
+        for bytes in [near_miss, short, noise] {
+            for frame in frames(&bytes).flatten() {
+                let _ = Fib::parse(&frame);
+            }
+        }
+    }
+}
+
+const PORTID: u32 = 4711;
+
+/// A session about routes, and what it has said.
+struct Story {
+    session: Session,
+    counters: Arc<Counters>,
+    said: Vec<Input>,
+    seq: u32,
+}
+
+impl Story {
+    fn new() -> Self {
+        let counters = Arc::<Counters>::default();
+        let session = Session::new(Subject::Routes, PORTID, Arc::clone(&counters));
+        Self { session, counters, said: Vec::new(), seq: 0 }
+    }
+
+    /// The session asks for this: the type, and the first bytes of its header.
+    fn asks(&mut self, kind: u16, family: u8, table: u8) -> &mut Self {
+        let request = self.session.poll_transmit(&mut self.said).expect("no request");
+        assert_eq!(request.len(), 16 + 12);
+        assert_eq!(request[4..8], [kind.to_ne_bytes(), 0x301_u16.to_ne_bytes()].concat());
+        assert_eq!(request[16..], [family, 0, 0, 0, table, 0, 0, 0, 0, 0, 0, 0]);
+        self.seq = u32::from_ne_bytes(request[8..12].try_into().unwrap());
+        self
+    }
+
+    fn answers(&mut self, messages: &[Message]) -> &mut Self {
+        let stamp = |message: &Message| message.clone().answering(self.seq, PORTID).bytes();
+        let datagram: Vec<u8> = messages.iter().flat_map(stamp).collect();
+        self.session.handle_datagram(&datagram, &mut self.said);
+        self
+    }
+
+    fn hears(&mut self, messages: &[Message]) -> &mut Self {
+        let datagram: Vec<u8> = messages.iter().flat_map(Message::bytes).collect();
+        self.session.handle_datagram(&datagram, &mut self.said);
+        self
+    }
+
+    fn says(&mut self, expected: &[Input]) -> &mut Self {
+        assert_eq!(self.said, expected);
+        self.said.clear();
+        self
+    }
+}
+
+fn done() -> Message {
+    Message::new(3, &0_i32.to_ne_bytes())
+}
+
+fn default_route() -> (Message, Route) {
+    let way = Way::By { ifindex: index(5), gateway: None };
+    let prefix = "0.0.0.0/0".parse().unwrap();
+    (rtmsg(2, 0, 1).with(Attr::u32(4, 5)), Route { prefix, metric: 0, way })
+}
+
+#[test]
+fn a_dump_lists_rules_then_the_routes_of_each_family() {
+    let (message, route) = default_route();
+    let rule = Message::new(32, &[10, 0, 0, 0, 254, 0, 0, 1, 0, 0, 0, 0]);
+    let listed = Rule { family: Family::V6, priority: 0, selects: Selects::All, table: Some(254) };
+    let mut story = Story::new();
+    story.session.handle_request();
+    story.asks(34, 0, 0).answers(&[rule, done()]);
+    story.asks(26, 2, 254).answers(std::slice::from_ref(&message));
+    // However many, they say no more than one; of another table, nothing.
+    let other = Message::new(24, &[2, 0, 0, 0, 253, 0, 0, 1, 0, 0, 0, 0]);
+    story.hears(&[message.clone(), other.clone(), message.clone(), message]).hears(&[other]);
+    story.answers(&[done()]).asks(26, 10, 254).answers(&[done()]);
+    story.says(&[
+        Input::RoutesStarted,
+        Input::ListedRule(listed),
+        Input::ListedRoute(route),
+        Input::RoutesChanged,
+        Input::RoutesDone,
+    ]);
+    assert_eq!(story.session.poll_transmit(&mut story.said), None);
+    assert_eq!(story.counters.get(Counter::RtnetlinkEvent), 3);
+}
+
+#[test]
+fn a_kernel_without_policy_routing_or_routes_has_none() {
+    let mut story = Story::new();
+    story.session.handle_request();
+    let refused = |errno: i32| [Message::new(2, &[&(-errno).to_ne_bytes()[..], &[0; 16]].concat())];
+    story.asks(34, 0, 0).answers(&refused(libc::EOPNOTSUPP));
+    let no_table = Message::new(3, &(-libc::ENOENT).to_ne_bytes());
+    story.asks(26, 2, 254).answers(&[no_table]).asks(26, 10, 254);
+    // Any other refusal is one.
+    story.answers(&refused(libc::EBUSY)).asks(34, 0, 0);
+    assert_eq!(story.counters.get(Counter::RtnetlinkDumpRefused), 1);
+}
+
+#[test]
+fn a_dump_that_lists_too_much_is_broken_off_for_good() {
+    let mut story = Story::new();
+    let (message, route) = default_route();
+    story.session.handle_request();
+    story.asks(34, 0, 0).answers(&[done()]).asks(26, 2, 254);
+    story.answers(&vec![message.clone(); MAX_LISTED_ROUTES]);
+    assert_eq!(story.said.len(), 1 + MAX_LISTED_ROUTES);
+    assert!(!story.session.is_too_much() && story.said.last() == Some(&Input::ListedRoute(route)));
+    story.said.clear();
+    story.answers(&[message.clone(), message]).says(&[Input::RoutesTooMany]);
+    assert!(story.session.is_too_much());
+    assert_eq!(story.session.poll_transmit(&mut story.said), None);
+}
