@@ -6,6 +6,7 @@ mod parse;
 
 pub use parse::ParseError;
 
+use std::collections::BTreeMap;
 use std::fmt;
 use std::str::FromStr;
 
@@ -16,6 +17,8 @@ use ibarr_common::wire::smp::NodeType;
 #[derive(Clone, Debug, Default, Eq, PartialEq)]
 pub struct Topology {
     nodes: Vec<Node>,
+    by_name: BTreeMap<String, NodeId>,
+    by_guid: BTreeMap<Guid, NodeId>,
 }
 
 /// A node as it is built.
@@ -87,8 +90,11 @@ impl Topology {
         if self.nodes.len() == MAX_NODES {
             return Err(TopologyError::TooManyNodes);
         }
-        if self.find(name).is_some() {
+        if self.by_name.contains_key(name) {
             return Err(TopologyError::NameTaken(name.to_owned()));
+        }
+        if self.by_guid.contains_key(&guid) {
+            return Err(TopologyError::GuidTaken(guid));
         }
         let port_guid = |number: u8| match kind {
             NodeType::Switch => guid,
@@ -106,11 +112,11 @@ impl Topology {
                 .map(|number| Port { guid: port_guid(number), peer: None })
                 .collect(),
         };
-        if self.nodes.iter().any(|other| other.guid == guid) {
-            return Err(TopologyError::GuidTaken(guid));
-        }
+        let id = NodeId(self.nodes.len());
         self.nodes.push(node);
-        Ok(NodeId(self.nodes.len() - 1))
+        self.by_name.insert(name.to_owned(), id);
+        self.by_guid.insert(guid, id);
+        Ok(id)
     }
 
     /// Adds a node with the next free GUID of its kind.
@@ -128,8 +134,10 @@ impl Topology {
             NodeType::Switch => FIRST_SWITCH_GUID,
             NodeType::Router => FIRST_ROUTER_GUID,
         };
-        let same_kind = self.nodes.iter().filter(|node| node.kind == kind);
-        let next = same_kind.map(|node| node.guid.get() + node.ports.len() as u64 + 1).max();
+        // Behind the youngest of its kind.
+        let same_kind = self.nodes.iter().rev().find(|node| node.kind == kind);
+        let next = same_kind
+            .map(|node| node.guid.get().wrapping_add(node.ports.len() as u64).wrapping_add(1));
         self.add(kind, name, Guid::new(next.unwrap_or(first)), ports)
     }
 
@@ -173,10 +181,11 @@ impl Topology {
 
     /// The node with this name, or this GUID in hexadecimal.
     pub fn find(&self, name: &str) -> Option<NodeId> {
-        let guid = name.strip_prefix("0x").and_then(|hex| u64::from_str_radix(hex, 16).ok());
-        self.nodes()
-            .find(|(_, node)| node.name == name || Some(node.guid.get()) == guid)
-            .map(|(id, _)| id)
+        let by_guid = || {
+            let guid = u64::from_str_radix(name.strip_prefix("0x")?, 16).ok()?;
+            self.by_guid.get(&Guid::new(guid))
+        };
+        self.by_name.get(name).or_else(by_guid).copied()
     }
 
     /// The port with this name: `NODE/PORT`, or `NODE` for its first.

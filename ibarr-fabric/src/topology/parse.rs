@@ -99,7 +99,7 @@ pub(super) fn parse(text: &str) -> Result<Topology, ParseError> {
                 to,
                 to_port,
             }));
-        } else if let Some((key, value)) = code.split_once('=') {
+        } else if let Some((key, value)) = assignment(code) {
             parse_assignment(&mut ahead, key.trim(), value).map_err(at)?;
         } else {
             node = Some(parse_node(&mut topology, &mut ahead, code, comment).map_err(at)?);
@@ -117,6 +117,11 @@ pub(super) fn parse(text: &str) -> Result<Topology, ParseError> {
         }
     }
     Ok(topology)
+}
+
+/// `key=value`. A name in quotes may have a `=` as well.
+fn assignment(code: &str) -> Option<(&str, &str)> {
+    code.split_once('=').filter(|(key, _)| !key.contains('"'))
 }
 
 /// Splits at the first `#` outside quotes.
