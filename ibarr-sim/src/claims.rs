@@ -66,6 +66,9 @@ const FEW: usize = 2;
 /// its request may take.
 const OLDEST: Duration = secs(60 + 5 + 3);
 
+/// The first of these, and what a daemon may be late.
+const CACHED: Duration = ms(60_000 + 100);
+
 /// From a change until the view knows: that the kernel tells of, and that it does not.
 const TOLD_LAG: Duration = ms(100);
 const SILENT_LAG: Duration = secs(6);
@@ -254,7 +257,11 @@ impl World {
             return self.claims.breaks(self.now, [Some(id), None], text);
         };
         let told = self.claims.told.get(&(id, gid));
-        let is_fresh = told.is_some_and(|&at| at >= before(self.now, OLDEST));
+        // Whoever asks once, of a daemon that runs, gets what the cache holds now.
+        let is_prompt = (heard, answered) == (1, 1)
+            && self.machines[id].troubles.any < before(self.now, OLDEST);
+        let oldest = if is_prompt { CACHED } else { OLDEST };
+        let is_fresh = told.is_some_and(|&at| at >= before(self.now, oldest));
         let since = before(self.now, OLDEST);
         let is_own = self.truth.owners(target, since).any(|owner| owner == id)
             && self.truth.had(id, gid, since, since);
