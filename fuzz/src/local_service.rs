@@ -11,15 +11,17 @@ use ibarr_common::wire::ls::{
 use ibarr_common::{IfIndex, Instant};
 use ibarr_proto::ip2gid::Question;
 use ibarr_proto::local_service::{
-    Config, Counter, Event, FlightId, Input, Limits, LocalService, NUDGE_INTERVAL, Sender, Transmit,
+    Config, Counter, Event, FOLLOW_UPS, FlightId, Input, Limits, LocalService, NUDGE_INTERVAL,
+    OVERRUN_PAUSE, Sender, Transmit,
 };
 use ibarr_proto::paths;
 use ibarr_proto::resolver::{Outcome, Source};
 
 /// The kernel's side under any history, `script` being read as what happens: each address request
-/// ends once, an answer has the GID that was found for it, path requests have as many answers as
-/// there are, a nudge comes after all answers and at most once a millisecond unless it is for a
-/// single answer, bounds are kept, and in the end nothing is left.
+/// ends once and is answered no more often than it came, an answer has the GID that was found for
+/// it, path requests have as many answers as there are, a nudge comes after all answers and at most
+/// once a millisecond unless it is for a single answer, each answer, start and loss is worth one and
+/// its repetitions, bounds are kept, and in the end nothing is left.
 ///
 /// # Panics
 /// The claim does not hold for `script`.
@@ -61,12 +63,18 @@ struct World {
     found: BTreeMap<IpAddr, Vec<Gid>>,
     /// The question that each number was last asked with.
     asked: BTreeMap<Seq, IpAddr>,
+    /// How often each number came and was answered.
+    came: BTreeMap<Seq, (u64, u64)>,
     /// Path requests that may be answered still.
     paths: BTreeMap<Seq, u32>,
     nudging: bool,
     last_nudge: Option<Instant>,
     /// Answers since then.
     answers: u32,
+    /// Nudges, and what they were for.
+    nudges: usize,
+    causes: usize,
+    overruns_from: Instant,
     /// The last words are in no hurry to be apart.
     has_stopped: bool,
 }
@@ -81,20 +89,21 @@ impl World {
             sought: BTreeMap::new(),
             found: BTreeMap::new(),
             asked: BTreeMap::new(),
+            came: BTreeMap::new(),
             paths: BTreeMap::new(),
             nudging: false,
             last_nudge: None,
             answers: 0,
+            nudges: 0,
+            causes: 0,
+            overruns_from: Instant::BOOT,
             has_stopped: false,
         }
     }
 
     fn step(&mut self, script: &mut Script<'_>) {
         match script.byte() % 14 {
-            0 => {
-                self.is_open = true;
-                self.input(Input::Opened { port_id: PortId(9) });
-            }
+            0 => self.open(),
             1..=3 => {
                 let target = TARGETS[usize::from(script.byte()) % TARGETS.len()];
                 let ifindex = IfIndex::new(u32::from(script.byte() % 2) + 1).expect("not zero");
@@ -113,7 +122,13 @@ impl World {
             }
             7 | 8 => self.find(script),
             9 => self.input(Input::Drained),
-            10 => self.input(Input::Overrun),
+            10 => {
+                if self.overruns_from <= self.now {
+                    self.overruns_from = self.now + OVERRUN_PAUSE;
+                    self.causes += 1;
+                }
+                self.input(Input::Overrun);
+            }
             11 => self.take(usize::from(script.byte() % 4)),
             12 => self.nudged(!script.byte().is_multiple_of(4)),
             _ => match script.byte() {
@@ -127,10 +142,20 @@ impl World {
                     self.input(Input::Stop);
                     assert_eq!(self.core.load().waiting, 0);
                 }
-                2..128 => self.pass(Duration::from_millis(u64::from(script.byte()).pow(2))),
+                2 => {
+                    let nudge = script.byte().is_multiple_of(2);
+                    self.core.reconfigure(Config { nudge, ..Config::default() });
+                }
+                3..128 => self.pass(Duration::from_millis(u64::from(script.byte()).pow(2))),
                 _ => self.next_timeout(),
             },
         }
+    }
+
+    fn open(&mut self) {
+        self.is_open = true;
+        self.causes += 1;
+        self.input(Input::Opened { port_id: PortId(9) });
     }
 
     fn datagram(&mut self, bytes: &[u8], cut: bool) {
@@ -143,6 +168,7 @@ impl World {
                 && Question::new(request.target, Some(request.ifindex)).is_some()
             {
                 self.asked.insert(message.seq(), request.target);
+                self.came.entry(message.seq()).or_default().0 += 1;
             }
         };
         while let Some(message) = read.next() {
@@ -207,6 +233,11 @@ impl World {
                 let target = self.asked[&message.seq()];
                 assert!(self.found[&target].contains(&gid), "nobody found {gid} for {target}");
                 self.answers += 1;
+                self.causes += 1;
+                let (came, answered) = self.came.entry(message.seq()).or_default();
+                *answered += 1;
+                let repeated = self.core.counters().get(Counter::AnswersRepeated);
+                assert!(*answered <= *came + repeated, "{came} times, answered {answered}");
             }
             Answer::Paths(_) => panic!("there are no paths yet"),
         }
@@ -219,6 +250,9 @@ impl World {
             assert!(is_apart || self.answers == 1 || self.has_stopped);
         }
         self.answers = 0;
+        self.nudges += 1;
+        let (nudges, causes) = (self.nudges, self.causes);
+        assert!(nudges <= causes * (1 + FOLLOW_UPS.len()), "{nudges} nudges for {causes}");
         (self.nudging, self.last_nudge) = (true, Some(self.now));
     }
 
@@ -282,8 +316,7 @@ impl World {
 
     /// Without anything more from outside, everything ends.
     fn finish(&mut self) {
-        self.is_open = true;
-        self.input(Input::Opened { port_id: PortId(9) });
+        self.open();
         self.input(Input::Drained);
         for _ in 0..1_000 {
             self.take(usize::MAX);
