@@ -3,6 +3,7 @@
 //! From attaching to detaching.
 
 use std::fs;
+use std::path::PathBuf;
 use std::process::Command;
 use std::time::{Duration, Instant};
 
@@ -141,6 +142,29 @@ fn what_is_configured_away_is_detached_at_once() {
 }
 
 #[test]
+fn an_interface_that_is_listed_no_longer_is_detached_at_once() {
+    for (responder, hook) in kinds() {
+        let mut rig = Rig::new();
+        let responder = format!("responder = \"{responder}\"");
+        rig.start(&responder);
+        socket(V4).ask_all(5);
+        let others = format!("{responder}\ninterfaces = [\"other*\"]\n");
+        fs::write(rig.machine.directory().join("ibarr.toml"), others).unwrap();
+        rig.asked("reload");
+        assert_eq!(rig.hooks(), <[PathBuf; 0]>::default());
+        assert!(rig.status_of("eth0")["responder"].is_null());
+        let filters = tool("tc", &format!("-netns {NODE} filter show dev eth0 ingress"));
+        assert!(!filters.contains("ip2gid_tc") && tcx_programs().is_empty(), "{filters}");
+        let before = rig.answered_in_kernel();
+        rig.configure(&responder);
+        rig.asked("reload");
+        assert_eq!(rig.status_of("eth0")["responder"], hook);
+        socket(V4).ask_all(5);
+        assert_eq!(rig.answered_in_kernel(), before + 5);
+    }
+}
+
+#[test]
 fn an_interface_that_comes_back_is_served_again() {
     for (responder, hook) in kinds() {
         let mut rig = Rig::new();
@@ -219,8 +243,9 @@ fn an_address_that_the_daemon_knows_to_be_gone_is_not_answered() {
         for _ in 0..5 {
             assert!(!asker.ask(Duration::from_millis(5)));
         }
+        let unknown_now = || rig.count(Program::Tc, Reason::Unknown);
+        rig.eventually("all have come", || unknown_now() == unknown + 5);
         assert_eq!(rig.answered_in_kernel(), answered);
-        assert_eq!(rig.count(Program::Tc, Reason::Unknown), unknown + 5);
     }
 }
 
@@ -239,7 +264,7 @@ fn a_filter_of_others_in_our_place_stays_and_is_named() {
         let by_daemon = rig.answered_by_daemon();
         socket(V4).ask_all(10);
         assert_eq!(rig.answered_by_daemon(), by_daemon + 10);
-        assert_eq!(rig.hooks(), <[std::path::PathBuf; 0]>::default(), "what was begun is undone");
+        assert_eq!(rig.hooks(), <[PathBuf; 0]>::default(), "what was begun is undone");
         rig.end(Signal::SIGTERM);
         assert!(rig.detach().status.success());
         assert_eq!(traces(&rig), before);
