@@ -165,8 +165,7 @@ pub(crate) fn prove_bpf(workspace: &Workspace) -> Result<Result<usize>> {
 pub(crate) fn prove_responder(workspace: &Workspace) -> Result<Result<usize>> {
     let machines = Machines::fetch(workspace, &[Version::V6_1])?;
     let scenario = Scenario::Responder { tests: "responder::".to_owned(), rounds: 4 };
-    Ok(prepare(workspace, &scenario)
-        .and_then(|prepared| machines.run(&prepared, Duration::from_mins(10))))
+    Ok(prepare(workspace, &scenario).and_then(|prepared| machines.run(&prepared, LONG_DEADLINE)))
 }
 
 /// As [`prove`], for software HCAs and what runs on them, on the oldest kernel.
