@@ -206,8 +206,9 @@ impl Wire {
             }
             // Whom it is from.
             let own = us;
-            let odd = ["127.0.0.1", "0.0.0.0", "10.7.0.255", "224.0.0.1", "255.255.255.255"];
-            let odd_v6 = ["::1", "::", "ff02::1", "::ffff:10.7.0.2", "fe80::1"];
+            let odd =
+                ["127.0.0.1", "0.0.0.0", "10.7.0.255", "224.0.0.1", "255.255.255.255", "10.8.0.2"];
+            let odd_v6 = ["::1", "::", "ff02::1", "::ffff:10.7.0.2", "fe80::1", "fd00:8::2"];
             let odd = if us.is_ipv4() { odd } else { odd_v6 };
             for source in odd.map(address).into_iter().chain([own]) {
                 send(Frame { source, ..frame(&asks(&text)) });
