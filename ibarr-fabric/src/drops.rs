@@ -42,6 +42,8 @@ pub enum DropReason {
     MKey,
     /// Nobody waits for this answer.
     Unsolicited,
+    /// The subnet manager that it was for has not answered, and others wait.
+    Unanswered,
     /// No agent for its class is here.
     NoAgent,
     /// The node's host has not come, or has gone.
@@ -103,6 +105,7 @@ impl fmt::Display for DropReason {
             Self::Partition => "not of the partition",
             Self::MKey => "wrong M_Key",
             Self::Unsolicited => "answer to nothing",
+            Self::Unanswered => "subnet manager does not answer",
             Self::NoAgent => "no agent for its class",
             Self::NoHost => "host not there",
             Self::HostQueue => "host does not read",

@@ -262,7 +262,7 @@ fn requests_that_wait_for_a_manager_are_bounded() {
         smp.set_tid(Tid::new(tid));
         subnet.send(port, &smp_packet(&smp, None, Lid::PERMISSIVE));
     }
-    assert_eq!(subnet.fabric.drops().of(DropReason::Unsolicited), 6);
+    assert_eq!(subnet.fabric.drops().of(DropReason::Unanswered), 6);
     // The youngest are answered, the oldest are not.
     let asked = subnet.take(other);
     let mut answered = BTreeMap::new();

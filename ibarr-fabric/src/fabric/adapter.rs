@@ -62,17 +62,18 @@ impl Fabric {
             }
             return self.hand_to_host(port, arrival.packet.clone());
         }
-        match Smp::parse(packet.payload) {
-            Err(error) => self.drop(DropReason::Smp(error)),
-            Ok(smp) if smp.is_directed() => self.end_walk(now, arrival, packet, smp),
-            Ok(smp) if packet.dlid != Lid::PERMISSIVE && !self.is_own_lid(port, packet.dlid) => {
-                let _ = smp;
-                self.drop(DropReason::DestinationLid);
-            }
-            Ok(mut smp) if is_for_agent(&smp) => {
-                self.answer_lid_routed(now, port, packet, &mut smp);
-            }
-            Ok(_) => self.hand_to_host(port, arrival.packet.clone()),
+        let mut smp = match Smp::parse(packet.payload) {
+            Ok(smp) => smp,
+            Err(error) => return self.drop(DropReason::Smp(error)),
+        };
+        if smp.is_directed() {
+            self.end_walk(now, arrival, packet, smp);
+        } else if packet.dlid != Lid::PERMISSIVE && !self.is_own_lid(port, packet.dlid) {
+            self.drop(DropReason::DestinationLid);
+        } else if is_for_agent(&smp) {
+            self.answer_lid_routed(now, port, packet, &mut smp);
+        } else {
+            self.hand_to_host(port, arrival.packet.clone());
         }
     }
 
@@ -117,7 +118,7 @@ impl Fabric {
         let Some(request) = self.lid_routed(port, packet, &by_lid) else { return };
         if self.proxy.requests.len() >= MAX_PROXIED {
             self.proxy.requests.pop_front();
-            self.drop(DropReason::Unsolicited);
+            self.drop(DropReason::Unanswered);
         }
         self.proxy.requests.push_back(Proxied {
             port,

@@ -9,6 +9,7 @@ use ibarr_common::ib::Qpn;
 use ibarr_common::wire::mad::Class;
 use ibarr_common::wire::packet::Packet;
 use ibarr_common::wire::smp::{PhysicalState, PortInfoWire, PortState, SwitchInfoWire};
+use rand_core::Rng as _;
 
 use super::{
     Arrival, Crossing, Fabric, MANAGEMENT_LANE, MAX_HOPS, MAX_IN_FLIGHT, MAX_QUEUED, is_management,
@@ -180,7 +181,7 @@ impl Fabric {
             return fault.delay;
         }
         // The remainder favours nobody that a fault is made for.
-        fault.delay + Duration::from_nanos(rand_core::Rng::next_u64(&mut self.rng) % jitter)
+        fault.delay + Duration::from_nanos(self.rng.next_u64() % jitter)
     }
 
     pub(super) fn set_fault(&mut self, fault: Fault) {

@@ -17,7 +17,7 @@ mod walk;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 use ibarr_common::Instant;
-use ibarr_common::ib::{Guid, Lid, PKey, PortNum, Sl, SubnetPrefix};
+use ibarr_common::ib::{Guid, Lid, PKey, PortNum, Qpn, Sl, SubnetPrefix};
 use ibarr_common::wire::mad::{AttributeId, Method, Status};
 use ibarr_common::wire::packet::{self, Packet};
 use ibarr_common::wire::smp::{DATA_LEN, NodeType, PhysicalState, PortState, Smp};
@@ -172,8 +172,8 @@ impl Fabric {
     pub fn new(topology: Topology, seed: u64) -> Self {
         let nodes: Vec<_> =
             topology.nodes().map(|(id, node)| Node::new(&topology, id, node)).collect();
-        let by_guid = topology.nodes().filter(|(_, node)| node.kind != NodeType::Switch);
-        let by_guid = by_guid.flat_map(|(id, node)| {
+        let end_nodes = topology.nodes().filter(|(_, node)| node.kind != NodeType::Switch);
+        let by_guid = end_nodes.flat_map(|(id, node)| {
             let guids = node
                 .port_numbers()
                 .filter_map(|number| Some((node.port_guid(number)?, PortId { node: id, number })));
@@ -397,7 +397,7 @@ const MANAGEMENT_LANE: u8 = 15;
 
 /// Whether it is a subnet management packet, or claims to be.
 fn is_management(packet: &Packet<'_>) -> bool {
-    packet.destination == ibarr_common::ib::Qpn::SMI
+    packet.destination == Qpn::SMI
 }
 
 /// A port by its number. `None` for 0, a switch's management port.

@@ -3,6 +3,7 @@
 //! What a switch does with a packet.
 
 use ibarr_common::Instant;
+use ibarr_common::ib::Lid;
 use ibarr_common::wire::packet::Packet;
 use ibarr_common::wire::smp::Smp;
 
@@ -22,8 +23,7 @@ impl Fabric {
         if packet.dlid.is_multicast() {
             return self.replicate(now, arrival, packet);
         }
-        let is_for_us =
-            packet.dlid == ibarr_common::ib::Lid::PERMISSIVE || self.is_own_lid(port, packet.dlid);
+        let is_for_us = packet.dlid == Lid::PERMISSIVE || self.is_own_lid(port, packet.dlid);
         if !is_for_us {
             let route =
                 self.node(port.node).and_then(|node| node.switch.as_ref()?.route(packet.dlid));
@@ -54,7 +54,7 @@ impl Fabric {
                     return;
                 }
                 let exit = walk::turn_back(&mut smp);
-                let lid = Some(ibarr_common::ib::Lid::PERMISSIVE);
+                let lid = Some(Lid::PERMISSIVE);
                 let Some(bytes) = answer(packet, lid, smp.as_bytes(), lid) else { return };
                 (exit, bytes)
             }
