@@ -4,12 +4,11 @@
 //! them, IPoIB runs over it, librdmacm connects, ibacm answers.
 
 use std::process::ExitCode;
-use std::time::Duration;
 
 use anyhow::{Context as _, Result, ensure};
 
 use crate::report::Report;
-use crate::rig::{self, B, INTERFACES, Interface, N, Place, Process, Rig, spawn};
+use crate::rig::{self, B, INTERFACES, Interface, N, Place, Rig, rping, spawn};
 
 /// Their IP subnet is that of a partition of its own.
 const CHILDREN: [(&str, Place, &str); 2] =
@@ -87,28 +86,6 @@ fn partition() -> Result<()> {
         rig::is_up(place, &child)?;
     }
     ping(Place::Here, CHILD_OF_B, 1000)
-}
-
-/// rping checks what comes back itself, with `-V`.
-fn rping(place: Place, address: &str) -> Result<()> {
-    let both = ["-V", "-C", "5", "-S", "1000", "-a", address];
-    let server = spawn("rping-server", place, &[&["rping", "-s"], &both[..]].concat())?;
-    is_listening(&server)?;
-    let client = rig::run(Place::Here, &[&["rping", "-c", "-v"], &both[..]].concat())?;
-    let pings = client.matches("ping data: rdma-ping-").count();
-    ensure!(pings == 5, "{pings} of 5 pings: {client}");
-    let status = server.wait(Duration::from_secs(30))?;
-    ensure!(status.success(), "the server: {status}");
-    Ok(())
-}
-
-/// A server of librdmacm's says nothing when it listens; the kernel's list of its identifiers does.
-fn is_listening(server: &Process) -> Result<()> {
-    rig::eventually(|| {
-        let listed = rig::run(Place::Here, &["rdma", "resource", "show", "cm_id"])?;
-        ensure!(listed.contains("state LISTEN"), "nobody listens: {listed}{}", server.said()?);
-        Ok(())
-    })
 }
 
 fn diagnostics() -> Result<()> {

@@ -9,6 +9,7 @@ mod bring_up;
 mod hello;
 mod ibtun;
 mod init;
+mod join;
 mod kernel_log;
 mod ls;
 mod report;
@@ -31,6 +32,7 @@ fn main() -> ExitCode {
     match arguments.iter().map(String::as_str).collect::<Vec<_>>()[..] {
         [_, "hello"] => hello::run(),
         [_, "run-a"] => bring_up::run(),
+        [_, "run-b"] => join::run(),
         [_, "shell"] => rig::shell(),
         [_, "ibtun", records] if records.parse::<u64>().is_ok() => {
             ibtun::run(records.parse().unwrap_or_default())

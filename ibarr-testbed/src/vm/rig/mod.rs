@@ -16,6 +16,7 @@
 //! its own, since its library passes over those of more than two ports. The client is in the first
 //! namespace: the kernel asks nobody in others.
 
+mod connections;
 mod process;
 
 use std::fs::{self, File};
@@ -29,6 +30,7 @@ use nix::sys::termios::{OutputFlags, SetArg, tcgetattr, tcsetattr};
 
 use crate::report::Report;
 
+pub(crate) use self::connections::{pair, rping};
 pub(crate) use self::process::{Process, RESULTS, run, spawn};
 
 /// Where a command runs.

@@ -1,0 +1,141 @@
+// SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
+
+//! `vm run b`: connections across the IP router. The kernel cannot make them alone; with `ibarr` at
+//! both ends it can, and no program has to know.
+
+use std::fs;
+use std::process::ExitCode;
+
+use anyhow::{Context as _, Result, bail, ensure};
+use nix::mount::{MsFlags, mount};
+use serde_json::Value;
+
+use crate::report::Report;
+use crate::rig::{self, B, Place, Process, Rig, eventually, pair, rping, spawn};
+
+/// Behind the router.
+const FAR_V4: &str = "10.2.0.1";
+const FAR_V6: &str = "fd00:2::1";
+
+/// As many programs as connected, each of them anew.
+const PROGRAMS: u64 = 6;
+
+/// `ip netns exec` hides what is mounted in /sys.
+const BPFFS: &str = "/run/bpf";
+
+pub(crate) fn run() -> ExitCode {
+    let mut report = Report::default();
+    if let Some(rig) = report.claim("the rig stands", Rig::up()) {
+        prove(&mut report);
+        report.claim("OpenSM and the fabric are still there", stands(rig));
+    }
+    report.end()
+}
+
+fn prove(report: &mut Report) {
+    report.claim("without ibarr IPv4 across the router is refused", is_refused(FAR_V4));
+    report.claim("without ibarr IPv6 across the router is refused", is_refused(FAR_V6));
+    let here = report.claim("ibarr runs here", Daemon::start("here", Place::Here));
+    let there = report.claim("ibarr runs behind the router", Daemon::start("b", B));
+    let (Some(here), Some(there)) = (here, there) else { return };
+    for (target, family) in [(FAR_V4, "IPv4"), (FAR_V6, "IPv6")] {
+        let mut claim = |what: &str, proof| report.claim(&format!("{what} {family}"), proof);
+        claim("rping connects across the router, and its data is right:", rping(B, target));
+        claim("udaddy exchanges datagrams across the router:", pair("udaddy", B, target));
+        claim("ucmatose connects across the router:", pair("ucmatose", B, target));
+    }
+    report.claim("it was ibarr that the kernel had its answers from", answered(&here));
+    let by_program = answered_by_program(&there);
+    report.claim("behind the router a BPF program on IPoIB answered for the other", by_program);
+    report.claim("both daemons are still there", here.stop().and_then(|()| there.stop()));
+    report.claim("without ibarr it is refused again", is_refused(FAR_V4));
+}
+
+/// `ibarr` in one of the namespaces, with its programs attached.
+struct Daemon {
+    process: Process,
+    run_dir: String,
+}
+
+impl Daemon {
+    fn start(name: &str, place: Place) -> Result<Self> {
+        if !fs::exists(BPFFS)? {
+            fs::create_dir(BPFFS)?;
+            mount(Some("bpf"), BPFFS, Some("bpf"), MsFlags::empty(), None::<&str>)?;
+        }
+        let (run_dir, bpf_dir) = (format!("/run/ibarr-{name}"), format!("{BPFFS}/{name}"));
+        let words = ["ibarr", "run", "--run-dir", &run_dir, "--bpf-dir", &bpf_dir];
+        let mut process = spawn(&format!("ibarr-{name}"), place, &words)?;
+        eventually(|| rig::run(Place::Here, &["ibarr", "status", "--run-dir", &run_dir]))
+            .with_context(|| process.said().unwrap_or_default())?;
+        process.is_alive()?;
+        let daemon = Self { process, run_dir };
+        eventually(|| {
+            let counters = daemon.counters()?;
+            let attached = counters["counters"]["responder.attached"].as_u64();
+            ensure!(attached == Some(1), "programs on {attached:?} interfaces");
+            Ok(())
+        })?;
+        Ok(daemon)
+    }
+
+    fn counters(&self) -> Result<Value> {
+        let words = ["ibarr", "counters", "--json", "--run-dir", &self.run_dir];
+        Ok(serde_json::from_str(&rig::run(Place::Here, &words)?)?)
+    }
+
+    fn stop(mut self) -> Result<()> {
+        self.process.is_alive()?;
+        let status = self.process.stop()?;
+        ensure!(status.success(), "ibarr: {status}");
+        Ok(())
+    }
+}
+
+/// The kernel says so before anything is sent.
+fn is_refused(target: &str) -> Result<()> {
+    match rig::run(Place::Here, &["rping", "-c", "-C", "1", "-a", target]) {
+        Ok(said) => bail!("it connected: {said}"),
+        Err(error) => {
+            let said = format!("{error:#}");
+            ensure!(said.contains("Cannot assign requested address"), "{said}");
+            Ok(())
+        }
+    }
+}
+
+/// Every question of the kernel's was answered, none was passed back.
+fn answered(here: &Daemon) -> Result<()> {
+    let counters = here.counters()?;
+    let of = |name: &str| counters["counters"][name].as_u64().with_context(|| name.to_owned());
+    let (addresses, paths) = (of("local-service.requests")?, of("local-service.path-requests")?);
+    let mut answered = 0;
+    for from in ["cache", "local", "peer"] {
+        answered += of(&format!("local-service.answered-{from}"))?;
+    }
+    ensure!(addresses >= PROGRAMS, "the kernel asked for {addresses} addresses");
+    ensure!(answered == addresses, "{answered} of {addresses} addresses");
+    let answered = of("local-service.paths-answered")?;
+    ensure!(paths >= PROGRAMS, "the kernel asked for {paths} paths");
+    ensure!(answered == paths, "{answered} of {paths} paths");
+    let queries = of("sa.questions")?;
+    Report::note(format_args!(
+        "{addresses} addresses and {paths} paths for the kernel, {queries} questions to the SA"
+    ));
+    Ok(())
+}
+
+fn answered_by_program(there: &Daemon) -> Result<()> {
+    let counters = there.counters()?;
+    let by_program = counters["counters"]["bpf.tc.answered"].as_u64().context("bpf.tc.answered")?;
+    let by_daemon =
+        counters["counters"]["ip2gid.server.answered"].as_u64().context("ip2gid.server")?;
+    // One of each family at least; none was left to the daemon.
+    ensure!(by_program >= 2 && by_daemon == 0, "{by_program} by BPF, {by_daemon} by the daemon");
+    Ok(())
+}
+
+fn stands(mut rig: Rig) -> Result<()> {
+    rig.opensm.is_alive()?;
+    rig.fabric.is_alive()
+}
