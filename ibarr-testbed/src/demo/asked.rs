@@ -7,8 +7,9 @@ use std::net::IpAddr;
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail, ensure};
-use ibarr_common::IfIndex;
 use ibarr_common::wire::ls::{ResolveIp, Seq};
+use ibarr_common::{IfIndex, Instant};
+use ibarr_user::sys::clock;
 use nix::net::if_::if_nametoindex;
 
 use crate::interrupt::Interrupt;
@@ -41,10 +42,13 @@ neighbour that changes does; so {name}'s daemon makes one change (the nudge)."
         let request = ResolveIp { ifindex, target };
         let seq = kernel.resolve_ip(request, CALLERS_TIMEOUT)??;
         let by = outcome(&mut kernel, seq, owner, target, interrupt)?;
+        let woken_at = clock::now();
         let said = kernel.take_said();
         writeln!(out, "\n{name}'s kernel asks: which GID has {target}?")?;
         writeln!(out, "  {}; the caller was woken by neighbour {by}.\n", owner.gid)?;
-        print(&said, out)?;
+        let start = print(&said, out)?;
+        let ms = woken_at.since(start).as_secs_f64() * 1e3;
+        writeln!(out, "  {ms:>6.2}  {:<21}the neighbour is new: the caller is woken", "nudge")?;
     }
     drop(kernel);
     lab.restart(name, interrupt)?;
@@ -76,7 +80,8 @@ fn outcome(
     }
 }
 
-fn print(said: &[Said], out: &mut impl Write) -> Result<()> {
+/// When the first was said.
+fn print(said: &[Said], out: &mut impl Write) -> Result<Instant> {
     let start = said.first().map(|first| first.at).unwrap_or_default();
     writeln!(out, "  {:>6}  {:<21}message", "ms", "on netlink")?;
     for one in said {
@@ -88,7 +93,7 @@ fn print(said: &[Said], out: &mut impl Write) -> Result<()> {
             writeln!(out, "  {:>6}  {:<21}{}", "", "", line.join(" "))?;
         }
     }
-    Ok(())
+    Ok(start)
 }
 
 /// What most programs give `rdma_resolve_addr`.
