@@ -7,6 +7,7 @@
 mod artifacts;
 mod ebpf;
 mod fuzz;
+mod opensm;
 mod privilege;
 mod process;
 mod sim;

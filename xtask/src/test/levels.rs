@@ -12,7 +12,7 @@ use crate::artifacts::{self, Artifact};
 use crate::ebpf::{self, Toolchain};
 use crate::privilege::Privilege;
 use crate::tools::{Set, Toolbox};
-use crate::{fuzz, process, sim, tidy, tools, vm};
+use crate::{fuzz, opensm, process, sim, tidy, tools, vm};
 
 pub(super) const LEVELS: &[Level] = &[
     Level {
@@ -63,6 +63,13 @@ pub(super) const LEVELS: &[Level] = &[
         fast: false,
         budget: Duration::from_secs(30),
         run: demo,
+    },
+    Level {
+        name: "opensm",
+        what: "stock OpenSM and its diagnostics on a software fabric, without a kernel",
+        fast: false,
+        budget: Duration::from_secs(30),
+        run: opensm_on_fabric,
     },
     Level {
         name: "vm",
@@ -156,6 +163,16 @@ fn unit(bench: &Bench<'_>) -> Result<Outcome> {
 
 fn simulation(bench: &Bench<'_>) -> Result<Outcome> {
     sim::prove(bench.workspace)?;
+    Ok(Outcome::Passed(Count::default()))
+}
+
+fn opensm_on_fabric(bench: &Bench<'_>) -> Result<Outcome> {
+    let ibfab = artifacts::binary(bench.built()?, "ibfab")?;
+    let root = match tools::root(bench.workspace, &tools::OPENSM) {
+        Ok(root) => root,
+        Err(error) => return Ok(Outcome::NotRun(format!("{error:#}"))),
+    };
+    opensm::prove(bench.workspace, ibfab, &root)?;
     Ok(Outcome::Passed(Count::default()))
 }
 

@@ -113,6 +113,15 @@ pub(crate) const LINUX_6_12: Set = Set {
     suites: &["bookworm-backports"],
 };
 
+/// A subnet manager, for programs of user space.
+pub(crate) const OPENSM: Set = Set {
+    name: "opensm",
+    purpose: "OpenSM, diagnostics and what puts them on a fabric without a kernel, for `test opensm`",
+    programs: &[],
+    packages: &["opensm", "infiniband-diags", "libumad2sim0"],
+    suites: &[],
+};
+
 /// What runs on an InfiniBand node, for guests that have a software HCA.
 pub(crate) const RDMA: Set = Set {
     name: "rdma",
@@ -132,8 +141,18 @@ pub(crate) const RDMA: Set = Set {
     suites: &[],
 };
 
-const SETS: &[&Set] =
-    &[&IPROUTE2, &BPFTOOL, &ETHTOOL, &LIBFUZZER, &QEMU, &XZ, &LINUX_6_1, &LINUX_6_12, &RDMA];
+const SETS: &[&Set] = &[
+    &IPROUTE2,
+    &BPFTOOL,
+    &ETHTOOL,
+    &LIBFUZZER,
+    &QEMU,
+    &XZ,
+    &LINUX_6_1,
+    &LINUX_6_12,
+    &RDMA,
+    &OPENSM,
+];
 
 /// List or fetch the tools that other commands use
 #[derive(clap::Args)]
