@@ -12,7 +12,9 @@ mod ip2gid_codec;
 mod local_service;
 mod local_view;
 mod ls_codec;
+mod mad_codec;
 mod packet_codec;
+mod paths;
 
 pub use fabric::fabric;
 pub use ip2gid_client::ip2gid_client;
@@ -20,7 +22,9 @@ pub use ip2gid_codec::ip2gid_codec;
 pub use local_service::local_service;
 pub use local_view::local_view;
 pub use ls_codec::ls_codec;
+pub use mad_codec::mad_codec;
 pub use packet_codec::packet_codec;
+pub use paths::paths;
 
 /// A claim about any bytes.
 pub type Target = fn(&[u8]);
@@ -33,7 +37,9 @@ pub const TARGETS: &[(&str, Target)] = &[
     ("local_service", local_service),
     ("local_view", local_view),
     ("ls_codec", ls_codec),
+    ("mad_codec", mad_codec),
     ("packet_codec", packet_codec),
+    ("paths", paths),
 ];
 
 /// What a target's binary does without libFuzzer: runs the files named as its arguments.

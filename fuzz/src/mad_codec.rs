@@ -1,0 +1,48 @@
+// SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
+
+use ibarr_common::wire::mad::{self, Header};
+use ibarr_common::wire::path_record::Fields;
+use ibarr_common::wire::sa::{Answer, Request, Response};
+use ibarr_common::wire::umad::{Form, Received};
+
+/// What the codecs of MADs accept they write again as a MAD that they read as the same; nothing is
+/// both a question and an answer; what was read of a umad device is a MAD to its end, or a header.
+///
+/// # Panics
+/// The claim does not hold for `bytes`.
+pub fn mad_codec(bytes: &[u8]) {
+    check(bytes);
+    for form in [Form::WithoutPKey, Form::WithPKey] {
+        match Received::parse(form, bytes) {
+            Ok(Received::Mad { mad, .. }) => {
+                assert_eq!(mad, &bytes[form.header_len()..]);
+                check(mad);
+            }
+            Ok(Received::Unanswered { agent, tid }) => {
+                let given_back = &bytes[form.header_len()..];
+                let received = Received::Unanswered { agent, tid };
+                let again = received.emit(form, given_back);
+                assert_eq!(Received::parse(form, again.as_ref()), Ok(received));
+            }
+            Err(mad::Error::Truncated) => assert!(bytes.len() < form.header_len() + 24),
+            Err(error) => assert_eq!(error, mad::Error::BaseVersion),
+        }
+    }
+}
+
+fn check(mad: &[u8]) {
+    let (request, response) = (Request::parse(mad), Response::parse(mad));
+    assert!(request.is_err() || response.is_err());
+    assert!(Header::parse(mad).is_ok() || request.is_err() && response.is_err());
+    if let Ok(request) = request {
+        assert_eq!(Request::parse(request.emit().as_ref()), Ok(request));
+    }
+    if let Ok(response) = response {
+        assert_eq!(Response::parse(response.emit().as_ref()), Ok(response));
+        if let Answer::Path(record) = response.answer {
+            assert_eq!(record.octets(), mad[56..120]);
+            let fields = Fields::parse(&record).expect("checked when it was read");
+            assert_eq!(Fields::parse(&fields.emit()), Ok(fields));
+        }
+    }
+}

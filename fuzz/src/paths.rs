@@ -1,0 +1,206 @@
+// SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use ibarr_common::Instant;
+use ibarr_common::ib::{Gid, Lid, PKey, PathRecord, PortNum, Sl};
+use ibarr_common::wire::class_port_info::ClassPortInfo;
+use ibarr_common::wire::sa::{Answer, PathQuestion, Question, Refusal, Request as SaRequest};
+use ibarr_common::wire::umad::PKeyIndex;
+use ibarr_proto::paths::{
+    Answered, Config, Input, Outcome, Paths, PortFacts, PortName, Request, RequestId,
+};
+use ibarr_proto::sa::{PortIndex, Transmit};
+use rand_chacha::ChaCha12Rng;
+use rand_core::SeedableRng;
+
+/// Whatever subnet administrators, ports and time do: each request is answered once and in time, a
+/// path only to the question that it answers, and bounds are kept.
+///
+/// # Panics
+/// The claim does not hold for `script`.
+pub fn paths(script: &[u8]) {
+    let mut script = Script(script);
+    let mut world = World::new(script.byte());
+    while !script.0.is_empty() {
+        world.step(&mut script);
+    }
+    world.pass(DEADLINE);
+    assert!(world.waiting.is_empty());
+    world.pass(Duration::from_hours(2));
+    world.pass(Duration::from_hours(2));
+    let load = world.core.load();
+    assert_eq!((load.waiters, load.cached), (0, 0));
+}
+
+const DEADLINE: Duration = Duration::from_millis(1_600);
+const PORTS: u8 = 2;
+
+/// What is read of it when it is used up is zero.
+struct Script<'a>(&'a [u8]);
+
+impl<'a> Script<'a> {
+    fn byte(&mut self) -> u8 {
+        self.bytes(1).first().copied().unwrap_or_default()
+    }
+
+    fn bytes(&mut self, count: usize) -> &'a [u8] {
+        let (taken, rest) = self.0.split_at(count.min(self.0.len()));
+        self.0 = rest;
+        taken
+    }
+}
+
+struct World {
+    now: Instant,
+    core: Paths<ChaCha12Rng>,
+    next: u64,
+    waiting: BTreeMap<RequestId, (PathQuestion, Instant)>,
+    sent: Vec<Transmit>,
+}
+
+impl World {
+    fn new(seed: u8) -> Self {
+        let mut config = Config { max_cached: 4, max_waiters: 6, ..Config::default() };
+        (config.sa.outstanding, config.sa.flights) = (3, 5);
+        let core = Paths::new(config, ChaCha12Rng::seed_from_u64(seed.into()));
+        let now = Instant::from_nanos(1 << 40);
+        Self { now, core, next: 0, waiting: BTreeMap::new(), sent: Vec::new() }
+    }
+
+    fn step(&mut self, script: &mut Script<'_>) {
+        let (op, n) = (script.byte(), script.byte());
+        match op % 8 {
+            0 | 1 => self.resolve(n),
+            2 => self.port(n, script.byte()),
+            3 => {
+                let port = PortIndex(u16::from(n % PORTS));
+                self.core.handle_input(self.now, Input::PortGone { port });
+            }
+            4 if !self.sent.is_empty() => {
+                let sent = self.sent.swap_remove(usize::from(n) % self.sent.len());
+                self.answer(&sent, script.byte());
+            }
+            5 => {
+                let (port, len) = (PortIndex(u16::from(n % PORTS)), script.byte());
+                let mad = script.bytes(len.into());
+                self.core.handle_input(self.now, Input::Mad { port, mad });
+            }
+            6 => self.pass(Duration::from_millis(u64::from(n) * 10)),
+            7 => self.pass(Duration::from_secs(u64::from(n) * 30)),
+            _ => drop(self.core.flush()),
+        }
+        self.drain();
+    }
+
+    fn resolve(&mut self, n: u8) {
+        self.next += 1;
+        let id = RequestId(self.next);
+        let question = PathQuestion {
+            dgid: gid(n / 16),
+            sgid: gid(200),
+            reversible: n & 1 != 0,
+            pkey: (n & 2 != 0).then_some(PKey::DEFAULT),
+            tclass: (n & 4 != 0).then_some(0),
+            service_id: None,
+            qos_class: None,
+        };
+        let deadline = self.now + DEADLINE;
+        self.waiting.insert(id, (question, deadline));
+        let port = name(n >> 3 & 1);
+        self.core.resolve(self.now, Request { id, port, question, deadline });
+    }
+
+    fn port(&mut self, n: u8, how: u8) {
+        let facts = PortFacts {
+            is_active: how & 1 != 0,
+            has_umad: how & 2 != 0,
+            lid: Lid::new(u16::from(how >> 2 & 1) + 8),
+            lmc: 0,
+            sm_lid: Lid::new(u16::from(how >> 3 & 3)),
+            sm_sl: Sl::default(),
+            gids: vec![gid(200), gid(how >> 5)],
+            pkeys: vec![(PKeyIndex(0), PKey::DEFAULT)],
+        };
+        let (port, name) = (PortIndex(u16::from(n % PORTS)), name(n % PORTS));
+        self.core.handle_input(self.now, Input::Port { port, name, facts });
+    }
+
+    fn answer(&mut self, sent: &Transmit, how: u8) {
+        let port = sent.port;
+        let request = SaRequest::parse(sent.mad.as_ref()).expect("what we send is legal");
+        let answer = match (how % 8, request.question) {
+            (0, _) => Answer::Refused(Refusal::BUSY),
+            (1, _) => Answer::Refused(Refusal::NO_RECORDS),
+            (2, _) => Answer::Refused(Refusal::DENIED),
+            (3, _) => {
+                let tid = sent.transaction.into();
+                return self.core.handle_input(self.now, Input::Unanswered { port, tid });
+            }
+            (4, _) => {
+                let transaction = sent.transaction;
+                return self.core.handle_input(self.now, Input::NotSent { port, transaction });
+            }
+            (_, Question::ClassPortInfo) => {
+                Answer::ClassPortInfo(ClassPortInfo { has_qos: how > 128 })
+            }
+            (_, Question::Path(question)) => Answer::Path(record(&question, how)),
+        };
+        let mad = request.answer(answer).emit();
+        self.core.handle_input(self.now, Input::Mad { port, mad: mad.as_ref() });
+    }
+
+    fn pass(&mut self, time: Duration) {
+        let end = self.now + time;
+        while let Some(next) = self.core.poll_timeout().filter(|&next| next <= end) {
+            self.now = self.now.max(next);
+            self.drain();
+        }
+        self.now = end;
+        self.drain();
+    }
+
+    fn drain(&mut self) {
+        self.core.handle_timeout(self.now);
+        while let Some(transmit) = self.core.poll_transmit() {
+            self.sent.push(transmit);
+        }
+        if self.sent.len() > 64 {
+            self.sent.drain(..32);
+        }
+        while let Some(Answered { id, outcome }) = self.core.poll_answered() {
+            let (question, _) = self.waiting.remove(&id).expect("answered once");
+            if let Outcome::Found { record, .. } = outcome {
+                assert_eq!(record.octets()[8..24], question.dgid.octets());
+            }
+        }
+        let late = self.waiting.values().find(|(_, deadline)| *deadline <= self.now);
+        assert_eq!(late, None);
+        let load = self.core.load();
+        assert_eq!(load.waiters, self.waiting.len());
+        assert!(load.waiters <= 6 && load.cached <= 4, "{load:?}");
+        for port in 0..PORTS {
+            let load = self.core.client().load(PortIndex(port.into()));
+            assert!(load.in_air <= 3 && load.window <= 3 && load.questions <= 5, "{load:?}");
+        }
+    }
+}
+
+fn name(port: u8) -> PortName {
+    let port = PortNum::new(port + 1).expect("few");
+    PortName { device: "mlx5_0".parse().expect("a name"), port }
+}
+
+fn gid(n: u8) -> Gid {
+    Gid::new(((0xfe80_u128 << 112) | (u128::from(n) + 1)).to_be_bytes()).expect("a port's")
+}
+
+fn record(question: &PathQuestion, dlid: u8) -> PathRecord {
+    let mut octets = [0; 64];
+    octets[8..24].copy_from_slice(&question.dgid.octets());
+    octets[24..40].copy_from_slice(&question.sgid.octets());
+    octets[40..44].copy_from_slice(&[0, dlid | 1, 0, 8]);
+    octets[49..52].copy_from_slice(&[0x80, 0xff, 0xff]);
+    PathRecord::from_octets(octets)
+}
