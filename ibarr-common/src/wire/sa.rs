@@ -5,7 +5,7 @@
 //!
 //! | bytes | field | rule |
 //! |---|---|---|
-//! | 0..23 | header | [`mad`](super::mad); methods Get and GetResp |
+//! | 0..23 | header | [`mad`]; methods Get and GetResp |
 //! | 24..35 | RMPP | [`rmpp`](super::rmpp) |
 //! | 36..43 | SM_Key | 0: we have none |
 //! | 44..45 | AttributeOffset | 0 in a question, ignored in an answer |
