@@ -9,7 +9,7 @@ use ibarr_common::wire::mad::{AttributeId, Method, Tid};
 use ibarr_common::wire::packet::{self, Datagram, GrhWire, Packet};
 use ibarr_common::wire::smp::Smp;
 use ibarr_fabric::topology::{NodeId, PortId};
-use ibarr_fabric::{Event, Fabric, Fault, Input, LinkFault, Topology};
+use ibarr_fabric::{Event, Fabric, Fault, Input, LinkFault, MAX_QUEUED, Topology};
 
 /// The fabric under any hosts and any subnet manager, `script` being read as what they do: what it
 /// hands out is packets, no more for a port than its queue holds; what is on its way comes to an end,
@@ -27,7 +27,6 @@ const TOPOLOGY: &str = "Switch 6 \"A\"\n[1] \"H1\"[1]\n[2] \"H1\"[2]\n[3] \"B\"[
     [5] \"R\"[1]\n\nSwitch 6 \"B\"\n[1] \"H2\"[1]\n[2] \"H3\"[1]\n[5] \"R\"[2]\n\n\
     Ca 2 \"H1\"\n\nCa 1 \"H2\"\n\nCa 1 \"H3\"\n\nRt 2 \"R\"\n";
 const PORTS: [&str; 8] = ["H1/1", "H1/2", "H2/1", "H3/1", "A/3", "A/4", "B/1", "R/1"];
-const MAX_QUEUED: usize = 1024;
 const ATTRIBUTES: [u16; 13] =
     [0x02, 0x10, 0x11, 0x12, 0x14, 0x15, 0x16, 0x17, 0x18, 0x19, 0x1b, 0x20, 0xff];
 

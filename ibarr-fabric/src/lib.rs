@@ -22,7 +22,7 @@ mod pma;
 mod sma;
 
 pub use drops::{DropReason, Drops};
-pub use fabric::{Event, Fabric, Input, PortConfig};
+pub use fabric::{Crossing, Event, Fabric, Input, MAX_IN_FLIGHT, MAX_QUEUED, PortConfig};
 pub use fault::{Fault, LinkFault};
 pub use node::Counters;
 pub use topology::Topology;

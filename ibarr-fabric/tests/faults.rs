@@ -11,7 +11,7 @@ use ibarr_common::ib::Lid;
 use ibarr_common::wire::mad::{Method, Tid};
 use ibarr_common::wire::packet::Packet;
 use ibarr_common::wire::smp::{NODE_INFO, NOTICE, PORT_INFO, PortState, SM_INFO, Smp};
-use ibarr_fabric::{DropReason, Fault, Input, LinkFault};
+use ibarr_fabric::{DropReason, Fault, Input, LinkFault, MAX_IN_FLIGHT};
 
 use self::support::{Subnet, TWO_SWITCHES, gsi_packet, port_info, smp_packet};
 
@@ -120,7 +120,7 @@ fn packets_on_their_way_are_bounded() {
     }
     // One place is taken by each packet while it goes from the host to the switch.
     let refused = subnet.fabric.drops().of(DropReason::InFlight);
-    assert_eq!(refused, 5_000 - 4_096);
+    assert_eq!(refused, 5_000 - MAX_IN_FLIGHT as u64);
     settle(&mut subnet);
     let to = subnet.port("H3");
     assert_eq!(

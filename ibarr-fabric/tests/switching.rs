@@ -9,7 +9,7 @@ use ibarr_common::wire::packet::{GrhWire, Packet};
 use ibarr_common::wire::smp::{
     LINEAR_FORWARDING, MULTICAST_FORWARDING, P_KEY_TABLE, PORT_INFO, PortInfoWire, PortState,
 };
-use ibarr_fabric::{DropReason, Input};
+use ibarr_fabric::{DropReason, Input, MAX_QUEUED};
 use zerocopy::IntoBytes as _;
 
 use self::support::{Subnet, TWO_SWITCHES, emit, gsi_datagram, gsi_packet, port_info};
@@ -291,14 +291,14 @@ fn host_that_does_not_read_is_given_no_more_than_the_queue_holds() {
     let (mut subnet, lids) = up();
     let packet = gsi_packet(lids[1], lids[3], None, b"");
     let port = subnet.port("H2");
-    for _ in 0..1030 {
+    for _ in 0..MAX_QUEUED + 6 {
         let now = subnet.now;
         subnet.fabric.handle_input(now, Input::Packet { port, packet: &packet });
     }
     assert_eq!(subnet.fabric.drops().of(DropReason::HostQueue), 6);
     subnet.drain();
-    assert_eq!(subnet.received.len(), 1024);
+    assert_eq!(subnet.received.len(), MAX_QUEUED);
     // What was read makes room.
     subnet.send(port, &packet);
-    assert_eq!(subnet.received.len(), 1025);
+    assert_eq!(subnet.received.len(), MAX_QUEUED + 1);
 }

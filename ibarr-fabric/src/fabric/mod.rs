@@ -32,10 +32,10 @@ use crate::node::{Counters, Host, Node};
 use crate::topology::{NodeId, PortId, Topology};
 
 /// Packets on their way, at most. What is sent when there are more is dropped.
-const MAX_IN_FLIGHT: usize = 4096;
+pub const MAX_IN_FLIGHT: usize = 4096;
 
 /// Packets that wait for the host of a port, at most.
-const MAX_QUEUED: usize = 1024;
+pub const MAX_QUEUED: usize = 1024;
 
 /// Links that a packet crosses, at most: InfiniBand's own limit of a directed route.
 const MAX_HOPS: u8 = 64;
