@@ -218,6 +218,18 @@ fn host_that_goes_takes_its_links_down_and_comes_back_unconfigured() {
 }
 
 #[test]
+fn switch_has_no_host_and_keeps_what_it_was_told() {
+    let (mut subnet, _) = up();
+    let (node, now) = (subnet.port("S2").node, subnet.now);
+    for input in [Input::Attach(node), Input::Detach(node)] {
+        subnet.fabric.handle_input(now, input);
+        assert!(subnet.fabric.switch_lid(node).is_some());
+        let port = subnet.fabric.port_config(subnet.port("S2/3")).unwrap();
+        assert_eq!(port.state, PortState::Active);
+    }
+}
+
+#[test]
 fn managers_talk_by_directed_route_though_linux_takes_it_by_lid_alone() {
     let (mut subnet, _) = up();
     let other = subnet.port("H4");

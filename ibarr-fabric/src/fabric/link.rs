@@ -237,9 +237,7 @@ impl Fabric {
     }
 
     fn set_host(&mut self, node: NodeId, host: Host) {
-        if let Some(node) = self.node_mut(node)
-            && node.switch.is_none()
-        {
+        if let Some(node) = self.node_mut(node) {
             node.host = host;
         }
         self.update_links(node);

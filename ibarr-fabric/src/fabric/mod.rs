@@ -85,7 +85,7 @@ pub enum Input<'a> {
         /// All bits; those that are not software's are ignored.
         mask: u32,
     },
-    /// A host comes: from now on it gets what arrives at its channel adapter.
+    /// A host comes: from now on it gets what arrives at its channel adapter. Other nodes have none.
     Attach(NodeId),
     /// A host goes, and the links of its channel adapter go down.
     Detach(NodeId),
@@ -213,8 +213,9 @@ impl Fabric {
         match input {
             Input::Packet { port, packet } => self.host_sends(now, port, packet),
             Input::Capabilities { port, mask } => self.set_capabilities(port, mask),
-            Input::Attach(node) => self.attach(node),
-            Input::Detach(node) => self.detach(node),
+            Input::Attach(node) if self.can_have_host(node) => self.attach(node),
+            Input::Detach(node) if self.can_have_host(node) => self.detach(node),
+            Input::Attach(_) | Input::Detach(_) => {}
             Input::Fault(fault) => self.set_fault(fault),
         }
         self.handle_timeout(now);
@@ -330,6 +331,10 @@ impl Fabric {
 
     fn node_mut(&mut self, node: NodeId) -> Option<&mut Node> {
         self.nodes.get_mut(node.index())
+    }
+
+    fn can_have_host(&self, node: NodeId) -> bool {
+        self.node(node).is_some_and(|node| node.kind == NodeType::ChannelAdapter)
     }
 
     fn is_hosted(&self, node: NodeId) -> bool {
