@@ -10,6 +10,7 @@ use std::path::PathBuf;
 use std::process::{Command, ExitStatus};
 
 use anyhow::{Context as _, Result};
+use nix::errno::Errno;
 use nix::kmod::{ModuleInitFlags, finit_module};
 use nix::mount::{MsFlags, mount};
 use nix::sys::reboot::{RebootMode, reboot};
@@ -112,7 +113,11 @@ fn command() -> Result<u8> {
         .stdout(said.try_clone().context(SAID)?)
         .status()
         .with_context(|| format!("{program} cannot be run"))?;
-    tcdrain(&said).context(SAID)?;
+    match tcdrain(&said) {
+        // A shell that had it for its terminal hung up when it ended.
+        Ok(()) | Err(Errno::EIO) => {}
+        Err(error) => return Err(error).context(SAID),
+    }
     if !status.success() {
         eprintln!("init: {program}: {status}");
     }

@@ -126,6 +126,7 @@ impl Run<'_> {
         };
         if self.prepared.is_interactive {
             guest.talk(&path)?;
+            self.keep(disk.as_deref())?;
             return Ok(Some(0));
         }
         let mut tap = Tap::default();
@@ -148,16 +149,21 @@ impl Run<'_> {
             End::Died(status) => format!("the guest died (QEMU: {status})"),
         };
         println!("vm: {name} on Linux {}: {outcome} ({took:.1} s)", self.kernel.release);
-        if let Some(disk) = disk {
-            let directory = self.file("results");
-            let left = results::unpack(&disk, &directory)?;
-            println!("vm: it left {} in {}", left.join(", "), directory.display());
-        }
+        self.keep(disk.as_deref())?;
         if !success {
             show_end(&console)?;
             return Ok(None);
         }
         Ok(Some(tap.passed()))
+    }
+
+    /// Takes what the guest left on its disk.
+    fn keep(&self, disk: Option<&Path>) -> Result<()> {
+        let Some(disk) = disk else { return Ok(()) };
+        let directory = self.file("results");
+        let left = results::unpack(disk, &directory)?;
+        println!("vm: it left {} in {}", left.join(", "), directory.display());
+        Ok(())
     }
 
     fn file(&self, kind: &str) -> PathBuf {
