@@ -143,7 +143,8 @@ fn config(byte: u8) -> Config {
     let ips = ["10.1.0.1", "fe80::1", "fd00::1"];
     let chosen = ips.iter().enumerate().filter(|(bit, _)| byte & (4 << bit) != 0);
     let static_gids = StaticGids::new(chosen.map(|(_, address)| entry(address)));
-    Config { interfaces, static_gids: static_gids.expect("legal addresses") }
+    let static_gids = static_gids.expect("legal addresses");
+    Config { interfaces, static_gids, ..Config::default() }
 }
 
 fn ip(text: &str) -> IpAddr {

@@ -3,7 +3,10 @@
 //! A node: the cores, wired together. The daemon's loop drives this type and the simulation drives
 //! it, so that the order of things, which matters, is proven where it runs.
 
+use std::collections::BTreeMap;
+
 use ibarr_common::Instant;
+use ibarr_common::ib::Gid;
 use rand_core::{CryptoRng, SeedableRng};
 
 use crate::ip2gid::client::{self, Client, RequestId, SocketId};
@@ -139,7 +142,14 @@ impl<R: CryptoRng + SeedableRng> Node<R> {
             Input::LocalService(input) => {
                 self.resolver.handle_local_service(now, &self.view, input);
             }
-            Input::Paths(input) => self.resolver.handle_paths(now, input),
+            Input::Paths(input) => {
+                let is_of_a_port =
+                    matches!(input, paths::Input::Port { .. } | paths::Input::PortGone { .. });
+                self.resolver.handle_paths(now, input);
+                if is_of_a_port {
+                    self.view.set_flid_gids(flid_gids(self.resolver.paths()));
+                }
+            }
             Input::ResolvePath(request) => self.resolver.resolve_path(now, request),
             Input::Resolve { id, question } => self.resolver.resolve(now, &self.view, id, question),
         }
@@ -232,6 +242,16 @@ impl<R: CryptoRng + SeedableRng> Node<R> {
     pub fn local_service(&self) -> &LocalService {
         self.resolver.local_service()
     }
+}
+
+/// What the view is to know of the ports.
+fn flid_gids<R: CryptoRng + SeedableRng>(paths: &Paths<R>) -> BTreeMap<Gid, Gid> {
+    let of_port = |facts: &paths::PortFacts| {
+        let flid_gid = facts.flid_gid();
+        let others = facts.gids.clone().into_iter();
+        others.filter_map(move |gid| Some((gid, flid_gid?)))
+    };
+    paths.ports().flat_map(|(_, _, facts, _)| of_port(facts)).collect()
 }
 
 #[cfg(test)]

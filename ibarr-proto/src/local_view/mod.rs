@@ -32,7 +32,7 @@ mod served;
 mod tests;
 mod types;
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 
 use ibarr_common::ib::Gid;
@@ -63,6 +63,18 @@ pub struct Config {
     pub interfaces: InterfaceFilter,
     /// GIDs of addresses, on whatever interface.
     pub static_gids: StaticGids,
+    /// Which GID of a port is answered.
+    pub answer_gid: AnswerGid,
+}
+
+/// Which GID is answered for an address on a port that has several.
+#[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
+pub enum AnswerGid {
+    /// That of the interface's hardware address.
+    #[default]
+    Interface,
+    /// The one with a floating LID, if the port has one.
+    Flid,
 }
 
 /// See the [module](self).
@@ -72,6 +84,8 @@ pub struct Config {
 pub struct LocalView {
     config: Config,
     inventory: Inventory,
+    /// Of the ports that have one, by the other GIDs of the port: the GID with a floating LID.
+    flid_gids: BTreeMap<Gid, Gid>,
     facts: Facts,
     /// Addresses on several interfaces with different GIDs.
     contested: BTreeSet<IpAddr>,
@@ -109,6 +123,7 @@ impl LocalView {
         Self {
             config,
             inventory: Inventory::new(limits),
+            flid_gids: BTreeMap::new(),
             facts: Facts::default(),
             contested: BTreeSet::new(),
             serving: Serving::default(),
@@ -318,6 +333,14 @@ impl LocalView {
         self.decide_all();
     }
 
+    /// Which ports have a GID with a floating LID: it, by the other GIDs of its port.
+    pub fn set_flid_gids(&mut self, flid_gids: BTreeMap<Gid, Gid>) {
+        if self.flid_gids != flid_gids {
+            self.flid_gids = flid_gids;
+            self.decide_all();
+        }
+    }
+
     fn finish_dump(&mut self, now: Instant) {
         match self.inventory.finish_dump(&mut self.counters) {
             Merged::Done { links, addresses } => {
@@ -471,7 +494,11 @@ impl LocalView {
             Bonding::Master { active_slave: Some(slave) } => self.inventory.link(slave),
             _ => Some(link),
         };
-        bearer.and_then(Link::own_gid).ok_or(NotServed::NoGid)
+        let gid = bearer.and_then(Link::own_gid).ok_or(NotServed::NoGid)?;
+        Ok(match self.config.answer_gid {
+            AnswerGid::Interface => gid,
+            AnswerGid::Flid => self.flid_gids.get(&gid).copied().unwrap_or(gid),
+        })
     }
 }
 

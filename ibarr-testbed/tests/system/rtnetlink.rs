@@ -64,6 +64,7 @@ impl Node {
         let view = local_view::Config {
             interfaces: InterfaceFilter::new(interfaces).unwrap(),
             static_gids: StaticGids::new(static_gids).unwrap(),
+            ..local_view::Config::default()
         };
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
         let counters = Arc::<Counters>::default();

@@ -16,7 +16,7 @@ use ibarr_common::wire::ls::Timeout;
 use ibarr_proto::ip2gid::client::{self, Settings, SourceCheck};
 use ibarr_proto::ip2gid::{Prefix, Prefixes};
 use ibarr_proto::local_service::{self, NoPath};
-use ibarr_proto::local_view::{self, InterfaceFilter, Pattern, StaticGid, StaticGids};
+use ibarr_proto::local_view::{self, AnswerGid, InterfaceFilter, Pattern, StaticGid, StaticGids};
 use ibarr_proto::node;
 use ibarr_proto::paths::{self, Qos};
 use thiserror::Error;
@@ -102,6 +102,7 @@ impl Config {
                 view: local_view::Config {
                     interfaces: interfaces(root),
                     static_gids: static_gids(root),
+                    answer_gid: root.value("answer-gid", AnswerGid::default(), answer_gid),
                 },
                 local_service: local_service(root),
                 paths: paths(root),
@@ -241,6 +242,14 @@ fn mode(value: Value<'_>) -> Result<bpf::Mode, String> {
     }
 }
 
+fn answer_gid(value: Value<'_>) -> Result<AnswerGid, String> {
+    match value.text("interface")? {
+        "interface" => Ok(AnswerGid::Interface),
+        "flid" => Ok(AnswerGid::Flid),
+        other => Err(format!("is {other:?}; it can be \"interface\" or \"flid\"")),
+    }
+}
+
 fn no_path(value: Value<'_>) -> Result<NoPath, String> {
     match value.text("fallback")? {
         "final" => Ok(NoPath::Final),
@@ -323,7 +332,7 @@ mod tests {
         assert_eq!(config.responder, bpf::Settings::default());
         // Every key is there: without its "key =" a line of the default's rendering would differ.
         let keys = text.lines().filter(|line| !line.starts_with('#') && line.contains(" = "));
-        assert_eq!(keys.count(), 29);
+        assert_eq!(keys.count(), 30);
         assert_eq!(config.paths, default.paths);
         assert_eq!(config.paths, paths::Config::default());
     }
@@ -336,6 +345,7 @@ mod tests {
              allow = [\"10.0.0.0/8\", \"fd00::/8\"]\n\
              source-check = \"strict\"\n\
              nudge = false\n\
+             answer-gid = \"flid\"\n\
              local-service-timeout = \"500ms\"\n\
              on-no-record = \"fallback\"\n\
              on-sa-silent = \"final\"\n\
@@ -383,6 +393,7 @@ mod tests {
         let gid = config.view.static_gids.lookup("10.2.0.5".parse().unwrap());
         assert_eq!(gid, Some("fe80::2:c903:0:201".parse().unwrap()));
         assert_eq!(config.view.interfaces, InterfaceFilter::new(["ib*"]).unwrap());
+        assert_eq!(config.view.answer_gid, AnswerGid::Flid);
         let expected = bpf::Settings {
             mode: bpf::Mode::User,
             on: vec![("eth*".parse().unwrap(), bpf::Mode::Xdp)],

@@ -133,6 +133,7 @@ fn config(interfaces: &[&str], static_gids: &[(&str, u8)]) -> Config {
     Config {
         interfaces: InterfaceFilter::new(interfaces).unwrap(),
         static_gids: StaticGids::new(static_gids).unwrap(),
+        answer_gid: AnswerGid::default(),
     }
 }
 
@@ -203,6 +204,24 @@ fn an_address_of_an_ipoib_interface_has_its_gid() {
     assert_eq!(story.view.gid_of(ip("10.1.0.1"), index(9)), Some(gid(1)));
     assert!(story.view.is_ours(ip("10.1.0.1")));
     assert!(!story.view.is_ours(ip("10.1.0.2")));
+}
+
+/// Ports are the last byte of a GID, of one with a floating LID too.
+#[test]
+fn gid_with_a_floating_lid_is_answered_if_that_is_wanted_and_there_is_one() {
+    let floating: Gid = "fec0:0:22:2::63".parse().unwrap();
+    let mut story = Story::new(&[], &[]);
+    story.link(ib(5, 1)).add(5, "10.1.0.1").told("+10.1.0.1=1");
+    story.view.set_flid_gids(BTreeMap::from([(gid(1), floating)]));
+    story.told("");
+    let flid = |answer_gid| Config { answer_gid, ..config(&[], &[]) };
+    story.view.reconfigure(flid(AnswerGid::Flid));
+    story.told("~10.1.0.1=99");
+    story.link(ib(6, 2)).add(6, "10.1.0.2").told("+10.1.0.2=2");
+    story.view.set_flid_gids(BTreeMap::new());
+    story.told("~10.1.0.1=1");
+    story.view.reconfigure(flid(AnswerGid::Interface));
+    story.told("");
 }
 
 #[test]

@@ -474,6 +474,7 @@ impl Story {
                 StaticGid { ip: ip.parse().unwrap(), gid: "fe80::1".parse::<Gid>().unwrap() }
             }))
             .unwrap(),
+            ..Config::default()
         };
         let view = LocalView::new(config);
         let responder = Responder::new(Fake::default(), settings, Prefixes::EVERYONE);
