@@ -9,7 +9,7 @@ use ibarr_common::Instant;
 use ibarr_common::ib::Gid;
 use rand_core::{CryptoRng, SeedableRng};
 
-use crate::ip2gid::client::{self, Client, RequestId, SocketId};
+use crate::ip2gid::client::{self, Cached, Client, Learned, RequestId, SocketId};
 use crate::ip2gid::server::{self, Server};
 use crate::ip2gid::{Prefixes, Question};
 use crate::local_service::{self, LocalService};
@@ -206,6 +206,16 @@ impl<R: CryptoRng + SeedableRng> Node<R> {
             return self.resolver.poll_local_service().map(Output::LocalService);
         }
         None
+    }
+
+    /// As [`Client::poll_learned`].
+    pub fn poll_learned(&mut self) -> Option<Learned> {
+        self.resolver.client_mut().poll_learned()
+    }
+
+    /// As [`Client::restore`].
+    pub fn restore(&mut self, now: Instant, question: Question, answer: Cached) -> bool {
+        self.resolver.client_mut().restore(now, question, answer)
     }
 
     /// Forgets all that peers have answered. Returns how many answers that was.

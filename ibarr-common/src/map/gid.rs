@@ -142,6 +142,8 @@ impl Origin {
 }
 
 /// What a peer has told us: the daemon's cache, for people and for its next start.
+///
+/// The scope of its key is the interface that was asked by, 0 if that was left to routing.
 #[derive(Clone, Copy, Debug, Eq, FromBytes, Immutable, IntoBytes, KnownLayout, PartialEq)]
 #[repr(C)]
 pub struct LearnedGid {

@@ -12,6 +12,7 @@ use ibarr_common::map::{
 use thiserror::Error;
 
 use super::kernel::{AllowKey, Held, Kernel, MapUpdate, RouteKey};
+use super::learned::Element;
 use super::own::Own;
 use super::plain::MapValue;
 
@@ -33,6 +34,8 @@ pub struct Contents {
     pub entries: Vec<GidEntry>,
     /// Every interface by its index.
     pub interfaces: Vec<(u32, Interface)>,
+    /// What peers have answered, in their order, as the daemon remembers it.
+    pub learned: Vec<Element>,
     /// Where interfaces lead to: bits and key of each prefix, and the way there.
     pub routes: Vec<(u32, RoutePrefix, Route)>,
     /// What holds for all of them.
@@ -46,8 +49,8 @@ pub struct Contents {
 #[derive(Debug, Error)]
 #[error("map {name}")]
 pub struct Error {
-    name: &'static str,
-    source: MapError,
+    pub(super) name: &'static str,
+    pub(super) source: MapError,
 }
 
 impl Kernel for Maps {
@@ -182,6 +185,7 @@ impl Maps {
                 })
                 .collect::<Result<_, _>>()
                 .map_err(|source| Error { name: map::ROUTES, source })?,
+            learned: Vec::new(),
             cfg: self.cfg()?,
             is_here,
         };
@@ -206,7 +210,7 @@ impl Maps {
     }
 }
 
-fn absent(removed: Result<(), MapError>) -> Result<(), MapError> {
+pub(super) fn absent(removed: Result<(), MapError>) -> Result<(), MapError> {
     match removed {
         Err(MapError::KeyNotFound) => Ok(()),
         Err(MapError::SyscallError(error))

@@ -9,6 +9,7 @@
 mod allow;
 mod hooks;
 mod kernel;
+mod learned;
 mod maps;
 mod netlink;
 mod own;
@@ -32,18 +33,21 @@ use std::{fs, io};
 use ibarr_common::map::{ABI_VERSION, Program, Reason, ResponderCfg};
 use ibarr_common::{IfIndex, Instant};
 use ibarr_proto::counters::Counters;
-use ibarr_proto::ip2gid::Prefixes;
+use ibarr_proto::ip2gid::client::{Cached, Learned};
+use ibarr_proto::ip2gid::{Prefixes, Question};
 use ibarr_proto::local_view::{Event, InterfaceName, LocalView};
 use thiserror::Error;
 use tokio::sync::mpsc;
 use tracing::{debug, warn};
 
 pub use self::kernel::Hook;
+pub use self::learned::Element;
 pub use self::maps::Contents;
 pub use self::responder::{Counter, Mode, Settings, State};
 pub use self::workbench::Options;
 
 use self::kernel::{Kernel as _, MapUpdate};
+use self::learned::Mirror;
 use self::maps::Maps;
 use self::pins::Pins;
 use self::workbench::{Order, Told};
@@ -161,6 +165,10 @@ pub struct Responder {
     /// Sockets that are to be guarded.
     unguarded: Vec<OwnedFd>,
     /// There as soon as there are maps to write.
+    mirror: Option<Mirror>,
+    /// What a daemon before this one has left in it.
+    inherited: Option<Vec<Element>>,
+    /// As the mirror.
     inner: Option<responder::Responder<Maps>>,
     programs: Programs,
     /// Why they could not be loaded the last time, so that it is said once.
@@ -207,6 +215,8 @@ impl Responder {
             is_busy: false,
             reopen: true,
             unguarded: Vec::new(),
+            mirror: None,
+            inherited: None,
             inner: None,
             programs: Programs::Loading,
             failure: None,
@@ -220,14 +230,16 @@ impl Responder {
 
     /// The thread has done something.
     pub fn handle_progress(&mut self, now: Instant, Progress(told): Progress) {
-        self.is_busy = matches!(told, Told::Maps(_));
+        self.is_busy = matches!(told, Told::Maps(..));
         match told {
             // Otherwise something else is wanted by now.
-            Told::Maps(maps) if !self.reopen => {
+            Told::Maps(maps, inherited) if !self.reopen => {
                 let (settings, allow) = (self.settings.clone(), self.allow.clone());
+                self.mirror = Some(inherited.mirror);
+                self.inherited = Some(inherited.elements);
                 self.inner = Some(responder::Responder::new(*maps, settings, allow));
             }
-            Told::Maps(_) => {}
+            Told::Maps(..) => {}
             Told::Opened(opened) => {
                 self.loaded += 1;
                 match opened {
@@ -266,6 +278,35 @@ impl Responder {
         }
         if let Some(inner) = &mut self.inner {
             inner.handle_timeout(now, view);
+        }
+    }
+
+    /// What a daemon before this one has learned from peers: once, when the maps are there. To be
+    /// followed by [`mirror`](Self::mirror).
+    pub fn take_inherited(&mut self) -> Option<Vec<Element>> {
+        self.inherited.take()
+    }
+
+    /// Makes the mirror as the cache is. `elements` are what it holds, if that is known.
+    pub fn mirror(
+        &mut self,
+        elements: Option<Vec<Element>>,
+        cache: impl Iterator<Item = (Question, Cached)>,
+    ) {
+        let Some(mirror) = &mut self.mirror else { return };
+        let elements = elements.map_or_else(|| mirror.elements(), Ok);
+        if let Err(error) = elements.and_then(|elements| mirror.fill(&elements, cache)) {
+            self.counters.count(Counter::MirrorFaults);
+            warn_of(Err(error.into()));
+        }
+    }
+
+    /// The cache has changed.
+    pub fn learn(&mut self, change: &Learned) {
+        let Some(mirror) = &mut self.mirror else { return };
+        if let Err(error) = mirror.learn(change) {
+            self.counters.count(Counter::MirrorFaults);
+            debug!("{}", chain(&error));
         }
     }
 
@@ -404,6 +445,7 @@ impl Responder {
 
     fn drop_inner(&mut self) {
         self.counters = self.counters();
+        self.mirror = None;
         if let Some(inner) = self.inner.take() {
             end_lease(inner.into_kernel());
         }
@@ -434,7 +476,8 @@ pub fn read(dir: &Path) -> Result<Option<Contents>, Error> {
         Err(error) => Err(pins::Error::Io(layout, error).into()),
         Ok(_) => {
             let is_here = pins::namespace(dir)?.exists();
-            Ok(Some(Maps::open(&layout)?.contents(is_here)?))
+            let learned = Mirror::open(&layout)?.elements()?;
+            Ok(Some(Contents { learned, ..Maps::open(&layout)?.contents(is_here)? }))
         }
     }
 }

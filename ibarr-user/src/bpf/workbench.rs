@@ -20,6 +20,7 @@ use tokio::sync::mpsc;
 use tracing::{debug, info};
 
 use super::kernel::{Attacher, Hook};
+use super::learned::{Element, Mirror};
 use super::maps::Maps;
 use super::pins::{self, Pins};
 use super::programs::Programs;
@@ -54,11 +55,17 @@ pub(super) enum Order {
 /// What the thread has to say.
 pub(super) enum Told {
     /// The maps are there: from now on the engine writes them, even while programs are verified.
-    Maps(Box<Maps>),
+    Maps(Box<Maps>, Box<Inherited>),
     Opened(Result<(), Error>),
     Closed(Result<(), Error>),
     Arranged(Done),
     Guarded(Result<(), Error>),
+}
+
+/// The map of what was learned, and what a daemon before this one has left in it.
+pub(super) struct Inherited {
+    pub(super) mirror: Mirror,
+    pub(super) elements: Vec<Element>,
 }
 
 /// Starts the thread, in the network namespace of this one. It ends when the orders do.
@@ -87,9 +94,9 @@ fn carry_out(
         Order::Open(options) => {
             // Lets go of the pins before anybody takes hold of them again.
             *workbench = None;
-            let opened = Workbench::open(&options, |maps| {
+            let opened = Workbench::open(&options, |maps, learned| {
                 // Then the engine is gone, and soon we are.
-                let _ = tell.blocking_send(Progress(Told::Maps(maps)));
+                let _ = tell.blocking_send(Progress(Told::Maps(maps, learned)));
             });
             Told::Opened(opened.map(|opened| *workbench = Some(opened)))
         }
@@ -119,7 +126,10 @@ struct Workbench {
 
 impl Workbench {
     /// Loads the programs. What this makes is removed again if it fails; what was there stays.
-    fn open(options: &Options, maps_are_there: impl FnOnce(Box<Maps>)) -> Result<Self, Error> {
+    fn open(
+        options: &Options,
+        maps_are_there: impl FnOnce(Box<Maps>, Box<Inherited>),
+    ) -> Result<Self, Error> {
         // Before Linux 5.11 maps count against this limit, which is 64 KiB for most.
         if let Err(error) = setrlimit(Resource::RLIMIT_MEMLOCK, RLIM_INFINITY, RLIM_INFINITY) {
             debug!(%error, "locked memory stays limited");
@@ -155,7 +165,9 @@ impl Workbench {
                 let mut programs = Programs::new(object, layout.clone(), verifier_log)?;
                 let mut maps = Maps::open(&layout)?;
                 maps.take_over()?;
-                maps_are_there(Box::new(maps));
+                let mirror = Mirror::open(&layout)?;
+                let elements = mirror.elements()?;
+                maps_are_there(Box::new(maps), Box::new(Inherited { mirror, elements }));
                 programs.verify()?;
                 Ok(programs)
             });

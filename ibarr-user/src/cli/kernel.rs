@@ -5,15 +5,16 @@
 use std::net::Ipv6Addr;
 use std::path::Path;
 
-use ibarr_common::Instant;
-use ibarr_common::map::{Interface, Origin};
+use ibarr_common::map::{self, Interface, Origin};
+use ibarr_common::{IfIndex, Instant};
 use nix::net::if_::if_indextoname;
 
 use super::{Exit, ask, print};
 use crate::bpf;
 use crate::causes::chain;
 use crate::control::messages::{
-    Body, Failure, FailureKind, KernelEntry, KernelInterface, KernelMaps, KernelRoute,
+    Body, Failure, FailureKind, KernelEntry, KernelInterface, KernelLearned, KernelMaps,
+    KernelRoute,
 };
 use crate::sys::clock;
 
@@ -95,6 +96,7 @@ fn document(contents: &bpf::Contents) -> KernelMaps {
                 }
             })
             .collect(),
+        learned: learned(contents),
         entries: contents
             .entries
             .iter()
@@ -111,6 +113,30 @@ fn document(contents: &bpf::Contents) -> KernelMaps {
             })
             .collect(),
     }
+}
+
+/// What is over is of no use to the next daemon either.
+fn learned(contents: &bpf::Contents) -> Vec<KernelLearned> {
+    let now = clock::now();
+    let mut learned: Vec<_> = contents
+        .learned
+        .iter()
+        .filter_map(|element| {
+            let (question, cached) = element.parse()?;
+            let from = map::address(element.value.source);
+            Some(KernelLearned {
+                ip: question.target(),
+                ifindex: question.egress().map(IfIndex::get),
+                gid: cached.gid?.to_string(),
+                expires_in_ms: u64::try_from(cached.expires_at.since(now).as_millis())
+                    .unwrap_or(u64::MAX),
+                from: (!from.is_unspecified()).then_some(from),
+            })
+        })
+        .filter(|learned| learned.expires_in_ms > 0)
+        .collect();
+    learned.sort_by_key(|learned| (learned.ip, learned.ifindex));
+    learned
 }
 
 fn failure(error: &bpf::Error) -> Failure {

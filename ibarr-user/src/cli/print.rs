@@ -149,6 +149,15 @@ fn kernel(kernel: &KernelMaps) {
         let ifindex = format!("index {}", entry.ifindex);
         vec![format!("{}{scope}", entry.ip), gid, entry.origin.clone(), ifindex]
     }));
+    if !kernel.learned.is_empty() {
+        line("learned from peers:");
+    }
+    table(kernel.learned.iter().map(|learned| {
+        let scope = learned.ifindex.map_or(String::new(), |ifindex| format!("%{ifindex}"));
+        let from = learned.from.map_or(String::new(), |from| format!("from {from}"));
+        let expires = format!("for {}", seconds(learned.expires_in_ms));
+        vec![format!("{}{scope}", learned.ip), learned.gid.clone(), expires, from]
+    }));
 }
 
 fn seconds(ms: u64) -> humantime::FormattedDuration {

@@ -258,6 +258,26 @@ pub struct KernelMaps {
     pub entries: Vec<KernelEntry>,
     /// Where interfaces lead to.
     pub routes: Vec<KernelRoute>,
+    /// What peers have answered, kept for the next daemon.
+    pub learned: Vec<KernelLearned>,
+}
+
+/// What a peer has answered.
+#[derive(Clone, Debug, Deserialize, Eq, PartialEq, Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub struct KernelLearned {
+    /// The address asked for.
+    pub ip: IpAddr,
+    /// Index of the interface that it was asked for by; absent if that was left to routing.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub ifindex: Option<u32>,
+    /// Its GID.
+    pub gid: String,
+    /// Milliseconds until it is forgotten.
+    pub expires_in_ms: u64,
+    /// The address that the answer came from, if that is still known.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub from: Option<IpAddr>,
 }
 
 /// An interface on which programs may answer.

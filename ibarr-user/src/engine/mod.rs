@@ -5,6 +5,7 @@
 //! nothing itself: what a peer, the kernel or an administrator gets is said by the cores.
 
 mod asks;
+mod learned;
 mod paths;
 mod report;
 
@@ -362,6 +363,7 @@ impl Engine {
                 }
             }
         }
+        self.mirror_cache(now);
         self.responder.handle_timeout(now, self.node.view());
         self.guard_servers();
         self.responder.go_on();

@@ -6,7 +6,7 @@
 //! the caches of a processor, so what a look-up costs is their size: an entry for an IPv4 address
 //! takes 32 bytes, key and all.
 
-use std::collections::{BTreeSet, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::net::IpAddr;
 use std::time::Duration;
 
@@ -24,6 +24,10 @@ pub(super) struct Cache {
     by_expiry: BTreeSet<(Instant, Question)>,
     /// The entries to be asked for again, by when: those that have been used since they were learned.
     to_refresh: BTreeSet<(Instant, Question)>,
+    /// Entries that are not what was told, each with who said so.
+    untold: BTreeMap<Question, Option<IpAddr>>,
+    /// More than `untold` can hold are not what was told.
+    all_untold: bool,
     limits: Limits,
 }
 
@@ -43,12 +47,39 @@ pub struct Cached {
     pub expires_at: Instant,
 }
 
+/// A change of what is remembered, as a mirror needs it: told one after the other, they add up to
+/// the positive answers of the cache. "Not here" is remembered too shortly to be worth it.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub enum Learned {
+    /// This is remembered now.
+    Known {
+        /// What was asked.
+        question: Question,
+        /// The answer.
+        gid: Gid,
+        /// When it is forgotten.
+        expires_at: Instant,
+        /// Who has answered, if that is still known.
+        source: Option<IpAddr>,
+    },
+    /// Nothing of use is remembered any more.
+    Forgotten {
+        /// What was asked.
+        question: Question,
+    },
+    /// More has changed than can be told one by one: [`Client::entries`](super::Client::entries) says
+    /// what is remembered now.
+    Everything,
+}
+
 impl Cache {
     pub(super) fn new(limits: Limits, hasher: &Seeded) -> Self {
         Self {
             table: Table::new(hasher),
             by_expiry: BTreeSet::new(),
             to_refresh: BTreeSet::new(),
+            untold: BTreeMap::new(),
+            all_untold: false,
             limits,
         }
     }
@@ -86,12 +117,48 @@ impl Cache {
         let entry = Entry::new(answer);
         self.by_expiry.insert((entry.expires_at(), question));
         self.table.insert(question, entry);
+        self.note(question, None);
         forgotten
+    }
+
+    /// Who has said what was just [inserted](Self::insert).
+    pub(super) fn note_source(&mut self, question: Question, source: IpAddr) {
+        self.note(question, Some(source));
+    }
+
+    /// Remembers what is known outside already; `false` if there is no room, or something newer.
+    pub(super) fn restore(&mut self, question: Question, answer: Cached) -> bool {
+        if self.len() >= self.limits.entries || self.table.get(question).is_some() {
+            return false;
+        }
+        let was_untold = self.untold.contains_key(&question);
+        self.insert(question, answer);
+        if !was_untold {
+            self.untold.remove(&question);
+        }
+        true
+    }
+
+    /// The next change since the last call. Several of one entry are told as one.
+    pub(super) fn poll_change(&mut self) -> Option<Learned> {
+        if std::mem::take(&mut self.all_untold) {
+            self.untold.clear();
+            return Some(Learned::Everything);
+        }
+        let (question, source) = self.untold.pop_first()?;
+        let cached = self.table.get(question).map(Entry::cached);
+        Some(match cached {
+            Some(Cached { gid: Some(gid), expires_at }) => {
+                Learned::Known { question, gid, expires_at, source }
+            }
+            _ => Learned::Forgotten { question },
+        })
     }
 
     /// Whether there was something to forget.
     pub(super) fn remove(&mut self, question: Question) -> bool {
         let Some(entry) = self.table.remove(question) else { return false };
+        self.note(question, None);
         self.by_expiry.remove(&(entry.expires_at(), question));
         if entry.is_used() {
             self.to_refresh.remove(&(entry.refresh_at(&self.limits), question));
@@ -105,6 +172,8 @@ impl Cache {
         self.table.clear();
         self.by_expiry.clear();
         self.to_refresh.clear();
+        self.all_untold = true;
+        self.untold.clear();
         cleared
     }
 
@@ -146,6 +215,17 @@ impl Cache {
 
     pub(super) fn len(&self) -> usize {
         self.by_expiry.len()
+    }
+
+    fn note(&mut self, question: Question, source: Option<IpAddr>) {
+        if self.all_untold {
+            return;
+        }
+        self.untold.insert(question, source);
+        if self.untold.len() > self.limits.entries {
+            self.all_untold = true;
+            self.untold.clear();
+        }
     }
 
     fn make_room(&mut self, len: usize) -> u64 {
@@ -357,6 +437,41 @@ mod tests {
         assert_eq!(cache.next_expiry(), Some(Instant::from_nanos(30)));
     }
 
+    fn positive((question, cached): (Question, Cached)) -> Option<(Question, (Gid, Instant))> {
+        Some((question, (cached.gid?, cached.expires_at)))
+    }
+
+    #[test]
+    fn more_changes_than_the_cache_has_room_for_are_told_as_one() {
+        let mut cache = cache(2);
+        for n in 0..3 {
+            cache.insert(question(n), answer(Some(n), 30));
+        }
+        assert_eq!(cache.poll_change(), Some(Learned::Everything));
+        assert_eq!(cache.poll_change(), None);
+        cache.insert(question(9), answer(Some(9), 30));
+        cache.note_source(question(9), [10, 2, 0, 9].into());
+        let told: Vec<_> = std::iter::from_fn(|| cache.poll_change()).collect();
+        assert!(told.iter().any(|change| matches!(
+            change,
+            Learned::Known { question: of, source: Some(_), .. } if *of == question(9)
+        )));
+        assert_eq!(told.len(), 2, "and the one that it took the place of: {told:?}");
+        assert_eq!(cache.clear(), 2);
+        assert_eq!(cache.poll_change(), Some(Learned::Everything));
+    }
+
+    #[test]
+    fn what_is_restored_is_told_to_nobody_and_takes_no_place() {
+        let mut cache = cache(2);
+        assert!(cache.restore(question(1), answer(Some(1), 30)));
+        assert!(!cache.restore(question(1), answer(Some(2), 40)), "something is known");
+        assert!(cache.restore(question(2), answer(Some(2), 30)));
+        assert!(!cache.restore(question(3), answer(Some(3), 30)), "full");
+        assert_eq!(cache.poll_change(), None);
+        assert_eq!(cache.lookup(Instant::BOOT, question(1)), Some(answer(Some(1), 30)));
+    }
+
     struct Row {
         question: Question,
         cached: Cached,
@@ -379,6 +494,7 @@ mod tests {
             let mut cache = cache(5);
             let mut model: Vec<Row> = Vec::new();
             let mut now = Instant::from_nanos(2);
+            let mut mirror = BTreeMap::new();
             for (op, n, time) in ops {
                 let of = question(n % 12);
                 now += Duration::from_nanos(u64::from(time % 8) * 2);
@@ -452,6 +568,22 @@ mod tests {
                 prop_assert_eq!(cache.next_expiry(), model.first().map(|row| row.cached.expires_at));
                 let due = model.iter().filter(|row| row.due).map(|row| row.refresh_at(limits));
                 prop_assert_eq!(cache.next_refresh(), due.min());
+                prop_assert!(cache.untold.len() <= 7, "as bounded as the cache has ever been");
+                if time % 4 == 0 {
+                    continue;
+                }
+                while let Some(change) = cache.poll_change() {
+                    match change {
+                        Learned::Known { question, gid, expires_at, .. } => {
+                            mirror.insert(question, (gid, expires_at));
+                        }
+                        Learned::Forgotten { question } => drop(mirror.remove(&question)),
+                        Learned::Everything => {
+                            mirror = cache.iter().filter_map(positive).collect();
+                        }
+                    }
+                }
+                prop_assert_eq!(&mirror, &cache.iter().filter_map(positive).collect());
             }
         }
     }

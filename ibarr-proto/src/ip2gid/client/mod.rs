@@ -45,7 +45,7 @@ use crate::hash::Seeded;
 use crate::retry::random;
 use crate::timer::Timers;
 
-pub use cache::Cached;
+pub use cache::{Cached, Learned};
 pub use config::{Config, ConfigError, Settings, SourceCheck};
 pub use sockets::SocketId;
 pub use types::{Counter, Event, Input, Outcome, RequestId, Route, Source, Transmit};
@@ -213,6 +213,24 @@ impl<R: CryptoRng> Client<R> {
         self.cache.lookup(self.now, question)
     }
 
+    /// The next change of what the cache holds. Whoever does not ask loses nothing but that.
+    pub fn poll_learned(&mut self) -> Option<Learned> {
+        self.cache.poll_change()
+    }
+
+    /// Remembers what a client before this one has learned, unless it is over, believed for longer
+    /// than anything is, or there is no room for it; tells whether.
+    pub fn restore(&mut self, now: Instant, question: Question, answer: Cached) -> bool {
+        self.advance(now);
+        let latest = self.now + self.config.settings().cache_ttl;
+        let is_fit = answer.gid.is_some()
+            && answer.expires_at > self.now
+            && answer.expires_at <= latest
+            && self.cache.restore(question, answer);
+        self.counters.count(if is_fit { Counter::Restored } else { Counter::NotRestored });
+        is_fit
+    }
+
     /// What the cache holds, the soonest to expire first.
     pub fn entries(&self) -> impl Iterator<Item = (Question, Cached)> + '_ {
         self.cache.iter().filter(|(_, cached)| cached.expires_at > self.now)
@@ -352,6 +370,7 @@ impl<R: CryptoRng> Client<R> {
         let question = flight.question;
         let released = self.hops.heard(self.now, route);
         let cached = self.remember(question, reply.gid);
+        self.cache.note_source(question, from.ip());
         self.conclude(id, outcome(cached, Source::Peer));
         for (id, was_waiting) in released {
             self.release(id, was_waiting);

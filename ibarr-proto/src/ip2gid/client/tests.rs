@@ -42,6 +42,39 @@ fn question_goes_from_route_to_socket_to_wire_to_answer() {
 }
 
 #[test]
+fn what_a_client_learns_another_can_go_on_with_until_it_expires() {
+    let mut first = Rig::new(Settings::default());
+    first.resolve(5);
+    first.reply(0, Some(gid(5)));
+    let Some(Learned::Known { question: of, gid: learned, expires_at, source }) =
+        first.client.poll_learned()
+    else {
+        panic!("nothing told")
+    };
+    assert_eq!((of, learned, source), (question(5), gid(5), Some(question(5).target())));
+    assert_eq!(first.client.poll_learned(), None);
+
+    let mut second = Rig::new(Settings::default());
+    let now = second.now;
+    let answer = |expires_at| Cached { gid: Some(learned), expires_at };
+    let latest = now + Settings::default().cache_ttl;
+    // What is over, what no client would remember for so long, and "not here".
+    assert!(!second.client.restore(now, question(6), answer(now)));
+    assert!(!second.client.restore(now, question(6), answer(latest + ms(1))));
+    assert!(!second.client.restore(now, question(6), Cached { gid: None, expires_at }));
+    assert!(second.client.restore(now, question(6), answer(latest)));
+    assert!(second.client.restore(now, of, answer(expires_at)));
+    let counters = second.client.counters();
+    assert_eq!((counters.get(Counter::Restored), counters.get(Counter::NotRestored)), (2, 3));
+    let id = second.resolve(5);
+    assert_eq!(
+        second.answers[&id].1,
+        Outcome::Found { gid: gid(5), source: Source::Cache, expires_at }
+    );
+    assert_eq!((second.sent.len(), second.client.poll_learned()), (0, None));
+}
+
+#[test]
 fn query_leaves_by_the_interface_of_the_route_only_if_that_matters() {
     let mut rig = Rig::new(Settings::default());
     let ib4 = IfIndex::new(4);

@@ -185,6 +185,10 @@ super::super::datagram_counters! {
         Refreshes = "refreshes",
         /// Answers that were to be asked for again, but too much was being asked.
         RefreshesSkipped = "refreshes-skipped",
+        /// Answers that a client before this one had learned.
+        Restored = "restored",
+        /// Such answers that were of no use: over, without an end, or one too many.
+        NotRestored = "not-restored",
         /// Answers forgotten before their time, to make room.
         CacheEvicted = "cache-evicted",
         /// Next hops forgotten before their time, to make room.

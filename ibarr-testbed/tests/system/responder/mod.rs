@@ -4,6 +4,7 @@
 
 mod alike;
 mod beside;
+mod learned;
 mod lease;
 mod life;
 mod rig;

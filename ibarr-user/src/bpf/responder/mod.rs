@@ -94,6 +94,9 @@ ibarr_proto::counters! {
         /// Times that a map or a pin could not be changed; nothing is answered in the kernel until
         /// all is as it should be.
         Faults = "faults",
+        /// Times that the map of what peers have answered could not be changed: the next daemon
+        /// will ask them.
+        MirrorFaults = "mirror-faults",
         /// Times that the lease was renewed.
         LeaseRenewals = "lease-renewals",
         /// Times that the lease was due and the addresses of this node were not known well enough.
