@@ -46,6 +46,7 @@ fn prove(report: &mut Report) -> Result<()> {
     report.claim("an address of each family is resolved", resolves(&[FAR_V4, FAR_V6], 2));
     report.claim("it counts what others send, and answers none of it", ignores_others(&daemon));
     report.claim("5,000 requests at once are answered", flood());
+    report.claim("what its socket has no room for is counted, and asked again", overrun(&daemon));
     report.claim("a caller of another network namespace is answered", from_another_namespace());
     report.claim("what waited when it was killed is answered by the next", killed(daemon));
     report.claim("what waits when it is to end is answered before it does", ended());
@@ -105,6 +106,27 @@ fn flood() -> Result<()> {
     let of = |name| format!("{} {name}", count(&counted, name));
     let noted = ["overruns", "requests-full", "duplicates-waiting", "duplicates-answered"].map(of);
     Report::note(noted.join(", "));
+    Ok(())
+}
+
+/// While it is stopped, everything that waits is sent again until the socket's 32 MiB are full.
+fn overrun(daemon: &Ibarr) -> Result<()> {
+    const CALLERS: usize = 5_000;
+    const ROUNDS: usize = 100;
+    let rtnetlink = Rtnetlink::open()?;
+    kill(daemon.pid(), Signal::SIGSTOP)?;
+    let waiting = Waiting::start(&[FAR_V4], CALLERS, CALLER_TIMEOUT)?;
+    let mut rounds = 0;
+    while daemon.drops()? == 0 {
+        rounds += 1;
+        ensure!(rounds < ROUNDS, "there is still room after {rounds} times {CALLERS} requests");
+        rtnetlink.nudge()?;
+        thread::sleep(Duration::from_millis(200));
+    }
+    kill(daemon.pid(), Signal::SIGCONT)?;
+    waiting.end()?;
+    let counted = counts()?;
+    ensure!(count(&counted, "overruns") > 0, "{counted}");
     Ok(())
 }
 
@@ -290,19 +312,29 @@ impl Ibarr {
         Ok(daemon)
     }
 
-    /// Of its socket, which is the only one of its process.
+    /// Of its socket.
     fn port_id(&self) -> Result<PortId> {
+        Ok(PortId(u32::try_from(self.socket_field(2)?)?))
+    }
+
+    /// What its socket had no room for.
+    fn drops(&self) -> Result<u64> {
+        self.socket_field(8)
+    }
+
+    /// sk Eth Pid Groups Rmem Wmem Dump Locks Drops Inode, of its socket to the kernel's RDMA core.
+    fn socket_field(&self, field: usize) -> Result<u64> {
         let table = fs::read_to_string("/proc/net/netlink")?;
         let inodes: Vec<_> = fs::read_dir(format!("/proc/{}/fd", self.child.id()))?
             .filter_map(|fd| fs::read_link(fd.ok()?.path()).ok())
             .map(|target| target.display().to_string())
             .collect();
-        let number = table.lines().find_map(|line| {
+        let value = table.lines().find_map(|line| {
             let fields: Vec<_> = line.split_whitespace().collect();
             let is_its = inodes.contains(&format!("socket:[{}]", fields.last()?));
-            if !is_its || *fields.get(1)? != "20" { None } else { fields.get(2)?.parse().ok() }
+            if !is_its || *fields.get(1)? != "20" { None } else { fields.get(field)?.parse().ok() }
         });
-        number.map(PortId).context("it has no socket to the kernel")
+        value.context("it has no socket to the kernel")
     }
 
     fn pid(&self) -> Pid {
