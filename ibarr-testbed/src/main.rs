@@ -11,6 +11,7 @@ use std::{env, fs, io};
 
 use anyhow::{Context, Result};
 use clap::{Args, Parser, Subcommand};
+use ibarr_proto::ip2gid::Family;
 use ibarr_testbed::interrupt::Interrupt;
 use ibarr_testbed::lab::{self, Lab, LabName, Phase, Plan, Status, Store, userns};
 use ibarr_testbed::{bench, demo};
@@ -97,6 +98,8 @@ enum BenchCommand {
         /// Seconds instead of minutes: shows that the bench works
         #[arg(long)]
         quick: bool,
+        #[command(flatten)]
+        ibarr: Ibarr,
     },
     /// An echo server to compare with
     #[command(hide = true)]
@@ -105,6 +108,8 @@ enum BenchCommand {
         style: bench::echo::Style,
         #[arg(long)]
         port: u16,
+        #[arg(long)]
+        ipv6: bool,
     },
     /// An echo server for datagrams, on the socket that is standard input
     #[command(hide = true)]
@@ -235,12 +240,15 @@ fn run_bench(store: &Store, userns: bool, command: BenchCommand) -> Result<ExitC
             print!("{report}");
             write_figures(&report, json, svg.map(|path| (path, report.svg())))?;
         }
-        BenchCommand::Responder { json, svg, quick } => {
-            let report = bench::responder(quick, &Interrupt::watch()?)?;
+        BenchCommand::Responder { json, svg, quick, ibarr } => {
+            let report = bench::responder(store, &ibarr.find()?, quick, &Interrupt::watch()?)?;
             print!("{report}");
             write_figures(&report, json, svg.map(|path| (path, report.svg())))?;
         }
-        BenchCommand::Echo { style, port } => bench::echo::serve(style, port)?,
+        BenchCommand::Echo { style, port, ipv6 } => {
+            let family = if ipv6 { Family::V6 } else { Family::V4 };
+            bench::echo::serve(style, family, port)?;
+        }
         BenchCommand::LsEcho => {
             let socket = io::stdin().as_fd().try_clone_to_owned().context("no standard input")?;
             bench::echo_local_service(&socket)?;

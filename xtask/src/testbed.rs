@@ -108,7 +108,7 @@ fn start(
     privilege: Privilege,
     arguments: &[OsString],
 ) -> Result<()> {
-    let toolbox = tools::ensure(workspace, &[&tools::IPROUTE2, &tools::BPFTOOL])?;
+    let toolbox = tools::ensure(workspace, &[&tools::IPROUTE2, &tools::BPFTOOL, &tools::ETHTOOL])?;
     let userns = (privilege == Privilege::Unprivileged).then(|| OsString::from("--userns"));
     let arguments: Vec<_> = userns.iter().chain(arguments).cloned().collect();
     replace(privilege, artifacts::binary(built, "ibarr-testbed")?, &arguments, &toolbox)

@@ -15,8 +15,19 @@ pub(super) struct Chart {
     pub(super) unit: &'static str,
     /// What equal lengths stand for.
     pub(super) scale: Scale,
+    /// What the bars are held against, if anything.
+    pub(super) aim: Option<Aim>,
     /// From top to bottom.
     pub(super) bars: Vec<Bar>,
+}
+
+/// A line across the bars.
+#[derive(Debug)]
+pub(super) struct Aim {
+    /// Where.
+    pub(super) value: f64,
+    /// Above it.
+    pub(super) label: String,
 }
 
 /// What equal lengths on an axis stand for.
@@ -70,14 +81,19 @@ pub(super) fn short(value: f64) -> String {
 
 impl Chart {
     fn height(&self) -> f64 {
-        self.bars.iter().fold(HEADER + FOOTER, |height, _| height + ROW)
+        self.bars.iter().fold(self.header() + FOOTER, |height, _| height + ROW)
+    }
+
+    fn header(&self) -> f64 {
+        if self.aim.is_some() { HEADER + AIM_ROW } else { HEADER }
     }
 
     fn draw(&self, svg: &mut String, top: f64) {
         text(svg, MARGIN, top + 18.0, "font-weight=\"bold\"", &self.title);
         text(svg, MARGIN, top + 36.0, GREY, &self.note);
-        let (bars_top, bars_end) = (top + HEADER, top + self.height() - FOOTER);
-        let axis = Axis::new(self.scale, self.bars.iter().map(|bar| bar.value));
+        let (bars_top, bars_end) = (top + self.header(), top + self.height() - FOOTER);
+        let aim = self.aim.iter().map(|aim| aim.value);
+        let axis = Axis::new(self.scale, self.bars.iter().map(|bar| bar.value).chain(aim));
         for (length, label) in axis.ticks() {
             let x = LEFT + length;
             let _ = writeln!(
@@ -90,6 +106,20 @@ impl Chart {
         }
         let style = "text-anchor=\"middle\" font-size=\"11\"";
         text(svg, LEFT + AXIS / 2.0, bars_end + 31.0, style, self.unit);
+        if let Some(Aim { value, label }) = &self.aim {
+            let x = LEFT + axis.length(*value);
+            let _ = writeln!(
+                svg,
+                "<line x1=\"{x:.1}\" y1=\"{}\" x2=\"{x:.1}\" y2=\"{bars_end}\" \
+                 stroke=\"#c22\" stroke-dasharray=\"5 3\"/>",
+                bars_top - 4.0,
+            );
+            // To the side where there is more room.
+            let (anchor, x) =
+                if x < LEFT + AXIS / 2.0 { ("start", x + 4.0) } else { ("end", x - 4.0) };
+            let style = format!("text-anchor=\"{anchor}\" font-size=\"11\" fill=\"#c22\"");
+            text(svg, x, bars_top - 6.0, &style, label);
+        }
         let mut y = bars_top;
         for bar in &self.bars {
             let width = axis.length(bar.value).max(1.0);
@@ -101,7 +131,7 @@ impl Chart {
                 y + 3.0,
                 ROW - 6.0,
             );
-            text(svg, LEFT + width + 6.0, y + 17.0, "", &short(bar.value));
+            text(svg, LEFT + width + 6.0, y + 17.0, HALO, &short(bar.value));
             y += ROW;
         }
     }
@@ -167,16 +197,19 @@ fn text(svg: &mut String, x: f64, y: f64, style: &str, content: &str) {
 }
 
 const GREY: &str = "fill=\"#444\"";
+/// Lines behind a text do not cross it.
+const HALO: &str = "stroke=\"white\" stroke-width=\"4\" paint-order=\"stroke\"";
 
 const WIDTH: f64 = 800.0;
 const MARGIN: f64 = 16.0;
 const TOP: f64 = 44.0;
 /// Where bars begin.
-const LEFT: f64 = 160.0;
+const LEFT: f64 = 200.0;
 /// Length of the axis; the rest is for the value behind a bar.
-const AXIS: f64 = 560.0;
+const AXIS: f64 = 510.0;
 const HEADER: f64 = 46.0;
 const FOOTER: f64 = 54.0;
+const AIM_ROW: f64 = 16.0;
 const ROW: f64 = 26.0;
 const STEPS: i32 = 5;
 
@@ -214,7 +247,8 @@ mod tests {
     fn text_is_escaped() {
         let bar = Bar { label: "a < b & c".to_owned(), value: 1.0, is_ours: true };
         let (title, note) = ("t".to_owned(), "n".to_owned());
-        let chart = Chart { title, note, unit: "s", scale: Scale::Linear, bars: vec![bar] };
+        let chart =
+            Chart { aim: None, title, note, unit: "s", scale: Scale::Linear, bars: vec![bar] };
         let svg = svg("h", &[chart]);
         assert!(svg.contains(">a &lt; b &amp; c</text>"), "{svg}");
     }

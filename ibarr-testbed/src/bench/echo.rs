@@ -24,25 +24,25 @@ pub enum Style {
     Batched,
 }
 
-/// Echoes on `port` until killed.
+/// Echoes on `port` until killed; in batches over IPv4 alone.
 ///
 /// # Errors
 /// The port is taken, or the socket fails.
-pub fn serve(style: Style, port: u16) -> Result<()> {
+pub fn serve(style: Style, family: Family, port: u16) -> Result<()> {
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_io()
         .build()
         .context("cannot start a runtime")?;
     runtime.block_on(async {
         match style {
-            Style::Daemon => as_the_daemon(port).await,
+            Style::Daemon => as_the_daemon(family, port).await,
             Style::Batched => batched(port).await,
         }
     })
 }
 
-async fn as_the_daemon(port: u16) -> Result<()> {
-    let socket = UdpSocket::bind(Family::V4, port).context("cannot bind")?;
+async fn as_the_daemon(family: Family, port: u16) -> Result<()> {
+    let socket = UdpSocket::bind(family, port).context("cannot bind")?;
     say_ready()?;
     loop {
         socket.readable().await?;

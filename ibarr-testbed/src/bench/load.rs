@@ -162,11 +162,15 @@ impl Latencies {
         self.lost += other.lost;
     }
 
+    /// How many queries there were.
+    pub(super) const fn total(&self) -> usize {
+        self.answered.len() + self.lost
+    }
+
     /// The latency that `per_mille` of a thousand do not exceed; `None` if that many were not
     /// answered.
     pub(super) fn percentile(&self, per_mille: usize) -> Option<Duration> {
-        let all = self.answered.len() + self.lost;
-        self.answered.get((all * per_mille).div_ceil(1000).max(1) - 1).copied()
+        self.answered.get((self.total() * per_mille).div_ceil(1000).max(1) - 1).copied()
     }
 }
 

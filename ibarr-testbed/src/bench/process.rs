@@ -4,7 +4,9 @@
 
 use std::fs;
 use std::io::{BufRead, BufReader};
+use std::path::Path;
 use std::process::{Child, Command, Stdio};
+use std::sync::OnceLock;
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
@@ -69,16 +71,64 @@ pub(super) const READY: &str = "ready\n";
 /// # Errors
 /// The process is gone.
 pub(super) fn cpu_time(pid: u32) -> Result<Duration> {
-    let mut nanos = 0;
+    let mut used = Duration::ZERO;
     let tasks = format!("/proc/{pid}/task");
     for task in fs::read_dir(&tasks).with_context(|| format!("cannot list {tasks}"))? {
-        let path = task.context("cannot list threads")?.path().join("schedstat");
-        let text = fs::read_to_string(&path)
-            .with_context(|| format!("cannot read {} (CONFIG_SCHED_INFO)", path.display()))?;
-        let used = text.split_whitespace().next().and_then(|used| used.parse::<u64>().ok());
-        nanos += used.with_context(|| format!("no number in {}", path.display()))?;
+        used += of_thread(&task.context("cannot list threads")?.path().join("schedstat"))?;
     }
-    Ok(Duration::from_nanos(nanos))
+    Ok(used)
+}
+
+/// What the calling thread has used, which includes softirqs that have interrupted it.
+///
+/// # Errors
+/// There is no `/proc`.
+pub(super) fn own_cpu_time() -> Result<Duration> {
+    of_thread(Path::new("/proc/thread-self/schedstat"))
+}
+
+fn of_thread(path: &Path) -> Result<Duration> {
+    let text = fs::read_to_string(path)
+        .with_context(|| format!("cannot read {} (CONFIG_SCHED_INFO)", path.display()))?;
+    let used = text.split_whitespace().next().and_then(|used| used.parse::<u64>().ok());
+    let used = used.with_context(|| format!("no number in {}", path.display()))?;
+    Ok(Duration::from_nanos(used))
+}
+
+/// How often all threads of a process were switched to or from, by their own will or not
+/// (`/proc/PID/task/*/status`).
+///
+/// # Errors
+/// The process is gone.
+pub(super) fn context_switches(pid: u32) -> Result<u64> {
+    let mut switches = 0;
+    let tasks = format!("/proc/{pid}/task");
+    for task in fs::read_dir(&tasks).with_context(|| format!("cannot list {tasks}"))? {
+        let path = task.context("cannot list threads")?.path().join("status");
+        let text =
+            fs::read_to_string(&path).with_context(|| format!("cannot read {}", path.display()))?;
+        let counts = text.lines().filter_map(|line| line.split_once("voluntary_ctxt_switches:"));
+        for (_, count) in counts {
+            switches += count.trim().parse::<u64>().context("no number of context switches")?;
+        }
+    }
+    Ok(switches)
+}
+
+/// Threads of the kernel whose names begin so.
+///
+/// # Errors
+/// There is no `/proc`.
+pub(super) fn kernel_threads(prefix: &str) -> Result<Vec<u32>> {
+    let mut pids = Vec::new();
+    for entry in fs::read_dir("/proc").context("cannot list /proc")? {
+        let Ok(entry) = entry else { continue };
+        let pid: Option<u32> = entry.file_name().to_str().and_then(|name| name.parse().ok());
+        // One that ends while we look is none.
+        let name = fs::read_to_string(entry.path().join("comm")).unwrap_or_default();
+        pids.extend(pid.filter(|_| name.starts_with(prefix)));
+    }
+    Ok(pids)
 }
 
 /// Servers on the first CPU that this process may use, the calling thread on the last.
@@ -86,19 +136,28 @@ pub(super) fn cpu_time(pid: u32) -> Result<Duration> {
 /// # Errors
 /// There is one CPU only: load and server would fight for it.
 pub(super) fn pin(servers: &[u32]) -> Result<()> {
-    let this = Pid::from_raw(0);
-    let allowed = nix::sched::sched_getaffinity(this).context("cannot read CPU affinity")?;
-    let cpus: Vec<_> =
-        (0..CpuSet::count()).filter(|&cpu| allowed.is_set(cpu) == Ok(true)).collect();
-    let &[first, .., last] = cpus.as_slice() else {
-        anyhow::bail!("the bench needs two CPUs, one for the server and one for the load");
-    };
-    let put = |pid: Pid, cpu: usize| {
-        let mut set = CpuSet::new();
-        set.set(cpu).and_then(|()| sched_setaffinity(pid, &set)).context("cannot pin to a CPU")
-    };
+    let [first, last] = first_and_last_cpu()?;
     for &pid in servers {
         put(Pid::from_raw(pid.try_into()?), first)?;
     }
-    put(this, last)
+    put(Pid::from_raw(0), last)
+}
+
+/// Of those that this process could use before it was pinned.
+fn first_and_last_cpu() -> Result<[usize; 2]> {
+    static CPUS: OnceLock<Vec<usize>> = OnceLock::new();
+    let allowed =
+        nix::sched::sched_getaffinity(Pid::from_raw(0)).context("cannot read CPU affinity")?;
+    let cpus = CPUS.get_or_init(|| {
+        (0..CpuSet::count()).filter(|&cpu| allowed.is_set(cpu) == Ok(true)).collect()
+    });
+    let &[first, .., last] = cpus.as_slice() else {
+        anyhow::bail!("the bench needs two CPUs, one for the server and one for the load");
+    };
+    Ok([first, last])
+}
+
+fn put(pid: Pid, cpu: usize) -> Result<()> {
+    let mut set = CpuSet::new();
+    set.set(cpu).and_then(|()| sched_setaffinity(pid, &set)).context("cannot pin to a CPU")
 }

@@ -58,12 +58,26 @@ struct Server {
 
 /// `None` where more than the rest got no answer.
 #[derive(Debug, Serialize)]
-struct Percentiles {
-    p50: Option<f64>,
-    p90: Option<f64>,
-    p99: Option<f64>,
-    p999: Option<f64>,
-    lost: usize,
+pub(super) struct Percentiles {
+    pub(super) p50: Option<f64>,
+    pub(super) p90: Option<f64>,
+    pub(super) p99: Option<f64>,
+    pub(super) p999: Option<f64>,
+    pub(super) lost: usize,
+}
+
+impl Percentiles {
+    /// In microseconds.
+    pub(super) fn of(late: &Latencies) -> Self {
+        let micros = |per_mille| late.percentile(per_mille).map(|time| time.as_secs_f64() * 1e6);
+        Self {
+            p50: micros(500),
+            p90: micros(900),
+            p99: micros(990),
+            p999: micros(999),
+            lost: late.lost,
+        }
+    }
 }
 
 #[derive(Debug, Serialize)]
@@ -101,28 +115,19 @@ impl Report {
             // Neighbours in time are divided, so that what slows both does not count.
             median(ours.iter().zip(theirs).map(|(ours, theirs)| of(ours) / of(theirs)))
         };
-        let micros = |latencies: &Latencies, per_mille| {
-            latencies.percentile(per_mille).map(|time| time.as_secs_f64() * 1e6)
-        };
         let servers = SERVERS.iter().zip(throughput).zip(latency).map(|((name, rounds), late)| {
             Some(Server {
                 name,
                 answers_per_second: median(rounds.iter().map(Round::rate))?,
                 answers_per_cpu_second: median(rounds.iter().map(Round::rate_per_cpu))?,
                 busy: median(rounds.iter().map(|r| r.cpu.as_secs_f64() / r.wall.as_secs_f64()))?,
-                latency_us: Percentiles {
-                    p50: micros(late, 500),
-                    p90: micros(late, 900),
-                    p99: micros(late, 990),
-                    p999: micros(late, 999),
-                    lost: late.lost,
-                },
+                latency_us: Percentiles::of(late),
             })
         });
         let servers = servers.collect::<Option<Vec<_>>>().context("no rounds")?;
         let Costs { small_lookup_ns, large_lookup_ns, bytes_per_entry } = costs;
-        let p50_to_echo = match (micros(&latency[0], 500), micros(&latency[1], 500)) {
-            (Some(ours), Some(theirs)) => Some(ours / theirs),
+        let p50_to_echo = match [&servers[0], &servers[1]].map(|server| server.latency_us.p50) {
+            [Some(ours), Some(theirs)] => Some(ours / theirs),
             _ => None,
         };
         let ratios = Ratios {
@@ -188,6 +193,7 @@ impl Report {
                 ),
                 unit: "datagrams answered per second of CPU time",
                 scale: Scale::Linear,
+                aim: None,
                 bars: bars(|server| server.answers_per_cpu_second),
             },
             Chart {
@@ -195,6 +201,7 @@ impl Report {
                 note: "from the time a query was due to its answer (shorter is better)".to_owned(),
                 unit: "microseconds, logarithmic",
                 scale: Scale::Logarithmic,
+                aim: None,
                 bars: latencies,
             },
             Chart {
@@ -205,6 +212,7 @@ impl Report {
                 ),
                 unit: "nanoseconds",
                 scale: Scale::Linear,
+                aim: None,
                 bars: self
                     .caches
                     .iter()

@@ -57,7 +57,7 @@ fn ip2gid_gives_table_json_and_svg_and_leaves_nothing() {
 }
 
 #[test]
-fn responder_answers_every_query_and_says_what_it_costs() {
+fn responder_is_measured_in_both_families_and_nothing_is_left() {
     let machine = Machine::new();
     let before = machine.snapshot();
     let [json, svg] =
@@ -66,6 +66,8 @@ fn responder_answers_every_query_and_says_what_it_costs() {
         "bench",
         "responder",
         "--quick",
+        "--ibarr",
+        ibarr().to_str().unwrap(),
         "--json",
         json.to_str().unwrap(),
         "--svg",
@@ -73,17 +75,33 @@ fn responder_answers_every_query_and_says_what_it_costs() {
     ]);
     let figures: Value = serde_json::from_slice(&fs::read(&json).unwrap()).unwrap();
     assert_eq!((&figures["v"], &figures["bench"]), (&1.into(), &"responder".into()));
-    let programs = figures["programs"].as_array().unwrap();
+    let rows = |name: &str| figures[name].as_array().unwrap().clone();
+    let programs = rows("programs");
     let ours = programs.iter().filter(|program| program["to_bounce"].is_f64());
     let names: Vec<_> = ours.clone().map(|program| program["name"].as_str().unwrap()).collect();
-    assert_eq!(names, [["ip2gid_tc"; 4], ["ip2gid_xdp"; 4]].concat());
+    assert_eq!(names, [["ip2gid_tc"; 8], ["ip2gid_xdp"; 8]].concat());
     for program in ours {
         let ratio = program["to_bounce"].as_f64().unwrap();
         assert!(program["ns"].as_f64().unwrap() > 0.0 && ratio > 0.0, "{program}");
         assert!(table.contains(&format!("{ratio:.2}")), "{ratio} is not in the table: {table}");
     }
+    let servers = rows("servers");
+    let names: Vec<_> = servers.iter().map(|row| row["name"].as_str().unwrap()).collect();
+    assert_eq!(names, ["xdp", "xdp", "tc", "tc", "user", "user", "echo", "echo"]);
+    for (name, rows) in [
+        ("programs", programs),
+        ("parts", rows("parts")),
+        ("servers", servers),
+        ("bulk_tcp", rows("bulk_tcp")),
+    ] {
+        let of = |family| rows.iter().filter(|row| row["family"] == family).count();
+        assert!(of("IPv4") > 0 && of("IPv4") == of("IPv6"), "{name}: {rows:?}");
+    }
+    for daemon in rows("daemon") {
+        assert!(daemon["answers"].as_u64().unwrap() >= 20_000, "{daemon}");
+    }
     let drawing = fs::read_to_string(&svg).unwrap();
-    assert_eq!(drawing.matches("<rect ").count(), programs.len() + 1, "{drawing}");
+    assert!(drawing.contains("target: at most twice the bounce"), "{drawing}");
     for file in [json, svg] {
         fs::remove_file(file).unwrap();
     }

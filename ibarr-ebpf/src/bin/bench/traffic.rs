@@ -75,19 +75,19 @@ fn generate<T, const N: usize>(
     XDP_TX
 }
 
-/// Takes what a server sends from the port of ip2gid or one of the two behind it.
+/// Takes what goes from or to the port of ip2gid or one of the two behind it.
 #[xdp]
 pub(crate) fn sink_xdp(ctx: XdpContext) -> u32 {
     let frame = Frame { ctx: &ctx };
     let Some(start) = frame.view::<[U16; 29]>() else { return XDP_PASS };
     // SAFETY: `view` has checked the bounds.
     let words = unsafe { &*start };
-    let port = match words[6].get() {
-        0x0800 => words[17],
-        0x86dd => words[27],
+    let ports = match words[6].get() {
+        0x0800 => [words[17], words[18]],
+        0x86dd => [words[27], words[28]],
         _ => return XDP_PASS,
     };
-    if !(PORT..PORT + 3).contains(&port.get()) {
+    if !ports.iter().any(|port| (PORT..PORT + 3).contains(&port.get())) {
         return XDP_PASS;
     }
     if let Some(sunk) = SUNK.get_ptr_mut(0) {

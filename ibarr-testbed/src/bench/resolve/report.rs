@@ -71,6 +71,7 @@ impl Report {
             note: note.to_owned(),
             unit,
             scale: Scale::Linear,
+            aim: None,
             bars: (self.families.iter())
                 .flat_map(|family| [(family, true), (family, false)])
                 .map(|(family, is_ours)| Bar {

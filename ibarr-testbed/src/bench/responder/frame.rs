@@ -9,17 +9,28 @@ use ibarr_common::wire::ip2gid::{MsgId, PORT, Query, Version};
 
 /// A query from `source` for `target`, in an Ethernet frame to `lo`.
 pub(super) fn query(source: IpAddr, target: IpAddr) -> Result<Vec<u8>> {
+    query_on_wire(source, target, PORT, [0; 6], [0; 6])
+}
+
+/// As [`query`], to a port and between hardware addresses.
+pub(super) fn query_on_wire(
+    source: IpAddr,
+    target: IpAddr,
+    port: u16,
+    to: [u8; 6],
+    from: [u8; 6],
+) -> Result<Vec<u8>> {
     let query = Query::new(Version::V1, MsgId(7), target).context("nobody can own it")?.emit();
     let payload = query.as_ref();
     let length = u16::try_from(8 + payload.len())?.to_be_bytes();
     let mut udp =
-        [&SOURCE_PORT.to_be_bytes()[..], &PORT.to_be_bytes(), &length, &[0; 2], payload].concat();
+        [&SOURCE_PORT.to_be_bytes()[..], &port.to_be_bytes(), &length, &[0; 2], payload].concat();
     let (mut ip, addresses, ethertype) = match (source, target) {
         (IpAddr::V4(source), IpAddr::V4(target)) => {
             let total = u16::try_from(20 + udp.len())?.to_be_bytes();
             let addresses = [source.octets(), target.octets()].concat();
             (
-                [&[0x45, 0][..], &total, &[0, 0, 0x40, 0, HOPS, UDP, 0, 0], &addresses].concat(),
+                [&[0x45, 0][..], &total, &ID, &[0x40, 0, HOPS, UDP, 0, 0], &addresses].concat(),
                 addresses,
                 [8, 0],
             )
@@ -40,7 +51,7 @@ pub(super) fn query(source: IpAddr, target: IpAddr) -> Result<Vec<u8>> {
         let sum = checksum(&[&ip]);
         ip[10..12].copy_from_slice(&sum.to_be_bytes());
     }
-    Ok([&[0; 12][..], &ethertype, &ip, &udp].concat())
+    Ok([&to[..], &from, &ethertype, &ip, &udp].concat())
 }
 
 /// RFC 1071; never 0, which over UDP says that there is none.
@@ -53,6 +64,8 @@ fn checksum(parts: &[&[u8]]) -> u16 {
     if sum == 0xffff { 0xffff } else { !sum }
 }
 
+/// Large enough for the generator to subtract the number of a source.
+const ID: [u8; 2] = [0x7f, 0xff];
 const SOURCE_PORT: u16 = 40_000;
 const HOPS: u8 = 64;
 const UDP: u8 = 17;

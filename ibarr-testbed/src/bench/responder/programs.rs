@@ -18,7 +18,8 @@ use ibarr_common::map::{
 use rand_chacha::ChaCha20Rng;
 use rand_core::{Rng, SeedableRng};
 
-use super::{Case, frame};
+use super::costs::Case;
+use super::frame;
 
 /// Where a program runs.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
@@ -27,23 +28,43 @@ pub(super) enum Hook {
     Xdp,
 }
 
+/// Whose maps a program has.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub(super) enum Maps {
+    /// Of the programs that are measured beside the responder; as many addresses as `Small`.
+    Bench,
+    /// Of a node with more addresses than most have.
+    Small,
+    /// Of a node with as many addresses as the map is made for.
+    Large,
+}
+
+impl Maps {
+    /// How many addresses there are, half of them of either family.
+    pub(super) const fn entries(self) -> u32 {
+        match self {
+            Self::Bench | Self::Small => 1_000,
+            Self::Large => 100_000,
+        }
+    }
+}
+
 pub(super) struct Programs {
-    responder: Ebpf,
-    others: Ebpf,
-    entries: u32,
+    bench: Ebpf,
+    small: Ebpf,
+    large: Ebpf,
     rng: ChaCha20Rng,
     /// The kernel counts as long as it is open.
     _stats: OwnedFd,
 }
 
 impl Programs {
-    /// With the maps of a node that has `entries` addresses.
-    pub(super) fn load(entries: u32) -> Result<Self> {
+    /// With their maps filled.
+    pub(super) fn load() -> Result<Self> {
         let stats =
             enable_stats(Stats::RunTime).context("the kernel does not count (needs root)")?;
-        let mut responder = Ebpf::load(ibarr_ebpf::OBJECT).context("the responder's object")?;
-        let mut others = Ebpf::load(ibarr_ebpf::BENCH_OBJECT).context("the bench's object")?;
-        for object in [&mut responder, &mut others] {
+        let load = |object: &[u8], maps: Maps| {
+            let mut object = Ebpf::load(object).context("the kernel does not take an object")?;
             for (name, program) in object.programs_mut() {
                 let loaded = match program {
                     aya::programs::Program::SchedClassifier(program) => program.load(),
@@ -52,22 +73,33 @@ impl Programs {
                 };
                 loaded.with_context(|| name.to_owned())?;
             }
-        }
-        fill(&mut responder, entries)?;
-        let rng = ChaCha20Rng::seed_from_u64(1);
-        Ok(Self { responder, others, entries, rng, _stats: stats })
+            fill(&mut object, maps.entries())?;
+            Ok::<_, anyhow::Error>(object)
+        };
+        Ok(Self {
+            bench: load(ibarr_ebpf::BENCH_OBJECT, Maps::Bench)?,
+            small: load(ibarr_ebpf::OBJECT, Maps::Small)?,
+            large: load(ibarr_ebpf::OBJECT, Maps::Large)?,
+            rng: ChaCha20Rng::seed_from_u64(1),
+            _stats: stats,
+        })
     }
 
     /// Runs a program as many times as said, each on a frame of its own. Gives nanoseconds a run.
     pub(super) fn run(&mut self, case: &Case, runs: u32) -> Result<f64> {
         let mut frames = Vec::new();
         for _ in 0..runs {
-            let [source, entry] = [(); 2].map(|()| self.rng.next_u32() % self.entries);
+            let source = self.rng.next_u32() % SOURCES;
+            let entry = self.rng.next_u32() % case.maps.entries();
             let entry = if case.scattered { entry } else { 0 };
             let entry = entry & !1 | u32::from(case.ipv6);
             frames.push(frame::query(peer(source, case.ipv6), address(entry))?);
         }
-        let object = if case.is_ours() { &mut self.responder } else { &mut self.others };
+        let object = match case.maps {
+            Maps::Bench => &mut self.bench,
+            Maps::Small => &mut self.small,
+            Maps::Large => &mut self.large,
+        };
         let program = object.program_mut(case.program).context(case.program)?;
         let (before, after) = match case.hook {
             Hook::Tc => {
@@ -94,20 +126,25 @@ impl Programs {
         Ok(time.as_secs_f64() * 1e9 / f64::from(runs))
     }
 
-    /// How many queries were answered since the programs were loaded.
+    /// How many queries the responder has answered since it was loaded.
     pub(super) fn answered(&self) -> Result<u64> {
-        let map = self.responder.map(map::COUNTERS).context(map::COUNTERS)?;
-        let map: PerCpuArray<_, [u64; Reason::ALL.len()]> = map.try_into()?;
         let mut answered = 0;
-        for program in [Program::Tc, Program::Xdp] {
-            let per_cpu = map.get(&program.index(), 0)?;
-            let per_cpu: Vec<Counters> =
-                per_cpu.iter().map(|words| zerocopy::transmute!(*words)).collect();
-            answered += Counters::sum(&per_cpu).answered;
+        for object in [&self.small, &self.large] {
+            let map = object.map(map::COUNTERS).context(map::COUNTERS)?;
+            let map: PerCpuArray<_, [u64; Reason::ALL.len()]> = map.try_into()?;
+            for program in [Program::Tc, Program::Xdp] {
+                let per_cpu = map.get(&program.index(), 0)?;
+                let per_cpu: Vec<Counters> =
+                    per_cpu.iter().map(|words| zerocopy::transmute!(*words)).collect();
+                answered += Counters::sum(&per_cpu).answered;
+            }
         }
         Ok(answered)
     }
 }
+
+/// How many peers ask.
+const SOURCES: u32 = 100_000;
 
 /// What the daemon would write.
 fn fill(responder: &mut Ebpf, entries: u32) -> Result<()> {
