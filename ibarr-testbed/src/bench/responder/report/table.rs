@@ -127,7 +127,7 @@ impl Report {
                 "{name:<36}{:>12.2}{:>10.2}{switches:>12}{idle:>10}   {}",
                 daemon.cpu_ms,
                 daemon.idle_cpu_ms,
-                Target::AtMost(float(idle) + daemon.seconds.max(1.0), float(switches))
+                Target::AtMost((float(idle) + daemon.seconds).ceil(), float(switches))
             )?;
         }
         writeln!(
