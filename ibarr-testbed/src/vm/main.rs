@@ -15,6 +15,7 @@ mod ls;
 mod report;
 mod rig;
 mod rtnetlink;
+mod sa;
 #[expect(unsafe_code, reason = "system calls that nothing safe wraps")]
 mod sys;
 
@@ -33,6 +34,7 @@ fn main() -> ExitCode {
         [_, "hello"] => hello::run(),
         [_, "run-a"] => bring_up::run(),
         [_, "run-b"] => join::run(),
+        [_, "run-c"] => sa::run(),
         [_, "shell"] => rig::shell(),
         [_, "ibtun", records] if records.parse::<u64>().is_ok() => {
             ibtun::run(records.parse().unwrap_or_default())

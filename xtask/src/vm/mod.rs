@@ -65,7 +65,8 @@ enum Scenario {
     },
     /// OpenSM, IPoIB, librdmacm and the like, unchanged, on software HCAs
     Run {
-        /// a: all that is not ours works; b: with ibarr, across a router too [default: both]
+        /// a: all that is not ours works; b: with ibarr, across a router too; c: paths from OpenSM
+        /// [default: all]
         scenario: Option<Fabric>,
     },
     /// The same network, and a shell in it
@@ -102,6 +103,7 @@ enum Scenario {
 enum Fabric {
     A,
     B,
+    C,
 }
 
 impl Fabric {
@@ -110,6 +112,7 @@ impl Fabric {
         match self {
             Self::A => "run-a",
             Self::B => "run-b",
+            Self::C => "run-c",
         }
     }
 }
