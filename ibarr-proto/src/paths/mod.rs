@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 
-//! Which path leads to this GID? Asks the subnet administrators through [`sa`](crate::sa), each
+//! Which path leads to this GID? Asks the subnet administrators through [`sa`], each
 //! question once, and remembers what they answer.
 //!
 //! **What makes a question.** Port, both GIDs, partition, traffic class and whether it has to be

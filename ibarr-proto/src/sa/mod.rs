@@ -4,7 +4,7 @@
 //! to do for us at once. What is asked, and what is made of the answers, is the business of
 //! [`paths`](crate::paths).
 //!
-//! A question is a *flight*. It waits for its turn until the [`Window`] of its port has room; its MAD
+//! A question is a *flight*. It waits for its turn until the `Window` of its port has room; its MAD
 //! is *in the air* until it is answered or counts as lost; it *rests* while the SA is busy, and waits
 //! for its turn again; until its deadline. Each MAD has a transaction of its own: the kernel takes
 //! none twice while it waits for an answer. An answer to any MAD of a flight is its answer. A MAD
