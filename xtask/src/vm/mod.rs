@@ -117,8 +117,15 @@ impl Fabric {
     }
 }
 
-/// Tests of the BPF programs that are about numbers and not about kernels: a guest is slow.
-const NOT_IN_A_GUEST: [&str; 2] = ["any_frame_is_seen_alike", "a_million_updates"];
+/// Tests of the BPF programs that are no guest's: two are about numbers, and a guest is slow; two
+/// take room from a frame by more metadata than Linux 6.1 lets a test run have (`xdp_metalen_invalid`
+/// in net/core/xdp.c).
+const NOT_IN_A_GUEST: [&str; 4] = [
+    "any_frame_is_seen_alike",
+    "a_million_updates",
+    "xdp_makes_room_behind_the_frame_where_there_is_none_before_it",
+    "xdp_passes_what_there_is_no_room_for",
+];
 
 /// Enough that each way through the parser is taken often; a million take some minutes.
 const ODD_RECORDS: u64 = 50_000;
