@@ -10,6 +10,7 @@
 
 #![forbid(unsafe_code)]
 
+pub mod ibsim;
 pub mod pcap;
 pub mod sa;
 pub mod topology;

@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 
 //! Programs of user space, with no kernel's InfiniBand at all: OpenSM and whatever else uses libibumad
-//! comes here if `libumad2sim.so` is preloaded. We are to it what ibsim is; the protocol is ibsim's
-//! (`include/ibsim.h`), datagrams in the host's byte order between sockets with abstract names.
+//! comes here if `libumad2sim.so` is preloaded. We are to it what ibsim is ([`ibsim`]).
 
 use std::io::ErrorKind;
 use std::os::fd::{AsFd, BorrowedFd};
@@ -11,14 +10,14 @@ use std::os::unix::net::{SocketAddr, UnixDatagram};
 
 use anyhow::Context as _;
 use ibarr_common::Instant;
-use ibarr_common::ib::{Lid, PKey, Qpn, Sl};
+use ibarr_common::ib::{PKey, Qpn, Sl};
 use ibarr_common::wire::mad;
 use ibarr_common::wire::packet::{Datagram, GSI_QKEY, MAX_LEN, Packet};
 use ibarr_common::wire::smp::{NODE_INFO, P_KEY_TABLE, PORT_INFO, PortInfoWire};
+use ibarr_fabric::ibsim::{self, ClientInfo, Control, abstract_name, lid, lid_field};
 use ibarr_fabric::topology::PortId;
 use ibarr_fabric::{Fabric, Input};
-use zerocopy::network_endian::{U16 as Be16, U32 as Be32, U64 as Be64};
-use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
+use zerocopy::{FromBytes, IntoBytes};
 
 /// What ibsim's clients are served by.
 #[derive(Debug)]
@@ -43,7 +42,7 @@ const MAX_CLIENTS: usize = 256;
 impl Simulator {
     /// Serves clients whose `IBSIM_SOCKNAME` is `name`.
     pub(crate) fn listen(name: &str) -> anyhow::Result<Self> {
-        let control = bind(name, "ctl")
+        let control = bind(name, ibsim::CONTROL)
             .with_context(|| format!("cannot serve as {name}: is there another?"))?;
         Ok(Self { name: name.to_owned(), control, clients: Vec::new(), left: Vec::new() })
     }
@@ -57,14 +56,14 @@ impl Simulator {
     /// Takes in all that has come.
     pub(crate) fn read(&mut self, fabric: &mut Fabric, now: Instant) {
         // One byte more than the longest, so that what is longer still is told apart.
-        let mut buffer = [0; size_of::<Request>() + 1];
+        let mut buffer = [0; size_of::<ibsim::Datagram>() + 1];
         while let Ok((len, from)) = self.control.recv_from(&mut buffer) {
             let control = buffer.get(..len).and_then(|bytes| Control::read_from_bytes(bytes).ok());
-            let Some(mut control) = control.filter(|control| control.magic == MAGIC) else {
+            let Some(mut control) = control.filter(|control| control.magic == ibsim::MAGIC) else {
                 continue;
             };
             if self.serve(fabric, now, &mut control).is_none() {
-                control.kind = ERROR;
+                control.kind = ibsim::ERROR;
             }
             // Whoever does not wait for the answer does not get it.
             let _ = self.control.send_to_addr(control.as_bytes(), &from);
@@ -87,7 +86,7 @@ impl Simulator {
             match socket.recv(buffer) {
                 Ok(len) => {
                     let bytes = buffer.get(..len).unwrap_or_default();
-                    if let Ok(request) = Request::read_from_bytes(bytes)
+                    if let Ok(request) = ibsim::Datagram::read_from_bytes(bytes)
                         && let Some(packet) = packet(fabric, *port, id, &request)
                     {
                         fabric.handle_input(now, Input::Packet { port: *port, packet: &packet });
@@ -119,7 +118,7 @@ impl Simulator {
         };
         let mut mad = [0; mad::LEN];
         mad.iter_mut().zip(packet.payload).for_each(|(to, from)| *to = *from);
-        let request = Request {
+        let request = ibsim::Datagram {
             dlid: lid_field(Some(packet.dlid)),
             slid: lid_field(packet.slid),
             dqp: packet.destination.get().into(),
@@ -140,25 +139,25 @@ impl Simulator {
 
     /// `None`: refused.
     fn serve(&mut self, fabric: &mut Fabric, now: Instant, control: &mut Control) -> Option<()> {
-        if control.kind == CONNECT {
+        if control.kind == ibsim::CONNECT {
             return self.connect(fabric, control);
         }
         let id = usize::try_from(control.client).ok()?;
         let client = self.clients.get_mut(id)?;
         let port = client.as_ref()?.port;
         match control.kind {
-            DISCONNECT => {
+            ibsim::DISCONNECT => {
                 self.left.push(port);
                 *client = None;
             }
-            GET_VENDOR => control.data.fill(0),
-            GET_NODEINFO => control.data = fabric.attribute(port, NODE_INFO, 0)?,
-            GET_PORTINFO => {
+            ibsim::GET_VENDOR => control.data.fill(0),
+            ibsim::GET_NODEINFO => control.data = fabric.attribute(port, NODE_INFO, 0)?,
+            ibsim::GET_PORTINFO => {
                 let [number, ..] = control.data;
                 control.data = fabric.attribute(port, PORT_INFO, number.into())?;
             }
-            GET_PKEYS => control.data = fabric.attribute(port, P_KEY_TABLE, 0)?,
-            SET_ISSM => {
+            ibsim::GET_PKEYS => control.data = fabric.attribute(port, P_KEY_TABLE, 0)?,
+            ibsim::SET_ISSM => {
                 let is_manager = control.data.iter().take(4).any(|&byte| byte != 0);
                 client.as_mut()?.is_manager = is_manager;
                 let mask = if is_manager { PortInfoWire::IS_SM } else { 0 };
@@ -184,14 +183,14 @@ impl Simulator {
         if id >= MAX_CLIENTS {
             return None;
         }
-        let socket = bind(&self.name, &format!("out{id}")).ok()?;
-        socket.connect_addr(&address(&self.name, &format!("in{}", info.id)).ok()?).ok()?;
+        let number = u32::try_from(id).ok()?;
+        let socket = bind(&self.name, &ibsim::server_name(number)).ok()?;
+        socket.connect_addr(&address(&self.name, &ibsim::client_name(info.id)).ok()?).ok()?;
         let client = Some(Client { socket, port, is_manager: info.is_manager != 0 });
         match self.clients.get_mut(id) {
             Some(slot) => *slot = client,
             None => self.clients.push(client),
         }
-        let number = u32::try_from(id).ok()?;
         info.id = number;
         info.node.fill(0);
         let node = &topology.node(port.node)?.name;
@@ -203,7 +202,7 @@ impl Simulator {
 }
 
 /// What a client's request is on the wire. `None`: nothing that could be.
-fn packet(fabric: &Fabric, port: PortId, id: usize, request: &Request) -> Option<Vec<u8>> {
+fn packet(fabric: &Fabric, port: PortId, id: usize, request: &ibsim::Datagram) -> Option<Vec<u8>> {
     let mut mad = request.mad;
     let (header, _) = mad::Header::parse(&mad).ok()?;
     if !header.method.is_response() {
@@ -237,73 +236,9 @@ fn bind(name: &str, end: &str) -> std::io::Result<UnixDatagram> {
     Ok(socket)
 }
 
-/// The NUL behind belongs to the name.
 fn address(name: &str, end: &str) -> std::io::Result<SocketAddr> {
-    SocketAddr::from_abstract_name(format!("{name}:{end}\0"))
-}
-
-/// A LID stands in the first two bytes of its field.
-fn lid([high, low, ..]: [u8; 4]) -> Option<Lid> {
-    Lid::new(u16::from_be_bytes([high, low]))
-}
-
-fn lid_field(lid: Option<Lid>) -> [u8; 4] {
-    let [high, low] = Be16::new(lid.map_or(0, Lid::get)).to_bytes();
-    [high, low, 0, 0]
+    SocketAddr::from_abstract_name(abstract_name(name, end))
 }
 
 /// What the kernel says of a request that nobody has answered.
 const ETIMEDOUT: u32 = 110;
-
-const MAGIC: u32 = 0xdead_beef;
-
-const ERROR: u32 = 0;
-const CONNECT: u32 = 1;
-const DISCONNECT: u32 = 2;
-const GET_VENDOR: u32 = 4;
-const GET_NODEINFO: u32 = 7;
-const GET_PORTINFO: u32 = 8;
-const SET_ISSM: u32 = 9;
-const GET_PKEYS: u32 = 10;
-
-/// `struct sim_ctl`.
-#[derive(Clone, Copy, Debug, FromBytes, Immutable, IntoBytes, KnownLayout)]
-#[repr(C)]
-struct Control {
-    magic: u32,
-    client: u32,
-    kind: u32,
-    len: u32,
-    data: [u8; 64],
-}
-
-/// `struct sim_client_info`.
-#[derive(Clone, Copy, Debug, FromBytes, Immutable, IntoBytes, KnownLayout)]
-#[repr(C)]
-struct ClientInfo {
-    /// The client's; in the answer our number for it.
-    id: u32,
-    qp: u32,
-    is_manager: u32,
-    node: [u8; 32],
-}
-
-/// `struct sim_request`: a MAD either way.
-#[derive(Clone, Copy, Debug, FromBytes, Immutable, IntoBytes, KnownLayout)]
-#[repr(C)]
-struct Request {
-    dlid: [u8; 4],
-    slid: [u8; 4],
-    dqp: Be32,
-    sqp: Be32,
-    status: Be32,
-    padding: u32,
-    length: Be64,
-    mad: [u8; mad::LEN],
-}
-
-const _: () = {
-    assert!(size_of::<Control>() == 80);
-    assert!(size_of::<ClientInfo>() == 44);
-    assert!(size_of::<Request>() == 288);
-};
