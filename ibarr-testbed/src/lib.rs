@@ -10,3 +10,4 @@ pub mod demo;
 pub mod interrupt;
 pub mod lab;
 pub mod standin;
+pub mod umad;

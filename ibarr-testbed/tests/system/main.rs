@@ -14,6 +14,7 @@ mod nudge;
 mod responder;
 mod rtnetlink;
 mod standin;
+mod umad;
 
 #[path = "../bpf/frame.rs"]
 #[expect(dead_code, reason = "the tests of the programs need more of it")]

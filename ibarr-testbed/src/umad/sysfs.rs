@@ -1,0 +1,115 @@
+// SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
+
+//! What sysfs shows of a port.
+
+use std::fs;
+use std::io;
+use std::path::{Path, PathBuf};
+
+use ibarr_common::ib::{Gid, Lid, Sl};
+use ibarr_common::wire::smp::PortState;
+use ibarr_proto::paths::PortName;
+
+/// What a driver shows of a port. Without a LID no subnet manager has been there yet.
+#[derive(Clone, Debug, Eq, PartialEq)]
+pub struct Shown {
+    /// What a subnet manager lets pass.
+    pub state: PortState,
+    /// Its own.
+    pub lid: Option<Lid>,
+    /// Lower bits of the LID that do not count.
+    pub lmc: u8,
+    /// The subnet manager's.
+    pub sm_lid: Option<Lid>,
+    /// How the subnet manager is reached.
+    pub sm_sl: Sl,
+    /// By index.
+    pub gids: Vec<Gid>,
+    /// By index; 0 is no key.
+    pub pkeys: Vec<u16>,
+}
+
+impl Shown {
+    /// An active port in the default partition.
+    pub fn active(lid: Lid, gid: Gid, sm_lid: Lid) -> Self {
+        Self {
+            state: PortState::Active,
+            lid: Some(lid),
+            lmc: 0,
+            sm_lid: Some(sm_lid),
+            sm_sl: Sl::default(),
+            gids: vec![gid],
+            pkeys: vec![0xffff],
+        }
+    }
+}
+
+/// Shows a port, below `sys`.
+pub(super) fn show(sys: &Path, name: &PortName, umad: u32, shown: &Shown) -> io::Result<()> {
+    let Shown { state, lid, lmc, sm_lid, sm_sl, gids, pkeys } = shown;
+    let named = match state {
+        PortState::Down => "1: DOWN",
+        PortState::Initialize => "2: INIT",
+        PortState::Armed => "3: ARMED",
+        PortState::Active => "4: ACTIVE",
+    };
+    let hex = |lid: Option<Lid>| format!("{:#x}", lid.map_or(0, Lid::get));
+    let port = port(sys, name);
+    let write = |file: &str, text: &str| replace(&port.join(file), text);
+    // A reader may come between any two of them, as in a real one.
+    for (index, gid) in gids.iter().enumerate() {
+        let groups: Vec<_> = gid
+            .octets()
+            .chunks(2)
+            .map(|group| format!("{:02x}{:02x}", group[0], group[1]))
+            .collect();
+        write(&format!("gids/{index}"), &groups.join(":"))?;
+    }
+    for (index, pkey) in pkeys.iter().enumerate() {
+        write(&format!("pkeys/{index}"), &format!("{pkey:#06x}"))?;
+    }
+    write("link_layer", "InfiniBand")?;
+    write("lid", &hex(*lid))?;
+    write("lid_mask_count", &lmc.to_string())?;
+    write("sm_lid", &hex(*sm_lid))?;
+    write("sm_sl", &sm_sl.get().to_string())?;
+    write("state", named)?;
+    let umad = sys.join(format!("class/infiniband_mad/umad{umad}"));
+    replace(&umad.join("ibdev"), name.device.as_str())?;
+    replace(&umad.join("port"), &name.port.to_string())?;
+    replace(&sys.join("class/infiniband_mad/abi_version"), "5")
+}
+
+/// Shows it no more.
+pub(super) fn hide(sys: &Path, name: &PortName, umad: u32) -> io::Result<()> {
+    let ignore_absence = |result: io::Result<()>| match result {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
+        result => result,
+    };
+    let umad = sys.join(format!("class/infiniband_mad/umad{umad}"));
+    ignore_absence(fs::remove_dir_all(umad))?;
+    ignore_absence(fs::remove_dir_all(port(sys, name)))?;
+    // With its last port a device goes; with ports it stays.
+    for above in ["ports", ""] {
+        let dir = sys.join("class/infiniband").join(name.device.as_str()).join(above);
+        if fs::remove_dir(dir).is_err() {
+            break;
+        }
+    }
+    Ok(())
+}
+
+fn port(sys: &Path, name: &PortName) -> PathBuf {
+    let device = sys.join("class/infiniband").join(name.device.as_str());
+    device.join("ports").join(name.port.to_string())
+}
+
+/// Whoever reads sees all of it.
+fn replace(path: &Path, text: &str) -> io::Result<()> {
+    if let Some(directory) = path.parent() {
+        fs::create_dir_all(directory)?;
+    }
+    let new = path.with_extension("new");
+    fs::write(&new, format!("{text}\n"))?;
+    fs::rename(new, path)
+}
