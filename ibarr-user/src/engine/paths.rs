@@ -20,7 +20,7 @@ use crate::control::messages::{
     PortStatus, Response,
 };
 use crate::transport::ports;
-use crate::transport::umad::{self, Meaning};
+use crate::transport::umad::{self, Meaning, Sending};
 
 /// People who wait for a path.
 #[derive(Debug, Default)]
@@ -65,24 +65,30 @@ impl Engine {
             Meaning::Unanswered(port, tid) => {
                 self.tell_paths(now, Input::Unanswered { port, tid });
             }
-            Meaning::Lost(port) => {
-                let known = self.node.paths().ports().find(|(index, ..)| *index == port);
-                if let Some((_, name, facts, _)) = known {
-                    let facts = facts.clone();
-                    self.tell_facts(now, port, name, facts);
-                }
-                self.ports.look();
-            }
+            Meaning::Lost(port) => self.lose_door(now, port),
             Meaning::Nothing => {}
         }
     }
 
     pub(super) fn send_mad(&mut self, now: Instant, transmit: &Transmit) {
-        if !self.umads.send(transmit) {
-            let (port, transaction) = (transmit.port, transmit.transaction);
-            self.tell_paths(now, Input::NotSent { port, transaction });
-            self.ports.look();
+        let (port, transaction) = (transmit.port, transmit.transaction);
+        match self.umads.send(transmit) {
+            Sending::Sent => {}
+            Sending::Refused => {
+                self.tell_paths(now, Input::NotSent { port, transaction });
+                self.ports.look();
+            }
+            Sending::Lost => self.lose_door(now, port),
         }
+    }
+
+    fn lose_door(&mut self, now: Instant, port: PortIndex) {
+        let known = self.node.paths().ports().find(|(index, ..)| *index == port);
+        if let Some((_, name, facts, _)) = known {
+            let facts = facts.clone();
+            self.tell_facts(now, port, name, facts);
+        }
+        self.ports.look();
     }
 
     fn tell_facts(&mut self, now: Instant, port: PortIndex, name: PortName, facts: PortFacts) {

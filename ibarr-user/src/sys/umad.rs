@@ -7,10 +7,10 @@
 
 #![expect(unsafe_code, reason = "the device's requests have no safe wrapper")]
 
-use std::fs::OpenOptions;
+use std::fs::{self, OpenOptions};
 use std::io;
 use std::os::fd::{AsRawFd, OwnedFd};
-use std::os::unix::fs::OpenOptionsExt;
+use std::os::unix::fs::{FileTypeExt, OpenOptionsExt};
 use std::path::Path;
 
 use ibarr_common::wire::umad::{AgentId, Form, MAX_LEN, Register2Wire, RegisterWire};
@@ -18,6 +18,7 @@ use nix::errno::Errno;
 use nix::libc;
 use nix::sys::socket::{AddressFamily, SockFlag, SockType, UnixAddr, connect, socket};
 use nix::unistd::{read, write};
+use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
 
 use super::fd;
@@ -40,8 +41,10 @@ impl Opened {
         let file = OpenOptions::new().read(true).write(true).custom_flags(flags).open(path);
         match file {
             Ok(file) => Self::register(file.into()),
-            // A socket, or a device that is going.
-            Err(error) if error.raw_os_error() == Some(libc::ENXIO) => Self::connect(path),
+            // A device that is going, if it is no socket.
+            Err(error) if error.raw_os_error() == Some(libc::ENXIO) && is_socket(path) => {
+                Self::connect(path)
+            }
             Err(error) => Err(error),
         }
     }
@@ -74,6 +77,10 @@ impl Opened {
         unsafe { ioctl::register_agent(fd.as_raw_fd(), &raw mut request) }?;
         Ok(Self { fd, agent: AgentId(request.agent), form })
     }
+}
+
+fn is_socket(path: &Path) -> bool {
+    fs::metadata(path).is_ok_and(|metadata| metadata.file_type().is_socket())
 }
 
 /// A device in the hands of a runtime.
@@ -111,7 +118,8 @@ impl Device {
     /// `EIO`, `ENODEV` when the device is gone; `UnexpectedEof` when a stand-in is.
     pub async fn read(&self, buffer: &mut [u8; MAX_LEN]) -> io::Result<usize> {
         loop {
-            let mut guard = self.fd.readable().await?;
+            // Of a device that is gone the kernel says no more than that there is an error.
+            let mut guard = self.fd.ready(Interest::READABLE | Interest::ERROR).await?;
             match guard.try_io(|fd| Ok(read(fd.get_ref(), buffer.as_mut_slice())?)) {
                 Ok(Ok(0)) => return Err(io::ErrorKind::UnexpectedEof.into()),
                 Ok(result) => return result,

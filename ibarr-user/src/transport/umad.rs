@@ -60,6 +60,17 @@ pub enum Meaning<'a> {
     Nothing,
 }
 
+/// What became of a MAD to be sent.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub enum Sending {
+    /// It is on its way.
+    Sent,
+    /// The kernel does not take it now, or the door is not open.
+    Refused,
+    /// And the door is no more.
+    Lost,
+}
+
 #[derive(Debug)]
 struct Door {
     number: u64,
@@ -131,9 +142,11 @@ impl Umads {
         self.blocked.get(&port).map(String::as_str)
     }
 
-    /// Sends a MAD; false if the kernel does not take it.
-    pub fn send(&self, transmit: &Transmit) -> bool {
-        let Some(Door { device, .. }) = self.doors.get(&transmit.port) else { return false };
+    /// Sends a MAD.
+    pub fn send(&mut self, transmit: &Transmit) -> Sending {
+        let Some(Door { device, .. }) = self.doors.get(&transmit.port) else {
+            return Sending::Refused;
+        };
         let message = Send {
             agent: device.agent(),
             to: transmit.sa.lid,
@@ -143,11 +156,15 @@ impl Umads {
             mad: transmit.mad,
         };
         match device.write(message.emit(device.form()).as_ref()) {
-            Ok(()) => true,
+            Ok(()) => Sending::Sent,
             Err(error) => {
-                tracing::debug!(port = %self.name(transmit.port), %error, "MAD not sent");
                 self.counters.count(Counter::MadNotSent);
-                false
+                if is_passing(&error) {
+                    tracing::debug!(port = %self.name(transmit.port), %error, "MAD not sent");
+                    return Sending::Refused;
+                }
+                self.lose(transmit.port, &error);
+                Sending::Lost
             }
         }
     }
@@ -161,9 +178,7 @@ impl Umads {
         let packet = match &event.what {
             Ok(packet) => packet.bytes.get(..packet.len).unwrap_or_default(),
             Err(error) => {
-                warn!(port = %self.name(event.port), %error, "its umad device is lost");
-                self.counters.count(Counter::UmadLost);
-                self.doors.remove(&event.port);
+                self.lose(event.port, error);
                 return Meaning::Lost(event.port);
             }
         };
@@ -180,6 +195,12 @@ impl Umads {
         }
     }
 
+    fn lose(&mut self, port: PortIndex, error: &io::Error) {
+        warn!(port = %self.name(port), %error, "its umad device is lost");
+        self.counters.count(Counter::UmadLost);
+        self.doors.remove(&port);
+    }
+
     fn malformed(&self, counter: Counter) -> Meaning<'static> {
         self.counters.count(counter);
         Meaning::Nothing
@@ -188,6 +209,15 @@ impl Umads {
     fn name(&self, port: PortIndex) -> String {
         self.names.get(usize::from(port.0)).map_or_else(String::new, ToString::to_string)
     }
+}
+
+/// Whether the kernel may take the next MAD. All else it says of a device that is gone, in words that
+/// changed over time; a door that was closed for nothing is open again soon.
+fn is_passing(error: &io::Error) -> bool {
+    matches!(
+        error.kind(),
+        io::ErrorKind::WouldBlock | io::ErrorKind::OutOfMemory | io::ErrorKind::Interrupted
+    )
 }
 
 /// Until the device is lost.
