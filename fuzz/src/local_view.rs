@@ -7,10 +7,11 @@ use std::time::Duration;
 use ibarr_common::{IfIndex, Instant};
 use ibarr_proto::ip2gid::server::Local as _;
 use ibarr_proto::ip2gid::{Family, Prefix};
+use ibarr_proto::local_view::neighbours::{Entry, Neighbour, State, Wanted};
 use ibarr_proto::local_view::routing::{Route, RouteBack, Rule, Selects, Via, Way, WayBack};
 use ibarr_proto::local_view::{
     Bonding, Config, Dad, Event, HwAddr, Input, InterfaceAddress, InterfaceFilter, InterfaceName,
-    Limits, Link, LinkType, LocalView, Owned, Served, StaticGid, StaticGids,
+    Limits, Link, LinkHeader, LinkType, LocalView, Owned, Served, StaticGid, StaticGids,
 };
 
 /// The local view under any history, however little of it a kernel could have sent, `script` being
@@ -28,7 +29,7 @@ const ADDRESSES: [&str; 8] =
     ["10.1.0.1", "10.1.0.2", "10.1.0.3", "10.2.0.1", "fd00::1", "fd00::2", "fe80::1", "fe80::2"];
 const NAMES: [&str; 4] = ["ib0", "ib1.8001", "eth0", "bond0"];
 const INTERFACES: u8 = 7;
-const LIMITS: Limits = Limits { links: 5, addresses: 7, routes: 6 };
+const LIMITS: Limits = Limits { links: 5, addresses: 7, routes: 6, neighbours: 3 };
 
 fn run(script: &[u8]) -> Vec<String> {
     let mut script = Script(script);
@@ -59,11 +60,21 @@ fn run(script: &[u8]) -> Vec<String> {
             15 => view.handle_input(now, Input::RoutesDone),
             16 => match script.byte() % 8 {
                 0 => view.handle_input(now, Input::RoutesTooMany),
+                1 | 2 => view.handle_input(now, Input::Neighbour(script.neighbour())),
+                3 => {
+                    let Entry { ifindex, address, .. } = script.neighbour();
+                    view.handle_input(now, Input::NeighbourGone(ifindex, address));
+                }
+                4 => view.handle_input(now, Input::NeighboursStarted),
+                5 => view.handle_input(now, Input::ListedNeighbour(script.neighbour())),
+                6 => view.handle_input(now, Input::NeighboursDone),
                 _ => view.handle_input(now, Input::RoutesChanged),
             },
             _ => {
                 let asked: Vec<_> = std::iter::from_fn(|| view.poll_transmit()).collect();
-                assert!(asked.len() <= 2 && asked.first() != asked.get(1) || asked.is_empty());
+                // Each once: a dump of each subject, and to hear no more of neighbours.
+                let is_twice = |at: usize| asked[..at].contains(&asked[at]);
+                assert!(!(0..asked.len()).any(is_twice), "{asked:?}");
                 while let Some(event) = view.poll_event() {
                     heard.push(format!("{event:?}"));
                     hear(&mut told, event);
@@ -82,6 +93,7 @@ struct Told {
     owned: BTreeMap<(IpAddr, Option<IfIndex>), Owned>,
     served: BTreeMap<IfIndex, Served>,
     routes: BTreeMap<(IfIndex, Prefix), Via>,
+    neighbours: BTreeMap<(IfIndex, IpAddr), Neighbour>,
 }
 
 fn hear(told: &mut Told, event: Event) {
@@ -103,6 +115,13 @@ fn hear(told: &mut Told, event: Event) {
         Event::NoRoute(ifindex, prefix) => {
             assert!(told.routes.remove(&(ifindex, prefix)).is_some());
         }
+        Event::Neighbour(neighbour) => {
+            let key = (neighbour.ifindex, neighbour.address);
+            assert_ne!(told.neighbours.insert(key, neighbour), Some(neighbour));
+        }
+        Event::NoNeighbour(ifindex, address) => {
+            assert!(told.neighbours.remove(&(ifindex, address)).is_some());
+        }
     }
 }
 
@@ -118,6 +137,12 @@ fn check(view: &LocalView, told: &Told) {
         // What leads to nobody is of no use.
         let way_back = if prefix.first().is_ipv4() { served.ipv4 } else { served.ipv6 };
         assert!(*via == Via::Elsewhere || !matches!(way_back, WayBack::None(_)), "{served:?}");
+    }
+    assert!(told.neighbours.values().copied().eq(view.neighbours()));
+    assert!(told.neighbours.len() <= LIMITS.neighbours);
+    for neighbour in told.neighbours.values() {
+        let served = told.served.get(&neighbour.ifindex);
+        assert!(served.is_some_and(|served| served.header == LinkHeader::Ipoib), "{neighbour:?}");
     }
     let interfaces: Vec<_> = view.interfaces().collect();
     assert!(interfaces.len() <= LIMITS.links, "{interfaces:?}");
@@ -144,7 +169,8 @@ fn config(byte: u8) -> Config {
     let chosen = ips.iter().enumerate().filter(|(bit, _)| byte & (4 << bit) != 0);
     let static_gids = StaticGids::new(chosen.map(|(_, address)| entry(address)));
     let static_gids = static_gids.expect("legal addresses");
-    Config { interfaces, static_gids, ..Config::default() }
+    let neighbours = Wanted { on: Vec::new(), otherwise: byte & 128 != 0 };
+    Config { interfaces, static_gids, neighbours, ..Config::default() }
 }
 
 fn ip(text: &str) -> IpAddr {
@@ -192,6 +218,21 @@ impl Script<'_> {
                 2 => Bonding::Master { active_slave: None },
                 _ => Bonding::None,
             },
+        }
+    }
+
+    fn neighbour(&mut self) -> Entry {
+        let (ifindex, byte) = (self.ifindex(), self.byte());
+        let mut hwaddr = [0; 20];
+        hwaddr[4] = if byte & 64 == 0 { 0xfe } else { 0xff };
+        hwaddr[19] = byte >> 7;
+        let states =
+            [State::Reachable, State::Stale, State::Delay, State::Unresolved, State::Permanent];
+        Entry {
+            ifindex,
+            address: ip(ADDRESSES[usize::from(byte % 8)]),
+            state: states[usize::from(byte >> 3 & 7) % 5],
+            hwaddr: HwAddr::new(&hwaddr).expect("short"),
         }
     }
 

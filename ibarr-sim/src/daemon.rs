@@ -238,6 +238,9 @@ impl World {
                         daemon.core.handle_input(now, Input::View(input));
                     }
                 }
+                Output::View(
+                    local_view::Request::Dump(Subject::Neighbours) | local_view::Request::Leave(_),
+                ) => unreachable!("no machine answers by XDP"),
                 Output::View(local_view::Request::Dump(Subject::Node)) => {
                     let at = self.machines[id].network.told_until.max(now + us(10));
                     self.at(at, What::DumpStarts(id, life));
@@ -494,7 +497,12 @@ impl Daemon {
                 None => drop(self.mirror.remove(&owned.address)),
             },
             Fact::Removed(owned) => drop(self.mirror.remove(&owned.address)),
-            Fact::Served(_) | Fact::NotServed(_) | Fact::Route(_) | Fact::NoRoute(..) => {}
+            Fact::Served(_)
+            | Fact::NotServed(_)
+            | Fact::Route(_)
+            | Fact::NoRoute(..)
+            | Fact::Neighbour(_)
+            | Fact::NoNeighbour(..) => {}
         }
     }
 

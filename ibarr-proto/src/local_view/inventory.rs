@@ -237,7 +237,7 @@ impl Inventory {
 }
 
 /// Lets what events said win over what the dump lists.
-fn overrule<K: Copy + Ord, V: Copy>(
+pub(super) fn overrule<K: Copy + Ord, V: Copy>(
     listed: &mut BTreeMap<K, V>,
     said: &BTreeMap<K, V>,
     keys: &BTreeSet<K>,

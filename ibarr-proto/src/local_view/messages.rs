@@ -10,6 +10,7 @@ use ibarr_common::map::Origin;
 
 use crate::ip2gid::Prefix;
 
+use super::neighbours::{Entry, MAX_NEIGHBOURS, Neighbour};
 use super::routing::{MAX_ROUTES, Route, RouteBack, Rule};
 use super::{AddressId, Dad, InterfaceAddress, InterfaceName, Link, LinkType, Served};
 
@@ -24,11 +25,14 @@ pub struct Limits {
     /// Prefixes with routes in the main table. If there are more, none is kept, and nobody is
     /// answered in the kernel.
     pub routes: usize,
+    /// Neighbours on interfaces where they are followed, at most
+    /// [`MAX_NEIGHBOURS`].
+    pub neighbours: usize,
 }
 
 impl Default for Limits {
     fn default() -> Self {
-        Self { links: 8192, addresses: 32_768, routes: MAX_ROUTES }
+        Self { links: 8192, addresses: 32_768, routes: MAX_ROUTES, neighbours: MAX_NEIGHBOURS }
     }
 }
 
@@ -65,22 +69,36 @@ pub enum Input {
     /// The dump has listed [`MAX_LISTED_ROUTES`](super::routing::MAX_LISTED_ROUTES) and was broken off.
     /// Until the next one is asked for, no event comes either.
     RoutesTooMany,
+    /// Event: a neighbour was added or changed.
+    Neighbour(Entry),
+    /// Event: a neighbour was deleted.
+    NeighbourGone(IfIndex, IpAddr),
+    /// As [`Input::DumpStarted`], of neighbours.
+    NeighboursStarted,
+    /// The dump lists a neighbour.
+    ListedNeighbour(Entry),
+    /// As [`Input::DumpDone`], of neighbours.
+    NeighboursDone,
 }
 
 /// What the view needs of rtnetlink.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub enum Request {
-    /// A dump.
+    /// A dump, and events from then on.
     Dump(Subject),
+    /// No more events, until a dump is asked for.
+    Leave(Subject),
 }
 
 /// What a dump is about.
-#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+#[derive(Clone, Copy, Debug, Eq, Ord, PartialEq, PartialOrd)]
 pub enum Subject {
     /// Links and addresses.
     Node,
     /// Policy rules, and the routes of the main table.
     Routes,
+    /// The neighbours over IPv4 and IPv6.
+    Neighbours,
 }
 
 /// A fact about this node changed.
@@ -100,6 +118,10 @@ pub enum Event {
     Route(RouteBack),
     /// Nothing is to be said of that prefix on this interface any more.
     NoRoute(IfIndex, Prefix),
+    /// A neighbour can be sent to, or has another hardware address.
+    Neighbour(Neighbour),
+    /// A neighbour cannot be sent to any more.
+    NoNeighbour(IfIndex, IpAddr),
 }
 
 /// An address of this node and what is answered for it.
@@ -188,5 +210,11 @@ crate::counters! {
         RouteDumpsOverdue = "route-dumps-overdue",
         /// Times that there were more routes than are kept.
         RoutesTooMany = "routes-too-many",
+        /// Dumps of neighbours that took effect.
+        NeighbourDumpsDone = "neighbour-dumps-done",
+        /// Dumps of neighbours that were asked for and did not come in time.
+        NeighbourDumpsOverdue = "neighbour-dumps-overdue",
+        /// Neighbours that did not fit.
+        NeighboursRefused = "neighbours-refused",
     }
 }

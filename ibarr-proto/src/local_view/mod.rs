@@ -19,12 +19,14 @@
 //! Peers are answered in the kernel on the interfaces that are [`Served`]: those that are up, of
 //! type Ethernet or InfiniBand, no slave, and either selected by the filter or the owner of an
 //! address that has a GID. There those are answered to whom replies leave by the same interface, as
-//! the [routes](routing) say.
+//! the [routes](routing) say; where the program has to know next hops, it is told of
+//! [neighbours].
 
 mod facts;
 mod filter;
 mod inventory;
 mod messages;
+pub mod neighbours;
 mod reread;
 pub mod routing;
 mod served;
@@ -48,6 +50,7 @@ use self::inventory::{Inventory, Merged};
 pub use self::messages::{
     AddressStatus, Counter, Event, Input, Interface, Limits, NotServed, Owned, Request, Subject,
 };
+use self::neighbours::Neighbours;
 use self::reread::Reread;
 use self::routing::{NoWayBack, RouteBack, RoutesBack, Routing};
 use self::served::{Change, Serving};
@@ -65,6 +68,8 @@ pub struct Config {
     pub static_gids: StaticGids,
     /// Which GID of a port is answered.
     pub answer_gid: AnswerGid,
+    /// Where the neighbours of interfaces that are served are followed.
+    pub neighbours: neighbours::Wanted,
 }
 
 /// Which GID is answered for an address on a port that has several.
@@ -92,6 +97,7 @@ pub struct LocalView {
     serving: Serving,
     routing: Routing,
     routes_back: RoutesBack,
+    neighbours: Neighbours,
     /// `serving` and `routes_back` are to be decided again.
     serving_due: bool,
     reread: Reread,
@@ -129,9 +135,10 @@ impl LocalView {
             serving: Serving::default(),
             routing: Routing::new(limits.routes),
             routes_back: RoutesBack::default(),
+            neighbours: Neighbours::new(limits.neighbours),
             serving_due: false,
-            reread: Reread::new(),
-            reread_routes: Reread::new(),
+            reread: Reread::new(Reread::INTERVAL),
+            reread_routes: Reread::new(Reread::INTERVAL),
             confirmed_at: None,
             routes_confirmed: RoutesConfirmed::NotYet,
             counters: Counters::default(),
@@ -195,6 +202,11 @@ impl LocalView {
                 let is_new = self.routing.set_unknown(NoWayBack::TooMany);
                 self.routes_done(now, is_new);
             }
+            Input::Neighbour(entry) => self.neighbours.set(entry, &mut self.counters),
+            Input::NeighbourGone(ifindex, address) => self.neighbours.remove(ifindex, address),
+            Input::NeighboursStarted => self.neighbours.start_dump(now),
+            Input::ListedNeighbour(entry) => self.neighbours.list(entry, &mut self.counters),
+            Input::NeighboursDone => self.neighbours.finish_dump(now, &mut self.counters),
         }
     }
 
@@ -208,12 +220,14 @@ impl LocalView {
             self.serving_due |= self.routing.set_unknown(NoWayBack::Unknown);
             self.routes_confirmed = RoutesConfirmed::Unknown;
         }
+        self.neighbours.handle_timeout(now, &mut self.counters);
     }
 
     /// When to call [`handle_timeout`](Self::handle_timeout) next. Before the first dump that is in
     /// the past.
     pub fn poll_timeout(&self) -> Option<Instant> {
-        Some(self.reread.due().min(self.reread_routes.due()))
+        let due = self.reread.due().min(self.reread_routes.due());
+        Some(self.neighbours.due().map_or(due, |of_neighbours| of_neighbours.min(due)))
     }
 
     /// What to ask rtnetlink for.
@@ -221,14 +235,17 @@ impl LocalView {
         if self.reread.poll_request() {
             return Some(Request::Dump(Subject::Node));
         }
-        self.reread_routes.poll_request().then_some(Request::Dump(Subject::Routes))
+        if self.reread_routes.poll_request() {
+            return Some(Request::Dump(Subject::Routes));
+        }
+        self.neighbours.poll_request()
     }
 
     /// The next change of a fact. Several changes of one fact between two calls are told as one, and
     /// none if it is again what was told before.
     ///
-    /// Addresses come before routes, and these before interfaces. Nothing is said of these two
-    /// before a first dump of routes was done, or did not come.
+    /// Addresses come before routes, then neighbours, then interfaces. Nothing but addresses is
+    /// said before a first dump of routes was done, or did not come.
     pub fn poll_event(&mut self) -> Option<Event> {
         if let Some(event) = self.facts.poll_event() {
             return Some(event);
@@ -243,6 +260,12 @@ impl LocalView {
             return Some(match change {
                 Ok(route) => Event::Route(route),
                 Err((ifindex, prefix)) => Event::NoRoute(ifindex, prefix),
+            });
+        }
+        if let Some(change) = self.neighbours.poll() {
+            return Some(match change {
+                Ok(neighbour) => Event::Neighbour(neighbour),
+                Err((ifindex, address)) => Event::NoNeighbour(ifindex, address),
             });
         }
         self.serving.poll().map(|change| match change {
@@ -265,6 +288,11 @@ impl LocalView {
     /// [`poll_event`](Self::poll_event).
     pub fn routes_back(&self) -> impl Iterator<Item = RouteBack> {
         self.routes_back.iter()
+    }
+
+    /// The neighbours that can be sent to, on the interfaces where they are followed.
+    pub fn neighbours(&self) -> impl Iterator<Item = neighbours::Neighbour> {
+        self.neighbours.iter()
     }
 
     /// Every interface, in the order of their indices.
@@ -311,9 +339,12 @@ impl LocalView {
     }
 
     /// When the last dumps had taken effect: as of then, the view holds all that the kernel has,
-    /// but for routes that it knows nothing of. `None` before a first dump of routes was done, or
-    /// did not come.
+    /// but for routes and neighbours that it knows nothing of. `None` before a first dump of routes,
+    /// and of neighbours where they are wanted, was done, or did not come.
     pub fn confirmed_at(&self) -> Option<Instant> {
+        if !self.neighbours.is_settled() && self.config.neighbours.anywhere() {
+            return None;
+        }
         let confirmed_at = self.confirmed_at?;
         match self.routes_confirmed {
             RoutesConfirmed::NotYet => None,
@@ -473,8 +504,14 @@ impl LocalView {
             let Link { ifindex, name, hwaddr, .. } = *link;
             Some((ifindex, Served { ifindex, name, header, hwaddr, ipv4, ipv6 }))
         });
-        self.serving.set(served.collect());
+        let served: BTreeMap<_, _> = served.collect();
+        let wants = |served: &&Served| {
+            served.header == LinkHeader::Ipoib && self.config.neighbours.includes(served.name)
+        };
+        let followed = served.values().filter(wants).map(|served| served.ifindex).collect();
+        self.serving.set(served);
         self.routes_back.set(decided.routes);
+        self.neighbours.follow(followed);
     }
 
     fn served_gid(&self, link: &Link) -> Result<Gid, NotServed> {

@@ -6,14 +6,15 @@ use ibarr_common::Instant;
 
 /// When to ask for a dump.
 ///
-/// * At the start, and [`INTERVAL`](Self::INTERVAL) after the last was done: the subnet manager can
-///   change the subnet prefix, and so the hardware address of every IPoIB interface, without an
-///   event;
+/// * At the start, and an interval after the last was done, mostly [`INTERVAL`](Self::INTERVAL): the
+///   subnet manager can change the subnet prefix, and so the hardware address of every IPoIB
+///   interface, without an event;
 /// * after an event of a link, which may have been sent before all of a change was made;
 /// * never sooner than [`GAP`](Self::GAP) after the last was done, however many events there are,
 ///   and not for a [`REST`](Self::REST) if there was more than can be kept;
 /// * again, if none was done [`PATIENCE`](Self::PATIENCE) after it was asked for or started.
 pub(super) struct Reread {
+    interval: Duration,
     due: Instant,
     waiting: Waiting,
     /// A link had an event since the dump that is awaited was started.
@@ -31,12 +32,15 @@ enum Waiting {
 
 impl Reread {
     pub(super) const INTERVAL: Duration = Duration::from_secs(5);
+    /// Of what has an event for every change that matters.
+    pub(super) const LONG_INTERVAL: Duration = Duration::from_mins(1);
     pub(super) const GAP: Duration = Duration::from_millis(200);
     pub(super) const PATIENCE: Duration = Duration::from_secs(10);
     pub(super) const REST: Duration = Duration::from_mins(1);
 
-    pub(super) const fn new() -> Self {
+    pub(super) const fn new(interval: Duration) -> Self {
         Self {
+            interval,
             due: Instant::BOOT,
             waiting: Waiting::No,
             again: false,
@@ -51,6 +55,14 @@ impl Reread {
 
     pub(super) fn poll_request(&mut self) -> bool {
         std::mem::take(&mut self.request)
+    }
+
+    /// Asks as soon as the gap allows, whatever was asked before.
+    pub(super) const fn restart(&mut self) {
+        self.waiting = Waiting::No;
+        self.again = false;
+        self.request = false;
+        self.due = self.earliest;
     }
 
     /// Tells whether a dump that was asked for is overdue.
@@ -86,7 +98,7 @@ impl Reread {
         self.waiting = Waiting::No;
         self.earliest = now + Self::GAP;
         let again = std::mem::take(&mut self.again);
-        self.due = if again { self.earliest } else { now + Self::INTERVAL };
+        self.due = if again { self.earliest } else { now + self.interval };
     }
 
     /// The last dump was more than can be kept.
@@ -114,7 +126,7 @@ mod tests {
 
     #[test]
     fn asks_at_the_start_and_every_interval() {
-        let mut reread = Reread::new();
+        let mut reread = Reread::new(Reread::INTERVAL);
         assert!(reread.due() <= T0);
         reread.handle_timeout(T0);
         assert!(reread.poll_request());
@@ -125,7 +137,7 @@ mod tests {
 
     #[test]
     fn a_link_event_brings_a_reread_at_once_but_not_more_than_one_a_gap() {
-        let mut reread = Reread::new();
+        let mut reread = Reread::new(Reread::INTERVAL);
         reread.handle_timeout(T0);
         reread.started(T0);
         reread.done(T0);
@@ -142,7 +154,7 @@ mod tests {
 
     #[test]
     fn an_event_during_a_dump_brings_another_one_before_it_none() {
-        let mut reread = Reread::new();
+        let mut reread = Reread::new(Reread::INTERVAL);
         reread.handle_timeout(T0);
         reread.wanted(T0);
         reread.started(T0);
@@ -156,7 +168,7 @@ mod tests {
 
     #[test]
     fn a_dump_that_does_not_come_is_asked_for_again() {
-        let mut reread = Reread::new();
+        let mut reread = Reread::new(Reread::INTERVAL);
         assert!(!reread.handle_timeout(T0));
         reread.wanted(T0);
         assert_eq!(reread.due(), T0 + Reread::PATIENCE);

@@ -16,6 +16,7 @@ use ibarr_common::ib::Gid;
 use ibarr_proto::ip2gid::Question;
 use ibarr_proto::ip2gid::client::Route;
 use ibarr_proto::ip2gid::server::Local;
+use ibarr_proto::local_view::neighbours::Wanted;
 use ibarr_proto::local_view::routing::{MAX_ROUTES, NoWayBack, Via, WayBack};
 use ibarr_proto::local_view::{
     self, Dad, Event, Input, Interface, InterfaceFilter, LocalView, NotServed, Owned, Request,
@@ -96,9 +97,9 @@ impl Node {
         let run = async {
             loop {
                 view.handle_timeout(clock::now());
-                while let Some(Request::Dump(subject)) = view.poll_transmit() {
+                while let Some(request) = view.poll_transmit() {
                     if *rereads {
-                        watch.request_dump(subject);
+                        watch.ask(request);
                     }
                 }
                 while let Some(event) = view.poll_event() {
@@ -153,7 +154,7 @@ impl Node {
         runtime.block_on(async {
             let (watch, mut inputs) = Watch::start(&Arc::default()).unwrap();
             for subject in [Subject::Node, Subject::Routes] {
-                watch.request_dump(subject);
+                watch.ask(Request::Dump(subject));
             }
             while !view.is_synced() {
                 view.handle_input(clock::now(), inputs.recv().await.unwrap());
@@ -178,7 +179,12 @@ fn hear(told: &mut BTreeMap<(IpAddr, Option<IfIndex>), Owned>, event: Event) {
         Event::Removed(owned) => {
             assert_eq!(told.remove(&(owned.address, owned.scope)), Some(owned));
         }
-        Event::Served(_) | Event::NotServed(_) | Event::Route(_) | Event::NoRoute(..) => {}
+        Event::Served(_)
+        | Event::NotServed(_)
+        | Event::Route(_)
+        | Event::NoRoute(..)
+        | Event::Neighbour(_)
+        | Event::NoNeighbour(..) => {}
     }
 }
 
@@ -366,6 +372,42 @@ fn an_infiniband_interface_without_a_hardware_address_serves_static_gids_alone()
     assert!(!node.view.is_ours(ip("10.1.0.2")));
 }
 
+#[test]
+fn neighbours_are_listened_to_only_while_they_are_wanted() {
+    let is_heard = || {
+        let sockets = fs::read_to_string("/proc/thread-self/net/netlink").unwrap();
+        let fields = sockets.lines().map(|line| line.split_whitespace().collect::<Vec<_>>());
+        // Those in `RTMGRP_NEIGH`.
+        fields.filter(|f| f.get(1) == Some(&"0") && f.get(3) == Some(&"00000004")).count() == 1
+    };
+    let mut node = Node::with(&[], &["10.1.0.1"], Config { receive_buffer: 1 });
+    let tun = Tun::open("ib0", tun::INFINIBAND).unwrap();
+    run("link set ib0 up
+         link add v0 type veth peer name v1
+         link set v0 up
+         addr add 10.1.0.1/24 dev ib0");
+    node.answers(&["10.1.0.1"]);
+    node.until("ib0 is served", |view| view.served().next().is_some());
+    assert!(!is_heard());
+    let neighbours = Wanted { on: Vec::new(), otherwise: true };
+    let config = local_view::Config { neighbours, ..node.config.clone() };
+    node.view.reconfigure(config);
+    let dumps = |view: &LocalView| view.counters().get(local_view::Counter::NeighbourDumpsDone);
+    node.until("the first dump", |view| dumps(view) == 1);
+    assert!(is_heard());
+    // What is lost brings a dump at once.
+    let mut batch = String::new();
+    for n in 0..2000 {
+        let (a, b) = (n / 250, n % 250);
+        writeln!(batch, "neigh replace 10.9.{a}.{b} lladdr 02:00:00:00:00:09 dev v0").unwrap();
+    }
+    run_batch(&node.machine, &batch);
+    node.until("another dump", |view| dumps(view) > 1);
+    assert!(node.counters.get(Counter::RtnetlinkOverrun) > 0);
+    drop(tun);
+    node.until("nobody listens", |view| view.served().next().is_none() && !is_heard());
+}
+
 /// The smallest buffer that the kernel allows, and thousands of changes that nobody reads.
 #[test]
 fn events_that_do_not_fit_the_socket_are_made_up_for() {
@@ -442,7 +484,7 @@ fn a_dump_during_which_links_change_is_done_again() {
     node.rereads = false;
     let interrupted = node.counters.get(Counter::RtnetlinkDumpInterrupted);
     let started = node.counters.get(Counter::RtnetlinkDump);
-    node.watch.request_dump(Subject::Node);
+    node.watch.ask(Request::Dump(Subject::Node));
     let blocked = async {
         while node.inputs.len() < node.inputs.max_capacity() {
             tokio::time::sleep(Duration::from_millis(1)).await;

@@ -4,7 +4,8 @@ use std::collections::BTreeSet;
 
 use ibarr_common::IfIndex;
 use ibarr_common::map::{
-    AllowPrefix, GidEntry, GidKey, Interface, ResponderCfg, Route, RoutePrefix,
+    AllowPrefix, GidEntry, GidKey, Interface, Neighbour, NeighbourKey, ResponderCfg, Route,
+    RoutePrefix,
 };
 use ibarr_proto::local_view::Served;
 
@@ -49,6 +50,8 @@ pub(super) enum MapUpdate {
     NoAllow(AllowKey),
     Route(RouteKey, Route),
     NoRoute(RouteKey),
+    Neighbour(NeighbourKey, Neighbour),
+    NoNeighbour(NeighbourKey),
     Cfg(ResponderCfg),
 }
 
@@ -73,6 +76,7 @@ pub(super) struct Held {
     pub(super) interfaces: Vec<IfIndex>,
     pub(super) allow: Vec<AllowKey>,
     pub(super) routes: Vec<(RouteKey, Route)>,
+    pub(super) neighbours: Vec<NeighbourKey>,
     pub(super) cfg: ResponderCfg,
 }
 

@@ -6,8 +6,8 @@ use aya::maps::lpm_trie::Key;
 use aya::maps::{Array, HashMap, LpmTrie, Map, MapData, MapError, PerCpuArray};
 use ibarr_common::IfIndex;
 use ibarr_common::map::{
-    self, Allow, AllowPrefix, Counters, GidEntry, GidKey, Interface, Program, Reason, ResponderCfg,
-    Route, RoutePrefix,
+    self, Allow, AllowPrefix, Counters, GidEntry, GidKey, Interface, Neighbour, NeighbourKey,
+    Program, Reason, ResponderCfg, Route, RoutePrefix,
 };
 use thiserror::Error;
 
@@ -23,6 +23,7 @@ pub(super) struct Maps {
     interfaces: HashMap<MapData, u32, MapValue<Interface>>,
     allow: LpmTrie<MapData, MapValue<AllowPrefix>, MapValue<Allow>>,
     routes: LpmTrie<MapData, MapValue<RoutePrefix>, MapValue<Route>>,
+    neighbours: HashMap<MapData, MapValue<NeighbourKey>, MapValue<Neighbour>>,
     cfg: Array<MapData, MapValue<ResponderCfg>>,
     counters: PerCpuArray<MapData, MapValue<Counters>>,
 }
@@ -38,6 +39,8 @@ pub struct Contents {
     pub learned: Vec<Element>,
     /// Where interfaces lead to: bits and key of each prefix, and the way there.
     pub routes: Vec<(u32, RoutePrefix, Route)>,
+    /// Next hops of interfaces whose program has to know them, in their order.
+    pub neighbours: Vec<(NeighbourKey, Neighbour)>,
     /// What holds for all of them.
     pub cfg: ResponderCfg,
     /// Whether all this is about the network namespace of this process: only there do indices mean
@@ -81,6 +84,7 @@ impl Maps {
             interfaces: open(dir, map::INTERFACES, Map::HashMap)?,
             allow: open(dir, map::ALLOW, Map::LpmTrie)?,
             routes: open(dir, map::ROUTES, Map::LpmTrie)?,
+            neighbours: open(dir, map::NEIGHBOURS, Map::HashMap)?,
             cfg: open(dir, map::RESPONDER_CFG, Map::Array)?,
             counters: open(dir, map::COUNTERS, Map::PerCpuArray)?,
         })
@@ -125,6 +129,12 @@ impl Maps {
                 (map::ROUTES, self.routes.insert(&destination(key), MapValue(route), any))
             }
             MapUpdate::NoRoute(key) => (map::ROUTES, absent(self.routes.remove(&destination(key)))),
+            MapUpdate::Neighbour(key, neighbour) => {
+                (map::NEIGHBOURS, self.neighbours.insert(MapValue(key), MapValue(neighbour), any))
+            }
+            MapUpdate::NoNeighbour(key) => {
+                (map::NEIGHBOURS, absent(self.neighbours.remove(&MapValue(key))))
+            }
             MapUpdate::Cfg(cfg) => (map::RESPONDER_CFG, self.cfg.set(0, MapValue(cfg), any)),
         };
         result.map_err(|source| Error { name, source })?;
@@ -145,6 +155,7 @@ impl Maps {
             let (key, route) = element?;
             Ok((RouteKey { bits: key.prefix_len(), prefix: key.data().0 }, route.0))
         });
+        let neighbours = self.neighbours.keys().map(|key| key.map(|key| key.0));
         let named = |name| move |source| Error { name, source };
         Ok(Held {
             addresses: addresses.collect::<Result<_, _>>().map_err(named(map::GID_CACHE))?,
@@ -154,6 +165,7 @@ impl Maps {
                 .map_err(named(map::INTERFACES))?,
             allow: allow.collect::<Result<_, _>>().map_err(named(map::ALLOW))?,
             routes: routes.collect::<Result<_, _>>().map_err(named(map::ROUTES))?,
+            neighbours: neighbours.collect::<Result<_, _>>().map_err(named(map::NEIGHBOURS))?,
             cfg: self.cfg()?,
         })
     }
@@ -185,11 +197,18 @@ impl Maps {
                 })
                 .collect::<Result<_, _>>()
                 .map_err(|source| Error { name: map::ROUTES, source })?,
+            neighbours: self
+                .neighbours
+                .iter()
+                .map(|element| element.map(|(key, neighbour)| (key.0, neighbour.0)))
+                .collect::<Result<_, _>>()
+                .map_err(|source| Error { name: map::NEIGHBOURS, source })?,
             learned: Vec::new(),
             cfg: self.cfg()?,
             is_here,
         };
         contents.routes.sort_by_key(|(bits, prefix, _)| (prefix.ifindex, prefix.address, *bits));
+        contents.neighbours.sort_by_key(|(key, _)| (key.ifindex, key.address));
         contents.entries.sort_by_key(|entry| (entry.key.ip(), entry.key.scope));
         contents.interfaces.sort_by_key(|(ifindex, _)| *ifindex);
         Ok(contents)

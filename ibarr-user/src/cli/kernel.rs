@@ -5,6 +5,7 @@
 use std::net::Ipv6Addr;
 use std::path::Path;
 
+use ibarr_common::ib::IpoibHwAddr;
 use ibarr_common::map::{self, Interface, Origin};
 use ibarr_common::{IfIndex, Instant};
 use nix::net::if_::if_indextoname;
@@ -14,7 +15,7 @@ use crate::bpf;
 use crate::causes::chain;
 use crate::control::messages::{
     Body, Failure, FailureKind, KernelEntry, KernelInterface, KernelLearned, KernelMaps,
-    KernelRoute,
+    KernelNeighbour, KernelRoute,
 };
 use crate::sys::clock;
 
@@ -94,6 +95,16 @@ fn document(contents: &bpf::Contents) -> KernelMaps {
                     via: route.gateway(),
                     elsewhere: !route.is_here(),
                 }
+            })
+            .collect(),
+        neighbours: contents
+            .neighbours
+            .iter()
+            .map(|(key, neighbour)| KernelNeighbour {
+                ifindex: key.ifindex,
+                ip: map::address(key.address),
+                hwaddr: IpoibHwAddr::parse(&neighbour.hwaddr)
+                    .map_or_else(|| "none".to_owned(), |hwaddr| hwaddr.to_string()),
             })
             .collect(),
         learned: learned(contents),

@@ -142,6 +142,9 @@ fn kernel(kernel: &KernelMaps) {
             };
             line(&format!("    {}{via}", route.to));
         }
+        for neighbour in kernel.neighbours.iter().filter(|there| there.ifindex == ifindex) {
+            line(&format!("    {} at {}", neighbour.ip, neighbour.hwaddr));
+        }
     }
     table(kernel.entries.iter().map(|entry| {
         let scope = entry.scope.map_or(String::new(), |scope| format!("%{scope}"));

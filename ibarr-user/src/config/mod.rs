@@ -16,7 +16,9 @@ use ibarr_common::wire::ls::Timeout;
 use ibarr_proto::ip2gid::client::{self, Settings, SourceCheck};
 use ibarr_proto::ip2gid::{Prefix, Prefixes};
 use ibarr_proto::local_service::{self, NoPath};
-use ibarr_proto::local_view::{self, AnswerGid, InterfaceFilter, Pattern, StaticGid, StaticGids};
+use ibarr_proto::local_view::{
+    self, AnswerGid, InterfaceFilter, Pattern, StaticGid, StaticGids, neighbours,
+};
 use ibarr_proto::node;
 use ibarr_proto::paths::{self, Qos};
 use thiserror::Error;
@@ -67,7 +69,8 @@ pub enum Error {
 impl Config {
     /// What the cores are to know of it.
     pub fn node(&self) -> node::Config {
-        let Self { client, allow, view, local_service, paths, responder: _ } = self.clone();
+        let Self { client, allow, view, local_service, paths, responder } = self.clone();
+        let view = local_view::Config { neighbours: responder.wants_neighbours(), ..view };
         node::Config { view, allow, client, local_service, paths }
     }
 
@@ -103,6 +106,8 @@ impl Config {
                     interfaces: interfaces(root),
                     static_gids: static_gids(root),
                     answer_gid: root.value("answer-gid", AnswerGid::default(), answer_gid),
+                    // As the responder needs them.
+                    neighbours: neighbours::Wanted::default(),
                 },
                 local_service: local_service(root),
                 paths: paths(root),
@@ -235,9 +240,10 @@ fn mode(value: Value<'_>) -> Result<bpf::Mode, String> {
         "tc" => Ok(bpf::Mode::Tc),
         "clsact" => Ok(bpf::Mode::Clsact),
         "xdp" => Ok(bpf::Mode::Xdp),
+        "xdp-generic" => Ok(bpf::Mode::XdpGeneric),
         "user" => Ok(bpf::Mode::User),
         other => Err(format!(
-            "is {other:?}; it can be \"auto\", \"tc\", \"clsact\", \"xdp\" or \"user\""
+            "is {other:?}; it can be \"auto\", \"tc\", \"clsact\", \"xdp\", \"xdp-generic\" or \"user\""
         )),
     }
 }
@@ -449,7 +455,7 @@ responder = \"ebpf\"
              characters without white space, / or :, where * stands for any number of them and ? for \
              one; write it like \"eth*\"",
             "line 22: responder-on.responder is \"ebpf\"; it can be \"auto\", \"tc\", \"clsact\", \
-             \"xdp\" or \"user\"",
+             \"xdp\", \"xdp-generic\" or \"user\"",
         ];
         assert_eq!(mistakes(text), expected);
     }

@@ -258,6 +258,8 @@ pub struct KernelMaps {
     pub entries: Vec<KernelEntry>,
     /// Where interfaces lead to.
     pub routes: Vec<KernelRoute>,
+    /// Next hops, where a program has to know them.
+    pub neighbours: Vec<KernelNeighbour>,
     /// What peers have answered, kept for the next daemon.
     pub learned: Vec<KernelLearned>,
 }
@@ -310,6 +312,18 @@ pub struct KernelRoute {
     pub via: Option<IpAddr>,
     /// Whether the prefix is led to by another interface.
     pub elsewhere: bool,
+}
+
+/// A next hop of an interface.
+#[derive(Clone, Debug, Deserialize, Eq, PartialEq, Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub struct KernelNeighbour {
+    /// Index of the interface.
+    pub ifindex: u32,
+    /// Its address.
+    pub ip: IpAddr,
+    /// Its hardware address.
+    pub hwaddr: String,
 }
 
 /// An address of this node, as programs know it.

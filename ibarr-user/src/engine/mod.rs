@@ -337,9 +337,7 @@ impl Engine {
             self.node.poll(Room { local_service: self.local_service.has_room() })
         {
             match output {
-                Output::View(local_view::Request::Dump(subject)) => {
-                    self.watch.request_dump(subject);
-                }
+                Output::View(request) => self.watch.ask(request),
                 Output::Changed(event) => {
                     report::log(&event);
                     self.responder.handle_event(&event);

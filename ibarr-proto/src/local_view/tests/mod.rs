@@ -1,9 +1,11 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 
 mod model;
+mod neighbours;
 mod routes;
 
 use std::collections::BTreeMap;
+use std::time::Duration;
 
 use super::routing::{NoWayBack, WayBack};
 use super::*;
@@ -133,7 +135,7 @@ fn config(interfaces: &[&str], static_gids: &[(&str, u8)]) -> Config {
     Config {
         interfaces: InterfaceFilter::new(interfaces).unwrap(),
         static_gids: StaticGids::new(static_gids).unwrap(),
-        answer_gid: AnswerGid::default(),
+        ..Config::default()
     }
 }
 

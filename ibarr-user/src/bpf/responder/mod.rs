@@ -6,10 +6,11 @@ mod tests;
 use std::collections::{BTreeMap, HashMap};
 use std::time::Duration;
 
-use ibarr_common::map::{GidEntry, GidKey, Interface, ResponderCfg};
+use ibarr_common::map::{GidEntry, GidKey, Interface, Neighbour, NeighbourKey, ResponderCfg};
 use ibarr_common::{IfIndex, Instant};
 use ibarr_proto::counters::Counters;
 use ibarr_proto::ip2gid::Prefixes;
+use ibarr_proto::local_view::neighbours;
 use ibarr_proto::local_view::routing::WayBack;
 use ibarr_proto::local_view::{
     Event, InterfaceName, LinkHeader, LocalView, Owned, Pattern, Served,
@@ -45,6 +46,16 @@ impl Settings {
         self.mode != Mode::User || modes.any(|mode| *mode != Mode::User)
     }
 
+    /// Where the view is to say who the neighbours are: where XDP answers. The program asks only on
+    /// IPoIB, and the view follows no others.
+    pub(crate) fn wants_neighbours(&self) -> neighbours::Wanted {
+        let is_xdp = |mode: Mode| mode.hooks(LinkHeader::Ipoib).contains(&Hook::XdpGeneric);
+        neighbours::Wanted {
+            on: self.on.iter().map(|(pattern, mode)| (pattern.clone(), is_xdp(*mode))).collect(),
+            otherwise: is_xdp(self.mode),
+        }
+    }
+
     fn mode_on(&self, interface: InterfaceName) -> Mode {
         let found = self.on.iter().find(|(pattern, _)| pattern.matches(&interface));
         found.map_or(self.mode, |(_, mode)| *mode)
@@ -61,8 +72,10 @@ pub enum Mode {
     Tc,
     /// tc ingress by a filter.
     Clsact,
-    /// XDP.
+    /// XDP: in the driver on Ethernet, in the stack on IPoIB, whose drivers have none.
     Xdp,
+    /// XDP in the stack.
+    XdpGeneric,
     /// None: user space answers.
     User,
 }
@@ -74,7 +87,7 @@ impl Mode {
             (Self::Auto | Self::Tc, _) => &[Hook::Tcx, Hook::Clsact],
             (Self::Clsact, _) => &[Hook::Clsact],
             (Self::Xdp, LinkHeader::Ethernet) => &[Hook::XdpNative],
-            (Self::Xdp, LinkHeader::Ipoib) => &[Hook::XdpGeneric],
+            (Self::Xdp, LinkHeader::Ipoib) | (Self::XdpGeneric, _) => &[Hook::XdpGeneric],
             (Self::User, _) => &[],
         }
     }
@@ -199,6 +212,10 @@ impl<K: Kernel> Responder<K> {
             Event::Route(route) => self.update(&routes::update(*route)),
             Event::NoRoute(ifindex, prefix) => {
                 self.update(&MapUpdate::NoRoute(routes::key(*ifindex, *prefix)));
+            }
+            Event::Neighbour(neighbour) => self.update(&next_hop(neighbour)),
+            Event::NoNeighbour(ifindex, address) => {
+                self.update(&MapUpdate::NoNeighbour(NeighbourKey::new(*address, *ifindex)));
             }
         }
     }
@@ -357,6 +374,16 @@ impl<K: Kernel> Responder<K> {
         for update in routes::change(&held, view.routes_back()) {
             self.kernel.update(&update)?;
         }
+        let neighbours: HashMap<_, _> = view
+            .neighbours()
+            .map(|there| (NeighbourKey::new(there.address, there.ifindex), next_hop(&there)))
+            .collect();
+        for key in held.neighbours.iter().filter(|key| !neighbours.contains_key(key)) {
+            self.kernel.update(&MapUpdate::NoNeighbour(*key))?;
+        }
+        for update in neighbours.values() {
+            self.kernel.update(update)?;
+        }
         for (ifindex, slot) in &self.interfaces {
             self.kernel.update(&MapUpdate::Interface(*ifindex, interface(&slot.served)))?;
         }
@@ -466,6 +493,11 @@ fn note(slot: &mut Slot, outcome: Outcome, counters: &mut Counters<Counter>) {
 fn entry(owned: &Owned) -> GidEntry {
     let key = GidKey::new(owned.address, owned.scope.unwrap_or(owned.ifindex));
     GidEntry::new(key, owned.gid, Some(owned.ifindex), owned.origin)
+}
+
+fn next_hop(there: &neighbours::Neighbour) -> MapUpdate {
+    let key = NeighbourKey::new(there.address, there.ifindex);
+    MapUpdate::Neighbour(key, Neighbour { hwaddr: there.hwaddr.octets(), reserved: 0 })
 }
 
 fn interface(served: &Served) -> Interface {

@@ -4,8 +4,9 @@ use std::collections::BTreeSet;
 use std::io;
 
 use ibarr_common::ib::Gid;
-use ibarr_common::map::{Origin, Route};
+use ibarr_common::map::{Origin, Route, address};
 use ibarr_proto::ip2gid::Prefix;
+use ibarr_proto::local_view::neighbours::{self as raw, Entry};
 use ibarr_proto::local_view::routing::{self, Way};
 use ibarr_proto::local_view::{
     Bonding, Config, Dad, HwAddr, Input, InterfaceAddress, InterfaceFilter, InterfaceName, Link,
@@ -326,6 +327,73 @@ fn who_is_led_back_is_in_the_map_before_it_counts() {
     assert_eq!(story.kernel().switches, Interface::ROUTED_IPV6);
 }
 
+/// As `ip` shows it, where a program looks for it.
+fn neighbours(story: &mut Story) -> Vec<String> {
+    let held = story.kernel().neighbours.values();
+    held.map(|(key, there)| {
+        format!("{} dev {} at {:x}", address(key.address), key.ifindex, there.hwaddr[19])
+    })
+    .collect()
+}
+
+#[test]
+fn next_hops_are_in_the_map_where_the_program_has_to_know_them_and_nowhere_else() {
+    let neighbour = |last: u8, at: u8| {
+        let mut hwaddr = [0; 20];
+        (hwaddr[4], hwaddr[19]) = (0xfe, at);
+        let (ifindex, state) = (index(1), raw::State::Reachable);
+        let hwaddr = HwAddr::new(&hwaddr).unwrap();
+        Entry { ifindex, address: [10, 1, 0, last].into(), state, hwaddr }
+    };
+    let mut story = Story::new(Settings { mode: Mode::Xdp, ..Settings::default() });
+    // Of a daemon before us: one that is there still, elsewhere, and one that is gone.
+    for last in [8, 9] {
+        let key = NeighbourKey::new([10, 1, 0, last].into(), index(1));
+        let update = MapUpdate::Neighbour(key, Neighbour { hwaddr: [7; 20], reserved: 0 });
+        story.kernel().update(&update).unwrap();
+    }
+    let ipoib = |name: &str| {
+        let mut hwaddr = [0; 20];
+        hwaddr[4] = 0xfe;
+        Link {
+            link_type: LinkType::INFINIBAND,
+            hwaddr: HwAddr::new(&hwaddr).unwrap(),
+            name: InterfaceName::new(name.as_bytes()).unwrap(),
+            ..link(1)
+        }
+    };
+    story.say(Input::Link(ipoib("eth1"))).dump_of(&[ipoib("eth1")]).turn(T0);
+    // They stay, and there is no new lease, until it is known who is there.
+    assert_eq!(neighbours(&mut story), ["10.1.0.8 dev 1 at 7", "10.1.0.9 dev 1 at 7"]);
+    assert_eq!(story.kernel().cfg.lease_end, 0);
+    story.say(Input::NeighboursStarted).say(Input::ListedNeighbour(neighbour(8, 8)));
+    story.say(Input::NeighboursDone).turn(T0);
+    assert_eq!(neighbours(&mut story), ["10.1.0.8 dev 1 at 8"]);
+    assert_eq!(story.kernel().attached, BTreeSet::from([(index(1), Hook::XdpGeneric)]));
+    assert_eq!(story.kernel().cfg.lease_end, (T0 + LEASE).as_nanos());
+
+    story.say(Input::Neighbour(neighbour(9, 9))).say(Input::Neighbour(neighbour(8, 10)));
+    story.turn(T0);
+    assert_eq!(neighbours(&mut story), ["10.1.0.8 dev 1 at a", "10.1.0.9 dev 1 at 9"]);
+    story.say(Input::NeighbourGone(index(1), [10, 1, 0, 8].into())).turn(T0);
+    assert_eq!(neighbours(&mut story), ["10.1.0.9 dev 1 at 9"]);
+    // tc asks the kernel.
+    story.reconfigure(Settings { mode: Mode::Tc, ..Settings::default() }, Prefixes::EVERYONE);
+    assert_eq!(neighbours(&mut story), <[String; 0]>::default());
+    assert_eq!(story.kernel().attached, BTreeSet::from([(index(1), Hook::Tcx)]));
+}
+
+#[test]
+fn next_hops_are_wanted_where_xdp_is() {
+    let on = |pattern: &str, mode| (pattern.parse().unwrap(), mode);
+    for (mode, otherwise) in [(Mode::Auto, false), (Mode::Xdp, true), (Mode::XdpGeneric, true)] {
+        let on = vec![on("ib1", Mode::Clsact), on("ib2", Mode::Xdp), on("ib3", Mode::User)];
+        let wanted = Settings { mode, on, ..Settings::default() }.wants_neighbours();
+        let each: Vec<_> = wanted.on.iter().map(|(_, wanted)| *wanted).collect();
+        assert_eq!((each, wanted.otherwise), (vec![false, true, false], otherwise));
+    }
+}
+
 /// A kernel that remembers, and refuses when told to.
 #[derive(Default)]
 struct Fake {
@@ -334,6 +402,7 @@ struct Fake {
     switches: u32,
     allow: Vec<AllowKey>,
     routes: Vec<(RouteKey, Route)>,
+    neighbours: BTreeMap<[u8; 20], (NeighbourKey, Neighbour)>,
     cfg: ResponderCfg,
     attached: BTreeSet<(IfIndex, Hook)>,
     is_settled: bool,
@@ -367,6 +436,8 @@ impl Kernel for Fake {
             MapUpdate::Route(key, route) if route.is_here() => format!("route {}", key.bits),
             MapUpdate::Route(key, _) => format!("route {} elsewhere", key.bits),
             MapUpdate::NoRoute(key) => format!("no route {}", key.bits),
+            MapUpdate::Neighbour(key, _) => format!("neighbour {}", address(key.address)),
+            MapUpdate::NoNeighbour(key) => format!("no neighbour {}", address(key.address)),
             MapUpdate::Cfg(cfg) if cfg.restricts() => "lease restricted".to_owned(),
             MapUpdate::Cfg(_) => "lease".to_owned(),
         };
@@ -396,6 +467,13 @@ impl Kernel for Fake {
                 self.routes.push((key, route));
             }
             MapUpdate::NoRoute(key) => self.routes.retain(|(held, _)| *held != key),
+            MapUpdate::Neighbour(key, there) => {
+                self.neighbours.insert(zerocopy::transmute!(key), (key, there));
+            }
+            MapUpdate::NoNeighbour(key) => {
+                let key: [u8; 20] = zerocopy::transmute!(key);
+                self.neighbours.remove(&key);
+            }
             MapUpdate::Cfg(cfg) => self.cfg = cfg,
         }
         Ok(())
@@ -407,6 +485,7 @@ impl Kernel for Fake {
             interfaces: self.interfaces.iter().copied().collect(),
             allow: self.allow.clone(),
             routes: self.routes.clone(),
+            neighbours: self.neighbours.values().map(|(key, _)| *key).collect(),
             cfg: self.cfg,
         })
     }
@@ -451,6 +530,7 @@ fn refusal() -> Error {
 /// A view, a responder and a kernel.
 struct Story {
     view: LocalView,
+    config: Config,
     responder: Responder<Fake>,
     links: BTreeSet<u32>,
     addresses: Vec<InterfaceAddress>,
@@ -470,16 +550,17 @@ impl Story {
     fn made(settings: Settings, interfaces: &[&str]) -> Self {
         let config = Config {
             interfaces: InterfaceFilter::new(interfaces.iter().copied()).unwrap(),
+            neighbours: settings.wants_neighbours(),
             static_gids: StaticGids::new(["10.1.0.1", "10.1.0.2", "10.1.0.5"].map(|ip| {
                 StaticGid { ip: ip.parse().unwrap(), gid: "fe80::1".parse::<Gid>().unwrap() }
             }))
             .unwrap(),
             ..Config::default()
         };
-        let view = LocalView::new(config);
+        let view = LocalView::new(config.clone());
         let responder = Responder::new(Fake::default(), settings, Prefixes::EVERYONE);
         let (links, addresses) = (BTreeSet::new(), Vec::new());
-        Self { view, responder, links, addresses, routes: vec![route("0.0.0.0/0", 1)] }
+        Self { view, config, responder, links, addresses, routes: vec![route("0.0.0.0/0", 1)] }
     }
 
     /// With eth1 and its address 10.1.0.1, and the first lease.
@@ -517,9 +598,18 @@ impl Story {
     }
 
     fn dump_at(&mut self, now: Instant) -> &mut Self {
+        let links: Vec<_> = self.links.iter().map(|&ifindex| link(ifindex)).collect();
+        self.dump_of_at(&links, now)
+    }
+
+    fn dump_of(&mut self, links: &[Link]) -> &mut Self {
+        self.dump_of_at(links, T0)
+    }
+
+    fn dump_of_at(&mut self, links: &[Link], now: Instant) -> &mut Self {
         self.view.handle_input(now, Input::DumpStarted);
-        for &ifindex in &self.links {
-            self.view.handle_input(now, Input::ListedLink(link(ifindex)));
+        for &link in links {
+            self.view.handle_input(now, Input::ListedLink(link));
         }
         for &entry in &self.addresses {
             self.view.handle_input(now, Input::ListedAddress(entry));
@@ -565,6 +655,8 @@ impl Story {
     }
 
     fn reconfigure(&mut self, settings: Settings, allow: Prefixes) {
+        let neighbours = settings.wants_neighbours();
+        self.view.reconfigure(Config { neighbours, ..self.config.clone() });
         self.responder.reconfigure(T0, settings, allow);
         self.turn(T0);
     }

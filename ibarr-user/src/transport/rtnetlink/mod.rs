@@ -1,13 +1,15 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 
-//! What the kernel says about links, addresses and routes (`NETLINK_ROUTE`).
+//! What the kernel says about links, addresses, routes and neighbours (`NETLINK_ROUTE`).
 //!
 //! [`Watch`] listens: events and, when asked or after a loss, whole dumps go to the local view, in
-//! the order in which the kernel queued them, each subject by a socket of its own. [`Routes`] asks which way an address is. Each is one
-//! task with a socket of its own. [`Nudger`] changes a neighbour entry, on a thread.
+//! the order in which the kernel queued them, each subject by a socket of its own, that for neighbours
+//! only while somebody wants to know them. [`Routes`] asks which way an address is. Each is one task
+//! with a socket of its own. [`Nudger`] changes a neighbour entry, on a thread.
 
 mod fib;
 pub(crate) mod message;
+mod neigh;
 mod nudge;
 mod routes;
 mod session;
@@ -19,12 +21,12 @@ use std::io;
 use std::sync::Arc;
 use std::time::Duration;
 
-use ibarr_proto::local_view::{Input, Subject};
+use ibarr_proto::local_view::{Input, Request, Subject};
 use libc::{
     RTMGRP_IPV4_IFADDR, RTMGRP_IPV4_ROUTE, RTMGRP_IPV4_RULE, RTMGRP_IPV6_IFADDR, RTMGRP_IPV6_ROUTE,
-    RTMGRP_LINK,
+    RTMGRP_LINK, RTMGRP_NEIGH,
 };
-use tokio::sync::mpsc;
+use tokio::sync::{mpsc, watch};
 use tokio::time::{Instant, sleep, sleep_until};
 
 pub use self::nudge::{ADDRESS_V4, ADDRESS_V6, NudgeError, Nudger, Place};
@@ -48,12 +50,22 @@ impl Default for Config {
     }
 }
 
-/// Listens to links, addresses, routes and policy rules, until it is dropped or nobody takes the
-/// inputs.
+/// Listens to links, addresses, routes and policy rules, and to neighbours when they are asked for,
+/// until it is dropped or nobody takes the inputs.
 #[derive(Debug)]
 pub struct Watch {
-    node: mpsc::Sender<()>,
-    routes: mpsc::Sender<()>,
+    node: watch::Sender<Order>,
+    routes: watch::Sender<Order>,
+    neighbours: watch::Sender<Order>,
+}
+
+/// What a listener is to do. A later order takes the place of one that has not been heard yet.
+#[derive(Clone, Copy, Debug)]
+enum Order {
+    /// Nothing was ordered yet.
+    None,
+    Dump,
+    Leave,
 }
 
 impl Watch {
@@ -75,31 +87,41 @@ impl Watch {
         counters: &Arc<Counters>,
     ) -> io::Result<(Self, mpsc::Receiver<Input>)> {
         let (sender, inputs) = mpsc::channel(VIEW_INPUTS);
-        let listen = |subject| {
-            let socket = open(subject, config)?;
-            let (request, requests) = mpsc::channel(1);
+        let listen = |subject, socket| {
+            let (order, orders) = watch::channel(Order::None);
             let (inputs, counters) = (sender.clone(), Arc::clone(counters));
-            let listener = Listener { subject, requests, inputs, counters };
+            let listener = Listener { subject, orders, inputs, counters };
             tokio::spawn(listener.run(socket, config));
-            Ok::<_, io::Error>(request)
+            order
         };
-        Ok((Self { node: listen(Subject::Node)?, routes: listen(Subject::Routes)? }, inputs))
+        let socket = |subject| open(subject, config).map(Some);
+        let watch = Self {
+            node: listen(Subject::Node, socket(Subject::Node)?),
+            routes: listen(Subject::Routes, socket(Subject::Routes)?),
+            neighbours: listen(Subject::Neighbours, None),
+        };
+        Ok((watch, inputs))
     }
 
-    /// Asks for a dump.
-    pub fn request_dump(&self, subject: Subject) {
-        let requests = match subject {
+    /// Does what the view asks for.
+    pub fn ask(&self, request: Request) {
+        let (subject, order) = match request {
+            Request::Dump(subject) => (subject, Order::Dump),
+            Request::Leave(subject) => (subject, Order::Leave),
+        };
+        let orders = match subject {
             Subject::Node => &self.node,
             Subject::Routes => &self.routes,
+            Subject::Neighbours => &self.neighbours,
         };
-        // One that waits is this one.
-        let _ = requests.try_send(());
+        // Only if nobody takes the inputs.
+        let _ = orders.send(order);
     }
 }
 
 struct Listener {
     subject: Subject,
-    requests: mpsc::Receiver<()>,
+    orders: watch::Receiver<Order>,
     inputs: mpsc::Sender<Input>,
     counters: Arc<Counters>,
 }
@@ -108,31 +130,45 @@ struct Listener {
 enum End {
     /// Nobody wants to hear of it any more.
     Unwanted,
-    /// There is more to hear than anybody wants, until the next request.
-    TooMuch,
+    /// Nobody wants to hear of it, or of so much, until the next dump is asked for.
+    Enough,
 }
 
 impl Listener {
-    async fn run(mut self, mut socket: Socket, config: Config) {
+    /// Without a socket it opens one when it is asked for a dump.
+    async fn run(mut self, mut socket: Option<Socket>, config: Config) {
         let mut dump_at_once = false;
         loop {
-            let end = self.listen(&mut socket, dump_at_once).await;
-            drop(socket);
-            match end {
+            let end = match socket.take() {
+                Some(mut socket) => self.listen(&mut socket, dump_at_once).await,
+                None => Ok(End::Enough),
+            };
+            socket = Some(match end {
                 Ok(End::Unwanted) => return,
-                Ok(End::TooMuch) => {
-                    if self.requests.recv().await.is_none() {
+                Ok(End::Enough) => {
+                    if !self.is_asked_again().await {
                         return;
                     }
+                    open_at_last(|| open(self.subject, config)).await
                 }
                 Err(error) => {
                     tracing::error!(%error, "rtnetlink: socket broken, it is opened again");
                     self.counters.count(Counter::RtnetlinkReopened);
+                    reopen(|| open(self.subject, config)).await
                 }
-            }
-            socket = reopen(|| open(self.subject, config)).await;
+            });
             dump_at_once = true;
         }
+    }
+
+    /// Waits until a dump is asked for; `false` if that will not happen.
+    async fn is_asked_again(&mut self) -> bool {
+        while self.orders.changed().await.is_ok() {
+            if let Order::Dump = *self.orders.borrow() {
+                return true;
+            }
+        }
+        false
     }
 
     async fn listen(&mut self, socket: &mut Socket, dump_at_once: bool) -> io::Result<End> {
@@ -170,10 +206,14 @@ impl Listener {
                         Received::Drained => session.handle_drained(),
                     }
                 }
-                request = self.requests.recv() => match request {
-                    Some(()) => session.handle_request(),
-                    None => return Ok(End::Unwanted),
-                },
+                order = self.orders.changed() => {
+                    let order = order.map_or(Order::None, |()| *self.orders.borrow());
+                    match order {
+                        Order::Dump => session.handle_request(),
+                        Order::Leave => return Ok(End::Enough),
+                        Order::None => return Ok(End::Unwanted),
+                    }
+                }
                 () = sleep_until(not_before), if session.wants_to_send() => {}
                 () = self.inputs.closed() => return Ok(End::Unwanted),
             }
@@ -181,7 +221,7 @@ impl Listener {
                 return Ok(End::Unwanted);
             }
             if session.is_too_much() {
-                return Ok(End::TooMuch);
+                return Ok(End::Enough);
             }
         }
     }
@@ -203,6 +243,7 @@ fn open(subject: Subject, config: Config) -> io::Result<Socket> {
         Subject::Routes => {
             RTMGRP_IPV4_ROUTE | RTMGRP_IPV6_ROUTE | RTMGRP_IPV4_RULE | RTMGRP_IPV6_RULE
         }
+        Subject::Neighbours => RTMGRP_NEIGH,
     };
     let socket = Socket::open(groups.cast_unsigned(), config.receive_buffer)?;
     if subject == Subject::Routes
@@ -217,13 +258,20 @@ fn open(subject: Subject, config: Config) -> io::Result<Socket> {
 /// `RTNLGRP_IPV6_RULE` is group 19.
 const RTMGRP_IPV6_RULE: i32 = 1 << 18;
 
-/// Tries until it succeeds: the daemon has nothing to go by without.
 async fn reopen(open: impl Fn() -> io::Result<Socket>) -> Socket {
+    sleep(RETRY).await;
+    open_at_last(open).await
+}
+
+/// Tries until it succeeds: the daemon has nothing to go by without.
+async fn open_at_last(open: impl Fn() -> io::Result<Socket>) -> Socket {
     loop {
-        sleep(Duration::from_secs(1)).await;
         match open() {
             Ok(socket) => return socket,
             Err(error) => tracing::error!(%error, "rtnetlink: socket not opened"),
         }
+        sleep(RETRY).await;
     }
 }
+
+const RETRY: Duration = Duration::from_secs(1);

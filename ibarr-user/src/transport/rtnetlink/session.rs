@@ -10,6 +10,7 @@ use neli::consts::rtnl::RtAddrFamily;
 
 use super::fib::{self, Fib};
 use super::message::{self, Change, Frame, Malformed};
+use super::neigh::{self, Neigh};
 use crate::transport::{Counter, Counters};
 
 /// What is read from the socket, made into [`Input`]s, without the socket.
@@ -59,6 +60,7 @@ fn requests(subject: Subject) -> &'static [fn(u32) -> Vec<u8>] {
             |seq| fib::dump_routes(RtAddrFamily::Inet, seq),
             |seq| fib::dump_routes(RtAddrFamily::Inet6, seq),
         ],
+        Subject::Neighbours => &[neigh::dump_neighbours],
     }
 }
 
@@ -152,6 +154,7 @@ impl Session {
             inputs.push(match self.subject {
                 Subject::Node => Input::DumpStarted,
                 Subject::Routes => Input::RoutesStarted,
+                Subject::Neighbours => Input::NeighboursStarted,
             });
             0
         };
@@ -214,6 +217,10 @@ impl Session {
                 Fib::Route(route) => Input::ListedRoute(route),
                 Fib::Rule(rule) => Input::ListedRule(rule),
             }),
+            Subject::Neighbours => match Neigh::parse(frame)? {
+                Some(Neigh::Is(entry)) => Some(Input::ListedNeighbour(entry)),
+                _ => None,
+            },
         })
     }
 
@@ -252,6 +259,10 @@ impl Session {
                 Change::AddressGone(id) => Input::AddressGone(id),
             }),
             Subject::Routes => Fib::parse(frame)?.map(|_| Input::RoutesChanged),
+            Subject::Neighbours => Neigh::parse(frame)?.map(|neigh| match neigh {
+                Neigh::Is(entry) => Input::Neighbour(entry),
+                Neigh::Gone(ifindex, address) => Input::NeighbourGone(ifindex, address),
+            }),
         })
     }
 
@@ -278,6 +289,7 @@ impl Session {
         inputs.push(match self.subject {
             Subject::Node => Input::DumpDone,
             Subject::Routes => Input::RoutesDone,
+            Subject::Neighbours => Input::NeighboursDone,
         });
     }
 

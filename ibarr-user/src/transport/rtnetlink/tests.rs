@@ -7,6 +7,7 @@
 
 mod fib;
 mod kernel;
+mod neigh;
 mod session;
 
 use ibarr_proto::ip2gid::Question;

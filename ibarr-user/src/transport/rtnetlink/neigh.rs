@@ -1,0 +1,89 @@
+// SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
+
+//! What rtnetlink says about neighbours.
+
+use std::net::IpAddr;
+
+use ibarr_common::IfIndex;
+use ibarr_proto::local_view::HwAddr;
+use ibarr_proto::local_view::neighbours::{Entry, State};
+use neli::consts::nl::NlmF;
+use neli::consts::rtnl::{Nud, RtAddrFamily, Rtm, Rtn};
+use neli::rtnl::NdmsgBuilder;
+use neli::types::{Buffer, RtBuffer};
+
+use super::message::{self, ALL_SET, Frame, Malformed, attribute, nested};
+use super::nudge::{ADDRESS_V4, ADDRESS_V6};
+
+/// What a neighbour does.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub(super) enum Neigh {
+    Is(Entry),
+    Gone(IfIndex, IpAddr),
+}
+
+impl Neigh {
+    /// `None` for what is none, say the address that a bridge has learned, and for what nudges make.
+    pub(super) fn parse(frame: &Frame<'_>) -> Result<Option<Self>, Malformed> {
+        let kind = Rtm::from(frame.kind);
+        if !matches!(kind, Rtm::Newneigh | Rtm::Delneigh) {
+            return Ok(None);
+        }
+        let Some(entry) = entry(frame.payload)? else { return Ok(None) };
+        if entry.address == ADDRESS_V4 || entry.address == ADDRESS_V6 {
+            return Ok(None);
+        }
+        Ok(Some(match kind {
+            Rtm::Newneigh => Self::Is(entry),
+            _ => Self::Gone(entry.ifindex, entry.address),
+        }))
+    }
+}
+
+/// `struct ndmsg` and what follows it.
+fn entry(payload: &[u8]) -> Result<Option<Entry>, Malformed> {
+    let (header, attributes) = payload.split_first_chunk::<12>().ok_or(Malformed::Attributes)?;
+    let [family, _, _, _, i0, i1, i2, i3, s0, s1, flags, _] = *header;
+    let family = match i32::from(family) {
+        libc::AF_INET => RtAddrFamily::Inet,
+        libc::AF_INET6 => RtAddrFamily::Inet6,
+        _ => return Ok(None),
+    };
+    // An address that is answered for, not a neighbour.
+    if flags & libc::NTF_PROXY != 0 {
+        return Ok(None);
+    }
+    let attributes: RtBuffer<u16, Buffer> = nested(attributes)?;
+    let address = attribute(&attributes, libc::NDA_DST).ok_or(Malformed::AttributeMissing)?;
+    let hwaddr = attribute(&attributes, libc::NDA_LLADDR).unwrap_or_default();
+    Ok(Some(Entry {
+        ifindex: message::ifindex(&[i0, i1, i2, i3])?,
+        address: message::ip(family, address)?,
+        state: state(u16::from_ne_bytes([s0, s1])),
+        hwaddr: HwAddr::new(hwaddr).ok_or(Malformed::AttributeLength)?,
+    }))
+}
+
+fn state(nud: u16) -> State {
+    match nud {
+        libc::NUD_REACHABLE => State::Reachable,
+        libc::NUD_STALE => State::Stale,
+        libc::NUD_DELAY => State::Delay,
+        libc::NUD_PROBE => State::Probe,
+        libc::NUD_PERMANENT => State::Permanent,
+        libc::NUD_NOARP => State::NoArp,
+        _ => State::Unresolved,
+    }
+}
+
+/// Asks for the neighbours over IPv4 and IPv6.
+pub(super) fn dump_neighbours(seq: u32) -> Vec<u8> {
+    let message = NdmsgBuilder::default()
+        .ndm_family(RtAddrFamily::Unspecified)
+        .ndm_index(0)
+        .ndm_state(Nud::empty())
+        .ndm_type(Rtn::Unspec)
+        .build()
+        .expect(ALL_SET);
+    message::request(Rtm::Getneigh, NlmF::DUMP, seq, message)
+}
