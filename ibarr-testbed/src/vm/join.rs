@@ -10,6 +10,7 @@ use anyhow::{Context as _, Result, bail, ensure};
 use nix::mount::{MsFlags, mount};
 use serde_json::Value;
 
+use crate::next_hops;
 use crate::report::Report;
 use crate::rig::{self, B, Place, Process, Rig, eventually, pair, rping, spawn};
 
@@ -27,6 +28,7 @@ pub(crate) fn run() -> ExitCode {
     let mut report = Report::default();
     if let Some(rig) = report.claim("the rig stands", Rig::up()) {
         prove(&mut report);
+        next_hops::prove(&mut report);
         report.claim("OpenSM and the fabric are still there", stands(rig));
     }
     report.end()

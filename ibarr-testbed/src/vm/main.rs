@@ -12,6 +12,7 @@ mod init;
 mod join;
 mod kernel_log;
 mod ls;
+mod next_hops;
 mod report;
 mod rig;
 mod rtnetlink;

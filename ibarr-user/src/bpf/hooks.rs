@@ -99,7 +99,7 @@ pub(super) fn attach_xdp(
     hook: Hook,
     program: &mut Xdp,
 ) -> Result<(), Error> {
-    xdp::check(interface)?;
+    xdp::check(interface, hook)?;
     let path = pins.hook(interface.ifindex, hook);
     let replaced = replace(&path, |link| {
         let id = program.attach_to_link(XdpLink::try_from(link)?)?;
@@ -109,6 +109,9 @@ pub(super) fn attach_xdp(
     if replaced {
         return Ok(());
     }
+    // An interface has no program in the driver and one in the stack. User space answers meanwhile.
+    let other = if hook == Hook::XdpNative { Hook::XdpGeneric } else { Hook::XdpNative };
+    remove_link(&pins.hook(interface.ifindex, other))?;
     let mode = if hook == Hook::XdpNative { XdpMode::Driver } else { XdpMode::Skb };
     let id = program.attach_to_if_index(interface.ifindex.get(), mode).map_err(refused_xdp)?;
     // What could only be attached without a link is detached by this.
@@ -152,15 +155,21 @@ pub(super) fn detach(pins: &Pins, ifindex: IfIndex, hook: Hook) -> Result<(), su
     let detached = match hook {
         Hook::Clsact => detach_filter(pins, ifindex),
         Hook::Tcx | Hook::XdpNative | Hook::XdpGeneric => {
-            let pin = pins.hook(ifindex, hook);
-            if let Err(error) = detach_pinned_link(&pin) {
-                // Then it goes with its last pin, a moment later.
-                debug!(pin = %pin.display(), %error, "link not detached at once");
-            }
-            pins::remove_all(&pin).map_err(Error::from)
+            remove_link(&pins.hook(ifindex, hook)).map_err(Error::from)
         }
     };
     detached.map_err(|source| super::Error::Detach { ifindex, hook, source })
+}
+
+/// Detaches a link, if it is pinned there.
+fn remove_link(pin: &Path) -> Result<(), pins::Error> {
+    if pin.exists()
+        && let Err(error) = detach_pinned_link(pin)
+    {
+        // Then it goes with its last pin, a moment later.
+        debug!(pin = %pin.display(), %error, "link not detached at once");
+    }
+    pins::remove_all(pin)
 }
 
 /// Whether what was attached is still there. If that cannot be found out, it is.
@@ -209,8 +218,10 @@ fn refused_xdp(error: ProgramError) -> Error {
     };
     let remedy = match errno {
         Some(libc::EBUSY | libc::EEXIST) => "another XDP program is there: remove it",
-        Some(libc::EOPNOTSUPP) => "the driver has no XDP",
-        Some(libc::ERANGE) => "the MTU is too large for the driver's XDP",
+        Some(libc::EOPNOTSUPP) => "the driver has no XDP: use responder = \"xdp-generic\"",
+        Some(libc::ERANGE) => {
+            "the MTU is too large for the driver's XDP: use responder = \"xdp-generic\""
+        }
         _ => return error.into(),
     };
     Error::Xdp(remedy)

@@ -5,7 +5,7 @@
 use std::io::{self, Cursor};
 
 use ibarr_common::IfIndex;
-use ibarr_proto::local_view::{LinkHeader, Served};
+use ibarr_proto::local_view::Served;
 use neli::FromBytesWithInput;
 use neli::consts::nl::NlmF;
 use neli::consts::rtnl::{Ifla, IflaInfo, RtAddrFamily, Rtm};
@@ -13,6 +13,7 @@ use neli::rtnl::{Ifinfomsg, IfinfomsgBuilder, RtattrBuilder};
 use neli::types::{Buffer, RtBuffer};
 use thiserror::Error;
 
+use super::kernel::Hook;
 use super::netlink::{self, SEQ, ask};
 use crate::sys::ethtool;
 use crate::transport::rtnetlink::message::{self, ALL_SET, Malformed, attribute, nested};
@@ -20,12 +21,6 @@ use crate::transport::rtnetlink::message::{self, ALL_SET, Malformed, attribute, 
 /// Why an interface gets no XDP program.
 #[derive(Debug, Error)]
 pub enum Error {
-    /// The program would have to know next hops.
-    #[error(
-        "XDP on IPoIB needs the routes and neighbours of this node, which ibarr does not follow \
-         yet; use responder = \"tc\""
-    )]
-    Ipoib,
     /// The program would take what is asked in a VLAN for asked outside of it.
     #[error(
         "VLAN tags are out of sight of XDP while the driver strips them: ethtool -K {0} rxvlan \
@@ -35,7 +30,7 @@ pub enum Error {
     /// What the program sends would be lost.
     #[error(
         "a veth takes what XDP sends only if the interface at its other end has an XDP program; \
-         use responder = \"tc\""
+         use responder = \"tc\", or \"xdp-generic\""
     )]
     VethPeer,
     /// The driver cannot be asked.
@@ -47,16 +42,16 @@ pub enum Error {
 }
 
 /// Says why XDP would be wrong on an interface.
-pub(super) fn check(interface: &Served) -> Result<(), Error> {
-    if interface.header == LinkHeader::Ipoib {
-        return Err(Error::Ipoib);
-    }
+pub(super) fn check(interface: &Served, hook: Hook) -> Result<(), Error> {
     match ethtool::strips_vlan_tags(interface.name) {
         Ok(false) => {}
         Ok(true) => return Err(Error::StripsVlanTags(interface.name.to_string())),
         // A driver that knows nothing of ethtool does nothing of the sort.
         Err(error) if error.raw_os_error() == Some(libc::EOPNOTSUPP) => {}
         Err(error) => return Err(Error::Ethtool(error)),
+    }
+    if hook == Hook::XdpGeneric {
+        return Ok(());
     }
     let link = link(interface.ifindex, None)?;
     if let Some((peer, namespace)) = link.veth_peer

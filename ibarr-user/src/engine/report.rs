@@ -10,13 +10,14 @@ use ibarr_common::{IfIndex, Instant};
 use ibarr_proto::counters;
 use ibarr_proto::ip2gid::client::Cached;
 use ibarr_proto::ip2gid::{Family, Question};
+use ibarr_proto::local_view::neighbours::Neighbour;
 use ibarr_proto::local_view::routing::WayBack;
-use ibarr_proto::local_view::{Event, Interface};
+use ibarr_proto::local_view::{Event, Interface, LinkHeader};
 use nix::errno::Errno;
 use tracing::{debug, info, warn};
 
 use super::Engine;
-use crate::bpf;
+use crate::bpf::{self, Hook};
 use crate::causes::chain;
 use crate::control::messages::{
     CacheEntry, InterfaceStatus, ListenerStatus, LocalServiceStatus, ResponderStatus, ServerStatus,
@@ -263,8 +264,15 @@ impl Engine {
             WayBack::Routed => Some(format!("{family} from where no route leads back by it")),
             WayBack::None(why) => Some(format!("{family}: {why}")),
         };
-        let families = [elsewhere(Family::V4, served.ipv4), elsewhere(Family::V6, served.ipv6)];
-        let in_user_space: Vec<_> = families.into_iter().flatten().collect();
+        let is_blind = hook == Hook::XdpGeneric && served.header == LinkHeader::Ipoib;
+        let neighbours = is_blind.then(|| {
+            let here = |there: &Neighbour| there.ifindex == ifindex;
+            let known = self.node.view().neighbours().filter(here).count();
+            format!("those whose next hop is not among the {known} neighbours confirmed lately")
+        });
+        let in_user_space =
+            [elsewhere(Family::V4, served.ipv4), elsewhere(Family::V6, served.ipv6), neighbours];
+        let in_user_space: Vec<_> = in_user_space.into_iter().flatten().collect();
         let in_user_space = (!in_user_space.is_empty()).then(|| in_user_space.join("; "));
         (Some(hook.to_string()), in_user_space)
     }

@@ -320,9 +320,9 @@ pub(super) fn kinds() -> [(&'static str, &'static str); 2] {
 }
 
 /// The [`kinds`] and XDP, for a wire that is [prepared](prepare_for_xdp) for it.
-pub(super) fn all_kinds() -> [(&'static str, &'static str); 3] {
+pub(super) fn all_kinds() -> [(&'static str, &'static str); 4] {
     let [tc, clsact] = kinds();
-    [tc, clsact, ("xdp", "xdp-native")]
+    [tc, clsact, ("xdp", "xdp-native"), ("xdp-generic", "xdp-generic")]
 }
 
 /// How often something is done: `usual` times, or as `IBARR_TEST_ROUNDS` says for a machine on which
@@ -415,11 +415,16 @@ pub(super) fn plug(interface: &str) {
 /// Makes of the wire one that XDP is right for: its program that gives way is at the peer's end,
 /// as long as what this gives is there.
 pub(super) fn prepare_for_xdp() -> Ebpf {
+    prepare_for_generic_xdp();
+    // A veth takes what XDP sends only if it has a program too.
+    gives_way(PEER)
+}
+
+/// The same for XDP in the stack, which takes more.
+pub(super) fn prepare_for_generic_xdp() {
     tool("ip", &format!("netns exec {NODE} ethtool -K eth0 rxvlan off"));
     // XDP cannot tell a checksum that is yet to be filled in from one that is wrong.
     tool("ip", &format!("netns exec {PEER} ethtool -K eth0 tx off"));
-    // A veth takes what XDP sends only if it has a program too.
-    gives_way(PEER)
 }
 
 /// Attaches an XDP program that passes everything to eth0, for as long as this is there.

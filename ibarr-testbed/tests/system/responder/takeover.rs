@@ -46,9 +46,11 @@ fn another_kind_of_program_under_load_loses_no_query() {
     let _peers_program = prepare_for_xdp();
     rig.start("responder = \"clsact\"");
     let load = load(V4);
-    let [tc, clsact, xdp] = all_kinds();
+    let [tc, clsact, xdp, generic] = all_kinds();
     // Each after each other.
-    for (round, (mode, hook)) in [tc, clsact, xdp, clsact, tc, xdp, tc, clsact].iter().enumerate() {
+    let first = [tc, xdp, tc, generic, clsact, xdp];
+    let second = [clsact, generic, xdp, generic, tc, clsact];
+    for (round, (mode, hook)) in [first, second].as_flattened().iter().enumerate() {
         rig.configure(&format!("responder = \"{mode}\""));
         if round % 3 == 0 {
             rig.end(Signal::SIGTERM);
@@ -60,7 +62,7 @@ fn another_kind_of_program_under_load_loses_no_query() {
         assert_eq!(our_filters(), usize::from(*hook == "clsact"));
         assert_eq!(tcx_programs().len(), usize::from(*hook == "tcx"));
         let link = tool("ip", &format!("-netns {NODE} -details link show dev eth0"));
-        assert_eq!(link.contains("prog/xdp"), *hook == "xdp-native", "{link}");
+        assert_eq!(link.contains("prog/xdp"), hook.starts_with("xdp"), "{link}");
         let asked = load.asked();
         rig.eventually("queries while it is attached", || load.asked() > asked + 20);
     }
@@ -86,7 +88,7 @@ fn another_layout_is_replaced_under_load_without_a_lost_query() {
         assert!(!root.join("v0").exists());
         let names = tree(&root.join(format!("v{}", map::ABI_VERSION)));
         assert_eq!(names.len(), map::NAMES.len(), "{names:?}");
-        let program = if hook == "xdp-native" { Program::Xdp } else { Program::Tc };
+        let program = if hook.starts_with("xdp") { Program::Xdp } else { Program::Tc };
         assert!(rig.count(program, Reason::Answered) >= 100);
         assert_eq!(tcx_programs().len(), usize::from(hook == "tcx"));
         assert_eq!(our_filters(), usize::from(hook == "clsact"));
@@ -137,13 +139,15 @@ impl OldLayout {
         }
         let mut ebpf = loader.load(ibarr_ebpf::OBJECT).unwrap();
         let ifindex = netns::inside(NODE, || {
-            if hook == "xdp-native" {
+            if hook.starts_with("xdp") {
                 let program: &mut Xdp = ebpf.program_mut("ip2gid_xdp").unwrap().try_into()?;
                 program.load()?;
                 let ifindex = if_nametoindex("eth0")?;
-                let link = program.attach_to_if_index(ifindex, XdpMode::Driver)?;
+                let is_native = hook == "xdp-native";
+                let mode = if is_native { XdpMode::Driver } else { XdpMode::Skb };
+                let link = program.attach_to_if_index(ifindex, mode)?;
                 let link = FdLink::try_from(program.take_link(link)?)?;
-                link.pin(links.join(format!("xdp-native-{ifindex}")))?;
+                link.pin(links.join(format!("{hook}-{ifindex}")))?;
                 return Ok(ifindex);
             }
             let program = ebpf.program_mut("ip2gid_tc").unwrap();

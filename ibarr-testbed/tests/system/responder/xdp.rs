@@ -40,6 +40,33 @@ fn xdp_is_refused_where_it_would_be_wrong() {
     refused("another XDP program is there");
 }
 
+/// No program at the other end, and an MTU that no driver's XDP takes.
+#[test]
+fn xdp_in_the_stack_answers_where_the_driver_s_is_refused() {
+    let mut rig = Rig::new();
+    let mut starts = |responder: &str| {
+        rig.start(responder);
+        let status = rig.status_of("eth0");
+        rig.end(Signal::SIGTERM);
+        status
+    };
+    let status = starts("responder = \"xdp-generic\"");
+    assert!(status["in-user-space"].as_str().unwrap().contains("ethtool -K eth0 rxvlan off"));
+    prepare_for_generic_xdp();
+    tool("ip", &format!("-netns {NODE} link set eth0 mtu 9000"));
+    let status = starts("responder = \"xdp\"");
+    let said = status["in-user-space"].as_str().unwrap();
+    assert!(status["responder"].is_null() && said.contains("\"xdp-generic\""), "{said}");
+    let status = starts("responder = \"xdp-generic\"");
+    assert_eq!(status["responder"], "xdp-generic");
+    rig.start("responder = \"xdp-generic\"");
+    let (was, by_daemon) = (answered(&rig), rig.answered_by_daemon());
+    for target in [V4, V6] {
+        socket(target).ask_all(200);
+    }
+    assert_eq!((answered(&rig), rig.answered_by_daemon()), (was + 400, by_daemon));
+}
+
 #[test]
 fn xdp_answers_and_is_replaced_under_load_without_a_lost_query() {
     let mut rig = Rig::new();

@@ -1,0 +1,199 @@
+// SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
+
+//! XDP on IPoIB: nobody but the daemon tells the program where its answers go.
+
+use std::cell::Cell;
+use std::fs;
+use std::net::{IpAddr, UdpSocket};
+use std::time::Duration;
+
+use anyhow::{Context as _, Result, ensure};
+use ibarr_common::wire::ip2gid::{MsgId, PORT, Query, Reply, Version};
+use ibarr_testbed::lab::netns;
+use nix::sys::signal::Signal;
+use serde_json::Value;
+
+use crate::report::Report;
+use crate::rig::{self, B, N, Place, Process, eventually, ip, spawn};
+
+/// Who answers, as its neighbours and those behind the router know it.
+const TARGETS: [&str; 2] = ["10.1.0.2", "fd00:1::2"];
+const INTERFACE: &str = "ib4";
+
+/// Who asks, from where, and whom it is sent to in return.
+const PEERS: [(&str, Place, [&str; 2]); 2] = [
+    ("next door", Place::Here, ["10.1.0.1", "fd00:1::1"]),
+    ("behind the router", B, ["10.1.0.254", "fd00:1::fe"]),
+];
+
+/// At a time, all of which XDP has to answer.
+const QUERIES: u32 = 20;
+
+const RUN_DIR: &str = "/run/ibarr-next-hops";
+const CONFIG: &str = "/run/ibarr-next-hops.toml";
+/// See [`crate::join`].
+const BPF_DIR: &str = "/run/bpf/next-hops";
+
+/// To be called where a bpffs is mounted at /run/bpf.
+pub(crate) fn prove(report: &mut Report) {
+    let Some(daemon) = report.claim("XDP is attached to IPoIB", Daemon::start()) else { return };
+    for (peer, place, next_hops) in PEERS {
+        for (target, next_hop) in TARGETS.into_iter().zip(next_hops) {
+            let claim = format!("XDP on IPoIB answers {peer}, asked for {target}");
+            report.claim(&claim, answers_by_xdp(place, target, next_hop));
+        }
+    }
+    for (target, next_hop) in TARGETS.into_iter().zip(PEERS[0].2) {
+        let claim = "who is unknown is answered by the daemon first, asked for";
+        report.claim(&format!("{claim} {target}"), meets(target, next_hop));
+        let claim = format!("and then by XDP, asked for {target}");
+        report.claim(&claim, answers_by_xdp(Place::Here, target, next_hop));
+    }
+    let ping = || rig::run(Place::Here, &["ping", "-c", "20", "-i", "0.1", "-q", TARGETS[0]]);
+    let passes = ping().and_then(|said| {
+        ensure!(said.contains(" 0% packet loss"), "{said}");
+        Ok(())
+    });
+    report.claim("all else passes XDP on IPoIB", passes);
+    let daemon =
+        report.claim("XDP on IPoIB goes on without the daemon", daemon.die_and_come_back());
+    if let Some(daemon) = daemon {
+        report.claim("after detaching nothing is left of XDP on IPoIB", daemon.leave_nothing());
+    }
+}
+
+/// `ibarr` next door, which answers by XDP.
+struct Daemon(Process);
+
+impl Daemon {
+    fn start() -> Result<Self> {
+        fs::write(CONFIG, "responder = \"xdp\"\n")?;
+        let files = ["--config", CONFIG, "--run-dir", RUN_DIR, "--bpf-dir", BPF_DIR];
+        let process = spawn("ibarr-next-hops", N, &[&["ibarr", "run"], &files[..]].concat())?;
+        let daemon = Self(process);
+        eventually(|| {
+            let status = asked("status")?;
+            let mut interfaces = status["status"]["interfaces"].as_array().into_iter().flatten();
+            let interface = interfaces.find(|interface| interface["name"] == INTERFACE);
+            let interface = interface.with_context(|| status.to_string())?;
+            ensure!(interface["responder"] == "xdp-generic", "{interface}");
+            let left = interface["in-user-space"].as_str().unwrap_or_default();
+            ensure!(left.contains("neighbours confirmed lately"), "{interface}");
+            Ok(())
+        })?;
+        Ok(daemon)
+    }
+
+    /// It is killed; XDP answers meanwhile, and what it knows of next hops is the next one's.
+    fn die_and_come_back(self) -> Result<Self> {
+        answers_by_xdp(Place::Here, TARGETS[0], PEERS[0].2[0])?;
+        self.0.signal(Signal::SIGKILL)?;
+        self.0.wait(Duration::from_secs(9))?;
+        // Without a socket nobody else can answer.
+        ask(Place::Here, TARGETS[0], QUERIES)?;
+        let daemon = Self::start()?;
+        answers_by_xdp(Place::Here, TARGETS[0], PEERS[0].2[0])?;
+        Ok(daemon)
+    }
+
+    fn leave_nothing(self) -> Result<()> {
+        let status = self.0.stop()?;
+        ensure!(status.success(), "ibarr: {status}");
+        ensure!(ip(N, &format!("link show dev {INTERFACE}"))?.contains("xdp"));
+        rig::run(N, &["ibarr", "detach", "--bpf-dir", BPF_DIR])?;
+        ensure!(!ip(N, &format!("link show dev {INTERFACE}"))?.contains("xdp"));
+        ensure!(!fs::exists(BPF_DIR)?, "{BPF_DIR} is still there");
+        Ok(())
+    }
+}
+
+/// XDP answers `place` every time, as soon as it knows the next hop.
+fn answers_by_xdp(place: Place, target: &str, next_hop: &str) -> Result<()> {
+    let rounds = Cell::new(0_u32);
+    eventually(|| {
+        rounds.set(rounds.get() + 1);
+        let before = counts()?;
+        ask(place, target, QUERIES)?;
+        let now = counts()?;
+        let (by_xdp, by_daemon) = (now.0 - before.0, now.1 - before.1);
+        ensure!(
+            (by_xdp, by_daemon) == (u64::from(QUERIES), 0),
+            "of {QUERIES} XDP answered {by_xdp}, the daemon {by_daemon}"
+        );
+        Ok(())
+    })?;
+    if rounds.get() > 1 {
+        Report::note(format_args!("it took {} rounds of {QUERIES}", rounds.get()));
+    }
+    // It says of the next hop what the kernel says.
+    let known = next_hops()?;
+    let hwaddr = known.iter().find(|(ip, _)| ip == next_hop).map(|(_, hwaddr)| hwaddr);
+    let hwaddr = hwaddr.with_context(|| format!("no {next_hop} in {known:?}"))?;
+    let kernel = ip(N, &format!("neighbour show {next_hop} dev {INTERFACE}"))?;
+    ensure!(kernel.contains(hwaddr.as_str()), "{hwaddr}, but the kernel says {kernel}");
+    Ok(())
+}
+
+/// The kernel forgets its neighbours, then one of them asks.
+fn meets(target: &str, next_hop: &str) -> Result<()> {
+    ip(N, &format!("neighbour flush dev {INTERFACE}"))?;
+    eventually(|| {
+        let known = next_hops()?;
+        ensure!(known.iter().all(|(ip, _)| ip != next_hop), "{known:?}");
+        Ok(())
+    })?;
+    let before = counts()?;
+    ask(Place::Here, target, 1)?;
+    let now = counts()?;
+    ensure!((now.0, now.1) == (before.0, before.1 + 1), "{before:?}, then {now:?}");
+    Ok(())
+}
+
+/// What XDP has answered, and what the daemon.
+fn counts() -> Result<(u64, u64)> {
+    let counters = asked("counters")?;
+    let of = |name: &str| counters["counters"][name].as_u64().with_context(|| name.to_owned());
+    Ok((of("bpf.xdp.answered")?, of("ip2gid.server.answered")?))
+}
+
+/// So many queries, one after the other, each of which is answered with the GID of the interface.
+fn ask(place: Place, target: &str, queries: u32) -> Result<()> {
+    let target: IpAddr = target.parse()?;
+    let link = ip(N, &format!("-o link show dev {INTERFACE}"))?;
+    let work = move || -> Result<()> {
+        let socket = UdpSocket::bind(if target.is_ipv4() { "0.0.0.0:0" } else { "[::]:0" })?;
+        socket.set_read_timeout(Some(Duration::from_secs(5)))?;
+        socket.connect((target, PORT))?;
+        for number in 0..queries {
+            let msg_id = MsgId(0x1b00_0000 + number);
+            let query = Query::new(Version::V1, msg_id, target).context("no target")?;
+            socket.send(query.emit().as_ref())?;
+            let mut buffer = [0; 64];
+            let len = socket.recv(&mut buffer).with_context(|| format!("query {number}"))?;
+            let reply = Reply::parse(&buffer[..len]).context("no reply")?;
+            ensure!(reply.msg_id == msg_id, "{reply:?}");
+            let gid = reply.gid.context("nobody has it")?.octets();
+            let gid: Vec<_> = gid.iter().map(|octet| format!("{octet:02x}")).collect();
+            ensure!(link.contains(&gid.join(":")), "{gid:?} is not that of {link}");
+        }
+        Ok(())
+    };
+    match place {
+        Place::Here => work(),
+        Place::Netns(name) => netns::inside(name, work),
+    }
+}
+
+/// Those in the map of the programs, with their hardware addresses.
+fn next_hops() -> Result<Vec<(String, String)>> {
+    let words = ["ibarr", "cache", "--kernel", "--json", "--bpf-dir", BPF_DIR];
+    let shown: Value = serde_json::from_str(&rig::run(N, &words)?)?;
+    let neighbours = shown["kernel"]["neighbours"].as_array().context("no neighbours")?;
+    let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
+    Ok(neighbours.iter().map(|there| (text(&there["ip"]), text(&there["hwaddr"]))).collect())
+}
+
+fn asked(command: &str) -> Result<Value> {
+    let words = ["ibarr", command, "--json", "--run-dir", RUN_DIR];
+    Ok(serde_json::from_str(&rig::run(Place::Here, &words)?)?)
+}
