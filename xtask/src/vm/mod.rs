@@ -14,6 +14,7 @@ mod qemu;
 mod results;
 mod rig;
 mod run;
+mod table;
 mod tap;
 
 use std::path::{Path, PathBuf};
@@ -25,6 +26,7 @@ use clap::{Subcommand, ValueEnum};
 use self::image::Program;
 use self::kernel::Version;
 use self::run::{Machines, Prepared};
+use self::table::Table;
 use crate::artifacts::Artifact;
 use crate::workspace::Workspace;
 use crate::{artifacts, tools};
@@ -65,7 +67,6 @@ enum Scenario {
     },
     /// OpenSM, IPoIB, librdmacm and the like, unchanged, on software HCAs
     Run {
-        /// a: all that is not ours works; b: with ibarr, across a router too; c: paths from OpenSM
         /// [default: all]
         scenario: Option<Fabric>,
     },
@@ -101,8 +102,11 @@ enum Scenario {
 /// What is proved on a software fabric.
 #[derive(Clone, Copy, Debug, Eq, PartialEq, ValueEnum)]
 enum Fabric {
+    /// all that is not ours works
     A,
+    /// with ibarr, connections across a router
     B,
+    /// ibarr and OpenSM
     C,
 }
 
@@ -114,6 +118,13 @@ impl Fabric {
             Self::B => "run-b",
             Self::C => "run-c",
         }
+    }
+
+    /// What `--help` says of it.
+    fn about(self) -> String {
+        let value = self.to_possible_value();
+        let help = value.as_ref().and_then(|value| value.get_help());
+        help.map(ToString::to_string).unwrap_or_default()
     }
 }
 
@@ -150,14 +161,15 @@ pub(crate) fn run(workspace: &Workspace, args: &Args) -> Result<()> {
         (None, Scenario::Shell) => SHELL_DEADLINE,
         (None, _) => DEADLINE,
     };
+    let mut table = Table::default();
     for scenario in &scenarios {
         let prepared = prepare(workspace, scenario)?;
         if prepared.modules.contains(&module::NAME) {
             machines.build_module(workspace)?;
         }
-        machines.run(&prepared, deadline)?;
+        machines.run(&prepared, deadline, &mut table)?;
     }
-    Ok(())
+    table.end().map(drop)
 }
 
 fn all_on_the_fabric() -> Vec<Scenario> {
@@ -174,22 +186,34 @@ pub(crate) fn prove(workspace: &Workspace) -> Result<Result<usize>> {
     let machines = Machines::fetch(workspace, Version::value_variants())?;
     let ls = |ibarr| Scenario::Ls { ibarr, daemon: Vec::new() };
     let scenarios = [Scenario::Hello, ls(false), ls(true), Scenario::Daemon];
-    Ok(scenarios.iter().try_fold(0, |passed, scenario| {
-        Ok(passed + machines.run(&prepare(workspace, scenario)?, DEADLINE)?)
-    }))
+    Ok(prove_all(workspace, &machines, &scenarios, DEADLINE))
+}
+
+/// Runs all, also where one fails. Gives how many claims hold.
+fn prove_all(
+    workspace: &Workspace,
+    machines: &Machines,
+    scenarios: &[Scenario],
+    deadline: Duration,
+) -> Result<usize> {
+    let mut table = Table::default();
+    for scenario in scenarios {
+        machines.run(&prepare(workspace, scenario)?, deadline, &mut table)?;
+    }
+    table.end()
 }
 
 /// As [`prove`], for the BPF programs, on the oldest kernel.
 pub(crate) fn prove_bpf(workspace: &Workspace) -> Result<Result<usize>> {
     let machines = Machines::fetch(workspace, &[Version::V6_1])?;
-    Ok(prepare(workspace, &Scenario::Bpf).and_then(|prepared| machines.run(&prepared, DEADLINE)))
+    Ok(prove_all(workspace, &machines, &[Scenario::Bpf], DEADLINE))
 }
 
 /// As [`prove`], for the life of the responder, on the oldest kernel, with fewer rounds.
 pub(crate) fn prove_responder(workspace: &Workspace) -> Result<Result<usize>> {
     let machines = Machines::fetch(workspace, &[Version::V6_1])?;
     let scenario = Scenario::Responder { tests: "responder::".to_owned(), rounds: 4 };
-    Ok(prepare(workspace, &scenario).and_then(|prepared| machines.run(&prepared, LONG_DEADLINE)))
+    Ok(prove_all(workspace, &machines, &[scenario], LONG_DEADLINE))
 }
 
 /// As [`prove`], for software HCAs and what runs on them, on the oldest kernel.
@@ -199,11 +223,8 @@ pub(crate) fn prove_rdma(workspace: &Workspace) -> Result<Result<usize>> {
     tools::root(workspace, &tools::RDMA)?;
     let mut scenarios = vec![Scenario::Ibtun { records: ODD_RECORDS }];
     scenarios.extend(all_on_the_fabric());
-    Ok(machines.build_module(workspace).and_then(|()| {
-        scenarios.iter().try_fold(0, |passed, scenario| {
-            Ok(passed + machines.run(&prepare(workspace, scenario)?, DEADLINE)?)
-        })
-    }))
+    let built = machines.build_module(workspace);
+    Ok(built.and_then(|()| prove_all(workspace, &machines, &scenarios, DEADLINE)))
 }
 
 fn prepare(workspace: &Workspace, scenario: &Scenario) -> Result<Prepared> {
@@ -215,6 +236,7 @@ fn prepare(workspace: &Workspace, scenario: &Scenario) -> Result<Prepared> {
     let program = |path: &str, name| image::ours(path, artifacts::binary(&built, name)?);
     let mut prepared = Prepared {
         name: "hello",
+        about: String::new(),
         modules: &["tun"],
         later: &[],
         programs: vec![program(image::INIT, "ibarr-guest")?],
@@ -240,6 +262,7 @@ fn prepare(workspace: &Workspace, scenario: &Scenario) -> Result<Prepared> {
         Scenario::Run { scenario } => {
             let scenario = scenario.context("`run` names one scenario by now")?;
             rig::prepare(workspace, scenario.name(), &built, &mut prepared)?;
+            prepared.about = scenario.about();
             // The second attaches the responder, see `Guest::processors`.
             prepared.processors = if scenario == Fabric::A { 2 } else { 1 };
         }

@@ -11,6 +11,7 @@ use super::image::{self, Program};
 use super::kernel::{Kernel, Version};
 use super::qemu::{End, Guest};
 use super::results;
+use super::table::{Cell, Table};
 use super::tap::Tap;
 use crate::tools::{self, Toolbox};
 use crate::workspace::Workspace;
@@ -29,6 +30,8 @@ pub(super) struct Machines {
 pub(super) struct Prepared {
     /// Names its files in `target/vm`.
     pub(super) name: &'static str,
+    /// For people, in a few words.
+    pub(super) about: String,
     pub(super) modules: &'static [&'static str],
     /// Modules that it loads itself, and those that they need.
     pub(super) later: &'static [&'static str],
@@ -69,21 +72,18 @@ impl Machines {
         self.kernels.iter_mut().try_for_each(|(_, kernel)| kernel.build_module(workspace))
     }
 
-    /// Runs a scenario on each kernel. Gives how many claims were made, all of which hold.
-    pub(super) fn run(&self, prepared: &Prepared, deadline: Duration) -> Result<usize> {
-        let mut passed = 0;
-        let mut failed = Vec::new();
+    /// Runs a scenario on each kernel; adds what has become of it.
+    pub(super) fn run(
+        &self,
+        prepared: &Prepared,
+        deadline: Duration,
+        table: &mut Table,
+    ) -> Result<()> {
         for (version, kernel) in &self.kernels {
             let run = Run { prepared, version: *version, kernel, directory: &self.directory };
-            match run.start(&self.toolbox, deadline)? {
-                Some(claims) => passed += claims,
-                None => failed.push(version.name()),
-            }
+            table.add(run.start(&self.toolbox, deadline)?);
         }
-        if !failed.is_empty() {
-            bail!("vm: {} failed on {}", prepared.name, failed.join(" and "));
-        }
-        Ok(passed)
+        Ok(())
     }
 }
 
@@ -97,8 +97,8 @@ struct Run<'a> {
 }
 
 impl Run<'_> {
-    /// How many claims it made, if it succeeded; if not, why has been said.
-    fn start(&self, toolbox: &Toolbox, deadline: Duration) -> Result<Option<usize>> {
+    /// What has become of it; if it failed, why has been said.
+    fn start(&self, toolbox: &Toolbox, deadline: Duration) -> Result<Cell> {
         let Prepared {
             name, modules, later, programs, files, command, processors, reports, ..
         } = self.prepared;
@@ -124,12 +124,12 @@ impl Run<'_> {
             processors: *processors,
             disk: disk.as_deref(),
         };
+        let mut tap = Tap::default();
         if self.prepared.is_interactive {
             guest.talk(&path)?;
             self.keep(disk.as_deref())?;
-            return Ok(Some(0));
+            return Ok(self.cell(true, tap, began.elapsed()));
         }
-        let mut tap = Tap::default();
         let mut unsaved = None;
         let end = guest.run(&path, &mut |line| {
             println!("  {line}");
@@ -139,7 +139,7 @@ impl Run<'_> {
         if let Some(error) = unsaved {
             return Err(error).context("what the guest said cannot be saved");
         }
-        let took = began.elapsed().as_secs_f32();
+        let took = began.elapsed();
         let success = end == End::Status(0) && (!reports || tap.is_success());
         let outcome = match end {
             End::Status(_) if *reports => tap.to_string(),
@@ -148,13 +148,21 @@ impl Run<'_> {
             End::Deadline => format!("killed, not done after {} s", deadline.as_secs()),
             End::Died(status) => format!("the guest died (QEMU: {status})"),
         };
-        println!("vm: {name} on Linux {}: {outcome} ({took:.1} s)", self.kernel.release);
+        println!(
+            "vm: {name} on Linux {}: {outcome} ({:.1} s)",
+            self.kernel.release,
+            took.as_secs_f32()
+        );
         self.keep(disk.as_deref())?;
         if !success {
             show_end(&console)?;
-            return Ok(None);
         }
-        Ok(Some(tap.passed()))
+        Ok(self.cell(success, tap, took))
+    }
+
+    fn cell(&self, success: bool, tap: Tap, took: Duration) -> Cell {
+        let Prepared { name: scenario, about, .. } = self.prepared;
+        Cell { scenario, about: about.clone(), kernel: self.version.name(), success, tap, took }
     }
 
     /// Takes what the guest left on its disk.

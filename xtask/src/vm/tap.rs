@@ -11,6 +11,7 @@ pub(super) struct Tap {
     passed: usize,
     failed: usize,
     plan: Option<usize>,
+    figures: Vec<String>,
 }
 
 impl Tap {
@@ -20,6 +21,8 @@ impl Tap {
             self.passed += 1;
         } else if line.starts_with("not ok ") {
             self.failed += 1;
+        } else if let Some(figure) = line.strip_prefix("# figure: ") {
+            self.figures.push(figure.to_owned());
         } else if let Some(plan) = line.strip_prefix("1..") {
             self.plan = plan.trim().parse().ok();
         } else if let Some(result) = line.strip_prefix("test result: ") {
@@ -38,6 +41,16 @@ impl Tap {
     /// How many claims hold.
     pub(super) fn passed(&self) -> usize {
         self.passed
+    }
+
+    /// How many do not.
+    pub(super) fn failed(&self) -> usize {
+        self.failed
+    }
+
+    /// What was measured.
+    pub(super) fn figures(&self) -> &[String] {
+        &self.figures
     }
 
     /// Whether claims were made, all hold, and none was lost on the way.
@@ -69,8 +82,9 @@ mod tests {
 
     #[test]
     fn whole_report_without_failures_is_a_success() {
-        let tap = read("# Linux 6.1\nok 1 - boots\nnoise\nok 2 - answers\n1..2\n");
+        let tap = read("# figure: 3 s\nok 1 - boots\nnoise\nok 2 - answers\n1..2\n");
         assert!(tap.is_success());
+        assert_eq!(tap.figures(), ["3 s"]);
         assert_eq!(tap.to_string(), "2 passed, 0 failed");
     }
 

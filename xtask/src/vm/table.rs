@@ -1,0 +1,143 @@
+// SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
+
+//! What has become of scenarios, each on each kernel: printed when all have run, so that nobody has
+//! to look for it in what they said.
+
+use std::fmt;
+use std::time::Duration;
+
+use anyhow::{Result, bail};
+
+use super::tap::Tap;
+
+/// A row for each scenario, a column for each kernel, both in the order in which they ran.
+#[derive(Debug, Default)]
+pub(super) struct Table {
+    cells: Vec<Cell>,
+}
+
+/// A scenario on a kernel.
+#[derive(Debug)]
+pub(super) struct Cell {
+    pub(super) scenario: &'static str,
+    /// What it is about, in a few words.
+    pub(super) about: String,
+    /// Like `6.1`.
+    pub(super) kernel: &'static str,
+    pub(super) success: bool,
+    pub(super) tap: Tap,
+    pub(super) took: Duration,
+}
+
+impl Table {
+    pub(super) fn add(&mut self, cell: Cell) {
+        self.cells.push(cell);
+    }
+
+    /// Prints it, unless there is but one scenario on one kernel. Gives how many claims hold.
+    ///
+    /// # Errors
+    /// Something failed, and what.
+    pub(super) fn end(self) -> Result<usize> {
+        if self.cells.len() > 1 {
+            println!("\n{self}");
+        }
+        let failed = self.cells.iter().filter(|cell| !cell.success);
+        let failed: Vec<_> =
+            failed.map(|cell| format!("{} on {}", cell.scenario, cell.kernel)).collect();
+        if !failed.is_empty() {
+            bail!("vm: {} failed", failed.join(", "));
+        }
+        Ok(self.cells.iter().map(|cell| cell.tap.passed()).sum())
+    }
+}
+
+impl Cell {
+    fn outcome(&self) -> String {
+        let outcome = match (self.success, self.tap.failed()) {
+            (true, _) => format!("{} claims hold", self.tap.passed()),
+            (false, 0) => "FAILED".to_owned(),
+            (false, failed) => format!("{failed} claims FAILED"),
+        };
+        format!("{outcome:<16} {:6.1} s", self.took.as_secs_f32())
+    }
+}
+
+impl fmt::Display for Table {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let mut kernels: Vec<&str> = Vec::new();
+        let mut rows: Vec<(&str, &str)> = Vec::new();
+        for Cell { scenario, about, kernel, .. } in &self.cells {
+            if !kernels.contains(kernel) {
+                kernels.push(kernel);
+            }
+            if !rows.contains(&(scenario, about)) {
+                rows.push((scenario, about));
+            }
+        }
+        let width = |of: fn(&Cell) -> &str| {
+            self.cells.iter().map(|cell| of(cell).len()).max().unwrap_or_default()
+        };
+        let (name, about) = (width(|cell| cell.scenario), width(|cell| &cell.about));
+        write!(f, "{:name$}  {:about$}", "", "")?;
+        for kernel in &kernels {
+            write!(f, "  {:<25}", format!("Linux {kernel}"))?;
+        }
+        for row in rows {
+            write!(f, "\n{:name$}  {:about$}", row.0, row.1)?;
+            for kernel in &kernels {
+                let is_it = |cell: &&Cell| cell.scenario == row.0 && cell.kernel == *kernel;
+                let outcome = self.cells.iter().find(is_it).map(Cell::outcome);
+                write!(f, "  {:<25}", outcome.unwrap_or_default())?;
+            }
+        }
+        for Cell { scenario, kernel, tap, .. } in &self.cells {
+            for figure in tap.figures() {
+                write!(f, "\n{scenario} on {kernel}: {figure}")?;
+            }
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn cell(scenario: &'static str, kernel: &'static str, said: &str) -> Cell {
+        let mut tap = Tap::default();
+        said.lines().for_each(|line| tap.line(line));
+        let about = format!("about {scenario}");
+        let (success, took) = (tap.is_success(), Duration::from_millis(21_250));
+        Cell { scenario, about, kernel, success, tap, took }
+    }
+
+    #[test]
+    fn each_scenario_has_a_row_and_each_kernel_a_column() {
+        let mut table = Table::default();
+        table.add(cell("run-a", "6.1", "ok 1 - is\nok 2 - too\n1..2"));
+        table.add(cell("run-a", "6.12", "ok 1 - is\nnot ok 2 - is not\n1..2"));
+        table.add(cell("run-b", "6.12", "ok 1 - is\n# figure: half of it"));
+        let shown = table.to_string();
+        let lines: Vec<_> = shown.lines().map(str::trim_end).collect();
+        assert_eq!(
+            lines,
+            [
+                "                    Linux 6.1                  Linux 6.12",
+                "run-a  about run-a  2 claims hold      21.2 s  1 claims FAILED    21.2 s",
+                "run-b  about run-b                             FAILED             21.2 s",
+                "run-b on 6.12: half of it",
+            ]
+        );
+        let error = table.end().expect_err("two failed").to_string();
+        assert_eq!(error, "vm: run-a on 6.12, run-b on 6.12 failed");
+    }
+
+    #[test]
+    fn claims_of_all_are_counted() {
+        let mut table = Table::default();
+        table.add(cell("hello", "6.1", "ok 1 - is\n1..1"));
+        table.add(cell("ls", "6.1", "ok 1 - is\nok 2 - too\n1..2"));
+        assert_eq!(table.end().expect("all hold"), 3);
+    }
+}
