@@ -13,7 +13,6 @@ use crate::rig::{self, B, INTERFACES, Interface, N, Place, Rig, rping, spawn};
 /// Their IP subnet is that of a partition of its own.
 const CHILDREN: [(&str, Place, &str); 2] =
     [("ib0", Place::Here, "10.3.0.1/24"), ("ib1", B, "10.3.0.2/24")];
-const PKEY: &str = "8001";
 const CHILD_OF_B: &str = "10.3.0.2";
 
 /// What OpenSM has to say of an HCA of more than two ports. It is not the one that it runs on.
@@ -79,11 +78,7 @@ fn ping(place: Place, target: &str, size: u32) -> Result<()> {
 
 fn partition() -> Result<()> {
     for (parent, place, address) in CHILDREN {
-        let child = format!("{parent}.{PKEY}");
-        rig::ip(place, &format!("link add link {parent} name {child} type ipoib pkey 0x{PKEY}"))?;
-        rig::ip(place, &format!("address add {address} dev {child}"))?;
-        rig::ip(place, &format!("link set {child} up"))?;
-        rig::is_up(place, &child)?;
+        rig::add_child(parent, place, &[address])?;
     }
     ping(Place::Here, CHILD_OF_B, 1000)
 }
@@ -129,8 +124,9 @@ fn lid(port: &str) -> Result<String> {
 fn connected() -> Result<()> {
     Rig::connected_mode()?;
     for (parent, place, _) in CHILDREN {
-        rig::connected_mode(place, &format!("{parent}.{PKEY}"))?;
-        rig::is_up(place, &format!("{parent}.{PKEY}"))?;
+        let child = rig::child_of(parent);
+        rig::connected_mode(place, &child)?;
+        rig::is_up(place, &child)?;
     }
     Ok(())
 }

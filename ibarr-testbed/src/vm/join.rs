@@ -3,16 +3,13 @@
 //! `vm run b`: connections across the IP router. The kernel cannot make them alone; with `ibarr` at
 //! both ends it can, and no program has to know.
 
-use std::fs;
 use std::process::ExitCode;
 
-use anyhow::{Context as _, Result, bail, ensure};
-use nix::mount::{MsFlags, mount};
-use serde_json::Value;
+use anyhow::{Result, bail, ensure};
 
 use crate::next_hops;
 use crate::report::Report;
-use crate::rig::{self, B, Place, Process, Rig, eventually, pair, rping, spawn};
+use crate::rig::{self, B, Ibarr, Place, Rig, pair, rping};
 
 /// Behind the router.
 const FAR_V4: &str = "10.2.0.1";
@@ -20,9 +17,6 @@ const FAR_V6: &str = "fd00:2::1";
 
 /// As many programs as connected, each of them anew.
 const PROGRAMS: u64 = 6;
-
-/// `ip netns exec` hides what is mounted in /sys.
-const BPFFS: &str = "/run/bpf";
 
 pub(crate) fn run() -> ExitCode {
     let mut report = Report::default();
@@ -37,8 +31,8 @@ pub(crate) fn run() -> ExitCode {
 fn prove(report: &mut Report) {
     report.claim("without ibarr IPv4 across the router is refused", is_refused(FAR_V4));
     report.claim("without ibarr IPv6 across the router is refused", is_refused(FAR_V6));
-    let here = report.claim("ibarr runs here", Daemon::start("here", Place::Here));
-    let there = report.claim("ibarr runs behind the router", Daemon::start("b", B));
+    let here = report.claim("ibarr runs here", Ibarr::start("here", Place::Here, "", 1));
+    let there = report.claim("ibarr runs behind the router", Ibarr::start("b", B, "", 1));
     let (Some(here), Some(there)) = (here, there) else { return };
     for (target, family) in [(FAR_V4, "IPv4"), (FAR_V6, "IPv6")] {
         let mut claim = |what: &str, proof| report.claim(&format!("{what} {family}"), proof);
@@ -51,47 +45,6 @@ fn prove(report: &mut Report) {
     report.claim("behind the router a BPF program on IPoIB answered for the other", by_program);
     report.claim("both daemons are still there", here.stop().and_then(|()| there.stop()));
     report.claim("without ibarr it is refused again", is_refused(FAR_V4));
-}
-
-/// `ibarr` in one of the namespaces, with its programs attached.
-struct Daemon {
-    process: Process,
-    run_dir: String,
-}
-
-impl Daemon {
-    fn start(name: &str, place: Place) -> Result<Self> {
-        if !fs::exists(BPFFS)? {
-            fs::create_dir(BPFFS)?;
-            mount(Some("bpf"), BPFFS, Some("bpf"), MsFlags::empty(), None::<&str>)?;
-        }
-        let (run_dir, bpf_dir) = (format!("/run/ibarr-{name}"), format!("{BPFFS}/{name}"));
-        let words = ["ibarr", "run", "--run-dir", &run_dir, "--bpf-dir", &bpf_dir];
-        let mut process = spawn(&format!("ibarr-{name}"), place, &words)?;
-        eventually(|| rig::run(Place::Here, &["ibarr", "status", "--run-dir", &run_dir]))
-            .with_context(|| process.said().unwrap_or_default())?;
-        process.is_alive()?;
-        let daemon = Self { process, run_dir };
-        eventually(|| {
-            let counters = daemon.counters()?;
-            let attached = counters["counters"]["responder.attached"].as_u64();
-            ensure!(attached == Some(1), "programs on {attached:?} interfaces");
-            Ok(())
-        })?;
-        Ok(daemon)
-    }
-
-    fn counters(&self) -> Result<Value> {
-        let words = ["ibarr", "counters", "--json", "--run-dir", &self.run_dir];
-        Ok(serde_json::from_str(&rig::run(Place::Here, &words)?)?)
-    }
-
-    fn stop(mut self) -> Result<()> {
-        self.process.is_alive()?;
-        let status = self.process.stop()?;
-        ensure!(status.success(), "ibarr: {status}");
-        Ok(())
-    }
 }
 
 /// The kernel says so before anything is sent.
@@ -107,9 +60,8 @@ fn is_refused(target: &str) -> Result<()> {
 }
 
 /// Every question of the kernel's was answered, none was passed back.
-fn answered(here: &Daemon) -> Result<()> {
-    let counters = here.counters()?;
-    let of = |name: &str| counters["counters"][name].as_u64().with_context(|| name.to_owned());
+fn answered(here: &Ibarr) -> Result<()> {
+    let of = |name: &str| here.count(name);
     let (addresses, paths) = (of("local-service.requests")?, of("local-service.path-requests")?);
     let mut answered = 0;
     for from in ["cache", "local", "peer"] {
@@ -127,11 +79,9 @@ fn answered(here: &Daemon) -> Result<()> {
     Ok(())
 }
 
-fn answered_by_program(there: &Daemon) -> Result<()> {
-    let counters = there.counters()?;
-    let by_program = counters["counters"]["bpf.tc.answered"].as_u64().context("bpf.tc.answered")?;
-    let by_daemon =
-        counters["counters"]["ip2gid.server.answered"].as_u64().context("ip2gid.server")?;
+fn answered_by_program(there: &Ibarr) -> Result<()> {
+    let by_program = there.count("bpf.tc.answered")?;
+    let by_daemon = there.count("ip2gid.server.answered")?;
     // One of each family at least; none was left to the daemon.
     ensure!(by_program >= 2 && by_daemon == 0, "{by_program} by BPF, {by_daemon} by the daemon");
     Ok(())

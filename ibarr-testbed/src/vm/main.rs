@@ -14,6 +14,7 @@ mod kernel_log;
 mod ls;
 mod next_hops;
 mod report;
+mod responder;
 mod rig;
 mod rtnetlink;
 mod sa;
@@ -36,6 +37,7 @@ fn main() -> ExitCode {
         [_, "run-a"] => bring_up::run(),
         [_, "run-b"] => join::run(),
         [_, "run-c"] => sa::run(),
+        [_, "run-d"] => responder::run(),
         [_, "shell"] => rig::shell(),
         [_, "ibtun", records] if records.parse::<u64>().is_ok() => {
             ibtun::run(records.parse().unwrap_or_default())

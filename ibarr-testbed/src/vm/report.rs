@@ -40,6 +40,11 @@ impl Report {
         }
     }
 
+    /// Says what was measured; the host repeats it when all scenarios have run.
+    pub(crate) fn figure(figure: impl Display) {
+        println!("# figure: {figure}");
+    }
+
     /// Ends the report.
     pub(crate) fn end(self) -> ExitCode {
         println!("1..{}", self.claims);

@@ -126,6 +126,8 @@ fn programs(workspace: &Workspace) -> Result<Vec<Program>> {
         let place = format!("/usr/lib/x86_64-linux-gnu/{name}");
         programs.extend(libraries::plugin(&root, &place)?);
     }
+    let bpftool = tools::root(workspace, &tools::BPFTOOL)?;
+    programs.extend(libraries::program(&bpftool, "bpftool")?);
     // pthread_exit(3) loads it when it is called.
     programs.extend(libraries::plugin(Path::new("/"), LIBGCC)?);
     // It is linked statically.

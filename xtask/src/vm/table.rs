@@ -57,7 +57,7 @@ impl Cell {
         let outcome = match (self.success, self.tap.failed()) {
             (true, _) => format!("{} claims hold", self.tap.passed()),
             (false, 0) => "FAILED".to_owned(),
-            (false, failed) => format!("{failed} claims FAILED"),
+            (false, failed) => format!("{failed} of {} FAILED", failed + self.tap.passed()),
         };
         format!("{outcome:<16} {:6.1} s", self.took.as_secs_f32())
     }
@@ -124,7 +124,7 @@ mod tests {
             lines,
             [
                 "                    Linux 6.1                  Linux 6.12",
-                "run-a  about run-a  2 claims hold      21.2 s  1 claims FAILED    21.2 s",
+                "run-a  about run-a  2 claims hold      21.2 s  1 of 2 FAILED      21.2 s",
                 "run-b  about run-b                             FAILED             21.2 s",
                 "run-b on 6.12: half of it",
             ]

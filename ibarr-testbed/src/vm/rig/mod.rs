@@ -17,6 +17,7 @@
 //! namespace: the kernel asks nobody in others.
 
 mod connections;
+mod ibarr;
 mod process;
 
 use std::fs::{self, File};
@@ -26,11 +27,13 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, ensure};
+use ibarr_testbed::lab::netns;
 use nix::sys::termios::{OutputFlags, SetArg, tcgetattr, tcsetattr};
 
 use crate::report::Report;
 
 pub(crate) use self::connections::{pair, rping};
+pub(crate) use self::ibarr::{Ibarr, bpf_dir};
 pub(crate) use self::process::{Process, RESULTS, run, spawn};
 
 /// Where a command runs.
@@ -40,6 +43,16 @@ pub(crate) enum Place {
     Here,
     /// A namespace by its name.
     Netns(&'static str),
+}
+
+impl Place {
+    /// Does `work` there; sockets made by it stay there.
+    pub(crate) fn inside<T: Send>(self, work: impl FnOnce() -> Result<T> + Send) -> Result<T> {
+        match self {
+            Self::Here => work(),
+            Self::Netns(name) => netns::inside(name, work),
+        }
+    }
 }
 
 /// Behind the router.
@@ -92,6 +105,9 @@ pub(crate) const INTERFACES: [Interface; 5] = [
         addresses: ["10.1.0.2/24", "fd00:1::2/64"],
     },
 ];
+
+/// The partition that there is besides the default one, as names of interfaces have it.
+const PKEY: &str = "8001";
 
 /// OpenSM's.
 const SM_PORT: &str = "ibtun1/ports/1";
@@ -203,6 +219,22 @@ impl Rig {
         Self::network()?;
         Ok(Self { opensm, fabric })
     }
+}
+
+/// What an interface of the partition is called that is on top of `parent`.
+pub(crate) fn child_of(parent: &str) -> String {
+    format!("{parent}.{PKEY}")
+}
+
+/// Makes one, up and with addresses.
+pub(crate) fn add_child(parent: &str, place: Place, addresses: &[&str]) -> Result<()> {
+    let child = child_of(parent);
+    ip(place, &format!("link add link {parent} name {child} type ipoib pkey 0x{PKEY}"))?;
+    for address in addresses {
+        ip(place, &format!("address add {address} dev {child} nodad"))?;
+    }
+    ip(place, &format!("link set {child} up"))?;
+    is_up(place, &child)
 }
 
 pub(crate) fn connected_mode(place: Place, name: &str) -> Result<()> {

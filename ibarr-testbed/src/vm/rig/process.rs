@@ -112,6 +112,12 @@ impl Process {
         }
     }
 
+    /// Ends it at once.
+    pub(crate) fn kill(&mut self) -> Result<()> {
+        self.child.kill().with_context(|| self.name.clone())?;
+        self.child.wait().map(drop).with_context(|| self.name.clone())
+    }
+
     /// Asks it to end, and waits for that.
     pub(crate) fn stop(self) -> Result<ExitStatus> {
         self.signal(Signal::SIGTERM)?;

@@ -1,0 +1,280 @@
+// SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
+
+//! `vm run d`: peers are answered in the kernel on real IPoIB, with the very bytes that the daemon
+//! would have sent; by each kind of program and in both of IPoIB's modes, whether the daemon runs, is
+//! stopped, or is gone.
+
+mod ask;
+mod bpftool;
+mod bulk;
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::net::IpAddr;
+use std::process::ExitCode;
+use std::thread;
+use std::time::Duration;
+
+use anyhow::{Context as _, Result, ensure};
+use ibarr_common::ib::Gid;
+use ibarr_common::map::Program;
+use nix::sys::signal::Signal;
+use serde_json::Value;
+
+use self::ask::{ASKERS, Reply};
+use crate::report::Report;
+use crate::rig::{self, Ibarr, N, Place, Rig};
+
+/// That of the node that answers.
+const INTERFACE: rig::Interface = rig::INTERFACES[4];
+
+/// In the partition, next door to each other.
+const CHILDREN: [(&str, Place, [&str; 2]); 2] = [
+    ("ib0", Place::Here, ["10.3.0.1/24", "fd00:3::1/64"]),
+    (INTERFACE.name, INTERFACE.place, ["10.3.0.2/24", "fd00:3::2/64"]),
+];
+
+/// The node's interface and its child.
+const ATTACHED: u64 = 2;
+
+/// So that it ends while we look on. It is set just before the daemon is killed, and everybody asks
+/// in much less.
+const LEASE: Duration = Duration::from_secs(5);
+
+/// Who answers in the kernel.
+#[derive(Clone, Copy, Debug)]
+struct Kind {
+    /// As the configuration has it.
+    responder: &'static str,
+    program: Program,
+    /// Its name in the kernel.
+    name: &'static str,
+}
+
+/// How many ask.
+const EVERYBODY: u64 = ASKERS.len() as u64;
+
+/// What the daemon has answered itself.
+const BY_DAEMON: &str = "ip2gid.server.answered";
+
+const KINDS: [Kind; 1] = [Kind { responder: "tc", program: Program::Tc, name: "ip2gid_tc" }];
+
+pub(crate) fn run() -> ExitCode {
+    let mut report = Report::default();
+    if let Some(mut rig) = report.claim("the rig stands, with a partition", set_up()) {
+        for mode in ["datagram", "connected"] {
+            if mode == "connected" {
+                report.claim("every interface goes to connected mode", connected());
+            }
+            prove(&mut report, mode);
+        }
+        report.claim("the fabric is still there", rig.fabric.is_alive());
+    }
+    report.end()
+}
+
+fn set_up() -> Result<Rig> {
+    let rig = Rig::up()?;
+    for (parent, place, addresses) in CHILDREN {
+        rig::add_child(parent, place, &addresses)?;
+    }
+    Ok(rig)
+}
+
+fn connected() -> Result<()> {
+    Rig::connected_mode()?;
+    for (parent, place, _) in CHILDREN {
+        rig::connected_mode(place, &rig::child_of(parent))?;
+        rig::is_up(place, &rig::child_of(parent))?;
+    }
+    Ok(())
+}
+
+fn prove(report: &mut Report, mode: &str) {
+    let by_daemon = by_daemon();
+    let Some(replies) = report.claim(&format!("{mode}: the daemon answers everybody"), by_daemon)
+    else {
+        return;
+    };
+    for kind in KINDS {
+        let kind_and_mode = format!("{mode}, {}", kind.responder);
+        let started = Proof::start(kind, &replies);
+        let Some(mut proof) = report.claim(&format!("{kind_and_mode}: is attached"), started)
+        else {
+            return;
+        };
+        let mut claim = |what: &str, outcome: Result<()>| {
+            report.claim(&format!("{kind_and_mode}: {what}"), outcome);
+        };
+        claim("answers everybody with the daemon's bytes", proof.everybody());
+        claim("answers those whom it has to look for", proof.strangers());
+        claim("is to bpftool what it is to ibarr", proof.shown());
+        claim("answers for a daemon that is stopped", proof.stopped());
+        claim("answers for one that was killed, until the lease ends", proof.killed());
+    }
+    report.claim(&format!("{mode}: a TCP stream passes each program"), streams(mode));
+    report.claim(&format!("{mode}: `ibarr detach` leaves nothing"), detached());
+}
+
+/// What everybody gets of the daemon alone, which is what the protocol says of the port's GID.
+fn by_daemon() -> Result<Vec<Reply>> {
+    let ibarr = start("user", 0)?;
+    let (replies, gid) = (ask_all()?, gid()?);
+    for (id, (asker, reply)) in (0..).zip(ASKERS.iter().zip(&replies)) {
+        let expected = asker.reply(id, gid)?;
+        ensure!(*reply == expected, "{}: {reply:x?} instead of {expected:x?}", asker.what);
+    }
+    let answered = ibarr.count(BY_DAEMON)?;
+    ensure!(answered == EVERYBODY, "{answered} answered by the daemon");
+    ibarr.stop()?;
+    Ok(replies)
+}
+
+fn start(responder: &str, interfaces: u64) -> Result<Ibarr> {
+    Ibarr::start("n", N, &config(responder, ""), interfaces)
+}
+
+fn config(responder: &str, more: &str) -> String {
+    format!("responder = \"{responder}\"\n{more}\n")
+}
+
+/// Asks the same each time.
+fn ask_all() -> Result<Vec<Reply>> {
+    (0..).zip(ASKERS).map(|(id, asker)| asker.ask(id)).collect()
+}
+
+/// Of the port that answers.
+fn gid() -> Result<[u8; 16]> {
+    let file = format!("/sys/class/infiniband/{}/gids/0", INTERFACE.port);
+    let gid: Gid = fs::read_to_string(&file).context(file.clone())?.trim().parse().context(file)?;
+    Ok(gid.octets())
+}
+
+/// A daemon with programs of one kind.
+struct Proof<'a> {
+    ibarr: Ibarr,
+    kind: Kind,
+    /// Of the daemon alone.
+    replies: &'a [Reply],
+}
+
+impl<'a> Proof<'a> {
+    fn start(kind: Kind, replies: &'a [Reply]) -> Result<Self> {
+        Ok(Self { ibarr: start(kind.responder, ATTACHED)?, kind, replies })
+    }
+
+    fn everybody(&self) -> Result<()> {
+        let before = self.ibarr.count(BY_DAEMON)?;
+        self.answers_all()?;
+        let by_daemon = self.ibarr.count(BY_DAEMON)? - before;
+        ensure!(by_daemon == 0, "the daemon answered {by_daemon}");
+        Ok(())
+    }
+
+    /// Everybody gets the daemon's bytes, and from the program.
+    fn answers_all(&self) -> Result<()> {
+        let before = self.counted("answered")?;
+        for (asker, (reply, expected)) in ASKERS.iter().zip(ask_all()?.iter().zip(self.replies)) {
+            ensure!(reply == expected, "{}: {reply:x?} instead of {expected:x?}", asker.what);
+        }
+        let by_program = self.counted("answered")? - before;
+        ensure!(by_program == EVERYBODY, "the program answered {by_program}");
+        Ok(())
+    }
+
+    /// The node has forgotten its next hops to all who ask.
+    fn strangers(&self) -> Result<()> {
+        for interface in [INTERFACE.name, &rig::child_of(INTERFACE.name)] {
+            rig::ip(N, &format!("neigh flush dev {interface}"))?;
+        }
+        self.answers_all()
+    }
+
+    fn shown(&self) -> Result<()> {
+        let (gid, bpf_dir) = (gid()?, self.ibarr.bpf_dir());
+        let targets = ASKERS.iter().map(|asker| Ok((asker.target.parse()?, gid)));
+        let targets: BTreeMap<IpAddr, _> = targets.collect::<Result<_>>()?;
+        let entries = bpftool::entries(&bpf_dir)?;
+        ensure!(entries == targets, "in the map: {entries:x?}");
+        let programs = bpftool::programs(&bpf_dir)?;
+        ensure!(programs.contains(self.kind.name), "programs: {programs:?}");
+        let said = self.ibarr.ask("counters")?;
+        for (reason, count) in bpftool::counters(&bpf_dir, self.kind.program)? {
+            let name = format!("bpf.{}.{}", self.kind.responder, reason.replace('_', "-"));
+            let said = &said["counters"][&name];
+            ensure!(*said == count, "{name} is {said} to ibarr, {count} to bpftool");
+        }
+        Ok(())
+    }
+
+    fn stopped(&self) -> Result<()> {
+        self.ibarr.signal(Signal::SIGSTOP)?;
+        let answered = self.answers_all();
+        self.ibarr.signal(Signal::SIGCONT)?;
+        answered?;
+        // It found nothing to answer when it woke.
+        self.everybody()
+    }
+
+    fn killed(&mut self) -> Result<()> {
+        let more = format!("lease = \"{}s\"", LEASE.as_secs());
+        self.ibarr.reconfigure(&config(self.kind.responder, &more))?;
+        self.ibarr.kill()?;
+        self.answers_all()?;
+        let bpf_dir = self.ibarr.bpf_dir();
+        thread::sleep(LEASE);
+        rig::eventually(|| {
+            let words = ["ibarr", "cache", "--kernel", "--json", "--bpf-dir", &bpf_dir];
+            let shown: Value = serde_json::from_str(&rig::run(N, &words)?)?;
+            ensure!(shown["kernel"]["lease-ends-in-ms"] == 0, "{shown}");
+            Ok(())
+        })?;
+        let (answered, over) = (self.counted("answered")?, self.counted("lease_over")?);
+        for (id, asker) in (0..).zip(ASKERS) {
+            asker.ask_in_vain(id)?;
+        }
+        let over = self.counted("lease_over")? - over;
+        ensure!(self.counted("answered")? == answered && over == EVERYBODY, "{over} were passed");
+        Ok(())
+    }
+
+    /// One of the program's counters.
+    fn counted(&self, reason: &str) -> Result<u64> {
+        let counters = bpftool::counters(&self.ibarr.bpf_dir(), self.kind.program)?;
+        counters.get(reason).copied().with_context(|| format!("no {reason} in {counters:?}"))
+    }
+}
+
+/// What a stream through each kind of program has of one that passes none. All are measured twice, the
+/// second time in the opposite order, so that none is at an advantage on a machine that gets busier.
+fn streams(mode: &str) -> Result<()> {
+    let ibarr = start("user", 0)?;
+    let responders: Vec<_> = ["user"].into_iter().chain(KINDS.map(|kind| kind.responder)).collect();
+    let mut rates = vec![0.0; responders.len()];
+    let there = 0..responders.len();
+    for which in there.clone().chain(there.rev()) {
+        ibarr.reconfigure(&config(responders[which], ""))?;
+        rates[which] += bulk::stream()?;
+    }
+    let with = responders.iter().zip(&rates).skip(1);
+    let with = with.map(|(name, rate)| format!("{:.2} of that with {name}", rate / rates[0]));
+    Report::figure(format_args!(
+        "TCP, {mode}: {:.0} MB/s without a program, {}",
+        rates[0] / 2e6,
+        with.collect::<Vec<_>>().join(", ")
+    ));
+    ibarr.stop()
+}
+
+fn detached() -> Result<()> {
+    let bpf_dir = rig::bpf_dir("n");
+    rig::run(N, &["ibarr", "detach", "--bpf-dir", &bpf_dir])?;
+    ensure!(!fs::exists(&bpf_dir)?, "{bpf_dir} is there");
+    let programs = bpftool::all_programs()?;
+    ensure!(programs.is_empty(), "programs: {programs:?}");
+    for interface in [INTERFACE.name, &rig::child_of(INTERFACE.name)] {
+        let shown = rig::run(N, &["tc", "qdisc", "show", "dev", interface, "clsact"])?;
+        ensure!(shown.trim().is_empty(), "{interface}: {shown}");
+    }
+    Ok(())
+}

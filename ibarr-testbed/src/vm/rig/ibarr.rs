@@ -1,0 +1,104 @@
+// SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
+
+use std::fs;
+
+use anyhow::{Context as _, Result, ensure};
+use nix::mount::{MsFlags, mount};
+use nix::sys::signal::Signal;
+use serde_json::Value;
+
+use super::{Place, Process, eventually, run, spawn};
+
+/// Where daemons pin what they leave in the kernel: `ip netns exec` hides what is mounted in /sys.
+const BPFFS: &str = "/run/bpf";
+
+/// `ibarr` in one of the namespaces.
+#[derive(Debug)]
+pub(crate) struct Ibarr {
+    process: Process,
+    name: &'static str,
+}
+
+impl Ibarr {
+    /// Starts one with this configuration; waits until its programs are on so many interfaces.
+    pub(crate) fn start(
+        name: &'static str,
+        place: Place,
+        config: &str,
+        interfaces: u64,
+    ) -> Result<Self> {
+        if !fs::exists(BPFFS)? {
+            fs::create_dir(BPFFS)?;
+            mount(Some("bpf"), BPFFS, Some("bpf"), MsFlags::empty(), None::<&str>)?;
+        }
+        fs::write(file(name), config)?;
+        let (config, run_dir, bpf_dir) = (file(name), run_dir(name), bpf_dir(name));
+        let files = ["--config", &config, "--run-dir", &run_dir, "--bpf-dir", &bpf_dir];
+        let words = [&["ibarr", "run"], &files[..]].concat();
+        let process = spawn(&format!("ibarr-{name}"), place, &words)?;
+        let mut ibarr = Self { process, name };
+        eventually(|| ibarr.ask("status"))
+            .with_context(|| ibarr.process.said().unwrap_or_default())?;
+        ibarr.process.is_alive()?;
+        eventually(|| {
+            let attached = ibarr.count("responder.attached")?;
+            ensure!(attached == interfaces, "programs on {attached} interfaces");
+            Ok(())
+        })?;
+        Ok(ibarr)
+    }
+
+    /// Has it take another configuration; it is done with that when this returns.
+    pub(crate) fn reconfigure(&self, config: &str) -> Result<()> {
+        fs::write(file(self.name), config)?;
+        // Where the machine has much else to do, that takes longer than the command waits.
+        eventually(|| self.ask("reload")).map(drop)
+    }
+
+    /// What it prints of itself: `status`, `counters` and the like.
+    pub(crate) fn ask(&self, command: &str) -> Result<Value> {
+        let words = ["ibarr", command, "--json", "--run-dir", &run_dir(self.name)];
+        Ok(serde_json::from_str(&run(Place::Here, &words)?)?)
+    }
+
+    /// One of its counters.
+    pub(crate) fn count(&self, counter: &str) -> Result<u64> {
+        let counters = self.ask("counters")?;
+        counters["counters"][counter].as_u64().with_context(|| format!("no {counter}: {counters}"))
+    }
+
+    /// Where its maps and links are, also when it is gone.
+    pub(crate) fn bpf_dir(&self) -> String {
+        bpf_dir(self.name)
+    }
+
+    pub(crate) fn signal(&self, signal: Signal) -> Result<()> {
+        self.process.signal(signal)
+    }
+
+    /// It ends at once, and is waited for.
+    pub(crate) fn kill(&mut self) -> Result<()> {
+        self.process.kill()
+    }
+
+    /// Asks it to end; it ends well.
+    pub(crate) fn stop(mut self) -> Result<()> {
+        self.process.is_alive()?;
+        let status = self.process.stop()?;
+        ensure!(status.success(), "ibarr: {status}");
+        Ok(())
+    }
+}
+
+fn file(name: &str) -> String {
+    format!("/run/ibarr-{name}.toml")
+}
+
+fn run_dir(name: &str) -> String {
+    format!("/run/ibarr-{name}")
+}
+
+/// Where the maps and links are of a daemon called `name`.
+pub(crate) fn bpf_dir(name: &str) -> String {
+    format!("{BPFFS}/{name}")
+}
