@@ -14,7 +14,7 @@ use nix::sys::signal::Signal;
 use serde_json::Value;
 
 use crate::report::Report;
-use crate::rig::{self, B, N, Place, Process, eventually, ip, spawn};
+use crate::rig::{self, B, N, Place, Process, Rig, eventually, ip, spawn};
 
 /// Who answers, as its neighbours and those behind the router know it.
 const TARGETS: [&str; 2] = ["10.1.0.2", "fd00:1::2"];
@@ -55,6 +55,12 @@ pub(crate) fn prove(report: &mut Report) {
         Ok(())
     });
     report.claim("all else passes XDP on IPoIB", passes);
+    for (peer, place, next_hops) in PEERS {
+        let claim = format!("in connected mode, too, XDP on IPoIB answers {peer}");
+        let proof = Rig::connected_mode();
+        let proof = proof.and_then(|()| answers_by_xdp(place, TARGETS[0], next_hops[0]));
+        report.claim(&claim, proof);
+    }
     let daemon =
         report.claim("XDP on IPoIB goes on without the daemon", daemon.die_and_come_back());
     if let Some(daemon) = daemon {
