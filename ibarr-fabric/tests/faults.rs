@@ -262,6 +262,22 @@ fn managers_talk_by_directed_route_though_linux_takes_it_by_lid_alone() {
 }
 
 #[test]
+fn who_waits_for_a_manager_that_goes_is_answered_by_the_agent() {
+    let (mut subnet, _) = up();
+    let other = subnet.port("H4");
+    let mask = ibarr_common::wire::smp::PortInfoWire::IS_SM;
+    let now = subnet.now;
+    subnet.fabric.handle_input(now, Input::Capabilities { port: other, mask });
+    assert!(subnet.ask(&[1, 3, 2], Method::GET, SM_INFO, 0, &[]).is_none());
+    subnet.fabric.handle_input(now, Input::Capabilities { port: other, mask: 0 });
+    subnet.drain();
+    let answers = subnet.take(subnet.port("H1"));
+    let answer = Smp::parse(Packet::parse(&answers[0]).unwrap().payload).unwrap();
+    assert!(answer.is_directed() && answer.is_returning() && answer.hop_pointer() == 1);
+    assert_ne!(answer.status().get(), 0);
+}
+
+#[test]
 fn requests_that_wait_for_a_manager_are_bounded() {
     let (mut subnet, _) = up();
     let other = subnet.port("H4");

@@ -43,6 +43,11 @@ impl ManagerProxy {
         let at = self.requests.iter().position(|one| one.port == port && one.tid == tid)?;
         self.requests.remove(at)
     }
+
+    fn take_any(&mut self, port: PortId) -> Option<Proxied> {
+        let at = self.requests.iter().position(|one| one.port == port)?;
+        self.requests.remove(at)
+    }
 }
 
 impl Fabric {
@@ -127,6 +132,20 @@ impl Fabric {
             smp,
         });
         self.hand_to_host(port, request);
+    }
+
+    /// What waits for a manager that is there no more is the agent's.
+    pub(super) fn answer_for_manager(&mut self, now: Instant, port: PortId) {
+        if self.has_manager(port) {
+            return;
+        }
+        while let Some(Proxied { packet, mut smp, .. }) = self.proxy.take_any(port) {
+            if let Ok(request) = Packet::parse(&packet)
+                && self.ask_agent(port.node, port.number.get(), &mut smp)
+            {
+                self.send_back(now, port, &request, &mut smp);
+            }
+        }
     }
 
     /// A packet to `port` with an SMP that came by directed route.

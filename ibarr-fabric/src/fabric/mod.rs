@@ -212,7 +212,10 @@ impl Fabric {
         self.now = now;
         match input {
             Input::Packet { port, packet } => self.host_sends(now, port, packet),
-            Input::Capabilities { port, mask } => self.set_capabilities(port, mask),
+            Input::Capabilities { port, mask } => {
+                self.set_capabilities(port, mask);
+                self.answer_for_manager(now, port);
+            }
             Input::Attach(node) if self.can_have_host(node) => self.attach(node),
             Input::Detach(node) if self.can_have_host(node) => self.detach(node),
             Input::Attach(_) | Input::Detach(_) => {}

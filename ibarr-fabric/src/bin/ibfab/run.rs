@@ -128,7 +128,7 @@ impl Engine {
             if let Some((_, device)) = device {
                 device.write(port.number, &packet)?;
             } else if let Some(simulator) = &mut self.simulator {
-                simulator.write(port, &packet);
+                simulator.write(&mut self.fabric, boot_time()?, port, &packet);
             } else if let Some(hosts) = &self.hosts {
                 hosts.write(port, &packet);
             }

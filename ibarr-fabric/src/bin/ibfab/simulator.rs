@@ -71,7 +71,11 @@ impl Simulator {
         for id in 0..self.clients.len() {
             self.read_client(fabric, now, id, &mut buffer);
         }
-        // A manager that has died says no more that it is one.
+        self.settle(fabric, now);
+    }
+
+    /// A manager that has died says no more that it is one.
+    fn settle(&mut self, fabric: &mut Fabric, now: Instant) {
         for port in std::mem::take(&mut self.left) {
             let mut clients = self.clients.iter().flatten();
             if !clients.any(|client| client.port == port && client.is_manager) {
@@ -102,23 +106,36 @@ impl Simulator {
     }
 
     /// Hands out what arrived at a port: an answer to who asked, a question to the manager.
-    pub(crate) fn write(&mut self, port: PortId, packet: &[u8]) {
+    pub(crate) fn write(&mut self, fabric: &mut Fabric, now: Instant, port: PortId, packet: &[u8]) {
         let Ok(packet) = Packet::parse(packet) else { return };
         let Ok((header, _)) = mad::Header::parse(packet.payload) else { return };
         let by_tid = usize::try_from(header.tid.get() >> 48).ok();
         let is_response = header.method.is_response();
-        let manager = |client: &Option<Client>| {
-            client.as_ref().is_some_and(|client| client.port == port && client.is_manager)
-        };
-        let manager = self.clients.iter().position(manager).filter(|_| !is_response);
-        // The client has no time-outs of its own: it is told that nobody is there.
-        let status = if is_response || manager.is_some() { 0 } else { ETIMEDOUT };
-        let Some(client) = manager.or(by_tid).and_then(|id| self.clients.get_mut(id)) else {
-            return;
-        };
+        if !is_response {
+            let is_manager = |client: &Option<Client>| {
+                client.as_ref().is_some_and(|client| client.port == port && client.is_manager)
+            };
+            while let Some(manager) = self.clients.iter().position(is_manager) {
+                if self.hand(manager, &packet, 0) {
+                    return self.settle(fabric, now);
+                }
+            }
+        }
+        // Clients have no time-outs of their own: who asked is told that nobody is there.
+        let status = if is_response { 0 } else { ETIMEDOUT };
+        if let Some(client) = by_tid {
+            self.hand(client, &packet, status);
+        }
+        self.settle(fabric, now);
+    }
+
+    /// False if the client is gone.
+    fn hand(&mut self, id: usize, packet: &Packet<'_>, status: u32) -> bool {
+        let Some(client) = self.clients.get_mut(id) else { return false };
+        let Some(Client { socket, port, .. }) = client else { return false };
         let mut mad = [0; mad::LEN];
         mad.iter_mut().zip(packet.payload).for_each(|(to, from)| *to = *from);
-        let request = ibsim::Datagram {
+        let datagram = ibsim::Datagram {
             dlid: lid_field(Some(packet.dlid)),
             slid: lid_field(packet.slid),
             dqp: packet.destination.get().into(),
@@ -128,12 +145,13 @@ impl Simulator {
             length: (mad::LEN as u64).into(),
             mad,
         };
-        if let Some(Client { socket, port, .. }) = client
-            && let Err(error) = socket.send(request.as_bytes())
-            && error.kind() != ErrorKind::WouldBlock
-        {
-            self.left.push(*port);
-            *client = None;
+        match socket.send(datagram.as_bytes()) {
+            Err(error) if error.kind() != ErrorKind::WouldBlock => {
+                self.left.push(*port);
+                *client = None;
+                false
+            }
+            _ => true,
         }
     }
 
