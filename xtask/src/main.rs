@@ -7,7 +7,6 @@
 mod artifacts;
 mod ebpf;
 mod fuzz;
-mod opensm;
 mod privilege;
 mod process;
 mod sim;

@@ -16,6 +16,10 @@ mod rtnetlink;
 mod standin;
 mod umad;
 
+#[path = "../opensm/daemon.rs"]
+#[expect(dead_code, reason = "the tests with OpenSM need more of it")]
+mod daemon;
+
 #[path = "../bpf/frame.rs"]
 #[expect(dead_code, reason = "the tests of the programs need more of it")]
 mod frame;

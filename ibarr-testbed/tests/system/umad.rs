@@ -2,25 +2,21 @@
 
 //! The daemon's own code on devices for MADs that behave as the kernel's do.
 
-use std::fs;
-use std::process::{Child, Command, Stdio};
-use std::thread;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
-use ibarr_common::ib::{Gid, Guid, Lid, PKey, PortNum, Sl, SubnetPrefix};
-use ibarr_common::wire::mad::Transaction;
+use ibarr_common::ib::{Gid, Guid, Lid, PKey, Sl, SubnetPrefix};
+use ibarr_common::wire::mad::{self, Transaction};
 use ibarr_common::wire::sa::{Question, Request, Response};
-use ibarr_common::wire::umad::{Form, MAX_LEN, PKeyIndex, Received, Send};
+use ibarr_common::wire::umad::{Form, HeaderWire, MAX_LEN, PKeyIndex, Received, Send};
 use ibarr_fabric::sa::{AddressedPort, StandIn, Subnet};
-use ibarr_proto::paths::PortName;
-use ibarr_testbed::umad::{Abilities, Administrator, Directory, Port, Shown};
+use ibarr_sim::kernel::{PathOutcome, Reason};
+use ibarr_testbed::umad::{self, Abilities, Administrator, Directory, Port, Shown};
 use ibarr_user::sys::umad::{Device, Opened};
-use serde_json::Value;
 use tokio::time::timeout;
+use zerocopy::{FromZeros, IntoBytes};
 
-use crate::machine::{MARKER, Machine, ibarr};
-
-const PATIENCE: Duration = Duration::from_secs(30);
+use crate::daemon::{Daemon, PATIENCE, name, request};
+use crate::machine::Machine;
 
 fn administrator() -> Administrator {
     let mut subnet = Subnet::new(SubnetPrefix::DEFAULT);
@@ -33,10 +29,6 @@ fn administrator() -> Administrator {
 
 fn gid(guid: u8) -> Gid {
     format!("fe80::{guid:x}").parse().unwrap()
-}
-
-fn name() -> PortName {
-    PortName { device: "mlx5_0".parse().unwrap(), port: PortNum::new(1).unwrap() }
 }
 
 fn port(directory: &Directory, abilities: Abilities, sa: &Administrator) -> Port {
@@ -126,68 +118,6 @@ fn who_waits_for_a_device_that_goes_is_told() {
     Opened::open(&path).unwrap();
 }
 
-/// A daemon for that directory, and who asks it.
-struct Daemon {
-    child: Child,
-    run_dir: String,
-}
-
-impl Daemon {
-    fn start(machine: &Machine) -> Self {
-        let directory = Directory::new(machine.directory());
-        let run_dir = machine.directory().join("run").display().to_string();
-        let config = machine.directory().join("ibarr.toml");
-        fs::write(&config, "responder = \"user\"\n").unwrap();
-        let child = Command::new(ibarr())
-            .args(["run", "-l", "3", "--config"])
-            .arg(config)
-            .args(["--run-dir", &run_dir])
-            .arg("--dev-dir")
-            .arg(directory.dev())
-            .arg("--sys-dir")
-            .arg(directory.sys())
-            .env(MARKER, machine.marker())
-            .stdin(Stdio::null())
-            .spawn()
-            .unwrap();
-        Self { child, run_dir }
-    }
-
-    fn ask(&self, words: &[&str]) -> Option<Value> {
-        let output = Command::new(ibarr())
-            .args(words)
-            .args(["--json", "--run-dir", &self.run_dir])
-            .output()
-            .unwrap();
-        serde_json::from_slice(&output.stdout).ok()
-    }
-
-    fn until<T>(&self, mut ask: impl FnMut(&Self) -> Option<T>) -> T {
-        let begun = Instant::now();
-        loop {
-            if let Some(answer) = ask(self) {
-                return answer;
-            }
-            assert!(begun.elapsed() < PATIENCE, "{:?}", self.ask(&["ports"]));
-            thread::sleep(Duration::from_millis(20));
-        }
-    }
-
-    /// The status of the path to the port of that GUID.
-    fn path(&self, guid: u8) -> Option<String> {
-        let said = self.ask(&["path", &gid(guid).to_string()])?;
-        Some(said["path"]["status"].as_str()?.to_owned())
-    }
-}
-
-impl Drop for Daemon {
-    fn drop(&mut self) {
-        // It may have ended already.
-        drop(self.child.kill());
-        drop(self.child.wait());
-    }
-}
-
 /// Within a second, so that sysfs looks the same before and after; some kernels tell nobody.
 #[test]
 fn a_device_that_was_gone_for_a_moment_is_opened_again() {
@@ -196,12 +126,85 @@ fn a_device_that_was_gone_for_a_moment_is_opened_again() {
         let directory = Directory::new(machine.directory());
         let abilities = Abilities { tells_of_loss, ..Abilities::default() };
         let port = port(&directory, abilities, &administrator());
-        let daemon = Daemon::start(&machine);
-        daemon.until(|daemon| (daemon.path(2)? == "found").then_some(()));
+        let daemon = Daemon::start(&machine, "");
+        daemon.until(|daemon| is_found(daemon, 2));
         for guid in 3..=5 {
             port.unplug().unwrap();
             port.plug().unwrap();
-            daemon.until(|daemon| (daemon.path(guid)? == "found").then_some(()));
+            daemon.until(|daemon| is_found(daemon, guid));
         }
     }
+}
+
+fn is_found(daemon: &Daemon, guid: u8) -> Option<()> {
+    let said = daemon.ask(&["path", &gid(guid).to_string()])?;
+    (said["path"]["status"] == "found").then_some(())
+}
+
+#[test]
+fn what_is_malformed_is_counted_by_its_reason_and_keeps_nobody_waiting() {
+    const RECORD: usize = 56;
+    // Class version, method, attribute, DGID, DLID; the last is a path to another port.
+    let changes: [fn(&mut [u8; mad::LEN]); 6] = [
+        |mad| mad[2] = 1,
+        |mad| mad[3] = 0x92,
+        |mad| mad[17] = 0x36,
+        |mad| mad[RECORD + 8..RECORD + 24].fill(0),
+        |mad| mad[RECORD + 40..RECORD + 42].fill(0),
+        |mad| mad[RECORD + 23] ^= 0x80,
+    ];
+    let counters = [
+        "sa.malformed-version",
+        "sa.malformed-kind",
+        "sa.malformed-kind",
+        "sa.malformed-value",
+        "sa.malformed-value",
+        "paths.wrong-path",
+    ];
+    let machine = Machine::new();
+    let directory = Directory::new(machine.directory());
+    let sa = administrator();
+    let port = port(&directory, Abilities::default(), &sa);
+    let mut daemon = Daemon::start(&machine, "");
+    daemon.until(|daemon| is_found(daemon, 2));
+    // That, and what the SA can do.
+    daemon.until(|daemon| (daemon.count("sa.answered") == 2).then_some(()));
+
+    for (change, counter) in changes.into_iter().zip(counters) {
+        let before = daemon.count(counter);
+        sa.tamper(change);
+        let (outcome, _) = daemon.resolve(request(gid(8), gid(3), 1));
+        assert_eq!(outcome, PathOutcome::AsksSa(Reason::Told), "{counter}");
+        assert_eq!(daemon.count(counter), before + 1, "{counter}");
+    }
+    assert_eq!(daemon.count("local-service.paths-refused"), 6);
+    sa.tamper(|_| {});
+
+    let header = |agent: u32, status: u32| {
+        let mut header = HeaderWire::new_zeroed();
+        (header.agent, header.status) = (agent.into(), status.into());
+        header.as_bytes().to_vec()
+    };
+    let ours = 0;
+    let unasked = || {
+        let question = Question::ClassPortInfo;
+        let mut mad = *Request { tid: Transaction(7).into(), question }.emit().octets();
+        mad[3] = 0x81;
+        mad
+    };
+    for (read, counter) in [
+        (Vec::new(), "umad.lost"),
+        (vec![0; 10], "umad.malformed-truncated"),
+        (header(9, 0), "umad.other-agent"),
+        ([header(ours, 110), vec![0; 24]].concat(), "umad.malformed"),
+        ([header(ours, 0), vec![0; 20]].concat(), "sa.malformed-truncated"),
+        ([header(ours, 0), unasked().to_vec()].concat(), "sa.unasked"),
+    ] {
+        let before = daemon.count(counter);
+        port.forge(&read);
+        daemon.until(|daemon| (daemon.count(counter) == before + 1).then_some(()));
+        daemon.until(|daemon| is_found(daemon, 2));
+        daemon.until(|_| (port.device(umad::Device::open_files) == 1).then_some(()));
+    }
+    assert_eq!(daemon.resolve(request(gid(8), gid(3), 1)).0, PathOutcome::Resolved(vec![0x2b]));
 }

@@ -1,0 +1,17 @@
+// SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
+
+//! Stock OpenSM and its diagnostics on the software fabric, and the daemon among them, all without a
+//! kernel's InfiniBand. Needs root and Debian's packages: `cargo xtask test opensm`.
+
+#![forbid(unsafe_code)]
+
+mod answers;
+mod daemon;
+mod fabric;
+mod managers;
+mod rig;
+mod size;
+
+#[path = "../system/machine.rs"]
+#[expect(dead_code, reason = "the tests of labs need more of it")]
+mod machine;

@@ -1,0 +1,118 @@
+// SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
+
+//! An OpenSM that is stopped, killed, or succeeded by another.
+
+use ibarr_common::ib::Gid;
+use ibarr_common::wire::ls::ResolvePath;
+use ibarr_sim::kernel::{PathOutcome, Reason};
+use nix::sys::signal::Signal;
+
+use crate::daemon::{Daemon, request};
+use crate::rig::Rig;
+
+/// A switch and three hosts.
+const TOPOLOGY: &str = "Switch 8 \"S1\"\n[1] \"H1\"[1]\n[2] \"H2\"[1]\n[3] \"H3\"[1]\n\n\
+    Ca 1 \"H1\"\n\nCa 1 \"H2\"\n\nCa 1 \"H3\"\n";
+
+fn gid(guid: u64) -> Gid {
+    format!("fe80::{:x}:{:x}", guid >> 16, guid & 0xffff).parse().unwrap()
+}
+
+const H1: u64 = 0x10_0001;
+const H3: u64 = 0x10_0005;
+
+/// What nobody has asked before, about ports that are not there.
+fn questions(from: u64, count: u64) -> Vec<ResolvePath> {
+    let nobody = from << 8..(from << 8) + count;
+    nobody.map(|number| request(gid(H3), gid(0xdead_0000 + number), 1)).collect()
+}
+
+/// MADs that the SA was sent.
+fn queries(daemon: &Daemon) -> u64 {
+    ["queries", "resends", "resends-busy", "resends-moved"]
+        .map(|counter| daemon.count(&format!("sa.{counter}")))
+        .iter()
+        .sum()
+}
+
+const TOLD: PathOutcome = PathOutcome::AsksSa(Reason::Told);
+
+#[test]
+fn a_stopped_opensm_keeps_nobody_waiting_and_is_not_flooded_when_it_goes_on() {
+    let rig = Rig::new(TOPOLOGY);
+    let manager = rig.manager("H1", "");
+    manager.until_says("SUBNET UP");
+    let _port = rig.port("H3");
+    let mut daemon = rig.daemon("");
+    assert_eq!(daemon.resolve(questions(1, 1)[0]).0, PathOutcome::Failed);
+
+    manager.process.signal(Signal::SIGSTOP);
+    // More than it may be given at once, until it is given one at a time; each is answered before the
+    // kernel's time is over.
+    let mut silent = 0;
+    while daemon.port()["window"] != 1 {
+        for (outcome, _) in daemon.resolve_all(questions(0x100 + silent, 100)) {
+            assert_eq!(outcome, TOLD);
+        }
+        assert!(daemon.port()["in-air"].as_u64().unwrap() <= 64, "{}", daemon.port());
+        silent += 100;
+        assert!(silent < 2000, "{}", daemon.port());
+    }
+    assert!(silent > 0);
+    // What was known is known.
+    assert_eq!(daemon.resolve(questions(1, 1)[0]).0, PathOutcome::Failed);
+
+    // It goes on: one more MAD for each that waits, at most, beside the one that says it is back.
+    let asked = daemon.begin(questions(3, 40));
+    daemon.until(|daemon| (daemon.port()["questions"].as_u64()? >= 40).then_some(()));
+    let before = queries(&daemon);
+    manager.process.signal(Signal::SIGCONT);
+    for (outcome, _) in daemon.finish(&asked) {
+        assert_eq!(outcome, PathOutcome::Failed);
+    }
+    let sent = queries(&daemon) - before;
+    assert!(sent <= 40 + 1, "{sent} MADs for 40 questions");
+    assert_eq!(daemon.count("local-service.paths-silent"), silent);
+}
+
+#[test]
+fn a_killed_opensm_is_a_silent_one_and_the_next_is_asked() {
+    let rig = Rig::new(TOPOLOGY);
+    let manager = rig.manager("H1", "");
+    manager.until_says("SUBNET UP");
+    let _port = rig.port("H3");
+    let mut daemon = rig.daemon("");
+    assert_eq!(daemon.path(gid(H1))["status"], "found");
+    drop(manager);
+    for (outcome, _) in daemon.resolve_all(questions(1, 20)) {
+        assert_eq!(outcome, TOLD);
+    }
+    assert_eq!(daemon.path(gid(H1))["status"], "found", "what was known is known");
+    let manager = rig.manager("H1", "");
+    manager.until_says("SUBNET UP");
+    daemon.until(|daemon| (daemon.path(gid(0xdead_0000))["status"] == "no-record").then_some(()));
+}
+
+#[test]
+fn another_opensm_takes_over_and_is_asked_where_it_is() {
+    const QUICK: &str = "sminfo_polling_timeout 200\npolling_retry_number 2\n";
+    let rig = Rig::new(TOPOLOGY);
+    let first = rig.manager("H1", &format!("{QUICK}sm_priority 5\n"));
+    first.until_says("SUBNET UP");
+    let lids = first.lids();
+    let second = rig.manager("H2", &format!("{QUICK}sm_priority 1\n"));
+    second.until_says("Entering STANDBY state");
+    let _port = rig.port("H3");
+    let daemon = rig.daemon("");
+    assert_eq!(daemon.port()["sm-lid"], lids[&H1]);
+    assert_eq!(daemon.path(gid(H1))["status"], "found");
+    drop(first);
+    second.until_says("SUBNET UP");
+    let lid = second.lids()[&0x10_0003];
+    daemon.until(|daemon| (daemon.port()["sm-lid"] == lid).then_some(()));
+    // It says so itself; what the other has said is in doubt, and asked for again when it is used.
+    daemon.until(|daemon| (daemon.path(gid(0xdead_0000))["status"] == "no-record").then_some(()));
+    assert!(daemon.count("paths.doubts") >= 1);
+    daemon.until(|daemon| (daemon.path(gid(H1))["source"] == "sa").then_some(()));
+    assert_eq!(daemon.count("paths.voided"), 0);
+}

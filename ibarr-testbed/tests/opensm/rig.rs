@@ -1,0 +1,215 @@
+// SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
+
+//! A fabric of `ibfab` with stock programs on it, which get there by ibsim's `libumad2sim.so`.
+
+use std::cell::Cell;
+use std::collections::BTreeMap;
+use std::env;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::thread;
+use std::time::Instant;
+
+use ibarr_common::ib::Gid;
+use ibarr_testbed::umad::{Abilities, Directory, OnFabric, Port};
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
+
+use crate::daemon::{Daemon, PATIENCE, name};
+use crate::machine::{MARKER, Machine, said};
+
+/// See the module.
+pub(crate) struct Rig {
+    /// Ends before the machine goes.
+    _fabric: Running,
+    managers: Cell<u32>,
+    pub(crate) machine: Machine,
+}
+
+/// A process that ends with us.
+pub(crate) struct Running(Child);
+
+impl Running {
+    pub(crate) fn signal(&self, signal: Signal) {
+        let pid = i32::try_from(self.0.id()).unwrap();
+        kill(Pid::from_raw(pid), signal).unwrap();
+    }
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        // It may have ended already.
+        drop(self.0.kill());
+        drop(self.0.wait());
+    }
+}
+
+/// An OpenSM.
+pub(crate) struct Manager {
+    pub(crate) process: Running,
+    directory: PathBuf,
+}
+
+impl Rig {
+    /// The fabric of `topology`, without a subnet manager.
+    pub(crate) fn new(topology: &str) -> Self {
+        let machine = Machine::new();
+        let directory = machine.directory();
+        fs::write(directory.join("topology"), topology).unwrap();
+        let mut command = Command::new(ibfab());
+        command.args(["run", "topology", "--control", "control", "--umad2sim", FABRIC]);
+        let fabric = start(&machine, directory, &mut command);
+        until("ibfab listens", || directory.join("control").exists());
+        Self { _fabric: fabric, managers: Cell::new(0), machine }
+    }
+
+    /// Starts an OpenSM on `host`.
+    pub(crate) fn manager(&self, host: &str, config: &str) -> Manager {
+        let number = self.managers.get();
+        self.managers.set(number + 1);
+        let directory = self.machine.directory().join(format!("opensm-{number}"));
+        fs::create_dir(&directory).unwrap();
+        // Its log is to be read while it is written.
+        let config = format!("force_log_flush TRUE\n{config}");
+        fs::write(directory.join("opensm.conf"), config).unwrap();
+        let mut command = on_host(host, "opensm");
+        command.args(["-F", "opensm.conf", "-f", "opensm.log", "--dump_files_dir", "."]);
+        command.env("OSM_TMP_DIR", &directory).env("OSM_CACHE_DIR", &directory);
+        let process = start(&self.machine, &directory, &mut command);
+        Manager { process, directory }
+    }
+
+    /// A file for an OpenSM to be told of.
+    pub(crate) fn file(&self, name: &str, text: &str) -> String {
+        let path = self.machine.directory().join(name);
+        fs::write(&path, text).unwrap();
+        path.display().to_string()
+    }
+
+    /// The port of `host`, for a daemon.
+    pub(crate) fn port(&self, host: &str) -> Port {
+        let directory = Directory::new(self.machine.directory());
+        let wire = OnFabric::connect(FABRIC, host).unwrap();
+        Port::new(&directory, name(), 0, Abilities::default(), None, wire).unwrap()
+    }
+
+    /// A daemon that knows where its SA is.
+    pub(crate) fn daemon(&self, config: &str) -> Daemon {
+        let daemon = Daemon::start(&self.machine, config);
+        daemon.until(|daemon| {
+            let port = daemon.port();
+            (port["active"] == true && port["blocked"].is_null()).then_some(())
+        });
+        daemon
+    }
+
+    /// What a program of the diagnostics prints on `host`.
+    pub(crate) fn diagnose(&self, host: &str, words: &[&str]) -> String {
+        let [program, arguments @ ..] = words else { panic!("no program") };
+        let mut command = on_host(host, program);
+        command.args(arguments).current_dir(self.machine.directory());
+        let output = command.env(MARKER, self.machine.marker()).output().unwrap();
+        assert!(output.status.success(), "{words:?}: {}", said(&output));
+        String::from_utf8(output.stdout).unwrap()
+    }
+
+    /// The path that `saquery` gets, by the names of its fields. `None`: there is none.
+    pub(crate) fn saquery(
+        &self,
+        host: &str,
+        (sgid, dgid): (Gid, Gid),
+        more: &[&str],
+    ) -> Option<BTreeMap<String, String>> {
+        let (sgid, dgid) = (sgid.to_string(), dgid.to_string());
+        let words = [&["saquery", "PR", "--sgid", &sgid, "--dgid", &dgid], more].concat();
+        let printed = self.diagnose(host, &words);
+        // libumad2sim.so does not say where the answer ends: what is behind the first is none.
+        let first = printed.split("PathRecord dump:").nth(1)?;
+        let field = |line: &str| {
+            let (name, value) = line.trim().split_once("..")?;
+            Some((name.to_owned(), value.trim_start_matches('.').to_owned()))
+        };
+        Some(first.lines().filter_map(field).collect())
+    }
+
+    /// Tells or asks the fabric something.
+    pub(crate) fn ibfab(&self, words: &[&str]) -> String {
+        let mut command = Command::new(ibfab());
+        command.args(["--control", "control"]).args(words);
+        let output = command.current_dir(self.machine.directory()).output().unwrap();
+        assert!(output.status.success(), "{words:?}: {}", said(&output));
+        String::from_utf8(output.stdout).unwrap()
+    }
+}
+
+impl Manager {
+    /// Waits until its log has `text`.
+    pub(crate) fn until_says(&self, text: &str) {
+        until(text, || self.log().contains(text));
+    }
+
+    pub(crate) fn log(&self) -> String {
+        fs::read_to_string(self.directory.join("opensm.log")).unwrap_or_default()
+    }
+
+    /// The LID that it gave each port, by GUID.
+    pub(crate) fn lids(&self) -> BTreeMap<u64, u16> {
+        let text = fs::read_to_string(self.directory.join("guid2lid")).unwrap();
+        let hex = |text: &str| u64::from_str_radix(text.trim_start_matches("0x"), 16).unwrap();
+        let line = |line: &str| {
+            let mut words = line.split_whitespace();
+            let (guid, lid) = (hex(words.next()?), hex(words.next()?));
+            Some((guid, u16::try_from(lid).unwrap()))
+        };
+        text.lines().filter_map(line).collect()
+    }
+}
+
+/// Asks until it is so.
+pub(crate) fn until(what: &str, is_so: impl Fn() -> bool) {
+    let begun = Instant::now();
+    while !is_so() {
+        assert!(begun.elapsed() < PATIENCE, "waited in vain until {what}");
+        thread::sleep(std::time::Duration::from_millis(20));
+    }
+}
+
+fn start(machine: &Machine, directory: &Path, command: &mut Command) -> Running {
+    let program = command.get_program().to_owned();
+    command.current_dir(directory).env(MARKER, machine.marker());
+    let child = command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null()).spawn();
+    Running(child.unwrap_or_else(|error| panic!("cannot start {}: {error}", program.display())))
+}
+
+fn on_host(host: &str, program: &str) -> Command {
+    let root = packages();
+    let libraries = root.join("usr/lib/x86_64-linux-gnu");
+    let mut command = Command::new(root.join("usr/sbin").join(program));
+    command
+        .env("LD_PRELOAD", libraries.join("umad2sim/libumad2sim.so"))
+        .env("LD_LIBRARY_PATH", libraries)
+        .env("IBSIM_SOCKNAME", FABRIC)
+        .env("SIM_HOST", host);
+    command
+}
+
+/// Where OpenSM and its diagnostics are unpacked.
+fn packages() -> PathBuf {
+    let unpacked = concat!(env!("CARGO_MANIFEST_DIR"), "/../target/tools/opensm/root");
+    let root = env::var_os("IBARR_OPENSM_ROOT").map_or_else(|| unpacked.into(), PathBuf::from);
+    let what =
+        "no OpenSM: `cargo xtask test opensm` unpacks it and says where ($IBARR_OPENSM_ROOT)";
+    assert!(root.join("usr/sbin/opensm").exists(), "{what}");
+    root
+}
+
+fn ibfab() -> PathBuf {
+    let beside = || Path::new(env!("CARGO_BIN_EXE_ibarr-testbed")).with_file_name("ibfab");
+    let path = env::var_os("IBFAB_UNDER_TEST").map_or_else(beside, PathBuf::from);
+    assert!(path.exists(), "no {}: cargo build -p ibarr-fabric", path.display());
+    path
+}
+
+/// Abstract names belong to a network namespace, which each machine has of its own.
+const FABRIC: &str = "fabric";
