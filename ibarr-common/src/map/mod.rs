@@ -7,7 +7,8 @@
 //! | [`GID_CACHE`] | hash | [`GidKey`] | [`GidEntry`] | yes: what is answered |
 //! | [`OWN_BITS`] | array | [`OwnBit::word`] | `u64` | yes: is the source one of [`GID_CACHE`]? |
 //! | [`LEARNED_GIDS`] | hash | [`GidKey`] | [`LearnedGid`] | no: for people and warm restarts |
-//! | [`INTERFACES`] | hash | ifindex, `u32` | [`Interface`] | yes |
+//! | [`INTERFACES`] | array | ifindex | [`Interface`] | yes |
+//! | [`FAR_INTERFACES`] | hash | ifindex, `u32` | [`Interface`] | yes: those that [`INTERFACES`] has no room for |
 //! | [`ALLOW`] | LPM trie | bits, `u32`; [`AllowPrefix`] | [`Allow`] | yes, with [`ResponderCfg::RESTRICT`] |
 //! | [`NEIGHBOURS`] | hash | [`NeighbourKey`] | [`Neighbour`] | XDP on IPoIB |
 //! | [`ROUTES`] | LPM trie | bits, `u32`; [`RoutePrefix`] | [`Route`] | XDP on IPoIB, and with [`Interface::ROUTED_IPV4`] |
@@ -33,7 +34,7 @@ pub use responder::{
 };
 
 /// Version of everything in this module. Pins live in a directory named for it.
-pub const ABI_VERSION: u32 = 2;
+pub const ABI_VERSION: u32 = 3;
 
 /// See [`GidEntry`].
 pub const GID_CACHE: &str = "gid_cache";
@@ -41,8 +42,12 @@ pub const GID_CACHE: &str = "gid_cache";
 pub const OWN_BITS: &str = "own_bits";
 /// See [`LearnedGid`].
 pub const LEARNED_GIDS: &str = "learned_gids";
-/// See [`Interface`].
+/// See [`Interface`]: those whose ifindex is less than [`max_entries::INTERFACES`], which are nearly
+/// all. [`Interface::NONE`] is none.
 pub const INTERFACES: &str = "interfaces";
+/// See [`Interface`]: the others. They are looked up in a hash, which costs a query as much as its
+/// address.
+pub const FAR_INTERFACES: &str = "far_interfaces";
 /// See [`Allow`].
 pub const ALLOW: &str = "allow";
 /// See [`Neighbour`].
@@ -55,11 +60,12 @@ pub const RESPONDER_CFG: &str = "responder_cfg";
 pub const COUNTERS: &str = "counters";
 
 /// Every map. The kernel cuts names at 15 bytes.
-pub const NAMES: [&str; 9] = [
+pub const NAMES: [&str; 10] = [
     GID_CACHE,
     OWN_BITS,
     LEARNED_GIDS,
     INTERFACES,
+    FAR_INTERFACES,
     ALLOW,
     NEIGHBOURS,
     ROUTES,
@@ -76,7 +82,9 @@ pub mod max_entries {
     /// Of [`super::LEARNED_GIDS`].
     pub const LEARNED_GIDS: usize = 1 << 16;
     /// Of [`super::INTERFACES`].
-    pub const INTERFACES: usize = 1 << 10;
+    pub const INTERFACES: usize = 1 << 8;
+    /// Of [`super::FAR_INTERFACES`].
+    pub const FAR_INTERFACES: usize = 1 << 10;
     /// Of [`super::ALLOW`].
     pub const ALLOW: usize = 1 << 12;
     /// Of [`super::NEIGHBOURS`].

@@ -42,7 +42,11 @@ impl ResponderCfg {
     }
 }
 
-/// An interface that programs may answer on. The key is its ifindex.
+/// An interface that programs may answer on.
+///
+/// A program that reads it while it is written may see words of the old and of the new one. What it
+/// then answers, it would have answered just before or after, or on an interface whose hardware
+/// address is about to change.
 #[derive(Clone, Copy, Debug, Eq, FromBytes, Immutable, IntoBytes, KnownLayout, PartialEq)]
 #[repr(C)]
 pub struct Interface {
@@ -53,6 +57,8 @@ pub struct Interface {
 }
 
 impl Interface {
+    /// None: what an array holds where there is no interface.
+    pub const NONE: Self = Self { switches: 0, hwaddr: [0; _] };
     /// Every route back to those who ask over IPv4 leaves by this interface.
     pub const ANSWER_IPV4: u32 = 1;
     /// Every route back to those who ask over IPv6 leaves by this interface.

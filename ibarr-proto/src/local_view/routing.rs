@@ -373,7 +373,10 @@ fn link_local() -> Prefix {
 
 // Each route brings an entry for its interface, and one for that of the route around it; and each
 // interface has two of its own.
-const _: () = assert!(2 * (MAX_ROUTES + max_entries::INTERFACES) <= max_entries::ROUTES);
+const _: () = {
+    let interfaces = max_entries::INTERFACES + max_entries::FAR_INTERFACES;
+    assert!(2 * (MAX_ROUTES + interfaces) <= max_entries::ROUTES);
+};
 
 /// The routes back, and those last told.
 ///

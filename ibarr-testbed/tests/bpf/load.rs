@@ -19,11 +19,12 @@ fn every_program_is_accepted_for_both_link_headers() {
 #[test]
 fn loaded_maps_have_the_sizes_of_their_types() {
     let programs = Programs::load(14);
-    let sizes: [(&str, usize, usize); 9] = [
+    let sizes: [(&str, usize, usize); 10] = [
         (map::GID_CACHE, size_of::<map::GidKey>(), size_of::<map::GidEntry>()),
         (map::OWN_BITS, 4, 8),
         (map::LEARNED_GIDS, size_of::<map::GidKey>(), size_of::<map::LearnedGid>()),
         (map::INTERFACES, 4, size_of::<map::Interface>()),
+        (map::FAR_INTERFACES, 4, size_of::<map::Interface>()),
         (map::ALLOW, 4 + size_of::<map::AllowPrefix>(), size_of::<map::Allow>()),
         (map::NEIGHBOURS, size_of::<map::NeighbourKey>(), size_of::<map::Neighbour>()),
         (map::ROUTES, 4 + size_of::<map::RoutePrefix>(), size_of::<map::Route>()),

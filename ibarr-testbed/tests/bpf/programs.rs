@@ -146,9 +146,9 @@ impl Programs {
     }
 
     pub(crate) fn put_interface(&mut self, ifindex: IfIndex, interface: Interface) {
-        let mut map: HashMap<_, u32, [u8; size_of::<Interface>()]> = self.map(map::INTERFACES);
+        let mut map: Array<_, [u8; size_of::<Interface>()]> = self.map(map::INTERFACES);
         let interface: [u8; size_of::<Interface>()] = zerocopy::transmute!(interface);
-        map.insert(ifindex.get(), interface, 0).expect("writable");
+        map.set(ifindex.get(), interface, 0).expect("a small index");
     }
 
     pub(crate) fn put_gid(&mut self, address: IpAddr, interface: IfIndex, gid: Option<Gid>) {

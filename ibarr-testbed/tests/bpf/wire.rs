@@ -82,6 +82,34 @@ fn ipoib_link_header_is_answered_by_the_shift() {
     assert_eq!(nonzero(&server.counters(Program::Tc)), [("answered", 2)]);
 }
 
+/// Without it, the frame is that of a query, and whoever asks would be answered outside of the VLAN.
+#[test]
+fn a_query_whose_vlan_tag_is_beside_the_frame_is_passed() {
+    let net = Net::new();
+    let mut server = server(&net, 14);
+    attach(server.tc(), 1);
+    let mut bench = Programs::bench();
+    let tag = classifier(&mut bench, "tag_tc");
+    let link = netns::inside("client", || {
+        // It is there already if somebody else needs it.
+        let _ = qdisc_add_clsact("c0");
+        Ok(tag.attach_with_options(
+            "c0",
+            TcAttachType::Egress,
+            TcAttachOptions::Netlink(NlOptions::default()),
+        )?)
+    })
+    .expect("attached");
+    for (source, target) in [("10.2.0.9", "10.2.0.5"), ("fd00:2::9", "fd00:2::5")] {
+        let frame = Frame::query(ip(source), ip(target), &query(target));
+        send_frame(&Frame { link: TO_SERVER, ..frame }.bytes());
+    }
+    netns::inside("client", || Ok(tag.detach(link)?)).expect("detached");
+    // What is passed is handled in order; this one is answered last.
+    assert_eq!(gid_of(&ask("client", "10.2.0.5", &query("10.2.0.5"))), Some(gid()));
+    assert_eq!(nonzero(&server.counters(Program::Tc)), [("answered", 1), ("vlan", 2)]);
+}
+
 #[test]
 fn sender_that_never_filled_in_its_checksum_gets_no_reply() {
     let net = Net::new();

@@ -11,6 +11,7 @@ use ibarr_common::map::{
 };
 use thiserror::Error;
 
+use super::interfaces::Interfaces;
 use super::kernel::{AllowKey, Held, Kernel, MapUpdate, RouteKey};
 use super::learned::Element;
 use super::own::Own;
@@ -20,7 +21,7 @@ use super::plain::MapValue;
 pub(super) struct Maps {
     gid_cache: HashMap<MapData, MapValue<GidKey>, MapValue<GidEntry>>,
     own: Own<Array<MapData, u64>>,
-    interfaces: HashMap<MapData, u32, MapValue<Interface>>,
+    interfaces: Interfaces,
     allow: LpmTrie<MapData, MapValue<AllowPrefix>, MapValue<Allow>>,
     routes: LpmTrie<MapData, MapValue<RoutePrefix>, MapValue<Route>>,
     neighbours: HashMap<MapData, MapValue<NeighbourKey>, MapValue<Neighbour>>,
@@ -34,7 +35,7 @@ pub struct Contents {
     /// Every address, in their order.
     pub entries: Vec<GidEntry>,
     /// Every interface by its index.
-    pub interfaces: Vec<(u32, Interface)>,
+    pub interfaces: Vec<(IfIndex, Interface)>,
     /// What peers have answered, in their order, as the daemon remembers it.
     pub learned: Vec<Element>,
     /// Where interfaces lead to: bits and key of each prefix, and the way there.
@@ -69,19 +70,10 @@ impl Kernel for Maps {
 impl Maps {
     /// Opens the pins in `dir`. A map whose keys or values have other sizes than ours is an error.
     pub(super) fn open(dir: &Path) -> Result<Self, Error> {
-        fn open<M: TryFrom<Map, Error = MapError>>(
-            dir: &Path,
-            name: &'static str,
-            kind: impl FnOnce(MapData) -> Map,
-        ) -> Result<M, Error> {
-            MapData::from_pin(dir.join(name))
-                .and_then(|data| M::try_from(kind(data)))
-                .map_err(|source| Error { name, source })
-        }
         Ok(Self {
             gid_cache: open(dir, map::GID_CACHE, Map::HashMap)?,
             own: Own::new(open(dir, map::OWN_BITS, Map::Array)?),
-            interfaces: open(dir, map::INTERFACES, Map::HashMap)?,
+            interfaces: Interfaces::open(dir)?,
             allow: open(dir, map::ALLOW, Map::LpmTrie)?,
             routes: open(dir, map::ROUTES, Map::LpmTrie)?,
             neighbours: open(dir, map::NEIGHBOURS, Map::HashMap)?,
@@ -116,11 +108,9 @@ impl Maps {
                 (map::GID_CACHE, absent(self.gid_cache.remove(&MapValue(key))))
             }
             MapUpdate::Interface(ifindex, interface) => {
-                (map::INTERFACES, self.interfaces.insert(ifindex.get(), MapValue(interface), any))
+                return self.interfaces.set(ifindex, interface);
             }
-            MapUpdate::NoInterface(ifindex) => {
-                (map::INTERFACES, absent(self.interfaces.remove(&ifindex.get())))
-            }
+            MapUpdate::NoInterface(ifindex) => return self.interfaces.remove(ifindex),
             MapUpdate::Allow(key) => {
                 (map::ALLOW, self.allow.insert(&lpm(key), MapValue(Allow { allowed: 1 }), any))
             }
@@ -146,7 +136,6 @@ impl Maps {
 
     fn keys(&self) -> Result<Held, Error> {
         let addresses = self.gid_cache.keys().map(|key| key.map(|key| key.0));
-        let interfaces = self.interfaces.keys();
         let allow = self
             .allow
             .keys()
@@ -159,10 +148,7 @@ impl Maps {
         let named = |name| move |source| Error { name, source };
         Ok(Held {
             addresses: addresses.collect::<Result<_, _>>().map_err(named(map::GID_CACHE))?,
-            interfaces: interfaces
-                .filter_map(|key| key.map(IfIndex::new).transpose())
-                .collect::<Result<_, _>>()
-                .map_err(named(map::INTERFACES))?,
+            interfaces: self.interfaces.all()?.into_iter().map(|(ifindex, _)| ifindex).collect(),
             allow: allow.collect::<Result<_, _>>().map_err(named(map::ALLOW))?,
             routes: routes.collect::<Result<_, _>>().map_err(named(map::ROUTES))?,
             neighbours: neighbours.collect::<Result<_, _>>().map_err(named(map::NEIGHBOURS))?,
@@ -183,12 +169,7 @@ impl Maps {
                 .map(|element| element.map(|(_, entry)| entry.0))
                 .collect::<Result<_, _>>()
                 .map_err(|source| Error { name: map::GID_CACHE, source })?,
-            interfaces: self
-                .interfaces
-                .iter()
-                .map(|element| element.map(|(ifindex, interface)| (ifindex, interface.0)))
-                .collect::<Result<_, _>>()
-                .map_err(|source| Error { name: map::INTERFACES, source })?,
+            interfaces: self.interfaces.all()?,
             routes: self
                 .routes
                 .iter()
@@ -227,6 +208,17 @@ impl Maps {
         }
         Ok(counts)
     }
+}
+
+/// Opens the pin of a map in `dir`.
+pub(super) fn open<M: TryFrom<Map, Error = MapError>>(
+    dir: &Path,
+    name: &'static str,
+    kind: impl FnOnce(MapData) -> Map,
+) -> Result<M, Error> {
+    MapData::from_pin(dir.join(name))
+        .and_then(|data| M::try_from(kind(data)))
+        .map_err(|source| Error { name, source })
 }
 
 pub(super) fn absent(removed: Result<(), MapError>) -> Result<(), MapError> {

@@ -8,6 +8,7 @@
 
 mod allow;
 mod hooks;
+mod interfaces;
 mod kernel;
 mod learned;
 mod maps;

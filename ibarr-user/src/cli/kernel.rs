@@ -70,10 +70,10 @@ fn document(contents: &bpf::Contents) -> KernelMaps {
             .interfaces
             .iter()
             .map(|(ifindex, interface)| KernelInterface {
-                ifindex: *ifindex,
+                ifindex: ifindex.get(),
                 name: contents
                     .is_here
-                    .then(|| if_indextoname(*ifindex).ok()?.into_string().ok())
+                    .then(|| if_indextoname(ifindex.get()).ok()?.into_string().ok())
                     .flatten(),
                 ipv4: interface.switches & (ALL_IPV4 | ROUTED_IPV4) != 0,
                 ipv6: interface.switches & (ALL_IPV6 | ROUTED_IPV6) != 0,

@@ -5,7 +5,7 @@
 use aya_ebpf::bindings::TC_ACT_UNSPEC;
 use aya_ebpf::bindings::xdp_action::{XDP_DROP, XDP_PASS, XDP_TX};
 use aya_ebpf::btf_maps::{Array, PerCpuArray};
-use aya_ebpf::helpers::{bpf_get_prandom_u32, bpf_skb_change_head};
+use aya_ebpf::helpers::{bpf_get_prandom_u32, bpf_skb_change_head, bpf_skb_vlan_push};
 use aya_ebpf::macros::{btf_map, classifier, xdp};
 use aya_ebpf::programs::{TcContext, XdpContext};
 use ibarr_common::wire::ip2gid::PORT;
@@ -19,6 +19,15 @@ use crate::xdp::{Ethernet, Frame, Whole};
 pub(crate) fn widen_tc(ctx: TcContext) -> i32 {
     // SAFETY: the context is ours, and no pointer into the packet is held.
     unsafe { bpf_skb_change_head(ctx.skb.skb, 10, 0) };
+    TC_ACT_UNSPEC
+}
+
+/// Puts a frame into VLAN 7. The tag is beside the frame, as the driver of an adapter leaves it.
+#[classifier]
+pub(crate) fn tag_tc(ctx: TcContext) -> i32 {
+    const TAG: u16 = 0x8100;
+    // SAFETY: the context is ours, and no pointer into the packet is held.
+    unsafe { bpf_skb_vlan_push(ctx.skb.skb, TAG.to_be(), 7) };
     TC_ACT_UNSPEC
 }
 

@@ -50,6 +50,12 @@ pub(crate) fn no_tick_xdp(ctx: XdpContext) -> u32 {
     respond_as::<Ethernet>(Without::<TICK>, &ctx)
 }
 
+/// Looks the source up in `routes`, as where not all are led back by the interface.
+#[xdp]
+pub(crate) fn routed_xdp(ctx: XdpContext) -> u32 {
+    respond_as::<Ethernet>(Without::<ALL_ROUTES>, &ctx)
+}
+
 /// Does not look the address up.
 #[xdp]
 pub(crate) fn no_entry_xdp(ctx: XdpContext) -> u32 {
@@ -79,6 +85,8 @@ const ENTRY: u32 = 1 << 3;
 const COUNT: u32 = 1 << 4;
 const OWN_BITS: u32 = 1 << 5;
 const TICK: u32 = 1 << 6;
+/// That all routes leave by the interface.
+const ALL_ROUTES: u32 = 1 << 7;
 const ALL: u32 = LEASE | INTERFACE | SOURCE | ENTRY | COUNT;
 
 impl<const PARTS: u32> Node for Without<PARTS> {
@@ -104,6 +112,9 @@ impl<const PARTS: u32> Node for Without<PARTS> {
             let switches = Interface::ANSWER_IPV4 | Interface::ANSWER_IPV6;
             // The hardware address of the bench's frames.
             Some(Interface { switches, hwaddr: [0; 20] })
+        } else if PARTS & ALL_ROUTES != 0 {
+            let switches = Interface::ROUTED_IPV4 | Interface::ROUTED_IPV6;
+            Some(Interface { switches, ..Maps.interface(ifindex)? })
         } else {
             Maps.interface(ifindex)
         }

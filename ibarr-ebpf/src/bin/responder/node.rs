@@ -31,7 +31,10 @@ static LEARNED_GIDS: HashMap<GidKey, LearnedGid, { max_entries::LEARNED_GIDS }, 
     HashMap::new();
 
 #[btf_map(name = "interfaces")]
-static INTERFACES: HashMap<u32, Interface, { max_entries::INTERFACES }, NO_PREALLOC> =
+static INTERFACES: Array<Interface, { max_entries::INTERFACES }> = Array::new();
+
+#[btf_map(name = "far_interfaces")]
+static FAR_INTERFACES: HashMap<u32, Interface, { max_entries::FAR_INTERFACES }, NO_PREALLOC> =
     HashMap::new();
 
 #[btf_map(name = "allow")]
@@ -113,11 +116,13 @@ impl Node for Maps {
 
     #[inline]
     fn interface(&self, ifindex: IfIndex) -> Option<Interface> {
-        const WORDS: usize = size_of::<Interface>() / 4;
-        let element = INTERFACES.get_ptr(ifindex.get())?.cast::<[u32; WORDS]>();
+        const WORDS: usize = size_of::<Interface>() / 8;
+        let index = ifindex.get();
+        let near = INTERFACES.get_ptr(index);
+        let element = near.or_else(|| FAR_INTERFACES.get_ptr(index))?.cast::<[u64; WORDS]>();
         // SAFETY: the kernel keeps the element's memory, which it aligns to 8 bytes, until the
-        // program ends.
-        let words = unsafe { element.read() };
+        // program ends. Volatile: the daemon may write to it meanwhile, see `Interface`.
+        let words = unsafe { element.read_volatile() };
         Some(zerocopy::transmute!(words))
     }
 

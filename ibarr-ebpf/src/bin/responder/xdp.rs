@@ -130,14 +130,17 @@ impl Frame<'_> {
     /// Not inlined: together, four of them would need more stack than there is.
     #[inline(never)]
     fn handle<L: Link, Q: QueryPacket>(&self, node: impl Node + Copy) -> u32 {
-        let Some(query) = self.view::<Whole<L, Q>>() else { return XDP_PASS };
-        let mut copied = MaybeUninit::uninit();
-        // SAFETY: `view` has checked the bounds, and any bytes are a frame.
-        let Aligned(query) = opaque(unsafe { copy(query, &mut copied) });
-        if query.link.ethertype() != Q::ETHERTYPE || !query.packet.is_to_our_port() {
+        let Some(frame) = self.view::<Whole<L, Q>>() else { return XDP_PASS };
+        // Apart, so that the words of the packet are aligned, which they are not in the frame.
+        let (mut link, mut packet) = (MaybeUninit::uninit(), MaybeUninit::uninit());
+        // SAFETY: `view` has checked the bounds, and any bytes are a link header.
+        let Aligned(link) = unsafe { copy(&raw const (*frame).link, &mut link) };
+        // SAFETY: as above, or a packet.
+        let Aligned(packet) = opaque(unsafe { copy(&raw const (*frame).packet, &mut packet) });
+        if link.ethertype() != Q::ETHERTYPE || !packet.is_to_our_port() {
             return XDP_PASS;
         }
-        match self.reply_to(&node, query) {
+        match self.reply_to(&node, link, packet) {
             Ok(action) => {
                 node.count(Program::Xdp, Reason::Answered);
                 action
@@ -153,23 +156,23 @@ impl Frame<'_> {
     fn reply_to<L: Link, Q: QueryPacket>(
         &self,
         node: &impl Node,
-        query: &Whole<L, Q>,
+        link: &L,
+        query: &Q,
     ) -> Result<u32, Reason> {
         // SAFETY: a field of the kernel's context, which outlives the program.
         let ifindex = unsafe { (*self.ctx.ctx).ingress_ifindex };
         let ifindex = IfIndex::new(ifindex).ok_or(Reason::InterfaceOff)?;
-        let packet = answer(node, &At { link: query.link, ifindex }, &query.packet)?;
-        let link = query
-            .link
-            .reply(ifindex, query.packet.source(ifindex).address)
-            .ok_or(Reason::NoRoute)?;
+        let packet = answer(node, &At { link: *link, ifindex }, query)?;
+        let link = link.reply(ifindex, query.source(ifindex).address).ok_or(Reason::NoRoute)?;
         self.grow(size_of::<Q::Reply>() - size_of::<Q>())?;
         let Some(frame) = self.view::<Whole<L, Q::Reply>>() else {
             // The frame has been changed, and nobody else could make sense of it.
             return Ok(XDP_ABORTED);
         };
         // SAFETY: `view` has checked the bounds.
-        unsafe { copy_back(opaque(&Aligned(Whole { link, packet })), frame) };
+        unsafe { copy_back(&Aligned(link), &raw mut (*frame).link) };
+        // SAFETY: as above.
+        unsafe { copy_back(opaque(&Aligned(packet)), &raw mut (*frame).packet) };
         Ok(XDP_TX)
     }
 
@@ -223,6 +226,9 @@ pub(crate) fn opaque<T>(memory: &T) -> &T {
     core::hint::black_box(memory)
 }
 
+/// Writes whole words, for whoever reads words: a CPU that reads what it has just written in parts
+/// has to wait until they are in its cache.
+///
 /// # Safety
 /// `from` holds a `T`, is even, and its bytes may be any.
 ///
@@ -230,16 +236,26 @@ pub(crate) fn opaque<T>(memory: &T) -> &T {
 #[inline]
 pub(crate) unsafe fn copy<T>(from: *const T, to: &mut MaybeUninit<Aligned<T>>) -> &Aligned<T> {
     const { assert!(size_of::<T>().is_multiple_of(2)) }
-    for half in 0..size_of::<T>() / 2 {
+    let half = |index: usize| {
         // SAFETY: inside the `T`.
-        let from = unsafe { from.cast::<u16>().add(half) };
+        let from = unsafe { from.cast::<u16>().add(index) };
         // SAFETY: as above, and even. Volatile, or the compiler would call a function that copies
         // byte by byte.
-        let value = unsafe { from.read_volatile() };
+        unsafe { from.read_volatile() }
+    };
+    let (words, halves) = (size_of::<T>() / 8, size_of::<T>() / 2);
+    for index in 0..words {
+        let word: u64 = zerocopy::transmute!([0, 1, 2, 3].map(|part| half(4 * index + part)));
         // SAFETY: inside the room for a `T`.
-        let to = unsafe { to.as_mut_ptr().cast::<u16>().add(half) };
-        // SAFETY: inside that room, and even.
-        unsafe { to.write(value) };
+        let to = unsafe { to.as_mut_ptr().cast::<u64>().add(index) };
+        // SAFETY: inside that room, which is aligned.
+        unsafe { to.write(word) };
+    }
+    for index in 4 * words..halves {
+        // SAFETY: inside the room for a `T`.
+        let to = unsafe { to.as_mut_ptr().cast::<u16>().add(index) };
+        // SAFETY: inside that room, which is aligned.
+        unsafe { to.write(half(index)) };
     }
     // SAFETY: all of it has just been written.
     unsafe { to.assume_init_ref() }

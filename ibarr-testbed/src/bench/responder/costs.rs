@@ -2,7 +2,7 @@
 
 //! What a run of each program takes, by the kernel's own account.
 
-use anyhow::{Result, ensure};
+use anyhow::Result;
 
 use super::Effort;
 use super::programs::{Hook, Maps, Programs};
@@ -26,6 +26,17 @@ impl Case {
         self.program.starts_with("ip2gid_")
     }
 
+    /// What the program says to be done with each frame: one that passes it flatters itself.
+    pub(super) fn action(&self) -> u32 {
+        let passes = self.program.starts_with("empty_");
+        match self.hook {
+            Hook::Tc if passes => TC_ACT_UNSPEC,
+            Hook::Tc => TC_ACT_REDIRECT,
+            Hook::Xdp if passes => XDP_PASS,
+            Hook::Xdp => XDP_TX,
+        }
+    }
+
     /// The part that the responder lacks here, or nothing.
     pub(super) fn lacks(&self) -> Option<&'static str> {
         PARTS.iter().find(|(program, _)| *program == self.program).map(|(_, part)| *part)
@@ -40,7 +51,7 @@ pub(super) struct Cost {
 }
 
 /// Programs that lack one part of the responder, and what that is.
-pub(super) const PARTS: [(&str, &str); 9] = [
+pub(super) const PARTS: [(&str, &str); 10] = [
     ("whole_xdp", "nothing"),
     ("no_source_xdp", "is the source ours?"),
     ("no_lease_xdp", "is the lease over?"),
@@ -50,7 +61,14 @@ pub(super) const PARTS: [(&str, &str); 9] = [
     ("no_maps_xdp", "all of these"),
     ("no_own_bits_xdp", "own_bits: the source is looked up"),
     ("no_tick_xdp", "the tick: the clock is read"),
+    ("routed_xdp", "a way back for all: routes are asked"),
 ];
+
+/// Of include/uapi/linux/pkt_cls.h and bpf.h.
+const TC_ACT_UNSPEC: u32 = u32::MAX;
+const TC_ACT_REDIRECT: u32 = 7;
+const XDP_PASS: u32 = 2;
+const XDP_TX: u32 = 3;
 
 /// Runs every program in turn, round by round.
 pub(super) fn measure(effort: &Effort, interrupt: &Interrupt) -> Result<Vec<Cost>> {
@@ -69,11 +87,6 @@ pub(super) fn measure(effort: &Effort, interrupt: &Interrupt) -> Result<Vec<Cost
             }
         }
     }
-    let answered = programs.answered()?;
-    let queries = u64::from(runs) * u64::try_from(rounds + 1)?;
-    let ours = costs.iter().filter(|cost| cost.case.is_ours()).count();
-    let expected = queries * u64::try_from(ours)?;
-    ensure!(answered == expected, "{answered} of {expected} queries were answered");
     Ok(costs)
 }
 

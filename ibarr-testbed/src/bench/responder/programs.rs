@@ -6,14 +6,15 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::os::fd::OwnedFd;
 
 use anyhow::{Context, Result, ensure};
-use aya::maps::{Array, HashMap, PerCpuArray};
-use aya::programs::{ProgramInfo, SchedClassifier, TestRunOptions, Xdp};
+use aya::maps::lpm_trie::Key;
+use aya::maps::{Array, HashMap, LpmTrie};
+use aya::programs::{ProgramInfo, SchedClassifier, TestRunOptions, TestRunResult, Xdp};
 use aya::sys::{Stats, enable_stats};
 use aya::{Ebpf, TestRun as _};
 use ibarr_common::IfIndex;
 use ibarr_common::ib::Gid;
 use ibarr_common::map::{
-    self, Counters, GidEntry, GidKey, Interface, Origin, OwnBit, Program, Reason, ResponderCfg,
+    self, GidEntry, GidKey, Interface, Origin, OwnBit, ResponderCfg, Route, RoutePrefix,
 };
 use rand_chacha::ChaCha20Rng;
 use rand_core::{Rng, SeedableRng};
@@ -101,12 +102,17 @@ impl Programs {
             Maps::Large => &mut self.large,
         };
         let program = object.program_mut(case.program).context(case.program)?;
+        let done = |result: TestRunResult| {
+            let (action, wanted) = (result.return_value, case.action());
+            ensure!(action == wanted, "{} says {action}, not {wanted}", case.program);
+            Ok(())
+        };
         let (before, after) = match case.hook {
             Hook::Tc => {
                 let program: &mut SchedClassifier = program.try_into()?;
                 let before = program.info()?;
                 for frame in &frames {
-                    program.test_run(on(frame))?;
+                    done(program.test_run(on(frame))?)?;
                 }
                 (before, program.info()?)
             }
@@ -114,7 +120,7 @@ impl Programs {
                 let program: &mut Xdp = program.try_into()?;
                 let before = program.info()?;
                 for frame in &frames {
-                    program.test_run(on(frame))?;
+                    done(program.test_run(on(frame))?)?;
                 }
                 (before, program.info()?)
             }
@@ -124,22 +130,6 @@ impl Programs {
         ensure!(counted == u64::from(runs), "{counted} of {runs} runs of {} count", case.program);
         let time = after.run_time().saturating_sub(before.run_time());
         Ok(time.as_secs_f64() * 1e9 / f64::from(runs))
-    }
-
-    /// How many queries the responder has answered since it was loaded.
-    pub(super) fn answered(&self) -> Result<u64> {
-        let mut answered = 0;
-        for object in [&self.small, &self.large] {
-            let map = object.map(map::COUNTERS).context(map::COUNTERS)?;
-            let map: PerCpuArray<_, [u64; Reason::ALL.len()]> = map.try_into()?;
-            for program in [Program::Tc, Program::Xdp] {
-                let per_cpu = map.get(&program.index(), 0)?;
-                let per_cpu: Vec<Counters> =
-                    per_cpu.iter().map(|words| zerocopy::transmute!(*words)).collect();
-                answered += Counters::sum(&per_cpu).answered;
-            }
-        }
-        Ok(answered)
     }
 }
 
@@ -167,11 +157,22 @@ fn fill(responder: &mut Ebpf, entries: u32) -> Result<()> {
         own_bits.set(bit.word(), word | bit.mask(), 0)?;
     }
     let map = responder.map_mut(map::INTERFACES).context(map::INTERFACES)?;
-    let mut interfaces: HashMap<_, u32, [u8; size_of::<Interface>()]> = map.try_into()?;
+    let mut interfaces: Array<_, [u8; size_of::<Interface>()]> = map.try_into()?;
     let switches = Interface::ANSWER_IPV4 | Interface::ANSWER_IPV6;
     let interface = Interface { switches, hwaddr: [0; 20] };
     let interface: [u8; size_of::<Interface>()] = zerocopy::transmute!(interface);
-    interfaces.insert(IfIndex::MIN.get(), interface, 0)?;
+    interfaces.set(IfIndex::MIN.get(), interface, 0)?;
+    let map = responder.map_mut(map::ROUTES).context(map::ROUTES)?;
+    let mut routes: LpmTrie<_, [u8; size_of::<RoutePrefix>()], [u8; size_of::<Route>()]> =
+        map.try_into()?;
+    let on_link: [u8; size_of::<Route>()] = zerocopy::transmute!(Route::ON_LINK);
+    for (ipv6, bits) in [(false, 24), (true, 120)] {
+        for subnet in 0..=SOURCES / 256 {
+            let (bits, prefix) = RoutePrefix::new(IfIndex::MIN, peer(256 * subnet, ipv6), bits);
+            let key = Key::new(bits, zerocopy::transmute!(prefix));
+            routes.insert(&key, on_link, 0)?;
+        }
+    }
     let map = responder.map_mut(map::RESPONDER_CFG).context(map::RESPONDER_CFG)?;
     let mut cfg: Array<_, [u8; size_of::<ResponderCfg>()]> = map.try_into()?;
     let forever = ResponderCfg { lease_end: u64::MAX, switches: 0, reserved: 0 };

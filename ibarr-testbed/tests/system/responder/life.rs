@@ -188,6 +188,32 @@ fn an_interface_that_comes_back_is_served_again() {
     }
 }
 
+/// There is no place for it in the array that the others are in.
+#[test]
+fn an_interface_with_a_large_index_is_served_like_any_other() {
+    let mut rig = Rig::new();
+    ip(&format!("-netns {NODE} link delete eth0"));
+    plug_with("eth0", "index 70000");
+    rig.start("");
+    let interfaces = |rig: &Rig| {
+        let kernel = rig.asked(&format!("cache --kernel --bpf-dir {}", rig.bpf_dir().display()));
+        kernel["kernel"]["interfaces"].as_array().unwrap().clone()
+    };
+    for signal in [Signal::SIGKILL, Signal::SIGTERM] {
+        assert_eq!(rig.status_of("eth0")["responder"], kinds()[0].1);
+        assert_eq!(interfaces(&rig)[0]["ifindex"], 70_000);
+        let before = rig.answered_in_kernel();
+        for target in [V4, V6] {
+            socket(target).ask_all(20);
+        }
+        assert_eq!(rig.answered_in_kernel(), before + 40);
+        rig.end(signal);
+        rig.restart();
+    }
+    ip(&format!("-netns {NODE} link delete eth0"));
+    rig.eventually("it is out of the map", || interfaces(&rig).is_empty());
+}
+
 #[test]
 fn an_interface_that_is_renamed_or_goes_down_and_up_is_served_on() {
     let mut rig = Rig::new();

@@ -395,7 +395,12 @@ pub(super) fn load(target: &str) -> Load {
 
 /// Plugs the wire in: an interface of the node, with addresses, and the peer's eth0.
 pub(super) fn plug(interface: &str) {
-    ip(&format!("link add {interface} netns {NODE} type veth peer name eth0 netns {PEER}"));
+    plug_with(interface, "");
+}
+
+/// As [`plug`], with more to say of the node's end.
+pub(super) fn plug_with(interface: &str, words: &str) {
+    ip(&format!("link add {interface} {words} netns {NODE} type veth peer name eth0 netns {PEER}"));
     for (namespace, interface, host) in [(PEER, "eth0", 2), (NODE, interface, 1)] {
         ip(&format!("-netns {namespace} link set {interface} up"));
         ip(&format!("-netns {namespace} address add 10.7.0.{host}/24 dev {interface}"));

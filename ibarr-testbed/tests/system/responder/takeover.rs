@@ -2,7 +2,7 @@
 
 //! One daemon after another, and nobody notices.
 
-use aya::maps::{Array, HashMap, Map};
+use aya::maps::{Array, HashMap};
 use aya::programs::links::FdLink;
 use aya::programs::tc::{NlOptions, TcAttachOptions, qdisc_add_clsact};
 use aya::programs::{SchedClassifier, TcAttachType, Xdp, XdpMode};
@@ -176,23 +176,22 @@ impl OldLayout {
         let ifindex = IfIndex::new(ifindex).unwrap();
         let key = GidKey::new(V4.parse().unwrap(), ifindex);
         let entry = GidEntry::new(key, GID.parse().ok(), Some(ifindex), Origin::Static);
-        fill(&mut ebpf, map::GID_CACHE, bytes::<20>(&key), bytes::<56>(&entry));
+        let map = ebpf.map_mut(map::GID_CACHE).unwrap();
+        let mut map: HashMap<_, [u8; 20], [u8; 56]> = map.try_into().unwrap();
+        map.insert(bytes::<20>(&key), bytes::<56>(&entry), 0).unwrap();
         let mut hwaddr = [0; 20];
         hwaddr[..6].copy_from_slice(&hex(&rig::hwaddr(NODE, "eth0")));
         let interface = Interface { switches: Interface::ANSWER_IPV4, hwaddr };
-        fill(&mut ebpf, map::INTERFACES, ifindex.get(), bytes::<24>(&interface));
+        set(&mut ebpf, map::INTERFACES, ifindex.get(), bytes::<24>(&interface));
         let cfg = ResponderCfg { lease_end: u64::MAX, ..ResponderCfg::default() };
-        let map = ebpf.map_mut(map::RESPONDER_CFG).unwrap();
-        let mut map: Array<_, [u8; 16]> = map.try_into().unwrap();
-        map.set(0, bytes::<16>(&cfg), 0).unwrap();
+        set(&mut ebpf, map::RESPONDER_CFG, 0, bytes::<16>(&cfg));
         Self { link: link_id(rig) }
     }
 }
 
-fn fill<K: Pod, V: Pod>(ebpf: &mut Ebpf, name: &str, key: K, value: V) {
-    let map: &mut Map = ebpf.map_mut(name).unwrap();
-    let mut map: HashMap<_, K, V> = map.try_into().unwrap();
-    map.insert(key, value, 0).unwrap();
+fn set<V: Pod>(ebpf: &mut Ebpf, name: &str, index: u32, value: V) {
+    let mut map: Array<_, V> = ebpf.map_mut(name).unwrap().try_into().unwrap();
+    map.set(index, value, 0).unwrap();
 }
 
 fn bytes<const N: usize>(value: &(impl IntoBytes + zerocopy::Immutable)) -> [u8; N] {

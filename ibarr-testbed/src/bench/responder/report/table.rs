@@ -65,7 +65,7 @@ impl Report {
         }
         writeln!(
             f,
-            "  One address is asked for. The last two are means to be fast, so they save less than 0."
+            "  One address is asked for. The last three are means to be fast, so they save less than 0."
         )
     }
 
