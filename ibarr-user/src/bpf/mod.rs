@@ -169,6 +169,8 @@ pub struct Responder {
     mirror: Option<Mirror>,
     /// What a daemon before this one has left in it.
     inherited: Option<Vec<Element>>,
+    /// When to make the mirror anew, because something could not be written.
+    mirror_due: Option<Instant>,
     /// As the mirror.
     inner: Option<responder::Responder<Maps>>,
     programs: Programs,
@@ -195,6 +197,9 @@ enum Programs {
 /// How long another daemon is given before it is asked for again.
 const RETRY: Duration = Duration::from_secs(1);
 
+/// How long a mirror that is not as the cache stays so: to make it anew is to read all of it.
+const MIRROR_RETRY: Duration = Duration::from_secs(10);
+
 const LOADING: &str = "the programs are being loaded";
 
 impl Responder {
@@ -218,6 +223,7 @@ impl Responder {
             unguarded: Vec::new(),
             mirror: None,
             inherited: None,
+            mirror_due: None,
             inner: None,
             programs: Programs::Loading,
             failure: None,
@@ -291,29 +297,42 @@ impl Responder {
     /// Makes the mirror as the cache is. `elements` are what it holds, if that is known.
     pub fn mirror(
         &mut self,
+        now: Instant,
         elements: Option<Vec<Element>>,
         cache: impl Iterator<Item = (Question, Cached)>,
     ) {
         let Some(mirror) = &mut self.mirror else { return };
+        self.mirror_due = None;
         let elements = elements.map_or_else(|| mirror.elements(), Ok);
         if let Err(error) = elements.and_then(|elements| mirror.fill(&elements, cache)) {
-            self.counters.count(Counter::MirrorFaults);
-            warn_of(Err(error.into()));
+            self.mirror_failed(now, &error);
         }
     }
 
     /// The cache has changed.
-    pub fn learn(&mut self, change: &Learned) {
+    pub fn learn(&mut self, now: Instant, change: &Learned) {
         let Some(mirror) = &mut self.mirror else { return };
         if let Err(error) = mirror.learn(change) {
-            self.counters.count(Counter::MirrorFaults);
-            debug!("{}", chain(&error));
+            self.mirror_failed(now, &error);
         }
     }
 
-    /// When to call [`handle_timeout`](Self::handle_timeout) next, besides after every event.
+    /// Whether it is time for [`mirror`](Self::mirror), because something could not be written.
+    pub fn is_mirror_due(&self, now: Instant) -> bool {
+        self.mirror_due.is_some_and(|due| due <= now)
+    }
+
+    fn mirror_failed(&mut self, now: Instant, error: &maps::Error) {
+        self.counters.count(Counter::MirrorFaults);
+        debug!("{}", chain(error));
+        self.mirror_due.get_or_insert(now + MIRROR_RETRY);
+    }
+
+    /// When to call [`handle_timeout`](Self::handle_timeout) next, besides after every event, and
+    /// [`is_mirror_due`](Self::is_mirror_due).
     pub fn poll_timeout(&self) -> Option<Instant> {
-        self.inner.as_ref().map_or(self.retry_at, responder::Responder::poll_timeout)
+        let inner = self.inner.as_ref().map_or(self.retry_at, responder::Responder::poll_timeout);
+        inner.into_iter().chain(self.mirror_due).min()
     }
 
     /// Gives the thread what is to be done next, if it waits for that. To be called last in a turn.
@@ -446,7 +465,7 @@ impl Responder {
 
     fn drop_inner(&mut self) {
         self.counters = self.counters();
-        self.mirror = None;
+        (self.mirror, self.mirror_due) = (None, None);
         if let Some(inner) = self.inner.take() {
             end_lease(inner.into_kernel());
         }

@@ -16,13 +16,19 @@ impl Engine {
             for (question, answer) in inherited.iter().filter_map(Element::parse) {
                 self.node.restore(now, question, answer);
             }
-            self.responder.mirror(Some(inherited), self.node.client().entries());
+            self.responder.mirror(now, Some(inherited), self.node.client().entries());
         }
         while let Some(change) = self.node.poll_learned() {
             match change {
-                Learned::Everything => self.responder.mirror(None, self.node.client().entries()),
-                change => self.responder.learn(&change),
+                Learned::Everything => self.make_mirror(now),
+                change => self.responder.learn(now, &change),
             }
         }
+        if self.responder.is_mirror_due(now) {
+            self.make_mirror(now);
+        }
+    }
+    fn make_mirror(&mut self, now: Instant) {
+        self.responder.mirror(now, None, self.node.client().entries());
     }
 }

@@ -7,6 +7,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
+use aya::maps::{HashMap, Map, MapData};
 use ibarr_common::map;
 use ibarr_common::wire::ip2gid::Query;
 use ibarr_testbed::lab::netns;
@@ -69,6 +70,29 @@ fn a_daemon_asks_nobody_what_the_one_before_it_has_learned() {
     rig.restart();
     resolve(&rig, "peer");
     assert_eq!(asked.load(Ordering::Relaxed), 6);
+}
+
+/// The map is full of what no cache of this node's holds.
+#[test]
+fn what_could_not_be_written_is_written_when_there_is_room() {
+    let mut rig = Rig::new();
+    answer("10.7.0.2", &Arc::default());
+    rig.start("");
+    let pin = rig.bpf_dir().join(format!("v{}", map::ABI_VERSION)).join(map::LEARNED_GIDS);
+    let pinned = MapData::from_pin(&pin).unwrap();
+    let mut learned: HashMap<_, [u8; 20], [u8; 40]> = Map::HashMap(pinned).try_into().unwrap();
+    for number in 0..map::max_entries::LEARNED_GIDS as u128 {
+        let mut key = [0; 20];
+        key[..16].copy_from_slice(&number.to_be_bytes());
+        learned.insert(key, [0; 40], 0).unwrap();
+    }
+    rig.asked("resolve 10.7.0.2");
+    let faults = || rig.asked("counters")["counters"]["responder.mirror-faults"].as_u64().unwrap();
+    assert_eq!(faults(), 1);
+    let asked = [&[0; 10][..], &[0xff, 0xff, 10, 7, 0, 2]].concat();
+    let holds = || learned.keys().map(|key| key.unwrap()[..16].to_vec()).collect::<Vec<_>>();
+    rig.eventually("the map is as the cache", || holds() == [asked.clone()]);
+    assert_eq!(faults(), 1);
 }
 
 /// The peer answers for one of its addresses, until the test ends, and counts what it is asked. A
