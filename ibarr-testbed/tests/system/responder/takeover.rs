@@ -2,6 +2,9 @@
 
 //! One daemon after another, and nobody notices.
 
+use std::process::Command;
+use std::time::{Duration, Instant};
+
 use aya::maps::{Array, HashMap};
 use aya::programs::links::FdLink;
 use aya::programs::tc::{NlOptions, TcAttachOptions, qdisc_add_clsact};
@@ -16,6 +19,7 @@ use zerocopy::IntoBytes;
 
 use super::rig::{self, *};
 use crate::frame::hex;
+use crate::machine::ibarr;
 
 #[test]
 fn daemons_killed_and_started_under_load_lose_no_query() {
@@ -69,6 +73,40 @@ fn another_kind_of_program_under_load_loses_no_query() {
     load.end_without_loss(1000);
 }
 
+/// Whatever is done with programs just then: the daemon reads the map of the one before it, fills it,
+/// has programs verified, puts them into their places.
+#[test]
+fn an_address_removed_anywhere_in_a_takeover_is_not_answered_by_the_next_daemon() {
+    const ADDRESS: &str = "10.7.0.9";
+    for (responder, _) in kinds() {
+        let mut rig = Rig::new();
+        let began = Instant::now();
+        rig.start(&format!("responder = \"{responder}\""));
+        let whole = began.elapsed();
+        pin_neighbour(ADDRESS);
+        let mut asker = socket(ADDRESS);
+        let rounds = rounds(12);
+        for round in 0..rounds {
+            ip(&format!("-netns {NODE} address add {ADDRESS}/24 dev eth0"));
+            rig.eventually("it is answered", || asker.ask(Duration::from_millis(20)));
+            rig.end(Signal::SIGKILL);
+            let launched = rig.launch(Command::new(ibarr()));
+            // Evenly over what a start takes.
+            std::thread::sleep(whole * round / rounds);
+            ip(&format!("-netns {NODE} address delete {ADDRESS}/24 dev eth0"));
+            launched.wait(&mut rig);
+            rig.eventually("the daemon knows", || {
+                rig.status_of("eth0")["addresses"].get(ADDRESS).is_none()
+            });
+            let unknown = || rig.count(Program::Tc, Reason::Unknown);
+            let (answered, before) = (rig.answered_in_kernel(), unknown());
+            assert!(!asker.ask(Duration::from_millis(5)), "removed {round}/{rounds} of a start");
+            rig.eventually("it has come", || unknown() == before + 1);
+            assert_eq!(rig.answered_in_kernel(), answered);
+        }
+    }
+}
+
 /// The layout before ours is pinned and answers, as if an older ibarr had left it: with a map of
 /// another size, in a directory of its own. Its programs are where they are in every layout.
 #[test]
@@ -106,7 +144,7 @@ fn a_layout_that_cannot_be_filled_leaves_the_old_one_in_place() {
         let broken = rig.machine.directory().join("broken.o");
         std::fs::write(&broken, b"no object").unwrap();
         rig.configure(&format!("responder = \"{responder}\""));
-        let mut command = std::process::Command::new(crate::machine::ibarr());
+        let mut command = Command::new(ibarr());
         command.env("IBARR_BPF_OBJECT", &broken);
         rig.spawn(command);
         assert_eq!(tree(&rig.bpffs()), before);
