@@ -51,7 +51,13 @@ fn programs_before_and_behind_see_what_they_should() {
         socket(V4).ask_all(1);
         rig.quiet();
 
-        let seen = || [&before, &behind].map(Theirs::runs);
+        // Of one moment: nothing has come while they were read.
+        let seen = || loop {
+            let seen = [&before, &behind].map(Theirs::runs);
+            if before.runs() == seen[0] {
+                break seen;
+            }
+        };
         let was = seen();
         socket(V4).ask_all(100);
         // What is no query passes all three, and gets to where it goes.
