@@ -9,12 +9,10 @@ use std::time::Duration;
 
 use anyhow::{Context as _, Result, ensure};
 use ibarr_common::wire::ip2gid::{MsgId, PORT, Query, Reply, Version};
-use ibarr_testbed::lab::netns;
-use nix::sys::signal::Signal;
 use serde_json::Value;
 
 use crate::report::Report;
-use crate::rig::{self, B, N, Place, Process, Rig, eventually, ip, spawn};
+use crate::rig::{self, B, Ibarr, N, Place, Rig, eventually, ip};
 
 /// Who answers, as its neighbours and those behind the router know it.
 const TARGETS: [&str; 2] = ["10.1.0.2", "fd00:1::2"];
@@ -29,25 +27,19 @@ const PEERS: [(&str, Place, [&str; 2]); 2] = [
 /// At a time, all of which XDP has to answer.
 const QUERIES: u32 = 20;
 
-const RUN_DIR: &str = "/run/ibarr-next-hops";
-const CONFIG: &str = "/run/ibarr-next-hops.toml";
-/// See [`crate::join`].
-const BPF_DIR: &str = "/run/bpf/next-hops";
-
-/// To be called where a bpffs is mounted at /run/bpf.
 pub(crate) fn prove(report: &mut Report) {
-    let Some(daemon) = report.claim("XDP is attached to IPoIB", Daemon::start()) else { return };
+    let Some(daemon) = report.claim("XDP is attached to IPoIB", start()) else { return };
     for (peer, place, next_hops) in PEERS {
         for (target, next_hop) in TARGETS.into_iter().zip(next_hops) {
             let claim = format!("XDP on IPoIB answers {peer}, asked for {target}");
-            report.claim(&claim, answers_by_xdp(place, target, next_hop));
+            report.claim(&claim, answers_by_xdp(&daemon, place, target, next_hop));
         }
     }
     for (target, next_hop) in TARGETS.into_iter().zip(PEERS[0].2) {
         let claim = "who is unknown is answered by the daemon first, asked for";
-        report.claim(&format!("{claim} {target}"), meets(target, next_hop));
+        report.claim(&format!("{claim} {target}"), meets(&daemon, target, next_hop));
         let claim = format!("and then by XDP, asked for {target}");
-        report.claim(&claim, answers_by_xdp(Place::Here, target, next_hop));
+        report.claim(&claim, answers_by_xdp(&daemon, Place::Here, target, next_hop));
     }
     let ping = || rig::run(Place::Here, &["ping", "-c", "20", "-i", "0.1", "-q", TARGETS[0]]);
     let passes = ping().and_then(|said| {
@@ -58,115 +50,104 @@ pub(crate) fn prove(report: &mut Report) {
     for (peer, place, next_hops) in PEERS {
         let claim = format!("in connected mode, too, XDP on IPoIB answers {peer}");
         let proof = Rig::connected_mode();
-        let proof = proof.and_then(|()| answers_by_xdp(place, TARGETS[0], next_hops[0]));
+        let proof = proof.and_then(|()| answers_by_xdp(&daemon, place, TARGETS[0], next_hops[0]));
         report.claim(&claim, proof);
     }
-    let daemon =
-        report.claim("XDP on IPoIB goes on without the daemon", daemon.die_and_come_back());
+    let daemon = report.claim("XDP on IPoIB goes on without the daemon", replaced(daemon));
     if let Some(daemon) = daemon {
-        report.claim("after detaching nothing is left of XDP on IPoIB", daemon.leave_nothing());
+        report.claim("after detaching nothing is left of XDP on IPoIB", leaves_nothing(daemon));
     }
 }
 
-/// `ibarr` next door, which answers by XDP.
-struct Daemon(Process);
+/// Starts `ibarr` next door, which answers by XDP.
+fn start() -> Result<Ibarr> {
+    let daemon = Ibarr::start("next-door", N, "responder = \"xdp\"\n", 1)?;
+    let status = daemon.ask("status")?;
+    let mut interfaces = status["status"]["interfaces"].as_array().into_iter().flatten();
+    let interface = interfaces.find(|interface| interface["name"] == INTERFACE);
+    let interface = interface.with_context(|| status.to_string())?;
+    ensure!(interface["responder"] == "xdp-generic", "{interface}");
+    let left = interface["in-user-space"].as_str().unwrap_or_default();
+    ensure!(left.contains("neighbours confirmed lately"), "{interface}");
+    Ok(daemon)
+}
 
-impl Daemon {
-    fn start() -> Result<Self> {
-        fs::write(CONFIG, "responder = \"xdp\"\n")?;
-        let files = ["--config", CONFIG, "--run-dir", RUN_DIR, "--bpf-dir", BPF_DIR];
-        let process = spawn("ibarr-next-hops", N, &[&["ibarr", "run"], &files[..]].concat())?;
-        let daemon = Self(process);
-        eventually(|| {
-            let status = asked("status")?;
-            let mut interfaces = status["status"]["interfaces"].as_array().into_iter().flatten();
-            let interface = interfaces.find(|interface| interface["name"] == INTERFACE);
-            let interface = interface.with_context(|| status.to_string())?;
-            ensure!(interface["responder"] == "xdp-generic", "{interface}");
-            let left = interface["in-user-space"].as_str().unwrap_or_default();
-            ensure!(left.contains("neighbours confirmed lately"), "{interface}");
-            Ok(())
-        })?;
-        Ok(daemon)
-    }
+/// It is killed; XDP answers meanwhile, and what it knows of next hops is the next one's.
+fn replaced(mut daemon: Ibarr) -> Result<Ibarr> {
+    let next_hop = PEERS[0].2[0];
+    answers_by_xdp(&daemon, Place::Here, TARGETS[0], next_hop)?;
+    // What goes stale now would stay so until there is a daemon again.
+    let hwaddr = hwaddr_of(&daemon, next_hop)?;
+    ip(N, &format!("neighbour replace {next_hop} lladdr {hwaddr} dev {INTERFACE} nud permanent"))?;
+    answers_by_xdp(&daemon, Place::Here, TARGETS[0], next_hop)?;
+    daemon.kill()?;
+    // Without a socket nobody else can answer.
+    ask(Place::Here, TARGETS[0], QUERIES)?;
+    let daemon = start()?;
+    answers_by_xdp(&daemon, Place::Here, TARGETS[0], next_hop)?;
+    Ok(daemon)
+}
 
-    /// It is killed; XDP answers meanwhile, and what it knows of next hops is the next one's.
-    fn die_and_come_back(self) -> Result<Self> {
-        answers_by_xdp(Place::Here, TARGETS[0], PEERS[0].2[0])?;
-        self.0.signal(Signal::SIGKILL)?;
-        self.0.wait(Duration::from_secs(9))?;
-        // Without a socket nobody else can answer.
-        ask(Place::Here, TARGETS[0], QUERIES)?;
-        let daemon = Self::start()?;
-        answers_by_xdp(Place::Here, TARGETS[0], PEERS[0].2[0])?;
-        Ok(daemon)
-    }
-
-    fn leave_nothing(self) -> Result<()> {
-        let status = self.0.stop()?;
-        ensure!(status.success(), "ibarr: {status}");
-        ensure!(ip(N, &format!("link show dev {INTERFACE}"))?.contains("xdp"));
-        rig::run(N, &["ibarr", "detach", "--bpf-dir", BPF_DIR])?;
-        ensure!(!ip(N, &format!("link show dev {INTERFACE}"))?.contains("xdp"));
-        ensure!(!fs::exists(BPF_DIR)?, "{BPF_DIR} is still there");
-        Ok(())
-    }
+fn leaves_nothing(daemon: Ibarr) -> Result<()> {
+    let bpf_dir = daemon.bpf_dir();
+    daemon.stop()?;
+    ensure!(ip(N, &format!("link show dev {INTERFACE}"))?.contains("xdp"));
+    rig::run(N, &["ibarr", "detach", "--bpf-dir", &bpf_dir])?;
+    ensure!(!ip(N, &format!("link show dev {INTERFACE}"))?.contains("xdp"));
+    ensure!(!fs::exists(&bpf_dir)?, "{bpf_dir} is still there");
+    Ok(())
 }
 
 /// XDP answers `place` every time, as soon as it knows the next hop.
-fn answers_by_xdp(place: Place, target: &str, next_hop: &str) -> Result<()> {
+fn answers_by_xdp(daemon: &Ibarr, place: Place, target: &str, next_hop: &str) -> Result<()> {
     let rounds = Cell::new(0_u32);
     eventually(|| {
         rounds.set(rounds.get() + 1);
-        let before = counts()?;
+        let before = counts(daemon)?;
         ask(place, target, QUERIES)?;
-        let now = counts()?;
+        let now = counts(daemon)?;
         let (by_xdp, by_daemon) = (now.0 - before.0, now.1 - before.1);
         ensure!(
             (by_xdp, by_daemon) == (u64::from(QUERIES), 0),
             "of {QUERIES} XDP answered {by_xdp}, the daemon {by_daemon}"
         );
+        // It knows of the next hop what the kernel says.
+        let hwaddr = hwaddr_of(daemon, next_hop)?;
+        let kernel = ip(N, &format!("neighbour show {next_hop} dev {INTERFACE}"))?;
+        ensure!(kernel.contains(&hwaddr), "{hwaddr}, but the kernel says {kernel}");
         Ok(())
     })?;
     if rounds.get() > 1 {
         Report::note(format_args!("it took {} rounds of {QUERIES}", rounds.get()));
     }
-    // It says of the next hop what the kernel says.
-    let known = next_hops()?;
-    let hwaddr = known.iter().find(|(ip, _)| ip == next_hop).map(|(_, hwaddr)| hwaddr);
-    let hwaddr = hwaddr.with_context(|| format!("no {next_hop} in {known:?}"))?;
-    let kernel = ip(N, &format!("neighbour show {next_hop} dev {INTERFACE}"))?;
-    ensure!(kernel.contains(hwaddr.as_str()), "{hwaddr}, but the kernel says {kernel}");
     Ok(())
 }
 
 /// The kernel forgets its neighbours, then one of them asks.
-fn meets(target: &str, next_hop: &str) -> Result<()> {
+fn meets(daemon: &Ibarr, target: &str, next_hop: &str) -> Result<()> {
     ip(N, &format!("neighbour flush dev {INTERFACE}"))?;
     eventually(|| {
-        let known = next_hops()?;
+        let known = next_hops(daemon)?;
         ensure!(known.iter().all(|(ip, _)| ip != next_hop), "{known:?}");
         Ok(())
     })?;
-    let before = counts()?;
+    let before = counts(daemon)?;
     ask(Place::Here, target, 1)?;
-    let now = counts()?;
+    let now = counts(daemon)?;
     ensure!((now.0, now.1) == (before.0, before.1 + 1), "{before:?}, then {now:?}");
     Ok(())
 }
 
 /// What XDP has answered, and what the daemon.
-fn counts() -> Result<(u64, u64)> {
-    let counters = asked("counters")?;
-    let of = |name: &str| counters["counters"][name].as_u64().with_context(|| name.to_owned());
-    Ok((of("bpf.xdp.answered")?, of("ip2gid.server.answered")?))
+fn counts(daemon: &Ibarr) -> Result<(u64, u64)> {
+    Ok((daemon.count("bpf.xdp.answered")?, daemon.count("ip2gid.server.answered")?))
 }
 
 /// So many queries, one after the other, each of which is answered with the GID of the interface.
 fn ask(place: Place, target: &str, queries: u32) -> Result<()> {
     let target: IpAddr = target.parse()?;
     let link = ip(N, &format!("-o link show dev {INTERFACE}"))?;
-    let work = move || -> Result<()> {
+    place.inside(move || {
         let socket = UdpSocket::bind(if target.is_ipv4() { "0.0.0.0:0" } else { "[::]:0" })?;
         socket.set_read_timeout(Some(Duration::from_secs(5)))?;
         socket.connect((target, PORT))?;
@@ -183,23 +164,21 @@ fn ask(place: Place, target: &str, queries: u32) -> Result<()> {
             ensure!(link.contains(&gid.join(":")), "{gid:?} is not that of {link}");
         }
         Ok(())
-    };
-    match place {
-        Place::Here => work(),
-        Place::Netns(name) => netns::inside(name, work),
-    }
+    })
+}
+
+fn hwaddr_of(daemon: &Ibarr, next_hop: &str) -> Result<String> {
+    let known = next_hops(daemon)?;
+    let found = known.iter().find(|(ip, _)| ip == next_hop);
+    let (_, hwaddr) = found.with_context(|| format!("no {next_hop} in {known:?}"))?;
+    Ok(hwaddr.clone())
 }
 
 /// Those in the map of the programs, with their hardware addresses.
-fn next_hops() -> Result<Vec<(String, String)>> {
-    let words = ["ibarr", "cache", "--kernel", "--json", "--bpf-dir", BPF_DIR];
+fn next_hops(daemon: &Ibarr) -> Result<Vec<(String, String)>> {
+    let words = ["ibarr", "cache", "--kernel", "--json", "--bpf-dir", &daemon.bpf_dir()];
     let shown: Value = serde_json::from_str(&rig::run(N, &words)?)?;
     let neighbours = shown["kernel"]["neighbours"].as_array().context("no neighbours")?;
     let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
     Ok(neighbours.iter().map(|there| (text(&there["ip"]), text(&there["hwaddr"]))).collect())
-}
-
-fn asked(command: &str) -> Result<Value> {
-    let words = ["ibarr", command, "--json", "--run-dir", RUN_DIR];
-    Ok(serde_json::from_str(&rig::run(Place::Here, &words)?)?)
 }
