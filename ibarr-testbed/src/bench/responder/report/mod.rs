@@ -24,7 +24,7 @@ pub struct Report {
     bench: &'static str,
     quick: bool,
     machine: Machine,
-    /// Of each program, in each case.
+    /// Of each program, in each case; of the responder without a part, a quarter.
     runs: u64,
     programs: Vec<Program>,
     /// What the responder's XDP program saves without one of its parts.
