@@ -11,8 +11,8 @@ use ibarr_common::wire::ls::{
 use ibarr_common::{IfIndex, Instant};
 use ibarr_proto::ip2gid::Question;
 use ibarr_proto::local_service::{
-    Config, Counter, Event, FOLLOW_UPS, FlightId, Input, Limits, LocalService, NUDGE_INTERVAL,
-    OVERRUN_PAUSE, Sender, Transmit,
+    Config, Counter, Event, FOLLOW_UPS, FlightId, Input, Limits, LocalService, NUDGE_INTERVAL, Nudge,
+    Nudged, OVERRUN_PAUSE, Sender, Transmit,
 };
 use ibarr_proto::paths;
 use ibarr_proto::resolver::{Outcome, Source};
@@ -67,7 +67,7 @@ struct World {
     came: BTreeMap<Seq, (u64, u64)>,
     /// Path requests that may be answered still.
     paths: BTreeMap<Seq, u32>,
-    nudging: bool,
+    nudging: Option<Nudge>,
     last_nudge: Option<Instant>,
     /// Answers since then.
     answers: u32,
@@ -91,7 +91,7 @@ impl World {
             asked: BTreeMap::new(),
             came: BTreeMap::new(),
             paths: BTreeMap::new(),
-            nudging: false,
+            nudging: None,
             last_nudge: None,
             answers: 0,
             nudges: 0,
@@ -130,7 +130,11 @@ impl World {
                 self.input(Input::Overrun);
             }
             11 => self.take(usize::from(script.byte() % 4)),
-            12 => self.nudged(!script.byte().is_multiple_of(4)),
+            12 => self.nudged(match script.byte() % 4 {
+                0 => Nudged::Failed,
+                1 => Nudged::Postponed,
+                _ => Nudged::Done,
+            }),
             _ => match script.byte() {
                 0 => {
                     self.is_open = false;
@@ -206,10 +210,10 @@ impl World {
             assert!(self.is_open, "sent without a socket");
             match transmit {
                 Transmit::Message(message) => self.message(message.as_ref()),
-                Transmit::Nudge => {
+                Transmit::Nudge(nudge) => {
                     let next = self.core.poll_transmit();
                     assert_eq!(next, None, "what a nudge should have waited for");
-                    self.nudge();
+                    self.nudge(nudge);
                 }
             }
         }
@@ -243,23 +247,28 @@ impl World {
         }
     }
 
-    fn nudge(&mut self) {
-        assert!(!self.nudging, "two nudges at a time");
+    fn nudge(&mut self, nudge: Nudge) {
+        assert!(self.nudging.is_none(), "two nudges at a time");
         if let Some(last) = self.last_nudge {
             let is_apart = self.now.since(last) >= NUDGE_INTERVAL;
             assert!(is_apart || self.answers == 1 || self.has_stopped);
         }
         self.answers = 0;
-        self.nudges += 1;
-        let (nudges, causes) = (self.nudges, self.causes);
-        assert!(nudges <= causes * (1 + FOLLOW_UPS.len()), "{nudges} nudges for {causes}");
-        (self.nudging, self.last_nudge) = (true, Some(self.now));
+        (self.nudging, self.last_nudge) = (Some(nudge), Some(self.now));
     }
 
-    fn nudged(&mut self, done: bool) {
-        if std::mem::take(&mut self.nudging) {
-            self.input(Input::Nudged { done });
+    fn nudged(&mut self, nudged: Nudged) {
+        let Some(nudge) = self.nudging.take() else { return };
+        // Only one that may be.
+        let may_be_postponed = nudge == Nudge::IfQuiet;
+        let nudged =
+            if nudged == Nudged::Postponed && !may_be_postponed { Nudged::Done } else { nudged };
+        if nudged != Nudged::Postponed {
+            self.nudges += 1;
+            let (nudges, causes) = (self.nudges, self.causes);
+            assert!(nudges <= causes * (1 + FOLLOW_UPS.len()), "{nudges} nudges for {causes}");
         }
+        self.input(Input::Nudged(nudged));
     }
 
     fn next_timeout(&mut self) {
@@ -320,8 +329,8 @@ impl World {
         self.input(Input::Drained);
         for _ in 0..1_000 {
             self.take(usize::MAX);
-            if self.nudging {
-                self.nudged(true);
+            if self.nudging.is_some() {
+                self.nudged(Nudged::Done);
             } else if self.core.poll_timeout().is_some() {
                 self.next_timeout();
             } else {

@@ -272,7 +272,7 @@ mod tests {
     use rand_core::SeedableRng;
 
     use super::*;
-    use crate::local_service::{Sender, Transmit};
+    use crate::local_service::{Nudge, Sender, Transmit};
     use crate::local_view::Subject;
 
     const NOW: Instant = Instant::from_nanos(1_000_000_000_000);
@@ -325,6 +325,6 @@ mod tests {
         let with_room = done(&mut node, true);
         let told = with_room.as_slice();
         let [Output::LocalService(Transmit::Message(_)), last] = told else { panic!("{told:?}") };
-        assert_eq!(last, &Output::LocalService(Transmit::Nudge));
+        assert_eq!(last, &Output::LocalService(Transmit::Nudge(Nudge::IfQuiet)));
     }
 }

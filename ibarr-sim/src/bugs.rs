@@ -149,10 +149,10 @@ impl Core {
                         self.again.push_back(output.clone());
                     }
                 }
-                (Some(_), Output::LocalService(local_service::Transmit::Nudge))
+                (Some(_), Output::LocalService(local_service::Transmit::Nudge(_)))
                     if self.swallows =>
                 {
-                    let done = local_service::Input::Nudged { done: true };
+                    let done = local_service::Input::Nudged(local_service::Nudged::Done);
                     self.node.handle_input(now, Input::LocalService(done));
                     continue;
                 }

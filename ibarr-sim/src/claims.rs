@@ -108,7 +108,6 @@ impl Claims {
 
     pub(crate) fn nudges(&mut self, now: Instant, id: Id, daemon: &mut Daemon) {
         self.counts.nudges += 1;
-        daemon.nudges += 1;
         let last = daemon.last_nudge.replace(now);
         let is_alone = std::mem::take(&mut daemon.since_nudge) == 1;
         let is_soon = last.is_some_and(|last| now.since(last) < NUDGE_INTERVAL);

@@ -10,7 +10,7 @@ use ibarr_common::wire::ls::{Emitted, PortId, Seq};
 use ibarr_proto::ip2gid::client;
 use ibarr_proto::ip2gid::server::Received;
 use ibarr_proto::ip2gid::{Family, Question};
-use ibarr_proto::local_service::{self, OVERRUN_PAUSE, Sender, Transmit};
+use ibarr_proto::local_service::{self, Nudge, Nudged, OVERRUN_PAUSE, Sender, Transmit};
 use ibarr_proto::local_view::{self, Event as Fact, Subject};
 use ibarr_proto::node::{Input, Output, Room};
 use ibarr_proto::resolver::Outcome;
@@ -149,9 +149,7 @@ impl World {
                 ingress: IPOIB,
                 payload: packet.payload.as_ref(),
             }),
-            Inbox::Nudged(done) => {
-                Input::LocalService(local_service::Input::Nudged { done: *done })
-            }
+            Inbox::Nudged(nudged) => Input::LocalService(local_service::Input::Nudged(*nudged)),
             Inbox::Stop => {
                 for _ in 0..128 {
                     if self.read_kernel(id, daemon) {
@@ -216,6 +214,7 @@ impl World {
                 daemon.core.handle_input(self.now, input);
                 return true;
             };
+            daemon.read += 1;
             if from_kernel {
                 daemon.heard(&bytes);
             }
@@ -272,10 +271,10 @@ impl World {
                 Output::LocalService(Transmit::Message(message)) => {
                     self.tell_kernel(id, daemon, &message);
                 }
-                Output::LocalService(Transmit::Nudge) => {
+                Output::LocalService(Transmit::Nudge(nudge)) => {
                     self.claims.nudges(now, id, daemon);
                     let at = now + self.dice.within(us(20)..us(120));
-                    self.at(at, What::Nudge(id, life));
+                    self.at(at, What::Nudge(id, life, nudge, daemon.read));
                 }
             }
         }
@@ -354,14 +353,32 @@ impl World {
         }
     }
 
-    pub(crate) fn nudge_done(&mut self, id: Id, life: u32) {
-        let done = self.machines[id].troubles.nudges_fail <= self.now;
-        if done {
+    /// The thread that nudges has a processor now; `read` is what had been read of the socket
+    /// when it was told to.
+    pub(crate) fn nudge_done(&mut self, id: Id, life: u32, nudge: Nudge, read: u64) {
+        let machine = &mut self.machines[id];
+        let daemon = machine.daemon.as_mut().filter(|_| machine.life == life);
+        let is_asking = daemon
+            .as_ref()
+            .is_some_and(|daemon| machine.local_service.has_something() || daemon.read > read);
+        let nudged = if nudge == Nudge::IfQuiet && is_asking {
+            Nudged::Postponed
+        } else if machine.troubles.nudges_fail > self.now {
+            Nudged::Failed
+        } else {
+            Nudged::Done
+        };
+        if let Some(daemon) = daemon
+            && nudged != Nudged::Postponed
+        {
+            daemon.nudges += 1;
+        }
+        if nudged == Nudged::Done {
             self.note(id, &Entry::Neighbour { by_us: true });
             self.neighbour(id, DOCUMENTATION);
         }
         if self.machines[id].life == life {
-            self.put(id, Inbox::Nudged(done));
+            self.put(id, Inbox::Nudged(nudged));
         }
     }
 

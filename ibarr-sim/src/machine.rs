@@ -12,6 +12,7 @@ use ibarr_common::wire::ls::{Emitted, Seq};
 use ibarr_common::{IfIndex, Instant};
 use ibarr_proto::ip2gid::Question;
 use ibarr_proto::ip2gid::client::{RequestId, Route, SocketId};
+use ibarr_proto::local_service::Nudged;
 use ibarr_proto::local_view::{
     self, AddressId, Bonding, Dad, HwAddr, InterfaceAddress, InterfaceName, Link, LinkType,
 };
@@ -162,7 +163,10 @@ pub(crate) struct Daemon {
     pub(crate) last_nudge: Option<Instant>,
     /// Answers to address requests since.
     pub(crate) since_nudge: u64,
+    /// Made, or tried.
     pub(crate) nudges: u64,
+    /// Datagrams of the kernel's socket.
+    pub(crate) read: u64,
     /// What nudges are for: answers, overruns, the start.
     pub(crate) answers: u64,
     pub(crate) counts_overruns_from: Instant,
@@ -187,7 +191,7 @@ pub(crate) enum Inbox {
     Route(Question, Option<Route>),
     Reply { socket: SocketId, packet: Packet },
     Query(Packet),
-    Nudged(bool),
+    Nudged(Nudged),
     Ask(Question),
     Reload,
     Flush,
@@ -285,6 +289,7 @@ impl Daemon {
             last_nudge: None,
             since_nudge: 0,
             nudges: 0,
+            read: 0,
             answers: 0,
             counts_overruns_from: Instant::BOOT,
             dealt: BTreeMap::new(),

@@ -8,6 +8,7 @@ use std::net::IpAddr;
 
 use ibarr_common::Instant;
 use ibarr_proto::ip2gid::Question;
+use ibarr_proto::local_service::Nudge;
 use ibarr_proto::local_view;
 
 use crate::Plan;
@@ -58,7 +59,7 @@ pub(crate) enum What {
     /// Routing is asked for the daemon of this life.
     Route(Id, u32, Question),
     /// A neighbour is changed for the daemon of this life.
-    Nudge(Id, u32),
+    Nudge(Id, u32, Nudge, u64),
     /// The SA has said which path leads to the next hop.
     PathFound(Id, IpAddr),
     /// Somebody on the machine calls `rdma_resolve_addr`, or asks the daemon.
@@ -183,7 +184,7 @@ impl World {
             What::DumpLinks(id, dump) => self.dump_links(id, dump),
             What::DumpAddresses(id, dump) => self.dump_addresses(id, dump),
             What::Route(id, life, question) => self.route_said(id, life, question),
-            What::Nudge(id, life) => self.nudge_done(id, life),
+            What::Nudge(id, life, nudge, read) => self.nudge_done(id, life, nudge, read),
             What::PathFound(id, next_hop) => self.path_found(id, next_hop),
             What::Call(id) => self.call(id),
             What::Fault(fault) => self.strike(fault),
@@ -210,7 +211,7 @@ impl What {
             | Self::DumpLinks(id, _)
             | Self::DumpAddresses(id, _)
             | Self::Route(id, ..)
-            | Self::Nudge(id, _)
+            | Self::Nudge(id, ..)
             | Self::PathFound(id, _)
             | Self::Call(id)
             | Self::Dies(id, ..)

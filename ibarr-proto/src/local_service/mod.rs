@@ -9,7 +9,7 @@
 //! such an entry. The nudge also makes the kernel send again every request that still waits, which
 //! is what it costs, and what it heals: an answer that overtook the kernel's queueing of its
 //! request, and requests that were lost. As a nudge can be too early itself, it is repeated a few
-//! times ([`FOLLOW_UPS`]).
+//! times ([`FOLLOW_UPS`]). While there is something to be read none is made ([`Nudge::IfQuiet`]).
 //!
 //! **There is no negative answer to an address request.** What cannot be answered is tried again
 //! until its [`DEADLINE`], then given up in silence. **To a path request there always is an answer**:
@@ -32,7 +32,7 @@ use ibarr_common::wire::ls::{
     SetTimeout, Timeout, messages,
 };
 
-use self::nudges::{Nudge, Nudges, Whom};
+use self::nudges::{Kind as NudgeKind, Nudges, Whom};
 use self::paths::PathRequests;
 use self::queue::{Item, Queue};
 use self::requests::{Answered, Requests, State};
@@ -42,8 +42,8 @@ use crate::resolver::{Outcome, Source};
 
 pub use types::{
     Config, Counter, DEADLINE, Event, FOLLOW_UPS, FlightId, Input, Limits, MAX_NUDGES, MEMORY,
-    NUDGE_INTERVAL, NUDGE_QUIET, NUDGE_WITHIN, NoPath, OVERRUN_PAUSE, PathFlightId, REPEAT_AFTER,
-    RETRY, Sender, Transmit,
+    NUDGE_BEHIND, NUDGE_INTERVAL, NUDGE_QUIET, NUDGE_WITHIN, NoPath, Nudge, Nudged, OVERRUN_PAUSE,
+    PathFlightId, REPEAT_AFTER, RETRY, Sender, Transmit,
 };
 
 /// Answers the kernel.
@@ -141,10 +141,12 @@ impl LocalService {
                     self.want_nudge(Whom::Anybody);
                 }
             }
-            Input::Nudged { done } => {
-                self.nudges.ended(done);
-                if !done {
-                    self.counters.count(Counter::NudgesFailed);
+            Input::Nudged(nudged) => {
+                self.nudges.ended(self.now, nudged);
+                match nudged {
+                    Nudged::Done => {}
+                    Nudged::Postponed => self.counters.count(Counter::NudgesPostponed),
+                    Nudged::Failed => self.counters.count(Counter::NudgesFailed),
                 }
             }
             Input::Stop => {
@@ -235,11 +237,12 @@ impl LocalService {
                 return Some(Transmit::Message(message));
             }
         }
-        self.counters.count(match self.nudges.take(self.now)? {
-            Nudge::First => Counter::Nudges,
-            Nudge::Repeated => Counter::NudgesRepeated,
+        let (nudge, kind) = self.nudges.take(self.now)?;
+        self.counters.count(match kind {
+            NudgeKind::First => Counter::Nudges,
+            NudgeKind::Repeated => Counter::NudgesRepeated,
         });
-        Some(Transmit::Nudge)
+        Some(Transmit::Nudge(nudge))
     }
 
     /// The next fact for the resolver.

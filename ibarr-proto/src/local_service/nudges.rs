@@ -1,20 +1,23 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 
 //! When to nudge, and to nudge again.
+//!
+//! A nudge makes the kernel repeat what it has asked and we have not answered. So none is made while
+//! the kernel asks faster than we read, and whoever makes one looks once more whether there is
+//! anything to read: between the decision and the deed may be a thread that had to wait.
 
 use ibarr_common::Instant;
 
-use super::types::{FOLLOW_UPS, NUDGE_INTERVAL, NUDGE_QUIET, NUDGE_WITHIN};
+use super::types::{
+    FOLLOW_UPS, NUDGE_BEHIND, NUDGE_INTERVAL, NUDGE_QUIET, NUDGE_WITHIN, Nudge, Nudged,
+};
 
 /// One nudge covers everything that was handed to the socket before it, so that at most one is
 /// wanted at a time.
 #[derive(Debug, Default)]
 pub(super) struct Nudges {
     wanted: Option<Wanted>,
-    /// When the last one is repeated.
-    follow_up_at: Option<Instant>,
-    /// How often it has been.
-    follow_ups: usize,
+    follow_up: Option<FollowUp>,
     last_at: Option<Instant>,
     last: Last,
     /// The last one was for several, or there was something new while it was under way: there may be
@@ -38,6 +41,16 @@ struct Wanted {
     is_single: bool,
 }
 
+/// When the last nudge is repeated.
+#[derive(Clone, Copy, Debug)]
+struct FollowUp {
+    due: Instant,
+    /// When it was, had it not been postponed.
+    since: Instant,
+    /// Those before it.
+    number: usize,
+}
+
 /// Who wants a nudge.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub(super) enum Whom {
@@ -49,7 +62,7 @@ pub(super) enum Whom {
 
 /// What a nudge is for.
 #[derive(Clone, Copy, Debug)]
-pub(super) enum Nudge {
+pub(super) enum Kind {
     /// For answers.
     First,
     /// For another nudge.
@@ -64,9 +77,19 @@ enum Last {
     Done,
     Failed,
     UnderWay {
+        /// What it is for.
+        why: Why,
         /// Whether the one before failed.
         after_failure: bool,
     },
+}
+
+#[derive(Clone, Copy, Debug)]
+enum Why {
+    Wanted(Wanted),
+    FollowUp(FollowUp),
+    /// It is no longer for anything.
+    Nothing,
 }
 
 impl Nudges {
@@ -81,13 +104,16 @@ impl Nudges {
                 is_single: whom == Whom::One,
             },
         });
-        self.follow_up_at = None;
-        self.follow_ups = 0;
+        self.follow_up = None;
     }
 
     pub(super) fn unwant(&mut self) {
         self.wanted = None;
-        self.follow_up_at = None;
+        self.follow_up = None;
+        // Nor is the one under way wanted again, should it be postponed.
+        if let Last::UnderWay { why, .. } = &mut self.last {
+            *why = Why::Nothing;
+        }
     }
 
     /// The kernel asks for an address, for the first time or again.
@@ -108,13 +134,13 @@ impl Nudges {
         if self.is_under_way() {
             return None;
         }
-        let Some(wanted) = self.wanted else { return self.follow_up_at };
+        let Some(wanted) = self.wanted else { return Some(self.follow_up?.due) };
         let Wanted { since, last, is_late, is_single } = wanted;
         if self.last_one {
             return Some(since);
         }
         let due = match self.more_to_come {
-            true => since + NUDGE_WITHIN,
+            true => since + NUDGE_BEHIND,
             // See `NUDGE_INTERVAL`.
             false if is_late || (is_single && !self.crowd) => return Some(since),
             false => (last + NUDGE_QUIET).min(since + NUDGE_WITHIN),
@@ -123,28 +149,58 @@ impl Nudges {
     }
 
     /// The nudge that is due now; it has begun.
-    pub(super) fn take(&mut self, now: Instant) -> Option<Nudge> {
+    pub(super) fn take(&mut self, now: Instant) -> Option<(Nudge, Kind)> {
         self.due().filter(|&due| due <= now)?;
-        let nudge = match self.wanted.take() {
-            Some(wanted) => {
-                self.crowd = !wanted.is_single;
-                Nudge::First
-            }
-            None => Nudge::Repeated,
+        let follow_up = self.follow_up.take();
+        let (why, since, kind, number) = if let Some(wanted) = self.wanted.take() {
+            self.crowd = !wanted.is_single;
+            (Why::Wanted(wanted), wanted.since, Kind::First, 0)
+        } else {
+            let follow_up = follow_up?;
+            (Why::FollowUp(follow_up), follow_up.since, Kind::Repeated, follow_up.number + 1)
         };
-        self.follow_up_at = FOLLOW_UPS.get(self.follow_ups).map(|&pause| now + pause);
-        self.follow_ups += 1;
+        self.follow_up = FOLLOW_UPS.get(number).map(|&pause| FollowUp::at(now + pause, number));
         self.last_at = Some(now);
-        self.last = Last::UnderWay { after_failure: self.failed() };
-        Some(nudge)
+        self.last = Last::UnderWay { why, after_failure: self.failed() };
+        let is_overdue = self.last_one || now >= since + NUDGE_BEHIND;
+        Some((if is_overdue { Nudge::Anyway } else { Nudge::IfQuiet }, kind))
     }
 
-    pub(super) fn ended(&mut self, done: bool) {
-        self.last = if done { Last::Done } else { Last::Failed };
+    pub(super) fn ended(&mut self, now: Instant, nudged: Nudged) {
+        let (why, failed) = match std::mem::take(&mut self.last) {
+            Last::UnderWay { why, after_failure } => (why, after_failure),
+            _ => (Why::Nothing, false),
+        };
+        match nudged {
+            Nudged::Done => {}
+            Nudged::Failed => self.last = Last::Failed,
+            Nudged::Postponed => {
+                if failed {
+                    self.last = Last::Failed;
+                }
+                self.postpone(now, why);
+            }
+        }
+    }
+
+    /// It is as if it had not begun, but that there are several who ask.
+    fn postpone(&mut self, now: Instant, why: Why) {
+        self.crowd = true;
+        match (why, self.wanted) {
+            (Why::Wanted(old), new) => {
+                let last = new.map_or(old.last, |new| new.last);
+                self.wanted = Some(Wanted { last, is_late: false, is_single: false, ..old });
+                self.follow_up = None;
+            }
+            (Why::FollowUp(old), None) => {
+                self.follow_up = Some(FollowUp { due: now + NUDGE_INTERVAL, ..old });
+            }
+            (Why::FollowUp(_) | Why::Nothing, _) => {}
+        }
     }
 
     pub(super) fn failed(&self) -> bool {
-        matches!(self.last, Last::Failed | Last::UnderWay { after_failure: true })
+        matches!(self.last, Last::Failed | Last::UnderWay { after_failure: true, .. })
     }
 
     /// Whether one is wanted or under way; to repeat it can be left to others.
@@ -154,5 +210,11 @@ impl Nudges {
 
     fn is_under_way(&self) -> bool {
         matches!(self.last, Last::UnderWay { .. })
+    }
+}
+
+impl FollowUp {
+    fn at(due: Instant, number: usize) -> Self {
+        Self { due, since: due, number }
     }
 }

@@ -95,9 +95,14 @@ pub const NUDGE_INTERVAL: Duration = Duration::from_millis(1);
 /// it does not find those in the kernel who have only just asked.
 pub const NUDGE_QUIET: Duration = Duration::from_millis(1);
 
-/// And it waits until the socket holds no more requests; but for both no longer than this after an
-/// answer.
+/// But no longer than this after an answer, as long as all that the kernel asks is answered at once:
+/// then a nudge finds next to nothing that it would repeat.
 pub const NUDGE_WITHIN: Duration = Duration::from_millis(5);
+
+/// While there is more to be read, a nudge would make the kernel repeat all of that. So it waits
+/// until everything has been read; but no longer than this after an answer, should somebody always
+/// ask faster than we read.
+pub const NUDGE_BEHIND: Duration = Duration::from_millis(100);
 
 /// After a nudge for requests that the socket had no room for, those that are lost within this time
 /// are left to its repetitions. Else, where more waits than the socket holds, what a nudge makes the
@@ -154,11 +159,8 @@ pub enum Input<'a> {
     Drained,
     /// The socket's buffer was full, and requests were lost.
     Overrun,
-    /// What [`Transmit::Nudge`] asked for has been done, or has failed.
-    Nudged {
-        /// Whether the kernel has noticed.
-        done: bool,
-    },
+    /// What has become of [`Transmit::Nudge`].
+    Nudged(Nudged),
     /// The daemon ends: nothing new is looked for, what is known is answered, and the kernel's
     /// time-out becomes what it was.
     Stop,
@@ -181,7 +183,28 @@ pub enum Transmit {
     Message(Emitted),
     /// Change a neighbour entry, so that the kernel looks at the answers before; to be answered by
     /// [`Input::Nudged`].
-    Nudge,
+    Nudge(Nudge),
+}
+
+/// When a neighbour entry is changed. It may be a while after it was asked for.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub enum Nudge {
+    /// If the kernel has asked nothing since. What it has asked would be repeated, so that the
+    /// nudge had better come after its answer: [`Nudged::Postponed`].
+    IfQuiet,
+    /// In any case.
+    Anyway,
+}
+
+/// What has become of a nudge.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub enum Nudged {
+    /// The kernel has noticed.
+    Done,
+    /// It was not made: there is something to be read first, or it is not known yet how.
+    Postponed,
+    /// The kernel has refused.
+    Failed,
 }
 
 /// A fact for the resolver.
@@ -250,10 +273,12 @@ crate::counters! {
         AnswersRepeated = "answers-repeated",
         /// Answers that the socket had no room for until it was too late.
         AnswersLate = "answers-late",
-        /// Nudges, each for the answers before it.
+        /// Nudges begun, each for the answers before it.
         Nudges = "nudges",
         /// Nudges repeated, should the one before have been too early.
         NudgesRepeated = "nudges-repeated",
+        /// Nudges of either kind that were not made then, mostly because the kernel was asking.
+        NudgesPostponed = "nudges-postponed",
         /// Nudges that failed.
         NudgesFailed = "nudges-failed",
         /// Path requests that can be understood. Each is counted, when it ends, once under one of

@@ -11,7 +11,7 @@ use rand_chacha::ChaCha12Rng;
 use rand_core::SeedableRng;
 
 use super::*;
-use crate::local_service::{Counter, DEADLINE, FOLLOW_UPS, Input, RETRY, Sender};
+use crate::local_service::{Counter, DEADLINE, FOLLOW_UPS, Input, Nudged, RETRY, Sender};
 
 #[test]
 fn an_address_of_ours_is_answered_without_the_network() {
@@ -106,7 +106,7 @@ fn what_is_cached_for_the_interface_needs_no_route() {
     rig.route("10.2.0.5", Some(2), Some((2, "10.1.0.254")));
     rig.reply("fe80::5");
     rig.told();
-    rig.resolver.handle_local_service(rig.now, &View, Input::Nudged { done: true });
+    rig.resolver.handle_local_service(rig.now, &View, Input::Nudged(Nudged::Done));
     rig.pass(Duration::from_secs(1));
     rig.kernel_asks(2, "10.2.0.5");
     assert_eq!(rig.told(), "2 is fe80::5, nudge");
@@ -239,11 +239,11 @@ impl Rig {
         rig.resolver.handle_local_service(rig.now, &View, opened);
         assert_eq!(rig.told(), "timeout, nudge");
         for pause in FOLLOW_UPS {
-            rig.resolver.handle_local_service(rig.now, &View, Input::Nudged { done: true });
+            rig.resolver.handle_local_service(rig.now, &View, Input::Nudged(Nudged::Done));
             rig.pass(pause);
             assert_eq!(rig.told(), "nudge");
         }
-        rig.resolver.handle_local_service(rig.now, &View, Input::Nudged { done: true });
+        rig.resolver.handle_local_service(rig.now, &View, Input::Nudged(Nudged::Done));
         rig.pass(Duration::from_millis(1));
         rig
     }

@@ -11,12 +11,14 @@ use std::process::Command;
 
 use ibarr_common::IfIndex;
 use ibarr_proto::local_view::HwAddr;
-use ibarr_user::transport::rtnetlink::{ADDRESS_V4, ADDRESS_V6, NudgeError, Nudger, Place};
+use ibarr_user::sys::local_service::Socket;
+use ibarr_user::transport::rtnetlink::{ADDRESS_V4, ADDRESS_V6, NudgeError, Nudged, Nudger, Place};
 use nix::errno::Errno;
 use nix::libc;
 use nix::net::if_::if_nametoindex;
 use nix::sys::socket::{
-    AddressFamily, MsgFlags, NetlinkAddr, SockFlag, SockProtocol, SockType, bind, recv, socket,
+    AddressFamily, MsgFlags, NetlinkAddr, SockFlag, SockProtocol, SockType, bind, recv, send,
+    socket, socketpair,
 };
 
 use crate::machine::Machine;
@@ -27,7 +29,7 @@ fn a_nudge_is_seen_by_others_and_leaves_nothing() {
     let (nudger, mut outcomes) = Nudger::start().unwrap();
     for _ in 0..3 {
         let watcher = Watcher::new();
-        nudger.nudge(None);
+        nudger.nudge(None, None);
         outcomes.blocking_recv().unwrap().unwrap();
         assert_eq!(watcher.created(), [(ADDRESS_V6.into(), 1)]);
         nothing_is_left();
@@ -43,13 +45,13 @@ fn an_entry_in_the_way_is_removed_and_another_made() {
     drop(Nudger::start().unwrap());
     // The thread goes its own way: the next one's start waits for nobody either.
     let (nudger, mut outcomes) = Nudger::start().unwrap();
-    nudger.nudge(None);
+    nudger.nudge(None, None);
     outcomes.blocking_recv().unwrap().unwrap();
     nothing_is_left();
     // Another daemon's, at this moment.
     ip(&stale);
     let watcher = Watcher::new();
-    nudger.nudge(None);
+    nudger.nudge(None, None);
     outcomes.blocking_recv().unwrap().unwrap();
     assert_eq!(watcher.created(), [(ADDRESS_V6.into(), 1)]);
     nothing_is_left();
@@ -64,23 +66,44 @@ fn without_ipv6_the_fallback_serves_and_ipv4_is_never_put_on_loopback() {
     fs::write("/proc/sys/net/ipv6/conf/lo/disable_ipv6", "1").unwrap();
     let (nudger, mut outcomes) = Nudger::start().unwrap();
     let watcher = Watcher::new();
-    nudger.nudge(None);
+    nudger.nudge(None, None);
     let error = outcomes.blocking_recv().unwrap().unwrap_err();
     assert!(matches!(error, NudgeError::NoPlace(Errno::EINVAL)), "{error}");
     assert_eq!(watcher.created(), []);
 
     let ifindex = IfIndex::new(if_nametoindex("v0").unwrap()).unwrap();
     let hwaddr = HwAddr::new(&[2, 0, 0, 0, 0, 1]).unwrap();
-    nudger.nudge(Some(Place { ifindex, hwaddr }));
+    nudger.nudge(Some(Place { ifindex, hwaddr }), None);
     outcomes.blocking_recv().unwrap().unwrap();
     assert_eq!(watcher.created(), [(ADDRESS_V4.into(), ifindex.get())]);
     nothing_is_left();
 
     // An address that no neighbour of this interface can have.
     let hwaddr = HwAddr::new(&[2; 5]).unwrap();
-    nudger.nudge(Some(Place { ifindex, hwaddr }));
+    nudger.nudge(Some(Place { ifindex, hwaddr }), None);
     let error = outcomes.blocking_recv().unwrap().unwrap_err();
     assert!(matches!(error, NudgeError::Refused(IpAddr::V4(ADDRESS_V4), Errno::EINVAL)), "{error}");
+    nothing_is_left();
+}
+
+#[test]
+fn while_the_kernel_asks_a_nudge_is_put_off() {
+    let _machine = Machine::new();
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_io().build().unwrap();
+    let flags = SockFlag::SOCK_CLOEXEC;
+    let (kernel, ours) = socketpair(AddressFamily::Unix, SockType::SeqPacket, None, flags).unwrap();
+    let socket = runtime.block_on(async { Socket::adopt(ours) }).unwrap();
+    let (nudger, mut outcomes) = Nudger::start().unwrap();
+    let watcher = Watcher::new();
+    let quiet = socket.quiet();
+    send(kernel.as_raw_fd(), b"a request", MsgFlags::empty()).unwrap();
+    nudger.nudge(None, Some(quiet));
+    assert_eq!(outcomes.blocking_recv().unwrap().unwrap(), Nudged::Postponed);
+    assert_eq!(watcher.created(), []);
+    // It is late by now, and nobody asks whether there is something to be read.
+    nudger.nudge(None, None);
+    assert_eq!(outcomes.blocking_recv().unwrap().unwrap(), Nudged::On(IfIndex::MIN));
+    assert_eq!(watcher.created(), [(ADDRESS_V6.into(), 1)]);
     nothing_is_left();
 }
 
@@ -94,7 +117,7 @@ fn two_daemons_at_once_both_nudge() {
     let mut nudgers = [Nudger::start().unwrap(), Nudger::start().unwrap()];
     for _ in 0..EACH {
         for (nudger, _) in &nudgers {
-            nudger.nudge(None);
+            nudger.nudge(None, None);
         }
         for (_, outcomes) in &mut nudgers {
             outcomes.blocking_recv().unwrap().unwrap();

@@ -181,7 +181,8 @@ fn status(status: &Status) {
         line(&format!("server {}    UDP port {}, {state}", server.family, server.port));
     }
     let kernel = &status.local_service;
-    let nudges = format!("nudges {}", kernel.nudges);
+    let on = kernel.nudge_interface.as_deref().map(|name| format!(" ({name})"));
+    let nudges = format!("nudges {}{}", kernel.nudges, on.unwrap_or_default());
     match &kernel.blocked {
         None => line(&format!("kernel         asks us, {} waiting, {nudges}", kernel.waiting)),
         Some(reason) => line(&format!("kernel         does not ask us: {reason}")),

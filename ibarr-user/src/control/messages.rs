@@ -392,6 +392,9 @@ pub struct LocalServiceStatus {
     pub waiting: usize,
     /// `on`, `off` or `failing`.
     pub nudges: String,
+    /// The interface that the last nudge was made on; absent if none was, or it failed.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub nudge_interface: Option<String>,
     /// Others who hear the kernel's requests.
     pub listeners: Vec<ListenerStatus>,
 }

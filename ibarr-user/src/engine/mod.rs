@@ -16,11 +16,11 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
-use ibarr_common::Instant;
+use ibarr_common::{IfIndex, Instant};
 use ibarr_proto::ip2gid::client::{self, SocketId};
 use ibarr_proto::ip2gid::server;
 use ibarr_proto::ip2gid::{Family, Question};
-use ibarr_proto::local_service::{self, Sender};
+use ibarr_proto::local_service::{self, Nudge, Sender};
 use ibarr_proto::local_view::{self, Link};
 use ibarr_proto::node::{self, Node, Output, Room};
 use ibarr_proto::resolver;
@@ -45,7 +45,7 @@ use crate::sys::udp::Source;
 use crate::transport::local_service as ls;
 use crate::transport::ports::{self, Ports};
 use crate::transport::queries::{Datagram, Sockets};
-use crate::transport::rtnetlink::{self, NudgeError, Nudger, Place, RouteAnswer};
+use crate::transport::rtnetlink::{self, NudgeError, Nudged, Nudger, Place, RouteAnswer};
 use crate::transport::server::{Batch, Reply, State};
 use crate::transport::umad::{self, Umads};
 use crate::transport::{self, Counters};
@@ -83,8 +83,8 @@ pub struct Engine {
     umads: Umads,
     local_service: ls::LocalService,
     nudger: Nudger,
-    /// Why the last nudge failed, if it did.
-    nudge_failure: Option<String>,
+    /// On which interface the last nudge was made, or why it failed.
+    last_nudge: Option<Result<IfIndex, String>>,
     timer: Timer,
     /// A new configuration has yet to take effect.
     is_reloading: bool,
@@ -102,7 +102,7 @@ struct Inputs {
     routes: mpsc::Receiver<RouteAnswer>,
     ports: mpsc::Receiver<ports::Event>,
     mads: mpsc::Receiver<umad::Event>,
-    nudged: mpsc::Receiver<Result<(), NudgeError>>,
+    nudged: mpsc::Receiver<Result<Nudged, NudgeError>>,
     responder: mpsc::Receiver<bpf::Progress>,
     batches: mpsc::Receiver<Batch>,
     /// Kept open for servers that are started anew.
@@ -129,7 +129,7 @@ enum Input {
     Port(ports::Event),
     Mad(umad::Event),
     LocalService(ls::Event),
-    Nudged(Result<(), NudgeError>),
+    Nudged(Result<Nudged, NudgeError>),
     Responder(bpf::Progress),
     Ask(Ask),
     Command(Command),
@@ -184,7 +184,7 @@ impl Engine {
             umads: Umads::new(mad_sender, Arc::clone(&counters)),
             local_service: ls::LocalService::start(local_service, Arc::clone(&counters)),
             nudger,
-            nudge_failure: None,
+            last_nudge: None,
             timer: Timer::new()?,
             is_reloading: false,
             reloads: Vec::new(),
@@ -303,9 +303,8 @@ impl Engine {
             }
             Input::LocalService(event) => self.serve_kernel(now, event),
             Input::Nudged(outcome) => {
-                let done = outcome.is_ok();
-                self.tell_local_service(now, local_service::Input::Nudged { done });
-                self.note_nudge(outcome);
+                let nudged = self.note_nudge(outcome);
+                self.tell_local_service(now, local_service::Input::Nudged(nudged));
             }
             Input::Responder(progress) => self.responder.handle_progress(now, progress),
             Input::Ask(Ask { request, answer }) => match request {
@@ -355,9 +354,11 @@ impl Engine {
                 Output::LocalService(local_service::Transmit::Message(message)) => {
                     self.local_service.send(message.as_ref());
                 }
-                Output::LocalService(local_service::Transmit::Nudge) => {
+                Output::LocalService(local_service::Transmit::Nudge(nudge)) => {
                     let place = |link: &Link| Place { ifindex: link.ifindex, hwaddr: link.hwaddr };
-                    self.nudger.nudge(self.node.view().first_ipoib().map(place));
+                    let fallback = self.node.view().first_ipoib().map(place);
+                    let quiet = self.local_service.quiet();
+                    self.nudger.nudge(fallback, quiet.filter(|_| nudge == Nudge::IfQuiet));
                 }
             }
         }

@@ -10,6 +10,7 @@ use ibarr_common::{IfIndex, Instant};
 use ibarr_proto::counters;
 use ibarr_proto::ip2gid::client::Cached;
 use ibarr_proto::ip2gid::{Family, Question};
+use ibarr_proto::local_service;
 use ibarr_proto::local_view::neighbours::Neighbour;
 use ibarr_proto::local_view::routing::WayBack;
 use ibarr_proto::local_view::{Event, Interface, LinkHeader};
@@ -25,7 +26,7 @@ use crate::control::messages::{
 };
 use crate::transport::listeners::Listener;
 use crate::transport::local_service as ls;
-use crate::transport::rtnetlink::NudgeError;
+use crate::transport::rtnetlink::{LOOPBACK, NudgeError, Nudged};
 use crate::transport::server::State;
 
 /// A change of what this node answers.
@@ -45,17 +46,31 @@ pub(super) fn log(event: &Event) {
 }
 
 impl Engine {
-    /// Said when it changes.
-    pub(super) fn note_nudge(&mut self, outcome: Result<(), NudgeError>) {
-        let failure = outcome.err().map(|error| chain(&error));
-        if self.nudge_failure != failure {
-            if let Some(failure) = &failure {
-                warn!("nudges fail: {failure}");
-            } else {
-                info!("nudges work again");
+    /// Says how nudges go when that changes; gives what it means to the core.
+    pub(super) fn note_nudge(
+        &mut self,
+        outcome: Result<Nudged, NudgeError>,
+    ) -> local_service::Nudged {
+        let (outcome, nudged) = match outcome {
+            Ok(Nudged::On(ifindex)) => (Ok(ifindex), local_service::Nudged::Done),
+            Ok(Nudged::Postponed) => return local_service::Nudged::Postponed,
+            // There was none yet when it was asked for.
+            Err(NudgeError::NoPlace(_)) if self.may_have_ipoib() => {
+                return local_service::Nudged::Postponed;
             }
-            self.nudge_failure = failure;
+            Err(error) => (Err(chain(&error)), local_service::Nudged::Failed),
+        };
+        match (&outcome, &self.last_nudge) {
+            (outcome, Some(last)) if outcome == last => {}
+            (Err(failure), _) => warn!("nudges fail: {failure}"),
+            (Ok(ifindex), _) if *ifindex != LOOPBACK => {
+                info!(%ifindex, "without IPv6 nudges are made on an IPoIB interface");
+            }
+            (Ok(_), Some(_)) => info!("nudges work again"),
+            (Ok(_), None) => {}
         }
+        self.last_nudge = Some(outcome);
+        nudged
     }
 
     pub(super) fn status(&self, now: Instant) -> Status {
@@ -100,10 +115,11 @@ impl Engine {
             ls::Status::Inherited => ("inherited", None),
             ls::Status::Closed(reason) => ("closed", Some(reason)),
         };
-        let nudges = match &self.nudge_failure {
-            _ if !self.config.local_service.nudge => "off",
-            Some(_) => "failing",
-            None => "on",
+        let (nudges, nudge_interface) = match &self.last_nudge {
+            _ if !self.config.local_service.nudge => ("off", None),
+            Some(Err(_)) => ("failing", None),
+            Some(Ok(ifindex)) => ("on", self.interface_name(*ifindex)),
+            None => ("on", None),
         };
         let listener = |listener: Listener| {
             let Listener { pid, name } = listener;
@@ -114,8 +130,19 @@ impl Engine {
             blocked,
             waiting: self.node.local_service().load().waiting,
             nudges: nudges.to_owned(),
+            nudge_interface,
             listeners: self.local_service.listeners().into_iter().map(listener).collect(),
         }
+    }
+
+    fn may_have_ipoib(&self) -> bool {
+        let view = self.node.view();
+        !view.is_synced() || view.first_ipoib().is_some()
+    }
+
+    fn interface_name(&self, ifindex: IfIndex) -> Option<String> {
+        let named = self.node.view().interfaces().find(|link| link.ifindex == ifindex)?;
+        Some(named.name.to_string())
     }
 
     pub(super) fn cached(&self, now: Instant) -> Vec<CacheEntry> {
@@ -207,7 +234,7 @@ impl Engine {
                 errno => format!("the kernel refuses our answers: {errno}"),
             });
         }
-        if let Some(failure) = &self.nudge_failure
+        if let Some(Err(failure)) = &self.last_nudge
             && self.config.local_service.nudge
         {
             warnings.push(format!(

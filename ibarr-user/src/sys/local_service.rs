@@ -5,11 +5,14 @@
 //! started the daemon as the same user.
 
 use std::io::{self, IoSliceMut};
-use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Weak};
 
 use ibarr_common::wire::ls::PortId;
 use nix::errno::Errno;
 use nix::fcntl::{FcntlArg, OFlag, fcntl};
+use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::socket::{
     AddressFamily, MsgFlags, NetlinkAddr, SockFlag, SockProtocol, SockType, SockaddrLike,
     SockaddrStorage, bind, getsockname, getsockopt, recvmsg, send, sendto, setsockopt, socket,
@@ -30,6 +33,21 @@ pub struct Socket {
     peer: Peer,
     port_id: PortId,
     inode: u64,
+    inbound: Arc<Inbound>,
+}
+
+/// What another thread may know of a socket: the same, and how many datagrams have been read.
+#[derive(Debug)]
+struct Inbound {
+    fd: OwnedFd,
+    read: AtomicU64,
+}
+
+/// That nobody has sent anything since, as far as any thread can tell.
+#[derive(Debug)]
+pub struct Quiet {
+    inbound: Weak<Inbound>,
+    read: u64,
 }
 
 /// Who is at the other end.
@@ -135,6 +153,12 @@ impl Socket {
         self.inode
     }
 
+    /// Begins when all has been read.
+    pub fn quiet(&self) -> Quiet {
+        let read = self.inbound.read.load(Ordering::Relaxed);
+        Quiet { inbound: Arc::downgrade(&self.inbound), read }
+    }
+
     /// Waits until a read brings something, if only an error. May be dropped at any time.
     ///
     /// # Errors
@@ -161,6 +185,7 @@ impl Socket {
             // With MSG_TRUNC the length is the datagram's, not that of what fitted.
             let message =
                 recvmsg::<SockaddrStorage>(fd.as_raw_fd(), &mut slices, None, MsgFlags::MSG_TRUNC)?;
+            self.inbound.read.fetch_add(1, Ordering::Relaxed);
             Ok((message.bytes, message.address))
         });
         match (received, self.peer) {
@@ -225,7 +250,19 @@ impl Socket {
 
     fn watch(fd: OwnedFd, peer: Peer, port_id: PortId) -> io::Result<Self> {
         let inode = fstat(&fd)?.st_ino;
-        Ok(Self { fd: fd::watch(fd)?, peer, port_id, inode })
+        let inbound = Arc::new(Inbound { fd: fd.try_clone()?, read: AtomicU64::new(0) });
+        Ok(Self { fd: fd::watch(fd)?, peer, port_id, inode, inbound })
+    }
+}
+
+impl Quiet {
+    /// Whether something has been sent since.
+    pub fn is_over(&self) -> bool {
+        // Of a socket that is gone nothing will be read.
+        let Some(inbound) = self.inbound.upgrade() else { return false };
+        let mut fds = [PollFd::new(inbound.fd.as_fd(), PollFlags::POLLIN)];
+        inbound.read.load(Ordering::Relaxed) != self.read
+            || poll(&mut fds, PollTimeout::ZERO).is_ok_and(|ready| ready > 0)
     }
 }
 
@@ -282,6 +319,27 @@ mod tests {
         drop(kernel);
         socket.readable().await.unwrap();
         assert_eq!(socket.try_recv(&mut buffer).unwrap(), Received::Closed);
+    }
+
+    #[tokio::test(flavor = "current_thread")]
+    async fn quiet_is_over_from_when_something_comes_and_after_it_was_read() {
+        let (kernel, ours) = pair();
+        let socket = Socket::adopt(ours).unwrap();
+        let quiet = socket.quiet();
+        assert!(!quiet.is_over());
+        send(kernel.as_raw_fd(), b"ask", MsgFlags::empty()).unwrap();
+        assert!(quiet.is_over());
+        socket.readable().await.unwrap();
+        let mut buffer = [0; 32];
+        assert!(matches!(socket.try_recv(&mut buffer).unwrap(), Received::Datagram { .. }));
+        assert!(quiet.is_over());
+        // Nothing is read where there is nothing.
+        let quiet = socket.quiet();
+        assert_eq!(socket.try_recv(&mut buffer).unwrap(), Received::Drained);
+        assert!(!quiet.is_over());
+        send(kernel.as_raw_fd(), b"ask", MsgFlags::empty()).unwrap();
+        drop(socket);
+        assert!(!quiet.is_over(), "nobody will read it");
     }
 
     #[tokio::test(flavor = "current_thread")]

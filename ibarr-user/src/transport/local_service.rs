@@ -20,7 +20,7 @@ use tracing::{debug, info, warn};
 use super::listeners::{self, Listener};
 use super::{Counter, Counters};
 use crate::causes::chain;
-use crate::sys::local_service::{Peer, Received, Socket};
+use crate::sys::local_service::{Peer, Quiet, Received, Socket};
 
 /// See the [module](self).
 #[derive(Debug)]
@@ -147,6 +147,14 @@ impl LocalService {
         warn!("local service: {reason}");
         self.close(reason);
         Received::Closed
+    }
+
+    /// See [`Socket::quiet`].
+    pub fn quiet(&self) -> Option<Quiet> {
+        match &self.state {
+            State::Open(socket, _) => Some(socket.quiet()),
+            State::Closed { .. } => None,
+        }
     }
 
     /// Whether nothing waits to be sent.

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 
+mod crowd;
 mod model;
 mod nudges;
 mod rig;
@@ -68,7 +69,7 @@ fn a_repetition_of_what_was_answered_is_answered_from_memory_with_three_nudges_a
             rig.pass(REPEAT_AFTER);
         }
         rig.does(if nudged < 3 { "1 is fe80::1, nudge" } else { "1 is fe80::1" });
-        rig.tell(Input::Nudged { done: true });
+        rig.tell(Input::Nudged(Nudged::Done));
     }
     rig.counted(
         "requests 1, answered-peer 1, duplicates-answered 10, answers-repeated 9, nudges 3",
@@ -86,7 +87,7 @@ fn who_is_always_faster_than_the_kernel_is_heard_at_the_third_time() {
     loop {
         match rig.next().as_deref() {
             Some("nudge") => {
-                rig.tell(Input::Nudged { done: true });
+                rig.tell(Input::Nudged(Nudged::Done));
                 sent_at = rig.now;
                 rig.asks(1, ONE);
             }
@@ -401,17 +402,17 @@ fn while_nudges_fail_each_answer_is_given_once_more() {
     rig.asks(1, ONE);
     rig.finds(ONE, peer(ONE));
     rig.does("1 is fe80::1, nudge");
-    rig.tell(Input::Nudged { done: false });
+    rig.tell(Input::Nudged(Nudged::Failed));
     assert!(rig.core.nudge_fails());
     rig.pass(ms(10));
     rig.asks(2, ONE);
     rig.finds(ONE, peer(ONE));
     rig.does("2 is fe80::1, nudge");
-    rig.tell(Input::Nudged { done: true });
+    rig.tell(Input::Nudged(Nudged::Done));
     assert!(!rig.core.nudge_fails());
     rig.pass(REPEAT_AFTER);
     rig.does("2 is fe80::1, nudge");
-    rig.tell(Input::Nudged { done: true });
+    rig.tell(Input::Nudged(Nudged::Done));
     rig.pass(ms(10));
     rig.is_answered(3, ONE);
     rig.pass(REPEAT_AFTER);
@@ -430,7 +431,7 @@ fn losses_that_a_nudge_causes_bring_no_other_but_its_repetitions() {
         match rig.next().as_deref() {
             Some("nudge") => {
                 nudges += 1;
-                rig.tell(Input::Nudged { done: true });
+                rig.tell(Input::Nudged(Nudged::Done));
                 rig.tell(Input::Overrun);
             }
             Some(other) => panic!("{other}"),
@@ -461,7 +462,7 @@ fn at_the_end_answers_go_what_waits_does_not_and_the_time_out_is_given_back() {
     let mut rig = Rig { core: LocalService::new(config), ..Rig::new() };
     rig.tell(Input::Opened { port_id: PortId(180) });
     rig.does("timeout 500, nudge");
-    rig.tell(Input::Nudged { done: true });
+    rig.tell(Input::Nudged(Nudged::Done));
     rig.asks(1, ONE);
     rig.asks(2, TWO);
     rig.finds(TWO, peer(TWO));
@@ -469,9 +470,9 @@ fn at_the_end_answers_go_what_waits_does_not_and_the_time_out_is_given_back() {
     assert!(!rig.core.is_idle());
     rig.wants("");
     // Not a millisecond after the last nudge.
-    rig.does("timeout 2000, 2 is fe80::2, nudge");
+    rig.does("timeout 2000, 2 is fe80::2, nudge anyway");
     assert!(!rig.core.is_idle());
-    rig.tell(Input::Nudged { done: true });
+    rig.tell(Input::Nudged(Nudged::Done));
     assert!(rig.core.is_idle());
     rig.counted("requests 2, answered-peer 1, abandoned 1, nudges 1");
 }

@@ -21,7 +21,7 @@ enum Op {
     Take,
     Drained,
     Overrun,
-    Nudged { done: bool },
+    Nudged(Nudged),
     Pass(Duration),
 }
 
@@ -34,7 +34,8 @@ fn op() -> impl Strategy<Value = Op> {
         6 => Just(Op::Take),
         3 => Just(Op::Drained),
         1 => Just(Op::Overrun),
-        2 => any::<bool>().prop_map(|done| Op::Nudged { done }),
+        3 => prop::sample::select(vec![Nudged::Done, Nudged::Postponed, Nudged::Failed])
+            .prop_map(Op::Nudged),
         4 => prop::sample::select(vec![0, 1, 2, 5, 50, 499, 500, 2_000, 4_999])
             .prop_map(|millis| Op::Pass(ms(millis))),
     ]
@@ -54,12 +55,21 @@ struct Model {
     last_nudge: Option<Instant>,
     /// Pauses that are left, before each a nudge.
     follow_ups: Vec<Duration>,
-    nudging: bool,
+    /// Of a repetition that was postponed: when it is due, and when it was.
+    again: Option<(Instant, Instant)>,
+    nudging: Option<Nudging>,
     failed: bool,
     more: bool,
     overruns_from: Instant,
     /// Sought from now on, in this order.
     newly_sought: Vec<u32>,
+}
+
+/// What the nudge that is under way is for.
+#[derive(Clone, Debug)]
+enum Nudging {
+    Wants(Vec<(Instant, bool)>),
+    Repetition { due: Instant },
 }
 
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
@@ -100,7 +110,7 @@ impl Held {
 impl Model {
     fn ask(&mut self, seq: u32, target: usize) {
         self.more = true;
-        self.calm &= !self.nudging;
+        self.calm &= self.nudging.is_none();
         if let Some(held) = self.requests.iter().find(|held| held.seq == seq) {
             if held.target == target {
                 if held.forget_at.is_some() && !self.queue.contains(&Queued::Answer(seq)) {
@@ -159,15 +169,22 @@ impl Model {
 
     fn take(&mut self) -> Option<String> {
         if self.queue.is_empty() {
-            self.nudge_due().filter(|&due| due <= self.now)?;
-            match self.wants[..] {
-                [] => drop(self.follow_ups.remove(0)),
-                [(_, is_one)] => self.calm = is_one,
-                _ => self.calm = false,
-            }
+            let due = self.nudge_due().filter(|&due| due <= self.now)?;
+            let (since, nudging) = match (&self.wants[..], self.again.take()) {
+                ([], Some((_, due))) => (due, Nudging::Repetition { due }),
+                ([], None) => {
+                    self.follow_ups.remove(0);
+                    (due, Nudging::Repetition { due })
+                }
+                ([(since, is_one), others @ ..], _) => {
+                    self.calm = *is_one && others.is_empty();
+                    (*since, Nudging::Wants(self.wants.clone()))
+                }
+            };
             self.wants.clear();
-            (self.nudging, self.last_nudge) = (true, Some(self.now));
-            return Some("nudge".to_owned());
+            (self.nudging, self.last_nudge) = (Some(nudging), Some(self.now));
+            let is_overdue = since + NUDGE_BEHIND <= self.now;
+            return Some(if is_overdue { "nudge anyway" } else { "nudge" }.to_owned());
         }
         let seq = match self.queue.remove(0) {
             Queued::Error(seq) => return Some(format!("{seq} asks the SA")),
@@ -223,12 +240,15 @@ impl Model {
     fn nudge_due(&self) -> Option<Instant> {
         let since_last = |pause: Duration| self.last_nudge.map(|last| last + pause);
         let due = match self.wants[..] {
-            [] => self.follow_ups.first().and_then(|&pause| since_last(pause)),
+            [] => {
+                let next = self.follow_ups.first().and_then(|&pause| since_last(pause));
+                self.again.map(|(due, _)| due).or(next)
+            }
             [(since, _), ..] => {
                 let no_sooner = since_last(NUDGE_INTERVAL).unwrap_or(since);
                 let alone = self.calm && matches!(self.wants[..], [(_, true)]);
                 let due = if self.more {
-                    no_sooner.max(since + NUDGE_WITHIN)
+                    no_sooner.max(since + NUDGE_BEHIND)
                 } else if since >= no_sooner || alone {
                     since
                 } else {
@@ -238,14 +258,32 @@ impl Model {
                 Some(due)
             }
         };
-        due.filter(|_| !self.nudging)
+        due.filter(|_| self.nudging.is_none())
     }
 
     fn want_nudge(&mut self, is_one: bool) {
         if self.nudges_on {
-            self.calm &= !self.nudging;
+            self.calm &= self.nudging.is_none();
             self.wants.push((self.now, is_one));
             self.follow_ups = FOLLOW_UPS.to_vec();
+            self.again = None;
+        }
+    }
+
+    fn nudged(&mut self, nudging: Nudging, nudged: Nudged) {
+        match nudged {
+            Nudged::Done => self.failed = false,
+            Nudged::Failed => self.failed = true,
+            Nudged::Postponed => {
+                self.calm = false;
+                match nudging {
+                    Nudging::Wants(wants) => drop(self.wants.splice(..0, wants)),
+                    Nudging::Repetition { due } if self.wants.is_empty() => {
+                        self.again = Some((self.now + NUDGE_INTERVAL, due));
+                    }
+                    Nudging::Repetition { .. } => {}
+                }
+            }
         }
     }
 
@@ -298,7 +336,8 @@ proptest! {
             calm: true,
             last_nudge: None,
             follow_ups: FOLLOW_UPS.to_vec(),
-            nudging: false,
+            again: None,
+            nudging: None,
             failed: false,
             more: false,
             overruns_from: START,
@@ -349,12 +388,10 @@ proptest! {
                     input(&mut core, Input::Overrun);
                     model.overrun();
                 }
-                Op::Nudged { done } => {
-                    if !model.nudging {
-                        continue;
-                    }
-                    input(&mut core, Input::Nudged { done });
-                    (model.nudging, model.failed) = (false, !done);
+                Op::Nudged(nudged) => {
+                    let Some(nudging) = model.nudging.take() else { continue };
+                    core.handle_input(model.now, Input::Nudged(nudged));
+                    model.nudged(nudging, nudged);
                 }
                 Op::Pass(time) => {
                     model.pass(time);
@@ -485,14 +522,14 @@ proptest! {
             while let Some(transmit) = core.poll_transmit() {
                 prop_assert!(!nudged, "an answer after a nudge, in one turn");
                 match tell(&transmit).as_str() {
-                    "nudge" => nudged = true,
+                    "nudge" | "nudge anyway" => nudged = true,
                     "timeout 2000" => {}
                     answer => kernel.hear(answer),
                 }
             }
             if nudged {
                 kernel.be_nudged();
-                core.handle_input(now, Input::Nudged { done: true });
+                core.handle_input(now, Input::Nudged(Nudged::Done));
             }
             let next = core.poll_timeout().filter(|_| asks.is_empty() && kernel.sent.is_empty());
             let next = next.into_iter().chain(finds.iter().map(|(at, ..)| *at)).min();

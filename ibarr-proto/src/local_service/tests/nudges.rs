@@ -21,9 +21,9 @@ fn nudges_are_a_millisecond_apart_and_never_two_at_a_time() {
     give(&mut rig, 2);
     rig.pass(ms(10));
     rig.does("");
-    rig.tell(Input::Nudged { done: true });
+    rig.tell(Input::Nudged(Nudged::Done));
     rig.does("nudge");
-    rig.tell(Input::Nudged { done: true });
+    rig.tell(Input::Nudged(Nudged::Done));
 
     // Both come within a millisecond of that, and the nudge for both.
     give(&mut rig, 3);
@@ -50,18 +50,18 @@ fn whoever_asks_alone_does_not_wait_for_the_interval() {
 #[test]
 fn whoever_does_not_ask_alone_waits_for_the_others() {
     waits_for_quiet("two at once", |rig| {
-        rig.tell(Input::Nudged { done: true });
+        rig.tell(Input::Nudged(Nudged::Done));
         (2..=3).for_each(|seq| rig.asks(seq, ONE));
         (2..=3).for_each(|_| rig.finds(ONE, peer(ONE)));
         rig.does("2 is fe80::1, 3 is fe80::1");
     });
     waits_for_quiet("a repetition", |rig| {
-        rig.tell(Input::Nudged { done: true });
+        rig.tell(Input::Nudged(Nudged::Done));
         rig.asks(1, ONE);
         rig.does("1 is fe80::1");
     });
     waits_for_quiet("another waits", |rig| {
-        rig.tell(Input::Nudged { done: true });
+        rig.tell(Input::Nudged(Nudged::Done));
         rig.asks(2, TWO);
         rig.asks(3, ONE);
         rig.finds(ONE, peer(ONE));
@@ -69,7 +69,7 @@ fn whoever_does_not_ask_alone_waits_for_the_others() {
     });
     waits_for_quiet("asked during a nudge", |rig| {
         rig.asks(2, ONE);
-        rig.tell(Input::Nudged { done: true });
+        rig.tell(Input::Nudged(Nudged::Done));
         rig.finds(ONE, peer(ONE));
         rig.does("2 is fe80::1");
     });
@@ -115,7 +115,7 @@ fn a_nudge_is_repeated_three_times_after_the_last_answer() {
         assert_eq!(rig.core.poll_timeout(), Some(rig.now + pause));
         rig.pass(pause);
         rig.does("nudge");
-        rig.tell(Input::Nudged { done: true });
+        rig.tell(Input::Nudged(Nudged::Done));
     };
     rig.is_answered(1, ONE);
     let [first, second, _] = FOLLOW_UPS;
@@ -145,19 +145,73 @@ fn a_nudge_waits_for_the_rest_of_a_burst_but_not_for_ever() {
     rig.does("2 is fe80::2");
     rig.tell(Input::Drained);
     rig.does("nudge");
-    rig.tell(Input::Nudged { done: true });
+    rig.tell(Input::Nudged(Nudged::Done));
 
     rig.pass(ms(10));
     let begun = rig.now;
     let mut seq = 3;
-    while rig.now < begun + NUDGE_WITHIN {
+    while rig.now < begun + NUDGE_BEHIND {
         rig.datagram(request(seq, ONE).as_ref());
         rig.finds(ONE, peer(ONE));
         rig.does(&format!("{seq} is fe80::1"));
         rig.pass(ms(1));
         seq += 1;
     }
+    rig.does("nudge anyway");
+}
+
+#[test]
+fn a_nudge_that_came_while_the_kernel_asked_is_made_after_the_answers() {
+    let mut rig = Rig::new();
+    rig.asks(1, ONE);
+    rig.finds(ONE, peer(ONE));
+    rig.does("1 is fe80::1, nudge");
+    rig.tell(Input::Nudged(Nudged::Postponed));
+    rig.pass(Duration::from_micros(100));
+    rig.asks(2, TWO);
+    rig.finds(TWO, peer(TWO));
+    rig.does("2 is fe80::2");
+    assert_eq!(rig.core.poll_timeout(), Some(rig.now + NUDGE_QUIET));
+    rig.pass(NUDGE_QUIET);
     rig.does("nudge");
+    rig.tell(Input::Nudged(Nudged::Done));
+    rig.pass(ms(1000));
+    rig.does("");
+    rig.counted("requests 2, answered-peer 2, nudges 2, nudges-postponed 1");
+}
+
+#[test]
+fn a_nudge_is_postponed_but_not_for_ever() {
+    let mut rig = Rig::new();
+    rig.asks(1, ONE);
+    rig.finds(ONE, peer(ONE));
+    rig.does("1 is fe80::1, nudge");
+    let begun = rig.now;
+    while rig.now < begun + NUDGE_BEHIND.saturating_sub(NUDGE_INTERVAL) {
+        rig.tell(Input::Nudged(Nudged::Postponed));
+        rig.does("");
+        rig.pass(NUDGE_INTERVAL);
+        rig.does("nudge");
+    }
+    rig.tell(Input::Nudged(Nudged::Postponed));
+    rig.pass(NUDGE_INTERVAL);
+    rig.does("nudge anyway");
+}
+
+#[test]
+fn a_repetition_that_is_postponed_is_made_all_the_same() {
+    let mut rig = Rig { skips_follow_ups: false, ..Rig::new() };
+    rig.is_answered(1, ONE);
+    for pause in FOLLOW_UPS {
+        rig.pass(pause);
+        rig.does("nudge");
+        rig.tell(Input::Nudged(Nudged::Postponed));
+        rig.pass(NUDGE_INTERVAL);
+        rig.does("nudge");
+        rig.tell(Input::Nudged(Nudged::Done));
+    }
+    rig.pass(ms(1000));
+    rig.does("");
 }
 
 /// Should a kernel never take an answer, and repeat everything at each nudge.
@@ -176,7 +230,7 @@ fn nudges_come_to_an_end() {
             if done == "nudge" {
                 nudges += 1;
                 assert!(nudges <= most, "they feed themselves");
-                rig.tell(Input::Nudged { done: true });
+                rig.tell(Input::Nudged(Nudged::Done));
                 ask_all(&mut rig);
             }
         }

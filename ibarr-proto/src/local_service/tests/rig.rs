@@ -43,7 +43,7 @@ impl Rig {
         let first = if config.nudge { "timeout 2000, nudge" } else { "timeout 2000" };
         rig.does(first);
         if config.nudge {
-            rig.tell(Input::Nudged { done: true });
+            rig.tell(Input::Nudged(Nudged::Done));
         }
         for pause in FOLLOW_UPS {
             rig.pass(pause);
@@ -87,7 +87,7 @@ impl Rig {
         self.asks(seq, target);
         self.finds(target, peer(target));
         self.does(&format!("{seq} is {}, nudge", gid(target)));
-        self.tell(Input::Nudged { done: true });
+        self.tell(Input::Nudged(Nudged::Done));
     }
 
     /// All that is to be done now.
@@ -105,7 +105,8 @@ impl Rig {
             if !(repeats && self.skips_follow_ups) {
                 return Some(tell(&transmit));
             }
-            self.tell(Input::Nudged { done: !self.core.nudge_fails() });
+            let fails = self.core.nudge_fails();
+            self.tell(Input::Nudged(if fails { Nudged::Failed } else { Nudged::Done }));
         }
     }
 
@@ -152,7 +153,11 @@ impl Rig {
 
 /// A message in words.
 pub(super) fn tell(transmit: &Transmit) -> String {
-    let Transmit::Message(message) = transmit else { return "nudge".to_owned() };
+    let message = match transmit {
+        Transmit::Message(message) => message,
+        Transmit::Nudge(Nudge::IfQuiet) => return "nudge".to_owned(),
+        Transmit::Nudge(Nudge::Anyway) => return "nudge anyway".to_owned(),
+    };
     let mut messages = messages(message.as_ref());
     let message = messages.next().expect("one message").expect("well-formed");
     assert_eq!(messages.next(), None);

@@ -29,7 +29,7 @@ use libc::{
 use tokio::sync::{mpsc, watch};
 use tokio::time::{Instant, sleep, sleep_until};
 
-pub use self::nudge::{ADDRESS_V4, ADDRESS_V6, NudgeError, Nudger, Place};
+pub use self::nudge::{ADDRESS_V4, ADDRESS_V6, LOOPBACK, NudgeError, Nudged, Nudger, Place};
 pub use self::routes::{NoRoute, RouteAnswer, Routes};
 use self::session::Session;
 use self::socket::{Received, Socket};

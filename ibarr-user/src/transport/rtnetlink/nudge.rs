@@ -21,6 +21,7 @@ use thiserror::Error;
 use tokio::sync::mpsc;
 
 use super::message::{self, ALL_SET};
+use crate::sys::local_service::Quiet;
 
 /// Creates a permanent neighbour entry and deletes it at once, so that the kernel's RDMA core looks
 /// at the answers it has (`netevent_callback` in drivers/infiniband/core/addr.c).
@@ -32,7 +33,7 @@ use super::message::{self, ALL_SET};
 /// It works on a thread of its own: the kernel may let it wait for whoever changes the network.
 #[derive(Debug)]
 pub struct Nudger {
-    orders: sync::SyncSender<Option<Place>>,
+    orders: sync::SyncSender<Order>,
 }
 
 /// Of the entries; documentation addresses (RFC 3849, RFC 5737), which no neighbour has. Whoever
@@ -41,6 +42,9 @@ pub const ADDRESS_V6: Ipv6Addr = Ipv6Addr::new(0x2001, 0xdb8, 0x6962, 0x6172, 0x
 /// See [`ADDRESS_V6`].
 pub const ADDRESS_V4: Ipv4Addr = Ipv4Addr::new(198, 51, 100, 47);
 
+/// `LOOPBACK_IFINDEX`, of every network namespace.
+pub const LOOPBACK: IfIndex = IfIndex::MIN;
+
 /// An interface that can have a neighbour of IPv4.
 #[derive(Clone, Copy, Debug)]
 pub struct Place {
@@ -48,6 +52,21 @@ pub struct Place {
     pub ifindex: IfIndex,
     /// Its own address, which is given to the neighbour: it has the right length.
     pub hwaddr: HwAddr,
+}
+
+/// What has become of a nudge.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub enum Nudged {
+    /// It was made on this interface.
+    On(IfIndex),
+    /// The kernel is asking: it was not made.
+    Postponed,
+}
+
+#[derive(Debug)]
+struct Order {
+    fallback: Option<Place>,
+    quiet: Option<Quiet>,
 }
 
 /// Why a nudge failed.
@@ -73,7 +92,7 @@ impl Nudger {
     ///
     /// # Errors
     /// Without a netlink socket or a thread.
-    pub fn start() -> io::Result<(Self, mpsc::Receiver<Result<(), NudgeError>>)> {
+    pub fn start() -> io::Result<(Self, mpsc::Receiver<Result<Nudged, NudgeError>>)> {
         let mut neighbours = Neighbours::open()?;
         let (orders, order) = sync::sync_channel(1);
         // The core has one nudge under way at most.
@@ -81,8 +100,14 @@ impl Nudger {
         thread::Builder::new().name("nudge".to_owned()).spawn(move || {
             // There is nothing to delete but after a crash.
             drop(neighbours.delete(&Entry::on_loopback()));
-            while let Ok(place) = order.recv() {
-                if outcome.blocking_send(neighbours.nudge(place)).is_err() {
+            while let Ok(Order { fallback, quiet }) = order.recv() {
+                // Seen here, and not when the order was given: this thread may have had to wait for
+                // a processor, while others asked.
+                let nudged = match quiet.filter(Quiet::is_over) {
+                    Some(_) => Ok(Nudged::Postponed),
+                    None => neighbours.nudge(fallback).map(Nudged::On),
+                };
+                if outcome.blocking_send(nudged).is_err() {
                     return;
                 }
             }
@@ -90,10 +115,10 @@ impl Nudger {
         Ok((Self { orders }, outcomes))
     }
 
-    /// Nudges; the outcome follows. `fallback` is where, if IPv6 is off.
-    pub fn nudge(&self, fallback: Option<Place>) {
+    /// Nudges, unless that `quiet` is over; the outcome follows. `fallback` is where, if IPv6 is off.
+    pub fn nudge(&self, fallback: Option<Place>, quiet: Option<Quiet>) {
         // Only if the thread is gone, which takes the process with it.
-        let _ = self.orders.try_send(fallback);
+        let _ = self.orders.try_send(Order { fallback, quiet });
     }
 }
 
@@ -112,8 +137,7 @@ struct Entry {
 
 impl Entry {
     fn on_loopback() -> Self {
-        // `LOOPBACK_IFINDEX`.
-        Self { address: ADDRESS_V6.into(), ifindex: IfIndex::MIN, hwaddr: None }
+        Self { address: ADDRESS_V6.into(), ifindex: LOOPBACK, hwaddr: None }
     }
 
     fn on(place: Place) -> Self {
@@ -139,10 +163,10 @@ impl Neighbours {
         Ok(Self { fd, seq: 0 })
     }
 
-    fn nudge(&mut self, fallback: Option<Place>) -> Result<(), NudgeError> {
+    fn nudge(&mut self, fallback: Option<Place>) -> Result<IfIndex, NudgeError> {
         let entry = Entry::on_loopback();
         let no_ipv6 = match self.flash(&entry)? {
-            Ok(()) => return Ok(()),
+            Ok(()) => return Ok(entry.ifindex),
             Err(Errno::EPERM) => {
                 return Err(NudgeError::Refused(entry.address, Errno::EPERM));
             }
@@ -151,7 +175,8 @@ impl Neighbours {
             Err(errno) => errno,
         };
         let entry = Entry::on(fallback.ok_or(NudgeError::NoPlace(no_ipv6))?);
-        self.flash(&entry)?.map_err(|errno| NudgeError::Refused(entry.address, errno))
+        let flashed = self.flash(&entry)?;
+        flashed.map_err(|errno| NudgeError::Refused(entry.address, errno)).map(|()| entry.ifindex)
     }
 
     /// Creates and deletes the entry with one call, which nothing can come between.
