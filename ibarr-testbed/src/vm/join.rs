@@ -12,7 +12,7 @@ use crate::report::Report;
 use crate::rig::{self, B, Ibarr, Place, Rig, pair, rping};
 
 /// Behind the router.
-const FAR_V4: &str = "10.2.0.1";
+pub(crate) const FAR_V4: &str = "10.2.0.1";
 const FAR_V6: &str = "fd00:2::1";
 
 /// As many programs as connected, each of them anew.

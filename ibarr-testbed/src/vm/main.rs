@@ -13,6 +13,7 @@ mod join;
 mod kernel_log;
 mod ls;
 mod next_hops;
+mod no_ipv6;
 mod report;
 mod responder;
 mod rig;
@@ -27,6 +28,8 @@ use std::process::{self, ExitCode};
 
 use anyhow::Result;
 
+use self::ls::Clock;
+
 fn main() -> ExitCode {
     if process::id() == 1 {
         init::run();
@@ -38,12 +41,17 @@ fn main() -> ExitCode {
         [_, "run-b"] => join::run(),
         [_, "run-c"] => sa::run(),
         [_, "run-d"] => responder::run(),
+        [_, "run-f"] => no_ipv6::run(),
         [_, "shell"] => rig::shell(),
         [_, "ibtun", records] if records.parse::<u64>().is_ok() => {
             ibtun::run(records.parse().unwrap_or_default())
         }
-        [own, "ls"] => ls::run(&[own.to_owned(), RESPONDER.to_owned()], true),
-        [_, "ls", ..] => ls::run(&arguments[2..], false),
+        [own, "ls"] => ls::run(&[own.to_owned(), RESPONDER.to_owned()], true, Clock::Real),
+        [own, "ls", STEADY] => {
+            ls::run(&[own.to_owned(), RESPONDER.to_owned()], true, Clock::Steady)
+        }
+        [_, "ls", STEADY, ..] => ls::run(&arguments[3..], false, Clock::Steady),
+        [_, "ls", ..] => ls::run(&arguments[2..], false, Clock::Real),
         [_, "daemon"] => ls::daemon::run(),
         [_, RESPONDER] => failure(ls::responder::run()),
         [_, LISTENER] => failure(ls::daemon::listen()),
@@ -65,6 +73,8 @@ fn failure(outcome: Result<Infallible>) -> ExitCode {
 const OWN: &str = "/bin/ibarr-guest";
 /// The command that `ls` runs where no daemon is given.
 const RESPONDER: &str = "ls-responder";
+/// What `ls` is told where the clock counts instructions.
+const STEADY: &str = "--steady";
 /// Who joins the group and is silent.
 const LISTENER: &str = "ls-listener";
 /// Starts a program with a socket.

@@ -25,6 +25,7 @@ use clap::{Subcommand, ValueEnum};
 
 use self::image::Program;
 use self::kernel::Version;
+use self::qemu::Processors;
 use self::run::{Machines, Prepared};
 use self::table::Table;
 use crate::artifacts::Artifact;
@@ -61,6 +62,9 @@ enum Scenario {
         /// Let `ibarr` answer, and peers answer it
         #[arg(long, conflicts_with = "daemon")]
         ibarr: bool,
+        /// One processor, and a clock that counts instructions: times and repetitions are claimed
+        #[arg(long)]
+        steady: bool,
         /// A statically linked daemon that answers, and its arguments [default: a small responder]
         #[arg(trailing_var_arg = true, allow_hyphen_values = true, value_name = "DAEMON")]
         daemon: Vec<String>,
@@ -110,6 +114,8 @@ enum Fabric {
     C,
     /// peers are answered in the kernel
     D,
+    /// ibarr on a kernel without IPv6
+    F,
 }
 
 impl Fabric {
@@ -120,6 +126,7 @@ impl Fabric {
             Self::B => "run-b",
             Self::C => "run-c",
             Self::D => "run-d",
+            Self::F => "run-f",
         }
     }
 
@@ -187,8 +194,9 @@ fn all_on_the_fabric() -> Vec<Scenario> {
 /// The first kind: this machine cannot run it, and why. The second: something failed.
 pub(crate) fn prove(workspace: &Workspace) -> Result<Result<usize>> {
     let machines = Machines::fetch(workspace, Version::value_variants())?;
-    let ls = |ibarr| Scenario::Ls { ibarr, daemon: Vec::new() };
-    let scenarios = [Scenario::Hello, ls(false), ls(true), Scenario::Daemon];
+    let ls = |ibarr, steady| Scenario::Ls { ibarr, steady, daemon: Vec::new() };
+    let scenarios =
+        [Scenario::Hello, ls(false, false), ls(true, false), ls(true, true), Scenario::Daemon];
     Ok(prove_all(workspace, &machines, &scenarios, DEADLINE))
 }
 
@@ -247,29 +255,29 @@ fn prepare(workspace: &Workspace, scenario: &Scenario) -> Result<Prepared> {
         programs: vec![program(image::INIT, "ibarr-guest")?],
         files: &[],
         command: vec![image::INIT.to_owned()],
-        processors: 2,
+        processors: Processors::Two,
+        kernel_arguments: "",
         results: false,
         is_interactive: false,
         reports: true,
     };
     match scenario {
         Scenario::Hello => prepared.command.push("hello".to_owned()),
-        Scenario::Ls { ibarr, daemon } => {
-            prepared.name = if *ibarr { "ls-ibarr" } else { "ls" };
-            prepared.modules = &["rdma_ucm", "tun"];
-            prepared.command.push("ls".to_owned());
-            if *ibarr {
-                prepared.programs.push(program("/bin/ibarr", "ibarr")?);
-                prepared.command.extend(["/bin/ibarr", "run"].map(str::to_owned));
-            }
-            prepared.command.extend(foreign(daemon, &mut prepared.programs)?);
+        Scenario::Ls { ibarr, steady, daemon } => {
+            let ibarr = ibarr.then(|| program("/bin/ibarr", "ibarr")).transpose()?;
+            prepare_ls(ibarr, *steady, daemon, &mut prepared)?;
         }
         Scenario::Run { scenario } => {
             let scenario = scenario.context("`run` names one scenario by now")?;
             rig::prepare(workspace, scenario.name(), &built, &mut prepared)?;
             prepared.about = scenario.about();
-            // All others attach the responder, see `Guest::processors`.
-            prepared.processors = if scenario == Fabric::A { 2 } else { 1 };
+            if scenario != Fabric::A {
+                // They attach the responder.
+                prepared.processors = Processors::One;
+            }
+            if scenario == Fabric::F {
+                prepared.kernel_arguments = "ipv6.disable=1";
+            }
         }
         Scenario::Shell => {
             rig::prepare(workspace, "shell", &built, &mut prepared)?;
@@ -300,7 +308,7 @@ fn prepare(workspace: &Workspace, scenario: &Scenario) -> Result<Prepared> {
         }
         Scenario::Responder { tests: filter, rounds } => {
             prepared.name = "responder";
-            prepared.processors = 1;
+            prepared.processors = Processors::One;
             prepared.modules = &["veth", "sch_ingress", "cls_bpf"];
             prepared.programs.push(image::ours("/bin/system", &tests(workspace, "system")?)?);
             prepared.programs.push(program("/bin/ibarr", "ibarr")?);
@@ -330,6 +338,33 @@ fn prepare(workspace: &Workspace, scenario: &Scenario) -> Result<Prepared> {
     prepared.programs.sort_by(|a, b| a.path.cmp(&b.path));
     prepared.programs.dedup_by(|a, b| a.path == b.path);
     Ok(prepared)
+}
+
+/// With `ibarr`, a daemon of this machine, or a small responder of ours.
+fn prepare_ls(
+    ibarr: Option<Program>,
+    steady: bool,
+    daemon: &[String],
+    prepared: &mut Prepared,
+) -> Result<()> {
+    prepared.name = match (&ibarr, steady) {
+        (Some(_), true) => "ls-ibarr-steady",
+        (Some(_), false) => "ls-ibarr",
+        (None, true) => "ls-steady",
+        (None, false) => "ls",
+    };
+    prepared.modules = &["rdma_ucm", "tun"];
+    prepared.command.push("ls".to_owned());
+    if steady {
+        prepared.processors = Processors::Counted;
+        prepared.command.push("--steady".to_owned());
+    }
+    if let Some(ibarr) = ibarr {
+        prepared.programs.push(ibarr);
+        prepared.command.extend(["/bin/ibarr", "run"].map(str::to_owned));
+    }
+    prepared.command.extend(foreign(daemon, &mut prepared.programs)?);
+    Ok(())
 }
 
 /// Builds the tests of the test bed that are called `name`.

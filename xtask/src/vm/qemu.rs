@@ -24,11 +24,22 @@ pub(super) struct Guest<'a> {
     pub(super) deadline: Duration,
     /// A disk that it may write to.
     pub(super) disk: Option<&'a Path>,
-    /// How many it has. A guest that changes its own code again and again needs to have one alone:
-    /// attaching a first program to an interface patches the kernel's text under the other
-    /// processors, of which QEMU's emulation may run what was there before, and the kernel dies of
-    /// a breakpoint that is nobody's (`int3: 0000`).
-    pub(super) processors: u8,
+    pub(super) processors: Processors,
+    /// What else the kernel is told on its command line.
+    pub(super) kernel_arguments: &'a str,
+}
+
+/// What a guest has. One that changes its own code again and again needs to have one alone:
+/// attaching a first program to an interface patches the kernel's text under the other processors,
+/// of which QEMU's emulation may run what was there before, and the kernel dies of a breakpoint that
+/// is nobody's (`int3: 0000`).
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub(super) enum Processors {
+    One,
+    Two,
+    /// One, of which the clock counts the instructions; time that it would idle away is over at
+    /// once. What such a guest measures is its own, whatever else the machine does.
+    Counted,
 }
 
 /// How a guest ended.
@@ -83,15 +94,24 @@ impl Guest<'_> {
         // connected, and panic.
         let append = format!(
             "console=ttyS0 loglevel=5 panic=-1 rdinit={} nokaslr mitigations=off random.trust_cpu=on \
-             log_buf_len=16M no_timer_check",
-            self.init
+             log_buf_len=16M no_timer_check {}",
+            self.init, self.kernel_arguments
         );
         let mut command = Command::new("timeout");
         command.env("PATH", path);
         command.args(["--foreground", "--kill-after=5"]).arg(self.deadline.as_secs().to_string());
         command.args(["qemu-system-x86_64", "-nodefaults", "-no-user-config"]);
-        command.args(["-machine", "q35,usb=off,vmport=off", "-accel", "tcg,thread=multi"]);
-        command.args(["-cpu", "max", "-m", "1024", "-smp"]).arg(self.processors.to_string());
+        command.args(["-machine", "q35,usb=off,vmport=off"]);
+        match self.processors {
+            Processors::One => command.args(["-accel", "tcg,thread=multi", "-smp", "1"]),
+            Processors::Two => command.args(["-accel", "tcg,thread=multi", "-smp", "2"]),
+            Processors::Counted => {
+                command.args(["-accel", "tcg,thread=single", "-smp", "1"]);
+                // Two to the power of two nanoseconds an instruction.
+                command.args(["-icount", "shift=2,sleep=off"])
+            }
+        };
+        command.args(["-cpu", "max", "-m", "1024"]);
         command.args(["-display", "none", "-monitor", "none", "-nic", "none", "-no-reboot"]);
         command.args(["-serial", &console]);
         command.args(["-chardev", "stdio,id=said,signal=off", "-serial", "chardev:said"]);

@@ -9,7 +9,7 @@ use anyhow::{Context as _, Result, bail};
 
 use super::image::{self, Program};
 use super::kernel::{Kernel, Version};
-use super::qemu::{End, Guest};
+use super::qemu::{End, Guest, Processors};
 use super::results;
 use super::table::{Cell, Table};
 use super::tap::Tap;
@@ -40,8 +40,9 @@ pub(super) struct Prepared {
     pub(super) files: &'static [(&'static str, &'static str)],
     /// What the guest runs: a path in it, and arguments.
     pub(super) command: Vec<String>,
-    /// See [`Guest::processors`].
-    pub(super) processors: u8,
+    pub(super) processors: Processors,
+    /// See [`Guest::kernel_arguments`].
+    pub(super) kernel_arguments: &'static str,
     /// Whether it leaves files for us, see [`results`].
     pub(super) results: bool,
     /// Whether it talks with the terminal that we were typed at.
@@ -122,6 +123,7 @@ impl Run<'_> {
             console: &console,
             deadline,
             processors: *processors,
+            kernel_arguments: self.prepared.kernel_arguments,
             disk: disk.as_deref(),
         };
         let mut tap = Tap::default();

@@ -186,20 +186,27 @@ impl Rig {
                 ip(&format!("link set {name} netns {netns}"))?;
                 self::ip(place, "link set lo up")?;
             }
-            for address in addresses {
+            for address in addresses.into_iter().filter(|address| is_known(address)) {
                 self::ip(place, &format!("address add {address} dev {name} nodad"))?;
             }
             self::ip(place, &format!("link set {name} up"))?;
         }
-        for (setting, value) in [("ipv4/ip_forward", "1"), ("ipv6/conf/all/forwarding", "1")] {
-            write(R, &format!("/proc/sys/net/{setting}"), value)?;
+        write(R, "/proc/sys/net/ipv4/ip_forward", "1")?;
+        if has_ipv6() {
+            write(R, "/proc/sys/net/ipv6/conf/all/forwarding", "1")?;
         }
-        ip("route add 10.2.0.0/24 via 10.1.0.254")?;
-        ip("route add fd00:2::/64 via fd00:1::fe")?;
-        self::ip(B, "route add 10.1.0.0/24 via 10.2.0.254")?;
-        self::ip(B, "route add fd00:1::/64 via fd00:2::fe")?;
-        self::ip(N, "route add 10.2.0.0/24 via 10.1.0.254")?;
-        self::ip(N, "route add fd00:2::/64 via fd00:1::fe")?;
+        for (place, destination, gateway) in [
+            (Place::Here, "10.2.0.0/24", "10.1.0.254"),
+            (Place::Here, "fd00:2::/64", "fd00:1::fe"),
+            (B, "10.1.0.0/24", "10.2.0.254"),
+            (B, "fd00:1::/64", "fd00:2::fe"),
+            (N, "10.2.0.0/24", "10.1.0.254"),
+            (N, "fd00:2::/64", "fd00:1::fe"),
+        ] {
+            if is_known(destination) {
+                self::ip(place, &format!("route add {destination} via {gateway}"))?;
+            }
+        }
         INTERFACES.iter().try_for_each(|interface| is_up(interface.place, interface.name))
     }
 
@@ -235,6 +242,16 @@ pub(crate) fn add_child(parent: &str, place: Place, addresses: &[&str]) -> Resul
     }
     ip(place, &format!("link set {child} up"))?;
     is_up(place, &child)
+}
+
+/// Whether the kernel has IPv6, and if so switched on (`ipv6.disable=0`).
+pub(crate) fn has_ipv6() -> bool {
+    Path::new("/proc/net/if_inet6").exists()
+}
+
+/// Whether the kernel knows the family of an address.
+fn is_known(address: &str) -> bool {
+    !address.contains(':') || has_ipv6()
 }
 
 pub(crate) fn connected_mode(place: Place, name: &str) -> Result<()> {
