@@ -132,6 +132,14 @@ fn the_kernel_gets_what_saquery_gets() {
     assert_eq!(counted("local-service.paths-answered"), 5);
     assert_eq!(counted("local-service.paths-none"), 2);
     assert_eq!(counted("local-service.paths-unknown"), 1);
+    // Seven questions about paths, and one about the SA itself.
+    assert_eq!(counted("sa.questions"), 8);
+    let queries = counted("sa.queries") + counted("sa.resends");
+    let requests = daemon.ask(&["status"]).unwrap()["status"]["path-requests"].clone();
+    let told = serde_json::json!({
+        "sa-queries": queries, "avoided": 0, "left-to-kernel": { "unknown-port": 1 }
+    });
+    assert_eq!(requests, told);
 }
 
 /// rdma_cm puts the number of a port into the service id.

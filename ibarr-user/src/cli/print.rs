@@ -9,8 +9,8 @@ use std::time::Duration;
 
 use crate::causes::chain;
 use crate::control::messages::{
-    Answer, Body, CacheEntry, CachedPath, KernelMaps, PathAnswer, PathHops, PortStatus, Response,
-    Status,
+    Answer, Body, CacheEntry, CachedPath, KernelMaps, PathAnswer, PathHops, PathRequests,
+    PortStatus, Response, Status,
 };
 
 /// One line to standard output.
@@ -194,7 +194,14 @@ fn status(status: &Status) {
         ),
         Some(reason) => format!("responder      not in the kernel: {reason}"),
     });
-    line(&format!("paths          {} cached", status.cached_paths));
+    let PathRequests { sa_queries, avoided, left_to_kernel } = &status.path_requests;
+    line(&format!(
+        "paths          {} cached; {avoided} questions spared, {sa_queries} MADs sent",
+        status.cached_paths
+    ));
+    for (why, count) in left_to_kernel {
+        line(&format!("    {count} left to the kernel: {why}"));
+    }
     for port in &status.ports {
         let state = match &port.blocked {
             None => format!("subnet administrator at LID {}", port.sm_lid.unwrap_or_default()),

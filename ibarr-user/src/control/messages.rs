@@ -369,6 +369,9 @@ pub struct Status {
     /// Entries of the path cache now.
     #[serde(default)]
     pub cached_paths: usize,
+    /// What the path cache is good for, since the start.
+    #[serde(default)]
+    pub path_requests: PathRequests,
     /// Every interface that was considered.
     pub interfaces: Vec<InterfaceStatus>,
     /// Questions that wait for a peer now.
@@ -377,6 +380,19 @@ pub struct Status {
     pub cached: usize,
     /// What is amiss and how to mend it; empty if all is well.
     pub warnings: Vec<String>,
+}
+
+/// Who had to ask a subnet administrator, and who had not.
+#[derive(Clone, Debug, Default, Deserialize, Eq, PartialEq, Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub struct PathRequests {
+    /// MADs that subnet administrators were sent, repetitions included.
+    pub sa_queries: u64,
+    /// Requests for paths, the kernel's and others', that were answered from the cache or with the
+    /// answer to a question that was under way already.
+    pub avoided: u64,
+    /// Requests that the kernel was told to ask the subnet administrator about itself, by the reason.
+    pub left_to_kernel: BTreeMap<String, u64>,
 }
 
 /// The socket to the kernel's RDMA core.

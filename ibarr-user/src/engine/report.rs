@@ -14,6 +14,7 @@ use ibarr_proto::local_service;
 use ibarr_proto::local_view::neighbours::Neighbour;
 use ibarr_proto::local_view::routing::WayBack;
 use ibarr_proto::local_view::{Event, Interface, LinkHeader};
+use ibarr_proto::{local_service, paths, sa};
 use nix::errno::Errno;
 use tracing::{debug, info, warn};
 
@@ -21,8 +22,8 @@ use super::Engine;
 use crate::bpf::{self, Hook};
 use crate::causes::chain;
 use crate::control::messages::{
-    CacheEntry, InterfaceStatus, ListenerStatus, LocalServiceStatus, ResponderStatus, ServerStatus,
-    Status,
+    CacheEntry, InterfaceStatus, ListenerStatus, LocalServiceStatus, PathRequests, ResponderStatus,
+    ServerStatus, Status,
 };
 use crate::transport::listeners::Listener;
 use crate::transport::local_service as ls;
@@ -103,9 +104,34 @@ impl Engine {
             responder: self.responder_status(now),
             ports: self.port_status(),
             cached_paths: self.node.paths().load().cached,
+            path_requests: self.path_requests(),
             interfaces: self.node.view().interfaces().map(|link| self.interface(&link)).collect(),
             pending: load.flights,
             cached: load.cached,
+        }
+    }
+
+    fn path_requests(&self) -> PathRequests {
+        let node = self.node.paths();
+        let sum = |counts: &[u64]| counts.iter().sum();
+        let (sa, asked) = (node.client().counters(), self.node.local_service().counters());
+        PathRequests {
+            sa_queries: sum(&[
+                sa.get(sa::Counter::Queries),
+                sa.get(sa::Counter::Resends),
+                sa.get(sa::Counter::ResendsBusy),
+                sa.get(sa::Counter::ResendsMoved),
+            ]),
+            avoided: sum(&[
+                node.counters().get(paths::Counter::FoundCache),
+                node.counters().get(paths::Counter::NoRecordCache),
+                node.counters().get(paths::Counter::Joined),
+            ]),
+            left_to_kernel: LEFT_TO_KERNEL
+                .iter()
+                .map(|(why, counter)| ((*why).to_owned(), asked.get(*counter)))
+                .filter(|(_, count)| *count > 0)
+                .collect(),
         }
     }
 
@@ -326,6 +352,19 @@ impl Engine {
         }
     }
 }
+
+/// Why the kernel is told to ask the SA.
+const LEFT_TO_KERNEL: [(&str, local_service::Counter); 9] = [
+    ("unknown-port", local_service::Counter::PathsUnknown),
+    ("no-sa", local_service::Counter::PathsNoSa),
+    ("no-record", local_service::Counter::PathsNoRecord),
+    ("silent", local_service::Counter::PathsSilent),
+    ("busy", local_service::Counter::PathsBusy),
+    ("refused", local_service::Counter::PathsRefused),
+    ("overloaded", local_service::Counter::PathsOverloaded),
+    ("abandoned", local_service::Counter::PathsAbandoned),
+    ("malformed", local_service::Counter::PathsMalformed),
+];
 
 fn add<C: counters::Counter>(
     counts: &mut BTreeMap<String, u64>,

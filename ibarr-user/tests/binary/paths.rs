@@ -198,6 +198,11 @@ fn the_kernel_gets_paths_from_the_sa_each_question_asked_once() {
     assert_eq!(counters["local-service.paths-none"], 1);
     assert_eq!(counters["local-service.paths-unknown"], 1);
     assert_eq!(counters["paths.found-cache"], 2_000);
+    let status = json(&daemon.ask(&["status", "--json"]))["status"].clone();
+    let told = serde_json::json!({
+        "sa-queries": asked, "avoided": 2_000, "left-to-kernel": { "unknown-port": 1 }
+    });
+    assert_eq!(status["path-requests"], told);
 }
 
 #[test]
