@@ -11,6 +11,14 @@
 //! came up again or the subnet manager moved, the paths of a port are probably what they were: they
 //! are asked for again when they are used, at a bounded rate, and given all the same beyond it or
 //! if the SA is silent. When the port got another LID, GID or lost a partition they are wrong.
+//!
+//! **What nobody tells us.** A subnet manager that comes back where it was has all *register anew*,
+//! and may have given other ports other LIDs. The kernel tells that its own clients, and nobody in
+//! user space who does not open the device for verbs. But one of these clients is IPoIB, which
+//! keeps the paths that it is given until then, and then asks again. So whoever asks for one
+//! direction (IPoIB, SRP) what has been answered already has heard of something: all that is
+//! remembered of the port is in doubt. And since he keeps it, he is never given what is in doubt but
+//! for want of an answer.
 
 mod bucket;
 mod cache;
@@ -184,7 +192,13 @@ impl<R: CryptoRng + SeedableRng> Paths<R> {
         }
         let key = Key::new(index, &question);
         let is_under_way = self.by_key.contains_key(&key);
+        let keeps_it = !question.reversible;
         let doubted = match self.recall(&key) {
+            Memory::Sure(Remembered { record: Some(record), epoch, .. }) if keeps_it => {
+                self.counters.count(Counter::AskedAgain);
+                self.ports.doubt(index, self.now, self.config.repeat_rate, &mut self.rng);
+                Some(Doubted { record, epoch })
+            }
             Memory::Sure(remembered) => {
                 self.refresh(key, question, &remembered);
                 let source = Source::Cache;
@@ -196,7 +210,7 @@ impl<R: CryptoRng + SeedableRng> Paths<R> {
                     },
                 );
             }
-            Memory::Doubted(doubted) if !is_under_way && !self.may_repeat(index) => {
+            Memory::Doubted(doubted) if !keeps_it && !is_under_way && !self.may_repeat(index) => {
                 return self.answer(id, doubted.given());
             }
             Memory::Doubted(doubted) => Some(doubted),

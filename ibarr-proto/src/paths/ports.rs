@@ -118,6 +118,14 @@ impl Ports {
         change
     }
 
+    /// All that is remembered of a port is in doubt.
+    pub(super) fn doubt(&mut self, index: PortIndex, now: Instant, rate: u32, rng: &mut impl Rng) {
+        if let Some(port) = self.ports.get_mut(&index) {
+            port.epoch += 1;
+            port.repeats = Bucket::emptied(now, rate, rng);
+        }
+    }
+
     pub(super) fn remove(&mut self, index: PortIndex) {
         if let Some(port) = self.ports.get_mut(&index) {
             port.facts = None;

@@ -395,6 +395,31 @@ fn doubted_answers_are_asked_for_at_the_rate_and_given_beyond_it() {
     assert_eq!(rig.outcome(question(99)), found(question(99), 3, Source::Cache));
 }
 
+/// A subnet manager that is back where it was has given other ports other LIDs.
+#[test]
+fn who_keeps_a_path_and_asks_again_has_the_sa_asked_and_leaves_the_rest_in_doubt() {
+    let one_way = |n| PathQuestion { reversible: false, ..question(n) };
+    let mut rig = Rig::new();
+    for n in 0..100 {
+        rig.outcome(one_way(n));
+        rig.outcome(question(n));
+    }
+    rig.asked.clear();
+    rig.dlid = 3;
+    for n in 0..100 {
+        assert_eq!(rig.outcome(one_way(n)), found(one_way(n), 3, Source::Sa));
+    }
+    assert_eq!((rig.asked.len(), rig.count(Counter::AskedAgain)), (100, 1));
+    assert!(matches!(rig.outcome(question(1)), Outcome::Found { source: Source::Doubted, .. }));
+    rig.advance(Duration::from_secs(1));
+    assert_eq!(rig.outcome(question(1)), found(question(1), 3, Source::Sa));
+    // Even he has the old one, before none.
+    rig.resolve(one_way(1));
+    rig.sent.clear();
+    rig.advance(WAIT);
+    assert_eq!(rig.answered()[0].outcome, found(one_way(1), 3, Source::Doubted));
+}
+
 #[test]
 fn doubted_answer_is_given_if_the_sa_is_silent() {
     let mut rig = Rig::new();
@@ -501,7 +526,8 @@ proptest! {
                     rig.next += 1;
                     let id = RequestId(rig.next);
                     let deadline = rig.now + ms(wait.into());
-                    let question = question(n.into());
+                    let reversible = n % 2 == 0;
+                    let question = PathQuestion { reversible, ..question(n.into()) };
                     rig.paths.resolve(rig.now, Request { id, port: name(1), question, deadline });
                     waiting.insert(id, (n, deadline));
                 }

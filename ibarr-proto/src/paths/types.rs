@@ -268,8 +268,11 @@ crate::counters! {
         WrongPath = "wrong-path",
         /// Answers forgotten before their time, to make room.
         Evicted = "evicted",
-        /// Times that all answers of a port came into doubt.
+        /// Times that all answers of a port came into doubt, because something about it changed.
         Doubts = "doubts",
+        /// Times that all answers of a port came into doubt, because IPoIB asked again for a path that
+        /// it had been given.
+        AskedAgain = "asked-again",
         /// Times that all answers of a port became wrong.
         Voided = "voided",
     }
