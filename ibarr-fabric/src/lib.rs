@@ -11,6 +11,7 @@
 #![forbid(unsafe_code)]
 
 pub mod ibsim;
+pub mod ibtun;
 pub mod pcap;
 pub mod sa;
 pub mod topology;

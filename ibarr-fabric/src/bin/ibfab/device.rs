@@ -12,9 +12,10 @@ use anyhow::{Context as _, bail};
 use ibarr_common::ib::{Lid, PKey, PortNum};
 use ibarr_common::wire::packet;
 use ibarr_fabric::PortConfig;
+use ibarr_fabric::ibtun::{self, CAPABILITIES, PACKET, VERSION};
 use ibarr_fabric::topology::Node;
 use nix::fcntl::OFlag;
-use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
+use zerocopy::{FromBytes as _, IntoBytes as _};
 
 use crate::sys;
 
@@ -39,33 +40,37 @@ pub(crate) const BUFFER_LEN: usize = 96 * 1024;
 
 impl Device {
     /// Makes a channel adapter after `node`.
-    pub(crate) fn create(ibtun: &Path, node: &Node) -> anyhow::Result<Self> {
+    pub(crate) fn create(door: &Path, node: &Node) -> anyhow::Result<Self> {
         let name = &node.name;
         let file = OpenOptions::new()
             .read(true)
             .write(true)
             .custom_flags(OFlag::O_NONBLOCK.bits())
-            .open(ibtun)
-            .with_context(|| format!("cannot open {}: load ibtun.ko first", ibtun.display()))?;
-        if usize::from(node.port_count()) > sys::MAX_PORTS {
-            bail!("{name} has more than {} ports: a device cannot", sys::MAX_PORTS);
+            .open(door)
+            .with_context(|| format!("cannot open {}: load ibtun.ko first", door.display()))?;
+        if usize::from(node.port_count()) > ibtun::MAX_PORTS {
+            bail!("{name} has more than {} ports: a device cannot", ibtun::MAX_PORTS);
         }
-        let mut create = sys::Create {
-            version: sys::VERSION.into(),
+        let mut create = ibtun::Create {
+            version: VERSION.into(),
             ports: node.port_count(),
             mtu: 0,
             pkeys: 32,
             guids: 32,
             reserved: 0,
             queue: 0,
-            node_guid: node.guid.get().to_be(),
-            system_image_guid: node.system_image_guid.get().to_be(),
-            port_guid: [0; sys::MAX_PORTS],
+            node_guid: node.guid.get().to_be_bytes(),
+            system_image_guid: node.system_image_guid.get().to_be_bytes(),
+            port_guid: [[0; 8]; ibtun::MAX_PORTS],
             node_desc: [0; 64],
             name: [0; 64],
         };
         let guids = node.port_numbers().filter_map(|number| node.port_guid(number));
-        create.port_guid.iter_mut().zip(guids).for_each(|(to, guid)| *to = guid.get().to_be());
+        create
+            .port_guid
+            .iter_mut()
+            .zip(guids)
+            .for_each(|(to, guid)| *to = guid.get().to_be_bytes());
         // A NUL has to remain behind the text.
         let description = node.description.bytes().take(63);
         create.node_desc.iter_mut().zip(description).for_each(|(to, from)| *to = from);
@@ -119,9 +124,9 @@ impl AsFd for Device {
     }
 }
 
-fn port_info(port: u8, config: &PortConfig) -> sys::Port {
-    sys::Port {
-        number: port,
+fn port_info(port: u8, config: &PortConfig) -> ibtun::Port {
+    ibtun::Port {
+        port,
         state: config.state.get(),
         phys_state: config.physical_state.get(),
         mtu: config.mtu,
@@ -135,49 +140,31 @@ fn port_info(port: u8, config: &PortConfig) -> sys::Port {
         reserved: 0,
         cap_mask: config.capability_mask,
         reserved2: 0,
-        gid_prefix: config.gid_prefix.get().to_be(),
+        gid_prefix: config.gid_prefix.get().to_be_bytes(),
     }
 }
 
-fn pkeys(port: u8, config: &PortConfig) -> sys::PKeys {
-    let mut keys = [0; sys::MAX_PKEYS];
-    let filled = keys.iter_mut().zip(&config.pkeys);
+fn pkeys(port: u8, config: &PortConfig) -> ibtun::PKeys {
+    let mut pkey = [0; ibtun::MAX_PKEYS];
+    let filled = pkey.iter_mut().zip(&config.pkeys);
     let count = filled.map(|(to, from)| *to = from.map_or(0, PKey::get)).count();
     let count = u16::try_from(count).unwrap_or(u16::MAX);
-    sys::PKeys { port, reserved: 0, count, reserved2: 0, keys }
+    ibtun::PKeys { port, reserved: 0, count, reserved2: 0, pkey }
 }
 
-fn guids(port: u8, config: &PortConfig) -> sys::Guids {
-    let mut guid = [0; sys::MAX_GUIDS];
+fn guids(port: u8, config: &PortConfig) -> ibtun::Guids {
+    let mut guid = [[0; 8]; ibtun::MAX_GUIDS];
     let filled = guid.iter_mut().zip(&config.guids);
-    let count = filled.map(|(to, from)| *to = from.get().to_be()).count();
+    let count = filled.map(|(to, from)| *to = from.get().to_be_bytes()).count();
     let count = u16::try_from(count).unwrap_or(u16::MAX);
-    sys::Guids { port, reserved: 0, count, reserved2: 0, guid }
+    ibtun::Guids { port, reserved: 0, count, reserved2: 0, guid }
 }
-
-/// `struct ibtun_record`: what every record begins with.
-#[derive(Clone, Copy, Debug, FromBytes, Immutable, IntoBytes, KnownLayout)]
-#[repr(C)]
-struct RecordHeader {
-    version: u8,
-    kind: u8,
-    port: u8,
-    reserved: u8,
-    /// Of the record, this header included.
-    length: u32,
-    time: u64,
-}
-
-const PACKET: u8 = 1;
-const CAPABILITIES: u8 = 2;
-
-const _: () = assert!(size_of::<RecordHeader>() == 16);
 
 /// The bytes of a record.
 pub(crate) fn record(port: PortNum, kind: u8, body: &[u8]) -> Vec<u8> {
-    let length = size_of::<RecordHeader>() + body.len();
-    let header = RecordHeader {
-        version: sys::VERSION,
+    let length = size_of::<ibtun::Record>() + body.len();
+    let header = ibtun::Record {
+        version: VERSION,
         kind,
         port: port.get(),
         reserved: 0,
@@ -197,9 +184,9 @@ impl<'a> Iterator for Records<'a> {
 
     fn next(&mut self) -> Option<Record<'a>> {
         loop {
-            let (header, _) = RecordHeader::read_from_prefix(self.0).ok()?;
+            let (header, _) = ibtun::Record::read_from_prefix(self.0).ok()?;
             let length = usize::try_from(header.length).ok()?;
-            let body = self.0.get(size_of::<RecordHeader>()..length)?;
+            let body = self.0.get(size_of::<ibtun::Record>()..length)?;
             self.0 = self.0.get(length..)?;
             let port = PortNum::new(header.port)?;
             match header.kind {

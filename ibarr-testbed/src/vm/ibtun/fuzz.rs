@@ -130,7 +130,7 @@ pub(super) fn ioctls(device: &Ibtun) -> Result<()> {
         let port = small(0, 4);
         let done = match small(1, 4) {
             0 => device.set_port(&Port {
-                number: port,
+                port,
                 state: small(2, 6),
                 phys_state: small(3, 9),
                 mtu: small(4, 7),
@@ -171,7 +171,7 @@ pub(super) fn ioctls(device: &Ibtun) -> Result<()> {
                 guids.guid[1..].iter_mut().for_each(|guid| random.fill_bytes(guid));
                 device.set_guids(&guids)
             }
-            _ => device.event(Event { port, kind: small(2, 8), ..Event::default() }),
+            _ => device.event(Event { port, event: small(2, 8), ..Event::default() }),
         };
         match done {
             Ok(()) => taken += 1,

@@ -129,7 +129,7 @@ fn one_hca(device: &Ibtun) -> Result<()> {
 /// A port as a subnet manager would leave it.
 fn active(number: u8) -> Port {
     Port {
-        number,
+        port: number,
         state: 4,
         phys_state: 5,
         mtu: 5,
@@ -289,7 +289,7 @@ fn queue_is_bounded(_device: &Ibtun) -> Result<()> {
     let began = Instant::now();
     while began.elapsed() < PATIENCE {
         small.set_port(&active(1))?;
-        small.event(Event { port: 1, kind: 1, ..Event::default() })?;
+        small.event(Event { port: 1, event: 1, ..Event::default() })?;
         if small.stats(1)?[counter::TX_DROP_QUEUE] > 0 {
             let mut buffer = vec![0; 300 * sys::MAX_RECORD];
             let length = small.read(&mut buffer, Duration::ZERO)?;

@@ -39,9 +39,9 @@ pub(super) fn creates() -> Result<()> {
 pub(super) fn values(device: &Ibtun) -> Result<()> {
     let good = active(1);
     for (what, port) in [
-        ("port 0", Port { number: 0, ..good }),
-        ("port 3", Port { number: 3, ..good }),
-        ("port 255", Port { number: 255, ..good }),
+        ("port 0", Port { port: 0, ..good }),
+        ("port 3", Port { port: 3, ..good }),
+        ("port 255", Port { port: 255, ..good }),
         ("state 0", Port { state: 0, ..good }),
         ("state 5", Port { state: 5, ..good }),
         ("physical state 0", Port { phys_state: 0, ..good }),
@@ -85,7 +85,7 @@ pub(super) fn values(device: &Ibtun) -> Result<()> {
         is_refused(device.set_guids(&guids), Errno::EINVAL, what)?;
     }
     for (port, event) in [(0, 1), (3, 1), (1, 0), (1, 6), (1, 255)] {
-        let event = Event { port, kind: event, ..Event::default() };
+        let event = Event { port, event, ..Event::default() };
         is_refused(device.event(event), Errno::EINVAL, &format!("{event:?}"))?;
     }
     is_refused(device.stats(0), Errno::EINVAL, "counters of port 0")?;
