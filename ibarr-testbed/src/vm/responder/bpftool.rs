@@ -39,6 +39,11 @@ pub(super) fn entries(bpf_dir: &str) -> Result<BTreeMap<IpAddr, [u8; 16]>> {
     Ok(entries)
 }
 
+/// How many there are for XDP.
+pub(super) fn next_hops(bpf_dir: &str) -> Result<usize> {
+    Ok(dump(bpf_dir, map::NEIGHBOURS)?.len())
+}
+
 /// The names of the programs that use the map of addresses.
 pub(super) fn programs(bpf_dir: &str) -> Result<BTreeSet<String>> {
     let map = bpftool(&["map", "show", "pinned", &pin(bpf_dir, map::GID_CACHE)])?["id"].clone();

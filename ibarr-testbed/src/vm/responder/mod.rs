@@ -34,8 +34,12 @@ const CHILDREN: [(&str, Place, [&str; 2]); 2] = [
     (INTERFACE.name, INTERFACE.place, ["10.3.0.2/24", "fd00:3::2/64"]),
 ];
 
-/// The node's interface and its child.
+/// To the node's interface and its child.
 const ATTACHED: u64 = 2;
+
+fn interfaces() -> [String; 2] {
+    [INTERFACE.name.to_owned(), rig::child_of(INTERFACE.name)]
+}
 
 /// So that it ends while we look on. It is set just before the daemon is killed, and everybody asks
 /// in much less.
@@ -57,7 +61,10 @@ const EVERYBODY: u64 = ASKERS.len() as u64;
 /// What the daemon has answered itself.
 const BY_DAEMON: &str = "ip2gid.server.answered";
 
-const KINDS: [Kind; 1] = [Kind { responder: "tc", program: Program::Tc, name: "ip2gid_tc" }];
+const KINDS: [Kind; 2] = [
+    Kind { responder: "tc", program: Program::Tc, name: "ip2gid_tc" },
+    Kind { responder: "xdp", program: Program::Xdp, name: "ip2gid_xdp" },
+];
 
 pub(crate) fn run() -> ExitCode {
     let mut report = Report::default();
@@ -77,6 +84,14 @@ fn set_up() -> Result<Rig> {
     let rig = Rig::up()?;
     for (parent, place, addresses) in CHILDREN {
         rig::add_child(parent, place, &addresses)?;
+    }
+    // XDP is told of confirmed neighbours alone, and leaves others to the daemon: that none expires
+    // while we count.
+    for interface in interfaces() {
+        for family in ["ipv4", "ipv6"] {
+            let file = format!("/proc/sys/net/{family}/neigh/{interface}/base_reachable_time_ms");
+            rig::write(N, &file, "3600000")?;
+        }
     }
     Ok(rig)
 }
@@ -106,8 +121,8 @@ fn prove(report: &mut Report, mode: &str) {
         let mut claim = |what: &str, outcome: Result<()>| {
             report.claim(&format!("{kind_and_mode}: {what}"), outcome);
         };
+        claim("strangers get the daemon's bytes", proof.strangers());
         claim("answers everybody with the daemon's bytes", proof.everybody());
-        claim("answers those whom it has to look for", proof.strangers());
         claim("is to bpftool what it is to ibarr", proof.shown());
         claim("answers for a daemon that is stopped", proof.stopped());
         claim("answers for one that was killed, until the lease ends", proof.killed());
@@ -174,20 +189,42 @@ impl<'a> Proof<'a> {
     /// Everybody gets the daemon's bytes, and from the program.
     fn answers_all(&self) -> Result<()> {
         let before = self.counted("answered")?;
-        for (asker, (reply, expected)) in ASKERS.iter().zip(ask_all()?.iter().zip(self.replies)) {
-            ensure!(reply == expected, "{}: {reply:x?} instead of {expected:x?}", asker.what);
-        }
+        self.same_bytes()?;
         let by_program = self.counted("answered")? - before;
         ensure!(by_program == EVERYBODY, "the program answered {by_program}");
         Ok(())
     }
 
-    /// The node has forgotten its next hops to all who ask.
+    fn same_bytes(&self) -> Result<()> {
+        for (asker, (reply, expected)) in ASKERS.iter().zip(ask_all()?.iter().zip(self.replies)) {
+            ensure!(reply == expected, "{}: {reply:x?} instead of {expected:x?}", asker.what);
+        }
+        Ok(())
+    }
+
+    /// The node has forgotten its next hops to all who ask. By tc the kernel looks for them; XDP leaves
+    /// them to the daemon, whose replies have the kernel look for them, and then knows them too.
     fn strangers(&self) -> Result<()> {
-        for interface in [INTERFACE.name, &rig::child_of(INTERFACE.name)] {
+        for interface in interfaces() {
             rig::ip(N, &format!("neigh flush dev {interface}"))?;
         }
-        self.answers_all()
+        if self.kind.program == Program::Tc {
+            return self.answers_all();
+        }
+        rig::eventually(|| {
+            let known = bpftool::next_hops(&self.ibarr.bpf_dir())?;
+            ensure!(known == 0, "{known} next hops are known still");
+            Ok(())
+        })?;
+        let before = (self.counted("answered")?, self.ibarr.count(BY_DAEMON)?);
+        self.same_bytes()?;
+        let by_program = self.counted("answered")? - before.0;
+        let by_daemon = self.ibarr.count(BY_DAEMON)? - before.1;
+        ensure!(
+            by_daemon > 0 && by_program + by_daemon == EVERYBODY,
+            "the program answered {by_program}, the daemon {by_daemon}"
+        );
+        rig::eventually(|| self.everybody())
     }
 
     fn shown(&self) -> Result<()> {
@@ -272,9 +309,11 @@ fn detached() -> Result<()> {
     ensure!(!fs::exists(&bpf_dir)?, "{bpf_dir} is there");
     let programs = bpftool::all_programs()?;
     ensure!(programs.is_empty(), "programs: {programs:?}");
-    for interface in [INTERFACE.name, &rig::child_of(INTERFACE.name)] {
-        let shown = rig::run(N, &["tc", "qdisc", "show", "dev", interface, "clsact"])?;
-        ensure!(shown.trim().is_empty(), "{interface}: {shown}");
+    for interface in interfaces() {
+        let qdisc = rig::run(N, &["tc", "qdisc", "show", "dev", &interface, "clsact"])?;
+        ensure!(qdisc.trim().is_empty(), "{interface}: {qdisc}");
+        let link = rig::ip(N, &format!("link show dev {interface}"))?;
+        ensure!(!link.contains("xdp"), "{link}");
     }
     Ok(())
 }
