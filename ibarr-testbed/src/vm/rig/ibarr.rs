@@ -1,13 +1,14 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 
 use std::fs;
+use std::os::unix::net::UnixDatagram;
 
 use anyhow::{Context as _, Result, ensure};
 use nix::mount::{MsFlags, mount};
 use nix::sys::signal::Signal;
 use serde_json::Value;
 
-use super::{Place, Process, eventually, run, spawn};
+use super::{PATIENCE, Place, Process, eventually, run, spawn};
 
 /// Where daemons pin what they leave in the kernel: `ip netns exec` hides what is mounted in /sys.
 const BPFFS: &str = "/run/bpf";
@@ -17,10 +18,12 @@ const BPFFS: &str = "/run/bpf";
 pub(crate) struct Ibarr {
     process: Process,
     name: &'static str,
+    /// What it tells whom it takes for systemd.
+    notify: UnixDatagram,
 }
 
 impl Ibarr {
-    /// Starts one with this configuration; waits until its programs are on so many interfaces.
+    /// Starts one with this configuration; when it is ready, its programs are on so many interfaces.
     pub(crate) fn start(
         name: &'static str,
         place: Place,
@@ -34,17 +37,16 @@ impl Ibarr {
         fs::write(file(name), config)?;
         let (config, run_dir, bpf_dir) = (file(name), run_dir(name), bpf_dir(name));
         let files = ["--config", &config, "--run-dir", &run_dir, "--bpf-dir", &bpf_dir];
-        let words = [&["ibarr", "run"], &files[..]].concat();
+        let notify = format!("/run/ibarr-{name}.notify");
+        let variable = format!("NOTIFY_SOCKET={notify}");
+        let words = [&["busybox", "env", &variable, "ibarr", "run"], &files[..]].concat();
+        let _ = fs::remove_file(&notify);
+        let notify = UnixDatagram::bind(&notify).context(notify)?;
         let process = spawn(&format!("ibarr-{name}"), place, &words)?;
-        let mut ibarr = Self { process, name };
-        eventually(|| ibarr.ask("status"))
-            .with_context(|| ibarr.process.said().unwrap_or_default())?;
-        ibarr.process.is_alive()?;
-        eventually(|| {
-            let attached = ibarr.count("responder.attached")?;
-            ensure!(attached == interfaces, "programs on {attached} interfaces");
-            Ok(())
-        })?;
+        let ibarr = Self { process, name, notify };
+        is_ready(&ibarr.notify).with_context(|| ibarr.process.said().unwrap_or_default())?;
+        let attached = ibarr.count("responder.attached")?;
+        ensure!(attached == interfaces, "programs on {attached} interfaces");
         Ok(ibarr)
     }
 
@@ -87,6 +89,19 @@ impl Ibarr {
         let status = self.process.stop()?;
         ensure!(status.success(), "ibarr: {status}");
         Ok(())
+    }
+}
+
+/// Waits until it says so (sd_notify(3)): to ask it again and again would take the time that it needs,
+/// on one processor.
+fn is_ready(notify: &UnixDatagram) -> Result<()> {
+    notify.set_read_timeout(Some(PATIENCE))?;
+    let mut message = [0; 256];
+    loop {
+        let length = notify.recv(&mut message).context("it does not say that it is ready")?;
+        if message[..length].split(|&byte| byte == b'\n').any(|line| line == b"READY=1") {
+            return Ok(());
+        }
     }
 }
 
