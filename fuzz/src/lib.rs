@@ -15,6 +15,7 @@ mod ls_codec;
 mod mad_codec;
 mod packet_codec;
 mod paths;
+mod paths_snapshot;
 
 pub use fabric::fabric;
 pub use ip2gid_client::ip2gid_client;
@@ -25,6 +26,7 @@ pub use ls_codec::ls_codec;
 pub use mad_codec::mad_codec;
 pub use packet_codec::packet_codec;
 pub use paths::paths;
+pub use paths_snapshot::paths_snapshot;
 
 /// A claim about any bytes.
 pub type Target = fn(&[u8]);
@@ -40,6 +42,7 @@ pub const TARGETS: &[(&str, Target)] = &[
     ("mad_codec", mad_codec),
     ("packet_codec", packet_codec),
     ("paths", paths),
+    ("paths_snapshot", paths_snapshot),
 ];
 
 /// What a target's binary does without libFuzzer: runs the files named as its arguments.

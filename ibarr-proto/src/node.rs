@@ -4,6 +4,7 @@
 //! it, so that the order of things, which matters, is proven where it runs.
 
 use std::collections::BTreeMap;
+use std::time::Duration;
 
 use ibarr_common::Instant;
 use ibarr_common::ib::Gid;
@@ -14,6 +15,7 @@ use crate::ip2gid::server::{self, Server};
 use crate::ip2gid::{Prefixes, Question};
 use crate::local_service::{self, LocalService};
 use crate::local_view::{self, LocalView};
+use crate::paths::snapshot::{Restored, Snapshot};
 use crate::paths::{self, Paths};
 use crate::resolver::{self, Outcome, Resolver};
 use crate::sa;
@@ -226,6 +228,16 @@ impl<R: CryptoRng + SeedableRng> Node<R> {
     /// Forgets all that subnet administrators have answered. Returns how many answers that was.
     pub fn flush_paths(&mut self) -> usize {
         self.resolver.paths_mut().flush()
+    }
+
+    /// As [`Paths::restore`].
+    pub fn restore_paths(&mut self, now: Instant, snapshot: Snapshot, age: Duration) {
+        self.resolver.paths_mut().restore(now, snapshot, age);
+    }
+
+    /// As [`Paths::poll_restored`].
+    pub fn poll_restored(&mut self) -> Option<Restored> {
+        self.resolver.paths_mut().poll_restored()
     }
 
     /// What this node knows of itself.

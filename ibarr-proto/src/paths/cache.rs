@@ -9,6 +9,7 @@
 use std::collections::{BTreeSet, HashMap};
 use std::fmt;
 use std::hash::{BuildHasher, BuildHasherDefault, Hasher};
+use std::ops::Bound;
 
 use ibarr_common::Instant;
 use ibarr_common::ib::{Gid, PKey, PathRecord, QosClass, ServiceId};
@@ -162,6 +163,18 @@ impl Cache {
         entries.map(|entry| (&entry.key, &entry.remembered))
     }
 
+    /// The same from a place on.
+    pub(super) fn after(
+        &self,
+        place: Option<Place>,
+    ) -> impl Iterator<Item = (Place, &Key, &Remembered)> {
+        let start = place.map_or(Bound::Unbounded, |Place(at, slot)| Bound::Excluded((at, slot)));
+        self.by_expiry.range((start, Bound::Unbounded)).filter_map(|&(at, slot)| {
+            let entry = self.entries.get(slot)?;
+            Some((Place(at, slot), &entry.key, &entry.remembered))
+        })
+    }
+
     fn make_room(&mut self, len: usize) -> u64 {
         let mut forgotten = 0;
         while self.len() > len
@@ -204,6 +217,10 @@ const _: () = assert!(size_of::<Option<Entry>>() == 128);
 
 #[derive(Clone, Copy, Debug, Eq, Ord, PartialEq, PartialOrd)]
 struct Slot(u32);
+
+/// Where somebody who reads everything has come to.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Place(Instant, Slot);
 
 /// Entries by slot, in blocks, so that growing moves none.
 #[derive(Default)]

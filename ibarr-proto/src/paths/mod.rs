@@ -23,6 +23,7 @@
 mod bucket;
 mod cache;
 mod ports;
+pub mod snapshot;
 #[cfg(test)]
 mod tests;
 mod types;
@@ -37,7 +38,8 @@ use ibarr_common::wire::sa::{PathQuestion, Question};
 use rand_core::{CryptoRng, SeedableRng};
 
 use self::cache::{Cache, Key, Remembered};
-use self::ports::{Change, Ports};
+use self::ports::{BEFORE, Change, Ports};
+use self::snapshot::{Restored, Restoring, Snapshot, Step, Verdict, Walk};
 use crate::counters::Counters;
 use crate::hash::Seeded;
 use crate::retry::Jitter;
@@ -61,6 +63,8 @@ pub struct Paths<R> {
     swept_at: Instant,
     flights: BTreeMap<QuestionId, Flight>,
     by_key: HashMap<Key, QuestionId, Seeded>,
+    /// Of a daemon before us.
+    restoring: Restoring,
     /// Ports whose SA is being asked what it can do.
     infos: BTreeMap<QuestionId, PortIndex>,
     next_question: u64,
@@ -123,6 +127,7 @@ impl<R: CryptoRng + SeedableRng> Paths<R> {
             swept_at: Instant::BOOT,
             flights: BTreeMap::new(),
             by_key: HashMap::with_hasher(hasher),
+            restoring: Restoring::default(),
             infos: BTreeMap::new(),
             next_question: 0,
             waiting: BTreeMap::new(),
@@ -155,6 +160,7 @@ impl<R: CryptoRng + SeedableRng> Paths<R> {
                     Change::Doubt => self.counters.count(Counter::Doubts),
                     Change::Void => self.counters.count(Counter::Voided),
                 }
+                self.decide(port);
             }
             Input::PortGone { port } => {
                 self.ports.remove(port);
@@ -253,6 +259,7 @@ impl<R: CryptoRng + SeedableRng> Paths<R> {
                 self.client.ask(self.now, id, port, Question::ClassPortInfo, deadline);
             }
         }
+        self.take_over();
         self.client.handle_timeout(self.now);
         self.settle();
         // Whoever joined a question that may take longer than he has time.
@@ -269,7 +276,9 @@ impl<R: CryptoRng + SeedableRng> Paths<R> {
     /// When to call [`Self::handle_timeout`] next.
     pub fn poll_timeout(&self) -> Option<Instant> {
         let info = self.ports.info_due().filter(|_| self.config.qos == Qos::Auto);
-        let timeouts = [self.client.poll_timeout(), self.deadlines.next(), self.sweep_at(), info];
+        let restoring = self.restoring.poll_timeout(self.now);
+        let timeouts =
+            [self.client.poll_timeout(), self.deadlines.next(), self.sweep_at(), info, restoring];
         timeouts.into_iter().flatten().min()
     }
 
@@ -285,7 +294,40 @@ impl<R: CryptoRng + SeedableRng> Paths<R> {
 
     /// Forgets everything. Returns how many answers that was.
     pub fn flush(&mut self) -> usize {
-        self.cache.clear()
+        let restoring = std::mem::take(&mut self.restoring);
+        self.cache.clear() + restoring.len()
+    }
+
+    /// A daemon before us has left this, begun so long ago. What is of use of it is taken over as soon
+    /// as its port is known, and in doubt from the start.
+    pub fn restore(&mut self, now: Instant, snapshot: Snapshot, age: Duration) {
+        self.advance(now);
+        let longest = self.config.ttl + self.config.ttl / 4;
+        self.restoring = Restoring::new(self.now, snapshot, age, longest);
+        let ports: Vec<_> = self.ports.iter().map(|(index, ..)| index).collect();
+        for port in ports {
+            self.decide(port);
+        }
+    }
+
+    /// The next thing that is known about what [`Self::restore`] was given.
+    pub fn poll_restored(&mut self) -> Option<Restored> {
+        let restored = self.restoring.poll_told()?;
+        if restored.verdict != Verdict::Taken {
+            self.counters.add(Counter::NotRestored, restored.paths as u64);
+        }
+        Some(restored)
+    }
+
+    /// Begins to write down what is remembered, for the next daemon. "There is no such path" is
+    /// remembered too shortly to be worth it.
+    pub fn walk(&self, now: Instant) -> Walk {
+        Walk::new(self.now.max(now), &self.ports, &self.cache)
+    }
+
+    /// Goes on with it, by about `count` paths.
+    pub fn step(&self, walk: &mut Walk, count: usize) -> Step {
+        walk.step(&self.ports, &self.cache, count)
     }
 
     /// What has been counted so far.
@@ -332,6 +374,30 @@ impl<R: CryptoRng + SeedableRng> Paths<R> {
     fn next_id(&mut self) -> QuestionId {
         self.next_question += 1;
         QuestionId(self.next_question)
+    }
+
+    /// Whether what was left of a port is of use, if that can be told.
+    fn decide(&mut self, index: PortIndex) {
+        if let Some(port) = self.ports.get(index)
+            && let Some(facts) = port.facts()
+        {
+            self.restoring.decide(index, port.name, facts, port.valid_from == BEFORE);
+        }
+    }
+
+    fn take_over(&mut self) {
+        for (key, remembered) in self.restoring.take(self.now) {
+            let is_valid = |port: &ports::Port| port.valid_from == BEFORE;
+            // What this daemon was answered is younger.
+            if self.ports.get(key.port()).is_some_and(is_valid)
+                && self.cache.lookup(self.now, &key).is_none()
+                && remembered.expires_at > self.now
+            {
+                self.counters.count(Counter::Restored);
+                let evicted = self.cache.insert(key, remembered);
+                self.counters.add(Counter::Evicted, evicted);
+            }
+        }
     }
 
     fn recall(&self, key: &Key) -> Memory {

@@ -18,6 +18,9 @@ pub(super) struct Ports {
     names: BTreeMap<PortName, PortIndex>,
 }
 
+/// The epoch of what a daemon before us was answered: in doubt from the start.
+pub(super) const BEFORE: u32 = 0;
+
 #[derive(Debug)]
 pub(super) struct Port {
     pub(super) name: PortName,
@@ -46,6 +49,11 @@ pub(super) enum Change {
 }
 
 impl Port {
+    /// `None` while it is gone.
+    pub(super) fn facts(&self) -> Option<&PortFacts> {
+        self.facts.as_ref()
+    }
+
     pub(super) fn can_ask(&self) -> bool {
         self.facts.as_ref().and_then(PortFacts::sa).is_some()
     }
@@ -74,6 +82,11 @@ impl Ports {
         })
     }
 
+    /// Each port that ever had an SA, as it was then.
+    pub(super) fn last_facts(&self) -> impl Iterator<Item = (PortIndex, PortName, &PortFacts)> {
+        self.ports.iter().filter_map(|(index, port)| Some((*index, port.name, port.last.as_ref()?)))
+    }
+
     pub(super) fn set(
         &mut self,
         now: Instant,
@@ -87,8 +100,8 @@ impl Ports {
             name,
             facts: None,
             last: None,
-            epoch: 0,
-            valid_from: 0,
+            epoch: BEFORE + 1,
+            valid_from: BEFORE,
             repeats: Bucket::emptied(now, rate, rng),
             has_qos: false,
             info_due: None,

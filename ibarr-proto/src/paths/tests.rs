@@ -13,14 +13,14 @@ use rand_chacha::ChaCha12Rng;
 
 use super::*;
 
-const PORT: PortIndex = PortIndex(0);
+pub(super) const PORT: PortIndex = PortIndex(0);
 const WAIT: Duration = Duration::from_millis(1_600);
 
 const fn ms(ms: u64) -> Duration {
     Duration::from_millis(ms)
 }
 
-fn name(port: u8) -> PortName {
+pub(super) fn name(port: u8) -> PortName {
     PortName { device: "mlx5_0".parse().unwrap(), port: PortNum::new(port).unwrap() }
 }
 
@@ -28,7 +28,7 @@ fn gid(n: u64) -> Gid {
     Gid::new((0xfe80_u128 << 112 | u128::from(n + 1)).to_be_bytes()).unwrap()
 }
 
-fn facts() -> PortFacts {
+pub(super) fn facts() -> PortFacts {
     PortFacts {
         is_active: true,
         has_umad: true,
@@ -41,7 +41,7 @@ fn facts() -> PortFacts {
     }
 }
 
-fn question(n: u64) -> PathQuestion {
+pub(super) fn question(n: u64) -> PathQuestion {
     PathQuestion {
         dgid: gid(n),
         sgid: gid(0xffff),
@@ -53,7 +53,7 @@ fn question(n: u64) -> PathQuestion {
     }
 }
 
-fn record(question: &PathQuestion, dlid: u16) -> PathRecord {
+pub(super) fn record(question: &PathQuestion, dlid: u16) -> PathRecord {
     let mut octets = [0; 64];
     octets[8..24].copy_from_slice(&question.dgid.octets());
     octets[24..40].copy_from_slice(&question.sgid.octets());
@@ -64,40 +64,50 @@ fn record(question: &PathQuestion, dlid: u16) -> PathRecord {
 }
 
 /// The core, and an SA that answers when it is told to.
-struct Rig {
-    now: Instant,
-    paths: Paths<ChaCha12Rng>,
+pub(super) struct Rig {
+    pub(super) now: Instant,
+    pub(super) paths: Paths<ChaCha12Rng>,
     next: u64,
     sent: Vec<sa::Transmit>,
     has_qos: bool,
     /// What the SA has been asked of paths.
-    asked: Vec<PathQuestion>,
-    dlid: u16,
+    pub(super) asked: Vec<PathQuestion>,
+    pub(super) dlid: u16,
 }
 
 impl Rig {
-    fn new() -> Self {
+    pub(super) fn new() -> Self {
         Self::with(Config::default())
     }
 
-    fn with(config: Config) -> Self {
+    pub(super) fn with(config: Config) -> Self {
+        Self::start(config, true)
+    }
+
+    pub(super) fn without_port() -> Self {
+        Self::start(Config::default(), false)
+    }
+
+    fn start(config: Config, has_port: bool) -> Self {
         let sa = sa::Config { start_spread: Duration::ZERO, ..config.sa };
         let paths = Paths::new(Config { sa, ..config }, ChaCha12Rng::seed_from_u64(1));
         let now = Instant::from_nanos(1 << 40);
         let (sent, asked) = (Vec::new(), Vec::new());
         let mut this = Self { now, paths, next: 0, sent, has_qos: false, asked, dlid: 1 };
-        this.port(facts());
-        this.answer_all();
+        if has_port {
+            this.port(facts());
+            this.answer_all();
+        }
         this
     }
 
-    fn port(&mut self, facts: PortFacts) {
+    pub(super) fn port(&mut self, facts: PortFacts) {
         let input = Input::Port { port: PORT, name: name(1), facts };
         self.paths.handle_input(self.now, input);
         self.drain();
     }
 
-    fn resolve(&mut self, question: PathQuestion) -> RequestId {
+    pub(super) fn resolve(&mut self, question: PathQuestion) -> RequestId {
         self.next += 1;
         let id = RequestId(self.next);
         let deadline = self.now + WAIT;
@@ -107,7 +117,7 @@ impl Rig {
     }
 
     /// Asks, and has the SA answer.
-    fn outcome(&mut self, question: PathQuestion) -> Outcome {
+    pub(super) fn outcome(&mut self, question: PathQuestion) -> Outcome {
         let id = self.resolve(question);
         self.answer_all();
         let [answered] = &self.answered()[..] else { panic!() };
@@ -122,7 +132,7 @@ impl Rig {
         }
     }
 
-    fn answered(&mut self) -> Vec<Answered> {
+    pub(super) fn answered(&mut self) -> Vec<Answered> {
         std::iter::from_fn(|| self.paths.poll_answered()).collect()
     }
 
@@ -151,12 +161,12 @@ impl Rig {
         self.drain();
     }
 
-    fn refuse(&mut self, refusal: Refusal) {
+    pub(super) fn refuse(&mut self, refusal: Refusal) {
         let sent = self.sent.pop().unwrap();
         self.answer(&sent, Some(refusal));
     }
 
-    fn advance(&mut self, by: Duration) {
+    pub(super) fn advance(&mut self, by: Duration) {
         let end = self.now + by;
         while let Some(next) = self.paths.poll_timeout().filter(|&next| next <= end) {
             self.now = self.now.max(next);
@@ -166,12 +176,12 @@ impl Rig {
         self.drain();
     }
 
-    fn count(&self, counter: Counter) -> u64 {
+    pub(super) fn count(&self, counter: Counter) -> u64 {
         self.paths.counters().get(counter)
     }
 }
 
-fn found(question: PathQuestion, dlid: u16, source: Source) -> Outcome {
+pub(super) fn found(question: PathQuestion, dlid: u16, source: Source) -> Outcome {
     Outcome::Found { record: record(&question, dlid), source }
 }
 

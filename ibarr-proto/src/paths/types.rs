@@ -268,6 +268,11 @@ crate::counters! {
         WrongPath = "wrong-path",
         /// Answers forgotten before their time, to make room.
         Evicted = "evicted",
+        /// Answers that a daemon before this one has left.
+        Restored = "restored",
+        /// Answers that a daemon before this one has left, and that are of no use: their port has
+        /// changed, or did not come up.
+        NotRestored = "not-restored",
         /// Times that all answers of a port came into doubt, because something about it changed.
         Doubts = "doubts",
         /// Times that all answers of a port came into doubt, because IPoIB asked again for a path that

@@ -1,0 +1,86 @@
+// SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
+
+use std::time::Duration;
+
+use ibarr_common::Instant;
+use ibarr_common::ib::Sl;
+use ibarr_proto::paths::snapshot::{Encoder, Identity, KeptPort, Snapshot, Step};
+use ibarr_proto::paths::{Config, Input, Paths, PortFacts};
+use ibarr_proto::sa::PortIndex;
+use rand_chacha::ChaCha12Rng;
+use rand_core::SeedableRng;
+
+/// A snapshot is refused, or is what would be written of what it says; and whatever it says, no more is
+/// remembered than there is room for, and what is remembered is written again.
+///
+/// # Panics
+/// The claim does not hold for `bytes`.
+pub fn paths_snapshot(bytes: &[u8]) {
+    check(bytes);
+    // Nobody guesses a checksum.
+    if let Some((content, _)) = bytes.split_last_chunk::<4>() {
+        check(&[content, &crc(content).to_be_bytes()].concat());
+    }
+}
+
+fn check(bytes: &[u8]) {
+    let Ok(snapshot) = Snapshot::parse(bytes) else { return };
+    let (mut encoder, mut written) = Encoder::new(snapshot.begun_at, &snapshot.ports);
+    for path in &snapshot.paths {
+        written.extend(encoder.paths(&[*path]));
+    }
+    written.extend(encoder.finish());
+    assert_eq!(written, bytes);
+
+    let config = Config { max_cached: ROOM, ..Config::default() };
+    let mut core = Paths::new(config, ChaCha12Rng::seed_from_u64(1));
+    let now = Instant::from_nanos(1 << 40);
+    let paths = snapshot.paths.len();
+    let ports = snapshot.ports.clone();
+    core.restore(now, snapshot, Duration::from_secs(1));
+    for (index, port) in (0..).zip(&ports) {
+        let input =
+            Input::Port { port: PortIndex(index), name: port.name, facts: facts(&port.identity) };
+        core.handle_input(now, input);
+        core.handle_timeout(now);
+    }
+    for _ in 0..paths {
+        core.handle_timeout(now);
+        while core.poll_transmit().is_some() || core.poll_restored().is_some() {}
+    }
+    let cached = core.load().cached;
+    assert!(cached <= paths.min(ROOM), "{cached} of {paths}");
+    let mut walk = core.walk(now);
+    assert!(walk.ports().iter().map(|KeptPort { name, .. }| name).is_sorted());
+    let mut read = 0;
+    while let Step::Paths(more) = core.step(&mut walk, 3) {
+        assert!(more.len() <= 3);
+        read += more.len();
+    }
+    assert_eq!(read, cached);
+}
+
+/// Of a port whose paths are these.
+fn facts(identity: &Identity) -> PortFacts {
+    PortFacts {
+        is_active: true,
+        has_umad: true,
+        lid: Some(identity.lid),
+        lmc: identity.lmc,
+        sm_lid: Some(identity.sm_lid),
+        sm_sl: Sl::default(),
+        gids: vec![identity.gid],
+        pkeys: identity.pkeys.clone(),
+    }
+}
+
+/// Bit by bit.
+fn crc(bytes: &[u8]) -> u32 {
+    !bytes.iter().fold(u32::MAX, |crc, byte| {
+        (0..8).fold(crc ^ u32::from(*byte), |crc, _| {
+            crc >> 1 ^ if crc & 1 == 0 { 0 } else { 0xedb8_8320 }
+        })
+    })
+}
+
+const ROOM: usize = 4;

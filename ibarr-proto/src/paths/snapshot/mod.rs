@@ -1,0 +1,343 @@
+// SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
+
+//! What subnet administrators have answered, as bytes for the next daemon.
+//!
+//! All numbers are big-endian. Nothing follows the checksum.
+//!
+//! | bytes | |
+//! |---|---|
+//! | 0 | `ibarrpth` |
+//! | 8 | version, 1 (16 bits) |
+//! | 10 | number of ports (16 bits) |
+//! | 12 | 0 (32 bits) |
+//! | 16 | when the snapshot was begun, seconds since 1970 (64 bits) |
+//! | 24 | ports, in the order of their names |
+//! | | paths, 116 bytes each, the soonest to expire first |
+//! | | number of paths (32 bits) |
+//! | | CRC-32 (IEEE 802.3) of all before (32 bits) |
+//!
+//! | of a port | | of a path | |
+//! |---|---|---|---|
+//! | 0 | device, zeros behind the name | 0 | place of its port (16 bits) |
+//! | 64 | port number (8 bits) | 2 | what was asked for: see `FLAG_…` (8 bits) |
+//! | 65 | LMC (8 bits) | 3 | traffic class (8 bits) |
+//! | 66 | LID (16 bits) | 4 | partition (16 bits) |
+//! | 68 | the subnet manager's LID (16 bits) | 6 | class of service (16 bits) |
+//! | 70 | number of partitions (16 bits) | 8 | service id (64 bits) |
+//! | 72 | first GID | 16 | life left when it was begun, milliseconds (32 bits) |
+//! | 88 | partitions: index and key (32 bits each) | 20, 36 | DGID, SGID |
+//! | | | 52 | the record as the SA gave it |
+
+mod crc;
+mod restoring;
+#[cfg(test)]
+mod tests;
+mod walk;
+
+use std::time::Duration;
+
+use ibarr_common::ib::{DeviceName, Gid, Lid, PKey, PathRecord, PortNum, QosClass, ServiceId};
+use ibarr_common::wire::sa::PathQuestion;
+use ibarr_common::wire::umad::PKeyIndex;
+use thiserror::Error;
+
+use self::crc::Crc;
+use super::leads;
+use super::types::{PortFacts, PortName};
+
+pub(super) use self::restoring::Restoring;
+pub use self::restoring::{Restored, Verdict};
+pub use self::walk::{Step, Walk};
+
+/// All of it.
+#[derive(Clone, Debug, Eq, PartialEq)]
+pub struct Snapshot {
+    /// Seconds since 1970.
+    pub begun_at: u64,
+    /// Those that have asked.
+    pub ports: Vec<KeptPort>,
+    /// What they were answered.
+    pub paths: Vec<KeptPath>,
+}
+
+/// A port, and by what it is known again.
+#[derive(Clone, Debug, Eq, PartialEq)]
+pub struct KeptPort {
+    /// The kernel's name for it.
+    pub name: PortName,
+    /// Paths that it has asked for are of use while all of this is as it was.
+    pub identity: Identity,
+}
+
+/// What the paths of a port hang on.
+#[derive(Clone, Debug, Eq, PartialEq)]
+pub struct Identity {
+    /// Subnet prefix and port GUID.
+    pub gid: Gid,
+    /// Its LID, the first of 2^[`Self::lmc`].
+    pub lid: Lid,
+    /// As in [`PortFacts`].
+    pub lmc: u8,
+    /// Where the subnet manager is.
+    pub sm_lid: Lid,
+    /// As in [`PortFacts`].
+    pub pkeys: Vec<(PKeyIndex, PKey)>,
+}
+
+/// A path that the SA has given.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub struct KeptPath {
+    /// Its place among the ports.
+    pub port: u16,
+    /// What was asked.
+    pub question: PathQuestion,
+    /// What was answered.
+    pub record: PathRecord,
+    /// How long it would still have been given when the snapshot was begun, in milliseconds.
+    pub life: u32,
+}
+
+/// Why bytes are no snapshot.
+#[derive(Clone, Copy, Debug, Eq, Error, PartialEq)]
+pub enum Error {
+    /// It is something else.
+    #[error("it is no snapshot of paths")]
+    Magic,
+    /// Of another release.
+    #[error("it has version {0}, and this ibarr reads version 1")]
+    Version(u16),
+    /// Too short, or too long, for what it says it holds.
+    #[error("it is cut off")]
+    Length,
+    /// Something has changed since it was written.
+    #[error("its checksum is wrong")]
+    Checksum,
+    /// Nobody can have written this.
+    #[error("it says what cannot be")]
+    Value,
+}
+
+impl Identity {
+    /// `None` while the port has no SA.
+    pub(super) fn of(facts: &PortFacts) -> Option<Self> {
+        facts.sa()?;
+        Some(Self {
+            gid: *facts.gids.first()?,
+            lid: facts.lid?,
+            lmc: facts.lmc,
+            sm_lid: facts.sm_lid?,
+            pkeys: facts.pkeys.clone(),
+        })
+    }
+}
+
+impl KeptPath {
+    /// How long it would still have been given when the snapshot was begun.
+    pub fn life(&self) -> Duration {
+        Duration::from_millis(self.life.into())
+    }
+
+    fn emit(&self) -> Vec<u8> {
+        let PathQuestion { dgid, sgid, reversible, pkey, tclass, service_id, qos_class } =
+            self.question;
+        let flag = |is_set: bool, flag: u8| if is_set { flag } else { 0 };
+        let flags = flag(reversible, FLAG_REVERSIBLE)
+            | flag(service_id.is_some(), FLAG_SERVICE_ID)
+            | flag(qos_class.is_some(), FLAG_QOS_CLASS)
+            | flag(tclass.is_some(), FLAG_TCLASS)
+            | flag(pkey.is_some(), FLAG_PKEY);
+        let mut octets = Vec::with_capacity(PATH_LEN);
+        octets.extend(self.port.to_be_bytes());
+        octets.extend([flags, tclass.unwrap_or_default()]);
+        octets.extend(pkey.map_or(0, PKey::get).to_be_bytes());
+        octets.extend(qos_class.map_or(0, QosClass::get).to_be_bytes());
+        octets.extend(service_id.map_or(0, ServiceId::get).to_be_bytes());
+        octets.extend(self.life.to_be_bytes());
+        octets.extend(dgid.octets());
+        octets.extend(sgid.octets());
+        octets.extend(self.record.octets());
+        octets
+    }
+
+    fn parse(octets: &[u8; PATH_LEN]) -> Option<Self> {
+        let mut from = octets.as_slice();
+        let port = u16::from_be_bytes(*take(&mut from)?);
+        let [flags, tclass] = *take(&mut from)?;
+        let pkey = u16::from_be_bytes(*take(&mut from)?);
+        let qos_class = u16::from_be_bytes(*take(&mut from)?);
+        let service_id = u64::from_be_bytes(*take(&mut from)?);
+        let life = u32::from_be_bytes(*take(&mut from)?);
+        let has = |flag: u8| flags & flag != 0;
+        let question = PathQuestion {
+            dgid: Gid::new(*take(&mut from)?)?,
+            sgid: Gid::new(*take(&mut from)?)?,
+            reversible: has(FLAG_REVERSIBLE),
+            pkey: PKey::new(pkey).filter(|_| has(FLAG_PKEY)),
+            tclass: has(FLAG_TCLASS).then_some(tclass),
+            service_id: has(FLAG_SERVICE_ID).then(|| ServiceId::new(service_id)),
+            qos_class: QosClass::new(qos_class).filter(|_| has(FLAG_QOS_CLASS)),
+        };
+        let this =
+            Self { port, question, record: PathRecord::from_octets(*take(&mut from)?), life };
+        // There is one way to write it, so that what has no meaning is zero.
+        (this.emit() == octets && leads(&this.record, &this.question)).then_some(this)
+    }
+}
+
+impl KeptPort {
+    fn emit(&self) -> Vec<u8> {
+        let Identity { gid, lid, lmc, sm_lid, pkeys } = &self.identity;
+        // Facts of a port have at most 256.
+        let count = u16::try_from(pkeys.len()).unwrap_or(u16::MAX);
+        let mut octets = Vec::with_capacity(PORT_LEN + pkeys.len() * PKEY_LEN);
+        octets.extend(self.name.device.field());
+        octets.extend([self.name.port.get(), *lmc]);
+        octets.extend(lid.get().to_be_bytes());
+        octets.extend(sm_lid.get().to_be_bytes());
+        octets.extend(count.to_be_bytes());
+        octets.extend(gid.octets());
+        for (index, pkey) in pkeys.iter().take(count.into()) {
+            octets.extend(index.0.to_be_bytes());
+            octets.extend(pkey.get().to_be_bytes());
+        }
+        octets
+    }
+
+    fn parse(from: &mut &[u8]) -> Result<Self, Error> {
+        let device = DeviceName::from_field(take(from).ok_or(Error::Length)?);
+        let [number, lmc] = *take(from).ok_or(Error::Length)?;
+        let number_of = |from: &mut &[u8]| take(from).copied().map(u16::from_be_bytes);
+        let lid = number_of(from).ok_or(Error::Length)?;
+        let sm_lid = number_of(from).ok_or(Error::Length)?;
+        let count = number_of(from).ok_or(Error::Length)?;
+        let gid = Gid::new(*take(from).ok_or(Error::Length)?);
+        let mut pkeys = Vec::new();
+        for _ in 0..count {
+            let index = number_of(from).ok_or(Error::Length)?;
+            let pkey = number_of(from).ok_or(Error::Length)?;
+            pkeys.push((PKeyIndex(index), PKey::new(pkey).ok_or(Error::Value)?));
+        }
+        let name = device.zip(PortNum::new(number));
+        let (device, port) = name.ok_or(Error::Value)?;
+        let identity = Identity {
+            gid: gid.ok_or(Error::Value)?,
+            lid: Lid::new(lid).ok_or(Error::Value)?,
+            lmc,
+            sm_lid: Lid::new(sm_lid).ok_or(Error::Value)?,
+            pkeys,
+        };
+        Ok(Self { name: PortName { device, port }, identity })
+    }
+}
+
+impl Snapshot {
+    /// Reads the bytes.
+    ///
+    /// # Errors
+    /// Anything but the whole of what an [`Encoder`] has written.
+    pub fn parse(bytes: &[u8]) -> Result<Self, Error> {
+        let mut from = bytes;
+        if take(&mut from) != Some(MAGIC) {
+            return Err(Error::Magic);
+        }
+        let version = take(&mut from).copied().map(u16::from_be_bytes).ok_or(Error::Length)?;
+        if version != VERSION {
+            return Err(Error::Version(version));
+        }
+        let (content, crc) = bytes.split_last_chunk().ok_or(Error::Length)?;
+        if Crc::of(content) != u32::from_be_bytes(*crc) {
+            return Err(Error::Checksum);
+        }
+        let ports = take(&mut from).copied().map(u16::from_be_bytes).ok_or(Error::Length)?;
+        let reserved: &[u8; 4] = take(&mut from).ok_or(Error::Length)?;
+        let begun_at = take(&mut from).copied().map(u64::from_be_bytes).ok_or(Error::Length)?;
+        if *reserved != [0; 4] {
+            return Err(Error::Value);
+        }
+        let ports =
+            (0..ports).map(|_| KeptPort::parse(&mut from)).collect::<Result<Vec<_>, _>>()?;
+        if !ports.is_sorted_by(|one, other| one.name < other.name) {
+            return Err(Error::Value);
+        }
+        let paths = from.len().checked_sub(TRAILER_LEN).ok_or(Error::Length)?;
+        let (paths, trailer) = from.split_at(paths);
+        let (paths, rest) = paths.as_chunks::<PATH_LEN>();
+        let count = trailer.first_chunk().copied().map(u32::from_be_bytes);
+        if !rest.is_empty() || count.map(|count| count as usize) != Some(paths.len()) {
+            return Err(Error::Length);
+        }
+        let parse = |octets| {
+            let path = KeptPath::parse(octets).ok_or(Error::Value)?;
+            if usize::from(path.port) < ports.len() { Ok(path) } else { Err(Error::Value) }
+        };
+        let paths = paths.iter().map(parse).collect::<Result<_, _>>()?;
+        Ok(Self { begun_at, ports, paths })
+    }
+}
+
+/// Writes a snapshot part by part.
+#[derive(Debug)]
+pub struct Encoder {
+    crc: Crc,
+    paths: u32,
+}
+
+impl Encoder {
+    /// And the first bytes. There are at most 65,535 ports.
+    pub fn new(begun_at: u64, ports: &[KeptPort]) -> (Self, Vec<u8>) {
+        let count = u16::try_from(ports.len()).unwrap_or(u16::MAX);
+        let mut octets = Vec::new();
+        octets.extend(MAGIC);
+        octets.extend(VERSION.to_be_bytes());
+        octets.extend(count.to_be_bytes());
+        octets.extend([0; 4]);
+        octets.extend(begun_at.to_be_bytes());
+        octets.extend(ports.iter().take(count.into()).flat_map(KeptPort::emit));
+        let mut crc = Crc::default();
+        crc.update(&octets);
+        (Self { crc, paths: 0 }, octets)
+    }
+
+    /// Their bytes. There are at most 2³² - 1 of them.
+    pub fn paths(&mut self, paths: &[KeptPath]) -> Vec<u8> {
+        let octets: Vec<_> = paths.iter().flat_map(KeptPath::emit).collect();
+        self.crc.update(&octets);
+        self.paths += u32::try_from(paths.len()).unwrap_or(u32::MAX);
+        octets
+    }
+
+    /// The last bytes.
+    pub fn finish(mut self) -> Vec<u8> {
+        let mut octets = self.paths.to_be_bytes().to_vec();
+        self.crc.update(&octets);
+        octets.extend(self.crc.get().to_be_bytes());
+        octets
+    }
+}
+
+/// Bytes of a snapshot with so many paths and one port, as a bound for who reads a file.
+pub const fn max_len(paths: usize) -> usize {
+    let ports = 256 * (PORT_LEN + PortFacts::MAX_TABLE * PKEY_LEN);
+    HEADER_LEN + ports + paths * PATH_LEN + TRAILER_LEN
+}
+
+const MAGIC: &[u8; 8] = b"ibarrpth";
+const VERSION: u16 = 1;
+const HEADER_LEN: usize = 24;
+const PORT_LEN: usize = 88;
+const PKEY_LEN: usize = 4;
+const PATH_LEN: usize = 116;
+const TRAILER_LEN: usize = 8;
+
+const FLAG_REVERSIBLE: u8 = 1;
+const FLAG_SERVICE_ID: u8 = 2;
+const FLAG_QOS_CLASS: u8 = 4;
+const FLAG_TCLASS: u8 = 8;
+const FLAG_PKEY: u8 = 16;
+
+/// Reads `N` octets and moves on.
+fn take<'a, const N: usize>(from: &mut &'a [u8]) -> Option<&'a [u8; N]> {
+    let (octets, rest) = from.split_first_chunk()?;
+    *from = rest;
+    Some(octets)
+}

@@ -1,0 +1,325 @@
+// SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
+
+use ibarr_common::ib::Sl;
+use ibarr_common::wire::path_record::Fields;
+use proptest::prelude::*;
+
+use super::super::tests::{Rig, facts, found, name, question};
+use super::super::{Counter, Input, Source};
+use super::*;
+
+/// Made by other means; see there.
+fn golden() -> Vec<u8> {
+    let text = include_str!("../../../tests/data/paths-snapshot-1.txt");
+    let digits: String = text.lines().filter(|line| !line.starts_with('#')).collect();
+    let byte = |at| u8::from_str_radix(&digits[at..at + 2], 16).unwrap();
+    (0..digits.len()).step_by(2).map(byte).collect()
+}
+
+fn encoded(snapshot: &Snapshot) -> Vec<u8> {
+    let (mut encoder, mut bytes) = Encoder::new(snapshot.begun_at, &snapshot.ports);
+    for paths in snapshot.paths.chunks(3) {
+        bytes.extend(encoder.paths(paths));
+    }
+    bytes.extend(encoder.finish());
+    bytes
+}
+
+#[test]
+fn golden_snapshot_is_understood_and_written_byte_for_byte() {
+    let snapshot = Snapshot::parse(&golden()).unwrap();
+    assert_eq!(snapshot.begun_at, 1_800_000_000);
+    let [one, two] = &snapshot.ports[..] else { panic!("{:?}", snapshot.ports) };
+    assert_eq!((one.name, two.name), (name(1), name(2)));
+    let expected = Identity {
+        gid: "fe80::1:9".parse().unwrap(),
+        lid: Lid::new(8).unwrap(),
+        lmc: 0,
+        sm_lid: Lid::new(1).unwrap(),
+        pkeys: vec![(PKeyIndex(0), PKey::DEFAULT), (PKeyIndex(3), PKey::new(0x8001).unwrap())],
+    };
+    assert_eq!(one.identity, expected);
+    assert_eq!((two.identity.lmc, two.identity.pkeys.len()), (1, 0));
+    let [one, two] = &snapshot.paths[..] else { panic!("{:?}", snapshot.paths) };
+    let expected = PathQuestion {
+        dgid: "fe80::1".parse().unwrap(),
+        sgid: "fe80::1:9".parse().unwrap(),
+        reversible: true,
+        pkey: Some(PKey::DEFAULT),
+        tclass: None,
+        service_id: None,
+        qos_class: None,
+    };
+    assert_eq!((one.port, one.question, one.life()), (0, expected, Duration::from_hours(1)));
+    assert_eq!(Fields::parse(&one.record).unwrap().dlid, Lid::new(1).unwrap());
+    let expected = PathQuestion {
+        dgid: "fe80::2".parse().unwrap(),
+        sgid: "fe80::1:a".parse().unwrap(),
+        reversible: true,
+        pkey: PKey::new(0x8001),
+        tclass: Some(7),
+        service_id: Some(ServiceId::new(0x0106_0001)),
+        qos_class: QosClass::new(0x123),
+    };
+    assert_eq!((two.port, two.question, two.life()), (1, expected, Duration::from_mins(70)));
+    assert_eq!(Fields::parse(&two.record).unwrap().sl, Sl::default());
+    assert_eq!(encoded(&snapshot), golden());
+    assert!(golden().len() < max_len(2));
+}
+
+#[test]
+fn snapshot_that_is_cut_anywhere_or_has_a_flipped_bit_is_refused() {
+    let golden = golden();
+    for len in 0..golden.len() {
+        let error = Snapshot::parse(&golden[..len]).unwrap_err();
+        let expected = match len {
+            0..8 => Error::Magic,
+            8..10 => Error::Length,
+            _ => Error::Checksum,
+        };
+        assert_eq!(error, expected, "{len} bytes");
+    }
+    for bit in 0..golden.len() * 8 {
+        let mut bytes = golden.clone();
+        bytes[bit / 8] ^= 1 << (bit % 8);
+        assert!(Snapshot::parse(&bytes).is_err(), "bit {bit}");
+    }
+    assert_eq!(Snapshot::parse(&[golden, vec![0]].concat()), Err(Error::Checksum));
+}
+
+/// With a checksum that is right, as after a mistake of ours.
+#[test]
+fn what_cannot_be_is_refused_whatever_the_checksum() {
+    let refused = |at: usize, value: &[u8]| {
+        let mut bytes = golden();
+        bytes[at..at + value.len()].copy_from_slice(value);
+        let (content, crc) = bytes.split_last_chunk_mut::<4>().unwrap();
+        *crc = Crc::of(content).to_be_bytes();
+        Snapshot::parse(&bytes).unwrap_err()
+    };
+    let (first_port, second_port) = (24, 24 + 88 + 2 * 4);
+    let first_path = second_port + 88;
+    let last = golden().len() - 8;
+    for (at, value, error) in [
+        (8, &[0, 2][..], Error::Version(2)),
+        (12, &[1], Error::Value),
+        (10, &[0, 1], Error::Length),
+        (first_port, &[0], Error::Value),
+        (first_port + 64, &[0], Error::Value),
+        (first_port + 64, &[3], Error::Value),
+        (first_port + 66, &[0, 0], Error::Value),
+        (first_port + 70, &[0xff, 0xff], Error::Value),
+        (first_path, &[0, 2], Error::Value),
+        (first_path + 2, &[1], Error::Value),
+        (first_path + 2, &[0x80], Error::Value),
+        (first_path + 3, &[1], Error::Value),
+        (first_path + 20, &[0; 16], Error::Value),
+        (first_path + 52 + 8, &[0; 16], Error::Value),
+        (first_path + 52 + 8 + 15, &[9], Error::Value),
+        (last, &[0, 0, 0, 1], Error::Length),
+    ] {
+        assert_eq!(refused(at, value), error, "{value:x?} at {at}");
+    }
+}
+
+/// A path for each bit that a question can have, and for other destinations.
+fn kept(n: u16, life: u32) -> KeptPath {
+    let question = PathQuestion {
+        reversible: n & 1 != 0,
+        pkey: (n & 2 != 0).then_some(PKey::DEFAULT),
+        tclass: (n & 4 != 0).then_some(0),
+        service_id: (n & 8 != 0).then(|| ServiceId::new(n.into())),
+        qos_class: QosClass::new(n).filter(|_| n & 16 != 0),
+        ..question((n >> 5).into())
+    };
+    KeptPath { port: 0, question, record: super::super::tests::record(&question, n | 1), life }
+}
+
+proptest! {
+    #[test]
+    fn what_is_written_is_read(paths: Vec<(u16, u32)>, begun_at: u64) {
+        let paths = paths.iter().map(|&(n, life)| kept(n % 4096, life)).collect();
+        let identity = Identity::of(&facts()).unwrap();
+        let ports = vec![KeptPort { name: name(1), identity }];
+        let snapshot = Snapshot { begun_at, ports, paths };
+        prop_assert_eq!(Snapshot::parse(&encoded(&snapshot)), Ok(snapshot));
+    }
+}
+
+/// What `rig` has, as its daemon writes it.
+fn snapshot(rig: &Rig) -> Snapshot {
+    let mut walk = rig.paths.walk(rig.now);
+    let mut paths = Vec::new();
+    loop {
+        match rig.paths.step(&mut walk, 7) {
+            Step::Paths(more) => paths.extend(more),
+            Step::Done => return Snapshot { begun_at: 0, ports: walk.ports(), paths },
+            Step::Void => panic!("nothing has changed"),
+        }
+    }
+}
+
+/// A daemon that has asked for `count` paths, and has gone.
+fn left(count: u64) -> Snapshot {
+    let mut rig = Rig::new();
+    for n in 0..count {
+        rig.outcome(question(n));
+    }
+    let left = snapshot(&rig);
+    Snapshot::parse(&encoded(&left)).unwrap()
+}
+
+fn verdicts(rig: &mut Rig) -> Vec<(usize, Verdict)> {
+    let restored = std::iter::from_fn(|| rig.paths.poll_restored());
+    restored.map(|restored| (restored.paths, restored.verdict)).collect()
+}
+
+/// All that is due now.
+fn settle(rig: &mut Rig) {
+    while rig.paths.poll_timeout().is_some_and(|at| at <= rig.now) {
+        rig.paths.handle_timeout(rig.now);
+    }
+}
+
+#[test]
+fn daemon_that_starts_with_a_snapshot_asks_at_the_rate_and_gives_the_rest_in_doubt() {
+    let mut rig = Rig::new();
+    rig.paths.restore(rig.now, left(1_000), Duration::from_mins(1));
+    settle(&mut rig);
+    assert_eq!(verdicts(&mut rig), [(1_000, Verdict::Taken)]);
+    assert_eq!((rig.paths.load().cached, rig.count(Counter::Restored)), (1_000, 1_000));
+    assert!(rig.paths.entries().all(|entry| entry.is_doubted));
+    for n in 0..1_000 {
+        let outcome = rig.outcome(question(n));
+        let record = found(question(n), 1, Source::Sa);
+        assert!([record, found(question(n), 1, Source::Doubted)].contains(&outcome), "{outcome:?}");
+    }
+    assert!(rig.asked.len() <= 11, "{}", rig.asked.len());
+    // Without one, each is a question.
+    let mut rig = Rig::new();
+    for n in 0..1_000 {
+        rig.outcome(question(n));
+    }
+    assert_eq!(rig.asked.len(), 1_000);
+}
+
+#[test]
+fn paths_of_a_port_that_is_not_what_it_was_are_left_alone() {
+    let changes = [
+        ("SM", PortFacts { sm_lid: Lid::new(6), ..facts() }),
+        ("LID", PortFacts { lid: Lid::new(9), ..facts() }),
+        ("LMC", PortFacts { lmc: 1, ..facts() }),
+        ("GID", PortFacts { gids: vec!["fe80::beef".parse().unwrap()], ..facts() }),
+        ("prefix", PortFacts { gids: vec!["fec0::1:0".parse().unwrap()], ..facts() }),
+        ("partition", PortFacts { pkeys: vec![], ..facts() }),
+        (
+            "place of a partition",
+            PortFacts { pkeys: vec![(PKeyIndex(1), PKey::DEFAULT)], ..facts() },
+        ),
+    ];
+    for (what, changed) in changes {
+        let mut rig = Rig::without_port();
+        rig.paths.restore(rig.now, left(3), Duration::ZERO);
+        assert_eq!(verdicts(&mut rig), [], "nobody has asked yet");
+        rig.port(changed);
+        settle(&mut rig);
+        assert_eq!(verdicts(&mut rig), [(3, Verdict::Changed)], "{what}");
+        assert_eq!(rig.paths.load().cached, 0, "{what}");
+    }
+}
+
+#[test]
+fn port_may_come_up_later_and_what_it_has_been_told_is_younger() {
+    let mut rig = Rig::without_port();
+    rig.paths.restore(rig.now, left(2), Duration::ZERO);
+    rig.port(PortFacts { is_active: false, ..facts() });
+    settle(&mut rig);
+    assert_eq!((verdicts(&mut rig), rig.paths.load().cached), (vec![], 0));
+    rig.port(facts());
+    settle(&mut rig);
+    assert_eq!((verdicts(&mut rig), rig.paths.load().cached), (vec![(2, Verdict::Taken)], 2));
+
+    // One that has been asked for something before the file was read.
+    let mut rig = Rig::new();
+    rig.dlid = 9;
+    rig.outcome(question(1));
+    rig.paths.restore(rig.now, left(2), Duration::ZERO);
+    settle(&mut rig);
+    assert_eq!(rig.outcome(question(1)), found(question(1), 9, Source::Cache));
+    assert_eq!(rig.paths.load().cached, 2);
+
+    // One that changes while it is taken over.
+    let mut rig = Rig::new();
+    rig.paths.restore(rig.now, left(1_000), Duration::ZERO);
+    rig.paths.handle_timeout(rig.now);
+    rig.port(PortFacts { lid: Lid::new(9), ..facts() });
+    settle(&mut rig);
+    assert_eq!(rig.paths.entries().count(), 0);
+
+    // One that does not come is not waited for.
+    let mut rig = Rig::without_port();
+    rig.paths.restore(rig.now, left(2), Duration::ZERO);
+    rig.advance(Duration::from_mins(10));
+    assert_eq!(verdicts(&mut rig), [(2, Verdict::Absent)]);
+    assert_eq!(rig.paths.flush(), 0);
+}
+
+#[test]
+fn no_path_lives_longer_for_being_written_down() {
+    let mut rig = Rig::new();
+    rig.paths.restore(rig.now, left(100), Duration::from_hours(2));
+    settle(&mut rig);
+    assert_eq!((verdicts(&mut rig), rig.paths.load().cached), (vec![(0, Verdict::Taken)], 0));
+    let mut snapshot = left(1);
+    snapshot.paths[0].life = u32::MAX;
+    rig.paths.restore(rig.now, snapshot, Duration::ZERO);
+    settle(&mut rig);
+    let entries: Vec<_> = rig.paths.entries().map(|entry| entry.expires_at).collect();
+    assert_eq!(entries, [rig.now + Duration::from_mins(75)]);
+}
+
+#[test]
+fn more_than_there_is_room_for_is_forgotten_and_what_is_flushed_does_not_come() {
+    let config = super::super::Config { max_cached: 300, ..Default::default() };
+    let mut rig = Rig::with(config);
+    rig.paths.restore(rig.now, left(1_000), Duration::ZERO);
+    rig.paths.handle_timeout(rig.now);
+    assert_eq!(rig.paths.load().cached, 256, "a part at a time");
+    settle(&mut rig);
+    assert_eq!((rig.paths.load().cached, rig.count(Counter::Evicted)), (300, 700));
+    rig.paths.restore(rig.now, left(1_000), Duration::ZERO);
+    rig.paths.handle_timeout(rig.now);
+    assert_eq!(rig.paths.flush(), 300 + 744);
+    settle(&mut rig);
+    assert_eq!(rig.paths.load().cached, 0);
+}
+
+#[test]
+fn walk_reads_what_is_valid_once_whatever_is_learned_and_ends_with_a_change() {
+    let mut rig = Rig::new();
+    for n in 0..20 {
+        rig.outcome(question(n));
+    }
+    rig.resolve(question(99));
+    rig.refuse(ibarr_common::wire::sa::Refusal::NO_RECORDS);
+    rig.answered();
+    let mut walk = rig.paths.walk(rig.now);
+    let Step::Paths(first) = rig.paths.step(&mut walk, 8) else { panic!() };
+    for n in 100..200 {
+        rig.outcome(question(n));
+    }
+    let mut paths = first;
+    while let Step::Paths(more) = rig.paths.step(&mut walk, 8) {
+        paths.extend(more);
+    }
+    assert!(paths.len() <= 21, "no more than there were: {}", paths.len());
+    assert!(paths.is_sorted_by_key(|path| path.life));
+
+    let mut walk = rig.paths.walk(rig.now);
+    rig.port(PortFacts { is_active: false, sm_lid: None, lid: None, ..facts() });
+    assert!(matches!(rig.paths.step(&mut walk, 8), Step::Paths(_)), "it may come back");
+    rig.port(PortFacts { sm_lid: Lid::new(6), ..facts() });
+    assert_eq!(rig.paths.step(&mut walk, 8), Step::Void);
+    rig.paths.handle_input(rig.now, Input::PortGone { port: super::super::tests::PORT });
+    assert_eq!(snapshot(&rig).paths.len(), 120, "for when it is there again");
+}
