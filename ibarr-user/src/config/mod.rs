@@ -41,6 +41,8 @@ pub struct Config {
     pub local_service: local_service::Config,
     /// How subnet administrators are asked.
     pub paths: paths::Config,
+    /// Where their answers are kept for the next daemon, if anywhere.
+    pub snapshot: Option<PathBuf>,
     /// Whether and how the kernel answers.
     pub responder: bpf::Settings,
 }
@@ -69,7 +71,8 @@ pub enum Error {
 impl Config {
     /// What the cores are to know of it.
     pub fn node(&self) -> node::Config {
-        let Self { client, allow, view, local_service, paths, responder } = self.clone();
+        let Self { client, allow, view, local_service, paths, responder, snapshot: _ } =
+            self.clone();
         let view = local_view::Config { neighbours: responder.wants_neighbours(), ..view };
         node::Config { view, allow, client, local_service, paths }
     }
@@ -97,6 +100,7 @@ impl Config {
                 NonZeroU16::new(port).ok_or_else(|| "must not be 0".to_owned())
             });
             let source_check = root.value("source-check", SourceCheck::default(), source_check);
+            let (paths, snapshot) = paths(root);
             let allow = root.list("allow", Vec::new(), |value| value.parse::<Prefix>("10.0.0.0/8"));
             Self {
                 responder: responder(root),
@@ -110,7 +114,8 @@ impl Config {
                     neighbours: neighbours::Wanted::default(),
                 },
                 local_service: local_service(root),
-                paths: paths(root),
+                paths,
+                snapshot,
             }
         })
     }
@@ -160,9 +165,13 @@ fn local_service(root: &mut Table<'_>) -> local_service::Config {
     }
 }
 
-fn paths(root: &mut Table<'_>) -> paths::Config {
+fn paths(root: &mut Table<'_>) -> (paths::Config, Option<PathBuf>) {
     let default = paths::Config::default();
-    root.table("paths", |table| paths::Config {
+    root.table("paths", |table| (paths_of(table, default), table.value("snapshot", None, file)))
+}
+
+fn paths_of(table: &mut Table<'_>, default: paths::Config) -> paths::Config {
+    paths::Config {
         qos: table.value("qos", default.qos, qos),
         ttl: table.value("cache-ttl", default.ttl, |value| {
             at_least_a_second(value, Duration::from_hours(24))
@@ -175,7 +184,16 @@ fn paths(root: &mut Table<'_>) -> paths::Config {
         repeat_rate: table
             .value("repeat-rate", default.repeat_rate, |value| value.number(0..=10_000)),
         ..default
-    })
+    }
+}
+
+/// Nothing is none.
+fn file(value: Value<'_>) -> Result<Option<PathBuf>, String> {
+    match value.text("/var/lib/ibarr/paths")? {
+        "" => Ok(None),
+        path if path.starts_with('/') && !path.ends_with('/') => Ok(Some(path.into())),
+        path => Err(format!("is {path:?}; write a file's path, from / on, or \"\"")),
+    }
 }
 
 fn interfaces(root: &mut Table<'_>) -> InterfaceFilter {
@@ -338,7 +356,8 @@ mod tests {
         assert_eq!(config.responder, bpf::Settings::default());
         // Every key is there: without its "key =" a line of the default's rendering would differ.
         let keys = text.lines().filter(|line| !line.starts_with('#') && line.contains(" = "));
-        assert_eq!(keys.count(), 30);
+        assert_eq!(keys.count(), 31);
+        assert_eq!((config.snapshot, default.snapshot), (None, None));
         assert_eq!(config.paths, default.paths);
         assert_eq!(config.paths, paths::Config::default());
     }
@@ -368,6 +387,7 @@ mod tests {
              negative-ttl = \"1s\"\n\
              max-cached = 1000\n\
              repeat-rate = 0\n\
+             snapshot = \"/var/lib/ibarr/paths\"\n\
              [[static-gid]]\n\
              ip = \"10.2.0.5\"\n\
              gid = \"fe80::2:c903:0:201\"\n",
@@ -394,6 +414,7 @@ mod tests {
             ..paths::Config::default()
         };
         assert_eq!(config.paths, expected);
+        assert_eq!(config.snapshot, Some("/var/lib/ibarr/paths".into()));
         assert!(config.allow.contains("10.1.2.3".parse().unwrap()));
         assert!(!config.allow.contains("192.0.2.1".parse().unwrap()));
         let gid = config.view.static_gids.lookup("10.2.0.5".parse().unwrap());
@@ -465,6 +486,12 @@ responder = \"ebpf\"
         let expected = "line 1: resends: the last may come after 1.32s, leave it below \
                         deadline = 1s";
         assert_eq!(mistakes("[client]\ndeadline = \"1s\"\n"), [expected]);
+        for wrong in ["paths", "/var/lib/"] {
+            let expected = format!(
+                "line 2: paths.snapshot is {wrong:?}; write a file's path, from / on, or \"\""
+            );
+            assert_eq!(mistakes(&format!("[paths]\nsnapshot = {wrong:?}\n")), [expected]);
+        }
         assert_eq!(mistakes("lease = \"2h\"\n"), ["line 1: lease must be from \"1s\" to \"1h\""]);
         let twice = "[[static-gid]]\nip = \"10.2.0.5\"\ngid = \"fe80::1\"\n".repeat(2);
         let expected = "line 1: static GID for 10.2.0.5: given twice, remove one";

@@ -7,7 +7,9 @@
 mod asks;
 mod learned;
 mod paths;
+mod reload;
 mod report;
+mod snapshot;
 
 use std::future::pending;
 use std::io;
@@ -25,19 +27,18 @@ use ibarr_proto::local_view::{self, Link};
 use ibarr_proto::node::{self, Node, Output, Room};
 use ibarr_proto::resolver;
 use rand_chacha::ChaCha12Rng;
-use sd_notify::NotifyState;
 use tokio::sync::{mpsc, oneshot, watch};
 use tokio::task::AbortHandle;
-use tracing::{debug, error, info, warn};
+use tracing::{debug, error, info};
 
 use self::asks::Asks;
 use self::paths::PathAsks;
+use self::snapshot::Snapshots;
 use crate::bpf::{self, Responder};
-use crate::causes::chain;
 use crate::config::Config;
 use crate::control::messages::{Body, Failure, FailureKind, Request, Response};
 use crate::control::server::Ask;
-use crate::daemon::{Command, RunOptions, Signals, tell_systemd};
+use crate::daemon::{Command, RunOptions, Signals};
 use crate::sys::clock;
 use crate::sys::local_service::Received;
 use crate::sys::timer::Timer;
@@ -47,6 +48,7 @@ use crate::transport::ports::{self, Ports};
 use crate::transport::queries::{Datagram, Sockets};
 use crate::transport::rtnetlink::{self, NudgeError, Nudged, Nudger, Place, RouteAnswer};
 use crate::transport::server::{Batch, Reply, State};
+use crate::transport::snapshot::{self as kept, Keeper};
 use crate::transport::umad::{self, Umads};
 use crate::transport::{self, Counters};
 
@@ -81,6 +83,7 @@ pub struct Engine {
     routes: rtnetlink::Routes,
     ports: Ports,
     umads: Umads,
+    snapshots: Snapshots,
     local_service: ls::LocalService,
     nudger: Nudger,
     /// On which interface the last nudge was made, or why it failed.
@@ -102,6 +105,7 @@ struct Inputs {
     routes: mpsc::Receiver<RouteAnswer>,
     ports: mpsc::Receiver<ports::Event>,
     mads: mpsc::Receiver<umad::Event>,
+    snapshots: mpsc::Receiver<kept::Event>,
     nudged: mpsc::Receiver<Result<Nudged, NudgeError>>,
     responder: mpsc::Receiver<bpf::Progress>,
     batches: mpsc::Receiver<Batch>,
@@ -128,6 +132,7 @@ enum Input {
     Datagram(Datagram),
     Port(ports::Event),
     Mad(umad::Event),
+    Snapshot(kept::Event),
     LocalService(ls::Event),
     Nudged(Result<Nudged, NudgeError>),
     Responder(bpf::Progress),
@@ -165,13 +170,15 @@ impl Engine {
         let (routes, route_answers) = rtnetlink::Routes::start(Arc::clone(&counters))?;
         let (ports, port_events) = Ports::start(options.dirs.clone())?;
         let (mad_sender, mads) = mpsc::channel(transport::MADS);
+        let (keeper, snapshots) = Keeper::start(Arc::clone(&counters))?;
         let (nudger, outcomes) = Nudger::start()?;
         let (responder, progress) =
             Responder::start(options.bpf(), config.responder.clone(), config.allow.clone())?;
         let (batch_sender, batches) = mpsc::channel(transport::BATCHES);
         let (datagram_sender, datagrams) = mpsc::channel(transport::DATAGRAMS);
+        let now = clock::now();
         let mut engine = Self {
-            started: clock::now(),
+            started: now,
             node: Node::new(config.node(), rng),
             asks: Asks::default(),
             path_asks: PathAsks::default(),
@@ -182,6 +189,12 @@ impl Engine {
             routes,
             ports,
             umads: Umads::new(mad_sender, Arc::clone(&counters)),
+            snapshots: Snapshots::new(
+                now,
+                keeper,
+                config.snapshot.clone(),
+                config.paths.max_cached,
+            ),
             local_service: ls::LocalService::start(local_service, Arc::clone(&counters)),
             nudger,
             last_nudge: None,
@@ -194,6 +207,7 @@ impl Engine {
                 routes: route_answers,
                 ports: port_events,
                 mads,
+                snapshots,
                 nudged: outcomes,
                 responder: progress,
                 batches,
@@ -207,7 +221,7 @@ impl Engine {
         };
         engine.start_servers();
         if let Some(port_id) = engine.local_service.port_id() {
-            engine.serve_kernel(clock::now(), ls::Event::Opened(port_id));
+            engine.serve_kernel(now, ls::Event::Opened(port_id));
         }
         Ok(engine)
     }
@@ -244,11 +258,17 @@ impl Engine {
                 ready();
             }
         }
+        Box::pin(self.keep_paths_at_end()).await;
     }
 
     /// Waits for the next thing to happen.
     async fn next(&mut self, asks: &mut mpsc::Receiver<Ask>, signals: &mut Signals) -> Input {
-        let due = [self.node.poll_timeout(), self.responder.poll_timeout(), self.ends_at];
+        let due = [
+            self.node.poll_timeout(),
+            self.responder.poll_timeout(),
+            self.snapshots.poll_timeout(),
+            self.ends_at,
+        ];
         if let Err(error) = self.timer.set(due.into_iter().flatten().min()) {
             error!(%error, "the timer cannot be set");
         }
@@ -267,6 +287,7 @@ impl Engine {
             Some(datagram) = self.inputs.datagrams.recv() => Input::Datagram(datagram),
             Some(event) = self.inputs.ports.recv() => Input::Port(event),
             Some(event) = self.inputs.mads.recv() => Input::Mad(event),
+            Some(event) = self.inputs.snapshots.recv() => Input::Snapshot(event),
             Some(batch) = self.inputs.batches.recv() => Input::Queries(batch),
             Some(outcome) = self.inputs.nudged.recv() => Input::Nudged(outcome),
             Some(progress) = self.inputs.responder.recv() => Input::Responder(progress),
@@ -288,6 +309,7 @@ impl Engine {
             }
             Input::Port(event) => self.handle_port(now, event),
             Input::Mad(event) => self.handle_mad(now, &event),
+            Input::Snapshot(event) => self.handle_snapshot(now, event),
             Input::Route(RouteAnswer { question, route }) => {
                 self.tell_client(now, client::Input::Route { question, route: route.ok() });
             }
@@ -362,6 +384,8 @@ impl Engine {
                 }
             }
         }
+        self.tell_restored();
+        self.keep_paths(now);
         self.mirror_cache(now);
         self.responder.handle_timeout(now, self.node.view());
         self.guard_servers();
@@ -483,54 +507,6 @@ impl Engine {
         }
     }
 
-    /// All of the file takes effect, or none of it. Whoever asked hears of it when it has.
-    fn reload(&mut self, asked: Option<oneshot::Sender<Response>>) {
-        tell_systemd_reloading();
-        self.is_reloading = true;
-        let response = match self.options.load() {
-            Ok((config, file)) => {
-                self.reconfigure(config, file);
-                let done = format!("configuration: {}", self.config_name());
-                info!("reloaded, {done}");
-                Body::Done { done }.into()
-            }
-            Err(error) => {
-                let message = chain(&error);
-                error!("not reloaded, the old configuration stays:\n{message}");
-                Failure { kind: FailureKind::Config, message }.into()
-            }
-        };
-        self.reloads.extend(asked.map(|asked| (asked, response)));
-    }
-
-    fn end_reload(&mut self) {
-        if !self.is_reloading || !self.responder.is_settled() {
-            return;
-        }
-        self.is_reloading = false;
-        for (asked, response) in self.reloads.drain(..) {
-            // He may be gone.
-            drop(asked.send(response));
-        }
-        tell_systemd(&[NotifyState::Ready]);
-    }
-
-    fn reconfigure(&mut self, config: Config, file: Option<PathBuf>) {
-        let now = clock::now();
-        self.node.reconfigure(now, config.node());
-        self.responder.reconfigure(now, config.responder.clone(), config.allow.clone());
-        let port = |config: &Config| config.client.settings().udp_port;
-        let moved = port(&config) != port(&self.config);
-        self.config = config;
-        self.file = file;
-        if moved {
-            self.start_servers();
-        }
-        for pattern in self.node.view().unmatched_patterns() {
-            warn!(%pattern, "no such interface (yet)");
-        }
-    }
-
     /// Serves the port of the configuration, and no other.
     fn start_servers(&mut self) {
         for server in self.servers.drain(..) {
@@ -586,13 +562,5 @@ impl Inputs {
 impl ServerSocket {
     fn has_started(&self) -> bool {
         !matches!(*self.state.borrow(), State::Starting)
-    }
-}
-
-/// For `Type=notify-reload` (systemd.service(5)).
-fn tell_systemd_reloading() {
-    match NotifyState::monotonic_usec_now() {
-        Ok(now) => tell_systemd(&[NotifyState::Reloading, now]),
-        Err(error) => warn!(%error, "cannot tell systemd the time"),
     }
 }

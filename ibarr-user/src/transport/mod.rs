@@ -15,6 +15,7 @@
 //! | answers to the kernel | engine → socket | 1, which had no room | no more answers are made, no more requests read |
 //! | ports | thread of each device → engine | [`PORT_EVENTS`] | the thread waits |
 //! | MADs | umad devices → engine | [`MADS`] | the device waits: the kernel holds no more than what we have asked for |
+//! | orders, events of the snapshot | engine ↔ thread | [`SNAPSHOT_ORDERS`], [`SNAPSHOT_EVENTS`] | the engine reads no more paths; the thread waits |
 //! | nudges, outcomes | engine ↔ thread | 1 each: the core has one under way | |
 //! | orders, progress | engine ↔ thread of the BPF programs | 1, 2: it has one order, of which the longest tells of two things | |
 //! | asks | control connections → engine | [`ASKS`]: one a connection | the connection waits |
@@ -25,6 +26,7 @@ pub mod ports;
 pub mod queries;
 pub mod rtnetlink;
 pub mod server;
+pub mod snapshot;
 pub mod umad;
 
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -43,6 +45,10 @@ pub const ROUTE_ANSWERS: usize = 256;
 pub const PORT_EVENTS: usize = 64;
 /// See the table above.
 pub const MADS: usize = 256;
+/// See the table above.
+pub const SNAPSHOT_ORDERS: usize = 4;
+/// See the table above.
+pub const SNAPSHOT_EVENTS: usize = 4;
 /// See the table above.
 pub const ASKS: usize = 32;
 
@@ -73,6 +79,12 @@ ibarr_proto::counters! {
         UmadTruncated = "umad.malformed-truncated",
         /// MADs that a umad device gave back unanswered and that are none.
         UmadMalformed = "umad.malformed",
+        /// Snapshots of paths that are in their place.
+        SnapshotWritten = "snapshot.written",
+        /// Snapshots of paths that could not be written; the one before is still there.
+        SnapshotNotWritten = "snapshot.not-written",
+        /// Files that are no snapshot of paths, or a damaged one.
+        SnapshotRefused = "snapshot.refused",
         /// Events about links, addresses, routes and policy rules.
         RtnetlinkEvent = "rtnetlink.event",
         /// Dumps that were passed on whole.

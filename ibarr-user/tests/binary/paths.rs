@@ -254,6 +254,62 @@ fn silent_sa_keeps_nobody_waiting_and_a_busy_one_is_asked_again() {
     kernel.expect("10000000 00100001 04000000", "");
 }
 
+/// Asks for many paths.
+fn ask_for_many(kernel: &Kernel, seq: u32) {
+    for n in 0..MANY {
+        let path = ask(kernel, seq + n, request(&format!("fec0:0:22:2::{n:x}"), 1));
+        assert!(path.is_some_and(|path| path.len() == 3), "{n}");
+    }
+}
+
+const MANY: u32 = 200;
+
+fn counter(daemon: &Daemon, name: &str) -> u64 {
+    json(&daemon.ask(&["counters", "--json"]))["counters"][name].as_u64().unwrap()
+}
+
+#[test]
+fn daemon_asks_nothing_that_the_one_before_it_was_told_unless_the_port_has_changed() {
+    let dir = TempDir::new("paths-kept");
+    let port = Port::new(&dir);
+    let file = dir.path("kept");
+    // Without repetitions, of which there are more the slower the machine.
+    let config = format!("[paths]\nrepeat-rate = 0\nsnapshot = \"{}\"\n", file.display());
+    let (mut daemon, kernel) = start(&dir, &config);
+    ask_for_many(&kernel, 1);
+    assert_eq!(daemon.end(Signal::SIGTERM), Some(0));
+    assert_eq!(fs::metadata(&file).unwrap().len(), 24 + 92 + u64::from(MANY) * 116 + 8);
+
+    let asked = port.asked();
+    let (mut daemon, kernel) = start(&dir, &config);
+    daemon.until(|daemon| (counter(daemon, "paths.restored") == u64::from(MANY)).then_some(()));
+    ask_for_many(&kernel, 1);
+    assert_eq!(counter(&daemon, "paths.found-doubted"), u64::from(MANY));
+    // What the SA can do is asked anew.
+    assert!(port.asked() <= asked + 1, "{} questions", port.asked() - asked);
+    assert_eq!(daemon.end(Signal::SIGTERM), Some(0));
+
+    port.write("class/infiniband/mlx5_0/ports/1/sm_lid", "0x2");
+    port.sa.lock().unwrap().move_to(Lid::new(2));
+    let asked = port.asked();
+    let (mut daemon, kernel) = start(&dir, &config);
+    daemon.until(|daemon| (counter(daemon, "paths.not-restored") == u64::from(MANY)).then_some(()));
+    ask_for_many(&kernel, 1);
+    assert!(port.asked() >= asked + u64::from(MANY));
+    assert_eq!(daemon.end(Signal::SIGTERM), Some(0));
+
+    let mut bytes = fs::read(&file).unwrap();
+    bytes[1_000] ^= 1;
+    fs::write(&file, &bytes).unwrap();
+    let (mut daemon, _kernel) = start(&dir, &config);
+    daemon.until(|daemon| (counter(daemon, "snapshot.refused") == 1).then_some(()));
+    assert_eq!(counter(&daemon, "paths.restored"), 0);
+    // One that cannot be written leaves it where it is.
+    fs::create_dir(dir.path("kept.new")).unwrap();
+    assert_eq!(daemon.end(Signal::SIGTERM), Some(0));
+    assert_eq!(fs::read(&file).unwrap(), bytes);
+}
+
 #[test]
 fn device_that_goes_and_comes_back_is_opened_again_and_a_moved_sm_followed() {
     let dir = TempDir::new("paths-back");

@@ -1,0 +1,75 @@
+// SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
+
+//! Another configuration, while the daemon runs.
+
+use std::path::PathBuf;
+
+use sd_notify::NotifyState;
+use tokio::sync::oneshot;
+use tracing::{error, info, warn};
+
+use super::Engine;
+use crate::causes::chain;
+use crate::config::Config;
+use crate::control::messages::{Body, Failure, FailureKind, Response};
+use crate::daemon::tell_systemd;
+use crate::sys::clock;
+
+impl Engine {
+    /// All of the file takes effect, or none of it. Whoever asked hears of it when it has.
+    pub(super) fn reload(&mut self, asked: Option<oneshot::Sender<Response>>) {
+        tell_systemd_reloading();
+        self.is_reloading = true;
+        let response = match self.options.load() {
+            Ok((config, file)) => {
+                self.reconfigure(config, file);
+                let done = format!("configuration: {}", self.config_name());
+                info!("reloaded, {done}");
+                Body::Done { done }.into()
+            }
+            Err(error) => {
+                let message = chain(&error);
+                error!("not reloaded, the old configuration stays:\n{message}");
+                Failure { kind: FailureKind::Config, message }.into()
+            }
+        };
+        self.reloads.extend(asked.map(|asked| (asked, response)));
+    }
+
+    pub(super) fn end_reload(&mut self) {
+        if !self.is_reloading || !self.responder.is_settled() {
+            return;
+        }
+        self.is_reloading = false;
+        for (asked, response) in self.reloads.drain(..) {
+            // He may be gone.
+            drop(asked.send(response));
+        }
+        tell_systemd(&[NotifyState::Ready]);
+    }
+
+    fn reconfigure(&mut self, config: Config, file: Option<PathBuf>) {
+        let now = clock::now();
+        self.node.reconfigure(now, config.node());
+        self.responder.reconfigure(now, config.responder.clone(), config.allow.clone());
+        let port = |config: &Config| config.client.settings().udp_port;
+        let moved = port(&config) != port(&self.config);
+        self.snapshots.set_file(config.snapshot.clone());
+        self.config = config;
+        self.file = file;
+        if moved {
+            self.start_servers();
+        }
+        for pattern in self.node.view().unmatched_patterns() {
+            warn!(%pattern, "no such interface (yet)");
+        }
+    }
+}
+
+/// For `Type=notify-reload` (systemd.service(5)).
+fn tell_systemd_reloading() {
+    match NotifyState::monotonic_usec_now() {
+        Ok(now) => tell_systemd(&[NotifyState::Reloading, now]),
+        Err(error) => warn!(%error, "cannot tell systemd the time"),
+    }
+}

@@ -1,0 +1,161 @@
+// SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
+
+//! What subnet administrators have answered, from one daemon to the next.
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use ibarr_common::Instant;
+use ibarr_proto::paths::snapshot::{Restored, Step, Verdict, Walk};
+use tokio::time::timeout;
+use tracing::{debug, info, warn};
+
+use super::Engine;
+use crate::transport::snapshot::{Event, Keeper, Order};
+
+/// Whether and when paths are written down.
+pub(super) struct Snapshots {
+    keeper: Keeper,
+    /// Where, if anywhere.
+    file: Option<PathBuf>,
+    state: State,
+}
+
+enum State {
+    /// Until then.
+    Idle(Instant),
+    /// So far. The next part is due then.
+    Writing(Walk, Instant),
+}
+
+/// After a crash, paths that were learned since are asked for anew.
+const INTERVAL: Duration = Duration::from_mins(10);
+
+/// Paths that are read in one turn: some ten microseconds' worth.
+const PART: usize = 256;
+
+/// Between two looks whether a disk that is behind has room for more.
+const PAUSE: Duration = Duration::from_millis(10);
+
+/// For a disk to take the last one; it is left incomplete, beside its place, when that is over.
+const LAST_WORDS: Duration = Duration::from_secs(10);
+
+impl Snapshots {
+    pub(super) fn new(now: Instant, keeper: Keeper, file: Option<PathBuf>, paths: usize) -> Self {
+        if let (Some(file), Some(room)) = (&file, keeper.try_reserve()) {
+            room.send(Order::Read(file.clone(), paths));
+        }
+        Self { keeper, file, state: State::Idle(now + INTERVAL) }
+    }
+
+    /// From now on written there.
+    pub(super) fn set_file(&mut self, file: Option<PathBuf>) {
+        self.file = file;
+    }
+
+    pub(super) fn poll_timeout(&self) -> Option<Instant> {
+        self.file.as_ref()?;
+        match self.state {
+            State::Idle(until) => Some(until),
+            State::Writing(_, due) => Some(due),
+        }
+    }
+}
+
+impl Engine {
+    /// Writes a part of a snapshot, if one is due.
+    pub(super) fn keep_paths(&mut self, now: Instant) {
+        let Snapshots { keeper, file, state } = &mut self.snapshots;
+        let Some(file) = file else { return };
+        let (State::Idle(due) | State::Writing(_, due)) = state;
+        if *due > now {
+            return;
+        }
+        let Some(room) = keeper.try_reserve() else {
+            *due = now + PAUSE;
+            return;
+        };
+        match state {
+            State::Idle(_) => {
+                let walk = self.node.paths().walk(now);
+                room.send(Order::Begin(file.clone(), walk.ports()));
+                *state = State::Writing(walk, now);
+            }
+            State::Writing(walk, _) => {
+                let order = order(self.node.paths().step(walk, PART));
+                if !matches!(order, Order::Paths(_)) {
+                    *state = State::Idle(now + INTERVAL);
+                }
+                room.send(order);
+            }
+        }
+    }
+
+    pub(super) fn handle_snapshot(&mut self, now: Instant, event: Event) {
+        match event {
+            Event::Read(snapshot, age) => self.node.restore_paths(now, snapshot, age),
+            Event::Refused(reason) => warn!("the snapshot of paths is left alone: {reason}"),
+            Event::Written => debug!("paths are kept for the next daemon"),
+            Event::NotWritten(reason) => warn!("paths are not kept for the next daemon: {reason}"),
+        }
+    }
+
+    pub(super) fn tell_restored(&mut self) {
+        while let Some(Restored { port, paths, verdict }) = self.node.poll_restored() {
+            match verdict {
+                Verdict::Taken => {
+                    info!(%port, paths, "took over what the last daemon was answered");
+                }
+                Verdict::Changed => info!(
+                    %port,
+                    paths,
+                    "paths of the last daemon are of no use: LID, GID, subnet manager or \
+                     partitions of the port have changed"
+                ),
+                Verdict::Absent => info!(%port, paths, "paths of a port that does not come up"),
+            }
+        }
+    }
+
+    /// Writes the last one, all at once: nobody waits for anything else any more.
+    pub(super) async fn keep_paths_at_end(self) {
+        let Self { snapshots, node, inputs, .. } = self;
+        let Snapshots { keeper, file: Some(file), .. } = snapshots else { return };
+        let (paths, mut events) = (node.paths(), inputs.snapshots);
+        let write = async {
+            let mut walk = paths.walk(crate::sys::clock::now());
+            keeper.order(Order::Begin(file, walk.ports())).await;
+            loop {
+                let order = order(paths.step(&mut walk, PART));
+                let is_more = matches!(order, Order::Paths(_));
+                keeper.order(order).await;
+                if !is_more {
+                    break;
+                }
+            }
+            // The thread ends when it has done all of it.
+            drop(keeper);
+            let mut last = None;
+            while let Some(event) = events.recv().await {
+                last = Some(event);
+            }
+            last
+        };
+        match timeout(LAST_WORDS, write).await {
+            Ok(Some(Event::Written)) => info!("paths are kept for the next daemon"),
+            Ok(Some(Event::NotWritten(reason))) => {
+                warn!("paths are not kept for the next daemon: {reason}");
+            }
+            Ok(_) => {}
+            Err(_) => warn!("paths are not kept for the next daemon: the disk is too slow"),
+        }
+    }
+}
+
+fn order(step: Step) -> Order {
+    match step {
+        Step::Paths(paths) => Order::Paths(paths),
+        Step::Done => Order::End,
+        Step::Void => Order::Abandon,
+    }
+}
