@@ -5,9 +5,9 @@
 #![forbid(unsafe_code)]
 
 use std::os::fd::AsFd as _;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
-use std::{env, fs, io};
+use std::{env, fmt, fs, io};
 
 use anyhow::{Context, Result};
 use clap::{Args, Parser, Subcommand};
@@ -60,47 +60,13 @@ enum Command {
 #[derive(Subcommand)]
 enum BenchCommand {
     /// Answering, asking and starting up, against a UDP echo server
-    Ip2gid {
-        /// Also write the figures there, as JSON
-        #[arg(long, value_name = "FILE")]
-        json: Option<PathBuf>,
-        /// Also draw them there, as SVG
-        #[arg(long, value_name = "FILE")]
-        svg: Option<PathBuf>,
-        /// Seconds instead of minutes: shows that the bench works
-        #[arg(long)]
-        quick: bool,
-        #[command(flatten)]
-        ibarr: Ibarr,
-    },
+    Ip2gid(Measurement),
     /// What the kernel's questions cost, where the answers are known, against an echo server
-    Resolve {
-        /// Also write the figures there, as JSON
-        #[arg(long, value_name = "FILE")]
-        json: Option<PathBuf>,
-        /// Also draw them there, as SVG
-        #[arg(long, value_name = "FILE")]
-        svg: Option<PathBuf>,
-        /// Seconds instead of minutes: shows that the bench works
-        #[arg(long)]
-        quick: bool,
-        #[command(flatten)]
-        ibarr: Ibarr,
-    },
+    Resolve(Measurement),
+    /// What path requests cost: from the cache, from a subnet administrator, and many at once
+    Paths(Measurement),
     /// What an answer in the kernel costs, beside programs that do less
-    Responder {
-        /// Also write the figures there, as JSON
-        #[arg(long, value_name = "FILE")]
-        json: Option<PathBuf>,
-        /// Also draw them there, as SVG
-        #[arg(long, value_name = "FILE")]
-        svg: Option<PathBuf>,
-        /// Seconds instead of minutes: shows that the bench works
-        #[arg(long)]
-        quick: bool,
-        #[command(flatten)]
-        ibarr: Ibarr,
-    },
+    Responder(Measurement),
     /// An echo server to compare with
     #[command(hide = true)]
     Echo {
@@ -114,9 +80,28 @@ enum BenchCommand {
     /// An echo server for datagrams, on the socket that is standard input
     #[command(hide = true)]
     LsEcho,
-    /// The costs of client caches in this process
+    /// The costs of caches in this process
     #[command(hide = true)]
-    Caches,
+    Caches {
+        of: bench::Cache,
+        #[arg(long)]
+        quick: bool,
+    },
+}
+
+#[derive(Args)]
+struct Measurement {
+    /// Also write the figures there, as JSON
+    #[arg(long, value_name = "FILE")]
+    json: Option<PathBuf>,
+    /// Also draw them there, as SVG
+    #[arg(long, value_name = "FILE")]
+    svg: Option<PathBuf>,
+    /// Seconds instead of minutes: shows that the bench works
+    #[arg(long)]
+    quick: bool,
+    #[command(flatten)]
+    ibarr: Ibarr,
 }
 
 #[derive(Subcommand)]
@@ -228,22 +213,15 @@ fn enter_userns(wanted: bool) -> Result<()> {
 
 fn run_bench(store: &Store, userns: bool, command: BenchCommand) -> Result<ExitCode> {
     match command {
-        BenchCommand::Ip2gid { json, svg, quick, ibarr } => {
-            enter_userns(userns)?;
-            let report = bench::ip2gid(store, &ibarr.find()?, quick, &Interrupt::watch()?)?;
-            print!("{report}");
-            write_figures(&report, json, svg.map(|path| (path, report.svg())))?;
+        BenchCommand::Ip2gid(how) => how.take(store, userns, bench::ip2gid, bench::Report::svg)?,
+        BenchCommand::Resolve(how) => {
+            how.take(store, userns, bench::resolve, bench::ResolveReport::svg)?;
         }
-        BenchCommand::Resolve { json, svg, quick, ibarr } => {
-            enter_userns(userns)?;
-            let report = bench::resolve(store, &ibarr.find()?, quick, &Interrupt::watch()?)?;
-            print!("{report}");
-            write_figures(&report, json, svg.map(|path| (path, report.svg())))?;
+        BenchCommand::Paths(how) => {
+            how.take(store, userns, bench::paths, bench::PathsReport::svg)?;
         }
-        BenchCommand::Responder { json, svg, quick, ibarr } => {
-            let report = bench::responder(store, &ibarr.find()?, quick, &Interrupt::watch()?)?;
-            print!("{report}");
-            write_figures(&report, json, svg.map(|path| (path, report.svg())))?;
+        BenchCommand::Responder(how) => {
+            how.take(store, false, bench::responder, bench::ResponderReport::svg)?;
         }
         BenchCommand::Echo { style, port, ipv6 } => {
             let family = if ipv6 { Family::V6 } else { Family::V4 };
@@ -253,26 +231,36 @@ fn run_bench(store: &Store, userns: bool, command: BenchCommand) -> Result<ExitC
             let socket = io::stdin().as_fd().try_clone_to_owned().context("no standard input")?;
             bench::echo_local_service(&socket)?;
         }
-        BenchCommand::Caches => {
-            println!("{}", serde_json::to_string(&bench::measure_caches()?)?);
+        BenchCommand::Caches { of, quick } => {
+            println!("{}", serde_json::to_string(&bench::measure_cache(of, quick)?)?);
         }
     }
     Ok(ExitCode::SUCCESS)
 }
 
-fn write_figures(
-    report: &impl serde::Serialize,
-    json: Option<PathBuf>,
-    svg: Option<(PathBuf, String)>,
-) -> Result<()> {
-    let json = match json {
-        Some(path) => Some((path, serde_json::to_string_pretty(report)? + "\n")),
-        None => None,
-    };
-    for (path, content) in [json, svg].into_iter().flatten() {
-        fs::write(&path, content).with_context(|| format!("cannot write {}", path.display()))?;
+impl Measurement {
+    /// Measures, and shows the figures as is wished.
+    fn take<R: serde::Serialize + fmt::Display>(
+        self,
+        store: &Store,
+        userns: bool,
+        measure: fn(&Store, &Path, bool, &Interrupt) -> Result<R>,
+        draw: fn(&R) -> String,
+    ) -> Result<()> {
+        enter_userns(userns)?;
+        let report = measure(store, &self.ibarr.find()?, self.quick, &Interrupt::watch()?)?;
+        print!("{report}");
+        let write = |path: &Path, content: String| {
+            fs::write(path, content).with_context(|| format!("cannot write {}", path.display()))
+        };
+        if let Some(path) = &self.json {
+            write(path, serde_json::to_string_pretty(&report)? + "\n")?;
+        }
+        if let Some(path) = &self.svg {
+            write(path, draw(&report))?;
+        }
+        Ok(())
     }
-    Ok(())
 }
 
 fn run_lab(store: &Store, userns: bool, command: LabCommand) -> Result<ExitCode> {

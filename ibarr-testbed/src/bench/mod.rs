@@ -10,14 +10,16 @@ pub mod echo;
 mod cache;
 mod chart;
 mod load;
+mod local_service;
+mod paths;
 mod process;
 mod report;
 mod resolve;
 mod responder;
+mod rounds;
 
 use std::net::SocketAddr;
 use std::path::Path;
-use std::process::{Command, Stdio};
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
@@ -25,14 +27,16 @@ use ibarr_common::wire::ip2gid::PORT;
 
 use crate::interrupt::Interrupt;
 use crate::lab::{Lab, LabName, Plan, Store, TemporaryLab};
-use cache::Costs;
 use echo::Style;
 use load::{Latencies, Load};
 use process::Helper;
+use rounds::Round;
 
-pub use cache::measure as measure_caches;
+pub use cache::{Cache, measure as measure_cache};
+pub use local_service::echo as echo_local_service;
+pub use paths::{Report as PathsReport, paths};
 pub use report::Report;
-pub use resolve::{Report as ResolveReport, echo as echo_local_service, resolve};
+pub use resolve::{Report as ResolveReport, resolve};
 pub use responder::{Report as ResponderReport, responder};
 
 /// Measures ip2gid in a lab of its own, which is removed in any case.
@@ -61,11 +65,7 @@ pub fn ip2gid(store: &Store, ibarr: &Path, quick: bool, interrupt: &Interrupt) -
     lab.down()?;
 
     eprintln!("bench: caches, in {} processes …", effort.caches);
-    let mut caches = measure_caches_in_child()?;
-    for _ in 1..effort.caches {
-        interrupt.check()?;
-        caches = caches.less_disturbed(measure_caches_in_child()?);
-    }
+    let caches = cache::measure_in_children(Cache::Peers, quick, effort.caches, interrupt)?;
     Report::new(quick, &throughput, &latency, &startup, caches)
 }
 
@@ -80,7 +80,7 @@ struct Effort {
     round: Duration,
     open_loop: Duration,
     starts: usize,
-    /// Processes: some have their memory laid out worse than others.
+    /// Processes.
     caches: usize,
 }
 
@@ -100,24 +100,6 @@ impl Effort {
         starts: 3,
         caches: 1,
     };
-}
-
-/// One server's share of a round.
-#[derive(Clone, Copy, Debug)]
-struct Round {
-    answers: f64,
-    wall: Duration,
-    cpu: Duration,
-}
-
-impl Round {
-    fn rate(&self) -> f64 {
-        self.answers / self.wall.as_secs_f64()
-    }
-
-    fn rate_per_cpu(&self) -> f64 {
-        self.answers / self.cpu.as_secs_f64()
-    }
 }
 
 /// Under load on the first node, from the second.
@@ -194,17 +176,4 @@ impl Servers {
         }
         Ok(all)
     }
-}
-
-/// In a process of its own, whose memory nothing else has touched.
-fn measure_caches_in_child() -> Result<Costs> {
-    let this = std::env::current_exe().context("cannot find this program")?;
-    let output = Command::new(this)
-        .args(["bench", "caches"])
-        .stdin(Stdio::null())
-        .stderr(Stdio::inherit())
-        .output()
-        .context("cannot start a process")?;
-    ensure!(output.status.success(), "the bench of caches ended with {}", output.status);
-    serde_json::from_slice(&output.stdout).context("costs in JSON were expected")
 }

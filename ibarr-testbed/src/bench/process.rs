@@ -136,11 +136,29 @@ pub(super) fn kernel_threads(prefix: &str) -> Result<Vec<u32>> {
 /// # Errors
 /// There is one CPU only: load and server would fight for it.
 pub(super) fn pin(servers: &[u32]) -> Result<()> {
-    let [first, last] = first_and_last_cpu()?;
+    let [first, _] = first_and_last_cpu()?;
     for &pid in servers {
         put(Pid::from_raw(pid.try_into()?), first)?;
     }
-    put(Pid::from_raw(0), last)
+    pin_thread(Side::Load)
+}
+
+/// Who a thread of the bench stands for.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub(super) enum Side {
+    /// Beside the servers.
+    Server,
+    /// Beside the load.
+    Load,
+}
+
+/// The calling thread on the CPU of its side.
+///
+/// # Errors
+/// There is one CPU only.
+pub(super) fn pin_thread(side: Side) -> Result<()> {
+    let [first, last] = first_and_last_cpu()?;
+    put(Pid::from_raw(0), if side == Side::Server { first } else { last })
 }
 
 /// Of those that this process could use before it was pinned.

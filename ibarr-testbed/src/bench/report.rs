@@ -9,10 +9,11 @@ use std::time::Duration;
 use anyhow::{Context, Result};
 use serde::Serialize;
 
-use super::cache::{Costs, LARGE, SMALL};
+use super::cache::{Cache, Costs};
 use super::chart::{Bar, Chart, Scale, short, svg};
 use super::load::Latencies;
-use super::{OPEN_LOOP_RATE, Round, SERVERS};
+use super::rounds::{Round, ratio};
+use super::{OPEN_LOOP_RATE, SERVERS};
 
 /// Everything that a run measured.
 #[derive(Debug, Serialize)]
@@ -26,7 +27,7 @@ pub struct Report {
     ratios: Ratios,
     servers: Vec<Server>,
     open_loop_per_second: u32,
-    caches: [Cache; 2],
+    caches: [Cached; 2],
     startup_ms: Spread,
 }
 
@@ -80,12 +81,61 @@ impl Percentiles {
     }
 }
 
+/// A cache of one size.
 #[derive(Debug, Serialize)]
-struct Cache {
-    entries: u32,
-    lookup_p50_ns: f64,
+pub(super) struct Cached {
+    pub(super) entries: u32,
+    pub(super) lookup_p50_ns: f64,
     #[serde(skip_serializing_if = "Option::is_none")]
-    bytes_per_entry: Option<f64>,
+    pub(super) bytes_per_entry: Option<f64>,
+    /// Reading a word anywhere in as much memory.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) read_ns: Option<f64>,
+}
+
+impl Cached {
+    pub(super) fn of(cache: Cache, quick: bool, costs: Costs) -> [Self; 2] {
+        let Costs { small_lookup_ns, large_lookup_ns, bytes_per_entry, read_ns } = costs;
+        let [small, large] = cache.sizes(quick);
+        [
+            Self {
+                entries: small,
+                lookup_p50_ns: small_lookup_ns,
+                bytes_per_entry: None,
+                read_ns: None,
+            },
+            Self {
+                entries: large,
+                lookup_p50_ns: large_lookup_ns,
+                bytes_per_entry: Some(bytes_per_entry),
+                read_ns: Some(read_ns),
+            },
+        ]
+    }
+
+    /// Of both sizes.
+    pub(super) fn table(f: &mut fmt::Formatter<'_>, heading: &str, caches: &[Self]) -> fmt::Result {
+        writeln!(
+            f,
+            "\n{heading:<24}{:>16}{:>18}{:>20}",
+            "look-up p50 ns", "bytes per entry", "a read of it, ns"
+        )?;
+        for Self { entries, lookup_p50_ns, bytes_per_entry, read_ns } in caches {
+            let bytes = bytes_per_entry.map(|bytes| format!("{bytes:.0}")).unwrap_or_default();
+            let read = read_ns.map(|read| format!("{read:.1}")).unwrap_or_default();
+            let name = format!("{entries} entries");
+            writeln!(f, "{name:<24}{lookup_p50_ns:>16.1}{bytes:>18}{read:>20}")?;
+        }
+        writeln!(
+            f,
+            "  median of the least disturbed round, each size's in turn, in several processes; a read\n  \
+             is of one word anywhere in as much memory, each waiting for the one before"
+        )
+    }
+
+    pub(super) fn bar(&self) -> Bar {
+        Bar { label: format!("{} entries", self.entries), value: self.lookup_p50_ns, is_ours: true }
+    }
 }
 
 #[derive(Debug, Serialize)]
@@ -111,10 +161,6 @@ impl Report {
         costs: Costs,
     ) -> Result<Self> {
         let [ibarr, echo, batched] = throughput;
-        let ratio = |ours: &[Round], theirs: &[Round], of: fn(&Round) -> f64| {
-            // Neighbours in time are divided, so that what slows both does not count.
-            median(ours.iter().zip(theirs).map(|(ours, theirs)| of(ours) / of(theirs)))
-        };
         let servers = SERVERS.iter().zip(throughput).zip(latency).map(|((name, rounds), late)| {
             Some(Server {
                 name,
@@ -125,7 +171,7 @@ impl Report {
             })
         });
         let servers = servers.collect::<Option<Vec<_>>>().context("no rounds")?;
-        let Costs { small_lookup_ns, large_lookup_ns, bytes_per_entry } = costs;
+        let Costs { small_lookup_ns, large_lookup_ns, .. } = costs;
         let p50_to_echo = match [&servers[0], &servers[1]].map(|server| server.latency_us.p50) {
             [Some(ours), Some(theirs)] => Some(ours / theirs),
             _ => None,
@@ -138,14 +184,6 @@ impl Report {
             p50_to_echo,
             lookup_large_to_small: large_lookup_ns / small_lookup_ns,
         };
-        let caches = [
-            Cache { entries: SMALL, lookup_p50_ns: small_lookup_ns, bytes_per_entry: None },
-            Cache {
-                entries: LARGE,
-                lookup_p50_ns: large_lookup_ns,
-                bytes_per_entry: Some(bytes_per_entry),
-            },
-        ];
         let startup_ms = || startup.iter().map(|time| time.as_secs_f64() * 1e3);
         Ok(Self {
             v: 1,
@@ -156,7 +194,7 @@ impl Report {
             ratios,
             servers,
             open_loop_per_second: OPEN_LOOP_RATE,
-            caches,
+            caches: Cached::of(Cache::Peers, quick, costs),
             startup_ms: Spread {
                 min: startup_ms().fold(f64::INFINITY, f64::min),
                 median: median(startup_ms()).context("no starts")?,
@@ -213,15 +251,7 @@ impl Report {
                 unit: "nanoseconds",
                 scale: Scale::Linear,
                 aim: None,
-                bars: self
-                    .caches
-                    .iter()
-                    .map(|cache| Bar {
-                        label: format!("{} entries", cache.entries),
-                        value: cache.lookup_p50_ns,
-                        is_ours: true,
-                    })
-                    .collect(),
+                bars: self.caches.iter().map(Cached::bar).collect(),
             },
         ];
         let Machine { kernel, cpu, .. } = &self.machine;
@@ -233,10 +263,7 @@ impl fmt::Display for Report {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Machine { kernel, cpu, cpus } = &self.machine;
         writeln!(f, "ip2gid on {cpu}, {cpus} CPUs, Linux {kernel}")?;
-        if self.quick || !self.optimised {
-            let why = if self.optimised { "a quick run" } else { "a debug build" };
-            writeln!(f, "{why}: these figures show that the bench works, nothing else")?;
-        }
+        say_whether_figures_count(f, self.quick, self.optimised)?;
 
         writeln!(f, "\n{:<58}{:>10}   target", "ratios", "")?;
         let mut ratio = |what: &str, value: Option<f64>, target: Option<Target>| {
@@ -294,16 +321,7 @@ impl fmt::Display for Report {
         )?;
         writeln!(f, "  the batched echo with recvmmsg and sendmmsg and without packet info.")?;
 
-        writeln!(f, "\n{:<24}{:>16}{:>18}", "client cache", "look-up p50 ns", "bytes per entry")?;
-        for Cache { entries, lookup_p50_ns, bytes_per_entry } in &self.caches {
-            let bytes = bytes_per_entry.map(|bytes| format!("{bytes:.0}")).unwrap_or_default();
-            let name = format!("{entries} entries");
-            writeln!(f, "{name:<24}{lookup_p50_ns:>16.1}{bytes:>18}")?;
-        }
-        writeln!(
-            f,
-            "  median of the least disturbed round, each size's in turn, in several processes"
-        )?;
+        Cached::table(f, "client cache", &self.caches)?;
         let Spread { min, median, max } = self.startup_ms;
         writeln!(f, "\nstart-up to ready: median {median:.1} ms ({min:.1} to {max:.1})")
     }
@@ -343,6 +361,24 @@ impl Machine {
             cpus: cpus.lines().filter(|line| line.starts_with("processor")).count(),
         })
     }
+}
+
+/// Of a run that is too short, or of code that is not what is shipped.
+pub(super) fn say_whether_figures_count(
+    f: &mut fmt::Formatter<'_>,
+    quick: bool,
+    optimised: bool,
+) -> fmt::Result {
+    if quick || !optimised {
+        let why = if optimised { "a quick run" } else { "a debug build" };
+        writeln!(f, "{why}: these figures show that the bench works, nothing else")?;
+    }
+    Ok(())
+}
+
+#[expect(clippy::cast_precision_loss, reason = "nothing here is counted to 2⁵³")]
+pub(super) fn float(count: u64) -> f64 {
+    count as f64
 }
 
 pub(super) fn median(values: impl Iterator<Item = f64>) -> Option<f64> {

@@ -29,7 +29,7 @@ pub(super) fn show(
     interrupt: &Interrupt,
     out: &mut impl Write,
 ) -> Result<()> {
-    let status = json(lab, owner, &["status", "--json"])?;
+    let status = lab.ask(owner, &["status"])?;
     let status = &status["status"];
     if let Some(reason) = status["responder"]["blocked"].as_str() {
         writeln!(out, "\n{} answers from user space only: {reason}", owner.name)?;
@@ -38,7 +38,7 @@ pub(super) fn show(
     let pins = lab.bpf_dir(owner).join(format!("v{}", map::ABI_VERSION));
     let pid = status["pid"].as_i64().and_then(|pid| pid.try_into().ok()).context("no pid")?;
     let before = answered(&pins)?;
-    json(lab, asker, &["cache", "--flush", "--json"])?;
+    lab.ask(asker, &["cache", "--flush"])?;
 
     writeln!(out, "\n{}'s daemon is stopped now (SIGSTOP, pid {pid}).", owner.name)?;
     let stopped = Stopped::new(Pid::from_raw(pid))?;
@@ -111,13 +111,6 @@ fn bpftool(options: &[&str], pin: &Path, key: &[u8]) -> Result<Value> {
     command.args(key.iter().map(u8::to_string));
     let output = command.output().context("cannot run bpftool: cargo xtask brings it along")?;
     let said = || format!("bpftool: {}", String::from_utf8_lossy(&output.stdout));
-    ensure!(output.status.success(), said());
-    serde_json::from_slice(&output.stdout).with_context(said)
-}
-
-fn json(lab: &Lab, node: &Node, arguments: &[&str]) -> Result<Value> {
-    let output = lab.ibarr(node, arguments)?;
-    let said = || format!("{}: ibarr {}: {output:?}", node.name, arguments.join(" "));
     ensure!(output.status.success(), said());
     serde_json::from_slice(&output.stdout).with_context(said)
 }

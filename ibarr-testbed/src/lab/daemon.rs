@@ -38,6 +38,16 @@ impl Files {
         self.0.join("run")
     }
 
+    /// What it takes for `/sys`. A lab has no InfiniBand ports, least of all those of the machine.
+    pub fn sys_dir(&self) -> PathBuf {
+        self.0.join("sys")
+    }
+
+    /// What it takes for `/dev`.
+    pub fn dev_dir(&self) -> PathBuf {
+        self.0.join("dev")
+    }
+
     /// What it says.
     pub fn log(&self) -> PathBuf {
         self.0.join("log")
@@ -115,6 +125,7 @@ impl Starting {
         command.arg("run").arg("--config").arg(files.config());
         command.arg("--run-dir").arg(files.run_dir());
         command.arg("--bpf-dir").arg(bpf.join(node.name.to_string()));
+        command.arg("--sys-dir").arg(files.sys_dir()).arg("--dev-dir").arg(files.dev_dir());
         command
             .env("NOTIFY_SOCKET", &socket)
             .current_dir(&files.0)

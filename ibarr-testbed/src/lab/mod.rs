@@ -26,6 +26,7 @@ use nix::mount::{MntFlags, MsFlags, mount, umount2};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::{Pid, geteuid};
 use serde::Serialize;
+use serde_json::Value;
 
 pub use daemon::Files;
 pub use plan::{LabName, Node, NodeName, Plan, Subnet};
@@ -147,6 +148,17 @@ impl Lab {
         command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
         let child = netns::spawn(&node.namespace, &mut command)?;
         child.wait_with_output().context("cannot wait for ibarr")
+    }
+
+    /// What the daemon on `node` answers, as a document.
+    ///
+    /// # Errors
+    /// It cannot be asked, or the answer is a failure.
+    pub fn ask(&self, node: &Node, arguments: &[&str]) -> Result<Value> {
+        let output = self.ibarr(node, &[arguments, &["--json"]].concat())?;
+        let said = || format!("{}: ibarr {}: {output:?}", node.name, arguments.join(" "));
+        ensure!(output.status.success(), said());
+        serde_json::from_slice(&output.stdout).with_context(said)
     }
 
     /// Ends the daemon of a node and starts another; tells how long that took to get ready.

@@ -16,7 +16,7 @@ pub mod fuse;
 
 mod administrator;
 mod on_fabric;
-mod sysfs;
+pub(crate) mod sysfs;
 
 use std::collections::BTreeMap;
 use std::fs::{self, File};

@@ -45,7 +45,7 @@ impl Shown {
 }
 
 /// Shows a port, below `sys`.
-pub(super) fn show(sys: &Path, name: &PortName, umad: u32, shown: &Shown) -> io::Result<()> {
+pub(crate) fn show(sys: &Path, name: &PortName, umad: u32, shown: &Shown) -> io::Result<()> {
     let Shown { state, lid, lmc, sm_lid, sm_sl, gids, pkeys } = shown;
     let named = match state {
         PortState::Down => "1: DOWN",

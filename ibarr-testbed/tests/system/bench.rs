@@ -145,3 +145,48 @@ fn resolve_answers_every_request_and_says_what_it_costs() {
     }
     assert_eq!(machine.snapshot(), before);
 }
+
+#[test]
+fn paths_are_measured_and_few_questions_asked_of_the_administrator() {
+    let machine = Machine::new();
+    let before = machine.snapshot();
+    let [json, svg] = ["paths.json", "paths.svg"].map(|name| machine.directory().join(name));
+    let table = machine.run(&[
+        "bench",
+        "paths",
+        "--quick",
+        "--ibarr",
+        ibarr().to_str().unwrap(),
+        "--json",
+        json.to_str().unwrap(),
+        "--svg",
+        svg.to_str().unwrap(),
+    ]);
+    let figures: Value = serde_json::from_slice(&fs::read(&json).unwrap()).unwrap();
+    assert_eq!((&figures["v"], &figures["bench"]), (&1.into(), &"paths".into()));
+    let loads = figures["loads"].as_array().unwrap();
+    let others: Vec<_> = loads.iter().map(|load| load["other"].as_str().unwrap()).collect();
+    assert_eq!(others, ["echo", "bare client"]);
+    for load in loads {
+        let ratio = load["rate_to_other"].as_f64().unwrap();
+        assert!(ratio.is_finite() && ratio > 0.0, "{load}");
+        assert!(table.contains(&format!("{ratio:.2}")), "{ratio} is not in the table: {table}");
+    }
+    let storms = figures["storms"].as_array().unwrap();
+    let paces: Vec<_> = storms.iter().map(|storm| storm["pace"].as_str().unwrap()).collect();
+    assert_eq!(paces, ["bursts", "even"]);
+    for storm in storms {
+        let count = |name: &str| storm[name].as_u64().unwrap();
+        assert_eq!((count("requests"), count("questions")), (20_000, 1_000));
+        assert_eq!(count("undelivered"), 0, "{storm}");
+        // On a machine that has other things to do, a question is asked more than once.
+        assert!((1_000..=5_000).contains(&(count("queries") + count("errors"))), "{storm}");
+    }
+    assert!(figures["caches"][1]["bytes_per_entry"].as_f64().unwrap() > 0.0);
+    let drawing = fs::read_to_string(&svg).unwrap();
+    assert!(drawing.contains("target: 0.3 of the echo"), "{drawing}");
+    for file in [json, svg] {
+        fs::remove_file(file).unwrap();
+    }
+    assert_eq!(machine.snapshot(), before);
+}

@@ -284,7 +284,7 @@ fn protocol(fd: &OwnedFd) -> nix::Result<i32> {
 const GROUP: u32 = 1 << 2;
 
 /// Room for some 20,000 requests, at about 800 bytes with all that the kernel reckons.
-const RECEIVE_BUFFER: usize = 16 << 20;
+pub const RECEIVE_BUFFER: usize = 16 << 20;
 
 #[cfg(test)]
 mod tests {

@@ -7,9 +7,9 @@ use std::fmt;
 use anyhow::{Context, Result};
 use serde::Serialize;
 
-use super::super::Round;
 use super::super::chart::{Bar, Chart, Scale, short, svg};
-use super::super::report::{Machine, Target, median};
+use super::super::report::{Machine, Target, say_whether_figures_count};
+use super::super::rounds::{Rates, Round, ratio};
 use super::{CASES, OUTSTANDING};
 
 /// Everything that a run measured.
@@ -33,17 +33,8 @@ struct Family {
     rate_to_echo: f64,
     /// Answers per CPU-second, likewise.
     rate_per_cpu_to_echo: f64,
-    ibarr: Server,
-    echo: Server,
-}
-
-/// Medians over the rounds.
-#[derive(Debug, Serialize)]
-struct Server {
-    answers_per_second: f64,
-    cpu_us_per_answer: f64,
-    /// CPU time to wall time.
-    busy: f64,
+    ibarr: Rates,
+    echo: Rates,
 }
 
 impl Report {
@@ -66,7 +57,7 @@ impl Report {
 
     /// One picture of it.
     pub fn svg(&self) -> String {
-        let chart = |title: &str, note: &str, unit, of: fn(&Server) -> f64| Chart {
+        let chart = |title: &str, note: &str, unit, of: fn(&Rates) -> f64| Chart {
             title: title.to_owned(),
             note: note.to_owned(),
             unit,
@@ -93,26 +84,12 @@ impl Report {
 
 impl Family {
     fn new(name: &'static str, ibarr: &[Round], echo: &[Round]) -> Option<Self> {
-        // Neighbours in time are divided, so that what slows both does not count.
-        let ratio = |of: fn(&Round) -> f64| {
-            median(ibarr.iter().zip(echo).map(|(ibarr, echo)| of(ibarr) / of(echo)))
-        };
         Some(Self {
             name,
-            rate_to_echo: ratio(Round::rate)?,
-            rate_per_cpu_to_echo: ratio(Round::rate_per_cpu)?,
-            ibarr: Server::new(ibarr)?,
-            echo: Server::new(echo)?,
-        })
-    }
-}
-
-impl Server {
-    fn new(rounds: &[Round]) -> Option<Self> {
-        Some(Self {
-            answers_per_second: median(rounds.iter().map(Round::rate))?,
-            cpu_us_per_answer: median(rounds.iter().map(|round| 1e6 / round.rate_per_cpu()))?,
-            busy: median(rounds.iter().map(|r| r.cpu.as_secs_f64() / r.wall.as_secs_f64()))?,
+            rate_to_echo: ratio(ibarr, echo, Round::rate)?,
+            rate_per_cpu_to_echo: ratio(ibarr, echo, Round::rate_per_cpu)?,
+            ibarr: Rates::new(ibarr)?,
+            echo: Rates::new(echo)?,
         })
     }
 }
@@ -121,10 +98,7 @@ impl fmt::Display for Report {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Machine { kernel, cpu, cpus } = &self.machine;
         writeln!(f, "resolve on {cpu}, {cpus} CPUs, Linux {kernel}")?;
-        if self.quick || !self.optimised {
-            let why = if self.optimised { "a quick run" } else { "a debug build" };
-            writeln!(f, "{why}: these figures show that the bench works, nothing else")?;
-        }
+        say_whether_figures_count(f, self.quick, self.optimised)?;
         writeln!(f, "\n{:<46}{:>8}   target", "ratios", "")?;
         for family in &self.families {
             let (what, rate) = (family.name, family.rate_to_echo);

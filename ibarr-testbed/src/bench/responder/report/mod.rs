@@ -9,7 +9,7 @@ use anyhow::{Context, Result};
 use ibarr_proto::ip2gid::Family;
 use serde::Serialize;
 
-use super::super::report::{Machine, Percentiles, median};
+use super::super::report::{Machine, Percentiles, float, median};
 use super::bulk::Attached;
 use super::costs::{Case, Cost};
 use super::flood::Flooded;
@@ -231,11 +231,6 @@ fn stream(one: &Bulk, all: &[Bulk]) -> Result<Stream> {
         gigabits_per_second: median(gigabits).context("no rounds")?,
         to_none: median(ratios).context("no rounds")?,
     })
-}
-
-#[expect(clippy::cast_precision_loss, reason = "nothing here is counted to 2⁵³")]
-fn float(count: u64) -> f64 {
-    count as f64
 }
 
 fn name_of(ipv6: bool) -> &'static str {

@@ -5,9 +5,9 @@
 use std::fmt::{self, Display, Formatter};
 
 use super::super::super::chart::short;
-use super::super::super::report::{Machine, Target};
+use super::super::super::report::{Machine, Target, float};
 use super::super::wire::Server;
-use super::{Program, Report, float};
+use super::{Program, Report};
 
 impl Display for Report {
     fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {

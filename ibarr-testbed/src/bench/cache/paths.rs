@@ -1,0 +1,124 @@
+// SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
+
+//! The cache of paths, filled through MADs as they come from a subnet administrator. A look-up is a
+//! whole request: what the daemon does from the kernel's question on until it has the answer.
+
+use std::time::Duration;
+
+use anyhow::{Context, Result, bail, ensure};
+use ibarr_common::Instant;
+use ibarr_common::ib::{Gid, Lid, PKey, PathRecord, PortNum, ServiceId, Sl};
+use ibarr_common::wire::sa::{Answer, PathQuestion, Question, Request as SaRequest};
+use ibarr_common::wire::umad::PKeyIndex;
+use ibarr_proto::paths::{
+    self as core, Answered, Config, Input, Outcome, PortFacts, PortName, Request, RequestId, Source,
+};
+use ibarr_proto::sa::{self, PortIndex};
+use rand_chacha::ChaCha20Rng;
+
+use super::Memory;
+
+/// A core that remembers many paths.
+pub(super) struct Paths {
+    core: core::Paths<ChaCha20Rng>,
+    port: PortName,
+    sgid: Gid,
+}
+
+impl Memory for Paths {
+    type Question = u32;
+
+    fn question(number: u32) -> Result<u32> {
+        Ok(number)
+    }
+
+    fn filled(questions: &[u32], rng: ChaCha20Rng) -> Result<Self> {
+        let config = Config {
+            sa: sa::Config { start_spread: Duration::ZERO, ..sa::Config::default() },
+            qos: core::Qos::Off,
+            ttl: Duration::from_hours(24),
+            max_cached: questions.len(),
+            ..Config::default()
+        };
+        let port = PortNum::new(1).context("ports count from 1")?;
+        let port = PortName { device: "mlx5_0".parse()?, port };
+        let mut this = Self { core: core::Paths::new(config, rng), port, sgid: gid(u32::MAX) };
+        let lid = |lid| Lid::new(lid);
+        let facts = PortFacts {
+            is_active: true,
+            has_umad: true,
+            lid: lid(8),
+            lmc: 0,
+            sm_lid: lid(1),
+            sm_sl: Sl::default(),
+            gids: vec![this.sgid],
+            pkeys: vec![(PKeyIndex(0), PKey::DEFAULT)],
+        };
+        this.core.handle_input(START, Input::Port { port: PORT, name: port, facts });
+        for &number in questions {
+            this.ask(number)?;
+        }
+        Ok(this)
+    }
+
+    fn len(&self) -> usize {
+        self.core.load().cached
+    }
+
+    fn knows(&mut self, number: u32) -> bool {
+        let request = self.request(number);
+        self.core.resolve(LATER, request);
+        let answered = self.core.poll_answered().map(|Answered { outcome, .. }| outcome);
+        matches!(answered, Some(Outcome::Found { source: Source::Cache, .. }))
+    }
+}
+
+impl Paths {
+    /// As rdma_cm asks, each time for another service.
+    fn request(&self, number: u32) -> Request {
+        let question = PathQuestion {
+            dgid: gid(number),
+            sgid: self.sgid,
+            reversible: true,
+            pkey: Some(PKey::DEFAULT),
+            tclass: None,
+            service_id: Some(ServiceId::new(0x0106_0000 + u64::from(number))),
+            qos_class: None,
+        };
+        let deadline = LATER + Duration::from_secs(1);
+        Request { id: RequestId(0), port: self.port, question, deadline }
+    }
+
+    fn ask(&mut self, number: u32) -> Result<()> {
+        let request = self.request(number);
+        self.core.resolve(START, request);
+        self.core.handle_timeout(START);
+        while let Some(transmit) = self.core.poll_transmit() {
+            let asked = SaRequest::parse(transmit.mad.as_ref())?;
+            let Question::Path(question) = asked.question else { bail!("a path is asked for") };
+            let mad = asked.answer(Answer::Path(record(&question))).emit();
+            self.core.handle_input(START, Input::Mad { port: PORT, mad: mad.as_ref() });
+        }
+        ensure!(self.core.poll_answered().is_some(), "path {number} is not answered");
+        Ok(())
+    }
+}
+
+fn record(question: &PathQuestion) -> PathRecord {
+    let mut octets = [0; PathRecord::LEN];
+    octets[8..24].copy_from_slice(&question.dgid.octets());
+    octets[24..40].copy_from_slice(&question.sgid.octets());
+    octets[40..44].copy_from_slice(&[0, 1, 0, 8]);
+    octets[49..52].copy_from_slice(&[0x80, 0xff, 0xff]);
+    PathRecord::from_octets(octets)
+}
+
+/// GUIDs as a vendor gives them, one after another.
+fn gid(number: u32) -> Gid {
+    let guid = 0x0002_c903_0000_0000 + u128::from(number);
+    Gid::new((0xfe80_u128 << 112 | guid).to_be_bytes()).expect("a port's")
+}
+
+const PORT: PortIndex = PortIndex(0);
+const START: Instant = Instant::from_nanos(1_000_000_000);
+const LATER: Instant = Instant::from_nanos(2_000_000_000);

@@ -1,0 +1,87 @@
+// SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
+
+//! The client's cache, filled through queries and replies as they come from the network.
+
+use std::net::{IpAddr, Ipv4Addr};
+use std::num::NonZeroUsize;
+use std::time::Duration;
+
+use anyhow::{Context, Result, ensure};
+use ibarr_common::ib::Gid;
+use ibarr_common::wire::ip2gid::Query;
+use ibarr_common::{IfIndex, Instant};
+use ibarr_proto::ip2gid::Question;
+use ibarr_proto::ip2gid::client::{Client, Config, Event, Input, RequestId, Route, Settings};
+use rand_chacha::ChaCha20Rng;
+
+use super::Memory;
+
+/// A client that remembers many answers.
+pub(super) struct Peers(Client<ChaCha20Rng>);
+
+impl Memory for Peers {
+    type Question = Question;
+
+    /// Addresses as a cluster has them: all of a /15 before the next.
+    fn question(number: u32) -> Result<Question> {
+        let target = Ipv4Addr::from_bits(Ipv4Addr::new(10, 4, 0, 1).to_bits() + number);
+        Question::new(target.into(), None).context("a target nobody can own")
+    }
+
+    fn filled(questions: &[Question], rng: ChaCha20Rng) -> Result<Self> {
+        let room = NonZeroUsize::new(questions.len()).context("no entries")?;
+        let settings = Settings {
+            max_cached: room,
+            cache_ttl: Duration::from_hours(24),
+            ..Settings::default()
+        };
+        let mut client = Client::new(Config::new(settings)?, rng);
+        for &question in questions {
+            answer(&mut client, question)?;
+        }
+        Ok(Self(client))
+    }
+
+    fn len(&self) -> usize {
+        self.0.entries().count()
+    }
+
+    fn knows(&mut self, question: Question) -> bool {
+        self.0.lookup(LATER, question).is_some()
+    }
+}
+
+/// Lets `client` ask `question`, and its peer answer.
+fn answer(client: &mut Client<ChaCha20Rng>, question: Question) -> Result<()> {
+    client.handle_input(START, Input::Resolve { id: RequestId(0), question });
+    let gateway = IpAddr::V4(Ipv4Addr::new(10, 0, 0, 254));
+    let ifindex = IfIndex::new(4).context("4 is not 0")?;
+    while let Some(question) = client.poll_route() {
+        let route = Some(Route { ifindex, next_hop: gateway });
+        client.handle_input(START, Input::Route { question, route });
+    }
+    let mut is_answered = false;
+    loop {
+        while let Some(event) = client.poll_event() {
+            match event {
+                Event::OpenSocket { socket } => {
+                    client.handle_input(START, Input::SocketOpened { socket });
+                }
+                Event::Answered { .. } => is_answered = true,
+                Event::CloseSocket { .. } => {}
+            }
+        }
+        let Some(query) = client.poll_transmit() else { break };
+        let gid = Gid::new([0xfe; 16]).context("a legal GID")?;
+        let reply = Query::parse(query.payload.as_ref())?.reply(Some(gid)).emit();
+        let payload = reply.as_ref();
+        let input =
+            Input::Datagram { socket: query.socket, from: query.to, ingress: ifindex, payload };
+        client.handle_input(START, input);
+    }
+    ensure!(is_answered, "{question} is not answered");
+    Ok(())
+}
+
+const START: Instant = Instant::from_nanos(1_000_000_000);
+const LATER: Instant = Instant::from_nanos(2_000_000_000);

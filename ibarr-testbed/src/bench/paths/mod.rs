@@ -1,0 +1,258 @@
+// SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
+
+//! `bench paths`: what the kernel's questions for paths cost the daemon, and its subnet administrator.
+//!
+//! | figure | beside |
+//! |---|---|
+//! | paths that the daemon remembers | what gives back each question |
+//! | paths that the subnet administrator has to be asked for | a bare client of the same one |
+//! | very many processes that ask for few paths | as many questions as there are different ones |
+//! | look-up and memory with 10⁶ paths | with 10³; a read of as much memory |
+
+mod report;
+mod sa;
+mod storm;
+
+use std::path::Path;
+use std::time::Duration;
+
+use anyhow::{Context, Result, bail};
+use ibarr_common::ib::{Gid, Lid, PKey, PortNum, ServiceId};
+use ibarr_common::wire::ls::{Answer, PathUse, Request, ResolvePath, Seq, messages};
+use ibarr_proto::paths::PortName;
+
+pub use self::report::Report;
+use self::sa::{Administrator, Bare};
+use self::storm::{Pace, Storm};
+use super::cache::{self, Cache};
+use super::local_service::{self, Server};
+use super::process;
+use super::rounds::Round;
+use crate::interrupt::Interrupt;
+use crate::lab::{Lab, LabName, Node, Plan, Store, TemporaryLab};
+
+/// Measures in a lab of its own, which is removed in any case.
+///
+/// # Errors
+/// The lab cannot be made, or an answer is wrong.
+pub fn paths(store: &Store, ibarr: &Path, quick: bool, interrupt: &Interrupt) -> Result<Report> {
+    let name: LabName = format!("bench-{}", std::process::id()).parse()?;
+    let lab = Lab::up(store, Plan::new(name, 1, false)?, ibarr, interrupt)?;
+    let mut lab = TemporaryLab::new(lab);
+    let effort = if quick { Effort::QUICK } else { Effort::FULL };
+    let node = lab.plan().nodes.first().context("a lab has nodes")?.clone();
+
+    let sa = Administrator::start(&lab.files(&node), sgid())?;
+    let daemon = Server::daemon(&mut lab, node.name, interrupt)?;
+    let (echo, helper) = Server::echo(&node.namespace)?;
+    process::pin(&[daemon.pid(), echo.pid()])?;
+    wait_for_port(&lab, &node, interrupt)?;
+
+    let Effort { rounds, round, .. } = effort;
+    eprintln!(
+        "bench: from the cache and from the subnet administrator, {rounds} rounds of {round:?} …"
+    );
+    let mut bare = Bare::open(sa.device(), sgid())?;
+    let mut fresh = FIRST_FRESH;
+    let mut measured = Measured::default();
+    // One more: the first warms caches, the daemon's among them.
+    for turn in 0..=rounds {
+        interrupt.check()?;
+        let asked = [
+            cached(&daemon, round)?,
+            echoed(&echo, round)?,
+            uncached(&daemon, &mut fresh, round)?,
+            bare.round(OUTSTANDING_SA, round)?,
+        ];
+        // What was asked for once must not be in the way of what is asked for always.
+        flush(&lab, &node)?;
+        if turn > 0 {
+            measured.push(asked);
+        }
+    }
+    drop((echo, helper));
+
+    let mut storms = Vec::new();
+    for pace in [Pace::Bursts, Pace::Even] {
+        eprintln!("bench: {} requests by {} processes, {pace} …", effort.requests, PROCESSES);
+        flush(&lab, &node)?;
+        storms.push(Storm::run(&daemon, &sa, pace, effort.requests, interrupt)?);
+    }
+    drop(daemon);
+    lab.down()?;
+
+    eprintln!("bench: caches, in {} processes …", effort.caches);
+    let costs = cache::measure_in_children(Cache::Paths, quick, effort.caches, interrupt)?;
+    Report::new(quick, &measured, storms, costs)
+}
+
+struct Effort {
+    rounds: usize,
+    round: Duration,
+    /// Of each storm.
+    requests: u32,
+    /// Processes.
+    caches: usize,
+}
+
+impl Effort {
+    const FULL: Self = Self {
+        rounds: 11,
+        round: Duration::from_secs(1),
+        requests: PROCESSES * DESTINATIONS,
+        caches: 5,
+    };
+    /// Enough to see that it works, and the order of magnitude.
+    const QUICK: Self =
+        Self { rounds: 3, round: Duration::from_millis(200), requests: 20_000, caches: 1 };
+}
+
+/// Rounds of each; those of the same index are neighbours in time.
+#[derive(Debug, Default)]
+struct Measured {
+    cached: Vec<Round>,
+    echo: Vec<Round>,
+    uncached: Vec<Round>,
+    bare: Vec<Round>,
+}
+
+impl Measured {
+    fn push(&mut self, [cached, echo, uncached, bare]: [Round; 4]) {
+        self.cached.push(cached);
+        self.echo.push(echo);
+        self.uncached.push(uncached);
+        self.bare.push(bare);
+    }
+}
+
+/// Requests under way for what is remembered.
+const OUTSTANDING: u32 = 16;
+/// Requests under way for what is not: as many as the daemon gives the subnet administrator at once.
+const OUTSTANDING_SA: u32 = 64;
+
+/// Each with a service of its own.
+const PROCESSES: u32 = 1_000;
+/// That each of them asks for.
+const DESTINATIONS: u32 = 1_000;
+/// Destinations from here on are asked for once.
+const FIRST_FRESH: u32 = 1 << 24;
+
+fn cached(daemon: &Server, time: Duration) -> Result<Round> {
+    // What was remembered of them has been forgotten.
+    let first = local_service::fresh();
+    for destination in 0..DESTINATIONS {
+        daemon.say(request(Seq(first + destination), destination, 0).as_ref())?;
+    }
+    for _ in 0..DESTINATIONS {
+        daemon.hear()?;
+    }
+    daemon.closed_loop(OUTSTANDING, time, remembered, |seq, answer| {
+        is_path_to(answer, destination(seq))
+    })
+}
+
+fn echoed(echo: &Server, time: Duration) -> Result<Round> {
+    let is_right = |seq, answer: &[u8]| remembered(seq).as_ref() == answer;
+    echo.closed_loop(OUTSTANDING, time, remembered, is_right)
+}
+
+fn uncached(daemon: &Server, fresh: &mut u32, time: Duration) -> Result<Round> {
+    let first = *fresh;
+    let start = std::cell::Cell::new(None);
+    let destination = |Seq(seq): Seq| {
+        let from = start.get().unwrap_or(seq);
+        start.set(Some(from));
+        first + (seq - from)
+    };
+    let round = daemon.closed_loop(
+        OUTSTANDING_SA,
+        time,
+        |seq| request(seq, destination(seq), 0),
+        |seq, answer| is_path_to(answer, destination(seq)),
+    )?;
+    #[expect(
+        clippy::cast_possible_truncation,
+        clippy::cast_sign_loss,
+        reason = "a count of requests"
+    )]
+    let asked = round.answers as u32;
+    *fresh += asked;
+    Ok(round)
+}
+
+fn destination(Seq(seq): Seq) -> u32 {
+    seq % DESTINATIONS
+}
+
+/// A process, each time another one, asks for one of the destinations that everybody asks for.
+fn remembered(seq: Seq) -> impl AsRef<[u8]> {
+    request(seq, destination(seq), seq.0 / DESTINATIONS % PROCESSES)
+}
+
+/// As rdma_cm asks for a connection over IPv4 by the service port of `process`.
+fn request(seq: Seq, destination: u32, process: u32) -> impl AsRef<[u8]> {
+    let PortName { device, port } = port();
+    let request = ResolvePath {
+        device,
+        port,
+        path_use: PathUse::All,
+        service_id: Some(ServiceId::new(0x0106_0000 + u64::from(process))),
+        dgid: gid(destination),
+        sgid: sgid(),
+        tclass: None,
+        pkey: Some(PKey::DEFAULT),
+        qos_class: None,
+    };
+    Request::ResolvePath(request).emit(seq)
+}
+
+fn is_path_to(answer: &[u8], destination: u32) -> bool {
+    let Some(Answer::Paths(paths)) = parse(answer) else { return false };
+    let [path] = paths.as_slice() else { return false };
+    path.record.octets().get(8..24) == Some(&gid(destination).octets())
+}
+
+fn parse(answer: &[u8]) -> Option<Answer> {
+    Answer::parse(&messages(answer).next()?.ok()?).ok()
+}
+
+/// Until the daemon can ask the subnet administrator, and has learned what it knows of quality of
+/// service.
+fn wait_for_port(lab: &Lab, node: &Node, interrupt: &Interrupt) -> Result<()> {
+    for _ in 0..READY_WITHIN.as_millis() / LOOK_EVERY.as_millis() {
+        let counters = lab.ask(node, &["counters"])?;
+        if counters["counters"]["sa.answered"] == 1 {
+            return Ok(());
+        }
+        interrupt.sleep(LOOK_EVERY)?;
+    }
+    bail!("{}: the daemon does not find its port; see ibarr ports", node.name)
+}
+
+fn flush(lab: &Lab, node: &Node) -> Result<()> {
+    lab.ask(node, &["cache", "--flush"]).map(drop)
+}
+
+/// The one that asks.
+fn sgid() -> Gid {
+    Gid::new((0xfe80_u128 << 112 | 0x0002_c903_0000_0009).to_be_bytes()).expect("a port's")
+}
+
+/// The one with this number, in another subnet, where there is no end of them.
+fn gid(number: u32) -> Gid {
+    let prefix = 0x2001_0db8_0000_0001_u128 << 64;
+    Gid::new((prefix | (0x0002_c903_0100_0000 + u128::from(number))).to_be_bytes())
+        .expect("a port's")
+}
+
+fn port() -> PortName {
+    let port = PortNum::new(1).expect("ports count from 1");
+    PortName { device: "mlx5_0".parse().expect("a device's name"), port }
+}
+
+const OWN: Lid = Lid::new(8).expect("a LID");
+const SA: Lid = Lid::new(1).expect("a LID");
+const ROUTER: Lid = Lid::new(4).expect("a LID");
+
+const READY_WITHIN: Duration = Duration::from_secs(10);
+const LOOK_EVERY: Duration = Duration::from_millis(20);

@@ -1,0 +1,194 @@
+// SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
+
+//! A port of the daemon's, and the subnet administrator behind its umad device: a stand-in, at a Unix
+//! socket in the device's place. A device of the kernel's would be no faster.
+
+use std::collections::BTreeSet;
+use std::fs;
+use std::os::fd::{AsRawFd, OwnedFd, RawFd};
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::thread;
+use std::time::{Duration, Instant as Stopwatch};
+
+use anyhow::{Context, Result, bail, ensure};
+use ibarr_common::Instant;
+use ibarr_common::ib::{Gid, Lid, PKey, Sl, SubnetPrefix};
+use ibarr_common::wire::mad::{AttributeId, Header, Tid};
+use ibarr_common::wire::sa::{Answer, PathQuestion, Question, Request, Response};
+use ibarr_common::wire::umad::{AgentId, Form, HeaderWire, MAX_LEN, PKeyIndex, Received, Send};
+use ibarr_fabric::sa::{AddressedPort, ClientId, Route, StandIn, Subnet};
+use nix::sys::socket::{
+    AddressFamily, Backlog, MsgFlags, SockFlag, SockType, UnixAddr, accept, bind, connect, listen,
+    recv, send, socket,
+};
+use zerocopy::FromBytes;
+
+use super::super::process::{self, Side};
+use super::super::rounds::Round;
+use super::{OWN, ROUTER, SA, port};
+use crate::lab::Files;
+use crate::umad::{Shown, sysfs};
+
+/// A subnet administrator, until the bench ends.
+pub(super) struct Administrator {
+    device: PathBuf,
+    /// Questions for a path that have reached it.
+    asked: Arc<AtomicU64>,
+}
+
+impl Administrator {
+    /// Writes the port of the node's daemon into its sysfs, and answers whoever opens the device.
+    pub(super) fn start(files: &Files, sgid: Gid) -> Result<Self> {
+        let shown = Shown::active(OWN, sgid, SA);
+        sysfs::show(&files.sys_dir(), &port(), 0, &shown).context("cannot write a port's sysfs")?;
+        let device = files.dev_dir().join("infiniband/umad0");
+        fs::create_dir_all(device.parent().context("a file is in a directory")?)?;
+        let listener = seqpacket()?;
+        bind(listener.as_raw_fd(), &UnixAddr::new(&device)?)
+            .with_context(|| format!("cannot listen at {}", device.display()))?;
+        listen(&listener, Backlog::new(1)?)?;
+
+        let sa = Arc::new(Mutex::new(StandIn::new(subnet(sgid), SA, 1)));
+        let asked = Arc::new(AtomicU64::new(0));
+        let counted = Arc::clone(&asked);
+        thread::spawn(move || {
+            while let Ok(socket) = accept(listener.as_raw_fd()) {
+                let (sa, asked) = (Arc::clone(&sa), Arc::clone(&counted));
+                // Its end is that of who asked. The daemon opens the device once, and so does the
+                // bare client: nothing is closed before the bench ends.
+                thread::spawn(move || answer_all(socket, &sa, &asked));
+            }
+        });
+        Ok(Self { device, asked })
+    }
+
+    /// What listens in the device's place.
+    pub(super) fn device(&self) -> &Path {
+        &self.device
+    }
+
+    /// How many questions for a path it has been asked so far.
+    pub(super) fn asked(&self) -> u64 {
+        self.asked.load(Ordering::Relaxed)
+    }
+}
+
+/// The port that asks, and a way to everywhere else. Who asks about where has a path of one record.
+fn subnet(sgid: Gid) -> Subnet {
+    let mut subnet = Subnet::new(SubnetPrefix::DEFAULT);
+    let port = AddressedPort { lid: OWN, pkeys: vec![PKey::DEFAULT] };
+    subnet.ports.insert(sgid.guid(), port);
+    subnet.routes.push(Route { prefix: None, lid: ROUTER, hop_limit: 255 });
+    subnet
+}
+
+fn answer_all(socket: RawFd, sa: &Mutex<StandIn>, asked: &AtomicU64) -> Result<()> {
+    process::pin_thread(Side::Load)?;
+    let mut buffer = [0; MAX_LEN];
+    loop {
+        let len = recv(socket, &mut buffer, MsgFlags::empty())?;
+        let message = buffer.get(..len).unwrap_or_default();
+        let Ok((header, mad)) = HeaderWire::read_from_prefix(message) else { bail!("too short") };
+        let to = Lid::new(header.lid.get()).context("no LID")?;
+        if Header::parse(mad)?.0.attribute == AttributeId::PATH_RECORD {
+            asked.fetch_add(1, Ordering::Relaxed);
+        }
+        let agent = AgentId(header.agent.get());
+        let mut sa = sa.lock().unwrap_or_else(PoisonError::into_inner);
+        sa.handle_input(Instant::BOOT, ClientId(0), to, mad);
+        while let Some(reply) = sa.poll_transmit() {
+            let mad = reply.mad.octets();
+            let answer = Received::Mad { agent, mad }.emit(Form::WithPKey, mad);
+            send(socket, answer.as_ref(), MsgFlags::MSG_NOSIGNAL)?;
+        }
+    }
+}
+
+/// As little as can be between a question and the subnet administrator: two system calls a question,
+/// without a runtime, a clock or a second try.
+pub(super) struct Bare {
+    socket: OwnedFd,
+    sgid: Gid,
+    next: u32,
+}
+
+impl Bare {
+    pub(super) fn open(device: &Path, sgid: Gid) -> Result<Self> {
+        let socket = seqpacket()?;
+        connect(socket.as_raw_fd(), &UnixAddr::new(device)?)
+            .with_context(|| format!("cannot open {}", device.display()))?;
+        Ok(Self { socket, sgid, next: 1 })
+    }
+
+    /// Keeps `outstanding` questions under way for `time`, on the CPU of servers.
+    pub(super) fn round(&mut self, outstanding: u32, time: Duration) -> Result<Round> {
+        thread::scope(|scope| {
+            let round = scope.spawn(|| {
+                process::pin_thread(Side::Server)?;
+                self.closed_loop(outstanding, time)
+            });
+            round.join().map_err(|_| anyhow::anyhow!("the bare client panicked"))?
+        })
+    }
+
+    fn closed_loop(&mut self, outstanding: u32, time: Duration) -> Result<Round> {
+        let cpu = process::own_cpu_time()?;
+        let start = Stopwatch::now();
+        let mut waiting = BTreeSet::new();
+        for _ in 0..outstanding {
+            waiting.insert(self.ask()?);
+        }
+        let mut answers = 0_u32;
+        let mut buffer = [0; MAX_LEN];
+        while !waiting.is_empty() {
+            let len = recv(self.socket.as_raw_fd(), &mut buffer, MsgFlags::empty())?;
+            let message = buffer.get(..len).unwrap_or_default();
+            let Received::Mad { mad, .. } = Received::parse(Form::WithPKey, message)? else {
+                bail!("the administrator is silent");
+            };
+            let response = Response::parse(mad)?;
+            let number = u32::try_from(response.tid.get())?;
+            let is_path = matches!(response.answer, Answer::Path(_));
+            ensure!(waiting.remove(&number) && is_path, "a wrong answer to {number}");
+            answers += 1;
+            if start.elapsed() < time {
+                waiting.insert(self.ask()?);
+            }
+        }
+        let wall = start.elapsed();
+        let cpu = process::own_cpu_time()?.saturating_sub(cpu);
+        Ok(Round { answers: answers.into(), wall, cpu })
+    }
+
+    fn ask(&mut self) -> Result<u32> {
+        let number = self.next;
+        self.next += 1;
+        let question = Question::Path(PathQuestion {
+            dgid: super::gid(number),
+            sgid: self.sgid,
+            reversible: true,
+            pkey: Some(PKey::DEFAULT),
+            tclass: None,
+            service_id: None,
+            qos_class: None,
+        });
+        let message = Send {
+            agent: AgentId(0),
+            to: SA,
+            sl: Sl::default(),
+            pkey_index: PKeyIndex(0),
+            timeout: Duration::from_secs(1),
+            mad: Request { tid: Tid::new(number.into()), question }.emit(),
+        };
+        let bytes = message.emit(Form::WithPKey);
+        send(self.socket.as_raw_fd(), bytes.as_ref(), MsgFlags::MSG_NOSIGNAL)?;
+        Ok(number)
+    }
+}
+
+fn seqpacket() -> Result<OwnedFd> {
+    socket(AddressFamily::Unix, SockType::SeqPacket, SockFlag::SOCK_CLOEXEC, None)
+        .context("cannot make a socket")
+}
