@@ -146,7 +146,8 @@ crate::counters! {
         Unasked = "unasked",
         /// Times that the SA said that it was busy.
         BusyAnswers = "busy-answers",
-        /// Answers of an SA that wants another to be asked.
+        /// Answers of an SA that wants another to be asked. Nobody is: OpenSM never says so, and the
+        /// kernel, which asks when we refuse, does not either.
         Redirects = "redirects",
         /// MADs shorter than what they have to hold.
         MalformedTruncated = "malformed-truncated",
