@@ -2,6 +2,8 @@
 
 //! The life of the daemon: from configuration to readiness, until a signal ends it.
 
+mod systemd;
+
 use std::io;
 use std::os::fd::OwnedFd;
 use std::path::PathBuf;
@@ -9,11 +11,10 @@ use std::path::PathBuf;
 use getrandom::SysRng;
 use rand_chacha::ChaCha12Rng;
 use rand_core::SeedableRng;
-use sd_notify::NotifyState;
 use thiserror::Error;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::mpsc;
-use tracing::{info, warn};
+use tracing::info;
 
 use crate::bpf;
 use crate::config::{self, Config};
@@ -24,6 +25,8 @@ use crate::logging::{self, Level};
 use crate::sys::inherited;
 use crate::transport;
 use crate::transport::ports::Dirs;
+
+pub use self::systemd::Systemd;
 
 /// Where the control socket is, unless said otherwise.
 pub const RUN_DIR: &str = "/run/ibarr";
@@ -125,25 +128,21 @@ async fn serve(
         .map_err(|error| Error::Kernel("random numbers", io::Error::other(error)))?;
     let listener = control::Listener::bind(&options.run_dir)?;
     let (asks, asked) = mpsc::channel(transport::ASKS);
-    let setup = Setup { options: options.clone(), config, file, rng, local_service };
+    let (systemd, thread) =
+        Systemd::start().map_err(|error| Error::Kernel("a thread for systemd", error))?;
+    let told = systemd.clone();
+    let setup = Setup { options: options.clone(), config, file, rng, local_service, systemd };
     let engine = Engine::start(setup).map_err(|error| Error::Kernel("rtnetlink", error))?;
     let control = tokio::spawn(control::serve(listener, asks));
 
     info!(version = env!("CARGO_PKG_VERSION"), run_dir = %options.run_dir.display(), "starting");
-    Box::pin(engine.run(asked, signals, || tell_systemd(&[NotifyState::Ready]))).await;
+    Box::pin(engine.run(asked, signals)).await;
     info!("ending");
-    tell_systemd(&[NotifyState::Stopping]);
     control.abort();
     // Its socket is removed when the task is dropped.
     drop(control.await);
+    told.stopping(&thread);
     Ok(())
-}
-
-/// Tells systemd (sd_notify(3)); without systemd nobody is told.
-pub fn tell_systemd(state: &[NotifyState<'_>]) {
-    if let Err(error) = sd_notify::notify(state) {
-        warn!(%error, "cannot tell systemd");
-    }
 }
 
 /// What an administrator sends.

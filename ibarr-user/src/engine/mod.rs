@@ -38,7 +38,7 @@ use crate::bpf::{self, Responder};
 use crate::config::Config;
 use crate::control::messages::{Body, Failure, FailureKind, Request, Response};
 use crate::control::server::Ask;
-use crate::daemon::{Command, RunOptions, Signals};
+use crate::daemon::{Command, RunOptions, Signals, Systemd};
 use crate::sys::clock;
 use crate::sys::local_service::Received;
 use crate::sys::timer::Timer;
@@ -65,6 +65,8 @@ pub struct Setup {
     pub rng: ChaCha12Rng,
     /// The socket to the kernel, if somebody else opened one.
     pub local_service: Option<OwnedFd>,
+    /// Who wants to know how it goes.
+    pub systemd: Systemd,
 }
 
 /// See the [module](self).
@@ -89,6 +91,7 @@ pub struct Engine {
     /// On which interface the last nudge was made, or why it failed.
     last_nudge: Option<Result<IfIndex, String>>,
     timer: Timer,
+    systemd: Systemd,
     /// A new configuration has yet to take effect.
     is_reloading: bool,
     /// Who waits for that, on a connection each, and what he will be told.
@@ -164,7 +167,7 @@ impl Engine {
     /// # Errors
     /// Without rtnetlink there is nothing to answer and no way to ask.
     pub fn start(setup: Setup) -> io::Result<Self> {
-        let Setup { options, config, file, rng, local_service } = setup;
+        let Setup { options, config, file, rng, local_service, systemd } = setup;
         let counters = Arc::new(Counters::default());
         let (watch, view) = rtnetlink::Watch::start(&counters)?;
         let (routes, route_answers) = rtnetlink::Routes::start(Arc::clone(&counters))?;
@@ -199,6 +202,7 @@ impl Engine {
             nudger,
             last_nudge: None,
             timer: Timer::new()?,
+            systemd,
             is_reloading: false,
             reloads: Vec::new(),
             ends_at: None,
@@ -226,15 +230,10 @@ impl Engine {
         Ok(engine)
     }
 
-    /// Runs until a signal ends it. `ready` is called once, when the node's addresses are known and
-    /// each server socket and the responder in the kernel serve or have said why not.
-    pub async fn run(
-        mut self,
-        mut asks: mpsc::Receiver<Ask>,
-        mut signals: Signals,
-        ready: impl FnOnce(),
-    ) {
-        let mut ready = Some(ready);
+    /// Runs until a signal ends it. It is ready when the node's addresses are known and each server
+    /// socket and the responder in the kernel serve or have said why not.
+    pub async fn run(mut self, mut asks: mpsc::Receiver<Ask>, mut signals: Signals) {
+        let mut was_ready = false;
         self.drain(clock::now());
         while !self.has_ended() {
             let input = self.next(&mut asks, &mut signals).await;
@@ -251,11 +250,10 @@ impl Engine {
                 self.handle(now, input);
             }
             self.drain(now);
-            if self.is_ready()
-                && let Some(ready) = ready.take()
-            {
+            if !was_ready && self.is_ready() {
+                was_ready = true;
                 info!("ready");
-                ready();
+                self.systemd.ready();
             }
         }
         Box::pin(self.keep_paths_at_end()).await;

@@ -4,7 +4,6 @@
 
 use std::path::PathBuf;
 
-use sd_notify::NotifyState;
 use tokio::sync::oneshot;
 use tracing::{error, info, warn};
 
@@ -12,13 +11,12 @@ use super::Engine;
 use crate::causes::chain;
 use crate::config::Config;
 use crate::control::messages::{Body, Failure, FailureKind, Response};
-use crate::daemon::tell_systemd;
 use crate::sys::clock;
 
 impl Engine {
     /// All of the file takes effect, or none of it. Whoever asked hears of it when it has.
     pub(super) fn reload(&mut self, asked: Option<oneshot::Sender<Response>>) {
-        tell_systemd_reloading();
+        self.systemd.reloading();
         self.is_reloading = true;
         let response = match self.options.load() {
             Ok((config, file)) => {
@@ -45,7 +43,7 @@ impl Engine {
             // He may be gone.
             drop(asked.send(response));
         }
-        tell_systemd(&[NotifyState::Ready]);
+        self.systemd.ready();
     }
 
     fn reconfigure(&mut self, config: Config, file: Option<PathBuf>) {
@@ -63,13 +61,5 @@ impl Engine {
         for pattern in self.node.view().unmatched_patterns() {
             warn!(%pattern, "no such interface (yet)");
         }
-    }
-}
-
-/// For `Type=notify-reload` (systemd.service(5)).
-fn tell_systemd_reloading() {
-    match NotifyState::monotonic_usec_now() {
-        Ok(now) => tell_systemd(&[NotifyState::Reloading, now]),
-        Err(error) => warn!(%error, "cannot tell systemd the time"),
     }
 }

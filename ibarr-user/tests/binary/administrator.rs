@@ -130,6 +130,17 @@ fn a_broken_configuration_stops_a_start_and_not_a_running_daemon() {
 }
 
 #[test]
+fn a_systemd_that_reads_nothing_keeps_nobody_waiting() {
+    let dir = TempDir::new("deaf-systemd");
+    let mut daemon = Daemon::start(&dir, "");
+    // Two messages each: its socket and the thread's queue are full before the last.
+    for _ in 0..30 {
+        assert_eq!(daemon.ask(&["reload"]).status.code(), Some(0));
+    }
+    assert_eq!(daemon.end(Signal::SIGTERM), Some(0));
+}
+
+#[test]
 fn a_port_that_is_taken_is_explained_and_served_once_it_is_free() {
     let dir = TempDir::new("taken");
     let v4 = UdpSocket::bind((Ipv4Addr::UNSPECIFIED, 0)).unwrap();
