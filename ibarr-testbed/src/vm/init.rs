@@ -6,7 +6,7 @@
 use std::fs::{self, File, OpenOptions};
 use std::io::{BufWriter, Write as _};
 use std::os::unix::fs::{FileExt as _, symlink};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::{Command, ExitStatus};
 
 use anyhow::{Context as _, Result};
@@ -82,12 +82,22 @@ pub(crate) fn load(directory: &str) -> Result<()> {
     let entries = entries.map(|entry| Ok(entry?.path()));
     let mut modules = entries.collect::<std::io::Result<Vec<PathBuf>>>()?;
     modules.sort();
-    for module in modules {
-        let file = File::open(&module)?;
-        finit_module(&file, c"", ModuleInitFlags::empty())
-            .with_context(|| format!("{} cannot be loaded", module.display()))?;
-    }
-    Ok(())
+    modules.iter().try_for_each(|module| insert(module))
+}
+
+/// Loads one of the modules that were loaded at first, once more.
+pub(crate) fn load_again(name: &str) -> Result<()> {
+    let entries = fs::read_dir(MODULES).context(MODULES)?;
+    let modules = entries.map(|entry| Ok(entry?.path()));
+    let modules = modules.collect::<std::io::Result<Vec<PathBuf>>>()?;
+    let is_it = |module: &&PathBuf| module.to_string_lossy().ends_with(&format!("-{name}.ko"));
+    insert(modules.iter().find(is_it).with_context(|| format!("there is no module {name}"))?)
+}
+
+fn insert(module: &Path) -> Result<()> {
+    let file = File::open(module)?;
+    finit_module(&file, c"", ModuleInitFlags::empty())
+        .with_context(|| format!("{} cannot be loaded", module.display()))
 }
 
 fn command() -> Result<u8> {

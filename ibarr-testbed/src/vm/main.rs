@@ -6,6 +6,7 @@
 #![deny(unsafe_code)]
 
 mod bring_up;
+mod events;
 mod hello;
 mod ibtun;
 mod init;
@@ -18,9 +19,9 @@ mod report;
 mod responder;
 mod rig;
 mod rtnetlink;
-mod sa;
 #[expect(unsafe_code, reason = "system calls that nothing safe wraps")]
 mod sys;
+mod timings;
 
 use std::convert::Infallible;
 use std::env;
@@ -39,8 +40,9 @@ fn main() -> ExitCode {
         [_, "hello"] => hello::run(),
         [_, "run-a"] => bring_up::run(),
         [_, "run-b"] => join::run(),
-        [_, "run-c"] => sa::run(),
+        [_, "run-c"] => timings::run(),
         [_, "run-d"] => responder::run(),
+        [_, "run-e"] => events::run(),
         [_, "run-f"] => no_ipv6::run(),
         [_, "shell"] => rig::shell(),
         [_, "ibtun", records] if records.parse::<u64>().is_ok() => {

@@ -110,10 +110,12 @@ enum Fabric {
     A,
     /// with ibarr, connections across a router
     B,
-    /// ibarr and OpenSM
+    /// how long addresses and routes take
     C,
     /// peers are answered in the kernel
     D,
+    /// what may happen to a subnet while ibarr runs
+    E,
     /// ibarr on a kernel without IPv6
     F,
 }
@@ -126,6 +128,7 @@ impl Fabric {
             Self::B => "run-b",
             Self::C => "run-c",
             Self::D => "run-d",
+            Self::E => "run-e",
             Self::F => "run-f",
         }
     }

@@ -10,7 +10,7 @@ mod network;
 mod peer;
 pub(crate) mod responder;
 mod service;
-mod socket;
+pub(crate) mod socket;
 mod transcript;
 
 use std::fmt;

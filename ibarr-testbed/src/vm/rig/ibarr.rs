@@ -63,6 +63,12 @@ impl Ibarr {
         Ok(serde_json::from_str(&run(Place::Here, &words)?)?)
     }
 
+    /// Has it forget what it has learned, of peers and of subnet administrators.
+    pub(crate) fn flush(&self) -> Result<()> {
+        let words = ["ibarr", "cache", "--flush", "--run-dir", &run_dir(self.name)];
+        run(Place::Here, &words).map(drop)
+    }
+
     /// One of its counters.
     pub(crate) fn count(&self, counter: &str) -> Result<u64> {
         let counters = self.ask("counters")?;
@@ -81,6 +87,11 @@ impl Ibarr {
     /// It ends at once, and is waited for.
     pub(crate) fn kill(&mut self) -> Result<()> {
         self.process.kill()
+    }
+
+    /// It has not ended.
+    pub(crate) fn is_alive(&mut self) -> Result<()> {
+        self.process.is_alive()
     }
 
     /// Asks it to end; it ends well.

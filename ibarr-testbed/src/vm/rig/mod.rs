@@ -11,14 +11,18 @@
 //!   N port 5  ib4  10.1.0.2    netns n
 //! ```
 //!
+//! One more channel adapter, J, has no host, and is down, until one joins.
+//!
 //! Two IP subnets, and `r` routes between them; one InfiniBand subnet. All nodes are ports of one
 //! HCA, since connections, and so IPoIB's connected mode, stay on their HCA. OpenSM has an HCA of
 //! its own, since its library passes over those of more than two ports. The client is in the first
 //! namespace: the kernel asks nobody in others.
 
+mod caller;
 mod connections;
 mod ibarr;
 mod process;
+mod sysfs;
 
 use std::fs::{self, File};
 use std::path::Path;
@@ -32,6 +36,7 @@ use nix::sys::termios::{OutputFlags, SetArg, tcgetattr, tcsetattr};
 
 use crate::report::Report;
 
+pub(crate) use self::caller::Caller;
 pub(crate) use self::connections::{pair, rping};
 pub(crate) use self::ibarr::{Ibarr, bpf_dir};
 pub(crate) use self::process::{Process, RESULTS, run, spawn};
@@ -113,9 +118,12 @@ const PKEY: &str = "8001";
 const SM_PORT: &str = "ibtun1/ports/1";
 
 /// `xtask/src/vm/rig.rs` has put it there.
-const TOPOLOGY: &str = "/etc/rig/topology";
+pub(crate) const TOPOLOGY: &str = "/etc/rig/topology";
 const PARTITIONS: &str = "/etc/rig/partitions.conf";
 const OPENSM: &str = "/etc/rig/opensm.conf";
+
+/// Where hosts of the other channel adapters may join.
+pub(crate) const FABRIC: &str = "udp:127.0.0.1:7471";
 
 /// How long something may take that a daemon or the kernel does in the background, on a machine
 /// that does other things too.
@@ -132,7 +140,9 @@ impl Rig {
     /// Starts the fabric, whose channel adapters become HCAs of this machine.
     pub(crate) fn fabric() -> Result<Process> {
         let capture = format!("{RESULTS}/fabric.pcap");
-        let words = ["ibfab", "run", TOPOLOGY, "--capture", &capture];
+        ip(Place::Here, "link set lo up")?;
+        let devices = ["--device", "N,SM", "--listen", FABRIC];
+        let words = [&["ibfab", "run", TOPOLOGY, "--capture", &capture], &devices[..]].concat();
         let fabric = spawn("ibfab", Place::Here, &words)?;
         eventually(|| {
             for Interface { name, .. } in INTERFACES {
@@ -176,25 +186,37 @@ impl Rig {
 
     /// Namespaces, addresses and routes, and every interface is up.
     pub(crate) fn network() -> Result<()> {
-        let ip = |arguments: &str| ip(Place::Here, arguments);
-        ip("link set lo up")?;
         for name in ["b", "n", "r"] {
-            ip(&format!("netns add {name}"))?;
-        }
-        for Interface { name, place, addresses, .. } in INTERFACES {
-            if let Place::Netns(netns) = place {
-                ip(&format!("link set {name} netns {netns}"))?;
-                self::ip(place, "link set lo up")?;
-            }
-            for address in addresses.into_iter().filter(|address| is_known(address)) {
-                self::ip(place, &format!("address add {address} dev {name} nodad"))?;
-            }
-            self::ip(place, &format!("link set {name} up"))?;
+            ip(Place::Here, &format!("netns add {name}"))?;
+            ip(Place::Netns(name), "link set lo up")?;
         }
         write(R, "/proc/sys/net/ipv4/ip_forward", "1")?;
         if has_ipv6() {
             write(R, "/proc/sys/net/ipv6/conf/all/forwarding", "1")?;
         }
+        Self::distribute()?;
+        Self::wire()
+    }
+
+    /// New interfaces go to their namespaces.
+    pub(crate) fn distribute() -> Result<()> {
+        for Interface { name, place, .. } in INTERFACES {
+            if let Place::Netns(netns) = place {
+                ip(Place::Here, &format!("link set {name} netns {netns}"))?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Addresses and routes, those that there are not yet; and every interface is up.
+    pub(crate) fn wire() -> Result<()> {
+        INTERFACES.iter().try_for_each(|interface| equip(interface, interface.name))?;
+        Self::routes()?;
+        INTERFACES.iter().try_for_each(|interface| is_up(interface.place, interface.name))
+    }
+
+    /// Routes through the router, as wherever interfaces have names of their own.
+    pub(crate) fn routes() -> Result<()> {
         for (place, destination, gateway) in [
             (Place::Here, "10.2.0.0/24", "10.1.0.254"),
             (Place::Here, "fd00:2::/64", "fd00:1::fe"),
@@ -204,10 +226,10 @@ impl Rig {
             (N, "fd00:2::/64", "fd00:1::fe"),
         ] {
             if is_known(destination) {
-                self::ip(place, &format!("route add {destination} via {gateway}"))?;
+                ip(place, &format!("route replace {destination} via {gateway}"))?;
             }
         }
-        INTERFACES.iter().try_for_each(|interface| is_up(interface.place, interface.name))
+        Ok(())
     }
 
     /// Every interface goes to connected mode, and to the largest MTU that it has there.
@@ -252,6 +274,15 @@ pub(crate) fn has_ipv6() -> bool {
 /// Whether the kernel knows the family of an address.
 fn is_known(address: &str) -> bool {
     !address.contains(':') || has_ipv6()
+}
+
+/// Gives an interface, called `name` at the moment, its addresses, and sets it up.
+pub(crate) fn equip(interface: &Interface, name: &str) -> Result<()> {
+    let Interface { place, addresses, .. } = *interface;
+    for address in addresses.into_iter().filter(|address| is_known(address)) {
+        ip(place, &format!("address replace {address} dev {name} nodad"))?;
+    }
+    ip(place, &format!("link set {name} up")).map(drop)
 }
 
 pub(crate) fn connected_mode(place: Place, name: &str) -> Result<()> {

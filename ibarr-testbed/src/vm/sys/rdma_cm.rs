@@ -35,12 +35,18 @@ pub(crate) struct Event {
 pub(crate) enum EventKind {
     AddrResolved,
     AddrError,
+    RouteResolved,
+    RouteError,
     Other(u32),
 }
 
 const CREATE_ID: u32 = 0;
+const RESOLVE_ROUTE: u32 = 4;
 const GET_EVENT: u32 = 12;
+const QUERY: u32 = 19;
 const RESOLVE_ADDR: u32 = 21;
+/// `RDMA_USER_CM_QUERY_PATH`.
+const QUERY_PATH: u32 = 1;
 /// `RDMA_PS_TCP`.
 const PORT_SPACE_TCP: u16 = 0x0106;
 /// `IB_QPT_RC`.
@@ -86,6 +92,32 @@ impl Channel {
         self.command(RESOLVE_ADDR, &mut request, None)
     }
 
+    /// `rdma_resolve_route`, after the address has been resolved. How it ends, an event tells.
+    pub(crate) fn resolve_route(&self, id: Id, timeout: Duration) -> io::Result<()> {
+        let millis = u32::try_from(timeout.as_millis()).map_err(io::Error::other)?;
+        // struct rdma_ucm_resolve_route: id, timeout_ms.
+        let mut request = [0; 8];
+        request[0..4].copy_from_slice(&id.0.to_ne_bytes());
+        request[4..8].copy_from_slice(&millis.to_ne_bytes());
+        self.command(RESOLVE_ROUTE, &mut request, None)
+    }
+
+    /// The path that the kernel goes by, as a subnet administrator writes it. `None` before the
+    /// route has been resolved.
+    pub(crate) fn path(&self, id: Id) -> io::Result<Option<[u8; 64]>> {
+        // struct rdma_ucm_query_path_resp: num_paths, reserved, then struct ib_path_rec_data (flags,
+        // reserved, record), of which the first is the path.
+        let mut response = [0; 8 + 8 + 64];
+        // struct rdma_ucm_query: response, id, option.
+        let mut request = [0; 16];
+        request[8..12].copy_from_slice(&id.0.to_ne_bytes());
+        request[12..16].copy_from_slice(&QUERY_PATH.to_ne_bytes());
+        self.command(QUERY, &mut request, Some((0, &mut response)))?;
+        let (count, rest) = response.split_first_chunk().unwrap_or((&[0; 4], &[]));
+        let record = rest.last_chunk().filter(|_| u32::from_ne_bytes(*count) > 0);
+        Ok(record.copied())
+    }
+
     /// The next event; `None` if none comes `within` that time.
     pub(crate) fn event(&self, within: Duration) -> io::Result<Option<Event>> {
         let mut fds = [PollFd::new(self.file.as_fd(), PollFlags::POLLIN)];
@@ -104,6 +136,8 @@ impl Channel {
         let kind = match word(12) {
             0 => EventKind::AddrResolved,
             1 => EventKind::AddrError,
+            2 => EventKind::RouteResolved,
+            3 => EventKind::RouteError,
             other => EventKind::Other(other),
         };
         Ok(Some(Event { id: Id(word(8)), kind, status: word(16).cast_signed() }))

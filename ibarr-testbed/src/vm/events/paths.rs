@@ -1,0 +1,190 @@
+// SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
+
+//! Paths: what the kernel asks, what OpenSM says, and what becomes of it.
+
+use std::time::Duration;
+
+use anyhow::{Context as _, Result, ensure};
+use ibarr_common::ib::Gid;
+use ibarr_common::wire::ls::{PathUse, Request, ResolvePath, messages};
+use nix::errno::Errno;
+use nix::sys::signal::Signal;
+
+use super::{HERE, NEAR, NEIGHBOUR, Scene, THERE, pretend};
+use crate::ls::socket::Socket;
+use crate::report::Report;
+use crate::rig::{self, Caller, Place, eventually};
+
+/// Nobody's, and each asked for once.
+const NOBODY: [&str; 4] =
+    ["fe80::dead:beef", "fe80::dead:bee0", "fe80::dead:bee1", "fe80::dead:bee2"];
+/// Nobody's addresses next door.
+const EMPTY: [&str; 3] = ["10.1.0.77", "fd00:1::77", "10.1.0.78"];
+
+/// The kernel's word for an answer that holds no path (`ib_nl_process_good_resolve_rsp`). What the
+/// SA has no record of is -EINVAL.
+const NO_PATH: i32 = -(Errno::EIO as i32);
+const TIMED_OUT: i32 = -(Errno::ETIMEDOUT as i32);
+
+pub(super) fn prove(report: &mut Report, scene: &Scene) {
+    let mut claim = |claim: &str, proof: Result<()>| report.claim(claim, proof).is_some();
+    claim("a path is what OpenSM says, and remembered", path());
+    claim("no path is no path", no_path(NOBODY[0], "no-record"));
+    claim("IPoIB asks for paths one way, and takes ibarr's", ipoib(scene));
+    claim("rdma_cm asks for paths of every use, and takes ibarr's: IPv4", rdma_cm(scene, NEAR[0]));
+    claim("rdma_cm asks for paths of every use, and takes ibarr's: IPv6", rdma_cm(scene, NEAR[1]));
+    claim(
+        "whoever asks for a path that OpenSM does not know has its error from ibarr: IPv4",
+        refused(scene, EMPTY[0], NOBODY[1]),
+    );
+    claim(
+        "whoever asks for a path that OpenSM does not know has its error from ibarr: IPv6",
+        refused(scene, EMPTY[1], NOBODY[2]),
+    );
+    claim("a stopped OpenSM is a silent one, and what was learned is known", silence(scene));
+    claim("OpenSM goes on, and so does everything else", scene.works());
+}
+
+/// From the first port to the second.
+fn path() -> Result<()> {
+    let dgid = THERE.gid()?.to_string();
+    let ask = || {
+        rig::run(
+            Place::Here,
+            &[
+                "ibarr",
+                "path",
+                &dgid,
+                "--port",
+                "ibtun0/1",
+                "--json",
+                "--run-dir",
+                "/run/ibarr-here",
+            ],
+        )
+    };
+    let said = ask()?;
+    let (slid, dlid) = (HERE.lid()?, THERE.lid()?);
+    for expected in
+        ["\"status\":\"found\"", &format!("\"slid\":{slid},\"dlid\":{dlid}"), "\"source\":\"sa\""]
+    {
+        ensure!(said.contains(expected), "no {expected} in {said}");
+    }
+    let said = ask()?;
+    ensure!(said.contains("\"source\":\"cache\""), "{said}");
+    let saquery = rig::run(Place::Here, &["saquery", "--src-to-dst", &format!("{slid}:{dlid}")])?;
+    ensure!(saquery.contains(&format!("dlid....................{dlid}")), "{saquery}");
+    Ok(())
+}
+
+fn no_path(dgid: &str, status: &str) -> Result<()> {
+    // Its exit status says that there is no path.
+    let command = format!("ibarr path {dgid} --run-dir /run/ibarr-here --json || true");
+    let said = rig::run(Place::Here, &["busybox", "sh", "-c", &command])?;
+    ensure!(said.contains(&format!("\"status\":\"{status}\"")), "{said}");
+    Ok(())
+}
+
+/// Before it sends to somebody for the first time.
+fn ipoib(scene: &Scene) -> Result<()> {
+    let asked = Asked::of(scene, || {
+        rig::run(Place::Here, &["ping", "-n", "-c", "1", "-W", "20", NEAR[0]]).map(drop)
+    })?;
+    let request = asked.only(NEIGHBOUR.gid()?)?;
+    ensure!(request.path_use == PathUse::Unidirectional, "{request:?}");
+    ensure!(request.sgid == HERE.gid()? && request.service_id.is_none(), "{request:?}");
+    Ok(())
+}
+
+fn rdma_cm(scene: &Scene, target: &str) -> Result<()> {
+    // Whom it asks for the address, and the path there, is no matter of this.
+    let caller = Caller::patient()?;
+    let (id, _) = caller.address(target)?;
+    let asked = Asked::of(scene, || caller.route(id).map(drop))?;
+    let request = asked.only(NEIGHBOUR.gid()?)?;
+    ensure!(request.path_use == PathUse::All && request.service_id.is_some(), "{request:?}");
+    let is_v4 = target.contains('.');
+    ensure!(request.qos_class.is_some() == is_v4, "{request:?}");
+    ensure!(request.tclass.is_some() != is_v4, "{request:?}");
+    let path = caller.path(id)?;
+    ensure!(path.dgid == NEIGHBOUR.gid()? && path.sgid == HERE.gid()?, "{path:?}");
+    ensure!(path.dlid.get() == NEIGHBOUR.lid()? && path.slid.get() == HERE.lid()?, "{path:?}");
+    Ok(())
+}
+
+/// What nobody but ibarr says. The kernel would have asked the SA, and said what that says, after
+/// it had waited for ibarr in vain.
+fn refused(scene: &Scene, target: &str, gid: &str) -> Result<()> {
+    pretend(target, gid.parse()?)?;
+    let caller = Caller::patient()?;
+    let (id, _) = caller.address(target)?;
+    let before = scene.here.count("local-service.paths-none")?;
+    let status = caller.route_status(id)?;
+    ensure!(status == NO_PATH, "it ends with {status}");
+    let after = scene.here.count("local-service.paths-none")?;
+    ensure!(after == before + 1, "{before} and {after} said to be none");
+    Ok(())
+}
+
+fn silence(scene: &Scene) -> Result<()> {
+    scene.rig.opensm.signal(Signal::SIGSTOP)?;
+    let outcome = while_silent(scene);
+    // The kernel gives back what nobody answers: when it knows that, it is in time.
+    let unanswered = eventually(|| {
+        let unanswered = scene.here.count("sa.unanswered")?;
+        ensure!(unanswered > 0, "the kernel has given no MAD back");
+        Ok(())
+    });
+    scene.rig.opensm.signal(Signal::SIGCONT)?;
+    outcome.and(unanswered)
+}
+
+fn while_silent(scene: &Scene) -> Result<()> {
+    no_path(NOBODY[3], "silent")?;
+    let before = scene.here.count("paths.found-cache")?;
+    Caller::patient()?.path_to(NEAR[0]).context("what was learned before")?;
+    let after = scene.here.count("paths.found-cache")?;
+    ensure!(after > before, "the path was not from memory: {before}, {after}");
+    // ibarr has asked in vain, and tells the kernel to do the same.
+    pretend(EMPTY[2], NOBODY[3].parse()?)?;
+    let caller = Caller::new(Duration::from_secs(1))?;
+    let (id, _) = caller.address(EMPTY[2])?;
+    let before = scene.here.count("local-service.paths-silent")?;
+    let status = caller.route_status(id)?;
+    ensure!(status == TIMED_OUT, "it ends with {status}");
+    let after = scene.here.count("local-service.paths-silent")?;
+    ensure!(after == before + 1, "{before} and {after} times told that it is silent");
+    Ok(())
+}
+
+/// What the kernel has asked for paths.
+struct Asked(Vec<ResolvePath>);
+
+impl Asked {
+    /// While something is done; all of it was answered with paths.
+    fn of(scene: &Scene, work: impl FnOnce() -> Result<()>) -> Result<Self> {
+        let answered = || scene.here.count("local-service.paths-answered");
+        let spy = Socket::open()?;
+        let before = answered()?;
+        work()?;
+        let mut asked = Vec::new();
+        while let Some(datagram) = spy.receive(Duration::ZERO)? {
+            for message in messages(&datagram) {
+                if let Ok(Request::ResolvePath(request)) = Request::parse(&message?) {
+                    asked.push(request);
+                }
+            }
+        }
+        let count = u64::try_from(asked.len())?;
+        let after = answered()?;
+        ensure!(after == before + count, "{} answered of {asked:?}", after - before);
+        Ok(Self(asked))
+    }
+
+    fn only(&self, dgid: Gid) -> Result<ResolvePath> {
+        let mut those = self.0.iter().filter(|request| request.dgid == dgid);
+        let request = those.next().with_context(|| format!("nothing for {dgid}: {:?}", self.0))?;
+        ensure!(those.next().is_none(), "more than once: {:?}", self.0);
+        Ok(*request)
+    }
+}

@@ -1,0 +1,93 @@
+// SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
+
+//! An application that resolves, as far as the kernel knows one: what librdmacm does, without what
+//! it does beside that.
+
+use std::net::{IpAddr, SocketAddr};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context as _, Result, ensure};
+use ibarr_common::ib::PathRecord;
+use ibarr_common::wire::path_record::Fields;
+
+use crate::sys::rdma_cm::{Channel, EventKind, Id};
+
+/// See the [module](self). All it made goes with it.
+#[derive(Debug)]
+pub(crate) struct Caller {
+    channel: Channel,
+    /// What it is willing to wait.
+    timeout: Duration,
+}
+
+/// Anybody's.
+const PORT: u16 = 7471;
+/// How long we wait, on a machine that does other things too. With a longer time-out, nothing that
+/// ends was ended by it.
+const PATIENCE: Duration = Duration::from_secs(30);
+
+impl Caller {
+    /// Willing to wait longer than we are.
+    pub(crate) fn patient() -> Result<Self> {
+        Self::new(2 * PATIENCE)
+    }
+
+    pub(crate) fn new(timeout: Duration) -> Result<Self> {
+        Ok(Self { channel: Channel::open().context("no connection manager")?, timeout })
+    }
+
+    /// Begins to resolve an address.
+    pub(crate) fn start(&self, target: &str) -> Result<Id> {
+        let target: IpAddr = target.parse()?;
+        let id = self.channel.create_id().context("no identifier")?;
+        self.channel.resolve_addr(id, SocketAddr::new(target, PORT), self.timeout)?;
+        Ok(id)
+    }
+
+    /// `rdma_resolve_addr`, and how long it took.
+    pub(crate) fn address(&self, target: &str) -> Result<(Id, Duration)> {
+        let began = Instant::now();
+        let id = self.start(target)?;
+        let (ended, status) = self.end(EventKind::AddrResolved, EventKind::AddrError)?;
+        let took = began.elapsed();
+        ensure!(ended == id && status == 0, "{target} is not resolved: {status}");
+        Ok((id, took))
+    }
+
+    /// `rdma_resolve_route`, and how long it took.
+    pub(crate) fn route(&self, id: Id) -> Result<Duration> {
+        let began = Instant::now();
+        let status = self.route_status(id)?;
+        let took = began.elapsed();
+        ensure!(status == 0, "there is no route: {status}");
+        Ok(took)
+    }
+
+    /// How `rdma_resolve_route` ends: 0, or a negative error number.
+    pub(crate) fn route_status(&self, id: Id) -> Result<i32> {
+        self.channel.resolve_route(id, self.timeout)?;
+        let (ended, status) = self.end(EventKind::RouteResolved, EventKind::RouteError)?;
+        ensure!(ended == id, "another route has ended");
+        Ok(status)
+    }
+
+    /// The path that the kernel goes by after that.
+    pub(crate) fn path(&self, id: Id) -> Result<Fields> {
+        let record = self.channel.path(id)?.context("the kernel has no path")?;
+        Ok(Fields::parse(&PathRecord::from_octets(record))?)
+    }
+
+    /// All of it.
+    pub(crate) fn path_to(&self, target: &str) -> Result<Fields> {
+        let (id, _) = self.address(target)?;
+        self.route(id)?;
+        self.path(id)
+    }
+
+    /// The next one that has ended, and how.
+    pub(crate) fn end(&self, good: EventKind, bad: EventKind) -> Result<(Id, i32)> {
+        let event = self.channel.event(PATIENCE)?.context("nothing has ended")?;
+        ensure!(event.kind == good || event.kind == bad, "{event:?}");
+        Ok((event.id, event.status))
+    }
+}

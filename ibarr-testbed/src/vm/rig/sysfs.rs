@@ -1,0 +1,28 @@
+// SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
+
+//! What the kernel says of the port of an interface.
+
+use std::fs;
+
+use anyhow::{Context as _, Result};
+use ibarr_common::ib::Gid;
+
+use super::Interface;
+
+impl Interface {
+    /// A file of its directory in sysfs.
+    pub(crate) fn attribute(&self, name: &str) -> Result<String> {
+        let file = format!("/sys/class/infiniband/{}/{name}", self.port);
+        Ok(fs::read_to_string(&file).context(file)?.trim().to_owned())
+    }
+
+    pub(crate) fn lid(&self) -> Result<u16> {
+        let text = self.attribute("lid")?;
+        Ok(u16::from_str_radix(text.trim_start_matches("0x"), 16)?)
+    }
+
+    /// The first, which IPoIB uses.
+    pub(crate) fn gid(&self) -> Result<Gid> {
+        Ok(self.attribute("gids/0")?.parse()?)
+    }
+}

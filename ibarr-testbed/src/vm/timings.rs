@@ -1,0 +1,344 @@
+// SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
+
+//! `vm run c`: how long `rdma_resolve_addr` and `rdma_resolve_route` take, beside what the kernel
+//! needs alone, and with ibacm, in the same guest.
+//!
+//! Times are said and held against what is aimed at. Claimed is what they are times of: who
+//! answered, from where, and that nobody had to wait for his time-out.
+
+use std::collections::HashMap;
+use std::fmt;
+use std::process::ExitCode;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context as _, Result, ensure};
+use serde_json::Value;
+
+use crate::report::Report;
+use crate::rig::{self, B, Caller, INTERFACES, Ibarr, N, Place, R, Rig, eventually, spawn};
+use crate::sys::rdma_cm::EventKind;
+
+/// Of each kind, so many in each round: what they are compared with is measured at nearly the same
+/// time.
+const SAMPLES: usize = 50;
+const ROUNDS: usize = 2;
+
+const NEAR: [&str; 2] = ["10.1.0.2", "fd00:1::2"];
+const FAR: [&str; 2] = ["10.2.0.1", "fd00:2::1"];
+
+/// One after another, and at once.
+const IN_TURN: usize = 1_000;
+const AT_ONCE: usize = 200;
+
+pub(crate) fn run() -> ExitCode {
+    let mut report = Report::default();
+    if let Some(rig) = report.claim("the rig stands", Rig::up()) {
+        prove(&mut report);
+        drop(rig);
+    }
+    report.end()
+}
+
+fn prove(report: &mut Report) {
+    let mut times = Times::default();
+    report.claim("every neighbour is known for good", know_neighbours());
+    for round in 1..=ROUNDS {
+        let mut claim = |what: &str, proof: Result<()>| {
+            report.claim(&format!("{what} ({round} of {ROUNDS})"), proof);
+        };
+        claim("the kernel alone, next door", kernel_alone(&mut times));
+        claim("ibacm answers the kernel from memory", ibacm(&mut times));
+        claim("ibarr answers the kernel from memory, and by asking", ibarr(&mut times));
+    }
+    report.claim(
+        &format!("{IN_TURN} resolves one after another, none lost"),
+        with_ibarr(|_| in_turn()),
+    );
+    report.claim(&format!("{AT_ONCE} resolves at once, none lost"), with_ibarr(at_once));
+    Report::note("all times are of a guest without hardware virtualization: compare them");
+    Report::note(&times);
+    times.verdicts().for_each(Report::figure);
+}
+
+/// What is measured, in the order of the table.
+#[derive(Clone, Copy, Debug, Eq, Hash, PartialEq)]
+enum Row {
+    AddressKnown,
+    AddressArp,
+    AddressMemory,
+    AddressAsked,
+    RouteAlone,
+    RouteIbacm,
+    RouteMemory,
+    RouteAsked,
+}
+
+impl Row {
+    const ALL: [Self; 8] = [
+        Self::AddressKnown,
+        Self::AddressArp,
+        Self::AddressMemory,
+        Self::AddressAsked,
+        Self::RouteAlone,
+        Self::RouteIbacm,
+        Self::RouteMemory,
+        Self::RouteAsked,
+    ];
+
+    fn name(self) -> &'static str {
+        match self {
+            Self::AddressKnown => "address next door, neighbour known",
+            Self::AddressArp => "address next door, by ARP or ND",
+            Self::AddressMemory => "address across the router, ibarr's memory",
+            Self::AddressAsked => "address across the router, ibarr asks the peer",
+            Self::RouteAlone => "route, the kernel asks the SA",
+            Self::RouteIbacm => "route, ibacm's memory",
+            Self::RouteMemory => "route, ibarr's memory",
+            Self::RouteAsked => "route, ibarr asks the SA",
+        }
+    }
+}
+
+/// What is aimed at: a row, what it is held against, and how many times as long it may take.
+const AIMS: [(Row, Row, f64); 3] = [
+    (Row::AddressMemory, Row::AddressArp, 3.0),
+    (Row::AddressAsked, Row::AddressArp, 10.0),
+    (Row::RouteMemory, Row::RouteIbacm, 1.0),
+];
+
+/// By row and family, as [`NEAR`] and [`FAR`] have these.
+#[derive(Debug, Default)]
+struct Times(HashMap<(Row, usize), Vec<Duration>>);
+
+impl Times {
+    fn add(&mut self, row: Row, family: usize, took: Duration) {
+        self.0.entry((row, family)).or_default().push(took);
+    }
+
+    /// In milliseconds; a hundredth of the samples takes at most so long as `percent` says.
+    fn at(&self, row: Row, family: usize, percent: usize) -> Option<f64> {
+        let mut times = self.0.get(&(row, family))?.clone();
+        times.sort();
+        let index = (times.len() - 1) * percent / 100;
+        Some(times.get(index)?.as_secs_f64() * 1e3)
+    }
+}
+
+impl Times {
+    /// Whether what is aimed at was met.
+    fn verdicts(&self) -> impl Iterator<Item = String> {
+        let families = ["IPv4", "IPv6"].into_iter().enumerate();
+        let all =
+            AIMS.into_iter().flat_map(move |aim| families.clone().map(move |family| (aim, family)));
+        all.filter_map(move |((row, beside, aim), (family, name))| {
+            let ratio = self.at(row, family, 50)? / self.at(beside, family, 50)?;
+            let verdict = if ratio <= aim { "met" } else { "missed" };
+            let (row, beside) = (row.name(), beside.name());
+            Some(format!(
+                "{name} {row} / {beside}: {ratio:.2}, at most {aim} is the aim: {verdict}"
+            ))
+        })
+    }
+}
+
+impl fmt::Display for Times {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        writeln!(f, "median (p90), ms, of {}{:15}IPv4{:14}IPv6", SAMPLES * ROUNDS, "", "")?;
+        for row in Row::ALL {
+            write!(f, "{:46}", row.name())?;
+            for family in 0..2 {
+                match (self.at(row, family, 50), self.at(row, family, 90)) {
+                    (Some(median), Some(p90)) => write!(f, "{median:7.2} ({p90:6.2})  ")?,
+                    _ => write!(f, "{:>18}", "-")?,
+                }
+            }
+            writeln!(f)?;
+        }
+        Ok(())
+    }
+}
+
+/// What changes among neighbours, anywhere, wakes whoever waits for an address: nothing shall change
+/// but what we do.
+fn know_neighbours() -> Result<()> {
+    for target in NEAR.iter().chain(&FAR) {
+        eventually(|| rig::run(Place::Here, &["ping", "-n", "-c", "1", "-W", "5", target]))?;
+    }
+    for place in [Place::Here, R, B, N] {
+        let shown: Value = serde_json::from_str(&rig::ip(place, "-json neighbour show")?)?;
+        for entry in shown.as_array().context("no list of neighbours")? {
+            let text = |name: &str| entry[name].as_str().unwrap_or_default().to_owned();
+            let (address, device, hardware) = (text("dst"), text("dev"), text("lladdr"));
+            if !hardware.is_empty() {
+                rig::ip(
+                    place,
+                    &format!(
+                        "neighbour replace {address} lladdr {hardware} dev {device} nud permanent"
+                    ),
+                )?;
+            }
+        }
+    }
+    Ok(())
+}
+
+fn kernel_alone(times: &mut Times) -> Result<()> {
+    let caller = Caller::patient()?;
+    for (family, target) in NEAR.into_iter().enumerate() {
+        for _ in 0..SAMPLES {
+            let (id, took) = caller.address(target)?;
+            times.add(Row::AddressKnown, family, took);
+            times.add(Row::RouteAlone, family, caller.route(id)?);
+        }
+        for _ in 0..SAMPLES {
+            rig::ip(Place::Here, &format!("neighbour delete {target} dev {}", INTERFACES[0].name))?;
+            times.add(Row::AddressArp, family, caller.address(target)?.1);
+        }
+    }
+    know_neighbours()
+}
+
+fn ibacm(times: &mut Times) -> Result<()> {
+    let ibacm = spawn("ibacm", Place::Here, &["ibacm", "-P"])?;
+    let lids = [INTERFACES[0].lid()?, INTERFACES[4].lid()?].map(|lid| lid.to_string());
+    let [from, to] = &lids;
+    let ask = ["ib_acme", "-f", "l", "-s", from, "-d", to, "-c"];
+    eventually(|| {
+        let said = rig::run(Place::Here, &ask)?;
+        ensure!(said.contains("return status 0x0"), "{said}");
+        Ok(())
+    })?;
+    let caller = Caller::patient()?;
+    for (family, target) in NEAR.into_iter().enumerate() {
+        // The first asks the SA.
+        caller.path_to(target)?;
+        for _ in 0..SAMPLES {
+            let (id, _) = caller.address(target)?;
+            times.add(Row::RouteIbacm, family, caller.route(id)?);
+        }
+    }
+    let counted = rig::run(Place::Here, &["ib_acme", "-P"])?;
+    Report::note(&counted);
+    ibacm.stop().map(drop)
+}
+
+fn ibarr(times: &mut Times) -> Result<()> {
+    with_ibarr(|here| {
+        let caller = Caller::patient()?;
+        let samples = u64::try_from(SAMPLES)?;
+        let names = [
+            "local-service.answered-cache",
+            "local-service.answered-peer",
+            "paths.found-cache",
+            "paths.found-sa",
+        ];
+        for family in 0..2 {
+            let (near, far) = (NEAR[family], FAR[family]);
+            // Now they are remembered.
+            caller.path_to(near)?;
+            caller.path_to(far)?;
+            let before = counted(here, names)?;
+            for _ in 0..SAMPLES {
+                times.add(Row::AddressMemory, family, caller.address(far)?.1);
+            }
+            for _ in 0..SAMPLES {
+                let (id, _) = caller.address(near)?;
+                times.add(Row::RouteMemory, family, caller.route(id)?);
+            }
+            let remembered = counted(here, names)?;
+            for _ in 0..SAMPLES {
+                here.flush()?;
+                times.add(Row::AddressAsked, family, caller.address(far)?.1);
+            }
+            for _ in 0..SAMPLES {
+                here.flush()?;
+                let (id, _) = caller.address(near)?;
+                times.add(Row::RouteAsked, family, caller.route(id)?);
+            }
+            let asked = counted(here, names)?;
+            let said = differences(before, remembered);
+            ensure!(said == [samples, 0, samples, 0], "from memory: {said:?} of {names:?}");
+            let said = differences(remembered, asked);
+            ensure!(said == [0, samples, 0, samples], "asked for: {said:?} of {names:?}");
+        }
+        Ok(())
+    })
+}
+
+/// At either end.
+fn with_ibarr(work: impl FnOnce(&Ibarr) -> Result<()>) -> Result<()> {
+    let there = Ibarr::start("b", B, "", 1)?;
+    let here = Ibarr::start("here", Place::Here, "", 1)?;
+    eventually(|| {
+        let ports = here.ask("ports")?.to_string();
+        ensure!(ports.contains("\"port\":\"ibtun0/1\"") && !ports.contains("blocked"), "{ports}");
+        Ok(())
+    })?;
+    let outcome = work(&here);
+    here.stop().and(there.stop()).and(outcome)
+}
+
+/// Addresses and routes, of both families in turn.
+fn in_turn() -> Result<()> {
+    let caller = Caller::patient()?;
+    let began = Instant::now();
+    for (number, target) in FAR.into_iter().cycle().take(IN_TURN).enumerate() {
+        caller.path_to(target).with_context(|| format!("resolve {number}"))?;
+    }
+    let took = began.elapsed().as_secs_f64();
+    Report::note(format_args!("{IN_TURN} addresses and their routes, in turn: {took:.2} s"));
+    Ok(())
+}
+
+fn at_once(here: &Ibarr) -> Result<()> {
+    // The daemon before it has left what it knew.
+    here.flush()?;
+    let names = [
+        "ip2gid.client.queries",
+        "ip2gid.client.resends",
+        "local-service.duplicates-waiting",
+        "local-service.duplicates-answered",
+        "local-service.nudges",
+        "local-service.nudges-repeated",
+    ];
+    let before = counted(here, names)?;
+    let caller = Caller::patient()?;
+    let began = Instant::now();
+    let mut waiting = Vec::new();
+    for target in FAR.into_iter().cycle().take(AT_ONCE) {
+        waiting.push(caller.start(target)?);
+    }
+    while !waiting.is_empty() {
+        let (id, status) = caller.end(EventKind::AddrResolved, EventKind::AddrError)?;
+        ensure!(status == 0, "not resolved: {status}");
+        let place = waiting.iter().position(|one| *one == id).context("one ended twice")?;
+        waiting.swap_remove(place);
+    }
+    let took = began.elapsed().as_secs_f64() * 1e3;
+    let [queries, resends, waited, answered, nudges, repeated] =
+        differences(before, counted(here, names)?);
+    ensure!(queries == 2, "{queries} questions for two addresses");
+    Report::note(format_args!(
+        "{AT_ONCE} addresses at once, {took:.1} ms for all: peers were asked {} times; {} nudges \
+         made the kernel ask {} times again",
+        queries + resends,
+        nudges + repeated,
+        waited + answered,
+    ));
+    Ok(())
+}
+
+/// Some counters.
+fn counted<const N: usize>(ibarr: &Ibarr, names: [&str; N]) -> Result<[u64; N]> {
+    let counters = ibarr.ask("counters")?;
+    let mut counts = [0; N];
+    for (count, name) in counts.iter_mut().zip(names) {
+        *count = counters["counters"][name].as_u64().with_context(|| format!("no {name}"))?;
+    }
+    Ok(counts)
+}
+
+fn differences<const N: usize>(mut from: [u64; N], to: [u64; N]) -> [u64; N] {
+    from.iter_mut().zip(to).for_each(|(from, to)| *from = to - *from);
+    from
+}
