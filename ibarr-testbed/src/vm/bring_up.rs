@@ -3,17 +3,22 @@
 //! `vm run a`: everything that is not ours works on software HCAs. A stock OpenSM makes a subnet of
 //! them, IPoIB runs over it, librdmacm connects, ibacm answers.
 
+use std::fs;
 use std::process::ExitCode;
 
 use anyhow::{Context as _, Result, ensure};
 
 use crate::report::Report;
-use crate::rig::{self, B, INTERFACES, Interface, N, Place, Rig, rping, spawn};
+use crate::rig::{self, B, FABRIC, INTERFACES, N, Place, Process, Rig, TOPOLOGY, rping, spawn};
 
 /// Their IP subnet is that of a partition of its own.
 const CHILDREN: [(&str, Place, &str); 2] =
     [("ib0", Place::Here, "10.3.0.1/24"), ("ib1", B, "10.3.0.2/24")];
 const CHILD_OF_B: &str = "10.3.0.2";
+
+/// The host that joins, and the addresses of ours and its interface.
+const J: Place = Place::Netns("j");
+const JOINED: [&str; 2] = ["10.4.0.1", "10.4.0.2"];
 
 /// What OpenSM has to say of an HCA of more than two ports. It is not the one that it runs on.
 const PASSED_OVER: &str = "ERR 5421: Unable to get CA ibtun0 port guids";
@@ -42,12 +47,15 @@ fn prove(report: &mut Report, mut rig: Rig) {
     claim("librdmacm connects in the partition, and data is right", rping(B, CHILD_OF_B));
     claim("the diagnostics see the fabric", diagnostics());
     claim("ibacm finds a path, and answers the kernel", ibacm());
+    let host = report.claim("the host of another channel adapter joins over UDP", joined());
+    let mut claim = |claim: &str, proof: Result<()>| report.claim(claim, proof).is_some();
     claim("every interface goes to connected mode", connected());
     echoes(&mut claim, "connected", 20_000);
     claim("connected: in the partition", ping(Place::Here, CHILD_OF_B, 20_000));
     claim("the fabric is still there", rig.fabric.is_alive());
     claim("OpenSM is still there", rig.opensm.is_alive());
     claim("OpenSM has logged no error", opensm_is_content());
+    drop(host);
 }
 
 /// From everywhere to everywhere, by both families.
@@ -88,7 +96,7 @@ fn diagnostics() -> Result<()> {
     for node in ["S1", "S2", "N", "SM"] {
         ensure!(nodes.contains(&format!("\"{node}\"")), "no {node} in {nodes}");
     }
-    let (from, to) = (lid(INTERFACES[0].port)?, lid(INTERFACES[1].port)?);
+    let (from, to) = (INTERFACES[0].lid()?, INTERFACES[1].lid()?);
     let paths = rig::run(Place::Here, &["saquery", "--src-to-dst", &format!("{from}:{to}")])?;
     ensure!(paths.contains("PathRecord"), "{paths}");
     rig::run(Place::Here, &["sminfo"])?;
@@ -99,9 +107,7 @@ fn diagnostics() -> Result<()> {
 /// goes on.
 fn ibacm() -> Result<()> {
     let ibacm = spawn("ibacm", Place::Here, &["ibacm", "-P"])?;
-    let lids = INTERFACES.map(|Interface { port, .. }| lid(port));
-    let [from, to, ..] = lids;
-    let (from, to) = (from?, to?);
+    let [from, to] = [INTERFACES[0].lid()?, INTERFACES[1].lid()?].map(|lid| lid.to_string());
     let asked = rig::eventually(|| {
         rig::run(Place::Here, &["ib_acme", "-f", "l", "-s", &from, "-d", &to, "-v", "-c"])
     });
@@ -109,16 +115,43 @@ fn ibacm() -> Result<()> {
     ensure!(asked.contains("success"), "{asked}");
     rping(N, "10.1.0.2")?;
     let file = format!("{}/ibacm-daemon.log", rig::RESULTS);
-    let log = std::fs::read_to_string(&file).context(file)?;
+    let log = fs::read_to_string(&file).context(file)?;
     ensure!(log.contains("acm_nl_receive"), "the kernel did not ask it");
     ibacm.stop().map(drop)
 }
 
-fn lid(port: &str) -> Result<String> {
-    let file = format!("/sys/class/infiniband/{port}/lid");
-    let text = std::fs::read_to_string(&file).context(file)?;
-    let lid = u16::from_str_radix(text.trim().trim_start_matches("0x"), 16)?;
-    Ok(lid.to_string())
+/// All that this HCA sends and receives crosses a socket, as if its host were another machine. OpenSM
+/// hears of it from its switch.
+fn joined() -> Result<Process> {
+    const PORT: &str = "/sys/class/infiniband/ibtun2/ports/1";
+    let host = spawn("ibfab-join", Place::Here, &["ibfab", "join", FABRIC, TOPOLOGY, "J"])?;
+    let gid = rig::eventually(|| {
+        let attribute = |name: &str| -> Result<String> {
+            let file = format!("{PORT}/{name}");
+            Ok(fs::read_to_string(&file).context(file)?.trim().to_owned())
+        };
+        ensure!(attribute("state")? == "4: ACTIVE", "it is {}", attribute("state")?);
+        attribute("gids/0")
+    });
+    let gid = gid.with_context(|| host.said().unwrap_or_default())?;
+    let digits = |text: &str| text.trim().replace(':', "");
+    let guid = digits(&gid).split_off(16);
+    // Its name is whichever was free.
+    let mut interfaces = fs::read_dir("/sys/class/net")?;
+    let name = interfaces.find_map(|entry| {
+        let entry = entry.ok()?;
+        let address = fs::read_to_string(entry.path().join("address")).ok()?;
+        digits(&address).ends_with(&guid).then(|| entry.file_name().to_string_lossy().into_owned())
+    });
+    let name = name.with_context(|| format!("no interface of {gid}"))?;
+    rig::ip(Place::Here, "netns add j")?;
+    rig::ip(Place::Here, &format!("link set {name} netns j"))?;
+    rig::ip(J, &format!("address add {}/24 dev {name}", JOINED[1]))?;
+    rig::ip(J, &format!("link set {name} up"))?;
+    rig::is_up(J, &name)?;
+    rig::ip(Place::Here, &format!("address add {}/24 dev ib0", JOINED[0]))?;
+    ping(Place::Here, JOINED[1], 1000)?;
+    Ok(host)
 }
 
 fn connected() -> Result<()> {
@@ -133,7 +166,7 @@ fn connected() -> Result<()> {
 
 fn opensm_is_content() -> Result<()> {
     let file = format!("{}/opensm.log", rig::RESULTS);
-    let log = std::fs::read_to_string(&file).context(file)?;
+    let log = fs::read_to_string(&file).context(file)?;
     ensure!(log.contains("SUBNET UP"), "no SUBNET UP in its log");
     let errors: Vec<_> =
         log.lines().filter(|line| line.contains(" ERR ") && !line.contains(PASSED_OVER)).collect();

@@ -59,7 +59,8 @@ const PLUGINS: &[&str] = &["libibverbs/libipathverbs-rdmav34.so", "ibacm/libibac
 /// Every machine that compiles has it.
 const LIBGCC: &str = "/lib/x86_64-linux-gnu/libgcc_s.so.1";
 
-/// Two switches, the ports of all nodes on one channel adapter, the subnet manager's on another.
+/// Two switches, the ports of all nodes on one channel adapter, the subnet manager's on another; one
+/// more whose host may join.
 const TOPOLOGY: &str = "\
 Switch 8 \"S1\"
 [1] \"N\"[1]
@@ -71,10 +72,13 @@ Switch 8 \"S1\"
 Switch 8 \"S2\"
 [2] \"N\"[2]
 [4] \"N\"[4]
+[6] \"J\"[1]
 
 Ca 5 \"N\"
 
 Ca 1 \"SM\"
+
+Ca 1 \"J\"
 ";
 
 /// Files, with their contents.
