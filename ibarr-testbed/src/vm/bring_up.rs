@@ -135,13 +135,13 @@ fn joined() -> Result<Process> {
     });
     let gid = gid.with_context(|| host.said().unwrap_or_default())?;
     let digits = |text: &str| text.trim().replace(':', "");
-    let guid = digits(&gid).split_off(16);
+    let port = digits(&gid).split_off(16);
     // Its name is whichever was free.
     let mut interfaces = fs::read_dir("/sys/class/net")?;
     let name = interfaces.find_map(|entry| {
         let entry = entry.ok()?;
         let address = fs::read_to_string(entry.path().join("address")).ok()?;
-        digits(&address).ends_with(&guid).then(|| entry.file_name().to_string_lossy().into_owned())
+        digits(&address).ends_with(&port).then(|| entry.file_name().to_string_lossy().into_owned())
     });
     let name = name.with_context(|| format!("no interface of {gid}"))?;
     rig::ip(Place::Here, "netns add j")?;

