@@ -11,8 +11,8 @@ use ibarr_common::wire::ls::{
 use ibarr_common::{IfIndex, Instant};
 use ibarr_proto::ip2gid::Question;
 use ibarr_proto::local_service::{
-    Config, Counter, Event, FOLLOW_UPS, FlightId, Input, Limits, LocalService, NUDGE_INTERVAL, Nudge,
-    Nudged, OVERRUN_PAUSE, Sender, Transmit,
+    Config, Counter, Event, FOLLOW_UPS, FlightId, Input, Limits, LocalService, NUDGE_INTERVAL,
+    Nudge, Nudged, OVERRUN_PAUSE, Sender, Transmit,
 };
 use ibarr_proto::paths;
 use ibarr_proto::resolver::{Outcome, Source};
@@ -257,18 +257,18 @@ impl World {
         (self.nudging, self.last_nudge) = (Some(nudge), Some(self.now));
     }
 
-    fn nudged(&mut self, nudged: Nudged) {
+    fn nudged(&mut self, outcome: Nudged) {
         let Some(nudge) = self.nudging.take() else { return };
         // Only one that may be.
         let may_be_postponed = nudge == Nudge::IfQuiet;
-        let nudged =
-            if nudged == Nudged::Postponed && !may_be_postponed { Nudged::Done } else { nudged };
-        if nudged != Nudged::Postponed {
+        let outcome =
+            if outcome == Nudged::Postponed && !may_be_postponed { Nudged::Done } else { outcome };
+        if outcome != Nudged::Postponed {
             self.nudges += 1;
             let (nudges, causes) = (self.nudges, self.causes);
             assert!(nudges <= causes * (1 + FOLLOW_UPS.len()), "{nudges} nudges for {causes}");
         }
-        self.input(Input::Nudged(nudged));
+        self.input(Input::Nudged(outcome));
     }
 
     fn next_timeout(&mut self) {
