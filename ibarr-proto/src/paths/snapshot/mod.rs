@@ -204,7 +204,9 @@ impl KeptPort {
     }
 
     fn parse(from: &mut &[u8]) -> Result<Self, Error> {
-        let device = DeviceName::from_field(take(from).ok_or(Error::Length)?);
+        let field = take(from).ok_or(Error::Length)?;
+        // Nothing follows a name but zeros.
+        let device = DeviceName::from_field(field).filter(|device| device.field() == *field);
         let [number, lmc] = *take(from).ok_or(Error::Length)?;
         let number_of = |from: &mut &[u8]| take(from).copied().map(u16::from_be_bytes);
         let lid = number_of(from).ok_or(Error::Length)?;
