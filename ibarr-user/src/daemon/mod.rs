@@ -128,9 +128,9 @@ async fn serve(
         .map_err(|error| Error::Kernel("random numbers", io::Error::other(error)))?;
     let listener = control::Listener::bind(&options.run_dir)?;
     let (asks, asked) = mpsc::channel(transport::ASKS);
-    let (systemd, thread) =
+    let (systemd, told) =
         Systemd::start().map_err(|error| Error::Kernel("a thread for systemd", error))?;
-    let told = systemd.clone();
+    let at_end = systemd.clone();
     let setup = Setup { options: options.clone(), config, file, rng, local_service, systemd };
     let engine = Engine::start(setup).map_err(|error| Error::Kernel("rtnetlink", error))?;
     let control = tokio::spawn(control::serve(listener, asks));
@@ -141,7 +141,7 @@ async fn serve(
     control.abort();
     // Its socket is removed when the task is dropped.
     drop(control.await);
-    told.stopping(&thread);
+    at_end.stopping(&told);
     Ok(())
 }
 

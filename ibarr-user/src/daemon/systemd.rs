@@ -4,19 +4,22 @@
 //! systemd reads none; so a thread does.
 
 use std::io;
-use std::sync::mpsc::{SyncSender, sync_channel};
-use std::thread::{self, JoinHandle};
-use std::time::{Duration, Instant};
+use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
+use std::thread;
+use std::time::Duration;
 
 use sd_notify::NotifyState;
 use tracing::warn;
 
-/// Messages that wait for systemd. More are not needed to find it where it has been for minutes.
+/// Messages that wait for systemd, behind those that its socket holds.
 const DEPTH: usize = 16;
 /// How long the end of the daemon waits until systemd has heard of it.
 const PATIENCE: Duration = Duration::from_secs(1);
 
 type Message = Vec<NotifyState<'static>>;
+
+/// Disconnected when systemd has been told all.
+pub(super) type Told = Receiver<()>;
 
 /// Where messages go. Without systemd nobody is told.
 #[derive(Clone, Debug)]
@@ -29,16 +32,18 @@ impl Systemd {
     ///
     /// # Errors
     /// If there can be none.
-    pub fn start() -> io::Result<(Self, JoinHandle<()>)> {
-        let (messages, told) = sync_channel::<Message>(DEPTH);
-        let thread = thread::Builder::new().name("systemd".to_owned()).spawn(move || {
-            for message in told {
+    pub fn start() -> io::Result<(Self, Told)> {
+        let (messages, to_tell) = sync_channel::<Message>(DEPTH);
+        let (telling, told) = sync_channel(0);
+        thread::Builder::new().name("systemd".to_owned()).spawn(move || {
+            let _telling = telling;
+            for message in to_tell {
                 if let Err(error) = sd_notify::notify(&message) {
                     warn!(%error, "cannot tell systemd");
                 }
             }
         })?;
-        Ok((Self { messages }, thread))
+        Ok((Self { messages }, told))
     }
 
     /// The daemon answers, or has taken another configuration, or not.
@@ -55,13 +60,11 @@ impl Systemd {
     }
 
     /// The daemon ends. Gives systemd a moment to hear of it, and no more.
-    pub fn stopping(self, thread: &JoinHandle<()>) {
+    pub fn stopping(self, told: &Told) {
         self.tell(vec![NotifyState::Stopping]);
         drop(self);
-        let began = Instant::now();
-        while !thread.is_finished() && began.elapsed() < PATIENCE {
-            thread::sleep(Duration::from_millis(1));
-        }
+        // Nothing is ever sent: this ends with the thread, or in time.
+        let _ = told.recv_timeout(PATIENCE);
     }
 
     fn tell(&self, message: Message) {
