@@ -34,7 +34,7 @@ pub use responder::{
 };
 
 /// Version of everything in this module. Pins live in a directory named for it.
-pub const ABI_VERSION: u32 = 3;
+pub const ABI_VERSION: u32 = 4;
 
 /// See [`GidEntry`].
 pub const GID_CACHE: &str = "gid_cache";

@@ -114,13 +114,51 @@ impl NeighbourKey {
 }
 
 /// The hardware address of a neighbour.
+///
+/// As of a [`GidEntry`](super::GidEntry), an element may be freed and filled again while a program
+/// reads it. So that copies the value, and sends there only if [`Neighbour::is_of`] says so.
 #[derive(Clone, Copy, Debug, Eq, FromBytes, Immutable, IntoBytes, KnownLayout, PartialEq)]
 #[repr(C)]
 pub struct Neighbour {
     /// See [`IpoibHwAddr::octets`].
     pub hwaddr: [u8; IpoibHwAddr::LEN],
-    /// 0.
-    pub reserved: u32,
+    /// Ties key and hardware address together, see [`Neighbour::is_of`].
+    pub check: u32,
+}
+
+impl Neighbour {
+    /// The neighbour `key`, at `hwaddr`.
+    pub fn new(key: &NeighbourKey, hwaddr: IpoibHwAddr) -> Self {
+        let hwaddr = hwaddr.octets();
+        Self { hwaddr, check: check(key, &hwaddr) }
+    }
+
+    /// Whether this is the neighbour `key`, and whole.
+    ///
+    /// `check` is linear in the 32-bit words of key and hardware address with odd factors. Of two
+    /// elements mixed at one word, or of a key that differs in one, it is therefore never right; of
+    /// anything else, with a chance of 2⁻³².
+    #[inline]
+    pub fn is_of(&self, key: &NeighbourKey) -> bool {
+        self.check == check(key, &self.hwaddr)
+    }
+}
+
+#[inline]
+fn check(key: &NeighbourKey, hwaddr: &[u8; IpoibHwAddr::LEN]) -> u32 {
+    let [ip_0, ip_1, ip_2, ip_3]: [u32; 4] = zerocopy::transmute!(key.address);
+    let [hw_0, hw_1, hw_2, hw_3, hw_4]: [u32; 5] = zerocopy::transmute!(*hwaddr);
+    // Odd, otherwise arbitrary: digits of pi's fraction, made odd.
+    1u32.wrapping_add(key.ifindex.wrapping_mul(0x243f_6a89))
+        .wrapping_add(ip_0.wrapping_mul(0x85a3_08d3))
+        .wrapping_add(ip_1.wrapping_mul(0x1319_8a2f))
+        .wrapping_add(ip_2.wrapping_mul(0x0370_7345))
+        .wrapping_add(ip_3.wrapping_mul(0xa409_3823))
+        .wrapping_add(hw_0.wrapping_mul(0x299f_31d1))
+        .wrapping_add(hw_1.wrapping_mul(0x082e_fa99))
+        .wrapping_add(hw_2.wrapping_mul(0xec4e_6c89))
+        .wrapping_add(hw_3.wrapping_mul(0x4528_21e7))
+        .wrapping_add(hw_4.wrapping_mul(0x38d0_1377))
 }
 
 /// Destinations, and whether they are reached through an interface. An entry of the map is a prefix of it; its length
@@ -212,6 +250,50 @@ mod tests {
     #[test]
     fn a_new_map_answers_nothing() {
         assert!(!ResponderCfg::default().is_leased(Instant::BOOT));
+    }
+
+    #[test]
+    fn neighbours_mixed_at_any_word_are_those_of_a_key_only_if_they_agree() {
+        let key = |address: &str, ifindex| {
+            NeighbourKey::new(address.parse().unwrap(), IfIndex::new(ifindex).unwrap())
+        };
+        let keys = [
+            key("10.2.0.5", 7),
+            key("10.2.0.6", 7),
+            key("10.2.0.5", 8),
+            key("fe80::2:c903:0:201", 7),
+        ];
+        let hwaddr = |qpn: u8, prefix: u8, guid: u8| {
+            let mut octets = [0; IpoibHwAddr::LEN];
+            (octets[3], octets[4], octets[5]) = (qpn, 0xfe, prefix);
+            (octets[12], octets[19]) = (2, guid);
+            IpoibHwAddr::parse(&octets).unwrap()
+        };
+        let hwaddrs =
+            [hwaddr(1, 0x80, 5), hwaddr(2, 0x80, 5), hwaddr(1, 0x80, 6), hwaddr(9, 0xc0, 9)];
+        let all = || keys.iter().flat_map(|key| hwaddrs.map(|at| (key, Neighbour::new(key, at))));
+        for (of, old) in all() {
+            for (of_new, new) in all() {
+                let (old_words, new_words): ([u32; 6], [u32; 6]) =
+                    (zerocopy::transmute!(old), zerocopy::transmute!(new));
+                for mask in 0u32..1 << old_words.len() {
+                    let mut mixed = old_words;
+                    for (index, word) in mixed.iter_mut().enumerate() {
+                        if mask >> index & 1 == 1 {
+                            *word = new_words[index];
+                        }
+                    }
+                    let mixed: Neighbour = zerocopy::transmute!(mixed);
+                    for key in keys {
+                        let is_one = [(of, old), (of_new, new)]
+                            .iter()
+                            .any(|(of, whole)| **of == key && whole.hwaddr == mixed.hwaddr);
+                        assert!(is_one || !mixed.is_of(&key), "{mixed:?} for {key:?}");
+                    }
+                }
+            }
+        }
+        assert!(!Neighbour { hwaddr: [0; _], check: 0 }.is_of(&keys[0]));
     }
 
     #[test]

@@ -10,7 +10,7 @@ use aya::maps::{Array, HashMap, LpmTrie, Map, MapData, MapInfo, PerCpuArray};
 use aya::programs::{SchedClassifier, SocketFilter, TestRunOptions, Xdp};
 use aya::{Ebpf, EbpfLoader, TestRun as _};
 use ibarr_common::IfIndex;
-use ibarr_common::ib::Gid;
+use ibarr_common::ib::{Gid, IpoibHwAddr};
 use ibarr_common::map::{
     self, Allow, AllowPrefix, Counters, GidEntry, GidKey, Interface, Neighbour, NeighbourKey,
     Origin, OwnBit, Program, Reason, ResponderCfg, Route, RoutePrefix,
@@ -181,10 +181,15 @@ impl Programs {
     }
 
     pub(crate) fn put_neighbour(&mut self, ifindex: IfIndex, address: IpAddr, hwaddr: [u8; 20]) {
-        let key: [u8; size_of::<NeighbourKey>()] =
-            zerocopy::transmute!(NeighbourKey::new(address, ifindex));
-        let neighbour: [u8; size_of::<Neighbour>()] =
-            zerocopy::transmute!(Neighbour { hwaddr, reserved: 0 });
+        let key = NeighbourKey::new(address, ifindex);
+        let hwaddr = IpoibHwAddr::parse(&hwaddr).expect("a port's");
+        self.put_as_neighbour(key, Neighbour::new(&key, hwaddr));
+    }
+
+    /// Whosever it is.
+    pub(crate) fn put_as_neighbour(&mut self, key: NeighbourKey, neighbour: Neighbour) {
+        let key: [u8; size_of::<NeighbourKey>()] = zerocopy::transmute!(key);
+        let neighbour: [u8; size_of::<Neighbour>()] = zerocopy::transmute!(neighbour);
         let mut map: HashMap<_, [u8; size_of::<NeighbourKey>()], [u8; size_of::<Neighbour>()]> =
             self.map(map::NEIGHBOURS);
         map.insert(key, neighbour, 0).expect("writable");

@@ -6,9 +6,10 @@ use std::net::{IpAddr, Ipv4Addr};
 use std::time::Duration;
 
 use ibarr_common::IfIndex;
-use ibarr_common::ib::Gid;
+use ibarr_common::ib::{Gid, IpoibHwAddr};
 use ibarr_common::map::{
-    GidEntry, GidKey, Interface, Origin, OwnBit, Program, ResponderCfg, Route,
+    GidEntry, GidKey, Interface, Neighbour, NeighbourKey, Origin, OwnBit, Program, ResponderCfg,
+    Route,
 };
 use ibarr_common::wire::ip2gid::{MsgId, Query, Reply, Version};
 use ibarr_user::sys::clock;
@@ -319,6 +320,25 @@ fn xdp_passes_what_there_is_no_room_for() {
         let counters = programs.counters(Program::Xdp);
         assert_eq!(nonzero(&counters), [("answered", 1), ("no_room", 1)]);
     }
+}
+
+/// What a program may find in an element that the kernel has given to another neighbour meanwhile.
+#[test]
+fn xdp_on_ipoib_sends_to_nobody_if_the_neighbour_is_being_replaced() {
+    let query = Frame { link: Link::Ipoib, ..query() };
+    let at = |last| IpoibHwAddr::parse(&[&[7; 19][..], &[last]].concat()).unwrap();
+    let key = |address| NeighbourKey::new(ip(address), IfIndex::MIN);
+    let (asker, other) = (key("10.2.0.9"), key("10.2.0.10"));
+    let whole = Neighbour::new(&asker, at(9));
+    let torn = Neighbour { hwaddr: at(10).octets(), ..whole };
+    let mut programs = node(24);
+    programs.put_route(IfIndex::MIN, ip("10.2.0.0"), 24, Route::ON_LINK);
+    for recycled in [Neighbour::new(&other, at(10)), torn] {
+        programs.put_as_neighbour(asker, recycled);
+        assert_xdp_passed(&mut programs, &query, "no_route");
+    }
+    programs.put_as_neighbour(asker, whole);
+    assert_eq!(programs.run_xdp(&query.bytes()).action, XDP_TX);
 }
 
 #[test]

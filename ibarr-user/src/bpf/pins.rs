@@ -3,7 +3,7 @@
 //! The directory on a bpffs that outlives the daemon.
 //!
 //! ```text
-//! <bpf-dir>/v3/<map>              the maps of layout 3
+//! <bpf-dir>/v4/<map>              the maps of layout 4
 //!          /links/tc-<ifindex>    links, each with the program of the last daemon
 //!          /links/clsact-<ifindex>/  a filter of ours, which no link holds
 //!          /links/qdisc-<ifindex>/   a clsact qdisc that we have added

@@ -73,6 +73,8 @@ pub(super) fn build(workspace: &Workspace, toolchain: &Toolchain) -> Result<Vec<
         .env("CARGO_PROFILE_RELEASE_CODEGEN_UNITS", "1")
         // The linker does it.
         .env("CARGO_PROFILE_RELEASE_LTO", "off")
+        // It makes other code, and may be on in somebody's environment.
+        .env("CARGO_INCREMENTAL", "0")
         .env_remove("RUSTC_WRAPPER")
         .env_remove("RUSTFLAGS");
     process::run(&mut cargo)?;

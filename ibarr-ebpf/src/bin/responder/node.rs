@@ -187,9 +187,12 @@ impl Maps {
 pub(crate) fn next_hop(ifindex: IfIndex, destination: [u8; 16]) -> Option<Neighbour> {
     let route = route(ifindex, destination)?;
     let address = if *route == Route::ON_LINK { destination } else { route.next_hop };
-    let element = NEIGHBOURS.get_ptr(&NeighbourKey { address, ifindex: ifindex.get() })?;
-    // SAFETY: as for an interface.
-    Some(unsafe { element.read() })
+    let key = NeighbourKey { address, ifindex: ifindex.get() };
+    const WORDS: usize = size_of::<Neighbour>() / size_of::<u64>();
+    let element = NEIGHBOURS.get_ptr(&key)?.cast::<[u64; WORDS]>();
+    // SAFETY: as for an entry of the GID cache; `Neighbour::is_of` judges what the words are together.
+    let neighbour: Neighbour = zerocopy::transmute!(unsafe { element.read_volatile() });
+    neighbour.is_of(&key).then_some(neighbour)
 }
 
 #[inline]

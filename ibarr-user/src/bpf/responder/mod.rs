@@ -497,7 +497,7 @@ fn entry(owned: &Owned) -> GidEntry {
 
 fn next_hop(there: &neighbours::Neighbour) -> MapUpdate {
     let key = NeighbourKey::new(there.address, there.ifindex);
-    MapUpdate::Neighbour(key, Neighbour { hwaddr: there.hwaddr.octets(), reserved: 0 })
+    MapUpdate::Neighbour(key, Neighbour::new(&key, there.hwaddr))
 }
 
 fn interface(served: &Served) -> Interface {

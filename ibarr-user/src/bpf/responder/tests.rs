@@ -349,7 +349,7 @@ fn next_hops_are_in_the_map_where_the_program_has_to_know_them_and_nowhere_else(
     // Of a daemon before us: one that is there still, elsewhere, and one that is gone.
     for last in [8, 9] {
         let key = NeighbourKey::new([10, 1, 0, last].into(), index(1));
-        let update = MapUpdate::Neighbour(key, Neighbour { hwaddr: [7; 20], reserved: 0 });
+        let update = MapUpdate::Neighbour(key, Neighbour { hwaddr: [7; 20], check: 0 });
         story.kernel().update(&update).unwrap();
     }
     let ipoib = |name: &str| {
