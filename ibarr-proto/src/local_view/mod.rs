@@ -202,7 +202,7 @@ impl LocalView {
                 let is_new = self.routing.set_unknown(NoWayBack::TooMany);
                 self.routes_done(now, is_new);
             }
-            Input::Neighbour(entry) => self.neighbours.set(entry, &mut self.counters),
+            Input::Neighbour(entry) => self.neighbours.set(now, entry, &mut self.counters),
             Input::NeighbourGone(ifindex, address) => self.neighbours.remove(ifindex, address),
             Input::NeighboursStarted => self.neighbours.start_dump(now),
             Input::ListedNeighbour(entry) => self.neighbours.list(entry, &mut self.counters),

@@ -4,16 +4,22 @@
 //! hardware address of the next hop itself.
 //!
 //! * Only neighbours of interfaces that are served and [wanted](Wanted) are kept.
-//! * Only those are, of whom the kernel would not ask either: [confirmed](State::Reachable) ones,
+//! * Only those are, to whom the kernel would send at once: [confirmed](State::Reachable) ones,
 //!   those that an administrator has written down, those that need no asking, and those that are
-//!   being asked and are believed until they do not answer. A stale one goes: then user space
-//!   answers whoever it is, the kernel uses its entry and asks, and if the neighbour is still there
-//!   the entry comes back.
+//!   being asked and are believed until they do not answer.
+//! * A stale one the kernel sends to at once as well (`neigh_event_send` in include/net/neighbour.h),
+//!   but then, after [`STALE_USE`], it asks. What a program sends it does not see, so that it would
+//!   never ask: a neighbour that has moved would be sent to where it was for ever. So a stale one
+//!   stays for as long as the kernel would use it unasked, and goes: then user space answers whoever
+//!   it is, the kernel asks, and if the neighbour is still there the entry comes back. Those few
+//!   seconds are what whoever has just been met needs: who asks for our hardware address is a stale
+//!   neighbour (`arp_process`), and asks for a GID next.
 //! * A hardware address must be that of a port: a subnet's broadcast address is an entry, too, and
 //!   its hardware address is a multicast group.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
+use std::time::Duration;
 
 use ibarr_common::ib::IpoibHwAddr;
 use ibarr_common::map::max_entries;
@@ -21,12 +27,18 @@ use ibarr_common::{IfIndex, Instant};
 
 use crate::counters::Counters;
 
+use crate::timer::Timers;
+
 use super::inventory::overrule;
 use super::reread::Reread;
 use super::{Counter, HwAddr, InterfaceName, Pattern, Request, Subject};
 
 /// How many neighbours are kept. To others user space answers.
 pub const MAX_NEIGHBOURS: usize = 1 << 15;
+
+/// How long the kernel sends to a stale neighbour before it asks, unless told otherwise
+/// (`delay_first_probe_time`).
+pub const STALE_USE: Duration = Duration::from_secs(5);
 
 // While changes are told, the map can hold those before and those after.
 const _: () = assert!(2 * MAX_NEIGHBOURS <= max_entries::NEIGHBOURS);
@@ -50,7 +62,7 @@ pub struct Entry {
 pub enum State {
     /// Confirmed lately.
     Reachable,
-    /// Not confirmed for some time, and not used since.
+    /// Not confirmed for some time, or never, and not used since.
     Stale,
     /// Stale and used: it is given some seconds to confirm it by itself. The kernel does not say
     /// when an entry comes here from [`Self::Stale`].
@@ -71,6 +83,10 @@ impl State {
             Self::Reachable | Self::Delay | Self::Probe | Self::Permanent | Self::NoArp => true,
             Self::Stale | Self::Unresolved => false,
         }
+    }
+
+    const fn is_valid(self) -> bool {
+        self.is_believed() || matches!(self, Self::Stale)
     }
 }
 
@@ -115,7 +131,9 @@ impl Wanted {
 pub(super) struct Neighbours {
     limit: usize,
     followed: BTreeSet<IfIndex>,
-    now: BTreeMap<Key, IpoibHwAddr>,
+    now: BTreeMap<Key, Known>,
+    /// When those go that are stale.
+    stale: Timers<Key>,
     /// What was told of those of whom something else is true now.
     untold: BTreeMap<Key, Option<IpoibHwAddr>>,
     dump: Option<Dump>,
@@ -131,9 +149,16 @@ struct Key {
     address: IpAddr,
 }
 
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+struct Known {
+    hwaddr: IpoibHwAddr,
+    /// When it goes, if it is stale.
+    until: Option<Instant>,
+}
+
 #[derive(Debug, Default)]
 struct Dump {
-    listed: BTreeMap<Key, IpoibHwAddr>,
+    listed: BTreeMap<Key, Known>,
     /// Had an event since the dump was asked for.
     touched: BTreeSet<Key>,
     /// More had events than could be remembered.
@@ -146,6 +171,7 @@ impl Neighbours {
             limit: limit.min(MAX_NEIGHBOURS),
             followed: BTreeSet::new(),
             now: BTreeMap::new(),
+            stale: Timers::default(),
             untold: BTreeMap::new(),
             dump: None,
             reread: Reread::new(Reread::LONG_INTERVAL),
@@ -175,16 +201,17 @@ impl Neighbours {
     }
 
     /// An event.
-    pub(super) fn set(&mut self, entry: Entry, counters: &mut Counters<Counter>) {
+    pub(super) fn set(&mut self, now: Instant, entry: Entry, counters: &mut Counters<Counter>) {
         let key = Key { ifindex: entry.ifindex, address: entry.address };
         if !self.touch(key) {
             return;
         }
-        let hwaddr = usable(&entry);
-        if hwaddr.is_some() && self.now.len() >= self.limit && !self.now.contains_key(&key) {
+        let until = (entry.state == State::Stale).then(|| now + STALE_USE);
+        let known = usable(&entry).map(|hwaddr| Known { hwaddr, until });
+        if known.is_some() && self.now.len() >= self.limit && !self.now.contains_key(&key) {
             counters.count(Counter::NeighboursRefused);
         } else {
-            self.note(key, hwaddr);
+            self.note(key, known);
         }
     }
 
@@ -210,8 +237,16 @@ impl Neighbours {
         if !self.followed.contains(&key.ifindex) {
             return;
         }
+        let known = if entry.state.is_believed() {
+            Known { hwaddr, until: None }
+        } else {
+            // The dump does not say for how long it has been stale.
+            let same = |known: &&Known| known.hwaddr == hwaddr && known.until.is_some();
+            let Some(known) = self.now.get(&key).filter(same) else { return };
+            *known
+        };
         if dump.listed.len() < self.limit || dump.listed.contains_key(&key) {
-            dump.listed.insert(key, hwaddr);
+            dump.listed.insert(key, known);
         } else {
             counters.count(Counter::NeighboursRefused);
         }
@@ -233,8 +268,8 @@ impl Neighbours {
                 counters.count(Counter::NeighboursRefused);
             }
             self.keep(|key, _| dump.listed.contains_key(key));
-            for (key, hwaddr) in dump.listed {
-                self.note(key, Some(hwaddr));
+            for (key, known) in dump.listed {
+                self.note(key, Some(known));
             }
             self.is_settled = true;
         }
@@ -243,6 +278,9 @@ impl Neighbours {
 
     /// Without a dump in time, nothing is known any more.
     pub(super) fn handle_timeout(&mut self, now: Instant, counters: &mut Counters<Counter>) {
+        while let Some(key) = self.stale.pop(now) {
+            self.note(key, None);
+        }
         if !self.followed.is_empty() && self.reread.handle_timeout(now) {
             counters.count(Counter::NeighbourDumpsOverdue);
             self.dump = None;
@@ -252,7 +290,8 @@ impl Neighbours {
     }
 
     pub(super) fn due(&self) -> Option<Instant> {
-        (!self.followed.is_empty()).then(|| self.reread.due())
+        let reread = (!self.followed.is_empty()).then(|| self.reread.due());
+        reread.into_iter().chain(self.stale.next()).min()
     }
 
     pub(super) fn poll_request(&mut self) -> Option<Request> {
@@ -263,13 +302,13 @@ impl Neighbours {
     }
 
     pub(super) fn iter(&self) -> impl Iterator<Item = Neighbour> {
-        self.now.iter().map(|(key, &hwaddr)| key.at(hwaddr))
+        self.now.iter().map(|(key, known)| key.at(known.hwaddr))
     }
 
     /// The next change: who is there now, or is not any more.
     pub(super) fn poll(&mut self) -> Option<Result<Neighbour, (IfIndex, IpAddr)>> {
         let (key, _) = self.untold.pop_first()?;
-        let now = self.now.get(&key).map(|&hwaddr| key.at(hwaddr));
+        let now = self.now.get(&key).map(|known| key.at(known.hwaddr));
         Some(now.ok_or((key.ifindex, key.address)))
     }
 
@@ -296,11 +335,13 @@ impl Neighbours {
         true
     }
 
-    fn note(&mut self, key: Key, now: Option<IpoibHwAddr>) {
-        let before = match now {
-            Some(hwaddr) => self.now.insert(key, hwaddr),
+    fn note(&mut self, key: Key, known: Option<Known>) {
+        let before = match known {
+            Some(known) => self.now.insert(key, known),
             None => self.now.remove(&key),
         };
+        self.stale.set(key, known.and_then(|known| known.until));
+        let [before, now] = [before, known].map(|known| known.map(|known| known.hwaddr));
         if before != now && *self.untold.entry(key).or_insert(before) == now {
             self.untold.remove(&key);
         }
@@ -317,7 +358,7 @@ impl Key {
 fn usable(entry: &Entry) -> Option<IpoibHwAddr> {
     // Nobody asks from the latter, and the map could not tell it from the address of IPv4.
     let is_mapped = matches!(entry.address, IpAddr::V6(v6) if v6.to_ipv4_mapped().is_some());
-    if !entry.state.is_believed() || is_mapped {
+    if !entry.state.is_valid() || is_mapped {
         return None;
     }
     IpoibHwAddr::parse(entry.hwaddr.as_bytes())

@@ -6,7 +6,7 @@ use proptest::collection::vec;
 use proptest::prelude::*;
 
 use super::*;
-use crate::local_view::neighbours::{Entry, Neighbour, State, Wanted};
+use crate::local_view::neighbours::{Entry, Neighbour, STALE_USE, State, Wanted};
 
 impl Story {
     fn following(limits: Limits) -> Self {
@@ -66,6 +66,7 @@ fn reachable(address: &str, at: u8) -> Entry {
     entry(1, address, State::Reachable, at)
 }
 
+/// And whether those in them are kept whenever they came there.
 const STATES: [(State, bool); 7] = [
     (State::Reachable, true),
     (State::Delay, true),
@@ -82,8 +83,47 @@ fn those_are_kept_whom_the_kernel_would_not_ask() {
     for (state, kept) in STATES {
         story.meets(reachable("10.1.0.9", 9)).knows(&[("10.1.0.9", 9)]);
         let here: &[_] = if kept { &[("10.1.0.9", 9)] } else { &[] };
-        story.meets(entry(1, "10.1.0.9", state, 9)).knows(here);
         story.neighbours([entry(1, "10.1.0.9", state, 9)]).knows(here);
+        if state != State::Stale {
+            story.meets(entry(1, "10.1.0.9", state, 9)).knows(here);
+        }
+    }
+}
+
+#[test]
+fn a_stale_neighbour_is_kept_for_as_long_as_the_kernel_would_use_it_unasked() {
+    let stale = |at| entry(1, "10.1.0.9", State::Stale, at);
+    let end = NOW + STALE_USE;
+    let just_before = Instant::from_nanos(end.as_nanos() - 1);
+    // Whether it was met just now or had been confirmed before.
+    for begin in [None, Some(reachable("10.1.0.9", 9))] {
+        let mut story = Story::following(Limits::default());
+        if let Some(entry) = begin {
+            story.meets(entry);
+        }
+        story.meets(stale(9)).knows(&[("10.1.0.9", 9)]);
+        // A dump says nothing new of it, another address or one that is not known yet does.
+        story.neighbours([stale(9), entry(1, "10.1.0.8", State::Stale, 8)]);
+        assert!(story.view.poll_timeout().is_some_and(|due| due <= end));
+        story.asked(just_before);
+        story.knows(&[("10.1.0.9", 9)]);
+        story.asked(end);
+        story.knows(&[]);
+        story.neighbours([stale(9)]).knows(&[]);
+        story.meets(stale(9)).neighbours([stale(7)]).knows(&[]);
+    }
+    // Confirmed meanwhile, by an event or as a dump has it.
+    for by_dump in [false, true] {
+        let mut story = Story::following(Limits::default());
+        story.meets(stale(9));
+        let reachable = reachable("10.1.0.9", 9);
+        if by_dump {
+            story.neighbours([reachable])
+        } else {
+            story.meets(reachable)
+        };
+        story.asked(end);
+        story.knows(&[("10.1.0.9", 9)]);
     }
 }
 
@@ -336,7 +376,8 @@ impl Kernel {
         self.dump = None;
     }
 
-    /// Those that must be known, and those that may be: a use has no event.
+    /// Those that must be known, and those that may be: a use has no event. Stale ones are not, some
+    /// time after.
     fn usable(&self, config: &Config) -> [Vec<Entry>; 2] {
         let group = |entry: &Entry| entry.hwaddr.as_bytes()[4] == 0xff;
         let kept = |state| STATES.contains(&(state, true));
@@ -460,7 +501,9 @@ proptest! {
             prop_assert!(turns < 9, "it asks without end");
             kernel.finish_dump();
             let links = turn(&mut kernel, &mut view, true, true);
-            if turn(&mut kernel, &mut view, true, true) && links {
+            // Two seconds a time, and so long that what has become stale goes.
+            let is_over = 2 * turns > STALE_USE.as_secs();
+            if turn(&mut kernel, &mut view, true, true) && links && is_over {
                 break;
             }
         }
