@@ -6,14 +6,16 @@
 //! the caches of a processor, so what a look-up costs is their size: an entry for an IPv4 address
 //! takes 32 bytes, key and all.
 
-use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
+use std::ops::Bound;
 use std::time::Duration;
 
+use ibarr_common::Instant;
 use ibarr_common::ib::Gid;
-use ibarr_common::{IfIndex, Instant};
 
 use super::super::Question;
+use super::table::{Entry, Table};
 use crate::hash::Seeded;
 
 /// Answers by question. Full, it forgets the one that would expire first.
@@ -109,6 +111,11 @@ impl Cache {
         Some(cached)
     }
 
+    /// The answer, if it is remembered, without marking it.
+    pub(super) fn peek(&self, question: Question) -> Option<Cached> {
+        self.table.get(question).map(Entry::cached)
+    }
+
     /// Remembers an answer in place of what was remembered, until a time that is exact to two
     /// nanoseconds. Returns how many other answers had to be forgotten.
     pub(super) fn insert(&mut self, question: Question, answer: Cached) -> u64 {
@@ -172,9 +179,19 @@ impl Cache {
         self.table.clear();
         self.by_expiry.clear();
         self.to_refresh.clear();
+        self.tell_everything();
+        cleared
+    }
+
+    /// What was told so far is to be told anew.
+    pub(super) fn tell_everything(&mut self) {
         self.all_untold = true;
         self.untold.clear();
-        cleared
+    }
+
+    /// When the last answer expires.
+    pub(super) fn last_expiry(&self) -> Option<Instant> {
+        self.by_expiry.last().map(|&(at, _)| at)
     }
 
     /// When the next answer expires.
@@ -208,9 +225,16 @@ impl Cache {
 
     /// Everything that is remembered, the soonest to expire first.
     pub(super) fn iter(&self) -> impl Iterator<Item = (Question, Cached)> + '_ {
-        self.by_expiry.iter().filter_map(|&(_, question)| {
-            self.table.get(question).map(|entry| (question, entry.cached()))
-        })
+        self.by_expiry.iter().filter_map(|&(_, question)| Some((question, self.peek(question)?)))
+    }
+
+    /// What comes after an entry that there was, in the order of [`Self::iter`].
+    pub(super) fn iter_after(
+        &self,
+        after: (Instant, Question),
+    ) -> impl Iterator<Item = (Question, Cached)> + '_ {
+        let rest = self.by_expiry.range((Bound::Excluded(after), Bound::Unbounded));
+        rest.filter_map(|&(_, question)| Some((question, self.peek(question)?)))
     }
 
     pub(super) fn len(&self) -> usize {
@@ -223,8 +247,7 @@ impl Cache {
         }
         self.untold.insert(question, source);
         if self.untold.len() > self.limits.entries {
-            self.all_untold = true;
-            self.untold.clear();
+            self.tell_everything();
         }
     }
 
@@ -240,124 +263,12 @@ impl Cache {
     }
 }
 
-/// Entries by question, each family in a table with keys of its size.
-#[derive(Debug)]
-struct Table {
-    v4: HashMap<V4Key, Entry, Seeded>,
-    v6: HashMap<V6Key, Entry, Seeded>,
-}
-
-impl Table {
-    fn new(hasher: &Seeded) -> Self {
-        Self { v4: HashMap::with_hasher(hasher.clone()), v6: HashMap::with_hasher(hasher.clone()) }
-    }
-
-    fn get(&self, question: Question) -> Option<&Entry> {
-        match Key::of(question) {
-            Key::V4(key) => self.v4.get(&key),
-            Key::V6(key) => self.v6.get(&key),
-        }
-    }
-
-    fn get_mut(&mut self, question: Question) -> Option<&mut Entry> {
-        match Key::of(question) {
-            Key::V4(key) => self.v4.get_mut(&key),
-            Key::V6(key) => self.v6.get_mut(&key),
-        }
-    }
-
-    fn insert(&mut self, question: Question, entry: Entry) {
-        match Key::of(question) {
-            Key::V4(key) => self.v4.insert(key, entry),
-            Key::V6(key) => self.v6.insert(key, entry),
-        };
-    }
-
-    fn remove(&mut self, question: Question) -> Option<Entry> {
-        match Key::of(question) {
-            Key::V4(key) => self.v4.remove(&key),
-            Key::V6(key) => self.v6.remove(&key),
-        }
-    }
-
-    fn clear(&mut self) {
-        self.v4.clear();
-        self.v6.clear();
-    }
-}
-
-/// A question, as small as it can be.
-enum Key {
-    V4(V4Key),
-    V6(V6Key),
-}
-
-/// Address and interface, one after the other.
-#[derive(Clone, Copy, Debug, Eq, Hash, PartialEq)]
-struct V4Key(u64);
-
-#[derive(Clone, Copy, Debug, Eq, Hash, PartialEq)]
-struct V6Key([u8; 16], u32);
-
-impl Key {
-    fn of(question: Question) -> Self {
-        // No interface has the index 0.
-        let egress = question.egress().map_or(0, IfIndex::get);
-        match question.target() {
-            IpAddr::V4(target) => {
-                Self::V4(V4Key(u64::from(target.to_bits()) << 32 | u64::from(egress)))
-            }
-            IpAddr::V6(target) => Self::V6(V6Key(target.octets(), egress)),
-        }
-    }
-}
-
-/// An answer and whether it has been used.
-#[derive(Debug)]
-struct Entry {
-    /// All zero, which is no port's GID, for "not here".
-    gid: [u8; 16],
-    /// Nanoseconds since boot; the lowest bit says whether the answer has been used.
-    expires_and_used: u64,
-}
-
-impl Entry {
-    fn new(answer: Cached) -> Self {
-        Self {
-            gid: answer.gid.map_or([0; 16], Gid::octets),
-            expires_and_used: answer.expires_at.as_nanos() & !1,
-        }
-    }
-
-    fn cached(&self) -> Cached {
-        Cached { gid: Gid::new(self.gid), expires_at: self.expires_at() }
-    }
-
-    fn expires_at(&self) -> Instant {
-        Instant::from_nanos(self.expires_and_used & !1)
-    }
-
-    fn refresh_at(&self, limits: &Limits) -> Instant {
-        let ahead = u64::try_from(limits.refresh_ahead.as_nanos()).unwrap_or(u64::MAX);
-        Instant::from_nanos(self.expires_at().as_nanos().saturating_sub(ahead))
-    }
-
-    fn is_used(&self) -> bool {
-        self.expires_and_used & 1 == 1
-    }
-
-    fn set_used(&mut self) {
-        self.expires_and_used |= 1;
-    }
-}
-
-const _: () = assert!(size_of::<(V4Key, Entry)>() == 32);
-
 #[cfg(test)]
 mod tests {
     use std::net::IpAddr;
     use std::time::Duration;
 
+    use ibarr_common::IfIndex;
     use proptest::prelude::*;
     use rand_chacha::ChaCha12Rng;
     use rand_core::SeedableRng;
@@ -561,7 +472,7 @@ mod tests {
                 }
                 prop_assert_eq!(cache.len(), model.len());
                 prop_assert!(cache.len() <= limits.entries);
-                prop_assert_eq!(cache.table.v4.len() + cache.table.v6.len(), model.len());
+                prop_assert_eq!(cache.table.len(), model.len());
                 let listed: Vec<_> = cache.iter().collect();
                 let expected: Vec<_> = model.iter().map(|row| (row.question, row.cached)).collect();
                 prop_assert_eq!(listed, expected);

@@ -20,17 +20,19 @@ mod cache;
 mod config;
 mod flights;
 mod hops;
+mod left;
+mod memory;
 mod sockets;
+mod table;
 mod types;
 
 #[cfg(test)]
 mod tests;
 
 use std::collections::{BTreeSet, VecDeque};
-use std::net::{IpAddr, SocketAddr};
+use std::net::SocketAddr;
 use std::time::Duration;
 
-use ibarr_common::ib::Gid;
 use ibarr_common::wire::ip2gid::{Query, Reply, Version};
 use ibarr_common::{IfIndex, Instant};
 use rand_core::CryptoRng;
@@ -38,11 +40,12 @@ use rand_core::CryptoRng;
 use self::cache::Cache;
 use self::flights::{Flight, FlightId, Flights, Full};
 use self::hops::Hops;
+use self::left::Left;
+use self::memory::SETTLING;
 use self::sockets::Outlets;
 use super::{Question, is_link_local};
 use crate::counters::Counters;
 use crate::hash::Seeded;
-use crate::retry::random;
 use crate::timer::Timers;
 
 pub use cache::{Cached, Learned};
@@ -66,6 +69,7 @@ pub struct Client<R> {
     hops: Hops,
     outlets: Outlets,
     cache: Cache,
+    left: Left,
     swept_at: Instant,
     /// Flights that refresh the cache.
     refreshing: usize,
@@ -88,6 +92,7 @@ impl<R: CryptoRng> Client<R> {
             hops: Hops::new(hop_limits(&config), hasher.clone()),
             outlets: Outlets::new(config.settings()),
             cache: Cache::new(cache_limits(&config), &hasher),
+            left: Left::default(),
             swept_at: Instant::BOOT,
             refreshing: 0,
             refresh_from: Instant::BOOT,
@@ -109,6 +114,7 @@ impl<R: CryptoRng> Client<R> {
         self.counters.add(Counter::CacheEvicted, cached);
         self.outlets.v4.pool.reconfigure(self.now, config.settings());
         self.outlets.v6.pool.reconfigure(self.now, config.settings());
+        self.left.extend(self.now + SETTLING + config.settings().cache_ttl);
         self.config = config;
     }
 
@@ -207,47 +213,6 @@ impl<R: CryptoRng> Client<R> {
         self.events.pop_front()
     }
 
-    /// What the cache knows. Sends nothing, but the entry counts as used.
-    pub fn lookup(&mut self, now: Instant, question: Question) -> Option<Cached> {
-        self.advance(now);
-        self.cache.lookup(self.now, question)
-    }
-
-    /// The next change of what the cache holds. Whoever does not ask loses nothing but that.
-    pub fn poll_learned(&mut self) -> Option<Learned> {
-        self.cache.poll_change()
-    }
-
-    /// Remembers what a client before this one has learned, unless it is over, believed for longer
-    /// than anything is, or there is no room for it; tells whether.
-    pub fn restore(&mut self, now: Instant, question: Question, answer: Cached) -> bool {
-        self.advance(now);
-        let latest = self.now + self.config.settings().cache_ttl;
-        let is_fit = answer.gid.is_some()
-            && answer.expires_at > self.now
-            && answer.expires_at <= latest
-            && self.cache.restore(question, answer);
-        self.counters.count(if is_fit { Counter::Restored } else { Counter::NotRestored });
-        is_fit
-    }
-
-    /// What the cache holds, the soonest to expire first.
-    pub fn entries(&self) -> impl Iterator<Item = (Question, Cached)> + '_ {
-        self.cache.iter().filter(|(_, cached)| cached.expires_at > self.now)
-    }
-
-    /// Forgets what the cache knows of `target`, or everything. Returns how many answers that was.
-    pub fn flush(&mut self, target: Option<IpAddr>) -> usize {
-        let Some(target) = target else { return self.cache.clear() };
-        let of_target: Vec<Question> = self
-            .cache
-            .iter()
-            .map(|(question, _)| question)
-            .filter(|question| question.target() == target)
-            .collect();
-        of_target.into_iter().filter(|&question| self.cache.remove(question)).count()
-    }
-
     /// What has been counted so far.
     pub fn counters(&self) -> &Counters<Counter> {
         &self.counters
@@ -272,7 +237,7 @@ impl<R: CryptoRng> Client<R> {
         if self.flights.is_waiting(id) {
             return self.counters.count(Counter::RepeatedRequest);
         }
-        if let Some(cached) = self.cache.lookup(self.now, question) {
+        if let Some(cached) = self.lookup(self.now, question) {
             self.counters.count(Counter::CacheHits);
             return self.answer(id, outcome(cached, Source::Cache));
         }
@@ -376,24 +341,6 @@ impl<R: CryptoRng> Client<R> {
             self.release(id, was_waiting);
         }
         Ok(())
-    }
-
-    fn remember(&mut self, question: Question, gid: Option<Gid>) -> Cached {
-        let Settings { cache_ttl, negative_ttl, .. } = *self.config.settings();
-        let ttl = match gid {
-            // What is learned together is not to be asked for again together.
-            Some(_) => cache_ttl.saturating_sub(random(cache_ttl / TTL_SPREAD, &mut self.rng)),
-            None => negative_ttl,
-        };
-        let cached = Cached { gid, expires_at: self.now + ttl };
-        if ttl.is_zero() {
-            self.cache.remove(question);
-            return cached;
-        }
-        self.cache.expire(self.now);
-        let evicted = self.cache.insert(question, cached);
-        self.counters.add(Counter::CacheEvicted, evicted);
-        cached
     }
 
     /// The next hop of the flight has answered somebody else.
@@ -558,9 +505,6 @@ const REFRESH_AHEAD: u32 = 4;
 
 const SWEEP_INTERVAL: Duration = Duration::from_secs(1);
 const REFRESH_CATCH_UP: Duration = Duration::from_millis(10);
-/// The part of its time to live that an answer may lose by chance.
-const TTL_SPREAD: u32 = 10;
-
 fn outcome(cached: Cached, source: Source) -> Outcome {
     match cached {
         Cached { gid: Some(gid), expires_at } => Outcome::Found { gid, source, expires_at },

@@ -8,6 +8,7 @@ mod rig;
 use std::collections::{BTreeMap, BTreeSet};
 use std::num::{NonZeroU16, NonZeroUsize};
 
+use ibarr_common::ib::{Gid, SubnetPrefix};
 use ibarr_common::wire::ip2gid::PORT;
 use proptest::prelude::*;
 use rand_chacha::ChaCha12Rng;
@@ -582,6 +583,106 @@ fn flush_forgets_one_target_on_every_egress_or_everything() {
     assert!(rig.client.lookup(rig.now, question(2)).is_some());
     assert_eq!(rig.client.flush(None), 1);
     assert_eq!(rig.client.entries().count(), 0);
+}
+
+/// Peers notice that their subnet has another prefix, but not all at once.
+#[test]
+fn no_gid_of_a_subnet_that_a_port_has_left_is_given_from_memory() {
+    let mut rig = Rig::new(Settings::default());
+    let [old, new, other] = ["fe80::", "fec0:0:0:7:", "fec0:0:0:8:"]
+        .map(|prefix| move |n: u16| format!("{prefix}2:c903:0:{n:x}").parse::<Gid>().unwrap());
+    let ask = |rig: &mut Rig, n: u16, gid: Gid| {
+        let (id, sent) = (rig.resolve(n), rig.sent.len());
+        if !rig.answers.contains_key(&id) {
+            rig.reply(sent - 1, Some(gid));
+        }
+        let Outcome::Found { gid: found, source, .. } = rig.answers[&id].1 else { panic!() };
+        (found, source)
+    };
+    // The last is behind a router of InfiniBand.
+    assert_eq!(ask(&mut rig, 1, old(1)), (old(1), Source::Peer));
+    assert_eq!(ask(&mut rig, 2, old(2)), (old(2), Source::Peer));
+    assert_eq!(ask(&mut rig, 3, other(3)), (other(3), Source::Peer));
+    while rig.client.poll_learned().is_some() {}
+
+    rig.client.subnet_changed(rig.now, old(1).subnet_prefix(), new(1).subnet_prefix());
+    assert_eq!(rig.client.poll_learned(), Some(Learned::Everything));
+    let listed: Vec<_> = rig.client.entries().map(|(question, _)| question).collect();
+    assert_eq!(listed, [question(3)]);
+    assert_eq!(rig.client.lookup(rig.now, question(1)), None);
+    assert_eq!(ask(&mut rig, 1, new(1)), (new(1), Source::Peer));
+    assert_eq!(ask(&mut rig, 1, new(1)), (new(1), Source::Cache));
+    assert_eq!(ask(&mut rig, 3, other(3)), (other(3), Source::Cache));
+    // What a peer says that has not noticed yet is given, and asked for again.
+    for _ in 0..2 {
+        assert_eq!(ask(&mut rig, 2, old(2)), (old(2), Source::Peer));
+    }
+    while let Some(learned) = rig.client.poll_learned() {
+        assert!(
+            !matches!(learned, Learned::Known { gid, .. } if gid == old(2)),
+            "left for the next daemon: {learned:?}"
+        );
+    }
+    assert_eq!(ask(&mut rig, 2, new(2)), (new(2), Source::Peer));
+    assert_eq!(ask(&mut rig, 2, new(2)), (new(2), Source::Cache));
+    let counts = [Counter::SubnetsLeft, Counter::Doubted].map(|counter| rig.count(counter));
+    assert_eq!(counts, [1, 5]);
+
+    // A minute later the prefix may be that of another subnet.
+    let ttl = Settings::default().cache_ttl;
+    rig.run(SETTLING + ttl);
+    assert_eq!(ask(&mut rig, 4, old(4)), (old(4), Source::Peer));
+    assert_eq!(ask(&mut rig, 4, old(4)), (old(4), Source::Cache));
+}
+
+#[test]
+fn prefix_that_a_port_gets_back_is_believed_again() {
+    let mut rig = Rig::new(Settings::default());
+    let (old, new) = (gid(1).subnet_prefix(), SubnetPrefix::new(0xfec0_0000_0000_0007));
+    rig.resolve(1);
+    rig.reply(0, Some(gid(1)));
+    rig.client.subnet_changed(rig.now, old, new);
+    assert_eq!(rig.client.lookup(rig.now, question(1)), None);
+    rig.client.subnet_changed(rig.now, new, old);
+    assert!(rig.client.lookup(rig.now, question(1)).is_some());
+}
+
+#[test]
+fn more_subnets_left_than_are_kept_make_everything_forgotten() {
+    let mut rig = Rig::new(Settings::default());
+    let prefix = |n| SubnetPrefix::new(0xfec0_0000_0000_0000 + n);
+    rig.resolve(1);
+    rig.reply(0, Some(gid(1)));
+    for n in 0..=Left::MAX as u64 {
+        assert!(rig.client.lookup(rig.now, question(1)).is_some(), "{n}");
+        rig.client.subnet_changed(rig.now, prefix(n), prefix(100 + n));
+    }
+    assert_eq!(rig.client.lookup(rig.now, question(1)), None);
+    assert_eq!(rig.client.load().cached, 0);
+}
+
+/// Also what is remembered for longer than anything is now, and what will be.
+#[test]
+fn a_life_of_another_length_makes_no_doubt_end_early() {
+    let lives = |cache_ttl| {
+        Config::new(Settings { cache_ttl, refresh_rate: 0, ..Settings::default() }).unwrap()
+    };
+    let ttl = Settings::default().cache_ttl;
+    for (before, then, after) in [(4 * ttl, ttl, ttl), (ttl, ttl, 4 * ttl)] {
+        let mut rig = Rig::new(Settings::default());
+        rig.client.reconfigure(rig.now, lives(before));
+        rig.resolve(1);
+        rig.reply(0, Some(gid(1)));
+        rig.client.reconfigure(rig.now, lives(then));
+        let new = SubnetPrefix::new(0xfec0_0000_0000_0007);
+        rig.client.subnet_changed(rig.now, gid(1).subnet_prefix(), new);
+        rig.client.reconfigure(rig.now, lives(after));
+        for _ in 0..2 {
+            let id = rig.resolve(1);
+            rig.reply(rig.sent.len() - 1, Some(gid(1)));
+            assert!(matches!(rig.answers[&id].1, Outcome::Found { source: Source::Peer, .. }));
+        }
+    }
 }
 
 #[test]

@@ -171,6 +171,11 @@ super::super::datagram_counters! {
         WaitersFull = "waiters-full",
         /// Requests answered from the cache.
         CacheHits = "cache-hits",
+        /// Look-ups of answers that were doubted, as their GID is in a subnet prefix that a port of this
+        /// node has left.
+        Doubted = "doubted",
+        /// Times that a port of this node got another subnet prefix.
+        SubnetsLeft = "subnets-left",
         /// Requests that joined a question which was under way.
         Joined = "joined",
         /// Queries sent for the first time.

@@ -1,0 +1,131 @@
+// SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
+
+//! Answers by question, as small as they can be.
+
+use std::collections::HashMap;
+use std::net::IpAddr;
+
+use ibarr_common::ib::Gid;
+use ibarr_common::{IfIndex, Instant};
+
+use super::super::Question;
+use super::cache::{Cached, Limits};
+use crate::hash::Seeded;
+
+/// Entries by question, each family in a table with keys of its size.
+#[derive(Debug)]
+pub(super) struct Table {
+    v4: HashMap<V4Key, Entry, Seeded>,
+    v6: HashMap<V6Key, Entry, Seeded>,
+}
+
+impl Table {
+    pub(super) fn new(hasher: &Seeded) -> Self {
+        Self { v4: HashMap::with_hasher(hasher.clone()), v6: HashMap::with_hasher(hasher.clone()) }
+    }
+
+    pub(super) fn get(&self, question: Question) -> Option<&Entry> {
+        match Key::of(question) {
+            Key::V4(key) => self.v4.get(&key),
+            Key::V6(key) => self.v6.get(&key),
+        }
+    }
+
+    pub(super) fn get_mut(&mut self, question: Question) -> Option<&mut Entry> {
+        match Key::of(question) {
+            Key::V4(key) => self.v4.get_mut(&key),
+            Key::V6(key) => self.v6.get_mut(&key),
+        }
+    }
+
+    pub(super) fn insert(&mut self, question: Question, entry: Entry) {
+        match Key::of(question) {
+            Key::V4(key) => self.v4.insert(key, entry),
+            Key::V6(key) => self.v6.insert(key, entry),
+        };
+    }
+
+    pub(super) fn remove(&mut self, question: Question) -> Option<Entry> {
+        match Key::of(question) {
+            Key::V4(key) => self.v4.remove(&key),
+            Key::V6(key) => self.v6.remove(&key),
+        }
+    }
+
+    #[cfg(test)]
+    pub(super) fn len(&self) -> usize {
+        self.v4.len() + self.v6.len()
+    }
+
+    pub(super) fn clear(&mut self) {
+        self.v4.clear();
+        self.v6.clear();
+    }
+}
+
+/// A question, as small as it can be.
+enum Key {
+    V4(V4Key),
+    V6(V6Key),
+}
+
+/// Address and interface, one after the other.
+#[derive(Clone, Copy, Debug, Eq, Hash, PartialEq)]
+struct V4Key(u64);
+
+#[derive(Clone, Copy, Debug, Eq, Hash, PartialEq)]
+struct V6Key([u8; 16], u32);
+
+impl Key {
+    fn of(question: Question) -> Self {
+        // No interface has the index 0.
+        let egress = question.egress().map_or(0, IfIndex::get);
+        match question.target() {
+            IpAddr::V4(target) => {
+                Self::V4(V4Key(u64::from(target.to_bits()) << 32 | u64::from(egress)))
+            }
+            IpAddr::V6(target) => Self::V6(V6Key(target.octets(), egress)),
+        }
+    }
+}
+
+/// An answer and whether it has been used.
+#[derive(Debug)]
+pub(super) struct Entry {
+    /// All zero, which is no port's GID, for "not here".
+    gid: [u8; 16],
+    /// Nanoseconds since boot; the lowest bit says whether the answer has been used.
+    expires_and_used: u64,
+}
+
+impl Entry {
+    pub(super) fn new(answer: Cached) -> Self {
+        Self {
+            gid: answer.gid.map_or([0; 16], Gid::octets),
+            expires_and_used: answer.expires_at.as_nanos() & !1,
+        }
+    }
+
+    pub(super) fn cached(&self) -> Cached {
+        Cached { gid: Gid::new(self.gid), expires_at: self.expires_at() }
+    }
+
+    pub(super) fn expires_at(&self) -> Instant {
+        Instant::from_nanos(self.expires_and_used & !1)
+    }
+
+    pub(super) fn refresh_at(&self, limits: &Limits) -> Instant {
+        let ahead = u64::try_from(limits.refresh_ahead.as_nanos()).unwrap_or(u64::MAX);
+        Instant::from_nanos(self.expires_at().as_nanos().saturating_sub(ahead))
+    }
+
+    pub(super) fn is_used(&self) -> bool {
+        self.expires_and_used & 1 == 1
+    }
+
+    pub(super) fn set_used(&mut self) {
+        self.expires_and_used |= 1;
+    }
+}
+
+const _: () = assert!(size_of::<(V4Key, Entry)>() == 32);
