@@ -3,9 +3,10 @@
 //! The map that holds what peers have answered, for people and for the next daemon. No program reads
 //! it, so that a mistake here costs a query and never an answer.
 
-use std::collections::HashMap as Table;
+use std::collections::HashSet;
 use std::net::IpAddr;
 use std::path::Path;
+use std::vec;
 
 use aya::maps::{HashMap, Map, MapData, MapError};
 use ibarr_common::ib::Gid;
@@ -74,38 +75,25 @@ impl Mirror {
                 self.put(&Element::new(question, gid, expires_at, source))
             }
             Learned::Forgotten { question } => self.remove(&key(question)),
-            // Whoever has the cache calls `fill`.
+            // A map is made anew.
             Learned::Everything => Ok(()),
         }
     }
 
-    /// Makes the map, of which these are the `elements`, as the cache is.
-    pub(super) fn fill(
-        &mut self,
-        elements: &[Element],
-        cache: impl Iterator<Item = (Question, Cached)>,
-    ) -> Result<(), Error> {
-        let mut wanted: Table<Question, (Gid, Instant)> = cache
-            .filter_map(|(question, cached)| Some((question, (cached.gid?, cached.expires_at))))
-            .collect();
-        for element in elements {
-            let there = element.parse();
-            let is_right = |(question, cached): &(Question, Cached)| {
-                wanted.get(question).is_some_and(|&(gid, expires_at)| {
-                    // The cache forgets the last bit of the time.
-                    cached.gid == Some(gid) && cached.expires_at.since(expires_at).as_nanos() <= 1
-                })
-            };
-            if let Some((question, _)) = there.filter(is_right) {
-                wanted.remove(&question);
-            } else {
-                self.remove(&element.key)?;
-            }
-        }
-        for (question, (gid, expires_at)) in wanted {
+    /// Makes the `element` as the cache has it, if it is not; says whether it is in the map now.
+    fn compare(&mut self, element: &Element, cached: Option<Cached>) -> Result<bool, Error> {
+        let Some((question, there)) = element.parse() else {
+            return self.remove(&element.key).map(|()| false);
+        };
+        let Some((gid, expires_at)) = cached.and_then(|it| Some((it.gid?, it.expires_at))) else {
+            return self.remove(&element.key).map(|()| false);
+        };
+        // The cache forgets the last bit of the time.
+        let is_right = there.gid == Some(gid) && there.expires_at.since(expires_at).as_nanos() <= 1;
+        if !is_right {
             self.put(&Element::new(question, gid, expires_at, None))?;
         }
-        Ok(())
+        Ok(true)
     }
 
     fn put(&mut self, element: &Element) -> Result<(), Error> {
@@ -114,6 +102,97 @@ impl Mirror {
 
     fn remove(&mut self, key: &GidKey) -> Result<(), Error> {
         absent(self.map.remove(&MapValue(*key))).map_err(named)
+    }
+}
+
+/// The map is made as the cache is, a part at a time: first what is in the map is compared, then what
+/// is in the cache and not in the map is added. Changes of the cache are written all the while.
+pub(super) struct Making {
+    elements: vec::IntoIter<Element>,
+    /// A daemon before this one has left them.
+    are_inherited: bool,
+    /// Of them, and of what was written since.
+    in_map: HashSet<Question>,
+    last: Option<(Question, Cached)>,
+}
+
+/// What is to be done next.
+#[derive(Debug)]
+pub enum Part {
+    /// Each is to be [compared](super::Responder::compare) with what the cache has of it.
+    Compare {
+        /// What is, or was, in the map.
+        elements: Vec<Element>,
+        /// A daemon before this one has left them: the cache is to [take
+        /// over](ibarr_proto::ip2gid::client::Client::restore) first what is of use.
+        are_inherited: bool,
+    },
+    /// What the cache has after this one is to be [added](super::Responder::add), [`PART`] at a time.
+    Add {
+        /// The last one before.
+        after: Option<(Question, Cached)>,
+    },
+}
+
+/// So many elements are looked at in one turn: some hundred microseconds' worth.
+pub const PART: usize = 256;
+
+impl Making {
+    pub(super) fn new(elements: Vec<Element>, are_inherited: bool) -> Self {
+        let in_map = HashSet::with_capacity(elements.len());
+        Self { elements: elements.into_iter(), are_inherited, in_map, last: None }
+    }
+
+    /// Whether the cache has yet to take something over.
+    pub(super) fn inherits(&self) -> bool {
+        self.are_inherited && self.elements.len() > 0
+    }
+
+    pub(super) fn next(&mut self) -> Part {
+        let elements: Vec<_> = self.elements.by_ref().take(PART).collect();
+        if elements.is_empty() {
+            Part::Add { after: self.last }
+        } else {
+            Part::Compare { elements, are_inherited: self.are_inherited }
+        }
+    }
+
+    pub(super) fn compare(
+        &mut self,
+        mirror: &mut Mirror,
+        element: &Element,
+        cached: Option<Cached>,
+    ) -> Result<(), Error> {
+        if mirror.compare(element, cached)? {
+            self.in_map.extend(element.parse().map(|(question, _)| question));
+        }
+        Ok(())
+    }
+
+    /// Whether that was all.
+    pub(super) fn add(
+        &mut self,
+        mirror: &mut Mirror,
+        entries: &[(Question, Cached)],
+    ) -> Result<bool, Error> {
+        for (question, cached) in entries {
+            if let Some(gid) = cached.gid
+                && !self.in_map.contains(question)
+            {
+                mirror.put(&Element::new(*question, gid, cached.expires_at, None))?;
+            }
+        }
+        self.last = entries.last().copied();
+        Ok(entries.len() < PART)
+    }
+
+    /// It was written because the cache has changed, or removed.
+    pub(super) fn note(&mut self, change: &Learned) {
+        match change {
+            Learned::Known { question, .. } => drop(self.in_map.insert(*question)),
+            Learned::Forgotten { question } => drop(self.in_map.remove(question)),
+            Learned::Everything => {}
+        }
     }
 }
 
@@ -143,6 +222,20 @@ mod tests {
             assert_eq!(cached.gid, "fe80::1".parse().ok());
             assert_eq!(cached.expires_at, Instant::from_nanos(7));
         }
+    }
+
+    #[test]
+    fn a_map_is_made_in_parts_however_full_it_is() {
+        let elements: Vec<_> =
+            (1..=1000).map(|n| element(&format!("10.2.{}.{}", n / 250, n % 250), 0)).collect();
+        let mut making = Making::new(elements, true);
+        let mut lens = Vec::new();
+        while making.inherits() {
+            let Part::Compare { elements, are_inherited: true } = making.next() else { panic!() };
+            lens.push(elements.len());
+        }
+        assert_eq!(lens, [PART, PART, PART, 1000 - 3 * PART]);
+        assert!(matches!(making.next(), Part::Add { after: None }));
     }
 
     #[test]

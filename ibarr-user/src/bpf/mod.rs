@@ -42,13 +42,13 @@ use tokio::sync::mpsc;
 use tracing::{debug, warn};
 
 pub use self::kernel::Hook;
-pub use self::learned::Element;
+pub use self::learned::{Element, PART, Part};
 pub use self::maps::Contents;
 pub use self::responder::{Counter, Mode, Settings, State};
 pub use self::workbench::Options;
 
 use self::kernel::{Kernel as _, MapUpdate};
-use self::learned::Mirror;
+use self::learned::{Making, Mirror};
 use self::maps::Maps;
 use self::pins::Pins;
 use self::workbench::{Order, Told};
@@ -167,8 +167,10 @@ pub struct Responder {
     unguarded: Vec<OwnedFd>,
     /// There as soon as there are maps to write.
     mirror: Option<Mirror>,
-    /// What a daemon before this one has left in it.
-    inherited: Option<Vec<Element>>,
+    /// The mirror may not be as the cache is.
+    making: Option<Making>,
+    /// The thread is to say what is in the mirror, so that it can be made anew.
+    reread: bool,
     /// When to make the mirror anew, because something could not be written.
     mirror_due: Option<Instant>,
     /// As the mirror.
@@ -222,7 +224,8 @@ impl Responder {
             reopen: true,
             unguarded: Vec::new(),
             mirror: None,
-            inherited: None,
+            making: None,
+            reread: false,
             mirror_due: None,
             inner: None,
             programs: Programs::Loading,
@@ -239,14 +242,12 @@ impl Responder {
     pub fn handle_progress(&mut self, now: Instant, Progress(told): Progress) {
         self.is_busy = matches!(told, Told::Maps(..));
         match told {
-            // Otherwise something else is wanted by now.
             Told::Maps(maps, inherited) if !self.reopen => {
                 let (settings, allow) = (self.settings.clone(), self.allow.clone());
                 self.mirror = Some(inherited.mirror);
-                self.inherited = Some(inherited.elements);
+                self.making = Some(Making::new(inherited.elements, true));
                 self.inner = Some(responder::Responder::new(*maps, settings, allow));
             }
-            Told::Maps(..) => {}
             Told::Opened(opened) => {
                 self.loaded += 1;
                 match opened {
@@ -267,6 +268,12 @@ impl Responder {
                 }
             }
             Told::Guarded(guarded) => warn_of(guarded),
+            Told::Read(read) if self.mirror.is_some() && !self.reread => match read {
+                Ok(elements) => self.making = Some(Making::new(elements, false)),
+                Err(error) => self.mirror_failed(now, &error),
+            },
+            // Something else is wanted by now.
+            Told::Maps(..) | Told::Read(_) => {}
         }
     }
 
@@ -283,56 +290,68 @@ impl Responder {
             self.retry_at = None;
             self.reopen = true;
         }
+        if self.mirror_due.is_some_and(|due| due <= now) {
+            self.remake_mirror();
+        }
         if let Some(inner) = &mut self.inner {
             inner.handle_timeout(now, view);
         }
     }
 
-    /// What a daemon before this one has learned from peers: once, when the maps are there. To be
-    /// followed by [`mirror`](Self::mirror).
-    pub fn take_inherited(&mut self) -> Option<Vec<Element>> {
-        self.inherited.take()
+    /// What is to be done next for the mirror to be as the cache is: a part in each turn.
+    pub fn next_part(&mut self) -> Option<Part> {
+        self.making.as_mut().map(Making::next)
     }
 
-    /// Makes the mirror as the cache is. `elements` are what it holds, if that is known.
-    pub fn mirror(
-        &mut self,
-        now: Instant,
-        elements: Option<Vec<Element>>,
-        cache: impl Iterator<Item = (Question, Cached)>,
-    ) {
-        let Some(mirror) = &mut self.mirror else { return };
-        self.mirror_due = None;
-        let elements = elements.map_or_else(|| mirror.elements(), Ok);
-        if let Err(error) = elements.and_then(|elements| mirror.fill(&elements, cache)) {
+    /// What the cache has of an element of the mirror.
+    pub fn compare(&mut self, now: Instant, element: &Element, cached: Option<Cached>) {
+        let (Some(mirror), Some(making)) = (&mut self.mirror, &mut self.making) else { return };
+        if let Err(error) = making.compare(mirror, element, cached) {
             self.mirror_failed(now, &error);
+        }
+    }
+
+    /// What the cache has next.
+    pub fn add(&mut self, now: Instant, entries: &[(Question, Cached)]) {
+        let (Some(mirror), Some(making)) = (&mut self.mirror, &mut self.making) else { return };
+        match making.add(mirror, entries) {
+            Ok(true) => self.making = None,
+            Ok(false) => {}
+            Err(error) => self.mirror_failed(now, &error),
         }
     }
 
     /// The cache has changed.
     pub fn learn(&mut self, now: Instant, change: &Learned) {
+        if *change == Learned::Everything {
+            return self.remake_mirror();
+        }
         let Some(mirror) = &mut self.mirror else { return };
         if let Err(error) = mirror.learn(change) {
             self.mirror_failed(now, &error);
+        } else if let Some(making) = &mut self.making {
+            making.note(change);
         }
     }
 
-    /// Whether it is time for [`mirror`](Self::mirror), because something could not be written.
-    pub fn is_mirror_due(&self, now: Instant) -> bool {
-        self.mirror_due.is_some_and(|due| due <= now)
+    fn remake_mirror(&mut self) {
+        (self.making, self.mirror_due) = (None, None);
+        self.reread = self.mirror.is_some();
     }
 
     fn mirror_failed(&mut self, now: Instant, error: &maps::Error) {
         self.counters.count(Counter::MirrorFaults);
         debug!("{}", chain(error));
+        self.making = None;
         self.mirror_due.get_or_insert(now + MIRROR_RETRY);
     }
 
     /// When to call [`handle_timeout`](Self::handle_timeout) next, besides after every event, and
-    /// [`is_mirror_due`](Self::is_mirror_due).
+    /// [`next_part`](Self::next_part): at once, while there is one.
     pub fn poll_timeout(&self) -> Option<Instant> {
         let inner = self.inner.as_ref().map_or(self.retry_at, responder::Responder::poll_timeout);
-        inner.into_iter().chain(self.mirror_due).min()
+        let making = self.making.as_ref().map(|_| Instant::BOOT);
+        inner.into_iter().chain(self.mirror_due).chain(making).min()
     }
 
     /// Gives the thread what is to be done next, if it waits for that. To be called last in a turn.
@@ -354,6 +373,8 @@ impl Responder {
             Order::Guard(socket)
         } else if let Some(work) = self.inner.as_mut().and_then(responder::Responder::poll_work) {
             Order::Arrange(work)
+        } else if std::mem::take(&mut self.reread) {
+            Order::Read
         } else {
             return;
         };
@@ -365,7 +386,8 @@ impl Responder {
     /// Whether what was decided has taken effect, or has failed.
     pub fn is_settled(&self) -> bool {
         let wants_work = self.inner.as_ref().is_some_and(responder::Responder::wants_work);
-        !(self.is_busy || self.reopen || wants_work) && self.unguarded.is_empty()
+        let inherits = self.making.as_ref().is_some_and(Making::inherits);
+        !(self.is_busy || self.reopen || wants_work || inherits) && self.unguarded.is_empty()
     }
 
     /// The administrator decides otherwise.
@@ -465,7 +487,8 @@ impl Responder {
 
     fn drop_inner(&mut self) {
         self.counters = self.counters();
-        (self.mirror, self.mirror_due) = (None, None);
+        self.mirror = None;
+        self.remake_mirror();
         if let Some(inner) = self.inner.take() {
             end_lease(inner.into_kernel());
         }

@@ -21,7 +21,7 @@ use tracing::{debug, info};
 
 use super::kernel::{Attacher, Hook};
 use super::learned::{Element, Mirror};
-use super::maps::Maps;
+use super::maps::{self, Maps};
 use super::pins::{self, Pins};
 use super::programs::Programs;
 use super::work::{Done, Work};
@@ -50,6 +50,8 @@ pub(super) enum Order {
     Arrange(Work),
     /// Guard a socket of the ip2gid port if there is a guard; if not, let go of it.
     Guard(OwnedFd),
+    /// Read the map of what was learned.
+    Read,
 }
 
 /// What the thread has to say.
@@ -60,6 +62,7 @@ pub(super) enum Told {
     Closed(Result<(), Error>),
     Arranged(Done),
     Guarded(Result<(), Error>),
+    Read(Result<Vec<Element>, maps::Error>),
 }
 
 /// The map of what was learned, and what a daemon before this one has left in it.
@@ -115,6 +118,9 @@ fn carry_out(
             drop(SocketFilter::detach(&socket));
             Ok(())
         }),
+        Order::Read => Told::Read(workbench.as_ref().map_or(Ok(Vec::new()), |workbench| {
+            Mirror::open(&workbench.pins.layout(map::ABI_VERSION))?.elements()
+        })),
     }
 }
 

@@ -3,32 +3,37 @@
 //! What peers have answered, from one daemon to the next.
 
 use ibarr_common::Instant;
-use ibarr_proto::ip2gid::client::Learned;
 
 use super::Engine;
-use crate::bpf::Element;
+use crate::bpf::{PART, Part};
 
 impl Engine {
     /// What a daemon before this one has learned is taken over, what this one learns is left for the
-    /// next.
+    /// next. However much it is, one turn does a part of it.
     pub(super) fn mirror_cache(&mut self, now: Instant) {
-        if let Some(inherited) = self.responder.take_inherited() {
-            for (question, answer) in inherited.iter().filter_map(Element::parse) {
-                self.node.restore(now, question, answer);
-            }
-            self.responder.mirror(now, Some(inherited), self.node.client().entries());
-        }
         while let Some(change) = self.node.poll_learned() {
-            match change {
-                Learned::Everything => self.make_mirror(now),
-                change => self.responder.learn(now, &change),
+            self.responder.learn(now, &change);
+        }
+        match self.responder.next_part() {
+            Some(Part::Compare { elements, are_inherited }) => {
+                for element in elements {
+                    let there = element.parse();
+                    if let Some((question, answer)) = there.filter(|_| are_inherited) {
+                        self.node.restore(now, question, answer);
+                    }
+                    let cached = there.and_then(|(question, _)| self.node.client().entry(question));
+                    self.responder.compare(now, &element, cached);
+                }
             }
+            Some(Part::Add { after }) => {
+                let client = self.node.client();
+                let entries: Vec<_> = match after {
+                    None => client.entries().take(PART).collect(),
+                    Some(last) => client.entries_after(last).take(PART).collect(),
+                };
+                self.responder.add(now, &entries);
+            }
+            None => {}
         }
-        if self.responder.is_mirror_due(now) {
-            self.make_mirror(now);
-        }
-    }
-    fn make_mirror(&mut self, now: Instant) {
-        self.responder.mirror(now, None, self.node.client().entries());
     }
 }

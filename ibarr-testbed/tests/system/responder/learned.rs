@@ -8,9 +8,11 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use aya::maps::{HashMap, Map, MapData};
+use ibarr_common::ib::Gid;
 use ibarr_common::map;
 use ibarr_common::wire::ip2gid::Query;
 use ibarr_testbed::lab::netns;
+use ibarr_user::sys::clock;
 use nix::sys::signal::Signal;
 use serde_json::Value;
 
@@ -72,6 +74,39 @@ fn a_daemon_asks_nobody_what_the_one_before_it_has_learned() {
     assert_eq!(asked.load(Ordering::Relaxed), 6);
 }
 
+/// More than a daemon takes over, or writes, in one turn.
+#[test]
+fn all_that_a_daemon_has_learned_is_taken_over() {
+    const LEARNED: u64 = 3000;
+    let mut rig = Rig::new();
+    rig.start("");
+    rig.end(Signal::SIGTERM);
+    let pin = rig.bpf_dir().join(format!("v{}", map::ABI_VERSION)).join(map::LEARNED_GIDS);
+    let mut learned: HashMap<_, [u8; 20], [u8; 40]> =
+        Map::HashMap(MapData::from_pin(&pin).unwrap()).try_into().unwrap();
+    let expires_at = (clock::now() + Duration::from_secs(55)).as_nanos();
+    let gid: Gid = GID.parse().unwrap();
+    for number in 1..=LEARNED {
+        let [.., high, low] = number.to_be_bytes();
+        let key = [&[0; 10][..], &[0xff, 0xff, 10, 9, high, low], &[0; 4]].concat();
+        let value = [&gid.octets()[..], &key[..16], &expires_at.to_ne_bytes()].concat();
+        let (key, value): ([u8; 20], [u8; 40]) =
+            (key.try_into().unwrap(), value.try_into().unwrap());
+        learned.insert(key, value, 0).unwrap();
+    }
+    // No address of a node, so of no use.
+    learned.insert([0_u8; 20], [1_u8; 40], 0).unwrap();
+    rig.restart();
+    let count = |name: &str| rig.asked("counters")["counters"][name].as_u64().unwrap();
+    assert_eq!(count("ip2gid.client.restored"), LEARNED);
+    let last = rig.asked("resolve 10.9.11.184")["answers"][0].clone();
+    assert_eq!((&last["gid"], &last["source"]), (&GID.into(), &"cache".into()));
+    rig.eventually("the map is as the cache", || learned.keys().count() as u64 == LEARNED);
+    rig.asked("cache --flush");
+    rig.eventually("nothing is left for the next", || learned.keys().count() == 0);
+    assert_eq!((count("ip2gid.client.queries"), count("responder.mirror-faults")), (0, 0));
+}
+
 /// The map is full of what no cache of this node's holds.
 #[test]
 fn what_could_not_be_written_is_written_when_there_is_room() {
@@ -90,8 +125,12 @@ fn what_could_not_be_written_is_written_when_there_is_room() {
     let faults = || rig.asked("counters")["counters"]["responder.mirror-faults"].as_u64().unwrap();
     assert_eq!(faults(), 1);
     let asked = [&[0; 10][..], &[0xff, 0xff, 10, 7, 0, 2]].concat();
-    let holds = || learned.keys().map(|key| key.unwrap()[..16].to_vec()).collect::<Vec<_>>();
-    rig.eventually("the map is as the cache", || holds() == [asked.clone()]);
+    // Two tell enough: to list all of a full map keeps a slow machine from emptying it.
+    let first_two = || {
+        let keys = learned.keys().take(2);
+        keys.map(|key| key.unwrap()[..16].to_vec()).collect::<Vec<_>>()
+    };
+    rig.eventually("the map is as the cache", || first_two() == [asked.clone()]);
     assert_eq!(faults(), 1);
 }
 
