@@ -5,13 +5,15 @@
 //! [`paths`](crate::paths).
 //!
 //! A question is a *flight*. It waits for its turn until the `Window` of its port has room; its MAD
-//! is *in the air* until it is answered or counts as lost; it *rests* while the SA is busy, and waits
-//! for its turn again; until its deadline. Each MAD has a transaction of its own: the kernel takes
-//! none twice while it waits for an answer. An answer to any MAD of a flight is its answer. A MAD
-//! stays in the air when its flight is over, for the SA has it to answer all the same.
+//! is *in the air* until it is answered or counts as lost, and then it waits for its turn again; until
+//! its deadline. Each MAD has a transaction of its own: the kernel takes none twice while it waits for
+//! an answer. An answer to any MAD of a flight is its answer. A MAD stays in the air when its flight is
+//! over, for the SA has it to answer all the same; and when the SA says that it is busy, or the kernel
+//! that it could not send it, so that who can do no more is left alone for a while.
 //!
-//! What has been sent before goes first, then the youngest: it has the most time left. An SA that
-//! cannot keep up would otherwise answer nothing but what nobody waits for any more.
+//! What has been lost least often goes first, so that a question which is never answered keeps no
+//! other from its turn; then the youngest: it has the most time left. An SA that cannot keep up would
+//! otherwise answer nothing but what nobody waits for any more.
 
 #[cfg(test)]
 mod tests;
@@ -20,10 +22,9 @@ mod window;
 
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
-use std::time::Duration;
 
 use ibarr_common::Instant;
-use ibarr_common::wire::mad::{Header, Tid, Transaction};
+use ibarr_common::wire::mad::{Header, Transaction};
 use ibarr_common::wire::sa::{Answer, Question, Request, Response};
 use rand_core::Rng;
 
@@ -48,8 +49,7 @@ pub struct Client<R> {
     next_transaction: u32,
     /// When a MAD in the air counts as lost.
     losses: Timers<Transaction>,
-    /// When a flight is over, or rests no longer.
-    timers: Timers<QuestionId>,
+    deadlines: Timers<QuestionId>,
     answered: VecDeque<Answered>,
     counters: Counters<Counter>,
 }
@@ -69,7 +69,7 @@ struct Lane {
 /// In the order in which they are taken.
 #[derive(Clone, Copy, Debug, Eq, Ord, PartialEq, PartialOrd)]
 struct Turn {
-    is_first: bool,
+    lost: u32,
     id: Reverse<QuestionId>,
 }
 
@@ -87,23 +87,14 @@ struct Flight {
     port: PortIndex,
     question: Question,
     deadline: Instant,
-    state: State,
+    /// Its last MAD, unless it waits for its turn.
+    in_air: Option<Transaction>,
     /// Its MADs.
     sent: Vec<Transaction>,
     /// Times that an answer was waited for in vain.
     lost: u32,
-    /// Rests taken.
-    rests: u32,
     /// Why the next MAD is sent, which is what it is counted as.
     next: Counter,
-}
-
-#[derive(Clone, Copy, Debug, Eq, PartialEq)]
-enum State {
-    Waiting,
-    /// This MAD is its last.
-    InAir(Transaction),
-    Resting,
 }
 
 impl<R: Rng> Client<R> {
@@ -119,7 +110,7 @@ impl<R: Rng> Client<R> {
             flights: BTreeMap::new(),
             mads: BTreeMap::new(),
             losses: Timers::default(),
-            timers: Timers::default(),
+            deadlines: Timers::default(),
             answered: VecDeque::new(),
             counters: Counters::default(),
         }
@@ -148,7 +139,9 @@ impl<R: Rng> Client<R> {
         // What was sent elsewhere is sent again, and its answer taken if it comes all the same.
         for transaction in self.in_air(port) {
             self.land(transaction);
-            self.try_again(transaction, Counter::ResendsMoved);
+            if let Some(flight) = self.try_again(transaction) {
+                flight.next = Counter::ResendsMoved;
+            }
         }
     }
 
@@ -172,19 +165,18 @@ impl<R: Rng> Client<R> {
             return self.answered.push_back(Answered { id, outcome: Outcome::Overloaded });
         }
         lane.flights += 1;
-        lane.turns.insert(Turn { is_first: true, id: Reverse(id) });
+        lane.turns.insert(Turn { lost: 0, id: Reverse(id) });
         let flight = Flight {
             port,
             question,
             deadline,
-            state: State::Waiting,
+            in_air: None,
             sent: Vec::new(),
             lost: 0,
-            rests: 0,
             next: Counter::Queries,
         };
         self.flights.insert(id, flight);
-        self.timers.set(id, Some(deadline));
+        self.deadlines.set(id, Some(deadline));
     }
 
     /// A MAD came to our agent at `port`.
@@ -206,17 +198,20 @@ impl<R: Rng> Client<R> {
         else {
             return self.counters.count(Counter::Unasked);
         };
-        self.land(transaction);
         let is_busy = |response: &Response| match response.answer {
             Answer::Refused(refusal) => refusal.is_temporary(),
             Answer::Path(_) | Answer::ClassPortInfo(_) => false,
         };
         if response.is_some_and(|response| is_busy(&response)) {
             self.counters.count(Counter::BusyAnswers);
-            return self.rest(sent, transaction, Counter::ResendsBusy);
+            return self.leave_alone(sent, transaction);
         }
+        let is_in_time = self.land(transaction);
         if let Some(lane) = self.lanes.get_mut(&port) {
             lane.window.grow();
+            if is_in_time {
+                lane.window.kept_up();
+            }
         }
         let Some(flight) = self.flights.get(&sent.id) else {
             self.mads.remove(&transaction);
@@ -233,19 +228,15 @@ impl<R: Rng> Client<R> {
         self.end(sent.id, outcome);
     }
 
-    /// The kernel has given back what nobody answered. Where nobody is there at all, it does so before
-    /// the time that we would have waited.
-    pub fn handle_unanswered(&mut self, now: Instant, port: PortIndex, tid: Tid) {
-        self.advance(now);
+    /// The kernel has given back what nobody answered. Whenever that is, the question is not sent
+    /// again sooner: where nobody is, nobody answers the next.
+    pub fn handle_unanswered(&mut self) {
         self.counters.count(Counter::Unanswered);
-        self.handle_loss(port, tid.transaction());
     }
 
-    /// What [`Self::poll_transmit`] asked for was not sent.
-    pub fn handle_not_sent(&mut self, now: Instant, port: PortIndex, transaction: Transaction) {
-        self.advance(now);
+    /// What [`Self::poll_transmit`] asked for was not sent. It counts as lost when it would have.
+    pub fn handle_not_sent(&mut self) {
         self.counters.count(Counter::NotSent);
-        self.handle_loss(port, transaction);
     }
 
     /// May be called at any time; early calls do nothing.
@@ -254,8 +245,8 @@ impl<R: Rng> Client<R> {
         while let Some(transaction) = self.losses.pop(self.now) {
             self.lose(transaction);
         }
-        while let Some(id) = self.timers.pop(self.now) {
-            self.due(id);
+        while let Some(id) = self.deadlines.pop(self.now) {
+            self.expire(id);
         }
     }
 
@@ -266,7 +257,7 @@ impl<R: Rng> Client<R> {
             waits.then_some(lane.holds_until)
         };
         let held = self.lanes.values().filter_map(held);
-        held.chain(self.timers.next()).chain(self.losses.next()).min()
+        held.chain(self.deadlines.next()).chain(self.losses.next()).min()
     }
 
     /// The next MAD to send.
@@ -279,17 +270,17 @@ impl<R: Rng> Client<R> {
         })?;
         let Turn { id: Reverse(id), .. } = turn;
         let flight = self.flights.get_mut(&id)?;
-        lane.window.sent();
+        lane.window.sent(self.now);
         let transaction = Transaction(self.next_transaction);
         self.next_transaction = self.next_transaction.wrapping_add(1);
         self.mads.insert(transaction, Sent { port, id, at: self.now, in_air: true });
-        let patience = doubled(self.config.patience, flight.lost);
+        let patience = self.config.patience_after(flight.lost.max(lane.window.lost()));
         let slack = random(patience / 3, &mut self.rng);
         let lost_at = self.now + (patience * 5 / 6).saturating_add(slack);
         self.losses.set(transaction, Some(lost_at));
         flight.sent.push(transaction);
-        flight.state = State::InAir(transaction);
-        self.counters.count(flight.next);
+        flight.in_air = Some(transaction);
+        self.counters.count(std::mem::replace(&mut flight.next, Counter::Resends));
         let request = Request { tid: transaction.into(), question: flight.question };
         let timeout = flight.deadline.max(lost_at).since(self.now);
         Some(Transmit { port, sa: lane.sa, timeout, mad: request.emit(), transaction })
@@ -323,18 +314,13 @@ impl<R: Rng> Client<R> {
         in_air.map(|(transaction, _)| *transaction).collect()
     }
 
-    /// A flight's timer has run out.
-    fn due(&mut self, id: QuestionId) {
-        let Some(flight) = self.flights.get_mut(&id) else { return };
-        if flight.deadline > self.now {
-            // Nothing else has a time.
-            return self.wait_for_turn(id);
-        }
+    /// A flight's time is over.
+    fn expire(&mut self, id: QuestionId) {
+        let Some(flight) = self.flights.get(&id) else { return };
         if flight.sent.is_empty() {
             self.counters.count(Counter::NeverSent);
         }
-        let is_in_air = matches!(flight.state, State::InAir(_));
-        let is_busy = flight.next == Counter::ResendsBusy && !is_in_air;
+        let is_busy = flight.next == Counter::ResendsBusy;
         self.end(id, if is_busy { Outcome::Busy } else { Outcome::Silent });
     }
 
@@ -348,77 +334,54 @@ impl<R: Rng> Client<R> {
         if let Some(flight) = self.flights.get_mut(&sent.id) {
             flight.lost += 1;
         }
-        self.try_again(transaction, Counter::Resends);
+        self.try_again(transaction);
     }
 
-    /// The kernel will not bring an answer to this MAD.
-    fn handle_loss(&mut self, port: PortIndex, transaction: Transaction) {
-        let in_air = |sent: &&Sent| sent.in_air && sent.port == port;
-        let Some(sent) = self.mads.get(&transaction).filter(in_air).copied() else { return };
-        self.land(transaction);
-        // Not again at once: where nobody is, nobody answers the next.
-        self.rest(sent, transaction, Counter::Resends);
-    }
-
-    /// The MAD is no longer in the air.
-    fn land(&mut self, transaction: Transaction) {
-        if let Some(sent) = self.mads.get_mut(&transaction)
-            && sent.in_air
-        {
-            sent.in_air = false;
-            self.losses.set(transaction, None);
-            if let Some(lane) = self.lanes.get_mut(&sent.port) {
-                lane.window.landed();
-            }
-        }
-    }
-
-    /// Its flight, if this is its last, waits for its turn again.
-    fn try_again(&mut self, transaction: Transaction, why: Counter) {
-        let Some(sent) = self.mads.get(&transaction) else { return };
-        let id = sent.id;
-        match self.flights.get_mut(&id) {
-            Some(flight) if flight.state == State::InAir(transaction) => {
-                flight.next = why;
-                self.wait_for_turn(id);
-            }
-            Some(_) => {}
-            None => drop(self.mads.remove(&transaction)),
-        }
-    }
-
-    /// The SA is busy, or cannot be reached: it is left alone for a while.
-    fn rest(&mut self, sent: Sent, transaction: Transaction, why: Counter) {
+    /// The SA is busy.
+    fn leave_alone(&mut self, sent: Sent, transaction: Transaction) {
         if let Some(lane) = self.lanes.get_mut(&sent.port) {
             lane.window.shrink(self.now, sent.at);
         }
-        match self.flights.get_mut(&sent.id) {
-            Some(flight) if flight.state == State::InAir(transaction) => {
-                let pause = doubled(self.config.busy_pause, flight.rests);
-                flight.rests += 1;
-                flight.next = why;
-                flight.state = State::Resting;
-                let spread = random(pause, &mut self.rng);
-                let rests_until = self.now + (pause / 2).saturating_add(spread);
-                self.timers.set(sent.id, Some(rests_until.min(flight.deadline)));
-            }
-            Some(_) => {}
-            None => drop(self.mads.remove(&transaction)),
+        if let Some(flight) = self.flights.get_mut(&sent.id)
+            && flight.in_air == Some(transaction)
+        {
+            flight.next = Counter::ResendsBusy;
         }
     }
 
-    fn wait_for_turn(&mut self, id: QuestionId) {
-        let Some(flight) = self.flights.get_mut(&id) else { return };
-        flight.state = State::Waiting;
-        self.timers.set(id, Some(flight.deadline));
-        if let Some(lane) = self.lanes.get_mut(&flight.port) {
-            lane.turns.insert(Turn { is_first: false, id: Reverse(id) });
+    /// The MAD is no longer in the air. Whether it was.
+    fn land(&mut self, transaction: Transaction) -> bool {
+        let Some(sent) = self.mads.get_mut(&transaction).filter(|sent| sent.in_air) else {
+            return false;
+        };
+        sent.in_air = false;
+        self.losses.set(transaction, None);
+        if let Some(lane) = self.lanes.get_mut(&sent.port) {
+            lane.window.landed();
         }
+        true
+    }
+
+    /// Its flight, if this is its last, waits for its turn again.
+    fn try_again(&mut self, transaction: Transaction) -> Option<&mut Flight> {
+        let &Sent { port, id, .. } = self.mads.get(&transaction)?;
+        let Some(flight) = self.flights.get_mut(&id) else {
+            self.mads.remove(&transaction);
+            return None;
+        };
+        if flight.in_air != Some(transaction) {
+            return None;
+        }
+        flight.in_air = None;
+        if let Some(lane) = self.lanes.get_mut(&port) {
+            lane.turns.insert(Turn { lost: flight.lost, id: Reverse(id) });
+        }
+        Some(flight)
     }
 
     fn end(&mut self, id: QuestionId, outcome: Outcome) {
         let Some(flight) = self.flights.remove(&id) else { return };
-        self.timers.set(id, None);
+        self.deadlines.set(id, None);
         for transaction in flight.sent {
             if self.mads.get(&transaction).is_some_and(|sent| !sent.in_air) {
                 self.mads.remove(&transaction);
@@ -426,9 +389,7 @@ impl<R: Rng> Client<R> {
         }
         if let Some(lane) = self.lanes.get_mut(&flight.port) {
             lane.flights -= 1;
-            for is_first in [true, false] {
-                lane.turns.remove(&Turn { is_first, id: Reverse(id) });
-            }
+            lane.turns.remove(&Turn { lost: flight.lost, id: Reverse(id) });
         }
         if let Outcome::Refused(refusal) = outcome
             && refusal.status().is_redirect()
@@ -471,9 +432,4 @@ pub struct Load {
     pub in_air: u32,
     /// How many it may be given at once.
     pub window: u32,
-}
-
-/// `pause` times 2 to the power of `times`, but not for ever longer.
-fn doubled(pause: Duration, times: u32) -> Duration {
-    pause.saturating_mul(1 << times.min(8))
 }

@@ -17,11 +17,10 @@ pub struct Config {
     pub outstanding: u32,
     /// Questions held for one port. A further one is refused at once.
     pub flights: usize,
-    /// How long an answer is waited for before the question is sent again. Doubled each time, so
-    /// that an SA that is behind is left time, and spread by a sixth both ways.
+    /// How long an answer is waited for before the question is sent again. Doubled with each loss of
+    /// the question, or each in a row of its SA, so that one that is behind is left time; but only
+    /// twice, as nothing else may be sent meanwhile if the window is one. Spread by a sixth both ways.
     pub patience: Duration,
-    /// Pause after the SA said that it is busy; doubled each time, and spread.
-    pub busy_pause: Duration,
     /// A port's first question waits for up to this long, by chance, after its SA appeared or
     /// changed: ten thousand nodes notice that at once.
     pub start_spread: Duration,
@@ -34,9 +33,23 @@ impl Default for Config {
             outstanding: 64,
             flights: 16_384,
             patience: Duration::from_millis(300),
-            busy_pause: Duration::from_millis(100),
             start_spread: Duration::from_millis(500),
         }
+    }
+}
+
+impl Config {
+    const MOST_DOUBLINGS: u32 = 2;
+
+    /// [`Self::patience`] after so many losses.
+    pub(super) fn patience_after(&self, lost: u32) -> Duration {
+        self.patience.saturating_mul(1 << lost.min(Self::MOST_DOUBLINGS))
+    }
+
+    /// The longest that a MAD counts as in the air: 1.4 s if nothing else is configured.
+    pub fn longest_patience(&self) -> Duration {
+        let longest = self.patience_after(Self::MOST_DOUBLINGS);
+        longest.saturating_add(longest / 6)
     }
 }
 

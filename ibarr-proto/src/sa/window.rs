@@ -2,30 +2,47 @@
 
 //! How many questions the SA is given at once.
 
+use std::time::Duration;
+
 use ibarr_common::Instant;
 
-/// Grows by one with each answer and is halved by a loss, as TCP's does when it starts. What was sent
-/// before the last loss says nothing new when it is lost too.
+/// The least, and what it begins with: a question that is never answered keeps no other waiting.
+const LEAST: u32 = 2;
+
+/// What an SA could do then says nothing of now.
+const IDLE: Duration = Duration::from_secs(1);
+
+/// Grows by one with each answer while it is full, and is halved by a loss, as TCP's does when it
+/// starts. What was sent before the last loss says nothing new when it is lost too. It begins anew when
+/// it was not used for a while: ten thousand nodes that were idle ask their SA at once when something
+/// happens to it.
 #[derive(Debug)]
 pub(super) struct Window {
     size: u32,
     max: u32,
     in_air: u32,
+    sent_at: Instant,
     shrunk_at: Instant,
+    /// Times in a row that it was halved.
+    lost: u32,
 }
 
 impl Window {
     pub(super) fn new(max: u32) -> Self {
-        let max = max.max(1);
-        Self { size: (max / 4).max(1), max, in_air: 0, shrunk_at: Instant::BOOT }
+        let (max, never) = (max.max(1), Instant::BOOT);
+        Self { size: LEAST.min(max), max, in_air: 0, sent_at: never, shrunk_at: never, lost: 0 }
     }
 
     pub(super) fn has_room(&self) -> bool {
         self.in_air < self.size
     }
 
-    pub(super) fn sent(&mut self) {
+    pub(super) fn sent(&mut self, now: Instant) {
+        if self.in_air == 0 && now.since(self.sent_at) > IDLE {
+            self.size = self.size.min(LEAST);
+        }
         self.in_air += 1;
+        self.sent_at = now;
     }
 
     /// What was sent is no longer waited for.
@@ -33,17 +50,30 @@ impl Window {
         self.in_air = self.in_air.saturating_sub(1);
     }
 
-    /// The SA keeps up.
+    /// The SA has answered, and that is in the air no longer. Late answers count too: it may be we who
+    /// are late, and would ask for two at a time for as long as that is so.
     pub(super) fn grow(&mut self) {
-        self.size = (self.size + 1).min(self.max);
+        let was_full = self.in_air + 1 >= self.size;
+        self.size = (self.size + u32::from(was_full)).min(self.max);
+    }
+
+    /// It has answered in time.
+    pub(super) fn kept_up(&mut self) {
+        self.lost = 0;
     }
 
     /// It does not: what was sent at `sent_at` was lost or refused for want of time.
     pub(super) fn shrink(&mut self, now: Instant, sent_at: Instant) {
         if sent_at >= self.shrunk_at {
-            self.size = (self.size / 2).max(1);
+            self.size = (self.size / 2).max(LEAST.min(self.max));
             self.shrunk_at = now;
+            self.lost = self.lost.saturating_add(1);
         }
+    }
+
+    /// Times that it was halved since the last answer in time.
+    pub(super) fn lost(&self) -> u32 {
+        self.lost
     }
 
     pub(super) fn size(&self) -> u32 {
@@ -57,8 +87,6 @@ impl Window {
 
 #[cfg(test)]
 mod tests {
-    use std::time::Duration;
-
     use super::*;
 
     #[test]
@@ -66,18 +94,25 @@ mod tests {
         let mut window = Window::new(64);
         let (start, later) = (Instant::from_nanos(5), Instant::from_nanos(9));
         for _ in 0..100 {
+            while window.has_room() {
+                window.sent(start);
+            }
+            window.landed();
             window.grow();
         }
         assert_eq!(window.size(), 64);
         for _ in 0..10 {
             window.shrink(later, start);
         }
-        assert_eq!(window.size(), 32);
+        assert_eq!((window.size(), window.lost()), (32, 1));
         for n in 0..10 {
             let now = later + Duration::from_secs(n);
             window.shrink(now, now);
         }
-        assert_eq!(window.size(), 1);
-        assert!(window.has_room());
+        assert_eq!((window.size(), window.lost()), (2, 11));
+        window.grow();
+        assert_eq!((window.size(), window.lost()), (3, 11));
+        window.kept_up();
+        assert_eq!((window.size(), window.lost()), (3, 0));
     }
 }
