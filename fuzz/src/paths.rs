@@ -136,14 +136,8 @@ impl World {
             (0, _) => Answer::Refused(Refusal::BUSY),
             (1, _) => Answer::Refused(Refusal::NO_RECORDS),
             (2, _) => Answer::Refused(Refusal::DENIED),
-            (3, _) => {
-                let tid = sent.transaction.into();
-                return self.core.handle_input(self.now, Input::Unanswered { port, tid });
-            }
-            (4, _) => {
-                let transaction = sent.transaction;
-                return self.core.handle_input(self.now, Input::NotSent { port, transaction });
-            }
+            (3, _) => return self.core.handle_input(self.now, Input::Unanswered),
+            (4, _) => return self.core.handle_input(self.now, Input::NotSent),
             (_, Question::ClassPortInfo) => {
                 Answer::ClassPortInfo(ClassPortInfo { has_qos: how > 128 })
             }

@@ -16,7 +16,7 @@ mod tests;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::net::IpAddr;
 
-use ibarr_common::ib::Gid;
+use ibarr_common::ib::{Gid, SubnetPrefix};
 use ibarr_common::wire::ls::{PathUse, ResolvePath};
 use ibarr_common::wire::sa::PathQuestion;
 use ibarr_common::{IfIndex, Instant};
@@ -27,7 +27,7 @@ use crate::ip2gid::client::{self, Client, RequestId, Route, SocketId, Transmit};
 use crate::ip2gid::server::Local;
 use crate::local_service::{self, FlightId, LocalService, PathFlightId};
 use crate::paths::{self, Paths, PortName};
-use crate::sa;
+use crate::sa::{self, PortIndex};
 
 /// See the [module](self). Drained like every core: after each `handle_…` call the `poll_…` until
 /// they say `None`, then wait until [`poll_timeout`](Self::poll_timeout).
@@ -36,6 +36,8 @@ pub struct Resolver<R> {
     client: Client<R>,
     paths: Paths<R>,
     local_service: LocalService,
+    /// The subnet that each port is in, or was when it was last there.
+    subnets: BTreeMap<PortIndex, SubnetPrefix>,
     /// What the kernel wanted to know before this node knew its own addresses.
     early: BTreeMap<FlightId, Question>,
     /// Questions of the kernel whose egress waits for the word of routing, each with who waits.
@@ -113,6 +115,7 @@ impl<R: CryptoRng + SeedableRng> Resolver<R> {
             client,
             paths,
             local_service,
+            subnets: BTreeMap::new(),
             early: BTreeMap::new(),
             unsure: BTreeMap::new(),
             unrouted: BTreeSet::new(),
@@ -139,6 +142,13 @@ impl<R: CryptoRng + SeedableRng> Resolver<R> {
 
     /// Something happened to the ports, or a MAD came.
     pub fn handle_paths(&mut self, now: Instant, input: paths::Input<'_>) {
+        if let paths::Input::Port { port, facts, .. } = &input
+            && let Some(after) = facts.gids.first().map(|gid| gid.subnet_prefix())
+            && let Some(before) = self.subnets.insert(*port, after)
+            && before != after
+        {
+            self.client.subnet_changed(now, before, after);
+        }
         self.paths.handle_input(now, input);
         self.settle(now);
     }

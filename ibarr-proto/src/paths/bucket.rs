@@ -9,37 +9,40 @@ use rand_core::Rng;
 
 use crate::retry::random;
 
-/// At most `rate` times a second, and as many at once after a pause.
+/// What has come into doubt is asked for from a moment within this on, by chance: ten thousand nodes
+/// hear at once that their subnet manager is another, and must not ask in the same second.
+pub const DOUBT_SPREAD: Duration = Duration::from_secs(5);
+
+/// At most `rate` times a second, evenly: a pause saves nothing.
 #[derive(Debug)]
 pub(super) struct Bucket {
-    /// When it was, or would have been, empty.
-    empty_at: Instant,
+    held_until: Instant,
+    next_at: Instant,
 }
 
 impl Bucket {
-    /// Empty, and anywhere before its next use.
-    pub(super) fn emptied(now: Instant, rate: u32, rng: &mut impl Rng) -> Self {
-        Self { empty_at: now + random(interval(rate), rng) }
+    /// Not before a moment within [`DOUBT_SPREAD`].
+    pub(super) fn held(now: Instant, rng: &mut impl Rng) -> Self {
+        let mut this = Self { held_until: Instant::BOOT, next_at: Instant::BOOT };
+        this.hold(now, rng);
+        this
+    }
+
+    /// The same from now on; but who is held already is not put off again.
+    pub(super) fn hold(&mut self, now: Instant, rng: &mut impl Rng) {
+        if self.held_until <= now {
+            self.held_until = now + random(DOUBT_SPREAD, rng);
+        }
     }
 
     /// Whether it may be done now.
     pub(super) fn take(&mut self, now: Instant, rate: u32) -> bool {
-        if rate == 0 {
+        if rate == 0 || now < self.held_until.max(self.next_at) {
             return false;
         }
-        let interval = interval(rate);
-        let full = Instant::from_nanos(now.as_nanos().saturating_sub(1_000_000_000));
-        let empty_at = self.empty_at.max(full) + interval;
-        let has_one = empty_at <= now;
-        if has_one {
-            self.empty_at = empty_at;
-        }
-        has_one
+        self.next_at = now + Duration::from_secs(1) / rate;
+        true
     }
-}
-
-fn interval(rate: u32) -> Duration {
-    Duration::from_secs(1) / rate.max(1)
 }
 
 #[cfg(test)]
@@ -50,18 +53,39 @@ mod tests {
     use super::*;
 
     #[test]
-    fn no_more_than_the_rate_is_taken_and_a_pause_saves_a_second_of_it() {
-        let mut now = Instant::from_nanos(1 << 40);
-        let mut bucket = Bucket::emptied(now, 10, &mut ChaCha12Rng::seed_from_u64(1));
-        let mut take = |now| (0..100).filter(|_| bucket.take(now, 10)).count();
-        assert_eq!(take(now), 0);
+    fn no_more_than_the_rate_is_taken_and_a_pause_saves_nothing() {
+        let rng = &mut ChaCha12Rng::seed_from_u64(1);
+        let start = Instant::from_nanos(1 << 40);
+        let mut bucket = Bucket::held(start, rng);
+        let mut now = start + DOUBT_SPREAD;
+        let take = |bucket: &mut Bucket, now| (0..100).filter(|_| bucket.take(now, 10)).count();
         let mut taken = 0;
         for _ in 0..1_000 {
             now += Duration::from_millis(10);
-            taken += take(now);
+            taken += take(&mut bucket, now);
         }
-        assert!((98..=100).contains(&taken), "{taken}");
-        assert_eq!(take(now + Duration::from_hours(1)), 10);
+        assert_eq!(taken, 100);
+        assert_eq!(take(&mut bucket, now + Duration::from_hours(1)), 1);
         assert!(!bucket.take(now + Duration::from_hours(2), 0));
+    }
+
+    #[test]
+    fn who_is_held_again_and_again_has_his_turn_all_the_same() {
+        let rng = &mut ChaCha12Rng::seed_from_u64(1);
+        let start = Instant::from_nanos(1 << 40);
+        let waits: Vec<_> = (0..100)
+            .map(|_| {
+                let mut bucket = Bucket::held(start, rng);
+                let mut now = start;
+                while !bucket.take(now, 10) {
+                    bucket.hold(now, rng);
+                    now += Duration::from_millis(10);
+                }
+                now.since(start)
+            })
+            .collect();
+        assert!(waits.iter().all(|wait| *wait <= DOUBT_SPREAD + Duration::from_millis(10)));
+        assert!(waits.iter().max() > Some(&(DOUBT_SPREAD * 4 / 5)), "{waits:?}");
+        assert!(waits.iter().min() < Some(&(DOUBT_SPREAD / 5)), "{waits:?}");
     }
 }

@@ -2,19 +2,21 @@
 
 //! What the SA has answered.
 //!
-//! A look-up hashes the question once, reads one slot of the index and one entry. With a million
+//! A look-up hashes the question once, reads one place of the index and one entry. With a million
 //! entries neither is in the processor's cache, so both are as small as can be, and an entry is two
-//! cache lines that are neighbours.
+//! cache lines that are neighbours. Nothing is written: what is used is kept no longer for it.
 
-use std::collections::{BTreeSet, HashMap};
+use std::collections::BTreeSet;
 use std::fmt;
-use std::hash::{BuildHasher, BuildHasherDefault, Hasher};
+use std::hash::BuildHasher;
 use std::ops::Bound;
 
 use ibarr_common::Instant;
 use ibarr_common::ib::{Gid, PKey, PathRecord, QosClass, ServiceId};
 use ibarr_common::wire::sa::PathQuestion;
 
+use super::index::{Index, Slot};
+use super::lids::Lids;
 use crate::hash::Seeded;
 use crate::sa::PortIndex;
 
@@ -22,10 +24,11 @@ use crate::sa::PortIndex;
 #[derive(Debug)]
 pub(super) struct Cache {
     hasher: Seeded,
-    /// Slots by the hash of their question. Two questions with one hash displace each other.
-    index: HashMap<u64, Slot, BuildHasherDefault<Same>>,
+    /// By the hash of their questions.
+    index: Index,
     entries: Entries,
     by_expiry: BTreeSet<(Instant, Slot)>,
+    lids: Lids,
     max: usize,
 }
 
@@ -77,6 +80,12 @@ impl Key {
         self.port
     }
 
+    /// Whether whoever asks this keeps the answer until he hears that the subnet has changed: IPoIB
+    /// and SRP ask for one direction.
+    pub(super) fn is_kept(&self) -> bool {
+        self.flags & 1 == 0
+    }
+
     /// What it was made from.
     pub(super) fn question(&self) -> Option<PathQuestion> {
         let flag = |bit: u8| self.flags >> bit & 1 != 0;
@@ -95,10 +104,11 @@ impl Key {
 impl Cache {
     pub(super) fn new(max: usize, hasher: Seeded) -> Self {
         Self {
-            hasher,
-            index: HashMap::default(),
+            index: Index::default(),
             entries: Entries::default(),
             by_expiry: BTreeSet::new(),
+            lids: Lids::new(hasher.clone()),
+            hasher,
             max,
         }
     }
@@ -109,24 +119,29 @@ impl Cache {
 
     /// The answer, if it is remembered.
     pub(super) fn lookup(&self, now: Instant, key: &Key) -> Option<Remembered> {
-        let slot = *self.index.get(&self.hash(key))?;
-        let entry = self.entries.get(slot)?;
-        let is_it = entry.key == *key && entry.remembered.expires_at > now;
-        is_it.then_some(entry.remembered)
+        let entry = self.entries.get(self.find(self.hash(key), key)?)?;
+        (entry.remembered.expires_at > now).then_some(entry.remembered)
     }
 
-    /// Remembers an answer in place of what was remembered. Returns how many others had to be
-    /// forgotten.
-    pub(super) fn insert(&mut self, key: Key, remembered: Remembered) -> u64 {
-        let hash = self.hash(&key);
-        self.forget(hash);
+    /// Remembers an answer in place of what was remembered. `lmc` is the port's. Returns how many
+    /// others had to be forgotten.
+    pub(super) fn insert(&mut self, key: Key, remembered: Remembered, lmc: u8) -> u64 {
         if self.max == 0 {
             return 0;
         }
+        // Before the old one is forgotten, and what was said of this host with it.
+        if let Some(record) = &remembered.record {
+            self.lids.add(key.port, record, remembered.epoch, lmc);
+        }
+        let hash = self.hash(&key);
+        if let Some(slot) = self.find(hash, &key) {
+            self.forget(hash, slot);
+        }
         let forgotten = self.make_room(self.max - 1);
-        let slot = self.entries.insert(Entry { key, remembered });
-        self.index.insert(hash, slot);
-        self.by_expiry.insert((remembered.expires_at, slot));
+        if let Some(slot) = self.entries.insert(Entry { key, remembered }) {
+            self.index.insert(hash, slot);
+            self.by_expiry.insert((remembered.expires_at, slot));
+        }
         forgotten
     }
 
@@ -136,11 +151,19 @@ impl Cache {
         self.make_room(max)
     }
 
-    /// Forgets everything. Returns how much that was.
-    pub(super) fn clear(&mut self) -> usize {
-        let cleared = self.len();
-        *self = Self::new(self.max, self.hasher.clone());
-        cleared
+    /// Forgets all but what `is_kept`.
+    pub(super) fn retain(&mut self, is_kept: impl Fn(&Key, &Remembered) -> bool) {
+        let is_kept = |entry: &Entry| is_kept(&entry.key, &entry.remembered);
+        let slots = self.by_expiry.iter().map(|&(_, slot)| slot);
+        let slots = slots.filter(|&slot| !self.entries.get(slot).is_some_and(is_kept));
+        for slot in slots.collect::<Vec<_>>() {
+            self.forget_slot(slot);
+        }
+    }
+
+    /// What the answers say of the ports of the subnets.
+    pub(super) fn lids(&self) -> &Lids {
+        &self.lids
     }
 
     /// When the next answer expires.
@@ -188,20 +211,27 @@ impl Cache {
 
     fn forget_slot(&mut self, slot: Slot) {
         if let Some(entry) = self.entries.get(slot) {
-            self.forget(self.hash(&entry.key));
+            self.forget(self.hash(&entry.key), slot);
         }
     }
 
-    fn forget(&mut self, hash: u64) {
-        if let Some(slot) = self.index.remove(&hash)
-            && let Some(entry) = self.entries.remove(slot)
-        {
+    fn forget(&mut self, hash: u32, slot: Slot) {
+        self.index.remove(hash, slot);
+        if let Some(entry) = self.entries.remove(slot) {
             self.by_expiry.remove(&(entry.remembered.expires_at, slot));
+            if let Some(record) = &entry.remembered.record {
+                self.lids.remove(entry.key.port, record);
+            }
         }
     }
 
-    fn hash(&self, key: &Key) -> u64 {
-        self.hasher.hash_one(key)
+    fn find(&self, hash: u32, key: &Key) -> Option<Slot> {
+        self.index.find(hash, |slot| self.entries.get(slot).is_some_and(|entry| entry.key == *key))
+    }
+
+    fn hash(&self, key: &Key) -> u32 {
+        let [.., a, b, c, d] = self.hasher.hash_one(key).to_be_bytes();
+        u32::from_be_bytes([a, b, c, d])
     }
 }
 
@@ -214,9 +244,6 @@ struct Entry {
 }
 
 const _: () = assert!(size_of::<Option<Entry>>() == 128);
-
-#[derive(Clone, Copy, Debug, Eq, Ord, PartialEq, PartialOrd)]
-struct Slot(u32);
 
 /// Where somebody who reads everything has come to.
 #[derive(Clone, Copy, Debug)]
@@ -237,20 +264,17 @@ impl Entries {
         self.blocks.get(block)?.get(at)?.as_ref()
     }
 
-    fn insert(&mut self, entry: Entry) -> Slot {
+    /// `None` if there are as many as there can be, far beyond the bound of a cache.
+    fn insert(&mut self, entry: Entry) -> Option<Slot> {
         if self.free.is_empty() {
             let start = self.blocks.len() * Self::BLOCK;
+            self.free.extend((start..start + Self::BLOCK).rev().filter_map(Slot::new));
             self.blocks.push(vec![None; Self::BLOCK].into());
-            // The bound of the cache is far below 2³².
-            let slots = (start..start + Self::BLOCK).filter_map(|slot| u32::try_from(slot).ok());
-            self.free.extend(slots.rev().map(Slot));
         }
-        let slot = self.free.pop().unwrap_or(Slot(u32::MAX));
+        let slot = self.free.pop()?;
         let (block, at) = Self::place(slot);
-        if let Some(place) = self.blocks.get_mut(block).and_then(|block| block.get_mut(at)) {
-            *place = Some(entry);
-        }
-        slot
+        *self.blocks.get_mut(block)?.get_mut(at)? = Some(entry);
+        Some(slot)
     }
 
     fn remove(&mut self, slot: Slot) -> Option<Entry> {
@@ -260,9 +284,8 @@ impl Entries {
         Some(entry)
     }
 
-    fn place(Slot(slot): Slot) -> (usize, usize) {
-        let slot = slot as usize;
-        (slot / Self::BLOCK, slot % Self::BLOCK)
+    fn place(slot: Slot) -> (usize, usize) {
+        (slot.number() / Self::BLOCK, slot.number() % Self::BLOCK)
     }
 }
 
@@ -270,26 +293,6 @@ impl fmt::Debug for Entries {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let len = self.blocks.len() * Self::BLOCK - self.free.len();
         write!(f, "Entries({len})")
-    }
-}
-
-/// Hashes what is a hash already.
-#[derive(Clone, Copy, Debug, Default)]
-struct Same(u64);
-
-impl Hasher for Same {
-    fn finish(&self) -> u64 {
-        self.0
-    }
-
-    fn write(&mut self, bytes: &[u8]) {
-        for &byte in bytes {
-            self.0 = self.0.rotate_left(8) ^ u64::from(byte);
-        }
-    }
-
-    fn write_u64(&mut self, hash: u64) {
-        self.0 = hash;
     }
 }
 
@@ -336,23 +339,30 @@ mod tests {
     #[test]
     fn full_cache_forgets_what_would_expire_first() {
         let mut cache = cache(2);
-        assert_eq!(cache.insert(key(1), remembered(1, 30)), 0);
-        assert_eq!(cache.insert(key(2), remembered(0, 20)), 0);
-        assert_eq!(cache.insert(key(2), remembered(2, 26)), 0, "in its own place");
-        assert_eq!(cache.insert(key(3), remembered(3, 40)), 1);
+        assert_eq!(cache.insert(key(1), remembered(1, 30), 0), 0);
+        assert_eq!(cache.insert(key(2), remembered(0, 20), 0), 0);
+        assert_eq!(cache.insert(key(2), remembered(2, 26), 0), 0, "in its own place");
+        assert_eq!(cache.insert(key(3), remembered(3, 40), 0), 1);
         assert_eq!(cache.lookup(Instant::BOOT, &key(2)), None);
         assert_eq!(cache.set_max(1), 1);
         assert_eq!(cache.lookup(Instant::BOOT, &key(3)), Some(remembered(3, 40)));
         assert_eq!(cache.lookup(Instant::from_nanos(40), &key(3)), None);
-        assert_eq!(cache.clear(), 1);
+        cache.retain(|_, _| false);
+        assert_eq!(cache.len(), 0);
     }
 
     #[test]
     fn questions_with_one_hash_are_not_taken_for_each_other() {
         let mut cache = cache(8);
-        cache.insert(key(1), remembered(1, 30));
-        let slot = cache.index.remove(&cache.hash(&key(1))).unwrap();
-        cache.index.insert(cache.hash(&key(2)), slot);
+        cache.insert(key(1), remembered(1, 30), 0);
+        cache.insert(key(2), remembered(2, 40), 0);
+        let [one, two] = [1, 2]
+            .map(|n| (cache.hash(&key(n)), cache.find(cache.hash(&key(n)), &key(n)).unwrap()));
+        cache.index.remove(one.0, one.1);
+        cache.index.insert(two.0, one.1);
+        assert_eq!(cache.lookup(Instant::BOOT, &key(2)), Some(remembered(2, 40)));
+        assert_eq!(cache.lookup(Instant::BOOT, &key(1)), None);
+        cache.expire(Instant::from_nanos(40));
         assert_eq!(cache.lookup(Instant::BOOT, &key(2)), None);
     }
 
@@ -377,7 +387,7 @@ mod tests {
                             model.drain(..forgotten);
                             model.push((of, new));
                             model.sort_by_key(|(_, remembered)| remembered.expires_at);
-                            prop_assert_eq!(cache.insert(of, new), forgotten as u64);
+                            prop_assert_eq!(cache.insert(of, new, 0), forgotten as u64);
                         }
                     }
                     2 => {
@@ -395,8 +405,8 @@ mod tests {
                         prop_assert_eq!(cache.set_max(max), forgotten as u64);
                     }
                     4 if time % 8 == 1 => {
-                        prop_assert_eq!(cache.clear(), model.len());
-                        model.clear();
+                        cache.retain(|_, it| it.epoch % 2 == 0);
+                        model.retain(|(_, it)| it.epoch % 2 == 0);
                     }
                     _ => {}
                 }

@@ -19,9 +19,16 @@
 //! direction (IPoIB, SRP) what has been answered already has heard of something: all that is
 //! remembered of the port is in doubt. And since he keeps it, he is never given what is in doubt but
 //! for want of an answer.
+//!
+//! And whoever asks, about whatever path: a GID that the SA gives another LID than it did shows that
+//! the subnet has changed. Then all of the port is in doubt, for ports seldom get new LIDs one at a
+//! time, and a router's is in many paths. What has been contradicted is not given any more.
 
 mod bucket;
 mod cache;
+mod doubt;
+mod index;
+mod lids;
 mod ports;
 pub mod snapshot;
 #[cfg(test)]
@@ -38,7 +45,7 @@ use ibarr_common::wire::sa::{PathQuestion, Question};
 use rand_core::{CryptoRng, SeedableRng};
 
 use self::cache::{Cache, Key, Remembered};
-use self::ports::{BEFORE, Change, Ports};
+use self::ports::{BEFORE, Change, Port, Ports};
 use self::snapshot::{Restored, Restoring, Snapshot, Step, Verdict, Walk};
 use crate::counters::Counters;
 use crate::hash::Seeded;
@@ -46,8 +53,10 @@ use crate::retry::Jitter;
 use crate::sa::{self, Client, PortIndex, QuestionId};
 use crate::timer::Timers;
 
+pub use bucket::DOUBT_SPREAD;
 pub use types::{
-    Answered, Config, Counter, Input, Outcome, PortFacts, PortName, Qos, Request, RequestId, Source,
+    Answered, Cached, Config, Counter, Input, Load, Outcome, PortFacts, PortName, Qos, Request,
+    RequestId, Source,
 };
 
 /// See the [module](self). After each call that takes a time, call each `poll_…` until it says
@@ -152,8 +161,11 @@ impl<R: CryptoRng + SeedableRng> Paths<R> {
         match input {
             Input::Port { port, name, facts } => {
                 let sa = facts.sa();
-                let rate = self.config.repeat_rate;
-                let change = self.ports.set(self.now, port, name, facts, rate, &mut self.rng);
+                let change = self.ports.set(self.now, port, name, facts, &mut self.rng);
+                if change == Change::Void {
+                    // What is on its way may be wrong, and nobody can tell.
+                    self.client.set_sa(self.now, port, None);
+                }
                 self.client.set_sa(self.now, port, sa);
                 match change {
                     Change::None => {}
@@ -167,10 +179,8 @@ impl<R: CryptoRng + SeedableRng> Paths<R> {
                 self.client.set_sa(self.now, port, None);
             }
             Input::Mad { port, mad } => self.client.handle_mad(self.now, port, mad),
-            Input::Unanswered { port, tid } => self.client.handle_unanswered(self.now, port, tid),
-            Input::NotSent { port, transaction } => {
-                self.client.handle_not_sent(self.now, port, transaction);
-            }
+            Input::Unanswered => self.client.handle_unanswered(),
+            Input::NotSent => self.client.handle_not_sent(),
         }
         self.settle();
     }
@@ -198,13 +208,8 @@ impl<R: CryptoRng + SeedableRng> Paths<R> {
         }
         let key = Key::new(index, &question);
         let is_under_way = self.by_key.contains_key(&key);
-        let keeps_it = !question.reversible;
+        self.note_asked_again(&key);
         let doubted = match self.recall(&key) {
-            Memory::Sure(Remembered { record: Some(record), epoch, .. }) if keeps_it => {
-                self.counters.count(Counter::AskedAgain);
-                self.ports.doubt(index, self.now, self.config.repeat_rate, &mut self.rng);
-                Some(Doubted { record, epoch })
-            }
             Memory::Sure(remembered) => {
                 self.refresh(key, question, &remembered);
                 let source = Source::Cache;
@@ -216,7 +221,9 @@ impl<R: CryptoRng + SeedableRng> Paths<R> {
                     },
                 );
             }
-            Memory::Doubted(doubted) if !keeps_it && !is_under_way && !self.may_repeat(index) => {
+            Memory::Doubted(doubted)
+                if !key.is_kept() && !is_under_way && !self.may_repeat(index) =>
+            {
                 return self.answer(id, doubted.given());
             }
             Memory::Doubted(doubted) => Some(doubted),
@@ -267,7 +274,8 @@ impl<R: CryptoRng + SeedableRng> Paths<R> {
             if let Some(flight) = self.waiting.remove(&id).and_then(|id| self.flights.get_mut(&id))
             {
                 flight.waiters.remove(&id);
-                let outcome = flight.or_doubted(&self.ports, Outcome::Silent);
+                let (port, doubted) = (flight.key.port(), flight.doubted);
+                let outcome = self.or_doubted(port, doubted, Outcome::Silent);
                 self.answer(id, outcome);
             }
         }
@@ -292,10 +300,13 @@ impl<R: CryptoRng + SeedableRng> Paths<R> {
         self.answered.pop_front()
     }
 
-    /// Forgets everything. Returns how many answers that was.
+    /// Forgets every answer, but not that it has been given to somebody who keeps it: else that he asks
+    /// again would tell us nothing. Returns how many answers that was.
     pub fn flush(&mut self) -> usize {
-        let restoring = std::mem::take(&mut self.restoring);
-        self.cache.clear() + restoring.len()
+        let flushed = self.entries().count() + std::mem::take(&mut self.restoring).len();
+        self.ports.void();
+        self.cache.retain(|key, remembered| key.is_kept() && remembered.record.is_some());
+        flushed
     }
 
     /// A daemon before us has left this, begun so long ago. What is of use of it is taken over as soon
@@ -387,15 +398,14 @@ impl<R: CryptoRng + SeedableRng> Paths<R> {
 
     fn take_over(&mut self) {
         for (key, remembered) in self.restoring.take(self.now) {
-            let is_valid = |port: &ports::Port| port.valid_from == BEFORE;
+            let is_valid = |port: &Port| port.valid_from == BEFORE;
             // What this daemon was answered is younger.
             if self.ports.get(key.port()).is_some_and(is_valid)
                 && self.cache.lookup(self.now, &key).is_none()
                 && remembered.expires_at > self.now
             {
                 self.counters.count(Counter::Restored);
-                let evicted = self.cache.insert(key, remembered);
-                self.counters.add(Counter::Evicted, evicted);
+                self.insert(key, remembered);
             }
         }
     }
@@ -406,6 +416,7 @@ impl<R: CryptoRng + SeedableRng> Paths<R> {
         match remembered.record {
             _ if remembered.epoch < port.valid_from => Memory::Nothing,
             _ if remembered.epoch == port.epoch => Memory::Sure(remembered),
+            Some(record) if self.is_overruled(key.port(), &record) => Memory::Nothing,
             Some(record) => Memory::Doubted(Doubted { record, epoch: remembered.epoch }),
             None => Memory::Nothing,
         }
@@ -458,8 +469,10 @@ impl<R: CryptoRng + SeedableRng> Paths<R> {
 
     fn land(&mut self, flight: &Flight, outcome: sa::Outcome) {
         self.by_key.remove(&flight.key);
+        let or_doubted = |otherwise| self.or_doubted(flight.key.port(), flight.doubted, otherwise);
         let outcome = match outcome {
             sa::Outcome::Path(record) if leads(&record, &flight.question) => {
+                self.note_contradiction(flight.key.port(), &record);
                 self.remember(flight, Some(record), self.config.ttl);
                 Outcome::Found { record, source: Source::Sa }
             }
@@ -473,9 +486,9 @@ impl<R: CryptoRng + SeedableRng> Paths<R> {
             }
             sa::Outcome::Refused(refusal) => Outcome::Refused(Some(refusal)),
             sa::Outcome::Unusable | sa::Outcome::ClassPortInfo(_) => Outcome::Refused(None),
-            sa::Outcome::Busy => flight.or_doubted(&self.ports, Outcome::Busy),
-            sa::Outcome::Silent => flight.or_doubted(&self.ports, Outcome::Silent),
-            sa::Outcome::Overloaded => flight.or_doubted(&self.ports, Outcome::Overloaded),
+            sa::Outcome::Busy => or_doubted(Outcome::Busy),
+            sa::Outcome::Silent => or_doubted(Outcome::Silent),
+            sa::Outcome::Overloaded => or_doubted(Outcome::Overloaded),
             sa::Outcome::NoSa => Outcome::NoSa,
         };
         for &id in &flight.waiters {
@@ -489,7 +502,12 @@ impl<R: CryptoRng + SeedableRng> Paths<R> {
         let jitter = Jitter::percent(25).unwrap_or_default();
         let expires_at = self.now + jitter.spread(ttl, &mut self.rng);
         let remembered = Remembered { record, expires_at, epoch: flight.epoch };
-        let evicted = self.cache.insert(flight.key, remembered);
+        self.insert(flight.key, remembered);
+    }
+
+    fn insert(&mut self, key: Key, remembered: Remembered) {
+        let lmc = self.ports.get(key.port()).map_or(0, Port::lmc);
+        let evicted = self.cache.insert(key, remembered, lmc);
         self.counters.add(Counter::Evicted, evicted);
     }
 
@@ -528,15 +546,6 @@ impl<R: CryptoRng + SeedableRng> Paths<R> {
     }
 }
 
-impl Flight {
-    /// What is in doubt, before nothing at all.
-    fn or_doubted(&self, ports: &Ports, outcome: Outcome) -> Outcome {
-        let valid_from = ports.get(self.key.port()).map_or(u32::MAX, |port| port.valid_from);
-        let doubted = self.doubted.filter(|doubted| doubted.epoch >= valid_from);
-        doubted.map_or(outcome, Doubted::given)
-    }
-}
-
 impl Doubted {
     fn given(self) -> Outcome {
         Outcome::Found { record: self.record, source: Source::Doubted }
@@ -549,30 +558,4 @@ fn leads(record: &PathRecord, question: &PathQuestion) -> bool {
     Fields::parse(record).is_ok_and(|fields| {
         fields.dgid.guid() == question.dgid.guid() && fields.sgid.guid() == question.sgid.guid()
     })
-}
-
-/// How much is held.
-#[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
-pub struct Load {
-    /// Questions that the SA is being asked.
-    pub questions: usize,
-    /// Requests that wait for them.
-    pub waiters: usize,
-    /// Answers remembered.
-    pub cached: usize,
-}
-
-/// An answer that is remembered.
-#[derive(Clone, Copy, Debug, Eq, PartialEq)]
-pub struct Cached {
-    /// Where the path starts.
-    pub port: PortName,
-    /// What was asked.
-    pub question: PathQuestion,
-    /// `None` for "there is no such path".
-    pub record: Option<PathRecord>,
-    /// It is not given from this moment on.
-    pub expires_at: Instant,
-    /// Whether something has happened since.
-    pub is_doubted: bool,
 }

@@ -3,12 +3,14 @@
 //! The ports of this node, and what their changes mean for what is remembered.
 
 use std::collections::BTreeMap;
+use std::time::Duration;
 
 use ibarr_common::Instant;
 use rand_core::Rng;
 
-use super::bucket::Bucket;
+use super::bucket::{Bucket, DOUBT_SPREAD};
 use super::types::{PortFacts, PortName};
+use crate::retry::random;
 use crate::sa::PortIndex;
 
 /// A port that was once there stays, for what is remembered of it.
@@ -32,6 +34,8 @@ pub(super) struct Port {
     pub(super) epoch: u32,
     /// What was learned before this one is wrong.
     pub(super) valid_from: u32,
+    /// Who keeps paths has those that were learned from this one on, for all we know.
+    pub(super) kept_from: u32,
     /// How often what is in doubt, or near its end, is asked for.
     pub(super) repeats: Bucket,
     /// Whether its SA says that it knows of quality of service.
@@ -56,6 +60,11 @@ impl Port {
 
     pub(super) fn can_ask(&self) -> bool {
         self.facts.as_ref().and_then(PortFacts::sa).is_some()
+    }
+
+    /// When it last had an SA.
+    pub(super) fn lmc(&self) -> u8 {
+        self.last.as_ref().map_or(0, |facts| facts.lmc)
     }
 }
 
@@ -93,7 +102,6 @@ impl Ports {
         index: PortIndex,
         name: PortName,
         facts: PortFacts,
-        rate: u32,
         rng: &mut impl Rng,
     ) -> Change {
         let port = self.ports.entry(index).or_insert_with(|| Port {
@@ -102,7 +110,8 @@ impl Ports {
             last: None,
             epoch: BEFORE + 1,
             valid_from: BEFORE,
-            repeats: Bucket::emptied(now, rate, rng),
+            kept_from: BEFORE,
+            repeats: Bucket::held(now, rng),
             has_qos: false,
             info_due: None,
         });
@@ -114,16 +123,20 @@ impl Ports {
             _ => Change::None,
         };
         let has_moved = port.facts.as_ref().and_then(PortFacts::sa) != facts.sa();
+        let is_known = port.last.is_some();
         if has_sa {
             port.last = Some(facts.clone());
         }
         port.facts = Some(facts);
         if has_moved {
-            port.info_due = has_sa.then_some(now);
+            // Of another SA we know what the last one could do, and can wait.
+            let spread = if is_known { random(DOUBT_SPREAD, rng) } else { Duration::ZERO };
+            port.info_due = has_sa.then_some(now + spread);
         }
         if change != Change::None {
             port.epoch += 1;
-            port.repeats = Bucket::emptied(now, rate, rng);
+            port.kept_from = port.epoch;
+            port.repeats.hold(now, rng);
         }
         if change == Change::Void {
             port.valid_from = port.epoch;
@@ -131,11 +144,19 @@ impl Ports {
         change
     }
 
+    /// Nothing that is remembered of any port is to be used.
+    pub(super) fn void(&mut self) {
+        for port in self.ports.values_mut() {
+            port.epoch += 1;
+            port.valid_from = port.epoch;
+        }
+    }
+
     /// All that is remembered of a port is in doubt.
-    pub(super) fn doubt(&mut self, index: PortIndex, now: Instant, rate: u32, rng: &mut impl Rng) {
+    pub(super) fn doubt(&mut self, index: PortIndex, now: Instant, rng: &mut impl Rng) {
         if let Some(port) = self.ports.get_mut(&index) {
             port.epoch += 1;
-            port.repeats = Bucket::emptied(now, rate, rng);
+            port.repeats.hold(now, rng);
         }
     }
 

@@ -7,7 +7,6 @@ use std::time::Duration;
 
 use ibarr_common::Instant;
 use ibarr_common::ib::{DeviceName, Gid, Lid, PKey, PathRecord, PortNum, Sl};
-use ibarr_common::wire::mad::{Tid, Transaction};
 use ibarr_common::wire::sa::{PathQuestion, Refusal};
 use ibarr_common::wire::umad::PKeyIndex;
 
@@ -35,8 +34,8 @@ pub struct Config {
 
 impl Default for Config {
     /// Paths change when the fabric does, which is seldom and mostly noticed; a missing one is there
-    /// as soon as its node has booted. All of a node's paths asked for again within one second, on ten
-    /// thousand nodes, would be more than an SA can do: hence the rate.
+    /// as soon as its node has booted. What ten thousand nodes ask again at this rate is what an SA can
+    /// do.
     fn default() -> Self {
         Self {
             sa: sa::Config::default(),
@@ -45,7 +44,7 @@ impl Default for Config {
             negative_ttl: Duration::from_secs(5),
             max_cached: 65_536,
             max_waiters: 65_536,
-            repeat_rate: 10,
+            repeat_rate: 2,
         }
     }
 }
@@ -164,19 +163,9 @@ pub enum Input<'a> {
         mad: &'a [u8],
     },
     /// The kernel gives back what nobody answered.
-    Unanswered {
-        /// By this port.
-        port: PortIndex,
-        /// Of what was sent.
-        tid: Tid,
-    },
+    Unanswered,
     /// What [`sa::Transmit`] asked for was not sent.
-    NotSent {
-        /// By this port.
-        port: PortIndex,
-        /// Of what was to be sent.
-        transaction: Transaction,
-    },
+    NotSent,
 }
 
 /// A request has its answer. Each gets exactly one.
@@ -229,6 +218,32 @@ pub enum Source {
     Doubted,
 }
 
+/// How much is held.
+#[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
+pub struct Load {
+    /// Questions that the SA is being asked.
+    pub questions: usize,
+    /// Requests that wait for them.
+    pub waiters: usize,
+    /// Answers remembered.
+    pub cached: usize,
+}
+
+/// An answer that is remembered.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub struct Cached {
+    /// Where the path starts.
+    pub port: PortName,
+    /// What was asked.
+    pub question: PathQuestion,
+    /// `None` for "there is no such path".
+    pub record: Option<PathRecord>,
+    /// It is not given from this moment on.
+    pub expires_at: Instant,
+    /// Whether something has happened since.
+    pub is_doubted: bool,
+}
+
 crate::counters! {
     /// What the resolution of paths counts. Each request is counted once under
     /// [`Counter::Requests`] and, when it ends, once under one of the eleven that follow.
@@ -278,6 +293,9 @@ crate::counters! {
         /// Times that all answers of a port came into doubt, because IPoIB asked again for a path that
         /// it had been given.
         AskedAgain = "asked-again",
+        /// Times that all answers of a port came into doubt, because the SA gave a GID another LID than
+        /// before.
+        Contradicted = "contradicted",
         /// Times that all answers of a port became wrong.
         Voided = "voided",
     }

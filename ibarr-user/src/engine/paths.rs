@@ -62,23 +62,20 @@ impl Engine {
     pub(super) fn handle_mad(&mut self, now: Instant, event: &umad::Event) {
         match self.umads.read(event) {
             Meaning::Mad(port, mad) => self.tell_paths(now, Input::Mad { port, mad }),
-            Meaning::Unanswered(port, tid) => {
-                self.tell_paths(now, Input::Unanswered { port, tid });
-            }
+            Meaning::Unanswered => self.tell_paths(now, Input::Unanswered),
             Meaning::Lost(port) => self.lose_door(now, port),
             Meaning::Nothing => {}
         }
     }
 
     pub(super) fn send_mad(&mut self, now: Instant, transmit: &Transmit) {
-        let (port, transaction) = (transmit.port, transmit.transaction);
         match self.umads.send(transmit) {
             Sending::Sent => {}
             Sending::Refused => {
-                self.tell_paths(now, Input::NotSent { port, transaction });
+                self.tell_paths(now, Input::NotSent);
                 self.ports.look();
             }
-            Sending::Lost => self.lose_door(now, port),
+            Sending::Lost => self.lose_door(now, transmit.port),
         }
     }
 

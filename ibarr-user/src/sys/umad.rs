@@ -49,6 +49,11 @@ impl Opened {
         }
     }
 
+    /// It, what the kernel calls its agent, and how long headers are: for who has no runtime.
+    pub fn into_parts(self) -> (OwnedFd, AgentId, Form) {
+        (self.fd, self.agent, self.form)
+    }
+
     fn connect(path: &Path) -> io::Result<Self> {
         let flags = SockFlag::SOCK_CLOEXEC | SockFlag::SOCK_NONBLOCK;
         let fd = socket(AddressFamily::Unix, SockType::SeqPacket, flags, None)?;

@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 use std::io;
 use std::sync::Arc;
 
-use ibarr_common::wire::mad::{self, Tid};
+use ibarr_common::wire::mad;
 use ibarr_common::wire::umad::{MAX_LEN, Received, Send};
 use ibarr_proto::paths::PortName;
 use ibarr_proto::sa::{PortIndex, Transmit};
@@ -53,7 +53,7 @@ pub enum Meaning<'a> {
     /// A MAD came.
     Mad(PortIndex, &'a [u8]),
     /// One that was sent comes back.
-    Unanswered(PortIndex, Tid),
+    Unanswered,
     /// The door is no more.
     Lost(PortIndex),
     /// Of no use, and counted.
@@ -186,8 +186,8 @@ impl Umads {
             Ok(Received::Mad { agent, mad }) if agent == door.device.agent() => {
                 Meaning::Mad(event.port, mad)
             }
-            Ok(Received::Unanswered { agent, tid }) if agent == door.device.agent() => {
-                Meaning::Unanswered(event.port, tid)
+            Ok(Received::Unanswered { agent, .. }) if agent == door.device.agent() => {
+                Meaning::Unanswered
             }
             Ok(_) => self.malformed(Counter::UmadAgent),
             Err(mad::Error::Truncated) => self.malformed(Counter::UmadTruncated),

@@ -80,7 +80,10 @@ impl fmt::Display for Answer {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Gid(gid) => write!(f, "ls answer: {gid}"),
-            Self::Paths(paths) => write!(f, "ls answer: {} paths", paths.as_slice().len()),
+            Self::Paths(paths) => match paths.as_slice().len() {
+                1 => f.write_str("ls answer: 1 path"),
+                len => write!(f, "ls answer: {len} paths"),
+            },
             Self::Error => f.write_str("ls answer: ask the SA"),
         }
     }

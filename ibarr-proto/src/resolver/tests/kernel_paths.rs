@@ -36,20 +36,23 @@ fn request() -> ResolvePath {
 /// A request's number, and its paths with their flags; `None` if the kernel is to ask the SA.
 type Told = (u32, Option<Vec<(u32, PathRecord)>>);
 
+fn facts() -> PortFacts {
+    PortFacts {
+        is_active: true,
+        has_umad: true,
+        lid: Lid::new(8),
+        lmc: 0,
+        sm_lid: Lid::new(1),
+        sm_sl: Sl::default(),
+        gids: vec![gid("fec0:0:1:1::10:9")],
+        pkeys: vec![(PKeyIndex(0), PKey::DEFAULT)],
+    }
+}
+
 impl Rig {
     fn with_port() -> Self {
         let mut rig = Self::new();
-        let facts = PortFacts {
-            is_active: true,
-            has_umad: true,
-            lid: Lid::new(8),
-            lmc: 0,
-            sm_lid: Lid::new(1),
-            sm_sl: Sl::default(),
-            gids: vec![gid("fec0:0:1:1::10:9")],
-            pkeys: vec![(PKeyIndex(0), PKey::DEFAULT)],
-        };
-        let input = paths::Input::Port { port: PORT, name: port(), facts };
+        let input = paths::Input::Port { port: PORT, name: port(), facts: facts() };
         rig.resolver.handle_paths(rig.now, input);
         // The pause after an SA appeared.
         rig.pass(Duration::from_secs(1));
@@ -234,4 +237,39 @@ fn the_drivers_requests_are_not_the_kernels() {
     let id = paths::RequestId(0);
     assert_eq!(rig.resolver.poll_event(), Some(Event::PathAnswered { id, outcome }));
     assert_eq!(rig.told_paths().len(), 1);
+}
+
+/// A subnet manager has given the port's subnet another prefix, and so have the peers in it.
+#[test]
+fn peers_in_the_subnet_of_a_port_are_asked_again_when_it_has_another_prefix() {
+    let mut rig = Rig::with_port();
+    let ask = |rig: &mut Rig, gid: &str| {
+        rig.ask(7, "10.2.0.5", None);
+        let is_asked = rig.routes() == "10.2.0.5";
+        if is_asked {
+            rig.route("10.2.0.5", None, Some((3, "10.1.0.254")));
+            rig.reply(gid);
+        }
+        let answered = rig.answered();
+        (is_asked, answered)
+    };
+    let found = |text: &str, source| vec![(7, Outcome::Found { gid: gid(text), source })];
+    let (old, new) = ("fec0:0:1:1::10:5", "fec0:0:1:2::10:5");
+    assert_eq!(ask(&mut rig, old), (true, found(old, Source::Peer)));
+    assert_eq!(ask(&mut rig, old), (false, found(old, Source::Cache)));
+    let told = |rig: &mut Rig, gids: &[&str]| {
+        let gids = gids.iter().map(|text| gid(text)).collect();
+        let facts = PortFacts { gids, ..facts() };
+        let input = paths::Input::Port { port: PORT, name: port(), facts };
+        rig.resolver.handle_paths(rig.now, input);
+    };
+    // One more, and none at all, as while a driver is reset.
+    told(&mut rig, &["fec0:0:1:1::10:9", "fec0:0:7:7::10:9"]);
+    told(&mut rig, &[]);
+    rig.resolver.handle_paths(rig.now, paths::Input::PortGone { port: PORT });
+    assert_eq!(ask(&mut rig, old), (false, found(old, Source::Cache)));
+
+    told(&mut rig, &["fec0:0:1:2::10:9"]);
+    assert_eq!(ask(&mut rig, new), (true, found(new, Source::Peer)));
+    assert_eq!(ask(&mut rig, new), (false, found(new, Source::Cache)));
 }

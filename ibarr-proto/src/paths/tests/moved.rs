@@ -1,0 +1,223 @@
+// SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
+
+//! A port of the subnet gets another LID, and nothing tells us.
+
+use super::*;
+
+fn one_way(n: u64) -> PathQuestion {
+    PathQuestion { reversible: false, ..question(n) }
+}
+
+fn is_doubted(rig: &Rig, question: PathQuestion) -> bool {
+    rig.paths.entries().find(|entry| entry.question == question).unwrap().is_doubted
+}
+
+/// rdma_cm has been given a path, and IPoIB asks for the first time.
+#[test]
+fn another_lid_for_a_gid_has_the_sa_asked_at_once_and_leaves_the_port_in_doubt() {
+    let mut rig = Rig::with(Config { repeat_rate: 0, ..Config::default() });
+    for n in 0..3 {
+        rig.outcome(question(n));
+    }
+    rig.dlid = 3;
+    assert_eq!(rig.outcome(one_way(1)), found(one_way(1), 3, Source::Sa));
+    assert_eq!(rig.count(Counter::Contradicted), 1);
+    assert_eq!(rig.outcome(question(1)), found(question(1), 3, Source::Sa));
+    assert_eq!(rig.outcome(question(1)), found(question(1), 3, Source::Cache));
+    // Of the others nothing has been said.
+    assert!(is_doubted(&rig, question(0)) && is_doubted(&rig, question(2)));
+    assert_eq!(rig.outcome(question(2)), found(question(2), 1, Source::Doubted));
+    assert_eq!(rig.count(Counter::Contradicted), 1);
+}
+
+#[test]
+fn path_that_was_contradicted_is_not_given_even_if_the_sa_is_silent() {
+    let mut rig = Rig::new();
+    rig.outcome(question(1));
+    rig.dlid = 3;
+    rig.outcome(one_way(1));
+    rig.resolve(question(1));
+    rig.advance(WAIT);
+    assert_eq!(rig.answered()[0].outcome, Outcome::Silent);
+}
+
+/// While the SA is asked for what is in doubt, it says something else about the same GID.
+#[test]
+fn path_that_is_contradicted_while_the_sa_is_asked_is_not_given() {
+    let mut rig = Rig::new();
+    rig.outcome(question(1));
+    rig.port(PortFacts { sm_lid: Lid::new(6), ..facts() });
+    rig.answer_all();
+    rig.pass_spread();
+    rig.resolve(question(1));
+    rig.sent.clear();
+    rig.dlid = 3;
+    rig.outcome(one_way(1));
+    rig.advance(WAIT);
+    assert_eq!(rig.answered()[0].outcome, Outcome::Silent);
+}
+
+#[test]
+fn lids_that_lmc_adds_are_those_of_one_port() {
+    for (dlid, contradictions) in [(7, 0), (8, 1)] {
+        let mut rig = Rig::new();
+        rig.port(PortFacts { lmc: 2, ..facts() });
+        rig.answer_all();
+        rig.dlid = 4;
+        rig.outcome(question(1));
+        rig.dlid = dlid;
+        rig.outcome(one_way(1));
+        assert_eq!(rig.count(Counter::Contradicted), contradictions);
+    }
+}
+
+#[test]
+fn several_routers_may_lead_to_one_gid() {
+    let mut rig = Rig::new();
+    for (n, question) in [question(1), one_way(1)].into_iter().enumerate() {
+        rig.resolve(question);
+        let sent = rig.sent.pop().unwrap();
+        let request = wire::Request::parse(sent.mad.as_ref()).unwrap();
+        let mut octets = record(&question, u16::try_from(n).unwrap() + 1).octets();
+        octets[47] = 64;
+        let mad = request.answer(Answer::Path(PathRecord::from_octets(octets))).emit();
+        rig.paths.handle_input(rig.now, Input::Mad { port: PORT, mad: mad.as_ref() });
+    }
+    assert_eq!((rig.answered().len(), rig.count(Counter::Contradicted)), (2, 0));
+}
+
+/// IPoIB still has what it was given before somebody had us forget everything.
+#[test]
+fn who_keeps_a_path_and_asks_again_after_a_flush_leaves_the_port_in_doubt() {
+    let mut rig = Rig::new();
+    rig.outcome(one_way(1));
+    rig.outcome(question(1));
+    assert_eq!((rig.paths.flush(), rig.paths.entries().count()), (2, 0));
+    assert_eq!((rig.paths.flush(), rig.paths.load().cached), (0, 1));
+    assert_eq!(rig.outcome(question(2)), found(question(2), 1, Source::Sa));
+    assert!(!is_doubted(&rig, question(2)));
+    assert_eq!(rig.outcome(one_way(1)), found(one_way(1), 1, Source::Sa));
+    assert!(is_doubted(&rig, question(2)));
+    assert_eq!(rig.count(Counter::AskedAgain), 1);
+}
+
+#[test]
+fn answer_that_was_on_its_way_is_forgotten_by_a_flush() {
+    let mut rig = Rig::new();
+    rig.resolve(question(1));
+    rig.paths.flush();
+    rig.answer_all();
+    assert_eq!(rig.answered()[0].outcome, found(question(1), 1, Source::Sa));
+    assert_eq!(rig.outcome(question(1)), found(question(1), 1, Source::Sa));
+}
+
+#[derive(Clone, Debug)]
+enum Op {
+    Resolve {
+        host: u8,
+        how: u8,
+    },
+    /// The SA takes a question and answers, and the answer is on its way.
+    Say {
+        which: u8,
+    },
+    Deliver {
+        which: u8,
+    },
+    Move {
+        host: u8,
+    },
+    SmMoved {
+        sm: u8,
+    },
+    Wait {
+        ms: u32,
+    },
+    Flush,
+}
+
+fn op() -> impl Strategy<Value = Op> {
+    prop_oneof![
+        6 => (0..3_u8, any::<u8>()).prop_map(|(host, how)| Op::Resolve { host, how }),
+        4 => any::<u8>().prop_map(|which| Op::Say { which }),
+        4 => any::<u8>().prop_map(|which| Op::Deliver { which }),
+        2 => (0..3_u8).prop_map(|host| Op::Move { host }),
+        1 => (1..3_u8).prop_map(|sm| Op::SmMoved { sm }),
+        1 => (0..2_000_u32).prop_map(|ms| Op::Wait { ms }),
+        1 => (0..2_000_000_u32).prop_map(|ms| Op::Wait { ms }),
+        1 => Just(Op::Flush),
+    ]
+}
+
+proptest! {
+    /// Whatever moves, and in whichever order answers come.
+    #[test]
+    fn no_path_is_sure_whose_end_the_sa_has_said_to_be_elsewhere(
+        max_cached in 1..12_usize,
+        ops in proptest::collection::vec(op(), 0..200),
+    ) {
+        let mut rig = Rig::with(Config { max_cached, ..Config::default() });
+        let mut lids = [1_u16, 2, 3];
+        let mut next_lid = 10;
+        let mut on_the_way = Vec::new();
+        let mut last_said = BTreeMap::new();
+        let host = |question: &PathQuestion| question.dgid.octets()[15];
+        let dlid = |record: &PathRecord| Fields::parse(record).unwrap().dlid.get();
+        for op in ops {
+            match op {
+                Op::Resolve { host, how } => {
+                    let (reversible, pkey) = (how & 1 == 0, PKey::new(0x8001 + u16::from(how & 2)));
+                    rig.resolve(PathQuestion { reversible, pkey, ..question(host.into()) });
+                }
+                Op::Say { which } if !rig.sent.is_empty() => {
+                    let sent = rig.sent.remove(usize::from(which) % rig.sent.len());
+                    let request = wire::Request::parse(sent.mad.as_ref()).unwrap();
+                    on_the_way.push(match request.question {
+                        Question::Path(question) => {
+                            let lid = lids[usize::from(host(&question) - 1)];
+                            let answer = Answer::Path(record(&question, lid));
+                            (request.answer(answer).emit(), Some((host(&question), lid)))
+                        }
+                        Question::ClassPortInfo => {
+                            let info = ClassPortInfo { has_qos: false };
+                            (request.answer(Answer::ClassPortInfo(info)).emit(), None)
+                        }
+                    });
+                }
+                Op::Deliver { which } if !on_the_way.is_empty() => {
+                    let which = usize::from(which) % on_the_way.len();
+                    let (mad, said) = on_the_way.remove(which);
+                    let asked = rig.paths.load().questions;
+                    rig.paths.handle_input(rig.now, Input::Mad { port: PORT, mad: mad.as_ref() });
+                    // The question may have been given up.
+                    if rig.paths.load().questions < asked {
+                        last_said.extend(said);
+                    }
+                    rig.drain();
+                }
+                Op::Say { .. } | Op::Deliver { .. } => {}
+                Op::Move { host } => {
+                    lids[usize::from(host)] = next_lid;
+                    next_lid += 1;
+                }
+                Op::SmMoved { sm } => rig.port(PortFacts { sm_lid: Lid::new(sm.into()), ..facts() }),
+                Op::Wait { ms } => rig.advance(Duration::from_millis(ms.into())),
+                Op::Flush => drop(rig.paths.flush()),
+            }
+            for Answered { outcome, .. } in rig.answered() {
+                if let Outcome::Found { record, source: Source::Cache } = outcome {
+                    let host = Fields::parse(&record).unwrap().dgid.octets()[15];
+                    prop_assert_eq!(last_said.get(&host), Some(&dlid(&record)));
+                }
+            }
+            let sure = rig.paths.entries().filter(|entry| !entry.is_doubted);
+            for entry in sure {
+                let said = last_said.get(&host(&entry.question)).copied();
+                prop_assert_eq!(entry.record.as_ref().map(dlid), said);
+            }
+        }
+        rig.sent.clear();
+        rig.advance(Duration::from_hours(2));
+        prop_assert!(rig.paths.cache.lids().is_empty(), "what is forgotten is forgotten whole");
+    }
+}
