@@ -7,11 +7,13 @@ use std::collections::{BTreeMap, VecDeque};
 use std::fmt;
 use std::str::FromStr;
 
+use ibarr_common::ib::Lid;
 use ibarr_common::{IfIndex, Instant};
 use ibarr_proto::ip2gid::server::{Received, Transmit};
 use ibarr_proto::local_service;
 use ibarr_proto::local_view::{self, HwAddr};
 use ibarr_proto::node::{self, Input, Node, Output, Room};
+use ibarr_proto::paths;
 use rand_chacha::ChaCha12Rng;
 
 /// A mistake.
@@ -29,17 +31,26 @@ pub enum Bug {
     MissedDeadline,
     /// Who starts does not have the kernel repeat what waits.
     SilentStart,
+    /// Paths are used a hundred times as long as they should be.
+    StalePath,
+    /// A port has the LID for ever that it had first.
+    StaleLid,
+    /// One MAD in 16 is sent twice.
+    DoubleQuery,
 }
 
 impl Bug {
     /// Each of them.
-    pub const ALL: [Self; 6] = [
+    pub const ALL: [Self; 9] = [
         Self::LostWake,
         Self::DoubleAnswer,
         Self::StaleAfterChange,
         Self::UnboundedTable,
         Self::MissedDeadline,
         Self::SilentStart,
+        Self::StalePath,
+        Self::StaleLid,
+        Self::DoubleQuery,
     ];
 }
 
@@ -52,6 +63,9 @@ impl fmt::Display for Bug {
             Self::UnboundedTable => "unbounded-table",
             Self::MissedDeadline => "missed-deadline",
             Self::SilentStart => "silent-start",
+            Self::StalePath => "stale-path",
+            Self::StaleLid => "stale-lid",
+            Self::DoubleQuery => "double-query",
         })
     }
 }
@@ -78,10 +92,15 @@ pub(crate) struct Core {
     again: VecDeque<Output>,
     swallows: bool,
     hwaddrs: BTreeMap<IfIndex, HwAddr>,
+    lid: Option<Lid>,
+    mads: u64,
 }
 
 impl Core {
-    pub(crate) fn new(config: node::Config, rng: ChaCha12Rng, bug: Option<Bug>) -> Self {
+    pub(crate) fn new(mut config: node::Config, rng: ChaCha12Rng, bug: Option<Bug>) -> Self {
+        if bug == Some(Bug::StalePath) {
+            config.paths.ttl *= 100;
+        }
         Self {
             node: Node::new(config, rng),
             bug,
@@ -89,6 +108,8 @@ impl Core {
             again: VecDeque::new(),
             swallows: bug == Some(Bug::SilentStart),
             hwaddrs: BTreeMap::new(),
+            lid: None,
+            mads: 0,
         }
     }
 
@@ -102,11 +123,21 @@ impl Core {
                 let input = self.as_it_was(input);
                 self.node.handle_input(now, Input::View(input));
             }
+            Input::Paths(paths::Input::Port { port, name, mut facts })
+                if self.bug == Some(Bug::StaleLid) =>
+            {
+                facts.lid = facts.lid.map(|lid| *self.lid.get_or_insert(lid));
+                let input = paths::Input::Port { port, name, facts };
+                self.node.handle_input(now, Input::Paths(input));
+            }
             input => self.node.handle_input(now, input),
         }
     }
 
-    pub(crate) fn reconfigure(&mut self, now: Instant, config: node::Config) {
+    pub(crate) fn reconfigure(&mut self, now: Instant, mut config: node::Config) {
+        if self.bug == Some(Bug::StalePath) {
+            config.paths.ttl *= 100;
+        }
         self.node.reconfigure(now, config);
     }
 
@@ -157,6 +188,12 @@ impl Core {
                     continue;
                 }
                 (Some(Bug::UnboundedTable), Output::CloseSocket(_)) => continue,
+                (Some(Bug::DoubleQuery), Output::Sa(_)) => {
+                    self.mads += 1;
+                    if self.mads.is_multiple_of(16) {
+                        self.again.push_back(output.clone());
+                    }
+                }
                 _ => {}
             }
             return Some(output);

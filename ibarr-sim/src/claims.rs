@@ -78,6 +78,7 @@ const LEASE: Duration = secs(60);
 /// How long something is held for a request: the kernel's caller waits for at most 5 s.
 const HELD: Duration = secs(5 + 3 + 5 + 1);
 
+const RESOLVE: u16 = 0x1000;
 const IP_RESOLVE: u16 = 0x1002;
 const SET_TIMEOUT: u16 = 0x1001;
 
@@ -187,6 +188,9 @@ impl World {
                 }
                 let since = before(asked_at, OLDEST + SILENT_LAG);
                 let since = before(since, self.slept_lately(owner, since));
+                if let Some(gid) = Gid::new(gid) {
+                    self.connect(id, gid);
+                }
                 if Gid::new(gid).is_none_or(|gid| !self.had(target, gid, since)) {
                     let gid = std::net::Ipv6Addr::from(gid);
                     complaint = Some(format!("{target} never had {gid}, or too long ago"));
@@ -207,7 +211,8 @@ impl World {
     fn limit(&self, id: Id, call: &Call) -> Option<Duration> {
         let since = before(call.asked_at, SETTLE);
         let owner = self.truth.owner_since(call.target, since)?;
-        let is_calm = |id: Id| self.machines[id].troubles.any <= since;
+        let is_quick = |id: Id| self.machines[id].paths_are_quick_since(self.now) <= since;
+        let is_calm = |id: Id| self.machines[id].troubles.any <= since && is_quick(id);
         // What waits while a daemon is replaced is the next one's to answer: a nudge tells it.
         let survives = |restart: &Restart| {
             restart.until == self.machines[id].troubles.any
@@ -219,7 +224,7 @@ impl World {
         let restart = self.machines[id].restart.filter(survives);
         let extra = restart.map_or(Duration::ZERO, |restart| restart.until.since(call.asked_at));
         let speaks = self.machines[owner].kind == Kind::Ours || call.target.is_ipv4();
-        let is_fit = is_calm(id) || restart.is_some() && owner != id;
+        let is_fit = is_calm(id) || restart.is_some() && owner != id && is_quick(id);
         let answers = is_fit && is_calm(owner) && speaks;
         let limit = match self.claims.losses_since(id, owner, since) {
             0 => PROMPT,
@@ -246,6 +251,14 @@ impl World {
             let text = format!("request {} came {heard} times, answered {answered} times", seq.0);
             self.claims.breaks(self.now, [Some(id), None], text);
         }
+        // Who did not run, or had no room for what he had to say, may say what was true before.
+        let is_calm = self.machines[id].troubles.any <= before(self.now, secs(1));
+        if kind == RESOLVE
+            && let Some(claim) = daemon.paths.is_answered(self.now, seq, bytes)
+            && is_calm
+        {
+            self.claims.breaks(self.now, [Some(id), None], claim);
+        }
         if kind != IP_RESOLVE {
             return;
         }
@@ -260,7 +273,8 @@ impl World {
         let is_prompt = (heard, answered) == (1, 1)
             && self.machines[id].troubles.any < before(self.now, OLDEST);
         let oldest = if is_prompt { CACHED } else { OLDEST };
-        let is_fresh = told.is_some_and(|&at| at >= before(self.now, oldest));
+        let slept = self.slept_lately(Some(id), before(self.now, OLDEST));
+        let is_fresh = told.is_some_and(|&at| at >= before(self.now, oldest + slept));
         let since = before(self.now, OLDEST);
         let is_own = self.truth.owners(target, since).any(|owner| owner == id)
             && self.truth.had(id, gid, since, since);
@@ -357,6 +371,8 @@ impl World {
             if let Some(daemon) = &machine.daemon {
                 let node = daemon.core.node();
                 let client = node.client().load();
+                holds("path requests", node.paths().load().waiters);
+                holds("questions to the SA", node.paths().load().questions);
                 holds("requests of people", daemon.asked.len());
                 holds("sockets", daemon.sockets.len());
                 holds("requests held", node.local_service().load().held);

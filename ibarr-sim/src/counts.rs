@@ -30,8 +30,16 @@ pub struct Counts {
     pub nudges: u64,
     /// Requests that the socket to a daemon had no room for.
     pub overruns: u64,
+    /// Path requests that were answered with a path.
+    pub paths_resolved: u64,
+    /// With "there is none".
+    pub paths_failed: u64,
+    /// With "ask the SA yourself".
+    pub paths_left: u64,
     /// Path requests that got no answer.
     pub paths_unanswered: u64,
+    /// MADs to administrators.
+    pub mads: u64,
     /// Queries that our clients sent.
     pub queries: u64,
     /// Replies to peers.
@@ -83,7 +91,11 @@ impl AddAssign<&Self> for Counts {
         self.answers_lost += other.answers_lost;
         self.nudges += other.nudges;
         self.overruns += other.overruns;
+        self.paths_resolved += other.paths_resolved;
+        self.paths_failed += other.paths_failed;
+        self.paths_left += other.paths_left;
         self.paths_unanswered += other.paths_unanswered;
+        self.mads += other.mads;
         self.queries += other.queries;
         self.replies += other.replies;
         self.answered_in_kernel += other.answered_in_kernel;
@@ -116,11 +128,17 @@ impl fmt::Display for Counts {
             "  seen at the time-out {by_timeout}, never answered {timed_out}, nobody to ask \
              {no_listener}"
         )?;
-        let Self { answers, answers_lost, nudges, overruns, paths_unanswered, .. } = self;
+        let Self { answers, answers_lost, nudges, overruns, .. } = self;
         writeln!(
             f,
             "{answers} answers to kernels, {answers_lost} not taken; {nudges} nudges; {overruns} \
-             requests without room; {paths_unanswered} path requests unanswered"
+             requests without room"
+        )?;
+        let Self { paths_resolved, paths_failed, paths_left, paths_unanswered, mads, .. } = self;
+        writeln!(
+            f,
+            "{paths_resolved} paths for kernels, {paths_failed} times none, {paths_left} left to \
+             them, {paths_unanswered} path requests unanswered; {mads} MADs to SAs"
         )?;
         let Self { datagrams, lost, queries, replies, answered_in_kernel, .. } = self;
         writeln!(

@@ -7,6 +7,7 @@ use std::net::IpAddr;
 
 use ibarr_common::Instant;
 use ibarr_common::wire::ls::{Emitted, PortId, Seq};
+use ibarr_common::wire::sa::{Answer, Question as SaQuestion, Request};
 use ibarr_proto::ip2gid::client;
 use ibarr_proto::ip2gid::server::Received;
 use ibarr_proto::ip2gid::{Family, Question};
@@ -14,12 +15,15 @@ use ibarr_proto::local_service::{self, Nudge, Nudged, OVERRUN_PAUSE, Sender, Tra
 use ibarr_proto::local_view::{self, Event as Fact, Subject};
 use ibarr_proto::node::{Input, Output, Room};
 use ibarr_proto::resolver::Outcome;
+use ibarr_proto::{paths, sa};
 
 use crate::bugs::Core;
 use crate::dice::{ms, secs, us};
 use crate::kernel;
 use crate::machine::{Daemon, IPOIB, Inbox, Packet, Responder, ToDaemon, source_port};
+use crate::path_claims::PathClaims;
 use crate::record::{Entry, Fate, Id};
+use crate::subnet::{PORT, name};
 use crate::world::{What, World};
 
 /// As the daemon's loop has them.
@@ -37,11 +41,13 @@ impl World {
     /// A daemon starts, by itself or, with `inherited`, on the socket of the one before.
     pub(crate) fn launch(&mut self, id: Id, inherited: bool) {
         let config = self.weather.config.clone();
+        let paths = config.paths;
         let core = Core::new(config, self.dice.seed_core(), self.bug);
         let machine = &mut self.machines[id];
         machine.life += 1;
         machine.network.dump += 1;
-        let mut daemon = Box::new(Daemon::new(core));
+        let paths = PathClaims::new(paths.ttl, paths.negative_ttl);
+        let mut daemon = Box::new(Daemon::new(core, paths));
         daemon.inbox.push_back(Inbox::Opened);
         machine.daemon = Some(daemon);
         if !inherited {
@@ -50,6 +56,7 @@ impl World {
         }
         machine.local_service.is_open = true;
         machine.kernel.handle_input(self.now, kernel::Input::Listener(true));
+        self.port_changes(id);
         self.settle_kernel(id);
         self.wake(id);
     }
@@ -173,6 +180,15 @@ impl World {
             }
             Inbox::Flush => return daemon.core.flush(),
             Inbox::Query(packet) => return self.answer(id, daemon, packet),
+            Inbox::Port(facts) => {
+                daemon.paths.is_told(now, facts.as_ref());
+                let port = PORT;
+                Input::Paths(match facts.clone() {
+                    Some(facts) => paths::Input::Port { port, name: name(), facts },
+                    None => paths::Input::PortGone { port },
+                })
+            }
+            Inbox::Mad(request, answer) => return daemon.hear_mad(now, request, answer),
         };
         daemon.core.handle_input(now, input);
     }
@@ -216,7 +232,7 @@ impl World {
             };
             daemon.read += 1;
             if from_kernel {
-                daemon.heard(&bytes);
+                daemon.heard(self.now, &bytes);
             }
             let sender = if from_kernel { Sender::Kernel } else { Sender::Other };
             let input = local_service::Input::Datagram { sender, bytes: &bytes, cut: false };
@@ -248,9 +264,8 @@ impl World {
                 Output::Answered { id: request, outcome } => {
                     self.told(id, daemon, request, outcome);
                 }
-                Output::PathAnswered { .. } | Output::Sa(_) => {
-                    unreachable!("no machine has an InfiniBand port")
-                }
+                Output::PathAnswered { .. } => unreachable!("people ask for no path"),
+                Output::Sa(transmit) => self.ask_administrator(id, daemon, &transmit),
                 Output::OpenSocket(socket) => {
                     let fails = self.machines[id].troubles.no_sockets > now;
                     let input = if fails {
@@ -523,6 +538,22 @@ impl Daemon {
         }
     }
 
+    fn hear_mad(&mut self, now: Instant, request: &Request, answer: &Answer) {
+        let taken = |daemon: &Self| {
+            let counters = daemon.core.node().paths().client().counters();
+            let taken = [sa::Counter::Answered, sa::Counter::NoRecord];
+            taken.map(|counter| counters.get(counter)).iter().sum::<u64>()
+        };
+        let before = taken(self);
+        let mad = request.answer(*answer).emit();
+        let input = paths::Input::Mad { port: PORT, mad: mad.as_ref() };
+        self.core.handle_input(now, Input::Paths(input));
+        if let SaQuestion::Path(question) = &request.question {
+            let is_taken = taken(self) > before;
+            self.paths.is_heard(now, question, answer, is_taken);
+        }
+    }
+
     /// Those that follow at once are covered by the repetitions of the first one's nudge.
     fn overruns(&mut self, now: Instant) {
         if self.counts_overruns_from <= now {
@@ -531,7 +562,8 @@ impl Daemon {
         }
     }
 
-    fn heard(&mut self, bytes: &[u8]) {
+    fn heard(&mut self, now: Instant, bytes: &[u8]) {
+        self.paths.is_wanted(now, bytes);
         if let Some(key) = header(bytes) {
             let dealt = self.dealt.entry(key).or_default();
             dealt.heard += 1;

@@ -55,9 +55,17 @@ pub(crate) enum Fault {
     Reloaded,
     /// It is to forget what peers have said.
     Flushed,
+    /// A subnet manager is elsewhere, or gives a port another LID or other partitions.
+    SmMoves,
+    Lid,
+    Partitions,
+    /// An SA says nothing, is busy, or begins anew.
+    SaSilent,
+    SaBusy,
+    SaRestarts,
 }
 
-pub(crate) const FAULTS: [Fault; 21] = [
+pub(crate) const FAULTS: [Fault; 27] = [
     Fault::Killed,
     Fault::Upgraded,
     Fault::Stopped,
@@ -79,6 +87,12 @@ pub(crate) const FAULTS: [Fault; 21] = [
     Fault::Stranger,
     Fault::Reloaded,
     Fault::Flushed,
+    Fault::SmMoves,
+    Fault::Lid,
+    Fault::Partitions,
+    Fault::SaSilent,
+    Fault::SaBusy,
+    Fault::SaRestarts,
 ];
 
 /// Nothing goes wrong so long before the end that its effects would outlast the quiet.
@@ -150,6 +164,12 @@ impl World {
             Fault::Wanders | Fault::Prefix | Fault::Gid | Fault::LinkFlaps | Fault::LinkGone => {
                 self.change(id, fault);
             }
+            Fault::SmMoves
+            | Fault::Lid
+            | Fault::Partitions
+            | Fault::SaSilent
+            | Fault::SaBusy
+            | Fault::SaRestarts => self.subnet_fault(id, fault),
             Fault::PathsForgotten => {
                 self.note(id, &Entry::Weather("paths forgotten", None));
                 self.forget_paths(id);

@@ -10,6 +10,7 @@
 #![forbid(unsafe_code)]
 
 pub mod kernel;
+pub mod sa_load;
 
 mod bugs;
 mod claims;
@@ -19,9 +20,11 @@ mod dice;
 mod faults;
 mod machine;
 mod netlink;
+mod path_claims;
 mod record;
 mod rtnl;
 mod runs;
+mod subnet;
 mod truth;
 mod weather;
 mod wire;

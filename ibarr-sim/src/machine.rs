@@ -9,6 +9,7 @@ use std::time::Duration;
 use ibarr_common::ib::Gid;
 use ibarr_common::wire::ip2gid::Datagram;
 use ibarr_common::wire::ls::{Emitted, Seq};
+use ibarr_common::wire::sa;
 use ibarr_common::{IfIndex, Instant};
 use ibarr_proto::ip2gid::Question;
 use ibarr_proto::ip2gid::client::{RequestId, Route, SocketId};
@@ -16,10 +17,13 @@ use ibarr_proto::local_service::Nudged;
 use ibarr_proto::local_view::{
     self, AddressId, Bonding, Dad, HwAddr, InterfaceAddress, InterfaceName, Link, LinkType,
 };
+use ibarr_proto::paths::PortFacts;
 
 use crate::bugs::Core;
-use crate::dice::Dice;
+use crate::dice::{Dice, ms};
 use crate::kernel::Kernel;
+use crate::path_claims::PathClaims;
+use crate::subnet::Given;
 
 /// See the [module](self).
 pub(crate) struct Machine {
@@ -31,8 +35,12 @@ pub(crate) struct Machine {
     /// When the kernel is to be looked at.
     pub(crate) kernel_at: Option<Instant>,
     pub(crate) network: Network,
+    /// What the subnet manager has given its port.
+    pub(crate) given: Given,
     /// IPoIB's paths, by next hop.
     pub(crate) paths: Vec<(IpAddr, Path)>,
+    /// When one of them was last found that had been sought for long.
+    pub(crate) slow_path: Instant,
     /// What programs in the kernel answer, as long as they may.
     pub(crate) responder: Option<Responder>,
     pub(crate) local_service: LocalServiceSocket,
@@ -130,7 +138,7 @@ pub(crate) struct Network {
 /// IPoIB's way to a next hop.
 #[derive(Debug)]
 pub(crate) enum Path {
-    Sought { request: Option<Seq>, parked: Vec<Packet> },
+    Sought { request: Option<Seq>, since: Instant, parked: Vec<Packet> },
     Open,
 }
 
@@ -170,6 +178,7 @@ pub(crate) struct Daemon {
     /// What nudges are for: answers, overruns, the start.
     pub(crate) answers: u64,
     pub(crate) counts_overruns_from: Instant,
+    pub(crate) paths: PathClaims,
     /// By type and number.
     pub(crate) dealt: BTreeMap<(u16, Seq), Dealt>,
     pub(crate) is_ending: bool,
@@ -191,6 +200,8 @@ pub(crate) enum Inbox {
     Route(Question, Option<Route>),
     Reply { socket: SocketId, packet: Packet },
     Query(Packet),
+    Port(Option<PortFacts>),
+    Mad(sa::Request, sa::Answer),
     Nudged(Nudged),
     Ask(Question),
     Reload,
@@ -204,6 +215,9 @@ pub(crate) const IPOIB: IfIndex = match IfIndex::new(4) {
     None => unreachable!(),
 };
 
+/// Datagrams wait while a path is sought; for so long it does not matter.
+pub(crate) const SLOW: Duration = ms(20);
+
 impl Machine {
     pub(crate) fn is_running(&self, now: Instant) -> bool {
         self.troubles.suspended <= now
@@ -216,6 +230,13 @@ impl Machine {
 
     pub(crate) fn gid(&self) -> Option<Gid> {
         self.network.ipoib().and_then(Link::own_gid)
+    }
+
+    /// Since when IPoIB has found its paths at once.
+    pub(crate) fn paths_are_quick_since(&self, now: Instant) -> Instant {
+        let is_slow =
+            |path: &Path| matches!(path, Path::Sought { since, .. } if now.since(*since) > SLOW);
+        if self.paths.iter().any(|(_, path)| is_slow(path)) { now } else { self.slow_path }
     }
 
     pub(crate) fn route(&self, question: Question) -> Option<Route> {
@@ -273,7 +294,7 @@ impl Troubles {
 }
 
 impl Daemon {
-    pub(crate) fn new(core: Core) -> Self {
+    pub(crate) fn new(core: Core, paths: PathClaims) -> Self {
         Self {
             core,
             inbox: VecDeque::new(),
@@ -292,6 +313,7 @@ impl Daemon {
             read: 0,
             answers: 0,
             counts_overruns_from: Instant::BOOT,
+            paths,
             dealt: BTreeMap::new(),
             is_ending: false,
         }

@@ -7,10 +7,10 @@ use std::io::{self, Write as _};
 use std::process::ExitCode;
 use std::time::Duration;
 
-use ibarr_sim::{Bug, Plan, full_trace, run, run_all};
+use ibarr_sim::{Bug, Plan, full_trace, run, run_all, sa_load};
 
 const USAGE: &str = "usage: ibarr-sim [--seeds N] [--first N] [--seed N] [--trace] \
-    [--nodes N] [--minutes N] [--bug NAME]";
+    [--nodes N] [--minutes N] [--bug NAME]\n       ibarr-sim --sa-load [--nodes N] [--seed N]";
 
 fn main() -> ExitCode {
     if env::args().any(|argument| argument == "--help") {
@@ -24,7 +24,13 @@ fn main() -> ExitCode {
             return ExitCode::from(64);
         }
     };
-    let Arguments { first, seeds, seed, trace, plan, bug } = arguments;
+    if let Some(plan) = arguments.sa_load {
+        let report = sa_load::run(plan);
+        println!("{report}");
+        let holds = report.exceeded().next().is_none();
+        return if holds { ExitCode::SUCCESS } else { ExitCode::FAILURE };
+    }
+    let Arguments { first, seeds, seed, trace, plan, bug, .. } = arguments;
     if let Some(seed) = seed {
         if trace {
             let mut stdout = io::stdout().lock();
@@ -68,16 +74,33 @@ struct Arguments {
     trace: bool,
     plan: Plan,
     bug: Option<Bug>,
+    sa_load: Option<sa_load::Plan>,
 }
 
 impl Arguments {
     fn parse(mut arguments: impl Iterator<Item = String>) -> Result<Self, String> {
         let plan = Plan::default();
-        let mut this = Self { first: 0, seeds: 2000, seed: None, trace: false, plan, bug: None };
+        let (mut nodes, mut is_load) = (None, false);
+        let mut this = Self {
+            first: 0,
+            seeds: 2000,
+            seed: None,
+            trace: false,
+            plan,
+            bug: None,
+            sa_load: None,
+        };
         while let Some(argument) = arguments.next() {
-            if argument == "--trace" {
-                this.trace = true;
-                continue;
+            match argument.as_str() {
+                "--trace" => {
+                    this.trace = true;
+                    continue;
+                }
+                "--sa-load" => {
+                    is_load = true;
+                    continue;
+                }
+                _ => {}
             }
             let value = arguments.next().ok_or(format!("{argument}: a value is missing"))?;
             let number = || value.parse::<u64>().map_err(|error| format!("{argument}: {error}"));
@@ -85,14 +108,17 @@ impl Arguments {
                 "--seeds" => this.seeds = number()?,
                 "--first" => this.first = number()?,
                 "--seed" => this.seed = Some(number()?),
-                "--nodes" => {
-                    this.plan.nodes = usize::try_from(number()?).unwrap_or(20).clamp(4, 200);
-                }
+                "--nodes" => nodes = usize::try_from(number()?).ok(),
                 "--minutes" => this.plan.time = Duration::from_secs(60 * number()?),
                 "--bug" => this.bug = Some(value.parse()?),
                 _ => return Err(format!("{argument}: there is no such option")),
             }
         }
+        if is_load {
+            let plan = sa_load::Plan::new(nodes.unwrap_or(10_000).clamp(10, 45_000));
+            this.sa_load = Some(sa_load::Plan { seed: this.seed.unwrap_or_default(), ..plan });
+        }
+        this.plan.nodes = nodes.unwrap_or(plan.nodes).clamp(4, 200);
         Ok(this)
     }
 }

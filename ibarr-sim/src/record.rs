@@ -10,6 +10,7 @@ use std::time::Duration;
 use ibarr_common::Instant;
 use ibarr_common::wire::ip2gid::{Query, Reply};
 use ibarr_common::wire::ls::{Answer, Request, SetTimeout, messages};
+use ibarr_common::wire::sa::{self, Question};
 
 use crate::kernel::{Event, IpOutcome, Wake};
 use crate::world::START;
@@ -52,6 +53,10 @@ pub(crate) enum Entry<'a> {
     Ended(&'a Event),
     /// A datagram leaves.
     Datagram { from: SocketAddr, to: SocketAddr, to_machine: Id, payload: &'a [u8], fate: Fate },
+    /// A daemon asks an SA.
+    Mad { question: &'a Question, fate: Fate },
+    /// And hears of it.
+    Answer { question: &'a Question, answer: &'a sa::Answer },
     /// A fault, or its end.
     Weather(&'a str, Option<Duration>),
     /// What the machine has changed.
@@ -142,6 +147,17 @@ impl Record {
                 self.mix_address(to.ip());
                 self.mix_bytes(payload);
             }
+            Entry::Mad { question, fate } => {
+                self.mix(9 << 8 | fate as u64);
+                self.mix_question(question);
+            }
+            Entry::Answer { question, answer } => {
+                self.mix(10);
+                self.mix_question(question);
+                if let sa::Answer::Path(record) = answer {
+                    self.mix_bytes(&record.octets());
+                }
+            }
             Entry::Weather(what, time) => {
                 self.mix_bytes(what.as_bytes());
                 self.mix(time.map_or(0, |time| u64::from(time.subsec_nanos())));
@@ -157,6 +173,13 @@ impl Record {
         match address {
             IpAddr::V4(address) => self.mix(u64::from(address.to_bits())),
             IpAddr::V6(address) => self.mix_bytes(&address.octets()),
+        }
+    }
+
+    fn mix_question(&mut self, question: &Question) {
+        if let Question::Path(question) = question {
+            self.mix_bytes(&question.dgid.octets());
+            self.mix(u64::from(question.reversible));
         }
     }
 
@@ -217,6 +240,17 @@ impl fmt::Display for Entry<'_> {
                     _ => write!(f, "{payload:02x?}{fate}"),
                 }
             }
+            Self::Mad { question, fate } => {
+                write!(f, "daemon  -> SA      {}{fate}", Asked(question))
+            }
+            Self::Answer { question, answer } => {
+                write!(f, "SA      -> daemon  {}: ", Asked(question))?;
+                match answer {
+                    sa::Answer::Path(record) => write!(f, "{record:?}"),
+                    sa::Answer::ClassPortInfo(_) => f.write_str("this"),
+                    sa::Answer::Refused(refusal) => write!(f, "{refusal}"),
+                }
+            }
             Self::Weather(what, Some(time)) => write!(f, "** {what}, for {time:?}"),
             Self::Weather(what, None) => write!(f, "** {what}"),
             Self::Network(what, address) => write!(f, "** {what} {address}"),
@@ -231,6 +265,21 @@ impl fmt::Display for Fate {
             Self::Repeated => "  [twice]",
             Self::Lost => "  [lost]",
         })
+    }
+}
+
+/// What an SA is asked, for people.
+struct Asked<'a>(&'a Question);
+
+impl fmt::Display for Asked<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.0 {
+            Question::ClassPortInfo => f.write_str("what can you do"),
+            Question::Path(question) => {
+                let ways = if question.reversible { "both ways" } else { "one way" };
+                write!(f, "path to {}, {ways}", question.dgid)
+            }
+        }
     }
 }
 

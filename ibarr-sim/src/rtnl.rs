@@ -44,6 +44,7 @@ impl World {
         let link = *link;
         self.truth.is_called(self.now, id, gid, silently);
         self.note(id, &Entry::Network("is called now", Ipv6Addr::from(gid.octets()).into()));
+        self.port_changes(id);
         if !silently {
             self.event(id, Input::Link(link));
         }
@@ -74,6 +75,7 @@ impl World {
             }
             self.note(id, &Entry::Network(if up { "link up:" } else { "link down:" }, address));
         }
+        self.port_changes(id);
         self.event(id, Input::Link(link));
     }
 
@@ -90,6 +92,7 @@ impl World {
             self.note(id, &Entry::Network("has no longer", address));
             self.event(id, Input::AddressGone(entry.id));
         }
+        self.port_changes(id);
         self.event(id, Input::LinkGone(IPOIB));
     }
 

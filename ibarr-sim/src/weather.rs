@@ -21,6 +21,7 @@ use crate::machine::{
     entry, gid, home, links, nobody, wanderer,
 };
 use crate::record::{Entry, Id};
+use crate::subnet::Given;
 use crate::world::{START, What, World};
 
 #[derive(Debug)]
@@ -37,6 +38,7 @@ pub(crate) struct Weather {
     pub(crate) wanderers: Vec<IpAddr>,
     pub(crate) prefixes: [u16; SUBNETS],
     pub(crate) next_guid: u32,
+    pub(crate) next_lid: u16,
     calls_every: Duration,
 }
 
@@ -53,7 +55,7 @@ pub(crate) struct Climate {
     pub(crate) faults_every: Duration,
 }
 
-const SUBNETS: usize = 3;
+pub(crate) const SUBNETS: usize = 3;
 const WANDERERS: u8 = 2;
 /// Addresses of a subnet and family that are asked for and that nobody has.
 const NOBODIES: u8 = 4;
@@ -64,6 +66,7 @@ impl Weather {
         // Told to the kernel, and taken back by who ends in peace.
         config.local_service.timeout = *dice.pick(&[Timeout::DEFAULT, Timeout::MIN]);
         config.local_service.nudge = !dice.once_in(12);
+        config.paths.ttl = *dice.pick(&[secs(3600), secs(60), secs(20)]);
         let climate = Climate {
             lost: *dice.pick(&[0, 0, 1, 5, 20, 100]),
             repeated: *dice.pick(&[0, 0, 5, 50]),
@@ -86,6 +89,7 @@ impl Weather {
             wanderers: Vec::new(),
             prefixes: [1, 2, 3],
             next_guid: 0,
+            next_lid: 99,
             calls_every: *dice.pick(&[secs(4), secs(8), secs(16)]),
         }
     }
@@ -139,6 +143,8 @@ impl World {
         let confirms = self.dice.once_in(5);
         let config = Config { ip_seq: from, path_seq: from, confirms, ..Config::default() };
         let gid = self.new_gid(subnet);
+        self.weather.next_lid += 1;
+        let given = Given::new(self.weather.next_lid);
         Machine {
             kind,
             subnet,
@@ -151,7 +157,9 @@ impl World {
                 told_until: START,
                 dump: 0,
             },
+            given,
             paths: Vec::new(),
+            slow_path: START,
             responder: self.dice.coin().then(Responder::default),
             local_service: LocalServiceSocket::default(),
             life: 0,

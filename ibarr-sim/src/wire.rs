@@ -5,14 +5,16 @@
 
 use std::net::{IpAddr, SocketAddr};
 
-use ibarr_common::ib::{Gid, PKey, PortNum};
+use ibarr_common::ib::{Gid, PKey, QosClass, ServiceId};
 use ibarr_common::wire::ip2gid::{Datagram, PORT, Query, Reply, Version};
 use ibarr_common::wire::ls::{PathUse, ResolvePath, Seq};
+use ibarr_proto::paths::PortName;
 
 use crate::dice::{ms, us};
 use crate::kernel::{PathOutcome, Reason};
-use crate::machine::{Inbox, Kind, Packet, Path};
+use crate::machine::{Inbox, Kind, Packet, Path, SLOW};
 use crate::record::{Entry, Fate, Id};
+use crate::subnet::{PARTITION, name, router};
 use crate::world::{What, World};
 
 /// `IPOIB_MAX_PATH_REC_QUEUE`
@@ -32,9 +34,11 @@ impl World {
             Some(Path::Sought { parked, .. }) if parked.len() < PARKED => parked.push(packet),
             Some(Path::Sought { .. }) => self.lose(id, &packet),
             None => {
-                let question = path_question(machine.gid());
+                let question = self.path_question(id, next_hop);
+                let machine = &mut self.machines[id];
                 let request = machine.kernel.resolve_path(self.now, question);
-                machine.paths.push((next_hop, Path::Sought { request, parked: vec![packet] }));
+                let (since, parked) = (self.now, vec![packet]);
+                machine.paths.push((next_hop, Path::Sought { request, since, parked }));
                 if request.is_none() {
                     self.ask_sa(id, next_hop);
                 }
@@ -45,14 +49,29 @@ impl World {
 
     /// The local service has said something about a path, or nothing.
     pub(crate) fn path_said(&mut self, id: Id, seq: Seq, outcome: &PathOutcome) {
+        match outcome {
+            PathOutcome::Resolved(_) => self.claims.counts.paths_resolved += 1,
+            PathOutcome::Failed => self.claims.counts.paths_failed += 1,
+            PathOutcome::AsksSa(Reason::Silence) => self.path_unanswered(id, seq),
+            PathOutcome::AsksSa(_) => self.claims.counts.paths_left += 1,
+        }
         let sought =
             |path: &Path| matches!(path, Path::Sought { request, .. } if *request == Some(seq));
-        let found = self.machines[id].paths.iter().find(|(_, path)| sought(path));
-        let Some(&(next_hop, _)) = found else { return };
-        if *outcome == PathOutcome::AsksSa(Reason::Silence) {
-            self.path_unanswered(id, seq);
+        let at = self.machines[id].paths.iter().position(|(_, path)| sought(path));
+        let Some(at) = at else { return };
+        let next_hop = self.machines[id].paths[at].0;
+        match outcome {
+            PathOutcome::Resolved(_) => self.path_found(id, next_hop),
+            PathOutcome::AsksSa(_) => self.ask_sa(id, next_hop),
+            // What is sent next has it sought again.
+            PathOutcome::Failed => {
+                if let (_, Path::Sought { parked, .. }) = self.machines[id].paths.swap_remove(at) {
+                    for packet in parked {
+                        self.lose(id, &packet);
+                    }
+                }
+            }
         }
-        self.ask_sa(id, next_hop);
     }
 
     fn ask_sa(&mut self, id: Id, next_hop: IpAddr) {
@@ -63,11 +82,53 @@ impl World {
     pub(crate) fn path_found(&mut self, id: Id, next_hop: IpAddr) {
         let paths = &mut self.machines[id].paths;
         let Some((_, path)) = paths.iter_mut().find(|(hop, _)| *hop == next_hop) else { return };
-        if let Path::Sought { parked, .. } = std::mem::replace(path, Path::Open) {
+        if let Path::Sought { parked, since, .. } = std::mem::replace(path, Path::Open) {
+            if self.now.since(since) > SLOW {
+                self.machines[id].slow_path = self.now;
+            }
             for packet in parked {
                 self.transmit(id, &packet);
             }
         }
+    }
+
+    /// As IPoIB asks.
+    fn path_question(&self, id: Id, next_hop: IpAddr) -> ResolvePath {
+        let machine = &self.machines[id];
+        let router = router(machine.subnet);
+        let neighbour = self.truth.owner(next_hop).and_then(|id| self.machines[id].gid());
+        let PortName { device, port } = name();
+        ResolvePath {
+            device,
+            port,
+            path_use: PathUse::Unidirectional,
+            service_id: None,
+            dgid: neighbour.unwrap_or(router),
+            sgid: machine.gid().unwrap_or(router),
+            tclass: Some(0),
+            pkey: Some(PKey::DEFAULT),
+            qos_class: None,
+        }
+    }
+
+    /// As `rdma_resolve_route` asks, for a connection to whoever has been resolved. Nobody waits for
+    /// what becomes of it.
+    pub(crate) fn connect(&mut self, id: Id, dgid: Gid) {
+        let Some(sgid) = self.machines[id].gid() else { return };
+        let PortName { device, port } = name();
+        let service = 0x0106_0000 + u64::try_from(self.dice.below(1 << 16)).unwrap_or_default();
+        let request = ResolvePath {
+            device,
+            port,
+            path_use: *self.dice.pick(&[PathUse::All, PathUse::Gmp]),
+            service_id: Some(ServiceId::new(service)),
+            dgid,
+            sgid,
+            tclass: None,
+            pkey: Some(*self.dice.pick(&[PKey::DEFAULT, PKey::DEFAULT, PARTITION])),
+            qos_class: QosClass::new(0),
+        };
+        self.machines[id].kernel.resolve_path(self.now, request);
     }
 
     /// All paths are to be asked for again.
@@ -182,27 +243,3 @@ impl World {
         self.send(id, Packet { from: (from, PORT).into(), to, payload });
     }
 }
-
-/// As IPoIB asks.
-fn path_question(sgid: Option<Gid>) -> ResolvePath {
-    let (Ok(device), Some(port)) = ("mlx5_0".parse(), PortNum::new(1)) else {
-        unreachable!("they are a device and its port")
-    };
-    ResolvePath {
-        device,
-        port,
-        path_use: PathUse::Unidirectional,
-        service_id: None,
-        dgid: ROUTER,
-        sgid: sgid.unwrap_or(ROUTER),
-        tclass: Some(0),
-        pkey: PKey::new(0xffff),
-        qos_class: None,
-    }
-}
-
-/// Whichever it is: nobody looks at it.
-const ROUTER: Gid = match Gid::new([0xfe, 0xc0, 0, 0, 0, 0, 0, 0, 0, 2, 0xc9, 3, 0, 0, 0, 0xfe]) {
-    Some(gid) => gid,
-    None => unreachable!(),
-};

@@ -3,10 +3,11 @@
 //! Machines on one virtual clock. Time jumps from one thing that happens to the next.
 
 use std::cmp::{Ordering, Reverse};
-use std::collections::BinaryHeap;
+use std::collections::{BTreeMap, BinaryHeap};
 use std::net::IpAddr;
 
 use ibarr_common::Instant;
+use ibarr_common::wire::sa::{Answer, Request};
 use ibarr_proto::ip2gid::Question;
 use ibarr_proto::local_service::Nudge;
 use ibarr_proto::local_view;
@@ -18,8 +19,9 @@ use crate::dice::Dice;
 use crate::faults::Fault;
 use crate::machine::{Machine, Packet};
 use crate::record::{Entry, Id, Record};
+use crate::subnet::Subnet;
 use crate::truth::Truth;
-use crate::weather::Weather;
+use crate::weather::{SUBNETS, Weather};
 
 /// When a simulation begins: long after boot.
 pub(crate) const START: Instant = Instant::from_nanos(1_000_000_000_000);
@@ -32,6 +34,10 @@ pub(crate) struct World {
     pub(crate) dice: Dice,
     pub(crate) machines: Vec<Machine>,
     pub(crate) truth: Truth,
+    pub(crate) subnets: [Subnet; SUBNETS],
+    /// Answers of administrators on their way, by number.
+    pub(crate) mads: BTreeMap<u32, (Request, Answer)>,
+    pub(crate) numbers: u32,
     pub(crate) weather: Weather,
     pub(crate) claims: Claims,
     pub(crate) record: Record,
@@ -56,6 +62,9 @@ pub(crate) enum What {
     DumpStarts(Id, u32),
     DumpLinks(Id, u32),
     DumpAddresses(Id, u32),
+    /// The daemon of this life looks at its port; an answer of an SA comes.
+    PortSeen(Id, u32),
+    MadArrives(Id, u32, u32),
     /// Routing is asked for the daemon of this life.
     Route(Id, u32, Question),
     /// A neighbour is changed for the daemon of this life.
@@ -97,6 +106,9 @@ impl World {
             dice,
             machines: Vec::new(),
             truth: Truth::default(),
+            subnets: [Subnet::new(); SUBNETS],
+            mads: BTreeMap::new(),
+            numbers: 0,
             weather,
             claims: Claims::default(),
             record: Record::new(with_lines),
@@ -183,6 +195,8 @@ impl World {
             What::DumpStarts(id, life) => self.dump_starts(id, life),
             What::DumpLinks(id, dump) => self.dump_links(id, dump),
             What::DumpAddresses(id, dump) => self.dump_addresses(id, dump),
+            What::PortSeen(id, life) => self.port_seen(id, life),
+            What::MadArrives(id, life, number) => self.mad_arrives(id, life, number),
             What::Route(id, life, question) => self.route_said(id, life, question),
             What::Nudge(id, life, nudge, read) => self.nudge_done(id, life, nudge, read),
             What::PathFound(id, next_hop) => self.path_found(id, next_hop),
@@ -210,6 +224,8 @@ impl What {
             | Self::DumpStarts(id, _)
             | Self::DumpLinks(id, _)
             | Self::DumpAddresses(id, _)
+            | Self::PortSeen(id, _)
+            | Self::MadArrives(id, ..)
             | Self::Route(id, ..)
             | Self::Nudge(id, ..)
             | Self::PathFound(id, _)

@@ -1,0 +1,207 @@
+// SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
+
+//! What must hold of paths, whatever happens: no path that the SA has not given since its port last
+//! changed so that it may be wrong, no question twice at once, and none about what is remembered. That
+//! each request of the kernel is answered in time is claimed in `claims.rs`.
+//!
+//! The claims know less than the core: where they cannot tell they do not bind.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::time::Duration;
+
+use ibarr_common::Instant;
+use ibarr_common::ib::{Gid, PathRecord};
+use ibarr_common::wire::ls::{PathUse, Request, Seq, messages};
+use ibarr_common::wire::sa::{Answer, PathQuestion};
+use ibarr_proto::paths::PortFacts;
+
+use crate::dice::{ms, secs};
+
+/// What has passed between a daemon, its kernel and its SA.
+#[derive(Debug, Default)]
+pub(crate) struct PathClaims {
+    ttl: Duration,
+    negative_ttl: Duration,
+    /// What the daemon was last told of its port, and of it while it had an SA.
+    facts: Option<PortFacts>,
+    last: Option<PortFacts>,
+    /// What was said before is wrong; is in doubt; was to another SA.
+    void_at: Instant,
+    doubt_at: Instant,
+    moved_at: Instant,
+    /// Questions of the kernel that wait.
+    wanted: BTreeMap<Seq, PathQuestion>,
+    /// Questions that were sent, and not answered since: the first time and the last.
+    asked: BTreeMap<PathQuestion, (Instant, Instant)>,
+    /// What is remembered: when it was asked for at the earliest, and how long that lives at least.
+    known: BTreeMap<PathQuestion, (Instant, Instant)>,
+    /// Whoever keeps these is given them.
+    kept: BTreeSet<PathQuestion>,
+    /// What the SA has said, by the number of the answer; and when it last knew no path.
+    said: BTreeMap<u32, (Instant, PathQuestion)>,
+    none: BTreeMap<PathQuestion, Instant>,
+    lids: BTreeMap<Gid, u16>,
+}
+
+/// A question is not sent again sooner.
+const PATIENCE: Duration = ms(249);
+
+/// It may have waited for so long before it was sent.
+const WAITS: Duration = secs(3);
+
+impl PathClaims {
+    pub(crate) fn new(ttl: Duration, negative_ttl: Duration) -> Self {
+        Self { ttl, negative_ttl, ..Self::default() }
+    }
+
+    /// The daemon is told of its port.
+    pub(crate) fn is_told(&mut self, now: Instant, facts: Option<&PortFacts>) {
+        let sa = |facts: Option<&PortFacts>| facts.and_then(PortFacts::sa);
+        if sa(self.facts.as_ref()) != sa(facts) {
+            self.moved_at = now;
+        }
+        if self.facts.as_ref() != facts {
+            self.doubt_at = now;
+        }
+        self.facts = facts.cloned();
+        let Some(facts) = facts.filter(|facts| facts.sa().is_some()) else { return };
+        if let Some(last) = self.last.replace(facts.clone()) {
+            let has_lost = |pkey: &_| !facts.pkeys.contains(pkey);
+            let is_another = last.lid != facts.lid || last.gids.first() != facts.gids.first();
+            if is_another || last.pkeys.iter().any(has_lost) {
+                self.void_at = now;
+                self.asked.clear();
+            }
+        }
+    }
+
+    /// The daemon hears a request of the kernel.
+    pub(crate) fn is_wanted(&mut self, now: Instant, bytes: &[u8]) {
+        for message in messages(bytes).flatten() {
+            let Ok(Request::ResolvePath(request)) = Request::parse(&message) else { continue };
+            let reversible = request.path_use != PathUse::Unidirectional;
+            let question = PathQuestion {
+                dgid: request.dgid,
+                sgid: request.sgid,
+                reversible,
+                pkey: request.pkey,
+                tclass: request.tclass,
+                // No SA here knows of quality of service.
+                service_id: None,
+                qos_class: None,
+            };
+            // Whoever asks again for what he keeps has heard of something.
+            if self.kept.contains(&question) {
+                self.doubt_at = now;
+            }
+            self.wanted.insert(message.seq(), question);
+        }
+    }
+
+    /// The daemon asks the SA. What is wrong with that.
+    pub(crate) fn asks(&mut self, now: Instant, question: &PathQuestion) -> Option<String> {
+        let dgid = question.dgid;
+        let since = self.void_at.max(self.doubt_at);
+        let known = self.known.get(question);
+        let is_known = known.is_some_and(|&(asked, until)| asked > since && now < until);
+        let (_, last) = self.asked.entry(*question).or_insert((now, Instant::BOOT));
+        let is_waiting = now.since(*last) < PATIENCE && *last > self.moved_at;
+        *last = now;
+        if is_waiting {
+            return Some(format!("the SA is asked twice at once for {dgid}"));
+        }
+        is_known.then(|| format!("the SA is asked for {dgid}, which is remembered"))
+    }
+
+    /// The SA answers.
+    pub(crate) fn is_said(&mut self, now: Instant, question: &PathQuestion, answer: &Answer) {
+        match answer {
+            Answer::Path(record) => {
+                self.said.insert(number(record), (now, *question));
+            }
+            Answer::Refused(refusal) if refusal.is_final() => {
+                self.none.insert(*question, now);
+            }
+            Answer::Refused(_) | Answer::ClassPortInfo(_) => {}
+        }
+    }
+
+    /// The daemon hears an answer of the SA, and takes it for one, or not.
+    pub(crate) fn is_heard(
+        &mut self,
+        now: Instant,
+        question: &PathQuestion,
+        answer: &Answer,
+        is_taken: bool,
+    ) {
+        if let Answer::Path(record) = answer {
+            let octets = record.octets();
+            let lid = |at: usize| u16::from_be_bytes([octets[at], octets[at + 1]]);
+            for (gid, lid) in [(question.dgid, lid(40)), (question.sgid, lid(42))] {
+                if self.lids.insert(gid, lid).is_some_and(|before| before != lid) {
+                    self.doubt_at = now;
+                }
+            }
+        }
+        if !is_taken {
+            return;
+        }
+        if !question.reversible {
+            self.kept.insert(*question);
+        }
+        let life = match answer {
+            Answer::Path(_) => self.ttl * 5 / 8,
+            _ => self.negative_ttl * 3 / 4,
+        };
+        if let Some((first, _)) = self.asked.remove(question) {
+            let asked = Instant::from_nanos(
+                first.as_nanos().saturating_sub(WAITS.as_nanos().try_into().unwrap_or(u64::MAX)),
+            );
+            self.known.insert(*question, (asked, now + life));
+        }
+    }
+
+    /// The daemon answers a request of the kernel by this message. What is wrong with that.
+    pub(crate) fn is_answered(&mut self, now: Instant, seq: Seq, bytes: &[u8]) -> Option<String> {
+        let question = self.wanted.remove(&seq)?;
+        // Whatever it is, the SA is waited for no longer.
+        self.asked.remove(&question);
+        let flags = u16::from_ne_bytes(*bytes.get(6..8)?.first_chunk::<2>()?);
+        if flags & ERROR != 0 {
+            return None;
+        }
+        let dgid = question.dgid;
+        let records = bytes.get(16..)?;
+        if records.is_empty() {
+            let oldest = self.negative_ttl * 5 / 4 + WAITS;
+            let is_valid = |at: &&Instant| **at >= self.void_at || self.void_at == now;
+            let said = self.none.get(&question).filter(is_valid);
+            let is_fresh = said.is_some_and(|&at| now.since(at) <= oldest);
+            return (!is_fresh).then(|| format!("no path to {dgid}, but the SA has not said so"));
+        }
+        for record in records.chunks(76) {
+            let number = record.last_chunk::<4>().map(|number| u32::from_be_bytes(*number))?;
+            let Some((at, about)) = self.said.get(&number) else {
+                return Some(format!("a path to {dgid} that no SA has given"));
+            };
+            if *about != question {
+                return Some(format!("a path to {dgid} that is one to {}", about.dgid));
+            }
+            // In one turn the answer may have come first.
+            if *at < self.void_at && self.void_at < now {
+                return Some(format!("a path to {dgid} from before the port has changed"));
+            }
+            if now.since(*at) > self.ttl * 5 / 4 + WAITS {
+                return Some(format!("a path to {dgid} whose time is over"));
+            }
+        }
+        None
+    }
+}
+
+/// `RDMA_NL_LS_F_ERR`.
+const ERROR: u16 = 0x0100;
+
+fn number(record: &PathRecord) -> u32 {
+    record.octets().last_chunk::<4>().map_or(0, |number| u32::from_be_bytes(*number))
+}

@@ -1,0 +1,130 @@
+// SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
+
+//! What nodes that keep the rules may ask: docs/simulation.md derives each.
+
+use std::fmt;
+
+use ibarr_proto::paths::{self, DOUBT_SPREAD};
+
+use super::{CONNECTIONS, Event, Phase, Plan, Second};
+
+/// Something that is bounded.
+#[derive(Clone, Debug)]
+pub struct Bound {
+    /// What.
+    pub what: String,
+    /// How much it was.
+    pub is: f64,
+    /// How much it may be.
+    pub most: f64,
+}
+
+impl Bound {
+    /// Whether it was within its bound.
+    pub fn holds(&self) -> bool {
+        self.is <= self.most
+    }
+}
+
+impl fmt::Display for Bound {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { what, is, most } = self;
+        let verdict = if self.holds() { "" } else { "  EXCEEDED" };
+        write!(f, "{what:74} {is:9.0}, at most {most:9.0}{verdict}")
+    }
+}
+
+/// MADs of a port that has no answer, in its first second and in each later one: two at once; when
+/// they are lost, after 250 ms at the earliest, two, after another 500 ms two. From then on at least 1 s
+/// passes.
+const UNANSWERED_AT_FIRST: f64 = 6.0;
+const UNANSWERED: f64 = 2.0;
+
+/// An answer makes room for one MAD and lets the window grow by one, which may be lost and sent again.
+const FOR_AN_ANSWER: f64 = 3.0;
+
+pub(super) fn bounds(plan: &Plan, phases: &[Phase]) -> Vec<Bound> {
+    let design = paths::Config::default();
+    let nodes = count(plan.nodes as u64);
+    let per_second = |what: &str,
+                      event: Event,
+                      of: fn(&Second) -> u64,
+                      most: &dyn Fn(f64) -> f64| {
+        worst(phases, event, what, |seconds, at| (count(of(&seconds[at])), most(count(at as u64))))
+    };
+    let ttl = design.ttl.as_secs_f64();
+    let spread = DOUBT_SPREAD.as_secs_f64();
+    let used = count(CONNECTIONS as u64) + 1.0;
+    let rate = f64::from(design.repeat_rate);
+    let started = |at: f64| nodes * ((at + 1.0) / spread).min(1.0);
+    let mut bounds: Vec<_> = [Event::PowerOn, Event::Register, Event::Takeover]
+        .map(|event| self_clocked(phases, event, nodes))
+        .into();
+    bounds.extend([
+        // No answer lives for less than three quarters of its life, and none is asked for again before
+        // the last eighth.
+        mean(phases, nodes * used / (ttl * (0.75 - 0.125))),
+        // All that was answered at once ends at any time in half a life.
+        per_second(
+            "questions in a second",
+            Event::Steady,
+            |it| it.kept + it.connections + it.infos,
+            &|_| by_chance(nodes * used / (ttl / 2.0)),
+        ),
+    ]);
+    for event in [Event::Register, Event::Takeover] {
+        bounds.push(per_second(
+            "doubted paths asked for in a second",
+            event,
+            |it| it.doubts,
+            &|at| by_chance(started(at) * (rate + 1.0)),
+        ));
+    }
+    bounds.push(worst(phases, Event::Takeover, "ClassPortInfos up to a second", |seconds, at| {
+        let so_far = seconds[..=at].iter().map(|it| it.infos).sum();
+        (count(so_far), by_chance(started(count(at as u64))))
+    }));
+    bounds
+}
+
+/// Since an event began. Of its seconds the one that comes nearest to the bound is told.
+fn self_clocked(phases: &[Phase], event: Event, nodes: f64) -> Bound {
+    worst(phases, event, "MADs up to a second", |seconds, at| {
+        let so_far = &seconds[..=at];
+        let sum = |of: fn(&Second) -> u64| count(so_far.iter().map(of).sum());
+        let unanswered = nodes * (UNANSWERED_AT_FIRST + UNANSWERED * count(at as u64));
+        (sum(|it| it.mads), unanswered + FOR_AN_ANSWER * sum(|it| it.answered))
+    })
+}
+
+fn mean(phases: &[Phase], most: f64) -> Bound {
+    let is = phases.iter().find(|phase| phase.event == Event::Steady).map_or(0.0, |phase| {
+        count(phase.sum(|it| it.mads)) / count(phase.seconds.len().max(1) as u64)
+    });
+    Bound { what: format!("{}: MADs a second, mean", Event::Steady), is, most }
+}
+
+fn worst(
+    phases: &[Phase],
+    event: Event,
+    what: &str,
+    of: impl Fn(&[Second], usize) -> (f64, f64),
+) -> Bound {
+    let seconds = phases.iter().find(|phase| phase.event == event);
+    let seconds = seconds.map_or(&[][..], |phase| &phase.seconds);
+    let all = (0..seconds.len()).map(|at| (at, of(seconds, at)));
+    let share = |(_, (is, most)): &(usize, (f64, f64))| is / most;
+    let worst = all.max_by(|one, other| share(one).total_cmp(&share(other)));
+    let (at, (is, most)) = worst.unwrap_or_default();
+    Bound { what: format!("{event}: {what}, in second {at}"), is, most }
+}
+
+/// More than this is no chance, if `mean` is expected: six standard deviations.
+fn by_chance(mean: f64) -> f64 {
+    mean + 6.0 * mean.sqrt()
+}
+
+#[expect(clippy::cast_precision_loss, reason = "counts are far below 2^52")]
+fn count(count: u64) -> f64 {
+    count as f64
+}

@@ -1,0 +1,299 @@
+// SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
+
+//! The nodes of a subnet and their SA, on one virtual clock.
+
+use std::cmp::Reverse;
+use std::collections::{BinaryHeap, VecDeque};
+use std::time::Duration;
+
+use ibarr_common::Instant;
+use ibarr_common::ib::{Gid, Lid, PKey, PortNum, Sl};
+use ibarr_common::wire::mad::Mad;
+use ibarr_common::wire::sa::{PathQuestion, Question, Request};
+use ibarr_common::wire::umad::PKeyIndex;
+use ibarr_proto::paths;
+use ibarr_proto::paths::{Input, Outcome, Paths, PortFacts, PortName, RequestId, Source};
+use ibarr_proto::sa::{Counter, PortIndex, Transmit};
+use rand_chacha::ChaCha12Rng;
+
+use super::sa::{Sa, Verdict};
+use super::{CONNECTIONS, Event, KEPT, Plan, Second};
+use crate::dice::{Dice, ms, secs};
+use crate::world::START;
+
+/// See the [module](self).
+pub(super) struct Cluster {
+    plan: Plan,
+    now: Instant,
+    dice: Dice,
+    nodes: Vec<Node>,
+    sa: Sa,
+    sm_lid: u16,
+    /// Answers on their way, of two kinds, each in the order in which they arrive.
+    answers: VecDeque<(Instant, usize, Mad)>,
+    busy: VecDeque<(Instant, usize, Mad)>,
+    queue: BinaryHeap<Reverse<(Instant, u64, What)>>,
+    scheduled: u64,
+    /// Of the event that is on.
+    began: Instant,
+    event: Event,
+    seconds: Vec<Second>,
+}
+
+struct Node {
+    paths: Paths<ChaCha12Rng>,
+    /// When it is looked at.
+    armed: Option<Instant>,
+    asked: u64,
+}
+
+#[derive(Clone, Copy, Debug, Eq, Ord, PartialEq, PartialOrd)]
+enum What {
+    Timer(usize),
+    /// The port is there, or its subnet manager is another.
+    Facts(usize),
+    /// A path is wanted.
+    Wants(usize, usize),
+    /// A connection is made to somebody, and after a while another.
+    Uses(usize, Event),
+}
+
+/// Four fifths of the time-out that kernels have when nobody tells them another.
+const PATIENCE: Duration = ms(1_600);
+
+/// Within this a change of a port is seen, and IPoIB wants the paths that it keeps.
+const SOON: Duration = secs(1);
+
+const PORT: PortIndex = PortIndex(0);
+
+impl Cluster {
+    pub(super) fn new(plan: Plan) -> Self {
+        let mut dice = Dice::new(plan.seed);
+        let node =
+            |_| Node { paths: Paths::new(plan.config, dice.seed_core()), armed: None, asked: 0 };
+        Self {
+            plan,
+            now: START,
+            nodes: (0..plan.nodes).map(node).collect(),
+            dice,
+            sa: Sa::new(plan.sa_rate),
+            sm_lid: 1,
+            answers: VecDeque::new(),
+            busy: VecDeque::new(),
+            queue: BinaryHeap::new(),
+            scheduled: 0,
+            began: START,
+            event: Event::PowerOn,
+            seconds: Vec::new(),
+        }
+    }
+
+    /// Has it happen, and tells what came to the SA in each second.
+    pub(super) fn run(&mut self, event: Event) -> Vec<Second> {
+        (self.began, self.event) = (self.now, event);
+        let time = event.time(self.plan.config.ttl);
+        self.seconds = vec![Second::default(); usize::try_from(time.as_secs()).unwrap_or_default()];
+        for node in 0..self.nodes.len() {
+            self.begin(node, event);
+        }
+        let end = self.began + time;
+        while let Some(at) = self.next().filter(|&at| at < end) {
+            self.now = self.now.max(at);
+            self.step(at);
+        }
+        self.now = end;
+        std::mem::take(&mut self.seconds)
+    }
+
+    fn begin(&mut self, node: usize, event: Event) {
+        let seen_at = match event {
+            Event::PowerOn => Some(self.now),
+            Event::Takeover => {
+                self.sm_lid = 2;
+                Some(self.now + self.dice.within(Duration::ZERO..SOON))
+            }
+            Event::Steady | Event::Register => None,
+        };
+        if let Some(at) = seen_at {
+            self.at(at, What::Facts(node));
+        }
+        let wanted = match event {
+            Event::PowerOn => KEPT + CONNECTIONS,
+            Event::Steady => 0,
+            Event::Register | Event::Takeover => KEPT,
+        };
+        for which in 0..wanted {
+            let at = self.now + self.dice.within(Duration::ZERO..SOON);
+            self.at(at, What::Wants(node, which));
+        }
+        let first = self.dice.within(Duration::ZERO..event.uses_every());
+        self.at(self.now + first, What::Uses(node, event));
+    }
+
+    fn at(&mut self, at: Instant, what: What) {
+        self.scheduled += 1;
+        self.queue.push(Reverse((at, self.scheduled, what)));
+    }
+
+    fn next(&self) -> Option<Instant> {
+        let queued = self.queue.peek().map(|Reverse((at, ..))| *at);
+        let on_their_way = [&self.answers, &self.busy].map(|way| way.front().map(|(at, ..)| *at));
+        on_their_way.into_iter().chain([queued]).flatten().min()
+    }
+
+    fn step(&mut self, at: Instant) {
+        let arrived = |(arrives, ..): &mut (Instant, usize, Mad)| *arrives <= at;
+        let arrived = match self.answers.pop_front_if(arrived) {
+            None => self.busy.pop_front_if(arrived),
+            answer => answer,
+        };
+        if let Some((_, node, mad)) = arrived {
+            let input = Input::Mad { port: PORT, mad: mad.as_ref() };
+            self.nodes[node].paths.handle_input(self.now, input);
+            return self.settle(node);
+        }
+        let Some(Reverse((at, _, what))) = self.queue.pop() else { return };
+        match what {
+            What::Timer(node) if self.nodes[node].armed == Some(at) => {
+                self.nodes[node].armed = None;
+                self.settle(node);
+            }
+            What::Facts(node) => {
+                let facts = facts(node, self.sm_lid);
+                let input = Input::Port { port: PORT, name: name(), facts };
+                self.nodes[node].paths.handle_input(self.now, input);
+                self.settle(node);
+            }
+            What::Wants(node, which) => self.want(node, which),
+            What::Uses(node, event) if event == self.event => {
+                let which = KEPT + self.dice.below(CONNECTIONS);
+                let next = self.dice.around(event.uses_every());
+                self.at(self.now + next, What::Uses(node, event));
+                self.want(node, which);
+            }
+            What::Timer(_) | What::Uses(..) => {}
+        }
+    }
+
+    fn want(&mut self, node: usize, which: usize) {
+        let question = question(node, which, self.nodes.len());
+        let deadline = self.now + PATIENCE;
+        let this = &mut self.nodes[node];
+        this.asked += 1;
+        let id = RequestId(this.asked);
+        let request = paths::Request { id, port: name(), question, deadline };
+        let asked = |paths: &Paths<_>| paths.counters().get(paths::Counter::DoubtsAsked);
+        let before = asked(&this.paths);
+        this.paths.resolve(self.now, request);
+        let is_doubted = question.reversible && asked(&this.paths) > before;
+        self.second().doubts += u64::from(is_doubted);
+        self.settle(node);
+    }
+
+    /// Does what the node wants done.
+    fn settle(&mut self, node: usize) {
+        let now = self.now;
+        self.nodes[node].paths.handle_timeout(now);
+        loop {
+            let queries = |node: &Node| node.paths.client().counters().get(Counter::Queries);
+            let before = queries(&self.nodes[node]);
+            let Some(transmit) = self.nodes[node].paths.poll_transmit() else { break };
+            let is_first = queries(&self.nodes[node]) > before;
+            self.arrives(node, &transmit, is_first);
+        }
+        while let Some(answered) = self.nodes[node].paths.poll_answered() {
+            match answered.outcome {
+                Outcome::Found { source: Source::Doubted, .. } => self.second().doubted += 1,
+                Outcome::Found { .. } | Outcome::NoRecord { .. } => {}
+                // The kernel asks the SA itself.
+                _ => {
+                    self.second().kernels += 1;
+                    let verdict = self.sa.take(now);
+                    self.account(&verdict);
+                }
+            }
+        }
+        let this = &mut self.nodes[node];
+        let next = this.paths.poll_timeout().map(|at| at.max(now));
+        if let Some(next) = next.filter(|&next| this.armed.is_none_or(|armed| next < armed)) {
+            this.armed = Some(next);
+            self.at(next, What::Timer(node));
+        }
+    }
+
+    fn arrives(&mut self, node: usize, transmit: &Transmit, is_first: bool) {
+        let Ok(request) = Request::parse(transmit.mad.as_ref()) else {
+            unreachable!("a core sends what can be read")
+        };
+        let second = self.second();
+        second.mads += 1;
+        if is_first {
+            *match request.question {
+                Question::Path(PathQuestion { reversible: false, .. }) => &mut second.kept,
+                Question::Path(_) => &mut second.connections,
+                Question::ClassPortInfo => &mut second.infos,
+            } += 1;
+        }
+        let verdict = self.sa.take(self.now);
+        self.account(&verdict);
+        match verdict {
+            Verdict::Answers { at } => self.answers.push_back((at, node, Sa::answer(&request))),
+            Verdict::Busy { at } => self.busy.push_back((at, node, Sa::busy(&request))),
+            Verdict::Silent => {}
+        }
+    }
+
+    fn account(&mut self, verdict: &Verdict) {
+        let second = self.second();
+        match verdict {
+            Verdict::Answers { .. } => second.answered += 1,
+            Verdict::Busy { .. } | Verdict::Silent => second.refused += 1,
+        }
+    }
+
+    fn second(&mut self) -> &mut Second {
+        let second = usize::try_from(self.now.since(self.began).as_secs()).unwrap_or_default();
+        let last = self.seconds.len() - 1;
+        &mut self.seconds[second.min(last)]
+    }
+}
+
+fn name() -> PortName {
+    let (Ok(device), Some(port)) = ("mlx5_0".parse(), PortNum::new(1)) else {
+        unreachable!("they are a device and its port")
+    };
+    PortName { device, port }
+}
+
+fn gid(node: usize) -> Gid {
+    let guid = u128::try_from(node + 1).unwrap_or(1);
+    Gid::new((0xfe80_u128 << 112 | guid).to_be_bytes())
+        .unwrap_or_else(|| unreachable!("it is neither zero nor a group's"))
+}
+
+fn facts(node: usize, sm_lid: u16) -> PortFacts {
+    PortFacts {
+        is_active: true,
+        has_umad: true,
+        lid: u16::try_from(100 + node).ok().and_then(Lid::new),
+        lmc: 0,
+        sm_lid: Lid::new(sm_lid),
+        sm_sl: Sl::default(),
+        gids: vec![gid(node)],
+        pkeys: vec![(PKeyIndex(0), PKey::DEFAULT)],
+    }
+}
+
+/// The `which`th path of a node: the first ones are kept, and need not lead back.
+fn question(node: usize, which: usize, nodes: usize) -> PathQuestion {
+    let peer = (node + 1 + which * 977) % nodes;
+    PathQuestion {
+        dgid: gid(peer),
+        sgid: gid(node),
+        reversible: which >= KEPT,
+        pkey: Some(PKey::DEFAULT),
+        tclass: None,
+        service_id: None,
+        qos_class: None,
+    }
+}

@@ -1,0 +1,253 @@
+// SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
+
+//! Subnets: what their managers have given the ports, and the administrators, which are asked for
+//! paths. Each answer has a number of its own, in bytes of the record that nobody looks at.
+
+use ibarr_common::Instant;
+use ibarr_common::ib::{Gid, Lid, PKey, PathRecord, PortNum, Sl};
+use ibarr_common::wire::class_port_info::ClassPortInfo;
+use ibarr_common::wire::sa::{Answer, PathQuestion, Question, Refusal, Request};
+use ibarr_common::wire::umad::PKeyIndex;
+use ibarr_proto::paths::{PortFacts, PortName};
+use ibarr_proto::sa::{PortIndex, Transmit};
+
+use crate::dice::{ms, secs, us};
+use crate::faults::Fault;
+use crate::machine::{Daemon, Inbox};
+use crate::record::{Entry, Fate, Id};
+use crate::world::{What, World};
+
+/// A subnet manager and its administrator.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Subnet {
+    sm_lid: u16,
+    /// Says nothing until then; what comes meanwhile may be answered afterwards.
+    silent: Instant,
+    /// Says that it is busy until then.
+    busy: Instant,
+}
+
+/// What a subnet manager has given a port.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Given {
+    lid: u16,
+    /// Whether it is in [`PARTITION`], too.
+    is_member: bool,
+}
+
+/// Beside the default one.
+pub(crate) const PARTITION: PKey = match PKey::new(0x8001) {
+    Some(pkey) => pkey,
+    None => unreachable!(),
+};
+
+pub(crate) const PORT: PortIndex = PortIndex(0);
+
+/// A subnet's router has this LID, and its number.
+const ROUTER_LID: u16 = 0xb000;
+
+impl Subnet {
+    pub(crate) fn new() -> Self {
+        Self { sm_lid: 1, silent: Instant::BOOT, busy: Instant::BOOT }
+    }
+}
+
+impl Given {
+    pub(crate) fn new(lid: u16) -> Self {
+        Self { lid, is_member: true }
+    }
+}
+
+impl World {
+    /// Something about a port is new, which its daemon sees the next time that it looks.
+    pub(crate) fn port_changes(&mut self, id: Id) {
+        let at = self.now + self.dice.within(us(50)..secs(1));
+        let life = self.machines[id].life;
+        self.at(at, What::PortSeen(id, life));
+    }
+
+    pub(crate) fn port_seen(&mut self, id: Id, life: u32) {
+        if self.machines[id].life == life {
+            self.put(id, Inbox::Port(self.facts(id)));
+        }
+    }
+
+    fn facts(&self, id: Id) -> Option<PortFacts> {
+        let machine = &self.machines[id];
+        let is_active = machine.network.ipoib()?.up;
+        let mut pkeys = vec![(PKeyIndex(0), PKey::DEFAULT)];
+        pkeys.extend(machine.given.is_member.then_some((PKeyIndex(1), PARTITION)));
+        Some(PortFacts {
+            is_active,
+            has_umad: true,
+            lid: Lid::new(machine.given.lid),
+            lmc: 0,
+            sm_lid: Lid::new(self.subnets[usize::from(machine.subnet - 1)].sm_lid),
+            sm_sl: Sl::default(),
+            gids: machine.gid().into_iter().collect(),
+            pkeys,
+        })
+    }
+
+    /// A MAD leaves for where the daemon believes the SA to be.
+    pub(crate) fn ask_administrator(&mut self, id: Id, daemon: &mut Daemon, transmit: &Transmit) {
+        let Ok(request) = Request::parse(transmit.mad.as_ref()) else {
+            return self.claims.breaks(self.now, [Some(id), None], "an odd MAD".to_owned());
+        };
+        self.claims.counts.mads += 1;
+        if let Question::Path(question) = &request.question
+            && let Some(claim) = daemon.paths.asks(self.now, question)
+        {
+            self.claims.breaks(self.now, [Some(id), None], claim);
+        }
+        let climate = self.weather.climate;
+        let subnet = self.subnets[usize::from(self.machines[id].subnet - 1)];
+        let is_lost = self.dice.permille(climate.lost) || transmit.sa.lid.get() != subnet.sm_lid;
+        let is_silent = subnet.silent > self.now && self.dice.coin();
+        let is_lost = is_lost || is_silent;
+        let fate = if is_lost { Fate::Lost } else { Fate::Arrives };
+        self.note(id, &Entry::Mad { question: &request.question, fate });
+        if is_lost {
+            return;
+        }
+        let answer = if subnet.busy > self.now {
+            Answer::Refused(Refusal::BUSY)
+        } else {
+            self.administrator_says(id, &request.question)
+        };
+        if let Question::Path(question) = &request.question {
+            daemon.paths.is_said(self.now, question, &answer);
+        }
+        let late = if self.dice.permille(climate.straggles) { secs(3) } else { us(300) };
+        let at = self.now.max(subnet.silent) + self.dice.within(us(50)..late);
+        let (number, life) = (self.next_number(), self.machines[id].life);
+        self.mads.insert(number, (request, answer));
+        self.at(at, What::MadArrives(id, life, number));
+    }
+
+    pub(crate) fn mad_arrives(&mut self, id: Id, life: u32, number: u32) {
+        let Some((request, answer)) = self.mads.remove(&number) else { return };
+        if self.machines[id].life == life {
+            self.note(id, &Entry::Answer { question: &request.question, answer: &answer });
+            self.put(id, Inbox::Mad(request, answer));
+        }
+    }
+
+    fn administrator_says(&mut self, id: Id, question: &Question) -> Answer {
+        let question = match question {
+            Question::ClassPortInfo => {
+                return Answer::ClassPortInfo(ClassPortInfo { has_qos: false });
+            }
+            Question::Path(question) => question,
+        };
+        let machine = &self.machines[id];
+        let is_ours = machine.gid() == Some(question.sgid)
+            && (question.pkey != Some(PARTITION) || machine.given.is_member);
+        match self.lid_of(machine.subnet, question.dgid).filter(|_| is_ours) {
+            Some(dlid) => {
+                let slid = machine.given.lid;
+                let number = self.next_number();
+                Answer::Path(record(question, dlid, slid, number))
+            }
+            None => Answer::Refused(Refusal::NO_RECORDS),
+        }
+    }
+
+    /// Where what is for `gid` leaves the subnet, or ends.
+    fn lid_of(&self, subnet: u8, gid: Gid) -> Option<u16> {
+        let prefix = self.weather.prefixes[usize::from(subnet - 1)].to_be_bytes();
+        if gid == router(subnet) || gid.octets()[6..8] != prefix {
+            return Some(ROUTER_LID + u16::from(subnet));
+        }
+        let owner = self.machines.iter().find(|machine| machine.gid() == Some(gid));
+        owner.map(|owner| owner.given.lid)
+    }
+
+    fn next_number(&mut self) -> u32 {
+        self.numbers += 1;
+        self.numbers
+    }
+
+    /// What may happen to a subnet.
+    pub(crate) fn subnet_fault(&mut self, id: Id, fault: Fault) {
+        let number = usize::from(self.machines[id].subnet - 1);
+        match fault {
+            Fault::SmMoves => {
+                self.subnets[number].sm_lid += 1;
+                self.note(id, &Entry::Weather("another subnet manager", None));
+                self.registers(number);
+            }
+            Fault::SaSilent => {
+                let time = self.dice.within(ms(100)..secs(20));
+                self.note(id, &Entry::Weather("its SA is silent", Some(time)));
+                self.subnets[number].silent = self.now + time;
+            }
+            Fault::SaBusy => {
+                let time = self.dice.within(ms(100)..secs(5));
+                self.note(id, &Entry::Weather("its SA is busy", Some(time)));
+                self.subnets[number].busy = self.now + time;
+            }
+            Fault::SaRestarts => {
+                let time = self.dice.within(ms(100)..secs(3));
+                self.note(id, &Entry::Weather("its SA restarts", Some(time)));
+                self.subnets[number].silent = self.now + time;
+                // And gives somebody another LID, which it tells nobody else.
+                self.gives_lid(id);
+                self.registers(number);
+            }
+            Fault::Lid => self.gives_lid(id),
+            // Partitions
+            _ => {
+                let given = &mut self.machines[id].given;
+                given.is_member = !given.is_member;
+                self.note(id, &Entry::Weather("its partitions change", None));
+                self.port_changes(id);
+            }
+        }
+    }
+
+    fn gives_lid(&mut self, id: Id) {
+        self.weather.next_lid += 1;
+        self.machines[id].given.lid = self.weather.next_lid;
+        self.note(id, &Entry::Weather("its port has another LID", None));
+        self.forget_paths(id);
+        self.port_changes(id);
+    }
+
+    /// All of a subnet are told to.
+    fn registers(&mut self, number: usize) {
+        for id in 0..self.machines.len() {
+            if usize::from(self.machines[id].subnet - 1) == number {
+                self.forget_paths(id);
+                self.port_changes(id);
+            }
+        }
+    }
+}
+
+pub(crate) fn name() -> PortName {
+    let (Ok(device), Some(port)) = ("mlx5_0".parse(), PortNum::new(1)) else {
+        unreachable!("they are a device and its port")
+    };
+    PortName { device, port }
+}
+
+/// The GID of a subnet's router.
+pub(crate) fn router(subnet: u8) -> Gid {
+    let octets = [0xfe, 0xc0, 0, 0, 0, 0, 0, 0, 0, 2, 0xc9, 3, 0, 0, subnet, 0xfe];
+    Gid::new(octets).unwrap_or_else(|| unreachable!("it is neither zero nor a group's"))
+}
+
+fn record(question: &PathQuestion, dlid: u16, slid: u16, number: u32) -> PathRecord {
+    let mut octets = [0; PathRecord::LEN];
+    octets[8..24].copy_from_slice(&question.dgid.octets());
+    octets[24..40].copy_from_slice(&question.sgid.octets());
+    octets[40..42].copy_from_slice(&dlid.to_be_bytes());
+    octets[42..44].copy_from_slice(&slid.to_be_bytes());
+    octets[47] = if dlid >= ROUTER_LID { 255 } else { 0 };
+    octets[49] = if question.reversible { 0x80 } else { 0 };
+    let pkey = question.pkey.unwrap_or(PKey::DEFAULT);
+    octets[50..52].copy_from_slice(&pkey.get().to_be_bytes());
+    octets[60..64].copy_from_slice(&number.to_be_bytes());
+    PathRecord::from_octets(octets)
+}

@@ -1,0 +1,45 @@
+// SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
+
+//! A small subnet of those that `cargo xtask sim --sa-load` makes, and that bounds can be exceeded.
+
+use std::time::Duration;
+
+use ibarr_proto::{paths, sa};
+use ibarr_sim::sa_load::{Plan, run};
+
+#[test]
+fn nodes_ask_no_more_of_an_sa_than_the_rules_let_them() {
+    let report = run(Plan::new(60));
+    println!("{report}");
+    assert_eq!(report.bounds.len(), 8);
+    assert_eq!(report.exceeded().count(), 0);
+}
+
+#[test]
+fn nodes_that_break_a_rule_exceed_its_bound() {
+    let design = paths::Config::default();
+    let hasty = sa::Config { patience: Duration::from_millis(5), ..design.sa };
+    // A slow SA would slow them down.
+    let quick = Plan { sa_rate: 100_000, ..Plan::new(300) };
+    let broken = [
+        (
+            Plan { config: paths::Config { repeat_rate: 1_000, ..design }, ..quick },
+            ["register anew: doubted paths", "takes over: doubted paths"],
+        ),
+        (
+            Plan { config: paths::Config { ttl: Duration::from_mins(5), ..design }, ..quick },
+            ["MADs a second, mean", "questions in a second"],
+        ),
+        (
+            Plan { config: paths::Config { sa: hasty, ..design }, ..Plan::new(40) },
+            ["power-on of all at once: MADs", "register anew: MADs"],
+        ),
+    ];
+    for (plan, rules) in broken {
+        let report = run(plan);
+        for rule in rules {
+            let is_found = report.exceeded().any(|bound| bound.what.contains(rule));
+            assert!(is_found, "{rule}:\n{report}");
+        }
+    }
+}
