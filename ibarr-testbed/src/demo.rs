@@ -1,10 +1,13 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 
 //! What `cargo xtask run` shows where there is no InfiniBand: two nodes resolve each other across
-//! an IP router, and every byte that crossed it.
+//! an IP router, the kernel of one of them asks for an address and the path that leads there, and
+//! every byte that is said meanwhile.
 
 mod asked;
 mod kernel;
+mod path;
+mod subnet;
 
 use std::collections::HashMap;
 use std::fmt::Write as _;
@@ -22,6 +25,8 @@ use serde::Deserialize;
 use crate::capture::{Capture, Captured};
 use crate::interrupt::Interrupt;
 use crate::lab::{Lab, LabName, Node, Plan, Store, Subnet, TemporaryLab, netns};
+
+use self::subnet::Ports;
 
 /// Makes a lab, lets its nodes resolve each other, shows it on `out`; then, unless `once`, leaves
 /// the lab up until interrupted. The lab is removed in any case.
@@ -45,11 +50,13 @@ pub fn run(
         while interrupt.sleep(Duration::from_hours(1)).is_ok() {}
         writeln!(out)?;
     }
+    // The ports go before the lab.
+    let shown = shown.map(drop);
     lab.down()?;
     shown
 }
 
-fn show(lab: &mut Lab, interrupt: &Interrupt, out: &mut impl Write) -> Result<()> {
+fn show(lab: &mut Lab, interrupt: &Interrupt, out: &mut impl Write) -> Result<Ports> {
     let nodes = lab.plan().nodes.clone();
     let [n1, n2] = nodes.as_slice() else { bail!("the demonstration has two nodes") };
     let router = Router::new(lab.plan())?;
@@ -77,9 +84,9 @@ fn show(lab: &mut Lab, interrupt: &Interrupt, out: &mut impl Write) -> Result<()
     writeln!(out, "  {}, from the cache. Nothing crossed the router.", n2.gid)?;
 
     kernel::show(lab, &router, (n1, n2), interrupt, out)?;
-    asked::show(lab, (n1, n2), interrupt, out)?;
+    let ports = asked::show(lab, (n1, n2), interrupt, out)?;
     writeln!(out, "\nAll answers are right; both nodes were reached through the router only.")?;
-    Ok(())
+    Ok(ports)
 }
 
 /// Lets `asker` resolve `ip`; what the router forwarded meanwhile comes with the answer.
@@ -244,12 +251,15 @@ InfiniBand address (GID) by it; each runs ibarr, which asks the other's over UDP
 
 fn next_steps(lab: &Lab) -> String {
     let name = &lab.plan().name;
+    let gid = lab.plan().nodes.last().map_or("", |node| &node.gid);
     format!(
         "
 The lab stays up until Ctrl-C. In another terminal:
   cargo xtask lab status --name {name}
   cargo xtask lab exec --name {name} n1 -- ibarr cache
   cargo xtask lab exec --name {name} n1 -- ibarr resolve 10.2.0.99
+  cargo xtask lab exec --name {name} n1 -- ibarr ports
+  cargo xtask lab exec --name {name} n1 -- ibarr path {gid}
   cargo xtask lab exec --name {name} r -- ip address
 A lab of your own: cargo xtask lab up --nodes 4 --router   (docs/lab.md)
 "

@@ -10,4 +10,5 @@ pub mod demo;
 pub mod interrupt;
 pub mod lab;
 pub mod standin;
+pub mod stock;
 pub mod umad;

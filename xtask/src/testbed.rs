@@ -2,7 +2,7 @@
 
 //! `run`, `lab` and `bench`: build the daemon and the test bed, start them.
 
-use std::ffi::OsString;
+use std::ffi::{OsStr, OsString};
 use std::fs;
 use std::os::unix::process::CommandExt as _;
 use std::path::Path;
@@ -49,9 +49,10 @@ pub(crate) struct BenchArgs {
     arguments: Vec<OsString>,
 }
 
-/// The packages of the two binaries. Always built together: the features of what they share are
+/// The packages of the binaries. Always built together: the features of what they share are
 /// then the same each time, and nothing is built twice.
-const PACKAGES: [&str; 4] = ["--package", "ibarr-user", "--package", "ibarr-testbed"];
+const PACKAGES: [&str; 6] =
+    ["--package", "ibarr-user", "--package", "ibarr-testbed", "--package", "ibarr-fabric"];
 
 pub(crate) fn run(workspace: &Workspace, args: &RunArgs) -> Result<()> {
     let built = build(workspace, Profile::Dev)?;
@@ -64,25 +65,36 @@ pub(crate) fn run(workspace: &Workspace, args: &RunArgs) -> Result<()> {
         eprintln!("run: ibarr serves {} (--lab for a lab)", interfaces.join(", "));
         let toolbox = tools::ensure(workspace, &[])?;
         let daemon = artifacts::binary(&built, "ibarr")?;
-        return replace(privilege, daemon, &["run".into()], &toolbox);
+        return replace(privilege, daemon, &[], &["run".into()], &toolbox);
     }
     if !args.lab {
         eprintln!("run: this machine has no IPoIB interface: here is a lab of namespaces instead");
     }
     let mut arguments = vec!["demo".into()];
     arguments.extend(args.once.then(|| "--once".into()));
-    start(workspace, &built, privilege, &arguments)
+    start(workspace, &built, privilege, &[], &arguments)
 }
 
 pub(crate) fn lab(workspace: &Workspace, args: &LabArgs) -> Result<()> {
     let built = build(workspace, Profile::Dev)?;
     let privilege = Privilege::find(args.no_sudo)?;
-    start(workspace, &built, privilege, &with_command("lab", &args.arguments))
+    start(workspace, &built, privilege, &[], &with_command("lab", &args.arguments))
 }
 
 pub(crate) fn bench(workspace: &Workspace, args: &BenchArgs) -> Result<()> {
     let built = build(workspace, Profile::Release)?;
-    start(workspace, &built, Privilege::find(false)?, &with_command("bench", &args.arguments))
+    let is_of_paths = args.arguments.first().is_some_and(|bench| bench == "paths");
+    let opensm = if is_of_paths { Some(tools::root(workspace, &tools::OPENSM)) } else { None };
+    let opensm = match opensm.transpose() {
+        Ok(root) => root,
+        Err(error) => {
+            eprintln!("bench: without OpenSM: {error:#}");
+            None
+        }
+    };
+    let variables = opensm.iter().map(|root| ("IBARR_OPENSM_ROOT", root.as_os_str()));
+    let arguments = with_command("bench", &args.arguments);
+    start(workspace, &built, Privilege::find(false)?, &variables.collect::<Vec<_>>(), &arguments)
 }
 
 #[derive(Clone, Copy)]
@@ -106,18 +118,21 @@ fn start(
     workspace: &Workspace,
     built: &[Artifact],
     privilege: Privilege,
+    variables: &[(&str, &OsStr)],
     arguments: &[OsString],
 ) -> Result<()> {
     let toolbox = tools::ensure(workspace, &[&tools::IPROUTE2, &tools::BPFTOOL, &tools::ETHTOOL])?;
     let userns = (privilege == Privilege::Unprivileged).then(|| OsString::from("--userns"));
     let arguments: Vec<_> = userns.iter().chain(arguments).cloned().collect();
-    replace(privilege, artifacts::binary(built, "ibarr-testbed")?, &arguments, &toolbox)
+    let program = artifacts::binary(built, "ibarr-testbed")?;
+    replace(privilege, program, variables, &arguments, &toolbox)
 }
 
 /// Replaces this process, so that signals, terminal and exit code are the program's own.
 fn replace(
     privilege: Privilege,
     program: &Path,
+    variables: &[(&str, &OsStr)],
     arguments: &[OsString],
     toolbox: &Toolbox,
 ) -> Result<()> {
@@ -125,7 +140,8 @@ fn replace(
         eprintln!("xtask: starting {} as root through sudo", program.display());
     }
     let path = toolbox.path()?;
-    let error = privilege.command(program, &[("PATH", &path)]).args(arguments).exec();
+    let variables = [&[("PATH", path.as_os_str())], variables].concat();
+    let error = privilege.command(program, &variables).args(arguments).exec();
     Err(error).with_context(|| format!("{} cannot be run", program.display()))
 }
 

@@ -9,6 +9,7 @@ pub mod echo;
 
 mod cache;
 mod chart;
+mod head;
 mod load;
 mod local_service;
 mod paths;

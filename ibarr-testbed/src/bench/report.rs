@@ -3,7 +3,6 @@
 //! A run's figures as table, JSON and SVG.
 
 use std::fmt;
-use std::fs;
 use std::time::Duration;
 
 use anyhow::{Context, Result};
@@ -11,6 +10,7 @@ use serde::Serialize;
 
 use super::cache::{Cache, Costs};
 use super::chart::{Bar, Chart, Scale, short, svg};
+use super::head::{Head, Ratios as Table, Target};
 use super::load::Latencies;
 use super::rounds::{Round, ratio};
 use super::{OPEN_LOOP_RATE, SERVERS};
@@ -18,12 +18,8 @@ use super::{OPEN_LOOP_RATE, SERVERS};
 /// Everything that a run measured.
 #[derive(Debug, Serialize)]
 pub struct Report {
-    v: u32,
-    bench: &'static str,
-    quick: bool,
-    /// Whether the testbed, and so presumably the daemon, is a release build.
-    optimised: bool,
-    machine: Machine,
+    #[serde(flatten)]
+    head: Head,
     ratios: Ratios,
     servers: Vec<Server>,
     open_loop_per_second: u32,
@@ -145,13 +141,6 @@ struct Spread {
     max: f64,
 }
 
-#[derive(Debug, Serialize)]
-pub(super) struct Machine {
-    pub(super) kernel: String,
-    pub(super) cpu: String,
-    pub(super) cpus: usize,
-}
-
 impl Report {
     pub(super) fn new(
         quick: bool,
@@ -186,11 +175,7 @@ impl Report {
         };
         let startup_ms = || startup.iter().map(|time| time.as_secs_f64() * 1e3);
         Ok(Self {
-            v: 1,
-            bench: "ip2gid",
-            quick,
-            optimised: !cfg!(debug_assertions),
-            machine: Machine::this()?,
+            head: Head::new("ip2gid", quick)?,
             ratios,
             servers,
             open_loop_per_second: OPEN_LOOP_RATE,
@@ -254,32 +239,24 @@ impl Report {
                 bars: self.caches.iter().map(Cached::bar).collect(),
             },
         ];
-        let Machine { kernel, cpu, .. } = &self.machine;
-        svg(&format!("ibarr ip2gid on {cpu}, Linux {kernel}"), &charts)
+        svg(&self.head.heading(), &charts)
     }
 }
 
 impl fmt::Display for Report {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Machine { kernel, cpu, cpus } = &self.machine;
-        writeln!(f, "ip2gid on {cpu}, {cpus} CPUs, Linux {kernel}")?;
-        say_whether_figures_count(f, self.quick, self.optimised)?;
-
-        writeln!(f, "\n{:<58}{:>10}   target", "ratios", "")?;
-        let mut ratio = |what: &str, value: Option<f64>, target: Option<Target>| {
-            let value = value.map_or("-".to_owned(), |value| format!("{value:.2}"));
-            let target = target.map(|target| target.to_string()).unwrap_or_default();
-            writeln!(f, "  {what:<56}{value:>10}   {target}")
-        };
+        write!(f, "{}", self.head)?;
         let r = &self.ratios;
-        let (rate, lookup) = (r.rate_to_echo, r.lookup_large_to_small);
-        ratio("answers a second, to the echo's", Some(rate), Some(Target::AtLeast(0.8, rate)))?;
-        ratio("answers per CPU-second, to the echo's", Some(r.rate_per_cpu_to_echo), None)?;
+        let mut table = Table::begin(f)?;
+        let (rate, lookup) = (Some(r.rate_to_echo), Some(r.lookup_large_to_small));
+        table.row("answers a second, to the echo's", rate, Some(Target::AtLeast(0.8)))?;
+        let per_cpu = Some(r.rate_per_cpu_to_echo);
+        table.row("answers per CPU-second, to the echo's", per_cpu, None)?;
         let batched = Some(r.rate_per_cpu_to_batched_echo);
-        ratio("answers per CPU-second, to the batched echo's", batched, None)?;
-        ratio("median latency, to the echo's", r.p50_to_echo, None)?;
-        let target = Some(Target::AtMost(3.0, lookup));
-        ratio("median look-up, 100,000 entries to 1,000", Some(lookup), target)?;
+        table.row("answers per CPU-second, to the batched echo's", batched, None)?;
+        table.row("median latency, to the echo's", r.p50_to_echo, None)?;
+        let what = "median look-up, 100,000 entries to 1,000";
+        table.row(what, lookup, Some(Target::AtMost(3.0)))?;
 
         writeln!(
             f,
@@ -327,54 +304,10 @@ impl fmt::Display for Report {
     }
 }
 
-/// A bound, and what is held against it.
-pub(super) enum Target {
-    AtLeast(f64, f64),
-    AtMost(f64, f64),
-}
-
-impl fmt::Display for Target {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let (sign, bound, is_met) = match *self {
-            Self::AtLeast(bound, value) => ("≥", bound, value >= bound),
-            Self::AtMost(bound, value) => ("≤", bound, value <= bound),
-        };
-        write!(f, "{sign} {bound}: {}", if is_met { "met" } else { "MISSED" })
-    }
-}
-
 type Percentile = fn(&Percentiles) -> Option<f64>;
 
 const PERCENTILES: [(&str, Percentile); 4] =
     [("p50", |p| p.p50), ("p90", |p| p.p90), ("p99", |p| p.p99), ("p99.9", |p| p.p999)];
-
-impl Machine {
-    pub(super) fn this() -> Result<Self> {
-        let read = |path: &str| fs::read_to_string(path).with_context(|| format!("no {path}"));
-        let cpus = read("/proc/cpuinfo")?;
-        let model = cpus.lines().find_map(|line| line.strip_prefix("model name"));
-        Ok(Self {
-            kernel: read("/proc/sys/kernel/osrelease")?.trim().to_owned(),
-            cpu: model
-                .map_or(std::env::consts::ARCH, |m| m.trim_start_matches([' ', '\t', ':']))
-                .to_owned(),
-            cpus: cpus.lines().filter(|line| line.starts_with("processor")).count(),
-        })
-    }
-}
-
-/// Of a run that is too short, or of code that is not what is shipped.
-pub(super) fn say_whether_figures_count(
-    f: &mut fmt::Formatter<'_>,
-    quick: bool,
-    optimised: bool,
-) -> fmt::Result {
-    if quick || !optimised {
-        let why = if optimised { "a quick run" } else { "a debug build" };
-        writeln!(f, "{why}: these figures show that the bench works, nothing else")?;
-    }
-    Ok(())
-}
 
 #[expect(clippy::cast_precision_loss, reason = "nothing here is counted to 2⁵³")]
 pub(super) fn float(count: u64) -> f64 {

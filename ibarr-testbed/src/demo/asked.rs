@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 
-//! The part of the demonstration where it is the kernel that asks, for `rdma_resolve_addr`.
+//! The part of the demonstration where it is the kernel that asks, for `rdma_resolve_addr` and then
+//! for `rdma_resolve_route`.
 
 use std::io::Write;
 use std::net::IpAddr;
@@ -12,12 +13,14 @@ use ibarr_common::{IfIndex, Instant};
 use ibarr_user::sys::clock;
 use nix::net::if_::if_nametoindex;
 
+use super::path;
+use super::subnet::{self, Ports};
 use crate::interrupt::Interrupt;
 use crate::lab::{Lab, Node, netns};
 use crate::standin::{Config, Event, IpOutcome, Said, StandIn, Wake};
 
-/// Lets the kernel of `asker` ask for the addresses of `owner`, and shows what it and the daemon
-/// say. The daemon is an ordinary one again afterwards.
+/// Lets the kernel of `asker` ask for the addresses of `owner`, then for the path there, and shows
+/// what it and the daemon say. The daemon is an ordinary one again afterwards, but for the ports.
 ///
 /// # Errors
 /// An answer is wrong, or the caller would have waited for its time-out.
@@ -26,8 +29,9 @@ pub(super) fn show(
     (asker, owner): (&Node, &Node),
     interrupt: &Interrupt,
     out: &mut impl Write,
-) -> Result<()> {
+) -> Result<Ports> {
     let name = asker.name;
+    let ports = Ports::make(lab, (asker, owner), out)?;
     let mut kernel = StandIn::attach(lab, name, Config::default(), interrupt)?;
     writeln!(
         out,
@@ -46,13 +50,16 @@ neighbour that changes does; so {name}'s daemon makes one change (the nudge)."
         let said = kernel.take_said();
         writeln!(out, "\n{name}'s kernel asks: which GID has {target}?")?;
         writeln!(out, "  {}; the caller was woken by neighbour {by}.\n", owner.gid)?;
-        let start = print(&said, out)?;
+        let lines: Vec<_> = said.iter().map(Line::from).collect();
+        let start = print(&lines, out)?;
         let ms = woken_at.since(start).as_secs_f64() * 1e3;
         writeln!(out, "  {ms:>6.2}  {:<21}the neighbour is new: the caller is woken", "nudge")?;
     }
+    ports.wait(lab, asker, interrupt)?;
+    path::show(&mut kernel, &ports, (asker, owner), interrupt, out)?;
     drop(kernel);
     lab.restart(name, interrupt)?;
-    Ok(())
+    Ok(ports)
 }
 
 /// Which neighbour woke the caller.
@@ -80,15 +87,41 @@ fn outcome(
     }
 }
 
+/// A message that is shown.
+pub(super) struct Line {
+    pub(super) at: Instant,
+    way: &'static str,
+    text: String,
+    bytes: Vec<u8>,
+}
+
+impl From<&Said> for Line {
+    fn from(said: &Said) -> Self {
+        let way = if said.by_kernel { "kernel → ibarr" } else { "ibarr → kernel" };
+        Self { at: said.at, way, text: said.to_string(), bytes: said.bytes.clone() }
+    }
+}
+
+impl From<&subnet::Said> for Line {
+    /// Most of a MAD is zeros that stand for nothing.
+    fn from(said: &subnet::Said) -> Self {
+        let way = if said.by_port { "ibarr → SA" } else { "SA → ibarr" };
+        let words = said.mad.chunks(4);
+        let zeros = words.rev().take_while(|word| word.iter().all(|&byte| byte == 0)).count();
+        let bytes = said.mad.get(..said.mad.len() - 4 * zeros).unwrap_or_default();
+        let text = format!("{said} (MAD, {} bytes of zeros not shown)", 4 * zeros);
+        Self { at: said.at, way, text, bytes: bytes.to_vec() }
+    }
+}
+
 /// When the first was said.
-fn print(said: &[Said], out: &mut impl Write) -> Result<Instant> {
-    let start = said.first().map(|first| first.at).unwrap_or_default();
-    writeln!(out, "  {:>6}  {:<21}message", "ms", "on netlink")?;
-    for one in said {
-        let ms = one.at.since(start).as_secs_f64() * 1e3;
-        let way = if one.by_kernel { "kernel → ibarr" } else { "ibarr → kernel" };
-        writeln!(out, "  {ms:>6.2}  {way:<21}{one}")?;
-        let words: Vec<_> = one.bytes.chunks(4).map(super::hex).collect();
+pub(super) fn print(lines: &[Line], out: &mut impl Write) -> Result<Instant> {
+    let start = lines.first().map(|first| first.at).unwrap_or_default();
+    writeln!(out, "  {:>6}  {:<21}message", "ms", "way")?;
+    for Line { at, way, text, bytes } in lines {
+        let ms = at.since(start).as_secs_f64() * 1e3;
+        writeln!(out, "  {ms:>6.2}  {way:<21}{text}")?;
+        let words: Vec<_> = bytes.chunks(4).map(super::hex).collect();
         for line in words.chunks(10) {
             writeln!(out, "  {:>6}  {:<21}{}", "", "", line.join(" "))?;
         }

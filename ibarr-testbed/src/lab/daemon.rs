@@ -17,6 +17,7 @@ use serde::Serialize;
 use super::netns;
 use super::plan::{Node, NodeName};
 use crate::interrupt::Interrupt;
+use crate::umad;
 
 /// Where a node's daemon keeps its files.
 #[derive(Clone, Debug)]
@@ -38,14 +39,9 @@ impl Files {
         self.0.join("run")
     }
 
-    /// What it takes for `/sys`. A lab has no InfiniBand ports, least of all those of the machine.
-    pub fn sys_dir(&self) -> PathBuf {
-        self.0.join("sys")
-    }
-
-    /// What it takes for `/dev`.
-    pub fn dev_dir(&self) -> PathBuf {
-        self.0.join("dev")
+    /// Where its InfiniBand ports are: none, least of all those of the machine, if nobody makes one.
+    pub fn infiniband(&self) -> umad::Directory {
+        umad::Directory::new(&self.0)
     }
 
     /// What it says.
@@ -125,7 +121,8 @@ impl Starting {
         command.arg("run").arg("--config").arg(files.config());
         command.arg("--run-dir").arg(files.run_dir());
         command.arg("--bpf-dir").arg(bpf.join(node.name.to_string()));
-        command.arg("--sys-dir").arg(files.sys_dir()).arg("--dev-dir").arg(files.dev_dir());
+        let infiniband = files.infiniband();
+        command.arg("--sys-dir").arg(infiniband.sys()).arg("--dev-dir").arg(infiniband.dev());
         command
             .env("NOTIFY_SOCKET", &socket)
             .current_dir(&files.0)

@@ -98,11 +98,11 @@ const MAD_HEADER: usize = 24;
 const RMPP_HEADER: usize = 36;
 
 /// include/uapi/rdma/ib_user_mad.h.
-mod request {
-    pub(super) const REGISTER_AGENT: u32 = 0xc01c_1b01;
-    pub(super) const UNREGISTER_AGENT: u32 = 0x4004_1b02;
-    pub(super) const ENABLE_PKEY: u32 = 0x1b03;
-    pub(super) const REGISTER_AGENT_2: u32 = 0xc028_1b04;
+pub(super) mod request {
+    pub(in crate::umad) const REGISTER_AGENT: u32 = 0xc01c_1b01;
+    pub(in crate::umad) const UNREGISTER_AGENT: u32 = 0x4004_1b02;
+    pub(in crate::umad) const ENABLE_PKEY: u32 = 0x1b03;
+    pub(in crate::umad) const REGISTER_AGENT_2: u32 = 0xc028_1b04;
 }
 
 impl Device {

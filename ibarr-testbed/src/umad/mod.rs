@@ -9,21 +9,23 @@
 //! [`device`] is what the kernel does, [`fuse`] how system calls get here, [`Port`] the thread between
 //! the three. The files are mounted, so whoever makes ports has the right to: root, or root of a
 //! user namespace on a machine that lets it open /dev/fuse. Processes see them that start later and
-//! share the mount namespace, or got a copy of it.
+//! share the mount namespace, or got a copy of it. Where there is no FUSE a port can be [at a
+//! socket](Port::at_socket) that the daemon connects to: of the device's system calls it then makes
+//! none but reads and writes.
 
 pub mod device;
 pub mod fuse;
 
 mod administrator;
+mod door;
 mod on_fabric;
 pub(crate) mod sysfs;
 
-use std::collections::BTreeMap;
-use std::fs::{self, File};
-use std::io::{Read as _, Write as _};
+use std::fs;
+use std::io::{self, Read as _, Write as _};
 use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::net::UnixStream;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread;
 
@@ -41,7 +43,7 @@ pub use device::{Abilities, Device, FileId, Sent};
 pub use on_fabric::OnFabric;
 pub use sysfs::Shown;
 
-use self::fuse::{Call, Fuse, Reply};
+use self::door::Door;
 
 /// What a port is connected to. After each call the `poll_…` functions are called until they have
 /// nothing more.
@@ -88,6 +90,24 @@ impl Directory {
     pub fn sys(&self) -> PathBuf {
         self.0.join("sys")
     }
+
+    /// Where a device belongs; its directory is made.
+    fn device(&self, umad: u32) -> io::Result<PathBuf> {
+        let directory = self.dev().join(INFINIBAND);
+        fs::create_dir_all(&directory)?;
+        Ok(directory.join(format!("umad{umad}")))
+    }
+
+    /// What has been made in the place of devices, also by processes that are no more.
+    ///
+    /// # Errors
+    /// It cannot be listed.
+    pub fn devices(&self) -> io::Result<Vec<PathBuf>> {
+        match fs::read_dir(self.dev().join(INFINIBAND)) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(Vec::new()),
+            entries => entries?.map(|entry| Ok(entry?.path())).collect(),
+        }
+    }
 }
 
 /// A port, as long as this lives.
@@ -129,15 +149,34 @@ impl Port {
         state: Option<Shown>,
         wire: impl Wire,
     ) -> Result<Self> {
-        let path = directory.dev().join(format!("infiniband/umad{umad}"));
-        fs::create_dir_all(path.parent().unwrap_or(Path::new("/")))?;
-        File::create(&path).with_context(|| path.display().to_string())?;
-        let fuse = Fuse::mount(&path).with_context(|| {
-            format!(
-                "cannot mount FUSE on {}: it needs /dev/fuse and the right to mount (root)",
-                path.display()
-            )
-        })?;
+        let door = Door::mount(&directory.device(umad)?)?;
+        Self::behind(door, directory, name, umad, abilities, state, wire)
+    }
+
+    /// The same with a Unix socket in the device's place.
+    ///
+    /// # Errors
+    /// The path is too long for a socket; a file cannot be written.
+    pub fn at_socket(
+        directory: &Directory,
+        name: PortName,
+        umad: u32,
+        state: Option<Shown>,
+        wire: impl Wire,
+    ) -> Result<Self> {
+        let door = Door::listen(&directory.device(umad)?)?;
+        Self::behind(door, directory, name, umad, Abilities::default(), state, wire)
+    }
+
+    fn behind(
+        door: Door,
+        directory: &Directory,
+        name: PortName,
+        umad: u32,
+        abilities: Abilities,
+        state: Option<Shown>,
+        wire: impl Wire,
+    ) -> Result<Self> {
         let (bell, alarm) = UnixStream::pair().context("cannot make a pair of sockets")?;
         bell.set_nonblocking(true)?;
         alarm.set_nonblocking(true)?;
@@ -147,13 +186,7 @@ impl Port {
         if let Some(state) = state {
             shared.lock().show(&shared, state)?;
         }
-        let serving = Serving {
-            shared: Arc::clone(&shared),
-            fuse,
-            wire: Box::new(wire),
-            alarm,
-            waiters: BTreeMap::new(),
-        };
+        let serving = Serving { shared: Arc::clone(&shared), door, wire: Box::new(wire), alarm };
         let thread = thread::Builder::new().name(format!("umad{umad}"));
         let thread = thread.spawn(move || serving.run()).context("cannot start a thread")?;
         Ok(Self { shared, bell, thread: Some(thread) })
@@ -247,11 +280,9 @@ impl Inner {
 /// What the thread of a port has.
 struct Serving {
     shared: Arc<Shared>,
-    fuse: Fuse,
+    door: Door,
     wire: Box<dyn Wire>,
     alarm: UnixStream,
-    /// Who is to be told that a file is ready.
-    waiters: BTreeMap<FileId, u64>,
 }
 
 impl Serving {
@@ -271,8 +302,8 @@ impl Serving {
         while matches!(self.alarm.read(&mut buffer), Ok(1..)) {}
         let now = clock::now();
         let mut inner = self.shared.lock();
-        let (device, waiters) = (&mut inner.device, &mut self.waiters);
-        while self.fuse.serve(|call| answer(device, waiters, now, &call))? {}
+        let device = &mut inner.device;
+        self.door.serve(now, device)?;
         device.handle_timeout(now);
         while let Some(sent) = device.poll_transmit() {
             self.wire.send(now, &sent);
@@ -281,16 +312,9 @@ impl Serving {
         while let Some((from, mad)) = self.wire.poll_received() {
             device.receive(from, &mad);
         }
-        let ready = |file: FileId| device.poll(file).intersects(READ_OR_LOST);
-        let woken: Vec<_> =
-            self.waiters.iter().filter(|(file, _)| ready(**file)).map(|(&f, &w)| (f, w)).collect();
+        self.door.deliver(device)?;
         if let Some(state) = self.wire.poll_state() {
             inner.show(&self.shared, state)?;
-        }
-        drop(inner);
-        for (file, waiter) in woken {
-            self.waiters.remove(&file);
-            self.fuse.wake(waiter).context("cannot wake who waits")?;
         }
         Ok(())
     }
@@ -305,8 +329,7 @@ impl Serving {
                 PollTimeout::try_from(millis).unwrap_or(PollTimeout::MAX)
             }
         };
-        let own = [self.fuse.as_fd(), self.alarm.as_fd()];
-        let fds = own.into_iter().chain(self.wire.fds());
+        let fds = self.door.fds().chain([self.alarm.as_fd()]).chain(self.wire.fds());
         let mut fds: Vec<_> = fds.map(|fd| PollFd::new(fd, PollFlags::POLLIN)).collect();
         match poll(&mut fds, timeout) {
             Ok(_) | Err(Errno::EINTR) => Ok(()),
@@ -315,31 +338,5 @@ impl Serving {
     }
 }
 
-fn answer(
-    device: &mut Device,
-    waiters: &mut BTreeMap<FileId, u64>,
-    now: Instant,
-    call: &Call<'_>,
-) -> Result<Reply, Errno> {
-    match *call {
-        Call::Open => device.open().map(|file| Reply::Opened(file.0)),
-        Call::Release { file } => {
-            device.close(FileId(file));
-            waiters.remove(&FileId(file));
-            Ok(Reply::Done)
-        }
-        Call::Read { file, size } => device.read(FileId(file), size).map(Reply::Bytes),
-        Call::Write { file, bytes } => device.write(now, FileId(file), bytes).map(Reply::Written),
-        Call::Ioctl { file, request, argument } => {
-            device.ioctl(FileId(file), request, argument).map(Reply::Ioctl)
-        }
-        Call::Poll { file, waiter } => {
-            if let Some(waiter) = waiter {
-                waiters.insert(FileId(file), waiter);
-            }
-            Ok(Reply::Ready(device.poll(FileId(file))))
-        }
-    }
-}
-
-const READ_OR_LOST: PollFlags = PollFlags::POLLIN.union(PollFlags::POLLERR);
+/// Below a `--dev-dir`.
+const INFINIBAND: &str = "infiniband";

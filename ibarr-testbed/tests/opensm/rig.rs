@@ -1,17 +1,18 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 
-//! A fabric of `ibfab` with stock programs on it, which get there by ibsim's `libumad2sim.so`.
+//! A fabric of `ibfab` with stock programs on it.
 
 use std::cell::Cell;
 use std::collections::BTreeMap;
 use std::env;
 use std::fs;
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Stdio};
+use std::process::Command;
 use std::thread;
 use std::time::Instant;
 
 use ibarr_common::ib::Gid;
+use ibarr_testbed::stock::{Running, Stock};
 use ibarr_testbed::umad::{Abilities, Directory, OnFabric, Port};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
@@ -24,30 +25,13 @@ pub(crate) struct Rig {
     /// Ends before the machine goes.
     _fabric: Running,
     managers: Cell<u32>,
+    stock: Stock,
     pub(crate) machine: Machine,
-}
-
-/// A process that ends with us.
-pub(crate) struct Running(Child);
-
-impl Running {
-    pub(crate) fn signal(&self, signal: Signal) {
-        let pid = i32::try_from(self.0.id()).unwrap();
-        kill(Pid::from_raw(pid), signal).unwrap();
-    }
-}
-
-impl Drop for Running {
-    fn drop(&mut self) {
-        // It may have ended already.
-        drop(self.0.kill());
-        drop(self.0.wait());
-    }
 }
 
 /// An OpenSM.
 pub(crate) struct Manager {
-    pub(crate) process: Running,
+    process: Running,
     directory: PathBuf,
 }
 
@@ -56,12 +40,10 @@ impl Rig {
     pub(crate) fn new(topology: &str) -> Self {
         let machine = Machine::new();
         let directory = machine.directory();
-        fs::write(directory.join("topology"), topology).unwrap();
-        let mut command = Command::new(ibfab());
-        command.args(["run", "topology", "--control", "control", "--umad2sim", FABRIC]);
-        let fabric = start(&machine, directory, &mut command);
+        let stock = Stock::new(packages(), ibfab()).unwrap();
+        let fabric = start(&machine, stock.fabric(FABRIC, directory, topology).unwrap());
         until("ibfab listens", || directory.join("control").exists());
-        Self { _fabric: fabric, managers: Cell::new(0), machine }
+        Self { _fabric: fabric, managers: Cell::new(0), stock, machine }
     }
 
     /// Starts an OpenSM on `host`.
@@ -70,13 +52,8 @@ impl Rig {
         self.managers.set(number + 1);
         let directory = self.machine.directory().join(format!("opensm-{number}"));
         fs::create_dir(&directory).unwrap();
-        // Its log is to be read while it is written.
-        let config = format!("force_log_flush TRUE\n{config}");
-        fs::write(directory.join("opensm.conf"), config).unwrap();
-        let mut command = on_host(host, "opensm");
-        command.args(["-F", "opensm.conf", "-f", "opensm.log", "--dump_files_dir", "."]);
-        command.env("OSM_TMP_DIR", &directory).env("OSM_CACHE_DIR", &directory);
-        let process = start(&self.machine, &directory, &mut command);
+        let command = self.stock.manager(FABRIC, host, &directory, config).unwrap();
+        let process = start(&self.machine, command);
         Manager { process, directory }
     }
 
@@ -107,7 +84,7 @@ impl Rig {
     /// What a program of the diagnostics prints on `host`.
     pub(crate) fn diagnose(&self, host: &str, words: &[&str]) -> String {
         let [program, arguments @ ..] = words else { panic!("no program") };
-        let mut command = on_host(host, program);
+        let mut command = self.stock.on_host(FABRIC, host, program);
         command.args(arguments).current_dir(self.machine.directory());
         let output = command.env(MARKER, self.machine.marker()).output().unwrap();
         assert!(output.status.success(), "{words:?}: {}", said(&output));
@@ -135,7 +112,7 @@ impl Rig {
 
     /// Tells or asks the fabric something.
     pub(crate) fn ibfab(&self, words: &[&str]) -> String {
-        let mut command = Command::new(ibfab());
+        let mut command = self.stock.ibfab();
         command.args(["--control", "control"]).args(words);
         let output = command.current_dir(self.machine.directory()).output().unwrap();
         assert!(output.status.success(), "{words:?}: {}", said(&output));
@@ -144,6 +121,11 @@ impl Rig {
 }
 
 impl Manager {
+    pub(crate) fn signal(&self, signal: Signal) {
+        let pid = i32::try_from(self.process.pid()).unwrap();
+        kill(Pid::from_raw(pid), signal).unwrap();
+    }
+
     /// Waits until its log has `text`.
     pub(crate) fn until_says(&self, text: &str) {
         until(text, || self.log().contains(text));
@@ -175,23 +157,10 @@ pub(crate) fn until(what: &str, is_so: impl Fn() -> bool) {
     }
 }
 
-fn start(machine: &Machine, directory: &Path, command: &mut Command) -> Running {
+fn start(machine: &Machine, mut command: Command) -> Running {
     let program = command.get_program().to_owned();
-    command.current_dir(directory).env(MARKER, machine.marker());
-    let child = command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null()).spawn();
-    Running(child.unwrap_or_else(|error| panic!("cannot start {}: {error}", program.display())))
-}
-
-fn on_host(host: &str, program: &str) -> Command {
-    let root = packages();
-    let libraries = root.join("usr/lib/x86_64-linux-gnu");
-    let mut command = Command::new(root.join("usr/sbin").join(program));
-    command
-        .env("LD_PRELOAD", libraries.join("umad2sim/libumad2sim.so"))
-        .env("LD_LIBRARY_PATH", libraries)
-        .env("IBSIM_SOCKNAME", FABRIC)
-        .env("SIM_HOST", host);
-    command
+    Running::start(command.env(MARKER, machine.marker()))
+        .unwrap_or_else(|error| panic!("cannot start {}: {error}", program.display()))
 }
 
 /// Where OpenSM and its diagnostics are unpacked.

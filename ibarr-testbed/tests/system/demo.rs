@@ -4,6 +4,7 @@
 
 use std::process::Stdio;
 
+use nix::mount::{MsFlags, mount};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 
@@ -35,6 +36,84 @@ fn once_shows_every_exchange_and_leaves_nothing() {
         assert!(shown.contains(&format!("n1's kernel asks: which GID has {target}?")), "{shown}");
         assert!(shown.contains(bytes), "{shown}");
     }
+    // The path there: asked of the SA once, then known; and three of one with floating LIDs.
+    let (near, far) = ("fe80::2:c903:0:201", "fec0:0:22:2:2:c903:0:202");
+    let parts: Vec<_> = shown.split(": which path leads to ").skip(1).collect();
+    let [first, again, floating] = parts.as_slice() else { panic!("{shown}") };
+    for (part, dgid, lines) in [
+        (
+            first,
+            near,
+            &[
+                "  1 record, from its SA:",
+                ": path from fe80::2:c903:0:101 to fe80::2:c903:0:201, All? (number 1)",
+                "Get PathRecord: from fe80::2:c903:0:101 to fe80::2:c903:0:201?",
+                "GetResp PathRecord: from LID 5 to LID 6",
+                "  path flags   0x2b (PRIMARY, GMP, BIDIRECTIONAL)",
+                "  SGID, SLID   fe80::2:c903:0:101, 5",
+                "  DGID, DLID   fe80::2:c903:0:201, 6",
+                "  P_Key 0xffff, SL 0, MTU 2048, rate 10 Gbit/s, reversible: yes",
+                "  hop limit 0, flow label 0x00000, TClass 0",
+                "  MADs that went to the SA: 1",
+            ] as &[_],
+        ),
+        (
+            again,
+            near,
+            &["  1 record, from memory:", "  DGID, DLID   fe80::2:c903:0:201, 6", "SA: 0"],
+        ),
+        (
+            floating,
+            far,
+            &[
+                "  3 records, from its SA:",
+                "  path flags   0x2b (PRIMARY, GMP, BIDIRECTIONAL)",
+                "  DGID, DLID   fec0:0:22:2:2:c903:0:202, 4",
+                "  path flags   0x12 (PRIMARY, INBOUND)",
+                "  SGID, SLID   fec0:0:1:1:2:c903:0:102, any",
+                "  DGID, DLID   fec0:0:22:2:2:c903:0:202, 1",
+                "  path flags   0x0a (PRIMARY, OUTBOUND)",
+                "  DGID, DLID   fec0:0:22:2:2:c903:0:202, 34",
+                "  hop limit 255, flow label 0x00000, TClass 0",
+                "  MADs that went to the SA: 1",
+            ],
+        ),
+    ] {
+        assert!(part.starts_with(dgid), "{shown}");
+        for line in lines {
+            assert!(part.contains(line), "no {line:?} in: {shown}");
+        }
+    }
+    assert!(!again.split("In another").next().unwrap().contains("PathRecord"), "{shown}");
+    assert_eq!(machine.snapshot(), before);
+}
+
+/// What the machine may lack is said, and what is shown is the same.
+#[test]
+fn without_fuse_a_socket_stands_in_for_the_devices() {
+    let machine = Machine::new();
+    let none: Option<&str> = None;
+    mount(Some("/dev/null"), "/dev/fuse", none, MsFlags::MS_BIND, none).unwrap();
+    let before = machine.snapshot();
+    let shown = machine.run(&["demo", "--once", "--ibarr", ibarr().to_str().unwrap()]);
+    let said = shown.matches("a socket stands in for the device's file: cannot mount FUSE");
+    assert_eq!(said.count(), 2, "{shown}");
+    assert_eq!(shown.matches("MADs that went to the SA: 1").count(), 2, "{shown}");
+    assert_eq!(shown.matches("MADs that went to the SA: 0").count(), 1, "{shown}");
+    assert_eq!(machine.snapshot(), before);
+}
+
+#[test]
+fn what_a_killed_one_has_mounted_goes_with_its_lab() {
+    let machine = Machine::new();
+    let before = machine.snapshot();
+    let mut demo = machine.testbed(&["demo", "--ibarr", ibarr().to_str().unwrap()]);
+    let mut demo = demo.stdout(Stdio::piped()).spawn().unwrap();
+    read_until(&mut demo, "stays up until Ctrl-C");
+    demo.kill().unwrap();
+    demo.wait().unwrap();
+    assert_ne!(machine.snapshot(), before);
+    machine.run(&["lab", "down", "--name", "demo"]);
     assert_eq!(machine.snapshot(), before);
 }
 

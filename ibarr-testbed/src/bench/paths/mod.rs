@@ -6,9 +6,11 @@
 //! |---|---|
 //! | paths that the daemon remembers | what gives back each question |
 //! | paths that the subnet administrator has to be asked for | a bare client of the same one |
+//! | the same, of stock OpenSM through a umad device | the same |
 //! | very many processes that ask for few paths | as many questions as there are different ones |
 //! | look-up and memory with 10⁶ paths | with 10³; a read of as much memory |
 
+mod opensm;
 mod report;
 mod sa;
 mod storm;
@@ -16,9 +18,10 @@ mod storm;
 use std::path::Path;
 use std::time::Duration;
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result, bail, ensure};
 use ibarr_common::ib::{Gid, Lid, PKey, PortNum, ServiceId};
 use ibarr_common::wire::ls::{Answer, PathUse, Request, ResolvePath, Seq, messages};
+use ibarr_common::wire::sa::PathQuestion;
 use ibarr_proto::paths::PortName;
 
 pub use self::report::Report;
@@ -40,9 +43,10 @@ pub fn paths(store: &Store, ibarr: &Path, quick: bool, interrupt: &Interrupt) ->
     let lab = Lab::up(store, Plan::new(name, 1, false)?, ibarr, interrupt)?;
     let mut lab = TemporaryLab::new(lab);
     let effort = if quick { Effort::QUICK } else { Effort::FULL };
+    let stock = opensm::find()?;
     let node = lab.plan().nodes.first().context("a lab has nodes")?.clone();
 
-    let sa = Administrator::start(&lab.files(&node), sgid())?;
+    let sa = Administrator::start(&lab.files(&node), SGID)?;
     let daemon = Server::daemon(&mut lab, node.name, interrupt)?;
     let (echo, helper) = Server::echo(&node.namespace)?;
     process::pin(&[daemon.pid(), echo.pid()])?;
@@ -52,8 +56,7 @@ pub fn paths(store: &Store, ibarr: &Path, quick: bool, interrupt: &Interrupt) ->
     eprintln!(
         "bench: from the cache and from the subnet administrator, {rounds} rounds of {round:?} …"
     );
-    let mut bare = Bare::open(sa.device(), sgid())?;
-    let mut fresh = FIRST_FRESH;
+    let mut bare = Bare::open(sa.device(), STAND_IN)?;
     let mut measured = Measured::default();
     // One more: the first warms caches, the daemon's among them.
     for turn in 0..=rounds {
@@ -61,7 +64,7 @@ pub fn paths(store: &Store, ibarr: &Path, quick: bool, interrupt: &Interrupt) ->
         let asked = [
             cached(&daemon, round)?,
             echoed(&echo, round)?,
-            uncached(&daemon, &mut fresh, round)?,
+            uncached(&daemon, STAND_IN, round)?,
             bare.round(OUTSTANDING_SA, round)?,
         ];
         // What was asked for once must not be in the way of what is asked for always.
@@ -81,9 +84,17 @@ pub fn paths(store: &Store, ibarr: &Path, quick: bool, interrupt: &Interrupt) ->
     drop(daemon);
     lab.down()?;
 
+    let from_opensm = match stock {
+        Some(stock) => {
+            eprintln!("bench: from OpenSM, {rounds} rounds of {round:?} …");
+            Some(opensm::measure(&stock, store, ibarr, &effort, interrupt)?)
+        }
+        None => None,
+    };
+
     eprintln!("bench: caches, in {} processes …", effort.caches);
     let costs = cache::measure_in_children(Cache::Paths, quick, effort.caches, interrupt)?;
-    Report::new(quick, &measured, storms, costs)
+    Report::new(quick, &measured, from_opensm.as_ref(), storms, costs)
 }
 
 struct Effort {
@@ -147,7 +158,7 @@ fn cached(daemon: &Server, time: Duration) -> Result<Round> {
         daemon.hear()?;
     }
     daemon.closed_loop(OUTSTANDING, time, remembered, |seq, answer| {
-        is_path_to(answer, destination(seq))
+        is_path_to(answer, gid(destination(seq)))
     })
 }
 
@@ -156,28 +167,54 @@ fn echoed(echo: &Server, time: Duration) -> Result<Round> {
     echo.closed_loop(OUTSTANDING, time, remembered, is_right)
 }
 
-fn uncached(daemon: &Server, fresh: &mut u32, time: Duration) -> Result<Round> {
-    let first = *fresh;
-    let start = std::cell::Cell::new(None);
-    let destination = |Seq(seq): Seq| {
-        let from = start.get().unwrap_or(seq);
-        start.set(Some(from));
-        first + (seq - from)
+fn uncached(daemon: &Server, place: Place, time: Duration) -> Result<Round> {
+    let first = std::cell::Cell::new(None);
+    let number = |Seq(seq): Seq| {
+        let from = first.get().unwrap_or(seq);
+        first.set(Some(from));
+        seq - from
     };
     let round = daemon.closed_loop(
         OUTSTANDING_SA,
         time,
-        |seq| request(seq, destination(seq), 0),
-        |seq, answer| is_path_to(answer, destination(seq)),
+        |seq| place.request(seq, number(seq)),
+        |seq, answer| is_path_to(answer, (place.destination)(number(seq)).0),
     )?;
-    #[expect(
-        clippy::cast_possible_truncation,
-        clippy::cast_sign_loss,
-        reason = "a count of requests"
-    )]
-    let asked = round.answers as u32;
-    *fresh += asked;
+    ensure!(round.answers <= f64::from(place.destinations), "some were asked for twice");
     Ok(round)
+}
+
+/// Where a subnet administrator is, and what it is asked.
+#[derive(Clone, Copy, Debug)]
+struct Place {
+    sgid: Gid,
+    sa: Lid,
+    /// With this number, and its traffic class.
+    destination: fn(u32) -> (Gid, Option<u8>),
+    /// So many are different.
+    destinations: u32,
+}
+
+/// Behind a router there is no end of destinations.
+const STAND_IN: Place = Place {
+    sgid: SGID,
+    sa: SA,
+    destination: |number| (gid(FIRST_FRESH + number), None),
+    destinations: u32::MAX - FIRST_FRESH,
+};
+
+impl Place {
+    fn request(self, seq: Seq, number: u32) -> impl AsRef<[u8]> {
+        let (dgid, tclass) = (self.destination)(number);
+        ask(seq, ResolvePath { dgid, tclass, sgid: self.sgid, ..as_rdma_cm(0) })
+    }
+
+    fn question(self, number: u32) -> PathQuestion {
+        let (dgid, tclass) = (self.destination)(number % self.destinations);
+        let (reversible, pkey) = (true, Some(PKey::DEFAULT));
+        let (service_id, qos_class) = (None, None);
+        PathQuestion { dgid, sgid: self.sgid, reversible, pkey, tclass, service_id, qos_class }
+    }
 }
 
 fn destination(Seq(seq): Seq) -> u32 {
@@ -189,27 +226,34 @@ fn remembered(seq: Seq) -> impl AsRef<[u8]> {
     request(seq, destination(seq), seq.0 / DESTINATIONS % PROCESSES)
 }
 
-/// As rdma_cm asks for a connection over IPv4 by the service port of `process`.
 fn request(seq: Seq, destination: u32, process: u32) -> impl AsRef<[u8]> {
+    ask(seq, ResolvePath { dgid: gid(destination), ..as_rdma_cm(process) })
+}
+
+fn ask(seq: Seq, path: ResolvePath) -> impl AsRef<[u8]> {
+    Request::ResolvePath(path).emit(seq)
+}
+
+/// As rdma_cm asks for a connection by the service port of `process`.
+fn as_rdma_cm(process: u32) -> ResolvePath {
     let PortName { device, port } = port();
-    let request = ResolvePath {
+    ResolvePath {
         device,
         port,
         path_use: PathUse::All,
         service_id: Some(ServiceId::new(0x0106_0000 + u64::from(process))),
-        dgid: gid(destination),
-        sgid: sgid(),
+        dgid: SGID,
+        sgid: SGID,
         tclass: None,
         pkey: Some(PKey::DEFAULT),
         qos_class: None,
-    };
-    Request::ResolvePath(request).emit(seq)
+    }
 }
 
-fn is_path_to(answer: &[u8], destination: u32) -> bool {
+fn is_path_to(answer: &[u8], dgid: Gid) -> bool {
     let Some(Answer::Paths(paths)) = parse(answer) else { return false };
     let [path] = paths.as_slice() else { return false };
-    path.record.octets().get(8..24) == Some(&gid(destination).octets())
+    path.record.octets().get(8..24) == Some(&dgid.octets())
 }
 
 fn parse(answer: &[u8]) -> Option<Answer> {
@@ -234,15 +278,15 @@ fn flush(lab: &Lab, node: &Node) -> Result<()> {
 }
 
 /// The one that asks.
-fn sgid() -> Gid {
-    Gid::new((0xfe80_u128 << 112 | 0x0002_c903_0000_0009).to_be_bytes()).expect("a port's")
-}
+const SGID: Gid = gid_of(0xfe80 << 48, 0x0002_c903_0000_0009);
 
 /// The one with this number, in another subnet, where there is no end of them.
 fn gid(number: u32) -> Gid {
-    let prefix = 0x2001_0db8_0000_0001_u128 << 64;
-    Gid::new((prefix | (0x0002_c903_0100_0000 + u128::from(number))).to_be_bytes())
-        .expect("a port's")
+    gid_of(0x2001_0db8_0000_0001, 0x0002_c903_0100_0000 + u64::from(number))
+}
+
+const fn gid_of(prefix: u64, guid: u64) -> Gid {
+    Gid::new(((prefix as u128) << 64 | guid as u128).to_be_bytes()).expect("a port's")
 }
 
 fn port() -> PortName {

@@ -9,21 +9,21 @@ use serde::Serialize;
 
 use super::super::cache::{Cache, Costs};
 use super::super::chart::{Aim, Bar, Chart, Scale, short, svg};
-use super::super::report::{Cached, Machine, Target, say_whether_figures_count};
+use super::super::head::{Head, Ratios, Target};
+use super::super::report::{Cached, median};
 use super::super::rounds::{Rates, Round, ratio};
 use super::storm::Storm;
-use super::{Measured, OUTSTANDING, OUTSTANDING_SA};
+use super::{Measured, OUTSTANDING, OUTSTANDING_SA, opensm};
 
 /// Everything that a run measured.
 #[derive(Debug, Serialize)]
 pub struct Report {
-    v: u32,
-    bench: &'static str,
-    quick: bool,
-    /// Whether the testbed, and so presumably the daemon, is a release build.
-    optimised: bool,
-    machine: Machine,
-    loads: [Load; 2],
+    #[serde(flatten)]
+    head: Head,
+    loads: Vec<Load>,
+    /// Answers per CPU-second, those from the stand-in, to what its system calls alone would allow:
+    /// the kernel's question and the administrator's, each taken from the other's rounds.
+    rate_per_cpu_to_system_calls: f64,
     storms: Vec<Storm>,
     caches: [Cached; 2],
     /// Median look-up, with many paths to that with few.
@@ -51,6 +51,7 @@ impl Report {
     pub(super) fn new(
         quick: bool,
         measured: &Measured,
+        from_opensm: Option<&opensm::Measured>,
         storms: Vec<Storm>,
         costs: Costs,
     ) -> Result<Self> {
@@ -67,17 +68,23 @@ impl Report {
             })
         };
         let Measured { cached, echo, uncached, bare } = measured;
-        let loads = [
+        let bare_client = "bare client";
+        let mut loads = vec![
             load("cache", "echo", OUTSTANDING, 0.3, cached, echo).context("no rounds")?,
-            load("SA", "bare client", OUTSTANDING_SA, 0.5, uncached, bare).context("no rounds")?,
+            load("stand-in", bare_client, OUTSTANDING_SA, 0.5, uncached, bare)
+                .context("no rounds")?,
         ];
+        if let Some((ours, theirs)) = from_opensm {
+            let load = load("OpenSM", bare_client, OUTSTANDING_SA, 0.5, ours, theirs);
+            loads.push(load.context("no rounds")?);
+        }
+        let calls = uncached.iter().zip(echo).zip(bare).map(|((ours, echo), bare)| {
+            ours.rate_per_cpu() * (1.0 / echo.rate_per_cpu() + 1.0 / bare.rate_per_cpu())
+        });
         Ok(Self {
-            v: 1,
-            bench: "paths",
-            quick,
-            optimised: !cfg!(debug_assertions),
-            machine: Machine::this()?,
+            head: Head::new("paths", quick)?,
             loads,
+            rate_per_cpu_to_system_calls: median(calls).context("no rounds")?,
             storms,
             caches: Cached::of(Cache::Paths, quick, costs),
             lookup_large_to_small: costs.large_lookup_ns / costs.small_lookup_ns,
@@ -106,7 +113,6 @@ impl Report {
                 })
                 .into(),
         };
-        let [from_cache, from_sa] = &self.loads;
         let [small, large] = &self.caches;
         let lookups = Chart {
             title: "Median look-up in the cache of paths".to_owned(),
@@ -123,17 +129,14 @@ impl Report {
             }),
             bars: self.caches.iter().map(Cached::bar).collect(),
         };
-        let Machine { kernel, cpu, .. } = &self.machine;
-        let heading = format!("ibarr paths on {cpu}, Linux {kernel}");
-        svg(&heading, &[load(from_cache), load(from_sa), lookups])
+        let charts: Vec<_> = self.loads.iter().map(load).chain([lookups]).collect();
+        svg(&self.head.heading(), &charts)
     }
 }
 
 impl fmt::Display for Report {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Machine { kernel, cpu, cpus } = &self.machine;
-        writeln!(f, "paths on {cpu}, {cpus} CPUs, Linux {kernel}")?;
-        say_whether_figures_count(f, self.quick, self.optimised)?;
+        write!(f, "{}", self.head)?;
         self.ratios(f)?;
         self.rates(f)?;
         self.storms(f)?;
@@ -143,26 +146,34 @@ impl fmt::Display for Report {
 
 impl Report {
     fn ratios(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        writeln!(f, "\n{:<58}{:>8}   target", "ratios", "")?;
+        let mut table = Ratios::begin(f)?;
         for load in &self.loads {
-            let Load { from, other, rate_to_other: rate, .. } = load;
-            let what = format!("from the {from}: answers a second, to the {other}'s");
-            writeln!(f, "  {what:<56}{rate:>8.2}   {}", Target::AtLeast(load.at_least, *rate))?;
-            let what = format!("from the {from}: answers per CPU-second, to the {other}'s");
-            writeln!(f, "  {what:<56}{:>8.2}", load.rate_per_cpu_to_other)?;
+            let Load { from, other, rate_to_other: rate, rate_per_cpu_to_other: per_cpu, .. } =
+                load;
+            let target = Some(Target::AtLeast(load.at_least));
+            let what = format_args!("from the {from}: answers a second, to the {other}'s");
+            table.row(what, Some(*rate), target)?;
+            let what = format_args!("from the {from}: answers per CPU-second, to the {other}'s");
+            table.row(what, Some(*per_cpu), None)?;
         }
+        let what = "from the stand-in: the same, to four system calls'";
+        table.row(what, Some(self.rate_per_cpu_to_system_calls), None)?;
         for storm in &self.storms {
-            let what = format!("{}: the SA is asked, to distinct questions", storm.pace);
-            let asked = storm.asked_per_question();
-            writeln!(f, "  {what:<56}{asked:>8.2}   {}", Target::AtMost(1.0, asked))?;
+            let what = format_args!("{}: the SA is asked, to distinct questions", storm.pace);
+            table.row(what, Some(storm.asked_per_question()), Some(Target::AtMost(1.0)))?;
         }
-        let lookup = self.lookup_large_to_small;
         let [small, large] = &self.caches;
-        let what = format!("median look-up, {} paths to {}", large.entries, small.entries);
-        writeln!(f, "  {what:<56}{lookup:>8.2}   {}", Target::AtMost(LOOKUP_AT_MOST, lookup))?;
-        let bytes = large.bytes_per_entry.unwrap_or_default();
-        let what = format!("bytes of memory a path, of {}", large.entries);
-        writeln!(f, "  {what:<56}{bytes:>8.0}   {}", Target::AtMost(BYTES_AT_MOST, bytes))
+        let what = format_args!("median look-up, {} paths to {}", large.entries, small.entries);
+        let target = Target::AtMost(LOOKUP_AT_MOST);
+        table.row(what, Some(self.lookup_large_to_small), Some(target))?;
+        for (reads, name) in [(1.0, "one read"), (2.0, "two reads")] {
+            let read = large.read_ns.map(|read| 1.0 + reads * read / small.lookup_p50_ns);
+            let what =
+                format_args!("the same, were it as with {} and {name} of memory", small.entries);
+            table.row(what, read, None)?;
+        }
+        let what = format_args!("bytes of memory a path, of {}", large.entries);
+        table.row(what, large.bytes_per_entry, Some(Target::AtMost(BYTES_AT_MOST)))
     }
 
     fn rates(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -186,9 +197,16 @@ impl Report {
         writeln!(
             f,
             "  medians; {OUTSTANDING} requests under way for what is in the cache, {OUTSTANDING_SA} for what is not. The echo\n  \
-             gives back each request; the bare client asks the same stand-in for a subnet administrator,\n  \
-             by the same socket in a umad device's place. CPU time is of all threads of who answers."
-        )
+             gives back each request; the bare client asks the same SA by the same device, a socket where\n  \
+             the SA is a stand-in, FUSE where it is OpenSM. CPU time is of all threads of who answers."
+        )?;
+        if self.loads.iter().all(|load| load.from != "OpenSM") {
+            writeln!(
+                f,
+                "  From OpenSM: not measured, for $IBARR_OPENSM_ROOT does not say where it is."
+            )?;
+        }
+        Ok(())
     }
 
     fn storms(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {

@@ -5,7 +5,7 @@
 
 use std::collections::BTreeSet;
 use std::fs;
-use std::os::fd::{AsRawFd, OwnedFd, RawFd};
+use std::os::fd::{AsFd, AsRawFd, OwnedFd, RawFd};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -16,18 +16,23 @@ use anyhow::{Context, Result, bail, ensure};
 use ibarr_common::Instant;
 use ibarr_common::ib::{Gid, Lid, PKey, Sl, SubnetPrefix};
 use ibarr_common::wire::mad::{AttributeId, Header, Tid};
-use ibarr_common::wire::sa::{Answer, PathQuestion, Question, Request, Response};
+use ibarr_common::wire::sa::{Answer, Question, Request, Response};
 use ibarr_common::wire::umad::{AgentId, Form, HeaderWire, MAX_LEN, PKeyIndex, Received, Send};
 use ibarr_fabric::sa::{AddressedPort, ClientId, Route, StandIn, Subnet};
+use ibarr_user::sys::umad::Opened;
+use nix::errno::Errno;
+use nix::fcntl::{FcntlArg, OFlag, fcntl};
+use nix::poll::{PollFd, PollFlags, poll};
 use nix::sys::socket::{
-    AddressFamily, Backlog, MsgFlags, SockFlag, SockType, UnixAddr, accept, bind, connect, listen,
-    recv, send, socket,
+    AddressFamily, Backlog, MsgFlags, SockFlag, SockType, UnixAddr, accept, bind, listen, recv,
+    send, socket,
 };
+use nix::unistd::{read, write};
 use zerocopy::FromBytes;
 
 use super::super::process::{self, Side};
 use super::super::rounds::Round;
-use super::{OWN, ROUTER, SA, port};
+use super::{OWN, Place, ROUTER, SA, port};
 use crate::lab::Files;
 use crate::umad::{Shown, sysfs};
 
@@ -42,8 +47,10 @@ impl Administrator {
     /// Writes the port of the node's daemon into its sysfs, and answers whoever opens the device.
     pub(super) fn start(files: &Files, sgid: Gid) -> Result<Self> {
         let shown = Shown::active(OWN, sgid, SA);
-        sysfs::show(&files.sys_dir(), &port(), 0, &shown).context("cannot write a port's sysfs")?;
-        let device = files.dev_dir().join("infiniband/umad0");
+        let infiniband = files.infiniband();
+        sysfs::show(&infiniband.sys(), &port(), 0, &shown)
+            .context("cannot write a port's sysfs")?;
+        let device = infiniband.dev().join("infiniband/umad0");
         fs::create_dir_all(device.parent().context("a file is in a directory")?)?;
         let listener = seqpacket()?;
         bind(listener.as_raw_fd(), &UnixAddr::new(&device)?)
@@ -106,20 +113,24 @@ fn answer_all(socket: RawFd, sa: &Mutex<StandIn>, asked: &AtomicU64) -> Result<(
     }
 }
 
-/// As little as can be between a question and the subnet administrator: two system calls a question,
-/// without a runtime, a clock or a second try.
+/// As little as can be between a question and the subnet administrator: a write and a read for each
+/// question, without a runtime, a clock or a second try.
 pub(super) struct Bare {
-    socket: OwnedFd,
-    sgid: Gid,
+    fd: OwnedFd,
+    agent: AgentId,
+    form: Form,
+    place: Place,
     next: u32,
 }
 
 impl Bare {
-    pub(super) fn open(device: &Path, sgid: Gid) -> Result<Self> {
-        let socket = seqpacket()?;
-        connect(socket.as_raw_fd(), &UnixAddr::new(device)?)
-            .with_context(|| format!("cannot open {}", device.display()))?;
-        Ok(Self { socket, sgid, next: 1 })
+    pub(super) fn open(device: &Path, place: Place) -> Result<Self> {
+        let opened = Opened::open(device).with_context(|| device.display().to_string())?;
+        let (fd, agent, form) = opened.into_parts();
+        // A socket has us wait; so would the kernel's device, but not that of FUSE.
+        let flags = OFlag::from_bits_retain(fcntl(&fd, FcntlArg::F_GETFL)?) - OFlag::O_NONBLOCK;
+        fcntl(&fd, FcntlArg::F_SETFL(flags))?;
+        Ok(Self { fd, agent, form, place, next: 1 })
     }
 
     /// Keeps `outstanding` questions under way for `time`, on the CPU of servers.
@@ -143,13 +154,14 @@ impl Bare {
         let mut answers = 0_u32;
         let mut buffer = [0; MAX_LEN];
         while !waiting.is_empty() {
-            let len = recv(self.socket.as_raw_fd(), &mut buffer, MsgFlags::empty())?;
+            let len = self.read(&mut buffer)?;
             let message = buffer.get(..len).unwrap_or_default();
-            let Received::Mad { mad, .. } = Received::parse(Form::WithPKey, message)? else {
+            let Received::Mad { mad, .. } = Received::parse(self.form, message)? else {
                 bail!("the administrator is silent");
             };
             let response = Response::parse(mad)?;
-            let number = u32::try_from(response.tid.get())?;
+            // The kernel keeps the upper half for itself.
+            let number = response.tid.transaction().0;
             let is_path = matches!(response.answer, Answer::Path(_));
             ensure!(waiting.remove(&number) && is_path, "a wrong answer to {number}");
             answers += 1;
@@ -165,28 +177,34 @@ impl Bare {
     fn ask(&mut self) -> Result<u32> {
         let number = self.next;
         self.next += 1;
-        let question = Question::Path(PathQuestion {
-            dgid: super::gid(number),
-            sgid: self.sgid,
-            reversible: true,
-            pkey: Some(PKey::DEFAULT),
-            tclass: None,
-            service_id: None,
-            qos_class: None,
-        });
+        let question = Question::Path(self.place.question(number));
         let message = Send {
-            agent: AgentId(0),
-            to: SA,
+            agent: self.agent,
+            to: self.place.sa,
             sl: Sl::default(),
             pkey_index: PKeyIndex(0),
             timeout: Duration::from_secs(1),
             mad: Request { tid: Tid::new(number.into()), question }.emit(),
         };
-        let bytes = message.emit(Form::WithPKey);
-        send(self.socket.as_raw_fd(), bytes.as_ref(), MsgFlags::MSG_NOSIGNAL)?;
+        write(&self.fd, message.emit(self.form).as_ref()).context("cannot ask")?;
         Ok(number)
     }
+
+    fn read(&self, buffer: &mut [u8]) -> Result<usize> {
+        loop {
+            match read(&self.fd, buffer) {
+                Err(Errno::EAGAIN) => {
+                    let mut fds = [PollFd::new(self.fd.as_fd(), PollFlags::POLLIN)];
+                    ensure!(poll(&mut fds, PATIENCE)? > 0, "the administrator is silent");
+                }
+                read => return read.context("cannot read an answer"),
+            }
+        }
+    }
 }
+
+/// In milliseconds.
+const PATIENCE: u16 = 5_000;
 
 fn seqpacket() -> Result<OwnedFd> {
     socket(AddressFamily::Unix, SockType::SeqPacket, SockFlag::SOCK_CLOEXEC, None)

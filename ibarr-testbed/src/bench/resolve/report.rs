@@ -8,19 +8,15 @@ use anyhow::{Context, Result};
 use serde::Serialize;
 
 use super::super::chart::{Bar, Chart, Scale, short, svg};
-use super::super::report::{Machine, Target, say_whether_figures_count};
+use super::super::head::{Head, Ratios, Target};
 use super::super::rounds::{Rates, Round, ratio};
 use super::{CASES, OUTSTANDING};
 
 /// Everything that a run measured.
 #[derive(Debug, Serialize)]
 pub struct Report {
-    v: u32,
-    bench: &'static str,
-    quick: bool,
-    /// Whether the testbed, and so presumably the daemon, is a release build.
-    optimised: bool,
-    machine: Machine,
+    #[serde(flatten)]
+    head: Head,
     outstanding: u32,
     families: Vec<Family>,
 }
@@ -45,11 +41,7 @@ impl Report {
             Family::new("IPv6", ibarr_v6, echo_v6).context("no rounds")?,
         ];
         Ok(Self {
-            v: 1,
-            bench: "resolve",
-            quick,
-            optimised: !cfg!(debug_assertions),
-            machine: Machine::this()?,
+            head: Head::new("resolve", quick)?,
             outstanding: OUTSTANDING,
             families: families.into(),
         })
@@ -72,13 +64,11 @@ impl Report {
                 })
                 .collect(),
         };
-        let Machine { kernel, cpu, .. } = &self.machine;
-        let heading = format!("ibarr resolve on {cpu}, Linux {kernel}");
         let note = format!("from the cache, {OUTSTANDING} requests under way (longer is better)");
         let rate = chart("Answers a second", &note, "answers", |s| s.answers_per_second);
         let note = "of all threads of the process (shorter is better)";
         let cpu = chart("CPU time an answer", note, "microseconds", |s| s.cpu_us_per_answer);
-        svg(&heading, &[rate, cpu])
+        svg(&self.head.heading(), &[rate, cpu])
     }
 }
 
@@ -96,20 +86,21 @@ impl Family {
 
 impl fmt::Display for Report {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Machine { kernel, cpu, cpus } = &self.machine;
-        writeln!(f, "resolve on {cpu}, {cpus} CPUs, Linux {kernel}")?;
-        say_whether_figures_count(f, self.quick, self.optimised)?;
-        writeln!(f, "\n{:<46}{:>8}   target", "ratios", "")?;
-        for family in &self.families {
-            let (what, rate) = (family.name, family.rate_to_echo);
-            let target = Target::AtLeast(0.3, rate);
-            writeln!(
-                f,
-                "  {what:<6}{:<38}{rate:>8.2}   {target}",
-                "answers a second, to the echo's"
+        write!(f, "{}", self.head)?;
+        let mut table = Ratios::begin(f)?;
+        for Family { name, rate_to_echo: rate, rate_per_cpu_to_echo: per_cpu, .. } in &self.families
+        {
+            let target = Target::AtLeast(0.3);
+            table.row(
+                format_args!("{name}: answers a second, to the echo's"),
+                Some(*rate),
+                Some(target),
             )?;
-            let rate = family.rate_per_cpu_to_echo;
-            writeln!(f, "  {what:<6}{:<38}{rate:>8.2}", "answers per CPU-second, to the echo's")?;
+            table.row(
+                format_args!("{name}: answers per CPU-second, to the echo's"),
+                Some(*per_cpu),
+                None,
+            )?;
         }
         writeln!(
             f,

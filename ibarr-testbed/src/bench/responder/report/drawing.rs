@@ -3,7 +3,6 @@
 //! One picture.
 
 use super::super::super::chart::{Aim, Bar, Chart, Scale, svg};
-use super::super::super::report::Machine;
 use super::super::programs::Hook;
 use super::super::wire::Server;
 use super::{Answering, Program, Report};
@@ -11,8 +10,6 @@ use super::{Answering, Program, Report};
 impl Report {
     /// One picture of it.
     pub fn svg(&self) -> String {
-        let Machine { kernel, cpu, .. } = &self.machine;
-        let heading = format!("ibarr responder on {cpu}, Linux {kernel}");
         let charts = [
             self.programs_at(Hook::Tc, "tc"),
             self.programs_at(Hook::Xdp, "XDP"),
@@ -22,7 +19,7 @@ impl Report {
             self.latencies(),
             self.streams(),
         ];
-        svg(&heading, &charts)
+        svg(&self.head.heading(), &charts)
     }
 
     fn programs_at(&self, hook: Hook, name: &str) -> Chart {

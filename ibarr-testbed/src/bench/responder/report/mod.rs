@@ -9,7 +9,8 @@ use anyhow::{Context, Result};
 use ibarr_proto::ip2gid::Family;
 use serde::Serialize;
 
-use super::super::report::{Machine, Percentiles, float, median};
+use super::super::head::Head;
+use super::super::report::{Percentiles, float, median};
 use super::bulk::Attached;
 use super::costs::{Case, Cost};
 use super::flood::Flooded;
@@ -20,10 +21,8 @@ use super::{Bulk, Effort, OPEN_LOOP_RATE, Rest, Served};
 /// Everything that a run measured.
 #[derive(Debug, Serialize)]
 pub struct Report {
-    v: u32,
-    bench: &'static str,
-    quick: bool,
-    machine: Machine,
+    #[serde(flatten)]
+    head: Head,
     /// Of each program, in each case; of the responder without a part, a quarter.
     runs: u64,
     programs: Vec<Program>,
@@ -115,10 +114,7 @@ impl Report {
         bulk: &[Bulk],
     ) -> Result<Self> {
         Ok(Self {
-            v: 1,
-            bench: "responder",
-            quick,
-            machine: Machine::this()?,
+            head: Head::new("responder", quick)?,
             runs: u64::from(effort.runs) * u64::try_from(effort.cost_rounds)?,
             programs: programs(costs)?,
             parts: parts(costs)?,

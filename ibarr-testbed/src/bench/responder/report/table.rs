@@ -5,17 +5,14 @@
 use std::fmt::{self, Display, Formatter};
 
 use super::super::super::chart::short;
-use super::super::super::report::{Machine, Target, float};
+use super::super::super::head::Target;
+use super::super::super::report::float;
 use super::super::wire::Server;
 use super::{Program, Report};
 
 impl Display for Report {
     fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
-        let Machine { kernel, cpu, cpus } = &self.machine;
-        writeln!(f, "responder on {cpu}, {cpus} CPUs, Linux {kernel}")?;
-        if self.quick {
-            writeln!(f, "a quick run: these figures show that the bench works, nothing else")?;
-        }
+        write!(f, "{}", self.head)?;
         self.programs(f)?;
         self.parts(f)?;
         self.servers(f)?;
@@ -42,7 +39,7 @@ impl Report {
                     "{to_bounce:>11.2}{:>8}{:>12}   {}",
                     ratio(program.net_to_bounce),
                     ratio(program.net_to_rewrite),
-                    Target::AtMost(2.0, to_bounce)
+                    Target::AtMost(2.0).held_against(to_bounce)
                 )?,
                 None => writeln!(f)?,
             }
@@ -101,7 +98,7 @@ impl Report {
             }
             write!(f, "{:>6}", late.lost)?;
             match to_user.filter(|_| matches!(server.server, Server::Tc | Server::Xdp)) {
-                Some(ratio) => writeln!(f, "   {}", Target::AtMost(0.33, ratio))?,
+                Some(ratio) => writeln!(f, "   {}", Target::AtMost(0.33).held_against(ratio))?,
                 None => writeln!(f)?,
             }
         }
@@ -127,7 +124,7 @@ impl Report {
                 "{name:<36}{:>12.2}{:>10.2}{switches:>12}{idle:>10}   {}",
                 daemon.cpu_ms,
                 daemon.idle_cpu_ms,
-                Target::AtMost((float(idle) + daemon.seconds).ceil(), float(switches))
+                Target::AtMost((float(idle) + daemon.seconds).ceil()).held_against(float(switches))
             )?;
         }
         writeln!(
