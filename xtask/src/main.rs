@@ -5,6 +5,7 @@
 #![forbid(unsafe_code)]
 
 mod artifacts;
+mod checkpatch;
 mod ebpf;
 mod fuzz;
 mod privilege;
@@ -42,6 +43,8 @@ enum Command {
     Fuzz(fuzz::Args),
     /// Check the house rules that the compiler does not know
     Tidy,
+    /// Check the kernel module with the kernel's own style checker
+    Checkpatch,
     Tools(tools::Args),
     Vm(vm::Args),
 }
@@ -57,6 +60,7 @@ fn main() -> ExitCode {
         Command::Ebpf(args) => ebpf::run(&workspace, &args),
         Command::Fuzz(args) => fuzz::run(&workspace, &args),
         Command::Tidy => tidy::check(&workspace),
+        Command::Checkpatch => checkpatch::check(&workspace),
         Command::Tools(args) => tools::run(&workspace, &args),
         Command::Vm(args) => vm::run(&workspace, &args),
     });

@@ -5,6 +5,7 @@
 //! [`StandIn`] lets it act in a node of a lab.
 
 mod driver;
+pub mod path_requests;
 pub mod transcript;
 
 pub use driver::{Said, StandIn};

@@ -9,6 +9,7 @@ use std::time::Duration;
 
 use anyhow::{Context as _, Result, ensure};
 use ibarr_common::wire::ip2gid::{MsgId, PORT, Query, Reply, Version};
+use ibarr_user::control::messages::Request;
 use serde_json::Value;
 
 use crate::report::Report;
@@ -62,7 +63,7 @@ pub(crate) fn prove(report: &mut Report) {
 /// Starts `ibarr` next door, which answers by XDP.
 fn start() -> Result<Ibarr> {
     let daemon = Ibarr::start("next-door", N, "responder = \"xdp\"\n", 1)?;
-    let status = daemon.ask("status")?;
+    let status = daemon.ask(&Request::Status)?;
     let mut interfaces = status["status"]["interfaces"].as_array().into_iter().flatten();
     let interface = interfaces.find(|interface| interface["name"] == INTERFACE);
     let interface = interface.with_context(|| status.to_string())?;

@@ -7,6 +7,7 @@ use std::process::ExitCode;
 use std::time::Instant;
 
 use anyhow::{Context as _, Result, ensure};
+use ibarr_user::control::messages::Request;
 
 use crate::join::FAR_V4;
 use crate::ls::resolve;
@@ -63,7 +64,7 @@ fn resolves() -> Result<()> {
 }
 
 fn nudges_on_ipoib(here: &Ibarr) -> Result<()> {
-    let status = here.ask("status")?;
+    let status = here.ask(&Request::Status)?;
     let service = &status["status"]["local-service"];
     ensure!(service["nudges"] == "on", "{service}");
     let named = service["nudge-interface"].as_str().context("no interface is named")?;

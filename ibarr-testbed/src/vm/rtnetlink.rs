@@ -118,11 +118,20 @@ impl Rtnetlink {
     fn neighbour(&self, kind: Rtm, flags: NlmF, number: u16) -> Result<()> {
         let address = Ipv6Addr::new(0x2001, 0xdb8, 0, 0, 0, 0, 7, number);
         let lo = IfIndex::new(1).context("lo is the first device of a network namespace")?;
+        self.neighbour_of(lo, address.into(), kind, flags)
+    }
+
+    /// `ip neighbour delete ADDRESS dev …`.
+    pub(crate) fn forget(&self, link: IfIndex, address: IpAddr) -> Result<()> {
+        self.neighbour_of(link, address, Rtm::Delneigh, NlmF::empty())
+    }
+
+    fn neighbour_of(&self, link: IfIndex, address: IpAddr, kind: Rtm, flags: NlmF) -> Result<()> {
         let mut attributes = RtBuffer::<Nda, Buffer>::new();
-        attributes.push(attribute(Nda::Dst, &address.octets())?);
+        attributes.push(attribute(Nda::Dst, &octets(address))?);
         let message = NdmsgBuilder::default()
-            .ndm_family(RtAddrFamily::Inet6)
-            .ndm_index(signed(lo)?)
+            .ndm_family(family(address))
+            .ndm_index(signed(link)?)
             .ndm_state(Nud::PERMANENT)
             .ndm_type(Rtn::Unspec)
             .rtattrs(attributes)

@@ -8,14 +8,17 @@
 
 use std::collections::HashMap;
 use std::fmt;
+use std::fs;
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, ensure};
+use ibarr_user::control::messages::Request;
 use serde_json::Value;
 
 use crate::report::Report;
 use crate::rig::{self, B, Caller, INTERFACES, Ibarr, N, Place, R, Rig, eventually, spawn};
+use crate::rtnetlink::{Rtnetlink, ifindex};
 use crate::sys::rdma_cm::EventKind;
 
 /// Of each kind, so many in each round: what they are compared with is measured at nearly the same
@@ -184,6 +187,7 @@ fn know_neighbours() -> Result<()> {
 
 fn kernel_alone(times: &mut Times) -> Result<()> {
     let caller = Caller::patient()?;
+    let (rtnetlink, ib0) = (Rtnetlink::open()?, ifindex(INTERFACES[0].name)?);
     for (family, target) in NEAR.into_iter().enumerate() {
         for _ in 0..SAMPLES {
             let (id, took) = caller.address(target)?;
@@ -191,14 +195,20 @@ fn kernel_alone(times: &mut Times) -> Result<()> {
             times.add(Row::RouteAlone, family, caller.route(id)?);
         }
         for _ in 0..SAMPLES {
-            rig::ip(Place::Here, &format!("neighbour delete {target} dev {}", INTERFACES[0].name))?;
+            rtnetlink.forget(ib0, target.parse()?)?;
             times.add(Row::AddressArp, family, caller.address(target)?.1);
         }
     }
     know_neighbours()
 }
 
+/// What the rig has it log, for other scenarios, is a dozen writes a request.
+const IBACM_CONFIG: (&str, &str) =
+    ("/etc/rdma/ibacm_opts.cfg", "log_file /results/ibacm-daemon.log\nlog_level 0\n");
+
 fn ibacm(times: &mut Times) -> Result<()> {
+    let (file, config) = IBACM_CONFIG;
+    fs::write(file, config).context(file)?;
     let ibacm = spawn("ibacm", Place::Here, &["ibacm", "-P"])?;
     let lids = [INTERFACES[0].lid()?, INTERFACES[4].lid()?].map(|lid| lid.to_string());
     let [from, to] = &lids;
@@ -270,7 +280,7 @@ fn with_ibarr(work: impl FnOnce(&Ibarr) -> Result<()>) -> Result<()> {
     let there = Ibarr::start("b", B, "", 1)?;
     let here = Ibarr::start("here", Place::Here, "", 1)?;
     eventually(|| {
-        let ports = here.ask("ports")?.to_string();
+        let ports = here.ask(&Request::Ports)?.to_string();
         ensure!(ports.contains("\"port\":\"ibtun0/1\"") && !ports.contains("blocked"), "{ports}");
         Ok(())
     })?;
@@ -330,7 +340,7 @@ fn at_once(here: &Ibarr) -> Result<()> {
 
 /// Some counters.
 fn counted<const N: usize>(ibarr: &Ibarr, names: [&str; N]) -> Result<[u64; N]> {
-    let counters = ibarr.ask("counters")?;
+    let counters = ibarr.ask(&Request::Counters)?;
     let mut counts = [0; N];
     for (count, name) in counts.iter_mut().zip(names) {
         *count = counters["counters"][name].as_u64().with_context(|| format!("no {name}"))?;

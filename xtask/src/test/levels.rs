@@ -31,9 +31,9 @@ pub(super) const LEVELS: &[Level] = &[
     },
     Level {
         name: "sim",
-        what: "2000 simulated networks of 20 nodes, each for 10 minutes",
+        what: "1000 simulated networks of 20 nodes, each for 10 minutes, and a subnet of 500",
         fast: false,
-        budget: Duration::from_secs(150),
+        budget: Duration::from_mins(4),
         run: simulation,
     },
     Level {
@@ -75,14 +75,14 @@ pub(super) const LEVELS: &[Level] = &[
         name: "vm",
         what: "stock kernels of Debian in QEMU: what they ask, and what they take for an answer",
         fast: false,
-        budget: Duration::from_mins(4),
+        budget: Duration::from_mins(7),
         run: virtual_machines,
     },
     Level {
         name: "vm-bpf",
         what: "the tests of the BPF programs on Debian 12's kernel",
         fast: false,
-        budget: Duration::from_mins(2),
+        budget: Duration::from_mins(3),
         run: bpf_in_vm,
     },
     Level {

@@ -113,6 +113,15 @@ pub(crate) const LINUX_6_12: Set = Set {
     suites: &["bookworm-backports"],
 };
 
+/// The kernel's sources, for its own style checker. Of any machine's Debian, the same.
+pub(crate) const LINUX_SOURCE: Set = Set {
+    name: "linux-source",
+    purpose: "the kernel's style checker, for `checkpatch`",
+    programs: &[],
+    packages: &["linux-source-6.1/bookworm"],
+    suites: &["bookworm"],
+};
+
 /// A subnet manager, for programs of user space.
 pub(crate) const OPENSM: Set = Set {
     name: "opensm",
@@ -150,6 +159,7 @@ const SETS: &[&Set] = &[
     &XZ,
     &LINUX_6_1,
     &LINUX_6_12,
+    &LINUX_SOURCE,
     &RDMA,
     &OPENSM,
 ];

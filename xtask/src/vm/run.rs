@@ -134,7 +134,7 @@ impl Run<'_> {
         }
         let mut unsaved = None;
         let end = guest.run(&path, &mut |line| {
-            println!("  {line}");
+            println!("{:6.1} s  {line}", began.elapsed().as_secs_f32());
             tap.line(line);
             unsaved = unsaved.take().or(writeln!(said, "{line}").err());
         })?;

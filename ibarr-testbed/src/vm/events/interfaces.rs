@@ -5,6 +5,7 @@
 use std::fs;
 
 use anyhow::{Context as _, Result, ensure};
+use ibarr_user::control::messages::Request;
 use nix::kmod::{DeleteModuleFlags, delete_module};
 use serde_json::Value;
 
@@ -44,7 +45,7 @@ fn renamed(scene: &Scene) -> Result<()> {
         }
         Rig::routes()?;
         eventually(|| {
-            let status = scene.there.ask("status")?;
+            let status = scene.there.ask(&Request::Status)?;
             let interfaces = status["status"]["interfaces"].as_array().context("no interfaces")?;
             let name = format!("{}{to}", THERE.name);
             ensure!(interfaces.iter().any(|one| one["name"] == name.as_str()), "{status}");
@@ -85,7 +86,7 @@ fn reloaded(scene: &mut Scene) -> Result<()> {
 fn answers_nothing(scene: &Scene) -> Result<()> {
     eventually(|| {
         for daemon in [&scene.here, &scene.there] {
-            let status = daemon.ask("status")?;
+            let status = daemon.ask(&Request::Status)?;
             let interfaces = status["status"]["interfaces"].as_array().context("no interfaces")?;
             let answers = |one: &Value| {
                 one["addresses"].as_object().is_some_and(|addresses| !addresses.is_empty())

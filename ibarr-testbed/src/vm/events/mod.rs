@@ -8,13 +8,12 @@ mod interfaces;
 mod paths;
 mod subnet;
 
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, UdpSocket};
 use std::process::ExitCode;
 use std::time::Duration;
 
 use anyhow::{Context as _, Result, ensure};
 use ibarr_common::ib::Gid;
-use ibarr_common::wire::ip2gid::{MAX_LEN, MsgId, PORT, Query, Reply, Version};
+use ibarr_user::control::messages::Request;
 
 use crate::report::Report;
 use crate::rig::{self, B, Caller, INTERFACES, Ibarr, Interface, Place, Rig, eventually};
@@ -57,7 +56,7 @@ impl Scene {
         let there = Ibarr::start("b", B, "", 1)?;
         let scene = Self { rig, here, there };
         eventually(|| {
-            let ports = scene.here.ask("ports")?.to_string();
+            let ports = scene.here.ask(&Request::Ports)?.to_string();
             ensure!(
                 ports.contains("\"port\":\"ibtun0/1\"") && !ports.contains("blocked"),
                 "{ports}"
@@ -93,7 +92,7 @@ impl Scene {
 
     fn end(self) -> Result<()> {
         let Self { here, there, .. } = self;
-        let counters = here.ask("counters")?;
+        let counters = here.ask(&Request::Counters)?;
         let counted = counters["counters"].as_object().context("no counters")?;
         let counted = counted.iter().filter(|(_, count)| **count != 0);
         let counted = counted.map(|(name, count)| format!("{name} {count}"));
@@ -103,26 +102,9 @@ impl Scene {
     }
 }
 
-/// What is answered to whoever asks `target`, a stranger without a daemon; `None` if nothing is.
+/// What a stranger here is answered who asks for `target`; `None` if nothing is.
 fn asked(target: &str) -> Result<Option<Gid>> {
-    const PATIENCE: Duration = Duration::from_millis(500);
-    let target: IpAddr = target.parse()?;
-    let any: IpAddr = match target {
-        IpAddr::V4(_) => Ipv4Addr::UNSPECIFIED.into(),
-        IpAddr::V6(_) => Ipv6Addr::UNSPECIFIED.into(),
-    };
-    // A socket of its own: what comes late is for nobody.
-    let socket = UdpSocket::bind((any, 0))?;
-    socket.set_read_timeout(Some(PATIENCE))?;
-    let query = Query::new(Version::V1, MsgId(7), target).context("nobody's address")?;
-    if socket.send_to(query.emit().as_ref(), (target, PORT)).is_err() {
-        return Ok(None);
-    }
-    let mut reply = [0; MAX_LEN + 1];
-    let Ok((length, _)) = socket.recv_from(&mut reply) else { return Ok(None) };
-    let reply = Reply::parse(&reply[..length]).map_err(|error| anyhow::anyhow!("{error}"))?;
-    ensure!(reply.msg_id == query.msg_id(), "{reply:?}");
-    Ok(reply.gid)
+    rig::query(Place::Here, target, Duration::from_millis(500))
 }
 
 /// Has the kernel take an unused GID for that of an address next door.

@@ -7,6 +7,7 @@ use std::time::Duration;
 use anyhow::{Context as _, Result, ensure};
 use ibarr_common::ib::Gid;
 use ibarr_common::wire::ls::{PathUse, Request, ResolvePath, messages};
+use ibarr_testbed::standin::path_requests::{as_recorded, recorded};
 use nix::errno::Errno;
 use nix::sys::signal::Signal;
 
@@ -90,7 +91,7 @@ fn ipoib(scene: &Scene) -> Result<()> {
     let asked = Asked::of(scene, || {
         rig::run(Place::Here, &["ping", "-n", "-c", "1", "-W", "20", NEAR[0]]).map(drop)
     })?;
-    let request = asked.only(NEIGHBOUR.gid()?)?;
+    let request = asked.only(NEIGHBOUR.gid()?, "IPoIB")?;
     ensure!(request.path_use == PathUse::Unidirectional, "{request:?}");
     ensure!(request.sgid == HERE.gid()? && request.service_id.is_none(), "{request:?}");
     Ok(())
@@ -101,9 +102,10 @@ fn rdma_cm(scene: &Scene, target: &str) -> Result<()> {
     let caller = Caller::patient()?;
     let (id, _) = caller.address(target)?;
     let asked = Asked::of(scene, || caller.route(id).map(drop))?;
-    let request = asked.only(NEIGHBOUR.gid()?)?;
-    ensure!(request.path_use == PathUse::All && request.service_id.is_some(), "{request:?}");
     let is_v4 = target.contains('.');
+    let who = if is_v4 { "rdma_cm, IPv4" } else { "rdma_cm, IPv6" };
+    let request = asked.only(NEIGHBOUR.gid()?, who)?;
+    ensure!(request.path_use == PathUse::All && request.service_id.is_some(), "{request:?}");
     ensure!(request.qos_class.is_some() == is_v4, "{request:?}");
     ensure!(request.tclass.is_some() != is_v4, "{request:?}");
     let path = caller.path(id)?;
@@ -157,8 +159,8 @@ fn while_silent(scene: &Scene) -> Result<()> {
     Ok(())
 }
 
-/// What the kernel has asked for paths.
-struct Asked(Vec<ResolvePath>);
+/// What the kernel has asked for paths, and in which bytes.
+struct Asked(Vec<(ResolvePath, Vec<u8>)>);
 
 impl Asked {
     /// While something is done; all of it was answered with paths.
@@ -171,7 +173,7 @@ impl Asked {
         while let Some(datagram) = spy.receive(Duration::ZERO)? {
             for message in messages(&datagram) {
                 if let Ok(Request::ResolvePath(request)) = Request::parse(&message?) {
-                    asked.push(request);
+                    asked.push((request, datagram.clone()));
                 }
             }
         }
@@ -181,10 +183,14 @@ impl Asked {
         Ok(Self(asked))
     }
 
-    fn only(&self, dgid: Gid) -> Result<ResolvePath> {
-        let mut those = self.0.iter().filter(|request| request.dgid == dgid);
-        let request = those.next().with_context(|| format!("nothing for {dgid}: {:?}", self.0))?;
+    /// The one request for the path to `dgid`, which has the bytes that are recorded of `asker`.
+    fn only(&self, dgid: Gid, asker: &str) -> Result<ResolvePath> {
+        let mut those = self.0.iter().filter(|(request, _)| request.dgid == dgid);
+        let (request, bytes) =
+            those.next().with_context(|| format!("nothing for {dgid}: {:?}", self.0))?;
         ensure!(those.next().is_none(), "more than once: {:?}", self.0);
+        let (said, recorded) = (as_recorded(bytes), recorded(asker).unwrap_or_default());
+        ensure!(said == recorded, "{asker} asks {said}, recorded is {recorded}");
         Ok(*request)
     }
 }

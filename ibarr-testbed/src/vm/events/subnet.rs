@@ -28,8 +28,8 @@ const AFTERWARDS: usize = 200;
 
 pub(super) fn prove(report: &mut Report, scene: &mut Scene) {
     report.claim("while OpenSM is dead, what was learned is known", killed(scene));
-    let claim =
-        "OpenSM is back, has all register anew, and another port has another LID: it is reached";
+    let claim = "OpenSM is back, has all register anew, and another port has another LID: it is \
+                 reached, and the kernel has the path there";
     report.claim(claim, another_lid(scene));
     report.claim("IPoIB is registered again: a connection across the router", rping(B, FAR[0]));
     report.claim("this port has another LID: the kernel has every path", own_lid(scene));
@@ -58,12 +58,9 @@ fn another_lid(scene: &mut Scene) -> Result<()> {
     scene.rig.opensm = Rig::opensm()?;
     has(NEIGHBOUR, lid)?;
     eventually(|| rig::run(Place::Here, &["ping", "-n", "-c", "1", "-W", "1", NEAR[0]]).map(drop))?;
-    // Not claimed: it was seen to stay the old one for a minute.
+    // What IPoIB was answered then contradicts what is remembered.
     let path = Caller::patient()?.path_to(NEAR[0])?;
-    let follows = if path.dlid.get() == lid { "the new" } else { "still the old" };
-    Report::figure(format_args!(
-        "another port has another LID: the kernel's path leads to {follows} one"
-    ));
+    ensure!(path.dlid.get() == lid, "it has LID {lid}: {path:?}");
     Ok(())
 }
 
@@ -127,12 +124,18 @@ fn another_prefix(scene: &mut Scene) -> Result<()> {
              is the aim: {aim}"
         ));
     }
+    let mut silences = 0;
     for _ in 0..AFTERWARDS {
         for target in FAR {
-            let said = asked(target)?;
-            ensure!(said == Some(new), "{target} says {said:?} after {new}");
+            match asked(target)? {
+                None => silences += 1,
+                Some(said) => ensure!(said == new, "{target} says {said} after {new}"),
+            }
         }
     }
+    // One was seen where the machine had much else to do.
+    ensure!(silences <= AFTERWARDS / 10, "{silences} queries are not answered");
+    Report::note(format_args!("{silences} of {} queries are not answered", AFTERWARDS * FAR.len()));
     Ok(())
 }
 

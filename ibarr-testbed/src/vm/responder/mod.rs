@@ -18,6 +18,7 @@ use std::time::Duration;
 use anyhow::{Context as _, Result, ensure};
 use ibarr_common::ib::Gid;
 use ibarr_common::map::Program;
+use ibarr_user::control::messages::Request;
 use nix::sys::signal::Signal;
 use serde_json::Value;
 
@@ -235,7 +236,7 @@ impl<'a> Proof<'a> {
         ensure!(entries == targets, "in the map: {entries:x?}");
         let programs = bpftool::programs(&bpf_dir)?;
         ensure!(programs.contains(self.kind.name), "programs: {programs:?}");
-        let said = self.ibarr.ask("counters")?;
+        let said = self.ibarr.ask(&Request::Counters)?;
         for (reason, count) in bpftool::counters(&bpf_dir, self.kind.program)? {
             let name = format!("bpf.{}.{}", self.kind.responder, reason.replace('_', "-"));
             let said = &said["counters"][&name];

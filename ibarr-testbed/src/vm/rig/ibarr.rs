@@ -2,13 +2,16 @@
 
 use std::fs;
 use std::os::unix::net::UnixDatagram;
+use std::path::Path;
 
-use anyhow::{Context as _, Result, ensure};
+use anyhow::{Context as _, Result, anyhow, ensure};
+use ibarr_user::control::client;
+use ibarr_user::control::messages::{Request, Response};
 use nix::mount::{MsFlags, mount};
 use nix::sys::signal::Signal;
 use serde_json::Value;
 
-use super::{PATIENCE, Place, Process, eventually, run, spawn};
+use super::{PATIENCE, Place, Process, eventually, spawn};
 
 /// Where daemons pin what they leave in the kernel: `ip netns exec` hides what is mounted in /sys.
 const BPFFS: &str = "/run/bpf";
@@ -53,25 +56,26 @@ impl Ibarr {
     /// Has it take another configuration; it is done with that when this returns.
     pub(crate) fn reconfigure(&self, config: &str) -> Result<()> {
         fs::write(file(self.name), config)?;
-        // Where the machine has much else to do, that takes longer than the command waits.
-        eventually(|| self.ask("reload")).map(drop)
+        // Where the machine has much else to do, that takes longer than is waited for an answer.
+        eventually(|| self.ask(&Request::Reload)).map(drop)
     }
 
-    /// What it prints of itself: `status`, `counters` and the like.
-    pub(crate) fn ask(&self, command: &str) -> Result<Value> {
-        let words = ["ibarr", command, "--json", "--run-dir", &run_dir(self.name)];
-        Ok(serde_json::from_str(&run(Place::Here, &words)?)?)
+    /// What it answers, as the command line's `--json` has it; to start that would take most of the
+    /// time.
+    pub(crate) fn ask(&self, request: &Request) -> Result<Value> {
+        let answer = client::ask(Path::new(&run_dir(self.name)), request);
+        let body = answer.map_err(|failure| anyhow!("{request:?}: {}", failure.message))?;
+        Ok(serde_json::to_value(Response::from(body))?)
     }
 
     /// Has it forget what it has learned, of peers and of subnet administrators.
     pub(crate) fn flush(&self) -> Result<()> {
-        let words = ["ibarr", "cache", "--flush", "--run-dir", &run_dir(self.name)];
-        run(Place::Here, &words).map(drop)
+        self.ask(&Request::Flush).map(drop)
     }
 
     /// One of its counters.
     pub(crate) fn count(&self, counter: &str) -> Result<u64> {
-        let counters = self.ask("counters")?;
+        let counters = self.ask(&Request::Counters)?;
         counters["counters"][counter].as_u64().with_context(|| format!("no {counter}: {counters}"))
     }
 

@@ -22,6 +22,7 @@ mod caller;
 mod connections;
 mod ibarr;
 mod process;
+mod query;
 mod sysfs;
 
 use std::fs::{self, File};
@@ -40,6 +41,7 @@ pub(crate) use self::caller::Caller;
 pub(crate) use self::connections::{pair, rping};
 pub(crate) use self::ibarr::{Ibarr, bpf_dir};
 pub(crate) use self::process::{Process, RESULTS, run, spawn};
+pub(crate) use self::query::query;
 
 /// Where a command runs.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
@@ -127,7 +129,7 @@ pub(crate) const FABRIC: &str = "udp:127.0.0.1:7471";
 
 /// How long something may take that a daemon or the kernel does in the background, on a machine
 /// that does other things too.
-const PATIENCE: Duration = Duration::from_mins(1);
+const PATIENCE: Duration = Duration::from_mins(2);
 
 /// What runs as long as the rig stands.
 #[derive(Debug)]

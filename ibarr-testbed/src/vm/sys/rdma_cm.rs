@@ -106,16 +106,16 @@ impl Channel {
     /// route has been resolved.
     pub(crate) fn path(&self, id: Id) -> io::Result<Option<[u8; 64]>> {
         // struct rdma_ucm_query_path_resp: num_paths, reserved, then struct ib_path_rec_data (flags,
-        // reserved, record), of which the first is the path.
-        let mut response = [0; 8 + 8 + 64];
+        // reserved, record), of which the first is the path. Where there is room for one alone, Linux
+        // 6.12 gives none (`ucma_query_path`).
+        let mut response = [0; 8 + 2 * (8 + 64)];
         // struct rdma_ucm_query: response, id, option.
         let mut request = [0; 16];
         request[8..12].copy_from_slice(&id.0.to_ne_bytes());
         request[12..16].copy_from_slice(&QUERY_PATH.to_ne_bytes());
         self.command(QUERY, &mut request, Some((0, &mut response)))?;
-        let (count, rest) = response.split_first_chunk().unwrap_or((&[0; 4], &[]));
-        let record = rest.last_chunk().filter(|_| u32::from_ne_bytes(*count) > 0);
-        Ok(record.copied())
+        let is_there = response.first_chunk().is_some_and(|count| u32::from_ne_bytes(*count) > 0);
+        Ok(response[16..].first_chunk().copied().filter(|_| is_there))
     }
 
     /// The next event; `None` if none comes `within` that time.
