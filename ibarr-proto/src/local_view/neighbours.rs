@@ -188,6 +188,9 @@ impl Neighbours {
             return;
         }
         self.keep(|key, followed| followed.contains(&key.ifindex));
+        if let Some(dump) = &mut self.dump {
+            dump.listed.retain(|key, _| self.followed.contains(&key.ifindex));
+        }
         if self.followed.is_empty() || !self.followed.is_subset(&before) {
             self.leave = self.followed.is_empty();
             self.dump = None;
@@ -224,8 +227,9 @@ impl Neighbours {
     }
 
     pub(super) fn start_dump(&mut self, now: Instant) {
-        self.dump = Some(Dump::default());
-        self.reread.started(now);
+        if self.reread.started(now) {
+            self.dump = Some(Dump::default());
+        }
     }
 
     pub(super) fn list(&mut self, entry: Entry, counters: &mut Counters<Counter>) {

@@ -26,6 +26,8 @@ pub(super) struct Reread {
 #[derive(Clone, Copy, Eq, PartialEq)]
 enum Waiting {
     No,
+    /// Until it is asked for, all that comes was begun too early.
+    Owed,
     Asked,
     Started,
 }
@@ -57,9 +59,9 @@ impl Reread {
         std::mem::take(&mut self.request)
     }
 
-    /// Asks as soon as the gap allows, whatever was asked before.
+    /// Asks as soon as the gap allows, whatever was asked before, and whatever of that still comes.
     pub(super) const fn restart(&mut self) {
-        self.waiting = Waiting::No;
+        self.waiting = Waiting::Owed;
         self.again = false;
         self.request = false;
         self.due = self.earliest;
@@ -70,7 +72,7 @@ impl Reread {
         if now < self.due {
             return false;
         }
-        let overdue = self.waiting != Waiting::No;
+        let overdue = matches!(self.waiting, Waiting::Asked | Waiting::Started);
         self.waiting = Waiting::Asked;
         self.request = true;
         self.due = now + Self::PATIENCE;
@@ -80,18 +82,22 @@ impl Reread {
     pub(super) fn wanted(&mut self, now: Instant) {
         match self.waiting {
             Waiting::No => self.due = self.due.min(self.earliest.max(now)),
-            Waiting::Asked => {}
+            Waiting::Owed | Waiting::Asked => {}
             Waiting::Started => self.again = true,
         }
     }
 
-    /// One that fails is started again, but the patience is with all of them together.
-    pub(super) fn started(&mut self, now: Instant) {
-        if self.waiting == Waiting::No {
-            self.due = now + Self::PATIENCE;
+    /// One that fails is started again, but the patience is with all of them together. Tells whether
+    /// it counts.
+    pub(super) fn started(&mut self, now: Instant) -> bool {
+        match self.waiting {
+            Waiting::Owed => return false,
+            Waiting::No => self.due = now + Self::PATIENCE,
+            Waiting::Asked | Waiting::Started => {}
         }
         self.waiting = Waiting::Started;
         self.again = false;
+        true
     }
 
     pub(super) fn done(&mut self, now: Instant) {

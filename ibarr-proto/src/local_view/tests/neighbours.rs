@@ -148,6 +148,7 @@ fn only_the_hardware_address_of_a_port_is_one_to_send_to() {
 fn neighbours_of_other_interfaces_are_nobodys_business() {
     let mut story = Story::following(Limits::default());
     story.link(ether(2)).link(ib(3, 3)).link(ib(4, 4)).told("");
+    assert_eq!(story.asked(NOW + Reread::GAP), [Request::Dump(Subject::Neighbours)]);
     let listed = [1, 2, 3, 4].map(|on| entry(on, "10.1.0.9", State::Reachable, 9));
     story.neighbours(listed).knows(&[("10.1.0.9", 9), ("10.1.0.9", 9)]);
     let on: Vec<_> = story.view.neighbours().map(|neighbour| neighbour.ifindex.get()).collect();
@@ -172,6 +173,33 @@ fn an_interface_that_is_followed_anew_voids_the_dump_that_passed_it_over() {
     story.say(Input::ListedNeighbour(entry(4, "10.1.0.9", State::Reachable, 9)));
     story.say(Input::NeighboursDone).knows(&[]);
     assert_eq!(story.asked(NOW + Reread::GAP), [Request::Dump(Subject::Neighbours)]);
+}
+
+#[test]
+fn what_a_dump_has_listed_of_an_interface_that_is_left_is_forgotten() {
+    let mut story = Story::following(Limits::default());
+    story.link(ib(4, 4)).told("");
+    assert_eq!(story.asked(NOW + Reread::GAP), [Request::Dump(Subject::Neighbours)]);
+    story.say(Input::NeighboursStarted);
+    story.say(Input::ListedNeighbour(entry(4, "10.1.0.9", State::Reachable, 9)));
+    story.say(Input::LinkGone(index(4))).told("");
+    story.say(Input::NeighbourGone(index(4), ip("10.1.0.9")));
+    story.say(Input::NeighboursDone).knows(&[]);
+}
+
+#[test]
+fn a_dump_of_before_that_is_heard_of_late_is_not_the_one_that_is_wanted() {
+    let mut story = Story::following(Limits::default());
+    story.view.reconfigure(config(&[], &[]));
+    story.told("");
+    assert_eq!(story.asked(NOW), [Request::Leave(Subject::Neighbours)]);
+    story.view.reconfigure(following());
+    story.told("");
+    // It was on its way when we left, and its end never comes.
+    story.say(Input::NeighboursStarted);
+    story.say(Input::ListedNeighbour(reachable("10.1.0.9", 9)));
+    assert_eq!(story.asked(NOW + Reread::GAP), [Request::Dump(Subject::Neighbours)]);
+    story.neighbours([reachable("10.1.0.8", 8)]).knows(&[("10.1.0.8", 8)]);
 }
 
 #[test]
