@@ -339,11 +339,11 @@ impl Engine {
                     }
                 }
                 Request::Path { path } => self.ask_path(now, &path, answer),
-                Request::Reload => self.reload(Some(answer)),
+                Request::Reload => self.reload(now, Some(answer)),
                 // Whoever asked may be gone.
                 request => drop(answer.send(self.tell(now, &request))),
             },
-            Input::Command(Command::Reload) => self.reload(None),
+            Input::Command(Command::Reload) => self.reload(now, None),
             Input::Command(Command::End) => self.end(now),
             Input::Timeout => {}
         }

@@ -4,6 +4,7 @@
 
 use std::path::PathBuf;
 
+use ibarr_common::Instant;
 use tokio::sync::oneshot;
 use tracing::{error, info, warn};
 
@@ -11,16 +12,15 @@ use super::Engine;
 use crate::causes::chain;
 use crate::config::Config;
 use crate::control::messages::{Body, Failure, FailureKind, Response};
-use crate::sys::clock;
 
 impl Engine {
     /// All of the file takes effect, or none of it. Whoever asked hears of it when it has.
-    pub(super) fn reload(&mut self, asked: Option<oneshot::Sender<Response>>) {
+    pub(super) fn reload(&mut self, now: Instant, asked: Option<oneshot::Sender<Response>>) {
         self.systemd.reloading();
         self.is_reloading = true;
         let response = match self.options.load() {
             Ok((config, file)) => {
-                self.reconfigure(config, file);
+                self.reconfigure(now, config, file);
                 let done = format!("configuration: {}", self.config_name());
                 info!("reloaded, {done}");
                 Body::Done { done }.into()
@@ -46,8 +46,7 @@ impl Engine {
         self.systemd.ready();
     }
 
-    fn reconfigure(&mut self, config: Config, file: Option<PathBuf>) {
-        let now = clock::now();
+    fn reconfigure(&mut self, now: Instant, config: Config, file: Option<PathBuf>) {
         self.node.reconfigure(now, config.node());
         self.responder.reconfigure(now, config.responder.clone(), config.allow.clone());
         let port = |config: &Config| config.client.settings().udp_port;

@@ -257,16 +257,14 @@ impl<'a> Proof<'a> {
     fn killed(&mut self) -> Result<()> {
         let more = format!("lease = \"{}s\"", LEASE.as_secs());
         self.ibarr.reconfigure(&config(self.kind.responder, &more))?;
+        // At once: what was changed is in effect when the answer is there.
         self.ibarr.kill()?;
         self.answers_all()?;
-        let bpf_dir = self.ibarr.bpf_dir();
+        let left = self.lease_ms()?;
+        ensure!(u128::from(left) <= LEASE.as_millis(), "the lease ends in {left} ms");
         thread::sleep(LEASE);
-        rig::eventually(|| {
-            let words = ["ibarr", "cache", "--kernel", "--json", "--bpf-dir", &bpf_dir];
-            let shown: Value = serde_json::from_str(&rig::run(N, &words)?)?;
-            ensure!(shown["kernel"]["lease-ends-in-ms"] == 0, "{shown}");
-            Ok(())
-        })?;
+        let left = self.lease_ms()?;
+        ensure!(left == 0, "the lease ends in {left} ms");
         let (answered, over) = (self.counted("answered")?, self.counted("lease_over")?);
         for (id, asker) in (0..).zip(ASKERS) {
             asker.ask_in_vain(id)?;
@@ -274,6 +272,13 @@ impl<'a> Proof<'a> {
         let over = self.counted("lease_over")? - over;
         ensure!(self.counted("answered")? == answered && over == EVERYBODY, "{over} were passed");
         Ok(())
+    }
+
+    fn lease_ms(&self) -> Result<u64> {
+        let bpf_dir = self.ibarr.bpf_dir();
+        let words = ["ibarr", "cache", "--kernel", "--json", "--bpf-dir", &bpf_dir];
+        let shown: Value = serde_json::from_str(&rig::run(N, &words)?)?;
+        shown["kernel"]["lease-ends-in-ms"].as_u64().with_context(|| format!("{shown}"))
     }
 
     /// One of the program's counters.
