@@ -128,3 +128,53 @@ fn by_chance(mean: f64) -> f64 {
 fn count(count: u64) -> f64 {
     count as f64
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const NODES: u16 = 1_000;
+
+    /// One second of each event.
+    fn exceeded(busy: Event, second: Second) -> Vec<String> {
+        let phases = Event::ALL.map(|event| Phase {
+            event,
+            seconds: vec![if event == busy { second } else { Second::default() }],
+        });
+        let bounds = bounds(&Plan::new(NODES.into()), &phases);
+        bounds.into_iter().filter(|bound| !bound.holds()).map(|bound| bound.what).collect()
+    }
+
+    #[test]
+    fn each_bound_holds_for_silence_and_for_one_more_than_it_allows_does_not() {
+        assert_eq!(exceeded(Event::Steady, Second::default()), [""; 0]);
+        let nodes = u64::from(NODES);
+        let mads = |mads| Second { mads, ..Second::default() };
+        // Six MADs a node, and three for what is answered.
+        for event in [Event::PowerOn, Event::Register, Event::Takeover] {
+            assert_eq!(exceeded(event, mads(6 * nodes)), [""; 0]);
+            let what = format!("{event}: MADs up to a second, in second 0");
+            assert_eq!(exceeded(event, mads(6 * nodes + 1)), [what]);
+            let answered = Second { answered: 1, ..mads(6 * nodes + 3) };
+            assert_eq!(exceeded(event, answered), [""; 0]);
+        }
+        // In the first of five seconds: a fifth of the nodes, and what chance adds to 200.
+        let infos = |infos| Second { infos, ..Second::default() };
+        assert_eq!(exceeded(Event::Takeover, infos(284)), [""; 0]);
+        let what = "another SM takes over: ClassPortInfos up to a second, in second 0";
+        assert_eq!(exceeded(Event::Takeover, infos(285)), [what]);
+        // Three for each of those.
+        let doubts = |doubts| Second { doubts, ..Second::default() };
+        for event in [Event::Register, Event::Takeover] {
+            assert_eq!(exceeded(event, doubts(746)), [""; 0]);
+            let what = format!("{event}: doubted paths asked for in a second, in second 0");
+            assert_eq!(exceeded(event, doubts(747)), [what]);
+        }
+        // 25 answers a node that live for an hour, or half of one.
+        let first = |connections| Second { connections, ..Second::default() };
+        assert_eq!(exceeded(Event::Steady, mads(11)), [""; 0]);
+        assert_eq!(exceeded(Event::Steady, mads(12)).len(), 1);
+        assert_eq!(exceeded(Event::Steady, first(36)), [""; 0]);
+        assert_eq!(exceeded(Event::Steady, first(37)).len(), 1);
+    }
+}
