@@ -366,6 +366,8 @@ fn next_hops_are_in_the_map_where_the_program_has_to_know_them_and_nowhere_else(
     // They stay, and there is no new lease, until it is known who is there.
     assert_eq!(neighbours(&mut story), ["10.1.0.8 dev 1 at 7", "10.1.0.9 dev 1 at 7"]);
     assert_eq!(story.kernel().cfg.lease_end, 0);
+    // Now it asks.
+    story.view.handle_timeout(T0);
     story.say(Input::NeighboursStarted).say(Input::ListedNeighbour(neighbour(8, 8)));
     story.say(Input::NeighboursDone).turn(T0);
     assert_eq!(neighbours(&mut story), ["10.1.0.8 dev 1 at 8"]);
