@@ -141,7 +141,9 @@ pub fn own_directory() -> Result<()> {
         mount(Some(&entry.path()), &target, none, MsFlags::MS_BIND | MsFlags::MS_REC, none)
             .with_context(|| format!("cannot show {}", target.display()))?;
     }
-    fs::create_dir(DIRECTORY).context("cannot make /run/netns")
+    fs::create_dir(DIRECTORY).context("cannot make /run/netns")?;
+    // Or `ip` would make it a mount itself, which stays.
+    tmpfs(DIRECTORY)
 }
 
 /// iproute2's `ip`.

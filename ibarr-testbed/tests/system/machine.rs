@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 use std::ffi::OsStr;
 use std::io::Read;
-use std::os::unix::fs::PermissionsExt;
+use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
 use std::sync::OnceLock;
@@ -190,6 +190,30 @@ fn mounts() -> Vec<PathBuf> {
     let text = fs::read_to_string("/proc/thread-self/mountinfo").unwrap_or_default();
     let points = text.lines().filter_map(|line| line.split(' ').nth(4));
     points.rev().map(PathBuf::from).collect()
+}
+
+#[test]
+fn whether_there_was_a_directory_of_namespaces_or_not_there_is_one_to_be_mounted_on() {
+    for was_there in [true, false] {
+        let test = thread::spawn(move || {
+            unshare(CloneFlags::CLONE_NEWNS).unwrap();
+            let none: Option<&str> = None;
+            mount(none, "/", none, MsFlags::MS_REC | MsFlags::MS_PRIVATE, none).unwrap();
+            mount(none, "/run", Some("tmpfs"), MsFlags::empty(), none).unwrap();
+            fs::write("/run/other", "").unwrap();
+            if was_there {
+                fs::create_dir(netns::DIRECTORY).unwrap();
+            }
+            netns::own_directory().unwrap();
+            let device = |path: &str| fs::metadata(path).unwrap().dev();
+            let is_mount = device(netns::DIRECTORY) != device("/run");
+            (is_mount, names(Path::new(netns::DIRECTORY)), names(Path::new("/run")))
+        });
+        let (is_mount, namespaces, others) = test.join().unwrap();
+        assert!(is_mount, "`ip` would mount it, and leave that behind");
+        assert_eq!(namespaces, BTreeSet::new());
+        assert_eq!(others, ["/run/netns", "/run/other"].map(str::to_owned).into());
+    }
 }
 
 #[test]
