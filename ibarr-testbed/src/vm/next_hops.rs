@@ -124,8 +124,14 @@ fn answers_by_xdp(daemon: &Ibarr, place: Place, target: &str, next_hop: &str) ->
     Ok(())
 }
 
-/// The kernel forgets its neighbours, then one of them asks.
+/// The kernel forgets its neighbours, then one of them asks, who himself knows where to: if he had to
+/// ask for that, the kernel would have met him by then, and XDP answer.
 fn meets(daemon: &Ibarr, target: &str, next_hop: &str) -> Result<()> {
+    let link: Value = serde_json::from_str(&ip(N, &format!("-json link show dev {INTERFACE}"))?)?;
+    let hwaddr = link[0]["address"].as_str().context("no hardware address")?;
+    let here = rig::INTERFACES[0].name;
+    let known = format!("{target} lladdr {hwaddr} dev {here} nud permanent");
+    ip(Place::Here, &format!("neighbour replace {known}"))?;
     ip(N, &format!("neighbour flush dev {INTERFACE}"))?;
     eventually(|| {
         let known = next_hops(daemon)?;
@@ -136,7 +142,7 @@ fn meets(daemon: &Ibarr, target: &str, next_hop: &str) -> Result<()> {
     ask(Place::Here, target, 1)?;
     let now = counts(daemon)?;
     ensure!((now.0, now.1) == (before.0, before.1 + 1), "{before:?}, then {now:?}");
-    Ok(())
+    ip(Place::Here, &format!("neighbour delete {target} dev {here}")).map(drop)
 }
 
 /// What XDP has answered, and what the daemon.
