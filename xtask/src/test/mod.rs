@@ -16,11 +16,11 @@ use crate::artifacts::{self, Artifact};
 use crate::privilege::Privilege;
 use crate::workspace::Workspace;
 
-/// Prove it: all levels, `fast` (those that need nothing), or the levels named
+/// Prove it: all levels, `fast` (those that need nothing), `vm` (those in guests), or the levels named
 #[derive(clap::Args)]
 #[command(after_help = levels::help())]
 pub(crate) struct Args {
-    /// `all`, `fast`, or levels
+    /// `all`, `fast`, `vm`, or levels
     #[arg(default_value = "all")]
     levels: Vec<String>,
     /// Stay an ordinary user: levels that need root are not run

@@ -224,9 +224,7 @@ pub(crate) fn prove_rdma(workspace: &Workspace) -> Result<Result<usize>> {
         tools::root(workspace, set)?;
     }
     let mut scenarios = vec![Scenario::Ibtun { records: ODD_RECORDS }];
-    // How long it takes is no claim, and what may happen to a subnet takes long: both are run by hand.
-    let in_ci = [Fabric::A, Fabric::B, Fabric::D, Fabric::F];
-    scenarios.extend(in_ci.map(|scenario| Scenario::Run { scenario: Some(scenario) }));
+    scenarios.extend(all_on_the_fabric());
     let built = checkpatch::check(workspace).and_then(|()| machines.build_module(workspace));
     Ok(built.and_then(|()| prove_all(workspace, &machines, &scenarios, DEADLINE)))
 }
