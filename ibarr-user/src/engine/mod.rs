@@ -351,6 +351,18 @@ impl Engine {
 
     fn drain(&mut self, now: Instant) {
         self.node.handle_timeout(now);
+        self.carry_out(now);
+        self.tell_restored();
+        self.keep_paths(now);
+        self.mirror_cache(now);
+        self.responder.handle_timeout(now, self.node.view());
+        self.guard_servers();
+        self.responder.go_on();
+        self.end_reload();
+    }
+
+    /// Does what the cores have decided.
+    fn carry_out(&mut self, now: Instant) {
         // What has no room yet is sent before anything else is asked for.
         while let Some(output) =
             self.node.poll(Room { local_service: self.local_service.has_room() })
@@ -382,13 +394,6 @@ impl Engine {
                 }
             }
         }
-        self.tell_restored();
-        self.keep_paths(now);
-        self.mirror_cache(now);
-        self.responder.handle_timeout(now, self.node.view());
-        self.guard_servers();
-        self.responder.go_on();
-        self.end_reload();
     }
 
     fn serve_kernel(&mut self, now: Instant, event: ls::Event) {
@@ -423,6 +428,8 @@ impl Engine {
             if is_all {
                 return true;
             }
+            // Somebody waits for it: not for us to find that nobody else does.
+            self.carry_out(now);
         }
         false
     }
