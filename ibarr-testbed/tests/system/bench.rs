@@ -123,8 +123,10 @@ fn paths_are_measured_and_few_questions_asked_of_the_administrator() {
         let count = |name: &str| storm[name].as_u64().unwrap();
         assert_eq!((count("requests"), count("questions")), (20_000, 1_000));
         assert_eq!(count("undelivered"), 0, "{storm}");
-        // On a machine that has other things to do, a question is asked more than once.
-        assert!((1_000..=5_000).contains(&(count("queries") + count("errors"))), "{storm}");
+        // On a machine that has other things to do, a question is asked more than once, and all who
+        // wait for it are told to ask themselves if it is not answered in time.
+        assert!((1_000..=5_000).contains(&count("queries")), "{storm}");
+        assert!(count("errors") < count("requests"), "{storm}");
     }
     assert!(run.rows("caches")[1]["bytes_per_entry"].as_f64().unwrap() > 0.0);
     assert!(run.drawing.contains("target: 0.3 of the echo"), "{}", run.drawing);
