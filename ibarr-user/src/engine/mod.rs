@@ -158,8 +158,9 @@ const LAST_WORDS: Duration = Duration::from_secs(1);
 /// Turns of reading then: more than the socket's buffer holds.
 const READS_AT_END: usize = 128;
 
-/// The longest request has 160 bytes, and the kernel sends each alone.
-const REQUEST_BUFFER: usize = 4096;
+/// The longest request has 160 bytes, and the kernel sends each alone. To clear four times as much each
+/// time took longer than to find the answer, where a processor clears byte by byte.
+const REQUEST_BUFFER: usize = 1024;
 
 impl Engine {
     /// Opens what the daemon works with. Must be called within a runtime.
