@@ -5,6 +5,7 @@
 //! nothing itself: what a peer, the kernel or an administrator gets is said by the cores.
 
 mod asks;
+mod inputs;
 mod learned;
 mod paths;
 mod reload;
@@ -32,9 +33,10 @@ use tokio::task::AbortHandle;
 use tracing::{debug, error, info};
 
 use self::asks::Asks;
+use self::inputs::{Input, Inputs};
 use self::paths::PathAsks;
 use self::snapshot::Snapshots;
-use crate::bpf::{self, Responder};
+use crate::bpf::Responder;
 use crate::config::Config;
 use crate::control::messages::{Body, Failure, FailureKind, Request, Response};
 use crate::control::server::Ask;
@@ -44,12 +46,12 @@ use crate::sys::local_service::Received;
 use crate::sys::timer::Timer;
 use crate::sys::udp::Source;
 use crate::transport::local_service as ls;
-use crate::transport::ports::{self, Ports};
-use crate::transport::queries::{Datagram, Sockets};
-use crate::transport::rtnetlink::{self, NudgeError, Nudged, Nudger, Place, RouteAnswer};
+use crate::transport::ports::Ports;
+use crate::transport::queries::Sockets;
+use crate::transport::rtnetlink::{self, Nudger, Place, RouteAnswer};
 use crate::transport::server::{Batch, Reply, State};
-use crate::transport::snapshot::{self as kept, Keeper};
-use crate::transport::umad::{self, Umads};
+use crate::transport::snapshot::Keeper;
+use crate::transport::umad::Umads;
 use crate::transport::{self, Counters};
 
 /// What an engine starts from.
@@ -99,22 +101,9 @@ pub struct Engine {
     /// Set by a signal.
     ends_at: Option<Instant>,
     inputs: Inputs,
+    /// For servers that are started anew.
+    batches: mpsc::Sender<Batch>,
     counters: Arc<Counters>,
-}
-
-/// The ends of the transports' channels that the engine reads.
-struct Inputs {
-    view: mpsc::Receiver<local_view::Input>,
-    routes: mpsc::Receiver<RouteAnswer>,
-    ports: mpsc::Receiver<ports::Event>,
-    mads: mpsc::Receiver<umad::Event>,
-    snapshots: mpsc::Receiver<kept::Event>,
-    nudged: mpsc::Receiver<Result<Nudged, NudgeError>>,
-    responder: mpsc::Receiver<bpf::Progress>,
-    batches: mpsc::Receiver<Batch>,
-    /// Kept open for servers that are started anew.
-    batch_sender: mpsc::Sender<Batch>,
-    datagrams: mpsc::Receiver<Datagram>,
 }
 
 /// A socket of the ip2gid port, in the hands of its task.
@@ -125,24 +114,6 @@ struct ServerSocket {
     /// By the programs of this generation.
     guarded: Option<u32>,
     task: AbortHandle,
-}
-
-/// Everything that can happen.
-enum Input {
-    View(local_view::Input),
-    Route(RouteAnswer),
-    Queries(Batch),
-    Datagram(Datagram),
-    Port(ports::Event),
-    Mad(umad::Event),
-    Snapshot(kept::Event),
-    LocalService(ls::Event),
-    Nudged(Result<Nudged, NudgeError>),
-    Responder(bpf::Progress),
-    Ask(Ask),
-    Command(Command),
-    /// The time has come that a core asked for.
-    Timeout,
 }
 
 /// Inputs that are taken in one turn, with one reading of the clock, before the cores are drained.
@@ -170,16 +141,26 @@ impl Engine {
     pub fn start(setup: Setup) -> io::Result<Self> {
         let Setup { options, config, file, rng, local_service, systemd } = setup;
         let counters = Arc::new(Counters::default());
+        let mut inputs = Inputs::default();
         let (watch, view) = rtnetlink::Watch::start(&counters)?;
-        let (routes, route_answers) = rtnetlink::Routes::start(Arc::clone(&counters))?;
-        let (ports, port_events) = Ports::start(options.dirs.clone())?;
+        inputs.hear(view, Input::View);
+        let (routes, answers) = rtnetlink::Routes::start(Arc::clone(&counters))?;
+        inputs.hear(answers, Input::Route);
+        let (ports, events) = Ports::start(options.dirs.clone())?;
+        inputs.hear(events, Input::Port);
         let (mad_sender, mads) = mpsc::channel(transport::MADS);
-        let (keeper, snapshots) = Keeper::start(Arc::clone(&counters))?;
+        inputs.hear(mads, Input::Mad);
+        let (keeper, events) = Keeper::start(Arc::clone(&counters))?;
+        inputs.hear(events, Input::Snapshot);
         let (nudger, outcomes) = Nudger::start()?;
+        inputs.hear(outcomes, Input::Nudged);
         let (responder, progress) =
             Responder::start(options.bpf(), config.responder.clone(), config.allow.clone())?;
-        let (batch_sender, batches) = mpsc::channel(transport::BATCHES);
+        inputs.hear(progress, Input::Responder);
+        let (batches, queries) = mpsc::channel(transport::BATCHES);
+        inputs.hear(queries, Input::Queries);
         let (datagram_sender, datagrams) = mpsc::channel(transport::DATAGRAMS);
+        inputs.hear(datagrams, Input::Datagram);
         let now = clock::now();
         let mut engine = Self {
             started: now,
@@ -207,18 +188,8 @@ impl Engine {
             is_reloading: false,
             reloads: Vec::new(),
             ends_at: None,
-            inputs: Inputs {
-                view,
-                routes: route_answers,
-                ports: port_events,
-                mads,
-                snapshots,
-                nudged: outcomes,
-                responder: progress,
-                batches,
-                batch_sender,
-                datagrams,
-            },
+            inputs,
+            batches,
             counters,
             options,
             file,
@@ -233,11 +204,13 @@ impl Engine {
 
     /// Runs until a signal ends it. It is ready when the node's addresses are known and each server
     /// socket and the responder in the kernel serve or have said why not.
-    pub async fn run(mut self, mut asks: mpsc::Receiver<Ask>, mut signals: Signals) {
+    pub async fn run(mut self, asks: mpsc::Receiver<Ask>, signals: Signals) {
+        self.inputs.hear(asks, Input::Ask);
+        self.inputs.heed(signals);
         let mut was_ready = false;
         self.drain(clock::now());
         while !self.has_ended() {
-            let input = self.next(&mut asks, &mut signals).await;
+            let input = self.next().await;
             let now = clock::now();
             let mut next = Some(input);
             for _ in 0..INPUTS_PER_TURN {
@@ -260,8 +233,9 @@ impl Engine {
         Box::pin(self.keep_paths_at_end()).await;
     }
 
-    /// Waits for the next thing to happen.
-    async fn next(&mut self, asks: &mut mpsc::Receiver<Ask>, signals: &mut Signals) -> Input {
+    /// Waits for the next thing to happen. The kernel's requests come first, for somebody waits; each
+    /// turn takes others, too, so that they have theirs.
+    async fn next(&mut self) -> Input {
         let due = [
             self.node.poll_timeout(),
             self.responder.poll_timeout(),
@@ -280,18 +254,9 @@ impl Engine {
             }
         };
         tokio::select! {
-            command = signals.next() => Input::Command(command),
-            Some(input) = self.inputs.view.recv() => Input::View(input),
-            Some(answer) = self.inputs.routes.recv() => Input::Route(answer),
-            Some(datagram) = self.inputs.datagrams.recv() => Input::Datagram(datagram),
-            Some(event) = self.inputs.ports.recv() => Input::Port(event),
-            Some(event) = self.inputs.mads.recv() => Input::Mad(event),
-            Some(event) = self.inputs.snapshots.recv() => Input::Snapshot(event),
-            Some(batch) = self.inputs.batches.recv() => Input::Queries(batch),
-            Some(outcome) = self.inputs.nudged.recv() => Input::Nudged(outcome),
-            Some(progress) = self.inputs.responder.recv() => Input::Responder(progress),
+            biased;
             event = self.local_service.next() => Input::LocalService(event),
-            Some(ask) = asks.recv() => Input::Ask(ask),
+            Some(input) = self.inputs.next() => input,
             _ = self.timer.expired() => Input::Timeout,
             () = serving => Input::Timeout,
         }
@@ -521,7 +486,7 @@ impl Engine {
         let port = self.config.client.settings().udp_port.get();
         for family in [Family::V4, Family::V6] {
             let (sender, state) = watch::channel(State::Starting);
-            let batches = self.inputs.batch_sender.clone();
+            let batches = self.batches.clone();
             let counters = Arc::clone(&self.counters);
             let serve = transport::server::serve(family, port, batches, sender, counters);
             let task = tokio::spawn(serve).abort_handle();
@@ -543,25 +508,6 @@ impl Engine {
         self.node.view().confirmed_at().is_some()
             && self.servers.iter().all(ServerSocket::has_started)
             && self.responder.is_settled()
-    }
-}
-
-impl Inputs {
-    /// The next input that is there already.
-    fn poll(&mut self) -> Option<Input> {
-        if let Ok(input) = self.view.try_recv() {
-            return Some(Input::View(input));
-        }
-        if let Ok(answer) = self.routes.try_recv() {
-            return Some(Input::Route(answer));
-        }
-        if let Ok(event) = self.mads.try_recv() {
-            return Some(Input::Mad(event));
-        }
-        if let Ok(datagram) = self.datagrams.try_recv() {
-            return Some(Input::Datagram(datagram));
-        }
-        None
     }
 }
 

@@ -11,6 +11,7 @@ use tokio::time::timeout;
 use tracing::{debug, info, warn};
 
 use super::Engine;
+use super::inputs::Input;
 use crate::transport::snapshot::{Event, Keeper, Order};
 
 /// Whether and when paths are written down.
@@ -97,6 +98,7 @@ impl Engine {
             Event::Refused(reason) => warn!("the snapshot of paths is left alone: {reason}"),
             Event::Written => debug!("paths are kept for the next daemon"),
             Event::NotWritten(reason) => warn!("paths are not kept for the next daemon: {reason}"),
+            Event::Ended => {}
         }
     }
 
@@ -119,9 +121,9 @@ impl Engine {
 
     /// Writes the last one, all at once: nobody waits for anything else any more.
     pub(super) async fn keep_paths_at_end(self) {
-        let Self { snapshots, node, inputs, .. } = self;
+        let Self { snapshots, node, mut inputs, .. } = self;
         let Snapshots { keeper, file: Some(file), .. } = snapshots else { return };
-        let (paths, mut events) = (node.paths(), inputs.snapshots);
+        let paths = node.paths();
         let write = async {
             let mut walk = paths.walk(crate::sys::clock::now());
             keeper.order(Order::Begin(file, walk.ports())).await;
@@ -136,10 +138,13 @@ impl Engine {
             // The thread ends when it has done all of it.
             drop(keeper);
             let mut last = None;
-            while let Some(event) = events.recv().await {
-                last = Some(event);
+            loop {
+                match inputs.next().await {
+                    None | Some(Input::Snapshot(Event::Ended)) => break last,
+                    Some(Input::Snapshot(event)) => last = Some(event),
+                    Some(_) => {}
+                }
             }
-            last
         };
         match timeout(LAST_WORDS, write).await {
             Ok(Some(Event::Written)) => info!("paths are kept for the next daemon"),

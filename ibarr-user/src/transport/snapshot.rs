@@ -51,6 +51,8 @@ pub enum Event {
     Written,
     /// The one before is, for this reason.
     NotWritten(String),
+    /// There will be no more: nobody is left to give orders.
+    Ended,
 }
 
 impl Keeper {
@@ -110,6 +112,7 @@ impl Thread {
                 return;
             }
         }
+        drop(self.events.blocking_send(Event::Ended));
     }
 
     /// Nothing if there is no file.

@@ -1,0 +1,111 @@
+// SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
+
+//! Everything that can happen, but for what the engine waits for itself: the kernel's requests and
+//! the time.
+//!
+//! There are a dozen channels, and nearly always all but one are silent. To ask each of them after
+//! every request of the kernel would cost more than the answer, so a channel is looked at only when
+//! something was put into it since.
+
+use futures_util::stream::{self, BoxStream, SelectAll};
+use futures_util::{FutureExt as _, StreamExt as _};
+use ibarr_proto::local_view;
+use tokio::sync::mpsc;
+
+use crate::bpf;
+use crate::control::server::Ask;
+use crate::daemon::{Command, Signals};
+use crate::transport::local_service as ls;
+use crate::transport::queries::Datagram;
+use crate::transport::rtnetlink::{NudgeError, Nudged, RouteAnswer};
+use crate::transport::server::Batch;
+use crate::transport::{ports, snapshot, umad};
+
+/// Everything that can happen.
+pub(super) enum Input {
+    View(local_view::Input),
+    Route(RouteAnswer),
+    Queries(Batch),
+    Datagram(Datagram),
+    Port(ports::Event),
+    Mad(umad::Event),
+    Snapshot(snapshot::Event),
+    LocalService(ls::Event),
+    Nudged(Result<Nudged, NudgeError>),
+    Responder(bpf::Progress),
+    Ask(Ask),
+    Command(Command),
+    /// The time has come that a core asked for.
+    Timeout,
+}
+
+/// The ends of the channels that the engine reads.
+#[derive(Default)]
+pub(super) struct Inputs(SelectAll<BoxStream<'static, Input>>);
+
+impl Inputs {
+    /// Hears `channel`, too, until its other end is dropped.
+    pub(super) fn hear<T: Send + 'static>(
+        &mut self,
+        mut channel: mpsc::Receiver<T>,
+        input: fn(T) -> Input,
+    ) {
+        let items = stream::poll_fn(move |context| channel.poll_recv(context));
+        self.0.push(items.map(input).boxed());
+    }
+
+    /// Hears `signals`, too.
+    pub(super) fn heed(&mut self, signals: Signals) {
+        let commands = stream::unfold(signals, async |mut signals| {
+            Some((Input::Command(signals.next().await), signals))
+        });
+        self.0.push(commands.boxed());
+    }
+
+    /// Waits for the next one; `None` if no other end is left. May be dropped at any time.
+    pub(super) async fn next(&mut self) -> Option<Input> {
+        self.0.next().await
+    }
+
+    /// The next one, if it is there already.
+    pub(super) fn poll(&mut self) -> Option<Input> {
+        self.next().now_or_never().flatten()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn route(inputs: &mut Inputs) -> mpsc::Sender<()> {
+        let (sender, channel) = mpsc::channel(4);
+        inputs.hear(channel, |()| Input::Timeout);
+        sender
+    }
+
+    #[tokio::test(flavor = "current_thread")]
+    async fn what_came_before_and_after_a_vain_look_is_heard() {
+        let mut inputs = Inputs::default();
+        assert!(inputs.next().await.is_none());
+        let channels = [route(&mut inputs), route(&mut inputs)];
+        assert!(inputs.poll().is_none());
+        for channel in &channels {
+            channel.try_send(()).unwrap();
+            channel.try_send(()).unwrap();
+        }
+        for _ in 0..4 {
+            assert!(inputs.poll().is_some());
+        }
+        assert!(inputs.poll().is_none());
+        // A look leaves nobody to be woken, which whoever waits next must not depend on.
+        channels[1].try_send(()).unwrap();
+        assert!(inputs.next().await.is_some());
+        let [left, gone] = channels;
+        drop(gone);
+        assert!(inputs.poll().is_none());
+        let later = tokio::spawn(async move { left.send(()).await });
+        assert!(inputs.next().await.is_some());
+        later.await.unwrap().unwrap();
+        assert!(inputs.next().await.is_none());
+    }
+}
