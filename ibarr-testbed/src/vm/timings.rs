@@ -74,10 +74,13 @@ enum Row {
     RouteIbacm,
     RouteMemory,
     RouteAsked,
+    BothAlone,
+    BothIbacm,
+    BothMemory,
 }
 
 impl Row {
-    const ALL: [Self; 8] = [
+    const ALL: [Self; 11] = [
         Self::AddressKnown,
         Self::AddressArp,
         Self::AddressMemory,
@@ -86,6 +89,9 @@ impl Row {
         Self::RouteIbacm,
         Self::RouteMemory,
         Self::RouteAsked,
+        Self::BothAlone,
+        Self::BothIbacm,
+        Self::BothMemory,
     ];
 
     fn name(self) -> &'static str {
@@ -98,15 +104,19 @@ impl Row {
             Self::RouteIbacm => "route, ibacm's memory",
             Self::RouteMemory => "route, ibarr's memory",
             Self::RouteAsked => "route, ibarr asks the SA",
+            Self::BothAlone => "address and route, the kernel asks the SA",
+            Self::BothIbacm => "address and route, ibacm's memory",
+            Self::BothMemory => "address and route, ibarr's memory",
         }
     }
 }
 
 /// What is aimed at: a row, what it is held against, and how many times as long it may take.
-const AIMS: [(Row, Row, f64); 3] = [
+const AIMS: [(Row, Row, f64); 4] = [
     (Row::AddressMemory, Row::AddressArp, 3.0),
     (Row::AddressAsked, Row::AddressArp, 10.0),
     (Row::RouteMemory, Row::RouteIbacm, 1.0),
+    (Row::BothMemory, Row::BothIbacm, 1.0),
 ];
 
 /// By row and family, as [`NEAR`] and [`FAR`] have these.
@@ -192,7 +202,9 @@ fn kernel_alone(times: &mut Times) -> Result<()> {
         for _ in 0..SAMPLES {
             let (id, took) = caller.address(target)?;
             times.add(Row::AddressKnown, family, took);
-            times.add(Row::RouteAlone, family, caller.route(id)?);
+            let route = caller.route(id)?;
+            times.add(Row::RouteAlone, family, route);
+            times.add(Row::BothAlone, family, took + route);
         }
         for _ in 0..SAMPLES {
             rtnetlink.forget(ib0, target.parse()?)?;
@@ -223,8 +235,10 @@ fn ibacm(times: &mut Times) -> Result<()> {
         // The first asks the SA.
         caller.path_to(target)?;
         for _ in 0..SAMPLES {
-            let (id, _) = caller.address(target)?;
-            times.add(Row::RouteIbacm, family, caller.route(id)?);
+            let (id, address) = caller.address(target)?;
+            let route = caller.route(id)?;
+            times.add(Row::RouteIbacm, family, route);
+            times.add(Row::BothIbacm, family, address + route);
         }
     }
     let counted = rig::run(Place::Here, &["ib_acme", "-P"])?;
@@ -252,8 +266,10 @@ fn ibarr(times: &mut Times) -> Result<()> {
                 times.add(Row::AddressMemory, family, caller.address(far)?.1);
             }
             for _ in 0..SAMPLES {
-                let (id, _) = caller.address(near)?;
-                times.add(Row::RouteMemory, family, caller.route(id)?);
+                let (id, address) = caller.address(near)?;
+                let route = caller.route(id)?;
+                times.add(Row::RouteMemory, family, route);
+                times.add(Row::BothMemory, family, address + route);
             }
             let remembered = counted(here, names)?;
             for _ in 0..SAMPLES {
