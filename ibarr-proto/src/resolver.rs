@@ -253,7 +253,7 @@ impl<R: CryptoRng + SeedableRng> Resolver<R> {
 
     /// Looks for what the kernel wants to know.
     fn serve(&mut self, now: Instant, view: &impl Local) {
-        if view.is_known() {
+        if !self.early.is_empty() && view.is_known() {
             for (flight, question) in std::mem::take(&mut self.early) {
                 self.look_for(now, view, flight, question);
             }
