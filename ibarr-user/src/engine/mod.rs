@@ -29,7 +29,7 @@ use ibarr_proto::node::{self, Node, Output, Room};
 use ibarr_proto::resolver;
 use rand_chacha::ChaCha12Rng;
 use tokio::sync::{mpsc, oneshot, watch};
-use tokio::task::AbortHandle;
+use tokio::task::{AbortHandle, yield_now};
 use tracing::{debug, error, info};
 
 use self::asks::Asks;
@@ -90,6 +90,8 @@ pub struct Engine {
     snapshots: Snapshots,
     local_service: ls::LocalService,
     nudger: Nudger,
+    /// There was more to read than in one turn is read.
+    kernel_asks_on: bool,
     /// On which interface the last nudge was made, or why it failed.
     last_nudge: Option<Result<IfIndex, String>>,
     timer: Timer,
@@ -181,6 +183,7 @@ impl Engine {
                 config.paths.max_cached,
             ),
             local_service: ls::LocalService::start(local_service, Arc::clone(&counters)),
+            kernel_asks_on: false,
             nudger,
             last_nudge: None,
             timer: Timer::new()?,
@@ -224,6 +227,10 @@ impl Engine {
                 self.handle(now, input);
             }
             self.drain(now);
+            if std::mem::take(&mut self.kernel_asks_on) {
+                // Servers and the like are tasks of this thread.
+                yield_now().await;
+            }
             if !was_ready && self.is_ready() {
                 was_ready = true;
                 info!("ready");
@@ -368,9 +375,7 @@ impl Engine {
                 self.tell_local_service(now, local_service::Input::Opened { port_id });
             }
             ls::Event::Writable => self.local_service.flush(),
-            ls::Event::Readable => {
-                self.read_kernel(now);
-            }
+            ls::Event::Readable => self.kernel_asks_on = !self.read_kernel(now),
         }
     }
 

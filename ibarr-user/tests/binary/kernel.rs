@@ -7,6 +7,7 @@
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::process::Command;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 
 use nix::errno::Errno;
@@ -186,6 +187,46 @@ fn of_a_flood_every_request_is_answered_once_and_nothing_else() {
     assert_eq!(counts.get("not-a-request"), u64::from(FLOOD - asked + 1));
     assert_eq!(counts.get("answers-late"), 0);
     kernel.is_silent();
+}
+
+/// Its requests come first, 256 a turn, and there is always one more.
+#[test]
+fn a_kernel_that_never_stops_asking_keeps_nobody_else_waiting() {
+    const ASKED: u64 = 10;
+    /// Before one who asks has his answer. A few turns do, and the start of his process; the runtime would
+    /// let the engine have 128 turns before it made it give way.
+    const READ: u64 = 30_000;
+    let dir = TempDir::new("endless");
+    let (mut daemon, kernel) = start(&dir, CONFIG);
+    let is_over = AtomicBool::new(false);
+    thread::scope(|scope| {
+        for _ in 0..3 {
+            scope.spawn(|| {
+                // No request, so that nobody has to take an answer. The daemon ends before we do.
+                while !is_over.load(Ordering::Relaxed) {
+                    let _ = send(kernel.0.as_raw_fd(), &[0; 3], MsgFlags::MSG_NOSIGNAL);
+                }
+            });
+        }
+        let _over = Over(&is_over);
+        let read = || Counts::of(&daemon).get("malformed-truncated");
+        let before = read();
+        for _ in 0..ASKED {
+            assert_eq!(daemon.ask(&["resolve", "192.0.2.7"]).status.code(), Some(0));
+        }
+        let read = (read() - before) / ASKED;
+        assert!((100..READ).contains(&read), "{read} datagrams read before an answer");
+        assert_eq!(daemon.end(Signal::SIGTERM), Some(0));
+    });
+}
+
+/// Says so when it is dropped.
+struct Over<'a>(&'a AtomicBool);
+
+impl Drop for Over<'_> {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::Relaxed);
+    }
 }
 
 #[test]
