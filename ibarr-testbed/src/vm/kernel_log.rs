@@ -55,7 +55,17 @@ pub(crate) fn is_sound() -> Result<()> {
             bail!("the kernel warned: {warning}");
         }
     }
+    // A kernel with a lock validator does not count what that finds as a warning.
+    let lockdep = fs::read_to_string("/proc/lockdep_stats").unwrap_or_default();
+    ensure!(!has_found_a_lock(&lockdep), "the kernel's lock validator has found something");
     Ok(())
+}
+
+/// The validator switches itself off with the first thing that it finds (`debug_locks_off` in
+/// lib/debug_locks.c).
+fn has_found_a_lock(lockdep_stats: &str) -> bool {
+    let mut lines = lockdep_stats.lines().filter_map(|line| line.split_once(':'));
+    lines.any(|(name, value)| name.trim() == "debug_locks" && value.trim() == "0")
 }
 
 fn unexcused(lines: &[String]) -> Option<&str> {
@@ -69,6 +79,14 @@ fn unexcused(lines: &[String]) -> Option<&str> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_validator_that_is_off_has_found_something() {
+        let stats = |on| format!(" max lock depth:        17\n debug_locks:           {on:11}\n");
+        assert!(has_found_a_lock(&stats(0)));
+        assert!(!has_found_a_lock(&stats(1)));
+        assert!(!has_found_a_lock(""), "most kernels have none");
+    }
 
     #[test]
     fn only_the_known_warning_is_excused() {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 
-//! Stock kernels of Debian: their image, and the modules that something needs.
+//! Kernels, Debian's or one of your own: their image, and the modules that something needs.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ffi::OsStr;
@@ -13,7 +13,7 @@ use clap::ValueEnum;
 use object::read::elf::ElfFile64;
 use object::{Object as _, ObjectSection as _};
 
-use super::module;
+use super::module::{self, Headers};
 use crate::tools::{self, Set};
 use crate::workspace::Workspace;
 
@@ -45,15 +45,16 @@ impl Version {
     }
 }
 
-/// An unpacked kernel package.
+/// A kernel that can be booted, and what its modules are built with.
 pub(super) struct Kernel {
+    /// Names its files in `target/vm`.
+    pub(super) name: &'static str,
     /// What `uname -r` says in it.
     pub(super) release: String,
     /// What a boot loader loads.
     pub(super) image: PathBuf,
-    /// Where its packages are unpacked.
-    root: PathBuf,
-    /// `lib/modules/<release>`.
+    headers: Headers,
+    /// Where its modules are.
     directory: PathBuf,
     /// Module files by name.
     modules: BTreeMap<String, PathBuf>,
@@ -73,11 +74,35 @@ pub(super) struct Module {
 impl Kernel {
     /// Fetches its package if it is not here yet.
     pub(super) fn fetch(workspace: &Workspace, version: Version) -> Result<Self> {
-        Self::find(&tools::root(workspace, version.set())?)
+        Self::find(version.name(), &tools::root(workspace, version.set())?)
+    }
+
+    /// The kernel that was built in `tree`.
+    pub(super) fn built(tree: &Path) -> Result<Self> {
+        let tree = tree.canonicalize().with_context(|| tree.display().to_string())?;
+        let missing =
+            || format!("no kernel was built in {}: make bzImage modules there", tree.display());
+        let read = |file| fs::read_to_string(tree.join(file)).with_context(missing);
+        let image = tree.join("arch/x86/boot/bzImage");
+        if !image.is_file() {
+            bail!(missing());
+        }
+        // Some kernels name them by `.ko`, later ones by `.o`.
+        let order = read("modules.order")?;
+        let modules = order.lines().map(|line| tree.join(line).with_extension("ko"));
+        Ok(Self {
+            name: "tree",
+            release: read("include/config/kernel.release")?.trim().to_owned(),
+            image,
+            builtin: builtin(&read("modules.builtin")?),
+            modules: modules.filter_map(|file| Some((module_name(&file)?, file))).collect(),
+            headers: Headers { common: tree.clone(), flavour: tree.clone() },
+            directory: tree,
+        })
     }
 
     /// The kernel whose package was unpacked in `root`.
-    fn find(root: &Path) -> Result<Self> {
+    fn find(name: &'static str, root: &Path) -> Result<Self> {
         let parent = root.join("lib/modules");
         let releases = names(&parent)?;
         let [release] = &releases[..] else {
@@ -86,14 +111,15 @@ impl Kernel {
         let directory = parent.join(release);
         let mut modules = BTreeMap::new();
         collect(&directory, &mut modules)?;
-        let builtin = directory.join("modules.builtin");
-        let builtin = fs::read_to_string(&builtin)
-            .with_context(|| format!("{} is unreadable", builtin.display()))?;
+        let list = directory.join("modules.builtin");
+        let list = fs::read_to_string(&list)
+            .with_context(|| format!("{} is unreadable", list.display()))?;
         Ok(Self {
+            name,
             image: root.join("boot").join(format!("vmlinuz-{release}")),
-            root: root.to_owned(),
+            headers: Headers::find(&root.join("usr/src"), release)?,
             release: release.clone(),
-            builtin: builtin.lines().filter_map(|line| module_name(Path::new(line))).collect(),
+            builtin: builtin(&list),
             directory,
             modules,
         })
@@ -101,7 +127,7 @@ impl Kernel {
 
     /// Builds our own module for it and has it among its modules.
     pub(super) fn build_module(&mut self, workspace: &Workspace) -> Result<()> {
-        let file = module::build(workspace, &self.root, &self.release)?;
+        let file = module::build(workspace, &self.headers, &self.release)?;
         self.modules.insert(module::NAME.to_owned(), file);
         Ok(())
     }
@@ -128,6 +154,11 @@ impl Kernel {
         let needs = needs(&object).with_context(|| file.display().to_string())?;
         Ok(Some(Module { name: name.to_owned(), object, needs }))
     }
+}
+
+/// The names in a `modules.builtin`.
+fn builtin(list: &str) -> BTreeSet<String> {
+    list.lines().filter_map(|line| module_name(Path::new(line))).collect()
 }
 
 /// Appends the module called `name` to `ordered`, behind those that it needs. `within`: the

@@ -32,7 +32,7 @@ use crate::artifacts::Artifact;
 use crate::workspace::Workspace;
 use crate::{artifacts, checkpatch, tools};
 
-/// Run our programs on stock kernels of Debian, in a virtual machine
+/// Run our programs on stock kernels of Debian, or on yours, in a virtual machine
 #[derive(clap::Args)]
 pub(crate) struct Args {
     #[command(subcommand)]
@@ -40,6 +40,9 @@ pub(crate) struct Args {
     /// Which kernel, may be repeated [default: all]
     #[arg(long = "kernel", value_name = "VERSION", global = true)]
     kernels: Vec<Version>,
+    /// A kernel that you built yourself, in place of Debian's: where `make bzImage modules` was run
+    #[arg(long, value_name = "DIRECTORY", global = true, conflicts_with = "kernels")]
+    tree: Option<PathBuf>,
     /// When a guest that has not ended is killed [default: 300, 1800 for `responder`, a shell 12 hours]
     #[arg(long, value_name = "SECONDS", global = true)]
     deadline: Option<u64>,
@@ -163,7 +166,10 @@ pub(crate) fn run(workspace: &Workspace, args: &Args) -> Result<()> {
         (_, []) => Version::value_variants(),
         (_, named) => named,
     };
-    let mut machines = Machines::fetch(workspace, versions)?;
+    let mut machines = match &args.tree {
+        Some(tree) => Machines::of_tree(workspace, tree)?,
+        None => Machines::fetch(workspace, versions)?,
+    };
     let scenarios = match &args.scenario {
         Scenario::Run { scenario: None } => all_on_the_fabric(),
         one => vec![one.clone()],

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 
-//! Builds our kernel module, `ibtun/`, for a kernel of Debian's.
+//! Builds our kernel module, `ibtun/`, for a kernel.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -14,28 +14,50 @@ use crate::{process, tools};
 /// Its directory in the checkout, and its name.
 pub(super) const NAME: &str = "ibtun";
 
-/// Builds the module with the kernel headers unpacked in `root`. It is made in `target`, from a copy
-/// of the sources: the kernel's build system writes beside them. What has not changed is not built
-/// again.
-pub(super) fn build(workspace: &Workspace, root: &Path, release: &str) -> Result<PathBuf> {
+/// What modules of a kernel are built with.
+pub(super) struct Headers {
+    /// What all flavours of it share; its source.
+    pub(super) common: PathBuf,
+    /// What was made for this one.
+    pub(super) flavour: PathBuf,
+}
+
+/// Builds the module. It is made in `target`, from a copy of the sources: the kernel's build system
+/// writes beside them. What has not changed is not built again.
+pub(super) fn build(workspace: &Workspace, headers: &Headers, release: &str) -> Result<PathBuf> {
     let compiler = compiler()?;
     let sources = workspace.root().join(NAME);
     let directory = workspace.target().join("vm").join(format!("{NAME}-{release}"));
     copy(&sources, &directory)?;
-    let flavour = root.join("usr/src").join(format!("linux-headers-{release}"));
-    let common = common(&root.join("usr/src"))?;
     let mut make = Command::new("make");
     // Ours may have been started by a make.
     make.env_remove("MAKEFLAGS").env_remove("MAKELEVEL");
-    make.arg("--silent").arg("-C").arg(common);
+    make.arg("--silent").arg("-C").arg(&headers.common);
     // Debian's own Makefile names directories of an installed system.
-    make.arg(format!("O={}", flavour.display())).arg(format!("M={}", directory.display()));
+    make.arg(format!("O={}", headers.flavour.display())).arg(format!("M={}", directory.display()));
     // Types are looked up in the kernel, which is not here; debug information would fill the guest.
     make.args(["modules", "W=1", "KCFLAGS=-g0 -Werror", "CONFIG_DEBUG_INFO_BTF_MODULES="]);
     make.arg(format!("CC={compiler}"));
     process::output(&mut make)
         .with_context(|| format!("{NAME} for Linux {release} cannot be built"))?;
     Ok(directory.join(format!("{NAME}.ko")))
+}
+
+impl Headers {
+    /// Those that Debian's packages have in `directory`.
+    pub(super) fn find(directory: &Path, release: &str) -> Result<Self> {
+        let flavour = directory.join(format!("linux-headers-{release}"));
+        let entries = fs::read_dir(directory)
+            .with_context(|| format!("{} is unreadable", directory.display()))?;
+        for entry in entries {
+            let common = entry?.path();
+            let name = common.file_name().unwrap_or_default().to_string_lossy();
+            if name.starts_with("linux-headers-") && name.ends_with("-common") {
+                return Ok(Self { common, flavour });
+            }
+        }
+        bail!("{} has no linux-headers-…-common", directory.display())
+    }
 }
 
 /// What the kernels were compiled with, or the nearest that this machine has.
@@ -46,20 +68,6 @@ pub(super) fn compiler() -> Result<&'static str> {
     let missing = || format!("{NAME} is compiled with make and gcc: install both");
     tools::which("make").with_context(missing)?;
     ["gcc-12", "gcc"].into_iter().find(|name| tools::which(name).is_some()).with_context(missing)
-}
-
-/// The headers that all flavours of a kernel share.
-fn common(directory: &Path) -> Result<PathBuf> {
-    let entries = fs::read_dir(directory)
-        .with_context(|| format!("{} is unreadable", directory.display()))?;
-    for entry in entries {
-        let path = entry?.path();
-        let name = path.file_name().unwrap_or_default().to_string_lossy();
-        if name.starts_with("linux-headers-") && name.ends_with("-common") {
-            return Ok(path);
-        }
-    }
-    bail!("{} has no linux-headers-…-common", directory.display())
 }
 
 /// Makes `to` like `from`, without touching what is like it.

@@ -19,7 +19,7 @@ use crate::workspace::Workspace;
 /// The kernels that scenarios are run on, and QEMU.
 pub(super) struct Machines {
     toolbox: Toolbox,
-    kernels: Vec<(Version, Kernel)>,
+    kernels: Vec<Kernel>,
     /// `target/vm`.
     directory: PathBuf,
     /// Two guests at once would write to the same files.
@@ -52,8 +52,19 @@ pub(super) struct Prepared {
 }
 
 impl Machines {
-    /// Fetches what is not here yet.
+    /// With these kernels of Debian's. Fetches what is not here yet.
     pub(super) fn fetch(workspace: &Workspace, versions: &[Version]) -> Result<Self> {
+        Self::with(workspace, || {
+            versions.iter().map(|&version| Kernel::fetch(workspace, version)).collect()
+        })
+    }
+
+    /// With the kernel that was built in `tree`.
+    pub(super) fn of_tree(workspace: &Workspace, tree: &Path) -> Result<Self> {
+        Self::with(workspace, || Ok(vec![Kernel::built(tree)?]))
+    }
+
+    fn with(workspace: &Workspace, kernels: impl Fn() -> Result<Vec<Kernel>>) -> Result<Self> {
         if !cfg!(target_arch = "x86_64") {
             bail!("vm: the kernels that we have packages for are for x86_64");
         }
@@ -63,14 +74,12 @@ impl Machines {
         let lock = File::create(directory.join("lock")).context("target/vm/lock")?;
         lock.lock().context("target/vm/lock cannot be locked")?;
         let toolbox = tools::ensure(workspace, &[&tools::QEMU, &tools::XZ])?;
-        let kernels =
-            versions.iter().map(|&version| Ok((version, Kernel::fetch(workspace, version)?)));
-        Ok(Self { toolbox, kernels: kernels.collect::<Result<_>>()?, directory, _lock: lock })
+        Ok(Self { toolbox, kernels: kernels()?, directory, _lock: lock })
     }
 
     /// Builds our own module for each kernel.
     pub(super) fn build_module(&mut self, workspace: &Workspace) -> Result<()> {
-        self.kernels.iter_mut().try_for_each(|(_, kernel)| kernel.build_module(workspace))
+        self.kernels.iter_mut().try_for_each(|kernel| kernel.build_module(workspace))
     }
 
     /// Runs a scenario on each kernel; adds what has become of it.
@@ -80,8 +89,8 @@ impl Machines {
         deadline: Duration,
         table: &mut Table,
     ) -> Result<()> {
-        for (version, kernel) in &self.kernels {
-            let run = Run { prepared, version: *version, kernel, directory: &self.directory };
+        for kernel in &self.kernels {
+            let run = Run { prepared, kernel, directory: &self.directory };
             table.add(run.start(&self.toolbox, deadline)?);
         }
         Ok(())
@@ -91,7 +100,6 @@ impl Machines {
 /// A scenario on a kernel.
 struct Run<'a> {
     prepared: &'a Prepared,
-    version: Version,
     kernel: &'a Kernel,
     /// `target/vm`.
     directory: &'a Path,
@@ -164,7 +172,7 @@ impl Run<'_> {
 
     fn cell(&self, success: bool, tap: Tap, took: Duration) -> Cell {
         let Prepared { name: scenario, about, .. } = self.prepared;
-        Cell { scenario, about: about.clone(), kernel: self.version.name(), success, tap, took }
+        Cell { scenario, about: about.clone(), kernel: self.kernel.name, success, tap, took }
     }
 
     /// Takes what the guest left on its disk.
@@ -177,7 +185,7 @@ impl Run<'_> {
     }
 
     fn file(&self, kind: &str) -> PathBuf {
-        self.directory.join(format!("{}-{}.{kind}", self.prepared.name, self.version.name()))
+        self.directory.join(format!("{}-{}.{kind}", self.prepared.name, self.kernel.name))
     }
 }
 
