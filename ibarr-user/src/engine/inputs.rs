@@ -77,7 +77,7 @@ impl Inputs {
 mod tests {
     use super::*;
 
-    fn route(inputs: &mut Inputs) -> mpsc::Sender<()> {
+    fn heard(inputs: &mut Inputs) -> mpsc::Sender<()> {
         let (sender, channel) = mpsc::channel(4);
         inputs.hear(channel, |()| Input::Timeout);
         sender
@@ -87,7 +87,7 @@ mod tests {
     async fn what_came_before_and_after_a_vain_look_is_heard() {
         let mut inputs = Inputs::default();
         assert!(inputs.next().await.is_none());
-        let channels = [route(&mut inputs), route(&mut inputs)];
+        let channels = [heard(&mut inputs), heard(&mut inputs)];
         assert!(inputs.poll().is_none());
         for channel in &channels {
             channel.try_send(()).unwrap();
