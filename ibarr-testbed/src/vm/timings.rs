@@ -128,6 +128,22 @@ impl Times {
         self.0.entry((row, family)).or_default().push(took);
     }
 
+    /// Resolves an address and its route, for rows of the route and of both. Gives how long the address
+    /// took.
+    fn resolve(
+        &mut self,
+        caller: &Caller,
+        target: &str,
+        family: usize,
+        [route, both]: [Row; 2],
+    ) -> Result<Duration> {
+        let (id, address) = caller.address(target)?;
+        let took = caller.route(id)?;
+        self.add(route, family, took);
+        self.add(both, family, address + took);
+        Ok(address)
+    }
+
     /// In milliseconds; a hundredth of the samples takes at most so long as `percent` says.
     fn at(&self, row: Row, family: usize, percent: usize) -> Option<f64> {
         let mut times = self.0.get(&(row, family))?.clone();
@@ -200,11 +216,9 @@ fn kernel_alone(times: &mut Times) -> Result<()> {
     let (rtnetlink, ib0) = (Rtnetlink::open()?, ifindex(INTERFACES[0].name)?);
     for (family, target) in NEAR.into_iter().enumerate() {
         for _ in 0..SAMPLES {
-            let (id, took) = caller.address(target)?;
-            times.add(Row::AddressKnown, family, took);
-            let route = caller.route(id)?;
-            times.add(Row::RouteAlone, family, route);
-            times.add(Row::BothAlone, family, took + route);
+            let rows = [Row::RouteAlone, Row::BothAlone];
+            let address = times.resolve(&caller, target, family, rows)?;
+            times.add(Row::AddressKnown, family, address);
         }
         for _ in 0..SAMPLES {
             rtnetlink.forget(ib0, target.parse()?)?;
@@ -235,10 +249,7 @@ fn ibacm(times: &mut Times) -> Result<()> {
         // The first asks the SA.
         caller.path_to(target)?;
         for _ in 0..SAMPLES {
-            let (id, address) = caller.address(target)?;
-            let route = caller.route(id)?;
-            times.add(Row::RouteIbacm, family, route);
-            times.add(Row::BothIbacm, family, address + route);
+            times.resolve(&caller, target, family, [Row::RouteIbacm, Row::BothIbacm])?;
         }
     }
     let counted = rig::run(Place::Here, &["ib_acme", "-P"])?;
@@ -266,10 +277,7 @@ fn ibarr(times: &mut Times) -> Result<()> {
                 times.add(Row::AddressMemory, family, caller.address(far)?.1);
             }
             for _ in 0..SAMPLES {
-                let (id, address) = caller.address(near)?;
-                let route = caller.route(id)?;
-                times.add(Row::RouteMemory, family, route);
-                times.add(Row::BothMemory, family, address + route);
+                times.resolve(&caller, near, family, [Row::RouteMemory, Row::BothMemory])?;
             }
             let remembered = counted(here, names)?;
             for _ in 0..SAMPLES {

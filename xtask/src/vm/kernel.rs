@@ -87,7 +87,7 @@ impl Kernel {
         if !image.is_file() {
             bail!(missing());
         }
-        // Some kernels name them by `.ko`, later ones by `.o`.
+        // Some kernels name modules by `.ko` here, later ones by `.o`.
         let order = read("modules.order")?;
         let modules = order.lines().map(|line| tree.join(line).with_extension("ko"));
         Ok(Self {
@@ -286,6 +286,30 @@ mod tests {
         };
         let error = order("a", &mut Vec::new(), &mut BTreeSet::new(), &mut find);
         assert_eq!(error.expect_err("a circle").to_string(), "module a needs itself");
+    }
+
+    #[test]
+    fn a_tree_has_the_kernel_that_was_built_in_it() {
+        let tree = std::env::temp_dir().join(format!("xtask-tree-{}", std::process::id()));
+        let write = |file: &str, text: &str| {
+            let file = tree.join(file);
+            fs::create_dir_all(file.parent().expect("a directory")).expect("made");
+            fs::write(file, text).expect("written");
+        };
+        write("include/config/kernel.release", "6.1.2-mine\n");
+        write("modules.order", "net/sched/cls_bpf.ko\ndrivers/net/snd-tun.o\n");
+        write("modules.builtin", "kernel/fs/fuse/fuse.ko\n");
+        let error = Kernel::built(&tree).err().expect("no image yet").to_string();
+        assert!(error.contains("make bzImage modules"), "{error}");
+        write("arch/x86/boot/bzImage", "");
+        let kernel = Kernel::built(&tree);
+        let path = tree.canonicalize().expect("it is there");
+        fs::remove_dir_all(&tree).expect("removed");
+        let kernel = kernel.expect("a kernel");
+        assert_eq!(kernel.release, "6.1.2-mine");
+        assert_eq!(kernel.modules["cls_bpf"], path.join("net/sched/cls_bpf.ko"));
+        assert_eq!(kernel.modules["snd_tun"], path.join("drivers/net/snd-tun.ko"));
+        assert!(kernel.builtin.contains("fuse"));
     }
 
     #[test]
