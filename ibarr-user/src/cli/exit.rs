@@ -17,6 +17,8 @@ pub enum Exit {
     Unreachable,
     /// A fault of ours, or of the machine (`EX_SOFTWARE`).
     Internal,
+    /// Another daemon or reader has it (`EX_TEMPFAIL`).
+    Busy,
     /// Not allowed (`EX_NOPERM`).
     Permission,
     /// The configuration has mistakes (`EX_CONFIG`).
@@ -32,6 +34,7 @@ impl Exit {
             Self::Usage => 64,
             Self::Unreachable => 69,
             Self::Internal => 70,
+            Self::Busy => 75,
             Self::Permission => 77,
             Self::Config => 78,
         }
@@ -50,6 +53,7 @@ impl From<FailureKind> for Exit {
             FailureKind::Usage => Self::Usage,
             FailureKind::Unreachable => Self::Unreachable,
             FailureKind::Internal => Self::Internal,
+            FailureKind::Busy => Self::Busy,
             FailureKind::Permission => Self::Permission,
             FailureKind::Config => Self::Config,
         }

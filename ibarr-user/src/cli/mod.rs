@@ -38,7 +38,7 @@ struct Cli {
 const EXIT_CODES: &str = "Without a command, ibarr runs as the daemon.
 
 Exit status: 0 all answered, 1 some address has no GID, or no path leads there, 64 wrong usage, 69 no daemon, 70 internal
-error, 77 not allowed, 78 mistakes in the configuration.";
+error, 75 another daemon has the run directory, 77 not allowed, 78 mistakes in the configuration.";
 
 #[derive(Debug, Subcommand)]
 enum Command {

@@ -152,6 +152,8 @@ pub enum FailureKind {
     Unreachable,
     /// A fault of ours.
     Internal,
+    /// Somebody else has what was asked for; later it may be free.
+    Busy,
     /// Not allowed.
     Permission,
     /// The configuration has mistakes.

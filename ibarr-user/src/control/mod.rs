@@ -9,6 +9,7 @@
 pub mod client;
 pub mod messages;
 mod path_messages;
+pub mod run_dir;
 pub mod server;
 
 use std::path::{Path, PathBuf};

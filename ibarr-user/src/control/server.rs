@@ -2,9 +2,10 @@
 
 //! The side of the daemon: takes requests in and hands them to the engine.
 
+use std::fs::{self, Metadata, Permissions};
 use std::io::{self, ErrorKind};
-use std::os::unix::fs::PermissionsExt;
-use std::path::{Path, PathBuf};
+use std::os::unix::fs::{FileTypeExt, MetadataExt, PermissionsExt};
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -15,6 +16,7 @@ use tokio::sync::{Semaphore, mpsc, oneshot};
 use tracing::{debug, warn};
 
 use super::messages::{Failure, FailureKind, Request, Response};
+use super::run_dir::{self, RunDir};
 use crate::sys::peer;
 
 /// A request and where its answer goes.
@@ -41,11 +43,14 @@ const PAUSE: Duration = Duration::from_millis(100);
 /// Why there is no control socket.
 #[derive(Debug, Error)]
 pub enum Error {
-    /// Another daemon has it.
-    #[error("control socket {0}: another ibarr answers there; give this one its own --run-dir")]
-    Taken(PathBuf),
-    /// The directory or the socket cannot be made.
-    #[error("control socket {path}: cannot be made; is the directory there and ours to write?")]
+    /// There is no directory for it.
+    #[error(transparent)]
+    RunDir(#[from] run_dir::Error),
+    /// Something else has its name.
+    #[error("control socket {0}: something is there that is no socket; remove it")]
+    NoSocket(PathBuf),
+    /// The socket cannot be made.
+    #[error("control socket {path}: cannot be made; is the directory ours to write?")]
     Io {
         /// Of the socket.
         path: PathBuf,
@@ -57,46 +62,56 @@ pub enum Error {
 /// The socket that [`serve`] answers on; removed when dropped.
 #[derive(Debug)]
 pub struct Listener {
-    listener: UnixListener,
+    socket: UnixListener,
     path: PathBuf,
+    /// Device and inode of what lies at `path`.
+    file: (u64, u64),
+    /// Released after the socket is removed.
+    _run_dir: RunDir,
 }
 
 impl Listener {
-    /// Makes `run_dir` if need be and listens in it, in place of a dead daemon's socket.
+    /// Listens in `run_dir`, in place of a dead daemon's socket.
     ///
     /// # Errors
-    /// [`Error::Taken`] if a daemon lives there.
-    pub fn bind(run_dir: &Path) -> Result<Self, Error> {
-        let path = super::socket_path(run_dir);
+    /// If something else has the name, or it cannot be made.
+    pub fn bind(run_dir: RunDir) -> Result<Self, Error> {
+        let path = super::socket_path(run_dir.path());
         let io_error = |source| Error::Io { path: path.clone(), source };
-        std::fs::create_dir_all(run_dir).map_err(io_error)?;
-        if std::os::unix::net::UnixStream::connect(&path).is_ok() {
-            return Err(Error::Taken(path));
+        match fs::symlink_metadata(&path) {
+            Err(error) if error.kind() == ErrorKind::NotFound => {}
+            Err(error) => return Err(io_error(error)),
+            Ok(file) if !file.file_type().is_socket() => return Err(Error::NoSocket(path)),
+            // Of a daemon that is dead, or it had the lock.
+            Ok(_) => fs::remove_file(&path).map_err(io_error)?,
         }
-        match std::fs::remove_file(&path) {
-            Err(error) if error.kind() != ErrorKind::NotFound => return Err(io_error(error)),
-            _ => {}
-        }
-        let listener = UnixListener::bind(&path).map_err(io_error)?;
+        let socket = UnixListener::bind(&path).map_err(io_error)?;
+        let file = identity(&fs::symlink_metadata(&path).map_err(io_error)?);
         // Anyone may connect: what a peer may do is decided for each request.
-        std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o666))
-            .map_err(io_error)?;
-        Ok(Self { listener, path })
+        fs::set_permissions(&path, Permissions::from_mode(0o666)).map_err(io_error)?;
+        Ok(Self { socket, path, file, _run_dir: run_dir })
     }
 }
 
 impl Drop for Listener {
     fn drop(&mut self) {
-        // At worst a dead socket stays, which the next start replaces.
-        drop(std::fs::remove_file(&self.path));
+        let there = fs::symlink_metadata(&self.path);
+        if there.is_ok_and(|there| identity(&there) == self.file) {
+            // At worst a dead socket stays, which the next start replaces.
+            drop(fs::remove_file(&self.path));
+        }
     }
+}
+
+fn identity(file: &Metadata) -> (u64, u64) {
+    (file.dev(), file.ino())
 }
 
 /// Serves until `asks` is closed or the task is dropped.
 pub async fn serve(listener: Listener, asks: mpsc::Sender<Ask>) {
     let connections = Arc::new(Semaphore::new(MAX_CONNECTIONS));
     while let Ok(permit) = Arc::clone(&connections).acquire_owned().await {
-        match listener.listener.accept().await {
+        match listener.socket.accept().await {
             Ok((stream, _)) => {
                 let asks = asks.clone();
                 tokio::spawn(async move {

@@ -19,6 +19,7 @@ use tracing::info;
 use crate::bpf;
 use crate::config::{self, Config};
 use crate::control::messages::FailureKind;
+use crate::control::run_dir::{self, RunDir};
 use crate::control::server as control;
 use crate::engine::{Engine, Setup};
 use crate::logging::{self, Level};
@@ -91,8 +92,15 @@ impl Error {
     pub fn kind(&self) -> FailureKind {
         let io = match self {
             Self::Config(_) => return FailureKind::Config,
-            Self::Control(control::Error::Taken(_)) => return FailureKind::Internal,
-            Self::Control(control::Error::Io { source, .. }) | Self::Kernel(_, source) => source,
+            Self::Control(control::Error::RunDir(run_dir::Error::Taken { .. })) => {
+                return FailureKind::Busy;
+            }
+            Self::Control(control::Error::NoSocket(_)) => return FailureKind::Internal,
+            Self::Control(
+                control::Error::RunDir(run_dir::Error::Io(_, source))
+                | control::Error::Io { source, .. },
+            )
+            | Self::Kernel(_, source) => source,
         };
         match io.kind() {
             io::ErrorKind::PermissionDenied => FailureKind::Permission,
@@ -109,24 +117,26 @@ pub fn run(options: &RunOptions) -> Result<(), Error> {
     let local_service =
         inherited::take("ls").map_err(|error| Error::Kernel("LISTEN_FDS", error))?;
     let (config, file) = options.load()?;
+    let run_dir = RunDir::lock(&options.run_dir).map_err(control::Error::from)?;
     logging::start(&options.level);
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
         .build()
         .map_err(|error| Error::Kernel("event loop", error))?;
-    runtime.block_on(serve(options, config, file, local_service))
+    runtime.block_on(serve(options, config, file, run_dir, local_service))
 }
 
 async fn serve(
     options: &RunOptions,
     config: Config,
     file: Option<PathBuf>,
+    run_dir: RunDir,
     local_service: Option<OwnedFd>,
 ) -> Result<(), Error> {
     let signals = Signals::catch().map_err(|error| Error::Kernel("signal handlers", error))?;
     let rng = ChaCha12Rng::try_from_rng(&mut SysRng)
         .map_err(|error| Error::Kernel("random numbers", io::Error::other(error)))?;
-    let listener = control::Listener::bind(&options.run_dir)?;
+    let listener = control::Listener::bind(run_dir)?;
     let (asks, asked) = mpsc::channel(transport::ASKS);
     let (systemd, told) =
         Systemd::start().map_err(|error| Error::Kernel("a thread for systemd", error))?;

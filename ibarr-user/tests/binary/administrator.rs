@@ -90,8 +90,9 @@ fn a_run_dir_has_one_daemon_and_a_dead_one_is_replaced() {
     let config = format!("udp-port = {}\n", free_port());
     let mut first = Daemon::start(&dir, &config);
     let second = daemon_command(&dir).stderr(Stdio::piped()).output().unwrap();
-    assert_eq!(second.status.code(), Some(70));
-    assert!(String::from_utf8_lossy(&second.stderr).contains("another ibarr answers there"));
+    assert_eq!(second.status.code(), Some(75));
+    let said = String::from_utf8_lossy(&second.stderr).into_owned();
+    assert!(said.contains(&format!("another ibarr (pid {}) runs here", first.pid())), "{said}");
 
     first.end(Signal::SIGKILL);
     assert!(dir.path("control.sock").exists());

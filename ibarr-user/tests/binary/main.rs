@@ -5,4 +5,5 @@
 mod administrator;
 mod kernel;
 mod paths;
+mod run_dir;
 mod support;

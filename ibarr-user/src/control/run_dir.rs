@@ -1,0 +1,104 @@
+// SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
+
+//! The directory of a daemon's control socket, which one daemon has at a time.
+
+use std::fs::{DirBuilder, File, OpenOptions};
+use std::io::{self, Read, Write};
+use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+
+use nix::libc;
+use thiserror::Error;
+
+/// The directory, locked until the value is dropped or the process ends.
+#[derive(Debug)]
+pub struct RunDir {
+    path: PathBuf,
+    _lock: File,
+}
+
+/// Why the directory cannot be had.
+#[derive(Debug, Error)]
+pub enum Error {
+    /// Another daemon has it.
+    #[error("{path}: another ibarr{owner} runs here; stop it, or give this one its own --run-dir")]
+    Taken {
+        /// The directory.
+        path: PathBuf,
+        /// ` (pid 123)`, if it is known.
+        owner: String,
+    },
+    /// The directory or the file cannot be made.
+    #[error("{0}: cannot be made or locked; is the directory there and ours to write?")]
+    Io(PathBuf, #[source] io::Error),
+}
+
+/// The file that is locked. It stays: to remove it would let two daemons lock two files of one name.
+const LOCK: &str = "lock";
+
+impl RunDir {
+    /// Makes the directory if need be, and locks it. `flock(2)` needs nothing but a descriptor, so it is
+    /// a file that is locked, which other users cannot open, and not the directory, which they can.
+    ///
+    /// # Errors
+    /// [`Error::Taken`] if a daemon has it.
+    pub fn lock(path: &Path) -> Result<Self, Error> {
+        let io_error = |path: &Path| {
+            let path = path.to_owned();
+            |error| Error::Io(path, error)
+        };
+        let mut builder = DirBuilder::new();
+        builder.recursive(true).mode(0o755).create(path).map_err(io_error(path))?;
+        let file = path.join(LOCK);
+        let mut lock = OpenOptions::new()
+            .read(true)
+            .write(true)
+            .create(true)
+            .truncate(false)
+            .mode(0o600)
+            .custom_flags(libc::O_NOFOLLOW | libc::O_NONBLOCK)
+            .open(&file)
+            .map_err(io_error(&file))?;
+        match lock.try_lock() {
+            Ok(()) => {}
+            Err(std::fs::TryLockError::WouldBlock) => {
+                let path = path.to_owned();
+                return Err(Error::Taken { path, owner: owner(&mut lock) });
+            }
+            Err(std::fs::TryLockError::Error(error)) => return Err(io_error(&file)(error)),
+        }
+        // For people, and for the message above.
+        let note = lock.set_len(0).and_then(|()| writeln!(lock, "{}", std::process::id()));
+        note.map_err(io_error(&file))?;
+        Ok(Self { path: path.to_owned(), _lock: lock })
+    }
+
+    /// Its path.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+}
+
+/// The other daemon may have been too busy to write it.
+fn owner(lock: &mut File) -> String {
+    let mut text = String::new();
+    let pid = lock.take(16).read_to_string(&mut text).ok().and_then(|_| text.trim().parse().ok());
+    pid.map_or(String::new(), |pid: u32| format!(" (pid {pid})"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn directory_is_one_daemons_until_it_is_dropped() {
+        let dir = std::env::temp_dir().join(format!("ibarr-run-dir-{}", std::process::id()));
+        let first = RunDir::lock(&dir).unwrap();
+        let pid = std::process::id();
+        let refusal = RunDir::lock(&dir).unwrap_err().to_string();
+        assert!(refusal.contains(&format!("another ibarr (pid {pid}) runs here")), "{refusal}");
+        drop(first);
+        drop(RunDir::lock(&dir).unwrap());
+        std::fs::remove_dir_all(&dir).unwrap();
+    }
+}
