@@ -6,6 +6,7 @@
 //! other. Anyone on the machine may read; what changes something needs root, the daemon's own user
 //! or group [`GROUP`]. See [`messages`] for the documents.
 
+pub mod access;
 pub mod client;
 pub mod messages;
 mod path_messages;

@@ -4,6 +4,7 @@
 
 use std::fs::{self, Metadata, Permissions};
 use std::io::{self, ErrorKind};
+use std::os::fd::AsFd;
 use std::os::unix::fs::{FileTypeExt, MetadataExt, PermissionsExt};
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -15,9 +16,10 @@ use tokio::net::{UnixListener, UnixStream};
 use tokio::sync::{Semaphore, mpsc, oneshot};
 use tracing::{debug, warn};
 
+use super::access::{Access, GroupId};
 use super::messages::{Failure, FailureKind, Request, Response};
 use super::run_dir::{self, RunDir};
-use crate::sys::peer;
+use crate::sys::peer::Peer;
 
 /// A request and where its answer goes.
 #[derive(Debug)]
@@ -108,14 +110,18 @@ fn identity(file: &Metadata) -> (u64, u64) {
 }
 
 /// Serves until `asks` is closed or the task is dropped.
-pub async fn serve(listener: Listener, asks: mpsc::Sender<Ask>) {
+pub async fn serve(listener: Listener, asks: mpsc::Sender<Ask>, access: Access) {
     let connections = Arc::new(Semaphore::new(MAX_CONNECTIONS));
     while let Ok(permit) = Arc::clone(&connections).acquire_owned().await {
         match listener.socket.accept().await {
             Ok((stream, _)) => {
-                let asks = asks.clone();
+                let (asks, access) = (asks.clone(), access.clone());
                 tokio::spawn(async move {
-                    if let Err(error) = converse(stream, &asks).await {
+                    let conversation = async {
+                        let peer = Peer::of(stream.as_fd())?;
+                        converse(stream, peer, &access, &asks).await
+                    };
+                    if let Err(error) = conversation.await {
                         debug!(%error, "control connection ended");
                     }
                     drop(permit);
@@ -132,8 +138,12 @@ pub async fn serve(listener: Listener, asks: mpsc::Sender<Ask>) {
     }
 }
 
-async fn converse(mut stream: UnixStream, asks: &mpsc::Sender<Ask>) -> io::Result<()> {
-    let may_change = peer::may_change(&stream, super::GROUP)?;
+async fn converse(
+    mut stream: UnixStream,
+    peer: Peer,
+    access: &Access,
+    asks: &mpsc::Sender<Ask>,
+) -> io::Result<()> {
     let (read, mut write) = stream.split();
     let mut read = BufReader::new(read);
     loop {
@@ -148,7 +158,14 @@ async fn converse(mut stream: UnixStream, asks: &mpsc::Sender<Ask>) -> io::Resul
             return Ok(());
         }
         let complete = line.last() == Some(&b'\n');
-        let response = match parse(&line, complete, may_change) {
+        let socket = read.get_ref().as_ref().as_fd();
+        let allowed = |request: Request| {
+            if request.changes() && !access.may_change(socket, peer) {
+                return Err(forbidden(&access.group()));
+            }
+            Ok(request)
+        };
+        let response = match parse(&line, complete).and_then(allowed) {
             Err(error) => error.into(),
             Ok(request) => answer(request, asks).await,
         };
@@ -164,7 +181,7 @@ async fn converse(mut stream: UnixStream, asks: &mpsc::Sender<Ask>) -> io::Resul
     }
 }
 
-fn parse(line: &[u8], complete: bool, may_change: bool) -> Result<Request, Failure> {
+fn parse(line: &[u8], complete: bool) -> Result<Request, Failure> {
     let usage = |message| Failure { kind: FailureKind::Usage, message };
     if !complete {
         return Err(usage(format!("a request is one line of at most {MAX_REQUEST} bytes")));
@@ -177,11 +194,16 @@ fn parse(line: &[u8], complete: bool, may_change: bool) -> Result<Request, Failu
         let most = Request::MAX_ADDRESSES;
         return Err(usage(format!("{} addresses in one request, at most {most}", addresses.len())));
     }
-    if request.changes() && !may_change {
-        let message = format!("only root and group {} may change the daemon", super::GROUP);
-        return Err(Failure { kind: FailureKind::Permission, message });
-    }
     Ok(request)
+}
+
+fn forbidden(group: &GroupId) -> Failure {
+    let name = super::GROUP;
+    let message = match group {
+        GroupId::Is(_) => format!("only root and group {name} may change the daemon"),
+        unknown => format!("only root may change the daemon: group {name}: {unknown}"),
+    };
+    Failure { kind: FailureKind::Permission, message }
 }
 
 async fn answer(request: Request, asks: &mpsc::Sender<Ask>) -> Response {
@@ -199,12 +221,54 @@ mod tests {
     use super::*;
     use crate::control::messages::Body;
 
-    #[test]
-    fn who_may_not_change_may_still_read() {
-        let error = parse(b"{\"ask\":\"reload\"}\n", true, false).unwrap_err();
-        assert_eq!(error.kind, FailureKind::Permission);
-        assert_eq!(parse(b"{\"ask\":\"reload\"}\n", true, true), Ok(Request::Reload));
-        assert_eq!(parse(b"{\"ask\":\"status\"}\n", true, false), Ok(Request::Status));
+    const NOBODY: Peer = Peer { uid: 65534, gid: 65534 };
+
+    /// What `peer` is told of each of `lines`, where the engine does all it is asked.
+    async fn told(peer: Peer, access: &Access, lines: &[&str]) -> Vec<Response> {
+        let (mut near, far) = UnixStream::pair().unwrap();
+        let (asks, mut asked) = mpsc::channel::<Ask>(1);
+        let engine = tokio::spawn(async move {
+            while let Some(Ask { answer, .. }) = asked.recv().await {
+                answer.send(Body::Done { done: "done".to_owned() }.into()).unwrap();
+            }
+        });
+        near.write_all(lines.concat().as_bytes()).await.unwrap();
+        near.shutdown().await.unwrap();
+        converse(far, peer, access, &asks).await.unwrap();
+        drop(asks);
+        engine.await.unwrap();
+        let mut answers = String::new();
+        near.read_to_string(&mut answers).await.unwrap();
+        answers.lines().map(|line| serde_json::from_str(line).unwrap()).collect()
+    }
+
+    const READ: &str = "{\"ask\":\"status\"}\n";
+    const CHANGE: &str = "{\"ask\":\"reload\"}\n";
+
+    fn is_forbidden(response: &Response) -> bool {
+        let Body::Error { error } = &response.body else { return false };
+        error.kind == FailureKind::Permission
+    }
+
+    #[tokio::test(flavor = "current_thread")]
+    async fn user_database_that_hangs_delays_no_request() {
+        let (answer, answers) = std::sync::mpsc::channel();
+        let access = Access::start(move || answers.recv().unwrap_or(Ok(None))).unwrap();
+        let member = Peer { gid: 123, ..NOBODY };
+        let responses = told(member, &access, &[READ, CHANGE, READ]).await;
+        let forbidden: Vec<_> = responses.iter().map(is_forbidden).collect();
+        assert_eq!(forbidden, [false, true, false]);
+        answer.send(Ok(Some(123))).unwrap();
+        access.known().await;
+        assert!(!told(member, &access, &[CHANGE]).await.iter().any(is_forbidden));
+    }
+
+    #[tokio::test(flavor = "current_thread")]
+    async fn peer_that_may_not_change_may_still_read() {
+        let access = Access::start(|| Ok(Some(123))).unwrap();
+        access.known().await;
+        let responses = told(NOBODY, &access, &[READ, CHANGE]).await;
+        assert_eq!(responses.iter().map(is_forbidden).collect::<Vec<_>>(), [false, true]);
     }
 
     #[test]
@@ -212,16 +276,19 @@ mod tests {
         let many = Request::Resolve { addresses: vec!["10.0.0.1".parse().unwrap(); 257] };
         let many = serde_json::to_vec(&many).unwrap();
         for line in [&b"\n"[..], b"{}\n", b"{\"ask\":\"explode\"}\n", b"\xff\n", &many] {
-            assert_eq!(parse(line, true, true).unwrap_err().kind, FailureKind::Usage);
+            assert_eq!(parse(line, true).unwrap_err().kind, FailureKind::Usage);
         }
-        assert_eq!(parse(b"{", false, true).unwrap_err().kind, FailureKind::Usage);
+        assert_eq!(parse(b"{", false).unwrap_err().kind, FailureKind::Usage);
     }
 
     #[tokio::test(flavor = "current_thread")]
     async fn a_connection_carries_many_requests_and_ends_with_its_peer() {
         let (mut near, far) = UnixStream::pair().unwrap();
         let (asks, mut asked) = mpsc::channel::<Ask>(1);
-        let server = tokio::spawn(async move { converse(far, &asks).await });
+        let server = tokio::spawn(async move {
+            let access = Access::start(|| Ok(None)).unwrap();
+            converse(far, NOBODY, &access, &asks).await
+        });
         let engine = tokio::spawn(async move {
             let mut requests = Vec::new();
             while let Some(Ask { request, answer }) = asked.recv().await {

@@ -18,9 +18,10 @@ use tracing::info;
 
 use crate::bpf;
 use crate::config::{self, Config};
+use crate::control::access::{self, Access};
 use crate::control::messages::FailureKind;
 use crate::control::run_dir::{self, RunDir};
-use crate::control::server as control;
+use crate::control::{self as control_socket, server as control};
 use crate::engine::{Engine, Setup};
 use crate::logging::{self, Level};
 use crate::sys::inherited;
@@ -141,9 +142,19 @@ async fn serve(
     let (systemd, told) =
         Systemd::start().map_err(|error| Error::Kernel("a thread for systemd", error))?;
     let at_end = systemd.clone();
-    let setup = Setup { options: options.clone(), config, file, rng, local_service, systemd };
+    let access = Access::start(|| access::look_up(control_socket::GROUP))
+        .map_err(|error| Error::Kernel("a thread for the user database", error))?;
+    let setup = Setup {
+        options: options.clone(),
+        config,
+        file,
+        rng,
+        local_service,
+        access: access.clone(),
+        systemd,
+    };
     let engine = Engine::start(setup).map_err(|error| Error::Kernel("rtnetlink", error))?;
-    let control = tokio::spawn(control::serve(listener, asks));
+    let control = tokio::spawn(control::serve(listener, asks, access));
 
     info!(version = env!("CARGO_PKG_VERSION"), run_dir = %options.run_dir.display(), "starting");
     Box::pin(engine.run(asked, signals)).await;

@@ -38,6 +38,7 @@ use self::paths::PathAsks;
 use self::snapshot::Snapshots;
 use crate::bpf::Responder;
 use crate::config::Config;
+use crate::control::access::Access;
 use crate::control::messages::{Body, Failure, FailureKind, Request, Response};
 use crate::control::server::Ask;
 use crate::daemon::{Command, RunOptions, Signals, Systemd};
@@ -67,6 +68,8 @@ pub struct Setup {
     pub rng: ChaCha12Rng,
     /// The socket to the kernel, if somebody else opened one.
     pub local_service: Option<OwnedFd>,
+    /// Who may change the daemon.
+    pub access: Access,
     /// Who wants to know how it goes.
     pub systemd: Systemd,
 }
@@ -95,6 +98,7 @@ pub struct Engine {
     /// On which interface the last nudge was made, or why it failed.
     last_nudge: Option<Result<IfIndex, String>>,
     timer: Timer,
+    access: Access,
     systemd: Systemd,
     /// A new configuration has yet to take effect.
     is_reloading: bool,
@@ -141,7 +145,7 @@ impl Engine {
     /// # Errors
     /// Without rtnetlink there is nothing to answer and no way to ask.
     pub fn start(setup: Setup) -> io::Result<Self> {
-        let Setup { options, config, file, rng, local_service, systemd } = setup;
+        let Setup { options, config, file, rng, local_service, access, systemd } = setup;
         let counters = Arc::new(Counters::default());
         let mut inputs = Inputs::default();
         let (watch, view) = rtnetlink::Watch::start(&counters)?;
@@ -187,6 +191,7 @@ impl Engine {
             nudger,
             last_nudge: None,
             timer: Timer::new()?,
+            access,
             systemd,
             is_reloading: false,
             reloads: Vec::new(),

@@ -18,6 +18,7 @@ impl Engine {
     pub(super) fn reload(&mut self, now: Instant, asked: Option<oneshot::Sender<Response>>) {
         self.systemd.reloading();
         self.is_reloading = true;
+        self.access.look_again();
         let response = match self.options.load() {
             Ok((config, file)) => {
                 self.reconfigure(now, config, file);

@@ -20,6 +20,8 @@ use tracing::{debug, info, warn};
 use super::Engine;
 use crate::bpf::{self, Hook};
 use crate::causes::chain;
+use crate::control;
+use crate::control::access::GroupId;
 use crate::control::messages::{
     CacheEntry, InterfaceStatus, ListenerStatus, LocalServiceStatus, PathRequests, ResponderStatus,
     ServerStatus, Status,
@@ -227,6 +229,13 @@ impl Engine {
             })
             .collect();
         warnings.extend(self.local_service_warnings());
+        if let group @ (GroupId::Unknown | GroupId::Failed(_)) = self.access.group() {
+            warnings.push(format!(
+                "group {}: {group}: until then only root may reload and flush; mend what \
+                 nsswitch.conf names, then reload",
+                control::GROUP
+            ));
+        }
         warnings.extend(self.node.view().unmatched_patterns().map(|pattern| {
             format!("interfaces: no interface is called {pattern} (yet): is it spelt right?")
         }));

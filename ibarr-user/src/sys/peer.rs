@@ -1,28 +1,94 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 
-//! Who is at the other end of a Unix socket.
+//! The process at the other end of a Unix socket, as the kernel recorded it when it connected.
+//! Nothing here reads the user database.
+
+#![expect(unsafe_code, reason = "SO_PEERGROUPS has no safe wrapper")]
 
 use std::io;
+use std::mem::size_of;
+use std::os::fd::{AsRawFd, BorrowedFd};
 
-use nix::unistd::{Gid as GroupId, Group, Uid, User, getgrouplist};
-use tokio::net::UnixStream;
+use nix::libc;
+use nix::sys::socket::{getsockopt, sockopt};
+use nix::unistd::Uid;
 
-/// Whether the process that connected `stream` runs as root, as our own user, or is in `group`.
-///
-/// Membership is that of the user database (getgrouplist(3)), besides the group it runs as.
+/// A process that connected.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub struct Peer {
+    /// Its effective user.
+    pub uid: u32,
+    /// Its effective group.
+    pub gid: u32,
+}
+
+impl Peer {
+    /// Reads it (`SO_PEERCRED`).
+    ///
+    /// # Errors
+    /// Those of getsockopt(2).
+    pub fn of(socket: BorrowedFd<'_>) -> io::Result<Self> {
+        let credentials = getsockopt(&socket, sockopt::PeerCredentials)?;
+        Ok(Self { uid: credentials.uid(), gid: credentials.gid() })
+    }
+
+    /// Whether it runs as root or as our own user.
+    pub fn is_root_or_us(self) -> bool {
+        self.uid == 0 || self.uid == Uid::effective().as_raw()
+    }
+}
+
+/// The supplementary groups of the process that connected (`SO_PEERGROUPS`, Linux 4.13); none on a
+/// kernel that does not tell.
 ///
 /// # Errors
-/// Those of `SO_PEERCRED` and of reading the user database.
-pub fn may_change(stream: &UnixStream, group: &str) -> io::Result<bool> {
-    let peer = stream.peer_cred()?;
-    if peer.uid() == 0 || peer.uid() == Uid::effective().as_raw() {
-        return Ok(true);
+/// Those of getsockopt(2).
+pub fn groups(socket: BorrowedFd<'_>) -> io::Result<Vec<u32>> {
+    let mut groups: Vec<libc::gid_t> = vec![0; 32];
+    loop {
+        let bytes = groups.len() * size_of::<libc::gid_t>();
+        let mut len = libc::socklen_t::try_from(bytes).unwrap_or(libc::socklen_t::MAX);
+        let value = groups.as_mut_ptr().cast();
+        // SAFETY: the kernel writes at most `len` bytes at `value`, which is that many bytes of a
+        // vector that is alive and that nothing else refers to, and writes the length to `len`.
+        let result = unsafe {
+            let (level, name) = (libc::SOL_SOCKET, libc::SO_PEERGROUPS);
+            libc::getsockopt(socket.as_raw_fd(), level, name, value, &raw mut len)
+        };
+        let needed = usize::try_from(len).unwrap_or(0) / size_of::<libc::gid_t>();
+        if result == 0 {
+            groups.truncate(needed);
+            return Ok(groups);
+        }
+        let error = io::Error::last_os_error();
+        match error.raw_os_error() {
+            // The kernel says how many there are: at most NGROUPS_MAX, 65,536.
+            Some(libc::ERANGE) if needed > groups.len() => groups.resize(needed, 0),
+            Some(libc::ENOPROTOOPT) => return Ok(Vec::new()),
+            _ => return Err(error),
+        }
     }
-    let Some(group) = Group::from_name(group)? else { return Ok(false) };
-    if GroupId::from_raw(peer.gid()) == group.gid {
-        return Ok(true);
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::fd::AsFd;
+    use std::os::unix::net::UnixStream;
+
+    use nix::unistd::{Gid, getegid, geteuid, getgroups};
+
+    use super::*;
+
+    #[test]
+    fn peer_in_this_process_has_its_user_and_groups() {
+        let (socket, _other) = UnixStream::pair().unwrap();
+        let peer = Peer::of(socket.as_fd()).unwrap();
+        assert_eq!(peer, Peer { uid: geteuid().as_raw(), gid: getegid().as_raw() });
+        assert!(peer.is_root_or_us());
+        let mut expected: Vec<_> = getgroups().unwrap().into_iter().map(Gid::as_raw).collect();
+        let mut groups = groups(socket.as_fd()).unwrap();
+        expected.sort_unstable();
+        groups.sort_unstable();
+        assert_eq!(groups, expected);
     }
-    let Some(user) = User::from_uid(Uid::from_raw(peer.uid()))? else { return Ok(false) };
-    let name = std::ffi::CString::new(user.name)?;
-    Ok(getgrouplist(&name, user.gid)?.contains(&group.gid))
 }

@@ -1,0 +1,166 @@
+// SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
+
+//! Who may change the daemon: root, the daemon's own user, and members of a group.
+//!
+//! Which gid the group has is in the user database, and a module of nsswitch.conf may take as long as it
+//! likes to say so. So a thread asks it, at the start and at each reload, and until it has answered
+//! the group has no members. Who a peer is, the kernel says ([`crate::sys::peer`]).
+
+use std::os::fd::BorrowedFd;
+use std::{fmt, io, thread};
+
+use nix::unistd::Group;
+use tokio::sync::{mpsc, watch};
+use tracing::warn;
+
+use crate::sys::peer::{self, Peer};
+
+/// See the [module](self).
+#[derive(Clone, Debug)]
+pub struct Access {
+    group: watch::Receiver<GroupId>,
+    look: mpsc::Sender<()>,
+}
+
+/// The gid of the group whose members may change the daemon.
+#[derive(Clone, Debug, Eq, PartialEq)]
+pub enum GroupId {
+    /// The user database has not answered yet.
+    Unknown,
+    /// It failed, for this reason.
+    Failed(String),
+    /// There is no such group.
+    Absent,
+    /// This one.
+    Is(u32),
+}
+
+impl Access {
+    /// Starts the thread, which calls `look_up` now and after each [`Self::look_again`].
+    ///
+    /// # Errors
+    /// If there can be no thread.
+    pub fn start(
+        look_up: impl Fn() -> io::Result<Option<u32>> + Send + 'static,
+    ) -> io::Result<Self> {
+        let (told, group) = watch::channel(GroupId::Unknown);
+        let (look, mut looks) = mpsc::channel(1);
+        thread::Builder::new().name("groups".to_owned()).spawn(move || {
+            loop {
+                let found = look_up();
+                if let Err(error) = &found {
+                    warn!(%error, group = super::GROUP, "the user database cannot be read");
+                }
+                told.send_modify(|group| match found {
+                    Ok(Some(gid)) => *group = GroupId::Is(gid),
+                    Ok(None) => *group = GroupId::Absent,
+                    // What was known stays.
+                    Err(_) if !matches!(group, GroupId::Unknown | GroupId::Failed(_)) => {}
+                    Err(error) => *group = GroupId::Failed(error.to_string()),
+                });
+                if looks.blocking_recv().is_none() {
+                    return;
+                }
+            }
+        })?;
+        Ok(Self { group, look })
+    }
+
+    /// Asks the user database again; does not wait for the answer.
+    pub fn look_again(&self) {
+        // One that has not begun yet will do.
+        self.look.try_send(()).ok();
+    }
+
+    /// What is known of the group.
+    pub fn group(&self) -> GroupId {
+        self.group.borrow().clone()
+    }
+
+    /// Waits until the user database has answered.
+    #[cfg(test)]
+    pub(super) async fn known(&self) {
+        let is_known = |group: &GroupId| *group != GroupId::Unknown;
+        drop(self.group.clone().wait_for(is_known).await.unwrap());
+    }
+
+    /// Whether the process that connected `socket` may change the daemon.
+    pub fn may_change(&self, socket: BorrowedFd<'_>, peer: Peer) -> bool {
+        peer.is_root_or_us() || self.has_member(socket, peer)
+    }
+
+    /// Whether the process that connected `socket` is in the group. The groups that count are those
+    /// with which it runs.
+    pub fn has_member(&self, socket: BorrowedFd<'_>, peer: Peer) -> bool {
+        let GroupId::Is(gid) = *self.group.borrow() else { return false };
+        peer.gid == gid || peer::groups(socket).is_ok_and(|groups| groups.contains(&gid))
+    }
+}
+
+/// What `name` is in the user database. May take as long as it likes.
+///
+/// # Errors
+/// Those of getgrnam_r(3).
+pub fn look_up(name: &str) -> io::Result<Option<u32>> {
+    Ok(Group::from_name(name)?.map(|group| group.gid.as_raw()))
+}
+
+impl fmt::Display for GroupId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Unknown => f.write_str("the user database has not answered yet"),
+            Self::Failed(reason) => write!(f, "the user database cannot be read: {reason}"),
+            Self::Absent => f.write_str("there is no such group"),
+            Self::Is(gid) => write!(f, "gid {gid}"),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::fd::AsFd;
+    use std::os::unix::net::UnixStream;
+    use std::sync::mpsc as std_mpsc;
+
+    use super::*;
+
+    const NOBODY: Peer = Peer { uid: 65534, gid: 65534 };
+
+    /// An access whose look-ups take the answers of the sender as they come.
+    fn access() -> (Access, std_mpsc::Sender<io::Result<Option<u32>>>) {
+        let (answers, answer) = std_mpsc::channel();
+        (Access::start(move || answer.recv().unwrap_or(Ok(None))).unwrap(), answers)
+    }
+
+    #[tokio::test(flavor = "current_thread")]
+    async fn only_root_and_we_change_until_the_group_is_known() {
+        let (mut access, answers) = access();
+        let (socket, _other) = UnixStream::pair().unwrap();
+        let us = Peer::of(socket.as_fd()).unwrap();
+        let member = Peer { gid: 123, ..NOBODY };
+        assert_eq!(access.group(), GroupId::Unknown);
+        assert!(access.may_change(socket.as_fd(), us));
+        assert!(!access.may_change(socket.as_fd(), member));
+        answers.send(Ok(Some(123))).unwrap();
+        access.group.changed().await.unwrap();
+        assert!(access.may_change(socket.as_fd(), member));
+        assert!(!access.may_change(socket.as_fd(), NOBODY));
+    }
+
+    #[tokio::test(flavor = "current_thread")]
+    async fn look_up_that_fails_forgets_nothing() {
+        let (mut access, answers) = access();
+        let steps = [
+            (Err(io::Error::other("sssd is down")), GroupId::Failed("sssd is down".to_owned())),
+            (Ok(Some(7)), GroupId::Is(7)),
+            (Err(io::Error::other("again")), GroupId::Is(7)),
+            (Ok(None), GroupId::Absent),
+        ];
+        for (answer, expected) in steps {
+            answers.send(answer).unwrap();
+            access.group.changed().await.unwrap();
+            assert_eq!(access.group(), expected);
+            access.look_again();
+        }
+    }
+}
