@@ -86,8 +86,9 @@ impl World {
             }
             5 => {
                 let (port, len) = (PortIndex(u16::from(n % PORTS)), script.byte());
+                let from = Lid::new(u16::from(n / PORTS % 4));
                 let mad = script.bytes(len.into());
-                self.core.handle_input(self.now, Input::Mad { port, mad });
+                self.core.handle_input(self.now, Input::Mad { port, from, mad });
             }
             6 => self.pass(Duration::from_millis(u64::from(n) * 10)),
             7 => self.pass(Duration::from_millis(u64::from(n) * 500)),
@@ -130,7 +131,7 @@ impl World {
     }
 
     fn answer(&mut self, sent: &Transmit, how: u8) {
-        let port = sent.port;
+        let (port, from) = (sent.port, Some(sent.sa.lid));
         let request = SaRequest::parse(sent.mad.as_ref()).expect("what we send is legal");
         let answer = match (how % 8, request.question) {
             (0, _) => Answer::Refused(Refusal::BUSY),
@@ -144,7 +145,7 @@ impl World {
             (_, Question::Path(question)) => Answer::Path(record(&question, how)),
         };
         let mad = request.answer(answer).emit();
-        self.core.handle_input(self.now, Input::Mad { port, mad: mad.as_ref() });
+        self.core.handle_input(self.now, Input::Mad { port, from, mad: mad.as_ref() });
     }
 
     fn pass(&mut self, time: Duration) {

@@ -216,7 +216,7 @@ fn recorded_umad_headers_are_written_and_read_byte_for_byte() {
 
     let mut read = golden(include_str!("golden/umad-read-56-ibsim.hex"));
     read.extend(golden(GET_RESP));
-    let expected = Received::Mad { agent: AgentId(0), mad: &golden(GET_RESP) };
+    let expected = Received::Mad { agent: AgentId(0), from: Lid::new(1), mad: &golden(GET_RESP) };
     assert_eq!(Received::parse(Form::WithoutPKey, &read), Ok(expected));
 }
 
@@ -321,8 +321,10 @@ proptest! {
         };
         for form in [Form::WithoutPKey, Form::WithPKey] {
             let bytes = send.emit(form);
-            let expected = Received::Mad { agent: AgentId(agent), mad: &mad };
-            prop_assert_eq!(Received::parse(form, bytes.as_ref()), Ok(expected));
+            let received = Received::Mad { agent: AgentId(agent), from: Lid::new(1), mad: &mad };
+            prop_assert_eq!(Received::parse(form, bytes.as_ref()), Ok(received));
+            let again = received.emit(form, &mad);
+            prop_assert_eq!(Received::parse(form, again.as_ref()), Ok(received));
         }
     }
 

@@ -6,6 +6,7 @@
 use std::net::IpAddr;
 
 use ibarr_common::Instant;
+use ibarr_common::ib::Lid;
 use ibarr_common::wire::ls::{Emitted, PortId, Seq};
 use ibarr_common::wire::sa::{Answer, Question as SaQuestion, Request};
 use ibarr_proto::ip2gid::client;
@@ -188,7 +189,9 @@ impl World {
                     None => paths::Input::PortGone { port },
                 })
             }
-            Inbox::Mad(request, answer) => return daemon.hear_mad(now, request, answer),
+            Inbox::Mad(from, request, answer) => {
+                return daemon.hear_mad(now, *from, request, answer);
+            }
         };
         daemon.core.handle_input(now, input);
     }
@@ -538,7 +541,7 @@ impl Daemon {
         }
     }
 
-    fn hear_mad(&mut self, now: Instant, request: &Request, answer: &Answer) {
+    fn hear_mad(&mut self, now: Instant, from: Lid, request: &Request, answer: &Answer) {
         let taken = |daemon: &Self| {
             let counters = daemon.core.node().paths().client().counters();
             let taken = [sa::Counter::Answered, sa::Counter::NoRecord];
@@ -546,7 +549,8 @@ impl Daemon {
         };
         let before = taken(self);
         let mad = request.answer(*answer).emit();
-        let input = paths::Input::Mad { port: PORT, mad: mad.as_ref() };
+        let from = Some(from);
+        let input = paths::Input::Mad { port: PORT, from, mad: mad.as_ref() };
         self.core.handle_input(now, Input::Paths(input));
         if let SaQuestion::Path(question) = &request.question {
             let is_taken = taken(self) > before;

@@ -6,7 +6,7 @@ use std::collections::{BTreeMap, VecDeque};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::time::Duration;
 
-use ibarr_common::ib::Gid;
+use ibarr_common::ib::{Gid, Lid};
 use ibarr_common::wire::ip2gid::Datagram;
 use ibarr_common::wire::ls::{Emitted, Seq};
 use ibarr_common::wire::sa;
@@ -201,7 +201,7 @@ pub(crate) enum Inbox {
     Reply { socket: SocketId, packet: Packet },
     Query(Packet),
     Port(Option<PortFacts>),
-    Mad(sa::Request, sa::Answer),
+    Mad(Lid, sa::Request, sa::Answer),
     Nudged(Nudged),
     Ask(Question),
     Reload,

@@ -121,15 +121,15 @@ impl World {
         let late = if self.dice.permille(climate.straggles) { secs(3) } else { us(300) };
         let at = self.now.max(subnet.silent) + self.dice.within(us(50)..late);
         let (number, life) = (self.next_number(), self.machines[id].life);
-        self.mads.insert(number, (request, answer));
+        self.mads.insert(number, (transmit.sa.lid, request, answer));
         self.at(at, What::MadArrives(id, life, number));
     }
 
     pub(crate) fn mad_arrives(&mut self, id: Id, life: u32, number: u32) {
-        let Some((request, answer)) = self.mads.remove(&number) else { return };
+        let Some((from, request, answer)) = self.mads.remove(&number) else { return };
         if self.machines[id].life == life {
             self.note(id, &Entry::Answer { question: &request.question, answer: &answer });
-            self.put(id, Inbox::Mad(request, answer));
+            self.put(id, Inbox::Mad(from, request, answer));
         }
     }
 

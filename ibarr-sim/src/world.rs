@@ -7,6 +7,7 @@ use std::collections::{BTreeMap, BinaryHeap};
 use std::net::IpAddr;
 
 use ibarr_common::Instant;
+use ibarr_common::ib::Lid;
 use ibarr_common::wire::sa::{Answer, Request};
 use ibarr_proto::ip2gid::Question;
 use ibarr_proto::local_service::Nudge;
@@ -36,7 +37,7 @@ pub(crate) struct World {
     pub(crate) truth: Truth,
     pub(crate) subnets: [Subnet; SUBNETS],
     /// Answers of administrators on their way, by number.
-    pub(crate) mads: BTreeMap<u32, (Request, Answer)>,
+    pub(crate) mads: BTreeMap<u32, (Lid, Request, Answer)>,
     pub(crate) numbers: u32,
     pub(crate) weather: Weather,
     pub(crate) claims: Claims,

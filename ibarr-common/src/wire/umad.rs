@@ -107,6 +107,8 @@ pub enum Received<'a> {
     Mad {
         /// For whom.
         agent: AgentId,
+        /// The LID it was sent from, as its packet said. No port has none.
+        from: Option<Lid>,
         /// Its bytes.
         mad: &'a [u8],
     },
@@ -127,10 +129,11 @@ impl<'a> Received<'a> {
     pub fn parse(form: Form, bytes: &'a [u8]) -> Result<Self, mad::Error> {
         let (header, mad) =
             bytes.split_at_checked(form.header_len()).ok_or(mad::Error::Truncated)?;
-        let (header, _) = StartWire::read_from_prefix(header).map_err(|_| mad::Error::Truncated)?;
+        let (header, _) = BaseWire::read_from_prefix(header).map_err(|_| mad::Error::Truncated)?;
         let agent = AgentId(header.agent.get());
         if header.status.get() == 0 {
-            return Ok(Self::Mad { agent, mad });
+            let from = Lid::new(header.lid.get());
+            return Ok(Self::Mad { agent, from, mad });
         }
         let (header, _) = Header::parse(mad)?;
         Ok(Self::Unanswered { agent, tid: header.tid })
@@ -138,13 +141,18 @@ impl<'a> Received<'a> {
 
     /// The bytes that the kernel would have read: for its stand-in.
     pub fn emit(&self, form: Form, mad: &[u8]) -> Emitted {
-        let (agent, status) = match *self {
-            Self::Mad { agent, .. } => (agent, 0),
-            Self::Unanswered { agent, .. } => (agent, ETIMEDOUT),
+        let (agent, status, from) = match *self {
+            Self::Mad { agent, from, .. } => (agent, 0, from),
+            Self::Unanswered { agent, .. } => (agent, ETIMEDOUT, None),
         };
         let mut bytes = [0; MAX_LEN];
-        let start = StartWire { agent: agent.0.into(), status: status.into() };
-        let header = start.as_bytes().iter().chain(core::iter::repeat(&0)).take(form.header_len());
+        let base = BaseWire {
+            agent: agent.0.into(),
+            status: status.into(),
+            ignored: [0; 20],
+            lid: from.map_or(0, Lid::get).into(),
+        };
+        let header = base.as_bytes().iter().chain(core::iter::repeat(&0)).take(form.header_len());
         let octets = header.chain(mad.iter().take(mad::LEN));
         bytes.iter_mut().zip(octets).for_each(|(to, from)| *to = *from);
         Emitted { bytes, len: form.header_len() + mad.len().min(mad::LEN) }
@@ -217,12 +225,14 @@ pub struct PKeyWire {
     pub reserved: [u8; 6],
 }
 
-/// Layout of the first 8 bytes of [`HeaderWire`], all that is of use in what is read.
+/// Layout of the first 30 bytes of [`HeaderWire`], all that is of use in what is read.
 #[derive(Clone, Copy, Debug, FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned)]
 #[repr(C)]
-struct StartWire {
+struct BaseWire {
     agent: native_endian::U32,
     status: native_endian::U32,
+    ignored: [u8; 20],
+    lid: network_endian::U16,
 }
 
 /// Layout of `struct ib_user_mad_reg_req`, the argument of REGISTER_AGENT.
@@ -315,6 +325,7 @@ const _: () = {
     assert!(Form::WithoutPKey.header_len() == 56);
     assert!(offset_of!(HeaderWire, qpn) == 20);
     assert!(offset_of!(HeaderWire, lid) == 28);
+    assert!(offset_of!(BaseWire, lid) == offset_of!(HeaderWire, lid));
     assert!(offset_of!(HeaderWire, gid) == 36);
     assert!(offset_of!(HeaderWire, flow_label) == 52);
     assert!(offset_of!(HeaderWire, pkey) == 56);

@@ -178,7 +178,9 @@ impl<R: CryptoRng + SeedableRng> Paths<R> {
                 self.ports.remove(port);
                 self.client.set_sa(self.now, port, None);
             }
-            Input::Mad { port, mad } => self.client.handle_mad(self.now, port, mad),
+            Input::Mad { port, from, mad } => {
+                self.client.handle_mad(self.now, port, from, mad);
+            }
             Input::Unanswered => self.client.handle_unanswered(),
             Input::NotSent => self.client.handle_not_sent(),
         }

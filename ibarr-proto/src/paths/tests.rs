@@ -159,7 +159,8 @@ impl Rig {
             }
         };
         let mad = request.answer(answer).emit();
-        self.paths.handle_input(self.now, Input::Mad { port: PORT, mad: mad.as_ref() });
+        let from = Some(sent.sa.lid);
+        self.paths.handle_input(self.now, Input::Mad { port: PORT, from, mad: mad.as_ref() });
         self.drain();
     }
 
@@ -283,12 +284,12 @@ fn record_of_another_path_is_no_answer_but_another_prefix_of_the_subnet_is_one()
     let sent = |rig: &mut Rig| {
         rig.resolve(question(1));
         let sent = rig.sent.pop().unwrap();
-        wire::Request::parse(sent.mad.as_ref()).unwrap()
+        (Some(sent.sa.lid), wire::Request::parse(sent.mad.as_ref()).unwrap())
     };
     let mut answer = |of: PathQuestion| {
-        let request = sent(&mut rig);
+        let (from, request) = sent(&mut rig);
         let mad = request.answer(Answer::Path(record(&of, 1))).emit();
-        rig.paths.handle_input(rig.now, Input::Mad { port: PORT, mad: mad.as_ref() });
+        rig.paths.handle_input(rig.now, Input::Mad { port: PORT, from, mad: mad.as_ref() });
         rig.answered()[0].outcome
     };
     assert_eq!(answer(question(2)), Outcome::Refused(None));

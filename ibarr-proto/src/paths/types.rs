@@ -159,6 +159,8 @@ pub enum Input<'a> {
     Mad {
         /// By this port.
         port: PortIndex,
+        /// From the port with this LID.
+        from: Option<Lid>,
         /// Its bytes.
         mad: &'a [u8],
     },

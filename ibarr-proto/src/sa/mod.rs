@@ -24,6 +24,7 @@ use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 use ibarr_common::Instant;
+use ibarr_common::ib::Lid;
 use ibarr_common::wire::mad::{Header, Transaction};
 use ibarr_common::wire::sa::{Answer, Question, Request, Response};
 use rand_core::Rng;
@@ -76,6 +77,7 @@ struct Turn {
 #[derive(Clone, Copy, Debug)]
 struct Sent {
     port: PortIndex,
+    to: Lid,
     /// Of a flight that may be over.
     id: QuestionId,
     at: Instant,
@@ -179,8 +181,10 @@ impl<R: Rng> Client<R> {
         self.deadlines.set(id, Some(deadline));
     }
 
-    /// A MAD came to our agent at `port`.
-    pub fn handle_mad(&mut self, now: Instant, port: PortIndex, mad: &[u8]) {
+    /// A MAD came to our agent at `port`, sent by the port with the LID `from`. It is an answer only
+    /// if that is the LID its question went to, wherever the SA is by now: what the last SA says
+    /// shortly after a move counts, and what any other port of the subnet says does not.
+    pub fn handle_mad(&mut self, now: Instant, port: PortIndex, from: Option<Lid>, mad: &[u8]) {
         self.advance(now);
         let (tid, response) = match Response::parse(mad) {
             Ok(response) => (response.tid, Some(response)),
@@ -198,6 +202,9 @@ impl<R: Rng> Client<R> {
         else {
             return self.counters.count(Counter::Unasked);
         };
+        if from != Some(sent.to) {
+            return self.counters.count(Counter::WrongLid);
+        }
         let is_busy = |response: &Response| match response.answer {
             Answer::Refused(refusal) => refusal.is_temporary(),
             Answer::Path(_) | Answer::ClassPortInfo(_) => false,
@@ -271,9 +278,10 @@ impl<R: Rng> Client<R> {
         let Turn { id: Reverse(id), .. } = turn;
         let flight = self.flights.get_mut(&id)?;
         lane.window.sent(self.now);
+        let to = lane.sa.lid;
         let transaction = Transaction(self.next_transaction);
         self.next_transaction = self.next_transaction.wrapping_add(1);
-        self.mads.insert(transaction, Sent { port, id, at: self.now, in_air: true });
+        self.mads.insert(transaction, Sent { port, to, id, at: self.now, in_air: true });
         let patience = self.config.patience_after(flight.lost.max(lane.window.lost()));
         let slack = random(patience / 3, &mut self.rng);
         let lost_at = self.now + (patience * 5 / 6).saturating_add(slack);

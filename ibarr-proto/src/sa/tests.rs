@@ -79,9 +79,9 @@ impl Rig {
     }
 
     fn answer(&mut self, mad: &Transmit, answer: Answer) {
-        let request = Request::parse(mad.mad.as_ref()).unwrap();
+        let (to, request) = (mad.sa.lid, Request::parse(mad.mad.as_ref()).unwrap());
         let mad = request.answer(answer).emit();
-        self.client.handle_mad(self.now, PORT, mad.as_ref());
+        self.client.handle_mad(self.now, PORT, Some(to), mad.as_ref());
         self.drain();
     }
 
@@ -251,7 +251,7 @@ fn answer_that_cannot_be_ends_the_question_and_is_counted() {
     let sent = rig.take_sent().pop().unwrap();
     let other = Request { tid: sent.transaction.into(), question: Question::ClassPortInfo };
     let mad = other.answer(Answer::ClassPortInfo(ClassPortInfo::default())).emit();
-    rig.client.handle_mad(rig.now, PORT, mad.as_ref());
+    rig.client.handle_mad(rig.now, PORT, Some(sent.sa.lid), mad.as_ref());
     rig.drain();
     assert_eq!(rig.outcomes(), [(2, Outcome::Unusable)]);
 }
@@ -263,10 +263,54 @@ fn answer_by_another_port_is_none() {
     let sent = rig.take_sent().pop().unwrap();
     let request = Request::parse(sent.mad.as_ref()).unwrap();
     let mad = request.answer(Answer::Path(record(1))).emit();
-    rig.client.handle_mad(rig.now, PortIndex(2), mad.as_ref());
+    rig.client.handle_mad(rig.now, PortIndex(2), Some(sent.sa.lid), mad.as_ref());
     rig.drain();
     assert_eq!(rig.outcomes(), []);
     assert_eq!(rig.count(Counter::Unasked), 1);
+}
+
+#[test]
+fn answer_counts_only_from_the_lid_that_was_asked() {
+    let mut rig = Rig::warm(Config::default());
+    rig.ask(1);
+    let sent = rig.take_sent().pop().unwrap();
+    let request = Request::parse(sent.mad.as_ref()).unwrap();
+    // Whatever another port claims: a path, that there is none, that the SA is busy, nonsense.
+    let claims = [
+        Answer::Path(record(1)),
+        Answer::Refused(Refusal::NO_RECORDS),
+        Answer::Refused(Refusal::BUSY),
+        Answer::Path(PathRecord::from_octets([0; 64])),
+    ];
+    let load = rig.client.load(PORT);
+    for claim in claims {
+        for from in [None, Lid::new(2), Lid::new(0xffff)] {
+            rig.client.handle_mad(rig.now, PORT, from, request.answer(claim).emit().as_ref());
+            rig.drain();
+            assert_eq!((rig.outcomes(), rig.client.load(PORT)), (vec![], load));
+        }
+    }
+    assert_eq!((rig.count(Counter::WrongLid), rig.count(Counter::BusyAnswers)), (12, 0));
+    rig.answer(&sent, Answer::Path(record(1)));
+    assert_eq!(rig.outcomes(), [(1, Outcome::Path(record(1)))]);
+}
+
+#[test]
+fn after_a_move_either_sa_answers_what_it_was_asked() {
+    for answers in [0, 1] {
+        let mut rig = Rig::warm(Config::default());
+        rig.ask(1);
+        rig.client.set_sa(rig.now, PORT, Some(sa(6)));
+        rig.drain();
+        let sent = rig.take_sent();
+        assert_eq!(sent.iter().map(|mad| mad.sa).collect::<Vec<_>>(), [sa(1), sa(6)]);
+        // Neither speaks for the other.
+        let crossed = Transmit { sa: sent[1 - answers].sa, ..sent[answers].clone() };
+        rig.answer(&crossed, Answer::Path(record(1)));
+        assert_eq!((rig.outcomes(), rig.count(Counter::WrongLid)), (vec![], 1));
+        rig.answer(&sent[answers], Answer::Path(record(1)));
+        assert_eq!(rig.outcomes(), [(1, Outcome::Path(record(1)))]);
+    }
 }
 
 #[test]
@@ -544,7 +588,7 @@ proptest! {
                 }
                 Op::Unanswered => rig.client.handle_unanswered(),
                 Op::NotSent => rig.client.handle_not_sent(),
-                Op::Garbage { bytes } => rig.client.handle_mad(rig.now, PORT, &bytes),
+                Op::Garbage { bytes } => rig.client.handle_mad(rig.now, PORT, Lid::new(1), &bytes),
                 Op::Sa { lid } => {
                     let sa = Lid::new(lid.into()).map(|lid| sa(lid.get()));
                     rig.client.set_sa(rig.now, PORT, sa);

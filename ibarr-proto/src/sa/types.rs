@@ -157,6 +157,8 @@ crate::counters! {
         Late = "late",
         /// Answers to no question of ours, or to one that was given up long ago.
         Unasked = "unasked",
+        /// Answers that did not come from the LID that was asked.
+        WrongLid = "wrong-lid",
         /// Times that the SA said that it was busy.
         BusyAnswers = "busy-answers",
         /// Answers of an SA that wants another to be asked. Nobody is: OpenSM never says so, and the

@@ -30,14 +30,22 @@ pub(super) struct Cluster {
     sa: Sa,
     sm_lid: u16,
     /// Answers on their way, of two kinds, each in the order in which they arrive.
-    answers: VecDeque<(Instant, usize, Mad)>,
-    busy: VecDeque<(Instant, usize, Mad)>,
+    answers: VecDeque<OnTheWay>,
+    busy: VecDeque<OnTheWay>,
     queue: BinaryHeap<Reverse<(Instant, u64, What)>>,
     scheduled: u64,
     /// Of the event that is on.
     began: Instant,
     event: Event,
     seconds: Vec<Second>,
+}
+
+/// An answer on its way to a node.
+struct OnTheWay {
+    arrives: Instant,
+    node: usize,
+    from: Lid,
+    mad: Mad,
 }
 
 struct Node {
@@ -137,18 +145,19 @@ impl Cluster {
 
     fn next(&self) -> Option<Instant> {
         let queued = self.queue.peek().map(|Reverse((at, ..))| *at);
-        let on_their_way = [&self.answers, &self.busy].map(|way| way.front().map(|(at, ..)| *at));
+        let on_their_way =
+            [&self.answers, &self.busy].map(|way| way.front().map(|answer| answer.arrives));
         on_their_way.into_iter().chain([queued]).flatten().min()
     }
 
     fn step(&mut self, at: Instant) {
-        let arrived = |(arrives, ..): &mut (Instant, usize, Mad)| *arrives <= at;
+        let arrived = |answer: &mut OnTheWay| answer.arrives <= at;
         let arrived = match self.answers.pop_front_if(arrived) {
             None => self.busy.pop_front_if(arrived),
             answer => answer,
         };
-        if let Some((_, node, mad)) = arrived {
-            let input = Input::Mad { port: PORT, mad: mad.as_ref() };
+        if let Some(OnTheWay { node, from, mad, .. }) = arrived {
+            let input = Input::Mad { port: PORT, from: Some(from), mad: mad.as_ref() };
             self.nodes[node].paths.handle_input(self.now, input);
             return self.settle(node);
         }
@@ -236,9 +245,16 @@ impl Cluster {
         }
         let verdict = self.sa.take(self.now);
         self.account(&verdict);
+        let from = transmit.sa.lid;
         match verdict {
-            Verdict::Answers { at } => self.answers.push_back((at, node, Sa::answer(&request))),
-            Verdict::Busy { at } => self.busy.push_back((at, node, Sa::busy(&request))),
+            Verdict::Answers { at } => {
+                let mad = Sa::answer(&request);
+                self.answers.push_back(OnTheWay { arrives: at, node, from, mad });
+            }
+            Verdict::Busy { at } => {
+                let mad = Sa::busy(&request);
+                self.busy.push_back(OnTheWay { arrives: at, node, from, mad });
+            }
             Verdict::Silent => {}
         }
     }

@@ -443,7 +443,7 @@ mod tests {
         assert_eq!(device.read(file, 319), Err(Errno::EINVAL));
         let read = device.read(file, 320).unwrap();
         let mad = Received::parse(Form::WithPKey, &read).unwrap();
-        assert_eq!(mad, Received::Mad { agent: AgentId(0), mad: &right });
+        assert_eq!(mad, Received::Mad { agent: AgentId(0), from: Some(sent.to), mad: &right });
         assert_eq!(device.read(file, 320), Err(Errno::EAGAIN));
         assert_eq!(device.read(other, 320), Err(Errno::EAGAIN));
     }

@@ -74,7 +74,8 @@ fn questions_are_answered_or_come_back_whatever_the_header() {
                 device.write(&question(&device, transaction, PATIENCE)).unwrap();
                 let len = device.read(&mut buffer).await.unwrap();
                 assert_eq!(len, form.header_len() + 256);
-                let Ok(Received::Mad { agent, mad }) = Received::parse(form, &buffer[..len]) else {
+                let Ok(Received::Mad { agent, mad, .. }) = Received::parse(form, &buffer[..len])
+                else {
                     panic!("{buffer:?}");
                 };
                 assert_eq!(agent, device.agent());

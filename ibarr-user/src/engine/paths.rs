@@ -61,7 +61,9 @@ impl Engine {
 
     pub(super) fn handle_mad(&mut self, now: Instant, event: &umad::Event) {
         match self.umads.read(event) {
-            Meaning::Mad(port, mad) => self.tell_paths(now, Input::Mad { port, mad }),
+            Meaning::Mad { port, from, mad } => {
+                self.tell_paths(now, Input::Mad { port, from, mad });
+            }
             Meaning::Unanswered => self.tell_paths(now, Input::Unanswered),
             Meaning::Lost(port) => self.lose_door(now, port),
             Meaning::Nothing => {}

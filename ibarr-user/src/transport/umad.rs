@@ -6,6 +6,7 @@ use std::collections::BTreeMap;
 use std::io;
 use std::sync::Arc;
 
+use ibarr_common::ib::Lid;
 use ibarr_common::wire::mad;
 use ibarr_common::wire::umad::{MAX_LEN, Received, Send};
 use ibarr_proto::paths::PortName;
@@ -51,7 +52,14 @@ struct Packet {
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub enum Meaning<'a> {
     /// A MAD came.
-    Mad(PortIndex, &'a [u8]),
+    Mad {
+        /// By this port.
+        port: PortIndex,
+        /// From the port with this LID.
+        from: Option<Lid>,
+        /// Its bytes.
+        mad: &'a [u8],
+    },
     /// One that was sent comes back.
     Unanswered,
     /// The door is no more.
@@ -183,8 +191,8 @@ impl Umads {
             }
         };
         match Received::parse(door.device.form(), packet) {
-            Ok(Received::Mad { agent, mad }) if agent == door.device.agent() => {
-                Meaning::Mad(event.port, mad)
+            Ok(Received::Mad { agent, from, mad }) if agent == door.device.agent() => {
+                Meaning::Mad { port: event.port, from, mad }
             }
             Ok(Received::Unanswered { agent, .. }) if agent == door.device.agent() => {
                 Meaning::Unanswered

@@ -102,7 +102,11 @@ fn answer_all(fd: i32, sa: &Mutex<StandIn>) {
             // As the kernel does: the upper half of the transaction is its own.
             let mut mad = *reply.mad.octets();
             mad[8..12].copy_from_slice(&[0xab; 4]);
-            let received = Received::Mad { agent: AgentId(header.agent.get()), mad: &mad };
+            let received = Received::Mad {
+                agent: AgentId(header.agent.get()),
+                from: Some(reply.from),
+                mad: &mad,
+            };
             let bytes = received.emit(Form::WithPKey, &mad);
             send(fd, bytes.as_ref(), MsgFlags::MSG_NOSIGNAL).unwrap();
         }

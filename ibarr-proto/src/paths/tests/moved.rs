@@ -81,7 +81,8 @@ fn several_routers_may_lead_to_one_gid() {
         let mut octets = record(&question, u16::try_from(n).unwrap() + 1).octets();
         octets[47] = 64;
         let mad = request.answer(Answer::Path(PathRecord::from_octets(octets))).emit();
-        rig.paths.handle_input(rig.now, Input::Mad { port: PORT, mad: mad.as_ref() });
+        let from = Some(sent.sa.lid);
+        rig.paths.handle_input(rig.now, Input::Mad { port: PORT, from, mad: mad.as_ref() });
     }
     assert_eq!((rig.answered().len(), rig.count(Counter::Contradicted)), (2, 0));
 }
@@ -172,7 +173,7 @@ proptest! {
                 Op::Say { which } if !rig.sent.is_empty() => {
                     let sent = rig.sent.remove(usize::from(which) % rig.sent.len());
                     let request = wire::Request::parse(sent.mad.as_ref()).unwrap();
-                    on_the_way.push(match request.question {
+                    let (mad, said) = match request.question {
                         Question::Path(question) => {
                             let lid = lids[usize::from(host(&question) - 1)];
                             let answer = Answer::Path(record(&question, lid));
@@ -182,13 +183,14 @@ proptest! {
                             let info = ClassPortInfo { has_qos: false };
                             (request.answer(Answer::ClassPortInfo(info)).emit(), None)
                         }
-                    });
+                    };
+                    on_the_way.push((Some(sent.sa.lid), mad, said));
                 }
                 Op::Deliver { which } if !on_the_way.is_empty() => {
                     let which = usize::from(which) % on_the_way.len();
-                    let (mad, said) = on_the_way.remove(which);
+                    let (from, mad, said) = on_the_way.remove(which);
                     let asked = rig.paths.load().questions;
-                    rig.paths.handle_input(rig.now, Input::Mad { port: PORT, mad: mad.as_ref() });
+                    rig.paths.handle_input(rig.now, Input::Mad { port: PORT, from, mad: mad.as_ref() });
                     // The question may have been given up.
                     if rig.paths.load().questions < asked {
                         last_said.extend(said);

@@ -87,7 +87,8 @@ impl Rig {
             }
             if let Some(answer) = answer(&request.question) {
                 let mad = request.answer(answer).emit();
-                let input = paths::Input::Mad { port: PORT, mad: mad.as_ref() };
+                let from = Some(transmit.sa.lid);
+                let input = paths::Input::Mad { port: PORT, from, mad: mad.as_ref() };
                 self.resolver.handle_paths(self.now, input);
             }
         }

@@ -97,7 +97,8 @@ impl Paths {
             let asked = SaRequest::parse(transmit.mad.as_ref())?;
             let Question::Path(question) = asked.question else { bail!("a path is asked for") };
             let mad = asked.answer(Answer::Path(record(&question))).emit();
-            self.core.handle_input(START, Input::Mad { port: PORT, mad: mad.as_ref() });
+            let from = Some(transmit.sa.lid);
+            self.core.handle_input(START, Input::Mad { port: PORT, from, mad: mad.as_ref() });
         }
         ensure!(self.core.poll_answered().is_some(), "path {number} is not answered");
         Ok(())

@@ -107,7 +107,8 @@ fn answer_all(socket: RawFd, sa: &Mutex<StandIn>, asked: &AtomicU64) -> Result<(
         sa.handle_input(Instant::BOOT, ClientId(0), to, mad);
         while let Some(reply) = sa.poll_transmit() {
             let mad = reply.mad.octets();
-            let answer = Received::Mad { agent, mad }.emit(Form::WithPKey, mad);
+            let from = Some(reply.from);
+            let answer = Received::Mad { agent, from, mad }.emit(Form::WithPKey, mad);
             send(socket, answer.as_ref(), MsgFlags::MSG_NOSIGNAL)?;
         }
     }
