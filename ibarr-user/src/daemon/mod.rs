@@ -23,7 +23,7 @@ use crate::control::messages::FailureKind;
 use crate::control::run_dir::{self, RunDir};
 use crate::control::{self as control_socket, server as control};
 use crate::engine::{Engine, Setup};
-use crate::logging::{self, Level};
+use crate::logging::{self, Level, Log};
 use crate::sys::inherited;
 use crate::transport;
 use crate::transport::ports::Dirs;
@@ -119,21 +119,31 @@ pub fn run(options: &RunOptions) -> Result<(), Error> {
         inherited::take("ls").map_err(|error| Error::Kernel("LISTEN_FDS", error))?;
     let (config, file) = options.load()?;
     let run_dir = RunDir::lock(&options.run_dir).map_err(control::Error::from)?;
-    logging::start(&options.level);
+    let log = logging::start(&options.level)
+        .map_err(|error| Error::Kernel("a thread for logs", error))?;
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
         .build()
         .map_err(|error| Error::Kernel("event loop", error))?;
-    runtime.block_on(serve(options, config, file, run_dir, local_service))
+    let start = Start { config, file, run_dir, local_service, log: log.clone() };
+    let outcome = runtime.block_on(serve(options, start));
+    // Threads that wait for a disk or a device keep nothing waiting.
+    runtime.shutdown_background();
+    log.finish(logging::LAST_LINES);
+    outcome
 }
 
-async fn serve(
-    options: &RunOptions,
+/// What there is before the event loop.
+struct Start {
     config: Config,
     file: Option<PathBuf>,
     run_dir: RunDir,
     local_service: Option<OwnedFd>,
-) -> Result<(), Error> {
+    log: Log,
+}
+
+async fn serve(options: &RunOptions, start: Start) -> Result<(), Error> {
+    let Start { config, file, run_dir, local_service, log } = start;
     let signals = Signals::catch().map_err(|error| Error::Kernel("signal handlers", error))?;
     let rng = ChaCha12Rng::try_from_rng(&mut SysRng)
         .map_err(|error| Error::Kernel("random numbers", io::Error::other(error)))?;
@@ -152,6 +162,7 @@ async fn serve(
         local_service,
         access: access.clone(),
         systemd,
+        log,
     };
     let engine = Engine::start(setup).map_err(|error| Error::Kernel("rtnetlink", error))?;
     let control = tokio::spawn(control::serve(listener, asks, access));

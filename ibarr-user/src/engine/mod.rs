@@ -42,6 +42,7 @@ use crate::control::access::Access;
 use crate::control::messages::{Body, Failure, FailureKind, Request, Response};
 use crate::control::server::Ask;
 use crate::daemon::{Command, RunOptions, Signals, Systemd};
+use crate::logging::Log;
 use crate::sys::clock;
 use crate::sys::local_service::Received;
 use crate::sys::timer::Timer;
@@ -72,6 +73,8 @@ pub struct Setup {
     pub access: Access,
     /// Who wants to know how it goes.
     pub systemd: Systemd,
+    /// For what is to be said of it.
+    pub log: Log,
 }
 
 /// See the [module](self).
@@ -100,6 +103,7 @@ pub struct Engine {
     timer: Timer,
     access: Access,
     systemd: Systemd,
+    log: Log,
     /// A new configuration has yet to take effect.
     is_reloading: bool,
     /// Who waits for that, on a connection each, and what he will be told.
@@ -145,7 +149,7 @@ impl Engine {
     /// # Errors
     /// Without rtnetlink there is nothing to answer and no way to ask.
     pub fn start(setup: Setup) -> io::Result<Self> {
-        let Setup { options, config, file, rng, local_service, access, systemd } = setup;
+        let Setup { options, config, file, rng, local_service, access, systemd, log } = setup;
         let counters = Arc::new(Counters::default());
         let mut inputs = Inputs::default();
         let (watch, view) = rtnetlink::Watch::start(&counters)?;
@@ -193,6 +197,7 @@ impl Engine {
             timer: Timer::new()?,
             access,
             systemd,
+            log,
             is_reloading: false,
             reloads: Vec::new(),
             ends_at: None,

@@ -205,6 +205,7 @@ impl Engine {
         let programs = self.responder.counts().into_iter();
         counts.extend(programs.map(|(name, count)| (format!("bpf.{name}"), count)));
         counts.extend(self.counters.iter().map(|(name, count)| (name.to_string(), count)));
+        counts.insert("log.dropped".to_owned(), self.log.dropped());
         counts
     }
 
@@ -236,6 +237,11 @@ impl Engine {
                 control::GROUP
             ));
         }
+        warnings.extend(Some(self.log.untold()).filter(|&untold| untold > 0).map(|untold| {
+            format!(
+                "the log lacks {untold} lines: standard error is full, closed, or read too slowly"
+            )
+        }));
         warnings.extend(self.node.view().unmatched_patterns().map(|pattern| {
             format!("interfaces: no interface is called {pattern} (yet): is it spelt right?")
         }));

@@ -23,11 +23,11 @@ use serde_json::Value;
 use crate::support::{Daemon, PATIENCE, TempDir, daemon_command, json};
 
 /// Two addresses of the namespace with a GID, and one without.
-const CONFIG: &str = "[[static-gid]]\nip = \"192.0.2.7\"\ngid = \"fe80::2:c903:0:201\"\n\
+pub(crate) const CONFIG: &str = "[[static-gid]]\nip = \"192.0.2.7\"\ngid = \"fe80::2:c903:0:201\"\n\
                       [[static-gid]]\nip = \"2001:db8:7::7\"\ngid = \"fe80::2:c903:0:202\"\n";
 
 /// "Who has 192.0.2.7?" as Linux 6.1 asks, number 12.
-const REQUEST: &str = "1c000000 02100100 0c000000 00000000 02000000 08000920 c0000207";
+pub(crate) const REQUEST: &str = "1c000000 02100100 0c000000 00000000 02000000 08000920 c0000207";
 /// "Which path?" as Linux 6.1 asks, number 1; recorded with a soft HCA called ibtun0.
 const PATH_REQUEST: &str = "
     98000000 00100100 01000000 00000000
@@ -348,7 +348,7 @@ fn without_an_inherited_socket_the_kernel_is_asked_for_one() {
 pub(crate) struct Kernel(OwnedFd);
 
 impl Kernel {
-    fn send(&self, hex: &str) {
+    pub(crate) fn send(&self, hex: &str) {
         self.send_bytes(&unhex(hex));
     }
 

@@ -4,6 +4,7 @@
 
 mod administrator;
 mod kernel;
+mod log;
 mod paths;
 mod run_dir;
 mod support;

@@ -1,11 +1,20 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 
-//! Logs go to standard error, which systemd hands to the journal.
+//! Logs go to standard error, which systemd hands to the journal. Nothing of a log ends or stops the
+//! daemon.
 
-use std::io::IsTerminal;
+mod writer;
+
+use std::backtrace::{Backtrace, BacktraceStatus};
+use std::io::{self, IsTerminal};
 use std::str::FromStr;
+use std::time::Duration;
+use std::{panic, process, thread};
 
 use tracing_subscriber::EnvFilter;
+
+pub use self::writer::Log;
+use self::writer::Stderr;
 
 /// What is logged: the numbers of the C original, or a tracing filter.
 #[derive(Clone, Debug, Eq, PartialEq)]
@@ -28,22 +37,46 @@ impl FromStr for Level {
     }
 }
 
-/// Sends what `level` lets through to standard error, from now on.
+/// For the last lines of a process, whose reader may have stalled.
+pub const LAST_LINES: Duration = Duration::from_millis(500);
+
+/// Sends what `level` lets through to standard error, from now on. A panic is reported there, too, and
+/// ends the process.
+///
+/// # Errors
+/// If there can be no thread that writes.
 ///
 /// # Panics
 /// If it is called twice in one process.
-pub fn start(level: &Level) {
+pub fn start(level: &Level) -> io::Result<Log> {
+    let log = Log::start(Stderr)?;
     let systemd = std::env::var_os("JOURNAL_STREAM").is_some();
     let subscriber = tracing_subscriber::fmt()
         .with_env_filter(EnvFilter::new(&level.0))
-        .with_writer(std::io::stderr)
-        .with_ansi(std::io::stderr().is_terminal());
+        .with_writer(log.clone())
+        // It would print them itself.
+        .log_internal_errors(false)
+        .with_ansi(io::stderr().is_terminal());
     if systemd {
         // The journal has its own clock.
         subscriber.without_time().init();
     } else {
         subscriber.init();
     }
+    let to = log.clone();
+    panic::set_hook(Box::new(move |info| {
+        let thread = thread::current();
+        let backtrace = Backtrace::capture();
+        let backtrace = match backtrace.status() {
+            BacktraceStatus::Captured => format!("{backtrace}\n"),
+            _ => String::new(),
+        };
+        let name = thread.name().unwrap_or("unnamed");
+        to.put(format!("thread {name}: {info}\n{backtrace}").as_bytes());
+        to.finish(LAST_LINES);
+        process::abort();
+    }));
+    Ok(log)
 }
 
 #[cfg(test)]

@@ -1,0 +1,305 @@
+// SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
+
+//! Log lines on their way to standard error. A thread writes them, because a reader may stall; what has
+//! no room meanwhile, or cannot be written, is dropped, counted, and said when something can be written
+//! again.
+//!
+//! `tracing_appender::non_blocking` is not enough: it forgets lines whose write failed, bounds lines and
+//! not bytes, and prints to standard output if its queue is full at the end.
+
+use std::io::{self, ErrorKind, Write};
+use std::os::fd::{AsFd, BorrowedFd};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::thread;
+use std::time::Duration;
+
+use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+use tracing_subscriber::fmt::MakeWriter;
+
+/// Bytes that wait for the thread: the log of some minutes, or of a bad moment.
+const ROOM: usize = 256 << 10;
+
+/// Where log lines go. Nothing here waits for whoever reads them.
+#[derive(Clone, Debug, Default)]
+pub struct Log(Arc<Shared>);
+
+#[derive(Debug, Default)]
+struct Shared {
+    queue: Mutex<Queue>,
+    /// The queue was filled, or emptied and written.
+    changed: Condvar,
+    dropped: AtomicU64,
+    untold: AtomicU64,
+}
+
+#[derive(Debug, Default)]
+struct Queue {
+    lines: Vec<u8>,
+    /// Lines that had no room; they came after all in `lines`.
+    lost: u64,
+    is_writing: bool,
+}
+
+impl Log {
+    /// Starts the thread that writes to `sink`. It ends with the process.
+    ///
+    /// # Errors
+    /// If there can be no thread.
+    pub(super) fn start(sink: impl Write + AsFd + Send + 'static) -> io::Result<Self> {
+        let log = Self::default();
+        let mut writer = Writer { log: log.clone(), sink, owed: 0, is_at_start: true };
+        thread::Builder::new().name("log".to_owned()).spawn(move || {
+            loop {
+                writer.write_next();
+            }
+        })?;
+        Ok(log)
+    }
+
+    /// Lines that were dropped since the start.
+    pub fn dropped(&self) -> u64 {
+        self.0.dropped.load(Ordering::Relaxed)
+    }
+
+    /// Lines that were dropped, which the log does not yet say.
+    pub fn untold(&self) -> u64 {
+        self.0.untold.load(Ordering::Relaxed)
+    }
+
+    /// Waits until all is written, but no longer than `patience`.
+    pub(crate) fn finish(&self, patience: Duration) {
+        let is_busy = |queue: &mut Queue| queue.is_writing || !queue.is_empty();
+        let waited = self.0.changed.wait_timeout_while(self.queue(), patience, is_busy);
+        drop(waited.unwrap_or_else(PoisonError::into_inner));
+    }
+
+    /// One or more whole lines.
+    pub(super) fn put(&self, lines: &[u8]) {
+        let mut queue = self.queue();
+        // Once a line is lost, so are the later ones, until the thread says so in their place.
+        if queue.lost > 0 || queue.lines.len() + lines.len() > ROOM {
+            queue.lost += self.lose(lines);
+        } else {
+            queue.lines.extend_from_slice(lines);
+        }
+        drop(queue);
+        self.0.changed.notify_all();
+    }
+
+    fn lose(&self, lines: &[u8]) -> u64 {
+        let lost = lines.iter().map(|&byte| u64::from(byte == b'\n')).sum();
+        self.0.dropped.fetch_add(lost, Ordering::Relaxed);
+        self.0.untold.fetch_add(lost, Ordering::Relaxed);
+        lost
+    }
+
+    fn queue(&self) -> MutexGuard<'_, Queue> {
+        self.0.queue.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Queue {
+    fn is_empty(&self) -> bool {
+        self.lines.is_empty() && self.lost == 0
+    }
+}
+
+impl<'a> MakeWriter<'a> for Log {
+    type Writer = Lines<'a>;
+
+    fn make_writer(&'a self) -> Lines<'a> {
+        Lines(self)
+    }
+}
+
+/// Takes an event's lines at once, as `tracing_subscriber::fmt` writes them.
+#[derive(Debug)]
+pub struct Lines<'a>(&'a Log);
+
+impl Write for Lines<'_> {
+    fn write(&mut self, lines: &[u8]) -> io::Result<usize> {
+        self.0.put(lines);
+        Ok(lines.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+struct Writer<W> {
+    log: Log,
+    sink: W,
+    /// Lines that were lost before what is written next.
+    owed: u64,
+    /// What was written last ended with its line.
+    is_at_start: bool,
+}
+
+impl<W: Write + AsFd> Writer<W> {
+    /// Waits for lines, and writes them or drops them.
+    fn write_next(&mut self) {
+        let mut queue = self.log.queue();
+        queue.is_writing = false;
+        self.log.0.changed.notify_all();
+        let idle = self.log.0.changed.wait_while(queue, |queue| queue.is_empty());
+        let mut queue = idle.unwrap_or_else(PoisonError::into_inner);
+        queue.is_writing = true;
+        let (lines, lost) = (std::mem::take(&mut queue.lines), std::mem::take(&mut queue.lost));
+        drop(queue);
+        let unwritten = if self.tell_lost() { self.write(&lines) } else { &lines };
+        self.owed += self.log.lose(unwritten) + lost;
+        self.tell_lost();
+    }
+
+    /// Says what was lost; whether the log is complete but for what it says.
+    fn tell_lost(&mut self) -> bool {
+        if self.owed == 0 {
+            return true;
+        }
+        let start = if self.is_at_start { "" } else { "\n" };
+        let owed = self.owed;
+        let note = format!("{start} WARN ibarr: {owed} lines lost: standard error took no more\n");
+        let is_said = self.write(note.as_bytes()).is_empty();
+        if is_said {
+            self.owed = 0;
+            self.log.0.untold.fetch_sub(owed, Ordering::Relaxed);
+        }
+        is_said
+    }
+
+    /// What could not be written, if anything.
+    fn write<'a>(&mut self, mut bytes: &'a [u8]) -> &'a [u8] {
+        while !bytes.is_empty() {
+            match self.sink.write(bytes) {
+                Ok(count @ 1..) => {
+                    let (written, rest) = bytes.split_at(count);
+                    self.is_at_start = written.ends_with(b"\n");
+                    bytes = rest;
+                }
+                Err(error) if error.kind() == ErrorKind::Interrupted => {}
+                // Another process may have made it non-blocking.
+                Err(error) if error.kind() == ErrorKind::WouldBlock => {
+                    let mut fds = [PollFd::new(self.sink.as_fd(), PollFlags::POLLOUT)];
+                    let _ = poll(&mut fds, PollTimeout::NONE);
+                }
+                Ok(_) | Err(_) => break,
+            }
+        }
+        bytes
+    }
+}
+
+/// Standard error without the lock of [`std::io::Stderr`], which the thread would hold while a reader
+/// stalls.
+#[derive(Debug)]
+pub(super) struct Stderr;
+
+impl Write for Stderr {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        Ok(nix::unistd::write(self.as_fd(), bytes)?)
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+impl AsFd for Stderr {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        // Lives as long as the process; asking for it takes no lock.
+        static STDERR: std::sync::LazyLock<io::Stderr> = std::sync::LazyLock::new(io::stderr);
+        STDERR.as_fd()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::{BufRead, BufReader, PipeReader, Read, pipe};
+
+    use nix::fcntl::{FcntlArg, OFlag, fcntl};
+
+    use super::*;
+
+    const PATIENCE: Duration = Duration::from_secs(30);
+
+    const LINE: &str = "a line that is as long as most of them";
+
+    /// Has the thread stall, then puts lines until one is dropped; returns how many were put.
+    fn fill(log: &Log) -> u64 {
+        let line = format!("{LINE}\n");
+        log.put(line.repeat(ROOM / line.len()).as_bytes());
+        while !log.queue().is_empty() {
+            thread::yield_now();
+        }
+        let mut put = ROOM / line.len();
+        while log.dropped() == 0 {
+            log.put(line.as_bytes());
+            put += 1;
+        }
+        put.try_into().unwrap()
+    }
+
+    fn lines(reader: PipeReader, count: u64) -> (u64, Vec<String>) {
+        let mut seen = 0;
+        let mut others = Vec::new();
+        for line in BufReader::new(reader).lines() {
+            let line = line.unwrap();
+            if line == LINE {
+                seen += 1;
+            } else {
+                others.push(line);
+            }
+            if seen + u64::try_from(others.len()).unwrap() == count {
+                break;
+            }
+        }
+        (seen, others)
+    }
+
+    #[test]
+    fn reader_that_stalls_stops_nothing_and_is_told_what_it_lost() {
+        for is_blocking in [true, false] {
+            let (reader, writer) = pipe().unwrap();
+            if !is_blocking {
+                fcntl(&writer, FcntlArg::F_SETFL(OFlag::O_NONBLOCK)).unwrap();
+            }
+            let log = Log::start(writer).unwrap();
+            let put = fill(&log);
+            log.finish(Duration::from_millis(1));
+            for _ in 0..9 {
+                log.put(b"dropped\n");
+            }
+            assert_eq!((log.dropped(), log.untold()), (10, 10));
+            let (seen, others) = lines(reader, put);
+            assert_eq!(seen, put - 1);
+            assert_eq!(others, [" WARN ibarr: 10 lines lost: standard error took no more"]);
+            log.finish(PATIENCE);
+            assert_eq!((log.dropped(), log.untold()), (10, 0));
+        }
+    }
+
+    #[test]
+    fn lines_that_cannot_be_written_are_counted() {
+        let log = Log::start(std::fs::File::options().write(true).open("/dev/full").unwrap());
+        let log = log.unwrap();
+        log.put(b"one\ntwo\n");
+        log.put(b"three\n");
+        log.finish(PATIENCE);
+        assert_eq!((log.dropped(), log.untold()), (3, 3));
+    }
+
+    #[test]
+    fn reader_that_goes_away_stops_nothing() {
+        let (mut reader, writer) = pipe().unwrap();
+        let log = Log::start(writer).unwrap();
+        log.put(b"heard\n");
+        let mut heard = [0; 6];
+        reader.read_exact(&mut heard).unwrap();
+        drop(reader);
+        log.put(b"unheard\n");
+        log.finish(PATIENCE);
+        assert_eq!((&heard, log.dropped()), (b"heard\n", 1));
+    }
+}

@@ -1,0 +1,82 @@
+// SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
+
+//! A daemon whose standard error is full, closed, or read by nothing.
+
+use std::fs::File;
+use std::io::{BufRead, BufReader, pipe};
+use std::process::Stdio;
+
+use nix::sys::signal::Signal;
+
+use crate::kernel::{CONFIG, Kernel, REQUEST, command, pair};
+use crate::support::{Daemon, TempDir, json};
+
+/// A daemon with its log in `stderr`, and the kernel's end of its socket.
+fn start(dir: &TempDir, stderr: impl Into<Stdio>) -> (Daemon, Kernel) {
+    let (kernel, inherited) = pair();
+    let mut command = command(dir, inherited);
+    command.stderr(stderr);
+    let daemon = Daemon::spawn(command, dir, CONFIG);
+    kernel.expect("18000000 01100100 00000000", "08000200 d0070000");
+    (daemon, kernel)
+}
+
+/// Has it log mistakes of a configuration until more lines are dropped.
+fn lose_lines(dir: &TempDir, daemon: &Daemon) {
+    let mistakes: Vec<_> = (0..200).map(|n| format!("no-such-key-{n} = 0")).collect();
+    dir.write("ibarr.toml", &mistakes.join("\n"));
+    let before = dropped(daemon);
+    for _ in 0..200 {
+        assert_eq!(daemon.ask(&["reload"]).status.code(), Some(78));
+        if dropped(daemon) > before {
+            return;
+        }
+    }
+    panic!("nothing was dropped");
+}
+
+fn dropped(daemon: &Daemon) -> u64 {
+    json(&daemon.ask(&["counters", "--json"]))["counters"]["log.dropped"].as_u64().unwrap()
+}
+
+/// It answers the kernel and the command line, says what is amiss, and ends when it is told to.
+fn is_alive_and_ends(mut daemon: Daemon, kernel: &Kernel) {
+    kernel.send(REQUEST);
+    kernel.expect("24000000 02100000 0c000000", "14000400 fe80000000000000 0002c90300000201");
+    let status = json(&daemon.ask(&["status", "--json"]));
+    let warnings = status["status"]["warnings"].to_string();
+    assert!(warnings.contains("the log lacks "), "{warnings}");
+    assert_eq!(daemon.end(Signal::SIGTERM), Some(0));
+}
+
+#[test]
+fn log_on_a_full_disk_stops_nothing() {
+    let dir = TempDir::new("log-full");
+    let full = File::options().write(true).open("/dev/full").unwrap();
+    let (daemon, kernel) = start(&dir, full);
+    lose_lines(&dir, &daemon);
+    is_alive_and_ends(daemon, &kernel);
+}
+
+#[test]
+fn log_whose_reader_goes_away_stops_nothing() {
+    let dir = TempDir::new("log-closed");
+    let (reader, writer) = pipe().unwrap();
+    let (daemon, kernel) = start(&dir, writer);
+    drop(reader);
+    lose_lines(&dir, &daemon);
+    is_alive_and_ends(daemon, &kernel);
+}
+
+#[test]
+fn log_whose_reader_stalls_stops_nothing_and_says_later_what_it_lacks() {
+    let dir = TempDir::new("log-stalled");
+    let (reader, writer) = pipe().unwrap();
+    let (daemon, kernel) = start(&dir, writer);
+    lose_lines(&dir, &daemon);
+    let mut lines = BufReader::new(reader).lines().map(Result::unwrap);
+    assert!(lines.any(|line| line.contains(" lines lost: standard error took no more")));
+    lose_lines(&dir, &daemon);
+    is_alive_and_ends(daemon, &kernel);
+    assert!(lines.count() > 0, "what was written before it stalled");
+}
