@@ -9,7 +9,7 @@ use ibarr_common::wire::class_port_info::ClassPortInfo;
 use ibarr_common::wire::sa::{Answer, PathQuestion, Question, Refusal, Request as SaRequest};
 use ibarr_common::wire::umad::PKeyIndex;
 use ibarr_proto::paths::{
-    Answered, Config, Input, Outcome, Paths, PortFacts, PortName, Request, RequestId,
+    Answered, Config, Input, Outcome, Paths, PortEvent, PortFacts, PortName, Request, RequestId,
 };
 use ibarr_proto::sa::{PortIndex, Transmit};
 use rand_chacha::ChaCha12Rng;
@@ -92,7 +92,12 @@ impl World {
             }
             6 => self.pass(Duration::from_millis(u64::from(n) * 10)),
             7 => self.pass(Duration::from_millis(u64::from(n) * 500)),
-            _ => drop(self.core.flush()),
+            _ if n & 1 == 0 => drop(self.core.flush()),
+            _ => {
+                let port = PortIndex(u16::from(n >> 1 & 1));
+                let event = PortEvent::ClientReregister;
+                self.core.handle_input(self.now, Input::Happened { port, event });
+            }
         }
         self.drain();
     }

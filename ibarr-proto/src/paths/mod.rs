@@ -8,21 +8,19 @@
 //! of service are part of it only where the SA's answer may depend on them ([`Qos`]).
 //!
 //! **What makes an answer doubtful.** Nobody tells us what the SA would answer now. When its port
-//! came up again or the subnet manager moved, the paths of a port are probably what they were: they
-//! are asked for again when they are used, at a bounded rate, and given all the same beyond it or
-//! if the SA is silent. When the port got another LID, GID or lost a partition they are wrong.
+//! came up again, the subnet manager moved, or the kernel told an event of the port ([`PortEvent`]),
+//! the paths of a port are in doubt: whoever wants one waits for the SA, and is given the old one only
+//! if the SA does not answer in time. When the port got another LID, GID or lost a partition they are
+//! wrong.
 //!
-//! **What nobody tells us.** A subnet manager that comes back where it was has all *register anew*,
-//! and may have given other ports other LIDs. The kernel tells that its own clients, and nobody in
-//! user space who does not open the device for verbs. But one of these clients is IPoIB, which
-//! keeps the paths that it is given until then, and then asks again. So whoever asks for one
-//! direction (IPoIB, SRP) what has been answered already has heard of something: all that is
-//! remembered of the port is in doubt. And since he keeps it, he is never given what is in doubt but
-//! for want of an answer.
-//!
-//! And whoever asks, about whatever path: a GID that the SA gives another LID than it did shows that
-//! the subnet has changed. Then all of the port is in doubt, for ports seldom get new LIDs one at a
-//! time, and a router's is in many paths. What has been contradicted is not given any more.
+//! **Where no event is heard.** A subnet manager that comes back where it was has all *register anew*,
+//! and may have given other ports other LIDs. The port itself looks as before. Two things show it all
+//! the same. IPoIB keeps the paths that it is given until its port has to register anew, and then asks
+//! again: so whoever asks for one direction (IPoIB, SRP) what has been answered already has heard of
+//! something, and all that is remembered of the port is in doubt. And a GID that the SA gives another
+//! LID than it did shows that the subnet has changed: all of the port is in doubt, for ports seldom get
+//! new LIDs one at a time, and a router's is in many paths. What has been contradicted is not given
+//! any more.
 
 mod bucket;
 mod cache;
@@ -55,8 +53,8 @@ use crate::timer::Timers;
 
 pub use bucket::DOUBT_SPREAD;
 pub use types::{
-    Answered, Cached, Config, Counter, Input, Load, Outcome, PortFacts, PortName, Qos, Request,
-    RequestId, Source,
+    Answered, Cached, Config, Counter, Input, Load, Outcome, PortEvent, PortFacts, PortName, Qos,
+    Request, RequestId, Source,
 };
 
 /// See the [module](self). After each call that takes a time, call each `poll_…` until it says
@@ -178,6 +176,12 @@ impl<R: CryptoRng + SeedableRng> Paths<R> {
                 self.ports.remove(port);
                 self.client.set_sa(self.now, port, None);
             }
+            Input::Happened { port, event } => {
+                self.counters.count(Counter::Events);
+                if self.ports.happened(self.now, port, event, &mut self.rng) {
+                    self.counters.count(Counter::Doubts);
+                }
+            }
             Input::Mad { port, from, mad } => {
                 self.client.handle_mad(self.now, port, from, mad);
             }
@@ -224,7 +228,10 @@ impl<R: CryptoRng + SeedableRng> Paths<R> {
                 );
             }
             Memory::Doubted(doubted)
-                if !key.is_kept() && !is_under_way && !self.may_repeat(index) =>
+                if !key.is_kept()
+                    && !is_under_way
+                    && !self.was_doubted(index)
+                    && !self.may_repeat(index) =>
             {
                 return self.answer(id, doubted.given());
             }
@@ -367,6 +374,11 @@ impl<R: CryptoRng + SeedableRng> Paths<R> {
         self.ports.iter()
     }
 
+    /// What the kernel told last of a port, and when.
+    pub fn last_event(&self, port: PortIndex) -> Option<(Instant, PortEvent)> {
+        self.ports.get(port)?.last_event
+    }
+
     /// What is remembered, the soonest to expire first.
     pub fn entries(&self) -> impl Iterator<Item = Cached> + '_ {
         self.cache.iter().filter_map(|(key, remembered)| {
@@ -437,6 +449,10 @@ impl<R: CryptoRng + SeedableRng> Paths<R> {
         }
     }
 
+    fn was_doubted(&self, port: PortIndex) -> bool {
+        self.ports.get(port).is_some_and(Port::was_doubted)
+    }
+
     fn may_repeat(&mut self, port: PortIndex) -> bool {
         let (now, rate) = (self.now, self.config.repeat_rate);
         self.ports.get_mut(port).is_some_and(|port| port.repeats.take(now, rate))
@@ -450,7 +466,7 @@ impl<R: CryptoRng + SeedableRng> Paths<R> {
         deadline: Instant,
     ) -> QuestionId {
         let id = self.next_id();
-        let epoch = self.ports.get(key.port()).map_or(0, |port| port.epoch);
+        let epoch = self.ports.get_mut(key.port()).map_or(0, Port::ask);
         let flight = Flight { key, question, epoch, waiters: BTreeSet::new(), doubted };
         self.flights.insert(id, flight);
         self.by_key.insert(key, id);

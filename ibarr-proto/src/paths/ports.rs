@@ -9,7 +9,7 @@ use ibarr_common::Instant;
 use rand_core::Rng;
 
 use super::bucket::{Bucket, DOUBT_SPREAD};
-use super::types::{PortFacts, PortName};
+use super::types::{PortEvent, PortFacts, PortName};
 use crate::retry::random;
 use crate::sa::PortIndex;
 
@@ -22,6 +22,9 @@ pub(super) struct Ports {
 
 /// The epoch of what a daemon before us was answered: in doubt from the start.
 pub(super) const BEFORE: u32 = 0;
+
+/// The epoch that a port begins with.
+const FIRST: u32 = BEFORE + 1;
 
 #[derive(Debug)]
 pub(super) struct Port {
@@ -36,8 +39,12 @@ pub(super) struct Port {
     pub(super) valid_from: u32,
     /// Who keeps paths has those that were learned from this one on, for all we know.
     pub(super) kept_from: u32,
-    /// How often what is in doubt, or near its end, is asked for.
+    /// Nothing was asked of the SA since all came into doubt.
+    all_doubted: bool,
+    /// How often what is near its end, or was left by a daemon before us, is asked for.
     pub(super) repeats: Bucket,
+    /// What the kernel told last, and when.
+    pub(super) last_event: Option<(Instant, PortEvent)>,
     /// Whether its SA says that it knows of quality of service.
     pub(super) has_qos: bool,
     /// When the SA is to be asked for that; `None` while it is.
@@ -60,6 +67,26 @@ impl Port {
 
     pub(super) fn can_ask(&self) -> bool {
         self.facts.as_ref().and_then(PortFacts::sa).is_some()
+    }
+
+    /// Whether anything has happened to it since this daemon began.
+    pub(super) fn was_doubted(&self) -> bool {
+        self.epoch > FIRST
+    }
+
+    /// The epoch of what is asked now.
+    pub(super) fn ask(&mut self) -> u32 {
+        self.all_doubted = false;
+        self.epoch
+    }
+
+    /// All that is remembered is in doubt. Returns false if it was before and nothing has been asked
+    /// since: one change of a port is often told as several events.
+    fn doubt(&mut self, now: Instant, rng: &mut impl Rng) -> bool {
+        self.repeats.hold(now, rng);
+        let is_news = !std::mem::replace(&mut self.all_doubted, true);
+        self.epoch += u32::from(is_news);
+        is_news
     }
 
     /// When it last had an SA.
@@ -108,10 +135,12 @@ impl Ports {
             name,
             facts: None,
             last: None,
-            epoch: BEFORE + 1,
+            epoch: FIRST,
             valid_from: BEFORE,
             kept_from: BEFORE,
+            all_doubted: false,
             repeats: Bucket::held(now, rng),
+            last_event: None,
             has_qos: false,
             info_due: None,
         });
@@ -133,15 +162,37 @@ impl Ports {
             let spread = if is_known { random(DOUBT_SPREAD, rng) } else { Duration::ZERO };
             port.info_due = has_sa.then_some(now + spread);
         }
-        if change != Change::None {
-            port.epoch += 1;
-            port.kept_from = port.epoch;
-            port.repeats.hold(now, rng);
+        if change == Change::None {
+            return change;
         }
-        if change == Change::Void {
-            port.valid_from = port.epoch;
+        let is_news = port.doubt(now, rng);
+        port.kept_from = port.epoch;
+        match change {
+            Change::Doubt if !is_news => return Change::None,
+            Change::Void => port.valid_from = port.epoch,
+            Change::Doubt | Change::None => {}
         }
         change
+    }
+
+    /// The kernel told an event of a port, as it told IPoIB, which forgets its paths. Returns whether
+    /// it puts in doubt what was not.
+    pub(super) fn happened(
+        &mut self,
+        now: Instant,
+        index: PortIndex,
+        event: PortEvent,
+        rng: &mut impl Rng,
+    ) -> bool {
+        let Some(port) = self.ports.get_mut(&index) else { return false };
+        port.last_event = Some((now, event));
+        // Before it has an SA, nothing is remembered but what a daemon before us has left.
+        if !event.is_cause_for_doubt() || port.last.is_none() {
+            return false;
+        }
+        let is_news = port.doubt(now, rng);
+        port.kept_from = port.epoch;
+        is_news
     }
 
     /// Nothing that is remembered of any port is to be used.
@@ -155,8 +206,7 @@ impl Ports {
     /// All that is remembered of a port is in doubt.
     pub(super) fn doubt(&mut self, index: PortIndex, now: Instant, rng: &mut impl Rng) {
         if let Some(port) = self.ports.get_mut(&index) {
-            port.epoch += 1;
-            port.repeats.hold(now, rng);
+            port.doubt(now, rng);
         }
     }
 

@@ -109,6 +109,11 @@ impl Rig {
         self.drain();
     }
 
+    pub(super) fn happened(&mut self, event: PortEvent) {
+        self.paths.handle_input(self.now, Input::Happened { port: PORT, event });
+        self.drain();
+    }
+
     pub(super) fn resolve(&mut self, question: PathQuestion) -> RequestId {
         self.next += 1;
         let id = RequestId(self.next);
@@ -381,6 +386,7 @@ fn port_that_was_down_leaves_its_answers_in_doubt() {
     rig.port(facts());
     rig.answer_all();
     assert!(rig.paths.entries().all(|entry| entry.is_doubted));
+    rig.outcome(question(1));
     rig.paths.handle_input(rig.now, Input::PortGone { port: PORT });
     rig.port(facts());
     rig.answer_all();
@@ -388,30 +394,94 @@ fn port_that_was_down_leaves_its_answers_in_doubt() {
 }
 
 #[test]
-fn doubted_answers_are_asked_for_at_the_rate_and_given_beyond_it() {
+fn path_in_doubt_is_asked_for_at_once_when_wanted_and_no_other_is() {
     let mut rig = Rig::new();
     for n in 0..100 {
         rig.outcome(question(n));
     }
     rig.asked.clear();
     rig.port(PortFacts { sm_lid: Lid::new(6), ..facts() });
-    rig.pass_spread();
+    rig.answer_all();
     rig.dlid = 3;
-    for _ in 0..100 {
-        for n in 0..100 {
-            match rig.outcome(question(n)) {
-                Outcome::Found { source: Source::Doubted, record: given } => {
-                    assert_eq!(given, record(&question(n), 1));
-                }
-                outcome => assert!(matches!(outcome, Outcome::Found { .. }), "{outcome:?}"),
-            }
-        }
-        rig.advance(ms(100));
+    for n in 0..50 {
+        assert_eq!(rig.outcome(question(n)), found(question(n), 3, Source::Sa));
+        assert_eq!(rig.outcome(question(n)), found(question(n), 3, Source::Cache));
     }
-    assert_eq!(rig.asked.len(), 20);
-    rig.advance(Duration::from_mins(1));
-    assert_eq!(rig.outcome(question(99)), found(question(99), 3, Source::Sa));
-    assert_eq!(rig.outcome(question(99)), found(question(99), 3, Source::Cache));
+    rig.pass_spread();
+    assert_eq!((rig.asked.len(), rig.count(Counter::DoubtsAsked)), (50, 50));
+}
+
+/// As after a restart of the subnet manager, which has given other ports other LIDs.
+#[test]
+fn every_event_but_the_loss_of_a_port_leaves_it_in_doubt() {
+    let events = [
+        (PortEvent::ClientReregister, true),
+        (PortEvent::SmChange, true),
+        (PortEvent::LidChange, true),
+        (PortEvent::PKeyChange, true),
+        (PortEvent::GidChange, true),
+        (PortEvent::Active, true),
+        (PortEvent::Error, false),
+    ];
+    for (event, is_doubted) in events {
+        let mut rig = Rig::new();
+        rig.outcome(question(1));
+        rig.dlid = 3;
+        rig.happened(event);
+        assert_eq!(rig.paths.last_event(PORT), Some((rig.now, event)));
+        assert_eq!(rig.paths.entries().next().unwrap().is_doubted, is_doubted, "{event}");
+        let expected = if is_doubted { (3, Source::Sa) } else { (1, Source::Cache) };
+        assert_eq!(rig.outcome(question(1)), found(question(1), expected.0, expected.1));
+        assert_eq!(rig.count(Counter::Events), 1);
+    }
+}
+
+#[test]
+fn several_events_at_once_are_one_doubt_and_later_ones_another() {
+    let mut rig = Rig::new();
+    rig.outcome(question(1));
+    rig.happened(PortEvent::LidChange);
+    rig.happened(PortEvent::ClientReregister);
+    rig.happened(PortEvent::ClientReregister);
+    // What sysfs says of it comes a moment later.
+    rig.port(PortFacts { sm_lid: Lid::new(6), ..facts() });
+    assert_eq!((rig.count(Counter::Events), rig.count(Counter::Doubts)), (3, 1));
+    rig.answer_all();
+    assert_eq!(rig.outcome(question(1)), found(question(1), 1, Source::Sa));
+    rig.happened(PortEvent::ClientReregister);
+    assert_eq!(rig.outcome(question(1)), found(question(1), 1, Source::Sa));
+    assert_eq!(rig.count(Counter::Doubts), 2);
+}
+
+/// <https://github.com/linux-rdma/rdma-core/pull/424>
+#[test]
+fn event_that_comes_before_its_port_is_active_is_heeded() {
+    let mut rig = Rig::without_port();
+    rig.happened(PortEvent::ClientReregister);
+    assert_eq!(rig.paths.last_event(PORT), None);
+    rig.port(facts());
+    rig.answer_all();
+    rig.outcome(question(1));
+    rig.port(PortFacts { is_active: false, ..facts() });
+    rig.happened(PortEvent::ClientReregister);
+    rig.port(facts());
+    rig.happened(PortEvent::Active);
+    rig.dlid = 3;
+    assert_eq!(rig.outcome(question(1)), found(question(1), 3, Source::Sa));
+    assert_eq!(rig.outcome(question(1)), found(question(1), 3, Source::Cache));
+}
+
+/// IPoIB hears the same events, and forgets its paths.
+#[test]
+fn who_keeps_a_path_and_asks_again_after_an_event_puts_nothing_more_in_doubt() {
+    let one_way = PathQuestion { reversible: false, ..question(1) };
+    let mut rig = Rig::new();
+    rig.outcome(one_way);
+    rig.happened(PortEvent::ClientReregister);
+    rig.outcome(question(2));
+    assert_eq!(rig.outcome(one_way), found(one_way, 1, Source::Sa));
+    assert_eq!(rig.outcome(question(2)), found(question(2), 1, Source::Cache));
+    assert_eq!(rig.count(Counter::AskedAgain), 0);
 }
 
 /// A subnet manager that is back where it was has given other ports other LIDs.
@@ -429,8 +499,6 @@ fn who_keeps_a_path_and_asks_again_has_the_sa_asked_and_leaves_the_rest_in_doubt
         assert_eq!(rig.outcome(one_way(n)), found(one_way(n), 3, Source::Sa));
     }
     assert_eq!((rig.asked.len(), rig.count(Counter::AskedAgain)), (100, 1));
-    assert_eq!(rig.outcome(question(100)), found(question(100), 1, Source::Doubted));
-    rig.pass_spread();
     assert_eq!(rig.outcome(question(100)), found(question(100), 3, Source::Sa));
     // Even he has the old one, before none.
     rig.resolve(one_way(1));
@@ -520,6 +588,7 @@ enum Op {
     Resolve { n: u8, wait: u16 },
     Answer { which: u8, how: u8 },
     Port { sm: u8, lid: u8, active: bool },
+    Happened { how: u8 },
     Gone,
     Wait { ms: u32 },
     Flush,
@@ -531,6 +600,7 @@ fn op() -> impl Strategy<Value = Op> {
         6 => (any::<u8>(), any::<u8>()).prop_map(|(which, how)| Op::Answer { which, how }),
         1 => (1..3_u8, 1..3_u8, any::<bool>())
             .prop_map(|(sm, lid, active)| Op::Port { sm, lid, active }),
+        1 => (0..3_u8).prop_map(|how| Op::Happened { how }),
         1 => Just(Op::Gone),
         3 => (0..3_000_u32).prop_map(|ms| Op::Wait { ms }),
         1 => (0..3_000_000_u32).prop_map(|ms| Op::Wait { ms }),
@@ -594,6 +664,11 @@ proptest! {
                         lid = new;
                         said.clear();
                     }
+                }
+                Op::Happened { how } => {
+                    let events =
+                        [PortEvent::Error, PortEvent::ClientReregister, PortEvent::LidChange];
+                    rig.happened(events[usize::from(how)]);
                 }
                 Op::Gone => rig.paths.handle_input(rig.now, Input::PortGone { port: PORT }),
                 Op::Wait { ms } => rig.advance(Duration::from_millis(ms.into())),

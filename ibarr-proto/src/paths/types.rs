@@ -27,8 +27,8 @@ pub struct Config {
     pub max_cached: usize,
     /// Requests that wait for the SA. A further one is refused at once.
     pub max_waiters: usize,
-    /// Answers of which there is doubt, or that are near their end, that a port asks for again each
-    /// second, at most.
+    /// Answers that are near their end, or were left by a daemon before us, that a port asks for again
+    /// each second, at most.
     pub repeat_rate: u32,
 }
 
@@ -155,6 +155,13 @@ pub enum Input<'a> {
         /// Its name.
         port: PortIndex,
     },
+    /// The kernel said that something happened to a port. What it is now comes by [`Self::Port`].
+    Happened {
+        /// Its name.
+        port: PortIndex,
+        /// What happened.
+        event: PortEvent,
+    },
     /// A MAD came.
     Mad {
         /// By this port.
@@ -168,6 +175,50 @@ pub enum Input<'a> {
     Unanswered,
     /// What [`sa::Transmit`] asked for was not sent.
     NotSent,
+}
+
+/// An asynchronous event of a port, as `enum ib_event_type` of include/rdma/ib_verbs.h has it.
+#[derive(Clone, Copy, Debug, Eq, Hash, PartialEq)]
+pub enum PortEvent {
+    /// The port became active (`IB_EVENT_PORT_ACTIVE`).
+    Active,
+    /// The port is no longer active (`IB_EVENT_PORT_ERR`).
+    Error,
+    /// The port has another LID (`IB_EVENT_LID_CHANGE`).
+    LidChange,
+    /// The port's partitions have changed (`IB_EVENT_PKEY_CHANGE`).
+    PKeyChange,
+    /// The subnet manager is another (`IB_EVENT_SM_CHANGE`).
+    SmChange,
+    /// The subnet manager has its clients register again (`IB_EVENT_CLIENT_REREGISTER`): it may be
+    /// another one in the same place, which has given other ports other LIDs. May come before
+    /// [`Self::Active`].
+    ClientReregister,
+    /// The port's GIDs have changed (`IB_EVENT_GID_CHANGE`).
+    GidChange,
+}
+
+impl PortEvent {
+    /// Whether what the SA has said before may be wrong now. While a port is down nothing can be
+    /// asked; when it is up again, that is an event of its own.
+    pub(super) fn is_cause_for_doubt(self) -> bool {
+        self != Self::Error
+    }
+}
+
+impl fmt::Display for PortEvent {
+    /// As libibverbs names it, in lower case.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Active => "port-active",
+            Self::Error => "port-error",
+            Self::LidChange => "lid-change",
+            Self::PKeyChange => "pkey-change",
+            Self::SmChange => "sm-change",
+            Self::ClientReregister => "client-reregister",
+            Self::GidChange => "gid-change",
+        })
+    }
 }
 
 /// A request has its answer. Each gets exactly one.
@@ -290,7 +341,10 @@ crate::counters! {
         /// Answers that a daemon before this one has left, and that are of no use: their port has
         /// changed, or did not come up.
         NotRestored = "not-restored",
-        /// Times that all answers of a port came into doubt, because something about it changed.
+        /// Events of ports that the kernel told.
+        Events = "events",
+        /// Times that all answers of a port came into doubt, because something about it changed or the
+        /// kernel told an event.
         Doubts = "doubts",
         /// Times that all answers of a port came into doubt, because IPoIB asked again for a path that
         /// it had been given.

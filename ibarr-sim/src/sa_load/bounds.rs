@@ -55,7 +55,6 @@ pub(super) fn bounds(plan: &Plan, phases: &[Phase]) -> Vec<Bound> {
     let ttl = design.ttl.as_secs_f64();
     let spread = DOUBT_SPREAD.as_secs_f64();
     let used = count(CONNECTIONS as u64) + 1.0;
-    let rate = f64::from(design.repeat_rate);
     let started = |at: f64| nodes * ((at + 1.0) / spread).min(1.0);
     let mut bounds: Vec<_> = [Event::PowerOn, Event::Register, Event::Takeover]
         .map(|event| self_clocked(phases, event, nodes))
@@ -72,14 +71,6 @@ pub(super) fn bounds(plan: &Plan, phases: &[Phase]) -> Vec<Bound> {
             &|_| by_chance(nodes * used / (ttl / 2.0)),
         ),
     ]);
-    for event in [Event::Register, Event::Takeover] {
-        bounds.push(per_second(
-            "doubted paths asked for in a second",
-            event,
-            |it| it.doubts,
-            &|at| by_chance(started(at) * (rate + 1.0)),
-        ));
-    }
     bounds.push(worst(phases, Event::Takeover, "ClassPortInfos up to a second", |seconds, at| {
         let so_far = seconds[..=at].iter().map(|it| it.infos).sum();
         (count(so_far), by_chance(started(count(at as u64))))
@@ -163,13 +154,6 @@ mod tests {
         assert_eq!(exceeded(Event::Takeover, infos(284)), [""; 0]);
         let what = "another SM takes over: ClassPortInfos up to a second, in second 0";
         assert_eq!(exceeded(Event::Takeover, infos(285)), [what]);
-        // Three for each of those.
-        let doubts = |doubts| Second { doubts, ..Second::default() };
-        for event in [Event::Register, Event::Takeover] {
-            assert_eq!(exceeded(event, doubts(746)), [""; 0]);
-            let what = format!("{event}: doubted paths asked for in a second, in second 0");
-            assert_eq!(exceeded(event, doubts(747)), [what]);
-        }
         // 25 answers a node that live for an hour, or half of one.
         let first = |connections| Second { connections, ..Second::default() };
         assert_eq!(exceeded(Event::Steady, mads(11)), [""; 0]);

@@ -191,11 +191,7 @@ impl Cluster {
         this.asked += 1;
         let id = RequestId(this.asked);
         let request = paths::Request { id, port: name(), question, deadline };
-        let asked = |paths: &Paths<_>| paths.counters().get(paths::Counter::DoubtsAsked);
-        let before = asked(&this.paths);
         this.paths.resolve(self.now, request);
-        let is_doubted = question.reversible && asked(&this.paths) > before;
-        self.second().doubts += u64::from(is_doubted);
         self.settle(node);
     }
 

@@ -103,8 +103,6 @@ struct Second {
     kept: u64,
     connections: u64,
     infos: u64,
-    /// Requests for which a path in doubt of a connection was asked for.
-    doubts: u64,
     /// MADs of kernels that we could not answer.
     kernels: u64,
     answered: u64,

@@ -26,7 +26,7 @@ fn another_lid_for_a_gid_has_the_sa_asked_at_once_and_leaves_the_port_in_doubt()
     assert_eq!(rig.outcome(question(1)), found(question(1), 3, Source::Cache));
     // Of the others nothing has been said.
     assert!(is_doubted(&rig, question(0)) && is_doubted(&rig, question(2)));
-    assert_eq!(rig.outcome(question(2)), found(question(2), 1, Source::Doubted));
+    assert_eq!(rig.outcome(question(2)), found(question(2), 3, Source::Sa));
     assert_eq!(rig.count(Counter::Contradicted), 1);
 }
 
@@ -131,6 +131,7 @@ enum Op {
     SmMoved {
         sm: u8,
     },
+    Happened,
     Wait {
         ms: u32,
     },
@@ -144,6 +145,7 @@ fn op() -> impl Strategy<Value = Op> {
         4 => any::<u8>().prop_map(|which| Op::Deliver { which }),
         2 => (0..3_u8).prop_map(|host| Op::Move { host }),
         1 => (1..3_u8).prop_map(|sm| Op::SmMoved { sm }),
+        1 => Just(Op::Happened),
         1 => (0..2_000_u32).prop_map(|ms| Op::Wait { ms }),
         1 => (0..2_000_000_u32).prop_map(|ms| Op::Wait { ms }),
         1 => Just(Op::Flush),
@@ -203,6 +205,7 @@ proptest! {
                     next_lid += 1;
                 }
                 Op::SmMoved { sm } => rig.port(PortFacts { sm_lid: Lid::new(sm.into()), ..facts() }),
+                Op::Happened => rig.happened(PortEvent::ClientReregister),
                 Op::Wait { ms } => rig.advance(Duration::from_millis(ms.into())),
                 Op::Flush => drop(rig.paths.flush()),
             }
