@@ -9,8 +9,8 @@ use std::time::Duration;
 
 use crate::causes::chain;
 use crate::control::messages::{
-    Answer, Body, CacheEntry, CachedPath, KernelMaps, PathAnswer, PathHops, PathRequests,
-    PortStatus, Response, Status,
+    Answer, Body, CacheEntry, CachedPath, KernelMaps, LastEvent, PathAnswer, PathHops,
+    PathRequests, PortStatus, Response, Status,
 };
 
 /// One line to standard output.
@@ -107,6 +107,9 @@ fn port(port: &PortStatus) {
     });
     line(&format!("    GIDs {}", port.gids.join(", ")));
     line(&format!("    P_Keys {}", port.pkeys.join(", ")));
+    if let Some(LastEvent { event, ago_ms }) = &port.last_event {
+        line(&format!("    last event {event}, {} ago", seconds(*ago_ms)));
+    }
 }
 
 fn cache_entry(entry: &CacheEntry) -> Vec<String> {
@@ -207,7 +210,10 @@ fn status(status: &Status) {
             None => format!("subnet administrator at LID {}", port.sm_lid.unwrap_or_default()),
             Some(reason) => format!("no subnet administrator: {reason}"),
         };
-        line(&format!("port {}: {state}", port.port));
+        let event = port.last_event.as_ref().map_or(String::new(), |last| {
+            format!("; last event {}, {} ago", last.event, seconds(last.ago_ms))
+        });
+        line(&format!("port {}: {state}{event}", port.port));
     }
     for interface in &status.interfaces {
         let gid = interface.gid.as_deref().unwrap_or("no GID");

@@ -9,7 +9,7 @@ use std::net::IpAddr;
 use serde::{Deserialize, Serialize};
 
 pub use super::path_messages::{
-    CachedPath, PathAnswer, PathHops, PathRequest, PathStatus, PortStatus,
+    CachedPath, LastEvent, PathAnswer, PathHops, PathRequest, PathStatus, PortStatus,
 };
 
 /// What stands in `v`.

@@ -170,4 +170,17 @@ pub struct PortStatus {
     /// Why it cannot be asked; absent if it can.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub blocked: Option<String>,
+    /// The last event of it that the kernel told.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub last_event: Option<LastEvent>,
+}
+
+/// An event of a port.
+#[derive(Clone, Debug, Deserialize, Eq, PartialEq, Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub struct LastEvent {
+    /// As libibverbs names it: `client-reregister`.
+    pub event: String,
+    /// Milliseconds since.
+    pub ago_ms: u64,
 }

@@ -479,7 +479,7 @@ impl Engine {
             Request::Counters => Body::Counters { counters: self.counts() }.into(),
             Request::Cache => Body::Cache { entries: self.cached(now) }.into(),
             Request::Paths => Body::Paths { paths: self.cached_paths(now) }.into(),
-            Request::Ports => Body::Ports { ports: self.port_status() }.into(),
+            Request::Ports => Body::Ports { ports: self.port_status(now) }.into(),
             Request::Flush => {
                 let (forgotten, paths) = (self.node.flush(), self.node.flush_paths());
                 info!(forgotten, paths, "flushed the caches");

@@ -16,8 +16,8 @@ use tokio::sync::oneshot;
 
 use super::Engine;
 use crate::control::messages::{
-    Body, CachedPath, Failure, FailureKind, PathAnswer, PathHops, PathRequest, PathStatus,
-    PortStatus, Response,
+    Body, CachedPath, Failure, FailureKind, LastEvent, PathAnswer, PathHops, PathRequest,
+    PathStatus, PortStatus, Response,
 };
 use crate::transport::ports;
 use crate::transport::umad::{self, Meaning, Sending};
@@ -170,8 +170,13 @@ impl Engine {
         Ok((name, question))
     }
 
-    pub(super) fn port_status(&self) -> Vec<PortStatus> {
+    pub(super) fn port_status(&self, now: Instant) -> Vec<PortStatus> {
         let ports = self.node.paths().ports();
+        let last_event = |port| {
+            let (at, event) = self.node.paths().last_event(port)?;
+            let ago_ms = u64::try_from(now.since(at).as_millis()).unwrap_or(u64::MAX);
+            Some(LastEvent { event: event.to_string(), ago_ms })
+        };
         let status = |(index, name, facts, has_qos): (PortIndex, PortName, &PortFacts, bool)| {
             let load = self.node.paths().client().load(index);
             PortStatus {
@@ -188,6 +193,7 @@ impl Engine {
                 in_air: load.in_air,
                 window: load.window,
                 blocked: self.why_no_sa(index, facts),
+                last_event: last_event(index),
             }
         };
         ports.map(status).collect()

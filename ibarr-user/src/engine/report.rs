@@ -103,7 +103,7 @@ impl Engine {
             servers,
             local_service: self.local_service_status(),
             responder: self.responder_status(now),
-            ports: self.port_status(),
+            ports: self.port_status(now),
             cached_paths: self.node.paths().load().cached,
             path_requests: self.path_requests(),
             interfaces: self.node.view().interfaces().map(|link| self.interface(&link)).collect(),
