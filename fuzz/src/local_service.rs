@@ -291,7 +291,7 @@ impl World {
     fn listen(&mut self) {
         while let Some(event) = self.core.poll_event() {
             match event {
-                Event::Wanted { flight, question } => {
+                Event::Wanted { flight, question, .. } => {
                     assert_eq!(self.sought.insert(flight, question), None, "a name used again");
                 }
                 Event::Unwanted { flight, question } => {

@@ -65,6 +65,8 @@ pub enum Input<'a> {
         id: RequestId,
         /// What is asked.
         question: Question,
+        /// When the caller stops waiting.
+        deadline: Instant,
     },
 }
 
@@ -153,7 +155,9 @@ impl<R: CryptoRng + SeedableRng> Node<R> {
                 }
             }
             Input::ResolvePath(request) => self.resolver.resolve_path(now, request),
-            Input::Resolve { id, question } => self.resolver.resolve(now, &self.view, id, question),
+            Input::Resolve { id, question, deadline } => {
+                self.resolver.resolve(now, &self.view, id, question, deadline);
+            }
         }
     }
 

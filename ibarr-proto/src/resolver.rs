@@ -39,12 +39,20 @@ pub struct Resolver<R> {
     /// The subnet that each port is in, or was when it was last there.
     subnets: BTreeMap<PortIndex, SubnetPrefix>,
     /// What the kernel wanted to know before this node knew its own addresses.
-    early: BTreeMap<FlightId, Question>,
+    early: BTreeMap<FlightId, Wanted>,
     /// Questions of the kernel whose egress waits for the word of routing, each with who waits.
-    unsure: BTreeMap<Question, BTreeSet<FlightId>>,
+    unsure: BTreeMap<Question, BTreeMap<FlightId, Wanted>>,
     /// Those of them that routing is to be asked.
     unrouted: BTreeSet<Question>,
     events: VecDeque<Event>,
+}
+
+/// What the kernel wants to know.
+#[derive(Clone, Copy, Debug)]
+struct Wanted {
+    question: Question,
+    asked_at: Instant,
+    deadline: Instant,
 }
 
 /// A fact for the outside.
@@ -92,7 +100,7 @@ pub enum Outcome {
     TimedOut,
     /// There is no route to it.
     Unreachable,
-    /// Too much is being asked at once; nothing has been sent.
+    /// Too much is being asked at once: nothing has been sent, or nothing more is.
     Overloaded,
 }
 
@@ -123,12 +131,20 @@ impl<R: CryptoRng + SeedableRng> Resolver<R> {
         }
     }
 
-    /// Somebody wants to know. Answered by one [`Event::Answered`], at once where `view` or the
-    /// cache knows.
-    pub fn resolve(&mut self, now: Instant, view: &impl Local, id: RequestId, question: Question) {
+    /// A caller wants to know until `deadline`. Answered by one [`Event::Answered`], at once where
+    /// `view` or the cache knows.
+    pub fn resolve(
+        &mut self,
+        now: Instant,
+        view: &impl Local,
+        id: RequestId,
+        question: Question,
+        deadline: Instant,
+    ) {
+        let wanted = Wanted { question, asked_at: now, deadline };
         match own(view, question) {
             Some(outcome) => self.events.push_back(Event::Answered { id, outcome }),
-            None => self.ask_peers(now, Asker::Driver(id), question),
+            None => self.ask_peers(now, Asker::Driver(id), wanted),
         }
     }
 
@@ -254,18 +270,20 @@ impl<R: CryptoRng + SeedableRng> Resolver<R> {
     /// Looks for what the kernel wants to know.
     fn serve(&mut self, now: Instant, view: &impl Local) {
         if !self.early.is_empty() && view.is_known() {
-            for (flight, question) in std::mem::take(&mut self.early) {
-                self.look_for(now, view, flight, question);
+            for (flight, wanted) in std::mem::take(&mut self.early) {
+                self.look_for(now, view, flight, wanted);
             }
         }
         while let Some(event) = self.local_service.poll_event() {
             match event {
-                local_service::Event::Wanted { flight, question } if view.is_known() => {
-                    self.look_for(now, view, flight, question);
-                }
-                // Peers would not answer for an address of ours.
-                local_service::Event::Wanted { flight, question } => {
-                    self.early.insert(flight, question);
+                local_service::Event::Wanted { flight, question, asked_at, deadline } => {
+                    let wanted = Wanted { question, asked_at, deadline };
+                    if view.is_known() {
+                        self.look_for(now, view, flight, wanted);
+                    } else {
+                        // Peers would not answer for an address of ours.
+                        self.early.insert(flight, wanted);
+                    }
                 }
                 local_service::Event::Unwanted { flight, question } => {
                     self.forget(now, flight, question);
@@ -296,10 +314,10 @@ impl<R: CryptoRng + SeedableRng> Resolver<R> {
         self.settle(now);
     }
 
-    fn look_for(&mut self, now: Instant, view: &impl Local, flight: FlightId, question: Question) {
-        match own(view, question).or_else(|| self.cached(now, question)) {
+    fn look_for(&mut self, now: Instant, view: &impl Local, flight: FlightId, wanted: Wanted) {
+        match own(view, wanted.question).or_else(|| self.cached(now, wanted.question)) {
             Some(outcome) => self.local_service.answered(now, flight, outcome),
-            None => self.ask_for_egress(flight, question),
+            None => self.ask_for_egress(flight, wanted),
         }
     }
 
@@ -309,12 +327,12 @@ impl<R: CryptoRng + SeedableRng> Resolver<R> {
         Some(gid.map_or(Outcome::NotFound, |gid| Outcome::Found { gid, source: Source::Cache }))
     }
 
-    fn ask_for_egress(&mut self, flight: FlightId, question: Question) {
-        let flights = self.unsure.entry(question).or_insert_with(|| {
-            self.unrouted.insert(question);
-            BTreeSet::new()
+    fn ask_for_egress(&mut self, flight: FlightId, wanted: Wanted) {
+        let flights = self.unsure.entry(wanted.question).or_insert_with(|| {
+            self.unrouted.insert(wanted.question);
+            BTreeMap::new()
         });
-        flights.insert(flight);
+        flights.insert(flight, wanted);
     }
 
     /// Routing has been asked which way leads there by the egress.
@@ -323,7 +341,7 @@ impl<R: CryptoRng + SeedableRng> Resolver<R> {
         now: Instant,
         question: Question,
         route: Option<Route>,
-        flights: BTreeSet<FlightId>,
+        flights: BTreeMap<FlightId, Wanted>,
     ) {
         let is_gateway = |route: &Route| {
             Some(route.ifindex) == question.egress() && route.next_hop != question.target()
@@ -331,9 +349,9 @@ impl<R: CryptoRng + SeedableRng> Resolver<R> {
         let route = route.filter(is_gateway);
         // Without its egress it stays a question.
         let free = Question::new(question.target(), None).unwrap_or(question);
-        for flight in flights {
-            let asked = if route.is_some() { question } else { free };
-            self.ask_peers(now, Asker::Kernel(flight), asked);
+        for (flight, wanted) in flights {
+            let question = if route.is_some() { question } else { free };
+            self.ask_peers(now, Asker::Kernel(flight), Wanted { question, ..wanted });
         }
         // The client would ask the same.
         if route.is_some() {
@@ -341,9 +359,11 @@ impl<R: CryptoRng + SeedableRng> Resolver<R> {
         }
     }
 
-    fn ask_peers(&mut self, now: Instant, asker: Asker<RequestId, FlightId>, question: Question) {
+    fn ask_peers(&mut self, now: Instant, asker: Asker<RequestId, FlightId>, wanted: Wanted) {
+        let Wanted { question, asked_at, deadline } = wanted;
         let id = asker.into();
-        self.client.handle_input(now, client::Input::Resolve { id, question });
+        let input = client::Input::Resolve { id, question, asked_at, deadline };
+        self.client.handle_input(now, input);
         self.settle(now);
     }
 
@@ -352,7 +372,7 @@ impl<R: CryptoRng + SeedableRng> Resolver<R> {
             return;
         }
         if let Some(flights) = self.unsure.get_mut(&question)
-            && flights.remove(&flight)
+            && flights.remove(&flight).is_some()
         {
             if flights.is_empty() {
                 self.unsure.remove(&question);

@@ -159,9 +159,47 @@ fn gateway_that_never_answers_is_sent_no_more_than_the_pace_allows() {
         counters.get(Counter::Queries) + counters.get(Counter::Resends)
     };
     // One question has its own schedule, few share 50 a second, many get two a second each.
-    assert_eq!(sent_in_3_s(1), 6);
+    assert_eq!(sent_in_3_s(1), 7);
     assert!(sent_in_3_s(25) <= 151);
     assert!(sent_in_3_s(1000) <= 6000);
+}
+
+/// What the targets that never answer cost, behind a gateway that does, and behind one that is dead.
+#[test]
+fn dead_targets_are_sent_one_datagram_a_second_each() {
+    for (targets, gateway_is_cold) in
+        [(1, false), (100, false), (4096, false), (1, true), (100, true), (4096, true)]
+    {
+        let mut sim = Sim::new(u64::from(targets));
+        let node = client(&mut sim);
+        if !gateway_is_cold {
+            peer(&mut sim, 9999);
+            sim.resolve(node, target(9999));
+            sim.run_for(ms(10));
+        }
+        for n in 1..=targets {
+            sim.resolve_for(node, target(n), Duration::from_secs(30));
+        }
+        let mut sent = u64::from(!gateway_is_cold);
+        let rates: Vec<u64> = (0..30)
+            .map(|_| {
+                sim.run_for(Duration::from_secs(1));
+                let counters = sim.nodes[node].client.counters();
+                let now = counters.get(Counter::Queries) + counters.get(Counter::Resends);
+                now - std::mem::replace(&mut sent, now)
+            })
+            .collect();
+        println!("{targets} dead targets, cold: {gateway_is_cold}: {rates:?} datagrams a second");
+        let targets = u64::from(targets);
+        let first_round: u64 = rates[..3].iter().sum();
+        assert!(first_round <= 8 * targets, "{rates:?}");
+        // Half a second with two of a target's may fall together.
+        assert!(rates[4..].iter().all(|&rate| rate <= 2 * targets), "{rates:?}");
+        let later: u64 = rates[4..].iter().sum();
+        let a_second = 26 * targets;
+        assert!(later <= a_second * 11 / 10, "{rates:?}");
+        assert!(later >= a_second * 9 / 10, "each is asked until the end: {rates:?}");
+    }
 }
 
 #[test]
@@ -235,7 +273,7 @@ fn reply_from_another_address_counts_unless_the_check_is_strict() {
         sim.run_for(Duration::from_secs(3));
         assert_eq!(found(&sim, node, id).is_some(), answered);
         let dropped = sim.nodes[node].client.counters().get(Counter::SourceAddress);
-        assert_eq!(dropped, if answered { 0 } else { 6 });
+        assert_eq!(dropped, if answered { 0 } else { 7 });
     }
 }
 

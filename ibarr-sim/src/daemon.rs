@@ -168,8 +168,8 @@ impl World {
                 Input::LocalService(local_service::Input::Stop)
             }
             Inbox::Ask(question) => {
-                let request = daemon.ask(now, question.target());
-                Input::Resolve { id: request, question: *question }
+                let (id, deadline) = daemon.ask(now, question.target());
+                Input::Resolve { id, question: *question, deadline }
             }
             Inbox::Reload => {
                 // Not the same twice.
@@ -516,11 +516,12 @@ impl Daemon {
         self.armed
     }
 
-    fn ask(&mut self, now: Instant, target: IpAddr) -> client::RequestId {
+    fn ask(&mut self, now: Instant, target: IpAddr) -> (client::RequestId, Instant) {
         self.next_ask += 1;
         let request = client::RequestId(self.next_ask);
-        self.asked.insert(request, (target, now + secs(3)));
-        request
+        let deadline = now + secs(3);
+        self.asked.insert(request, (target, deadline));
+        (request, deadline)
     }
 
     /// What the view says adds up to what it holds.

@@ -12,7 +12,7 @@
 //! times ([`FOLLOW_UPS`]). While there is something to be read none is made ([`Nudge::IfQuiet`]).
 //!
 //! **There is no negative answer to an address request.** What cannot be answered is tried again
-//! until its [`DEADLINE`], then given up in silence. **To a path request there always is an answer**:
+//! until its deadline ([`Config::deadline`]), then given up in silence. **To a path request there always is an answer**:
 //! paths, or none, or that the kernel may ask the SA itself, which it would do anyway if we were
 //! silent for its time-out.
 
@@ -25,6 +25,7 @@ mod tests;
 mod types;
 
 use std::collections::VecDeque;
+use std::time::Duration;
 
 use ibarr_common::Instant;
 use ibarr_common::wire::ls::{
@@ -35,15 +36,15 @@ use ibarr_common::wire::ls::{
 use self::nudges::{Kind as NudgeKind, Nudges, Whom};
 use self::paths::PathRequests;
 use self::queue::{Item, Queue};
-use self::requests::{Answered, Requests, State};
+use self::requests::{Answered, Request as Held, Requests, State};
 use crate::counters::Counters;
 use crate::ip2gid::Question;
 use crate::resolver::{Outcome, Source};
 
 pub use types::{
-    Config, Counter, DEADLINE, Event, FOLLOW_UPS, FlightId, Input, Limits, MAX_NUDGES, MEMORY,
-    NUDGE_BEHIND, NUDGE_INTERVAL, NUDGE_QUIET, NUDGE_WITHIN, NoPath, Nudge, Nudged, OVERRUN_PAUSE,
-    PathFlightId, REPEAT_AFTER, RETRY, Sender, Transmit,
+    Config, Counter, DEADLINE, Event, FOLLOW_UPS, FlightId, Input, LATELY, Limits, MAX_NUDGES,
+    MEMORY, NUDGE_BEHIND, NUDGE_INTERVAL, NUDGE_QUIET, NUDGE_WITHIN, NoPath, Nudge, Nudged,
+    OVERRUN_PAUSE, PathFlightId, REPEAT_AFTER, RETRY, Sender, Transmit,
 };
 
 /// Answers the kernel.
@@ -183,7 +184,8 @@ impl LocalService {
             Outcome::Unreachable => Counter::Unreachable,
             Outcome::Overloaded => Counter::Overloaded,
         };
-        self.requests.rest(seq, rest_as, self.now + RETRY);
+        let until = self.now + self.retry_after(seq);
+        self.requests.rest(seq, rest_as, until);
     }
 
     /// The resolver has looked for a path.
@@ -373,18 +375,25 @@ impl LocalService {
         }
         self.counters.count(Counter::Requests);
         if self.requests.is_full() {
-            let Some(oldest) = self.requests.oldest_answered() else {
-                return self.counters.count(Counter::RequestsFull);
-            };
-            self.counters.count(Counter::MemoryEvicted);
-            self.remove(oldest);
+            if let Some(oldest) = self.requests.oldest_answered() {
+                self.counters.count(Counter::MemoryEvicted);
+                self.remove(oldest);
+            } else {
+                self.counters.count(Counter::RequestsFull);
+                let Some(gone) = self.requests.probably_gone(self.now) else {
+                    return;
+                };
+                self.remove(gone);
+            }
         }
-        let flight = self.requests.insert(seq, question, self.now + DEADLINE);
-        self.events.push_back(Event::Wanted { flight, question });
+        let (asked_at, deadline) = (self.now, self.now + self.config.deadline);
+        let flight = self.requests.insert(asked_at, seq, question, deadline);
+        self.events.push_back(Event::Wanted { flight, question, asked_at, deadline });
     }
 
     fn duplicate(&mut self, seq: Seq) {
         if !self.requests.is_remembered(seq) {
+            self.requests.mention(seq, self.now);
             return self.counters.count(Counter::DuplicatesWaiting);
         }
         self.counters.count(Counter::DuplicatesAnswered);
@@ -410,8 +419,13 @@ impl LocalService {
         let too_late = match request.state {
             State::Resting { .. } if self.now < request.deadline => {
                 let flight = self.requests.seek(seq);
-                let question = request.question;
-                return self.events.push_back(Event::Wanted { flight, question });
+                let Held { question, asked_at, deadline, .. } = request;
+                return self.events.push_back(Event::Wanted {
+                    flight,
+                    question,
+                    asked_at,
+                    deadline,
+                });
             }
             State::Resting { why } => why,
             State::Sought(_) => Counter::TimedOut,
@@ -440,7 +454,7 @@ impl LocalService {
         answered.nudges = nudges.saturating_sub(1);
         let is_first = !self.requests.is_remembered(seq);
         if nudges > 0 {
-            let is_alone = is_first && self.requests.waiting() == 0;
+            let is_alone = is_first && !self.requests.is_waited_for(self.now);
             self.want_nudge(if is_alone { Whom::One } else { Whom::Anybody });
         }
         if is_first {
@@ -449,6 +463,11 @@ impl LocalService {
             self.requests.remember(seq, self.now + MEMORY, repeat_at);
         }
         Some(Answer::Gid(gid).emit(seq, port_id))
+    }
+
+    fn retry_after(&mut self, seq: Seq) -> Duration {
+        let is_new = |request: &mut Held| self.now.since(request.asked_at) < LATELY;
+        if self.requests.get_mut(seq).is_some_and(is_new) { RETRY } else { 2 * RETRY }
     }
 
     fn want_nudge(&mut self, whom: Whom) {

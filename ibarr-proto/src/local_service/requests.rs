@@ -2,14 +2,14 @@
 
 //! The address requests that are held: those that wait, and those that were answered not long ago.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use ibarr_common::Instant;
 use ibarr_common::ib::Gid;
 use ibarr_common::wire::ls::Seq;
 
 use super::queue::Ticket;
-use super::types::{Counter, FlightId, MAX_NUDGES};
+use super::types::{Counter, FlightId, LATELY, MAX_NUDGES};
 use crate::ip2gid::Question;
 use crate::timer::Timers;
 
@@ -21,8 +21,8 @@ pub(super) struct Requests {
     by_seq: BTreeMap<Seq, Request>,
     flights: BTreeMap<FlightId, Seq>,
     next_flight: u64,
-    /// How many wait for an answer.
-    waiting: usize,
+    /// Those that wait for an answer, by when the kernel mentioned them last.
+    waiting: BTreeSet<(Instant, Seq)>,
     /// When something is to be done about a request. Each that waits or is not handed over has one.
     due: Timers<Seq>,
     /// When an answered one is forgotten. Each that is handed over has one.
@@ -32,7 +32,10 @@ pub(super) struct Requests {
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Request {
     pub(super) question: Question,
-    /// When nobody waits for its answer any more.
+    pub(super) asked_at: Instant,
+    /// When the kernel asked or repeated it.
+    mentioned_at: Instant,
+    /// When it is given up.
     pub(super) deadline: Instant,
     pub(super) state: State,
 }
@@ -66,7 +69,7 @@ impl Requests {
             by_seq: BTreeMap::new(),
             flights: BTreeMap::new(),
             next_flight: 0,
-            waiting: 0,
+            waiting: BTreeSet::new(),
             due: Timers::default(),
             memory: Timers::default(),
         }
@@ -82,7 +85,28 @@ impl Requests {
 
     /// Those that wait for an answer.
     pub(super) fn waiting(&self) -> usize {
-        self.waiting
+        self.waiting.len()
+    }
+
+    /// Whether one waits that the kernel has mentioned lately.
+    pub(super) fn is_waited_for(&self, now: Instant) -> bool {
+        self.waiting.last().is_some_and(|&(mentioned_at, _)| now.since(mentioned_at) < LATELY)
+    }
+
+    /// The one that waits and was mentioned longest ago, if that was not lately.
+    pub(super) fn probably_gone(&self, now: Instant) -> Option<Seq> {
+        let &(mentioned_at, seq) = self.waiting.first()?;
+        (now.since(mentioned_at) >= LATELY).then_some(seq)
+    }
+
+    /// The kernel has repeated one that waits.
+    pub(super) fn mention(&mut self, seq: Seq, now: Instant) {
+        if let Some(request) = self.by_seq.get_mut(&seq)
+            && self.waiting.remove(&(request.mentioned_at, seq))
+        {
+            request.mentioned_at = now;
+            self.waiting.insert((now, seq));
+        }
     }
 
     pub(super) fn is_full(&self) -> bool {
@@ -95,10 +119,17 @@ impl Requests {
     }
 
     /// A new request, which is sought from now on.
-    pub(super) fn insert(&mut self, seq: Seq, question: Question, deadline: Instant) -> FlightId {
+    pub(super) fn insert(
+        &mut self,
+        now: Instant,
+        seq: Seq,
+        question: Question,
+        deadline: Instant,
+    ) -> FlightId {
         let state = State::Resting { why: Counter::TimedOut };
-        self.by_seq.insert(seq, Request { question, deadline, state });
-        self.waiting += 1;
+        let request = Request { question, asked_at: now, mentioned_at: now, deadline, state };
+        self.by_seq.insert(seq, request);
+        self.waiting.insert((now, seq));
         self.seek(seq)
     }
 
@@ -125,7 +156,7 @@ impl Requests {
     /// The request has its answer.
     pub(super) fn answer(&mut self, seq: Seq, gid: Gid) {
         if let Some(request) = self.by_seq.get_mut(&seq) {
-            self.waiting -= 1;
+            self.waiting.remove(&(request.mentioned_at, seq));
             let answered = Answered { gid, queued: None, nudges: MAX_NUDGES, repeated: false };
             request.state = State::Answered(answered);
             self.due.set(seq, Some(request.deadline));
@@ -156,9 +187,7 @@ impl Requests {
 
     pub(super) fn remove(&mut self, seq: Seq) -> Option<Request> {
         let request = self.by_seq.remove(&seq)?;
-        if !matches!(request.state, State::Answered(_)) {
-            self.waiting -= 1;
-        }
+        self.waiting.remove(&(request.mentioned_at, seq));
         self.due.set(seq, None);
         self.memory.set(seq, None);
         if let State::Sought(flight) = request.state {

@@ -17,6 +17,9 @@ pub struct Config {
     pub nudge: bool,
     /// How long the kernel waits for an answer to a path request before it asks the SA.
     pub timeout: Timeout,
+    /// When an address request is given up, from its first sight. The kernel says neither how long
+    /// its caller waits nor when it has gone.
+    pub deadline: Duration,
     /// What it is told if the SA knows no path.
     pub on_no_record: NoPath,
     /// What it is told if the SA is silent or busy.
@@ -38,6 +41,7 @@ impl Default for Config {
         Self {
             nudge: true,
             timeout: Timeout::DEFAULT,
+            deadline: DEADLINE,
             on_no_record: NoPath::Final,
             on_sa_silent: NoPath::Fallback,
         }
@@ -48,8 +52,9 @@ impl Default for Config {
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub struct Limits {
     /// Address requests held: waiting ones, and answered ones in memory. A further one takes the
-    /// place of the one that was answered longest ago; if all are waiting it is not taken. The
-    /// kernel repeats it after the next nudge.
+    /// place of the one that was answered longest ago; if all are waiting, of the one that the kernel
+    /// mentioned longest ago, if that was [`LATELY`] ago. Otherwise it is not taken; the kernel
+    /// repeats it after the next nudge.
     pub requests: usize,
     /// Path requests that wait for their answer: the kernel is to ask the SA about further ones.
     /// And those whose answer the socket has no room for: further ones are not answered.
@@ -63,12 +68,17 @@ impl Default for Limits {
     }
 }
 
-/// When an address request is given up, from its first sight. Callers of the kernel seldom wait
-/// for more than 2 s (rping, librdmacm's examples, MPI).
-pub const DEADLINE: Duration = Duration::from_secs(3);
+/// [`Config::deadline`] by default: callers of the kernel wait for 2 s (rping, librdmacm's examples,
+/// MPI) or for 10 or 30 s (UCX, libfabric).
+pub const DEADLINE: Duration = Duration::from_secs(30);
 
-/// What could not be answered is tried again after this time, while the request's [`DEADLINE`]
-/// holds: the kernel itself does not ask again.
+/// A waiting request that the kernel has not mentioned for this time may be one whose caller has
+/// gone: each nudge makes the kernel repeat those whose callers are there.
+pub const LATELY: Duration = Duration::from_secs(3);
+
+/// What could not be answered is tried again after this time, while the request's deadline holds,
+/// and after twice this time once the request is older than [`LATELY`]: the kernel itself does not
+/// ask again.
 pub const RETRY: Duration = Duration::from_millis(500);
 
 /// How long an answer is remembered for repetitions of its request, from when it was given.
@@ -217,6 +227,10 @@ pub enum Event {
         /// What is asked. The egress is what the interface is called where the request comes from,
         /// which may be another network namespace.
         question: Question,
+        /// When the kernel asked first.
+        asked_at: Instant,
+        /// When the request is given up.
+        deadline: Instant,
     },
     /// It is no longer wanted.
     Unwanted {
@@ -261,7 +275,7 @@ crate::counters! {
         Superseded = "superseded",
         /// Requests that waited when the daemon ended or the socket was lost.
         Abandoned = "abandoned",
-        /// Requests not taken because too many waited.
+        /// Requests not taken because too many waited, and those that waited and made room.
         RequestsFull = "requests-full",
         /// Repetitions of a request that waits.
         DuplicatesWaiting = "duplicates-waiting",

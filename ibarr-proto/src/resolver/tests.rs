@@ -179,6 +179,35 @@ fn what_has_no_route_is_looked_for_again() {
 }
 
 #[test]
+fn dead_targets_of_the_kernel_lock_no_live_one_out() {
+    let mut rig = Rig::new();
+    let dead = 4200;
+    assert!(dead > client::Settings::default().max_flights.get());
+    for seq in 0..u32::try_from(dead).unwrap() {
+        rig.kernel_asks(seq, &format!("10.3.{}.{}", seq / 250, seq % 250));
+        rig.answer_routes();
+    }
+    for _ in 0..40 {
+        rig.pass(Duration::from_millis(100));
+        rig.answer_routes();
+    }
+    rig.transmits.clear();
+    rig.kernel_asks(9999, "10.2.0.5");
+    let mut waited = 0;
+    while !rig.transmits.iter().any(|query| query.to.ip() == ip("10.2.0.5")) {
+        rig.answer_routes();
+        rig.pass(Duration::from_millis(10));
+        waited += 10;
+        assert!(waited <= 510, "longer than a turn at the cold gateway");
+    }
+    rig.transmits.retain(|query| query.to.ip() == ip("10.2.0.5"));
+    rig.reply("fe80::5");
+    assert_eq!(rig.told(), "9999 is fe80::5, nudge");
+    let load = rig.resolver.client().load();
+    assert!(load.flights >= 4095, "the others are still asked for: {load:?}");
+}
+
+#[test]
 fn names_of_requests_are_never_taken_for_each_other() {
     for number in [0, 1, 2, u64::from(u32::MAX), (1 << 63) - 1] {
         for asker in [Asker::Driver(RequestId(number)), Asker::Kernel(FlightId::new(number))] {
@@ -250,7 +279,8 @@ impl Rig {
 
     fn ask(&mut self, id: u64, target: &str, egress: Option<u32>) {
         let question = question(target, egress);
-        self.resolver.resolve(self.now, &View, RequestId(id), question);
+        let deadline = self.now + Duration::from_secs(3);
+        self.resolver.resolve(self.now, &View, RequestId(id), question, deadline);
         self.drain();
     }
 
@@ -276,6 +306,16 @@ impl Rig {
         let input = client::Input::Route { question: question(target, egress), route };
         self.resolver.handle_input(self.now, input);
         self.drain();
+    }
+
+    /// Each by the kernel's interface through one gateway.
+    fn answer_routes(&mut self) {
+        while let Some(question) = self.resolver.poll_route() {
+            let route = Route { ifindex: IfIndex::new(2).unwrap(), next_hop: ip("10.1.0.254") };
+            let input = client::Input::Route { question, route: Some(route) };
+            self.resolver.handle_input(self.now, input);
+            self.drain();
+        }
     }
 
     /// The peer answers the last query.

@@ -149,12 +149,23 @@ impl Sim {
         self.nodes.len() - 1
     }
 
-    /// Node `node` wants to know.
+    /// A caller on `node` wants to know, for 3 s.
     pub(crate) fn resolve(&mut self, node: usize, target: IpAddr) -> RequestId {
+        self.resolve_for(node, target, Duration::from_secs(3))
+    }
+
+    /// A caller on `node` wants to know, for `patience`.
+    pub(crate) fn resolve_for(
+        &mut self,
+        node: usize,
+        target: IpAddr,
+        patience: Duration,
+    ) -> RequestId {
         let question = Question::new(target, None).unwrap();
         let id = RequestId(self.nodes[node].requests);
         self.nodes[node].requests += 1;
-        self.input(node, Input::Resolve { id, question });
+        let (asked_at, deadline) = (self.now, self.now + patience);
+        self.input(node, Input::Resolve { id, question, asked_at, deadline });
         id
     }
 

@@ -10,6 +10,7 @@ mod print;
 use std::net::IpAddr;
 use std::path::PathBuf;
 use std::process::ExitCode;
+use std::time::Duration;
 
 use clap::error::ErrorKind;
 use clap::{Args, Parser, Subcommand};
@@ -49,6 +50,9 @@ enum Command {
         /// Addresses, IPv4 or IPv6
         #[arg(required = true)]
         ip: Vec<IpAddr>,
+        /// How long to wait for peers, at most 60s
+        #[arg(long, value_name = "TIME", default_value = "3s", value_parser = timeout)]
+        timeout: Duration,
         #[command(flatten)]
         daemon: Daemon,
     },
@@ -158,7 +162,10 @@ pub fn main() -> ExitCode {
     };
     let exit = match cli.command.unwrap_or(Command::Run(cli.run)) {
         Command::Run(args) => run(args),
-        Command::Resolve { ip, daemon } => ask::ask(&daemon, &Request::Resolve { addresses: ip }),
+        Command::Resolve { ip, timeout, daemon } => {
+            let timeout_ms = u64::try_from(timeout.as_millis()).ok();
+            ask::ask(&daemon, &Request::Resolve { addresses: ip, timeout_ms })
+        }
         Command::Path { dgid, sgid, port, pkey, daemon } => {
             let (dgid, sgid) = (dgid.to_string(), sgid.map(|sgid| sgid.to_string()));
             let path = PathRequest { dgid, sgid, port, pkey };
@@ -176,6 +183,12 @@ pub fn main() -> ExitCode {
         Command::Validate { file, json } => ask::validate(&file, json),
     };
     exit.into()
+}
+
+fn timeout(text: &str) -> Result<Duration, String> {
+    let timeout = humantime::parse_duration(text).map_err(|error| error.to_string())?;
+    let is_fit = Duration::from_millis(1) <= timeout && timeout <= Request::MAX_TIMEOUT;
+    if is_fit { Ok(timeout) } else { Err("must be from 1ms to 60s".to_owned()) }
 }
 
 fn pkey(text: &str) -> Result<u16, String> {

@@ -101,10 +101,12 @@ impl Config {
             });
             let source_check = root.value("source-check", SourceCheck::default(), source_check);
             let (paths, snapshot) = paths(root);
+            let client = client(root, udp_port, source_check);
+            let deadline = client.settings().deadline;
             let allow = root.list("allow", Vec::new(), |value| value.parse::<Prefix>("10.0.0.0/8"));
             Self {
                 responder: responder(root),
-                client: client(root, udp_port, source_check),
+                client,
                 allow: allow.into_iter().collect(),
                 view: local_view::Config {
                     interfaces: interfaces(root),
@@ -113,7 +115,7 @@ impl Config {
                     // As the responder needs them.
                     neighbours: neighbours::Wanted::default(),
                 },
-                local_service: local_service(root),
+                local_service: local_service(root, deadline),
                 paths,
                 snapshot,
             }
@@ -151,7 +153,7 @@ fn client(root: &mut Table<'_>, udp_port: NonZeroU16, source_check: SourceCheck)
     })
 }
 
-fn local_service(root: &mut Table<'_>) -> local_service::Config {
+fn local_service(root: &mut Table<'_>, deadline: Duration) -> local_service::Config {
     let default = local_service::Config::default();
     local_service::Config {
         nudge: root.value("nudge", default.nudge, switch),
@@ -160,6 +162,7 @@ fn local_service(root: &mut Table<'_>) -> local_service::Config {
             let millis = u32::try_from(timeout.as_millis()).ok();
             millis.and_then(Timeout::from_millis).ok_or_else(|| "must be 100ms to 200s".to_owned())
         }),
+        deadline,
         on_no_record: root.value("on-no-record", default.on_no_record, no_path),
         on_sa_silent: root.value("on-sa-silent", default.on_sa_silent, no_path),
     }
@@ -399,6 +402,7 @@ mod tests {
         assert_eq!(settings.resends, [Duration::from_millis(30), Duration::from_secs(1)]);
         let timeout = Timeout::from_millis(500).unwrap();
         let expected = local_service::Config {
+            deadline: local_service::DEADLINE,
             nudge: false,
             timeout,
             on_no_record: NoPath::Fallback,

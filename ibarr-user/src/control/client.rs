@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use super::messages::{Body, Failure, FailureKind, Request, Response};
 
-/// Longer than any deadline of the daemon's own.
+/// Longer than the daemon takes for anything that is not given more time by the request.
 const PATIENCE: Duration = Duration::from_secs(30);
 
 /// No document is longer: a full cache of 65,536 entries is about 10 MB.
@@ -47,8 +47,12 @@ pub fn ask(run_dir: &Path, request: &Request) -> Result<Body, Failure> {
 }
 
 fn exchange(path: &Path, request: &Request) -> std::io::Result<String> {
+    let timeout = match request {
+        Request::Resolve { timeout_ms, .. } => Duration::from_millis(timeout_ms.unwrap_or(0)),
+        _ => Duration::ZERO,
+    };
     let mut stream = UnixStream::connect(path)?;
-    stream.set_read_timeout(Some(PATIENCE))?;
+    stream.set_read_timeout(Some(PATIENCE + timeout))?;
     stream.set_write_timeout(Some(PATIENCE))?;
     let mut line = serde_json::to_string(request)?;
     line.push('\n');

@@ -5,6 +5,7 @@
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;
+use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
@@ -23,6 +24,10 @@ pub enum Request {
     Resolve {
         /// At most [`Request::MAX_ADDRESSES`].
         addresses: Vec<IpAddr>,
+        /// How long the caller waits: at most [`Request::MAX_TIMEOUT`], [`Request::TIMEOUT`] if it does
+        /// not say.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        timeout_ms: Option<u64>,
     },
     /// The path to a GID, from the subnet administrator where it is not known.
     Path {
@@ -48,6 +53,12 @@ pub enum Request {
 impl Request {
     /// Addresses that one request may name.
     pub const MAX_ADDRESSES: usize = 256;
+
+    /// How long a request for addresses waits for peers: as long as a person at a terminal does.
+    pub const TIMEOUT: Duration = Duration::from_secs(3);
+
+    /// How long such a request can wait at most.
+    pub const MAX_TIMEOUT: Duration = Duration::from_mins(1);
 
     /// Whether it changes the daemon, which not everyone may.
     pub fn changes(&self) -> bool {
@@ -512,7 +523,7 @@ mod tests {
         let json = "{\"ask\":\"resolve\",\"addresses\":[\"10.2.0.5\",\"fd00:2::5\"]}";
         let request: Request = serde_json::from_str(json).unwrap();
         let addresses = vec!["10.2.0.5".parse().unwrap(), "fd00:2::5".parse().unwrap()];
-        assert_eq!(request, Request::Resolve { addresses });
+        assert_eq!(request, Request::Resolve { addresses, timeout_ms: None });
         assert_eq!(serde_json::to_string(&request).unwrap(), json);
     }
 }

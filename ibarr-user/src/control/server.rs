@@ -188,11 +188,16 @@ fn parse(line: &[u8], complete: bool) -> Result<Request, Failure> {
     }
     let request: Request =
         serde_json::from_slice(line).map_err(|error| usage(format!("no such request: {error}")))?;
-    if let Request::Resolve { addresses } = &request
-        && addresses.len() > Request::MAX_ADDRESSES
-    {
-        let most = Request::MAX_ADDRESSES;
-        return Err(usage(format!("{} addresses in one request, at most {most}", addresses.len())));
+    if let Request::Resolve { addresses, timeout_ms } = &request {
+        if addresses.len() > Request::MAX_ADDRESSES {
+            let (many, most) = (addresses.len(), Request::MAX_ADDRESSES);
+            return Err(usage(format!("{many} addresses in one request, at most {most}")));
+        }
+        let timeout = Duration::from_millis(timeout_ms.unwrap_or_default());
+        if timeout > Request::MAX_TIMEOUT {
+            let most = Request::MAX_TIMEOUT;
+            return Err(usage(format!("a time-out of {timeout:?}, at most {most:?}")));
+        }
     }
     Ok(request)
 }
@@ -273,9 +278,13 @@ mod tests {
 
     #[test]
     fn what_is_no_request_is_refused_as_usage() {
-        let many = Request::Resolve { addresses: vec!["10.0.0.1".parse().unwrap(); 257] };
-        let many = serde_json::to_vec(&many).unwrap();
-        for line in [&b"\n"[..], b"{}\n", b"{\"ask\":\"explode\"}\n", b"\xff\n", &many] {
+        let resolve = |addresses, timeout_ms| {
+            let addresses = vec!["10.0.0.1".parse().unwrap(); addresses];
+            serde_json::to_vec(&Request::Resolve { addresses, timeout_ms }).unwrap()
+        };
+        assert!(parse(&resolve(256, Some(60_000)), true).is_ok());
+        let (many, long) = (resolve(257, None), resolve(1, Some(60_001)));
+        for line in [&b"\n"[..], b"{}\n", b"{\"ask\":\"explode\"}\n", b"\xff\n", &many, &long] {
             assert_eq!(parse(line, true).unwrap_err().kind, FailureKind::Usage);
         }
         assert_eq!(parse(b"{", false).unwrap_err().kind, FailureKind::Usage);

@@ -311,11 +311,14 @@ impl Engine {
             }
             Input::Responder(progress) => self.responder.handle_progress(now, progress),
             Input::Ask(Ask { request, answer }) => match request {
-                Request::Resolve { addresses } => {
+                Request::Resolve { addresses, timeout_ms } => {
+                    let timeout = timeout_ms.map_or(Request::TIMEOUT, Duration::from_millis);
+                    let deadline = now + timeout;
                     for (id, address) in self.asks.add(now, addresses, answer) {
                         match Question::new(address, None) {
                             Some(question) => {
-                                self.node.handle_input(now, node::Input::Resolve { id, question });
+                                let input = node::Input::Resolve { id, question, deadline };
+                                self.node.handle_input(now, input);
                             }
                             None => self.asks.answered(now, id, resolver::Outcome::NotFound),
                         }

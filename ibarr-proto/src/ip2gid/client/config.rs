@@ -14,9 +14,10 @@ pub struct Settings {
     pub udp_port: NonZeroU16,
     /// What a reply must match.
     pub source_check: SourceCheck,
-    /// How long a request may wait for its answer, from its arrival. At most a minute.
+    /// How long a caller that does not say otherwise waits, the kernel's among them: 10 ms to 5 min.
     pub deadline: Duration,
-    /// When an unanswered query is sent again, counted from its first send.
+    /// When an unanswered query is sent again, counted from its first send; after the last of them
+    /// once a second.
     pub resends: Vec<Duration>,
     /// How far each resend is moved by chance.
     pub resend_jitter: Jitter,
@@ -30,10 +31,10 @@ pub struct Settings {
     pub sockets: u8,
     /// How long a socket is used for sending.
     pub socket_lifetime: Duration,
-    /// How long after that it is kept for late replies. At least `deadline`, so that no query loses
-    /// its socket, and at most `socket_lifetime`.
+    /// How long after that it is kept for late replies. At least a round ([`Config::round`]), so that
+    /// no query loses its socket, and at most `socket_lifetime`.
     pub socket_grace: Duration,
-    /// How long a next hop through which a reply came is believed to be there. At least `deadline`.
+    /// How long a next hop through which a reply came is believed to be there. At least a round.
     pub hop_idle: Duration,
     /// Within this time each question that waits behind a next hop which has not answered gets its
     /// turn to probe it. Between the first resend and half of `deadline`.
@@ -54,7 +55,8 @@ impl Default for Settings {
     /// The reasons:
     /// * `resends`: three quick ones catch a lost datagram while an RDMA connection set-up would not
     ///   notice, the later ones a next hop whose path the subnet manager takes long to give;
-    /// * `deadline`: callers of the kernel seldom wait for more than 2 s;
+    /// * `deadline`: callers of the kernel wait for 2 s (rping, librdmacm's examples, MPI), 10 or 30 s
+    ///   (UCX, libfabric), and the kernel does not say for how long; the C original asks for 30 s;
     /// * `cache_ttl`: the order of what Linux does for IPv4 neighbours (30 s reachable, then
     ///   verified when used), doubled because a wrong GID is noticed by the connection set-up, and
     ///   an entry in use is asked for again when a quarter of it is left.
@@ -63,7 +65,7 @@ impl Default for Settings {
         Self {
             udp_port: NonZeroU16::new(PORT).unwrap_or(NonZeroU16::MIN),
             source_check: SourceCheck::default(),
-            deadline: Duration::from_secs(3),
+            deadline: Duration::from_secs(30),
             resends: [20, 60, 180, 500, 1200].map(Duration::from_millis).into(),
             resend_jitter: Jitter::percent(10).unwrap_or_default(),
             max_flights: at_least_one(4096),
@@ -99,6 +101,7 @@ pub enum SourceCheck {
 pub struct Config {
     settings: Settings,
     schedule: Schedule,
+    round: Duration,
 }
 
 impl Config {
@@ -115,23 +118,25 @@ impl Config {
             let outside = value < least || value > most;
             if outside { Err(ConfigError::Outside { setting, value, least, most }) } else { Ok(()) }
         };
-        within("deadline", deadline, Duration::from_millis(10), Duration::from_mins(1))?;
+        within("deadline", deadline, Duration::from_millis(10), Duration::from_mins(5))?;
         if schedule.latest() >= deadline {
             return Err(ConfigError::LateResend { latest: schedule.latest(), deadline });
         }
         if !(1..=Self::MAX_SOCKETS).contains(&settings.sockets) {
             return Err(ConfigError::Sockets(settings.sockets));
         }
-        within("socket-lifetime", socket_lifetime, deadline, DAY)?;
-        within("socket-grace", socket_grace, deadline, socket_lifetime)?;
-        within("hop-idle", hop_idle, deadline, DAY)?;
         within("probe-round", settings.probe_round, schedule.first(), deadline / 2)?;
+        let round =
+            ROUND.max(settings.probe_round.saturating_mul(2)).max(schedule.latest()).min(deadline);
+        within("socket-lifetime", socket_lifetime, round, DAY)?;
+        within("socket-grace", socket_grace, round, socket_lifetime)?;
+        within("hop-idle", hop_idle, round, DAY)?;
         if settings.max_hops < settings.max_flights {
             return Err(ConfigError::Hops(settings.max_hops, settings.max_flights));
         }
         within("cache-ttl", settings.cache_ttl, secs(1), DAY)?;
         within("negative-ttl", settings.negative_ttl, Duration::ZERO, secs(1))?;
-        Ok(Self { settings, schedule })
+        Ok(Self { settings, schedule, round })
     }
 
     /// Most sockets of an IP version.
@@ -140,6 +145,12 @@ impl Config {
     /// What it has been made from.
     pub fn settings(&self) -> &Settings {
         &self.settings
+    }
+
+    /// How long a query is asked with one msg_id, and its sockets are kept: long enough for its
+    /// resends and for two turns at a next hop, 3 s at least, and no longer than the deadline.
+    pub fn round(&self) -> Duration {
+        self.round
     }
 
     pub(super) fn schedule(&self) -> &Schedule {
@@ -188,6 +199,7 @@ pub enum ConfigError {
     Hops(NonZeroUsize, NonZeroUsize),
 }
 
+const ROUND: Duration = Duration::from_secs(3);
 const DAY: Duration = Duration::from_hours(24);
 
 #[cfg(test)]
@@ -199,6 +211,23 @@ mod tests {
         assert_eq!(Config::new(Settings::default()), Ok(Config::default()));
     }
 
+    /// Those of version 0.1, whose deadline was that of a round.
+    #[test]
+    fn settings_of_old_files_are_still_within_their_limits() {
+        let ms = Duration::from_millis;
+        let round = |deadline, last_resend, probe_round, socket_grace| {
+            let (deadline, resends) = (ms(deadline), vec![ms(20), ms(last_resend)]);
+            let (probe_round, socket_grace) = (ms(probe_round), ms(socket_grace));
+            let settings =
+                Settings { deadline, resends, socket_grace, probe_round, ..Settings::default() };
+            Config::new(settings).unwrap().round().as_millis()
+        };
+        assert_eq!(round(3000, 1200, 500, 3000), 3000);
+        assert_eq!(round(100, 60, 50, 100), 100);
+        assert_eq!(round(10_000, 4000, 5000, 10_000), 10_000);
+        assert_eq!(round(10_000, 4000, 500, 10_000), 4400);
+    }
+
     fn refused(change: impl Fn(&mut Settings)) -> String {
         let mut settings = Settings::default();
         change(&mut settings);
@@ -208,8 +237,8 @@ mod tests {
     #[test]
     fn settings_outside_their_limits_are_told_by_name() {
         let secs = Duration::from_secs;
-        assert_eq!(refused(|s| s.deadline = secs(61)), "deadline = 61s is outside 10ms to 60s");
-        assert_eq!(refused(|s| s.deadline = secs(0)), "deadline = 0ns is outside 10ms to 60s");
+        assert_eq!(refused(|s| s.deadline = secs(301)), "deadline = 301s is outside 10ms to 300s");
+        assert_eq!(refused(|s| s.deadline = secs(0)), "deadline = 0ns is outside 10ms to 300s");
         assert_eq!(
             refused(|s| s.resends.clear()),
             "resends: no resend is given, give at least one"
@@ -219,8 +248,8 @@ mod tests {
             "resends: the resend after 20ms is not after the one before it, jitter included"
         );
         assert_eq!(
-            refused(|s| s.resends.push(secs(3))),
-            "resends: the last may come after 3.3s, leave it below deadline = 3s"
+            refused(|s| s.resends.push(secs(30))),
+            "resends: the last may come after 33s, leave it below deadline = 30s"
         );
         assert_eq!(refused(|s| s.sockets = 0), "sockets = 0 is outside 1 to 64");
         assert_eq!(refused(|s| s.sockets = 65), "sockets = 65 is outside 1 to 64");
@@ -234,8 +263,8 @@ mod tests {
         );
         assert_eq!(refused(|s| s.hop_idle = secs(2)), "hop-idle = 2s is outside 3s to 86400s");
         assert_eq!(
-            refused(|s| s.probe_round = secs(2)),
-            "probe-round = 2s is outside 20ms to 1.5s"
+            refused(|s| s.probe_round = secs(16)),
+            "probe-round = 16s is outside 20ms to 15s"
         );
         assert_eq!(
             refused(|s| s.max_hops = NonZeroUsize::MIN),

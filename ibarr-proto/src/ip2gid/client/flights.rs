@@ -13,7 +13,7 @@ use rand_core::CryptoRng;
 use super::super::Question;
 use super::{RequestId, Route, SocketId};
 use crate::hash::Seeded;
-use crate::retry::Schedule;
+use crate::retry::{Schedule, random};
 
 /// Flights found by each of their names. No two have the same question or msg_id, and no request
 /// waits twice. Full, it refuses what is new.
@@ -23,6 +23,9 @@ pub(super) struct Flights {
     by_question: HashMap<Question, FlightId, Seeded>,
     by_msg_id: HashMap<MsgId, FlightId, Seeded>,
     by_request: HashMap<RequestId, Waiter, Seeded>,
+    /// Those that have had a round without an answer, by the arrival of their newest request: what
+    /// gives way to newer questions, in this order.
+    settled: BTreeSet<(Instant, FlightId)>,
     /// Flights started so far.
     started: u64,
     limits: Limits,
@@ -50,6 +53,7 @@ impl Flights {
             by_question: HashMap::with_hasher(hasher.clone()),
             by_msg_id: HashMap::with_hasher(hasher.clone()),
             by_request: HashMap::with_hasher(hasher.clone()),
+            settled: BTreeSet::new(),
             started: 0,
             limits,
         }
@@ -58,6 +62,16 @@ impl Flights {
     /// What is there beyond new limits stays until it ends.
     pub(super) fn reconfigure(&mut self, limits: Limits) {
         self.limits = limits;
+    }
+
+    /// The flight that ends so that a question asked at `asked_at` can have one; `None` if there is
+    /// room, or if nothing gives way to it.
+    pub(super) fn gives_way(&self, asked_at: Instant) -> Option<FlightId> {
+        if self.by_id.len() < self.limits.flights {
+            return None;
+        }
+        let &(newest, flight) = self.settled.first()?;
+        (newest < asked_at).then_some(flight)
     }
 
     /// Starts a flight for `question`, which has none.
@@ -79,11 +93,12 @@ impl Flights {
         Ok(id)
     }
 
-    /// `request` waits for `flight`, until `deadline`.
+    /// `request`, made at `asked_at`, waits for `flight`, until `deadline`.
     pub(super) fn wait(
         &mut self,
         flight: FlightId,
         request: RequestId,
+        asked_at: Instant,
         deadline: Instant,
     ) -> Result<(), Full> {
         if self.by_request.len() >= self.limits.waiters {
@@ -93,7 +108,15 @@ impl Flights {
         if waited_for.waiters.len() >= self.limits.waiters_per_flight {
             return Err(Full::WaitersOfFlight);
         }
+        // Not the one that it has been started for.
+        waited_for.is_joined |= waited_for.is_refresh || !waited_for.waiters.is_empty();
         waited_for.waiters.insert((deadline, request));
+        if asked_at > waited_for.newest {
+            if self.settled.remove(&(waited_for.newest, flight)) {
+                self.settled.insert((asked_at, flight));
+            }
+            waited_for.newest = asked_at;
+        }
         self.by_request.insert(request, Waiter { flight, deadline });
         Ok(())
     }
@@ -123,7 +146,8 @@ impl Flights {
         Some(request)
     }
 
-    /// A new round: asks with a new msg_id, which only answers to this round can have.
+    /// A new round: asks with a new msg_id, which only answers to this round can have. It is a slow
+    /// one, unless a request has come since the last round began.
     pub(super) fn renew(&mut self, id: FlightId, round_ends: Instant, rng: &mut impl CryptoRng) {
         let msg_id = self.unused_msg_id(rng);
         let Some(flight) = self.by_id.get_mut(&id) else { return };
@@ -133,6 +157,9 @@ impl Flights {
         let old = std::mem::replace(flight, renewed);
         flight.waiters = old.waiters;
         flight.is_refresh = old.is_refresh;
+        flight.newest = old.newest;
+        flight.is_slow = !old.is_joined;
+        self.settled.insert((flight.newest, id));
     }
 
     /// Removes a flight with all of its names.
@@ -140,6 +167,7 @@ impl Flights {
         let flight = self.by_id.remove(&id)?;
         self.by_question.remove(&flight.question);
         self.by_msg_id.remove(&flight.msg_id);
+        self.settled.remove(&(flight.newest, id));
         for (_, request) in &flight.waiters {
             self.by_request.remove(request);
         }
@@ -190,7 +218,8 @@ impl fmt::Display for FlightId {
 }
 
 /// A question under way. A flight lasts as long as a request waits for it, in rounds: each has its own
-/// msg_id, route and resends.
+/// msg_id, route and resends. The first round resends by the schedule, so does one that a request has
+/// come for; the others resend once a second.
 #[derive(Debug)]
 pub(super) struct Flight {
     pub(super) question: Question,
@@ -199,6 +228,12 @@ pub(super) struct Flight {
     pub(super) waiters: BTreeSet<(Instant, RequestId)>,
     /// Asked in order to refresh the cache, whether or not a request waits as well.
     pub(super) is_refresh: bool,
+    /// When its newest request was made.
+    newest: Instant,
+    /// A request has come since the round began.
+    is_joined: bool,
+    /// Resends once a second.
+    is_slow: bool,
     pub(super) round_ends: Instant,
     /// Once the driver has said.
     pub(super) route: Option<Route>,
@@ -207,7 +242,7 @@ pub(super) struct Flight {
     pub(super) last_sent: Option<Instant>,
     /// Place in the schedule: 0 before the first send.
     pub(super) sent: usize,
-    /// None while it waits for a route, a turn or a socket, and after the last resend.
+    /// None while it waits for a route, a turn or a socket.
     pub(super) resend_at: Option<Instant>,
     /// Place among those that are to be sent as soon as there is a socket.
     pub(super) ready: Option<u64>,
@@ -222,6 +257,9 @@ impl Flight {
             msg_id,
             waiters: BTreeSet::new(),
             is_refresh: false,
+            newest: Instant::BOOT,
+            is_joined: false,
+            is_slow: false,
             round_ends,
             route: None,
             first_sent: None,
@@ -247,20 +285,24 @@ impl Flight {
         }
         self.last_sent = Some(now);
         let first_sent = *self.first_sent.get_or_insert(now);
-        self.resend_at = None;
-        while let Some(offset) = schedule.resend(self.sent, rng) {
+        while !self.is_slow
+            && let Some(offset) = schedule.resend(self.sent, rng)
+        {
             self.sent += 1;
             if first_sent + offset > now {
                 self.resend_at = Some(first_sent + offset);
-                break;
+                return;
             }
         }
+        self.sent += 1;
+        self.resend_at = Some(now + SLOWEST + random(SLOWEST / 10, rng));
     }
 
     /// Counts the resends from the next send, which comes `after` the last one.
     pub(super) fn restart(&mut self, after: Duration) {
         self.first_sent = None;
         self.sent = 0;
+        self.is_slow = false;
         if self.ready.is_none() {
             self.resend_at = self.last_sent.map(|last_sent| last_sent + after);
         }
@@ -272,6 +314,10 @@ impl Flight {
         [gives_up, self.resend_at].into_iter().flatten().fold(self.round_ends, Instant::min)
     }
 }
+
+/// Longest time between two sends of a query. The resends of a slow round come after this, and up to a
+/// tenth later by chance: nodes that ask together need not go on together.
+pub(super) const SLOWEST: Duration = Duration::from_secs(1);
 
 #[derive(Clone, Copy, Debug)]
 struct Waiter {
@@ -332,7 +378,8 @@ mod tests {
                     (1 | 2, Some(chosen)) => {
                         let row = &mut model[chosen];
                         requests += 1;
-                        let (request, deadline) = (RequestId(requests), now + Duration::from_nanos(20));
+                        let request = RequestId(requests);
+                        let deadline = now + Duration::from_nanos(20);
                         let expected = if waiting == LIMITS.waiters {
                             Err(Full::Waiters)
                         } else if row.waiters.len() == LIMITS.waiters_per_flight {
@@ -341,7 +388,8 @@ mod tests {
                             row.waiters.push((deadline, request));
                             Ok(())
                         };
-                        prop_assert_eq!(flights.wait(row.id, request, deadline), expected);
+                        let (id, asked_at) = (row.id, now);
+                        prop_assert_eq!(flights.wait(id, request, asked_at, deadline), expected);
                     }
                     (3, Some(_)) => {
                         let request = RequestId(u64::from(n) % (requests + 1));
@@ -436,10 +484,13 @@ mod tests {
         let mut flight = Flight::new(question(1), MsgId(7), Instant::BOOT + ms(3000));
         let socket = SocketId::closed_for_tests();
         let start = Instant::BOOT + ms(100);
-        for (sent, next) in [(0, Some(20)), (25, Some(60)), (170, Some(180)), (200, None)] {
+        for (sent, next) in [(0, 20), (25, 60), (170, 180)] {
             flight.sent_from(start + ms(sent), socket, &schedule, rng);
-            assert_eq!(flight.resend_at, next.map(|next| start + ms(next)), "sent at {sent}");
+            assert_eq!(flight.resend_at, Some(start + ms(next)), "sent at {sent}");
         }
+        flight.sent_from(start + ms(200), socket, &schedule, rng);
+        let next = flight.resend_at.unwrap().since(start);
+        assert!((ms(1200)..=ms(1300)).contains(&next), "{next:?}");
         flight.restart(ms(20));
         assert_eq!(flight.resend_at, Some(start + ms(220)));
         flight.sent_from(start + ms(500), socket, &schedule, rng);

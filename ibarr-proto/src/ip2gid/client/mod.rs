@@ -5,15 +5,16 @@
 //! A *request* (somebody wants to know) that the cache cannot answer waits for the *flight* of its
 //! question; there is one flight for a question, however many requests wait for it. A flight asks the
 //! driver for a route, passes the gate of its next hop (`hops`), leaves by a random socket
-//! (`sockets`), and is sent again until a reply comes or nobody waits any more.
+//! (`sockets`), and is sent again until a reply comes or no caller waits any more.
 //!
 //! **What a forged reply must guess.** The 32-bit msg_id of a query that is waiting, and the random
 //! port (one of 28,000) of a socket which that query left from: one in 2⁴⁶ for a query sent once. A
-//! query waits for a millisecond if its target lives. If the target is dead it waits for three
-//! seconds and leaves by up to six sockets; a million forged replies a second for all that time are
-//! believed once in seven million such queries. Whoever has found out our ports (each lives for a
-//! minute) has to guess which of the 32 and the msg_id, and is believed once in 7,600. Each query that
-//! waits gives a chance of its own. (On the same link anybody may as well claim the address by ARP.)
+//! query waits for a millisecond if its target lives. If the target is dead it waits for 30 seconds,
+//! in rounds of three, each with a msg_id of its own: by up to seven sockets in the first, by three in
+//! the others. A million forged replies a second for all that time are believed once in a million such
+//! queries. An attacker that has found out our ports (each lives for a minute) has to guess which of
+//! the 32 and the msg_id, and is believed once in a thousand. Each query that waits gives a chance of
+//! its own. (On the same link an attacker may as well claim the address by ARP.)
 //! Forged replies cost one look-up each, wherever they fail, and change nothing but a counter.
 
 mod cache;
@@ -46,6 +47,7 @@ use self::sockets::Outlets;
 use super::{Question, is_link_local};
 use crate::counters::Counters;
 use crate::hash::Seeded;
+use crate::retry::random;
 use crate::timer::Timers;
 
 pub use cache::{Cached, Learned};
@@ -122,7 +124,9 @@ impl<R: CryptoRng> Client<R> {
     pub fn handle_input(&mut self, now: Instant, input: Input<'_>) {
         self.advance(now);
         match input {
-            Input::Resolve { id, question } => self.resolve(id, question),
+            Input::Resolve { id, question, asked_at, deadline } => {
+                self.resolve(&Request { id, question, asked_at, deadline });
+            }
             Input::Cancel { id } => self.cancel(id),
             Input::Route { question, route } => self.route(question, route),
             Input::Datagram { socket, from, ingress, payload } => {
@@ -232,7 +236,8 @@ impl<R: CryptoRng> Client<R> {
         self.now = self.now.max(now);
     }
 
-    fn resolve(&mut self, id: RequestId, question: Question) {
+    fn resolve(&mut self, request: &Request) {
+        let &Request { id, question, .. } = request;
         self.counters.count(Counter::Requests);
         if self.flights.is_waiting(id) {
             return self.counters.count(Counter::RepeatedRequest);
@@ -241,7 +246,7 @@ impl<R: CryptoRng> Client<R> {
             self.counters.count(Counter::CacheHits);
             return self.answer(id, outcome(cached, Source::Cache));
         }
-        if let Err(full) = self.wait_for_flight(id, question) {
+        if let Err(full) = self.wait_for_flight(request) {
             self.counters.count(match full {
                 Full::Flights => Counter::FlightsFull,
                 Full::WaitersOfFlight => Counter::WaitersOfFlightFull,
@@ -251,14 +256,16 @@ impl<R: CryptoRng> Client<R> {
         }
     }
 
-    fn wait_for_flight(&mut self, request: RequestId, question: Question) -> Result<(), Full> {
-        let deadline = self.now + self.config.settings().deadline;
+    fn wait_for_flight(&mut self, request: &Request) -> Result<(), Full> {
+        let &Request { id: request, question, asked_at, deadline } = request;
         let under_way = self.flights.of_question(question);
-        let id = match under_way {
-            Some(id) => id,
-            None => self.start(question)?,
+        let id = if let Some(id) = under_way {
+            id
+        } else {
+            self.make_room(asked_at);
+            self.start(question)?
         };
-        if let Err(full) = self.flights.wait(id, request, deadline) {
+        if let Err(full) = self.flights.wait(id, request, asked_at, deadline) {
             if under_way.is_none() {
                 self.end(id);
             }
@@ -271,8 +278,18 @@ impl<R: CryptoRng> Client<R> {
         Ok(())
     }
 
+    /// If the flights are full, ends the one whose callers are the most likely to be gone.
+    fn make_room(&mut self, asked_at: Instant) {
+        let Some(id) = self.flights.gives_way(asked_at) else { return };
+        let Some(flight) = self.end(id) else { return };
+        for (_, request) in flight.waiters {
+            self.counters.count(Counter::GaveWay);
+            self.answer(request, Outcome::Overloaded);
+        }
+    }
+
     fn start(&mut self, question: Question) -> Result<FlightId, Full> {
-        let round_ends = self.now + self.config.settings().deadline;
+        let round_ends = self.now + self.config.round();
         let id = self.flights.start(question, round_ends, &mut self.rng)?;
         self.unrouted.insert(id);
         self.set_timer(id);
@@ -376,10 +393,12 @@ impl<R: CryptoRng> Client<R> {
         self.end_if_unwanted(id);
     }
 
-    /// Another round, for requests that came after the first one of this round.
+    /// Another round, for requests whose callers wait longer than one.
     fn renew(&mut self, id: FlightId) {
         self.ground(id);
-        let round_ends = self.now + self.config.settings().deadline;
+        // Questions that came together need not go on together.
+        let round = self.config.round();
+        let round_ends = self.now + round.saturating_sub(random(round / 10, &mut self.rng));
         self.flights.renew(id, round_ends, &mut self.rng);
         self.unrouted.insert(id);
         self.set_timer(id);
@@ -485,6 +504,14 @@ impl<R: CryptoRng> Client<R> {
         }
         self.cache.next_refresh().map(|at| at.max(self.refresh_from))
     }
+}
+
+/// See [`Input::Resolve`].
+struct Request {
+    id: RequestId,
+    question: Question,
+    asked_at: Instant,
+    deadline: Instant,
 }
 
 /// How much a client holds.

@@ -102,8 +102,8 @@ fn unanswered_query_is_sent_again_by_the_schedule_and_given_up_at_the_deadline()
     let id = rig.resolve(5);
     rig.run(secs(10));
     let times: Vec<_> = rig.sent.iter().map(|(at, _)| at.since(start).as_millis()).collect();
-    assert_eq!(times.len(), 6);
-    for (time, expected) in times.into_iter().zip([0, 20, 60, 180, 500, 1200]) {
+    assert_eq!(times.len(), 7);
+    for (time, expected) in times.into_iter().zip([0, 20, 60, 180, 500, 1200, 2200]) {
         assert!(time.abs_diff(expected) <= expected / 10, "{time} for {expected}");
     }
     assert_eq!(rig.answers[&id], (start + secs(3), Outcome::TimedOut));
@@ -210,19 +210,91 @@ fn each_request_has_its_own_deadline_and_a_late_one_a_round_of_its_own() {
     let first = rig.resolve(5);
     rig.run(ms(2900));
     let second = rig.resolve(5);
-    assert_eq!(rig.sent.len(), 6);
+    assert_eq!(rig.sent.len(), 7);
     rig.run(ms(100));
     assert_eq!(rig.answers[&first], (start + secs(3), Outcome::TimedOut));
-    assert_eq!(rig.sent.len(), 7, "asked again for the second");
-    assert_ne!(rig.msg_id(6), rig.msg_id(5), "with a msg_id of its own");
+    assert_eq!(rig.sent.len(), 8, "asked again for the second");
+    assert_ne!(rig.msg_id(7), rig.msg_id(6), "with a msg_id of its own");
     assert_eq!(rig.routes_asked.len(), 2, "and a route of its own");
-    rig.reply(5, Some(gid(5)));
+    rig.reply(6, Some(gid(5)));
     assert_eq!(rig.count(Counter::Unasked), 1, "the first round is over");
     rig.run(ms(2800));
     assert_eq!(rig.answers.get(&second), None);
     rig.run(ms(100));
     assert_eq!(rig.answers[&second], (start + ms(5900), Outcome::TimedOut));
     assert_eq!(rig.client.load(), Load::default());
+}
+
+#[test]
+fn query_is_resent_once_a_second_for_as_long_as_a_caller_waits() {
+    let mut rig = Rig::new(Settings::default());
+    let start = rig.now;
+    let (short, long) = (rig.ask_for(question(5), secs(2)), rig.ask_for(question(5), secs(30)));
+    rig.run(secs(40));
+    assert_eq!(rig.answers[&short], (start + secs(2), Outcome::TimedOut));
+    assert_eq!(rig.answers[&long], (start + secs(30), Outcome::TimedOut));
+    // The second request has come during the first round: the next is not slow yet.
+    let late: Vec<_> =
+        rig.sent.iter().map(|&(at, _)| at.since(start)).filter(|t| *t > secs(6)).collect();
+    assert!((23..=27).contains(&late.len()), "{late:?}");
+    for pair in late.windows(2) {
+        let pause = pair[1].saturating_sub(pair[0]);
+        assert!((ms(500)..=ms(1101)).contains(&pause), "{late:?}");
+    }
+    assert_eq!(rig.client.load(), Load::default());
+}
+
+#[test]
+fn peer_that_is_late_is_heard_in_every_round() {
+    for silent in [4, 9, 28] {
+        let mut rig = Rig::new(Settings::default());
+        let id = rig.ask_for(question(5), secs(30));
+        rig.run(secs(silent));
+        let before = rig.sent.len();
+        rig.run(ms(1101));
+        assert!(rig.sent.len() > before, "asked within a second of {silent} s");
+        rig.reply(before, Some(gid(5)));
+        assert!(matches!(rig.answers[&id].1, Outcome::Found { .. }), "{silent}");
+    }
+}
+
+#[test]
+fn caller_that_joins_a_slow_round_gets_a_quick_one_next() {
+    let mut rig = Rig::new(Settings::default());
+    rig.ask_for(question(5), secs(30));
+    rig.run(secs(10));
+    rig.resolve(5);
+    let before = rig.sent.len();
+    rig.run(secs(3));
+    let sends = rig.sent.len() - before;
+    assert!(sends > 4, "{sends}");
+}
+
+#[test]
+fn full_flights_make_room_for_a_newer_question_after_a_round() {
+    let max_flights = NonZeroUsize::new(2).unwrap();
+    let mut rig = Rig::new(Settings { max_flights, ..Settings::default() });
+    let first = rig.ask_for(question(1), secs(30));
+    rig.run(ms(10));
+    let second = rig.ask_for(question(2), secs(30));
+    let asked_at = rig.now;
+    rig.run(ms(2900));
+    let refused = rig.ask_for(question(3), secs(30));
+    assert_eq!(rig.answers[&refused].1, Outcome::Overloaded, "the first rounds are not over");
+    rig.run(ms(100));
+    rig.ask_for(question(4), secs(30));
+    assert_eq!(rig.answers[&first], (rig.now, Outcome::Overloaded));
+    assert_eq!(rig.answers.get(&second), None, "it came later");
+    // What had to give way takes no place from what came later.
+    rig.run(secs(4));
+    let deadline = asked_at + secs(30);
+    let again = RequestId(90);
+    let early = Instant::BOOT + secs(1000);
+    rig.input(Input::Resolve { id: again, question: question(1), asked_at: early, deadline });
+    assert_eq!(rig.answers[&again].1, Outcome::Overloaded);
+    assert_eq!(rig.count(Counter::GaveWay), 1);
+    rig.run(secs(30));
+    assert_ends_add_up(&rig.client);
 }
 
 #[test]
@@ -565,7 +637,8 @@ fn full_hop_table_forgets_the_hop_heard_longest_ago() {
 fn repeated_name_of_a_waiting_request_is_ignored() {
     let mut rig = Rig::new(Settings::default());
     let id = rig.resolve(5);
-    rig.input(Input::Resolve { id, question: question(6) });
+    let (asked_at, deadline) = (rig.now, rig.now + secs(3));
+    rig.input(Input::Resolve { id, question: question(6), asked_at, deadline });
     assert_eq!(rig.count(Counter::RepeatedRequest), 1);
     assert_eq!(rig.client.load().flights, 1);
     rig.reply(0, Some(gid(5)));
@@ -733,7 +806,8 @@ fn counters_of_requests_add_up() {
     }
     rig.reply(0, Some(gid(1)));
     rig.input(Input::Cancel { id: RequestId(3) });
-    rig.input(Input::Resolve { id: RequestId(4), question: question(1) });
+    let (asked_at, deadline) = (rig.now, rig.now + secs(3));
+    rig.input(Input::Resolve { id: RequestId(4), question: question(1), asked_at, deadline });
     rig.run(secs(10));
     assert_ends_add_up(&rig.client);
     assert_eq!(rig.count(Counter::Overloaded), 6);
@@ -767,8 +841,9 @@ proptest! {
         for (op, n, time) in ops {
             match op {
                 0..=3 => {
-                    let id = rig.resolve(u16::from(n % 12));
-                    asked_at.insert(id, rig.now);
+                    let patience = if time % 4 == 0 { secs(30) } else { secs(3) };
+                    let id = rig.ask_for(question(u16::from(n % 12)), patience);
+                    asked_at.insert(id, (rig.now, patience));
                 }
                 4 => {
                     let id = RequestId(u64::from(n) % (rig.requests + 1));
@@ -811,10 +886,10 @@ proptest! {
             prop_assert_eq!(load.waiters, waiting, "each request waits or has its answer");
         }
         rig.run(secs(600));
-        for (id, asked_at) in &asked_at {
+        for (id, (asked_at, patience)) in &asked_at {
             prop_assert_eq!(rig.answers.contains_key(id), !cancelled.contains(id));
             if let Some((at, _)) = rig.answers.get(id) {
-                prop_assert!(at.since(*asked_at) <= secs(3));
+                prop_assert!(at.since(*asked_at) <= *patience);
             }
         }
         assert_ends_add_up(&rig.client);
@@ -836,7 +911,12 @@ fn assert_ends_add_up(client: &Client<ChaCha12Rng>) {
     ];
     let ended: u64 = ends.iter().map(|&end| client.counters().get(end)).sum();
     assert_eq!(ended, client.counters().get(Counter::Requests));
-    let full = [Counter::FlightsFull, Counter::WaitersFull, Counter::WaitersOfFlightFull];
+    let full = [
+        Counter::FlightsFull,
+        Counter::WaitersFull,
+        Counter::WaitersOfFlightFull,
+        Counter::GaveWay,
+    ];
     let full: u64 = full.iter().map(|&full| client.counters().get(full)).sum();
     assert_eq!(full, client.counters().get(Counter::Overloaded));
 }

@@ -40,6 +40,10 @@ pub enum Input<'a> {
         id: RequestId,
         /// What is asked.
         question: Question,
+        /// When the caller asked. Earlier than now if it has been refused meanwhile.
+        asked_at: Instant,
+        /// When the caller stops waiting.
+        deadline: Instant,
     },
     /// The request's answer is no longer wanted.
     Cancel {
@@ -130,7 +134,7 @@ pub enum Outcome {
     TimedOut,
     /// There is no route to the target.
     Unreachable,
-    /// Too much is being asked at once; nothing has been sent.
+    /// Too much is being asked at once: nothing has been sent, or nothing more is.
     Overloaded,
 }
 
@@ -169,6 +173,8 @@ super::super::datagram_counters! {
         WaitersOfFlightFull = "waiters-of-flight-full",
         /// Requests refused because too many waited at all.
         WaitersFull = "waiters-full",
+        /// Requests given up after a round without an answer, so that a newer question could be asked.
+        GaveWay = "gave-way",
         /// Requests answered from the cache.
         CacheHits = "cache-hits",
         /// Look-ups of answers that were doubted, as their GID is in a subnet prefix that a port of this

@@ -15,6 +15,7 @@ use super::*;
 
 const ONE: &str = "10.2.0.1";
 const TWO: &str = "10.2.0.2";
+const THREE: &str = "10.2.0.3";
 
 #[test]
 fn the_kernel_is_answered_byte_for_byte() {
@@ -163,7 +164,8 @@ fn what_cannot_be_answered_is_tried_again_then_given_up_in_silence() {
             rig.asks(1, ONE);
             rig.wants("");
             let due = rig.core.poll_timeout().unwrap();
-            assert_eq!(due, rig.now + RETRY);
+            let age = DEADLINE.saturating_sub(given_up_at.since(rig.now));
+            assert_eq!(due, rig.now + if age < LATELY { RETRY } else { 2 * RETRY });
             rig.pass(due.since(rig.now));
             tries += 1;
         }
@@ -338,6 +340,40 @@ fn a_full_table_forgets_what_was_answered_first_but_never_what_waits() {
     rig.next().unwrap();
     rig.asks(6, TWO);
     rig.wants("10.2.0.2, 10.2.0.2, 10.2.0.2");
+}
+
+#[test]
+fn full_table_gives_up_what_the_kernel_has_not_mentioned_lately() {
+    let limits = Limits { requests: 2, ..Limits::default() };
+    let mut rig = Rig::with(Config::default(), limits);
+    rig.asks(1, ONE);
+    rig.asks(2, TWO);
+    rig.pass(LATELY.saturating_sub(ms(1)));
+    // A nudge has made the kernel repeat what is still waited for.
+    rig.asks(1, ONE);
+    rig.asks(3, THREE);
+    rig.wants("10.2.0.1, 10.2.0.2");
+    rig.pass(ms(1));
+    rig.asks(3, THREE);
+    rig.wants("10.2.0.1, 10.2.0.3");
+    rig.asks(4, TWO);
+    rig.wants("10.2.0.1, 10.2.0.3");
+    rig.counted("requests 5, requests-full 3, duplicates-waiting 1");
+}
+
+/// Otherwise each resolve would wait for the crowd's nudges for as long as a dead target is asked for.
+#[test]
+fn request_whose_caller_has_gone_makes_no_crowd() {
+    for (time, is_alone) in [(LATELY.saturating_sub(ms(1)), false), (LATELY, true)] {
+        let mut rig = Rig::new();
+        rig.asks(1, ONE);
+        rig.pass(time);
+        rig.is_answered(2, TWO);
+        rig.asks(3, THREE);
+        rig.finds(THREE, peer(THREE));
+        let does = if is_alone { "3 is fe80::3, nudge" } else { "3 is fe80::3" };
+        rig.does(does);
+    }
 }
 
 #[test]

@@ -11,6 +11,8 @@ use super::super::*;
 use super::rig::{START, gid, ms, peer, request, tell};
 
 const TARGETS: [&str; 2] = ["10.2.0.1", "10.2.0.2"];
+/// Longer than [`LATELY`], and short enough to be reached.
+const DEADLINE: Duration = Duration::from_secs(5);
 const LIMITS: Limits = Limits { requests: 4, paths: 2 };
 
 #[derive(Clone, Debug)]
@@ -36,7 +38,7 @@ fn op() -> impl Strategy<Value = Op> {
         1 => Just(Op::Overrun),
         3 => prop::sample::select(vec![Nudged::Done, Nudged::Postponed, Nudged::Failed])
             .prop_map(Op::Nudged),
-        4 => prop::sample::select(vec![0, 1, 2, 5, 50, 499, 500, 2_000, 4_999])
+        4 => prop::sample::select(vec![0, 1, 2, 5, 50, 499, 500, 2_000, 3_000, 4_999])
             .prop_map(|millis| Op::Pass(ms(millis))),
     ]
 }
@@ -82,6 +84,8 @@ enum Queued {
 struct Held {
     seq: u32,
     target: usize,
+    asked_at: Instant,
+    mentioned_at: Instant,
     deadline: Instant,
     /// When nobody looks for it and it has no answer.
     rests_until: Option<Instant>,
@@ -111,8 +115,10 @@ impl Model {
     fn ask(&mut self, seq: u32, target: usize) {
         self.more = true;
         self.calm &= self.nudging.is_none();
-        if let Some(held) = self.requests.iter().find(|held| held.seq == seq) {
+        let now = self.now;
+        if let Some(held) = self.requests.iter_mut().find(|held| held.seq == seq) {
             if held.target == target {
+                held.mentioned_at = now;
                 if held.forget_at.is_some() && !self.queue.contains(&Queued::Answer(seq)) {
                     let later = self.now + REPEAT_AFTER;
                     let held = self.held(seq);
@@ -128,14 +134,19 @@ impl Model {
         }
         if self.requests.len() == LIMITS.requests {
             let remembered = self.requests.iter().filter(|held| held.forget_at.is_some());
-            let Some(oldest) = remembered.min_by_key(|held| (held.forget_at, held.seq)) else {
-                return;
-            };
-            self.remove(oldest.seq);
+            let oldest = remembered.min_by_key(|held| (held.forget_at, held.seq));
+            let waiting = self.requests.iter().filter(|held| !held.answered);
+            let gone = waiting
+                .filter(|held| now >= held.mentioned_at + LATELY)
+                .min_by_key(|held| (held.mentioned_at, held.seq));
+            let Some(seq) = oldest.or(gone).map(|held| held.seq) else { return };
+            self.remove(seq);
         }
         self.requests.push(Held {
             seq,
             target,
+            asked_at: self.now,
+            mentioned_at: self.now,
             deadline: self.now + DEADLINE,
             rests_until: None,
             answered: false,
@@ -163,7 +174,8 @@ impl Model {
             held.nudges = MAX_NUDGES;
             self.enqueue(seq);
         } else {
-            held.rests_until = Some(now + RETRY);
+            let is_new = now < held.asked_at + LATELY;
+            held.rests_until = Some(now + if is_new { RETRY } else { 2 * RETRY });
         }
     }
 
@@ -191,7 +203,8 @@ impl Model {
             Queued::Answer(seq) => seq,
         };
         let (now, repeats) = (self.now, !self.nudges_on || self.failed);
-        let nobody_waits = self.requests.iter().all(|held| held.answered);
+        let waits = |held: &Held| !held.answered && now < held.mentioned_at + LATELY;
+        let nobody_waits = !self.requests.iter().any(waits);
         let held = self.held(seq);
         let is_first = held.forget_at.is_none();
         if is_first {
@@ -323,7 +336,7 @@ proptest! {
     fn the_core_does_what_plain_lists_do(
         nudges_on: bool, ops in prop::collection::vec(op(), 1..120)
     ) {
-        let config = Config { nudge: nudges_on, ..Config::default() };
+        let config = Config { nudge: nudges_on, deadline: DEADLINE, ..Config::default() };
         let mut core = LocalService::with_limits(config, LIMITS);
         core.handle_input(START, Input::Opened { port_id: PortId(180) });
         prop_assert_eq!(core.poll_transmit().map(|t| tell(&t)), Some("timeout 2000".to_owned()));
@@ -402,9 +415,11 @@ proptest! {
             let mut newly_sought = std::mem::take(&mut model.newly_sought).into_iter();
             while let Some(event) = core.poll_event() {
                 match event {
-                    Event::Wanted { flight, question } => {
+                    Event::Wanted { flight, question, asked_at, deadline } => {
                         let seq = newly_sought.next().expect("wanted as the model says");
-                        let target = TARGETS[model.held(seq).target];
+                        let held = model.held(seq);
+                        prop_assert_eq!((asked_at, deadline), (held.asked_at, held.deadline));
+                        let target = TARGETS[held.target];
                         prop_assert_eq!(question.target().to_string(), target);
                         flights.insert(seq, (flight, target));
                     }
@@ -472,7 +487,8 @@ proptest! {
     fn every_request_ends_once_and_leaves_nothing(
         requests in prop::collection::vec((any::<bool>(), 0..5_u64, 0..4_u64), 1..25)
     ) {
-        let mut core = LocalService::new(Config::default());
+        let config = Config { deadline: DEADLINE, ..Config::default() };
+        let mut core = LocalService::new(config);
         let mut kernel = Kernel {
             waiting: BTreeMap::new(),
             resolved: BTreeSet::new(),
@@ -508,7 +524,7 @@ proptest! {
             });
             core.handle_timeout(now);
             while let Some(event) = core.poll_event() {
-                if let Event::Wanted { flight, question } = event {
+                if let Event::Wanted { flight, question, .. } = event {
                     searches += 1;
                     let target = question.target().to_string();
                     let seq: usize = target.rsplit('.').next().expect("a part").parse().expect("N");

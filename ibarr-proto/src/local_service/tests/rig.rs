@@ -134,7 +134,7 @@ impl Rig {
     fn take_events(&mut self) {
         while let Some(event) = self.core.poll_event() {
             match event {
-                Event::Wanted { flight, question } => {
+                Event::Wanted { flight, question, .. } => {
                     assert_eq!(question.egress(), IfIndex::new(2));
                     self.wanted.push((flight, question.target().to_string()));
                 }

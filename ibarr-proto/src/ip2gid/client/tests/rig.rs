@@ -58,9 +58,15 @@ impl Rig {
     }
 
     pub(super) fn ask(&mut self, question: Question) -> RequestId {
+        self.ask_for(question, secs(3))
+    }
+
+    /// The caller waits for `patience`.
+    pub(super) fn ask_for(&mut self, question: Question, patience: Duration) -> RequestId {
         self.requests += 1;
         let id = RequestId(self.requests);
-        self.input(Input::Resolve { id, question });
+        let (asked_at, deadline) = (self.now, self.now + patience);
+        self.input(Input::Resolve { id, question, asked_at, deadline });
         id
     }
 
