@@ -6,7 +6,7 @@
 use std::ffi::OsString;
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, ErrorKind, Read, Write};
-use std::os::unix::fs::OpenOptionsExt;
+use std::os::unix::fs::{FileTypeExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::thread;
@@ -89,7 +89,7 @@ struct Thread {
 /// A file that is not in its place yet.
 struct Begun {
     place: PathBuf,
-    beside: PathBuf,
+    beside: Beside,
     file: File,
     encoder: Encoder,
 }
@@ -174,19 +174,20 @@ impl Thread {
 
 impl Begun {
     fn new(place: &Path, ports: &[KeptPort]) -> io::Result<Self> {
+        is_free_or_regular(place)?;
         let mut beside = OsString::from(place);
         beside.push(".new");
-        let mut file = OpenOptions::new()
-            .write(true)
-            .create(true)
-            .truncate(true)
-            .mode(0o600)
-            .custom_flags(libc::O_NOFOLLOW)
-            .open(&beside)?;
+        let beside = PathBuf::from(beside);
+        if is_free_or_regular(&beside)? {
+            // Of a daemon that was killed while it wrote.
+            fs::remove_file(&beside)?;
+        }
+        let mut file =
+            OpenOptions::new().write(true).create_new(true).mode(0o600).open(&beside)?;
+        let beside = Beside(beside);
         let (encoder, bytes) = Encoder::new(now(), ports);
-        let (place, beside) = (place.to_owned(), beside.into());
         file.write_all(&bytes)?;
-        Ok(Self { place, beside, file, encoder })
+        Ok(Self { place: place.to_owned(), beside, file, encoder })
     }
 
     fn add(&mut self, paths: &[KeptPath]) -> io::Result<()> {
@@ -198,13 +199,46 @@ impl Begun {
         let Self { place, beside, mut file, encoder } = self;
         file.write_all(&encoder.finish())?;
         file.sync_all()?;
-        fs::rename(beside, &place)?;
+        fs::rename(&beside.0, &place)?;
         File::open(place.parent().unwrap_or(Path::new("/")))?.sync_all()
     }
 }
 
+/// The name of a file that has yet to take its place, removed when dropped: so a disk that is full
+/// keeps nothing of it. Once it has taken its place, there is none of this name.
+#[derive(Debug)]
+struct Beside(PathBuf);
+
+impl Drop for Beside {
+    fn drop(&mut self) {
+        drop(fs::remove_file(&self.0));
+    }
+}
+
+/// Whether a regular file is there. To open anything else may wait, to replace it may do harm.
+fn is_free_or_regular(path: &Path) -> io::Result<bool> {
+    let kind = match fs::symlink_metadata(path) {
+        Err(error) if error.kind() == ErrorKind::NotFound => return Ok(false),
+        metadata => metadata?.file_type(),
+    };
+    let kind = match kind {
+        kind if kind.is_file() => return Ok(true),
+        kind if kind.is_symlink() => "symbolic link",
+        kind if kind.is_dir() => "directory",
+        kind if kind.is_fifo() => "FIFO",
+        kind if kind.is_socket() => "socket",
+        _ => "device",
+    };
+    let message =
+        format!("{} is a {kind} and no regular file; move it, or name another file", path.display());
+    Err(io::Error::new(ErrorKind::InvalidInput, message))
+}
+
 fn read(path: &Path, max_len: usize) -> io::Result<Vec<u8>> {
-    let file = File::open(path)?;
+    is_free_or_regular(path)?;
+    // Should it be replaced meanwhile, still nothing waits.
+    let flags = libc::O_NOFOLLOW | libc::O_NONBLOCK | libc::O_NOCTTY;
+    let file = OpenOptions::new().read(true).custom_flags(flags).open(path)?;
     let max_len = u64::try_from(max_len).unwrap_or(u64::MAX);
     let mut bytes = Vec::new();
     file.take(max_len + 1).read_to_end(&mut bytes)?;
@@ -219,4 +253,102 @@ fn read(path: &Path, max_len: usize) -> io::Result<Vec<u8>> {
 fn now() -> u64 {
     let since = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH);
     since.unwrap_or_default().as_secs()
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::symlink;
+    use std::os::unix::net::UnixListener;
+
+    use nix::sys::stat::Mode;
+    use nix::unistd::mkfifo;
+
+    use super::*;
+
+    struct Dir(PathBuf);
+
+    impl Dir {
+        fn new(name: &str) -> Self {
+            let dir = std::env::temp_dir().join(format!("ibarr-{name}-{}", std::process::id()));
+            fs::create_dir_all(&dir).unwrap();
+            Self(dir)
+        }
+
+        fn names(&self) -> Vec<String> {
+            let names = fs::read_dir(&self.0).unwrap();
+            let name = |entry: fs::DirEntry| entry.file_name().into_string().unwrap();
+            let mut names: Vec<_> = names.map(|entry| name(entry.unwrap())).collect();
+            names.sort();
+            names
+        }
+    }
+
+    impl Drop for Dir {
+        fn drop(&mut self) {
+            drop(fs::remove_dir_all(&self.0));
+        }
+    }
+
+    /// What the thread says of each order.
+    fn told(orders: Vec<Order>) -> Vec<Event> {
+        let (sender, ordered) = mpsc::channel(8);
+        let (events, mut told) = mpsc::channel(8);
+        for order in orders {
+            sender.try_send(order).unwrap();
+        }
+        drop(sender);
+        Thread { events, counters: Arc::default(), begun: None }.run(ordered);
+        std::iter::from_fn(|| told.try_recv().ok()).collect()
+    }
+
+    #[test]
+    fn what_is_no_regular_file_is_refused_by_name_and_stays() {
+        let dir = Dir::new("irregular");
+        let path = dir.0.join("paths");
+        let beside = dir.0.join("paths.new");
+        type Make = fn(&Path);
+        let makes: [(&str, Make); 4] = [
+            ("FIFO", |path| mkfifo(path, Mode::S_IRWXU).unwrap()),
+            ("symbolic link", |path| symlink("/etc/passwd", path).unwrap()),
+            ("directory", |path| fs::create_dir(path).unwrap()),
+            ("socket", |path| drop(UnixListener::bind(path).unwrap())),
+        ];
+        for (kind, make) in makes {
+            make(&path);
+            let orders =
+                vec![Order::Read(path.clone(), 9), Order::Begin(path.clone(), vec![]), Order::End];
+            let is_named = |reason: &String| reason.contains(&format!("paths is a {kind} and no"));
+            match told(orders).as_slice() {
+                [Event::Refused(read), Event::NotWritten(written), Event::Ended] => {
+                    assert!(is_named(read) && is_named(written), "{read}, {written}");
+                }
+                events => panic!("{kind}: {events:?}"),
+            }
+            fs::rename(&path, &beside).unwrap();
+            match told(vec![Order::Begin(path.clone(), vec![]), Order::End]).as_slice() {
+                [Event::NotWritten(reason), Event::Ended] => {
+                    assert!(reason.contains(&format!("paths.new is a {kind} and no")), "{reason}");
+                }
+                events => panic!("{kind}: {events:?}"),
+            }
+            assert_eq!(dir.names(), ["paths.new"]);
+            drop(fs::remove_file(&beside).or_else(|_| fs::remove_dir(&beside)));
+        }
+    }
+
+    #[test]
+    fn file_that_does_not_take_its_place_is_removed() {
+        let dir = Dir::new("unfinished");
+        let path = dir.0.join("paths");
+        let begin = || Order::Begin(path.clone(), vec![]);
+        // Abandoned, begun anew, and left when the daemon ends.
+        let events = told(vec![begin(), Order::Abandon, begin(), begin()]);
+        assert!(matches!(events.as_slice(), [Event::Ended]), "{events:?}");
+        assert!(dir.names().is_empty());
+        // What a daemon that was killed has left is replaced.
+        fs::write(dir.0.join("paths.new"), "cut off").unwrap();
+        let events = told(vec![begin(), Order::End]);
+        assert!(matches!(events.as_slice(), [Event::Written, Event::Ended]), "{events:?}");
+        assert_eq!(dir.names(), ["paths"]);
+    }
 }
