@@ -17,12 +17,16 @@ pub enum Exit {
     Unreachable,
     /// A fault of ours, or of the machine (`EX_SOFTWARE`).
     Internal,
+    /// Standard output cannot be written (`EX_IOERR`).
+    Output,
     /// Another daemon or reader has it (`EX_TEMPFAIL`).
     Busy,
     /// Not allowed (`EX_NOPERM`).
     Permission,
     /// The configuration has mistakes (`EX_CONFIG`).
     Config,
+    /// The reader of standard output has closed it: what a shell sees of a program that SIGPIPE ends.
+    ReaderGone,
 }
 
 impl Exit {
@@ -34,9 +38,11 @@ impl Exit {
             Self::Usage => 64,
             Self::Unreachable => 69,
             Self::Internal => 70,
+            Self::Output => 74,
             Self::Busy => 75,
             Self::Permission => 77,
             Self::Config => 78,
+            Self::ReaderGone => 141,
         }
     }
 }

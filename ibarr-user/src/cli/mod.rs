@@ -39,7 +39,7 @@ struct Cli {
 const EXIT_CODES: &str = "Without a command, ibarr runs as the daemon.
 
 Exit status: 0 all answered, 1 some address has no GID, or no path leads there, 64 wrong usage, 69 no daemon, 70 internal
-error, 75 another daemon has the run directory, 77 not allowed, 78 mistakes in the configuration.";
+error, 74 standard output cannot be written, 75 another daemon has the run directory, 77 not allowed, 78 mistakes in the configuration.";
 
 #[derive(Debug, Subcommand)]
 enum Command {
@@ -158,7 +158,7 @@ struct Daemon {
 pub fn main() -> ExitCode {
     let cli = match Cli::try_parse() {
         Ok(cli) => cli,
-        Err(error) => return refuse(&error).into(),
+        Err(error) => return print::end(refuse(&error)).into(),
     };
     let exit = match cli.command.unwrap_or(Command::Run(cli.run)) {
         Command::Run(args) => run(args),
@@ -182,7 +182,7 @@ pub fn main() -> ExitCode {
         Command::Detach { bpf_dir, json } => kernel::detach(&bpf_dir, json),
         Command::Validate { file, json } => ask::validate(&file, json),
     };
-    exit.into()
+    print::end(exit).into()
 }
 
 fn timeout(text: &str) -> Result<Duration, String> {
@@ -230,8 +230,7 @@ fn refuse(error: &clap::Error) -> Exit {
             | ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand
     );
     if help {
-        // A broken pipe is the reader's choice.
-        drop(error.print());
+        print::note(error.print());
         return Exit::Ok;
     }
     if std::env::args_os().any(|argument| argument == "--json") {

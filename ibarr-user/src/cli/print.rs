@@ -1,27 +1,65 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 
-//! What people read. A reader that goes away (`| head`) is no error.
+//! What people read. The first line that cannot be written decides how the command ends ([`end`]).
 
+use std::borrow::Cow;
 use std::error::Error;
 use std::fmt::Write as _;
-use std::io::Write as _;
+use std::io::{self, ErrorKind, Write as _};
+use std::sync::OnceLock;
 use std::time::Duration;
 
-use crate::causes::chain;
+use super::Exit;
+use crate::causes::{chain, escaped};
 use crate::control::messages::{
     Answer, Body, CacheEntry, CachedPath, KernelMaps, LastEvent, PathAnswer, PathHops,
     PathRequests, PortStatus, Response, Status,
 };
 
-/// One line to standard output.
+/// Why standard output takes no more.
+static FAILURE: OnceLock<io::Error> = OnceLock::new();
+
+/// To standard output, unless that has failed before.
+pub(super) fn write(bytes: &[u8]) {
+    if FAILURE.get().is_none() {
+        note(io::stdout().write_all(bytes));
+    }
+}
+
+/// Remembers the first failure of standard output.
+pub(super) fn note(written: io::Result<()>) {
+    if let Err(error) = written {
+        drop(FAILURE.set(error));
+    }
+}
+
+/// How a command ends that would end with `exit`, had all its output been written.
+pub(super) fn end(exit: Exit) -> Exit {
+    note(io::stdout().flush());
+    match FAILURE.get() {
+        None => exit,
+        // As of any program whose reader has enough (`| head`).
+        Some(error) if error.kind() == ErrorKind::BrokenPipe => Exit::ReaderGone,
+        Some(error) => {
+            error_line(&format!("standard output cannot be written: {error}"));
+            Exit::Output
+        }
+    }
+}
+
+/// One line or more to standard output. Names that a process or a file has chosen cannot drive a terminal.
 pub(super) fn line(text: &str) {
-    drop(writeln!(std::io::stdout(), "{text}"));
+    write(format!("{}\n", lines(text)).as_bytes());
+}
+
+fn lines(text: &str) -> Cow<'_, str> {
+    escaped(text, |c| c != '\n')
 }
 
 /// The document, on one line.
 pub(super) fn json(response: &Response) {
     match serde_json::to_string(response) {
-        Ok(json) => line(&json),
+        Ok(json) => write(format!("{json}\n").as_bytes()),
         Err(error) => error_line(&format!("cannot write JSON: {error}")),
     }
 }
@@ -33,7 +71,7 @@ pub(super) fn error(error: &dyn Error) {
 
 /// A message to standard error.
 pub(super) fn error_line(message: &str) {
-    drop(writeln!(std::io::stderr(), "ibarr: {message}"));
+    drop(writeln!(io::stderr(), "ibarr: {}", lines(message)));
 }
 
 /// A document for people.
@@ -174,7 +212,11 @@ fn status(status: &Status) {
     let uptime = humantime::format_duration(Duration::from_secs(status.uptime_s));
     let config = status.config.as_deref().unwrap_or("defaults");
     line(&format!("ibarr {}, pid {}, up {uptime}", status.version, status.pid));
-    line(&format!("configuration  {config}"));
+    let failed = status.failed_reload.as_ref().map_or(String::new(), |failed| {
+        let ago = humantime::format_duration(Duration::from_secs(failed.ago_s));
+        format!(", not reloaded {ago} ago")
+    });
+    line(&format!("configuration  {config}{failed}"));
     line(&format!("client         {} pending, {} cached", status.pending, status.cached));
     for server in &status.servers {
         let state = match &server.blocked {

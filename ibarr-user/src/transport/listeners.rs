@@ -18,7 +18,7 @@ use tracing::{debug, info, warn};
 pub struct Listener {
     /// Its process; `None` if we may not see whose the socket is.
     pub pid: Option<u32>,
-    /// The name of the process, or of the socket.
+    /// The name of the process, which is any it likes, or of the socket.
     pub name: String,
 }
 
@@ -54,11 +54,12 @@ pub fn watch(inode: u64) -> watch::Receiver<Vec<Listener>> {
 /// Whether anything is new.
 fn report(old: &mut Vec<Listener>, new: Vec<Listener>) -> bool {
     for listener in new.iter().filter(|listener| !old.contains(listener)) {
+        // A process chooses its name.
         let Listener { pid, name } = listener;
-        warn!(?pid, %name, "local service: another process hears the kernel's requests");
+        warn!(?pid, ?name, "local service: another process hears the kernel's requests");
     }
     for listener in old.iter().filter(|listener| !new.contains(listener)) {
-        info!(pid = ?listener.pid, name = %listener.name, "local service: no longer hears them");
+        info!(pid = ?listener.pid, name = ?listener.name, "local service: no longer hears them");
     }
     let changed = *old != new;
     *old = new;
@@ -87,8 +88,8 @@ fn find(protocol: u32, group: u32, inode: u64) -> io::Result<Vec<Listener>> {
         let Ok(files) = fs::read_dir(process.path().join("fd")) else { continue };
         for inode in files.flatten().filter_map(|file| socket_inode(&file.path())) {
             if sockets.remove(&inode).is_some() {
-                let name = fs::read_to_string(process.path().join("comm")).unwrap_or_default();
-                listeners.push(Listener { pid: Some(pid), name: name.trim_end().to_owned() });
+                let name = fs::read(process.path().join("comm")).unwrap_or_default();
+                listeners.push(Listener { pid: Some(pid), name: named(&name) });
             }
         }
     }
@@ -97,6 +98,11 @@ fn find(protocol: u32, group: u32, inode: u64) -> io::Result<Vec<Listener>> {
     listeners.sort();
     listeners.dedup();
     Ok(listeners)
+}
+
+/// The kernel ends it with a line feed (`proc_pid_comm`); the process may have chosen more of them.
+fn named(comm: &[u8]) -> String {
+    String::from_utf8_lossy(comm.strip_suffix(b"\n").unwrap_or(comm)).into_owned()
 }
 
 /// Inode and number of each member (`netlink_native_seq_show` in net/netlink/af_netlink.c).
@@ -135,6 +141,13 @@ sk               Eth Pid        Groups   Rmem     Wmem     Dump  Locks    Drops 
 000000005d2c9c1f 20  4026531840 00000008 0        0        0     2        0        15412   
 000000005d2c9c20 20  4294963092 0000000c 0        0        0     2        0        15413   
 ";
+
+    #[test]
+    fn name_of_a_process_may_be_any_bytes() {
+        assert_eq!(named(b"ibacm\n"), "ibacm");
+        assert_eq!(named(b"\n"), "");
+        assert_eq!(named(b"a\xff\n\n"), "a\u{fffd}\n");
+    }
 
     #[test]
     fn members_of_the_group_are_told_from_others() {

@@ -182,8 +182,7 @@ impl Begun {
             // Of a daemon that was killed while it wrote.
             fs::remove_file(&beside)?;
         }
-        let mut file =
-            OpenOptions::new().write(true).create_new(true).mode(0o600).open(&beside)?;
+        let mut file = OpenOptions::new().write(true).create_new(true).mode(0o600).open(&beside)?;
         let beside = Beside(beside);
         let (encoder, bytes) = Encoder::new(now(), ports);
         file.write_all(&bytes)?;
@@ -229,8 +228,10 @@ fn is_free_or_regular(path: &Path) -> io::Result<bool> {
         kind if kind.is_socket() => "socket",
         _ => "device",
     };
-    let message =
-        format!("{} is a {kind} and no regular file; move it, or name another file", path.display());
+    let message = format!(
+        "{} is a {kind} and no regular file; move it, or name another file",
+        path.display()
+    );
     Err(io::Error::new(ErrorKind::InvalidInput, message))
 }
 
@@ -306,8 +307,7 @@ mod tests {
         let dir = Dir::new("irregular");
         let path = dir.0.join("paths");
         let beside = dir.0.join("paths.new");
-        type Make = fn(&Path);
-        let makes: [(&str, Make); 4] = [
+        let makes: [(&str, fn(&Path)); 4] = [
             ("FIFO", |path| mkfifo(path, Mode::S_IRWXU).unwrap()),
             ("symbolic link", |path| symlink("/etc/passwd", path).unwrap()),
             ("directory", |path| fs::create_dir(path).unwrap()),
