@@ -370,6 +370,9 @@ pub struct Status {
     /// The file it was configured from; absent if it runs on defaults.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub config: Option<String>,
+    /// The last reload, if it failed.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub failed_reload: Option<FailedReload>,
     /// The servers of the ip2gid port.
     pub servers: Vec<ServerStatus>,
     /// How the kernel is answered.
@@ -393,6 +396,16 @@ pub struct Status {
     pub cached: usize,
     /// What is amiss and how to mend it; empty if all is well.
     pub warnings: Vec<String>,
+}
+
+/// A reload that changed nothing, because the file has mistakes.
+#[derive(Clone, Debug, Deserialize, Eq, PartialEq, Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub struct FailedReload {
+    /// Seconds since then.
+    pub ago_s: u64,
+    /// The mistakes, one a line.
+    pub message: String,
 }
 
 /// Who had to ask a subnet administrator, and who had not.

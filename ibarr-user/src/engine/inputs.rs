@@ -12,6 +12,7 @@ use futures_util::{FutureExt as _, StreamExt as _};
 use ibarr_proto::local_view;
 use tokio::sync::mpsc;
 
+use super::reload::Loaded;
 use crate::bpf;
 use crate::control::server::Ask;
 use crate::daemon::{Command, Signals};
@@ -34,6 +35,7 @@ pub(super) enum Input {
     Nudged(Result<Nudged, NudgeError>),
     Responder(bpf::Progress),
     Ask(Ask),
+    Loaded(Box<Loaded>),
     Command(Command),
     /// The time has come that a core asked for.
     Timeout,

@@ -28,13 +28,14 @@ use ibarr_proto::local_view::{self, Link};
 use ibarr_proto::node::{self, Node, Output, Room};
 use ibarr_proto::resolver;
 use rand_chacha::ChaCha12Rng;
-use tokio::sync::{mpsc, oneshot, watch};
+use tokio::sync::{mpsc, watch};
 use tokio::task::{AbortHandle, yield_now};
 use tracing::{debug, error, info};
 
 use self::asks::Asks;
 use self::inputs::{Input, Inputs};
 use self::paths::PathAsks;
+use self::reload::Reloads;
 use self::snapshot::Snapshots;
 use crate::bpf::Responder;
 use crate::config::Config;
@@ -104,10 +105,7 @@ pub struct Engine {
     access: Access,
     systemd: Systemd,
     log: Log,
-    /// A new configuration has yet to take effect.
-    is_reloading: bool,
-    /// Who waits for that, on a connection each, and what he will be told.
-    reloads: Vec<(oneshot::Sender<Response>, Response)>,
+    reloads: Reloads,
     /// Set by a signal.
     ends_at: Option<Instant>,
     inputs: Inputs,
@@ -162,6 +160,8 @@ impl Engine {
         inputs.hear(mads, Input::Mad);
         let (keeper, events) = Keeper::start(Arc::clone(&counters))?;
         inputs.hear(events, Input::Snapshot);
+        let (loaded_sender, loaded) = mpsc::channel(1);
+        inputs.hear(loaded, |loaded| Input::Loaded(Box::new(loaded)));
         let (nudger, outcomes) = Nudger::start()?;
         inputs.hear(outcomes, Input::Nudged);
         let (responder, progress) =
@@ -198,8 +198,7 @@ impl Engine {
             access,
             systemd,
             log,
-            is_reloading: false,
-            reloads: Vec::new(),
+            reloads: Reloads::new(loaded_sender),
             ends_at: None,
             inputs,
             batches,
@@ -329,6 +328,7 @@ impl Engine {
                 // Whoever asked may be gone.
                 request => drop(answer.send(self.tell(now, &request))),
             },
+            Input::Loaded(loaded) => self.handle_loaded(now, *loaded),
             Input::Command(Command::Reload) => self.reload(now, None),
             Input::Command(Command::End) => self.end(now),
             Input::Timeout => {}

@@ -3,25 +3,111 @@
 //! Another configuration, while the daemon runs.
 
 use std::path::PathBuf;
+use std::thread;
+use std::time::Duration;
 
 use ibarr_common::Instant;
-use tokio::sync::oneshot;
+use tokio::sync::{mpsc, oneshot};
 use tracing::{error, info, warn};
 
 use super::Engine;
 use crate::causes::chain;
-use crate::config::Config;
+use crate::config::{self, Config};
 use crate::control::messages::{Body, Failure, FailureKind, Response};
+use crate::daemon::RunOptions;
+
+/// Reloads that were asked for. A file may be on a disk that hangs, so a thread reads it, once for all
+/// who asked before it began.
+pub(super) struct Reloads {
+    loaded: mpsc::Sender<Loaded>,
+    /// For a reading that has yet to begin.
+    asked: Vec<oneshot::Sender<Response>>,
+    is_wanted: bool,
+    /// The reading under way, and who asked for it.
+    reading: Option<(Instant, Vec<oneshot::Sender<Response>>)>,
+    /// What is read has yet to take effect everywhere.
+    is_settling: bool,
+    /// Pending requests, each with the response it will get then.
+    told: Vec<(oneshot::Sender<Response>, Response)>,
+    /// Set by a reload that fails, cleared by one that does not.
+    failed: Option<FailedReload>,
+}
+
+/// What the thread has read.
+pub(super) type Loaded = Result<(Config, Option<PathBuf>), config::Error>;
+
+/// Since when the file and the configuration in force differ, and the mistakes.
+pub(super) struct FailedReload {
+    pub(super) at: Instant,
+    pub(super) message: String,
+}
+
+/// A file that is not read by then is worth a warning.
+const SLOW: Duration = Duration::from_secs(5);
+
+impl Reloads {
+    pub(super) fn new(loaded: mpsc::Sender<Loaded>) -> Self {
+        Self {
+            loaded,
+            asked: Vec::new(),
+            is_wanted: false,
+            reading: None,
+            is_settling: false,
+            told: Vec::new(),
+            failed: None,
+        }
+    }
+
+    /// The last reload, if it failed.
+    pub(super) fn failed(&self) -> Option<&FailedReload> {
+        self.failed.as_ref()
+    }
+
+    /// For how long the file is being read, if that is too long.
+    pub(super) fn slow(&self, now: Instant) -> Option<Duration> {
+        let (since, _) = self.reading.as_ref()?;
+        Some(now.since(*since)).filter(|&taken| taken >= SLOW)
+    }
+
+    fn read(&mut self, now: Instant, options: &RunOptions) {
+        if !self.is_wanted || self.reading.is_some() {
+            return;
+        }
+        self.is_wanted = false;
+        self.reading = Some((now, std::mem::take(&mut self.asked)));
+        let (options, loaded) = (options.clone(), self.loaded.clone());
+        let read = move || drop(loaded.blocking_send(options.load()));
+        if let Err(error) = thread::Builder::new().name("configuration".to_owned()).spawn(read) {
+            let failure = Failure {
+                kind: FailureKind::Internal,
+                message: format!("no thread to read the configuration: {error}"),
+            };
+            self.has_read(&failure.into());
+        }
+    }
+
+    fn has_read(&mut self, response: &Response) {
+        let (_, asked) = self.reading.take().unwrap_or((Instant::BOOT, Vec::new()));
+        self.told.extend(asked.into_iter().map(|asked| (asked, response.clone())));
+        self.is_settling = true;
+    }
+}
 
 impl Engine {
     /// All of the file takes effect, or none of it. Whoever asked hears of it when it has.
     pub(super) fn reload(&mut self, now: Instant, asked: Option<oneshot::Sender<Response>>) {
         self.systemd.reloading();
-        self.is_reloading = true;
         self.access.look_again();
-        let response = match self.options.load() {
+        self.reloads.asked.extend(asked);
+        self.reloads.is_wanted = true;
+        self.reloads.read(now, &self.options);
+    }
+
+    pub(super) fn handle_loaded(&mut self, now: Instant, loaded: Loaded) {
+        let response = match loaded {
             Ok((config, file)) => {
                 self.reconfigure(now, config, file);
+                self.reloads.failed = None;
                 let done = format!("configuration: {}", self.config_name());
                 info!("reloaded, {done}");
                 Body::Done { done }.into()
@@ -29,19 +115,22 @@ impl Engine {
             Err(error) => {
                 let message = chain(&error);
                 error!("not reloaded, the old configuration stays:\n{message}");
+                self.reloads.failed = Some(FailedReload { at: now, message: message.clone() });
                 Failure { kind: FailureKind::Config, message }.into()
             }
         };
-        self.reloads.extend(asked.map(|asked| (asked, response)));
+        self.reloads.has_read(&response);
+        self.reloads.read(now, &self.options);
     }
 
     pub(super) fn end_reload(&mut self) {
-        if !self.is_reloading || !self.responder.is_settled() {
+        let Reloads { is_settling, reading, .. } = &self.reloads;
+        if !is_settling || reading.is_some() || !self.responder.is_settled() {
             return;
         }
-        self.is_reloading = false;
-        for (asked, response) in self.reloads.drain(..) {
-            // He may be gone.
+        self.reloads.is_settling = false;
+        for (asked, response) in self.reloads.told.drain(..) {
+            // The connection may be closed.
             drop(asked.send(response));
         }
         self.systemd.ready();

@@ -19,12 +19,12 @@ use tracing::{debug, info, warn};
 
 use super::Engine;
 use crate::bpf::{self, Hook};
-use crate::causes::chain;
+use crate::causes::{chain, escaped};
 use crate::control;
 use crate::control::access::GroupId;
 use crate::control::messages::{
-    CacheEntry, InterfaceStatus, ListenerStatus, LocalServiceStatus, PathRequests, ResponderStatus,
-    ServerStatus, Status,
+    CacheEntry, FailedReload, InterfaceStatus, ListenerStatus, LocalServiceStatus, PathRequests,
+    ResponderStatus, ServerStatus, Status,
 };
 use crate::transport::listeners::Listener;
 use crate::transport::local_service as ls;
@@ -99,7 +99,11 @@ impl Engine {
             pid: std::process::id(),
             uptime_s: now.since(self.started).as_secs(),
             config: self.file.as_ref().map(|file| file.display().to_string()),
-            warnings: self.warnings(&servers),
+            failed_reload: self.reloads.failed().map(|failed| FailedReload {
+                ago_s: now.since(failed.at).as_secs(),
+                message: failed.message.clone(),
+            }),
+            warnings: self.warnings(now, &servers),
             servers,
             local_service: self.local_service_status(),
             responder: self.responder_status(now),
@@ -217,7 +221,7 @@ impl Engine {
     }
 
     /// What is amiss, each with its remedy.
-    fn warnings(&self, servers: &[ServerStatus]) -> Vec<String> {
+    fn warnings(&self, now: Instant, servers: &[ServerStatus]) -> Vec<String> {
         let mut warnings: Vec<_> = servers
             .iter()
             .filter_map(|server| {
@@ -230,6 +234,13 @@ impl Engine {
             })
             .collect();
         warnings.extend(self.local_service_warnings());
+        warnings.extend(self.reloads.failed().map(|failed| {
+            format!(
+                "the configuration of before is in force, because the file has mistakes; mend it \
+                 and reload:\n{}",
+                failed.message
+            )
+        }));
         if let group @ (GroupId::Unknown | GroupId::Failed(_)) = self.access.group() {
             warnings.push(format!(
                 "group {}: {group}: until then only root may reload and flush; mend what \
@@ -237,6 +248,10 @@ impl Engine {
                 control::GROUP
             ));
         }
+        warnings.extend(self.reloads.slow(now).map(|taken| {
+            let (file, taken) = (self.options.config.display(), taken.as_secs());
+            format!("{file} has been read for {taken} s: does its file system answer?")
+        }));
         warnings.extend(Some(self.log.untold()).filter(|&untold| untold > 0).map(|untold| {
             format!(
                 "the log lacks {untold} lines: standard error is full, closed, or read too slowly"
@@ -283,6 +298,7 @@ impl Engine {
         }
         warnings.extend(self.local_service.listeners().iter().map(|Listener { pid, name }| {
             let pid = pid.map_or(String::new(), |pid| format!(" (pid {pid})"));
+            let name = escaped(name, |_| true);
             format!(
                 "{name}{pid} hears the kernel's requests as well, and whoever answers first is \
                  believed: stop it (systemctl disable --now ibacm.service ibacm.socket)"

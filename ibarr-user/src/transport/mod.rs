@@ -16,6 +16,7 @@
 //! | ports | thread of each device → engine | [`PORT_EVENTS`] | the thread waits |
 //! | MADs | umad devices → engine | [`MADS`] | the device waits: the kernel holds no more than what we have asked for |
 //! | orders, events of the snapshot | engine ↔ thread | [`SNAPSHOT_ORDERS`], [`SNAPSHOT_EVENTS`] | the engine reads no more paths; the thread waits |
+//! | configurations | thread of a reload → engine | 1: there is one such thread | |
 //! | nudges, outcomes | engine ↔ thread | 1 each: the core has one under way | |
 //! | orders, progress | engine ↔ thread of the BPF programs | 1, 2: it has one order, of which the longest tells of two things | |
 //! | asks | control connections → engine | [`ASKS`]: one a connection | the connection waits |

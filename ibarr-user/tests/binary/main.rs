@@ -7,4 +7,5 @@ mod kernel;
 mod log;
 mod paths;
 mod run_dir;
+mod scarce;
 mod support;

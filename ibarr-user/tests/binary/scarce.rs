@@ -1,0 +1,119 @@
+// SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
+
+//! The binary where something is full, closed, slow or short.
+
+use std::fs::{self, File};
+use std::io::pipe;
+use std::os::fd::AsRawFd;
+use std::os::unix::fs::MetadataExt;
+use std::process::{Command, Stdio};
+use std::thread;
+
+use nix::sys::signal::Signal;
+use nix::sys::stat::Mode;
+use nix::unistd::{Uid, mkfifo};
+
+use crate::support::{Daemon, TempDir, USER_SPACE, daemon_command, free_port, json};
+
+#[test]
+fn output_that_cannot_be_written_is_an_error() {
+    let dir = TempDir::new("output");
+    let config = dir.write("good.toml", "");
+    let daemon = Daemon::start(&dir, &format!("udp-port = {}\n", free_port()));
+    let commands: [&[&str]; 8] = [
+        &["status"],
+        &["status", "--json"],
+        &["counters"],
+        &["cache"],
+        &["resolve", "127.0.0.1", "--json"],
+        &["validate", config.to_str().unwrap()],
+        &["--help"],
+        &["--version"],
+    ];
+    for arguments in commands {
+        let run = |stdout: Stdio| {
+            let mut command = Command::new(env!("CARGO_BIN_EXE_ibarr"));
+            command.args(arguments).env("IBARR_RUN_DIR", &dir.0).stdout(stdout);
+            command.output().unwrap()
+        };
+        let full = run(File::options().write(true).open("/dev/full").unwrap().into());
+        assert_eq!(full.status.code(), Some(74), "{arguments:?}");
+        let said = String::from_utf8_lossy(&full.stderr);
+        assert!(said.contains("standard output cannot be written: No space left"), "{said}");
+        let (reader, writer) = pipe().unwrap();
+        drop(reader);
+        let closed = run(writer.into());
+        assert_eq!(closed.status.code(), Some(141), "{arguments:?}");
+        assert!(closed.stderr.is_empty());
+    }
+    drop(daemon);
+}
+
+#[test]
+fn failed_reload_stays_in_status_until_a_good_one() {
+    let dir = TempDir::new("failed-reload");
+    let port = format!("udp-port = {}\n", free_port());
+    let daemon = Daemon::start(&dir, &port);
+    let status = || json(&daemon.ask(&["status", "--json"]))["status"].clone();
+    assert_eq!(status().get("failed-reload"), None);
+    dir.write("ibarr.toml", "udp-port = 0\n");
+    assert_eq!(daemon.ask(&["reload"]).status.code(), Some(78));
+    for _ in 0..2 {
+        let status = status();
+        let mistake = status["failed-reload"]["message"].as_str().unwrap();
+        assert!(mistake.contains("line 1: udp-port must be"), "{mistake}");
+        assert!(status["failed-reload"]["ago-s"].is_u64());
+        assert!(status["warnings"].to_string().contains("the file has mistakes"), "{status}");
+    }
+    dir.write("ibarr.toml", &format!("{USER_SPACE}{port}"));
+    assert_eq!(daemon.ask(&["reload"]).status.code(), Some(0));
+    assert_eq!(status().get("failed-reload"), None);
+}
+
+/// A FIFO is a file whose disk does not answer until something is written.
+#[test]
+fn configuration_that_cannot_be_read_yet_keeps_nothing_else_waiting() {
+    let dir = TempDir::new("slow-file");
+    let port = format!("udp-port = {}\n", free_port());
+    let mut daemon = Daemon::start(&dir, &port);
+    let file = dir.path("ibarr.toml");
+    fs::remove_file(&file).unwrap();
+    mkfifo(&file, Mode::S_IRWXU).unwrap();
+    thread::scope(|scope| {
+        let reload = scope.spawn(|| daemon.ask(&["reload"]));
+        daemon.notified("RELOADING=1");
+        assert_eq!(daemon.ask(&["resolve", "127.0.0.1"]).status.code(), Some(1));
+        fs::write(&file, format!("{USER_SPACE}{port}")).unwrap();
+        assert_eq!(reload.join().unwrap().status.code(), Some(0));
+    });
+    nix::sys::signal::kill(daemon.pid(), Signal::SIGHUP).unwrap();
+    daemon.notified("RELOADING=1");
+    assert_eq!(daemon.end(Signal::SIGTERM), Some(0));
+}
+
+#[test]
+fn snapshot_that_finds_the_disk_full_leaves_nothing_behind() {
+    let dir = TempDir::new("full-disk");
+    let disk = dir.path("disk");
+    let own = daemon_command(&dir);
+    let mut command = Command::new("unshare");
+    if !Uid::effective().is_root() {
+        command.args(["--user", "--map-root-user"]);
+    }
+    let full = "mkdir -p \"$0\"; mount -t tmpfs -o size=4k tmpfs \"$0\"
+                head -c 4096 /dev/zero > \"$0\"/filler; exec \"$@\"";
+    command.args(["--mount", "sh", "-ec", full]).arg(&disk);
+    command.arg(own.get_program()).args(own.get_args());
+    command.stderr(Stdio::null());
+    let file = disk.join("paths");
+    let config = format!("udp-port = {}\n[paths]\nsnapshot = {file:?}\n", free_port());
+    let mut daemon = Daemon::spawn(command, &dir, &config);
+    let root = format!("/proc/{}/root{}", daemon.pid(), disk.display());
+    // Keeps the file system for a look after its last process has ended.
+    let inside = File::open(root).unwrap();
+    assert_ne!(inside.metadata().unwrap().dev(), fs::metadata(&dir.0).unwrap().dev());
+    assert_eq!(daemon.end(Signal::SIGTERM), Some(0));
+    let left = fs::read_dir(format!("/proc/self/fd/{}", inside.as_raw_fd())).unwrap();
+    let left: Vec<_> = left.map(|entry| entry.unwrap().file_name()).collect();
+    assert_eq!(left, ["filler"]);
+}
