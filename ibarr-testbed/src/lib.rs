@@ -6,6 +6,7 @@
 
 pub mod bench;
 pub mod capture;
+pub mod crowd;
 pub mod demo;
 pub mod interrupt;
 pub mod lab;

@@ -14,7 +14,7 @@ use clap::{Args, Parser, Subcommand};
 use ibarr_proto::ip2gid::Family;
 use ibarr_testbed::interrupt::Interrupt;
 use ibarr_testbed::lab::{self, Lab, LabName, Phase, Plan, Status, Store, userns};
-use ibarr_testbed::{bench, demo};
+use ibarr_testbed::{bench, crowd, demo};
 
 /// Labs, demonstration and benches of ibarr on one machine
 #[derive(Parser)]
@@ -54,6 +54,20 @@ enum Command {
         name: LabName,
         #[command(flatten)]
         ibarr: Ibarr,
+    },
+    /// Take all of a control socket that one user can have
+    #[command(hide = true)]
+    Crowd {
+        #[arg(long)]
+        socket: PathBuf,
+        #[arg(long)]
+        connections: usize,
+        /// What is sent on each
+        #[arg(long)]
+        text: String,
+        /// Ask again after each answer
+        #[arg(long)]
+        again: bool,
     },
 }
 
@@ -198,6 +212,10 @@ fn run(Cli { place, command }: Cli) -> Result<ExitCode> {
             enter_userns(place.userns)?;
             let interrupt = Interrupt::watch()?;
             demo::run(&store, &name, &ibarr.find()?, once, &interrupt, &mut io::stdout())?;
+            Ok(ExitCode::SUCCESS)
+        }
+        Command::Crowd { socket, connections, text, again } => {
+            crowd::press(&socket, connections, &text, again)?;
             Ok(ExitCode::SUCCESS)
         }
     }

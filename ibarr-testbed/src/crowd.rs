@@ -1,0 +1,81 @@
+// SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
+
+//! A user who takes all of a control socket that there is to be had.
+
+use std::io::{BufRead, BufReader, ErrorKind, Read, Write};
+use std::os::unix::net::UnixStream;
+use std::path::Path;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::{io, thread};
+
+use anyhow::{Context, Result};
+use nix::sys::resource::{Resource, getrlimit, setrlimit};
+
+/// What has become of the crowd's connections.
+#[derive(Debug, Default)]
+pub struct Crowd {
+    connections: AtomicU64,
+    answers: AtomicU64,
+}
+
+/// Makes `connections` to `socket`, sends `text` on each, and says `ready`. Holds them until standard
+/// input ends; `again`, each waits for its answer instead, and then asks on a new connection.
+///
+/// # Errors
+/// If one cannot be made.
+pub fn press(socket: &Path, connections: usize, text: &str, again: bool) -> Result<()> {
+    let (_, hard) = getrlimit(Resource::RLIMIT_NOFILE)?;
+    setrlimit(Resource::RLIMIT_NOFILE, hard, hard)?;
+    let crowd = Crowd::default();
+    if again {
+        return crowd.ask(socket, connections, text);
+    }
+    let held = (0..connections).map(|_| crowd.connect(socket, text));
+    let held = held.collect::<io::Result<Vec<_>>>().context("not all connections were made")?;
+    until_told()?;
+    drop(held);
+    Ok(())
+}
+
+impl Crowd {
+    fn connect(&self, socket: &Path, text: &str) -> io::Result<UnixStream> {
+        let mut stream = UnixStream::connect(socket)?;
+        self.connections.fetch_add(1, Ordering::Relaxed);
+        match stream.write_all(text.as_bytes()) {
+            // It is closed already.
+            Err(error) if error.kind() == ErrorKind::BrokenPipe => Ok(stream),
+            sent => sent.map(|()| stream),
+        }
+    }
+
+    fn ask(&self, socket: &Path, connections: usize, text: &str) -> Result<()> {
+        let is_over = AtomicBool::new(false);
+        thread::scope(|scope| {
+            for _ in 0..connections {
+                scope.spawn(|| {
+                    while !is_over.load(Ordering::Relaxed) {
+                        let mut answer = String::new();
+                        let asked = self.connect(socket, text);
+                        let read = asked.and_then(|s| BufReader::new(s).read_line(&mut answer));
+                        if read.is_ok_and(|len| len > 0) {
+                            self.answers.fetch_add(1, Ordering::Relaxed);
+                        }
+                    }
+                });
+            }
+            let told = until_told();
+            is_over.store(true, Ordering::Relaxed);
+            told
+        })?;
+        let [answers, connections] =
+            [&self.answers, &self.connections].map(|count| count.load(Ordering::Relaxed));
+        println!("{answers} of {connections} answered");
+        Ok(())
+    }
+}
+
+fn until_told() -> Result<()> {
+    println!("ready");
+    io::stdin().read_to_end(&mut Vec::new()).context("no standard input")?;
+    Ok(())
+}
