@@ -6,6 +6,7 @@
 #![deny(unsafe_code)]
 
 mod bench;
+mod control;
 mod demo;
 mod ip2gid;
 mod lab;

@@ -10,7 +10,7 @@ use crate::control::messages::{AnswerStatus, Body, Failure, FailureKind, PathSta
 
 /// Asks the daemon and prints what it says.
 pub(super) fn ask(daemon: &Daemon, request: &Request) -> Exit {
-    let body = match client::ask(&daemon.run_dir, request) {
+    let body = match client::ask(&daemon.run_dir, request, daemon.patience) {
         Ok(body) => body,
         Err(failure) => return fail(failure, daemon.json),
     };

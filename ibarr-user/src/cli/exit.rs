@@ -13,7 +13,7 @@ pub enum Exit {
     Negative,
     /// The command line makes no sense (`EX_USAGE`).
     Usage,
-    /// No daemon answers (`EX_UNAVAILABLE`).
+    /// No daemon answers, or it has too many connections (`EX_UNAVAILABLE`).
     Unreachable,
     /// A fault of ours, or of the machine (`EX_SOFTWARE`).
     Internal,
@@ -57,7 +57,7 @@ impl From<FailureKind> for Exit {
     fn from(kind: FailureKind) -> Self {
         match kind {
             FailureKind::Usage => Self::Usage,
-            FailureKind::Unreachable => Self::Unreachable,
+            FailureKind::Unreachable | FailureKind::Overloaded => Self::Unreachable,
             FailureKind::Internal => Self::Internal,
             FailureKind::Busy => Self::Busy,
             FailureKind::Permission => Self::Permission,

@@ -149,6 +149,14 @@ struct Daemon {
     /// Directory of the daemon's control socket
     #[arg(long, value_name = "DIR", env = "IBARR_RUN_DIR", default_value = daemon::RUN_DIR)]
     run_dir: PathBuf,
+    /// How long to wait for the daemon itself, like 5s
+    #[arg(
+        long = "daemon-timeout",
+        value_name = "TIME",
+        default_value = "30s",
+        value_parser = patience
+    )]
+    patience: Duration,
     /// Print one JSON document
     #[arg(long)]
     json: bool,
@@ -189,6 +197,13 @@ fn timeout(text: &str) -> Result<Duration, String> {
     let timeout = humantime::parse_duration(text).map_err(|error| error.to_string())?;
     let is_fit = Duration::from_millis(1) <= timeout && timeout <= Request::MAX_TIMEOUT;
     if is_fit { Ok(timeout) } else { Err("must be from 1ms to 60s".to_owned()) }
+}
+
+fn patience(text: &str) -> Result<Duration, String> {
+    let time = humantime::parse_duration(text).map_err(|error| error.to_string())?;
+    let longest = Duration::from_hours(24);
+    let is_sensible = !time.is_zero() && time <= longest;
+    is_sensible.then_some(time).ok_or_else(|| "between 1ms and 1day".to_owned())
 }
 
 fn pkey(text: &str) -> Result<u16, String> {

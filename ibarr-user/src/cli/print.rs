@@ -273,6 +273,14 @@ fn status(status: &Status) {
             line(&format!("    not served: {reason}"));
         }
     }
+    let control = &status.control;
+    line(&format!(
+        "control        {} connections, {} refused; group {}: {}",
+        control.connections,
+        control.refused,
+        crate::control::GROUP,
+        control.group
+    ));
     for warning in &status.warnings {
         line(&format!("warning: {warning}"));
     }

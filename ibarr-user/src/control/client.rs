@@ -3,23 +3,29 @@
 //! The side of the command line.
 
 use std::io::{BufRead, BufReader, ErrorKind, Read, Write};
+use std::os::fd::{AsRawFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::time::Duration;
 
+use nix::sys::socket::sockopt::SendTimeout;
+use nix::sys::socket::{AddressFamily, SockFlag, SockType, UnixAddr, connect, setsockopt, socket};
+use nix::sys::time::{TimeVal, TimeValLike};
+
 use super::messages::{Body, Failure, FailureKind, Request, Response};
 
 /// Longer than the daemon takes for anything that is not given more time by the request.
-const PATIENCE: Duration = Duration::from_secs(30);
+pub const PATIENCE: Duration = Duration::from_secs(30);
 
 /// No document is longer: a full cache of 65,536 entries is about 10 MB.
 const MAX_DOCUMENT: u64 = 256 << 20;
 
-/// Asks the daemon of `run_dir`, and waits for its answer.
+/// Asks the daemon of `run_dir`, and waits for its answer: at most `patience` each to connect, to send
+/// the request, and for the next part of the answer, which may take the time that the request gives.
 ///
 /// # Errors
 /// What the daemon refused, or that there is none.
-pub fn ask(run_dir: &Path, request: &Request) -> Result<Body, Failure> {
+pub fn ask(run_dir: &Path, request: &Request, patience: Duration) -> Result<Body, Failure> {
     let path = super::socket_path(run_dir);
     let unreachable = |error: &std::io::Error| {
         let remedy = match error.kind() {
@@ -27,7 +33,17 @@ pub fn ask(run_dir: &Path, request: &Request) -> Result<Body, Failure> {
                 "is it running? start it with systemctl start ibarr, or name its --run-dir"
             }
             ErrorKind::PermissionDenied => "the directory must be open to you",
-            ErrorKind::WouldBlock | ErrorKind::TimedOut => "it did not answer in 30 s",
+            ErrorKind::WouldBlock | ErrorKind::TimedOut => {
+                return Failure {
+                    kind: FailureKind::Unreachable,
+                    message: format!(
+                        "the daemon at {} did not answer within {}: give it longer (--daemon-timeout), or see \
+                     its log",
+                        path.display(),
+                        humantime::format_duration(patience)
+                    ),
+                };
+            }
             _ => "see its log",
         };
         Failure {
@@ -35,7 +51,13 @@ pub fn ask(run_dir: &Path, request: &Request) -> Result<Body, Failure> {
             message: format!("no daemon at {}: {error}; {remedy}", path.display()),
         }
     };
-    let line = exchange(&path, request).map_err(|error| unreachable(&error))?;
+    let for_peers = match request {
+        Request::Resolve { timeout_ms, .. } => Duration::from_millis(timeout_ms.unwrap_or(0)),
+        _ => Duration::ZERO,
+    };
+    let line = connected(&path, patience, patience.saturating_add(for_peers))
+        .and_then(|stream| exchange(stream, request))
+        .map_err(|error| unreachable(&error))?;
     let response: Response = serde_json::from_str(&line).map_err(|error| Failure {
         kind: FailureKind::Internal,
         message: format!("the daemon at {} speaks another version: {error}", path.display()),
@@ -46,21 +68,67 @@ pub fn ask(run_dir: &Path, request: &Request) -> Result<Body, Failure> {
     }
 }
 
-fn exchange(path: &Path, request: &Request) -> std::io::Result<String> {
-    let timeout = match request {
-        Request::Resolve { timeout_ms, .. } => Duration::from_millis(timeout_ms.unwrap_or(0)),
-        _ => Duration::ZERO,
-    };
-    let mut stream = UnixStream::connect(path)?;
-    stream.set_read_timeout(Some(PATIENCE + timeout))?;
-    stream.set_write_timeout(Some(PATIENCE))?;
+fn exchange(mut stream: UnixStream, request: &Request) -> std::io::Result<String> {
     let mut line = serde_json::to_string(request)?;
     line.push('\n');
-    stream.write_all(line.as_bytes())?;
+    let sent = stream.write_all(line.as_bytes());
+    if let Err(error) = &sent
+        && error.kind() != ErrorKind::BrokenPipe
+    {
+        return sent.map(|()| line);
+    }
     line.clear();
-    BufReader::new(stream).take(MAX_DOCUMENT).read_line(&mut line)?;
-    if line.is_empty() {
+    // A daemon that has no place for us says so without having read what we ask.
+    let read = BufReader::new(stream).take(MAX_DOCUMENT).read_line(&mut line);
+    if !line.ends_with('\n') {
+        sent.and(read)?;
         return Err(ErrorKind::UnexpectedEof.into());
     }
     Ok(line)
+}
+
+/// A listen queue may be full for as long as the daemon lives, so connecting has a time-out.
+fn connected(path: &Path, patience: Duration, for_answer: Duration) -> std::io::Result<UnixStream> {
+    let (family, kind) = (AddressFamily::Unix, SockType::Stream);
+    let stream: OwnedFd = socket(family, kind, SockFlag::SOCK_CLOEXEC, None)?;
+    // Not 0, which means for ever.
+    let millis = i64::try_from(patience.as_millis()).unwrap_or(i64::MAX).max(1);
+    setsockopt(&stream, SendTimeout, &TimeVal::milliseconds(millis))?;
+    connect(stream.as_raw_fd(), &UnixAddr::new(path)?)?;
+    let stream = UnixStream::from(stream);
+    stream.set_read_timeout(Some(for_answer))?;
+    Ok(stream)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::net::UnixListener;
+
+    use nix::sys::socket::{Backlog, listen};
+
+    use super::*;
+
+    #[test]
+    fn daemon_whose_listen_queue_is_full_is_given_up() {
+        let dir = std::env::temp_dir().join(format!("ibarr-client-{}", std::process::id()));
+        std::fs::create_dir_all(&dir).unwrap();
+        let listener = UnixListener::bind(super::super::socket_path(&dir)).unwrap();
+        listen(&listener, Backlog::new(0).unwrap()).unwrap();
+        // One is accepted by the kernel; nothing reads it either.
+        let patience = Duration::from_millis(10);
+        let asked = [(); 3].map(|()| ask(&dir, &Request::Status, patience).unwrap_err());
+        std::fs::remove_dir_all(&dir).unwrap();
+        for failure in asked {
+            assert_eq!(failure.kind, FailureKind::Unreachable);
+            assert!(failure.message.contains("did not answer within 10ms"), "{}", failure.message);
+        }
+    }
+
+    #[test]
+    fn refusal_is_read_though_the_request_was_not() {
+        let (near, mut far) = UnixStream::pair().unwrap();
+        far.write_all(b"{\"v\":1}\n").unwrap();
+        drop(far);
+        assert_eq!(exchange(near, &Request::Status).unwrap(), "{\"v\":1}\n");
+    }
 }

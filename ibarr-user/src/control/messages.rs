@@ -169,6 +169,8 @@ pub enum FailureKind {
     Permission,
     /// The configuration has mistakes.
     Config,
+    /// The daemon has as many connections as it may have.
+    Overloaded,
 }
 
 /// What became of one address.
@@ -394,6 +396,9 @@ pub struct Status {
     pub pending: usize,
     /// Entries of the client cache now.
     pub cached: usize,
+    /// Who uses the control socket.
+    #[serde(default)]
+    pub control: ControlStatus,
     /// What is amiss and how to mend it; empty if all is well.
     pub warnings: Vec<String>,
 }
@@ -406,6 +411,19 @@ pub struct FailedReload {
     pub ago_s: u64,
     /// The mistakes, one a line.
     pub message: String,
+}
+
+/// Who uses the control socket.
+#[derive(Clone, Debug, Default, Deserialize, Eq, PartialEq, Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub struct ControlStatus {
+    /// Connections now.
+    pub connections: usize,
+    /// Connections that were refused, because their user or all users had too many, or for want of
+    /// descriptors.
+    pub refused: u64,
+    /// What is known of group `ibarr`, whose members may change the daemon.
+    pub group: String,
 }
 
 /// Who had to ask a subnet administrator, and who had not.

@@ -10,6 +10,7 @@ pub mod access;
 pub mod client;
 pub mod messages;
 mod path_messages;
+pub mod places;
 pub mod run_dir;
 pub mod server;
 

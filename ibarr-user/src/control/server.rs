@@ -1,25 +1,35 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 
 //! The side of the daemon: takes requests in and hands them to the engine.
+//!
+//! It has a thread of its own, so that a user who connects over and over delays no peer and no request
+//! of the kernel. Connections are accepted always and at once, for a full listen queue would keep root
+//! waiting; one that finds no place ([`Places`]) is told so and closed.
 
-use std::fs::{self, Metadata, Permissions};
-use std::io::{self, ErrorKind};
+use std::fs::{self, File, Metadata, Permissions};
+use std::io::{self, ErrorKind, Write as _};
 use std::os::fd::AsFd;
 use std::os::unix::fs::{FileTypeExt, MetadataExt, PermissionsExt};
+use std::os::unix::net::UnixListener as StdUnixListener;
 use std::path::PathBuf;
 use std::sync::Arc;
+use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
+use futures_util::FutureExt as _;
+use nix::errno::Errno;
 use thiserror::Error;
 use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader};
 use tokio::net::{UnixListener, UnixStream};
-use tokio::sync::{Semaphore, mpsc, oneshot};
-use tracing::{debug, warn};
+use tokio::sync::{mpsc, oneshot};
+use tracing::debug;
 
 use super::access::{Access, GroupId};
 use super::messages::{Failure, FailureKind, Request, Response};
+use super::places::{Class, Place, Places, Refusal};
 use super::run_dir::{self, RunDir};
 use crate::sys::peer::Peer;
+use crate::transport::{Counter, Counters};
 
 /// A request and where its answer goes.
 #[derive(Debug)]
@@ -30,8 +40,23 @@ pub struct Ask {
     pub answer: oneshot::Sender<Response>,
 }
 
-/// Connections at once; a further one waits in the listen queue.
-const MAX_CONNECTIONS: usize = 32;
+/// What the control socket shares with the engine.
+#[derive(Clone, Debug)]
+pub struct Control {
+    /// Who may change the daemon.
+    pub access: Access,
+    /// Connections now.
+    pub places: Places,
+    /// What is counted.
+    pub counters: Arc<Counters>,
+}
+
+impl Control {
+    /// With no connection yet.
+    pub fn new(access: Access) -> Self {
+        Self { access, places: Places::default(), counters: Arc::default() }
+    }
+}
 
 /// A request of 256 IPv6 addresses is about 10 KB.
 const MAX_REQUEST: u64 = 64 << 10;
@@ -64,7 +89,7 @@ pub enum Error {
 /// The socket that [`serve`] answers on; removed when dropped.
 #[derive(Debug)]
 pub struct Listener {
-    socket: UnixListener,
+    socket: StdUnixListener,
     path: PathBuf,
     /// Device and inode of what lies at `path`.
     file: (u64, u64),
@@ -87,7 +112,8 @@ impl Listener {
             // Of a daemon that is dead, or it had the lock.
             Ok(_) => fs::remove_file(&path).map_err(io_error)?,
         }
-        let socket = UnixListener::bind(&path).map_err(io_error)?;
+        let socket = StdUnixListener::bind(&path).map_err(io_error)?;
+        socket.set_nonblocking(true).map_err(io_error)?;
         let file = identity(&fs::symlink_metadata(&path).map_err(io_error)?);
         // Anyone may connect: what a peer may do is decided for each request.
         fs::set_permissions(&path, Permissions::from_mode(0o666)).map_err(io_error)?;
@@ -109,33 +135,127 @@ fn identity(file: &Metadata) -> (u64, u64) {
     (file.dev(), file.ino())
 }
 
-/// Serves until `asks` is closed or the task is dropped.
-pub async fn serve(listener: Listener, asks: mpsc::Sender<Ask>, access: Access) {
-    let connections = Arc::new(Semaphore::new(MAX_CONNECTIONS));
-    while let Ok(permit) = Arc::clone(&connections).acquire_owned().await {
-        match listener.socket.accept().await {
-            Ok((stream, _)) => {
-                let (asks, access) = (asks.clone(), access.clone());
-                tokio::spawn(async move {
-                    let conversation = async {
-                        let peer = Peer::of(stream.as_fd())?;
-                        converse(stream, peer, &access, &asks).await
-                    };
-                    if let Err(error) = conversation.await {
-                        debug!(%error, "control connection ended");
+/// Serves on a thread of its own, until the other end of `asks` is dropped.
+///
+/// # Errors
+/// If there can be no thread or no event loop.
+pub fn start(
+    listener: Listener,
+    asks: mpsc::Sender<Ask>,
+    control: Control,
+) -> io::Result<JoinHandle<()>> {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+    let socket = {
+        let _context = runtime.enter();
+        UnixListener::from_std(listener.socket.try_clone()?)?
+    };
+    let door = Door { socket, reserve: reserve(), asks, control };
+    thread::Builder::new().name("control".to_owned()).spawn(move || {
+        runtime.block_on(door.serve());
+        drop(listener);
+    })
+}
+
+/// Where connections come in.
+struct Door {
+    socket: UnixListener,
+    /// Given up to accept a connection when there is no other descriptor left.
+    reserve: Option<File>,
+    asks: mpsc::Sender<Ask>,
+    control: Control,
+}
+
+impl Door {
+    async fn serve(mut self) {
+        loop {
+            let accepted = tokio::select! {
+                biased;
+                () = self.asks.closed() => return,
+                accepted = self.socket.accept() => accepted,
+            };
+            match accepted {
+                Ok((stream, _)) => self.admit(stream),
+                Err(error) if is_shortage(&error) && self.reserve.take().is_some() => {
+                    // Without a descriptor the kernel does not even say that the queue is empty.
+                    if let Some(Ok((stream, _))) = self.socket.accept().now_or_never() {
+                        self.admit_short(stream);
                     }
-                    drop(permit);
-                });
+                    self.reserve = reserve();
+                }
+                Err(error) => {
+                    debug!(%error, "cannot accept a control connection");
+                    tokio::time::sleep(PAUSE).await;
+                    if self.reserve.is_none() {
+                        self.reserve = reserve();
+                    }
+                }
             }
-            Err(error) => {
-                warn!(%error, "cannot accept a control connection");
-                tokio::time::sleep(PAUSE).await;
-            }
-        }
-        if asks.is_closed() {
-            return;
         }
     }
+
+    fn admit(&self, stream: UnixStream) {
+        let Ok(peer) = Peer::of(stream.as_fd()) else { return };
+        let class = match peer {
+            peer if peer.is_root_or_us() => Class::Root,
+            peer if self.control.access.has_member(stream.as_fd(), peer) => Class::Member,
+            _ => Class::Other,
+        };
+        match self.control.places.take(class, peer.uid) {
+            Ok(place) => self.seat(stream, peer, place),
+            Err(refusal) => {
+                let counter = match refusal {
+                    Refusal::User(_) => Counter::ControlUserFull,
+                    Refusal::Class(_) => Counter::ControlClassFull,
+                };
+                self.refuse(stream, counter, refusal.into());
+            }
+        }
+    }
+
+    /// The last descriptor is for root.
+    fn admit_short(&self, stream: UnixStream) {
+        if Peer::of(stream.as_fd()).is_ok_and(Peer::is_root_or_us) {
+            return self.admit(stream);
+        }
+        let message = "the daemon has no descriptor left: raise its LimitNOFILE".to_owned();
+        let failure = Failure { kind: FailureKind::Overloaded, message };
+        self.refuse(stream, Counter::ControlNoDescriptor, failure);
+    }
+
+    fn seat(&self, stream: UnixStream, peer: Peer, place: Place) {
+        let Control { access, counters, .. } = self.control.clone();
+        let asks = self.asks.clone();
+        counters.count(Counter::ControlConnections);
+        tokio::spawn(async move {
+            if let Err(error) = converse(stream, peer, &access, &asks).await {
+                if error.kind() == ErrorKind::TimedOut {
+                    counters.count(Counter::ControlTimedOut);
+                }
+                debug!(%error, "control connection ended");
+            }
+            drop(place);
+        });
+    }
+
+    /// Says why, and closes.
+    fn refuse(&self, stream: UnixStream, counter: Counter, failure: Failure) {
+        self.control.counters.count(counter);
+        let Ok(mut json) = serde_json::to_vec(&Response::from(failure)) else { return };
+        json.push(b'\n');
+        if let Ok(mut stream) = stream.into_std() {
+            // Its buffer is empty, so there is room, unless the peer is gone.
+            drop(stream.write_all(&json));
+        }
+    }
+}
+
+fn reserve() -> Option<File> {
+    File::open("/dev/null").ok()
+}
+
+fn is_shortage(error: &io::Error) -> bool {
+    let short = [Errno::EMFILE, Errno::ENFILE].map(|errno| errno as i32);
+    error.raw_os_error().is_some_and(|errno| short.contains(&errno))
 }
 
 async fn converse(
@@ -151,7 +271,7 @@ async fn converse(
         let mut bounded = (&mut read).take(MAX_REQUEST);
         let request = bounded.read_until(b'\n', &mut line);
         let length = match tokio::time::timeout(IDLE, request).await {
-            Err(_) => return Ok(()),
+            Err(_) => return Err(ErrorKind::TimedOut.into()),
             Ok(length) => length?,
         };
         if length == 0 {

@@ -154,25 +154,26 @@ async fn serve(options: &RunOptions, start: Start) -> Result<(), Error> {
     let at_end = systemd.clone();
     let access = Access::start(|| access::look_up(control_socket::GROUP))
         .map_err(|error| Error::Kernel("a thread for the user database", error))?;
+    let shared = control::Control::new(access);
     let setup = Setup {
         options: options.clone(),
         config,
         file,
         rng,
         local_service,
-        access: access.clone(),
+        control: shared.clone(),
         systemd,
         log,
     };
     let engine = Engine::start(setup).map_err(|error| Error::Kernel("rtnetlink", error))?;
-    let control = tokio::spawn(control::serve(listener, asks, access));
+    let control = control::start(listener, asks, shared)
+        .map_err(|error| Error::Kernel("a thread for the control socket", error))?;
 
     info!(version = env!("CARGO_PKG_VERSION"), run_dir = %options.run_dir.display(), "starting");
     Box::pin(engine.run(asked, signals)).await;
     info!("ending");
-    control.abort();
-    // Its socket is removed when the task is dropped.
-    drop(control.await);
+    // The engine has dropped its end of the asks. The socket is removed when the thread ends.
+    drop(control.join());
     at_end.stopping(&told);
     Ok(())
 }

@@ -39,9 +39,8 @@ use self::reload::Reloads;
 use self::snapshot::Snapshots;
 use crate::bpf::Responder;
 use crate::config::Config;
-use crate::control::access::Access;
 use crate::control::messages::{Body, Failure, FailureKind, Request, Response};
-use crate::control::server::Ask;
+use crate::control::server::{Ask, Control};
 use crate::daemon::{Command, RunOptions, Signals, Systemd};
 use crate::logging::Log;
 use crate::sys::clock;
@@ -70,8 +69,8 @@ pub struct Setup {
     pub rng: ChaCha12Rng,
     /// The socket to the kernel, if somebody else opened one.
     pub local_service: Option<OwnedFd>,
-    /// Who may change the daemon.
-    pub access: Access,
+    /// What it shares with the control socket.
+    pub control: Control,
     /// Who wants to know how it goes.
     pub systemd: Systemd,
     /// For what is to be said of it.
@@ -102,7 +101,7 @@ pub struct Engine {
     /// On which interface the last nudge was made, or why it failed.
     last_nudge: Option<Result<IfIndex, String>>,
     timer: Timer,
-    access: Access,
+    control: Control,
     systemd: Systemd,
     log: Log,
     reloads: Reloads,
@@ -147,8 +146,8 @@ impl Engine {
     /// # Errors
     /// Without rtnetlink there is nothing to answer and no way to ask.
     pub fn start(setup: Setup) -> io::Result<Self> {
-        let Setup { options, config, file, rng, local_service, access, systemd, log } = setup;
-        let counters = Arc::new(Counters::default());
+        let Setup { options, config, file, rng, local_service, control, systemd, log } = setup;
+        let counters = Arc::clone(&control.counters);
         let mut inputs = Inputs::default();
         let (watch, view) = rtnetlink::Watch::start(&counters)?;
         inputs.hear(view, Input::View);
@@ -195,7 +194,7 @@ impl Engine {
             nudger,
             last_nudge: None,
             timer: Timer::new()?,
-            access,
+            control,
             systemd,
             log,
             reloads: Reloads::new(loaded_sender),

@@ -97,7 +97,7 @@ impl Engine {
     /// All of the file takes effect, or none of it. Whoever asked hears of it when it has.
     pub(super) fn reload(&mut self, now: Instant, asked: Option<oneshot::Sender<Response>>) {
         self.systemd.reloading();
-        self.access.look_again();
+        self.control.access.look_again();
         self.reloads.asked.extend(asked);
         self.reloads.is_wanted = true;
         self.reloads.read(now, &self.options);

@@ -23,13 +23,13 @@ use crate::causes::{chain, escaped};
 use crate::control;
 use crate::control::access::GroupId;
 use crate::control::messages::{
-    CacheEntry, FailedReload, InterfaceStatus, ListenerStatus, LocalServiceStatus, PathRequests,
-    ResponderStatus, ServerStatus, Status,
+    CacheEntry, ControlStatus, FailedReload, InterfaceStatus, ListenerStatus, LocalServiceStatus,
+    PathRequests, ResponderStatus, ServerStatus, Status,
 };
-use crate::transport::listeners::Listener;
 use crate::transport::local_service as ls;
 use crate::transport::rtnetlink::{LOOPBACK, NudgeError, Nudged};
 use crate::transport::server::State;
+use crate::transport::{self, listeners::Listener};
 
 /// A change of what this node answers.
 pub(super) fn log(event: &Event) {
@@ -113,6 +113,20 @@ impl Engine {
             interfaces: self.node.view().interfaces().map(|link| self.interface(&link)).collect(),
             pending: load.flights,
             cached: load.cached,
+            control: self.control_status(),
+        }
+    }
+
+    fn control_status(&self) -> ControlStatus {
+        let refused = [
+            transport::Counter::ControlUserFull,
+            transport::Counter::ControlClassFull,
+            transport::Counter::ControlNoDescriptor,
+        ];
+        ControlStatus {
+            connections: self.control.places.len(),
+            refused: refused.iter().map(|&counter| self.counters.get(counter)).sum(),
+            group: self.control.access.group().to_string(),
         }
     }
 
@@ -234,14 +248,7 @@ impl Engine {
             })
             .collect();
         warnings.extend(self.local_service_warnings());
-        warnings.extend(self.reloads.failed().map(|failed| {
-            format!(
-                "the configuration of before is in force, because the file has mistakes; mend it \
-                 and reload:\n{}",
-                failed.message
-            )
-        }));
-        if let group @ (GroupId::Unknown | GroupId::Failed(_)) = self.access.group() {
+        if let group @ (GroupId::Unknown | GroupId::Failed(_)) = self.control.access.group() {
             warnings.push(format!(
                 "group {}: {group}: until then only root may reload and flush; mend what \
                  nsswitch.conf names, then reload",

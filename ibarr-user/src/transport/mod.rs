@@ -110,6 +110,16 @@ ibarr_proto::counters! {
         RtnetlinkMalformedMessage = "rtnetlink.malformed-message",
         /// Times that an rtnetlink socket broke and was opened again.
         RtnetlinkReopened = "rtnetlink.reopened",
+        /// Connections to the control socket that were served.
+        ControlConnections = "control.connections",
+        /// Connections refused because their user had as many as one may have.
+        ControlUserFull = "control.refused-user",
+        /// Connections refused because users of their class had all that there may be.
+        ControlClassFull = "control.refused-class",
+        /// Connections refused because the process had no descriptor left.
+        ControlNoDescriptor = "control.refused-descriptors",
+        /// Connections closed because no whole request came in time, or an answer was not read in time.
+        ControlTimedOut = "control.timed-out",
         /// Questions for a route that were answered with one.
         RouteFound = "rtnetlink.route-found",
         /// Questions for a route that were answered with the reason why there is none.
@@ -122,8 +132,14 @@ ibarr_proto::counters! {
 }
 
 /// The counters of all transports.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub struct Counters([AtomicU64; Counter::ALL.len()]);
+
+impl Default for Counters {
+    fn default() -> Self {
+        Self([const { AtomicU64::new(0) }; Counter::ALL.len()])
+    }
+}
 
 impl Counters {
     /// One more.

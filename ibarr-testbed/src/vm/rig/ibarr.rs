@@ -63,7 +63,7 @@ impl Ibarr {
     /// What it answers, as the command line's `--json` has it; to start that would take most of the
     /// time.
     pub(crate) fn ask(&self, request: &Request) -> Result<Value> {
-        let answer = client::ask(Path::new(&run_dir(self.name)), request);
+        let answer = client::ask(Path::new(&run_dir(self.name)), request, client::PATIENCE);
         let body = answer.map_err(|failure| anyhow!("{request:?}: {}", failure.message))?;
         Ok(serde_json::to_value(Response::from(body))?)
     }

@@ -1,0 +1,132 @@
+// SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
+
+//! The control socket under a user without privilege who wants all of it.
+
+use std::fs::{self, Permissions};
+use std::os::unix::fs::PermissionsExt;
+use std::os::unix::process::CommandExt;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Output, Stdio};
+
+use serde_json::Value;
+
+use crate::machine::{MARKER, Machine, ibarr, read_until, said};
+
+const NOBODY: u32 = 65534;
+
+#[test]
+fn ten_thousand_half_open_connections_of_a_user_keep_no_place_of_root() {
+    const CONNECTIONS: u64 = 10_000;
+    let daemon = Daemon::start();
+    let held = CONNECTIONS.to_string();
+    let mut crowd = daemon.crowd(&["--connections", &held, "--text", "{\"ask\":"]);
+    read_until(&mut crowd, "ready");
+    let counters = daemon.ask(&["counters"]);
+    let count = |name: &str| counters["counters"][name].as_u64().unwrap();
+    let (refused, served) = (count("control.refused-user"), count("control.connections"));
+    // This request is served, too.
+    assert_eq!(refused + served, CONNECTIONS + 1, "{counters}");
+    assert!(served <= 100, "{served} connections were served");
+    for _ in 0..20 {
+        daemon.ask(&["status"]);
+    }
+    let output = daemon.ibarr_as_nobody(&["status", "--json", "--daemon-timeout", "20s"]);
+    let told: Value = serde_json::from_slice(&output.stdout).unwrap();
+    assert_eq!(told["error"]["kind"], "overloaded", "{}", said(&output));
+    assert_eq!(output.status.code(), Some(69));
+    drop(crowd.stdin.take());
+    assert!(crowd.wait().unwrap().success());
+    Daemon::until(|| daemon.ibarr_as_nobody(&["status"]).status.success());
+}
+
+#[test]
+fn daemon_without_a_descriptor_left_still_answers_root() {
+    let daemon = Daemon::start();
+    daemon.ask(&["status"]);
+    let first_free = (0..1024).find(|n| !daemon.descriptor(*n).exists()).unwrap();
+    let pid = daemon.child.id().to_string();
+    let limit = format!("--nofile={first_free}");
+    let limited = Command::new("prlimit").args(["--pid", &pid, &limit]).output().unwrap();
+    assert!(limited.status.success(), "{}", said(&limited));
+    let output = daemon.ibarr_as_nobody(&["status"]);
+    assert_eq!(output.status.code(), Some(69), "{}", said(&output));
+    assert!(said(&output).contains("LimitNOFILE"), "{}", said(&output));
+    for _ in 0..20 {
+        let counters = daemon.ask(&["counters"]);
+        assert_eq!(counters["counters"]["control.refused-descriptors"], 1);
+    }
+}
+
+struct Daemon {
+    child: Child,
+    machine: Machine,
+}
+
+impl Daemon {
+    fn start() -> Self {
+        let machine = Machine::new();
+        let directory = machine.directory();
+        // The other user runs them, too.
+        for program in [ibarr(), Path::new(env!("CARGO_BIN_EXE_ibarr-testbed"))] {
+            fs::copy(program, directory.join(program.file_name().unwrap())).unwrap();
+        }
+        fs::set_permissions(directory, Permissions::from_mode(0o755)).unwrap();
+        let config = directory.join("ibarr.toml");
+        fs::write(&config, "responder = \"user\"\n").unwrap();
+        let mut command = Command::new("sh");
+        command.args(["-ec", "exec \"$@\" 2>&1", "sh"]).arg(directory.join("ibarr"));
+        command.arg("run").arg("--config").arg(&config).arg("--run-dir").arg(directory);
+        command.arg("--bpf-dir").arg(directory.join("bpf")).env(MARKER, machine.marker());
+        command.stdin(Stdio::null()).stdout(Stdio::piped());
+        let mut child = command.spawn().unwrap();
+        read_until(&mut child, "ready");
+        Self { child, machine }
+    }
+
+    fn command(&self, program: &str) -> Command {
+        let mut command = Command::new(self.machine.directory().join(program));
+        command.env(MARKER, self.machine.marker());
+        command
+    }
+
+    fn ibarr_as_nobody(&self, arguments: &[&str]) -> Output {
+        let mut command = self.command("ibarr");
+        command.args(arguments).arg("--run-dir").arg(self.machine.directory());
+        command.uid(NOBODY).gid(NOBODY).output().unwrap()
+    }
+
+    /// What root is told, which must be an answer.
+    fn ask(&self, arguments: &[&str]) -> Value {
+        let mut command = self.command("ibarr");
+        command.args(arguments).args(["--json", "--daemon-timeout", "20s", "--run-dir"]);
+        let output = command.arg(self.machine.directory()).output().unwrap();
+        assert!(output.status.success(), "{}", said(&output));
+        serde_json::from_slice(&output.stdout).unwrap()
+    }
+
+    fn crowd(&self, arguments: &[&str]) -> Child {
+        let mut command = self.command("ibarr-testbed");
+        let socket = self.machine.directory().join("control.sock");
+        command.arg("crowd").arg("--socket").arg(socket).args(arguments).uid(NOBODY).gid(NOBODY);
+        command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap()
+    }
+
+    fn descriptor(&self, number: u32) -> PathBuf {
+        format!("/proc/{}/fd/{number}", self.child.id()).into()
+    }
+
+    fn until(is_so: impl Fn() -> bool) {
+        let begun = std::time::Instant::now();
+        while !is_so() {
+            assert!(begun.elapsed().as_secs() < 30, "nothing came of it");
+            std::thread::sleep(std::time::Duration::from_millis(50));
+        }
+    }
+}
+
+impl Drop for Daemon {
+    fn drop(&mut self) {
+        drop(self.child.kill());
+        drop(self.child.wait());
+    }
+}
