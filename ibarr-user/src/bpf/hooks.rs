@@ -7,7 +7,6 @@
 
 use std::io;
 use std::mem::ManuallyDrop;
-use std::path::Path;
 
 use aya::pin::PinError;
 use aya::programs::links::{FdLink, LinkError, PinnedLink};
@@ -27,7 +26,6 @@ use tracing::debug;
 use super::kernel::Hook;
 use super::pins::{self, Pins};
 use super::{netlink, tc, xdp};
-use crate::sys::bpf::detach_pinned_link;
 
 /// Why nothing is attached.
 #[derive(Debug, Error)]
@@ -73,7 +71,7 @@ pub(super) fn attach_tcx(
     program: &mut SchedClassifier,
 ) -> Result<(), Error> {
     let path = pins.hook(interface.ifindex, Hook::Tcx);
-    let replaced = replace(&path, |link| {
+    let replaced = replace(pins, interface.ifindex, Hook::Tcx, |link| {
         let link = SchedClassifierLink::try_from(link)?;
         let id = program.attach_to_link(link)?;
         // The pin holds it.
@@ -101,7 +99,7 @@ pub(super) fn attach_xdp(
 ) -> Result<(), Error> {
     xdp::check(interface, hook)?;
     let path = pins.hook(interface.ifindex, hook);
-    let replaced = replace(&path, |link| {
+    let replaced = replace(pins, interface.ifindex, hook, |link| {
         let id = program.attach_to_link(XdpLink::try_from(link)?)?;
         drop(program.take_link(id)?);
         Ok(())
@@ -111,7 +109,7 @@ pub(super) fn attach_xdp(
     }
     // An interface has no program in the driver and one in the stack. User space answers meanwhile.
     let other = if hook == Hook::XdpNative { Hook::XdpGeneric } else { Hook::XdpNative };
-    remove_link(&pins.hook(interface.ifindex, other))?;
+    pins.remove_hook(interface.ifindex, other)?;
     let mode = if hook == Hook::XdpNative { XdpMode::Driver } else { XdpMode::Skb };
     let id = program.attach_to_if_index(interface.ifindex.get(), mode).map_err(refused_xdp)?;
     // What could only be attached without a link is detached by this.
@@ -125,8 +123,8 @@ pub(super) fn attach_clsact(
     program: &mut SchedClassifier,
 ) -> Result<(), Error> {
     let name = name_of(interface.ifindex)?;
-    let is_new = pins::make(&pins.hook(interface.ifindex, Hook::Clsact))?;
-    let attached = add_qdisc(&pins.qdisc(interface.ifindex), &name).and_then(|()| {
+    let is_new = pins.make_filter(interface.ifindex)?;
+    let attached = add_qdisc(pins, interface.ifindex, &name).and_then(|()| {
         let ours = match tc::filter_at(interface.ifindex, PRIORITY, HANDLE)? {
             None => false,
             Some(filter) if filter == FILTER => true,
@@ -155,21 +153,10 @@ pub(super) fn detach(pins: &Pins, ifindex: IfIndex, hook: Hook) -> Result<(), su
     let detached = match hook {
         Hook::Clsact => detach_filter(pins, ifindex),
         Hook::Tcx | Hook::XdpNative | Hook::XdpGeneric => {
-            remove_link(&pins.hook(ifindex, hook)).map_err(Error::from)
+            pins.remove_hook(ifindex, hook).map_err(Error::from)
         }
     };
     detached.map_err(|source| super::Error::Detach { ifindex, hook, source })
-}
-
-/// Detaches a link, if it is pinned there.
-fn remove_link(pin: &Path) -> Result<(), pins::Error> {
-    if pin.exists()
-        && let Err(error) = detach_pinned_link(pin)
-    {
-        // Then it goes with its last pin, a moment later.
-        debug!(pin = %pin.display(), %error, "link not detached at once");
-    }
-    pins::remove_all(pin)
 }
 
 /// Whether what was attached is still there. If that cannot be found out, it is.
@@ -192,8 +179,13 @@ pub(super) fn detach_qdisc(pins: &Pins, ifindex: IfIndex) -> Result<(), super::E
 
 /// Puts our program into the place of the one that the pinned link has. `false` if there is no link,
 /// or only one whose interface is gone.
-fn replace(path: &Path, put: impl FnOnce(FdLink) -> Result<(), Error>) -> Result<bool, Error> {
-    match PinnedLink::from_pin(path) {
+fn replace(
+    pins: &Pins,
+    ifindex: IfIndex,
+    hook: Hook,
+    put: impl FnOnce(FdLink) -> Result<(), Error>,
+) -> Result<bool, Error> {
+    match PinnedLink::from_pin(pins.hook(ifindex, hook)) {
         Err(LinkError::SyscallError(error)) if error.io_error.kind() == io::ErrorKind::NotFound => {
             return Ok(false);
         }
@@ -201,11 +193,11 @@ fn replace(path: &Path, put: impl FnOnce(FdLink) -> Result<(), Error>) -> Result
         Ok(link) => match put(link.into()) {
             Ok(()) => return Ok(true),
             Err(error) => {
-                debug!(path = %path.display(), ?error, "a link that is of no use any more");
+                debug!(%ifindex, %hook, ?error, "a link that is of no use any more");
             }
         },
     }
-    pins::remove_all(path)?;
+    pins.remove_hook(ifindex, hook)?;
     Ok(false)
 }
 
@@ -227,11 +219,11 @@ fn refused_xdp(error: ProgramError) -> Error {
     Error::Xdp(remedy)
 }
 
-fn add_qdisc(mark: &Path, name: &str) -> Result<(), Error> {
-    let is_new = pins::make(mark)?;
+fn add_qdisc(pins: &Pins, ifindex: IfIndex, name: &str) -> Result<(), Error> {
+    let is_new = pins.make_qdisc(ifindex)?;
     let Err(error) = qdisc_add_clsact(name) else { return Ok(()) };
     if is_new {
-        pins::remove_all(mark)?;
+        pins.remove_qdisc(ifindex)?;
     }
     match &error {
         TcError::AlreadyAttached => Ok(()),
@@ -247,19 +239,18 @@ fn detach_filter(pins: &Pins, ifindex: IfIndex) -> Result<(), Error> {
         }
         Ok(())
     })?;
-    Ok(pins::remove_all(&pins.hook(ifindex, Hook::Clsact))?)
+    Ok(pins.remove_hook(ifindex, Hook::Clsact)?)
 }
 
 fn remove_qdisc(pins: &Pins, ifindex: IfIndex) -> Result<(), Error> {
-    let ours = pins.qdisc(ifindex);
-    if ours.exists() {
+    if pins.qdiscs()?.contains(&ifindex) {
         unless_gone(ifindex, |_| {
             if !tc::has_filters(ifindex)? {
                 tc::remove_clsact(ifindex)?;
             }
             Ok(())
         })?;
-        pins::remove_all(&ours)?;
+        pins.remove_qdisc(ifindex)?;
     }
     Ok(())
 }

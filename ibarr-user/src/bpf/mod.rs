@@ -7,11 +7,13 @@
 //! until the lease ends, and the next daemon takes both over.
 
 mod allow;
+mod directory;
 mod hooks;
 mod interfaces;
 mod kernel;
 mod learned;
 mod maps;
+mod names;
 mod netlink;
 mod own;
 mod pins;
@@ -129,6 +131,14 @@ pub enum Error {
         .0.display()
     )]
     Elsewhere(PathBuf),
+    /// The programs cannot be loaded, and what was made for them is still there.
+    #[error("{}; besides, what was begun is not undone: {}", chain(cause), chain(undo))]
+    NotUndone {
+        /// Why they cannot.
+        cause: Box<Error>,
+        /// Why it is not.
+        undo: pins::Error,
+    },
     /// The guard cannot be attached to a socket.
     #[error("guard of the server sockets: cannot be attached")]
     Guard(#[source] Box<dyn StdError + Send + Sync>),
@@ -137,7 +147,16 @@ pub enum Error {
 impl Error {
     /// Whether more rights would help.
     pub fn is_permission(&self) -> bool {
-        is_permission(self)
+        match self {
+            Self::NotUndone { cause, .. } => cause.is_permission(),
+            error => is_permission(error),
+        }
+    }
+
+    /// Whether another directory of pins would help.
+    pub fn is_of_the_directory(&self) -> bool {
+        use pins::Error::{Foreign, NoName, Open, Owner};
+        matches!(self, Self::Pins(Foreign { .. } | NoName(_) | Open { .. } | Owner { .. }))
     }
 
     fn load(error: Box<dyn StdError + Send + Sync>) -> Self {
@@ -518,22 +537,32 @@ pub fn read(dir: &Path) -> Result<Option<Contents>, Error> {
         Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
         Err(error) => Err(pins::Error::Io(layout, error).into()),
         Ok(_) => {
-            let is_here = pins::namespace(dir)?.exists();
+            let is_here = dir.join(pins::namespace()?).exists();
             let learned = Mirror::open(&layout)?.elements()?;
             Ok(Some(Contents { learned, ..Maps::open(&layout)?.contents(is_here)? }))
         }
     }
 }
 
-/// Detaches and removes everything that daemons have left in `dir`; `false` if there was nothing.
+/// What [`detach`] has done.
+#[derive(Clone, Debug, Default, Eq, PartialEq)]
+pub struct Detached {
+    /// There was something of ours.
+    pub was_there: bool,
+    /// What is there and not ours.
+    pub left: Vec<PathBuf>,
+}
+
+/// Detaches and removes everything that daemons have left in `dir`, and nothing else.
 ///
 /// # Errors
-/// A daemon is at work with it, or something cannot be removed; another attempt goes on from there.
-pub fn detach(dir: &Path) -> Result<bool, Error> {
-    let Some(pins) = Pins::open_existing(dir)? else { return Ok(false) };
+/// A daemon is at work with it, the directory is not ours, or something cannot be removed; another
+/// attempt goes on from there.
+pub fn detach(dir: &Path) -> Result<Detached, Error> {
+    let Some(pins) = Pins::open_existing(dir)? else { return Ok(Detached::default()) };
     let hooks = pins.hooks()?;
     let has_filters = hooks.iter().any(|(_, hook)| *hook == Hook::Clsact);
-    if has_filters && pins.is_foreign(&pins::namespace(dir)?)? {
+    if has_filters && pins.is_elsewhere(&pins::namespace()?)? {
         return Err(Error::Elsewhere(dir.to_owned()));
     }
     for (ifindex, hook) in hooks {
@@ -542,6 +571,22 @@ pub fn detach(dir: &Path) -> Result<bool, Error> {
     for ifindex in pins.qdiscs()? {
         hooks::detach_qdisc(&pins, ifindex)?;
     }
-    pins.remove()?;
-    Ok(true)
+    Ok(Detached { was_there: true, left: pins.remove()? })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_failed_clean_up_does_not_hide_why_programs_are_not_loaded() {
+        let io_error = || io::Error::from(io::ErrorKind::PermissionDenied);
+        let cause = Error::load(Box::new(io_error()));
+        let undo = pins::Error::Io("/sys/fs/bpf/ibarr".into(), io::ErrorKind::ResourceBusy.into());
+        let error = Error::NotUndone { cause: Box::new(cause), undo };
+        let text = chain(&error);
+        let needs = text.find("with CAP_BPF").expect("what is missing");
+        assert!(needs < text.find("/sys/fs/bpf/ibarr").expect("what is not undone"), "{text}");
+        assert!(error.is_permission());
+    }
 }

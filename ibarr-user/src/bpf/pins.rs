@@ -3,15 +3,20 @@
 //! The directory on a bpffs that outlives the daemon.
 //!
 //! ```text
-//! <bpf-dir>/v4/<map>              the maps of layout 4
+//! <bpf-dir>/ibarr-pins/       the mark: what else is here is ibarr's, by the names below
+//!          /v4/<map>          the maps of layout 4
 //!          /links/tc-<ifindex>    links, each with the program of the last daemon
 //!          /links/clsact-<ifindex>/  a filter of ours, which no link holds
 //!          /links/qdisc-<ifindex>/   a clsact qdisc that we have added
-//!          /netns-<inode>/        the network namespace that all of this is about
+//!          /netns-<inode>/    the network namespace that all of this is about
 //! ```
 //!
 //! A bpffs holds pins and directories, so what is to be remembered is a directory. Links are outside
 //! of the layouts because they are what is carried from one to the next.
+//!
+//! Only what stands in this list is ever removed, and only where the mark is. The directory belongs
+//! to the user that the daemon runs as and nobody else may write in it; one that others could have
+//! made or changed is refused.
 
 use std::collections::BTreeSet;
 use std::fs::{self, DirBuilder, File, TryLockError};
@@ -19,16 +24,23 @@ use std::io::{self, ErrorKind};
 use std::os::unix::fs::{DirBuilderExt, MetadataExt};
 use std::path::{Path, PathBuf};
 
-use ibarr_common::IfIndex;
+use ibarr_common::{IfIndex, map};
 use nix::mount::{MsFlags, mount};
 use nix::sys::statfs::{BPF_FS_MAGIC, statfs};
+use nix::unistd::geteuid;
 use thiserror::Error;
-use tracing::info;
+use tracing::{debug, info};
 
+use super::directory::{Directory, Kind};
 use super::kernel::Hook;
+use super::names::{self, LINKS, MARK, OurLink, Top};
+use crate::sys::bpf::detach_pinned_link;
 
 /// The usual place of a bpffs.
 const BPFFS: &str = "/sys/fs/bpf";
+
+/// What the kernel itself puts into the root of each bpffs (kernel/bpf/inode.c).
+const OF_THE_KERNEL: [&str; 2] = ["maps.debug", "progs.debug"];
 
 /// Why the pins cannot be had.
 #[derive(Debug, Error)]
@@ -39,6 +51,48 @@ pub enum Error {
     /// There is no bpffs and none could be mounted.
     #[error("{0} is not on a bpffs; as root: mount -t bpf bpf {0}")]
     NoBpffs(PathBuf, #[source] io::Error),
+    /// It is somebody else's.
+    #[error(
+        "{path}: holds {found}, which is not ibarr's: nothing is changed there; \
+         name a directory of ibarr's own with --bpf-dir"
+    )]
+    Foreign {
+        /// The directory.
+        path: PathBuf,
+        /// The first of what is in it.
+        found: String,
+    },
+    /// Another user has made it.
+    #[error(
+        "{path}: belongs to uid {owner}, not to uid {us}, as which this runs: \
+         remove it, or name another directory with --bpf-dir"
+    )]
+    Owner {
+        /// The directory.
+        path: PathBuf,
+        /// Whose it is.
+        owner: u32,
+        /// Whose it should be.
+        us: u32,
+    },
+    /// Others can change or lock it.
+    #[error(
+        "{path}: other users can {what} (mode {mode:04o}): {remedy}, or name another directory \
+         with --bpf-dir"
+    )]
+    Open {
+        /// The directory, or the one that it is in.
+        path: PathBuf,
+        /// What they can do.
+        what: &'static str,
+        /// Its mode.
+        mode: u32,
+        /// What helps.
+        remedy: &'static str,
+    },
+    /// There is no name to go by.
+    #[error("{0}: is no name of a directory; name one with --bpf-dir")]
+    NoName(PathBuf),
     /// The file system refuses.
     #[error("{0}: cannot be made, read or removed")]
     Io(PathBuf, #[source] io::Error),
@@ -47,200 +101,427 @@ pub enum Error {
 /// The directory, locked: nobody else changes it.
 #[derive(Debug)]
 pub(super) struct Pins {
-    root: PathBuf,
+    parent: Directory,
+    name: String,
+    directory: Directory,
     _lock: File,
+    /// What this process has made in it, to be undone if the programs cannot be loaded.
+    made: Vec<String>,
 }
 
 impl Pins {
-    /// Makes the directory, on a bpffs, and locks it.
-    pub(super) fn open(root: &Path) -> Result<Self, Error> {
-        make_on_bpffs(root)?;
-        Self::lock(root)
+    /// Makes the directory, on a bpffs, locks it and marks it.
+    pub(super) fn open(path: &Path) -> Result<Self, Error> {
+        make_on_bpffs(path)?;
+        let Some(place) = Place::find(path)? else {
+            return Err(Error::Io(path.to_owned(), ErrorKind::NotFound.into()));
+        };
+        place.check_access(false)?;
+        let mut pins = place.lock()?;
+        if let Some(found) = pins.foreign()? {
+            return Err(Error::Foreign { path: path.to_owned(), found });
+        }
+        pins.make(MARK)?;
+        Ok(pins)
     }
 
-    /// Locks the directory if it is there.
-    pub(super) fn open_existing(root: &Path) -> Result<Option<Self>, Error> {
-        match fs::symlink_metadata(root) {
-            Err(error) if error.kind() == ErrorKind::NotFound => Ok(None),
-            Err(error) => Err(Error::Io(root.to_owned(), error)),
-            Ok(_) => Self::lock(root).map(Some),
+    /// Locks the directory if it is there and has pins of ours. One that is ours and empty is
+    /// removed.
+    pub(super) fn open_existing(path: &Path) -> Result<Option<Self>, Error> {
+        let Some(place) = Place::find(path)? else { return Ok(None) };
+        if !place.is_on_bpffs()? {
+            return match place.directory.names().map_err(io_error(path))?.into_iter().next() {
+                // A mount point without its mount.
+                None => Ok(None),
+                Some(found) => Err(Error::Foreign { path: path.to_owned(), found }),
+            };
         }
+        place.check_access(true)?;
+        let pins = place.lock()?;
+        if let Some(found) = pins.foreign()? {
+            return Err(Error::Foreign { path: path.to_owned(), found });
+        }
+        if pins.names()?.is_empty() {
+            pins.remove_directory()?;
+            return Ok(None);
+        }
+        Ok(Some(pins))
     }
 
-    fn lock(root: &Path) -> Result<Self, Error> {
-        let io_error = |error| Error::Io(root.to_owned(), error);
-        let lock = File::open(root).map_err(io_error)?;
-        match lock.try_lock() {
-            Ok(()) => Ok(Self { root: root.to_owned(), _lock: lock }),
-            Err(TryLockError::WouldBlock) => Err(Error::Taken(root.to_owned())),
-            Err(TryLockError::Error(error)) => Err(io_error(error)),
+    /// Something in it, if it is not ours.
+    ///
+    /// It is ours by its mark. A daemon from before there was one has left nothing else than what
+    /// stands at the head of this file, which is recognised too.
+    fn foreign(&self) -> Result<Option<String>, Error> {
+        let names = self.names()?;
+        if self.kind(MARK)? == Some(Kind::Directory) {
+            return Ok(None);
         }
+        let mut is_ours = false;
+        for name in &names {
+            let Some(top) = Top::of(name) else { return Ok(Some(name.clone())) };
+            if self.kind(name)? != Some(Kind::Directory) {
+                return Ok(Some(name.clone()));
+            }
+            let io_error = io_error(self.path());
+            let child = self.directory.child(name).map_err(io_error)?;
+            for below in child.names().map_err(io_error)? {
+                let kind = child.kind(&below).map_err(io_error)?;
+                if !kind.is_some_and(|kind| top.holds(&below, kind)) {
+                    return Ok(Some(format!("{name}/{below}")));
+                }
+                // A name that others would hardly choose.
+                is_ours |= below == map::GID_CACHE;
+            }
+            is_ours |= top == Top::Namespace;
+        }
+        Ok(if is_ours { None } else { names.into_iter().next() })
+    }
+
+    /// Makes the directories that a daemon needs, those that are not there.
+    pub(super) fn make_all(&mut self, namespace: &str, version: u32) -> Result<(), Error> {
+        [LINKS, namespace, &names::layout(version)].into_iter().try_for_each(|name| self.make(name))
+    }
+
+    fn make(&mut self, name: &str) -> Result<(), Error> {
+        if self.directory.make(name).map_err(io_error(&self.path().join(name)))? {
+            self.made.push(name.to_owned());
+        }
+        Ok(())
+    }
+
+    /// Removes what this process has made, and the directory if it is empty then.
+    pub(super) fn undo(self) -> Result<(), Error> {
+        let mut left = Vec::new();
+        for name in self.made.iter().rev() {
+            self.remove_known(name, &mut left)?;
+        }
+        self.remove_directory()
     }
 
     /// Where the maps of layout `version` are.
     pub(super) fn layout(&self, version: u32) -> PathBuf {
-        layout(&self.root, version)
+        layout(self.path(), version)
     }
 
     /// Layouts that are there.
     pub(super) fn layouts(&self) -> Result<BTreeSet<u32>, Error> {
-        Ok(names(&self.root)?
-            .iter()
-            .filter_map(|name| name.strip_prefix('v')?.parse().ok())
-            .collect())
+        let names = self.names()?;
+        let version = |name: &String| match Top::of(name) {
+            Some(Top::Layout(version)) => Some(version),
+            _ => None,
+        };
+        Ok(names.iter().filter_map(version).collect())
     }
 
     /// Removes a layout with its maps.
     pub(super) fn remove_layout(&self, version: u32) -> Result<(), Error> {
-        remove_all(&self.layout(version))
+        let mut left = Vec::new();
+        self.remove_known(&names::layout(version), &mut left)?;
+        if !left.is_empty() {
+            debug!(?left, "not ours, and left alone");
+        }
+        Ok(())
     }
 
-    /// Whether all this is about another namespace than `ours`.
-    pub(super) fn is_foreign(&self, ours: &Path) -> Result<bool, Error> {
-        let is_other = |name: &String| name.starts_with("netns-") && self.root.join(name) != ours;
-        Ok(names(&self.root)?.iter().any(is_other))
+    /// Whether all this is about another namespace than that with the name `ours`.
+    pub(super) fn is_elsewhere(&self, ours: &str) -> Result<bool, Error> {
+        for name in self.names()? {
+            let is_other = Top::of(&name) == Some(Top::Namespace) && name != ours;
+            if is_other && self.kind(&name)? == Some(Kind::Directory) {
+                return Ok(true);
+            }
+        }
+        Ok(false)
     }
 
     /// The pin of a link, or the directory that stands for a filter.
     pub(super) fn hook(&self, ifindex: IfIndex, hook: Hook) -> PathBuf {
-        self.links().join(format!("{}-{ifindex}", prefix(hook)))
+        self.path().join(LINKS).join(names::hook(ifindex, hook))
     }
 
-    /// What stands for a qdisc that we have added.
-    pub(super) fn qdisc(&self, ifindex: IfIndex) -> PathBuf {
-        self.links().join(format!("{QDISC}-{ifindex}"))
+    /// Makes the directory that stands for a filter; `true` if it was not there.
+    pub(super) fn make_filter(&self, ifindex: IfIndex) -> Result<bool, Error> {
+        self.make_link(&names::hook(ifindex, Hook::Clsact))
     }
 
-    /// What holds [`hook`](Self::hook)s and [`qdisc`](Self::qdisc)s.
-    pub(super) fn links(&self) -> PathBuf {
-        self.root.join("links")
+    /// Makes the directory that stands for a qdisc which we have added; `true` if it was not there.
+    pub(super) fn make_qdisc(&self, ifindex: IfIndex) -> Result<bool, Error> {
+        self.make_link(&names::qdisc(ifindex))
     }
 
-    /// The [`hook`](Self::hook)s that are there.
+    fn make_link(&self, name: &str) -> Result<bool, Error> {
+        let io_error = io_error(self.path());
+        self.directory.child(LINKS).and_then(|links| links.make(name)).map_err(io_error)
+    }
+
+    /// The hooks that are there.
     pub(super) fn hooks(&self) -> Result<BTreeSet<(IfIndex, Hook)>, Error> {
-        let hook = |(name, ifindex): (String, IfIndex)| {
-            Some((ifindex, Hook::ALL.into_iter().find(|&hook| prefix(hook) == name)?))
+        let hook = |link| match link {
+            OurLink::Hook(ifindex, hook) => Some((ifindex, hook)),
+            OurLink::Qdisc(_) => None,
         };
-        Ok(self.indexed()?.into_iter().filter_map(hook).collect())
+        Ok(self.links()?.into_iter().filter_map(hook).collect())
     }
 
-    /// The interfaces with a [`qdisc`](Self::qdisc).
-    pub(super) fn qdiscs(&self) -> Result<Vec<IfIndex>, Error> {
-        let of_qdisc = self.indexed()?.into_iter().filter(|(name, _)| name == QDISC);
-        Ok(of_qdisc.map(|(_, ifindex)| ifindex).collect())
-    }
-
-    fn indexed(&self) -> Result<Vec<(String, IfIndex)>, Error> {
-        let indexed = |name: &String| {
-            let (name, ifindex) = name.rsplit_once('-')?;
-            Some((name.to_owned(), IfIndex::new(ifindex.parse().ok()?)?))
+    /// The interfaces with a qdisc that we have added.
+    pub(super) fn qdiscs(&self) -> Result<BTreeSet<IfIndex>, Error> {
+        let qdisc = |link| match link {
+            OurLink::Qdisc(ifindex) => Some(ifindex),
+            OurLink::Hook(..) => None,
         };
-        Ok(names(&self.links())?.iter().filter_map(indexed).collect())
+        Ok(self.links()?.into_iter().filter_map(qdisc).collect())
     }
 
-    /// Removes all of it, which detaches the links.
-    pub(super) fn remove(self) -> Result<(), Error> {
+    fn links(&self) -> Result<Vec<OurLink>, Error> {
+        let mut found = Vec::new();
+        let Some(links) = self.open_links()? else { return Ok(found) };
+        let io_error = io_error(links.path());
+        for name in links.names().map_err(io_error)? {
+            if let Some(link) = OurLink::of(&name)
+                && links.kind(&name).map_err(io_error)? == Some(link.kind())
+            {
+                found.push(link);
+            }
+        }
+        Ok(found)
+    }
+
+    fn open_links(&self) -> Result<Option<Directory>, Error> {
+        if self.kind(LINKS)? != Some(Kind::Directory) {
+            return Ok(None);
+        }
+        self.directory.child(LINKS).map(Some).map_err(io_error(&self.path().join(LINKS)))
+    }
+
+    /// Detaches a link and removes its pin, or removes what stands for a filter.
+    pub(super) fn remove_hook(&self, ifindex: IfIndex, hook: Hook) -> Result<(), Error> {
+        self.remove_link(&names::hook(ifindex, hook))
+    }
+
+    /// Removes what stands for a qdisc that we have added.
+    pub(super) fn remove_qdisc(&self, ifindex: IfIndex) -> Result<(), Error> {
+        self.remove_link(&names::qdisc(ifindex))
+    }
+
+    fn remove_link(&self, name: &str) -> Result<(), Error> {
+        let Some(links) = self.open_links()? else { return Ok(()) };
+        let io_error = io_error(links.path());
+        match links.kind(name).map_err(io_error)? {
+            Some(kind) if Top::Links.holds(name, kind) => {
+                remove_link(&links, name, kind).map(drop).map_err(io_error)
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// Removes all that is ours, which detaches the links; gives what it has left alone.
+    pub(super) fn remove(self) -> Result<Vec<PathBuf>, Error> {
+        let mut left = Vec::new();
         // A link is gone with its pin: nothing answers any more when the maps go.
-        remove_all(&self.links())?;
-        for name in names(&self.root)? {
-            remove_all(&self.root.join(name))?;
+        self.remove_known(LINKS, &mut left)?;
+        for name in self.names()? {
+            if name != MARK {
+                self.remove_known(&name, &mut left)?;
+            }
         }
-        self.remove_if_empty()
+        // Last, so that another attempt goes on from anywhere.
+        self.remove_known(MARK, &mut left)?;
+        self.remove_directory()?;
+        left.sort();
+        left.dedup();
+        Ok(left)
     }
 
-    /// Removes the directory if there is nothing in it.
-    pub(super) fn remove_if_empty(self) -> Result<(), Error> {
-        match fs::remove_dir(&self.root) {
-            Err(error) if error.kind() == ErrorKind::DirectoryNotEmpty => Ok(()),
-            // The root of a bpffs that was mounted for us, which the administrator may unmount.
-            Err(error) if error.kind() == ErrorKind::ResourceBusy => Ok(()),
-            removed => ok_if_absent(removed).map_err(|error| Error::Io(self.root, error)),
+    /// Removes one of the directories in this one with all that it may hold, if it is there.
+    fn remove_known(&self, name: &str, left: &mut Vec<PathBuf>) -> Result<(), Error> {
+        let path = self.path().join(name);
+        let io_error = io_error(&path);
+        let Some(kind) = self.kind(name)? else { return Ok(()) };
+        let (Some(top), Kind::Directory) = (Top::of(name), kind) else {
+            left.push(path);
+            return Ok(());
+        };
+        let child = self.directory.child(name).map_err(io_error)?;
+        for below in child.names().map_err(io_error)? {
+            let is_gone = match child.kind(&below).map_err(io_error)? {
+                None => true,
+                Some(kind) if !top.holds(&below, kind) => false,
+                Some(kind) => remove_link(&child, &below, kind).map_err(io_error)?,
+            };
+            if !is_gone {
+                left.push(path.join(below));
+            }
         }
+        self.directory.remove_empty(name).map_err(io_error)?;
+        Ok(())
+    }
+
+    /// Removes the directory itself if it is empty, and was not given to us.
+    fn remove_directory(&self) -> Result<(), Error> {
+        let io_error = io_error(self.path());
+        if self.directory.access().map_err(io_error)?.uid != geteuid().as_raw() {
+            return Ok(());
+        }
+        match self.parent.remove_empty(&self.name) {
+            // The root of a bpffs, which the administrator may unmount, or a directory in one of the
+            // administrator's.
+            Err(error)
+                if matches!(
+                    error.kind(),
+                    ErrorKind::ResourceBusy
+                        | ErrorKind::PermissionDenied
+                        | ErrorKind::ReadOnlyFilesystem
+                ) =>
+            {
+                Ok(())
+            }
+            removed => removed.map(drop).map_err(io_error),
+        }
+    }
+
+    fn path(&self) -> &Path {
+        self.directory.path()
+    }
+
+    /// What is in it, but for what the kernel has put there.
+    fn names(&self) -> Result<Vec<String>, Error> {
+        let mut names = self.directory.names().map_err(io_error(self.path()))?;
+        names.retain(|name| !OF_THE_KERNEL.contains(&name.as_str()));
+        Ok(names)
+    }
+
+    fn kind(&self, name: &str) -> Result<Option<Kind>, Error> {
+        self.directory.kind(name).map_err(io_error(&self.path().join(name)))
     }
 }
 
 /// Where the maps of layout `version` are.
 pub(super) fn layout(root: &Path, version: u32) -> PathBuf {
-    root.join(format!("v{version}"))
+    root.join(names::layout(version))
 }
 
-/// What stands for the network namespace of this process.
-pub(super) fn namespace(root: &Path) -> Result<PathBuf, Error> {
+/// The name of what stands for the network namespace of this process.
+pub(super) fn namespace() -> Result<String, Error> {
     let path = Path::new("/proc/thread-self/ns/net");
-    let inode = fs::metadata(path).map_err(|error| Error::Io(path.to_owned(), error))?.ino();
-    Ok(root.join(format!("netns-{inode}")))
+    let inode = fs::metadata(path).map_err(io_error(path))?.ino();
+    Ok(names::namespace(inode))
 }
 
-/// Makes a directory; `true` if it was not there.
-pub(super) fn make(path: &Path) -> Result<bool, Error> {
-    match DirBuilder::new().mode(0o700).create(path) {
-        Ok(()) => Ok(true),
-        Err(error) if error.kind() == ErrorKind::AlreadyExists => Ok(false),
-        Err(error) => Err(Error::Io(path.to_owned(), error)),
+/// A directory and the one that it is in, not looked at yet.
+struct Place {
+    parent: Directory,
+    name: String,
+    directory: Directory,
+}
+
+impl Place {
+    fn find(path: &Path) -> Result<Option<Self>, Error> {
+        let (Some(parent), Some(name)) = (path.parent(), path.file_name().and_then(|n| n.to_str()))
+        else {
+            return Err(Error::NoName(path.to_owned()));
+        };
+        let parent = if parent.as_os_str().is_empty() { Path::new(".") } else { parent };
+        let opened = Directory::open(parent).and_then(|parent| {
+            let directory = parent.child(name)?;
+            Ok(Self { parent, name: name.to_owned(), directory })
+        });
+        match opened {
+            Err(error) if error.kind() == ErrorKind::NotFound => Ok(None),
+            opened => opened.map(Some).map_err(io_error(path)),
+        }
+    }
+
+    fn is_on_bpffs(&self) -> Result<bool, Error> {
+        self.directory.is_bpffs().map_err(io_error(self.directory.path()))
+    }
+
+    /// Whether nobody else can have made it, can change what is in it, replace it or lock it.
+    ///
+    /// If `may_be_given`, root also takes a directory of another user, in a place where only root
+    /// can have made one.
+    fn check_access(&self, may_be_given: bool) -> Result<(), Error> {
+        const WRITE: u32 = 0o022;
+        const READ: u32 = 0o004;
+        const STICKY: u32 = 0o1000;
+        let us = geteuid().as_raw();
+        let access = |of: &Directory| of.access().map_err(io_error(of.path()));
+        let open = |of: &Directory, mode, what, remedy| {
+            Err(Error::Open { path: of.path().to_owned(), what, mode, remedy })
+        };
+
+        let around = access(&self.parent)?;
+        let is_shared = around.mode & WRITE != 0;
+        if is_shared && around.mode & STICKY == 0 || around.uid != us && around.uid != 0 {
+            let remedy = "make it root's, mode 0755 or 1777";
+            return open(&self.parent, around.mode, "rename what is in it", remedy);
+        }
+        let own = access(&self.directory)?;
+        let path = self.directory.path().to_owned();
+        if own.uid != us && !(may_be_given && us == 0 && !is_shared) {
+            return Err(Error::Owner { path, owner: own.uid, us });
+        }
+        if own.mode & WRITE != 0 {
+            let remedy = "look at what is in it, then chmod 0700";
+            return open(&self.directory, own.mode, "write in it", remedy);
+        }
+        if own.mode & READ != 0 {
+            return open(&self.directory, own.mode, "lock it", "chmod 0700");
+        }
+        Ok(())
+    }
+
+    fn lock(self) -> Result<Pins, Error> {
+        let Self { parent, name, directory } = self;
+        let io_error = io_error(directory.path());
+        let lock = File::from(directory.try_clone().map_err(io_error)?);
+        match lock.try_lock() {
+            Ok(()) => Ok(Pins { parent, name, directory, _lock: lock, made: Vec::new() }),
+            Err(TryLockError::WouldBlock) => Err(Error::Taken(directory.path().to_owned())),
+            Err(TryLockError::Error(error)) => Err(io_error(error)),
+        }
     }
 }
 
-/// Removes a pin or a directory with all in it, if it is there.
-pub(super) fn remove_all(path: &Path) -> Result<(), Error> {
-    let is_dir = fs::symlink_metadata(path).is_ok_and(|metadata| metadata.is_dir());
-    let removed = if is_dir { fs::remove_dir_all(path) } else { fs::remove_file(path) };
-    ok_if_absent(removed).map_err(|error| Error::Io(path.to_owned(), error))
-}
-
-const QDISC: &str = "qdisc";
-
-const fn prefix(hook: Hook) -> &'static str {
-    match hook {
-        Hook::Tcx => "tc",
-        Hook::Clsact => "clsact",
-        Hook::XdpNative => "xdp-native",
-        Hook::XdpGeneric => "xdp-generic",
+/// Removes something of ours: a pin, after its link was detached if it is one of a link, or a
+/// directory that is empty. `false` if it is not.
+fn remove_link(directory: &Directory, name: &str, kind: Kind) -> io::Result<bool> {
+    if kind == Kind::Directory {
+        return directory.remove_empty(name);
     }
+    if OurLink::of(name).is_some()
+        && let Err(error) = detach_pinned_link(&directory.path_by_descriptor(name))
+    {
+        // Then it goes with its last pin, a moment later.
+        debug!(name, %error, "link not detached at once");
+    }
+    directory.remove_pin(name)?;
+    Ok(true)
 }
 
-fn make_on_bpffs(root: &Path) -> Result<(), Error> {
+fn make_on_bpffs(path: &Path) -> Result<(), Error> {
     let usual = Path::new(BPFFS);
+    let is_bpffs = |path| statfs(path).is_ok_and(|found| found.filesystem_type() == BPF_FS_MAGIC);
     // A directory of the kernel's own, where only a bpffs belongs.
-    if root.starts_with(usual) && !is_bpffs(usual) {
+    if path.starts_with(usual) && !is_bpffs(usual) {
         mount_bpffs(usual)?;
     }
-    DirBuilder::new()
-        .mode(0o700)
-        .recursive(true)
-        .create(root)
-        .map_err(|error| Error::Io(root.to_owned(), error))?;
-    if is_bpffs(root) { Ok(()) } else { mount_bpffs(root) }
+    DirBuilder::new().mode(0o700).recursive(true).create(path).map_err(io_error(path))?;
+    if is_bpffs(path) { Ok(()) } else { mount_bpffs(path) }
 }
 
-fn is_bpffs(path: &Path) -> bool {
-    statfs(path).is_ok_and(|found| found.filesystem_type() == BPF_FS_MAGIC)
-}
-
+/// Not over what somebody needs.
 fn mount_bpffs(path: &Path) -> Result<(), Error> {
+    if let Some(found) = fs::read_dir(path).map_err(io_error(path))?.next() {
+        let found = found.map_err(io_error(path))?.file_name().to_string_lossy().into_owned();
+        return Err(Error::Foreign { path: path.to_owned(), found });
+    }
     mount(Some("bpf"), path, Some("bpf"), MsFlags::empty(), Some("mode=0700"))
         .map_err(|errno| Error::NoBpffs(path.to_owned(), errno.into()))?;
     info!("mounted a bpffs at {}", path.display());
     Ok(())
 }
 
-/// Of a directory; none if it is not there.
-fn names(directory: &Path) -> Result<Vec<String>, Error> {
-    let io_error = |error| Error::Io(directory.to_owned(), error);
-    let entries = match fs::read_dir(directory) {
-        Err(error) if error.kind() == ErrorKind::NotFound => return Ok(Vec::new()),
-        entries => entries.map_err(io_error)?,
-    };
-    let mut names = Vec::new();
-    for entry in entries {
-        // Of what we make, every name is UTF-8.
-        names.extend(entry.map_err(io_error)?.file_name().into_string());
-    }
-    Ok(names)
-}
-
-fn ok_if_absent(result: io::Result<()>) -> io::Result<()> {
-    match result {
-        Err(error) if error.kind() == ErrorKind::NotFound => Ok(()),
-        result => result,
-    }
+fn io_error(path: &Path) -> impl Fn(io::Error) -> Error + Copy + '_ {
+    |error| Error::Io(path.to_owned(), error)
 }

@@ -148,8 +148,8 @@ impl Workbench {
             },
         };
         let pins = Pins::open(&options.dir)?;
-        let namespace = pins::namespace(&options.dir)?;
-        let pins = if pins.is_foreign(&namespace)? {
+        let namespace = pins::namespace()?;
+        let mut pins = if pins.is_elsewhere(&namespace)? {
             info!("{}: pins of another network namespace, removed", options.dir.display());
             pins.remove()?;
             Pins::open(&options.dir)?
@@ -157,16 +157,8 @@ impl Workbench {
             pins
         };
         let layout = pins.layout(map::ABI_VERSION);
-        let mut made = Vec::new();
-        let loaded = [pins.links(), namespace, layout.clone()]
-            .into_iter()
-            .try_for_each(|path| {
-                if pins::make(&path)? {
-                    made.push(path);
-                }
-                Ok(())
-            })
-            .and_then(|()| {
+        let loaded =
+            pins.make_all(&namespace, map::ABI_VERSION).map_err(Error::from).and_then(|()| {
                 let verifier_log = options.verifier_log.clone();
                 let mut programs = Programs::new(object, layout.clone(), verifier_log)?;
                 let mut maps = Maps::open(&layout)?;
@@ -179,13 +171,10 @@ impl Workbench {
             });
         match loaded {
             Ok(programs) => Ok(Self { programs, pins }),
-            Err(error) => {
-                for path in made {
-                    pins::remove_all(&path)?;
-                }
-                pins.remove_if_empty()?;
-                Err(error)
-            }
+            Err(error) => Err(match pins.undo() {
+                Ok(()) => error,
+                Err(undo) => Error::NotUndone { cause: Box::new(error), undo },
+            }),
         }
     }
 }

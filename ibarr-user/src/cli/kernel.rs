@@ -11,7 +11,7 @@ use ibarr_common::{IfIndex, Instant};
 use nix::net::if_::if_indextoname;
 
 use super::{Exit, ask, print};
-use crate::bpf;
+use crate::bpf::{self, Detached};
 use crate::causes::chain;
 use crate::control::messages::{
     Body, Failure, FailureKind, KernelEntry, KernelInterface, KernelLearned, KernelMaps,
@@ -44,8 +44,18 @@ pub(super) fn show(dir: &Path, json: bool) -> Exit {
 /// Removes all that daemons have left in the kernel.
 pub(super) fn detach(dir: &Path, json: bool) -> Exit {
     let done = match bpf::detach(dir) {
-        Ok(true) => format!("{}: all detached and removed", dir.display()),
-        Ok(false) => format!("{}: nothing there", dir.display()),
+        Ok(Detached { was_there: false, .. }) => format!("{}: nothing there", dir.display()),
+        Ok(Detached { left, .. }) if left.is_empty() => {
+            format!("{}: all detached and removed", dir.display())
+        }
+        Ok(Detached { left, .. }) => {
+            let left: Vec<_> = left.iter().map(|path| format!("{}", path.display())).collect();
+            format!(
+                "{}: all of ibarr's detached and removed; left alone, not ibarr's: {}",
+                dir.display(),
+                left.join(", ")
+            )
+        }
         Err(error) => return ask::fail(failure(&error), json),
     };
     if json {
@@ -151,6 +161,12 @@ fn learned(contents: &bpf::Contents) -> Vec<KernelLearned> {
 }
 
 fn failure(error: &bpf::Error) -> Failure {
-    let kind = if error.is_permission() { FailureKind::Permission } else { FailureKind::Internal };
+    let kind = if error.is_permission() {
+        FailureKind::Permission
+    } else if error.is_of_the_directory() {
+        FailureKind::Usage
+    } else {
+        FailureKind::Internal
+    };
     Failure { kind, message: chain(error) }
 }

@@ -2,6 +2,8 @@
 
 //! One daemon after another, and nobody notices.
 
+use std::fs::DirBuilder;
+use std::os::unix::fs::DirBuilderExt;
 use std::process::Command;
 use std::time::{Duration, Instant};
 
@@ -168,8 +170,9 @@ impl OldLayout {
     fn leave_behind(rig: &Rig, hook: &str) -> Self {
         let root = rig.bpf_dir();
         let (layout, links) = (root.join("v0"), root.join("links"));
-        std::fs::create_dir_all(&layout).unwrap();
-        std::fs::create_dir(&links).unwrap();
+        let mut for_root = DirBuilder::new();
+        for_root.mode(0o700).recursive(true).create(&layout).unwrap();
+        for_root.create(&links).unwrap();
         let mut loader = EbpfLoader::new();
         loader.map_max_entries(map::GID_CACHE, 77);
         for name in map::NAMES {
