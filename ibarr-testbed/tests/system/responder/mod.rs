@@ -7,6 +7,7 @@ mod beside;
 mod learned;
 mod lease;
 mod life;
+mod pins;
 mod rig;
 mod shown;
 mod takeover;
