@@ -35,6 +35,9 @@ pub(crate) struct Sim {
     /// Each datagram that was sent, and each answer, with its time.
     pub(crate) trace: Vec<String>,
     rng: ChaCha12Rng,
+    /// Queries that wait for what all peers share, and when it is done with one of them.
+    unserved: Vec<Packet>,
+    served_at: Option<Instant>,
     /// Datagrams on their way, by arrival and then in the order of their sending.
     wire: BTreeMap<(Instant, u64), Packet>,
     sent: u64,
@@ -49,12 +52,15 @@ pub(crate) struct Faults {
     pub(crate) repeated: u64,
     /// Of one way; a wide range reorders.
     pub(crate) delay: Range<Duration>,
+    /// Of each query on what all peers share, one at a time and in any order: a processor, or the
+    /// subnet administrator that is asked for the way.
+    pub(crate) service: Duration,
 }
 
 impl Default for Faults {
     fn default() -> Self {
         let delay = Duration::from_micros(100)..Duration::from_micros(101);
-        Self { lost: 0, repeated: 0, delay }
+        Self { lost: 0, repeated: 0, delay, service: Duration::ZERO }
     }
 }
 
@@ -118,6 +124,8 @@ impl Sim {
             nodes: Vec::new(),
             trace: Vec::new(),
             rng: ChaCha12Rng::seed_from_u64(seed),
+            unserved: Vec::new(),
+            served_at: None,
             wire: BTreeMap::new(),
             sent: 0,
         }
@@ -209,11 +217,19 @@ impl Sim {
     pub(crate) fn next_event(&self) -> Option<Instant> {
         let arrival = self.wire.keys().next().map(|&(at, _)| at);
         let timers = self.nodes.iter().filter_map(Node::next_timeout);
-        arrival.into_iter().chain(timers).min()
+        arrival.into_iter().chain(self.served_at).chain(timers).min()
     }
 
     fn step(&mut self, at: Instant) {
         self.now = self.now.max(at);
+        if self.served_at.is_some_and(|at| at <= self.now) {
+            let count = u64::try_from(self.unserved.len()).unwrap();
+            let which = usize::try_from(below(count, &mut self.rng)).unwrap();
+            let packet = self.unserved.swap_remove(which);
+            let next = self.now + self.faults.service;
+            self.served_at = (!self.unserved.is_empty()).then_some(next);
+            self.inject(self.faults.delay.start, packet);
+        }
         while let Some(entry) = self.wire.first_entry()
             && entry.key().0 <= self.now
         {
@@ -300,7 +316,7 @@ impl Sim {
     fn transmit(&mut self, packet: &Packet) {
         let Packet { from, to, payload } = packet;
         self.trace.push(format!("{} {from} to {to}: {payload:02x?}", self.now));
-        let Faults { lost, repeated, delay } = self.faults.clone();
+        let Faults { lost, repeated, delay, service } = self.faults.clone();
         let copies = 1 + usize::from(below(100, &mut self.rng) < repeated);
         for _ in 0..copies {
             if below(100, &mut self.rng) < lost {
@@ -308,6 +324,11 @@ impl Sim {
             }
             let width = u64::try_from(delay.end.saturating_sub(delay.start).as_nanos()).unwrap();
             let after = delay.start + Duration::from_nanos(below(width, &mut self.rng));
+            if to.port() == PORT && !service.is_zero() {
+                self.unserved.push(packet.clone());
+                self.served_at.get_or_insert(self.now + service);
+                continue;
+            }
             self.inject(after, packet.clone());
         }
     }

@@ -16,8 +16,8 @@ pub struct Settings {
     pub source_check: SourceCheck,
     /// How long a caller that does not say otherwise waits, the kernel's among them: 10 ms to 5 min.
     pub deadline: Duration,
-    /// When an unanswered query is sent again, counted from its first send; after the last of them
-    /// once a second.
+    /// When an unanswered query is sent again at the earliest, counted from its first send; later where
+    /// answers are known to take longer; after the last of them once a second.
     pub resends: Vec<Duration>,
     /// How far each resend is moved by chance.
     pub resend_jitter: Jitter,

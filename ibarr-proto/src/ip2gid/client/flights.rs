@@ -13,7 +13,7 @@ use rand_core::CryptoRng;
 use super::super::Question;
 use super::{RequestId, Route, SocketId};
 use crate::hash::Seeded;
-use crate::retry::{Schedule, random};
+use crate::retry::{Schedule, part};
 
 /// Flights found by each of their names. No two have the same question or msg_id, and no request
 /// waits twice. Full, it refuses what is new.
@@ -186,6 +186,11 @@ impl Flights {
         self.by_msg_id.get(&msg_id).copied()
     }
 
+    /// Flights that have not had a round without an answer.
+    pub(super) fn unsettled(&self) -> usize {
+        self.by_id.len().saturating_sub(self.settled.len())
+    }
+
     /// Flights under way.
     pub(super) fn len(&self) -> usize {
         self.by_id.len()
@@ -233,12 +238,10 @@ pub(super) struct Flight {
     /// A request has come since the round began.
     is_joined: bool,
     /// Resends once a second.
-    is_slow: bool,
+    pub(super) is_slow: bool,
     pub(super) round_ends: Instant,
     /// Once the driver has said.
     pub(super) route: Option<Route>,
-    /// What the resends count from.
-    pub(super) first_sent: Option<Instant>,
     pub(super) last_sent: Option<Instant>,
     /// Place in the schedule: 0 before the first send.
     pub(super) sent: usize,
@@ -246,8 +249,10 @@ pub(super) struct Flight {
     pub(super) resend_at: Option<Instant>,
     /// Place among those that are to be sent as soon as there is a socket.
     pub(super) ready: Option<u64>,
-    /// Sockets that it has left from, where its reply may come to.
-    pub(super) sockets: Vec<SocketId>,
+    /// Moves its resend, so that what is sent together is not sent again together.
+    luck: u32,
+    /// Where its reply may come to.
+    pub(super) sends: Vec<Send>,
 }
 
 impl Flight {
@@ -262,45 +267,52 @@ impl Flight {
             is_slow: false,
             round_ends,
             route: None,
-            first_sent: None,
             last_sent: None,
             sent: 0,
             resend_at: None,
             ready: None,
-            sockets: Vec::new(),
+            luck: 0,
+            sends: Vec::new(),
         }
     }
 
-    /// It has been sent. Resends that should have been before now are left out.
-    pub(super) fn sent_from(
-        &mut self,
-        now: Instant,
-        socket: SocketId,
-        schedule: &Schedule,
-        rng: &mut impl CryptoRng,
-    ) {
+    /// It has been sent.
+    pub(super) fn sent_from(&mut self, now: Instant, socket: SocketId, luck: u32) {
         self.ready = None;
-        if !self.sockets.contains(&socket) {
-            self.sockets.push(socket);
+        match self.sends.iter_mut().find(|send| send.socket == socket) {
+            Some(send) => send.is_repeated = true,
+            None => self.sends.push(Send { socket, at: now, is_repeated: false }),
         }
         self.last_sent = Some(now);
-        let first_sent = *self.first_sent.get_or_insert(now);
-        while !self.is_slow
-            && let Some(offset) = schedule.resend(self.sent, rng)
-        {
-            self.sent += 1;
-            if first_sent + offset > now {
-                self.resend_at = Some(first_sent + offset);
-                return;
-            }
-        }
         self.sent += 1;
-        self.resend_at = Some(now + SLOWEST + random(SLOWEST / 10, rng));
+        self.luck = luck;
+    }
+
+    /// Its send from `socket`.
+    pub(super) fn send(&self, socket: SocketId) -> Option<&Send> {
+        self.sends.iter().find(|send| send.socket == socket)
+    }
+
+    /// How long after its last send it is sent again.
+    pub(super) fn pause(&self, schedule: &Schedule, expected: Expected) -> Duration {
+        let slowest = SLOWEST + part(SLOWEST / 10, self.luck);
+        if self.is_slow {
+            return slowest;
+        }
+        // It has not been sent since its next hop answered.
+        let Some(n) = self.sent.checked_sub(1) else { return schedule.first() };
+        let Some(pause) = schedule.pause(n, self.luck) else { return slowest };
+        let Expected { timeout, factor } = expected;
+        let timeout = timeout.saturating_mul(factor);
+        let doubled = timeout.saturating_mul(1 << n.min(16)).min(timeout.max(DOUBLED));
+        let unmeasured = pause.saturating_mul(factor).min(slowest);
+        pause
+            .max(unmeasured)
+            .max(doubled.saturating_add(part(timeout / 10, self.luck)).min(slowest))
     }
 
     /// Counts the resends from the next send, which comes `after` the last one.
     pub(super) fn restart(&mut self, after: Duration) {
-        self.first_sent = None;
         self.sent = 0;
         self.is_slow = false;
         if self.ready.is_none() {
@@ -315,9 +327,30 @@ impl Flight {
     }
 }
 
-/// Longest time between two sends of a query. The resends of a slow round come after this, and up to a
-/// tenth later by chance: nodes that ask together need not go on together.
-pub(super) const SLOWEST: Duration = Duration::from_secs(1);
+/// The first send of a flight from a socket.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub(super) struct Send {
+    pub(super) socket: SocketId,
+    pub(super) at: Instant,
+    /// It was not the last one: which of them a reply answers cannot be told.
+    pub(super) is_repeated: bool,
+}
+
+/// When an answer has to be there.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Expected {
+    /// After the send; zero if nothing has been measured.
+    pub(super) timeout: Duration,
+    /// All pauses are to be longer by this.
+    pub(super) factor: u32,
+}
+
+/// The pauses of a round are not doubled beyond this: a question has three seconds.
+const DOUBLED: Duration = Duration::from_millis(500);
+
+/// Longest time between two sends of a query, and up to a tenth more by chance: nodes that ask together
+/// need not go on together.
+const SLOWEST: Duration = Duration::from_secs(1);
 
 #[derive(Clone, Copy, Debug)]
 struct Waiter {
@@ -476,25 +509,37 @@ mod tests {
     }
 
     #[test]
-    fn resends_that_should_have_been_before_are_left_out() {
-        let rng = &mut ChaCha12Rng::seed_from_u64(1);
+    fn resend_waits_for_the_schedule_and_for_the_round_trip_doubled_each_time() {
         let ms = Duration::from_millis;
         let jitter = crate::retry::Jitter::percent(0).unwrap();
         let schedule = Schedule::new([20, 60, 180].map(ms).into(), jitter).unwrap();
-        let mut flight = Flight::new(question(1), MsgId(7), Instant::BOOT + ms(3000));
         let socket = SocketId::closed_for_tests();
-        let start = Instant::BOOT + ms(100);
-        for (sent, next) in [(0, 20), (25, 60), (170, 180)] {
-            flight.sent_from(start + ms(sent), socket, &schedule, rng);
-            assert_eq!(flight.resend_at, Some(start + ms(next)), "sent at {sent}");
-        }
-        flight.sent_from(start + ms(200), socket, &schedule, rng);
-        let next = flight.resend_at.unwrap().since(start);
-        assert!((ms(1200)..=ms(1300)).contains(&next), "{next:?}");
-        flight.restart(ms(20));
-        assert_eq!(flight.resend_at, Some(start + ms(220)));
-        flight.sent_from(start + ms(500), socket, &schedule, rng);
-        assert_eq!(flight.resend_at, Some(start + ms(520)));
-        assert_eq!(flight.sockets, [socket]);
+        let pauses = |timeout, factor| {
+            let mut flight = Flight::new(question(1), MsgId(7), Instant::BOOT + ms(3000));
+            [(); 4].map(|()| {
+                flight.sent_from(Instant::BOOT, socket, 0);
+                flight.pause(&schedule, Expected { timeout: ms(timeout), factor })
+            })
+        };
+        assert_eq!(pauses(0, 1), [20, 40, 120, 1000].map(ms));
+        assert_eq!(pauses(5, 1), [20, 40, 120, 1000].map(ms));
+        assert_eq!(pauses(50, 1), [50, 100, 200, 1000].map(ms));
+        assert_eq!(pauses(150, 1), [150, 300, 500, 1000].map(ms));
+        assert_eq!(pauses(700, 1), [700, 700, 700, 1000].map(ms));
+        assert_eq!(pauses(50, 4), [200, 400, 500, 1000].map(ms));
+        assert_eq!(pauses(0, 8), [160, 320, 960, 1000].map(ms));
+    }
+
+    #[test]
+    fn reply_tells_which_send_it_answers_unless_the_socket_was_used_twice() {
+        let (socket, now) = (SocketId::closed_for_tests(), Instant::BOOT);
+        let mut flight = Flight::new(question(1), MsgId(7), now);
+        assert_eq!(flight.send(socket), None);
+        flight.sent_from(now, socket, 0);
+        let mut send = Send { socket, at: now, is_repeated: false };
+        assert_eq!(flight.send(socket), Some(&send));
+        flight.sent_from(now + Duration::from_secs(1), socket, 0);
+        send.is_repeated = true;
+        assert_eq!(flight.send(socket), Some(&send));
     }
 }

@@ -22,7 +22,8 @@ use std::time::Duration;
 use ibarr_common::Instant;
 
 use super::Route;
-use super::flights::FlightId;
+use super::flights::{Expected, FlightId};
+use super::round_trips::RoundTrips;
 use crate::hash::Seeded;
 use crate::timer::Timers;
 
@@ -33,6 +34,9 @@ pub(super) struct Hops {
     /// Those that no flight leaves by, by when they were heard.
     unused: BTreeSet<(Instant, Route)>,
     turns: Timers<Route>,
+    /// Of all warm hops together, and of all cold ones, which the kernel has to find first.
+    warm: Option<RoundTrips>,
+    cold: Option<RoundTrips>,
     /// Turns asked for so far.
     tickets: u64,
     limits: Limits,
@@ -54,6 +58,8 @@ impl Hops {
             table: HashMap::with_hasher(hasher),
             unused: BTreeSet::new(),
             turns: Timers::default(),
+            warm: None,
+            cold: None,
             tickets: 0,
             limits,
         }
@@ -159,10 +165,50 @@ impl Hops {
         if was_warm {
             return Vec::new();
         }
+        hop.warm_since = Some(now);
         hop.waiting.clear();
         hop.turn_began = None;
         self.turns.set(route, None);
         hop.flights.iter_mut().map(|(&flight, place)| (flight, place.take().is_some())).collect()
+    }
+
+    /// A reply has come through `route` to what was sent at `sent_at`; `None` if it does not tell which
+    /// of several sends it answers (Karn's rule). To be said before [`Self::heard`].
+    pub(super) fn measured(&mut self, now: Instant, route: Route, sent_at: Option<Instant>) {
+        let Some(hop) = self.table.get_mut(&route) else { return };
+        let Some(sent_at) = sent_at else {
+            hop.back_off = (hop.back_off + 1).min(MAX_BACK_OFF);
+            return;
+        };
+        hop.back_off = 0;
+        let sample = now.since(sent_at);
+        let is_warm = hop.is_warm(now, self.limits.hop_idle);
+        if is_warm && hop.warm_since.is_some_and(|since| since <= sent_at) {
+            RoundTrips::add(&mut hop.round_trips, now, sample);
+            RoundTrips::add(&mut self.warm, now, sample);
+        } else {
+            RoundTrips::add(&mut self.cold, now, sample);
+        }
+    }
+
+    /// When an answer through `route` has to be there, if `questions` wait for theirs.
+    ///
+    /// A hop that has answered within the last second goes by its own round trips. Any other may be
+    /// asked in a burst, which queues at what the hops share (processors, the subnet administrator):
+    /// it also goes by those of all hops in the last second, warm or cold as it is itself. As long as
+    /// none of them has answered, the more questions there are the longer each waits.
+    pub(super) fn expected(&self, now: Instant, route: Route, questions: usize) -> Expected {
+        let hop = self.table.get(&route);
+        let warm = hop.filter(|hop| hop.is_warm(now, self.limits.hop_idle));
+        let own = warm.and_then(|hop| hop.round_trips);
+        let all = if warm.is_some() { self.warm } else { self.cold };
+        let all = all.filter(|all| all.is_fresh(now));
+        let all = all.filter(|_| !own.is_some_and(|own| own.is_fresh(now)));
+        let timeout = own.iter().chain(&all).map(RoundTrips::timeout).max();
+        let back_off = 1 << hop.map_or(0, |hop| hop.back_off);
+        let crowd = u32::try_from(questions / CROWD).unwrap_or(u32::MAX).min(MAX_STRETCH);
+        let factor = if timeout.is_some() { back_off } else { back_off.max(crowd) };
+        Expected { timeout: timeout.unwrap_or_default(), factor }
     }
 
     /// Next hops remembered.
@@ -188,9 +234,23 @@ impl Hops {
     }
 }
 
+const MAX_BACK_OFF: u32 = 6;
+
+/// Questions that can wait for their first answer before each waits longer.
+const CROWD: usize = 8;
+
+/// By how much longer at most.
+const MAX_STRETCH: u32 = 25;
+
 #[derive(Debug, Default)]
 struct Hop {
     heard_at: Option<Instant>,
+    /// When it answered after it had been cold.
+    warm_since: Option<Instant>,
+    /// Of what was sent since.
+    round_trips: Option<RoundTrips>,
+    /// How often in a row a reply has not told which send it answers.
+    back_off: u32,
     turn_began: Option<Instant>,
     /// Those that leave by it, with the ticket of those that wait for a turn.
     flights: BTreeMap<FlightId, Option<Ticket>>,

@@ -23,6 +23,7 @@ mod flights;
 mod hops;
 mod left;
 mod memory;
+mod round_trips;
 mod sockets;
 mod table;
 mod types;
@@ -185,16 +186,18 @@ impl<R: CryptoRng> Client<R> {
     /// driver that has waited until it can send calls [`Self::handle_timeout`] first.
     pub fn poll_transmit(&mut self) -> Option<Transmit> {
         let outlet = self.outlets.first_ready()?;
-        let socket = outlet.pool.pick(&mut self.rng)?;
         let (_, id) = outlet.ready.pop_first()?;
         let flight = self.flights.flight(id)?;
+        let used = |socket| flight.send(socket).is_some();
+        let socket = outlet.pool.pick(&mut self.rng, used)?;
         let (question, route) = (flight.question, flight.route?);
 
         let first_time = flight.last_sent.is_none();
         self.counters.count(if first_time { Counter::Queries } else { Counter::Resends });
-        flight.sent_from(self.now, socket, self.config.schedule(), &mut self.rng);
+        flight.sent_from(self.now, socket, self.rng.next_u32());
         let payload = Query::new(Version::V1, flight.msg_id, question.target())?.emit();
-        self.timers.set(id, Some(flight.due()));
+        self.schedule_resend(id);
+        self.set_timer(id);
 
         let needs_interface = question.egress().is_some() || is_link_local(question.target());
         Some(Transmit {
@@ -336,9 +339,7 @@ impl<R: CryptoRng> Client<R> {
         let reply = Reply::parse(payload)?;
         let id = self.flights.of_msg_id(reply.msg_id).ok_or(Counter::Unasked)?;
         let flight = self.flights.flight(id).ok_or(Counter::Unasked)?;
-        if !flight.sockets.contains(&socket) {
-            return Err(Counter::WrongSocket);
-        }
+        let send = *flight.send(socket).ok_or(Counter::WrongSocket)?;
         let route = flight.route.ok_or(Counter::WrongSocket)?;
         if settings.source_check == SourceCheck::Strict {
             if from.ip() != flight.question.target() {
@@ -350,6 +351,8 @@ impl<R: CryptoRng> Client<R> {
         }
         self.counters.count(Counter::Replies);
         let question = flight.question;
+        let sent_at = (!send.is_repeated).then_some(send.at);
+        self.hops.measured(self.now, route, sent_at);
         let released = self.hops.heard(self.now, route);
         let cached = self.remember(question, reply.gid);
         self.cache.note_source(question, from.ip());
@@ -386,8 +389,14 @@ impl<R: CryptoRng> Client<R> {
                 return self.renew(id);
             }
         } else if flight.resend_at.is_some_and(|at| at <= now) {
-            flight.resend_at = None;
-            self.send_when_allowed(id);
+            // What has been measured since the last send counts.
+            self.schedule_resend(id);
+            if let Some(flight) = self.flights.flight(id)
+                && flight.resend_at.is_some_and(|at| at <= now)
+            {
+                flight.resend_at = None;
+                self.send_when_allowed(id);
+            }
         }
         self.set_timer(id);
         self.end_if_unwanted(id);
@@ -439,6 +448,19 @@ impl<R: CryptoRng> Client<R> {
         self.outlets.enqueue(id, flight);
         let pool = &mut self.outlets.of(flight.question.family()).pool;
         pool.want(self.now, &mut self.events);
+    }
+
+    /// Says when the flight is sent again, or when that is to be asked again: it may be sooner by then,
+    /// or later.
+    fn schedule_resend(&mut self, id: FlightId) {
+        let questions = self.flights.unsettled();
+        let Some(flight) = self.flights.flight(id) else { return };
+        let (Some(route), Some(last_sent)) = (flight.route, flight.last_sent) else { return };
+        let expected = self.hops.expected(self.now, route, questions);
+        let schedule = self.config.schedule();
+        let at = last_sent + flight.pause(schedule, expected);
+        let again = self.now + self.now.since(last_sent).max(schedule.first());
+        flight.resend_at = Some(if flight.is_slow { at } else { at.min(again) });
     }
 
     fn end_if_unwanted(&mut self, id: FlightId) {

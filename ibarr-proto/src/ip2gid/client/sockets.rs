@@ -159,11 +159,20 @@ impl Pool {
         }
     }
 
-    /// A socket to send from, by chance, if one is open.
-    pub(super) fn pick(&self, rng: &mut impl Rng) -> Option<SocketId> {
-        let count = u64::try_from(self.open.len()).unwrap_or(u64::MAX);
+    /// A socket to send from, by chance, if one is open: one that is not `used`, if there is one.
+    pub(super) fn pick(
+        &self,
+        rng: &mut impl Rng,
+        used: impl Fn(SocketId) -> bool,
+    ) -> Option<SocketId> {
+        let mut candidates: Vec<SocketId> =
+            self.open.iter().copied().filter(|&socket| !used(socket)).collect();
+        if candidates.is_empty() {
+            candidates.clone_from(&self.open);
+        }
+        let count = u64::try_from(candidates.len()).unwrap_or(u64::MAX);
         let index = usize::try_from(retry::below(count, rng)).ok()?;
-        self.open.get(index).copied()
+        candidates.get(index).copied()
     }
 
     /// Whether queries can be sent.
@@ -380,7 +389,7 @@ mod tests {
         }
 
         fn pick(&mut self) -> Option<SocketId> {
-            self.pool.pick(&mut self.rng)
+            self.pool.pick(&mut self.rng, |_| false)
         }
     }
 

@@ -1,0 +1,81 @@
+// SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
+
+//! How long an answer takes: the estimate of RFC 6298, from measured round trips.
+
+use std::time::Duration;
+
+use ibarr_common::Instant;
+
+/// Smoothed round trip and its variation (RFC 6298, section 2).
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub(super) struct RoundTrips {
+    smoothed: Duration,
+    variation: Duration,
+    measured_at: Instant,
+}
+
+impl RoundTrips {
+    pub(super) fn first(now: Instant, sample: Duration) -> Self {
+        Self { smoothed: sample, variation: sample / 2, measured_at: now }
+    }
+
+    /// With one more sample.
+    pub(super) fn and(self, now: Instant, sample: Duration) -> Self {
+        let deviation = self.smoothed.abs_diff(sample);
+        Self {
+            variation: self.variation / 4 * 3 + deviation / 4,
+            smoothed: self.smoothed / 8 * 7 + sample / 8,
+            measured_at: now,
+        }
+    }
+
+    /// Adds a sample to what may have none yet.
+    pub(super) fn add(to: &mut Option<Self>, now: Instant, sample: Duration) {
+        *to = Some(to.map_or_else(|| Self::first(now, sample), |known| known.and(now, sample)));
+    }
+
+    /// How long to wait for an answer before it counts as lost.
+    pub(super) fn timeout(&self) -> Duration {
+        self.smoothed + GRANULARITY.max(4 * self.variation)
+    }
+
+    /// Whether the last sample is so new that what delayed it may still be there.
+    pub(super) fn is_fresh(&self, now: Instant) -> bool {
+        now.since(self.measured_at) < FRESH
+    }
+}
+
+/// What timers and schedulers add.
+const GRANULARITY: Duration = Duration::from_millis(5);
+
+const FRESH: Duration = Duration::from_secs(1);
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const fn ms(ms: u64) -> Duration {
+        Duration::from_millis(ms)
+    }
+
+    /// The numbers of RFC 6298, 2.2 and 2.3, worked out by hand.
+    #[test]
+    fn estimate_follows_the_rfc() {
+        let now = Instant::BOOT;
+        let first = RoundTrips::first(now, ms(80));
+        assert_eq!(first.timeout(), ms(80 + 4 * 40));
+        let second = first.and(now, ms(160));
+        assert_eq!((second.smoothed, second.variation), (ms(90), ms(50)));
+        let third = second.and(now, ms(90));
+        assert_eq!((third.smoothed, third.variation), (ms(90), Duration::from_micros(37_500)));
+    }
+
+    #[test]
+    fn steady_round_trips_leave_the_granularity() {
+        let mut steady = RoundTrips::first(Instant::BOOT, ms(300));
+        for _ in 0..100 {
+            steady = steady.and(Instant::BOOT, ms(2));
+        }
+        assert!((ms(7)..ms(8)).contains(&steady.timeout()), "{steady:?}");
+    }
+}
