@@ -210,6 +210,30 @@ impl Cache {
         })
     }
 
+    /// Some of what is remembered, at most `count`, from the slot of a number on, and the number to go on
+    /// with if there are more slots. An answer keeps its slot, also when it is replaced, so a reader of
+    /// all pages meets once what is there all the while. What a page costs is bounded where slots are
+    /// empty, too.
+    pub(super) fn page(&self, from: u32, count: usize) -> (Vec<(&Key, &Remembered)>, Option<u32>) {
+        let mut page = Vec::new();
+        let mut at = from;
+        let (end, stop) = (self.entries.len(), from.saturating_add(Self::SLOTS_OF_PAGE));
+        while at < end {
+            if at == stop || page.len() == count {
+                return (page, Some(at));
+            }
+            let slot = Slot::new(at as usize);
+            if let Some(entry) = slot.and_then(|slot| self.entries.get(slot)) {
+                page.push((&entry.key, &entry.remembered));
+            }
+            at += 1;
+        }
+        (page, None)
+    }
+
+    /// An empty slot costs less than an answer.
+    const SLOTS_OF_PAGE: u32 = 512;
+
     fn make_room(&mut self, len: usize) -> u64 {
         let mut forgotten = 0;
         while self.len() > len
@@ -270,6 +294,11 @@ struct Entries {
 
 impl Entries {
     const BLOCK: usize = 1024;
+
+    /// Slots, also those that are free.
+    fn len(&self) -> u32 {
+        u32::try_from(self.blocks.len() * Self::BLOCK).unwrap_or(u32::MAX)
+    }
 
     fn get(&self, slot: Slot) -> Option<&Entry> {
         let (block, at) = Self::place(slot);
@@ -398,6 +427,48 @@ mod tests {
     }
 
     proptest! {
+        #[test]
+        fn pages_hold_once_what_is_there_all_the_while(
+            ops: Vec<(u8, u8, bool)>,
+            count in 1_usize..4,
+        ) {
+            let mut cache = cache(8);
+            let (mut from, mut seen) = (Some(0), Vec::new());
+            let mut always = BTreeSet::new();
+            let forget_gone = |always: &mut BTreeSet<Key>, cache: &Cache| {
+                always.retain(|key| cache.lookup(Instant::BOOT, key).is_some());
+            };
+            for n in 0..8 {
+                cache.insert(key(n), remembered(1, u64::from(n) + 1), 0);
+                always.insert(key(n));
+            }
+            for (n, time, reads) in ops {
+                // Replaces what is there by what may expire at any other time.
+                cache.insert(key(u32::from(n % 12)), remembered(n, u64::from(time) + 1), 0);
+                forget_gone(&mut always, &cache);
+                if time % 16 == 0 {
+                    cache.expire(Instant::from_nanos(u64::from(time / 2)));
+                    forget_gone(&mut always, &cache);
+                }
+                if let Some(at) = from.filter(|_| reads) {
+                    let (page, next) = cache.page(at, count);
+                    prop_assert!(page.len() <= count);
+                    seen.extend(page.iter().map(|(key, _)| **key));
+                    from = next;
+                }
+            }
+            while let Some(at) = from {
+                let (page, next) = cache.page(at, count);
+                prop_assert!(page.len() <= count);
+                prop_assert!(next.is_none_or(|next| next > at && next - at <= 512));
+                seen.extend(page.iter().map(|(key, _)| **key));
+                from = next;
+            }
+            for key in always {
+                prop_assert_eq!(seen.iter().filter(|seen| **seen == key).count(), 1);
+            }
+        }
+
         #[test]
         fn cache_does_what_a_plain_list_does(ops: Vec<(u8, u8, u8)>) {
             let mut cache = cache(5);

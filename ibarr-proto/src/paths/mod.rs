@@ -381,15 +381,26 @@ impl<R: CryptoRng + SeedableRng> Paths<R> {
 
     /// What is remembered, the soonest to expire first.
     pub fn entries(&self) -> impl Iterator<Item = Cached> + '_ {
-        self.cache.iter().filter_map(|(key, remembered)| {
-            let (name, is_doubted) = match self.ports.get(key.port())? {
-                port if remembered.epoch < port.valid_from => return None,
-                port => (port.name, remembered.epoch < port.epoch),
-            };
-            let question = key.question()?;
-            let Remembered { record, expires_at, .. } = *remembered;
-            Some(Cached { port: name, question, record, expires_at, is_doubted })
-        })
+        self.cache.iter().filter_map(|(key, remembered)| self.cached(key, remembered))
+    }
+
+    /// A part of it in no order, at most `count`: from a place on, which is 0 at first, and the place to
+    /// go on from if there may be more. Who reads all parts meets once what is remembered all the while;
+    /// what is learned or forgotten meanwhile may be met or not.
+    pub fn page(&self, from: u32, count: usize) -> (Vec<Cached>, Option<u32>) {
+        let (page, next) = self.cache.page(from, count);
+        let cached = |(key, remembered)| self.cached(key, remembered);
+        (page.into_iter().filter_map(cached).collect(), next)
+    }
+
+    fn cached(&self, key: &Key, remembered: &Remembered) -> Option<Cached> {
+        let (name, is_doubted) = match self.ports.get(key.port())? {
+            port if remembered.epoch < port.valid_from => return None,
+            port => (port.name, remembered.epoch < port.epoch),
+        };
+        let question = key.question()?;
+        let Remembered { record, expires_at, .. } = *remembered;
+        Some(Cached { port: name, question, record, expires_at, is_doubted })
     }
 
     fn advance(&mut self, now: Instant) {

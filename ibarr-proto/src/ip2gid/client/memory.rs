@@ -81,6 +81,28 @@ impl<R: CryptoRng> Client<R> {
         rest.filter(|(_, cached)| self.is_given(cached))
     }
 
+    /// What the cache gives of the `count` entries after a place, or of the first, and the place to go on
+    /// after if there may be more. Who reads all parts meets what is remembered all the while: once, if
+    /// it is not learned anew meanwhile; else it may be met twice, or not at all if it now expires before
+    /// what was read already.
+    pub fn page(
+        &self,
+        after: Option<Place>,
+        count: usize,
+    ) -> (Vec<(Question, Cached)>, Option<Place>) {
+        let mut page: Vec<_> = match after {
+            None => self.cache.iter().take(count).collect(),
+            Some(Place { expires_at, question }) => {
+                self.cache.iter_after((expires_at, question)).take(count).collect()
+            }
+        };
+        let last = page.last().filter(|_| page.len() == count);
+        let next =
+            last.map(|&(question, Cached { expires_at, .. })| Place { expires_at, question });
+        page.retain(|(_, cached)| self.is_given(cached));
+        (page, next)
+    }
+
     /// One of them. It does not count as used.
     pub fn entry(&self, question: Question) -> Option<Cached> {
         self.cache.peek(question).filter(|cached| self.is_given(cached))
@@ -119,6 +141,15 @@ impl<R: CryptoRng> Client<R> {
     fn is_given(&self, cached: &Cached) -> bool {
         cached.expires_at > self.now && !self.left.doubts(cached)
     }
+}
+
+/// Where a [page](Client::page) has ended.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub struct Place {
+    /// When the last entry expires.
+    pub expires_at: Instant,
+    /// The last entry.
+    pub question: Question,
 }
 
 /// How long peers may take to answer with their new GIDs when a subnet has another prefix: the subnet

@@ -53,6 +53,7 @@ use crate::timer::Timers;
 
 pub use cache::{Cached, Learned};
 pub use config::{Config, ConfigError, Settings, SourceCheck};
+pub use memory::Place;
 pub use sockets::SocketId;
 pub use types::{Counter, Event, Input, Outcome, RequestId, Route, Source, Transmit};
 

@@ -643,6 +643,35 @@ fn full_cache_evicts_and_counts() {
 }
 
 #[test]
+fn pages_hold_each_answer_once_whatever_is_learned_meanwhile() {
+    let mut rig = Rig::new(Settings::default());
+    let learn = |rig: &mut Rig, n| {
+        rig.resolve(n);
+        rig.reply(rig.sent.len() - 1, Some(gid(n)));
+    };
+    (1..=7).for_each(|n| learn(&mut rig, n));
+    let (mut seen, mut after, mut lens) = (Vec::new(), None, Vec::new());
+    for n in 8.. {
+        let (page, next) = rig.client.page(after, 2);
+        lens.push(page.len());
+        seen.extend(page.into_iter().map(|(question, _)| question));
+        after = next;
+        if after.is_none() {
+            break;
+        }
+        if n < 12 {
+            learn(&mut rig, n);
+        }
+    }
+    assert!(lens.iter().all(|&len| len <= 2), "{lens:?}");
+    for n in 1..=7 {
+        assert_eq!(seen.iter().filter(|&&seen| seen == question(n)).count(), 1, "{n}");
+    }
+    rig.client.flush(None);
+    assert_eq!(rig.client.page(after, 2), (Vec::new(), None));
+}
+
+#[test]
 fn full_hop_table_forgets_the_hop_heard_longest_ago() {
     let one = NonZeroUsize::MIN;
     let settings = Settings { max_hops: one, max_flights: one, ..Settings::default() };
