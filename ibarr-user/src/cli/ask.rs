@@ -1,12 +1,15 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 
+use std::collections::BTreeMap;
 use std::path::Path;
 
 use super::{Daemon, Exit, print};
 use crate::causes::chain;
 use crate::config::Config;
 use crate::control::client;
-use crate::control::messages::{AnswerStatus, Body, Failure, FailureKind, PathStatus, Request};
+use crate::control::messages::{
+    AnswerStatus, Body, CacheEntry, Failure, FailureKind, PathStatus, Request,
+};
 
 /// Asks the daemon and prints what it says.
 pub(super) fn ask(daemon: &Daemon, request: &Request) -> Exit {
@@ -31,6 +34,58 @@ pub(super) fn ask(daemon: &Daemon, request: &Request) -> Exit {
     exit
 }
 
+/// Prints all that the cache of addresses holds, in the order of addresses. One that the daemon learns
+/// anew meanwhile may be on two pages: the later one counts.
+pub(super) fn addresses(daemon: &Daemon) -> Exit {
+    let mut all = BTreeMap::new();
+    let mut after = None;
+    loop {
+        match client::ask(&daemon.run_dir, &Request::Cache { after }, daemon.patience) {
+            Ok(Body::Cache { entries, next }) => {
+                let key = |entry: &CacheEntry| (entry.ip, entry.interface.clone());
+                all.extend(entries.into_iter().map(|entry| (key(&entry), entry)));
+                match next {
+                    None => break,
+                    next => after = next,
+                }
+            }
+            other => return fail(unexpected(other), daemon.json),
+        }
+    }
+    let entries = all.into_values().collect();
+    let body = Body::Cache { entries, next: None };
+    if daemon.json {
+        print::json(&body.into());
+    } else {
+        print::body(&body);
+    }
+    Exit::Ok
+}
+
+/// Prints all that the cache of paths holds, of which there may be millions: each page when it comes.
+pub(super) fn paths(daemon: &Daemon) -> Exit {
+    let mut document = print::Paths::begin(daemon.json);
+    let mut after = None;
+    loop {
+        match client::ask(&daemon.run_dir, &Request::Paths { after }, daemon.patience) {
+            Ok(Body::Paths { paths, next }) => {
+                document.page(&paths);
+                after = next;
+            }
+            // What is printed already cannot be taken back.
+            other => {
+                // What is printed already is no document to add an error to.
+                let is_json = daemon.json && after.is_none();
+                return fail(unexpected(other), is_json);
+            }
+        }
+        if after.is_none() || print::has_failed() {
+            document.end();
+            return Exit::Ok;
+        }
+    }
+}
+
 /// Looks for mistakes in `file`, without a daemon.
 pub(super) fn validate(file: &Path, json: bool) -> Exit {
     let Err(error) = Config::load(file) else {
@@ -43,6 +98,13 @@ pub(super) fn validate(file: &Path, json: bool) -> Exit {
         return Exit::Ok;
     };
     fail(Failure { kind: FailureKind::Config, message: chain(&error) }, json)
+}
+
+fn unexpected(answer: Result<Body, Failure>) -> Failure {
+    answer.err().unwrap_or_else(|| Failure {
+        kind: FailureKind::Internal,
+        message: "the daemon speaks another version: it answers something else".to_owned(),
+    })
 }
 
 pub(super) fn fail(failure: Failure, json: bool) -> Exit {

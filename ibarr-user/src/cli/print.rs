@@ -33,6 +33,11 @@ pub(super) fn note(written: io::Result<()>) {
     }
 }
 
+/// Whether standard output has failed, so that the rest need not be made.
+pub(super) fn has_failed() -> bool {
+    FAILURE.get().is_some()
+}
+
 /// How a command ends that would end with `exit`, had all its output been written.
 pub(super) fn end(exit: Exit) -> Exit {
     note(io::stdout().flush());
@@ -78,13 +83,12 @@ pub(super) fn error_line(message: &str) {
 pub(super) fn body(body: &Body) {
     match body {
         Body::Answers { answers } => table(answers.iter().map(answer)),
-        Body::Cache { entries } if entries.is_empty() => line("nothing learned yet"),
-        Body::Cache { entries } => table(entries.iter().map(cache_entry)),
+        Body::Cache { entries, .. } if entries.is_empty() => line("nothing learned yet"),
+        Body::Cache { entries, .. } => table(entries.iter().map(cache_entry)),
         Body::Path { path } => self::path(path),
         Body::Ports { ports } if ports.is_empty() => line("no InfiniBand port"),
         Body::Ports { ports } => ports.iter().for_each(port),
-        Body::Paths { paths } if paths.is_empty() => line("no path learned yet"),
-        Body::Paths { paths } => table(paths.iter().map(cached_path)),
+        Body::Paths { paths, .. } => table(paths.iter().map(cached_path)),
         Body::Counters { counters } => {
             table(counters.iter().map(|(name, count)| vec![name.clone(), count.to_string()]));
         }
@@ -130,6 +134,54 @@ fn cached_path(path: &CachedPath) -> Vec<String> {
     let expires = format!("expires in {}", seconds(path.expires_in_ms));
     vec![path.port.clone(), path.sgid.clone(), path.dgid.clone(), hops, doubted, expires]
 }
+
+/// The document of all paths, printed page by page: one JSON document, or one table, whose columns grow
+/// with the first row that needs it.
+pub(super) struct Paths {
+    is_json: bool,
+    is_empty: bool,
+    widths: Vec<usize>,
+}
+
+impl Paths {
+    /// Nothing is printed yet.
+    pub(super) fn begin(is_json: bool) -> Self {
+        Self { is_json, is_empty: true, widths: Vec::new() }
+    }
+
+    /// Prints the next page.
+    pub(super) fn page(&mut self, paths: &[CachedPath]) {
+        if !self.is_json {
+            rows(&mut self.widths, paths.iter().map(cached_path));
+        }
+        let mut text = String::new();
+        for path in paths.iter().filter(|_| self.is_json) {
+            let start = if self.is_empty && text.is_empty() { JSON_PATHS.0 } else { "," };
+            text.push_str(start);
+            match serde_json::to_string(path) {
+                Ok(json) => text.push_str(&json),
+                Err(error) => error_line(&format!("cannot write JSON: {error}")),
+            }
+        }
+        write(text.as_bytes());
+        self.is_empty &= paths.is_empty();
+    }
+
+    /// That was all.
+    pub(super) fn end(self) {
+        match self {
+            Self { is_json: true, is_empty, .. } => {
+                let start = if is_empty { JSON_PATHS.0 } else { "" };
+                write(format!("{start}{}\n", JSON_PATHS.1).as_bytes());
+            }
+            Self { is_empty: true, .. } => line("no path learned yet"),
+            Self { .. } => {}
+        }
+    }
+}
+
+/// What stands around the paths in a document of them.
+const JSON_PATHS: (&str, &str) = ("{\"v\":1,\"paths\":[", "]}");
 
 fn port(port: &PortStatus) {
     let lid = |lid: Option<u16>| lid.map_or_else(|| "none".to_owned(), |lid| lid.to_string());
@@ -287,20 +339,38 @@ fn status(status: &Status) {
 }
 
 /// Columns as wide as their widest cell, two spaces apart.
-fn table(rows: impl Iterator<Item = Vec<String>>) {
+fn table(of: impl Iterator<Item = Vec<String>>) {
+    rows(&mut Vec::new(), of);
+}
+
+/// Rows below others, whose columns have these widths.
+fn rows(widths: &mut Vec<usize>, rows: impl Iterator<Item = Vec<String>>) {
     let rows: Vec<_> = rows.collect();
-    let mut widths: Vec<usize> = Vec::new();
     for row in &rows {
         widths.resize(widths.len().max(row.len()), 0);
         for (width, cell) in widths.iter_mut().zip(row) {
             *width = (*width).max(cell.len());
         }
     }
+    let mut text = String::new();
     for row in rows {
-        let mut text = String::new();
         for (width, cell) in widths.iter().zip(&row).filter(|(width, _)| **width > 0) {
             let _ = write!(text, "{cell:width$}  ");
         }
-        line(text.trim_end());
+        text.truncate(text.trim_end_matches(' ').len());
+        text.push('\n');
+    }
+    write(lines(&text).as_bytes());
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn parts_around_paths_are_those_of_the_document() {
+        let empty = Response::from(Body::Paths { paths: Vec::new(), next: None });
+        let parts = format!("{}{}", JSON_PATHS.0, JSON_PATHS.1);
+        assert_eq!(serde_json::to_string(&empty).unwrap(), parts);
     }
 }

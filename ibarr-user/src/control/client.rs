@@ -17,8 +17,8 @@ use super::messages::{Body, Failure, FailureKind, Request, Response};
 /// Longer than the daemon takes for anything that is not given more time by the request.
 pub const PATIENCE: Duration = Duration::from_secs(30);
 
-/// No document is longer: a full cache of 65,536 entries is about 10 MB.
-const MAX_DOCUMENT: u64 = 256 << 20;
+/// No answer is longer: what may be, comes in pages.
+const MAX_DOCUMENT: u64 = 16 << 20;
 
 /// Asks the daemon of `run_dir`, and waits for its answer: at most `patience` each to connect, to send
 /// the request, and for the next part of the answer, which may take the time that the request gives.

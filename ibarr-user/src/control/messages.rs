@@ -36,12 +36,20 @@ pub enum Request {
     },
     /// Every InfiniBand port.
     Ports,
-    /// Every path that the cache holds.
-    Paths,
+    /// A page of the paths that the cache holds.
+    Paths {
+        /// Where the page before has ended; absent for the first.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        after: Option<PathMark>,
+    },
     /// What the daemon is doing, and what it is not and why.
     Status,
-    /// Every address that the client cache holds.
-    Cache,
+    /// A page of the addresses that the client cache holds.
+    Cache {
+        /// Where the page before has ended; absent for the first.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        after: Option<AddressMark>,
+    },
     /// Forgets every cached address and path (changes the daemon).
     Flush,
     /// Every counter.
@@ -64,6 +72,31 @@ impl Request {
     pub fn changes(&self) -> bool {
         matches!(self, Self::Flush | Self::Reload)
     }
+}
+
+/// Where a page of [`Request::Cache`] ends, for the daemon that has made it.
+#[derive(Clone, Copy, Debug, Deserialize, Eq, PartialEq, Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub struct AddressMark {
+    /// Which daemon.
+    pub daemon: u64,
+    /// When the last entry expires.
+    pub expires_at: u64,
+    /// Its address.
+    pub ip: IpAddr,
+    /// Its interface.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub ifindex: Option<u32>,
+}
+
+/// Where a page of [`Request::Paths`] ends, for the daemon that has made it.
+#[derive(Clone, Copy, Debug, Deserialize, Eq, PartialEq, Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub struct PathMark {
+    /// Which daemon.
+    pub daemon: u64,
+    /// The place after the last entry.
+    pub place: u32,
 }
 
 /// What the daemon answers: `"v": 1` and the fields of one of these.
@@ -104,8 +137,11 @@ pub enum Body {
     },
     /// To [`Request::Cache`].
     Cache {
-        /// In the order of addresses.
+        /// In no order. The command prints all pages as one document, in the order of addresses.
         entries: Vec<CacheEntry>,
+        /// What to ask for the next page with; absent in the last.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        next: Option<AddressMark>,
     },
     /// To [`Request::Path`].
     Path {
@@ -119,8 +155,11 @@ pub enum Body {
     },
     /// To [`Request::Paths`].
     Paths {
-        /// The soonest to expire first.
+        /// In no order. The command prints all pages as one document.
         paths: Vec<CachedPath>,
+        /// What to ask for the next page with; absent in the last.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        next: Option<PathMark>,
     },
     /// To [`Request::Counters`].
     Counters {
@@ -536,7 +575,7 @@ mod tests {
         let failure = Failure { kind: FailureKind::Permission, message: "no".to_owned() };
         let bodies = [
             Body::Answers { answers },
-            Body::Cache { entries: Vec::new() },
+            Body::Cache { entries: Vec::new(), next: None },
             Body::Counters { counters: BTreeMap::from([("a".to_owned(), 1)]) },
             Body::Done { done: "flushed 3 entries".to_owned() },
             Body::Error { error: failure },

@@ -435,6 +435,6 @@ mod tests {
         assert_eq!(answers[0], "{\"v\":1,\"done\":\"done\"}");
         assert!(answers[1].contains("\"kind\":\"usage\""));
         server.await.unwrap().unwrap();
-        assert_eq!(engine.await.unwrap(), [Request::Status, Request::Cache]);
+        assert_eq!(engine.await.unwrap(), [Request::Status, Request::Cache { after: None }]);
     }
 }

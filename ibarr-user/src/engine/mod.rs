@@ -7,6 +7,7 @@
 mod asks;
 mod inputs;
 mod learned;
+mod pages;
 mod paths;
 mod reload;
 mod report;
@@ -34,6 +35,7 @@ use tracing::{debug, error, info};
 
 use self::asks::Asks;
 use self::inputs::{Input, Inputs};
+use self::pages::{Asked, Pages};
 use self::paths::PathAsks;
 use self::reload::Reloads;
 use self::snapshot::Snapshots;
@@ -85,6 +87,7 @@ pub struct Engine {
     started: Instant,
     node: Node<ChaCha12Rng>,
     asks: Asks,
+    pages: Pages,
     path_asks: PathAsks,
     sockets: Sockets,
     servers: Vec<ServerSocket>,
@@ -175,6 +178,7 @@ impl Engine {
             started: now,
             node: Node::new(config.node(), rng),
             asks: Asks::default(),
+            pages: Pages::default(),
             path_asks: PathAsks::default(),
             sockets: Sockets::new(datagram_sender, Arc::clone(&counters)),
             servers: Vec::new(),
@@ -255,6 +259,7 @@ impl Engine {
             self.node.poll_timeout(),
             self.responder.poll_timeout(),
             self.snapshots.poll_timeout(),
+            self.pages.poll_timeout(),
             self.ends_at,
         ];
         if let Err(error) = self.timer.set(due.into_iter().flatten().min()) {
@@ -322,6 +327,8 @@ impl Engine {
                         }
                     }
                 }
+                Request::Cache { after } => self.pages.ask(Asked::Addresses(after), answer),
+                Request::Paths { after } => self.pages.ask(Asked::Paths(after), answer),
                 Request::Path { path } => self.ask_path(now, &path, answer),
                 Request::Reload => self.reload(now, Some(answer)),
                 // Whoever asked may be gone.
@@ -339,6 +346,7 @@ impl Engine {
         self.carry_out(now);
         self.tell_restored();
         self.keep_paths(now);
+        self.make_page(now);
         self.mirror_cache(now);
         self.responder.handle_timeout(now, self.node.view());
         self.guard_servers();
@@ -479,8 +487,6 @@ impl Engine {
         match request {
             Request::Status => Body::Status { status: Box::new(self.status(now)) }.into(),
             Request::Counters => Body::Counters { counters: self.counts() }.into(),
-            Request::Cache => Body::Cache { entries: self.cached(now) }.into(),
-            Request::Paths => Body::Paths { paths: self.cached_paths(now) }.into(),
             Request::Ports => Body::Ports { ports: self.port_status(now) }.into(),
             Request::Flush => {
                 let (forgotten, paths) = (self.node.flush(), self.node.flush_paths());
@@ -488,7 +494,11 @@ impl Engine {
                 Body::Done { done: format!("{forgotten} addresses and {paths} paths forgotten") }
                     .into()
             }
-            Request::Resolve { .. } | Request::Path { .. } | Request::Reload => {
+            Request::Resolve { .. }
+            | Request::Path { .. }
+            | Request::Cache { .. }
+            | Request::Paths { .. }
+            | Request::Reload => {
                 let message = "answered elsewhere".to_owned();
                 Failure { kind: FailureKind::Internal, message }.into()
             }

@@ -212,20 +212,18 @@ impl Engine {
             None => Some("its umad device is not open".to_owned()),
         }
     }
+}
 
-    pub(super) fn cached_paths(&self, now: Instant) -> Vec<CachedPath> {
-        let entry = |entry: paths::Cached| CachedPath {
-            port: entry.port.to_string(),
-            sgid: entry.question.sgid.to_string(),
-            dgid: entry.question.dgid.to_string(),
-            pkey: entry.question.pkey.map(|pkey| pkey.to_string()),
-            tclass: entry.question.tclass,
-            hops: entry.record.as_ref().and_then(hops),
-            doubted: entry.is_doubted,
-            expires_in_ms: u64::try_from(entry.expires_at.since(now).as_millis())
-                .unwrap_or(u64::MAX),
-        };
-        self.node.paths().entries().map(entry).collect()
+pub(super) fn cached_path(now: Instant, entry: &paths::Cached) -> CachedPath {
+    CachedPath {
+        port: entry.port.to_string(),
+        sgid: entry.question.sgid.to_string(),
+        dgid: entry.question.dgid.to_string(),
+        pkey: entry.question.pkey.map(|pkey| pkey.to_string()),
+        tclass: entry.question.tclass,
+        hops: entry.record.as_ref().and_then(hops),
+        doubted: entry.is_doubted,
+        expires_in_ms: u64::try_from(entry.expires_at.since(now).as_millis()).unwrap_or(u64::MAX),
     }
 }
 

@@ -8,8 +8,7 @@ use std::time::Duration;
 
 use ibarr_common::{IfIndex, Instant};
 use ibarr_proto::counters;
-use ibarr_proto::ip2gid::client::Cached;
-use ibarr_proto::ip2gid::{Family, Question};
+use ibarr_proto::ip2gid::Family;
 use ibarr_proto::local_view::neighbours::Neighbour;
 use ibarr_proto::local_view::routing::WayBack;
 use ibarr_proto::local_view::{Event, Interface, LinkHeader};
@@ -23,8 +22,8 @@ use crate::causes::{chain, escaped};
 use crate::control;
 use crate::control::access::GroupId;
 use crate::control::messages::{
-    CacheEntry, ControlStatus, FailedReload, InterfaceStatus, ListenerStatus, LocalServiceStatus,
-    PathRequests, ResponderStatus, ServerStatus, Status,
+    ControlStatus, FailedReload, InterfaceStatus, ListenerStatus, LocalServiceStatus, PathRequests,
+    ResponderStatus, ServerStatus, Status,
 };
 use crate::transport::local_service as ls;
 use crate::transport::rtnetlink::{LOOPBACK, NudgeError, Nudged};
@@ -190,27 +189,6 @@ impl Engine {
         Some(named.name.to_string())
     }
 
-    pub(super) fn cached(&self, now: Instant) -> Vec<CacheEntry> {
-        let names: BTreeMap<IfIndex, String> = self
-            .node
-            .view()
-            .interfaces()
-            .map(|link| (link.ifindex, link.name.to_string()))
-            .collect();
-        let entry = |(question, cached): (Question, Cached)| CacheEntry {
-            ip: question.target(),
-            interface: question
-                .egress()
-                .map(|egress| names.get(&egress).cloned().unwrap_or_else(|| format!("#{egress}"))),
-            gid: cached.gid.map(|gid| gid.to_string()),
-            expires_in_ms: u64::try_from(cached.expires_at.since(now).as_millis())
-                .unwrap_or(u64::MAX),
-        };
-        let mut entries: Vec<_> = self.node.client().entries().map(entry).collect();
-        entries.sort_by(|a, b| (a.ip, &a.interface).cmp(&(b.ip, &b.interface)));
-        entries
-    }
-
     pub(super) fn counts(&self) -> BTreeMap<String, u64> {
         let mut counts = BTreeMap::new();
         add(&mut counts, "ip2gid.server", self.node.server().counters());
@@ -255,6 +233,13 @@ impl Engine {
                 control::GROUP
             ));
         }
+        warnings.extend(self.reloads.failed().map(|failed| {
+            format!(
+                "the configuration of before is in force, because the file has mistakes; mend it \
+                 and reload:\n{}",
+                failed.message
+            )
+        }));
         warnings.extend(self.reloads.slow(now).map(|taken| {
             let (file, taken) = (self.options.config.display(), taken.as_secs());
             format!("{file} has been read for {taken} s: does its file system answer?")

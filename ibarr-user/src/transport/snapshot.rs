@@ -307,14 +307,13 @@ mod tests {
         let dir = Dir::new("irregular");
         let path = dir.0.join("paths");
         let beside = dir.0.join("paths.new");
-        let makes: [(&str, fn(&Path)); 4] = [
-            ("FIFO", |path| mkfifo(path, Mode::S_IRWXU).unwrap()),
-            ("symbolic link", |path| symlink("/etc/passwd", path).unwrap()),
-            ("directory", |path| fs::create_dir(path).unwrap()),
-            ("socket", |path| drop(UnixListener::bind(path).unwrap())),
-        ];
-        for (kind, make) in makes {
-            make(&path);
+        for kind in ["FIFO", "symbolic link", "directory", "socket"] {
+            match kind {
+                "FIFO" => mkfifo(&path, Mode::S_IRWXU).unwrap(),
+                "symbolic link" => symlink("/etc/passwd", &path).unwrap(),
+                "directory" => fs::create_dir(&path).unwrap(),
+                _ => drop(UnixListener::bind(&path).unwrap()),
+            }
             let orders =
                 vec![Order::Read(path.clone(), 9), Order::Begin(path.clone(), vec![]), Order::End];
             let is_named = |reason: &String| reason.contains(&format!("paths is a {kind} and no"));

@@ -5,7 +5,9 @@
 //! this test has written. What passes is the kernel's formats, both ways.
 
 use std::fs;
+use std::io::Write as _;
 use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::unix::net::UnixStream;
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex};
 use std::thread;
@@ -13,8 +15,11 @@ use std::thread;
 use ibarr_common::Instant;
 use ibarr_common::ib::{Gid, Guid, Lid, PKey, PathRecord, ServiceId, SubnetPrefix};
 use ibarr_common::wire::ls::{Answer, PathUse, Request, ResolvePath, Seq, messages};
+use ibarr_common::wire::sa::PathQuestion;
 use ibarr_common::wire::umad::{AgentId, Form, HeaderWire, Received};
+
 use ibarr_fabric::sa::{AddressedPort, ClientId, Route, StandIn, Subnet};
+use ibarr_proto::paths::snapshot::{Encoder, KeptPath, Snapshot};
 use nix::sys::signal::Signal;
 use nix::sys::socket::{
     AddressFamily, Backlog, MsgFlags, SockFlag, SockType, UnixAddr, accept, bind, listen, recv,
@@ -312,6 +317,57 @@ fn daemon_asks_nothing_that_the_one_before_it_was_told_unless_the_port_has_chang
     fs::create_dir(dir.path("kept.new")).unwrap();
     assert_eq!(daemon.end(Signal::SIGTERM), Some(0));
     assert_eq!(fs::read(&file).unwrap(), bytes);
+}
+
+#[test]
+fn document_of_many_paths_is_whole_and_no_slow_reader_has_it_kept() {
+    const PATHS: u32 = 10_000;
+    let dir = TempDir::new("paths-pages");
+    let _port = Port::new(&dir);
+    let file = dir.path("kept");
+    let config = format!("[paths]\nsnapshot = \"{}\"\n", file.display());
+    let (mut daemon, kernel) = start(&dir, &config);
+    assert!(ask(&kernel, 1, request(LOCAL, 1)).is_some());
+    assert_eq!(daemon.end(Signal::SIGTERM), Some(0));
+    // The many are that one, asked for other services.
+    let kept = Snapshot::parse(&fs::read(&file).unwrap()).unwrap();
+    let one = kept.paths[0];
+    let of_service = |service| {
+        let service_id = Some(ServiceId::new(service));
+        KeptPath { question: PathQuestion { service_id, ..one.question }, ..one }
+    };
+    let many: Vec<_> = (0..u64::from(PATHS)).map(of_service).collect();
+    let (mut encoder, mut bytes) = Encoder::new(kept.begun_at, &kept.ports);
+    bytes.extend(encoder.paths(&many));
+    bytes.extend(encoder.finish());
+    fs::write(&file, bytes).unwrap();
+
+    let (daemon, _kernel) = start(&dir, &config);
+    daemon.until(|daemon| (counter(daemon, "paths.restored") == u64::from(PATHS)).then_some(()));
+    let before = most_memory(&daemon);
+    // They ask for page after page, and read none.
+    let slow: Vec<_> = (0..8)
+        .map(|_| {
+            let mut reader = UnixStream::connect(dir.path("control.sock")).unwrap();
+            reader.write_all("{\"ask\":\"paths\"}\n".repeat(1000).as_bytes()).unwrap();
+            reader
+        })
+        .collect();
+    let document = json(&daemon.ask(&["cache", "--paths", "--json"]));
+    assert_eq!(document["v"], 1);
+    assert_eq!(document["paths"].as_array().unwrap().len(), PATHS as usize);
+    let table = daemon.ask(&["cache", "--paths"]);
+    assert_eq!(table.stdout.split_inclusive(|&byte| byte == b'\n').count(), PATHS as usize);
+    let grown = most_memory(&daemon) - before;
+    assert!(grown < 4 << 10, "{grown} KiB more");
+    drop(slow);
+}
+
+/// KiB, since its start.
+fn most_memory(daemon: &Daemon) -> u64 {
+    let status = fs::read_to_string(format!("/proc/{}/status", daemon.pid())).unwrap();
+    let peak = status.lines().find_map(|line| line.strip_prefix("VmHWM:")).unwrap();
+    peak.trim().trim_end_matches(" kB").parse().unwrap()
 }
 
 #[test]

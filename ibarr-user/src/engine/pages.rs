@@ -1,0 +1,154 @@
+// SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
+
+//! Documents as long as a cache is full, a page at a time. Nothing is kept between two pages: what
+//! comes next is asked for with the mark of the page before.
+
+use std::collections::{BTreeMap, VecDeque};
+
+use ibarr_common::{IfIndex, Instant};
+use ibarr_proto::ip2gid::Question;
+use ibarr_proto::ip2gid::client::Place;
+use tokio::sync::oneshot;
+
+use super::Engine;
+use crate::control::messages::{
+    AddressMark, Body, CacheEntry, Failure, FailureKind, PathMark, Response,
+};
+
+/// Pages that were asked for and have yet to be made: one a turn, in the order of asking. There are no
+/// more than connections.
+#[derive(Debug, Default)]
+pub(super) struct Pages(VecDeque<(Asked, oneshot::Sender<Response>)>);
+
+/// Of which document, and where it begins.
+#[derive(Debug)]
+pub(super) enum Asked {
+    Addresses(Option<AddressMark>),
+    Paths(Option<PathMark>),
+}
+
+/// Entries of a page: some hundred microseconds' worth.
+pub(super) const PAGE: usize = 64;
+
+impl Pages {
+    pub(super) fn ask(&mut self, asked: Asked, to: oneshot::Sender<Response>) {
+        self.0.push_back((asked, to));
+    }
+
+    /// Now, if there is one to be made.
+    pub(super) fn poll_timeout(&self) -> Option<Instant> {
+        (!self.0.is_empty()).then_some(Instant::BOOT)
+    }
+
+    /// The next one that somebody still waits for.
+    fn next(&mut self) -> Option<(Asked, oneshot::Sender<Response>)> {
+        while let Some((asked, to)) = self.0.pop_front() {
+            if !to.is_closed() {
+                return Some((asked, to));
+            }
+        }
+        None
+    }
+}
+
+impl Engine {
+    /// Makes a page, if one was asked for.
+    pub(super) fn make_page(&mut self, now: Instant) {
+        let Some((asked, to)) = self.pages.next() else { return };
+        let page = match asked {
+            Asked::Addresses(after) => self.page_of_addresses(now, after),
+            Asked::Paths(after) => self.page_of_paths(now, after),
+        };
+        // The connection may be closed.
+        drop(to.send(page.map_or_else(Response::from, Response::from)));
+    }
+
+    fn page_of_addresses(&self, now: Instant, after: Option<AddressMark>) -> Result<Body, Failure> {
+        let after = match after {
+            None => None,
+            Some(AddressMark { daemon, expires_at, ip, ifindex }) => {
+                self.is_ours(daemon)?;
+                let question = Question::new(ip, ifindex.and_then(IfIndex::new));
+                let question = question.ok_or_else(no_mark)?;
+                Some(Place { expires_at: Instant::from_nanos(expires_at), question })
+            }
+        };
+        let (page, next) = self.node.client().page(after, PAGE);
+        let names: BTreeMap<IfIndex, String> = self
+            .node
+            .view()
+            .interfaces()
+            .map(|link| (link.ifindex, link.name.to_string()))
+            .collect();
+        let name =
+            |egress: IfIndex| names.get(&egress).cloned().unwrap_or_else(|| format!("#{egress}"));
+        let entries = page.into_iter().map(|(question, cached)| CacheEntry {
+            ip: question.target(),
+            interface: question.egress().map(name),
+            gid: cached.gid.map(|gid| gid.to_string()),
+            expires_in_ms: u64::try_from(cached.expires_at.since(now).as_millis())
+                .unwrap_or(u64::MAX),
+        });
+        let mark = |Place { expires_at, question }| AddressMark {
+            daemon: self.mark(),
+            expires_at: expires_at.as_nanos(),
+            ip: question.target(),
+            ifindex: question.egress().map(IfIndex::get),
+        };
+        Ok(Body::Cache { entries: entries.collect(), next: next.map(mark) })
+    }
+
+    fn page_of_paths(&self, now: Instant, after: Option<PathMark>) -> Result<Body, Failure> {
+        let from = match after {
+            None => 0,
+            Some(PathMark { daemon, place }) => {
+                self.is_ours(daemon)?;
+                place
+            }
+        };
+        let (page, next) = self.node.paths().page(from, PAGE);
+        let paths = page.into_iter().map(|cached| super::paths::cached_path(now, &cached));
+        let mark = |place| PathMark { daemon: self.mark(), place };
+        Ok(Body::Paths { paths: paths.collect(), next: next.map(mark) })
+    }
+
+    /// Tells the marks of this daemon from those of the one before it.
+    fn mark(&self) -> u64 {
+        self.started.as_nanos()
+    }
+
+    fn is_ours(&self, daemon: u64) -> Result<(), Failure> {
+        if daemon == self.mark() {
+            return Ok(());
+        }
+        let message = "the daemon was started anew meanwhile: ask again".to_owned();
+        Err(Failure { kind: FailureKind::Busy, message })
+    }
+}
+
+fn no_mark() -> Failure {
+    let message = "no page begins there: give the mark of the page before".to_owned();
+    Failure { kind: FailureKind::Usage, message }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn pages_are_made_one_by_one_for_readers_that_are_still_there() {
+        let mut pages = Pages::default();
+        assert_eq!(pages.poll_timeout(), None);
+        let mut readers = Vec::new();
+        for _ in 0..3 {
+            let (to, reader) = oneshot::channel();
+            pages.ask(Asked::Paths(None), to);
+            readers.push(reader);
+        }
+        drop(readers.remove(1));
+        assert_eq!(pages.poll_timeout(), Some(Instant::BOOT));
+        assert!(pages.next().is_some() && pages.next().is_some());
+        assert!(pages.next().is_none());
+        assert_eq!(pages.poll_timeout(), None);
+    }
+}
