@@ -159,7 +159,9 @@ impl World {
     fn open(&mut self) {
         self.is_open = true;
         self.causes += 1;
-        self.input(Input::Opened { port_id: PortId(9) });
+        // The core has to work for a member whose socket came from another process, and without.
+        let is_member = self.causes.is_multiple_of(2);
+        self.input(Input::Opened { port_id: PortId(9), is_member });
     }
 
     fn datagram(&mut self, bytes: &[u8], cut: bool) {
@@ -209,6 +211,12 @@ impl World {
             let Some(transmit) = self.core.poll_transmit() else { return };
             assert!(self.is_open, "sent without a socket");
             match transmit {
+                Transmit::Join => {}
+                Transmit::Leave(errno) => {
+                    assert!(errno < 0 && self.core.load().held == 0);
+                    self.is_open = false;
+                    self.input(Input::Closed);
+                }
                 Transmit::Message(message) => self.message(message.as_ref()),
                 Transmit::Nudge(nudge) => {
                     let next = self.core.poll_transmit();

@@ -90,7 +90,7 @@ fn messages_without_a_recording_have_the_layout_of_the_kernel_header() {
     assert_eq!(Answer::Paths(Paths::NONE).emit(Seq(7), PortId(0)).as_ref(), none);
     assert_eq!(Answer::parse(&only(&none)), Ok(Answer::Paths(Paths::NONE)));
 
-    let timeout = golden("18000000 0110 0100 07000000 00000000 0800 0200 d0070000");
+    let timeout = golden("18000000 0110 0500 07000000 00000000 0800 0200 d0070000");
     assert_eq!(SetTimeout::new(Timeout::DEFAULT).emit(Seq(7), PortId(0)).as_ref(), timeout);
     let read = SetTimeout::parse(&only(&timeout)).unwrap();
     assert_eq!(read.timeout().get(), Duration::from_secs(2));

@@ -325,7 +325,7 @@ mod tests {
     #[test]
     fn full_socket_to_the_kernel_holds_back_what_is_for_the_kernel_and_nothing_else() {
         let mut node = Node::new(Config::default(), ChaCha12Rng::seed_from_u64(1));
-        let opened = local_service::Input::Opened { port_id: PortId(180) };
+        let opened = local_service::Input::Opened { port_id: PortId(180), is_member: true };
         node.handle_input(NOW, Input::LocalService(opened));
         let target = "10.2.0.5".parse().unwrap();
         let request = Request::ResolveIp(ResolveIp { ifindex: EGRESS, target }).emit(Seq(1));

@@ -145,7 +145,8 @@ impl World {
         let input = match item {
             Inbox::Opened => {
                 daemon.answers += 1;
-                Input::LocalService(local_service::Input::Opened { port_id: PORT_ID })
+                let opened = local_service::Input::Opened { port_id: PORT_ID, is_member: true };
+                Input::LocalService(opened)
             }
             Inbox::View(input) => Input::View(*input),
             Inbox::Route(question, route) => {
@@ -288,6 +289,9 @@ impl World {
                 Output::Query(transmit) => self.query(id, daemon, &transmit),
                 Output::LocalService(Transmit::Message(message)) => {
                     self.tell_kernel(id, daemon, &message);
+                }
+                Output::LocalService(Transmit::Join | Transmit::Leave(_)) => {
+                    unreachable!("every daemon is a member, and no kernel refuses")
                 }
                 Output::LocalService(Transmit::Nudge(nudge)) => {
                     self.claims.nudges(now, id, daemon);

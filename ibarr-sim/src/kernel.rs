@@ -24,6 +24,7 @@ use crate::netlink::Message;
 pub struct Kernel {
     window: Duration,
     confirms: bool,
+    refuses: Option<i32>,
     has_listener: bool,
     /// `ib_nl_addr_request_seq`.
     ip_seq: u32,
@@ -52,11 +53,21 @@ pub struct Config {
     /// Each message that the kernel takes is followed by an error with a positive number: before
     /// 5.6, where the handlers returned the length of the message.
     pub confirms: bool,
+    /// Each message for the local service is refused with this error number (`rdma_nl_rcv_msg`):
+    /// `EINVAL` (22) from any network namespace but the first, `EPERM` (1) without CAP_NET_ADMIN. The
+    /// sender can be in the group all the same.
+    pub refuses: Option<i32>,
 }
 
 impl Default for Config {
     fn default() -> Self {
-        Self { window: Duration::from_micros(30), ip_seq: 0, path_seq: 0, confirms: false }
+        Self {
+            window: Duration::from_micros(30),
+            ip_seq: 0,
+            path_seq: 0,
+            confirms: false,
+            refuses: None,
+        }
     }
 }
 
@@ -149,13 +160,14 @@ pub struct NoListener;
 
 impl Kernel {
     /// With nobody on the group.
-    pub fn new(Config { window, ip_seq, path_seq, confirms }: Config) -> Self {
+    pub fn new(Config { window, ip_seq, path_seq, confirms, refuses }: Config) -> Self {
         Self {
             window,
             has_listener: false,
             ip_seq,
             path_seq,
             confirms,
+            refuses,
             ips: Vec::new(),
             paths: VecDeque::new(),
             path_timeout: DEFAULT_TIMEOUT,
@@ -325,6 +337,9 @@ impl Kernel {
 
     /// `rdma_nl_rcv_msg`, with its error number.
     fn hear(&mut self, now: Instant, message: &Message<'_>) -> i32 {
+        if let Some(errno) = self.refuses.filter(|_| message.kind >> 10 == CLIENT_LS) {
+            return errno;
+        }
         match message.kind {
             RESOLVE | IP_RESOLVE if message.is_request() => EPERM,
             RESOLVE => {

@@ -15,6 +15,11 @@
 //! until its deadline ([`Config::deadline`]), then given up in silence. **To a path request there always is an answer**:
 //! paths, or none, or that the kernel may ask the SA itself, which it would do anyway if we were
 //! silent for its time-out.
+//!
+//! **A listener whose answers are refused delays every caller**: while anything is in the group, the
+//! kernel waits for an answer. The kernel refuses messages from any network namespace but the first,
+//! and without CAP_NET_ADMIN. So the daemon tells it the time-out first, joins when the kernel has
+//! accepted that ([`Transmit::Join`]), and leaves when any message is refused ([`Transmit::Leave`]).
 
 mod nudges;
 mod paths;
@@ -62,6 +67,7 @@ pub struct LocalService {
     queue: Queue,
     /// To be told to the kernel.
     timeout: Option<Timeout>,
+    group: Group,
     nudges: Nudges,
     /// From when on a loss is worth another nudge.
     overruns_from: Instant,
@@ -86,6 +92,7 @@ impl LocalService {
             path_requests: PathRequests::new(limits.paths),
             queue: Queue::new(limits.paths),
             timeout: None,
+            group: Group::Outside,
             nudges: Nudges::default(),
             overruns_from: Instant::BOOT,
             events: VecDeque::new(),
@@ -109,27 +116,17 @@ impl LocalService {
     pub fn handle_input(&mut self, now: Instant, input: Input<'_>) {
         self.advance(now);
         match input {
-            Input::Opened { port_id } => {
+            Input::Opened { port_id, is_member } => {
                 self.port_id = Some(port_id);
                 self.refusal = None;
                 self.timeout = Some(self.config.timeout);
-                // Requests may wait that were sent to somebody before us.
-                self.want_nudge(Whom::Anybody);
-            }
-            Input::Closed => {
-                self.abandon();
-                for seq in self.requests.seqs() {
-                    self.remove(seq);
+                if is_member {
+                    self.hear();
+                } else {
+                    self.group = Group::Outside;
                 }
-                while self.path_requests.take_first().is_some() {
-                    self.counters.count(Counter::PathsAbandoned);
-                }
-                self.port_id = None;
-                self.timeout = None;
-                self.queue.clear();
-                self.nudges.unwant();
-                self.nudges.more_to_come(false);
             }
+            Input::Closed => self.close(),
             Input::Datagram { sender, bytes, cut } => {
                 self.nudges.more_to_come(true);
                 self.datagram(sender, bytes, cut);
@@ -137,6 +134,10 @@ impl LocalService {
             Input::Drained => self.nudges.more_to_come(false),
             Input::Overrun => {
                 self.counters.count(Counter::Overruns);
+                if self.group == Group::Outside && self.port_id.is_some() {
+                    // The verdict was lost.
+                    self.timeout = Some(self.config.timeout);
+                }
                 if self.overruns_from <= self.now {
                     self.overruns_from = self.now + OVERRUN_PAUSE;
                     self.want_nudge(Whom::Anybody);
@@ -224,11 +225,18 @@ impl LocalService {
     /// The next thing to do, none of which may be done before its predecessor: a nudge comes only
     /// after every answer.
     pub fn poll_transmit(&mut self) -> Option<Transmit> {
+        if let Group::Leaving(errno) = self.group {
+            self.group = Group::Outside;
+            return Some(Transmit::Leave(errno));
+        }
         let port_id = self.port_id?;
         if let Some(timeout) = self.timeout.take() {
-            // The kernel answers only if it refuses, and then repeats the number.
             let message = SetTimeout::new(timeout).emit(Seq(0), port_id);
             return Some(Transmit::Message(message));
+        }
+        if self.group == Group::Joining {
+            self.group = Group::Inside;
+            return Some(Transmit::Join);
         }
         while let Some(item) = self.queue.pop() {
             let message = match item {
@@ -284,6 +292,29 @@ impl LocalService {
             || (self.timeout.is_none() && self.queue.is_empty() && !self.nudges.is_busy())
     }
 
+    /// The kernel sends its requests to our socket, or will in a moment.
+    fn hear(&mut self) {
+        self.group = Group::Inside;
+        // Some may wait that were sent to another listener before.
+        self.want_nudge(Whom::Anybody);
+    }
+
+    fn close(&mut self) {
+        self.abandon();
+        for seq in self.requests.seqs() {
+            self.remove(seq);
+        }
+        while self.path_requests.take_first().is_some() {
+            self.counters.count(Counter::PathsAbandoned);
+        }
+        self.port_id = None;
+        self.timeout = None;
+        self.group = Group::Outside;
+        self.queue.clear();
+        self.nudges.unwant();
+        self.nudges.more_to_come(false);
+    }
+
     fn advance(&mut self, now: Instant) {
         self.now = self.now.max(now);
     }
@@ -308,14 +339,7 @@ impl LocalService {
 
     fn message(&mut self, message: &Message<'_>) {
         if message.kind() == Kind::Verdict {
-            return match message.errno() {
-                Some(errno) if errno < 0 => {
-                    self.counters.count(Counter::Refusals);
-                    self.refusal = Some(errno);
-                }
-                Some(_) => self.counters.count(Counter::Confirmations),
-                None => self.counters.count(Counter::MalformedTruncated),
-            };
+            return self.verdict(message.errno());
         }
         if !message.is_request() {
             return self.counters.count(Counter::NotARequest);
@@ -324,6 +348,28 @@ impl LocalService {
             Ok(Request::ResolveIp(request)) => self.address_request(message.seq(), request),
             Ok(Request::ResolvePath(request)) => self.path_request(message.seq(), request),
             Err(error) => self.malformed(Some(message), error),
+        }
+    }
+
+    /// What the kernel says of a message of ours.
+    fn verdict(&mut self, errno: Option<i32>) {
+        match errno {
+            Some(errno) if errno < 0 => {
+                self.counters.count(Counter::Refusals);
+                self.refusal = Some(errno);
+                if self.port_id.is_some() {
+                    self.close();
+                    self.group = Group::Leaving(errno);
+                }
+            }
+            Some(_) => {
+                self.counters.count(Counter::Confirmations);
+                if self.group == Group::Outside && self.port_id.is_some() {
+                    self.hear();
+                    self.group = Group::Joining;
+                }
+            }
+            None => self.counters.count(Counter::MalformedTruncated),
         }
     }
 
@@ -498,6 +544,18 @@ impl LocalService {
             State::Answered(_) | State::Resting { .. } => {}
         }
     }
+}
+
+/// Whether the socket is in the group that the kernel sends its requests to.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+enum Group {
+    /// The kernel has not accepted a message yet, or there is no socket.
+    Outside,
+    /// The driver is to join it.
+    Joining,
+    Inside,
+    /// The driver is to leave it, because the kernel refused a message with this error number.
+    Leaving(i32),
 }
 
 /// How much is held.

@@ -153,6 +153,8 @@ pub enum Input<'a> {
     Opened {
         /// Its number, which our messages carry.
         port_id: PortId,
+        /// Whether the kernel sends its requests there already; else see [`Transmit::Join`].
+        is_member: bool,
     },
     /// The socket is lost.
     Closed,
@@ -191,6 +193,11 @@ pub enum Sender {
 pub enum Transmit {
     /// Send this to the kernel. It has been handed to the socket when the next is asked for.
     Message(Emitted),
+    /// Join the group that the kernel sends its requests to. The kernel takes our messages.
+    Join,
+    /// Leave the group and close the socket: the kernel refuses our messages, with this error number.
+    /// Nothing else is done with this socket.
+    Leave(i32),
     /// Change a neighbour entry, so that the kernel looks at the answers before; to be answered by
     /// [`Input::Nudged`].
     Nudge(Nudge),

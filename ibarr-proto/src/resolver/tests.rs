@@ -264,7 +264,7 @@ impl Rig {
             answered: Vec::new(),
             transmits: Vec::new(),
         };
-        let opened = Input::Opened { port_id: PortId(180) };
+        let opened = Input::Opened { port_id: PortId(180), is_member: true };
         rig.resolver.handle_local_service(rig.now, &View, opened);
         assert_eq!(rig.told(), "timeout, nudge");
         for pause in FOLLOW_UPS {

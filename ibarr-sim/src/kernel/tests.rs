@@ -2,6 +2,9 @@
 
 //! Each rule of the kernel, by bytes that were recorded or made by hand.
 
+use ibarr_common::wire::ls::PortId;
+use ibarr_proto::local_service::{self, LocalService};
+
 use super::*;
 
 const START: Instant = Instant::from_nanos(1_000_000_000);
@@ -225,6 +228,55 @@ fn without_a_listener_addresses_fail_at_once_and_paths_are_asked_of_the_sa() {
 }
 
 /// `ib_nl_addr_request_seq` and `ib_nl_sa_request_seq`
+/// `rdma_nl_rcv_msg`, `rdma_nl_chk_listeners`: a member of the group whose answers are refused.
+#[test]
+fn callers_wait_in_vain_for_a_member_that_is_refused() {
+    for (errno, verdict) in [(1, "ffffffff"), (22, "eaffffff")] {
+        let mut kernel = Rig(Kernel::new(Config { refuses: Some(errno), ..config() }));
+        kernel.0.handle_input(START, Input::Listener(true));
+        kernel.ask();
+        kernel.hear(WINDOW, ANSWER);
+        let [_, said] = &kernel.sent()[..] else { panic!("no verdict") };
+        assert_eq!(said[16..20], unhex(verdict));
+        kernel.pass(TIMEOUT);
+        kernel.pass(TIMEOUT + WINDOW);
+        assert_eq!(kernel.events(), [Event::Ip(Seq(12), IpOutcome::TimedOut)]);
+    }
+}
+
+/// The core joins and leaves as it says.
+#[test]
+fn daemon_that_is_refused_keeps_no_caller_waiting() {
+    for (refuses, confirms) in [(None, false), (None, true), (Some(1), false), (Some(22), false)] {
+        let mut kernel = Rig(Kernel::new(Config { confirms, refuses, ..config() }));
+        let mut core = LocalService::new(local_service::Config::default());
+        let opened = local_service::Input::Opened { port_id: PortId(180), is_member: false };
+        core.handle_input(START, opened);
+        let mut refused_with = None;
+        while let Some(transmit) = core.poll_transmit() {
+            match transmit {
+                local_service::Transmit::Message(message) => {
+                    kernel.hear_bytes(Duration::ZERO, message.as_ref());
+                }
+                local_service::Transmit::Join => {
+                    kernel.0.handle_input(START, Input::Listener(true));
+                }
+                local_service::Transmit::Leave(errno) => refused_with = Some(-errno),
+                local_service::Transmit::Nudge(_) => {}
+            }
+            for bytes in kernel.sent() {
+                let (sender, bytes) = (local_service::Sender::Kernel, &bytes[..]);
+                let datagram = local_service::Input::Datagram { sender, bytes, cut: false };
+                core.handle_input(START, datagram);
+            }
+            core.handle_input(START, local_service::Input::Drained);
+        }
+        assert_eq!(refused_with, refuses);
+        let asked = kernel.0.resolve_ip(START, request(), TIMEOUT);
+        assert_eq!(asked.is_err(), refuses.is_some(), "{asked:?}");
+    }
+}
+
 #[test]
 fn numbers_collide_between_operations_and_have_gaps() {
     let mut kernel = Rig(Kernel::new(Config { path_seq: 11, ..config() }));
@@ -351,7 +403,7 @@ fn kernel() -> Rig {
 }
 
 fn config() -> Config {
-    Config { window: WINDOW, ip_seq: 11, path_seq: 0, confirms: false }
+    Config { window: WINDOW, ip_seq: 11, path_seq: 0, confirms: false, refuses: None }
 }
 
 impl Rig {

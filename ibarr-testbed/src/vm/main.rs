@@ -57,6 +57,7 @@ fn main() -> ExitCode {
         [_, "daemon"] => ls::daemon::run(),
         [_, RESPONDER] => failure(ls::responder::run()),
         [_, LISTENER] => failure(ls::daemon::listen()),
+        [_, STRANDED, place, ..] => failure(ls::daemon::strand(place, &arguments[3..])),
         [_, INHERIT, ..] => failure(ls::daemon::inherit(&arguments[2..])),
         _ => {
             eprintln!("ibarr-guest: no scenario is called {arguments:?}");
@@ -81,3 +82,5 @@ const STEADY: &str = "--steady";
 const LISTENER: &str = "ls-listener";
 /// Starts a program with a socket.
 const INHERIT: &str = "ls-inherit";
+/// Starts a program where the kernel refuses its messages.
+const STRANDED: &str = "ls-stranded";

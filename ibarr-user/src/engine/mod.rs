@@ -28,6 +28,7 @@ use ibarr_proto::local_service::{self, Nudge, Sender};
 use ibarr_proto::local_view::{self, Link};
 use ibarr_proto::node::{self, Node, Output, Room};
 use ibarr_proto::resolver;
+use nix::errno::Errno;
 use rand_chacha::ChaCha12Rng;
 use tokio::sync::{mpsc, watch};
 use tokio::task::{AbortHandle, yield_now};
@@ -211,8 +212,8 @@ impl Engine {
             config,
         };
         engine.start_servers();
-        if let Some(port_id) = engine.local_service.port_id() {
-            engine.serve_kernel(now, ls::Event::Opened(port_id));
+        if let Some(opened) = engine.local_service.opening() {
+            engine.serve_kernel(now, opened);
         }
         Ok(engine)
     }
@@ -379,6 +380,15 @@ impl Engine {
                 Output::LocalService(local_service::Transmit::Message(message)) => {
                     self.local_service.send(message.as_ref());
                 }
+                Output::LocalService(local_service::Transmit::Join) => {
+                    if !self.local_service.join() {
+                        self.tell_local_service(now, local_service::Input::Closed);
+                    }
+                }
+                Output::LocalService(local_service::Transmit::Leave(errno)) => {
+                    self.local_service.leave(Errno::from_raw(-errno));
+                    self.tell_local_service(now, local_service::Input::Closed);
+                }
                 Output::LocalService(local_service::Transmit::Nudge(nudge)) => {
                     let place = |link: &Link| Place { ifindex: link.ifindex, hwaddr: link.hwaddr };
                     let fallback = self.node.view().first_ipoib().map(place);
@@ -391,8 +401,9 @@ impl Engine {
 
     fn serve_kernel(&mut self, now: Instant, event: ls::Event) {
         match event {
-            ls::Event::Opened(port_id) => {
-                self.tell_local_service(now, local_service::Input::Opened { port_id });
+            ls::Event::Opened { port_id, is_member } => {
+                let opened = local_service::Input::Opened { port_id, is_member };
+                self.tell_local_service(now, opened);
             }
             ls::Event::Writable => self.local_service.flush(),
             ls::Event::Readable => self.kernel_asks_on = !self.read_kernel(now),

@@ -98,11 +98,10 @@ pub enum AdoptError {
 }
 
 impl Socket {
-    /// Opens one in the network namespace of this thread, and joins the group.
+    /// Opens one in the network namespace of this thread, outside of the group.
     ///
     /// # Errors
-    /// `EPROTONOSUPPORT` if the kernel has no RDMA, `EPERM` without CAP_NET_ADMIN (before Linux
-    /// 6.12 already here, later with the first answer).
+    /// `EPROTONOSUPPORT` if the kernel has no RDMA.
     pub fn open() -> io::Result<Self> {
         let fd = socket(
             AddressFamily::Netlink,
@@ -110,7 +109,7 @@ impl Socket {
             SockFlag::SOCK_CLOEXEC | SockFlag::SOCK_NONBLOCK,
             SockProtocol::NetlinkRDMA,
         )?;
-        Self::join(fd)
+        Self::netlink(fd)
     }
 
     /// Uses a socket that somebody else opened.
@@ -125,7 +124,7 @@ impl Socket {
         fcntl(&fd, FcntlArg::F_SETFL(flags)).map_err(io::Error::from)?;
         match (address.family(), kind) {
             (Some(AddressFamily::Netlink), _) if protocol(&fd) == Ok(libc::NETLINK_RDMA) => {
-                Ok(Self::join(fd)?)
+                Ok(Self::netlink(fd)?)
             }
             (Some(AddressFamily::Unix), SockType::SeqPacket) => {
                 let peer = getsockopt(&fd, sockopt::PeerCredentials).map_err(io::Error::from)?;
@@ -141,6 +140,35 @@ impl Socket {
     /// Who is at the other end.
     pub fn peer(&self) -> Peer {
         self.peer
+    }
+
+    /// Whether the kernel sends its requests here.
+    ///
+    /// # Errors
+    /// Those of getsockname(2).
+    pub fn is_member(&self) -> io::Result<bool> {
+        if self.peer == Peer::StandIn {
+            return Ok(true);
+        }
+        let address: NetlinkAddr = getsockname(self.fd.get_ref().as_raw_fd())?;
+        Ok(address.groups() & GROUP != 0)
+    }
+
+    /// From now on the kernel sends its requests here.
+    ///
+    /// # Errors
+    /// `EPERM` without CAP_NET_ADMIN, before Linux 6.12.
+    pub fn join(&self) -> io::Result<()> {
+        if self.peer == Peer::StandIn { Ok(()) } else { self.bind(GROUP) }
+    }
+
+    /// From now on it does not, also where the socket is open in another process: systemd keeps those
+    /// that it hands over. This needs no privilege.
+    ///
+    /// # Errors
+    /// Those of bind(2).
+    pub fn leave(&self) -> io::Result<()> {
+        if self.peer == Peer::StandIn { Ok(()) } else { self.bind(0) }
     }
 
     /// What the kernel calls this socket.
@@ -233,19 +261,23 @@ impl Socket {
         Ok(())
     }
 
-    fn join(fd: OwnedFd) -> io::Result<Self> {
+    fn netlink(fd: OwnedFd) -> io::Result<Self> {
         // Without CAP_NET_ADMIN as much as net.core.rmem_max allows.
         if setsockopt(&fd, sockopt::RcvBufForce, &RECEIVE_BUFFER).is_err() {
             setsockopt(&fd, sockopt::RcvBuf, &RECEIVE_BUFFER)?;
         }
-        let port_id = |fd: &OwnedFd| getsockname::<NetlinkAddr>(fd.as_raw_fd());
-        let address = port_id(&fd)?;
-        if address.groups() & GROUP == 0 {
-            // An inherited one keeps its number.
-            bind(fd.as_raw_fd(), &NetlinkAddr::new(address.pid(), GROUP))?;
+        let address = |fd: &OwnedFd| getsockname::<NetlinkAddr>(fd.as_raw_fd());
+        if address(&fd)?.pid() == 0 {
+            // The kernel chooses a number.
+            bind(fd.as_raw_fd(), &NetlinkAddr::new(0, 0))?;
         }
-        let port_id = PortId(port_id(&fd)?.pid());
+        let port_id = PortId(address(&fd)?.pid());
         Self::watch(fd, Peer::Netlink, port_id)
+    }
+
+    fn bind(&self, groups: u32) -> io::Result<()> {
+        let address = NetlinkAddr::new(self.port_id.0, groups);
+        Ok(bind(self.fd.get_ref().as_raw_fd(), &address)?)
     }
 
     fn watch(fd: OwnedFd, peer: Peer, port_id: PortId) -> io::Result<Self> {

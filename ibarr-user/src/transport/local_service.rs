@@ -27,6 +27,8 @@ use crate::sys::local_service::{Peer, Quiet, Received, Socket};
 pub struct LocalService {
     state: State,
     inherited: bool,
+    /// Why it was closed last: it is logged once, however often it is tried again.
+    reason: Option<String>,
     /// What could not be sent yet.
     unsent: Option<Box<[u8]>>,
     counters: Arc<Counters>,
@@ -47,7 +49,12 @@ enum State {
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub enum Event {
     /// There is a socket now.
-    Opened(PortId),
+    Opened {
+        /// What the kernel calls it.
+        port_id: PortId,
+        /// Whether the kernel sends its requests there already.
+        is_member: bool,
+    },
     /// There is something to read.
     Readable,
     /// There is room for what could not be sent.
@@ -68,19 +75,21 @@ pub enum Status {
 /// Between attempts to open the socket.
 const RETRY: Duration = Duration::from_secs(5);
 
+/// The same, after the kernel has refused our messages: neither the network namespace of a process
+/// nor its capabilities change by themselves.
+const RETRY_REFUSED: Duration = Duration::from_mins(1);
+
 impl LocalService {
     /// Uses the `inherited` socket, or opens one. Must be called within a runtime.
     pub fn start(inherited: Option<OwnedFd>, counters: Arc<Counters>) -> Self {
         let retry_at = Some(Instant::now());
         let state = State::Closed { reason: String::new(), retry_at };
-        let mut this = Self { state, inherited: inherited.is_some(), unsent: None, counters };
+        let inherits = inherited.is_some();
+        let mut this = Self { state, inherited: inherits, reason: None, unsent: None, counters };
         match inherited.map(Socket::adopt) {
             None => this.open(),
             Some(Ok(socket)) => this.opened(socket),
-            Some(Err(error)) => {
-                warn!("local service: {}", chain(&error));
-                this.state = State::Closed { reason: chain(&error), retry_at: None };
-            }
+            Some(Err(error)) => this.close(chain(&error), RETRY),
         }
         this
     }
@@ -103,20 +112,41 @@ impl LocalService {
                 State::Closed { retry_at: Some(at), .. } => {
                     sleep_until(*at).await;
                     self.open();
-                    if let Some(port_id) = self.port_id() {
-                        return Event::Opened(port_id);
+                    if let Some(opened) = self.opening() {
+                        return opened;
                     }
                 }
             }
         }
     }
 
-    /// What the kernel calls the socket, if there is one.
-    pub fn port_id(&self) -> Option<PortId> {
-        match &self.state {
-            State::Open(socket, _) => Some(socket.port_id()),
-            State::Closed { .. } => None,
+    /// [`Event::Opened`], if there is a socket.
+    pub fn opening(&self) -> Option<Event> {
+        let State::Open(socket, _) = &self.state else { return None };
+        let is_member = socket.is_member().unwrap_or_default();
+        Some(Event::Opened { port_id: socket.port_id(), is_member })
+    }
+
+    /// Joins the group that the kernel sends its requests to; whether that was possible.
+    pub fn join(&mut self) -> bool {
+        let State::Open(socket, others) = &mut self.state else { return false };
+        if let Err(error) = socket.join() {
+            let reason = explain(&error);
+            self.close(reason, RETRY_REFUSED);
+            return false;
         }
+        info!(port_id = socket.port_id().0, "local service: the kernel asks us");
+        *others = Some(listeners::watch(socket.inode()));
+        true
+    }
+
+    /// Leaves the group and closes the socket: the kernel refuses our messages with `errno`.
+    pub fn leave(&mut self, errno: Errno) {
+        let State::Open(socket, _) = &self.state else { return };
+        if let Err(error) = socket.leave() {
+            warn!(%error, "local service: cannot leave the kernel's group");
+        }
+        self.close(refused(errno), RETRY_REFUSED);
     }
 
     /// For people.
@@ -144,8 +174,7 @@ impl LocalService {
             Ok(received) => return received,
             Err(error) => format!("the socket is broken: {error}"),
         };
-        warn!("local service: {reason}");
-        self.close(reason);
+        self.close(reason, RETRY);
         Received::Closed
     }
 
@@ -188,27 +217,28 @@ impl LocalService {
     fn open(&mut self) {
         match Socket::open() {
             Ok(socket) => self.opened(socket),
-            Err(error) => {
-                let reason = explain(&error);
-                if !matches!(&self.state, State::Closed { reason: old, .. } if *old == reason) {
-                    warn!("local service: {reason}");
-                }
-                let retry_at = Some(Instant::now() + RETRY);
-                self.state = State::Closed { reason, retry_at };
-            }
+            Err(error) => self.close(explain(&error), RETRY),
         }
     }
 
     fn opened(&mut self, socket: Socket) {
         let (peer, port_id) = (socket.peer(), socket.port_id());
-        info!(?peer, port_id = port_id.0, "local service: the kernel asks us");
-        let others = (peer == Peer::Netlink).then(|| listeners::watch(socket.inode()));
+        let is_member = socket.is_member().unwrap_or_default();
+        if is_member {
+            info!(?peer, port_id = port_id.0, "local service: the kernel asks us");
+        }
+        let others = (peer == Peer::Netlink && is_member).then(|| listeners::watch(socket.inode()));
         self.state = State::Open(socket, others);
     }
 
-    /// Whoever opened the socket for us does not do it again.
-    fn close(&mut self, reason: String) {
-        let retry_at = (!self.inherited).then(|| Instant::now() + RETRY);
+    /// Tries again after `pause`, unless the socket was opened by another process, which does not do
+    /// so again.
+    fn close(&mut self, reason: String, pause: Duration) {
+        if self.reason.as_ref() != Some(&reason) {
+            warn!("local service: {reason}");
+            self.reason = Some(reason.clone());
+        }
+        let retry_at = (!self.inherited).then(|| Instant::now() + pause);
         self.state = State::Closed { reason, retry_at };
         self.unsent = None;
     }
@@ -219,7 +249,22 @@ fn explain(error: &io::Error) -> String {
         Some(Errno::EPROTONOSUPPORT) => {
             "awaiting the module ib_core: this kernel has no RDMA yet".to_owned()
         }
-        Some(Errno::EPERM) => "not allowed: needs CAP_NET_ADMIN".to_owned(),
+        Some(Errno::EPERM) => refused(Errno::EPERM),
         _ => format!("cannot be opened: {error}"),
+    }
+}
+
+/// Why the kernel refuses our messages, and what to do (`rdma_nl_rcv_msg` and `get_cb_table` in
+/// drivers/infiniband/core/netlink.c).
+fn refused(errno: Errno) -> String {
+    match errno {
+        Errno::EPERM => "not allowed: run the daemon with CAP_NET_ADMIN in the first user \
+                         namespace; until then the kernel is left alone"
+            .to_owned(),
+        Errno::EINVAL => "this is not the first network namespace, and the kernel takes answers \
+                          from that one alone: run the daemon there (nsenter --net=/proc/1/ns/net); \
+                          until then the kernel is left alone"
+            .to_owned(),
+        errno => format!("the kernel refuses our messages: {errno}"),
     }
 }

@@ -148,7 +148,7 @@ const UNKNOWN: &str = "fec0:0:1:1::dead";
 fn start(dir: &TempDir, config: &str) -> (Daemon, Kernel) {
     let (kernel, inherited): (Kernel, OwnedFd) = pair();
     let daemon = Daemon::spawn(command(dir, inherited), dir, config);
-    kernel.expect("18000000 01100100 00000000", "08000200 d0070000");
+    kernel.expect("18000000 01100500 00000000", "08000200 d0070000");
     daemon.until(|daemon| {
         let ports = json(&daemon.ask(&["ports", "--json"]));
         let port = ports["ports"].get(0)?;
@@ -259,7 +259,7 @@ fn silent_sa_keeps_nobody_waiting_and_a_busy_one_is_asked_again() {
         (counters["counters"]["local-service.path-requests"] == 4).then_some(())
     });
     assert_eq!(daemon.end(Signal::SIGTERM), Some(0));
-    kernel.expect("18000000 01100100 00000000", "08000200 d0070000");
+    kernel.expect("18000000 01100500 00000000", "08000200 d0070000");
     kernel.expect("10000000 00100001 04000000", "");
 }
 

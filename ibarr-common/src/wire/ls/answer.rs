@@ -6,7 +6,7 @@ use core::time::Duration;
 use zerocopy::native_endian::U32;
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
-use super::netlink::{FLAG_ERROR, FLAG_REQUEST, attributes};
+use super::netlink::{FLAG_ACK, FLAG_ERROR, FLAG_REQUEST, attributes};
 use super::{AttributeWire, Emitted, Error, HeaderWire, Kind, MAX_LEN, Message, PortId, Seq, set};
 use super::{DGID, PATH_RECORD, TIMEOUT};
 use crate::ib::{Gid, PathRecord};
@@ -210,9 +210,10 @@ impl SetTimeout {
         timeout.map(Self).ok_or(Error::AttributeMissing)
     }
 
-    /// The message. The kernel answers it only if it refuses.
+    /// The message. The kernel answers with its verdict: 0, a positive number before Linux 5.6, or a
+    /// negative error number.
     pub fn emit(self, seq: Seq, port_id: PortId) -> Emitted {
-        let mut to = Emitted::new(Kind::SetTimeout, FLAG_REQUEST, seq, port_id);
+        let mut to = Emitted::new(Kind::SetTimeout, FLAG_REQUEST | FLAG_ACK, seq, port_id);
         to.push_attribute(TIMEOUT, &self.0.millis);
         to
     }

@@ -48,6 +48,8 @@ const TYPE_ERROR: u16 = 2;
 
 /// `NLM_F_REQUEST`.
 pub(super) const FLAG_REQUEST: u16 = 0x0001;
+/// `NLM_F_ACK`.
+pub(super) const FLAG_ACK: u16 = 0x0004;
 /// `RDMA_NL_LS_F_ERR`.
 pub(super) const FLAG_ERROR: u16 = 0x0100;
 

@@ -82,6 +82,7 @@ impl Machine {
         while let Some(transmit) = self.core.poll_transmit() {
             match transmit {
                 Transmit::Nudge(how) => self.nudge = Some((self.now + hop, how, self.read)),
+                Transmit::Join | Transmit::Leave(_) => unreachable!("it is a member"),
                 Transmit::Message(_) => {
                     let told = tell(&transmit);
                     let (seq, found) = told.split_once(" is ").expect("an answer");
@@ -116,7 +117,7 @@ proptest! {
     #[test]
     fn a_crowd_is_heard_once(waits in waits()) {
         let mut core = LocalService::new(Config::default());
-        core.handle_input(START, Input::Opened { port_id: PortId(180) });
+        core.handle_input(START, Input::Opened { port_id: PortId(180), is_member: true });
         while core.poll_transmit().is_some() {}
         core.handle_input(START, Input::Nudged(Nudged::Done));
         let mut machine = Machine {

@@ -298,24 +298,87 @@ fn every_message_of_a_datagram_counts_up_to_the_first_that_is_broken() {
     );
 }
 
+/// What the kernel says of the message with this number.
+fn verdict(seq: u32, errno: i32) -> Vec<u8> {
+    let mut bytes = unhex("24000000 02000000 03000000 b4000000");
+    bytes[8..12].copy_from_slice(&seq.to_ne_bytes());
+    bytes.extend(errno.to_ne_bytes());
+    bytes.extend([0; 16]);
+    bytes
+}
+
 #[test]
-fn the_kernels_word_on_our_messages_is_heeded_if_it_is_a_refusal() {
-    let verdict = |errno: i32| {
-        let mut bytes = unhex("24000000 02000000 03000000 b4000000");
-        bytes.extend(errno.to_ne_bytes());
-        bytes.extend([0; 16]);
-        bytes
-    };
+fn daemon_joins_when_the_kernel_has_accepted_a_message() {
+    // 0, and what kernels before 5.6 say: the length of the message.
+    for errno in [0, 24] {
+        let mut rig = Rig { core: LocalService::new(Config::default()), ..Rig::new() };
+        rig.tell(Input::Opened { port_id: PortId(180), is_member: false });
+        rig.does("timeout 2000");
+        rig.pass(ms(10));
+        rig.does("");
+        rig.datagram(&verdict(0, errno));
+        rig.tell(Input::Drained);
+        rig.does("join, nudge");
+        rig.tell(Input::Nudged(Nudged::Done));
+        rig.datagram(&verdict(0, errno));
+        rig.does("");
+    }
+}
+
+/// Or every caller would wait for it in vain.
+#[test]
+fn daemon_whose_message_is_refused_never_joins() {
+    for errno in [-1, -22] {
+        let mut rig = Rig { core: LocalService::new(Config::default()), ..Rig::new() };
+        rig.tell(Input::Opened { port_id: PortId(180), is_member: false });
+        rig.does("timeout 2000");
+        rig.datagram(&verdict(0, errno));
+        rig.does(&format!("leave for {errno}"));
+        rig.tell(Input::Closed);
+        assert_eq!(rig.core.refusal(), Some(errno));
+        rig.pass(ms(10_000));
+        rig.does("");
+        // It is tried again now and then.
+        rig.tell(Input::Opened { port_id: PortId(180), is_member: false });
+        rig.does("timeout 2000");
+        rig.datagram(&verdict(0, 0));
+        rig.tell(Input::Drained);
+        rig.does("join, nudge");
+        assert_eq!(rig.core.refusal(), None);
+    }
+}
+
+#[test]
+fn lost_verdict_is_asked_for_again() {
+    let mut rig = Rig { core: LocalService::new(Config::default()), ..Rig::new() };
+    rig.tell(Input::Opened { port_id: PortId(180), is_member: false });
+    rig.does("timeout 2000");
+    rig.tell(Input::Overrun);
+    rig.next();
+    rig.datagram(&verdict(0, 0));
+    assert!(std::iter::from_fn(|| rig.next()).any(|done| done == "join"));
+}
+
+#[test]
+fn member_leaves_when_an_answer_is_refused() {
     let mut rig = Rig::new();
-    rig.datagram(&verdict(0));
-    // What kernels before 5.6 say of each answer that they take: its length.
-    rig.datagram(&verdict(36));
-    assert_eq!(rig.core.refusal(), None);
-    rig.datagram(&verdict(-1));
-    assert_eq!(rig.core.refusal(), Some(-1));
+    rig.asks(1, ONE);
+    rig.finds(ONE, peer(ONE));
+    rig.does("1 is fe80::1, nudge");
+    rig.asks(2, TWO);
+    rig.datagram(&verdict(1, -1));
+    rig.wants("");
+    rig.does("leave for -1");
+    assert_eq!((rig.core.refusal(), rig.core.load()), (Some(-1), Load::default()));
+    rig.tell(Input::Closed);
+    // What the socket held is of no use any more.
+    rig.datagram(&verdict(1, -1));
+    rig.does("");
     rig.datagram(&unhex("10000000 02000000 03000000 b4000000"));
-    rig.counted("confirmations 2, refusals 1, malformed-truncated 1");
-    rig.tell(Input::Opened { port_id: PortId(180) });
+    rig.counted(
+        "requests 2, answered-peer 1, abandoned 1, nudges 1, refusals 2, malformed-truncated 1",
+    );
+    rig.tell(Input::Opened { port_id: PortId(180), is_member: true });
     assert_eq!(rig.core.refusal(), None);
 }
 
@@ -496,7 +559,7 @@ fn at_the_end_answers_go_what_waits_does_not_and_the_time_out_is_given_back() {
     let timeout = Timeout::from_millis(500).unwrap();
     let config = Config { timeout, ..Config::default() };
     let mut rig = Rig { core: LocalService::new(config), ..Rig::new() };
-    rig.tell(Input::Opened { port_id: PortId(180) });
+    rig.tell(Input::Opened { port_id: PortId(180), is_member: true });
     rig.does("timeout 500, nudge");
     rig.tell(Input::Nudged(Nudged::Done));
     rig.asks(1, ONE);
@@ -528,7 +591,7 @@ fn with_the_socket_all_is_gone() {
     assert_eq!(rig.core.poll_timeout(), None);
     assert!(rig.core.is_idle());
     rig.pass(ms(1));
-    rig.tell(Input::Opened { port_id: PortId(180) });
+    rig.tell(Input::Opened { port_id: PortId(180), is_member: true });
     rig.does("timeout 2000, nudge");
 }
 

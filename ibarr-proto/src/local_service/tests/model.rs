@@ -338,7 +338,7 @@ proptest! {
     ) {
         let config = Config { nudge: nudges_on, deadline: DEADLINE, ..Config::default() };
         let mut core = LocalService::with_limits(config, LIMITS);
-        core.handle_input(START, Input::Opened { port_id: PortId(180) });
+        core.handle_input(START, Input::Opened { port_id: PortId(180), is_member: true });
         prop_assert_eq!(core.poll_transmit().map(|t| tell(&t)), Some("timeout 2000".to_owned()));
         let mut model = Model {
             nudges_on,
@@ -495,7 +495,7 @@ proptest! {
             sent: Vec::new(),
         };
         let mut now = START;
-        core.handle_input(now, Input::Opened { port_id: PortId(180) });
+        core.handle_input(now, Input::Opened { port_id: PortId(180), is_member: true });
         // When each is asked, and how long it takes to find: 3 is for ever.
         let mut asks: Vec<_> = (1..).zip(&requests).collect();
         let mut finds: Vec<(Instant, FlightId, String)> = Vec::new();

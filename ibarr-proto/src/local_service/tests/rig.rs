@@ -39,7 +39,7 @@ impl Rig {
             wanted: Vec::new(),
             skips_follow_ups: true,
         };
-        rig.tell(Input::Opened { port_id: PortId(180) });
+        rig.tell(Input::Opened { port_id: PortId(180), is_member: true });
         let first = if config.nudge { "timeout 2000, nudge" } else { "timeout 2000" };
         rig.does(first);
         if config.nudge {
@@ -155,6 +155,8 @@ impl Rig {
 pub(super) fn tell(transmit: &Transmit) -> String {
     let message = match transmit {
         Transmit::Message(message) => message,
+        Transmit::Join => return "join".to_owned(),
+        Transmit::Leave(errno) => return format!("leave for {errno}"),
         Transmit::Nudge(Nudge::IfQuiet) => return "nudge".to_owned(),
         Transmit::Nudge(Nudge::Anyway) => return "nudge anyway".to_owned(),
     };

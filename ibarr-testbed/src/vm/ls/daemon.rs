@@ -6,6 +6,7 @@
 use std::fs;
 use std::os::unix::fs::symlink;
 use std::os::unix::process::CommandExt as _;
+use std::path::Path;
 use std::process::{Child, Command, ExitCode};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -13,14 +14,16 @@ use std::time::{Duration, Instant};
 use anyhow::{Context as _, Result, bail, ensure};
 use ibarr_common::IfIndex;
 use ibarr_common::wire::ls::{PortId, Request, ResolveIp, Seq};
+use ibarr_user::control::client;
+use ibarr_user::control::messages::{Request as Asked, Response};
 use nix::sched::{CloneFlags, unshare};
 use nix::sys::signal::{Signal, kill};
-use nix::unistd::Pid;
+use nix::unistd::{Pid, Uid, chown, setuid};
 use serde_json::Value;
 
 use super::network::{FAR_V4, FAR_V6, Network};
 use super::socket::Socket;
-use super::{CALLER_TIMEOUT, PATIENCE, TAKEN, good_answer, start};
+use super::{CALLER_TIMEOUT, PATIENCE, TAKEN, good_answer, is_refused, start};
 use crate::report::Report;
 use crate::rtnetlink::Rtnetlink;
 use crate::sys::rdma_cm::{Channel, EventKind};
@@ -50,6 +53,10 @@ fn prove(report: &mut Report) -> Result<()> {
     report.claim("a caller of another network namespace is answered", from_another_namespace());
     report.claim("what waited when it was killed is answered by the next", killed(daemon));
     report.claim("what waits when it is to end is answered before it does", ended());
+    for (place, said) in STRANDED {
+        let claim = format!("{place} it leaves the kernel alone, and says why");
+        report.claim(&claim, leaves_the_kernel_alone(place, said));
+    }
     report.claim("strangers on the group, ibacm among them, are named", strangers_are_named());
     report.claim("a socket that was opened before it started is used", inherits());
     let claim =
@@ -165,6 +172,50 @@ fn ended() -> Result<()> {
     kill(daemon.pid(), Signal::SIGCONT)?;
     waiting.end()?;
     daemon.wait()
+}
+
+/// Where the kernel refuses what it says, and what it says of that.
+const STRANDED: [(&str, &str); 2] = [
+    ("in another network namespace", "nsenter --net=/proc/1/ns/net"),
+    ("without CAP_NET_ADMIN", "CAP_NET_ADMIN"),
+];
+/// Of users without any right.
+const NOBODY: Uid = Uid::from_raw(65534);
+
+/// As if it did not run, a caller is refused at once.
+fn leaves_the_kernel_alone(place: &str, said: &str) -> Result<()> {
+    const RUN_DIR: &str = "/run/stranded";
+    if !fs::exists(RUN_DIR)? {
+        fs::create_dir(RUN_DIR)?;
+        chown(RUN_DIR, Some(NOBODY), None)?;
+    }
+    let mut command = Command::new(OWN);
+    command.args([crate::STRANDED, place]).args(Ibarr::COMMAND).args(["--run-dir", RUN_DIR]);
+    let daemon = Ibarr { child: command.spawn()? };
+    let deadline = Instant::now() + PATIENCE;
+    let status = loop {
+        match client::ask(Path::new(RUN_DIR), &Asked::Status, PATIENCE) {
+            Ok(body) => break serde_json::to_value(Response::from(body))?["status"].take(),
+            Err(failure) => ensure!(Instant::now() < deadline, "{}", failure.message),
+        }
+        thread::sleep(Duration::from_millis(20));
+    };
+    is_refused(FAR_V4)?;
+    let of_kernel = &status["local-service"];
+    let blocked = of_kernel["blocked"].as_str().unwrap_or_default();
+    ensure!(of_kernel["state"] == "closed" && blocked.contains(said), "{status}");
+    daemon.end()
+}
+
+/// Becomes the program of `command`, in such a place.
+pub(crate) fn strand(place: &str, command: &[String]) -> Result<std::convert::Infallible> {
+    let [program, arguments @ ..] = command else { bail!("no command") };
+    match STRANDED.iter().position(|(name, _)| *name == place) {
+        Some(0) => unshare(CloneFlags::CLONE_NEWNET)?,
+        Some(1) => setuid(NOBODY)?,
+        _ => bail!("no place is called {place}"),
+    }
+    Err(Command::new(program).args(arguments).exec()).context("exec")
 }
 
 fn strangers_are_named() -> Result<()> {
