@@ -409,9 +409,11 @@ impl LocalService {
         let Some(question) = Question::new(request.target, Some(request.ifindex)) else {
             return self.counters.count(Counter::MalformedTarget);
         };
-        self.nudges.asked();
-        if let Some(held) = self.requests.get_mut(seq) {
-            if held.question == question {
+        let held = self.requests.get_mut(seq);
+        let is_repeated = held.as_ref().is_some_and(|held| held.question == question);
+        self.nudges.asked(is_repeated);
+        if let Some(held) = held {
+            if is_repeated {
                 return self.duplicate(seq);
             }
             if !matches!(held.state, State::Answered(_)) {

@@ -20,13 +20,24 @@ pub(super) struct Nudges {
     follow_up: Option<FollowUp>,
     last_at: Option<Instant>,
     last: Last,
-    /// The last one was for several, or there was something new while it was under way: there may be
-    /// more callers than one.
-    crowd: bool,
+    /// As far as the last one tells.
+    callers: Callers,
     /// The socket may hold more requests, whose answers the same nudge can cover.
     more_to_come: bool,
     /// The daemon ends: no time for intervals.
     last_one: bool,
+}
+
+/// How many ask. One caller that asks for one address after another asks at most once while a nudge is
+/// under way, when that has woken it, and the kernel repeats none of its requests.
+#[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
+enum Callers {
+    #[default]
+    One,
+    /// It has asked while the last nudge was under way.
+    OneAgain,
+    /// Or the last nudge was for several.
+    Several,
 }
 
 /// There is something that no nudge covers.
@@ -94,7 +105,9 @@ enum Why {
 
 impl Nudges {
     pub(super) fn want(&mut self, now: Instant, whom: Whom) {
-        self.crowd |= self.is_under_way();
+        if self.is_under_way() && whom != Whom::One {
+            self.callers = Callers::Several;
+        }
         self.wanted = Some(match self.wanted {
             Some(wanted) => Wanted { last: now, is_single: false, ..wanted },
             None => Wanted {
@@ -117,8 +130,16 @@ impl Nudges {
     }
 
     /// The kernel asks for an address, for the first time or again.
-    pub(super) fn asked(&mut self) {
-        self.crowd |= self.is_under_way();
+    pub(super) fn asked(&mut self, is_repeated: bool) {
+        if let Some(wanted) = &mut self.wanted {
+            wanted.is_single = false;
+        }
+        if self.is_under_way() {
+            self.callers = match self.callers {
+                Callers::One if !is_repeated => Callers::OneAgain,
+                _ => Callers::Several,
+            };
+        }
     }
 
     pub(super) fn more_to_come(&mut self, more: bool) {
@@ -142,7 +163,9 @@ impl Nudges {
         let due = match self.more_to_come {
             true => since + NUDGE_BEHIND,
             // See `NUDGE_INTERVAL`.
-            false if is_late || (is_single && !self.crowd) => return Some(since),
+            false if is_late || (is_single && self.callers != Callers::Several) => {
+                return Some(since);
+            }
             false => (last + NUDGE_QUIET).min(since + NUDGE_WITHIN),
         };
         Some(self.last_at.map_or(due, |last| due.max(last + NUDGE_INTERVAL)))
@@ -153,7 +176,7 @@ impl Nudges {
         self.due().filter(|&due| due <= now)?;
         let follow_up = self.follow_up.take();
         let (why, since, kind, number) = if let Some(wanted) = self.wanted.take() {
-            self.crowd = !wanted.is_single;
+            self.callers = if wanted.is_single { Callers::One } else { Callers::Several };
             (Why::Wanted(wanted), wanted.since, Kind::First, 0)
         } else {
             let follow_up = follow_up?;
@@ -185,7 +208,7 @@ impl Nudges {
 
     /// It is as if it had not begun, but that there are several who ask.
     fn postpone(&mut self, now: Instant, why: Why) {
-        self.crowd = true;
+        self.callers = Callers::Several;
         match (why, self.wanted) {
             (Why::Wanted(old), new) => {
                 let last = new.map_or(old.last, |new| new.last);

@@ -95,10 +95,11 @@ pub const MAX_NUDGES: u8 = 3;
 pub const FOLLOW_UPS: [Duration; 3] =
     [Duration::from_millis(5), Duration::from_millis(50), Duration::from_millis(500)];
 
-/// Least time between two nudges: each makes the kernel repeat all that is waiting. But whoever asks
-/// alone, one address after another, is not to wait for that, and costs nobody a repetition: a nudge
-/// for the first answer to one request follows a nudge that was for one as well at once, if nothing
-/// waits and nobody asked while that was under way.
+/// Least time between two nudges: each makes the kernel repeat all that is waiting. One caller that
+/// asks for one address after another does not wait for that, and costs no repetition: a nudge for
+/// the first answer to one request follows a nudge for one request at once, if nothing waits and at
+/// most that one request, and no repetition, came while the last nudge was under way. The caller may
+/// ask again before the daemon knows that the nudge which woke it has ended.
 pub const NUDGE_INTERVAL: Duration = Duration::from_millis(1);
 
 /// Where several ask together, a nudge waits until there has been no answer for this time, so that

@@ -52,8 +52,9 @@ struct Model {
     queue: Vec<Queued>,
     /// Of each that wants a nudge: when, and whether nothing else waited for an answer.
     wants: Vec<(Instant, bool)>,
-    /// Nobody asked while the last nudge was under way, and it was for one.
+    /// The last nudge was for one, and while it was under way one at most asked, for the first time.
     calm: bool,
+    asked_meanwhile: usize,
     last_nudge: Option<Instant>,
     /// Pauses that are left, before each a nudge.
     follow_ups: Vec<Duration>,
@@ -114,7 +115,12 @@ impl Held {
 impl Model {
     fn ask(&mut self, seq: u32, target: usize) {
         self.more = true;
-        self.calm &= self.nudging.is_none();
+        let is_repeated = |held: &Held| held.seq == seq && held.target == target;
+        if self.nudging.is_some() {
+            self.asked_meanwhile += 1;
+            self.calm &= self.asked_meanwhile == 1 && !self.requests.iter().any(is_repeated);
+        }
+        self.wants.iter_mut().for_each(|(_, is_alone)| *is_alone = false);
         let now = self.now;
         if let Some(held) = self.requests.iter_mut().find(|held| held.seq == seq) {
             if held.target == target {
@@ -190,6 +196,7 @@ impl Model {
                 }
                 ([(since, is_one), others @ ..], _) => {
                     self.calm = *is_one && others.is_empty();
+                    self.asked_meanwhile = 0;
                     (*since, Nudging::Wants(self.wants.clone()))
                 }
             };
@@ -276,7 +283,7 @@ impl Model {
 
     fn want_nudge(&mut self, is_one: bool) {
         if self.nudges_on {
-            self.calm &= self.nudging.is_none();
+            self.calm &= self.nudging.is_none() || is_one;
             self.wants.push((self.now, is_one));
             self.follow_ups = FOLLOW_UPS.to_vec();
             self.again = None;
@@ -347,6 +354,7 @@ proptest! {
             queue: Vec::new(),
             wants: nudges_on.then_some((START, false)).into_iter().collect(),
             calm: true,
+            asked_meanwhile: 0,
             last_nudge: None,
             follow_ups: FOLLOW_UPS.to_vec(),
             again: None,

@@ -46,6 +46,33 @@ fn whoever_asks_alone_does_not_wait_for_the_interval() {
     rig.counted("requests 100, answered-peer 100, nudges 100");
 }
 
+/// As on Linux 6.12 with one processor: the nudge wakes the caller, who asks for the next address
+/// before the daemon is told that the nudge has ended.
+#[test]
+fn caller_that_asks_again_during_its_nudge_does_not_wait() {
+    let mut rig = Rig::new();
+    rig.asks(1, ONE);
+    rig.finds(ONE, peer(ONE));
+    rig.does("1 is fe80::1, nudge");
+    (2..=100).for_each(|seq| {
+        rig.pass(Duration::from_micros(300));
+        rig.asks(seq, ONE);
+        // Before or after the end of the nudge.
+        if seq % 2 == 0 {
+            rig.finds(ONE, peer(ONE));
+            rig.does(&format!("{seq} is fe80::1"));
+            rig.tell(Input::Nudged(Nudged::Done));
+            rig.does("nudge");
+        } else {
+            rig.tell(Input::Nudged(Nudged::Done));
+            rig.finds(ONE, peer(ONE));
+            rig.does(&format!("{seq} is fe80::1, nudge"));
+        }
+    });
+    rig.tell(Input::Nudged(Nudged::Done));
+    rig.counted("requests 100, answered-peer 100, nudges 100");
+}
+
 /// Each by which a nudge would find others in the kernel, or repetitions of what it did itself.
 #[test]
 fn whoever_does_not_ask_alone_waits_for_the_others() {
@@ -67,11 +94,28 @@ fn whoever_does_not_ask_alone_waits_for_the_others() {
         rig.finds(ONE, peer(ONE));
         rig.does("3 is fe80::1");
     });
-    waits_for_quiet("asked during a nudge", |rig| {
-        rig.asks(2, ONE);
+    waits_for_quiet("two asked during a nudge", |rig| {
+        (2..=3).for_each(|seq| {
+            rig.asks(seq, ONE);
+            rig.finds(ONE, peer(ONE));
+        });
         rig.tell(Input::Nudged(Nudged::Done));
+        rig.does("2 is fe80::1, 3 is fe80::1");
+    });
+    waits_for_quiet("the nudge found another", |rig| {
+        // It was asked just before, and read after that.
+        rig.asks(2, TWO);
+        rig.asks(2, TWO);
+        rig.tell(Input::Nudged(Nudged::Done));
+        rig.finds(TWO, peer(TWO));
+        rig.does("2 is fe80::2");
+    });
+    waits_for_quiet("another has asked since the answer", |rig| {
+        rig.asks(2, ONE);
         rig.finds(ONE, peer(ONE));
         rig.does("2 is fe80::1");
+        rig.asks(3, TWO);
+        rig.tell(Input::Nudged(Nudged::Done));
     });
 }
 
