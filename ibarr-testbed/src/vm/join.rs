@@ -6,17 +6,18 @@
 use std::process::ExitCode;
 
 use anyhow::{Result, bail, ensure};
+use ibarr_user::transport::rtnetlink::LOOPBACK;
 
 use crate::next_hops;
 use crate::report::Report;
-use crate::rig::{self, B, Ibarr, Place, Rig, pair, rping};
+use crate::rig::{self, B, Ibarr, Place, Rig, pair, rping, survive_nudges};
 
 /// Behind the router.
 pub(crate) const FAR_V4: &str = "10.2.0.1";
 const FAR_V6: &str = "fd00:2::1";
 
 /// As many programs as connected, each of them anew.
-const PROGRAMS: u64 = 6;
+const PROGRAMS: u64 = 8;
 
 pub(crate) fn run() -> ExitCode {
     let mut report = Report::default();
@@ -40,6 +41,11 @@ fn prove(report: &mut Report) {
         claim("udaddy exchanges datagrams across the router:", pair("udaddy", B, target));
         claim("ucmatose connects across the router:", pair("ucmatose", B, target));
     }
+    let survive = survive_nudges(B, &[FAR_V4, FAR_V6]).and_then(|on| {
+        ensure!(on == LOOPBACK, "nudges were made on interface {on}");
+        Ok(())
+    });
+    report.claim("open connections of either family survive 10,000 nudges", survive);
     report.claim("it was ibarr that the kernel had its answers from", answered(&here));
     let by_program = answered_by_program(&there);
     report.claim("behind the router a BPF program on IPoIB answered for the other", by_program);

@@ -12,7 +12,8 @@ use ibarr_user::control::messages::Request;
 use crate::join::FAR_V4;
 use crate::ls::resolve;
 use crate::report::Report;
-use crate::rig::{self, B, INTERFACES, Ibarr, Place, Rig, rping};
+use crate::rig::{self, B, INTERFACES, Ibarr, Place, Rig, rping, survive_nudges};
+use crate::rtnetlink::ifindex;
 use crate::sys::rdma_cm::EventKind;
 
 /// Resolved one after another.
@@ -40,6 +41,11 @@ fn prove(report: &mut Report) {
     report.claim("ibarr says that it nudges on an IPoIB interface, and none failed", before_stop);
     report.claim("nothing of the nudges is left behind", nothing_left());
     report.claim("rping connects across the router, and its data is right", rping(B, FAR_V4));
+    let survives = survive_nudges(B, &[FAR_V4]).and_then(|on| {
+        ensure!(on == ifindex(INTERFACES[0].name)?, "nudges were made on interface {on}");
+        Ok(())
+    });
+    report.claim("an open connection survives 10,000 nudges on its own interface", survives);
     report.claim("both daemons are still there", here.stop().and_then(|()| there.stop()));
     report.claim("nothing is left behind by the last nudge either", nothing_left());
 }

@@ -2,11 +2,17 @@
 
 //! Connections of librdmacm's own programs, from here to a server in some namespace.
 
+use std::fs;
 use std::time::Duration;
 
-use anyhow::{Context as _, Result, ensure};
+use anyhow::{Context as _, Result, bail, ensure};
+use ibarr_common::IfIndex;
+use ibarr_proto::local_view::HwAddr;
+use ibarr_user::transport::rtnetlink::{self, Nudged, Nudger};
+use nix::sys::signal::Signal;
 
-use super::{Place, Process, eventually, run, spawn};
+use super::{INTERFACES, Place, Process, eventually, run, spawn};
+use crate::rtnetlink::ifindex;
 
 /// rping reads and writes the other's memory, and checks what it finds there.
 pub(crate) fn rping(place: Place, target: &str) -> Result<()> {
@@ -30,6 +36,92 @@ pub(crate) fn pair(program: &str, place: Place, target: &str) -> Result<()> {
     ended_well(server)
 }
 
+/// Connections of rping's go on while a neighbour entry changes 10,000 times, as `ibarr` changes one to
+/// wake callers; on which interface. Since Linux 6.0 the kernel tells a connection that its peer is
+/// unreachable when the neighbour entry of that peer changes (`cma_netevent_callback` in
+/// drivers/infiniband/core/cma.c); it looks for connections of RoCE alone (`cma_add_id_to_tree`).
+pub(crate) fn survive_nudges(place: Place, targets: &[&str]) -> Result<IfIndex> {
+    const NUDGES: u32 = 10_000;
+    let numbered = targets.iter().enumerate();
+    let connections = numbered.map(|(number, target)| Connection::open(number, place, target));
+    let connections = connections.collect::<Result<Vec<_>>>()?;
+    let ipoib = INTERFACES[0].name;
+    let fallback = rtnetlink::Place { ifindex: ifindex(ipoib)?, hwaddr: hwaddr(ipoib)? };
+    let (nudger, mut outcomes) = Nudger::start()?;
+    // Else rping takes most of the time.
+    connections.iter().try_for_each(|one| one.signal(Signal::SIGSTOP))?;
+    let mut last = None;
+    for _ in 0..NUDGES {
+        nudger.nudge(Some(fallback), None);
+        match outcomes.blocking_recv().context("the thread that nudges has ended")?? {
+            Nudged::On(ifindex) => last = Some(ifindex),
+            Nudged::Postponed => bail!("a nudge was not made"),
+        }
+    }
+    connections.iter().try_for_each(|one| one.signal(Signal::SIGCONT))?;
+    connections.iter().try_for_each(Connection::goes_on)?;
+    connections.into_iter().try_for_each(Connection::close)?;
+    last.context("no nudge")
+}
+
+/// rping's, in use until it is closed.
+struct Connection {
+    server: Process,
+    client: Process,
+}
+
+impl Connection {
+    fn open(number: usize, place: Place, target: &str) -> Result<Self> {
+        let both = ["-V", "-S", "100", "-a", target];
+        let words = [&["rping", "-s"], &both[..]].concat();
+        let server = spawn(&format!("rping-server-{number}"), place, &words)?;
+        are_listening(number + 1, &server)?;
+        let words = [&["rping", "-c", "-v"], &both[..]].concat();
+        let client = spawn(&format!("rping-client-{number}"), Place::Here, &words)?;
+        let connection = Self { server, client };
+        connection.goes_on()?;
+        Ok(connection)
+    }
+
+    /// Data goes to and fro, and neither end was told of anything else.
+    fn goes_on(&self) -> Result<()> {
+        let pings = || -> Result<usize> {
+            Ok(self.client.said()?.matches("ping data: rdma-ping-").count())
+        };
+        let before = pings()?;
+        eventually(|| {
+            // rping writes when its buffer is full.
+            ensure!(pings()? > before, "no more pings: {}", self.client.said()?);
+            Ok(())
+        })?;
+        for end in [&self.server, &self.client] {
+            let said = end.said()?;
+            ensure!(!said.contains("cma event"), "{said}");
+        }
+        Ok(())
+    }
+
+    fn signal(&self, signal: Signal) -> Result<()> {
+        self.server.signal(signal)?;
+        self.client.signal(signal)
+    }
+
+    fn close(mut self) -> Result<()> {
+        self.server.is_alive()?;
+        self.client.is_alive()?;
+        self.client.kill()?;
+        self.server.kill()
+    }
+}
+
+fn hwaddr(interface: &str) -> Result<HwAddr> {
+    let file = format!("/sys/class/net/{interface}/address");
+    let text = fs::read_to_string(&file).with_context(|| file.clone())?;
+    let octets = text.trim().split(':').map(|octet| u8::from_str_radix(octet, 16));
+    let octets = octets.collect::<Result<Vec<_>, _>>().with_context(|| file.clone())?;
+    HwAddr::new(&octets).context(file)
+}
+
 fn ended_well(server: Process) -> Result<()> {
     let status = server.wait(Duration::from_secs(30))?;
     ensure!(status.success(), "the server: {status}");
@@ -38,9 +130,15 @@ fn ended_well(server: Process) -> Result<()> {
 
 /// A server of librdmacm's says nothing when it listens; the kernel's list of its identifiers does.
 fn is_listening(server: &Process) -> Result<()> {
+    are_listening(1, server)
+}
+
+/// So many servers, this one the last.
+fn are_listening(servers: usize, server: &Process) -> Result<()> {
     eventually(|| {
         let listed = run(Place::Here, &["rdma", "resource", "show", "cm_id"])?;
-        ensure!(listed.contains("state LISTEN"), "nobody listens: {listed}{}", server.said()?);
+        let listening = listed.matches("state LISTEN").count();
+        ensure!(listening >= servers, "{listening} listen: {listed}{}", server.said()?);
         Ok(())
     })
 }
