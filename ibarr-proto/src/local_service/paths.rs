@@ -62,6 +62,13 @@ impl PathRequests {
 }
 
 /// What the kernel is told of an outcome, and what that is counted as.
+///
+/// "There is none" fails the caller with -EIO, where the kernel alone says -EINVAL. No answer brings
+/// -EINVAL on every kernel. `ib_nl_process_good_resolve_rsp` of sa_query.c passes on -EIO or 0;
+/// -EINVAL is what `recv_handler` there makes of a MAD of the SA with an error status. Since 6.3
+/// `cma_query_handler` of cma.c says it of a record with `IB_PATH_PRIMARY` alone; 6.1 and 6.2 take that
+/// for success without a path, and a kernel does not say which it is. So -EINVAL costs the SA a query:
+/// [`NoPath::Fallback`].
 pub(super) fn answer(config: Config, path_use: PathUse, outcome: &Outcome) -> (Answer, Counter) {
     let unless = |no_path, counter| match no_path {
         NoPath::Final => (Answer::Paths(Paths::NONE), Counter::PathsNone),

@@ -22,9 +22,10 @@ const NOBODY: [&str; 4] =
 /// Nobody's addresses next door.
 const EMPTY: [&str; 3] = ["10.1.0.77", "fd00:1::77", "10.1.0.78"];
 
-/// The kernel's word for an answer that holds no path (`ib_nl_process_good_resolve_rsp`). What the
-/// SA has no record of is -EINVAL.
+/// The kernel's word for an answer that holds no path (`ib_nl_process_good_resolve_rsp`).
 const NO_PATH: i32 = -(Errno::EIO as i32);
+/// Its word for what the SA says that it has no record of (`recv_handler`).
+const NO_RECORD: i32 = -(Errno::EINVAL as i32);
 const TIMED_OUT: i32 = -(Errno::ETIMEDOUT as i32);
 
 pub(super) fn prove(report: &mut Report, scene: &Scene) {
@@ -41,6 +42,10 @@ pub(super) fn prove(report: &mut Report, scene: &Scene) {
     claim(
         "whoever asks for a path that OpenSM does not know has its error from ibarr: IPv6",
         refused(scene, EMPTY[1], NOBODY[2]),
+    );
+    claim(
+        "told to ask the SA itself, the kernel gives its own error number",
+        falls_back(scene, EMPTY[0]),
     );
     claim("a stopped OpenSM is a silent one, and what was learned is known", silence(scene));
     claim("OpenSM goes on, and so does everything else", scene.works());
@@ -126,6 +131,19 @@ fn refused(scene: &Scene, target: &str, gid: &str) -> Result<()> {
     let after = scene.here.count("local-service.paths-none")?;
     ensure!(after == before + 1, "{before} and {after} said to be none");
     Ok(())
+}
+
+/// To whom ibarr was not final: about a path that it knows not to be there.
+fn falls_back(scene: &Scene, target: &str) -> Result<()> {
+    scene.here.reconfigure("on-no-record = \"fallback\"\n")?;
+    let caller = Caller::patient()?;
+    let (id, _) = caller.address(target)?;
+    let before = scene.here.count("local-service.paths-no-record")?;
+    let status = caller.route_status(id)?;
+    ensure!(status == NO_RECORD, "it ends with {status}");
+    let after = scene.here.count("local-service.paths-no-record")?;
+    ensure!(after == before + 1, "{before} and {after} times told that there is no record");
+    scene.here.reconfigure("")
 }
 
 fn silence(scene: &Scene) -> Result<()> {
