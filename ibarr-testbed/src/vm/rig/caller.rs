@@ -3,6 +3,7 @@
 //! An application that resolves, as far as the kernel knows one: what librdmacm does, without what
 //! it does beside that.
 
+use std::io;
 use std::net::{IpAddr, SocketAddr};
 use std::time::{Duration, Instant};
 
@@ -52,6 +53,21 @@ impl Caller {
         let took = began.elapsed();
         ensure!(ended == id && status == 0, "{target} is not resolved: {status}");
         Ok((id, took))
+    }
+
+    /// `rdma_resolve_addr` so many times, with nothing in between, and how long each took.
+    pub(crate) fn back_to_back(&self, target: &str, times: usize) -> Result<Vec<Duration>> {
+        let target = SocketAddr::new(target.parse()?, PORT);
+        let ids: io::Result<Vec<_>> = (0..times).map(|_| self.channel.create_id()).collect();
+        let mut took = Vec::with_capacity(times);
+        for id in ids? {
+            let began = Instant::now();
+            self.channel.resolve_addr(id, target, self.timeout)?;
+            let (ended, status) = self.end(EventKind::AddrResolved, EventKind::AddrError)?;
+            took.push(began.elapsed());
+            ensure!(ended == id && status == 0, "{target} is not resolved: {status}");
+        }
+        Ok(took)
     }
 
     /// `rdma_resolve_route`, and how long it took.
