@@ -121,6 +121,10 @@ static void ibtun_put_payload(void *to, struct rvt_qp *qp, struct rvt_swqe *wqe,
 	struct rvt_sge_state *state = &qp->s_sge;
 	u32 left = wqe->length;
 
+	memset(to + left, 0, pad);
+	/* A queue pair with a max_send_sge of 0 has no room for an entry. */
+	if (!left)
+		return;
 	state->sge = wqe->sg_list[0];
 	state->sg_list = wqe->sg_list + 1;
 	state->num_sge = wqe->wr.num_sge;
@@ -134,7 +138,6 @@ static void ibtun_put_payload(void *to, struct rvt_qp *qp, struct rvt_swqe *wqe,
 		to += length;
 		left -= length;
 	}
-	memset(to, 0, pad);
 }
 
 /* Hands one UD request to the process. What is lost here, a wire could lose. */
