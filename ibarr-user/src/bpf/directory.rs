@@ -76,6 +76,11 @@ impl Directory {
         Ok(Access { uid, mode: mode & 0o7777 })
     }
 
+    /// The device of its file system.
+    pub(super) fn device(&self) -> io::Result<u64> {
+        Ok(fstat(&self.fd)?.st_dev)
+    }
+
     /// What is in it, in the order of names. A name that is not UTF-8 is like none of ours.
     pub(super) fn names(&self) -> io::Result<Vec<String>> {
         let flags = OFlag::O_RDONLY | OFlag::O_DIRECTORY | OFlag::O_CLOEXEC;

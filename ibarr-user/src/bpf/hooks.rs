@@ -5,6 +5,7 @@
 //! A program is put into the place of an older one by one system call, so that each packet is seen
 //! by one of the two.
 
+use std::collections::BTreeSet;
 use std::io;
 use std::mem::ManuallyDrop;
 
@@ -25,7 +26,9 @@ use tracing::debug;
 
 use super::kernel::Hook;
 use super::pins::{self, Pins};
+use super::tc::Filter;
 use super::{netlink, tc, xdp};
+use crate::sys::bpf::pinned_link_info;
 
 /// Why nothing is attached.
 #[derive(Debug, Error)]
@@ -127,8 +130,8 @@ pub(super) fn attach_clsact(
     let attached = add_qdisc(pins, interface.ifindex, &name).and_then(|()| {
         let ours = match tc::filter_at(interface.ifindex, PRIORITY, HANDLE)? {
             None => false,
-            Some(filter) if filter == FILTER => true,
-            Some(filter) => return Err(Error::Taken(filter)),
+            Some(filter) if filter.name == FILTER => true,
+            Some(filter) => return Err(Error::Taken(filter.name)),
         };
         let id = if ours {
             program.attach_to_link(filter(&name)?)?
@@ -159,13 +162,25 @@ pub(super) fn detach(pins: &Pins, ifindex: IfIndex, hook: Hook) -> Result<(), su
     detached.map_err(|source| super::Error::Detach { ifindex, hook, source })
 }
 
-/// Whether what was attached is still there. If that cannot be found out, it is.
-pub(super) fn is_attached(pins: &Pins, ifindex: IfIndex, hook: Hook) -> bool {
-    let is_pinned = pins.hook(ifindex, hook).exists();
-    is_pinned
-        && (hook != Hook::Clsact
-            || tc::filter_at(ifindex, PRIORITY, HANDLE)
-                .map_or(true, |found| found.is_some_and(|found| found == FILTER)))
+/// Whether a program of `ours`, by its id, is still attached there. If that cannot be found out, it
+/// is.
+///
+/// A link outlives what it was attached to: after BPF_LINK_DETACH, or when the interface is gone, it
+/// names none any more, though another interface may have the index by now.
+pub(super) fn is_attached(pins: &Pins, ifindex: IfIndex, hook: Hook, ours: &BTreeSet<u32>) -> bool {
+    let pin = pins.hook(ifindex, hook);
+    if hook == Hook::Clsact {
+        let is_ours = |filter: Filter| {
+            filter.name == FILTER && filter.program.is_none_or(|program| ours.contains(&program))
+        };
+        return pin.exists()
+            && tc::filter_at(ifindex, PRIORITY, HANDLE)
+                .map_or(true, |found| found.is_some_and(is_ours));
+    }
+    match pinned_link_info(&pin) {
+        Ok(link) => link.ifindex == ifindex.get() && ours.contains(&link.program),
+        Err(error) => error.kind() != io::ErrorKind::NotFound,
+    }
 }
 
 /// Removes the qdisc of an interface if we have added it and nobody uses it.
@@ -234,7 +249,7 @@ fn add_qdisc(pins: &Pins, ifindex: IfIndex, name: &str) -> Result<(), Error> {
 
 fn detach_filter(pins: &Pins, ifindex: IfIndex) -> Result<(), Error> {
     unless_gone(ifindex, |name| {
-        if tc::filter_at(ifindex, PRIORITY, HANDLE)?.is_some_and(|found| found == FILTER) {
+        if tc::filter_at(ifindex, PRIORITY, HANDLE)?.is_some_and(|found| found.name == FILTER) {
             Link::detach(filter(name)?)?;
         }
         Ok(())

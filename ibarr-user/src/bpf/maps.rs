@@ -51,10 +51,35 @@ pub struct Contents {
 
 /// A map cannot be opened, read or written.
 #[derive(Debug, Error)]
-#[error("map {name}")]
+#[error("map {name}{}", self.remedy())]
 pub struct Error {
     pub(super) name: &'static str,
     pub(super) source: MapError,
+}
+
+impl Error {
+    /// What helps if the map is full.
+    fn remedy(&self) -> String {
+        let MapError::SyscallError(error) = &self.source else { return String::new() };
+        // Of a hash, and of a trie (kernel/bpf/hashtab.c, lpm_trie.c).
+        if !matches!(error.io_error.raw_os_error(), Some(libc::E2BIG | libc::ENOSPC)) {
+            return String::new();
+        }
+        let (what, remedy) = match self.name {
+            map::ALLOW => {
+                let prefixes = map::max_entries::ALLOW;
+                (format!("{prefixes} prefixes"), "write fewer and wider ones in `allow`")
+            }
+            map::INTERFACES | map::FAR_INTERFACES => {
+                // None has the index 0.
+                let near = map::max_entries::INTERFACES - 1;
+                let interfaces = near + map::max_entries::FAR_INTERFACES;
+                (format!("{interfaces} interfaces"), "name those that count in `interfaces`")
+            }
+            _ => return " is full".to_owned(),
+        };
+        format!(" is full, and holds no more than {what}: {remedy}, or write responder = \"user\"")
+    }
 }
 
 impl Kernel for Maps {
@@ -230,5 +255,28 @@ pub(super) fn absent(removed: Result<(), MapError>) -> Result<(), MapError> {
             Ok(())
         }
         removed => removed,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io;
+
+    use aya::sys::SyscallError;
+
+    use super::*;
+
+    #[test]
+    fn a_full_map_says_how_much_it_holds_and_what_helps() {
+        let full = |name, errno| {
+            let io_error = io::Error::from_raw_os_error(errno);
+            let source = SyscallError { call: "bpf_map_update_elem", io_error }.into();
+            Error { name, source }.to_string()
+        };
+        let interfaces = full(map::FAR_INTERFACES, libc::E2BIG);
+        assert!(interfaces.contains("no more than 1279 interfaces: name those"), "{interfaces}");
+        let allow = full(map::ALLOW, libc::ENOSPC);
+        assert!(allow.contains("no more than 4096 prefixes: write fewer"), "{allow}");
+        assert_eq!(full(map::ALLOW, libc::EPERM), "map allow");
     }
 }

@@ -47,7 +47,7 @@ pub use self::kernel::Hook;
 pub use self::learned::{Element, PART, Part};
 pub use self::maps::Contents;
 pub use self::responder::{Counter, Mode, Settings, State};
-pub use self::workbench::Options;
+pub use self::workbench::{Longevity, Options};
 
 use self::kernel::{Kernel as _, MapUpdate};
 use self::learned::{Making, Mirror};
@@ -199,6 +199,7 @@ pub struct Responder {
     failure: Option<String>,
     /// When to load the programs again, if another daemon was in the way.
     retry_at: Option<Instant>,
+    longevity: Longevity,
     /// How often programs were loaded, or not.
     loaded: u32,
     /// Of those before the one at work, and of loading.
@@ -250,6 +251,7 @@ impl Responder {
             programs: Programs::Loading,
             failure: None,
             retry_at: None,
+            longevity: Longevity::Lease,
             loaded: 0,
             counters: Counters::default(),
         };
@@ -270,7 +272,8 @@ impl Responder {
             Told::Opened(opened) => {
                 self.loaded += 1;
                 match opened {
-                    Ok(()) => {
+                    Ok(longevity) => {
+                        self.note_longevity(longevity);
                         self.programs = Programs::Loaded;
                         self.failure = None;
                     }
@@ -444,6 +447,22 @@ impl Responder {
             Programs::Loading => Some(LOADING),
             Programs::Absent(reason) => Some(reason),
         }
+    }
+
+    /// How long programs go on answering without the daemon.
+    pub fn longevity(&self) -> Longevity {
+        self.longevity
+    }
+
+    fn note_longevity(&mut self, longevity: Longevity) {
+        if longevity == Longevity::Namespace && self.longevity != longevity {
+            warn!(
+                "{}: only this mount namespace has the bpffs mounted: what answers in the kernel ends \
+                 with the last process in it",
+                self.options.dir.display()
+            );
+        }
+        self.longevity = longevity;
     }
 
     /// What is attached to an interface that is served.

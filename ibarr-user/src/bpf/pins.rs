@@ -26,6 +26,7 @@ use std::path::{Path, PathBuf};
 
 use ibarr_common::{IfIndex, map};
 use nix::mount::{MsFlags, mount};
+use nix::sys::stat::{major, minor};
 use nix::sys::statfs::{BPF_FS_MAGIC, statfs};
 use nix::unistd::geteuid;
 use thiserror::Error;
@@ -380,6 +381,14 @@ impl Pins {
         }
     }
 
+    /// Whether the first process of this machine or container sees the bpffs as well: otherwise the
+    /// pins end with the last process in our mount namespace. `None` if this cannot be found out.
+    pub(super) fn outlive_us(&self) -> Option<bool> {
+        let device = self.directory.device().ok()?;
+        let mounts = fs::read_to_string("/proc/1/mountinfo").ok()?;
+        Some(std::process::id() != 1 && is_mounted(device, &mounts))
+    }
+
     fn path(&self) -> &Path {
         self.directory.path()
     }
@@ -522,6 +531,28 @@ fn mount_bpffs(path: &Path) -> Result<(), Error> {
     Ok(())
 }
 
+/// Whether a file system is mounted anywhere (proc_pid_mountinfo(5)).
+fn is_mounted(device: u64, mountinfo: &str) -> bool {
+    let device = format!("{}:{}", major(device), minor(device));
+    mountinfo.lines().any(|line| line.split(' ').nth(2) == Some(device.as_str()))
+}
+
 fn io_error(path: &Path) -> impl Fn(io::Error) -> Error + Copy + '_ {
     |error| Error::Io(path.to_owned(), error)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_bpffs_is_found_among_mounts_by_its_device() {
+        const MOUNTS: &str = "\
+29 24 0:26 / /sys/fs/bpf rw,nosuid - bpf bpf rw,mode=700
+30 24 0:27 / /proc/0:28 rw - proc proc rw
+";
+        assert!(is_mounted(nix::sys::stat::makedev(0, 26), MOUNTS));
+        assert!(!is_mounted(nix::sys::stat::makedev(0, 28), MOUNTS));
+        assert!(!is_mounted(nix::sys::stat::makedev(0, 2), MOUNTS));
+    }
 }

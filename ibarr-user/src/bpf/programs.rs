@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 
 use std::borrow::Cow;
-use std::collections::BTreeMap;
 use std::collections::btree_map::Entry;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::os::fd::BorrowedFd;
 use std::path::{Path, PathBuf};
@@ -23,6 +23,8 @@ pub(super) struct Programs {
     layout: PathBuf,
     verifier_log: PathBuf,
     instances: BTreeMap<LinkHeader, Ebpf>,
+    /// Of the programs that are loaded.
+    ids: BTreeSet<u32>,
 }
 
 const TC: &str = "ip2gid_tc";
@@ -36,7 +38,8 @@ impl Programs {
         layout: PathBuf,
         verifier_log: PathBuf,
     ) -> Result<Self, Error> {
-        let mut programs = Self { object, layout, verifier_log, instances: BTreeMap::new() };
+        let mut programs =
+            Self { object, layout, verifier_log, instances: BTreeMap::new(), ids: BTreeSet::new() };
         programs.instance(LinkHeader::Ethernet)?;
         Ok(programs)
     }
@@ -64,6 +67,11 @@ impl Programs {
         .map_err(|source| Error::Attach { interface: interface.name, hook, source })
     }
 
+    /// The kernel's numbers of the programs that are loaded.
+    pub(super) fn ids(&self) -> &BTreeSet<u32> {
+        &self.ids
+    }
+
     pub(super) fn guard(&mut self, socket: BorrowedFd<'_>) -> Result<(), Error> {
         let program = self.guard_program()?;
         program.attach(socket).map_err(|source| Error::Guard(Box::new(source)))
@@ -85,7 +93,8 @@ impl Programs {
     /// A program that the verifier has accepted.
     fn loaded(&mut self, header: LinkHeader, name: &'static str) -> Result<&mut Program, Error> {
         let verifier_log = self.verifier_log.clone();
-        let instance = self.instance(header)?;
+        self.instance(header)?;
+        let instance = self.instances.get_mut(&header).ok_or(Error::NotInObject(name))?;
         let program = instance.program_mut(name).ok_or(Error::NotInObject(name))?;
         if program.fd().is_err() {
             let loaded = match program {
@@ -95,6 +104,7 @@ impl Programs {
                 _ => return Err(Error::NotInObject(name)),
             };
             loaded.map_err(|error| refused(name, error, &verifier_log))?;
+            self.ids.insert(program.info().map_err(|error| Error::load(error.into()))?.id());
         }
         Ok(program)
     }

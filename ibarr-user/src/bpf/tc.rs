@@ -15,14 +15,14 @@ use neli::types::RtBuffer;
 use super::netlink::{Error, SEQ, ask};
 use crate::transport::rtnetlink::message::{self, ALL_SET, Malformed, attribute, nested};
 
-/// The name of the filter at ingress with this priority and handle; empty if it is not of BPF.
+/// The filter at ingress with this priority and handle.
 pub(super) fn filter_at(
     ifindex: IfIndex,
     priority: u16,
     handle: u32,
-) -> Result<Option<String>, Error> {
+) -> Result<Option<Filter>, Error> {
     let filters = filters(ifindex, INGRESS)?;
-    Ok(filters.into_iter().find(|f| (f.priority, f.handle) == (priority, handle)).map(|f| f.name))
+    Ok(filters.into_iter().find(|f| (f.priority, f.handle) == (priority, handle)))
 }
 
 /// Whether the clsact qdisc has any filter, at ingress or egress.
@@ -51,10 +51,13 @@ pub(super) fn remove_clsact(ifindex: IfIndex) -> Result<(), Error> {
     }
 }
 
-struct Filter {
+pub(super) struct Filter {
     priority: u16,
     handle: u32,
-    name: String,
+    /// Empty if it is not of BPF.
+    pub(super) name: String,
+    /// The id of its program.
+    pub(super) program: Option<u32>,
 }
 
 fn filters(ifindex: IfIndex, parent: u32) -> Result<Vec<Filter>, Error> {
@@ -70,11 +73,13 @@ fn filters(ifindex: IfIndex, parent: u32) -> Result<Vec<Filter>, Error> {
             let options = nested::<u16>(options)?;
             let name = attribute(&options, TCA_BPF_NAME).unwrap_or_default();
             let name = name.strip_suffix(b"\0").unwrap_or(name);
+            let program = attribute(&options, TCA_BPF_ID);
             filters.push(Filter {
                 // The priority is in the upper half, the protocol in the lower.
                 priority: u16::try_from(*message.tcm_info() >> 16).unwrap_or_default(),
                 handle: *message.tcm_handle(),
                 name: String::from_utf8_lossy(name).into_owned(),
+                program: program.and_then(|id| id.try_into().ok()).map(u32::from_ne_bytes),
             });
         }
         Ok(())
@@ -101,3 +106,4 @@ const INGRESS: u32 = 0xffff_fff2;
 const EGRESS: u32 = 0xffff_fff3;
 /// Of include/uapi/linux/pkt_cls.h.
 const TCA_BPF_NAME: u16 = 7;
+const TCA_BPF_ID: u16 = 11;

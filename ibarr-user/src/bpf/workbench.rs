@@ -58,11 +58,21 @@ pub(super) enum Order {
 pub(super) enum Told {
     /// The maps are there: from now on the engine writes them, even while programs are verified.
     Maps(Box<Maps>, Box<Inherited>),
-    Opened(Result<(), Error>),
+    Opened(Result<Longevity, Error>),
     Closed(Result<(), Error>),
     Arranged(Done),
     Guarded(Result<(), Error>),
     Read(Result<Vec<Element>, maps::Error>),
+}
+
+/// How long programs go on answering without the daemon.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub enum Longevity {
+    /// Until the lease ends.
+    Lease,
+    /// Until the last process in this mount namespace ends, if that is sooner: nobody else has the
+    /// bpffs mounted.
+    Namespace,
 }
 
 /// The map of what was learned, and what a daemon before this one has left in it.
@@ -101,7 +111,14 @@ fn carry_out(
                 // Then the engine is gone, and soon we are.
                 let _ = tell.blocking_send(Progress(Told::Maps(maps, learned)));
             });
-            Told::Opened(opened.map(|opened| *workbench = Some(opened)))
+            Told::Opened(opened.map(|opened| {
+                let longevity = match opened.pins.outlive_us() {
+                    Some(false) => Longevity::Namespace,
+                    Some(true) | None => Longevity::Lease,
+                };
+                *workbench = Some(opened);
+                longevity
+            }))
         }
         Order::Close(dir) => {
             *workbench = None;
@@ -185,7 +202,7 @@ impl Attacher for Workbench {
     }
 
     fn is_attached(&self, ifindex: IfIndex, hook: Hook) -> bool {
-        hooks::is_attached(&self.pins, ifindex, hook)
+        hooks::is_attached(&self.pins, ifindex, hook, self.programs.ids())
     }
 
     fn attach(&mut self, interface: &Served, hook: Hook) -> Result<(), Error> {

@@ -88,16 +88,20 @@ pub(super) fn paths(daemon: &Daemon) -> Exit {
 
 /// Looks for mistakes in `file`, without a daemon.
 pub(super) fn validate(file: &Path, json: bool) -> Exit {
-    let Err(error) = Config::load(file) else {
-        let done = format!("{}: no mistakes", file.display());
-        if json {
-            print::json(&Body::Done { done }.into());
-        } else {
-            print::line(&done);
+    let config = match Config::load(file) {
+        Ok(config) => config,
+        Err(error) => {
+            return fail(Failure { kind: FailureKind::Config, message: chain(&error) }, json);
         }
-        return Exit::Ok;
     };
-    fail(Failure { kind: FailureKind::Config, message: chain(&error) }, json)
+    let warnings = config.warnings().into_iter().map(|warning| format!("\nwarning: {warning}"));
+    let done = format!("{}: no mistakes{}", file.display(), warnings.collect::<String>());
+    if json {
+        print::json(&Body::Done { done }.into());
+    } else {
+        print::line(&done);
+    }
+    Exit::Ok
 }
 
 fn unexpected(answer: Result<Body, Failure>) -> Failure {

@@ -291,6 +291,9 @@ fn status(status: &Status) {
         ),
         Some(reason) => format!("responder      not in the kernel: {reason}"),
     });
+    if let Some(reason) = &status.responder.ends_early {
+        line(&format!("    may end before that: {reason}"));
+    }
     let PathRequests { sa_queries, avoided, left_to_kernel } = &status.path_requests;
     line(&format!(
         "paths          {} cached; {avoided} questions spared, {sa_queries} MADs sent",

@@ -12,6 +12,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use ibarr_common::ib::Gid;
+use ibarr_common::map;
 use ibarr_common::wire::ls::Timeout;
 use ibarr_proto::ip2gid::client::{self, Settings, SourceCheck};
 use ibarr_proto::ip2gid::{Prefix, Prefixes};
@@ -75,6 +76,17 @@ impl Config {
             self.clone();
         let view = local_view::Config { neighbours: responder.wants_neighbours(), ..view };
         node::Config { view, allow, client, local_service, paths }
+    }
+
+    /// What is no mistake and has an effect that is easily overlooked, each with its remedy.
+    pub fn warnings(&self) -> Vec<String> {
+        let (prefixes, most) = (self.allow.iter().count(), map::max_entries::ALLOW);
+        let is_too_long = prefixes > most && self.responder.want_kernel();
+        let warning = format!(
+            "allow has {prefixes} prefixes, and the kernel holds {most}: the daemon answers all peers \
+             itself; write fewer and wider prefixes, or responder = \"user\""
+        );
+        is_too_long.then_some(warning).into_iter().collect()
     }
 
     /// Reads a file.
@@ -342,6 +354,22 @@ mod tests {
     fn mistakes(text: &str) -> Vec<String> {
         let mistakes = Config::parse(text).err().unwrap_or_default();
         mistakes.iter().map(ToString::to_string).collect()
+    }
+
+    #[test]
+    fn more_prefixes_than_the_kernel_holds_are_a_warning() {
+        let config = |count: u16, extra: &str| {
+            let prefixes: Vec<_> =
+                (0..count).map(|at| format!("\"10.{}.{}.1\"", at >> 8, at & 0xff)).collect();
+            Config::parse(&format!("{extra}\nallow = [{}]", prefixes.join(","))).unwrap()
+        };
+        assert_eq!(config(4096, "").warnings(), <[String; 0]>::default());
+        let warnings = config(4097, "").warnings();
+        assert!(warnings[0].contains("allow has 4097 prefixes, and the kernel holds 4096"));
+        // Those inside another one do not count, nor where the kernel is not to answer.
+        let inside = Config::parse("allow = [\"10.0.0.0/8\", \"10.1.0.0/16\"]").unwrap();
+        assert_eq!(inside.allow.iter().count(), 1);
+        assert_eq!(config(4097, "responder = \"user\"").warnings(), <[String; 0]>::default());
     }
 
     #[test]

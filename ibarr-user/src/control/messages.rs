@@ -531,6 +531,9 @@ pub struct ResponderStatus {
     /// Why it answers nothing; absent if it does.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub blocked: Option<String>,
+    /// Why it may end before its lease does, with the daemon; absent if it does not.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub ends_early: Option<String>,
 }
 
 /// One network interface.

@@ -108,8 +108,12 @@ impl Engine {
             Ok((config, file)) => {
                 self.reconfigure(now, config, file);
                 self.reloads.failed = None;
-                let done = format!("configuration: {}", self.config_name());
+                let mut done = format!("configuration: {}", self.config_name());
                 info!("reloaded, {done}");
+                for warning in self.config.warnings() {
+                    warn!("{warning}");
+                    done = format!("{done}\nwarning: {warning}");
+                }
                 Body::Done { done }.into()
             }
             Err(error) => {

@@ -17,7 +17,7 @@ use nix::errno::Errno;
 use tracing::{debug, info, warn};
 
 use super::Engine;
-use crate::bpf::{self, Hook};
+use crate::bpf::{self, Hook, Longevity};
 use crate::causes::{chain, escaped};
 use crate::control;
 use crate::control::access::GroupId;
@@ -225,6 +225,7 @@ impl Engine {
                 })
             })
             .collect();
+        warnings.extend(self.config.warnings());
         warnings.extend(self.local_service_warnings());
         if let group @ (GroupId::Unknown | GroupId::Failed(_)) = self.control.access.group() {
             warnings.push(format!(
@@ -310,9 +311,18 @@ impl Engine {
             }
             None => None,
         };
+        let is_early = blocked.is_none() && self.responder.longevity() == Longevity::Namespace;
+        let ends_early = is_early.then(|| {
+            let dir = self.options.bpf_dir.display();
+            format!(
+                "only the daemon's mount namespace has the bpffs of {dir}: programs end with the last \
+                 process in it; mount the bpffs for the whole machine before the daemon starts"
+            )
+        });
         ResponderStatus {
             lease_ends_in_ms: u64::try_from(lease_ends_in).unwrap_or(u64::MAX),
             blocked,
+            ends_early,
         }
     }
 

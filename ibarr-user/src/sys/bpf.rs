@@ -31,6 +31,41 @@ pub fn detach_pinned_link(pin: &Path) -> io::Result<()> {
     Ok(())
 }
 
+/// What a link of tcx or XDP is about.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub struct LinkInfo {
+    /// Its program.
+    pub program: u32,
+    /// The interface it is attached to; 0 once it was detached, or the interface is gone.
+    pub ifindex: u32,
+}
+
+/// Looks at a pinned link of tcx or XDP.
+///
+/// # Errors
+/// Those of bpf(2): `ENOENT` if nothing is pinned there, `EINVAL` if that is no link.
+pub fn pinned_link_info(pin: &Path) -> io::Result<LinkInfo> {
+    let link = open_pin(pin)?;
+    let mut info = InterfaceLink::default();
+    let request = ObjectInfo {
+        bpf_fd: link.as_raw_fd().cast_unsigned(),
+        info_len: InterfaceLink::LEN,
+        info: (&raw mut info).expose_provenance() as u64,
+    };
+    // SAFETY: BPF_OBJ_GET_INFO_BY_FD reads as many bytes as it is told from its argument, which is
+    // one `ObjectInfo`, and writes at most `info_len` bytes to `info`: one `InterfaceLink`, of which
+    // any bytes are a value. Both are alive here.
+    let result = unsafe {
+        let (request, len) = (&raw const request, size_of_val(&request));
+        libc::syscall(libc::SYS_bpf, BPF_OBJ_GET_INFO_BY_FD, request, len)
+    };
+    Errno::result(result)?;
+    if !matches!(info.kind, BPF_LINK_TYPE_XDP | BPF_LINK_TYPE_TCX) {
+        return Err(io::ErrorKind::InvalidInput.into());
+    }
+    Ok(LinkInfo { program: info.prog_id, ifindex: info.ifindex })
+}
+
 fn open_pin(pin: &Path) -> io::Result<OwnedFd> {
     let path = CString::new(pin.as_os_str().as_bytes())?;
     let request =
@@ -47,7 +82,12 @@ fn open_pin(pin: &Path) -> io::Result<OwnedFd> {
 
 /// Of `enum bpf_cmd` in include/uapi/linux/bpf.h.
 const BPF_OBJ_GET: libc::c_int = 7;
+const BPF_OBJ_GET_INFO_BY_FD: libc::c_int = 15;
 const BPF_LINK_DETACH: libc::c_int = 34;
+
+/// Of `enum bpf_link_type`.
+const BPF_LINK_TYPE_XDP: u32 = 6;
+const BPF_LINK_TYPE_TCX: u32 = 11;
 
 /// The part of `union bpf_attr` that `BPF_OBJ_GET` reads.
 #[repr(C)]
@@ -62,3 +102,30 @@ struct ObjectGet {
 struct LinkDetach {
     link_fd: u32,
 }
+
+/// The part of `union bpf_attr` that `BPF_OBJ_GET_INFO_BY_FD` reads.
+#[repr(C)]
+struct ObjectInfo {
+    bpf_fd: u32,
+    info_len: u32,
+    info: u64,
+}
+
+/// The first bytes of `struct bpf_link_info`. What begins with `ifindex` is a union, aligned to 8
+/// bytes; both of our kinds of link have the index there.
+#[derive(Default)]
+#[repr(C)]
+struct InterfaceLink {
+    kind: u32,
+    id: u32,
+    prog_id: u32,
+    reserved: u32,
+    ifindex: u32,
+    attach_type: u32,
+}
+
+impl InterfaceLink {
+    const LEN: u32 = 24;
+}
+
+const _: () = assert!(size_of::<InterfaceLink>() == InterfaceLink::LEN as usize);

@@ -249,6 +249,107 @@ fn a_program_that_somebody_removes_is_attached_again() {
     }
 }
 
+/// Its pin stays, and so does the link, without effect.
+#[test]
+fn a_link_that_somebody_detaches_is_attached_again() {
+    let mut kinds = vec![("xdp", "xdp-native"), ("xdp-generic", "xdp-generic")];
+    if has_tcx() {
+        kinds.push(("tc", "tcx"));
+    }
+    for (responder, hook) in kinds {
+        let mut rig = Rig::new();
+        let _peers_program = prepare_for_xdp();
+        // The lease has an hour, and no part in this.
+        rig.start(&format!("responder = \"{responder}\"\nlease = \"1h\""));
+        assert_eq!(rig.status_of("eth0")["responder"], hook);
+        let program = if hook == "tcx" { Program::Tc } else { Program::Xdp };
+        tool("bpftool", &format!("link detach pinned {}", rig.hooks()[0].display()));
+        rig.eventually("it is missed", || rig.asked("counters")["counters"]["responder.lost"] == 1);
+        assert!(rig.log().contains("the program is attached no more"), "{}", rig.log());
+        let before = rig.count(program, Reason::Answered);
+        socket(V4).ask_all(20);
+        assert_eq!(rig.count(program, Reason::Answered), before + 20);
+        assert_eq!(rig.status_of("eth0")["responder"], hook);
+    }
+}
+
+#[test]
+fn an_interface_made_anew_with_the_same_index_is_served_again() {
+    for (responder, hook) in kinds() {
+        let mut rig = Rig::new();
+        rig.start(&format!("responder = \"{responder}\"\nlease = \"1h\""));
+        let index = rig.status_of("eth0")["ifindex"].clone();
+        // So that it hears of both at once.
+        rig.signal(Signal::SIGSTOP);
+        ip(&format!("-netns {NODE} link delete eth0"));
+        plug_with("eth0", &format!("index {index}"));
+        rig.signal(Signal::SIGCONT);
+        let answers = || socket(V4).ask(Duration::from_millis(100));
+        rig.eventually("the kernel answers again", || answers() && rig.asks_the_kernel());
+        let status = rig.status_of("eth0");
+        assert_eq!((&status["ifindex"], status["responder"].as_str()), (&index, Some(hook)));
+    }
+}
+
+/// The bound is the lease: no program can tell before Linux 6.15, and one of XDP never.
+#[test]
+fn an_interface_moved_while_the_daemon_is_dead_is_bounded_by_the_lease() {
+    for (responder, hook) in kinds() {
+        let mut rig = Rig::new();
+        rig.start(&format!("responder = \"{responder}\"\nlease = \"3s\""));
+        socket(V4).ask_all(1);
+        rig.end(Signal::SIGKILL);
+        ip("netns add other");
+        ip(&format!("-netns {NODE} link set eth0 netns other"));
+        ip("-netns other address add 10.7.0.200/24 dev eth0");
+        ip("-netns other link set eth0 up");
+        pin_neighbour_in("other", V4);
+        let answers = || socket(V4).ask(Duration::from_millis(50));
+        if hook == "clsact" {
+            // The kernel removes the qdisc, and the filter with it (`dev_change_net_namespace`).
+            assert!(!answers());
+        }
+        rig.eventually("the lease is over", || lease_over(&rig));
+        let before = rig.answered_in_kernel();
+        assert!(!answers());
+        assert_eq!(rig.answered_in_kernel(), before);
+    }
+}
+
+fn lease_over(rig: &Rig) -> bool {
+    let words = format!("cache --kernel --json --bpf-dir {}", rig.bpf_dir().display());
+    let shown: serde_json::Value = serde_json::from_slice(&ibarr_on_node(&words).stdout).unwrap();
+    shown["kernel"]["lease-ends-in-ms"] == 0
+}
+
+/// The tests are in a mount namespace that process 1 is not in.
+#[test]
+fn pins_that_only_one_mount_namespace_has_are_said_to_end_with_it() {
+    let mut rig = Rig::new();
+    rig.start("");
+    let status = rig.asked("status");
+    let early = status["status"]["responder"]["ends-early"].as_str().unwrap_or_default();
+    assert!(early.contains("only the daemon's mount namespace has the bpffs of"), "{status}");
+    assert!(rig.log().contains("only this mount namespace has the bpffs mounted"), "{}", rig.log());
+}
+
+#[test]
+fn more_prefixes_than_the_map_holds_are_said_by_status_and_validate() {
+    let mut rig = Rig::new();
+    let prefixes: Vec<_> =
+        (0..4097).map(|at| format!("\"10.{}.{}.2\"", at >> 8, at & 0xff)).collect();
+    rig.start(&format!("allow = [{}]", prefixes.join(",")));
+    let status = rig.asked("status");
+    let blocked = status["status"]["responder"]["blocked"].as_str().unwrap_or_default();
+    assert!(blocked.contains("no more than 4096 prefixes"), "{status}");
+    let config = rig.machine.directory().join("ibarr.toml");
+    let output = ibarr_on_node(&format!("validate {}", config.display()));
+    assert!(output.status.success(), "{}", said(&output));
+    let warning = "allow has 4097 prefixes, and the kernel holds 4096";
+    assert!(String::from_utf8_lossy(&output.stdout).contains(warning), "{}", said(&output));
+    assert!(rig.asked("reload")["done"].as_str().unwrap().contains(warning));
+}
+
 /// It is out of the map in the turn in which the daemon hears of it, so before it can tell anybody.
 #[test]
 fn an_address_that_the_daemon_knows_to_be_gone_is_not_answered() {

@@ -344,7 +344,12 @@ pub(super) fn none_left(maps: &[u32]) -> bool {
 
 /// Has the peer know where `address` is, whatever becomes of it.
 pub(super) fn pin_neighbour(address: &str) {
-    let hwaddr = hwaddr(NODE, "eth0");
+    pin_neighbour_in(NODE, address);
+}
+
+/// As [`pin_neighbour`], where eth0 is in another namespace.
+pub(super) fn pin_neighbour_in(namespace: &str, address: &str) {
+    let hwaddr = hwaddr(namespace, "eth0");
     ip(&format!("-netns {PEER} neigh replace {address} lladdr {hwaddr} dev eth0 nud permanent"));
 }
 

@@ -41,7 +41,7 @@ impl Default for Settings {
 
 impl Settings {
     /// Whether the kernel is to answer on any interface.
-    pub(super) fn want_kernel(&self) -> bool {
+    pub(crate) fn want_kernel(&self) -> bool {
         let mut modes = self.on.iter().map(|(_, mode)| mode);
         self.mode != Mode::User || modes.any(|mode| *mode != Mode::User)
     }
@@ -98,7 +98,8 @@ ibarr_proto::counters! {
     pub enum Counter {
         /// Programs that were attached, or put into the place of older ones.
         Attached = "attached",
-        /// Programs that somebody else has removed.
+        /// Programs that were attached and, at a look, no more: somebody has removed them, or the
+        /// interface is another one.
         Lost = "lost",
         /// Times that the programs could not be loaded.
         NotLoaded = "not-loaded",
@@ -134,8 +135,9 @@ pub(super) struct Responder<K> {
     wish: Wish,
     /// All maps are as the view says.
     consistent: bool,
-    /// What is attached may not be what is wanted.
-    has_work: bool,
+    need: Need,
+    /// The dump of the view after which a look was last wanted.
+    looked_after: Option<Instant>,
     /// The programs cannot be told to stop: they have to go.
     gives_up: bool,
     fault: Option<String>,
@@ -151,6 +153,16 @@ struct Slot {
     served: Served,
     state: State,
     wish: Wish,
+}
+
+/// What is to be done about programs.
+#[derive(Clone, Copy, Debug, Eq, Ord, PartialEq, PartialOrd)]
+enum Need {
+    Nothing,
+    /// Others may have removed what is attached.
+    Look,
+    /// What is attached may not be what is wanted.
+    All,
 }
 
 /// What is attached to an interface by this daemon.
@@ -183,7 +195,8 @@ impl<K: Kernel> Responder<K> {
             interfaces: BTreeMap::new(),
             wish: Wish::default(),
             consistent: false,
-            has_work: false,
+            need: Need::Nothing,
+            looked_after: None,
             gives_up: false,
             fault: None,
             due: None,
@@ -202,12 +215,12 @@ impl<K: Kernel> Responder<K> {
             Event::Served(served) => {
                 self.serve(served);
                 self.update(&MapUpdate::Interface(served.ifindex, interface(served)));
-                self.has_work = true;
+                self.need = Need::All;
             }
             Event::NotServed(ifindex) => {
                 self.interfaces.remove(ifindex);
                 self.update(&MapUpdate::NoInterface(*ifindex));
-                self.has_work = true;
+                self.need = Need::All;
             }
             Event::Route(route) => self.update(&routes::update(*route)),
             Event::NoRoute(ifindex, prefix) => {
@@ -223,6 +236,11 @@ impl<K: Kernel> Responder<K> {
     /// To be called when all events of the view were handled. Early calls do nothing.
     pub(super) fn handle_timeout(&mut self, now: Instant, view: &LocalView) {
         let Some(confirmed_at) = view.confirmed_at() else { return };
+        // Every few seconds, and after events of links: a link can be detached, and an interface be
+        // made anew with its index before we hear that it is gone.
+        if self.looked_after.replace(confirmed_at) != Some(confirmed_at) {
+            self.need = self.need.max(Need::Look);
+        }
         if self.due.is_some_and(|due| now < due) {
             return;
         }
@@ -240,8 +258,8 @@ impl<K: Kernel> Responder<K> {
             self.due = Some(now + RETRY);
             return;
         }
-        // Others can remove what we have attached, and what has failed may succeed now.
-        self.has_work = true;
+        // What has failed may succeed now.
+        self.need = Need::All;
     }
 
     /// What is to be done about programs, if anything is; its [`Done`] is to be
@@ -250,7 +268,7 @@ impl<K: Kernel> Responder<K> {
         if !self.wants_work() {
             return None;
         }
-        self.has_work = false;
+        let need = std::mem::replace(&mut self.need, Need::Nothing);
         if std::mem::take(&mut self.gives_up) {
             return Some(Work::default());
         }
@@ -265,6 +283,9 @@ impl<K: Kernel> Responder<K> {
                 State::Attached(hook) => Some(hook),
                 State::Pending | State::Failed(_) => None,
             };
+            if need == Need::Look && attached.is_none() {
+                continue;
+            }
             work.wanted.push(Wanted { served: slot.served, wish: slot.wish, hooks, attached });
         }
         Some(work)
@@ -274,7 +295,7 @@ impl<K: Kernel> Responder<K> {
     pub(super) fn wants_work(&self) -> bool {
         // A program without a lease answers nothing, and may stand in the place of one that does.
         let is_leased = self.consistent && self.lease_end > Instant::BOOT;
-        self.gives_up || self.has_work && is_leased
+        self.gives_up || self.need > Need::Nothing && is_leased
     }
 
     /// What has come of the last work.
@@ -459,7 +480,7 @@ impl<K: Kernel> Responder<K> {
             self.wish.0 += 1;
             (slot.state, slot.wish) = (State::Pending, self.wish);
         }
-        self.has_work = true;
+        self.need = Need::All;
     }
 }
 
@@ -467,7 +488,7 @@ impl<K: Kernel> Responder<K> {
 fn note(slot: &mut Slot, outcome: Outcome, counters: &mut Counters<Counter>) {
     let interface = slot.served.name;
     if outcome.lost {
-        warn!(%interface, "somebody has removed the program");
+        warn!(%interface, "the program is attached no more: somebody has removed it");
         counters.count(Counter::Lost);
     }
     match outcome.now {

@@ -217,6 +217,35 @@ fn what_others_remove_is_attached_again() {
 }
 
 #[test]
+fn a_lost_program_is_attached_after_the_next_dump() {
+    let mut story = Story::running();
+    story.kernel().attached.clear();
+    let now = T0 + Duration::from_secs(5);
+    story.turn(now);
+    assert_eq!(story.kernel().attached, BTreeSet::new());
+    story.dump_at(now).turn(now);
+    assert_eq!(story.kernel().attached, BTreeSet::from([(index(1), Hook::Tcx)]));
+    assert_eq!(story.responder.counters().get(Counter::Lost), 1);
+    // What is there is looked at and left alone, and it is looked at once for each dump.
+    story.kernel().log.clear();
+    let now = now + Duration::from_secs(5);
+    story.dump_at(now).turn(now);
+    story.turn(now);
+    assert_eq!(story.kernel().log, ["settle"]);
+}
+
+#[test]
+fn what_has_failed_is_not_tried_again_at_each_dump() {
+    let mut story = Story::new(Settings::default());
+    story.kernel().refuse = Hook::ALL.into();
+    story.link(1).address(1, "10.1.0.1").dump().turn(T0);
+    story.kernel().refuse.clear();
+    let now = T0 + Duration::from_secs(5);
+    story.dump_at(now).turn(now);
+    assert_eq!(story.kernel().attached, BTreeSet::new());
+}
+
+#[test]
 fn an_interface_can_have_another_kind_of_program_than_the_rest() {
     let on = |pattern: &str, mode| (pattern.parse().unwrap(), mode);
     let settings = Settings {
