@@ -225,6 +225,7 @@ fn run(args: RunArgs) -> Exit {
         dirs: Dirs { sys: args.sys_dir, dev: args.dev_dir },
         bpf_object: args.bpf_object,
         level: args.level,
+        descriptors: daemon::Budget::take(),
     };
     match daemon::run(&options) {
         Ok(()) => Exit::Ok,

@@ -27,11 +27,13 @@ pub const OF_CLASS: usize = 128;
 pub const OF_USER: usize = 16;
 
 /// The places that are taken.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug)]
 pub struct Places(Arc<Mutex<Taken>>);
 
-#[derive(Debug, Default)]
+#[derive(Debug)]
 struct Taken {
+    /// Connections at once of all users of a class.
+    most: usize,
     of_class: [usize; 3],
     of_user: HashMap<u32, usize>,
 }
@@ -53,7 +55,19 @@ pub enum Refusal {
     Class(Class),
 }
 
+impl Default for Places {
+    fn default() -> Self {
+        Self::new(OF_CLASS)
+    }
+}
+
 impl Places {
+    /// With `most` connections at once of all users of a class: [`OF_CLASS`], or less where there are
+    /// few descriptors.
+    pub fn new(most: usize) -> Self {
+        Self(Arc::new(Mutex::new(Taken { most, of_class: [0; 3], of_user: HashMap::new() })))
+    }
+
     /// Takes a place of `class` for the user `uid`.
     ///
     /// # Errors
@@ -65,7 +79,7 @@ impl Places {
         if class != Class::Root && of_user >= OF_USER {
             return Err(Refusal::User(uid));
         }
-        if of_class >= OF_CLASS {
+        if of_class >= taken.most {
             return Err(Refusal::Class(class));
         }
         taken.of_class[class as usize] = of_class + 1;
@@ -116,7 +130,7 @@ impl From<Refusal> for Failure {
                     Class::Other => "unprivileged users",
                 };
                 format!(
-                    "the {OF_CLASS} connections to the control socket for {whose} are all in use: \
+                    "the connections to the control socket for {whose} are all in use: \
                      try again later"
                 )
             }

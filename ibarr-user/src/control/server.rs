@@ -53,8 +53,8 @@ pub struct Control {
 
 impl Control {
     /// With no connection yet.
-    pub fn new(access: Access) -> Self {
-        Self { access, places: Places::default(), counters: Arc::default() }
+    pub fn new(access: Access, connections: usize) -> Self {
+        Self { access, places: Places::new(connections), counters: Arc::default() }
     }
 }
 

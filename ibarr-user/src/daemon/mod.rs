@@ -2,6 +2,7 @@
 
 //! The life of the daemon: from configuration to readiness, until a signal ends it.
 
+mod descriptors;
 mod systemd;
 
 use std::io;
@@ -9,6 +10,7 @@ use std::os::fd::OwnedFd;
 use std::path::PathBuf;
 
 use getrandom::SysRng;
+use ibarr_proto::node;
 use rand_chacha::ChaCha12Rng;
 use rand_core::SeedableRng;
 use thiserror::Error;
@@ -28,6 +30,7 @@ use crate::sys::inherited;
 use crate::transport;
 use crate::transport::ports::Dirs;
 
+pub use self::descriptors::Budget;
 pub use self::systemd::Systemd;
 
 /// Where the control socket is, unless said otherwise.
@@ -50,6 +53,8 @@ pub struct RunOptions {
     pub bpf_object: Option<PathBuf>,
     /// What is logged.
     pub level: Level,
+    /// How many descriptors it may have for what.
+    pub descriptors: Budget,
 }
 
 impl RunOptions {
@@ -71,6 +76,12 @@ impl RunOptions {
             return Ok((Config::default(), None));
         }
         Ok((Config::load(&self.config)?, Some(self.config.clone())))
+    }
+
+    /// What the cores are to do by `config`, as far as the process can.
+    pub fn node(&self, config: &Config) -> node::Config {
+        let node = config.node();
+        node::Config { client: node.client.with_sockets(self.descriptors.query_sockets), ..node }
     }
 }
 
@@ -154,7 +165,7 @@ async fn serve(options: &RunOptions, start: Start) -> Result<(), Error> {
     let at_end = systemd.clone();
     let access = Access::start(|| access::look_up(control_socket::GROUP))
         .map_err(|error| Error::Kernel("a thread for the user database", error))?;
-    let shared = control::Control::new(access);
+    let shared = control::Control::new(access, options.descriptors.connections);
     let setup = Setup {
         options: options.clone(),
         config,

@@ -177,7 +177,7 @@ impl Engine {
         let now = clock::now();
         let mut engine = Self {
             started: now,
-            node: Node::new(config.node(), rng),
+            node: Node::new(options.node(&config), rng),
             asks: Asks::default(),
             pages: Pages::default(),
             path_asks: PathAsks::default(),

@@ -141,7 +141,7 @@ impl Engine {
     }
 
     fn reconfigure(&mut self, now: Instant, config: Config, file: Option<PathBuf>) {
-        self.node.reconfigure(now, config.node());
+        self.node.reconfigure(now, self.options.node(&config));
         self.responder.reconfigure(now, config.responder.clone(), config.allow.clone());
         let port = |config: &Config| config.client.settings().udp_port;
         let moved = port(&config) != port(&self.config);

@@ -241,6 +241,8 @@ impl Engine {
                 failed.message
             )
         }));
+        let sockets = self.config.client.settings().sockets;
+        warnings.extend(self.options.descriptors.shortage(sockets));
         warnings.extend(self.reloads.slow(now).map(|taken| {
             let (file, taken) = (self.options.config.display(), taken.as_secs());
             format!("{file} has been read for {taken} s: does its file system answer?")

@@ -6,6 +6,7 @@
 
 pub mod bpf;
 pub mod clock;
+pub mod descriptors;
 pub mod ethtool;
 pub mod fd;
 pub mod inherited;

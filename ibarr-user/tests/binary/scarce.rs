@@ -6,6 +6,7 @@ use std::fs::{self, File};
 use std::io::pipe;
 use std::os::fd::AsRawFd;
 use std::os::unix::fs::MetadataExt;
+use std::os::unix::net::UnixStream;
 use std::process::{Command, Stdio};
 use std::thread;
 
@@ -116,4 +117,38 @@ fn snapshot_that_finds_the_disk_full_leaves_nothing_behind() {
     let left = fs::read_dir(format!("/proc/self/fd/{}", inside.as_raw_fd())).unwrap();
     let left: Vec<_> = left.map(|entry| entry.unwrap().file_name()).collect();
     assert_eq!(left, ["filler"]);
+}
+
+/// [`daemon_command`] after a command of the shell.
+fn after(dir: &TempDir, shell: &str) -> Command {
+    let own = daemon_command(dir);
+    let mut command = Command::new("sh");
+    command.args(["-ec", &format!("{shell}; exec \"$@\""), "sh"]);
+    command.arg(own.get_program()).args(own.get_args());
+    command
+}
+
+#[test]
+fn few_descriptors_leave_room_for_the_rest_and_are_warned_of() {
+    let dir = TempDir::new("descriptors");
+    let config = format!("udp-port = {}\n", free_port());
+    let warnings = |daemon: &Daemon| {
+        json(&daemon.ask(&["status", "--json"]))["status"]["warnings"].to_string()
+    };
+    let mut daemon = Daemon::spawn(after(&dir, "ulimit -n 64"), &dir, &config);
+    let said = warnings(&daemon);
+    assert!(said.contains("the process may have only 64 descriptors"), "{said}");
+    // More than it may have are tried, and those that it has no share for are closed at once.
+    let idle: Vec<_> =
+        (0..70).map(|_| UnixStream::connect(dir.path("control.sock")).unwrap()).collect();
+    daemon.until(|daemon| daemon.ask(&["status"]).status.code().filter(|&code| code == 69));
+    let open = fs::read_dir(format!("/proc/{}/fd", daemon.pid())).unwrap().count();
+    assert!(open <= 56, "{open}");
+    drop(idle);
+    daemon.until(|daemon| daemon.ask(&["status"]).status.success().then_some(()));
+    assert_eq!(daemon.end(Signal::SIGTERM), Some(0));
+
+    let daemon = Daemon::spawn(after(&dir, "ulimit -S -n 64"), &dir, &config);
+    let said = warnings(&daemon);
+    assert!(!said.contains("descriptors"), "{said}");
 }

@@ -142,6 +142,13 @@ impl Config {
     /// Most sockets of an IP version.
     pub const MAX_SOCKETS: u8 = 64;
 
+    /// The same with at most so many [`Settings::sockets`], and at least one.
+    #[must_use]
+    pub fn with_sockets(mut self, at_most: u8) -> Self {
+        self.settings.sockets = self.settings.sockets.min(at_most).max(1);
+        self
+    }
+
     /// What it has been made from.
     pub fn settings(&self) -> &Settings {
         &self.settings

@@ -1,0 +1,74 @@
+// SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
+
+//! How many descriptors each part of the daemon may have. Sockets of queries and connections of users
+//! are opened as others ask, so they are given only what leaves room for the rest.
+
+use crate::control::places;
+use crate::sys;
+
+/// The shares of what the process may have.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub struct Budget {
+    limit: u64,
+    /// Sockets of queries, of each IP version; as many again may be in grace.
+    pub query_sockets: u8,
+    /// Connections to the control socket, of each class of users.
+    pub connections: usize,
+}
+
+/// For all else: about 50 with BPF programs, two for each interface and port, files that are read.
+const REST: u64 = 80;
+/// The configured number has no other limit then.
+const MOST_SOCKETS: u64 = 64;
+const CLASSES: u64 = 3;
+
+impl Budget {
+    /// Of what the process may have at most, which is raised to that.
+    pub fn take() -> Self {
+        // 1,024 is what a process has that nothing else is said of.
+        Self::of(sys::descriptors::raise_limit().unwrap_or(1024))
+    }
+
+    fn of(limit: u64) -> Self {
+        let left = limit.saturating_sub(REST);
+        let query_sockets = (left / 2 / 4).clamp(1, MOST_SOCKETS);
+        let most = u64::try_from(places::OF_CLASS).unwrap_or(u64::MAX);
+        let connections = (left.saturating_sub(query_sockets * 4) / CLASSES).clamp(2, most);
+        Self {
+            limit,
+            query_sockets: u8::try_from(query_sockets).unwrap_or(1),
+            connections: usize::try_from(connections).unwrap_or(2),
+        }
+    }
+
+    /// What is amiss, if it is less than the daemon would use with so many `sockets` configured.
+    pub fn shortage(&self, sockets: u8) -> Option<String> {
+        let Self { limit, query_sockets, connections } = self;
+        let is_enough = *query_sockets >= sockets && *connections == places::OF_CLASS;
+        (!is_enough).then(|| {
+            format!(
+                "the process may have only {limit} descriptors: queries leave from at most \
+                 {query_sockets} sockets of each IP version, and root, group ibarr and others have \
+                 {connections} connections each; give it 1024 (LimitNOFILE=, ulimit -n)"
+            )
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn shares_leave_room_for_the_rest() {
+        for limit in 0..5000 {
+            let budget = Budget::of(limit);
+            let most = u64::from(budget.query_sockets) * 4 + budget.connections as u64 * CLASSES;
+            assert!(most + REST <= limit.max(REST + 4 + 6), "{budget:?}");
+            assert!(budget.query_sockets >= 1 && budget.connections >= 2);
+        }
+        assert_eq!(Budget::of(1024).shortage(32), None);
+        assert_eq!(Budget::of(1024).shortage(64), None);
+        assert!(Budget::of(256).shortage(32).unwrap().contains("only 256 descriptors"));
+    }
+}
