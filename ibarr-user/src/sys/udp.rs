@@ -5,7 +5,7 @@
 
 use std::io::{self, IoSlice, IoSliceMut};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, SocketAddrV4, SocketAddrV6};
-use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 
 use ibarr_common::IfIndex;
 use ibarr_proto::ip2gid::Family;
@@ -18,6 +18,8 @@ use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
 
 use super::fd;
+use super::mmsg::{self, Inbox, Outgoing};
+use super::udp_options;
 
 /// A datagram as it came.
 #[derive(Clone, Copy, Debug)]
@@ -28,8 +30,20 @@ pub struct Received {
     pub to: IpAddr,
     /// The interface it came over.
     pub ifindex: IfIndex,
+    /// Whether this host has sent it to itself, as far as that can be seen. To be believed at a
+    /// socket of [`bind_server`](UdpSocket::bind_server) alone.
+    pub is_local: bool,
     /// Its length; more than the buffer if it was cut.
     pub len: usize,
+}
+
+impl Received {
+    pub(super) fn new(from: SocketAddr, to: IpAddr, ifindex: IfIndex, len: usize) -> Self {
+        // The loopback interface has the lowest index (`LOOPBACK_IFINDEX` of include/net/flow.h).
+        // For IPv6, and for a sender that chose an interface, the kernel names another one.
+        let is_local = ifindex == IfIndex::MIN || from.ip() == to;
+        Self { from, to, ifindex, is_local, len }
+    }
 }
 
 /// What a datagram is to leave by; the kernel chooses where a field is `None`.
@@ -56,6 +70,23 @@ impl UdpSocket {
     /// # Errors
     /// Those of socket(2), setsockopt(2) and bind(2); `AddrInUse` names the interesting one.
     pub fn bind(family: Family, port: u16) -> io::Result<Self> {
+        Self::bind_prepared(family, port, |_| Ok(()))
+    }
+
+    /// As [`bind`](Self::bind), of a socket that is never given what seems to be this host's own and
+    /// is not: [`Received::is_local`] may be believed.
+    ///
+    /// # Errors
+    /// As [`bind`](Self::bind).
+    pub fn bind_server(family: Family, port: u16) -> io::Result<Self> {
+        Self::bind_prepared(family, port, udp_options::refuse_from_itself)
+    }
+
+    fn bind_prepared(
+        family: Family,
+        port: u16,
+        prepare: impl FnOnce(&OwnedFd) -> io::Result<()>,
+    ) -> io::Result<Self> {
         let (domain, any): (_, SocketAddr) = match family {
             Family::V4 => (AddressFamily::Inet, (Ipv4Addr::UNSPECIFIED, port).into()),
             Family::V6 => (AddressFamily::Inet6, (Ipv6Addr::UNSPECIFIED, port).into()),
@@ -69,6 +100,8 @@ impl UdpSocket {
                 socket::setsockopt(&fd, sockopt::Ipv6RecvPacketInfo, &true)?;
             }
         }
+        // What comes before the bind does not come here.
+        prepare(&fd)?;
         socket::bind(fd.as_raw_fd(), &SockaddrStorage::from(any))?;
         Ok(Self { fd: fd::watch(fd)?, family })
     }
@@ -79,6 +112,35 @@ impl UdpSocket {
     /// Those of `F_DUPFD_CLOEXEC`.
     pub fn duplicate(&self) -> io::Result<OwnedFd> {
         self.fd.get_ref().try_clone()
+    }
+
+    /// Receives what there is, at most [`mmsg::MAX`] datagrams, waiting for the first.
+    ///
+    /// # Errors
+    /// Those of recvmmsg(2), but never `WouldBlock`.
+    pub async fn receive<const LEN: usize>(&self, inbox: &mut Inbox<LEN>) -> io::Result<()> {
+        loop {
+            let mut ready = self.fd.readable().await?;
+            match inbox.receive(self.fd.as_fd()) {
+                Ok(mmsg::MAX) => return Ok(()),
+                // What comes from now on makes it ready again.
+                Ok(_) => {
+                    ready.clear_ready();
+                    return Ok(());
+                }
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => ready.clear_ready(),
+                Err(error) => return Err(error),
+            }
+        }
+    }
+
+    /// Sends the first of `datagrams`, at most [`mmsg::MAX`], and says how many, waiting while the
+    /// send buffer is full. An error is about the first one.
+    ///
+    /// # Errors
+    /// As [`UdpSocket::try_send`], but never `WouldBlock`.
+    pub async fn send_all(&self, datagrams: &[Outgoing<'_>]) -> io::Result<usize> {
+        self.fd.async_io(Interest::WRITABLE, |fd| mmsg::send(fd.as_fd(), datagrams)).await
     }
 
     /// Waits until there is something to receive.
@@ -116,6 +178,12 @@ impl UdpSocket {
     }
 }
 
+impl AsFd for UdpSocket {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.fd.as_fd()
+    }
+}
+
 fn recv(fd: &OwnedFd, buffer: &mut [u8]) -> io::Result<Received> {
     let mut control = cmsg_space!(libc::in6_pktinfo);
     let mut io_vector = [IoSliceMut::new(buffer)];
@@ -139,7 +207,7 @@ fn recv(fd: &OwnedFd, buffer: &mut [u8]) -> io::Result<Received> {
     let ifindex = info.and_then(|(_, ifindex)| IfIndex::new(ifindex));
     match (from, info, ifindex) {
         (Some(from), Some((to, _)), Some(ifindex)) => {
-            Ok(Received { from, to, ifindex, len: message.bytes })
+            Ok(Received::new(from, to, ifindex, message.bytes))
         }
         _ => Err(io::Error::new(io::ErrorKind::InvalidData, "datagram without packet info")),
     }
@@ -243,6 +311,88 @@ mod tests {
         let to = SocketAddr::new(Ipv4Addr::LOCALHOST.into(), port(&socket));
         socket.try_send(b"now", to, Source::default()).unwrap();
         receive(&socket, b"now").await;
+    }
+
+    #[tokio::test(flavor = "current_thread")]
+    async fn a_batch_tells_of_each_datagram_and_answers_each_from_where_it_came() {
+        const SENT: u8 = 100;
+        for (family, near, far) in
+            [(Family::V4, "127.0.0.1", "127.0.0.7"), (Family::V6, "::1", "::1")]
+        {
+            let [near, far]: [IpAddr; 2] = [near, far].map(|address| address.parse().unwrap());
+            let server = UdpSocket::bind_server(family, 0).unwrap();
+            let clients = [(); 2].map(|()| UdpSocket::bind(family, 0).unwrap());
+            let to = SocketAddr::new(far, port(&server));
+            for number in 0..SENT {
+                let client = &clients[usize::from(number) % 2];
+                let payload = vec![number; 1 + usize::from(number)];
+                client.send(&payload, to, Source::default()).await.unwrap();
+            }
+            let mut inbox = Inbox::<33>::default();
+            let mut replies = Vec::new();
+            while replies.len() < usize::from(SENT) {
+                server.receive(&mut inbox).await.unwrap();
+                for (received, payload) in inbox.datagrams() {
+                    let (received, number) = (received.unwrap(), payload[0]);
+                    let from = SocketAddr::new(near, port(&clients[usize::from(number) % 2]));
+                    assert_eq!((received.from, received.to, received.is_local), (from, far, true));
+                    assert_eq!(received.len, 1 + usize::from(number));
+                    assert_eq!(usize::from(number), replies.len());
+                    assert!(payload[..received.len.min(33)].iter().all(|&byte| byte == number));
+                    replies.push((received.from, [number]));
+                }
+            }
+            let source = Source { address: Some(far), egress: None };
+            let replies: Vec<_> =
+                replies.iter().map(|(to, payload)| Outgoing { to: *to, source, payload }).collect();
+            assert_eq!(server.send_all(&replies).await.unwrap(), mmsg::MAX);
+            assert_eq!(server.send_all(&replies[mmsg::MAX..]).await.unwrap(), 36);
+            for number in 0..SENT {
+                let reply = receive(&clients[usize::from(number) % 2], &[number]).await;
+                assert_eq!(reply.from, to);
+            }
+        }
+    }
+
+    #[tokio::test(flavor = "current_thread")]
+    async fn what_cannot_be_sent_stops_a_batch_there_and_is_the_next_error() {
+        let socket = UdpSocket::bind(Family::V4, 0).unwrap();
+        let to = SocketAddr::new(Ipv4Addr::LOCALHOST.into(), port(&socket));
+        let from = |address: &str| Outgoing {
+            to,
+            source: Source { address: Some(address.parse().unwrap()), egress: None },
+            payload: b"x",
+        };
+        let batch = ["127.0.0.1", "192.0.2.1", "127.0.0.2"].map(from);
+        assert_eq!(socket.send_all(&batch).await.unwrap(), 1);
+        assert!(socket.send_all(&batch[1..]).await.is_err());
+        assert_eq!(socket.send_all(&batch[2..]).await.unwrap(), 1);
+        let mut inbox = Inbox::<1>::default();
+        socket.receive(&mut inbox).await.unwrap();
+        let from: Vec<_> =
+            inbox.datagrams().map(|(r, _)| r.unwrap().from.ip().to_string()).collect();
+        assert_eq!(from, ["127.0.0.1", "127.0.0.2"]);
+    }
+
+    #[tokio::test(flavor = "current_thread")]
+    async fn what_a_receive_buffer_has_no_room_for_is_counted() {
+        const SENT: usize = 2000;
+        let socket = UdpSocket::bind(Family::V4, 0).unwrap();
+        let to = SocketAddr::new(Ipv4Addr::LOCALHOST.into(), port(&socket));
+        let held = udp_options::widen(&socket, 300_000).unwrap();
+        assert!(held >= 300_000);
+        assert_eq!(udp_options::widen(&socket, 1000).unwrap(), held, "it is never narrowed");
+        for _ in 0..SENT {
+            socket.send(b"x", to, Source::default()).await.unwrap();
+        }
+        let mut received = 0;
+        let mut inbox = Inbox::<1>::default();
+        while let Ok(count) = inbox.receive(socket.as_fd()) {
+            received += count;
+        }
+        let dropped = usize::try_from(udp_options::dropped(&socket).unwrap()).unwrap();
+        assert!(dropped > 0);
+        assert_eq!(received + dropped, SENT);
     }
 
     async fn receive(socket: &UdpSocket, expected: &[u8]) -> Received {

@@ -1,0 +1,344 @@
+// SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
+
+//! Many datagrams by one system call (`recvmmsg`, `sendmmsg`), each with its own packet info.
+//!
+//! nix wraps both, but it sends all datagrams with the same control messages, and keeps the lengths
+//! that the kernel has written for the next call.
+
+#![expect(unsafe_code, reason = "no safe wrapper sends each datagram from an address of its own")]
+
+use std::io;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, SocketAddrV6};
+use std::os::fd::{AsRawFd, BorrowedFd};
+use std::ptr;
+
+use ibarr_common::IfIndex;
+use libc::{c_int, iovec, mmsghdr};
+use zerocopy::network_endian::U16;
+use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
+
+use super::udp::{Received, Source};
+
+/// The most datagrams that one call moves.
+pub const MAX: usize = 64;
+
+/// Room for what one call receives: of each datagram, the first `LEN` bytes.
+#[derive(Debug)]
+pub struct Inbox<const LEN: usize> {
+    slots: Box<[Slot<LEN>]>,
+    received: usize,
+}
+
+/// A datagram to send.
+#[derive(Clone, Copy, Debug)]
+pub struct Outgoing<'a> {
+    /// Whom to.
+    pub to: SocketAddr,
+    /// What it leaves by.
+    pub source: Source,
+    /// What it says.
+    pub payload: &'a [u8],
+}
+
+/// A datagram, and what the kernel says of it: parts of it as bytes, so that none is read as what
+/// the kernel did not write.
+#[derive(Clone, Copy, Debug)]
+struct Slot<const LEN: usize> {
+    name: Name,
+    control: Control,
+    payload: [u8; LEN],
+    /// What came with it; more than `LEN` if it was cut.
+    len: usize,
+    name_len: usize,
+    control_len: usize,
+}
+
+impl<const LEN: usize> Default for Slot<LEN> {
+    fn default() -> Self {
+        let (name, control) = ([0; _], [0; _]);
+        Self { name, control, payload: [0; LEN], len: 0, name_len: 0, control_len: 0 }
+    }
+}
+
+impl<const LEN: usize> Default for Inbox<LEN> {
+    fn default() -> Self {
+        Self { slots: vec![Slot::default(); MAX].into(), received: 0 }
+    }
+}
+
+impl<const LEN: usize> Inbox<LEN> {
+    /// Receives what the socket holds, at most [`MAX`] datagrams, and says how many. An error that
+    /// comes after a datagram is that of the next call.
+    ///
+    /// # Errors
+    /// Those of recvmmsg(2); `WouldBlock` if the socket holds nothing.
+    pub fn receive(&mut self, socket: BorrowedFd<'_>) -> io::Result<usize> {
+        self.received = 0;
+        let mut vectors: [iovec; MAX] = std::array::from_fn(|_| no_vector());
+        let mut headers: [mmsghdr; MAX] = std::array::from_fn(|_| no_header());
+        for ((slot, vector), header) in self.slots.iter_mut().zip(&mut vectors).zip(&mut headers) {
+            *vector = iovec { iov_base: slot.payload.as_mut_ptr().cast(), iov_len: LEN };
+            let header = &mut header.msg_hdr;
+            header.msg_name = slot.name.as_mut_ptr().cast();
+            header.msg_namelen = socklen(size_of::<Name>());
+            header.msg_iov = vector;
+            header.msg_iovlen = 1;
+            header.msg_control = slot.control.as_mut_ptr().cast();
+            header.msg_controllen = size_of::<Control>();
+        }
+        let flags = libc::MSG_DONTWAIT | libc::MSG_TRUNC;
+        // SAFETY: there are `MAX` headers. Each leads to a name, a vector, a payload and control data of
+        // the length that it says, all of them alive and borrowed by nobody else during the call.
+        let received = unsafe {
+            libc::recvmmsg(
+                socket.as_raw_fd(),
+                headers.as_mut_ptr(),
+                message_count(MAX),
+                flags,
+                ptr::null_mut(),
+            )
+        };
+        let received = usize::try_from(received).map_err(|_| io::Error::last_os_error())?;
+        for (slot, header) in self.slots.iter_mut().zip(&headers).take(received) {
+            slot.len = header.msg_len as usize;
+            slot.name_len = header.msg_hdr.msg_namelen as usize;
+            slot.control_len = header.msg_hdr.msg_controllen;
+        }
+        self.received = received;
+        Ok(received)
+    }
+
+    /// What the last call received, in the order in which it came; `None` for where a datagram came
+    /// from if its packet info is missing.
+    pub fn datagrams(&self) -> impl Iterator<Item = (Option<Received>, &[u8; LEN])> {
+        self.slots.iter().take(self.received).map(|slot| (slot.received(), &slot.payload))
+    }
+}
+
+impl<const LEN: usize> Slot<LEN> {
+    fn received(&self) -> Option<Received> {
+        let name = self.name.as_bytes().get(..self.name_len)?;
+        let control = self.control.as_bytes().get(..self.control_len)?;
+        let (from, to, ifindex) = match c_int::from(family(*name.first_chunk()?)) {
+            libc::AF_INET => {
+                let (name, _) = Ipv4Name::ref_from_prefix(name).ok()?;
+                let (info, _) = Ipv4Info::ref_from_prefix(control).ok()?;
+                if (info.level, info.kind) != (libc::IPPROTO_IP, libc::IP_PKTINFO) {
+                    return None;
+                }
+                let from = SocketAddr::from((name.address, name.port.get()));
+                (from, IpAddr::from(info.destination), u32::try_from(info.ifindex).ok()?)
+            }
+            libc::AF_INET6 => {
+                let (name, _) = Ipv6Name::ref_from_prefix(name).ok()?;
+                let (info, _) = Ipv6Info::ref_from_prefix(control).ok()?;
+                if (info.level, info.kind) != (libc::IPPROTO_IPV6, libc::IPV6_PKTINFO) {
+                    return None;
+                }
+                let (address, port) = (Ipv6Addr::from(name.address), name.port.get());
+                let from = SocketAddrV6::new(address, port, name.flow_info, name.scope_id);
+                (from.into(), IpAddr::from(info.address), info.ifindex)
+            }
+            _ => return None,
+        };
+        Some(Received::new(from, to, IfIndex::new(ifindex)?, self.len))
+    }
+}
+
+/// Sends the first of `datagrams`, at most [`MAX`], and says how many; an error is about the first
+/// one alone, and those after it have not been tried.
+///
+/// # Errors
+/// Those of sendmmsg(2); `WouldBlock` if there is no room for the first.
+pub fn send(socket: BorrowedFd<'_>, datagrams: &[Outgoing<'_>]) -> io::Result<usize> {
+    let mut names: [Name; MAX] = [[0; _]; MAX];
+    let mut controls: [Control; MAX] = [[0; _]; MAX];
+    let mut vectors: [iovec; MAX] = std::array::from_fn(|_| no_vector());
+    let mut headers: [mmsghdr; MAX] = std::array::from_fn(|_| no_header());
+    let parts = names.iter_mut().zip(&mut controls).zip(&mut vectors).zip(&mut headers);
+    for (datagram, (((name, control), vector), header)) in datagrams.iter().zip(parts) {
+        let header = &mut header.msg_hdr;
+        header.msg_namelen = socklen(write_name(datagram.to, name));
+        header.msg_name = name.as_mut_ptr().cast();
+        let control_len = write_info(datagram, control);
+        header.msg_control = control.as_mut_ptr().cast();
+        header.msg_controllen = control_len;
+        let payload = datagram.payload;
+        *vector = iovec { iov_base: payload.as_ptr().cast_mut().cast(), iov_len: payload.len() };
+        header.msg_iov = vector;
+        header.msg_iovlen = 1;
+    }
+    let count = datagrams.len().min(MAX);
+    // SAFETY: there are at least `count` headers. Each of these leads to a name, a vector, a payload
+    // and control data of the length that it says, all of them alive during the call, which writes
+    // to the headers alone.
+    let sent = unsafe {
+        let flags = libc::MSG_DONTWAIT;
+        libc::sendmmsg(socket.as_raw_fd(), headers.as_mut_ptr(), message_count(count), flags)
+    };
+    usize::try_from(sent).map_err(|_| io::Error::last_os_error())
+}
+
+/// Room for the address of either version of IP, aligned as the kernel wants it.
+type Name = [u64; 4];
+/// Room for the packet info of either.
+type Control = [u64; 5];
+
+/// `struct sockaddr_in`.
+#[derive(FromBytes, Immutable, IntoBytes, KnownLayout)]
+#[repr(C)]
+struct Ipv4Name {
+    family: u16,
+    port: U16,
+    address: [u8; 4],
+    zero: [u8; 8],
+}
+
+/// `struct sockaddr_in6`.
+#[derive(FromBytes, Immutable, IntoBytes, KnownLayout)]
+#[repr(C)]
+struct Ipv6Name {
+    family: u16,
+    port: U16,
+    flow_info: u32,
+    address: [u8; 16],
+    scope_id: u32,
+}
+
+/// `struct cmsghdr` with a `struct in_pktinfo`.
+#[derive(FromBytes, Immutable, IntoBytes, KnownLayout)]
+#[repr(C)]
+struct Ipv4Info {
+    len: usize,
+    level: c_int,
+    kind: c_int,
+    ifindex: c_int,
+    /// What a reply is sent from.
+    source: [u8; 4],
+    destination: [u8; 4],
+    padding: [u8; PADDING],
+}
+
+/// `struct cmsghdr` with a `struct in6_pktinfo`.
+#[derive(FromBytes, Immutable, IntoBytes, KnownLayout)]
+#[repr(C)]
+struct Ipv6Info {
+    len: usize,
+    level: c_int,
+    kind: c_int,
+    address: [u8; 16],
+    ifindex: u32,
+    padding: [u8; PADDING],
+}
+
+/// Behind either, to the length of a word.
+const PADDING: usize = size_of::<usize>() - 4;
+
+const _: () = {
+    assert!(size_of::<Ipv4Name>() == size_of::<libc::sockaddr_in>());
+    assert!(size_of::<Ipv6Name>() == size_of::<libc::sockaddr_in6>());
+    assert!(size_of::<Ipv6Name>() <= size_of::<Name>());
+    assert!(size_of::<Ipv4Info>() - PADDING == size_of::<libc::cmsghdr>() + 12);
+    assert!(size_of::<libc::in_pktinfo>() == 12);
+    assert!(size_of::<Ipv6Info>() - PADDING == size_of::<libc::cmsghdr>() + 20);
+    assert!(size_of::<libc::in6_pktinfo>() == 20);
+    assert!(size_of::<Ipv6Info>() <= size_of::<Control>());
+};
+
+/// Gives its length.
+fn write_name(to: SocketAddr, name: &mut Name) -> usize {
+    match to {
+        SocketAddr::V4(to) => write(
+            name.as_mut_bytes(),
+            &Ipv4Name {
+                family: family_number(libc::AF_INET),
+                port: to.port().into(),
+                address: to.ip().octets(),
+                zero: [0; 8],
+            },
+        ),
+        SocketAddr::V6(to) => write(
+            name.as_mut_bytes(),
+            &Ipv6Name {
+                family: family_number(libc::AF_INET6),
+                port: to.port().into(),
+                flow_info: to.flowinfo(),
+                address: to.ip().octets(),
+                scope_id: to.scope_id(),
+            },
+        ),
+    }
+}
+
+/// Gives its length: that of nothing if the kernel chooses everything.
+fn write_info(datagram: &Outgoing<'_>, control: &mut Control) -> usize {
+    let Source { address, egress } = datagram.source;
+    if address.is_none() && egress.is_none() {
+        return 0;
+    }
+    let ifindex = egress.map_or(0, IfIndex::get);
+    if datagram.to.is_ipv4() {
+        let source = match address {
+            Some(IpAddr::V4(address)) => address,
+            _ => Ipv4Addr::UNSPECIFIED,
+        };
+        let info = Ipv4Info {
+            len: size_of::<Ipv4Info>() - PADDING,
+            level: libc::IPPROTO_IP,
+            kind: libc::IP_PKTINFO,
+            ifindex: c_int::try_from(ifindex).unwrap_or(c_int::MAX),
+            source: source.octets(),
+            destination: [0; 4],
+            padding: [0; PADDING],
+        };
+        return write(control.as_mut_bytes(), &info);
+    }
+    let address = match address {
+        Some(IpAddr::V6(address)) => address,
+        _ => Ipv6Addr::UNSPECIFIED,
+    };
+    let info = Ipv6Info {
+        len: size_of::<Ipv6Info>() - PADDING,
+        level: libc::IPPROTO_IPV6,
+        kind: libc::IPV6_PKTINFO,
+        address: address.octets(),
+        ifindex,
+        padding: [0; PADDING],
+    };
+    write(control.as_mut_bytes(), &info)
+}
+
+/// Writes `value`, for which there is room, and gives its length.
+fn write<T: IntoBytes + Immutable>(to: &mut [u8], value: &T) -> usize {
+    let bytes = value.as_bytes();
+    to.iter_mut().zip(bytes).for_each(|(to, byte)| *to = *byte);
+    bytes.len()
+}
+
+fn family(bytes: [u8; 2]) -> u16 {
+    u16::from_ne_bytes(bytes)
+}
+
+#[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "2 or 10")]
+const fn family_number(family: c_int) -> u16 {
+    family as u16
+}
+
+#[expect(clippy::cast_possible_truncation, reason = "a few dozen bytes")]
+const fn socklen(len: usize) -> libc::socklen_t {
+    len as libc::socklen_t
+}
+
+#[expect(clippy::cast_possible_truncation, reason = "at most `MAX`")]
+const fn message_count(count: usize) -> libc::c_uint {
+    count as libc::c_uint
+}
+
+fn no_vector() -> iovec {
+    iovec { iov_base: ptr::null_mut(), iov_len: 0 }
+}
+
+fn no_header() -> mmsghdr {
+    // SAFETY: null pointers and lengths of zero are a message without anything.
+    unsafe { std::mem::zeroed() }
+}
