@@ -2,12 +2,13 @@
 
 //! UDP echo servers to hold the daemon against: what the machine allows when nothing is decided.
 
-use std::io::{self, ErrorKind, IoSlice, IoSliceMut, Write};
+use std::io::{self, IoSlice, IoSliceMut, Write};
 use std::os::fd::AsRawFd;
 
 use anyhow::{Context, Result};
 use ibarr_common::wire::ip2gid::MAX_LEN;
 use ibarr_proto::ip2gid::Family;
+use ibarr_user::sys::mmsg::{Inbox, Outgoing};
 use ibarr_user::sys::udp::{Source, UdpSocket};
 use ibarr_user::transport::server::BATCH;
 use nix::sys::socket::{MsgFlags, MultiHeaders, SockaddrIn, recvmmsg, sendmmsg};
@@ -18,9 +19,9 @@ use super::process::READY;
 /// How datagrams are moved.
 #[derive(Clone, Copy, Debug, Eq, PartialEq, clap::ValueEnum)]
 pub enum Style {
-    /// As the daemon does: its own sockets with packet info, one system call a datagram, batches.
+    /// As the daemon does: its own sockets with packet info, batches.
     Daemon,
-    /// One system call for many, and no packet info: the bare minimum.
+    /// No packet info: the bare minimum.
     Batched,
 }
 
@@ -42,23 +43,22 @@ pub fn serve(style: Style, family: Family, port: u16) -> Result<()> {
 }
 
 async fn as_the_daemon(family: Family, port: u16) -> Result<()> {
-    let socket = UdpSocket::bind(family, port).context("cannot bind")?;
+    let socket = UdpSocket::bind_server(family, port).context("cannot bind")?;
+    let mut inbox = Inbox::<{ MAX_LEN + 1 }>::default();
     say_ready()?;
     loop {
-        socket.readable().await?;
-        let mut batch = Vec::new();
-        while batch.len() < BATCH {
-            let mut buffer = [0; MAX_LEN + 1];
-            match socket.try_recv(&mut buffer) {
-                Ok(received) => batch.push((received, buffer)),
-                Err(error) if error.kind() == ErrorKind::WouldBlock => break,
-                Err(error) => return Err(error).context("cannot receive"),
-            }
-        }
-        for (received, buffer) in batch {
+        socket.receive(&mut inbox).await.context("cannot receive")?;
+        let outgoing = inbox.datagrams().map(|(received, buffer)| {
+            let received = received.context("a datagram without packet info")?;
             let source = Source { address: Some(received.to), egress: None };
             let payload = &buffer[..received.len.min(buffer.len())];
-            socket.send(payload, received.from, source).await.context("cannot send")?;
+            Ok(Outgoing { to: received.from, source, payload })
+        });
+        let outgoing = outgoing.collect::<Result<Vec<_>>>()?;
+        let mut left = outgoing.as_slice();
+        while !left.is_empty() {
+            let sent = socket.send_all(left).await.context("cannot send")?;
+            left = &left[sent..];
         }
     }
 }

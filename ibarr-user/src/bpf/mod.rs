@@ -204,6 +204,10 @@ pub struct Responder {
     loaded: u32,
     /// Of those before the one at work, and of loading.
     counters: Counters<Counter>,
+    /// What the guard had dropped when the maps were opened: of daemons before this one.
+    dropped_by_others: u64,
+    /// What our guard has dropped, but for the maps at work.
+    dropped_before: u64,
 }
 
 /// What the thread says; to be handed to [`Responder::handle_progress`].
@@ -254,6 +258,8 @@ impl Responder {
             longevity: Longevity::Lease,
             loaded: 0,
             counters: Counters::default(),
+            dropped_by_others: 0,
+            dropped_before: 0,
         };
         responder.go_on();
         Ok((responder, progress))
@@ -267,6 +273,7 @@ impl Responder {
                 let (settings, allow) = (self.settings.clone(), self.allow.clone());
                 self.mirror = Some(inherited.mirror);
                 self.making = Some(Making::new(inherited.elements, true));
+                self.dropped_by_others = dropped_by_guard(&maps);
                 self.inner = Some(responder::Responder::new(*maps, settings, allow));
             }
             Told::Opened(opened) => {
@@ -502,6 +509,12 @@ impl Responder {
         counts.into_iter().map(|(program, reason, count)| (name(program, reason), count)).collect()
     }
 
+    /// What our guard has dropped, as the sockets that it guards count it, too.
+    pub fn dropped_by_guard(&self) -> u64 {
+        let now = self.inner.as_ref().map_or(0, |inner| dropped_by_guard(inner.kernel()));
+        self.dropped_before + now.saturating_sub(self.dropped_by_others)
+    }
+
     fn not_loaded(&mut self, now: Instant, error: &Error) {
         self.drop_inner();
         if let Error::Pins(pins::Error::Taken(_)) = error {
@@ -524,6 +537,8 @@ impl Responder {
     }
 
     fn drop_inner(&mut self) {
+        self.dropped_before = self.dropped_by_guard();
+        self.dropped_by_others = 0;
         self.counters = self.counters();
         self.mirror = None;
         self.remake_mirror();
@@ -531,6 +546,14 @@ impl Responder {
             end_lease(inner.into_kernel());
         }
     }
+}
+
+/// Since the maps were made, as far as they can be read.
+fn dropped_by_guard(maps: &Maps) -> u64 {
+    let counts = maps.counts().unwrap_or_default();
+    let dropped =
+        |&(program, reason, _): &_| program == Program::Guard && reason != Reason::Answered;
+    counts.into_iter().filter(dropped).map(|(.., count)| count).sum()
 }
 
 /// The programs answer nothing more.

@@ -10,7 +10,6 @@ use std::path::PathBuf;
 use std::sync::mpsc as sync;
 use std::{fs, io, thread};
 
-use aya::programs::SocketFilter;
 use ibarr_common::IfIndex;
 use ibarr_common::map;
 use ibarr_proto::local_view::Served;
@@ -26,6 +25,7 @@ use super::pins::{self, Pins};
 use super::programs::Programs;
 use super::work::{Done, Work};
 use super::{Error, Progress, detach, hooks};
+use crate::sys::udp_options::refuse_from_itself;
 
 /// Where things are.
 #[derive(Clone, Debug)]
@@ -131,9 +131,8 @@ fn carry_out(
         Order::Guard(socket) => Told::Guarded(if let Some(workbench) = workbench {
             workbench.programs.guard(socket.as_fd())
         } else {
-            // There may be none to remove.
-            drop(SocketFilter::detach(&socket));
-            Ok(())
+            // In place of a guard, if there was one.
+            refuse_from_itself(&socket).map_err(|error| Error::Guard(error.into()))
         }),
         Order::Read => Told::Read(workbench.as_ref().map_or(Ok(Vec::new()), |workbench| {
             Mirror::open(&workbench.pins.layout(map::ABI_VERSION))?.elements()

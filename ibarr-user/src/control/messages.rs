@@ -520,6 +520,9 @@ pub struct ServerStatus {
     /// Why it does not serve; absent if it does.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub blocked: Option<String>,
+    /// Bytes that the kernel holds of queries while the daemon is busy; absent if it does not serve.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub receive_buffer: Option<usize>,
 }
 
 /// The responder in the kernel.

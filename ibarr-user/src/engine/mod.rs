@@ -50,6 +50,7 @@ use crate::sys::clock;
 use crate::sys::local_service::Received;
 use crate::sys::timer::Timer;
 use crate::sys::udp::Source;
+use crate::sys::udp_options::dropped;
 use crate::transport::local_service as ls;
 use crate::transport::ports::Ports;
 use crate::transport::queries::Sockets;
@@ -106,12 +107,16 @@ pub struct Engine {
     last_nudge: Option<Result<IfIndex, String>>,
     timer: Timer,
     control: Control,
+    /// When a core wants to be called next, as of the last look.
+    due: Option<Instant>,
     systemd: Systemd,
     log: Log,
     reloads: Reloads,
     /// Set by a signal.
     ends_at: Option<Instant>,
     inputs: Inputs,
+    /// By sockets for queries that are closed now.
+    dropped_before: u64,
     /// For servers that are started anew.
     batches: mpsc::Sender<Batch>,
     counters: Arc<Counters>,
@@ -200,11 +205,13 @@ impl Engine {
             last_nudge: None,
             timer: Timer::new()?,
             control,
+            due: None,
             systemd,
             log,
             reloads: Reloads::new(loaded_sender),
             ends_at: None,
             inputs,
+            dropped_before: 0,
             batches,
             counters,
             options,
@@ -228,18 +235,18 @@ impl Engine {
         while !self.has_ended() {
             let input = self.next().await;
             let now = clock::now();
+            // A peer's query changes nothing that a core would have to say.
+            let mut has_changed = self.due.is_some_and(|due| due <= now);
             let mut next = Some(input);
-            for _ in 0..INPUTS_PER_TURN {
-                match next {
-                    None => break,
-                    Some(input) => self.handle(now, input),
-                }
-                next = self.inputs.poll();
-            }
-            if let Some(input) = next {
+            for more in (0..=INPUTS_PER_TURN).rev() {
+                let Some(input) = next else { break };
+                has_changed |= !matches!(input, Input::Queries(_));
                 self.handle(now, input);
+                next = if more > 0 { self.inputs.poll() } else { None };
             }
-            self.drain(now);
+            if has_changed {
+                self.drain(now);
+            }
             if std::mem::take(&mut self.kernel_asks_on) {
                 // Servers and the like are tasks of this thread.
                 yield_now().await;
@@ -263,7 +270,8 @@ impl Engine {
             self.pages.poll_timeout(),
             self.ends_at,
         ];
-        if let Err(error) = self.timer.set(due.into_iter().flatten().min()) {
+        self.due = due.into_iter().flatten().min();
+        if let Err(error) = self.timer.set(self.due) {
             error!(%error, "the timer cannot be set");
         }
         let not_yet_serving = self.servers.iter_mut().find(|server| !server.has_started());
@@ -519,6 +527,9 @@ impl Engine {
     /// Serves the port of the configuration, and no other.
     fn start_servers(&mut self) {
         for server in self.servers.drain(..) {
+            if let State::Serving { socket, .. } = &*server.state.borrow() {
+                self.dropped_before += u64::from(dropped(socket).unwrap_or_default());
+            }
             server.task.abort();
         }
         let port = self.config.client.settings().udp_port.get();
@@ -535,7 +546,7 @@ impl Engine {
     fn guard_servers(&mut self) {
         let generation = Some(self.responder.generation());
         for server in self.servers.iter_mut().filter(|server| server.guarded != generation) {
-            if let State::Serving(socket) = &*server.state.borrow() {
+            if let State::Serving { socket, .. } = &*server.state.borrow() {
                 self.responder.guard(socket.as_fd());
                 server.guarded = generation;
             }

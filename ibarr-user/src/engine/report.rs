@@ -16,7 +16,7 @@ use ibarr_proto::{local_service, paths, sa};
 use nix::errno::Errno;
 use tracing::{debug, info, warn};
 
-use super::Engine;
+use super::{Engine, ServerSocket};
 use crate::bpf::{self, Hook, Longevity};
 use crate::causes::{chain, escaped};
 use crate::control;
@@ -25,9 +25,10 @@ use crate::control::messages::{
     ControlStatus, FailedReload, InterfaceStatus, ListenerStatus, LocalServiceStatus, PathRequests,
     ResponderStatus, ServerStatus, Status,
 };
+use crate::sys::udp_options::dropped;
 use crate::transport::local_service as ls;
 use crate::transport::rtnetlink::{LOOPBACK, NudgeError, Nudged};
-use crate::transport::server::State;
+use crate::transport::server::{HOLD, State};
 use crate::transport::{self, listeners::Listener};
 
 /// A change of what this node answers.
@@ -87,9 +88,13 @@ impl Engine {
                 .to_owned(),
                 port: server.port,
                 blocked: match &*server.state.borrow() {
-                    State::Serving(_) => None,
+                    State::Serving { .. } => None,
                     State::Starting => Some("starting".to_owned()),
                     State::Blocked(reason) => Some(reason.clone()),
+                },
+                receive_buffer: match *server.state.borrow() {
+                    State::Serving { holds, .. } => Some(holds),
+                    State::Starting | State::Blocked(_) => None,
                 },
             })
             .collect();
@@ -202,7 +207,20 @@ impl Engine {
         counts.extend(programs.map(|(name, count)| (format!("bpf.{name}"), count)));
         counts.extend(self.counters.iter().map(|(name, count)| (name.to_string(), count)));
         counts.insert("log.dropped".to_owned(), self.log.dropped());
+        counts.insert("transport.query-dropped".to_owned(), self.queries_dropped());
+        counts.insert("transport.reply-not-received".to_owned(), self.sockets.dropped());
         counts
+    }
+
+    /// What the kernel did not give to the sockets for queries, for want of room or because it was
+    /// broken; what the guard drops has counters of its own.
+    pub(super) fn queries_dropped(&self) -> u64 {
+        let dropped = |server: &ServerSocket| match &*server.state.borrow() {
+            State::Serving { socket, .. } => dropped(socket).unwrap_or_default(),
+            State::Starting | State::Blocked(_) => 0,
+        };
+        let of_sockets: u64 = self.servers.iter().map(dropped).map(u64::from).sum();
+        (self.dropped_before + of_sockets).saturating_sub(self.responder.dropped_by_guard())
     }
 
     pub(super) fn config_name(&self) -> String {
@@ -226,6 +244,16 @@ impl Engine {
             })
             .collect();
         warnings.extend(self.config.warnings());
+        warnings.extend(servers.iter().filter_map(|server| {
+            let (holds, family) =
+                (server.receive_buffer.filter(|&holds| holds < HOLD)?, &server.family);
+            Some(format!(
+                "the socket for queries over {family} holds {holds} bytes, {HOLD} are wanted for \
+                 10,000 peers at once: give the daemon CAP_NET_ADMIN, or raise the limit and \
+                 restart it (sysctl net.core.rmem_max={})",
+                HOLD / 2
+            ))
+        }));
         warnings.extend(self.local_service_warnings());
         if let group @ (GroupId::Unknown | GroupId::Failed(_)) = self.control.access.group() {
             warnings.push(format!(

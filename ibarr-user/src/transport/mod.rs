@@ -5,7 +5,7 @@
 //!
 //! | channel | from → to | depth | when full |
 //! |---|---|---|---|
-//! | batches | server sockets → engine | [`BATCHES`]: one a socket, which then waits for its replies | the socket waits, the kernel's receive buffer drops |
+//! | batches | server sockets → engine | [`BATCHES`]: one a socket, which then waits for its replies | the socket waits; what the kernel's receive buffer ([`server::HOLD`]) has no room for is dropped, `transport.query-dropped` |
 //! | datagrams | query sockets → engine | [`DATAGRAMS`]: twice the pending table's burst that one wake-up can bring | newest dropped, `transport.reply-dropped` |
 //! | view | rtnetlink → engine | [`VIEW_INPUTS`]: the messages of one datagram | the socket waits, what then does not fit its buffer is lost, which the kernel tells: a dump follows |
 //! | dump requests | engine → rtnetlink | 1 a subject: another one asks for the same | not sent |

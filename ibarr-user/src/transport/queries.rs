@@ -18,6 +18,7 @@ use tracing::debug;
 
 use super::{Counter, Counters};
 use crate::sys::udp::{Source, UdpSocket};
+use crate::sys::udp_options;
 
 /// A datagram that may be a reply.
 #[derive(Clone, Copy, Debug)]
@@ -46,12 +47,19 @@ pub struct Sockets {
     readers: JoinSet<()>,
     datagrams: mpsc::Sender<Datagram>,
     counters: Arc<Counters>,
+    /// By sockets that are closed.
+    dropped: u64,
 }
+
+/// What a socket is to hold in memory: 32 of them share the replies to 4,096 queries under way, which
+/// may come at once. Twice what is its share then, for shares are chosen at random; 64 sockets of
+/// each version of IP, half of them in grace, hold 256 MiB at most.
+const HOLD: usize = 2 << 20;
 
 impl Sockets {
     /// None yet. A datagram that `datagrams` has no room for is dropped and counted.
     pub fn new(datagrams: mpsc::Sender<Datagram>, counters: Arc<Counters>) -> Self {
-        Self { open: HashMap::new(), readers: JoinSet::new(), datagrams, counters }
+        Self { open: HashMap::new(), readers: JoinSet::new(), datagrams, counters, dropped: 0 }
     }
 
     /// Opens `socket` on a port that the kernel picks.
@@ -59,7 +67,10 @@ impl Sockets {
     /// # Errors
     /// Those of socket(2) and bind(2), `EMFILE` among them.
     pub fn open(&mut self, socket: SocketId, family: Family) -> io::Result<()> {
-        let udp = Arc::new(UdpSocket::bind(family, 0)?);
+        let udp = UdpSocket::bind(family, 0)?;
+        // With less, more is lost, which is counted and asked for again.
+        let _ = udp_options::widen(&udp, HOLD);
+        let udp = Arc::new(udp);
         let reader =
             read(socket, Arc::clone(&udp), self.datagrams.clone(), Arc::clone(&self.counters));
         let reader = self.readers.spawn(reader);
@@ -69,10 +80,18 @@ impl Sockets {
 
     /// Closes `socket`; one that is not open stays so.
     pub fn close(&mut self, socket: SocketId) {
-        if let Some((_, reader)) = self.open.remove(&socket) {
+        if let Some((udp, reader)) = self.open.remove(&socket) {
+            self.dropped += u64::from(udp_options::dropped(&*udp).unwrap_or_default());
             reader.abort();
         }
         while self.readers.try_join_next().is_some() {}
+    }
+
+    /// Datagrams that the kernel did not give to the sockets, open ones and others: there was no room,
+    /// or they were broken.
+    pub fn dropped(&self) -> u64 {
+        let of_open = self.open.values().map(|(udp, _)| udp_options::dropped(&**udp));
+        self.dropped + of_open.map(|dropped| u64::from(dropped.unwrap_or_default())).sum::<u64>()
     }
 
     /// Sends now or not at all; what was not sent is counted.

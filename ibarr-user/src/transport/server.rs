@@ -3,7 +3,8 @@
 //! The sockets of the ip2gid port: peers' queries to the engine in batches, its replies back.
 //!
 //! A socket reads nothing more until the replies to its last batch have left, so a full send buffer
-//! holds back only this socket, and what is too much is dropped by the kernel's receive buffer.
+//! holds back only this socket. The kernel's receive buffer holds what comes meanwhile, and drops
+//! what is too much.
 
 use std::io::{self, ErrorKind};
 use std::net::SocketAddr;
@@ -17,7 +18,9 @@ use tokio::sync::{mpsc, oneshot, watch};
 use tracing::{debug, info, warn};
 
 use super::{Counter, Counters};
+use crate::sys::mmsg::{self, Inbox, Outgoing};
 use crate::sys::udp::{Received, Source, UdpSocket};
+use crate::sys::udp_options;
 
 /// What came in one turn, at most [`BATCH`] datagrams.
 #[derive(Debug)]
@@ -33,11 +36,14 @@ pub struct Batch {
 pub struct Query {
     /// Where it came from, to which address, over which interface.
     pub received: Received,
-    buffer: [u8; ip2gid::MAX_LEN + 1],
+    buffer: [u8; CUT],
 }
 
+/// One more than the longest legal datagram, which decides what it is.
+const CUT: usize = ip2gid::MAX_LEN + 1;
+
 impl Query {
-    /// Its first bytes: one more than the longest legal datagram, which decides what it is.
+    /// Its first bytes, as many as decide what it is.
     pub fn payload(&self) -> &[u8] {
         &self.buffer[..self.received.len.min(self.buffer.len())]
     }
@@ -59,15 +65,27 @@ pub struct Reply {
 pub enum State {
     /// Not tried yet.
     Starting,
-    /// Bound; this is the socket, for a guard.
-    Serving(Arc<OwnedFd>),
+    /// Bound.
+    Serving {
+        /// The socket, for a guard and for questions.
+        socket: Arc<OwnedFd>,
+        /// What the kernel holds of what comes, in bytes of memory; less than [`HOLD`] if it does not
+        /// grant that.
+        holds: usize,
+    },
     /// Not bound: why, and what helps.
     Blocked(String),
 }
 
 /// Datagrams read before the engine is asked: enough to make its turn cheap, few enough that a
 /// flood of queries holds the engine for less than 100 µs at a time.
-pub const BATCH: usize = 64;
+pub const BATCH: usize = mmsg::MAX;
+
+/// What a socket is to hold in memory while the daemon does something else, or nothing: the queries
+/// of 10,000 peers that come at once, and a sixth more.
+pub const HOLD: usize = 96 << 20;
+
+const _: () = assert!(HOLD / udp_options::TRUESIZE > 10_000 + 10_000 / 6);
 
 /// How often a port that is taken is tried again.
 const RETRY: Duration = Duration::from_secs(5);
@@ -82,14 +100,15 @@ pub async fn serve(
     counters: Arc<Counters>,
 ) {
     while !batches.is_closed() {
-        let bound = UdpSocket::bind(family, port).and_then(|socket| {
-            let guarded = socket.duplicate()?;
-            Ok((socket, guarded))
+        let bound = UdpSocket::bind_server(family, port).and_then(|socket| {
+            let holds = udp_options::widen(&socket, HOLD)?;
+            let serving = State::Serving { socket: Arc::new(socket.duplicate()?), holds };
+            Ok((socket, serving))
         });
         match bound {
-            Ok((socket, guarded)) => {
+            Ok((socket, serving)) => {
                 info!(?family, port, "serving ip2gid");
-                state.send_replace(State::Serving(Arc::new(guarded)));
+                state.send_replace(serving);
                 let error = pump(&socket, &batches, &counters).await;
                 debug!(?family, port, ?error, "the server socket ended");
                 return;
@@ -131,41 +150,54 @@ async fn pump(
     batches: &mpsc::Sender<Batch>,
     counters: &Counters,
 ) -> io::Result<()> {
+    let mut inbox = Inbox::default();
     loop {
-        socket.readable().await?;
-        let queries = receive(socket, counters);
-        if queries.is_empty() {
+        if let Err(error) = socket.receive(&mut inbox).await {
+            // About one datagram, or about an earlier one that left here.
+            counters.count(Counter::ReceiveFailed);
+            debug!(%error, "datagram not received");
+            tokio::task::yield_now().await;
             continue;
         }
+        let queries = queries(&inbox, counters);
         let (replies, answer) = oneshot::channel();
         if batches.send(Batch { queries, replies }).await.is_err() {
             return Ok(());
         }
         let Ok(replies) = answer.await else { return Ok(()) };
-        for Reply { to, source, payload } in replies {
-            if let Err(error) = socket.send(payload.as_ref(), to, source).await {
-                counters.count(Counter::ReplyNotSent);
-                debug!(%to, ?source, %error, "reply not sent");
-            }
-        }
+        send(socket, &replies, counters).await;
     }
 }
 
-/// Everything that the socket holds now, at most a batch.
-fn receive(socket: &UdpSocket, counters: &Counters) -> Vec<Query> {
-    let mut queries = Vec::new();
-    while queries.len() < BATCH {
-        let mut buffer = [0; ip2gid::MAX_LEN + 1];
-        match socket.try_recv(&mut buffer) {
-            Ok(received) => queries.push(Query { received, buffer }),
-            Err(error) if error.kind() == ErrorKind::WouldBlock => break,
-            // An error that is about one datagram, or about an earlier one that left here.
-            Err(error) => {
-                counters.count(Counter::ReceiveFailed);
-                debug!(%error, "datagram not received");
-                break;
-            }
+fn queries(inbox: &Inbox<CUT>, counters: &Counters) -> Vec<Query> {
+    let mut queries = Vec::with_capacity(BATCH);
+    for (received, payload) in inbox.datagrams() {
+        match received {
+            Some(received) => queries.push(Query { received, buffer: *payload }),
+            None => counters.count(Counter::ReceiveFailed),
         }
     }
     queries
+}
+
+/// Sends all that can be sent; what cannot is counted.
+async fn send(socket: &UdpSocket, replies: &[Reply], counters: &Counters) {
+    let datagrams: Vec<_> = replies
+        .iter()
+        .map(|reply| {
+            let Reply { to, source, payload } = reply;
+            Outgoing { to: *to, source: *source, payload: payload.as_ref() }
+        })
+        .collect();
+    let mut left = datagrams.as_slice();
+    while let [first, others @ ..] = left {
+        match socket.send_all(left).await {
+            Ok(sent) => left = left.get(sent.max(1)..).unwrap_or_default(),
+            Err(error) => {
+                counters.count(Counter::ReplyNotSent);
+                debug!(to = %first.to, source = ?first.source, %error, "reply not sent");
+                left = others;
+            }
+        }
+    }
 }

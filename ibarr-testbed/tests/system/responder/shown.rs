@@ -4,12 +4,13 @@
 
 use std::collections::BTreeMap;
 use std::fs;
-use std::net::Ipv6Addr;
+use std::net::{Ipv6Addr, UdpSocket};
 use std::path::PathBuf;
 use std::process::{Command, Stdio};
 use std::time::Duration;
 
 use ibarr_common::map;
+use ibarr_common::wire::ip2gid::{MsgId, Query, Version};
 use ibarr_testbed::lab::netns;
 use nix::sys::signal::Signal;
 use nix::sys::stat::Mode;
@@ -94,6 +95,50 @@ fn without_the_rights_the_daemon_answers_and_says_why() {
         }
         answered_in_user_space(&rig, "run as root, or with CAP_BPF, CAP_NET_ADMIN and CAP_PERFMON");
         assert_eq!(tree(&rig.bpffs()), before, "what was begun is undone");
+    }
+}
+
+#[test]
+fn small_receive_buffer_is_said_and_its_losses_are_counted() {
+    const QUERIES: u64 = 5000;
+    let mut rig = Rig::new();
+    rig.configure("responder = \"user\"");
+    rig.spawn(with_capabilities("-net_admin"));
+    let status = rig.asked("status");
+    let warnings = status["status"]["warnings"].as_array().unwrap();
+    let is_said = |w: &Value| w.as_str().is_some_and(|w| w.contains("net.core.rmem_max="));
+    assert_eq!(warnings.iter().filter(|w| is_said(w)).count(), 2, "{warnings:?}");
+    let count = |name: &str| rig.asked("counters")["counters"][name].as_u64().unwrap();
+    rig.signal(Signal::SIGSTOP);
+    let query = Query::new(Version::V1, MsgId(1), V4.parse().unwrap()).unwrap().emit();
+    send_to_node(query.as_ref(), QUERIES);
+    rig.signal(Signal::SIGCONT);
+    rig.eventually("each query is answered or counted as dropped", || {
+        count("ip2gid.server.answered") + count("transport.query-dropped") == QUERIES
+    });
+    assert_ne!(count("transport.query-dropped"), 0);
+}
+
+#[test]
+fn what_the_guard_drops_is_not_counted_as_lost() {
+    let mut rig = Rig::new();
+    for _ in 0..2 {
+        rig.start("");
+        let count = |name: &str| rig.asked("counters")["counters"][name].as_u64().unwrap();
+        let before = count("bpf.guard.malformed");
+        send_to_node(b"no query", 100);
+        rig.eventually("the guard", || count("bpf.guard.malformed") == before + 100);
+        assert_eq!(count("transport.query-dropped"), 0);
+        rig.end(Signal::SIGTERM);
+    }
+}
+
+/// By the peer.
+fn send_to_node(payload: &[u8], times: u64) {
+    let bind = || Ok(UdpSocket::bind("0.0.0.0:0")?);
+    let socket = netns::inside(PEER, bind).unwrap();
+    for _ in 0..times {
+        socket.send_to(payload, (V4, 4791)).unwrap();
     }
 }
 
