@@ -131,7 +131,7 @@ fn check(view: &LocalView, told: &Told) {
     assert!(told.served.values().eq(view.served()));
     let routes = view.routes_back().map(|route| ((route.ifindex, route.prefix), route.via));
     assert!(told.routes.iter().map(|(&key, &via)| (key, via)).eq(routes));
-    assert!(told.routes.len() <= 2 * (LIMITS.routes + LIMITS.links));
+    assert!(told.routes.len() <= 4 * LIMITS.routes + 2 * LIMITS.links);
     for ((ifindex, prefix), via) in &told.routes {
         let served = told.served.get(ifindex).expect("a route of an interface that is not served");
         // What leads to nobody is of no use.

@@ -20,10 +20,12 @@
 //!   here, and is left to user space.
 //! * The table `default` is asked after the main one, so that it never leads back what the main
 //!   one leads elsewhere; the table `local` is taken to hold what the kernel puts there.
+//! * **The first and the last address of a subnet** of IPv4 are nobody's: the last one is its broadcast
+//!   address, which is no source.
 //! * The link-local addresses of IPv6 are neighbours on each interface, whatever the routes.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::net::{IpAddr, Ipv6Addr};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 use ibarr_common::IfIndex;
 use ibarr_common::map::max_entries;
@@ -261,6 +263,7 @@ impl Routing {
             }
         }
         decided.tell_families_apart();
+        decided.leave_edges_out();
         decided
     }
 }
@@ -286,6 +289,31 @@ impl Decided {
             self.routes.entry(all_of_ipv4).or_insert(Via::Elsewhere);
         }
     }
+
+    /// The first and the last address of a subnet lead nowhere, as far as the maps have room: the
+    /// kernel sends nothing to a broadcast address unless it is told to, and before Linux 5.14 the
+    /// first address was one, too. Who asks from there is user space's to answer.
+    fn leave_edges_out(&mut self) {
+        let subnets = self.routes.iter().filter(|(_, via)| **via == Via::Link);
+        let edges: Vec<_> = subnets
+            .filter_map(|(&(ifindex, subnet), _)| Some((ifindex, edges(subnet)?)))
+            .flat_map(|(ifindex, edges)| edges.map(|edge| (ifindex, edge)))
+            .take(max_entries::ROUTES - self.routes.len().min(max_entries::ROUTES))
+            .collect();
+        for edge in edges {
+            self.routes.entry(edge).or_insert(Via::Elsewhere);
+        }
+    }
+}
+
+/// Of IPv4: RFC 3021 gives subnets of two addresses none.
+fn edges(subnet: Prefix) -> Option<[Prefix; 2]> {
+    let IpAddr::V4(first) = subnet.first() else { return None };
+    if !(1..=30).contains(&subnet.len()) {
+        return None;
+    }
+    let last = Ipv4Addr::from_bits(first.to_bits() | u32::MAX >> subnet.len());
+    Some([first, last].map(|edge| Prefix::around(edge.into(), 32)))
 }
 
 impl Table {
@@ -372,7 +400,7 @@ fn link_local() -> Prefix {
 }
 
 // Each route brings an entry for its interface, and one for that of the route around it; and each
-// interface has two of its own.
+// interface has two of its own. Edges of subnets take what is left.
 const _: () = {
     let interfaces = max_entries::INTERFACES + max_entries::FAR_INTERFACES;
     assert!(2 * (MAX_ROUTES + interfaces) <= max_entries::ROUTES);

@@ -54,11 +54,22 @@ impl Story {
         ways.join(", ")
     }
 
-    /// Changes of what leads where since the last call, in their order.
+    /// Changes of what leads where since the last call, in their order, but for the first and last
+    /// addresses of subnets.
     fn leads(&mut self, expected: &[&str]) -> &mut Self {
+        self.leads_and_leaves_out(expected, |prefix| prefix.first().is_ipv4() && prefix.is_host())
+    }
+
+    fn leads_and_leaves_out(
+        &mut self,
+        expected: &[&str],
+        is_left_out: fn(Prefix) -> bool,
+    ) -> &mut Self {
         let mut told = Vec::new();
         while let Some(event) = self.view.poll_event() {
             match event {
+                Event::Route(RouteBack { prefix, .. }) | Event::NoRoute(_, prefix)
+                    if is_left_out(prefix) => {}
                 Event::Route(RouteBack { ifindex, prefix, via }) => told.push(match via {
                     Via::Link => format!("{ifindex}: {prefix}"),
                     Via::Gateway(gateway) => format!("{ifindex}: {prefix} via {gateway}"),
@@ -139,6 +150,47 @@ fn a_subnet_on_two_interfaces_is_led_by_the_lower_metric_or_by_none() {
     // What is blackholed, or leaves by several, is nobody's.
     story.routes(["10.1.0.0/16", "10.1.0.0/16 by 1 metric 1"]);
     assert_eq!(story.ways_back(), "eth1 -/routed, eth2 -/routed");
+}
+
+#[test]
+fn first_and_last_address_of_a_subnet_lead_nowhere() {
+    let mut story = story();
+    // Neither behind a gateway, nor where there are too few addresses.
+    story.routes([
+        "10.1.0.0/16 by 1",
+        "10.2.0.0/16 by 1 via 10.1.0.9",
+        "10.3.0.0/30 by 2",
+        "10.3.1.0/31 by 2",
+        "fd00::/64 by 2",
+    ]);
+    let shown = [
+        "1: 10.1.0.0/32 elsewhere",
+        "1: 10.1.255.255/32 elsewhere",
+        "2: 10.3.0.0/32 elsewhere",
+        "2: 10.3.0.3/32 elsewhere",
+        "1: 10.1.0.0/16",
+        "1: 10.2.0.0/16 via 10.1.0.9",
+        "1: fe80::/10",
+        "2: 10.3.0.0/30",
+        "2: 10.3.1.0/31",
+        "2: fd00::/64",
+        "2: fe80::/10",
+    ];
+    story.leads_and_leaves_out(&shown, |_| false);
+    // A route to such an address says that somebody has it.
+    story.routes(["10.1.0.0/16 by 1", "10.1.0.0/32 by 1"]);
+    assert_eq!(story.ways_back(), "eth1 routed/routed, eth2 -/routed");
+    assert!(story.view.routes_back().any(|r| r.prefix.is_host() && r.via == Via::Link));
+}
+
+#[test]
+fn edges_of_subnets_take_no_more_than_the_room_that_is_left() {
+    let mut story = story();
+    let inside = (1..4096).map(|at| format!("10.{}.{}.0/24 by 2", at / 256, at % 256));
+    let routes: Vec<_> = std::iter::once("10.0.0.0/8 by 1".to_owned()).chain(inside).collect();
+    story.routes(routes.iter().map(String::as_str));
+    assert_eq!(story.ways_back(), "eth1 routed/routed, eth2 routed/routed");
+    assert_eq!(story.view.routes_back().count(), ibarr_common::map::max_entries::ROUTES);
 }
 
 #[test]
@@ -377,7 +429,11 @@ proptest! {
             let listed = story.view.routes_back().map(|r| ((r.ifindex, r.prefix), r.via));
             prop_assert_eq!(&listed.collect::<BTreeMap<_, _>>(), &held);
             for interface in story.view.served() {
-                for &source in &sources {
+                let is_edge = |source: IpAddr| {
+                    let prefix = Prefix::around(source, 32);
+                    source.is_ipv4() && held.get(&(interface.ifindex, prefix)) == Some(&Via::Elsewhere)
+                };
+                for &source in sources.iter().filter(|&&source| !is_edge(source)) {
                     let way_back = if source.is_ipv4() { interface.ipv4 } else { interface.ipv6 };
                     let led = match way_back {
                         WayBack::All => true,
