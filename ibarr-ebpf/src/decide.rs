@@ -81,7 +81,12 @@ pub fn answer<Q: QueryPacket>(
         return Err(Reason::Source);
     }
     let source = packet.source(ingress.ifindex());
-    check_source(node, &cfg, &source)?;
+    // What this host sends to itself comes by the loopback interface, which is never served. So an
+    // address of ours as source comes from a liar or by a loop.
+    if node.is_ours(&source) {
+        return Err(Reason::Source);
+    }
+    check_allowed(node, &cfg, &source)?;
     if interface.switches & Q::SWITCH == 0 && !node.leads_to(ingress.ifindex(), &source.address) {
         return Err(Reason::NoRoute);
     }
@@ -109,6 +114,12 @@ pub trait Datagram {
 
     /// Where it comes from, if that can be found out.
     fn source(&self) -> Option<Source>;
+
+    /// Whether this host has sent it to itself: it came in by the loopback interface.
+    fn is_local(&self) -> bool;
+
+    /// Whether its source is its destination.
+    fn is_to_its_source(&self) -> bool;
 }
 
 /// Where a datagram comes from.
@@ -126,6 +137,11 @@ pub struct Source {
 /// Why the server would not answer it: it need not be woken.
 #[inline]
 pub fn guard(node: &impl Node, datagram: &impl Datagram) -> Result<(), Reason> {
+    let is_local = datagram.is_local();
+    // The server takes it for this host's own, whatever the maps say.
+    if !is_local && datagram.is_to_its_source() {
+        return Err(Reason::Source);
+    }
     let cfg = node.cfg();
     if !node.is_leased(&cfg) {
         return Ok(());
@@ -135,18 +151,14 @@ pub fn guard(node: &impl Node, datagram: &impl Datagram) -> Result<(), Reason> {
     }
     // The server also says "not here", so whether we know the address is not for us to judge.
     let Some(source) = datagram.source() else { return Ok(()) };
-    if !source.can_ask {
+    if !source.can_ask || node.is_ours(&source.key) && !is_local {
         return Err(Reason::Source);
     }
-    check_source(node, &cfg, &source.key)
+    check_allowed(node, &cfg, &source.key)
 }
 
 #[inline]
-fn check_source(node: &impl Node, cfg: &ResponderCfg, source: &GidKey) -> Result<(), Reason> {
-    // An address of ours as source comes from a liar or by a loop.
-    if node.is_ours(source) {
-        return Err(Reason::Source);
-    }
+fn check_allowed(node: &impl Node, cfg: &ResponderCfg, source: &GidKey) -> Result<(), Reason> {
     if cfg.restricts() && !node.allows(&AllowPrefix { address: source.address }) {
         return Err(Reason::NotAllowed);
     }

@@ -38,7 +38,8 @@ fn each_case_of_the_table_has_its_reply_and_its_counter() {
         let received = Received {
             from: from.parse().expect(line),
             to: to.parse().expect(line),
-            ingress: interface(ingress).expect(line),
+            ingress: interface(ingress.trim_end_matches(" local")).expect(line),
+            is_local: ingress.ends_with(" local"),
             payload: &payload,
         };
 
@@ -76,7 +77,8 @@ fn each_payload_of_the_codecs_table_is_answered_or_counted_under_its_reason() {
         let from = if payload.len() > 24 { "[fd00:1::1]:7" } else { "10.1.0.1:7" }.parse().unwrap();
         let ingress = IfIndex::new(2).unwrap();
         let mut server = Server::new(Prefixes::EVERYONE);
-        let got = server.answer(&view, &Received { from, to, ingress, payload: &payload });
+        let received = Received { from, to, ingress, is_local: false, payload: &payload };
+        let got = server.answer(&view, &received);
         if verdict == "ok" {
             answered += 1;
             let reply = [
@@ -110,7 +112,8 @@ proptest! {
         view.add("own", "10.2.0.5 fe80::2:c903:0:201");
         let mut server = Server::new(Prefixes::EVERYONE);
         let to = "10.2.0.5".parse().unwrap();
-        let received = Received { from: source, to, ingress: IfIndex::new(2).unwrap(), payload: &payload };
+        let ingress = IfIndex::new(2).unwrap();
+        let received = Received { from: source, to, ingress, is_local: false, payload: &payload };
         let reply = server.answer(&view, &received);
         prop_assert_eq!(server.counters().iter().map(|(_, count)| count).sum::<u64>(), 1);
         if let Some(reply) = reply {

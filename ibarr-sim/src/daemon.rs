@@ -199,7 +199,7 @@ impl World {
 
     fn answer(&mut self, id: Id, daemon: &mut Daemon, packet: &Packet) {
         let (to, payload) = (packet.to.ip(), packet.payload.as_ref());
-        let received = Received { from: packet.from, to, ingress: IPOIB, payload };
+        let received = Received { from: packet.from, to, ingress: IPOIB, is_local: false, payload };
         if let Some(reply) = daemon.core.answer(&received) {
             self.reply(id, reply.from, reply.to, reply.payload, None);
         }

@@ -3,15 +3,19 @@
 //! The side that is asked: what a node answers about its own addresses.
 //!
 //! A query is answered only if its destination is the address asked for, and its source is unicast,
-//! not loopback, not ours, has a port, and is allowed. A *negative* reply is sent only if the
-//! destination is ours and the address asked for is not. Everything else is silence, counted.
+//! not loopback, has a port, is allowed, and is no address of ours unless this host has sent the
+//! query to itself. Such a source gets a *negative* reply if the query was sent to an address of ours
+//! and asks for another one. Everything else is silence, counted.
+//!
+//! **Replies do not tell which other addresses this node has.** The negative reply is the same
+//! whether the other address is ours or not: whoever may ask for it asks there and nowhere else.
 //!
 //! **Replies cannot loop.** The codec takes no byte string both for a query and for a reply, and
 //! nothing but a query is answered. So a reply that reaches a server, were it sent from port 4791 or
 //! reflected, ends there; and two servers can never keep each other busy.
 //!
-//! **Replies cannot be aimed at ourselves** (source not ours), at a group (source unicast), or at a
-//! service without a socket (port 0). A source that is somebody else's gets one reply for one query,
+//! **Nobody else aims replies at ourselves** (source not ours, but for [`Received::is_local`]), at a
+//! group (source unicast), or at a service without a socket (port 0). A source that is somebody else's gets one reply for one query,
 //! at most 12 bytes longer than it: an attacker who can send with a false source gains next to
 //! nothing by the detour.
 
@@ -78,7 +82,7 @@ impl Server {
         view: &impl Local,
         received: &Received<'_>,
     ) -> Result<(Counter, Transmit), Counter> {
-        let &Received { from, to, ingress, payload } = received;
+        let &Received { from, to, ingress, is_local, payload } = received;
         let query = Query::parse(payload)?;
         let source = from.ip();
         if from.port() == 0 {
@@ -90,7 +94,7 @@ impl Server {
         if source.is_loopback() {
             return Err(Counter::SourceLoopback);
         }
-        if view.is_ours(source) {
+        if view.is_ours(source) && !is_local {
             return Err(Counter::SourceOurs);
         }
         if !self.allow.contains(source) {
@@ -102,7 +106,7 @@ impl Server {
             return Err(Counter::DestinationNotOurs);
         } else if view.is_ours(query.target()) || view.gid_of(query.target(), ingress).is_some() {
             // It is here, but this is not the way to ask for it.
-            return Err(Counter::OtherAddress);
+            (Counter::OtherAddress, None)
         } else {
             (Counter::AnsweredNegative, None)
         };
@@ -127,6 +131,8 @@ pub struct Received<'a> {
     pub to: IpAddr,
     /// The interface it came in by.
     pub ingress: IfIndex,
+    /// Whether this host has certainly sent it to itself, so that it never was on a wire.
+    pub is_local: bool,
     /// What it carries.
     pub payload: &'a [u8],
 }
@@ -153,7 +159,8 @@ super::datagram_counters! {
         AnsweredNegative = "answered-negative",
         /// Queries for the address they were sent to, which has no GID.
         NoGid = "no-gid",
-        /// Queries for another address of ours than the one they were sent to.
+        /// Queries for another address of ours than the one they were sent to, answered with "not
+        /// here".
         OtherAddress = "other-address",
         /// Queries sent to an address that is not ours.
         DestinationNotOurs = "destination-not-ours",
@@ -163,7 +170,7 @@ super::datagram_counters! {
         SourceNotUnicast = "source-not-unicast",
         /// Queries from a loopback address.
         SourceLoopback = "source-loopback",
-        /// Queries from an address of ours.
+        /// Queries from an address of ours that this host has not sent to itself.
         SourceOurs = "source-ours",
         /// Queries from outside `allow`.
         SourceNotAllowed = "source-not-allowed",

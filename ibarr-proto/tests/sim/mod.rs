@@ -340,7 +340,13 @@ impl Sim {
         let (now, ingress) = (self.now, INTERFACE());
         let node = &mut self.nodes[index];
         if packet.to.port() == PORT {
-            let received = Received { from: packet.from, to, ingress, payload: &packet.payload };
+            let received = Received {
+                from: packet.from,
+                to,
+                ingress,
+                is_local: false,
+                payload: &packet.payload,
+            };
             if let Some(reply) = node.server.answer(&node.view, &received) {
                 let source = node.answers_from.unwrap_or(reply.from);
                 let payload = reply.payload.as_ref().to_vec();

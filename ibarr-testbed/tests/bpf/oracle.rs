@@ -41,6 +41,8 @@ impl Node {
             from: SocketAddr::new(datagram.source, datagram.source_port),
             to: datagram.destination,
             ingress: self.ifindex,
+            // It comes by a wire.
+            is_local: false,
             payload: &datagram.payload,
         };
         let transmit = Server::new(self.allow.clone()).answer(self, &received)?;

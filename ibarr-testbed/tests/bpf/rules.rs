@@ -120,6 +120,21 @@ fn only_those_are_answered_whom_a_route_leads_to_by_the_interface() {
 }
 
 #[test]
+fn xdp_sends_to_no_edge_of_a_subnet_though_all_routes_leave_by_the_interface() {
+    let mut programs = node(14);
+    programs.put_route(IfIndex::MIN, ip("10.2.0.0"), 24, Route::ON_LINK);
+    for edge in ["10.2.0.0", "10.2.0.255"] {
+        programs.put_route(IfIndex::MIN, ip(edge), 32, Route::ELSEWHERE);
+        assert_xdp_passed(&mut programs, &Frame { source: ip(edge), ..query() }, "no_route");
+    }
+    // Their last bits alone make nobody an edge.
+    for source in ["10.2.0.4", "10.2.0.11", "10.3.0.255"] {
+        let frame = Frame { source: ip(source), ..query() };
+        assert_eq!(programs.run_xdp(&frame.bytes()).action, XDP_TX, "{source}");
+    }
+}
+
+#[test]
 fn frames_for_other_hosts_and_groups_are_passed() {
     for destination in [[2, 0, 0, 0, 0, 2], [0xff; 6], [1, 0, 0x5e, 0, 0, 1]] {
         let link = Link::Ethernet { destination, source: [2, 0, 0, 0, 0, 1] };

@@ -8,9 +8,10 @@ use aya::Ebpf;
 use aya::programs::tc::{NlOptions, TcAttachOptions, qdisc_add_clsact};
 use aya::programs::{LinkOrder, SchedClassifier, TcAttachType, Xdp, XdpMode};
 use ibarr_common::ib::Gid;
-use ibarr_common::map::{Interface, Program};
+use ibarr_common::map::{Interface, Program, Route};
 use ibarr_common::wire::ip2gid::{MsgId, Query, Reply, Version};
 use ibarr_testbed::lab::netns;
+use ibarr_user::sys::udp_options::refuse_from_itself;
 
 use crate::frame::Frame;
 use crate::net::{Net, SERVER, TO_SERVER, ask, daemon, receive, send_frame, socket_in};
@@ -204,6 +205,69 @@ fn guard_drops_what_the_server_would_and_nothing_else() {
             nonzero(&server.counters(Program::Guard)),
             [("answered", 3), ("malformed", 5), ("source", 1)]
         );
+    }
+}
+
+/// With and without the guard, and whether the maps are right or not.
+#[test]
+fn only_this_host_gets_through_with_the_address_asked_for_as_source() {
+    let net = Net::new();
+    // Otherwise the kernel drops what comes from outside with a source of ours.
+    std::fs::write("/proc/sys/net/ipv4/conf/s0/accept_local", "1").expect("a setting");
+    for (ours, peer) in [("10.2.0.5", "10.2.0.9"), ("fd00:2::5", "fd00:2::9")] {
+        for (guard, lease) in [(false, 0), (true, u64::MAX), (true, 0)] {
+            let mut server = server(&net, 14);
+            server.lease_until(lease, 0);
+            let socket = daemon(if ours.contains(':') { "::" } else { "0.0.0.0" });
+            refuse_from_itself(&socket).expect("attached");
+            if guard {
+                server.guard().attach(&socket).expect("attached");
+            }
+            let frame = Frame::query(ip(ours), ip(ours), &query(ours));
+            send_frame(&Frame { link: TO_SERVER, ..frame }.bytes());
+            let own = UdpSocket::bind((ip(ours), 0)).expect("a socket");
+            let client = socket_in("client", ours);
+            for (socket_of, source) in [(&own, ours), (&client, peer)] {
+                socket_of.send_to(&query(ours), (ours, 4791)).expect("sent");
+                let (payload, from) = receive(&socket);
+                assert_eq!((payload, from.ip()), (query(ours), ip(source)), "guard: {guard}");
+            }
+            let counters = server.counters(Program::Guard);
+            let expected: &[_] = if guard { &[("answered", 2), ("source", 1)] } else { &[] };
+            assert_eq!(nonzero(&counters), expected);
+        }
+    }
+}
+
+#[test]
+fn edges_of_the_subnet_are_sent_nothing_by_either_program() {
+    let net = Net::new();
+    for xdp in [false, true] {
+        let mut server = server(&net, 14);
+        for edge in ["10.2.0.0", "10.2.0.255"] {
+            server.put_route(net.s0, ip(edge), 32, Route::ELSEWHERE);
+        }
+        if xdp {
+            server.xdp().attach("s0", XdpMode::Skb).expect("attached");
+        } else {
+            attach(server.tc(), 1);
+        }
+        // It is given what is sent to the broadcast address.
+        let socket = socket_in("client", "10.2.0.5");
+        let source_port = socket.local_addr().unwrap().port();
+        let fence = Query::new(Version::V1, MsgId(1), ip("10.2.0.5")).unwrap().emit();
+        let fence = ("10.2.0.9", fence.as_ref().to_vec());
+        let edges = ["10.2.0.0", "10.2.0.255"].map(|edge| (edge, query("10.2.0.5")));
+        for (source, payload) in edges.iter().chain([&fence]) {
+            let frame = Frame::query(ip(source), ip("10.2.0.5"), payload);
+            send_frame(&Frame { link: TO_SERVER, source_port, ..frame }.bytes());
+        }
+        let (reply, _) = receive(&socket);
+        assert_eq!(Reply::parse(&reply).unwrap().msg_id, MsgId(1), "xdp: {xdp}");
+        if xdp {
+            let counters = server.counters(Program::Xdp);
+            assert_eq!(nonzero(&counters), [("answered", 1), ("no_route", 2)]);
+        }
     }
 }
 

@@ -490,6 +490,7 @@ impl Engine {
                 from: query.received.from,
                 to: query.received.to,
                 ingress: query.received.ifindex,
+                is_local: query.received.is_local,
                 payload: query.payload(),
             };
             let transmit = self.node.answer(&received)?;

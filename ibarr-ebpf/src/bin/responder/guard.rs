@@ -79,6 +79,28 @@ impl Datagram for Received<'_> {
             _ => None,
         }
     }
+
+    #[inline]
+    fn is_local(&self) -> bool {
+        // `LOOPBACK_IFINDEX` of include/net/flow.h.
+        self.skb().ifindex == 1
+    }
+
+    #[inline]
+    fn is_to_its_source(&self) -> bool {
+        const IPV4: u32 = Ipv4Query::ETHERTYPE.to_be() as u32;
+        const IPV6: u32 = Ipv6Query::ETHERTYPE.to_be() as u32;
+        // The destination stands behind the source in both headers.
+        match self.skb().protocol {
+            IPV4 => self
+                .read_ip::<[[u8; 4]; 2]>(offset_of!(Ipv4Header, source))
+                .is_some_and(|Aligned([source, destination])| source == destination),
+            IPV6 => self
+                .read_ip::<[[u8; 16]; 2]>(offset_of!(Ipv6Header, source))
+                .is_some_and(|Aligned([source, destination])| source == destination),
+            _ => false,
+        }
+    }
 }
 
 impl Received<'_> {

@@ -195,6 +195,15 @@ pub(crate) fn next_hop(ifindex: IfIndex, destination: [u8; 16]) -> Option<Neighb
     neighbour.is_of(&key).then_some(neighbour)
 }
 
+/// Whether `address` leads elsewhere than its neighbours on the interface do, though all that is
+/// routed leaves by it: it is the first or the last of a subnet of IPv4. The last two bits of these
+/// are alike, so half of all others cost no look-up.
+#[inline]
+pub(crate) fn is_edge(ifindex: IfIndex, address: [u8; 16]) -> bool {
+    let are_alike = matches!(address[15] & 3, 0 | 3);
+    are_alike && route(ifindex, address).is_some_and(|route| !route.is_here())
+}
+
 #[inline]
 fn route(ifindex: IfIndex, destination: [u8; 16]) -> Option<&'static Route> {
     let prefix = RoutePrefix { ifindex: ifindex.get(), address: destination };

@@ -23,7 +23,7 @@ use ibarr_ebpf::packet::{Aligned, Ipv4Query, Ipv6Query, QueryPacket};
 use zerocopy::network_endian::U16;
 
 use crate::LINK_HEADER_LEN;
-use crate::node::{Maps, next_hop};
+use crate::node::{Maps, is_edge, next_hop};
 
 /// Every packet that is not answered is left as it is to the kernel's stack (`XDP_PASS`).
 #[inline]
@@ -80,7 +80,11 @@ impl Link for Ethernet {
     }
 
     #[inline]
-    fn reply(&self, _: IfIndex, _: [u8; 16]) -> Option<Self> {
+    fn reply(&self, ifindex: IfIndex, source: [u8; 16]) -> Option<Self> {
+        // The frame may come from anybody. The kernel would send to no broadcast address.
+        if is_edge(ifindex, source) {
+            return None;
+        }
         Some(Self { destination: self.source, source: self.destination, ..*self })
     }
 }
