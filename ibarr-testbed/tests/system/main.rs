@@ -6,6 +6,7 @@
 #![deny(unsafe_code)]
 
 mod bench;
+mod burst;
 mod control;
 mod demo;
 mod ip2gid;
