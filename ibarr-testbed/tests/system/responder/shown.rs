@@ -100,7 +100,7 @@ fn without_the_rights_the_daemon_answers_and_says_why() {
 
 #[test]
 fn small_receive_buffer_is_said_and_its_losses_are_counted() {
-    const QUERIES: u64 = 5000;
+    const QUERIES: u64 = 100_000;
     let mut rig = Rig::new();
     rig.configure("responder = \"user\"");
     rig.spawn(with_capabilities("-net_admin"));
