@@ -37,7 +37,7 @@ fn a_peer_sees_the_same_whoever_answers() {
             "user" => assert!(attached.is_null()),
             "xdp" | "xdp-generic" => {
                 let hook = if responder == "xdp" { "xdp-native" } else { responder };
-                assert_eq!(attached, hook);
+                assert_eq!(attached, hook, "{}", wire.rig.status_of("eth0"));
                 assert!(in_kernel(Program::Xdp) > 10);
             }
             _ => {
