@@ -227,3 +227,21 @@ impl Attacher for Workbench {
         Ok(())
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::causes::chain;
+
+    #[test]
+    fn a_failed_clean_up_does_not_hide_why_programs_are_not_loaded() {
+        let io_error = || io::Error::from(io::ErrorKind::PermissionDenied);
+        let cause = Error::load(Box::new(io_error()));
+        let undo = pins::Error::Io("/sys/fs/bpf/ibarr".into(), io::ErrorKind::ResourceBusy.into());
+        let error = Error::NotUndone { cause: Box::new(cause), undo };
+        let text = chain(&error);
+        let needs = text.find("with CAP_BPF").expect("what is missing");
+        assert!(needs < text.find("/sys/fs/bpf/ibarr").expect("what is not undone"), "{text}");
+        assert!(error.is_permission());
+    }
+}

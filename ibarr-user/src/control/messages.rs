@@ -2,6 +2,8 @@
 
 //! The documents of the control socket, which `--json` prints as they are. `"v": 1` stands in each;
 //! within version 1 fields are only added.
+//!
+//! long because it is the whole of that format, which is read as one document.
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;
