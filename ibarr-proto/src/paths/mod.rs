@@ -182,6 +182,11 @@ impl<R: CryptoRng + SeedableRng> Paths<R> {
                     self.counters.count(Counter::Doubts);
                 }
             }
+            Input::Hearing { port, heard } => {
+                if let Some(port) = self.ports.get_mut(port) {
+                    port.hears_events = heard;
+                }
+            }
             Input::Mad { port, from, mad } => {
                 self.client.handle_mad(self.now, port, from, mad);
             }

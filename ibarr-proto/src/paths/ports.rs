@@ -43,6 +43,8 @@ pub(super) struct Port {
     all_doubted: bool,
     /// How often what is near its end, or was left by a daemon before us, is asked for.
     pub(super) repeats: Bucket,
+    /// Whether the kernel's events of it are heard.
+    pub(super) hears_events: bool,
     /// What the kernel told last, and when.
     pub(super) last_event: Option<(Instant, PortEvent)>,
     /// Whether its SA says that it knows of quality of service.
@@ -140,6 +142,7 @@ impl Ports {
             kept_from: BEFORE,
             all_doubted: false,
             repeats: Bucket::held(now, rng),
+            hears_events: false,
             last_event: None,
             has_qos: false,
             info_due: None,

@@ -162,6 +162,13 @@ pub enum Input<'a> {
         /// What happened.
         event: PortEvent,
     },
+    /// Whether [`Self::Happened`] will tell what happens to a port. Not until this says so.
+    Hearing {
+        /// Its name.
+        port: PortIndex,
+        /// Whether it is so.
+        heard: bool,
+    },
     /// A MAD came.
     Mad {
         /// By this port.

@@ -197,9 +197,13 @@ fn port(port: &PortStatus) {
     });
     line(&format!("    GIDs {}", port.gids.join(", ")));
     line(&format!("    P_Keys {}", port.pkeys.join(", ")));
-    if let Some(LastEvent { event, ago_ms }) = &port.last_event {
-        line(&format!("    last event {event}, {} ago", seconds(*ago_ms)));
-    }
+    line(&match (&port.deaf, &port.last_event) {
+        (Some(reason), _) => format!("    its events are not heard: {reason}"),
+        (None, None) => "    its events are heard, none came yet".to_owned(),
+        (None, Some(LastEvent { event, ago_ms })) => {
+            format!("    its events are heard, the last was {event}, {} ago", seconds(*ago_ms))
+        }
+    });
 }
 
 fn cache_entry(entry: &CacheEntry) -> Vec<String> {

@@ -173,6 +173,9 @@ pub struct PortStatus {
     /// The last event of it that the kernel told.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub last_event: Option<LastEvent>,
+    /// Why the kernel's events of it are not heard; absent if they are.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub deaf: Option<String>,
 }
 
 /// An event of a port.

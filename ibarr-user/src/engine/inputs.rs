@@ -20,7 +20,7 @@ use crate::transport::local_service as ls;
 use crate::transport::queries::Datagram;
 use crate::transport::rtnetlink::{NudgeError, Nudged, RouteAnswer};
 use crate::transport::server::Batch;
-use crate::transport::{ports, snapshot, umad};
+use crate::transport::{events, ports, snapshot, umad};
 
 /// Everything that can happen.
 pub(super) enum Input {
@@ -29,6 +29,7 @@ pub(super) enum Input {
     Queries(Batch),
     Datagram(Datagram),
     Port(ports::Event),
+    Event(events::Event),
     Mad(umad::Event),
     Snapshot(snapshot::Event),
     LocalService(ls::Event),

@@ -5,6 +5,7 @@
 //! nothing itself: what a peer, the kernel or an administrator gets is said by the cores.
 
 mod asks;
+mod events;
 mod inputs;
 mod learned;
 mod pages;
@@ -35,6 +36,7 @@ use tokio::task::{AbortHandle, yield_now};
 use tracing::{debug, error, info};
 
 use self::asks::Asks;
+use self::events::Hearing;
 use self::inputs::{Input, Inputs};
 use self::pages::{Asked, Pages};
 use self::paths::PathAsks;
@@ -97,6 +99,7 @@ pub struct Engine {
     watch: rtnetlink::Watch,
     routes: rtnetlink::Routes,
     ports: Ports,
+    hearing: Hearing,
     umads: Umads,
     snapshots: Snapshots,
     local_service: ls::LocalService,
@@ -164,6 +167,8 @@ impl Engine {
         inputs.hear(answers, Input::Route);
         let (ports, events) = Ports::start(options.dirs.clone())?;
         inputs.hear(events, Input::Port);
+        let (hearing, events) = Hearing::new(&options.dirs);
+        inputs.hear(events, Input::Event);
         let (mad_sender, mads) = mpsc::channel(transport::MADS);
         inputs.hear(mads, Input::Mad);
         let (keeper, events) = Keeper::start(Arc::clone(&counters))?;
@@ -192,6 +197,7 @@ impl Engine {
             watch,
             routes,
             ports,
+            hearing,
             umads: Umads::new(mad_sender, Arc::clone(&counters)),
             snapshots: Snapshots::new(
                 now,
@@ -301,6 +307,7 @@ impl Engine {
                 self.node.handle_input(now, node::Input::View(input));
             }
             Input::Port(event) => self.handle_port(now, event),
+            Input::Event(event) => self.handle_event(now, event),
             Input::Mad(event) => self.handle_mad(now, &event),
             Input::Snapshot(event) => self.handle_snapshot(now, event),
             Input::Route(RouteAnswer { question, route }) => {

@@ -50,6 +50,7 @@ impl Engine {
                 }
                 self.umads.block(port, blocked);
                 self.tell_facts(now, port, name, facts);
+                self.hear_events_of(now, port, name.device);
             }
             ports::Event::Gone(name) => {
                 let Some(port) = self.umads.index(name) else { return };
@@ -95,7 +96,7 @@ impl Engine {
         self.tell_paths(now, Input::Port { port, name, facts });
     }
 
-    fn tell_paths(&mut self, now: Instant, input: Input<'_>) {
+    pub(super) fn tell_paths(&mut self, now: Instant, input: Input<'_>) {
         self.node.handle_input(now, node::Input::Paths(input));
     }
 
@@ -194,6 +195,7 @@ impl Engine {
                 window: load.window,
                 blocked: self.why_no_sa(index, facts),
                 last_event: last_event(index),
+                deaf: self.hearing.why_not(name.device).map(str::to_owned),
             }
         };
         ports.map(status).collect()

@@ -255,6 +255,7 @@ impl Engine {
             ))
         }));
         warnings.extend(self.local_service_warnings());
+        warnings.extend(self.hearing_warnings());
         if let group @ (GroupId::Unknown | GroupId::Failed(_)) = self.control.access.group() {
             warnings.push(format!(
                 "group {}: {group}: until then only root may reload and flush; mend what \

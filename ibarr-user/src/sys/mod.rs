@@ -18,3 +18,4 @@ pub mod timer;
 pub mod udp;
 pub mod udp_options;
 pub mod umad;
+pub mod verbs;

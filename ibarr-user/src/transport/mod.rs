@@ -14,6 +14,7 @@
 //! | requests of the kernel | none: the engine reads the socket | | the socket waits; what then does not fit its buffer is lost, which the kernel tells: a nudge has it sent again |
 //! | answers to the kernel | engine → socket | 1, which had no room | no more answers are made, no more requests read |
 //! | ports | thread of each device → engine | [`PORT_EVENTS`] | the thread waits |
+//! | events of ports | thread of each device → engine | [`EVENTS`] | the thread waits, and the kernel keeps what happens |
 //! | MADs | umad devices → engine | [`MADS`] | the device waits: the kernel holds no more than what we have asked for |
 //! | orders, events of the snapshot | engine ↔ thread | [`SNAPSHOT_ORDERS`], [`SNAPSHOT_EVENTS`] | the engine reads no more paths; the thread waits |
 //! | configurations | thread of a reload → engine | 1: there is one such thread | |
@@ -21,6 +22,7 @@
 //! | orders, progress | engine ↔ thread of the BPF programs | 1, 2: it has one order, of which the longest tells of two things | |
 //! | asks | control connections → engine | [`ASKS`]: one a connection | the connection waits |
 
+pub mod events;
 pub mod listeners;
 pub mod local_service;
 pub mod ports;
@@ -44,6 +46,8 @@ pub const VIEW_INPUTS: usize = 256;
 pub const ROUTE_ANSWERS: usize = 256;
 /// See the table above.
 pub const PORT_EVENTS: usize = 64;
+/// See the table above.
+pub const EVENTS: usize = 64;
 /// See the table above.
 pub const MADS: usize = 256;
 /// See the table above.

@@ -1,0 +1,116 @@
+// SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
+
+//! Events of ports: whether they are heard, and what they are told to the cores.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::Path;
+
+use ibarr_common::Instant;
+use ibarr_common::ib::DeviceName;
+use ibarr_proto::paths::{Input, PortName};
+use ibarr_proto::sa::PortIndex;
+use tokio::sync::mpsc;
+use tracing::{debug, info, warn};
+
+use super::Engine;
+use crate::transport::events::{Event, Events};
+use crate::transport::ports::Dirs;
+
+/// Of which devices events are heard, and why not of others.
+#[derive(Debug)]
+pub(super) struct Hearing {
+    /// `None` if ports are not those of the kernel that libibverbs asks.
+    events: Option<Events>,
+    devices: BTreeMap<DeviceName, Result<(), String>>,
+}
+
+impl Hearing {
+    pub(super) fn new(dirs: &Dirs) -> (Self, mpsc::Receiver<Event>) {
+        let (events, received) = Events::new(&dirs.sys);
+        let events = (dirs.sys == Path::new("/sys")).then_some(events);
+        (Self { events, devices: BTreeMap::new() }, received)
+    }
+
+    /// Why events of a device are not heard.
+    pub(super) fn why_not(&self, device: DeviceName) -> Option<&str> {
+        match self.devices.get(&device) {
+            _ if self.events.is_none() => Some("--sys-dir shows other ports than libibverbs"),
+            None => Some("the device is not open yet"),
+            Some(Ok(())) => None,
+            Some(Err(reason)) => Some(reason),
+        }
+    }
+}
+
+impl Engine {
+    pub(super) fn handle_event(&mut self, now: Instant, event: Event) {
+        match event {
+            Event::Happened(name, event) => {
+                info!(port = %name, %event, "the kernel told an event");
+                // What the port is now is read at once.
+                self.ports.look();
+                if let Some(port) = self.umads.index(name) {
+                    self.tell_paths(now, Input::Happened { port, event });
+                }
+            }
+            Event::Heard(device) => {
+                debug!(%device, "its events are heard");
+                self.hearing.devices.insert(device, Ok(()));
+                self.tell_hearing(now, device);
+            }
+            Event::Deaf(device, reason) => {
+                if self.hearing.devices.get(&device) == Some(&Ok(())) {
+                    info!(%device, "events of its ports are no longer heard: {reason}");
+                } else if !self.hearing.devices.values().any(|known| *known == Err(reason.clone()))
+                {
+                    warn!(
+                        %device,
+                        "events of its ports are not heard, so a change of the subnet is noticed \
+                         some seconds later: {reason}"
+                    );
+                }
+                self.hearing.devices.insert(device, Err(reason));
+                self.tell_hearing(now, device);
+            }
+        }
+    }
+
+    /// A device has a port, or a port of it has changed.
+    pub(super) fn hear_events_of(&mut self, now: Instant, port: PortIndex, device: DeviceName) {
+        if let Some(events) = &self.hearing.events
+            && let Err(error) = events.watch(device)
+        {
+            let reason = format!("there can be no thread: {error}");
+            self.hearing.devices.insert(device, Err(reason));
+        }
+        let heard = self.hearing.why_not(device).is_none();
+        self.tell_paths(now, Input::Hearing { port, heard });
+    }
+
+    fn tell_hearing(&mut self, now: Instant, device: DeviceName) {
+        let heard = self.hearing.why_not(device).is_none();
+        let of_device = self.node.paths().ports().filter(|(_, name, ..)| name.device == device);
+        let ports: Vec<_> = of_device.map(|(port, ..)| port).collect();
+        for port in ports {
+            self.tell_paths(now, Input::Hearing { port, heard });
+        }
+    }
+
+    /// Which devices' events are not heard, and how to mend it.
+    pub(super) fn hearing_warnings(&self) -> impl Iterator<Item = String> {
+        let mut reasons = BTreeMap::<&str, BTreeSet<DeviceName>>::new();
+        for (_, PortName { device, .. }, ..) in self.node.paths().ports() {
+            if let Some(Err(reason)) = self.hearing.devices.get(&device) {
+                reasons.entry(reason).or_default().insert(device);
+            }
+        }
+        reasons.into_iter().map(|(reason, devices)| {
+            let devices: Vec<_> = devices.iter().map(ToString::to_string).collect();
+            format!(
+                "events of ports of {} are not heard, so a change of the subnet is noticed some \
+                 seconds later: {reason}",
+                devices.join(", ")
+            )
+        })
+    }
+}

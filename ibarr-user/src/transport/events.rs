@@ -1,0 +1,278 @@
+// SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
+
+//! Asynchronous events of RDMA devices. Each device has a thread of its own, which opens it, waits for
+//! events and closes it at once when it goes: a driver waits for its users before it is unloaded.
+
+use std::collections::BTreeSet;
+use std::io;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::thread;
+use std::time::Duration;
+
+use ibarr_common::ib::DeviceName;
+use ibarr_proto::paths::{PortEvent, PortName};
+use tokio::sync::mpsc;
+
+use crate::causes::chain;
+use crate::sys::verbs::{Context, Happened, Library, NoLibrary};
+
+/// What a thread has to say.
+#[derive(Clone, Debug, Eq, PartialEq)]
+pub enum Event {
+    /// Something happened to a port.
+    Happened(PortName, PortEvent),
+    /// Events of a device are heard from now on.
+    Heard(DeviceName),
+    /// Events of a device are not heard, and why.
+    Deaf(DeviceName, String),
+}
+
+/// The threads.
+#[derive(Debug)]
+pub struct Events {
+    shared: Arc<Shared>,
+}
+
+struct Shared {
+    /// `class/infiniband` of sysfs.
+    class: PathBuf,
+    source: Box<dyn Source>,
+    /// Devices that have a thread.
+    watched: Mutex<BTreeSet<DeviceName>>,
+    events: mpsc::Sender<Event>,
+    /// A device that was lost is opened again after so long.
+    pause: Duration,
+}
+
+/// libibverbs, or a test.
+trait Source: Send + Sync {
+    /// An `Err` that says `is_final` is the same for every device and every time.
+    fn open(&self, device: DeviceName) -> Result<Box<dyn Listen + '_>, Refusal>;
+}
+
+/// An open device.
+trait Listen {
+    /// `None` after a while.
+    fn next(&mut self) -> io::Result<Option<Happened>>;
+}
+
+struct Refusal {
+    reason: String,
+    is_final: bool,
+}
+
+/// A device that says that it is going stays for a moment. Whoever opens it then keeps it from going.
+const PAUSE: Duration = Duration::from_secs(2);
+
+/// How soon a thread sees that the device is gone, or the daemon, if nobody tells it.
+const LOOK: Duration = Duration::from_secs(1);
+
+impl Events {
+    /// Hears nothing until [`Self::watch`]. `sys` is sysfs.
+    pub fn new(sys: &Path) -> (Self, mpsc::Receiver<Event>) {
+        Self::of(sys, Box::new(Verbs::default()), PAUSE)
+    }
+
+    fn of(sys: &Path, source: Box<dyn Source>, pause: Duration) -> (Self, mpsc::Receiver<Event>) {
+        let (events, received) = mpsc::channel(super::EVENTS);
+        let class = sys.join("class/infiniband");
+        let watched = Mutex::default();
+        let shared = Arc::new(Shared { class, source, watched, events, pause });
+        (Self { shared }, received)
+    }
+
+    /// A device is there. Its events are heard until it is gone.
+    ///
+    /// # Errors
+    /// If there can be no thread.
+    pub fn watch(&self, device: DeviceName) -> io::Result<()> {
+        let mut watched = self.shared.watched.lock().unwrap_or_else(PoisonError::into_inner);
+        if watched.contains(&device) {
+            return Ok(());
+        }
+        let shared = Arc::clone(&self.shared);
+        let name = format!("events {device}").chars().take(15).collect();
+        thread::Builder::new().name(name).spawn(move || shared.device(device))?;
+        watched.insert(device);
+        Ok(())
+    }
+}
+
+impl Shared {
+    fn device(&self, device: DeviceName) {
+        loop {
+            let reason = match self.source.open(device) {
+                Ok(mut open) => {
+                    if self.events.blocking_send(Event::Heard(device)).is_err() {
+                        return;
+                    }
+                    let Some(reason) = self.listen(device, &mut *open) else { return };
+                    Refusal { reason, is_final: false }
+                }
+                Err(refusal) => refusal,
+            };
+            let deaf = Event::Deaf(device, reason.reason);
+            if self.events.blocking_send(deaf).is_err() || reason.is_final {
+                return;
+            }
+            thread::sleep(self.pause);
+            let mut watched = self.watched.lock().unwrap_or_else(PoisonError::into_inner);
+            if !self.is_there(device) {
+                watched.remove(&device);
+                return;
+            }
+        }
+    }
+
+    /// Until the device is lost, and why; `None` if nobody listens any more.
+    fn listen(&self, device: DeviceName, open: &mut dyn Listen) -> Option<String> {
+        loop {
+            let event = match open.next() {
+                Ok(Some(Happened::Port(port, event))) => {
+                    Event::Happened(PortName { device, port }, event)
+                }
+                Ok(Some(Happened::Fatal)) => return Some("the device is going".to_owned()),
+                Ok(_) if self.events.is_closed() => return None,
+                Ok(_) if !self.is_there(device) => return Some("the device is gone".to_owned()),
+                Ok(_) => continue,
+                Err(error) => return Some(format!("the device was lost: {error}")),
+            };
+            self.events.blocking_send(event).ok()?;
+        }
+    }
+
+    fn is_there(&self, device: DeviceName) -> bool {
+        self.class.join(device.as_str()).exists()
+    }
+}
+
+/// libibverbs, opened when the first device is.
+#[derive(Default)]
+struct Verbs(OnceLock<Result<Library, NoLibrary>>);
+
+impl Source for Verbs {
+    fn open(&self, device: DeviceName) -> Result<Box<dyn Listen + '_>, Refusal> {
+        let library = self.0.get_or_init(Library::open).as_ref();
+        let library = library.map_err(|error| Refusal { reason: chain(error), is_final: true })?;
+        match library.open_device(device) {
+            Ok(context) => Ok(Box::new(context)),
+            Err(error) => Err(Refusal { reason: why_not(&error), is_final: false }),
+        }
+    }
+}
+
+impl Listen for Context<'_> {
+    fn next(&mut self) -> io::Result<Option<Happened>> {
+        Context::next(self, LOOK)
+    }
+}
+
+fn why_not(error: &io::Error) -> String {
+    let remedy = match error.raw_os_error() {
+        Some(libc::ENOSYS | libc::ENOENT) => ": load the module ib_uverbs",
+        Some(libc::EACCES | libc::EPERM) => {
+            ": let the daemon read and write /dev/infiniband/uverbs*"
+        }
+        _ => "",
+    };
+    format!("libibverbs cannot open it: {error}{remedy}")
+}
+
+impl std::fmt::Debug for Shared {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Shared").field("class", &self.class).finish_non_exhaustive()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+    use std::sync::mpsc as std_mpsc;
+
+    use ibarr_common::ib::PortNum;
+
+    use super::*;
+
+    /// Devices in the test's hand: each that is opened takes the next script.
+    struct Fake {
+        scripts: Mutex<Vec<Result<std_mpsc::Receiver<Happened>, bool>>>,
+        closed: std_mpsc::Sender<()>,
+    }
+
+    struct Open<'a>(std_mpsc::Receiver<Happened>, &'a std_mpsc::Sender<()>);
+
+    impl Source for Fake {
+        fn open(&self, _device: DeviceName) -> Result<Box<dyn Listen + '_>, Refusal> {
+            match self.scripts.lock().unwrap().remove(0) {
+                Ok(events) => Ok(Box::new(Open(events, &self.closed))),
+                Err(is_final) => Err(Refusal { reason: "no".to_owned(), is_final }),
+            }
+        }
+    }
+
+    impl Listen for Open<'_> {
+        fn next(&mut self) -> io::Result<Option<Happened>> {
+            self.0.recv().map(Some).map_err(io::Error::other)
+        }
+    }
+
+    impl Drop for Open<'_> {
+        fn drop(&mut self) {
+            self.1.send(()).unwrap();
+        }
+    }
+
+    fn device() -> DeviceName {
+        "mlx5_0".parse().unwrap()
+    }
+
+    fn is_watched(events: &Events) -> bool {
+        events.shared.watched.lock().unwrap().contains(&device())
+    }
+
+    #[test]
+    fn device_that_says_it_goes_is_closed_at_once_and_opened_again() {
+        let sys = std::env::temp_dir().join(format!("ibarr-events-{}", std::process::id()));
+        fs::create_dir_all(sys.join("class/infiniband/mlx5_0")).unwrap();
+        let (first, one) = std_mpsc::channel();
+        let (second, two) = std_mpsc::channel();
+        let (closed, ends) = std_mpsc::channel();
+        let fake = Fake { scripts: Mutex::new(vec![Ok(one), Err(false), Ok(two)]), closed };
+        let (events, mut heard) = Events::of(&sys, Box::new(fake), Duration::ZERO);
+        events.watch(device()).unwrap();
+        events.watch(device()).unwrap();
+        let mut next = || heard.blocking_recv().unwrap();
+        assert_eq!(next(), Event::Heard(device()));
+        let port = PortName { device: device(), port: PortNum::new(1).unwrap() };
+        first.send(Happened::Port(port.port, PortEvent::ClientReregister)).unwrap();
+        assert_eq!(next(), Event::Happened(port, PortEvent::ClientReregister));
+        first.send(Happened::Other).unwrap();
+        first.send(Happened::Fatal).unwrap();
+        ends.recv().unwrap();
+        assert_eq!(next(), Event::Deaf(device(), "the device is going".to_owned()));
+        assert_eq!(next(), Event::Deaf(device(), "no".to_owned()));
+        assert_eq!(next(), Event::Heard(device()));
+        // It goes without a word.
+        fs::remove_dir_all(&sys).unwrap();
+        second.send(Happened::Other).unwrap();
+        ends.recv().unwrap();
+        assert_eq!(next(), Event::Deaf(device(), "the device is gone".to_owned()));
+        while is_watched(&events) {
+            thread::yield_now();
+        }
+    }
+
+    #[test]
+    fn missing_library_is_said_once_and_nothing_else_is_tried() {
+        let (closed, _ends) = std_mpsc::channel();
+        let fake = Fake { scripts: Mutex::new(vec![Err(true)]), closed };
+        let (events, mut heard) = Events::of(Path::new("/nowhere"), Box::new(fake), Duration::ZERO);
+        events.watch(device()).unwrap();
+        assert_eq!(heard.blocking_recv(), Some(Event::Deaf(device(), "no".to_owned())));
+        events.watch(device()).unwrap();
+        assert!(is_watched(&events));
+        drop(events);
+        assert_eq!(heard.blocking_recv(), None);
+    }
+}
