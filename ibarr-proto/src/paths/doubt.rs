@@ -3,11 +3,12 @@
 //! What shows that the subnet has changed although nobody has told us, and what that means.
 
 use ibarr_common::ib::PathRecord;
+use ibarr_common::wire::path_record::Fields;
 use rand_core::{CryptoRng, SeedableRng};
 
-use super::cache::Key;
+use super::cache::{Key, Remembered};
 use super::ports::Port;
-use super::{Counter, Doubted, Outcome, Paths};
+use super::{Config, Counter, Doubted, Memory, Outcome, Paths, REFRESH_DEADLINE};
 use crate::sa::PortIndex;
 
 impl<R: CryptoRng + SeedableRng> Paths<R> {
@@ -29,14 +30,54 @@ impl<R: CryptoRng + SeedableRng> Paths<R> {
         }
     }
 
-    /// A GID of the subnet has another LID than it had. Which of two answers is the younger is not
-    /// known: both may have been on their way.
-    pub(super) fn note_contradiction(&mut self, index: PortIndex, record: &PathRecord) {
+    /// A GID of the subnet has another LID than it had, or the path that was asked for leads elsewhere
+    /// than it did. Which of two answers is the younger is not known: both may have been on their way.
+    pub(super) fn note_contradiction(&mut self, key: &Key, record: &PathRecord) {
+        let index = key.port();
         if let Some(port) = self.ports.get(index)
-            && self.cache.lids().contradict(index, record, port.epoch, port.lmc())
+            && (self.cache.lids().contradict(index, record, port.epoch, port.lmc())
+                || self.leads_elsewhere(key, record))
         {
             self.counters.count(Counter::Contradicted);
             self.doubt(index);
+        }
+    }
+
+    /// Whether what is sure leads by another router than this answer to the same question.
+    fn leads_elsewhere(&self, key: &Key, record: &PathRecord) -> bool {
+        let Memory::Sure(Remembered { record: Some(known), .. }) = self.recall(key) else {
+            return false;
+        };
+        let router = |record| Fields::parse(record).ok().filter(|fields| fields.hop_limit > 1);
+        match (router(&known), router(record)) {
+            (Some(known), Some(now)) => known.dlid != now.dlid,
+            _ => false,
+        }
+    }
+
+    /// A path was given from memory. Now and then one of those is asked for again, for nobody may
+    /// have told us that it leads elsewhere.
+    pub(super) fn note_used(&mut self, key: &Key, remembered: &Remembered) {
+        let every = self.config.canary_every;
+        if let Some(port) = self.ports.get_mut(key.port())
+            && remembered.record.is_some()
+            && !every.is_zero()
+        {
+            let times = if port.hears_events { Config::CANARIES_IF_HEARD } else { 1 };
+            port.canaries.used(self.now, key, every * times, &mut self.rng);
+        }
+    }
+
+    pub(super) fn send_canaries(&mut self) {
+        while let Some(key) = self.ports.take_canary(self.now) {
+            if let Memory::Sure(_) = self.recall(&key)
+                && !self.by_key.contains_key(&key)
+                && self.ports.get(key.port()).is_some_and(Port::can_ask)
+                && let Some(question) = key.question()
+            {
+                self.counters.count(Counter::Canaries);
+                self.ask(key, question, None, self.now + REFRESH_DEADLINE);
+            }
         }
     }
 

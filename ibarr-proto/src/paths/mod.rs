@@ -20,10 +20,11 @@
 //! something, and all that is remembered of the port is in doubt. And a GID that the SA gives another
 //! LID than it did shows that the subnet has changed: all of the port is in doubt, for ports seldom get
 //! new LIDs one at a time, and a router's is in many paths. What has been contradicted is not given
-//! any more.
+//! any more. So that somebody asks, a path in use is asked for again now and then (`canaries.rs`).
 
 mod bucket;
 mod cache;
+mod canaries;
 mod doubt;
 mod index;
 mod lids;
@@ -223,6 +224,7 @@ impl<R: CryptoRng + SeedableRng> Paths<R> {
         let doubted = match self.recall(&key) {
             Memory::Sure(remembered) => {
                 self.refresh(key, question, &remembered);
+                self.note_used(&key, &remembered);
                 let source = Source::Cache;
                 return self.answer(
                     id,
@@ -280,6 +282,7 @@ impl<R: CryptoRng + SeedableRng> Paths<R> {
                 self.client.ask(self.now, id, port, Question::ClassPortInfo, deadline);
             }
         }
+        self.send_canaries();
         self.take_over();
         self.client.handle_timeout(self.now);
         self.settle();
@@ -299,8 +302,15 @@ impl<R: CryptoRng + SeedableRng> Paths<R> {
     pub fn poll_timeout(&self) -> Option<Instant> {
         let info = self.ports.info_due().filter(|_| self.config.qos == Qos::Auto);
         let restoring = self.restoring.poll_timeout(self.now);
-        let timeouts =
-            [self.client.poll_timeout(), self.deadlines.next(), self.sweep_at(), info, restoring];
+        let canary = self.ports.canary_due();
+        let timeouts = [
+            self.client.poll_timeout(),
+            self.deadlines.next(),
+            self.sweep_at(),
+            info,
+            restoring,
+            canary,
+        ];
         timeouts.into_iter().flatten().min()
     }
 
@@ -506,7 +516,7 @@ impl<R: CryptoRng + SeedableRng> Paths<R> {
         let or_doubted = |otherwise| self.or_doubted(flight.key.port(), flight.doubted, otherwise);
         let outcome = match outcome {
             sa::Outcome::Path(record) if leads(&record, &flight.question) => {
-                self.note_contradiction(flight.key.port(), &record);
+                self.note_contradiction(&flight.key, &record);
                 self.remember(flight, Some(record), self.config.ttl);
                 Outcome::Found { record, source: Source::Sa }
             }

@@ -9,6 +9,8 @@ use ibarr_common::Instant;
 use rand_core::Rng;
 
 use super::bucket::{Bucket, DOUBT_SPREAD};
+use super::cache::Key;
+use super::canaries::Canaries;
 use super::types::{PortEvent, PortFacts, PortName};
 use crate::retry::random;
 use crate::sa::PortIndex;
@@ -47,6 +49,8 @@ pub(super) struct Port {
     pub(super) hears_events: bool,
     /// What the kernel told last, and when.
     pub(super) last_event: Option<(Instant, PortEvent)>,
+    /// What is asked for again although nothing has happened.
+    pub(super) canaries: Canaries,
     /// Whether its SA says that it knows of quality of service.
     pub(super) has_qos: bool,
     /// When the SA is to be asked for that; `None` while it is.
@@ -142,6 +146,7 @@ impl Ports {
             kept_from: BEFORE,
             all_doubted: false,
             repeats: Bucket::held(now, rng),
+            canaries: Canaries::default(),
             hears_events: false,
             last_event: None,
             has_qos: false,
@@ -218,6 +223,15 @@ impl Ports {
             port.facts = None;
             port.info_due = None;
         }
+    }
+
+    pub(super) fn canary_due(&self) -> Option<Instant> {
+        self.ports.values().filter_map(|port| port.canaries.due()).min()
+    }
+
+    /// A path that the SA is to be asked for now although nothing has happened.
+    pub(super) fn take_canary(&mut self, now: Instant) -> Option<Key> {
+        self.ports.values_mut().find_map(|port| port.canaries.take(now))
     }
 
     pub(super) fn info_due(&self) -> Option<Instant> {

@@ -75,11 +75,16 @@ pub(super) struct Rig {
     /// What the SA has been asked of paths.
     pub(super) asked: Vec<PathQuestion>,
     pub(super) dlid: u16,
+    /// Of what it gives.
+    hop_limit: u8,
+    /// Who has LID 9 instead.
+    moved: Option<Gid>,
 }
 
 impl Rig {
     pub(super) fn new() -> Self {
-        Self::with(Config::default())
+        // What is asked unprompted has tests of its own.
+        Self::with(Config { canary_every: Duration::ZERO, ..Config::default() })
     }
 
     pub(super) fn with(config: Config) -> Self {
@@ -95,7 +100,17 @@ impl Rig {
         let paths = Paths::new(Config { sa, ..config }, ChaCha12Rng::seed_from_u64(1));
         let now = Instant::from_nanos(1 << 40);
         let (sent, asked) = (Vec::new(), Vec::new());
-        let mut this = Self { now, paths, next: 0, sent, has_qos: false, asked, dlid: 1 };
+        let mut this = Self {
+            now,
+            paths,
+            next: 0,
+            sent,
+            has_qos: false,
+            asked,
+            dlid: 1,
+            hop_limit: 0,
+            moved: None,
+        };
         if has_port {
             this.port(facts());
             this.answer_all();
@@ -156,7 +171,7 @@ impl Rig {
                 self.asked.push(question);
                 match refusal {
                     Some(refusal) => Answer::Refused(refusal),
-                    None => Answer::Path(record(&question, self.dlid)),
+                    None => Answer::Path(self.record(&question)),
                 }
             }
             Question::ClassPortInfo => {
@@ -167,6 +182,13 @@ impl Rig {
         let from = Some(sent.sa.lid);
         self.paths.handle_input(self.now, Input::Mad { port: PORT, from, mad: mad.as_ref() });
         self.drain();
+    }
+
+    fn record(&self, question: &PathQuestion) -> PathRecord {
+        let has_moved = self.moved == Some(question.dgid);
+        let mut octets = record(question, if has_moved { 9 } else { self.dlid }).octets();
+        octets[47] = self.hop_limit;
+        PathRecord::from_octets(octets)
     }
 
     pub(super) fn refuse(&mut self, refusal: Refusal) {

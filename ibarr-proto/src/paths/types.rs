@@ -30,6 +30,15 @@ pub struct Config {
     /// Answers that are near their end, or were left by a daemon before us, that a port asks for again
     /// each second, at most.
     pub repeat_rate: u32,
+    /// On average a port asks for one of the paths in use in each such time although nothing has
+    /// happened, and where events of the port are heard, in [`Self::CANARIES_IF_HEARD`] times that.
+    /// Zero: never.
+    pub canary_every: Duration,
+}
+
+impl Config {
+    /// See [`Self::canary_every`]: once a minute.
+    pub const CANARIES_IF_HEARD: u32 = 12;
 }
 
 impl Default for Config {
@@ -45,6 +54,7 @@ impl Default for Config {
             max_cached: 65_536,
             max_waiters: 65_536,
             repeat_rate: 2,
+            canary_every: Duration::from_secs(5),
         }
     }
 }
@@ -337,6 +347,8 @@ crate::counters! {
         Joined = "joined",
         /// Questions asked again before their answer expired.
         Refreshes = "refreshes",
+        /// Answers asked for again although nothing had happened, to see whether the SA says the same.
+        Canaries = "canaries",
         /// Answers in doubt that were asked for again.
         DoubtsAsked = "doubts-asked",
         /// Answers of the SA about another path than was asked for.
@@ -357,7 +369,7 @@ crate::counters! {
         /// it had been given.
         AskedAgain = "asked-again",
         /// Times that all answers of a port came into doubt, because the SA gave a GID another LID than
-        /// before.
+        /// before, or the same question another answer.
         Contradicted = "contradicted",
         /// Times that all answers of a port became wrong.
         Voided = "voided",

@@ -112,6 +112,76 @@ fn answer_that_was_on_its_way_is_forgotten_by_a_flush() {
     assert_eq!(rig.outcome(question(1)), found(question(1), 1, Source::Sa));
 }
 
+/// Uses paths for so long, and has the SA answer.
+fn use_paths(rig: &mut Rig, questions: &[PathQuestion], time: Duration) {
+    let end = rig.now + time;
+    while rig.now < end {
+        for question in questions {
+            rig.outcome(*question);
+        }
+        rig.advance(Duration::from_secs(1));
+        rig.answer_all();
+    }
+}
+
+#[test]
+fn path_in_use_is_asked_for_now_and_then_and_an_idle_one_is_not() {
+    let mut rig = Rig::with(Config::default());
+    rig.outcome(question(1));
+    use_paths(&mut rig, &[question(1)], Duration::from_mins(10));
+    let deaf = rig.count(Counter::Canaries);
+    assert!((60..150).contains(&deaf), "{deaf}");
+    rig.pass_spread();
+    rig.pass_spread();
+    let idle = rig.count(Counter::Canaries);
+    rig.advance(Duration::from_mins(5));
+    assert_eq!(rig.count(Counter::Canaries), idle, "nobody uses it");
+    // Where events are heard, less often.
+    rig.paths.handle_input(rig.now, Input::Hearing { port: PORT, heard: true });
+    use_paths(&mut rig, &[question(1)], Duration::from_mins(10));
+    let heard = rig.count(Counter::Canaries) - idle;
+    assert!((5..15).contains(&heard), "{heard}");
+}
+
+/// Of those in use one has moved, and no event is heard.
+#[test]
+fn moved_path_among_six_in_use_is_found_by_canaries_within_a_minute() {
+    let mut rig = Rig::with(Config::default());
+    let questions: Vec<_> = (0..6).map(question).collect();
+    for question in &questions {
+        rig.outcome(*question);
+    }
+    use_paths(&mut rig, &questions, Duration::from_secs(20));
+    rig.moved = Some(question(3).dgid);
+    use_paths(&mut rig, &questions, Duration::from_mins(1));
+    assert_eq!(rig.count(Counter::Contradicted), 1);
+    assert_eq!(rig.outcome(question(3)), found(question(3), 9, Source::Cache));
+}
+
+/// The path is one to another subnet, whose router is another.
+#[test]
+fn canary_that_leads_by_another_router_leaves_the_port_in_doubt() {
+    let mut rig = Rig::with(Config::default());
+    rig.hop_limit = 64;
+    rig.outcome(question(1));
+    rig.outcome(question(2));
+    rig.dlid = 3;
+    use_paths(&mut rig, &[question(1)], Duration::from_secs(10));
+    assert_eq!(rig.count(Counter::Contradicted), 1);
+    assert!(is_doubted(&rig, question(2)));
+}
+
+#[test]
+fn canary_that_is_not_answered_changes_nothing() {
+    let mut rig = Rig::with(Config::default());
+    rig.outcome(question(1));
+    rig.outcome(question(1));
+    rig.advance(Duration::from_secs(20));
+    assert_eq!((rig.count(Counter::Canaries), rig.answered().len()), (1, 0));
+    rig.sent.clear();
+    assert_eq!(rig.outcome(question(1)), found(question(1), 1, Source::Cache));
+}
+
 #[derive(Clone, Debug)]
 enum Op {
     Resolve {
