@@ -5,14 +5,16 @@
 use std::time::Duration;
 
 use ibarr_proto::{paths, sa};
-use ibarr_sim::sa_load::{Plan, run};
+use ibarr_sim::sa_load::{Hearing, Plan, run};
 
 #[test]
 fn nodes_ask_no_more_of_an_sa_than_the_rules_let_them() {
-    let report = run(Plan::new(60));
-    println!("{report}");
-    assert_eq!(report.bounds.len(), 6);
-    assert_eq!(report.exceeded().count(), 0);
+    for hearing in [Hearing::Heard, Hearing::Deaf] {
+        let report = run(Plan { hearing, ..Plan::new(60) });
+        println!("{report}");
+        assert_eq!(report.bounds.len(), 8);
+        assert_eq!(report.exceeded().count(), 0);
+    }
 }
 
 #[test]
@@ -31,11 +33,21 @@ fn nodes_that_break_a_rule_exceed_its_bound() {
             ["power-on of all at once: MADs", "register anew: MADs"],
         ),
     ];
-    for (plan, rules) in broken {
+    for (plan, rules) in broken.into_iter().chain(stale(Plan { nodes: 40, ..quick })) {
         let report = run(plan);
         for rule in rules {
             let is_found = report.exceeded().any(|bound| bound.what.contains(rule));
             assert!(is_found, "{rule}:\n{report}");
         }
     }
+}
+
+/// Whose nodes are given paths that lead nowhere: an event is ignored, a canary forgotten.
+fn stale(plan: Plan) -> [(Plan, [&'static str; 2]); 2] {
+    let rules = ["nodes with a wrong path", "nodes with a wrong path"];
+    let forgetful = paths::Config { canary_every: Duration::ZERO, ..plan.config };
+    [
+        (Plan { hearing: Hearing::Ignored, ..plan }, rules),
+        (Plan { hearing: Hearing::Deaf, config: forgetful, ..plan }, rules),
+    ]
 }

@@ -2,11 +2,12 @@
 
 //! What nodes that keep the rules may ask: docs/simulation.md derives each.
 
+use std::collections::BTreeSet;
 use std::fmt;
 
 use ibarr_proto::paths::{self, DOUBT_SPREAD};
 
-use super::{CONNECTIONS, Event, Phase, Plan, Second};
+use super::{CONNECTIONS, Event, Hearing, Phase, Plan, Second, stays};
 
 /// Something that is bounded.
 #[derive(Clone, Debug)]
@@ -56,21 +57,25 @@ pub(super) fn bounds(plan: &Plan, phases: &[Phase]) -> Vec<Bound> {
     let spread = DOUBT_SPREAD.as_secs_f64();
     let used = count(CONNECTIONS as u64) + 1.0;
     let started = |at: f64| nodes * ((at + 1.0) / spread).min(1.0);
-    let mut bounds: Vec<_> = [Event::PowerOn, Event::Register, Event::Takeover]
+    // One in each interval while paths are used.
+    let times = if plan.hearing == Hearing::Deaf { 1 } else { paths::Config::CANARIES_IF_HEARD };
+    let canaries = nodes / (design.canary_every * times).as_secs_f64();
+    let mut bounds: Vec<_> = [Event::PowerOn, Event::Moved, Event::Register, Event::Takeover]
         .map(|event| self_clocked(phases, event, nodes))
         .into();
     bounds.extend([
         // No answer lives for less than three quarters of its life, and none is asked for again before
         // the last eighth.
-        mean(phases, nodes * used / (ttl * (0.75 - 0.125))),
+        mean(phases, nodes * used / (ttl * (0.75 - 0.125)) + canaries),
         // All that was answered at once ends at any time in half a life.
         per_second(
             "questions in a second",
             Event::Steady,
             |it| it.kept + it.connections + it.infos,
-            &|_| by_chance(nodes * used / (ttl / 2.0)),
+            &|_| by_chance(nodes * used / (ttl / 2.0) + canaries),
         ),
     ]);
+    bounds.push(wrong(plan, phases));
     bounds.push(worst(phases, Event::Takeover, "ClassPortInfos up to a second", |seconds, at| {
         let so_far = seconds[..=at].iter().map(|it| it.infos).sum();
         (count(so_far), by_chance(started(count(at as u64))))
@@ -86,6 +91,24 @@ fn self_clocked(phases: &[Phase], event: Event, nodes: f64) -> Bound {
         let unanswered = nodes * (UNANSWERED_AT_FIRST + UNANSWERED * count(at as u64));
         (sum(|it| it.mads), unanswered + FOR_AN_ANSWER * sum(|it| it.answered))
     })
+}
+
+/// Nodes that are given a wrong path when they can know better. An event comes within a second, and what
+/// is then wanted is asked of the SA. Without events a canary is sent after half an interval to one and a
+/// half, of a path that has moved in nine cases of ten: three of them in half a minute.
+fn wrong(plan: &Plan, phases: &[Phase]) -> Bound {
+    let (from, most) = match plan.hearing {
+        Hearing::Heard | Hearing::Ignored => (2, 0.0),
+        Hearing::Deaf => {
+            let staying = (0..plan.nodes).filter(|node| stays(*node)).count();
+            (30, by_chance(count(staying as u64) * 0.1_f64.powi(3)))
+        }
+    };
+    let seconds = phases.iter().find(|phase| phase.event == Event::Moved);
+    let seconds = seconds.map_or(&[][..], |phase| &phase.seconds);
+    let nodes: BTreeSet<_> = seconds.iter().skip(from).flat_map(|it| &it.wrong).collect();
+    let what = format!("{}: nodes with a wrong path, from second {from} on", Event::Moved);
+    Bound { what, is: count(nodes.len() as u64), most }
 }
 
 fn mean(phases: &[Phase], most: f64) -> Bound {
@@ -127,10 +150,10 @@ mod tests {
     const NODES: u16 = 1_000;
 
     /// One second of each event.
-    fn exceeded(busy: Event, second: Second) -> Vec<String> {
+    fn exceeded(busy: Event, second: &Second) -> Vec<String> {
         let phases = Event::ALL.map(|event| Phase {
             event,
-            seconds: vec![if event == busy { second } else { Second::default() }],
+            seconds: vec![if event == busy { second.clone() } else { Second::default() }],
         });
         let bounds = bounds(&Plan::new(NODES.into()), &phases);
         bounds.into_iter().filter(|bound| !bound.holds()).map(|bound| bound.what).collect()
@@ -138,27 +161,39 @@ mod tests {
 
     #[test]
     fn each_bound_holds_for_silence_and_for_one_more_than_it_allows_does_not() {
-        assert_eq!(exceeded(Event::Steady, Second::default()), [""; 0]);
+        assert_eq!(exceeded(Event::Steady, &Second::default()), [""; 0]);
         let nodes = u64::from(NODES);
         let mads = |mads| Second { mads, ..Second::default() };
         // Six MADs a node, and three for what is answered.
-        for event in [Event::PowerOn, Event::Register, Event::Takeover] {
-            assert_eq!(exceeded(event, mads(6 * nodes)), [""; 0]);
+        for event in [Event::PowerOn, Event::Moved, Event::Register, Event::Takeover] {
+            assert_eq!(exceeded(event, &mads(6 * nodes)), [""; 0]);
             let what = format!("{event}: MADs up to a second, in second 0");
-            assert_eq!(exceeded(event, mads(6 * nodes + 1)), [what]);
+            assert_eq!(exceeded(event, &mads(6 * nodes + 1)), [what]);
             let answered = Second { answered: 1, ..mads(6 * nodes + 3) };
-            assert_eq!(exceeded(event, answered), [""; 0]);
+            assert_eq!(exceeded(event, &answered), [""; 0]);
         }
         // In the first of five seconds: a fifth of the nodes, and what chance adds to 200.
         let infos = |infos| Second { infos, ..Second::default() };
-        assert_eq!(exceeded(Event::Takeover, infos(284)), [""; 0]);
+        assert_eq!(exceeded(Event::Takeover, &infos(284)), [""; 0]);
         let what = "another SM takes over: ClassPortInfos up to a second, in second 0";
-        assert_eq!(exceeded(Event::Takeover, infos(285)), [what]);
-        // 25 answers a node that live for an hour, or half of one.
+        assert_eq!(exceeded(Event::Takeover, &infos(285)), [what]);
+        // 25 answers a node that live for an hour, or half of one, and a canary a minute.
         let first = |connections| Second { connections, ..Second::default() };
-        assert_eq!(exceeded(Event::Steady, mads(11)), [""; 0]);
-        assert_eq!(exceeded(Event::Steady, mads(12)).len(), 1);
-        assert_eq!(exceeded(Event::Steady, first(36)), [""; 0]);
-        assert_eq!(exceeded(Event::Steady, first(37)).len(), 1);
+        assert_eq!(exceeded(Event::Steady, &mads(27)), [""; 0]);
+        assert_eq!(exceeded(Event::Steady, &mads(28)).len(), 1);
+        assert_eq!(exceeded(Event::Steady, &first(63)), [""; 0]);
+        assert_eq!(exceeded(Event::Steady, &first(64)).len(), 1);
+    }
+
+    #[test]
+    fn one_wrong_path_is_allowed_in_the_first_seconds_and_not_after() {
+        let phase = |at: usize| {
+            let mut seconds = vec![Second::default(); 60];
+            seconds[at].wrong.insert(0);
+            [Phase { event: Event::Moved, seconds }]
+        };
+        let holds = |hearing, at| wrong(&Plan { hearing, ..Plan::new(100) }, &phase(at)).holds();
+        assert!(holds(Hearing::Heard, 1) && !holds(Hearing::Heard, 2));
+        assert!(holds(Hearing::Deaf, 29) && !holds(Hearing::Deaf, 30));
     }
 }

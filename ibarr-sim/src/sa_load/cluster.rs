@@ -9,15 +9,18 @@ use std::time::Duration;
 use ibarr_common::Instant;
 use ibarr_common::ib::{Gid, Lid, PKey, PortNum, Sl};
 use ibarr_common::wire::mad::Mad;
+use ibarr_common::wire::path_record::Fields;
 use ibarr_common::wire::sa::{PathQuestion, Question, Request};
 use ibarr_common::wire::umad::PKeyIndex;
 use ibarr_proto::paths;
-use ibarr_proto::paths::{Input, Outcome, Paths, PortFacts, PortName, RequestId, Source};
+use ibarr_proto::paths::{
+    Input, Outcome, Paths, PortEvent, PortFacts, PortName, RequestId, Source,
+};
 use ibarr_proto::sa::{Counter, PortIndex, Transmit};
 use rand_chacha::ChaCha12Rng;
 
 use super::sa::{Sa, Verdict};
-use super::{CONNECTIONS, Event, KEPT, Plan, Second};
+use super::{CONNECTIONS, Event, Hearing, KEPT, Plan, Second, stays};
 use crate::dice::{Dice, ms, secs};
 use crate::world::START;
 
@@ -29,6 +32,8 @@ pub(super) struct Cluster {
     nodes: Vec<Node>,
     sa: Sa,
     sm_lid: u16,
+    /// Whether ports have the LIDs that they were given by the subnet manager that came back.
+    has_moved: bool,
     /// Answers on their way, of two kinds, each in the order in which they arrive.
     answers: VecDeque<OnTheWay>,
     busy: VecDeque<OnTheWay>,
@@ -60,6 +65,8 @@ enum What {
     Timer(usize),
     /// The port is there, or its subnet manager is another.
     Facts(usize),
+    /// The kernel tells an event of the port.
+    Happens(usize),
     /// A path is wanted.
     Wants(usize, usize),
     /// A connection is made to somebody, and after a while another.
@@ -86,6 +93,7 @@ impl Cluster {
             dice,
             sa: Sa::new(plan.sa_rate),
             sm_lid: 1,
+            has_moved: false,
             answers: VecDeque::new(),
             busy: VecDeque::new(),
             queue: BinaryHeap::new(),
@@ -114,20 +122,29 @@ impl Cluster {
     }
 
     fn begin(&mut self, node: usize, event: Event) {
+        if event == Event::Moved {
+            self.has_moved = true;
+        }
         let seen_at = match event {
             Event::PowerOn => Some(self.now),
             Event::Takeover => {
                 self.sm_lid = 2;
                 Some(self.now + self.dice.within(Duration::ZERO..SOON))
             }
-            Event::Steady | Event::Register => None,
+            Event::Moved if !stays(node) => Some(self.now + self.dice.within(Duration::ZERO..SOON)),
+            Event::Steady | Event::Moved | Event::Register => None,
         };
+        let is_told = matches!(event, Event::Moved | Event::Register | Event::Takeover);
+        if is_told && self.plan.hearing == Hearing::Heard {
+            let at = self.now + self.dice.within(Duration::ZERO..SOON);
+            self.at(at, What::Happens(node));
+        }
         if let Some(at) = seen_at {
             self.at(at, What::Facts(node));
         }
         let wanted = match event {
             Event::PowerOn => KEPT + CONNECTIONS,
-            Event::Steady => 0,
+            Event::Steady | Event::Moved => 0,
             Event::Register | Event::Takeover => KEPT,
         };
         for which in 0..wanted {
@@ -168,8 +185,16 @@ impl Cluster {
                 self.settle(node);
             }
             What::Facts(node) => {
-                let facts = facts(node, self.sm_lid);
+                let facts = facts(node, self.lid(node), self.sm_lid);
                 let input = Input::Port { port: PORT, name: name(), facts };
+                let heard = self.plan.hearing != Hearing::Deaf;
+                let paths = &mut self.nodes[node].paths;
+                paths.handle_input(self.now, input);
+                paths.handle_input(self.now, Input::Hearing { port: PORT, heard });
+                self.settle(node);
+            }
+            What::Happens(node) => {
+                let input = Input::Happened { port: PORT, event: PortEvent::ClientReregister };
                 self.nodes[node].paths.handle_input(self.now, input);
                 self.settle(node);
             }
@@ -208,8 +233,17 @@ impl Cluster {
         }
         while let Some(answered) = self.nodes[node].paths.poll_answered() {
             match answered.outcome {
-                Outcome::Found { source: Source::Doubted, .. } => self.second().doubted += 1,
-                Outcome::Found { .. } | Outcome::NoRecord { .. } => {}
+                Outcome::Found { record, source } => {
+                    let is_wrong = Fields::parse(&record)
+                        .is_ok_and(|fields| fields.dlid.get() != self.lid(number(fields.dgid)));
+                    let counts_here = is_wrong && self.event == Event::Moved && stays(node);
+                    let second = self.second();
+                    second.doubted += u64::from(source == Source::Doubted);
+                    if counts_here {
+                        second.wrong.insert(node);
+                    }
+                }
+                Outcome::NoRecord { .. } => {}
                 // The kernel asks the SA itself.
                 _ => {
                     self.second().kernels += 1;
@@ -244,7 +278,11 @@ impl Cluster {
         let from = transmit.sa.lid;
         match verdict {
             Verdict::Answers { at } => {
-                let mad = Sa::answer(&request);
+                let dlid = match request.question {
+                    Question::Path(question) => self.lid(number(question.dgid)),
+                    Question::ClassPortInfo => 0,
+                };
+                let mad = Sa::answer(&request, dlid);
                 self.answers.push_back(OnTheWay { arrives: at, node, from, mad });
             }
             Verdict::Busy { at } => {
@@ -261,6 +299,13 @@ impl Cluster {
             Verdict::Answers { .. } => second.answered += 1,
             Verdict::Busy { .. } | Verdict::Silent => second.refused += 1,
         }
+    }
+
+    /// Of ten nodes nine have exchanged theirs when a subnet manager came back.
+    fn lid(&self, node: usize) -> u16 {
+        let has_moved = self.has_moved && !stays(node);
+        let place = if has_moved { node / 10 * 10 + node % 10 % 9 + 1 } else { node };
+        u16::try_from(100 + place).unwrap_or_default()
     }
 
     fn second(&mut self) -> &mut Second {
@@ -283,11 +328,16 @@ fn gid(node: usize) -> Gid {
         .unwrap_or_else(|| unreachable!("it is neither zero nor a group's"))
 }
 
-fn facts(node: usize, sm_lid: u16) -> PortFacts {
+/// The node that has a GID.
+fn number(gid: Gid) -> usize {
+    usize::try_from(gid.guid().get()).unwrap_or(1) - 1
+}
+
+fn facts(node: usize, lid: u16, sm_lid: u16) -> PortFacts {
     PortFacts {
         is_active: true,
         has_umad: true,
-        lid: u16::try_from(100 + node).ok().and_then(Lid::new),
+        lid: Lid::new(lid),
         lmc: 0,
         sm_lid: Lid::new(sm_lid),
         sm_sl: Sl::default(),

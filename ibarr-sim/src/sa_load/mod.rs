@@ -8,6 +8,7 @@ mod bounds;
 mod cluster;
 mod sa;
 
+use std::collections::BTreeSet;
 use std::fmt;
 use std::time::Duration;
 
@@ -30,13 +31,27 @@ pub struct Plan {
     pub sa_rate: u32,
     /// Of each node. The bounds are those of the default.
     pub config: paths::Config,
+    /// Whether nodes hear the kernel's events of their ports.
+    pub hearing: Hearing,
+}
+
+/// See [`Plan::hearing`].
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub enum Hearing {
+    /// They do.
+    Heard,
+    /// They have no libibverbs.
+    Deaf,
+    /// They have, and what it tells does not come to anything: a mistake, which is to be found.
+    Ignored,
 }
 
 impl Plan {
     /// With an SA that answers two questions a second for each node.
     pub fn new(nodes: usize) -> Self {
         let sa_rate = u32::try_from(2 * nodes).unwrap_or(u32::MAX).max(2);
-        Self { nodes, seed: 0, sa_rate, config: paths::Config::default() }
+        let config = paths::Config::default();
+        Self { nodes, seed: 0, sa_rate, config, hearing: Hearing::Heard }
     }
 }
 
@@ -51,6 +66,9 @@ pub enum Event {
     PowerOn,
     /// Nothing. Each path of connections is used now and then.
     Steady,
+    /// A subnet manager comes back where it was, and nine of ten ports have other LIDs. The tenth can
+    /// hear of it only by an event. IPoIB has nothing to send; connections are made all the time.
+    Moved,
     /// Every IPoIB is told to register anew, and asks within a second for all paths that it keeps;
     /// connections are made all the time.
     Register,
@@ -59,7 +77,8 @@ pub enum Event {
 }
 
 impl Event {
-    const ALL: [Self; 4] = [Self::PowerOn, Self::Steady, Self::Register, Self::Takeover];
+    const ALL: [Self; 5] =
+        [Self::PowerOn, Self::Steady, Self::Moved, Self::Register, Self::Takeover];
 
     /// From one to the next.
     fn time(self, ttl: Duration) -> Duration {
@@ -67,6 +86,7 @@ impl Event {
             // The SA needs 16 s for what is wanted.
             Self::PowerOn => secs(40),
             Self::Steady => ttl,
+            Self::Moved => secs(60),
             Self::Register | Self::Takeover => secs(20),
         }
     }
@@ -77,6 +97,7 @@ impl Event {
             Self::PowerOn => secs(8),
             // Often enough that none expires unseen.
             Self::Steady => secs(300),
+            Self::Moved => secs(24),
             Self::Register | Self::Takeover => secs(2),
         };
         all_within / u32::try_from(CONNECTIONS).unwrap_or(1)
@@ -88,6 +109,7 @@ impl fmt::Display for Event {
         f.pad(match self {
             Self::PowerOn => "power-on of all at once",
             Self::Steady => "steady use over one TTL",
+            Self::Moved => "nine of ten ports move",
             Self::Register => "all register anew",
             Self::Takeover => "another SM takes over",
         })
@@ -95,7 +117,7 @@ impl fmt::Display for Event {
 }
 
 /// What came to the SA in one second, and what became of it.
-#[derive(Clone, Copy, Debug, Default)]
+#[derive(Clone, Debug, Default)]
 struct Second {
     /// MADs of ports.
     mads: u64,
@@ -110,6 +132,13 @@ struct Second {
     refused: u64,
     /// Requests that were answered from memory, in doubt.
     doubted: u64,
+    /// Nodes that were given a path to a LID that another port has.
+    wrong: BTreeSet<usize>,
+}
+
+/// Whether a node keeps its LID when others move.
+fn stays(node: usize) -> bool {
+    node.is_multiple_of(10)
 }
 
 /// What an event has brought.
@@ -156,11 +185,12 @@ impl Report {
 
 impl fmt::Display for Report {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Plan { nodes, seed, sa_rate, .. } = self.plan;
-        let paths = KEPT + CONNECTIONS;
+        let Plan { nodes, seed, sa_rate, hearing, .. } = self.plan;
+        let (paths, heard) = (KEPT + CONNECTIONS, hearing == Hearing::Heard);
+        let heard = if heard { "events are heard" } else { "no event is heard" };
         writeln!(
             f,
-            "{nodes} nodes of {paths} paths, an SA that answers {sa_rate}/s, seed {seed}\n"
+            "{nodes} nodes of {paths} paths, an SA that answers {sa_rate}/s, {heard}, seed {seed}\n"
         )?;
         writeln!(
             f,

@@ -51,9 +51,10 @@ impl Sa {
         if self.says_busy { Verdict::Busy { at: arrives + WAY } } else { Verdict::Silent }
     }
 
-    pub(super) fn answer(request: &Request) -> Mad {
+    /// The path leads to `dlid`.
+    pub(super) fn answer(request: &Request, dlid: u16) -> Mad {
         let answer = match request.question {
-            Question::Path(question) => Answer::Path(record(&question)),
+            Question::Path(question) => Answer::Path(record(&question, dlid)),
             Question::ClassPortInfo => Answer::ClassPortInfo(ClassPortInfo { has_qos: false }),
         };
         request.answer(answer).emit()
@@ -68,11 +69,12 @@ fn secs_over(rate: u32) -> Duration {
     Duration::from_secs(1) / rate.max(1)
 }
 
-fn record(question: &PathQuestion) -> PathRecord {
+fn record(question: &PathQuestion, dlid: u16) -> PathRecord {
     let mut octets = [0; PathRecord::LEN];
     octets[8..24].copy_from_slice(&question.dgid.octets());
     octets[24..40].copy_from_slice(&question.sgid.octets());
-    octets[40..44].copy_from_slice(&[0, 9, 0, 8]);
+    octets[40..42].copy_from_slice(&dlid.to_be_bytes());
+    octets[42..44].copy_from_slice(&[0, 8]);
     octets[49..52].copy_from_slice(&[0x80, 0xff, 0xff]);
     PathRecord::from_octets(octets)
 }
