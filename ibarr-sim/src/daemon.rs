@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 
 //! The daemon's loop around the cores, and the kernel that it answers: as `ibarr-user/src/engine`,
-//! with the time that each thing takes there.
+//! with the time that each thing takes there; long because each output of the node has its arm here.
 
 use std::net::IpAddr;
 
