@@ -75,8 +75,9 @@ const SILENT_LAG: Duration = secs(6);
 /// Without a daemon, programs in the kernel are believed for so long.
 const LEASE: Duration = secs(60);
 
-/// How long something is held for a request: the kernel's caller waits for at most 5 s.
-const HELD: Duration = secs(5 + 3 + 5 + 1);
+/// How long something is held for a request: the kernel repeats it for at most 5 s, its deadline is
+/// 30 s, and the answer is remembered for 5.
+const HELD: Duration = secs(5 + 30 + 5 + 1);
 
 const RESOLVE: u16 = 0x1000;
 const IP_RESOLVE: u16 = 0x1002;

@@ -204,7 +204,7 @@ impl Hops {
         let all = if warm.is_some() { self.warm } else { self.cold };
         let all = all.filter(|all| all.is_fresh(now));
         let all = all.filter(|_| !own.is_some_and(|own| own.is_fresh(now)));
-        let timeout = own.iter().chain(&all).map(RoundTrips::timeout).max();
+        let timeout = own.iter().chain(&all).map(|known| known.timeout_at(now)).max();
         let back_off = 1 << hop.map_or(0, |hop| hop.back_off);
         let crowd = u32::try_from(questions / CROWD).unwrap_or(u32::MAX).min(MAX_STRETCH);
         let factor = if timeout.is_some() { back_off } else { back_off.max(crowd) };

@@ -39,6 +39,12 @@ impl RoundTrips {
         self.smoothed + GRANULARITY.max(4 * self.variation)
     }
 
+    /// The same, but what was measured a while ago is not trusted to be long: a single peer that was
+    /// late must not keep the next lost query of its gateway waiting.
+    pub(super) fn timeout_at(&self, now: Instant) -> Duration {
+        if self.is_fresh(now) { self.timeout() } else { self.timeout().min(STALE) }
+    }
+
     /// Whether the last sample is so new that what delayed it may still be there.
     pub(super) fn is_fresh(&self, now: Instant) -> bool {
         now.since(self.measured_at) < FRESH
@@ -49,6 +55,7 @@ impl RoundTrips {
 const GRANULARITY: Duration = Duration::from_millis(5);
 
 const FRESH: Duration = Duration::from_secs(1);
+const STALE: Duration = Duration::from_millis(100);
 
 #[cfg(test)]
 mod tests {
@@ -68,6 +75,14 @@ mod tests {
         assert_eq!((second.smoothed, second.variation), (ms(90), ms(50)));
         let third = second.and(now, ms(90));
         assert_eq!((third.smoothed, third.variation), (ms(90), Duration::from_micros(37_500)));
+    }
+
+    #[test]
+    fn peer_that_was_late_delays_no_resend_much_later() {
+        let measured_at = Instant::BOOT;
+        let late = RoundTrips::first(measured_at, ms(1)).and(measured_at, ms(900));
+        assert!(late.timeout_at(measured_at) > ms(900));
+        assert_eq!(late.timeout_at(measured_at + FRESH), STALE);
     }
 
     #[test]
