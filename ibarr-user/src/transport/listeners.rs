@@ -101,7 +101,7 @@ fn find(protocol: u32, group: u32, inode: u64) -> io::Result<Vec<Listener>> {
 }
 
 /// The kernel ends it with a line feed (`proc_pid_comm`); the process may have chosen more of them.
-fn named(comm: &[u8]) -> String {
+pub(super) fn named(comm: &[u8]) -> String {
     String::from_utf8_lossy(comm.strip_suffix(b"\n").unwrap_or(comm)).into_owned()
 }
 
@@ -116,7 +116,7 @@ fn members(table: &str, protocol: u32, group: u32) -> impl Iterator<Item = (u64,
     })
 }
 
-fn socket_inode(file: &Path) -> Option<u64> {
+pub(super) fn socket_inode(file: &Path) -> Option<u64> {
     let target = fs::read_link(file).ok()?;
     target.to_str()?.strip_prefix("socket:[")?.strip_suffix(']')?.parse().ok()
 }

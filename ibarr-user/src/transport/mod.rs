@@ -23,6 +23,7 @@
 //! | asks | control connections → engine | [`ASKS`]: one a connection | the connection waits |
 
 pub mod events;
+pub mod holder;
 pub mod listeners;
 pub mod local_service;
 pub mod ports;

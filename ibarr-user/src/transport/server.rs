@@ -15,8 +15,10 @@ use std::time::Duration;
 use ibarr_common::wire::ip2gid;
 use ibarr_proto::ip2gid::Family;
 use tokio::sync::{mpsc, oneshot, watch};
+use tokio::task::spawn_blocking;
 use tracing::{debug, info, warn};
 
+use super::holder::{self, Holder};
 use super::{Counter, Counters};
 use crate::sys::mmsg::{self, Inbox, Outgoing};
 use crate::sys::udp::{Received, Source, UdpSocket};
@@ -90,6 +92,9 @@ const _: () = assert!(HOLD / udp_options::TRUESIZE > 10_000 + 10_000 / 6);
 /// How often a port that is taken is tried again.
 const RETRY: Duration = Duration::from_secs(5);
 
+/// At which of these tries it is looked who has the port: a machine can have many processes.
+const LOOK_EVERY: u32 = 12;
+
 /// Serves `port` for one family until `batches` is closed. A port that is taken is said once and
 /// tried again.
 pub async fn serve(
@@ -99,6 +104,7 @@ pub async fn serve(
     state: watch::Sender<State>,
     counters: Arc<Counters>,
 ) {
+    let (mut tries, mut held, mut said) = (0u32, None, None);
     while !batches.is_closed() {
         let bound = UdpSocket::bind_server(family, port).and_then(|socket| {
             let holds = udp_options::widen(&socket, HOLD)?;
@@ -114,14 +120,36 @@ pub async fn serve(
                 return;
             }
             Err(error) => {
-                let reason = explain(&error, port);
-                if !matches!(&*state.borrow(), State::Blocked(known) if *known == reason) {
+                let mut reason = explain(&error, port);
+                if matches!(&*state.borrow(), State::Starting) {
+                    state.send_replace(State::Blocked(reason.clone()));
+                }
+                if error.kind() == ErrorKind::AddrInUse {
+                    if tries % LOOK_EVERY == 0 {
+                        held = holder_of(family, port).await;
+                    }
+                    tries += 1;
+                    reason = held.as_ref().map_or(reason, |holder| holder.explain(port));
+                }
+                if said.as_ref() != Some(&reason) {
                     warn!(?family, port, "not serving ip2gid: {reason}");
+                    said = Some(reason.clone());
                 }
                 state.send_replace(State::Blocked(reason));
             }
         }
         tokio::time::sleep(RETRY).await;
+    }
+}
+
+/// What has the port, as far as it can be seen.
+async fn holder_of(family: Family, port: u16) -> Option<Holder> {
+    match spawn_blocking(move || holder::find(family, port)).await.ok()? {
+        Ok(holder) => holder,
+        Err(error) => {
+            debug!(%error, "not seen what holds the port");
+            None
+        }
     }
 }
 
