@@ -28,6 +28,7 @@ use crate::engine::{Engine, Setup};
 use crate::logging::{self, Level, Log};
 use crate::sys::inherited;
 use crate::transport;
+use crate::transport::inherited::Inherited;
 use crate::transport::ports::Dirs;
 
 pub use self::descriptors::Budget;
@@ -126,8 +127,15 @@ impl Error {
 /// # Errors
 /// Only from starting: once ready, the daemon goes on with what it has.
 pub fn run(options: &RunOptions) -> Result<(), Error> {
-    let local_service =
-        inherited::take("ls").map_err(|error| Error::Kernel("LISTEN_FDS", error))?;
+    let inherited = inherited::take().map_err(|error| Error::Kernel("LISTEN_FDS", error))?;
+    let (mut local_service, mut servers) = (None, Inherited::none());
+    for (name, fd) in inherited {
+        match name.as_str() {
+            "ls" if local_service.is_none() => local_service = Some(fd),
+            transport::inherited::NAME => servers.add(fd),
+            _ => servers.refuse_name(&name),
+        }
+    }
     let (config, file) = options.load()?;
     let run_dir = RunDir::lock(&options.run_dir).map_err(control::Error::from)?;
     let log = logging::start(&options.level)
@@ -136,7 +144,7 @@ pub fn run(options: &RunOptions) -> Result<(), Error> {
         .enable_all()
         .build()
         .map_err(|error| Error::Kernel("event loop", error))?;
-    let start = Start { config, file, run_dir, local_service, log: log.clone() };
+    let start = Start { config, file, run_dir, local_service, servers, log: log.clone() };
     let outcome = runtime.block_on(serve(options, start));
     // Threads that wait for a disk or a device keep nothing waiting.
     runtime.shutdown_background();
@@ -150,11 +158,12 @@ struct Start {
     file: Option<PathBuf>,
     run_dir: RunDir,
     local_service: Option<OwnedFd>,
+    servers: Inherited,
     log: Log,
 }
 
 async fn serve(options: &RunOptions, start: Start) -> Result<(), Error> {
-    let Start { config, file, run_dir, local_service, log } = start;
+    let Start { config, file, run_dir, local_service, servers, log } = start;
     let signals = Signals::catch().map_err(|error| Error::Kernel("signal handlers", error))?;
     let rng = ChaCha12Rng::try_from_rng(&mut SysRng)
         .map_err(|error| Error::Kernel("random numbers", io::Error::other(error)))?;
@@ -172,6 +181,7 @@ async fn serve(options: &RunOptions, start: Start) -> Result<(), Error> {
         file,
         rng,
         local_service,
+        servers,
         control: shared.clone(),
         systemd,
         log,

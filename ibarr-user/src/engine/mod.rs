@@ -33,7 +33,7 @@ use nix::errno::Errno;
 use rand_chacha::ChaCha12Rng;
 use tokio::sync::{mpsc, watch};
 use tokio::task::{AbortHandle, yield_now};
-use tracing::{debug, error, info};
+use tracing::{debug, error, info, warn};
 
 use self::asks::Asks;
 use self::events::Hearing;
@@ -52,7 +52,7 @@ use crate::sys::clock;
 use crate::sys::local_service::Received;
 use crate::sys::timer::Timer;
 use crate::sys::udp::Source;
-use crate::sys::udp_options::dropped;
+use crate::transport::inherited::Inherited;
 use crate::transport::local_service as ls;
 use crate::transport::ports::Ports;
 use crate::transport::queries::Sockets;
@@ -75,6 +75,8 @@ pub struct Setup {
     pub rng: ChaCha12Rng,
     /// The socket to the kernel, if somebody else opened one.
     pub local_service: Option<OwnedFd>,
+    /// Sockets of the ip2gid port, if something else opened them.
+    pub servers: Inherited,
     /// What it shares with the control socket.
     pub control: Control,
     /// Who wants to know how it goes.
@@ -95,6 +97,9 @@ pub struct Engine {
     path_asks: PathAsks,
     sockets: Sockets,
     servers: Vec<ServerSocket>,
+    inherited: Inherited,
+    /// What came before this node's addresses were known.
+    early: Vec<Batch>,
     responder: Responder,
     watch: rtnetlink::Watch,
     routes: rtnetlink::Routes,
@@ -158,7 +163,8 @@ impl Engine {
     /// # Errors
     /// Without rtnetlink there is nothing to answer and no way to ask.
     pub fn start(setup: Setup) -> io::Result<Self> {
-        let Setup { options, config, file, rng, local_service, control, systemd, log } = setup;
+        let Setup { options, config, file, rng, local_service, servers, control, systemd, log } =
+            setup;
         let counters = Arc::clone(&control.counters);
         let mut inputs = Inputs::default();
         let (watch, view) = rtnetlink::Watch::start(&counters)?;
@@ -193,6 +199,8 @@ impl Engine {
             path_asks: PathAsks::default(),
             sockets: Sockets::new(datagram_sender, Arc::clone(&counters)),
             servers: Vec::new(),
+            inherited: servers,
+            early: Vec::new(),
             responder,
             watch,
             routes,
@@ -305,6 +313,11 @@ impl Engine {
                     self.ports.look();
                 }
                 self.node.handle_input(now, node::Input::View(input));
+                if self.node.view().is_synced() {
+                    for batch in std::mem::take(&mut self.early) {
+                        self.answer(batch);
+                    }
+                }
             }
             Input::Port(event) => self.handle_port(now, event),
             Input::Event(event) => self.handle_event(now, event),
@@ -313,6 +326,8 @@ impl Engine {
             Input::Route(RouteAnswer { question, route }) => {
                 self.tell_client(now, client::Input::Route { question, route: route.ok() });
             }
+            // At most one of each socket, which reads nothing more before its replies.
+            Input::Queries(batch) if !self.node.view().is_synced() => self.early.push(batch),
             Input::Queries(batch) => self.answer(batch),
             Input::Datagram(datagram) => {
                 let input = client::Input::Datagram {
@@ -535,17 +550,20 @@ impl Engine {
     /// Serves the port of the configuration, and no other.
     fn start_servers(&mut self) {
         for server in self.servers.drain(..) {
-            if let State::Serving { socket, .. } = &*server.state.borrow() {
-                self.dropped_before += u64::from(dropped(socket).unwrap_or_default());
-            }
+            self.dropped_before += u64::from(server.state.borrow().dropped());
             server.task.abort();
         }
         let port = self.config.client.settings().udp_port.get();
+        for warning in self.inherited.warnings(port) {
+            warn!("{warning}");
+        }
         for family in [Family::V4, Family::V6] {
             let (sender, state) = watch::channel(State::Starting);
             let batches = self.batches.clone();
             let counters = Arc::clone(&self.counters);
-            let serve = transport::server::serve(family, port, batches, sender, counters);
+            let inherited = self.inherited.socket(family, port);
+            let serve =
+                transport::server::serve(family, port, inherited, batches, sender, counters);
             let task = tokio::spawn(serve).abort_handle();
             self.servers.push(ServerSocket { family, port, state, guarded: None, task });
         }

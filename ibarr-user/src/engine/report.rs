@@ -25,7 +25,6 @@ use crate::control::messages::{
     ControlStatus, FailedReload, InterfaceStatus, ListenerStatus, LocalServiceStatus, PathRequests,
     ResponderStatus, ServerStatus, Status,
 };
-use crate::sys::udp_options::dropped;
 use crate::transport::local_service as ls;
 use crate::transport::rtnetlink::{LOOPBACK, NudgeError, Nudged};
 use crate::transport::server::{HOLD, State};
@@ -215,11 +214,8 @@ impl Engine {
     /// What the kernel did not give to the sockets for queries, for want of room or because it was
     /// broken; what the guard drops has counters of its own.
     pub(super) fn queries_dropped(&self) -> u64 {
-        let dropped = |server: &ServerSocket| match &*server.state.borrow() {
-            State::Serving { socket, .. } => dropped(socket).unwrap_or_default(),
-            State::Starting | State::Blocked(_) => 0,
-        };
-        let of_sockets: u64 = self.servers.iter().map(dropped).map(u64::from).sum();
+        let dropped = |server: &ServerSocket| u64::from(server.state.borrow().dropped());
+        let of_sockets: u64 = self.servers.iter().map(dropped).sum();
         (self.dropped_before + of_sockets).saturating_sub(self.responder.dropped_by_guard())
     }
 
@@ -244,6 +240,7 @@ impl Engine {
             })
             .collect();
         warnings.extend(self.config.warnings());
+        warnings.extend(self.inherited.warnings(self.config.client.settings().udp_port.get()));
         warnings.extend(servers.iter().filter_map(|server| {
             let (holds, family) =
                 (server.receive_buffer.filter(|&holds| holds < HOLD)?, &server.family);

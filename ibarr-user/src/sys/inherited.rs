@@ -8,20 +8,22 @@ use std::io;
 use std::os::fd::{FromRawFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, Ordering};
 
-/// The first one with this name (`FDNAME=`, `FileDescriptorName=`), once in the life of the process.
+/// All of them with their names (`FDNAME=`, `FileDescriptorName=`), once in the life of the process.
 /// To be called before anything else opens a descriptor.
 ///
 /// # Errors
 /// If the variables make no sense, or name a descriptor that is not open.
-pub fn take(name: &str) -> io::Result<Option<OwnedFd>> {
+pub fn take() -> io::Result<Vec<(String, OwnedFd)>> {
     static TAKEN: AtomicBool = AtomicBool::new(false);
     if TAKEN.swap(true, Ordering::Relaxed) {
-        return Ok(None);
+        return Ok(Vec::new());
     }
-    let mut inherited = sd_notify::listen_fds_with_names()?;
-    let Some((fd, _)) = inherited.find(|(_, of)| of == name) else { return Ok(None) };
-    // SAFETY: the descriptor is open, or `listen_fds_with_names` had failed to set its FD_CLOEXEC.
-    // Nobody else owns it: LISTEN_PID says that it was opened for this process before it started,
-    // nothing in the process has looked for it, and this function gives it away only once.
-    Ok(Some(unsafe { OwnedFd::from_raw_fd(fd) }))
+    let inherited = sd_notify::listen_fds_with_names()?;
+    let owned = inherited.map(|(fd, name)| {
+        // SAFETY: the descriptor is open, or `listen_fds_with_names` had failed to set its FD_CLOEXEC.
+        // Nothing else owns it: LISTEN_PID says that it was opened for this process before it started,
+        // nothing in the process has looked for it, and this function gives each away only once.
+        (name, unsafe { OwnedFd::from_raw_fd(fd) })
+    });
+    Ok(owned.collect())
 }

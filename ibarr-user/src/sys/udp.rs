@@ -10,6 +10,7 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use ibarr_common::IfIndex;
 use ibarr_proto::ip2gid::Family;
 use nix::cmsg_space;
+use nix::fcntl::{FcntlArg, OFlag, fcntl};
 use nix::sys::socket::{
     self, AddressFamily, ControlMessage, ControlMessageOwned, MsgFlags, SockFlag, SockType,
     SockaddrStorage, sockopt,
@@ -82,6 +83,20 @@ impl UdpSocket {
         Self::bind_prepared(family, port, udp_options::refuse_from_itself)
     }
 
+    /// Takes over a socket that something else has bound, as if it came from
+    /// [`bind_server`](Self::bind_server). What waits in it was let in by whatever rules it had, so
+    /// [`Received::is_local`] may be believed only of what comes later.
+    ///
+    /// # Errors
+    /// Those of fcntl(2) and setsockopt(2).
+    pub fn take_over(family: Family, fd: OwnedFd) -> io::Result<Self> {
+        let flags = OFlag::from_bits_retain(fcntl(&fd, FcntlArg::F_GETFL)?);
+        fcntl(&fd, FcntlArg::F_SETFL(flags | OFlag::O_NONBLOCK))?;
+        tell_addresses(&fd, family)?;
+        udp_options::refuse_from_itself(&fd)?;
+        Ok(Self { fd: fd::watch(fd)?, family })
+    }
+
     fn bind_prepared(
         family: Family,
         port: u16,
@@ -93,13 +108,10 @@ impl UdpSocket {
         };
         let flags = SockFlag::SOCK_NONBLOCK | SockFlag::SOCK_CLOEXEC;
         let fd = socket::socket(domain, SockType::Datagram, flags, None)?;
-        match family {
-            Family::V4 => socket::setsockopt(&fd, sockopt::Ipv4PacketInfo, &true)?,
-            Family::V6 => {
-                socket::setsockopt(&fd, sockopt::Ipv6V6Only, &true)?;
-                socket::setsockopt(&fd, sockopt::Ipv6RecvPacketInfo, &true)?;
-            }
+        if family == Family::V6 {
+            socket::setsockopt(&fd, sockopt::Ipv6V6Only, &true)?;
         }
+        tell_addresses(&fd, family)?;
         // What comes before the bind does not come here.
         prepare(&fd)?;
         socket::bind(fd.as_raw_fd(), &SockaddrStorage::from(any))?;
@@ -181,6 +193,14 @@ impl UdpSocket {
 impl AsFd for UdpSocket {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.fd.as_fd()
+    }
+}
+
+/// Has each datagram come with its destination and interface.
+fn tell_addresses(fd: &OwnedFd, family: Family) -> nix::Result<()> {
+    match family {
+        Family::V4 => socket::setsockopt(fd, sockopt::Ipv4PacketInfo, &true),
+        Family::V6 => socket::setsockopt(fd, sockopt::Ipv6RecvPacketInfo, &true),
     }
 }
 

@@ -24,6 +24,7 @@
 
 pub mod events;
 pub mod holder;
+pub mod inherited;
 pub mod listeners;
 pub mod local_service;
 pub mod ports;

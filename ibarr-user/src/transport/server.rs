@@ -12,6 +12,7 @@ use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::time::Duration;
 
+use ibarr_common::IfIndex;
 use ibarr_common::wire::ip2gid;
 use ibarr_proto::ip2gid::Family;
 use tokio::sync::{mpsc, oneshot, watch};
@@ -74,9 +75,23 @@ pub enum State {
         /// What the kernel holds of what comes, in bytes of memory; less than [`HOLD`] if it does not
         /// grant that.
         holds: usize,
+        /// What it had dropped before it was this daemon's.
+        dropped_before: u32,
     },
     /// Not bound: why, and what helps.
     Blocked(String),
+}
+
+impl State {
+    /// How many datagrams the kernel has not given to the socket.
+    pub fn dropped(&self) -> u32 {
+        match self {
+            Self::Serving { socket, dropped_before, .. } => {
+                udp_options::dropped(socket).map_or(0, |all| all.wrapping_sub(*dropped_before))
+            }
+            Self::Starting | Self::Blocked(_) => 0,
+        }
+    }
 }
 
 /// Datagrams read before the engine is asked: enough to make its turn cheap, few enough that a
@@ -95,27 +110,36 @@ const RETRY: Duration = Duration::from_secs(5);
 /// At which of these tries it is looked who has the port: a machine can have many processes.
 const LOOK_EVERY: u32 = 12;
 
-/// Serves `port` for one family until `batches` is closed. A port that is taken is said once and
-/// tried again.
+/// Serves `port` for one family until `batches` is closed, by the `inherited` socket if there is one. A
+/// port that is taken is said once and tried again.
 pub async fn serve(
     family: Family,
     port: u16,
+    mut inherited: Option<OwnedFd>,
     batches: mpsc::Sender<Batch>,
     state: watch::Sender<State>,
     counters: Arc<Counters>,
 ) {
     let (mut tries, mut held, mut said) = (0u32, None, None);
     while !batches.is_closed() {
-        let bound = UdpSocket::bind_server(family, port).and_then(|socket| {
+        let is_inherited = inherited.is_some();
+        let socket = match inherited.take() {
+            Some(fd) => UdpSocket::take_over(family, fd),
+            None => UdpSocket::bind_server(family, port),
+        };
+        let bound = socket.and_then(|socket| {
             let holds = udp_options::widen(&socket, HOLD)?;
-            let serving = State::Serving { socket: Arc::new(socket.duplicate()?), holds };
+            let dropped_before =
+                if is_inherited { udp_options::dropped(&socket).unwrap_or_default() } else { 0 };
+            let socket_to_ask = Arc::new(socket.duplicate()?);
+            let serving = State::Serving { socket: socket_to_ask, holds, dropped_before };
             Ok((socket, serving))
         });
         match bound {
             Ok((socket, serving)) => {
-                info!(?family, port, "serving ip2gid");
+                info!(?family, port, is_inherited, "serving ip2gid");
                 state.send_replace(serving);
-                let error = pump(&socket, &batches, &counters).await;
+                let error = pump(&socket, is_inherited, &batches, &counters).await;
                 debug!(?family, port, ?error, "the server socket ended");
                 return;
             }
@@ -173,8 +197,10 @@ fn explain(error: &io::Error, port: u16) -> String {
     }
 }
 
+/// `has_waited` if what is in the socket may have come before its filter.
 async fn pump(
     socket: &UdpSocket,
+    mut has_waited: bool,
     batches: &mpsc::Sender<Batch>,
     counters: &Counters,
 ) -> io::Result<()> {
@@ -187,7 +213,15 @@ async fn pump(
             tokio::task::yield_now().await;
             continue;
         }
-        let queries = queries(&inbox, counters);
+        let mut queries = queries(&inbox, counters);
+        if has_waited {
+            // Without the filter only the loopback interface says that this host has sent it.
+            for Query { received, .. } in &mut queries {
+                received.is_local &= received.ifindex == IfIndex::MIN;
+            }
+            // Fewer than there is room for are all that there were.
+            has_waited = inbox.datagrams().count() == mmsg::MAX;
+        }
         let (replies, answer) = oneshot::channel();
         if batches.send(Batch { queries, replies }).await.is_err() {
             return Ok(());

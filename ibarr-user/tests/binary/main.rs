@@ -8,4 +8,5 @@ mod log;
 mod paths;
 mod run_dir;
 mod scarce;
+mod sockets;
 mod support;

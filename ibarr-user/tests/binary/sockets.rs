@@ -1,0 +1,169 @@
+// SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
+
+//! The sockets of the port: inherited ones, and a port that another process has.
+
+use std::env;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, UdpSocket};
+use std::os::fd::{AsRawFd, OwnedFd};
+use std::process::{Command, Stdio};
+
+use ibarr_common::wire::ip2gid::{MsgId, Query, Reply, Version};
+use nix::sys::signal::Signal;
+use nix::sys::socket::{
+    AddressFamily, SockFlag, SockType, SockaddrStorage, bind, setsockopt, socket, sockopt,
+};
+use nix::unistd::Uid;
+
+use crate::support::{Daemon, PATIENCE, TempDir, daemon_command, free_port, json};
+
+/// Those of the namespace.
+const ADDRESSES: [&str; 2] = ["192.0.2.7", "2001:db8:7::7"];
+const GID: &str = "fe80::2:c903:0:201";
+
+#[test]
+fn query_that_waits_for_the_next_daemon_is_answered_by_it() {
+    if !in_namespace("sockets::query_that_waits_for_the_next_daemon_is_answered_by_it") {
+        return;
+    }
+    let dir = TempDir::new("inherited");
+    let [port, other_port] = [4791, 4792];
+    let held = [any_v4(port), any_v6(port, true)];
+    let statics = ADDRESSES.map(|ip| format!("[[static-gid]]\nip = \"{ip}\"\ngid = \"{GID}\"\n"));
+    let config = |port| format!("udp-port = {port}\n{}", statics.concat());
+    for msg_id in 0..2 {
+        let clients = ADDRESSES.map(|ip| ask(ip, port, msg_id));
+        let inherited = held.each_ref().map(|socket| socket.try_clone().unwrap());
+        let mut daemon = Daemon::spawn(with_inherited(&dir, inherited), &dir, &config(port));
+        for client in &clients {
+            expect_answer(client, msg_id);
+        }
+
+        // The daemon's own, and the inherited ones again.
+        for port in [other_port, port] {
+            dir.write("ibarr.toml", &format!("responder = \"user\"\n{}", config(port)));
+            assert_eq!(daemon.ask(&["reload"]).status.code(), Some(0));
+            let said = warnings(&daemon);
+            let count = said.matches("is not used: it has port 4791 of IPv").count();
+            assert_eq!(count, if port == 4791 { 0 } else { 2 }, "{said}");
+            let may_be_taken = said.contains("any process can bind UDP port 4792");
+            assert_eq!(may_be_taken, port == other_port, "{said}");
+            daemon.until(|daemon| serves(daemon).then_some(()));
+            for ip in ADDRESSES {
+                expect_answer(&ask(ip, port, msg_id), msg_id);
+            }
+        }
+        assert_eq!(daemon.end(Signal::SIGTERM), Some(0));
+    }
+}
+
+#[test]
+fn inherited_socket_that_is_wrong_is_refused_by_name() {
+    let dir = TempDir::new("refused");
+    let port = free_port();
+    let here: OwnedFd = UdpSocket::bind((Ipv4Addr::LOCALHOST, 0)).unwrap().into();
+    for (sockets, reasons) in [
+        ([here, any_v6(0, false)], ["not to all addresses of a port", "BindIPv6Only=ipv6-only"]),
+        (
+            [any_v4(0), socket_of(AddressFamily::Unix, SockType::Datagram)],
+            [", and udp-port is", "neither of IPv4 nor of IPv6"],
+        ),
+        (
+            [socket_of(AddressFamily::Inet, SockType::Stream), any_v6(0, true)],
+            ["it is not of UDP", ", and udp-port is"],
+        ),
+    ] {
+        let config = format!("udp-port = {port}\n");
+        let mut daemon = Daemon::spawn(with_inherited(&dir, sockets), &dir, &config);
+        let said = warnings(&daemon);
+        for (number, reason) in [3, 4].into_iter().zip(reasons) {
+            let refused = format!("inherited descriptor {number} (ip2gid) is not used: ");
+            assert!(said.contains(&refused) && said.contains(reason), "{reason}: {said}");
+        }
+        assert!(serves(&daemon), "by sockets of its own");
+        assert_eq!(daemon.end(Signal::SIGTERM), Some(0));
+    }
+}
+
+/// Whether this is the process that runs in a network namespace with [`ADDRESSES`]; the first one runs
+/// the test of this name there.
+fn in_namespace(name: &str) -> bool {
+    const INSIDE: &str = "IBARR_TEST_IN_NAMESPACE";
+    if env::var_os(INSIDE).is_some() {
+        return true;
+    }
+    let [v4, v6] = ADDRESSES;
+    let script = format!(
+        "ip link set lo up; ip addr add {v4}/32 dev lo; ip addr add {v6}/128 dev lo nodad
+         exec \"$@\""
+    );
+    let mut command = Command::new("unshare");
+    if !Uid::effective().is_root() {
+        command.args(["--user", "--map-root-user"]);
+    }
+    command.args(["--net", "sh", "-ec", &script, "sh"]).arg(env::current_exe().unwrap());
+    let output = command.args(["--exact", name]).env(INSIDE, "1").output().unwrap();
+    let said = String::from_utf8_lossy(&output.stdout);
+    assert!(output.status.success() && said.contains(" 1 passed"), "{said}");
+    false
+}
+
+/// [`daemon_command`] with `sockets` as `FDNAME=ip2gid`.
+fn with_inherited(dir: &TempDir, sockets: [OwnedFd; 2]) -> Command {
+    let own = daemon_command(dir);
+    let mut command = Command::new("sh");
+    let script = "export LISTEN_PID=$$ LISTEN_FDS=2 LISTEN_FDNAMES=ip2gid:ip2gid
+                  exec 3<&0 4<&1; exec \"$@\" </dev/null >/dev/null";
+    command.args(["-ec", script, "sh"]).arg(own.get_program()).args(own.get_args());
+    let [first, second] = sockets.map(Stdio::from);
+    command.stdin(first).stdout(second);
+    command
+}
+
+fn socket_of(family: AddressFamily, of: SockType) -> OwnedFd {
+    socket(family, of, SockFlag::SOCK_CLOEXEC, None).unwrap()
+}
+
+/// As systemd makes it by `PassPacketInfo=yes`.
+fn any_v4(port: u16) -> OwnedFd {
+    let fd = socket_of(AddressFamily::Inet, SockType::Datagram);
+    setsockopt(&fd, sockopt::Ipv4PacketInfo, &true).unwrap();
+    let any = SocketAddr::from((Ipv4Addr::UNSPECIFIED, port));
+    bind(fd.as_raw_fd(), &SockaddrStorage::from(any)).unwrap();
+    fd
+}
+
+fn any_v6(port: u16, v6_only: bool) -> OwnedFd {
+    let fd = socket_of(AddressFamily::Inet6, SockType::Datagram);
+    setsockopt(&fd, sockopt::Ipv6V6Only, &v6_only).unwrap();
+    let any = SocketAddr::from((Ipv6Addr::UNSPECIFIED, port));
+    bind(fd.as_raw_fd(), &SockaddrStorage::from(any)).unwrap();
+    fd
+}
+
+fn ask(address: &str, port: u16, msg_id: u32) -> UdpSocket {
+    let address: IpAddr = address.parse().unwrap();
+    let client = UdpSocket::bind((address, 0)).unwrap();
+    client.set_read_timeout(Some(PATIENCE)).unwrap();
+    let query = Query::new(Version::V1, MsgId(msg_id), address).unwrap();
+    client.send_to(query.emit().as_ref(), (address, port)).unwrap();
+    client
+}
+
+fn expect_answer(client: &UdpSocket, msg_id: u32) {
+    let mut buffer = [0; 64];
+    let len = client.recv(&mut buffer).unwrap();
+    let reply = Reply::parse(&buffer[..len]).unwrap();
+    assert_eq!(reply.msg_id, MsgId(msg_id));
+    assert_eq!(reply.gid.unwrap().to_string(), GID);
+}
+
+fn warnings(daemon: &Daemon) -> String {
+    json(&daemon.ask(&["status", "--json"]))["status"]["warnings"].to_string()
+}
+
+/// Whether it does over both families.
+fn serves(daemon: &Daemon) -> bool {
+    let status = json(&daemon.ask(&["status", "--json"]));
+    let servers = status["status"]["servers"].as_array().unwrap();
+    servers.len() == 2 && servers.iter().all(|server| server["blocked"].is_null())
+}
