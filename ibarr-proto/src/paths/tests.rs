@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use ibarr_common::ib::{Gid, Lid, PKey, PortNum, QosClass, ServiceId, Sl};
 use ibarr_common::wire::class_port_info::ClassPortInfo;
+use ibarr_common::wire::mad::Transaction;
 use ibarr_common::wire::sa as wire;
 use ibarr_common::wire::sa::{Answer, Refusal};
 use ibarr_common::wire::umad::PKeyIndex;
@@ -71,6 +72,8 @@ pub(super) struct Rig {
     pub(super) paths: Paths<ChaCha12Rng>,
     next: u64,
     sent: Vec<sa::Transmit>,
+    /// Those of them that the client asks by itself.
+    probes: BTreeSet<Transaction>,
     has_qos: bool,
     /// What the SA has been asked of paths.
     pub(super) asked: Vec<PathQuestion>,
@@ -110,6 +113,7 @@ impl Rig {
             dlid: 1,
             hop_limit: 0,
             moved: None,
+            probes: BTreeSet::new(),
         };
         if has_port {
             this.port(facts());
@@ -149,7 +153,12 @@ impl Rig {
 
     fn drain(&mut self) {
         self.paths.handle_timeout(self.now);
+        let probes = |paths: &Paths<_>| paths.client().counters().get(sa::Counter::Probes);
+        let mut before = probes(&self.paths);
         while let Some(transmit) = self.paths.poll_transmit() {
+            if std::mem::replace(&mut before, probes(&self.paths)) != before {
+                self.probes.insert(transmit.transaction);
+            }
             self.sent.push(transmit);
         }
     }
@@ -168,7 +177,9 @@ impl Rig {
         let request = wire::Request::parse(sent.mad.as_ref()).unwrap();
         let answer = match request.question {
             Question::Path(question) => {
-                self.asked.push(question);
+                if !self.probes.contains(&sent.transaction) {
+                    self.asked.push(question);
+                }
                 match refusal {
                     Some(refusal) => Answer::Refused(refusal),
                     None => Answer::Path(self.record(&question)),
@@ -333,6 +344,11 @@ fn silence_is_said_in_time_and_not_remembered() {
     rig.advance(WAIT);
     assert_eq!(rig.answered()[0].outcome, Outcome::Silent);
     rig.sent.clear();
+    // Known to be silent until it answers anything.
+    rig.resolve(question(1));
+    assert_eq!((rig.answered()[0].outcome, rig.sent.len()), (Outcome::Silent, 0));
+    rig.advance(Duration::from_secs(5));
+    rig.answer_all();
     assert_eq!(rig.outcome(question(1)), found(question(1), 1, Source::Sa));
 }
 

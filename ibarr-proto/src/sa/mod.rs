@@ -14,7 +14,12 @@
 //! What has been lost least often goes first, so that a question which is never answered keeps no
 //! other from its turn; then the youngest: it has the most time left. An SA that cannot keep up would
 //! otherwise answer nothing but what nobody waits for any more.
+//!
+//! An SA that is silent, or says nothing but that it is busy, is known to be so ([`gate`]): new
+//! questions are answered at once with just that. Questions that wait already keep waiting, serve as
+//! probes, and are asked as usual when the SA answers anything.
 
+mod gate;
 #[cfg(test)]
 mod tests;
 mod types;
@@ -29,11 +34,13 @@ use ibarr_common::wire::mad::{Header, Transaction};
 use ibarr_common::wire::sa::{Answer, Question, Request, Response};
 use rand_core::Rng;
 
+use self::gate::Gate;
 use self::window::Window;
 use crate::counters::Counters;
 use crate::retry::random;
 use crate::timer::Timers;
 
+pub use gate::Shut;
 pub use types::{Answered, Config, Counter, Outcome, PortIndex, QuestionId, Sa, Transmit};
 
 /// See the [module](self). After each call that takes a time, call each `poll_…` until it says
@@ -48,12 +55,16 @@ pub struct Client<R> {
     /// Every MAD that is in the air or belongs to a flight.
     mads: BTreeMap<Transaction, Sent>,
     next_transaction: u32,
+    next_own: u64,
     /// When a MAD in the air counts as lost.
     losses: Timers<Transaction>,
     deadlines: Timers<QuestionId>,
     answered: VecDeque<Answered>,
     counters: Counters<Counter>,
 }
+
+/// Names of our own questions begin here; nobody else's get that far.
+const OWN: u64 = 1 << 63;
 
 /// A port that has an SA.
 #[derive(Debug)]
@@ -62,6 +73,10 @@ struct Lane {
     /// Nothing is sent before.
     holds_until: Instant,
     window: Window,
+    gate: Gate,
+    /// A question of our own that is under way.
+    own: Option<QuestionId>,
+    /// The others.
     flights: usize,
     /// Those that wait for their turn.
     turns: BTreeSet<Turn>,
@@ -78,6 +93,11 @@ struct Turn {
 struct Sent {
     port: PortIndex,
     to: Lid,
+    question: Question,
+    /// Whether it is a question of our own.
+    is_own: bool,
+    /// Whether the SA said that it was busy.
+    was_busy: bool,
     /// Of a flight that may be over.
     id: QuestionId,
     at: Instant,
@@ -107,6 +127,7 @@ impl<R: Rng> Client<R> {
             now: Instant::BOOT,
             // A daemon before us may have sent what is answered to us.
             next_transaction: rng.next_u32(),
+            next_own: OWN,
             rng,
             lanes: BTreeMap::new(),
             flights: BTreeMap::new(),
@@ -130,11 +151,16 @@ impl<R: Rng> Client<R> {
         let holds_until = self.now + random(self.config.start_spread, &mut self.rng);
         match self.lanes.get_mut(&port) {
             Some(lane) if lane.sa == sa => return,
-            Some(lane) => (lane.sa, lane.holds_until) = (sa, holds_until),
+            Some(lane) => {
+                (lane.sa, lane.holds_until) = (sa, holds_until);
+                // Of another SA nothing is known.
+                lane.gate = Gate::new(self.now);
+            }
             None => {
                 let window = Window::new(self.config.outstanding);
                 let turns = BTreeSet::new();
-                let lane = Lane { sa, holds_until, window, flights: 0, turns };
+                let gate = Gate::new(self.now);
+                let lane = Lane { sa, holds_until, window, gate, own: None, flights: 0, turns };
                 self.lanes.insert(port, lane);
             }
         }
@@ -162,12 +188,37 @@ impl<R: Rng> Client<R> {
             self.counters.count(Counter::NoSa);
             return self.answered.push_back(Answered { id, outcome: Outcome::NoSa });
         };
+        lane.gate.asked(question);
+        if let Some(shut) = lane.gate.shut() {
+            self.counters.count(Counter::AtOnce);
+            let (outcome, counter) = match shut.busy {
+                true => (Outcome::Busy, Counter::Busy),
+                false => (Outcome::Silent, Counter::Silent),
+            };
+            self.counters.count(counter);
+            return self.answered.push_back(Answered { id, outcome });
+        }
         if lane.flights >= self.config.flights {
             self.counters.count(Counter::Overloaded);
             return self.answered.push_back(Answered { id, outcome: Outcome::Overloaded });
         }
         lane.flights += 1;
-        lane.turns.insert(Turn { lost: 0, id: Reverse(id) });
+        self.take_off(id, port, question, deadline);
+    }
+
+    /// The subnet manager of `port` has been heard of: if its SA was silent, it may not be any more.
+    pub fn may_be_back(&mut self, now: Instant, port: PortIndex) {
+        self.advance(now);
+        let at = self.now + random(self.config.start_spread, &mut self.rng);
+        if let Some(lane) = self.lanes.get_mut(&port) {
+            lane.gate.hurry(at);
+        }
+    }
+
+    fn take_off(&mut self, id: QuestionId, port: PortIndex, question: Question, deadline: Instant) {
+        if let Some(lane) = self.lanes.get_mut(&port) {
+            lane.turns.insert(Turn { lost: 0, id: Reverse(id) });
+        }
         let flight = Flight {
             port,
             question,
@@ -179,6 +230,21 @@ impl<R: Rng> Client<R> {
         };
         self.flights.insert(id, flight);
         self.deadlines.set(id, Some(deadline));
+    }
+
+    /// Asks a question of our own, unless one is under way.
+    fn ask_ourselves(&mut self, port: PortIndex, question: Question) {
+        let Some(lane) = self.lanes.get_mut(&port).filter(|lane| lane.own.is_none()) else {
+            return;
+        };
+        self.next_own += 1;
+        let id = QuestionId(self.next_own);
+        lane.own = Some(id);
+        let deadline = self.now + self.config.longest_patience();
+        self.take_off(id, port, question, deadline);
+        if let Some(flight) = self.flights.get_mut(&id) {
+            flight.next = Counter::Probes;
+        }
     }
 
     /// A MAD came to our agent at `port`, sent by the port with the LID `from`. It is an answer only
@@ -211,13 +277,17 @@ impl<R: Rng> Client<R> {
         };
         if response.is_some_and(|response| is_busy(&response)) {
             self.counters.count(Counter::BusyAnswers);
-            return self.leave_alone(sent, transaction);
+            self.leave_alone(sent, transaction);
+            return self.miss(sent, true);
         }
         let is_in_time = self.land(transaction);
         if let Some(lane) = self.lanes.get_mut(&port) {
             lane.window.grow();
             if is_in_time {
                 lane.window.kept_up();
+            }
+            if sent.to == lane.sa.lid && lane.gate.heard(self.now, sent.question) {
+                self.counters.count(Counter::Opened);
             }
         }
         let Some(flight) = self.flights.get(&sent.id) else {
@@ -255,13 +325,27 @@ impl<R: Rng> Client<R> {
         while let Some(id) = self.deadlines.pop(self.now) {
             self.expire(id);
         }
+        let ready = |lane: &Lane| {
+            let is_due = lane.gate.shut().is_some_and(|shut| shut.probe_at <= self.now);
+            is_due && lane.turns.is_empty()
+        };
+        let to_probe: Vec<_> =
+            self.lanes.iter().filter(|(_, lane)| ready(lane)).map(|(port, _)| *port).collect();
+        for port in to_probe {
+            if let Some(lane) = self.lanes.get_mut(&port) {
+                let question = lane.gate.probe();
+                self.ask_ourselves(port, question);
+            }
+        }
     }
 
     /// When to call [`Self::handle_timeout`] next, and poll again.
     pub fn poll_timeout(&self) -> Option<Instant> {
         let held = |lane: &Lane| {
-            let waits = lane.holds_until > self.now && !lane.turns.is_empty();
-            waits.then_some(lane.holds_until)
+            let probe_at = lane.gate.shut().map(|shut| shut.probe_at);
+            let turn_at = (!lane.turns.is_empty()).then_some(lane.holds_until);
+            let at = probe_at.map_or(turn_at, |at| Some(at.max(lane.holds_until)));
+            at.filter(|&at| at > self.now)
         };
         let held = self.lanes.values().filter_map(held);
         held.chain(self.deadlines.next()).chain(self.losses.next()).min()
@@ -269,7 +353,10 @@ impl<R: Rng> Client<R> {
 
     /// The next MAD to send.
     pub fn poll_transmit(&mut self) -> Option<Transmit> {
-        let is_ready = |lane: &Lane| lane.holds_until <= self.now && lane.window.has_room();
+        let is_ready = |lane: &Lane| {
+            let is_shut = lane.gate.shut().is_some_and(|shut| shut.probe_at > self.now);
+            lane.holds_until <= self.now && !is_shut && lane.window.has_room()
+        };
         let mut ready = self.lanes.iter_mut().filter(|(_, lane)| is_ready(lane));
         let (&port, lane, turn) = ready.find_map(|(port, lane)| {
             let turn = lane.turns.pop_first()?;
@@ -278,17 +365,29 @@ impl<R: Rng> Client<R> {
         let Turn { id: Reverse(id), .. } = turn;
         let flight = self.flights.get_mut(&id)?;
         lane.window.sent(self.now);
+        lane.gate.probed(self.now, &mut self.rng);
         let to = lane.sa.lid;
         let transaction = Transaction(self.next_transaction);
         self.next_transaction = self.next_transaction.wrapping_add(1);
-        self.mads.insert(transaction, Sent { port, to, id, at: self.now, in_air: true });
+        let sent = Sent {
+            port,
+            to,
+            question: flight.question,
+            is_own: lane.own == Some(id),
+            was_busy: false,
+            id,
+            at: self.now,
+            in_air: true,
+        };
+        self.mads.insert(transaction, sent);
         let patience = self.config.patience_after(flight.lost.max(lane.window.lost()));
         let slack = random(patience / 3, &mut self.rng);
         let lost_at = self.now + (patience * 5 / 6).saturating_add(slack);
         self.losses.set(transaction, Some(lost_at));
         flight.sent.push(transaction);
         flight.in_air = Some(transaction);
-        self.counters.count(std::mem::replace(&mut flight.next, Counter::Resends));
+        let again = if sent.is_own { Counter::Probes } else { Counter::Resends };
+        self.counters.count(std::mem::replace(&mut flight.next, again));
         let request = Request { tid: transaction.into(), question: flight.question };
         let timeout = flight.deadline.max(lost_at).since(self.now);
         Some(Transmit { port, sa: lane.sa, timeout, mad: request.emit(), transaction })
@@ -310,6 +409,7 @@ impl<R: Rng> Client<R> {
             questions: lane.flights,
             in_air: lane.window.in_air(),
             window: lane.window.size(),
+            shut: lane.gate.shut().copied(),
         })
     }
 
@@ -325,11 +425,13 @@ impl<R: Rng> Client<R> {
     /// A flight's time is over.
     fn expire(&mut self, id: QuestionId) {
         let Some(flight) = self.flights.get(&id) else { return };
-        if flight.sent.is_empty() {
+        if flight.sent.is_empty() && id.0 <= OWN {
             self.counters.count(Counter::NeverSent);
         }
         let is_busy = flight.next == Counter::ResendsBusy;
+        let port = flight.port;
         self.end(id, if is_busy { Outcome::Busy } else { Outcome::Silent });
+        self.judge(port);
     }
 
     /// A MAD has not been answered in time.
@@ -343,10 +445,41 @@ impl<R: Rng> Client<R> {
             flight.lost += 1;
         }
         self.try_again(transaction);
+        if !sent.was_busy {
+            self.miss(sent, false);
+        }
+    }
+
+    /// A MAD was not answered, or with BUSY.
+    fn miss(&mut self, sent: Sent, busy: bool) {
+        let Some(lane) = self.lanes.get_mut(&sent.port) else { return };
+        // What another SA left unanswered, or this one before its last answer, says nothing.
+        if sent.to != lane.sa.lid || lane.gate.has_answered_since(sent.at) {
+            return;
+        }
+        lane.gate.missed(sent.at, sent.is_own, busy);
+        // Once for each question: what is never answered is often asked again.
+        let is_first = self.flights.get(&sent.id).is_none_or(|flight| flight.lost <= 1);
+        if !busy && is_first && !sent.is_own && lane.gate.shut().is_none() {
+            let witness = lane.gate.witness(Some(&sent.question));
+            self.ask_ourselves(sent.port, witness);
+        }
+        self.judge(sent.port);
+    }
+
+    fn judge(&mut self, port: PortIndex) {
+        if let Some(lane) = self.lanes.get_mut(&port)
+            && lane.gate.judge(self.now, &self.config, &mut self.rng)
+        {
+            self.counters.count(Counter::Shut);
+        }
     }
 
     /// The SA is busy.
     fn leave_alone(&mut self, sent: Sent, transaction: Transaction) {
+        if let Some(sent) = self.mads.get_mut(&transaction) {
+            sent.was_busy = true;
+        }
         if let Some(lane) = self.lanes.get_mut(&sent.port) {
             lane.window.shrink(self.now, sent.at);
         }
@@ -395,9 +528,17 @@ impl<R: Rng> Client<R> {
                 self.mads.remove(&transaction);
             }
         }
+        let is_own = id.0 > OWN;
         if let Some(lane) = self.lanes.get_mut(&flight.port) {
-            lane.flights -= 1;
+            if is_own {
+                lane.own = None;
+            } else {
+                lane.flights -= 1;
+            }
             lane.turns.remove(&Turn { lost: flight.lost, id: Reverse(id) });
+        }
+        if is_own {
+            return;
         }
         if let Outcome::Refused(refusal) = outcome
             && refusal.status().is_redirect()
@@ -440,4 +581,6 @@ pub struct Load {
     pub in_air: u32,
     /// How many it may be given at once.
     pub window: u32,
+    /// Why it is not asked, but for probes.
+    pub shut: Option<Shut>,
 }

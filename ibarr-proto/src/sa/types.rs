@@ -149,6 +149,14 @@ crate::counters! {
         ResendsMoved = "resends-moved",
         /// Questions whose time was over before their turn came.
         NeverSent = "never-sent",
+        /// MADs sent to find out whether an SA answers at all.
+        Probes = "probes",
+        /// Questions answered at once, because the SA was known to be silent or busy.
+        AtOnce = "at-once",
+        /// Times that an SA came to be known as silent or busy.
+        Shut = "shut",
+        /// Times that such an SA answered again.
+        Opened = "opened",
         /// MADs that the kernel did not take.
         NotSent = "not-sent",
         /// MADs that came back from the kernel without an answer.

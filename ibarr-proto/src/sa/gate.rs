@@ -1,0 +1,154 @@
+// SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
+
+//! Whether an SA answers at all.
+//!
+//! A gate that is *shut* has new questions answered at once: the SA is silent, or says nothing but
+//! that it is busy. One MAD at a time probes it, with growing pauses, and the first answer opens the
+//! gate.
+//!
+//! A lost MAD, or a question that an SA never answers, must not shut it. So the first MAD that is lost
+//! has the SA asked a second question, its *witness*: the last one that it answered, or else what it
+//! can do, which each SA has to say (IBA vol. 1 §13.4.8.1). The gate shuts when the witness is not
+//! answered either, and nothing else has been for as long as a MAD is waited for at most. BUSY is the
+//! SA's own word and needs no witness.
+
+use std::time::Duration;
+
+use ibarr_common::Instant;
+use ibarr_common::wire::sa::Question;
+use rand_core::Rng;
+
+use super::types::Config;
+use crate::retry::Jitter;
+
+/// MADs in a row without an answer that shut the gate.
+const VAIN: u32 = 3;
+
+/// Between two probes, at most: what a silent SA finds when it is back is one MAD of each port in
+/// this time.
+pub(super) const LONGEST_PAUSE: Duration = Duration::from_secs(5);
+
+/// Of the SA of one port.
+#[derive(Debug)]
+pub(super) struct Gate {
+    /// When the SA last answered, or appeared.
+    heard_at: Instant,
+    vain: Option<Vain>,
+    shut: Option<Shut>,
+    /// What it last answered.
+    answered: Option<Question>,
+    /// What it was last asked, or would have been.
+    newest: Option<Question>,
+    probes: u32,
+}
+
+/// MADs without an answer since the last answer.
+#[derive(Clone, Copy, Debug)]
+struct Vain {
+    /// When the first was sent.
+    since: Instant,
+    mads: u32,
+    /// Whether the witness is among them.
+    witness: bool,
+    busy: bool,
+}
+
+/// Why and since when nothing is asked of an SA.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub struct Shut {
+    /// It says that it is busy; otherwise it says nothing.
+    pub busy: bool,
+    /// When the first MAD that it did not answer was sent.
+    pub since: Instant,
+    pub(super) probe_at: Instant,
+    pause: Duration,
+}
+
+impl Gate {
+    /// Of an SA that is there from now on.
+    pub(super) fn new(now: Instant) -> Self {
+        Self { heard_at: now, vain: None, shut: None, answered: None, newest: None, probes: 0 }
+    }
+
+    pub(super) fn shut(&self) -> Option<&Shut> {
+        self.shut.as_ref()
+    }
+
+    /// Whether the SA has answered anything, or has appeared, since then.
+    pub(super) fn has_answered_since(&self, then: Instant) -> bool {
+        self.heard_at > then
+    }
+
+    /// The SA was asked this, or would have been.
+    pub(super) fn asked(&mut self, question: Question) {
+        self.newest = Some(question);
+    }
+
+    /// What an SA that answers at all answers, other `than` this.
+    pub(super) fn witness(&self, than: Option<&Question>) -> Question {
+        let answered = self.answered.filter(|answered| Some(answered) != than);
+        answered.unwrap_or(Question::ClassPortInfo)
+    }
+
+    /// What to probe with: the witness and what is wanted in turn, for it may be that the SA cannot
+    /// say what the first is about.
+    pub(super) fn probe(&mut self) -> Question {
+        self.probes = self.probes.wrapping_add(1);
+        let witness = self.witness(None);
+        if self.probes.is_multiple_of(2) { self.newest.unwrap_or(witness) } else { witness }
+    }
+
+    /// The SA has answered, with anything but BUSY. Whether the gate was shut.
+    pub(super) fn heard(&mut self, now: Instant, question: Question) -> bool {
+        self.answered = Some(question);
+        self.heard_at = now;
+        self.vain = None;
+        self.shut.take().is_some()
+    }
+
+    /// What was sent at `sent_at` was not answered in time, or with BUSY.
+    pub(super) fn missed(&mut self, sent_at: Instant, is_witness: bool, busy: bool) {
+        let first = Vain { since: sent_at, mads: 0, witness: false, busy: false };
+        let vain = self.vain.get_or_insert(first);
+        vain.since = vain.since.min(sent_at);
+        vain.mads = vain.mads.saturating_add(1);
+        vain.witness |= is_witness;
+        vain.busy |= busy;
+        if let Some(shut) = &mut self.shut {
+            shut.busy |= busy;
+        }
+    }
+
+    /// Shuts the gate if there was no answer for too long. Whether it is shut by this.
+    pub(super) fn judge(&mut self, now: Instant, config: &Config, rng: &mut impl Rng) -> bool {
+        let Some(Vain { since, mads, witness, busy }) = self.vain else { return false };
+        let (is_known, patience) =
+            if busy { (true, config.patience) } else { (witness, config.longest_patience()) };
+        if self.shut.is_some() || !is_known || mads < VAIN || now.since(since) < patience {
+            return false;
+        }
+        let pause = config.longest_patience();
+        let probe_at = now + spread(pause, rng);
+        self.shut = Some(Shut { busy, since, probe_at, pause });
+        true
+    }
+
+    /// A probe leaves.
+    pub(super) fn probed(&mut self, now: Instant, rng: &mut impl Rng) {
+        if let Some(shut) = &mut self.shut {
+            shut.pause = (shut.pause * 2).min(LONGEST_PAUSE);
+            shut.probe_at = now + spread(shut.pause, rng);
+        }
+    }
+
+    /// Something shows that the SA may be back: the next probe leaves at this time at the latest.
+    pub(super) fn hurry(&mut self, at: Instant) {
+        if let Some(shut) = &mut self.shut {
+            shut.probe_at = shut.probe_at.min(at);
+        }
+    }
+}
+
+fn spread(pause: Duration, rng: &mut impl Rng) -> Duration {
+    Jitter::percent(25).unwrap_or_default().spread(pause, rng)
+}
