@@ -288,6 +288,10 @@ impl<R: CryptoRng + SeedableRng> Resolver<R> {
                 local_service::Event::Unwanted { flight, question } => {
                     self.forget(now, flight, question);
                 }
+                local_service::Event::PathOverloaded { seq, port } => {
+                    let may = self.paths.may_fall_back(now, &port);
+                    self.local_service.path_overloaded(now, seq, may);
+                }
                 local_service::Event::PathWanted { flight, request, deadline } => {
                     self.seek_path(now, flight, &request, deadline);
                 }
@@ -389,7 +393,11 @@ impl<R: CryptoRng + SeedableRng> Resolver<R> {
         while let Some(paths::Answered { id, outcome }) = self.paths.poll_answered() {
             match Asker::from(id) {
                 Asker::Driver(id) => self.events.push_back(Event::PathAnswered { id, outcome }),
-                Asker::Kernel(flight) => self.local_service.path_answered(now, flight, &outcome),
+                Asker::Kernel(flight) => {
+                    let port = self.local_service.falls_back(flight, &outcome);
+                    let may = port.is_none_or(|port| self.paths.may_fall_back(now, &port));
+                    self.local_service.path_answered(now, flight, &outcome, may);
+                }
             }
         }
         while let Some(event) = self.client.poll_event() {

@@ -245,6 +245,7 @@ impl World {
         self.claims.counts.answers += 1;
         let counters = daemon.core.node().local_service().counters();
         let repeated = counters.get(local_service::Counter::AnswersRepeated);
+        let spared = counters.get(local_service::Counter::PathsSpared);
         let dealt = daemon.dealt.entry((kind, seq)).or_default();
         dealt.answered += 1;
         let (heard, answered) = (dealt.heard, dealt.answered);
@@ -255,7 +256,7 @@ impl World {
         // Who did not run, or had no room for what he had to say, may say what was true before.
         let is_calm = self.machines[id].troubles.any <= before(self.now, secs(1));
         if kind == RESOLVE
-            && let Some(claim) = daemon.paths.is_answered(self.now, seq, bytes)
+            && let Some(claim) = daemon.paths.is_answered(self.now, seq, bytes, spared)
             && is_calm
         {
             self.claims.breaks(self.now, [Some(id), None], claim);

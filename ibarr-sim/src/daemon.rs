@@ -190,9 +190,7 @@ impl World {
                     None => paths::Input::PortGone { port },
                 })
             }
-            Inbox::Mad(from, request, answer) => {
-                return daemon.hear_mad(now, *from, request, answer);
-            }
+            Inbox::Mad(from, asked, answer) => return daemon.hear_mad(now, *from, asked, answer),
         };
         daemon.core.handle_input(now, input);
     }
@@ -554,8 +552,7 @@ impl Daemon {
         };
         let before = taken(self);
         let mad = request.answer(*answer).emit();
-        let from = Some(from);
-        let input = paths::Input::Mad { port: PORT, from, mad: mad.as_ref() };
+        let input = paths::Input::Mad { port: PORT, from: Some(from), mad: mad.as_ref() };
         self.core.handle_input(now, Input::Paths(input));
         if let SaQuestion::Path(question) = &request.question {
             let is_taken = taken(self) > before;

@@ -41,6 +41,8 @@ pub(crate) struct PathClaims {
     said: BTreeMap<u32, (Instant, PathQuestion)>,
     none: BTreeMap<PathQuestion, Instant>,
     lids: BTreeMap<Gid, u16>,
+    /// Times that there was no path because the kernel was not to ask a silent SA again so soon.
+    spared: u64,
 }
 
 /// A question is not sent again sooner.
@@ -161,8 +163,15 @@ impl PathClaims {
         }
     }
 
-    /// The daemon answers a request of the kernel by this message. What is wrong with that.
-    pub(crate) fn is_answered(&mut self, now: Instant, seq: Seq, bytes: &[u8]) -> Option<String> {
+    /// The daemon answers a request of the kernel by this message, and has counted so many that had
+    /// no answer and were not left to the kernel. What is wrong with that.
+    pub(crate) fn is_answered(
+        &mut self,
+        now: Instant,
+        seq: Seq,
+        bytes: &[u8],
+        spared: u64,
+    ) -> Option<String> {
         let question = self.wanted.remove(&seq)?;
         // Whatever it is, the SA is waited for no longer.
         self.asked.remove(&question);
@@ -177,6 +186,10 @@ impl PathClaims {
             let is_valid = |at: &&Instant| **at >= self.void_at || self.void_at == now;
             let said = self.none.get(&question).filter(is_valid);
             let is_fresh = said.is_some_and(|&at| now.since(at) <= oldest);
+            if !is_fresh && self.spared < spared {
+                self.spared += 1;
+                return None;
+            }
             return (!is_fresh).then(|| format!("no path to {dgid}, but the SA has not said so"));
         }
         for record in records.chunks(76) {

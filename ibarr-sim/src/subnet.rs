@@ -96,6 +96,7 @@ impl World {
         };
         self.claims.counts.mads += 1;
         if let Question::Path(question) = &request.question
+            && !transmit.is_probe
             && let Some(claim) = daemon.paths.asks(self.now, question)
         {
             self.claims.breaks(self.now, [Some(id), None], claim);

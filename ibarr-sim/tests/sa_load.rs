@@ -4,7 +4,7 @@
 
 use std::time::Duration;
 
-use ibarr_proto::{paths, sa};
+use ibarr_proto::paths;
 use ibarr_sim::sa_load::{Hearing, Plan, run};
 
 #[test]
@@ -12,7 +12,7 @@ fn nodes_ask_no_more_of_an_sa_than_the_rules_let_them() {
     for hearing in [Hearing::Heard, Hearing::Deaf] {
         let report = run(Plan { hearing, ..Plan::new(60) });
         println!("{report}");
-        assert_eq!(report.bounds.len(), 8);
+        assert_eq!(report.bounds.len(), 13);
         assert_eq!(report.exceeded().count(), 0);
     }
 }
@@ -20,17 +20,20 @@ fn nodes_ask_no_more_of_an_sa_than_the_rules_let_them() {
 #[test]
 fn nodes_that_break_a_rule_exceed_its_bound() {
     let design = paths::Config::default();
-    let hasty = sa::Config { patience: Duration::from_millis(5), ..design.sa };
     // A slow SA would slow it down.
     let quick = Plan { sa_rate: 100_000, ..Plan::new(300) };
+    let unbounded = Duration::from_millis(10);
     let broken = [
+        (
+            Plan {
+                config: paths::Config { fallback_interval: unbounded, ..design },
+                ..Plan::new(40)
+            },
+            ["power-on of all at once: requests left", "takes over: requests left"],
+        ),
         (
             Plan { config: paths::Config { ttl: Duration::from_mins(5), ..design }, ..quick },
             ["MADs a second, mean", "questions in a second"],
-        ),
-        (
-            Plan { config: paths::Config { sa: hasty, ..design }, ..Plan::new(40) },
-            ["power-on of all at once: MADs", "register anew: MADs"],
         ),
     ];
     for (plan, rules) in broken.into_iter().chain(stale(Plan { nodes: 40, ..quick })) {

@@ -34,16 +34,17 @@ use std::time::Duration;
 
 use ibarr_common::Instant;
 use ibarr_common::wire::ls::{
-    Answer, Emitted, Error, Kind, Message, PortId, Request, ResolveIp, ResolvePath, Seq,
+    Answer, Emitted, Error, Kind, Message, Paths, PortId, Request, ResolveIp, ResolvePath, Seq,
     SetTimeout, Timeout, messages,
 };
 
 use self::nudges::{Kind as NudgeKind, Nudges, Whom};
-use self::paths::PathRequests;
+use self::paths::{PathRequests, Waiting};
 use self::queue::{Item, Queue};
 use self::requests::{Answered, Request as Held, Requests, State};
 use crate::counters::Counters;
 use crate::ip2gid::Question;
+use crate::paths::PortName;
 use crate::resolver::{Outcome, Source};
 
 pub use types::{
@@ -189,17 +190,44 @@ impl LocalService {
         self.requests.rest(seq, rest_as, until);
     }
 
-    /// The resolver has looked for a path.
+    /// Whose SA the kernel would ask itself if it is told of this outcome.
+    pub fn falls_back(
+        &self,
+        flight: PathFlightId,
+        outcome: &crate::paths::Outcome,
+    ) -> Option<PortName> {
+        let waiting = self.path_requests.get(flight)?;
+        paths::falls_back(self.config, outcome).then_some(waiting.port)
+    }
+
+    /// The resolver has looked for a path. Unless it `may`, the kernel is not left to ask the SA.
     pub fn path_answered(
         &mut self,
         now: Instant,
         flight: PathFlightId,
         outcome: &crate::paths::Outcome,
+        may: bool,
     ) {
         self.advance(now);
         // The socket may have been lost meanwhile.
-        let Some((seq, path_use)) = self.path_requests.take(flight) else { return };
+        let Some(Waiting { seq, path_use, .. }) = self.path_requests.take(flight) else { return };
+        if !may && paths::falls_back(self.config, outcome) {
+            self.counters.count(Counter::PathsSpared);
+            return self.answer_path(seq, Answer::Paths(Paths::NONE));
+        }
         let (answer, counter) = paths::answer(self.config, path_use, outcome);
+        self.counters.count(counter);
+        self.answer_path(seq, answer);
+    }
+
+    /// The kernel gets its answer to [`Event::PathOverloaded`]: whether it `may` ask the SA itself.
+    pub fn path_overloaded(&mut self, now: Instant, seq: Seq, may: bool) {
+        self.advance(now);
+        let (answer, counter) = if may {
+            (Answer::Error, Counter::PathsOverloaded)
+        } else {
+            (Answer::Paths(Paths::NONE), Counter::PathsSpared)
+        };
         self.counters.count(counter);
         self.answer_path(seq, answer);
     }
@@ -391,9 +419,9 @@ impl LocalService {
         if self.path_requests.forget(seq) {
             self.counters.count(Counter::PathsAbandoned);
         }
+        let port = PortName { device: request.device, port: request.port };
         let Some(flight) = self.path_requests.insert(seq, &request) else {
-            self.counters.count(Counter::PathsOverloaded);
-            return self.answer_path(seq, Answer::Error);
+            return self.events.push_back(Event::PathOverloaded { seq, port });
         };
         let deadline = self.now + self.config.timeout.get() * 4 / 5;
         self.events.push_back(Event::PathWanted { flight, request, deadline });

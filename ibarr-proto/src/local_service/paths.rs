@@ -9,15 +9,23 @@ use ibarr_common::wire::ls::{Answer, Path, PathFlags, PathUse, Paths, ResolvePat
 use ibarr_common::wire::path_record::{Fields, PathRecordWire};
 
 use super::types::{Config, Counter, NoPath, PathFlightId};
-use crate::paths::Outcome;
+use crate::paths::{Outcome, PortName};
 
 /// Those that wait, by their own number and the kernel's.
 #[derive(Debug)]
 pub(super) struct PathRequests {
     max: usize,
     next: u64,
-    by_flight: BTreeMap<PathFlightId, (Seq, PathUse)>,
+    by_flight: BTreeMap<PathFlightId, Waiting>,
     flights: BTreeMap<Seq, PathFlightId>,
+}
+
+/// What is needed of a request for its answer.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Waiting {
+    pub(super) seq: Seq,
+    pub(super) path_use: PathUse,
+    pub(super) port: PortName,
 }
 
 impl PathRequests {
@@ -42,22 +50,37 @@ impl PathRequests {
         }
         let flight = PathFlightId(self.next);
         self.next += 1;
-        self.by_flight.insert(flight, (seq, request.path_use));
+        let port = PortName { device: request.device, port: request.port };
+        self.by_flight.insert(flight, Waiting { seq, path_use: request.path_use, port });
         self.flights.insert(seq, flight);
         Some(flight)
     }
 
-    pub(super) fn take(&mut self, flight: PathFlightId) -> Option<(Seq, PathUse)> {
-        let (seq, path_use) = self.by_flight.remove(&flight)?;
-        self.flights.remove(&seq);
-        Some((seq, path_use))
+    pub(super) fn get(&self, flight: PathFlightId) -> Option<&Waiting> {
+        self.by_flight.get(&flight)
+    }
+
+    pub(super) fn take(&mut self, flight: PathFlightId) -> Option<Waiting> {
+        let waiting = self.by_flight.remove(&flight)?;
+        self.flights.remove(&waiting.seq);
+        Some(waiting)
     }
 
     /// The one that has waited longest.
     pub(super) fn take_first(&mut self) -> Option<Seq> {
-        let (_, (seq, _)) = self.by_flight.pop_first()?;
+        let (_, Waiting { seq, .. }) = self.by_flight.pop_first()?;
         self.flights.remove(&seq);
         Some(seq)
+    }
+}
+
+/// Whether the kernel is to ask the SA itself about what has this outcome, unless it has done so too
+/// often: what the SA had no answer to, or was not asked.
+pub(super) fn falls_back(config: Config, outcome: &Outcome) -> bool {
+    match outcome {
+        Outcome::Silent | Outcome::Busy => config.on_sa_silent == NoPath::Fallback,
+        Outcome::Overloaded => true,
+        _ => false,
     }
 }
 

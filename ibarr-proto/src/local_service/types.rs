@@ -5,9 +5,10 @@
 use std::time::Duration;
 
 use ibarr_common::Instant;
-use ibarr_common::wire::ls::{Emitted, Error, PortId, ResolvePath, Timeout};
+use ibarr_common::wire::ls::{Emitted, Error, PortId, ResolvePath, Seq, Timeout};
 
 use crate::ip2gid::Question;
+use crate::paths::PortName;
 
 /// What an administrator decides.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
@@ -247,6 +248,13 @@ pub enum Event {
         /// What was asked.
         question: Question,
     },
+    /// There is no room for a request for a path by this port; to be answered by `path_overloaded`.
+    PathOverloaded {
+        /// Its number.
+        seq: Seq,
+        /// The port.
+        port: PortName,
+    },
     /// A path is wanted; to be answered by `path_answered`, at the latest at the deadline. It need
     /// not be if the socket is lost before.
     PathWanted {
@@ -325,6 +333,9 @@ crate::counters! {
         PathsRefused = "paths-refused",
         /// The same, because too much was being asked.
         PathsOverloaded = "paths-overloaded",
+        /// Path requests without an answer that the kernel is told to be without a path, because it was
+        /// left to ask about another one not long ago.
+        PathsSpared = "paths-spared",
         /// The same, because the daemon ended; or the kernel has forgotten the request, or the socket
         /// was lost.
         PathsAbandoned = "paths-abandoned",

@@ -7,7 +7,7 @@ use std::time::Duration;
 use ibarr_common::Instant;
 use rand_core::Rng;
 
-use crate::retry::random;
+use crate::retry::{Jitter, random};
 
 /// What has come into doubt is asked for from a moment within this on, by chance: ten thousand nodes
 /// hear at once that their subnet manager is another, and must not ask in the same second.
@@ -45,6 +45,25 @@ impl Bucket {
     }
 }
 
+/// Once in a time, give or take a quarter by chance: ten thousand nodes that begin together do not go
+/// on together. A pause saves nothing.
+#[derive(Debug, Default)]
+pub(super) struct Seldom {
+    next_at: Option<Instant>,
+}
+
+impl Seldom {
+    /// Whether it may be done now.
+    pub(super) fn take(&mut self, now: Instant, every: Duration, rng: &mut impl Rng) -> bool {
+        if self.next_at.is_some_and(|next_at| now < next_at) {
+            return false;
+        }
+        let pause = Jitter::percent(25).unwrap_or_default().spread(every, rng);
+        self.next_at = Some(now + pause);
+        true
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use rand_chacha::ChaCha12Rng;
@@ -67,6 +86,26 @@ mod tests {
         assert_eq!(taken, 100);
         assert_eq!(take(&mut bucket, now + Duration::from_hours(1)), 1);
         assert!(!bucket.take(now + Duration::from_hours(2), 0));
+    }
+
+    #[test]
+    fn seldom_is_once_in_its_time_and_never_twice_at_once() {
+        let rng = &mut ChaCha12Rng::seed_from_u64(1);
+        let (start, every) = (Instant::from_nanos(1 << 40), Duration::from_secs(4));
+        let mut seldom = Seldom::default();
+        let times: Vec<_> = (0..100_000)
+            .map(|n| start + Duration::from_millis(10) * n)
+            .filter(|now| seldom.take(*now, every, rng) && !seldom.take(*now, every, rng))
+            .collect();
+        assert_eq!(times[0], start);
+        let pauses = times.windows(2).map(|pair| pair[1].since(pair[0]));
+        assert!(pauses.clone().all(|it| it >= every * 3 / 4 && it <= every * 5 / 4 + every / 100));
+        assert!(pauses.min() < pauses_max(&times));
+        assert!(seldom.take(start + Duration::from_hours(9), every, rng));
+    }
+
+    fn pauses_max(times: &[Instant]) -> Option<Duration> {
+        times.windows(2).map(|pair| pair[1].since(pair[0])).max()
     }
 
     #[test]

@@ -26,6 +26,7 @@ mod bucket;
 mod cache;
 mod canaries;
 mod doubt;
+mod fallback;
 mod index;
 mod lids;
 mod ports;
@@ -182,6 +183,7 @@ impl<R: CryptoRng + SeedableRng> Paths<R> {
                 if self.ports.happened(self.now, port, event, &mut self.rng) {
                     self.counters.count(Counter::Doubts);
                 }
+                self.client.may_be_back(self.now, port);
             }
             Input::Hearing { port, heard } => {
                 if let Some(port) = self.ports.get_mut(port) {

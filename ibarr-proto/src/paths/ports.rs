@@ -8,7 +8,7 @@ use std::time::Duration;
 use ibarr_common::Instant;
 use rand_core::Rng;
 
-use super::bucket::{Bucket, DOUBT_SPREAD};
+use super::bucket::{Bucket, DOUBT_SPREAD, Seldom};
 use super::cache::Key;
 use super::canaries::Canaries;
 use super::types::{PortEvent, PortFacts, PortName};
@@ -51,6 +51,8 @@ pub(super) struct Port {
     pub(super) last_event: Option<(Instant, PortEvent)>,
     /// What is asked for again although nothing has happened.
     pub(super) canaries: Canaries,
+    /// How often the kernel may ask the SA in our stead.
+    pub(super) fallbacks: Seldom,
     /// Whether its SA says that it knows of quality of service.
     pub(super) has_qos: bool,
     /// When the SA is to be asked for that; `None` while it is.
@@ -148,6 +150,7 @@ impl Ports {
             repeats: Bucket::held(now, rng),
             canaries: Canaries::default(),
             hears_events: false,
+            fallbacks: Seldom::default(),
             last_event: None,
             has_qos: false,
             info_due: None,

@@ -7,7 +7,6 @@ use std::time::Duration;
 
 use ibarr_common::ib::{Gid, Lid, PKey, PortNum, QosClass, ServiceId, Sl};
 use ibarr_common::wire::class_port_info::ClassPortInfo;
-use ibarr_common::wire::mad::Transaction;
 use ibarr_common::wire::sa as wire;
 use ibarr_common::wire::sa::{Answer, Refusal};
 use ibarr_common::wire::umad::PKeyIndex;
@@ -72,8 +71,6 @@ pub(super) struct Rig {
     pub(super) paths: Paths<ChaCha12Rng>,
     next: u64,
     sent: Vec<sa::Transmit>,
-    /// Those of them that the client asks by itself.
-    probes: BTreeSet<Transaction>,
     has_qos: bool,
     /// What the SA has been asked of paths.
     pub(super) asked: Vec<PathQuestion>,
@@ -113,7 +110,6 @@ impl Rig {
             dlid: 1,
             hop_limit: 0,
             moved: None,
-            probes: BTreeSet::new(),
         };
         if has_port {
             this.port(facts());
@@ -153,12 +149,7 @@ impl Rig {
 
     fn drain(&mut self) {
         self.paths.handle_timeout(self.now);
-        let probes = |paths: &Paths<_>| paths.client().counters().get(sa::Counter::Probes);
-        let mut before = probes(&self.paths);
         while let Some(transmit) = self.paths.poll_transmit() {
-            if std::mem::replace(&mut before, probes(&self.paths)) != before {
-                self.probes.insert(transmit.transaction);
-            }
             self.sent.push(transmit);
         }
     }
@@ -177,7 +168,7 @@ impl Rig {
         let request = wire::Request::parse(sent.mad.as_ref()).unwrap();
         let answer = match request.question {
             Question::Path(question) => {
-                if !self.probes.contains(&sent.transaction) {
+                if !sent.is_probe {
                     self.asked.push(question);
                 }
                 match refusal {

@@ -30,6 +30,9 @@ pub struct Config {
     /// Answers that are near their end, or were left by a daemon before us, that a port asks for again
     /// each second, at most.
     pub repeat_rate: u32,
+    /// Of the requests of one port that its SA does not answer, or that there is no room for, one in
+    /// this time may be left to the kernel.
+    pub fallback_interval: Duration,
     /// On average a port asks for one of the paths in use in each such time although nothing has
     /// happened, and where events of the port are heard, in [`Self::CANARIES_IF_HEARD`] times that.
     /// Zero: never.
@@ -44,7 +47,8 @@ impl Config {
 impl Default for Config {
     /// Paths change when the fabric does, which is seldom and mostly noticed; a missing one is there
     /// as soon as its node has booted. What ten thousand nodes ask again at this rate is what an SA can
-    /// do.
+    /// do. The kernel sends up to eleven MADs for what is left to it, within about two seconds, and has no
+    /// window: one request in 5 s is as much as we send to an SA that does not answer.
     fn default() -> Self {
         Self {
             sa: sa::Config::default(),
@@ -55,6 +59,7 @@ impl Default for Config {
             max_waiters: 65_536,
             repeat_rate: 2,
             canary_every: Duration::from_secs(5),
+            fallback_interval: Duration::from_secs(5),
         }
     }
 }
@@ -345,6 +350,10 @@ crate::counters! {
         Overloaded = "overloaded",
         /// Requests that joined a question which was under way: the SA was spared.
         Joined = "joined",
+        /// Requests without an answer that the kernel was left to ask about itself.
+        Fallbacks = "fallbacks",
+        /// Those that it was not, because there was one not long ago.
+        FallbacksSpared = "fallbacks-spared",
         /// Questions asked again before their answer expired.
         Refreshes = "refreshes",
         /// Answers asked for again although nothing had happened, to see whether the SA says the same.

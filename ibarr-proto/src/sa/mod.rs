@@ -191,9 +191,10 @@ impl<R: Rng> Client<R> {
         lane.gate.asked(question);
         if let Some(shut) = lane.gate.shut() {
             self.counters.count(Counter::AtOnce);
-            let (outcome, counter) = match shut.busy {
-                true => (Outcome::Busy, Counter::Busy),
-                false => (Outcome::Silent, Counter::Silent),
+            let (outcome, counter) = if shut.busy {
+                (Outcome::Busy, Counter::Busy)
+            } else {
+                (Outcome::Silent, Counter::Silent)
             };
             self.counters.count(counter);
             return self.answered.push_back(Answered { id, outcome });
@@ -390,7 +391,8 @@ impl<R: Rng> Client<R> {
         self.counters.count(std::mem::replace(&mut flight.next, again));
         let request = Request { tid: transaction.into(), question: flight.question };
         let timeout = flight.deadline.max(lost_at).since(self.now);
-        Some(Transmit { port, sa: lane.sa, timeout, mad: request.emit(), transaction })
+        let is_probe = lane.own == Some(id);
+        Some(Transmit { port, sa: lane.sa, timeout, mad: request.emit(), transaction, is_probe })
     }
 
     /// The next answer.

@@ -85,6 +85,8 @@ pub struct Transmit {
     pub mad: Mad,
     /// What ties its answer to it.
     pub transaction: Transaction,
+    /// Whether it only finds out if the SA answers at all.
+    pub is_probe: bool,
 }
 
 /// A question has its answer. Each gets exactly one.

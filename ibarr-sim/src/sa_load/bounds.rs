@@ -63,6 +63,13 @@ pub(super) fn bounds(plan: &Plan, phases: &[Phase]) -> Vec<Bound> {
     let mut bounds: Vec<_> = [Event::PowerOn, Event::Moved, Event::Register, Event::Takeover]
         .map(|event| self_clocked(phases, event, nodes))
         .into();
+    let every = design.fallback_interval.as_secs_f64() * 0.75;
+    bounds.extend(Event::ALL.map(|event| {
+        worst(phases, event, "requests left to the kernel up to a second", |seconds, at| {
+            let so_far = count(seconds[..=at].iter().map(|it| it.left).sum());
+            (so_far, nodes * (1.0 + (count(at as u64 + 1) / every).floor()))
+        })
+    }));
     bounds.extend([
         // No answer lives for less than three quarters of its life, and none is asked for again before
         // the last eighth.
@@ -177,6 +184,13 @@ mod tests {
         assert_eq!(exceeded(Event::Takeover, &infos(284)), [""; 0]);
         let what = "another SM takes over: ClassPortInfos up to a second, in second 0";
         assert_eq!(exceeded(Event::Takeover, &infos(285)), [what]);
+        // One of each node, and another after three quarters of 5 s.
+        let left = |left| Second { left, ..Second::default() };
+        for event in Event::ALL {
+            assert_eq!(exceeded(event, &left(nodes)), [""; 0]);
+            let what = format!("{event}: requests left to the kernel up to a second, in second 0");
+            assert_eq!(exceeded(event, &left(nodes + 1)), [what]);
+        }
         // 25 answers a node that live for an hour, or half of one, and a canary a minute.
         let first = |connections| Second { connections, ..Second::default() };
         assert_eq!(exceeded(Event::Steady, &mads(27)), [""; 0]);

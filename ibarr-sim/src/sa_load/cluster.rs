@@ -71,6 +71,8 @@ enum What {
     Wants(usize, usize),
     /// A connection is made to somebody, and after a while another.
     Uses(usize, Event),
+    /// A kernel asks the SA itself, once more after so many times.
+    KernelAsks(u32),
 }
 
 /// Four fifths of the time-out that kernels have when nobody tells them another.
@@ -78,6 +80,10 @@ const PATIENCE: Duration = ms(1_600);
 
 /// Within this a change of a port is seen, and IPoIB wants the paths that it keeps.
 const SOON: Duration = secs(1);
+
+/// A caller's 2 s are shared by the MADs of its query (drivers/infiniband/core/sa_query.c).
+const KERNEL_PATIENCE: Duration = ms(200);
+const KERNEL_RETRIES: u32 = 10;
 
 const PORT: PortIndex = PortIndex(0);
 
@@ -205,6 +211,7 @@ impl Cluster {
                 self.at(self.now + next, What::Uses(node, event));
                 self.want(node, which);
             }
+            What::KernelAsks(times) => self.kernel_asks(times),
             What::Timer(_) | What::Uses(..) => {}
         }
     }
@@ -244,12 +251,11 @@ impl Cluster {
                     }
                 }
                 Outcome::NoRecord { .. } => {}
-                // The kernel asks the SA itself.
-                _ => {
-                    self.second().kernels += 1;
-                    let verdict = self.sa.take(now);
-                    self.account(&verdict);
+                _ if self.nodes[node].paths.may_fall_back(now, &name()) => {
+                    self.second().left += 1;
+                    self.kernel_asks(0);
                 }
+                _ => self.second().failed += 1,
             }
         }
         let this = &mut self.nodes[node];
@@ -257,6 +263,17 @@ impl Cluster {
         if let Some(next) = next.filter(|&next| this.armed.is_none_or(|armed| next < armed)) {
             this.armed = Some(next);
             self.at(next, What::Timer(node));
+        }
+    }
+
+    /// As `ib_sa_path_rec_get` does: again ten times within its time, whatever else is asked, until
+    /// there is any answer.
+    fn kernel_asks(&mut self, times: u32) {
+        self.second().kernels += 1;
+        let verdict = self.sa.take(self.now);
+        self.account(&verdict);
+        if matches!(verdict, Verdict::Silent) && times < KERNEL_RETRIES {
+            self.at(self.now + KERNEL_PATIENCE, What::KernelAsks(times + 1));
         }
     }
 

@@ -125,8 +125,11 @@ struct Second {
     kept: u64,
     connections: u64,
     infos: u64,
-    /// MADs of kernels that we could not answer.
+    /// Requests that were left to the kernel, the MADs that it sent for them, and requests that it was
+    /// told to have no path for.
+    left: u64,
     kernels: u64,
+    failed: u64,
     answered: u64,
     /// It was busy, or had no room.
     refused: u64,
@@ -194,7 +197,7 @@ impl fmt::Display for Report {
         )?;
         writeln!(
             f,
-            "{:25} {:>8} {:>9} {:>9} {:>9} {:>9} {:>9} {:>9} {:>9}",
+            "{:25} {:>8} {:>9} {:>9} {:>9} {:>9} {:>9} {:>9} {:>9} {:>9} {:>9}",
             "MADs to the SA",
             "s",
             "sum",
@@ -203,20 +206,24 @@ impl fmt::Display for Report {
             "answered",
             "refused",
             "in doubt",
-            "kernels'"
+            "left",
+            "kernels'",
+            "failed"
         )?;
         for phase in &self.phases {
             let (seconds, sum) = (phase.seconds.len().max(1) as u64, phase.sum(|it| it.mads));
             writeln!(
                 f,
-                "{:25} {seconds:8} {sum:9} {:9} {:9} {:9} {:9} {:9} {:9}",
+                "{:25} {seconds:8} {sum:9} {:9} {:9} {:9} {:9} {:9} {:9} {:9} {:9}",
                 phase.event,
                 sum / seconds,
                 phase.peak(|it| it.mads),
                 phase.sum(|it| it.answered),
                 phase.sum(|it| it.refused),
                 phase.sum(|it| it.doubted),
+                phase.sum(|it| it.left),
                 phase.sum(|it| it.kernels),
+                phase.sum(|it| it.failed),
             )?;
         }
         writeln!(f)?;

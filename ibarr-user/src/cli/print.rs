@@ -13,7 +13,7 @@ use super::Exit;
 use crate::causes::{chain, escaped};
 use crate::control::messages::{
     Answer, Body, CacheEntry, CachedPath, KernelMaps, LastEvent, PathAnswer, PathHops,
-    PathRequests, PortStatus, Response, Status,
+    PathRequests, PortStatus, Probing, Response, Status,
 };
 
 /// Why standard output takes no more.
@@ -195,6 +195,9 @@ fn port(port: &PortStatus) {
         ),
         Some(reason) => format!("    its subnet administrator cannot be asked: {reason}"),
     });
+    if let Some(probing) = &port.probing {
+        line(&format!("    {}", probed(probing)));
+    }
     line(&format!("    GIDs {}", port.gids.join(", ")));
     line(&format!("    P_Keys {}", port.pkeys.join(", ")));
     line(&match (&port.deaf, &port.last_event) {
@@ -204,6 +207,11 @@ fn port(port: &PortStatus) {
             format!("    its events are heard, the last was {event}, {} ago", seconds(*ago_ms))
         }
     });
+}
+
+fn probed(probing: &Probing) -> String {
+    let Probing { because, for_ms } = probing;
+    format!("{because} for {}, probing", seconds(*for_ms))
 }
 
 fn cache_entry(entry: &CacheEntry) -> Vec<String> {
@@ -308,7 +316,11 @@ fn status(status: &Status) {
     }
     for port in &status.ports {
         let state = match &port.blocked {
-            None => format!("subnet administrator at LID {}", port.sm_lid.unwrap_or_default()),
+            None => {
+                let probed = port.probing.as_ref().map(|probing| format!(", {}", probed(probing)));
+                let lid = port.sm_lid.unwrap_or_default();
+                format!("subnet administrator at LID {lid}{}", probed.unwrap_or_default())
+            }
             Some(reason) => format!("no subnet administrator: {reason}"),
         };
         let event = port.last_event.as_ref().map_or(String::new(), |last| {

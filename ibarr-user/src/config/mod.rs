@@ -198,6 +198,9 @@ fn paths_of(table: &mut Table<'_>, default: paths::Config) -> paths::Config {
             .value("max-cached", default.max_cached, |value| value.number(1..=MAX_PATHS)),
         repeat_rate: table
             .value("repeat-rate", default.repeat_rate, |value| value.number(0..=10_000)),
+        fallback_interval: table.value("fallback-interval", default.fallback_interval, |value| {
+            at_least_a_second(value, Duration::from_hours(1))
+        }),
         ..default
     }
 }
@@ -418,6 +421,7 @@ mod tests {
              negative-ttl = \"1s\"\n\
              max-cached = 1000\n\
              repeat-rate = 0\n\
+             fallback-interval = \"20s\"\n\
              snapshot = \"/var/lib/ibarr/paths\"\n\
              [[static-gid]]\n\
              ip = \"10.2.0.5\"\n\
@@ -443,6 +447,7 @@ mod tests {
             negative_ttl: Duration::from_secs(1),
             max_cached: 1_000,
             repeat_rate: 0,
+            fallback_interval: Duration::from_secs(20),
             ..paths::Config::default()
         };
         assert_eq!(config.paths, expected);

@@ -12,7 +12,7 @@ use std::time::Duration;
 use serde::{Deserialize, Serialize};
 
 pub use super::path_messages::{
-    CachedPath, LastEvent, PathAnswer, PathHops, PathRequest, PathStatus, PortStatus,
+    CachedPath, LastEvent, PathAnswer, PathHops, PathRequest, PathStatus, PortStatus, Probing,
 };
 
 /// What stands in `v`.

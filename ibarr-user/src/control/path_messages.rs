@@ -167,6 +167,9 @@ pub struct PortStatus {
     pub in_air: u32,
     /// How many it may be given at once, at the moment.
     pub window: u32,
+    /// Set while it does not answer, and only probes are sent to it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub probing: Option<Probing>,
     /// Why it cannot be asked; absent if it can.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub blocked: Option<String>,
@@ -176,6 +179,16 @@ pub struct PortStatus {
     /// Why the kernel's events of it are not heard; absent if they are.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub deaf: Option<String>,
+}
+
+/// A subnet administrator that does not answer.
+#[derive(Clone, Debug, Deserialize, Eq, PartialEq, Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub struct Probing {
+    /// `silent`, or `busy`: it says nothing else.
+    pub because: String,
+    /// Milliseconds since the first question that it did not answer.
+    pub for_ms: u64,
 }
 
 /// An event of a port.

@@ -17,7 +17,7 @@ use tokio::sync::oneshot;
 use super::Engine;
 use crate::control::messages::{
     Body, CachedPath, Failure, FailureKind, LastEvent, PathAnswer, PathHops, PathRequest,
-    PathStatus, PortStatus, Response,
+    PathStatus, PortStatus, Probing, Response,
 };
 use crate::transport::ports;
 use crate::transport::umad::{self, Meaning, Sending};
@@ -193,6 +193,10 @@ impl Engine {
                 questions: load.questions,
                 in_air: load.in_air,
                 window: load.window,
+                probing: load.shut.map(|shut| Probing {
+                    because: if shut.busy { "busy" } else { "silent" }.to_owned(),
+                    for_ms: u64::try_from(now.since(shut.since).as_millis()).unwrap_or(u64::MAX),
+                }),
                 blocked: self.why_no_sa(index, facts),
                 last_event: last_event(index),
                 deaf: self.hearing.why_not(name.device).map(str::to_owned),

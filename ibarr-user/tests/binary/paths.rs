@@ -250,17 +250,45 @@ fn silent_sa_keeps_nobody_waiting_and_a_busy_one_is_asked_again() {
     port.sa.lock().unwrap().behaviour_mut().busy = 1;
     assert_eq!(ask(&kernel, 1, request(LOCAL, 1)), Some(vec![(0x2b, 1, 8)]));
     port.sa.lock().unwrap().behaviour_mut().silent = true;
-    assert_eq!(ask(&kernel, 2, request(UNKNOWN, 1)), None);
-    assert_eq!(ask(&kernel, 3, request(LOCAL, 1)), Some(vec![(0x2b, 1, 8)]), "remembered");
+    assert_eq!(ask(&kernel, 2, request(LOCAL, 1)), Some(vec![(0x2b, 1, 8)]), "remembered");
     // Who waits when the daemon ends is told to ask the SA, before the time-out is given back.
-    kernel.send_bytes(Request::ResolvePath(request(UNKNOWN, 1)).emit(Seq(4)).as_ref());
+    kernel.send_bytes(Request::ResolvePath(request(UNKNOWN, 1)).emit(Seq(3)).as_ref());
     daemon.until(|daemon| {
         let counters = json(&daemon.ask(&["counters", "--json"]));
-        (counters["counters"]["local-service.path-requests"] == 4).then_some(())
+        (counters["counters"]["local-service.path-requests"] == 3).then_some(())
     });
     assert_eq!(daemon.end(Signal::SIGTERM), Some(0));
     kernel.expect("18000000 01100500 00000000", "08000200 d0070000");
-    kernel.expect("10000000 00100001 04000000", "");
+    kernel.expect("10000000 00100001 03000000", "");
+}
+
+#[test]
+fn known_silence_answers_at_once_and_leaves_the_kernel_one_request() {
+    let dir = TempDir::new("paths-known-silent");
+    let port = Port::new(&dir);
+    let (mut daemon, kernel) = start(&dir, "[paths]\nfallback-interval = \"1h\"\n");
+    let probing = |daemon: &Daemon| {
+        json(&daemon.ask(&["ports", "--json"]))["ports"][0]["probing"]["because"].clone()
+    };
+    assert_eq!(ask(&kernel, 1, request(LOCAL, 1)), Some(vec![(0x2b, 1, 8)]));
+    assert!(probing(&daemon).is_null());
+    port.sa.lock().unwrap().behaviour_mut().silent = true;
+    assert_eq!(ask(&kernel, 2, request(UNKNOWN, 1)), None, "the kernel may ask");
+    daemon.until(|daemon| (probing(daemon) == "silent").then_some(()));
+    let ports = String::from_utf8(daemon.ask(&["ports"]).stdout).unwrap();
+    assert!(ports.contains("silent for ") && ports.contains(", probing"), "{ports:?}");
+    let asked = counter(&daemon, "sa.queries") + counter(&daemon, "sa.resends");
+    for n in 0..20 {
+        let dgid = format!("fec0:0:22:2::dead:{n:x}");
+        assert_eq!(ask(&kernel, 3 + n, request(&dgid, 1)), Some(vec![]), "there is no path");
+    }
+    assert_eq!(counter(&daemon, "sa.at-once"), 20);
+    assert_eq!(counter(&daemon, "sa.queries") + counter(&daemon, "sa.resends"), asked);
+    assert_eq!(counter(&daemon, "local-service.paths-spared"), 20);
+    port.sa.lock().unwrap().behaviour_mut().silent = false;
+    daemon.until(|daemon| probing(daemon).is_null().then_some(()));
+    assert!(ask(&kernel, 30, request("fec0:0:22:2::dead:ff", 1)).is_some_and(|it| !it.is_empty()));
+    assert_eq!(daemon.end(Signal::SIGTERM), Some(0));
 }
 
 /// Asks for many paths.

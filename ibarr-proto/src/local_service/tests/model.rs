@@ -436,7 +436,10 @@ proptest! {
                     }
                     Event::PathWanted { flight, .. } => {
                         let outcome = crate::paths::Outcome::UnknownPort;
-                        core.path_answered(model.now, flight, &outcome);
+                        core.path_answered(model.now, flight, &outcome, true);
+                    }
+                    Event::PathOverloaded { seq, .. } => {
+                        core.path_overloaded(model.now, seq, true);
                     }
                 }
             }

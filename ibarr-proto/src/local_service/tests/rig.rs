@@ -144,8 +144,14 @@ impl Rig {
                     self.wanted.remove(at.expect("it was wanted"));
                 }
                 Event::PathWanted { flight, .. } => {
-                    self.core.path_answered(self.now, flight, &crate::paths::Outcome::UnknownPort);
+                    self.core.path_answered(
+                        self.now,
+                        flight,
+                        &crate::paths::Outcome::UnknownPort,
+                        true,
+                    );
                 }
+                Event::PathOverloaded { seq, .. } => self.core.path_overloaded(self.now, seq, true),
             }
         }
     }

@@ -197,6 +197,27 @@ fn no_record_is_final_and_silence_is_not() {
 }
 
 #[test]
+fn kernel_is_left_one_of_many_requests_without_an_answer() {
+    let mut rig = Rig::with_port();
+    let mut left = 0;
+    for seq in 0..200 {
+        let tclass = Some(u8::try_from(seq).unwrap());
+        rig.asks_path(seq, ResolvePath { tclass, ..request() });
+        rig.sa(|_| None);
+        rig.pass(Duration::from_millis(100));
+        for (_, answer) in rig.told_paths() {
+            assert!(answer.as_ref().is_none_or(Vec::is_empty));
+            left += u32::from(answer.is_none());
+        }
+    }
+    // In 20 s, less than four seconds from one to the next.
+    assert!((3..=20 / 3).contains(&left), "{left} left to the kernel");
+    let counters = rig.resolver.local_service().counters();
+    assert_eq!(counters.get(Counter::PathsSilent), u64::from(left));
+    assert!(counters.get(Counter::PathsSpared) >= 150);
+}
+
+#[test]
 fn what_is_not_ours_to_know_the_kernel_asks_the_sa_at_once() {
     let mut rig = Rig::with_port();
     let device: DeviceName = "mlx5_01".parse().unwrap();
