@@ -47,7 +47,7 @@ impl World {
         let machine = &mut self.machines[id];
         machine.life += 1;
         machine.network.dump += 1;
-        let paths = PathClaims::new(paths.ttl, paths.negative_ttl);
+        let paths = PathClaims::new(&paths);
         let mut daemon = Box::new(Daemon::new(core, paths));
         daemon.inbox.push_back(Inbox::Opened);
         machine.daemon = Some(daemon);

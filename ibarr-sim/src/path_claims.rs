@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 
 //! What must hold of paths, whatever happens: no path that the SA has not given since its port last
-//! changed so that it may be wrong, no question twice at once, and none about what is remembered. That
-//! each request of the kernel is answered in time is claimed in `claims.rs`.
+//! changed so that it may be wrong, no question twice at once, and about what is remembered no more
+//! than canaries may ask. That each request of the kernel is answered in time is claimed in `claims.rs`.
 //!
 //! The claims know less than the core: where they cannot tell they do not bind.
 
@@ -13,7 +13,7 @@ use ibarr_common::Instant;
 use ibarr_common::ib::{Gid, PathRecord};
 use ibarr_common::wire::ls::{PathUse, Request, Seq, messages};
 use ibarr_common::wire::sa::{Answer, PathQuestion};
-use ibarr_proto::paths::PortFacts;
+use ibarr_proto::paths::{self, PortFacts};
 
 use crate::dice::{ms, secs};
 
@@ -22,6 +22,11 @@ use crate::dice::{ms, secs};
 pub(crate) struct PathClaims {
     ttl: Duration,
     negative_ttl: Duration,
+    canary_every: Duration,
+    /// When the daemon was first told of its port, how many canaries it has sent since, and the last.
+    started: Option<Instant>,
+    canaries: u32,
+    canary: Option<(Instant, PathQuestion)>,
     /// What the daemon was last told of its port, and of it while it had an SA.
     facts: Option<PortFacts>,
     last: Option<PortFacts>,
@@ -52,12 +57,14 @@ const PATIENCE: Duration = ms(249);
 const WAITS: Duration = secs(3);
 
 impl PathClaims {
-    pub(crate) fn new(ttl: Duration, negative_ttl: Duration) -> Self {
-        Self { ttl, negative_ttl, ..Self::default() }
+    pub(crate) fn new(config: &paths::Config) -> Self {
+        let paths::Config { ttl, negative_ttl, canary_every, .. } = *config;
+        Self { ttl, negative_ttl, canary_every, ..Self::default() }
     }
 
     /// The daemon is told of its port.
     pub(crate) fn is_told(&mut self, now: Instant, facts: Option<&PortFacts>) {
+        self.started.get_or_insert(now);
         let sa = |facts: Option<&PortFacts>| facts.and_then(PortFacts::sa);
         if sa(self.facts.as_ref()) != sa(facts) {
             self.moved_at = now;
@@ -112,7 +119,20 @@ impl PathClaims {
         if is_waiting {
             return Some(format!("the SA is asked twice at once for {dgid}"));
         }
-        is_known.then(|| format!("the SA is asked for {dgid}, which is remembered"))
+        (is_known && !self.may_be_canary(now, question))
+            .then(|| format!("the SA is asked for {dgid}, which is remembered"))
+    }
+
+    /// A port sends one canary in each interval on average, and at most two. One that is lost is sent
+    /// again.
+    fn may_be_canary(&mut self, now: Instant, question: &PathQuestion) -> bool {
+        if self.canary.is_some_and(|(at, sent)| sent == *question && now.since(at) < WAITS) {
+            return true;
+        }
+        self.canary = Some((now, *question));
+        self.canaries += 1;
+        let time = now.since(self.started.unwrap_or(now));
+        f64::from(self.canaries) <= 1.0 + 2.0 * time.div_duration_f64(self.canary_every)
     }
 
     /// The SA answers.
