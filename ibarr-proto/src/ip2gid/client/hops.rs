@@ -205,6 +205,7 @@ impl Hops {
         let all = all.filter(|all| all.is_fresh(now));
         let all = all.filter(|_| !own.is_some_and(|own| own.is_fresh(now)));
         let timeout = own.iter().chain(&all).map(|known| known.timeout_at(now)).max();
+        let timeout = timeout.map(|timeout| timeout.min(LONGEST));
         let back_off = 1 << hop.map_or(0, |hop| hop.back_off);
         let crowd = u32::try_from(questions / CROWD).unwrap_or(u32::MAX).min(MAX_STRETCH);
         let factor = if timeout.is_some() { back_off } else { back_off.max(crowd) };
@@ -235,6 +236,10 @@ impl Hops {
 }
 
 const MAX_BACK_OFF: u32 = 6;
+
+/// Longest wait for an answer that round trips call for. Callers wait for 2 s, and a peer that stood
+/// still for a second must not leave them two queries, which may both be lost.
+const LONGEST: Duration = Duration::from_millis(500);
 
 /// Questions that can wait for their first answer before each waits longer.
 const CROWD: usize = 8;
