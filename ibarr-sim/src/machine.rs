@@ -39,7 +39,7 @@ pub(crate) struct Machine {
     pub(crate) given: Given,
     /// IPoIB's paths, by next hop.
     pub(crate) paths: Vec<(IpAddr, Path)>,
-    /// When one of them was last found that had been sought for long.
+    /// When one of them last failed, or was found that had been sought for long.
     pub(crate) slow_path: Instant,
     /// What programs in the kernel answer, as long as they may.
     pub(crate) responder: Option<Responder>,

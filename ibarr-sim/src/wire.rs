@@ -65,6 +65,7 @@ impl World {
             PathOutcome::AsksSa(_) => self.ask_sa(id, next_hop),
             // What is sent next has it sought again.
             PathOutcome::Failed => {
+                self.machines[id].slow_path = self.now;
                 if let (_, Path::Sought { parked, .. }) = self.machines[id].paths.swap_remove(at) {
                     for packet in parked {
                         self.lose(id, &packet);
