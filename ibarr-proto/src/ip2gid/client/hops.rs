@@ -23,7 +23,7 @@ use ibarr_common::Instant;
 
 use super::Route;
 use super::flights::{Expected, FlightId};
-use super::round_trips::RoundTrips;
+use super::round_trips::{FRESH, RoundTrips};
 use crate::hash::Seeded;
 use crate::timer::Timers;
 
@@ -177,7 +177,8 @@ impl Hops {
     pub(super) fn measured(&mut self, now: Instant, route: Route, sent_at: Option<Instant>) {
         let Some(hop) = self.table.get_mut(&route) else { return };
         let Some(sent_at) = sent_at else {
-            hop.back_off = (hop.back_off + 1).min(MAX_BACK_OFF);
+            hop.back_off = (hop.back_off_at(now) + 1).min(MAX_BACK_OFF);
+            hop.backed_off_at = Some(now);
             return;
         };
         hop.back_off = 0;
@@ -205,8 +206,9 @@ impl Hops {
         let all = all.filter(|all| all.is_fresh(now));
         let all = all.filter(|_| !own.is_some_and(|own| own.is_fresh(now)));
         let timeout = own.iter().chain(&all).map(|known| known.timeout_at(now)).max();
-        let timeout = timeout.map(|timeout| timeout.min(LONGEST));
-        let back_off = 1 << hop.map_or(0, |hop| hop.back_off);
+        let is_crowd = questions > CROWD;
+        let timeout = timeout.map(|timeout| if is_crowd { timeout } else { timeout.min(LONGEST) });
+        let back_off = 1 << hop.map_or(0, |hop| hop.back_off_at(now));
         let crowd = u32::try_from(questions / CROWD).unwrap_or(u32::MAX).min(MAX_STRETCH);
         let factor = if timeout.is_some() { back_off } else { back_off.max(crowd) };
         Expected { timeout: timeout.unwrap_or_default(), factor }
@@ -237,8 +239,9 @@ impl Hops {
 
 const MAX_BACK_OFF: u32 = 6;
 
-/// Longest wait for an answer that round trips call for. Callers wait for 2 s, and a peer that stood
-/// still for a second must not leave them two queries, which may both be lost.
+/// Longest wait for an answer that round trips call for, but in a crowd, whose answers queue. Callers
+/// wait for 2 s, and a peer that stood still for a second must not leave them two queries, which may
+/// both be lost.
 const LONGEST: Duration = Duration::from_millis(500);
 
 /// Questions that can wait for their first answer before each waits longer.
@@ -256,6 +259,7 @@ struct Hop {
     round_trips: Option<RoundTrips>,
     /// How often in a row a reply has not told which send it answers.
     back_off: u32,
+    backed_off_at: Option<Instant>,
     turn_began: Option<Instant>,
     /// Those that leave by it, with the ticket of those that wait for a turn.
     flights: BTreeMap<FlightId, Option<Ticket>>,
@@ -265,6 +269,12 @@ struct Hop {
 impl Hop {
     fn is_warm(&self, now: Instant, hop_idle: Duration) -> bool {
         self.heard_at.is_some_and(|heard_at| now.since(heard_at) < hop_idle)
+    }
+
+    /// How often waits double. What made them longer a second ago may be over.
+    fn back_off_at(&self, now: Instant) -> u32 {
+        let is_fresh = self.backed_off_at.is_some_and(|at| now.since(at) < FRESH);
+        if is_fresh { self.back_off } else { 0 }
     }
 
     /// When the first that waits may send.

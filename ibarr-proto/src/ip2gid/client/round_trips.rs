@@ -54,7 +54,8 @@ impl RoundTrips {
 /// What timers and schedulers add.
 const GRANULARITY: Duration = Duration::from_millis(5);
 
-const FRESH: Duration = Duration::from_secs(1);
+/// What was measured earlier may be over.
+pub(super) const FRESH: Duration = Duration::from_secs(1);
 const STALE: Duration = Duration::from_millis(100);
 
 #[cfg(test)]
