@@ -14,4 +14,5 @@ pub mod paths;
 pub mod resolver;
 pub mod retry;
 pub mod sa;
+pub mod shares;
 pub mod timer;

@@ -1,0 +1,370 @@
+// SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
+
+//! What users of this node ask, besides the kernel: so much of each at once, in turn, and the rest waits.
+//!
+//! A request of a user is *admitted* if neither the user nor all users together have too many under
+//! way, and the user has not asked faster than its rate. Else it waits, and users take turns as room
+//! comes. One that has not been admitted by its deadline is refused, and not sooner than [`PAUSE`] after
+//! it came: a caller that asks again at once gains nothing. Requests of the kernel do not pass here.
+
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::time::Duration;
+
+use ibarr_common::Instant;
+
+use crate::counters::Counters;
+use crate::timer::Timers;
+
+/// A user of this node.
+#[derive(Clone, Copy, Debug, Eq, Hash, Ord, PartialEq, PartialOrd)]
+pub struct User(pub u32);
+
+/// Bounds.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub struct Limits {
+    /// Requests of a user that are under way.
+    pub of_user: usize,
+    /// Those of all users.
+    pub of_all: usize,
+    /// Requests of a user that wait.
+    pub waiting_of_user: usize,
+    /// Those of all users.
+    pub waiting: usize,
+    /// Requests of a user that are admitted each second.
+    pub rate: u32,
+    /// How many more after a pause.
+    pub burst: u32,
+}
+
+/// A request that is refused for want of room is refused no sooner than this after it came.
+pub const PAUSE: Duration = Duration::from_secs(1);
+
+/// Requests of the users, each a `T`.
+#[derive(Debug)]
+pub struct Shares<T> {
+    limits: Limits,
+    users: BTreeMap<User, Account>,
+    /// Those with something that waits, in the order of their turns.
+    turns: VecDeque<User>,
+    waiting: BTreeMap<Ticket, (User, T)>,
+    refusals: Timers<Ticket>,
+    next_ticket: u64,
+    under_way: usize,
+    counters: Counters<Counter>,
+}
+
+#[derive(Clone, Copy, Debug, Eq, Ord, PartialEq, PartialOrd)]
+struct Ticket(u64);
+
+#[derive(Debug, Default)]
+struct Account {
+    under_way: usize,
+    waiting: BTreeSet<Ticket>,
+    /// When what has been admitted would have been admitted at the rate.
+    paid_until: Instant,
+}
+
+impl<T> Shares<T> {
+    /// Without a request.
+    pub fn new(limits: Limits) -> Self {
+        Self {
+            limits,
+            users: BTreeMap::new(),
+            turns: VecDeque::new(),
+            waiting: BTreeMap::new(),
+            refusals: Timers::default(),
+            next_ticket: 0,
+            under_way: 0,
+            counters: Counters::default(),
+        }
+    }
+
+    /// A user asks, and waits until `deadline`. To be followed by [`Self::poll_admitted`].
+    ///
+    /// # Errors
+    /// The request, if too many wait.
+    pub fn offer(
+        &mut self,
+        now: Instant,
+        user: User,
+        request: T,
+        deadline: Instant,
+    ) -> Result<(), T> {
+        self.counters.count(Counter::Requests);
+        self.forget_idle(now);
+        let account = self.users.entry(user).or_default();
+        let is_full = account.waiting.len() >= self.limits.waiting_of_user
+            || self.waiting.len() >= self.limits.waiting;
+        if is_full {
+            self.counters.count(Counter::Refused);
+            return Err(request);
+        }
+        let ticket = Ticket(self.next_ticket);
+        self.next_ticket += 1;
+        if account.waiting.is_empty() {
+            self.turns.push_back(user);
+        }
+        account.waiting.insert(ticket);
+        self.waiting.insert(ticket, (user, request));
+        self.refusals.set(ticket, Some(deadline.max(now + PAUSE)));
+        Ok(())
+    }
+
+    /// The next request that may go on. [`Self::ended`] has to follow when it has its answer.
+    pub fn poll_admitted(&mut self, now: Instant) -> Option<(User, T)> {
+        if self.under_way >= self.limits.of_all {
+            return None;
+        }
+        for _ in 0..self.turns.len() {
+            let user = self.turns.pop_front()?;
+            let admitted = self.admit(now, user);
+            let waits = self.users.get(&user).is_some_and(|account| !account.waiting.is_empty());
+            if waits {
+                self.turns.push_back(user);
+            }
+            if admitted.is_some() {
+                return admitted;
+            }
+        }
+        None
+    }
+
+    /// The next request whose time is over. It is refused.
+    pub fn poll_refused(&mut self, now: Instant) -> Option<T> {
+        let ticket = self.refusals.pop(now)?;
+        let (user, request) = self.waiting.remove(&ticket)?;
+        if let Some(account) = self.users.get_mut(&user) {
+            account.waiting.remove(&ticket);
+            if account.waiting.is_empty() {
+                self.turns.retain(|other| *other != user);
+            }
+        }
+        self.counters.count(Counter::Refused);
+        Some(request)
+    }
+
+    /// A request of `user` that was admitted has its answer.
+    pub fn ended(&mut self, user: User) {
+        if let Some(account) = self.users.get_mut(&user) {
+            account.under_way = account.under_way.saturating_sub(1);
+            self.under_way = self.under_way.saturating_sub(1);
+        }
+    }
+
+    /// When to poll again, if nothing ends before.
+    pub fn poll_timeout(&self) -> Option<Instant> {
+        let may_go = |user: &User| {
+            let account = self.users.get(user)?;
+            (account.under_way < self.limits.of_user).then(|| account.next_at(&self.limits))
+        };
+        let has_room = self.under_way < self.limits.of_all;
+        let next = self.turns.iter().filter(|_| has_room).filter_map(may_go).min();
+        [next, self.refusals.next()].into_iter().flatten().min()
+    }
+
+    /// What has been counted so far.
+    pub fn counters(&self) -> &Counters<Counter> {
+        &self.counters
+    }
+
+    /// Requests under way, and those that wait.
+    pub fn load(&self) -> (usize, usize) {
+        (self.under_way, self.waiting.len())
+    }
+
+    fn admit(&mut self, now: Instant, user: User) -> Option<(User, T)> {
+        let account = self.users.get_mut(&user)?;
+        if account.under_way >= self.limits.of_user || account.next_at(&self.limits) > now {
+            return None;
+        }
+        let ticket = account.waiting.pop_first()?;
+        account.paid_until = account.paid_until.max(now) + self.limits.interval();
+        account.under_way += 1;
+        self.under_way += 1;
+        self.refusals.set(ticket, None);
+        self.counters.count(Counter::Admitted);
+        self.waiting.remove(&ticket)
+    }
+
+    /// Users come and go; what they asked does not have to be remembered longer than their rate does.
+    fn forget_idle(&mut self, now: Instant) {
+        if self.users.len() >= MANY_USERS {
+            self.users.retain(|_, account| !account.is_idle(now));
+        }
+    }
+}
+
+impl Account {
+    /// When the next request may be admitted.
+    fn next_at(&self, limits: &Limits) -> Instant {
+        let ahead = limits.interval() * limits.burst;
+        let ahead = u64::try_from(ahead.as_nanos()).unwrap_or(u64::MAX);
+        Instant::from_nanos(self.paid_until.as_nanos().saturating_sub(ahead))
+    }
+
+    fn is_idle(&self, now: Instant) -> bool {
+        self.under_way == 0 && self.waiting.is_empty() && self.paid_until <= now
+    }
+}
+
+impl Limits {
+    /// Time between two requests of a user in the long run.
+    fn interval(&self) -> Duration {
+        Duration::from_secs(1) / self.rate.max(1)
+    }
+}
+
+/// From so many users on, those that ask nothing are forgotten.
+const MANY_USERS: usize = 64;
+
+crate::counters! {
+    /// What is counted of the requests of all users.
+    pub enum Counter {
+        /// Requests made.
+        Requests = "requests",
+        /// Requests that went on, at once or after they had waited.
+        Admitted = "admitted",
+        /// Requests refused because their user, or all users, had too many under way.
+        Refused = "refused",
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    const LIMITS: Limits =
+        Limits { of_user: 2, of_all: 5, waiting_of_user: 8, waiting: 20, rate: 1000, burst: 100 };
+    const START: Instant = Instant::from_nanos(1_000_000_000_000);
+
+    fn later() -> Instant {
+        START + Duration::from_secs(3)
+    }
+
+    fn admitted(shares: &mut Shares<u32>, now: Instant) -> Vec<(u32, u32)> {
+        let next = || shares.poll_admitted(now).map(|(user, request)| (user.0, request));
+        std::iter::from_fn(next).collect()
+    }
+
+    #[test]
+    fn users_take_turns_however_much_one_of_them_asks() {
+        let mut shares = Shares::new(LIMITS);
+        for (user, requests) in [(1, 0..8), (2, 10..12), (3, 20..21)] {
+            for request in requests {
+                shares.offer(START, User(user), request, later()).unwrap();
+            }
+        }
+        assert_eq!(admitted(&mut shares, START), [(1, 0), (2, 10), (3, 20), (1, 1), (2, 11)]);
+        assert_eq!(shares.load(), (5, 6));
+        shares.ended(User(3));
+        assert_eq!(admitted(&mut shares, START), [], "user 1 has its share");
+        shares.ended(User(1));
+        assert_eq!(admitted(&mut shares, START), [(1, 2)]);
+    }
+
+    #[test]
+    fn refusal_comes_at_the_deadline_and_not_before_a_pause() {
+        let mut shares = Shares::new(Limits { of_user: 0, ..LIMITS });
+        shares.offer(START, User(1), 1, START).unwrap();
+        shares.offer(START, User(1), 2, later()).unwrap();
+        assert_eq!(shares.poll_timeout(), Some(START + PAUSE));
+        assert_eq!(shares.poll_refused(START), None);
+        assert_eq!(shares.poll_refused(START + PAUSE), Some(1));
+        assert_eq!(shares.poll_refused(START + PAUSE), None);
+        assert_eq!(shares.poll_refused(later()), Some(2));
+        assert_eq!((shares.load(), shares.poll_timeout()), ((0, 0), None));
+    }
+
+    #[test]
+    fn user_is_admitted_at_its_rate_after_a_burst() {
+        let limits = Limits { of_user: 10, of_all: 10, rate: 10, burst: 3, ..LIMITS };
+        let mut shares = Shares::new(limits);
+        for request in 0..8 {
+            shares.offer(START, User(1), request, later()).unwrap();
+        }
+        assert_eq!(admitted(&mut shares, START).len(), 4);
+        let tenth = Duration::from_millis(100);
+        assert_eq!(shares.poll_timeout(), Some(START + tenth));
+        for _ in 0..4 {
+            shares.ended(User(1));
+        }
+        assert_eq!(admitted(&mut shares, START + tenth), [(1, 4)]);
+        assert_eq!(admitted(&mut shares, START + tenth * 3), [(1, 5), (1, 6)]);
+    }
+
+    #[test]
+    fn what_waits_is_bounded_for_each_user_and_for_all() {
+        let mut shares = Shares::new(Limits { of_user: 0, ..LIMITS });
+        let mut taken = Vec::new();
+        for user in 1..=3 {
+            let offers = (0..10).map(|n| shares.offer(START, User(user), n, later()));
+            taken.push(offers.flatten().count());
+        }
+        assert_eq!(taken, [8, 8, 4]);
+        assert_eq!(shares.counters().get(Counter::Refused), 10);
+    }
+
+    #[test]
+    fn users_that_ask_no_more_are_forgotten() {
+        let mut shares = Shares::new(LIMITS);
+        let mut now = START;
+        for user in 0..1000 {
+            now += Duration::from_secs(1);
+            shares.offer(now, User(user), user, now).unwrap();
+            assert_eq!(admitted(&mut shares, now), [(user, user)]);
+            shares.ended(User(user));
+        }
+        assert!(shares.users.len() <= MANY_USERS);
+    }
+
+    proptest! {
+        #[test]
+        fn every_request_is_admitted_or_refused_once(
+            steps in prop::collection::vec((0..4u8, 0..3u32, 0..2000u64), 0..200),
+        ) {
+            let mut shares = Shares::new(LIMITS);
+            let (mut now, mut offered, mut done) = (START, 0_usize, BTreeSet::new());
+            let mut under_way = Vec::new();
+            for (step, user, ms) in steps {
+                match step {
+                    0 | 1 => {
+                        let deadline = now + Duration::from_millis(ms);
+                        if shares.offer(now, User(user), offered, deadline).is_err() {
+                            done.insert(offered);
+                        }
+                        offered += 1;
+                    }
+                    2 => now += Duration::from_millis(ms),
+                    _ => {
+                        if let Some(user) = under_way.pop() {
+                            shares.ended(user);
+                        }
+                    }
+                }
+                while let Some(request) = shares.poll_refused(now) {
+                    prop_assert!(done.insert(request));
+                }
+                while let Some((user, request)) = shares.poll_admitted(now) {
+                    under_way.push(user);
+                    prop_assert!(done.insert(request));
+                }
+                let of = |user| under_way.iter().filter(|other| **other == User(user)).count();
+                prop_assert!((0..3).all(|user| of(user) <= LIMITS.of_user));
+                prop_assert_eq!(shares.load(), (under_way.len(), offered - done.len()));
+                prop_assert!(shares.poll_timeout().is_none_or(|at| at > now));
+                prop_assert_eq!(shares.turns.len(), shares.users.values()
+                    .filter(|account| !account.waiting.is_empty()).count());
+            }
+            while let Some(user) = under_way.pop() {
+                shares.ended(user);
+            }
+            now += Duration::from_secs(10);
+            while let Some(request) = shares.poll_refused(now) {
+                prop_assert!(done.insert(request));
+            }
+            prop_assert_eq!(done.len(), offered);
+        }
+    }
+}
