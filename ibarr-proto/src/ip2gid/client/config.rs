@@ -68,15 +68,15 @@ impl Default for Settings {
             deadline: Duration::from_secs(30),
             resends: [20, 60, 180, 500, 1200].map(Duration::from_millis).into(),
             resend_jitter: Jitter::percent(10).unwrap_or_default(),
-            max_flights: at_least_one(4096),
+            max_flights: at_least_one(16_384),
             max_waiters_per_flight: at_least_one(1024),
-            max_waiters: at_least_one(16_384),
+            max_waiters: at_least_one(32_768),
             sockets: 32,
             socket_lifetime: Duration::from_mins(1),
             socket_grace: Duration::from_secs(3),
             hop_idle: Duration::from_mins(1),
             probe_round: Duration::from_millis(500),
-            max_hops: at_least_one(4096),
+            max_hops: at_least_one(16_384),
             cache_ttl: Duration::from_mins(1),
             negative_ttl: Duration::from_secs(1),
             max_cached: at_least_one(65_536),
@@ -275,7 +275,7 @@ mod tests {
         );
         assert_eq!(
             refused(|s| s.max_hops = NonZeroUsize::MIN),
-            "max-hops = 1 is below max-flights = 4096, raise it"
+            "max-hops = 1 is below max-flights = 16384, raise it"
         );
         assert_eq!(refused(|s| s.cache_ttl = secs(0)), "cache-ttl = 0ns is outside 1s to 86400s");
         assert_eq!(refused(|s| s.negative_ttl = secs(2)), "negative-ttl = 2s is outside 0ns to 1s");

@@ -23,9 +23,11 @@ pub(super) struct Flights {
     by_question: HashMap<Question, FlightId, Seeded>,
     by_msg_id: HashMap<MsgId, FlightId, Seeded>,
     by_request: HashMap<RequestId, Waiter, Seeded>,
-    /// Those that have had a round without an answer, by the arrival of their newest request: what
-    /// gives way to newer questions, in this order.
-    settled: BTreeSet<(Instant, FlightId)>,
+    /// By the arrival of their newest request of the kernel: what gives way to newer questions, in this
+    /// order. Those that no such request waits for come first.
+    by_newest: BTreeSet<(Instant, FlightId)>,
+    /// How many have had a round without an answer.
+    settled: usize,
     /// Flights started so far.
     started: u64,
     limits: Limits,
@@ -53,7 +55,8 @@ impl Flights {
             by_question: HashMap::with_hasher(hasher.clone()),
             by_msg_id: HashMap::with_hasher(hasher.clone()),
             by_request: HashMap::with_hasher(hasher.clone()),
-            settled: BTreeSet::new(),
+            by_newest: BTreeSet::new(),
+            settled: 0,
             started: 0,
             limits,
         }
@@ -70,8 +73,8 @@ impl Flights {
         if self.by_id.len() < self.limits.flights {
             return None;
         }
-        let &(newest, flight) = self.settled.first()?;
-        (newest < asked_at).then_some(flight)
+        let &(newest, flight) = self.by_newest.first()?;
+        (newest + CHANCE <= asked_at).then_some(flight)
     }
 
     /// Starts a flight for `question`, which has none.
@@ -88,6 +91,7 @@ impl Flights {
         let id = FlightId(self.started);
         let msg_id = self.unused_msg_id(rng);
         self.by_msg_id.insert(msg_id, id);
+        self.by_newest.insert((Instant::BOOT, id));
         self.by_question.insert(question, id);
         self.by_id.insert(id, Flight::new(question, msg_id, round_ends));
         Ok(id)
@@ -112,9 +116,8 @@ impl Flights {
         waited_for.is_joined |= waited_for.is_refresh || !waited_for.waiters.is_empty();
         waited_for.waiters.insert((deadline, request));
         if asked_at > waited_for.newest {
-            if self.settled.remove(&(waited_for.newest, flight)) {
-                self.settled.insert((asked_at, flight));
-            }
+            self.by_newest.remove(&(waited_for.newest, flight));
+            self.by_newest.insert((asked_at, flight));
             waited_for.newest = asked_at;
         }
         self.by_request.insert(request, Waiter { flight, deadline });
@@ -159,7 +162,8 @@ impl Flights {
         flight.is_refresh = old.is_refresh;
         flight.newest = old.newest;
         flight.is_slow = !old.is_joined;
-        self.settled.insert((flight.newest, id));
+        flight.is_settled = true;
+        self.settled += usize::from(!old.is_settled);
     }
 
     /// Removes a flight with all of its names.
@@ -167,7 +171,8 @@ impl Flights {
         let flight = self.by_id.remove(&id)?;
         self.by_question.remove(&flight.question);
         self.by_msg_id.remove(&flight.msg_id);
-        self.settled.remove(&(flight.newest, id));
+        self.by_newest.remove(&(flight.newest, id));
+        self.settled -= usize::from(flight.is_settled);
         for (_, request) in &flight.waiters {
             self.by_request.remove(request);
         }
@@ -188,7 +193,7 @@ impl Flights {
 
     /// Flights that have not had a round without an answer.
     pub(super) fn unsettled(&self) -> usize {
-        self.by_id.len().saturating_sub(self.settled.len())
+        self.by_id.len().saturating_sub(self.settled)
     }
 
     /// Flights under way.
@@ -239,6 +244,8 @@ pub(super) struct Flight {
     is_joined: bool,
     /// Resends once a second.
     pub(super) is_slow: bool,
+    /// Has had a round without an answer.
+    is_settled: bool,
     pub(super) round_ends: Instant,
     /// Once the driver has said.
     pub(super) route: Option<Route>,
@@ -265,6 +272,7 @@ impl Flight {
             newest: Instant::BOOT,
             is_joined: false,
             is_slow: false,
+            is_settled: false,
             round_ends,
             route: None,
             last_sent: None,
@@ -326,6 +334,10 @@ impl Flight {
         [gives_up, self.resend_at].into_iter().flatten().fold(self.round_ends, Instant::min)
     }
 }
+
+/// A question has had its chance so long after its newest request: it was sent, and sent again, also where
+/// it had to wait for its turn at a cold next hop.
+const CHANCE: Duration = Duration::from_secs(1);
 
 /// The first send of a flight from a socket.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
