@@ -10,6 +10,7 @@ use ibarr_common::Instant;
 use ibarr_common::ib::Gid;
 use rand_core::{CryptoRng, SeedableRng};
 
+use crate::counters::Counters;
 use crate::ip2gid::client::{self, Cached, Client, Learned, RequestId, SocketId};
 use crate::ip2gid::server::{self, Server};
 use crate::ip2gid::{Prefixes, Question};
@@ -19,6 +20,7 @@ use crate::paths::snapshot::{Restored, Snapshot};
 use crate::paths::{self, Paths};
 use crate::resolver::{self, Outcome, Resolver};
 use crate::sa;
+use crate::shares::{self, User};
 
 /// See the [module](self).
 ///
@@ -57,10 +59,17 @@ pub enum Input<'a> {
     LocalService(local_service::Input<'a>),
     /// Something happened to the InfiniBand ports, or a MAD came.
     Paths(paths::Input<'a>),
-    /// Somebody on this node wants to know a path. Answered by one [`Output::PathAnswered`].
-    ResolvePath(paths::Request),
-    /// Somebody on this node wants to know. Answered by one [`Output::Answered`].
+    /// A user of this node wants to know a path. Answered by one [`Output::PathAnswered`].
+    ResolvePath {
+        /// Who.
+        user: User,
+        /// What is asked.
+        request: paths::Request,
+    },
+    /// A user of this node wants to know. Answered by one [`Output::Answered`].
     Resolve {
+        /// Who.
+        user: User,
         /// Comes back with the answer.
         id: RequestId,
         /// What is asked.
@@ -154,9 +163,11 @@ impl<R: CryptoRng + SeedableRng> Node<R> {
                     self.view.set_flid_gids(flid_gids(self.resolver.paths()));
                 }
             }
-            Input::ResolvePath(request) => self.resolver.resolve_path(now, request),
-            Input::Resolve { id, question, deadline } => {
-                self.resolver.resolve(now, &self.view, id, question, deadline);
+            Input::ResolvePath { user, request } => {
+                self.resolver.resolve_path(now, &self.view, user, request);
+            }
+            Input::Resolve { user, id, question, deadline } => {
+                self.resolver.resolve(now, &self.view, user, id, question, deadline);
             }
         }
     }
@@ -262,6 +273,11 @@ impl<R: CryptoRng + SeedableRng> Node<R> {
     /// Who asks subnet administrators.
     pub fn paths(&self) -> &Paths<R> {
         self.resolver.paths()
+    }
+
+    /// As [`Resolver::users`].
+    pub fn users(&self) -> [(&'static str, &Counters<shares::Counter>, (usize, usize)); 2] {
+        self.resolver.users()
     }
 
     /// Who answers the kernel.

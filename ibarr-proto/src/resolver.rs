@@ -9,6 +9,9 @@
 //! is why the kernel asks at all. Otherwise peers are asked on whatever way routing chooses.
 //!
 //! And which path leads to this GID: that is the business of [`paths`].
+//!
+//! What users ask passes [`shares`](crate::shares) first: the kernel's requests, behind which
+//! applications wait, do not, and find room however much users ask.
 
 #[cfg(test)]
 mod tests;
@@ -22,12 +25,14 @@ use ibarr_common::wire::sa::PathQuestion;
 use ibarr_common::{IfIndex, Instant};
 use rand_core::{CryptoRng, SeedableRng};
 
+use crate::counters::Counters;
 use crate::ip2gid::Question;
 use crate::ip2gid::client::{self, Client, RequestId, Route, SocketId, Transmit};
 use crate::ip2gid::server::Local;
 use crate::local_service::{self, FlightId, LocalService, PathFlightId};
 use crate::paths::{self, Paths, PortName};
 use crate::sa::{self, PortIndex};
+use crate::shares::{self, Limits, Shares, User};
 
 /// See the [module](self). Drained like every core: after each `handle_…` call the `poll_…` until
 /// they say `None`, then wait until [`poll_timeout`](Self::poll_timeout).
@@ -44,10 +49,31 @@ pub struct Resolver<R> {
     unsure: BTreeMap<Question, BTreeMap<FlightId, Wanted>>,
     /// Those of them that routing is to be asked.
     unrouted: BTreeSet<Question>,
+    /// What users ask about addresses, and those whose requests have been admitted.
+    users: Shares<(RequestId, Wanted)>,
+    askers: BTreeMap<RequestId, User>,
+    /// The same of paths.
+    path_users: Shares<paths::Request>,
+    path_askers: BTreeMap<paths::RequestId, User>,
     events: VecDeque<Event>,
 }
 
-/// What the kernel wants to know.
+/// What users may ask about addresses: all of them together have a small part of the flights that a
+/// client has by default. As much waits as the control socket lets in.
+pub const ADDRESSES: Limits = Limits {
+    of_user: 256,
+    of_all: 1024,
+    waiting_of_user: 8192,
+    waiting: 65_536,
+    rate: 4096,
+    burst: 512,
+};
+
+/// What users may ask about paths: the subnet administrator of a whole subnet answers.
+pub const PATHS: Limits =
+    Limits { of_user: 4, of_all: 16, waiting_of_user: 1024, waiting: 4096, rate: 20, burst: 20 };
+
+/// What somebody wants to know.
 #[derive(Clone, Copy, Debug)]
 struct Wanted {
     question: Question,
@@ -127,33 +153,90 @@ impl<R: CryptoRng + SeedableRng> Resolver<R> {
             early: BTreeMap::new(),
             unsure: BTreeMap::new(),
             unrouted: BTreeSet::new(),
+            users: Shares::new(ADDRESSES),
+            askers: BTreeMap::new(),
+            path_users: Shares::new(PATHS),
+            path_askers: BTreeMap::new(),
             events: VecDeque::new(),
         }
     }
 
-    /// A caller wants to know until `deadline`. Answered by one [`Event::Answered`], at once where
-    /// `view` or the cache knows.
+    /// A user wants to know until `deadline`. Answered by one [`Event::Answered`], at once where `view`
+    /// or the cache knows and the user has not asked too much.
     pub fn resolve(
         &mut self,
         now: Instant,
         view: &impl Local,
+        user: User,
         id: RequestId,
         question: Question,
         deadline: Instant,
     ) {
-        let wanted = Wanted { question, asked_at: now, deadline };
-        match own(view, question) {
-            Some(outcome) => self.events.push_back(Event::Answered { id, outcome }),
-            None => self.ask_peers(now, Asker::Driver(id), wanted),
+        // The oldest there is: it gives way to requests of the kernel, and none of those to it.
+        let wanted = Wanted { question, asked_at: Instant::BOOT, deadline };
+        if let Err((id, _)) = self.users.offer(now, user, (id, wanted), deadline) {
+            self.events.push_back(Event::Answered { id, outcome: Outcome::Overloaded });
+        }
+        self.admit(now, view);
+    }
+
+    /// A user wants to know a path. Answered by one [`Event::PathAnswered`], at the latest at the
+    /// deadline of the request, or a moment after it came if there is no room.
+    pub fn resolve_path(
+        &mut self,
+        now: Instant,
+        view: &impl Local,
+        user: User,
+        request: paths::Request,
+    ) {
+        let deadline = request.deadline;
+        if let Err(request) = self.path_users.offer(now, user, request, deadline) {
+            self.refuse_path(request.id);
+        }
+        self.admit(now, view);
+    }
+
+    /// Requests of users about addresses, and about paths.
+    pub fn users(&self) -> [(&'static str, &Counters<shares::Counter>, (usize, usize)); 2] {
+        [
+            ("addresses", self.users.counters(), self.users.load()),
+            ("paths", self.path_users.counters(), self.path_users.load()),
+        ]
+    }
+
+    /// Lets users' requests go on for which there is room, and refuses those that waited too long.
+    fn admit(&mut self, now: Instant, view: &impl Local) {
+        while let Some((id, _)) = self.users.poll_refused(now) {
+            self.events.push_back(Event::Answered { id, outcome: Outcome::Overloaded });
+        }
+        while let Some((user, (id, wanted))) = self.users.poll_admitted(now) {
+            self.askers.insert(id, user);
+            match own(view, wanted.question) {
+                Some(outcome) => self.answer_user(id, outcome),
+                None => self.ask_peers(now, Asker::Driver(id), wanted),
+            }
+        }
+        while let Some(request) = self.path_users.poll_refused(now) {
+            self.refuse_path(request.id);
+        }
+        while let Some((user, request)) = self.path_users.poll_admitted(now) {
+            self.path_askers.insert(request.id, user);
+            let id = Asker::Driver(request.id).into();
+            self.paths.resolve(now, paths::Request { id, ..request });
+            self.settle(now);
         }
     }
 
-    /// Somebody wants to know a path. Answered by one [`Event::PathAnswered`], at the latest at the
-    /// deadline of the request.
-    pub fn resolve_path(&mut self, now: Instant, request: paths::Request) {
-        let id = Asker::Driver(request.id).into();
-        self.paths.resolve(now, paths::Request { id, ..request });
-        self.settle(now);
+    fn answer_user(&mut self, id: RequestId, outcome: Outcome) {
+        if let Some(user) = self.askers.remove(&id) {
+            self.users.ended(user);
+        }
+        self.events.push_back(Event::Answered { id, outcome });
+    }
+
+    fn refuse_path(&mut self, id: paths::RequestId) {
+        let outcome = paths::Outcome::Overloaded;
+        self.events.push_back(Event::PathAnswered { id, outcome });
     }
 
     /// Something happened to the ports, or a MAD came.
@@ -200,6 +283,7 @@ impl<R: CryptoRng + SeedableRng> Resolver<R> {
         self.settle(now);
         self.local_service.handle_timeout(now);
         self.serve(now, view);
+        self.admit(now, view);
     }
 
     /// When to call [`handle_timeout`](Self::handle_timeout) next.
@@ -208,6 +292,8 @@ impl<R: CryptoRng + SeedableRng> Resolver<R> {
             self.client.poll_timeout(),
             self.paths.poll_timeout(),
             self.local_service.poll_timeout(),
+            self.users.poll_timeout(),
+            self.path_users.poll_timeout(),
         ];
         timeouts.into_iter().flatten().min()
     }
@@ -392,7 +478,12 @@ impl<R: CryptoRng + SeedableRng> Resolver<R> {
     fn settle(&mut self, now: Instant) {
         while let Some(paths::Answered { id, outcome }) = self.paths.poll_answered() {
             match Asker::from(id) {
-                Asker::Driver(id) => self.events.push_back(Event::PathAnswered { id, outcome }),
+                Asker::Driver(id) => {
+                    if let Some(user) = self.path_askers.remove(&id) {
+                        self.path_users.ended(user);
+                    }
+                    self.events.push_back(Event::PathAnswered { id, outcome });
+                }
                 Asker::Kernel(flight) => {
                     let port = self.local_service.falls_back(flight, &outcome);
                     let may = port.is_none_or(|port| self.paths.may_fall_back(now, &port));
@@ -403,7 +494,10 @@ impl<R: CryptoRng + SeedableRng> Resolver<R> {
         while let Some(event) = self.client.poll_event() {
             let event = match event {
                 client::Event::Answered { id, outcome } => match Asker::from(id) {
-                    Asker::Driver(id) => Event::Answered { id, outcome: outcome.into() },
+                    Asker::Driver(id) => {
+                        self.answer_user(id, outcome.into());
+                        continue;
+                    }
                     Asker::Kernel(flight) => {
                         self.local_service.answered(now, flight, outcome.into());
                         continue;

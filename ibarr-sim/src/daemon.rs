@@ -16,6 +16,7 @@ use ibarr_proto::local_service::{self, Nudge, Nudged, OVERRUN_PAUSE, Sender, Tra
 use ibarr_proto::local_view::{self, Event as Fact, Subject};
 use ibarr_proto::node::{Input, Output, Room};
 use ibarr_proto::resolver::Outcome;
+use ibarr_proto::shares::User;
 use ibarr_proto::{paths, sa};
 
 use crate::bugs::Core;
@@ -170,7 +171,7 @@ impl World {
             }
             Inbox::Ask(question) => {
                 let (id, deadline) = daemon.ask(now, question.target());
-                Input::Resolve { id, question: *question, deadline }
+                Input::Resolve { user: User(0), id, question: *question, deadline }
             }
             Inbox::Reload => {
                 // Not the same twice.

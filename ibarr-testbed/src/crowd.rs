@@ -18,7 +18,7 @@ pub struct Crowd {
     answers: AtomicU64,
 }
 
-/// Makes `connections` to `socket`, sends `text` on each, and says `ready`. Holds them until standard
+/// Makes `connections` to `socket`, sends `text` on each, with its number for `%`, and says `ready`. Holds them until standard
 /// input ends; `again`, each waits for its answer instead, and then asks on a new connection.
 ///
 /// # Errors
@@ -30,7 +30,7 @@ pub fn press(socket: &Path, connections: usize, text: &str, again: bool) -> Resu
     if again {
         return crowd.ask(socket, connections, text);
     }
-    let held = (0..connections).map(|_| crowd.connect(socket, text));
+    let held = (0..connections).map(|number| crowd.connect(socket, &numbered(text, number)));
     let held = held.collect::<io::Result<Vec<_>>>().context("not all connections were made")?;
     until_told()?;
     drop(held);
@@ -51,11 +51,13 @@ impl Crowd {
     fn ask(&self, socket: &Path, connections: usize, text: &str) -> Result<()> {
         let is_over = AtomicBool::new(false);
         thread::scope(|scope| {
-            for _ in 0..connections {
-                scope.spawn(|| {
+            for number in 0..connections {
+                let text = numbered(text, number);
+                let is_over = &is_over;
+                scope.spawn(move || {
                     while !is_over.load(Ordering::Relaxed) {
                         let mut answer = String::new();
-                        let asked = self.connect(socket, text);
+                        let asked = self.connect(socket, &text);
                         let read = asked.and_then(|s| BufReader::new(s).read_line(&mut answer));
                         if read.is_ok_and(|len| len > 0) {
                             self.answers.fetch_add(1, Ordering::Relaxed);
@@ -72,6 +74,10 @@ impl Crowd {
         println!("{answers} of {connections} answered");
         Ok(())
     }
+}
+
+fn numbered(text: &str, number: usize) -> String {
+    text.replace('%', &number.to_string())
 }
 
 fn until_told() -> Result<()> {

@@ -3,6 +3,7 @@
 mod kernel_paths;
 
 use std::net::SocketAddr;
+use std::num::NonZeroUsize;
 use std::time::Duration;
 
 use ibarr_common::wire::ip2gid::{Query, Reply};
@@ -180,9 +181,8 @@ fn what_has_no_route_is_looked_for_again() {
 
 #[test]
 fn dead_targets_of_the_kernel_lock_no_live_one_out() {
-    let mut rig = Rig::new();
+    let mut rig = Rig::with(4096);
     let dead = 4200;
-    assert!(dead > client::Settings::default().max_flights.get());
     for seq in 0..u32::try_from(dead).unwrap() {
         rig.kernel_asks(seq, &format!("10.3.{}.{}", seq / 250, seq % 250));
         rig.answer_routes();
@@ -205,6 +205,42 @@ fn dead_targets_of_the_kernel_lock_no_live_one_out() {
     assert_eq!(rig.told(), "9999 is fe80::5, nudge");
     let load = rig.resolver.client().load();
     assert!(load.flights >= 4095, "the others are still asked for: {load:?}");
+}
+
+/// 20 connections of a user, each of which asks for 256 dead targets again as soon as it is answered.
+#[test]
+fn user_who_asks_for_dead_targets_keeps_none_of_the_kernels_waiting() {
+    const ASKED: u64 = 20 * 256;
+    let mut rig = Rig::with(2048);
+    let target = |n: u64| format!("10.{}.{}.{}", 3 + n / 62_500, n / 250 % 250, n % 250);
+    let mut asked = 0;
+    let mut live = BTreeSet::new();
+    for step in 0..800_u64 {
+        let again = rig.answered().len() as u64;
+        let more = if step == 0 { ASKED } else { again };
+        for _ in 0..more {
+            rig.ask(asked, &target(asked), None);
+            asked += 1;
+        }
+        if step % 40 == 20 {
+            let target = format!("10.2.0.{}", step / 40);
+            rig.kernel_asks(u32::try_from(step).unwrap(), &target);
+            live.insert(ip(&target));
+        }
+        rig.answer_routes();
+        rig.pass(Duration::from_millis(10));
+        rig.answer_routes();
+        let flights = rig.resolver.client().load().flights;
+        assert!(flights <= ADDRESSES.of_user + live.len(), "{flights}");
+    }
+    assert_eq!(live.len(), 20);
+    let sent: BTreeSet<_> = rig.transmits.iter().map(|query| query.to.ip()).collect();
+    assert!(live.is_subset(&sent), "{:?}", live.difference(&sent));
+    // Of 8 s, with 3 s to wait each time.
+    assert!(asked <= 3 * ASKED, "refusals spin: {asked}");
+    let [(_, counters, (under_way, waiting)), _] = rig.resolver.users();
+    assert!(counters.get(shares::Counter::Refused) > ASKED);
+    assert_eq!((under_way + waiting) as u64, ASKED);
 }
 
 #[test]
@@ -255,7 +291,14 @@ struct Rig {
 
 impl Rig {
     fn new() -> Self {
-        let client = Client::new(client::Config::default(), ChaCha12Rng::seed_from_u64(1));
+        Self::with(16_384)
+    }
+
+    fn with(max_flights: usize) -> Self {
+        let max_flights = NonZeroUsize::new(max_flights).unwrap();
+        let settings = client::Settings { max_flights, ..client::Settings::default() };
+        let config = client::Config::new(settings).unwrap();
+        let client = Client::new(config, ChaCha12Rng::seed_from_u64(1));
         let paths = Paths::new(paths::Config::default(), ChaCha12Rng::seed_from_u64(2));
         let local_service = LocalService::new(local_service::Config::default());
         let mut rig = Self {
@@ -280,7 +323,7 @@ impl Rig {
     fn ask(&mut self, id: u64, target: &str, egress: Option<u32>) {
         let question = question(target, egress);
         let deadline = self.now + Duration::from_secs(3);
-        self.resolver.resolve(self.now, &View, RequestId(id), question, deadline);
+        self.resolver.resolve(self.now, &View, User(7), RequestId(id), question, deadline);
         self.drain();
     }
 

@@ -6,6 +6,7 @@
 use std::fs::{self, Permissions};
 use std::os::fd::AsRawFd;
 use std::os::unix::fs::PermissionsExt;
+use std::os::unix::process::CommandExt;
 use std::process::{Command, Stdio};
 use std::time::Duration;
 
@@ -102,6 +103,49 @@ fn a_path_is_left_to_the_sa_at_once() {
     assert_eq!(node.outcome(), Event::Path(asked, told), "{}", node.log());
 }
 
+/// Each connection asks again as soon as it is answered or refused.
+#[test]
+fn user_who_asks_for_dead_addresses_keeps_no_caller_of_the_kernel_waiting() {
+    const NOBODY: u32 = 65534;
+    let mut node = Asker::new();
+    let n2 = node.pave();
+    let n1 = node.lab.plan().node("n1").unwrap().clone();
+    let socket = node.lab.files(&n1).run_dir().join("control.sock");
+    let program = node.machine.directory().join("crowd");
+    fs::copy(env!("CARGO_BIN_EXE_ibarr-testbed"), &program).unwrap();
+    let dead: Vec<_> = (0..256).map(|n| format!("\"fd00:2::%:{n:x}\"")).collect();
+    let text = format!("{{\"ask\":\"resolve\",\"addresses\":[{}]}}\n", dead.join(","));
+    let mut command = Command::new(&program);
+    command.args(["crowd", "--connections", "20", "--again", "--text", &text]);
+    command.arg("--socket").arg(socket).env(MARKER, node.machine.marker());
+    command.uid(NOBODY).gid(NOBODY).stdin(Stdio::piped()).stdout(Stdio::piped());
+    let mut crowd = command.spawn().unwrap();
+    read_until(&mut crowd, "ready");
+    let users = |node: &Asker, number: &str| {
+        let status = node.lab.ask(&n1, &["status"]).unwrap();
+        status["status"]["users"][0][number].as_u64().unwrap()
+    };
+    while users(&node, "waiting") == 0 || users(&node, "under-way") == 0 {
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    for n in 0..20 {
+        let flushed = node.lab.ibarr(&n1, &["cache", "--flush"]).unwrap();
+        assert!(flushed.status.success(), "{}", said(&flushed));
+        let request = ResolveIp { ifindex: node.ifindex, target: n2.addresses[n % 2] };
+        let asked = node.kernel.resolve_ip(request, CALLERS_TIMEOUT).unwrap().unwrap();
+        let Event::Ip(seq, IpOutcome::Resolved { gid, by: Wake::Neighbour(_) }) = node.outcome()
+        else {
+            panic!("{}", node.log())
+        };
+        assert_eq!((seq, gid), (asked, n2.gid().unwrap().octets()));
+    }
+    assert!(users(&node, "under-way") > 0, "the crowd asks no more");
+    let counters = node.lab.ask(&n1, &["counters"]).unwrap();
+    assert!(counters["counters"]["control.refused-user"].as_u64() > Some(0), "{counters}");
+    drop(crowd.stdin.take());
+    assert!(crowd.wait().unwrap().success());
+}
+
 /// Whoever started the daemon as somebody else could answer for the kernel.
 #[test]
 fn a_stand_in_of_another_user_is_refused_and_named() {
@@ -142,7 +186,7 @@ struct Asker {
     kernel: StandIn,
     ifindex: IfIndex,
     lab: TemporaryLab,
-    _machine: Machine,
+    machine: Machine,
 }
 
 impl Asker {
@@ -164,7 +208,7 @@ impl Asker {
         let kernel = StandIn::attach(&mut lab, n1.name, Config::default(), &never).unwrap();
         let ifindex = netns::inside(&n1.namespace, || Ok(if_nametoindex(Node::INTERFACE)?));
         let ifindex = IfIndex::new(ifindex.unwrap()).unwrap();
-        Self { kernel, ifindex, lab, _machine: machine }
+        Self { kernel, ifindex, lab, machine }
     }
 
     /// Makes sure that no neighbour changes but by a nudge when it is asked for n2, and that the

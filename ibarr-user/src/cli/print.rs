@@ -352,6 +352,12 @@ fn status(status: &Status) {
         crate::control::GROUP,
         control.group
     ));
+    for users in &status.users {
+        line(&format!(
+            "users          {}: {} under way, {} waiting, {} refused",
+            users.what, users.under_way, users.waiting, users.refused
+        ));
+    }
     for warning in &status.warnings {
         line(&format!("warning: {warning}"));
     }

@@ -440,6 +440,9 @@ pub struct Status {
     /// Who uses the control socket.
     #[serde(default)]
     pub control: ControlStatus,
+    /// What users ask, of addresses and of paths.
+    #[serde(default)]
+    pub users: Vec<UsersStatus>,
     /// What is amiss and how to mend it; empty if all is well.
     pub warnings: Vec<String>,
 }
@@ -465,6 +468,20 @@ pub struct ControlStatus {
     pub refused: u64,
     /// What is known of group `ibarr`, whose members may change the daemon.
     pub group: String,
+}
+
+/// What all users together ask, besides the kernel.
+#[derive(Clone, Debug, Deserialize, Eq, PartialEq, Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub struct UsersStatus {
+    /// `addresses` or `paths`.
+    pub what: String,
+    /// Requests that are being looked for.
+    pub under_way: usize,
+    /// Requests that wait because their user, or all users, have their share under way.
+    pub waiting: usize,
+    /// Requests that waited in vain, since the start.
+    pub refused: u64,
 }
 
 /// Who had to ask a subnet administrator, and who had not.

@@ -36,6 +36,8 @@ use crate::transport::{Counter, Counters};
 pub struct Ask {
     /// What is asked.
     pub request: Request,
+    /// Who asks.
+    pub uid: u32,
     /// Dropped unanswered only if the daemon ends.
     pub answer: oneshot::Sender<Response>,
 }
@@ -287,7 +289,7 @@ async fn converse(
         };
         let response = match parse(&line, complete).and_then(allowed) {
             Err(error) => error.into(),
-            Ok(request) => answer(request, asks).await,
+            Ok(request) => answer(request, peer.uid, asks).await,
         };
         let mut json = serde_json::to_vec(&response)?;
         json.push(b'\n');
@@ -331,11 +333,11 @@ fn forbidden(group: &GroupId) -> Failure {
     Failure { kind: FailureKind::Permission, message }
 }
 
-async fn answer(request: Request, asks: &mpsc::Sender<Ask>) -> Response {
+async fn answer(request: Request, uid: u32, asks: &mpsc::Sender<Ask>) -> Response {
     let (answer, answered) = oneshot::channel();
     let ending =
         || Failure { kind: FailureKind::Unreachable, message: "the daemon is ending".to_owned() };
-    if asks.send(Ask { request, answer }).await.is_err() {
+    if asks.send(Ask { request, uid, answer }).await.is_err() {
         return ending().into();
     }
     answered.await.unwrap_or_else(|_| ending().into())
@@ -420,7 +422,7 @@ mod tests {
         });
         let engine = tokio::spawn(async move {
             let mut requests = Vec::new();
-            while let Some(Ask { request, answer }) = asked.recv().await {
+            while let Some(Ask { request, answer, .. }) = asked.recv().await {
                 requests.push(request);
                 answer.send(Body::Done { done: "done".to_owned() }.into()).unwrap();
             }

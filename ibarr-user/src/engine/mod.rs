@@ -29,6 +29,7 @@ use ibarr_proto::local_service::{self, Nudge, Sender};
 use ibarr_proto::local_view::{self, Link};
 use ibarr_proto::node::{self, Node, Output, Room};
 use ibarr_proto::resolver;
+use ibarr_proto::shares::User;
 use nix::errno::Errno;
 use rand_chacha::ChaCha12Rng;
 use tokio::sync::{mpsc, watch};
@@ -344,14 +345,15 @@ impl Engine {
                 self.tell_local_service(now, local_service::Input::Nudged(nudged));
             }
             Input::Responder(progress) => self.responder.handle_progress(now, progress),
-            Input::Ask(Ask { request, answer }) => match request {
+            Input::Ask(Ask { request, uid, answer }) => match request {
                 Request::Resolve { addresses, timeout_ms } => {
                     let timeout = timeout_ms.map_or(Request::TIMEOUT, Duration::from_millis);
                     let deadline = now + timeout;
+                    let user = User(uid);
                     for (id, address) in self.asks.add(now, addresses, answer) {
                         match Question::new(address, None) {
                             Some(question) => {
-                                let input = node::Input::Resolve { id, question, deadline };
+                                let input = node::Input::Resolve { user, id, question, deadline };
                                 self.node.handle_input(now, input);
                             }
                             None => self.asks.answered(now, id, resolver::Outcome::NotFound),
@@ -360,7 +362,7 @@ impl Engine {
                 }
                 Request::Cache { after } => self.pages.ask(Asked::Addresses(after), answer),
                 Request::Paths { after } => self.pages.ask(Asked::Paths(after), answer),
-                Request::Path { path } => self.ask_path(now, &path, answer),
+                Request::Path { path } => self.ask_path(now, User(uid), &path, answer),
                 Request::Reload => self.reload(now, Some(answer)),
                 // Whoever asked may be gone.
                 request => drop(answer.send(self.tell(now, &request))),

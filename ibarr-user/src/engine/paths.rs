@@ -12,6 +12,7 @@ use ibarr_common::wire::sa::PathQuestion;
 use ibarr_proto::node;
 use ibarr_proto::paths::{self, Input, Outcome, PortFacts, PortName, RequestId, Source};
 use ibarr_proto::sa::{PortIndex, Transmit};
+use ibarr_proto::shares::User;
 use tokio::sync::oneshot;
 
 use super::Engine;
@@ -104,6 +105,7 @@ impl Engine {
     pub(super) fn ask_path(
         &mut self,
         now: Instant,
+        user: User,
         request: &PathRequest,
         to: oneshot::Sender<Response>,
     ) {
@@ -118,7 +120,7 @@ impl Engine {
         asks.waiting.insert(id, Asked { at: now, port, question, to });
         let deadline = now + DEADLINE;
         let request = paths::Request { id, port, question, deadline };
-        self.node.handle_input(now, node::Input::ResolvePath(request));
+        self.node.handle_input(now, node::Input::ResolvePath { user, request });
     }
 
     pub(super) fn path_answered(&mut self, now: Instant, id: RequestId, outcome: Outcome) {

@@ -12,7 +12,7 @@ use ibarr_proto::ip2gid::Family;
 use ibarr_proto::local_view::neighbours::Neighbour;
 use ibarr_proto::local_view::routing::WayBack;
 use ibarr_proto::local_view::{Event, Interface, LinkHeader};
-use ibarr_proto::{local_service, paths, sa};
+use ibarr_proto::{local_service, paths, sa, shares};
 use nix::errno::Errno;
 use tracing::{debug, info, warn};
 
@@ -23,7 +23,7 @@ use crate::control;
 use crate::control::access::GroupId;
 use crate::control::messages::{
     ControlStatus, FailedReload, InterfaceStatus, ListenerStatus, LocalServiceStatus, PathRequests,
-    ResponderStatus, ServerStatus, Status,
+    ResponderStatus, ServerStatus, Status, UsersStatus,
 };
 use crate::transport::local_service as ls;
 use crate::transport::rtnetlink::{LOOPBACK, NudgeError, Nudged};
@@ -117,7 +117,16 @@ impl Engine {
             pending: load.flights,
             cached: load.cached,
             control: self.control_status(),
+            users: self.users_status(),
         }
+    }
+
+    fn users_status(&self) -> Vec<UsersStatus> {
+        let status = |(what, counters, (under_way, waiting)): (&str, _, _)| {
+            let refused = counters::Counters::get(counters, shares::Counter::Refused);
+            UsersStatus { what: what.to_owned(), under_way, waiting, refused }
+        };
+        self.node.users().into_iter().map(status).collect()
     }
 
     fn control_status(&self) -> ControlStatus {
@@ -200,6 +209,9 @@ impl Engine {
         add(&mut counts, "local-service", self.node.local_service().counters());
         add(&mut counts, "paths", self.node.paths().counters());
         add(&mut counts, "sa", self.node.paths().client().counters());
+        for (what, counters, _) in self.node.users() {
+            add(&mut counts, &format!("users.{what}"), counters);
+        }
         add(&mut counts, "local-view", self.node.view().counters());
         add(&mut counts, "responder", &self.responder.counters());
         let programs = self.responder.counts().into_iter();

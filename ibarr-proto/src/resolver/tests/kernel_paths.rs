@@ -253,12 +253,40 @@ fn the_drivers_requests_are_not_the_kernels() {
         question: asked[0],
         deadline: rig.now + Duration::from_secs(1),
     };
-    rig.resolver.resolve_path(rig.now, request);
+    rig.resolver.resolve_path(rig.now, &View, User(7), request);
     let outcome =
         paths::Outcome::Found { record: record(&asked[0], 0), source: paths::Source::Cache };
     let id = paths::RequestId(0);
     assert_eq!(rig.resolver.poll_event(), Some(Event::PathAnswered { id, outcome }));
     assert_eq!(rig.told_paths().len(), 1);
+}
+
+/// An SA that answers at once is asked for what 3,000 requests of a user say at the user's rate.
+#[test]
+fn user_who_asks_for_many_paths_asks_the_sa_at_its_rate() {
+    let mut rig = Rig::with_port();
+    rig.asks_path(0, request());
+    let [of_kernel] = rig.sa(path(0))[..] else { panic!("the kernel's is asked") };
+    let deadline = rig.now + Duration::from_secs(2);
+    for id in 0..3000_u16 {
+        let dgid = gid(&format!("fec0:0:22:2::{id:x}"));
+        let question = PathQuestion { dgid, ..of_kernel };
+        let id = paths::RequestId(id.into());
+        let request = paths::Request { id, port: port(), question, deadline };
+        rig.resolver.resolve_path(rig.now, &View, User(7), request);
+    }
+    let mut asked = 0;
+    for _ in 0..200 {
+        let questions = rig.sa(path(0));
+        assert!(questions.len() <= PATHS.of_user, "{}", questions.len());
+        asked += questions.len();
+        rig.pass(Duration::from_millis(5));
+    }
+    let a_second = usize::try_from(PATHS.burst + PATHS.rate).unwrap();
+    assert!((a_second - 1..=a_second + 1).contains(&asked), "{asked}");
+    // The kernel's does not wait behind them.
+    rig.asks_path(1, ResolvePath { dgid: gid("fec0:0:22:2::beef:2"), ..request() });
+    assert!(rig.sa(path(0)).iter().any(|question| question.dgid == gid("fec0:0:22:2::beef:2")));
 }
 
 /// A subnet manager has given the port's subnet another prefix, and so have the peers in it.
