@@ -10,6 +10,8 @@
 //!
 //! And which path leads to this GID: that is the business of [`paths`].
 //!
+//! This file is long because the kernel and the users of this node ask for both.
+//!
 //! What users ask passes [`shares`](crate::shares) first: the kernel's requests, behind which
 //! applications wait, do not, and find room however much users ask.
 

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 
 //! Which path leads to this GID? Asks the subnet administrators through [`sa`], each
-//! question once, and remembers what they answer.
+//! question once, and remembers what they answer. This file is long because every step of a question
+//! (memory, doubt, flight, answer) changes the same tables.
 //!
 //! **What makes a question.** Port, both GIDs, partition, traffic class and whether it has to be
 //! reversible. rdma_cm puts the port number of a service into the service id, so service and class

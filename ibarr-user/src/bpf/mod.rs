@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 
 //! The responder in the kernel: loads the BPF programs, attaches them, and keeps their maps as the
-//! local view says. Decides nothing about what is answered.
+//! local view says. Decides nothing about what is answered. This file is long because it names every
+//! error of its parts.
 //!
 //! Maps and links are pinned and outlive the daemon, whatever ends it: peers go on being answered
 //! until the lease ends, and the next daemon takes both over.

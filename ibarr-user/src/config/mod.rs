@@ -390,7 +390,7 @@ mod tests {
         assert_eq!(config.responder, bpf::Settings::default());
         // Every key is there: without its "key =" a line of the default's rendering would differ.
         let keys = text.lines().filter(|line| !line.starts_with('#') && line.contains(" = "));
-        assert_eq!(keys.count(), 31);
+        assert_eq!(keys.count(), 32);
         assert_eq!((config.snapshot, default.snapshot), (None, None));
         assert_eq!(config.paths, default.paths);
         assert_eq!(config.paths, paths::Config::default());

@@ -11,6 +11,7 @@ use futures_util::stream::{self, BoxStream, SelectAll};
 use futures_util::{FutureExt as _, StreamExt as _};
 use ibarr_proto::local_view;
 use tokio::sync::mpsc;
+use tokio::task::yield_now;
 
 use super::reload::Loaded;
 use crate::bpf;
@@ -60,7 +61,11 @@ impl Inputs {
     /// Hears `signals`, too.
     pub(super) fn heed(&mut self, signals: Signals) {
         let commands = stream::unfold(signals, async |mut signals| {
-            Some((Input::Command(signals.next().await), signals))
+            let command = signals.next().await;
+            // Another thread may have heard the signal before this one has looked at its sockets, and
+            // what the kernel asked before the signal is to be answered.
+            yield_now().await;
+            Some((Input::Command(command), signals))
         });
         self.0.push(commands.boxed());
     }

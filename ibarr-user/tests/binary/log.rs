@@ -17,7 +17,7 @@ fn start(dir: &TempDir, stderr: impl Into<Stdio>) -> (Daemon, Kernel) {
     let mut command = command(dir, inherited);
     command.stderr(stderr);
     let daemon = Daemon::spawn(command, dir, CONFIG);
-    kernel.expect("18000000 01100100 00000000", "08000200 d0070000");
+    kernel.expect("18000000 01100500 00000000", "08000200 d0070000");
     (daemon, kernel)
 }
 

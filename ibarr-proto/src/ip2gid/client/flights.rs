@@ -231,6 +231,7 @@ impl fmt::Display for FlightId {
 /// msg_id, route and resends. The first round resends by the schedule, so does one that a request has
 /// come for; the others resend once a second.
 #[derive(Debug)]
+#[expect(clippy::struct_excessive_bools, reason = "each is set and read by itself")]
 pub(super) struct Flight {
     pub(super) question: Question,
     pub(super) msg_id: MsgId,
