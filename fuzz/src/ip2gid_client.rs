@@ -134,7 +134,7 @@ impl World {
         self.requests += 1;
         // Some callers wait for many rounds; some had been refused before.
         let deadline = self.now + Duration::from_millis(self.requests * 1171 % 30_000 + 1);
-        let asked_at = if self.requests % 3 == 0 { Instant::BOOT } else { self.now };
+        let asked_at = if self.requests.is_multiple_of(3) { Instant::BOOT } else { self.now };
         self.waiting.insert(id, deadline);
         self.asked.insert(id, question);
         self.input(Input::Resolve { id, question, asked_at, deadline });

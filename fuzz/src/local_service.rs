@@ -306,8 +306,9 @@ impl World {
                     assert_eq!(self.sought.remove(&flight), Some(question), "nobody wanted it");
                 }
                 Event::PathWanted { flight, .. } => {
-                    self.core.path_answered(self.now, flight, &paths::Outcome::UnknownPort);
+                    self.core.path_answered(self.now, flight, &paths::Outcome::UnknownPort, true);
                 }
+                Event::PathOverloaded { seq, .. } => self.core.path_overloaded(self.now, seq, true),
             }
         }
         let load = self.core.load();

@@ -12,7 +12,7 @@
 //!
 //! This file is long because the kernel and the users of this node ask for both.
 //!
-//! What users ask passes [`shares`](crate::shares) first: the kernel's requests, behind which
+//! What users ask passes [`shares`] first: the kernel's requests, behind which
 //! applications wait, do not, and find room however much users ask.
 
 #[cfg(test)]

@@ -15,7 +15,7 @@
 //! other from its turn; then the youngest: it has the most time left. An SA that cannot keep up would
 //! otherwise answer nothing but what nobody waits for any more.
 //!
-//! An SA that is silent, or says nothing but that it is busy, is known to be so ([`gate`]): new
+//! An SA that is silent, or says nothing but that it is busy, is known to be so (`gate`): new
 //! questions are answered at once with just that. Questions that wait already keep waiting, serve as
 //! probes, and are asked as usual when the SA answers anything.
 

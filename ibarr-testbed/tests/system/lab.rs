@@ -184,7 +184,7 @@ fn exec_gives_a_command_its_node_and_passes_its_exit_code_on() {
         "-c",
         "ls /sys/class/net; command -v ibarr; ls $IBARR_RUN_DIR",
     ]);
-    assert_eq!(shown, format!("eth0\nlo\n{}\ncontrol.sock\n", ibarr().display()));
+    assert_eq!(shown, format!("eth0\nlo\n{}\ncontrol.sock\nlock\n", ibarr().display()));
     let exit = machine.testbed(&["lab", "exec", "n1", "--", "sh", "-c", "exit 7"]).status();
     assert_eq!(exit.unwrap().code(), Some(7));
     let error = machine.fail(&["lab", "exec", "n9", "--", "true"]);

@@ -88,7 +88,7 @@ pub enum Error {
     },
 }
 
-/// The socket that [`serve`] answers on; removed when dropped.
+/// The socket that [`start`] answers on; removed when dropped.
 #[derive(Debug)]
 pub struct Listener {
     socket: StdUnixListener,

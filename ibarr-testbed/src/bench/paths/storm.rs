@@ -43,7 +43,8 @@ pub(super) struct Storm {
     pub(super) questions: u32,
     /// Questions that the daemon has asked the subnet administrator.
     pub(super) queries: u64,
-    /// Requests that the daemon has told the kernel to ask the subnet administrator itself.
+    /// Requests that the daemon has told the kernel to ask the subnet administrator itself, or that
+    /// failed because the daemon was too slow.
     pub(super) errors: u32,
     /// Requests that found no room in the daemon's socket: the kernel asks, too.
     pub(super) undelivered: u32,
@@ -145,7 +146,9 @@ impl Answers {
         ensure!(waits.is_some_and(std::mem::take), "an answer to nothing, or a second one");
         self.waiting -= 1;
         match parse(answer.as_ref()) {
+            // Of those beyond the daemon's speed, few are left to the kernel, and the others fail.
             Some(Answer::Error) => self.errors += 1,
+            Some(Answer::Paths(paths)) if paths.as_slice().is_empty() => self.errors += 1,
             Some(Answer::Paths(paths)) => {
                 let dgid = paths.as_slice().first().map(|path| path.record.octets());
                 let is_right =
