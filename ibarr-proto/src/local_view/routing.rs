@@ -292,7 +292,7 @@ impl Decided {
 
     /// The first and the last address of a subnet lead nowhere, as far as the maps have room: the
     /// kernel sends nothing to a broadcast address unless it is told to, and before Linux 5.14 the
-    /// first address was one, too. Who asks from there is user space's to answer.
+    /// first address was one, too. The daemon answers queries from there.
     fn leave_edges_out(&mut self) {
         let subnets = self.routes.iter().filter(|(_, via)| **via == Via::Link);
         let edges: Vec<_> = subnets

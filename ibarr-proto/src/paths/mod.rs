@@ -10,7 +10,7 @@
 //!
 //! **What makes an answer doubtful.** Nobody tells us what the SA would answer now. When its port
 //! came up again, the subnet manager moved, or the kernel told an event of the port ([`PortEvent`]),
-//! the paths of a port are in doubt: whoever wants one waits for the SA, and is given the old one only
+//! the paths of a port are in doubt: a caller waits for the SA, and is given the old one only
 //! if the SA does not answer in time. When the port got another LID, GID or lost a partition they are
 //! wrong.
 //!
@@ -21,7 +21,7 @@
 //! something, and all that is remembered of the port is in doubt. And a GID that the SA gives another
 //! LID than it did shows that the subnet has changed: all of the port is in doubt, for ports seldom get
 //! new LIDs one at a time, and a router's is in many paths. What has been contradicted is not given
-//! any more. So that somebody asks, a path in use is asked for again now and then (`canaries.rs`).
+//! any more. The SA is asked now and then for a path in use, to hear of it (`canaries.rs`).
 
 mod bucket;
 mod cache;

@@ -127,7 +127,7 @@ fn xdp_sends_to_no_edge_of_a_subnet_though_all_routes_leave_by_the_interface() {
         programs.put_route(IfIndex::MIN, ip(edge), 32, Route::ELSEWHERE);
         assert_xdp_passed(&mut programs, &Frame { source: ip(edge), ..query() }, "no_route");
     }
-    // Their last bits alone make nobody an edge.
+    // The last bits alone do not make an address the edge of a subnet.
     for source in ["10.2.0.4", "10.2.0.11", "10.3.0.255"] {
         let frame = Frame { source: ip(source), ..query() };
         assert_eq!(programs.run_xdp(&frame.bytes()).action, XDP_TX, "{source}");

@@ -20,7 +20,7 @@ use tracing_subscriber::fmt::MakeWriter;
 /// Bytes that wait for the thread: the log of some minutes, or of a bad moment.
 const ROOM: usize = 256 << 10;
 
-/// Where log lines go. Nothing here waits for whoever reads them.
+/// Where log lines go. Nothing here waits for the reader of standard error.
 #[derive(Clone, Debug, Default)]
 pub struct Log(Arc<Shared>);
 

@@ -62,7 +62,7 @@ struct Refusal {
     is_final: bool,
 }
 
-/// A device that says that it is going stays for a moment. Whoever opens it then keeps it from going.
+/// A device that is being removed stays for a moment. A process that opens it then delays the removal.
 const PAUSE: Duration = Duration::from_secs(2);
 
 /// How soon a thread sees that the device is gone, or the daemon, if nobody tells it.

@@ -107,7 +107,7 @@ const _: () = assert!(HOLD / udp_options::TRUESIZE > 10_000 + 10_000 / 6);
 /// How often a port that is taken is tried again.
 const RETRY: Duration = Duration::from_secs(5);
 
-/// At which of these tries it is looked who has the port: a machine can have many processes.
+/// The holder of the port is looked up once in so many tries, because a machine can have many processes.
 const LOOK_EVERY: u32 = 12;
 
 /// Serves `port` for one family until `batches` is closed, by the `inherited` socket if there is one. A

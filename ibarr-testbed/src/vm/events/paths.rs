@@ -133,7 +133,7 @@ fn refused(scene: &Scene, target: &str, gid: &str) -> Result<()> {
     Ok(())
 }
 
-/// To whom ibarr was not final: about a path that it knows not to be there.
+/// Callers that ibarr left to the kernel, for a path that does not exist.
 fn falls_back(scene: &Scene, target: &str) -> Result<()> {
     scene.here.reconfigure("on-no-record = \"fallback\"\n")?;
     let caller = Caller::patient()?;
