@@ -373,6 +373,15 @@ impl LocalService {
             return self.counters.count(Counter::NotARequest);
         }
         match Request::parse(message) {
+            // A refusal came before it in the datagram, and there is no socket to answer by.
+            Ok(request) if self.port_id.is_none() => {
+                let (came, ended) = match request {
+                    Request::ResolveIp(_) => (Counter::Requests, Counter::Abandoned),
+                    Request::ResolvePath(_) => (Counter::PathRequests, Counter::PathsAbandoned),
+                };
+                self.counters.count(came);
+                self.counters.count(ended);
+            }
             Ok(Request::ResolveIp(request)) => self.address_request(message.seq(), request),
             Ok(Request::ResolvePath(request)) => self.path_request(message.seq(), request),
             Err(error) => self.malformed(Some(message), error),
@@ -404,7 +413,8 @@ impl LocalService {
     /// Whoever asked for a path must not wait, however badly.
     fn malformed(&mut self, message: Option<&Message<'_>>, error: Error) {
         self.counters.count(error.into());
-        if let Some(message) = message
+        if self.port_id.is_some()
+            && let Some(message) = message
             && message.kind() == Kind::ResolvePath
             && message.is_request()
         {

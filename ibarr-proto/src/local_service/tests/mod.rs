@@ -382,6 +382,17 @@ fn member_leaves_when_an_answer_is_refused() {
     assert_eq!(rig.core.refusal(), None);
 }
 
+/// Found by the fuzzer: a daemon that left held what it could not answer any more.
+#[test]
+fn request_behind_a_refusal_in_one_datagram_is_not_held() {
+    let mut rig = Rig::new();
+    rig.datagram(&[&verdict(1, -1), request(2, TWO).as_ref()].concat());
+    rig.wants("");
+    rig.does("leave for -1");
+    assert_eq!(rig.core.load(), Load::default());
+    rig.counted("requests 1, abandoned 1, refusals 1");
+}
+
 #[test]
 fn a_full_table_forgets_what_was_answered_first_but_never_what_waits() {
     let limits = Limits { requests: 3, ..Limits::default() };
