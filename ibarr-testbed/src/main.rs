@@ -108,9 +108,6 @@ struct Measurement {
     /// Also write the figures there, as JSON
     #[arg(long, value_name = "FILE")]
     json: Option<PathBuf>,
-    /// Also draw them there, as SVG
-    #[arg(long, value_name = "FILE")]
-    svg: Option<PathBuf>,
     /// Seconds instead of minutes: shows that the bench works
     #[arg(long)]
     quick: bool,
@@ -231,16 +228,10 @@ fn enter_userns(wanted: bool) -> Result<()> {
 
 fn run_bench(store: &Store, userns: bool, command: BenchCommand) -> Result<ExitCode> {
     match command {
-        BenchCommand::Ip2gid(how) => how.take(store, userns, bench::ip2gid, bench::Report::svg)?,
-        BenchCommand::Resolve(how) => {
-            how.take(store, userns, bench::resolve, bench::ResolveReport::svg)?;
-        }
-        BenchCommand::Paths(how) => {
-            how.take(store, userns, bench::paths, bench::PathsReport::svg)?;
-        }
-        BenchCommand::Responder(how) => {
-            how.take(store, false, bench::responder, bench::ResponderReport::svg)?;
-        }
+        BenchCommand::Ip2gid(how) => how.take(store, userns, bench::ip2gid)?,
+        BenchCommand::Resolve(how) => how.take(store, userns, bench::resolve)?,
+        BenchCommand::Paths(how) => how.take(store, userns, bench::paths)?,
+        BenchCommand::Responder(how) => how.take(store, false, bench::responder)?,
         BenchCommand::Echo { style, port, ipv6 } => {
             let family = if ipv6 { Family::V6 } else { Family::V4 };
             bench::echo::serve(style, family, port)?;
@@ -263,19 +254,18 @@ impl Measurement {
         store: &Store,
         userns: bool,
         measure: fn(&Store, &Path, bool, &Interrupt) -> Result<R>,
-        draw: fn(&R) -> String,
     ) -> Result<()> {
         enter_userns(userns)?;
         let report = measure(store, &self.ibarr.find()?, self.quick, &Interrupt::watch()?)?;
         print!("{report}");
-        let write = |path: &Path, content: String| {
-            fs::write(path, content).with_context(|| format!("cannot write {}", path.display()))
-        };
         if let Some(path) = &self.json {
-            write(path, serde_json::to_string_pretty(&report)? + "\n")?;
-        }
-        if let Some(path) = &self.svg {
-            write(path, draw(&report))?;
+            fs::write(
+                path,
+                serde_json::to_string_pretty(&report)?
+                    + "
+",
+            )
+            .with_context(|| format!("cannot write {}", path.display()))?;
         }
         Ok(())
     }

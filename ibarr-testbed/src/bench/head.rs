@@ -33,12 +33,6 @@ impl Head {
         let optimised = !cfg!(debug_assertions);
         Ok(Self { v: 1, bench, quick, optimised, machine: Machine::this()? })
     }
-
-    /// Above drawings.
-    pub(super) fn heading(&self) -> String {
-        let Machine { kernel, cpu, .. } = &self.machine;
-        format!("ibarr {} on {cpu}, Linux {kernel}", self.bench)
-    }
 }
 
 /// Above tables, with a warning if the run was too short, or of code that is not what is shipped.
@@ -111,5 +105,16 @@ impl Target {
             Self::AtMost(bound) => ("≤", bound, value <= bound),
         };
         format!("{sign} {bound}: {}", if is_met { "met" } else { "MISSED" })
+    }
+}
+
+/// As short as it can be said: 1.20 M, 34.5 k, 678, 0.12.
+pub(super) fn short(value: f64) -> String {
+    match value {
+        _ if value >= 999_500.0 => format!("{:.2} M", value / 1e6),
+        _ if value >= 9_995.0 => format!("{:.1} k", value / 1e3),
+        _ if value >= 99.5 => format!("{value:.0}"),
+        _ if value >= 9.95 => format!("{value:.1}"),
+        _ => format!("{value:.2}"),
     }
 }

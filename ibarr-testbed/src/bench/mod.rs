@@ -8,7 +8,6 @@
 pub mod echo;
 
 mod cache;
-mod chart;
 mod head;
 mod load;
 mod local_service;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 
-//! A run's figures as table, JSON and SVG.
+//! A run's figures as table and JSON.
 
 use std::fmt;
 use std::time::Duration;
@@ -9,8 +9,7 @@ use anyhow::{Context, Result};
 use serde::Serialize;
 
 use super::cache::{Cache, Costs};
-use super::chart::{Bar, Chart, Scale, short, svg};
-use super::head::{Head, Ratios as Table, Target};
+use super::head::{Head, Ratios as Table, Target, short};
 use super::load::Latencies;
 use super::rounds::{Round, ratio};
 use super::{OPEN_LOOP_RATE, SERVERS};
@@ -128,10 +127,6 @@ impl Cached {
              is of one word anywhere in as much memory, each waiting for the one before"
         )
     }
-
-    pub(super) fn bar(&self) -> Bar {
-        Bar { label: format!("{} entries", self.entries), value: self.lookup_p50_ns, is_ours: true }
-    }
 }
 
 #[derive(Debug, Serialize)]
@@ -186,60 +181,6 @@ impl Report {
                 max: startup_ms().fold(0.0, f64::max),
             },
         })
-    }
-
-    /// One picture of the figures that have a comparison.
-    pub fn svg(&self) -> String {
-        let bars = |value: fn(&Server) -> f64| {
-            let bar = |(at, server): (usize, &Server)| Bar {
-                label: server.name.to_owned(),
-                value: value(server),
-                is_ours: at == 0,
-            };
-            self.servers.iter().enumerate().map(bar).collect()
-        };
-        let Ratios { rate_per_cpu_to_echo, lookup_large_to_small, .. } = self.ratios;
-        let mut latencies = Vec::new();
-        for (name, of) in PERCENTILES {
-            for (at, server) in self.servers.iter().take(2).enumerate() {
-                let Some(value) = of(&server.latency_us) else { continue };
-                let label = format!("{name}, {}", server.name);
-                latencies.push(Bar { label, value, is_ours: at == 0 });
-            }
-        }
-        let charts = [
-            Chart {
-                title: "Answers per CPU-second of the server".to_owned(),
-                note: format!(
-                    "ibarr makes {rate_per_cpu_to_echo:.2} of what an echo server of the same \
-                     input and output makes (longer is better)"
-                ),
-                unit: "datagrams answered per second of CPU time",
-                scale: Scale::Linear,
-                aim: None,
-                bars: bars(|server| server.answers_per_cpu_second),
-            },
-            Chart {
-                title: format!("Latency at {OPEN_LOOP_RATE} queries a second"),
-                note: "from the time a query was due to its answer (shorter is better)".to_owned(),
-                unit: "microseconds, logarithmic",
-                scale: Scale::Logarithmic,
-                aim: None,
-                bars: latencies,
-            },
-            Chart {
-                title: "Median look-up in the client's cache".to_owned(),
-                note: format!(
-                    "a hundred times the entries take {lookup_large_to_small:.2} times as long \
-                     (shorter is better)"
-                ),
-                unit: "nanoseconds",
-                scale: Scale::Linear,
-                aim: None,
-                bars: self.caches.iter().map(Cached::bar).collect(),
-            },
-        ];
-        svg(&self.head.heading(), &charts)
     }
 }
 

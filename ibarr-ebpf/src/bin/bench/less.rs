@@ -14,7 +14,7 @@ use aya_ebpf::macros::{classifier, xdp};
 use aya_ebpf::programs::{TcContext, XdpContext};
 use ibarr_ebpf::packet::{Aligned, Ipv4Query, Ipv6Query, QueryPacket};
 
-use crate::xdp::{Ethernet, Frame, Whole, copy, copy_back, opaque};
+use crate::frame::{Ethernet, Frame, Whole, copy, copy_back, opaque};
 
 /// What any program costs.
 #[classifier]

@@ -5,22 +5,12 @@
 #![cfg_attr(target_arch = "bpf", no_std, no_main)]
 
 #[cfg(target_arch = "bpf")]
+#[path = "../responder/frame.rs"]
+mod frame;
+#[cfg(target_arch = "bpf")]
 mod less;
 #[cfg(target_arch = "bpf")]
-#[path = "../responder/node.rs"]
-mod node;
-#[cfg(target_arch = "bpf")]
 mod traffic;
-#[cfg(target_arch = "bpf")]
-mod without;
-#[cfg(target_arch = "bpf")]
-#[path = "../responder/xdp.rs"]
-mod xdp;
-
-/// See the responder's.
-#[cfg(target_arch = "bpf")]
-#[unsafe(no_mangle)]
-static LINK_HEADER_LEN: aya_ebpf::Global<u32> = aya_ebpf::Global::new(14);
 
 #[cfg(target_arch = "bpf")]
 #[panic_handler]

@@ -12,7 +12,7 @@ use ibarr_common::wire::ip2gid::PORT;
 use ibarr_ebpf::packet::{Ipv4Query, Ipv6Query};
 use zerocopy::network_endian::U16;
 
-use crate::xdp::{Ethernet, Frame, Whole};
+use crate::frame::{Ethernet, Frame, Whole};
 
 /// Gives an Ethernet frame the 24 bytes of link header of IPoIB, for the next program to see.
 #[classifier]

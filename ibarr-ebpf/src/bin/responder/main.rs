@@ -5,6 +5,8 @@
 #![cfg_attr(target_arch = "bpf", no_std, no_main)]
 
 #[cfg(target_arch = "bpf")]
+mod frame;
+#[cfg(target_arch = "bpf")]
 mod guard;
 #[cfg(target_arch = "bpf")]
 mod node;

@@ -10,10 +10,8 @@
 //! sender whose checksum is not filled in is passed on.
 
 use core::mem::MaybeUninit;
-use core::ptr;
 
 use aya_ebpf::bindings::xdp_action::{XDP_ABORTED, XDP_PASS, XDP_TX};
-use aya_ebpf::helpers::{bpf_xdp_adjust_head, bpf_xdp_adjust_tail};
 use aya_ebpf::programs::XdpContext;
 use ibarr_common::IfIndex;
 use ibarr_common::ib::IpoibHwAddr;
@@ -23,48 +21,41 @@ use ibarr_ebpf::packet::{Aligned, Ipv4Query, Ipv6Query, QueryPacket};
 use zerocopy::network_endian::U16;
 
 use crate::LINK_HEADER_LEN;
+use crate::frame::{Ethernet, Frame, Whole, copy, copy_back, opaque};
 use crate::node::{Maps, is_edge, next_hop};
 
 /// Every packet that is not answered is left as it is to the kernel's stack (`XDP_PASS`).
 #[inline]
 pub(crate) fn respond(ctx: &XdpContext) -> u32 {
     if LINK_HEADER_LEN.load() as usize == size_of::<Ethernet>() {
-        respond_as::<Ethernet>(Maps, ctx)
+        respond_as::<Ethernet>(ctx)
     } else {
-        respond_as::<Ipoib>(Maps, ctx)
+        respond_as::<Ipoib>(ctx)
     }
 }
 
-/// On links with the header `L`, as `node`.
+/// On links with the header `L`.
 #[inline]
-pub(crate) fn respond_as<L: Link>(node: impl Node + Copy, ctx: &XdpContext) -> u32 {
+fn respond_as<L: Link>(ctx: &XdpContext) -> u32 {
     let frame = Frame { ctx };
     let len = frame.end() - frame.start();
     if len == size_of::<Whole<L, Ipv4Query>>() {
-        frame.handle::<L, Ipv4Query>(node)
+        frame.handle::<L, Ipv4Query>()
     } else if len == size_of::<Whole<L, Ipv6Query>>() {
-        frame.handle::<L, Ipv6Query>(node)
+        frame.handle::<L, Ipv6Query>()
     } else {
         XDP_PASS
     }
 }
 
 /// A link header.
-pub(crate) trait Link: Copy {
+trait Link: Copy {
     fn ethertype(&self) -> U16;
 
     fn is_for_this_host(&self, interface: &Interface) -> bool;
 
     /// That of the reply to `source`.
     fn reply(&self, ifindex: IfIndex, source: [u8; 16]) -> Option<Self>;
-}
-
-#[derive(Clone, Copy)]
-#[repr(C)]
-pub(crate) struct Ethernet {
-    destination: [u8; 6],
-    source: [u8; 6],
-    ethertype: U16,
 }
 
 impl Link for Ethernet {
@@ -118,22 +109,10 @@ impl Link for Ipoib {
     }
 }
 
-/// A whole frame.
-#[derive(Clone, Copy)]
-#[repr(C)]
-pub(crate) struct Whole<L, P> {
-    link: L,
-    packet: P,
-}
-
-pub(crate) struct Frame<'a> {
-    pub(crate) ctx: &'a XdpContext,
-}
-
 impl Frame<'_> {
     /// Not inlined: together, four of them would need more stack than there is.
     #[inline(never)]
-    fn handle<L: Link, Q: QueryPacket>(&self, node: impl Node + Copy) -> u32 {
+    fn handle<L: Link, Q: QueryPacket>(&self) -> u32 {
         let Some(frame) = self.view::<Whole<L, Q>>() else { return XDP_PASS };
         // Apart, so that the words of the packet are aligned, which they are not in the frame.
         let (mut link, mut packet) = (MaybeUninit::uninit(), MaybeUninit::uninit());
@@ -144,29 +123,24 @@ impl Frame<'_> {
         if link.ethertype() != Q::ETHERTYPE || !packet.is_to_our_port() {
             return XDP_PASS;
         }
-        match self.reply_to(&node, link, packet) {
+        match self.reply_to(link, packet) {
             Ok(action) => {
-                node.count(Program::Xdp, Reason::Answered);
+                Maps.count(Program::Xdp, Reason::Answered);
                 action
             }
             Err(reason) => {
-                node.count(Program::Xdp, reason);
+                Maps.count(Program::Xdp, reason);
                 XDP_PASS
             }
         }
     }
 
     #[inline]
-    fn reply_to<L: Link, Q: QueryPacket>(
-        &self,
-        node: &impl Node,
-        link: &L,
-        query: &Q,
-    ) -> Result<u32, Reason> {
+    fn reply_to<L: Link, Q: QueryPacket>(&self, link: &L, query: &Q) -> Result<u32, Reason> {
         // SAFETY: a field of the kernel's context, which outlives the program.
         let ifindex = unsafe { (*self.ctx.ctx).ingress_ifindex };
         let ifindex = IfIndex::new(ifindex).ok_or(Reason::InterfaceOff)?;
-        let packet = answer(node, &At { link: *link, ifindex }, query)?;
+        let packet = answer(&Maps, &At { link: *link, ifindex }, query)?;
         let link = link.reply(ifindex, query.source(ifindex).address).ok_or(Reason::NoRoute)?;
         self.grow(size_of::<Q::Reply>() - size_of::<Q>())?;
         let Some(frame) = self.view::<Whole<L, Q::Reply>>() else {
@@ -179,100 +153,6 @@ impl Frame<'_> {
         unsafe { copy_back(opaque(&Aligned(packet)), &raw mut (*frame).packet) };
         Ok(XDP_TX)
     }
-
-    /// Makes the frame longer, at the end that has room: before it (guaranteed where XDP is
-    /// generic, scarce with some drivers), or behind it (since Linux 5.8, where the buffer allows).
-    #[inline]
-    pub(crate) fn grow(&self, by: usize) -> Result<(), Reason> {
-        if by == 0 {
-            return Ok(());
-        }
-        let by = by as i32;
-        // SAFETY: the context is ours, and no pointer into the packet is held.
-        if unsafe { bpf_xdp_adjust_head(self.ctx.ctx, -by) } == 0 {
-            return Ok(());
-        }
-        // SAFETY: as above.
-        if unsafe { bpf_xdp_adjust_tail(self.ctx.ctx, by) } == 0 {
-            return Ok(());
-        }
-        Err(Reason::NoRoom)
-    }
-
-    /// Where a `T` at the start of the frame is, if the frame holds one.
-    #[inline]
-    pub(crate) fn view<T>(&self) -> Option<*mut T> {
-        let start = self.start();
-        (start + size_of::<T>() <= self.end()).then_some(start as *mut T)
-    }
-
-    #[inline]
-    pub(crate) fn start(&self) -> usize {
-        // SAFETY: a field of the kernel's context, which outlives the program.
-        let data = unsafe { &raw const (*self.ctx.ctx).data };
-        // SAFETY: as above. Volatile, or the compiler would see through the comparison with the
-        // end that the verifier wants to see.
-        unsafe { data.read_volatile() as usize }
-    }
-
-    #[inline]
-    pub(crate) fn end(&self) -> usize {
-        // SAFETY: as for the start.
-        let end = unsafe { &raw const (*self.ctx.ctx).data_end };
-        // SAFETY: as for the start.
-        unsafe { end.read_volatile() as usize }
-    }
-}
-
-/// Keeps the compiler from tearing memory into more registers than there are.
-#[inline]
-pub(crate) fn opaque<T>(memory: &T) -> &T {
-    core::hint::black_box(memory)
-}
-
-/// Writes whole words, for whoever reads words: a CPU that reads what it has just written in parts
-/// has to wait until they are in its cache.
-///
-/// # Safety
-/// `from` holds a `T`, is even, and its bytes may be any.
-///
-/// An even address is what the kernel's own stack asks of a frame (`include/linux/etherdevice.h`).
-#[inline]
-pub(crate) unsafe fn copy<T>(from: *const T, to: &mut MaybeUninit<Aligned<T>>) -> &Aligned<T> {
-    const { assert!(size_of::<T>().is_multiple_of(2)) }
-    let half = |index: usize| {
-        // SAFETY: inside the `T`.
-        let from = unsafe { from.cast::<u16>().add(index) };
-        // SAFETY: as above, and even. Volatile, or the compiler would call a function that copies
-        // byte by byte.
-        unsafe { from.read_volatile() }
-    };
-    let (words, halves) = (size_of::<T>() / 8, size_of::<T>() / 2);
-    for index in 0..words {
-        let word: u64 = zerocopy::transmute!([0, 1, 2, 3].map(|part| half(4 * index + part)));
-        // SAFETY: inside the room for a `T`.
-        let to = unsafe { to.as_mut_ptr().cast::<u64>().add(index) };
-        // SAFETY: inside that room, which is aligned.
-        unsafe { to.write(word) };
-    }
-    for index in 4 * words..halves {
-        // SAFETY: inside the room for a `T`.
-        let to = unsafe { to.as_mut_ptr().cast::<u16>().add(index) };
-        // SAFETY: inside that room, which is aligned.
-        unsafe { to.write(half(index)) };
-    }
-    // SAFETY: all of it has just been written.
-    unsafe { to.assume_init_ref() }
-}
-
-/// # Safety
-/// `to` has room for a `T` and is even.
-#[inline]
-pub(crate) unsafe fn copy_back<T>(from: &Aligned<T>, to: *mut T) {
-    const { assert!(size_of::<T>().is_multiple_of(2)) }
-    let from = (&raw const from.0).cast::<u16>();
-    // SAFETY: both hold a `T`, one of them on our stack, and both are even.
-    unsafe { ptr::copy_nonoverlapping(from, to.cast(), size_of::<T>() / 2) };
 }
 
 struct At<L> {

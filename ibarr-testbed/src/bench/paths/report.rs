@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 
-//! A run's figures as table, JSON and SVG.
+//! A run's figures as table and JSON.
 
 use std::fmt;
 
@@ -8,8 +8,7 @@ use anyhow::{Context, Result};
 use serde::Serialize;
 
 use super::super::cache::{Cache, Costs};
-use super::super::chart::{Aim, Bar, Chart, Scale, short, svg};
-use super::super::head::{Head, Ratios, Target};
+use super::super::head::{Head, Ratios, Target, short};
 use super::super::report::{Cached, median};
 use super::super::rounds::{Rates, Round, ratio};
 use super::storm::Storm;
@@ -90,48 +89,6 @@ impl Report {
             caches: Cached::of(Cache::Paths, quick, costs),
             lookup_large_to_small: costs.large_lookup_ns / costs.small_lookup_ns,
         })
-    }
-
-    /// One picture of it.
-    pub fn svg(&self) -> String {
-        let load = |load: &Load| Chart {
-            title: format!("Paths from {}, answers a second", load.from),
-            note: format!(
-                "{} requests under way; ibarr makes {:.2} of what the {} makes (longer is better)",
-                load.outstanding, load.rate_to_other, load.other
-            ),
-            unit: "answers",
-            scale: Scale::Linear,
-            aim: load.at_least.map(|at_least| Aim {
-                value: load.them.answers_per_second * at_least,
-                label: format!("target: {at_least} of the {}", load.other),
-            }),
-            bars: [("ibarr", &load.ibarr, true), (load.other, &load.them, false)]
-                .map(|(label, rates, is_ours)| Bar {
-                    label: label.to_owned(),
-                    value: rates.answers_per_second,
-                    is_ours,
-                })
-                .into(),
-        };
-        let [small, large] = &self.caches;
-        let lookups = Chart {
-            title: "Median look-up in the cache of paths".to_owned(),
-            note: format!(
-                "{} times the entries take {:.2} times as long (shorter is better)",
-                large.entries / small.entries,
-                self.lookup_large_to_small
-            ),
-            unit: "nanoseconds",
-            scale: Scale::Linear,
-            aim: Some(Aim {
-                value: small.lookup_p50_ns * LOOKUP_AT_MOST,
-                label: "target: three times the small one".to_owned(),
-            }),
-            bars: self.caches.iter().map(Cached::bar).collect(),
-        };
-        let charts: Vec<_> = self.loads.iter().map(load).chain([lookups]).collect();
-        svg(&self.head.heading(), &charts)
     }
 }
 

@@ -1,14 +1,13 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 
-//! A run's figures as table, JSON and SVG.
+//! A run's figures as table and JSON.
 
 use std::fmt;
 
 use anyhow::{Context, Result};
 use serde::Serialize;
 
-use super::super::chart::{Bar, Chart, Scale, short, svg};
-use super::super::head::{Head, Ratios, Target};
+use super::super::head::{Head, Ratios, Target, short};
 use super::super::rounds::{Rates, Round, ratio};
 use super::{CASES, OUTSTANDING};
 
@@ -45,30 +44,6 @@ impl Report {
             outstanding: OUTSTANDING,
             families: families.into(),
         })
-    }
-
-    /// One picture of it.
-    pub fn svg(&self) -> String {
-        let chart = |title: &str, note: &str, unit, of: fn(&Rates) -> f64| Chart {
-            title: title.to_owned(),
-            note: note.to_owned(),
-            unit,
-            scale: Scale::Linear,
-            aim: None,
-            bars: (self.families.iter())
-                .flat_map(|family| [(family, true), (family, false)])
-                .map(|(family, is_ours)| Bar {
-                    label: format!("{}, {}", if is_ours { "ibarr" } else { "echo" }, family.name),
-                    value: of(if is_ours { &family.ibarr } else { &family.echo }),
-                    is_ours,
-                })
-                .collect(),
-        };
-        let note = format!("from the cache, {OUTSTANDING} requests under way (longer is better)");
-        let rate = chart("Answers a second", &note, "answers", |s| s.answers_per_second);
-        let note = "of all threads of the process (shorter is better)";
-        let cpu = chart("CPU time an answer", note, "microseconds", |s| s.cpu_us_per_answer);
-        svg(&self.head.heading(), &[rate, cpu])
     }
 }
 

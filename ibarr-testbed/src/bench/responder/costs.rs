@@ -36,11 +36,6 @@ impl Case {
             Hook::Xdp => XDP_TX,
         }
     }
-
-    /// The part that the responder lacks here, or nothing.
-    pub(super) fn lacks(&self) -> Option<&'static str> {
-        PARTS.iter().find(|(program, _)| *program == self.program).map(|(_, part)| *part)
-    }
 }
 
 /// Nanoseconds a run of a case, round by round; those of the same index are neighbours in time.
@@ -49,20 +44,6 @@ pub(super) struct Cost {
     pub(super) case: Case,
     pub(super) rounds: Vec<f64>,
 }
-
-/// Programs that lack one part of the responder, and what that is.
-pub(super) const PARTS: [(&str, &str); 10] = [
-    ("whole_xdp", "nothing"),
-    ("no_source_xdp", "is the source ours?"),
-    ("no_lease_xdp", "is the lease over?"),
-    ("no_interface_xdp", "interface look-up"),
-    ("no_entry_xdp", "address look-up"),
-    ("no_count_xdp", "the counter"),
-    ("no_maps_xdp", "all of these"),
-    ("no_own_bits_xdp", "own_bits: the source is looked up"),
-    ("no_tick_xdp", "the tick: the clock is read"),
-    ("routed_xdp", "a way back for all: routes are asked"),
-];
 
 /// Of include/uapi/linux/pkt_cls.h and bpf.h.
 const TC_ACT_UNSPEC: u32 = u32::MAX;
@@ -81,8 +62,6 @@ pub(super) fn measure(effort: &Effort, interrupt: &Interrupt) -> Result<Vec<Cost
     for round in 0..=rounds {
         for cost in &mut costs {
             interrupt.check()?;
-            // What parts cost is a difference of neighbours: a quarter of the runs is enough.
-            let runs = if cost.case.lacks().is_some() { runs / 4 } else { runs };
             let nanos = programs.run(&cost.case, runs)?;
             if round > 0 {
                 cost.rounds.push(nanos);
@@ -110,11 +89,6 @@ fn cases() -> Vec<Case> {
                     add(hook, ours, ipv6, maps, scattered);
                 }
             }
-        }
-    }
-    for ipv6 in [false, true] {
-        for (program, _) in PARTS {
-            add(Hook::Xdp, program, ipv6, Maps::Bench, false);
         }
     }
     cases

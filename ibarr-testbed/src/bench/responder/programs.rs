@@ -32,7 +32,7 @@ pub(super) enum Hook {
 /// Whose maps a program has.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub(super) enum Maps {
-    /// Of the programs that are measured beside the responder; as many addresses as `Small`.
+    /// None: the programs that are measured beside the responder ask no map.
     Bench,
     /// Of a node with more addresses than most have.
     Small,
@@ -64,7 +64,7 @@ impl Programs {
     pub(super) fn load() -> Result<Self> {
         let stats =
             enable_stats(Stats::RunTime).context("the kernel does not count (needs root)")?;
-        let load = |object: &[u8], maps: Maps| {
+        let load = |object: &[u8]| {
             let mut object = Ebpf::load(object).context("the kernel does not take an object")?;
             for (name, program) in object.programs_mut() {
                 let loaded = match program {
@@ -74,13 +74,17 @@ impl Programs {
                 };
                 loaded.with_context(|| name.to_owned())?;
             }
+            Ok::<_, anyhow::Error>(object)
+        };
+        let ours = |maps: Maps| {
+            let mut object = load(ibarr_ebpf::OBJECT)?;
             fill(&mut object, maps.entries())?;
             Ok::<_, anyhow::Error>(object)
         };
         Ok(Self {
-            bench: load(ibarr_ebpf::BENCH_OBJECT, Maps::Bench)?,
-            small: load(ibarr_ebpf::OBJECT, Maps::Small)?,
-            large: load(ibarr_ebpf::OBJECT, Maps::Large)?,
+            bench: load(ibarr_ebpf::BENCH_OBJECT)?,
+            small: ours(Maps::Small)?,
+            large: ours(Maps::Large)?,
             rng: ChaCha20Rng::seed_from_u64(1),
             _stats: stats,
         })

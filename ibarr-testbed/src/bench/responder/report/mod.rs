@@ -2,7 +2,6 @@
 
 //! A run's figures.
 
-mod drawing;
 mod table;
 
 use anyhow::{Context, Result};
@@ -14,7 +13,6 @@ use super::super::report::{Percentiles, float, median};
 use super::bulk::Attached;
 use super::costs::{Case, Cost};
 use super::flood::Flooded;
-use super::programs::Hook;
 use super::wire::Server;
 use super::{Bulk, Effort, OPEN_LOOP_RATE, Rest, Served};
 
@@ -23,11 +21,9 @@ use super::{Bulk, Effort, OPEN_LOOP_RATE, Rest, Served};
 pub struct Report {
     #[serde(flatten)]
     head: Head,
-    /// Of each program, in each case; of the responder without a part, a quarter.
+    /// Of each program, in each case.
     runs: u64,
     programs: Vec<Program>,
-    /// What the responder's XDP program saves without one of its parts.
-    parts: Vec<Part>,
     open_loop_per_second: u32,
     servers: Vec<Answering>,
     daemon: Vec<Daemon>,
@@ -54,14 +50,6 @@ struct Program {
     net_to_bounce: Option<f64>,
     /// As `net_to_bounce`, to a program that sends as many bytes as we do.
     net_to_rewrite: Option<f64>,
-}
-
-#[derive(Debug, Serialize)]
-struct Part {
-    without: &'static str,
-    family: &'static str,
-    /// Of a run; less than nothing: it costs more without.
-    saves_ns: f64,
 }
 
 /// A server on a wire.
@@ -117,7 +105,6 @@ impl Report {
             head: Head::new("responder", quick)?,
             runs: u64::from(effort.runs) * u64::try_from(effort.cost_rounds)?,
             programs: programs(costs)?,
-            parts: parts(costs)?,
             open_loop_per_second: OPEN_LOOP_RATE,
             servers: served.iter().map(|one| answering(one, served)).collect::<Result<_>>()?,
             daemon: rests.iter().map(daemon).collect(),
@@ -136,7 +123,7 @@ fn programs(costs: &[Cost]) -> Result<Vec<Program>> {
         Ok::<_, anyhow::Error>(&found.rounds)
     };
     let mut programs = Vec::new();
-    for Cost { case, rounds } in costs.iter().filter(|cost| cost.case.lacks().is_none()) {
+    for Cost { case, rounds } in costs {
         let [empty, bounce, rewrite] =
             ["empty", "bounce", "rewrite"].map(|name| beside(case, name));
         let (empty, bounce, rewrite) = (empty?, bounce?, rewrite?);
@@ -161,20 +148,6 @@ fn programs(costs: &[Cost]) -> Result<Vec<Program>> {
         });
     }
     Ok(programs)
-}
-
-fn parts(costs: &[Cost]) -> Result<Vec<Part>> {
-    let mut parts = Vec::new();
-    for Cost { case, rounds } in costs {
-        let Some(without) = case.lacks() else { continue };
-        let whole = |cost: &&Cost| cost.case.ipv6 == case.ipv6 && cost.case.program == "whole_xdp";
-        let whole = &costs.iter().find(whole).context("the whole was not run")?.rounds;
-        let saves_ns = median(whole.iter().zip(rounds).map(|(whole, less)| whole - less));
-        let saves_ns = saves_ns.context("no rounds")?;
-        parts.push(Part { without, family: name_of(case.ipv6), saves_ns });
-    }
-    parts.retain(|part| part.without != "nothing");
-    Ok(parts)
 }
 
 fn answering(one: &Served, all: &[Served]) -> Result<Answering> {
@@ -231,14 +204,4 @@ fn stream(one: &Bulk, all: &[Bulk]) -> Result<Stream> {
 
 fn name_of(ipv6: bool) -> &'static str {
     if ipv6 { "IPv6" } else { "IPv4" }
-}
-
-impl Program {
-    fn is_at(&self, hook: Hook) -> bool {
-        self.name.ends_with("_tc") == (hook == Hook::Tc)
-    }
-
-    fn is_ours(&self) -> bool {
-        self.entries.is_some()
-    }
 }

@@ -4,8 +4,8 @@
 
 use std::fmt::{self, Display, Formatter};
 
-use super::super::super::chart::short;
 use super::super::super::head::Target;
+use super::super::super::head::short;
 use super::super::super::report::float;
 use super::super::wire::Server;
 use super::{Program, Report};
@@ -14,7 +14,6 @@ impl Display for Report {
     fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
         write!(f, "{}", self.head)?;
         self.programs(f)?;
-        self.parts(f)?;
         self.servers(f)?;
         self.daemon(f)?;
         self.bulk(f)
@@ -51,18 +50,6 @@ impl Report {
              nothing, swaps addresses and ports, and sends back; rewrite sends as many bytes as a\n  \
              reply has. `any`: each query is for another address of the node, and comes from memory.",
             self.runs
-        )
-    }
-
-    fn parts(&self, f: &mut Formatter<'_>) -> fmt::Result {
-        writeln!(f, "\n{:<40}{:>14}{:>14}", "the XDP program without", "IPv4 saves", "IPv6 saves")?;
-        let (v4, v6): (Vec<_>, Vec<_>) = self.parts.iter().partition(|part| part.family == "IPv4");
-        for (v4, v6) in v4.iter().zip(v6) {
-            writeln!(f, "{:<40}{:>11.1} ns{:>11.1} ns", v4.without, v4.saves_ns, v6.saves_ns)?;
-        }
-        writeln!(
-            f,
-            "  One address is asked for. The last three are means to be fast, so they save less than 0."
         )
     }
 
