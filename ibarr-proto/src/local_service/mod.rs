@@ -66,11 +66,9 @@ pub struct LocalService {
     requests: Requests,
     path_requests: PathRequests,
     queue: Queue,
-    /// To be told to the kernel.
     timeout: Option<Timeout>,
     group: Group,
     nudges: Nudges,
-    /// From when on a loss is worth another nudge.
     overruns_from: Instant,
     events: VecDeque<Event>,
     refusal: Option<i32>,
@@ -78,7 +76,6 @@ pub struct LocalService {
 }
 
 impl LocalService {
-    /// Without a socket yet.
     pub fn new(config: Config) -> Self {
         Self::with_limits(config, Limits::default())
     }
@@ -355,12 +352,13 @@ impl LocalService {
             self.counters.count(Counter::DatagramsCut);
         }
         let mut messages = messages(bytes);
-        while let Some(message) = messages.next() {
+        // What is behind a refusal came by a socket that is about to be closed.
+        while !matches!(self.group, Group::Leaving(_))
+            && let Some(message) = messages.next()
+        {
             match message {
                 Ok(message) => self.message(&message),
-                Err(error) => {
-                    self.malformed(messages.broken().as_ref(), error);
-                }
+                Err(error) => self.malformed(messages.broken().as_ref(), error),
             }
         }
     }
@@ -373,15 +371,6 @@ impl LocalService {
             return self.counters.count(Counter::NotARequest);
         }
         match Request::parse(message) {
-            // A refusal came before it in the datagram, and there is no socket to answer by.
-            Ok(request) if self.port_id.is_none() => {
-                let (came, ended) = match request {
-                    Request::ResolveIp(_) => (Counter::Requests, Counter::Abandoned),
-                    Request::ResolvePath(_) => (Counter::PathRequests, Counter::PathsAbandoned),
-                };
-                self.counters.count(came);
-                self.counters.count(ended);
-            }
             Ok(Request::ResolveIp(request)) => self.address_request(message.seq(), request),
             Ok(Request::ResolvePath(request)) => self.path_request(message.seq(), request),
             Err(error) => self.malformed(Some(message), error),
@@ -410,11 +399,10 @@ impl LocalService {
         }
     }
 
-    /// Whoever asked for a path must not wait, however badly.
+    /// A path request is answered even so: its caller would wait.
     fn malformed(&mut self, message: Option<&Message<'_>>, error: Error) {
         self.counters.count(error.into());
-        if self.port_id.is_some()
-            && let Some(message) = message
+        if let Some(message) = message
             && message.kind() == Kind::ResolvePath
             && message.is_request()
         {
