@@ -76,6 +76,7 @@ pub struct LocalService {
 }
 
 impl LocalService {
+    /// Without a socket yet.
     pub fn new(config: Config) -> Self {
         Self::with_limits(config, Limits::default())
     }
