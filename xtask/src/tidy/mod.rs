@@ -38,6 +38,7 @@ pub(crate) fn check(workspace: &Workspace) -> Result<()> {
         problems.extend(text::check(file));
     }
     problems.extend(text::links(&files));
+    problems.extend(text::proofs(&files));
     problems.extend(text::test_command(&files));
 
     if !problems.is_empty() {

@@ -2,6 +2,8 @@
 
 //! Rules about single files, and about files that must agree.
 
+use std::collections::HashSet;
+
 use super::{File, Problems};
 
 const SPDX: &str = "SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause";
@@ -28,6 +30,9 @@ const MACHINE_DIRS: &[&str] =
 
 /// A program asks for the directory of temporary files; text may speak of it.
 const TEMPORARY_DIR: &str = concat!("/", "tmp/");
+
+/// How names of the kernel's functions begin, which documents give beside those of our tests.
+const KERNEL: &[&str] = &["bpf_", "cma_", "ib_", "ipoib_", "rdma_"];
 
 /// The rules about a file by itself.
 pub(super) fn check(file: &File) -> Problems {
@@ -139,6 +144,29 @@ pub(super) fn links(files: &[File]) -> Problems {
             });
             if !exists {
                 problems.push(format!("{}: a link to {target}, which is not there", file.path));
+            }
+        }
+    }
+    problems
+}
+
+/// A function that a document names is in the tree. Names of four words and more are meant: those
+/// of tests, which documents give as proof.
+pub(super) fn proofs(files: &[File]) -> Problems {
+    let functions: HashSet<&str> = (files.iter())
+        .filter(|file| file.has_extension(&["rs"]))
+        .flat_map(|file| file.text.split("fn ").skip(1))
+        .filter_map(|rest| rest.split(|c: char| !c.is_alphanumeric() && c != '_').next())
+        .collect();
+    let mut problems = Problems::new();
+    for file in files.iter().filter(|file| file.has_extension(&["md"])) {
+        for name in file.text.split('`').skip(1).step_by(2) {
+            let is_name = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit() || c == '_';
+            let is_proof = name.matches('_').count() >= 3
+                && name.chars().all(is_name)
+                && !KERNEL.iter().any(|kernel| name.starts_with(kernel));
+            if is_proof && !functions.contains(name) {
+                problems.push(format!("{}: it names `{name}`, which is not there", file.path));
             }
         }
     }
@@ -299,6 +327,15 @@ mod tests {
         let text = "```\n[1](100001)  \"S1\"[1]\n```\n[gone](b.md)\n";
         let problems = links(&[file("a.md", text)]);
         assert_eq!(problems, ["a.md: a link to b.md, which is not there"]);
+    }
+
+    #[test]
+    fn test_that_only_a_document_knows_is_found() {
+        let files = [
+            file("a.md", "`it_is_what_it_says` `it_was_never_so` `a_b_c` `bpf_l4_csum_replace`"),
+            file("a.rs", "#[test]\nfn it_is_what_it_says() {}\n"),
+        ];
+        assert_eq!(proofs(&files), ["a.md: it names `it_was_never_so`, which is not there"]);
     }
 
     #[test]
