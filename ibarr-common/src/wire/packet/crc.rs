@@ -2,13 +2,15 @@
 
 //! The two checksums of a packet (IBA vol. 1 §7.8). Wireshark wants to see them.
 
+use crc::{Algorithm, CRC_32_ISO_HDLC, Crc};
+
 /// The invariant checksum of a packet, as it stands behind it: over all but what switches and
 /// routers change, which counts as ones. `packet` starts at its LRH.
 ///
 /// The reflected CRC-32 of Ethernet, sent with its lowest byte first.
 pub fn icrc(packet: &[u8]) -> [u8; 4] {
     let is_global = packet.get(1).is_some_and(|sl_next| sl_next & 3 == 3);
-    let mut crc = Crc32::new();
+    let mut crc = CRC32.digest();
     for (at, &byte) in packet.iter().enumerate() {
         let variant = if is_global {
             match at {
@@ -25,75 +27,33 @@ pub fn icrc(packet: &[u8]) -> [u8; 4] {
                 _ => 0,
             }
         };
-        crc.add(byte | variant);
+        crc.update(&[byte | variant]);
     }
-    crc.value().to_le_bytes()
+    crc.finalize().to_le_bytes()
 }
 
 /// The variant checksum, as it stands behind the invariant one: over the whole packet and that.
 ///
 /// A reflected CRC-16 of polynomial 0x100b, sent with its lowest byte first.
 pub fn vcrc(packet: &[u8], icrc: [u8; 4]) -> [u8; 2] {
-    let crc = packet.iter().chain(&icrc).fold(u16::MAX, |crc, &byte| {
-        let at = usize::from(crc.to_le_bytes()[0] ^ byte);
-        crc >> 8 ^ CRC16.get(at).copied().unwrap_or_default()
-    });
-    (!crc).to_le_bytes()
+    let mut crc = CRC16.digest();
+    crc.update(packet);
+    crc.update(&icrc);
+    crc.finalize().to_le_bytes()
 }
 
-struct Crc32(u32);
+static CRC32: Crc<u32> = Crc::<u32>::new(&CRC_32_ISO_HDLC);
 
-impl Crc32 {
-    fn new() -> Self {
-        Self(u32::MAX)
-    }
-
-    fn add(&mut self, byte: u8) {
-        let at = usize::from(self.0.to_le_bytes()[0] ^ byte);
-        self.0 = self.0 >> 8 ^ CRC32.get(at).copied().unwrap_or_default();
-    }
-
-    fn value(&self) -> u32 {
-        !self.0
-    }
-}
-
-static CRC32: [u32; 256] = {
-    let mut table = [0; 256];
-    let mut byte = u8::MAX;
-    loop {
-        let mut crc = byte as u32;
-        let mut bit = 0;
-        while bit < 8 {
-            crc = if crc & 1 == 1 { crc >> 1 ^ 0xedb8_8320 } else { crc >> 1 };
-            bit += 1;
-        }
-        table[byte as usize] = crc;
-        if byte == 0 {
-            break table;
-        }
-        byte -= 1;
-    }
-};
-
-static CRC16: [u16; 256] = {
-    let mut table = [0; 256];
-    let mut byte = u8::MAX;
-    loop {
-        let mut crc = byte as u16;
-        let mut bit = 0;
-        while bit < 8 {
-            // 0x100b, reflected.
-            crc = if crc & 1 == 1 { crc >> 1 ^ 0xd008 } else { crc >> 1 };
-            bit += 1;
-        }
-        table[byte as usize] = crc;
-        if byte == 0 {
-            break table;
-        }
-        byte -= 1;
-    }
-};
+static CRC16: Crc<u16> = Crc::<u16>::new(&Algorithm {
+    width: 16,
+    poly: 0x100b,
+    init: u16::MAX,
+    refin: true,
+    refout: true,
+    xorout: u16::MAX,
+    check: 0,
+    residue: 0,
+});
 
 #[cfg(test)]
 mod tests {

@@ -28,7 +28,6 @@
 //! | 88 | partitions: index and key (32 bits each) | 20, 36 | DGID, SGID |
 //! | | | 52 | the record as the SA gave it |
 
-mod crc;
 mod restoring;
 #[cfg(test)]
 mod tests;
@@ -36,18 +35,21 @@ mod walk;
 
 use std::time::Duration;
 
+use crc::{CRC_32_ISO_HDLC, Crc, Digest};
 use ibarr_common::ib::{DeviceName, Gid, Lid, PKey, PathRecord, PortNum, QosClass, ServiceId};
 use ibarr_common::wire::sa::PathQuestion;
 use ibarr_common::wire::umad::PKeyIndex;
 use thiserror::Error;
 
-use self::crc::Crc;
 use super::leads;
 use super::types::{PortFacts, PortName};
 
 pub(super) use self::restoring::Restoring;
 pub use self::restoring::{Restored, Verdict};
 pub use self::walk::{Step, Walk};
+
+/// CRC-32 of IEEE 802.3.
+static CRC: Crc<u32> = Crc::<u32>::new(&CRC_32_ISO_HDLC);
 
 /// All of it.
 #[derive(Clone, Debug, Eq, PartialEq)]
@@ -247,7 +249,7 @@ impl Snapshot {
             return Err(Error::Version(version));
         }
         let (content, crc) = bytes.split_last_chunk().ok_or(Error::Length)?;
-        if Crc::of(content) != u32::from_be_bytes(*crc) {
+        if CRC.checksum(content) != u32::from_be_bytes(*crc) {
             return Err(Error::Checksum);
         }
         let ports = take(&mut from).copied().map(u16::from_be_bytes).ok_or(Error::Length)?;
@@ -278,9 +280,8 @@ impl Snapshot {
 }
 
 /// Writes a snapshot part by part.
-#[derive(Debug)]
 pub struct Encoder {
-    crc: Crc,
+    crc: Digest<'static, u32>,
     paths: u32,
 }
 
@@ -295,7 +296,7 @@ impl Encoder {
         octets.extend([0; 4]);
         octets.extend(begun_at.to_be_bytes());
         octets.extend(ports.iter().take(count.into()).flat_map(KeptPort::emit));
-        let mut crc = Crc::default();
+        let mut crc = CRC.digest();
         crc.update(&octets);
         (Self { crc, paths: 0 }, octets)
     }
@@ -312,7 +313,7 @@ impl Encoder {
     pub fn finish(mut self) -> Vec<u8> {
         let mut octets = self.paths.to_be_bytes().to_vec();
         self.crc.update(&octets);
-        octets.extend(self.crc.get().to_be_bytes());
+        octets.extend(self.crc.finalize().to_be_bytes());
         octets
     }
 }
