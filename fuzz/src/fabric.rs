@@ -11,6 +11,8 @@ use ibarr_common::wire::smp::Smp;
 use ibarr_fabric::topology::{NodeId, PortId};
 use ibarr_fabric::{Event, Fabric, Fault, Input, LinkFault, MAX_QUEUED, Topology};
 
+use crate::script::Script;
+
 /// The fabric under any hosts and any subnet manager, `script` being read as what they do: what it
 /// hands out is packets, no more for a port than its queue holds; what is on its way comes to an end,
 /// time going forward; and the same history gives the same bytes.
@@ -49,7 +51,7 @@ fn run(script: &[u8]) -> Vec<Vec<u8>> {
         match script.byte() % 10 {
             0 => {
                 let len = usize::from(script.byte());
-                let packet = script.take(len).to_vec();
+                let packet = script.bytes(len).to_vec();
                 fabric.handle_input(now, Input::Packet { port, packet: &packet });
             }
             1..=4 => {
@@ -94,21 +96,7 @@ fn drain(fabric: &mut Fabric, heard: &mut Vec<Vec<u8>>) {
     assert!(queued.values().all(|count| *count <= MAX_QUEUED), "{queued:?}");
 }
 
-struct Script<'a>(&'a [u8]);
-
-impl<'a> Script<'a> {
-    fn byte(&mut self) -> u8 {
-        let (first, rest) = self.0.split_first().unwrap_or((&0, &[]));
-        self.0 = rest;
-        *first
-    }
-
-    fn take(&mut self, len: usize) -> &'a [u8] {
-        let (taken, rest) = self.0.split_at(len.min(self.0.len()));
-        self.0 = rest;
-        taken
-    }
-
+impl Script<'_> {
     /// Few LIDs, so that they meet.
     fn lid(&mut self) -> Lid {
         let lid = match self.byte() {
@@ -126,7 +114,7 @@ impl<'a> Script<'a> {
         let attribute = ATTRIBUTES[usize::from(self.byte()) % ATTRIBUTES.len()];
         let attribute = AttributeId::new(attribute);
         let hops = usize::from(self.byte() % 5);
-        let path = self.take(hops).iter().map(|port| port % 7).collect::<Vec<_>>();
+        let path = self.bytes(hops).iter().map(|port| port % 7).collect::<Vec<_>>();
         let mut smp = if kind & 0x80 == 0 {
             Smp::directed(method, attribute, &path).expect("a short path")
         } else {
@@ -144,7 +132,7 @@ impl<'a> Script<'a> {
             smp.answer(ibarr_common::wire::mad::Status::OK);
         }
         let len = usize::from(self.byte() % 65);
-        let data = self.take(len);
+        let data = self.bytes(len);
         smp.data_mut()[..data.len()].copy_from_slice(data);
         let slid = Some(self.lid()).filter(|lid| lid.is_unicast());
         let dlid = if smp.is_directed() { Lid::PERMISSIVE } else { self.lid() };
@@ -165,7 +153,7 @@ impl<'a> Script<'a> {
             headers.grh = Some(GrhWire::new(gid, gid, self.byte()));
         }
         let len = usize::from(self.byte());
-        let payload = self.take(len);
+        let payload = self.bytes(len);
         emit(&headers, payload)
     }
 

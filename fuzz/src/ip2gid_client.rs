@@ -15,6 +15,8 @@ use ibarr_proto::ip2gid::client::{
 use rand_chacha::ChaCha8Rng;
 use rand_core::SeedableRng as _;
 
+use crate::script::Script;
+
 /// The ip2gid client under any history, `script` being read as what happens: it answers each request
 /// once and by its deadline, it never answers a cancelled one, it believes only replies to what it has
 /// sent, it keeps its bounds, and its timers go forward.
@@ -47,26 +49,6 @@ fn settings() -> Settings {
         max_cached: few(5),
         refresh_rate: 2,
         ..Settings::default()
-    }
-}
-
-/// What is read of it when it is used up is zero.
-struct Script<'a>(&'a [u8]);
-
-impl<'a> Script<'a> {
-    fn byte(&mut self) -> u8 {
-        self.bytes(1).first().copied().unwrap_or_default()
-    }
-
-    fn bytes(&mut self, count: usize) -> &'a [u8] {
-        let (taken, rest) = self.0.split_at(count.min(self.0.len()));
-        self.0 = rest;
-        taken
-    }
-
-    fn choose<T: Copy>(&mut self, from: &[T]) -> Option<T> {
-        let chosen = usize::from(self.byte());
-        (!from.is_empty()).then(|| from[chosen % from.len()])
     }
 }
 

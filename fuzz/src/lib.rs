@@ -16,6 +16,7 @@ mod mad_codec;
 mod packet_codec;
 mod paths;
 mod paths_snapshot;
+mod script;
 
 pub use fabric::fabric;
 pub use ip2gid_client::ip2gid_client;

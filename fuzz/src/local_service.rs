@@ -17,6 +17,8 @@ use ibarr_proto::local_service::{
 use ibarr_proto::paths;
 use ibarr_proto::resolver::{Outcome, Source};
 
+use crate::script::Script;
+
 /// The kernel's side under any history, `script` being read as what happens: each address request
 /// ends once and is answered no more often than it came, an answer has the GID that was found for
 /// it, path requests have as many answers as there are, a nudge comes after all answers and at most
@@ -37,21 +39,6 @@ pub fn local_service(script: &[u8]) {
 /// Few of everything, so that histories meet themselves and every bound.
 const TARGETS: [&str; 4] = ["10.2.0.5", "10.2.0.6", "fd00:2::5", "224.0.0.1"];
 const LIMITS: Limits = Limits { requests: 4, paths: 3 };
-
-/// What is read of it when it is used up is zero.
-struct Script<'a>(&'a [u8]);
-
-impl<'a> Script<'a> {
-    fn byte(&mut self) -> u8 {
-        self.bytes(1).first().copied().unwrap_or_default()
-    }
-
-    fn bytes(&mut self, count: usize) -> &'a [u8] {
-        let (taken, rest) = self.0.split_at(count.min(self.0.len()));
-        self.0 = rest;
-        taken
-    }
-}
 
 struct World {
     now: Instant,

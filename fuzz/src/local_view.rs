@@ -14,6 +14,8 @@ use ibarr_proto::local_view::{
     Limits, Link, LinkHeader, LinkType, LocalView, Owned, Served, StaticGid, StaticGids,
 };
 
+use crate::script::Script;
+
 /// The local view under any history, however little of it a kernel could have sent, `script` being
 /// read as what happens: it keeps its bounds, what it tells adds up to what it holds, what it answers
 /// is what it holds, its timers go forward, and the same history gives the same view.
@@ -181,16 +183,7 @@ fn index(number: u8) -> IfIndex {
     IfIndex::new(number.into()).expect("not zero")
 }
 
-/// What is read of it when it is used up is zero.
-struct Script<'a>(&'a [u8]);
-
 impl Script<'_> {
-    fn byte(&mut self) -> u8 {
-        let Some((&byte, rest)) = self.0.split_first() else { return 0 };
-        self.0 = rest;
-        byte
-    }
-
     fn ifindex(&mut self) -> IfIndex {
         index(1 + self.byte() % INTERFACES)
     }

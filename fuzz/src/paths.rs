@@ -15,6 +15,8 @@ use ibarr_proto::sa::{PortIndex, Transmit};
 use rand_chacha::ChaCha12Rng;
 use rand_core::SeedableRng;
 
+use crate::script::Script;
+
 /// Whatever subnet administrators, ports and time do: each request is answered once and in time, a
 /// path only to the question that it answers, and bounds are kept.
 ///
@@ -38,21 +40,6 @@ const DEADLINE: Duration = Duration::from_millis(1_600);
 /// Short, for what an SA can do is asked for as often as ever: an hour would be thousands of turns.
 const TTL: Duration = Duration::from_mins(1);
 const PORTS: u8 = 2;
-
-/// What is read of it when it is used up is zero.
-struct Script<'a>(&'a [u8]);
-
-impl<'a> Script<'a> {
-    fn byte(&mut self) -> u8 {
-        self.bytes(1).first().copied().unwrap_or_default()
-    }
-
-    fn bytes(&mut self, count: usize) -> &'a [u8] {
-        let (taken, rest) = self.0.split_at(count.min(self.0.len()));
-        self.0 = rest;
-        taken
-    }
-}
 
 struct World {
     now: Instant,
