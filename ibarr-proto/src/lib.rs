@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 
-//! Sans-IO state machines of the ibarr daemon.
+//! Sans-IO state machines of the ibarr daemon. [`node`] wires them together; [`turn`] says in which order
+//! a loop reads, drives them and writes.
 
 #![forbid(unsafe_code)]
 
@@ -16,3 +17,4 @@ pub mod retry;
 pub mod sa;
 pub mod shares;
 pub mod timer;
+pub mod turn;

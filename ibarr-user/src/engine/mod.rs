@@ -30,6 +30,7 @@ use ibarr_proto::local_view::{self, Link};
 use ibarr_proto::node::{self, Node, Output, Room};
 use ibarr_proto::resolver;
 use ibarr_proto::shares::User;
+use ibarr_proto::turn::{self, Handled, Io, Limits, Read};
 use nix::errno::Errno;
 use rand_chacha::ChaCha12Rng;
 use tokio::sync::{mpsc, watch};
@@ -110,8 +111,6 @@ pub struct Engine {
     snapshots: Snapshots,
     local_service: ls::LocalService,
     nudger: Nudger,
-    /// There was more to read than in one turn is read.
-    kernel_asks_on: bool,
     /// On which interface the last nudge was made, or why it failed.
     last_nudge: Option<Result<IfIndex, String>>,
     timer: Timer,
@@ -141,18 +140,8 @@ struct ServerSocket {
     task: AbortHandle,
 }
 
-/// Inputs that are taken in one turn, with one reading of the clock, before the cores are drained.
-/// Enough to make a burst cheap, few enough that no answer waits for more than about 100 µs.
-const INPUTS_PER_TURN: usize = 64;
-
-/// Requests of the kernel that are read in one turn: more than a burst has in practice.
-const REQUESTS_PER_TURN: usize = 256;
-
 /// Time for what is to be done after a signal: for the kernel, not for peers.
 const LAST_WORDS: Duration = Duration::from_secs(1);
-
-/// Turns of reading then: more than the socket's buffer holds.
-const READS_AT_END: usize = 128;
 
 /// The longest request has 160 bytes, and the kernel sends each alone. It is cleared before it is read
 /// into, so it is not much larger.
@@ -215,7 +204,6 @@ impl Engine {
                 config.paths.max_cached,
             ),
             local_service: ls::LocalService::start(local_service, Arc::clone(&counters)),
-            kernel_asks_on: false,
             nudger,
             last_nudge: None,
             timer: Timer::new()?,
@@ -246,23 +234,12 @@ impl Engine {
         self.inputs.hear(asks, Input::Ask);
         self.inputs.heed(signals);
         let mut was_ready = false;
-        self.drain(clock::now());
+        turn::drain(&mut self, clock::now());
         while !self.has_ended() {
             let input = self.next().await;
             let now = clock::now();
-            // A peer's query changes nothing that a core would have to say.
-            let mut has_changed = self.due.is_some_and(|due| due <= now);
-            let mut next = Some(input);
-            for more in (0..=INPUTS_PER_TURN).rev() {
-                let Some(input) = next else { break };
-                has_changed |= !matches!(input, Input::Queries(_));
-                self.handle(now, input);
-                next = if more > 0 { self.inputs.poll() } else { None };
-            }
-            if has_changed {
-                self.drain(now);
-            }
-            if std::mem::take(&mut self.kernel_asks_on) {
+            let is_due = self.due.is_some_and(|due| due <= now);
+            if turn::take(&mut self, Limits::default(), now, input, is_due) {
                 // Servers and the like are tasks of this thread.
                 yield_now().await;
             }
@@ -306,166 +283,16 @@ impl Engine {
         }
     }
 
-    fn handle(&mut self, now: Instant, input: Input) {
-        match input {
-            Input::View(input) => {
-                // A link that comes or goes may be a port's.
-                if let local_view::Input::Link(_) | local_view::Input::LinkGone(_) = input {
-                    self.ports.look();
-                }
-                self.node.handle_input(now, node::Input::View(input));
-                if self.node.view().is_synced() {
-                    for batch in std::mem::take(&mut self.early) {
-                        self.answer(batch);
-                    }
-                }
-            }
-            Input::Port(event) => self.handle_port(now, event),
-            Input::Event(event) => self.handle_event(now, event),
-            Input::Mad(event) => self.handle_mad(now, &event),
-            Input::Snapshot(event) => self.handle_snapshot(now, event),
-            Input::Route(RouteAnswer { question, route }) => {
-                self.tell_client(now, client::Input::Route { question, route: route.ok() });
-            }
-            // At most one of each socket, which reads nothing more before its replies.
-            Input::Queries(batch) if !self.node.view().is_synced() => self.early.push(batch),
-            Input::Queries(batch) => self.answer(batch),
-            Input::Datagram(datagram) => {
-                let input = client::Input::Datagram {
-                    socket: datagram.socket,
-                    from: datagram.from,
-                    ingress: datagram.ifindex,
-                    payload: datagram.payload(),
-                };
-                self.tell_client(now, input);
-            }
-            Input::LocalService(event) => self.serve_kernel(now, event),
-            Input::Nudged(outcome) => {
-                let nudged = self.note_nudge(outcome);
-                self.tell_local_service(now, local_service::Input::Nudged(nudged));
-            }
-            Input::Responder(progress) => self.responder.handle_progress(now, progress),
-            Input::Ask(Ask { request, uid, answer }) => match request {
-                Request::Resolve { addresses, timeout_ms } => {
-                    let timeout = timeout_ms.map_or(Request::TIMEOUT, Duration::from_millis);
-                    let deadline = now + timeout;
-                    let user = User(uid);
-                    for (id, address) in self.asks.add(now, addresses, answer) {
-                        match Question::new(address, None) {
-                            Some(question) => {
-                                let input = node::Input::Resolve { user, id, question, deadline };
-                                self.node.handle_input(now, input);
-                            }
-                            None => self.asks.answered(now, id, resolver::Outcome::NotFound),
-                        }
-                    }
-                }
-                Request::Cache { after } => self.pages.ask(Asked::Addresses(after), answer),
-                Request::Paths { after } => self.pages.ask(Asked::Paths(after), answer),
-                Request::Path { path } => self.ask_path(now, User(uid), &path, answer),
-                Request::Reload => self.reload(now, Some(answer)),
-                // Whoever asked may be gone.
-                request => drop(answer.send(self.tell(now, &request))),
-            },
-            Input::Loaded(loaded) => self.handle_loaded(now, *loaded),
-            Input::Command(Command::Reload) => self.reload(now, None),
-            Input::Command(Command::End) => self.end(now),
-            Input::Timeout => {}
-        }
-    }
-
-    fn drain(&mut self, now: Instant) {
-        self.node.handle_timeout(now);
-        self.carry_out(now);
-        self.tell_restored();
-        self.keep_paths(now);
-        self.make_page(now);
-        self.mirror_cache(now);
-        self.responder.handle_timeout(now, self.node.view());
-        self.guard_servers();
-        self.responder.go_on();
-        self.end_reload();
-    }
-
-    /// Does what the cores have decided.
-    fn carry_out(&mut self, now: Instant) {
-        // What has no room yet is sent before anything else is asked for.
-        while let Some(output) =
-            self.node.poll(Room { local_service: self.local_service.has_room() })
-        {
-            match output {
-                Output::View(request) => self.watch.ask(request),
-                Output::Changed(event) => {
-                    report::log(&event);
-                    self.responder.handle_event(&event);
-                }
-                Output::Answered { id, outcome } => self.asks.answered(now, id, outcome),
-                Output::PathAnswered { id, outcome } => self.path_answered(now, id, outcome),
-                Output::Sa(transmit) => self.send_mad(now, &transmit),
-                Output::OpenSocket(socket) => {
-                    let input = self.open(socket);
-                    self.tell_client(now, input);
-                }
-                Output::CloseSocket(socket) => self.sockets.close(socket),
-                Output::Route(question) => self.routes.lookup(question),
-                Output::Query(transmit) => self.sockets.send(&transmit),
-                Output::LocalService(local_service::Transmit::Message(message)) => {
-                    self.local_service.send(message.as_ref());
-                }
-                Output::LocalService(local_service::Transmit::Join) => {
-                    if !self.local_service.join() {
-                        self.tell_local_service(now, local_service::Input::Closed);
-                    }
-                }
-                Output::LocalService(local_service::Transmit::Leave(errno)) => {
-                    self.local_service.leave(Errno::from_raw(-errno));
-                    self.tell_local_service(now, local_service::Input::Closed);
-                }
-                Output::LocalService(local_service::Transmit::Nudge(nudge)) => {
-                    let place = |link: &Link| Place { ifindex: link.ifindex, hwaddr: link.hwaddr };
-                    let fallback = self.node.view().first_ipoib().map(place);
-                    let quiet = self.local_service.quiet();
-                    self.nudger.nudge(fallback, quiet.filter(|_| nudge == Nudge::IfQuiet));
-                }
-            }
-        }
-    }
-
-    fn serve_kernel(&mut self, now: Instant, event: ls::Event) {
+    fn serve_kernel(&mut self, now: Instant, event: ls::Event) -> Handled {
         match event {
             ls::Event::Opened { port_id, is_member } => {
                 let opened = local_service::Input::Opened { port_id, is_member };
                 self.tell_local_service(now, opened);
             }
             ls::Event::Writable => self.local_service.flush(),
-            ls::Event::Readable => self.kernel_asks_on = !self.read_kernel(now),
+            ls::Event::Readable => return Handled::KernelAsks,
         }
-    }
-
-    /// Reads what the kernel asks, but leaves others their turn; whether that was all.
-    fn read_kernel(&mut self, now: Instant) -> bool {
-        let mut buffer = [0; REQUEST_BUFFER];
-        for _ in 0..REQUESTS_PER_TURN {
-            let input = match self.local_service.receive(&mut buffer) {
-                Received::Datagram { len, from_kernel } => local_service::Input::Datagram {
-                    sender: if from_kernel { Sender::Kernel } else { Sender::Other },
-                    bytes: buffer.get(..len).unwrap_or(&buffer),
-                    cut: len > REQUEST_BUFFER,
-                },
-                Received::Overrun => local_service::Input::Overrun,
-                Received::Drained => local_service::Input::Drained,
-                Received::Closed => local_service::Input::Closed,
-            };
-            let is_all =
-                matches!(input, local_service::Input::Drained | local_service::Input::Closed);
-            self.tell_local_service(now, input);
-            if is_all {
-                return true;
-            }
-            // Somebody waits for it: not for us to find that nobody else does.
-            self.carry_out(now);
-        }
-        false
+        Handled::Changed
     }
 
     /// What the kernel has asked by now is answered where the answer is known, and its time-out is
@@ -473,12 +300,7 @@ impl Engine {
     fn end(&mut self, now: Instant) {
         let ends_at = if self.ends_at.is_some() { now } else { now + LAST_WORDS };
         self.ends_at = Some(ends_at);
-        // Not for ever, should somebody ask faster than we read.
-        for _ in 0..READS_AT_END {
-            if self.read_kernel(now) {
-                break;
-            }
-        }
+        turn::read_to_end(self, Limits::default(), now);
         self.tell_local_service(now, local_service::Input::Stop);
     }
 
@@ -585,6 +407,160 @@ impl Engine {
         self.node.view().confirmed_at().is_some()
             && self.servers.iter().all(ServerSocket::has_started)
             && self.responder.is_settled()
+    }
+}
+
+impl Io<Input> for Engine {
+    fn next_input(&mut self) -> Option<Input> {
+        self.inputs.poll()
+    }
+
+    fn handle(&mut self, now: Instant, input: Input) -> Handled {
+        match input {
+            Input::View(input) => {
+                // A link that comes or goes may be a port's.
+                if let local_view::Input::Link(_) | local_view::Input::LinkGone(_) = input {
+                    self.ports.look();
+                }
+                self.node.handle_input(now, node::Input::View(input));
+                if self.node.view().is_synced() {
+                    for batch in std::mem::take(&mut self.early) {
+                        self.answer(batch);
+                    }
+                }
+            }
+            Input::Port(event) => self.handle_port(now, event),
+            Input::Event(event) => self.handle_event(now, event),
+            Input::Mad(event) => self.handle_mad(now, &event),
+            Input::Snapshot(event) => self.handle_snapshot(now, event),
+            Input::Route(RouteAnswer { question, route }) => {
+                self.tell_client(now, client::Input::Route { question, route: route.ok() });
+            }
+            // At most one of each socket, which reads nothing more before its replies.
+            Input::Queries(batch) => {
+                if self.node.view().is_synced() {
+                    self.answer(batch);
+                } else {
+                    self.early.push(batch);
+                }
+                return Handled::Unchanged;
+            }
+            Input::Datagram(datagram) => {
+                let input = client::Input::Datagram {
+                    socket: datagram.socket,
+                    from: datagram.from,
+                    ingress: datagram.ifindex,
+                    payload: datagram.payload(),
+                };
+                self.tell_client(now, input);
+            }
+            Input::LocalService(event) => return self.serve_kernel(now, event),
+            Input::Nudged(outcome) => {
+                let nudged = self.note_nudge(outcome);
+                self.tell_local_service(now, local_service::Input::Nudged(nudged));
+            }
+            Input::Responder(progress) => self.responder.handle_progress(now, progress),
+            Input::Ask(Ask { request, uid, answer }) => match request {
+                Request::Resolve { addresses, timeout_ms } => {
+                    let timeout = timeout_ms.map_or(Request::TIMEOUT, Duration::from_millis);
+                    let deadline = now + timeout;
+                    let user = User(uid);
+                    for (id, address) in self.asks.add(now, addresses, answer) {
+                        match Question::new(address, None) {
+                            Some(question) => {
+                                let input = node::Input::Resolve { user, id, question, deadline };
+                                self.node.handle_input(now, input);
+                            }
+                            None => self.asks.answered(now, id, resolver::Outcome::NotFound),
+                        }
+                    }
+                }
+                Request::Cache { after } => self.pages.ask(Asked::Addresses(after), answer),
+                Request::Paths { after } => self.pages.ask(Asked::Paths(after), answer),
+                Request::Path { path } => self.ask_path(now, User(uid), &path, answer),
+                Request::Reload => self.reload(now, Some(answer)),
+                // Whoever asked may be gone.
+                request => drop(answer.send(self.tell(now, &request))),
+            },
+            Input::Loaded(loaded) => self.handle_loaded(now, *loaded),
+            Input::Command(Command::Reload) => self.reload(now, None),
+            Input::Command(Command::End) => self.end(now),
+            Input::Timeout => {}
+        }
+        Handled::Changed
+    }
+
+    fn read_kernel(&mut self, now: Instant) -> Read {
+        let mut buffer = [0; REQUEST_BUFFER];
+        let (input, read) = match self.local_service.receive(&mut buffer) {
+            Received::Datagram { len, from_kernel } => {
+                let sender = if from_kernel { Sender::Kernel } else { Sender::Other };
+                let (bytes, cut) = (buffer.get(..len).unwrap_or(&buffer), len > REQUEST_BUFFER);
+                (local_service::Input::Datagram { sender, bytes, cut }, Read::Message)
+            }
+            Received::Overrun => (local_service::Input::Overrun, Read::Message),
+            Received::Drained => (local_service::Input::Drained, Read::Nothing),
+            Received::Closed => (local_service::Input::Closed, Read::Nothing),
+        };
+        self.tell_local_service(now, input);
+        read
+    }
+
+    fn handle_timeout(&mut self, now: Instant) {
+        self.node.handle_timeout(now);
+    }
+
+    fn poll(&mut self, _: Instant) -> Option<Output> {
+        self.node.poll(Room { local_service: self.local_service.has_room() })
+    }
+
+    fn carry_out(&mut self, now: Instant, output: Output) {
+        match output {
+            Output::View(request) => self.watch.ask(request),
+            Output::Changed(event) => {
+                report::log(&event);
+                self.responder.handle_event(&event);
+            }
+            Output::Answered { id, outcome } => self.asks.answered(now, id, outcome),
+            Output::PathAnswered { id, outcome } => self.path_answered(now, id, outcome),
+            Output::Sa(transmit) => self.send_mad(now, &transmit),
+            Output::OpenSocket(socket) => {
+                let input = self.open(socket);
+                self.tell_client(now, input);
+            }
+            Output::CloseSocket(socket) => self.sockets.close(socket),
+            Output::Route(question) => self.routes.lookup(question),
+            Output::Query(transmit) => self.sockets.send(&transmit),
+            Output::LocalService(local_service::Transmit::Message(message)) => {
+                self.local_service.send(message.as_ref());
+            }
+            Output::LocalService(local_service::Transmit::Join) => {
+                if !self.local_service.join() {
+                    self.tell_local_service(now, local_service::Input::Closed);
+                }
+            }
+            Output::LocalService(local_service::Transmit::Leave(errno)) => {
+                self.local_service.leave(Errno::from_raw(-errno));
+                self.tell_local_service(now, local_service::Input::Closed);
+            }
+            Output::LocalService(local_service::Transmit::Nudge(nudge)) => {
+                let place = |link: &Link| Place { ifindex: link.ifindex, hwaddr: link.hwaddr };
+                let fallback = self.node.view().first_ipoib().map(place);
+                let quiet = self.local_service.quiet();
+                self.nudger.nudge(fallback, quiet.filter(|_| nudge == Nudge::IfQuiet));
+            }
+        }
+    }
+
+    fn settle(&mut self, now: Instant) {
+        self.tell_restored();
+        self.keep_paths(now);
+        self.make_page(now);
+        self.mirror_cache(now);
+        self.responder.handle_timeout(now, self.node.view());
+        self.guard_servers();
+        self.responder.go_on();
+        self.end_reload();
     }
 }
 
