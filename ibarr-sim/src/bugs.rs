@@ -37,11 +37,17 @@ pub enum Bug {
     StaleLid,
     /// One MAD in 16 is sent twice.
     DoubleQuery,
+    /// All that the kernel asks is read before anything of it is dealt with.
+    LateDrain,
+    /// One turn in 32,768 carries out nothing.
+    ForgottenDrain,
+    /// A turn reads as long as the kernel asks.
+    EndlessRead,
 }
 
 impl Bug {
     /// Each of them.
-    pub const ALL: [Self; 9] = [
+    pub const ALL: [Self; 12] = [
         Self::LostWake,
         Self::DoubleAnswer,
         Self::StaleAfterChange,
@@ -51,6 +57,9 @@ impl Bug {
         Self::StalePath,
         Self::StaleLid,
         Self::DoubleQuery,
+        Self::LateDrain,
+        Self::ForgottenDrain,
+        Self::EndlessRead,
     ];
 }
 
@@ -66,6 +75,9 @@ impl fmt::Display for Bug {
             Self::StalePath => "stale-path",
             Self::StaleLid => "stale-lid",
             Self::DoubleQuery => "double-query",
+            Self::LateDrain => "late-drain",
+            Self::ForgottenDrain => "forgotten-drain",
+            Self::EndlessRead => "endless-read",
         })
     }
 }

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 
-//! The daemon's loop around the cores, and the kernel that it answers: as `ibarr-user/src/engine`,
-//! with the time that each thing takes there; long because each output of the node has its arm here.
+//! What is around a daemon's cores: the turn is the product's ([`ibarr_proto::turn`]), and what it reads
+//! and writes is simulated, with the time that each thing takes; long because each output of the node has
+//! its arm here.
 
 use std::net::IpAddr;
 
@@ -17,9 +18,10 @@ use ibarr_proto::local_view::{self, Event as Fact, Subject};
 use ibarr_proto::node::{Input, Output, Room};
 use ibarr_proto::resolver::Outcome;
 use ibarr_proto::shares::User;
+use ibarr_proto::turn::{self, Handled, Io, Limits, Read};
 use ibarr_proto::{paths, sa};
 
-use crate::bugs::Core;
+use crate::bugs::{Bug, Core};
 use crate::dice::{ms, secs, us};
 use crate::kernel;
 use crate::machine::{Daemon, IPOIB, Inbox, Packet, Responder, ToDaemon, source_port};
@@ -27,10 +29,6 @@ use crate::path_claims::PathClaims;
 use crate::record::{Entry, Fate, Id};
 use crate::subnet::{PORT, name};
 use crate::world::{What, World};
-
-/// As the daemon's loop has them.
-const INPUTS_PER_TURN: usize = 65;
-const REQUESTS_PER_TURN: usize = 256;
 
 /// Datagrams that the socket to the daemon holds, and in trouble.
 const ROOM: usize = 4096;
@@ -124,21 +122,25 @@ impl World {
 
     fn take_turn(&mut self, id: Id, daemon: &mut Daemon) {
         self.claims.counts.turns += 1;
-        let reads_kernel_first = self.dice.coin();
-        if reads_kernel_first {
-            self.serve_kernel(id, daemon);
+        let socket = &self.machines[id].local_service;
+        let is_ready = daemon.unsent.is_some() || socket.has_something();
+        // The loop may look at its channels just before the kernel asks.
+        let first = if is_ready && self.dice.coin() {
+            Cue::Kernel
+        } else {
+            daemon.inbox.pop_front().map_or(Cue::Nothing, Cue::Item)
+        };
+        let (now, mut limits) = (self.now, limits(id));
+        if self.bug == Some(Bug::EndlessRead) {
+            limits.messages = usize::MAX;
         }
-        for _ in 0..INPUTS_PER_TURN {
-            let Some(item) = daemon.inbox.pop_front() else { break };
-            self.take(id, daemon, &item);
+        let mut turn =
+            Turn { world: self, id, daemon, read: 0, undrained: false, is_reading: false };
+        turn::take(&mut turn, limits, now, first, true);
+        if turn.undrained {
+            let text = "a turn ends before all is done that the cores have to say".to_owned();
+            self.claims.breaks(now, [Some(id), None], text);
         }
-        if !reads_kernel_first {
-            self.serve_kernel(id, daemon);
-        }
-        daemon.core.handle_timeout(self.now);
-        self.drain(id, daemon);
-        self.pin(id, daemon);
-        self.check_bounds(id, daemon);
     }
 
     fn take(&mut self, id: Id, daemon: &mut Daemon, item: &Inbox) {
@@ -160,15 +162,7 @@ impl World {
                 payload: packet.payload.as_ref(),
             }),
             Inbox::Nudged(nudged) => Input::LocalService(local_service::Input::Nudged(*nudged)),
-            Inbox::Stop => {
-                for _ in 0..128 {
-                    if self.read_kernel(id, daemon) {
-                        break;
-                    }
-                }
-                daemon.is_ending = true;
-                Input::LocalService(local_service::Input::Stop)
-            }
+            Inbox::Stop => Input::LocalService(local_service::Input::Stop),
             Inbox::Ask(question) => {
                 let (id, deadline) = daemon.ask(now, question.target());
                 Input::Resolve { user: User(0), id, question: *question, deadline }
@@ -204,106 +198,56 @@ impl World {
         }
     }
 
-    /// What the socket to the kernel is ready for.
-    fn serve_kernel(&mut self, id: Id, daemon: &mut Daemon) {
-        match daemon.unsent.take() {
-            Some(message) if self.machines[id].troubles.clogged > self.now => {
-                daemon.unsent = Some(message);
-            }
-            Some(message) => self.tell_kernel(id, daemon, &message),
-            None if self.machines[id].local_service.has_something() => {
-                self.read_kernel(id, daemon);
-            }
-            None => {}
-        }
-    }
-
-    /// Whether that was all.
-    fn read_kernel(&mut self, id: Id, daemon: &mut Daemon) -> bool {
-        for _ in 0..REQUESTS_PER_TURN {
-            let socket = &mut self.machines[id].local_service;
-            if std::mem::take(&mut socket.overrun) {
-                daemon.overruns(self.now);
-                let input = Input::LocalService(local_service::Input::Overrun);
-                daemon.core.handle_input(self.now, input);
-                continue;
-            }
-            let Some(ToDaemon { bytes, from_kernel }) = socket.held.pop_front() else {
-                let input = Input::LocalService(local_service::Input::Drained);
-                daemon.core.handle_input(self.now, input);
-                return true;
-            };
-            daemon.read += 1;
-            if from_kernel {
-                daemon.heard(self.now, &bytes);
-            }
-            let sender = if from_kernel { Sender::Kernel } else { Sender::Other };
-            let input = local_service::Input::Datagram { sender, bytes: &bytes, cut: false };
-            daemon.core.handle_input(self.now, Input::LocalService(input));
-        }
-        false
-    }
-
-    fn drain(&mut self, id: Id, daemon: &mut Daemon) {
+    fn carry_out(&mut self, id: Id, daemon: &mut Daemon, output: Output) {
         let (now, life) = (self.now, self.machines[id].life);
-        loop {
-            let room = Room { local_service: daemon.unsent.is_none() };
-            let Some(output) = daemon.core.poll(now, room) else { break };
-            match output {
-                // Nobody looks at who is answered in the kernel.
-                Output::View(local_view::Request::Dump(Subject::Routes)) => {
-                    for input in [local_view::Input::RoutesStarted, local_view::Input::RoutesDone] {
-                        daemon.core.handle_input(now, Input::View(input));
-                    }
-                }
-                Output::View(
-                    local_view::Request::Dump(Subject::Neighbours) | local_view::Request::Leave(_),
-                ) => unreachable!("no machine answers by XDP"),
-                Output::View(local_view::Request::Dump(Subject::Node)) => {
-                    let at = self.machines[id].network.told_until.max(now + us(10));
-                    self.at(at, What::DumpStarts(id, life));
-                }
-                Output::Changed(fact) => daemon.learn(&fact),
-                Output::Answered { id: request, outcome } => {
-                    self.told(id, daemon, request, outcome);
-                }
-                Output::PathAnswered { .. } => unreachable!("people ask for no path"),
-                Output::Sa(transmit) => self.ask_administrator(id, daemon, &transmit),
-                Output::OpenSocket(socket) => {
-                    let fails = self.machines[id].troubles.no_sockets > now;
-                    let input = if fails {
-                        client::Input::SocketFailed { socket }
-                    } else {
-                        let port = source_port(&mut self.dice, &daemon.sockets);
-                        daemon.sockets.push((port, socket));
-                        client::Input::SocketOpened { socket }
-                    };
-                    daemon.core.handle_input(now, Input::Client(input));
-                }
-                Output::CloseSocket(socket) => daemon.sockets.retain(|(_, open)| *open != socket),
-                Output::Route(question) => {
-                    let at = now + self.dice.within(us(10)..us(80));
-                    self.at(at, What::Route(id, life, question));
-                }
-                Output::Query(transmit) => self.query(id, daemon, &transmit),
-                Output::LocalService(Transmit::Message(message)) => {
-                    self.tell_kernel(id, daemon, &message);
-                }
-                Output::LocalService(Transmit::Join | Transmit::Leave(_)) => {
-                    unreachable!("every daemon is a member, and no kernel refuses")
-                }
-                Output::LocalService(Transmit::Nudge(nudge)) => {
-                    self.claims.nudges(now, id, daemon);
-                    let at = now + self.dice.within(us(20)..us(120));
-                    self.at(at, What::Nudge(id, life, nudge, daemon.read));
+        match output {
+            // Nobody looks at who is answered in the kernel.
+            Output::View(local_view::Request::Dump(Subject::Routes)) => {
+                for input in [local_view::Input::RoutesStarted, local_view::Input::RoutesDone] {
+                    daemon.core.handle_input(now, Input::View(input));
                 }
             }
-        }
-        if daemon.is_ending
-            && daemon.unsent.is_none()
-            && daemon.core.node().local_service().is_idle()
-        {
-            self.at(now, What::Ends(id, life));
+            Output::View(
+                local_view::Request::Dump(Subject::Neighbours) | local_view::Request::Leave(_),
+            ) => unreachable!("no machine answers by XDP"),
+            Output::View(local_view::Request::Dump(Subject::Node)) => {
+                let at = self.machines[id].network.told_until.max(now + us(10));
+                self.at(at, What::DumpStarts(id, life));
+            }
+            Output::Changed(fact) => daemon.learn(&fact),
+            Output::Answered { id: request, outcome } => {
+                self.told(id, daemon, request, outcome);
+            }
+            Output::PathAnswered { .. } => unreachable!("people ask for no path"),
+            Output::Sa(transmit) => self.ask_administrator(id, daemon, &transmit),
+            Output::OpenSocket(socket) => {
+                let fails = self.machines[id].troubles.no_sockets > now;
+                let input = if fails {
+                    client::Input::SocketFailed { socket }
+                } else {
+                    let port = source_port(&mut self.dice, &daemon.sockets);
+                    daemon.sockets.push((port, socket));
+                    client::Input::SocketOpened { socket }
+                };
+                daemon.core.handle_input(now, Input::Client(input));
+            }
+            Output::CloseSocket(socket) => daemon.sockets.retain(|(_, open)| *open != socket),
+            Output::Route(question) => {
+                let at = now + self.dice.within(us(10)..us(80));
+                self.at(at, What::Route(id, life, question));
+            }
+            Output::Query(transmit) => self.query(id, daemon, &transmit),
+            Output::LocalService(Transmit::Message(message)) => {
+                self.tell_kernel(id, daemon, &message);
+            }
+            Output::LocalService(Transmit::Join | Transmit::Leave(_)) => {
+                unreachable!("every daemon is a member, and no kernel refuses")
+            }
+            Output::LocalService(Transmit::Nudge(nudge)) => {
+                self.claims.nudges(now, id, daemon);
+                let at = now + self.dice.within(us(20)..us(120));
+                self.at(at, What::Nudge(id, life, nudge, daemon.read));
+            }
         }
     }
 
@@ -480,6 +424,136 @@ impl World {
         let fate = if fits { Fate::Arrives } else { Fate::Lost };
         self.note(id, &Entry::Kernel { bytes: &transmit.bytes, fate });
         self.wake(id);
+    }
+}
+
+/// What a turn of a daemon reads and writes.
+struct Turn<'a> {
+    world: &'a mut World,
+    id: Id,
+    daemon: &'a mut Daemon,
+    /// Messages of the kernel so far.
+    read: usize,
+    /// A core has been told something and may not have been asked for all that it has to say.
+    undrained: bool,
+    is_reading: bool,
+}
+
+/// Every other node has so small ones that it meets them.
+fn limits(id: Id) -> Limits {
+    let limits = Limits::default();
+    if id.is_multiple_of(2) { limits } else { Limits { inputs: 2, messages: 2, ..limits } }
+}
+
+/// What a turn takes from its queue.
+enum Cue {
+    Item(Inbox),
+    /// The socket to the kernel can be read or written.
+    Kernel,
+    Nothing,
+}
+
+impl Io<Cue> for Turn<'_> {
+    fn next_input(&mut self) -> Option<Cue> {
+        self.daemon.inbox.pop_front().map(Cue::Item)
+    }
+
+    fn handle(&mut self, now: Instant, cue: Cue) -> Handled {
+        let (id, machine) = (self.id, &self.world.machines[self.id]);
+        match cue {
+            Cue::Nothing => {}
+            Cue::Item(item @ Inbox::Query(_)) => {
+                self.world.take(id, self.daemon, &item);
+                return Handled::Unchanged;
+            }
+            Cue::Item(item) => {
+                if let Inbox::Stop = item {
+                    self.daemon.is_ending = true;
+                    turn::read_to_end(self, limits(id), now);
+                }
+                self.world.take(id, self.daemon, &item);
+            }
+            Cue::Kernel => match self.daemon.unsent.take() {
+                Some(message) if machine.troubles.clogged > now => {
+                    self.daemon.unsent = Some(message);
+                }
+                Some(message) => self.world.tell_kernel(id, self.daemon, &message),
+                None => return Handled::KernelAsks,
+            },
+        }
+        self.undrained = true;
+        Handled::Changed
+    }
+
+    fn read_kernel(&mut self, now: Instant) -> Read {
+        if std::mem::replace(&mut self.undrained, true) && self.read > 0 {
+            let text = "a request is read before the one before it is dealt with".to_owned();
+            self.world.claims.breaks(now, [Some(self.id), None], text);
+        }
+        self.read += 1;
+        if self.read > limits(self.id).messages && !self.daemon.is_ending {
+            let text = format!("a turn reads {} messages of the kernel", self.read);
+            self.world.claims.breaks(now, [Some(self.id), None], text);
+        }
+        self.is_reading = true;
+        let socket = &mut self.world.machines[self.id].local_service;
+        if std::mem::take(&mut socket.overrun) {
+            self.daemon.overruns(now);
+            let input = Input::LocalService(local_service::Input::Overrun);
+            self.daemon.core.handle_input(now, input);
+            return Read::Message;
+        }
+        let Some(ToDaemon { bytes, from_kernel }) = socket.held.pop_front() else {
+            self.is_reading = false;
+            let input = Input::LocalService(local_service::Input::Drained);
+            self.daemon.core.handle_input(now, input);
+            return Read::Nothing;
+        };
+        self.daemon.read += 1;
+        if from_kernel {
+            self.daemon.heard(now, &bytes);
+        }
+        let sender = if from_kernel { Sender::Kernel } else { Sender::Other };
+        let input = local_service::Input::Datagram { sender, bytes: &bytes, cut: false };
+        self.daemon.core.handle_input(now, Input::LocalService(input));
+        Read::Message
+    }
+
+    fn handle_timeout(&mut self, now: Instant) {
+        self.is_reading = false;
+        self.daemon.core.handle_timeout(now);
+    }
+
+    fn poll(&mut self, now: Instant) -> Option<Output> {
+        let turns = self.world.claims.counts.turns;
+        match self.world.bug {
+            Some(Bug::LateDrain) if self.is_reading && turns > 32_768 => return None,
+            Some(Bug::ForgottenDrain) if !self.is_reading && turns.is_multiple_of(32_768) => {
+                return None;
+            }
+            _ => {}
+        }
+        let room = Room { local_service: self.daemon.unsent.is_none() };
+        let output = self.daemon.core.poll(now, room);
+        self.undrained = output.is_some();
+        output
+    }
+
+    fn carry_out(&mut self, _: Instant, output: Output) {
+        self.world.carry_out(self.id, self.daemon, output);
+    }
+
+    fn settle(&mut self, now: Instant) {
+        let Self { world, id, daemon, .. } = self;
+        if daemon.is_ending
+            && daemon.unsent.is_none()
+            && daemon.core.node().local_service().is_idle()
+        {
+            let life = world.machines[*id].life;
+            world.at(now, What::Ends(*id, life));
+        }
+        world.pin(*id, daemon);
+        world.check_bounds(*id, daemon);
     }
 }
 

@@ -38,6 +38,9 @@ fn each_planted_bug_is_found_and_told_with_seed_and_trace() {
             Bug::StalePath => &["whose time is over"],
             Bug::StaleLid => &["from before the port has changed"],
             Bug::DoubleQuery => &["twice at once"],
+            Bug::LateDrain => &["before the one before it is dealt with"],
+            Bug::ForgottenDrain => &["a turn ends before"],
+            Bug::EndlessRead => &["messages of the kernel"],
         };
         let told = failure.to_string();
         assert!(claims.iter().any(|claim| failure.claim.contains(claim)), "{bug}: {told}");
