@@ -134,6 +134,7 @@ impl World {
             (_, Question::ClassPortInfo) => {
                 Answer::ClassPortInfo(ClassPortInfo { has_qos: how > 128 })
             }
+            (_, Question::Inform(info)) => Answer::Inform(info),
             (_, Question::Path(question)) => Answer::Path(record(&question, how)),
         };
         let mad = request.answer(answer).emit();

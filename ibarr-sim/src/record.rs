@@ -248,6 +248,7 @@ impl fmt::Display for Entry<'_> {
                 match answer {
                     sa::Answer::Path(record) => write!(f, "{record:?}"),
                     sa::Answer::ClassPortInfo(_) => f.write_str("this"),
+                    sa::Answer::Inform(_) => f.write_str("so be it"),
                     sa::Answer::Refused(refusal) => write!(f, "{refusal}"),
                 }
             }
@@ -275,6 +276,7 @@ impl fmt::Display for Asked<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self.0 {
             Question::ClassPortInfo => f.write_str("what can you do"),
+            Question::Inform(info) => write!(f, "{info:?}"),
             Question::Path(question) => {
                 let ways = if question.reversible { "both ways" } else { "one way" };
                 write!(f, "path to {}, {ways}", question.dgid)

@@ -139,6 +139,7 @@ impl World {
             Question::ClassPortInfo => {
                 return Answer::ClassPortInfo(ClassPortInfo { has_qos: false });
             }
+            Question::Inform(info) => return Answer::Inform(*info),
             Question::Path(question) => question,
         };
         let machine = &self.machines[id];

@@ -238,6 +238,10 @@ pub struct AttributeId(u16);
 impl AttributeId {
     /// What the manager of a class can do: every class.
     pub const CLASS_PORT_INFO: Self = Self(0x0001);
+    /// Something that happened: every class.
+    pub const NOTICE: Self = Self(0x0002);
+    /// What a port is to be told of: every class.
+    pub const INFORM_INFO: Self = Self(0x0003);
     /// A path: subnet administration.
     pub const PATH_RECORD: Self = Self(0x0035);
 

@@ -9,6 +9,7 @@
 //! that `parse` takes.
 
 pub mod class_port_info;
+pub mod inform;
 pub mod ip2gid;
 pub mod ls;
 pub mod mad;

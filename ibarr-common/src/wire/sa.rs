@@ -5,13 +5,13 @@
 //!
 //! | bytes | field | rule |
 //! |---|---|---|
-//! | 0..23 | header | [`mad`]; methods Get and GetResp |
+//! | 0..23 | header | [`mad`]; methods Get, Set and GetResp |
 //! | 24..35 | RMPP | [`rmpp`](super::rmpp) |
 //! | 36..43 | SM_Key | 0: we have none |
 //! | 44..45 | AttributeOffset | 0 in a question, ignored in an answer |
 //! | 46..47 | reserved | 0 when sent, ignored when read |
 //! | 48..55 | ComponentMask | which fields of the attribute are meant |
-//! | 56..255 | the attribute | [`path_record`](super::path_record), [`class_port_info`](super::class_port_info) |
+//! | 56..255 | the attribute | [`path_record`](super::path_record), [`class_port_info`](super::class_port_info), [`inform`](super::inform) |
 
 use core::fmt;
 
@@ -19,6 +19,7 @@ use zerocopy::network_endian::{U16, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
 use super::class_port_info::{ClassPortInfo, ClassPortInfoWire};
+use super::inform::InformInfo;
 use super::mad::{self, AttributeId, Class, Error, Header, Mad, Method, Status, Tid};
 use super::path_record::{Fields, PathRecordWire, REVERSIBLE};
 use super::rmpp::RmppWire;
@@ -31,6 +32,8 @@ pub enum Question {
     Path(PathQuestion),
     /// What can you do?
     ClassPortInfo,
+    /// Tell me, or do not tell me any more.
+    Inform(InformInfo),
 }
 
 /// "Which path leads from `sgid` to `dgid`?" The optional parts narrow the answer, which is one
@@ -68,26 +71,34 @@ impl Request {
     /// # Errors
     /// Anything but one of our questions. Components that we never give are passed over.
     pub fn parse(mad: &[u8]) -> Result<Self, Error> {
-        let (header, wire, attribute) = parse(mad, Method::GET)?;
-        let question = match header.attribute {
-            AttributeId::PATH_RECORD => {
+        let (header, wire, attribute) = parse(mad)?;
+        let question = match (header.method, header.attribute) {
+            (Method::GET, AttributeId::PATH_RECORD) => {
                 Question::Path(PathQuestion::parse(wire.component_mask.get(), attribute)?)
             }
-            AttributeId::CLASS_PORT_INFO => Question::ClassPortInfo,
-            _ => return Err(Error::Attribute),
+            (Method::GET, AttributeId::CLASS_PORT_INFO) => Question::ClassPortInfo,
+            (Method::SET, AttributeId::INFORM_INFO) => {
+                Question::Inform(InformInfo::parse(attribute)?)
+            }
+            (Method::GET | Method::SET, _) => return Err(Error::Attribute),
+            _ => return Err(Error::Method),
         };
         Ok(Self { tid: header.tid, question })
     }
 
     /// The MAD.
     pub fn emit(&self) -> Mad {
-        let header = header(Method::GET, Status::OK, self.tid, self.question.attribute());
+        let header =
+            header(self.question.method(), Status::OK, self.tid, self.question.attribute());
         match &self.question {
             Question::Path(path) => {
                 let (mask, wire) = path.emit();
                 Mad::new(&[HeaderWire::new(header, 0, mask).as_bytes(), wire.as_bytes()])
             }
             Question::ClassPortInfo => Mad::new(&[HeaderWire::new(header, 0, 0).as_bytes()]),
+            Question::Inform(info) => {
+                Mad::new(&[HeaderWire::new(header, 0, 0).as_bytes(), info.wire().as_bytes()])
+            }
         }
     }
 
@@ -102,6 +113,14 @@ impl Question {
         match self {
             Self::Path(_) => AttributeId::PATH_RECORD,
             Self::ClassPortInfo => AttributeId::CLASS_PORT_INFO,
+            Self::Inform(_) => AttributeId::INFORM_INFO,
+        }
+    }
+
+    fn method(&self) -> Method {
+        match self {
+            Self::Path(_) | Self::ClassPortInfo => Method::GET,
+            Self::Inform(_) => Method::SET,
         }
     }
 }
@@ -166,6 +185,8 @@ pub enum Answer {
     Path(PathRecord),
     /// It can do this.
     ClassPortInfo(ClassPortInfo),
+    /// It will do so.
+    Inform(InformInfo),
     /// It does not say.
     Refused(Refusal),
 }
@@ -178,26 +199,29 @@ impl Response {
     /// Anything but an answer to one of our questions; a path that does not lead from one port to
     /// another.
     pub fn parse(mad: &[u8]) -> Result<Self, Error> {
-        let (header, _, attribute) = parse(mad, Method::GET_RESP)?;
-        let is_ours =
-            matches!(header.attribute, AttributeId::PATH_RECORD | AttributeId::CLASS_PORT_INFO);
-        if !is_ours {
-            return Err(Error::Attribute);
+        let (header, _, attribute) = parse(mad)?;
+        if header.method != Method::GET_RESP {
+            return Err(Error::Method);
         }
-        let answer = match Refusal::new(header.status) {
-            Some(refusal) => Answer::Refused(refusal),
-            None if header.attribute == AttributeId::PATH_RECORD => {
+        let answer = match (Refusal::new(header.status), header.attribute) {
+            (
+                Some(refusal),
+                AttributeId::PATH_RECORD | AttributeId::CLASS_PORT_INFO | AttributeId::INFORM_INFO,
+            ) => Answer::Refused(refusal),
+            (None, AttributeId::PATH_RECORD) => {
                 let (wire, _) =
                     PathRecordWire::read_from_prefix(attribute).map_err(|_| Error::Truncated)?;
                 let record = PathRecord::from(wire);
                 Fields::parse(&record)?;
                 Answer::Path(record)
             }
-            None => {
+            (None, AttributeId::CLASS_PORT_INFO) => {
                 let (wire, _) =
                     ClassPortInfoWire::read_from_prefix(attribute).map_err(|_| Error::Truncated)?;
                 Answer::ClassPortInfo(wire.into())
             }
+            (None, AttributeId::INFORM_INFO) => Answer::Inform(InformInfo::parse(attribute)?),
+            _ => return Err(Error::Attribute),
         };
         Ok(Self { tid: header.tid, attribute: header.attribute, answer })
     }
@@ -211,13 +235,15 @@ impl Response {
     pub fn emit(&self) -> Mad {
         let status = match self.answer {
             Answer::Refused(refusal) => refusal.status(),
-            Answer::Path(_) | Answer::ClassPortInfo(_) => Status::OK,
+            Answer::Path(_) | Answer::ClassPortInfo(_) | Answer::Inform(_) => Status::OK,
         };
         let header = header(Method::GET_RESP, status, self.tid, self.attribute);
         let wire = |len: u16| HeaderWire::new(header, len / 8, 0);
         match &self.answer {
             Answer::Path(record) => Mad::new(&[wire(64).as_bytes(), &record.octets()]),
             Answer::ClassPortInfo(info) => Mad::new(&[wire(72).as_bytes(), info.wire().as_bytes()]),
+            // 36 bytes: the length is rounded down, as OpenSM does.
+            Answer::Inform(info) => Mad::new(&[wire(36).as_bytes(), info.wire().as_bytes()]),
             Answer::Refused(_) => Mad::new(&[wire(0).as_bytes()]),
         }
     }
@@ -308,7 +334,7 @@ pub struct HeaderWire {
 }
 
 impl HeaderWire {
-    fn new(header: Header, attribute_offset: u16, component_mask: u64) -> Self {
+    pub(super) fn new(header: Header, attribute_offset: u16, component_mask: u64) -> Self {
         Self {
             mad: header.wire(),
             rmpp: RmppWire::default(),
@@ -320,7 +346,7 @@ impl HeaderWire {
     }
 }
 
-fn header(method: Method, status: Status, tid: Tid, attribute: AttributeId) -> Header {
+pub(super) fn header(method: Method, status: Status, tid: Tid, attribute: AttributeId) -> Header {
     Header {
         class: Class::SUBNET_ADM,
         class_version: CLASS_VERSION,
@@ -333,16 +359,13 @@ fn header(method: Method, status: Status, tid: Tid, attribute: AttributeId) -> H
     }
 }
 
-fn parse(mad: &[u8], method: Method) -> Result<(Header, HeaderWire, &[u8]), Error> {
+pub(super) fn parse(mad: &[u8]) -> Result<(Header, HeaderWire, &[u8]), Error> {
     let (header, _) = Header::parse(mad)?;
     if header.class != Class::SUBNET_ADM {
         return Err(Error::Class);
     }
     if header.class_version != CLASS_VERSION {
         return Err(Error::ClassVersion);
-    }
-    if header.method != method {
-        return Err(Error::Method);
     }
     let (wire, rest) = HeaderWire::read_from_prefix(mad).map_err(|_| Error::Truncated)?;
     Ok((header, wire, rest))

@@ -67,8 +67,8 @@ pub struct Send {
     /// In which partition; 0 with [`Form::WithoutPKey`].
     pub pkey_index: PKeyIndex,
     /// How long the kernel waits for the answer, in milliseconds, at least 1: without a time it does
-    /// not know an answer when it comes.
-    pub timeout: Duration,
+    /// not know an answer when it comes. `None` for what is an answer itself.
+    pub timeout: Option<Duration>,
     /// What is sent.
     pub mad: Mad,
 }
@@ -79,7 +79,7 @@ impl Send {
         let wire = HeaderWire {
             agent: self.agent.0.into(),
             status: 0.into(),
-            timeout_ms: u32::try_from(self.timeout.as_millis()).unwrap_or(u32::MAX).max(1).into(),
+            timeout_ms: self.timeout.map_or(0, milliseconds).into(),
             retries: 0.into(),
             length: 0.into(),
             qpn: GSI_QPN.into(),
@@ -98,6 +98,10 @@ impl Send {
         bytes.iter_mut().zip(octets).for_each(|(to, from)| *to = *from);
         Emitted { bytes, len: form.header_len() + mad::LEN }
     }
+}
+
+fn milliseconds(timeout: Duration) -> u32 {
+    u32::try_from(timeout.as_millis()).unwrap_or(u32::MAX).max(1)
 }
 
 /// What was read by one read(2).
@@ -241,7 +245,7 @@ struct BaseWire {
 pub struct RegisterWire {
     /// What the kernel answers: the [`AgentId`].
     pub agent: u32,
-    /// Which requests are wanted: none.
+    /// Which requests are wanted, a bit for each method.
     pub method_mask: [u32; 4],
     /// 1, the general service interface.
     pub qpn: u8,
@@ -273,7 +277,7 @@ pub struct Register2Wire {
     pub reserved_10: [u8; 2],
     /// 0: the kernel leaves nothing to us that it can do.
     pub flags: u32,
-    /// Which requests are wanted: none. Two numbers of 64 bits.
+    /// Which requests are wanted, a bit for each method. Two numbers of 64 bits.
     pub method_mask: [u32; 4],
     /// Of a vendor's class.
     pub oui: u32,
@@ -295,9 +299,15 @@ impl RegisterWire {
         rmpp_version: 0,
         reserved: [0],
     };
+
+    /// An agent that takes reports of the SA. One program at a port can have it.
+    pub const SA_REPORTS: Self = Self { method_mask: REPORTS, ..Self::SA_CLIENT };
 }
 
 impl Register2Wire {
+    /// An agent that takes reports of the SA. One program at a port can have it.
+    pub const SA_REPORTS: Self = Self { method_mask: REPORTS, ..Self::SA_CLIENT };
+
     /// An agent that asks the SA.
     pub const SA_CLIENT: Self = Self {
         agent: 0,
@@ -313,6 +323,12 @@ impl Register2Wire {
     };
 }
 
+/// A mask with the bit of [`mad::Method::REPORT`] alone.
+const REPORTS: [u32; 4] = {
+    let bit = 1 << mad::Method::REPORT.get();
+    // Two numbers of 64 bits in the machine's byte order.
+    if cfg!(target_endian = "big") { [0, bit, 0, 0] } else { [bit, 0, 0, 0] }
+};
 /// Of the general service interface (IBA vol. 1 §13.5.1).
 const GSI_QPN: u32 = 1;
 /// Of the general service interface (IBA vol. 1 §10.2.5).

@@ -173,7 +173,9 @@ impl StandIn {
         }
         match answer {
             Answer::Refused(_) => self.counts.refused += 1,
-            Answer::Path(_) | Answer::ClassPortInfo(_) => self.counts.answered += 1,
+            Answer::Path(_) | Answer::ClassPortInfo(_) | Answer::Inform(_) => {
+                self.counts.answered += 1;
+            }
         }
     }
 
@@ -198,6 +200,7 @@ impl StandIn {
             Question::ClassPortInfo => {
                 Answer::ClassPortInfo(ClassPortInfo { has_qos: self.behaviour.has_qos })
             }
+            Question::Inform(info) => Answer::Inform(*info),
             Question::Path(path) => match self.subnet.path(path, self.behaviour.has_qos) {
                 Ok(record) => Answer::Path(record),
                 Err(refusal) => Answer::Refused(refusal),

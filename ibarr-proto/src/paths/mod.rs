@@ -532,7 +532,9 @@ impl<R: CryptoRng + SeedableRng> Paths<R> {
                 Outcome::NoRecord { source: Source::Sa }
             }
             sa::Outcome::Refused(refusal) => Outcome::Refused(Some(refusal)),
-            sa::Outcome::Unusable | sa::Outcome::ClassPortInfo(_) => Outcome::Refused(None),
+            sa::Outcome::Unusable | sa::Outcome::ClassPortInfo(_) | sa::Outcome::Inform(_) => {
+                Outcome::Refused(None)
+            }
             sa::Outcome::Busy => or_doubted(Outcome::Busy),
             sa::Outcome::Silent => or_doubted(Outcome::Silent),
             sa::Outcome::Overloaded => or_doubted(Outcome::Overloaded),

@@ -179,6 +179,7 @@ impl Rig {
             Question::ClassPortInfo => {
                 Answer::ClassPortInfo(ClassPortInfo { has_qos: self.has_qos })
             }
+            Question::Inform(info) => refusal.map_or(Answer::Inform(info), Answer::Refused),
         };
         let mad = request.answer(answer).emit();
         let from = Some(sent.sa.lid);

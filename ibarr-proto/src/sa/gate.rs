@@ -81,7 +81,9 @@ impl Gate {
 
     /// The SA was asked this, or would have been.
     pub(super) fn asked(&mut self, question: Question) {
-        self.newest = Some(question);
+        if changes_nothing(&question) {
+            self.newest = Some(question);
+        }
     }
 
     /// What an SA that answers at all answers, other `than` this.
@@ -100,7 +102,9 @@ impl Gate {
 
     /// The SA has answered, with anything but BUSY. Whether the gate was shut.
     pub(super) fn heard(&mut self, now: Instant, question: Question) -> bool {
-        self.answered = Some(question);
+        if changes_nothing(&question) {
+            self.answered = Some(question);
+        }
         self.heard_at = now;
         self.vain = None;
         self.shut.take().is_some()
@@ -147,6 +151,11 @@ impl Gate {
             shut.probe_at = shut.probe_at.min(at);
         }
     }
+}
+
+/// Whether it may be asked again at any time.
+fn changes_nothing(question: &Question) -> bool {
+    !matches!(question, Question::Inform(_))
 }
 
 fn spread(pause: Duration, rng: &mut impl Rng) -> Duration {

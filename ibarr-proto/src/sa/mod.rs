@@ -274,7 +274,7 @@ impl<R: Rng> Client<R> {
         }
         let is_busy = |response: &Response| match response.answer {
             Answer::Refused(refusal) => refusal.is_temporary(),
-            Answer::Path(_) | Answer::ClassPortInfo(_) => false,
+            Answer::Path(_) | Answer::ClassPortInfo(_) | Answer::Inform(_) => false,
         };
         if response.is_some_and(|response| is_busy(&response)) {
             self.counters.count(Counter::BusyAnswers);
@@ -301,6 +301,7 @@ impl<R: Rng> Client<R> {
                 Answer::Refused(refusal) => Outcome::Refused(refusal),
                 Answer::Path(record) => Outcome::Path(record),
                 Answer::ClassPortInfo(info) => Outcome::ClassPortInfo(info),
+                Answer::Inform(info) => Outcome::Inform(info),
             },
         };
         self.end(sent.id, outcome);
@@ -390,7 +391,7 @@ impl<R: Rng> Client<R> {
         let again = if sent.is_own { Counter::Probes } else { Counter::Resends };
         self.counters.count(std::mem::replace(&mut flight.next, again));
         let request = Request { tid: transaction.into(), question: flight.question };
-        let timeout = flight.deadline.max(lost_at).since(self.now);
+        let timeout = Some(flight.deadline.max(lost_at).since(self.now));
         let is_probe = lane.own == Some(id);
         Some(Transmit { port, sa: lane.sa, timeout, mad: request.emit(), transaction, is_probe })
     }
@@ -548,7 +549,7 @@ impl<R: Rng> Client<R> {
             self.counters.count(Counter::Redirects);
         }
         self.counters.count(match outcome {
-            Outcome::Path(_) | Outcome::ClassPortInfo(_) => Counter::Answered,
+            Outcome::Path(_) | Outcome::ClassPortInfo(_) | Outcome::Inform(_) => Counter::Answered,
             Outcome::Refused(refusal) if refusal.is_final() => Counter::NoRecord,
             Outcome::Refused(_) => Counter::Refused,
             Outcome::Unusable => Counter::Unusable,

@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use ibarr_common::ib::{Lid, PathRecord, Sl};
 use ibarr_common::wire::class_port_info::ClassPortInfo;
+use ibarr_common::wire::inform::InformInfo;
 use ibarr_common::wire::mad::{Mad, Transaction};
 use ibarr_common::wire::sa::Refusal;
 use ibarr_common::wire::umad::PKeyIndex;
@@ -79,8 +80,8 @@ pub struct Transmit {
     pub port: PortIndex,
     /// Where to.
     pub sa: Sa,
-    /// How long an answer is of use.
-    pub timeout: Duration,
+    /// How long an answer is of use. `None`: it is an answer itself.
+    pub timeout: Option<Duration>,
     /// What it carries.
     pub mad: Mad,
     /// What ties its answer to it.
@@ -105,6 +106,8 @@ pub enum Outcome {
     Path(PathRecord),
     /// The SA has said what it can do.
     ClassPortInfo(ClassPortInfo),
+    /// The SA will do so.
+    Inform(InformInfo),
     /// It refuses, and would again.
     Refused(Refusal),
     /// It has answered, but not this question, or with what cannot be.
@@ -125,7 +128,7 @@ crate::counters! {
     pub enum Counter {
         /// Questions to ask the SA.
         Questions = "questions",
-        /// Questions answered with a path, or with what the SA can do.
+        /// Questions answered with a path, with what the SA can do, or with "so be it".
         Answered = "answered",
         /// Questions answered with "there is none".
         NoRecord = "no-record",

@@ -287,7 +287,7 @@ impl Cluster {
             *match request.question {
                 Question::Path(PathQuestion { reversible: false, .. }) => &mut second.kept,
                 Question::Path(_) => &mut second.connections,
-                Question::ClassPortInfo => &mut second.infos,
+                Question::ClassPortInfo | Question::Inform(_) => &mut second.infos,
             } += 1;
         }
         let verdict = self.sa.take(self.now);
@@ -297,7 +297,7 @@ impl Cluster {
             Verdict::Answers { at } => {
                 let dlid = match request.question {
                     Question::Path(question) => self.lid(number(question.dgid)),
-                    Question::ClassPortInfo => 0,
+                    Question::ClassPortInfo | Question::Inform(_) => 0,
                 };
                 let mad = Sa::answer(&request, dlid);
                 self.answers.push_back(OnTheWay { arrives: at, node, from, mad });

@@ -56,6 +56,7 @@ impl Sa {
         let answer = match request.question {
             Question::Path(question) => Answer::Path(record(&question, dlid)),
             Question::ClassPortInfo => Answer::ClassPortInfo(ClassPortInfo { has_qos: false }),
+            Question::Inform(info) => Answer::Inform(info),
         };
         request.answer(answer).emit()
     }

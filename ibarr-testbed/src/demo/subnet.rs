@@ -144,7 +144,7 @@ impl Said {
     pub(super) fn question(&self) -> Option<PathQuestion> {
         match Request::parse(&self.mad).ok()?.question {
             Question::Path(path) => Some(path),
-            Question::ClassPortInfo => None,
+            Question::ClassPortInfo | Question::Inform(_) => None,
         }
     }
 }

@@ -396,7 +396,7 @@ mod tests {
             to: Lid::new(1).unwrap(),
             sl: Sl::default(),
             pkey_index: PKeyIndex(0),
-            timeout: Duration::from_millis(100),
+            timeout: Some(Duration::from_millis(100)),
             mad,
         };
         send.emit(form).as_ref().to_vec()

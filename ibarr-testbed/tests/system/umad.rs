@@ -46,7 +46,7 @@ fn question(device: &Device, transaction: u32, time: Duration) -> Vec<u8> {
     let mad = Request { tid, question: Question::ClassPortInfo }.emit();
     let (sl, pkey_index) = (Sl::default(), PKeyIndex(0));
     let to = Lid::new(1).unwrap();
-    let send = Send { agent: device.agent(), to, sl, pkey_index, timeout: time, mad };
+    let send = Send { agent: device.agent(), to, sl, pkey_index, timeout: Some(time), mad };
     send.emit(device.form()).as_ref().to_vec()
 }
 

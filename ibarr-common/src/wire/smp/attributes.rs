@@ -148,7 +148,9 @@ pub enum SmState {
 }
 
 /// Layout of a Notice (IBA vol. 1 §13.4.8.2), of the generic form.
-#[derive(Clone, Copy, Debug, FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned)]
+#[derive(
+    Clone, Copy, Debug, Eq, FromBytes, Immutable, IntoBytes, KnownLayout, PartialEq, Unaligned,
+)]
 #[repr(C)]
 pub struct NoticeWire {
     /// Generic, 1 bit; type, 7.

@@ -41,7 +41,7 @@ pub const MAX_HOPS: u8 = 63;
 const CLASS_VERSION: u8 = 1;
 
 /// An event that an agent or manager reports (trap).
-pub const NOTICE: AttributeId = AttributeId::new(0x0002);
+pub const NOTICE: AttributeId = AttributeId::NOTICE;
 /// Its name, for people: 64 bytes of text.
 pub const NODE_DESCRIPTION: AttributeId = AttributeId::new(0x0010);
 /// What a node is: [`NodeInfoWire`].

@@ -255,6 +255,9 @@ proptest! {
                             let info = ClassPortInfo { has_qos: false };
                             (request.answer(Answer::ClassPortInfo(info)).emit(), None)
                         }
+                        Question::Inform(info) => {
+                            (request.answer(Answer::Inform(info)).emit(), None)
+                        }
                     };
                     on_the_way.push((Some(sent.sa.lid), mad, said));
                 }

@@ -184,7 +184,7 @@ impl Bare {
             to: self.place.sa,
             sl: Sl::default(),
             pkey_index: PKeyIndex(0),
-            timeout: Duration::from_secs(1),
+            timeout: Some(Duration::from_secs(1)),
             mad: Request { tid: Tid::new(number.into()), question }.emit(),
         };
         write(&self.fd, message.emit(self.form).as_ref()).context("cannot ask")?;
