@@ -245,6 +245,11 @@ impl<R: CryptoRng + SeedableRng> Node<R> {
         self.resolver.paths_mut().flush()
     }
 
+    /// As [`Paths::give_back`].
+    pub fn give_back(&mut self, now: Instant, deadline: Instant) {
+        self.resolver.paths_mut().give_back(now, deadline);
+    }
+
     /// As [`Paths::restore`].
     pub fn restore_paths(&mut self, now: Instant, snapshot: Snapshot, age: Duration) {
         self.resolver.paths_mut().restore(now, snapshot, age);

@@ -16,7 +16,7 @@ use ibarr_common::ib::{Gid, PKey, PathRecord, QosClass, ServiceId};
 use ibarr_common::wire::sa::PathQuestion;
 
 use super::index::{Index, Slot};
-use super::lids::Lids;
+use super::lids::{Host, Lids};
 use crate::hash::Seeded;
 use crate::sa::PortIndex;
 
@@ -86,6 +86,11 @@ impl Key {
         self.flags & 1 == 0
     }
 
+    /// Where it leads.
+    pub(super) fn host(&self) -> Host {
+        Host::of(self.port, self.dgid)
+    }
+
     /// What it was made from.
     pub(super) fn question(&self) -> Option<PathQuestion> {
         let flag = |bit: u8| self.flags >> bit & 1 != 0;
@@ -142,8 +147,9 @@ impl Cache {
             return 0;
         }
         // Before the old one is forgotten, and what was said of this host with it.
-        if let Some(record) = &remembered.record {
-            self.lids.add(key.port, record, remembered.epoch, lmc);
+        match &remembered.record {
+            Some(record) => self.lids.add(key.port, record, remembered.epoch, lmc),
+            None => self.lids.add_absent(key.host()),
         }
         let hash = self.hash(&key);
         if let Some(slot) = self.find(hash, &key) {
@@ -255,8 +261,9 @@ impl Cache {
         self.index.remove(hash, slot);
         if let Some(entry) = self.entries.remove(slot) {
             self.by_expiry.remove(&(entry.remembered.expires_at, slot));
-            if let Some(record) = &entry.remembered.record {
-                self.lids.remove(entry.key.port, record);
+            match &entry.remembered.record {
+                Some(record) => self.lids.remove(entry.key.port, record),
+                None => self.lids.remove_absent(entry.key.host()),
             }
         }
     }

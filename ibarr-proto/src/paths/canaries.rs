@@ -20,6 +20,10 @@ use crate::retry::random;
 #[derive(Debug, Default)]
 pub(super) struct Canaries {
     due: Option<Instant>,
+    /// When the last was taken.
+    taken_at: Option<Instant>,
+    /// Something has changed, and the next is to be asked for at this time.
+    hurried: Option<Instant>,
     chosen: Option<Key>,
     /// Paths that were given and not chosen lately.
     others: u32,
@@ -36,7 +40,8 @@ impl Canaries {
     /// A path was given from memory. On average one is asked for in each interval `every`.
     pub(super) fn used(&mut self, now: Instant, key: &Key, every: Duration, rng: &mut impl Rng) {
         if self.due.is_none() {
-            self.due = Some(now + every / 2 + random(every, rng));
+            let due = now + every / 2 + random(every, rng);
+            self.due = Some(self.hurried.take().map_or(due, |at| due.min(at.max(now))));
         }
         match self.lately.iter().position(|known| known == key) {
             None => {
@@ -52,6 +57,16 @@ impl Canaries {
         }
     }
 
+    /// Something has changed: the next path in use is asked for at `at`, but not sooner than `every`
+    /// after the last.
+    pub(super) fn hurry(&mut self, at: Instant, every: Duration) {
+        let at = self.taken_at.map_or(at, |taken_at| at.max(taken_at + every));
+        match &mut self.due {
+            Some(due) => *due = at.min(*due),
+            None => self.hurried = Some(self.hurried.map_or(at, |hurried| hurried.min(at))),
+        }
+    }
+
     /// When [`Self::take`] has one.
     pub(super) fn due(&self) -> Option<Instant> {
         self.due
@@ -60,6 +75,7 @@ impl Canaries {
     /// The path to ask for now.
     pub(super) fn take(&mut self, now: Instant) -> Option<Key> {
         self.due.take_if(|due| *due <= now)?;
+        self.taken_at = Some(now);
         (self.others, self.rank) = (0, None);
         let key = self.chosen.take()?;
         self.lately.retain(|known| *known != key);

@@ -9,7 +9,7 @@ use std::collections::HashMap;
 use std::collections::hash_map::Entry;
 use std::fmt;
 
-use ibarr_common::ib::PathRecord;
+use ibarr_common::ib::{Gid, PathRecord};
 use ibarr_common::wire::path_record::Fields;
 
 use crate::hash::Seeded;
@@ -18,14 +18,31 @@ use crate::sa::PortIndex;
 /// What the answers that are remembered say of the ports of the subnets.
 pub(super) struct Lids {
     said: HashMap<Host, Said, Seeded>,
+    /// How many of the answers that are remembered say that there is no path to it.
+    absent: HashMap<Host, u32, Seeded>,
 }
 
 /// The end of a path, 10 bytes.
-#[derive(Clone, Copy, Eq, Hash, PartialEq)]
-struct Host {
+#[derive(Clone, Copy, Debug, Eq, Hash, PartialEq)]
+pub(super) struct Host {
     guid: [u8; 8],
     /// Of ours, in whose subnet it is.
     port: PortIndex,
+}
+
+impl Host {
+    pub(super) fn new(port: PortIndex, gid: Gid) -> Self {
+        Self::of(port, gid.octets())
+    }
+
+    /// Of the octets of a GID.
+    pub(super) fn of(port: PortIndex, gid: [u8; 16]) -> Self {
+        Self { guid: gid.last_chunk().copied().unwrap_or_default(), port }
+    }
+
+    pub(super) fn port(&self) -> PortIndex {
+        self.port
+    }
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -43,12 +60,32 @@ const MAX_LMC: u8 = 7;
 
 impl Lids {
     pub(super) fn new(hasher: Seeded) -> Self {
-        Self { said: HashMap::with_hasher(hasher) }
+        Self { said: HashMap::with_hasher(hasher.clone()), absent: HashMap::with_hasher(hasher) }
     }
 
     #[cfg(test)]
     pub(super) fn is_empty(&self) -> bool {
-        self.said.is_empty()
+        self.said.is_empty() && self.absent.is_empty()
+    }
+
+    /// Whether anything is remembered of a host, also that no path leads there.
+    pub(super) fn knows(&self, host: &Host) -> bool {
+        self.said.contains_key(host) || self.absent.contains_key(host)
+    }
+
+    /// "There is no such path" is remembered.
+    pub(super) fn add_absent(&mut self, host: Host) {
+        *self.absent.entry(host).or_default() += 1;
+    }
+
+    /// And forgotten.
+    pub(super) fn remove_absent(&mut self, host: Host) {
+        if let Entry::Occupied(mut occupied) = self.absent.entry(host) {
+            *occupied.get_mut() -= 1;
+            if *occupied.get() == 0 {
+                occupied.remove();
+            }
+        }
     }
 
     /// An answer is remembered. `lmc` is the port's.
@@ -106,7 +143,7 @@ impl Lids {
 /// The end of a path that does not leave the subnet, and the first of its LIDs.
 fn leads_to(port: PortIndex, record: &PathRecord, lmc: u8) -> Option<(Host, u16)> {
     let fields = Fields::parse(record).ok().filter(|fields| fields.hop_limit <= 1)?;
-    let host = Host { guid: fields.dgid.guid().get().to_be_bytes(), port };
+    let host = Host::new(port, fields.dgid);
     Some((host, fields.dlid.get() & u16::MAX << lmc.min(MAX_LMC)))
 }
 

@@ -29,6 +29,7 @@ mod canaries;
 mod doubt;
 mod fallback;
 mod index;
+mod inform;
 mod lids;
 mod ports;
 pub mod snapshot;
@@ -41,11 +42,13 @@ use std::time::Duration;
 
 use ibarr_common::Instant;
 use ibarr_common::ib::PathRecord;
+use ibarr_common::wire::inform::Report;
 use ibarr_common::wire::path_record::Fields;
 use ibarr_common::wire::sa::{PathQuestion, Question};
 use rand_core::{CryptoRng, SeedableRng};
 
 use self::cache::{Cache, Key, Remembered};
+use self::inform::Informing;
 use self::ports::{BEFORE, Change, Port, Ports};
 use self::snapshot::{Restored, Restoring, Snapshot, Step, Verdict, Walk};
 use crate::counters::Counters;
@@ -77,6 +80,7 @@ pub struct Paths<R> {
     restoring: Restoring,
     /// Ports whose SA is being asked what it can do.
     infos: BTreeMap<QuestionId, PortIndex>,
+    informing: Informing,
     next_question: u64,
     /// Who waits for which flight, and how long.
     waiting: BTreeMap<RequestId, QuestionId>,
@@ -136,9 +140,10 @@ impl<R: CryptoRng + SeedableRng> Paths<R> {
             cache: Cache::new(config.max_cached, hasher.clone()),
             swept_at: Instant::BOOT,
             flights: BTreeMap::new(),
-            by_key: HashMap::with_hasher(hasher),
+            by_key: HashMap::with_hasher(hasher.clone()),
             restoring: Restoring::default(),
             infos: BTreeMap::new(),
+            informing: Informing::new(hasher),
             next_question: 0,
             waiting: BTreeMap::new(),
             deadlines: Timers::default(),
@@ -162,6 +167,7 @@ impl<R: CryptoRng + SeedableRng> Paths<R> {
         match input {
             Input::Port { port, name, facts } => {
                 let sa = facts.sa();
+                let before = self.ports.get(port).and_then(Port::sa);
                 let change = self.ports.set(self.now, port, name, facts, &mut self.rng);
                 if change == Change::Void {
                     // What is on its way may be wrong, and nobody can tell.
@@ -172,6 +178,9 @@ impl<R: CryptoRng + SeedableRng> Paths<R> {
                     Change::None => {}
                     Change::Doubt => self.counters.count(Counter::Doubts),
                     Change::Void => self.counters.count(Counter::Voided),
+                }
+                if sa.is_some() && (sa != before || change != Change::None) {
+                    self.renew(port);
                 }
                 self.decide(port);
             }
@@ -185,15 +194,18 @@ impl<R: CryptoRng + SeedableRng> Paths<R> {
                     self.counters.count(Counter::Doubts);
                 }
                 self.client.may_be_back(self.now, port);
+                self.renew(port);
             }
+            Input::Reports { port, taken } => self.take_reports(port, taken),
             Input::Hearing { port, heard } => {
                 if let Some(port) = self.ports.get_mut(port) {
                     port.hears_events = heard;
                 }
             }
-            Input::Mad { port, from, mad } => {
-                self.client.handle_mad(self.now, port, from, mad);
-            }
+            Input::Mad { port, from, mad } => match Report::parse(mad) {
+                Ok(report) => self.note_report(port, from, &report),
+                Err(_) => self.client.handle_mad(self.now, port, from, mad),
+            },
             Input::Unanswered => self.client.handle_unanswered(),
             Input::NotSent => self.client.handle_not_sent(),
         }
@@ -224,6 +236,7 @@ impl<R: CryptoRng + SeedableRng> Paths<R> {
         let key = Key::new(index, &question);
         let is_under_way = self.by_key.contains_key(&key);
         self.note_asked_again(&key);
+        let is_reported = self.informing.has_reported(&key);
         let doubted = match self.recall(&key) {
             Memory::Sure(remembered) => {
                 self.refresh(key, question, &remembered);
@@ -240,6 +253,7 @@ impl<R: CryptoRng + SeedableRng> Paths<R> {
             Memory::Doubted(doubted)
                 if !key.is_kept()
                     && !is_under_way
+                    && !is_reported
                     && !self.was_doubted(index)
                     && !self.may_repeat(index) =>
             {
@@ -285,6 +299,7 @@ impl<R: CryptoRng + SeedableRng> Paths<R> {
                 self.client.ask(self.now, id, port, Question::ClassPortInfo, deadline);
             }
         }
+        self.subscribe();
         self.send_canaries();
         self.take_over();
         self.client.handle_timeout(self.now);
@@ -313,13 +328,14 @@ impl<R: CryptoRng + SeedableRng> Paths<R> {
             info,
             restoring,
             canary,
+            self.informing.poll_timeout(),
         ];
         timeouts.into_iter().flatten().min()
     }
 
     /// The next MAD to send.
     pub fn poll_transmit(&mut self) -> Option<sa::Transmit> {
-        self.client.poll_transmit()
+        self.informing.poll_transmit().or_else(|| self.client.poll_transmit())
     }
 
     /// The next answer.
@@ -414,7 +430,10 @@ impl<R: CryptoRng + SeedableRng> Paths<R> {
     fn cached(&self, key: &Key, remembered: &Remembered) -> Option<Cached> {
         let (name, is_doubted) = match self.ports.get(key.port())? {
             port if remembered.epoch < port.valid_from => return None,
-            port => (port.name, remembered.epoch < port.epoch),
+            port => {
+                let is_doubted = remembered.epoch < port.epoch || self.informing.has_reported(key);
+                (port.name, is_doubted)
+            }
         };
         let question = key.question()?;
         let Remembered { record, expires_at, .. } = *remembered;
@@ -458,7 +477,9 @@ impl<R: CryptoRng + SeedableRng> Paths<R> {
         let Some(port) = self.ports.get(key.port()) else { return Memory::Nothing };
         match remembered.record {
             _ if remembered.epoch < port.valid_from => Memory::Nothing,
-            _ if remembered.epoch == port.epoch => Memory::Sure(remembered),
+            _ if remembered.epoch == port.epoch && !self.informing.has_reported(key) => {
+                Memory::Sure(remembered)
+            }
             Some(record) if self.is_overruled(key.port(), &record) => Memory::Nothing,
             Some(record) => Memory::Doubted(Doubted { record, epoch: remembered.epoch }),
             None => Memory::Nothing,
@@ -510,6 +531,8 @@ impl<R: CryptoRng + SeedableRng> Paths<R> {
                 self.note_info(port, outcome);
             } else if let Some(flight) = self.flights.remove(&id) {
                 self.land(&flight, outcome);
+            } else {
+                self.note_informed(id, outcome);
             }
         }
     }
@@ -550,6 +573,7 @@ impl<R: CryptoRng + SeedableRng> Paths<R> {
     fn remember(&mut self, flight: &Flight, record: Option<PathRecord>, ttl: Duration) {
         let jitter = Jitter::percent(25).unwrap_or_default();
         let expires_at = self.now + jitter.spread(ttl, &mut self.rng);
+        self.informing.note_answer(&flight.key);
         let remembered = Remembered { record, expires_at, epoch: flight.epoch };
         self.insert(flight.key, remembered);
     }

@@ -13,7 +13,7 @@ use super::cache::Key;
 use super::canaries::Canaries;
 use super::types::{PortEvent, PortFacts, PortName};
 use crate::retry::random;
-use crate::sa::PortIndex;
+use crate::sa::{PortIndex, Sa};
 
 /// A port that was once there stays, for what is remembered of it.
 #[derive(Debug, Default)]
@@ -74,7 +74,12 @@ impl Port {
     }
 
     pub(super) fn can_ask(&self) -> bool {
-        self.facts.as_ref().and_then(PortFacts::sa).is_some()
+        self.sa().is_some()
+    }
+
+    /// Where its SA is, if it can be asked.
+    pub(super) fn sa(&self) -> Option<Sa> {
+        self.facts.as_ref().and_then(PortFacts::sa)
     }
 
     /// Whether anything has happened to it since this daemon began.

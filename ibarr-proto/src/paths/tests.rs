@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 
+mod inform;
 mod moved;
 
 use std::collections::BTreeSet;

@@ -184,6 +184,14 @@ pub enum Input<'a> {
         /// Whether it is so.
         heard: bool,
     },
+    /// Whether reports that the SA sends to a port come by [`Self::Mad`]. Not until this says so. The
+    /// port subscribes to them for as long as they do.
+    Reports {
+        /// Its name.
+        port: PortIndex,
+        /// Whether it is so.
+        taken: bool,
+    },
     /// A MAD came.
     Mad {
         /// By this port.
@@ -380,6 +388,22 @@ crate::counters! {
         /// Times that all answers of a port came into doubt, because the SA gave a GID another LID than
         /// before, or the same question another answer.
         Contradicted = "contradicted",
+        /// Times that an SA was asked to begin or end to tell of a trap.
+        Informs = "informs",
+        /// Those that it did not confirm.
+        InformsFailed = "informs-failed",
+        /// Reports of the SA that came.
+        Reports = "reports",
+        /// Reports about a GID of which something was remembered, which is in doubt since.
+        ReportsDoubted = "reports-doubted",
+        /// Reports about a GID of which nothing was remembered.
+        ReportsUnknown = "reports-unknown",
+        /// Reports about what we did not want to be told of, or that make no sense.
+        ReportsOther = "reports-other",
+        /// Reports that were left for the SA to send again, because too many answers waited.
+        ReportsDropped = "reports-dropped",
+        /// Reports that did not come from the LID of the SA.
+        ReportsWrongLid = "reports-wrong-lid",
         /// Times that all answers of a port became wrong.
         Voided = "voided",
     }
