@@ -10,12 +10,13 @@ mod subnet;
 
 pub use subnet::{AddressedPort, Route, Subnet};
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 use ibarr_common::Instant;
-use ibarr_common::ib::Lid;
+use ibarr_common::ib::{Gid, Lid};
 use ibarr_common::wire::class_port_info::ClassPortInfo;
+use ibarr_common::wire::inform::{InformInfo, Report, Trap};
 use ibarr_common::wire::mad::{Mad, Tid};
 use ibarr_common::wire::sa::{Answer, Question, Refusal, Request};
 use rand_chacha::ChaCha8Rng;
@@ -23,6 +24,9 @@ use rand_core::{Rng as _, SeedableRng as _};
 
 /// Answers that are held back, at most. What is asked when there are more gets none.
 pub const MAX_PENDING: usize = 8192;
+
+/// Subscriptions to traps, at most.
+pub const MAX_SUBSCRIPTIONS: usize = 8192;
 
 /// A subnet administrator that does what it is told.
 ///
@@ -36,6 +40,8 @@ pub struct StandIn {
     pending: BTreeMap<(Instant, u64), Reply>,
     asked: u64,
     counts: Counts,
+    subscribers: BTreeSet<(ClientId, Trap)>,
+    reported: u64,
     rng: ChaCha8Rng,
     now: Instant,
 }
@@ -90,6 +96,8 @@ pub struct Counts {
     pub refused: u64,
     /// Those without an answer: it was silent, lost them, or had too many.
     pub unanswered: u64,
+    /// Reports of it that were answered.
+    pub reports_answered: u64,
     /// Those that are none.
     pub malformed: u64,
     /// Questions to a LID that it does not have.
@@ -106,6 +114,8 @@ impl StandIn {
             pending: BTreeMap::new(),
             asked: 0,
             counts: Counts::default(),
+            subscribers: BTreeSet::new(),
+            reported: 0,
             rng: ChaCha8Rng::seed_from_u64(seed),
             now: Instant::BOOT,
         }
@@ -131,7 +141,36 @@ impl StandIn {
     pub fn move_to(&mut self, lid: Option<Lid>) {
         self.counts.unanswered += self.pending.len() as u64;
         self.pending.clear();
+        self.subscribers.clear();
         self.lid = lid;
+    }
+
+    /// Who is to be told of what.
+    pub fn subscribers(&self) -> impl Iterator<Item = (ClientId, Trap)> {
+        self.subscribers.iter().copied()
+    }
+
+    /// Tells all who have subscribed to it that a port is, or is no longer, in service.
+    pub fn report_gid(&mut self, now: Instant, is_in_service: bool, gid: Gid) {
+        let trap = if is_in_service { Trap::GidInService } else { Trap::GidOutOfService };
+        self.report(now, trap, |tid, lid| Report::of_gid(tid, is_in_service, gid, lid));
+    }
+
+    /// Tells all who have subscribed to it that a link of the switch `issuer` has changed.
+    pub fn report_link(&mut self, now: Instant, issuer: Lid) {
+        self.report(now, Trap::LinkStateChange, |tid, _| Report::of_link(tid, issuer));
+    }
+
+    fn report(&mut self, now: Instant, trap: Trap, report: impl Fn(Tid, Lid) -> Report) {
+        self.now = now;
+        let Some(from) = self.lid else { return };
+        let of_trap = self.subscribers.iter().filter(|(_, of)| *of == trap);
+        let clients: Vec<_> = of_trap.map(|(client, _)| *client).collect();
+        for to in clients {
+            self.reported += 1;
+            let mad = report(Tid::new(self.reported), from).emit();
+            self.schedule(&Reply { to, from, mad });
+        }
     }
 
     /// What it has been asked so far.
@@ -146,6 +185,10 @@ impl StandIn {
             self.counts.misdirected += 1;
             return;
         };
+        if Report::parse_answer(mad).is_ok() {
+            self.counts.reports_answered += 1;
+            return;
+        }
         self.counts.asked += 1;
         // Whoever asks like that has to live with silence.
         let Ok(request) = Request::parse(mad) else {
@@ -162,7 +205,7 @@ impl StandIn {
         let answer = match () {
             () if is_busy => Answer::Refused(Refusal::BUSY),
             () if redirects => Answer::Refused(Refusal::REDIRECT),
-            () => self.answer(&request.question),
+            () => self.answer(from, &request.question),
         };
         let mut response = request.answer(answer);
         if is_wrong {
@@ -195,16 +238,28 @@ impl StandIn {
         (first.key().0 <= self.now).then(|| first.remove())
     }
 
-    fn answer(&self, question: &Question) -> Answer {
+    fn answer(&mut self, from: ClientId, question: &Question) -> Answer {
         match question {
             Question::ClassPortInfo => {
                 Answer::ClassPortInfo(ClassPortInfo { has_qos: self.behaviour.has_qos })
             }
-            Question::Inform(info) => Answer::Inform(*info),
+            Question::Inform(info) => {
+                self.subscribe(from, *info);
+                Answer::Inform(*info)
+            }
             Question::Path(path) => match self.subnet.path(path, self.behaviour.has_qos) {
                 Ok(record) => Answer::Path(record),
                 Err(refusal) => Answer::Refused(refusal),
             },
+        }
+    }
+
+    /// At most [`MAX_SUBSCRIPTIONS`] in all; a further one is confirmed and forgotten.
+    fn subscribe(&mut self, client: ClientId, info: InformInfo) {
+        if !info.subscribe {
+            self.subscribers.remove(&(client, info.trap));
+        } else if self.subscribers.len() < MAX_SUBSCRIPTIONS {
+            self.subscribers.insert((client, info.trap));
         }
     }
 

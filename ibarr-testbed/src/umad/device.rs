@@ -13,7 +13,7 @@ use std::time::Duration;
 
 use ibarr_common::Instant;
 use ibarr_common::ib::Lid;
-use ibarr_common::wire::mad::{self, Class, Header, Tid};
+use ibarr_common::wire::mad::{self, Class, Header, Method, Tid};
 use ibarr_common::wire::umad::{Form, HeaderWire, Register2Wire, RegisterWire};
 use nix::errno::Errno;
 use nix::poll::PollFlags;
@@ -75,6 +75,8 @@ struct OpenFile {
     is_used: bool,
     /// By their number: the upper half of their transactions.
     agents: BTreeMap<u32, u16>,
+    /// Of these, the one that takes reports of the SA.
+    takes_reports: Option<u32>,
     received: VecDeque<Vec<u8>>,
     /// The device has gone since.
     is_dead: bool,
@@ -133,6 +135,7 @@ impl Device {
             form: Form::WithoutPKey,
             is_used: false,
             agents: BTreeMap::new(),
+            takes_reports: None,
             received: VecDeque::new(),
             is_dead: false,
         };
@@ -152,13 +155,15 @@ impl Device {
     /// What the kernel says.
     pub fn ioctl(&mut self, file: FileId, request: u32, argument: &[u8]) -> Result<Vec<u8>, Errno> {
         let Abilities { register_agent_2, enable_pkey, .. } = self.abilities;
+        let are_taken = self.files.values().any(|file| file.takes_reports.is_some());
         let high = self.next_agent.wrapping_add(1);
         let file = self.files.get_mut(&file).ok_or(Errno::EBADF)?;
         match request {
             request::REGISTER_AGENT => {
                 let mut wire =
                     RegisterWire::read_from_bytes(argument).map_err(|_| Errno::EFAULT)?;
-                wire.agent = file.register(wire.qpn.into(), high)?;
+                let takes_reports = wants_reports(&wire.method_mask, are_taken)?;
+                wire.agent = file.register(wire.qpn.into(), high, takes_reports)?;
                 file.is_used = true;
                 self.next_agent = high;
                 Ok(wire.as_bytes().to_vec())
@@ -169,7 +174,8 @@ impl Device {
                 if wire.flags > 1 {
                     return Err(Errno::EINVAL);
                 }
-                wire.agent = file.register(wire.qpn, high)?;
+                let takes_reports = wants_reports(&wire.method_mask, are_taken)?;
+                wire.agent = file.register(wire.qpn, high, takes_reports)?;
                 if !file.is_used {
                     (file.is_used, file.form) = (true, Form::WithPKey);
                 }
@@ -179,6 +185,7 @@ impl Device {
             request::UNREGISTER_AGENT => {
                 let id = argument.try_into().map(u32::from_ne_bytes).map_err(|_| Errno::EFAULT)?;
                 let high = file.agents.remove(&id).ok_or(Errno::EINVAL)?;
+                file.takes_reports.take_if(|agent| *agent == id);
                 self.waiting.retain(|tid, _| tid.get() >> 32 != u64::from(high));
                 Ok(Vec::new())
             }
@@ -274,10 +281,14 @@ impl Device {
         }
     }
 
-    /// A MAD came to the port. What is no answer to one that was sent has nobody to go to.
+    /// A MAD came to the port. What is no answer to one that was sent, and no report that an agent
+    /// takes, has nobody to go to.
     pub fn receive(&mut self, from: Lid, mad: &[u8]) {
         let Ok((header, _)) = Header::parse(mad) else { return };
         if !header.method.is_response() {
+            if (header.class, header.method) == (Class::SUBNET_ADM, Method::REPORT) {
+                self.report(from, mad);
+            }
             return;
         }
         let Some(waiting) = self.waiting.get(&header.tid).filter(|it| it.class == header.class)
@@ -291,6 +302,17 @@ impl Device {
         octets.iter_mut().zip(mad).for_each(|(to, from)| *to = *from);
         let message = message(file.form, agent, 0, Some(from), &octets);
         file.received.push_back(message);
+    }
+
+    fn report(&mut self, from: Lid, mad: &[u8]) {
+        let live = self.files.values_mut().filter(|file| !file.is_dead);
+        for file in live {
+            if let Some(agent) = file.takes_reports {
+                let mut octets = [0; mad::LEN];
+                octets.iter_mut().zip(mad).for_each(|(to, from)| *to = *from);
+                file.received.push_back(message(file.form, agent, 0, Some(from), &octets));
+            }
+        }
     }
 
     /// Time has passed.
@@ -349,7 +371,7 @@ impl Device {
 }
 
 impl OpenFile {
-    fn register(&mut self, qpn: u32, high: u16) -> Result<u32, Errno> {
+    fn register(&mut self, qpn: u32, high: u16, takes_reports: bool) -> Result<u32, Errno> {
         if self.is_dead {
             return Err(Errno::EPIPE);
         }
@@ -358,7 +380,18 @@ impl OpenFile {
         }
         let id = (0..MAX_AGENTS).find(|id| !self.agents.contains_key(id)).ok_or(Errno::ENOMEM)?;
         self.agents.insert(id, high);
+        if takes_reports {
+            self.takes_reports = Some(id);
+        }
         Ok(id)
+    }
+}
+
+/// Whether an agent with this mask takes reports. One at a port does (`method_in_use` of mad.c).
+fn wants_reports(mask: &[u32; 4], are_taken: bool) -> Result<bool, Errno> {
+    match *mask != RegisterWire::SA_CLIENT.method_mask {
+        true if are_taken => Err(Errno::EINVAL),
+        wants => Ok(wants),
     }
 }
 
@@ -382,6 +415,7 @@ const ETIMEDOUT: u32 = 110;
 #[cfg(test)]
 mod tests {
     use ibarr_common::ib::Sl;
+    use ibarr_common::wire::inform::Report;
     use ibarr_common::wire::mad::Transaction;
     use ibarr_common::wire::sa::{Question, Request};
     use ibarr_common::wire::umad::{AgentId, PKeyIndex, Received, Send};
@@ -498,6 +532,44 @@ mod tests {
         let late = device.ioctl(file, request::ENABLE_PKEY, &[]);
         assert_eq!(late, Err(Errno::EINVAL));
         assert_eq!(device.ioctl(file, 0x1b05, &[]), Err(Errno::ENOTTY));
+    }
+
+    #[test]
+    fn report_goes_to_the_one_agent_that_takes_reports() {
+        let (mut device, file) = opened(Abilities::default());
+        let report = Report::of_link(Tid::new(0x0305_0000_0000_0001), Lid::new(2).unwrap());
+        let from = Lid::new(1).unwrap();
+        device.receive(from, report.emit().as_ref());
+        assert_eq!(device.read(file, 320), Err(Errno::EAGAIN), "nobody takes it");
+
+        let argument = Register2Wire::SA_REPORTS.as_bytes().to_vec();
+        let agent = device.ioctl(file, request::REGISTER_AGENT_2, &argument).unwrap();
+        assert_eq!(agent[..4], 1_u32.to_ne_bytes());
+        let other = device.open().unwrap();
+        let old = RegisterWire::SA_REPORTS.as_bytes().to_vec();
+        let twice = [
+            device.ioctl(other, request::REGISTER_AGENT_2, &argument),
+            device.ioctl(other, request::REGISTER_AGENT, &old),
+        ];
+        assert_eq!(twice, [Err(Errno::EINVAL), Err(Errno::EINVAL)]);
+        device.receive(from, report.emit().as_ref());
+        assert_eq!(device.read(other, 320), Err(Errno::EAGAIN));
+        let bytes = device.read(file, 320).unwrap();
+        let Ok(Received::Mad { agent, from, mad }) = Received::parse(Form::WithPKey, &bytes) else {
+            panic!("{bytes:02x?}")
+        };
+        assert_eq!((agent, from), (AgentId(1), Lid::new(1)));
+        // The transaction is the SA's, and stays so in the answer, for which nobody waits.
+        let mad = Report::parse(mad).unwrap().emit_answer();
+        let (to, sl, pkey_index) = (from.unwrap(), Sl::default(), PKeyIndex(0));
+        let send = Send { agent, to, sl, pkey_index, timeout: None, mad };
+        assert_eq!(device.write(START, file, send.emit(Form::WithPKey).as_ref()), Ok(320));
+        assert_eq!(device.poll_transmit().unwrap().mad, *report.emit_answer().octets());
+        assert_eq!(device.poll_timeout(), None);
+
+        let agent = 1_u32.to_ne_bytes();
+        device.ioctl(file, request::UNREGISTER_AGENT, &agent).unwrap();
+        assert!(device.ioctl(other, request::REGISTER_AGENT, &old).is_ok());
     }
 
     #[test]
