@@ -200,6 +200,13 @@ fn port(port: &PortStatus) {
     }
     line(&format!("    GIDs {}", port.gids.join(", ")));
     line(&format!("    P_Keys {}", port.pkeys.join(", ")));
+    if let Some(informed) = &port.informed {
+        line(&match informed.as_str() {
+            "yes" => "    its subnet administrator tells of changes".to_owned(),
+            "not yet" => "    its subnet administrator is asked to tell of changes".to_owned(),
+            reason => format!("    its subnet administrator does not tell of changes: {reason}"),
+        });
+    }
     line(&match (&port.deaf, &port.last_event) {
         (Some(reason), _) => format!("    its events are not heard: {reason}"),
         (None, None) => "    its events are heard, none came yet".to_owned(),

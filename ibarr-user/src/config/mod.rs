@@ -42,6 +42,8 @@ pub struct Config {
     pub local_service: local_service::Config,
     /// How subnet administrators are asked.
     pub paths: paths::Config,
+    /// Whether they are asked to tell of changes.
+    pub inform: bool,
     /// Where their answers are kept for the next daemon, if anywhere.
     pub snapshot: Option<PathBuf>,
     /// Whether and how the kernel answers.
@@ -72,8 +74,7 @@ pub enum Error {
 impl Config {
     /// What the cores are to know of it.
     pub fn node(&self) -> node::Config {
-        let Self { client, allow, view, local_service, paths, responder, snapshot: _ } =
-            self.clone();
+        let Self { client, allow, view, local_service, paths, responder, .. } = self.clone();
         let view = local_view::Config { neighbours: responder.wants_neighbours(), ..view };
         node::Config { view, allow, client, local_service, paths }
     }
@@ -112,7 +113,7 @@ impl Config {
                 NonZeroU16::new(port).ok_or_else(|| "must not be 0".to_owned())
             });
             let source_check = root.value("source-check", SourceCheck::default(), source_check);
-            let (paths, snapshot) = paths(root);
+            let (paths, inform, snapshot) = paths(root);
             let client = client(root, udp_port, source_check);
             let deadline = client.settings().deadline;
             let allow = root.list("allow", Vec::new(), |value| value.parse::<Prefix>("10.0.0.0/8"));
@@ -129,6 +130,7 @@ impl Config {
                 },
                 local_service: local_service(root, deadline),
                 paths,
+                inform,
                 snapshot,
             }
         })
@@ -180,9 +182,12 @@ fn local_service(root: &mut Table<'_>, deadline: Duration) -> local_service::Con
     }
 }
 
-fn paths(root: &mut Table<'_>) -> (paths::Config, Option<PathBuf>) {
+fn paths(root: &mut Table<'_>) -> (paths::Config, bool, Option<PathBuf>) {
     let default = paths::Config::default();
-    root.table("paths", |table| (paths_of(table, default), table.value("snapshot", None, file)))
+    root.table("paths", |table| {
+        let inform = table.value("inform", false, switch);
+        (paths_of(table, default), inform, table.value("snapshot", None, file))
+    })
 }
 
 fn paths_of(table: &mut Table<'_>, default: paths::Config) -> paths::Config {
@@ -422,6 +427,7 @@ mod tests {
              max-cached = 1000\n\
              repeat-rate = 0\n\
              fallback-interval = \"20s\"\n\
+             inform = true\n\
              snapshot = \"/var/lib/ibarr/paths\"\n\
              [[static-gid]]\n\
              ip = \"10.2.0.5\"\n\
@@ -451,6 +457,7 @@ mod tests {
             ..paths::Config::default()
         };
         assert_eq!(config.paths, expected);
+        assert!(config.inform);
         assert_eq!(config.snapshot, Some("/var/lib/ibarr/paths".into()));
         assert!(config.allow.contains("10.1.2.3".parse().unwrap()));
         assert!(!config.allow.contains("192.0.2.1".parse().unwrap()));

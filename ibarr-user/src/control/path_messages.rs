@@ -176,6 +176,10 @@ pub struct PortStatus {
     /// The last event of it that the kernel told.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub last_event: Option<LastEvent>,
+    /// Whether its subnet administrator tells of changes: `yes`, `not yet`, or why it does not. Absent
+    /// if it is not to.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub informed: Option<String>,
     /// Why the kernel's events of it are not heard; absent if they are.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub deaf: Option<String>,

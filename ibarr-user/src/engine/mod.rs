@@ -302,11 +302,14 @@ impl Engine {
         self.ends_at = Some(ends_at);
         turn::read_to_end(self, Limits::default(), now);
         self.tell_local_service(now, local_service::Input::Stop);
+        self.node.give_back(now, ends_at);
     }
 
     fn has_ended(&self) -> bool {
         self.ends_at.is_some_and(|ends_at| {
-            let is_done = self.local_service.has_room() && self.node.local_service().is_idle();
+            let is_done = self.local_service.has_room()
+                && self.node.local_service().is_idle()
+                && !self.node.paths().is_giving_back();
             is_done || ends_at <= clock::now()
         })
     }

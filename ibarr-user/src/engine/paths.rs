@@ -51,6 +51,7 @@ impl Engine {
                 }
                 self.umads.block(port, blocked);
                 self.tell_facts(now, port, name, facts);
+                self.take_reports(now, port);
                 self.hear_events_of(now, port, name.device);
             }
             ports::Event::Gone(name) => {
@@ -83,7 +84,25 @@ impl Engine {
         }
     }
 
+    /// Has the SA of a port tell of changes, if that is wanted and the door is open.
+    fn take_reports(&mut self, now: Instant, port: PortIndex) {
+        if self.config.inform && self.ends_at.is_none() && self.umads.take_reports(port) {
+            self.tell_paths(now, Input::Reports { port, taken: true });
+        }
+    }
+
+    /// The same of each port, after the configuration has changed from `was_wanted`.
+    pub(super) fn reconsider_reports(&mut self, now: Instant, was_wanted: bool) {
+        let ports: Vec<_> = self.node.paths().ports().map(|(port, ..)| port).collect();
+        match self.config.inform {
+            true if !was_wanted => ports.into_iter().for_each(|port| self.take_reports(now, port)),
+            false if was_wanted => self.node.give_back(now, now + DEADLINE),
+            _ => {}
+        }
+    }
+
     fn lose_door(&mut self, now: Instant, port: PortIndex) {
+        self.tell_paths(now, Input::Reports { port, taken: false });
         let known = self.node.paths().ports().find(|(index, ..)| *index == port);
         if let Some((_, name, facts, _)) = known {
             let facts = facts.clone();
@@ -201,10 +220,23 @@ impl Engine {
                 }),
                 blocked: self.why_no_sa(index, facts),
                 last_event: last_event(index),
+                informed: self.informed(index),
                 deaf: self.hearing.why_not(name.device).map(str::to_owned),
             }
         };
         ports.map(status).collect()
+    }
+
+    /// `None`: that is not wanted.
+    fn informed(&self, port: PortIndex) -> Option<String> {
+        if !self.config.inform {
+            return None;
+        }
+        Some(match (self.umads.why_no_reports(port), self.node.paths().is_informed(port)) {
+            (Some(reason), _) => reason.to_owned(),
+            (None, Some(true)) => "yes".to_owned(),
+            (None, _) => "not yet".to_owned(),
+        })
     }
 
     fn why_no_sa(&self, port: PortIndex, facts: &PortFacts) -> Option<String> {

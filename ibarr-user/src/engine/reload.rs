@@ -146,7 +146,8 @@ impl Engine {
         let port = |config: &Config| config.client.settings().udp_port;
         let moved = port(&config) != port(&self.config);
         self.snapshots.set_file(config.snapshot.clone());
-        self.config = config;
+        let was_informed = std::mem::replace(&mut self.config, config).inform;
+        self.reconsider_reports(now, was_informed);
         self.file = file;
         if moved {
             self.start_servers();

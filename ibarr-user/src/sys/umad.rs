@@ -29,6 +29,8 @@ pub struct Opened {
     fd: OwnedFd,
     agent: AgentId,
     form: Form,
+    /// A stand-in at a socket cannot.
+    can_register: bool,
 }
 
 impl Opened {
@@ -58,7 +60,7 @@ impl Opened {
         let flags = SockFlag::SOCK_CLOEXEC | SockFlag::SOCK_NONBLOCK;
         let fd = socket(AddressFamily::Unix, SockType::SeqPacket, flags, None)?;
         connect(fd.as_raw_fd(), &UnixAddr::new(path)?)?;
-        Ok(Self { fd, agent: AgentId(0), form: Form::WithPKey })
+        Ok(Self { fd, agent: AgentId(0), form: Form::WithPKey, can_register: false })
     }
 
     /// By what is newest, or what every kernel has.
@@ -67,7 +69,10 @@ impl Opened {
         // SAFETY: REGISTER_AGENT2 reads and writes one `ib_user_mad_reg_req2` at its argument, which
         // is alive, of that layout, and nobody else's during the call.
         match unsafe { ioctl::register_agent_2(fd.as_raw_fd(), &raw mut request) } {
-            Ok(_) => return Ok(Self { fd, agent: AgentId(request.agent), form: Form::WithPKey }),
+            Ok(_) => {
+                let (agent, form) = (AgentId(request.agent), Form::WithPKey);
+                return Ok(Self { fd, agent, form, can_register: true });
+            }
             Err(Errno::ENOTTY | Errno::EINVAL | Errno::ENOSYS) => {}
             Err(error) => return Err(error.into()),
         }
@@ -80,7 +85,7 @@ impl Opened {
         // SAFETY: REGISTER_AGENT reads and writes one `ib_user_mad_reg_req` at its argument, which is
         // alive, of that layout, and nobody else's during the call.
         unsafe { ioctl::register_agent(fd.as_raw_fd(), &raw mut request) }?;
-        Ok(Self { fd, agent: AgentId(request.agent), form })
+        Ok(Self { fd, agent: AgentId(request.agent), form, can_register: true })
     }
 }
 
@@ -94,6 +99,8 @@ pub struct Device {
     fd: AsyncFd<OwnedFd>,
     agent: AgentId,
     form: Form,
+    /// A stand-in at a socket cannot.
+    can_register: bool,
 }
 
 impl Device {
@@ -102,9 +109,9 @@ impl Device {
     /// # Errors
     /// If it cannot be waited for.
     pub fn adopt(opened: Opened) -> io::Result<Self> {
-        let Opened { fd, agent, form } = opened;
+        let Opened { fd, agent, form, can_register } = opened;
         let fd = fd::watch(fd)?;
-        Ok(Self { fd, agent, form })
+        Ok(Self { fd, agent, form, can_register })
     }
 
     /// What the kernel calls our agent.
@@ -115,6 +122,33 @@ impl Device {
     /// How long headers are.
     pub fn form(&self) -> Form {
         self.form
+    }
+
+    /// Registers an agent that takes reports of the SA: the kernel allocates it, and asks nothing of
+    /// the hardware.
+    ///
+    /// # Errors
+    /// `AddrInUse` if another program at the port takes them; `Unsupported` of a stand-in at a socket;
+    /// what else the kernel says.
+    pub fn take_reports(&self) -> io::Result<AgentId> {
+        if !self.can_register {
+            return Err(io::ErrorKind::Unsupported.into());
+        }
+        let mut request = Register2Wire::SA_REPORTS;
+        // SAFETY: as in `Opened::register`.
+        match unsafe { ioctl::register_agent_2(self.fd.as_raw_fd(), &raw mut request) } {
+            Ok(_) => return Ok(AgentId(request.agent)),
+            Err(Errno::EINVAL) => return Err(io::ErrorKind::AddrInUse.into()),
+            Err(Errno::ENOTTY | Errno::ENOSYS) => {}
+            Err(error) => return Err(error.into()),
+        }
+        let mut request = RegisterWire::SA_REPORTS;
+        // SAFETY: as in `Opened::register`.
+        match unsafe { ioctl::register_agent(self.fd.as_raw_fd(), &raw mut request) } {
+            Ok(_) => Ok(AgentId(request.agent)),
+            Err(Errno::EINVAL) => Err(io::ErrorKind::AddrInUse.into()),
+            Err(error) => Err(error.into()),
+        }
     }
 
     /// Waits for something to read, and reads it. May be dropped at any time.

@@ -8,7 +8,7 @@ use std::sync::Arc;
 
 use ibarr_common::ib::Lid;
 use ibarr_common::wire::mad;
-use ibarr_common::wire::umad::{MAX_LEN, Received, Send};
+use ibarr_common::wire::umad::{AgentId, MAX_LEN, Received, Send};
 use ibarr_proto::paths::PortName;
 use ibarr_proto::sa::{PortIndex, Transmit};
 use tokio::sync::mpsc;
@@ -83,6 +83,8 @@ pub enum Sending {
 struct Door {
     number: u64,
     device: Arc<Device>,
+    /// Who takes reports, or why nobody does. `None`: it was not tried.
+    reports: Option<Result<AgentId, String>>,
     task: AbortHandle,
     /// While we have this, nobody opens the door again.
     _token: Token,
@@ -122,7 +124,7 @@ impl Umads {
         let task = tokio::spawn(read).abort_handle();
         info!(port = %self.name(port), form = ?device.form(), "asking its subnet administrator");
         self.blocked.remove(&port);
-        self.doors.insert(port, Door { number, device, task, _token: token });
+        self.doors.insert(port, Door { number, device, reports: None, task, _token: token });
     }
 
     /// A port has no open door, for this reason; or it is not known that there is any.
@@ -145,18 +147,45 @@ impl Umads {
         self.doors.contains_key(&port)
     }
 
-    /// Why it is not, for people.
+    /// Has reports of the SA come by the door of a port. Whether they do.
+    pub fn take_reports(&mut self, port: PortIndex) -> bool {
+        let name = self.name(port);
+        let Some(door) = self.doors.get_mut(&port) else { return false };
+        let device = &door.device;
+        let reports = door.reports.get_or_insert_with(|| {
+            device.take_reports().map_err(|error| {
+                let reason = match error.kind() {
+                    io::ErrorKind::AddrInUse => "another program takes the reports".to_owned(),
+                    _ => error.to_string(),
+                };
+                warn!(port = %name, "its subnet administrator cannot tell of changes: {reason}");
+                reason
+            })
+        });
+        reports.is_ok()
+    }
+
+    /// Why they do not, for people.
+    pub fn why_no_reports(&self, port: PortIndex) -> Option<&str> {
+        self.doors.get(&port)?.reports.as_ref()?.as_ref().err().map(String::as_str)
+    }
+
+    /// Why the door is not open, for people.
     pub fn why_not(&self, port: PortIndex) -> Option<&str> {
         self.blocked.get(&port).map(String::as_str)
     }
 
     /// Sends a MAD.
     pub fn send(&mut self, transmit: &Transmit) -> Sending {
-        let Some(Door { device, .. }) = self.doors.get(&transmit.port) else {
+        let Some(door) = self.doors.get(&transmit.port) else {
             return Sending::Refused;
         };
+        let device = &door.device;
+        // An answer is sent by the agent that was asked.
+        let reports = door.reports.as_ref().and_then(|reports| reports.as_ref().ok());
+        let agent = reports.filter(|_| transmit.timeout.is_none());
         let message = Send {
-            agent: device.agent(),
+            agent: agent.copied().unwrap_or_else(|| device.agent()),
             to: transmit.sa.lid,
             sl: transmit.sa.sl,
             pkey_index: transmit.sa.pkey_index,
@@ -167,7 +196,10 @@ impl Umads {
             Ok(()) => Sending::Sent,
             Err(error) => {
                 self.counters.count(Counter::MadNotSent);
-                if is_passing(&error) {
+                // The same answer may still be on its way (`is_duplicate` of user_mad.c).
+                let is_twice =
+                    transmit.timeout.is_none() && error.kind() == io::ErrorKind::InvalidInput;
+                if is_passing(&error) || is_twice {
                     tracing::debug!(port = %self.name(transmit.port), %error, "MAD not sent");
                     return Sending::Refused;
                 }
@@ -191,7 +223,9 @@ impl Umads {
             }
         };
         match Received::parse(door.device.form(), packet) {
-            Ok(Received::Mad { agent, from, mad }) if agent == door.device.agent() => {
+            Ok(Received::Mad { agent, from, mad })
+                if agent == door.device.agent() || door.reports == Some(Ok(agent)) =>
+            {
                 Meaning::Mad { port: event.port, from, mad }
             }
             Ok(Received::Unanswered { agent, .. }) if agent == door.device.agent() => {
