@@ -14,7 +14,7 @@ use std::time::Duration;
 use anyhow::{Context as _, Result, ensure};
 use ibarr_common::Instant;
 use ibarr_common::ib::{Gid, Lid};
-use ibarr_common::wire::mad;
+use ibarr_common::wire::mad::{self, Header};
 use ibarr_common::wire::smp::{NodeInfoWire, PortInfoWire};
 use ibarr_fabric::ibsim::{self, ClientInfo, Control, Datagram};
 use ibarr_user::sys::clock;
@@ -87,8 +87,11 @@ impl OnFabric {
             }
             let Some(from) = ibsim::lid(datagram.slid) else { continue };
             let mut mad = datagram.mad;
-            // The number of the client, which a kernel would not see.
-            mad.iter_mut().skip(8).take(2).for_each(|byte| *byte = 0);
+            // The number of the client, which a kernel would not see. That of another belongs to what
+            // the other asks.
+            if Header::parse(&mad).is_ok_and(|(header, _)| header.method.is_response()) {
+                mad.iter_mut().skip(8).take(2).for_each(|byte| *byte = 0);
+            }
             self.received.push_back((from, mad));
         }
     }

@@ -6,6 +6,7 @@
 use std::collections::{BTreeMap, VecDeque};
 use std::fs;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::path::PathBuf;
 use std::process::{Child, Command};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -18,9 +19,11 @@ use ibarr_testbed::umad::Directory;
 use ibarr_user::sys::clock;
 use nix::errno::Errno;
 use nix::poll::{PollFd, PollFlags, ppoll};
+use nix::sys::signal::{Signal, kill};
 use nix::sys::socket::{
     AddressFamily, MsgFlags, SockFlag, SockType, recv, send, setsockopt, socketpair, sockopt,
 };
+use nix::unistd::Pid;
 use serde_json::Value;
 
 use crate::machine::{MARKER, Machine, ibarr};
@@ -87,8 +90,7 @@ impl Daemon {
     pub(crate) fn start(machine: &Machine, config: &str) -> Self {
         let directory = Directory::new(machine.directory());
         let run_dir = machine.directory().join("run").display().to_string();
-        let file = machine.directory().join("ibarr.toml");
-        fs::write(&file, format!("responder = \"user\"\n{config}")).unwrap();
+        let file = configure(machine, config);
         let flags = SockFlag::SOCK_CLOEXEC;
         let (socket, inherited) =
             socketpair(AddressFamily::Unix, SockType::SeqPacket, None, flags).unwrap();
@@ -148,6 +150,13 @@ impl Daemon {
     pub(crate) fn count(&self, counter: &str) -> u64 {
         let counters = self.ask(&["counters"]).unwrap();
         counters["counters"][counter].as_u64().unwrap_or_else(|| panic!("no counter {counter}"))
+    }
+
+    /// Has it end, and waits until it has.
+    pub(crate) fn end(mut self) {
+        let pid = i32::try_from(self.child.id()).unwrap();
+        kill(Pid::from_raw(pid), Signal::SIGTERM).unwrap();
+        assert!(self.child.wait().unwrap().success());
     }
 
     /// Asks as the kernel, and waits for what becomes of it.
@@ -238,6 +247,13 @@ impl Drop for Daemon {
         drop(self.child.kill());
         drop(self.child.wait());
     }
+}
+
+/// Writes the file that a daemon reads.
+pub(crate) fn configure(machine: &Machine, config: &str) -> PathBuf {
+    let file = machine.directory().join("ibarr.toml");
+    fs::write(&file, format!("responder = \"user\"\n{config}")).unwrap();
+    file
 }
 
 /// The socket comes as standard input, and is to be the first descriptor after the standard ones.

@@ -8,6 +8,7 @@
 mod answers;
 mod daemon;
 mod fabric;
+mod inform;
 mod managers;
 mod rig;
 mod size;

@@ -121,6 +121,18 @@ impl Simulator {
                 }
             }
         }
+        // A report is for whoever has subscribed: the client knows whether it has.
+        if header.method == mad::Method::REPORT {
+            let takes = |client: &Option<Client>| {
+                client.as_ref().is_some_and(|client| client.port == port && !client.is_manager)
+            };
+            let clients = self.clients.iter().enumerate().filter(|(_, client)| takes(client));
+            let clients: Vec<_> = clients.map(|(id, _)| id).collect();
+            let handed = clients.into_iter().filter(|id| self.hand(*id, &packet, 0)).count();
+            if handed > 0 {
+                return self.settle(fabric, now);
+            }
+        }
         // Clients have no time-outs of their own: who asked is told that nobody is there.
         let status = if is_response { 0 } else { ETIMEDOUT };
         if let Some(client) = by_tid {
