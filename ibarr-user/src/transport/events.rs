@@ -6,7 +6,7 @@
 use std::collections::BTreeSet;
 use std::io;
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, OnceLock, PoisonError};
 use std::thread;
 use std::time::Duration;
 
@@ -43,6 +43,14 @@ struct Shared {
     events: mpsc::Sender<Event>,
     /// A device that was lost is opened again after so long.
     pause: Duration,
+    end: End,
+}
+
+/// Ends the pauses of threads.
+#[derive(Debug, Default)]
+struct End {
+    has_come: Mutex<bool>,
+    changed: Condvar,
 }
 
 /// libibverbs, or a test.
@@ -78,7 +86,8 @@ impl Events {
         let (events, received) = mpsc::channel(super::EVENTS);
         let class = sys.join("class/infiniband");
         let watched = Mutex::default();
-        let shared = Arc::new(Shared { class, source, watched, events, pause });
+        let end = End::default();
+        let shared = Arc::new(Shared { class, source, watched, events, pause, end });
         (Self { shared }, received)
     }
 
@@ -99,6 +108,26 @@ impl Events {
     }
 }
 
+impl Drop for Events {
+    fn drop(&mut self) {
+        self.shared.end.come();
+    }
+}
+
+impl End {
+    fn come(&self) {
+        *self.has_come.lock().unwrap_or_else(PoisonError::into_inner) = true;
+        self.changed.notify_all();
+    }
+
+    /// Waits until then, but for no longer than `pause`.
+    fn comes_within(&self, pause: Duration) -> bool {
+        let has_come = self.has_come.lock().unwrap_or_else(PoisonError::into_inner);
+        let waited = self.changed.wait_timeout_while(has_come, pause, |has_come| !*has_come);
+        *waited.unwrap_or_else(PoisonError::into_inner).0
+    }
+}
+
 impl Shared {
     fn device(&self, device: DeviceName) {
         loop {
@@ -116,7 +145,9 @@ impl Shared {
             if self.events.blocking_send(deaf).is_err() || reason.is_final {
                 return;
             }
-            thread::sleep(self.pause);
+            if self.end.comes_within(self.pause) {
+                return;
+            }
             let mut watched = self.watched.lock().unwrap_or_else(PoisonError::into_inner);
             if !self.is_there(device) {
                 watched.remove(&device);
@@ -261,6 +292,18 @@ mod tests {
         while is_watched(&events) {
             thread::yield_now();
         }
+    }
+
+    #[test]
+    fn thread_that_would_open_a_device_again_ends_with_the_daemon() {
+        let (closed, _ends) = std_mpsc::channel();
+        let fake = Fake { scripts: Mutex::new(vec![Err(false)]), closed };
+        let pause = Duration::from_hours(1);
+        let (events, mut heard) = Events::of(Path::new("/nowhere"), Box::new(fake), pause);
+        events.watch(device()).unwrap();
+        assert_eq!(heard.blocking_recv(), Some(Event::Deaf(device(), "no".to_owned())));
+        drop(events);
+        assert_eq!(heard.blocking_recv(), None);
     }
 
     #[test]
