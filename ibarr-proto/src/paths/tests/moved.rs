@@ -299,3 +299,24 @@ proptest! {
         prop_assert!(rig.paths.cache.lids().is_empty(), "what is forgotten is forgotten whole");
     }
 }
+
+#[test]
+fn event_has_a_silent_sa_probed_at_once() {
+    let mut rig = Rig::new();
+    rig.resolve(question(1));
+    rig.advance(Duration::from_mins(1));
+    assert!(rig.paths.client().load(PORT).shut.is_some());
+    // Just after a probe, when the next is some seconds away.
+    rig.sent.clear();
+    while rig.sent.is_empty() {
+        rig.advance(Duration::from_millis(100));
+    }
+    rig.sent.clear();
+    rig.advance(Duration::from_secs(2));
+    assert!(rig.sent.is_empty());
+    rig.happened(PortEvent::ClientReregister);
+    let [probe] = &rig.sent[..] else { panic!("{:?}", rig.sent) };
+    assert!(probe.is_probe);
+    rig.answer_all();
+    assert_eq!(rig.paths.client().load(PORT).shut, None);
+}
