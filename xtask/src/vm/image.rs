@@ -37,8 +37,23 @@ pub(super) fn build(
     command: &str,
     arguments: &[&str],
 ) -> Result<Vec<Artifact>> {
+    cargo(workspace, command, arguments, "'-Ctarget-feature=+crt-static'")
+}
+
+/// Builds binaries of this checkout as they are installed: they open libraries, also at run time, which
+/// one without libraries cannot.
+pub(super) fn build_linked(workspace: &Workspace, arguments: &[&str]) -> Result<Vec<Artifact>> {
+    cargo(workspace, "build", arguments, "")
+}
+
+fn cargo(
+    workspace: &Workspace,
+    command: &str,
+    arguments: &[&str],
+    flags: &str,
+) -> Result<Vec<Artifact>> {
     let target = format!("{}-unknown-linux-gnu", std::env::consts::ARCH);
-    let flags = format!("target.{target}.rustflags=['-Ctarget-feature=+crt-static']");
+    let flags = format!("target.{target}.rustflags=[{flags}]");
     // Debug information would be most of what the guest has to hold in memory.
     let strip = "profile.dev.strip='symbols'";
     // A guest's processor is a program: three times faster with this little, checks included.

@@ -25,10 +25,15 @@ pub(super) fn program(root: &Path, name: &str) -> Result<Vec<Program>> {
     let executable = candidates.into_iter().find(|path| path.is_file() && !path.is_symlink());
     let executable =
         executable.with_context(|| format!("{} has no program {name}", root.display()))?;
-    let content = fs::read(&executable).with_context(|| executable.display().to_string())?;
+    linked(root, name, &executable)
+}
+
+/// A program that is called `name` in the guest, and all that it needs, as [`program`] has it.
+pub(super) fn linked(root: &Path, name: &str, executable: &Path) -> Result<Vec<Program>> {
+    let content = fs::read(executable).with_context(|| executable.display().to_string())?;
     let loader = interpreter(&content).with_context(|| executable.display().to_string())?;
-    let mut programs = needed(root, &loader, &executable)?;
-    programs.push(Program { path: format!("/bin/{name}"), executable });
+    let mut programs = needed(root, &loader, executable)?;
+    programs.push(Program { path: format!("/bin/{name}"), executable: executable.to_owned() });
     programs.push(Program { path: loader.clone(), executable: loader.into() });
     Ok(programs)
 }

@@ -283,18 +283,7 @@ fn prepare(workspace: &Workspace, scenario: &Scenario) -> Result<Prepared> {
         }
         Scenario::Run { scenario } => {
             let scenario = scenario.context("`run` names one scenario by now")?;
-            rig::prepare(workspace, scenario.name(), &built, &mut prepared)?;
-            prepared.about = scenario.about();
-            prepared.processors = match scenario {
-                Fabric::A => Processors::Two,
-                // What it measures is not to depend on what the machine does besides.
-                Fabric::C => Processors::Counted,
-                // They attach the responder.
-                _ => Processors::One,
-            };
-            if scenario == Fabric::F {
-                prepared.kernel_arguments = "ipv6.disable=1";
-            }
+            prepare_run(workspace, scenario, &built, &mut prepared)?;
         }
         Scenario::Shell => {
             rig::prepare(workspace, "shell", &built, &mut prepared)?;
@@ -355,6 +344,30 @@ fn prepare(workspace: &Workspace, scenario: &Scenario) -> Result<Prepared> {
     prepared.programs.sort_by(|a, b| a.path.cmp(&b.path));
     prepared.programs.dedup_by(|a, b| a.path == b.path);
     Ok(prepared)
+}
+
+/// A scenario on the software fabric.
+fn prepare_run(
+    workspace: &Workspace,
+    scenario: Fabric,
+    built: &[Artifact],
+    prepared: &mut Prepared,
+) -> Result<()> {
+    rig::prepare(workspace, scenario.name(), built, prepared)?;
+    prepared.about = scenario.about();
+    prepared.processors = match scenario {
+        Fabric::A => Processors::Two,
+        // What it measures is not to depend on what the machine does besides.
+        Fabric::C => Processors::Counted,
+        // They attach the responder.
+        _ => Processors::One,
+    };
+    match scenario {
+        Fabric::E => rig::with_libraries(workspace, prepared)?,
+        Fabric::F => prepared.kernel_arguments = "ipv6.disable=1",
+        _ => {}
+    }
+    Ok(())
 }
 
 /// With `ibarr`, a daemon of this machine, or a small responder of ours.

@@ -119,6 +119,17 @@ pub(super) fn prepare(
     Ok(())
 }
 
+/// Has the guest's `ibarr` open libraries, as it does where it is installed: without libibverbs it
+/// hears no event of a port.
+pub(super) fn with_libraries(workspace: &Workspace, prepared: &mut Prepared) -> Result<()> {
+    let built = image::build_linked(workspace, &["--package", "ibarr-user", "--bin", "ibarr"])?;
+    let executable = artifacts::binary(&built, "ibarr")?;
+    prepared.programs.retain(|program| program.path != "/bin/ibarr");
+    let root = tools::root(workspace, &tools::RDMA)?;
+    prepared.programs.extend(libraries::linked(&root, "ibarr", executable)?);
+    Ok(())
+}
+
 /// Debian's programs, with what they need.
 fn programs(workspace: &Workspace) -> Result<Vec<Program>> {
     let root = tools::root(workspace, &tools::RDMA)?;
