@@ -5,6 +5,7 @@
 //! mind, interfaces that go and come, HCAs that vanish.
 
 mod interfaces;
+mod moved;
 mod paths;
 mod subnet;
 
@@ -37,6 +38,8 @@ pub(crate) fn run() -> ExitCode {
 
 fn prove(report: &mut Report, mut scene: Scene) {
     paths::prove(report, &scene);
+    moved::prove(report, &mut scene);
+    // That is without events, so it is IPoIB that shows what has changed.
     subnet::prove(report, &mut scene);
     interfaces::prove(report, &mut scene);
     report.claim("both daemons end when they are asked to", scene.end());

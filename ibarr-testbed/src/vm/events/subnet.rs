@@ -9,7 +9,7 @@ use std::time::Instant;
 use anyhow::{Context as _, Result, ensure};
 use ibarr_common::ib::Gid;
 
-use super::{FAR, HERE, NEAR, NEIGHBOUR, Scene, THERE, asked};
+use super::{FAR, HERE, NEAR, NEIGHBOUR, Scene, THERE, asked, moved};
 use crate::report::Report;
 use crate::rig::{self, B, Caller, Interface, Place, Rig, eventually, rping};
 
@@ -32,6 +32,7 @@ pub(super) fn prove(report: &mut Report, scene: &mut Scene) {
                  reached, and the kernel has the path there";
     report.claim(claim, another_lid(scene));
     report.claim("IPoIB is registered again: a connection across the router", rping(B, FAR[0]));
+    report.claim("ibarr is started again, and hears events", moved::hears_again(scene));
     report.claim("this port has another LID: the kernel has every path", own_lid(scene));
     let claim = "another subnet prefix: the new GID is answered, and the old one never after";
     report.claim(claim, another_prefix(scene));
@@ -52,7 +53,8 @@ fn killed(scene: &mut Scene) -> Result<()> {
     Ok(())
 }
 
-/// Nothing about this port is new but that it is to register: only IPoIB is told that.
+/// Nothing about this port is new but that it is to register. The daemon hears no events, so only IPoIB
+/// is told that.
 fn another_lid(scene: &mut Scene) -> Result<()> {
     let lid = give(NEIGHBOUR, 40)?;
     scene.rig.opensm = Rig::opensm()?;
@@ -80,7 +82,7 @@ fn own_lid(scene: &mut Scene) -> Result<()> {
 }
 
 /// Has the next OpenSM give a port another LID.
-fn give(interface: Interface, lid: u16) -> Result<u16> {
+pub(super) fn give(interface: Interface, lid: u16) -> Result<u16> {
     let guid = format!("0x{:016x}", interface.gid()?.guid().get());
     let table = fs::read_to_string(LIDS).context(LIDS)?;
     let line = |line: &str| {
@@ -95,7 +97,7 @@ fn give(interface: Interface, lid: u16) -> Result<u16> {
     Ok(lid)
 }
 
-fn has(interface: Interface, lid: u16) -> Result<()> {
+pub(super) fn has(interface: Interface, lid: u16) -> Result<()> {
     eventually(|| {
         let has = interface.lid()?;
         ensure!(has == lid, "{} has LID {has}, not {lid}", interface.name);
