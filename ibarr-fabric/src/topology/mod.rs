@@ -247,7 +247,7 @@ impl NodeId {
 impl FromStr for Topology {
     type Err = ParseError;
 
-    /// Reads the format of `ibnetdiscover` and ibsim; docs/fabric.md has it.
+    /// Reads the format of `ibnetdiscover` and ibsim; docs/dev/fabric.md has it.
     fn from_str(text: &str) -> Result<Self, ParseError> {
         parse::parse(text)
     }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 
-//! What nodes that keep the rules may ask: docs/simulation.md derives each.
+//! What nodes that keep the rules may ask: docs/dev/simulation.md derives each.
 
 use std::collections::BTreeSet;
 use std::fmt;

@@ -2,7 +2,7 @@
 
 //! What ten thousand nodes ask of one subnet administrator: after a power-on of all at once, over the
 //! life of what is remembered, after all were told to register anew, and after another subnet manager
-//! took over. The nodes are the product's cores; docs/simulation.md derives the bounds.
+//! took over. The nodes are the product's cores; docs/dev/simulation.md derives the bounds.
 
 mod bounds;
 mod cluster;

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 
 //! `ibfab`: a software InfiniBand fabric behind Linux's own InfiniBand stack. `ibfab --help` says
-//! what it can do, docs/fabric.md how it is used.
+//! what it can do, docs/dev/fabric.md how it is used.
 
 mod capture;
 mod cli;
