@@ -43,14 +43,17 @@ impl<R: CryptoRng + SeedableRng> Paths<R> {
         }
     }
 
-    /// Whether what is sure leads by another router than this answer to the same question.
-    fn leads_elsewhere(&self, key: &Key, record: &PathRecord) -> bool {
+    /// Whether what is sure leads by another router than this answer to the same question. Not if
+    /// the SA has replaced the one router by the other and is now back: then both lead there.
+    fn leads_elsewhere(&mut self, key: &Key, record: &PathRecord) -> bool {
         let Memory::Sure(Remembered { record: Some(known), .. }) = self.recall(key) else {
             return false;
         };
         let router = |record| Fields::parse(record).ok().filter(|fields| fields.hop_limit > 1);
-        match (router(&known), router(record)) {
-            (Some(known), Some(now)) => known.dlid != now.dlid,
+        match (router(&known), router(record), self.ports.get_mut(key.port())) {
+            (Some(known), Some(now), Some(port)) if known.dlid != now.dlid => {
+                port.routers.replaced(known.dlid, now.dlid)
+            }
             _ => false,
         }
     }

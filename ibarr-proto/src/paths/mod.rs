@@ -32,6 +32,7 @@ mod index;
 mod inform;
 mod lids;
 mod ports;
+mod routers;
 pub mod snapshot;
 #[cfg(test)]
 mod tests;

@@ -11,6 +11,7 @@ use rand_core::Rng;
 use super::bucket::{Bucket, DOUBT_SPREAD, Seldom};
 use super::cache::Key;
 use super::canaries::Canaries;
+use super::routers::Routers;
 use super::types::{PortEvent, PortFacts, PortName};
 use crate::retry::random;
 use crate::sa::{PortIndex, Sa};
@@ -51,6 +52,8 @@ pub(super) struct Port {
     pub(super) last_event: Option<(Instant, PortEvent)>,
     /// What is asked for again although nothing has happened.
     pub(super) canaries: Canaries,
+    /// Which routers have taken each other's place.
+    pub(super) routers: Routers,
     /// How often the kernel may ask the SA in our stead.
     pub(super) fallbacks: Seldom,
     /// Whether its SA says that it knows of quality of service.
@@ -154,6 +157,7 @@ impl Ports {
             all_doubted: false,
             repeats: Bucket::held(now, rng),
             canaries: Canaries::default(),
+            routers: Routers::default(),
             hears_events: false,
             fallbacks: Seldom::default(),
             last_event: None,

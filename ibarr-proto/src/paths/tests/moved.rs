@@ -171,6 +171,21 @@ fn canary_that_leads_by_another_router_leaves_the_port_in_doubt() {
     assert!(is_doubted(&rig, question(2)));
 }
 
+/// Two routers lead to the other subnet, and the SA names them in turn.
+#[test]
+fn sa_that_names_routers_in_turn_leaves_the_port_in_doubt_once() {
+    let mut rig = Rig::with(Config::default());
+    rig.hop_limit = 64;
+    rig.outcome(question(1));
+    rig.outcome(question(2));
+    for round in 0..20 {
+        rig.dlid = if round % 2 == 0 { 3 } else { 1 };
+        use_paths(&mut rig, &[question(1)], Duration::from_secs(10));
+    }
+    assert!(rig.count(Counter::Canaries) >= 20);
+    assert_eq!(rig.count(Counter::Contradicted), 1);
+}
+
 #[test]
 fn canary_that_is_not_answered_changes_nothing() {
     let mut rig = Rig::with(Config::default());
