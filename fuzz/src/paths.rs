@@ -13,7 +13,7 @@ use ibarr_common::wire::umad::PKeyIndex;
 use ibarr_proto::paths::{
     Answered, Config, Input, Outcome, Paths, PortEvent, PortFacts, PortName, Request, RequestId,
 };
-use ibarr_proto::sa::{PortIndex, Transmit};
+use ibarr_proto::sa::{PortIndex, Rank, Transmit};
 use rand_chacha::ChaCha12Rng;
 use rand_core::SeedableRng;
 
@@ -125,7 +125,7 @@ impl World {
         let deadline = self.now + DEADLINE;
         self.waiting.insert(id, (question, deadline));
         let port = name(n >> 3 & 1);
-        self.core.resolve(self.now, Request { id, port, question, deadline });
+        self.core.resolve(self.now, Request { id, port, question, rank: Rank::Kernel, deadline });
     }
 
     fn port(&mut self, n: u8, how: u8) {

@@ -33,7 +33,7 @@ use crate::ip2gid::client::{self, Client, RequestId, Route, SocketId, Transmit};
 use crate::ip2gid::server::Local;
 use crate::local_service::{self, FlightId, LocalService, PathFlightId};
 use crate::paths::{self, Paths, PortName};
-use crate::sa::{self, PortIndex};
+use crate::sa::{self, PortIndex, Rank};
 use crate::shares::{self, Limits, Shares, User};
 
 /// See the [module](self). Drained like every core: after each `handle_…` call the `poll_…` until
@@ -224,7 +224,7 @@ impl<R: CryptoRng + SeedableRng> Resolver<R> {
         while let Some((user, request)) = self.path_users.poll_admitted(now) {
             self.path_askers.insert(request.id, user);
             let id = Asker::Driver(request.id).into();
-            self.paths.resolve(now, paths::Request { id, ..request });
+            self.paths.resolve(now, paths::Request { id, rank: Rank::Other, ..request });
             self.settle(now);
         }
     }
@@ -402,7 +402,8 @@ impl<R: CryptoRng + SeedableRng> Resolver<R> {
         let question = PathQuestion { dgid, sgid, reversible, pkey, tclass, service_id, qos_class };
         let id = Asker::Kernel(flight).into();
         let port = PortName { device, port };
-        self.paths.resolve(now, paths::Request { id, port, question, deadline });
+        let rank = Rank::Kernel;
+        self.paths.resolve(now, paths::Request { id, port, question, rank, deadline });
         self.settle(now);
     }
 

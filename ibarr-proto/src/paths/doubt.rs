@@ -9,7 +9,7 @@ use rand_core::{CryptoRng, SeedableRng};
 use super::cache::{Key, Remembered};
 use super::ports::Port;
 use super::{Config, Counter, Doubted, Memory, Outcome, Paths, REFRESH_DEADLINE};
-use crate::sa::PortIndex;
+use crate::sa::{PortIndex, Rank};
 
 impl<R: CryptoRng + SeedableRng> Paths<R> {
     /// Who keeps a path asks for it again only if he has heard of something.
@@ -79,7 +79,7 @@ impl<R: CryptoRng + SeedableRng> Paths<R> {
                 && let Some(question) = key.question()
             {
                 self.counters.count(Counter::Canaries);
-                self.ask(key, question, None, self.now + REFRESH_DEADLINE);
+                self.ask(key, question, None, Rank::Other, self.now + REFRESH_DEADLINE);
             }
         }
     }

@@ -34,7 +34,7 @@ use super::ports::Port;
 use super::{Counter, INFO_AGAIN, INFO_DEADLINE, Paths};
 use crate::hash::Seeded;
 use crate::retry::{Jitter, random};
-use crate::sa::{self, PortIndex, QuestionId};
+use crate::sa::{self, PortIndex, QuestionId, Rank};
 
 /// Subscriptions, and what has been reported.
 #[derive(Debug)]
@@ -193,7 +193,7 @@ impl<R: CryptoRng + SeedableRng> Paths<R> {
         self.counters.count(Counter::Informs);
         let id = self.next_id();
         self.informing.asked.insert(id, (port, info));
-        self.client.ask(self.now, id, port, Question::Inform(info), deadline);
+        self.client.ask(self.now, id, port, Question::Inform(info), Rank::Kernel, deadline);
     }
 
     /// The SA has said something about a subscription.

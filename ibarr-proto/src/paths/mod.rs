@@ -55,7 +55,7 @@ use self::snapshot::{Restored, Restoring, Snapshot, Step, Verdict, Walk};
 use crate::counters::Counters;
 use crate::hash::Seeded;
 use crate::retry::Jitter;
-use crate::sa::{self, Client, PortIndex, QuestionId};
+use crate::sa::{self, Client, PortIndex, QuestionId, Rank};
 use crate::timer::Timers;
 
 pub use bucket::DOUBT_SPREAD;
@@ -268,12 +268,16 @@ impl<R: CryptoRng + SeedableRng> Paths<R> {
         }
         let flight = if is_under_way {
             self.counters.count(Counter::Joined);
-            self.by_key.get(&key).copied()
+            let flight = self.by_key.get(&key).copied();
+            if let Some(flight) = flight.filter(|_| request.rank == Rank::Kernel) {
+                self.client.raise(flight);
+            }
+            flight
         } else {
             if doubted.is_some() {
                 self.counters.count(Counter::DoubtsAsked);
             }
-            Some(self.ask(key, question, doubted, request.deadline))
+            Some(self.ask(key, question, doubted, request.rank, request.deadline))
         };
         if let Some(flight) = flight
             && let Some(Flight { waiters, .. }) = self.flights.get_mut(&flight)
@@ -297,7 +301,8 @@ impl<R: CryptoRng + SeedableRng> Paths<R> {
                 let id = self.next_id();
                 self.infos.insert(id, port);
                 let deadline = self.now + INFO_DEADLINE;
-                self.client.ask(self.now, id, port, Question::ClassPortInfo, deadline);
+                let question = Question::ClassPortInfo;
+                self.client.ask(self.now, id, port, question, Rank::Kernel, deadline);
             }
         }
         self.subscribe();
@@ -496,7 +501,7 @@ impl<R: CryptoRng + SeedableRng> Paths<R> {
             && self.may_repeat(key.port())
         {
             self.counters.count(Counter::Refreshes);
-            self.ask(key, question, None, self.now + REFRESH_DEADLINE);
+            self.ask(key, question, None, Rank::Other, self.now + REFRESH_DEADLINE);
         }
     }
 
@@ -514,6 +519,7 @@ impl<R: CryptoRng + SeedableRng> Paths<R> {
         key: Key,
         question: PathQuestion,
         doubted: Option<Doubted>,
+        rank: Rank,
         deadline: Instant,
     ) -> QuestionId {
         let id = self.next_id();
@@ -521,7 +527,7 @@ impl<R: CryptoRng + SeedableRng> Paths<R> {
         let flight = Flight { key, question, epoch, waiters: BTreeSet::new(), doubted };
         self.flights.insert(id, flight);
         self.by_key.insert(key, id);
-        self.client.ask(self.now, id, key.port(), Question::Path(question), deadline);
+        self.client.ask(self.now, id, key.port(), Question::Path(question), rank, deadline);
         id
     }
 

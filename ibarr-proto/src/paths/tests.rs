@@ -134,7 +134,10 @@ impl Rig {
         self.next += 1;
         let id = RequestId(self.next);
         let deadline = self.now + WAIT;
-        self.paths.resolve(self.now, Request { id, port: name(1), question, deadline });
+        self.paths.resolve(
+            self.now,
+            Request { id, port: name(1), question, rank: Rank::Kernel, deadline },
+        );
         self.drain();
         id
     }
@@ -368,7 +371,10 @@ fn names_of_devices_are_taken_as_a_whole() {
     let port = PortName { device, ..name(1) };
     let deadline = rig.now + WAIT;
     let id = RequestId(1);
-    rig.paths.resolve(rig.now, Request { id, port, question: question(1), deadline });
+    rig.paths.resolve(
+        rig.now,
+        Request { id, port, question: question(1), rank: Rank::Kernel, deadline },
+    );
     assert_eq!(rig.answered()[0].outcome, Outcome::UnknownPort);
 }
 
@@ -659,7 +665,7 @@ proptest! {
                     let deadline = rig.now + ms(wait.into());
                     let reversible = n % 2 == 0;
                     let question = PathQuestion { reversible, ..question(n.into()) };
-                    rig.paths.resolve(rig.now, Request { id, port: name(1), question, deadline });
+                    rig.paths.resolve(rig.now, Request { id, port: name(1), question, rank: Rank::Kernel, deadline });
                     waiting.insert(id, (n, deadline));
                 }
                 Op::Answer { which, how } if !rig.sent.is_empty() => {

@@ -10,7 +10,7 @@ use ibarr_common::ib::{DeviceName, Gid, Lid, PKey, PathRecord, PortNum, Sl};
 use ibarr_common::wire::sa::{PathQuestion, Refusal};
 use ibarr_common::wire::umad::PKeyIndex;
 
-use crate::sa::{self, PortIndex};
+use crate::sa::{self, PortIndex, Rank};
 
 /// What an administrator decides, and bounds.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
@@ -141,7 +141,7 @@ impl PortFacts {
 pub struct RequestId(pub u64);
 
 /// "Which path leads there?"
-#[derive(Clone, Copy, Debug, Eq, Hash, PartialEq)]
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub struct Request {
     /// Comes back with the answer.
     pub id: RequestId,
@@ -149,6 +149,8 @@ pub struct Request {
     pub port: PortName,
     /// What is asked.
     pub question: PathQuestion,
+    /// Whether the kernel asks.
+    pub rank: Rank,
     /// When nobody waits any more.
     pub deadline: Instant,
 }

@@ -11,13 +11,16 @@
 //! over, for the SA has it to answer all the same; and when the SA says that it is busy, or the kernel
 //! that it could not send it, so that who can do no more is left alone for a while.
 //!
-//! What has been lost least often goes first, so that a question which is never answered keeps no
+//! The kernel's questions go first, for applications wait behind them; others get at most half of the
+//! window. Among equals, what has been lost least often goes first, so that a question which is never answered keeps no
 //! other from its turn; then the youngest: it has the most time left. An SA that cannot keep up would
 //! otherwise answer nothing but what nobody waits for any more.
 //!
 //! An SA that is silent, or says nothing but that it is busy, is known to be so (`gate`): new
 //! questions are answered at once with just that. Questions that wait already keep waiting, serve as
 //! probes, and are asked as usual when the SA answers anything.
+//!
+//! This file is long because each step of a question changes lane, flight and MAD together.
 
 mod gate;
 #[cfg(test)]
@@ -41,7 +44,7 @@ use crate::retry::random;
 use crate::timer::Timers;
 
 pub use gate::Shut;
-pub use types::{Answered, Config, Counter, Outcome, PortIndex, QuestionId, Sa, Transmit};
+pub use types::{Answered, Config, Counter, Outcome, PortIndex, QuestionId, Rank, Sa, Transmit};
 
 /// See the [module](self). After each call that takes a time, call each `poll_…` until it says
 /// `None`, then wait until [`Self::poll_timeout`].
@@ -85,6 +88,7 @@ struct Lane {
 /// In the order in which they are taken.
 #[derive(Clone, Copy, Debug, Eq, Ord, PartialEq, PartialOrd)]
 struct Turn {
+    rank: Rank,
     lost: u32,
     id: Reverse<QuestionId>,
 }
@@ -94,6 +98,7 @@ struct Sent {
     port: PortIndex,
     to: Lid,
     question: Question,
+    rank: Rank,
     /// Whether it is a question of our own.
     is_own: bool,
     /// Whether the SA said that it was busy.
@@ -107,6 +112,7 @@ struct Sent {
 #[derive(Debug)]
 struct Flight {
     port: PortIndex,
+    rank: Rank,
     question: Question,
     deadline: Instant,
     /// Its last MAD, unless it waits for its turn.
@@ -180,6 +186,7 @@ impl<R: Rng> Client<R> {
         id: QuestionId,
         port: PortIndex,
         question: Question,
+        rank: Rank,
         deadline: Instant,
     ) {
         self.advance(now);
@@ -204,7 +211,27 @@ impl<R: Rng> Client<R> {
             return self.answered.push_back(Answered { id, outcome: Outcome::Overloaded });
         }
         lane.flights += 1;
-        self.take_off(id, port, question, deadline);
+        self.take_off(id, port, question, rank, deadline);
+    }
+
+    /// The kernel has come to wait for a question that was another's.
+    pub fn raise(&mut self, id: QuestionId) {
+        let Some(flight) = self.flights.get_mut(&id) else { return };
+        let before = flight.turn(id);
+        flight.rank = Rank::Kernel;
+        if let Some(lane) = self.lanes.get_mut(&flight.port)
+            && lane.turns.remove(&before)
+        {
+            lane.turns.insert(flight.turn(id));
+        }
+    }
+
+    /// Whether the kernel may ask the SA of `port` once without our window: what the SA answers us in
+    /// time shows how much it can do.
+    pub fn take_spare(&mut self, now: Instant, port: PortIndex) -> bool {
+        self.advance(now);
+        let lane = self.lanes.get_mut(&port).filter(|lane| lane.gate.shut().is_none());
+        lane.is_some_and(|lane| lane.window.take_spare(self.now))
     }
 
     /// The subnet manager of `port` has been heard of: if its SA was silent, it may not be any more.
@@ -216,12 +243,17 @@ impl<R: Rng> Client<R> {
         }
     }
 
-    fn take_off(&mut self, id: QuestionId, port: PortIndex, question: Question, deadline: Instant) {
-        if let Some(lane) = self.lanes.get_mut(&port) {
-            lane.turns.insert(Turn { lost: 0, id: Reverse(id) });
-        }
+    fn take_off(
+        &mut self,
+        id: QuestionId,
+        port: PortIndex,
+        question: Question,
+        rank: Rank,
+        deadline: Instant,
+    ) {
         let flight = Flight {
             port,
+            rank,
             question,
             deadline,
             in_air: None,
@@ -229,6 +261,9 @@ impl<R: Rng> Client<R> {
             lost: 0,
             next: Counter::Queries,
         };
+        if let Some(lane) = self.lanes.get_mut(&port) {
+            lane.turns.insert(flight.turn(id));
+        }
         self.flights.insert(id, flight);
         self.deadlines.set(id, Some(deadline));
     }
@@ -242,7 +277,7 @@ impl<R: Rng> Client<R> {
         let id = QuestionId(self.next_own);
         lane.own = Some(id);
         let deadline = self.now + self.config.longest_patience();
-        self.take_off(id, port, question, deadline);
+        self.take_off(id, port, question, Rank::Kernel, deadline);
         if let Some(flight) = self.flights.get_mut(&id) {
             flight.next = Counter::Probes;
         }
@@ -285,7 +320,7 @@ impl<R: Rng> Client<R> {
         if let Some(lane) = self.lanes.get_mut(&port) {
             lane.window.grow();
             if is_in_time {
-                lane.window.kept_up();
+                lane.window.kept_up(self.now);
             }
             if sent.to == lane.sa.lid && lane.gate.heard(self.now, sent.question) {
                 self.counters.count(Counter::Opened);
@@ -357,7 +392,8 @@ impl<R: Rng> Client<R> {
     pub fn poll_transmit(&mut self) -> Option<Transmit> {
         let is_ready = |lane: &Lane| {
             let is_shut = lane.gate.shut().is_some_and(|shut| shut.probe_at > self.now);
-            lane.holds_until <= self.now && !is_shut && lane.window.has_room()
+            let has_room = |turn: &Turn| lane.window.has_room(turn.rank);
+            lane.holds_until <= self.now && !is_shut && lane.turns.first().is_some_and(has_room)
         };
         let mut ready = self.lanes.iter_mut().filter(|(_, lane)| is_ready(lane));
         let (&port, lane, turn) = ready.find_map(|(port, lane)| {
@@ -366,7 +402,7 @@ impl<R: Rng> Client<R> {
         })?;
         let Turn { id: Reverse(id), .. } = turn;
         let flight = self.flights.get_mut(&id)?;
-        lane.window.sent(self.now);
+        lane.window.sent(self.now, flight.rank);
         lane.gate.probed(self.now, &mut self.rng);
         let to = lane.sa.lid;
         let transaction = Transaction(self.next_transaction);
@@ -375,6 +411,7 @@ impl<R: Rng> Client<R> {
             port,
             to,
             question: flight.question,
+            rank: flight.rank,
             is_own: lane.own == Some(id),
             was_busy: false,
             id,
@@ -501,7 +538,7 @@ impl<R: Rng> Client<R> {
         sent.in_air = false;
         self.losses.set(transaction, None);
         if let Some(lane) = self.lanes.get_mut(&sent.port) {
-            lane.window.landed();
+            lane.window.landed(sent.rank);
         }
         true
     }
@@ -518,7 +555,7 @@ impl<R: Rng> Client<R> {
         }
         flight.in_air = None;
         if let Some(lane) = self.lanes.get_mut(&port) {
-            lane.turns.insert(Turn { lost: flight.lost, id: Reverse(id) });
+            lane.turns.insert(flight.turn(id));
         }
         Some(flight)
     }
@@ -526,9 +563,9 @@ impl<R: Rng> Client<R> {
     fn end(&mut self, id: QuestionId, outcome: Outcome) {
         let Some(flight) = self.flights.remove(&id) else { return };
         self.deadlines.set(id, None);
-        for transaction in flight.sent {
-            if self.mads.get(&transaction).is_some_and(|sent| !sent.in_air) {
-                self.mads.remove(&transaction);
+        for transaction in &flight.sent {
+            if self.mads.get(transaction).is_some_and(|sent| !sent.in_air) {
+                self.mads.remove(transaction);
             }
         }
         let is_own = id.0 > OWN;
@@ -538,7 +575,7 @@ impl<R: Rng> Client<R> {
             } else {
                 lane.flights -= 1;
             }
-            lane.turns.remove(&Turn { lost: flight.lost, id: Reverse(id) });
+            lane.turns.remove(&flight.turn(id));
         }
         if is_own {
             return;
@@ -572,6 +609,12 @@ impl<R: Rng> Client<R> {
         }
         self.mads.retain(|_, sent| sent.port != port);
         self.lanes.remove(&port);
+    }
+}
+
+impl Flight {
+    fn turn(&self, id: QuestionId) -> Turn {
+        Turn { rank: self.rank, lost: self.lost, id: Reverse(id) }
     }
 }
 

@@ -75,7 +75,7 @@ impl Rig {
     }
 
     fn ask(&mut self, n: u64) {
-        self.client.ask(self.now, QuestionId(n), PORT, path(n), self.now + WAIT);
+        self.client.ask(self.now, QuestionId(n), PORT, path(n), Rank::Kernel, self.now + WAIT);
         self.drain();
     }
 
@@ -490,7 +490,7 @@ fn first_answer_opens_the_gate_and_those_that_wait_are_asked() {
         let mut rig = Rig::warm(Config::default());
         let deadline = rig.now + Duration::from_mins(1);
         for n in 0..10 {
-            rig.client.ask(rig.now, QuestionId(n), PORT, path(n), deadline);
+            rig.client.ask(rig.now, QuestionId(n), PORT, path(n), Rank::Kernel, deadline);
         }
         serve(&mut rig, Duration::from_secs(10), |_| None);
         assert!(rig.client.load(PORT).shut.is_some() && rig.answered.is_empty());
@@ -536,7 +536,14 @@ fn unanswerable_path_and_lost_mads_never_shut_the_gate() {
         let count = std::cell::Cell::new(0);
         for _ in 0..600 {
             rig.ask(1_000 + rig.count(Counter::Questions));
-            rig.client.ask(rig.now, QuestionId(rig.now.as_nanos()), PORT, path(0), rig.now + WAIT);
+            rig.client.ask(
+                rig.now,
+                QuestionId(rig.now.as_nanos()),
+                PORT,
+                path(0),
+                Rank::Kernel,
+                rig.now + WAIT,
+            );
             serve(&mut rig, Duration::from_secs(6), |question| {
                 count.set(count.get() + 1);
                 let is_answered = is_answered(question, count.get());
@@ -546,7 +553,14 @@ fn unanswerable_path_and_lost_mads_never_shut_the_gate() {
         assert_eq!(rig.count(Counter::Shut), 0, "{n}");
         // Alone, so that nothing but the witness tells.
         for _ in 0..100 {
-            rig.client.ask(rig.now, QuestionId(rig.now.as_nanos()), PORT, path(0), rig.now + WAIT);
+            rig.client.ask(
+                rig.now,
+                QuestionId(rig.now.as_nanos()),
+                PORT,
+                path(0),
+                Rank::Kernel,
+                rig.now + WAIT,
+            );
             serve(&mut rig, Duration::from_secs(6), |question| {
                 count.set(count.get() + 1);
                 let is_answered = is_answered(question, count.get());
@@ -586,8 +600,8 @@ fn questions_that_are_never_answered_keep_no_other_waiting_for_long() {
     rig.answer(&sent, Answer::Path(record(2_000)));
     rig.answered.clear();
     let deadline = rig.now + Duration::from_mins(1);
-    rig.client.ask(rig.now, QuestionId(0), PORT, Question::ClassPortInfo, deadline);
-    rig.client.ask(rig.now, QuestionId(1_000), PORT, path(1_000), deadline);
+    rig.client.ask(rig.now, QuestionId(0), PORT, Question::ClassPortInfo, Rank::Kernel, deadline);
+    rig.client.ask(rig.now, QuestionId(1_000), PORT, path(1_000), Rank::Kernel, deadline);
     for n in 1..=20 {
         let asked_at = rig.now;
         rig.ask(n);
@@ -615,7 +629,14 @@ fn questions_wait_for_a_while_by_chance_after_the_sa_appeared() {
             let rng = ChaCha12Rng::seed_from_u64(seed);
             let mut client = Client::new(Config::default(), rng);
             client.set_sa(Instant::BOOT, PORT, Some(sa(1)));
-            client.ask(Instant::BOOT, QuestionId(1), PORT, path(1), Instant::BOOT + WAIT);
+            client.ask(
+                Instant::BOOT,
+                QuestionId(1),
+                PORT,
+                path(1),
+                Rank::Kernel,
+                Instant::BOOT + WAIT,
+            );
             assert_eq!(client.poll_transmit(), None);
             let at = client.poll_timeout().unwrap();
             client.handle_timeout(at);
@@ -714,7 +735,7 @@ proptest! {
                 Op::Ask { n, wait } => {
                     let deadline = rig.now + ms(wait.into());
                     let question = if n == 0 { Question::ClassPortInfo } else { path(n.into()) };
-                    rig.client.ask(rig.now, QuestionId(next), PORT, question, deadline);
+                    rig.client.ask(rig.now, QuestionId(next), PORT, question, Rank::Kernel, deadline);
                     waiting.insert(next, deadline);
                     next += 1;
                 }
@@ -793,4 +814,45 @@ proptest! {
         let ended: u64 = ended.into_iter().map(|counter| rig.count(counter)).sum();
         prop_assert_eq!(rig.count(Counter::Questions), ended);
     }
+}
+
+/// The SA is silent to whatever a user asks, and the kernel asks every 50 ms.
+#[test]
+fn what_a_user_asks_keeps_no_question_of_the_kernel_waiting() {
+    let mut rig = Rig::warm(Config::default());
+    for round in 0..40 {
+        let deadline = rig.now + WAIT;
+        for n in 0..4 {
+            let n = 1_000 + 4 * round + n;
+            rig.client.ask(rig.now, QuestionId(n), PORT, path(n), Rank::Other, deadline);
+        }
+        rig.drain();
+        assert!(rig.client.load(PORT).in_air <= rig.client.load(PORT).window.div_ceil(2));
+        rig.ask(round);
+        let sent = rig.take_sent();
+        let question = |sent: &Transmit| Request::parse(sent.mad.as_ref()).unwrap().question;
+        let [of_kernel] =
+            &sent.iter().filter(|it| question(it) == path(round)).collect::<Vec<_>>()[..]
+        else {
+            panic!("{round}: not sent at once")
+        };
+        rig.answer(of_kernel, Answer::Path(record(round)));
+        assert!(rig.outcomes().contains(&(round, Outcome::Path(record(round)))));
+        rig.advance(ms(50));
+    }
+    assert_eq!(rig.count(Counter::Shut), 0);
+}
+
+#[test]
+fn question_of_a_user_that_the_kernel_joins_has_the_kernels_turn() {
+    let mut rig = Rig::warm(Config { outstanding: 1, ..Config::default() });
+    rig.ask(1);
+    for n in [2, 3] {
+        rig.client.ask(rig.now, QuestionId(n), PORT, path(n), Rank::Other, rig.now + WAIT);
+    }
+    rig.client.raise(QuestionId(2));
+    let [first] = &rig.take_sent()[..] else { panic!() };
+    rig.answer(first, Answer::Path(record(1)));
+    let [next] = &rig.take_sent()[..] else { panic!() };
+    assert_eq!(Request::parse(next.mad.as_ref()).unwrap().question, path(2));
 }

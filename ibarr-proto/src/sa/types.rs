@@ -62,6 +62,15 @@ pub struct PortIndex(pub u16);
 #[derive(Clone, Copy, Debug, Eq, Hash, Ord, PartialEq, PartialOrd)]
 pub struct QuestionId(pub u64);
 
+/// Whose question goes first.
+#[derive(Clone, Copy, Debug, Eq, Ord, PartialEq, PartialOrd)]
+pub enum Rank {
+    /// The kernel's: an application waits behind it.
+    Kernel,
+    /// What a user of this node asks, and what is asked although no caller waits.
+    Other,
+}
+
 /// Where the SA of a port is, and how it is reached.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub struct Sa {

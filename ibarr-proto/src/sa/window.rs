@@ -6,6 +6,8 @@ use std::time::Duration;
 
 use ibarr_common::Instant;
 
+use super::types::Rank;
+
 /// The least, and what it begins with: a question that is never answered keeps no other waiting.
 const LEAST: u32 = 2;
 
@@ -25,29 +27,47 @@ pub(super) struct Window {
     shrunk_at: Instant,
     /// Times in a row that it was halved.
     lost: u32,
+    /// MADs in the air that no request of the kernel waited for when they were sent.
+    behind: u32,
+    answered_at: Instant,
+    spare: u32,
 }
 
 impl Window {
     pub(super) fn new(max: u32) -> Self {
         let (max, never) = (max.max(1), Instant::BOOT);
-        Self { size: LEAST.min(max), max, in_air: 0, sent_at: never, shrunk_at: never, lost: 0 }
+        Self {
+            size: LEAST.min(max),
+            max,
+            in_air: 0,
+            sent_at: never,
+            shrunk_at: never,
+            lost: 0,
+            behind: 0,
+            answered_at: never,
+            spare: 0,
+        }
     }
 
-    pub(super) fn has_room(&self) -> bool {
-        self.in_air < self.size
+    /// Whether another may be sent. What the kernel does not wait for gets at most half of the window.
+    pub(super) fn has_room(&self, rank: Rank) -> bool {
+        let has_half = rank == Rank::Kernel || self.behind < (self.size / 2).max(1);
+        self.in_air < self.size && has_half
     }
 
-    pub(super) fn sent(&mut self, now: Instant) {
+    pub(super) fn sent(&mut self, now: Instant, rank: Rank) {
         if self.in_air == 0 && now.since(self.sent_at) > IDLE {
             self.size = self.size.min(LEAST);
         }
         self.in_air += 1;
+        self.behind += u32::from(rank == Rank::Other);
         self.sent_at = now;
     }
 
     /// What was sent is no longer waited for.
-    pub(super) fn landed(&mut self) {
+    pub(super) fn landed(&mut self, rank: Rank) {
         self.in_air = self.in_air.saturating_sub(1);
+        self.behind = self.behind.saturating_sub(u32::from(rank == Rank::Other));
     }
 
     /// The SA has answered, and that is in the air no longer. Late answers count too: it may be we who
@@ -58,12 +78,27 @@ impl Window {
     }
 
     /// It has answered in time.
-    pub(super) fn kept_up(&mut self) {
+    pub(super) fn kept_up(&mut self, now: Instant) {
         self.lost = 0;
+        self.spare = (self.spare_at(now) + 1).min(self.size);
+        self.answered_at = now;
+    }
+
+    /// Whether the SA can be left to another that has no window: once for each answer in time, at
+    /// most as often as the window has places, and not on the strength of what is long ago.
+    pub(super) fn take_spare(&mut self, now: Instant) -> bool {
+        let spare = self.spare_at(now);
+        self.spare = spare.saturating_sub(1);
+        spare > 0
+    }
+
+    fn spare_at(&self, now: Instant) -> u32 {
+        if now.since(self.answered_at) > IDLE { 0 } else { self.spare }
     }
 
     /// It does not: what was sent at `sent_at` was lost or refused for want of time.
     pub(super) fn shrink(&mut self, now: Instant, sent_at: Instant) {
+        self.spare = 0;
         if sent_at >= self.shrunk_at {
             self.size = (self.size / 2).max(LEAST.min(self.max));
             self.shrunk_at = now;
@@ -94,10 +129,10 @@ mod tests {
         let mut window = Window::new(64);
         let (start, later) = (Instant::from_nanos(5), Instant::from_nanos(9));
         for _ in 0..100 {
-            while window.has_room() {
-                window.sent(start);
+            while window.has_room(Rank::Kernel) {
+                window.sent(start, Rank::Kernel);
             }
-            window.landed();
+            window.landed(Rank::Kernel);
             window.grow();
         }
         assert_eq!(window.size(), 64);
@@ -112,7 +147,7 @@ mod tests {
         assert_eq!((window.size(), window.lost()), (2, 11));
         window.grow();
         assert_eq!((window.size(), window.lost()), (3, 11));
-        window.kept_up();
+        window.kept_up(later);
         assert_eq!((window.size(), window.lost()), (3, 0));
     }
 }

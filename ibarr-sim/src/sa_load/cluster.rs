@@ -16,7 +16,7 @@ use ibarr_proto::paths;
 use ibarr_proto::paths::{
     Input, Outcome, Paths, PortEvent, PortFacts, PortName, RequestId, Source,
 };
-use ibarr_proto::sa::{Counter, PortIndex, Transmit};
+use ibarr_proto::sa::{Counter, PortIndex, Rank, Transmit};
 use rand_chacha::ChaCha12Rng;
 
 use super::sa::{Sa, Verdict};
@@ -222,7 +222,7 @@ impl Cluster {
         let this = &mut self.nodes[node];
         this.asked += 1;
         let id = RequestId(this.asked);
-        let request = paths::Request { id, port: name(), question, deadline };
+        let request = paths::Request { id, port: name(), question, rank: Rank::Kernel, deadline };
         this.paths.resolve(self.now, request);
         self.settle(node);
     }

@@ -11,7 +11,7 @@ use ibarr_common::wire::path_record::Fields;
 use ibarr_common::wire::sa::PathQuestion;
 use ibarr_proto::node;
 use ibarr_proto::paths::{self, Input, Outcome, PortFacts, PortName, RequestId, Source};
-use ibarr_proto::sa::{PortIndex, Transmit};
+use ibarr_proto::sa::{PortIndex, Rank, Transmit};
 use ibarr_proto::shares::User;
 use tokio::sync::oneshot;
 
@@ -138,7 +138,7 @@ impl Engine {
         let id = RequestId(asks.next);
         asks.waiting.insert(id, Asked { at: now, port, question, to });
         let deadline = now + DEADLINE;
-        let request = paths::Request { id, port, question, deadline };
+        let request = paths::Request { id, port, question, rank: Rank::Other, deadline };
         self.node.handle_input(now, node::Input::ResolvePath { user, request });
     }
 

@@ -10,7 +10,7 @@ use ibarr_common::wire::umad::PKeyIndex;
 
 use super::*;
 use crate::paths::{PortFacts, PortName};
-use crate::sa::PortIndex;
+use crate::sa::{PortIndex, Rank};
 
 const PORT: PortIndex = PortIndex(3);
 
@@ -251,6 +251,7 @@ fn the_drivers_requests_are_not_the_kernels() {
         id: paths::RequestId(0),
         port: port(),
         question: asked[0],
+        rank: Rank::Other,
         deadline: rig.now + Duration::from_secs(1),
     };
     rig.resolver.resolve_path(rig.now, &View, User(7), request);
@@ -272,7 +273,7 @@ fn user_who_asks_for_many_paths_asks_the_sa_at_its_rate() {
         let dgid = gid(&format!("fec0:0:22:2::{id:x}"));
         let question = PathQuestion { dgid, ..of_kernel };
         let id = paths::RequestId(id.into());
-        let request = paths::Request { id, port: port(), question, deadline };
+        let request = paths::Request { id, port: port(), question, rank: Rank::Other, deadline };
         rig.resolver.resolve_path(rig.now, &View, User(7), request);
     }
     let mut asked = 0;

@@ -86,7 +86,7 @@ impl Paths {
             qos_class: None,
         };
         let deadline = LATER + Duration::from_secs(1);
-        Request { id: RequestId(0), port: self.port, question, deadline }
+        Request { id: RequestId(0), port: self.port, question, rank: sa::Rank::Kernel, deadline }
     }
 
     fn ask(&mut self, number: u32) -> Result<()> {
