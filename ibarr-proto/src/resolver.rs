@@ -32,7 +32,7 @@ use crate::ip2gid::Question;
 use crate::ip2gid::client::{self, Client, RequestId, Route, SocketId, Transmit};
 use crate::ip2gid::server::Local;
 use crate::local_service::{self, FlightId, LocalService, PathFlightId};
-use crate::paths::{self, Paths, PortName};
+use crate::paths::{self, Lack, Paths, PortName};
 use crate::sa::{self, PortIndex, Rank};
 use crate::shares::{self, Limits, Shares, User};
 
@@ -377,7 +377,7 @@ impl<R: CryptoRng + SeedableRng> Resolver<R> {
                     self.forget(now, flight, question);
                 }
                 local_service::Event::PathOverloaded { seq, port } => {
-                    let may = self.paths.may_fall_back(now, &port);
+                    let may = self.paths.may_fall_back(now, &port, Lack::OfRoom);
                     self.local_service.path_overloaded(now, seq, may);
                 }
                 local_service::Event::PathWanted { flight, request, deadline } => {
@@ -489,7 +489,8 @@ impl<R: CryptoRng + SeedableRng> Resolver<R> {
                 }
                 Asker::Kernel(flight) => {
                     let port = self.local_service.falls_back(flight, &outcome);
-                    let may = port.is_none_or(|port| self.paths.may_fall_back(now, &port));
+                    let lack = Lack::of(&outcome);
+                    let may = port.is_none_or(|port| self.paths.may_fall_back(now, &port, lack));
                     self.local_service.path_answered(now, flight, &outcome, may);
                 }
             }

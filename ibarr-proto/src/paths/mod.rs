@@ -59,6 +59,7 @@ use crate::sa::{self, Client, PortIndex, QuestionId, Rank};
 use crate::timer::Timers;
 
 pub use bucket::DOUBT_SPREAD;
+pub use fallback::Lack;
 pub use types::{
     Answered, Cached, Config, Counter, Input, Load, Outcome, PortEvent, PortFacts, PortName, Qos,
     Request, RequestId, Source,

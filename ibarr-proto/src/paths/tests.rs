@@ -162,7 +162,7 @@ impl Rig {
         std::iter::from_fn(|| self.paths.poll_answered()).collect()
     }
 
-    fn answer_all(&mut self) {
+    pub(super) fn answer_all(&mut self) {
         while let Some(sent) = self.sent.pop() {
             self.answer(&sent, None);
         }

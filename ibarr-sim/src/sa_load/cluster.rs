@@ -14,7 +14,7 @@ use ibarr_common::wire::sa::{PathQuestion, Question, Request};
 use ibarr_common::wire::umad::PKeyIndex;
 use ibarr_proto::paths;
 use ibarr_proto::paths::{
-    Input, Outcome, Paths, PortEvent, PortFacts, PortName, RequestId, Source,
+    Input, Lack, Outcome, Paths, PortEvent, PortFacts, PortName, RequestId, Source,
 };
 use ibarr_proto::sa::{Counter, PortIndex, Rank, Transmit};
 use rand_chacha::ChaCha12Rng;
@@ -251,7 +251,7 @@ impl Cluster {
                     }
                 }
                 Outcome::NoRecord { .. } => {}
-                _ if self.nodes[node].paths.may_fall_back(now, &name()) => {
+                other if self.nodes[node].paths.may_fall_back(now, &name(), Lack::of(&other)) => {
                     self.second().left += 1;
                     self.kernel_asks(0);
                 }
