@@ -204,7 +204,8 @@ impl<R: CryptoRng + SeedableRng> Paths<R> {
             self.counters.count(Counter::InformsFailed);
         }
         if !info.subscribe {
-            return;
+            // It may have ended what was begun again since.
+            return self.renew(port);
         }
         if let Some(ends_by) = self.informing.ends_by {
             return self.inform(port, InformInfo { subscribe: false, ..info }, ends_by);

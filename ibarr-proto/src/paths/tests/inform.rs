@@ -307,6 +307,24 @@ fn subscription_that_is_under_way_is_given_back_when_it_is_confirmed() {
     assert!(!rig.paths.is_giving_back());
 }
 
+/// A configuration is taken back, and its counterpart is still under way.
+#[test]
+fn subscriptions_that_are_wanted_again_are_begun_after_they_ended() {
+    let mut rig = Rig::informed();
+    rig.paths.give_back(rig.now, rig.now + ms(5_000));
+    rig.drain();
+    let ending: Vec<_> = rig.sent.drain(..).collect();
+    rig.paths.handle_input(rig.now, Input::Reports { port: PORT, taken: true });
+    assert!(!rig.paths.is_giving_back());
+    let mut asked = rig.round();
+    ending.iter().for_each(|sent| rig.answer(sent, None));
+    asked.extend(rig.round());
+    let last = asked.iter().rposition(|info| !info.subscribe);
+    let last = last.map_or(0, |last| last + 1);
+    assert_eq!(asked[last..last + 4], subscriptions(true), "{asked:?}");
+    assert_eq!(rig.paths.is_informed(PORT), Some(true));
+}
+
 #[test]
 fn silent_sa_does_not_keep_the_end_waiting_beyond_its_time() {
     let mut rig = Rig::informed();
