@@ -14,6 +14,7 @@ use ibarr_proto::local_service;
 use ibarr_proto::local_view::{self, HwAddr};
 use ibarr_proto::node::{self, Input, Node, Output, Room};
 use ibarr_proto::paths;
+use ibarr_proto::shares::User;
 use rand_chacha::ChaCha12Rng;
 
 /// A mistake.
@@ -43,11 +44,13 @@ pub enum Bug {
     ForgottenDrain,
     /// A turn reads as long as the kernel asks.
     EndlessRead,
+    /// Each request of a user counts as another user's, so that no user has a bound or a rate.
+    NoShares,
 }
 
 impl Bug {
     /// Each of them.
-    pub const ALL: [Self; 12] = [
+    pub const ALL: [Self; 13] = [
         Self::LostWake,
         Self::DoubleAnswer,
         Self::StaleAfterChange,
@@ -60,6 +63,7 @@ impl Bug {
         Self::LateDrain,
         Self::ForgottenDrain,
         Self::EndlessRead,
+        Self::NoShares,
     ];
 }
 
@@ -78,6 +82,7 @@ impl fmt::Display for Bug {
             Self::LateDrain => "late-drain",
             Self::ForgottenDrain => "forgotten-drain",
             Self::EndlessRead => "endless-read",
+            Self::NoShares => "no-shares",
         })
     }
 }
@@ -106,6 +111,7 @@ pub(crate) struct Core {
     hwaddrs: BTreeMap<IfIndex, HwAddr>,
     lid: Option<Lid>,
     mads: u64,
+    users: u32,
 }
 
 impl Core {
@@ -122,6 +128,7 @@ impl Core {
             hwaddrs: BTreeMap::new(),
             lid: None,
             mads: 0,
+            users: 0,
         }
     }
 
@@ -142,8 +149,21 @@ impl Core {
                 let input = paths::Input::Port { port, name, facts };
                 self.node.handle_input(now, Input::Paths(input));
             }
+            Input::Resolve { id, question, deadline, .. } if self.bug == Some(Bug::NoShares) => {
+                let user = self.another_user();
+                self.node.handle_input(now, Input::Resolve { user, id, question, deadline });
+            }
+            Input::ResolvePath { request, .. } if self.bug == Some(Bug::NoShares) => {
+                let user = self.another_user();
+                self.node.handle_input(now, Input::ResolvePath { user, request });
+            }
             input => self.node.handle_input(now, input),
         }
+    }
+
+    fn another_user(&mut self) -> User {
+        self.users += 1;
+        User(self.users)
     }
 
     pub(crate) fn reconfigure(&mut self, now: Instant, mut config: node::Config) {

@@ -318,10 +318,15 @@ impl World {
         }
     }
 
-    /// A path request got no answer in the kernel's time: only if something was amiss.
+    /// A path request got no answer in the kernel's time: only if something was amiss, or the daemon
+    /// did not run for half of what it has left when the SA has not answered.
     pub(crate) fn path_unanswered(&mut self, id: Id, seq: Seq) {
         self.claims.counts.paths_unanswered += 1;
-        if self.machines[id].troubles.any < before(self.now, SETTLE) {
+        let machine = &self.machines[id];
+        let time = machine.kernel.path_timeout();
+        let lately = |(at, _): &&(Instant, Duration)| *at >= before(self.now, time);
+        let slept: Duration = machine.pace.hiccups.iter().filter(lately).map(|it| it.1).sum();
+        if machine.troubles.any < before(self.now, SETTLE) && slept < time / 10 {
             let text = format!("path request {} gets no answer", seq.0);
             self.claims.breaks(self.now, [Some(id), None], text);
         }
@@ -335,7 +340,7 @@ impl World {
             called.pop_front();
         }
         let (client, held) = (node.client().load(), node.local_service().load().held);
-        let asked = called.len() + daemon.asked.len();
+        let asked = called.len() + daemon.asked.len() + daemon.crowd.len();
         let addresses = self.weather.addresses;
         let sleeps = self.machines[id].troubles.any > before(self.now, HELD);
         let too_much = [
@@ -375,7 +380,7 @@ impl World {
                 let client = node.client().load();
                 holds("path requests", node.paths().load().waiters);
                 holds("questions to the SA", node.paths().load().questions);
-                holds("requests of people", daemon.asked.len());
+                holds("requests of people", daemon.asked.len() + daemon.crowd.len());
                 holds("sockets", daemon.sockets.len());
                 holds("requests held", node.local_service().load().held);
                 holds("flights", client.flights);

@@ -40,6 +40,10 @@ pub struct Counts {
     pub paths_unanswered: u64,
     /// MADs to administrators.
     pub mads: u64,
+    /// Requests of a user who never stops asking that had an end, and of them those refused.
+    pub users_told: u64,
+    /// See there.
+    pub users_refused: u64,
     /// Queries that our clients sent.
     pub queries: u64,
     /// Replies to peers.
@@ -96,6 +100,8 @@ impl AddAssign<&Self> for Counts {
         self.paths_left += other.paths_left;
         self.paths_unanswered += other.paths_unanswered;
         self.mads += other.mads;
+        self.users_told += other.users_told;
+        self.users_refused += other.users_refused;
         self.queries += other.queries;
         self.replies += other.replies;
         self.answered_in_kernel += other.answered_in_kernel;
@@ -139,6 +145,11 @@ impl fmt::Display for Counts {
             f,
             "{paths_resolved} paths for kernels, {paths_failed} times none, {paths_left} left to \
              them, {paths_unanswered} path requests unanswered; {mads} MADs to SAs"
+        )?;
+        let Self { users_told, users_refused, .. } = self;
+        writeln!(
+            f,
+            "{users_told} requests of users who never stop asking, {users_refused} refused"
         )?;
         let Self { datagrams, lost, queries, replies, answered_in_kernel, .. } = self;
         writeln!(

@@ -87,6 +87,10 @@ impl World {
         let mut after = self.dice.within(turn / 2..turn * 2);
         if self.dice.once_in(machine.pace.hiccup) {
             after *= 100;
+            machine.pace.hiccups.push_back((self.now, after));
+            if machine.pace.hiccups.len() > 32 {
+                machine.pace.hiccups.pop_front();
+            }
         }
         let at = (self.now + after).max(machine.troubles.stalled);
         daemon.wake_at = Some(at);
@@ -167,6 +171,7 @@ impl World {
                 let (id, deadline) = daemon.ask(now, question.target());
                 Input::Resolve { user: User(0), id, question: *question, deadline }
             }
+            Inbox::Crowd(until) => return self.user_asks(id, daemon, *until),
             Inbox::Reload => {
                 // Not the same twice.
                 let mut config = self.weather.config.clone();
@@ -218,7 +223,9 @@ impl World {
             Output::Answered { id: request, outcome } => {
                 self.told(id, daemon, request, outcome);
             }
-            Output::PathAnswered { .. } => unreachable!("people ask for no path"),
+            Output::PathAnswered { id: request, outcome } => {
+                self.user_path_told(id, daemon, request, &outcome);
+            }
             Output::Sa(transmit) => self.ask_administrator(id, daemon, &transmit),
             Output::OpenSocket(socket) => {
                 let fails = self.machines[id].troubles.no_sockets > now;
@@ -252,6 +259,9 @@ impl World {
     }
 
     fn told(&mut self, id: Id, daemon: &mut Daemon, request: client::RequestId, outcome: Outcome) {
+        if self.user_told(id, daemon, request, &outcome) {
+            return;
+        }
         let Some((target, deadline)) = daemon.asked.remove(&request) else {
             return self.claims.breaks(
                 self.now,
@@ -267,6 +277,10 @@ impl World {
             Outcome::Overloaded => "overloaded",
         };
         self.note(id, &Entry::Told { target, outcome: text });
+        if outcome == Outcome::Overloaded {
+            let text = format!("a person who asks little is refused {target}");
+            self.claims.breaks(self.now, [Some(id), None], text);
+        }
         // Whoever does not run cannot answer.
         let late = self.now.since(deadline.max(self.machines[id].troubles.any));
         if late > ms(100) {

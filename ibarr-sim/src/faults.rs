@@ -59,13 +59,16 @@ pub(crate) enum Fault {
     SmMoves,
     Lid,
     Partitions,
+    /// A user asks without end; a kernel wants many dead peers.
+    Hostile,
+    Dead,
     /// An SA says nothing, is busy, or begins anew.
     SaSilent,
     SaBusy,
     SaRestarts,
 }
 
-pub(crate) const FAULTS: [Fault; 27] = [
+pub(crate) const FAULTS: [Fault; 29] = [
     Fault::Killed,
     Fault::Upgraded,
     Fault::Stopped,
@@ -93,6 +96,8 @@ pub(crate) const FAULTS: [Fault; 27] = [
     Fault::SaSilent,
     Fault::SaBusy,
     Fault::SaRestarts,
+    Fault::Hostile,
+    Fault::Dead,
 ];
 
 /// Nothing goes wrong so long before the end that its effects would outlast the quiet.
@@ -179,6 +184,14 @@ impl World {
                 self.neighbour(id, self.machines[id].home[0]);
             }
             Fault::Stranger => self.stranger(id),
+            Fault::Hostile => {
+                let time = self.dice.within(ms(100)..secs(3));
+                self.note(id, &Entry::Weather("a user asks without end", Some(time)));
+                self.put(id, Inbox::Crowd(self.now + time));
+            }
+            // Many datagrams: seldom.
+            Fault::Dead if self.dice.once_in(12) => self.kernel_wants_the_dead(id),
+            Fault::Dead => {}
             Fault::Reloaded => {
                 self.note(id, &Entry::Weather("configuration read again", None));
                 self.put(id, Inbox::Reload);

@@ -15,6 +15,7 @@ pub mod sa_load;
 mod bugs;
 mod claims;
 mod counts;
+mod crowd;
 mod daemon;
 mod dice;
 mod faults;

@@ -20,6 +20,7 @@ use ibarr_proto::local_view::{
 use ibarr_proto::paths::PortFacts;
 
 use crate::bugs::Core;
+use crate::crowd::Crowd;
 use crate::dice::{Dice, ms};
 use crate::kernel::Kernel;
 use crate::path_claims::PathClaims;
@@ -75,7 +76,7 @@ pub(crate) enum Kind {
 }
 
 /// How fast it is.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub(crate) struct Pace {
     /// From when something comes until the daemon sees it.
     pub(crate) turn: Duration,
@@ -83,6 +84,8 @@ pub(crate) struct Pace {
     pub(crate) is_eager: bool,
     /// One turn in so many takes a hundred times as long.
     pub(crate) hiccup: usize,
+    /// The last such turns: when, and how long.
+    pub(crate) hiccups: VecDeque<(Instant, Duration)>,
 }
 
 /// Until when something is amiss; in the past if nothing is.
@@ -168,6 +171,7 @@ pub(crate) struct Daemon {
     /// Requests of people that wait, with their deadline.
     pub(crate) asked: BTreeMap<RequestId, (IpAddr, Instant)>,
     pub(crate) next_ask: u64,
+    pub(crate) crowd: Crowd,
     pub(crate) last_nudge: Option<Instant>,
     /// Answers to address requests since.
     pub(crate) since_nudge: u64,
@@ -198,12 +202,17 @@ pub(crate) enum Inbox {
     Opened,
     View(local_view::Input),
     Route(Question, Option<Route>),
-    Reply { socket: SocketId, packet: Packet },
+    Reply {
+        socket: SocketId,
+        packet: Packet,
+    },
     Query(Packet),
     Port(Option<PortFacts>),
     Mad(Lid, sa::Request, sa::Answer),
     Nudged(Nudged),
     Ask(Question),
+    /// A user has room for more requests, until then.
+    Crowd(Instant),
     Reload,
     Flush,
     Stop,
@@ -307,6 +316,7 @@ impl Daemon {
             has_learnt: false,
             asked: BTreeMap::new(),
             next_ask: 0,
+            crowd: Crowd::default(),
             last_nudge: None,
             since_nudge: 0,
             nudges: 0,

@@ -101,6 +101,11 @@ impl World {
         {
             self.claims.breaks(self.now, [Some(id), None], claim);
         }
+        if let Question::Path(question) = &request.question
+            && let Some(claim) = daemon.crowd.asks(self.now, question.dgid)
+        {
+            self.claims.breaks(self.now, [Some(id), None], claim);
+        }
         let climate = self.weather.climate;
         let subnet = self.subnets[usize::from(self.machines[id].subnet - 1)];
         let is_lost = self.dice.permille(climate.lost) || transmit.sa.lid.get() != subnet.sm_lid;

@@ -3,6 +3,7 @@
 //! Who is there, what they ask, and what goes wrong. Each seed has a climate of its own: most faults
 //! are absent from most, so that what is found is not always the same mixture.
 
+use std::collections::VecDeque;
 use std::net::IpAddr;
 use std::time::Duration;
 
@@ -168,6 +169,7 @@ impl World {
                 is_eager: self.dice.once_in(10),
                 turn: self.dice.within(us(40)..us(100)),
                 hiccup: *self.dice.pick(&[50, 500]),
+                hiccups: VecDeque::new(),
             },
             troubles: Troubles::none(START + secs(1)),
             restart: None,

@@ -41,6 +41,7 @@ fn each_planted_bug_is_found_and_told_with_seed_and_trace() {
             Bug::LateDrain => &["before the one before it is dealt with"],
             Bug::ForgottenDrain => &["a turn ends before"],
             Bug::EndlessRead => &["messages of the kernel"],
+            Bug::NoShares => &["questions of a user in a second"],
         };
         let told = failure.to_string();
         assert!(claims.iter().any(|claim| failure.claim.contains(claim)), "{bug}: {told}");

@@ -1,0 +1,182 @@
+// SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
+
+//! Callers that ask for more than a daemon can do: a user without privileges, who asks again as soon
+//! as a request is over, and a kernel whose applications want peers that are not there.
+//!
+//! Neither is a trouble: what is claimed of a calm machine is claimed beside them, and so the kernel's
+//! callers of live peers are answered in the same time. Of the user itself is claimed that no request is
+//! refused within a second, and that the SA is asked at the user's rate.
+
+use std::collections::{BTreeMap, VecDeque};
+use std::net::{IpAddr, Ipv4Addr};
+use std::time::Duration;
+
+use ibarr_common::Instant;
+use ibarr_common::ib::{Gid, PKey};
+use ibarr_common::wire::ls::ResolveIp;
+use ibarr_common::wire::sa::PathQuestion;
+use ibarr_proto::ip2gid::{Question, client};
+use ibarr_proto::node::Input;
+use ibarr_proto::resolver::PATHS;
+use ibarr_proto::sa::Rank;
+use ibarr_proto::shares::{PAUSE, User};
+use ibarr_proto::{paths, resolver};
+
+use crate::dice::{ms, secs};
+use crate::machine::{Daemon, IPOIB, Inbox, gid};
+use crate::record::{Entry, Id};
+use crate::subnet::name;
+use crate::world::World;
+
+/// The user's requests that a daemon has at once, until a time.
+#[derive(Debug, Default)]
+pub(crate) struct Crowd {
+    until: Instant,
+    is_due: bool,
+    next: u32,
+    addresses: BTreeMap<client::RequestId, Instant>,
+    paths: BTreeMap<paths::RequestId, Instant>,
+    /// When the SA was asked a question of the user's, in the last second.
+    asked: VecDeque<Instant>,
+}
+
+const USER: User = User(1000);
+
+/// More than are admitted at once.
+const ADDRESSES: usize = 300;
+const PATHS_HELD: usize = 40;
+
+/// Names of the user's requests begin here.
+const FIRST: u64 = 1 << 32;
+
+/// The subnet that only the user asks about.
+const ELSEWHERE: u16 = 0x7fff;
+
+/// Dead peers that the kernel wants at once.
+const DEAD: u32 = 400;
+
+impl World {
+    /// The user asks until `until`, and has just begun or has answers.
+    pub(crate) fn user_asks(&mut self, id: Id, daemon: &mut Daemon, until: Instant) {
+        let (now, subnet) = (self.now, self.machines[id].subnet);
+        let crowd = &mut daemon.crowd;
+        crowd.until = crowd.until.max(until);
+        crowd.is_due = false;
+        if crowd.until <= now {
+            return;
+        }
+        for _ in crowd.addresses.len()..ADDRESSES {
+            crowd.next += 1;
+            let request = client::RequestId(FIRST + u64::from(crowd.next));
+            let Some(question) = Question::new(dead(subnet, crowd.next), None) else { continue };
+            crowd.addresses.insert(request, now);
+            let deadline = now + secs(3);
+            let input = Input::Resolve { user: USER, id: request, question, deadline };
+            daemon.core.handle_input(now, input);
+        }
+        for _ in crowd.paths.len()..PATHS_HELD {
+            crowd.next += 1;
+            let request = paths::RequestId(FIRST + u64::from(crowd.next));
+            let Some(sgid) = self.machines[id].gid() else { break };
+            crowd.paths.insert(request, now);
+            let question = PathQuestion {
+                dgid: gid(ELSEWHERE, crowd.next),
+                sgid,
+                reversible: true,
+                pkey: Some(PKey::DEFAULT),
+                tclass: None,
+                service_id: None,
+                qos_class: None,
+            };
+            let (port, rank, deadline) = (name(), Rank::Other, now + secs(3));
+            let request = paths::Request { id: request, port, question, rank, deadline };
+            daemon.core.handle_input(now, Input::ResolvePath { user: USER, request });
+        }
+    }
+
+    /// Whether the request is the user's, who is told what became of it.
+    pub(crate) fn user_told(
+        &mut self,
+        id: Id,
+        daemon: &mut Daemon,
+        request: client::RequestId,
+        outcome: &resolver::Outcome,
+    ) -> bool {
+        let Some(asked_at) = daemon.crowd.addresses.remove(&request) else { return false };
+        let is_refused = *outcome == resolver::Outcome::Overloaded;
+        self.user_answered(id, daemon, asked_at, is_refused);
+        true
+    }
+
+    pub(crate) fn user_path_told(
+        &mut self,
+        id: Id,
+        daemon: &mut Daemon,
+        request: paths::RequestId,
+        outcome: &paths::Outcome,
+    ) {
+        let Some(asked_at) = daemon.crowd.paths.remove(&request) else {
+            let text = "a path is told that no user waits for".to_owned();
+            return self.claims.breaks(self.now, [Some(id), None], text);
+        };
+        let is_refused = *outcome == paths::Outcome::Overloaded;
+        self.user_answered(id, daemon, asked_at, is_refused);
+    }
+
+    fn user_answered(&mut self, id: Id, daemon: &mut Daemon, asked_at: Instant, is_refused: bool) {
+        let took = self.now.since(asked_at);
+        self.claims.counts.users_told += 1;
+        self.claims.counts.users_refused += u64::from(is_refused);
+        if is_refused && took < PAUSE {
+            let text = format!("a user is refused after {took:?}");
+            self.claims.breaks(self.now, [Some(id), None], text);
+        }
+        let awake = self.machines[id].troubles.any.max(asked_at + secs(3));
+        if self.now.since(awake) > ms(100) {
+            let text = format!("a user is told after {took:?}");
+            self.claims.breaks(self.now, [Some(id), None], text);
+        }
+        if self.now < daemon.crowd.until && !std::mem::replace(&mut daemon.crowd.is_due, true) {
+            daemon.inbox.push_back(Inbox::Crowd(daemon.crowd.until));
+        }
+    }
+
+    /// The kernel's applications want what nobody has, all at once.
+    pub(crate) fn kernel_wants_the_dead(&mut self, id: Id) {
+        self.note(id, &Entry::Weather("many want dead peers", None));
+        let (first, subnet) = (self.dice.below(1 << 15), self.machines[id].subnet);
+        let first = u32::try_from(first).unwrap_or_default();
+        for n in first..first + DEAD {
+            let target = dead(subnet, n);
+            self.resolve(id, ResolveIp { ifindex: IPOIB, target }, secs(2));
+        }
+    }
+}
+
+impl Crowd {
+    pub(crate) fn len(&self) -> usize {
+        self.addresses.len() + self.paths.len()
+    }
+
+    /// The SA is asked something new. What is wrong with that.
+    pub(crate) fn asks(&mut self, now: Instant, dgid: Gid) -> Option<String> {
+        if dgid.octets()[6..8] != ELSEWHERE.to_be_bytes() {
+            return None;
+        }
+        self.asked.push_back(now);
+        while self.asked.front().is_some_and(|&at| now.since(at) > Duration::from_secs(1)) {
+            self.asked.pop_front();
+        }
+        // What has no answer is asked again.
+        let most = 2 * (PATHS.burst + PATHS.rate);
+        let count = self.asked.len();
+        (count > usize::try_from(most).unwrap_or(usize::MAX))
+            .then(|| format!("the SA is asked {count} questions of a user in a second"))
+    }
+}
+
+/// The `n`th address that nobody has, behind the gateway of a subnet.
+fn dead(subnet: u8, n: u32) -> IpAddr {
+    let [.., high, low] = (n & 0x3fff).to_be_bytes();
+    Ipv4Addr::new(10, subnet % 3 + 1, 16 + high, low).into()
+}
