@@ -43,7 +43,9 @@ impl Rig {
         while !self.sent.is_empty() {
             asked.extend(self.informs());
             let sent = self.sent.drain(..).collect::<Vec<_>>();
-            sent.iter().for_each(|sent| self.answer(sent, None));
+            for sent in &sent {
+                self.answer(sent, None);
+            }
         }
         asked
     }
@@ -317,7 +319,9 @@ fn subscriptions_that_are_wanted_again_are_begun_after_they_ended() {
     rig.paths.handle_input(rig.now, Input::Reports { port: PORT, taken: true });
     assert!(!rig.paths.is_giving_back());
     let mut asked = rig.round();
-    ending.iter().for_each(|sent| rig.answer(sent, None));
+    for sent in &ending {
+        rig.answer(sent, None);
+    }
     asked.extend(rig.round());
     let last = asked.iter().rposition(|info| !info.subscribe);
     let last = last.map_or(0, |last| last + 1);
