@@ -67,6 +67,8 @@ struct World {
     sent: Vec<(SocketId, Query)>,
     /// GIDs of replies that came to the socket of a query with its msg_id.
     told: BTreeSet<(IpAddr, Gid)>,
+    /// Targets of queries that were refused by a quote of the whole.
+    refused: BTreeSet<IpAddr>,
 }
 
 impl World {
@@ -84,11 +86,12 @@ impl World {
             unrouted: Vec::new(),
             sent: Vec::new(),
             told: BTreeSet::new(),
+            refused: BTreeSet::new(),
         }
     }
 
     fn step(&mut self, script: &mut Script<'_>) {
-        match script.byte() % 12 {
+        match script.byte() % 13 {
             0 | 1 => self.resolve(script),
             2 => self.cancel(script),
             3 | 4 => self.route(script),
@@ -106,7 +109,8 @@ impl World {
             }
             9 => self.pass(Duration::from_millis(u64::from(script.byte()).pow(2))),
             10 => self.next_timeout(),
-            _ => self.look_or_flush(script),
+            11 => self.look_or_flush(script),
+            _ => self.refuse(script),
         }
     }
 
@@ -119,7 +123,8 @@ impl World {
         let asked_at = if self.requests.is_multiple_of(3) { Instant::BOOT } else { self.now };
         self.waiting.insert(id, deadline);
         self.asked.insert(id, question);
-        self.input(Input::Resolve { id, question, asked_at, deadline });
+        let heeds_refusal = id.0.is_multiple_of(2);
+        self.input(Input::Resolve { id, question, asked_at, deadline, heeds_refusal });
     }
 
     fn cancel(&mut self, script: &mut Script<'_>) {
@@ -173,6 +178,28 @@ impl World {
         }
         let ingress = IfIndex::new(1).expect("not zero");
         self.input(Input::Datagram { socket, from, ingress, payload });
+    }
+
+    /// ICMP about something that was sent; now and then cut, of another socket, or of another target.
+    fn refuse(&mut self, script: &mut Script<'_>) {
+        let Some((socket, query)) = script.choose(&self.sent) else { return };
+        let mut quoted = query.emit().as_ref().to_vec();
+        let mut to = SocketAddr::new(query.target(), PORT);
+        let (mut of, how) = (socket, script.byte());
+        match how {
+            0..16 => quoted.truncate(usize::from(how)),
+            16..32 => of = script.choose(&self.sockets).unwrap_or(socket),
+            32..48 => to.set_port(PORT + 1),
+            48..64 => to.set_ip(script.choose(&TARGETS).map_or(to.ip(), address)),
+            _ => {}
+        }
+        if quoted == query.emit().as_ref()
+            && to == SocketAddr::new(query.target(), PORT)
+            && self.sent.contains(&(of, query))
+        {
+            self.refused.insert(query.target());
+        }
+        self.input(Input::Refused { socket: of, to, quoted: &quoted });
     }
 
     fn pass(&mut self, time: Duration) {
@@ -243,6 +270,10 @@ impl World {
 
     fn answered(&mut self, id: RequestId, outcome: Outcome) {
         assert!(self.waiting.remove(&id).is_some(), "{id} is not waiting: {outcome:?}");
+        if outcome == Outcome::Refused {
+            assert!(id.0.is_multiple_of(2), "{id} does not heed a refusal");
+            assert!(self.refused.contains(&self.asked[&id].target()), "nothing was refused");
+        }
         if let Outcome::Found { gid, source, expires_at } = outcome {
             assert!(self.told.contains(&(self.asked[&id].target(), gid)), "nobody said {gid}");
             assert!(expires_at > self.now || source == Source::Peer);

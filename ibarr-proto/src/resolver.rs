@@ -126,6 +126,9 @@ pub enum Outcome {
     NotFound,
     /// Its host did not answer within the deadline.
     TimedOut,
+    /// Its host says that nothing listens for queries there, or a firewall rejects them. Of users'
+    /// requests alone.
+    Refused,
     /// There is no route to it.
     Unreachable,
     /// Too much is being asked at once: nothing has been sent, or nothing more is.
@@ -454,8 +457,10 @@ impl<R: CryptoRng + SeedableRng> Resolver<R> {
 
     fn ask_peers(&mut self, now: Instant, asker: Asker<RequestId, FlightId>, wanted: Wanted) {
         let Wanted { question, asked_at, deadline } = wanted;
+        // The kernel does not ask again by itself when the peer is back.
+        let heeds_refusal = matches!(asker, Asker::Driver(_));
         let id = asker.into();
-        let input = client::Input::Resolve { id, question, asked_at, deadline };
+        let input = client::Input::Resolve { id, question, asked_at, deadline, heeds_refusal };
         self.client.handle_input(now, input);
         self.settle(now);
     }
@@ -575,6 +580,7 @@ impl From<client::Outcome> for Outcome {
             }
             client::Outcome::NotFound => Self::NotFound,
             client::Outcome::TimedOut => Self::TimedOut,
+            client::Outcome::Refused => Self::Refused,
             client::Outcome::Unreachable => Self::Unreachable,
             client::Outcome::Overloaded => Self::Overloaded,
         }

@@ -273,6 +273,7 @@ impl World {
             Outcome::Found { .. } => "found",
             Outcome::NotFound => "not found",
             Outcome::TimedOut => "timed out",
+            Outcome::Refused => "refused",
             Outcome::Unreachable => "unreachable",
             Outcome::Overloaded => "overloaded",
         };

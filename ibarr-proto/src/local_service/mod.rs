@@ -180,7 +180,7 @@ impl LocalService {
                 return self.enqueue(seq);
             }
             Outcome::NotFound => Counter::NotFound,
-            Outcome::TimedOut => Counter::TimedOut,
+            Outcome::TimedOut | Outcome::Refused => Counter::TimedOut,
             Outcome::Unreachable => Counter::Unreachable,
             Outcome::Overloaded => Counter::Overloaded,
         };

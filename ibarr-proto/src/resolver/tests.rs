@@ -148,6 +148,22 @@ fn requests_for_one_address_share_route_and_query_whoever_asks() {
 }
 
 #[test]
+fn refusal_is_an_answer_to_users_and_not_to_the_kernel() {
+    let mut rig = Rig::new();
+    rig.kernel_asks(1, "10.2.0.5");
+    rig.ask(0, "10.2.0.5", Some(2));
+    rig.answer_routes();
+    let query = rig.transmits[0].clone();
+    let (socket, to, quoted) = (query.socket, query.to, query.payload.as_ref());
+    rig.resolver.handle_input(rig.now, client::Input::Refused { socket, to, quoted });
+    rig.drain();
+    assert_eq!(rig.answered(), [(0, Outcome::Refused)]);
+    assert_eq!((rig.told().as_str(), rig.resolver.client().load().waiters), ("", 1));
+    rig.reply("fe80::5");
+    assert_eq!(rig.told(), "1 is fe80::5, nudge");
+}
+
+#[test]
 fn a_request_that_the_kernel_gave_up_is_asked_for_no_more() {
     let mut rig = Rig::new();
     rig.kernel_asks(1, "10.2.0.5");

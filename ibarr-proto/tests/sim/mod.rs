@@ -173,7 +173,8 @@ impl Sim {
         let id = RequestId(self.nodes[node].requests);
         self.nodes[node].requests += 1;
         let (asked_at, deadline) = (self.now, self.now + patience);
-        self.input(node, Input::Resolve { id, question, asked_at, deadline });
+        let heeds_refusal = false;
+        self.input(node, Input::Resolve { id, question, asked_at, deadline, heeds_refusal });
         id
     }
 

@@ -12,8 +12,8 @@ use std::time::Duration;
 use super::Exit;
 use crate::causes::{chain, escaped};
 use crate::control::messages::{
-    Answer, Body, CacheEntry, CachedPath, KernelMaps, LastEvent, PathAnswer, PathHops,
-    PathRequests, PortStatus, Probing, Response, Status,
+    Answer, AnswerStatus, Body, CacheEntry, CachedPath, KernelMaps, LastEvent, PathAnswer,
+    PathHops, PathRequests, PortStatus, Probing, Response, Status,
 };
 
 /// Why standard output takes no more.
@@ -82,7 +82,7 @@ pub(super) fn error_line(message: &str) {
 /// A document for people.
 pub(super) fn body(body: &Body) {
     match body {
-        Body::Answers { answers } => table(answers.iter().map(answer)),
+        Body::Answers { answers } => self::answers(answers),
         Body::Cache { entries, .. } if entries.is_empty() => line("nothing learned yet"),
         Body::Cache { entries, .. } => table(entries.iter().map(cache_entry)),
         Body::Path { path } => self::path(path),
@@ -96,6 +96,20 @@ pub(super) fn body(body: &Body) {
         Body::Status { status } => self::status(status),
         Body::Done { done } => line(done),
         Body::Error { error } => error_line(&error.message),
+    }
+}
+
+fn answers(answers: &[Answer]) {
+    table(answers.iter().map(answer));
+    let is_refused = |answer: &&Answer| answer.status == AnswerStatus::Refused;
+    let refused: Vec<_> =
+        answers.iter().filter(is_refused).map(|answer| answer.ip.to_string()).collect();
+    if !refused.is_empty() {
+        error_line(&format!(
+            "no ibarr listens at {}, or a firewall rejects the query: start ibarr there (systemctl start \
+             ibarr), or let UDP port 4791 through",
+            refused.join(", ")
+        ));
     }
 }
 

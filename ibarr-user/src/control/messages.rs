@@ -242,6 +242,8 @@ pub enum AnswerStatus {
     NotFound,
     /// Its host did not answer in time.
     TimedOut,
+    /// Its host says that nothing listens for queries there, or a firewall rejects them.
+    Refused,
     /// No route leads there.
     Unreachable,
     /// Too much is being asked already.
@@ -255,6 +257,7 @@ impl AnswerStatus {
             Self::Found => "found",
             Self::NotFound => "not-found",
             Self::TimedOut => "timed-out",
+            Self::Refused => "refused",
             Self::Unreachable => "unreachable",
             Self::Overloaded => "overloaded",
         }

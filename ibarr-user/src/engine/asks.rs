@@ -70,6 +70,7 @@ impl Asks {
             }
             Outcome::NotFound => (AnswerStatus::NotFound, None, None),
             Outcome::TimedOut => (AnswerStatus::TimedOut, None, None),
+            Outcome::Refused => (AnswerStatus::Refused, None, None),
             Outcome::Unreachable => (AnswerStatus::Unreachable, None, None),
             Outcome::Overloaded => (AnswerStatus::Overloaded, None, None),
         };

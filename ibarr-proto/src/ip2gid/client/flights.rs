@@ -11,7 +11,7 @@ use ibarr_common::wire::ip2gid::MsgId;
 use rand_core::CryptoRng;
 
 use super::super::Question;
-use super::{RequestId, Route, SocketId};
+use super::{Request, RequestId, Route, SocketId};
 use crate::hash::Seeded;
 use crate::retry::{Schedule, part};
 
@@ -26,7 +26,7 @@ pub(super) struct Flights {
     /// By the arrival of their newest request of the kernel: what gives way to newer questions, in this
     /// order. Those that no such request waits for come first.
     by_newest: BTreeSet<(Instant, FlightId)>,
-    /// How many have had a round without an answer.
+    /// How many have had a round without an answer, or a refusal.
     settled: usize,
     /// Flights started so far.
     started: u64,
@@ -97,14 +97,9 @@ impl Flights {
         Ok(id)
     }
 
-    /// `request`, made at `asked_at`, waits for `flight`, until `deadline`.
-    pub(super) fn wait(
-        &mut self,
-        flight: FlightId,
-        request: RequestId,
-        asked_at: Instant,
-        deadline: Instant,
-    ) -> Result<(), Full> {
+    /// `request` waits for `flight`, until its deadline.
+    pub(super) fn wait(&mut self, flight: FlightId, request: &Request) -> Result<(), Full> {
+        let &Request { id: request, asked_at, deadline, heeds_refusal, .. } = request;
         if self.by_request.len() >= self.limits.waiters {
             return Err(Full::Waiters);
         }
@@ -120,7 +115,7 @@ impl Flights {
             self.by_newest.insert((asked_at, flight));
             waited_for.newest = asked_at;
         }
-        self.by_request.insert(request, Waiter { flight, deadline });
+        self.by_request.insert(request, Waiter { flight, deadline, heeds_refusal });
         Ok(())
     }
 
@@ -147,6 +142,22 @@ impl Flights {
         waiters.pop_first();
         self.by_request.remove(&request);
         Some(request)
+    }
+
+    /// Removes and returns the requests of `flight` that heed a refusal, by deadline.
+    pub(super) fn refused(&mut self, flight: FlightId) -> Vec<RequestId> {
+        let Some(flight) = self.by_id.get_mut(&flight) else { return Vec::new() };
+        self.settled += usize::from(!std::mem::replace(&mut flight.is_settled, true));
+        let mut ended = Vec::new();
+        flight.waiters.retain(|&(_, request)| {
+            let heeds = self.by_request.get(&request).is_some_and(|waiter| waiter.heeds_refusal);
+            if heeds {
+                self.by_request.remove(&request);
+                ended.push(request);
+            }
+            !heeds
+        });
+        ended
     }
 
     /// A new round: asks with a new msg_id, which only answers to this round can have. It is a slow
@@ -191,7 +202,7 @@ impl Flights {
         self.by_msg_id.get(&msg_id).copied()
     }
 
-    /// Flights that have not had a round without an answer.
+    /// Flights that have had neither a round without an answer nor a refusal.
     pub(super) fn unsettled(&self) -> usize {
         self.by_id.len().saturating_sub(self.settled)
     }
@@ -245,7 +256,7 @@ pub(super) struct Flight {
     is_joined: bool,
     /// Resends once a second.
     pub(super) is_slow: bool,
-    /// Has had a round without an answer.
+    /// Has had a round without an answer, or a refusal.
     is_settled: bool,
     pub(super) round_ends: Instant,
     /// Once the driver has said.
@@ -369,6 +380,7 @@ const SLOWEST: Duration = Duration::from_secs(1);
 struct Waiter {
     flight: FlightId,
     deadline: Instant,
+    heeds_refusal: bool,
 }
 
 #[cfg(test)]
@@ -401,6 +413,7 @@ mod tests {
             let rng = &mut ChaCha12Rng::seed_from_u64(seed);
             let mut flights = Flights::new(LIMITS, &Seeded::new(rng));
             let mut model: Vec<Row> = Vec::new();
+            let mut users = BTreeSet::new();
             let mut requests = 0;
             let mut now = Instant::BOOT;
             for (op, n, time) in ops {
@@ -408,7 +421,7 @@ mod tests {
                 let count = model.len();
                 let waiting: usize = model.iter().map(|row| row.waiters.len()).sum();
                 let chosen = usize::from(n).checked_rem(count);
-                match (op % 6, chosen) {
+                match (op % 7, chosen) {
                     (0, _) | (_, None) => {
                         let question = question(n);
                         if model.iter().any(|row| row.question == question) {
@@ -434,8 +447,14 @@ mod tests {
                             row.waiters.push((deadline, request));
                             Ok(())
                         };
-                        let (id, asked_at) = (row.id, now);
-                        prop_assert_eq!(flights.wait(id, request, asked_at, deadline), expected);
+                        let (id, question, asked_at) = (row.id, row.question, now);
+                        let heeds_refusal = n.is_multiple_of(2);
+                        let waiting =
+                            Request { id: request, question, asked_at, deadline, heeds_refusal };
+                        if heeds_refusal && expected.is_ok() {
+                            users.insert(request);
+                        }
+                        prop_assert_eq!(flights.wait(id, &waiting), expected);
                     }
                     (3, Some(_)) => {
                         let request = RequestId(u64::from(n) % (requests + 1));
@@ -448,6 +467,15 @@ mod tests {
                         });
                         prop_assert_eq!(flights.is_waiting(request), expected.is_some());
                         prop_assert_eq!(flights.cancel(request), expected);
+                    }
+                    (6, Some(chosen)) => {
+                        let row = &mut model[chosen];
+                        let of_users = |&(_, request): &_| users.contains(&request);
+                        let (ended, rest) = row.waiters.iter().copied().partition(of_users);
+                        row.waiters = rest;
+                        let ended: Vec<_> = ended;
+                        let ended: Vec<_> = ended.into_iter().map(|(_, request)| request).collect();
+                        prop_assert_eq!(flights.refused(row.id), ended);
                     }
                     (4, Some(chosen)) => {
                         let row = &mut model[chosen];

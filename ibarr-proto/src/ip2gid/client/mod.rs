@@ -22,6 +22,7 @@ mod config;
 mod flights;
 mod hops;
 mod left;
+mod limits;
 mod memory;
 mod round_trips;
 mod sockets;
@@ -43,6 +44,7 @@ use self::cache::Cache;
 use self::flights::{Flight, FlightId, Flights, Full};
 use self::hops::Hops;
 use self::left::Left;
+use self::limits::{cache_limits, flight_limits, hop_limits};
 use self::memory::SETTLING;
 use self::sockets::Outlets;
 use super::{Question, is_link_local};
@@ -126,14 +128,19 @@ impl<R: CryptoRng> Client<R> {
     pub fn handle_input(&mut self, now: Instant, input: Input<'_>) {
         self.advance(now);
         match input {
-            Input::Resolve { id, question, asked_at, deadline } => {
-                self.resolve(&Request { id, question, asked_at, deadline });
+            Input::Resolve { id, question, asked_at, deadline, heeds_refusal } => {
+                self.resolve(&Request { id, question, asked_at, deadline, heeds_refusal });
             }
             Input::Cancel { id } => self.cancel(id),
             Input::Route { question, route } => self.route(question, route),
             Input::Datagram { socket, from, ingress, payload } => {
                 if let Err(counter) = self.datagram(socket, from, ingress, payload) {
                     self.counters.count(counter);
+                }
+            }
+            Input::Refused { socket, to, quoted } => {
+                if self.refused(socket, to, quoted).is_none() {
+                    self.counters.count(Counter::RefusalsUnasked);
                 }
             }
             Input::SocketOpened { socket } => {
@@ -261,7 +268,7 @@ impl<R: CryptoRng> Client<R> {
     }
 
     fn wait_for_flight(&mut self, request: &Request) -> Result<(), Full> {
-        let &Request { id: request, question, asked_at, deadline } = request;
+        let &Request { question, asked_at, .. } = request;
         let under_way = self.flights.of_question(question);
         let id = if let Some(id) = under_way {
             id
@@ -269,7 +276,7 @@ impl<R: CryptoRng> Client<R> {
             self.make_room(asked_at);
             self.start(question)?
         };
-        if let Err(full) = self.flights.wait(id, request, asked_at, deadline) {
+        if let Err(full) = self.flights.wait(id, request) {
             if under_way.is_none() {
                 self.end(id);
             }
@@ -362,6 +369,37 @@ impl<R: CryptoRng> Client<R> {
             self.release(id, was_waiting);
         }
         Ok(())
+    }
+
+    /// Ends the requests that heed a refusal, and has the others wait for a slower resend. `None` if the
+    /// quote is of no query that waits.
+    fn refused(&mut self, socket: SocketId, to: SocketAddr, quoted: &[u8]) -> Option<()> {
+        let query = Query::parse(quoted).ok()?;
+        let id = self.flights.of_msg_id(query.msg_id())?;
+        let flight = self.flights.flight(id)?;
+        flight.send(socket)?;
+        let port = self.config.settings().udp_port.get();
+        let target = flight.question.target();
+        if query.target() != target || (to.ip(), to.port()) != (target, port) {
+            return None;
+        }
+        self.counters.count(Counter::Refusals);
+        for request in self.flights.refused(id) {
+            self.answer(request, Outcome::Refused);
+        }
+        self.slow_down(id);
+        self.end_if_unwanted(id);
+        Some(())
+    }
+
+    /// Has the flight wait for a second after its last send, if it waits for its resend.
+    fn slow_down(&mut self, id: FlightId) {
+        let Some(flight) = self.flights.flight(id) else { return };
+        flight.is_slow = true;
+        if flight.resend_at.is_some() {
+            self.schedule_resend(id);
+        }
+        self.set_timer(id);
     }
 
     /// The next hop of the flight has answered somebody else.
@@ -503,6 +541,7 @@ impl<R: CryptoRng> Client<R> {
             Outcome::Found { .. } => Counter::Found,
             Outcome::NotFound => Counter::NotFound,
             Outcome::TimedOut => Counter::TimedOut,
+            Outcome::Refused => Counter::Refused,
             Outcome::Unreachable => Counter::Unreachable,
             Outcome::Overloaded => Counter::Overloaded,
         });
@@ -535,6 +574,7 @@ struct Request {
     question: Question,
     asked_at: Instant,
     deadline: Instant,
+    heeds_refusal: bool,
 }
 
 /// How much a client holds.
@@ -550,41 +590,11 @@ pub struct Load {
     pub cached: usize,
 }
 
-/// The part of its time to live that is left when an answer is refreshed.
-const REFRESH_AHEAD: u32 = 4;
-
 const SWEEP_INTERVAL: Duration = Duration::from_secs(1);
 const REFRESH_CATCH_UP: Duration = Duration::from_millis(10);
 fn outcome(cached: Cached, source: Source) -> Outcome {
     match cached {
         Cached { gid: Some(gid), expires_at } => Outcome::Found { gid, source, expires_at },
         Cached { gid: None, .. } => Outcome::NotFound,
-    }
-}
-
-fn flight_limits(config: &Config) -> flights::Limits {
-    let settings = config.settings();
-    flights::Limits {
-        flights: settings.max_flights.get(),
-        waiters_per_flight: settings.max_waiters_per_flight.get(),
-        waiters: settings.max_waiters.get(),
-    }
-}
-
-fn cache_limits(config: &Config) -> cache::Limits {
-    let settings = config.settings();
-    cache::Limits {
-        entries: settings.max_cached.get(),
-        refresh_ahead: settings.cache_ttl / REFRESH_AHEAD,
-    }
-}
-
-fn hop_limits(config: &Config) -> hops::Limits {
-    let settings = config.settings();
-    hops::Limits {
-        hops: settings.max_hops.get(),
-        hop_idle: settings.hop_idle,
-        turn: config.schedule().first(),
-        round: settings.probe_round,
     }
 }

@@ -129,6 +129,70 @@ fn reply_counts_on_every_socket_that_its_query_left_from_and_on_no_other() {
 }
 
 #[test]
+fn refusal_ends_what_users_ask_and_slows_what_the_kernel_asks() {
+    let mut rig = Rig::new(Settings::default());
+    let start = rig.now;
+    let kernel = rig.ask_for(question(5), secs(30));
+    let user = rig.ask_as_user(question(5));
+    rig.refuse(0);
+    assert_eq!(rig.answers, BTreeMap::from([(user, (start, Outcome::Refused))]));
+    assert_eq!((rig.count(Counter::Refusals), rig.count(Counter::Refused)), (1, 1));
+    rig.run(ms(2500));
+    let pauses: Vec<_> = rig.sent.windows(2).map(|pair| pair[1].0.since(pair[0].0)).collect();
+    assert_eq!(pauses.len(), 2);
+    assert!(pauses.iter().all(|pause| (ms(1000)..=ms(1100)).contains(pause)), "{pauses:?}");
+    // Its daemon is there again.
+    rig.reply(2, Some(gid(5)));
+    assert!(matches!(rig.answers[&kernel], (_, Outcome::Found { source: Source::Peer, .. })));
+    assert_ends_add_up(&rig.client);
+}
+
+#[test]
+fn refusal_leaves_nothing_behind_for_the_next_who_asks() {
+    let mut rig = Rig::new(Settings::default());
+    for number in 0..3 {
+        let user = rig.ask_as_user(question(5));
+        rig.refuse(number);
+        assert_eq!(rig.answers[&user], (rig.now, Outcome::Refused));
+        assert_eq!(rig.client.load(), Load::default());
+    }
+    let user = rig.ask_as_user(question(5));
+    rig.reply(3, Some(gid(5)));
+    assert!(matches!(rig.answers[&user].1, Outcome::Found { .. }));
+}
+
+#[test]
+fn refusal_that_quotes_no_query_of_ours_is_counted_and_ignored() {
+    let mut rig = Rig::new(Settings::default());
+    let user = rig.ask_as_user(question(5));
+    let Transmit { socket, to, ref payload, .. } = rig.sent[0].1;
+    let quote = payload.as_ref().to_vec();
+    let other = *rig.open.iter().find(|&&open| open != socket).unwrap();
+    let wrong_port = SocketAddr::new(to.ip(), PORT + 1);
+    let unasked: [(SocketId, SocketAddr, &[u8]); 7] = [
+        (SocketId::closed_for_tests(), to, &quote),
+        (other, to, &quote),
+        (socket, peer(6), &quote),
+        (socket, wrong_port, &quote),
+        (socket, to, &[]),
+        // As much as RFC 792 asks for, and somebody else's msg_id.
+        (socket, to, &quote[..8]),
+        (socket, to, &with(&quote, 4, quote[4] ^ 1)),
+    ];
+    for (socket, to, quoted) in unasked {
+        rig.input(Input::Refused { socket, to, quoted });
+    }
+    assert_eq!((rig.count(Counter::RefusalsUnasked), rig.count(Counter::Refusals)), (7, 0));
+    assert_eq!(rig.answers, BTreeMap::new());
+    rig.run(ms(30));
+    assert_eq!(rig.sent.len(), 2, "the schedule is as before");
+    rig.refuse(1);
+    assert_eq!(rig.answers[&user].1, Outcome::Refused);
+    rig.refuse(0);
+    assert_eq!(rig.count(Counter::RefusalsUnasked), 8, "of a question that is over");
+}
+
+#[test]
 fn each_way_to_be_wrong_is_dropped_under_its_name() {
     let mut rig = Rig::new(Settings { source_check: SourceCheck::Strict, ..Settings::default() });
     let id = rig.resolve(5);
@@ -314,7 +378,14 @@ fn full_flights_make_room_for_a_newer_question_after_a_second() {
     let deadline = asked_at + secs(30);
     let again = RequestId(90);
     let early = Instant::BOOT + secs(1000);
-    rig.input(Input::Resolve { id: again, question: question(1), asked_at: early, deadline });
+    let heeds_refusal = false;
+    rig.input(Input::Resolve {
+        id: again,
+        question: question(1),
+        asked_at: early,
+        deadline,
+        heeds_refusal,
+    });
     assert_eq!(rig.answers[&again].1, Outcome::Overloaded);
     assert_eq!(rig.count(Counter::GaveWay), 1);
     rig.run(secs(30));
@@ -691,7 +762,8 @@ fn repeated_name_of_a_waiting_request_is_ignored() {
     let mut rig = Rig::new(Settings::default());
     let id = rig.resolve(5);
     let (asked_at, deadline) = (rig.now, rig.now + secs(3));
-    rig.input(Input::Resolve { id, question: question(6), asked_at, deadline });
+    let heeds_refusal = false;
+    rig.input(Input::Resolve { id, question: question(6), asked_at, deadline, heeds_refusal });
     assert_eq!(rig.count(Counter::RepeatedRequest), 1);
     assert_eq!(rig.client.load().flights, 1);
     rig.reply(0, Some(gid(5)));
@@ -860,7 +932,8 @@ fn counters_of_requests_add_up() {
     rig.reply(0, Some(gid(1)));
     rig.input(Input::Cancel { id: RequestId(3) });
     let (asked_at, deadline) = (rig.now, rig.now + secs(3));
-    rig.input(Input::Resolve { id: RequestId(4), question: question(1), asked_at, deadline });
+    let (id, heeds_refusal) = (RequestId(4), false);
+    rig.input(Input::Resolve { id, question: question(1), asked_at, deadline, heeds_refusal });
     rig.run(secs(10));
     assert_ends_add_up(&rig.client);
     assert_eq!(rig.count(Counter::Overloaded), 6);
@@ -957,6 +1030,7 @@ fn assert_ends_add_up(client: &Client<ChaCha12Rng>) {
         Counter::Found,
         Counter::NotFound,
         Counter::TimedOut,
+        Counter::Refused,
         Counter::Unreachable,
         Counter::Overloaded,
         Counter::Cancelled,

@@ -44,6 +44,9 @@ pub enum Input<'a> {
         asked_at: Instant,
         /// When the caller stops waiting.
         deadline: Instant,
+        /// Whether an [`Input::Refused`] ends the request. Otherwise the target is asked on, at a
+        /// slower pace.
+        heeds_refusal: bool,
     },
     /// The request's answer is no longer wanted.
     Cancel {
@@ -67,6 +70,16 @@ pub enum Input<'a> {
         ingress: IfIndex,
         /// What it carries.
         payload: &'a [u8],
+    },
+    /// ICMP said that a port is unreachable which a socket of ours had sent to. Anybody can send that,
+    /// so it counts only if it quotes a query that waits.
+    Refused {
+        /// The socket that the quoted datagram left from.
+        socket: SocketId,
+        /// Where the quoted datagram was to go.
+        to: SocketAddr,
+        /// What is quoted of its payload.
+        quoted: &'a [u8],
     },
     /// The socket asked for by [`Event::OpenSocket`] is there.
     SocketOpened {
@@ -132,6 +145,9 @@ pub enum Outcome {
     NotFound,
     /// No answer within the deadline.
     TimedOut,
+    /// ICMP says that the target's port is unreachable: nothing listens there, or a firewall rejects
+    /// the query.
+    Refused,
     /// There is no route to the target.
     Unreachable,
     /// Too much is being asked at once: nothing has been sent, or nothing more is.
@@ -149,7 +165,7 @@ pub enum Source {
 
 super::super::datagram_counters! {
     /// What the client counts. Each request is counted once under [`Counter::Requests`] and, when it
-    /// ends, once under one of the seven that follow.
+    /// ends, once under one of the eight that follow.
     pub enum Counter {
         /// Requests made.
         Requests = "requests",
@@ -159,6 +175,8 @@ super::super::datagram_counters! {
         NotFound = "not-found",
         /// Requests that nobody answered in time.
         TimedOut = "timed-out",
+        /// Requests of users that ended because ICMP said that the target's port is unreachable.
+        Refused = "refused",
         /// Requests without a route to their target.
         Unreachable = "unreachable",
         /// Requests refused because a bound had been reached, which is counted below.
@@ -192,6 +210,11 @@ super::super::datagram_counters! {
         Queued = "queued",
         /// Replies that answered a question.
         Replies = "replies",
+        /// Queries whose target's port is unreachable, as ICMP says.
+        Refusals = "refusals",
+        /// The same, but what is quoted is no query that waits: late, repeated, forged, or cut too short
+        /// to be recognised.
+        RefusalsUnasked = "refusals-unasked",
         /// Questions asked again before their answer expired.
         Refreshes = "refreshes",
         /// Answers that were to be asked for again, but too much was being asked.

@@ -54,7 +54,8 @@ impl Memory for Peers {
 /// Lets `client` ask `question`, and its peer answer.
 fn answer(client: &mut Client<ChaCha20Rng>, question: Question) -> Result<()> {
     let (id, deadline) = (RequestId(0), START + Duration::from_secs(3));
-    client.handle_input(START, Input::Resolve { id, question, asked_at: START, deadline });
+    let input = Input::Resolve { id, question, asked_at: START, deadline, heeds_refusal: false };
+    client.handle_input(START, input);
     let gateway = IpAddr::V4(Ipv4Addr::new(10, 0, 0, 254));
     let ifindex = IfIndex::new(4).context("4 is not 0")?;
     while let Some(question) = client.poll_route() {

@@ -66,8 +66,26 @@ impl Rig {
         self.requests += 1;
         let id = RequestId(self.requests);
         let (asked_at, deadline) = (self.now, self.now + patience);
-        self.input(Input::Resolve { id, question, asked_at, deadline });
+        let heeds_refusal = false;
+        self.input(Input::Resolve { id, question, asked_at, deadline, heeds_refusal });
         id
+    }
+
+    /// As a user, to whom a refusal is an answer.
+    pub(super) fn ask_as_user(&mut self, question: Question) -> RequestId {
+        self.requests += 1;
+        let id = RequestId(self.requests);
+        let (asked_at, deadline) = (Instant::BOOT, self.now + secs(3));
+        let heeds_refusal = true;
+        self.input(Input::Resolve { id, question, asked_at, deadline, heeds_refusal });
+        id
+    }
+
+    /// ICMP says of a datagram that its port was unreachable.
+    pub(super) fn refuse(&mut self, sent: usize) {
+        let Transmit { socket, to, ref payload, .. } = self.sent[sent].1;
+        let quoted = payload.as_ref().to_vec();
+        self.input(Input::Refused { socket, to, quoted: &quoted });
     }
 
     pub(super) fn resolve(&mut self, n: u16) -> RequestId {

@@ -1,0 +1,35 @@
+// SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
+
+//! The bounds of each table, of the configuration.
+
+use super::{Config, cache, flights, hops};
+
+pub(super) fn flight_limits(config: &Config) -> flights::Limits {
+    let settings = config.settings();
+    flights::Limits {
+        flights: settings.max_flights.get(),
+        waiters_per_flight: settings.max_waiters_per_flight.get(),
+        waiters: settings.max_waiters.get(),
+    }
+}
+
+pub(super) fn cache_limits(config: &Config) -> cache::Limits {
+    let settings = config.settings();
+    cache::Limits {
+        entries: settings.max_cached.get(),
+        refresh_ahead: settings.cache_ttl / REFRESH_AHEAD,
+    }
+}
+
+pub(super) fn hop_limits(config: &Config) -> hops::Limits {
+    let settings = config.settings();
+    hops::Limits {
+        hops: settings.max_hops.get(),
+        hop_idle: settings.hop_idle,
+        turn: config.schedule().first(),
+        round: settings.probe_round,
+    }
+}
+
+/// The part of its time to live that is left when an answer is refreshed.
+const REFRESH_AHEAD: u32 = 4;
