@@ -18,6 +18,7 @@ use ibarr_testbed::lab::{Lab, Node, Plan, Store, TemporaryLab, netns};
 use ibarr_testbed::standin::{Config, Event, IpOutcome, PathOutcome, Reason, StandIn, Wake};
 use ibarr_user::transport::rtnetlink::ADDRESS_V6;
 use nix::net::if_::if_nametoindex;
+use nix::sys::signal::{Signal, kill};
 use nix::sys::socket::{AddressFamily, MsgFlags, SockFlag, SockType, recv, socketpair};
 
 use crate::machine::{MARKER, Machine, ibarr, read_until, said};
@@ -144,6 +145,54 @@ fn user_who_asks_for_dead_addresses_keeps_no_caller_of_the_kernel_waiting() {
     assert!(counters["counters"]["control.refused-user"].as_u64() > Some(0), "{counters}");
     drop(crowd.stdin.take());
     assert!(crowd.wait().unwrap().success());
+}
+
+#[test]
+fn killed_peer_is_told_to_users_at_once_and_found_by_the_kernel_when_back() {
+    let mut node = Asker::new();
+    let [n1, n2] = ["n1", "n2"].map(|name| node.lab.plan().node(name).unwrap().clone());
+    let file = node.lab.files(&n2).config();
+    let of_lab = fs::read_to_string(&file).unwrap();
+    // No program answers for the dead daemon.
+    fs::write(&file, format!("responder = \"user\"\n{of_lab}")).unwrap();
+    node.lab.restart(n2.name, &Interrupt::never()).unwrap();
+    node.pave();
+    for pid in netns::processes(&n2.namespace).unwrap() {
+        kill(pid, Signal::SIGKILL).unwrap();
+    }
+    let count = |node: &Asker, name: &str| {
+        let counters = node.lab.ask(&n1, &["counters"]).unwrap();
+        counters["counters"][format!("ip2gid.client.{name}")].as_u64().unwrap()
+    };
+    let [queries, resends] = ["queries", "resends"].map(|name| count(&node, name));
+    let [v4, v6] = n2.addresses.map(|address| address.to_string());
+    let output = node.lab.ibarr(&n1, &["resolve", &v4, &v6, "--timeout", "30s"]).unwrap();
+    assert_eq!(output.status.code(), Some(1));
+    let printed = said(&output);
+    assert!(printed.contains(&format!("no ibarr listens at {v4}, {v6}")), "{printed}");
+    let answers = node.lab.ibarr(&n1, &["resolve", &v4, "--timeout", "30s", "--json"]).unwrap();
+    let answers: serde_json::Value = serde_json::from_slice(&answers.stdout).unwrap();
+    assert_eq!(answers["answers"][0]["status"], "refused", "{answers}");
+    assert_eq!(count(&node, "refused"), 3);
+    // One query of each question: nothing was waited for, and nothing is remembered.
+    assert_eq!([count(&node, "queries"), count(&node, "resends")], [queries + 3, resends]);
+
+    let requests = n2.addresses.map(|target| ResolveIp { ifindex: node.ifindex, target });
+    let mut asked = requests
+        .map(|request| node.kernel.resolve_ip(request, PATIENCE).unwrap().unwrap())
+        .to_vec();
+    while count(&node, "refusals") < 5 {
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    node.lab.restart(n2.name, &Interrupt::never()).unwrap();
+    while !asked.is_empty() {
+        let Event::Ip(seq, IpOutcome::Resolved { gid, by: Wake::Neighbour(_) }) = node.outcome()
+        else {
+            panic!("{}", node.log())
+        };
+        assert_eq!(gid, n2.gid().unwrap().octets());
+        asked.retain(|asked| *asked != seq);
+    }
 }
 
 /// Whoever started the daemon as somebody else could answer for the kernel.

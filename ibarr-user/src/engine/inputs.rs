@@ -18,7 +18,7 @@ use crate::bpf;
 use crate::control::server::Ask;
 use crate::daemon::{Command, Signals};
 use crate::transport::local_service as ls;
-use crate::transport::queries::Datagram;
+use crate::transport::queries::Heard;
 use crate::transport::rtnetlink::{NudgeError, Nudged, RouteAnswer};
 use crate::transport::server::Batch;
 use crate::transport::{events, ports, snapshot, umad};
@@ -28,7 +28,7 @@ pub(super) enum Input {
     View(local_view::Input),
     Route(RouteAnswer),
     Queries(Batch),
-    Datagram(Datagram),
+    Heard(Heard),
     Port(ports::Event),
     Event(events::Event),
     Mad(umad::Event),

@@ -178,8 +178,8 @@ impl Engine {
         inputs.hear(progress, Input::Responder);
         let (batches, queries) = mpsc::channel(transport::BATCHES);
         inputs.hear(queries, Input::Queries);
-        let (datagram_sender, datagrams) = mpsc::channel(transport::DATAGRAMS);
-        inputs.hear(datagrams, Input::Datagram);
+        let (heard_sender, heard) = mpsc::channel(transport::DATAGRAMS);
+        inputs.hear(heard, Input::Heard);
         let now = clock::now();
         let mut engine = Self {
             started: now,
@@ -187,7 +187,7 @@ impl Engine {
             asks: Asks::default(),
             pages: Pages::default(),
             path_asks: PathAsks::default(),
-            sockets: Sockets::new(datagram_sender, Arc::clone(&counters)),
+            sockets: Sockets::new(heard_sender, Arc::clone(&counters)),
             servers: Vec::new(),
             inherited: servers,
             early: Vec::new(),
@@ -448,15 +448,7 @@ impl Io<Input> for Engine {
                 }
                 return Handled::Unchanged;
             }
-            Input::Datagram(datagram) => {
-                let input = client::Input::Datagram {
-                    socket: datagram.socket,
-                    from: datagram.from,
-                    ingress: datagram.ifindex,
-                    payload: datagram.payload(),
-                };
-                self.tell_client(now, input);
-            }
+            Input::Heard(heard) => self.tell_client(now, heard.input()),
             Input::LocalService(event) => return self.serve_kernel(now, event),
             Input::Nudged(outcome) => {
                 let nudged = self.note_nudge(outcome);

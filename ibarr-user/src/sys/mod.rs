@@ -16,6 +16,7 @@ pub mod netlink;
 pub mod peer;
 pub mod timer;
 pub mod udp;
+pub mod udp_errors;
 pub mod udp_options;
 pub mod umad;
 pub mod verbs;

@@ -20,7 +20,7 @@ use tokio::io::unix::AsyncFd;
 
 use super::fd;
 use super::mmsg::{self, Inbox, Outgoing};
-use super::udp_options;
+use super::{udp_errors, udp_options};
 
 /// A datagram as it came.
 #[derive(Clone, Copy, Debug)]
@@ -163,13 +163,32 @@ impl UdpSocket {
         self.fd.readable().await.map(|mut ready| ready.retain_ready())
     }
 
+    /// Waits until there is something to receive, or ICMP says something about what was sent, which
+    /// [`udp_errors::hear`] is for. Either is to be taken until there is nothing left.
+    ///
+    /// # Errors
+    /// Only if the runtime is being shut down.
+    pub async fn heard(&self) -> io::Result<()> {
+        let heard = self.fd.ready(Interest::READABLE | Interest::ERROR).await;
+        heard.map(|mut ready| ready.retain_ready())
+    }
+
+    /// Takes the oldest of what ICMP said, and what it quotes into `quoted`; `WouldBlock` if there is
+    /// nothing.
+    ///
+    /// # Errors
+    /// Those of recvmsg(2).
+    pub fn take_error(&self, quoted: &mut [u8]) -> io::Result<udp_errors::Error> {
+        self.fd.try_io(Interest::ERROR, |fd| udp_errors::take(fd, quoted))
+    }
+
     /// Receives one datagram into `buffer`; `WouldBlock` if there is none. A datagram without the
     /// packet info that was asked for is an `InvalidData`.
     ///
     /// # Errors
     /// Those of recvmsg(2).
     pub fn try_recv(&self, buffer: &mut [u8]) -> io::Result<Received> {
-        self.fd.try_io(Interest::READABLE, |fd| recv(fd, buffer))
+        self.fd.try_io(Interest::READABLE, |fd| udp_errors::despite(|| recv(fd, buffer)))
     }
 
     /// Sends one datagram now, or not at all: `WouldBlock` if the send buffer is full.
@@ -178,7 +197,7 @@ impl UdpSocket {
     /// Those of sendmsg(2): `EINVAL` for a source address that is not ours, `ENETUNREACH`, …
     pub fn try_send(&self, payload: &[u8], to: SocketAddr, source: Source) -> io::Result<()> {
         // Not through the runtime, which does not yet know that a new socket is writable.
-        send(self.fd.get_ref(), self.family, payload, to, source)
+        udp_errors::despite(|| send(self.fd.get_ref(), self.family, payload, to, source))
     }
 
     /// As [`UdpSocket::try_send`], waiting while the send buffer is full.

@@ -6,7 +6,7 @@
 //! | channel | from → to | depth | when full |
 //! |---|---|---|---|
 //! | batches | server sockets → engine | [`BATCHES`]: one a socket, which then waits for its replies | the socket waits; what the kernel's receive buffer ([`server::HOLD`]) has no room for is dropped, `transport.query-dropped` |
-//! | datagrams | query sockets → engine | [`DATAGRAMS`]: twice the pending table's burst that one wake-up can bring | newest dropped, `transport.reply-dropped` |
+//! | datagrams | query sockets → engine | [`DATAGRAMS`]: twice the pending table's burst that one wake-up can bring | newest dropped, `transport.reply-dropped`, `transport.refusal-dropped` |
 //! | view | rtnetlink → engine | [`VIEW_INPUTS`]: the messages of one datagram | the socket waits, what then does not fit its buffer is lost, which the kernel tells: a dump follows |
 //! | dump requests | engine → rtnetlink | 1 a subject: another one asks for the same | not sent |
 //! | questions for routes | engine → rtnetlink | none: the client asks for one route a flight, and bounds its flights | |
@@ -68,6 +68,8 @@ ibarr_proto::counters! {
         ReplyNotSent = "transport.reply-not-sent",
         /// More datagrams came to our query sockets than the engine took.
         ReplyDropped = "transport.reply-dropped",
+        /// More was said about unreachable ports than the engine took.
+        RefusalDropped = "transport.refusal-dropped",
         /// recvmsg(2) failed.
         ReceiveFailed = "transport.receive-failed",
         /// A socket for our own queries could not be opened.

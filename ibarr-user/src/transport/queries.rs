@@ -11,32 +11,71 @@ use std::sync::Arc;
 use ibarr_common::IfIndex;
 use ibarr_common::wire::ip2gid;
 use ibarr_proto::ip2gid::Family;
-use ibarr_proto::ip2gid::client::{SocketId, Transmit};
+use ibarr_proto::ip2gid::client::{self, SocketId, Transmit};
 use tokio::sync::mpsc;
 use tokio::task::{AbortHandle, JoinSet};
 use tracing::debug;
 
 use super::{Counter, Counters};
 use crate::sys::udp::{Source, UdpSocket};
-use crate::sys::udp_options;
+use crate::sys::{udp_errors, udp_options};
+
+/// What a socket has heard.
+#[derive(Clone, Copy, Debug)]
+pub enum Heard {
+    /// A datagram.
+    Datagram(Datagram),
+    /// That a port is unreachable.
+    Refusal(Refusal),
+}
+
+impl Heard {
+    /// What it is to the core.
+    pub fn input(&self) -> client::Input<'_> {
+        match self {
+            Self::Datagram(Datagram { socket, from, ifindex, payload }) => {
+                client::Input::Datagram {
+                    socket: *socket,
+                    from: *from,
+                    ingress: *ifindex,
+                    payload: payload.as_ref(),
+                }
+            }
+            Self::Refusal(Refusal { socket, to, quoted }) => {
+                client::Input::Refused { socket: *socket, to: *to, quoted: quoted.as_ref() }
+            }
+        }
+    }
+}
 
 /// A datagram that may be a reply.
 #[derive(Clone, Copy, Debug)]
 pub struct Datagram {
-    /// The socket it came to.
-    pub socket: SocketId,
-    /// Who sent it.
-    pub from: SocketAddr,
-    /// The interface it came over.
-    pub ifindex: IfIndex,
-    buffer: [u8; ip2gid::MAX_LEN + 1],
+    socket: SocketId,
+    from: SocketAddr,
+    ifindex: IfIndex,
+    payload: Start,
+}
+
+/// ICMP says of a datagram that its port is unreachable.
+#[derive(Clone, Copy, Debug)]
+pub struct Refusal {
+    /// The socket that the datagram left from.
+    socket: SocketId,
+    to: SocketAddr,
+    quoted: Start,
+}
+
+/// The first bytes of a datagram: one more than the longest legal one, which decides what it is.
+#[derive(Clone, Copy, Debug)]
+struct Start {
+    bytes: [u8; ip2gid::MAX_LEN + 1],
     len: usize,
 }
 
-impl Datagram {
-    /// Its first bytes: one more than the longest legal datagram, which decides what it is.
-    pub fn payload(&self) -> &[u8] {
-        &self.buffer[..self.len]
+impl AsRef<[u8]> for Start {
+    fn as_ref(&self) -> &[u8] {
+        &self.bytes[..self.len]
     }
 }
 
@@ -45,7 +84,7 @@ impl Datagram {
 pub struct Sockets {
     open: HashMap<SocketId, (Arc<UdpSocket>, AbortHandle)>,
     readers: JoinSet<()>,
-    datagrams: mpsc::Sender<Datagram>,
+    heard: mpsc::Sender<Heard>,
     counters: Arc<Counters>,
     /// By sockets that are closed.
     dropped: u64,
@@ -57,9 +96,10 @@ pub struct Sockets {
 const HOLD: usize = 2 << 20;
 
 impl Sockets {
-    /// None yet. A datagram that `datagrams` has no room for is dropped and counted.
-    pub fn new(datagrams: mpsc::Sender<Datagram>, counters: Arc<Counters>) -> Self {
-        Self { open: HashMap::new(), readers: JoinSet::new(), datagrams, counters, dropped: 0 }
+    /// None yet. A datagram that `heard` has no room for is dropped and counted; so is a refusal if
+    /// less than half of it is free.
+    pub fn new(heard: mpsc::Sender<Heard>, counters: Arc<Counters>) -> Self {
+        Self { open: HashMap::new(), readers: JoinSet::new(), heard, counters, dropped: 0 }
     }
 
     /// Opens `socket` on a port that the kernel picks.
@@ -70,10 +110,15 @@ impl Sockets {
         let udp = UdpSocket::bind(family, 0)?;
         // With less, more is lost, which is counted and asked for again.
         let _ = udp_options::widen(&udp, HOLD);
+        udp_errors::hear(&udp, family)?;
         let udp = Arc::new(udp);
-        let reader =
-            read(socket, Arc::clone(&udp), self.datagrams.clone(), Arc::clone(&self.counters));
-        let reader = self.readers.spawn(reader);
+        let reader = Reader {
+            socket,
+            udp: Arc::clone(&udp),
+            heard: self.heard.clone(),
+            counters: Arc::clone(&self.counters),
+        };
+        let reader = self.readers.spawn(reader.run());
         self.open.insert(socket, (udp, reader));
         Ok(())
     }
@@ -109,30 +154,175 @@ impl Sockets {
     }
 }
 
-async fn read(
+/// What reads a socket.
+struct Reader {
     socket: SocketId,
     udp: Arc<UdpSocket>,
-    datagrams: mpsc::Sender<Datagram>,
+    heard: mpsc::Sender<Heard>,
     counters: Arc<Counters>,
-) {
-    while udp.readable().await.is_ok() {
+}
+
+/// Most of what ICMP said that is read before the next datagram.
+const REFUSALS: usize = 16;
+
+impl Reader {
+    async fn run(self) {
+        while self.udp.heard().await.is_ok() {
+            for _ in 0..REFUSALS {
+                if self.read_error().is_none() {
+                    break;
+                }
+            }
+            self.read();
+            // One reader among up to 64: the others and the engine have their turn.
+            tokio::task::coop::consume_budget().await;
+        }
+    }
+
+    fn read(&self) {
         let mut buffer = [0; ip2gid::MAX_LEN + 1];
-        match udp.try_recv(&mut buffer) {
+        match self.udp.try_recv(&mut buffer) {
             Ok(received) => {
                 let len = received.len.min(buffer.len());
                 let (from, ifindex) = (received.from, received.ifindex);
-                let datagram = Datagram { socket, from, ifindex, buffer, len };
-                if datagrams.try_send(datagram).is_err() {
-                    counters.count(Counter::ReplyDropped);
+                let payload = Start { bytes: buffer, len };
+                let datagram = Datagram { socket: self.socket, from, ifindex, payload };
+                if self.heard.try_send(Heard::Datagram(datagram)).is_err() {
+                    self.counters.count(Counter::ReplyDropped);
                 }
             }
-            Err(error) if error.kind() == ErrorKind::WouldBlock => {}
+            Err(error) => self.note(&error),
+        }
+    }
+
+    /// `None` if there is nothing left.
+    fn read_error(&self) -> Option<()> {
+        let mut buffer = [0; ip2gid::MAX_LEN + 1];
+        let error = match self.udp.take_error(&mut buffer) {
+            Ok(error) => error,
             Err(error) => {
-                counters.count(Counter::ReceiveFailed);
-                debug!(%error, "datagram not received");
+                self.note(&error);
+                return None;
+            }
+        };
+        if let (true, Some(to)) = (error.is_port_unreachable, error.to) {
+            let len = error.len.min(buffer.len());
+            let quoted = Start { bytes: buffer, len };
+            let refusal = Heard::Refusal(Refusal { socket: self.socket, to, quoted });
+            // Anybody can send refusals: they take no reply's place.
+            let has_room = self.heard.capacity() > self.heard.max_capacity() / 2;
+            if !has_room || self.heard.try_send(refusal).is_err() {
+                self.counters.count(Counter::RefusalDropped);
             }
         }
-        // One reader among up to 64: the others and the engine have their turn.
-        tokio::task::coop::consume_budget().await;
+        Some(())
+    }
+
+    fn note(&self, error: &io::Error) {
+        if error.kind() != ErrorKind::WouldBlock {
+            self.counters.count(Counter::ReceiveFailed);
+            debug!(%error, "datagram not received");
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::net::{IpAddr, UdpSocket as Peer};
+
+    use ibarr_common::Instant;
+    use ibarr_common::wire::ip2gid::{MsgId, Query, Version};
+    use ibarr_proto::ip2gid::Question;
+    use ibarr_proto::ip2gid::client::{Client, Config, Event, Input, RequestId, Route};
+    use rand_chacha::ChaCha12Rng;
+    use rand_core::SeedableRng as _;
+
+    use super::*;
+
+    /// The name of a socket of the family of `target`, which only a client gives.
+    fn name(target: IpAddr) -> SocketId {
+        let mut client = Client::new(Config::default(), ChaCha12Rng::seed_from_u64(1));
+        let question = Question::new(target, None).unwrap();
+        let (now, ifindex) = (Instant::from_nanos(1), IfIndex::MIN);
+        let (id, deadline) = (RequestId(1), Instant::from_nanos(2));
+        let heeds_refusal = true;
+        let asked = Input::Resolve { id, question, asked_at: now, deadline, heeds_refusal };
+        let route = Some(Route { ifindex, next_hop: target });
+        for input in [asked, Input::Route { question, route }] {
+            client.handle_input(now, input);
+        }
+        match client.poll_event() {
+            Some(Event::OpenSocket { socket }) => socket,
+            other => panic!("{other:?}"),
+        }
+    }
+
+    #[tokio::test(flavor = "current_thread")]
+    async fn refused_queries_are_told_and_no_reply_is_lost_among_them() {
+        const ROUNDS: u32 = 100;
+        for (family, host, target) in
+            [(Family::V4, "127.0.0.1", "10.2.0.5"), (Family::V6, "::1", "fd00:2::5")]
+        {
+            let [host, target]: [IpAddr; 2] = [host, target].map(|text| text.parse().unwrap());
+            let (sender, mut heard) = mpsc::channel(1024);
+            let counters = Arc::new(Counters::default());
+            let mut sockets = Sockets::new(sender, Arc::clone(&counters));
+            let socket = name(target);
+            sockets.open(socket, family).unwrap();
+            let live = Peer::bind((host, 0)).unwrap();
+            let gone = Peer::bind((host, 0)).unwrap().local_addr().unwrap();
+            let send = |to, number| {
+                let payload = Query::new(Version::V1, MsgId(number), target).unwrap().emit();
+                sockets.send(&Transmit { socket, to, egress: None, payload });
+                payload
+            };
+            for number in 0..ROUNDS {
+                let refused = send(gone, number);
+                let asked = send(live.local_addr().unwrap(), number);
+                let mut buffer = [0; 64];
+                let (len, from) = live.recv_from(&mut buffer).unwrap();
+                assert_eq!(&buffer[..len], asked.as_ref());
+                live.send_to(b"reply", from).unwrap();
+                let (mut replies, mut refusals) = (0, 0);
+                while (replies, refusals) != (1, 1) {
+                    match heard.recv().await.unwrap().input() {
+                        Input::Datagram { payload, .. } => {
+                            assert_eq!(payload, b"reply");
+                            replies += 1;
+                        }
+                        Input::Refused { socket: of, to, quoted } => {
+                            assert_eq!((of, to, quoted), (socket, gone, refused.as_ref()));
+                            refusals += 1;
+                        }
+                        other => panic!("{other:?}"),
+                    }
+                }
+            }
+            for counter in [Counter::QueryNotSent, Counter::ReceiveFailed, Counter::RefusalDropped]
+            {
+                assert_eq!(counters.get(counter), 0, "{counter:?}");
+            }
+        }
+    }
+
+    #[tokio::test(flavor = "current_thread")]
+    async fn refusals_leave_half_of_the_room_to_replies() {
+        let host: IpAddr = "127.0.0.1".parse().unwrap();
+        let target: IpAddr = "10.2.0.5".parse().unwrap();
+        let (sender, mut heard) = mpsc::channel(8);
+        let counters = Arc::new(Counters::default());
+        let mut sockets = Sockets::new(sender, Arc::clone(&counters));
+        let socket = name(target);
+        sockets.open(socket, Family::V4).unwrap();
+        let to = Peer::bind((host, 0)).unwrap().local_addr().unwrap();
+        for number in 0..20 {
+            let payload = Query::new(Version::V1, MsgId(number), target).unwrap().emit();
+            sockets.send(&Transmit { socket, to, egress: None, payload });
+        }
+        while counters.get(Counter::RefusalDropped) < 16 {
+            tokio::task::yield_now().await;
+        }
+        assert_eq!(heard.len(), 4);
+        while heard.try_recv().is_ok() {}
     }
 }

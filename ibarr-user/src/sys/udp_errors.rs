@@ -1,0 +1,158 @@
+// SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
+
+//! What ICMP says about the datagrams that a UDP socket has sent (`IP_RECVERR`, ip(7)).
+
+use std::io::{self, IoSliceMut};
+use std::net::{SocketAddr, SocketAddrV4, SocketAddrV6};
+use std::os::fd::{AsFd, AsRawFd};
+
+use ibarr_proto::ip2gid::Family;
+use nix::cmsg_space;
+use nix::sys::socket::{self, ControlMessageOwned, MsgFlags, SockaddrStorage, setsockopt, sockopt};
+
+/// An entry of a socket's error queue.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub struct Error {
+    /// ICMP says that nothing listens on the port, or a firewall that rejects the datagram does.
+    pub is_port_unreachable: bool,
+    /// Where the quoted datagram was to go.
+    pub to: Option<SocketAddr>,
+    /// The length of what is quoted of its payload, or of the buffer if that is shorter.
+    pub len: usize,
+}
+
+/// Has the kernel keep what ICMP says about datagrams of `socket`, as much as its receive buffer
+/// holds together with the datagrams in it.
+///
+/// # Errors
+/// Those of setsockopt(2): none, for a socket of `family`.
+pub fn hear(socket: &impl AsFd, family: Family) -> io::Result<()> {
+    match family {
+        Family::V4 => setsockopt(socket, sockopt::Ipv4RecvErr, &true)?,
+        Family::V6 => setsockopt(socket, sockopt::Ipv6RecvErr, &true)?,
+    }
+    Ok(())
+}
+
+/// Takes the oldest entry from the error queue, and what it quotes into `quoted`.
+///
+/// # Errors
+/// Those of recvmsg(2); `WouldBlock` if the queue is empty.
+pub fn take(socket: &impl AsFd, quoted: &mut [u8]) -> io::Result<Error> {
+    // The packet info comes as well.
+    let mut control =
+        cmsg_space!(libc::sock_extended_err, libc::sockaddr_in6, libc::in6_pktinfo, [u64; 8]);
+    let mut vector = [IoSliceMut::new(quoted)];
+    let flags = MsgFlags::MSG_ERRQUEUE | MsgFlags::MSG_DONTWAIT;
+    let fd = socket.as_fd().as_raw_fd();
+    let message = socket::recvmsg::<SockaddrStorage>(fd, &mut vector, Some(&mut control), flags)?;
+    let to = message.address.as_ref().and_then(|to| match to.as_sockaddr_in() {
+        Some(to) => Some(SocketAddrV4::from(*to).into()),
+        None => to.as_sockaddr_in6().map(|to| SocketAddrV6::from(*to).into()),
+    });
+    let is_port_unreachable = message.cmsgs()?.any(|control| match control {
+        ControlMessageOwned::Ipv4RecvErr(error, _) => {
+            let said = (error.ee_origin, error.ee_type, error.ee_code);
+            said == (libc::SO_EE_ORIGIN_ICMP, ICMP_DEST_UNREACH, ICMP_PORT_UNREACH)
+        }
+        ControlMessageOwned::Ipv6RecvErr(error, _) => {
+            let said = (error.ee_origin, error.ee_type, error.ee_code);
+            said == (libc::SO_EE_ORIGIN_ICMP6, ICMPV6_DEST_UNREACH, ICMPV6_PORT_UNREACH)
+        }
+        _ => false,
+    });
+    Ok(Error { is_port_unreachable, to, len: message.bytes })
+}
+
+/// Makes `call` again if what failed may be an earlier datagram: what ICMP says of one is the error of
+/// the next call to the socket, whatever that does, and of this one alone (`sock_error` of
+/// include/net/sock.h).
+///
+/// # Errors
+/// Those of `call`.
+pub fn despite<T>(mut call: impl FnMut() -> io::Result<T>) -> io::Result<T> {
+    match call() {
+        Err(error) if may_be_of_another(&error) => call(),
+        result => result,
+    }
+}
+
+/// What `icmp_err_convert` (net/ipv4/icmp.c) and `icmpv6_err_convert` (net/ipv6/icmp.c) make of ICMP.
+fn may_be_of_another(error: &io::Error) -> bool {
+    let Some(number) = error.raw_os_error() else { return false };
+    matches!(
+        number,
+        libc::ECONNREFUSED
+            | libc::EHOSTUNREACH
+            | libc::ENETUNREACH
+            | libc::ENOPROTOOPT
+            | libc::EMSGSIZE
+            | libc::EOPNOTSUPP
+            | libc::EHOSTDOWN
+            | libc::ENONET
+            | libc::EPROTO
+            | libc::EACCES
+    )
+}
+
+/// RFC 792.
+const ICMP_DEST_UNREACH: u8 = 3;
+const ICMP_PORT_UNREACH: u8 = 3;
+/// RFC 4443.
+const ICMPV6_DEST_UNREACH: u8 = 1;
+const ICMPV6_PORT_UNREACH: u8 = 4;
+
+#[cfg(test)]
+mod tests {
+    use std::io::ErrorKind;
+    use std::net::{IpAddr, UdpSocket};
+
+    use super::*;
+
+    /// A socket that hears errors, and a port of `address` that nothing listens on.
+    fn rig(address: &str) -> (UdpSocket, SocketAddr) {
+        let address: IpAddr = address.parse().unwrap();
+        let socket = UdpSocket::bind((address, 0)).unwrap();
+        socket.set_nonblocking(true).unwrap();
+        hear(&socket, Family::of(address)).unwrap();
+        let closed = UdpSocket::bind((address, 0)).unwrap().local_addr().unwrap();
+        (socket, closed)
+    }
+
+    #[test]
+    fn port_unreachable_quotes_the_datagram_and_where_it_went() {
+        for address in ["127.0.0.1", "::1"] {
+            let (socket, closed) = rig(address);
+            socket.send_to(b"anybody there?", closed).unwrap();
+            let mut quoted = [0; 33];
+            let error = take(&socket, &mut quoted).unwrap();
+            let expected = Error { is_port_unreachable: true, to: Some(closed), len: 14 };
+            assert_eq!((error, &quoted[..14]), (expected, &b"anybody there?"[..]));
+            assert_eq!(take(&socket, &mut quoted).unwrap_err().kind(), ErrorKind::WouldBlock);
+        }
+    }
+
+    /// Without `despite`, every second datagram is not sent, and a look at what came fails.
+    #[test]
+    fn pending_error_keeps_no_datagram_from_being_sent_or_received() {
+        for address in ["127.0.0.1", "::1"] {
+            let (socket, closed) = rig(address);
+            let own = socket.local_addr().unwrap();
+            let mut buffer = [0; 33];
+            for number in 0..10 {
+                socket.send_to(b"x", closed).unwrap();
+                assert_eq!(socket.send_to(&[number], own).unwrap_err().kind(), REFUSED);
+                assert_eq!(socket.send_to(&[number], own).unwrap(), 1);
+                despite(|| socket.send_to(b"x", closed)).unwrap();
+                assert_eq!(despite(|| socket.recv(&mut buffer)).unwrap(), 1);
+                assert_eq!(buffer[0], number);
+                for _ in 0..2 {
+                    assert!(take(&socket, &mut buffer).unwrap().is_port_unreachable);
+                }
+                assert_eq!(socket.recv(&mut buffer).unwrap_err().kind(), ErrorKind::WouldBlock);
+            }
+        }
+    }
+
+    const REFUSED: ErrorKind = ErrorKind::ConnectionRefused;
+}
