@@ -43,7 +43,7 @@ fn ten_thousand_half_open_connections_of_a_user_keep_no_place_of_root() {
 fn daemon_without_a_descriptor_left_still_answers_root() {
     let daemon = Daemon::start();
     daemon.ask(&["status"]);
-    let first_free = (0..1024).find(|n| !daemon.descriptor(*n).exists()).unwrap();
+    let first_free = daemon.first_free();
     let pid = daemon.child.id().to_string();
     let limit = format!("--nofile={first_free}");
     let limited = Command::new("prlimit").args(["--pid", &pid, &limit]).output().unwrap();
@@ -109,6 +109,20 @@ impl Daemon {
         let socket = self.machine.directory().join("control.sock");
         command.arg("crowd").arg("--socket").arg(socket).args(arguments).uid(NOBODY).gid(NOBODY);
         command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap()
+    }
+
+    /// The lowest number that the daemon has no descriptor for, once it has closed what it opened for
+    /// a moment.
+    fn first_free(&self) -> u32 {
+        let look = || (0..1024).find(|number| !self.descriptor(*number).exists()).unwrap();
+        let looks = || {
+            [(); 5].map(|()| {
+                std::thread::sleep(std::time::Duration::from_millis(50));
+                look()
+            })
+        };
+        let same = |looks: &[u32; 5]| looks.iter().all(|look| *look == looks[0]);
+        std::iter::repeat_with(looks).take(40).find(same).expect("it rests")[0]
     }
 
     fn descriptor(&self, number: u32) -> PathBuf {
