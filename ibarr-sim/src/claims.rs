@@ -335,8 +335,9 @@ impl World {
     /// Nothing grows beyond what is asked.
     pub(crate) fn check_bounds(&mut self, id: Id, daemon: &Daemon) {
         let node = daemon.core.node();
+        let held_for = HELD + self.slept_lately(Some(id), before(self.now, HELD));
         let called = self.claims.called.entry(id).or_default();
-        while called.front().is_some_and(|&at| at < before(self.now, HELD)) {
+        while called.front().is_some_and(|&at| at < before(self.now, held_for)) {
             called.pop_front();
         }
         let (client, held) = (node.client().load(), node.local_service().load().held);

@@ -128,13 +128,13 @@ impl World {
                 let time = self.dice.within(secs(1)..secs(30));
                 let until = self.trouble(id, "suspended", time);
                 self.machines[id].troubles.suspended = until;
-                self.machines[id].troubles.slept = (until, time);
+                self.machines[id].troubles.sleep(self.now, time);
             }
             Fault::Stalled => {
                 let time = self.dice.within(ms(5)..ms(2500));
                 let until = self.trouble(id, "not run", time);
                 self.machines[id].troubles.stalled = until;
-                self.machines[id].troubles.slept = (until, time);
+                self.machines[id].troubles.sleep(self.now, time);
             }
             Fault::Cut => {
                 let time = self.dice.within(ms(100)..secs(20));

@@ -102,7 +102,8 @@ pub(crate) struct Troubles {
     pub(crate) nudges_fail: Instant,
     pub(crate) no_sockets: Instant,
     pub(crate) rtnetlink_loses: Instant,
-    /// The last time that the daemon did not run for a while: how old what it says may be.
+    /// Until when the daemon last did not run, and for how long in all in the minute before it and
+    /// since: so much older what it says may be.
     pub(crate) slept: (Instant, Duration),
 }
 
@@ -299,6 +300,13 @@ impl Troubles {
             rtnetlink_loses: long_ago,
             slept: (long_ago, Duration::ZERO),
         }
+    }
+
+    /// The daemon does not run for `time`.
+    pub(crate) fn sleep(&mut self, now: Instant, time: Duration) {
+        let (until, slept) = self.slept;
+        let lately = if until + Duration::from_mins(1) >= now { slept } else { Duration::ZERO };
+        self.slept = (until.max(now + time), lately + time);
     }
 }
 
