@@ -395,7 +395,8 @@ mod tests {
         assert_eq!(config.responder, bpf::Settings::default());
         // Every key is there: without its "key =" a line of the default's rendering would differ.
         let keys = text.lines().filter(|line| !line.starts_with('#') && line.contains(" = "));
-        assert_eq!(keys.count(), 32);
+        assert_eq!(keys.count(), 33);
+        assert_eq!((config.inform, default.inform), (false, false));
         assert_eq!((config.snapshot, default.snapshot), (None, None));
         assert_eq!(config.paths, default.paths);
         assert_eq!(config.paths, paths::Config::default());
