@@ -5,13 +5,13 @@ use core::num::NonZeroU32;
 
 /// Index of a network device in one network namespace (`ifindex` in rtnetlink, host byte order).
 ///
-/// Zero means "none" to the kernel and cannot be built. Indices start again when a namespace is
-/// made, and the kernel may give a freed one to another device.
+/// Zero means "none" to the kernel and cannot be built. Each new namespace counts from 1 again, and
+/// the kernel may give the index of a removed device to another one.
 #[derive(Clone, Copy, Debug, Eq, Hash, Ord, PartialEq, PartialOrd)]
 pub struct IfIndex(NonZeroU32);
 
 impl IfIndex {
-    /// The lowest, that of the loopback interface.
+    /// The lowest index, that of the loopback interface.
     pub const MIN: Self = Self(NonZeroU32::MIN);
 
     /// `None` if `index` is zero.
@@ -22,7 +22,7 @@ impl IfIndex {
         }
     }
 
-    /// The kernel's number for it.
+    /// The number as the kernel writes it.
     pub const fn get(self) -> u32 {
         self.0.get()
     }

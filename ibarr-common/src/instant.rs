@@ -4,7 +4,7 @@ use core::fmt;
 use core::ops::{Add, AddAssign};
 use core::time::Duration;
 
-/// A point in time: nanoseconds of `CLOCK_BOOTTIME`, which goes on during suspend and is what BPF
+/// A point in time: nanoseconds of `CLOCK_BOOTTIME`, which continues during suspend and which BPF
 /// programs read with `bpf_ktime_get_boot_ns`.
 ///
 /// All arithmetic saturates: 2⁶⁴ ns are 584 years.
@@ -12,10 +12,10 @@ use core::time::Duration;
 pub struct Instant(u64);
 
 impl Instant {
-    /// The moment the machine was booted.
+    /// The boot of the machine.
     pub const BOOT: Self = Self(0);
 
-    /// From nanoseconds since boot.
+    /// Takes nanoseconds since boot.
     pub const fn from_nanos(nanos: u64) -> Self {
         Self(nanos)
     }

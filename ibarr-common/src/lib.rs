@@ -3,13 +3,13 @@
 //! InfiniBand types and wire formats, shared by the ibarr daemon, its sans-IO cores and its BPF
 //! programs.
 //!
-//! * [`ib`]: the InfiniBand specification's values as types that cannot hold an illegal one;
+//! * [`ib`]: values of the InfiniBand specification, as types that hold only legal values;
 //! * [`wire`]: every message format, as a *layout* type (`…Wire`, any bytes) and a *value* type
 //!   (only legal messages);
 //! * [`map`]: the BPF maps that the daemon and the BPF programs share;
-//! * [`IfIndex`], [`Instant`]: what the kernel calls a network device, and the one clock.
+//! * [`IfIndex`], [`Instant`]: the kernel's number of a network device, and the one clock.
 //!
-//! No allocation, no I/O, no clock, no panic: the same code runs in the kernel.
+//! No allocation, no I/O, no clock, no panic: BPF programs in the kernel use the same code.
 
 #![no_std]
 #![forbid(unsafe_code)]

@@ -6,10 +6,10 @@ use core::str::FromStr;
 
 /// The kernel's name of an RDMA device, such as `mlx5_0`: 1 to 64 printable ASCII characters.
 ///
-/// It is also the name of a directory, so that `/`, `.` and `..` are none.
+/// sysfs has a directory of this name, so it contains no `/` and is neither `.` nor `..`.
 #[derive(Clone, Copy, Eq, Hash, Ord, PartialEq, PartialOrd)]
 pub struct DeviceName {
-    /// Zeros behind the name.
+    /// Padded with zeros.
     octets: [u8; Self::MAX_LEN],
 }
 
@@ -17,8 +17,8 @@ impl DeviceName {
     /// `LS_DEVICE_NAME_MAX` of `rdma/rdma_netlink.h`, `IB_DEVICE_NAME_MAX` of the kernel.
     pub const MAX_LEN: usize = 64;
 
-    /// From a field of the kernel's: the name ends before the first NUL, if there is one. What
-    /// follows it is ignored. `None` if that is no name.
+    /// Reads a field of the kernel: the name ends before the first NUL, if there is one, and what
+    /// follows is ignored. `None` if the rest is not a legal name.
     pub fn from_field(field: &[u8; Self::MAX_LEN]) -> Option<Self> {
         let name = field.split(|&octet| octet == 0).next()?;
         let is_name = !matches!(name, b"" | b"." | b"..")
@@ -31,15 +31,15 @@ impl DeviceName {
         Some(Self { octets })
     }
 
-    /// The field of 64 bytes, zeros behind the name.
+    /// The field of 64 bytes: the name, then zeros.
     pub const fn field(self) -> [u8; Self::MAX_LEN] {
         self.octets
     }
 
-    /// The name.
+    /// The name without padding.
     pub fn as_str(&self) -> &str {
         let name = self.octets.split(|&octet| octet == 0).next().unwrap_or_default();
-        // ASCII, see `from_field`.
+        // ASCII only: `from_field` refuses anything else.
         core::str::from_utf8(name).unwrap_or_default()
     }
 }
@@ -67,7 +67,7 @@ impl FromStr for DeviceName {
     }
 }
 
-/// A text that is not a [`DeviceName`].
+/// Error: a text is not a [`DeviceName`].
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub struct ParseDeviceNameError;
 
@@ -84,7 +84,7 @@ impl core::error::Error for ParseDeviceNameError {}
 pub struct PortNum(NonZeroU8);
 
 impl PortNum {
-    /// `None` for 0, a switch's management port, and for 255: no device has so many.
+    /// `None` for 0, a switch's management port, and for 255, because no device has so many ports.
     pub const fn new(number: u8) -> Option<Self> {
         match NonZeroU8::new(number) {
             Some(number) if number.get() != u8::MAX => Some(Self(number)),
@@ -92,7 +92,7 @@ impl PortNum {
         }
     }
 
-    /// Its number.
+    /// The port number, 1 to 254.
     pub const fn get(self) -> u8 {
         self.0.get()
     }
@@ -125,7 +125,7 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_name_a_device_is_refused() {
+    fn illegal_device_names_are_refused() {
         let long = "x".repeat(65);
         for text in ["", ".", "..", "a/b", "a b", "a\0b", "a\n", "gerät", &long] {
             assert_eq!(text.parse::<DeviceName>(), Err(ParseDeviceNameError), "{text:?}");

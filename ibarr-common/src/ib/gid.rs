@@ -10,7 +10,7 @@ use super::Lid;
 /// (IBA vol. 1 §4.1.1).
 ///
 /// The reserved all-zero GID and multicast GIDs (first byte 0xff) do not name a port and cannot be
-/// built. Written and read as an IPv6 address, as the specification does.
+/// built. Text form is that of an IPv6 address, as in the specification.
 #[derive(Clone, Copy, Eq, Hash, Ord, PartialEq, PartialOrd)]
 pub struct Gid([u8; 16]);
 
@@ -23,25 +23,26 @@ impl Gid {
         Some(Self(octets))
     }
 
-    /// The 16 bytes as they stand on the wire.
+    /// The 16 bytes as on the wire.
     pub const fn octets(self) -> [u8; 16] {
         self.0
     }
 
-    /// The upper 64 bits.
+    /// The upper 64 bits of the GID.
     pub const fn subnet_prefix(self) -> SubnetPrefix {
         SubnetPrefix((u128::from_be_bytes(self.0) >> 64) as u64)
     }
 
-    /// The lower 64 bits.
+    /// The lower 64 bits of the GID.
     #[expect(clippy::cast_possible_truncation, reason = "the lower 64 bits are wanted")]
     pub const fn guid(self) -> Guid {
         Guid(u128::from_be_bytes(self.0) as u64)
     }
 
-    /// The floating LID that a router routes by instead of this GID, if it carries one: a site-local
-    /// GID, fec0:0000::/32, whose next 16 bits name it and whose further 16 bits are the number of
-    /// the subnet (as UCX reads them, `gid_extract_flid` in src/uct/ib).
+    /// The floating LID in this GID, if it carries one: a router forwards by it instead of by the
+    /// GID. Such a GID is site-local, fec0:0000::/32; the next 16 bits are the floating LID, and
+    /// the 16 bits after those are the subnet number (as UCX reads them, `gid_extract_flid` in
+    /// src/uct/ib).
     pub const fn flid(self) -> Option<Lid> {
         let [0xfe, 0xc0, 0, 0, high, low, ..] = self.0 else { return None };
         match Lid::new(u16::from_be_bytes([high, low])) {
@@ -50,7 +51,7 @@ impl Gid {
         }
     }
 
-    /// The number of the subnet, in a GID with a [`Self::flid`].
+    /// The subnet number in a GID that has a [`Self::flid`].
     pub const fn flid_subnet(self) -> Option<u16> {
         match self.flid() {
             Some(_) => Some(u16::from_be_bytes([self.0[6], self.0[7]])),
@@ -105,15 +106,15 @@ impl core::error::Error for ParseGidError {}
 pub struct SubnetPrefix(u64);
 
 impl SubnetPrefix {
-    /// fe80::/64, what a subnet has until its administrator gives it another.
+    /// fe80::/64, the prefix of a subnet until its administrator configures another.
     pub const DEFAULT: Self = Self(0xfe80_0000_0000_0000);
 
-    /// From its number.
+    /// Takes the prefix as a number.
     pub const fn new(prefix: u64) -> Self {
         Self(prefix)
     }
 
-    /// Its number.
+    /// The prefix as a number.
     pub const fn get(self) -> u64 {
         self.0
     }
@@ -130,12 +131,12 @@ impl fmt::Display for SubnetPrefix {
 pub struct Guid(u64);
 
 impl Guid {
-    /// From its number.
+    /// Takes the GUID as a number.
     pub const fn new(guid: u64) -> Self {
         Self(guid)
     }
 
-    /// Its number.
+    /// The GUID as a number.
     pub const fn get(self) -> u64 {
         self.0
     }
@@ -156,7 +157,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn halves_of_a_gid() {
+    fn gid_splits_into_subnet_prefix_and_guid() {
         let gid: Gid = "fe80::2:c903:0:201".parse().unwrap();
         assert_eq!(gid.subnet_prefix(), SubnetPrefix::DEFAULT);
         assert_eq!(gid.guid(), Guid::new(0x0002_c903_0000_0201));
@@ -165,7 +166,7 @@ mod tests {
     }
 
     #[test]
-    fn flid_is_read_from_a_site_local_gid_and_no_other() {
+    fn only_site_local_gids_carry_a_flid() {
         let flid = |gid: &str| {
             let gid: Gid = gid.parse().unwrap();
             (gid.flid().map(Lid::get), gid.flid_subnet())
@@ -177,7 +178,7 @@ mod tests {
     }
 
     #[test]
-    fn what_does_not_name_a_port_is_refused() {
+    fn gids_that_name_no_port_are_refused() {
         assert_eq!("::".parse::<Gid>(), Err(ParseGidError::NotAPort));
         assert_eq!("ff12::1".parse::<Gid>(), Err(ParseGidError::NotAPort));
         assert_eq!("10.0.0.1".parse::<Gid>(), Err(ParseGidError::NotAGid));

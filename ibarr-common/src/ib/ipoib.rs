@@ -4,8 +4,8 @@ use core::fmt;
 
 use super::Gid;
 
-/// The hardware address of an IPoIB interface (RFC 4391 §9.1.1): one byte of flags, 24 bits of
-/// QPN, 16 bytes of GID, 20 bytes in all.
+/// The hardware address of an IPoIB interface (RFC 4391 §9.1.1): one byte of flags, 24 bits of QPN,
+/// 16 bytes of GID; 20 bytes in all.
 #[derive(Clone, Copy, Debug, Eq, Hash, PartialEq)]
 pub struct IpoibHwAddr {
     flags: u8,
@@ -14,10 +14,10 @@ pub struct IpoibHwAddr {
 }
 
 impl IpoibHwAddr {
-    /// Bytes of the address, `addr_len` of the network device.
+    /// Length in bytes, `addr_len` of the network device.
     pub const LEN: usize = 20;
 
-    /// `None` if `octets` are not 20 bytes or hold no GID of a port, as on an interface that the
+    /// `None` if `octets` are not 20 bytes or do not hold a port's GID, as on an interface that the
     /// subnet manager has not yet brought up.
     pub fn parse(octets: &[u8]) -> Option<Self> {
         let octets: &[u8; Self::LEN] = octets.try_into().ok()?;
@@ -26,7 +26,7 @@ impl IpoibHwAddr {
         Some(Self { flags, qpn: Qpn::from_octets(*qpn), gid: Gid::new(gid.try_into().ok()?)? })
     }
 
-    /// The 20 bytes as they stand in `IFLA_ADDRESS` and in ARP.
+    /// The 20 bytes as in `IFLA_ADDRESS` and in ARP.
     pub fn octets(self) -> [u8; Self::LEN] {
         let mut octets = [0; Self::LEN];
         octets[0] = self.flags;
@@ -35,7 +35,7 @@ impl IpoibHwAddr {
         octets
     }
 
-    /// Whether the interface can do connected mode (RFC 4755 §3.1, the upper bit of the flags).
+    /// Whether the interface supports connected mode (RFC 4755 §3.1, the upper bit of the flags).
     pub const fn is_connected_mode_capable(self) -> bool {
         self.flags & 0x80 != 0
     }
@@ -52,7 +52,7 @@ impl IpoibHwAddr {
 }
 
 impl fmt::Display for IpoibHwAddr {
-    /// As `ip link` prints it.
+    /// The notation of `ip link`.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let octets = self.octets();
         let (first, rest) = (octets[0], &octets[1..]);
@@ -66,11 +66,11 @@ impl fmt::Display for IpoibHwAddr {
 pub struct Qpn(u32);
 
 impl Qpn {
-    /// Subnet management (IBA vol. 1 §13.5.1): packets to it need no port state, and travel on VL 15.
+    /// Subnet management (IBA vol. 1 §13.5.1). Packets to it travel on VL 15 in any port state.
     pub const SMI: Self = Self(0);
     /// General services: SA, performance and connection management.
     pub const GSI: Self = Self(1);
-    /// Where multicast goes.
+    /// The destination QPN of multicast packets.
     pub const MULTICAST: Self = Self(0x00ff_ffff);
 
     /// `None` above 24 bits.
@@ -81,17 +81,17 @@ impl Qpn {
         Some(Self(qpn))
     }
 
-    /// Its number.
+    /// The number, at most 24 bits.
     pub const fn get(self) -> u32 {
         self.0
     }
 
-    /// From the 3 bytes it is on the wire.
+    /// From the 3 bytes on the wire.
     pub const fn from_octets([high, middle, low]: [u8; 3]) -> Self {
         Self(u32::from_be_bytes([0, high, middle, low]))
     }
 
-    /// The 3 bytes as they stand on the wire.
+    /// The 3 bytes on the wire.
     pub const fn octets(self) -> [u8; 3] {
         let [_, high, middle, low] = self.0.to_be_bytes();
         [high, middle, low]
@@ -106,14 +106,14 @@ mod tests {
 
     use super::*;
 
-    /// `ip link show ib0` on a Debian 12 guest.
+    /// From `ip link show ib0` on a Debian 12 guest.
     const IB0: [u8; 20] = [
         0x80, 0x00, 0x01, 0x40, 0xfe, 0x80, 0, 0, 0, 0, 0, 0, 0x00, 0x02, 0xc9, 0x03, 0x00, 0x00,
         0x02, 0x01,
     ];
 
     #[test]
-    fn parts_of_a_hardware_address() {
+    fn hardware_address_splits_into_its_fields() {
         let hwaddr = IpoibHwAddr::parse(&IB0).unwrap();
         assert!(hwaddr.is_connected_mode_capable());
         assert_eq!(Some(hwaddr.qpn()), Qpn::new(0x140));
@@ -126,7 +126,7 @@ mod tests {
     }
 
     #[test]
-    fn an_address_of_another_length_or_without_a_gid_is_refused() {
+    fn addresses_of_wrong_length_or_without_gid_are_refused() {
         assert_eq!(IpoibHwAddr::parse(&IB0[..19]), None);
         assert_eq!(IpoibHwAddr::parse(&[0x80; 6]), None);
         assert_eq!(IpoibHwAddr::parse(&[]), None);

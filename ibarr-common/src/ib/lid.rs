@@ -2,19 +2,20 @@
 
 use core::fmt;
 
-/// A local identifier, 16 bits: where a packet goes within its subnet (IBA vol. 1 §4.1.3).
+/// A local identifier, 16 bits: switches forward a packet by it within its subnet (IBA vol. 1
+/// §4.1.3).
 ///
-/// 0 is reserved and cannot be built. Without a LID a port is reached by directed route alone,
-/// under [`Lid::PERMISSIVE`].
+/// 0 is reserved and cannot be built. A port without a LID is reached by directed route only,
+/// addressed to [`Lid::PERMISSIVE`].
 #[derive(Clone, Copy, Debug, Eq, Hash, Ord, PartialEq, PartialOrd)]
 pub struct Lid(u16);
 
 impl Lid {
-    /// Means the port that gets it, whichever it is.
+    /// Addresses the port that receives the packet, whatever its LID.
     pub const PERMISSIVE: Self = Self(0xffff);
-    /// The highest that a port can have.
+    /// The highest LID of a port.
     pub const MAX_UNICAST: Self = Self(0xbfff);
-    /// The first of a multicast group.
+    /// The lowest LID of a multicast group.
     pub const FIRST_MULTICAST: Self = Self(0xc000);
 
     /// `None` for 0.
@@ -25,17 +26,17 @@ impl Lid {
         Some(Self(lid))
     }
 
-    /// Its number.
+    /// The number, 1 to 0xffff.
     pub const fn get(self) -> u16 {
         self.0
     }
 
-    /// Whether it names one port.
+    /// Whether this LID names one port.
     pub const fn is_unicast(self) -> bool {
         self.0 <= Self::MAX_UNICAST.0
     }
 
-    /// Whether it names a multicast group.
+    /// Whether this LID names a multicast group.
     pub const fn is_multicast(self) -> bool {
         !self.is_unicast() && self.0 != Self::PERMISSIVE.0
     }
@@ -52,7 +53,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn lids_are_of_three_kinds() {
+    fn lid_is_unicast_multicast_or_permissive() {
         assert_eq!(Lid::new(0), None);
         let kind = |lid| {
             let lid = Lid::new(lid).unwrap();

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 
-//! The InfiniBand specification's values: [`Gid`], [`Guid`], [`SubnetPrefix`], [`IpoibHwAddr`],
+//! Values of the InfiniBand specification: [`Gid`], [`Guid`], [`SubnetPrefix`], [`IpoibHwAddr`],
 //! [`Lid`], [`Qpn`], [`DeviceName`], [`PortNum`], [`PKey`], [`ServiceId`], [`QosClass`],
-//! [`PathRecord`] and what stands in one: [`Sl`], [`FlowLabel`], [`Mtu`], [`Rate`],
+//! [`PathRecord`], and the fields of a path record: [`Sl`], [`FlowLabel`], [`Mtu`], [`Rate`],
 //! [`PacketLifeTime`].
 
 mod device;

@@ -2,16 +2,16 @@
 
 use core::fmt;
 
-/// Partition key, 16 bits (IBA vol. 1 §10.9): the upper bit is full membership, the others
-/// name the partition.
+/// Partition key, 16 bits (IBA vol. 1 §10.9): the upper bit means full membership, the others name
+/// the partition.
 #[derive(Clone, Copy, Debug, Eq, Hash, Ord, PartialEq, PartialOrd)]
 pub struct PKey(u16);
 
 impl PKey {
-    /// The default partition as its full members have it.
+    /// The key of full members of the default partition.
     pub const DEFAULT: Self = Self(0xffff);
 
-    /// `None` if it names partition 0, which is none.
+    /// `None` for partition 0, which is not a legal partition.
     pub const fn new(pkey: u16) -> Option<Self> {
         if pkey << 1 == 0 {
             return None;
@@ -19,7 +19,7 @@ impl PKey {
         Some(Self(pkey))
     }
 
-    /// Its number, with the membership bit.
+    /// The number, with the membership bit.
     pub const fn get(self) -> u16 {
         self.0
     }
@@ -31,17 +31,17 @@ impl fmt::Display for PKey {
     }
 }
 
-/// What a connection is for, 64 bits (IBA vol. 1 Annex A3).
+/// Service ID, 64 bits (IBA vol. 1 Annex A3): the service that a connection is for.
 #[derive(Clone, Copy, Debug, Eq, Hash, Ord, PartialEq, PartialOrd)]
 pub struct ServiceId(u64);
 
 impl ServiceId {
-    /// From its number.
+    /// Takes the ID as a number.
     pub const fn new(service_id: u64) -> Self {
         Self(service_id)
     }
 
-    /// Its number.
+    /// The ID as a number.
     pub const fn get(self) -> u64 {
         self.0
     }
@@ -53,7 +53,7 @@ impl fmt::Display for ServiceId {
     }
 }
 
-/// Class of service that a path is wanted for, 12 bits (IBA vol. 1 Annex A13).
+/// Class of service that a path is requested for, 12 bits (IBA vol. 1 Annex A13).
 #[derive(Clone, Copy, Debug, Eq, Hash, Ord, PartialEq, PartialOrd)]
 pub struct QosClass(u16);
 
@@ -66,13 +66,13 @@ impl QosClass {
         Some(Self(qos_class))
     }
 
-    /// Its number.
+    /// The number, at most 12 bits.
     pub const fn get(self) -> u16 {
         self.0
     }
 }
 
-/// Service level, 4 bits: which queue a packet travels in (IBA vol. 1 §7.6).
+/// Service level, 4 bits: selects the queue in which a packet travels (IBA vol. 1 §7.6).
 #[derive(Clone, Copy, Debug, Default, Eq, Hash, Ord, PartialEq, PartialOrd)]
 pub struct Sl(u8);
 
@@ -85,12 +85,12 @@ impl Sl {
         Some(Self(sl))
     }
 
-    /// The lower 4 bits, whatever the others are.
+    /// The lower 4 bits; the others are ignored.
     pub const fn from_low_bits(bits: u8) -> Self {
         Self(bits & 0x0f)
     }
 
-    /// Its number.
+    /// The number, 0 to 15.
     pub const fn get(self) -> u8 {
         self.0
     }
@@ -107,12 +107,12 @@ impl fmt::Display for Sl {
 pub struct FlowLabel(u32);
 
 impl FlowLabel {
-    /// The lower 20 bits, whatever the others are.
+    /// The lower 20 bits; the others are ignored.
     pub const fn from_low_bits(bits: u32) -> Self {
         Self(bits & 0x000f_ffff)
     }
 
-    /// Its number.
+    /// The number, at most 20 bits.
     pub const fn get(self) -> u32 {
         self.0
     }
@@ -124,22 +124,22 @@ impl fmt::Display for FlowLabel {
     }
 }
 
-/// Code of the longest packet, 6 bits (IBA vol. 1 §15.2.5.16).
+/// Code of the maximum packet payload, 6 bits (IBA vol. 1 §15.2.5.16).
 #[derive(Clone, Copy, Debug, Eq, Hash, Ord, PartialEq, PartialOrd)]
 pub struct Mtu(u8);
 
 impl Mtu {
-    /// The lower 6 bits, whatever the others are.
+    /// The lower 6 bits; the others are ignored.
     pub const fn from_low_bits(bits: u8) -> Self {
         Self(bits & 0x3f)
     }
 
-    /// The code.
+    /// The code, see [`Self::bytes`].
     pub const fn get(self) -> u8 {
         self.0
     }
 
-    /// `None` if the code means nothing.
+    /// The payload in bytes; `None` for an undefined code.
     pub const fn bytes(self) -> Option<u16> {
         match self.0 {
             code @ 1..=5 => Some(128 << code),
@@ -148,22 +148,23 @@ impl Mtu {
     }
 }
 
-/// Code of the fastest injection, 6 bits (IBA vol. 1 §15.2.5.16).
+/// Code of the maximum injection rate, 6 bits (IBA vol. 1 §15.2.5.16).
 #[derive(Clone, Copy, Debug, Eq, Hash, Ord, PartialEq, PartialOrd)]
 pub struct Rate(u8);
 
 impl Rate {
-    /// The lower 6 bits, whatever the others are.
+    /// The lower 6 bits; the others are ignored.
     pub const fn from_low_bits(bits: u8) -> Self {
         Self(bits & 0x3f)
     }
 
-    /// The code.
+    /// The code, see [`Self::half_gigabits`].
     pub const fn get(self) -> u8 {
         self.0
     }
 
-    /// In 0.5 Gbit/s, so that all are whole; `None` if the code means nothing.
+    /// The rate in units of 0.5 Gbit/s, so that every rate is a whole number; `None` for an
+    /// undefined code.
     pub const fn half_gigabits(self) -> Option<u16> {
         Some(match self.0 {
             2 => 5,
@@ -193,32 +194,31 @@ impl Rate {
     }
 }
 
-/// Code of the longest time that a packet is on its way, 6 bits (IBA vol. 1 §15.2.5.16).
+/// Code of the maximum time that a packet takes to its destination, 6 bits (IBA vol. 1 §15.2.5.16).
 #[derive(Clone, Copy, Debug, Eq, Hash, Ord, PartialEq, PartialOrd)]
 pub struct PacketLifeTime(u8);
 
 impl PacketLifeTime {
-    /// The lower 6 bits, whatever the others are.
+    /// The lower 6 bits; the others are ignored.
     pub const fn from_low_bits(bits: u8) -> Self {
         Self(bits & 0x3f)
     }
 
-    /// The code: the time is 4.096 µs times 2 to this power.
+    /// The code: the time is 4.096 µs times 2 to the power of the code.
     pub const fn get(self) -> u8 {
         self.0
     }
 }
 
-/// What the SA says of a path, as it stands in a MAD (IBA vol. 1 §15.2.5.16): 64 bytes, passed on
-/// and never changed.
+/// A path record of the SA as in a MAD (IBA vol. 1 §15.2.5.16): 64 bytes, passed on unchanged.
 #[derive(Clone, Copy, Eq, Hash, Ord, PartialEq, PartialOrd)]
 pub struct PathRecord([u8; Self::LEN]);
 
 impl PathRecord {
-    /// Bytes of the attribute.
+    /// Length of the attribute in bytes.
     pub const LEN: usize = 64;
 
-    /// From the bytes of the attribute.
+    /// Takes the bytes of the attribute.
     pub const fn from_octets(octets: [u8; Self::LEN]) -> Self {
         Self(octets)
     }
@@ -242,7 +242,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn partition_zero_is_none_with_either_membership() {
+    fn partition_zero_is_refused_with_either_membership_bit() {
         assert_eq!(PKey::new(0), None);
         assert_eq!(PKey::new(0x8000), None);
         assert_eq!(PKey::new(0x8001).map(PKey::get), Some(0x8001));

@@ -4,22 +4,22 @@ use core::ops::Sub;
 
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
-/// Who counts: the index in the map of counters.
+/// The program that counts; its number is the index in the map of counters.
 #[derive(Clone, Copy, Debug, Eq, Hash, PartialEq)]
 pub enum Program {
-    /// tc ingress.
+    /// The tc ingress program.
     Tc = 0,
-    /// XDP.
+    /// The XDP program.
     Xdp = 1,
-    /// The socket filter on the daemon's own sockets.
+    /// The filter on the daemon's own sockets.
     Guard = 2,
 }
 
 impl Program {
-    /// All of them.
+    /// Every program.
     pub const ALL: [Self; 3] = [Self::Tc, Self::Xdp, Self::Guard];
 
-    /// Index in the map of counters.
+    /// The index in the map of counters.
     pub const fn index(self) -> u32 {
         self as u32
     }
@@ -27,8 +27,8 @@ impl Program {
 
 macro_rules! reasons {
     ($($(#[doc = $doc:literal])+ $field:ident $variant:ident;)+) => {
-        /// What became of a packet that may be a query. Packets that cannot be one by their
-        /// protocol, length or port are not counted.
+        /// Result for a packet that may be a query. Packets whose protocol, length or port rules
+        /// that out are not counted.
         #[derive(Clone, Copy, Debug, Eq, Hash, PartialEq)]
         #[repr(u32)]
         pub enum Reason {
@@ -36,10 +36,10 @@ macro_rules! reasons {
         }
 
         impl Reason {
-            /// All of them, in the order of [`Counters`].
+            /// Every reason, in the order of the fields of [`Counters`].
             pub const ALL: [Self; [$(Self::$variant),+].len()] = [$(Self::$variant),+];
 
-            /// The name of its counter.
+            /// The name of the counter in [`Counters`].
             pub const fn name(self) -> &'static str {
                 match self {
                     $(Self::$variant => stringify!($field),)+
@@ -47,7 +47,7 @@ macro_rules! reasons {
             }
         }
 
-        /// Packets by what became of them, of one program on one CPU.
+        /// Packets by result, of one program on one CPU.
         #[derive(
             Clone, Copy, Debug, Default, Eq, FromBytes, Immutable, IntoBytes, KnownLayout, PartialEq,
         )]
@@ -57,7 +57,7 @@ macro_rules! reasons {
         }
 
         impl Counters {
-            /// How many there were for `reason`.
+            /// The number of packets with the result `reason`.
             pub const fn of(&self, reason: Reason) -> u64 {
                 match reason {
                     $(Reason::$variant => self.$field,)+
@@ -68,42 +68,42 @@ macro_rules! reasons {
 }
 
 reasons! {
-    /// Answered (tc, XDP), or passed to user space (guard).
+    /// Answered (tc, XDP), or passed to the daemon (guard).
     answered Answered;
-    /// The daemon's lease is over.
+    /// The daemon's lease has ended.
     lease_over LeaseOver;
-    /// The interface is not one to answer on.
+    /// Answering is switched off on this interface.
     interface_off InterfaceOff;
     /// Not addressed to this host at the link layer.
     other_host OtherHost;
-    /// In a VLAN.
+    /// Has a VLAN tag.
     vlan Vlan;
-    /// An IP header with options, of a fragment, or broken.
+    /// The IP header has options, belongs to a fragment, or is malformed.
     ip_header IpHeader;
-    /// A UDP header that does not fit the datagram.
+    /// The UDP header does not fit the datagram.
     udp_header UdpHeader;
-    /// The UDP checksum is wrong, or absent over IPv6, or not yet filled in.
+    /// The UDP checksum is wrong, missing over IPv6, or not yet filled in.
     checksum Checksum;
-    /// Not a query.
+    /// Not a legal query.
     malformed Malformed;
-    /// Asks for another address than it is sent to.
+    /// Asks for another address than its destination.
     destination Destination;
-    /// From a source that no one may ask from: not unicast, loopback, ours, port 0.
+    /// The source cannot ask: not unicast, loopback, one of this node's addresses, or port 0.
     source Source;
-    /// From a source that `allow` does not hold.
+    /// The source is not in `allow`.
     not_allowed NotAllowed;
     /// The address is not in the GID cache.
     unknown Unknown;
-    /// The entry was being replaced.
+    /// The entry was being replaced while the program read it.
     replaced Replaced;
-    /// The way back leaves by another interface, or is not known.
+    /// The route back leaves by another interface, or is unknown.
     no_route NoRoute;
-    /// The kernel could not make room for the reply.
+    /// The kernel had no room for the reply.
     no_room NoRoom;
 }
 
 impl Counters {
-    /// The sum over CPUs.
+    /// The sum over all CPUs.
     #[must_use]
     pub fn sum<'a>(per_cpu: impl IntoIterator<Item = &'a Self>) -> Self {
         per_cpu.into_iter().fold(Self::default(), |sum, one| sum.combine(*one, u64::wrapping_add))
@@ -122,7 +122,7 @@ impl Counters {
 impl Sub for Counters {
     type Output = Self;
 
-    /// What was counted since `earlier`.
+    /// The difference since `earlier`.
     fn sub(self, earlier: Self) -> Self {
         self.combine(earlier, u64::wrapping_sub)
     }

@@ -9,18 +9,18 @@ use super::{address, octets};
 use crate::ib::Gid;
 use crate::{IfIndex, Instant};
 
-/// An address, and the interface that gives it its meaning if it is link-local.
+/// An IP address, with the interface if the address is link-local.
 #[derive(Clone, Copy, Eq, FromBytes, Hash, Immutable, IntoBytes, KnownLayout, PartialEq)]
 #[repr(C)]
 pub struct GidKey {
-    /// See [`octets`].
+    /// In the form of [`octets`].
     pub address: [u8; 16],
     /// The ifindex for an IPv6 link-local address, else 0.
     pub scope: u32,
 }
 
 impl GidKey {
-    /// The key of `address` on `interface`.
+    /// The key of `address` as seen on `interface`.
     pub const fn new(address: IpAddr, interface: IfIndex) -> Self {
         let scope = match address {
             IpAddr::V6(address) if address.is_unicast_link_local() => interface.get(),
@@ -29,7 +29,7 @@ impl GidKey {
         Self { address: octets(address), scope }
     }
 
-    /// The address.
+    /// The address part of the key.
     pub const fn ip(&self) -> IpAddr {
         address(self.address)
     }
@@ -45,32 +45,32 @@ impl fmt::Debug for GidKey {
     }
 }
 
-/// An address of this node, and the GID that its peers are told, if it has one: all addresses of
-/// this node are here, because none of them may ask.
+/// An address of this node, and the GID that peers are told for it, if any. Every address of this
+/// node has an entry, because a query from such a source is never answered.
 ///
-/// An element of a hash without preallocation may be freed and filled again while a program that
-/// has found it reads it (`kernel/bpf/hashtab.c`, `htab_elem_free` since Linux 6.1), so that a
-/// program may see another element, or a mixture of two. It therefore copies the value and answers
-/// only if [`GidEntry::is_of`] says so.
+/// The kernel may free and refill an element of a hash without preallocation while a program reads
+/// it (`kernel/bpf/hashtab.c`, `htab_elem_free` since Linux 6.1). A program may then see another
+/// element, or a mixture of two. It therefore copies the value, and answers only if
+/// [`GidEntry::is_of`] is true.
 #[derive(Clone, Copy, Debug, Eq, FromBytes, Immutable, IntoBytes, KnownLayout, PartialEq)]
 #[repr(C)]
 pub struct GidEntry {
-    /// The key again.
+    /// Copy of the key.
     pub key: GidKey,
-    /// The interface that owns the address, 0 if none does.
+    /// The interface that has the address, or 0.
     pub ifindex: u32,
-    /// What peers are told, see [`Gid::octets`]; all zero: nothing.
+    /// The GID that peers are told, see [`Gid::octets`]; all zero if there is none.
     pub gid: [u8; 16],
-    /// See [`Origin`].
+    /// The number of an [`Origin`].
     pub origin: u32,
-    /// 0.
+    /// Always 0.
     pub reserved: u32,
     /// Ties key and GID together, see [`GidEntry::is_of`].
     pub check: u64,
 }
 
 impl GidEntry {
-    /// Of `key`, which `interface` owns.
+    /// The entry for `key`, an address of `interface`.
     pub fn new(key: GidKey, gid: Option<Gid>, interface: Option<IfIndex>, origin: Origin) -> Self {
         let gid = gid.map_or([0; 16], Gid::octets);
         Self {
@@ -83,16 +83,16 @@ impl GidEntry {
         }
     }
 
-    /// Whether this is the entry of `key`, and whole.
+    /// Whether this is the complete entry of `key`.
     ///
-    /// `check` is linear in the 64-bit words of key and GID with odd factors. Of two entries mixed
-    /// at one word it is therefore never right; of any other mixture, with a chance of 2⁻⁶⁴.
+    /// `check` is linear in the 64-bit words of key and GID, with odd factors. It therefore never
+    /// fits two entries mixed at one word; it fits any other mixture with probability 2⁻⁶⁴.
     #[inline]
     pub fn is_of(&self, key: &GidKey) -> bool {
         self.key == *key && self.check == check(key, &self.gid)
     }
 
-    /// Whether there is a GID to tell.
+    /// Whether there is a GID to tell a peer.
     #[inline]
     pub fn has_gid(&self) -> bool {
         self.gid != [0; 16]
@@ -104,7 +104,7 @@ fn check(key: &GidKey, gid: &[u8; 16]) -> u64 {
     let words = |octets: &[u8; 16]| -> [u64; 2] { zerocopy::transmute!(*octets) };
     let [key_0, key_1] = words(&key.address);
     let [gid_0, gid_1] = words(gid);
-    // Odd, otherwise arbitrary: the first digits of pi's fraction, made odd.
+    // Odd, otherwise arbitrary: the first digits of the fraction of pi, made odd.
     1u64.wrapping_add(key_0.wrapping_mul(0x243f_6a88_85a3_08d3))
         .wrapping_add(key_1.wrapping_mul(0x1319_8a2e_0370_7345))
         .wrapping_add(u64::from(key.scope).wrapping_mul(0xa409_3822_299f_31d1))
@@ -112,12 +112,12 @@ fn check(key: &GidKey, gid: &[u8; 16]) -> u64 {
         .wrapping_add(gid_1.wrapping_mul(0x4528_21e6_38d0_1377))
 }
 
-/// Where an entry comes from.
+/// The source of an entry.
 #[derive(Clone, Copy, Debug, Eq, Hash, PartialEq)]
 pub enum Origin {
-    /// An IPoIB interface of this node owns the address.
+    /// The address is configured on an IPoIB interface of this node.
     Local,
-    /// The configuration names it.
+    /// The daemon's configuration lists the address.
     Static,
 }
 
@@ -131,7 +131,7 @@ impl From<Origin> for u32 {
 }
 
 impl Origin {
-    /// `None` for a number that we did not write.
+    /// `None` for a number that this version does not define.
     pub const fn new(number: u32) -> Option<Self> {
         match number {
             1 => Some(Self::Local),
@@ -141,22 +141,21 @@ impl Origin {
     }
 }
 
-/// What a peer has told us: the daemon's cache, for people and for its next start.
-///
-/// The scope of its key is the interface that was asked by, 0 if that was left to routing.
+/// An answer of a peer: a copy of the daemon's cache, for `bpftool` and for the next daemon. The
+/// scope of its key is the interface that the query was sent on, or 0 if routing chose it.
 #[derive(Clone, Copy, Debug, Eq, FromBytes, Immutable, IntoBytes, KnownLayout, PartialEq)]
 #[repr(C)]
 pub struct LearnedGid {
-    /// See [`Gid::octets`].
+    /// In the form of [`Gid::octets`].
     pub gid: [u8; 16],
-    /// The address that the reply came from, see [`octets`].
+    /// The source address of the reply, in the form of [`octets`].
     pub source: [u8; 16],
-    /// See [`Instant::as_nanos`].
+    /// In the form of [`Instant::as_nanos`].
     pub expires_at: u64,
 }
 
 impl LearnedGid {
-    /// As learned from `source`.
+    /// The GID learned from `source`.
     pub const fn new(gid: Gid, source: IpAddr, expires_at: Instant) -> Self {
         Self { gid: gid.octets(), source: octets(source), expires_at: expires_at.as_nanos() }
     }
@@ -185,7 +184,7 @@ mod tests {
     }
 
     #[test]
-    fn whole_entry_answers_for_its_key_alone() {
+    fn entry_matches_only_its_own_key() {
         let here = entry("10.2.0.5", "fe80::1");
         let other = entry("10.2.0.6", "fe80::1");
         assert!(here.is_of(&here.key) && here.has_gid());
@@ -193,7 +192,7 @@ mod tests {
     }
 
     #[test]
-    fn an_address_of_ours_need_not_have_a_gid() {
+    fn entry_without_gid_is_valid() {
         let key = entry("10.2.0.5", "fe80::1").key;
         let entry = GidEntry::new(key, None, None, Origin::Local);
         assert!(entry.is_of(&key) && !entry.has_gid());
@@ -232,7 +231,7 @@ mod tests {
     }
 
     #[test]
-    fn origins_are_read_back() {
+    fn origins_survive_the_map() {
         for origin in [Origin::Local, Origin::Static] {
             assert_eq!(Origin::new(origin.into()), Some(origin));
         }

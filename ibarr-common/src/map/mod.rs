@@ -16,8 +16,8 @@
 //! | [`COUNTERS`] | per-CPU array | [`Program`] | [`Counters`] | written |
 //!
 //! Layouts are `repr(C)` in host byte order without padding; addresses are 16 octets in network
-//! order, IPv4 as `::ffff:a.b.c.d`. Fields are named for `bpftool map dump pinned`, which prints
-//! them. Whoever changes a layout, a key or the meaning of a field raises [`ABI_VERSION`].
+//! order, IPv4 as `::ffff:a.b.c.d`. `bpftool map dump pinned` prints the field names. A change of a
+//! layout, of a key or of a field's meaning requires a new [`ABI_VERSION`].
 
 mod counters;
 mod gid;
@@ -33,33 +33,33 @@ pub use responder::{
     Allow, AllowPrefix, Interface, Neighbour, NeighbourKey, ResponderCfg, Route, RoutePrefix,
 };
 
-/// Version of everything in this module. Pins live in a directory named for it.
+/// Version of everything in this module. The directory of pins has it in its name.
 pub const ABI_VERSION: u32 = 4;
 
-/// See [`GidEntry`].
+/// Hash of [`GidEntry`].
 pub const GID_CACHE: &str = "gid_cache";
-/// See [`OwnBit`].
+/// Array of words of [`OwnBit`]s.
 pub const OWN_BITS: &str = "own_bits";
-/// See [`LearnedGid`].
+/// Hash of [`LearnedGid`].
 pub const LEARNED_GIDS: &str = "learned_gids";
-/// See [`Interface`]: those whose ifindex is less than [`max_entries::INTERFACES`], which are nearly
-/// all. [`Interface::NONE`] is none.
+/// Array of [`Interface`], for each ifindex below [`max_entries::INTERFACES`], which are nearly
+/// all. An unused element is [`Interface::NONE`].
 pub const INTERFACES: &str = "interfaces";
-/// See [`Interface`]: the others. They are looked up in a hash, which costs a query as much as its
-/// address.
+/// Hash of [`Interface`], for all other ifindexes. A look-up here costs a query as much as the
+/// look-up of its address.
 pub const FAR_INTERFACES: &str = "far_interfaces";
-/// See [`Allow`].
+/// Trie of [`AllowPrefix`].
 pub const ALLOW: &str = "allow";
-/// See [`Neighbour`].
+/// Hash of [`Neighbour`].
 pub const NEIGHBOURS: &str = "neighbours";
-/// See [`Route`].
+/// Trie of [`RoutePrefix`].
 pub const ROUTES: &str = "routes";
-/// See [`ResponderCfg`].
+/// Array of one [`ResponderCfg`].
 pub const RESPONDER_CFG: &str = "responder_cfg";
-/// See [`Counters`].
+/// Per-CPU array of [`Counters`].
 pub const COUNTERS: &str = "counters";
 
-/// Every map. The kernel cuts names at 15 bytes.
+/// Every map. The kernel truncates names to 15 bytes.
 pub const NAMES: [&str; 10] = [
     GID_CACHE,
     OWN_BITS,
@@ -73,9 +73,9 @@ pub const NAMES: [&str; 10] = [
     COUNTERS,
 ];
 
-/// How many entries each map holds at most.
+/// The maximum number of entries of each map.
 pub mod max_entries {
-    /// Of [`super::GID_CACHE`]. Entries take memory only when they are there.
+    /// Of [`super::GID_CACHE`]. An entry takes memory only while it exists.
     pub const GID_CACHE: usize = 1 << 17;
     /// Of [`super::OWN_BITS`].
     pub const OWN_BITS: usize = (super::OwnBit::COUNT / u64::BITS) as usize;
@@ -97,7 +97,7 @@ pub mod max_entries {
     pub const COUNTERS: usize = super::Program::ALL.len();
 }
 
-/// An address as the maps hold it.
+/// The form of an address in the maps: 16 octets, IPv4 as `::ffff:a.b.c.d`.
 pub const fn octets(address: IpAddr) -> [u8; 16] {
     match address {
         IpAddr::V4(address) => address.to_ipv6_mapped().octets(),
@@ -105,7 +105,7 @@ pub const fn octets(address: IpAddr) -> [u8; 16] {
     }
 }
 
-/// The address that a map holds.
+/// The address of a key or value, see [`octets()`].
 pub const fn address(octets: [u8; 16]) -> IpAddr {
     IpAddr::V6(Ipv6Addr::from_octets(octets)).to_canonical()
 }

@@ -2,41 +2,41 @@
 
 use super::GidKey;
 
-/// The bit of a [`GidKey`] in [`OWN_BITS`](super::OWN_BITS), which is set if the GID cache has
-/// that key or another one with the same bit.
+/// The bit of a [`GidKey`] in [`OWN_BITS`](super::OWN_BITS). It is set if the GID cache has that
+/// key or another key with the same bit.
 ///
-/// Every query comes from a source that may not be an address of ours. Nearly none is, and to find
-/// that out in the GID cache, whose table of buckets is large and hardly ever asked for the same
-/// source twice, costs more than all the rest of an answer. If the bit is not set the cache need
-/// not be asked.
+/// The source of a query must not be an address of this node, and almost never is one. A look-up in
+/// the GID cache would cost more than all the rest of an answer: its bucket table is large, and the
+/// same source rarely asks twice, so that the CPU's caches do not help. If the bit is clear, that
+/// look-up is not needed.
 #[derive(Clone, Copy, Debug, Eq, Ord, PartialEq, PartialOrd)]
 pub struct OwnBit(u32);
 
 impl OwnBit {
-    /// How many there are. Of 100,000 addresses, one source in eleven has the bit of another.
+    /// Number of bits. With 100,000 addresses, one source in eleven shares a bit with one of them.
     pub const COUNT: u32 = 1 << 20;
 
-    /// Of `key`.
+    /// The bit of `key`.
     #[inline]
     #[expect(clippy::cast_possible_truncation, reason = "20 bits are left")]
     pub fn of(key: &GidKey) -> Self {
         let [high, low]: [u64; 2] = zerocopy::transmute!(key.address);
-        // A product carries what differs upwards alone, so what has come up is brought down before
-        // the next. The words are not just added: in a sum, subnets that differ in one octet of
-        // each word fall on each other. Factors are odd, otherwise arbitrary: digits of e.
+        // A product carries differences only to higher bits, so these are shifted down before the
+        // next product. The words are not just added: in a sum, subnets that differ in one octet of
+        // each word collide. The factors are odd, otherwise arbitrary: digits of e.
         let mixed = (high ^ u64::from(key.scope)).wrapping_mul(0xb7e1_5162_8aed_2a6b);
         let mixed = (mixed ^ mixed >> 32 ^ low).wrapping_mul(0xbf71_5880_9cf4_f3c7);
         let mixed = (mixed ^ mixed >> 32).wrapping_mul(0xa784_d904_5190_cfef);
         Self((mixed >> (u64::BITS - Self::COUNT.ilog2())) as u32)
     }
 
-    /// Index of its word in the map.
+    /// The index of its word in the map.
     #[inline]
     pub const fn word(self) -> u32 {
         self.0 / u64::BITS
     }
 
-    /// Its bit in that word.
+    /// The mask of the bit in that word.
     #[inline]
     pub const fn mask(self) -> u64 {
         1 << (self.0 % u64::BITS)
@@ -55,9 +55,9 @@ mod tests {
 
     const NUMBER: u32 = 100_000;
 
-    /// By chance it would be 95,000, and of others' sources 9 of 100.
+    /// Random bits would give 95,000, and 9 of 100 foreign sources would share one.
     #[test]
-    fn addresses_in_a_row_spread_over_the_bits_and_away_from_their_neighbours() {
+    fn consecutive_addresses_spread_over_the_bits() {
         let ipv4 = |number: u32| IpAddr::from(Ipv4Addr::from_bits(0x0a04_0001 + number));
         let ipv6 = |subnet: u128, number: u32| {
             IpAddr::from(Ipv6Addr::from_bits(0xfd << 120 | subnet << 64 | u128::from(number)))

@@ -8,101 +8,102 @@ use super::{address, octets};
 use crate::ib::IpoibHwAddr;
 use crate::{IfIndex, Instant};
 
-/// What holds for all interfaces. All zero, as a new map is, means: answer nothing.
+/// Settings for all interfaces. All zero, as in a new map, means: answer nothing.
 #[derive(
     Clone, Copy, Debug, Default, Eq, FromBytes, Immutable, IntoBytes, KnownLayout, PartialEq,
 )]
 #[repr(C)]
 pub struct ResponderCfg {
-    /// Programs answer and drop nothing from here on, see [`Instant::as_nanos`].
+    /// The programs answer and drop nothing from this time on, see [`Instant::as_nanos`].
     ///
-    /// A program that reads it while it is written may see a mixture of the old and the new end;
-    /// but then the daemon is alive, which is all that the lease is to prove.
+    /// A program that reads the field during a write may see a mixture of the old and the new time.
+    /// The daemon is alive then, which is all that the lease has to prove.
     pub lease_end: u64,
-    /// [`Self::RESTRICT`].
+    /// A set of bits: [`Self::RESTRICT`].
     pub switches: u32,
-    /// 0.
+    /// Always 0.
     pub reserved: u32,
 }
 
 impl ResponderCfg {
-    /// Only sources that `allow` holds are answered. Without it, all are.
+    /// Answer only sources in `allow`. Without this bit, every source is answered.
     pub const RESTRICT: u32 = 1;
 
-    /// Whether the programs may act at `now`.
+    /// Whether the programs may answer at `now`.
     #[inline]
     pub const fn is_leased(&self, now: Instant) -> bool {
         now.as_nanos() < self.lease_end
     }
 
-    /// Whether `allow` must be asked.
+    /// Whether the source must be looked up in `allow`.
     #[inline]
     pub const fn restricts(&self) -> bool {
         self.switches & Self::RESTRICT != 0
     }
 }
 
-/// An interface that programs may answer on.
+/// An interface on which the programs may answer.
 ///
-/// A program that reads it while it is written may see words of the old and of the new one. What it
-/// then answers, it would have answered just before or after, or on an interface whose hardware
-/// address is about to change.
+/// A program that reads an element during a write may see words of the old and of the new one. Its
+/// answer is then one that it would have given just before or after, or one on an interface whose
+/// hardware address is about to change.
 #[derive(Clone, Copy, Debug, Eq, FromBytes, Immutable, IntoBytes, KnownLayout, PartialEq)]
 #[repr(C)]
 pub struct Interface {
-    /// [`Self::ANSWER_IPV4`] or [`Self::ROUTED_IPV4`], and likewise for IPv6.
+    /// A set of bits: [`Self::ANSWER_IPV4`] or [`Self::ROUTED_IPV4`], and likewise for IPv6.
     pub switches: u32,
-    /// Its hardware address; 6 bytes on Ethernet, the rest 0. XDP on Ethernet answers nothing else.
+    /// The hardware address; 6 bytes on Ethernet, the rest 0. XDP on Ethernet answers only frames
+    /// to this address.
     pub hwaddr: [u8; IpoibHwAddr::LEN],
 }
 
 impl Interface {
-    /// None: what an array holds where there is no interface.
+    /// An array element without an interface.
     pub const NONE: Self = Self { switches: 0, hwaddr: [0; _] };
-    /// Every route back to those who ask over IPv4 leaves by this interface.
+    /// Answer IPv4 sources: the route back to every one of them leaves by this interface.
     pub const ANSWER_IPV4: u32 = 1;
-    /// Every route back to those who ask over IPv6 leaves by this interface.
+    /// Answer IPv6 sources: the route back to every one of them leaves by this interface.
     pub const ANSWER_IPV6: u32 = 2;
-    /// Of those who ask over IPv4, the sources that `routes` leads to are answered.
+    /// Answer the IPv4 sources that `routes` has a route to.
     pub const ROUTED_IPV4: u32 = 4;
-    /// Of those who ask over IPv6, the sources that `routes` leads to are answered.
+    /// Answer the IPv6 sources that `routes` has a route to.
     pub const ROUTED_IPV6: u32 = 8;
 }
 
-/// Sources that are answered. An entry of the map is a prefix of it; its length in bits goes
-/// before it as a `u32` (`struct bpf_lpm_trie_key`).
+/// Sources that are answered. An entry of the map is a prefix of this key, preceded by its length
+/// in bits as a `u32` (`struct bpf_lpm_trie_key`).
 #[derive(Clone, Copy, Debug, Eq, FromBytes, Hash, Immutable, IntoBytes, KnownLayout, PartialEq)]
 #[repr(C)]
 pub struct AllowPrefix {
-    /// See [`octets`].
+    /// In the form of [`octets`].
     pub address: [u8; 16],
 }
 
 impl AllowPrefix {
-    /// All bits, to look an address up.
+    /// The full length of the key, for a look-up.
     pub const BITS: u32 = 128;
 
-    /// Bits and key of a prefix: `bits` counts those of the address's own family.
+    /// Length and key of a prefix; `bits` counts bits of the address's own family.
     pub const fn new(address: IpAddr, bits: u8) -> (u32, Self) {
         (mapped_bits(address, bits), Self { address: octets(address) })
     }
 }
 
-/// Value of a prefix of sources that are answered.
+/// The value of a prefix of allowed sources.
 #[derive(Clone, Copy, Debug, Eq, FromBytes, Immutable, IntoBytes, KnownLayout, PartialEq)]
 #[repr(C)]
 pub struct Allow {
-    /// 1.
+    /// Always 1.
     pub allowed: u32,
 }
 
-/// A next hop of an interface.
+/// A next hop on an interface.
 #[derive(Clone, Copy, Debug, Eq, FromBytes, Hash, Immutable, IntoBytes, KnownLayout, PartialEq)]
 #[repr(C)]
 pub struct NeighbourKey {
-    /// See [`octets`].
+    /// In the form of [`octets`].
     pub address: [u8; 16],
-    /// The interface.
+    /// The ifindex.
     pub ifindex: u32,
 }
 
@@ -115,29 +116,30 @@ impl NeighbourKey {
 
 /// The hardware address of a neighbour.
 ///
-/// As of a [`GidEntry`](super::GidEntry), an element may be freed and filled again while a program
-/// reads it. So that copies the value, and sends there only if [`Neighbour::is_of`] says so.
+/// The kernel may free and refill an element while a program reads it, as with a
+/// [`GidEntry`](super::GidEntry). A program therefore copies the value, and sends to it only if
+/// [`Neighbour::is_of`] is true.
 #[derive(Clone, Copy, Debug, Eq, FromBytes, Immutable, IntoBytes, KnownLayout, PartialEq)]
 #[repr(C)]
 pub struct Neighbour {
-    /// See [`IpoibHwAddr::octets`].
+    /// In the form of [`IpoibHwAddr::octets`].
     pub hwaddr: [u8; IpoibHwAddr::LEN],
     /// Ties key and hardware address together, see [`Neighbour::is_of`].
     pub check: u32,
 }
 
 impl Neighbour {
-    /// The neighbour `key`, at `hwaddr`.
+    /// The neighbour `key` with the hardware address `hwaddr`.
     pub fn new(key: &NeighbourKey, hwaddr: IpoibHwAddr) -> Self {
         let hwaddr = hwaddr.octets();
         Self { hwaddr, check: check(key, &hwaddr) }
     }
 
-    /// Whether this is the neighbour `key`, and whole.
+    /// Whether this is the complete neighbour `key`.
     ///
-    /// `check` is linear in the 32-bit words of key and hardware address with odd factors. Of two
-    /// elements mixed at one word, or of a key that differs in one, it is therefore never right; of
-    /// anything else, with a chance of 2⁻³².
+    /// `check` is linear in the 32-bit words of key and hardware address, with odd factors. It
+    /// therefore never fits two elements mixed at one word, nor a key that differs in one word; it
+    /// fits anything else with probability 2⁻³².
     #[inline]
     pub fn is_of(&self, key: &NeighbourKey) -> bool {
         self.check == check(key, &self.hwaddr)
@@ -148,7 +150,7 @@ impl Neighbour {
 fn check(key: &NeighbourKey, hwaddr: &[u8; IpoibHwAddr::LEN]) -> u32 {
     let [ip_0, ip_1, ip_2, ip_3]: [u32; 4] = zerocopy::transmute!(key.address);
     let [hw_0, hw_1, hw_2, hw_3, hw_4]: [u32; 5] = zerocopy::transmute!(*hwaddr);
-    // Odd, otherwise arbitrary: digits of pi's fraction, made odd.
+    // Odd, otherwise arbitrary: digits of the fraction of pi, made odd.
     1u32.wrapping_add(key.ifindex.wrapping_mul(0x243f_6a89))
         .wrapping_add(ip_0.wrapping_mul(0x85a3_08d3))
         .wrapping_add(ip_1.wrapping_mul(0x1319_8a2f))
@@ -161,28 +163,29 @@ fn check(key: &NeighbourKey, hwaddr: &[u8; IpoibHwAddr::LEN]) -> u32 {
         .wrapping_add(hw_4.wrapping_mul(0x38d0_1377))
 }
 
-/// Destinations, and whether they are reached through an interface. An entry of the map is a prefix of it; its length
-/// in bits goes before it as a `u32`.
+/// Destinations, and whether this interface leads to them. An entry of the map is a prefix of this
+/// key, preceded by its length in bits as a `u32`.
 #[derive(Clone, Copy, Debug, Eq, FromBytes, Hash, Immutable, IntoBytes, KnownLayout, PartialEq)]
 #[repr(C)]
 pub struct RoutePrefix {
-    /// The interface; part of every prefix.
+    /// The ifindex, which is part of every prefix.
     pub ifindex: u32,
-    /// See [`octets`].
+    /// In the form of [`octets`].
     pub address: [u8; 16],
 }
 
 impl RoutePrefix {
-    /// All bits, to look an address up.
+    /// The full length of the key, for a look-up.
     pub const BITS: u32 = 32 + 128;
 
-    /// Bits and key of a prefix: `bits` counts those of the address's own family.
+    /// Length and key of a prefix; `bits` counts bits of the address's own family.
     pub const fn new(interface: IfIndex, address: IpAddr, bits: u8) -> (u32, Self) {
         let key = Self { ifindex: interface.get(), address: octets(address) };
         (32 + mapped_bits(address, bits), key)
     }
 
-    /// The prefix without its interface, given all of its bits.
+    /// Address and length of the prefix, without its interface; `bits` is the full length of the
+    /// key.
     pub const fn prefix(&self, bits: u32) -> (IpAddr, u32) {
         let address = address(self.address);
         let bits = bits.saturating_sub(32);
@@ -190,41 +193,42 @@ impl RoutePrefix {
     }
 }
 
-/// How a prefix is reached.
+/// The route of a prefix.
 #[derive(Clone, Copy, Debug, Eq, FromBytes, Immutable, IntoBytes, KnownLayout, PartialEq)]
 #[repr(C)]
 pub struct Route {
-    /// The gateway, see [`octets`]; `::` if the destination is a neighbour itself, all ones if it
-    /// is not reached through this interface.
+    /// The gateway in the form of [`octets`]; `::` if the destination is a neighbour, all ones if
+    /// this interface does not lead to it.
     pub next_hop: [u8; 16],
 }
 
 impl Route {
-    /// The destination is a neighbour itself.
+    /// The destination is a neighbour.
     pub const ON_LINK: Self = Self { next_hop: [0; 16] };
 
-    /// It is not reached through this interface, though a shorter prefix around it is.
+    /// This interface does not lead to the prefix, though it leads to a shorter prefix that
+    /// contains it.
     pub const ELSEWHERE: Self = Self { next_hop: [0xff; 16] };
 
-    /// Through a gateway.
+    /// The route through a gateway.
     pub const fn via(gateway: IpAddr) -> Self {
         Self { next_hop: octets(gateway) }
     }
 
-    /// Whether the destination is reached through this interface.
+    /// Whether this interface leads to the destination.
     #[inline]
     pub const fn is_here(&self) -> bool {
         u128::from_ne_bytes(self.next_hop) != u128::MAX
     }
 
-    /// The gateway, if there is one.
+    /// The gateway, if the route has one.
     pub const fn gateway(&self) -> Option<IpAddr> {
         let is_on_link = u128::from_be_bytes(self.next_hop) == 0;
         if is_on_link || !self.is_here() { None } else { Some(address(self.next_hop)) }
     }
 }
 
-/// Bits of a prefix among the 128 of [`octets`].
+/// The length of a prefix among the 128 bits of [`octets`].
 const fn mapped_bits(address: IpAddr, bits: u8) -> u32 {
     match address {
         IpAddr::V4(_) => 96 + bits as u32,
@@ -248,12 +252,12 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_new_map_answers_nothing() {
+    fn zeroed_map_answers_nothing() {
         assert!(!ResponderCfg::default().is_leased(Instant::BOOT));
     }
 
     #[test]
-    fn neighbours_mixed_at_any_word_are_those_of_a_key_only_if_they_agree() {
+    fn neighbours_mixed_at_any_word_match_only_if_they_agree() {
         let key = |address: &str, ifindex| {
             NeighbourKey::new(address.parse().unwrap(), IfIndex::new(ifindex).unwrap())
         };
@@ -297,14 +301,14 @@ mod tests {
     }
 
     #[test]
-    fn lease_ends_at_its_end() {
+    fn programs_stop_at_the_end_of_the_lease() {
         let cfg = ResponderCfg { lease_end: 10, ..ResponderCfg::default() };
         assert!(cfg.is_leased(Instant::from_nanos(9)));
         assert!(!cfg.is_leased(Instant::from_nanos(10)));
     }
 
     #[test]
-    fn prefix_of_either_family_counts_bits_of_the_mapped_address() {
+    fn prefix_of_either_family_has_the_length_of_its_mapped_form() {
         let ib0 = IfIndex::new(3).unwrap();
         assert_eq!(AllowPrefix::new("10.0.0.0".parse().unwrap(), 8).0, 104);
         assert_eq!(AllowPrefix::new("fd00::".parse().unwrap(), 8).0, 8);
