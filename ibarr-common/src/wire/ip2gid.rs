@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 
-//! ip2gid: which GID has this IP address? One UDP datagram each way, port [`PORT`], all fields
-//! big-endian. The protocol is that of Mellanox's C `ibarr` 0.1.5; the IPv6 query is ours.
+//! ip2gid: which GID has this IP address? One UDP datagram in each direction, port [`PORT`], all
+//! fields big-endian. The protocol is that of Mellanox's C `ibarr` 0.1.5; the IPv6 query is our
+//! extension.
 //!
 //! | bytes | field | rule |
 //! |---|---|---|
@@ -19,8 +20,8 @@
 //! | 0x0010 | GID | 20 | positive reply, 32 bytes |
 //! | none | | | negative reply, 12 bytes |
 //!
-//! Nothing may follow the TLV. What can be read from a datagram is fully decided by its bytes, so
-//! that the BPF programs and user space agree.
+//! Nothing may follow the TLV. The bytes of a datagram alone decide what it means, so that the BPF
+//! programs and the daemon agree.
 
 use core::fmt;
 use core::net::{IpAddr, Ipv4Addr, Ipv6Addr};
@@ -31,13 +32,13 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 use super::Error;
 use crate::ib::Gid;
 
-/// The UDP port of the server. It is RoCEv2's own: `rdma_rxe` binds it too.
+/// The UDP port of the server. RoCEv2 has the same port: `rdma_rxe` binds it too.
 pub const PORT: u16 = 4791;
 
-/// Length of the longest datagram of the protocol.
+/// Length of the longest datagram of the protocol, in bytes.
 pub const MAX_LEN: usize = 32;
 
-/// "Which GID has `target`?"
+/// Asks for the GID of the address `target`.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub struct Query {
     version: Version,
@@ -46,7 +47,7 @@ pub struct Query {
 }
 
 impl Query {
-    /// `None` if no interface can own `target`.
+    /// `None` if `target` is an address that no interface can have.
     pub fn new(version: Version, msg_id: MsgId, target: IpAddr) -> Option<Self> {
         can_be_owned(target).then_some(Self { version, msg_id, target })
     }
@@ -54,7 +55,8 @@ impl Query {
     /// Reads the payload of a UDP datagram.
     ///
     /// # Errors
-    /// Anything but the two forms of a query, byte for byte, save reserved fields.
+    /// Anything except the two forms of a query, byte for byte; reserved fields are
+    /// ignored.
     pub fn parse(payload: &[u8]) -> Result<Self, Error> {
         let (header, version, tlvs) = parse_header(payload)?;
         if header.num_tlvs != 1 {
@@ -69,7 +71,7 @@ impl Query {
         Self::new(version, MsgId(header.msg_id.get()), target).ok_or(Error::Target)
     }
 
-    /// The payload to send: 20 bytes for IPv4, 32 for IPv6.
+    /// The payload: 20 bytes for IPv4, 32 for IPv6.
     pub fn emit(&self) -> Datagram {
         let header = HeaderWire::new(self.version, self.msg_id, 1);
         match self.target {
@@ -86,22 +88,22 @@ impl Query {
         }
     }
 
-    /// The reply to this query: its version and msg_id, and what is known of its target.
+    /// The reply to this query: the same version and msg_id, and the GID of the target, if known.
     pub fn reply(&self, gid: Option<Gid>) -> Reply {
         Reply { version: self.version, msg_id: self.msg_id, gid }
     }
 
-    /// The version it is written in.
+    /// The version of the query.
     pub fn version(&self) -> Version {
         self.version
     }
 
-    /// What ties the reply to it.
+    /// The ID that the reply repeats.
     pub fn msg_id(&self) -> MsgId {
         self.msg_id
     }
 
-    /// The address asked for.
+    /// The address whose GID is asked for.
     pub fn target(&self) -> IpAddr {
         self.target
     }
@@ -114,14 +116,14 @@ impl fmt::Display for Query {
     }
 }
 
-/// "It is `gid`", or "nobody here has it".
+/// The answer to a query: a GID, or that this host does not know the address.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub struct Reply {
-    /// The query's version.
+    /// The version of the query.
     pub version: Version,
-    /// The query's msg_id.
+    /// The msg_id of the query.
     pub msg_id: MsgId,
-    /// `None` is a negative reply.
+    /// The GID; `None` is a negative reply.
     pub gid: Option<Gid>,
 }
 
@@ -129,7 +131,8 @@ impl Reply {
     /// Reads the payload of a UDP datagram.
     ///
     /// # Errors
-    /// Anything but the two forms of a reply, byte for byte, save reserved fields.
+    /// Anything except the two forms of a reply, byte for byte; reserved fields are
+    /// ignored.
     pub fn parse(payload: &[u8]) -> Result<Self, Error> {
         let (header, version, tlvs) = parse_header(payload)?;
         let gid = match header.num_tlvs.get() {
@@ -147,7 +150,7 @@ impl Reply {
         Ok(Self { version, msg_id: MsgId(header.msg_id.get()), gid })
     }
 
-    /// The payload to send: 32 bytes, or 12 if negative.
+    /// The payload: 32 bytes, or 12 if negative.
     pub fn emit(&self) -> Datagram {
         match self.gid {
             Some(gid) => Datagram::new(&PositiveReplyWire {
@@ -171,12 +174,12 @@ impl fmt::Display for Reply {
     }
 }
 
-/// The versions we speak. They differ in nothing else.
+/// The versions that ibarr reads. They differ only in the version byte.
 #[derive(Clone, Copy, Debug, Default, Eq, Hash, PartialEq)]
 pub enum Version {
-    /// What the C original sends from little-endian hosts, where it stores a swapped 1.
+    /// Sent by the C original on little-endian hosts, which stores 1 in the wrong byte order.
     V0,
-    /// What we send.
+    /// Sent by ibarr.
     #[default]
     V1,
 }
@@ -190,7 +193,8 @@ impl fmt::Display for Version {
     }
 }
 
-/// Ties a reply to its query. Any value; a client that can be spoofed chooses it at random.
+/// Ties a reply to its query. Any value is legal; a client that can be spoofed chooses it at
+/// random.
 #[derive(Clone, Copy, Debug, Eq, Hash, Ord, PartialEq, PartialOrd)]
 pub struct MsgId(pub u32);
 
@@ -200,7 +204,7 @@ impl fmt::Display for MsgId {
     }
 }
 
-/// The payload of a UDP datagram of this protocol, by value.
+/// The payload of a UDP datagram of this protocol.
 #[derive(Clone, Copy, Eq, PartialEq)]
 pub struct Datagram {
     bytes: [u8; MAX_LEN],
@@ -211,7 +215,7 @@ impl Datagram {
     fn new(message: &(impl IntoBytes + Immutable)) -> Self {
         let mut bytes = [0; MAX_LEN];
         let message = message.as_bytes();
-        // Each layout of this module is asserted to fit.
+        // Every layout in this module is asserted to fit.
         if let Some(start) = bytes.get_mut(..message.len()) {
             start.copy_from_slice(message);
         }
@@ -241,7 +245,7 @@ pub struct HeaderWire {
     pub reserved_1: [u8; 3],
     /// See [`MsgId`].
     pub msg_id: U32,
-    /// TLVs that follow.
+    /// Number of TLVs that follow.
     pub num_tlvs: U16,
     /// 0 when sent, ignored when read.
     pub reserved_10: [u8; 2],
@@ -268,33 +272,33 @@ impl HeaderWire {
 pub struct TlvWire {
     /// One of `TLV_…`.
     pub kind: U16,
-    /// Bytes of the TLV, these four included.
+    /// Length of the TLV in bytes, with these four.
     pub length: U16,
 }
 
 impl TlvWire {
-    /// Of a TLV whose value has `N` bytes.
+    /// The header of a TLV whose value has `N` bytes.
     fn new<const N: usize>(kind: u16) -> Self {
         Self { kind: kind.into(), length: tlv_length::<N>().into() }
     }
 }
 
-/// TLV type: an IPv4 address is asked for.
+/// TLV type of a query: an IPv4 address.
 pub const TLV_IPV4: u16 = 0x0001;
-/// TLV type: an IPv6 address is asked for.
+/// TLV type of a query: an IPv6 address.
 pub const TLV_IPV6: u16 = 0x0002;
-/// TLV type: the GID of the address asked for.
+/// TLV type of a reply: the GID of the address.
 pub const TLV_GID: u16 = 0x0010;
 
 /// Layout of a query for an IPv4 address.
 #[derive(Clone, Copy, Debug, FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned)]
 #[repr(C)]
 pub struct Ipv4QueryWire {
-    /// With one TLV.
+    /// num_tlvs is 1.
     pub header: HeaderWire,
     /// [`TLV_IPV4`].
     pub tlv: TlvWire,
-    /// The address asked for.
+    /// The address whose GID is asked for.
     pub target: [u8; 4],
 }
 
@@ -302,11 +306,11 @@ pub struct Ipv4QueryWire {
 #[derive(Clone, Copy, Debug, FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned)]
 #[repr(C)]
 pub struct Ipv6QueryWire {
-    /// With one TLV.
+    /// num_tlvs is 1.
     pub header: HeaderWire,
     /// [`TLV_IPV6`].
     pub tlv: TlvWire,
-    /// The address asked for.
+    /// The address whose GID is asked for.
     pub target: [u8; 16],
 }
 
@@ -314,7 +318,7 @@ pub struct Ipv6QueryWire {
 #[derive(Clone, Copy, Debug, FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned)]
 #[repr(C)]
 pub struct PositiveReplyWire {
-    /// With one TLV.
+    /// num_tlvs is 1.
     pub header: HeaderWire,
     /// [`TLV_GID`].
     pub tlv: TlvWire,
@@ -349,7 +353,7 @@ fn parse_tlv(bytes: &[u8]) -> Result<(TlvWire, &[u8]), Error> {
     TlvWire::read_from_prefix(bytes).map_err(|_| Error::Truncated)
 }
 
-/// The value of the only TLV of a message, whose type has values of `N` bytes.
+/// The value of the only TLV of a message; the type of this TLV requires `N` bytes.
 fn exact_value<const N: usize>(tlv: TlvWire, value: &[u8]) -> Result<[u8; N], Error> {
     if tlv.length != tlv_length::<N>() {
         return Err(Error::TlvLength);
@@ -366,21 +370,21 @@ const fn tlv_length<const N: usize>() -> u16 {
     (size_of::<TlvWire>() + N) as u16
 }
 
-/// Whether a query from `source`, UDP port `port`, may be answered at all: another node can own the
-/// address, and the port can be sent to. A server also refuses its own addresses.
+/// Whether a query from UDP port `port` of `source` may be answered at all: another node can have
+/// this address, and a datagram can be sent to the port. A server also refuses its own addresses.
 #[inline]
 pub fn can_ask(source: IpAddr, port: u16) -> bool {
     port != 0 && can_be_owned(source) && !source.is_loopback()
 }
 
-/// Whether an interface can own `address`, so that it makes sense to ask for it.
+/// Whether an interface can have `address`, so that a query for it makes sense.
 fn can_be_owned(address: IpAddr) -> bool {
     if address.is_unspecified() || address.is_multicast() {
         return false;
     }
     match address {
         IpAddr::V4(address) => !address.is_broadcast(),
-        // IPv4-mapped addresses are how maps hold IPv4 keys: never two names for one address.
+        // Maps store IPv4 addresses as IPv4-mapped ones, and one address must not have two names.
         IpAddr::V6(address) => address.to_ipv4_mapped().is_none(),
     }
 }

@@ -3,10 +3,10 @@
 //! Message formats.
 //!
 //! Each format has two levels. A *layout* type, `…Wire`, is `repr(C)` with alignment 1 and gives
-//! every field its place and byte order; any bytes of its size are one, and it judges nothing. A
-//! *value* type holds only legal messages: `parse` refuses every other input with an [`Error`], or
-//! the format's own, and reads no byte outside what it was given; `emit` writes exactly the bytes
-//! that `parse` takes.
+//! every field its place and byte order; any bytes of its size are a value of it. A *value* type
+//! holds only legal messages: `parse` refuses every other input with an [`Error`], or the format's
+//! own error type, and reads no byte outside its input; `emit` writes exactly the bytes that
+//! `parse` accepts.
 
 pub mod class_port_info;
 pub mod inform;
@@ -23,29 +23,29 @@ pub mod umad;
 
 use core::fmt;
 
-/// Why bytes are not a legal message. Each is a reason that malformed input is counted under.
+/// Reason why bytes are not a legal message. Malformed input is counted by these reasons.
 #[derive(Clone, Copy, Debug, Eq, Hash, Ord, PartialEq, PartialOrd)]
 pub enum Error {
-    /// Shorter than what it says it holds.
+    /// Shorter than the length in its header.
     Truncated,
     /// Bytes follow the message.
     TrailingBytes,
-    /// A version that we do not speak.
+    /// An unsupported version.
     Version,
-    /// Another number of TLVs than this message has.
+    /// The wrong number of TLVs for this message.
     TlvCount,
-    /// A TLV that this message does not have.
+    /// A TLV type that this message does not have.
     TlvType,
-    /// A TLV whose length is not that of its type.
+    /// A TLV with the wrong length for its type.
     TlvLength,
-    /// An address that no interface can own: unspecified, multicast, IPv4-mapped IPv6.
+    /// An address that no interface can have: unspecified, multicast, IPv4-mapped IPv6.
     Target,
     /// A GID that does not name a port.
     Gid,
 }
 
 impl Error {
-    /// Every reason, in the order of the enumeration.
+    /// Every reason, in the order of declaration.
     pub const ALL: [Self; 8] = [
         Self::Truncated,
         Self::TrailingBytes,
@@ -67,7 +67,7 @@ impl fmt::Display for Error {
             Self::TlvCount => "wrong number of TLVs",
             Self::TlvType => "unknown TLV type",
             Self::TlvLength => "wrong TLV length",
-            Self::Target => "address that nobody can own",
+            Self::Target => "address that no interface can have",
             Self::Gid => "GID that names no port",
         })
     }

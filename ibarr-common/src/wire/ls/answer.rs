@@ -11,24 +11,25 @@ use super::{AttributeWire, Emitted, Error, HeaderWire, Kind, MAX_LEN, Message, P
 use super::{DGID, PATH_RECORD, TIMEOUT};
 use crate::ib::{Gid, PathRecord};
 
-/// What the kernel is told.
+/// An answer to a request of the kernel.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub enum Answer {
-    /// To [`super::Request::ResolveIp`]: this GID has the address. There is no negative answer.
+    /// For [`super::Request::ResolveIp`]: the GID of the address. There is no negative answer.
     Gid(Gid),
-    /// To [`super::Request::ResolvePath`]: these paths lead there. Without a path the kernel fails the
-    /// request (-EIO) and does not ask the SA.
+    /// For [`super::Request::ResolvePath`]: these paths lead to the GID. If there is none, the
+    /// kernel fails the request (-EIO) and does not ask the SA.
     Paths(Paths),
-    /// To [`super::Request::ResolvePath`]: we cannot tell. The kernel asks the SA itself, at once.
+    /// For [`super::Request::ResolvePath`]: ibarr cannot answer. The kernel asks the SA itself, at
+    /// once.
     Error,
 }
 
 impl Answer {
-    /// Reads a message that the kernel is sent. What the kernel would not take is an error here,
-    /// though it refuses nothing in these words.
+    /// Reads a message to the kernel. A message that the kernel would ignore or misread is an error
+    /// here, though the kernel reports none.
     ///
     /// # Errors
-    /// Anything but an answer. Unknown attributes are skipped.
+    /// Anything except an answer. Unknown attributes are skipped.
     pub fn parse(message: &Message<'_>) -> Result<Self, Error> {
         if message.is_request() {
             return Err(Error::Kind);
@@ -46,7 +47,8 @@ impl Answer {
         let mut gid = None;
         for attribute in attributes(payload) {
             let attribute = attribute?;
-            // No mask: with any bit more the kernel does not find it.
+            // The type is compared unmasked: the kernel does not find the attribute if another bit
+            // is set.
             if attribute.kind == DGID {
                 set(&mut gid, Gid::new(attribute.value()?).ok_or(Error::Gid)?)?;
             }
@@ -54,8 +56,8 @@ impl Answer {
         gid.map(Self::Gid).ok_or(Error::AttributeMissing)
     }
 
-    /// The message that answers the request with `seq`. `port_id` is our socket's, for people who
-    /// watch; the kernel does not look at it.
+    /// The message that answers the request `seq`. `port_id` is our socket's and only helps people
+    /// who trace messages; the kernel ignores it.
     pub fn emit(&self, seq: Seq, port_id: PortId) -> Emitted {
         let new = |kind, flags| Emitted::new(kind, flags, seq, port_id);
         match self {
@@ -89,7 +91,7 @@ impl fmt::Display for Answer {
     }
 }
 
-/// The paths of an answer, at most [`Paths::MAX`].
+/// The paths in an answer, at most [`Paths::MAX`].
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub struct Paths {
     paths: [Path; Self::MAX],
@@ -100,17 +102,17 @@ impl Paths {
     /// `RDMA_PRIMARY_PATH_MAX_REC_NUM`: one for GMPs, one inbound, one outbound.
     pub const MAX: usize = 3;
 
-    /// No path: the kernel gives up.
+    /// No path: the kernel fails the request.
     pub const NONE: Self = Self { paths: [Path::UNUSED; Self::MAX], len: 0 };
 
-    /// `None` if they are more than [`Paths::MAX`].
+    /// `None` for more than [`Paths::MAX`] paths.
     pub fn new(paths: &[Path]) -> Option<Self> {
         let mut this = Self { len: paths.len(), ..Self::NONE };
         this.paths.get_mut(..paths.len())?.copy_from_slice(paths);
         Some(this)
     }
 
-    /// In the order that the kernel sees them in.
+    /// In the order in which the kernel reads them.
     pub fn as_slice(&self) -> &[Path] {
         self.paths.get(..self.len).unwrap_or(&self.paths)
     }
@@ -132,12 +134,12 @@ impl Paths {
     }
 }
 
-/// A path record, and what it is good for.
+/// A path record with its flags.
 #[derive(Clone, Copy, Debug, Eq, Hash, PartialEq)]
 pub struct Path {
-    /// What it is good for.
+    /// The uses of the path.
     pub flags: PathFlags,
-    /// As the SA gave it.
+    /// The record from the SA, unchanged.
     pub record: PathRecord,
 }
 
@@ -150,51 +152,51 @@ impl Path {
     }
 }
 
-/// What a path is good for: `IB_PATH_…` of include/uapi/rdma/ib_user_sa.h.
+/// The uses of a path: `IB_PATH_…` of include/uapi/rdma/ib_user_sa.h.
 #[derive(Clone, Copy, Debug, Eq, Hash, PartialEq)]
 pub struct PathFlags(u32);
 
 impl PathFlags {
-    /// The only path, or the one for GMPs: `PRIMARY | GMP | BIDIRECTIONAL`. What every kernel
-    /// takes for [`super::PathUse::All`] and [`super::PathUse::Gmp`].
+    /// The only path, or the one for GMPs: `PRIMARY | GMP | BIDIRECTIONAL`. Every kernel accepts it
+    /// for [`super::PathUse::All`] and [`super::PathUse::Gmp`].
     pub const GMP: Self = Self(0x2b);
-    /// The path from here to there: `PRIMARY | OUTBOUND`. What every kernel takes for
+    /// The path from this node to the peer: `PRIMARY | OUTBOUND`. Every kernel accepts it for
     /// [`super::PathUse::Unidirectional`].
     pub const OUTBOUND: Self = Self(0x0a);
-    /// The path from there to here: `PRIMARY | INBOUND`.
+    /// The path from the peer to this node: `PRIMARY | INBOUND`.
     pub const INBOUND: Self = Self(0x12);
 
-    /// Any flags.
+    /// Takes the bits as the kernel defines them; any are legal.
     pub const fn from_bits(bits: u32) -> Self {
         Self(bits)
     }
 
-    /// The flags as the kernel has them.
+    /// The bits as the kernel defines them.
     pub const fn bits(self) -> u32 {
         self.0
     }
 }
 
-/// "Wait this long for an answer to a path request before you ask the SA." It holds for the whole
-/// system, also after we are gone.
+/// Tells the kernel how long to wait for an answer to a path request before it asks the SA. The
+/// setting holds for the whole system, and also after the daemon has ended.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub struct SetTimeout(Timeout);
 
 impl SetTimeout {
-    /// To tell the kernel `timeout`.
+    /// A message that sets `timeout`.
     pub const fn new(timeout: Timeout) -> Self {
         Self(timeout)
     }
 
-    /// What the kernel is told.
+    /// The time-out that it sets.
     pub const fn timeout(self) -> Timeout {
         self.0
     }
 
-    /// Reads a message that the kernel is sent.
+    /// Reads a message to the kernel.
     ///
     /// # Errors
-    /// Anything but this message. Unknown attributes are skipped.
+    /// Anything except this message. Unknown attributes are skipped.
     pub fn parse(message: &Message<'_>) -> Result<Self, Error> {
         if message.kind != Kind::SetTimeout || !message.is_request() {
             return Err(Error::Kind);
@@ -210,8 +212,8 @@ impl SetTimeout {
         timeout.map(Self).ok_or(Error::AttributeMissing)
     }
 
-    /// The message. The kernel answers with its verdict: 0, a positive number before Linux 5.6, or a
-    /// negative error number.
+    /// The message. The kernel answers with a verdict: 0, or a positive number before Linux 5.6, or
+    /// a negative error number.
     pub fn emit(self, seq: Seq, port_id: PortId) -> Emitted {
         let mut to = Emitted::new(Kind::SetTimeout, FLAG_REQUEST | FLAG_ACK, seq, port_id);
         to.push_attribute(TIMEOUT, &self.0.millis);
@@ -233,8 +235,8 @@ impl Timeout {
     /// `IB_SA_LOCAL_SVC_TIMEOUT_MAX`.
     pub const MAX: Self = Self { millis: 200_000 };
 
-    /// `None` below [`Timeout::MIN`] and above [`Timeout::MAX`], which the kernel would take for
-    /// those.
+    /// `None` below [`Timeout::MIN`] and above [`Timeout::MAX`]; the kernel would silently use
+    /// these bounds instead.
     pub const fn from_millis(millis: u32) -> Option<Self> {
         if millis < Self::MIN.millis || millis > Self::MAX.millis {
             return None;
@@ -242,7 +244,7 @@ impl Timeout {
         Some(Self { millis })
     }
 
-    /// The same as a duration.
+    /// The time-out as a duration.
     pub const fn get(self) -> Duration {
         Duration::from_millis(self.millis as u64)
     }

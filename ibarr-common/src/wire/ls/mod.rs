@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 
-//! Local service: what the kernel's RDMA core asks of user space, and what it is told. Messages of
-//! NETLINK_RDMA, client `RDMA_NL_LS` (include/uapi/rdma/rdma_netlink.h, ib_user_sa.h; the kernel's
-//! side is drivers/infiniband/core/addr.c and sa_query.c).
+//! Local service: the questions of the kernel's RDMA core to user space, and their answers.
+//! Messages of NETLINK_RDMA, client `RDMA_NL_LS` (include/uapi/rdma/rdma_netlink.h, ib_user_sa.h;
+//! the kernel's side is drivers/infiniband/core/addr.c and sa_query.c).
 //!
 //! | `nlmsg_type` | message | payload |
 //! |---|---|---|
@@ -12,8 +12,8 @@
 //! | 0x1002 | [`Request::ResolveIp`]: which GID has this address? | 4 bytes, an attribute |
 //! | | [`Answer::Gid`] | an attribute |
 //!
-//! Requests carry `NLM_F_REQUEST`, and so does [`SetTimeout`]; answers must not, or the kernel
-//! refuses them. Answers repeat `nlmsg_type` and `nlmsg_seq` of their request.
+//! Requests have `NLM_F_REQUEST`, and so does [`SetTimeout`]; answers must not, or the kernel
+//! refuses them. An answer repeats `nlmsg_type` and `nlmsg_seq` of its request.
 //!
 //! | `nla_type` | value | bytes | order |
 //! |---|---|---|---|
@@ -25,8 +25,8 @@
 //! | 7 PKEY, 8 QOS_CLASS | | 2 | host |
 //! | 9 IPV4, 10 IPV6 | the address asked for | 4, 16 | big-endian |
 //!
-//! In requests the bit 0x2000 says that who does not know the attribute must not answer. In
-//! answers the kernel does not know an attribute with that bit.
+//! In a request the bit 0x2000 means: a receiver that does not know the attribute must not answer.
+//! In an answer the kernel does not recognize an attribute with this bit.
 
 mod answer;
 mod netlink;
@@ -43,33 +43,33 @@ pub use self::request::{IpHeaderWire, PathHeaderWire, PathUse, Request, ResolveI
 /// Length of the longest message of this module, an answer with [`Paths::MAX`] paths.
 pub const MAX_LEN: usize = 244;
 
-/// Why bytes are not a message of the local service. Each is a reason that malformed input is
-/// counted under.
+/// Reason why bytes are not a message of the local service. Malformed input is counted by these
+/// reasons.
 #[derive(Clone, Copy, Debug, Eq, Hash, Ord, PartialEq, PartialOrd)]
 pub enum Error {
-    /// Shorter than what it says it holds, or than its own header.
+    /// Shorter than its header, or than the length in its header.
     Truncated,
-    /// Not the message that is to be read.
+    /// Not the expected message.
     Kind,
-    /// An attribute whose length is not that of its type.
+    /// An attribute with the wrong length for its type.
     AttributeLength,
-    /// An attribute that the message has to have is not there.
+    /// A required attribute is missing.
     AttributeMissing,
-    /// The same thing is said twice.
+    /// An attribute, or one of the same meaning, occurs twice.
     AttributeRepeated,
-    /// An attribute that we do not know and must not skip.
+    /// An unknown attribute that must not be skipped.
     AttributeMandatory,
-    /// A network device number of zero.
+    /// An ifindex of zero.
     IfIndex,
-    /// A name that no RDMA device can have.
+    /// A name that is not legal for an RDMA device.
     DeviceName,
-    /// A port that no device has.
+    /// A port number that no device has.
     PortNum,
-    /// A use of paths that we do not know.
+    /// An unknown use of paths.
     PathUse,
     /// A GID that does not name a port.
     Gid,
-    /// A key that no partition has.
+    /// A P_Key that names no partition.
     PKey,
     /// A class of service of more than 12 bits.
     QosClass,
@@ -80,7 +80,7 @@ pub enum Error {
 }
 
 impl Error {
-    /// Every reason, in the order of the enumeration.
+    /// Every reason, in the order of declaration.
     pub const ALL: [Self; 15] = [
         Self::Truncated,
         Self::Kind,
@@ -104,27 +104,27 @@ impl fmt::Display for Error {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
             Self::Truncated => "truncated",
-            Self::Kind => "another message",
+            Self::Kind => "not the expected message",
             Self::AttributeLength => "wrong attribute length",
             Self::AttributeMissing => "attribute missing",
             Self::AttributeRepeated => "attribute repeated",
             Self::AttributeMandatory => "unknown mandatory attribute",
-            Self::IfIndex => "network device number zero",
-            Self::DeviceName => "name that no RDMA device can have",
-            Self::PortNum => "port that no device has",
+            Self::IfIndex => "ifindex zero",
+            Self::DeviceName => "illegal name of an RDMA device",
+            Self::PortNum => "illegal port number",
             Self::PathUse => "unknown use of paths",
             Self::Gid => "GID that names no port",
-            Self::PKey => "key that no partition has",
+            Self::PKey => "P_Key that names no partition",
             Self::QosClass => "class of service of more than 12 bits",
             Self::PathCount => "more than three paths",
-            Self::Timeout => "time-out outside of 100 ms to 200 s",
+            Self::Timeout => "time-out outside 100 ms to 200 s",
         })
     }
 }
 
 impl core::error::Error for Error {}
 
-// LS_NLA_TYPE_…
+// Numbers of attributes, `LS_NLA_TYPE_…`.
 const PATH_RECORD: u16 = 1;
 const TIMEOUT: u16 = 2;
 const SERVICE_ID: u16 = 3;
@@ -136,7 +136,7 @@ const QOS_CLASS: u16 = 8;
 const IPV4: u16 = 9;
 const IPV6: u16 = 10;
 
-/// Fills `slot`, which nothing may have filled before.
+/// Fills `slot`, which must be empty.
 fn set<T>(slot: &mut Option<T>, value: T) -> Result<(), Error> {
     match slot.replace(value) {
         None => Ok(()),

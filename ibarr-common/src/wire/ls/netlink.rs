@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 
 //! Netlink's framing (include/uapi/linux/netlink.h): messages in a datagram, attributes in a
-//! message. All of it in the machine's own byte order, lengths with their headers, everything
-//! padded to four bytes.
+//! message. Everything is in host byte order and padded to four bytes; a length includes its
+//! header.
 
 use core::fmt;
 
@@ -11,22 +11,22 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
 use super::{Error, MAX_LEN};
 
-/// Ties an answer to its request. The kernel counts path and address requests apart, so that it
-/// takes a [`Kind`] and a number to know one.
+/// Ties an answer to its request. The kernel numbers path and address requests separately, so that
+/// a request is identified by its [`Kind`] and its number.
 #[derive(Clone, Copy, Debug, Eq, Hash, Ord, PartialEq, PartialOrd)]
 pub struct Seq(pub u32);
 
-/// Which socket a message says it is from. Anybody can write any number here; who sent it, the
-/// socket address tells.
+/// The socket that a message claims to be from. A sender can write any number here; only the socket
+/// address tells the real sender.
 #[derive(Clone, Copy, Debug, Eq, Hash, Ord, PartialEq, PartialOrd)]
 pub struct PortId(pub u32);
 
 impl PortId {
-    /// What the kernel writes.
+    /// The kernel writes this.
     pub const KERNEL: Self = Self(0);
 }
 
-/// What a message is about: `nlmsg_type`.
+/// The type of a message: `nlmsg_type`.
 #[derive(Clone, Copy, Debug, Eq, Hash, PartialEq)]
 pub enum Kind {
     /// `RDMA_NL_LS_OP_RESOLVE`.
@@ -37,7 +37,7 @@ pub enum Kind {
     ResolveIp,
     /// `NLMSG_ERROR`, see [`Message::errno`].
     Verdict,
-    /// Nothing of ours.
+    /// Not a message that ibarr knows.
     Other(u16),
 }
 
@@ -78,7 +78,7 @@ impl Kind {
     }
 }
 
-/// A message in a datagram, its payload unread.
+/// A message in a datagram; its payload is not yet parsed.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub struct Message<'a> {
     pub(super) kind: Kind,
@@ -99,36 +99,37 @@ impl<'a> Message<'a> {
         }
     }
 
-    /// What it is about.
+    /// The type of the message.
     pub fn kind(&self) -> Kind {
         self.kind
     }
 
-    /// Whether it asks for something (`NLM_F_REQUEST`); what answers does not.
+    /// Whether it is a request (`NLM_F_REQUEST`); an answer does not have the flag.
     pub fn is_request(&self) -> bool {
         self.flags & FLAG_REQUEST != 0
     }
 
-    /// What its answer has to repeat.
+    /// The number that its answer repeats.
     pub fn seq(&self) -> Seq {
         self.seq
     }
 
-    /// Which socket it says it is from.
+    /// The socket that it claims to be from.
     pub fn port_id(&self) -> PortId {
         self.port_id
     }
 
-    /// What a [`Kind::Verdict`] says of the message that we sent with this [`Seq`]: the negative
-    /// error number, or 0 if all is well. Kernels before 5.6 sent a positive number for each
-    /// answer that they took.
+    /// The result that a [`Kind::Verdict`] reports for the message that we sent with this [`Seq`]:
+    /// a negative error number, or 0 for success. Kernels before 5.6 sent a positive number for
+    /// each accepted answer.
     pub fn errno(&self) -> Option<i32> {
         let errno = self.payload.first_chunk::<4>().filter(|_| self.kind == Kind::Verdict)?;
         Some(i32::from_ne_bytes(*errno))
     }
 }
 
-/// The messages in `datagram`. Ends after the first error, as nothing can be found behind it.
+/// The messages in `datagram`. Ends after the first error, because the next message cannot be
+/// found.
 pub fn messages(datagram: &[u8]) -> Messages<'_> {
     Messages { rest: datagram, broken: &[] }
 }
@@ -141,8 +142,8 @@ pub struct Messages<'a> {
 }
 
 impl<'a> Messages<'a> {
-    /// What ended it, if that has a header: a message that says it holds more, or less, than is
-    /// there. Its payload is not to be had, but what it is about, and who is to be told of it.
+    /// The message that ended the iteration, if it has a header: its length field is too long or
+    /// too short. Its payload is lost; type and sequence number are known, so it can be answered.
     pub fn broken(&self) -> Option<Message<'a>> {
         let (header, _) = HeaderWire::ref_from_prefix(self.broken).ok()?;
         Some(Message::new(header, &[]))
@@ -166,34 +167,34 @@ impl<'a> Iterator for Messages<'a> {
 /// An attribute of a message.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub(super) struct Attribute<'a> {
-    /// As it stands there, see [`Attribute::number`].
+    /// The type with its flag bits, see [`Attribute::number`].
     pub(super) kind: u16,
     value: &'a [u8],
 }
 
-/// `RDMA_NLA_F_MANDATORY`: who does not know the attribute must not answer.
+/// `RDMA_NLA_F_MANDATORY`: a receiver that does not know the attribute must not answer.
 pub(super) const MANDATORY: u16 = 0x2000;
-/// `RDMA_NLA_TYPE_MASK`: without [`MANDATORY`] and netlink's two bits of its own.
+/// `RDMA_NLA_TYPE_MASK`: without [`MANDATORY`] and netlink's own two bits.
 const NUMBER: u16 = 0x1fff;
 
 impl Attribute<'_> {
-    /// `LS_NLA_TYPE_…`.
+    /// The type without flag bits, `LS_NLA_TYPE_…`.
     pub(super) fn number(&self) -> u16 {
         self.kind & NUMBER
     }
 
-    /// Of an attribute that we do not know: whether that matters.
+    /// Skips an unknown attribute; an error if it is mandatory.
     pub(super) fn skip(&self) -> Result<(), Error> {
         if self.kind & MANDATORY != 0 { Err(Error::AttributeMandatory) } else { Ok(()) }
     }
 
-    /// Its value, which has `N` bytes.
+    /// The value, which must have `N` bytes.
     pub(super) fn value<const N: usize>(&self) -> Result<[u8; N], Error> {
         self.value.try_into().map_err(|_| Error::AttributeLength)
     }
 }
 
-/// The attributes in `bytes`; ends after the first error.
+/// The attributes in `bytes`. Ends after the first error.
 pub(super) fn attributes(bytes: &[u8]) -> Attributes<'_> {
     Attributes { rest: bytes }
 }
@@ -215,7 +216,7 @@ impl<'a> Iterator for Attributes<'a> {
     }
 }
 
-/// Takes a header and what it says follows it off `rest`, with its padding; the last may lack it.
+/// Splits a header, its body and the padding off `rest`; the padding may be missing at the end.
 fn next<'a, H: FromBytes + Immutable + KnownLayout + Unaligned>(
     rest: &mut &'a [u8],
     length: impl Fn(&H) -> Option<usize>,
@@ -239,7 +240,7 @@ fn next<'a, H: FromBytes + Immutable + KnownLayout + Unaligned>(
 /// `NLMSG_ALIGNTO`, `NLA_ALIGNTO`.
 pub(super) const ALIGNMENT: usize = 4;
 
-/// A message that is to be sent.
+/// A message to be sent.
 #[derive(Clone, Copy, Eq, PartialEq)]
 pub struct Emitted {
     bytes: [u8; MAX_LEN],
@@ -247,7 +248,7 @@ pub struct Emitted {
 }
 
 impl Emitted {
-    /// A message without payload yet.
+    /// A message without payload.
     pub(super) fn new(kind: Kind, flags: u16, seq: Seq, port_id: PortId) -> Self {
         let mut emitted = Self { bytes: [0; MAX_LEN], len: 0 };
         emitted.push(&HeaderWire {
@@ -260,10 +261,10 @@ impl Emitted {
         emitted
     }
 
-    /// Appends `part`, and zeros up to a multiple of four.
+    /// Appends `part`, and zeros up to a multiple of four bytes.
     pub(super) fn push(&mut self, part: &(impl IntoBytes + Immutable + ?Sized)) {
         let part = part.as_bytes();
-        // `MAX_LEN` is asserted to hold every message of this module.
+        // `MAX_LEN` is asserted to fit every message of this module.
         if let Some(to) = self.bytes.get_mut(self.len..).and_then(|to| to.get_mut(..part.len())) {
             to.copy_from_slice(part);
         }
@@ -299,7 +300,7 @@ impl fmt::Debug for Emitted {
 #[derive(Clone, Copy, Debug, FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned)]
 #[repr(C)]
 pub struct HeaderWire {
-    /// Of the message, with this header and without its last padding.
+    /// Length of the message in bytes, with this header and without padding at its end.
     pub length: U32,
     /// See [`Kind`].
     pub kind: U16,
@@ -315,9 +316,9 @@ pub struct HeaderWire {
 #[derive(Clone, Copy, Debug, FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned)]
 #[repr(C)]
 pub struct AttributeWire {
-    /// Of the attribute, with this header and without its padding.
+    /// Length of the attribute in bytes, with this header and without padding.
     pub length: U16,
-    /// `LS_NLA_TYPE_…` and bits.
+    /// `LS_NLA_TYPE_…` and flag bits.
     pub kind: U16,
 }
 

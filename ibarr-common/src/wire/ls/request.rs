@@ -12,65 +12,65 @@ use super::{DGID, IPV4, IPV6, PKEY, QOS_CLASS, SERVICE_ID, SGID, TCLASS};
 use crate::IfIndex;
 use crate::ib::{DeviceName, Gid, PKey, PortNum, QosClass, ServiceId};
 
-/// What the kernel asks.
+/// A request of the kernel.
 #[derive(Clone, Copy, Debug, Eq, Hash, PartialEq)]
 pub enum Request {
-    /// Which GID has this address?
+    /// Asks for the GID of an address.
     ResolveIp(ResolveIp),
-    /// Which path leads to this GID?
+    /// Asks for a path to a GID.
     ResolvePath(ResolvePath),
 }
 
-/// "Which GID has `target`?" Asked of a destination behind a gateway.
+/// Asks for the GID of `target`. The kernel asks this for a destination behind a gateway.
 #[derive(Clone, Copy, Debug, Eq, Hash, PartialEq)]
 pub struct ResolveIp {
-    /// The device that the route leaves by, as it is called in the network namespace of whoever
-    /// asks, which may be another than ours.
+    /// The device that the route leaves by: its ifindex in the network namespace of the caller,
+    /// which may differ from the daemon's.
     pub ifindex: IfIndex,
-    /// The destination.
+    /// The address whose GID is asked for.
     pub target: IpAddr,
 }
 
-/// "Which path leads from `sgid` to `dgid`?" The optional parts were given by whoever asks the
-/// kernel, and narrow the answer.
+/// Asks for a path from `sgid` to `dgid`. The kernel's caller gave the optional parts; they narrow
+/// the answer.
 #[derive(Clone, Copy, Debug, Eq, Hash, PartialEq)]
 pub struct ResolvePath {
     /// The local device.
     pub device: DeviceName,
-    /// Its port.
+    /// The port on `device`.
     pub port: PortNum,
-    /// Which paths are wanted.
+    /// The kinds of path that the kernel can use.
     pub path_use: PathUse,
-    /// What the connection is for. rdma_cm puts port space and port number here.
+    /// The service that the connection is for. rdma_cm puts port space and port number here.
     pub service_id: Option<ServiceId>,
-    /// Where the path leads.
+    /// The destination of the path.
     pub dgid: Gid,
-    /// Where it starts.
+    /// The source of the path.
     pub sgid: Gid,
     /// Traffic class.
     pub tclass: Option<u8>,
-    /// The partition.
+    /// The P_Key of the path.
     pub pkey: Option<PKey>,
-    /// Class of service. rdma_cm puts the type of service of IPv4 here.
+    /// The class of service. rdma_cm puts the type of service of IPv4 here.
     pub qos_class: Option<QosClass>,
 }
 
-/// Which paths the kernel can use: `LS_RESOLVE_PATH_USE_…`.
+/// The paths that the kernel can use: `LS_RESOLVE_PATH_USE_…`.
 #[derive(Clone, Copy, Debug, Eq, Hash, PartialEq)]
 pub enum PathUse {
-    /// Up to [`super::Paths::MAX`]: for GMPs, inbound and outbound. Asked since Linux 6.1.
+    /// Up to [`super::Paths::MAX`]: for GMPs, inbound and outbound. Requested since Linux 6.1.
     All,
-    /// One that leads outwards.
+    /// One outbound path.
     Unidirectional,
-    /// One for GMPs, both ways.
+    /// One path for GMPs, in both directions.
     Gmp,
 }
 
 impl Request {
-    /// Reads a message that the kernel sent.
+    /// Reads a message from the kernel.
     ///
     /// # Errors
-    /// Anything but a request of the kernel. Unknown attributes are skipped, unless they are
+    /// Anything except a request. Unknown attributes are skipped unless they are
     /// mandatory.
     pub fn parse(message: &Message<'_>) -> Result<Self, Error> {
         if !message.is_request() {
@@ -83,7 +83,7 @@ impl Request {
         }
     }
 
-    /// The message as the kernel sends it.
+    /// The message as the kernel sends it; for a stand-in of the kernel.
     pub fn emit(&self, seq: Seq) -> Emitted {
         let mut to = Emitted::new(self.kind(), FLAG_REQUEST, seq, PortId::KERNEL);
         match self {
@@ -93,7 +93,7 @@ impl Request {
         to
     }
 
-    /// What its answer has to repeat, besides the [`Seq`].
+    /// The type that its answer repeats, besides the [`Seq`].
     pub fn kind(&self) -> Kind {
         match self {
             Self::ResolveIp(_) => Kind::ResolveIp,
@@ -174,7 +174,7 @@ impl ResolvePath {
         })
     }
 
-    /// With the attributes in the kernel's order.
+    /// Writes the attributes in the kernel's order.
     fn emit(&self, to: &mut Emitted) {
         to.push(&PathHeaderWire {
             device: self.device.field(),
@@ -219,7 +219,7 @@ impl fmt::Display for Request {
 #[derive(Clone, Copy, Debug, FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned)]
 #[repr(C)]
 pub struct IpHeaderWire {
-    /// See [`ResolveIp::ifindex`].
+    /// The ifindex, see [`ResolveIp::ifindex`].
     pub ifindex: U32,
 }
 
@@ -227,11 +227,11 @@ pub struct IpHeaderWire {
 #[derive(Clone, Copy, Debug, FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned)]
 #[repr(C)]
 pub struct PathHeaderWire {
-    /// See [`DeviceName`].
+    /// The name, padded with zeros, see [`DeviceName`].
     pub device: [u8; DeviceName::MAX_LEN],
-    /// See [`PortNum`].
+    /// The port, see [`PortNum`].
     pub port: u8,
-    /// See [`PathUse`].
+    /// The number of a [`PathUse`].
     pub path_use: u8,
 }
 

@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 
-//! The two checksums of a packet (IBA vol. 1 §7.8). Wireshark wants to see them.
+//! The two checksums of a packet (IBA vol. 1 §7.8). Wireshark checks them.
 
 use crc::{Algorithm, CRC_32_ISO_HDLC, Crc};
 
-/// The invariant checksum of a packet, as it stands behind it: over all but what switches and
-/// routers change, which counts as ones. `packet` starts at its LRH.
+/// The invariant checksum, which follows the packet. It covers everything; fields that switches and
+/// routers change count as ones. `packet` starts at its LRH.
 ///
-/// The reflected CRC-32 of Ethernet, sent with its lowest byte first.
+/// It is the reflected CRC-32 of Ethernet, sent with the lowest byte first.
 pub fn icrc(packet: &[u8]) -> [u8; 4] {
     let is_global = packet.get(1).is_some_and(|sl_next| sl_next & 3 == 3);
     let mut crc = CRC32.digest();
@@ -32,9 +32,9 @@ pub fn icrc(packet: &[u8]) -> [u8; 4] {
     crc.finalize().to_le_bytes()
 }
 
-/// The variant checksum, as it stands behind the invariant one: over the whole packet and that.
+/// The variant checksum, which follows the invariant one and covers the packet and the latter.
 ///
-/// A reflected CRC-16 of polynomial 0x100b, sent with its lowest byte first.
+/// It is a reflected CRC-16 of polynomial 0x100b, sent with the lowest byte first.
 pub fn vcrc(packet: &[u8], icrc: [u8; 4]) -> [u8; 2] {
     let mut crc = CRC16.digest();
     crc.update(packet);
@@ -68,12 +68,12 @@ mod tests {
     ];
 
     #[test]
-    fn example_of_the_specification_has_its_invariant_checksum() {
+    fn invariant_checksum_matches_the_example_of_the_specification() {
         assert_eq!(icrc(&LOCAL), [0x96, 0x25, 0xb7, 0x5a]);
     }
 
     #[test]
-    fn what_switches_and_routers_change_leaves_the_invariant_checksum() {
+    fn invariant_checksum_ignores_fields_that_switches_and_routers_change() {
         let mut global = [0; 68];
         global[1] = 3;
         let local: &[(usize, u8)] = &[(0, 0xf0), (12, 0xff)];
@@ -82,7 +82,7 @@ mod tests {
             [(&mut { LOCAL }[..], local, [0..0, 0..0]), (&mut global, routed, [0..8, 9..12])]
         {
             let checksum = icrc(packet);
-            // The link next header, bits 0 and 1 of byte 1, decides what varies.
+            // The link next header, bits 0 and 1 of byte 1, decides which fields are variant.
             let bits = (0..packet.len()).flat_map(|at| (0..8).map(move |bit| (at, bit)));
             for (at, bit) in bits.filter(|bit| !matches!(bit, (1, 0 | 1))) {
                 let mask =
@@ -96,7 +96,7 @@ mod tests {
     }
 
     #[test]
-    fn variant_checksum_is_the_remainder_computed_bit_by_bit() {
+    fn variant_checksum_equals_the_bitwise_remainder() {
         let checksum = icrc(&LOCAL);
         let bits = LOCAL
             .iter()

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 
-//! Layouts of the headers.
+//! Layouts of the headers of a packet.
 
 use zerocopy::network_endian::{U16, U32};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
@@ -17,14 +17,14 @@ pub struct LrhWire {
     pub sl_next: u8,
     /// Destination LID.
     pub dlid: U16,
-    /// 5 bits reserved; words of four bytes up to the variant checksum, 11 bits.
+    /// 5 bits reserved; number of four-byte words up to the variant checksum, 11 bits.
     pub words: U16,
     /// Source LID.
     pub slid: U16,
 }
 
 impl LrhWire {
-    /// `len` is up to the variant checksum, at most 8 KiB.
+    /// `len` is the length in bytes up to the variant checksum, at most 8 KiB.
     pub(super) fn new(
         vl: u8,
         sl: Sl,
@@ -59,13 +59,13 @@ impl LrhWire {
         self.sl_next & 3
     }
 
-    /// Bytes up to the variant checksum.
+    /// Length in bytes up to the variant checksum.
     pub(super) fn len(self) -> usize {
         usize::from(self.words.get() & 0x07ff) * 4
     }
 }
 
-/// Layout of the global route header (IBA vol. 1 §8.3): IPv6's.
+/// Layout of the global route header (IBA vol. 1 §8.3), which is IPv6's.
 #[derive(
     Clone, Copy, Debug, Eq, FromBytes, Immutable, IntoBytes, KnownLayout, PartialEq, Unaligned,
 )]
@@ -73,20 +73,20 @@ impl LrhWire {
 pub struct GrhWire {
     /// IP version, 4 bits; traffic class, 8; flow label, 20.
     pub version_class_flow: U32,
-    /// Bytes behind this header, up to the variant checksum.
+    /// Bytes after this header, up to the variant checksum.
     pub payload_len: U16,
-    /// What follows.
+    /// Type of the next header.
     pub next_header: u8,
-    /// Routers that it may pass.
+    /// Number of routers that the packet may still pass.
     pub hop_limit: u8,
-    /// Where it comes from.
+    /// Source GID.
     pub sgid: [u8; 16],
-    /// Where it goes.
+    /// Destination GID.
     pub dgid: [u8; 16],
 }
 
 impl GrhWire {
-    /// A header with no traffic class and flow label, for [`super::Datagram`].
+    /// A header without traffic class and flow label, for [`super::Datagram`].
     pub fn new(sgid: [u8; 16], dgid: [u8; 16], hop_limit: u8) -> Self {
         Self {
             version_class_flow: (6 << 28).into(),
@@ -116,9 +116,9 @@ pub struct BthWire {
     pub opcode: u8,
     /// Solicited event, 1 bit; migration state, 1; bytes of padding, 2; transport version, 4.
     pub flags: u8,
-    /// The partition.
+    /// The P_Key.
     pub pkey: U16,
-    /// Congestion bits, else reserved. Not in the invariant checksum.
+    /// Congestion bits, else reserved. Not covered by the invariant checksum.
     pub reserved: u8,
     /// Destination queue pair.
     pub destination: [u8; 3],

@@ -10,11 +10,11 @@
 //! | [`BthWire`] | 12 | always; raw packets are refused |
 //! | [`DethWire`] | 8 | unreliable datagrams |
 //! | immediate data | 4 | unreliable datagrams with immediate |
-//! | payload, padding | 0..=4096, 0..=3 | what other transports have before it counts as payload |
+//! | payload, padding | 0..=4096, 0..=3 | extended headers of other transports count as payload |
 //!
-//! The two checksums that end a packet on a cable, [`icrc`] and [`vcrc`], are not there: they are
-//! the business of whoever has a cable. But the lengths in the headers count the first of them, as
-//! the specification has it.
+//! The two checksums at the end of a packet on a cable, [`icrc`] and [`vcrc`], are not part of it
+//! here: the code that models a cable adds them. The lengths in the headers still count the first
+//! of them, as the specification requires.
 
 mod crc;
 mod headers;
@@ -28,39 +28,40 @@ use zerocopy::FromBytes;
 
 use crate::ib::{Lid, PKey, Qpn, Sl};
 
-/// Bytes of the longest packet: payload of the largest MTU, and every header of a datagram.
+/// Length of the longest packet in bytes: a payload of the largest MTU, and every header of a
+/// datagram.
 pub const MAX_LEN: usize = 8 + 40 + 12 + 8 + 4 + MAX_PAYLOAD;
 
-/// Bytes of the largest MTU.
+/// The largest MTU in bytes.
 pub const MAX_PAYLOAD: usize = 4096;
 
-/// Bytes of the checksum that the lengths in the headers count.
+/// Length of the checksum that the lengths in the headers include.
 const ICRC_LEN: usize = 4;
 
-/// A legal packet, with its headers read.
+/// A legal packet with parsed headers.
 #[derive(Clone, Copy, Debug)]
 pub struct Packet<'a> {
-    /// The virtual lane, 0 to 15. 15 is for subnet management alone.
+    /// The virtual lane, 0 to 15; 15 is only for subnet management.
     pub vl: u8,
-    /// Mapped to a virtual lane at every hop.
+    /// Each hop maps it to a virtual lane.
     pub sl: Sl,
-    /// Where it goes.
+    /// Destination LID.
     pub dlid: Lid,
-    /// Where it comes from. `None`: from a port that has no LID yet.
+    /// Source LID. `None` if the sending port has no LID yet.
     pub slid: Option<Lid>,
-    /// The header that routers look at.
+    /// The global route header, which routers read.
     pub grh: Option<GrhWire>,
-    /// What is done with it at its end, such as [`OPCODE_UD_SEND`].
+    /// Transport and operation, such as [`OPCODE_UD_SEND`].
     pub opcode: u8,
-    /// The partition. `None`: no partition has its number; on QP 0 it is not looked at.
+    /// The P_Key. `None` for a number that names no partition; QP 0 ignores it.
     pub pkey: Option<PKey>,
-    /// The queue pair it goes to.
+    /// Destination queue pair.
     pub destination: Qpn,
-    /// Of a datagram, the queue pair it comes from.
+    /// Source queue pair, if the packet is a datagram.
     pub source: Option<Qpn>,
-    /// Where in the packet the payload is. It is without padding.
+    /// Offset of the payload in the packet.
     payload_at: usize,
-    /// The payload.
+    /// The payload without padding.
     pub payload: &'a [u8],
 }
 
@@ -77,10 +78,10 @@ const LNH_GLOBAL: u8 = 3;
 const NEXT_IS_BTH: u8 = 0x1b;
 
 impl<'a> Packet<'a> {
-    /// Reads a packet, from its LRH to its last byte before the checksums.
+    /// Parses a packet, from its LRH to the last byte before the checksums.
     ///
     /// # Errors
-    /// Anything whose headers contradict each other, the length or the specification.
+    /// Headers that contradict each other, the length or the specification.
     pub fn parse(bytes: &'a [u8]) -> Result<Self, Error> {
         let (lrh, mut rest) = LrhWire::read_from_prefix(bytes).map_err(|_| Error::Truncated)?;
         if lrh.version() != 0 {
@@ -144,14 +145,15 @@ impl<'a> Packet<'a> {
         })
     }
 
-    /// Where in the bytes of the packet the payload starts.
+    /// Offset of the payload in the bytes of the packet.
     pub fn payload_at(&self) -> usize {
         self.payload_at
     }
 }
 
-/// Changes what a router changes of a packet that it sends on: the LIDs, and one router fewer that
-/// it may pass. `None`, and no change: it has no GRH, or may pass no router more.
+/// Changes the fields that a router changes in a packet that it forwards: it sets the LIDs and
+/// decrements the hop limit. `None`, and no change, if the packet has no GRH or its hop limit does
+/// not allow another router.
 pub fn route(packet: &mut [u8], slid: Lid, dlid: Lid) -> Option<()> {
     let (lrh, rest) = LrhWire::mut_from_prefix(packet).ok()?;
     if lrh.next_header() != LNH_GLOBAL {
@@ -165,7 +167,7 @@ pub fn route(packet: &mut [u8], slid: Lid, dlid: Lid) -> Option<()> {
     Some(())
 }
 
-/// The headers of an unreliable datagram, to be written.
+/// The headers of an unreliable datagram.
 #[derive(Clone, Copy, Debug)]
 pub struct Datagram {
     /// See [`Packet::vl`].
@@ -182,7 +184,7 @@ pub struct Datagram {
     pub pkey: PKey,
     /// See [`Packet::destination`].
     pub destination: Qpn,
-    /// Lets only those in who know it. Ignored on QP 0.
+    /// The receiving queue pair accepts only datagrams with its Q_Key. QP 0 ignores it.
     pub qkey: u32,
     /// See [`Packet::source`].
     pub source: Qpn,
@@ -192,8 +194,8 @@ pub struct Datagram {
 pub const GSI_QKEY: u32 = 0x8001_0000;
 
 impl Datagram {
-    /// Writes headers, `payload` and padding to the start of `to`. Returns how many bytes they are;
-    /// `None` if `to` is too short or the payload exceeds [`MAX_PAYLOAD`].
+    /// Writes headers, `payload` and padding to the start of `to`, and returns their length in
+    /// bytes; `None` if `to` is too short or the payload exceeds [`MAX_PAYLOAD`].
     pub fn emit(&self, payload: &[u8], to: &mut [u8]) -> Option<usize> {
         if payload.len() > MAX_PAYLOAD {
             return None;
@@ -227,7 +229,7 @@ impl Writer<'_> {
         self.bytes(header.as_bytes());
     }
 
-    /// What does not fit is left out: the length was computed before.
+    /// Bytes that do not fit are left out; the caller has checked the length.
     fn bytes(&mut self, bytes: &[u8]) {
         if let Some(to) = self.to.get_mut(self.at..self.at + bytes.len()) {
             to.copy_from_slice(bytes);
@@ -236,18 +238,18 @@ impl Writer<'_> {
     }
 }
 
-/// Why bytes are not a packet. Each is a reason that malformed packets are counted under.
+/// Reason why bytes are not a packet. Malformed packets are counted by these reasons.
 #[derive(Clone, Copy, Debug, Eq, Hash, Ord, PartialEq, PartialOrd)]
 pub enum Error {
     /// Shorter than its headers.
     Truncated,
     /// A link or transport version that is not 0.
     Version,
-    /// A length in a header that is not the packet's.
+    /// A length in a header that differs from the packet's.
     Length,
-    /// A packet without a transport of InfiniBand's.
+    /// A packet without an InfiniBand transport.
     Raw,
-    /// A GRH that is none: not IP version 6, or no BTH behind it.
+    /// An illegal GRH: its IP version is not 6, or no BTH follows.
     Global,
     /// Destination LID 0.
     Destination,
@@ -256,7 +258,7 @@ pub enum Error {
 }
 
 impl Error {
-    /// Every reason, in the order of the enumeration.
+    /// Every reason, in the order of declaration.
     pub const ALL: [Self; 7] = [
         Self::Truncated,
         Self::Version,
@@ -275,7 +277,7 @@ impl fmt::Display for Error {
             Self::Version => "unknown version",
             Self::Length => "wrong length",
             Self::Raw => "raw packet",
-            Self::Global => "no legal GRH",
+            Self::Global => "illegal GRH",
             Self::Destination => "destination LID 0",
             Self::Source => "multicast LID as source",
         })
