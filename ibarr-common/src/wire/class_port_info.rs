@@ -1,20 +1,21 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 
-//! What the manager of a class can do (IBA vol. 1 §13.4.8.1). All fields are big-endian.
+//! ClassPortInfo: the capabilities of the manager of a class (IBA vol. 1 §13.4.8.1). All fields are
+//! big-endian.
 
 use zerocopy::network_endian::{U16, U32};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
-/// As far as we look at it.
+/// The part of ClassPortInfo that ibarr reads.
 #[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
 pub struct ClassPortInfo {
-    /// Whether the SA knows of quality of service, so that its paths may differ by service and class
-    /// (IBA vol. 1 Annex A13, `OSM_CAP2_IS_QOS_SUPPORTED` of OpenSM).
+    /// Whether the SA supports quality of service, so that its paths may differ by service and
+    /// class (IBA vol. 1 Annex A13, `OSM_CAP2_IS_QOS_SUPPORTED` of OpenSM).
     pub has_qos: bool,
 }
 
 impl ClassPortInfo {
-    /// The other way about [`From<ClassPortInfoWire>`], with all else at 0.
+    /// The inverse of [`From<ClassPortInfoWire>`]; all other fields are 0.
     pub fn wire(self) -> ClassPortInfoWire {
         let mask = if self.has_qos { IS_QOS_SUPPORTED } else { 0 };
         ClassPortInfoWire {
@@ -39,17 +40,17 @@ impl From<ClassPortInfoWire> for ClassPortInfo {
 #[derive(Clone, Copy, Debug, FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned)]
 #[repr(C)]
 pub struct ClassPortInfoWire {
-    /// 1.
+    /// Always 1.
     pub base_version: u8,
-    /// Of the class.
+    /// Version of the class.
     pub class_version: u8,
-    /// The class decides.
+    /// Meaning defined by the class.
     pub capability_mask: U16,
-    /// 27 bits that the class decides, and 5 of RespTimeValue.
+    /// 27 bits defined by the class, then 5 bits of RespTimeValue.
     pub capability_mask_2_and_resp_time: U32,
-    /// Whom to ask instead.
+    /// The manager to ask instead.
     pub redirect: [u8; 32],
-    /// Where traps go.
+    /// The destination of traps.
     pub trap: [u8; 32],
 }
 

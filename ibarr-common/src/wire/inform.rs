@@ -1,20 +1,21 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 
-//! What the SA tells unasked: a port subscribes to a trap by an InformInfo (IBA vol. 1 §13.4.8.3, by
-//! SubnAdmSet, §15.2.5.12), and the SA forwards each such trap to it as a Notice (§13.4.8.2) by the
-//! method Report, again and again until the port answers with ReportResp. All fields are big-endian.
+//! Event subscription: a port subscribes to a trap with an InformInfo (IBA vol. 1 §13.4.8.3, by
+//! SubnAdmSet, §15.2.5.12). The SA then forwards each such trap to the port as a Notice (§13.4.8.2)
+//! with the method Report, and repeats it until the port answers with ReportResp. All fields are
+//! big-endian.
 //!
 //! | bytes of InformInfo | field | what we send |
 //! |---|---|---|
-//! | 0..15 | GID | 0: no matter who issues the trap |
-//! | 16..17, 18..19 | LIDRangeBegin, LIDRangeEnd | 0xffff, 0: the same |
+//! | 0..15 | GID | 0: from any issuer |
+//! | 16..17, 18..19 | LIDRangeBegin, LIDRangeEnd | 0xffff, 0: from any issuer |
 //! | 20..21 | reserved | 0 |
 //! | 22 | IsGeneric | 1 |
 //! | 23 | Subscribe | 1, or 0 to end the subscription |
-//! | 24..25 | Type | 0xffff: of every urgency |
+//! | 24..25 | Type | 0xffff: every type |
 //! | 26..27 | TrapNumber | [`Trap`] |
 //! | 28..31 | QPN (upper 24 bits), RespTimeValue (lower 5) | 1, the general service interface, and 18: 1 s |
-//! | 32..35 | reserved, ProducerType (24 bits) | 0xffffff: every type of node |
+//! | 32..35 | reserved, ProducerType (24 bits) | 0xffffff: every node type |
 //!
 //! | bytes of Notice | field |
 //! |---|---|
@@ -23,7 +24,7 @@
 //! | 4..5 | TrapNumber |
 //! | 6..7 | IssuerLID |
 //! | 8..9 | NoticeToggle, NoticeCount |
-//! | 10..63 | details: the trap decides |
+//! | 10..63 | details, defined by the trap |
 //! | 64..79 | IssuerGID |
 
 use zerocopy::network_endian::{U16, U32};
@@ -37,22 +38,23 @@ use crate::ib::{Gid, Lid};
 /// A trap that a port can subscribe to (IBA vol. 1 §14.2.5.1).
 #[derive(Clone, Copy, Debug, Eq, Hash, Ord, PartialEq, PartialOrd)]
 pub enum Trap {
-    /// A GID can be reached now.
+    /// A GID has become reachable.
     GidInService,
-    /// A GID cannot be reached any more.
+    /// A GID is no longer reachable.
     GidOutOfService,
     /// The state of a link of a switch has changed.
     LinkStateChange,
-    /// Something about a port has changed: what it can do, its name, the width or speed of its link.
+    /// A property of a port has changed: its capabilities, its name, the width or speed of its
+    /// link.
     LocalChange,
 }
 
 impl Trap {
-    /// Each of them.
+    /// Every trap.
     pub const ALL: [Self; 4] =
         [Self::GidInService, Self::GidOutOfService, Self::LinkStateChange, Self::LocalChange];
 
-    /// Its number.
+    /// The trap number.
     pub const fn number(self) -> u16 {
         match self {
             Self::GidInService => 64,
@@ -67,20 +69,20 @@ impl Trap {
     }
 }
 
-/// "Tell me of this trap from now on", or "no longer".
+/// Begins or ends a subscription to a trap.
 #[derive(Clone, Copy, Debug, Eq, Hash, PartialEq)]
 pub struct InformInfo {
-    /// Which trap, of all issuers.
+    /// The trap, from any issuer.
     pub trap: Trap,
-    /// Whether the subscription begins or ends.
+    /// True to subscribe, false to end the subscription.
     pub subscribe: bool,
 }
 
 impl InformInfo {
-    /// Reads the attribute. Who may issue the trap, and how long an answer may take, is passed over.
+    /// Reads the attribute. The issuer and the response time are ignored.
     ///
     /// # Errors
-    /// Too few bytes; a trap that is not one of ours.
+    /// Too few bytes, or a trap that is not a [`Trap`].
     pub(super) fn parse(attribute: &[u8]) -> Result<Self, Error> {
         let (wire, _) =
             InformInfoWire::read_from_prefix(attribute).map_err(|_| Error::Truncated)?;
@@ -110,22 +112,21 @@ impl InformInfo {
 /// A trap that the SA forwards.
 #[derive(Clone, Debug, Eq, PartialEq)]
 pub struct Report {
-    /// Comes back with the answer.
+    /// The answer has the same TID.
     pub tid: Tid,
     notice: ReportedNoticeWire,
 }
 
-/// What a [`Report`] is about.
+/// The subject of a [`Report`].
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub enum Event {
     /// See [`Trap::GidInService`].
     GidInService(Gid),
     /// See [`Trap::GidOutOfService`].
     GidOutOfService(Gid),
-    /// Something has changed that may change paths: [`Trap::LinkStateChange`], or
-    /// [`Trap::LocalChange`].
+    /// A change that may affect paths: [`Trap::LinkStateChange`] or [`Trap::LocalChange`].
     Change(Trap),
-    /// A trap that nobody has subscribed to, or one about what cannot be.
+    /// A trap without a subscription, or with a GID that names no port.
     Other,
 }
 
@@ -133,15 +134,15 @@ impl Report {
     /// Reads a MAD that the SA sent.
     ///
     /// # Errors
-    /// Anything but a Report of a Notice.
+    /// Anything except a Report of a Notice.
     pub fn parse(mad: &[u8]) -> Result<Self, Error> {
         Self::parse_as(mad, Method::REPORT)
     }
 
-    /// Reads the answer to one: for a stand-in of the SA.
+    /// Reads the answer to a report, for a stand-in of the SA.
     ///
     /// # Errors
-    /// Anything but a ReportResp of a Notice.
+    /// Anything except a ReportResp of a Notice.
     pub fn parse_answer(mad: &[u8]) -> Result<Self, Error> {
         Self::parse_as(mad, Method::REPORT_RESP)
     }
@@ -159,7 +160,7 @@ impl Report {
         Ok(Self { tid: header.tid, notice })
     }
 
-    /// One about a GID, as OpenSM sends it from `issuer`: for a stand-in of the SA.
+    /// A report about a GID, as OpenSM sends it from `issuer`; for a stand-in of the SA.
     pub fn of_gid(tid: Tid, is_in_service: bool, gid: Gid, issuer: Lid) -> Self {
         let trap = if is_in_service { Trap::GidInService } else { Trap::GidOutOfService };
         let mut details = [0; 54];
@@ -167,7 +168,7 @@ impl Report {
         Self::new(tid, GENERIC | SUBNET_MANAGEMENT, CLASS_MANAGER, trap, details, issuer)
     }
 
-    /// One about a link of the switch `issuer`, as above.
+    /// A report about a link of the switch `issuer`; for a stand-in of the SA.
     pub fn of_link(tid: Tid, issuer: Lid) -> Self {
         let mut details = [0; 54];
         details.iter_mut().zip(issuer.get().to_be_bytes()).for_each(|(to, from)| *to = from);
@@ -193,7 +194,7 @@ impl Report {
         Self { tid, notice: ReportedNoticeWire { notice, issuer_gid: [0; 16] } }
     }
 
-    /// What it is about.
+    /// The event that it reports.
     pub fn event(&self) -> Event {
         let NoticeWire { generic_type, trap, details, .. } = &self.notice.notice;
         if generic_type & GENERIC == 0 {
@@ -208,12 +209,12 @@ impl Report {
         }
     }
 
-    /// The MAD.
+    /// The report as a MAD.
     pub fn emit(&self) -> Mad {
         self.emit_as(Method::REPORT)
     }
 
-    /// The MAD that says that it has come: the same Notice again.
+    /// The acknowledgement: a ReportResp with the same Notice.
     pub fn emit_answer(&self) -> Mad {
         self.emit_as(Method::REPORT_RESP)
     }
@@ -228,29 +229,29 @@ impl Report {
 #[derive(Clone, Copy, Debug, FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned)]
 #[repr(C)]
 pub struct InformInfoWire {
-    /// Of the issuer; 0 for all.
+    /// GID of the issuer; 0 for any.
     pub gid: [u8; 16],
-    /// Of issuers, where the GID is 0; 0xffff for all.
+    /// First LID of the issuers, if the GID is 0; 0xffff for any.
     pub lid_range_begin: U16,
-    /// Of issuers.
+    /// Last LID of the issuers.
     pub lid_range_end: U16,
     /// 0 when sent, ignored when read.
     pub reserved: [u8; 2],
-    /// 1 for a trap of the specification, 0 for a vendor's.
+    /// 1 for a trap of the specification, 0 for one of a vendor.
     pub is_generic: u8,
-    /// See [`InformInfo::subscribe`].
+    /// 1 to subscribe, 0 to end, see [`InformInfo::subscribe`].
     pub subscribe: u8,
-    /// Its urgency; 0xffff for all.
+    /// Type of the notice; 0xffff for every type.
     pub kind: U16,
-    /// See [`Trap`].
+    /// The trap number, see [`Trap`].
     pub trap: U16,
-    /// Of the subscriber.
+    /// QPN of the subscriber (24 bits), 3 reserved bits, RespTimeValue (5 bits).
     pub qpn_and_resp_time: U32,
-    /// Type of the node that issues the trap, 24 bits; all ones for all.
+    /// Type of the node that issues the trap, 24 bits; all ones for every type.
     pub producer: U32,
 }
 
-/// Layout of a Notice that is forwarded.
+/// Layout of a forwarded Notice.
 #[derive(
     Clone, Copy, Debug, Eq, FromBytes, Immutable, IntoBytes, KnownLayout, PartialEq, Unaligned,
 )]
@@ -260,7 +261,7 @@ struct ReportedNoticeWire {
     issuer_gid: [u8; 16],
 }
 
-/// Where the details of traps 64 and 65 have the GID.
+/// Offset of the GID in the details of traps 64 and 65.
 const GID_AT: usize = 6;
 
 const GENERIC: u8 = 0x80;
@@ -271,7 +272,7 @@ const CLASS_MANAGER: u8 = 4;
 const ALL: u16 = 0xffff;
 const ALL_PRODUCERS: u32 = 0x00ff_ffff;
 const GSI_QPN: u32 = 1;
-/// 4.096 µs times two to the power of this.
+/// RespTimeValue: 4.096 µs times 2 to the power of this.
 const RESP_TIME: u32 = 18;
 
 const _: () = {

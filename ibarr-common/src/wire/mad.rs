@@ -1,58 +1,57 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 
-//! Management datagrams: the header that every MAD begins with (IBA vol. 1 §13.4.2). All fields are
-//! big-endian.
+//! Management datagrams: the header of every MAD (IBA vol. 1 §13.4.2). All fields are big-endian.
 //!
 //! | bytes | field | rule |
 //! |---|---|---|
 //! | 0 | BaseVersion | 1 |
 //! | 1 | MgmtClass | [`Class`] |
-//! | 2 | ClassVersion | the class decides |
+//! | 2 | ClassVersion | defined by the class |
 //! | 3 | Method | [`Method`] |
 //! | 4..5 | Status | [`Status`] |
-//! | 6..7 | ClassSpecific | of a directed-route SMP: hop pointer, hop count; else 0 |
+//! | 6..7 | ClassSpecific | hop pointer and hop count in a directed-route SMP; else 0 |
 //! | 8..15 | TransactionID | [`Tid`] |
 //! | 16..17 | AttributeID | [`AttributeId`] |
 //! | 18..19 | reserved | 0 when sent, ignored when read |
 //! | 20..23 | AttributeModifier | the attribute decides |
 //!
-//! A MAD has [`LEN`] bytes on the wire. Software interfaces may cut zeros off its end, so what is
-//! read here is as long as its class needs.
+//! A MAD has [`LEN`] bytes on the wire. Software interfaces may cut zeros off its end, so the
+//! parsers require only the bytes that the class needs.
 
 use core::fmt;
 
 use zerocopy::network_endian::{U16, U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
-/// Bytes of a MAD.
+/// Length of a MAD in bytes.
 pub const LEN: usize = 256;
 
-/// What every MAD says of itself.
+/// The fields that every MAD has.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub struct Header {
-    /// Who deals with it.
+    /// Selects the manager or agent that handles the MAD.
     pub class: Class,
     /// Version of the class.
     pub class_version: u8,
-    /// What it wants.
+    /// The operation.
     pub method: Method,
-    /// How it went; [`Status::OK`] in a request.
+    /// The result; [`Status::OK`] in a request.
     pub status: Status,
-    /// 0, but in a directed-route SMP.
+    /// 0, except in a directed-route SMP.
     pub class_specific: u16,
-    /// What ties an answer to its request.
+    /// Ties an answer to its request.
     pub tid: Tid,
-    /// What it is about.
+    /// The attribute that the operation is about.
     pub attribute: AttributeId,
-    /// Which of these.
+    /// Selects an instance or block of the attribute.
     pub modifier: u32,
 }
 
 impl Header {
-    /// Reads the header of a MAD, and gives what follows it.
+    /// Reads the header of a MAD, and returns it with the rest.
     ///
     /// # Errors
-    /// Too few bytes, or another base version.
+    /// Too few bytes, or a base version other than 1.
     pub fn parse(mad: &[u8]) -> Result<(Self, &[u8]), Error> {
         let (wire, rest) = HeaderWire::read_from_prefix(mad).map_err(|_| Error::Truncated)?;
         if wire.base_version != BASE_VERSION {
@@ -106,15 +105,15 @@ impl Class {
     pub const SM_DIRECTED_ROUTE: Self = Self(0x81);
     /// Subnet administration.
     pub const SUBNET_ADM: Self = Self(0x03);
-    /// Performance management: counters.
+    /// Performance management: counters of a port.
     pub const PERFORMANCE: Self = Self(0x04);
 
-    /// From its number.
+    /// Takes the class number.
     pub const fn new(class: u8) -> Self {
         Self(class)
     }
 
-    /// Its number.
+    /// The class number.
     pub const fn get(self) -> u8 {
         self.0
     }
@@ -126,47 +125,47 @@ impl fmt::Display for Class {
     }
 }
 
-/// What a MAD wants (IBA vol. 1 §13.4.5). The upper bit makes it an answer.
+/// The operation of a MAD (IBA vol. 1 §13.4.5). Answers have the upper bit set.
 #[derive(Clone, Copy, Debug, Eq, Hash, Ord, PartialEq, PartialOrd)]
 pub struct Method(u8);
 
 impl Method {
-    /// Tell me.
+    /// Reads an attribute.
     pub const GET: Self = Self(0x01);
-    /// Change it.
+    /// Writes an attribute.
     pub const SET: Self = Self(0x02);
-    /// The answer to both.
+    /// The answer to Get and Set.
     pub const GET_RESP: Self = Self(0x81);
-    /// A datagram of the class's own.
+    /// A datagram defined by the class.
     pub const SEND: Self = Self(0x03);
-    /// Something happened.
+    /// Reports an event.
     pub const TRAP: Self = Self(0x05);
-    /// The answer to a trap: do not repeat it.
+    /// The answer to a trap: stops its repetition.
     pub const TRAP_REPRESS: Self = Self(0x07);
-    /// Something happened elsewhere.
+    /// Forwards a trap to a subscriber.
     pub const REPORT: Self = Self(0x06);
-    /// The answer to that.
+    /// The answer to Report.
     pub const REPORT_RESP: Self = Self(0x86);
-    /// Tell me all of them (subnet administration).
+    /// Reads all matching records (subnet administration).
     pub const GET_TABLE: Self = Self(0x12);
-    /// The answer to that.
+    /// The answer to GetTable.
     pub const GET_TABLE_RESP: Self = Self(0x92);
-    /// Forget it (subnet administration).
+    /// Deletes a record (subnet administration).
     pub const DELETE: Self = Self(0x15);
-    /// The answer to that.
+    /// The answer to Delete.
     pub const DELETE_RESP: Self = Self(0x95);
 
-    /// From its number.
+    /// Takes the method number.
     pub const fn new(method: u8) -> Self {
         Self(method)
     }
 
-    /// Its number.
+    /// The method number.
     pub const fn get(self) -> u8 {
         self.0
     }
 
-    /// Whether it answers another MAD, or is one that answers a trap.
+    /// Whether this is an answer; TrapRepress is one too.
     pub const fn is_response(self) -> bool {
         self.0 & 0x80 != 0 || self.0 == Self::TRAP_REPRESS.0
     }
@@ -178,48 +177,48 @@ impl fmt::Display for Method {
     }
 }
 
-/// How it went (IBA vol. 1 §13.4.7). The upper byte is the class's own; in a directed-route SMP its
-/// highest bit is the direction.
+/// The result of a request (IBA vol. 1 §13.4.7). The class defines the upper byte; in a
+/// directed-route SMP its highest bit is the direction.
 #[derive(Clone, Copy, Debug, Default, Eq, Hash, Ord, PartialEq, PartialOrd)]
 pub struct Status(u16);
 
 impl Status {
-    /// Done.
+    /// Success.
     pub const OK: Self = Self(0);
-    /// Try again later.
+    /// The receiver is busy: try again later.
     pub const BUSY: Self = Self(0x0001);
-    /// Ask somebody else.
+    /// Another manager has to be asked.
     pub const REDIRECT: Self = Self(0x0002);
-    /// Base or class version not known.
+    /// Unsupported base or class version.
     pub const BAD_VERSION: Self = Self(1 << 2);
-    /// Method not known.
+    /// Unsupported method.
     pub const BAD_METHOD: Self = Self(2 << 2);
-    /// Method not known for this attribute.
+    /// Unsupported combination of method and attribute.
     pub const BAD_METHOD_OF_ATTRIBUTE: Self = Self(3 << 2);
-    /// A field has a value that it cannot have.
+    /// A field has an illegal value.
     pub const BAD_FIELD: Self = Self(7 << 2);
 
-    /// From its number.
+    /// Takes the status field.
     pub const fn new(status: u16) -> Self {
         Self(status)
     }
 
-    /// Its number.
+    /// The status field.
     pub const fn get(self) -> u16 {
         self.0
     }
 
-    /// Whether it is to be tried again later.
+    /// Whether the request should be tried again later.
     pub const fn is_busy(self) -> bool {
         self.0 & Self::BUSY.0 != 0
     }
 
-    /// Whether somebody else is to be asked.
+    /// Whether another manager has to be asked.
     pub const fn is_redirect(self) -> bool {
         self.0 & Self::REDIRECT.0 != 0
     }
 
-    /// What the class says.
+    /// The upper byte, which the class defines.
     pub const fn class_code(self) -> u8 {
         self.0.to_be_bytes()[0]
     }
@@ -231,26 +230,26 @@ impl fmt::Display for Status {
     }
 }
 
-/// What a MAD is about (IBA vol. 1 §13.4.8). Numbers from 0x10 are the class's own.
+/// The attribute of a MAD (IBA vol. 1 §13.4.8). The class defines the numbers from 0x10.
 #[derive(Clone, Copy, Debug, Eq, Hash, Ord, PartialEq, PartialOrd)]
 pub struct AttributeId(u16);
 
 impl AttributeId {
-    /// What the manager of a class can do: every class.
+    /// The capabilities of a class's manager; in every class.
     pub const CLASS_PORT_INFO: Self = Self(0x0001);
-    /// Something that happened: every class.
+    /// A notice of an event; in every class.
     pub const NOTICE: Self = Self(0x0002);
-    /// What a port is to be told of: every class.
+    /// A subscription to events; in every class.
     pub const INFORM_INFO: Self = Self(0x0003);
-    /// A path: subnet administration.
+    /// A path; subnet administration.
     pub const PATH_RECORD: Self = Self(0x0035);
 
-    /// From its number.
+    /// Takes the attribute number.
     pub const fn new(attribute: u16) -> Self {
         Self(attribute)
     }
 
-    /// Its number.
+    /// The attribute number.
     pub const fn get(self) -> u16 {
         self.0
     }
@@ -262,26 +261,26 @@ impl fmt::Display for AttributeId {
     }
 }
 
-/// Transaction: an answer repeats that of its request.
+/// Transaction ID: an answer repeats that of its request.
 ///
-/// The Linux kernel owns the upper half: it writes the number of the sending agent there, to know
-/// whose the answer is (`ib_umad_write` in drivers/infiniband/core/user_mad.c). So a user tells its
-/// requests apart by the lower half alone, [`Transaction`].
+/// The Linux kernel owns the upper half: it writes the number of the sending agent there, to find
+/// the agent of an answer (`ib_umad_write` in drivers/infiniband/core/user_mad.c). A program
+/// therefore distinguishes its requests only by the lower half, a [`Transaction`].
 #[derive(Clone, Copy, Debug, Eq, Hash, Ord, PartialEq, PartialOrd)]
 pub struct Tid(u64);
 
 impl Tid {
-    /// From its number.
+    /// Takes the ID as a number.
     pub const fn new(tid: u64) -> Self {
         Self(tid)
     }
 
-    /// Its number.
+    /// The ID as a number.
     pub const fn get(self) -> u64 {
         self.0
     }
 
-    /// The half that is left to a user of the kernel.
+    /// The lower half, which the kernel leaves to programs.
     #[expect(clippy::cast_possible_truncation, reason = "the lower half is wanted")]
     pub const fn transaction(self) -> Transaction {
         Transaction(self.0 as u32)
@@ -299,7 +298,7 @@ impl fmt::Display for Tid {
 pub struct Transaction(pub u32);
 
 impl From<Transaction> for Tid {
-    /// With nothing in the upper half.
+    /// The upper half is 0.
     fn from(transaction: Transaction) -> Self {
         Self(transaction.0.into())
     }
@@ -316,8 +315,8 @@ impl fmt::Display for Transaction {
 pub struct Mad([u8; LEN]);
 
 impl Mad {
-    /// One part behind the other, zeros behind the last. What does not fit is left out: each format
-    /// asserts that it does.
+    /// The parts one after another, then zeros. A part that does not fit is left out: each format
+    /// asserts that its parts fit.
     pub(super) fn new(parts: &[&[u8]]) -> Self {
         let mut mad = [0; LEN];
         let octets = parts.iter().flat_map(|part| part.iter());
@@ -325,12 +324,12 @@ impl Mad {
         Self(mad)
     }
 
-    /// From all of its bytes.
+    /// Takes the bytes of a MAD.
     pub const fn from_octets(octets: [u8; LEN]) -> Self {
         Self(octets)
     }
 
-    /// All of its bytes.
+    /// The bytes of the MAD.
     pub const fn octets(&self) -> &[u8; LEN] {
         &self.0
     }
@@ -348,36 +347,35 @@ impl fmt::Debug for Mad {
     }
 }
 
-/// Why bytes are not the MAD that is to be read. Each is a reason that malformed input is counted
-/// under.
+/// Reason why bytes are not the expected MAD. Malformed input is counted by these reasons.
 #[derive(Clone, Copy, Debug, Eq, Hash, Ord, PartialEq, PartialOrd)]
 pub enum Error {
-    /// Shorter than what it has to hold.
+    /// Shorter than its required fields.
     Truncated,
-    /// Another base version than 1.
+    /// A base version other than 1.
     BaseVersion,
-    /// Another class.
+    /// Another class than expected.
     Class,
-    /// Another version of the class.
+    /// An unsupported version of the class.
     ClassVersion,
-    /// Another method.
+    /// Another method than expected.
     Method,
-    /// Another attribute.
+    /// Another attribute than expected.
     Attribute,
     /// A GID that does not name a port.
     Gid,
     /// A LID that does not name a port.
     Lid,
-    /// A key that no partition has.
+    /// A P_Key that names no partition.
     PKey,
-    /// A question that does not say what it is about.
+    /// A question that lacks a required component.
     Components,
-    /// A directed route that is too long, or of which it has come too far.
+    /// A directed route that is too long, or a hop pointer beyond its end.
     Hops,
 }
 
 impl Error {
-    /// Every reason, in the order of the enumeration.
+    /// Every reason, in the order of declaration.
     pub const ALL: [Self; 11] = [
         Self::Truncated,
         Self::BaseVersion,
@@ -404,9 +402,9 @@ impl fmt::Display for Error {
             Self::Attribute => "another attribute",
             Self::Gid => "GID that names no port",
             Self::Lid => "LID that names no port",
-            Self::PKey => "key that no partition has",
+            Self::PKey => "P_Key that names no partition",
             Self::Components => "component missing",
-            Self::Hops => "no legal directed route",
+            Self::Hops => "illegal directed route",
         })
     }
 }
@@ -417,11 +415,11 @@ impl core::error::Error for Error {}
 #[derive(Clone, Copy, Debug, FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned)]
 #[repr(C)]
 pub struct HeaderWire {
-    /// 1.
+    /// Always 1.
     pub base_version: u8,
     /// See [`Class`].
     pub class: u8,
-    /// The class decides.
+    /// Defined by the class.
     pub class_version: u8,
     /// See [`Method`].
     pub method: u8,
@@ -435,7 +433,7 @@ pub struct HeaderWire {
     pub attribute: U16,
     /// 0 when sent, ignored when read.
     pub reserved: [u8; 2],
-    /// The attribute decides.
+    /// Defined by the attribute.
     pub modifier: U32,
 }
 

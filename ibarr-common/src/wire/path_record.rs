@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 
-//! What stands in a [`PathRecord`] (IBA vol. 1 §15.2.5.16). All fields are big-endian.
+//! The fields of a [`PathRecord`] (IBA vol. 1 §15.2.5.16). All fields are big-endian.
 //!
 //! | bytes | field | bytes | field |
 //! |---|---|---|---|
@@ -18,43 +18,43 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 use super::mad::Error;
 use crate::ib::{FlowLabel, Gid, Lid, Mtu, PKey, PacketLifeTime, PathRecord, Rate, Sl};
 
-/// What a record that leads somewhere says. The record itself is what is passed on: this is for who
-/// has to understand it.
+/// The parsed fields of a usable record. ibarr passes on the record itself; these fields are for
+/// code that has to interpret it.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub struct Fields {
-    /// Where the path leads.
+    /// Destination GID.
     pub dgid: Gid,
-    /// Where it starts.
+    /// Source GID.
     pub sgid: Gid,
-    /// Its end within this subnet: the port of `dgid`, or a router.
+    /// Destination LID within this subnet: the port of `dgid`, or a router.
     pub dlid: Lid,
-    /// Its start.
+    /// Source LID.
     pub slid: Lid,
-    /// For the routers.
+    /// Flow label for routers.
     pub flow_label: FlowLabel,
-    /// How many routers it may cross. Above 1 it leaves the subnet.
+    /// Number of routers that the path may cross. Above 1 the path leaves the subnet.
     pub hop_limit: u8,
-    /// For the routers.
+    /// Traffic class for routers.
     pub tclass: u8,
-    /// Whether it can be gone backwards.
+    /// Whether the path can be used in the opposite direction too.
     pub reversible: bool,
-    /// Its partition.
+    /// The P_Key.
     pub pkey: PKey,
-    /// Its service level.
+    /// The service level.
     pub sl: Sl,
-    /// The longest packet.
+    /// Maximum payload.
     pub mtu: Mtu,
-    /// The fastest injection.
+    /// Maximum injection rate.
     pub rate: Rate,
-    /// The longest time on the way.
+    /// Maximum time that a packet takes.
     pub life_time: PacketLifeTime,
 }
 
 impl Fields {
-    /// Reads a record.
+    /// Parses a record.
     ///
     /// # Errors
-    /// If it does not lead from one port to another.
+    /// A record whose ends are not ports.
     pub fn parse(record: &PathRecord) -> Result<Self, Error> {
         let wire = PathRecordWire::from(*record);
         let unicast =
@@ -78,7 +78,7 @@ impl Fields {
         })
     }
 
-    /// A record that says this and nothing else, with each selector at "exactly".
+    /// A record with these fields and no others; each selector is "exactly".
     pub fn emit(&self) -> PathRecord {
         PathRecordWire {
             service_id: 0.into(),
@@ -119,7 +119,7 @@ pub struct PathRecordWire {
     pub flow: U32,
     /// See [`Fields::tclass`].
     pub tclass: u8,
-    /// The upper bit is [`Fields::reversible`], the others are how many paths are wanted.
+    /// The upper bit is [`Fields::reversible`], the others are the number of paths requested.
     pub reversible_and_numb_path: u8,
     /// See [`Fields::pkey`].
     pub pkey: U16,
@@ -131,7 +131,7 @@ pub struct PathRecordWire {
     pub rate: u8,
     /// Selector and [`Fields::life_time`].
     pub life_time: u8,
-    /// Which of several paths to the same port is to be preferred.
+    /// Rank among several paths to the same port.
     pub preference: u8,
     /// 0 when sent, ignored when read.
     pub reserved: [u8; 6],
@@ -151,7 +151,7 @@ impl From<PathRecordWire> for PathRecord {
 
 pub(super) const REVERSIBLE: u8 = 0x80;
 
-/// Selector of MTU, rate and life time.
+/// Selector of MTU, rate and lifetime.
 const EXACTLY: u8 = 2 << 6;
 
 const _: () = {

@@ -1,30 +1,30 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 
 //! Performance management: the counters of a port (IBA vol. 1 §16.1). A MAD of class 4, version 1,
-//! whose attribute starts at byte 64. All fields are big-endian.
+//! with its attribute at byte 64. All fields are big-endian.
 
 use zerocopy::network_endian::{U16, U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
 use super::mad::{self, AttributeId};
 
-/// The class's version.
+/// Version of the class.
 pub const CLASS_VERSION: u8 = 1;
 
-/// Bytes of an attribute, at most.
+/// Maximum length of an attribute in bytes.
 pub const DATA_LEN: usize = mad::LEN - size_of::<HeaderWire>();
 
-/// Counters of 8 to 32 bits, which stop at their highest: [`PortCountersWire`].
+/// Counters of 8 to 32 bits, which stop at their maximum: [`PortCountersWire`].
 pub const PORT_COUNTERS: AttributeId = AttributeId::new(0x0012);
 /// Counters of 64 bits: [`PortCountersExtendedWire`].
 pub const PORT_COUNTERS_EXTENDED: AttributeId = AttributeId::new(0x001d);
 
 /// ClassPortInfo:CapabilityMask: all ports can be selected at once.
 pub const ALL_PORT_SELECT: u16 = 1 << 8;
-/// ClassPortInfo:CapabilityMask: [`PORT_COUNTERS_EXTENDED`] is known.
+/// ClassPortInfo:CapabilityMask: [`PORT_COUNTERS_EXTENDED`] is supported.
 pub const EXTENDED_WIDTH: u16 = 1 << 9;
 
-/// Layout of what comes before the attribute.
+/// Layout of the bytes before the attribute.
 #[derive(Clone, Copy, Debug, FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned)]
 #[repr(C)]
 pub struct HeaderWire {
@@ -40,45 +40,45 @@ pub struct HeaderWire {
 pub struct PortCountersWire {
     /// Reserved.
     pub reserved: u8,
-    /// Which port; 255 for all.
+    /// The port number; 255 for all ports.
     pub port: u8,
-    /// In a Set: a bit for each counter that is to be set.
+    /// In a Set: one bit for each counter to be set.
     pub select: U16,
-    /// Errors of the line.
+    /// SymbolErrorCounter: errors on the line.
     pub symbol_errors: U16,
-    /// Times that the link has recovered.
+    /// LinkErrorRecoveryCounter: successful recoveries of the link.
     pub link_recoveries: u8,
-    /// Times that it has not.
+    /// LinkDownedCounter: failed recoveries of the link.
     pub link_downed: u8,
-    /// Malformed packets that came.
+    /// Malformed packets received.
     pub receive_errors: U16,
-    /// Packets that came marked as bad.
+    /// Packets received with a mark that they are bad.
     pub receive_remote_errors: U16,
-    /// Packets that a switch had no way for.
+    /// Packets received that the switch could not forward.
     pub relay_errors: U16,
-    /// Packets that could not leave.
+    /// Packets that could not be sent.
     pub send_discards: U16,
-    /// Packets that could not leave for their partition.
+    /// Packets not sent because of their partition.
     pub send_constraint_errors: u8,
-    /// Packets that could not enter for their partition.
+    /// Packets refused on receipt because of their partition.
     pub receive_constraint_errors: u8,
-    /// More of `select`.
+    /// More bits of `select`.
     pub select_2: u8,
     /// LocalLinkIntegrityErrors, 4 bits; ExcessiveBufferOverrunErrors, 4.
     pub integrity_overrun: u8,
     /// Reserved.
     pub reserved_20: [u8; 2],
-    /// Packets on the management lane that there was no room for.
+    /// Management packets (VL 15) dropped for lack of buffers.
     pub vl15_dropped: U16,
-    /// Words of four bytes that left.
+    /// Four-byte words sent.
     pub sent_words: U32,
-    /// Words that came.
+    /// Four-byte words received.
     pub received_words: U32,
-    /// Packets that left.
+    /// Packets sent.
     pub sent_packets: U32,
-    /// Packets that came.
+    /// Packets received.
     pub received_packets: U32,
-    /// Ticks that something waited to leave.
+    /// Ticks during which data waited to be sent.
     pub send_wait: U32,
 }
 
@@ -88,27 +88,27 @@ pub struct PortCountersWire {
 pub struct PortCountersExtendedWire {
     /// Reserved.
     pub reserved: u8,
-    /// Which port; 255 for all.
+    /// The port number; 255 for all ports.
     pub port: u8,
-    /// In a Set: a bit for each counter that is to be set.
+    /// In a Set: one bit for each counter to be set.
     pub select: U16,
-    /// More of that.
+    /// More bits of `select`.
     pub select_2: U32,
-    /// Words of four bytes that left.
+    /// Four-byte words sent.
     pub sent_words: U64,
-    /// Words that came.
+    /// Four-byte words received.
     pub received_words: U64,
-    /// Packets that left.
+    /// Packets sent.
     pub sent_packets: U64,
-    /// Packets that came.
+    /// Packets received.
     pub received_packets: U64,
-    /// Of those that left, the unicast.
+    /// Unicast packets sent.
     pub sent_unicast: U64,
-    /// Of those that came, the unicast.
+    /// Unicast packets received.
     pub received_unicast: U64,
-    /// Of those that left, the multicast.
+    /// Multicast packets sent.
     pub sent_multicast: U64,
-    /// Of those that came, the multicast.
+    /// Multicast packets received.
     pub received_multicast: U64,
 }
 

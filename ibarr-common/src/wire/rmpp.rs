@@ -1,27 +1,27 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 
-//! Reliable multi-packet transaction protocol (IBA vol. 1 §13.6): the 12 bytes behind the header of
-//! a MAD whose class may send more than one MAD holds. We ask for what one MAD holds, so all are
-//! zero when sent and ignored when read.
+//! Reliable multi-packet transaction protocol (IBA vol. 1 §13.6): the 12 bytes after the header of
+//! a MAD whose class may send more data than one MAD holds. ibarr asks only for data that fits one
+//! MAD, so all 12 bytes are zero when sent and ignored when read.
 
 use zerocopy::network_endian::U32;
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
-/// Layout of the 12 bytes.
+/// Layout of these 12 bytes.
 #[derive(Clone, Copy, Debug, Default, FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned)]
 #[repr(C)]
 pub struct RmppWire {
-    /// 1 where the protocol is used.
+    /// 1 if the protocol is in use.
     pub version: u8,
-    /// Data, acknowledgement, stop, abort.
+    /// Data, acknowledgement, stop or abort.
     pub kind: u8,
-    /// Response time, and whether this is in use, first, last.
+    /// Response time; flags for active, first and last.
     pub flags: u8,
-    /// Why it was aborted.
+    /// The reason of an abort.
     pub status: u8,
-    /// The kind decides: the number of a segment.
+    /// The number of a segment, depending on the kind.
     pub data_1: U32,
-    /// The kind decides: a length.
+    /// A length, depending on the kind.
     pub data_2: U32,
 }
 

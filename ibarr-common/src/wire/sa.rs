@@ -1,16 +1,16 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 
-//! Subnet administration: what the SA is asked, and what it answers (IBA vol. 1 §15.2). A MAD of
-//! class 3, version 2. All fields are big-endian.
+//! Subnet administration: questions to the SA, and its answers (IBA vol. 1 §15.2). A MAD of class
+//! 3, version 2. All fields are big-endian.
 //!
 //! | bytes | field | rule |
 //! |---|---|---|
 //! | 0..23 | header | [`mad`]; methods Get, Set and GetResp |
 //! | 24..35 | RMPP | [`rmpp`](super::rmpp) |
-//! | 36..43 | SM_Key | 0: we have none |
+//! | 36..43 | SM_Key | 0: ibarr has none |
 //! | 44..45 | AttributeOffset | 0 in a question, ignored in an answer |
 //! | 46..47 | reserved | 0 when sent, ignored when read |
-//! | 48..55 | ComponentMask | which fields of the attribute are meant |
+//! | 48..55 | ComponentMask | bits of the fields that are valid in the attribute |
 //! | 56..255 | the attribute | [`path_record`](super::path_record), [`class_port_info`](super::class_port_info), [`inform`](super::inform) |
 
 use core::fmt;
@@ -25,51 +25,51 @@ use super::path_record::{Fields, PathRecordWire, REVERSIBLE};
 use super::rmpp::RmppWire;
 use crate::ib::{Gid, PKey, PathRecord, QosClass, ServiceId};
 
-/// What the SA is asked.
+/// A question to the SA.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub enum Question {
-    /// Which path leads there?
+    /// Asks for a path.
     Path(PathQuestion),
-    /// What can you do?
+    /// Asks for the SA's capabilities.
     ClassPortInfo,
-    /// Tell me, or do not tell me any more.
+    /// Begins or ends a subscription to a trap.
     Inform(InformInfo),
 }
 
-/// "Which path leads from `sgid` to `dgid`?" The optional parts narrow the answer, which is one
+/// Asks for a path from `sgid` to `dgid`. The optional parts narrow the answer, which is one
 /// record.
 #[derive(Clone, Copy, Debug, Eq, Hash, Ord, PartialEq, PartialOrd)]
 pub struct PathQuestion {
-    /// Where the path leads.
+    /// Destination of the path.
     pub dgid: Gid,
-    /// Where it starts.
+    /// Source of the path.
     pub sgid: Gid,
-    /// Whether it has to lead back as well.
+    /// Whether the path must be usable in the opposite direction too.
     pub reversible: bool,
-    /// Its partition.
+    /// The P_Key of the path.
     pub pkey: Option<PKey>,
-    /// Its traffic class.
+    /// The traffic class of the path.
     pub tclass: Option<u8>,
-    /// What it is for.
+    /// The service that the path is for.
     pub service_id: Option<ServiceId>,
-    /// Its class of service.
+    /// The class of service of the path.
     pub qos_class: Option<QosClass>,
 }
 
-/// A question as it is sent.
+/// A question with its transaction ID.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub struct Request {
-    /// Comes back with the answer.
+    /// The answer has the same TID.
     pub tid: Tid,
     /// What is asked.
     pub question: Question,
 }
 
 impl Request {
-    /// Reads a MAD that the SA is sent.
+    /// Parses a MAD to the SA.
     ///
     /// # Errors
-    /// Anything but one of our questions. Components that we never give are passed over.
+    /// Anything except a [`Question`]. Components that ibarr never sends are ignored.
     pub fn parse(mad: &[u8]) -> Result<Self, Error> {
         let (header, wire, attribute) = parse(mad)?;
         let question = match (header.method, header.attribute) {
@@ -86,7 +86,7 @@ impl Request {
         Ok(Self { tid: header.tid, question })
     }
 
-    /// The MAD.
+    /// The request as a MAD.
     pub fn emit(&self) -> Mad {
         let header =
             header(self.question.method(), Status::OK, self.tid, self.question.attribute());
@@ -102,7 +102,7 @@ impl Request {
         }
     }
 
-    /// What the SA makes of it. An answer to another question cannot be sent.
+    /// The response to this request. An answer to another kind of question cannot be built.
     pub fn answer(&self, answer: Answer) -> Response {
         Response { tid: self.tid, attribute: self.question.attribute(), answer }
     }
@@ -141,7 +141,7 @@ impl PathQuestion {
             pkey: has(PKEY).then(pkey).transpose()?,
             tclass: has(TCLASS).then_some(wire.tclass),
             service_id: has(SERVICE_ID).then(|| ServiceId::new(wire.service_id.get())),
-            // 12 bits always are one.
+            // A value of 12 bits is always legal.
             qos_class: QosClass::new(wire.qos_and_sl.get() >> SL_BITS).filter(|_| has(QOS_CLASS)),
         })
     }
@@ -168,36 +168,34 @@ impl PathQuestion {
     }
 }
 
-/// An answer as it is sent.
+/// An answer with its transaction ID.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub struct Response {
-    /// That of the question.
+    /// The TID of the question.
     pub tid: Tid,
     attribute: AttributeId,
-    /// The answer.
+    /// The result.
     pub answer: Answer,
 }
 
-/// What the SA answers.
+/// The result of a question.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub enum Answer {
-    /// This path leads there.
+    /// The path.
     Path(PathRecord),
-    /// It can do this.
+    /// The SA's capabilities.
     ClassPortInfo(ClassPortInfo),
-    /// It will do so.
+    /// The subscription, confirmed.
     Inform(InformInfo),
-    /// It does not say.
+    /// The SA refuses to answer.
     Refused(Refusal),
 }
 
 impl Response {
-    /// Reads a MAD that the SA sent. What comes after its attribute is passed over, and may be left
-    /// out.
+    /// Parses a MAD from the SA. Bytes after its attribute are ignored, and may be missing.
     ///
     /// # Errors
-    /// Anything but an answer to one of our questions; a path that does not lead from one port to
-    /// another.
+    /// Anything except an answer to a [`Question`]; a path whose ends are not ports.
     pub fn parse(mad: &[u8]) -> Result<Self, Error> {
         let (header, _, attribute) = parse(mad)?;
         if header.method != Method::GET_RESP {
@@ -226,12 +224,12 @@ impl Response {
         Ok(Self { tid: header.tid, attribute: header.attribute, answer })
     }
 
-    /// Whether it is about the same as `question`.
+    /// Whether its subject is that of `question`.
     pub fn is_for(&self, question: &Question) -> bool {
         self.attribute == question.attribute()
     }
 
-    /// The MAD.
+    /// The response as a MAD.
     pub fn emit(&self) -> Mad {
         let status = match self.answer {
             Answer::Refused(refusal) => refusal.status(),
@@ -242,53 +240,53 @@ impl Response {
         match &self.answer {
             Answer::Path(record) => Mad::new(&[wire(64).as_bytes(), &record.octets()]),
             Answer::ClassPortInfo(info) => Mad::new(&[wire(72).as_bytes(), info.wire().as_bytes()]),
-            // 36 bytes: the length is rounded down, as OpenSM does.
+            // 36 bytes are 4.5 units: the length is rounded down, as OpenSM does.
             Answer::Inform(info) => Mad::new(&[wire(36).as_bytes(), info.wire().as_bytes()]),
             Answer::Refused(_) => Mad::new(&[wire(0).as_bytes()]),
         }
     }
 }
 
-/// Why the SA gives no answer (IBA vol. 1 §13.4.7, §15.2.2): any status but 0.
+/// Reason why the SA refuses (IBA vol. 1 §13.4.7, §15.2.2): any status but 0.
 #[derive(Clone, Copy, Debug, Eq, Hash, Ord, PartialEq, PartialOrd)]
 pub struct Refusal(Status);
 
 impl Refusal {
-    /// Try again later.
+    /// The SA is busy: try again later.
     pub const BUSY: Self = Self(Status::BUSY);
-    /// Ask another one.
+    /// Another manager has to be asked.
     pub const REDIRECT: Self = Self(Status::REDIRECT);
-    /// The SA has no resources for it.
+    /// The SA lacks resources for the request.
     pub const NO_RESOURCES: Self = Self(Status::new(0x0100));
-    /// It cannot be asked this.
+    /// The request is invalid.
     pub const REQUEST_INVALID: Self = Self(Status::new(0x0200));
-    /// There is none.
+    /// No record matches.
     pub const NO_RECORDS: Self = Self(Status::new(0x0300));
-    /// There are several.
+    /// Several records match a question for one.
     pub const TOO_MANY_RECORDS: Self = Self(Status::new(0x0400));
-    /// It does not know the port asked about.
+    /// The SA does not know the GID in the question.
     pub const INVALID_GID: Self = Self(Status::new(0x0500));
-    /// It has to be asked more precisely.
+    /// The question lacks required components.
     pub const INSUFFICIENT_COMPONENTS: Self = Self(Status::new(0x0600));
-    /// Not for us.
+    /// The SA denies the request.
     pub const DENIED: Self = Self(Status::new(0x0700));
 
-    /// `None` if `status` is no refusal.
+    /// `None` if `status` is success.
     pub fn new(status: Status) -> Option<Self> {
         (status != Status::OK).then_some(Self(status))
     }
 
-    /// As it stands in the MAD.
+    /// The status field of the MAD.
     pub const fn status(self) -> Status {
         self.0
     }
 
-    /// Whether the same question may be answered later.
+    /// Whether the same question may get an answer later.
     pub fn is_temporary(self) -> bool {
         self.0.is_busy() || self.0.class_code() == Self::NO_RESOURCES.0.class_code()
     }
 
-    /// Whether there is no such path, as far as the SA knows.
+    /// Whether the SA knows no such path.
     pub fn is_final(self) -> bool {
         let codes = [Self::NO_RECORDS, Self::INVALID_GID].map(|refusal| refusal.0.class_code());
         !self.is_temporary() && codes.contains(&self.0.class_code())
@@ -323,13 +321,13 @@ pub struct HeaderWire {
     pub mad: mad::HeaderWire,
     /// See [`super::rmpp`].
     pub rmpp: RmppWire,
-    /// What the SA trusts.
+    /// SM_Key: proof that the sender is trusted.
     pub sm_key: U64,
-    /// Length of an attribute of an answer, in units of 8 bytes.
+    /// Size of an attribute in an answer, in units of 8 bytes.
     pub attribute_offset: U16,
     /// 0 when sent, ignored when read.
     pub reserved: [u8; 2],
-    /// Which fields of the attribute are meant.
+    /// Bits of the fields that are valid in the attribute.
     pub component_mask: U64,
 }
 
@@ -373,7 +371,7 @@ pub(super) fn parse(mad: &[u8]) -> Result<(Header, HeaderWire, &[u8]), Error> {
 
 const CLASS_VERSION: u8 = 2;
 
-// Components of a path record.
+// Bits of the components of a path record.
 const SERVICE_ID: u64 = 0b11;
 const DGID: u64 = 1 << 2;
 const SGID: u64 = 1 << 3;
@@ -383,7 +381,7 @@ const NUMB_PATH: u64 = 1 << 12;
 const PKEY: u64 = 1 << 13;
 const QOS_CLASS: u64 = 1 << 14;
 
-/// The service level has the lower bits of the class of service.
+/// The service level is in the low bits of the field of the class of service.
 const SL_BITS: u32 = 4;
 
 const _: () = {

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 
-//! The kernel's interface for MADs, `/dev/infiniband/umadN`, version 5 (include/uapi/rdma/ib_user_mad.h;
-//! the kernel's side is drivers/infiniband/core/user_mad.c). What is written and read is a header
-//! and a MAD. Numbers are in the machine's byte order, but for those marked.
+//! The kernel's interface for MADs, `/dev/infiniband/umadN`, version 5
+//! (include/uapi/rdma/ib_user_mad.h; the kernel's side is drivers/infiniband/core/user_mad.c). Each
+//! read and write is a header and a MAD. Numbers are in host byte order unless marked.
 //!
 //! | bytes | field | bytes | field |
 //! |---|---|---|---|
@@ -24,21 +24,21 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned, native_e
 use super::mad::{self, Header, Mad, Tid};
 use crate::ib::{Lid, Sl};
 
-/// The version of the interface that this is, `IB_USER_MAD_ABI_VERSION`.
+/// The version of the interface that this module implements, `IB_USER_MAD_ABI_VERSION`.
 pub const ABI_VERSION: u32 = 5;
 
-/// How long the header is. A file that was just opened has the short one; REGISTER_AGENT2 as its first
-/// use, or ENABLE_PKEY before, makes it long.
+/// The form of the header. A newly opened file uses the short one. The file uses the long one if
+/// its first ioctl is REGISTER_AGENT2, or ENABLE_PKEY comes before any registration.
 #[derive(Clone, Copy, Debug, Eq, Hash, PartialEq)]
 pub enum Form {
-    /// 56 bytes.
+    /// 56 bytes, without a P_Key index.
     WithoutPKey,
-    /// 64 bytes.
+    /// 64 bytes, with a P_Key index.
     WithPKey,
 }
 
 impl Form {
-    /// Bytes of the header.
+    /// Length of the header in bytes.
     pub const fn header_len(self) -> usize {
         match self {
             Self::WithoutPKey => size_of::<HeaderWire>() - size_of::<PKeyWire>(),
@@ -47,34 +47,34 @@ impl Form {
     }
 }
 
-/// Who sends and is answered, in one open file: the kernel gives the number.
+/// An agent: the kernel's number for a sender and receiver of MADs in one open file.
 #[derive(Clone, Copy, Debug, Eq, Hash, PartialEq)]
 pub struct AgentId(pub u32);
 
-/// Place of a key in a port's table of partitions.
+/// Index in a port's P_Key table.
 #[derive(Clone, Copy, Debug, Default, Eq, Hash, Ord, PartialEq, PartialOrd)]
 pub struct PKeyIndex(pub u16);
 
-/// A MAD on its way to the general service interface of a port in our subnet.
+/// A MAD to be sent to the general service interface of a port in our subnet.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub struct Send {
-    /// Who sends.
+    /// The sending agent.
     pub agent: AgentId,
-    /// To whom.
+    /// The destination.
     pub to: Lid,
-    /// How.
+    /// The service level.
     pub sl: Sl,
-    /// In which partition; 0 with [`Form::WithoutPKey`].
+    /// The partition; 0 with [`Form::WithoutPKey`].
     pub pkey_index: PKeyIndex,
-    /// How long the kernel waits for the answer, in milliseconds, at least 1: without a time it does
-    /// not know an answer when it comes. `None` for what is an answer itself.
+    /// How long the kernel waits for the answer, in milliseconds, at least 1; without a time it
+    /// does not recognize the answer. `None` if the MAD is itself an answer.
     pub timeout: Option<Duration>,
-    /// What is sent.
+    /// The MAD.
     pub mad: Mad,
 }
 
 impl Send {
-    /// The bytes to be written by one write(2).
+    /// The bytes for one write(2).
     pub fn emit(&self, form: Form) -> Emitted {
         let wire = HeaderWire {
             agent: self.agent.0.into(),
@@ -104,32 +104,32 @@ fn milliseconds(timeout: Duration) -> u32 {
     u32::try_from(timeout.as_millis()).unwrap_or(u32::MAX).max(1)
 }
 
-/// What was read by one read(2).
+/// The result of one read(2).
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub enum Received<'a> {
-    /// A MAD came.
+    /// A MAD has arrived.
     Mad {
-        /// For whom.
+        /// The receiving agent.
         agent: AgentId,
-        /// The LID it was sent from, as its packet said. No port has none.
+        /// The LID of the sender as in the packet; `None` if the sending port has none.
         from: Option<Lid>,
-        /// Its bytes.
+        /// The bytes of the MAD.
         mad: &'a [u8],
     },
-    /// One that was sent has no answer in its time. The kernel gives back no more than its header.
+    /// A request of ours got no answer in time. The kernel returns only its header.
     Unanswered {
-        /// Whose it was.
+        /// The agent that sent it.
         agent: AgentId,
-        /// Its transaction.
+        /// The transaction of the request.
         tid: Tid,
     },
 }
 
 impl<'a> Received<'a> {
-    /// Reads the bytes.
+    /// Parses the bytes.
     ///
     /// # Errors
-    /// Too few; a MAD given back that is none.
+    /// Too few bytes; a returned request whose MAD is malformed.
     pub fn parse(form: Form, bytes: &'a [u8]) -> Result<Self, mad::Error> {
         let (header, mad) =
             bytes.split_at_checked(form.header_len()).ok_or(mad::Error::Truncated)?;
@@ -143,7 +143,7 @@ impl<'a> Received<'a> {
         Ok(Self::Unanswered { agent, tid: header.tid })
     }
 
-    /// The bytes that the kernel would have read: for its stand-in.
+    /// The bytes that the kernel returns from read(2); for its stand-in.
     pub fn emit(&self, form: Form, mad: &[u8]) -> Emitted {
         let (agent, status, from) = match *self {
             Self::Mad { agent, from, .. } => (agent, 0, from),
@@ -163,7 +163,7 @@ impl<'a> Received<'a> {
     }
 }
 
-/// What is written or read at once, by value.
+/// The bytes of one read or write.
 #[derive(Clone, Copy, Eq, PartialEq)]
 pub struct Emitted {
     bytes: [u8; MAX_LEN],
@@ -182,7 +182,7 @@ impl fmt::Debug for Emitted {
     }
 }
 
-/// Bytes of the longest message. The kernel reads into no shorter buffer.
+/// Length of the longest message in bytes. The kernel refuses to read into a shorter buffer.
 pub const MAX_LEN: usize = size_of::<HeaderWire>() + mad::LEN;
 
 /// Layout of `struct ib_user_mad_hdr`.
@@ -191,29 +191,29 @@ pub const MAX_LEN: usize = size_of::<HeaderWire>() + mad::LEN;
 pub struct HeaderWire {
     /// See [`AgentId`].
     pub agent: native_endian::U32,
-    /// 0, or an errno: there is no answer.
+    /// 0, or an errno: no answer arrived.
     pub status: native_endian::U32,
-    /// How long the kernel waits for an answer.
+    /// How long the kernel waits for an answer, in milliseconds.
     pub timeout_ms: native_endian::U32,
-    /// How often it sends again by itself.
+    /// Number of resends by the kernel.
     pub retries: native_endian::U32,
-    /// Of what is read: header and MAD.
+    /// Length of a message read: header and MAD.
     pub length: native_endian::U32,
-    /// Of the other end.
+    /// QPN of the other end.
     pub qpn: network_endian::U32,
-    /// Of the other end.
+    /// Q_Key of the other end.
     pub qkey: network_endian::U32,
-    /// Of the other end.
+    /// LID of the other end.
     pub lid: network_endian::U16,
     /// See [`Sl`].
     pub sl: u8,
-    /// Lower bits of our own LID.
+    /// Low bits of our own LID.
     pub path_bits: u8,
-    /// Whether there is a GRH, index of our GID, hop limit, traffic class.
+    /// GRH present, index of our GID, hop limit, traffic class.
     pub grh: [u8; 4],
-    /// Of the other end, in a GRH.
+    /// GID of the other end, in the GRH.
     pub gid: [u8; 16],
-    /// Of a GRH.
+    /// Flow label, in the GRH.
     pub flow_label: network_endian::U32,
     /// Only in [`Form::WithPKey`].
     pub pkey: PKeyWire,
@@ -229,7 +229,7 @@ pub struct PKeyWire {
     pub reserved: [u8; 6],
 }
 
-/// Layout of the first 30 bytes of [`HeaderWire`], all that is of use in what is read.
+/// Layout of the first 30 bytes of [`HeaderWire`]; ibarr reads no more of a received header.
 #[derive(Clone, Copy, Debug, FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned)]
 #[repr(C)]
 struct BaseWire {
@@ -243,19 +243,19 @@ struct BaseWire {
 #[derive(Clone, Copy, Debug, FromBytes, Immutable, IntoBytes, KnownLayout)]
 #[repr(C)]
 pub struct RegisterWire {
-    /// What the kernel answers: the [`AgentId`].
+    /// Set by the kernel: the [`AgentId`].
     pub agent: u32,
-    /// Which requests are wanted, a bit for each method.
+    /// A bit for each method whose requests the agent receives.
     pub method_mask: [u32; 4],
     /// 1, the general service interface.
     pub qpn: u8,
-    /// See [`mad::Class`].
+    /// The management class, see [`mad::Class`].
     pub class: u8,
-    /// Of the class.
+    /// Version of the class.
     pub class_version: u8,
-    /// Of a vendor's class.
+    /// Of a vendor's class; else 0.
     pub oui: [u8; 3],
-    /// 0: the kernel leaves RMPP alone.
+    /// 0: the kernel does not handle RMPP.
     pub rmpp_version: u8,
     /// Padding.
     pub reserved: [u8; 1],
@@ -265,30 +265,30 @@ pub struct RegisterWire {
 #[derive(Clone, Copy, Debug, FromBytes, Immutable, IntoBytes, KnownLayout)]
 #[repr(C)]
 pub struct Register2Wire {
-    /// What the kernel answers: the [`AgentId`].
+    /// Set by the kernel: the [`AgentId`].
     pub agent: u32,
     /// 1, the general service interface.
     pub qpn: u32,
-    /// See [`mad::Class`].
+    /// The management class, see [`mad::Class`].
     pub class: u8,
-    /// Of the class.
+    /// Version of the class.
     pub class_version: u8,
-    /// 0.
+    /// Always 0.
     pub reserved_10: [u8; 2],
-    /// 0: the kernel leaves nothing to us that it can do.
+    /// 0: the kernel leaves no part of its work to the program.
     pub flags: u32,
-    /// Which requests are wanted, a bit for each method. Two numbers of 64 bits.
+    /// A bit for each method whose requests the agent receives, as two numbers of 64 bits.
     pub method_mask: [u32; 4],
-    /// Of a vendor's class.
+    /// Of a vendor's class; else 0.
     pub oui: u32,
-    /// 0: the kernel leaves RMPP alone.
+    /// 0: the kernel does not handle RMPP.
     pub rmpp_version: u8,
-    /// 0.
+    /// Always 0.
     pub reserved_37: [u8; 3],
 }
 
 impl RegisterWire {
-    /// An agent that asks the SA.
+    /// An agent that sends questions to the SA.
     pub const SA_CLIENT: Self = Self {
         agent: 0,
         method_mask: [0; 4],
@@ -300,15 +300,15 @@ impl RegisterWire {
         reserved: [0],
     };
 
-    /// An agent that takes reports of the SA. One program at a port can have it.
+    /// An agent that receives reports of the SA. Only one program at a port can have it.
     pub const SA_REPORTS: Self = Self { method_mask: REPORTS, ..Self::SA_CLIENT };
 }
 
 impl Register2Wire {
-    /// An agent that takes reports of the SA. One program at a port can have it.
+    /// An agent that receives reports of the SA. Only one program at a port can have it.
     pub const SA_REPORTS: Self = Self { method_mask: REPORTS, ..Self::SA_CLIENT };
 
-    /// An agent that asks the SA.
+    /// An agent that sends questions to the SA.
     pub const SA_CLIENT: Self = Self {
         agent: 0,
         qpn: GSI_QPN,
@@ -323,15 +323,15 @@ impl Register2Wire {
     };
 }
 
-/// A mask with the bit of [`mad::Method::REPORT`] alone.
+/// A mask with only the bit of [`mad::Method::REPORT`].
 const REPORTS: [u32; 4] = {
     let bit = 1 << mad::Method::REPORT.get();
-    // Two numbers of 64 bits in the machine's byte order.
+    // The kernel reads two numbers of 64 bits in host byte order.
     if cfg!(target_endian = "big") { [0, bit, 0, 0] } else { [bit, 0, 0, 0] }
 };
-/// Of the general service interface (IBA vol. 1 §13.5.1).
+/// QPN of the general service interface (IBA vol. 1 §13.5.1).
 const GSI_QPN: u32 = 1;
-/// Of the general service interface (IBA vol. 1 §10.2.5).
+/// Q_Key of the general service interface (IBA vol. 1 §10.2.5).
 const GSI_QKEY: u32 = 0x8001_0000;
 const ETIMEDOUT: u32 = 110;
 

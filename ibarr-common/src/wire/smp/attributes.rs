@@ -1,23 +1,23 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 
-//! Layouts of the attributes but PortInfo.
+//! Layouts of the attributes other than PortInfo.
 
 use zerocopy::network_endian::{U16, U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
-/// What a node is (IBA vol. 1 §14.2.5.3).
+/// The type of a node (IBA vol. 1 §14.2.5.3).
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub enum NodeType {
-    /// A channel adapter: where packets begin and end.
+    /// Channel adapter: the source and destination of packets.
     ChannelAdapter,
-    /// Moves packets within a subnet.
+    /// Forwards packets within a subnet.
     Switch,
-    /// Moves packets between subnets.
+    /// Forwards packets between subnets.
     Router,
 }
 
 impl NodeType {
-    /// From its number.
+    /// `None` for an undefined number.
     pub const fn new(number: u8) -> Option<Self> {
         Some(match number {
             1 => Self::ChannelAdapter,
@@ -27,7 +27,7 @@ impl NodeType {
         })
     }
 
-    /// Its number.
+    /// The number in NodeInfo.
     pub const fn get(self) -> u8 {
         match self {
             Self::ChannelAdapter => 1,
@@ -41,29 +41,29 @@ impl NodeType {
 #[derive(Clone, Copy, Debug, FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned)]
 #[repr(C)]
 pub struct NodeInfoWire {
-    /// 1.
+    /// Always 1.
     pub base_version: u8,
-    /// 1.
+    /// Always 1.
     pub class_version: u8,
     /// See [`NodeType`].
     pub node_type: u8,
-    /// Ports on cables.
+    /// Number of external ports.
     pub port_count: u8,
-    /// What is sold as one has one.
+    /// GUID of the system that the node is part of.
     pub system_image_guid: U64,
-    /// The node's.
+    /// GUID of the node.
     pub node_guid: U64,
-    /// The GUID of the port that the SMP came in by.
+    /// GUID of the port that the SMP arrived on.
     pub port_guid: U64,
-    /// Entries of the P_Key table of each port, of a switch's of its port 0.
+    /// Size of the P_Key table of each port; of port 0 in a switch.
     pub partition_cap: U16,
-    /// The vendor's.
+    /// Device number of the vendor.
     pub device_id: U16,
-    /// The vendor's.
+    /// Revision number of the vendor.
     pub revision: U32,
-    /// The port that the SMP came in by.
+    /// The port that the SMP arrived on.
     pub local_port: u8,
-    /// IEEE's number of the vendor.
+    /// The vendor's IEEE number.
     pub vendor_id: [u8; 3],
 }
 
@@ -71,39 +71,39 @@ pub struct NodeInfoWire {
 #[derive(Clone, Copy, Debug, Default, FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned)]
 #[repr(C)]
 pub struct SwitchInfoWire {
-    /// Entries of the linear forwarding table.
+    /// Capacity of the linear forwarding table.
     pub linear_cap: U16,
-    /// Entries of the random one. 0: there is none.
+    /// Capacity of the random forwarding table; 0 if there is none.
     pub random_cap: U16,
-    /// Entries of the multicast one.
+    /// Capacity of the multicast forwarding table.
     pub multicast_cap: U16,
-    /// The last LID that is forwarded.
+    /// The highest LID that is forwarded.
     pub linear_top: U16,
-    /// For LIDs that are not in the random table.
+    /// The port for LIDs that are not in the random table.
     pub default_port: u8,
-    /// For groups that are not in the table, from other ports than itself.
+    /// The port for groups that are not in the table, unless the packet entered by this port.
     pub default_multicast_primary: u8,
-    /// And from itself.
+    /// The port for groups that are not in the table, if the packet entered by the primary port.
     pub default_multicast_not_primary: u8,
     /// LifeTimeValue, 5 bits; PortStateChange, 1; OptimizedSLtoVL, 2.
     pub life_time: u8,
-    /// Of the random table.
+    /// LIDs per port in the random table.
     pub lids_per_port: U16,
-    /// Entries of the P_Key table of each external port.
+    /// Size of the P_Key table of each external port.
     pub partition_enforcement_cap: U16,
     /// InboundEnforcementCap, OutboundEnforcementCap, FilterRawInboundCap, FilterRawOutboundCap,
     /// EnhancedPort0, 1 bit each; 3 reserved.
     pub capabilities: u8,
     /// Reserved.
     pub reserved: u8,
-    /// The last multicast LID that is forwarded. 0: all of the table.
+    /// The highest multicast LID that is forwarded; 0 for the whole table.
     pub multicast_top: U16,
 }
 
 impl SwitchInfoWire {
-    /// In [`SwitchInfoWire::life_time`]: the state of a port has changed. Written as 1 to clear it.
+    /// In [`SwitchInfoWire::life_time`]: the state of a port has changed. Writing 1 clears it.
     pub const PORT_STATE_CHANGE: u8 = 0x04;
-    /// In [`SwitchInfoWire::capabilities`]: P_Keys are enforced, inbound and outbound.
+    /// In [`SwitchInfoWire::capabilities`]: the switch enforces P_Keys, inbound and outbound.
     pub const ENFORCES_P_KEYS: u8 = 0xc0;
 }
 
@@ -111,18 +111,18 @@ impl SwitchInfoWire {
 #[derive(Clone, Copy, Debug, FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned)]
 #[repr(C)]
 pub struct SmInfoWire {
-    /// Of the port that it runs behind.
+    /// GUID of the subnet manager's port.
     pub guid: U64,
-    /// What another manager has to know to be believed.
+    /// Proof to other managers that this one is trusted.
     pub sm_key: U64,
-    /// Goes up while it is alive.
+    /// Increases while the manager is alive.
     pub activity: U32,
     /// Priority, 4 bits; [`SmState`], 4.
     pub priority_state: u8,
 }
 
 impl SmInfoWire {
-    /// What it does at present. `None`: a number that no state has.
+    /// The state of the manager; `None` for an undefined number.
     pub const fn state(&self) -> Option<SmState> {
         Some(match self.priority_state & 0x0f {
             0 => SmState::NotActive,
@@ -134,16 +134,16 @@ impl SmInfoWire {
     }
 }
 
-/// What a subnet manager does at present.
+/// The state of a subnet manager.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub enum SmState {
-    /// Nothing, as it was told.
+    /// Inactive, because it was told so.
     NotActive,
-    /// Looks who is there.
+    /// Discovers other managers.
     Discovering,
     /// Waits for the master to fail.
     Standby,
-    /// Runs the subnet.
+    /// Manages the subnet.
     Master,
 }
 
@@ -155,15 +155,15 @@ pub enum SmState {
 pub struct NoticeWire {
     /// Generic, 1 bit; type, 7.
     pub generic_type: u8,
-    /// A [`NodeType`].
+    /// The [`NodeType`] of the issuer.
     pub producer: [u8; 3],
-    /// What happened.
+    /// The trap number.
     pub trap: U16,
-    /// Whose trap it is.
+    /// LID of the issuer.
     pub issuer: U16,
-    /// Of traps that were not sent for lack of room.
+    /// Toggle bit, and number of traps not sent for lack of room.
     pub toggle_count: U16,
-    /// The trap decides.
+    /// Defined by the trap.
     pub details: [u8; 54],
 }
 
@@ -171,10 +171,9 @@ pub struct NoticeWire {
 pub type GuidBlock = [U64; 8];
 /// Layout of a block of the P_Key table: 32 entries.
 pub type PKeyBlock = [U16; 32];
-/// Layout of a block of the linear forwarding table: the port for each of 64 LIDs, 255 for none.
+/// Layout of a block of the linear forwarding table: the port of each of 64 LIDs, 255 for none.
 pub type LinearForwardingBlock = [u8; 64];
-/// Layout of a block of the multicast forwarding table: the ports for each of 32 LIDs, 16 ports a
-/// position.
+/// Layout of a block of the multicast forwarding table: a mask of 16 ports for each of 32 LIDs.
 pub type MulticastForwardingBlock = [U16; 32];
 
 const _: () = {

@@ -6,17 +6,17 @@
 //! | bytes | field | rule |
 //! |---|---|---|
 //! | 0..23 | MAD header | classes 0x01 and 0x81, class version 1 |
-//! | 24..31 | M_Key | what the agent wants to see before it obeys |
-//! | 32..33 | DrSLID | directed route: where its first LID-routed part starts, permissive without |
-//! | 34..35 | DrDLID | directed route: where its last LID-routed part ends, permissive without |
+//! | 24..31 | M_Key | proof that the sender may manage the agent's port |
+//! | 32..33 | DrSLID | directed route: start of the LID-routed part before it; permissive if none |
+//! | 34..35 | DrDLID | directed route: end of the LID-routed part after it; permissive if none |
 //! | 36..63 | reserved | |
 //! | 64..127 | data | one attribute, or a block of it |
-//! | 128..191 | initial path | directed route: the port to leave each node by, from index 1 |
-//! | 192..255 | return path | directed route: the port that each node was entered by |
+//! | 128..191 | initial path | directed route: the exit port of each node, from index 1 |
+//! | 192..255 | return path | directed route: the entry port of each node |
 //!
-//! A directed-route SMP walks the initial path up to its hop count, hop by hop, while its hop pointer
-//! counts up; then its answer walks the return path while it counts down (§14.2.2). The direction
-//! is the highest bit of its status.
+//! A directed-route SMP follows the initial path up to its hop count, and its hop pointer counts
+//! up; then its answer follows the return path, and the hop pointer counts down (§14.2.2). The
+//! highest bit of the status is the direction.
 
 mod attributes;
 mod port_info;
@@ -32,37 +32,37 @@ use zerocopy::{FromBytes, FromZeros, Immutable, IntoBytes, KnownLayout, Unaligne
 
 use crate::wire::mad::{self, AttributeId, Class, Error, Method, Status, Tid};
 
-/// Bytes of the data field: an attribute is never longer.
+/// Size of the data field in bytes; no attribute is longer.
 pub const DATA_LEN: usize = 64;
 
-/// Most hops of a directed route.
+/// Maximum number of hops of a directed route.
 pub const MAX_HOPS: u8 = 63;
 
 const CLASS_VERSION: u8 = 1;
 
 /// An event that an agent or manager reports (trap).
 pub const NOTICE: AttributeId = AttributeId::NOTICE;
-/// Its name, for people: 64 bytes of text.
+/// Name of a node: 64 bytes of text.
 pub const NODE_DESCRIPTION: AttributeId = AttributeId::new(0x0010);
-/// What a node is: [`NodeInfoWire`].
+/// Type and identity of a node: [`NodeInfoWire`].
 pub const NODE_INFO: AttributeId = AttributeId::new(0x0011);
-/// What a switch can do: [`SwitchInfoWire`].
+/// Capabilities of a switch: [`SwitchInfoWire`].
 pub const SWITCH_INFO: AttributeId = AttributeId::new(0x0012);
 /// The GUIDs of a port: [`GuidBlock`].
 pub const GUID_INFO: AttributeId = AttributeId::new(0x0014);
-/// What a port is and does: [`PortInfoWire`].
+/// State and capabilities of a port: [`PortInfoWire`].
 pub const PORT_INFO: AttributeId = AttributeId::new(0x0015);
-/// The partitions of a port: [`PKeyBlock`].
+/// The P_Keys of a port: [`PKeyBlock`].
 pub const P_KEY_TABLE: AttributeId = AttributeId::new(0x0016);
-/// Which virtual lane a service level takes: 16 nibbles.
+/// The virtual lane of each service level: 16 nibbles.
 pub const SL_TO_VL_TABLE: AttributeId = AttributeId::new(0x0017);
-/// Which virtual lane goes first: 32 pairs of lane and weight.
+/// The priority of virtual lanes: 32 pairs of lane and weight.
 pub const VL_ARBITRATION: AttributeId = AttributeId::new(0x0018);
-/// Which port leads to a LID: [`LinearForwardingBlock`].
+/// The port that leads to each LID: [`LinearForwardingBlock`].
 pub const LINEAR_FORWARDING: AttributeId = AttributeId::new(0x0019);
-/// Which ports lead to a multicast group: [`MulticastForwardingBlock`].
+/// The ports that lead to each multicast group: [`MulticastForwardingBlock`].
 pub const MULTICAST_FORWARDING: AttributeId = AttributeId::new(0x001b);
-/// What a subnet manager is: [`SmInfoWire`].
+/// State of a subnet manager: [`SmInfoWire`].
 pub const SM_INFO: AttributeId = AttributeId::new(0x0020);
 
 /// A legal SMP.
@@ -70,10 +70,10 @@ pub const SM_INFO: AttributeId = AttributeId::new(0x0020);
 pub struct Smp(SmpWire);
 
 impl Smp {
-    /// Reads the payload of a packet to QP 0.
+    /// Parses the payload of a packet to QP 0.
     ///
     /// # Errors
-    /// Anything but an SMP of 256 bytes, and hop counts beyond [`MAX_HOPS`].
+    /// Anything except an SMP of 256 bytes whose hop count is at most [`MAX_HOPS`].
     pub fn parse(mad: &[u8]) -> Result<Self, Error> {
         let wire = SmpWire::read_from_bytes(mad).map_err(|_| Error::Truncated)?;
         let (header, _) = mad::Header::parse(mad)?;
@@ -92,8 +92,8 @@ impl Smp {
         Ok(this)
     }
 
-    /// A request by directed route: `path` are the ports to leave by, from the sender's own on.
-    /// `None` if it is longer than [`MAX_HOPS`].
+    /// A request by directed route. `path` lists the exit ports, starting at the sender's. `None`
+    /// if it is longer than [`MAX_HOPS`].
     pub fn directed(method: Method, attribute: AttributeId, path: &[u8]) -> Option<Self> {
         let mut this = Self::lid_routed(method, attribute);
         this.0.header.class = Class::SM_DIRECTED_ROUTE.get();
@@ -105,7 +105,7 @@ impl Smp {
         Some(this)
     }
 
-    /// A request that goes by LID.
+    /// A request that is routed by LID.
     pub fn lid_routed(method: Method, attribute: AttributeId) -> Self {
         let mut this = Self(SmpWire::new_zeroed());
         this.0.header = mad::Header {
@@ -127,53 +127,53 @@ impl Smp {
         self.0.as_bytes()
     }
 
-    /// Whether it goes by directed route.
+    /// Whether it is routed by directed route.
     pub fn is_directed(&self) -> bool {
         self.0.header.class == Class::SM_DIRECTED_ROUTE.get()
     }
 
-    /// Sets whether it goes by directed route. Nothing else of it changes.
+    /// Sets whether it is routed by directed route, and changes nothing else.
     pub fn set_directed(&mut self, directed: bool) {
         let class = if directed { Class::SM_DIRECTED_ROUTE } else { Class::SM_LID_ROUTED };
         self.0.header.class = class.get();
     }
 
-    /// What it wants.
+    /// The operation.
     pub fn method(&self) -> Method {
         Method::new(self.0.header.method)
     }
 
-    /// What it is about.
+    /// The attribute that the operation is about.
     pub fn attribute(&self) -> AttributeId {
         AttributeId::new(self.0.header.attribute.get())
     }
 
-    /// Which of these.
+    /// The instance or block of the attribute.
     pub fn modifier(&self) -> u32 {
         self.0.header.modifier.get()
     }
 
-    /// Says which of these.
+    /// Selects an instance or block of the attribute.
     pub fn set_modifier(&mut self, modifier: u32) {
         self.0.header.modifier = modifier.into();
     }
 
-    /// What ties an answer to its request.
+    /// The ID that ties an answer to its request.
     pub fn tid(&self) -> Tid {
         Tid::new(self.0.header.tid.get())
     }
 
-    /// Ties it to its answer.
+    /// Sets the ID that ties an answer to its request.
     pub fn set_tid(&mut self, tid: Tid) {
         self.0.header.tid = tid.get().into();
     }
 
-    /// How it went.
+    /// The result.
     pub fn status(&self) -> Status {
         Status::new(self.0.header.status.get() & !DIRECTION)
     }
 
-    /// The M_Key it carries. 0 is none.
+    /// The M_Key; 0 if there is none.
     pub fn m_key(&self) -> u64 {
         self.0.m_key.get()
     }
@@ -183,12 +183,12 @@ impl Smp {
         &self.0.data
     }
 
-    /// The attribute, to be written.
+    /// The attribute, or a block of it, for writing.
     pub fn data_mut(&mut self) -> &mut [u8; DATA_LEN] {
         &mut self.0.data
     }
 
-    /// Forgets the route: with it gone, and not directed, it goes by LID.
+    /// Removes the directed route. If the SMP is not directed either, it is routed by LID.
     pub fn forget_route(&mut self) {
         self.0.header.status = 0.into();
         self.0.header.class_specific = 0.into();
@@ -198,51 +198,51 @@ impl Smp {
         self.0.return_path = [0; 64];
     }
 
-    /// Makes it the answer to itself, which goes back the way it came.
+    /// Turns the request into its answer, which returns by the same route.
     pub fn answer(&mut self, status: Status) {
         self.0.header.method = Method::GET_RESP.get();
         let direction = if self.is_directed() { DIRECTION } else { 0 };
         self.0.header.status = (status.get() | direction).into();
     }
 
-    /// Whether it goes back along its return path.
+    /// Whether it travels along its return path.
     pub fn is_returning(&self) -> bool {
         self.0.header.status.get() & DIRECTION != 0
     }
 
-    /// The hops of its directed route.
+    /// Number of hops of its directed route.
     pub fn hop_count(&self) -> u8 {
         self.0.header.class_specific.get().to_be_bytes()[1]
     }
 
-    /// How many of them it has come.
+    /// Number of hops that it has passed.
     pub fn hop_pointer(&self) -> u8 {
         self.0.header.class_specific.get().to_be_bytes()[0]
     }
 
-    /// Says how many hops it has come.
+    /// Sets the number of hops that it has passed.
     pub fn set_hop_pointer(&mut self, pointer: u8) {
         self.0.header.class_specific = u16::from_be_bytes([pointer, self.hop_count()]).into();
     }
 
-    /// The port to leave the node at `hop` by. 0 past the end of the path.
+    /// The exit port of the node at `hop`; 0 past the end of the path.
     pub fn exit(&self, hop: u8) -> u8 {
         self.0.initial_path.get(usize::from(hop)).copied().unwrap_or_default()
     }
 
-    /// The port that the node at `hop` was entered by. 0 past the end of the path.
+    /// The entry port of the node at `hop`; 0 past the end of the path.
     pub fn entry(&self, hop: u8) -> u8 {
         self.0.return_path.get(usize::from(hop)).copied().unwrap_or_default()
     }
 
-    /// Writes down the port that the node at `hop` was entered by.
+    /// Records the entry port of the node at `hop`.
     pub fn set_entry(&mut self, hop: u8, port: u8) {
         if let Some(entry) = self.0.return_path.get_mut(usize::from(hop)) {
             *entry = port;
         }
     }
 
-    /// Whether a LID-routed part follows its directed route, or came before.
+    /// Whether a LID-routed part precedes or follows its directed route.
     pub fn has_lid_routed_part(&self) -> bool {
         let end = if self.is_returning() { self.0.dr_slid } else { self.0.dr_dlid };
         self.is_directed() && end.get() != u16::MAX
@@ -259,17 +259,17 @@ pub struct SmpWire {
     pub header: mad::HeaderWire,
     /// See [`Smp::m_key`].
     pub m_key: U64,
-    /// 0xffff, or the LID at which the directed route starts.
+    /// 0xffff, or the LID where the directed route starts.
     pub dr_slid: U16,
-    /// 0xffff, or the LID that it goes on to.
+    /// 0xffff, or the LID where the directed route ends.
     pub dr_dlid: U16,
     /// Reserved.
     pub reserved: [u8; 28],
     /// See [`Smp::data`].
     pub data: [u8; DATA_LEN],
-    /// From index 1.
+    /// Exit ports, from index 1.
     pub initial_path: [u8; 64],
-    /// From index 1.
+    /// Entry ports, from index 1.
     pub return_path: [u8; 64],
 }
 

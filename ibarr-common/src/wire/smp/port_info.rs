@@ -1,27 +1,27 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 
-//! PortInfo: what a port is, and what the subnet manager made of it.
+//! PortInfo: the state of a port and its configuration by the subnet manager.
 
 use zerocopy::network_endian::{U16, U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
 use crate::ib::{Lid, Sl};
 
-/// What a port lets pass.
+/// The logical state of a port: the packets that it passes.
 #[derive(Clone, Copy, Debug, Eq, Ord, PartialEq, PartialOrd)]
 pub enum PortState {
-    /// Nothing: there is no link.
+    /// No packets: there is no link.
     Down,
-    /// Subnet management.
+    /// Only subnet management packets.
     Initialize,
-    /// That, and what comes in.
+    /// Subnet management packets, and received data packets.
     Armed,
-    /// Everything.
+    /// All packets.
     Active,
 }
 
 impl PortState {
-    /// From its number. `None` for 0, which asks for no change, and numbers that no state has.
+    /// `None` for 0, which asks for no change, and for undefined numbers.
     pub const fn new(number: u8) -> Option<Self> {
         Some(match number {
             1 => Self::Down,
@@ -32,7 +32,7 @@ impl PortState {
         })
     }
 
-    /// Its number.
+    /// The number in PortInfo.
     pub const fn get(self) -> u8 {
         match self {
             Self::Down => 1,
@@ -43,21 +43,21 @@ impl PortState {
     }
 }
 
-/// What a port's hardware does.
+/// The physical state of a port.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub enum PhysicalState {
-    /// Waits to be told.
+    /// Inactive until software enables it.
     Sleep,
-    /// Looks for a peer.
+    /// Searches for a link partner.
     Polling,
-    /// Is off.
+    /// Switched off.
     Disabled,
     /// Has a link.
     LinkUp,
 }
 
 impl PhysicalState {
-    /// From its number. `None` for 0, which asks for no change, and what software cannot ask for.
+    /// `None` for 0, which asks for no change, and for states that software cannot request.
     pub const fn new(number: u8) -> Option<Self> {
         Some(match number {
             1 => Self::Sleep,
@@ -68,7 +68,7 @@ impl PhysicalState {
         })
     }
 
-    /// Its number.
+    /// The number in PortInfo.
     pub const fn get(self) -> u8 {
         match self {
             Self::Sleep => 1,
@@ -95,27 +95,27 @@ impl PhysicalState {
 )]
 #[repr(C)]
 pub struct PortInfoWire {
-    /// What a manager has to show before it may change anything. 0: nothing.
+    /// The key that a manager must show to change anything; 0 for none.
     pub m_key: U64,
     /// Upper half of the port's GIDs.
     pub gid_prefix: U64,
-    /// The port's. 0: none yet.
+    /// LID of the port; 0 if it has none yet.
     pub lid: U16,
-    /// The master subnet manager's. 0: none yet.
+    /// LID of the master subnet manager; 0 if unknown.
     pub sm_lid: U16,
-    /// What it offers; see the constants.
+    /// Capabilities: the constants below.
     pub capability_mask: U32,
-    /// The vendor's.
+    /// Diagnostic code of the vendor.
     pub diag_code: U16,
-    /// Seconds.
+    /// In seconds.
     pub m_key_lease: U16,
-    /// The port that the SMP came in by.
+    /// The port that the SMP arrived on.
     pub local_port: u8,
-    /// Widths that it may use: bits for 1, 4, 8, 12 lanes, and 2.
+    /// Enabled link widths: bits for 1, 4, 8, 12 and 2 lanes.
     pub width_enabled: u8,
-    /// Widths that it can use.
+    /// Supported link widths.
     pub width_supported: u8,
-    /// The one in use.
+    /// The link width in use.
     pub width_active: u8,
     /// LinkSpeedSupported, 4 bits; [`PortState`], 4.
     pub speed_supported_state: u8,
@@ -129,11 +129,11 @@ pub struct PortInfoWire {
     pub mtu_sm_sl: u8,
     /// VLCap, 4 bits; InitType, 4.
     pub vl_cap_init: u8,
-    /// Of virtual lane arbitration.
+    /// Limit of high-priority traffic in virtual lane arbitration.
     pub vl_high_limit: u8,
-    /// Entries of its table for high priority.
+    /// Size of the high-priority arbitration table.
     pub vl_arb_high_cap: u8,
-    /// And for low.
+    /// Size of the low-priority arbitration table.
     pub vl_arb_low_cap: u8,
     /// InitTypeReply, 4 bits; MTUCap, 4.
     pub init_reply_mtu_cap: u8,
@@ -142,13 +142,13 @@ pub struct PortInfoWire {
     /// OperationalVLs, 4 bits; PartitionEnforcementInbound, -Outbound, FilterRawInbound,
     /// -Outbound, 1 each.
     pub vls_enforcement: u8,
-    /// SMPs with a wrong M_Key.
+    /// Number of SMPs with a wrong M_Key.
     pub m_key_violations: U16,
-    /// Packets with a P_Key that the port does not have.
+    /// Number of packets with a P_Key that the port does not have.
     pub p_key_violations: U16,
-    /// Packets with a wrong Q_Key.
+    /// Number of packets with a wrong Q_Key.
     pub q_key_violations: U16,
-    /// Entries of the GUID table.
+    /// Size of the GUID table.
     pub guid_cap: u8,
     /// ClientReregister, 1 bit; 2 reserved; SubnetTimeOut, 5.
     pub reregister_timeout: u8,
@@ -156,11 +156,11 @@ pub struct PortInfoWire {
     pub response_time: u8,
     /// LocalPhyErrors, 4 bits; OverrunErrors, 4.
     pub error_thresholds: u8,
-    /// Of flow control.
+    /// Hint for flow control.
     pub max_credit_hint: U16,
     /// 8 bits reserved; LinkRoundTripLatency, 24.
     pub round_trip: U32,
-    /// More of what it offers.
+    /// More capabilities.
     pub capability_mask_2: U16,
     /// LinkSpeedExtActive, 4 bits; LinkSpeedExtSupported, 4.
     pub speed_ext_active: u8,
@@ -169,62 +169,62 @@ pub struct PortInfoWire {
 }
 
 impl PortInfoWire {
-    /// Capability: a subnet manager runs behind it.
+    /// Capability: a subnet manager runs on this port.
     pub const IS_SM: u32 = 1 << 1;
-    /// Capability: it sends notices.
+    /// Capability: the port sends notices.
     pub const HAS_NOTICE: u32 = 1 << 2;
-    /// Capability: it sends traps.
+    /// Capability: the port sends traps.
     pub const HAS_TRAP: u32 = 1 << 3;
     /// Capability: service levels are mapped to virtual lanes.
     pub const HAS_SL_MAPPING: u32 = 1 << 6;
-    /// Capability: the node has a GUID of the system.
+    /// Capability: the node has a system image GUID.
     pub const HAS_SYSTEM_IMAGE_GUID: u32 = 1 << 11;
     /// Capability: extended speeds.
     pub const HAS_EXTENDED_SPEEDS: u32 = 1 << 14;
-    /// Capability: ClientReregister is passed on.
+    /// Capability: the port passes ClientReregister on to clients.
     pub const HAS_CLIENT_REREGISTER: u32 = 1 << 25;
 
-    /// The port's LID.
+    /// The LID of the port, if it has one.
     pub const fn lid(&self) -> Option<Lid> {
         Lid::new(self.lid.get())
     }
 
-    /// The lower bits of its LID that do not count: it answers to 2^lmc of them.
+    /// Number of low bits of the LID that are ignored: the port has 2^lmc LIDs.
     pub const fn lmc(&self) -> u8 {
         self.m_key_protect_lmc & 0x07
     }
 
-    /// Whether packets to `lid` are for it.
+    /// Whether `lid` is one of the port's LIDs.
     pub fn has_lid(&self, lid: Lid) -> bool {
         self.lid().is_some_and(|own| own.get() >> self.lmc() == lid.get() >> self.lmc())
     }
 
-    /// Where the master subnet manager is.
+    /// The LID of the master subnet manager, if known.
     pub const fn sm_lid(&self) -> Option<Lid> {
         Lid::new(self.sm_lid.get())
     }
 
-    /// The service level to reach it by.
+    /// The service level of packets to the subnet manager.
     pub const fn sm_sl(&self) -> Sl {
         Sl::from_low_bits(self.mtu_sm_sl)
     }
 
-    /// What it lets pass.
+    /// The logical state.
     pub fn state(&self) -> PortState {
         PortState::new(self.speed_supported_state & 0x0f).unwrap_or(PortState::Down)
     }
 
-    /// Says what it lets pass.
+    /// Sets the logical state.
     pub fn set_state(&mut self, state: PortState) {
         self.speed_supported_state = self.speed_supported_state & 0xf0 | state.get();
     }
 
-    /// What its hardware does.
+    /// The physical state.
     pub fn physical_state(&self) -> PhysicalState {
         PhysicalState::new(self.physical_default >> 4).unwrap_or(PhysicalState::Polling)
     }
 
-    /// Says what its hardware does.
+    /// Sets the physical state.
     pub fn set_physical_state(&mut self, state: PhysicalState) {
         self.physical_default = self.physical_default & 0x0f | state.get() << 4;
     }
@@ -234,32 +234,32 @@ impl PortInfoWire {
         self.mtu_sm_sl >> 4
     }
 
-    /// Code of the largest MTU.
+    /// Code of the largest supported MTU.
     pub const fn mtu_cap(&self) -> u8 {
         self.init_reply_mtu_cap & 0x0f
     }
 
-    /// Protection of the M_Key: 0 to 3.
+    /// Protection level of the M_Key: 0 to 3.
     pub const fn m_key_protect(&self) -> u8 {
         self.m_key_protect_lmc >> 6
     }
 
-    /// Whether a packet that comes in has to be of a partition of the port's.
+    /// Whether received packets must have a P_Key of the port.
     pub const fn enforces_inbound(&self) -> bool {
         self.vls_enforcement & 0x08 != 0
     }
 
-    /// Whether a packet that goes out has to.
+    /// Whether sent packets must have a P_Key of the port.
     pub const fn enforces_outbound(&self) -> bool {
         self.vls_enforcement & 0x04 != 0
     }
 
-    /// Whether clients are to register anew.
+    /// Whether clients have to register again.
     pub const fn client_reregister(&self) -> bool {
         self.reregister_timeout & 0x80 != 0
     }
 
-    /// How long an answer may be on its way: 4.096 µs times 2 to the power of this.
+    /// Maximum time of an answer on its way: 4.096 µs times 2 to the power of this.
     pub const fn subnet_timeout(&self) -> u8 {
         self.reregister_timeout & 0x1f
     }
