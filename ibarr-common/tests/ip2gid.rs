@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 
-//! The ip2gid codec against recorded bytes, the table of hostile cases, and itself.
+//! Tests of the ip2gid codec: recorded bytes, the table of hostile cases, and round trips.
 
 mod support;
 
@@ -109,7 +109,7 @@ fn hostile_replies_are_refused_for_their_reason() {
 }
 
 #[test]
-fn who_cannot_be_replied_to_cannot_ask() {
+fn sources_that_cannot_get_a_reply_cannot_ask() {
     for source in ["10.0.0.1", "169.254.3.4", "240.0.0.1", "fd00::1", "fe80::1"] {
         assert!(can_ask(source.parse().unwrap(), 40000), "{source}");
         assert!(!can_ask(source.parse().unwrap(), 0), "{source}");
@@ -132,7 +132,7 @@ fn who_cannot_be_replied_to_cannot_ask() {
 
 proptest! {
     #[test]
-    fn what_is_emitted_is_parsed(v1: bool, msg_id: u32, target: IpAddr, gid: Option<[u8; 16]>) {
+    fn emitted_messages_are_parsed_back(v1: bool, msg_id: u32, target: IpAddr, gid: Option<[u8; 16]>) {
         let version = if v1 { Version::V1 } else { Version::V0 };
         if let Some(query) = Query::new(version, MsgId(msg_id), target) {
             prop_assert_eq!(Query::parse(query.emit().as_ref()), Ok(query));
@@ -142,7 +142,7 @@ proptest! {
     }
 
     #[test]
-    fn what_is_parsed_is_emitted_but_for_reserved_fields(bytes: Vec<u8>, at in 0usize..48, byte: u8) {
+    fn parsed_messages_are_emitted_back_except_reserved_fields(bytes: Vec<u8>, at in 0usize..48, byte: u8) {
         let mut near_miss = Query::new(Version::V1, MsgId(1), Ipv4Addr::new(10, 2, 0, 5).into())
             .unwrap().emit().as_ref().to_vec();
         if let Some(old) = near_miss.get_mut(at) {
@@ -159,7 +159,7 @@ proptest! {
     }
 
     #[test]
-    fn an_address_that_nobody_can_own_is_never_asked_for(v4: [u8; 4]) {
+    fn queries_for_impossible_addresses_cannot_be_built(v4: [u8; 4]) {
         let mapped = Ipv4Addr::from(v4).to_ipv6_mapped();
         prop_assert_eq!(Query::new(Version::V1, MsgId(1), mapped.into()), None);
         prop_assert_eq!(Query::new(Version::V1, MsgId(1), Ipv6Addr::UNSPECIFIED.into()), None);

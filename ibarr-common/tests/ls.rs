@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 
-//! The codec of the local service against recorded bytes, hostile ones, and itself.
+//! Tests of the codec of the local service: recorded bytes, hostile bytes, and round trips.
 
-// Netlink has the machine's byte order, and the recordings are of little-endian machines.
+// Netlink uses host byte order, and the recordings are of little-endian machines.
 #![cfg(target_endian = "little")]
 
 mod support;
@@ -98,7 +98,7 @@ fn messages_without_a_recording_have_the_layout_of_the_kernel_header() {
 
 #[test]
 fn verdicts_of_the_kernel_are_told_from_answers() {
-    // EPERM for an answer with `NLM_F_REQUEST`: struct nlmsgerr, the offending header behind it.
+    // EPERM for an answer with `NLM_F_REQUEST`: struct nlmsgerr, followed by the offending header.
     let refused = golden(
         "24000000 0200 0000 03000000 b4000000 ffffffff 24000000 0210 0100 03000000 b4000000",
     );
@@ -148,7 +148,7 @@ fn broken_framing_is_an_error_once_and_then_the_end() {
         let mut messages = messages(&datagram);
         assert_eq!(messages.next(), Some(Err(Error::Truncated)), "{datagram:02x?}");
         assert_eq!(messages.next(), None, "{datagram:02x?}");
-        // Who can be told of it, is still known where there is a header.
+        // With a header, the message can still be answered.
         let broken = messages.broken().map(|message| (message.kind(), message.seq()));
         assert_eq!(broken, (datagram.len() >= 16).then_some((Kind::ResolveIp, Seq(2))));
     }
@@ -220,7 +220,7 @@ fn hostile_path_requests_are_refused_for_their_reason() {
     for length in 0..whole.len() - 16 {
         let cut = framed(0x1000, 1, &whole[16..16 + length]);
         let read = Request::parse(&only(&cut));
-        // Behind SGID, behind PKEY without and with its padding, behind QOS_CLASS without.
+        // After SGID, after PKEY without and with its padding, after QOS_CLASS without padding.
         let is_whole = [120, 126, 127, 128, 134, 135].contains(&length);
         assert_eq!(read.is_ok(), is_whole, "{length}: {read:?}");
     }
@@ -234,7 +234,7 @@ fn answers_that_the_kernel_does_not_take_are_refused_for_their_reason() {
         (Error::AttributeLength, 0x1002, format!("0c000400 {}", "11".repeat(8))),
         (Error::AttributeRepeated, 0x1002, format!("14000400 {}", "11".repeat(16)).repeat(2)),
         (Error::Gid, 0x1002, format!("14000400 {}", "00".repeat(16))),
-        // As C ibarr's request has it: a family header before the attribute.
+        // The request of C ibarr: a family header before the attribute.
         (Error::Truncated, 0x1002, format!("02000000 14000400 {}", "11".repeat(16))),
         (Error::AttributeLength, 0x1000, format!("48000100 {}", "00".repeat(68))),
         (Error::AttributeLength, 0x1000, format!("50000100 {}", "00".repeat(76))),
@@ -246,7 +246,7 @@ fn answers_that_the_kernel_does_not_take_are_refused_for_their_reason() {
 }
 
 #[test]
-fn timeouts_outside_of_the_kernels_bounds_cannot_be_built() {
+fn timeouts_outside_the_kernels_bounds_cannot_be_built() {
     for (millis, is_one) in
         [(0, false), (99, false), (100, true), (200_000, true), (200_001, false)]
     {
@@ -315,7 +315,7 @@ fn any_answer() -> impl Strategy<Value = Answer> {
 
 proptest! {
     #[test]
-    fn what_is_emitted_is_parsed(
+    fn emitted_messages_are_parsed_back(
         request in any_request(), answer in any_answer(), seq: u32, port_id: u32,
         millis in 100u32..=200_000,
     ) {
@@ -337,7 +337,7 @@ proptest! {
     }
 
     #[test]
-    fn what_is_parsed_is_emitted_again(
+    fn parsed_messages_are_emitted_back(
         bytes: Vec<u8>, request in any_request(), answer in any_answer(),
         at in 0usize..MAX_LEN, byte: u8,
     ) {
@@ -381,7 +381,7 @@ fn gid(text: &str) -> Gid {
     text.parse().unwrap()
 }
 
-/// The one message in `datagram`.
+/// The only message in `datagram`.
 fn only(datagram: &[u8]) -> Message<'_> {
     let mut messages = messages(datagram);
     let message = messages.next().expect("a message").expect("a whole one");
@@ -389,7 +389,7 @@ fn only(datagram: &[u8]) -> Message<'_> {
     message
 }
 
-/// A message with a right length.
+/// A message whose length field is right.
 fn framed(kind: u16, flags: u16, payload: &[u8]) -> Vec<u8> {
     let mut bytes = u32::try_from(16 + payload.len()).unwrap().to_ne_bytes().to_vec();
     bytes.extend(kind.to_ne_bytes());

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 
-//! The codecs of MADs against recorded bytes, hostile ones, and themselves.
+//! Tests of the codecs of MADs: recorded bytes, hostile bytes, and round trips.
 
 mod support;
 
@@ -62,7 +62,7 @@ fn opensm_confirms_the_subscription_that_we_ask_for() {
     assert!(response.is_for(&request.question));
     assert!(!response.is_for(&Question::ClassPortInfo));
     assert_eq!(response.emit().octets()[..bytes.len()], bytes);
-    // It repeats what it was asked.
+    // It repeats the question.
     let asked = *request.emit().octets();
     assert_eq!(asked[3], Method::SET.get());
     assert_eq!(asked[48..], response.emit().octets()[48..]);
@@ -70,7 +70,7 @@ fn opensm_confirms_the_subscription_that_we_ask_for() {
 }
 
 #[test]
-fn subscription_that_is_not_ours_is_refused() {
+fn confirmation_of_an_unknown_subscription_is_refused() {
     let bytes = golden(include_str!("golden/sa-inform-set-resp-opensm.hex"));
     let cases = [(56 + 22, 0), (56 + 23, 2), (56 + 27, 66)];
     for (at, value) in cases {
@@ -105,7 +105,7 @@ fn recorded_reports_are_understood_and_answered_with_their_notice() {
 }
 
 #[test]
-fn report_about_nothing_that_can_be_is_understood_as_other() {
+fn report_with_an_impossible_subject_is_read_as_other() {
     let bytes = golden(include_str!("golden/sa-report-64-opensm.hex"));
     let changed = |at: usize, with: &[u8]| {
         let mut bytes = bytes.clone();
@@ -125,7 +125,7 @@ fn method_says_whether_it_is_an_answer() {
 }
 
 #[test]
-fn status_is_told_apart() {
+fn status_codes_are_distinguished() {
     let no_records = Status::new(0x0300);
     assert_eq!((no_records.class_code(), no_records.is_busy()), (3, false));
     assert!(Status::new(0x0001).is_busy() && !Status::new(0x0001).is_redirect());
@@ -148,7 +148,7 @@ fn recorded_answer_is_read_and_its_record_kept_byte_for_byte() {
     assert_eq!(response.tid.transaction(), Transaction(0x1122_0000));
     let Answer::Path(record) = response.answer else { panic!("{response:?}") };
     assert_eq!(record.octets(), bytes[56..]);
-    // What we would write differs in what the SA repeats of the question: its mask.
+    // Our bytes differ only in the mask, which the SA repeats from the question.
     let mut expected = bytes.clone();
     expected[48..56].fill(0);
     expected.resize(mad::LEN, 0);
@@ -179,7 +179,7 @@ fn recorded_record_is_read_and_written_byte_for_byte() {
 }
 
 #[test]
-fn path_over_a_router_has_its_hop_limit_in_the_last_byte_of_the_flow() {
+fn hop_limit_is_the_last_byte_of_the_flow_field() {
     let mut octets: [u8; 64] = golden(RECORD).try_into().unwrap();
     octets[44..48].copy_from_slice(&[0, 0x12, 0x34, 0xff]);
     let fields = Fields::parse(&PathRecord::from_octets(octets)).unwrap();
@@ -203,7 +203,7 @@ fn every_component_of_a_question_has_its_bit_and_place() {
 }
 
 #[test]
-fn what_is_no_path_is_refused() {
+fn illegal_path_records_are_refused() {
     let with = |at: usize, value: u8, len: usize| {
         let mut bytes = golden(GET_RESP);
         bytes[56 + at..56 + at + len].fill(value);
@@ -225,7 +225,7 @@ fn question_and_answer_are_never_taken_for_each_other() {
 }
 
 #[test]
-fn refusals_are_told_apart_and_need_no_attribute() {
+fn refusals_are_distinguished_and_need_no_attribute() {
     let request = Request { tid: Tid::new(7), question: Question::Path(question()) };
     let cases = [
         (Refusal::BUSY, true, false),
@@ -245,7 +245,7 @@ fn refusals_are_told_apart_and_need_no_attribute() {
 }
 
 #[test]
-fn announcement_of_quality_of_service_is_bit_1_of_the_second_mask() {
+fn quality_of_service_is_bit_1_of_the_second_capability_mask() {
     let mut bytes = [0; 72];
     bytes[4..8].copy_from_slice(&(2_u32 << 5 | 0x12).to_be_bytes());
     let wire = ClassPortInfoWire::read_from_bytes(&bytes).unwrap();
@@ -260,7 +260,7 @@ fn announcement_of_quality_of_service_is_bit_1_of_the_second_mask() {
 #[test]
 fn recorded_umad_headers_are_written_and_read_byte_for_byte() {
     let mut expected = golden(include_str!("golden/umad-write-56-ibsim.hex"));
-    // We repeat ourselves, the recorded program had the kernel do it.
+    // ibarr resends by itself; the recorded program let the kernel do it.
     expected[12] = 0;
     expected.extend(golden(GET));
     expected.resize(56 + mad::LEN, 0);
@@ -288,7 +288,7 @@ fn recorded_umad_headers_are_written_and_read_byte_for_byte() {
 }
 
 #[test]
-fn what_is_given_back_unanswered_is_a_header_alone() {
+fn unanswered_request_is_read_from_a_header_alone() {
     let sent = golden(GET);
     for form in [Form::WithoutPKey, Form::WithPKey] {
         let received = Received::Unanswered { agent: AgentId(3), tid: Tid::new(0x1122_0000) };
@@ -304,7 +304,7 @@ fn gid(text: &str) -> Gid {
     text.parse().unwrap()
 }
 
-/// Of the recording.
+/// The question of the recording.
 fn question() -> PathQuestion {
     PathQuestion {
         dgid: gid("fe80::10:1"),
@@ -345,17 +345,17 @@ prop_compose! {
 
 proptest! {
     #[test]
-    fn any_question_comes_back_from_its_bytes(question in any_question(), tid: u64) {
+    fn emitted_questions_are_parsed_back(question in any_question(), tid: u64) {
         let request = Request { tid: Tid::new(tid), question: Question::Path(question) };
         prop_assert_eq!(Request::parse(request.emit().as_ref()), Ok(request));
     }
 
     #[test]
-    fn any_bytes_are_read_without_panic_and_what_is_read_is_written_again(
+    fn any_bytes_parse_without_panic_and_results_are_emitted_back(
         mut bytes in proptest::collection::vec(any::<u8>(), 0..300),
         start in 0..3_u8,
     ) {
-        // Most bytes are no MAD of the class.
+        // Random bytes are rarely a MAD of the class.
         let recorded = golden(if start == 0 { GET } else { GET_RESP });
         let header = if start < 2 { &recorded[..24] } else { &[] };
         bytes.iter_mut().zip(header).for_each(|(to, from)| *to = *from);
@@ -373,7 +373,7 @@ proptest! {
     }
 
     #[test]
-    fn any_mad_sent_stands_behind_a_header_of_its_form(
+    fn emitted_mad_follows_a_header_of_its_form(
         octets in any::<[u8; 32]>(), agent: u32, millis: u32,
     ) {
         let mut mad = [0; mad::LEN];
@@ -396,7 +396,7 @@ proptest! {
     }
 
     #[test]
-    fn header_is_read_from_any_24_bytes_of_base_version_1_and_no_other(mut mad: Vec<u8>, one: bool) {
+    fn header_is_parsed_from_24_bytes_of_base_version_1_only(mut mad: Vec<u8>, one: bool) {
         if one && let Some(version) = mad.first_mut() {
             *version = 1;
         }
@@ -404,7 +404,7 @@ proptest! {
             Ok((header, rest)) => {
                 prop_assert_eq!(rest, &mad[24..]);
                 mad.truncate(24);
-                // Reserved.
+                // The reserved bytes.
                 mad[18..20].fill(0);
                 let wire = header.wire();
                 prop_assert_eq!(wire.as_bytes(), &mad[..]);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 
-//! Packets and subnet management packets against what OpenSM wrote, and themselves.
+//! Tests of the codecs of packets and SMPs: packets that OpenSM wrote, and round trips.
 
 mod support;
 
@@ -30,7 +30,7 @@ fn port_info_that_opensm_sets_is_read() {
     assert_eq!((info.lmc(), info.mtu(), info.sm_sl()), (0, 5, Sl::default()));
     assert!(info.client_reregister());
     assert_eq!(info.subnet_timeout(), 18);
-    // It asks for no change of state: 0 is none.
+    // It requests no change of the state: 0 means none.
     assert_eq!(info.speed_supported_state & 0x0f, 0);
     assert_eq!(PortState::new(0), None);
 }
@@ -46,7 +46,7 @@ fn forwarding_table_that_opensm_sets_is_read() {
 }
 
 #[test]
-fn what_opensm_says_of_itself_is_read() {
+fn sm_info_of_opensm_is_read() {
     let bytes = golden(include_str!("golden/smp-sm-info-resp-opensm.hex"));
     let packet = Packet::parse(&bytes).unwrap();
     let smp = Smp::parse(packet.payload).unwrap();
@@ -58,7 +58,7 @@ fn what_opensm_says_of_itself_is_read() {
 }
 
 #[test]
-fn what_opensm_writes_we_write() {
+fn smp_of_opensm_is_written_byte_for_byte() {
     let bytes = golden(include_str!("golden/smp-set-port-info-opensm.hex"));
     let recorded = Smp::parse(Packet::parse(&bytes).unwrap().payload).unwrap();
     let mut smp = Smp::directed(Method::SET, PORT_INFO, &[1, 3, 1]).unwrap();
@@ -70,7 +70,7 @@ fn what_opensm_writes_we_write() {
 }
 
 #[test]
-fn what_is_no_smp_is_refused_for_its_reason() {
+fn malformed_smps_are_refused_for_their_reason() {
     let legal = Smp::directed(Method::GET, PORT_INFO, &[1, 2]).unwrap();
     let with = |at: usize, byte: u8| {
         let mut bytes = legal.as_bytes().to_vec();
@@ -89,7 +89,7 @@ fn what_is_no_smp_is_refused_for_its_reason() {
 }
 
 #[test]
-fn what_is_no_packet_is_refused_for_its_reason() {
+fn malformed_packets_are_refused_for_their_reason() {
     let legal = golden(include_str!("golden/smp-set-port-info-opensm.hex"));
     let with = |at: usize, byte: u8| {
         let mut bytes = legal.clone();
@@ -113,7 +113,7 @@ fn what_is_no_packet_is_refused_for_its_reason() {
 
 proptest! {
     #[test]
-    fn datagram_that_is_written_is_read(
+    fn emitted_datagram_is_parsed_back(
         (vl, sl) in (0..16_u8, 0..16_u8),
         (dlid, slid) in (1..=u16::MAX, 0..=0xbfff_u16),
         grh in any::<Option<[[u8; 16]; 2]>>(),
@@ -141,7 +141,7 @@ proptest! {
         prop_assert_eq!((read.source, read.payload), (Some(datagram.source), &payload[..]));
         let gids = read.grh.map(|grh| [grh.sgid, grh.dgid]);
         prop_assert_eq!(gids, grh);
-        // Into less it does not go, and nothing is written.
+        // A shorter buffer is refused, and stays unchanged.
         let mut short = vec![0xa5; len - 1];
         prop_assert_eq!(datagram.emit(&payload, &mut short), None);
         prop_assert!(short.iter().all(|byte| *byte == 0xa5));
