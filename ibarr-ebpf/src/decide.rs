@@ -1,32 +1,32 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 
-//! What becomes of a query, by the rules of the ip2gid server in `ibarr-proto`: a program answers
-//! only what the server would answer, with the same payload, and the guard drops only what the
-//! server would. Everything else is passed on to it.
+//! The decision about a packet, by the rules of the ip2gid server in `ibarr-proto`: a program
+//! answers only queries that the server would answer, with the same payload; the guard drops only
+//! datagrams that the server would drop. Everything else is passed on to the server.
 
 use ibarr_common::IfIndex;
 use ibarr_common::map::{AllowPrefix, GidEntry, GidKey, Interface, Program, Reason, ResponderCfg};
 
 use crate::packet::{Checksum, QueryPacket, Sum};
 
-/// What a program can find out about this node, and what it tells of its own doing.
+/// The node as the programs see it, and their counters.
 pub trait Node {
     /// The one element of `responder_cfg`.
     fn cfg(&self) -> ResponderCfg;
 
-    /// Whether the lease of `cfg` is not over yet, or has been for less than a tick of the kernel.
+    /// Whether the lease of `cfg` still runs, or ended less than a kernel tick ago.
     fn is_leased(&self, cfg: &ResponderCfg) -> bool;
 
-    /// Element of `interfaces`.
+    /// An element of `interfaces`.
     fn interface(&self, ifindex: IfIndex) -> Option<Interface>;
 
-    /// Whether a prefix in `allow` covers an address.
+    /// Whether a prefix in `allow` covers the address.
     fn allows(&self, address: &AllowPrefix) -> bool;
 
-    /// Whether `gid_cache` has an element.
+    /// Whether `gid_cache` has this key.
     fn is_ours(&self, key: &GidKey) -> bool;
 
-    /// Whether `routes` leads to an address by an interface.
+    /// Whether `routes` has a route to the address through the interface.
     fn leads_to(&self, ifindex: IfIndex, address: &[u8; 16]) -> bool;
 
     /// A copy of an element of `gid_cache`.
@@ -36,23 +36,23 @@ pub trait Node {
     fn count(&self, program: Program, reason: Reason);
 }
 
-/// A packet's way to us.
+/// How a packet arrived.
 pub trait Ingress {
-    /// The interface that it came in by.
+    /// The interface that it arrived on.
     fn ifindex(&self) -> IfIndex;
 
-    /// Whether the packet is for this host at the link layer.
+    /// Whether the link layer delivered it to this host.
     fn is_for_this_host(&self, interface: &Interface) -> bool;
 
-    /// Whether the kernel knows that its UDP checksum has yet to be filled in
-    /// (`CHECKSUM_PARTIAL`). Asked only if the checksum is the sum of the pseudo-header.
+    /// Whether the kernel knows that its UDP checksum is not yet filled in (`CHECKSUM_PARTIAL`).
+    /// Called only if the checksum is the sum of the pseudo-header.
     fn is_checksum_partial(&self) -> bool;
 }
 
 /// The reply to `packet`.
 ///
 /// # Errors
-/// Why the packet is passed on instead.
+/// The reason why the packet is passed on instead.
 #[inline]
 pub fn answer<Q: QueryPacket>(
     node: &impl Node,
@@ -81,8 +81,8 @@ pub fn answer<Q: QueryPacket>(
         return Err(Reason::Source);
     }
     let source = packet.source(ingress.ifindex());
-    // What this host sends to itself comes by the loopback interface, which is never served. So an
-    // address of ours as source comes from a liar or by a loop.
+    // Packets from this host to itself arrive on the loopback interface, which is never served. A
+    // packet with one of this node's addresses as source is therefore forged or in a loop.
     if node.is_ours(&source) {
         return Err(Reason::Source);
     }
@@ -106,39 +106,39 @@ pub fn answer<Q: QueryPacket>(
     Ok(packet.reply(entry.gid, sum))
 }
 
-/// A datagram that a socket of the daemon is about to be given. The kernel has checked its headers
-/// and checksum.
+/// A datagram that the kernel is about to deliver to a socket of the daemon. The kernel has checked
+/// its headers and checksum.
 pub trait Datagram {
     /// Whether its payload is a query, see [`QueryPayload::is_query`](crate::packet::QueryPayload::is_query).
     fn is_query(&self) -> bool;
 
-    /// Where it comes from, if that can be found out.
+    /// Its source, if it can be read.
     fn source(&self) -> Option<Source>;
 
-    /// Whether this host has sent it to itself: it came in by the loopback interface.
+    /// Whether this host sent it to itself: it arrived on the loopback interface.
     fn is_local(&self) -> bool;
 
-    /// Whether its source is its destination.
+    /// Whether its source and destination are the same address.
     fn is_to_its_source(&self) -> bool;
 }
 
-/// Where a datagram comes from.
+/// The source of a datagram.
 #[derive(Clone, Copy, Debug)]
 pub struct Source {
-    /// Its address.
+    /// The source address.
     pub key: GidKey,
-    /// See [`can_ask`](ibarr_common::wire::ip2gid::can_ask).
+    /// The result of [`can_ask`](ibarr_common::wire::ip2gid::can_ask).
     pub can_ask: bool,
 }
 
-/// Lets `datagram` through to the socket.
+/// Checks whether `datagram` is to be delivered to the socket.
 ///
 /// # Errors
-/// Why the server would not answer it: it need not be woken.
+/// The reason why the server would not answer it, so that it need not be woken.
 #[inline]
 pub fn guard(node: &impl Node, datagram: &impl Datagram) -> Result<(), Reason> {
     let is_local = datagram.is_local();
-    // The server takes it for this host's own, whatever the maps say.
+    // The server treats it as this host's own, whatever the maps contain.
     if !is_local && datagram.is_to_its_source() {
         return Err(Reason::Source);
     }
@@ -149,7 +149,7 @@ pub fn guard(node: &impl Node, datagram: &impl Datagram) -> Result<(), Reason> {
     if !datagram.is_query() {
         return Err(Reason::Malformed);
     }
-    // The server also says "not here", so whether we know the address is not for us to judge.
+    // The server also sends negative replies, so it does not matter whether the address is known.
     let Some(source) = datagram.source() else { return Ok(()) };
     if !source.can_ask || node.is_ours(&source.key) && !is_local {
         return Err(Reason::Source);

@@ -2,10 +2,10 @@
 
 //! The BPF programs of ibarr.
 //!
-//! * [`packet`], [`decide`]: what a program does with a packet, free of helpers and maps, so that
-//!   it is also tested on the host;
-//! * `src/bin/responder`: the programs, the maps, and all that touches the kernel;
-//! * [`OBJECT`], [`BENCH_OBJECT`]: the programs as `cargo xtask ebpf` has compiled them.
+//! * [`packet`], [`decide`]: the decision about a packet, without helpers and maps, so that it is
+//!   also tested on the host;
+//! * `src/bin/responder`: the programs, the maps, and all code that calls the kernel;
+//! * [`OBJECT`], [`BENCH_OBJECT`]: the programs as compiled by `cargo xtask ebpf`.
 
 #![no_std]
 #![forbid(unsafe_code)]
@@ -18,7 +18,7 @@ pub use object::{BENCH_OBJECT, OBJECT};
 
 #[cfg(not(target_arch = "bpf"))]
 mod object {
-    /// Aligned as an ELF reader wants it.
+    /// Aligned as an ELF reader requires.
     #[repr(C, align(8))]
     struct Aligned<T: ?Sized>(T);
 
@@ -29,6 +29,6 @@ mod object {
     /// without DWARF.
     pub static OBJECT: &[u8] = &RESPONDER.0;
 
-    /// Programs that the responder is tested and measured beside; never loaded by the daemon.
+    /// Programs used to test and measure the responder; the daemon never loads them.
     pub static BENCH_OBJECT: &[u8] = &BENCH.0;
 }

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 
-//! Queries and replies with their IP and UDP headers, as they stand in a frame behind its link
-//! header (RFC 791, RFC 8200, RFC 768).
+//! Queries and replies with their IP and UDP headers, as they follow the link header in a frame
+//! (RFC 791, RFC 8200, RFC 768).
 //!
-//! A query has one length per family, so that a program reads all of it at once and every field
-//! has a fixed place: no options, no extension headers, no fragments.
+//! A query has one length per family, without options, extension headers or fragments. A program
+//! therefore reads all of it at once, and every field has a fixed offset.
 
 use core::net::IpAddr;
 
@@ -19,80 +19,81 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
 /// A datagram that may be a query: an IP packet of the right length.
 pub trait QueryPacket: Copy + FromBytes + IntoBytes + Immutable + KnownLayout {
-    /// The reply to it.
+    /// The reply to this query.
     type Reply: Copy + FromBytes + IntoBytes + Immutable + KnownLayout;
 
-    /// EtherType of its family.
+    /// EtherType of the address family.
     const ETHERTYPE: u16;
-    /// Switch of [`Interface`] for its family.
+    /// The bit of [`Interface::switches`] for answering this family.
     const SWITCH: u32;
 
-    /// The bit of [`Interface::switches`] that lets those be answered whom `routes` leads to.
+    /// The bit of [`Interface::switches`] for answering the sources of this family that `routes`
+    /// has a route to.
     const ROUTED: u32;
-    /// Where its UDP checksum is, counted from its IP header.
+    /// Offset of the UDP checksum from the IP header.
     const CHECKSUM_OFFSET: usize;
 
     /// Whether it is a UDP datagram to the port of ip2gid.
     fn is_to_our_port(&self) -> bool;
 
     /// # Errors
-    /// [`Reason::IpHeader`] or [`Reason::UdpHeader`] for what the kernel's own stack would drop
-    /// and for what only it can read.
+    /// [`Reason::IpHeader`] or [`Reason::UdpHeader`] for a header that the kernel's own
+    /// stack would drop, or that only the kernel's stack can parse.
     fn check_headers(&self) -> Result<(), Reason>;
 
     /// See [`QueryPayload::is_query`].
     fn is_query(&self) -> bool;
 
-    /// Whether the address asked for is the one that it is sent to.
+    /// Whether it asks for the address that it is sent to.
     fn is_for_destination(&self) -> bool;
 
-    /// Whether whoever sent it may ask, see [`ip2gid::can_ask`], and whether the kernel's own stack
-    /// would let it.
+    /// Whether its source may ask, see [`ip2gid::can_ask`], and whether the kernel's own stack
+    /// would accept that source.
     fn can_be_asked_from(&self) -> bool;
 
-    /// Where it comes from, as maps hold it.
+    /// The source as a key of the maps.
     fn source(&self, ingress: IfIndex) -> GidKey;
 
-    /// Where it goes to, as maps hold it.
+    /// The destination as a key of the maps.
     fn destination(&self, ingress: IfIndex) -> GidKey;
 
-    /// What its UDP checksum says.
+    /// The result of checking its UDP checksum.
     fn checksum(&self) -> Checksum;
 
-    /// The reply to the sender that `gid` is the answer. `sum` says who fills in the UDP checksum.
+    /// The reply with `gid`. `sum` says what is written to the UDP checksum.
     fn reply(&self, gid: [u8; 16], sum: Sum) -> Self::Reply;
 }
 
 /// The payload of a datagram of the right length for a query.
 pub trait QueryPayload: Copy + FromBytes + IntoBytes + Immutable + KnownLayout {
-    /// Whether [`ip2gid::Query::parse`] takes it, but for the address asked for: whether that can
-    /// be owned at all is for the GID cache to know.
+    /// Whether [`ip2gid::Query::parse`] accepts it; the target is not checked, because the GID
+    /// cache contains only legal ones.
     fn is_query(&self) -> bool;
 }
 
-/// What a UDP checksum says.
+/// The result of checking a UDP checksum.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub enum Checksum {
-    /// The datagram is whole, or its sender did not want it to be checked (IPv4 alone).
+    /// The datagram is intact, or its sender has not computed a checksum (IPv4 only).
     Right,
     /// The sum of the pseudo-header: a local sender has left the rest to a device that the packet
-    /// never passed (`CHECKSUM_PARTIAL`), or the datagram is broken.
+    /// never passed (`CHECKSUM_PARTIAL`), or the datagram is damaged.
     PseudoHeader,
-    /// Anything else.
+    /// Any other value.
     Wrong,
 }
 
-/// Who fills in the UDP checksum of a reply.
+/// How the UDP checksum of a reply is written.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub enum Sum {
-    /// We do.
+    /// The program computes it.
     Whole,
-    /// Whoever sends it (`CHECKSUM_PARTIAL`): we write the sum of the pseudo-header.
+    /// The program writes the sum of the pseudo-header, and the sending device adds the rest
+    /// (`CHECKSUM_PARTIAL`).
     PseudoHeader,
 }
 
-/// On the stack at an address that makes wide loads and stores of its parts possible: the layouts
-/// themselves may stand anywhere.
+/// Aligns a layout on the stack for wide loads and stores; the layouts themselves have alignment 1.
 #[derive(Clone, Copy, Debug)]
 #[repr(C, align(8))]
 pub struct Aligned<T>(pub T);
@@ -105,21 +106,21 @@ pub struct Ipv4Header {
     pub version_ihl: u8,
     /// DSCP and ECN.
     pub tos: u8,
-    /// Bytes of the packet.
+    /// Length of the packet in bytes.
     pub total_length: U16,
-    /// Of fragments.
+    /// Identification of fragments.
     pub id: U16,
     /// Reserved, DF, MF, 13 bits of offset.
     pub fragment: U16,
-    /// Hops left.
+    /// Hop limit.
     pub ttl: u8,
-    /// Of the payload.
+    /// Protocol of the payload.
     pub protocol: u8,
-    /// Of the header.
+    /// Checksum of the header.
     pub checksum: [u8; 2],
-    /// Sender.
+    /// Source address.
     pub source: [u8; 4],
-    /// Receiver.
+    /// Destination address.
     pub destination: [u8; 4],
 }
 
@@ -129,15 +130,15 @@ pub struct Ipv4Header {
 pub struct Ipv6Header {
     /// 4 bits of version, 8 of traffic class, 20 of flow label.
     pub version_class_flow: [u8; 4],
-    /// Bytes behind this header.
+    /// Bytes after this header.
     pub payload_length: U16,
     /// Protocol of the payload.
     pub next_header: u8,
-    /// Hops left.
+    /// Hop limit.
     pub hop_limit: u8,
-    /// Sender.
+    /// Source address.
     pub source: [u8; 16],
-    /// Receiver.
+    /// Destination address.
     pub destination: [u8; 16],
 }
 
@@ -145,13 +146,13 @@ pub struct Ipv6Header {
 #[derive(Clone, Copy, Debug, FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned)]
 #[repr(C)]
 pub struct UdpHeader {
-    /// Sender.
+    /// Source port.
     pub source_port: U16,
-    /// Receiver.
+    /// Destination port.
     pub destination_port: U16,
-    /// Bytes of header and payload.
+    /// Length of header and payload in bytes.
     pub length: U16,
-    /// Over pseudo-header, header and payload; 0: none.
+    /// Over pseudo-header, header and payload; 0 for none.
     pub checksum: [u8; 2],
 }
 
@@ -283,7 +284,7 @@ impl QueryPacket for Ipv4Query {
             version_ihl: VERSION_4_WITHOUT_OPTIONS,
             tos: 0,
             total_length: length_of::<Ipv4Reply>(),
-            // A datagram that nobody may fragment needs no id of its own (RFC 6864 section 4), and
+            // A datagram that must not be fragmented needs no unique id (RFC 6864 section 4), and
             // one of 60 bytes fits every link (RFC 791: 68).
             id: U16::ZERO,
             fragment: DONT_FRAGMENT,
@@ -318,7 +319,8 @@ impl QueryPacket for Ipv6Query {
     fn check_headers(&self) -> Result<(), Reason> {
         let behind = size_of::<Self>() - size_of::<Ipv6Header>();
         if self.ip.version_class_flow[0] >> 4 != 6
-            // Maps hold IPv4 addresses so: never two names for one address.
+            // Maps store IPv4 addresses as IPv4-mapped ones, and one address must not have two
+            // names.
             || is_ipv4_mapped(self.ip.destination)
             || usize::from(self.ip.payload_length.get()) != behind
         {
@@ -359,7 +361,8 @@ impl QueryPacket for Ipv6Query {
 
     #[inline]
     fn checksum(&self) -> Checksum {
-        // No checksum over IPv6: the socket decides (RFC 6935), ours refuses.
+        // Over IPv6 the socket decides whether a missing checksum is accepted (RFC 6935); ours
+        // refuses.
         if self.udp.checksum == [0, 0] {
             return Checksum::Wrong;
         }
@@ -383,11 +386,11 @@ impl QueryPacket for Ipv6Query {
     }
 }
 
-/// An address as maps hold it.
+/// An IPv4 address as a key of the maps.
 #[inline]
 pub fn key_of_ipv4(address: [u8; 4]) -> GidKey {
     const MAPPED: [u8; 4] = [0, 0, 0xff, 0xff];
-    // One word to write and to read: a CPU has to wait for halves to get together.
+    // One word for writing and reading: a CPU has to wait when it reads a word written in halves.
     let low: u64 = zerocopy::transmute!([MAPPED, address]);
     GidKey { address: zerocopy::transmute!([0, low]), scope: 0 }
 }
@@ -398,7 +401,7 @@ fn is_ipv4_mapped(address: [u8; 16]) -> bool {
     high == 0 && u64::from_be(low) >> 32 == 0xffff
 }
 
-/// As [`key_of_ipv4`].
+/// An IPv6 address as a key of the maps.
 #[inline]
 pub fn key_of_ipv6(address: [u8; 16], ingress: IfIndex) -> GidKey {
     GidKey::new(IpAddr::V6(address.into()), ingress)
@@ -426,7 +429,7 @@ fn is_query(header: &HeaderWire, tlv: TlvWire, kind: u16, value: usize) -> bool 
         && usize::from(tlv.length.get()) == size_of::<TlvWire>() + value
 }
 
-/// UDP header and payload of a reply.
+/// The UDP header and payload of a reply.
 #[inline]
 fn reply(
     asked: UdpHeader,
@@ -459,7 +462,7 @@ fn reply(
             let header: [u32; 2] = zerocopy::transmute!(udp);
             let words: [u32; 8] = zerocopy::transmute!(payload);
             match !fold(pseudo_header + self::sum(&header) + self::sum(&words)) {
-                // 0 would say that there is none; in ones' complement both are zero.
+                // 0 would mean that there is no checksum; in ones' complement both values are zero.
                 0 => 0xffff,
                 checksum => checksum,
             }
@@ -490,7 +493,7 @@ impl UdpHeader {
 
     #[inline]
     fn check(self, length: usize) -> Result<(), Reason> {
-        // A shorter UDP length is legal, with padding behind it: the kernel's stack reads that.
+        // A shorter UDP length with padding behind it is legal: the kernel's stack handles it.
         if usize::from(self.length.get()) == length { Ok(()) } else { Err(Reason::UdpHeader) }
     }
 
@@ -512,7 +515,7 @@ const MORE_FRAGMENTS_AND_OFFSET: u16 = 0x3fff;
 const DONT_FRAGMENT: U16 = U16::new(0x4000);
 const HOPS: u8 = 64;
 
-/// Bytes of layouts behind each other, which have no padding, as a field of a header.
+/// The length of layouts in sequence, which have no padding, as a header field.
 #[inline]
 #[expect(clippy::cast_possible_truncation, reason = "the longest reply has 80 bytes")]
 const fn length_of<T: Copy>() -> U16 {
@@ -525,14 +528,14 @@ fn upper_layer(udp_length: U16) -> u64 {
     u64::from(u16::from(UDP).to_be()) + u64::from(u16::from_ne_bytes(udp_length.to_bytes()))
 }
 
-/// Sum of 16-bit words in whatever byte order they stand (RFC 1071 section 2), two at a time.
-/// 2³² of them fit.
+/// The sum of 16-bit words in any byte order (RFC 1071 section 2), two words at a time. It does not
+/// overflow for 2³² of them.
 #[inline]
 fn sum(words: &[u32]) -> u64 {
     words.iter().fold(0, |sum, word| sum + u64::from(*word))
 }
 
-/// To 16 bits, adding the carries. Not inverted.
+/// Folds a sum to 16 bits by adding the carries. The result is not inverted.
 #[inline]
 #[expect(clippy::cast_possible_truncation, reason = "three folds leave 16 bits of any sum")]
 fn fold(sum: u64) -> u16 {

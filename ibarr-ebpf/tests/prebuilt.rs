@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 
-//! The prebuilt objects are those of the sources beside them.
+//! The prebuilt objects match the sources beside them.
 
 use std::path::Path;
 

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 
-//! Programs that do less than the responder, step by step: nothing, sending back, sending back as
-//! many bytes as a reply has.
+//! Programs that do less than the responder, in steps: nothing; send the packet back; send back a
+//! packet of the length of a reply.
 
 use core::mem::MaybeUninit;
 
@@ -16,20 +16,19 @@ use ibarr_ebpf::packet::{Aligned, Ipv4Query, Ipv6Query, QueryPacket};
 
 use crate::frame::{Ethernet, Frame, Whole, copy, copy_back, opaque};
 
-/// What any program costs.
+/// Measures the cost of an empty program.
 #[classifier]
 pub(crate) fn empty_tc(_: TcContext) -> i32 {
     TC_ACT_UNSPEC
 }
 
-/// What any program costs. Also lets a veth peer receive what native XDP sends.
+/// Measures the cost of an empty program. It also lets a veth peer receive what native XDP sends.
 #[xdp]
 pub(crate) fn empty_xdp(_: XdpContext) -> u32 {
     XDP_PASS
 }
 
-/// The least that a program can do to send UDP back: swaps hardware addresses, IP addresses and
-/// ports.
+/// Does the minimum to send a UDP datagram back: swaps hardware addresses, IP addresses and ports.
 #[classifier]
 pub(crate) fn bounce_tc(ctx: TcContext) -> i32 {
     if !bounce(ctx.data(), ctx.data_end()) {
@@ -41,14 +40,14 @@ pub(crate) fn bounce_tc(ctx: TcContext) -> i32 {
     unsafe { bpf_redirect(ifindex, 0) as i32 }
 }
 
-/// As `bounce_tc`.
+/// The XDP variant of `bounce_tc`.
 #[xdp]
 pub(crate) fn bounce_xdp(ctx: XdpContext) -> u32 {
     if bounce(ctx.data(), ctx.data_end()) { XDP_TX } else { XDP_PASS }
 }
 
-/// Sends back what is as long as the reply to a query of this length, and as wrong as can be: all
-/// that the responder does to the packet, without a thought.
+/// Sends back a packet of the length of the reply to a query of this length, with meaningless
+/// content. It does everything that the responder does to a packet, but decides nothing.
 #[classifier]
 pub(crate) fn rewrite_tc(ctx: TcContext) -> i32 {
     const LINK: u32 = size_of::<Ethernet>() as u32;
@@ -61,7 +60,7 @@ pub(crate) fn rewrite_tc(ctx: TcContext) -> i32 {
     }
 }
 
-/// As `rewrite_tc`.
+/// The XDP variant of `rewrite_tc`.
 #[xdp]
 pub(crate) fn rewrite_xdp(ctx: XdpContext) -> u32 {
     let frame = Frame { ctx: &ctx };
@@ -106,7 +105,7 @@ fn bounce(start: usize, end: usize) -> bool {
         return false;
     }
     let frame = start as *mut Udp<Ipv4>;
-    // SAFETY: in bounds, and nobody else holds the packet.
+    // SAFETY: in bounds, and nothing else accesses the packet.
     let frame = unsafe { &mut *frame };
     if frame.ethertype == [8, 0] && frame.ip.protocol == UDP {
         frame.ethernet.swap(0, 1);

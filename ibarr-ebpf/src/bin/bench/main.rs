@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 
-//! Programs that the responder is tested and measured beside. The daemon never loads them.
+//! Programs used to test and measure the responder. The daemon never loads them.
 
 #![cfg_attr(target_arch = "bpf", no_std, no_main)]
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 
-//! Programs that make frames for the responder, or take what it sends.
+//! Programs that make frames for the responder, or receive its replies.
 
 use aya_ebpf::bindings::TC_ACT_UNSPEC;
 use aya_ebpf::bindings::xdp_action::{XDP_DROP, XDP_PASS, XDP_TX};
@@ -14,7 +14,7 @@ use zerocopy::network_endian::U16;
 
 use crate::frame::{Ethernet, Frame, Whole};
 
-/// Gives an Ethernet frame the 24 bytes of link header of IPoIB, for the next program to see.
+/// Extends the header of an Ethernet frame to the 24 bytes of IPoIB's for the next program.
 #[classifier]
 pub(crate) fn widen_tc(ctx: TcContext) -> i32 {
     // SAFETY: the context is ours, and no pointer into the packet is held.
@@ -22,7 +22,8 @@ pub(crate) fn widen_tc(ctx: TcContext) -> i32 {
     TC_ACT_UNSPEC
 }
 
-/// Puts a frame into VLAN 7. The tag is beside the frame, as the driver of an adapter leaves it.
+/// Puts a frame into VLAN 7. The tag is metadata, as with the driver of an adapter that strips
+/// tags.
 #[classifier]
 pub(crate) fn tag_tc(ctx: TcContext) -> i32 {
     const TAG: u16 = 0x8100;
@@ -31,22 +32,22 @@ pub(crate) fn tag_tc(ctx: TcContext) -> i32 {
     TC_ACT_UNSPEC
 }
 
-/// The queries that `generate_xdp` sends, over IPv4 and over IPv6: whole frames, the last two octets
-/// of the source 0.
+/// The queries that `generate_xdp` sends, over IPv4 and over IPv6: complete frames with 0 in the
+/// last two octets of the source.
 #[btf_map(name = "templates")]
 static TEMPLATES: Array<[u16; 48], 2> = Array::new();
 
-/// What `sink_xdp` has taken.
+/// The number of packets that `sink_xdp` has received.
 #[btf_map(name = "sunk")]
 static SUNK: PerCpuArray<u64, 1> = PerCpuArray::new();
 
-/// Run on live frames of the right length, turns each into a query from one of 2¹⁴ sources, and
+/// Runs on live frames of the right length, turns each into a query from one of 2¹⁴ sources, and
 /// sends it.
 #[xdp]
 pub(crate) fn generate_xdp(ctx: XdpContext) -> u32 {
     let frame = Frame { ctx: &ctx };
     let len = frame.end() - frame.start();
-    // SAFETY: the helper takes nothing and has no effect that we would see.
+    // SAFETY: the helper takes no arguments and has no effect on our memory.
     let number = unsafe { bpf_get_prandom_u32() } as u16 & 0x3fff;
     if len == size_of::<Whole<Ethernet, Ipv4Query>>() {
         generate::<Whole<Ethernet, Ipv4Query>, 3>(&frame, 0, [14 + 14, 14 + 20, 14 + 4], number)
@@ -57,8 +58,8 @@ pub(crate) fn generate_xdp(ctx: XdpContext) -> u32 {
     }
 }
 
-/// Writes template `index`, and `number` in its first field. The others are less by that, so that
-/// every checksum stays right.
+/// Writes template `index`, with `number` in its first field. The other fields decrease by
+/// `number`, so that every checksum stays right.
 #[inline]
 fn generate<T, const N: usize>(
     frame: &Frame<'_>,
@@ -76,7 +77,7 @@ fn generate<T, const N: usize>(
         } else if fields[1..].contains(&(2 * half)) {
             value = (u16::from_be(value) - number).to_be();
         }
-        // SAFETY: inside the frame, says `view`, and even.
+        // SAFETY: inside the frame, which `view` has checked, and even.
         let to = unsafe { to.add(half) };
         // SAFETY: as above.
         unsafe { to.write_volatile(value) };
@@ -84,7 +85,7 @@ fn generate<T, const N: usize>(
     XDP_TX
 }
 
-/// Takes what goes from or to the port of ip2gid or one of the two behind it.
+/// Counts and drops packets from or to the port of ip2gid or one of the next two ports.
 #[xdp]
 pub(crate) fn sink_xdp(ctx: XdpContext) -> u32 {
     let frame = Frame { ctx: &ctx };

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 
-//! The bytes of a frame under XDP: where they are, how they are read and written.
+//! The bytes of a frame under XDP: bounds, reading, writing.
 
 use core::mem::MaybeUninit;
 use core::ptr;
@@ -19,7 +19,7 @@ pub(crate) struct Ethernet {
     pub(crate) ethertype: U16,
 }
 
-/// A whole frame.
+/// The layout of a whole frame.
 #[derive(Clone, Copy)]
 #[repr(C)]
 pub(crate) struct Whole<L, P> {
@@ -32,8 +32,8 @@ pub(crate) struct Frame<'a> {
 }
 
 impl Frame<'_> {
-    /// Makes the frame longer, at the end that has room: before it (guaranteed where XDP is
-    /// generic, scarce with some drivers), or behind it (since Linux 5.8, where the buffer allows).
+    /// Makes the frame longer, at the end that has room: in front (guaranteed with generic XDP,
+    /// scarce with some drivers) or at the back (since Linux 5.8, if the buffer allows).
     #[inline]
     pub(crate) fn grow(&self, by: usize) -> Result<(), Reason> {
         if by == 0 {
@@ -51,7 +51,7 @@ impl Frame<'_> {
         Err(Reason::NoRoom)
     }
 
-    /// Where a `T` at the start of the frame is, if the frame holds one.
+    /// A pointer to a `T` at the start of the frame, if the frame is long enough.
     #[inline]
     pub(crate) fn view<T>(&self) -> Option<*mut T> {
         let start = self.start();
@@ -62,8 +62,8 @@ impl Frame<'_> {
     pub(crate) fn start(&self) -> usize {
         // SAFETY: a field of the kernel's context, which outlives the program.
         let data = unsafe { &raw const (*self.ctx.ctx).data };
-        // SAFETY: as above. Volatile, or the compiler would see through the comparison with the
-        // end that the verifier wants to see.
+        // SAFETY: as above. Volatile, because the compiler would otherwise optimize away the
+        // comparison with the end, which the verifier requires.
         unsafe { data.read_volatile() as usize }
     }
 
@@ -76,44 +76,44 @@ impl Frame<'_> {
     }
 }
 
-/// Keeps the compiler from tearing memory into more registers than there are.
+/// Keeps the compiler from splitting memory into more registers than there are.
 #[inline]
 pub(crate) fn opaque<T>(memory: &T) -> &T {
     core::hint::black_box(memory)
 }
 
-/// Writes whole words, for whoever reads words: a CPU that reads what it has just written in parts
-/// has to wait until they are in its cache.
+/// Writes whole words, because the program reads words: a CPU that reads a word which it has just
+/// written in parts has to wait until all parts are in its cache.
 ///
 /// # Safety
 /// `from` holds a `T`, is even, and its bytes may be any.
 ///
-/// An even address is what the kernel's own stack asks of a frame (`include/linux/etherdevice.h`).
+/// The kernel's own stack also expects a frame at an even address (`include/linux/etherdevice.h`).
 #[inline]
 pub(crate) unsafe fn copy<T>(from: *const T, to: &mut MaybeUninit<Aligned<T>>) -> &Aligned<T> {
     const { assert!(size_of::<T>().is_multiple_of(2)) }
     let half = |index: usize| {
         // SAFETY: inside the `T`.
         let from = unsafe { from.cast::<u16>().add(index) };
-        // SAFETY: as above, and even. Volatile, or the compiler would call a function that copies
-        // byte by byte.
+        // SAFETY: as above, and even. Volatile, because the compiler would otherwise call a
+        // function that copies single bytes.
         unsafe { from.read_volatile() }
     };
     let (words, halves) = (size_of::<T>() / 8, size_of::<T>() / 2);
     for index in 0..words {
         let word: u64 = zerocopy::transmute!([0, 1, 2, 3].map(|part| half(4 * index + part)));
-        // SAFETY: inside the room for a `T`.
+        // SAFETY: inside the space for a `T`.
         let to = unsafe { to.as_mut_ptr().cast::<u64>().add(index) };
-        // SAFETY: inside that room, which is aligned.
+        // SAFETY: inside that space, which is aligned.
         unsafe { to.write(word) };
     }
     for index in 4 * words..halves {
-        // SAFETY: inside the room for a `T`.
+        // SAFETY: inside the space for a `T`.
         let to = unsafe { to.as_mut_ptr().cast::<u16>().add(index) };
-        // SAFETY: inside that room, which is aligned.
+        // SAFETY: inside that space, which is aligned.
         unsafe { to.write(half(index)) };
     }
-    // SAFETY: all of it has just been written.
+    // SAFETY: the loops above have written all of it.
     unsafe { to.assume_init_ref() }
 }
 

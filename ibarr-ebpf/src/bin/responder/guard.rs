@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 
-//! For `ip2gid_guard`: a socket filter that drops what the ip2gid server would drop, so that it is not
-//! woken. When it runs, the kernel has checked the headers and the checksum, and the data begins
-//! with the UDP header (`net/ipv4/udp.c`, `udp_queue_rcv_one_skb`).
+//! The code of `ip2gid_guard`: a socket filter that drops datagrams which the ip2gid server would
+//! drop, so that they do not wake it. When it runs, the kernel has checked the headers and the
+//! checksum, and the data begins with the UDP header (`net/ipv4/udp.c`, `udp_queue_rcv_one_skb`).
 
 use core::mem::{MaybeUninit, offset_of};
 use core::net::{IpAddr, Ipv4Addr, Ipv6Addr};
@@ -22,7 +22,7 @@ use zerocopy::FromBytes;
 
 use crate::node::Maps;
 
-/// How many bytes of the datagram are kept.
+/// Returns how many bytes of the datagram the kernel keeps.
 #[inline]
 pub(crate) fn judge(ctx: &SkBuffContext) -> i64 {
     match guard(&Maps, &Received { ctx }) {
@@ -37,7 +37,7 @@ pub(crate) fn judge(ctx: &SkBuffContext) -> i64 {
     }
 }
 
-/// More than there can be.
+/// More than any datagram has.
 const KEEP: i64 = 0xffff_ffff;
 const DROP: i64 = 0;
 
@@ -54,7 +54,7 @@ impl Datagram for Received<'_> {
         match self.skb().len as usize {
             IPV4 => self.carries_query::<Ipv4QueryWire>(),
             IPV6 => self.carries_query::<Ipv6QueryWire>(),
-            // No query has another length.
+            // Every query has one of these lengths.
             _ => false,
         }
     }
@@ -90,7 +90,7 @@ impl Datagram for Received<'_> {
     fn is_to_its_source(&self) -> bool {
         const IPV4: u32 = Ipv4Query::ETHERTYPE.to_be() as u32;
         const IPV6: u32 = Ipv6Query::ETHERTYPE.to_be() as u32;
-        // The destination stands behind the source in both headers.
+        // The destination follows the source in both headers.
         match self.skb().protocol {
             IPV4 => self
                 .read_ip::<[[u8; 4]; 2]>(offset_of!(Ipv4Header, source))
@@ -104,17 +104,17 @@ impl Datagram for Received<'_> {
 }
 
 impl Received<'_> {
-    /// What cannot be read is for the server to judge.
+    /// A datagram that cannot be read counts as a query: the server decides.
     #[inline]
     fn carries_query<P: QueryPayload>(&self) -> bool {
         self.read::<P>(size_of::<UdpHeader>()).is_none_or(|Aligned(payload)| payload.is_query())
     }
 
-    /// What is `offset` bytes behind the start of the UDP header.
+    /// Reads a value `offset` bytes after the start of the UDP header.
     #[inline]
     fn read<T: FromBytes>(&self, offset: usize) -> Option<Aligned<T>> {
         let mut value = MaybeUninit::<Aligned<T>>::uninit();
-        // SAFETY: the helper writes as many bytes as a `T` has.
+        // SAFETY: the helper writes exactly the bytes of a `T`.
         let result = unsafe {
             bpf_skb_load_bytes(
                 self.ctx.skb.skb.cast(),
@@ -123,15 +123,15 @@ impl Received<'_> {
                 size_of::<T>() as u32,
             )
         };
-        // SAFETY: then the helper has written all of it, and any bytes are a `T`.
+        // SAFETY: on success the helper has written all of it, and any bytes are a `T`.
         (result == 0).then(|| unsafe { value.assume_init() })
     }
 
-    /// What is `offset` bytes behind the start of the IP header.
+    /// Reads a value `offset` bytes after the start of the IP header.
     #[inline]
     fn read_ip<T: FromBytes>(&self, offset: usize) -> Option<Aligned<T>> {
         let mut value = MaybeUninit::<Aligned<T>>::uninit();
-        // SAFETY: the helper writes as many bytes as a `T` has.
+        // SAFETY: the helper writes exactly the bytes of a `T`.
         let result = unsafe {
             bpf_skb_load_bytes_relative(
                 self.ctx.skb.skb.cast(),
@@ -141,14 +141,14 @@ impl Received<'_> {
                 bpf_hdr_start_off::BPF_HDR_START_NET,
             )
         };
-        // SAFETY: then the helper has written all of it, and any bytes are a `T`.
+        // SAFETY: on success the helper has written all of it, and any bytes are a `T`.
         (result == 0).then(|| unsafe { value.assume_init() })
     }
 
     #[inline]
     fn skb(&self) -> &__sk_buff {
-        // SAFETY: the kernel's context outlives the program. Reads of its fields are rewritten by
-        // the verifier; nothing writes to it while the reference is held.
+        // SAFETY: the kernel's context outlives the program. The verifier rewrites reads of its
+        // fields; nothing writes to it while the reference is held.
         unsafe { &*self.ctx.skb.skb }
     }
 }

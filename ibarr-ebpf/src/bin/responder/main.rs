@@ -17,13 +17,13 @@ mod tc;
 #[cfg(target_arch = "bpf")]
 mod xdp;
 
-/// Bytes of the link header: 14 on Ethernet, 24 on IPoIB. The loader sets it; one loaded instance
-/// serves one length.
+/// Length of the link header in bytes: 14 on Ethernet, 24 on IPoIB. The loader sets it, and loads
+/// one instance for each length.
 #[cfg(target_arch = "bpf")]
 #[unsafe(no_mangle)]
 static LINK_HEADER_LEN: aya_ebpf::Global<u32> = aya_ebpf::Global::new(14);
 
-/// Never reached: a program that could panic would be refused by the verifier.
+/// Never called: the verifier would refuse a program that can panic.
 #[cfg(target_arch = "bpf")]
 #[panic_handler]
 fn panic(_: &core::panic::PanicInfo<'_>) -> ! {

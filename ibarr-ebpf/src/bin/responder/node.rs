@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 
-//! The maps, and [`Node`] as they show it.
+//! The maps, and the implementation of [`Node`] on top of them.
 
 use core::cell::UnsafeCell;
 
@@ -15,7 +15,7 @@ use ibarr_common::map::{
 use ibarr_common::{IfIndex, Instant};
 use ibarr_ebpf::decide::Node;
 
-/// `BPF_F_NO_PREALLOC`: entries take memory only when they are there.
+/// `BPF_F_NO_PREALLOC`: an entry takes memory only while it exists.
 const NO_PREALLOC: usize = 1;
 
 #[btf_map(name = "gid_cache")]
@@ -25,7 +25,8 @@ static GID_CACHE: HashMap<GidKey, GidEntry, { max_entries::GID_CACHE }, NO_PREAL
 #[btf_map(name = "own_bits")]
 static OWN_BITS: Array<u64, { max_entries::OWN_BITS }> = Array::new();
 
-/// No program reads it. It is here so that it is created, typed and pinned like the others.
+/// No program reads this map. It is declared here so that the loader creates, types and pins it
+/// like the others.
 #[btf_map(name = "learned_gids")]
 static LEARNED_GIDS: HashMap<GidKey, LearnedGid, { max_entries::LEARNED_GIDS }, NO_PREALLOC> =
     HashMap::new();
@@ -53,24 +54,26 @@ static RESPONDER_CFG: Array<ResponderCfg, { max_entries::RESPONDER_CFG }> = Arra
 #[btf_map(name = "counters")]
 static COUNTERS: PerCpuArray<Counters, { max_entries::COUNTERS }> = PerCpuArray::new();
 
-/// What the clock said last: it costs as much as two look-ups, a tick is read like a variable.
+/// The last result of the clock. The clock costs as much as two look-ups; the tick is read like a
+/// variable.
 ///
-/// Both fields together may be of two writers. Whoever reads that has read another end from the
-/// map, unless the daemon has just renewed the lease.
+/// The two fields may come from different writers. Then `end` differs from the end in the map,
+/// unless the daemon has just renewed the lease.
 struct Leased {
-    /// An end of the lease,
+    /// An end of the lease.
     end: Word,
-    /// and the tick of the kernel in which it was yet to come.
+    /// A tick of the kernel before that end.
     tick: Word,
 }
 
 #[unsafe(no_mangle)]
 static LEASED: Leased = Leased { end: Word::ZERO, tick: Word::ZERO };
 
-/// Read and written as a whole by any CPU. Not an atomic: LLVM makes no BPF code of a relaxed one.
+/// A word that any CPU reads and writes as a whole. It is not an atomic, because LLVM cannot
+/// compile a relaxed one for BPF.
 struct Word(UnsafeCell<u64>);
 
-// SAFETY: the kernel's memory model knows no data races between whole words.
+// SAFETY: accesses to whole words are no data race in the kernel's memory model.
 unsafe impl Sync for Word {}
 
 impl Word {
@@ -78,7 +81,7 @@ impl Word {
 
     #[inline]
     fn read(&self) -> u64 {
-        // SAFETY: aligned and alive. Volatile: others write to it.
+        // SAFETY: aligned and alive. Volatile: other CPUs write to it.
         unsafe { self.0.get().read_volatile() }
     }
 
@@ -101,7 +104,7 @@ impl Node for Maps {
 
     #[inline]
     fn is_leased(&self, cfg: &ResponderCfg) -> bool {
-        // SAFETY: the helper takes nothing and has no effect.
+        // SAFETY: the helper takes no arguments and has no effect.
         let tick = unsafe { bpf_jiffies64() };
         if LEASED.tick.read() == tick && LEASED.end.read() == cfg.lease_end {
             return true;
@@ -131,7 +134,7 @@ impl Node for Maps {
         ALLOW.get(&Key::new(AllowPrefix::BITS, *address)).is_some()
     }
 
-    /// Hardly ever goes on to the cache: see [`OwnBit`].
+    /// Rarely looks in the cache: see [`OwnBit`].
     #[inline]
     fn is_ours(&self, key: &GidKey) -> bool {
         let bit = OwnBit::of(key);
@@ -149,8 +152,8 @@ impl Node for Maps {
         const WORDS: usize = size_of::<GidEntry>() / 8;
         let element = GID_CACHE.get_ptr(key)?.cast::<[u64; WORDS]>();
         // SAFETY: the kernel keeps the element's memory, which it aligns to 8 bytes, until the
-        // program ends. Another CPU may write to it meanwhile, hence volatile: each word is read
-        // once, and `GidEntry::is_of` judges what they are together.
+        // program ends. Volatile, because another CPU may write to it meanwhile: each word is read
+        // once, and `GidEntry::is_of` checks that they belong together.
         let words = unsafe { element.read_volatile() };
         Some(zerocopy::transmute!(words))
     }
@@ -160,7 +163,7 @@ impl Node for Maps {
         let Some(counters) = COUNTERS.get_ptr_mut(program.index()) else { return };
         let index = reason as usize;
         if index < Reason::ALL.len() {
-            // SAFETY: `Counters` is as many `u64` as there are reasons.
+            // SAFETY: `Counters` has one `u64` for each reason.
             let counter = unsafe { counters.cast::<u64>().add(index) };
             // SAFETY: inside the element of this CPU, which nothing else writes meanwhile.
             unsafe { *counter += 1 };
@@ -169,10 +172,10 @@ impl Node for Maps {
 }
 
 impl Maps {
-    /// [`Node::is_leased`], to the nanosecond.
+    /// [`Node::is_leased`] with the precision of the clock.
     #[inline]
     pub(crate) fn reads_clock(self, cfg: &ResponderCfg) -> bool {
-        // SAFETY: the helper takes nothing and has no effect.
+        // SAFETY: the helper takes no arguments and has no effect.
         cfg.is_leased(Instant::from_nanos(unsafe { bpf_ktime_get_boot_ns() }))
     }
 
@@ -182,7 +185,7 @@ impl Maps {
     }
 }
 
-/// Where a packet for `destination` goes from `ifindex`, if the daemon has written that down.
+/// The next hop for `destination` on `ifindex`, if the daemon has entered one.
 #[inline]
 pub(crate) fn next_hop(ifindex: IfIndex, destination: [u8; 16]) -> Option<Neighbour> {
     let route = route(ifindex, destination)?;
@@ -190,14 +193,15 @@ pub(crate) fn next_hop(ifindex: IfIndex, destination: [u8; 16]) -> Option<Neighb
     let key = NeighbourKey { address, ifindex: ifindex.get() };
     const WORDS: usize = size_of::<Neighbour>() / size_of::<u64>();
     let element = NEIGHBOURS.get_ptr(&key)?.cast::<[u64; WORDS]>();
-    // SAFETY: as for an entry of the GID cache; `Neighbour::is_of` judges what the words are together.
+    // SAFETY: as for an entry of the GID cache; `Neighbour::is_of` checks that the words belong
+    // together.
     let neighbour: Neighbour = zerocopy::transmute!(unsafe { element.read_volatile() });
     neighbour.is_of(&key).then_some(neighbour)
 }
 
-/// Whether `address` leads elsewhere than its neighbours on the interface do, though all that is
-/// routed leaves by it: it is the first or the last of a subnet of IPv4. The last two bits of these
-/// are alike, so half of all others cost no look-up.
+/// Whether `address` is the first or the last of an IPv4 subnet of the interface: the kernel never
+/// sends unicast to such an address. In these addresses the last two bits are equal, so that half
+/// of all addresses need no look-up.
 #[inline]
 pub(crate) fn is_edge(ifindex: IfIndex, address: [u8; 16]) -> bool {
     let are_alike = matches!(address[15] & 3, 0 | 3);

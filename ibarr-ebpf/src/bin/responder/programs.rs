@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 
-//! The programs by their names. What they do is beside this file, for the bench to do too.
+//! The programs by name. Their code is in the files beside this one, so that the bench can use it.
 
 use aya_ebpf::macros::{classifier, socket_filter, xdp};
 use aya_ebpf::programs::{SkBuffContext, TcContext, XdpContext};

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 
-//! For `ip2gid_tc`: answers at tc ingress, on tcx or clsact.
+//! The code of `ip2gid_tc`: answers at tc ingress, on tcx or clsact.
 //!
 //! `bpf_redirect_neigh` routes the reply, finds its neighbour and writes its link header, with the
-//! kernel's own tables. It takes the IP header to be behind 14 bytes whatever the link's header
-//! length is (`net/core/filter.c`, `__bpf_redirect_neigh`), so that is where the reply is built.
+//! kernel's own tables. It expects the IP header after 14 bytes, whatever the length of the link's
+//! header (`net/core/filter.c`, `__bpf_redirect_neigh`), so the reply is built there.
 
 use core::mem::MaybeUninit;
 
@@ -19,7 +19,7 @@ use ibarr_ebpf::packet::{Aligned, Ipv4Query, Ipv6Query, QueryPacket};
 use crate::LINK_HEADER_LEN;
 use crate::node::Maps;
 
-/// Every packet that is not answered is left as it is to the next program (`TC_ACT_UNSPEC`).
+/// A packet that is not answered goes unchanged to the next program (`TC_ACT_UNSPEC`).
 #[inline]
 pub(crate) fn respond(ctx: &TcContext) -> i32 {
     let frame = Frame { ctx };
@@ -32,7 +32,7 @@ pub(crate) fn respond(ctx: &TcContext) -> i32 {
     TC_ACT_UNSPEC
 }
 
-/// Where `bpf_redirect_neigh` looks for the IP header.
+/// The offset at which `bpf_redirect_neigh` expects the IP header.
 const REPLY_OFFSET: u32 = 14;
 
 struct Frame<'a> {
@@ -40,7 +40,7 @@ struct Frame<'a> {
 }
 
 impl Frame<'_> {
-    /// Of all other traffic, hardly a packet gets further than here.
+    /// Nearly all other traffic ends here.
     #[inline]
     fn may_hold<Q: QueryPacket>(&self) -> bool {
         let skb = self.skb();
@@ -48,11 +48,11 @@ impl Frame<'_> {
             && skb.len == LINK_HEADER_LEN.load() + size_of::<Q>() as u32
     }
 
-    /// Not inlined: together, both would need more stack than there is.
+    /// Not inlined: the two instances together would exceed the stack.
     #[inline(never)]
     fn handle<Q: QueryPacket>(&self) -> i32 {
         let mut packet = MaybeUninit::<Aligned<Q>>::uninit();
-        // SAFETY: the helper writes as many bytes as a `Q` has.
+        // SAFETY: the helper writes exactly the bytes of a `Q`.
         let result = unsafe {
             bpf_skb_load_bytes(
                 self.ctx.skb.skb.cast(),
@@ -64,8 +64,8 @@ impl Frame<'_> {
         if result != 0 {
             return TC_ACT_UNSPEC;
         }
-        // SAFETY: the helper has written all of it, and any bytes are a packet. Looked at where it
-        // is: a copy would be torn into more registers than there are.
+        // SAFETY: the helper has written all of it, and any bytes are a packet. The packet is read
+        // in place: the compiler would split a copy into more registers than there are.
         let Aligned(packet) = unsafe { packet.assume_init_ref() };
         if !packet.is_to_our_port() {
             return TC_ACT_UNSPEC;
@@ -107,8 +107,8 @@ impl Frame<'_> {
 
     #[inline]
     fn skb(&self) -> &__sk_buff {
-        // SAFETY: the kernel's context outlives the program. Reads of its fields are rewritten by
-        // the verifier; nothing writes to it while the reference is held.
+        // SAFETY: the kernel's context outlives the program. The verifier rewrites reads of its
+        // fields; nothing writes to it while the reference is held.
         unsafe { &*self.ctx.skb.skb }
     }
 }
@@ -116,7 +116,7 @@ impl Frame<'_> {
 struct At<'a> {
     frame: &'a Frame<'a>,
     ifindex: IfIndex,
-    /// Where the UDP checksum is, counted from the IP header.
+    /// Offset of the UDP checksum from the IP header.
     checksum: usize,
 }
 
@@ -132,14 +132,15 @@ impl Ingress for At<'_> {
         self.frame.skb().pkt_type == PACKET_HOST
     }
 
-    /// `inet_proto_csum_replace4` leaves a checksum alone that is only partly there, unless it is
-    /// told that the pseudo-header changes. So we say that a word of payload changed, and look.
+    /// `inet_proto_csum_replace4` does not change a partial checksum, unless the caller says that
+    /// the pseudo-header has changed. This function therefore says that a payload word has changed,
+    /// and looks whether the helper changed the checksum.
     #[inline]
     fn is_checksum_partial(&self) -> bool {
         let ctx = self.frame.ctx;
         let link = LINK_HEADER_LEN.load();
         if link != REPLY_OFFSET {
-            // The kernel would fill the checksum in where it was in the query.
+            // The kernel would write the checksum where it was in the query.
             return false;
         }
         let offset = link as usize + self.checksum;
@@ -149,7 +150,7 @@ impl Ingress for At<'_> {
         }
         let Ok(after) = ctx.load::<[u8; 2]>(offset) else { return false };
         if after != before {
-            // It is passed on as it came. Room to write to is what the helper before has made.
+            // The packet is passed on unchanged. The helper above has made it writable.
             let _ = ctx.store(offset, &before, 0);
         }
         after == before

@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 
-//! For `ip2gid_xdp`: answers before the kernel makes a socket buffer (native), or just after (generic,
-//! the only kind on IPoIB).
+//! The code of `ip2gid_xdp`: answers before the kernel makes a socket buffer (native), or just
+//! after (generic, the only kind on IPoIB).
 //!
 //! On Ethernet the reply goes back to the hardware address that the query came from. An IPoIB frame
-//! does not say where it came from: next hops come from the `routes` and `neighbours` maps.
+//! does not contain its sender's address: next hops come from the maps `routes` and `neighbours`.
 //!
-//! The kernel's own verdict on the checksum is not to be had here, so that a query from a local
-//! sender whose checksum is not filled in is passed on.
+//! The kernel's own verdict on the checksum is not available here. A query from a local sender
+//! whose checksum is not filled in is therefore passed on.
 
 use core::mem::MaybeUninit;
 
@@ -24,7 +24,7 @@ use crate::LINK_HEADER_LEN;
 use crate::frame::{Ethernet, Frame, Whole, copy, copy_back, opaque};
 use crate::node::{Maps, is_edge, next_hop};
 
-/// Every packet that is not answered is left as it is to the kernel's stack (`XDP_PASS`).
+/// A packet that is not answered goes unchanged to the kernel's stack (`XDP_PASS`).
 #[inline]
 pub(crate) fn respond(ctx: &XdpContext) -> u32 {
     if LINK_HEADER_LEN.load() as usize == size_of::<Ethernet>() {
@@ -34,7 +34,7 @@ pub(crate) fn respond(ctx: &XdpContext) -> u32 {
     }
 }
 
-/// On links with the header `L`.
+/// Responds on links with the header `L`.
 #[inline]
 fn respond_as<L: Link>(ctx: &XdpContext) -> u32 {
     let frame = Frame { ctx };
@@ -54,7 +54,7 @@ trait Link: Copy {
 
     fn is_for_this_host(&self, interface: &Interface) -> bool;
 
-    /// That of the reply to `source`.
+    /// The link header of the reply to `source`.
     fn reply(&self, ifindex: IfIndex, source: [u8; 16]) -> Option<Self>;
 }
 
@@ -72,7 +72,7 @@ impl Link for Ethernet {
 
     #[inline]
     fn reply(&self, ifindex: IfIndex, source: [u8; 16]) -> Option<Self> {
-        // The frame may come from anybody. The kernel would send to no broadcast address.
+        // Any host may have sent the frame. The kernel would not send to a broadcast address.
         if is_edge(ifindex, source) {
             return None;
         }
@@ -80,8 +80,8 @@ impl Link for Ethernet {
     }
 }
 
-/// What the kernel makes of an IPoIB header: `struct ipoib_pseudo_header`, zero in what is
-/// received, and `struct ipoib_header` (RFC 4391 section 6).
+/// The IPoIB header as the kernel presents it: `struct ipoib_pseudo_header`, which is zero in
+/// received packets, and `struct ipoib_header` (RFC 4391 section 6).
 #[derive(Clone, Copy)]
 #[repr(C)]
 struct Ipoib {
@@ -96,7 +96,7 @@ impl Link for Ipoib {
         self.ethertype
     }
 
-    /// The hardware has seen to it; which address it was sent to is not told.
+    /// The hardware has checked it; the frame does not contain its destination address.
     #[inline]
     fn is_for_this_host(&self, _: &Interface) -> bool {
         true
@@ -110,11 +110,12 @@ impl Link for Ipoib {
 }
 
 impl Frame<'_> {
-    /// Not inlined: together, four of them would need more stack than there is.
+    /// Not inlined: the four instances together would exceed the stack.
     #[inline(never)]
     fn handle<L: Link, Q: QueryPacket>(&self) -> u32 {
         let Some(frame) = self.view::<Whole<L, Q>>() else { return XDP_PASS };
-        // Apart, so that the words of the packet are aligned, which they are not in the frame.
+        // Copied separately, so that the words of the packet are aligned; they are not in the
+        // frame.
         let (mut link, mut packet) = (MaybeUninit::uninit(), MaybeUninit::uninit());
         // SAFETY: `view` has checked the bounds, and any bytes are a link header.
         let Aligned(link) = unsafe { copy(&raw const (*frame).link, &mut link) };
@@ -144,7 +145,7 @@ impl Frame<'_> {
         let link = link.reply(ifindex, query.source(ifindex).address).ok_or(Reason::NoRoute)?;
         self.grow(size_of::<Q::Reply>() - size_of::<Q>())?;
         let Some(frame) = self.view::<Whole<L, Q::Reply>>() else {
-            // The frame has been changed, and nobody else could make sense of it.
+            // The frame has been changed, so that nothing else can use it.
             return Ok(XDP_ABORTED);
         };
         // SAFETY: `view` has checked the bounds.
