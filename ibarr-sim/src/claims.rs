@@ -319,14 +319,16 @@ impl World {
     }
 
     /// A path request got no answer in the kernel's time: only if something was amiss, or the daemon
-    /// did not run for half of what it has left when the SA has not answered.
+    /// did not run, or read other requests, for half of what it has left when the SA has not answered.
     pub(crate) fn path_unanswered(&mut self, id: Id, seq: Seq) {
         self.claims.counts.paths_unanswered += 1;
         let machine = &self.machines[id];
         let time = machine.kernel.path_timeout();
         let lately = |(at, _): &&(Instant, Duration)| *at >= before(self.now, time);
         let slept: Duration = machine.pace.hiccups.iter().filter(lately).map(|it| it.1).sum();
-        if machine.troubles.any < before(self.now, SETTLE) && slept < time / 10 {
+        let daemon = machine.daemon.as_ref();
+        let unread = daemon.map_or(Duration::ZERO, |daemon| daemon.paths.unread(seq));
+        if machine.troubles.any < before(self.now, SETTLE) && slept + unread < time / 10 {
             let text = format!("path request {} gets no answer", seq.0);
             self.claims.breaks(self.now, [Some(id), None], text);
         }

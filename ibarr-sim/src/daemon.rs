@@ -112,9 +112,7 @@ impl World {
             self.take_turn(id, &mut daemon);
         }
         let timer = daemon.arm(is_due, self.now, self.machines[id].pace.turn);
-        let socket = &self.machines[id].local_service;
-        let is_readable = daemon.unsent.is_none() && socket.has_something();
-        let has_more = is_readable || !daemon.inbox.is_empty();
+        let has_more = self.is_ready(id, &daemon) || !daemon.inbox.is_empty();
         self.machines[id].daemon = Some(daemon);
         if let Some(at) = timer {
             self.at(at, What::Turn(id));
@@ -124,12 +122,19 @@ impl World {
         }
     }
 
+    /// Whether the socket to the kernel can be read or, for an answer that it had no room for, written.
+    fn is_ready(&self, id: Id, daemon: &Daemon) -> bool {
+        let machine = &self.machines[id];
+        match daemon.unsent {
+            Some(_) => machine.troubles.clogged <= self.now,
+            None => machine.local_service.has_something(),
+        }
+    }
+
     fn take_turn(&mut self, id: Id, daemon: &mut Daemon) {
         self.claims.counts.turns += 1;
-        let socket = &self.machines[id].local_service;
-        let is_ready = daemon.unsent.is_some() || socket.has_something();
         // The loop may look at its channels just before the kernel asks.
-        let first = if is_ready && self.dice.coin() {
+        let first = if self.is_ready(id, daemon) && self.dice.coin() {
             Cue::Kernel
         } else {
             daemon.inbox.pop_front().map_or(Cue::Nothing, Cue::Item)
@@ -429,7 +434,7 @@ impl World {
         let fits = socket.is_open && socket.held.len() < room;
         if fits {
             let bytes = transmit.bytes.clone();
-            socket.held.push_back(ToDaemon { bytes, from_kernel: true });
+            socket.held.push_back(ToDaemon { at: self.now, bytes, from_kernel: true });
         } else {
             socket.overrun |= socket.is_open;
             machine.trouble_until(self.now);
@@ -474,7 +479,7 @@ impl Io<Cue> for Turn<'_> {
     }
 
     fn handle(&mut self, now: Instant, cue: Cue) -> Handled {
-        let (id, machine) = (self.id, &self.world.machines[self.id]);
+        let id = self.id;
         match cue {
             Cue::Nothing => {}
             Cue::Item(item @ Inbox::Query(_)) => {
@@ -489,9 +494,6 @@ impl Io<Cue> for Turn<'_> {
                 self.world.take(id, self.daemon, &item);
             }
             Cue::Kernel => match self.daemon.unsent.take() {
-                Some(message) if machine.troubles.clogged > now => {
-                    self.daemon.unsent = Some(message);
-                }
                 Some(message) => self.world.tell_kernel(id, self.daemon, &message),
                 None => return Handled::KernelAsks,
             },
@@ -518,7 +520,7 @@ impl Io<Cue> for Turn<'_> {
             self.daemon.core.handle_input(now, input);
             return Read::Message;
         }
-        let Some(ToDaemon { bytes, from_kernel }) = socket.held.pop_front() else {
+        let Some(ToDaemon { at, bytes, from_kernel }) = socket.held.pop_front() else {
             self.is_reading = false;
             let input = Input::LocalService(local_service::Input::Drained);
             self.daemon.core.handle_input(now, input);
@@ -526,7 +528,7 @@ impl Io<Cue> for Turn<'_> {
         };
         self.daemon.read += 1;
         if from_kernel {
-            self.daemon.heard(now, &bytes);
+            self.daemon.heard(now, at, &bytes);
         }
         let sender = if from_kernel { Sender::Kernel } else { Sender::Other };
         let input = local_service::Input::Datagram { sender, bytes: &bytes, cut: false };
@@ -658,8 +660,8 @@ impl Daemon {
         }
     }
 
-    fn heard(&mut self, now: Instant, bytes: &[u8]) {
-        self.paths.is_wanted(now, bytes);
+    fn heard(&mut self, now: Instant, sent_at: Instant, bytes: &[u8]) {
+        self.paths.is_wanted(now, sent_at, bytes);
         if let Some(key) = header(bytes) {
             let dealt = self.dealt.entry(key).or_default();
             dealt.heard += 1;

@@ -328,7 +328,7 @@ impl World {
             .collect();
         let socket = &mut self.machines[id].local_service;
         if socket.is_open {
-            socket.held.push_back(ToDaemon { bytes, from_kernel: false });
+            socket.held.push_back(ToDaemon { at: self.now, bytes, from_kernel: false });
             self.wake(id);
         }
         let to = self.machines[id].home[0];

@@ -124,6 +124,7 @@ pub(crate) struct LocalServiceSocket {
 
 #[derive(Debug)]
 pub(crate) struct ToDaemon {
+    pub(crate) at: Instant,
     pub(crate) bytes: Vec<u8>,
     pub(crate) from_kernel: bool,
 }

@@ -35,7 +35,7 @@ pub(crate) struct PathClaims {
     doubt_at: Instant,
     moved_at: Instant,
     /// Questions of the kernel that wait.
-    wanted: BTreeMap<Seq, PathQuestion>,
+    wanted: BTreeMap<Seq, Wanted>,
     /// Questions that were sent, and not answered since: the first time and the last.
     asked: BTreeMap<PathQuestion, (Instant, Instant)>,
     /// What is remembered: when it was asked for at the earliest, and how long that lives at least.
@@ -84,8 +84,8 @@ impl PathClaims {
         }
     }
 
-    /// The daemon hears a request of the kernel.
-    pub(crate) fn is_wanted(&mut self, now: Instant, bytes: &[u8]) {
+    /// The daemon reads a request that the kernel sent at `sent_at`.
+    pub(crate) fn is_wanted(&mut self, now: Instant, sent_at: Instant, bytes: &[u8]) {
         for message in messages(bytes).flatten() {
             let Ok(Request::ResolvePath(request)) = Request::parse(&message) else { continue };
             let reversible = request.path_use != PathUse::Unidirectional;
@@ -103,8 +103,14 @@ impl PathClaims {
             if self.kept.contains(&question) {
                 self.doubt_at = now;
             }
-            self.wanted.insert(message.seq(), question);
+            let unread = now.since(sent_at);
+            self.wanted.insert(message.seq(), Wanted { question, unread });
         }
+    }
+
+    /// How long the request lay unread behind others, if it has no answer yet.
+    pub(crate) fn unread(&self, seq: Seq) -> Duration {
+        self.wanted.get(&seq).map_or(Duration::ZERO, |wanted| wanted.unread)
     }
 
     /// The daemon asks the SA. What is wrong with that.
@@ -192,7 +198,7 @@ impl PathClaims {
         bytes: &[u8],
         spared: u64,
     ) -> Option<String> {
-        let question = self.wanted.remove(&seq)?;
+        let Wanted { question, .. } = self.wanted.remove(&seq)?;
         // Whatever it is, the SA is waited for no longer.
         self.asked.remove(&question);
         let flags = u16::from_ne_bytes(*bytes.get(6..8)?.first_chunk::<2>()?);
@@ -230,6 +236,13 @@ impl PathClaims {
         }
         None
     }
+}
+
+/// A request that the daemon has read.
+#[derive(Debug)]
+struct Wanted {
+    question: PathQuestion,
+    unread: Duration,
 }
 
 /// `RDMA_NL_LS_F_ERR`.
