@@ -2,9 +2,9 @@
 
 //! The directory of a daemon's control socket, which one daemon has at a time.
 
-use std::fs::{DirBuilder, File, OpenOptions};
+use std::fs::{self, DirBuilder, File, OpenOptions};
 use std::io::{self, Read, Write};
-use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
+use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt, fchown};
 use std::path::{Path, PathBuf};
 
 use nix::libc;
@@ -61,11 +61,17 @@ impl RunDir {
             .map_err(io_error(&file))?;
         match lock.try_lock() {
             Ok(()) => {}
-            Err(std::fs::TryLockError::WouldBlock) => {
+            Err(fs::TryLockError::WouldBlock) => {
                 let path = path.to_owned();
                 return Err(Error::Taken { path, owner: owner(&mut lock) });
             }
-            Err(std::fs::TryLockError::Error(error)) => return Err(io_error(&file)(error)),
+            Err(fs::TryLockError::Error(error)) => return Err(io_error(&file)(error)),
+        }
+        // A daemon that root started must not lock out the one that the owner of the directory starts next.
+        let owner = fs::metadata(path).map_err(io_error(path))?.uid();
+        if lock.metadata().map_err(io_error(&file))?.uid() != owner {
+            // Only root can; another user has opened the file, so it is no obstacle.
+            drop(fchown(&lock, Some(owner), None));
         }
         // For people, and for the message above.
         let note = lock.set_len(0).and_then(|()| writeln!(lock, "{}", std::process::id()));

@@ -182,7 +182,8 @@ const STRANDED: [(&str, &str); 2] = [
 /// Of users without any right.
 const NOBODY: Uid = Uid::from_raw(65534);
 
-/// As if it did not run, a caller is refused at once.
+/// As if it did not run, a caller is refused at once. The directory is that of a user without rights, and
+/// root's daemon of the first place leaves it usable.
 fn leaves_the_kernel_alone(place: &str, said: &str) -> Result<()> {
     const RUN_DIR: &str = "/run/stranded";
     if !fs::exists(RUN_DIR)? {
