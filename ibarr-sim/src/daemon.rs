@@ -143,8 +143,15 @@ impl World {
         if self.bug == Some(Bug::EndlessRead) {
             limits.messages = usize::MAX;
         }
-        let mut turn =
-            Turn { world: self, id, daemon, read: 0, undrained: false, is_reading: false };
+        let mut turn = Turn {
+            world: self,
+            id,
+            daemon,
+            read: 0,
+            undrained: false,
+            is_dealing: false,
+            is_reading: false,
+        };
         turn::take(&mut turn, limits, now, first, true);
         if turn.undrained {
             let text = "a turn ends before all is done that the cores have to say".to_owned();
@@ -456,6 +463,8 @@ struct Turn<'a> {
     read: usize,
     /// A core has been told something and may not have been asked for all that it has to say.
     undrained: bool,
+    /// The last message of the kernel may not have been dealt with.
+    is_dealing: bool,
     is_reading: bool,
 }
 
@@ -503,7 +512,8 @@ impl Io<Cue> for Turn<'_> {
     }
 
     fn read_kernel(&mut self, now: Instant) -> Read {
-        if std::mem::replace(&mut self.undrained, true) && self.read > 0 {
+        self.undrained = true;
+        if std::mem::replace(&mut self.is_dealing, true) {
             let text = "a request is read before the one before it is dealt with".to_owned();
             self.world.claims.breaks(now, [Some(self.id), None], text);
         }
@@ -521,7 +531,7 @@ impl Io<Cue> for Turn<'_> {
             return Read::Message;
         }
         let Some(ToDaemon { at, bytes, from_kernel }) = socket.held.pop_front() else {
-            self.is_reading = false;
+            (self.is_reading, self.is_dealing) = (false, false);
             let input = Input::LocalService(local_service::Input::Drained);
             self.daemon.core.handle_input(now, input);
             return Read::Nothing;
@@ -553,6 +563,7 @@ impl Io<Cue> for Turn<'_> {
         let room = Room { local_service: self.daemon.unsent.is_none() };
         let output = self.daemon.core.poll(now, room);
         self.undrained = output.is_some();
+        self.is_dealing &= self.undrained;
         output
     }
 
