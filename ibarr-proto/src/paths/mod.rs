@@ -31,6 +31,7 @@ mod fallback;
 mod index;
 mod inform;
 mod lids;
+mod partial;
 mod ports;
 mod routers;
 pub mod snapshot;
@@ -60,6 +61,7 @@ use crate::timer::Timers;
 
 pub use bucket::DOUBT_SPREAD;
 pub use fallback::Lack;
+pub use partial::{Incomplete, Partial};
 pub use types::{
     Answered, Cached, Config, Counter, Input, Load, Outcome, PortEvent, PortFacts, PortName, Qos,
     Request, RequestId, Source,

@@ -27,7 +27,7 @@ pub(super) fn name(port: u8) -> PortName {
     PortName { device: "mlx5_0".parse().unwrap(), port: PortNum::new(port).unwrap() }
 }
 
-fn gid(n: u64) -> Gid {
+pub(super) fn gid(n: u64) -> Gid {
     Gid::new((0xfe80_u128 << 112 | u128::from(n + 1)).to_be_bytes()).unwrap()
 }
 

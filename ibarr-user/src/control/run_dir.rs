@@ -105,6 +105,6 @@ mod tests {
         assert!(refusal.contains(&format!("another ibarr (pid {pid}) runs here")), "{refusal}");
         drop(first);
         drop(RunDir::lock(&dir).unwrap());
-        std::fs::remove_dir_all(&dir).unwrap();
+        fs::remove_dir_all(&dir).unwrap();
     }
 }

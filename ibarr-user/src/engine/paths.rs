@@ -10,7 +10,7 @@ use ibarr_common::ib::{Gid, PKey};
 use ibarr_common::wire::path_record::Fields;
 use ibarr_common::wire::sa::PathQuestion;
 use ibarr_proto::node;
-use ibarr_proto::paths::{self, Input, Outcome, PortFacts, PortName, RequestId, Source};
+use ibarr_proto::paths::{self, Input, Outcome, Partial, PortFacts, PortName, RequestId, Source};
 use ibarr_proto::sa::{PortIndex, Rank, Transmit};
 use ibarr_proto::shares::User;
 use tokio::sync::oneshot;
@@ -152,44 +152,25 @@ impl Engine {
         drop(to.send(Body::Path { path }.into()));
     }
 
-    /// What is not said is what a program on this node would most likely ask.
     fn question(&self, request: &PathRequest) -> Result<(PortName, PathQuestion), Failure> {
         let usage = |message: String| Failure { kind: FailureKind::Usage, message };
-        let dgid: Gid =
-            request.dgid.parse().map_err(|error| usage(format!("{}: {error}", request.dgid)))?;
-        let is_it = |name: PortName| match &request.port {
-            Some(port) => name.to_string() == *port,
-            None => true,
+        let gid = |text: &String| {
+            let parsed: Result<Gid, _> = text.parse();
+            parsed.map_err(|error| usage(format!("{text}: {error}")))
         };
-        let mut ports = self.node.paths().ports().filter(|(_, name, ..)| is_it(*name));
-        let first = self
-            .node
-            .paths()
-            .ports()
-            .find(|(_, name, facts, _)| is_it(*name) && facts.sa().is_some());
-        let Some((_, name, facts, _)) = first.or_else(|| ports.next()) else {
-            return Err(usage(match &request.port {
-                Some(port) => format!("{port}: there is no such port; see ibarr ports"),
-                None => "this machine has no InfiniBand port: is its driver loaded?".to_owned(),
-            }));
+        let port = |text: &String| {
+            let mut ports = self.node.paths().ports().map(|(_, name, ..)| name);
+            let named = ports.find(|name| name.to_string() == *text);
+            named.ok_or_else(|| usage(format!("{text}: there is no such port; see ibarr ports")))
         };
-        let sgid = if let Some(sgid) = &request.sgid {
-            sgid.parse().map_err(|error| usage(format!("{sgid}: {error}")))?
-        } else {
-            let flid = facts.flid_gid().filter(|_| dgid.flid().is_some());
-            let first = flid.or_else(|| facts.gids.first().copied());
-            first.ok_or_else(|| usage(format!("{name} has no GID yet: name one by --sgid")))?
+        let pkey = |pkey| PKey::new(pkey).ok_or_else(|| usage(format!("0x{pkey:04x} is no P_Key")));
+        let partial = Partial {
+            port: request.port.as_ref().map(port).transpose()?,
+            dgid: gid(&request.dgid)?,
+            sgid: request.sgid.as_ref().map(gid).transpose()?,
+            pkey: request.pkey.map(pkey).transpose()?,
         };
-        let pkey = match request.pkey {
-            Some(pkey) => {
-                Some(PKey::new(pkey).ok_or_else(|| usage(format!("0x{pkey:04x} is no P_Key")))?)
-            }
-            None => facts.pkeys.first().map(|(_, pkey)| *pkey),
-        };
-        let (tclass, service_id, qos_class) = (None, None, None);
-        let question =
-            PathQuestion { dgid, sgid, reversible: true, pkey, tclass, service_id, qos_class };
-        Ok((name, question))
+        self.node.paths().complete(&partial).map_err(|incomplete| usage(incomplete.to_string()))
     }
 
     pub(super) fn port_status(&self, now: Instant) -> Vec<PortStatus> {

@@ -1,0 +1,113 @@
+// SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
+
+//! The question of a user of this node, completed as a program here would most likely ask it.
+
+use ibarr_common::ib::{Gid, PKey};
+use ibarr_common::wire::sa::PathQuestion;
+use rand_core::{CryptoRng, SeedableRng};
+use thiserror::Error;
+
+use super::{Paths, PortName};
+
+/// A destination, and what the user chose besides.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub struct Partial {
+    /// The port to ask by.
+    pub port: Option<PortName>,
+    /// Where the path leads to.
+    pub dgid: Gid,
+    /// Where it begins.
+    pub sgid: Option<Gid>,
+    /// Its partition.
+    pub pkey: Option<PKey>,
+}
+
+/// What is missing.
+#[derive(Clone, Copy, Debug, Eq, Error, PartialEq)]
+pub enum Incomplete {
+    /// There is no port, or not this one.
+    #[error("this machine has no InfiniBand port: is its driver loaded?")]
+    NoPort,
+    /// The port has no GID.
+    #[error("{0} has no GID yet: name one by --sgid")]
+    NoGid(PortName),
+}
+
+impl<R: CryptoRng + SeedableRng> Paths<R> {
+    /// Chooses the first port whose SA can be asked, else the first port; then the port's GID for
+    /// floating LIDs if `dgid` is one, else its first GID; then its first partition.
+    ///
+    /// # Errors
+    /// If there is no such port, or it has no GID.
+    pub fn complete(&self, partial: &Partial) -> Result<(PortName, PathQuestion), Incomplete> {
+        let Partial { port, dgid, sgid, pkey } = *partial;
+        let is_chosen = |name: PortName| port.is_none_or(|port| port == name);
+        let mut ports = self.ports().filter(|(_, name, ..)| is_chosen(*name)).peekable();
+        let first = ports.peek().copied();
+        let (_, name, facts, _) = ports
+            .find(|(_, _, facts, _)| facts.sa().is_some())
+            .or(first)
+            .ok_or(Incomplete::NoPort)?;
+        let for_flid = facts.flid_gid().filter(|_| dgid.flid().is_some());
+        let sgid = sgid.or(for_flid).or_else(|| facts.gids.first().copied());
+        let question = PathQuestion {
+            dgid,
+            sgid: sgid.ok_or(Incomplete::NoGid(name))?,
+            reversible: true,
+            pkey: pkey.or_else(|| facts.pkeys.first().map(|(_, pkey)| *pkey)),
+            tclass: None,
+            service_id: None,
+            qos_class: None,
+        };
+        Ok((name, question))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use ibarr_common::wire::umad::PKeyIndex;
+
+    use super::super::tests::{PORT, Rig, facts, gid, name};
+    use super::super::{Input, PortFacts};
+    use super::*;
+    use crate::sa::PortIndex;
+
+    const OTHER: PortIndex = PortIndex(PORT.0 + 1);
+
+    fn tell(rig: &mut Rig, port: PortIndex, number: u8, facts: PortFacts) {
+        rig.paths.handle_input(rig.now, Input::Port { port, name: name(number), facts });
+    }
+
+    fn to(dgid: Gid) -> Partial {
+        Partial { port: None, dgid, sgid: None, pkey: None }
+    }
+
+    #[test]
+    fn port_that_can_ask_is_chosen_before_the_first() {
+        let mut rig = Rig::without_port();
+        assert_eq!(rig.paths.complete(&to(gid(1))), Err(Incomplete::NoPort));
+        tell(&mut rig, PORT, 1, PortFacts { is_active: false, ..facts() });
+        assert_eq!(rig.paths.complete(&to(gid(1))).map(|(port, _)| port), Ok(name(1)));
+        tell(&mut rig, OTHER, 2, facts());
+        assert_eq!(rig.paths.complete(&to(gid(1))).map(|(port, _)| port), Ok(name(2)));
+        let first = Partial { port: Some(name(1)), ..to(gid(1)) };
+        assert_eq!(rig.paths.complete(&first).map(|(port, _)| port), Ok(name(1)));
+        let absent = Partial { port: Some(name(3)), ..to(gid(1)) };
+        assert_eq!(rig.paths.complete(&absent), Err(Incomplete::NoPort));
+    }
+
+    #[test]
+    fn first_gid_and_partition_are_taken_unless_the_user_chose() {
+        let mut rig = Rig::without_port();
+        tell(&mut rig, PORT, 1, PortFacts { gids: Vec::new(), ..facts() });
+        assert_eq!(rig.paths.complete(&to(gid(1))), Err(Incomplete::NoGid(name(1))));
+        let other = PKey::new(0x8001).unwrap();
+        let pkeys = vec![(PKeyIndex(0), other), (PKeyIndex(1), PKey::DEFAULT)];
+        tell(&mut rig, PORT, 1, PortFacts { gids: vec![gid(7), gid(8)], pkeys, ..facts() });
+        let (_, question) = rig.paths.complete(&to(gid(1))).unwrap();
+        assert_eq!((question.dgid, question.sgid, question.pkey), (gid(1), gid(7), Some(other)));
+        let chosen = Partial { sgid: Some(gid(8)), pkey: Some(PKey::DEFAULT), ..to(gid(1)) };
+        let (_, question) = rig.paths.complete(&chosen).unwrap();
+        assert_eq!((question.sgid, question.pkey), (gid(8), Some(PKey::DEFAULT)));
+    }
+}
