@@ -1,22 +1,22 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 
-//! Counting under closed names.
+//! Counters with a fixed set of names.
 //!
-//! What a core counts is an enumeration made by [`counters!`](crate::counters!), so that `status`,
-//! the metrics and their documentation can list every name, those still at zero included.
+//! The counters of a core are an enumeration made by [`counters!`](crate::counters!), so that
+//! `status`, the metrics and their documentation can list every name, even if its count is zero.
 
 use std::fmt;
 
-/// A closed set of things to count. Made by [`counters!`](crate::counters!).
+/// A fixed set of counters, made by [`counters!`](crate::counters!).
 pub trait Counter: Copy + Eq + fmt::Display + 'static {
-    /// Every one, in the order in which they are listed to people.
+    /// Every counter, in the order of listings.
     const ALL: &'static [Self];
 
-    /// Its place in [`Self::ALL`].
+    /// The position in [`Self::ALL`].
     fn index(self) -> usize;
 }
 
-/// One count for each `C`, from zero, saturating.
+/// One count for each `C`, initially zero, saturating.
 #[derive(Clone, Eq, PartialEq)]
 pub struct Counters<C> {
     counts: Box<[u64]>,
@@ -24,7 +24,7 @@ pub struct Counters<C> {
 }
 
 impl<C: Counter> Counters<C> {
-    /// How often `counter` has been counted.
+    /// The count of `counter`.
     pub fn get(&self, counter: C) -> u64 {
         self.counts.get(counter.index()).copied().unwrap_or(0)
     }
@@ -34,12 +34,12 @@ impl<C: Counter> Counters<C> {
         C::ALL.iter().map(|&counter| (counter, self.get(counter)))
     }
 
-    /// Counts one.
+    /// Adds 1.
     pub fn count(&mut self, counter: C) {
         self.add(counter, 1);
     }
 
-    /// Counts `n`.
+    /// Adds `n`.
     pub fn add(&mut self, counter: C, n: u64) {
         if let Some(count) = self.counts.get_mut(counter.index()) {
             *count = count.saturating_add(n);
@@ -54,7 +54,7 @@ impl<C: Counter> Default for Counters<C> {
 }
 
 impl<C: Counter> fmt::Debug for Counters<C> {
-    /// Only what has been counted at all.
+    /// Prints only the counters above zero.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let counted = self.iter().filter(|&(_, count)| count > 0);
         f.debug_map()
@@ -63,7 +63,7 @@ impl<C: Counter> fmt::Debug for Counters<C> {
     }
 }
 
-/// Makes an enumeration of things to count: a [`Counter`] whose names are lower-case words joined by
+/// Makes an enumeration of counters: a [`Counter`] whose names are lower-case words joined by
 /// hyphens.
 #[macro_export]
 macro_rules! counters {
@@ -102,12 +102,9 @@ mod tests {
     use super::*;
 
     counters! {
-        /// For the tests below.
         #[expect(unreachable_pub, reason = "the macro is for public enumerations")]
         pub enum Fruit {
-            /// Red.
             Apple = "apple",
-            /// Yellow.
             Pear = "ripe-pear",
         }
     }
@@ -123,7 +120,7 @@ mod tests {
     }
 
     #[test]
-    fn a_full_counter_stays_full() {
+    fn counter_saturates() {
         let mut counters = Counters::default();
         counters.add(Fruit::Apple, u64::MAX);
         counters.count(Fruit::Apple);

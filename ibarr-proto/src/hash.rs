@@ -1,22 +1,21 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 
-//! Hash maps of a core: fast, and with a seed that peers cannot know.
+//! Hash maps for cores: fast, with a seed that peers cannot know.
 
 use std::fmt;
 use std::hash::{BuildHasher, DefaultHasher, Hasher as _};
 
 use rand_core::CryptoRng;
 
-/// SipHash that has absorbed a random 128-bit seed, so that nobody outside can choose keys that
-/// collide.
+/// SipHash that has absorbed a random 128-bit seed, so that no peer can choose keys that collide.
 ///
-/// The order of a map is not part of any history: nothing may iterate over a map keyed by this and
-/// let the order be seen.
+/// The order of a map is not reproducible: no code may iterate over a map with this hasher and let
+/// the order have an effect.
 #[derive(Clone)]
 pub struct Seeded(DefaultHasher);
 
 impl Seeded {
-    /// With a seed from `rng`.
+    /// Takes the seed from `rng`.
     pub fn new(rng: &mut impl CryptoRng) -> Self {
         let mut hasher = DefaultHasher::new();
         hasher.write_u64(rng.next_u64());
@@ -34,7 +33,7 @@ impl BuildHasher for Seeded {
 }
 
 impl fmt::Debug for Seeded {
-    /// Without the seed.
+    /// Does not print the seed.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("Seeded")
     }
@@ -48,7 +47,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn hashes_depend_on_the_seed_and_on_nothing_else() {
+    fn hash_depends_only_on_seed_and_key() {
         let hash = |seed| Seeded::new(&mut ChaCha12Rng::seed_from_u64(seed)).hash_one(7_u32);
         assert_eq!(hash(1), hash(1));
         assert_ne!(hash(1), hash(2));

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 
-//! Sans-IO state machines of the ibarr daemon. [`node`] wires them together; [`turn`] says in which order
-//! a loop reads, drives them and writes.
+//! Sans-IO state machines of the ibarr daemon. [`node`] connects them; [`turn`] defines in which
+//! order a loop reads, drives them and writes.
 
 #![forbid(unsafe_code)]
 

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 
-//! What peers have answered.
+//! The answers of peers.
 //!
-//! A look-up touches one entry of one table and nothing else. Ten thousands of entries do not fit into
-//! the caches of a processor, so what a look-up costs is their size: an entry for an IPv4 address
-//! takes 32 bytes, key and all.
+//! A look-up reads one entry of one table. Tens of thousands of entries do not fit into the caches
+//! of a processor, so the size of an entry decides how long a look-up takes: an entry for an IPv4
+//! address has 32 bytes, with its key.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
@@ -18,17 +18,18 @@ use super::super::Question;
 use super::table::{Entry, Table};
 use crate::hash::Seeded;
 
-/// Answers by question. Full, it forgets the one that would expire first.
+/// Answers by question. If the cache is full, it drops the entry that expires first.
 #[derive(Debug)]
 pub(super) struct Cache {
     table: Table,
-    /// Every entry.
+    /// Every entry, ordered by expiry.
     by_expiry: BTreeSet<(Instant, Question)>,
-    /// The entries to be asked for again, by when: those that have been used since they were learned.
+    /// The entries to be refreshed, with the time: those that have been used since they were
+    /// learned.
     to_refresh: BTreeSet<(Instant, Question)>,
-    /// Entries that are not what was told, each with who said so.
+    /// Entries with a change that is not reported yet, each with the peer that sent the answer.
     untold: BTreeMap<Question, Option<IpAddr>>,
-    /// More than `untold` can hold are not what was told.
+    /// There were more changes than `untold` can hold.
     all_untold: bool,
     limits: Limits,
 }
@@ -36,41 +37,41 @@ pub(super) struct Cache {
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Limits {
     pub(super) entries: usize,
-    /// From the refresh of an entry to its expiry.
+    /// How long before its expiry an entry is refreshed.
     pub(super) refresh_ahead: Duration,
 }
 
-/// An answer that is remembered.
+/// A remembered answer.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub struct Cached {
-    /// The GID, or `None` for "not here".
+    /// The GID, or `None` for a negative answer.
     pub gid: Option<Gid>,
-    /// It is no longer given from this moment on.
+    /// The answer is not used from this time on.
     pub expires_at: Instant,
 }
 
-/// A change of what is remembered, as a mirror needs it: told one after the other, they add up to
-/// the positive answers of the cache. "Not here" is remembered too shortly to be worth it.
+/// A change of the cache, for a mirror: applied in order, the changes give the positive answers of
+/// the cache. Negative answers are remembered too briefly to be mirrored.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub enum Learned {
-    /// This is remembered now.
+    /// A positive answer is remembered.
     Known {
-        /// What was asked.
+        /// The question that was asked.
         question: Question,
-        /// The answer.
+        /// The GID of the target.
         gid: Gid,
-        /// When it is forgotten.
+        /// The time when the entry expires.
         expires_at: Instant,
-        /// Who has answered, if that is still known.
+        /// The peer that answered, if known.
         source: Option<IpAddr>,
     },
-    /// Nothing of use is remembered any more.
+    /// No positive answer is remembered for the question any more.
     Forgotten {
-        /// What was asked.
+        /// The question that was asked.
         question: Question,
     },
-    /// More has changed than can be told one by one: [`Client::entries`](super::Client::entries) says
-    /// what is remembered now.
+    /// Too much has changed to report single entries: read everything again from
+    /// [`Client::entries`](super::Client::entries).
     Everything,
 }
 
@@ -86,7 +87,7 @@ impl Cache {
         }
     }
 
-    /// Returns how many answers had to be forgotten.
+    /// Returns how many answers were dropped.
     pub(super) fn reconfigure(&mut self, limits: Limits) -> u64 {
         self.limits = limits;
         let used = self.to_refresh.iter().filter_map(|&(_, question)| {
@@ -97,7 +98,7 @@ impl Cache {
         self.make_room(limits.entries)
     }
 
-    /// The answer, if it is remembered. Marks it as used.
+    /// The answer, if it is remembered. Marks the entry as used.
     pub(super) fn lookup(&mut self, now: Instant, question: Question) -> Option<Cached> {
         let entry = self.table.get_mut(question)?;
         let cached = entry.cached();
@@ -111,13 +112,13 @@ impl Cache {
         Some(cached)
     }
 
-    /// The answer, if it is remembered, without marking it.
+    /// The answer, if it is remembered. Does not mark the entry as used.
     pub(super) fn peek(&self, question: Question) -> Option<Cached> {
         self.table.get(question).map(Entry::cached)
     }
 
-    /// Remembers an answer in place of what was remembered, until a time that is exact to two
-    /// nanoseconds. Returns how many other answers had to be forgotten.
+    /// Remembers an answer, in place of an older one, until its expiry, to two nanoseconds. Returns
+    /// how many other answers were dropped.
     pub(super) fn insert(&mut self, question: Question, answer: Cached) -> u64 {
         self.remove(question);
         let forgotten = self.make_room(self.limits.entries.saturating_sub(1));
@@ -128,12 +129,13 @@ impl Cache {
         forgotten
     }
 
-    /// Who has said what was just [inserted](Self::insert).
+    /// Sets the peer that sent the answer which was just [inserted](Self::insert).
     pub(super) fn note_source(&mut self, question: Question, source: IpAddr) {
         self.note(question, Some(source));
     }
 
-    /// Remembers what is known outside already; `false` if there is no room, or something newer.
+    /// Restores an answer that the mirror already has; `false` if there is no room, or the cache
+    /// has an answer.
     pub(super) fn restore(&mut self, question: Question, answer: Cached) -> bool {
         if self.len() >= self.limits.entries || self.table.get(question).is_some() {
             return false;
@@ -146,7 +148,7 @@ impl Cache {
         true
     }
 
-    /// The next change since the last call. Several of one entry are told as one.
+    /// The next unreported change. Several changes of one entry are reported as one.
     pub(super) fn poll_change(&mut self) -> Option<Learned> {
         if std::mem::take(&mut self.all_untold) {
             self.untold.clear();
@@ -162,7 +164,7 @@ impl Cache {
         })
     }
 
-    /// Whether there was something to forget.
+    /// Returns whether there was an entry.
     pub(super) fn remove(&mut self, question: Question) -> bool {
         let Some(entry) = self.table.remove(question) else { return false };
         self.note(question, None);
@@ -173,7 +175,7 @@ impl Cache {
         true
     }
 
-    /// Forgets everything. Returns how much that was.
+    /// Drops everything. Returns how many answers that was.
     pub(super) fn clear(&mut self) -> usize {
         let cleared = self.len();
         self.table.clear();
@@ -183,7 +185,7 @@ impl Cache {
         cleared
     }
 
-    /// What was told so far is to be told anew.
+    /// Reports everything again.
     pub(super) fn tell_everything(&mut self) {
         self.all_untold = true;
         self.untold.clear();
@@ -199,7 +201,7 @@ impl Cache {
         self.by_expiry.first().map(|&(at, _)| at)
     }
 
-    /// Forgets what has expired.
+    /// Drops expired answers.
     pub(super) fn expire(&mut self, now: Instant) {
         while let Some(&(expires_at, question)) = self.by_expiry.first()
             && expires_at <= now
@@ -208,12 +210,12 @@ impl Cache {
         }
     }
 
-    /// When [`Self::refresh`] will have something.
+    /// When [`Self::refresh`] will next return an answer.
     pub(super) fn next_refresh(&self) -> Option<Instant> {
         self.to_refresh.first().map(|&(at, _)| at)
     }
 
-    /// An answer to be asked for again, once for each answer.
+    /// The next question to be refreshed; each answer is refreshed at most once.
     pub(super) fn refresh(&mut self, now: Instant) -> Option<Question> {
         let &(at, question) = self.to_refresh.first()?;
         if at > now {
@@ -223,12 +225,12 @@ impl Cache {
         Some(question)
     }
 
-    /// Everything that is remembered, the soonest to expire first.
+    /// Every entry, ordered by expiry.
     pub(super) fn iter(&self) -> impl Iterator<Item = (Question, Cached)> + '_ {
         self.by_expiry.iter().filter_map(|&(_, question)| Some((question, self.peek(question)?)))
     }
 
-    /// What comes after an entry that there was, in the order of [`Self::iter`].
+    /// The entries after a given one, which may be gone, in the order of [`Self::iter`].
     pub(super) fn iter_after(
         &self,
         after: (Instant, Question),
@@ -285,7 +287,7 @@ mod tests {
         Cache::new(limits(entries), &Seeded::new(&mut ChaCha12Rng::seed_from_u64(1)))
     }
 
-    /// Of both families, with and without an interface.
+    /// A question of either family, with or without an interface.
     fn question(n: u8) -> Question {
         let target = match n % 2 {
             0 => IpAddr::from([10, 2, 0, n / 4]),
@@ -300,11 +302,11 @@ mod tests {
     }
 
     #[test]
-    fn full_cache_forgets_what_would_expire_first() {
+    fn full_cache_drops_the_entry_that_expires_first() {
         let mut cache = cache(2);
         assert_eq!(cache.insert(question(1), answer(Some(1), 30)), 0);
         assert_eq!(cache.insert(question(2), answer(None, 20)), 0);
-        assert_eq!(cache.insert(question(2), answer(None, 26)), 0, "in its own place");
+        assert_eq!(cache.insert(question(2), answer(None, 26)), 0, "replaces its own entry");
         assert_eq!(cache.insert(question(3), answer(Some(3), 40)), 1);
         assert_eq!(cache.lookup(Instant::BOOT, question(2)), None);
         assert_eq!(cache.reconfigure(limits(1)), 1);
@@ -313,7 +315,7 @@ mod tests {
     }
 
     #[test]
-    fn answer_is_given_until_the_moment_it_expires() {
+    fn answer_is_used_until_its_expiry() {
         let mut cache = cache(2);
         cache.insert(question(1), answer(Some(1), 30));
         assert!(cache.lookup(Instant::from_nanos(29), question(1)).is_some());
@@ -321,7 +323,7 @@ mod tests {
     }
 
     #[test]
-    fn only_positive_answers_that_were_used_are_to_be_refreshed_and_once() {
+    fn only_used_positive_answers_are_refreshed_and_only_once() {
         let mut cache = cache(4);
         let (start, at) = (Instant::BOOT, Instant::from_nanos(30 - 10));
         cache.insert(question(1), answer(Some(1), 30));
@@ -339,7 +341,7 @@ mod tests {
     }
 
     #[test]
-    fn expiry_is_exact_to_two_nanoseconds_used_or_not() {
+    fn expiry_is_exact_to_two_nanoseconds() {
         let mut cache = cache(2);
         cache.insert(question(1), answer(Some(1), 31));
         for _ in 0..2 {
@@ -353,7 +355,7 @@ mod tests {
     }
 
     #[test]
-    fn more_changes_than_the_cache_has_room_for_are_told_as_one() {
+    fn too_many_changes_are_reported_as_one() {
         let mut cache = cache(2);
         for n in 0..3 {
             cache.insert(question(n), answer(Some(n), 30));
@@ -367,16 +369,16 @@ mod tests {
             change,
             Learned::Known { question: of, source: Some(_), .. } if *of == question(9)
         )));
-        assert_eq!(told.len(), 2, "and the one that it took the place of: {told:?}");
+        assert_eq!(told.len(), 2, "and the entry that it replaced: {told:?}");
         assert_eq!(cache.clear(), 2);
         assert_eq!(cache.poll_change(), Some(Learned::Everything));
     }
 
     #[test]
-    fn what_is_restored_is_told_to_nobody_and_takes_no_place() {
+    fn restored_answers_are_not_reported_and_replace_none() {
         let mut cache = cache(2);
         assert!(cache.restore(question(1), answer(Some(1), 30)));
-        assert!(!cache.restore(question(1), answer(Some(2), 40)), "something is known");
+        assert!(!cache.restore(question(1), answer(Some(2), 40)), "the cache has an answer");
         assert!(cache.restore(question(2), answer(Some(2), 30)));
         assert!(!cache.restore(question(3), answer(Some(3), 30)), "full");
         assert_eq!(cache.poll_change(), None);
@@ -387,7 +389,7 @@ mod tests {
         question: Question,
         cached: Cached,
         used: bool,
-        /// Used, and not yet asked for again.
+        /// Used, and not yet refreshed.
         due: bool,
     }
 
@@ -479,7 +481,7 @@ mod tests {
                 prop_assert_eq!(cache.next_expiry(), model.first().map(|row| row.cached.expires_at));
                 let due = model.iter().filter(|row| row.due).map(|row| row.refresh_at(limits));
                 prop_assert_eq!(cache.next_refresh(), due.min());
-                prop_assert!(cache.untold.len() <= 7, "as bounded as the cache has ever been");
+                prop_assert!(cache.untold.len() <= 7, "never more than the largest limit of the cache");
                 if time % 4 == 0 {
                     continue;
                 }

@@ -7,59 +7,62 @@ use ibarr_common::wire::ip2gid::PORT;
 
 use crate::retry::{Jitter, Schedule, ScheduleError};
 
-/// What the client's configuration may say. [`Config`] is what it is made into.
+/// Settings of the client as in the configuration file. [`Config`] is the checked form.
 #[derive(Clone, Debug, Eq, PartialEq)]
 pub struct Settings {
-    /// The port that peers answer at and from.
+    /// The UDP port of peers, to which queries go and from which replies come.
     pub udp_port: NonZeroU16,
-    /// What a reply must match.
+    /// Which fields of a reply must match its query.
     pub source_check: SourceCheck,
-    /// How long a caller that does not say otherwise waits, the kernel's among them: 10 ms to 5 min.
+    /// How long a request waits by default, also one of the kernel: 10 ms to 5 min.
     pub deadline: Duration,
-    /// When an unanswered query is sent again at the earliest, counted from its first send; later where
-    /// answers are known to take longer; after the last of them once a second.
+    /// When an unanswered query is sent again, counted from its first send. A resend is later if
+    /// answers are known to take longer. After the last one of these, the query is sent once a
+    /// second.
     pub resends: Vec<Duration>,
-    /// How far each resend is moved by chance.
+    /// Random variation of each resend.
     pub resend_jitter: Jitter,
-    /// Questions under way at once.
+    /// Maximum number of questions in flight.
     pub max_flights: NonZeroUsize,
-    /// Requests that wait for one question.
+    /// Maximum number of requests that wait for one question.
     pub max_waiters_per_flight: NonZeroUsize,
-    /// Requests that wait at all.
+    /// Maximum number of requests that wait in total.
     pub max_waiters: NonZeroUsize,
-    /// Sockets (random source ports) of each IP version, 1 to 64.
+    /// Number of sockets (random source ports) of each IP version, 1 to 64.
     pub sockets: u8,
-    /// How long a socket is used for sending.
+    /// How long a socket sends queries.
     pub socket_lifetime: Duration,
-    /// How long after that it is kept for late replies. At least a round ([`Config::round`]), so that
-    /// no query loses its socket, and at most `socket_lifetime`.
+    /// How long after that a socket still receives replies. At least a round ([`Config::round`]),
+    /// so that no query loses its socket, and at most `socket_lifetime`.
     pub socket_grace: Duration,
-    /// How long a next hop through which a reply came is believed to be there. At least a round.
+    /// How long a next hop counts as reachable after a reply came through it. At least a round.
     pub hop_idle: Duration,
-    /// Within this time each question that waits behind a next hop which has not answered gets its
-    /// turn to probe it. Between the first resend and half of `deadline`.
+    /// Within this time each question behind a next hop that has not answered gets a turn to probe
+    /// it. Between the first resend and half of `deadline`.
     pub probe_round: Duration,
-    /// Next hops remembered. At least `max_flights`, so that each question under way has its own.
+    /// Maximum number of next hops remembered. At least `max_flights`, so that each question in
+    /// flight can have its own.
     pub max_hops: NonZeroUsize,
-    /// How long a GID is remembered, less up to a tenth by chance: 1 s to a day.
+    /// How long a GID is remembered, minus a random part of up to a tenth: 1 s to a day.
     pub cache_ttl: Duration,
-    /// How long "not here" is remembered: at most 1 s, because it may be a mistake of a moment.
+    /// How long a negative answer is remembered: at most 1 s, because the reason may be gone in a
+    /// moment.
     pub negative_ttl: Duration,
-    /// Answers remembered.
+    /// Maximum number of answers remembered.
     pub max_cached: NonZeroUsize,
-    /// Answers asked for again before they expire, each second at most; 0 for none.
+    /// Maximum number of refreshes per second; 0 for none.
     pub refresh_rate: u32,
 }
 
 impl Default for Settings {
-    /// The reasons:
-    /// * `resends`: three quick ones catch a lost datagram while an RDMA connection set-up would not
-    ///   notice, the later ones a next hop whose path the subnet manager takes long to give;
+    /// Reasons for the default values:
+    /// * `resends`: three early ones replace a lost datagram before an RDMA connection set-up notices;
+    ///   the later ones are for a next hop whose path the subnet manager takes long to provide;
     /// * `deadline`: callers of the kernel wait for 2 s (rping, librdmacm's examples, MPI), 10 or 30 s
     ///   (UCX, libfabric), and the kernel does not say for how long; the C original asks for 30 s;
-    /// * `cache_ttl`: the order of what Linux does for IPv4 neighbours (30 s reachable, then
-    ///   verified when used), doubled because a wrong GID is noticed by the connection set-up, and
-    ///   an entry in use is asked for again when a quarter of it is left.
+    /// * `cache_ttl`: similar to the 30 s for which Linux trusts an IPv4 neighbour before it verifies the
+    ///   entry on use; doubled, because the connection set-up notices a wrong GID, and an entry in use
+    ///   is refreshed when a quarter of its time is left.
     fn default() -> Self {
         let at_least_one = |n| NonZeroUsize::new(n).unwrap_or(NonZeroUsize::MIN);
         Self {
@@ -85,18 +88,18 @@ impl Default for Settings {
     }
 }
 
-/// What a reply must match, besides a query that is waiting for it, the socket that this query left
-/// from, and the peers' port.
+/// What a reply must match, besides a waiting query, the socket of that query, and the peers' UDP
+/// port.
 #[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
 pub enum SourceCheck {
-    /// Nothing more: a multi-homed C peer answers from whichever address routing gives it.
+    /// Nothing else: a multi-homed C peer replies from whichever address its routing selects.
     #[default]
     MsgId,
-    /// The address that was asked, and the interface of the route to it.
+    /// Also the address that was asked, and the interface of the route to it.
     Strict,
 }
 
-/// Settings that have been checked: what the client runs on.
+/// Checked settings of the client.
 #[derive(Clone, Debug, Eq, PartialEq)]
 pub struct Config {
     settings: Settings,
@@ -105,11 +108,10 @@ pub struct Config {
 }
 
 impl Config {
-    /// Checks the limits given at each of the [`Settings`].
+    /// Checks each of the [`Settings`] against its limits.
     ///
     /// # Errors
-    /// The first setting that is outside its limits, by the name that it has in the configuration
-    /// file.
+    /// The first setting outside its limits, by its name in the configuration file.
     pub fn new(settings: Settings) -> Result<Self, ConfigError> {
         let schedule = Schedule::new(settings.resends.clone(), settings.resend_jitter)?;
         let Settings { deadline, socket_lifetime, socket_grace, hop_idle, .. } = settings;
@@ -139,23 +141,23 @@ impl Config {
         Ok(Self { settings, schedule, round })
     }
 
-    /// Most sockets of an IP version.
+    /// Maximum number of sockets of an IP version.
     pub const MAX_SOCKETS: u8 = 64;
 
-    /// The same with at most so many [`Settings::sockets`], and at least one.
+    /// The same configuration with at most `at_most` [`Settings::sockets`], and at least one.
     #[must_use]
     pub fn with_sockets(mut self, at_most: u8) -> Self {
         self.settings.sockets = self.settings.sockets.min(at_most).max(1);
         self
     }
 
-    /// What it has been made from.
+    /// The settings.
     pub fn settings(&self) -> &Settings {
         &self.settings
     }
 
-    /// How long a query is asked with one msg_id, and its sockets are kept: long enough for its
-    /// resends and for two turns at a next hop, 3 s at least, and no longer than the deadline.
+    /// How long a query keeps one msg_id and its sockets: long enough for its resends and for two
+    /// turns at a next hop, at least 3 s, at most the deadline.
     pub fn round(&self) -> Duration {
         self.round
     }
@@ -167,41 +169,41 @@ impl Config {
 
 impl Default for Config {
     fn default() -> Self {
-        // A test holds the default settings to their own limits.
+        // A test checks the default settings against their limits.
         Self::new(Settings::default()).unwrap_or_else(|error| unreachable!("{error}"))
     }
 }
 
-/// Why settings are not a [`Config`].
+/// Error: illegal settings.
 #[derive(Clone, Debug, Eq, PartialEq, thiserror::Error)]
 pub enum ConfigError {
-    /// A time outside its limits.
+    /// A time is outside its limits.
     #[error("{setting} = {value:?} is outside {least:?} to {most:?}")]
     Outside {
-        /// Its name.
+        /// Name of the setting.
         setting: &'static str,
-        /// As given.
+        /// The configured value.
         value: Duration,
-        /// The shortest allowed.
+        /// The minimum.
         least: Duration,
-        /// The longest allowed.
+        /// The maximum.
         most: Duration,
     },
-    /// Times that are no schedule.
+    /// The resends are not a legal schedule.
     #[error("resends: {0}")]
     Resends(#[from] ScheduleError),
-    /// A resend for which nobody would be waiting any more.
+    /// The last resend comes after the deadline.
     #[error("resends: the last may come after {latest:?}, leave it below deadline = {deadline:?}")]
     LateResend {
-        /// When the last may come.
+        /// The latest time of the last resend.
         latest: Duration,
-        /// As given.
+        /// The configured deadline.
         deadline: Duration,
     },
     /// Too few or too many sockets.
     #[error("sockets = {0} is outside 1 to {max}", max = Config::MAX_SOCKETS)]
     Sockets(u8),
-    /// Fewer next hops than questions.
+    /// Fewer next hops than questions in flight.
     #[error("max-hops = {0} is below max-flights = {1}, raise it")]
     Hops(NonZeroUsize, NonZeroUsize),
 }
@@ -218,9 +220,9 @@ mod tests {
         assert_eq!(Config::new(Settings::default()), Ok(Config::default()));
     }
 
-    /// Those of version 0.1, whose deadline was that of a round.
+    /// Settings of version 0.1, where a round lasted until the deadline.
     #[test]
-    fn settings_of_old_files_are_still_within_their_limits() {
+    fn settings_of_version_0_1_are_still_accepted() {
         let ms = Duration::from_millis;
         let round = |deadline, last_resend, probe_round, socket_grace| {
             let (deadline, resends) = (ms(deadline), vec![ms(20), ms(last_resend)]);
@@ -242,7 +244,7 @@ mod tests {
     }
 
     #[test]
-    fn settings_outside_their_limits_are_told_by_name() {
+    fn errors_name_the_setting_and_its_limits() {
         let secs = Duration::from_secs;
         assert_eq!(refused(|s| s.deadline = secs(301)), "deadline = 301s is outside 10ms to 300s");
         assert_eq!(refused(|s| s.deadline = secs(0)), "deadline = 0ns is outside 10ms to 300s");

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 
-//! The questions under way, and who waits for their answers.
+//! Questions in flight, and the requests that wait for them.
 
 use std::collections::{BTreeSet, HashMap};
 use std::fmt;
@@ -15,20 +15,20 @@ use super::{Request, RequestId, Route, SocketId};
 use crate::hash::Seeded;
 use crate::retry::{Schedule, part};
 
-/// Flights found by each of their names. No two have the same question or msg_id, and no request
-/// waits twice. Full, it refuses what is new.
+/// The flights, by each of their keys. No two have the same question or msg_id, and each request
+/// waits for one flight. A full table refuses new entries.
 #[derive(Debug)]
 pub(super) struct Flights {
     by_id: HashMap<FlightId, Flight, Seeded>,
     by_question: HashMap<Question, FlightId, Seeded>,
     by_msg_id: HashMap<MsgId, FlightId, Seeded>,
     by_request: HashMap<RequestId, Waiter, Seeded>,
-    /// By the arrival of their newest request of the kernel: what gives way to newer questions, in this
-    /// order. Those that no such request waits for come first.
+    /// Flights by the arrival of their newest request of the kernel: the order in which they give
+    /// way to newer questions. Flights without such a request come first.
     by_newest: BTreeSet<(Instant, FlightId)>,
-    /// How many have had a round without an answer, or a refusal.
+    /// Number of flights that have had a refusal, or a round without an answer.
     settled: usize,
-    /// Flights started so far.
+    /// Number of flights started so far.
     started: u64,
     limits: Limits,
 }
@@ -40,7 +40,7 @@ pub(super) struct Limits {
     pub(super) waiters: usize,
 }
 
-/// Which bound has been reached.
+/// The bound that was reached.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub(super) enum Full {
     Flights,
@@ -62,13 +62,13 @@ impl Flights {
         }
     }
 
-    /// What is there beyond new limits stays until it ends.
+    /// Entries beyond lower limits stay until they end.
     pub(super) fn reconfigure(&mut self, limits: Limits) {
         self.limits = limits;
     }
 
-    /// The flight that ends so that a question asked at `asked_at` can have one; `None` if there is
-    /// room, or if nothing gives way to it.
+    /// The flight to end so that a question asked at `asked_at` can have one; `None` if there is
+    /// room, or if no flight gives way.
     pub(super) fn gives_way(&self, asked_at: Instant) -> Option<FlightId> {
         if self.by_id.len() < self.limits.flights {
             return None;
@@ -77,7 +77,7 @@ impl Flights {
         (newest + CHANCE <= asked_at).then_some(flight)
     }
 
-    /// Starts a flight for `question`, which has none.
+    /// Starts a flight for `question`, which must not have one.
     pub(super) fn start(
         &mut self,
         question: Question,
@@ -97,7 +97,7 @@ impl Flights {
         Ok(id)
     }
 
-    /// `request` waits for `flight`, until its deadline.
+    /// Makes `request` wait for `flight` until its deadline.
     pub(super) fn wait(&mut self, flight: FlightId, request: &Request) -> Result<(), Full> {
         let &Request { id: request, asked_at, deadline, heeds_refusal, .. } = request;
         if self.by_request.len() >= self.limits.waiters {
@@ -107,7 +107,7 @@ impl Flights {
         if waited_for.waiters.len() >= self.limits.waiters_per_flight {
             return Err(Full::WaitersOfFlight);
         }
-        // Not the one that it has been started for.
+        // The request that starts a flight does not count as joining it.
         waited_for.is_joined |= waited_for.is_refresh || !waited_for.waiters.is_empty();
         waited_for.waiters.insert((deadline, request));
         if asked_at > waited_for.newest {
@@ -123,7 +123,7 @@ impl Flights {
         self.by_request.contains_key(&request)
     }
 
-    /// `request` no longer waits. Returns the flight that it waited for.
+    /// Makes `request` wait no longer. Returns its flight.
     pub(super) fn cancel(&mut self, request: RequestId) -> Option<FlightId> {
         let waiter = self.by_request.remove(&request)?;
         if let Some(flight) = self.by_id.get_mut(&waiter.flight) {
@@ -132,7 +132,7 @@ impl Flights {
         Some(waiter.flight)
     }
 
-    /// Removes and returns the requests of `flight` whose deadline is not after `now`.
+    /// Removes and returns a request of `flight` whose deadline has passed.
     pub(super) fn give_up(&mut self, flight: FlightId, now: Instant) -> Option<RequestId> {
         let waiters = &mut self.by_id.get_mut(&flight)?.waiters;
         let &(deadline, request) = waiters.first()?;
@@ -144,7 +144,7 @@ impl Flights {
         Some(request)
     }
 
-    /// Removes and returns the requests of `flight` that heed a refusal, by deadline.
+    /// Removes and returns the requests of `flight` that end on a refusal, by deadline.
     pub(super) fn refused(&mut self, flight: FlightId) -> Vec<RequestId> {
         let Some(flight) = self.by_id.get_mut(&flight) else { return Vec::new() };
         self.settled += usize::from(!std::mem::replace(&mut flight.is_settled, true));
@@ -160,8 +160,8 @@ impl Flights {
         ended
     }
 
-    /// A new round: asks with a new msg_id, which only answers to this round can have. It is a slow
-    /// one, unless a request has come since the last round began.
+    /// Starts a new round with a new msg_id, so that only answers to this round match. The round is
+    /// slow, unless a request has joined since the last round began.
     pub(super) fn renew(&mut self, id: FlightId, round_ends: Instant, rng: &mut impl CryptoRng) {
         let msg_id = self.unused_msg_id(rng);
         let Some(flight) = self.by_id.get_mut(&id) else { return };
@@ -177,7 +177,7 @@ impl Flights {
         self.settled += usize::from(!old.is_settled);
     }
 
-    /// Removes a flight with all of its names.
+    /// Removes a flight with all of its keys.
     pub(super) fn end(&mut self, id: FlightId) -> Option<Flight> {
         let flight = self.by_id.remove(&id)?;
         self.by_question.remove(&flight.question);
@@ -202,23 +202,23 @@ impl Flights {
         self.by_msg_id.get(&msg_id).copied()
     }
 
-    /// Flights that have had neither a round without an answer nor a refusal.
+    /// Number of flights that have had neither a refusal nor a round without an answer.
     pub(super) fn unsettled(&self) -> usize {
         self.by_id.len().saturating_sub(self.settled)
     }
 
-    /// Flights under way.
+    /// Number of flights.
     pub(super) fn len(&self) -> usize {
         self.by_id.len()
     }
 
-    /// Requests that wait.
+    /// Number of requests that wait.
     pub(super) fn waiters(&self) -> usize {
         self.by_request.len()
     }
 
     fn unused_msg_id(&self, rng: &mut impl CryptoRng) -> MsgId {
-        // At most a small part of 2^32 is in use, so this ends soon.
+        // At most a small part of the 2^32 values is in use, so the loop ends soon.
         loop {
             let msg_id = MsgId(rng.next_u32());
             if !self.by_msg_id.contains_key(&msg_id) {
@@ -228,7 +228,7 @@ impl Flights {
     }
 }
 
-/// Names a flight. Never used again, and in the order of the starts.
+/// Identifies a flight. Never reused; ordered by the start of the flights.
 #[derive(Clone, Copy, Debug, Eq, Hash, Ord, PartialEq, PartialOrd)]
 pub(super) struct FlightId(pub(super) u64);
 
@@ -238,9 +238,9 @@ impl fmt::Display for FlightId {
     }
 }
 
-/// A question under way. A flight lasts as long as a request waits for it, in rounds: each has its own
-/// msg_id, route and resends. The first round resends by the schedule, so does one that a request has
-/// come for; the others resend once a second.
+/// A question in flight. A flight lasts as long as a request waits for it, in rounds; each round
+/// has its own msg_id, route and resends. The first round, and each round that a request has
+/// joined, resends by the schedule; the others resend once a second.
 #[derive(Debug)]
 #[expect(clippy::struct_excessive_bools, reason = "each is set and read by itself")]
 pub(super) struct Flight {
@@ -248,29 +248,29 @@ pub(super) struct Flight {
     pub(super) msg_id: MsgId,
     /// Requests that wait, by deadline.
     pub(super) waiters: BTreeSet<(Instant, RequestId)>,
-    /// Asked in order to refresh the cache, whether or not a request waits as well.
+    /// A refresh of the cache, whether or not a request waits too.
     pub(super) is_refresh: bool,
-    /// When its newest request was made.
+    /// The arrival of its newest request.
     newest: Instant,
-    /// A request has come since the round began.
+    /// A request has joined since the round began.
     is_joined: bool,
-    /// Resends once a second.
+    /// The round resends once a second.
     pub(super) is_slow: bool,
-    /// Has had a round without an answer, or a refusal.
+    /// The flight has had a refusal, or a round without an answer.
     is_settled: bool,
     pub(super) round_ends: Instant,
-    /// Once the driver has said.
+    /// Set when the driver has answered.
     pub(super) route: Option<Route>,
     pub(super) last_sent: Option<Instant>,
-    /// Place in the schedule: 0 before the first send.
+    /// Number of sends in this round.
     pub(super) sent: usize,
-    /// None while it waits for a route, a turn or a socket.
+    /// `None` while it waits for a route, a turn or a socket.
     pub(super) resend_at: Option<Instant>,
-    /// Place among those that are to be sent as soon as there is a socket.
+    /// Its position among the flights that wait for a socket.
     pub(super) ready: Option<u64>,
-    /// Moves its resend, so that what is sent together is not sent again together.
+    /// Random part of its resend time, so that queries sent together are not resent together.
     luck: u32,
-    /// Where its reply may come to.
+    /// The sockets at which its reply may arrive.
     pub(super) sends: Vec<Send>,
 }
 
@@ -296,7 +296,7 @@ impl Flight {
         }
     }
 
-    /// It has been sent.
+    /// Records that it was sent.
     pub(super) fn sent_from(&mut self, now: Instant, socket: SocketId, luck: u32) {
         self.ready = None;
         match self.sends.iter_mut().find(|send| send.socket == socket) {
@@ -313,7 +313,7 @@ impl Flight {
         self.sends.iter().find(|send| send.socket == socket)
     }
 
-    /// How long after its last send it is sent again.
+    /// The time from its last send to its next one.
     pub(super) fn pause(&self, schedule: &Schedule, expected: Expected) -> Duration {
         let slowest = SLOWEST + part(SLOWEST / 10, self.luck);
         if self.is_slow {
@@ -331,7 +331,7 @@ impl Flight {
             .max(doubled.saturating_add(part(timeout / 10, self.luck)).min(slowest))
     }
 
-    /// Counts the resends from the next send, which comes `after` the last one.
+    /// Restarts the schedule with the next send, which comes `after` the last one.
     pub(super) fn restart(&mut self, after: Duration) {
         self.sent = 0;
         self.is_slow = false;
@@ -340,15 +340,15 @@ impl Flight {
         }
     }
 
-    /// When something is to be done about it.
+    /// The time of its next action.
     pub(super) fn due(&self) -> Instant {
         let gives_up = self.waiters.first().map(|&(deadline, _)| deadline);
         [gives_up, self.resend_at].into_iter().flatten().fold(self.round_ends, Instant::min)
     }
 }
 
-/// A question has had its chance so long after its newest request: it was sent, and sent again, also where
-/// it had to wait for its turn at a cold next hop.
+/// A flight does not give way before this long after its newest request: by then the question was
+/// sent and resent, even if it had to wait for its turn at a cold next hop.
 const CHANCE: Duration = Duration::from_secs(1);
 
 /// The first send of a flight from a socket.
@@ -356,24 +356,24 @@ const CHANCE: Duration = Duration::from_secs(1);
 pub(super) struct Send {
     pub(super) socket: SocketId,
     pub(super) at: Instant,
-    /// It was not the last one: which of them a reply answers cannot be told.
+    /// There was another send from this socket: a reply does not tell which one it answers.
     pub(super) is_repeated: bool,
 }
 
-/// When an answer has to be there.
+/// The expected time of an answer.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Expected {
-    /// After the send; zero if nothing has been measured.
+    /// Time-out after the send; zero if nothing has been measured.
     pub(super) timeout: Duration,
-    /// All pauses are to be longer by this.
+    /// Factor for all pauses.
     pub(super) factor: u32,
 }
 
-/// The pauses of a round are not doubled beyond this: a question has three seconds.
+/// The doubling of pauses in a round stops here: a round lasts three seconds.
 const DOUBLED: Duration = Duration::from_millis(500);
 
-/// Longest time between two sends of a query, and up to a tenth more by chance: nodes that ask together
-/// need not go on together.
+/// Maximum time between two sends of a query. A random part of up to a tenth is added, so that
+/// nodes that start together drift apart.
 const SLOWEST: Duration = Duration::from_secs(1);
 
 #[derive(Clone, Copy, Debug)]
@@ -403,7 +403,7 @@ mod tests {
         id: FlightId,
         question: Question,
         msg_id: MsgId,
-        /// In the order of arrival.
+        /// In order of arrival.
         waiters: Vec<(Instant, RequestId)>,
     }
 
@@ -515,8 +515,8 @@ mod tests {
     }
 
     #[test]
-    fn msg_id_under_way_is_not_given_again() {
-        /// Gives 7 three times, then 8.
+    fn msg_id_in_flight_is_not_reused() {
+        /// Returns 7 three times, then 8.
         struct Repetitive(u32);
 
         impl rand_core::TryRng for Repetitive {
@@ -550,7 +550,7 @@ mod tests {
     }
 
     #[test]
-    fn resend_waits_for_the_schedule_and_for_the_round_trip_doubled_each_time() {
+    fn resend_waits_for_schedule_and_doubled_round_trip() {
         let ms = Duration::from_millis;
         let jitter = crate::retry::Jitter::percent(0).unwrap();
         let schedule = Schedule::new([20, 60, 180].map(ms).into(), jitter).unwrap();
@@ -572,7 +572,7 @@ mod tests {
     }
 
     #[test]
-    fn reply_tells_which_send_it_answers_unless_the_socket_was_used_twice() {
+    fn reply_identifies_its_send_unless_the_socket_was_used_twice() {
         let (socket, now) = (SocketId::closed_for_tests(), Instant::BOOT);
         let mut flight = Flight::new(question(1), MsgId(7), now);
         assert_eq!(flight.send(socket), None);

@@ -2,19 +2,20 @@
 
 //! The gate in front of each next hop.
 //!
-//! The first datagrams to a next hop wait in the kernel for its hardware address and, on IPoIB, for
-//! the path to it. IPoIB parks three datagrams for a path and drops the rest
-//! (`IPOIB_MAX_PATH_REC_QUEUE`), so a burst of first questions through one gateway would lose nearly
-//! all of them to the first resend. Therefore a hop that has not answered lately is *cold*: questions
-//! take turns in sending one datagram each, and the first reply through the hop lets all others go.
+//! The kernel queues the first datagrams to a next hop until it knows the hop's hardware address
+//! and, on IPoIB, the path to it. IPoIB queues three datagrams for a path and drops the rest
+//! (`IPOIB_MAX_PATH_REC_QUEUE`), so a burst of first questions through one gateway would lose
+//! nearly all of them until the first resend. A hop that has not answered recently is therefore
+//! *cold*: questions take turns in sending one datagram each, and the first reply through the hop
+//! releases all others.
 //!
-//! Whose turn it is: the question that has been sent least often, and among those the one that waits
-//! longest. So a question that has never been sent goes before every one whose target had its chance
-//! and may be dead. A turn lasts as long as the first resend is away (20 ms), or shorter if so many
-//! leave by the hop that a *round* of one turn each would last longer than `probe_round` (0.5 s). So a target
-//! that lives behind a gateway is asked within a round of its question's arrival, however many dead
-//! ones are asked for at the same time; and a gateway that never answers is sent at most 50 datagrams
-//! a second, or two a second for each question.
+//! The next turn goes to the question that has been sent least often, and among equals to the one
+//! that has waited longest. A question that has never been sent thus precedes all those whose
+//! target had a chance and may be dead. A turn lasts until the first resend (20 ms), or less if so
+//! many questions wait for the hop that a *round* of one turn each would exceed `probe_round` (0.5
+//! s). A live target behind a gateway is therefore asked within a round of its question's arrival,
+//! however many dead targets are asked for at the same time. A gateway that never answers is sent
+//! at most 50 datagrams a second, or two a second for each question.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::time::Duration;
@@ -27,22 +28,23 @@ use super::round_trips::{FRESH, RoundTrips};
 use crate::hash::Seeded;
 use crate::timer::Timers;
 
-/// Next hops, by interface and address: those that a flight leaves by, and those that answered.
+/// Next hops, by interface and address: those that a flight uses, and those that answered.
 #[derive(Debug)]
 pub(super) struct Hops {
     table: HashMap<Route, Hop, Seeded>,
-    /// Those that no flight leaves by, by when they were heard.
+    /// Hops that no flight uses, by the time of the last reply.
     unused: BTreeSet<(Instant, Route)>,
     turns: Timers<Route>,
-    /// Of all warm hops together, and of all cold ones, which the kernel has to find first.
+    /// Of all warm hops together, and of all cold hops together, which the kernel must resolve
+    /// first.
     warm: Option<RoundTrips>,
     cold: Option<RoundTrips>,
-    /// Turns asked for so far.
+    /// Number of turns requested so far.
     tickets: u64,
     limits: Limits,
 }
 
-/// How large, and for how long.
+/// Bounds and durations.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Limits {
     pub(super) hops: usize,
@@ -65,18 +67,18 @@ impl Hops {
         }
     }
 
-    /// Returns how many hops had to be forgotten.
+    /// Returns how many hops were dropped.
     pub(super) fn reconfigure(&mut self, limits: Limits) -> u64 {
         self.limits = limits;
         self.make_room(limits.hops)
     }
 
-    /// `flight` leaves by `route` from now on. Returns how many other hops had to be forgotten.
+    /// Makes `flight` use `route`. Returns how many other hops were dropped.
     pub(super) fn join(&mut self, route: Route, flight: FlightId) -> u64 {
         let mut forgotten = 0;
         if !self.table.contains_key(&route) {
-            // There is a flight for each hop in use, so one that is not in use can be found here as
-            // long as flights are not more than hops may be.
+            // There is a flight for each hop in use, so an unused one exists while there are at
+            // most as many flights as hops may be.
             forgotten = self.make_room(self.limits.hops.saturating_sub(1));
         }
         let hop = self.table.entry(route).or_default();
@@ -88,14 +90,14 @@ impl Hops {
         forgotten
     }
 
-    /// `flight` no longer leaves by `route`.
+    /// `flight` no longer uses `route`.
     pub(super) fn leave(&mut self, route: Route, flight: FlightId) {
         let Some(hop) = self.table.get_mut(&route) else { return };
         if let Some(Some(ticket)) = hop.flights.remove(&flight) {
             hop.waiting.remove(&(ticket, flight));
         }
         if hop.flights.is_empty() {
-            // Beyond the bound after it has been lowered: not remembered.
+            // If a lower bound leaves no room, the hop is dropped.
             if let Some(heard_at) = hop.heard_at
                 && self.table.len() <= self.limits.hops
             {
@@ -107,8 +109,8 @@ impl Hops {
         self.set_timer(route);
     }
 
-    /// Whether `flight`, which has been sent `sent` times, may send now. If not, its turn comes from
-    /// [`Self::next_turn`] or its release from [`Self::heard`].
+    /// Whether `flight`, which has been sent `sent` times, may send now. Otherwise
+    /// [`Self::next_turn`] will return it, or [`Self::heard`] will release it.
     pub(super) fn may_send(
         &mut self,
         now: Instant,
@@ -136,31 +138,31 @@ impl Hops {
         false
     }
 
-    /// When [`Self::next_turn`] will have something.
+    /// When [`Self::next_turn`] will return a flight.
     pub(super) fn next_timeout(&self) -> Option<Instant> {
         self.turns.next()
     }
 
-    /// The flight whose turn it is to send, once for each turn that has come.
+    /// The flight that may send now; one for each turn that has come.
     pub(super) fn next_turn(&mut self, now: Instant) -> Option<FlightId> {
         let due = self.turns.next()?;
         let route = self.turns.pop(now)?;
         let hop = self.table.get_mut(&route)?;
         let (_, flight) = hop.waiting.pop_first()?;
         hop.flights.insert(flight, None);
-        // The pace holds though the driver's timer is coarse; a long sleep is not made up for.
+        // A coarse timer of the driver does not lower the pace; a long sleep is not made up for.
         let late = now.since(due);
         hop.turn_began = Some(if late < self.limits.round { due } else { now });
         self.set_timer(route);
         Some(flight)
     }
 
-    /// A reply came through `route`. If that makes a cold hop warm, returns the flights that leave by
-    /// it, and of each whether it was waiting for its turn.
+    /// A reply came through `route`. If that makes a cold hop warm, returns the flights that use
+    /// it, each with whether it was waiting for its turn.
     pub(super) fn heard(&mut self, now: Instant, route: Route) -> Vec<(FlightId, bool)> {
         let Some(hop) = self.table.get_mut(&route) else { return Vec::new() };
         let was_warm = hop.is_warm(now, self.limits.hop_idle);
-        // It is in use: the reply is for a flight that leaves by it.
+        // The hop is in use: the reply is for a flight that uses it.
         hop.heard_at = Some(now);
         if was_warm {
             return Vec::new();
@@ -172,8 +174,8 @@ impl Hops {
         hop.flights.iter_mut().map(|(&flight, place)| (flight, place.take().is_some())).collect()
     }
 
-    /// A reply has come through `route` to what was sent at `sent_at`; `None` if it does not tell which
-    /// of several sends it answers (Karn's rule). To be said before [`Self::heard`].
+    /// A reply came through `route` to a query sent at `sent_at`; `None` if it does not tell which
+    /// of several sends it answers (Karn's rule). To be called before [`Self::heard`].
     pub(super) fn measured(&mut self, now: Instant, route: Route, sent_at: Option<Instant>) {
         let Some(hop) = self.table.get_mut(&route) else { return };
         let Some(sent_at) = sent_at else {
@@ -192,12 +194,13 @@ impl Hops {
         }
     }
 
-    /// When an answer through `route` has to be there, if `questions` wait for theirs.
+    /// When an answer through `route` is expected, if `questions` wait for theirs.
     ///
-    /// A hop that has answered within the last second goes by its own round trips. Any other may be
-    /// asked in a burst, which queues at what the hops share (processors, the subnet administrator):
-    /// it also goes by those of all hops in the last second, warm or cold as it is itself. As long as
-    /// none of them has answered, the more questions there are the longer each waits.
+    /// For a hop that has answered within the last second, its own round trips count. Any other hop
+    /// may be asked in a burst, which queues at resources that hops share (processors, the subnet
+    /// administrator): the round trips of all hops in the last second count too, of warm or of cold
+    /// ones as the hop is itself. As long as no hop has answered, the time grows with the number of
+    /// questions.
     pub(super) fn expected(&self, now: Instant, route: Route, questions: usize) -> Expected {
         let hop = self.table.get(&route);
         let warm = hop.filter(|hop| hop.is_warm(now, self.limits.hop_idle));
@@ -214,7 +217,7 @@ impl Hops {
         Expected { timeout: timeout.unwrap_or_default(), factor }
     }
 
-    /// Next hops remembered.
+    /// Number of next hops remembered.
     pub(super) fn len(&self) -> usize {
         self.table.len()
     }
@@ -224,7 +227,7 @@ impl Hops {
         self.turns.set(route, hop.and_then(|hop| hop.turn_ends(&self.limits)));
     }
 
-    /// Forgets the hops heard longest ago, until at most `len` are left or all are in use.
+    /// Drops the hops whose last reply is oldest, until at most `len` are left or all are in use.
     fn make_room(&mut self, len: usize) -> u64 {
         let mut forgotten = 0;
         while self.table.len() > len
@@ -239,29 +242,29 @@ impl Hops {
 
 const MAX_BACK_OFF: u32 = 6;
 
-/// Longest wait for an answer that round trips call for, but in a crowd, whose answers queue. Callers
-/// wait for 2 s, and a peer that stood still for a second must not leave them two queries, which may
-/// both be lost.
+/// Maximum time-out from round trips, except in a crowd, whose answers queue. Callers wait for 2 s;
+/// with this limit a query is sent more than twice in that time even after a peer was stalled for a
+/// second, since two queries may both be lost.
 const LONGEST: Duration = Duration::from_millis(500);
 
-/// Questions that can wait for their first answer before each waits longer.
+/// Number of questions that can wait for their first answer before time-outs grow.
 const CROWD: usize = 8;
 
-/// By how much longer at most.
+/// Maximum factor of that growth.
 const MAX_STRETCH: u32 = 25;
 
 #[derive(Debug, Default)]
 struct Hop {
     heard_at: Option<Instant>,
-    /// When it answered after it had been cold.
+    /// The time of the first answer after it had been cold.
     warm_since: Option<Instant>,
-    /// Of what was sent since.
+    /// Measured since then.
     round_trips: Option<RoundTrips>,
-    /// How often in a row a reply has not told which send it answers.
+    /// Number of successive replies that did not tell which send they answer.
     back_off: u32,
     backed_off_at: Option<Instant>,
     turn_began: Option<Instant>,
-    /// Those that leave by it, with the ticket of those that wait for a turn.
+    /// The flights that use it, with the ticket of those that wait for a turn.
     flights: BTreeMap<FlightId, Option<Ticket>>,
     waiting: BTreeSet<(Ticket, FlightId)>,
 }
@@ -271,13 +274,13 @@ impl Hop {
         self.heard_at.is_some_and(|heard_at| now.since(heard_at) < hop_idle)
     }
 
-    /// How often waits double. What made them longer a second ago may be over.
+    /// How often time-outs double. A delay of more than a second ago may be over.
     fn back_off_at(&self, now: Instant) -> u32 {
         let is_fresh = self.backed_off_at.is_some_and(|at| now.since(at) < FRESH);
         if is_fresh { self.back_off } else { 0 }
     }
 
-    /// When the first that waits may send.
+    /// When the first waiting flight may send.
     fn turn_ends(&self, limits: &Limits) -> Option<Instant> {
         if self.waiting.is_empty() {
             return None;
@@ -292,7 +295,7 @@ impl Hop {
     }
 }
 
-/// Place in the queue for a turn: in the order of the fields.
+/// Position in the queue for a turn, ordered by its fields.
 #[derive(Clone, Copy, Debug, Eq, Ord, PartialEq, PartialOrd)]
 struct Ticket {
     sent: usize,
@@ -344,7 +347,7 @@ mod tests {
         assert_eq!(hops.next_timeout(), None);
         assert!(hops.may_send(at(39), route(1), FlightId(1), 1));
         assert!(hops.may_send(at(39), route(1), FlightId(2), 1));
-        assert_eq!(hops.heard(at(40), route(1)), [], "it was warm");
+        assert_eq!(hops.heard(at(40), route(1)), [], "was already warm");
     }
 
     #[test]
@@ -363,7 +366,7 @@ mod tests {
     }
 
     #[test]
-    fn who_has_been_sent_least_goes_first_and_then_who_waits_longest() {
+    fn turns_go_to_the_least_sent_then_to_the_longest_waiting() {
         let mut hops = hops();
         for n in 1..=4 {
             hops.join(route(1), FlightId(n));
@@ -395,7 +398,7 @@ mod tests {
         assert_eq!(hops.len(), 5, "a hop that never answered is not worth remembering");
     }
 
-    /// The same rules over plain lists.
+    /// A model of the same rules with plain lists.
     #[derive(Default)]
     struct Model {
         hops: BTreeMap<Route, ModelHop>,
@@ -406,7 +409,7 @@ mod tests {
     struct ModelHop {
         heard: Option<Instant>,
         began: Option<Instant>,
-        /// Flight, and its ticket if it waits: how often it has been sent, and a number.
+        /// The flight, and its ticket if it waits: the number of its sends, and a sequence number.
         flights: Vec<(FlightId, Option<(usize, u64)>)>,
     }
 
