@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 
-//! ip2gid: which GID has this IP address? The two sides of the protocol of
+//! ip2gid: which GID has this IP address? Client and server of the protocol of
 //! [`ibarr_common::wire::ip2gid`].
 //!
-//! [`client::Client`] asks peers and remembers what they answered; [`server::Server`] answers peers
-//! from what this node knows of itself. They share nothing but the codec.
+//! [`client::Client`] asks peers and remembers their answers; [`server::Server`] answers peers from
+//! the local view. They share only the codec.
 
 mod prefixes;
 
@@ -19,7 +19,7 @@ use ibarr_common::wire::ip2gid::{MsgId, Query, Version};
 
 pub use prefixes::{ParsePrefixError, Prefix, Prefixes};
 
-/// "Which GID has `target`, on the way out by `egress`?"
+/// Asks for the GID of `target`, optionally for datagrams that leave by `egress`.
 #[derive(Clone, Copy, Debug, Eq, Hash, Ord, PartialEq, PartialOrd)]
 pub struct Question {
     target: IpAddr,
@@ -27,33 +27,33 @@ pub struct Question {
 }
 
 impl Question {
-    /// `None` if no interface can own `target`: unspecified, multicast, IPv4-mapped IPv6 and the
+    /// `None` if no interface can have `target`: unspecified, multicast, IPv4-mapped IPv6 and the
     /// limited broadcast address.
     ///
-    /// With an `egress`, queries leave by the interface that the route lookup for it names.
+    /// With an `egress`, queries leave by the interface that a route lookup for it returns.
     pub fn new(target: IpAddr, egress: Option<IfIndex>) -> Option<Self> {
-        // The codec decides what can be asked for.
+        // The codec decides which targets are legal.
         Query::new(Version::V1, MsgId(0), target).map(|_| Self { target, egress })
     }
 
-    /// The address asked for.
+    /// The address whose GID is asked for.
     pub fn target(&self) -> IpAddr {
         self.target
     }
 
-    /// The interface that the asker wants to leave by.
+    /// The interface that the caller's datagrams leave by.
     pub fn egress(&self) -> Option<IfIndex> {
         self.egress
     }
 
-    /// The family of the datagrams that carry it.
+    /// The address family of the datagrams that carry it.
     pub fn family(&self) -> Family {
         Family::of(self.target)
     }
 }
 
 impl fmt::Display for Question {
-    /// With the interface as in a scoped address: `fd00:2::5%4`.
+    /// Prints the interface as in a scoped address: `fd00:2::5%4`.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         self.target.fmt(f)?;
         self.egress.map_or(Ok(()), |egress| write!(f, "%{egress}"))
@@ -70,7 +70,7 @@ pub enum Family {
 }
 
 impl Family {
-    /// That of `address`.
+    /// The family of `address`.
     pub fn of(address: IpAddr) -> Self {
         match address {
             IpAddr::V4(_) => Self::V4,
@@ -88,13 +88,13 @@ impl fmt::Display for Family {
     }
 }
 
-/// Whether an address means something only together with an interface.
+/// Whether an address has a meaning only together with an interface.
 pub(crate) fn is_link_local(address: IpAddr) -> bool {
     matches!(address, IpAddr::V6(address) if address.is_unicast_link_local())
 }
 
-/// [`counters!`](crate::counters!) of a side of the protocol, with the reasons for which the codec
-/// refuses a datagram.
+/// Makes [`counters!`](crate::counters!) for one side of the protocol, with the reasons for which
+/// the codec refuses a datagram.
 macro_rules! datagram_counters {
     (
         $(#[$of_enum:meta])*
@@ -106,19 +106,19 @@ macro_rules! datagram_counters {
             $(#[$of_enum])*
             pub enum $name {
                 $($(#[$of_variant])* $variant = $text,)+
-                /// Datagrams shorter than what they say they hold.
+                /// Datagrams shorter than the lengths that they contain.
                 MalformedTruncated = "malformed-truncated",
                 /// Datagrams with bytes after the message.
                 MalformedTrailingBytes = "malformed-trailing-bytes",
-                /// Datagrams of a version that we do not speak.
+                /// Datagrams of an unsupported version.
                 MalformedVersion = "malformed-version",
-                /// Datagrams with another number of TLVs than their message has.
+                /// Datagrams with the wrong number of TLVs for their message.
                 MalformedTlvCount = "malformed-tlv-count",
                 /// Datagrams with a TLV that their message does not have.
                 MalformedTlvType = "malformed-tlv-type",
-                /// Datagrams with a TLV whose length is not that of its type.
+                /// Datagrams with a TLV of the wrong length for its type.
                 MalformedTlvLength = "malformed-tlv-length",
-                /// Datagrams about an address that no interface can own.
+                /// Datagrams about an address that no interface can have.
                 MalformedTarget = "malformed-target",
                 /// Datagrams with a GID that does not name a port.
                 MalformedGid = "malformed-gid",
@@ -149,7 +149,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_what_can_be_owned_is_a_question() {
+    fn questions_for_impossible_addresses_are_refused() {
         let question = |target: &str| Question::new(target.parse().unwrap(), IfIndex::new(4));
         assert_eq!(question("fd00:2::5").unwrap().to_string(), "fd00:2::5%4");
         for nobody in

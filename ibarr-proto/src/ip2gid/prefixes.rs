@@ -4,9 +4,9 @@ use std::fmt;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::str::FromStr;
 
-/// A set of addresses, written as prefixes; no prefix at all means every address.
+/// A set of addresses, given as prefixes; an empty list means every address.
 ///
-/// Held sorted and without prefixes that lie inside another, so that a look-up is one binary search.
+/// The list is sorted and has no prefix inside another, so that a look-up is one binary search.
 #[derive(Clone, Debug, Default, Eq, PartialEq)]
 pub struct Prefixes(Vec<Prefix>);
 
@@ -19,8 +19,8 @@ impl Prefixes {
         if self.0.is_empty() {
             return true;
         }
-        // Prefixes without one inside another are disjoint: only the last that starts at or before
-        // the address can hold it.
+        // Without nesting, prefixes are disjoint: only the last one that starts at or before the
+        // address can contain it.
         let after = self.0.partition_point(|prefix| prefix.first() <= address);
         let before = after.checked_sub(1).and_then(|index| self.0.get(index));
         before.is_some_and(|prefix| prefix.contains(address))
@@ -45,7 +45,7 @@ impl FromIterator<Prefix> for Prefixes {
 /// The addresses that begin with the same bits: `10.0.0.0/8`, `fd00:2::/64`.
 #[derive(Clone, Copy, Debug, Eq, Hash, Ord, PartialEq, PartialOrd)]
 pub struct Prefix {
-    // In this order, so that the derived order is by address, the shorter prefix first.
+    // In this order, so that the derived order is by address, then shorter prefixes first.
     first: IpAddr,
     len: u8,
 }
@@ -54,8 +54,8 @@ impl Prefix {
     /// The addresses whose first `len` bits are those of `first`.
     ///
     /// # Errors
-    /// If `len` is longer than the address, if bits of `first` after it are set, or if `first` is an
-    /// IPv4 address dressed as IPv6.
+    /// `len` is longer than the address, bits of `first` after it are set, or `first` is an
+    /// IPv4-mapped IPv6 address.
     pub fn new(first: IpAddr, len: u8) -> Result<Self, ParsePrefixError> {
         if let IpAddr::V6(mapped) = first
             && let Some(plain) = mapped.to_ipv4_mapped()
@@ -73,7 +73,7 @@ impl Prefix {
         Ok(Self { first, len })
     }
 
-    /// The prefix of `len` bits, or of all there are, that `address` is in.
+    /// The prefix of `len` bits, or of all bits if there are fewer, that contains `address`.
     pub fn around(address: IpAddr, len: u8) -> Self {
         let len = len.min(width(address));
         Self { first: mask(address, len), len }
@@ -84,18 +84,18 @@ impl Prefix {
         self.first
     }
 
-    /// Bits that its addresses have in common.
+    /// Number of bits that its addresses have in common.
     #[expect(clippy::len_without_is_empty, reason = "a prefix is never empty")]
     pub fn len(self) -> u8 {
         self.len
     }
 
-    /// Whether it holds one address alone.
+    /// Whether it contains only one address.
     pub fn is_host(self) -> bool {
         self.len == width(self.first)
     }
 
-    /// Whether there is an address in both.
+    /// Whether the prefixes have an address in common.
     pub fn overlaps(self, other: Self) -> bool {
         self.contains(other.first) || other.contains(self.first)
     }
@@ -115,14 +115,14 @@ impl fmt::Display for Prefix {
 impl FromStr for Prefix {
     type Err = ParsePrefixError;
 
-    /// `ADDRESS/LENGTH`, or an address alone for a prefix of that address alone.
+    /// Accepts `ADDRESS/LENGTH`, or an address alone for a prefix of one address.
     fn from_str(text: &str) -> Result<Self, ParsePrefixError> {
         let not_a_prefix = || ParsePrefixError::NotAPrefix(text.into());
         let (address, len) = text.split_once('/').map_or((text, None), |(a, l)| (a, Some(l)));
         let first: IpAddr = address.parse().map_err(|_| not_a_prefix())?;
         let len = match len {
             None => width(first),
-            // `u8::from_str` would take a sign.
+            // `u8::from_str` would accept a sign.
             Some(len) if len.bytes().all(|byte| byte.is_ascii_digit()) => {
                 len.parse().map_err(|_| not_a_prefix())?
             }
@@ -132,40 +132,41 @@ impl FromStr for Prefix {
     }
 }
 
-/// Why a text is not a [`Prefix`].
+/// Error: a text is not a [`Prefix`].
 #[derive(Clone, Debug, Eq, PartialEq, thiserror::Error)]
 pub enum ParsePrefixError {
     /// Neither ADDRESS/LENGTH nor an address.
     #[error("`{0}` is not a prefix, write it like 10.0.0.0/8 or fd00:2::/64")]
     NotAPrefix(String),
-    /// More bits than the address has.
+    /// The length exceeds that of the address.
     #[error("{first}/{len}: an address of this kind has only {bits} bits, write {first}/{bits}")]
     TooLong {
-        /// As given.
+        /// The given address.
         first: IpAddr,
-        /// As given.
+        /// The given length.
         len: u8,
-        /// Of the address.
+        /// Length of the address in bits.
         bits: u8,
     },
-    /// Bits after the prefix, so that it is not clear whether a prefix or an address is meant.
+    /// Bits after the prefix are set, so that it is unclear whether a prefix or an address is
+    /// meant.
     #[error(
         "{first}/{len} has bits set after the prefix, write {network}/{len}, or {first} for that address alone"
     )]
     HostBits {
-        /// As given.
+        /// The given address.
         first: IpAddr,
-        /// With the bits after the prefix cleared.
+        /// The same with the bits after the prefix cleared.
         network: IpAddr,
-        /// As given.
+        /// The given length.
         len: u8,
     },
-    /// IPv4 has one form here.
+    /// IPv4 addresses are never IPv4-mapped here.
     #[error("an IPv4-mapped prefix matches nothing, write {plain}/{len}")]
     Mapped {
         /// The IPv4 address inside.
         plain: Ipv4Addr,
-        /// Bits of it.
+        /// Length of the IPv4 prefix.
         len: u8,
     },
 }
@@ -174,7 +175,7 @@ fn width(address: IpAddr) -> u8 {
     if address.is_ipv4() { 32 } else { 128 }
 }
 
-/// `address` with all but its first `len` bits cleared.
+/// `address` with only its first `len` bits.
 fn mask(address: IpAddr, len: u8) -> IpAddr {
     match address {
         IpAddr::V4(address) => {
@@ -199,13 +200,13 @@ mod tests {
     }
 
     #[test]
-    fn no_prefix_means_everyone() {
+    fn empty_list_contains_every_address() {
         assert!(Prefixes::EVERYONE.contains("10.2.0.5".parse().unwrap()));
         assert!(Prefixes::EVERYONE.contains("fd00:2::5".parse().unwrap()));
     }
 
     #[test]
-    fn addresses_at_the_edges_of_a_prefix() {
+    fn prefix_contains_its_first_and_last_address() {
         let set = prefixes(&["10.0.0.0/8", "fd00:2::/64", "192.0.2.1"]);
         let cases = [
             ("9.255.255.255", false),
@@ -229,14 +230,14 @@ mod tests {
     }
 
     #[test]
-    fn prefixes_inside_others_are_left_out() {
+    fn nested_prefixes_are_removed() {
         let set = prefixes(&["10.1.0.0/16", "::/0", "10.0.0.0/8", "10.0.0.0/8", "fd00::1"]);
         let kept: Vec<_> = set.iter().map(|prefix| prefix.to_string()).collect();
         assert_eq!(kept, ["10.0.0.0/8", "::/0"]);
     }
 
     #[test]
-    fn mistakes_are_told_with_their_remedy() {
+    fn errors_name_the_remedy() {
         let cases = [
             (
                 "10.0.0.1/8",
@@ -264,7 +265,7 @@ mod tests {
     }
 
     #[test]
-    fn prefixes_overlap_if_one_is_inside_the_other() {
+    fn prefixes_overlap_only_if_nested() {
         let around = |text: &str, len| Prefix::around(text.parse().unwrap(), len);
         let net = around("10.1.2.3", 16);
         assert_eq!(net.to_string(), "10.1.0.0/16");
@@ -282,11 +283,11 @@ mod tests {
 
     proptest! {
         #[test]
-        fn a_set_holds_what_one_of_its_prefixes_holds(
+        fn set_contains_exactly_the_addresses_of_its_prefixes(
             of: Vec<(u8, u8, bool)>,
             addresses: Vec<(u8, u8, bool)>,
         ) {
-            // Few bits that differ, so that prefixes meet.
+            // Only a few bits differ, so that prefixes nest.
             let address = |high: u8, low: u8, v6: bool| -> IpAddr {
                 if v6 {
                     Ipv6Addr::new(u16::from(high) << 8, 0, 0, 0, 0, 0, 0, low.into()).into()

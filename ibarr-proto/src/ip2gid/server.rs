@@ -1,23 +1,25 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 
-//! The side that is asked: what a node answers about its own addresses.
+//! The server: answers queries of peers about this node's addresses.
 //!
-//! A query is answered only if its destination is the address asked for, and its source is unicast,
-//! not loopback, has a port, is allowed, and is no address of ours unless this host has sent the
-//! query to itself. Such a source gets a *negative* reply if the query was sent to an address of ours
-//! and asks for another one. Everything else is silence, counted.
+//! A query is answered only if it asks for its destination, and its source is unicast, not
+//! loopback, has a nonzero port, is allowed, and is not an address of this node, unless this host
+//! sent the query to itself. Such a source gets a *negative* reply if the query was sent to an
+//! address of this node but asks for another one. Every other datagram gets no reply and is
+//! counted.
 //!
-//! **Replies do not tell which other addresses this node has.** The negative reply is the same
-//! whether the other address is ours or not: whoever may ask for it asks there and nowhere else.
+//! **Replies do not reveal which other addresses this node has.** The negative reply is the same
+//! whether or not the other address is ours: a peer that may ask for it sends the query to that
+//! address.
 //!
-//! **Replies cannot loop.** The codec takes no byte string both for a query and for a reply, and
-//! nothing but a query is answered. So a reply that reaches a server, were it sent from port 4791 or
-//! reflected, ends there; and two servers can never keep each other busy.
+//! **Replies cannot loop.** No byte string is both a query and a reply for the codec, and only a
+//! query is answered. A reply that reaches a server, because it was sent from port 4791 or
+//! reflected, is therefore dropped, and two servers can never keep each other busy.
 //!
-//! **Nobody else aims replies at ourselves** (source not ours, but for [`Received::is_local`]), at a
-//! group (source unicast), or at a service without a socket (port 0). A source that is somebody else's gets one reply for one query,
-//! at most 12 bytes longer than it: an attacker who can send with a false source gains next to
-//! nothing by the detour.
+//! **No other host can make replies go to this host** (the source is not ours, except with
+//! [`Received::is_local`]), to a group (the source is unicast), or to a port without a socket (port
+//! 0). A forged source gets one reply per query, at most 12 bytes longer than the query, so that
+//! the server hardly amplifies an attack.
 
 use std::net::{IpAddr, SocketAddr};
 
@@ -28,23 +30,23 @@ use ibarr_common::wire::ip2gid::{Datagram, Query};
 use super::{Prefixes, is_link_local};
 use crate::counters::Counters;
 
-/// What a node knows about its own addresses.
+/// What the server needs to know about this node's addresses.
 pub trait Local {
-    /// The GID to answer for `address`, if this node answers for it. `ingress` is the interface that
-    /// the query came in by: link-local addresses mean something only together with it.
+    /// The GID to answer for `address`, if this node answers for it. `ingress` is the interface on
+    /// which the query arrived: a link-local address has a meaning only together with it.
     fn gid_of(&self, address: IpAddr, ingress: IfIndex) -> Option<Gid>;
 
-    /// Whether `address` is an address of this node, on whatever interface and with or without a
-    /// GID.
+    /// Whether `address` is an address of this node, on any interface, with or without a GID.
     fn is_ours(&self, address: IpAddr) -> bool;
 
-    /// Whether all addresses of this node are known. Until then one that is not ours may become so.
+    /// Whether all addresses of this node are known. Until then another address may turn out to be
+    /// ours.
     fn is_known(&self) -> bool {
         true
     }
 }
 
-/// Answers queries. It holds no state but its counters.
+/// Answers queries. Its only state are its counters.
 #[derive(Debug)]
 pub struct Server {
     allow: Prefixes,
@@ -52,17 +54,17 @@ pub struct Server {
 }
 
 impl Server {
-    /// Answers sources in `allow`.
+    /// Answers only sources in `allow`.
     pub fn new(allow: Prefixes) -> Self {
         Self { allow, counters: Counters::default() }
     }
 
-    /// From now on answers sources in `allow`.
+    /// Answers only sources in `allow` from now on.
     pub fn reconfigure(&mut self, allow: Prefixes) {
         self.allow = allow;
     }
 
-    /// The reply to send, if any. Exactly one counter goes up by one.
+    /// The reply to send, if any. Increments exactly one counter.
     pub fn answer(&mut self, view: &impl Local, received: &Received<'_>) -> Option<Transmit> {
         let (counter, transmit) = match self.judge(view, received) {
             Ok((counter, transmit)) => (counter, Some(transmit)),
@@ -72,7 +74,7 @@ impl Server {
         transmit
     }
 
-    /// What has been answered, and what dropped and why.
+    /// The counters of answered and dropped datagrams.
     pub fn counters(&self) -> &Counters<Counter> {
         &self.counters
     }
@@ -105,7 +107,7 @@ impl Server {
         } else if !view.is_ours(to) {
             return Err(Counter::DestinationNotOurs);
         } else if view.is_ours(query.target()) || view.gid_of(query.target(), ingress).is_some() {
-            // It is here, but this is not the way to ask for it.
+            // The address is ours, but the query was sent to another address.
             (Counter::OtherAddress, None)
         } else {
             (Counter::AnsweredNegative, None)
@@ -121,19 +123,19 @@ impl Server {
     }
 }
 
-/// A UDP datagram that came to the server's port. IPv4 addresses are IPv4 addresses here, never
-/// IPv4-mapped IPv6: the sockets take one family each.
+/// A UDP datagram that arrived at the server's port. Its addresses are never IPv4-mapped IPv6,
+/// because each socket has one family.
 #[derive(Clone, Copy, Debug)]
 pub struct Received<'a> {
     /// Its source address and port.
     pub from: SocketAddr,
     /// Its destination address.
     pub to: IpAddr,
-    /// The interface it came in by.
+    /// The interface on which it arrived.
     pub ingress: IfIndex,
-    /// Whether this host has certainly sent it to itself, so that it never was on a wire.
+    /// Whether this host certainly sent it to itself.
     pub is_local: bool,
-    /// What it carries.
+    /// Its payload.
     pub payload: &'a [u8],
 }
 
@@ -144,35 +146,35 @@ pub struct Transmit {
     pub to: SocketAddr,
     /// Its source address: the address that the query was sent to.
     pub from: IpAddr,
-    /// The interface to leave by; `None` lets routing choose. Some only for link-local addresses.
+    /// The outgoing interface; `None` if routing selects it. Set only for link-local addresses.
     pub egress: Option<IfIndex>,
-    /// What it carries.
+    /// Its payload.
     pub payload: Datagram,
 }
 
 super::datagram_counters! {
-    /// What becomes of a datagram at the server's port.
+    /// Results for datagrams at the server's port.
     pub enum Counter {
         /// Queries answered with a GID.
         Answered = "answered",
-        /// Queries answered with "not here".
+        /// Queries answered with a negative reply.
         AnsweredNegative = "answered-negative",
-        /// Queries for the address they were sent to, which has no GID.
+        /// Queries for the destination address, which has no GID.
         NoGid = "no-gid",
-        /// Queries for another address of ours than the one they were sent to, answered with "not
-        /// here".
+        /// Queries for another address of this node than the destination; they get a negative
+        /// reply.
         OtherAddress = "other-address",
-        /// Queries sent to an address that is not ours.
+        /// Queries sent to an address that is not of this node.
         DestinationNotOurs = "destination-not-ours",
         /// Queries from port 0.
         SourcePort = "source-port",
-        /// Queries from an address that is not a host's.
+        /// Queries from an address that is not unicast.
         SourceNotUnicast = "source-not-unicast",
         /// Queries from a loopback address.
         SourceLoopback = "source-loopback",
-        /// Queries from an address of ours that this host has not sent to itself.
+        /// Queries from an address of this node that this host did not send to itself.
         SourceOurs = "source-ours",
-        /// Queries from outside `allow`.
+        /// Queries from sources outside `allow`.
         SourceNotAllowed = "source-not-allowed",
     }
 }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 
-//! Subnets that ports of this node have left: whose GIDs may be no more.
+//! Subnets that ports of this node have left; GIDs with their prefixes may be invalid.
 
 use std::collections::VecDeque;
 
@@ -9,16 +9,16 @@ use ibarr_common::ib::SubnetPrefix;
 
 use super::Cached;
 
-/// Prefixes of subnets, each with a time: an answer that expires by then may have been given before
+/// Subnet prefixes, each with a time: an answer that expires before that time may date from before
 /// all ports of the subnet had their new GIDs.
 #[derive(Debug, Default)]
 pub(super) struct Left(VecDeque<(SubnetPrefix, Instant)>);
 
 impl Left {
-    /// A prefix more makes the oldest one forgotten.
+    /// An additional prefix displaces the oldest.
     pub(super) const MAX: usize = 8;
 
-    /// Whether there was room for it.
+    /// Returns whether there was room.
     pub(super) fn insert(&mut self, prefix: SubnetPrefix, until: Instant) -> bool {
         self.remove(prefix);
         self.0.push_back((prefix, until));
@@ -29,17 +29,17 @@ impl Left {
         has_room
     }
 
-    /// There is a subnet of this prefix again.
+    /// A subnet with this prefix exists again.
     pub(super) fn remove(&mut self, prefix: SubnetPrefix) {
         self.0.retain(|(left, _)| *left != prefix);
     }
 
-    /// Answers of now expire as late as `until`.
+    /// Answers learned now expire as late as `until`.
     pub(super) fn extend(&mut self, until: Instant) {
         self.0.iter_mut().for_each(|(_, end)| *end = until.max(*end));
     }
 
-    /// What expired by `now` is not given anyway.
+    /// Answers that expired by `now` are not used anyway.
     pub(super) fn expire(&mut self, now: Instant) {
         self.0.retain(|(_, until)| *until > now);
     }

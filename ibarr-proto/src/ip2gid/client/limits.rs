@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 
-//! The bounds of each table, of the configuration.
+//! The bounds of each table, derived from the configuration.
 
 use super::{Config, cache, flights, hops};
 
@@ -31,5 +31,5 @@ pub(super) fn hop_limits(config: &Config) -> hops::Limits {
     }
 }
 
-/// The part of its time to live that is left when an answer is refreshed.
+/// An answer is refreshed when this fraction of its time to live is left.
 const REFRESH_AHEAD: u32 = 4;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 
-//! What a client remembers, and what of it is given.
+//! The answers that a client remembers, and which of them it uses.
 
 use std::net::IpAddr;
 use std::time::Duration;
@@ -14,15 +14,15 @@ use super::{Cached, Client, Counter, Learned, Settings};
 use crate::retry::random;
 
 impl<R: CryptoRng> Client<R> {
-    /// A port of this node has another subnet prefix: `before` is none of its subnet any more, and
-    /// its peers, who have other GIDs now as well, notice that in seconds. What is remembered with
-    /// that prefix, or answered until then, is not given from memory.
+    /// A port of this node has another subnet prefix: `before` is no longer the prefix of its
+    /// subnet, and its peers, which have new GIDs too, notice that in seconds. Remembered answers
+    /// with that prefix, or from before that time, are no longer used.
     pub fn subnet_changed(&mut self, now: Instant, before: SubnetPrefix, after: SubnetPrefix) {
         self.advance(now);
         self.left.expire(self.now);
         self.left.remove(after);
         let settled = self.now + SETTLING + self.config.settings().cache_ttl;
-        // Answers may have been remembered for longer than they are now.
+        // Entries may have been learned with a longer time to live than is configured now.
         let until = self.cache.last_expiry().map_or(settled, |last| last.max(settled));
         if !self.left.insert(before, until) {
             self.cache.clear();
@@ -31,7 +31,7 @@ impl<R: CryptoRng> Client<R> {
         self.counters.count(Counter::SubnetsLeft);
     }
 
-    /// What the cache knows. Sends nothing, but the entry counts as used.
+    /// The remembered answer, if any. Sends nothing, but the entry counts as used.
     pub fn lookup(&mut self, now: Instant, question: Question) -> Option<Cached> {
         self.advance(now);
         let cached = self.cache.lookup(self.now, question)?;
@@ -42,7 +42,7 @@ impl<R: CryptoRng> Client<R> {
         Some(cached)
     }
 
-    /// The next change of what the cache gives. Whoever does not ask loses nothing but that.
+    /// The next change of the cache. A caller that needs no mirror need not call this.
     pub fn poll_learned(&mut self) -> Option<Learned> {
         Some(match self.cache.poll_change()? {
             Learned::Known { question, gid, expires_at, .. }
@@ -54,8 +54,8 @@ impl<R: CryptoRng> Client<R> {
         })
     }
 
-    /// Remembers what a client before this one has learned, unless it is over, believed for longer
-    /// than anything is, or there is no room for it; tells whether.
+    /// Remembers an answer that an earlier client has learned. Returns `false` if it has expired,
+    /// has a longer time to live than any answer, or finds no room.
     pub fn restore(&mut self, now: Instant, question: Question, answer: Cached) -> bool {
         self.advance(now);
         let latest = self.now + self.config.settings().cache_ttl;
@@ -67,12 +67,12 @@ impl<R: CryptoRng> Client<R> {
         is_fit
     }
 
-    /// What the cache gives, the soonest to expire first.
+    /// The remembered answers, by expiry.
     pub fn entries(&self) -> impl Iterator<Item = (Question, Cached)> + '_ {
         self.cache.iter().filter(|(_, cached)| self.is_given(cached))
     }
 
-    /// Those that come after one that was there, whatever has become of it.
+    /// The answers that follow a given entry, which may be gone.
     pub fn entries_after(
         &self,
         (question, answer): (Question, Cached),
@@ -81,10 +81,10 @@ impl<R: CryptoRng> Client<R> {
         rest.filter(|(_, cached)| self.is_given(cached))
     }
 
-    /// What the cache gives of the `count` entries after a place, or of the first, and the place to go on
-    /// after if there may be more. Who reads all parts meets what is remembered all the while: once, if
-    /// it is not learned anew meanwhile; else it may be met twice, or not at all if it now expires before
-    /// what was read already.
+    /// At most `count` remembered answers after a place, or the first ones; and the place to
+    /// continue from if there may be more. A caller that reads all parts gets every answer that was
+    /// remembered all the while: once, unless it was learned again meanwhile. Then the caller may
+    /// get it twice, or not at all if it now expires before the place.
     pub fn page(
         &self,
         after: Option<Place>,
@@ -103,12 +103,12 @@ impl<R: CryptoRng> Client<R> {
         (page, next)
     }
 
-    /// One of them. It does not count as used.
+    /// The remembered answer to `question`. It does not count as used.
     pub fn entry(&self, question: Question) -> Option<Cached> {
         self.cache.peek(question).filter(|cached| self.is_given(cached))
     }
 
-    /// Forgets what the cache knows of `target`, or everything. Returns how many answers that was.
+    /// Drops the answers for `target`, or all answers. Returns how many that was.
     pub fn flush(&mut self, target: Option<IpAddr>) -> usize {
         let Some(target) = target else { return self.cache.clear() };
         let of_target: Vec<Question> = self
@@ -123,7 +123,7 @@ impl<R: CryptoRng> Client<R> {
     pub(super) fn remember(&mut self, question: Question, gid: Option<Gid>) -> Cached {
         let Settings { cache_ttl, negative_ttl, .. } = *self.config.settings();
         let ttl = match gid {
-            // What is learned together is not to be asked for again together.
+            // Answers learned together are not refreshed together.
             Some(_) => cache_ttl.saturating_sub(random(cache_ttl / TTL_SPREAD, &mut self.rng)),
             None => negative_ttl,
         };
@@ -143,18 +143,18 @@ impl<R: CryptoRng> Client<R> {
     }
 }
 
-/// Where a [page](Client::page) has ended.
+/// The end of a [page](Client::page).
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub struct Place {
-    /// When the last entry expires.
+    /// The expiry of the last entry.
     pub expires_at: Instant,
-    /// The last entry.
+    /// The question of the last entry.
     pub question: Question,
 }
 
-/// How long peers may take to answer with their new GIDs when a subnet has another prefix: the subnet
-/// manager has to reach them, and they look for new hardware addresses every 5 s (`local_view`).
+/// How long peers may take to answer with their new GIDs after a change of the subnet prefix: the
+/// subnet manager has to reach them, and they check hardware addresses every 5 s (`local_view`).
 pub(super) const SETTLING: Duration = Duration::from_secs(10);
 
-/// The part of its time to live that an answer may lose by chance.
+/// The random part by which the time to live of an answer is shortened: at most 1/10.
 const TTL_SPREAD: u32 = 10;

@@ -1,21 +1,22 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 
-//! The side that asks: sends queries to peers, and remembers what they answer.
+//! The client: sends queries to peers, and remembers their answers.
 //!
-//! A *request* (somebody wants to know) that the cache cannot answer waits for the *flight* of its
-//! question; there is one flight for a question, however many requests wait for it. A flight asks the
-//! driver for a route, passes the gate of its next hop (`hops`), leaves by a random socket
-//! (`sockets`), and is sent again until a reply comes or no caller waits any more.
+//! A *request* that the cache cannot answer waits for the *flight* of its question; one flight
+//! serves all requests for a question. A flight asks the driver for a route, passes the gate of its
+//! next hop (`hops`), leaves by a random socket (`sockets`), and is resent until a reply comes or
+//! no request waits any more.
 //!
-//! **What a forged reply must guess.** The 32-bit msg_id of a query that is waiting, and the random
-//! port (one of 28,000) of a socket which that query left from: one in 2⁴⁶ for a query sent once. A
-//! query waits for a millisecond if its target lives. If the target is dead it waits for 30 seconds,
-//! in rounds of three, each with a msg_id of its own: by up to seven sockets in the first, by three in
-//! the others. A million forged replies a second for all that time are believed once in a million such
-//! queries. An attacker that has found out our ports (each lives for a minute) has to guess which of
-//! the 32 and the msg_id, and is believed once in a thousand. Each query that waits gives a chance of
-//! its own. (On the same link an attacker may as well claim the address by ARP.)
-//! Forged replies cost one look-up each, wherever they fail, and change nothing but a counter.
+//! **What a forged reply must guess.** It needs the 32-bit msg_id of a waiting query, and the
+//! random port (one of 28,000) of a socket which that query left from: a chance of one in 2⁴⁶ for a
+//! query sent once. A query waits for a millisecond if its target is alive. If the target is dead,
+//! it waits for 30 seconds in rounds of three, each with its own msg_id; up to seven sockets send
+//! it in the first round, three in each other. A million forged replies a second during all that
+//! time succeed for one in a million such queries. An attacker that knows our ports (each lives for
+//! a minute) has to guess one of the 32 ports and the msg_id, and succeeds for one in a thousand.
+//! Each waiting query is a separate chance. (On the same link an attacker can also claim the
+//! address by ARP.) A forged reply costs one look-up, wherever it fails, and changes nothing but a
+//! counter.
 
 mod cache;
 mod config;
@@ -66,27 +67,27 @@ pub use types::{Counter, Event, Input, Outcome, RequestId, Route, Source, Transm
 pub struct Client<R> {
     config: Config,
     rng: R,
-    /// When the driver last said what time it is.
+    /// The time of the last call of the driver.
     now: Instant,
     flights: Flights,
     timers: Timers<FlightId>,
-    /// Flights for which the driver is to be asked for a route.
+    /// Flights that need a route from the driver.
     unrouted: BTreeSet<FlightId>,
     hops: Hops,
     outlets: Outlets,
     cache: Cache,
     left: Left,
     swept_at: Instant,
-    /// Flights that refresh the cache.
+    /// Number of flights that refresh the cache.
     refreshing: usize,
-    /// The next refresh may not be before.
+    /// The next refresh may not start before this time.
     refresh_from: Instant,
     events: VecDeque<Event>,
     counters: Counters<Counter>,
 }
 
 impl<R: CryptoRng> Client<R> {
-    /// Nothing is sent or opened before the first request.
+    /// Sends and opens nothing before the first request.
     pub fn new(config: Config, mut rng: R) -> Self {
         let hasher = Seeded::new(&mut rng);
         Self {
@@ -108,9 +109,9 @@ impl<R: CryptoRng> Client<R> {
         }
     }
 
-    /// From now on runs on `config`. Questions under way keep their deadlines, answers their expiry;
-    /// what is beyond new bounds stays until it ends, but answers are forgotten at once. After a
-    /// change of `udp_port` only replies from the new port count; the resends go there.
+    /// Replaces the configuration. Questions in flight keep their deadlines, and answers their
+    /// expiry. Entries beyond lower bounds stay until they end, but answers are dropped at once.
+    /// After a change of `udp_port`, only replies from the new port count, and resends go there.
     pub fn reconfigure(&mut self, now: Instant, config: Config) {
         self.advance(now);
         self.flights.reconfigure(flight_limits(&config));
@@ -124,7 +125,7 @@ impl<R: CryptoRng> Client<R> {
         self.config = config;
     }
 
-    /// Tells the client what happened.
+    /// Processes an event.
     pub fn handle_input(&mut self, now: Instant, input: Input<'_>) {
         self.advance(now);
         match input {
@@ -155,7 +156,7 @@ impl<R: CryptoRng> Client<R> {
         }
     }
 
-    /// Does what is due. May be called at any time; early calls do nothing.
+    /// Performs all actions that are due. Early calls do nothing.
     pub fn handle_timeout(&mut self, now: Instant) {
         self.advance(now);
         self.outlets.v4.pool.handle_timeout(self.now, &mut self.events);
@@ -177,7 +178,7 @@ impl<R: CryptoRng> Client<R> {
         }
     }
 
-    /// When to call [`Self::handle_timeout`] next; never later than what is due first.
+    /// When to call [`Self::handle_timeout`] next: no later than the first action.
     pub fn poll_timeout(&self) -> Option<Instant> {
         let times = [
             self.timers.next(),
@@ -190,8 +191,8 @@ impl<R: CryptoRng> Client<R> {
         times.into_iter().flatten().min()
     }
 
-    /// The next datagram to send. Its resends count from here, by the time of the last `handle_…`: a
-    /// driver that has waited until it can send calls [`Self::handle_timeout`] first.
+    /// The next datagram to send. Its resends count from the time of the last `handle_…`: a driver
+    /// that has waited until its socket had room calls [`Self::handle_timeout`] first.
     pub fn poll_transmit(&mut self) -> Option<Transmit> {
         let outlet = self.outlets.first_ready()?;
         let (_, id) = outlet.ready.pop_first()?;
@@ -216,24 +217,25 @@ impl<R: CryptoRng> Client<R> {
         })
     }
 
-    /// The next question to look up in the kernel's routing table: which way do datagrams to its
-    /// target go, if they are to leave by its egress? To be answered by [`Input::Route`].
+    /// The next question whose target the driver looks up in the kernel's routing table: the route
+    /// of datagrams to the target, through the question's egress. The driver answers with
+    /// [`Input::Route`].
     pub fn poll_route(&mut self) -> Option<Question> {
         let id = self.unrouted.pop_first()?;
         self.flights.flight(id).map(|flight| flight.question)
     }
 
-    /// The next fact for the outside.
+    /// The next event for the caller.
     pub fn poll_event(&mut self) -> Option<Event> {
         self.events.pop_front()
     }
 
-    /// What has been counted so far.
+    /// The counters.
     pub fn counters(&self) -> &Counters<Counter> {
         &self.counters
     }
 
-    /// How much is held at the moment.
+    /// The current size of the tables.
     pub fn load(&self) -> Load {
         Load {
             flights: self.flights.len(),
@@ -371,8 +373,8 @@ impl<R: CryptoRng> Client<R> {
         Ok(())
     }
 
-    /// Ends the requests that heed a refusal, and has the others wait for a slower resend. `None` if the
-    /// quote is of no query that waits.
+    /// Ends the requests that end on a refusal, and delays the resend for the others. `None` if the
+    /// quote matches no waiting query.
     fn refused(&mut self, socket: SocketId, to: SocketAddr, quoted: &[u8]) -> Option<()> {
         let query = Query::parse(quoted).ok()?;
         let id = self.flights.of_msg_id(query.msg_id())?;
@@ -392,7 +394,7 @@ impl<R: CryptoRng> Client<R> {
         Some(())
     }
 
-    /// Has the flight wait for a second after its last send, if it waits for its resend.
+    /// Delays the resend of the flight to a second after its last send, if it waits for one.
     fn slow_down(&mut self, id: FlightId) {
         let Some(flight) = self.flights.flight(id) else { return };
         flight.is_slow = true;
@@ -402,10 +404,10 @@ impl<R: CryptoRng> Client<R> {
         self.set_timer(id);
     }
 
-    /// The next hop of the flight has answered somebody else.
+    /// The next hop of the flight has answered another flight.
     fn release(&mut self, id: FlightId, was_waiting: bool) {
         let Some(flight) = self.flights.flight(id) else { return };
-        // What was sent may have been lost while the way was not open: the schedule starts again.
+        // Earlier datagrams may have been lost while the hop was unresolved: the schedule restarts.
         flight.restart(self.config.schedule().first());
         if was_waiting {
             flight.resend_at = None;
@@ -428,7 +430,7 @@ impl<R: CryptoRng> Client<R> {
                 return self.renew(id);
             }
         } else if flight.resend_at.is_some_and(|at| at <= now) {
-            // What has been measured since the last send counts.
+            // Round trips measured since the last send count.
             self.schedule_resend(id);
             if let Some(flight) = self.flights.flight(id)
                 && flight.resend_at.is_some_and(|at| at <= now)
@@ -441,10 +443,10 @@ impl<R: CryptoRng> Client<R> {
         self.end_if_unwanted(id);
     }
 
-    /// Another round, for requests whose callers wait longer than one.
+    /// Starts another round, for requests that wait longer than one.
     fn renew(&mut self, id: FlightId) {
         self.ground(id);
-        // Questions that came together need not go on together.
+        // A random offset separates questions that started together.
         let round = self.config.round();
         let round_ends = self.now + round.saturating_sub(random(round / 10, &mut self.rng));
         self.flights.renew(id, round_ends, &mut self.rng);
@@ -454,7 +456,7 @@ impl<R: CryptoRng> Client<R> {
 
     fn refresh(&mut self, question: Question) {
         let rate = self.config.settings().refresh_rate.max(1);
-        // A coarse timer of the driver's is made up for, a long sleep is not.
+        // A coarse timer of the driver is made up for, a long sleep is not.
         let from = self.refresh_from;
         let from = if self.now.since(from) < REFRESH_CATCH_UP { from } else { self.now };
         self.refresh_from = from + Duration::from_secs(1) / rate;
@@ -481,7 +483,7 @@ impl<R: CryptoRng> Client<R> {
         }
     }
 
-    /// The flight is to be sent as soon as there is a socket.
+    /// Queues the flight until there is a socket.
     fn make_ready(&mut self, id: FlightId) {
         let Some(flight) = self.flights.flight(id) else { return };
         self.outlets.enqueue(id, flight);
@@ -489,8 +491,8 @@ impl<R: CryptoRng> Client<R> {
         pool.want(self.now, &mut self.events);
     }
 
-    /// Says when the flight is sent again, or when that is to be asked again: it may be sooner by then,
-    /// or later.
+    /// Sets the time of the next resend, or of the next look at it: the resend may have moved by
+    /// then.
     fn schedule_resend(&mut self, id: FlightId) {
         let questions = self.flights.unsettled();
         let Some(flight) = self.flights.flight(id) else { return };
@@ -526,7 +528,7 @@ impl<R: CryptoRng> Client<R> {
         Some(flight)
     }
 
-    /// Takes the flight out of every queue.
+    /// Removes the flight from every queue.
     fn ground(&mut self, id: FlightId) {
         self.unrouted.remove(&id);
         let Some(flight) = self.flights.flight(id) else { return };
@@ -553,14 +555,14 @@ impl<R: CryptoRng> Client<R> {
         self.timers.set(id, due);
     }
 
-    /// Expired answers are not given, so they need not be forgotten at once.
+    /// Expired answers are not used, so they need not be removed at once.
     fn sweep_at(&self) -> Option<Instant> {
         self.cache.next_expiry().map(|at| at.max(self.swept_at + SWEEP_INTERVAL))
     }
 
     fn refresh_at(&self) -> Option<Instant> {
         let Settings { refresh_rate, max_flights, .. } = *self.config.settings();
-        // Requests come first: refreshes are never more than a quarter of what may be under way.
+        // Requests have priority: refreshes take at most a quarter of the flights.
         if refresh_rate == 0 || self.refreshing >= max_flights.get().div_ceil(4) {
             return None;
         }
@@ -568,7 +570,7 @@ impl<R: CryptoRng> Client<R> {
     }
 }
 
-/// See [`Input::Resolve`].
+/// The fields of [`Input::Resolve`].
 struct Request {
     id: RequestId,
     question: Question,
@@ -577,10 +579,10 @@ struct Request {
     heeds_refusal: bool,
 }
 
-/// How much a client holds.
+/// The sizes of a client's tables.
 #[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
 pub struct Load {
-    /// Questions under way.
+    /// Questions in flight.
     pub flights: usize,
     /// Requests that wait.
     pub waiters: usize,

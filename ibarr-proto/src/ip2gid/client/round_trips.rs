@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 
-//! How long an answer takes: the estimate of RFC 6298, from measured round trips.
+//! Expected time of an answer: the estimate of RFC 6298, from measured round trips.
 
 use std::time::Duration;
 
@@ -19,7 +19,7 @@ impl RoundTrips {
         Self { smoothed: sample, variation: sample / 2, measured_at: now }
     }
 
-    /// With one more sample.
+    /// The estimate with one more sample.
     pub(super) fn and(self, now: Instant, sample: Duration) -> Self {
         let deviation = self.smoothed.abs_diff(sample);
         Self {
@@ -29,32 +29,32 @@ impl RoundTrips {
         }
     }
 
-    /// Adds a sample to what may have none yet.
+    /// Adds a sample to an estimate that may be empty.
     pub(super) fn add(to: &mut Option<Self>, now: Instant, sample: Duration) {
         *to = Some(to.map_or_else(|| Self::first(now, sample), |known| known.and(now, sample)));
     }
 
-    /// How long to wait for an answer before it counts as lost.
+    /// The time after which an answer counts as lost.
     pub(super) fn timeout(&self) -> Duration {
         self.smoothed + GRANULARITY.max(4 * self.variation)
     }
 
-    /// The same, but what was measured a while ago is not trusted to be long: a single peer that was
-    /// late must not keep the next lost query of its gateway waiting.
+    /// The same time-out, but limited if the samples are old: one peer that was late must not delay
+    /// the resend of the next lost query through its gateway.
     pub(super) fn timeout_at(&self, now: Instant) -> Duration {
         if self.is_fresh(now) { self.timeout() } else { self.timeout().min(STALE) }
     }
 
-    /// Whether the last sample is so new that what delayed it may still be there.
+    /// Whether the last sample is so recent that the cause of a delay may persist.
     pub(super) fn is_fresh(&self, now: Instant) -> bool {
         now.since(self.measured_at) < FRESH
     }
 }
 
-/// What timers and schedulers add.
+/// The delay that timers and schedulers add.
 const GRANULARITY: Duration = Duration::from_millis(5);
 
-/// What was measured earlier may be over.
+/// Older samples may no longer apply.
 pub(super) const FRESH: Duration = Duration::from_secs(1);
 const STALE: Duration = Duration::from_millis(100);
 
@@ -66,7 +66,7 @@ mod tests {
         Duration::from_millis(ms)
     }
 
-    /// The numbers of RFC 6298, 2.2 and 2.3, worked out by hand.
+    /// The values of RFC 6298, 2.2 and 2.3, computed separately.
     #[test]
     fn estimate_follows_the_rfc() {
         let now = Instant::BOOT;
@@ -79,7 +79,7 @@ mod tests {
     }
 
     #[test]
-    fn peer_that_was_late_delays_no_resend_much_later() {
+    fn old_late_answer_does_not_delay_later_resends() {
         let measured_at = Instant::BOOT;
         let late = RoundTrips::first(measured_at, ms(1)).and(measured_at, ms(900));
         assert!(late.timeout_at(measured_at) > ms(900));
@@ -87,7 +87,7 @@ mod tests {
     }
 
     #[test]
-    fn steady_round_trips_leave_the_granularity() {
+    fn steady_round_trips_leave_only_the_granularity() {
         let mut steady = RoundTrips::first(Instant::BOOT, ms(300));
         for _ in 0..100 {
             steady = steady.and(Instant::BOOT, ms(2));

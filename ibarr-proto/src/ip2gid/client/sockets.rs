@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 
-//! The sockets that queries leave from. A reply must come to the socket that its query left from, so
-//! their random ports are part of what somebody who does not see the query would have to guess.
+//! The sockets that queries leave from. A reply must arrive at the socket that its query left from,
+//! so an attacker that does not see the query has to guess its random port too.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::fmt;
@@ -15,8 +15,8 @@ use super::flights::{Flight, FlightId};
 use super::{Event, Settings};
 use crate::retry;
 
-/// Names a UDP socket bound to an unspecified address of its family and a random port. Never used
-/// again for another socket.
+/// Identifies a UDP socket bound to an unspecified address of its family and a random port. Never
+/// reused for another socket.
 #[derive(Clone, Copy, Debug, Eq, Hash, Ord, PartialEq, PartialOrd)]
 pub struct SocketId {
     family: Family,
@@ -43,12 +43,12 @@ impl fmt::Display for SocketId {
     }
 }
 
-/// The sockets of both families, and what is to be sent from them.
+/// The sockets of both families, and the flights that wait to be sent.
 #[derive(Debug)]
 pub(super) struct Outlets {
     pub(super) v4: Outlet,
     pub(super) v6: Outlet,
-    /// Places given so far.
+    /// Number of positions given so far.
     places: u64,
 }
 
@@ -87,7 +87,7 @@ impl Outlets {
         }
     }
 
-    /// Of those that have both a socket and something to send, the one whose turn it is.
+    /// The first ready flight of a family that has a socket.
     pub(super) fn first_ready(&mut self) -> Option<&mut Outlet> {
         [&mut self.v4, &mut self.v6]
             .into_iter()
@@ -96,19 +96,19 @@ impl Outlets {
     }
 }
 
-/// The sockets of one family: none until a query needs one, then as many as the configuration says
-/// as long as queries go on.
+/// The sockets of one family: none until a query needs one, then as many as configured, as long as
+/// there are queries.
 ///
-/// A slot holds at most one socket to send from and one in grace, which only receives.
+/// A slot holds at most one socket that sends and one in its grace period, which only receives.
 #[derive(Debug)]
 pub(super) struct Pool {
     family: Family,
     slots: Vec<Slot>,
-    /// Slots in use; those behind are only waiting to be emptied.
+    /// Number of slots in use; slots beyond it only wait for their grace period to end.
     size: usize,
     lifetime: Duration,
     grace: Duration,
-    /// What can be sent from.
+    /// The sockets that can send.
     open: Vec<SocketId>,
     wanted_at: Option<Instant>,
     next_timeout: Option<Instant>,
@@ -130,7 +130,8 @@ impl Pool {
         pool
     }
 
-    /// Sockets beyond the new number go into grace; other times hold for sockets opened from now on.
+    /// Sockets beyond the new number enter their grace period; new times apply to sockets opened
+    /// later.
     pub(super) fn reconfigure(&mut self, now: Instant, settings: &Settings) {
         self.size = settings.sockets.into();
         self.lifetime = settings.socket_lifetime;
@@ -146,7 +147,7 @@ impl Pool {
         self.schedule();
     }
 
-    /// A query is about to leave: has every slot opened.
+    /// A query is about to leave: requests a socket for every slot.
     pub(super) fn want(&mut self, now: Instant, events: &mut VecDeque<Event>) {
         self.wanted_at = Some(now);
         if self.open.len() == self.size {
@@ -159,7 +160,7 @@ impl Pool {
         }
     }
 
-    /// A socket to send from, by chance, if one is open: one that is not `used`, if there is one.
+    /// A random open socket, preferably one that is not `used`.
     pub(super) fn pick(
         &self,
         rng: &mut impl Rng,
@@ -175,12 +176,12 @@ impl Pool {
         candidates.get(index).copied()
     }
 
-    /// Whether queries can be sent.
+    /// Whether a socket can send.
     pub(super) fn is_ready(&self) -> bool {
         !self.open.is_empty()
     }
 
-    /// Whether replies to `socket` count: it is open or in grace.
+    /// Whether replies at `socket` count: it is open or in its grace period.
     pub(super) fn receives(&self, socket: SocketId) -> bool {
         self.slots.get(usize::from(socket.slot)).is_some_and(|slot| {
             let current = matches!(slot.state, State::Open { socket: open, .. } if open == socket);
@@ -201,12 +202,12 @@ impl Pool {
         let asked = self.slots.get_mut(index).filter(|slot| slot.state == State::Opening(socket));
         match asked {
             Some(slot) if index < self.size => {
-                // Opened together, they need not be replaced together.
+                // Sockets opened together are not replaced together.
                 let longer = retry::random(self.lifetime / 10, rng);
                 slot.state = State::Open { socket, until: now + self.lifetime + longer };
                 self.open.push(socket);
             }
-            // The pool has shrunk meanwhile.
+            // The pool has become smaller meanwhile.
             Some(slot) => {
                 slot.state = State::Closed;
                 events.push_back(Event::CloseSocket { socket });
@@ -217,7 +218,7 @@ impl Pool {
         self.schedule();
     }
 
-    /// The driver could not open `socket`, or has lost it. Another is tried after [`REOPEN`].
+    /// The driver could not open `socket`, or has lost it. The pool tries another after [`REOPEN`].
     pub(super) fn failed(&mut self, now: Instant, socket: SocketId) {
         let Some(slot) = self.slots.get_mut(usize::from(socket.slot)) else { return };
         match slot.state {
@@ -234,8 +235,8 @@ impl Pool {
         self.next_timeout
     }
 
-    /// Replaces sockets at the end of their life, closes those at the end of their grace. A family
-    /// in which nothing has been sent for a lifetime loses its sockets one by one.
+    /// Replaces sockets at the end of their life, and closes those at the end of their grace
+    /// period. A family that has sent nothing for a lifetime loses its sockets one by one.
     pub(super) fn handle_timeout(&mut self, now: Instant, events: &mut VecDeque<Event>) {
         if self.next_timeout.is_none_or(|at| at > now) {
             return;
@@ -249,7 +250,8 @@ impl Pool {
             match slot.state {
                 State::Open { socket, until } if until <= now => {
                     self.open.retain(|&open| open != socket);
-                    // Only the shrinking of a pool can find another one in grace.
+                    // The slot can hold another socket in grace only if the pool has just become
+                    // smaller.
                     let retired = Retired { socket, until: now + self.grace };
                     if let Some(before) = slot.retired.replace(retired) {
                         events.push_back(Event::CloseSocket { socket: before.socket });
@@ -278,7 +280,7 @@ impl Pool {
     }
 }
 
-/// Time before a socket that could not be opened is tried again.
+/// Time until a socket that could not be opened is tried again.
 const REOPEN: Duration = Duration::from_secs(1);
 
 #[derive(Debug, Default)]
@@ -335,13 +337,13 @@ mod tests {
         Settings { sockets, ..Settings::default() }
     }
 
-    /// A pool with the driver that it talks to.
+    /// A pool with a driver.
     struct Rig {
         pool: Pool,
         rng: ChaCha12Rng,
         now: Instant,
         events: VecDeque<Event>,
-        /// What the driver holds open.
+        /// The sockets that the driver holds open.
         open: BTreeSet<SocketId>,
         can_open: bool,
     }
@@ -377,7 +379,7 @@ mod tests {
             }
         }
 
-        /// As far as `duration`, stopping at each timer.
+        /// Advances by `duration`, and stops at each timer.
         fn pass(&mut self, duration: Duration) {
             let end = self.now + duration;
             while let Some(at) = self.pool.next_timeout().filter(|&at| at <= end) {
@@ -394,7 +396,7 @@ mod tests {
     }
 
     #[test]
-    fn nothing_is_open_before_it_is_wanted_and_then_everything() {
+    fn first_query_opens_all_sockets() {
         let mut rig = Rig::new(32, 1);
         rig.pass(secs(1000));
         assert_eq!((rig.open.len(), rig.pick()), (0, None));
@@ -405,7 +407,7 @@ mod tests {
     }
 
     #[test]
-    fn each_socket_is_replaced_and_then_closed_after_its_grace() {
+    fn sockets_are_replaced_then_closed_after_their_grace() {
         let mut rig = Rig::new(4, 1);
         rig.want();
         let first = rig.open.clone();
@@ -421,7 +423,7 @@ mod tests {
     }
 
     #[test]
-    fn late_replies_count_during_the_grace_and_no_longer() {
+    fn late_replies_count_only_during_the_grace() {
         let mut rig = Rig::new(1, 1);
         rig.want();
         let socket = rig.pick().unwrap();
@@ -436,7 +438,7 @@ mod tests {
     }
 
     #[test]
-    fn sockets_that_nobody_uses_are_closed_and_not_replaced() {
+    fn unused_sockets_are_closed_and_not_replaced() {
         let mut rig = Rig::new(8, 1);
         rig.want();
         rig.pass(secs(3600));
@@ -447,7 +449,7 @@ mod tests {
     }
 
     #[test]
-    fn socket_that_cannot_be_opened_is_tried_again_after_a_second() {
+    fn failed_socket_is_tried_again_after_a_second() {
         let mut rig = Rig::new(2, 1);
         rig.can_open = false;
         rig.want();
@@ -466,7 +468,7 @@ mod tests {
     }
 
     #[test]
-    fn smaller_pool_retires_what_is_beyond_it_and_a_larger_one_opens_more() {
+    fn pool_retires_or_opens_sockets_when_its_size_changes() {
         let mut rig = Rig::new(8, 1);
         rig.want();
         rig.pool.reconfigure(rig.now, &settings(2));
@@ -480,7 +482,7 @@ mod tests {
     }
 
     #[test]
-    fn socket_that_nobody_asked_for_is_closed() {
+    fn unrequested_socket_is_closed() {
         let mut rig = Rig::new(1, 1);
         let stray = SocketId::closed_for_tests();
         rig.pool.opened(rig.now, stray, &mut rig.rng, &mut rig.events);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 
-//! Answers by question, as small as they can be.
+//! Answers by question, in compact form.
 
 use std::collections::HashMap;
 use std::net::IpAddr;
@@ -12,7 +12,7 @@ use super::super::Question;
 use super::cache::{Cached, Limits};
 use crate::hash::Seeded;
 
-/// Entries by question, each family in a table with keys of its size.
+/// Entries by question; each family has a table with keys of its own size.
 #[derive(Debug)]
 pub(super) struct Table {
     v4: HashMap<V4Key, Entry, Seeded>,
@@ -63,13 +63,13 @@ impl Table {
     }
 }
 
-/// A question, as small as it can be.
+/// A question in compact form.
 enum Key {
     V4(V4Key),
     V6(V6Key),
 }
 
-/// Address and interface, one after the other.
+/// The address, then the interface.
 #[derive(Clone, Copy, Debug, Eq, Hash, PartialEq)]
 struct V4Key(u64);
 
@@ -78,7 +78,7 @@ struct V6Key([u8; 16], u32);
 
 impl Key {
     fn of(question: Question) -> Self {
-        // No interface has the index 0.
+        // 0 is not a legal ifindex.
         let egress = question.egress().map_or(0, IfIndex::get);
         match question.target() {
             IpAddr::V4(target) => {
@@ -89,12 +89,12 @@ impl Key {
     }
 }
 
-/// An answer and whether it has been used.
+/// An answer, and whether it has been used.
 #[derive(Debug)]
 pub(super) struct Entry {
-    /// All zero, which is no port's GID, for "not here".
+    /// All zero, which is not a legal GID, for a negative answer.
     gid: [u8; 16],
-    /// Nanoseconds since boot; the lowest bit says whether the answer has been used.
+    /// Nanoseconds since boot; the lowest bit is set if the answer has been used.
     expires_and_used: u64,
 }
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 
-//! What goes into the client and comes out of it.
+//! The client's inputs and outputs.
 
 use std::fmt;
 use std::net::{IpAddr, SocketAddr};
@@ -12,7 +12,7 @@ use ibarr_common::{IfIndex, Instant};
 use super::super::Question;
 use super::SocketId;
 
-/// The driver's name for a request, not to be used again before its answer.
+/// The caller's number of a request. It may be reused after the answer.
 #[derive(Clone, Copy, Debug, Eq, Hash, Ord, PartialEq, PartialOrd)]
 pub struct RequestId(pub u64);
 
@@ -22,7 +22,7 @@ impl fmt::Display for RequestId {
     }
 }
 
-/// What the kernel's routing says about an address.
+/// The route that the kernel has for an address.
 #[derive(Clone, Copy, Debug, Eq, Hash, Ord, PartialEq, PartialOrd)]
 pub struct Route {
     /// The interface that datagrams leave by.
@@ -31,62 +31,63 @@ pub struct Route {
     pub next_hop: IpAddr,
 }
 
-/// One thing that happened.
+/// An input of the client.
 #[derive(Clone, Copy, Debug)]
 pub enum Input<'a> {
-    /// Somebody wants to know. Answered by exactly one [`Event::Answered`], unless cancelled.
+    /// A caller asks for a GID. Exactly one [`Event::Answered`] follows, unless the request is
+    /// cancelled.
     Resolve {
-        /// Comes back with the answer.
+        /// Repeated in the answer.
         id: RequestId,
-        /// What is asked.
+        /// The question.
         question: Question,
-        /// When the caller asked. Earlier than now if it has been refused meanwhile.
+        /// When the caller asked; earlier than now if the request was refused meanwhile.
         asked_at: Instant,
         /// When the caller stops waiting.
         deadline: Instant,
-        /// Whether an [`Input::Refused`] ends the request. Otherwise the target is asked on, at a
-        /// slower pace.
+        /// Whether [`Input::Refused`] ends the request. Otherwise the client continues to ask, more
+        /// slowly.
         heeds_refusal: bool,
     },
-    /// The request's answer is no longer wanted.
+    /// The caller no longer wants the answer.
     Cancel {
-        /// Of the request.
+        /// The request.
         id: RequestId,
     },
-    /// The answer to a question from `poll_route`.
+    /// The answer to `poll_route`.
     Route {
         /// The question.
         question: Question,
-        /// `None` if there is no route to its target.
+        /// The route; `None` if there is none to the target.
         route: Option<Route>,
     },
-    /// A datagram came to a socket of ours.
+    /// A datagram arrived at a socket of the client.
     Datagram {
-        /// The socket it came to.
+        /// The socket at which it arrived.
         socket: SocketId,
-        /// Its source.
+        /// Its source address and port.
         from: SocketAddr,
-        /// The interface it came in by.
+        /// The interface on which it arrived.
         ingress: IfIndex,
-        /// What it carries.
+        /// Its payload.
         payload: &'a [u8],
     },
-    /// ICMP said that a port is unreachable which a socket of ours had sent to. Anybody can send that,
-    /// so it counts only if it quotes a query that waits.
+    /// ICMP reported "port unreachable" for a datagram that a socket of the client had sent. Any
+    /// host can send such a report, so it counts only if it quotes a waiting query.
     Refused {
-        /// The socket that the quoted datagram left from.
+        /// The socket that sent the quoted datagram.
         socket: SocketId,
-        /// Where the quoted datagram was to go.
+        /// The destination of the quoted datagram.
         to: SocketAddr,
-        /// What is quoted of its payload.
+        /// The quoted part of its payload.
         quoted: &'a [u8],
     },
-    /// The socket asked for by [`Event::OpenSocket`] is there.
+    /// The driver has opened the socket of [`Event::OpenSocket`].
     SocketOpened {
         /// The socket.
         socket: SocketId,
     },
-    /// The socket asked for could not be opened, or an open one is lost.
+    /// The driver could not open the socket, or has lost an open one.
     SocketFailed {
         /// The socket.
         socket: SocketId,
@@ -96,76 +97,76 @@ pub enum Input<'a> {
 /// A UDP datagram to send.
 #[derive(Clone, Debug, Eq, PartialEq)]
 pub struct Transmit {
-    /// The socket to send it from.
+    /// The socket that sends it.
     pub socket: SocketId,
-    /// Its destination.
+    /// Its destination address and port.
     pub to: SocketAddr,
-    /// The interface to leave by; `None` lets routing choose.
+    /// The outgoing interface; `None` if routing selects it.
     pub egress: Option<IfIndex>,
-    /// What it carries.
+    /// Its payload.
     pub payload: Datagram,
 }
 
-/// A fact for the outside.
+/// An output of the client.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub enum Event {
-    /// A request has its answer.
+    /// The answer to a request.
     Answered {
-        /// Of the request.
+        /// The request.
         id: RequestId,
-        /// The answer.
+        /// The result.
         outcome: Outcome,
     },
-    /// A socket of `socket.family()` is wanted, bound to the unspecified address and a random port.
-    /// To be answered by [`Input::SocketOpened`] or [`Input::SocketFailed`].
+    /// The driver is to open a socket of `socket.family()`, bound to the unspecified address and a
+    /// random port. It answers with [`Input::SocketOpened`] or [`Input::SocketFailed`].
     OpenSocket {
-        /// Its name.
+        /// The new socket.
         socket: SocketId,
     },
-    /// A socket is no longer needed.
+    /// The driver is to close a socket.
     CloseSocket {
-        /// Its name.
+        /// The socket.
         socket: SocketId,
     },
 }
 
-/// What became of a request.
+/// The result of a request.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub enum Outcome {
     /// The target has a GID.
     Found {
-        /// The GID.
+        /// The GID of the target.
         gid: Gid,
-        /// Who said so.
+        /// The origin of the answer.
         source: Source,
-        /// Until when the client remembers it.
+        /// Until when the client remembers the answer.
         expires_at: Instant,
     },
-    /// Whoever answers there does not have the target.
+    /// The peer at the target's address answers that it does not have the target.
     NotFound,
-    /// No answer within the deadline.
+    /// No answer came before the deadline.
     TimedOut,
-    /// ICMP says that the target's port is unreachable: nothing listens there, or a firewall rejects
-    /// the query.
+    /// ICMP reports that the target's port is unreachable: no socket is bound to it, or a firewall
+    /// rejects the query.
     Refused,
     /// There is no route to the target.
     Unreachable,
-    /// Too much is being asked at once: nothing has been sent, or nothing more is.
+    /// A bound was reached: the query was not sent, or is not sent again.
     Overloaded,
 }
 
-/// Where an answer is from.
+/// The origin of an answer.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub enum Source {
-    /// It was remembered.
+    /// The cache.
     Cache,
-    /// A peer has just said so.
+    /// A reply of a peer.
     Peer,
 }
 
 super::super::datagram_counters! {
-    /// What the client counts. Each request is counted once under [`Counter::Requests`] and, when it
-    /// ends, once under one of the eight that follow.
+    /// Counters of the client. Each request is counted once under [`Counter::Requests`] and, when
+    /// it ends, once under one of the eight that follow.
     pub enum Counter {
         /// Requests made.
         Requests = "requests",
@@ -173,77 +174,77 @@ super::super::datagram_counters! {
         Found = "found",
         /// Requests answered with "not here".
         NotFound = "not-found",
-        /// Requests that nobody answered in time.
+        /// Requests without an answer before the deadline.
         TimedOut = "timed-out",
-        /// Requests of users that ended because ICMP said that the target's port is unreachable.
+        /// Requests of users that ended because ICMP reported the target's port unreachable.
         Refused = "refused",
         /// Requests without a route to their target.
         Unreachable = "unreachable",
-        /// Requests refused because a bound had been reached, which is counted below.
+        /// Requests refused because a bound was reached; the bound is counted below.
         Overloaded = "overloaded",
-        /// Requests taken back.
+        /// Requests cancelled by their caller.
         Cancelled = "cancelled",
-        /// Requests with the name of one that waits: ignored.
+        /// Requests ignored because a waiting request has the same number.
         RepeatedRequest = "repeated-request",
-        /// Requests refused because too many questions were under way.
+        /// Requests refused because too many questions were in flight.
         FlightsFull = "flights-full",
         /// Requests refused because too many waited for the same answer.
         WaitersOfFlightFull = "waiters-of-flight-full",
-        /// Requests refused because too many waited at all.
+        /// Requests refused because too many waited in total.
         WaitersFull = "waiters-full",
-        /// Requests given up after a round without an answer, so that a newer question could be asked.
+        /// Requests ended after a round without an answer, to make room for a newer question.
         GaveWay = "gave-way",
         /// Requests answered from the cache.
         CacheHits = "cache-hits",
-        /// Look-ups of answers that were doubted, as their GID is in a subnet prefix that a port of this
-        /// node has left.
+        /// Look-ups of doubted answers: their GID has a subnet prefix that a port of this node has
+        /// left.
         Doubted = "doubted",
-        /// Times that a port of this node got another subnet prefix.
+        /// Changes of the subnet prefix of a port of this node.
         SubnetsLeft = "subnets-left",
-        /// Requests that joined a question which was under way.
+        /// Requests that joined a question in flight.
         Joined = "joined",
         /// Queries sent for the first time.
         Queries = "queries",
         /// Queries sent again.
         Resends = "resends",
-        /// Times that a query had to wait for its turn at a next hop that has not answered.
+        /// Queries that had to wait for their turn at a next hop that has not answered.
         Queued = "queued",
         /// Replies that answered a question.
         Replies = "replies",
-        /// Queries whose target's port is unreachable, as ICMP says.
+        /// Reports by ICMP that the port of a query's target is unreachable.
         Refusals = "refusals",
-        /// The same, but what is quoted is no query that waits: late, repeated, forged, or cut too short
-        /// to be recognised.
+        /// Such reports that quote no waiting query: late, repeated, forged, or too short to be
+        /// recognised.
         RefusalsUnasked = "refusals-unasked",
         /// Questions asked again before their answer expired.
         Refreshes = "refreshes",
-        /// Answers that were to be asked for again, but too much was being asked.
+        /// Refreshes skipped because too many questions were in flight.
         RefreshesSkipped = "refreshes-skipped",
-        /// Answers that a client before this one had learned.
+        /// Answers restored from an earlier client.
         Restored = "restored",
-        /// Such answers that were of no use: over, without an end, or one too many.
+        /// Answers not restored: expired, with an illegal expiry, or without room.
         NotRestored = "not-restored",
-        /// Answers forgotten before their time, to make room.
+        /// Answers dropped before their expiry to make room.
         CacheEvicted = "cache-evicted",
-        /// Next hops forgotten before their time, to make room.
+        /// Next hops dropped to make room.
         HopsEvicted = "hops-evicted",
         /// Sockets opened.
         SocketsOpened = "sockets-opened",
         /// Sockets that could not be opened, or were lost.
         SocketsFailed = "sockets-failed",
-        /// Routes that nobody had asked for.
+        /// Routes for which there was no request.
         UnaskedRoute = "unasked-route",
-        /// Datagrams to a socket that is no longer ours.
+        /// Datagrams at a socket that is already closed.
         ClosedSocket = "closed-socket",
-        /// Datagrams from another port than the one that peers answer from.
+        /// Datagrams from a port other than the peers'.
         SourcePort = "source-port",
-        /// Replies to no query that is waiting: late, repeated or forged.
+        /// Replies to no waiting query: late, repeated or forged.
         Unasked = "unasked",
-        /// Replies to a socket that their query did not leave from.
+        /// Replies at a socket that did not send their query.
         WrongSocket = "wrong-socket",
-        /// Replies from another address than the one that was asked (strict source check only).
+        /// Replies from an address other than the target (strict source check only).
         SourceAddress = "source-address",
-        /// Replies by another interface than their query left by (strict source check only).
+        /// Replies on an interface other than their query's (strict source check only).
         WrongIngress = "wrong-ingress",
     }
 }
