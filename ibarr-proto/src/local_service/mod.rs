@@ -1,25 +1,27 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 
-//! The kernel's side: what the RDMA core asks over netlink ([`ibarr_common::wire::ls`]), once each,
-//! and what it is told. Who knows the answers is the [`resolver`](crate::resolver)'s business.
+//! The kernel's side: receives the requests of the RDMA core over netlink
+//! ([`ibarr_common::wire::ls`]), handles each once, and sends the answers. The
+//! [`resolver`](crate::resolver) finds the answers.
 //!
-//! **An answer does not wake whoever waits for it** (`ib_nl_process_ip_rsep` in
-//! drivers/infiniband/core/addr.c): the kernel looks at it when the caller's time is over, or when a
-//! neighbour entry anywhere becomes valid. So answers are followed by a *nudge*, the creation of
-//! such an entry. The nudge also makes the kernel send again every request that still waits, which
-//! is what it costs, and what it heals: an answer that overtook the kernel's queueing of its
-//! request, and requests that were lost. As a nudge can be too early itself, it is repeated a few
-//! times ([`FOLLOW_UPS`]). While there is something to be read none is made ([`Nudge::IfQuiet`]).
+//! **An answer does not wake the caller** (`ib_nl_process_ip_rsep` in
+//! drivers/infiniband/core/addr.c): the kernel looks at it when the caller's time-out expires, or
+//! when any neighbour entry becomes valid. So a *nudge* follows each answer: the creation of such
+//! an entry. The nudge also makes the kernel resend every request that still waits. That is its
+//! cost, and it repairs two losses: an answer that arrived before the kernel had queued its
+//! request, and a lost request. A nudge can also come too early, so it is repeated a few times
+//! ([`FOLLOW_UPS`]). The daemon does not nudge while it has requests to read ([`Nudge::IfQuiet`]).
 //!
-//! **There is no negative answer to an address request.** What cannot be answered is tried again
-//! until its deadline ([`Config::deadline`]), then given up in silence. **To a path request there always is an answer**:
-//! paths, or none, or that the kernel may ask the SA itself, which it would do anyway if we were
-//! silent for its time-out.
+//! **There is no negative answer to an address request.** A request that cannot be answered is
+//! tried again until its deadline ([`Config::deadline`]), then dropped without an answer. **A path
+//! request always gets an answer**: paths, or none, or that the kernel may ask the SA itself, which
+//! the kernel would otherwise do after its time-out.
 //!
-//! **A listener whose answers are refused delays every caller**: while anything is in the group, the
-//! kernel waits for an answer. The kernel refuses messages from any network namespace but the first,
-//! and without CAP_NET_ADMIN. So the daemon tells it the time-out first, joins when the kernel has
-//! accepted that ([`Transmit::Join`]), and leaves when any message is refused ([`Transmit::Leave`]).
+//! **A listener whose answers are refused delays every caller**: the kernel waits for an answer
+//! while the group has any member. The kernel refuses messages from any network namespace but the
+//! first, and without CAP_NET_ADMIN. So the daemon first sends the time-out, joins when the kernel
+//! has accepted that message ([`Transmit::Join`]), and leaves when the kernel refuses any message
+//! ([`Transmit::Leave`]).
 
 mod nudges;
 mod paths;
@@ -61,7 +63,7 @@ pub use types::{
 pub struct LocalService {
     config: Config,
     now: Instant,
-    /// Of the socket, while there is one.
+    /// Of the socket, while it is open.
     port_id: Option<PortId>,
     requests: Requests,
     path_requests: PathRequests,
@@ -76,7 +78,7 @@ pub struct LocalService {
 }
 
 impl LocalService {
-    /// Without a socket yet.
+    /// Starts without a socket.
     pub fn new(config: Config) -> Self {
         Self::with_limits(config, Limits::default())
     }
@@ -100,7 +102,7 @@ impl LocalService {
         }
     }
 
-    /// From now on runs on `config`.
+    /// Replaces the configuration.
     pub fn reconfigure(&mut self, config: Config) {
         if config.timeout != self.config.timeout && self.port_id.is_some() {
             self.timeout = Some(config.timeout);
@@ -111,7 +113,7 @@ impl LocalService {
         }
     }
 
-    /// Tells the core what happened.
+    /// Processes an event.
     pub fn handle_input(&mut self, now: Instant, input: Input<'_>) {
         self.advance(now);
         match input {
@@ -164,10 +166,10 @@ impl LocalService {
         }
     }
 
-    /// The resolver has looked for an answer.
+    /// The resolver has finished its search.
     pub fn answered(&mut self, now: Instant, flight: FlightId, outcome: Outcome) {
         self.advance(now);
-        // A request may have ended meanwhile.
+        // The request may have ended meanwhile.
         let Some(seq) = self.requests.end_flight(flight) else { return };
         let rest_as = match outcome {
             Outcome::Found { gid, source } => {
@@ -188,7 +190,7 @@ impl LocalService {
         self.requests.rest(seq, rest_as, until);
     }
 
-    /// Whose SA the kernel would ask itself if it is told of this outcome.
+    /// The port at whose SA the kernel would ask if it got this outcome.
     pub fn falls_back(
         &self,
         flight: PathFlightId,
@@ -198,7 +200,8 @@ impl LocalService {
         paths::falls_back(self.config, outcome).then_some(waiting.port)
     }
 
-    /// The resolver has looked for a path. Unless it `may`, the kernel is not left to ask the SA.
+    /// The resolver has finished its search for a path. If not `may`, the kernel must not ask the
+    /// SA itself.
     pub fn path_answered(
         &mut self,
         now: Instant,
@@ -218,7 +221,8 @@ impl LocalService {
         self.answer_path(seq, answer);
     }
 
-    /// The kernel gets its answer to [`Event::PathOverloaded`]: whether it `may` ask the SA itself.
+    /// Answers the request of [`Event::PathOverloaded`]: the kernel asks the SA itself only if it
+    /// `may`.
     pub fn path_overloaded(&mut self, now: Instant, seq: Seq, may: bool) {
         self.advance(now);
         let (answer, counter) = if may {
@@ -230,7 +234,7 @@ impl LocalService {
         self.answer_path(seq, answer);
     }
 
-    /// Does what is due. May be called at any time; early calls do nothing.
+    /// Performs all actions that are due. Early calls do nothing.
     pub fn handle_timeout(&mut self, now: Instant) {
         self.advance(now);
         while let Some(seq) = self.requests.pop_due(self.now) {
@@ -241,15 +245,15 @@ impl LocalService {
         }
     }
 
-    /// When to call [`Self::handle_timeout`] next, and poll again. A driver that has no room for what
-    /// is due already polls when it has.
+    /// When to call [`Self::handle_timeout`] and poll again. A driver whose socket is full polls
+    /// when there is room.
     pub fn poll_timeout(&self) -> Option<Instant> {
         let nudge = self.nudges.due().filter(|&due| due > self.now);
         [self.requests.next_timeout(), nudge].into_iter().flatten().min()
     }
 
-    /// The next thing to do, none of which may be done before its predecessor: a nudge comes only
-    /// after every answer.
+    /// The next action. The driver must perform actions in order: a nudge has to follow every
+    /// answer.
     pub fn poll_transmit(&mut self) -> Option<Transmit> {
         if let Group::Leaving(errno) = self.group {
             self.group = Group::Outside;
@@ -281,17 +285,17 @@ impl LocalService {
         Some(Transmit::Nudge(nudge))
     }
 
-    /// The next fact for the resolver.
+    /// The next event for the resolver.
     pub fn poll_event(&mut self) -> Option<Event> {
         self.events.pop_front()
     }
 
-    /// What has been counted so far.
+    /// The counters.
     pub fn counters(&self) -> &Counters<Counter> {
         &self.counters
     }
 
-    /// Address requests that wait, and all that are held.
+    /// The number of waiting address requests, and of all that are held.
     pub fn load(&self) -> Load {
         Load {
             waiting: self.requests.waiting(),
@@ -300,28 +304,28 @@ impl LocalService {
         }
     }
 
-    /// The last error number with which the kernel refused a message of ours, since the socket was
-    /// opened: `-EPERM` (-1) without CAP_NET_ADMIN, `-EINVAL` (-22) from a socket that does not
-    /// belong to the initial network namespace.
+    /// The last error number with which the kernel refused a message since the socket was opened:
+    /// `-EPERM` (-1) without CAP_NET_ADMIN, `-EINVAL` (-22) from a socket outside the initial
+    /// network namespace.
     pub fn refusal(&self) -> Option<i32> {
         self.refusal
     }
 
-    /// Whether nudges fail at the moment.
+    /// Whether the last nudge failed.
     pub fn nudge_fails(&self) -> bool {
         self.nudges.failed()
     }
 
-    /// Whether there is nothing to do before the next input, and no nudge is under way.
+    /// Whether there is nothing to do before the next input, and no nudge is in progress.
     pub fn is_idle(&self) -> bool {
         self.port_id.is_none()
             || (self.timeout.is_none() && self.queue.is_empty() && !self.nudges.is_busy())
     }
 
-    /// The kernel sends its requests to our socket, or will in a moment.
+    /// The kernel sends its requests to our socket from now on.
     fn hear(&mut self) {
         self.group = Group::Inside;
-        // Some may wait that were sent to another listener before.
+        // Some waiting requests may have been sent to an earlier listener.
         self.want_nudge(Whom::Anybody);
     }
 
@@ -353,7 +357,7 @@ impl LocalService {
             self.counters.count(Counter::DatagramsCut);
         }
         let mut messages = messages(bytes);
-        // What is behind a refusal came by a socket that is about to be closed.
+        // Messages after a refusal belong to a socket that is about to be closed.
         while !matches!(self.group, Group::Leaving(_))
             && let Some(message) = messages.next()
         {
@@ -378,7 +382,7 @@ impl LocalService {
         }
     }
 
-    /// What the kernel says of a message of ours.
+    /// The kernel's verdict on a message of ours.
     fn verdict(&mut self, errno: Option<i32>) {
         match errno {
             Some(errno) if errno < 0 => {
@@ -400,7 +404,7 @@ impl LocalService {
         }
     }
 
-    /// A path request is answered even so: its caller would wait.
+    /// A malformed path request is answered too, because its caller would wait.
     fn malformed(&mut self, message: Option<&Message<'_>>, error: Error) {
         self.counters.count(error.into());
         if let Some(message) = message
@@ -414,7 +418,7 @@ impl LocalService {
 
     fn path_request(&mut self, seq: Seq, request: ResolvePath) {
         self.counters.count(Counter::PathRequests);
-        // Of two with one number the kernel has forgotten the first.
+        // If two requests have the same number, the kernel has forgotten the first.
         if self.path_requests.forget(seq) {
             self.counters.count(Counter::PathsAbandoned);
         }
@@ -477,7 +481,7 @@ impl LocalService {
         if answered.queued.is_some() {
             return;
         }
-        // Two answers were lost: whoever is always faster than the kernel would lose all of them.
+        // Two answers were lost, perhaps because the daemon is always faster than the kernel.
         if std::mem::replace(&mut answered.repeated, true) {
             self.requests.answer_again(seq, self.now + REPEAT_AFTER);
         } else {
@@ -510,7 +514,7 @@ impl LocalService {
         self.remove(seq);
     }
 
-    /// The answer goes to the socket, if it is not on its way already.
+    /// Queues the answer for the socket, unless it is queued already.
     fn enqueue(&mut self, seq: Seq) {
         if let Some(request) = self.requests.get_mut(seq)
             && let State::Answered(answered) = &mut request.state
@@ -520,7 +524,7 @@ impl LocalService {
         }
     }
 
-    /// The answer leaves, and with it the kernel has something to look at.
+    /// Takes the answer from the queue to the socket; the kernel has an answer to look at now.
     fn hand_over(&mut self, seq: Seq, port_id: PortId) -> Option<Emitted> {
         let request = self.requests.get_mut(seq)?;
         let State::Answered(answered) = &mut request.state else { return None };
@@ -551,7 +555,7 @@ impl LocalService {
         }
     }
 
-    /// Nobody looks for answers any more; those that are known stay.
+    /// Stops all searches; requests that have an answer stay.
     fn abandon(&mut self) {
         for seq in self.requests.seqs() {
             let waits = |state| !matches!(state, State::Answered(_));
@@ -575,24 +579,24 @@ impl LocalService {
     }
 }
 
-/// Whether the socket is in the group that the kernel sends its requests to.
+/// Whether the socket is a member of the group to which the kernel sends its requests.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 enum Group {
     /// The kernel has not accepted a message yet, or there is no socket.
     Outside,
-    /// The driver is to join it.
+    /// The driver is about to join.
     Joining,
     Inside,
-    /// The driver is to leave it, because the kernel refused a message with this error number.
+    /// The driver is about to leave, because the kernel refused a message with this error number.
     Leaving(i32),
 }
 
-/// How much is held.
+/// The sizes of the tables.
 #[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
 pub struct Load {
     /// Address requests that wait for an answer.
     pub waiting: usize,
-    /// With those that have been answered not long ago.
+    /// The same, plus requests that were answered recently.
     pub held: usize,
     /// Path requests that wait for an answer.
     pub paths: usize,

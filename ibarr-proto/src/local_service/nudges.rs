@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 
-//! When to nudge, and to nudge again.
+//! When to nudge, and when to repeat a nudge.
 //!
-//! A nudge makes the kernel repeat what it has asked and we have not answered. So none is made while
-//! the kernel asks faster than we read, and whoever makes one looks once more whether there is
-//! anything to read: between the decision and the deed may be a thread that had to wait.
+//! A nudge makes the kernel resend the requests that have no answer yet. So the daemon does not
+//! nudge while the kernel asks faster than the daemon reads. The thread may be delayed between the
+//! decision and the nudge, so the driver checks once more for unread requests right before it.
 
 use ibarr_common::Instant;
 
@@ -12,85 +12,84 @@ use super::types::{
     FOLLOW_UPS, NUDGE_BEHIND, NUDGE_INTERVAL, NUDGE_QUIET, NUDGE_WITHIN, Nudge, Nudged,
 };
 
-/// One nudge covers everything that was handed to the socket before it, so that at most one is
-/// wanted at a time.
+/// One nudge covers all answers handed to the socket before it, so at most one is wanted at a time.
 #[derive(Debug, Default)]
 pub(super) struct Nudges {
     wanted: Option<Wanted>,
     follow_up: Option<FollowUp>,
     last_at: Option<Instant>,
     last: Last,
-    /// As far as the last one tells.
+    /// As far as the last nudge shows.
     callers: Callers,
     /// The socket may hold more requests, whose answers the same nudge can cover.
     more_to_come: bool,
-    /// The daemon ends: no time for intervals.
+    /// The daemon ends: intervals no longer apply.
     last_one: bool,
 }
 
-/// How many ask. One caller that asks for one address after another asks at most once while a nudge is
-/// under way, when that has woken it, and the kernel repeats none of its requests.
+/// The number of callers. A single caller that asks for one address after another asks at most once
+/// during a nudge, after that nudge has woken it, and the kernel resends none of its requests.
 #[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
 enum Callers {
     #[default]
     One,
-    /// It has asked while the last nudge was under way.
+    /// It has asked during the last nudge.
     OneAgain,
-    /// Or the last nudge was for several.
+    /// Several have asked, or the last nudge was for several requests.
     Several,
 }
 
-/// There is something that no nudge covers.
+/// There are answers that no nudge has covered.
 #[derive(Clone, Copy, Debug)]
 struct Wanted {
     since: Instant,
-    /// When it became more the last time.
+    /// The time of the last such answer.
     last: Instant,
-    /// The last nudge was long before.
+    /// The last nudge was at least an interval ago.
     is_late: bool,
-    /// It is for one request, not for several.
+    /// There is only one such answer.
     is_single: bool,
 }
 
-/// When the last nudge is repeated.
+/// A pending repetition of the last nudge.
 #[derive(Clone, Copy, Debug)]
 struct FollowUp {
     due: Instant,
-    /// When it was, had it not been postponed.
+    /// Its original time, if it was postponed.
     since: Instant,
-    /// Those before it.
+    /// Number of repetitions before it.
     number: usize,
 }
 
-/// Who wants a nudge.
+/// The cause of a nudge.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub(super) enum Whom {
-    /// Somebody who asked for the first time, and nobody else waits.
+    /// The first answer to a request, while no other request waits.
     One,
-    /// Others.
+    /// Any other answer.
     Anybody,
 }
 
-/// What a nudge is for.
+/// The purpose of a nudge.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Kind {
-    /// For answers.
+    /// Covers answers.
     First,
-    /// For another nudge.
+    /// Repeats another nudge.
     Repeated,
 }
 
-/// What became of the last one.
+/// The state of the last nudge.
 #[derive(Debug, Default)]
 enum Last {
-    /// There has been none, or it was noticed.
+    /// There was none, or it succeeded.
     #[default]
     Done,
     Failed,
     UnderWay {
-        /// What it is for.
+        /// Its purpose.
         why: Why,
-        /// Whether the one before failed.
+        /// Whether the nudge before it failed.
         after_failure: bool,
     },
 }
@@ -99,7 +98,7 @@ enum Last {
 enum Why {
     Wanted(Wanted),
     FollowUp(FollowUp),
-    /// It is no longer for anything.
+    /// Its purpose has gone.
     Nothing,
 }
 
@@ -123,7 +122,7 @@ impl Nudges {
     pub(super) fn unwant(&mut self) {
         self.wanted = None;
         self.follow_up = None;
-        // Nor is the one under way wanted again, should it be postponed.
+        // A nudge in progress is not made later either if it is postponed.
         if let Last::UnderWay { why, .. } = &mut self.last {
             *why = Why::Nothing;
         }
@@ -150,7 +149,7 @@ impl Nudges {
         self.last_one = true;
     }
 
-    /// When the next is due; while one is under way, nobody knows.
+    /// When the next nudge is due; unknown during a nudge.
     pub(super) fn due(&self) -> Option<Instant> {
         if self.is_under_way() {
             return None;
@@ -171,7 +170,7 @@ impl Nudges {
         Some(self.last_at.map_or(due, |last| due.max(last + NUDGE_INTERVAL)))
     }
 
-    /// The nudge that is due now; it has begun.
+    /// The nudge that is due now; it counts as begun.
     pub(super) fn take(&mut self, now: Instant) -> Option<(Nudge, Kind)> {
         self.due().filter(|&due| due <= now)?;
         let follow_up = self.follow_up.take();
@@ -206,7 +205,7 @@ impl Nudges {
         }
     }
 
-    /// It is as if it had not begun, but that there are several who ask.
+    /// Restores the state before the nudge, except that there are several callers.
     fn postpone(&mut self, now: Instant, why: Why) {
         self.callers = Callers::Several;
         match (why, self.wanted) {
@@ -226,7 +225,7 @@ impl Nudges {
         matches!(self.last, Last::Failed | Last::UnderWay { after_failure: true, .. })
     }
 
-    /// Whether one is wanted or under way; to repeat it can be left to others.
+    /// Whether a nudge is wanted or in progress. Pending repetitions do not count.
     pub(super) fn is_busy(&self) -> bool {
         self.is_under_way() || self.wanted.is_some()
     }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 
-//! Path requests: which wait for their answer, and what an answer is made of.
+//! Path requests: those that wait, and the construction of their answers.
 
 use std::collections::BTreeMap;
 
@@ -11,7 +11,7 @@ use ibarr_common::wire::path_record::{Fields, PathRecordWire};
 use super::types::{Config, Counter, NoPath, PathFlightId};
 use crate::paths::{Outcome, PortName};
 
-/// Those that wait, by their own number and the kernel's.
+/// Waiting requests, by their own number and by the kernel's.
 #[derive(Debug)]
 pub(super) struct PathRequests {
     max: usize,
@@ -20,7 +20,7 @@ pub(super) struct PathRequests {
     flights: BTreeMap<Seq, PathFlightId>,
 }
 
-/// What is needed of a request for its answer.
+/// The data of a request that its answer needs.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Waiting {
     pub(super) seq: Seq,
@@ -37,13 +37,13 @@ impl PathRequests {
         self.by_flight.len()
     }
 
-    /// Whether one with this number waited.
+    /// Returns whether a request with this number was waiting.
     pub(super) fn forget(&mut self, seq: Seq) -> bool {
         let flight = self.flights.remove(&seq);
         flight.is_some_and(|flight| self.by_flight.remove(&flight).is_some())
     }
 
-    /// `None` if too many wait.
+    /// `None` if too many requests wait.
     pub(super) fn insert(&mut self, seq: Seq, request: &ResolvePath) -> Option<PathFlightId> {
         if self.by_flight.len() >= self.max {
             return None;
@@ -66,7 +66,7 @@ impl PathRequests {
         Some(waiting)
     }
 
-    /// The one that has waited longest.
+    /// The request that has waited longest.
     pub(super) fn take_first(&mut self) -> Option<Seq> {
         let (_, Waiting { seq, .. }) = self.by_flight.pop_first()?;
         self.flights.remove(&seq);
@@ -74,8 +74,8 @@ impl PathRequests {
     }
 }
 
-/// Whether the kernel is to ask the SA itself about what has this outcome, unless it has done so too
-/// often: what the SA had no answer to, or was not asked.
+/// Whether the kernel should ask the SA itself after this outcome, unless it has already done so
+/// too often: the SA had no answer, or was not asked.
 pub(super) fn falls_back(config: Config, outcome: &Outcome) -> bool {
     match outcome {
         Outcome::Silent | Outcome::Busy => config.on_sa_silent == NoPath::Fallback,
@@ -84,14 +84,14 @@ pub(super) fn falls_back(config: Config, outcome: &Outcome) -> bool {
     }
 }
 
-/// What the kernel is told of an outcome, and what that is counted as.
+/// The answer to the kernel for an outcome, and its counter.
 ///
-/// "There is none" fails the caller with -EIO, where the kernel alone says -EINVAL. No answer brings
-/// -EINVAL on every kernel. `ib_nl_process_good_resolve_rsp` of sa_query.c passes on -EIO or 0;
-/// -EINVAL is what `recv_handler` there makes of a MAD of the SA with an error status. Since 6.3
-/// `cma_query_handler` of cma.c says it of a record with `IB_PATH_PRIMARY` alone; 6.1 and 6.2 take that
-/// for success without a path, and a kernel does not say which it is. So -EINVAL costs the SA a query:
-/// [`NoPath::Fallback`].
+/// An answer without a path fails the caller with -EIO, where the kernel without a daemon returns
+/// -EINVAL. No answer gives -EINVAL on every kernel. `ib_nl_process_good_resolve_rsp` of sa_query.c
+/// passes on -EIO or 0; `recv_handler` there turns a MAD of the SA with an error status into
+/// -EINVAL. Since 6.3 `cma_query_handler` of cma.c returns -EINVAL for a record with only
+/// `IB_PATH_PRIMARY`; 6.1 and 6.2 treat that as success without a path, and the daemon cannot tell
+/// these kernels apart. -EINVAL therefore costs the SA a query: [`NoPath::Fallback`].
 pub(super) fn answer(config: Config, path_use: PathUse, outcome: &Outcome) -> (Answer, Counter) {
     let unless = |no_path, counter| match no_path {
         NoPath::Final => (Answer::Paths(Paths::NONE), Counter::PathsNone),
@@ -111,8 +111,8 @@ pub(super) fn answer(config: Config, path_use: PathUse, outcome: &Outcome) -> (A
     }
 }
 
-/// What the kernel takes for an answer to such a request (`ib_nl_process_good_resolve_rsp` in
-/// drivers/infiniband/core/sa_query.c).
+/// The paths that the kernel accepts as an answer to such a request
+/// (`ib_nl_process_good_resolve_rsp` in drivers/infiniband/core/sa_query.c).
 fn paths(path_use: PathUse, record: PathRecord) -> Paths {
     let path = |flags, record| Path { flags, record };
     let gmp = path(PathFlags::GMP, record);
@@ -128,12 +128,12 @@ fn paths(path_use: PathUse, record: PathRecord) -> Paths {
             ]),
         },
     };
-    // There are at most as many as fit.
+    // There are never more than fit.
     paths.unwrap_or(Paths::NONE)
 }
 
-/// Paths for data between subnets whose routers route by floating LID. The record itself remains
-/// for connection management.
+/// Paths for data between subnets whose routers forward by floating LID. The original record
+/// remains for connection management.
 struct Floating {
     inbound: PathRecord,
     outbound: PathRecord,
@@ -183,14 +183,14 @@ mod tests {
         }
     }
 
-    /// In words: flags, DLID, SLID, hop limit, the reversible byte.
+    /// For each record: flags, DLID, SLID, hop limit, the reversible byte.
     fn told(path_use: PathUse, fields: Fields) -> Vec<(u32, u16, u16, u8, u8)> {
         let record = fields.emit();
         let paths = paths(path_use, record);
         let told = paths.as_slice().iter().map(|path| {
             let octets = path.record.octets();
             let lid = |at: usize| u16::from_be_bytes([octets[at], octets[at + 1]]);
-            // All else is as the SA gave it.
+            // All other fields are the SA's.
             let mut restored = octets;
             restored[40..44].copy_from_slice(&record.octets()[40..44]);
             restored[49] = record.octets()[49];
@@ -200,9 +200,9 @@ mod tests {
         told.collect()
     }
 
-    /// What the C original answered the kernel with before OpenSM behind a router.
+    /// The answer of the C original with OpenSM behind a router.
     #[test]
-    fn path_between_floating_lids_is_three_records_and_the_original_first() {
+    fn path_between_floating_lids_has_three_records_original_first() {
         assert_eq!(
             told(PathUse::All, fields()),
             [(0x2b, 4, 8, 255, 0x80), (0x12, 1, 0xffff, 255, 0), (0x0a, 0x22, 8, 255, 0)]
@@ -212,7 +212,7 @@ mod tests {
     }
 
     #[test]
-    fn every_other_path_is_one_record() {
+    fn other_paths_have_one_record() {
         let gid = |text: &str| text.parse().unwrap();
         let others = [
             Fields { hop_limit: 1, ..fields() },
@@ -229,7 +229,7 @@ mod tests {
     }
 
     #[test]
-    fn what_the_kernel_is_told_without_a_path_is_configuration_where_there_is_a_choice() {
+    fn answer_without_a_path_follows_the_configuration() {
         let fallback = Config {
             on_no_record: NoPath::Fallback,
             on_sa_silent: NoPath::Fallback,
@@ -256,7 +256,7 @@ mod tests {
             let expected = if is_free { none } else { error };
             assert_eq!(answer(last, PathUse::All, &outcome), expected);
         }
-        // Asking again would give the same; silence may be ours alone.
+        // A repeated question would get the same answer; silence may have a local cause.
         let default = Config::default();
         assert_eq!(default.on_no_record, NoPath::Final);
         assert_eq!(default.on_sa_silent, NoPath::Fallback);

@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 
-//! What waits for room in the socket.
+//! Answers that wait for room in the socket.
 
 use std::collections::BTreeMap;
 
 use ibarr_common::wire::ls::{Answer, Seq};
 
-/// First in, first out. Answers to address requests are bounded by the requests that they belong to,
-/// and can be taken back; answers to path requests are bounded here.
+/// A queue, first in, first out. Answers to address requests are bounded by their requests, and can
+/// be removed; answers to path requests are bounded here.
 #[derive(Debug)]
 pub(super) struct Queue {
     max_paths: usize,
@@ -16,15 +16,15 @@ pub(super) struct Queue {
     items: BTreeMap<Ticket, Item>,
 }
 
-/// A place in the queue.
+/// A position in the queue.
 #[derive(Clone, Copy, Debug, Eq, Ord, PartialEq, PartialOrd)]
 pub(super) struct Ticket(u64);
 
 #[derive(Clone, Debug, Eq, PartialEq)]
 pub(super) enum Item {
-    /// The answer to an address request, which the request holds.
+    /// The answer to an address request, which the request stores.
     Answer(Seq),
-    /// The answer to a path request. In a box, as few wait and items are moved.
+    /// The answer to a path request. Boxed, because few wait and items are moved.
     Path(Seq, Box<Answer>),
 }
 
@@ -37,7 +37,7 @@ impl Queue {
         self.push(Item::Answer(seq))
     }
 
-    /// False if there are too many.
+    /// Returns `false` if too many wait.
     pub(super) fn push_path(&mut self, seq: Seq, answer: Answer) -> bool {
         let has_room = self.paths < self.max_paths;
         if has_room {

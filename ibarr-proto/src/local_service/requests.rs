@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 
-//! The address requests that are held: those that wait, and those that were answered not long ago.
+//! The address requests that are held: those that wait, and those that were answered recently.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -13,19 +13,19 @@ use super::types::{Counter, FlightId, LATELY, MAX_NUDGES};
 use crate::ip2gid::Question;
 use crate::timer::Timers;
 
-/// By number. The kernel's numbers and the times of the requests are the only keys, so that the
-/// same history gives the same order.
+/// Requests by number. The only keys are the kernel's numbers and the times of the requests, so
+/// that the same history gives the same order.
 #[derive(Debug)]
 pub(super) struct Requests {
     max: usize,
     by_seq: BTreeMap<Seq, Request>,
     flights: BTreeMap<FlightId, Seq>,
     next_flight: u64,
-    /// Those that wait for an answer, by when the kernel mentioned them last.
+    /// Requests that wait for an answer, by the time when the kernel last sent them.
     waiting: BTreeSet<(Instant, Seq)>,
-    /// When something is to be done about a request. Each that waits or is not handed over has one.
+    /// The time of the next action for a request. Each that waits or is not handed over has one.
     due: Timers<Seq>,
-    /// When an answered one is forgotten. Each that is handed over has one.
+    /// When an answered request is forgotten. Each that is handed over has one.
     memory: Timers<Seq>,
 }
 
@@ -33,18 +33,19 @@ pub(super) struct Requests {
 pub(super) struct Request {
     pub(super) question: Question,
     pub(super) asked_at: Instant,
-    /// When the kernel asked or repeated it.
+    /// When the kernel last sent it.
     mentioned_at: Instant,
-    /// When it is given up.
+    /// When it is dropped without an answer.
     pub(super) deadline: Instant,
     pub(super) state: State,
 }
 
 #[derive(Clone, Copy, Debug)]
 pub(super) enum State {
-    /// Somebody looks for the answer.
+    /// The resolver searches for the answer.
     Sought(FlightId),
-    /// There was none; tried again when due, and counted under `why` if that is too late.
+    /// The search failed; it is tried again when due. After the deadline the request is counted
+    /// under `why`.
     Resting {
         why: Counter,
     },
@@ -54,11 +55,11 @@ pub(super) enum State {
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Answered {
     pub(super) gid: Gid,
-    /// Its place in the queue to the socket, if it is there.
+    /// Its position in the queue to the socket, if it is queued.
     pub(super) queued: Option<Ticket>,
-    /// Nudges that it may still cause.
+    /// Number of nudges that it may still cause.
     pub(super) nudges: u8,
-    /// It has been asked again.
+    /// The kernel has repeated it.
     pub(super) repeated: bool,
 }
 
@@ -83,23 +84,23 @@ impl Requests {
         self.by_seq.get_mut(&seq)
     }
 
-    /// Those that wait for an answer.
+    /// Number of requests that wait for an answer.
     pub(super) fn waiting(&self) -> usize {
         self.waiting.len()
     }
 
-    /// Whether one waits that the kernel has mentioned lately.
+    /// Whether a request waits that the kernel has sent recently.
     pub(super) fn is_waited_for(&self, now: Instant) -> bool {
         self.waiting.last().is_some_and(|&(mentioned_at, _)| now.since(mentioned_at) < LATELY)
     }
 
-    /// The one that waits and was mentioned longest ago, if that was not lately.
+    /// The waiting request that the kernel sent longest ago, if that was not recent.
     pub(super) fn probably_gone(&self, now: Instant) -> Option<Seq> {
         let &(mentioned_at, seq) = self.waiting.first()?;
         (now.since(mentioned_at) >= LATELY).then_some(seq)
     }
 
-    /// The kernel has repeated one that waits.
+    /// The kernel has repeated a waiting request.
     pub(super) fn mention(&mut self, seq: Seq, now: Instant) {
         if let Some(request) = self.by_seq.get_mut(&seq)
             && self.waiting.remove(&(request.mentioned_at, seq))
@@ -113,12 +114,12 @@ impl Requests {
         self.by_seq.len() >= self.max
     }
 
-    /// The one that was answered longest ago, if any is in memory.
+    /// The request that was answered longest ago, if any is remembered.
     pub(super) fn oldest_answered(&mut self) -> Option<Seq> {
         self.memory.pop(Instant::from_nanos(u64::MAX))
     }
 
-    /// A new request, which is sought from now on.
+    /// Adds a request, for which a search begins.
     pub(super) fn insert(
         &mut self,
         now: Instant,
@@ -133,7 +134,7 @@ impl Requests {
         self.seek(seq)
     }
 
-    /// Somebody looks for the answer (again), until the deadline.
+    /// A search for the answer begins, until the deadline.
     pub(super) fn seek(&mut self, seq: Seq) -> FlightId {
         let flight = FlightId::new(self.next_flight);
         self.next_flight += 1;
@@ -145,7 +146,7 @@ impl Requests {
         flight
     }
 
-    /// Whoever looked has found nothing.
+    /// The search has failed.
     pub(super) fn rest(&mut self, seq: Seq, why: Counter, until: Instant) {
         if let Some(request) = self.by_seq.get_mut(&seq) {
             request.state = State::Resting { why };
@@ -163,14 +164,14 @@ impl Requests {
         }
     }
 
-    /// It is to be answered again, if that is not to be sooner.
+    /// Sends the answer again at `at`, unless an earlier time is set.
     pub(super) fn answer_again(&mut self, seq: Seq, at: Instant) {
         if !self.due.contains(seq) {
             self.due.set(seq, Some(at));
         }
     }
 
-    /// Its first answer has been handed over, to be remembered until `forget_at`.
+    /// The first answer has been handed over; the request is remembered until `forget_at`.
     pub(super) fn remember(&mut self, seq: Seq, forget_at: Instant, repeat_at: Option<Instant>) {
         self.memory.set(seq, Some(forget_at));
         self.due.set(seq, repeat_at);
@@ -180,7 +181,7 @@ impl Requests {
         self.memory.contains(seq)
     }
 
-    /// Ends the search of `flight`.
+    /// Ends the search `flight`.
     pub(super) fn end_flight(&mut self, flight: FlightId) -> Option<Seq> {
         self.flights.remove(&flight)
     }
@@ -196,7 +197,7 @@ impl Requests {
         Some(request)
     }
 
-    /// All of them, in the order of their numbers.
+    /// The numbers of all requests, in order.
     pub(super) fn seqs(&self) -> Vec<Seq> {
         self.by_seq.keys().copied().collect()
     }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 
-//! What goes into the kernel's side and comes out of it.
+//! Inputs and outputs of the kernel's side.
 
 use std::time::Duration;
 
@@ -10,34 +10,34 @@ use ibarr_common::wire::ls::{Emitted, Error, PortId, ResolvePath, Seq, Timeout};
 use crate::ip2gid::Question;
 use crate::paths::PortName;
 
-/// What an administrator decides.
+/// The configuration.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub struct Config {
-    /// Whether the kernel is made to look at our answers at once. Otherwise its callers wait until
-    /// their time is over, or until some neighbour entry of the machine changes.
+    /// Whether the daemon nudges the kernel to look at answers at once. Otherwise a caller waits
+    /// until its time-out, or until any neighbour entry of the machine changes.
     pub nudge: bool,
     /// How long the kernel waits for an answer to a path request before it asks the SA.
     pub timeout: Timeout,
-    /// When an address request is given up, from its first sight. The kernel says neither how long
-    /// its caller waits nor when it has gone.
+    /// When an address request is dropped, counted from its first arrival. The kernel tells neither
+    /// how long its caller waits nor when the caller has gone.
     pub deadline: Duration,
-    /// What it is told if the SA knows no path.
+    /// The answer if the SA knows no path.
     pub on_no_record: NoPath,
-    /// What it is told if the SA is silent or busy.
+    /// The answer if the SA is silent or busy.
     pub on_sa_silent: NoPath,
 }
 
-/// What the kernel is told where there is no path.
+/// The answer to the kernel if there is no path.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub enum NoPath {
-    /// That there is none: its caller fails at once.
+    /// There is no path: the caller fails at once.
     Final,
-    /// That it may ask the SA itself.
+    /// The kernel may ask the SA itself.
     Fallback,
 }
 
 impl Default for Config {
-    /// The kernel's own time-out: told to it, so that it is known whatever was told to it before.
+    /// The kernel's own time-out; it is sent too, because an earlier daemon may have set another.
     fn default() -> Self {
         Self {
             nudge: true,
@@ -49,16 +49,17 @@ impl Default for Config {
     }
 }
 
-/// Bounds and times. Only tests use others than the default.
+/// Bounds and times. Only tests change them.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub struct Limits {
-    /// Address requests held: waiting ones, and answered ones in memory. A further one takes the
-    /// place of the one that was answered longest ago; if all are waiting, of the one that the kernel
-    /// mentioned longest ago, if that was [`LATELY`] ago. Otherwise it is not taken; the kernel
+    /// Address requests held: waiting ones, and recently answered ones. A further request replaces
+    /// the one that was answered longest ago. If all are waiting, it replaces the one that the
+    /// kernel sent longest ago, if that was [`LATELY`] ago; otherwise it is dropped, and the kernel
     /// repeats it after the next nudge.
     pub requests: usize,
-    /// Path requests that wait for their answer: the kernel is to ask the SA about further ones.
-    /// And those whose answer the socket has no room for: further ones are not answered.
+    /// Path requests that wait for their answer: for further ones the kernel is told to ask the SA.
+    /// Also the number of their answers that wait for room in the socket: further requests get no
+    /// answer.
     pub paths: usize,
 }
 
@@ -69,309 +70,310 @@ impl Default for Limits {
     }
 }
 
-/// [`Config::deadline`] by default: callers of the kernel wait for 2 s (rping, librdmacm's examples,
-/// MPI) or for 10 or 30 s (UCX, libfabric).
+/// The default of [`Config::deadline`]: callers of the kernel wait for 2 s (rping, librdmacm's
+/// examples, MPI) or for 10 or 30 s (UCX, libfabric).
 pub const DEADLINE: Duration = Duration::from_secs(30);
 
-/// A waiting request that the kernel has not mentioned for this time may be one whose caller has
-/// gone: each nudge makes the kernel repeat those whose callers are there.
+/// If the kernel has not repeated a waiting request for this long, its caller may have gone: each
+/// nudge makes the kernel repeat the requests of callers that still wait.
 pub const LATELY: Duration = Duration::from_secs(3);
 
-/// What could not be answered is tried again after this time, while the request's deadline holds,
-/// and after twice this time once the request is older than [`LATELY`]: the kernel itself does not
-/// ask again.
+/// A failed search is repeated after this time until the request's deadline, and after twice this
+/// time once the request is older than [`LATELY`]: the kernel itself does not ask again.
 pub const RETRY: Duration = Duration::from_millis(500);
 
-/// How long an answer is remembered for repetitions of its request, from when it was given.
+/// How long a given answer is remembered for repetitions of its request.
 pub const MEMORY: Duration = Duration::from_secs(5);
 
-/// Answers to one request that are followed by nudges. The first nudge makes the kernel look at the
-/// answer; if that came too early the kernel repeats the request, which is answered again.
+/// Maximum number of answers to one request that are followed by nudges. The first nudge makes the
+/// kernel look at the answer; if the answer came too early, the kernel repeats the request and gets
+/// the answer again.
 pub const MAX_NUDGES: u8 = 3;
 
-/// Pauses after a nudge, and after those that follow it, before it is repeated, unless there has
-/// been another answer. What comes while the kernel sends a request, and does not wait for its
-/// answer yet, is lost: the answer, and the nudge behind it as well. On a busy machine that takes
-/// so long that it happens to one request in a thousand.
+/// Pauses after a nudge, and between its repetitions, unless there is another answer meanwhile. The
+/// kernel loses an answer, and the nudge after it, if it is still sending the request and does not
+/// wait for the answer yet. On a busy machine this happens to one request in a thousand.
 pub const FOLLOW_UPS: [Duration; 3] =
     [Duration::from_millis(5), Duration::from_millis(50), Duration::from_millis(500)];
 
-/// Least time between two nudges: each makes the kernel repeat all that is waiting. One caller that
-/// asks for one address after another does not wait for that, and costs no repetition: a nudge for
-/// the first answer to one request follows a nudge for one request at once, if nothing waits and at
-/// most that one request, and no repetition, came while the last nudge was under way. The caller may
-/// ask again before the daemon knows that the nudge which woke it has ended.
+/// Minimum time between two nudges: each makes the kernel repeat all waiting requests. The limit
+/// does not apply to a single caller that asks for one address after another, because it causes no
+/// repetition: the nudge for the first answer to a request follows a nudge for one request at once,
+/// if no request waits and during the last nudge at most that one request and no repetition
+/// arrived. The caller may ask again before the daemon knows that the nudge which woke it has
+/// ended.
 pub const NUDGE_INTERVAL: Duration = Duration::from_millis(1);
 
-/// Where several ask together, a nudge waits until there has been no answer for this time, so that
-/// it does not find those in the kernel who have only just asked.
+/// With several callers, a nudge waits until there has been no answer for this time. Otherwise it
+/// would make the kernel repeat requests that it has just sent.
 pub const NUDGE_QUIET: Duration = Duration::from_millis(1);
 
-/// But no longer than this after an answer, as long as all that the kernel asks is answered at once:
-/// then a nudge finds next to nothing that it would repeat.
+/// Maximum delay of a nudge after an answer, as long as all requests are answered at once: then a
+/// nudge causes hardly any repetition.
 pub const NUDGE_WITHIN: Duration = Duration::from_millis(5);
 
-/// While there is more to be read, a nudge would make the kernel repeat all of that. So it waits
-/// until everything has been read; but no longer than this after an answer, should somebody always
-/// ask faster than we read.
+/// While there are requests to read, a nudge would make the kernel repeat all of them. So it waits
+/// until everything has been read, but at most this long after an answer, in case the kernel always
+/// asks faster than the daemon reads.
 pub const NUDGE_BEHIND: Duration = Duration::from_millis(100);
 
-/// After a nudge for requests that the socket had no room for, those that are lost within this time
-/// are left to its repetitions. Else, where more waits than the socket holds, what a nudge makes the
-/// kernel repeat would be lost and bring the next nudge, a thousand times a second.
+/// After a nudge for requests that the socket had no room for, requests lost within this time are
+/// left to the kernel's repetitions. If more requests wait than the socket holds, the repetitions
+/// after a nudge would otherwise be lost and cause the next nudge, a thousand times a second.
 pub const OVERRUN_PAUSE: Duration = Duration::from_millis(100);
 
-/// Without nudges each answer is given again after this time: one that overtakes the kernel's
-/// queueing of its request is lost. That takes the kernel some tens of microseconds. With nudges a
-/// request that comes for the third time is answered only after this time: where the daemon is always
-/// faster, because it is woken on the processor that the kernel was about to go on with, an answer
-/// at once would be lost every time.
+/// Without nudges, each answer is sent again after this time, because the kernel loses an answer
+/// that arrives before it has queued the request; queueing takes some tens of microseconds. With
+/// nudges, a request that arrives for the third time is answered only after this time. If the
+/// daemon is always faster, because it is woken on the processor where the kernel was about to
+/// continue, every immediate answer would be lost.
 pub const REPEAT_AFTER: Duration = Duration::from_millis(2);
 
-/// Names an address request to whoever looks for its answer. Never used again.
+/// Identifies an address request to the resolver. Never reused.
 #[derive(Clone, Copy, Debug, Eq, Hash, Ord, PartialEq, PartialOrd)]
 pub struct FlightId(pub(super) u64);
 
 impl FlightId {
-    /// Its number, counted from 0.
+    /// The number, counted from 0.
     pub fn get(self) -> u64 {
         self.0
     }
 
-    /// The one with this number.
+    /// The flight with this number.
     pub fn new(number: u64) -> Self {
         Self(number)
     }
 }
 
-/// Names a path request to whoever looks for its answer. Never used again.
+/// Identifies a path request to the resolver. Never reused.
 #[derive(Clone, Copy, Debug, Eq, Hash, Ord, PartialEq, PartialOrd)]
 pub struct PathFlightId(pub u64);
 
-/// One thing that happened.
+/// An event for the core.
 #[derive(Clone, Copy, Debug)]
 pub enum Input<'a> {
-    /// There is a socket to the kernel.
+    /// The driver has opened a socket to the kernel.
     Opened {
-        /// Its number, which our messages carry.
+        /// The port ID of the socket, which our messages carry.
         port_id: PortId,
-        /// Whether the kernel sends its requests there already; else see [`Transmit::Join`].
+        /// Whether the socket is in the group already; otherwise see [`Transmit::Join`].
         is_member: bool,
     },
     /// The socket is lost.
     Closed,
-    /// A datagram came.
+    /// A datagram arrived.
     Datagram {
-        /// Who sent it, by the socket, not by what is written in it.
+        /// The sender by the socket address, not by the contents.
         sender: Sender,
-        /// Its bytes, as far as they were received.
+        /// The received bytes.
         bytes: &'a [u8],
-        /// Whether it has more bytes than that.
+        /// Whether the datagram was longer than `bytes`.
         cut: bool,
     },
-    /// The socket holds no more datagrams.
+    /// The socket has no more datagrams.
     Drained,
     /// The socket's buffer was full, and requests were lost.
     Overrun,
-    /// What has become of [`Transmit::Nudge`].
+    /// The result of [`Transmit::Nudge`].
     Nudged(Nudged),
-    /// The daemon ends: nothing new is looked for, what is known is answered, and the kernel's
-    /// time-out becomes what it was.
+    /// The daemon ends: no new search begins, known answers are sent, and the kernel's own time-out
+    /// is restored.
     Stop,
 }
 
-/// Who sent a datagram.
+/// The sender of a datagram.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub enum Sender {
     /// The kernel.
     Kernel,
-    /// Another process: what it answers to the group, or what it would have us believe.
+    /// Another process: a message to the group, or a forged request.
     Other,
 }
 
-/// One thing to do.
+/// An action for the driver.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 #[expect(clippy::large_enum_variant, reason = "sent where it is made, and never stored")]
 pub enum Transmit {
-    /// Send this to the kernel. It has been handed to the socket when the next is asked for.
+    /// Send this message to the kernel. The next poll assumes that the socket has taken it.
     Message(Emitted),
-    /// Join the group that the kernel sends its requests to. The kernel takes our messages.
+    /// Join the group to which the kernel sends its requests. The kernel accepts our messages.
     Join,
-    /// Leave the group and close the socket: the kernel refuses our messages, with this error number.
-    /// Nothing else is done with this socket.
+    /// Leave the group and close the socket: the kernel refuses our messages with this error
+    /// number. The core no longer uses this socket.
     Leave(i32),
-    /// Change a neighbour entry, so that the kernel looks at the answers before; to be answered by
-    /// [`Input::Nudged`].
+    /// Change a neighbour entry, so that the kernel looks at the answers sent before. The driver
+    /// answers with [`Input::Nudged`].
     Nudge(Nudge),
 }
 
-/// When a neighbour entry is changed. It may be a while after it was asked for.
+/// Conditions of a nudge. The driver may make it some time after it was requested.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub enum Nudge {
-    /// If the kernel has asked nothing since. What it has asked would be repeated, so that the
-    /// nudge had better come after its answer: [`Nudged::Postponed`].
+    /// Only if the kernel has sent no request since. The kernel would repeat such a request, so the
+    /// nudge had better follow its answer: [`Nudged::Postponed`].
     IfQuiet,
     /// In any case.
     Anyway,
 }
 
-/// What has become of a nudge.
+/// The result of a nudge.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub enum Nudged {
-    /// The kernel has noticed.
+    /// The kernel has processed it.
     Done,
-    /// It was not made: there is something to be read first, or it is not known yet how.
+    /// The driver did not nudge: there are requests to read, or it has no way to nudge yet.
     Postponed,
-    /// The kernel has refused.
+    /// The kernel refused.
     Failed,
 }
 
-/// A fact for the resolver.
+/// An event for the resolver.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub enum Event {
-    /// An answer is wanted; to be answered by `answered`.
+    /// A search for an answer is to begin. The resolver calls `answered` at its end.
     Wanted {
-        /// Its name.
+        /// The number of the search.
         flight: FlightId,
-        /// What is asked. The egress is what the interface is called where the request comes from,
-        /// which may be another network namespace.
+        /// The question. Its egress is an ifindex of the caller's network namespace, which may
+        /// differ from ours.
         question: Question,
-        /// When the kernel asked first.
+        /// When the kernel first asked.
         asked_at: Instant,
-        /// When the request is given up.
+        /// When the request is dropped.
         deadline: Instant,
     },
-    /// It is no longer wanted.
+    /// The answer is no longer wanted.
     Unwanted {
-        /// Its name.
+        /// The number of the search.
         flight: FlightId,
-        /// What was asked.
+        /// The question.
         question: Question,
     },
-    /// There is no room for a request for a path by this port; to be answered by `path_overloaded`.
+    /// There is no room for a path request from this port. The resolver calls `path_overloaded`.
     PathOverloaded {
-        /// Its number.
+        /// The number of the request.
         seq: Seq,
-        /// The port.
+        /// The local port of the path.
         port: PortName,
     },
-    /// A path is wanted; to be answered by `path_answered`, at the latest at the deadline. It need
-    /// not be if the socket is lost before.
+    /// A search for a path is to begin. The resolver calls `path_answered` at the latest at the
+    /// deadline, unless the socket is lost before.
     PathWanted {
-        /// Its name.
+        /// The number of the search.
         flight: PathFlightId,
-        /// What is asked.
+        /// The request.
         request: ResolvePath,
-        /// Long enough before the kernel's own that the answer is in time.
+        /// Long enough before the kernel's time-out that the answer is in time.
         deadline: Instant,
     },
 }
 
 crate::counters! {
-    /// What the kernel's side counts. Each address request that is not a duplicate is counted once
+    /// Counters of the kernel's side. Each address request that is not a duplicate is counted once
     /// under [`Counter::Requests`] and, when it ends, once under one of the nine that follow.
     pub enum Counter {
-        /// Address requests, each once however often the kernel repeats it.
+        /// Address requests; repetitions by the kernel do not count.
         Requests = "requests",
-        /// Requests for an address of ours.
+        /// Requests for an address of this node.
         AnsweredLocal = "answered-local",
         /// Requests answered from the cache.
         AnsweredCache = "answered-cache",
         /// Requests answered after asking a peer.
         AnsweredPeer = "answered-peer",
-        /// Requests given up: the address has no GID.
+        /// Requests dropped: the address has no GID.
         NotFound = "given-up-not-found",
-        /// Requests given up: nobody answered.
+        /// Requests dropped: no peer answered.
         TimedOut = "given-up-timed-out",
-        /// Requests given up: no route leads there.
+        /// Requests dropped: there is no route to the address.
         Unreachable = "given-up-unreachable",
-        /// Requests given up: too much was being asked.
+        /// Requests dropped: a bound was reached.
         Overloaded = "given-up-overloaded",
-        /// Requests with the number of another one, which the kernel therefore has forgotten.
+        /// Requests replaced by another one with the same number; the kernel has forgotten the
+        /// first.
         Superseded = "superseded",
-        /// Requests that waited when the daemon ended or the socket was lost.
+        /// Requests that were waiting when the daemon ended or the socket was lost.
         Abandoned = "abandoned",
-        /// Requests not taken because too many waited, and those that waited and made room.
+        /// Requests dropped because too many waited, or dropped to make room.
         RequestsFull = "requests-full",
-        /// Repetitions of a request that waits.
+        /// Repetitions of a waiting request.
         DuplicatesWaiting = "duplicates-waiting",
-        /// Repetitions of an answered request, which were answered from memory.
+        /// Repetitions of an answered request, answered from memory.
         DuplicatesAnswered = "duplicates-answered",
-        /// Answers forgotten before their time, to make room.
+        /// Answers forgotten early, to make room.
         MemoryEvicted = "memory-evicted",
-        /// Answers given again after a while: there are no nudges, or two answers had been lost.
+        /// Answers sent again after a delay: nudges are off, or two answers had been lost.
         AnswersRepeated = "answers-repeated",
-        /// Answers that the socket had no room for until it was too late.
+        /// Answers that waited for room in the socket until the deadline.
         AnswersLate = "answers-late",
         /// Nudges begun, each for the answers before it.
         Nudges = "nudges",
-        /// Nudges repeated, should the one before have been too early.
+        /// Repetitions of a nudge, in case it came too early.
         NudgesRepeated = "nudges-repeated",
-        /// Nudges of either kind that were not made then, mostly because the kernel was asking.
+        /// Nudges and repetitions postponed, usually because the kernel was asking.
         NudgesPostponed = "nudges-postponed",
         /// Nudges that failed.
         NudgesFailed = "nudges-failed",
-        /// Path requests that can be understood. Each is counted, when it ends, once under one of
-        /// the ten that follow.
+        /// Well-formed path requests. Each is counted, when it ends, once under one of the ten that
+        /// follow.
         PathRequests = "path-requests",
         /// Path requests answered with a path.
         PathsAnswered = "paths-answered",
-        /// Path requests answered with "there is none".
+        /// Path requests answered without a path.
         PathsNone = "paths-none",
-        /// Path requests that the kernel was told to ask the SA about: by a port that is not one of
-        /// ours.
+        /// Path requests that the kernel was told to ask the SA about: their port is not known to
+        /// the daemon.
         PathsUnknown = "paths-unknown",
-        /// The same, by a port without an SA.
+        /// The same: their port has no SA.
         PathsNoSa = "paths-no-sa",
-        /// The same, because the SA knows no path.
+        /// The same: the SA knows no path.
         PathsNoRecord = "paths-no-record",
-        /// The same, because the SA was silent.
+        /// The same: the SA was silent.
         PathsSilent = "paths-silent",
-        /// The same, because the SA was busy.
+        /// The same: the SA was busy.
         PathsBusy = "paths-busy",
-        /// The same, because the SA refused, or answered with what makes no sense.
+        /// The same: the SA refused, or its answer was illegal.
         PathsRefused = "paths-refused",
-        /// The same, because too much was being asked.
+        /// The same: a bound was reached.
         PathsOverloaded = "paths-overloaded",
-        /// Path requests without an answer that the kernel is told to be without a path, because it was
-        /// left to ask about another one not long ago.
+        /// Path requests that failed without an answer of the SA, because the kernel was recently
+        /// left to ask the SA about another one.
         PathsSpared = "paths-spared",
-        /// The same, because the daemon ended; or the kernel has forgotten the request, or the socket
-        /// was lost.
+        /// Path requests that ended because the daemon ended, the kernel had forgotten the request,
+        /// or the socket was lost.
         PathsAbandoned = "paths-abandoned",
-        /// Path requests that the kernel was told to ask the SA about, because they are malformed;
-        /// why is counted below.
+        /// Malformed path requests, which the kernel was told to ask the SA about; the reason is
+        /// counted below.
         PathsMalformed = "paths-malformed",
         /// Path requests not answered because the socket had no room for too long.
         PathsFull = "paths-full",
-        /// Datagrams that another process sent.
+        /// Datagrams sent by another process.
         NotFromKernel = "not-from-kernel",
-        /// Messages that ask for nothing.
+        /// Messages that are not requests.
         NotARequest = "not-a-request",
-        /// Messages that ask for what we do not know.
+        /// Messages with an unknown operation.
         UnknownOperation = "unknown-operation",
-        /// Messages of ours that the kernel says it took: kernels before 5.6.
+        /// Messages of ours that the kernel confirmed (kernels before 5.6).
         Confirmations = "confirmations",
         /// Messages of ours that the kernel refused.
         Refusals = "refusals",
         /// Datagrams longer than any request.
         DatagramsCut = "datagrams-cut",
-        /// Times that the socket's buffer was full. What was lost is asked again after a nudge.
+        /// Times that the socket's buffer was full. The kernel repeats lost requests after a nudge.
         Overruns = "overruns",
-        /// Messages shorter than what they say they hold.
+        /// Messages shorter than the lengths that they contain.
         MalformedTruncated = "malformed-truncated",
-        /// Messages of a length that their attributes do not have.
+        /// Messages with an attribute of the wrong length.
         MalformedAttributeLength = "malformed-attribute-length",
-        /// Requests without an attribute that they must have.
+        /// Requests without a required attribute.
         MalformedAttributeMissing = "malformed-attribute-missing",
-        /// Requests that say the same thing twice.
+        /// Requests with the same attribute, or one of the same meaning, twice.
         MalformedAttributeRepeated = "malformed-attribute-repeated",
-        /// Requests with an attribute that we do not know and must not skip.
+        /// Requests with an unknown attribute that must not be skipped.
         MalformedAttributeMandatory = "malformed-attribute-mandatory",
-        /// Requests with a value that cannot be: of an interface, device, port, use of paths, GID,
+        /// Requests with an illegal value of an interface, device, port, use of paths, GID,
         /// partition or class of service.
         MalformedValue = "malformed-value",
-        /// Requests for an address that no interface can own.
+        /// Requests for an address that no interface can have.
         MalformedTarget = "malformed-target",
     }
 }
