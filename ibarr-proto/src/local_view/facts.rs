@@ -8,7 +8,7 @@ use ibarr_common::IfIndex;
 
 use super::{Event, Owned};
 
-/// What an answer depends on. A link-local IPv6 address without its interface means nothing.
+/// The subject of an answer. A link-local IPv6 address has a meaning only with its interface.
 #[derive(Clone, Copy, Debug, Eq, Hash, Ord, PartialEq, PartialOrd)]
 pub(super) struct Key {
     pub(super) address: IpAddr,
@@ -25,21 +25,22 @@ impl Key {
     }
 }
 
-/// The decisions: which keys are ours, and what is answered for them. Remembers what it has told,
-/// so that any number of changes to a key between two calls of [`poll_event`](Self::poll_event) are
-/// one event or none, and the events not yet told are as bounded as the facts.
+/// The decisions: which keys are ours, and the answer for each. Keeps what was reported, so that
+/// any number of changes of a key between two calls of [`poll_event`](Self::poll_event) give one
+/// event or none, and unreported changes are as bounded as the keys.
 ///
 /// The maps hash with fixed keys, so that the same history gives the same bytes. Only the
+/// administrator of this machine chooses the keys, so no peer can cause collisions.
 /// administrator of this machine chooses what is inserted, so nobody can pile up collisions.
 #[derive(Default)]
 pub(super) struct Facts {
     by_key: HashMap<Key, Owned, BuildHasherDefault<DefaultHasher>>,
-    /// How many keys have this address: several only if it is link-local.
+    /// Number of keys with this address: more than one only if it is link-local.
     ours: HashMap<IpAddr, usize, BuildHasherDefault<DefaultHasher>>,
-    /// How many keys with a GID each interface has.
+    /// Number of keys with a GID on each interface.
     answering: HashMap<IfIndex, usize, BuildHasherDefault<DefaultHasher>>,
     answering_changed: bool,
-    /// Keys that are not what was told, and what was told.
+    /// Keys that differ from what was reported, with what was reported.
     untold: BTreeMap<Key, Option<Owned>>,
 }
 
@@ -52,19 +53,19 @@ impl Facts {
         self.ours.contains_key(&address)
     }
 
-    /// In the order of addresses and scopes.
+    /// In the order of addresses, then scopes.
     pub(super) fn owned(&self) -> impl Iterator<Item = Owned> {
         let ordered: BTreeMap<_, _> = self.by_key.iter().collect();
         ordered.into_values().copied()
     }
 
-    /// Whether the interface gives an address its GID.
+    /// Whether the interface gives a GID to an address.
     pub(super) fn is_answering(&self, ifindex: IfIndex) -> bool {
         self.answering.contains_key(&ifindex)
     }
 
-    /// Whether the answer to [`is_answering`](Self::is_answering) has changed for any interface since
-    /// the last call.
+    /// Whether the result of [`is_answering`](Self::is_answering) has changed for any interface
+    /// since the last call.
     pub(super) fn take_answering_changed(&mut self) -> bool {
         std::mem::take(&mut self.answering_changed)
     }
@@ -73,7 +74,7 @@ impl Facts {
         self.by_key.keys().copied().collect()
     }
 
-    /// Key is ours.
+    /// The key is ours.
     pub(super) fn set(&mut self, key: Key, owned: Owned) {
         let before = self.by_key.insert(key, owned);
         if before.is_none() {
@@ -82,7 +83,7 @@ impl Facts {
         self.note(key, before, Some(owned));
     }
 
-    /// Key is not ours.
+    /// The key is not ours.
     pub(super) fn remove(&mut self, key: Key) {
         let Some(before) = self.by_key.remove(&key) else { return };
         if let Some(keys) = self.ours.get_mut(&key.address) {

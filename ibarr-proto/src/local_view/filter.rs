@@ -9,8 +9,8 @@ use ibarr_common::ib::Gid;
 
 use super::{InterfaceName, Link, LinkType};
 
-/// Which interfaces take part (`interfaces` in the configuration). The default is every IPoIB
-/// interface; otherwise it is the names and globs listed, of any type.
+/// The interfaces that take part (`interfaces` in the configuration). The default is every IPoIB
+/// interface; otherwise the listed names and globs apply, to interfaces of any type.
 #[derive(Clone, Debug, Default, Eq, PartialEq)]
 pub struct InterfaceFilter {
     patterns: Vec<Pattern>,
@@ -20,7 +20,7 @@ impl InterfaceFilter {
     /// An empty list is the default.
     ///
     /// # Errors
-    /// The first pattern that could never match, or more than [`Self::MAX_PATTERNS`].
+    /// A pattern that cannot match, or more than [`Self::MAX_PATTERNS`].
     pub fn new<P: AsRef<str>>(patterns: impl IntoIterator<Item = P>) -> Result<Self, ConfigError> {
         let patterns: Vec<_> = patterns
             .into_iter()
@@ -33,7 +33,7 @@ impl InterfaceFilter {
         Ok(Self { patterns })
     }
 
-    /// Most patterns of a list: every event of a link is held against each.
+    /// Maximum number of patterns: every event of a link is compared with each.
     pub const MAX_PATTERNS: usize = 256;
 
     /// Whether the interface takes part.
@@ -44,13 +44,13 @@ impl InterfaceFilter {
         self.patterns.iter().any(|pattern| pattern.matches(&link.name))
     }
 
-    /// The names and globs listed.
+    /// The configured names and globs.
     pub fn patterns(&self) -> impl Iterator<Item = &Pattern> {
         self.patterns.iter()
     }
 }
 
-/// The name of an interface, with `*` for any bytes and `?` for any one.
+/// The name of an interface, with `*` for any bytes and `?` for one byte.
 #[derive(Clone, Debug, Eq, PartialEq)]
 pub struct Pattern(Box<str>);
 
@@ -58,7 +58,7 @@ impl Pattern {
     const MAX_LEN: usize = 64;
 
     fn new(pattern: &str) -> Result<Self, ConfigError> {
-        // A glob can be longer than the names it matches, but what stands for itself must fit.
+        // A glob can be longer than the names that it matches, but the rest without stars must fit.
         let least = pattern.bytes().filter(|&byte| byte != b'*').count();
         let illegal = |char: char| char.is_ascii_whitespace() || matches!(char, '\0' | '/' | ':');
         if pattern.is_empty()
@@ -73,11 +73,11 @@ impl Pattern {
         Ok(Self(pattern.into()))
     }
 
-    /// Whether it stands for `name`.
+    /// Whether it matches `name`.
     pub fn matches(&self, name: &InterfaceName) -> bool {
         let (pattern, name) = (self.0.as_bytes(), name.as_bytes());
         let (mut p, mut n) = (0, 0);
-        // Where to go on when what follows the last star does not match: one byte further.
+        // Where to continue if the bytes after the last star do not match: one byte further.
         let mut last_star = None;
         while n < name.len() {
             match pattern.get(p) {
@@ -115,7 +115,7 @@ impl fmt::Display for Pattern {
     }
 }
 
-/// A GID that an administrator gives to an address (`[[static-gid]]` in the configuration).
+/// A GID that the configuration gives to an address (`[[static-gid]]`).
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub struct StaticGid {
     /// The address.
@@ -130,7 +130,8 @@ pub struct StaticGids(BTreeMap<IpAddr, Gid>);
 
 impl StaticGids {
     /// # Errors
-    /// The first address that no interface can own, that is never asked for, or that came before.
+    /// The first address that no interface can have, that peers never ask for, or that occurs
+    /// twice.
     pub fn new(entries: impl IntoIterator<Item = StaticGid>) -> Result<Self, ConfigError> {
         let mut gids = BTreeMap::new();
         for StaticGid { ip, gid } in entries {
@@ -148,18 +149,18 @@ impl StaticGids {
         Ok(Self(gids))
     }
 
-    /// The GID given to `address`.
+    /// The static GID of `address`.
     pub fn lookup(&self, address: IpAddr) -> Option<Gid> {
         self.0.get(&address).copied()
     }
 
-    /// All of them, in the order of their addresses.
+    /// All static GIDs, in the order of their addresses.
     pub fn iter(&self) -> impl Iterator<Item = StaticGid> {
         self.0.iter().map(|(&ip, &gid)| StaticGid { ip, gid })
     }
 }
 
-/// Why a configuration of the local view is refused.
+/// Error: an illegal configuration of the local view.
 #[derive(Clone, Debug, Eq, PartialEq, thiserror::Error)]
 pub enum ConfigError {
     /// No interface can have this name.
@@ -168,10 +169,10 @@ pub enum ConfigError {
          stands for any number of them and ? for one"
     )]
     Pattern {
-        /// As it was written.
+        /// The configured pattern.
         pattern: String,
     },
-    /// More patterns than a list can hold.
+    /// Too many patterns.
     #[error("more than {} interfaces listed: use a glob", InterfaceFilter::MAX_PATTERNS)]
     TooManyPatterns,
     /// No peer can ask for this address.
@@ -180,7 +181,7 @@ pub enum ConfigError {
         /// The address.
         ip: IpAddr,
     },
-    /// Two GIDs for one address.
+    /// An address has two GIDs.
     #[error("static GID for {ip}: given twice, remove one")]
     StaticTwice {
         /// The address.
@@ -195,7 +196,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_glob_matches_the_whole_name() {
+    fn glob_matches_the_whole_name() {
         let cases = [
             ("ib0", "ib0", true),
             ("ib0", "ib01", false),
@@ -219,7 +220,7 @@ mod tests {
     }
 
     #[test]
-    fn a_pattern_that_can_match_nothing_is_refused() {
+    fn pattern_that_cannot_match_is_refused() {
         for pattern in ["", ".", "..", "a b", "a/b", "eth0:1", "sixteen-letters!"] {
             let refused = InterfaceFilter::new([pattern]);
             assert_eq!(refused, Err(ConfigError::Pattern { pattern: pattern.into() }));
@@ -229,7 +230,7 @@ mod tests {
     }
 
     #[test]
-    fn static_gids_are_for_addresses_that_can_be_asked_for() {
+    fn static_gids_are_refused_for_impossible_addresses() {
         let gid = "fe80::1".parse().unwrap();
         let refused = ["0.0.0.0", "127.0.0.1", "255.255.255.255", "224.0.0.1", "::", "::1"];
         for ip in refused.into_iter().chain(["ff02::1", "::ffff:10.0.0.1"]) {
@@ -243,7 +244,7 @@ mod tests {
         assert_eq!(StaticGids::new([entry]).unwrap().lookup(ip), Some(gid));
     }
 
-    /// By trying every split.
+    /// Tries every split.
     fn matches_naively(pattern: &[u8], name: &[u8]) -> bool {
         match pattern.split_first() {
             None => name.is_empty(),
@@ -256,7 +257,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn globs_match_as_trying_every_split_does(pattern in "[ab*?]{1,8}", name in "[ab]{1,8}") {
+        fn globs_match_like_the_naive_search(pattern in "[ab*?]{1,8}", name in "[ab]{1,8}") {
             let got = Pattern::new(&pattern).unwrap()
                 .matches(&InterfaceName::new(name.as_bytes()).unwrap());
             prop_assert_eq!(got, matches_naively(pattern.as_bytes(), name.as_bytes()));

@@ -9,14 +9,14 @@ use crate::counters::Counters;
 
 use super::{AddressId, Bonding, Counter, InterfaceAddress, Limits, Link};
 
-/// What the kernel said: the links and addresses of this network namespace, from events and dumps.
+/// The kernel's state: the links and addresses of this network namespace, from events and dumps.
 ///
-/// A dump is put aside while it comes in and takes effect as a whole when it is done. **What an
-/// event said since the dump was asked for overrules what the dump lists**: the kernel reads the
-/// entries of a dump without the lock under which it changes them and sends events (RCU since
-/// 6.9), so an entry that the dump lists may have been deleted by an event that came before it, and
-/// one that it does not list may have been added. Every change brings its event, so for a
-/// key with an event the last event is the truth, and for one without the dump is.
+/// A dump is collected separately and takes effect as a whole when it is done. **An event since the
+/// dump was requested overrules the dump**: the kernel reads the entries of a dump without the lock
+/// under which it changes them and sends events (RCU since 6.9). An entry in the dump may therefore
+/// have been deleted by an earlier event, and an entry not in the dump may have been added. Every
+/// change causes an event, so for a key with an event the last event is right, and for a key
+/// without one the dump is.
 pub(super) struct Inventory {
     limits: Limits,
     links: BTreeMap<IfIndex, Link>,
@@ -32,24 +32,24 @@ pub(super) struct Inventory {
 struct Dump {
     links: BTreeMap<IfIndex, Link>,
     addresses: BTreeMap<AddressId, InterfaceAddress>,
-    /// Had an event since the dump was asked for.
+    /// Links with an event since the dump was requested.
     touched_links: BTreeSet<IfIndex>,
     touched_addresses: BTreeSet<AddressId>,
-    /// Deleted since the dump was asked for. What the dump lists on them may belong to the
-    /// deleted link; what a new link with the same index has comes with events.
+    /// Links deleted since the dump was requested. Their addresses in the dump may belong to the
+    /// deleted link; the addresses of a new link with the same index arrive as events.
     gone_links: BTreeSet<IfIndex>,
-    /// More keys had events than could be remembered: this dump cannot be told from them.
+    /// More keys had events than could be recorded: the dump cannot be merged.
     spoiled: bool,
 }
 
-/// What became of a dump.
+/// The result of a dump.
 #[derive(Clone, Debug, Eq, PartialEq)]
 pub(super) enum Merged {
-    /// It took effect, and these are other than before; usually none.
+    /// The dump took effect, and these entries have changed; usually none.
     Done { links: Vec<IfIndex>, addresses: Vec<AddressId> },
-    /// It was thrown away and is needed again.
+    /// The dump was discarded, and another one is needed.
     Spoiled,
-    /// None had been started.
+    /// No dump was in progress.
     None,
 }
 
@@ -74,7 +74,7 @@ impl Inventory {
         self.links.values()
     }
 
-    /// All addresses, those of one IP side by side.
+    /// All addresses, sorted by IP address.
     pub(super) fn addresses(&self) -> impl Iterator<Item = InterfaceAddress> {
         self.addresses.values().copied()
     }
@@ -88,7 +88,7 @@ impl Inventory {
             .filter_map(|(_, id)| self.addresses.get(id).copied())
     }
 
-    /// The entries of one IP, in the order of their interfaces.
+    /// The entries of one IP address, in the order of their interfaces.
     pub(super) fn entries_of(&self, address: IpAddr) -> impl Iterator<Item = InterfaceAddress> {
         self.addresses
             .range(AddressId::first_of(address)..)
@@ -96,7 +96,7 @@ impl Inventory {
             .map(|(_, &entry)| entry)
     }
 
-    /// The bonds and teams whose active slave `ifindex` is.
+    /// The bonds and teams whose active slave is `ifindex`.
     pub(super) fn masters_of(&self, ifindex: IfIndex) -> impl Iterator<Item = IfIndex> {
         self.masters.iter().copied().filter(move |master| {
             let active_slave = Some(ifindex);
@@ -104,7 +104,7 @@ impl Inventory {
         })
     }
 
-    /// `false` if the table is full; the next dump may find room.
+    /// Returns `false` if the table is full; the next dump may find room.
     pub(super) fn set_link(&mut self, link: Link) -> bool {
         let ifindex = link.ifindex;
         if self.links.len() >= self.limits.links && !self.links.contains_key(&ifindex) {
@@ -120,7 +120,7 @@ impl Inventory {
         true
     }
 
-    /// Its addresses go with it. Tells their IPs.
+    /// Also removes its addresses. Returns the IP addresses.
     pub(super) fn remove_link(&mut self, ifindex: IfIndex) -> Vec<IpAddr> {
         self.touch(|dump| {
             dump.gone_links.insert(ifindex);
@@ -136,7 +136,7 @@ impl Inventory {
         gone.into_iter().map(|id| id.address).collect()
     }
 
-    /// `false` if the table is full; the next dump may find room.
+    /// Returns `false` if the table is full; the next dump may find room.
     pub(super) fn set_address(&mut self, entry: InterfaceAddress) -> bool {
         let id = entry.id;
         if self.addresses.len() >= self.limits.addresses && !self.addresses.contains_key(&id) {
@@ -154,7 +154,7 @@ impl Inventory {
         self.on_link.remove(&(id.ifindex, id));
     }
 
-    /// Tells whether it replaces one that was not done.
+    /// Returns whether it replaces an unfinished dump.
     pub(super) fn start_dump(&mut self) -> bool {
         self.dump.replace(Dump::default()).is_some()
     }
@@ -197,7 +197,7 @@ impl Inventory {
         dump.addresses.retain(|id, _| !dump.gone_links.contains(&id.ifindex));
         overrule(&mut dump.links, &self.links, &dump.touched_links);
         overrule(&mut dump.addresses, &self.addresses, &dump.touched_addresses);
-        // Entries of the dump and of events can be too many together.
+        // The entries of the dump and of events can exceed the limit together.
         while dump.links.len() > self.limits.links {
             dump.links.pop_last();
             counters.count(Counter::LinksRefused);
@@ -236,7 +236,7 @@ impl Inventory {
     }
 }
 
-/// Lets what events said win over what the dump lists.
+/// Events overrule the entries of a dump.
 pub(super) fn overrule<K: Copy + Ord, V: Copy>(
     listed: &mut BTreeMap<K, V>,
     said: &BTreeMap<K, V>,
@@ -250,7 +250,7 @@ pub(super) fn overrule<K: Copy + Ord, V: Copy>(
     }
 }
 
-/// The keys that have another value, or one in only one of them.
+/// The keys whose value differs, or that are in only one of the two maps.
 fn differences<K: Copy + Ord, V: PartialEq>(
     before: &BTreeMap<K, V>,
     now: &BTreeMap<K, V>,

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 
-//! What the view is told and what it tells.
+//! Inputs and outputs of the local view.
 
 use std::net::IpAddr;
 
@@ -14,19 +14,18 @@ use super::neighbours::{Entry, MAX_NEIGHBOURS, Neighbour};
 use super::routing::{MAX_ROUTES, Route, RouteBack, Rule};
 use super::{AddressId, Dad, InterfaceAddress, InterfaceName, Link, LinkType, Served};
 
-/// How much of the kernel's tables is kept. What does not fit is refused and counted, and asked
-/// for again with the next re-read.
+/// Bounds on the copy of the kernel's tables. An entry beyond a bound is dropped and counted; the
+/// next dump offers it again.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub struct Limits {
     /// Links of any type.
     pub links: usize,
     /// Addresses on any link.
     pub addresses: usize,
-    /// Prefixes with routes in the main table. If there are more, none is kept, and nobody is
-    /// answered in the kernel.
+    /// Prefixes with routes in the main table. If there are more, the view keeps none, and the
+    /// responder answers no query in the kernel.
     pub routes: usize,
-    /// Neighbours on interfaces where they are followed, at most
-    /// [`MAX_NEIGHBOURS`].
+    /// Neighbours on interfaces where the view follows them, at most [`MAX_NEIGHBOURS`].
     pub neighbours: usize,
 }
 
@@ -36,7 +35,7 @@ impl Default for Limits {
     }
 }
 
-/// Something that rtnetlink said.
+/// A message of rtnetlink.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub enum Input {
     /// Event: a link was made or changed.
@@ -47,119 +46,122 @@ pub enum Input {
     Address(InterfaceAddress),
     /// Event: an address was deleted.
     AddressGone(AddressId),
-    /// A dump is about to be asked for, and no event was lost since. A dump that was not done is
+    /// The driver is about to request a dump, and no event was lost since. An unfinished dump is
     /// void.
     DumpStarted,
     /// The dump lists a link.
     ListedLink(Link),
     /// The dump lists an address.
     ListedAddress(InterfaceAddress),
-    /// The dump is complete and consistent (no `NLM_F_DUMP_INTR`): what it did not list is gone.
+    /// The dump is complete and consistent (no `NLM_F_DUMP_INTR`): entries not in it no longer
+    /// exist.
     DumpDone,
     /// Event: a route or a policy rule was added, changed or deleted.
     RoutesChanged,
-    /// As [`Input::DumpStarted`], of routes and policy rules.
+    /// Like [`Input::DumpStarted`], for routes and policy rules.
     RoutesStarted,
     /// The dump lists a policy rule.
     ListedRule(Rule),
     /// The dump lists a route.
     ListedRoute(Route),
-    /// As [`Input::DumpDone`], of routes and policy rules.
+    /// Like [`Input::DumpDone`], for routes and policy rules.
     RoutesDone,
-    /// The dump has listed [`MAX_LISTED_ROUTES`](super::routing::MAX_LISTED_ROUTES) and was broken off.
-    /// Until the next one is asked for, no event comes either.
+    /// The dump was stopped after [`MAX_LISTED_ROUTES`](super::routing::MAX_LISTED_ROUTES) entries.
+    /// No events arrive until the next dump is requested.
     RoutesTooMany,
     /// Event: a neighbour was added or changed.
     Neighbour(Entry),
     /// Event: a neighbour was deleted.
     NeighbourGone(IfIndex, IpAddr),
-    /// As [`Input::DumpStarted`], of neighbours.
+    /// Like [`Input::DumpStarted`], for neighbours.
     NeighboursStarted,
     /// The dump lists a neighbour.
     ListedNeighbour(Entry),
-    /// As [`Input::DumpDone`], of neighbours.
+    /// Like [`Input::DumpDone`], for neighbours.
     NeighboursDone,
 }
 
-/// What the view needs of rtnetlink.
+/// A request of the view to rtnetlink.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub enum Request {
-    /// A dump, and events from then on.
+    /// Send a dump, and events from then on.
     Dump(Subject),
-    /// No more events, until a dump is asked for.
+    /// Send no events until a dump is requested.
     Leave(Subject),
 }
 
-/// What a dump is about.
+/// The subject of a dump.
 #[derive(Clone, Copy, Debug, Eq, Ord, PartialEq, PartialOrd)]
 pub enum Subject {
     /// Links and addresses.
     Node,
     /// Policy rules, and the routes of the main table.
     Routes,
-    /// The neighbours over IPv4 and IPv6.
+    /// Neighbours of IPv4 and IPv6.
     Neighbours,
 }
 
-/// A fact about this node changed.
+/// A change of a fact about this node.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub enum Event {
     /// An address has become ours.
     Added(Owned),
-    /// An address of ours has another GID, none any more, or another interface or origin.
+    /// An address of this node has another GID, none any more, or another interface or origin.
     Changed(Owned),
-    /// An address is not ours any more; this is what it was.
+    /// An address is no longer ours; with its last state.
     Removed(Owned),
-    /// An interface is served, or otherwise than before.
+    /// An interface is served, or its state as a served interface has changed.
     Served(Served),
-    /// An interface is not served any more.
+    /// An interface is no longer served.
     NotServed(IfIndex),
-    /// A prefix is led back by an interface that is served, or led elsewhere inside of one that is.
+    /// A served interface has a route to this prefix, or the prefix inside such a route leads
+    /// elsewhere.
     Route(RouteBack),
-    /// Nothing is to be said of that prefix on this interface any more.
+    /// There is no longer an entry for the prefix on this interface.
     NoRoute(IfIndex, Prefix),
     /// A neighbour can be sent to, or has another hardware address.
     Neighbour(Neighbour),
-    /// A neighbour cannot be sent to any more.
+    /// A neighbour can no longer be sent to.
     NoNeighbour(IfIndex, IpAddr),
 }
 
-/// An address of this node and what is answered for it.
+/// An address of this node, and the answer for it.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub struct Owned {
     /// The address.
     pub address: IpAddr,
-    /// The interface that a link-local IPv6 address means, `None` for any other.
+    /// The interface of a link-local IPv6 address; `None` for any other.
     pub scope: Option<IfIndex>,
-    /// Its GID. One without is never answered for, but ours: nobody else may ask in its name.
+    /// Its GID. An address without GID is never answered for, but queries from it are refused too.
     pub gid: Option<Gid>,
-    /// The interface that gives it the GID, or else has it.
+    /// The interface that gives it the GID, or, without a GID, an interface that has it.
     pub ifindex: IfIndex,
-    /// Where the GID comes from.
+    /// The origin of the GID.
     pub origin: Origin,
 }
 
-/// Why an interface serves no GID of its own.
+/// Reason why an interface serves no GID of its own.
 #[derive(Clone, Copy, Debug, Eq, Ord, PartialEq, PartialOrd, thiserror::Error)]
 pub enum NotServed {
     /// The filter does not select it.
     #[error("not among the interfaces configured")]
     NotSelected,
-    /// It has no InfiniBand port under it.
+    /// It has no InfiniBand port.
     #[error("not an IPoIB interface")]
     NotIpoib,
-    /// It is part of this bond or team.
+    /// It is a slave of this bond or team.
     #[error("a slave of interface {0}, which serves in its place")]
     Slave(IfIndex),
     /// Not `IFF_UP`.
     #[error("down")]
     Down,
-    /// Its hardware address holds none, as before the subnet manager has brought the port up.
+    /// Its hardware address has no GID, for example before the subnet manager has brought the port
+    /// up.
     #[error("its hardware address holds no GID")]
     NoGid,
 }
 
-/// An interface, for people.
+/// An interface in reports.
 #[derive(Clone, Debug, Eq, PartialEq)]
 pub struct Interface {
     /// Its index.
@@ -168,53 +170,53 @@ pub struct Interface {
     pub name: InterfaceName,
     /// Its type.
     pub link_type: LinkType,
-    /// The GID that it serves, or why it serves none.
+    /// The GID that it serves, or the reason why it serves none.
     pub gid: Result<Gid, NotServed>,
     /// Its addresses.
     pub addresses: Vec<AddressStatus>,
 }
 
-/// An address of an interface, for people.
+/// An address of an interface in reports.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub struct AddressStatus {
     /// The address.
     pub address: IpAddr,
-    /// Whether it may be used yet.
+    /// Its state of duplicate address detection.
     pub dad: Dad,
-    /// What it is, if it is ours; `ifindex` may be that of another interface.
+    /// The answer for it, if it is ours; `ifindex` may be that of another interface.
     pub owned: Option<Owned>,
 }
 
 crate::counters! {
-    /// What happens to the view.
+    /// Counters of the view.
     pub enum Counter {
         /// Dumps that took effect.
         DumpsDone = "dumps-done",
-        /// Dumps that were replaced by another before they were done.
+        /// Dumps replaced by another before they were done.
         DumpsAbandoned = "dumps-abandoned",
-        /// Dumps thrown away because more entries than fit had events meanwhile.
+        /// Dumps discarded because more entries than fit had events meanwhile.
         DumpsSpoiled = "dumps-spoiled",
-        /// Dumps that were asked for and did not come in time.
+        /// Dumps that did not arrive in time.
         DumpsOverdue = "dumps-overdue",
-        /// Entries and ends of dumps that nobody had started.
+        /// Entries and ends of dumps that were not in progress.
         ListedOutsideDump = "listed-outside-dump",
-        /// Links that did not fit.
+        /// Links dropped for lack of room.
         LinksRefused = "links-refused",
-        /// Addresses that did not fit.
+        /// Addresses dropped for lack of room.
         AddressesRefused = "addresses-refused",
-        /// Times that an address came to be on several interfaces with different GIDs.
+        /// Times that an address got different GIDs on several interfaces.
         Contested = "contested",
         /// Dumps of routes that took effect.
         RouteDumpsDone = "route-dumps-done",
-        /// Dumps of routes that were asked for and did not come in time.
+        /// Dumps of routes that did not arrive in time.
         RouteDumpsOverdue = "route-dumps-overdue",
-        /// Times that there were more routes than are kept.
+        /// Times that there were more routes than the limit.
         RoutesTooMany = "routes-too-many",
         /// Dumps of neighbours that took effect.
         NeighbourDumpsDone = "neighbour-dumps-done",
-        /// Dumps of neighbours that were asked for and did not come in time.
+        /// Dumps of neighbours that did not arrive in time.
         NeighbourDumpsOverdue = "neighbour-dumps-overdue",
-        /// Neighbours that did not fit.
+        /// Neighbours dropped for lack of room.
         NeighboursRefused = "neighbours-refused",
     }
 }

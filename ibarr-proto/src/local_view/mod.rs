@@ -1,25 +1,25 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 
-//! Which IP address has which GID on this node.
+//! The local view: which IP address has which GID on this node.
 //!
-//! [`LocalView`] is told what rtnetlink says about links and addresses and alone decides what this
-//! node answers, in user space and in the kernel alike:
+//! [`LocalView`] receives rtnetlink's messages about links and addresses. It alone decides what
+//! this node answers, in the daemon and in the kernel:
 //!
 //! * an address is *ours* while an interface that is up (`IFF_UP`) has it and duplicate address
 //!   detection has [passed](Dad::Passed);
-//! * an address of ours has the GID that a [static entry](StaticGid) gives it, whatever its
-//!   interface; else the GID of its interface, if the [filter](InterfaceFilter) selects that, it is
-//!   of type InfiniBand, no slave of a bond or team, and its 20-byte hardware address holds a GID;
-//! * a bond or team has the GID of its active slave, or of its own hardware address where the
-//!   kernel names none (a team's, which teamd sets to that of the active port);
-//! * an address on several interfaces has the GID of the one with the lowest index that has one,
-//!   wherever the question arrives: the responder in the kernel knows one GID per address;
-//! * a link-local IPv6 address is another one on each interface.
+//! * an address of ours has the GID of its [static entry](StaticGid), whatever its interface; else the
+//!   GID of its interface, if the [filter](InterfaceFilter) selects the interface, and it is of type
+//!   InfiniBand, no slave of a bond or team, and has a GID in its 20-byte hardware address;
+//! * a bond or team has the GID of its active slave, or the GID of its own hardware address if the
+//!   kernel names none (teamd gives a team the address of its active port);
+//! * an address on several interfaces has the GID of the interface with the lowest index that has one,
+//!   wherever the query arrives: the responder in the kernel knows one GID per address;
+//! * a link-local IPv6 address is a different address on each interface.
 //!
-//! Peers are answered in the kernel on the interfaces that are [`Served`]: those that are up, of
-//! type Ethernet or InfiniBand, no slave, and either selected by the filter or the owner of an
-//! address that has a GID. There those are answered to whom replies leave by the same interface, as
-//! the [routes](routing) say; where the program has to know next hops, it is told of
+//! The kernel answers peers on the [`Served`] interfaces: those that are up, of type Ethernet or
+//! InfiniBand, no slave, and either selected by the filter or the owner of an address that has a
+//! GID. On such an interface it answers the sources to which replies leave by the same interface,
+//! according to the [routes](routing). If the program has to know next hops, the view also reports
 //! [neighbours].
 
 mod facts;
@@ -59,26 +59,26 @@ pub use self::types::{
     AddressId, Bonding, Dad, HwAddr, InterfaceAddress, InterfaceName, Link, LinkType,
 };
 
-/// What an administrator decides.
+/// The configuration.
 #[derive(Clone, Debug, Default, Eq, PartialEq)]
 pub struct Config {
-    /// Whose GIDs are served.
+    /// The interfaces that take part.
     pub interfaces: InterfaceFilter,
-    /// GIDs of addresses, on whatever interface.
+    /// GIDs of addresses, on any interface.
     pub static_gids: StaticGids,
     /// Which GID of a port is answered.
     pub answer_gid: AnswerGid,
-    /// Where the neighbours of interfaces that are served are followed.
+    /// Served interfaces whose neighbours are followed.
     pub neighbours: neighbours::Wanted,
 }
 
-/// Which GID is answered for an address on a port that has several.
+/// Selects among several GIDs of a port.
 #[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
 pub enum AnswerGid {
-    /// That of the interface's hardware address.
+    /// The GID of the interface's hardware address.
     #[default]
     Interface,
-    /// The one with a floating LID, if the port has one.
+    /// The GID with a floating LID, if the port has one.
     Flid,
 }
 
@@ -89,16 +89,16 @@ pub enum AnswerGid {
 pub struct LocalView {
     config: Config,
     inventory: Inventory,
-    /// Of the ports that have one, by the other GIDs of the port: the GID with a floating LID.
+    /// The GID with a floating LID, by each other GID of the port.
     flid_gids: BTreeMap<Gid, Gid>,
     facts: Facts,
-    /// Addresses on several interfaces with different GIDs.
+    /// Addresses with different GIDs on several interfaces.
     contested: BTreeSet<IpAddr>,
     serving: Serving,
     routing: Routing,
     routes_back: RoutesBack,
     neighbours: Neighbours,
-    /// `serving` and `routes_back` are to be decided again.
+    /// `serving` and `routes_back` have to be decided again.
     serving_due: bool,
     reread: Reread,
     reread_routes: Reread,
@@ -107,24 +107,24 @@ pub struct LocalView {
     counters: Counters<Counter>,
 }
 
-/// How fresh what is known of the routes is.
+/// The state of the knowledge about routes.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 enum RoutesConfirmed {
-    /// The first dump has yet to come.
+    /// The first dump is not done.
     NotYet,
-    /// That of this time took effect.
+    /// A dump took effect at this time.
     At(Instant),
-    /// Nothing is known, so nothing can be wrong.
+    /// No route is known, so no entry can be wrong.
     Unknown,
 }
 
 impl LocalView {
-    /// Knows nothing until the first dump is done.
+    /// The view is empty until the first dump is done.
     pub fn new(config: Config) -> Self {
         Self::with_limits(config, Limits::default())
     }
 
-    /// With other bounds than the default.
+    /// Uses other bounds than the default.
     pub fn with_limits(config: Config, limits: Limits) -> Self {
         Self {
             config,
@@ -145,7 +145,7 @@ impl LocalView {
         }
     }
 
-    /// Rtnetlink said something.
+    /// Processes a message of rtnetlink.
     pub fn handle_input(&mut self, now: Instant, input: Input) {
         match input {
             Input::Link(link) => {
@@ -210,7 +210,7 @@ impl LocalView {
         }
     }
 
-    /// May be called at any time; early calls do nothing.
+    /// Performs all actions that are due. Early calls do nothing.
     pub fn handle_timeout(&mut self, now: Instant) {
         if self.reread.handle_timeout(now) {
             self.counters.count(Counter::DumpsOverdue);
@@ -223,14 +223,14 @@ impl LocalView {
         self.neighbours.handle_timeout(now, &mut self.counters);
     }
 
-    /// When to call [`handle_timeout`](Self::handle_timeout) next. Before the first dump that is in
-    /// the past.
+    /// When to call [`handle_timeout`](Self::handle_timeout) next. Before the first dump, this time
+    /// is in the past.
     pub fn poll_timeout(&self) -> Option<Instant> {
         let due = self.reread.due().min(self.reread_routes.due());
         Some(self.neighbours.due().map_or(due, |of_neighbours| of_neighbours.min(due)))
     }
 
-    /// What to ask rtnetlink for.
+    /// The next request to rtnetlink.
     pub fn poll_transmit(&mut self) -> Option<Request> {
         if self.reread.poll_request() {
             return Some(Request::Dump(Subject::Node));
@@ -241,17 +241,18 @@ impl LocalView {
         self.neighbours.poll_request()
     }
 
-    /// The next change of a fact. Several changes of one fact between two calls are told as one, and
-    /// none if it is again what was told before.
+    /// The next change of a fact. Several changes of one fact between two calls are reported as
+    /// one, or not at all if the fact is as reported before.
     ///
-    /// Addresses come before routes, then neighbours, then interfaces. Nothing but addresses is
-    /// said before a first dump of routes was done, or did not come.
+    /// Changes of addresses come first, then routes, neighbours and interfaces. Only addresses are
+    /// reported before the first dump of routes is done or overdue.
     pub fn poll_event(&mut self) -> Option<Event> {
         if let Some(event) = self.facts.poll_event() {
             return Some(event);
         }
         self.serving_due |= self.facts.take_answering_changed();
-        // A daemon that starts leaves what the one before it has said until it knows better.
+        // A daemon that has just started keeps the entries of its predecessor until it knows the
+        // routes.
         if self.routes_confirmed != RoutesConfirmed::NotYet && std::mem::take(&mut self.serving_due)
         {
             self.decide_served();
@@ -274,23 +275,22 @@ impl LocalView {
         })
     }
 
-    /// Every address that is ours, in their order.
+    /// Every address that is ours, in order.
     pub fn owned(&self) -> impl Iterator<Item = Owned> {
         self.facts.owned()
     }
 
-    /// Every interface that is served, as of the last [`poll_event`](Self::poll_event).
+    /// Every served interface, as of the last [`poll_event`](Self::poll_event).
     pub fn served(&self) -> impl Iterator<Item = &Served> {
         self.serving.iter()
     }
 
-    /// Where the interfaces that are served send what, as of the last
-    /// [`poll_event`](Self::poll_event).
+    /// The routes of the served interfaces, as of the last [`poll_event`](Self::poll_event).
     pub fn routes_back(&self) -> impl Iterator<Item = RouteBack> {
         self.routes_back.iter()
     }
 
-    /// The neighbours that can be sent to, on the interfaces where they are followed.
+    /// The neighbours that can be sent to, on the followed interfaces.
     pub fn neighbours(&self) -> impl Iterator<Item = neighbours::Neighbour> {
         self.neighbours.iter()
     }
@@ -314,13 +314,13 @@ impl LocalView {
         })
     }
 
-    /// The IPoIB interface with the lowest index, whatever the filter says of it. One that has a GID
-    /// is no tunnel which only has the type: there all neighbours of IPv4 are one (`arp_constructor`).
+    /// The IPoIB interface with the lowest index, whatever the filter says. It must have a GID: a
+    /// tunnel can have the same type, but all its IPv4 neighbours are one (`arp_constructor`).
     pub fn first_ipoib(&self) -> Option<&Link> {
         self.inventory.links().find(|link| link.own_gid().is_some())
     }
 
-    /// Names and globs of the configuration that no interface has now.
+    /// Configured names and globs that match no interface now.
     pub fn unmatched_patterns(&self) -> impl Iterator<Item = &Pattern> {
         self.config
             .interfaces
@@ -328,19 +328,19 @@ impl LocalView {
             .filter(|pattern| !self.inventory.links().any(|link| pattern.matches(&link.name)))
     }
 
-    /// Addresses on several interfaces with different GIDs, of which one is answered.
+    /// Addresses with different GIDs on several interfaces; one of the GIDs is answered.
     pub fn contested(&self) -> impl Iterator<Item = IpAddr> {
         self.contested.iter().copied()
     }
 
-    /// Whether a first dump was done: before, an address that is not ours may become so.
+    /// Whether a first dump is done: before that, any other address may turn out to be ours.
     pub fn is_synced(&self) -> bool {
         self.confirmed_at.is_some()
     }
 
-    /// When the last dumps had taken effect: as of then, the view holds all that the kernel has,
-    /// but for routes and neighbours that it knows nothing of. `None` before a first dump of routes,
-    /// and of neighbours where they are wanted, was done, or did not come.
+    /// When the last dumps took effect: at that time the view contained the whole state of the
+    /// kernel, except for unknown routes and neighbours. `None` until the first dump of routes, and
+    /// of neighbours if they are wanted, is done or overdue.
     pub fn confirmed_at(&self) -> Option<Instant> {
         if !self.neighbours.is_settled() && self.config.neighbours.anywhere() {
             return None;
@@ -353,18 +353,18 @@ impl LocalView {
         }
     }
 
-    /// What has happened since the start.
+    /// The counters since the start.
     pub fn counters(&self) -> &Counters<Counter> {
         &self.counters
     }
 
-    /// What the administrator decides from now on.
+    /// Replaces the configuration.
     pub fn reconfigure(&mut self, config: Config) {
         self.config = config;
         self.decide_all();
     }
 
-    /// Which ports have a GID with a floating LID: it, by the other GIDs of its port.
+    /// Sets the GIDs with a floating LID, by each other GID of the same port.
     pub fn set_flid_gids(&mut self, flid_gids: BTreeMap<Gid, Gid>) {
         if self.flid_gids != flid_gids {
             self.flid_gids = flid_gids;
@@ -397,7 +397,7 @@ impl LocalView {
         self.reread.done(now);
     }
 
-    /// The routes are known now, or known to be too many.
+    /// The routes are known now, or known to exceed the limit.
     fn routes_done(&mut self, now: Instant, is_new: bool) {
         self.serving_due |= is_new;
         if self.routing.is_full() {
@@ -435,7 +435,8 @@ impl LocalView {
         }
     }
 
-    /// Whatever may depend on a link: its own addresses, and those of a bond that it is active in.
+    /// Decides everything that may depend on a link: its own addresses, and those of a bond whose
+    /// active slave it is.
     fn decide_link(&mut self, ifindex: IfIndex) {
         let keys: BTreeSet<_> = std::iter::once(ifindex)
             .chain(self.inventory.masters_of(ifindex))
@@ -487,7 +488,7 @@ impl LocalView {
         }
     }
 
-    /// In time that depends on the links and routes, not on the addresses.
+    /// Takes time proportional to the number of links and routes, not of addresses.
     fn decide_served(&mut self) {
         let links: Vec<_> = self
             .inventory
@@ -539,7 +540,7 @@ impl LocalView {
     }
 }
 
-/// Both in constant time.
+/// Both look-ups take constant time.
 impl Local for LocalView {
     fn is_known(&self) -> bool {
         self.is_synced()

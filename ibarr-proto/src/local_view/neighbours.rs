@@ -1,21 +1,21 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 
-//! Who can be reached over a link without asking the kernel: for XDP on IPoIB, which has to write the
-//! hardware address of the next hop itself.
+//! The neighbours to which a program can send without asking the kernel: for XDP on IPoIB, which
+//! writes the hardware address of the next hop itself.
 //!
-//! * Only neighbours of interfaces that are served and [wanted](Wanted) are kept.
-//! * Only those are, to whom the kernel would send at once: [confirmed](State::Reachable) ones,
-//!   those that an administrator has written down, those that need no asking, and those that are
-//!   being asked and are believed until they do not answer.
-//! * A stale one the kernel sends to at once as well (`neigh_event_send` in include/net/neighbour.h),
-//!   but then, after [`STALE_USE`], it asks. What a program sends it does not see, so that it would
-//!   never ask: a neighbour that has moved would be sent to where it was for ever. So a stale one
-//!   stays for as long as the kernel would use it unasked, and goes: then user space answers whoever
-//!   it is, the kernel asks, and if the neighbour is still there the entry comes back. Those few
-//!   seconds are what whoever has just been met needs: who asks for our hardware address is a stale
-//!   neighbour (`arp_process`), and asks for a GID next.
-//! * A hardware address must be that of a port: a subnet's broadcast address is an entry, too, and
-//!   its hardware address is a multicast group.
+//! * Only neighbours on interfaces that are served and [wanted](Wanted) are kept.
+//! * Only neighbours are kept to which the kernel would send at once: [confirmed](State::Reachable)
+//!   ones, permanent ones of the administrator, those that need no resolution, and those that are
+//!   being probed and remain valid until the probe fails.
+//! * The kernel also sends at once to a stale neighbour (`neigh_event_send` in
+//!   include/net/neighbour.h), but probes it after [`STALE_USE`]. It does not see packets of a
+//!   program, so it would never probe, and a neighbour that has moved would never be found again.
+//!   A stale neighbour therefore stays for as long as the kernel would use it without a probe, and is
+//!   then removed. The daemon answers its next query, the kernel probes it, and if it still exists
+//!   the entry returns. Newly met peers need those few seconds: a host that asks for our hardware
+//!   address becomes a stale neighbour (`arp_process`), and next asks for a GID.
+//! * A hardware address must be that of a port: the broadcast address of a subnet also has an entry,
+//!   whose hardware address is a multicast group.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
@@ -33,17 +33,17 @@ use super::inventory::overrule;
 use super::reread::Reread;
 use super::{Counter, HwAddr, InterfaceName, Pattern, Request, Subject};
 
-/// How many neighbours are kept. To others user space answers.
+/// Maximum number of neighbours. The daemon answers all others.
 pub const MAX_NEIGHBOURS: usize = 1 << 15;
 
-/// How long the kernel sends to a stale neighbour before it asks, unless told otherwise
+/// How long the kernel sends to a stale neighbour before it probes it, by default
 /// (`delay_first_probe_time`).
 pub const STALE_USE: Duration = Duration::from_secs(5);
 
-// While changes are told, the map can hold those before and those after.
+// While changes are reported, the map can hold the old and the new neighbours.
 const _: () = assert!(2 * MAX_NEIGHBOURS <= max_entries::NEIGHBOURS);
 
-/// An entry of the kernel's neighbour tables as `RTM_NEWNEIGH` tells it.
+/// An entry of the kernel's neighbour tables as in `RTM_NEWNEIGH`.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub struct Entry {
     /// The interface.
@@ -56,24 +56,24 @@ pub struct Entry {
     pub hwaddr: HwAddr,
 }
 
-/// What the kernel knows of a neighbour (RFC 4861 section 7.3.2; `NUD_*` of
+/// The kernel's state of a neighbour (RFC 4861 section 7.3.2; `NUD_*` of
 /// include/uapi/linux/neighbour.h).
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub enum State {
-    /// Confirmed lately.
+    /// Confirmed recently.
     Reachable,
     /// Not confirmed for some time, or never, and not used since.
     Stale,
-    /// Stale and used: it is given some seconds to confirm it by itself. The kernel does not say
-    /// when an entry comes here from [`Self::Stale`].
+    /// Stale, but used: the neighbour has a few seconds to be confirmed without a probe. The kernel
+    /// does not report the change from [`Self::Stale`] to this state.
     Delay,
-    /// It is being asked.
+    /// The kernel is probing it.
     Probe,
-    /// Written down by an administrator.
+    /// Configured by an administrator.
     Permanent,
-    /// Needs no asking, as a multicast address.
+    /// Needs no resolution, such as a multicast address.
     NoArp,
-    /// It is being looked for, does not answer, or is nothing yet.
+    /// Unresolved: being resolved, not answering, or new.
     Unresolved,
 }
 
@@ -93,21 +93,21 @@ impl State {
 /// A neighbour that can be sent to.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub struct Neighbour {
-    /// On which interface.
+    /// The ifindex.
     pub ifindex: IfIndex,
-    /// Its address.
+    /// The IP address.
     pub address: IpAddr,
-    /// Where it is.
+    /// The hardware address.
     pub hwaddr: IpoibHwAddr,
 }
 
-/// On which IPoIB interfaces neighbours are wanted: as the first pattern that matches says, or else
-/// as on all others.
+/// The IPoIB interfaces on which neighbours are wanted: the first matching pattern decides, or else
+/// the value for all others.
 #[derive(Clone, Debug, Default, Eq, PartialEq)]
 pub struct Wanted {
-    /// By the name of the interface.
+    /// Patterns of interface names, with the decision of each.
     pub on: Vec<(Pattern, bool)>,
-    /// On all others.
+    /// The decision for all other interfaces.
     pub otherwise: bool,
 }
 
@@ -122,23 +122,23 @@ impl Wanted {
     }
 }
 
-/// The neighbours of the interfaces that are followed, and what was told of them.
+/// The neighbours of the followed interfaces, and what was reported of them.
 ///
-/// **With a dump done and no event on its way, these are those that the kernel last said**: as in
-/// the [inventory](super::inventory), an event since the dump was asked for overrules what the dump
-/// lists. A dump that was asked for before an interface was followed is void, for events of it were
-/// passed over.
+/// **When a dump is done and no event is in transit, these are the neighbours that the kernel last
+/// reported**: as in the [inventory](super::inventory), an event since the dump was requested
+/// overrules the dump. A dump requested before an interface was followed is void, because the
+/// interface's events were skipped.
 pub(super) struct Neighbours {
     limit: usize,
     followed: BTreeSet<IfIndex>,
     now: BTreeMap<Key, Known>,
-    /// When those go that are stale.
+    /// When stale neighbours are removed.
     stale: Timers<Key>,
-    /// What was told of those of whom something else is true now.
+    /// Changed neighbours, with what was reported of them.
     untold: BTreeMap<Key, Option<IpoibHwAddr>>,
     dump: Option<Dump>,
     reread: Reread,
-    /// Nothing more is to be heard.
+    /// No more events are needed.
     leave: bool,
     is_settled: bool,
 }
@@ -152,16 +152,16 @@ struct Key {
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 struct Known {
     hwaddr: IpoibHwAddr,
-    /// When it goes, if it is stale.
+    /// When it is removed, if it is stale.
     until: Option<Instant>,
 }
 
 #[derive(Debug, Default)]
 struct Dump {
     listed: BTreeMap<Key, Known>,
-    /// Had an event since the dump was asked for.
+    /// Neighbours with an event since the dump was requested.
     touched: BTreeSet<Key>,
-    /// More had events than could be remembered.
+    /// More had events than could be recorded.
     spoiled: bool,
 }
 
@@ -180,7 +180,7 @@ impl Neighbours {
         }
     }
 
-    /// From now on, those of these interfaces are kept, and no others.
+    /// Keeps only the neighbours of these interfaces from now on.
     pub(super) fn follow(&mut self, followed: BTreeSet<IfIndex>) {
         let before = std::mem::replace(&mut self.followed, followed);
         self.is_settled |= self.followed.is_empty();
@@ -198,12 +198,12 @@ impl Neighbours {
         }
     }
 
-    /// It was found out who the neighbours are, or that this cannot be, or need not.
+    /// Whether the neighbours are known, cannot be known, or are not needed.
     pub(super) fn is_settled(&self) -> bool {
         self.is_settled
     }
 
-    /// An event.
+    /// Handles an event that sets a neighbour.
     pub(super) fn set(&mut self, now: Instant, entry: Entry, counters: &mut Counters<Counter>) {
         let key = Key { ifindex: entry.ifindex, address: entry.address };
         if !self.touch(key) {
@@ -218,7 +218,7 @@ impl Neighbours {
         }
     }
 
-    /// An event: it is not there any more.
+    /// Handles an event that removes a neighbour.
     pub(super) fn remove(&mut self, ifindex: IfIndex, address: IpAddr) {
         let key = Key { ifindex, address };
         if self.touch(key) {
@@ -244,7 +244,7 @@ impl Neighbours {
         let known = if entry.state.is_believed() {
             Known { hwaddr, until: None }
         } else {
-            // The dump does not say for how long it has been stale.
+            // The dump does not show how long it has been stale.
             let same = |known: &&Known| known.hwaddr == hwaddr && known.until.is_some();
             let Some(known) = self.now.get(&key).filter(same) else { return };
             *known
@@ -266,7 +266,7 @@ impl Neighbours {
         } else {
             counters.count(Counter::NeighbourDumpsDone);
             overrule(&mut dump.listed, &self.now, &dump.touched);
-            // Entries of the dump and of events can be too many together.
+            // The entries of the dump and of events can exceed the limit together.
             while dump.listed.len() > self.limit {
                 dump.listed.pop_last();
                 counters.count(Counter::NeighboursRefused);
@@ -280,7 +280,7 @@ impl Neighbours {
         self.reread.done(now);
     }
 
-    /// Without a dump in time, nothing is known any more.
+    /// If a dump is overdue, the neighbours are forgotten.
     pub(super) fn handle_timeout(&mut self, now: Instant, counters: &mut Counters<Counter>) {
         while let Some(key) = self.stale.pop(now) {
             self.note(key, None);
@@ -309,7 +309,7 @@ impl Neighbours {
         self.now.iter().map(|(key, known)| key.at(known.hwaddr))
     }
 
-    /// The next change: who is there now, or is not any more.
+    /// The next change: a neighbour that exists now, or the key of one that no longer does.
     pub(super) fn poll(&mut self) -> Option<Result<Neighbour, (IfIndex, IpAddr)>> {
         let (key, _) = self.untold.pop_first()?;
         let now = self.now.get(&key).map(|known| key.at(known.hwaddr));
@@ -324,7 +324,7 @@ impl Neighbours {
         }
     }
 
-    /// Whether it is on an interface that is followed.
+    /// Returns whether its interface is followed.
     fn touch(&mut self, key: Key) -> bool {
         if !self.followed.contains(&key.ifindex) {
             return false;
@@ -358,9 +358,10 @@ impl Key {
     }
 }
 
-/// The hardware address, if it is one to send to.
+/// The hardware address, if a program can send to it.
 fn usable(entry: &Entry) -> Option<IpoibHwAddr> {
-    // Nobody asks from the latter, and the map could not tell it from the address of IPv4.
+    // No query comes from an IPv4-mapped address, and the map would confuse it with the IPv4
+    // address.
     let is_mapped = matches!(entry.address, IpAddr::V6(v6) if v6.to_ipv4_mapped().is_some());
     if !entry.state.is_valid() || is_mapped {
         return None;

@@ -4,20 +4,20 @@ use std::time::Duration;
 
 use ibarr_common::Instant;
 
-/// When to ask for a dump.
+/// The schedule of dumps.
 ///
-/// * At the start, and an interval after the last was done, mostly [`INTERVAL`](Self::INTERVAL): the
-///   subnet manager can change the subnet prefix, and so the hardware address of every IPoIB
-///   interface, without an event;
-/// * after an event of a link, which may have been sent before all of a change was made;
-/// * never sooner than [`GAP`](Self::GAP) after the last was done, however many events there are,
-///   and not for a [`REST`](Self::REST) if there was more than can be kept;
-/// * again, if none was done [`PATIENCE`](Self::PATIENCE) after it was asked for or started.
+/// * A dump is requested at the start, and an interval after the last one was done, usually
+///   [`INTERVAL`](Self::INTERVAL): the subnet manager can change the subnet prefix, and thereby the
+///   hardware address of every IPoIB interface, without an event;
+/// * also after an event of a link, which the kernel may send before a change is complete;
+/// * but never sooner than [`GAP`](Self::GAP) after the last one was done, however many events there
+///   are, and after a [`REST`](Self::REST) if there was more than the limit;
+/// * again, if none was done [`PATIENCE`](Self::PATIENCE) after it was requested or started.
 pub(super) struct Reread {
     interval: Duration,
     due: Instant,
     waiting: Waiting,
-    /// A link had an event since the dump that is awaited was started.
+    /// A link had an event since the awaited dump was started.
     again: bool,
     earliest: Instant,
     request: bool,
@@ -26,7 +26,7 @@ pub(super) struct Reread {
 #[derive(Clone, Copy, Eq, PartialEq)]
 enum Waiting {
     No,
-    /// Until it is asked for, all that comes was begun too early.
+    /// A dump has to be requested; everything that arrives before belongs to an earlier one.
     Owed,
     Asked,
     Started,
@@ -34,7 +34,7 @@ enum Waiting {
 
 impl Reread {
     pub(super) const INTERVAL: Duration = Duration::from_secs(5);
-    /// Of what has an event for every change that matters.
+    /// For subjects with an event for every relevant change.
     pub(super) const LONG_INTERVAL: Duration = Duration::from_mins(1);
     pub(super) const GAP: Duration = Duration::from_millis(200);
     pub(super) const PATIENCE: Duration = Duration::from_secs(10);
@@ -59,7 +59,7 @@ impl Reread {
         std::mem::take(&mut self.request)
     }
 
-    /// Asks as soon as the gap allows, whatever was asked before, and whatever of that still comes.
+    /// Requests a dump as soon as the gap allows; earlier requests and their results are void.
     pub(super) const fn restart(&mut self) {
         self.waiting = Waiting::Owed;
         self.again = false;
@@ -67,7 +67,7 @@ impl Reread {
         self.due = self.earliest;
     }
 
-    /// Tells whether a dump that was asked for is overdue.
+    /// Returns whether a requested dump is overdue.
     pub(super) fn handle_timeout(&mut self, now: Instant) -> bool {
         if now < self.due {
             return false;
@@ -87,8 +87,8 @@ impl Reread {
         }
     }
 
-    /// One that fails is started again, but the patience is with all of them together. Tells whether
-    /// it counts.
+    /// A failed dump is started again; the patience applies to all attempts together. Returns
+    /// whether the dump counts.
     pub(super) fn started(&mut self, now: Instant) -> bool {
         match self.waiting {
             Waiting::Owed => return false,
@@ -107,7 +107,7 @@ impl Reread {
         self.due = if again { self.earliest } else { now + self.interval };
     }
 
-    /// The last dump was more than can be kept.
+    /// The last dump exceeded the limit.
     pub(super) fn rest(&mut self, now: Instant) {
         self.waiting = Waiting::No;
         self.again = false;
@@ -131,7 +131,7 @@ mod tests {
     }
 
     #[test]
-    fn asks_at_the_start_and_every_interval() {
+    fn dump_is_requested_at_the_start_and_every_interval() {
         let mut reread = Reread::new(Reread::INTERVAL);
         assert!(reread.due() <= T0);
         reread.handle_timeout(T0);
@@ -142,7 +142,7 @@ mod tests {
     }
 
     #[test]
-    fn a_link_event_brings_a_reread_at_once_but_not_more_than_one_a_gap() {
+    fn link_events_cause_at_most_one_dump_per_gap() {
         let mut reread = Reread::new(Reread::INTERVAL);
         reread.handle_timeout(T0);
         reread.started(T0);
@@ -159,7 +159,7 @@ mod tests {
     }
 
     #[test]
-    fn an_event_during_a_dump_brings_another_one_before_it_none() {
+    fn only_an_event_during_a_dump_causes_another() {
         let mut reread = Reread::new(Reread::INTERVAL);
         reread.handle_timeout(T0);
         reread.wanted(T0);
@@ -173,7 +173,7 @@ mod tests {
     }
 
     #[test]
-    fn a_dump_that_does_not_come_is_asked_for_again() {
+    fn missing_dump_is_requested_again() {
         let mut reread = Reread::new(Reread::INTERVAL);
         assert!(!reread.handle_timeout(T0));
         reread.wanted(T0);

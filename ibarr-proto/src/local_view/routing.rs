@@ -1,28 +1,28 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 
-//! Which way the kernel sends replies, as far as its policy rules and the routes of its main table
-//! say.
+//! The interface by which the kernel sends replies, according to its policy rules and the routes of
+//! its main table.
 //!
-//! Both are known from dumps alone; an event only says that another dump is due. For what the
-//! kernel says about a route is not enough to follow it: routes of one prefix and metric are told
-//! apart by their next hops, IPv6 reports a next hop that leaves a multipath route as a route that
-//! is gone, and IPv4 drops the routes of an interface that goes down without a word
-//! (`fib_sync_down_dev` in net/ipv4/fib_semantics.c).
+//! Both are known only from dumps; an event only shows that another dump is due. Events do not
+//! suffice to follow a route: only their next hops tell routes of one prefix and metric apart, IPv6
+//! reports a next hop that leaves a multipath route as a deleted route, and IPv4 drops the routes
+//! of an interface that goes down without an event (`fib_sync_down_dev` in
+//! net/ipv4/fib_semantics.c).
 //!
-//! What counts, and how:
+//! The rules:
 //!
-//! * **Policy rules** must be the kernel's own: local, main, default. Rules that cannot match a
-//!   reply of this node do not count: those for what is forwarded, for packets with a mark, and the
-//!   one that a VRF brings. Any other leaves its version of IP to user space.
-//! * **The route** of a prefix with the lowest metric counts. With several interfaces as next hops,
-//!   or none that is said, the prefix is nobody's; likewise what is blackholed or prohibited.
-//! * **A VRF** has a table of its own, which is not looked at: an interface in one has no route
-//!   here, and is left to user space.
-//! * The table `default` is asked after the main one, so that it never leads back what the main
-//!   one leads elsewhere; the table `local` is taken to hold what the kernel puts there.
-//! * **The first and the last address of a subnet** of IPv4 are nobody's: the last one is its broadcast
-//!   address, which is no source.
-//! * The link-local addresses of IPv6 are neighbours on each interface, whatever the routes.
+//! * **Policy rules** must be the kernel's own: local, main, default. A rule that cannot match a reply
+//!   of this node is ignored: a rule for forwarded packets, for packets with a mark, and the rule of
+//!   VRFs. Any other rule leaves its version of IP to the daemon.
+//! * **The route** of a prefix is the one with the lowest metric. If it has several interfaces as next
+//!   hops, or no known one, or is blackholed or prohibited, no interface has the prefix.
+//! * **A VRF** has a table of its own, which is not read: an interface in a VRF has no route here, and
+//!   is left to the daemon.
+//! * The kernel reads the table `default` after the main one, so it never overrides a route of the main
+//!   table; the table `local` is assumed to hold only the kernel's own entries.
+//! * **The first and the last address of a subnet** of IPv4 belong to no interface: the last one is the
+//!   broadcast address, which is not a legal source.
+//! * Link-local addresses of IPv6 are neighbours on each interface, whatever the routes.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
@@ -32,87 +32,87 @@ use ibarr_common::map::max_entries;
 
 use crate::ip2gid::{Family, Prefix, is_link_local};
 
-/// How many routes are kept. A machine with more, say one with the routes of the Internet, answers
-/// in user space.
+/// Maximum number of routes. A machine with more, for example with the routes of the Internet,
+/// answers in the daemon.
 pub const MAX_ROUTES: usize = 4096;
 
-/// How many routes and rules a dump may list: after so many, nobody reads on.
+/// Maximum number of routes and rules in a dump; the driver stops reading after that many.
 pub const MAX_LISTED_ROUTES: usize = 4 * MAX_ROUTES;
 
-/// A route of the main table as `RTM_NEWROUTE` tells it.
+/// A route of the main table as in `RTM_NEWROUTE`.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub struct Route {
-    /// Its destinations.
+    /// The destinations.
     pub prefix: Prefix,
-    /// `RTA_PRIORITY`: of routes with one prefix, the lowest counts.
+    /// `RTA_PRIORITY`: among routes of a prefix, the lowest wins.
     pub metric: u32,
-    /// Where it leads.
+    /// The outgoing interface.
     pub way: Way,
 }
 
-/// Where a route leads.
+/// The outgoing interface of a route.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub enum Way {
-    /// Out by one interface.
+    /// One interface.
     By {
-        /// The interface.
+        /// The ifindex.
         ifindex: IfIndex,
-        /// One of its gateways, if it has any.
+        /// One of its gateways, if there is any.
         gateway: Option<IpAddr>,
     },
-    /// To several interfaces, to none, or where the message does not say.
+    /// Several interfaces, none, or none that the message names.
     Unclear,
 }
 
-/// A policy rule as `RTM_NEWRULE` tells it.
+/// A policy rule as in `RTM_NEWRULE`.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub struct Rule {
-    /// Whose.
+    /// The version of IP.
     pub family: Family,
-    /// `FRA_PRIORITY`: they are asked in this order.
+    /// `FRA_PRIORITY`: rules are evaluated in this order.
     pub priority: u32,
-    /// What it is for.
+    /// The packets that it matches.
     pub selects: Selects,
-    /// The table that is looked up; `None` for anything else that a rule can do.
+    /// The table that is looked up; `None` for any other action.
     pub table: Option<u32>,
 }
 
-/// What a policy rule is for.
+/// The packets that a policy rule matches.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub enum Selects {
-    /// Everything.
+    /// All packets.
     All,
-    /// What came in by an interface (`FRA_IIFNAME` other than lo) or bears a mark (`FRA_FWMARK`
-    /// other than 0), which no reply of ours does.
+    /// Packets that arrived on an interface (`FRA_IIFNAME` other than lo) or have a mark
+    /// (`FRA_FWMARK` other than 0); replies of this node never do.
     NoReply,
-    /// What a VRF is made of (`FRA_L3MDEV`).
+    /// The rule of VRFs (`FRA_L3MDEV`).
     Vrf,
-    /// Something else.
+    /// Other packets.
     Some,
 }
 
-/// Whether the replies to those who ask over an interface leave by it. The kernel answers only
-/// then: its programs send by the interface that the query came from, whatever the routes say.
+/// Whether replies to queries on an interface leave by the same interface. The kernel answers only
+/// then: the programs send by the interface that the query arrived on, whatever the routes are.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub enum WayBack {
-    /// Those to everybody do: it has the default route, and no route leaves by another.
+    /// All replies do: the interface has the default route, and no route leaves by another.
     All,
-    /// Those to the sources that [`RouteBack`]s lead to.
+    /// Replies to the sources covered by [`RouteBack`]s do.
     Routed,
-    /// None is known to.
+    /// No replies do, as far as known.
     None(NoWayBack),
 }
 
-/// Why an interface has no way back.
+/// Reason why an interface has no way back.
 #[derive(Clone, Copy, Debug, Eq, PartialEq, thiserror::Error)]
 pub enum NoWayBack {
-    /// The kernel has not said yet, or does not.
+    /// The kernel has not reported the routes yet, or does not.
     #[error("the routes of this machine are not known")]
     Unknown,
     /// There are more than [`Limits::routes`](super::Limits::routes).
     #[error("this machine has too many routes to follow")]
     TooMany,
-    /// Policy routing is at work.
+    /// A policy rule may select another route.
     #[error("the policy rule with priority {0} may send replies elsewhere")]
     Rule(u32),
     /// No prefix is routed by this interface alone.
@@ -120,29 +120,29 @@ pub enum NoWayBack {
     NoRoute,
 }
 
-/// A prefix and where an interface that is served sends what is for it.
+/// A prefix, and the route of a served interface to it.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub struct RouteBack {
-    /// The interface.
+    /// The ifindex.
     pub ifindex: IfIndex,
-    /// The destinations. A longer prefix overrules a shorter one.
+    /// The destinations. A longer prefix overrides a shorter one.
     pub prefix: Prefix,
-    /// The way there.
+    /// The route.
     pub via: Via,
 }
 
-/// The way from an interface to a prefix.
+/// The route from an interface to a prefix.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub enum Via {
-    /// It is on the link.
+    /// The prefix is on the link.
     Link,
     /// Through a gateway on the link.
     Gateway(IpAddr),
-    /// By another interface, or unclear.
+    /// Through another interface, or unknown.
     Elsewhere,
 }
 
-/// What the kernel said, from the last dump.
+/// The kernel's rules and routes, from the last dump.
 #[derive(Debug)]
 pub(super) struct Routing {
     limit: usize,
@@ -152,9 +152,9 @@ pub(super) struct Routing {
 
 #[derive(Clone, Debug, Default, Eq, PartialEq)]
 struct Table {
-    /// Those that count, over IPv4 and over IPv6, in the order in which they are asked.
+    /// The rules that count, of IPv4 and of IPv6, in order of evaluation.
     rules: [Vec<Rule>; 2],
-    /// By prefix the lowest metric and where it leads.
+    /// By prefix, the lowest metric and its route.
     ways: BTreeMap<Prefix, (u32, Way)>,
     overflown: bool,
 }
@@ -168,20 +168,20 @@ impl Routing {
         self.dump = Some(Table::default());
     }
 
-    /// `false` outside of a dump.
+    /// Returns `false` if no dump is in progress.
     pub(super) fn list_rule(&mut self, rule: Rule) -> bool {
         let Some(dump) = &mut self.dump else { return false };
         if !matches!(rule.selects, Selects::NoReply | Selects::Vrf) {
             let rules = &mut dump.rules[at(rule.family)];
             let after = rules.partition_point(|before| before.priority <= rule.priority);
             rules.insert(after, rule);
-            // One that is not the kernel's own tells as much as all.
+            // One foreign rule has the same effect as many.
             rules.truncate(MAX_RULES);
         }
         true
     }
 
-    /// `false` outside of a dump.
+    /// Returns `false` if no dump is in progress.
     pub(super) fn list_route(&mut self, route: Route) -> bool {
         let Some(dump) = &mut self.dump else { return false };
         let Route { prefix, metric, way } = route;
@@ -201,14 +201,14 @@ impl Routing {
         true
     }
 
-    /// Whether a dump was under way, and what it says is new.
+    /// `None` if no dump was in progress; else whether its contents are new.
     pub(super) fn finish(&mut self) -> Option<bool> {
         let dump = self.dump.take()?;
         let known = if dump.overflown { Err(NoWayBack::TooMany) } else { Ok(dump) };
         Some(self.set(known))
     }
 
-    /// Whether that is new.
+    /// Returns whether that is new.
     pub(super) fn set_unknown(&mut self, why: NoWayBack) -> bool {
         self.dump = None;
         self.set(Err(why))
@@ -224,9 +224,9 @@ impl Routing {
         matches!(self.known, Err(NoWayBack::TooMany))
     }
 
-    /// The way back of each of these interfaces, over IPv4 and over IPv6, and what it is made of.
+    /// The way back of each of these interfaces, for IPv4 and for IPv6, and its prefixes.
     ///
-    /// Costs a look at each route, whatever has changed.
+    /// Takes time proportional to the number of routes, whatever has changed.
     pub(super) fn decide(&self, interfaces: &BTreeSet<IfIndex>) -> Decided {
         let mut decided = Decided::default();
         let unknown = |why| interfaces.iter().map(|&on| (on, [WayBack::None(why); 2])).collect();
@@ -268,7 +268,7 @@ impl Routing {
     }
 }
 
-/// See [`Routing::decide`].
+/// The result of [`Routing::decide`].
 #[derive(Clone, Debug, Default)]
 pub(super) struct Decided {
     pub(super) ways_back: BTreeMap<IfIndex, [WayBack; 2]>,
@@ -276,7 +276,7 @@ pub(super) struct Decided {
 }
 
 impl Decided {
-    /// The maps hold IPv4 addresses inside of IPv6, where a route for all of IPv6 would lead them.
+    /// The maps store IPv4 addresses as IPv6 ones, to which a route for all of IPv6 would apply.
     fn tell_families_apart(&mut self) {
         let mapped = Ipv6Addr::from_bits(0xffff_0000_0000);
         let around: Vec<_> = self
@@ -290,9 +290,9 @@ impl Decided {
         }
     }
 
-    /// The first and the last address of a subnet lead nowhere, as far as the maps have room: the
-    /// kernel sends nothing to a broadcast address unless it is told to, and before Linux 5.14 the
-    /// first address was one, too. The daemon answers queries from there.
+    /// The first and the last address of a subnet get no route, as far as the maps have room: the
+    /// kernel sends nothing to a broadcast address unless the socket allows it, and before Linux
+    /// 5.14 the first address was one too. The daemon answers queries from these addresses.
     fn leave_edges_out(&mut self) {
         let subnets = self.routes.iter().filter(|(_, via)| **via == Via::Link);
         let edges: Vec<_> = subnets
@@ -306,7 +306,7 @@ impl Decided {
     }
 }
 
-/// Of IPv4: RFC 3021 gives subnets of two addresses none.
+/// The edges of an IPv4 subnet; a subnet of two addresses has none (RFC 3021).
 fn edges(subnet: Prefix) -> Option<[Prefix; 2]> {
     let IpAddr::V4(first) = subnet.first() else { return None };
     if !(1..=30).contains(&subnet.len()) {
@@ -320,7 +320,7 @@ impl Table {
     /// The first rule that is not the kernel's own.
     fn foreign_rule(&self, family: Family) -> Option<u32> {
         let rules = &self.rules[at(family)];
-        // Without policy routing in the kernel there are none.
+        // A kernel without policy routing has no rules.
         let last = rules.last()?;
         let mut own = [LOCAL, MAIN, DEFAULT].into_iter();
         let mut is_own = |rule: &&Rule| {
@@ -332,21 +332,21 @@ impl Table {
         foreign.or(if main.is_none() { Some(last) } else { None }).map(|rule| rule.priority)
     }
 
-    /// Adds what leads back by `interfaces`: each prefix that is routed by one, and each inside of
-    /// it that is not.
+    /// Adds the prefixes that are routed by one of `interfaces`, and the prefixes inside them that
+    /// are not.
     fn lead_back(
         &self,
         family: Family,
         interfaces: &BTreeSet<IfIndex>,
         routes: &mut BTreeMap<(IfIndex, Prefix), Via>,
     ) {
-        // Those that hold the prefix at hand: each sorts before those inside it.
+        // The prefixes that contain the current one: each sorts before the prefixes inside it.
         let mut around: Vec<(Prefix, Way)> = Vec::new();
         let of_family = |prefix: &Prefix| Family::of(prefix.first()) == family;
         for (&prefix, &(_, way)) in self.ways.iter().filter(|(prefix, _)| of_family(prefix)) {
             while around.pop_if(|(outer, _)| !outer.contains(prefix.first())).is_some() {}
             let by = interface(way).filter(|by| interfaces.contains(by));
-            // Further out, somebody in between has said so already.
+            // For prefixes further out, one in between has the entry already.
             let outer = around.last().and_then(|&(_, way)| interface(way));
             if let Some(outer) = outer.filter(|outer| interfaces.contains(outer))
                 && Some(outer) != by
@@ -369,7 +369,7 @@ impl Table {
     }
 }
 
-/// The place of what is known of a version of IP.
+/// The index of a version of IP.
 fn at(family: Family) -> usize {
     match family {
         Family::V4 => 0,
@@ -392,25 +392,25 @@ fn leave_together(a: Way, b: Way) -> bool {
 const LOCAL: u32 = 255;
 const MAIN: u32 = 254;
 const DEFAULT: u32 = 253;
-/// Rules of one version of IP that are kept.
+/// Maximum number of rules kept for a version of IP.
 const MAX_RULES: usize = 8;
 
 fn link_local() -> Prefix {
     Prefix::around(Ipv6Addr::new(0xfe80, 0, 0, 0, 0, 0, 0, 0).into(), 10)
 }
 
-// Each route brings an entry for its interface, and one for that of the route around it; and each
-// interface has two of its own. Edges of subnets take what is left.
+// Each route causes an entry for its interface, and one for the interface of the route around it;
+// each interface has two entries of its own. The edges of subnets use the remaining room.
 const _: () = {
     let interfaces = max_entries::INTERFACES + max_entries::FAR_INTERFACES;
     assert!(2 * (MAX_ROUTES + interfaces) <= max_entries::ROUTES);
 };
 
-/// The routes back, and those last told.
+/// The routes back, and those last reported.
 ///
-/// **Between any two of the events, nobody is led back who is not before all of them or after.** A
-/// program that looks in between finds the longest prefix there is, so what leads elsewhere comes
-/// first and goes last.
+/// **Between any two events, only a source is answered that is answered before all of them or after
+/// all of them.** A program that looks in between uses the longest prefix in the map, so a prefix
+/// that leads elsewhere is added first and removed last.
 #[derive(Debug, Default)]
 pub(super) struct RoutesBack {
     now: BTreeMap<(IfIndex, Prefix), Via>,
@@ -418,7 +418,7 @@ pub(super) struct RoutesBack {
     untold: BTreeSet<(Turn, (IfIndex, Prefix))>,
 }
 
-/// When a change is told.
+/// The phase in which a change is reported.
 #[derive(Clone, Copy, Debug, Eq, Ord, PartialEq, PartialOrd)]
 enum Turn {
     LeadsElsewhereNow,
@@ -449,7 +449,7 @@ impl RoutesBack {
         self.now.iter().map(|(&(ifindex, prefix), &via)| RouteBack { ifindex, prefix, via })
     }
 
-    /// The next change: what leads there now, if anything does.
+    /// The next change: the current route of the prefix, or the key of a removed one.
     pub(super) fn poll(&mut self) -> Option<Result<RouteBack, (IfIndex, Prefix)>> {
         let (_, key) = self.untold.pop_first()?;
         let (ifindex, prefix) = key;

@@ -7,20 +7,20 @@ use ibarr_common::IfIndex;
 use super::routing::WayBack;
 use super::{HwAddr, InterfaceName};
 
-/// An interface on which the kernel is to answer peers.
+/// An interface on which the kernel answers peers.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub struct Served {
     /// Its index.
     pub ifindex: IfIndex,
-    /// Its name now.
+    /// The current name.
     pub name: InterfaceName,
-    /// The header of its frames.
+    /// The kind of header of its frames.
     pub header: LinkHeader,
     /// Its hardware address.
     pub hwaddr: HwAddr,
-    /// Whether those who ask over IPv4 are answered in the kernel.
+    /// Whether the kernel answers queries over IPv4.
     pub ipv4: WayBack,
-    /// Whether those who ask over IPv6 are answered in the kernel.
+    /// Whether the kernel answers queries over IPv6.
     pub ipv6: WayBack,
 }
 
@@ -29,16 +29,16 @@ pub struct Served {
 pub enum LinkHeader {
     /// 14 bytes.
     Ethernet,
-    /// 20 bytes of hardware address and 4 of RFC 4391 section 6, as the kernel shows it to programs
-    /// (`IPOIB_HARD_LEN` of drivers/infiniband/ulp/ipoib/ipoib.h).
+    /// 20 bytes of hardware address and 4 of RFC 4391 section 6, as the kernel presents it to
+    /// programs (`IPOIB_HARD_LEN` of drivers/infiniband/ulp/ipoib/ipoib.h).
     Ipoib,
 }
 
 impl LinkHeader {
-    /// Each of them.
+    /// Every header.
     pub const ALL: [Self; 2] = [Self::Ethernet, Self::Ipoib];
 
-    /// Bytes of it.
+    /// Length of the header in bytes.
     pub const fn bytes(self) -> u32 {
         match self {
             Self::Ethernet => 14,
@@ -47,16 +47,16 @@ impl LinkHeader {
     }
 }
 
-/// The interfaces that are served, and those that were when last told.
+/// The served interfaces, and those last reported.
 #[derive(Debug, Default)]
 pub(super) struct Serving {
     now: BTreeMap<IfIndex, Served>,
     told: BTreeMap<IfIndex, Served>,
-    /// May differ from `told`.
+    /// Interfaces that may differ from `told`.
     untold: BTreeSet<IfIndex>,
 }
 
-/// A change to one of them.
+/// A change of a served interface.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub(super) enum Change {
     Served(Served),

@@ -8,25 +8,25 @@ use ibarr_common::ib::{Gid, IpoibHwAddr};
 
 use super::LinkHeader;
 
-/// A network device as `RTM_NEWLINK` tells it.
+/// A network device as in `RTM_NEWLINK`.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub struct Link {
     /// Its index.
     pub ifindex: IfIndex,
-    /// Its name now; it can be renamed.
+    /// The current name; a device can be renamed.
     pub name: InterfaceName,
     /// `ifi_type`.
     pub link_type: LinkType,
     /// `IFLA_ADDRESS`.
     pub hwaddr: HwAddr,
-    /// `IFF_UP`: an administrator wants it up. Says nothing about the carrier.
+    /// `IFF_UP`: the administrative state. It does not show whether there is a carrier.
     pub up: bool,
-    /// Its place in a bond or team.
+    /// Its role in a bond or team.
     pub bonding: Bonding,
 }
 
 impl Link {
-    /// The GID in its own hardware address: `None` unless it is an IPoIB interface with one.
+    /// The GID in its hardware address; `None` unless it is an IPoIB interface with a GID.
     pub fn own_gid(&self) -> Option<Gid> {
         if self.link_type != LinkType::INFINIBAND {
             return None;
@@ -34,7 +34,7 @@ impl Link {
         IpoibHwAddr::parse(self.hwaddr.as_bytes()).map(IpoibHwAddr::gid)
     }
 
-    /// The header of its frames, if it is one that the programs know.
+    /// The header of its frames, if the programs support it.
     pub fn header(&self) -> Option<LinkHeader> {
         match self.link_type {
             LinkType::ETHERNET => Some(LinkHeader::Ethernet),
@@ -44,17 +44,17 @@ impl Link {
     }
 }
 
-/// An IP address of an interface as `RTM_NEWADDR` tells it.
+/// An IP address of an interface as in `RTM_NEWADDR`.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub struct InterfaceAddress {
-    /// Which one it is.
+    /// The identity of the entry.
     pub id: AddressId,
-    /// Whether it may be used yet.
+    /// Its state of duplicate address detection.
     pub dad: Dad,
 }
 
 impl InterfaceAddress {
-    /// Arguments as of [`AddressId::new`].
+    /// The arguments are those of [`AddressId::new`].
     pub fn new(
         ifindex: IfIndex,
         address: IpAddr,
@@ -66,13 +66,13 @@ impl InterfaceAddress {
     }
 }
 
-/// What tells one address entry of the kernel from another.
+/// The identity of an address entry of the kernel.
 ///
-/// An interface can hold an IPv4 address several times, with other prefixes or other peers
-/// (`__inet_insert_ifa` in net/ipv4/devinet.c compares all three), and stays its owner until the
-/// last is deleted. IPv6 knows an address once per interface; changing its peer brings a new
-/// `RTM_NEWADDR` and no `RTM_DELADDR` (`inet6_addr_modify` in net/ipv6/addrconf.c), so there the
-/// peer does not count.
+/// An interface can have an IPv4 address several times, with different prefixes or peers
+/// (`__inet_insert_ifa` in net/ipv4/devinet.c compares all three), and has the address until the
+/// last entry is deleted. IPv6 has an address once per interface; a change of its peer causes a new
+/// `RTM_NEWADDR` and no `RTM_DELADDR` (`inet6_addr_modify` in net/ipv6/addrconf.c), so for IPv6 the
+/// peer is not part of the identity.
 #[derive(Clone, Copy, Debug, Eq, Ord, PartialEq, PartialOrd)]
 pub struct AddressId {
     pub(super) address: IpAddr,
@@ -82,8 +82,8 @@ pub struct AddressId {
 }
 
 impl AddressId {
-    /// `address` is the local one (`IFA_LOCAL`, or `IFA_ADDRESS` where that is absent), `peer` the
-    /// other end (`IFA_ADDRESS` where it differs).
+    /// `address` is the local address (`IFA_LOCAL`, or `IFA_ADDRESS` if that is missing), `peer`
+    /// the other end (`IFA_ADDRESS` if it differs).
     pub fn new(ifindex: IfIndex, address: IpAddr, prefix_len: u8, peer: Option<IpAddr>) -> Self {
         match address {
             IpAddr::V4(_) => Self { address, ifindex, prefix_len, peer },
@@ -101,43 +101,42 @@ impl AddressId {
         self.address
     }
 
-    /// The first id that `address` can have, in the order of ids.
+    /// The first ID with `address`, in the order of IDs.
     pub(super) const fn first_of(address: IpAddr) -> Self {
         Self { address, ifindex: IfIndex::MIN, prefix_len: 0, peer: None }
     }
 }
 
-/// How far duplicate address detection (RFC 4862 §5.4) has got. IPv4 addresses have
+/// The state of duplicate address detection (RFC 4862 §5.4). An IPv4 address has always
 /// [passed](Self::Passed).
 ///
-/// Only an address that has passed is one of this node. That leaves out optimistic ones
-/// (RFC 4429), although the kernel itself already sends from them: an optimistic node must not
-/// override what its neighbours have cached (§3.3), and a peer caches our answer for longer than
-/// detection takes.
+/// Only an address that has passed counts as an address of this node. An optimistic one (RFC 4429)
+/// does not count, although the kernel already sends from it: an optimistic node must not override
+/// its neighbours' caches (§3.3), and a peer caches our answer for longer than detection takes.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub enum Dad {
-    /// Over, or not needed.
+    /// Finished, or not needed.
     Passed,
-    /// Running: `IFA_F_TENTATIVE`.
+    /// In progress: `IFA_F_TENTATIVE`.
     Tentative,
-    /// Running, and the kernel may use the address: `IFA_F_OPTIMISTIC`.
+    /// In progress, but the kernel may use the address: `IFA_F_OPTIMISTIC`.
     Optimistic,
     /// Another node has the address: `IFA_F_DADFAILED`.
     Failed,
 }
 
-/// The place of a link in a bond or team. Other masters (bridge, VRF) leave a link its own.
+/// The role of a link in a bond or team. Other masters (bridge, VRF) do not affect a link.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub enum Bonding {
-    /// In none.
+    /// Not part of one.
     None,
-    /// It is the bond or team.
+    /// The link is the bond or team.
     Master {
-        /// `IFLA_BOND_ACTIVE_SLAVE`. A team does not say, nor does a bond whose slaves are all
+        /// `IFLA_BOND_ACTIVE_SLAVE`. Not reported for a team, nor for a bond whose slaves are all
         /// down.
         active_slave: Option<IfIndex>,
     },
-    /// It belongs to a bond or team, which serves in its place.
+    /// The link is a slave of a bond or team, which serves in its place.
     Slave {
         /// The bond or team.
         of: IfIndex,
@@ -156,19 +155,19 @@ impl LinkType {
     /// The loopback interface.
     pub const LOOPBACK: Self = Self(772);
 
-    /// From `ifi_type`.
+    /// Takes the value of `ifi_type`.
     pub const fn new(link_type: u16) -> Self {
         Self(link_type)
     }
 
-    /// Its number.
+    /// The value of `ifi_type`.
     pub const fn get(self) -> u16 {
         self.0
     }
 }
 
 impl fmt::Display for LinkType {
-    /// As `ip link` prints it, but for types that no ibarr will ever serve.
+    /// The name in the output of `ip link`, except for types that ibarr never serves.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match *self {
             Self::ETHERNET => f.write_str("ether"),
@@ -183,7 +182,7 @@ impl fmt::Display for LinkType {
 /// (`dev_valid_name` in net/core/dev.c).
 #[derive(Clone, Copy, Eq, Hash, Ord, PartialEq, PartialOrd)]
 pub struct InterfaceName {
-    // Zeroes follow the name: the derived order is that of the names.
+    // Padded with zeros: the derived order is that of the names.
     bytes: [u8; Self::MAX_LEN],
 }
 
@@ -191,7 +190,7 @@ impl InterfaceName {
     /// `IFNAMSIZ` without the final NUL.
     pub const MAX_LEN: usize = 15;
 
-    /// `None` if the kernel could not have given this name.
+    /// `None` if it is not a legal name in the kernel.
     pub fn new(name: &[u8]) -> Option<Self> {
         let legal = |&byte: &u8| {
             !matches!(byte, 0 | b'/' | b':') && !byte.is_ascii_whitespace() && byte != b'\x0b'
@@ -204,7 +203,7 @@ impl InterfaceName {
         Some(Self { bytes })
     }
 
-    /// The name without a NUL. The kernel does not ask for UTF-8.
+    /// The name without a NUL. The kernel does not require UTF-8.
     pub fn as_bytes(&self) -> &[u8] {
         let len = self.bytes.iter().position(|&byte| byte == 0).unwrap_or(Self::MAX_LEN);
         &self.bytes[..len]
@@ -223,7 +222,7 @@ impl fmt::Debug for InterfaceName {
     }
 }
 
-/// A hardware address: up to 32 bytes (`MAX_ADDR_LEN`), none on a tun device.
+/// A hardware address: at most 32 bytes (`MAX_ADDR_LEN`), none on a tun device.
 #[derive(Clone, Copy, Default, Eq, PartialEq)]
 pub struct HwAddr {
     len: u8,
@@ -241,7 +240,7 @@ impl HwAddr {
         Some(Self { len: u8::try_from(octets.len()).ok()?, bytes })
     }
 
-    /// The bytes as they stand in `IFLA_ADDRESS`.
+    /// The bytes as in `IFLA_ADDRESS`.
     pub fn as_bytes(&self) -> &[u8] {
         &self.bytes[..usize::from(self.len)]
     }
@@ -258,7 +257,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_names_that_the_kernel_gives_are_names() {
+    fn only_names_legal_in_the_kernel_are_accepted() {
         for name in ["ib0", "ib0.8001", "a", "fifteen-letters", "…"] {
             assert_eq!(InterfaceName::new(name.as_bytes()).unwrap().to_string(), name);
         }
@@ -281,7 +280,7 @@ mod tests {
     }
 
     #[test]
-    fn a_gid_needs_the_type_and_the_length() {
+    fn only_infiniband_links_with_20_byte_addresses_have_a_gid() {
         let mut hwaddr = [0; 20];
         hwaddr[4..].copy_from_slice(&"fe80::2:c903:0:201".parse::<Gid>().unwrap().octets());
         let link = |link_type, octets: &[u8]| Link {
@@ -302,7 +301,7 @@ mod tests {
     }
 
     #[test]
-    fn an_ipv6_address_is_one_whatever_its_prefix_and_peer() {
+    fn ipv6_address_has_one_id_whatever_its_prefix_and_peer() {
         let (v4, v6) = ("10.0.0.1".parse().unwrap(), "fd00::1".parse().unwrap());
         let peer = Some("10.0.0.2".parse().unwrap());
         let id =
