@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 
-//! A node: the cores, wired together. The daemon's loop drives this type and the simulation drives
-//! it, so that the order of things, which matters, is proven where it runs.
+//! A node: the cores, connected. The daemon's loop and the simulation both drive this type, so that
+//! the simulation proves the order of steps that the daemon executes.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -22,107 +22,107 @@ use crate::resolver::{self, Outcome, Resolver};
 use crate::sa;
 use crate::shares::{self, User};
 
-/// See the [module](self).
+/// All cores of a node, see the [module](self).
 ///
-/// A turn: any number of [`handle_input`](Self::handle_input), one
-/// [`handle_timeout`](Self::handle_timeout), then [`poll`](Self::poll) until it says `None`, all with
-/// the time of the turn; then wait until [`poll_timeout`](Self::poll_timeout).
+/// A turn consists of any number of [`handle_input`](Self::handle_input), one
+/// [`handle_timeout`](Self::handle_timeout), then [`poll`](Self::poll) until it returns `None`, all
+/// with the time of the turn; then the driver waits until [`poll_timeout`](Self::poll_timeout).
 pub struct Node<R> {
     view: LocalView,
     server: Server,
     resolver: Resolver<R>,
 }
 
-/// What an administrator decides.
+/// The configuration.
 #[derive(Clone, Debug, Default)]
 pub struct Config {
-    /// What is answered.
+    /// Of the local view.
     pub view: local_view::Config,
-    /// Who is answered.
+    /// The sources whose queries are answered.
     pub allow: Prefixes,
-    /// How peers are asked.
+    /// Of the client.
     pub client: client::Config,
-    /// How the kernel is answered.
+    /// Of the kernel's side.
     pub local_service: local_service::Config,
-    /// How subnet administrators are asked.
+    /// Of the path requests.
     pub paths: paths::Config,
 }
 
-/// One thing that happened. Queries of peers are not among them: see [`Node::answer`].
+/// An input of a core. Queries of peers are passed to [`Node::answer`] instead.
 #[derive(Clone, Debug)]
 pub enum Input<'a> {
-    /// Rtnetlink said something about this node.
+    /// A message of rtnetlink.
     View(local_view::Input),
-    /// Something happened to the client's sockets, routes or datagrams.
+    /// An event of the client's sockets, routes or datagrams.
     Client(client::Input<'a>),
-    /// Something happened to the socket to the kernel.
+    /// An event of the socket to the kernel.
     LocalService(local_service::Input<'a>),
-    /// Something happened to the InfiniBand ports, or a MAD came.
+    /// An event of an InfiniBand port, or a received MAD.
     Paths(paths::Input<'a>),
-    /// A user of this node wants to know a path. Answered by one [`Output::PathAnswered`].
+    /// A user of this node asks for a path. One [`Output::PathAnswered`] follows.
     ResolvePath {
-        /// Who.
+        /// The user.
         user: User,
-        /// What is asked.
+        /// The request.
         request: paths::Request,
     },
-    /// A user of this node wants to know. Answered by one [`Output::Answered`].
+    /// A user of this node asks for a GID. One [`Output::Answered`] follows.
     Resolve {
-        /// Who.
+        /// The user.
         user: User,
-        /// Comes back with the answer.
+        /// Repeated in the answer.
         id: RequestId,
-        /// What is asked.
+        /// The question.
         question: Question,
         /// When the caller stops waiting.
         deadline: Instant,
     },
 }
 
-/// One thing to do.
+/// An action for the driver.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Output {
-    /// Ask rtnetlink for what the view needs.
+    /// Send a request to rtnetlink.
     View(local_view::Request),
-    /// What this node answers has changed.
+    /// Note a change of the local view.
     Changed(local_view::Event),
-    /// A request of this node has its answer.
+    /// Return the answer to a user's question.
     Answered {
-        /// Of the request.
+        /// The request.
         id: RequestId,
-        /// The answer.
+        /// The result.
         outcome: Outcome,
     },
-    /// A request of this node for a path has its answer.
+    /// Return the answer to a user's path request.
     PathAnswered {
-        /// Of the request.
+        /// The request.
         id: paths::RequestId,
-        /// The answer.
+        /// The result.
         outcome: paths::Outcome,
     },
     /// Send a MAD.
     Sa(sa::Transmit),
-    /// As [`client::Event::OpenSocket`].
+    /// See [`client::Event::OpenSocket`].
     OpenSocket(SocketId),
-    /// As [`client::Event::CloseSocket`].
+    /// See [`client::Event::CloseSocket`].
     CloseSocket(SocketId),
-    /// As [`Client::poll_route`].
+    /// See [`Client::poll_route`].
     Route(Question),
     /// Send a query.
     Query(client::Transmit),
-    /// As [`LocalService::poll_transmit`].
+    /// See [`LocalService::poll_transmit`].
     LocalService(local_service::Transmit),
 }
 
-/// Which sockets have room for more. What is said for one that has none waits; nothing else does.
+/// Which sockets have room. Outputs for a full socket wait, others do not.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub struct Room {
-    /// The socket to the kernel.
+    /// Whether the socket to the kernel has room.
     pub local_service: bool,
 }
 
 impl<R: CryptoRng + SeedableRng> Node<R> {
-    /// Knows nothing of itself yet, and has no socket.
+    /// The local view is empty, and no socket is open.
     pub fn new(config: Config, mut rng: R) -> Self {
         let Config { view, allow, client, local_service, paths } = config;
         let paths = Paths::new(paths, R::from_rng(&mut rng));
@@ -137,7 +137,7 @@ impl<R: CryptoRng + SeedableRng> Node<R> {
         }
     }
 
-    /// From now on runs on `config`.
+    /// Replaces the configuration.
     pub fn reconfigure(&mut self, now: Instant, config: Config) {
         let Config { view, allow, client, local_service, paths } = config;
         self.resolver.paths_mut().reconfigure(paths);
@@ -147,7 +147,7 @@ impl<R: CryptoRng + SeedableRng> Node<R> {
         self.resolver.local_service_mut().reconfigure(local_service);
     }
 
-    /// Tells the cores what happened.
+    /// Passes an input to its core.
     pub fn handle_input(&mut self, now: Instant, input: Input<'_>) {
         match input {
             Input::View(input) => self.view.handle_input(now, input),
@@ -172,12 +172,12 @@ impl<R: CryptoRng + SeedableRng> Node<R> {
         }
     }
 
-    /// The reply to a peer's query, if it gets one.
+    /// The reply to a peer's query, if there is one.
     pub fn answer(&mut self, received: &server::Received<'_>) -> Option<server::Transmit> {
         self.server.answer(&self.view, received)
     }
 
-    /// Does what is due. May be called at any time; early calls do nothing.
+    /// Performs all actions that are due. Early calls do nothing.
     pub fn handle_timeout(&mut self, now: Instant) {
         self.view.handle_timeout(now);
         self.resolver.handle_timeout(now, &self.view);
@@ -189,10 +189,10 @@ impl<R: CryptoRng + SeedableRng> Node<R> {
         timeouts.into_iter().flatten().min()
     }
 
-    /// The next thing to do, to be done before the one after it is asked for.
+    /// The next action, which the driver performs before it polls again.
     ///
-    /// The kernel comes last: opening a socket makes queries and a failure makes answers, so only
-    /// when peers have been asked all there is to ask is everything said that one nudge can cover.
+    /// Outputs for the kernel come last: an opened socket causes queries, and a failure causes
+    /// answers. Only when all queries are out are all answers known that one nudge can cover.
     pub fn poll(&mut self, room: Room) -> Option<Output> {
         if let Some(request) = self.view.poll_transmit() {
             return Some(Output::View(request));
@@ -225,73 +225,73 @@ impl<R: CryptoRng + SeedableRng> Node<R> {
         None
     }
 
-    /// As [`Client::poll_learned`].
+    /// See [`Client::poll_learned`].
     pub fn poll_learned(&mut self) -> Option<Learned> {
         self.resolver.client_mut().poll_learned()
     }
 
-    /// As [`Client::restore`].
+    /// See [`Client::restore`].
     pub fn restore(&mut self, now: Instant, question: Question, answer: Cached) -> bool {
         self.resolver.client_mut().restore(now, question, answer)
     }
 
-    /// Forgets all that peers have answered. Returns how many answers that was.
+    /// Drops all answers of peers. Returns how many that was.
     pub fn flush(&mut self) -> usize {
         self.resolver.client_mut().flush(None)
     }
 
-    /// Forgets all that subnet administrators have answered. Returns how many answers that was.
+    /// Drops all answers of subnet administrators. Returns how many that was.
     pub fn flush_paths(&mut self) -> usize {
         self.resolver.paths_mut().flush()
     }
 
-    /// As [`Paths::give_back`].
+    /// See [`Paths::give_back`].
     pub fn give_back(&mut self, now: Instant, deadline: Instant) {
         self.resolver.paths_mut().give_back(now, deadline);
     }
 
-    /// As [`Paths::restore`].
+    /// See [`Paths::restore`].
     pub fn restore_paths(&mut self, now: Instant, snapshot: Snapshot, age: Duration) {
         self.resolver.paths_mut().restore(now, snapshot, age);
     }
 
-    /// As [`Paths::poll_restored`].
+    /// See [`Paths::poll_restored`].
     pub fn poll_restored(&mut self) -> Option<Restored> {
         self.resolver.paths_mut().poll_restored()
     }
 
-    /// What this node knows of itself.
+    /// The local view.
     pub fn view(&self) -> &LocalView {
         &self.view
     }
 
-    /// Who answers peers.
+    /// The server, which answers peers.
     pub fn server(&self) -> &Server {
         &self.server
     }
 
-    /// Who asks peers.
+    /// The client, which asks peers.
     pub fn client(&self) -> &Client<R> {
         self.resolver.client()
     }
 
-    /// Who asks subnet administrators.
+    /// The paths, for which subnet administrators are asked.
     pub fn paths(&self) -> &Paths<R> {
         self.resolver.paths()
     }
 
-    /// As [`Resolver::users`].
+    /// See [`Resolver::users`].
     pub fn users(&self) -> [(&'static str, &Counters<shares::Counter>, (usize, usize)); 2] {
         self.resolver.users()
     }
 
-    /// Who answers the kernel.
+    /// The kernel's side.
     pub fn local_service(&self) -> &LocalService {
         self.resolver.local_service()
     }
 }
 
-/// What the view is to know of the ports.
+/// The GIDs with a floating LID, as the local view needs them.
 fn flid_gids<R: CryptoRng + SeedableRng>(paths: &Paths<R>) -> BTreeMap<Gid, Gid> {
     let of_port = |facts: &paths::PortFacts| {
         let flid_gid = facts.flid_gid();
@@ -315,7 +315,7 @@ mod tests {
     const NOW: Instant = Instant::from_nanos(1_000_000_000_000);
     const EGRESS: IfIndex = IfIndex::MIN;
 
-    /// What is to be done, as far as there is `room`; routes and sockets are there, addresses are not.
+    /// Performs the actions for which there is `room`; routes and sockets exist, addresses do not.
     fn done(node: &mut Node<ChaCha12Rng>, local_service: bool) -> Vec<Output> {
         let mut done = Vec::new();
         node.handle_timeout(NOW);
@@ -344,7 +344,7 @@ mod tests {
     }
 
     #[test]
-    fn full_socket_to_the_kernel_holds_back_what_is_for_the_kernel_and_nothing_else() {
+    fn full_kernel_socket_holds_back_only_outputs_for_the_kernel() {
         let mut node = Node::new(Config::default(), ChaCha12Rng::seed_from_u64(1));
         let opened = local_service::Input::Opened { port_id: PortId(180), is_member: true };
         node.handle_input(NOW, Input::LocalService(opened));

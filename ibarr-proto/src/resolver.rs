@@ -1,19 +1,19 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 
-//! Which GID has this IP address, for whoever asks on this node: an address of our own is known,
-//! any other is the [`client`]'s business.
+//! Resolves IP addresses to GIDs for all callers on this node: an address of this node is answered
+//! from the local view, any other by the [`client`].
 //!
-//! The kernel asks through [`local_service`], and names the interface that its route leaves by. That
-//! name may belong to another network namespace than ours, and so to no interface or a wrong one
-//! here. It counts if routing, asked for a way out by that interface, names a gateway there: that
-//! is why the kernel asks at all. Otherwise peers are asked on whatever way routing chooses.
+//! The kernel asks through [`local_service`], and names the interface that its route leaves by. The
+//! ifindex may belong to another network namespace, and so to no interface or a wrong one here. It
+//! counts if a route look-up through that interface returns a gateway, because the kernel asks only
+//! for destinations behind a gateway. Otherwise routing selects the interface of the queries.
 //!
-//! And which path leads to this GID: that is the business of [`paths`].
+//! It also resolves GIDs to paths, with [`paths`].
 //!
 //! This file is long because the kernel and the users of this node ask for both.
 //!
-//! What users ask passes [`shares`] first: the kernel's requests, behind which
-//! applications wait, do not, and find room however much users ask.
+//! Requests of users pass [`shares`] first. Requests of the kernel do not, because applications
+//! wait for them; they find room however much users ask.
 
 #[cfg(test)]
 mod tests;
@@ -36,32 +36,33 @@ use crate::paths::{self, Lack, Paths, PortName};
 use crate::sa::{self, PortIndex, Rank};
 use crate::shares::{self, Limits, Shares, User};
 
-/// See the [module](self). Drained like every core: after each `handle_…` call the `poll_…` until
-/// they say `None`, then wait until [`poll_timeout`](Self::poll_timeout).
+/// The resolver, see the [module](self). It is driven like every core: after each `handle_…` call
+/// every `poll_…` until it returns `None`, then wait until [`poll_timeout`](Self::poll_timeout).
 #[derive(Debug)]
 pub struct Resolver<R> {
     client: Client<R>,
     paths: Paths<R>,
     local_service: LocalService,
-    /// The subnet that each port is in, or was when it was last there.
+    /// The subnet of each port, or its last one if the port is gone.
     subnets: BTreeMap<PortIndex, SubnetPrefix>,
-    /// What the kernel wanted to know before this node knew its own addresses.
+    /// Requests of the kernel that arrived before this node knew its own addresses.
     early: BTreeMap<FlightId, Wanted>,
-    /// Questions of the kernel whose egress waits for the word of routing, each with who waits.
+    /// Questions of the kernel whose egress is being checked by a route look-up, with their
+    /// requests.
     unsure: BTreeMap<Question, BTreeMap<FlightId, Wanted>>,
-    /// Those of them that routing is to be asked.
+    /// Those of them whose route look-up has not been requested yet.
     unrouted: BTreeSet<Question>,
-    /// What users ask about addresses, and those whose requests have been admitted.
+    /// Users' questions: waiting ones, and the users of those that have been admitted.
     users: Shares<(RequestId, Wanted)>,
     askers: BTreeMap<RequestId, User>,
-    /// The same of paths.
+    /// The same for paths.
     path_users: Shares<paths::Request>,
     path_askers: BTreeMap<paths::RequestId, User>,
     events: VecDeque<Event>,
 }
 
-/// What users may ask about addresses: all of them together have a small part of the flights that a
-/// client has by default. As much waits as the control socket lets in.
+/// Limits for users' questions about addresses. All users together get a small part of the client's
+/// default number of flights. The number that may wait is what the control socket admits.
 pub const ADDRESSES: Limits = Limits {
     of_user: 256,
     of_all: 1024,
@@ -71,11 +72,11 @@ pub const ADDRESSES: Limits = Limits {
     burst: 512,
 };
 
-/// What users may ask about paths: the subnet administrator of a whole subnet answers.
+/// Limits for users' requests for paths, which load the administrator of a whole subnet.
 pub const PATHS: Limits =
     Limits { of_user: 4, of_all: 16, waiting_of_user: 1024, waiting: 4096, rate: 20, burst: 20 };
 
-/// What somebody wants to know.
+/// A question with its times.
 #[derive(Clone, Copy, Debug)]
 struct Wanted {
     question: Question,
@@ -83,71 +84,71 @@ struct Wanted {
     deadline: Instant,
 }
 
-/// A fact for the outside.
+/// An event for the driver.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub enum Event {
-    /// A request has its answer; each gets exactly one.
+    /// The answer to a request; each request gets exactly one.
     Answered {
-        /// Of the request.
+        /// The request.
         id: RequestId,
-        /// The answer.
+        /// The result.
         outcome: Outcome,
     },
-    /// A request for a path has its answer; each gets exactly one.
+    /// The answer to a path request; each request gets exactly one.
     PathAnswered {
-        /// Of the request.
+        /// The request.
         id: paths::RequestId,
-        /// The answer.
+        /// The result.
         outcome: paths::Outcome,
     },
-    /// As [`client::Event::OpenSocket`].
+    /// See [`client::Event::OpenSocket`].
     OpenSocket {
-        /// Its name.
+        /// The new socket.
         socket: SocketId,
     },
-    /// As [`client::Event::CloseSocket`].
+    /// See [`client::Event::CloseSocket`].
     CloseSocket {
-        /// Its name.
+        /// The socket.
         socket: SocketId,
     },
 }
 
-/// What became of a request.
+/// The result of a request.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub enum Outcome {
     /// The address has a GID.
     Found {
-        /// The GID.
+        /// The GID of the address.
         gid: Gid,
-        /// Who said so.
+        /// The origin of the answer.
         source: Source,
     },
-    /// It has none: its host says so, or it is ours and has none.
+    /// It has none: its host says so, or it is an address of this node without one.
     NotFound,
     /// Its host did not answer within the deadline.
     TimedOut,
-    /// Its host says that nothing listens for queries there, or a firewall rejects them. Of users'
-    /// requests alone.
+    /// ICMP reports that no socket is bound to the port, or that a firewall rejects queries. Only
+    /// users' requests end so.
     Refused,
     /// There is no route to it.
     Unreachable,
-    /// Too much is being asked at once: nothing has been sent, or nothing more is.
+    /// A bound was reached: no query was sent, or none is sent again.
     Overloaded,
 }
 
-/// Where an answer is from.
+/// The origin of an answer.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub enum Source {
-    /// The address is ours.
+    /// The local view.
     Local,
-    /// It was remembered.
+    /// The cache.
     Cache,
-    /// A peer has just said so.
+    /// A reply of a peer.
     Peer,
 }
 
 impl<R: CryptoRng + SeedableRng> Resolver<R> {
-    /// Asks peers through `client` and subnet administrators through `paths`, for the driver and for
+    /// Asks peers through `client` and subnet administrators through `paths`, for users and for
     /// `local_service`.
     pub fn new(client: Client<R>, paths: Paths<R>, local_service: LocalService) -> Self {
         Self {
@@ -166,8 +167,8 @@ impl<R: CryptoRng + SeedableRng> Resolver<R> {
         }
     }
 
-    /// A user wants to know until `deadline`. Answered by one [`Event::Answered`], at once where `view`
-    /// or the cache knows and the user has not asked too much.
+    /// A user asks for a GID and waits until `deadline`. One [`Event::Answered`] follows, at once
+    /// if `view` or the cache has the answer and the user has room in its share.
     pub fn resolve(
         &mut self,
         now: Instant,
@@ -177,7 +178,8 @@ impl<R: CryptoRng + SeedableRng> Resolver<R> {
         question: Question,
         deadline: Instant,
     ) {
-        // The oldest there is: it gives way to requests of the kernel, and none of those to it.
+        // The oldest time there is: the request gives way to those of the kernel, and they never to
+        // it.
         let wanted = Wanted { question, asked_at: Instant::BOOT, deadline };
         if let Err((id, _)) = self.users.offer(now, user, (id, wanted), deadline) {
             self.events.push_back(Event::Answered { id, outcome: Outcome::Overloaded });
@@ -185,8 +187,8 @@ impl<R: CryptoRng + SeedableRng> Resolver<R> {
         self.admit(now, view);
     }
 
-    /// A user wants to know a path. Answered by one [`Event::PathAnswered`], at the latest at the
-    /// deadline of the request, or a moment after it came if there is no room.
+    /// A user asks for a path. One [`Event::PathAnswered`] follows, at the latest at the deadline
+    /// of the request, or a moment after its arrival if there is no room.
     pub fn resolve_path(
         &mut self,
         now: Instant,
@@ -201,7 +203,8 @@ impl<R: CryptoRng + SeedableRng> Resolver<R> {
         self.admit(now, view);
     }
 
-    /// Requests of users about addresses, and about paths.
+    /// Counters and load of users' requests for addresses and for paths: name, counters, (in
+    /// progress, waiting).
     pub fn users(&self) -> [(&'static str, &Counters<shares::Counter>, (usize, usize)); 2] {
         [
             ("addresses", self.users.counters(), self.users.load()),
@@ -209,7 +212,7 @@ impl<R: CryptoRng + SeedableRng> Resolver<R> {
         ]
     }
 
-    /// Lets users' requests go on for which there is room, and refuses those that waited too long.
+    /// Admits users' requests for which there is room, and refuses those that have waited too long.
     fn admit(&mut self, now: Instant, view: &impl Local) {
         while let Some((id, _)) = self.users.poll_refused(now) {
             self.events.push_back(Event::Answered { id, outcome: Outcome::Overloaded });
@@ -244,7 +247,7 @@ impl<R: CryptoRng + SeedableRng> Resolver<R> {
         self.events.push_back(Event::PathAnswered { id, outcome });
     }
 
-    /// Something happened to the ports, or a MAD came.
+    /// Processes an event of the ports, or a received MAD.
     pub fn handle_paths(&mut self, now: Instant, input: paths::Input<'_>) {
         if let paths::Input::Port { port, facts, .. } = &input
             && let Some(after) = facts.gids.first().map(|gid| gid.subnet_prefix())
@@ -257,7 +260,7 @@ impl<R: CryptoRng + SeedableRng> Resolver<R> {
         self.settle(now);
     }
 
-    /// Something happened to the client's sockets, routes or datagrams.
+    /// Processes an event of the client's sockets, routes or datagrams.
     pub fn handle_input(&mut self, now: Instant, input: client::Input<'_>) {
         if let client::Input::Route { question, route } = input
             && let Some(flights) = self.unsure.remove(&question)
@@ -270,7 +273,7 @@ impl<R: CryptoRng + SeedableRng> Resolver<R> {
         self.settle(now);
     }
 
-    /// Something happened to the socket to the kernel.
+    /// Processes an event of the socket to the kernel.
     pub fn handle_local_service(
         &mut self,
         now: Instant,
@@ -281,7 +284,7 @@ impl<R: CryptoRng + SeedableRng> Resolver<R> {
         self.serve(now, view);
     }
 
-    /// May be called at any time; early calls do nothing.
+    /// Performs all actions that are due. Early calls do nothing.
     pub fn handle_timeout(&mut self, now: Instant, view: &impl Local) {
         self.client.handle_timeout(now);
         self.paths.handle_timeout(now);
@@ -318,47 +321,47 @@ impl<R: CryptoRng + SeedableRng> Resolver<R> {
         self.local_service.poll_transmit()
     }
 
-    /// The next question whose route the kernel is to be asked for.
+    /// The next question for a route look-up by the driver.
     pub fn poll_route(&mut self) -> Option<Question> {
         self.unrouted.pop_first().or_else(|| self.client.poll_route())
     }
 
-    /// The next fact for the outside.
+    /// The next event for the driver.
     pub fn poll_event(&mut self) -> Option<Event> {
         self.events.pop_front()
     }
 
-    /// What peers are asked through.
+    /// The client that asks peers.
     pub fn client(&self) -> &Client<R> {
         &self.client
     }
 
-    /// What peers are asked through.
+    /// The client that asks peers.
     pub fn client_mut(&mut self) -> &mut Client<R> {
         &mut self.client
     }
 
-    /// What subnet administrators are asked through.
+    /// The paths and their cache.
     pub fn paths(&self) -> &Paths<R> {
         &self.paths
     }
 
-    /// What subnet administrators are asked through.
+    /// The paths and their cache.
     pub fn paths_mut(&mut self) -> &mut Paths<R> {
         &mut self.paths
     }
 
-    /// What the kernel asks through.
+    /// The kernel's side.
     pub fn local_service(&self) -> &LocalService {
         &self.local_service
     }
 
-    /// What the kernel asks through.
+    /// The kernel's side.
     pub fn local_service_mut(&mut self) -> &mut LocalService {
         &mut self.local_service
     }
 
-    /// Looks for what the kernel wants to know.
+    /// Begins to search for the answers that the kernel wants.
     fn serve(&mut self, now: Instant, view: &impl Local) {
         if !self.early.is_empty() && view.is_known() {
             for (flight, wanted) in std::mem::take(&mut self.early) {
@@ -372,7 +375,7 @@ impl<R: CryptoRng + SeedableRng> Resolver<R> {
                     if view.is_known() {
                         self.look_for(now, view, flight, wanted);
                     } else {
-                        // Peers would not answer for an address of ours.
+                        // Peers would not answer for an address of this node.
                         self.early.insert(flight, wanted);
                     }
                 }
@@ -400,7 +403,7 @@ impl<R: CryptoRng + SeedableRng> Resolver<R> {
     ) {
         let ResolvePath { device, port, path_use, service_id, .. } = *request;
         let ResolvePath { dgid, sgid, tclass, pkey, qos_class, .. } = *request;
-        // What asks for one direction gives the other no thought (`ib_nl_set_path_rec_attrs`).
+        // A request for one direction ignores the other (`ib_nl_set_path_rec_attrs`).
         let reversible = path_use != PathUse::Unidirectional;
         let question = PathQuestion { dgid, sgid, reversible, pkey, tclass, service_id, qos_class };
         let id = Asker::Kernel(flight).into();
@@ -417,7 +420,7 @@ impl<R: CryptoRng + SeedableRng> Resolver<R> {
         }
     }
 
-    /// What is remembered of a question that once had its egress confirmed.
+    /// The remembered answer to a question whose egress was confirmed before.
     fn cached(&mut self, now: Instant, question: Question) -> Option<Outcome> {
         let gid = self.client.lookup(now, question)?.gid;
         Some(gid.map_or(Outcome::NotFound, |gid| Outcome::Found { gid, source: Source::Cache }))
@@ -431,7 +434,7 @@ impl<R: CryptoRng + SeedableRng> Resolver<R> {
         flights.insert(flight, wanted);
     }
 
-    /// Routing has been asked which way leads there by the egress.
+    /// The result of the route look-up through the egress.
     fn handle_egress(
         &mut self,
         now: Instant,
@@ -443,13 +446,13 @@ impl<R: CryptoRng + SeedableRng> Resolver<R> {
             Some(route.ifindex) == question.egress() && route.next_hop != question.target()
         };
         let route = route.filter(is_gateway);
-        // Without its egress it stays a question.
+        // The target stays legal without its egress.
         let free = Question::new(question.target(), None).unwrap_or(question);
         for (flight, wanted) in flights {
             let question = if route.is_some() { question } else { free };
             self.ask_peers(now, Asker::Kernel(flight), Wanted { question, ..wanted });
         }
-        // The client would ask the same.
+        // The client would request the same look-up.
         if route.is_some() {
             self.client.handle_input(now, client::Input::Route { question, route });
         }
@@ -457,7 +460,7 @@ impl<R: CryptoRng + SeedableRng> Resolver<R> {
 
     fn ask_peers(&mut self, now: Instant, asker: Asker<RequestId, FlightId>, wanted: Wanted) {
         let Wanted { question, asked_at, deadline } = wanted;
-        // The kernel does not ask again by itself when the peer is back.
+        // The kernel does not ask again by itself when the peer has returned.
         let heeds_refusal = matches!(asker, Asker::Driver(_));
         let id = asker.into();
         let input = client::Input::Resolve { id, question, asked_at, deadline, heeds_refusal };
@@ -482,7 +485,7 @@ impl<R: CryptoRng + SeedableRng> Resolver<R> {
         self.client.handle_input(now, client::Input::Cancel { id });
     }
 
-    /// Takes the answers to who asked.
+    /// Passes answers to the requests that wait for them.
     fn settle(&mut self, now: Instant) {
         while let Some(paths::Answered { id, outcome }) = self.paths.poll_answered() {
             match Asker::from(id) {
@@ -520,7 +523,7 @@ impl<R: CryptoRng + SeedableRng> Resolver<R> {
     }
 }
 
-/// Who waits for an answer of a client, whose names for requests the two have to share.
+/// The origin of a request to a client; both origins share the client's request numbers.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 enum Asker<D, K> {
     Driver(D),
@@ -528,7 +531,7 @@ enum Asker<D, K> {
 }
 
 impl<D, K> Asker<D, K> {
-    /// Both count from 0 and never reach 2⁶³.
+    /// Both numbers start at 0 and never reach 2⁶³.
     fn join(self, driver: impl Fn(D) -> u64, kernel: impl Fn(K) -> u64) -> u64 {
         match self {
             Self::Driver(id) => driver(id) << 1,
@@ -587,10 +590,10 @@ impl From<client::Outcome> for Outcome {
     }
 }
 
-/// What we know of our own addresses; `None` if the question is not about one.
+/// The answer from the local view; `None` if the address is not of this node.
 fn own(view: &impl Local, question: Question) -> Option<Outcome> {
     let target = question.target();
-    // Without an interface a link-local address could be anybody's.
+    // Without an interface, a link-local address may be any node's.
     let ingress = match question.egress() {
         Some(egress) => egress,
         None if is_scoped(target) => return None,
@@ -603,7 +606,7 @@ fn own(view: &impl Local, question: Question) -> Option<Outcome> {
     }
 }
 
-/// An unscoped address has the same GID whichever interface a question about it comes by.
+/// Any interface: an address without scope has the same GID on all of them.
 const ANY_INTERFACE: IfIndex = match IfIndex::new(1) {
     Some(loopback) => loopback,
     None => unreachable!(),

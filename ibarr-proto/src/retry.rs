@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 
-//! When to ask again.
+//! Schedules of resends, and random times.
 
 use std::time::Duration;
 
 use rand_core::Rng;
 
-/// Times of the resends of a question, counted from its first send, spread by jitter so that nodes
-/// which started together do not go on together.
+/// Times of the resends of a question, counted from its first send. Jitter separates nodes that
+/// started together.
 #[derive(Clone, Debug, Eq, PartialEq)]
 pub struct Schedule {
     offsets: Vec<Duration>,
@@ -15,13 +15,13 @@ pub struct Schedule {
 }
 
 impl Schedule {
-    /// Most resends of one question.
+    /// Maximum number of resends of one question.
     pub const MAX_RESENDS: usize = 16;
 
     /// `offsets` are the resends without jitter.
     ///
     /// # Errors
-    /// If there is none, too many, or if one could come before or with its predecessor.
+    /// There is none, there are too many, or a resend may come before or with the one before it.
     pub fn new(offsets: Vec<Duration>, jitter: Jitter) -> Result<Self, ScheduleError> {
         match offsets.len() {
             0 => return Err(ScheduleError::Empty),
@@ -38,31 +38,31 @@ impl Schedule {
         Ok(Self { offsets, jitter })
     }
 
-    /// How long to wait before the `n`th resend (from 0), counted from the send before it; `None`
-    /// after the last. `luck` is any number.
+    /// The pause before the `n`th resend (from 0), counted from the send before it; `None` after
+    /// the last. `luck` is any random number.
     pub fn pause(&self, n: usize, luck: u32) -> Option<Duration> {
         let before = n.checked_sub(1).and_then(|n| self.offsets.get(n)).copied();
         let pause = self.offsets.get(n)?.saturating_sub(before.unwrap_or_default());
         Some(self.jitter.spread_by(pause, luck))
     }
 
-    /// Resends of one question.
+    /// Number of resends of one question.
     pub fn resends(&self) -> usize {
         self.offsets.len()
     }
 
-    /// The first resend, without jitter.
+    /// The time of the first resend, without jitter.
     pub fn first(&self) -> Duration {
         self.offsets.first().copied().unwrap_or_default()
     }
 
-    /// The latest moment of the last resend.
+    /// The latest possible time of the last resend.
     pub fn latest(&self) -> Duration {
         self.offsets.last().map_or(Duration::ZERO, |&offset| self.jitter.most(offset))
     }
 }
 
-/// Why times are not a [`Schedule`].
+/// Error: times are not a legal [`Schedule`].
 #[derive(Clone, Copy, Debug, Eq, PartialEq, thiserror::Error)]
 pub enum ScheduleError {
     /// No resend: a single lost datagram would lose the question.
@@ -71,12 +71,12 @@ pub enum ScheduleError {
     /// More than [`Schedule::MAX_RESENDS`].
     #[error("more than {} resends are given", Schedule::MAX_RESENDS)]
     TooLong,
-    /// Times must grow, by more than their jitter.
+    /// The times do not grow by more than their jitter.
     #[error("the resend after {0:?} is not after the one before it, jitter included")]
     Order(Duration),
 }
 
-/// How far a time may move both ways: 0 to 50 per cent of it.
+/// The maximum change of a time in both directions: 0 to 50 per cent of it.
 #[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
 pub struct Jitter(u8);
 
@@ -89,13 +89,13 @@ impl Jitter {
         Some(Self(percent))
     }
 
-    /// `duration` moved by chance.
+    /// `duration` with a random change.
     pub fn spread(self, duration: Duration, rng: &mut impl Rng) -> Duration {
         let width = self.most(duration).abs_diff(self.least(duration));
         self.least(duration).saturating_add(random(width, rng))
     }
 
-    /// `duration` moved by `luck`, which is any number.
+    /// `duration` changed by `luck`, which is any random number.
     fn spread_by(self, duration: Duration, luck: u32) -> Duration {
         let width = self.most(duration).abs_diff(self.least(duration));
         self.least(duration).saturating_add(part(width, luck))
@@ -114,20 +114,20 @@ impl Jitter {
     }
 }
 
-/// The part of `duration` that `luck` is of all numbers.
+/// A part of `duration`: `luck` as a fraction of its range.
 pub fn part(duration: Duration, luck: u32) -> Duration {
     let nanos = (u128::from(luck) * duration.as_nanos()) >> 32;
     Duration::from_nanos(u64::try_from(nanos).unwrap_or(u64::MAX))
 }
 
-/// A duration of at most `longest`, and at most 584 years.
+/// A random duration of at most `longest`, and at most 584 years.
 pub fn random(longest: Duration, rng: &mut impl Rng) -> Duration {
     let nanos = u64::try_from(longest.as_nanos()).unwrap_or(u64::MAX);
     Duration::from_nanos(below(nanos.saturating_add(1), rng))
 }
 
-/// A number below `bound`, or zero if that is zero. All are equally likely but for a bias below
-/// `bound` in 2⁶⁴.
+/// A random number below `bound`, or zero if `bound` is zero. The distribution is uniform except
+/// for a bias below `bound` in 2⁶⁴.
 pub fn below(bound: u64, rng: &mut impl Rng) -> u64 {
     let product = u128::from(rng.next_u64()) * u128::from(bound);
     u64::try_from(product >> 64).unwrap_or(u64::MAX)
@@ -146,7 +146,7 @@ mod tests {
     }
 
     #[test]
-    fn schedules_that_make_no_sense_are_refused() {
+    fn illegal_schedules_are_refused() {
         let ten = Jitter::percent(10).unwrap();
         let new = |times: &[u64]| Schedule::new(times.iter().copied().map(ms).collect(), ten);
         assert_eq!(new(&[]), Err(ScheduleError::Empty));
@@ -176,7 +176,7 @@ mod tests {
         }
 
         #[test]
-        fn a_number_below_a_bound_is_below_it(seed: u64, bound: u64) {
+        fn random_number_is_below_its_bound(seed: u64, bound: u64) {
             let below = below(bound, &mut ChaCha12Rng::seed_from_u64(seed));
             prop_assert!(below < bound || bound == 0);
         }

@@ -1,11 +1,12 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 
-//! What users of this node ask, besides the kernel: so much of each at once, in turn, and the rest waits.
+//! Shares of users: limits each user's requests, and lets users take turns. The kernel's requests
+//! do not pass here.
 //!
-//! A request of a user is *admitted* if neither the user nor all users together have too many under
-//! way, and the user has not asked faster than its rate. Else it waits, and users take turns as room
-//! comes. One that has not been admitted by its deadline is refused, and not sooner than [`PAUSE`] after
-//! it came: a caller that asks again at once gains nothing. Requests of the kernel do not pass here.
+//! A request is *admitted* if neither the user nor all users together have too many in progress,
+//! and the user has not exceeded its rate. Otherwise it waits, and users take turns as room becomes
+//! available. A request that is not admitted by its deadline is refused, but not sooner than
+//! [`PAUSE`] after its arrival: a caller that asks again at once gains nothing.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::time::Duration;
@@ -19,32 +20,32 @@ use crate::timer::Timers;
 #[derive(Clone, Copy, Debug, Eq, Hash, Ord, PartialEq, PartialOrd)]
 pub struct User(pub u32);
 
-/// Bounds.
+/// The limits of users' requests.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub struct Limits {
-    /// Requests of a user that are under way.
+    /// Requests of a user in progress.
     pub of_user: usize,
-    /// Those of all users.
+    /// Requests of all users in progress.
     pub of_all: usize,
     /// Requests of a user that wait.
     pub waiting_of_user: usize,
-    /// Those of all users.
+    /// Requests of all users that wait.
     pub waiting: usize,
     /// Requests of a user that are admitted each second.
     pub rate: u32,
-    /// How many more after a pause.
+    /// Additional requests after a pause.
     pub burst: u32,
 }
 
-/// A request that is refused for want of room is refused no sooner than this after it came.
+/// A request for which there is no room is refused no sooner than this after its arrival.
 pub const PAUSE: Duration = Duration::from_secs(1);
 
-/// Requests of the users, each a `T`.
+/// Requests of users, each a `T`.
 #[derive(Debug)]
 pub struct Shares<T> {
     limits: Limits,
     users: BTreeMap<User, Account>,
-    /// Those with something that waits, in the order of their turns.
+    /// Users with a waiting request, in the order of their turns.
     turns: VecDeque<User>,
     waiting: BTreeMap<Ticket, (User, T)>,
     refusals: Timers<Ticket>,
@@ -60,12 +61,12 @@ struct Ticket(u64);
 struct Account {
     under_way: usize,
     waiting: BTreeSet<Ticket>,
-    /// When what has been admitted would have been admitted at the rate.
+    /// When the admitted requests would have been admitted at the configured rate.
     paid_until: Instant,
 }
 
 impl<T> Shares<T> {
-    /// Without a request.
+    /// Starts without requests.
     pub fn new(limits: Limits) -> Self {
         Self {
             limits,
@@ -79,10 +80,11 @@ impl<T> Shares<T> {
         }
     }
 
-    /// A user asks, and waits until `deadline`. To be followed by [`Self::poll_admitted`].
+    /// A user asks, and waits until `deadline`. The caller has to call [`Self::poll_admitted`]
+    /// next.
     ///
     /// # Errors
-    /// The request, if too many wait.
+    /// Returns the request if too many wait.
     pub fn offer(
         &mut self,
         now: Instant,
@@ -110,7 +112,8 @@ impl<T> Shares<T> {
         Ok(())
     }
 
-    /// The next request that may go on. [`Self::ended`] has to follow when it has its answer.
+    /// The next request that is admitted. The caller has to call [`Self::ended`] when it has its
+    /// answer.
     pub fn poll_admitted(&mut self, now: Instant) -> Option<(User, T)> {
         if self.under_way >= self.limits.of_all {
             return None;
@@ -129,7 +132,7 @@ impl<T> Shares<T> {
         None
     }
 
-    /// The next request whose time is over. It is refused.
+    /// The next request whose time has expired. It is refused.
     pub fn poll_refused(&mut self, now: Instant) -> Option<T> {
         let ticket = self.refusals.pop(now)?;
         let (user, request) = self.waiting.remove(&ticket)?;
@@ -143,7 +146,7 @@ impl<T> Shares<T> {
         Some(request)
     }
 
-    /// A request of `user` that was admitted has its answer.
+    /// An admitted request of `user` has its answer.
     pub fn ended(&mut self, user: User) {
         if let Some(account) = self.users.get_mut(&user) {
             account.under_way = account.under_way.saturating_sub(1);
@@ -151,7 +154,7 @@ impl<T> Shares<T> {
         }
     }
 
-    /// When to poll again, if nothing ends before.
+    /// When to poll again, if no request ends before.
     pub fn poll_timeout(&self) -> Option<Instant> {
         let may_go = |user: &User| {
             let account = self.users.get(user)?;
@@ -162,12 +165,12 @@ impl<T> Shares<T> {
         [next, self.refusals.next()].into_iter().flatten().min()
     }
 
-    /// What has been counted so far.
+    /// The counters.
     pub fn counters(&self) -> &Counters<Counter> {
         &self.counters
     }
 
-    /// Requests under way, and those that wait.
+    /// Number of requests in progress, and of those that wait.
     pub fn load(&self) -> (usize, usize) {
         (self.under_way, self.waiting.len())
     }
@@ -186,7 +189,7 @@ impl<T> Shares<T> {
         self.waiting.remove(&ticket)
     }
 
-    /// Users come and go; what they asked does not have to be remembered longer than their rate does.
+    /// Forgets users without requests, as soon as their rate no longer limits them.
     fn forget_idle(&mut self, now: Instant) {
         if self.users.len() >= MANY_USERS {
             self.users.retain(|_, account| !account.is_idle(now));
@@ -208,23 +211,23 @@ impl Account {
 }
 
 impl Limits {
-    /// Time between two requests of a user in the long run.
+    /// Mean time between two requests of a user at its rate.
     fn interval(&self) -> Duration {
         Duration::from_secs(1) / self.rate.max(1)
     }
 }
 
-/// From so many users on, those that ask nothing are forgotten.
+/// With more users than this, those without requests are forgotten.
 const MANY_USERS: usize = 64;
 
 crate::counters! {
-    /// What is counted of the requests of all users.
+    /// Counters of all users' requests.
     pub enum Counter {
         /// Requests made.
         Requests = "requests",
-        /// Requests that went on, at once or after they had waited.
+        /// Requests admitted, at once or after a wait.
         Admitted = "admitted",
-        /// Requests refused because their user, or all users, had too many under way.
+        /// Requests refused because their user, or all users, had too many in progress.
         Refused = "refused",
     }
 }
@@ -265,7 +268,7 @@ mod tests {
     }
 
     #[test]
-    fn refusal_comes_at_the_deadline_and_not_before_a_pause() {
+    fn refusal_comes_at_the_deadline_but_not_before_the_pause() {
         let mut shares = Shares::new(Limits { of_user: 0, ..LIMITS });
         shares.offer(START, User(1), 1, START).unwrap();
         shares.offer(START, User(1), 2, later()).unwrap();
@@ -295,7 +298,7 @@ mod tests {
     }
 
     #[test]
-    fn what_waits_is_bounded_for_each_user_and_for_all() {
+    fn waiting_requests_are_bounded_per_user_and_in_total() {
         let mut shares = Shares::new(Limits { of_user: 0, ..LIMITS });
         let mut taken = Vec::new();
         for user in 1..=3 {
@@ -307,7 +310,7 @@ mod tests {
     }
 
     #[test]
-    fn users_that_ask_no_more_are_forgotten() {
+    fn idle_users_are_forgotten() {
         let mut shares = Shares::new(LIMITS);
         let mut now = START;
         for user in 0..1000 {

@@ -6,7 +6,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use ibarr_common::Instant;
 
-/// At most one deadline a key; the earliest is at hand, and equal ones come in the order of their
+/// At most one deadline for each key. The earliest comes first, equal ones in the order of their
 /// keys. Every operation is O(log n).
 #[derive(Debug)]
 pub struct Timers<K> {
@@ -50,7 +50,7 @@ impl<K: Copy + Ord> Timers<K> {
         Some(key)
     }
 
-    /// Deadlines set.
+    /// Number of deadlines.
     pub fn len(&self) -> usize {
         self.by_key.len()
     }
@@ -75,7 +75,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn the_earliest_of_a_plain_list_comes_first(
+        fn deadlines_come_in_the_order_of_a_sorted_list(
             ops: Vec<(u8, Option<u8>, u8)>,
         ) {
             let mut timers = Timers::default();

@@ -1,71 +1,72 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 
-//! One turn of the loop around a [`Node`](crate::node::Node): what is read, how much of it, and when
-//! the cores' outputs are carried out. The daemon's loop and the simulation call it, so the order
-//! that a simulation proves is the order that runs.
+//! One turn of the loop around a [`Node`](crate::node::Node): the order of reads, their number, and
+//! the time when the outputs of the cores are carried out. The daemon's loop and the simulation
+//! both call it, so that the simulation proves the order that the daemon executes.
 //!
-//! Each request of the kernel is dealt with before the next one is read, because its caller is blocked,
-//! whatever else is queued. Other inputs share one reading of the clock and one drain, which makes
-//! a burst cheap.
+//! Each request of the kernel is handled before the next one is read, because its caller is
+//! blocked, whatever else is queued. Other inputs share one reading of the clock and one drain,
+//! which makes a burst cheap.
 
 use ibarr_common::Instant;
 
 use crate::node::Output;
 
-/// What a turn reads from and writes to. A `T` is something that happened.
+/// The driver's side of a turn. A `T` is an input.
 pub trait Io<T> {
-    /// The next input, if it is there already.
+    /// The next input, if one is ready.
     fn next_input(&mut self) -> Option<T>;
 
-    /// Hands `input` to a core.
+    /// Passes `input` to a core.
     fn handle(&mut self, now: Instant, input: T) -> Handled;
 
-    /// Hands the next message of the socket to the kernel to the node: also that the socket is empty, or
-    /// gone.
+    /// Reads the next message from the kernel's socket and passes it to the node; the node also
+    /// learns that the socket is empty or gone.
     fn read_kernel(&mut self, now: Instant) -> Read;
 
-    /// The node's [`handle_timeout`](crate::node::Node::handle_timeout).
+    /// Calls the node's [`handle_timeout`](crate::node::Node::handle_timeout).
     fn handle_timeout(&mut self, now: Instant);
 
-    /// The node's [`poll`](crate::node::Node::poll), with the room that there is.
+    /// Calls the node's [`poll`](crate::node::Node::poll) with the current room.
     fn poll(&mut self, now: Instant) -> Option<Output>;
 
-    /// Does what a core has decided.
+    /// Carries out an output.
     fn carry_out(&mut self, now: Instant, output: Output);
 
-    /// Everything has been carried out: time for what is not the node's.
+    /// Everything is carried out: the driver does its own work.
     fn settle(&mut self, now: Instant);
 }
 
-/// What became of an input.
+/// The effect of an input.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub enum Handled {
-    /// The cores may have something to say.
+    /// The cores may have outputs.
     Changed,
-    /// The cores have nothing to say: the server answers a peer's query at once, and counts.
+    /// The cores have no outputs: the server answers a peer's query at once, and counts it.
     Unchanged,
-    /// The socket to the kernel can be read.
+    /// The socket to the kernel is readable.
     KernelAsks,
 }
 
-/// What was read of the socket to the kernel.
+/// The result of a read of the socket to the kernel.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub enum Read {
-    /// A message. There may be more.
+    /// A message was read. There may be more.
     Message,
-    /// There is no more, or no socket.
+    /// There are no more messages, or there is no socket.
     Nothing,
 }
 
-/// How much a turn takes.
+/// The bounds of a turn.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub struct Limits {
-    /// Inputs after the first. Enough to make a burst cheap, few enough that no answer waits for more
-    /// than about 100 µs.
+    /// Inputs after the first. Enough to make a burst cheap, and so few that no answer waits for
+    /// more than about 100 µs.
     pub inputs: usize,
     /// Messages of the kernel: more than a burst has in practice.
     pub messages: usize,
-    /// Times that many messages, when the daemon ends: more than the socket's buffer holds.
+    /// How many times `messages` may be read when the daemon ends: more than the socket's buffer
+    /// holds.
     pub last_reads: usize,
 }
 
@@ -75,8 +76,9 @@ impl Default for Limits {
     }
 }
 
-/// Takes a turn that begins with `first`; `is_due` if a core's time has come. Returns whether the
-/// kernel may have more to ask: then other tasks of the thread go before the next turn.
+/// Takes a turn that begins with `first`; `is_due` if a core has a time-out that is due. Returns
+/// whether the kernel may have more requests: then other tasks of the thread run before the next
+/// turn.
 pub fn take<T, I: Io<T>>(io: &mut I, limits: Limits, now: Instant, first: T, is_due: bool) -> bool {
     let (mut has_changed, mut asks_on) = (is_due, false);
     let mut next = Some(first);
@@ -98,16 +100,18 @@ pub fn take<T, I: Io<T>>(io: &mut I, limits: Limits, now: Instant, first: T, is_
     asks_on
 }
 
-/// Does what is due, carries out what the cores have to say, then lets the driver settle the rest.
+/// Performs all actions that are due, carries out the outputs, then lets the driver do its own
+/// work.
 pub fn drain<T, I: Io<T>>(io: &mut I, now: Instant) {
     io.handle_timeout(now);
     carry_out(io, now);
     io.settle(now);
 }
 
-/// Reads what the kernel has asked by now, before the daemon ends, and answers what is known.
+/// Reads the remaining requests of the kernel before the daemon ends, and answers those with a
+/// known answer.
 pub fn read_to_end<T, I: Io<T>>(io: &mut I, limits: Limits, now: Instant) {
-    // Bounded, because the kernel may ask faster than we read.
+    // Bounded, because the kernel may ask faster than the daemon reads.
     for _ in 0..limits.last_reads {
         if read(io, limits, now) == Read::Nothing {
             return;
@@ -138,7 +142,7 @@ mod tests {
 
     const NOW: Instant = Instant::from_nanos(1);
 
-    /// Writes down what is called.
+    /// Records the calls.
     #[derive(Default)]
     struct Recorder {
         inputs: Vec<Handled>,
@@ -187,7 +191,7 @@ mod tests {
     }
 
     #[test]
-    fn each_request_of_the_kernel_is_dealt_with_before_the_next() {
+    fn each_kernel_request_is_handled_before_the_next() {
         let mut io =
             Recorder { messages: 3, inputs: vec![Handled::Changed], ..Recorder::default() };
         assert!(!take(&mut io, Limits::default(), NOW, Handled::KernelAsks, false));
@@ -195,7 +199,7 @@ mod tests {
     }
 
     #[test]
-    fn kernel_that_never_stops_asking_ends_its_turn_at_the_limit() {
+    fn endless_kernel_requests_end_the_turn_at_the_limit() {
         let mut io = Recorder { messages: 5, ..Recorder::default() };
         let limits = Limits { messages: 2, ..Limits::default() };
         assert!(take(&mut io, limits, NOW, Handled::KernelAsks, false));
@@ -206,7 +210,7 @@ mod tests {
     }
 
     #[test]
-    fn turn_of_peers_queries_alone_is_not_drained_unless_a_core_is_due() {
+    fn turn_of_peer_queries_is_drained_only_if_a_core_is_due() {
         let mut io = Recorder { inputs: vec![Handled::Unchanged; 70], ..Recorder::default() };
         take(&mut io, Limits::default(), NOW, Handled::Unchanged, false);
         assert_eq!(io.calls, "h".repeat(65));

@@ -40,7 +40,7 @@ use ibarr_common::wire::ls::{
     SetTimeout, Timeout, messages,
 };
 
-use self::nudges::{Kind as NudgeKind, Nudges, Whom};
+use self::nudges::{Cause, Kind as NudgeKind, Nudges};
 use self::paths::{PathRequests, Waiting};
 use self::queue::{Item, Queue};
 use self::requests::{Answered, Request as Held, Requests, State};
@@ -141,7 +141,7 @@ impl LocalService {
                 }
                 if self.overruns_from <= self.now {
                     self.overruns_from = self.now + OVERRUN_PAUSE;
-                    self.want_nudge(Whom::Anybody);
+                    self.want_nudge(Cause::Other);
                 }
             }
             Input::Nudged(nudged) => {
@@ -326,7 +326,7 @@ impl LocalService {
     fn hear(&mut self) {
         self.group = Group::Inside;
         // Some waiting requests may have been sent to an earlier listener.
-        self.want_nudge(Whom::Anybody);
+        self.want_nudge(Cause::Other);
     }
 
     fn close(&mut self) {
@@ -534,7 +534,7 @@ impl LocalService {
         let is_first = !self.requests.is_remembered(seq);
         if nudges > 0 {
             let is_alone = is_first && !self.requests.is_waited_for(self.now);
-            self.want_nudge(if is_alone { Whom::One } else { Whom::Anybody });
+            self.want_nudge(if is_alone { Cause::FirstAnswer } else { Cause::Other });
         }
         if is_first {
             let no_nudges = !self.config.nudge || self.nudges.failed();
@@ -549,9 +549,9 @@ impl LocalService {
         if self.requests.get_mut(seq).is_some_and(is_new) { RETRY } else { 2 * RETRY }
     }
 
-    fn want_nudge(&mut self, whom: Whom) {
+    fn want_nudge(&mut self, cause: Cause) {
         if self.config.nudge {
-            self.nudges.want(self.now, whom);
+            self.nudges.want(self.now, cause);
         }
     }
 

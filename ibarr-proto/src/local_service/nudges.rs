@@ -63,11 +63,11 @@ struct FollowUp {
 
 /// The cause of a nudge.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
-pub(super) enum Whom {
+pub(super) enum Cause {
     /// The first answer to a request, while no other request waits.
-    One,
-    /// Any other answer.
-    Anybody,
+    FirstAnswer,
+    /// Anything else.
+    Other,
 }
 
 /// The purpose of a nudge.
@@ -103,8 +103,8 @@ enum Why {
 }
 
 impl Nudges {
-    pub(super) fn want(&mut self, now: Instant, whom: Whom) {
-        if self.is_under_way() && whom != Whom::One {
+    pub(super) fn want(&mut self, now: Instant, cause: Cause) {
+        if self.is_under_way() && cause != Cause::FirstAnswer {
             self.callers = Callers::Several;
         }
         self.wanted = Some(match self.wanted {
@@ -113,7 +113,7 @@ impl Nudges {
                 since: now,
                 last: now,
                 is_late: self.last_at.is_none_or(|last| now >= last + NUDGE_INTERVAL),
-                is_single: whom == Whom::One,
+                is_single: cause == Cause::FirstAnswer,
             },
         });
         self.follow_up = None;
