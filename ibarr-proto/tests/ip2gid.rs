@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 
-//! Both sides of ip2gid on a simulated network.
+//! Client and server of ip2gid on a simulated network.
 
 mod sim;
 
@@ -41,7 +41,7 @@ fn two_nodes_resolve_each_other_in_both_families() {
 }
 
 #[test]
-fn every_request_is_answered_once_in_time_and_rightly_on_a_bad_network() {
+fn every_request_is_answered_once_and_correctly_on_a_bad_network() {
     for seed in 0..40 {
         let mut sim = Sim::new(seed);
         sim.faults = Faults { lost: 30, repeated: 20, delay: ms(0)..ms(40), ..Faults::default() };
@@ -56,7 +56,7 @@ fn every_request_is_answered_once_in_time_and_rightly_on_a_bad_network() {
         let mut requests = Vec::new();
         let rng = &mut ChaCha12Rng::seed_from_u64(seed);
         for _ in 0..300 {
-            // Half of the requests are the client's, the others any node's.
+            // Half of the requests come from the client, the others from any node.
             let asker = usize::try_from(below(60, rng).saturating_sub(30)).unwrap();
             let n = u16::try_from(below(40, rng)).unwrap() + 1;
             requests.push((asker, n, sim.now, sim.resolve(asker, target(n))));
@@ -73,7 +73,7 @@ fn every_request_is_answered_once_in_time_and_rightly_on_a_bad_network() {
                 // A server does not answer its own node.
                 Outcome::TimedOut if asker == usize::from(n) => {}
                 Outcome::TimedOut if !alive.contains(&n) => {}
-                // Both ways of six sends may be lost.
+                // Six sends may be lost in both directions.
                 Outcome::TimedOut => timed_out += 1,
                 other => panic!("{n}: {other:?}"),
             }
@@ -112,7 +112,7 @@ fn same_seed_gives_the_same_bytes_at_the_same_times() {
 }
 
 #[test]
-fn live_peer_behind_the_cold_gateway_of_dead_ones_is_answered_within_a_round() {
+fn live_peer_among_dead_ones_is_answered_within_a_round() {
     for (dead, limit) in [(0, ms(1)), (20, ms(401)), (100, ms(501)), (4000, ms(501))] {
         let mut sim = Sim::new(dead);
         let node = client(&mut sim);
@@ -130,7 +130,7 @@ fn live_peer_behind_the_cold_gateway_of_dead_ones_is_answered_within_a_round() {
 }
 
 #[test]
-fn live_peer_overtakes_dead_ones_that_had_their_turn() {
+fn live_peer_overtakes_dead_ones_after_their_turn() {
     let mut sim = Sim::new(1);
     let node = client(&mut sim);
     peer(&mut sim, 9999);
@@ -146,7 +146,7 @@ fn live_peer_overtakes_dead_ones_that_had_their_turn() {
 }
 
 #[test]
-fn gateway_that_never_answers_is_sent_no_more_than_the_pace_allows() {
+fn silent_gateway_is_sent_datagrams_at_a_bounded_pace() {
     let sent_in_3_s = |targets: u16| {
         let mut sim = Sim::new(targets.into());
         let node = client(&mut sim);
@@ -158,13 +158,13 @@ fn gateway_that_never_answers_is_sent_no_more_than_the_pace_allows() {
         let counters = sim.nodes[node].client.counters();
         counters.get(Counter::Queries) + counters.get(Counter::Resends)
     };
-    // One question has its own schedule, few share 50 a second, many get two a second each.
+    // One question follows its own schedule, few share 50 a second, many get two a second each.
     assert_eq!(sent_in_3_s(1), 7);
     assert!(sent_in_3_s(25) <= 151);
     assert!(sent_in_3_s(1000) <= 6000);
 }
 
-/// What the targets that never answer cost, behind a gateway that does, and behind one that is dead.
+/// The cost of targets that never answer, behind a gateway that answers and behind a dead one.
 #[test]
 fn dead_targets_are_sent_one_datagram_a_second_each() {
     for (targets, gateway_is_cold) in
@@ -193,7 +193,7 @@ fn dead_targets_are_sent_one_datagram_a_second_each() {
         let targets = u64::from(targets);
         let first_round: u64 = rates[..3].iter().sum();
         assert!(first_round <= 8 * targets, "{rates:?}");
-        // Half a second with two of a target's may fall together.
+        // Two datagrams of a target may fall into the same half second.
         assert!(rates[4..].iter().all(|&rate| rate <= 2 * targets), "{rates:?}");
         let later: u64 = rates[4..].iter().sum();
         let a_second = 26 * targets;
@@ -202,7 +202,7 @@ fn dead_targets_are_sent_one_datagram_a_second_each() {
     }
 }
 
-/// What a burst of 200 questions to different peers costs, and how long they wait.
+/// The cost of a burst of 200 questions to different peers, and their times.
 #[derive(Debug)]
 struct Burst {
     queries: u64,
@@ -213,8 +213,8 @@ struct Burst {
 }
 
 impl Burst {
-    /// Each peer on the link of the client, or all behind its gateway; none has been asked before, or
-    /// all have, and have been forgotten.
+    /// Each peer is on the client's link, or all are behind its gateway. None has been asked
+    /// before, or all have, but their answers were dropped.
     fn new(faults: &Faults, is_near: bool, is_known: bool, apart: Duration) -> Self {
         let mut sim = Sim::new(7);
         let node = client(&mut sim);
@@ -272,15 +272,16 @@ fn peers_that_answer_one_after_another_are_sent_one_query_each() {
         for (is_near, is_known) in [(true, false), (true, true), (false, false), (false, true)] {
             let burst = Burst::new(&faults, is_near, is_known, Duration::ZERO);
             assert!(burst.queries <= 200 * 105 / 100, "{burst:?}");
-            // What is shared does nothing twice, so half of all are served in half of the time.
+            // The shared resource handles each query once, so half of all are done in half of the
+            // time.
             assert!(burst.median <= 101 * service + ms(2), "{burst:?}");
         }
     }
 }
 
-/// Where round trips are shorter than the first resend, which then is when it was without them.
+/// With round trips shorter than the first resend, resends are when they would be without them.
 #[test]
-fn lost_queries_are_sent_again_no_later_for_having_measured() {
+fn measured_round_trips_delay_no_resend_of_a_lost_query() {
     for rtt in [200, 2000, 10_000].map(Duration::from_micros) {
         let delay = rtt / 2..rtt / 2 + Duration::from_nanos(1);
         let faults = Faults { lost: 10, delay, ..Faults::default() };
@@ -288,7 +289,8 @@ fn lost_queries_are_sent_again_no_later_for_having_measured() {
             for apart in [ms(0), ms(50)] {
                 let burst = Burst::new(&faults, is_near, is_known, apart);
                 assert_eq!(burst.answered, 200);
-                // By the schedule alone it was up to 8.1 ms more than the median, and 1.27.
+                // With the schedule alone, the mean exceeded the median by up to 8.1 ms, and by
+                // 1.27 ms.
                 assert!(burst.mean <= burst.median + Duration::from_micros(8500), "{burst:?}");
                 assert!(burst.ninetieth <= burst.median + ms(23), "{burst:?}");
                 assert!(burst.queries <= 256, "{burst:?}");
@@ -298,7 +300,7 @@ fn lost_queries_are_sent_again_no_later_for_having_measured() {
 }
 
 #[test]
-fn burst_through_a_gateway_whose_path_takes_long_loses_nothing_after_it_is_there() {
+fn burst_through_a_slow_gateway_loses_nothing_once_its_path_exists() {
     let mut sim = Sim::new(1);
     let node = client(&mut sim);
     sim.nodes[node].path_delay = ms(300);
@@ -312,7 +314,7 @@ fn burst_through_a_gateway_whose_path_takes_long_loses_nothing_after_it_is_there
     sim.run_for(Duration::from_secs(3));
     for (id, (answered_at, outcome)) in &sim.nodes[node].answers {
         assert!(matches!(outcome, Outcome::Found { .. }), "{id}: {outcome:?}");
-        // The path, and the first interval for what was sent into it just before.
+        // The path, and the first interval for a query sent just before it existed.
         let waited = answered_at.since(asked_at);
         assert!(waited <= ms(300 + 21), "{id}: {waited:?}");
     }
@@ -331,7 +333,7 @@ fn flood_of_forged_replies_changes_no_answer_and_no_time() {
         for n in 1..=20 {
             sim.resolve(node, target(n));
             sim.run_for(ms(20));
-            // The worst that an attacker can know: all our ports, and the address that we ask.
+            // The worst case: an attacker knows all our ports, and the address that we ask.
             for port in sim.ports(node) {
                 for _ in 0..flood {
                     let msg_id = MsgId(rng.next_u32());
@@ -373,7 +375,7 @@ fn reply_from_another_address_counts_unless_the_check_is_strict() {
 }
 
 #[test]
-fn answer_in_use_is_refreshed_before_it_expires_and_one_that_is_not_is_not() {
+fn only_answers_in_use_are_refreshed_before_they_expire() {
     let mut sim = Sim::new(1);
     let node = client(&mut sim);
     let (used, unused) = (peer(&mut sim, 1), peer(&mut sim, 2));
@@ -385,13 +387,13 @@ fn answer_in_use_is_refreshed_before_it_expires_and_one_that_is_not_is_not() {
         assert_eq!(found(&sim, node, id), Some((gid(1), Source::Cache)));
     }
     let answered = |node: usize| sim.nodes[node].server.counters().get(server::Counter::Answered);
-    // Ten minutes, every 39 to 45 s, and the first time.
+    // Ten minutes, every 39 to 45 s, plus the first time.
     assert!((14..=16).contains(&answered(used)), "{}", answered(used));
     assert_eq!(answered(unused), 1);
 }
 
 #[test]
-fn node_that_asks_no_more_falls_asleep_with_nothing_open() {
+fn idle_node_closes_its_sockets_and_sleeps() {
     let mut sim = Sim::new(1);
     let node = client(&mut sim);
     peer(&mut sim, 1);
@@ -408,7 +410,7 @@ fn node_that_asks_no_more_falls_asleep_with_nothing_open() {
 fn two_servers_cannot_keep_each_other_busy() {
     let mut sim = Sim::new(1);
     let (a, b) = (peer(&mut sim, 1), peer(&mut sim, 2));
-    // A query that pretends to come from the other server's port.
+    // A forged query with the other server's address and port as source.
     let query = Query::new(Version::V1, MsgId(7), target(2)).unwrap().emit();
     let [from, to] = [1, 2].map(|n| SocketAddr::new(target(n), PORT));
     sim.inject(Duration::ZERO, Packet { from, to, payload: query.as_ref().to_vec() });
@@ -418,7 +420,7 @@ fn two_servers_cannot_keep_each_other_busy() {
     assert_eq!(sim.nodes[a].server.counters().get(server::Counter::MalformedTlvType), 1);
 }
 
-/// The node that asks, with both families, behind a gateway.
+/// The node that asks, in both families, behind a gateway.
 fn client(sim: &mut Sim) -> usize {
     client_with(sim, Settings::default())
 }
@@ -430,7 +432,7 @@ fn client_with(sim: &mut Sim, settings: Settings) -> usize {
     node
 }
 
-/// A node that is asked, 10.2.0.n and fd00:2::n, behind a gateway.
+/// A peer, 10.2.0.n and fd00:2::n, behind a gateway.
 fn peer(sim: &mut Sim, n: u16) -> usize {
     let addresses = [target(n), format!("fd00:2::{n:x}").parse().unwrap()];
     let node = sim.add_node(&addresses, Some(gid(n)), Config::default());
@@ -443,7 +445,7 @@ fn target(n: u16) -> IpAddr {
     Ipv4Addr::new(10, 2, high, low).into()
 }
 
-/// On the link of the client.
+/// An address on the client's link.
 fn near(n: u16) -> IpAddr {
     let [high, low] = n.to_be_bytes();
     Ipv4Addr::new(10, 1, high, low).into()

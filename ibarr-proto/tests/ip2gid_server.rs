@@ -64,7 +64,7 @@ fn each_case_of_the_table_has_its_reply_and_its_counter() {
 }
 
 #[test]
-fn each_payload_of_the_codecs_table_is_answered_or_counted_under_its_reason() {
+fn each_payload_of_the_table_is_answered_or_counted_by_reason() {
     let mut view = View::default();
     view.add("own", "10.2.0.5 fe80::2:c903:0:201");
     view.add("own", "fd00:2::5 fe80::2:c903:0:201");
@@ -99,7 +99,7 @@ fn each_payload_of_the_codecs_table_is_answered_or_counted_under_its_reason() {
 
 proptest! {
     #[test]
-    fn no_bytes_are_answered_with_more_than_one_datagram_of_twelve_more_bytes(
+    fn reply_is_one_datagram_at_most_twelve_bytes_longer(
         mut payload: Vec<u8>,
         like_a_query: bool,
         source: SocketAddr,
@@ -118,14 +118,14 @@ proptest! {
         prop_assert_eq!(server.counters().iter().map(|(_, count)| count).sum::<u64>(), 1);
         if let Some(reply) = reply {
             prop_assert!(reply.payload.as_ref().len() <= payload.len() + 12);
-            // Whoever gets it, another server or this one, does not answer it.
+            // If another server or this one receives the reply, it does not answer.
             let reflected = Received { from: "10.1.0.9:4791".parse().unwrap(), payload: reply.payload.as_ref(), ..received };
             prop_assert_eq!(server.answer(&view, &reflected), None);
         }
     }
 }
 
-/// What a node has, by address and, if link-local, interface.
+/// The addresses of a node, by address and, if link-local, interface.
 #[derive(Default)]
 struct View {
     gids: HashMap<(IpAddr, Option<IfIndex>), Gid>,
@@ -163,9 +163,9 @@ impl Local for View {
     }
 }
 
-/// Source, interface and bytes.
+/// Source, interface and bytes of a reply.
 fn described(reply: &Transmit, received: &Received<'_>) -> (IpAddr, Option<IfIndex>, Vec<u8>) {
-    assert_eq!(reply.to, received.from, "a reply goes to whoever asked");
+    assert_eq!(reply.to, received.from, "a reply goes to the source of the query");
     (reply.from, reply.egress, reply.payload.as_ref().to_vec())
 }
 

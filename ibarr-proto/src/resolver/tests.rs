@@ -15,7 +15,7 @@ use super::*;
 use crate::local_service::{Counter, DEADLINE, FOLLOW_UPS, Input, Nudged, RETRY, Sender};
 
 #[test]
-fn an_address_of_ours_is_answered_without_the_network() {
+fn own_address_is_answered_without_the_network() {
     let found = Outcome::Found { gid: gid("fe80::1"), source: Source::Local };
     for (target, egress, outcome) in [
         ("10.1.0.1", None, found),
@@ -31,7 +31,7 @@ fn an_address_of_ours_is_answered_without_the_network() {
 }
 
 #[test]
-fn any_other_address_is_asked_for() {
+fn other_addresses_are_asked_for() {
     for (target, egress, asked) in [
         ("10.2.0.5", None, "10.2.0.5"),
         ("fe80::5", Some(5), "fe80::5%5"),
@@ -45,17 +45,17 @@ fn any_other_address_is_asked_for() {
 }
 
 #[test]
-fn the_kernel_is_told_what_is_ours_at_once() {
+fn kernel_gets_own_addresses_at_once() {
     let mut rig = Rig::new();
     rig.kernel_asks(1, "10.1.0.1");
     assert_eq!(rig.told(), "1 is fe80::1, nudge");
-    // Ours, and without a GID: nobody else has one for it.
+    // An address of this node without a GID: no peer has one for it.
     rig.kernel_asks(2, "192.0.2.1");
     assert_eq!((rig.told().as_str(), rig.routes().as_str()), ("", ""));
 }
 
 #[test]
-fn what_the_kernel_asks_before_our_addresses_are_known_waits_for_them() {
+fn early_kernel_requests_wait_for_the_local_view() {
     let mut rig = Rig::new();
     for (seq, target) in [(1, "10.1.0.1"), (2, "10.2.0.5")] {
         rig.kernel_asks_of(&NotKnown, seq, target);
@@ -64,7 +64,7 @@ fn what_the_kernel_asks_before_our_addresses_are_known_waits_for_them() {
     rig.pass(Duration::from_millis(1));
     assert_eq!((rig.told().as_str(), rig.routes().as_str()), ("1 is fe80::1, nudge", "10.2.0.5%2"));
 
-    // And for no longer than the kernel does.
+    // They wait no longer than the kernel does.
     rig.kernel_asks_of(&NotKnown, 3, "10.2.0.6");
     rig.now += DEADLINE;
     rig.resolver.handle_timeout(rig.now, &NotKnown);
@@ -74,15 +74,15 @@ fn what_the_kernel_asks_before_our_addresses_are_known_waits_for_them() {
 
 /// The rule for an interface that may belong to another network namespace.
 #[test]
-fn an_interface_of_the_kernel_counts_if_a_gateway_is_behind_it() {
+fn interface_of_a_kernel_request_counts_only_with_a_gateway() {
     let cases = [
-        // Routing agrees: by that interface, through a gateway.
+        // Routing confirms it: through that interface, by a gateway.
         (Some((2, "10.1.0.254")), None, "10.2.0.5 by 2"),
-        // What Linux says of an address that no route leads to by that interface: it is on its link.
+        // Linux reports an address without a route through that interface as on its link.
         (Some((2, "10.2.0.5")), Some((3, "10.1.0.254")), "10.2.0.5 by any"),
-        // Another interface after all.
+        // The route uses another interface.
         (Some((3, "10.1.0.254")), Some((3, "10.1.0.254")), "10.2.0.5 by any"),
-        // No such interface here.
+        // There is no such interface here.
         (None, Some((3, "10.1.0.254")), "10.2.0.5 by any"),
     ];
     for (by_interface, free, sent) in cases {
@@ -101,7 +101,7 @@ fn an_interface_of_the_kernel_counts_if_a_gateway_is_behind_it() {
 }
 
 #[test]
-fn what_is_cached_for_the_interface_needs_no_route() {
+fn answer_cached_for_the_interface_needs_no_route_look_up() {
     let mut rig = Rig::new();
     rig.kernel_asks(1, "10.2.0.5");
     rig.route("10.2.0.5", Some(2), Some((2, "10.1.0.254")));
@@ -117,9 +117,10 @@ fn what_is_cached_for_the_interface_needs_no_route() {
     assert_eq!(counters.get(Counter::AnsweredCache), 1);
 }
 
-/// What was learned on another way is not for this one: the address may be somebody else's there.
+/// An answer learned on another route is not used for this one: another host may have the address
+/// there.
 #[test]
-fn what_is_cached_without_the_interface_counts_once_routing_says_so() {
+fn unscoped_cached_answer_counts_after_the_route_look_up() {
     let mut rig = Rig::new();
     rig.ask(7, "10.2.0.5", None);
     rig.route("10.2.0.5", None, Some((3, "10.1.0.254")));
@@ -131,13 +132,13 @@ fn what_is_cached_without_the_interface_counts_once_routing_says_so() {
 }
 
 #[test]
-fn requests_for_one_address_share_route_and_query_whoever_asks() {
+fn requests_for_one_address_share_route_and_query() {
     let mut rig = Rig::new();
     for seq in 1..=3 {
         rig.kernel_asks(seq, "10.2.0.5");
     }
     rig.ask(0, "10.2.0.5", Some(2));
-    // The client asks for itself.
+    // The client looks up its route separately.
     assert_eq!(rig.routes(), "10.2.0.5%2, 10.2.0.5%2");
     rig.route("10.2.0.5", Some(2), Some((2, "10.1.0.254")));
     assert_eq!(rig.sent(), "10.2.0.5 by 2");
@@ -164,7 +165,7 @@ fn refusal_is_an_answer_to_users_and_not_to_the_kernel() {
 }
 
 #[test]
-fn a_request_that_the_kernel_gave_up_is_asked_for_no_more() {
+fn question_ends_when_the_kernel_drops_its_request() {
     let mut rig = Rig::new();
     rig.kernel_asks(1, "10.2.0.5");
     rig.kernel_asks(2, "10.2.0.6");
@@ -174,13 +175,13 @@ fn a_request_that_the_kernel_gave_up_is_asked_for_no_more() {
     assert_eq!(rig.resolver.client().load().waiters, 0);
     assert!(rig.resolver.unsure.is_empty() && rig.resolver.unrouted.is_empty());
     assert_eq!(rig.told(), "");
-    // The word of routing is for nobody any more.
+    // No request waits for the result of the route look-up any more.
     rig.route("10.2.0.5", Some(2), Some((2, "10.1.0.254")));
     assert_eq!((rig.sent().as_str(), rig.told().as_str()), ("10.2.0.6 by 2", ""));
 }
 
 #[test]
-fn what_has_no_route_is_looked_for_again() {
+fn address_without_a_route_is_looked_up_again() {
     let mut rig = Rig::new();
     rig.kernel_asks(1, "10.2.0.5");
     for _ in 0..2 {
@@ -196,7 +197,7 @@ fn what_has_no_route_is_looked_for_again() {
 }
 
 #[test]
-fn dead_targets_of_the_kernel_lock_no_live_one_out() {
+fn dead_targets_do_not_lock_out_live_ones() {
     let mut rig = Rig::with(4096);
     let dead = 4200;
     for seq in 0..u32::try_from(dead).unwrap() {
@@ -223,9 +224,9 @@ fn dead_targets_of_the_kernel_lock_no_live_one_out() {
     assert!(load.flights >= 4095, "the others are still asked for: {load:?}");
 }
 
-/// 20 connections of a user, each of which asks for 256 dead targets again as soon as it is answered.
+/// 20 connections of a user; each asks for 256 dead targets again as soon as it is answered.
 #[test]
-fn user_who_asks_for_dead_targets_keeps_none_of_the_kernels_waiting() {
+fn users_dead_targets_delay_no_kernel_request() {
     const ASKED: u64 = 20 * 256;
     let mut rig = Rig::with(2048);
     let target = |n: u64| format!("10.{}.{}.{}", 3 + n / 62_500, n / 250 % 250, n % 250);
@@ -252,7 +253,7 @@ fn user_who_asks_for_dead_targets_keeps_none_of_the_kernels_waiting() {
     assert_eq!(live.len(), 20);
     let sent: BTreeSet<_> = rig.transmits.iter().map(|query| query.to.ip()).collect();
     assert!(live.is_subset(&sent), "{:?}", live.difference(&sent));
-    // Of 8 s, with 3 s to wait each time.
+    // In 8 s, with a wait of 3 s each time.
     assert!(asked <= 3 * ASKED, "refusals spin: {asked}");
     let [(_, counters, (under_way, waiting)), _] = rig.resolver.users();
     assert!(counters.get(shares::Counter::Refused) > ASKED);
@@ -260,7 +261,7 @@ fn user_who_asks_for_dead_targets_keeps_none_of_the_kernels_waiting() {
 }
 
 #[test]
-fn names_of_requests_are_never_taken_for_each_other() {
+fn request_numbers_of_kernel_and_users_never_collide() {
     for number in [0, 1, 2, u64::from(u32::MAX), (1 << 63) - 1] {
         for asker in [Asker::Driver(RequestId(number)), Asker::Kernel(FlightId::new(number))] {
             assert_eq!(Asker::from(RequestId::from(asker)), asker);
@@ -297,7 +298,7 @@ impl Local for NotKnown {
     }
 }
 
-/// A resolver with kernel, routing and peers in the test's hand.
+/// A resolver; the test plays kernel, routing and peers.
 struct Rig {
     resolver: Resolver<ChaCha12Rng>,
     now: Instant,
@@ -367,7 +368,7 @@ impl Rig {
         self.drain();
     }
 
-    /// Each by the kernel's interface through one gateway.
+    /// Each through the kernel's interface and one gateway.
     fn answer_routes(&mut self) {
         while let Some(question) = self.resolver.poll_route() {
             let route = Route { ifindex: IfIndex::new(2).unwrap(), next_hop: ip("10.1.0.254") };
@@ -414,18 +415,18 @@ impl Rig {
         self.transmits.extend(std::iter::from_fn(|| self.resolver.poll_transmit()));
     }
 
-    /// What the driver has been answered since the last call.
+    /// The answers to the driver since the last call.
     fn answered(&mut self) -> Vec<(u64, Outcome)> {
         std::mem::take(&mut self.answered)
     }
 
-    /// The questions that routing is asked.
+    /// The questions for route look-ups.
     fn routes(&mut self) -> String {
         let routes = std::iter::from_fn(|| self.resolver.poll_route());
         routes.map(|question| question.to_string()).collect::<Vec<_>>().join(", ")
     }
 
-    /// The queries that have been sent since the last reply.
+    /// The queries sent since the last reply.
     fn sent(&self) -> String {
         let sent = self.transmits.iter().map(|transmit| {
             let egress = transmit.egress.map_or("any".to_owned(), |egress| egress.to_string());
@@ -436,7 +437,7 @@ impl Rig {
         sent.join(", ")
     }
 
-    /// What is done for the kernel.
+    /// The actions for the kernel.
     fn told(&mut self) -> String {
         let told = std::iter::from_fn(|| self.resolver.poll_local_service()).map(|transmit| {
             let local_service::Transmit::Message(message) = transmit else {

@@ -1,14 +1,13 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 
-//! Nodes on one virtual clock, joined by a network that loses, repeats, delays and reorders.
+//! Nodes on one virtual clock, connected by a network that loses, repeats, delays and reorders.
 //!
-//! Everything is decided by the seed: the same calls give the same [`Sim::trace`]. Time jumps from one
-//! thing that happens to the next; the number of steps is bounded, so that a livelock is a failure
-//! and not a hang.
+//! The seed decides everything: the same calls give the same [`Sim::trace`]. Time jumps from event
+//! to event. The number of steps is bounded, so that a livelock is a failure and not a hang.
 //!
-//! What the kernel does is modelled as far as the cores can feel it: routes, random source ports,
-//! interfaces, and IPoIB's path resolution, which parks three datagrams for each next hop and drops
-//! the others.
+//! The kernel is modelled as far as it affects the cores: routes, random source ports, interfaces,
+//! and IPoIB's path resolution, which queues three datagrams for each next hop and drops the
+//! others.
 
 use std::collections::{BTreeMap, HashMap};
 use std::net::{IpAddr, SocketAddr};
@@ -27,33 +26,34 @@ use ibarr_proto::retry::below;
 use rand_chacha::ChaCha12Rng;
 use rand_core::{Rng, SeedableRng};
 
-/// The network with everything on it.
+/// The network and its nodes.
 pub(crate) struct Sim {
     pub(crate) now: Instant,
     pub(crate) faults: Faults,
     pub(crate) nodes: Vec<Node>,
-    /// Each datagram that was sent, and each answer, with its time.
+    /// Each datagram sent and each answer, with its time.
     pub(crate) trace: Vec<String>,
     rng: ChaCha12Rng,
-    /// Queries that wait for what all peers share, and when it is done with one of them.
+    /// Queries that wait for the resource that all peers share, and when it has handled one of
+    /// them.
     unserved: Vec<Packet>,
     served_at: Option<Instant>,
-    /// Datagrams on their way, by arrival and then in the order of their sending.
+    /// Datagrams in transit, by arrival and then by the order of sending.
     wire: BTreeMap<(Instant, u64), Packet>,
     sent: u64,
 }
 
-/// What the network does to a datagram.
+/// The faults of the network.
 #[derive(Clone, Debug)]
 pub(crate) struct Faults {
-    /// In a hundred.
+    /// Percentage of lost datagrams.
     pub(crate) lost: u64,
-    /// In a hundred.
+    /// Percentage of repeated datagrams.
     pub(crate) repeated: u64,
-    /// Of one way; a wide range reorders.
+    /// Delay of one direction; a wide range reorders.
     pub(crate) delay: Range<Duration>,
-    /// Of each query on what all peers share, one at a time and in any order: a processor, or the
-    /// subnet administrator that is asked for the way.
+    /// Time of each query on a resource that all peers share, one at a time and in any order: a
+    /// processor, or the subnet administrator that resolves the path.
     pub(crate) service: Duration,
 }
 
@@ -71,22 +71,22 @@ pub(crate) struct Node {
     pub(crate) view: View,
     /// A dead machine neither receives nor sends.
     pub(crate) alive: bool,
-    /// Where the network can be reached that is not on the link; `None` if nowhere.
+    /// The next hop to networks that are not on the link; `None` if there is none.
     pub(crate) gateway: Option<IpAddr>,
-    /// Answers from this address instead of the one that was asked, as the C original may.
+    /// Replies from this address instead of the target, as the C original may.
     pub(crate) answers_from: Option<IpAddr>,
-    /// From its first datagram to a next hop until the path to it is there.
+    /// From the first datagram to a next hop until the path to it exists.
     pub(crate) path_delay: Duration,
-    /// Outcome of each request, and when.
+    /// The result of each request, with its time.
     pub(crate) answers: BTreeMap<RequestId, (Instant, Outcome)>,
-    /// Datagrams that IPoIB dropped for want of a path.
+    /// Datagrams that IPoIB dropped because the path did not exist yet.
     pub(crate) dropped_without_path: usize,
     ports: BTreeMap<SocketId, u16>,
     paths: BTreeMap<IpAddr, Path>,
     requests: u64,
 }
 
-/// Addresses of a node and their GIDs.
+/// The addresses of a node and their GIDs.
 #[derive(Default)]
 pub(crate) struct View(pub(crate) HashMap<IpAddr, Option<Gid>>);
 
@@ -131,8 +131,8 @@ impl Sim {
         }
     }
 
-    /// Adds a node that owns `addresses`, all with `gid`, and reaches the others over `gateway` if
-    /// they differ from its own in the first half.
+    /// Adds a node that has `addresses`, all with `gid`, and reaches addresses with another first
+    /// half through `gateway`.
     pub(crate) fn add_node(
         &mut self,
         addresses: &[IpAddr],
@@ -157,12 +157,12 @@ impl Sim {
         self.nodes.len() - 1
     }
 
-    /// A caller on `node` wants to know, for 3 s.
+    /// A caller on `node` asks, and waits for 3 s.
     pub(crate) fn resolve(&mut self, node: usize, target: IpAddr) -> RequestId {
         self.resolve_for(node, target, Duration::from_secs(3))
     }
 
-    /// A caller on `node` wants to know, for `patience`.
+    /// A caller on `node` asks, and waits for `patience`.
     pub(crate) fn resolve_for(
         &mut self,
         node: usize,
@@ -178,25 +178,25 @@ impl Sim {
         id
     }
 
-    /// Tells a client something, and does what it wants done.
+    /// Passes an input to a client, and carries out its outputs.
     pub(crate) fn input(&mut self, node: usize, input: Input<'_>) {
         let now = self.now;
         self.nodes[node].client.handle_input(now, input);
         self.drain(node);
     }
 
-    /// Puts a datagram on the wire, to arrive `after`.
+    /// Sends a datagram that arrives `after`.
     pub(crate) fn inject(&mut self, after: Duration, packet: Packet) {
         self.sent += 1;
         self.wire.insert((self.now + after, self.sent), packet);
     }
 
-    /// The ports that a node listens at.
+    /// The ports of a node's open sockets.
     pub(crate) fn ports(&self, node: usize) -> Vec<u16> {
         self.nodes[node].ports.values().copied().collect()
     }
 
-    /// Goes on for `duration`.
+    /// Advances by `duration`.
     ///
     /// # Panics
     /// After a million steps.
@@ -214,7 +214,7 @@ impl Sim {
         panic!("a million steps, and still busy at {}", self.now);
     }
 
-    /// When something will happen.
+    /// The time of the next event.
     pub(crate) fn next_event(&self) -> Option<Instant> {
         let arrival = self.wire.keys().next().map(|&(at, _)| at);
         let timers = self.nodes.iter().filter_map(Node::next_timeout);
@@ -283,7 +283,7 @@ impl Sim {
         }
     }
 
-    /// Through the path to the next hop.
+    /// Sends on the path to the next hop.
     fn send(&mut self, index: usize, packet: Packet) {
         let node = &mut self.nodes[index];
         let Some(route) = node.route(packet.to.ip()) else { return };
@@ -313,7 +313,7 @@ impl Sim {
         }
     }
 
-    /// Onto the wire, which may lose, repeat and delay it.
+    /// Sends to the network, which may lose, repeat and delay the datagram.
     fn transmit(&mut self, packet: &Packet) {
         let Packet { from, to, payload } = packet;
         self.trace.push(format!("{} {from} to {to}: {payload:02x?}", self.now));

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 
-//! The client as a whole, its driver played by the test. Long because it is the table of what the
-//! client does; a case is read by itself.
+//! The client as a whole; the test plays its driver. Long because it is the table of the client's
+//! behaviour; each case stands alone.
 
 mod rig;
 
@@ -43,7 +43,7 @@ fn question_goes_from_route_to_socket_to_wire_to_answer() {
 }
 
 #[test]
-fn what_a_client_learns_another_can_go_on_with_until_it_expires() {
+fn learned_answers_can_be_restored_until_they_expire() {
     let mut first = Rig::new(Settings::default());
     first.resolve(5);
     first.reply(0, Some(gid(5)));
@@ -59,7 +59,7 @@ fn what_a_client_learns_another_can_go_on_with_until_it_expires() {
     let now = second.now;
     let answer = |expires_at| Cached { gid: Some(learned), expires_at };
     let latest = now + Settings::default().cache_ttl;
-    // What is over, what no client would remember for so long, and "not here".
+    // Answers that have expired, that are valid for too long, or that are negative.
     assert!(!second.client.restore(now, question(6), answer(now)));
     assert!(!second.client.restore(now, question(6), answer(latest + ms(1))));
     assert!(!second.client.restore(now, question(6), Cached { gid: None, expires_at }));
@@ -76,7 +76,7 @@ fn what_a_client_learns_another_can_go_on_with_until_it_expires() {
 }
 
 #[test]
-fn query_leaves_by_the_interface_of_the_route_only_if_that_matters() {
+fn egress_is_set_only_for_scoped_questions() {
     let mut rig = Rig::new(Settings::default());
     let ib4 = IfIndex::new(4);
     let cases = [
@@ -96,7 +96,7 @@ fn query_leaves_by_the_interface_of_the_route_only_if_that_matters() {
 }
 
 #[test]
-fn unanswered_query_is_sent_again_by_the_schedule_and_given_up_at_the_deadline() {
+fn unanswered_query_is_resent_on_schedule_until_its_deadline() {
     let mut rig = Rig::new(Settings::default());
     let start = rig.now;
     let id = rig.resolve(5);
@@ -109,13 +109,13 @@ fn unanswered_query_is_sent_again_by_the_schedule_and_given_up_at_the_deadline()
     assert_eq!(rig.answers[&id], (start + secs(3), Outcome::TimedOut));
     assert_eq!(rig.client.load(), Load::default());
     let payloads: BTreeSet<_> = rig.sent.iter().map(|(_, t)| t.payload.as_ref().to_vec()).collect();
-    assert_eq!(payloads.len(), 1, "the same query each time");
+    assert_eq!(payloads.len(), 1, "resends do not change the query");
     let sockets: BTreeSet<_> = rig.sent.iter().map(|(_, transmit)| transmit.socket).collect();
-    assert!(sockets.len() > 1, "by a socket chosen anew");
+    assert!(sockets.len() > 1, "each resend chooses a socket");
 }
 
 #[test]
-fn reply_counts_on_every_socket_that_its_query_left_from_and_on_no_other() {
+fn reply_counts_only_on_sockets_that_sent_its_query() {
     let mut rig = Rig::new(Settings::default());
     let id = rig.resolve(5);
     rig.run(ms(100));
@@ -141,14 +141,14 @@ fn refusal_ends_what_users_ask_and_slows_what_the_kernel_asks() {
     let pauses: Vec<_> = rig.sent.windows(2).map(|pair| pair[1].0.since(pair[0].0)).collect();
     assert_eq!(pauses.len(), 2);
     assert!(pauses.iter().all(|pause| (ms(1000)..=ms(1100)).contains(pause)), "{pauses:?}");
-    // Its daemon is there again.
+    // The peer's daemon runs again.
     rig.reply(2, Some(gid(5)));
     assert!(matches!(rig.answers[&kernel], (_, Outcome::Found { source: Source::Peer, .. })));
     assert_ends_add_up(&rig.client);
 }
 
 #[test]
-fn refusal_leaves_nothing_behind_for_the_next_who_asks() {
+fn refusal_is_not_remembered_for_the_next_request() {
     let mut rig = Rig::new(Settings::default());
     for number in 0..3 {
         let user = rig.ask_as_user(question(5));
@@ -175,7 +175,7 @@ fn refusal_that_quotes_no_query_of_ours_is_counted_and_ignored() {
         (socket, peer(6), &quote),
         (socket, wrong_port, &quote),
         (socket, to, &[]),
-        // As much as RFC 792 asks for, and somebody else's msg_id.
+        // As much as RFC 792 requires, and the msg_id of another question.
         (socket, to, &quote[..8]),
         (socket, to, &with(&quote, 4, quote[4] ^ 1)),
     ];
@@ -189,11 +189,11 @@ fn refusal_that_quotes_no_query_of_ours_is_counted_and_ignored() {
     rig.refuse(1);
     assert_eq!(rig.answers[&user].1, Outcome::Refused);
     rig.refuse(0);
-    assert_eq!(rig.count(Counter::RefusalsUnasked), 8, "of a question that is over");
+    assert_eq!(rig.count(Counter::RefusalsUnasked), 8, "of a question that has ended");
 }
 
 #[test]
-fn each_way_to_be_wrong_is_dropped_under_its_name() {
+fn each_wrong_datagram_is_dropped_and_counted_by_reason() {
     let mut rig = Rig::new(Settings { source_check: SourceCheck::Strict, ..Settings::default() });
     let id = rig.resolve(5);
     let (socket, good) = (rig.sent[0].1.socket, rig.reply_to(0, Some(gid(5))));
@@ -232,11 +232,11 @@ fn each_way_to_be_wrong_is_dropped_under_its_name() {
     rig.deliver(socket, peer(5), ib0(), good);
     assert!(rig.answers.contains_key(&id));
     rig.deliver(socket, peer(5), ib0(), good);
-    assert_eq!(rig.count(Counter::Unasked), 2, "a repeated reply is a reply to nothing");
+    assert_eq!(rig.count(Counter::Unasked), 2, "a repeated reply matches no query");
 }
 
 #[test]
-fn reply_before_the_query_has_left_is_not_believed() {
+fn reply_before_its_query_was_sent_is_ignored() {
     let mut rig = Rig::new(Settings { sockets: 1, ..Settings::default() });
     rig.resolve(5);
     rig.reply(0, Some(gid(5)));
@@ -268,7 +268,7 @@ fn another_egress_is_another_question() {
 }
 
 #[test]
-fn each_request_has_its_own_deadline_and_a_late_one_a_round_of_its_own() {
+fn each_request_has_its_own_deadline_and_starts_a_round_if_late() {
     let mut rig = Rig::new(Settings::default());
     let start = rig.now;
     let first = rig.resolve(5);
@@ -290,14 +290,14 @@ fn each_request_has_its_own_deadline_and_a_late_one_a_round_of_its_own() {
 }
 
 #[test]
-fn query_is_resent_once_a_second_for_as_long_as_a_caller_waits() {
+fn query_is_resent_once_a_second_while_a_caller_waits() {
     let mut rig = Rig::new(Settings::default());
     let start = rig.now;
     let (short, long) = (rig.ask_for(question(5), secs(2)), rig.ask_for(question(5), secs(30)));
     rig.run(secs(40));
     assert_eq!(rig.answers[&short], (start + secs(2), Outcome::TimedOut));
     assert_eq!(rig.answers[&long], (start + secs(30), Outcome::TimedOut));
-    // The second request has come during the first round: the next is not slow yet.
+    // The second request came during the first round: the next round is not slow.
     let late: Vec<_> =
         rig.sent.iter().map(|&(at, _)| at.since(start)).filter(|t| *t > secs(6)).collect();
     assert!((23..=27).contains(&late.len()), "{late:?}");
@@ -323,8 +323,8 @@ fn peer_that_is_late_is_heard_in_every_round() {
 }
 
 #[test]
-fn far_gateway_is_asked_again_when_its_round_trip_is_over() {
-    // What the questions of a node to a gateway 100 ms away cost, one after another.
+fn distant_gateway_is_resent_to_only_after_its_round_trip() {
+    // Number of queries for successive questions to a gateway 100 ms away.
     let queries = |sockets| {
         let mut rig = Rig::new(Settings { sockets, ..Settings::default() });
         (0..50)
@@ -338,10 +338,10 @@ fn far_gateway_is_asked_again_when_its_round_trip_is_over() {
             })
             .collect::<Vec<_>>()
     };
-    // The reply tells by its socket which of the queries it answers.
+    // The socket of the reply shows which of the queries it answers.
     let measured = queries(32);
     assert!(measured[2..].iter().all(|&queries| queries == 1), "{measured:?}");
-    // Where it does not, the wait is doubled until a question is asked once.
+    // With one socket it does not, and the time-out doubles until one query suffices.
     let backed_off = queries(1);
     assert!(backed_off[6..].iter().all(|&queries| queries == 1), "{backed_off:?}");
 }
@@ -373,7 +373,7 @@ fn full_flights_make_room_for_a_newer_question_after_a_second() {
     rig.ask_for(question(4), secs(30));
     assert_eq!(rig.answers[&first], (rig.now, Outcome::Overloaded));
     assert_eq!(rig.answers.get(&second), None, "it came later");
-    // What had to give way takes no place from what came later.
+    // The flights that gave way do not displace later ones.
     rig.run(secs(4));
     let deadline = asked_at + secs(30);
     let again = RequestId(90);
@@ -407,7 +407,7 @@ fn cancelled_request_is_not_answered_and_the_last_one_ends_the_flight() {
 }
 
 #[test]
-fn target_without_a_route_is_told_at_once_and_nothing_is_sent() {
+fn request_without_a_route_fails_at_once_and_sends_nothing() {
     let mut rig = Rig::new(Settings::default());
     rig.answer_routes = false;
     let (first, second) = (rig.resolve(5), rig.resolve(5));
@@ -420,7 +420,7 @@ fn target_without_a_route_is_told_at_once_and_nothing_is_sent() {
 }
 
 #[test]
-fn driver_that_never_says_a_route_costs_the_deadline_and_no_more() {
+fn request_without_a_route_answer_ends_at_its_deadline() {
     let mut rig = Rig::new(Settings::default());
     rig.answer_routes = false;
     let id = rig.resolve(5);
@@ -460,7 +460,7 @@ fn family_without_sockets_does_not_hold_up_the_other() {
 }
 
 #[test]
-fn socket_that_cannot_be_written_holds_at_most_one_datagram_of_each_question() {
+fn blocked_socket_holds_at_most_one_datagram_per_question() {
     let mut rig = Rig::new(Settings::default());
     rig.writable = false;
     rig.resolve(5);
@@ -474,7 +474,7 @@ fn socket_that_cannot_be_written_holds_at_most_one_datagram_of_each_question() {
 }
 
 #[test]
-fn question_that_ends_before_it_could_be_sent_holds_nothing_up() {
+fn cancelled_unsent_question_delays_no_other() {
     let mut rig = Rig::new(Settings::default());
     rig.writable = false;
     let id = rig.resolve(5);
@@ -486,13 +486,13 @@ fn question_that_ends_before_it_could_be_sent_holds_nothing_up() {
 }
 
 #[test]
-fn what_was_sent_into_a_path_that_was_not_there_is_sent_again_when_it_is() {
+fn queries_lost_before_the_path_existed_are_resent_once_it_does() {
     let mut rig = Rig::new(Settings::default());
     rig.resolve(1);
     rig.resolve(2);
     rig.run(ms(300));
     let before = rig.sent.len();
-    // The third resend of each is over, the fourth is due at 500 ms.
+    // The third resend of each has been sent, the fourth is due at 500 ms.
     rig.reply(0, Some(gid(1)));
     rig.run(ms(1));
     assert_eq!(rig.sent.len(), before + 1);
@@ -502,7 +502,7 @@ fn what_was_sent_into_a_path_that_was_not_there_is_sent_again_when_it_is() {
 }
 
 #[test]
-fn query_leaves_by_at_most_two_schedules_of_sockets_a_round() {
+fn query_uses_a_bounded_number_of_sockets_per_round() {
     let mut rig = Rig::new(Settings { sockets: 64, ..Settings::default() });
     rig.resolve(1);
     rig.resolve(2);
@@ -516,7 +516,7 @@ fn query_leaves_by_at_most_two_schedules_of_sockets_a_round() {
 }
 
 #[test]
-fn cold_gateway_is_probed_by_one_and_the_first_answer_releases_the_rest() {
+fn one_question_probes_a_cold_gateway_and_its_answer_releases_the_rest() {
     let mut rig = Rig::new(Settings::default());
     for n in 1..=10 {
         rig.resolve(n);
@@ -548,7 +548,7 @@ fn gateways_do_not_wait_for_each_other() {
 }
 
 #[test]
-fn not_here_is_remembered_for_the_negative_ttl_and_not_refreshed() {
+fn negative_answer_is_kept_for_its_ttl_and_not_refreshed() {
     let mut rig = Rig::new(Settings::default());
     let id = rig.resolve(5);
     rig.reply(0, None);
@@ -563,7 +563,7 @@ fn not_here_is_remembered_for_the_negative_ttl_and_not_refreshed() {
 }
 
 #[test]
-fn not_here_is_not_remembered_if_its_ttl_is_zero_and_takes_the_place_of_a_gid() {
+fn negative_answer_with_zero_ttl_only_removes_the_gid() {
     let mut rig = Rig::new(Settings { negative_ttl: Duration::ZERO, ..Settings::default() });
     rig.resolve(5);
     rig.reply(0, Some(gid(5)));
@@ -576,7 +576,7 @@ fn not_here_is_not_remembered_if_its_ttl_is_zero_and_takes_the_place_of_a_gid() 
 }
 
 #[test]
-fn lookup_uses_the_cache_and_never_the_network() {
+fn lookup_never_uses_the_network() {
     let mut rig = Rig::new(Settings::default());
     assert_eq!(rig.client.lookup(rig.now, question(5)), None);
     rig.drain();
@@ -591,7 +591,7 @@ fn lookup_uses_the_cache_and_never_the_network() {
 }
 
 #[test]
-fn request_joins_the_refresh_of_an_answer_that_has_expired_meanwhile() {
+fn request_joins_the_refresh_of_an_expired_answer() {
     let mut rig = Rig::new(Settings { cache_ttl: secs(4), ..Settings::default() });
     rig.resolve(5);
     rig.reply(0, Some(gid(5)));
@@ -624,7 +624,7 @@ fn refreshes_keep_their_rate_and_leave_room_for_requests() {
     }
     rig.run(secs(46));
     let (start, before) = (rig.now, rig.count(Counter::Refreshes));
-    // Nobody answers any more: each refresh lasts 3 s, so ten are under way after one second.
+    // No peer answers any more: each refresh lasts 3 s, so ten are in flight after one second.
     rig.run(secs(6));
     let refreshed = rig.count(Counter::Refreshes) - before;
     assert!(refreshed <= 30, "{refreshed} in {:?}", rig.now.since(start));
@@ -637,13 +637,13 @@ fn refreshes_keep_their_rate_and_leave_room_for_requests() {
 }
 
 #[test]
-fn refreshes_come_at_their_rate_though_the_drivers_timer_is_coarse() {
+fn refresh_rate_holds_with_a_coarse_timer() {
     let mut rig = Rig::new(Settings { refresh_rate: 1000, ..Settings::default() });
     for n in 1..=500 {
         rig.resolve(n);
         rig.reply(rig.sent.len() - 1, Some(gid(n)));
     }
-    // All used late, and so to be asked for again at once.
+    // All were used late, so all refreshes are due at once.
     rig.run(secs(55));
     for n in 1..=500 {
         rig.resolve(n);
@@ -673,7 +673,7 @@ fn no_refresh_if_the_rate_is_zero() {
 }
 
 #[test]
-fn full_tables_refuse_at_once_under_their_names_and_answer_everybody_else() {
+fn full_tables_refuse_at_once_and_count_by_name() {
     let at_most = |n| NonZeroUsize::new(n).unwrap();
     let settings = Settings {
         max_flights: at_most(3),
@@ -714,7 +714,7 @@ fn full_cache_evicts_and_counts() {
 }
 
 #[test]
-fn pages_hold_each_answer_once_whatever_is_learned_meanwhile() {
+fn pages_contain_each_answer_once_while_others_are_learned() {
     let mut rig = Rig::new(Settings::default());
     let learn = |rig: &mut Rig, n| {
         rig.resolve(n);
@@ -743,7 +743,7 @@ fn pages_hold_each_answer_once_whatever_is_learned_meanwhile() {
 }
 
 #[test]
-fn full_hop_table_forgets_the_hop_heard_longest_ago() {
+fn full_hop_table_drops_the_hop_silent_the_longest() {
     let one = NonZeroUsize::MIN;
     let settings = Settings { max_hops: one, max_flights: one, ..Settings::default() };
     let mut rig = Rig::new(settings);
@@ -758,7 +758,7 @@ fn full_hop_table_forgets_the_hop_heard_longest_ago() {
 }
 
 #[test]
-fn repeated_name_of_a_waiting_request_is_ignored() {
+fn request_with_the_number_of_a_waiting_one_is_ignored() {
     let mut rig = Rig::new(Settings::default());
     let id = rig.resolve(5);
     let (asked_at, deadline) = (rig.now, rig.now + secs(3));
@@ -771,7 +771,7 @@ fn repeated_name_of_a_waiting_request_is_ignored() {
 }
 
 #[test]
-fn flush_forgets_one_target_on_every_egress_or_everything() {
+fn flush_drops_one_target_on_every_egress_or_everything() {
     let mut rig = Rig::new(Settings::default());
     for (n, egress) in [(1, None), (1, IfIndex::new(4)), (2, None)] {
         rig.ask(Question::new(question(n).target(), egress).unwrap());
@@ -783,9 +783,9 @@ fn flush_forgets_one_target_on_every_egress_or_everything() {
     assert_eq!(rig.client.entries().count(), 0);
 }
 
-/// Peers notice that their subnet has another prefix, but not all at once.
+/// Peers notice the new prefix of their subnet, but not all at once.
 #[test]
-fn no_gid_of_a_subnet_that_a_port_has_left_is_given_from_memory() {
+fn no_remembered_gid_of_a_left_subnet_is_used() {
     let mut rig = Rig::new(Settings::default());
     let [old, new, other] = ["fe80::", "fec0:0:0:7:", "fec0:0:0:8:"]
         .map(|prefix| move |n: u16| format!("{prefix}2:c903:0:{n:x}").parse::<Gid>().unwrap());
@@ -797,7 +797,7 @@ fn no_gid_of_a_subnet_that_a_port_has_left_is_given_from_memory() {
         let Outcome::Found { gid: found, source, .. } = rig.answers[&id].1 else { panic!() };
         (found, source)
     };
-    // The last is behind a router of InfiniBand.
+    // The last one is in another InfiniBand subnet.
     assert_eq!(ask(&mut rig, 1, old(1)), (old(1), Source::Peer));
     assert_eq!(ask(&mut rig, 2, old(2)), (old(2), Source::Peer));
     assert_eq!(ask(&mut rig, 3, other(3)), (other(3), Source::Peer));
@@ -811,7 +811,7 @@ fn no_gid_of_a_subnet_that_a_port_has_left_is_given_from_memory() {
     assert_eq!(ask(&mut rig, 1, new(1)), (new(1), Source::Peer));
     assert_eq!(ask(&mut rig, 1, new(1)), (new(1), Source::Cache));
     assert_eq!(ask(&mut rig, 3, other(3)), (other(3), Source::Cache));
-    // What a peer says that has not noticed yet is given, and asked for again.
+    // The answer of a peer that has not noticed yet is used, and asked for again.
     for _ in 0..2 {
         assert_eq!(ask(&mut rig, 2, old(2)), (old(2), Source::Peer));
     }
@@ -826,7 +826,7 @@ fn no_gid_of_a_subnet_that_a_port_has_left_is_given_from_memory() {
     let counts = [Counter::SubnetsLeft, Counter::Doubted].map(|counter| rig.count(counter));
     assert_eq!(counts, [1, 5]);
 
-    // A minute later the prefix may be that of another subnet.
+    // A minute later the prefix may belong to another subnet.
     let ttl = Settings::default().cache_ttl;
     rig.run(SETTLING + ttl);
     assert_eq!(ask(&mut rig, 4, old(4)), (old(4), Source::Peer));
@@ -834,7 +834,7 @@ fn no_gid_of_a_subnet_that_a_port_has_left_is_given_from_memory() {
 }
 
 #[test]
-fn prefix_that_a_port_gets_back_is_believed_again() {
+fn prefix_that_a_port_gets_back_is_used_again() {
     let mut rig = Rig::new(Settings::default());
     let (old, new) = (gid(1).subnet_prefix(), SubnetPrefix::new(0xfec0_0000_0000_0007));
     rig.resolve(1);
@@ -846,7 +846,7 @@ fn prefix_that_a_port_gets_back_is_believed_again() {
 }
 
 #[test]
-fn more_subnets_left_than_are_kept_make_everything_forgotten() {
+fn too_many_left_subnets_flush_the_cache() {
     let mut rig = Rig::new(Settings::default());
     let prefix = |n| SubnetPrefix::new(0xfec0_0000_0000_0000 + n);
     rig.resolve(1);
@@ -859,9 +859,9 @@ fn more_subnets_left_than_are_kept_make_everything_forgotten() {
     assert_eq!(rig.client.load().cached, 0);
 }
 
-/// Also what is remembered for longer than anything is now, and what will be.
+/// Also with answers remembered for longer than is configured now, or will be.
 #[test]
-fn a_life_of_another_length_makes_no_doubt_end_early() {
+fn change_of_cache_ttl_ends_no_doubt_early() {
     let lives = |cache_ttl| {
         Config::new(Settings { cache_ttl, refresh_rate: 0, ..Settings::default() }).unwrap()
     };
@@ -884,7 +884,7 @@ fn a_life_of_another_length_makes_no_doubt_end_early() {
 }
 
 #[test]
-fn new_configuration_holds_at_once_and_loses_no_request() {
+fn new_configuration_applies_at_once_and_loses_no_request() {
     let mut rig = Rig::new(Settings::default());
     let waiting: Vec<_> = (1..=20).map(|n| rig.resolve(n)).collect();
     let small = Settings {
@@ -908,7 +908,7 @@ fn new_configuration_holds_at_once_and_loses_no_request() {
 }
 
 #[test]
-fn timers_that_come_early_or_twice_do_nothing() {
+fn early_or_repeated_timers_do_nothing() {
     let mut rig = Rig::new(Settings::default());
     rig.resolve(5);
     let due = rig.client.poll_timeout();
@@ -941,7 +941,7 @@ fn counters_of_requests_add_up() {
 
 proptest! {
     /// Whatever the driver and the network do, each request is answered once and in time, and no
-    /// bound is broken.
+    /// bound is exceeded.
     #[test]
     fn every_request_is_answered_once_and_in_time(
         seed: u64,

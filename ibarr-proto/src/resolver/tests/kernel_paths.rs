@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 
-//! What the kernel asks about paths, what the SA is asked then, and what the kernel is told.
+//! The kernel's path requests, the resulting questions to the SA, and the answers.
 
 use ibarr_common::ib::{DeviceName, Lid, PKey, PathRecord, PortNum, QosClass, ServiceId, Sl};
 use ibarr_common::wire::class_port_info::ClassPortInfo;
@@ -18,7 +18,7 @@ fn port() -> PortName {
     PortName { device: "mlx5_0".parse().unwrap(), port: PortNum::new(1).unwrap() }
 }
 
-/// As rdma_cm asks over IPv4.
+/// The request of rdma_cm over IPv4.
 fn request() -> ResolvePath {
     ResolvePath {
         device: port().device,
@@ -33,7 +33,7 @@ fn request() -> ResolvePath {
     }
 }
 
-/// A request's number, and its paths with their flags; `None` if the kernel is to ask the SA.
+/// A request's number, and its paths with their flags; `None` if the kernel has to ask the SA.
 type Told = (u32, Option<Vec<(u32, PathRecord)>>);
 
 fn facts() -> PortFacts {
@@ -54,7 +54,7 @@ impl Rig {
         let mut rig = Self::new();
         let input = paths::Input::Port { port: PORT, name: port(), facts: facts() };
         rig.resolver.handle_paths(rig.now, input);
-        // The pause after an SA appeared.
+        // The pause after an SA has appeared.
         rig.pass(Duration::from_secs(1));
         rig.sa(|question| match question {
             wire::Question::ClassPortInfo => {
@@ -73,7 +73,7 @@ impl Rig {
         self.resolver.handle_local_service(self.now, &View, Input::Drained);
     }
 
-    /// The SA answers what it has been sent. Returns which paths it was asked for.
+    /// The SA answers its requests. Returns the paths that it was asked for.
     fn sa(
         &mut self,
         answer: impl Fn(&wire::Question) -> Option<wire::Answer>,
@@ -95,7 +95,7 @@ impl Rig {
         asked
     }
 
-    /// Each answer as the kernel gets it.
+    /// The answers as the kernel receives them.
     fn told_paths(&mut self) -> Vec<Told> {
         let mut told = Vec::new();
         while let Some(transmit) = self.resolver.poll_local_service() {
@@ -122,7 +122,7 @@ fn record(question: &PathQuestion, hop_limit: u8) -> PathRecord {
     octets[40..44].copy_from_slice(&[0, 4, 0, 8]);
     octets[47] = hop_limit;
     octets[49..52].copy_from_slice(&[0x80, 0xff, 0xff]);
-    // What nobody here understands is passed on as well.
+    // Fields that ibarr does not interpret are passed on too.
     octets[58..].copy_from_slice(b"opaque");
     PathRecord::from_octets(octets)
 }
@@ -135,7 +135,7 @@ fn path(hop_limit: u8) -> impl Fn(&wire::Question) -> Option<wire::Answer> {
 }
 
 #[test]
-fn the_kernel_gets_the_path_of_the_sa_byte_for_byte_and_the_sa_is_asked_once() {
+fn kernel_gets_the_path_unchanged_and_the_sa_is_asked_once() {
     let mut rig = Rig::with_port();
     for seq in 1..=2 {
         rig.asks_path(seq, request());
@@ -158,7 +158,7 @@ fn the_kernel_gets_the_path_of_the_sa_byte_for_byte_and_the_sa_is_asked_once() {
 }
 
 #[test]
-fn kernels_that_ask_for_all_paths_get_three_over_a_router_with_floating_lids() {
+fn kernel_that_asks_for_all_paths_gets_three_with_floating_lids() {
     let mut rig = Rig::with_port();
     rig.asks_path(1, request());
     rig.sa(path(255));
@@ -188,7 +188,7 @@ fn no_record_is_final_and_silence_is_not() {
     rig.sa(|_| None);
     rig.pass(Duration::from_millis(1_599));
     assert_eq!(rig.told_paths(), []);
-    // The kernel's own time is over at 2 s.
+    // The kernel's own time-out is at 2 s.
     rig.pass(Duration::from_millis(1));
     assert_eq!(rig.told_paths(), [(3, None)]);
     let counters = rig.resolver.local_service().counters();
@@ -197,7 +197,7 @@ fn no_record_is_final_and_silence_is_not() {
 }
 
 #[test]
-fn kernel_is_left_one_of_many_requests_without_an_answer() {
+fn kernel_is_left_few_of_many_unanswered_requests() {
     let mut rig = Rig::with_port();
     let mut left = 0;
     for seq in 0..200 {
@@ -210,7 +210,7 @@ fn kernel_is_left_one_of_many_requests_without_an_answer() {
             left += u32::from(answer.is_none());
         }
     }
-    // In 20 s, less than four seconds from one to the next.
+    // In 20 s, there are less than four seconds from one to the next.
     assert!((3..=20 / 3).contains(&left), "{left} left to the kernel");
     let counters = rig.resolver.local_service().counters();
     assert_eq!(counters.get(Counter::PathsSilent), u64::from(left));
@@ -218,7 +218,7 @@ fn kernel_is_left_one_of_many_requests_without_an_answer() {
 }
 
 #[test]
-fn what_is_not_ours_to_know_the_kernel_asks_the_sa_at_once() {
+fn unknown_port_makes_the_kernel_ask_the_sa_at_once() {
     let mut rig = Rig::with_port();
     let device: DeviceName = "mlx5_01".parse().unwrap();
     rig.asks_path(1, ResolvePath { device, ..request() });
@@ -230,7 +230,7 @@ fn what_is_not_ours_to_know_the_kernel_asks_the_sa_at_once() {
 }
 
 #[test]
-fn who_waits_when_the_daemon_ends_is_told_to_ask_the_sa() {
+fn waiting_path_requests_go_to_the_sa_when_the_daemon_ends() {
     let mut rig = Rig::with_port();
     rig.asks_path(1, request());
     rig.sa(|_| None);
@@ -243,7 +243,7 @@ fn who_waits_when_the_daemon_ends_is_told_to_ask_the_sa() {
 }
 
 #[test]
-fn the_drivers_requests_are_not_the_kernels() {
+fn users_requests_are_separate_from_the_kernels() {
     let mut rig = Rig::with_port();
     rig.asks_path(0, request());
     let asked = rig.sa(path(0));
@@ -262,9 +262,9 @@ fn the_drivers_requests_are_not_the_kernels() {
     assert_eq!(rig.told_paths().len(), 1);
 }
 
-/// An SA that answers at once is asked for what 3,000 requests of a user say at the user's rate.
+/// The SA answers at once; 3,000 requests of a user reach it at the user's rate.
 #[test]
-fn user_who_asks_for_many_paths_asks_the_sa_at_its_rate() {
+fn user_with_many_path_requests_is_held_to_its_rate() {
     let mut rig = Rig::with_port();
     rig.asks_path(0, request());
     let [of_kernel] = rig.sa(path(0))[..] else { panic!("the kernel's is asked") };
@@ -285,14 +285,14 @@ fn user_who_asks_for_many_paths_asks_the_sa_at_its_rate() {
     }
     let a_second = usize::try_from(PATHS.burst + PATHS.rate).unwrap();
     assert!((a_second - 1..=a_second + 1).contains(&asked), "{asked}");
-    // The kernel's does not wait behind them.
+    // The kernel's request does not wait behind them.
     rig.asks_path(1, ResolvePath { dgid: gid("fec0:0:22:2::beef:2"), ..request() });
     assert!(rig.sa(path(0)).iter().any(|question| question.dgid == gid("fec0:0:22:2::beef:2")));
 }
 
-/// A subnet manager has given the port's subnet another prefix, and so have the peers in it.
+/// A subnet manager has given the port and the peers in its subnet another prefix.
 #[test]
-fn peers_in_the_subnet_of_a_port_are_asked_again_when_it_has_another_prefix() {
+fn peers_are_asked_again_after_a_change_of_the_subnet_prefix() {
     let mut rig = Rig::with_port();
     let ask = |rig: &mut Rig, gid: &str| {
         rig.ask(7, "10.2.0.5", None);
@@ -314,7 +314,7 @@ fn peers_in_the_subnet_of_a_port_are_asked_again_when_it_has_another_prefix() {
         let input = paths::Input::Port { port: PORT, name: port(), facts };
         rig.resolver.handle_paths(rig.now, input);
     };
-    // One more, and none at all, as while a driver is reset.
+    // One more GID, and none at all, as during the reset of a driver.
     told(&mut rig, &["fec0:0:1:1::10:9", "fec0:0:7:7::10:9"]);
     told(&mut rig, &[]);
     rig.resolver.handle_paths(rig.now, paths::Input::PortGone { port: PORT });

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 
-//! A client in the hands of a test.
+//! A client driven by a test.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::{IpAddr, SocketAddr};
@@ -14,11 +14,11 @@ use rand_core::SeedableRng;
 
 use super::super::*;
 
-/// A client and the driver that it talks to.
+/// A client and its driver.
 pub(super) struct Rig {
     pub(super) client: Client<ChaCha12Rng>,
     pub(super) now: Instant,
-    /// Whether route questions are answered at once, all by one gateway.
+    /// Whether route questions are answered at once, all with one gateway.
     pub(super) answer_routes: bool,
     /// Whether sockets can be opened.
     pub(super) can_open: bool,
@@ -61,7 +61,7 @@ impl Rig {
         self.ask_for(question, secs(3))
     }
 
-    /// The caller waits for `patience`.
+    /// A request whose caller waits for `patience`.
     pub(super) fn ask_for(&mut self, question: Question, patience: Duration) -> RequestId {
         self.requests += 1;
         let id = RequestId(self.requests);
@@ -71,7 +71,7 @@ impl Rig {
         id
     }
 
-    /// As a user, to whom a refusal is an answer.
+    /// A request of a user, which a refusal ends.
     pub(super) fn ask_as_user(&mut self, question: Question) -> RequestId {
         self.requests += 1;
         let id = RequestId(self.requests);
@@ -81,7 +81,7 @@ impl Rig {
         id
     }
 
-    /// ICMP says of a datagram that its port was unreachable.
+    /// ICMP reports that the port of a sent datagram was unreachable.
     pub(super) fn refuse(&mut self, sent: usize) {
         let Transmit { socket, to, ref payload, .. } = self.sent[sent].1;
         let quoted = payload.as_ref().to_vec();
@@ -96,7 +96,7 @@ impl Rig {
         self.input(Input::Route { question: question(n), route });
     }
 
-    /// As far as `duration`, stopping at each timer.
+    /// Advances by `duration`, and stops at each timer.
     pub(super) fn run(&mut self, duration: Duration) {
         let end = self.now + duration;
         for _ in 0..100_000 {
@@ -157,7 +157,7 @@ impl Rig {
         Query::parse(self.sent[sent].1.payload.as_ref()).unwrap().reply(gid).emit()
     }
 
-    /// The peer that a datagram was sent to replies to it.
+    /// The destination of a sent datagram replies.
     pub(super) fn reply(&mut self, sent: usize, gid: Option<Gid>) {
         let Transmit { socket, to, .. } = self.sent[sent].1;
         let reply = self.reply_to(sent, gid);
@@ -175,7 +175,7 @@ impl Rig {
         self.input(Input::Datagram { socket, from, ingress, payload });
     }
 
-    /// Uses an answer, and waits until it is asked for again.
+    /// Uses an answer, and waits until its refresh.
     pub(super) fn refresh_by_use(&mut self, n: u16) {
         let before = self.count(Counter::Refreshes);
         self.resolve(n);
