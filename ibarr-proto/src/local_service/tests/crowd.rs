@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 
-//! Many who ask at once, of a machine that lets everybody wait for a processor: the daemon, the
-//! thread that nudges, and those who ask.
+//! Many callers at once on a machine where each thread waits for a processor: the daemon, the
+//! thread that nudges, and the callers.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::time::Duration;
@@ -11,19 +11,19 @@ use proptest::prelude::*;
 use super::super::*;
 use super::rig::{START, gid, peer, request, tell};
 
-/// For so long they ask: after [`NUDGE_BEHIND`] a nudge would be made in any case.
+/// How long they ask: after [`NUDGE_BEHIND`] a nudge would be made in any case.
 const CROWD: Duration = NUDGE_BEHIND.saturating_sub(Duration::from_millis(10));
 
 const TARGET: &str = "10.2.0.1";
 
-/// How long each waits for its processor, in microseconds, one time after another.
+/// Successive waits of each thread for its processor, in microseconds.
 #[derive(Clone, Debug)]
 struct Waits {
-    /// Between two requests.
+    /// Before each request.
     asks: Vec<u64>,
-    /// From when the daemon has something to do until it does it.
+    /// Before each turn of the daemon.
     turns: Vec<u64>,
-    /// From when a nudge is asked for until it is made.
+    /// Before each nudge.
     nudges: Vec<u64>,
 }
 
@@ -34,18 +34,18 @@ fn waits() -> impl Strategy<Value = Waits> {
         .prop_map(|(asks, turns, nudges)| Waits { asks, turns, nudges })
 }
 
-/// A kernel that takes every answer, and what is on its way to it and from it.
+/// A kernel that accepts every answer, with the messages in transit.
 struct Machine {
     core: LocalService,
     now: Instant,
-    /// Requests that wait, each with whether the kernel has its answer.
+    /// Waiting requests, each with whether the kernel has its answer.
     waiting: BTreeMap<u32, bool>,
-    /// In the socket.
+    /// Requests in the socket.
     sent: VecDeque<u32>,
-    /// How many of them have been read.
+    /// Number of requests read.
     read: usize,
     repeated: usize,
-    /// When the nudge that is under way is made, how, and what had been read before.
+    /// The nudge in progress: when it is made, how, and how many requests had been read before.
     nudge: Option<(Instant, Nudge, usize)>,
     nudged: Option<Nudged>,
     turn_at: Option<Instant>,
@@ -57,7 +57,7 @@ impl Machine {
         self.sent.push_back(seq);
     }
 
-    /// Reads all there is, and does all there is to do.
+    /// Reads all requests, and performs all actions.
     fn turn(&mut self, hop: Duration) {
         self.turn_at = None;
         if let Some(nudged) = self.nudged.take() {
@@ -113,9 +113,9 @@ impl Machine {
 }
 
 proptest! {
-    /// Whoever waits for a processor how long: no request is repeated, and nobody is forgotten.
+    /// Whatever the waits for a processor, no request is repeated and every one is answered.
     #[test]
-    fn a_crowd_is_heard_once(waits in waits()) {
+    fn crowd_of_callers_causes_no_repetition(waits in waits()) {
         let mut core = LocalService::new(Config::default());
         core.handle_input(START, Input::Opened { port_id: PortId(180), is_member: true });
         while core.poll_transmit().is_some() {}
@@ -143,7 +143,7 @@ proptest! {
             }
             let ask = asks.peek().map(|(at, _)| *at);
             let nudge = machine.nudge.map(|(at, ..)| at);
-            // A turn that is due is taken late; until then its timer does not count.
+            // A due turn may be late; until it runs, its timer does not count.
             let timer = machine.core.poll_timeout().filter(|_| machine.turn_at.is_none());
             let next = [ask, nudge, machine.turn_at, timer].into_iter().flatten().min();
             let Some(next) = next else { break };
@@ -160,7 +160,7 @@ proptest! {
                 machine.turn(wait(&waits.nudges, turns));
             }
             if machine.now > last_ask + NUDGE_BEHIND {
-                prop_assert!(machine.waiting.is_empty(), "somebody still waits");
+                prop_assert!(machine.waiting.is_empty(), "some requests still wait");
             }
         }
         prop_assert_eq!(machine.repeated, 0);

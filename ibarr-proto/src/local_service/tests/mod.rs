@@ -18,8 +18,9 @@ const TWO: &str = "10.2.0.2";
 const THREE: &str = "10.2.0.3";
 
 #[test]
-fn the_kernel_is_answered_byte_for_byte() {
-    // Recorded from Linux 6.1 by a responder whose answers it took; see the codec's golden files.
+fn answer_to_the_kernel_matches_the_recording_byte_for_byte() {
+    // Recorded from Linux 6.1 with a responder whose answers it accepted; see the codec's golden
+    // files.
     let mut rig = Rig::new();
     rig.datagram(&unhex("1c000000 02100100 0c000000 00000000 02000000 08000920 0a020001"));
     let gid = "fe80::2:c903:0:14".parse().unwrap();
@@ -32,7 +33,7 @@ fn the_kernel_is_answered_byte_for_byte() {
 }
 
 #[test]
-fn answers_come_before_the_one_nudge_that_is_for_all_of_them() {
+fn one_nudge_follows_all_answers() {
     let mut rig = Rig::new();
     rig.asks(1, ONE);
     rig.asks(2, TWO);
@@ -45,20 +46,20 @@ fn answers_come_before_the_one_nudge_that_is_for_all_of_them() {
 }
 
 #[test]
-fn a_repetition_of_what_waits_is_absorbed() {
+fn repetition_of_a_waiting_request_is_absorbed() {
     let mut rig = Rig::new();
     rig.asks(1, ONE);
     rig.asks(1, ONE);
     rig.wants(ONE);
     rig.finds(ONE, peer(ONE));
-    // Its answer is on its way.
+    // Its answer is in transit.
     rig.asks(1, ONE);
     rig.does("1 is fe80::1, nudge");
     rig.counted("requests 1, answered-peer 1, duplicates-waiting 2, nudges 1");
 }
 
 #[test]
-fn a_repetition_of_what_was_answered_is_answered_from_memory_with_three_nudges_at_most() {
+fn repeated_request_is_answered_from_memory_with_at_most_three_nudges() {
     let mut rig = Rig::new();
     rig.is_answered(1, ONE);
     for nudged in 1..=10 {
@@ -77,9 +78,9 @@ fn a_repetition_of_what_was_answered_is_answered_from_memory_with_three_nudges_a
     );
 }
 
-/// Where the daemon preempts the kernel that sends.
+/// As when the daemon preempts the sending kernel.
 #[test]
-fn who_is_always_faster_than_the_kernel_is_heard_at_the_third_time() {
+fn daemon_faster_than_the_kernel_delays_its_third_answer() {
     const WINDOW: Duration = Duration::from_micros(100);
     let mut rig = Rig::new();
     rig.is_answered(1, ONE);
@@ -92,7 +93,7 @@ fn who_is_always_faster_than_the_kernel_is_heard_at_the_third_time() {
                 sent_at = rig.now;
                 rig.asks(1, ONE);
             }
-            // The kernel can take it.
+            // The kernel has queued the request by now.
             Some(_) if rig.now >= sent_at + WINDOW => break,
             Some(_) => {}
             None => {
@@ -105,7 +106,7 @@ fn who_is_always_faster_than_the_kernel_is_heard_at_the_third_time() {
 }
 
 #[test]
-fn memory_ends_five_seconds_after_the_answer_however_often_it_is_repeated() {
+fn answer_is_remembered_for_five_seconds_despite_repetitions() {
     let mut rig = Rig::new();
     rig.is_answered(1, ONE);
     rig.pass(MEMORY.saturating_sub(ms(1)));
@@ -118,21 +119,21 @@ fn memory_ends_five_seconds_after_the_answer_however_often_it_is_repeated() {
 }
 
 #[test]
-fn a_number_that_comes_again_with_another_question_is_another_request() {
+fn reused_number_with_another_question_is_another_request() {
     let mut rig = Rig::new();
     rig.asks(1, ONE);
     rig.asks(1, TWO);
     rig.wants(TWO);
     rig.finds(TWO, peer(TWO));
     rig.does("1 is fe80::2, nudge");
-    // An answered one has ended already.
+    // A request that has been answered has ended already.
     rig.asks(1, ONE);
     rig.wants(ONE);
     rig.counted("requests 3, answered-peer 1, superseded 1, nudges 1");
 }
 
 #[test]
-fn address_and_path_requests_with_one_number_are_two() {
+fn address_and_path_requests_may_share_a_number() {
     let mut rig = Rig::new();
     rig.asks(1, ONE);
     rig.datagram(path_request(1).as_ref());
@@ -145,7 +146,7 @@ fn address_and_path_requests_with_one_number_are_two() {
 }
 
 #[test]
-fn what_cannot_be_answered_is_tried_again_then_given_up_in_silence() {
+fn failed_search_is_repeated_until_the_deadline_then_dropped() {
     let outcomes = [
         (Outcome::NotFound, "given-up-not-found"),
         (Outcome::TimedOut, "given-up-timed-out"),
@@ -160,7 +161,7 @@ fn what_cannot_be_answered_is_tried_again_then_given_up_in_silence() {
         while rig.now < given_up_at {
             rig.wants(ONE);
             rig.finds(ONE, outcome);
-            // Repetitions do not hasten it.
+            // Repetitions do not make the next try earlier.
             rig.asks(1, ONE);
             rig.wants("");
             let due = rig.core.poll_timeout().unwrap();
@@ -177,7 +178,7 @@ fn what_cannot_be_answered_is_tried_again_then_given_up_in_silence() {
 }
 
 #[test]
-fn what_nobody_finds_is_given_up_at_its_deadline() {
+fn unanswered_request_is_dropped_at_its_deadline() {
     let mut rig = Rig::new();
     rig.asks(1, ONE);
     rig.pass(DEADLINE.saturating_sub(ms(1)));
@@ -188,7 +189,7 @@ fn what_nobody_finds_is_given_up_at_its_deadline() {
 }
 
 #[test]
-fn an_answer_found_at_a_later_try_counts() {
+fn answer_of_a_later_search_counts() {
     let mut rig = Rig::new();
     rig.asks(1, ONE);
     rig.finds(ONE, Outcome::Unreachable);
@@ -199,7 +200,7 @@ fn an_answer_found_at_a_later_try_counts() {
 }
 
 #[test]
-fn a_path_request_is_answered_however_bad_it_is() {
+fn malformed_path_request_is_answered() {
     let whole = path_request(7);
     let whole = whole.as_ref();
     let changed = |at: usize, byte: u8| {
@@ -221,7 +222,7 @@ fn a_path_request_is_answered_however_bad_it_is() {
         (changed(80, 0), "paths-malformed 1, malformed-value 1"),
         (changed(81, 9), "paths-malformed 1, malformed-value 1"),
         (changed(86, 30), "paths-malformed 1, malformed-attribute-mandatory 1"),
-        // The DGID said to be an SGID.
+        // The DGID's type is changed to SGID.
         (changed(86, 5), "paths-malformed 1, malformed-attribute-repeated 1"),
     ];
     for (bytes, counted) in cases {
@@ -232,14 +233,14 @@ fn a_path_request_is_answered_however_bad_it_is() {
             panic!("no answer to {bytes:02x?}")
         };
         assert_eq!(answer.as_ref(), unhex("10000000 00100001 07000000 b4000000"), "{bytes:02x?}");
-        // Nobody waits for a nudge there.
+        // Path requests need no nudge.
         rig.does("");
         rig.counted(counted);
     }
 }
 
 #[test]
-fn a_bad_address_request_is_counted_and_no_more() {
+fn malformed_address_request_is_only_counted() {
     let ip = |payload: &str| {
         let length = 16 + unhex(payload).len();
         unhex(&format!("{length:02x}000000 02100100 07000000 00000000 {payload}"))
@@ -273,7 +274,8 @@ fn only_requests_of_the_kernel_count() {
         let bytes = message.as_ref();
         rig.tell(Input::Datagram { sender: Sender::Other, bytes, cut: false });
     }
-    // Another daemon's answer, a request of nothing that we know, a message of netlink's own.
+    // An answer of another daemon, a request with an unknown operation, a message of netlink
+    // itself.
     rig.datagram(Answer::Error.emit(Seq(3), PortId(9)).as_ref());
     rig.datagram(&unhex("10000000 03100100 04000000 00000000"));
     rig.datagram(&unhex("10000000 01100100 04000000 00000000"));
@@ -284,21 +286,21 @@ fn only_requests_of_the_kernel_count() {
 }
 
 #[test]
-fn every_message_of_a_datagram_counts_up_to_the_first_that_is_broken() {
+fn messages_of_a_datagram_count_up_to_the_first_malformed_one() {
     let mut rig = Rig::new();
     let mut bytes = [request(1, ONE).as_ref(), path_request(2).as_ref()].concat();
     bytes.extend(request(3, TWO).as_ref());
     bytes.extend(&path_request(4).as_ref()[..20]);
     rig.tell(Input::Datagram { sender: Sender::Kernel, bytes: &bytes, cut: true });
     rig.wants("10.2.0.1, 10.2.0.2");
-    // Who has to be looked for comes later.
+    // The answers to address requests come later.
     rig.does("4 asks the SA, 2 asks the SA");
     rig.counted(
         "requests 2, path-requests 1, paths-unknown 1, paths-malformed 1, datagrams-cut 1, malformed-truncated 1",
     );
 }
 
-/// What the kernel says of the message with this number.
+/// The kernel's verdict on the message with this number.
 fn verdict(seq: u32, errno: i32) -> Vec<u8> {
     let mut bytes = unhex("24000000 02000000 03000000 b4000000");
     bytes[8..12].copy_from_slice(&seq.to_ne_bytes());
@@ -309,7 +311,7 @@ fn verdict(seq: u32, errno: i32) -> Vec<u8> {
 
 #[test]
 fn daemon_joins_when_the_kernel_has_accepted_a_message() {
-    // 0, and what kernels before 5.6 say: the length of the message.
+    // 0, or the length of the message from kernels before 5.6.
     for errno in [0, 24] {
         let mut rig = Rig { core: LocalService::new(Config::default()), ..Rig::new() };
         rig.tell(Input::Opened { port_id: PortId(180), is_member: false });
@@ -325,7 +327,7 @@ fn daemon_joins_when_the_kernel_has_accepted_a_message() {
     }
 }
 
-/// Or every caller would wait for it in vain.
+/// Otherwise every caller would wait for it until its time-out.
 #[test]
 fn daemon_whose_message_is_refused_never_joins() {
     for errno in [-1, -22] {
@@ -338,7 +340,7 @@ fn daemon_whose_message_is_refused_never_joins() {
         assert_eq!(rig.core.refusal(), Some(errno));
         rig.pass(ms(10_000));
         rig.does("");
-        // It is tried again now and then.
+        // The driver tries again from time to time.
         rig.tell(Input::Opened { port_id: PortId(180), is_member: false });
         rig.does("timeout 2000");
         rig.datagram(&verdict(0, 0));
@@ -371,7 +373,7 @@ fn member_leaves_when_an_answer_is_refused() {
     rig.does("leave for -1");
     assert_eq!((rig.core.refusal(), rig.core.load()), (Some(-1), Load::default()));
     rig.tell(Input::Closed);
-    // What the socket held is of no use any more.
+    // Messages that the socket still holds are ignored.
     rig.datagram(&verdict(1, -1));
     rig.does("");
     rig.datagram(&unhex("10000000 02000000 03000000 b4000000"));
@@ -382,9 +384,9 @@ fn member_leaves_when_an_answer_is_refused() {
     assert_eq!(rig.core.refusal(), None);
 }
 
-/// Found by the fuzzer: a daemon that left held what it could not answer any more.
+/// Found by the fuzzer: a daemon that had left kept a request that it could not answer.
 #[test]
-fn request_behind_a_refusal_in_one_datagram_is_not_held() {
+fn request_after_a_refusal_in_one_datagram_is_dropped() {
     let mut rig = Rig::new();
     rig.datagram(&[&verdict(1, -1), request(2, TWO).as_ref()].concat());
     rig.wants("");
@@ -394,14 +396,14 @@ fn request_behind_a_refusal_in_one_datagram_is_not_held() {
 }
 
 #[test]
-fn a_full_table_forgets_what_was_answered_first_but_never_what_waits() {
+fn full_table_drops_the_oldest_answer_but_no_waiting_request() {
     let limits = Limits { requests: 3, ..Limits::default() };
     let mut rig = Rig::with(Config::default(), limits);
     rig.is_answered(1, ONE);
     rig.pass(ms(10));
     rig.is_answered(2, ONE);
     rig.asks(3, TWO);
-    // The oldest goes, then the other, then there is no more to go.
+    // The oldest answer is dropped, then the other, then there is none left.
     rig.asks(4, TWO);
     rig.asks(5, TWO);
     rig.asks(6, TWO);
@@ -409,7 +411,7 @@ fn a_full_table_forgets_what_was_answered_first_but_never_what_waits() {
     rig.counted("requests 6, answered-peer 2, requests-full 1, memory-evicted 2, nudges 2");
     rig.asks(2, ONE);
     rig.wants("10.2.0.2, 10.2.0.2, 10.2.0.2");
-    // What was not taken is, once there is room.
+    // A request that was dropped is accepted when there is room.
     rig.finds(TWO, peer(TWO));
     rig.next().unwrap();
     rig.asks(6, TWO);
@@ -417,13 +419,13 @@ fn a_full_table_forgets_what_was_answered_first_but_never_what_waits() {
 }
 
 #[test]
-fn full_table_gives_up_what_the_kernel_has_not_mentioned_lately() {
+fn full_table_drops_requests_that_the_kernel_stopped_repeating() {
     let limits = Limits { requests: 2, ..Limits::default() };
     let mut rig = Rig::with(Config::default(), limits);
     rig.asks(1, ONE);
     rig.asks(2, TWO);
     rig.pass(LATELY.saturating_sub(ms(1)));
-    // A nudge has made the kernel repeat what is still waited for.
+    // A nudge has made the kernel repeat the requests that still wait.
     rig.asks(1, ONE);
     rig.asks(3, THREE);
     rig.wants("10.2.0.1, 10.2.0.2");
@@ -435,9 +437,10 @@ fn full_table_gives_up_what_the_kernel_has_not_mentioned_lately() {
     rig.counted("requests 5, requests-full 3, duplicates-waiting 1");
 }
 
-/// Otherwise each resolve would wait for the crowd's nudges for as long as a dead target is asked for.
+/// Otherwise each request would be treated as part of a crowd for as long as a dead target is asked
+/// for.
 #[test]
-fn request_whose_caller_has_gone_makes_no_crowd() {
+fn request_of_a_gone_caller_delays_no_nudge() {
     for (time, is_alone) in [(LATELY.saturating_sub(ms(1)), false), (LATELY, true)] {
         let mut rig = Rig::new();
         rig.asks(1, ONE);
@@ -451,7 +454,7 @@ fn request_whose_caller_has_gone_makes_no_crowd() {
 }
 
 #[test]
-fn an_answer_that_waits_for_room_is_not_forgotten_for_others() {
+fn answer_that_waits_for_room_is_not_dropped_for_others() {
     let limits = Limits { requests: 1, ..Limits::default() };
     let mut rig = Rig::with(Config::default(), limits);
     rig.asks(1, ONE);
@@ -476,7 +479,7 @@ fn errors_that_wait_for_room_are_bounded() {
 }
 
 #[test]
-fn an_answer_for_which_there_was_no_room_in_time_is_not_given() {
+fn answer_without_room_until_the_deadline_is_dropped() {
     let mut rig = Rig::new();
     rig.asks(1, ONE);
     rig.pass(ms(100));
@@ -490,7 +493,7 @@ fn an_answer_for_which_there_was_no_room_in_time_is_not_given() {
 }
 
 #[test]
-fn without_nudges_each_answer_is_given_once_more() {
+fn without_nudges_each_answer_is_repeated_once() {
     let config = Config { nudge: false, ..Config::default() };
     let mut rig = Rig::with(config, Limits::default());
     rig.asks(1, ONE);
@@ -507,7 +510,7 @@ fn without_nudges_each_answer_is_given_once_more() {
 }
 
 #[test]
-fn while_nudges_fail_each_answer_is_given_once_more() {
+fn while_nudges_fail_each_answer_is_repeated_once() {
     let mut rig = Rig::new();
     rig.asks(1, ONE);
     rig.finds(ONE, peer(ONE));
@@ -530,9 +533,9 @@ fn while_nudges_fail_each_answer_is_given_once_more() {
     rig.counted("requests 3, answered-peer 3, answers-repeated 1, nudges 4, nudges-failed 1");
 }
 
-/// Should more wait than the socket holds, whatever a nudge makes the kernel repeat.
+/// Also if more requests wait than the socket holds, and a nudge makes the kernel repeat them all.
 #[test]
-fn losses_that_a_nudge_causes_bring_no_other_but_its_repetitions() {
+fn losses_caused_by_a_nudge_cause_no_further_nudge() {
     let mut rig = Rig::new();
     rig.skips_follow_ups = false;
     let (start, mut nudges) = (rig.now, 0);
@@ -555,7 +558,7 @@ fn losses_that_a_nudge_causes_bring_no_other_but_its_repetitions() {
 }
 
 #[test]
-fn lost_requests_are_asked_for_by_a_nudge_when_the_socket_is_empty() {
+fn nudge_recovers_lost_requests_once_the_socket_is_empty() {
     let mut rig = Rig::new();
     rig.tell(Input::Overrun);
     rig.datagram(request(1, ONE).as_ref());
@@ -566,7 +569,7 @@ fn lost_requests_are_asked_for_by_a_nudge_when_the_socket_is_empty() {
 }
 
 #[test]
-fn at_the_end_answers_go_what_waits_does_not_and_the_time_out_is_given_back() {
+fn stop_sends_known_answers_and_restores_the_time_out() {
     let timeout = Timeout::from_millis(500).unwrap();
     let config = Config { timeout, ..Config::default() };
     let mut rig = Rig { core: LocalService::new(config), ..Rig::new() };
@@ -579,7 +582,7 @@ fn at_the_end_answers_go_what_waits_does_not_and_the_time_out_is_given_back() {
     rig.tell(Input::Stop);
     assert!(!rig.core.is_idle());
     rig.wants("");
-    // Not a millisecond after the last nudge.
+    // Sooner than a millisecond after the last nudge.
     rig.does("timeout 2000, 2 is fe80::2, nudge anyway");
     assert!(!rig.core.is_idle());
     rig.tell(Input::Nudged(Nudged::Done));
@@ -588,7 +591,7 @@ fn at_the_end_answers_go_what_waits_does_not_and_the_time_out_is_given_back() {
 }
 
 #[test]
-fn with_the_socket_all_is_gone() {
+fn lost_socket_drops_all_requests() {
     let mut rig = Rig::new();
     rig.is_answered(1, ONE);
     rig.asks(2, TWO);
@@ -607,7 +610,7 @@ fn with_the_socket_all_is_gone() {
 }
 
 #[test]
-fn a_configuration_takes_effect_at_once() {
+fn configuration_takes_effect_at_once() {
     let mut rig = Rig::new();
     rig.asks(1, ONE);
     rig.finds(ONE, peer(ONE));

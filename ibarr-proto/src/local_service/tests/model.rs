@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 
-//! The core against plain lists, and against a kernel that repeats what a nudge finds waiting.
+//! The core against plain lists, and against a kernel that repeats waiting requests after a nudge.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
@@ -11,7 +11,7 @@ use super::super::*;
 use super::rig::{START, gid, ms, peer, request, tell};
 
 const TARGETS: [&str; 2] = ["10.2.0.1", "10.2.0.2"];
-/// Longer than [`LATELY`], and short enough to be reached.
+/// Longer than [`LATELY`], and short enough for a test.
 const DEADLINE: Duration = Duration::from_secs(5);
 const LIMITS: Limits = Limits { requests: 4, paths: 2 };
 
@@ -43,32 +43,33 @@ fn op() -> impl Strategy<Value = Op> {
     ]
 }
 
-/// What the core does, by lists that are searched from one end to the other.
+/// A model of the core with lists that are searched from one end to the other.
 #[expect(clippy::struct_excessive_bools, reason = "plain on purpose")]
 struct Model {
     nudges_on: bool,
     now: Instant,
     requests: Vec<Held>,
     queue: Vec<Queued>,
-    /// Of each that wants a nudge: when, and whether nothing else waited for an answer.
+    /// For each cause of a nudge, the time, and whether no other request waited.
     wants: Vec<(Instant, bool)>,
-    /// The last nudge was for one, and while it was under way one at most asked, for the first time.
+    /// The last nudge was for one request, and during it at most one request arrived, for the first
+    /// time.
     calm: bool,
     asked_meanwhile: usize,
     last_nudge: Option<Instant>,
-    /// Pauses that are left, before each a nudge.
+    /// The remaining pauses, with a nudge after each.
     follow_ups: Vec<Duration>,
-    /// Of a repetition that was postponed: when it is due, and when it was.
+    /// A postponed repetition: when it is due, and when it was due first.
     again: Option<(Instant, Instant)>,
     nudging: Option<Nudging>,
     failed: bool,
     more: bool,
     overruns_from: Instant,
-    /// Sought from now on, in this order.
+    /// Requests whose search begins now, in this order.
     newly_sought: Vec<u32>,
 }
 
-/// What the nudge that is under way is for.
+/// The purpose of the nudge in progress.
 #[derive(Clone, Debug)]
 enum Nudging {
     Wants(Vec<(Instant, bool)>),
@@ -88,11 +89,11 @@ struct Held {
     asked_at: Instant,
     mentioned_at: Instant,
     deadline: Instant,
-    /// When nobody looks for it and it has no answer.
+    /// Set while no search is in progress and there is no answer.
     rests_until: Option<Instant>,
     answered: bool,
     nudges: u8,
-    /// After its answer.
+    /// Repeated after its answer.
     repeated: bool,
     forget_at: Option<Instant>,
     repeat_at: Option<Instant>,
@@ -329,7 +330,7 @@ impl Model {
         self.requests.iter_mut().find(|held| held.seq == seq).expect("it is held")
     }
 
-    /// Each that somebody looks for, with its target.
+    /// Requests with a search in progress, with their targets.
     fn sought(&self) -> Vec<(u32, &'static str)> {
         let sought = self.requests.iter().filter(|held| held.is_sought());
         let mut sought: Vec<_> = sought.map(|held| (held.seq, TARGETS[held.target])).collect();
@@ -340,7 +341,7 @@ impl Model {
 
 proptest! {
     #[test]
-    fn the_core_does_what_plain_lists_do(
+    fn core_behaves_like_plain_lists(
         nudges_on: bool, ops in prop::collection::vec(op(), 1..120)
     ) {
         let config = Config { nudge: nudges_on, deadline: DEADLINE, ..Config::default() };
@@ -395,7 +396,7 @@ proptest! {
                     core.answered(model.now, flight, outcome);
                     flights.remove(&seq);
                     model.find(seq, matches!(outcome, Outcome::Found { .. }));
-                    // Nobody is heard twice.
+                    // Each search gets one result.
                     core.answered(model.now, flight, outcome);
                 }
                 Op::Take => {
@@ -419,7 +420,7 @@ proptest! {
                     core.handle_timeout(model.now);
                 }
             }
-            // The core names what it wants by flights, the model by numbers.
+            // The core identifies searches by flights, the model by request numbers.
             let mut newly_sought = std::mem::take(&mut model.newly_sought).into_iter();
             while let Some(event) = core.poll_event() {
                 match event {
@@ -453,10 +454,10 @@ proptest! {
     }
 }
 
-/// A kernel by its contract: it sends a request before it knows that it has sent it, so that an
-/// answer can come too early; it looks at answers, and sends again what has none, when it is nudged.
+/// A kernel by its contract: it sends a request before it has queued it, so that an answer can come
+/// too early. After a nudge it looks at answers, and repeats requests without one.
 struct Kernel {
-    /// Each with whether it is known by now, and its answer.
+    /// Each with whether it is queued by now, and its answer.
     waiting: BTreeMap<u32, (bool, Option<String>)>,
     resolved: BTreeSet<u32>,
     /// Requests to the daemon.
@@ -479,7 +480,7 @@ impl Kernel {
 
     fn be_nudged(&mut self) {
         for (&seq, (known, answer)) in &mut self.waiting {
-            // By the time of a nudge it knows what it has sent.
+            // When it is nudged, all sent requests are queued.
             *known = true;
             if answer.is_some() {
                 self.resolved.insert(seq);
@@ -492,8 +493,8 @@ impl Kernel {
 }
 
 proptest! {
-    /// Whatever comes too early, in whichever order answers are found: all that can be answered is,
-    /// each request ends once, nudges end, and nothing is left.
+    /// Whatever comes too early, and in whichever order answers are found: every request with an
+    /// answer is answered, each request ends once, nudges end, and no state remains.
     #[test]
     fn every_request_ends_once_and_leaves_nothing(
         requests in prop::collection::vec((any::<bool>(), 0..5_u64, 0..4_u64), 1..25)
@@ -507,7 +508,7 @@ proptest! {
         };
         let mut now = START;
         core.handle_input(now, Input::Opened { port_id: PortId(180), is_member: true });
-        // When each is asked, and how long it takes to find: 3 is for ever.
+        // When each is asked, and how long its search lasts: 3 is forever.
         let mut asks: Vec<_> = (1..).zip(&requests).collect();
         let mut finds: Vec<(Instant, FlightId, String)> = Vec::new();
         let mut searches = 0;
@@ -519,7 +520,7 @@ proptest! {
                 asks.remove(0);
                 kernel.ask(seq, known);
             }
-            // Answers overtake one another, but not the requests that were sent before them.
+            // Answers overtake one another, but not requests sent before them.
             for seq in std::mem::take(&mut kernel.sent) {
                 let bytes = request(seq, &format!("10.2.0.{seq}"));
                 let bytes = bytes.as_ref();
@@ -576,7 +577,7 @@ proptest! {
         prop_assert_eq!(count(Counter::AnsweredPeer), found);
         prop_assert_eq!(count(Counter::TimedOut), asked - found);
         prop_assert_eq!(searches, asked);
-        // One is that of the start.
+        // One nudge is that of the start.
         let each = u64::from(MAX_NUDGES) * (1 + FOLLOW_UPS.len() as u64);
         prop_assert!(count(Counter::Nudges) <= 4 + each * found);
     }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 
-//! When the kernel is nudged, and when not.
+//! Conditions under which the kernel is nudged.
 
 use std::time::Duration;
 
@@ -25,7 +25,7 @@ fn nudges_are_a_millisecond_apart_and_never_two_at_a_time() {
     rig.does("nudge");
     rig.tell(Input::Nudged(Nudged::Done));
 
-    // Both come within a millisecond of that, and the nudge for both.
+    // Both answers come within a millisecond of that nudge; one nudge covers both.
     give(&mut rig, 3);
     give(&mut rig, 4);
     assert_eq!(rig.core.poll_timeout(), Some(rig.now + NUDGE_INTERVAL));
@@ -36,7 +36,7 @@ fn nudges_are_a_millisecond_apart_and_never_two_at_a_time() {
 }
 
 #[test]
-fn whoever_asks_alone_does_not_wait_for_the_interval() {
+fn nudge_for_a_single_caller_ignores_the_interval() {
     const APART: Duration = Duration::from_micros(100);
     let mut rig = Rig::new();
     (1..=100).for_each(|seq| {
@@ -46,8 +46,8 @@ fn whoever_asks_alone_does_not_wait_for_the_interval() {
     rig.counted("requests 100, answered-peer 100, nudges 100");
 }
 
-/// As on Linux 6.12 with one processor: the nudge wakes the caller, who asks for the next address
-/// before the daemon is told that the nudge has ended.
+/// As on Linux 6.12 with one processor: the nudge wakes the caller, which asks for the next address
+/// before the daemon knows that the nudge has ended.
 #[test]
 fn caller_that_asks_again_during_its_nudge_does_not_wait() {
     let mut rig = Rig::new();
@@ -73,9 +73,10 @@ fn caller_that_asks_again_during_its_nudge_does_not_wait() {
     rig.counted("requests 100, answered-peer 100, nudges 100");
 }
 
-/// Each by which a nudge would find others in the kernel, or repetitions of what it did itself.
+/// In each case a nudge would make the kernel repeat requests of others, or requests that an
+/// earlier nudge caused.
 #[test]
-fn whoever_does_not_ask_alone_waits_for_the_others() {
+fn nudge_for_several_callers_waits_for_quiet() {
     waits_for_quiet("two at once", |rig| {
         rig.tell(Input::Nudged(Nudged::Done));
         (2..=3).for_each(|seq| rig.asks(seq, ONE));
@@ -103,7 +104,7 @@ fn whoever_does_not_ask_alone_waits_for_the_others() {
         rig.does("2 is fe80::1, 3 is fe80::1");
     });
     waits_for_quiet("the nudge found another", |rig| {
-        // It was asked just before, and read after that.
+        // The request was sent just before the nudge, and read after it.
         rig.asks(2, TWO);
         rig.asks(2, TWO);
         rig.tell(Input::Nudged(Nudged::Done));
@@ -133,13 +134,13 @@ fn waits_for_quiet(name: &str, asked: impl Fn(&mut Rig)) {
 }
 
 #[test]
-fn among_many_a_nudge_waits_for_a_pause_but_not_for_ever() {
+fn nudge_waits_for_a_pause_but_not_forever() {
     const APART: Duration = Duration::from_micros(500);
     let mut rig = Rig::new();
     rig.is_answered(1, ONE);
     rig.pass(APART);
     let begun = rig.now;
-    // The second of these is not alone.
+    // The second of these does not come alone.
     rig.asks(2, TWO);
     let mut seq = 3;
     while rig.now < begun + NUDGE_WITHIN {
@@ -153,7 +154,7 @@ fn among_many_a_nudge_waits_for_a_pause_but_not_for_ever() {
 }
 
 #[test]
-fn a_nudge_is_repeated_three_times_after_the_last_answer() {
+fn nudge_is_repeated_three_times_after_the_last_answer() {
     let mut rig = Rig { skips_follow_ups: false, ..Rig::new() };
     let nudged_after = |rig: &mut Rig, pause: Duration| {
         assert_eq!(rig.core.poll_timeout(), Some(rig.now + pause));
@@ -165,7 +166,7 @@ fn a_nudge_is_repeated_three_times_after_the_last_answer() {
     let [first, second, _] = FOLLOW_UPS;
     nudged_after(&mut rig, first);
     nudged_after(&mut rig, second);
-    // It begins anew.
+    // The pauses start again.
     rig.pass(ms(1));
     rig.is_answered(2, ONE);
     for pause in FOLLOW_UPS {
@@ -178,7 +179,7 @@ fn a_nudge_is_repeated_three_times_after_the_last_answer() {
 }
 
 #[test]
-fn a_nudge_waits_for_the_rest_of_a_burst_but_not_for_ever() {
+fn nudge_waits_for_the_rest_of_a_burst_but_not_forever() {
     let mut rig = Rig::new();
     rig.datagram(request(1, ONE).as_ref());
     rig.finds(ONE, peer(ONE));
@@ -205,7 +206,7 @@ fn a_nudge_waits_for_the_rest_of_a_burst_but_not_for_ever() {
 }
 
 #[test]
-fn a_nudge_that_came_while_the_kernel_asked_is_made_after_the_answers() {
+fn nudge_postponed_by_requests_follows_their_answers() {
     let mut rig = Rig::new();
     rig.asks(1, ONE);
     rig.finds(ONE, peer(ONE));
@@ -225,7 +226,7 @@ fn a_nudge_that_came_while_the_kernel_asked_is_made_after_the_answers() {
 }
 
 #[test]
-fn a_nudge_is_postponed_but_not_for_ever() {
+fn nudge_is_postponed_but_not_forever() {
     let mut rig = Rig::new();
     rig.asks(1, ONE);
     rig.finds(ONE, peer(ONE));
@@ -243,7 +244,7 @@ fn a_nudge_is_postponed_but_not_for_ever() {
 }
 
 #[test]
-fn a_repetition_that_is_postponed_is_made_all_the_same() {
+fn postponed_repetition_of_a_nudge_is_made_later() {
     let mut rig = Rig { skips_follow_ups: false, ..Rig::new() };
     rig.is_answered(1, ONE);
     for pause in FOLLOW_UPS {
@@ -258,9 +259,9 @@ fn a_repetition_that_is_postponed_is_made_all_the_same() {
     rig.does("");
 }
 
-/// Should a kernel never take an answer, and repeat everything at each nudge.
+/// Also with a kernel that never accepts an answer, and repeats everything at each nudge.
 #[test]
-fn nudges_come_to_an_end() {
+fn nudges_end_even_if_no_answer_is_accepted() {
     const REQUESTS: u32 = 20;
     let mut rig = Rig::new();
     let ask_all = |rig: &mut Rig| (1..=REQUESTS).for_each(|seq| rig.asks(seq, ONE));
@@ -281,7 +282,7 @@ fn nudges_come_to_an_end() {
         let Some(due) = rig.core.poll_timeout() else { break };
         rig.pass(due.since(rig.now));
     }
-    // Each repetition comes with a nudge or with one that repeats it.
+    // Each repeated request comes with a nudge or with its repetition.
     assert!((MAX_NUDGES..=most).contains(&nudges));
     assert_eq!(rig.core.load(), Load::default());
 }

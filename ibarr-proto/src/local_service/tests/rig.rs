@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 
-//! A core with its socket and its resolver in the test's hand.
+//! A core whose socket and resolver the test plays.
 
 use std::net::IpAddr;
 use std::time::Duration;
@@ -10,7 +10,7 @@ use ibarr_common::wire::ls::{Answer, SetTimeout};
 
 use super::super::*;
 
-/// Long after boot.
+/// A time long after boot.
 pub(super) const START: Instant = Instant::from_nanos(1_000_000_000_000);
 
 pub(super) const fn ms(ms: u64) -> Duration {
@@ -20,14 +20,14 @@ pub(super) const fn ms(ms: u64) -> Duration {
 pub(super) struct Rig {
     pub(super) core: LocalService,
     pub(super) now: Instant,
-    /// Flights that wait for an answer, each with its target.
+    /// Searches that wait for an answer, each with its target.
     pub(super) wanted: Vec<(FlightId, String)>,
-    /// Whether nudges that repeat others are left out.
+    /// Whether repetitions of nudges are left out.
     pub(super) skips_follow_ups: bool,
 }
 
 impl Rig {
-    /// With a socket, after the first nudge.
+    /// Starts with a socket, after the first nudge.
     pub(super) fn new() -> Self {
         Self::with(Config::default(), Limits::default())
     }
@@ -68,13 +68,13 @@ impl Rig {
         self.tell(Input::Datagram { sender: Sender::Kernel, bytes, cut: false });
     }
 
-    /// The kernel asks, alone.
+    /// The kernel sends one request.
     pub(super) fn asks(&mut self, seq: u32, target: &str) {
         self.datagram(request(seq, target).as_ref());
         self.tell(Input::Drained);
     }
 
-    /// The resolver has looked for the oldest one that waits for `target`.
+    /// The resolver ends the oldest search for `target`.
     pub(super) fn finds(&mut self, target: &str, outcome: Outcome) {
         let at = self.wanted.iter().position(|(_, wanted)| wanted == target);
         let (flight, _) = self.wanted.remove(at.expect("it is wanted"));
@@ -82,7 +82,7 @@ impl Rig {
         self.take_events();
     }
 
-    /// The kernel asks and is answered, and the nudge is over.
+    /// The kernel asks and is answered, and the nudge ends.
     pub(super) fn is_answered(&mut self, seq: u32, target: &str) {
         self.asks(seq, target);
         self.finds(target, peer(target));
@@ -90,7 +90,7 @@ impl Rig {
         self.tell(Input::Nudged(Nudged::Done));
     }
 
-    /// All that is to be done now.
+    /// Checks all actions that are due.
     #[track_caller]
     pub(super) fn does(&mut self, expected: &str) {
         let done: Vec<_> = std::iter::from_fn(|| self.next()).collect();
@@ -116,7 +116,7 @@ impl Rig {
         assert_eq!(wanted.join(", "), expected);
     }
 
-    /// Counters that have counted, since the rig was made; without repeated nudges.
+    /// Checks the counters above zero since the start; repeated nudges are left out.
     #[track_caller]
     pub(super) fn counted(&self, expected: &str) {
         let first_nudge = |counter: &Counter| u64::from(*counter == Counter::Nudges);
@@ -157,7 +157,7 @@ impl Rig {
     }
 }
 
-/// A message in words.
+/// Describes a message in words.
 pub(super) fn tell(transmit: &Transmit) -> String {
     let message = match transmit {
         Transmit::Message(message) => message,
@@ -187,7 +187,7 @@ pub(super) fn request(seq: u32, target: &str) -> Emitted {
     Request::ResolveIp(ResolveIp { ifindex, target }).emit(Seq(seq))
 }
 
-/// What a peer says of 10.2.0.N: fe80::N.
+/// The answer of a peer for 10.2.0.N: fe80::N.
 pub(super) fn peer(target: &str) -> Outcome {
     let gid = gid(target).parse().expect("a GID");
     Outcome::Found { gid, source: Source::Peer }
@@ -197,7 +197,7 @@ pub(super) fn gid(target: &str) -> String {
     format!("fe80::{}", target.rsplit(['.', ':']).next().expect("a last part"))
 }
 
-/// Bytes written as hexadecimal digits.
+/// The bytes of hexadecimal digits.
 pub(super) fn unhex(text: &str) -> Vec<u8> {
     let digits: Vec<_> = text.chars().filter(|c| !c.is_whitespace()).collect();
     let byte = |pair: &[char]| u8::from_str_radix(&String::from_iter(pair), 16).expect("digits");

@@ -12,7 +12,7 @@ use super::*;
 
 const NOW: Instant = Instant::from_nanos(1_000_000_000_000);
 
-/// A view and the shorthands of a story: interfaces are numbers, ports are the last byte of a GID.
+/// A view with shorthands for a test: interfaces are numbers, ports are the last byte of a GID.
 struct Story {
     view: LocalView,
 }
@@ -71,7 +71,7 @@ impl Story {
         self.say(Input::RoutesDone)
     }
 
-    /// What is answered, as addresses and ports.
+    /// Checks the answers, as addresses and ports.
     fn owns(&self, expected: &[(&str, u8)]) {
         let owned: Vec<_> =
             self.view.owned().filter_map(|owned| Some((owned.address, port(owned.gid?)))).collect();
@@ -99,7 +99,7 @@ impl Story {
         assert_eq!(told.join(" "), expected);
     }
 
-    /// Whose peers are answered in the kernel since the last call, by interface and version of IP.
+    /// Checks changes of served interfaces since the last call, by interface and version of IP.
     fn serves(&mut self, expected: &str) {
         let mut told = Vec::new();
         while let Some(event) = self.view.poll_event() {
@@ -198,7 +198,7 @@ fn down(link: Link) -> Link {
 }
 
 #[test]
-fn an_address_of_an_ipoib_interface_has_its_gid() {
+fn address_of_an_ipoib_interface_has_its_gid() {
     let mut story = Story::new(&[], &[]);
     story.link(ib(5, 1)).add(5, "10.1.0.1").add(5, "fd00::1");
     story.owns(&[("10.1.0.1", 1), ("fd00::1", 1)]);
@@ -208,9 +208,9 @@ fn an_address_of_an_ipoib_interface_has_its_gid() {
     assert!(!story.view.is_ours(ip("10.1.0.2")));
 }
 
-/// Ports are the last byte of a GID, of one with a floating LID too.
+/// Ports are the last byte of a GID, also of one with a floating LID.
 #[test]
-fn gid_with_a_floating_lid_is_answered_if_that_is_wanted_and_there_is_one() {
+fn gid_with_floating_lid_is_answered_if_configured_and_present() {
     let floating: Gid = "fec0:0:22:2::63".parse().unwrap();
     let mut story = Story::new(&[], &[]);
     story.link(ib(5, 1)).add(5, "10.1.0.1").told("+10.1.0.1=1");
@@ -227,7 +227,7 @@ fn gid_with_a_floating_lid_is_answered_if_that_is_wanted_and_there_is_one() {
 }
 
 #[test]
-fn the_order_of_link_and_address_does_not_matter() {
+fn order_of_link_and_address_does_not_matter() {
     let mut story = Story::new(&[], &[]);
     story.add(5, "10.1.0.1").told("");
     assert!(!story.view.is_ours(ip("10.1.0.1")));
@@ -235,18 +235,18 @@ fn the_order_of_link_and_address_does_not_matter() {
 }
 
 #[test]
-fn an_address_is_gone_with_its_event_and_with_its_link() {
+fn address_is_removed_by_its_event_or_with_its_link() {
     let mut story = Story::new(&[], &[]);
     story.link(ib(5, 1)).add(5, "10.1.0.1").add(5, "10.1.0.2").told("+10.1.0.1=1 +10.1.0.2=1");
     story.delete(5, "10.1.0.1").told("-10.1.0.1");
     story.say(Input::LinkGone(index(5))).told("-10.1.0.2");
     assert!(!story.view.is_ours(ip("10.1.0.2")));
-    // A new device gets the index, and none of the addresses of the old one.
+    // A new device gets the index, but none of the old device's addresses.
     story.link(ib(5, 2)).told("");
 }
 
 #[test]
-fn an_ipv4_address_is_ours_until_the_last_of_its_entries_is_deleted() {
+fn ipv4_address_is_ours_until_its_last_entry_is_deleted() {
     let mut story = Story::new(&[], &[]);
     story.link(ib(5, 1)).add(5, "10.1.0.1/24").add(5, "10.1.0.1/32").told("+10.1.0.1=1");
     story.delete(5, "10.1.0.1/24").told("");
@@ -254,7 +254,7 @@ fn an_ipv4_address_is_ours_until_the_last_of_its_entries_is_deleted() {
 }
 
 #[test]
-fn a_link_that_is_down_owns_nothing() {
+fn link_that_is_down_has_no_addresses_of_ours() {
     let mut story = Story::new(&[], &[("10.1.0.2", 9)]);
     story.link(ib(5, 1)).add(5, "10.1.0.1").add(5, "10.1.0.2").told("+10.1.0.1=1 +10.1.0.2=9");
     story.link(down(ib(5, 1))).told("-10.1.0.1 -10.1.0.2");
@@ -264,11 +264,11 @@ fn a_link_that_is_down_owns_nothing() {
 }
 
 #[test]
-fn another_hardware_address_is_another_gid() {
+fn new_hardware_address_changes_the_gid() {
     let mut story = Story::new(&[], &[]);
     story.link(ib(5, 1)).add(5, "10.1.0.1").told("+10.1.0.1=1");
     story.link(ib(5, 2)).told("~10.1.0.1=2");
-    // A new subnet prefix brings no event, only the next dump shows it.
+    // A new subnet prefix causes no event, only the next dump contains it.
     story.dump([ib(5, 3)], [(5, "10.1.0.1")]).told("~10.1.0.1=3");
     story.link(Link { hwaddr: HwAddr::new(&[0; 20]).unwrap(), ..ib(5, 3) }).told("~10.1.0.1");
     assert_eq!(story.state(5), Err(NotServed::NoGid));
@@ -276,7 +276,7 @@ fn another_hardware_address_is_another_gid() {
 }
 
 #[test]
-fn only_an_address_that_passed_duplicate_detection_is_ours() {
+fn only_addresses_that_passed_duplicate_detection_are_ours() {
     let mut story = Story::new(&[], &[]);
     story.link(ib(5, 1));
     for dad in [Dad::Tentative, Dad::Optimistic, Dad::Failed] {
@@ -290,7 +290,7 @@ fn only_an_address_that_passed_duplicate_detection_is_ours() {
 }
 
 #[test]
-fn a_link_local_address_is_another_one_on_each_interface() {
+fn link_local_addresses_differ_by_interface() {
     let mut story = Story::new(&[], &[]);
     story.link(ib(5, 1)).link(ib(6, 2)).add(5, "fe80::1").add(6, "fe80::1");
     story.owns(&[("fe80::1", 1), ("fe80::1", 2)]);
@@ -309,7 +309,7 @@ fn a_link_local_address_is_another_one_on_each_interface() {
 fn two_ports_in_one_subnet_keep_their_own_gids() {
     let mut story = Story::new(&[], &[]);
     story.link(ib(5, 1)).link(ib(6, 2)).add(5, "10.1.0.1").add(6, "10.1.0.2");
-    // Wherever the question arrives.
+    // Whatever interface the query arrived on.
     for arrived_on in [5, 6, 7].map(index) {
         assert_eq!(story.view.gid_of(ip("10.1.0.1"), arrived_on), Some(gid(1)));
         assert_eq!(story.view.gid_of(ip("10.1.0.2"), arrived_on), Some(gid(2)));
@@ -317,7 +317,7 @@ fn two_ports_in_one_subnet_keep_their_own_gids() {
 }
 
 #[test]
-fn an_address_on_two_interfaces_has_the_gid_of_the_lower_index() {
+fn address_on_two_interfaces_has_the_gid_of_the_lower_index() {
     let mut story = Story::new(&[], &[]);
     story.link(ib(6, 2)).add(6, "10.1.0.1").told("+10.1.0.1=2");
     story.link(ib(5, 1)).add(5, "10.1.0.1").told("~10.1.0.1=1");
@@ -330,7 +330,7 @@ fn an_address_on_two_interfaces_has_the_gid_of_the_lower_index() {
 }
 
 #[test]
-fn p_key_children_are_interfaces_of_their_own() {
+fn p_key_children_are_separate_interfaces() {
     let mut story = Story::new(&[], &[]);
     let child = Link { name: InterfaceName::new(b"ib5.8001").unwrap(), ..ib(8, 1) };
     story.link(ib(5, 1)).link(child).add(5, "10.1.0.1").add(8, "10.2.0.1");
@@ -339,24 +339,24 @@ fn p_key_children_are_interfaces_of_their_own() {
 }
 
 #[test]
-fn a_bond_carries_the_gid_of_its_active_slave_and_slaves_serve_nothing() {
+fn bond_has_the_gid_of_its_active_slave_and_slaves_none() {
     let mut story = Story::new(&[], &[]);
     story.link(bond(9, 7, Some(5))).link(slave(5, 1, 9)).link(slave(6, 2, 9));
     story.add(9, "10.1.0.1").add(5, "10.1.0.5").told("+10.1.0.1=1 +10.1.0.5");
     assert_eq!(story.state(5), Err(NotServed::Slave(index(9))));
     story.link(bond(9, 7, Some(6))).told("~10.1.0.1=2");
-    // The hardware address of the slave is the fresher one.
+    // The hardware address of the slave is more recent.
     story.link(slave(6, 3, 9)).told("~10.1.0.1=3");
     story.link(slave(5, 4, 9)).told("");
-    // Active, but gone: nobody to answer for.
+    // Active, but removed: there is no GID.
     story.say(Input::LinkGone(index(6))).told("~10.1.0.1");
     story.link(bond(9, 7, None)).told("~10.1.0.1=7");
-    // Let go, a slave serves for itself.
+    // A released slave serves by itself.
     story.link(ib(5, 4)).told("~10.1.0.5=4");
 }
 
 #[test]
-fn a_filter_selects_names_of_any_type_and_follows_a_rename() {
+fn filter_selects_names_of_any_type_and_follows_renames() {
     let mut story = Story::new(&["ib*", "eth1"], &[]);
     let renamed = |link, name: &[u8]| Link { name: InterfaceName::new(name).unwrap(), ..link };
     story.link(renamed(ib(5, 1), b"storage0")).add(5, "10.1.0.1").told("+10.1.0.1");
@@ -371,22 +371,22 @@ fn a_filter_selects_names_of_any_type_and_follows_a_rename() {
 }
 
 #[test]
-fn a_static_gid_is_served_exactly_while_its_address_is_ours() {
+fn static_gid_is_served_exactly_while_its_address_is_ours() {
     let mut story = Story::new(&[], &[("10.9.0.1", 9), ("10.1.0.1", 8)]);
     story.told("");
     story.link(ether(1)).told("");
     story.add(1, "10.9.0.1").told("+10.9.0.1=9");
     assert_eq!(story.view.owned().next().unwrap().origin, Origin::Static);
     story.delete(1, "10.9.0.1").told("-10.9.0.1");
-    // It beats the interface's own.
+    // It overrides the interface's own GID.
     story.link(ib(5, 1)).add(5, "10.1.0.1").told("+10.1.0.1=8");
-    // Neither filter nor type keep it.
+    // Neither filter nor type matters to it.
     story.view.reconfigure(config(&["none"], &[("10.1.0.1", 8)]));
     story.told("");
 }
 
 #[test]
-fn a_new_configuration_changes_only_what_it_changes() {
+fn new_configuration_changes_only_affected_facts() {
     let mut story = Story::new(&[], &[("10.9.0.1", 9)]);
     story.link(ib(5, 1)).add(5, "10.1.0.1").link(ether(1)).add(1, "10.9.0.1");
     story.told("+10.1.0.1=1 +10.9.0.1=9");
@@ -397,24 +397,24 @@ fn a_new_configuration_changes_only_what_it_changes() {
 }
 
 #[test]
-fn the_kernel_serves_what_is_selected_and_what_owns_a_static_gid() {
+fn selected_interfaces_and_owners_of_static_gids_are_served() {
     let mut story = Story::new(&[], &[("10.9.0.1", 9)]);
     story.link(ib(5, 1)).add(5, "10.1.0.1").link(ether(1)).add(1, "10.3.0.1");
     story.routes(["0.0.0.0/0 by 5 via 10.1.0.9"]).serves("+ib5 all/routed");
     story.add(1, "10.9.0.1").serves("+eth1 -/routed");
-    // Of no type that a program knows.
+    // A type that no program supports.
     let tun = Link { link_type: LinkType::new(65534), ..ether(2) };
     story.delete(1, "10.9.0.1").link(tun).add(2, "10.9.0.1").serves("-1");
     story.link(down(ib(5, 1))).serves("-5");
     story.link(ib(5, 1)).serves("+ib5 all/routed");
-    // Selected by name, whatever it answers; a slave never.
+    // An interface selected by name is served, whatever it answers; a slave never is.
     story.view.reconfigure(config(&["eth*", "ib*"], &[]));
     story.link(slave(6, 2, 9)).add(6, "10.6.0.1").serves("+eth1 -/routed");
     story.say(Input::LinkGone(index(5))).serves("-5");
 }
 
 #[test]
-fn what_comes_and_goes_between_two_polls_is_not_told() {
+fn changes_undone_between_two_polls_are_not_reported() {
     let mut story = Story::new(&[], &[]);
     story.link(ib(5, 1)).add(5, "10.1.0.1").delete(5, "10.1.0.1").told("");
     story.add(5, "10.1.0.1").told("+10.1.0.1=1");
@@ -422,7 +422,7 @@ fn what_comes_and_goes_between_two_polls_is_not_told() {
 }
 
 #[test]
-fn what_a_dump_does_not_list_is_gone() {
+fn entries_missing_from_a_dump_are_removed() {
     let mut story = Story::new(&[], &[]);
     story.link(ib(5, 1)).link(ib(6, 2)).add(5, "10.1.0.1").add(5, "10.1.0.2").add(6, "10.1.0.3");
     story.told("+10.1.0.1=1 +10.1.0.2=1 +10.1.0.3=2");
@@ -431,12 +431,12 @@ fn what_a_dump_does_not_list_is_gone() {
 }
 
 #[test]
-fn a_dump_takes_effect_as_a_whole_and_only_when_done() {
+fn dump_takes_effect_as_a_whole_and_only_when_done() {
     let mut story = Story::new(&[], &[]);
     story.link(ib(5, 1)).add(5, "10.1.0.1").told("+10.1.0.1=1");
-    // The index belongs to another device by now, but the dump has not come to the addresses.
+    // The index belongs to another device by now, but the dump has not reached the addresses.
     story.say(Input::DumpStarted).say(Input::ListedLink(ib(5, 2))).told("");
-    // Interrupted, and once more.
+    // The dump is interrupted, then repeated.
     story.say(Input::DumpStarted).told("");
     assert_eq!(story.view.counters().get(Counter::DumpsAbandoned), 1);
     story.say(Input::ListedLink(ib(5, 2)));
@@ -445,25 +445,25 @@ fn a_dump_takes_effect_as_a_whole_and_only_when_done() {
 }
 
 #[test]
-fn events_during_a_dump_overrule_what_it_lists() {
+fn events_during_a_dump_overrule_it() {
     let mut story = Story::new(&[], &[]);
     story.link(ib(5, 1)).link(ib(6, 2)).add(5, "10.1.0.1").add(6, "10.1.0.6");
     story.told("+10.1.0.1=1 +10.1.0.6=2");
     story.say(Input::DumpStarted);
-    // The kernel read these entries, then deleted them, then the dump came.
+    // The kernel read these entries, then deleted them, then the dump arrived.
     story.delete(5, "10.1.0.1").say(Input::LinkGone(index(6)));
     story.told("-10.1.0.1 -10.1.0.6");
     story.say(Input::ListedLink(ib(5, 1))).say(Input::ListedLink(ib(6, 2)));
     story.say(Input::ListedAddress(on(5, "10.1.0.1")));
     story.say(Input::ListedAddress(on(6, "10.1.0.6")));
-    // The dump had passed the place of this one when it was added.
+    // The dump had passed this position when the address was added.
     story.add(5, "10.1.0.3").told("+10.1.0.3=1");
     story.say(Input::DumpDone).told("");
     story.owns(&[("10.1.0.3", 1)]);
 }
 
 #[test]
-fn a_new_link_does_not_inherit_what_a_dump_read_of_the_old_one() {
+fn new_link_does_not_inherit_dumped_addresses_of_the_old_one() {
     let mut story = Story::new(&[], &[]);
     story.link(ib(5, 1)).add(5, "10.1.0.1").told("+10.1.0.1=1");
     story.say(Input::DumpStarted).say(Input::LinkGone(index(5))).link(ib(5, 2));
@@ -472,7 +472,7 @@ fn a_new_link_does_not_inherit_what_a_dump_read_of_the_old_one() {
 }
 
 #[test]
-fn entries_of_a_dump_that_nobody_started_are_ignored_and_counted() {
+fn entries_outside_a_dump_are_ignored_and_counted() {
     let mut story = Story::new(&[], &[]);
     story.say(Input::ListedLink(ib(5, 1))).say(Input::ListedAddress(on(5, "10.1.0.1")));
     story.say(Input::DumpDone).told("");
@@ -481,7 +481,7 @@ fn entries_of_a_dump_that_nobody_started_are_ignored_and_counted() {
 }
 
 #[test]
-fn full_tables_refuse_what_is_new_and_count_it() {
+fn full_tables_drop_and_count_new_entries() {
     let limits = Limits { links: 2, addresses: 2, ..Limits::default() };
     let mut story = Story::with_limits(&[], &[], limits);
     story.link(ib(5, 1)).link(ib(6, 2)).link(ib(7, 3));
@@ -492,9 +492,9 @@ fn full_tables_refuse_what_is_new_and_count_it() {
         (counters.get(Counter::LinksRefused), counters.get(Counter::AddressesRefused)),
         (1, 1)
     );
-    // What is there can change.
+    // Existing entries can change.
     story.link(ib(5, 4)).owns(&[("10.1.0.1", 4), ("10.1.0.2", 4)]);
-    // A dump is bounded as well, together with the events that came meanwhile.
+    // A dump is bounded too, together with the events that came meanwhile.
     story.say(Input::DumpStarted);
     for port in 1..=9 {
         story.say(Input::ListedLink(ib(10 + u32::from(port), port)));
@@ -512,7 +512,7 @@ fn full_tables_refuse_what_is_new_and_count_it() {
 }
 
 #[test]
-fn a_dump_with_more_events_than_can_be_remembered_is_done_again() {
+fn dump_with_too_many_events_is_repeated() {
     let limits = Limits { links: 2, addresses: 2, ..Limits::default() };
     let mut story = Story::with_limits(&[], &[], limits);
     story.link(ib(5, 1)).add(5, "10.1.0.1").told("+10.1.0.1=1");
@@ -529,7 +529,7 @@ fn a_dump_with_more_events_than_can_be_remembered_is_done_again() {
 }
 
 #[test]
-fn an_interface_shows_what_is_answered_for_its_addresses() {
+fn interface_status_shows_the_answers_for_its_addresses() {
     let mut story = Story::new(&[], &[("10.9.0.1", 9)]);
     story.link(ether(1)).add(1, "10.9.0.1").add(1, "10.9.0.2").link(ib(5, 1)).add(5, "fe80::1");
     let interfaces: Vec<_> = story.view.interfaces().collect();
@@ -542,7 +542,7 @@ fn an_interface_shows_what_is_answered_for_its_addresses() {
 }
 
 #[test]
-fn the_view_asks_for_a_dump_after_every_event_of_a_link() {
+fn every_link_event_causes_a_dump() {
     let mut story = Story::new(&[], &[]);
     let quiet = story.view.poll_timeout().unwrap();
     story.add(5, "10.1.0.1");

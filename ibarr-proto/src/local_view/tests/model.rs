@@ -1,34 +1,34 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 
-//! The view against a kernel that sends events and dumps as the real one does, and against the
-//! rules of the module, applied naively.
+//! The view against a kernel that sends events and dumps as the real one does, and against a naive
+//! implementation of the module's rules.
 
 use proptest::collection::vec;
 use proptest::prelude::*;
 
 use super::*;
 
-/// What can happen between two readings of the socket.
+/// An event between two reads of the socket.
 #[derive(Clone, Copy, Debug)]
 enum Step {
     /// A link is made or changed.
     Set(Link),
-    /// A link changes and sends no event, as when the subnet prefix does.
+    /// A link changes without an event, as when the subnet prefix changes.
     SetSilently(Link),
     Delete(IfIndex),
-    /// A link goes, and its addresses with it without a word.
+    /// A link and its addresses are deleted without events for the addresses.
     DeleteAtOnce(IfIndex),
     Add(InterfaceAddress),
     Remove(AddressId),
     /// The dump reads its next entry …
     Read,
-    /// … and what it has read goes out, possibly long after.
+    /// … and sends it, possibly long after.
     Flush,
-    /// The daemon reads what has come, and tells the changes.
+    /// The daemon reads the messages, and reports the changes.
     Poll,
 }
 
-/// A kernel with its tables and the socket's queue.
+/// A kernel with its tables and the queue of the socket.
 #[derive(Default)]
 struct Kernel {
     links: BTreeMap<IfIndex, Link>,
@@ -99,7 +99,7 @@ impl Kernel {
         self.dump = Some(DumpCursor::default());
     }
 
-    /// Never skips an entry that stays, as the kernel's walks by index do not.
+    /// Never skips an entry that stays; the kernel's walks by index do not either.
     fn read(&mut self) {
         let Some(dump) = &mut self.dump else { return };
         let after = |last: Option<IfIndex>| {
@@ -130,7 +130,7 @@ impl Kernel {
         self.queue.push(Input::DumpDone);
     }
 
-    /// The rules, each on its own and without any index.
+    /// The rules, one by one and without any index.
     fn owned(&self, config: &Config) -> Vec<Owned> {
         let mut owned = Vec::new();
         for id in self.addresses.keys() {
@@ -175,7 +175,7 @@ impl Kernel {
         owned
     }
 
-    /// Whose peers may be answered in the kernel, if routes lead back.
+    /// The interfaces on which the kernel may answer, if there are routes back.
     fn served(&self, config: &Config) -> Vec<IfIndex> {
         let owned = self.owned(config);
         let answers = |link: &Link| {
@@ -190,7 +190,7 @@ impl Kernel {
     }
 }
 
-/// What a listener to the events knows.
+/// The knowledge of a listener to the events.
 #[derive(Default)]
 struct Mirror(
     BTreeMap<(IpAddr, Option<IfIndex>), Owned>,
@@ -214,7 +214,7 @@ impl Mirror {
                     assert_ne!(before, Some(served));
                 }
                 Event::NotServed(ifindex) => assert!(self.1.remove(&ifindex).is_some()),
-                // Only that to the link's own neighbours: no others were listed.
+                // Only the route to the link's own neighbours: no others were listed.
                 Event::Route(route) => assert!(self.2.insert(route.ifindex)),
                 Event::NoRoute(ifindex, _) => assert!(self.2.remove(&ifindex)),
                 Event::Neighbour(_) | Event::NoNeighbour(..) => panic!("nobody follows them"),
@@ -247,7 +247,7 @@ fn fresh_dump(kernel: &mut Kernel, view: &mut LocalView) {
     deliver(kernel, view);
 }
 
-/// After the events were polled.
+/// Compares after the events were polled.
 fn check(kernel: &Kernel, view: &LocalView, config: &Config) {
     let expected = kernel.owned(config);
     assert_eq!(view.owned().collect::<Vec<_>>(), expected);
@@ -332,16 +332,17 @@ fn configs() -> impl Strategy<Value = Config> {
 }
 
 proptest! {
-    /// The invariant of the inventory: events that come amid a dump, in any interleaving with what
-    /// the dump has read and not yet sent, neither bring back what is gone nor lose what is there.
+    /// The invariant of the inventory: events during a dump, interleaved in any way with the
+    /// entries that the dump has read and not yet sent, neither restore deleted entries nor lose
+    /// existing ones.
     #[test]
-    fn a_dump_amid_events_ends_in_what_is(
+    fn dump_during_events_ends_in_the_true_state(
         config in configs(), before in steps(0), during in steps(0), after in steps(0)
     ) {
         let (mut kernel, mut view) = (Kernel::default(), knowing_no_routes(config.clone()));
         let mut mirror = Mirror::default();
         kernel.apply_all(before);
-        // A daemon that starts now has heard none of it.
+        // A daemon that starts now has received no earlier event.
         kernel.queue.clear();
         view.handle_input(NOW, Input::DumpStarted);
         kernel.start_dump();
@@ -359,9 +360,9 @@ proptest! {
         check(&kernel, &view, &config);
     }
 
-    /// Whatever was lost, overtaken, or never sent, the next quiet dump mends it.
+    /// Whatever was lost, overtaken, or never sent, the next quiet dump repairs it.
     #[test]
-    fn any_history_and_a_dump_end_as_the_dump_alone(
+    fn dump_after_any_history_gives_the_state_of_the_dump(
         config in configs(), history in steps(2), lost in vec(prop::bool::weighted(0.3), 300),
         shuffle: bool
     ) {
@@ -389,9 +390,9 @@ proptest! {
         prop_assert_eq!(view.interfaces().collect::<Vec<_>>(), fresh.interfaces().collect::<Vec<_>>());
     }
 
-    /// A new configuration gives what a start with it would have given.
+    /// After a reconfiguration, the view is the same as after a start with the new configuration.
     #[test]
-    fn a_reconfigured_view_is_as_a_new_one(old in configs(), new in configs(), history in steps(0)) {
+    fn reconfigured_view_equals_a_new_one(old in configs(), new in configs(), history in steps(0)) {
         let mut kernel = Kernel::default();
         kernel.apply_all(history);
         kernel.queue.clear();

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 
-//! Who can be sent to without asking the kernel.
+//! Neighbours to which programs can send without asking the kernel.
 
 use proptest::collection::vec;
 use proptest::prelude::*;
@@ -27,14 +27,14 @@ impl Story {
         self.say(Input::NeighboursDone)
     }
 
-    /// What the view asks of neighbours by `now`.
+    /// The view's requests for neighbours by `now`.
     fn asked(&mut self, now: Instant) -> Vec<Request> {
         self.view.handle_timeout(now);
         let asked = std::iter::from_fn(|| self.view.poll_transmit());
         asked.filter(|asked| is_about_neighbours(*asked)).collect()
     }
 
-    /// Who can be sent to, and where, as the last byte of a GID.
+    /// Checks the neighbours that can be sent to, each with the last byte of its GID.
     fn knows(&self, expected: &[(&str, u8)]) -> &Self {
         let known = self.view.neighbours().map(|n| (n.address, port(n.hwaddr.gid())));
         let expected = expected.iter().map(|&(address, port)| (ip(address), port));
@@ -51,7 +51,7 @@ fn is_about_neighbours(asked: Request) -> bool {
     matches!(asked, Request::Dump(Subject::Neighbours) | Request::Leave(Subject::Neighbours))
 }
 
-/// On every IPoIB interface but one.
+/// Neighbours are wanted on every IPoIB interface but one.
 fn following() -> Config {
     let on = vec![("ib3".parse().unwrap(), false)];
     Config { neighbours: Wanted { on, otherwise: true }, ..config(&[], &[]) }
@@ -66,7 +66,7 @@ fn reachable(address: &str, at: u8) -> Entry {
     entry(1, address, State::Reachable, at)
 }
 
-/// And whether those in them are kept whenever they came there.
+/// Each state, with whether neighbours in it are kept regardless of their earlier state.
 const STATES: [(State, bool); 7] = [
     (State::Reachable, true),
     (State::Delay, true),
@@ -78,7 +78,7 @@ const STATES: [(State, bool); 7] = [
 ];
 
 #[test]
-fn those_are_kept_whom_the_kernel_would_not_ask() {
+fn only_neighbours_the_kernel_would_not_probe_are_kept() {
     let mut story = Story::following(Limits::default());
     for (state, kept) in STATES {
         story.meets(reachable("10.1.0.9", 9)).knows(&[("10.1.0.9", 9)]);
@@ -91,18 +91,18 @@ fn those_are_kept_whom_the_kernel_would_not_ask() {
 }
 
 #[test]
-fn a_stale_neighbour_is_kept_for_as_long_as_the_kernel_would_use_it_unasked() {
+fn stale_neighbour_is_kept_until_the_kernel_would_probe_it() {
     let stale = |at| entry(1, "10.1.0.9", State::Stale, at);
     let end = NOW + STALE_USE;
     let just_before = Instant::from_nanos(end.as_nanos() - 1);
-    // Whether it was met just now or had been confirmed before.
+    // Whether the neighbour is new or was confirmed before.
     for begin in [None, Some(reachable("10.1.0.9", 9))] {
         let mut story = Story::following(Limits::default());
         if let Some(entry) = begin {
             story.meets(entry);
         }
         story.meets(stale(9)).knows(&[("10.1.0.9", 9)]);
-        // A dump says nothing new of it, another address or one that is not known yet does.
+        // A dump does not restart the time; another address or a new neighbour starts its own.
         story.neighbours([stale(9), entry(1, "10.1.0.8", State::Stale, 8)]);
         assert!(story.view.poll_timeout().is_some_and(|due| due <= end));
         story.asked(just_before);
@@ -112,7 +112,7 @@ fn a_stale_neighbour_is_kept_for_as_long_as_the_kernel_would_use_it_unasked() {
         story.neighbours([stale(9)]).knows(&[]);
         story.meets(stale(9)).neighbours([stale(7)]).knows(&[]);
     }
-    // Confirmed meanwhile, by an event or as a dump has it.
+    // Confirmed meanwhile, by an event or in a dump.
     for by_dump in [false, true] {
         let mut story = Story::following(Limits::default());
         story.meets(stale(9));
@@ -128,7 +128,7 @@ fn a_stale_neighbour_is_kept_for_as_long_as_the_kernel_would_use_it_unasked() {
 }
 
 #[test]
-fn only_the_hardware_address_of_a_port_is_one_to_send_to() {
+fn only_hardware_addresses_of_ports_are_used() {
     let mut story = Story::following(Limits::default());
     let entry = |octets: &[u8]| Entry {
         hwaddr: HwAddr::new(octets).unwrap(),
@@ -136,16 +136,16 @@ fn only_the_hardware_address_of_a_port_is_one_to_send_to() {
     };
     let mut broadcast = [0; 20];
     broadcast[4..6].copy_from_slice(&[0xff, 0x12]);
-    // A group, nobody, Ethernet, none at all.
+    // A multicast group, all zero, Ethernet, empty.
     for octets in [&broadcast[..], &[0; 20], &[2, 0, 0, 0, 0, 1], &[]] {
         story.meets(entry(octets)).neighbours([entry(octets)]).knows(&[]);
     }
-    // The map cannot tell it from 10.1.0.9.
+    // The map would confuse it with 10.1.0.9.
     story.meets(reachable("::ffff:10.1.0.9", 9)).knows(&[]);
 }
 
 #[test]
-fn neighbours_of_other_interfaces_are_nobodys_business() {
+fn neighbours_of_other_interfaces_are_ignored() {
     let mut story = Story::following(Limits::default());
     story.link(ether(2)).link(ib(3, 3)).link(ib(4, 4)).told("");
     assert_eq!(story.asked(NOW + Reread::GAP), [Request::Dump(Subject::Neighbours)]);
@@ -158,16 +158,17 @@ fn neighbours_of_other_interfaces_are_nobodys_business() {
     story.link(down(ib(4, 4))).told("");
     story.knows(&[]);
     assert_eq!(story.asked(NOW), [Request::Leave(Subject::Neighbours)]);
-    // What was on its way.
+    // An event that was in transit.
     story.meets(reachable("10.1.0.9", 9)).knows(&[]);
     assert_eq!(story.asked(NOW + Duration::from_hours(1)), []);
 }
 
 #[test]
-fn an_interface_that_is_followed_anew_voids_the_dump_that_passed_it_over() {
+fn newly_followed_interface_voids_the_dump_that_skipped_it() {
     let mut story = Story::following(Limits::default());
     story.say(Input::NeighboursStarted);
-    // Nobody follows it yet, so this is not heard, and what it was before is listed.
+    // The interface is not followed yet, so this event is skipped, and the earlier state is in the
+    // dump.
     story.say(Input::NeighbourGone(index(4), ip("10.1.0.9")));
     story.link(ib(4, 4)).told("");
     story.say(Input::ListedNeighbour(entry(4, "10.1.0.9", State::Reachable, 9)));
@@ -176,7 +177,7 @@ fn an_interface_that_is_followed_anew_voids_the_dump_that_passed_it_over() {
 }
 
 #[test]
-fn what_a_dump_has_listed_of_an_interface_that_is_left_is_forgotten() {
+fn dumped_neighbours_of_an_interface_no_longer_followed_are_dropped() {
     let mut story = Story::following(Limits::default());
     story.link(ib(4, 4)).told("");
     assert_eq!(story.asked(NOW + Reread::GAP), [Request::Dump(Subject::Neighbours)]);
@@ -188,14 +189,14 @@ fn what_a_dump_has_listed_of_an_interface_that_is_left_is_forgotten() {
 }
 
 #[test]
-fn a_dump_of_before_that_is_heard_of_late_is_not_the_one_that_is_wanted() {
+fn late_dump_does_not_count_as_the_requested_one() {
     let mut story = Story::following(Limits::default());
     story.view.reconfigure(config(&[], &[]));
     story.told("");
     assert_eq!(story.asked(NOW), [Request::Leave(Subject::Neighbours)]);
     story.view.reconfigure(following());
     story.told("");
-    // It was on its way when we left, and its end never comes.
+    // The dump was in transit when the view left, and its end never arrives.
     story.say(Input::NeighboursStarted);
     story.say(Input::ListedNeighbour(reachable("10.1.0.9", 9)));
     assert_eq!(story.asked(NOW + Reread::GAP), [Request::Dump(Subject::Neighbours)]);
@@ -203,7 +204,7 @@ fn a_dump_of_before_that_is_heard_of_late_is_not_the_one_that_is_wanted() {
 }
 
 #[test]
-fn the_view_is_confirmed_when_it_knows_the_neighbours_or_gives_up() {
+fn view_is_confirmed_when_neighbours_are_known_or_overdue() {
     for comes in [true, false] {
         let mut story = Story::with_limits(&[], &[], Limits::default());
         story.view.reconfigure(following());
@@ -221,7 +222,7 @@ fn the_view_is_confirmed_when_it_knows_the_neighbours_or_gives_up() {
         let overdue = story.view.counters().get(Counter::NeighbourDumpsOverdue);
         assert_eq!(overdue, u64::from(!comes));
         assert_eq!(story.view.confirmed_at(), Some(NOW));
-        // An administrator who wants to know later does not make everything doubtful.
+        // A later wish for neighbours does not invalidate the confirmation.
         story.view.reconfigure(config(&[], &[]));
         story.told("");
         assert_eq!(story.asked(now), [Request::Leave(Subject::Neighbours)]);
@@ -233,7 +234,7 @@ fn the_view_is_confirmed_when_it_knows_the_neighbours_or_gives_up() {
 }
 
 #[test]
-fn nobody_wants_to_know_so_nobody_is_asked() {
+fn unwanted_neighbours_are_not_requested() {
     let mut story = Story::new(&[], &[]);
     story.link(ib(1, 1)).told("");
     assert_eq!(story.view.confirmed_at(), Some(NOW));
@@ -242,7 +243,7 @@ fn nobody_wants_to_know_so_nobody_is_asked() {
 }
 
 #[test]
-fn without_a_dump_in_time_nothing_is_known_of_neighbours() {
+fn overdue_dump_makes_neighbours_unknown() {
     let mut story = Story::following(Limits::default());
     story.meets(reachable("10.1.0.9", 9)).knows(&[("10.1.0.9", 9)]);
     let due = NOW + Reread::LONG_INTERVAL;
@@ -254,14 +255,14 @@ fn without_a_dump_in_time_nothing_is_known_of_neighbours() {
 }
 
 #[test]
-fn a_full_table_of_neighbours_refuses_who_is_new_and_counts_him() {
+fn full_table_drops_and_counts_new_neighbours() {
     let mut story = Story::following(Limits { neighbours: 2, ..Limits::default() });
     story.meets(reachable("10.1.0.1", 1)).meets(reachable("10.1.0.2", 2));
     story.meets(reachable("10.1.0.3", 3)).knows(&[("10.1.0.1", 1), ("10.1.0.2", 2)]);
     assert_eq!(story.view.counters().get(Counter::NeighboursRefused), 1);
-    // Who is there can move.
+    // An existing neighbour can change its address.
     story.meets(reachable("10.1.0.1", 4)).knows(&[("10.1.0.1", 4), ("10.1.0.2", 2)]);
-    // A dump is bounded as well, together with the events that came meanwhile.
+    // A dump is bounded too, together with the events that came meanwhile.
     story.say(Input::NeighboursStarted);
     for at in 1..=9 {
         story.say(Input::ListedNeighbour(reachable(&format!("10.2.0.{at}"), at)));
@@ -269,7 +270,7 @@ fn a_full_table_of_neighbours_refuses_who_is_new_and_counts_him() {
     story.meets(reachable("10.1.0.1", 5)).say(Input::NeighboursDone);
     story.knows(&[("10.1.0.1", 5), ("10.2.0.1", 1)]);
     assert_eq!(story.view.counters().get(Counter::NeighboursRefused), 1 + 7 + 1);
-    // More events than can be remembered.
+    // More events than can be recorded.
     story.say(Input::NeighboursStarted);
     for at in 1..=3 {
         story.say(Input::NeighbourGone(index(1), ip(&format!("10.3.0.{at}"))));
@@ -279,28 +280,28 @@ fn a_full_table_of_neighbours_refuses_who_is_new_and_counts_him() {
     assert_eq!(story.asked(NOW + Reread::GAP), [Request::Dump(Subject::Neighbours)]);
 }
 
-/// What can happen between two readings of the sockets.
+/// An event between two reads of the sockets.
 #[derive(Clone, Copy, Debug)]
 enum Step {
     Set(Entry),
-    /// A stale entry is used: there is no event.
+    /// A stale entry is used: this causes no event.
     Use(IfIndex, IpAddr),
     Remove(IfIndex, IpAddr),
-    /// A link comes, changes or goes, and its neighbours with it.
+    /// A link is made, changed or deleted, and its neighbours with it.
     Link(u32, Option<Link>),
-    /// Whether an administrator wants to know them.
+    /// Whether the configuration wants neighbours.
     Configure(bool),
     /// The dump reads its next entry …
     Read,
-    /// … and what it has read goes out, possibly long after.
+    /// … and sends it, possibly long after.
     Flush,
-    /// The last so many messages did not fit the socket.
+    /// This number of messages, the newest, did not fit the socket.
     Lose(usize),
-    /// The daemon reads what has come about links, and what about neighbours.
+    /// The daemon reads the messages about links, and those about neighbours.
     Poll(bool, bool),
 }
 
-/// The kernel's neighbours and links, and what waits in two sockets.
+/// The kernel's neighbours and links, and the queues of two sockets.
 #[derive(Default)]
 struct Kernel {
     neighbours: BTreeMap<(IfIndex, IpAddr), Entry>,
@@ -375,7 +376,7 @@ impl Kernel {
             Step::Lose(lost) if self.is_heard => {
                 let kept = self.of_neighbours.len().saturating_sub(lost);
                 self.of_neighbours.truncate(kept);
-                // The transport reads what is left, then starts anew by itself.
+                // The transport reads the rest, then starts again by itself.
                 self.start_dump();
             }
             Step::Set(_) | Step::Lose(_) | Step::Configure(_) | Step::Poll(..) => {}
@@ -404,8 +405,8 @@ impl Kernel {
         self.dump = None;
     }
 
-    /// Those that must be known, and those that may be: a use has no event. Stale ones are not, some
-    /// time after.
+    /// The neighbours that must be known, and those that may be: a use causes no event. Stale ones
+    /// are not known after some time.
     fn usable(&self, config: &Config) -> [Vec<Entry>; 2] {
         let group = |entry: &Entry| entry.hwaddr.as_bytes()[4] == 0xff;
         let kept = |state| STATES.contains(&(state, true));
@@ -422,7 +423,7 @@ impl Kernel {
     }
 }
 
-/// What a listener to the events knows.
+/// Updates the knowledge of a listener to the events.
 fn hear(view: &mut LocalView, known: &mut BTreeMap<(IfIndex, IpAddr), Neighbour>) {
     while let Some(event) = view.poll_event() {
         match event {
@@ -479,10 +480,11 @@ fn steps() -> impl Strategy<Value = Vec<Step>> {
 }
 
 proptest! {
-    /// Whatever comes, goes, is used, lost, overtaken by a dump or wanted no more: when all that
-    /// was asked for has come, those are known whom the kernel named last, and nobody else.
+    /// Whatever neighbours do, and whatever is lost, overtaken by a dump or no longer wanted: when
+    /// all requested dumps have arrived, exactly the neighbours that the kernel reported last are
+    /// known.
     #[test]
-    fn neighbours_are_those_that_the_kernel_named_last(history in steps()) {
+    fn neighbours_match_the_last_report_of_the_kernel(history in steps()) {
         let mut kernel = Kernel::default();
         let mut config = following();
         let mut view = LocalView::new(config.clone());
@@ -529,7 +531,8 @@ proptest! {
             prop_assert!(turns < 9, "it asks without end");
             kernel.finish_dump();
             let links = turn(&mut kernel, &mut view, true, true);
-            // Two seconds a time, and so long that what has become stale goes.
+            // Each turn takes two seconds, and the test continues until stale neighbours are
+            // removed.
             let is_over = 2 * turns > STALE_USE.as_secs();
             if turn(&mut kernel, &mut view, true, true) && links && is_over {
                 break;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 
-//! Which way replies go.
+//! Routes of replies.
 
 use ibarr_common::map::octets;
 use proptest::prelude::*;
@@ -9,7 +9,7 @@ use super::*;
 use crate::ip2gid::{Family, Prefix};
 use crate::local_view::routing::{NoWayBack, Route, RouteBack, Rule, Selects, Via, Way, WayBack};
 
-/// `10.0.0.0/8 by 5 via 10.1.0.9 metric 10`, where `by` and what follows may be missing.
+/// `10.0.0.0/8 by 5 via 10.1.0.9 metric 10`, where `by` and the rest are optional.
 pub(super) fn route(text: &str) -> Route {
     let words: Vec<_> = text.split_whitespace().collect();
     let after = |key| {
@@ -36,9 +36,9 @@ impl Story {
         self.say(Input::RoutesDone)
     }
 
-    /// Over IPv4 and IPv6.
+    /// The ways back over IPv4 and IPv6.
     fn ways_back(&mut self) -> String {
-        // What is told is looked at elsewhere: it does not depend on when this is called.
+        // Other tests check events: they do not depend on when this is called.
         self.view.decide_served();
         let name = |way_back| match way_back {
             WayBack::All => "all".to_owned(),
@@ -54,7 +54,7 @@ impl Story {
         ways.join(", ")
     }
 
-    /// Changes of what leads where since the last call, in their order, but for the first and last
+    /// Checks changes of routes since the last call, in order, except for the first and last
     /// addresses of subnets.
     fn leads(&mut self, expected: &[&str]) -> &mut Self {
         self.leads_and_leaves_out(expected, |prefix| prefix.first().is_ipv4() && prefix.is_host())
@@ -84,7 +84,7 @@ impl Story {
     }
 }
 
-/// Interfaces 1 and 2 are served, others are there.
+/// Interfaces 1 and 2 are served; others exist.
 fn story() -> Story {
     let mut story = Story::new(&["eth1", "eth2"], &[]);
     story.link(ether(1)).link(ether(2)).link(ether(3));
@@ -95,14 +95,14 @@ fn rule(family: Family, priority: u32, selects: Selects, table: u32) -> Rule {
     Rule { family, priority, selects, table: Some(table) }
 }
 
-/// Those that every kernel has.
+/// The rules of every kernel.
 fn own_rules(family: Family) -> [Rule; 3] {
     let all = |priority, table| rule(family, priority, Selects::All, table);
     [all(0, 255), all(32_766, 254), all(32_767, 253)]
 }
 
 #[test]
-fn a_default_route_elsewhere_leaves_the_kernel_those_who_are_routed_here() {
+fn default_route_elsewhere_leaves_only_routed_sources_to_the_kernel() {
     let mut story = story();
     story.routes([
         "10.1.0.0/16 by 1",
@@ -115,7 +115,7 @@ fn a_default_route_elsewhere_leaves_the_kernel_those_who_are_routed_here() {
 }
 
 #[test]
-fn the_default_route_and_nothing_elsewhere_is_the_way_back_to_all() {
+fn sole_interface_with_the_default_route_answers_all_sources() {
     let mut story = story();
     let here = ["10.1.0.0/16 by 1", "0.0.0.0/0 by 1 via 10.1.0.9", "::/0 by 2 via fd00::9"];
     story.routes(here);
@@ -124,7 +124,7 @@ fn the_default_route_and_nothing_elsewhere_is_the_way_back_to_all() {
     assert_eq!(story.ways_back(), "eth1 routed/routed, eth2 -/all");
     story.leads(&[
         "1: 192.0.2.0/24 elsewhere",
-        // It holds all IPv4 addresses, as the maps write them.
+        // It contains all IPv4 addresses in the form of the maps.
         "2: 0.0.0.0/0 elsewhere",
         "1: 0.0.0.0/0 via 10.1.0.9",
         "1: 10.1.0.0/16",
@@ -132,30 +132,30 @@ fn the_default_route_and_nothing_elsewhere_is_the_way_back_to_all() {
         "2: ::/0 via fd00::9",
         "2: fe80::/10",
     ]);
-    // Without a default route, most sources cannot be answered at all.
+    // Without a default route, most sources cannot be answered.
     story.routes(["10.1.0.0/16 by 1"]);
     assert_eq!(story.ways_back(), "eth1 routed/routed, eth2 -/routed");
 }
 
 #[test]
-fn a_subnet_on_two_interfaces_is_led_by_the_lower_metric_or_by_none() {
+fn subnet_on_two_interfaces_follows_the_lower_metric_or_none() {
     let mut story = story();
     story.routes(["10.1.0.0/16 by 1", "10.1.0.0/16 by 2"]);
     assert_eq!(story.ways_back(), "eth1 -/routed, eth2 -/routed");
     story.routes(["10.1.0.0/16 by 1 metric 200", "10.1.0.0/16 by 2 metric 100"]);
     assert_eq!(story.ways_back(), "eth1 -/routed, eth2 routed/routed");
-    // Several gateways on one interface are one way back; which of them is the kernel's choice.
+    // Several gateways on one interface are one way back; the kernel selects one of them.
     story.routes(["10.1.0.0/16 by 1 via 10.9.0.1", "10.1.0.0/16 by 1 via 10.9.0.2"]);
     assert_eq!(story.ways_back(), "eth1 routed/routed, eth2 -/routed");
-    // What is blackholed, or leaves by several, is nobody's.
+    // A prefix that is blackholed, or leaves by several interfaces, has no interface.
     story.routes(["10.1.0.0/16", "10.1.0.0/16 by 1 metric 1"]);
     assert_eq!(story.ways_back(), "eth1 -/routed, eth2 -/routed");
 }
 
 #[test]
-fn first_and_last_address_of_a_subnet_lead_nowhere() {
+fn first_and_last_address_of_a_subnet_have_no_route() {
     let mut story = story();
-    // Neither behind a gateway, nor where there are too few addresses.
+    // Not behind a gateway, and not where there are too few addresses.
     story.routes([
         "10.1.0.0/16 by 1",
         "10.2.0.0/16 by 1 via 10.1.0.9",
@@ -177,14 +177,14 @@ fn first_and_last_address_of_a_subnet_lead_nowhere() {
         "2: fe80::/10",
     ];
     story.leads_and_leaves_out(&shown, |_| false);
-    // A route to such an address says that somebody has it.
+    // A route to such an address shows that a host has it.
     story.routes(["10.1.0.0/16 by 1", "10.1.0.0/32 by 1"]);
     assert_eq!(story.ways_back(), "eth1 routed/routed, eth2 -/routed");
     assert!(story.view.routes_back().any(|r| r.prefix.is_host() && r.via == Via::Link));
 }
 
 #[test]
-fn edges_of_subnets_take_no_more_than_the_room_that_is_left() {
+fn edges_of_subnets_take_only_the_remaining_room() {
     let mut story = story();
     let inside = (1..4096).map(|at| format!("10.{}.{}.0/24 by 2", at / 256, at % 256));
     let routes: Vec<_> = std::iter::once("10.0.0.0/8 by 1".to_owned()).chain(inside).collect();
@@ -194,7 +194,7 @@ fn edges_of_subnets_take_no_more_than_the_room_that_is_left() {
 }
 
 #[test]
-fn what_leads_elsewhere_comes_first_and_goes_last() {
+fn routes_elsewhere_are_added_first_and_removed_last() {
     let mut story = story();
     story.leads(&["1: fe80::/10", "2: fe80::/10"]);
     story.routes(["10.0.0.0/8 by 1", "10.2.0.0/16 by 2", "10.2.3.0/24 by 1", "10.4.0.0/16"]);
@@ -214,13 +214,13 @@ fn what_leads_elsewhere_comes_first_and_goes_last() {
         "1: no 10.2.0.0/16",
         "2: no 10.2.3.0/24",
     ]);
-    // Of two changes between two polls, the last counts.
+    // Of two changes between two polls, only the last counts.
     story.routes(["10.5.0.0/16 by 1"]).routes(["10.4.0.0/16 by 1"]).leads(&[]);
     story.link(down(ether(1))).leads(&["1: no 10.4.0.0/16", "1: no fe80::/10"]);
 }
 
 #[test]
-fn policy_rules_that_may_match_a_reply_leave_their_version_of_ip_to_user_space() {
+fn policy_rules_that_may_match_replies_leave_them_to_the_daemon() {
     use Family::{V4, V6};
     let routes = ["0.0.0.0/0 by 1", "::/0 by 1"];
     let ways_back = |more: &[Rule]| {
@@ -232,34 +232,34 @@ fn policy_rules_that_may_match_a_reply_leave_their_version_of_ip_to_user_space()
     assert_eq!(ways_back(&[]), "eth1 all/all");
     assert_eq!(ways_back(&[rule(V4, 100, Selects::Some, 7)]), "eth1 rule-100/all");
     assert_eq!(ways_back(&[rule(V6, 100, Selects::All, 7)]), "eth1 all/rule-100");
-    // The table that is last in any case, asked first.
+    // The last table, looked up first.
     assert_eq!(ways_back(&[rule(V4, 100, Selects::All, 253)]), "eth1 rule-32766/all");
     let goto = Rule { table: None, ..rule(V4, 100, Selects::All, 0) };
     assert_eq!(ways_back(&[goto]), "eth1 rule-100/all");
-    // More than are kept.
+    // More rules than the limit.
     let many: Vec<_> = (40_000..41_000).map(|at| rule(V4, at, Selects::All, at)).collect();
     assert_eq!(ways_back(&many), "eth1 rule-40000/all");
-    // None of them is for a reply.
+    // None of them matches a reply.
     let harmless =
         [rule(V4, 100, Selects::NoReply, 7), rule(V4, 1000, Selects::Vrf, 0)].repeat(1000);
     assert_eq!(ways_back(&harmless), "eth1 all/all");
 
-    // Without policy routing in the kernel there are no rules; with it, that for the main table can
-    // be missing.
+    // A kernel without policy routing has no rules; with it, the rule for the main table can be
+    // missing.
     let mut story = Story::new(&["eth1"], &[]);
     story.link(ether(1)).rules_and_routes(&own_rules(V6)[..1], &routes);
     assert_eq!(story.ways_back(), "eth1 all/rule-0");
 }
 
 #[test]
-fn without_routes_nobody_is_answered_in_the_kernel() {
+fn without_known_routes_the_kernel_answers_no_query() {
     let mut view = LocalView::new(config(&["eth1"], &[]));
     view.handle_timeout(NOW);
     let mut story = Story { view };
     story.dump([ether(1)], []);
     story.serves("");
     assert_eq!(story.view.confirmed_at(), None, "it may yet be told");
-    // The dump does not come.
+    // The dump does not arrive.
     let overdue = NOW + Reread::PATIENCE;
     story.view.handle_timeout(overdue);
     assert!(story.view.confirmed_at().is_some());
@@ -273,7 +273,7 @@ fn without_routes_nobody_is_answered_in_the_kernel() {
 }
 
 #[test]
-fn what_is_known_of_routes_is_confirmed_with_them() {
+fn routes_are_part_of_the_confirmation() {
     let mut story = story();
     let later = NOW + Reread::INTERVAL;
     for input in [Input::DumpStarted, Input::DumpDone] {
@@ -287,7 +287,7 @@ fn what_is_known_of_routes_is_confirmed_with_them() {
 }
 
 #[test]
-fn more_routes_than_fit_are_all_forgotten_and_asked_for_after_a_rest() {
+fn too_many_routes_are_all_dropped_and_requested_after_a_rest() {
     let limits = Limits { routes: 2, ..Limits::default() };
     let mut story = Story::with_limits(&["eth1"], &[], limits);
     let fit = ["0.0.0.0/0 by 1", "10.0.0.0/8 by 1", "10.0.0.0/8 by 1 metric 1", "fe80::/64 by 1"];
@@ -313,7 +313,7 @@ fn more_routes_than_fit_are_all_forgotten_and_asked_for_after_a_rest() {
     assert_eq!(story.view.counters().get(Counter::RoutesTooMany), 1);
     story.routes(fit);
     assert_eq!(story.ways_back(), "eth1 all/routed");
-    // So many that nobody reads on.
+    // So many that the driver stops reading.
     story.say(Input::RoutesStarted).say(Input::ListedRoute(route("10.0.0.0/8 by 1")));
     story.say(Input::RoutesTooMany).say(Input::ListedRoute(route("10.0.0.0/8 by 1")));
     assert_eq!(story.view.counters().get(Counter::ListedOutsideDump), 1);
@@ -321,9 +321,9 @@ fn more_routes_than_fit_are_all_forgotten_and_asked_for_after_a_rest() {
 }
 
 #[test]
-fn the_view_asks_for_routes_after_every_event_that_may_change_them() {
+fn every_event_that_may_change_routes_causes_a_dump() {
     let mut story = story();
-    // A link that goes down takes its IPv4 routes with it, without a word.
+    // A link that goes down loses its IPv4 routes without an event.
     for event in [Input::RoutesChanged, Input::Link(down(ether(1)))] {
         story.dump([], []).routes([]);
         let quiet = story.view.poll_timeout();
@@ -336,7 +336,7 @@ fn the_view_asks_for_routes_after_every_event_that_may_change_them() {
     }
 }
 
-/// What a program finds that looks for the way back in what is `held`, both families as 128 bits.
+/// The result of a program's look-up in `held`, with both families as 128 bits.
 fn leads_back(held: &BTreeMap<(IfIndex, Prefix), Via>, by: IfIndex, source: IpAddr) -> bool {
     let bits = |address| u128::from_be_bytes(octets(address));
     let longest = held
@@ -353,7 +353,7 @@ fn leads_back(held: &BTreeMap<(IfIndex, Prefix), Via>, by: IfIndex, source: IpAd
     longest.is_some_and(|(_, _, via)| via != Via::Elsewhere)
 }
 
-/// What routing says of a source, naively.
+/// The route of a source, computed naively.
 fn is_routed(routes: &[Route], by: IfIndex, source: IpAddr) -> bool {
     let around = || routes.iter().filter(|route| route.prefix.contains(source));
     let Some(len) = around().map(|route| route.prefix.len()).max() else { return false };
@@ -365,7 +365,7 @@ fn is_routed(routes: &[Route], by: IfIndex, source: IpAddr) -> bool {
     })
 }
 
-/// Few bits that differ, so that prefixes meet and contain each other.
+/// Only a few bits differ, so that prefixes meet and nest.
 fn routes() -> impl Strategy<Value = Vec<Route>> {
     let prefix = prop_oneof![
         (0..8u8, 28..=32u8).prop_map(|(low, len)| Prefix::around([10, 0, 0, low].into(), len)),
@@ -385,11 +385,11 @@ fn routes() -> impl Strategy<Value = Vec<Route>> {
 }
 
 proptest! {
-    /// Whatever the routes, a source is led back by an interface exactly if routing sends what is
-    /// for it there; and on the way from one set of routes to the next, none is that is not at an
-    /// end of it.
+    /// Whatever the routes, an interface answers a source exactly if routing sends packets for the
+    /// source through it. In the transition between two sets of routes, no source is answered that
+    /// neither set answers.
     #[test]
-    fn sources_are_led_back_by_the_interface_that_routing_takes(
+    fn sources_are_answered_by_the_interface_that_routing_selects(
         sets in prop::collection::vec(routes(), 1..4), limit in 6..13usize
     ) {
         let limits = Limits { routes: limit, ..Limits::default() };
