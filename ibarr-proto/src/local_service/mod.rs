@@ -63,7 +63,6 @@ pub use types::{
 pub struct LocalService {
     config: Config,
     now: Instant,
-    /// Of the socket, while it is open.
     port_id: Option<PortId>,
     requests: Requests,
     path_requests: PathRequests,
@@ -210,7 +209,6 @@ impl LocalService {
         may: bool,
     ) {
         self.advance(now);
-        // The socket may have been lost meanwhile.
         let Some(Waiting { seq, path_use, .. }) = self.path_requests.take(flight) else { return };
         if !may && paths::falls_back(self.config, outcome) {
             self.counters.count(Counter::PathsSpared);
@@ -382,7 +380,6 @@ impl LocalService {
         }
     }
 
-    /// The kernel's verdict on a message of ours.
     fn verdict(&mut self, errno: Option<i32>) {
         match errno {
             Some(errno) if errno < 0 => {
@@ -514,7 +511,6 @@ impl LocalService {
         self.remove(seq);
     }
 
-    /// Queues the answer for the socket, unless it is queued already.
     fn enqueue(&mut self, seq: Seq) {
         if let Some(request) = self.requests.get_mut(seq)
             && let State::Answered(answered) = &mut request.state

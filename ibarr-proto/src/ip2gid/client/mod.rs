@@ -78,7 +78,6 @@ pub struct Client<R> {
     cache: Cache,
     left: Left,
     swept_at: Instant,
-    /// Number of flights that refresh the cache.
     refreshing: usize,
     /// The next refresh may not start before this time.
     refresh_from: Instant,
@@ -528,7 +527,6 @@ impl<R: CryptoRng> Client<R> {
         Some(flight)
     }
 
-    /// Removes the flight from every queue.
     fn ground(&mut self, id: FlightId) {
         self.unrouted.remove(&id);
         let Some(flight) = self.flights.flight(id) else { return };
@@ -570,7 +568,6 @@ impl<R: CryptoRng> Client<R> {
     }
 }
 
-/// The fields of [`Input::Resolve`].
 struct Request {
     id: RequestId,
     question: Question,
