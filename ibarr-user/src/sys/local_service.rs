@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 
-//! The socket to the kernel's RDMA core (`NETLINK_RDMA`, group `RDMA_NL_GROUP_LS`), or to what
-//! stands in for it: an AF_UNIX socket that carries the same messages, inherited from whoever
-//! started the daemon as the same user.
+//! The socket to the kernel's RDMA core (`NETLINK_RDMA`, group `RDMA_NL_GROUP_LS`), or to a
+//! stand-in: an AF_UNIX socket that carries the same messages, inherited from a parent process of
+//! the same user.
 
 use std::io::{self, IoSliceMut};
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
@@ -26,7 +26,7 @@ use tokio::io::unix::AsyncFd;
 
 use super::fd;
 
-/// A non-blocking socket that the kernel sends its requests to.
+/// A non-blocking socket on which the kernel's requests arrive.
 #[derive(Debug)]
 pub struct Socket {
     fd: AsyncFd<OwnedFd>,
@@ -36,69 +36,70 @@ pub struct Socket {
     inbound: Arc<Inbound>,
 }
 
-/// What another thread may know of a socket: the same, and how many datagrams have been read.
+/// The part of a socket that other threads may read: its descriptor, and how many datagrams have
+/// been read from it.
 #[derive(Debug)]
 struct Inbound {
     fd: OwnedFd,
     read: AtomicU64,
 }
 
-/// That nobody has sent anything since, as far as any thread can tell.
+/// Tells, on any thread, whether something was sent to the socket since this value was made.
 #[derive(Debug)]
 pub struct Quiet {
     inbound: Weak<Inbound>,
     read: u64,
 }
 
-/// Who is at the other end.
+/// The other end of the socket.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub enum Peer {
-    /// The kernel, and everybody who can open such a socket.
+    /// The kernel, and every process that can open such a socket.
     Netlink,
-    /// A process of our own user, and nobody else.
+    /// A process of the daemon's own user.
     StandIn,
 }
 
-/// What a read brought.
+/// The outcome of a read.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub enum Received {
-    /// A datagram of `len` bytes, more than the buffer if it was cut.
+    /// A datagram.
     Datagram {
-        /// Its length.
+        /// Its length in bytes; more than the buffer if it was truncated.
         len: usize,
         /// Whether the kernel (or its stand-in) sent it.
         from_kernel: bool,
     },
-    /// There is nothing more.
+    /// The socket is empty.
     Drained,
-    /// The kernel had datagrams that the socket had no room for.
+    /// The socket had no room for some datagrams of the kernel, which are lost.
     Overrun,
     /// The stand-in has closed its end.
     Closed,
 }
 
-/// Why an inherited descriptor is of no use.
+/// Why an inherited descriptor cannot be used.
 #[derive(Debug, Error)]
 pub enum AdoptError {
-    /// It cannot be asked what it is.
+    /// getsockopt(2) refuses it.
     #[error("the inherited descriptor is no socket")]
     NoSocket(#[source] Errno),
-    /// It belongs to something else.
+    /// It is a socket of another kind.
     #[error(
         "the inherited socket is neither NETLINK_RDMA nor AF_UNIX SOCK_SEQPACKET; with systemd, \
          write ListenNetlink=rdma 4"
     )]
     Other,
-    /// Anybody could answer through it.
+    /// A process of another user could answer through it.
     #[error("the inherited AF_UNIX socket belongs to user {0}, not to ours")]
     Stranger(u32),
-    /// The kernel refused.
+    /// A system call failed.
     #[error("the inherited socket cannot be used")]
     Io(#[from] io::Error),
 }
 
 impl Socket {
-    /// Opens one in the network namespace of this thread, outside of the group.
+    /// Opens a socket in the network namespace of this thread, outside of the group.
     ///
     /// # Errors
     /// `EPROTONOSUPPORT` if the kernel has no RDMA.
@@ -112,10 +113,10 @@ impl Socket {
         Self::netlink(fd)
     }
 
-    /// Uses a socket that somebody else opened.
+    /// Takes over an inherited socket.
     ///
     /// # Errors
-    /// If it is not what it should be, or not from whom it should be.
+    /// If it is of another kind, or belongs to another user.
     pub fn adopt(fd: OwnedFd) -> Result<Self, AdoptError> {
         let address: SockaddrStorage = getsockname(fd.as_raw_fd()).map_err(AdoptError::NoSocket)?;
         let kind = getsockopt(&fd, sockopt::SockType).map_err(AdoptError::NoSocket)?;
@@ -137,12 +138,12 @@ impl Socket {
         }
     }
 
-    /// Who is at the other end.
+    /// What is at the other end.
     pub fn peer(&self) -> Peer {
         self.peer
     }
 
-    /// Whether the kernel sends its requests here.
+    /// Whether the socket is in the kernel's group, so that it receives requests.
     ///
     /// # Errors
     /// Those of getsockname(2).
@@ -154,7 +155,7 @@ impl Socket {
         Ok(address.groups() & GROUP != 0)
     }
 
-    /// From now on the kernel sends its requests here.
+    /// Joins the group: the kernel sends its requests here from now on.
     ///
     /// # Errors
     /// `EPERM` without CAP_NET_ADMIN, before Linux 6.12.
@@ -162,8 +163,8 @@ impl Socket {
         if self.peer == Peer::StandIn { Ok(()) } else { self.bind(GROUP) }
     }
 
-    /// From now on it does not, also where the socket is open in another process: systemd keeps those
-    /// that it hands over. This needs no privilege.
+    /// Leaves the group. This also ends membership of copies of the socket in other processes, such
+    /// as the one that systemd keeps. It needs no privilege.
     ///
     /// # Errors
     /// Those of bind(2).
@@ -171,23 +172,23 @@ impl Socket {
         if self.peer == Peer::StandIn { Ok(()) } else { self.bind(0) }
     }
 
-    /// What the kernel calls this socket.
+    /// The netlink port id of this socket.
     pub fn port_id(&self) -> PortId {
         self.port_id
     }
 
-    /// What tells this socket from all others of the machine.
+    /// The inode of the socket, unique on the machine.
     pub fn inode(&self) -> u64 {
         self.inode
     }
 
-    /// Begins when all has been read.
+    /// Starts to watch whether something is sent. Call it when the socket is empty.
     pub fn quiet(&self) -> Quiet {
         let read = self.inbound.read.load(Ordering::Relaxed);
         Quiet { inbound: Arc::downgrade(&self.inbound), read }
     }
 
-    /// Waits until a read brings something, if only an error. May be dropped at any time.
+    /// Waits until a read would return something, even an error. Cancel safe.
     ///
     /// # Errors
     /// Only if the runtime is being shut down.
@@ -195,7 +196,7 @@ impl Socket {
         self.fd.readable().await.map(|mut ready| ready.retain_ready())
     }
 
-    /// Waits until there is room for a message. May be dropped at any time.
+    /// Waits until there is room for a message. Cancel safe.
     ///
     /// # Errors
     /// Only if the runtime is being shut down.
@@ -206,11 +207,12 @@ impl Socket {
     /// Reads one datagram, without waiting.
     ///
     /// # Errors
-    /// Those of recvmsg(2), but for the ones that [`Received`] names.
+    /// Those of recvmsg(2), except the ones that [`Received`] names.
     pub fn try_recv(&self, buffer: &mut [u8]) -> io::Result<Received> {
         let mut slices = [IoSliceMut::new(buffer)];
         let received = self.fd.try_io(Interest::READABLE, |fd| {
-            // With MSG_TRUNC the length is the datagram's, not that of what fitted.
+            // With MSG_TRUNC the kernel returns the length of the datagram, not of the part that
+            // fitted.
             let message =
                 recvmsg::<SockaddrStorage>(fd.as_raw_fd(), &mut slices, None, MsgFlags::MSG_TRUNC)?;
             self.inbound.read.fetch_add(1, Ordering::Relaxed);
@@ -225,7 +227,7 @@ impl Socket {
                 let from_kernel = from.is_some_and(|from| from.pid() == 0);
                 Ok(Received::Datagram { len, from_kernel })
             }
-            // The runtime's own error has no number.
+            // An error of the runtime itself has no errno.
             (Err(error), _) if error.kind() == io::ErrorKind::WouldBlock => Ok(Received::Drained),
             (Err(error), peer) => match error.raw_os_error().map(Errno::from_raw) {
                 Some(Errno::ENOBUFS) => Ok(Received::Overrun),
@@ -235,16 +237,16 @@ impl Socket {
         }
     }
 
-    /// Sends one message now, or not at all: `WouldBlock` if there is no room. The kernel has dealt
-    /// with it when this returns.
+    /// Sends one message now, or not at all: `WouldBlock` if there is no room. The kernel has
+    /// processed the message when this returns.
     ///
     /// # Errors
     /// Those of sendto(2).
     pub fn try_send(&self, message: &[u8]) -> io::Result<()> {
-        // The runtime does not yet know that a new socket is writable.
+        // The runtime does not know yet that a new socket is writable.
         match self.send_now(self.fd.get_ref(), message) {
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
-                // But it has to know that this one is not.
+                // But the runtime has to learn that this one is not.
                 self.fd.try_io(Interest::WRITABLE, |fd| self.send_now(fd, message))
             }
             sent => sent,
@@ -254,7 +256,7 @@ impl Socket {
     fn send_now(&self, fd: &OwnedFd, message: &[u8]) -> io::Result<()> {
         let fd = fd.as_raw_fd();
         match self.peer {
-            // To the kernel alone: the group would hear what is sent to it.
+            // To the kernel alone: a message to the group would reach all its members.
             Peer::Netlink => sendto(fd, message, &NetlinkAddr::new(0, 0), MsgFlags::empty())?,
             Peer::StandIn => send(fd, message, MsgFlags::MSG_NOSIGNAL)?,
         };
@@ -262,13 +264,13 @@ impl Socket {
     }
 
     fn netlink(fd: OwnedFd) -> io::Result<Self> {
-        // Without CAP_NET_ADMIN as much as net.core.rmem_max allows.
+        // Without CAP_NET_ADMIN, the size is limited by net.core.rmem_max.
         if setsockopt(&fd, sockopt::RcvBufForce, &RECEIVE_BUFFER).is_err() {
             setsockopt(&fd, sockopt::RcvBuf, &RECEIVE_BUFFER)?;
         }
         let address = |fd: &OwnedFd| getsockname::<NetlinkAddr>(fd.as_raw_fd());
         if address(&fd)?.pid() == 0 {
-            // The kernel chooses a number.
+            // The kernel chooses the port id.
             bind(fd.as_raw_fd(), &NetlinkAddr::new(0, 0))?;
         }
         let port_id = PortId(address(&fd)?.pid());
@@ -288,9 +290,9 @@ impl Socket {
 }
 
 impl Quiet {
-    /// Whether something has been sent since.
+    /// Whether something has been sent since this value was made.
     pub fn is_over(&self) -> bool {
-        // Of a socket that is gone nothing will be read.
+        // Nothing more is read from a socket that is closed.
         let Some(inbound) = self.inbound.upgrade() else { return false };
         let mut fds = [PollFd::new(inbound.fd.as_fd(), PollFlags::POLLIN)];
         inbound.read.load(Ordering::Relaxed) != self.read
@@ -298,7 +300,7 @@ impl Quiet {
     }
 }
 
-/// Which of the netlinks.
+/// The netlink protocol of the socket.
 fn protocol(fd: &OwnedFd) -> nix::Result<i32> {
     #[derive(Clone, Copy)]
     struct Protocol;
@@ -315,7 +317,7 @@ fn protocol(fd: &OwnedFd) -> nix::Result<i32> {
 /// `RDMA_NL_GROUP_LS` is group 3.
 const GROUP: u32 = 1 << 2;
 
-/// Room for some 20,000 requests, at about 800 bytes with all that the kernel reckons.
+/// Room for some 20,000 requests: each takes about 800 bytes with the kernel's overhead.
 pub const RECEIVE_BUFFER: usize = 16 << 20;
 
 #[cfg(test)]
@@ -343,9 +345,10 @@ mod tests {
         let mut buffer = [0; 32];
         let datagram = |len| Received::Datagram { len, from_kernel: true };
         assert_eq!(socket.try_recv(&mut buffer).unwrap(), datagram(3));
-        // One that does not fit says its length.
+        // A truncated datagram reports its full length.
         assert_eq!(socket.try_recv(&mut buffer).unwrap(), datagram(100));
-        // First the kernel says so, then the runtime, which does not ask it again.
+        // First the kernel says that it is empty; then the runtime says so without asking the
+        // kernel.
         assert_eq!(socket.try_recv(&mut buffer).unwrap(), Received::Drained);
         assert_eq!(socket.try_recv(&mut buffer).unwrap(), Received::Drained);
         drop(kernel);
@@ -365,13 +368,13 @@ mod tests {
         let mut buffer = [0; 32];
         assert!(matches!(socket.try_recv(&mut buffer).unwrap(), Received::Datagram { .. }));
         assert!(quiet.is_over());
-        // Nothing is read where there is nothing.
+        // A read of the empty socket changes nothing.
         let quiet = socket.quiet();
         assert_eq!(socket.try_recv(&mut buffer).unwrap(), Received::Drained);
         assert!(!quiet.is_over());
         send(kernel.as_raw_fd(), b"ask", MsgFlags::empty()).unwrap();
         drop(socket);
-        assert!(!quiet.is_over(), "nobody will read it");
+        assert!(!quiet.is_over(), "a closed socket is never read");
     }
 
     #[tokio::test(flavor = "current_thread")]

@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 
-//! Many datagrams by one system call (`recvmmsg`, `sendmmsg`), each with its own packet info.
+//! Sends and receives many datagrams by one system call (`recvmmsg`, `sendmmsg`), each with its own
+//! packet info.
 //!
-//! nix wraps both, but it sends all datagrams with the same control messages, and keeps the lengths
-//! that the kernel has written for the next call.
+//! nix wraps both calls, but sends all datagrams with the same control messages, and keeps the
+//! lengths that the kernel has written for the next call.
 
 #![expect(unsafe_code, reason = "no safe wrapper sends each datagram from an address of its own")]
 
@@ -22,7 +23,7 @@ use super::udp::{Received, Source};
 /// The most datagrams that one call moves.
 pub const MAX: usize = 64;
 
-/// Room for what one call receives: of each datagram, the first `LEN` bytes.
+/// Buffers for one call that receives: the first `LEN` bytes of each datagram.
 #[derive(Debug)]
 pub struct Inbox<const LEN: usize> {
     slots: Box<[Slot<LEN>]>,
@@ -32,22 +33,22 @@ pub struct Inbox<const LEN: usize> {
 /// A datagram to send.
 #[derive(Clone, Copy, Debug)]
 pub struct Outgoing<'a> {
-    /// Whom to.
+    /// Destination.
     pub to: SocketAddr,
-    /// What it leaves by.
+    /// Source address and interface.
     pub source: Source,
-    /// What it says.
+    /// Contents.
     pub payload: &'a [u8],
 }
 
-/// A datagram, and what the kernel says of it: parts of it as bytes, so that none is read as what
-/// the kernel did not write.
+/// A datagram and the kernel's metadata. Parts of it are bytes, so that nothing is read as a value
+/// that the kernel did not write.
 #[derive(Clone, Copy, Debug)]
 struct Slot<const LEN: usize> {
     name: Name,
     control: Control,
     payload: [u8; LEN],
-    /// What came with it; more than `LEN` if it was cut.
+    /// Length of the datagram; more than `LEN` if it was truncated.
     len: usize,
     name_len: usize,
     control_len: usize,
@@ -67,8 +68,8 @@ impl<const LEN: usize> Default for Inbox<LEN> {
 }
 
 impl<const LEN: usize> Inbox<LEN> {
-    /// Receives what the socket holds, at most [`MAX`] datagrams, and says how many. An error that
-    /// comes after a datagram is that of the next call.
+    /// Receives the datagrams that the socket holds, at most [`MAX`], and returns their number. The
+    /// next call returns an error that happens after the first datagram.
     ///
     /// # Errors
     /// Those of recvmmsg(2); `WouldBlock` if the socket holds nothing.
@@ -87,8 +88,9 @@ impl<const LEN: usize> Inbox<LEN> {
             header.msg_controllen = size_of::<Control>();
         }
         let flags = libc::MSG_DONTWAIT | libc::MSG_TRUNC;
-        // SAFETY: there are `MAX` headers. Each leads to a name, a vector, a payload and control data of
-        // the length that it says, all of them alive and borrowed by nobody else during the call.
+        // SAFETY: there are `MAX` headers. Each points to a name, a vector, a payload and control
+        // data of the lengths that it states, all of them alive and not borrowed elsewhere during
+        // the call.
         let received = unsafe {
             libc::recvmmsg(
                 socket.as_raw_fd(),
@@ -108,8 +110,8 @@ impl<const LEN: usize> Inbox<LEN> {
         Ok(received)
     }
 
-    /// What the last call received, in the order in which it came; `None` for where a datagram came
-    /// from if its packet info is missing.
+    /// The datagrams of the last call, in order of arrival. The origin is `None` if the packet info
+    /// is missing.
     pub fn datagrams(&self) -> impl Iterator<Item = (Option<Received>, &[u8; LEN])> {
         self.slots.iter().take(self.received).map(|slot| (slot.received(), &slot.payload))
     }
@@ -145,8 +147,8 @@ impl<const LEN: usize> Slot<LEN> {
     }
 }
 
-/// Sends the first of `datagrams`, at most [`MAX`], and says how many; an error is about the first
-/// one alone, and those after it have not been tried.
+/// Sends the first of `datagrams`, at most [`MAX`], and returns how many it sent. An error is about
+/// the first datagram alone; the others have not been tried.
 ///
 /// # Errors
 /// Those of sendmmsg(2); `WouldBlock` if there is no room for the first.
@@ -169,9 +171,9 @@ pub fn send(socket: BorrowedFd<'_>, datagrams: &[Outgoing<'_>]) -> io::Result<us
         header.msg_iovlen = 1;
     }
     let count = datagrams.len().min(MAX);
-    // SAFETY: there are at least `count` headers. Each of these leads to a name, a vector, a payload
-    // and control data of the length that it says, all of them alive during the call, which writes
-    // to the headers alone.
+    // SAFETY: there are at least `count` headers. Each of these points to a name, a vector, a
+    // payload and control data of the lengths that it states, all of them alive during the call,
+    // which writes to the headers alone.
     let sent = unsafe {
         let flags = libc::MSG_DONTWAIT;
         libc::sendmmsg(socket.as_raw_fd(), headers.as_mut_ptr(), message_count(count), flags)
@@ -179,9 +181,9 @@ pub fn send(socket: BorrowedFd<'_>, datagrams: &[Outgoing<'_>]) -> io::Result<us
     usize::try_from(sent).map_err(|_| io::Error::last_os_error())
 }
 
-/// Room for the address of either version of IP, aligned as the kernel wants it.
+/// Room for an IPv4 or IPv6 address, aligned as the kernel needs it.
 type Name = [u64; 4];
-/// Room for the packet info of either.
+/// Room for an IPv4 or IPv6 packet info.
 type Control = [u64; 5];
 
 /// `struct sockaddr_in`.
@@ -213,7 +215,7 @@ struct Ipv4Info {
     level: c_int,
     kind: c_int,
     ifindex: c_int,
-    /// What a reply is sent from.
+    /// Source address of the reply (`ipi_spec_dst`).
     source: [u8; 4],
     destination: [u8; 4],
     padding: [u8; PADDING],
@@ -231,7 +233,7 @@ struct Ipv6Info {
     padding: [u8; PADDING],
 }
 
-/// Behind either, to the length of a word.
+/// Padding after either packet info, up to a word boundary.
 const PADDING: usize = size_of::<usize>() - 4;
 
 const _: () = {
@@ -245,7 +247,7 @@ const _: () = {
     assert!(size_of::<Ipv6Info>() <= size_of::<Control>());
 };
 
-/// Gives its length.
+/// Returns the length written.
 fn write_name(to: SocketAddr, name: &mut Name) -> usize {
     match to {
         SocketAddr::V4(to) => write(
@@ -270,7 +272,7 @@ fn write_name(to: SocketAddr, name: &mut Name) -> usize {
     }
 }
 
-/// Gives its length: that of nothing if the kernel chooses everything.
+/// Returns the length written, 0 if the kernel chooses address and interface.
 fn write_info(datagram: &Outgoing<'_>, control: &mut Control) -> usize {
     let Source { address, egress } = datagram.source;
     if address.is_none() && egress.is_none() {
@@ -308,7 +310,7 @@ fn write_info(datagram: &Outgoing<'_>, control: &mut Control) -> usize {
     write(control.as_mut_bytes(), &info)
 }
 
-/// Writes `value`, for which there is room, and gives its length.
+/// Writes `value`, which must fit, and returns its length.
 fn write<T: IntoBytes + Immutable>(to: &mut [u8], value: &T) -> usize {
     let bytes = value.as_bytes();
     to.iter_mut().zip(bytes).for_each(|(to, byte)| *to = *byte);
@@ -339,6 +341,6 @@ fn no_vector() -> iovec {
 }
 
 fn no_header() -> mmsghdr {
-    // SAFETY: null pointers and lengths of zero are a message without anything.
+    // SAFETY: null pointers and lengths of zero are an empty message.
     unsafe { std::mem::zeroed() }
 }

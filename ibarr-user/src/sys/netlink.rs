@@ -1,16 +1,16 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 
-//! What is asked of netlink sockets and has no safe wrapper.
+//! Netlink socket options that have no safe wrapper.
 
 use std::os::fd::OwnedFd;
 
 use nix::sys::socket::{setsockopt, sockopt};
 
-/// Has the kernel heed what the header of a dump request says, as the table of routes
+/// Makes the kernel obey filters in the header of a dump request, such as the routing table
 /// (`NETLINK_GET_STRICT_CHK`, Linux 4.20).
 ///
 /// # Errors
-/// The kernel is older, or it is no netlink socket.
+/// If the kernel is older, or `fd` is not a netlink socket.
 pub fn set_strict(fd: &OwnedFd) -> nix::Result<()> {
     #[derive(Clone, Copy)]
     struct StrictCheck;

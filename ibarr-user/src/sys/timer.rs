@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 
-//! An alarm on the clock that the cores live by. The runtime's own timers are coarser than what the
-//! kernel's answers wait for.
+//! A timer on the clock of the cores. The runtime's own timers have a resolution of a millisecond,
+//! which is too coarse for the kernel's answers.
 
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
@@ -18,14 +18,14 @@ use super::fd;
 #[derive(Debug)]
 pub struct Timer {
     alarm: TimerFd,
-    /// The same open file, for the runtime.
+    /// The same open file, registered with the runtime.
     fd: AsyncFd<OwnedFd>,
-    /// When it goes off, if it is set.
+    /// The expiry, if the timer is armed.
     set: Option<Instant>,
 }
 
 impl Timer {
-    /// Not set. Must be called within a runtime.
+    /// A timer that is not armed. Must be called within a runtime.
     ///
     /// # Errors
     /// Those of timerfd_create(2).
@@ -36,15 +36,16 @@ impl Timer {
         Ok(Self { alarm, fd, set: None })
     }
 
-    /// It goes off at `at` or, at the price of one vain turn, at an earlier time that was set before.
+    /// Arms the timer for `at`; `None` changes nothing. If an earlier expiry was set before, the
+    /// timer keeps it, which costs one extra turn.
     ///
     /// # Errors
-    /// Those of timerfd_settime(2): none, for a time that is a time.
+    /// Those of timerfd_settime(2): none for a valid time.
     pub fn set(&mut self, at: Option<Instant>) -> io::Result<()> {
         if let Some(at) = at
             && self.set.is_none_or(|set| at < set)
         {
-            // Zero would unset it.
+            // A value of zero would disarm the timer.
             let since_boot = at.max(Instant::from_nanos(1)).since(Instant::BOOT);
             let expiration = Expiration::OneShot(TimeSpec::from_duration(since_boot));
             self.alarm.set(expiration, TimerSetTimeFlags::TFD_TIMER_ABSTIME)?;
@@ -53,7 +54,7 @@ impl Timer {
         Ok(())
     }
 
-    /// Waits until it goes off. May be dropped at any time.
+    /// Waits until the timer expires. Cancel safe.
     ///
     /// # Errors
     /// Only if the runtime is being shut down.
@@ -78,11 +79,11 @@ mod tests {
         let begun = clock::now();
         timer.set(Some(begun + Duration::from_mins(1))).unwrap();
         timer.set(Some(begun + Duration::from_millis(3))).unwrap();
-        // An earlier one stays.
+        // An earlier expiry stays.
         timer.set(Some(begun + Duration::from_mins(1))).unwrap();
         timer.expired().await.unwrap();
         assert!(clock::now() >= begun + Duration::from_millis(3));
-        // Set again, and in the past.
+        // Arm it again, in the past.
         timer.set(Some(Instant::BOOT)).unwrap();
         timer.expired().await.unwrap();
     }

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 
-//! UDP sockets that say to which address and over which interface a datagram came, and that can
-//! send from a chosen address (`IP_PKTINFO`, RFC 3542 `IPV6_PKTINFO`).
+//! UDP sockets that report the destination address and the interface of each datagram, and can send
+//! from a chosen address (`IP_PKTINFO`, RFC 3542 `IPV6_PKTINFO`).
 
 use std::io::{self, IoSlice, IoSliceMut};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, SocketAddrV4, SocketAddrV6};
@@ -22,42 +22,41 @@ use super::fd;
 use super::mmsg::{self, Inbox, Outgoing};
 use super::{udp_errors, udp_options};
 
-/// A datagram as it came.
+/// Origin and destination of a received datagram.
 #[derive(Clone, Copy, Debug)]
 pub struct Received {
-    /// Who sent it.
+    /// Address and port of the sender.
     pub from: SocketAddr,
-    /// The address it was sent to.
+    /// Destination address.
     pub to: IpAddr,
-    /// The interface it came over.
+    /// Index of the interface that received it.
     pub ifindex: IfIndex,
-    /// Whether this host has sent it to itself, as far as that can be seen. To be believed at a
-    /// socket of [`bind_server`](UdpSocket::bind_server) alone.
+    /// Whether this host seems to have sent the datagram to itself. Reliable only at a socket of
+    /// [`bind_server`](UdpSocket::bind_server).
     pub is_local: bool,
-    /// Its length; more than the buffer if it was cut.
+    /// Length in bytes; more than the buffer if it was truncated.
     pub len: usize,
 }
 
 impl Received {
     pub(super) fn new(from: SocketAddr, to: IpAddr, ifindex: IfIndex, len: usize) -> Self {
         // The loopback interface has the lowest index (`LOOPBACK_IFINDEX` of include/net/flow.h).
-        // For IPv6, and for a sender that chose an interface, the kernel names another one.
+        // For IPv6, and for a sender that chose an interface, the kernel reports another interface.
         let is_local = ifindex == IfIndex::MIN || from.ip() == to;
         Self { from, to, ifindex, is_local, len }
     }
 }
 
-/// What a datagram is to leave by; the kernel chooses where a field is `None`.
+/// Source address and interface of a datagram to send; the kernel chooses where a field is `None`.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Source {
     /// Source address.
     pub address: Option<IpAddr>,
-    /// Interface.
+    /// Index of the interface that it leaves by.
     pub egress: Option<IfIndex>,
 }
 
-/// A non-blocking UDP socket of one family, driven by the runtime. One of IPv6 takes nothing of
-/// IPv4.
+/// A non-blocking UDP socket of one family, driven by the runtime. An IPv6 socket receives no IPv4.
 #[derive(Debug)]
 pub struct UdpSocket {
     fd: AsyncFd<OwnedFd>,
@@ -65,27 +64,27 @@ pub struct UdpSocket {
 }
 
 impl UdpSocket {
-    /// Binds `port` on every address of the family; port 0 is a free one that the kernel picks at
+    /// Binds `port` on all addresses of the family. With port 0 the kernel picks a free one at
     /// random.
     ///
     /// # Errors
-    /// Those of socket(2), setsockopt(2) and bind(2); `AddrInUse` names the interesting one.
+    /// Those of socket(2), setsockopt(2) and bind(2): `AddrInUse` if another socket has the port.
     pub fn bind(family: Family, port: u16) -> io::Result<Self> {
         Self::bind_prepared(family, port, |_| Ok(()))
     }
 
-    /// As [`bind`](Self::bind), of a socket that is never given what seems to be this host's own and
-    /// is not: [`Received::is_local`] may be believed.
+    /// Like [`bind`](Self::bind), for a socket that drops datagrams which claim to come from this
+    /// host and do not, so that [`Received::is_local`] is reliable.
     ///
     /// # Errors
-    /// As [`bind`](Self::bind).
+    /// See [`bind`](Self::bind).
     pub fn bind_server(family: Family, port: u16) -> io::Result<Self> {
         Self::bind_prepared(family, port, udp_options::refuse_from_itself)
     }
 
-    /// Takes over a socket that something else has bound, as if it came from
-    /// [`bind_server`](Self::bind_server). What waits in it was let in by whatever rules it had, so
-    /// [`Received::is_local`] may be believed only of what comes later.
+    /// Takes over a socket that another process has bound, and makes it like one of
+    /// [`bind_server`](Self::bind_server). Datagrams that already wait in it passed no filter of
+    /// ours, so [`Received::is_local`] is reliable only for later ones.
     ///
     /// # Errors
     /// Those of fcntl(2) and setsockopt(2).
@@ -112,13 +111,13 @@ impl UdpSocket {
             socket::setsockopt(&fd, sockopt::Ipv6V6Only, &true)?;
         }
         tell_addresses(&fd, family)?;
-        // What comes before the bind does not come here.
+        // A datagram that arrives before the bind is not for this socket.
         prepare(&fd)?;
         socket::bind(fd.as_raw_fd(), &SockaddrStorage::from(any))?;
         Ok(Self { fd: fd::watch(fd)?, family })
     }
 
-    /// Another descriptor of the same socket: what is set on the one is set on both.
+    /// Another descriptor of the same socket; socket options are shared.
     ///
     /// # Errors
     /// Those of `F_DUPFD_CLOEXEC`.
@@ -126,16 +125,16 @@ impl UdpSocket {
         self.fd.get_ref().try_clone()
     }
 
-    /// Receives what there is, at most [`mmsg::MAX`] datagrams, waiting for the first.
+    /// Waits for a datagram, then receives all that the socket holds, at most [`mmsg::MAX`].
     ///
     /// # Errors
-    /// Those of recvmmsg(2), but never `WouldBlock`.
+    /// Those of recvmmsg(2), except `WouldBlock`.
     pub async fn receive<const LEN: usize>(&self, inbox: &mut Inbox<LEN>) -> io::Result<()> {
         loop {
             let mut ready = self.fd.readable().await?;
             match inbox.receive(self.fd.as_fd()) {
                 Ok(mmsg::MAX) => return Ok(()),
-                // What comes from now on makes it ready again.
+                // A datagram that arrives from now on makes the socket ready again.
                 Ok(_) => {
                     ready.clear_ready();
                     return Ok(());
@@ -146,16 +145,16 @@ impl UdpSocket {
         }
     }
 
-    /// Sends the first of `datagrams`, at most [`mmsg::MAX`], and says how many, waiting while the
-    /// send buffer is full. An error is about the first one.
+    /// Sends the first of `datagrams`, at most [`mmsg::MAX`], and returns how many it sent. Waits
+    /// while the send buffer is full. An error is about the first datagram.
     ///
     /// # Errors
-    /// As [`UdpSocket::try_send`], but never `WouldBlock`.
+    /// See [`UdpSocket::try_send`], except `WouldBlock`.
     pub async fn send_all(&self, datagrams: &[Outgoing<'_>]) -> io::Result<usize> {
         self.fd.async_io(Interest::WRITABLE, |fd| mmsg::send(fd.as_fd(), datagrams)).await
     }
 
-    /// Waits until there is something to receive.
+    /// Waits until there is a datagram to receive.
     ///
     /// # Errors
     /// Only if the runtime is being shut down.
@@ -163,8 +162,8 @@ impl UdpSocket {
         self.fd.readable().await.map(|mut ready| ready.retain_ready())
     }
 
-    /// Waits until there is something to receive, or ICMP says something about what was sent, which
-    /// [`udp_errors::hear`] is for. Either is to be taken until there is nothing left.
+    /// Waits until there is a datagram or an ICMP error ([`udp_errors::hear`]) to receive. The
+    /// caller must take both until nothing is left.
     ///
     /// # Errors
     /// Only if the runtime is being shut down.
@@ -173,8 +172,8 @@ impl UdpSocket {
         heard.map(|mut ready| ready.retain_ready())
     }
 
-    /// Takes the oldest of what ICMP said, and what it quotes into `quoted`; `WouldBlock` if there is
-    /// nothing.
+    /// Takes the oldest ICMP error, and copies the quoted payload to `quoted`; `WouldBlock` if
+    /// there is none.
     ///
     /// # Errors
     /// Those of recvmsg(2).
@@ -182,8 +181,8 @@ impl UdpSocket {
         self.fd.try_io(Interest::ERROR, |fd| udp_errors::take(fd, quoted))
     }
 
-    /// Receives one datagram into `buffer`; `WouldBlock` if there is none. A datagram without the
-    /// packet info that was asked for is an `InvalidData`.
+    /// Receives one datagram into `buffer`; `WouldBlock` if there is none, `InvalidData` if its
+    /// packet info is missing.
     ///
     /// # Errors
     /// Those of recvmsg(2).
@@ -196,14 +195,14 @@ impl UdpSocket {
     /// # Errors
     /// Those of sendmsg(2): `EINVAL` for a source address that is not ours, `ENETUNREACH`, …
     pub fn try_send(&self, payload: &[u8], to: SocketAddr, source: Source) -> io::Result<()> {
-        // Not through the runtime, which does not yet know that a new socket is writable.
+        // Without the runtime, which does not know yet that a new socket is writable.
         udp_errors::despite(|| send(self.fd.get_ref(), self.family, payload, to, source))
     }
 
-    /// As [`UdpSocket::try_send`], waiting while the send buffer is full.
+    /// Like [`UdpSocket::try_send`], but waits while the send buffer is full.
     ///
     /// # Errors
-    /// As [`UdpSocket::try_send`], but never `WouldBlock`.
+    /// See [`UdpSocket::try_send`], except `WouldBlock`.
     pub async fn send(&self, payload: &[u8], to: SocketAddr, source: Source) -> io::Result<()> {
         self.fd.async_io(Interest::WRITABLE, |fd| send(fd, self.family, payload, to, source)).await
     }
@@ -215,7 +214,7 @@ impl AsFd for UdpSocket {
     }
 }
 
-/// Has each datagram come with its destination and interface.
+/// Asks the kernel for destination and interface of each datagram.
 fn tell_addresses(fd: &OwnedFd, family: Family) -> nix::Result<()> {
     match family {
         Family::V4 => socket::setsockopt(fd, sockopt::Ipv4PacketInfo, &true),
@@ -420,7 +419,7 @@ mod tests {
         let to = SocketAddr::new(Ipv4Addr::LOCALHOST.into(), port(&socket));
         let held = udp_options::widen(&socket, 300_000).unwrap();
         assert!(held >= 300_000);
-        assert_eq!(udp_options::widen(&socket, 1000).unwrap(), held, "it is never narrowed");
+        assert_eq!(udp_options::widen(&socket, 1000).unwrap(), held, "a buffer never shrinks");
         for _ in 0..SENT {
             socket.send(b"x", to, Source::default()).await.unwrap();
         }

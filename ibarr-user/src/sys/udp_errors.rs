@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 
-//! What ICMP says about the datagrams that a UDP socket has sent (`IP_RECVERR`, ip(7)).
+//! ICMP errors about the datagrams that a UDP socket has sent (`IP_RECVERR`, ip(7)).
 
 use std::io::{self, IoSliceMut};
 use std::net::{SocketAddr, SocketAddrV4, SocketAddrV6};
@@ -10,22 +10,22 @@ use ibarr_proto::ip2gid::Family;
 use nix::cmsg_space;
 use nix::sys::socket::{self, ControlMessageOwned, MsgFlags, SockaddrStorage, setsockopt, sockopt};
 
-/// An entry of a socket's error queue.
+/// One entry of a socket's error queue.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub struct Error {
-    /// ICMP says that nothing listens on the port, or a firewall that rejects the datagram does.
+    /// ICMP reports that nothing listens on the port, or a firewall rejects the datagram.
     pub is_port_unreachable: bool,
-    /// Where the quoted datagram was to go.
+    /// Destination of the quoted datagram.
     pub to: Option<SocketAddr>,
-    /// The length of what is quoted of its payload, or of the buffer if that is shorter.
+    /// Length in bytes of the quoted payload, or of the buffer if that is shorter.
     pub len: usize,
 }
 
-/// Has the kernel keep what ICMP says about datagrams of `socket`, as much as its receive buffer
-/// holds together with the datagrams in it.
+/// Makes the kernel queue ICMP errors for `socket`. The errors share the receive buffer with the
+/// datagrams.
 ///
 /// # Errors
-/// Those of setsockopt(2): none, for a socket of `family`.
+/// Those of setsockopt(2): none for a socket of `family`.
 pub fn hear(socket: &impl AsFd, family: Family) -> io::Result<()> {
     match family {
         Family::V4 => setsockopt(socket, sockopt::Ipv4RecvErr, &true)?,
@@ -34,12 +34,12 @@ pub fn hear(socket: &impl AsFd, family: Family) -> io::Result<()> {
     Ok(())
 }
 
-/// Takes the oldest entry from the error queue, and what it quotes into `quoted`.
+/// Takes the oldest entry of the error queue, and copies the quoted payload to `quoted`.
 ///
 /// # Errors
 /// Those of recvmsg(2); `WouldBlock` if the queue is empty.
 pub fn take(socket: &impl AsFd, quoted: &mut [u8]) -> io::Result<Error> {
-    // The packet info comes as well.
+    // The kernel adds the packet info.
     let mut control =
         cmsg_space!(libc::sock_extended_err, libc::sockaddr_in6, libc::in6_pktinfo, [u64; 8]);
     let mut vector = [IoSliceMut::new(quoted)];
@@ -64,10 +64,9 @@ pub fn take(socket: &impl AsFd, quoted: &mut [u8]) -> io::Result<Error> {
     Ok(Error { is_port_unreachable, to, len: message.bytes })
 }
 
-/// Makes `call` again if what failed may be an earlier datagram: what ICMP says of one is the error of
-/// the next call to the socket, whatever that does, and of this one alone (`sock_error` of
-/// include/net/sock.h).
-///
+/// Repeats `call` once if its error may be about an earlier datagram. The kernel reports an ICMP
+/// error by the next call on the socket, whatever that call does, and only by that one
+/// (`sock_error` of include/net/sock.h).
 /// # Errors
 /// Those of `call`.
 pub fn despite<T>(mut call: impl FnMut() -> io::Result<T>) -> io::Result<T> {
@@ -77,7 +76,8 @@ pub fn despite<T>(mut call: impl FnMut() -> io::Result<T>) -> io::Result<T> {
     }
 }
 
-/// What `icmp_err_convert` (net/ipv4/icmp.c) and `icmpv6_err_convert` (net/ipv6/icmp.c) make of ICMP.
+/// The errors that `icmp_err_convert` (net/ipv4/icmp.c) and `icmpv6_err_convert` (net/ipv6/icmp.c)
+/// make of ICMP.
 fn may_be_of_another(error: &io::Error) -> bool {
     let Some(number) = error.raw_os_error() else { return false };
     matches!(
@@ -109,7 +109,7 @@ mod tests {
 
     use super::*;
 
-    /// A socket that hears errors, and a port of `address` that nothing listens on.
+    /// A socket that receives errors, and a port of `address` on which nothing listens.
     fn rig(address: &str) -> (UdpSocket, SocketAddr) {
         let address: IpAddr = address.parse().unwrap();
         let socket = UdpSocket::bind((address, 0)).unwrap();
@@ -132,7 +132,7 @@ mod tests {
         }
     }
 
-    /// Without `despite`, every second datagram is not sent, and a look at what came fails.
+    /// Without `despite`, every second datagram is not sent, and every second receive fails.
     #[test]
     fn pending_error_keeps_no_datagram_from_being_sent_or_received() {
         for address in ["127.0.0.1", "::1"] {

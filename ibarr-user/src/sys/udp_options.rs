@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 
-//! What a UDP socket is told, and asked, besides addresses: how much it may hold, how much it could
-//! not hold, and what it is never given.
+//! Options of UDP sockets that do not concern addresses: the size of the receive buffer, the number
+//! of dropped datagrams, and a filter.
 
-#![expect(unsafe_code, reason = "nix has no name for two of the options")]
+#![expect(unsafe_code, reason = "nix lacks two of the options")]
 
 use std::io;
 use std::os::fd::{AsFd, AsRawFd as _};
@@ -14,31 +14,31 @@ use nix::sys::socket::{
     AddressFamily, SockaddrLike as _, SockaddrStorage, getsockname, getsockopt, setsockopt, sockopt,
 };
 
-/// What the longest datagram of ours costs a receive buffer (`truesize` of its `sk_buff`): IPoIB
-/// receives into buffers of the link's MTU, whatever comes. With an MTU of 4 KiB such a buffer takes
-/// 8 KiB and its `sk_buff` 256 bytes; with one of 2 KiB both together take 4,352 bytes.
+/// The receive buffer space that our longest datagram takes (`truesize` of its `sk_buff`), in
+/// bytes. IPoIB receives every packet into a buffer of the link's MTU. With an MTU of 4 KiB the
+/// buffer takes 8 KiB and its `sk_buff` 256 bytes; with 2 KiB both together take 4,352 bytes.
 pub const TRUESIZE: usize = 8192 + 256;
 
-/// Has the kernel hold `wish` bytes of what the socket receives, or as much as it grants; never less
-/// than before. Gives what it holds now.
+/// Enlarges the receive buffer to `wish` bytes, or to as much as the kernel grants; never shrinks
+/// it. Returns the size in bytes.
 ///
-/// Memory is used only while datagrams wait, and `net.ipv4.udp_mem` bounds that of all sockets.
+/// Memory is used only while datagrams wait; `net.ipv4.udp_mem` bounds the sum over all sockets.
 ///
 /// # Errors
-/// Those of getsockopt(2): none, for a socket.
+/// Those of getsockopt(2): none for a socket.
 pub fn widen(socket: &impl AsFd, wish: usize) -> io::Result<usize> {
     if getsockopt(socket, sockopt::RcvBuf)? < wish {
-        // The kernel doubles what it is told (`__sock_set_rcvbuf` in net/core/sock.c).
+        // The kernel doubles the given value (`__sock_set_rcvbuf` in net/core/sock.c).
         let told = wish / 2;
-        // Without CAP_NET_ADMIN up to `net.core.rmem_max`; what is granted is asked for below.
+        // Without CAP_NET_ADMIN the limit is `net.core.rmem_max`; the granted size is read below.
         let forced = setsockopt(socket, sockopt::RcvBufForce, &told);
         let _ = forced.or_else(|_| setsockopt(socket, sockopt::RcvBuf, &told));
     }
     Ok(getsockopt(socket, sockopt::RcvBuf)?)
 }
 
-/// How many datagrams the kernel has not given to the socket: there was no room, the checksum was
-/// wrong, or a filter did not want them. It wraps around.
+/// How many datagrams the kernel has dropped at this socket, because there was no room, the
+/// checksum was wrong, or a filter rejected them. The counter wraps.
 ///
 /// # Errors
 /// Those of getsockopt(2): `ENOPROTOOPT` before Linux 4.12.
@@ -48,7 +48,8 @@ pub fn dropped(socket: &impl AsFd) -> io::Result<u32> {
     const DROPS: usize = 8;
     let mut memory = [0u32; VARS];
     let mut len = option_len(size_of_val(&memory));
-    // SAFETY: `memory` has `len` bytes, any of which are a `u32`; both are borrowed by nobody else.
+    // SAFETY: `memory` has `len` bytes, for which any bit pattern is a `u32`; nothing else borrows
+    // either.
     let result = unsafe {
         libc::getsockopt(
             socket.as_fd().as_raw_fd(),
@@ -64,13 +65,13 @@ pub fn dropped(socket: &impl AsFd) -> io::Result<u32> {
     Ok(memory[DROPS])
 }
 
-/// Never gives the socket a datagram whose source is its destination, unless it came in by the
-/// loopback interface. So such a datagram is this host's own. IPv4 sees to that itself, unless
-/// `accept_local` is set (`fib_validate_source`); IPv6 does not, and names the interface that has the
-/// address instead of the one that it came in by (`ip6_rcv_core`).
+/// Makes the socket drop datagrams whose source is their destination, unless they arrive on the
+/// loopback interface. Such a datagram on another interface is not from this host. IPv4 already
+/// drops it, unless `accept_local` is set (`fib_validate_source`); IPv6 does not, and reports the
+/// interface that has the address instead of the one that received the datagram (`ip6_rcv_core`).
 ///
-/// It takes the place of any other filter. One that is attached later takes the place of this one,
-/// and has to see to it, too.
+/// This replaces any other filter of the socket. A filter attached later replaces this one, and has
+/// to include the same rule.
 ///
 /// # Errors
 /// Those of `SO_ATTACH_FILTER`.
@@ -85,8 +86,8 @@ pub fn refuse_from_itself(socket: &impl AsFd) -> io::Result<()> {
         len: u16::try_from(program.len()).map_err(|_| io::ErrorKind::InvalidInput)?,
         filter: program.as_mut_ptr(),
     };
-    // SAFETY: the kernel reads a `sock_fprog` and as many instructions as it says, which are alive
-    // during the call, and keeps a copy.
+    // SAFETY: the kernel reads a `sock_fprog` and as many instructions as it states, which are
+    // alive during the call, and keeps a copy.
     let result = unsafe {
         libc::setsockopt(
             socket.as_fd().as_raw_fd(),
@@ -102,13 +103,13 @@ pub fn refuse_from_itself(socket: &impl AsFd) -> io::Result<()> {
     Ok(())
 }
 
-/// The filter: keeps a datagram at the first word of its addresses that differs.
+/// The filter: accepts a datagram at the first word in which its two addresses differ.
 fn from_itself(family: Family) -> Vec<sock_filter> {
     const LOAD: u32 = libc::BPF_LD | libc::BPF_W | libc::BPF_ABS;
     const JUMP_IF: u32 = libc::BPF_JMP | libc::BPF_JEQ;
     /// `LOOPBACK_IFINDEX` of include/net/flow.h.
     const LO: u32 = 1;
-    // Where the source is in the IP header, and its words; the destination is behind it.
+    // Offset of the source in the IP header, and its length in words; the destination follows it.
     let (source, words) = match family {
         Family::V4 => (12, 1),
         Family::V6 => (8, 4),
