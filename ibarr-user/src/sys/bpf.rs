@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 
-//! What aya does not do about BPF links.
+//! BPF link operations that aya lacks.
 
 #![expect(unsafe_code, reason = "bpf(2) has no safe wrapper for this")]
 
@@ -13,8 +13,8 @@ use std::path::Path;
 use nix::errno::Errno;
 use nix::libc;
 
-/// Detaches the program of a pinned link, before this returns: the link is left without effect.
-/// Removing the last pin of a link detaches it a moment later (`bpf_link_put` in
+/// Detaches the program of a pinned link before it returns; the link stays, without effect.
+/// Removing the last pin instead would detach the program only a moment later (`bpf_link_put` in
 /// kernel/bpf/syscall.c).
 ///
 /// # Errors
@@ -22,8 +22,8 @@ use nix::libc;
 pub fn detach_pinned_link(pin: &Path) -> io::Result<()> {
     let link = open_pin(pin)?;
     let request = LinkDetach { link_fd: link.as_raw_fd().cast_unsigned() };
-    // SAFETY: BPF_LINK_DETACH reads as many bytes as it is told from its argument, which is one
-    // `LinkDetach` that is alive here, and touches nothing else of ours.
+    // SAFETY: BPF_LINK_DETACH reads the given number of bytes at its argument. They are one
+    // `LinkDetach`, alive here; the call touches nothing else of ours.
     let result = unsafe {
         libc::syscall(libc::SYS_bpf, BPF_LINK_DETACH, &raw const request, size_of_val(&request))
     };
@@ -31,19 +31,20 @@ pub fn detach_pinned_link(pin: &Path) -> io::Result<()> {
     Ok(())
 }
 
-/// What a link of tcx or XDP is about.
+/// A tcx or XDP link: its program and its interface.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub struct LinkInfo {
-    /// Its program.
+    /// Id of the attached program.
     pub program: u32,
-    /// The interface it is attached to; 0 once it was detached, or the interface is gone.
+    /// Index of the interface that the program is attached to; 0 after it was detached or the
+    /// interface was removed.
     pub ifindex: u32,
 }
 
-/// Looks at a pinned link of tcx or XDP.
+/// Reads the state of a pinned tcx or XDP link.
 ///
 /// # Errors
-/// Those of bpf(2): `ENOENT` if nothing is pinned there, `EINVAL` if that is no link.
+/// Those of bpf(2): `ENOENT` if nothing is pinned there, `EINVAL` if it is not a link.
 pub fn pinned_link_info(pin: &Path) -> io::Result<LinkInfo> {
     let link = open_pin(pin)?;
     let mut info = InterfaceLink::default();
@@ -52,9 +53,9 @@ pub fn pinned_link_info(pin: &Path) -> io::Result<LinkInfo> {
         info_len: InterfaceLink::LEN,
         info: (&raw mut info).expose_provenance() as u64,
     };
-    // SAFETY: BPF_OBJ_GET_INFO_BY_FD reads as many bytes as it is told from its argument, which is
-    // one `ObjectInfo`, and writes at most `info_len` bytes to `info`: one `InterfaceLink`, of which
-    // any bytes are a value. Both are alive here.
+    // SAFETY: BPF_OBJ_GET_INFO_BY_FD reads the given number of bytes at its argument, one
+    // `ObjectInfo`, and writes at most `info_len` bytes to `info`, one `InterfaceLink`, for which
+    // all bit patterns are valid. Both are alive here.
     let result = unsafe {
         let (request, len) = (&raw const request, size_of_val(&request));
         libc::syscall(libc::SYS_bpf, BPF_OBJ_GET_INFO_BY_FD, request, len)
@@ -70,13 +71,13 @@ fn open_pin(pin: &Path) -> io::Result<OwnedFd> {
     let path = CString::new(pin.as_os_str().as_bytes())?;
     let request =
         ObjectGet { pathname: path.as_ptr().expose_provenance() as u64, bpf_fd: 0, file_flags: 0 };
-    // SAFETY: BPF_OBJ_GET reads as many bytes as it is told from its argument, which is one
-    // `ObjectGet`, and a string that ends with NUL at its `pathname`. Both are alive here.
+    // SAFETY: BPF_OBJ_GET reads the given number of bytes at its argument, one `ObjectGet`, and a
+    // NUL-terminated string at its `pathname`. Both are alive here.
     let result = unsafe {
         libc::syscall(libc::SYS_bpf, BPF_OBJ_GET, &raw const request, size_of_val(&request))
     };
     let fd = i32::try_from(Errno::result(result)?).map_err(io::Error::other)?;
-    // SAFETY: the kernel has just made this descriptor for us, and nobody else knows of it.
+    // SAFETY: the kernel has just made this descriptor for us, and nothing else owns it.
     Ok(unsafe { OwnedFd::from_raw_fd(fd) })
 }
 
@@ -111,8 +112,8 @@ struct ObjectInfo {
     info: u64,
 }
 
-/// The first bytes of `struct bpf_link_info`. What begins with `ifindex` is a union, aligned to 8
-/// bytes; both of our kinds of link have the index there.
+/// The first bytes of `struct bpf_link_info`. The part that begins with `ifindex` is a union,
+/// aligned to 8 bytes; both kinds of link that we use have the index there.
 #[derive(Default)]
 #[repr(C)]
 struct InterfaceLink {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 
-//! The one clock.
+//! The only clock of the daemon.
 
 use ibarr_common::Instant;
 use nix::sys::time::TimeValLike;

@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 
-//! How many descriptors the process may have.
+//! The limit of open descriptors (`RLIMIT_NOFILE`).
 
 use std::io;
 
 use nix::sys::resource::{Resource, getrlimit, setrlimit};
 
-/// Raises the soft limit to the hard one, and returns it. Nothing here uses select(2), for whose sake
-/// the soft one is low.
+/// Raises the soft limit to the hard limit, and returns it. The soft limit is low only for programs
+/// that use select(2); the daemon does not.
 ///
 /// # Errors
 /// Those of getrlimit(2) and setrlimit(2).

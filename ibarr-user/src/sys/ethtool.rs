@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 
-//! What a driver does on its own.
+//! Offloads of network drivers, by ethtool ioctls.
 
 #![expect(unsafe_code, reason = "ethtool's requests have no safe wrapper")]
 
@@ -11,13 +11,13 @@ use ibarr_proto::local_view::InterfaceName;
 use nix::libc;
 use nix::sys::socket::{AddressFamily, SockFlag, SockType, socket};
 
-/// Whether the driver takes VLAN tags out of the frames it receives (`rx-vlan-offload`).
+/// Whether the driver removes VLAN tags from received frames (`rx-vlan-offload`).
 ///
 /// # Errors
-/// Those of the ioctl: `EOPNOTSUPP` from a driver that knows nothing of it, `ENODEV`.
+/// Those of the ioctl: `EOPNOTSUPP` if the driver has no such flag, `ENODEV`.
 pub fn strips_vlan_tags(interface: InterfaceName) -> io::Result<bool> {
     let mut ifr_name = [0; libc::IFNAMSIZ];
-    // A name has at most 15 bytes: the last stays 0.
+    // A name has at most 15 bytes, so the last byte stays 0.
     for (to, from) in ifr_name.iter_mut().zip(interface.as_bytes()) {
         *to = from.cast_signed();
     }
@@ -26,8 +26,8 @@ pub fn strips_vlan_tags(interface: InterfaceName) -> io::Result<bool> {
     let mut request = libc::ifreq { ifr_name, ifr_ifru };
     let socket = socket(AddressFamily::Inet, SockType::Datagram, SockFlag::SOCK_CLOEXEC, None)?;
     // SAFETY: SIOCETHTOOL reads and writes one `ifreq` at its argument, and with ETHTOOL_GFLAGS one
-    // `ethtool_value` at its `ifru_data`. Both are alive here, of those types, and nobody else
-    // refers to them during the call.
+    // `ethtool_value` at its `ifru_data`. Both are alive here, have those types, and are not
+    // referred to elsewhere during the call.
     unsafe { ioctl::ethtool(socket.as_raw_fd(), &raw mut request) }?;
     Ok(value.data & ETH_FLAG_RXVLAN != 0)
 }

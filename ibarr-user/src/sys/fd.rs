@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 
-//! File descriptors under the runtime's eyes.
+//! Descriptors watched by the runtime.
 
 #![expect(unsafe_code, reason = "tokio leaves the life of a watched descriptor to its caller")]
 
@@ -9,17 +9,18 @@ use std::os::fd::OwnedFd;
 
 use tokio::io::unix::AsyncFd;
 
-/// Has the runtime watch `fd`, which must be non-blocking, until the value is dropped.
+/// Registers `fd`, which must be non-blocking, with the runtime until the value is dropped.
 ///
 /// # Errors
-/// Those of epoll_ctl(2): `EPERM` for a descriptor that cannot be waited for.
+/// Those of epoll_ctl(2): `EPERM` for a descriptor that epoll does not support.
 ///
 /// # Panics
 /// Outside a runtime.
 pub fn watch(fd: OwnedFd) -> io::Result<AsyncFd<OwnedFd>> {
-    // SAFETY: `register` wants the descriptor open and the same for as long as it is watched. An
-    // `OwnedFd` keeps its descriptor open until it is dropped, its `as_raw_fd` never changes, and the
-    // `AsyncFd` owns it and ends the watch before it drops it. Nothing here or below closes it.
+    // SAFETY: `register` requires that the descriptor stays open and the same while it is watched.
+    // An `OwnedFd` keeps its descriptor open until it is dropped, its `as_raw_fd` never changes,
+    // and the `AsyncFd` owns it and ends the watch before it drops it. Nothing here or below closes
+    // it.
     let watched = unsafe { AsyncFd::register(fd) };
     Ok(watched?)
 }

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 
-//! Where the daemon meets the kernel: the clock, UDP sockets with packet info, the socket to the
-//! RDMA core, devices for MADs, inherited descriptors, drivers, peer credentials. System calls are
-//! made here and nowhere above.
+//! The system calls of the daemon, and the only place for them: the clock, UDP sockets with packet
+//! info, the socket to the RDMA core, umad devices, inherited descriptors, drivers, peer
+//! credentials.
 
 pub mod bpf;
 pub mod clock;

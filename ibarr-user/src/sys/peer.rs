@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 
-//! The process at the other end of a Unix socket, as the kernel recorded it when it connected.
-//! Nothing here reads the user database.
+//! The process at the other end of a Unix socket, as the kernel recorded it at connect(2). Nothing
+//! here reads the user database.
 
 #![expect(unsafe_code, reason = "SO_PEERGROUPS has no safe wrapper")]
 
@@ -13,17 +13,17 @@ use nix::libc;
 use nix::sys::socket::{getsockopt, sockopt};
 use nix::unistd::Uid;
 
-/// A process that connected.
+/// Credentials of a process that connected.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub struct Peer {
-    /// Its effective user.
+    /// Effective user id.
     pub uid: u32,
-    /// Its effective group.
+    /// Effective group id.
     pub gid: u32,
 }
 
 impl Peer {
-    /// Reads it (`SO_PEERCRED`).
+    /// Reads the credentials of the peer (`SO_PEERCRED`).
     ///
     /// # Errors
     /// Those of getsockopt(2).
@@ -32,14 +32,14 @@ impl Peer {
         Ok(Self { uid: credentials.uid(), gid: credentials.gid() })
     }
 
-    /// Whether it runs as root or as our own user.
+    /// Whether the peer runs as root or as the daemon's own user.
     pub fn is_root_or_us(self) -> bool {
         self.uid == 0 || self.uid == Uid::effective().as_raw()
     }
 }
 
-/// The supplementary groups of the process that connected (`SO_PEERGROUPS`, Linux 4.13); none on a
-/// kernel that does not tell.
+/// The supplementary groups of the process that connected (`SO_PEERGROUPS`, Linux 4.13); empty on
+/// an older kernel.
 ///
 /// # Errors
 /// Those of getsockopt(2).
@@ -49,8 +49,8 @@ pub fn groups(socket: BorrowedFd<'_>) -> io::Result<Vec<u32>> {
         let bytes = groups.len() * size_of::<libc::gid_t>();
         let mut len = libc::socklen_t::try_from(bytes).unwrap_or(libc::socklen_t::MAX);
         let value = groups.as_mut_ptr().cast();
-        // SAFETY: the kernel writes at most `len` bytes at `value`, which is that many bytes of a
-        // vector that is alive and that nothing else refers to, and writes the length to `len`.
+        // SAFETY: the kernel writes at most `len` bytes at `value`, which is a vector of that many
+        // bytes, alive and not referred to elsewhere, and writes the length to `len`.
         let result = unsafe {
             let (level, name) = (libc::SOL_SOCKET, libc::SO_PEERGROUPS);
             libc::getsockopt(socket.as_raw_fd(), level, name, value, &raw mut len)
@@ -62,7 +62,7 @@ pub fn groups(socket: BorrowedFd<'_>) -> io::Result<Vec<u32>> {
         }
         let error = io::Error::last_os_error();
         match error.raw_os_error() {
-            // The kernel says how many there are: at most NGROUPS_MAX, 65,536.
+            // The kernel returns how many there are: at most NGROUPS_MAX, 65,536.
             Some(libc::ERANGE) if needed > groups.len() => groups.resize(needed, 0),
             Some(libc::ENOPROTOOPT) => return Ok(Vec::new()),
             _ => return Err(error),

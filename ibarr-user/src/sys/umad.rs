@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 
-//! `/dev/infiniband/umadN`: a port's door for MADs ([`ibarr_common::wire::umad`]).
+//! The umad device of a port, `/dev/infiniband/umadN` ([`ibarr_common::wire::umad`]).
 //!
-//! Where a Unix socket (`SOCK_SEQPACKET`) lies in place of the device, whoever listens there stands in
-//! for the kernel: what is read and written is the same, and nothing is registered.
+//! A Unix socket (`SOCK_SEQPACKET`) may take the place of the device. Then the process that listens
+//! on it stands in for the kernel: the messages are the same, and no agent is registered.
 
 #![expect(unsafe_code, reason = "the device's requests have no safe wrapper")]
 
@@ -23,27 +23,27 @@ use tokio::io::unix::AsyncFd;
 
 use super::fd;
 
-/// A device with an agent that asks the SA, not yet in the hands of a runtime.
+/// A device with an agent that asks the SA, not registered with a runtime yet.
 #[derive(Debug)]
 pub struct Opened {
     fd: OwnedFd,
     agent: AgentId,
     form: Form,
-    /// A stand-in at a socket cannot.
+    /// Whether agents can be registered: false for a socket.
     can_register: bool,
 }
 
 impl Opened {
-    /// Opens the device and registers the agent. Takes as long as the driver does.
+    /// Opens the device and registers the agent. Blocks for as long as the driver does.
     ///
     /// # Errors
-    /// `ENOENT`, `ENXIO` while the device goes, `EACCES`; what the kernel says to the agent.
+    /// `ENOENT`; `ENXIO` while the device is being removed; `EACCES`; errors of the registration.
     pub fn open(path: &Path) -> io::Result<Self> {
         let flags = libc::O_NONBLOCK | libc::O_CLOEXEC;
         let file = OpenOptions::new().read(true).write(true).custom_flags(flags).open(path);
         match file {
             Ok(file) => Self::register(file.into()),
-            // A device that is going, if it is no socket.
+            // A device that is being removed also gives ENXIO, but is not a socket.
             Err(error) if error.raw_os_error() == Some(libc::ENXIO) && is_socket(path) => {
                 Self::connect(path)
             }
@@ -51,7 +51,8 @@ impl Opened {
         }
     }
 
-    /// It, what the kernel calls its agent, and how long headers are: for who has no runtime.
+    /// The descriptor, the id of the agent and the length of headers, for callers without a
+    /// runtime.
     pub fn into_parts(self) -> (OwnedFd, AgentId, Form) {
         (self.fd, self.agent, self.form)
     }
@@ -63,11 +64,11 @@ impl Opened {
         Ok(Self { fd, agent: AgentId(0), form: Form::WithPKey, can_register: false })
     }
 
-    /// By what is newest, or what every kernel has.
+    /// Uses the newest request, or the one that every kernel has.
     fn register(fd: OwnedFd) -> io::Result<Self> {
         let mut request = Register2Wire::SA_CLIENT;
-        // SAFETY: REGISTER_AGENT2 reads and writes one `ib_user_mad_reg_req2` at its argument, which
-        // is alive, of that layout, and nobody else's during the call.
+        // SAFETY: REGISTER_AGENT2 reads and writes one `ib_user_mad_reg_req2` at its argument,
+        // which is alive, has that layout, and is not used elsewhere during the call.
         match unsafe { ioctl::register_agent_2(fd.as_raw_fd(), &raw mut request) } {
             Ok(_) => {
                 let (agent, form) = (AgentId(request.agent), Form::WithPKey);
@@ -76,14 +77,14 @@ impl Opened {
             Err(Errno::ENOTTY | Errno::EINVAL | Errno::ENOSYS) => {}
             Err(error) => return Err(error.into()),
         }
-        // SAFETY: ENABLE_PKEY has no argument.
+        // SAFETY: ENABLE_PKEY takes no argument.
         let form = match unsafe { ioctl::enable_pkey(fd.as_raw_fd()) } {
             Ok(_) => Form::WithPKey,
             Err(_) => Form::WithoutPKey,
         };
         let mut request = RegisterWire::SA_CLIENT;
-        // SAFETY: REGISTER_AGENT reads and writes one `ib_user_mad_reg_req` at its argument, which is
-        // alive, of that layout, and nobody else's during the call.
+        // SAFETY: REGISTER_AGENT reads and writes one `ib_user_mad_reg_req` at its argument, which
+        // is alive, has that layout, and is not used elsewhere during the call.
         unsafe { ioctl::register_agent(fd.as_raw_fd(), &raw mut request) }?;
         Ok(Self { fd, agent: AgentId(request.agent), form, can_register: true })
     }
@@ -93,43 +94,43 @@ fn is_socket(path: &Path) -> bool {
     fs::metadata(path).is_ok_and(|metadata| metadata.file_type().is_socket())
 }
 
-/// A device in the hands of a runtime.
+/// A device registered with a runtime.
 #[derive(Debug)]
 pub struct Device {
     fd: AsyncFd<OwnedFd>,
     agent: AgentId,
     form: Form,
-    /// A stand-in at a socket cannot.
+    /// Whether agents can be registered: false for a socket.
     can_register: bool,
 }
 
 impl Device {
-    /// Must be called within a runtime.
+    /// Registers the device with the runtime. Must be called within one.
     ///
     /// # Errors
-    /// If it cannot be waited for.
+    /// Those of epoll_ctl(2).
     pub fn adopt(opened: Opened) -> io::Result<Self> {
         let Opened { fd, agent, form, can_register } = opened;
         let fd = fd::watch(fd)?;
         Ok(Self { fd, agent, form, can_register })
     }
 
-    /// What the kernel calls our agent.
+    /// The kernel's id of our agent.
     pub fn agent(&self) -> AgentId {
         self.agent
     }
 
-    /// How long headers are.
+    /// The length of message headers.
     pub fn form(&self) -> Form {
         self.form
     }
 
-    /// Registers an agent that takes reports of the SA: the kernel allocates it, and asks nothing of
-    /// the hardware.
+    /// Registers a second agent, which receives reports of the SA. The kernel only allocates it,
+    /// and does not access the hardware.
     ///
     /// # Errors
-    /// `AddrInUse` if another program at the port takes them; `Unsupported` of a stand-in at a socket;
-    /// what else the kernel says.
+    /// `AddrInUse` if another program receives reports at this port; `Unsupported` for a socket;
+    /// other errors of the registration.
     pub fn take_reports(&self) -> io::Result<AgentId> {
         if !self.can_register {
             return Err(io::ErrorKind::Unsupported.into());
@@ -151,13 +152,14 @@ impl Device {
         }
     }
 
-    /// Waits for something to read, and reads it. May be dropped at any time.
+    /// Waits for a message, and reads it. Cancel safe.
     ///
     /// # Errors
-    /// `EIO`, `ENODEV` when the device is gone; `UnexpectedEof` when a stand-in is.
+    /// `EIO`, `ENODEV` when the device is gone; `UnexpectedEof` when the stand-in has closed its
+    /// socket.
     pub async fn read(&self, buffer: &mut [u8; MAX_LEN]) -> io::Result<usize> {
         loop {
-            // Of a device that is gone the kernel says no more than that there is an error.
+            // For a removed device the kernel only reports an error condition.
             let mut guard = self.fd.ready(Interest::READABLE | Interest::ERROR).await?;
             match guard.try_io(|fd| Ok(read(fd.get_ref(), buffer.as_mut_slice())?)) {
                 Ok(Ok(0)) => return Err(io::ErrorKind::UnexpectedEof.into()),
@@ -167,10 +169,10 @@ impl Device {
         }
     }
 
-    /// Sends one message: the kernel queues it, and does not make us wait.
+    /// Sends one message. The kernel queues it, so this does not block.
     ///
     /// # Errors
-    /// What the kernel makes of it.
+    /// Those of write(2).
     pub fn write(&self, message: &[u8]) -> io::Result<()> {
         write(self.fd.get_ref(), message)?;
         Ok(())
@@ -192,7 +194,7 @@ mod tests {
 
     #[test]
     fn numbers_of_the_requests_are_the_kernels() {
-        // Compiled from the kernel's header on x86-64, which most machines agree with.
+        // Computed from the kernel's header on x86-64; most architectures have the same numbers.
         let number = nix::request_code_readwrite!(0x1b, 1, size_of::<RegisterWire>());
         assert_eq!(number, 0xc01c_1b01);
         assert_eq!(nix::request_code_none!(0x1b, 3), 0x1b03);

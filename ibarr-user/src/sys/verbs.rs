@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 
-//! The asynchronous events of an RDMA device, by rdma-core's libibverbs, opened at run time.
+//! Asynchronous events of an RDMA device, by rdma-core's libibverbs, loaded at run time.
 //!
-//! The kernel tells events of ports only to a process that has a verbs context, and a context is made
-//! by the device's own provider library. So this takes libibverbs, as it is on every node that has
-//! RDMA programs, and a daemon without it runs all the same.
+//! The kernel reports port events only to a process that has a verbs context, and only the device's
+//! provider library can make a context. So this module uses libibverbs, which every node with RDMA
+//! programs has. A daemon without it works without events.
 
 #![expect(unsafe_code, reason = "libibverbs is a C library, opened at run time")]
 
@@ -20,10 +20,11 @@ use ibarr_proto::paths::PortEvent;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use thiserror::Error;
 
-/// Its soname, as programs that are linked against it have it.
+/// The soname that programs link against.
 const LIBRARY: &str = "libibverbs.so.1";
 
-/// What is called of libibverbs. Never unloaded: providers may have threads of their own.
+/// The functions of libibverbs that we call. The library is never unloaded: providers may have
+/// threads.
 #[derive(Debug)]
 pub struct Library {
     get_device_list: unsafe extern "C" fn(*mut c_int) -> *mut *mut c_void,
@@ -35,14 +36,14 @@ pub struct Library {
     ack_async_event: unsafe extern "C" fn(*mut AsyncEvent),
 }
 
-/// Why there is no libibverbs.
+/// libibverbs could not be loaded.
 #[derive(Debug, Error)]
 #[error(
     "{LIBRARY} cannot be used: install rdma-core's libibverbs (package libibverbs1 or libibverbs)"
 )]
 pub struct NoLibrary(#[source] libloading::Error);
 
-/// The beginning of `struct ibv_context` of infiniband/verbs.h, the same since libibverbs 1.1.
+/// The beginning of `struct ibv_context` of infiniband/verbs.h, unchanged since libibverbs 1.1.
 #[repr(C)]
 struct ContextHead {
     device: *mut c_void,
@@ -54,8 +55,8 @@ struct ContextHead {
 #[cfg(target_pointer_width = "64")]
 const _: () = assert!(std::mem::offset_of!(ContextHead, async_fd) == 268);
 
-/// `struct ibv_async_event` of infiniband/verbs.h. Its first part is a union, of which an event of a
-/// port sets an int.
+/// `struct ibv_async_event` of infiniband/verbs.h. Its first part is a union; for a port event it
+/// holds an int.
 #[repr(C)]
 struct AsyncEvent {
     element: Element,
@@ -72,15 +73,15 @@ union Element {
 const _: () = assert!(size_of::<AsyncEvent>() == 16);
 
 impl Library {
-    /// Opens libibverbs. May take as long as a disk does.
+    /// Loads libibverbs. May block on disk access.
     ///
     /// # Errors
-    /// If there is none, or one that is too old.
+    /// If the library is missing or too old.
     pub fn open() -> Result<Self, NoLibrary> {
-        // SAFETY: what libibverbs does when it is loaded is what each RDMA program has done at its
-        // start, and needs nothing of us.
+        // SAFETY: loading libibverbs runs the same initializers as in every RDMA program, which
+        // have no preconditions.
         let library = unsafe { libloading::Library::new(LIBRARY) }.map_err(NoLibrary)?;
-        // It stays loaded, so its functions can be called for as long as this process lives.
+        // The library stays loaded, so its functions are valid for the life of this process.
         let library: &'static libloading::Library = Box::leak(Box::new(library));
         Ok(Self {
             // SAFETY: the type is that of infiniband/verbs.h.
@@ -105,16 +106,17 @@ impl Library {
         })
     }
 
-    /// Opens a device. Takes as long as its driver does.
+    /// Opens a device. Blocks for as long as its driver does.
     ///
     /// # Errors
-    /// `NotFound` if libibverbs knows no such device, or has no provider for it; what the kernel says.
+    /// `NotFound` if libibverbs knows no such device, or has no provider for it; errors of the
+    /// kernel.
     pub fn open_device(&self, name: DeviceName) -> io::Result<Context<'_>> {
-        // SAFETY: a null pointer is allowed where the count would be put.
+        // SAFETY: a null pointer is allowed in place of the pointer to the count.
         let list = unsafe { (self.get_device_list)(std::ptr::null_mut()) };
         let list = NonNull::new(list).ok_or_else(io::Error::last_os_error)?;
         let context = self.open_of(list, name);
-        // SAFETY: it is the list that was made above, freed once. A device that was opened stays.
+        // SAFETY: the list was made above, and is freed once. An open device outlives it.
         unsafe { (self.free_device_list)(list.as_ptr()) };
         Ok(Context { library: self, head: context? })
     }
@@ -125,19 +127,19 @@ impl Library {
         name: DeviceName,
     ) -> io::Result<NonNull<ContextHead>> {
         for at in 0.. {
-            // SAFETY: the list ends with a null pointer, at which this loop ends, too.
+            // SAFETY: the list ends with a null pointer, where this loop ends, too.
             let place = unsafe { list.add(at) };
             // SAFETY: the place is within the list, see above.
             let device = unsafe { place.read() };
             if device.is_null() {
                 break;
             }
-            // SAFETY: the device is one of a list that has not been freed.
+            // SAFETY: the device is in a list that has not been freed.
             let known = unsafe { (self.get_device_name)(device) };
-            // SAFETY: libibverbs gives the name of a device as a C string that lives as long as it.
+            // SAFETY: libibverbs returns the name as a C string that lives as long as the device.
             let known = unsafe { CStr::from_ptr(known) };
             if known.to_bytes() == name.as_str().as_bytes() {
-                // SAFETY: the device is one of a list that has not been freed.
+                // SAFETY: the device is in a list that has not been freed.
                 let context = unsafe { (self.open_device)(device) };
                 return NonNull::new(context).ok_or_else(io::Error::last_os_error);
             }
@@ -150,14 +152,15 @@ impl Library {
     }
 }
 
-/// What happened to a device.
+/// An event of a device.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub enum Happened {
-    /// Something to a port of it.
+    /// An event of one of its ports.
     Port(PortNum, PortEvent),
-    /// It is going (`IBV_EVENT_DEVICE_FATAL`), and waits for its contexts to be closed.
+    /// The device is being removed (`IBV_EVENT_DEVICE_FATAL`), and waits until its contexts are
+    /// closed.
     Fatal,
-    /// Something that is no matter of ours.
+    /// An event that the daemon ignores.
     Other,
 }
 
@@ -168,14 +171,14 @@ pub struct Context<'a> {
 }
 
 impl Context<'_> {
-    /// Waits for an event, but for no longer than `timeout`.
+    /// Waits for an event, at most for `timeout`.
     ///
     /// # Errors
-    /// If there will be no more.
+    /// If no further events will come.
     pub fn next(&mut self, timeout: Duration) -> io::Result<Option<Happened>> {
-        // SAFETY: the head is a context of libibverbs, which is open.
+        // SAFETY: the head is an open context of libibverbs.
         let raw = unsafe { (*self.head.as_ptr()).async_fd };
-        // SAFETY: the descriptor is the context's, open as long as that is.
+        // SAFETY: the descriptor belongs to the context, and is open as long as the context.
         let fd = unsafe { BorrowedFd::borrow_raw(raw) };
         let mut fds = [PollFd::new(fd, PollFlags::POLLIN)];
         let timeout = PollTimeout::try_from(timeout).unwrap_or(PollTimeout::MAX);
@@ -185,20 +188,20 @@ impl Context<'_> {
             Err(error) => return Err(error.into()),
         }
         let mut event = MaybeUninit::<AsyncEvent>::zeroed();
-        // SAFETY: the context is open, and the event is one that libibverbs may write. Nobody else
-        // reads the descriptor, so it has an event, or fails; it does not wait.
+        // SAFETY: the context is open, and the event may be written by libibverbs. Nothing else
+        // reads the descriptor, so an event is ready, or the call fails; it does not block.
         let status =
             unsafe { (self.library.get_async_event)(self.head.as_ptr(), event.as_mut_ptr()) };
         if status != 0 {
             return Err(io::Error::last_os_error());
         }
-        // SAFETY: libibverbs has written it, and each of its bit patterns is a value: integers, and a
-        // union of an integer and a pointer.
+        // SAFETY: libibverbs has written the event, and each of its bit patterns is valid:
+        // integers, and a union of an integer and a pointer.
         let mut event = unsafe { event.assume_init() };
         let event_type = event.event_type;
         // SAFETY: all bytes of the union were set, to zero above or by libibverbs.
         let port = unsafe { event.element.port_num };
-        // SAFETY: the event is one that libibverbs gave, acknowledged once.
+        // SAFETY: libibverbs returned this event, and it is acknowledged once.
         unsafe { (self.library.ack_async_event)(&raw mut event) };
         Ok(Some(happened(event_type, port)))
     }
@@ -206,13 +209,13 @@ impl Context<'_> {
 
 impl Drop for Context<'_> {
     fn drop(&mut self) {
-        // SAFETY: the context is open, and nobody has it any more. Whether closing fails changes
-        // nothing: it is gone all the same.
+        // SAFETY: the context is open, and nothing else has it. The context is gone even if closing
+        // fails.
         unsafe { (self.library.close_device)(self.head.as_ptr()) };
     }
 }
 
-/// By the numbers of `enum ibv_event_type` of infiniband/verbs.h.
+/// Translates the numbers of `enum ibv_event_type` of infiniband/verbs.h.
 fn happened(event_type: c_int, port: c_int) -> Happened {
     let event = match event_type {
         8 => return Happened::Fatal,
@@ -239,7 +242,7 @@ mod tests {
         assert_eq!(happened(17, 1), Happened::Port(port, PortEvent::ClientReregister));
         assert_eq!(happened(11, 1), Happened::Port(port, PortEvent::LidChange));
         assert_eq!(happened(8, 0), Happened::Fatal);
-        // A queue pair's, whose union holds a pointer.
+        // An event of a queue pair, whose union holds a pointer.
         assert_eq!(happened(1, 0x5555), Happened::Other);
         assert_eq!(happened(17, 0), Happened::Other);
         assert_eq!(happened(99, 1), Happened::Other);
