@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 
-//! The documents of the control socket, which `--json` prints as they are. `"v": 1` stands in each;
-//! within version 1 fields are only added.
+//! The documents of the control socket, which `--json` prints unchanged. Each has `"v": 1`; within
+//! version 1, fields are only added.
 //!
-//! long because it is the whole of that format, which is read as one document.
+//! long because it is the whole format, which is read as one document.
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;
@@ -15,96 +15,96 @@ pub use super::path_messages::{
     CachedPath, LastEvent, PathAnswer, PathHops, PathRequest, PathStatus, PortStatus, Probing,
 };
 
-/// What stands in `v`.
+/// The format version, in the field `v`.
 pub const VERSION: u32 = 1;
 
-/// What is asked of the daemon.
+/// A request to the daemon.
 #[derive(Clone, Debug, Deserialize, Eq, PartialEq, Serialize)]
 #[serde(tag = "ask", rename_all = "kebab-case")]
 pub enum Request {
-    /// The GID of each address, over the network where it is not known.
+    /// Resolves addresses to GIDs, by the network where they are not known.
     Resolve {
         /// At most [`Request::MAX_ADDRESSES`].
         addresses: Vec<IpAddr>,
-        /// How long the caller waits: at most [`Request::MAX_TIMEOUT`], [`Request::TIMEOUT`] if it does
-        /// not say.
+        /// Milliseconds that the caller waits: at most [`Request::MAX_TIMEOUT`],
+        /// [`Request::TIMEOUT`] if absent.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         timeout_ms: Option<u64>,
     },
-    /// The path to a GID, from the subnet administrator where it is not known.
+    /// Finds the path to a GID, by the subnet administrator where it is not known.
     Path {
-        /// Which.
+        /// The ends of the path.
         path: PathRequest,
     },
-    /// Every InfiniBand port.
+    /// All InfiniBand ports.
     Ports,
-    /// A page of the paths that the cache holds.
+    /// One page of the path cache.
     Paths {
-        /// Where the page before has ended; absent for the first.
+        /// End of the previous page; absent for the first page.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         after: Option<PathMark>,
     },
-    /// What the daemon is doing, and what it is not and why.
+    /// The state of the daemon, and the reasons for what does not work.
     Status,
-    /// A page of the addresses that the client cache holds.
+    /// One page of the client cache.
     Cache {
-        /// Where the page before has ended; absent for the first.
+        /// End of the previous page; absent for the first page.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         after: Option<AddressMark>,
     },
-    /// Forgets every cached address and path (changes the daemon).
+    /// Forgets all cached addresses and paths (changes the daemon).
     Flush,
-    /// Every counter.
+    /// All counters.
     Counters,
     /// Reads the configuration again (changes the daemon).
     Reload,
 }
 
 impl Request {
-    /// Addresses that one request may name.
+    /// The most addresses in one request.
     pub const MAX_ADDRESSES: usize = 256;
 
-    /// How long a request for addresses waits for peers: as long as a person at a terminal does.
+    /// The default time-out of a request for addresses: as long as a person at a terminal waits.
     pub const TIMEOUT: Duration = Duration::from_secs(3);
 
-    /// How long such a request can wait at most.
+    /// The longest time-out of a request for addresses.
     pub const MAX_TIMEOUT: Duration = Duration::from_mins(1);
 
-    /// Whether it changes the daemon, which not everyone may.
+    /// Whether the request changes the daemon, which needs a right.
     pub fn changes(&self) -> bool {
         matches!(self, Self::Flush | Self::Reload)
     }
 }
 
-/// Where a page of [`Request::Cache`] ends, for the daemon that has made it.
+/// The end of a page of [`Request::Cache`], meaningful only to the daemon that made it.
 #[derive(Clone, Copy, Debug, Deserialize, Eq, PartialEq, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub struct AddressMark {
-    /// Which daemon.
+    /// Start of the daemon, in nanoseconds of its clock.
     pub daemon: u64,
-    /// When the last entry expires.
+    /// Expiry of the last entry, in nanoseconds of the daemon's clock.
     pub expires_at: u64,
-    /// Its address.
+    /// Address of the last entry.
     pub ip: IpAddr,
-    /// Its interface.
+    /// Interface index of the last entry.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub ifindex: Option<u32>,
 }
 
-/// Where a page of [`Request::Paths`] ends, for the daemon that has made it.
+/// The end of a page of [`Request::Paths`], meaningful only to the daemon that made it.
 #[derive(Clone, Copy, Debug, Deserialize, Eq, PartialEq, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub struct PathMark {
-    /// Which daemon.
+    /// Start of the daemon, in nanoseconds of its clock.
     pub daemon: u64,
-    /// The place after the last entry.
+    /// Index after the last entry.
     pub place: u32,
 }
 
-/// What the daemon answers: `"v": 1` and the fields of one of these.
+/// An answer of the daemon: `"v": 1` and the fields of one [`Body`].
 #[derive(Clone, Debug, Deserialize, PartialEq, Serialize)]
 pub struct Response {
-    /// [`VERSION`].
+    /// Always [`VERSION`].
     pub v: u32,
     /// The document, or the error.
     #[serde(flatten)]
@@ -127,58 +127,58 @@ impl From<Failure> for Response {
 #[derive(Clone, Debug, Deserialize, PartialEq, Serialize)]
 #[serde(untagged)]
 pub enum Body {
-    /// To any request.
+    /// The request failed (any request).
     Error {
-        /// What went wrong.
+        /// Kind and message.
         error: Failure,
     },
-    /// To [`Request::Resolve`], in the order of the addresses.
+    /// Answers [`Request::Resolve`], in the order of the addresses.
     Answers {
         /// One for each address.
         answers: Vec<Answer>,
     },
-    /// To [`Request::Cache`].
+    /// Answers [`Request::Cache`].
     Cache {
-        /// In no order. The command prints all pages as one document, in the order of addresses.
+        /// Unordered. The command prints all pages as one document, ordered by address.
         entries: Vec<CacheEntry>,
-        /// What to ask for the next page with; absent in the last.
+        /// Mark for requesting the next page; absent in the last page.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         next: Option<AddressMark>,
     },
-    /// To [`Request::Path`].
+    /// Answers [`Request::Path`].
     Path {
-        /// See [`PathAnswer`].
+        /// The outcome, with the path if there is one.
         path: Box<PathAnswer>,
     },
-    /// To [`Request::Ports`].
+    /// Answers [`Request::Ports`].
     Ports {
-        /// In the order in which they appeared.
+        /// Ordered by the time of their appearance.
         ports: Vec<PortStatus>,
     },
-    /// To [`Request::Paths`].
+    /// Answers [`Request::Paths`].
     Paths {
-        /// In no order. The command prints all pages as one document.
+        /// Unordered. The command prints all pages as one document.
         paths: Vec<CachedPath>,
-        /// What to ask for the next page with; absent in the last.
+        /// Mark for requesting the next page; absent in the last page.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         next: Option<PathMark>,
     },
-    /// To [`Request::Counters`].
+    /// Answers [`Request::Counters`].
     Counters {
-        /// By name; those that never counted are there with 0.
+        /// Values by name; unused counters are included with 0.
         counters: BTreeMap<String, u64>,
     },
-    /// To [`Request::Status`].
+    /// Answers [`Request::Status`].
     Status {
-        /// See [`Status`].
+        /// State of the whole daemon.
         status: Box<Status>,
     },
-    /// What the kernel answers; read from its maps, without the daemon.
+    /// Contents of the BPF maps; the command reads them itself, without the daemon.
     Kernel {
-        /// See [`KernelMaps`].
+        /// All maps of the responder.
         kernel: KernelMaps,
     },
-    /// To [`Request::Flush`] and [`Request::Reload`].
+    /// Answers [`Request::Flush`] and [`Request::Reload`].
     Done {
         /// What was done, for people.
         done: String,
@@ -198,34 +198,34 @@ pub struct Failure {
 #[derive(Clone, Copy, Debug, Deserialize, Eq, PartialEq, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum FailureKind {
-    /// The request makes no sense.
+    /// The request is malformed.
     Usage,
     /// No daemon answers.
     Unreachable,
-    /// A fault of ours.
+    /// An internal error of ibarr.
     Internal,
-    /// Somebody else has what was asked for; later it may be free.
+    /// Another process holds the object of the request; a later attempt may succeed.
     Busy,
-    /// Not allowed.
+    /// The user lacks the right.
     Permission,
     /// The configuration has mistakes.
     Config,
-    /// The daemon has as many connections as it may have.
+    /// The daemon has reached its limit of connections.
     Overloaded,
 }
 
-/// What became of one address.
+/// The outcome for one address.
 #[derive(Clone, Debug, Deserialize, PartialEq, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub struct Answer {
     /// The address asked for.
     pub ip: IpAddr,
-    /// What is known.
+    /// The outcome.
     pub status: AnswerStatus,
-    /// Its GID, if found.
+    /// The GID, if found.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub gid: Option<String>,
-    /// Who said so, if found.
+    /// Where the GID comes from, if found.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub source: Option<AnswerSource>,
     /// Milliseconds from request to answer, within the daemon.
@@ -236,22 +236,22 @@ pub struct Answer {
 #[derive(Clone, Copy, Debug, Deserialize, Eq, PartialEq, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum AnswerStatus {
-    /// It has a GID.
+    /// The address has a GID.
     Found,
-    /// Its host says that it is not its own, or it is ours and has no GID.
+    /// The host says that the address is not its own, or the address is ours and has no GID.
     NotFound,
-    /// Its host did not answer in time.
+    /// The host did not answer in time.
     TimedOut,
-    /// Its host says that nothing listens for queries there, or a firewall rejects them.
+    /// The host says that nothing listens for queries there, or a firewall rejects them.
     Refused,
-    /// No route leads there.
+    /// There is no route to the address.
     Unreachable,
-    /// Too much is being asked already.
+    /// Too many requests are pending already.
     Overloaded,
 }
 
 impl AnswerStatus {
-    /// As it is written in JSON.
+    /// The value in JSON.
     pub fn as_str(self) -> &'static str {
         match self {
             Self::Found => "found",
@@ -264,20 +264,20 @@ impl AnswerStatus {
     }
 }
 
-/// Who knew a GID.
+/// The origin of a GID.
 #[derive(Clone, Copy, Debug, Deserialize, Eq, PartialEq, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum AnswerSource {
-    /// The address is ours.
+    /// The local view: the address is ours.
     Local,
-    /// The cache.
+    /// The client cache.
     Cache,
-    /// The peer, now.
+    /// An answer of the peer to this request.
     Peer,
 }
 
 impl AnswerSource {
-    /// As it is written in JSON.
+    /// The value in JSON.
     pub fn as_str(self) -> &'static str {
         match self {
             Self::Local => "local",
@@ -291,52 +291,52 @@ impl AnswerSource {
 #[derive(Clone, Debug, Deserialize, Eq, PartialEq, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub struct CacheEntry {
-    /// The address.
+    /// IPv4 or IPv6 address of the peer.
     pub ip: IpAddr,
-    /// Name of the interface it was asked for on; absent if any.
+    /// Name of the interface that the request named; absent if it named none.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub interface: Option<String>,
-    /// Its GID; absent in a negative entry.
+    /// GID of the address; absent in a negative entry.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub gid: Option<String>,
-    /// Milliseconds until it is forgotten.
+    /// Milliseconds until the entry expires.
     pub expires_in_ms: u64,
 }
 
-/// What `ibarr cache --kernel` shows.
+/// The document of `ibarr cache --kernel`.
 #[derive(Clone, Debug, Deserialize, Eq, PartialEq, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub struct KernelMaps {
-    /// Milliseconds until the programs stop answering, if nothing renews the lease.
+    /// Milliseconds until the programs stop answering, if the lease is not renewed.
     pub lease_ends_in_ms: u64,
-    /// Whether only sources that `allow` names are answered.
+    /// Whether only the sources in `allow` are answered.
     pub restricted: bool,
     /// Interfaces on which programs may answer.
     pub interfaces: Vec<KernelInterface>,
     /// Addresses of this node.
     pub entries: Vec<KernelEntry>,
-    /// Where interfaces lead to.
+    /// Prefixes that interfaces lead to.
     pub routes: Vec<KernelRoute>,
-    /// Next hops, where a program has to know them.
+    /// Next hops, for programs that need to know them.
     pub neighbours: Vec<KernelNeighbour>,
-    /// What peers have answered, kept for the next daemon.
+    /// Answers of peers, kept for the next daemon.
     pub learned: Vec<KernelLearned>,
 }
 
-/// What a peer has answered.
+/// An answer of a peer.
 #[derive(Clone, Debug, Deserialize, Eq, PartialEq, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub struct KernelLearned {
     /// The address asked for.
     pub ip: IpAddr,
-    /// Index of the interface that it was asked for by; absent if that was left to routing.
+    /// Index of the interface that the request named; absent if it named none.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub ifindex: Option<u32>,
-    /// Its GID.
+    /// GID of the address.
     pub gid: String,
-    /// Milliseconds until it is forgotten.
+    /// Milliseconds until the entry expires.
     pub expires_in_ms: u64,
-    /// The address that the answer came from, if that is still known.
+    /// Address of the peer that answered, if that is still known.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub from: Option<IpAddr>,
 }
@@ -345,31 +345,32 @@ pub struct KernelLearned {
 #[derive(Clone, Debug, Deserialize, Eq, PartialEq, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub struct KernelInterface {
-    /// Its index.
+    /// Interface index.
     pub ifindex: u32,
-    /// Its name, if it is in this network namespace.
+    /// Interface name, if it is in this network namespace.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub name: Option<String>,
-    /// Whether those who ask over IPv4 are answered.
+    /// Whether queries over IPv4 are answered.
     pub ipv4: bool,
-    /// Whether those who ask over IPv6 are answered.
+    /// Whether queries over IPv6 are answered.
     pub ipv6: bool,
-    /// Of these families, only the sources that the interface leads to.
+    /// The families, `ipv4` or `ipv6`, in which only sources are answered that the interface leads
+    /// to.
     pub only_routed: Vec<String>,
 }
 
-/// Where an interface leads to; a longer prefix overrules a shorter one.
+/// A prefix that an interface leads to; a longer prefix overrules a shorter one.
 #[derive(Clone, Debug, Deserialize, Eq, PartialEq, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub struct KernelRoute {
-    /// Index of the interface.
+    /// Interface index.
     pub ifindex: u32,
-    /// The prefix.
+    /// The prefix, such as `10.0.0.0/8`.
     pub to: String,
-    /// The gateway; absent if there is none.
+    /// Address of the gateway; absent if there is none.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub via: Option<IpAddr>,
-    /// Whether the prefix is led to by another interface.
+    /// Whether another interface leads to the prefix.
     pub elsewhere: bool,
 }
 
@@ -377,76 +378,76 @@ pub struct KernelRoute {
 #[derive(Clone, Debug, Deserialize, Eq, PartialEq, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub struct KernelNeighbour {
-    /// Index of the interface.
+    /// Interface index.
     pub ifindex: u32,
-    /// Its address.
+    /// IP address of the next hop.
     pub ip: IpAddr,
-    /// Its hardware address.
+    /// Hardware address, in hexadecimal.
     pub hwaddr: String,
 }
 
-/// An address of this node, as programs know it.
+/// An address of this node in the map `gid_cache`.
 #[derive(Clone, Debug, Deserialize, Eq, PartialEq, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub struct KernelEntry {
-    /// The address.
+    /// IPv4 or IPv6 address.
     pub ip: IpAddr,
-    /// Index of the interface that a link-local address means.
+    /// Interface index that scopes a link-local address.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub scope: Option<u32>,
-    /// What is answered; absent if nothing is.
+    /// The GID in replies; absent if the address is not answered.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub gid: Option<String>,
     /// Index of the interface that has the address.
     pub ifindex: u32,
-    /// `local` or `static`: who says which GID it has.
+    /// Origin of the GID: `local` or `static`.
     pub origin: String,
 }
 
-/// What `ibarr status` shows.
+/// The document of `ibarr status`.
 #[derive(Clone, Debug, Deserialize, PartialEq, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub struct Status {
-    /// Of the daemon.
+    /// Version of the daemon.
     pub version: String,
-    /// Its process.
+    /// Process id of the daemon.
     pub pid: u32,
-    /// Since when it runs.
+    /// Seconds since the daemon started.
     pub uptime_s: u64,
-    /// The file it was configured from; absent if it runs on defaults.
+    /// Path of the configuration file; absent if the daemon runs on defaults.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub config: Option<String>,
     /// The last reload, if it failed.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub failed_reload: Option<FailedReload>,
-    /// The servers of the ip2gid port.
+    /// The server sockets of the ip2gid port.
     pub servers: Vec<ServerStatus>,
-    /// How the kernel is answered.
+    /// State of the socket to the kernel's RDMA core.
     pub local_service: LocalServiceStatus,
-    /// The responder in the kernel.
+    /// State of the BPF responder.
     pub responder: ResponderStatus,
-    /// Every InfiniBand port.
+    /// All InfiniBand ports.
     #[serde(default)]
     pub ports: Vec<PortStatus>,
-    /// Entries of the path cache now.
+    /// Number of entries in the path cache.
     #[serde(default)]
     pub cached_paths: usize,
-    /// What the path cache is good for, since the start.
+    /// How many requests the path cache has saved, since the start.
     #[serde(default)]
     pub path_requests: PathRequests,
-    /// Every interface that was considered.
+    /// All interfaces that were considered.
     pub interfaces: Vec<InterfaceStatus>,
     /// Questions that wait for a peer now.
     pub pending: usize,
-    /// Entries of the client cache now.
+    /// Number of entries in the client cache.
     pub cached: usize,
-    /// Who uses the control socket.
+    /// Use of the control socket.
     #[serde(default)]
     pub control: ControlStatus,
-    /// What users ask, of addresses and of paths.
+    /// Requests of users, for addresses and for paths.
     #[serde(default)]
     pub users: Vec<UsersStatus>,
-    /// What is amiss and how to mend it; empty if all is well.
+    /// Problems and their remedies; empty if there are none.
     pub warnings: Vec<String>,
 }
 
@@ -454,49 +455,49 @@ pub struct Status {
 #[derive(Clone, Debug, Deserialize, Eq, PartialEq, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub struct FailedReload {
-    /// Seconds since then.
+    /// Seconds since the reload.
     pub ago_s: u64,
     /// The mistakes, one a line.
     pub message: String,
 }
 
-/// Who uses the control socket.
+/// Use of the control socket.
 #[derive(Clone, Debug, Default, Deserialize, Eq, PartialEq, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub struct ControlStatus {
-    /// Connections now.
+    /// Number of open connections.
     pub connections: usize,
-    /// Connections that were refused, because their user or all users had too many, or for want of
-    /// descriptors.
+    /// Connections refused because their user or all users had too many, or because the daemon had
+    /// too few descriptors.
     pub refused: u64,
-    /// What is known of group `ibarr`, whose members may change the daemon.
+    /// State of the look-up of group `ibarr`, whose members may change the daemon.
     pub group: String,
 }
 
-/// What all users together ask, besides the kernel.
+/// Requests of all users together, without the kernel's.
 #[derive(Clone, Debug, Deserialize, Eq, PartialEq, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub struct UsersStatus {
     /// `addresses` or `paths`.
     pub what: String,
-    /// Requests that are being looked for.
+    /// Requests in flight.
     pub under_way: usize,
-    /// Requests that wait because their user, or all users, have their share under way.
+    /// Requests that wait because their user, or all users, have their share in flight.
     pub waiting: usize,
     /// Requests that waited in vain, since the start.
     pub refused: u64,
 }
 
-/// Who had to ask a subnet administrator, and who had not.
+/// Requests for paths, since the start, by whether a subnet administrator was asked.
 #[derive(Clone, Debug, Default, Deserialize, Eq, PartialEq, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub struct PathRequests {
-    /// MADs that subnet administrators were sent, repetitions included.
+    /// MADs sent to subnet administrators, including resends.
     pub sa_queries: u64,
-    /// Requests for paths, the kernel's and others', that were answered from the cache or with the
-    /// answer to a question that was under way already.
+    /// Requests for paths, of the kernel and of users, answered from the cache or by a question
+    /// that was already in flight.
     pub avoided: u64,
-    /// Requests that the kernel was told to ask the subnet administrator about itself, by the reason.
+    /// Requests for which the kernel was told to ask the subnet administrator itself, by reason.
     pub left_to_kernel: BTreeMap<String, u64>,
 }
 
@@ -506,83 +507,84 @@ pub struct PathRequests {
 pub struct LocalServiceStatus {
     /// `open`, `inherited` or `closed`.
     pub state: String,
-    /// Why the kernel does not ask us; absent if it does.
+    /// Why the kernel does not send requests to the daemon; absent if it does.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub blocked: Option<String>,
     /// Address requests that wait for an answer now.
     pub waiting: usize,
     /// `on`, `off` or `failing`.
     pub nudges: String,
-    /// The interface that the last nudge was made on; absent if none was, or it failed.
+    /// The interface of the last nudge; absent if there was none, or it failed.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub nudge_interface: Option<String>,
-    /// Others who hear the kernel's requests.
+    /// Other processes that receive the kernel's requests.
     pub listeners: Vec<ListenerStatus>,
 }
 
-/// A process that hears the kernel's requests.
+/// A process that receives the kernel's requests.
 #[derive(Clone, Debug, Deserialize, Eq, PartialEq, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub struct ListenerStatus {
-    /// The process; absent if it cannot be seen.
+    /// Process id; absent if the process is not visible.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub pid: Option<u32>,
-    /// Its name.
+    /// Name of the program.
     pub name: String,
 }
 
-/// One server socket.
+/// A server socket of the ip2gid port.
 #[derive(Clone, Debug, Deserialize, Eq, PartialEq, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub struct ServerStatus {
     /// `ipv4` or `ipv6`.
     pub family: String,
-    /// UDP port.
+    /// UDP port number.
     pub port: u16,
-    /// Why it does not serve; absent if it does.
+    /// Why the socket does not serve; absent if it does.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub blocked: Option<String>,
-    /// Bytes that the kernel holds of queries while the daemon is busy; absent if it does not serve.
+    /// Size of the receive buffer in bytes; absent if the socket does not serve.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub receive_buffer: Option<usize>,
 }
 
-/// The responder in the kernel.
+/// The BPF responder.
 #[derive(Clone, Debug, Deserialize, Eq, PartialEq, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub struct ResponderStatus {
-    /// Milliseconds until its programs stop answering, if nothing renews the lease.
+    /// Milliseconds until the programs stop answering, if the lease is not renewed.
     pub lease_ends_in_ms: u64,
-    /// Why it answers nothing; absent if it does.
+    /// Why the responder answers nothing; absent if it answers.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub blocked: Option<String>,
-    /// Why it may end before its lease does, with the daemon; absent if it does not.
+    /// Why the responder may end with the daemon, before its lease; absent if it outlives the
+    /// daemon.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub ends_early: Option<String>,
 }
 
-/// One network interface.
+/// A network interface.
 #[derive(Clone, Debug, Deserialize, Eq, PartialEq, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub struct InterfaceStatus {
-    /// Its name.
+    /// Interface name, such as `ib0`.
     pub name: String,
-    /// Its index.
+    /// Interface index.
     pub ifindex: u32,
-    /// The GID that its addresses are answered with.
+    /// The GID in replies about its addresses.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub gid: Option<String>,
-    /// What answers peers who ask by it, before or instead of the daemon: `tcx`, `clsact`,
-    /// `xdp-native`, `xdp-generic`; absent if nothing does.
+    /// The program that answers queries on this interface, before or instead of the daemon: `tcx`,
+    /// `clsact`, `xdp-native`, `xdp-generic`; absent if there is none.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub responder: Option<String>,
-    /// Why the daemon answers here, and to whom; absent if it does not, or if nobody shall be
-    /// answered here.
+    /// Which queries the daemon answers here, and why; absent if there are none, or if no query
+    /// shall be answered here.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub in_user_space: Option<String>,
     /// Addresses that are answered, each with its GID.
     pub addresses: BTreeMap<IpAddr, String>,
-    /// Why none is answered; absent if some are.
+    /// Why no address is answered; absent if some are.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub not_served: Option<String>,
 }

@@ -1,42 +1,42 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 
-//! Those of the documents of the control socket that are about paths and ports.
+//! The documents of the control socket about paths and ports.
 
 use serde::{Deserialize, Serialize};
 
-/// Which path is asked for.
+/// The ends of a path.
 #[derive(Clone, Debug, Deserialize, Eq, PartialEq, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub struct PathRequest {
-    /// Where it leads.
+    /// Destination GID.
     pub dgid: String,
-    /// Where it starts; the port's first GID if absent.
+    /// Source GID; absent: the port's first GID.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub sgid: Option<String>,
-    /// By which port, like `mlx5_0/1`; the first that can be asked if absent.
+    /// Port, such as `mlx5_0/1`; absent: the first port that can ask.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub port: Option<String>,
-    /// In which partition; the port's first if absent.
+    /// P_Key; absent: the port's first.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub pkey: Option<u16>,
 }
 
-/// What became of a question for a path.
+/// The outcome of a request for a path.
 #[derive(Clone, Debug, Deserialize, PartialEq, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub struct PathAnswer {
-    /// The port that asked.
+    /// The port that asked, such as `mlx5_0/1`.
     pub port: String,
-    /// Where the path starts.
+    /// Source GID.
     pub sgid: String,
-    /// Where it leads.
+    /// Destination GID.
     pub dgid: String,
-    /// What is known.
+    /// The outcome.
     pub status: PathStatus,
-    /// Who said so: `sa`, `cache`, or `doubted`: remembered, but something has happened since.
+    /// Origin of the path: `sa`, `cache`, or `doubted` (from the cache, and possibly stale).
     #[serde(skip_serializing_if = "Option::is_none")]
     pub source: Option<String>,
-    /// What the subnet administrator said instead of a path.
+    /// The subnet administrator's status, if it gave no path.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub refusal: Option<String>,
     /// The path, if found.
@@ -46,30 +46,30 @@ pub struct PathAnswer {
     pub ms: f64,
 }
 
-/// Outcomes of asking for a path.
+/// Outcomes of a request for a path.
 #[derive(Clone, Copy, Debug, Deserialize, Eq, PartialEq, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum PathStatus {
-    /// There is one.
+    /// There is a path.
     Found,
-    /// The subnet administrator knows none.
+    /// The subnet administrator knows no path.
     NoRecord,
-    /// It does not answer this.
+    /// The subnet administrator refuses the question.
     Refused,
-    /// It did not answer in time.
+    /// The subnet administrator did not answer in time.
     Silent,
-    /// It had no time.
+    /// The subnet administrator said that it is busy.
     Busy,
-    /// There is no such port.
+    /// The daemon knows no such port.
     UnknownPort,
     /// The port has no subnet administrator that can be asked.
     NoSa,
-    /// Too much is being asked already.
+    /// Too many requests are pending already.
     Overloaded,
 }
 
 impl PathStatus {
-    /// As it is written in JSON.
+    /// The value in JSON.
     pub fn as_str(self) -> &'static str {
         match self {
             Self::Found => "found",
@@ -84,103 +84,103 @@ impl PathStatus {
     }
 }
 
-/// What stands in a path record.
+/// The fields of a PathRecord.
 #[derive(Clone, Debug, Deserialize, PartialEq, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub struct PathHops {
-    /// LID where it starts.
+    /// Source LID.
     pub slid: u16,
-    /// LID where it leaves this subnet, or ends.
+    /// Destination LID: the end of the path, or the router to another subnet.
     pub dlid: u16,
-    /// Above 1 it leaves the subnet.
+    /// Above 1 if the path leaves the subnet.
     pub hop_limit: u8,
-    /// For routers.
+    /// Flow label for routers.
     pub flow_label: u32,
-    /// For routers.
+    /// Traffic class for routers.
     pub tclass: u8,
     /// Service level.
     pub sl: u8,
-    /// Bytes of the longest packet.
+    /// MTU in bytes.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub mtu: Option<u16>,
-    /// Gbit/s.
+    /// Rate in Gbit/s.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub gbit_s: Option<f64>,
-    /// Partition.
+    /// P_Key in hexadecimal.
     pub pkey: String,
-    /// Whether it leads back as well.
+    /// Whether the path also leads back.
     pub reversible: bool,
 }
 
-/// One entry of the path cache.
+/// An entry of the path cache.
 #[derive(Clone, Debug, Deserialize, PartialEq, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub struct CachedPath {
-    /// The port.
+    /// Port, such as `mlx5_0/1`.
     pub port: String,
-    /// Where it starts.
+    /// Source GID.
     pub sgid: String,
-    /// Where it leads.
+    /// Destination GID.
     pub dgid: String,
-    /// Partition asked for.
+    /// P_Key that the request named.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub pkey: Option<String>,
-    /// Traffic class asked for.
+    /// Traffic class that the request named.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub tclass: Option<u8>,
     /// The path; absent if there is none.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub hops: Option<PathHops>,
-    /// Whether something has happened since it was learned.
+    /// Whether the path may be stale.
     pub doubted: bool,
-    /// Milliseconds until it is forgotten.
+    /// Milliseconds until the entry expires.
     pub expires_in_ms: u64,
 }
 
-/// One InfiniBand port.
+/// An InfiniBand port.
 #[derive(Clone, Debug, Deserialize, Eq, PartialEq, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub struct PortStatus {
-    /// Its name, like `mlx5_0/1`.
+    /// Name, such as `mlx5_0/1`.
     pub port: String,
-    /// Whether it is up and configured.
+    /// Whether the port is up and configured.
     pub active: bool,
-    /// Its LID.
+    /// LID of the port.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub lid: Option<u16>,
-    /// Bits of it that may be anything.
+    /// LMC: how many low bits of the LID the port ignores.
     pub lmc: u8,
-    /// Where its subnet manager is.
+    /// LID of the subnet manager.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub sm_lid: Option<u16>,
-    /// How that is reached.
+    /// Service level of packets to the subnet manager.
     pub sm_sl: u8,
-    /// Its GIDs.
+    /// GIDs of the port.
     pub gids: Vec<String>,
-    /// Its partitions.
+    /// P_Keys of the port, in hexadecimal.
     pub pkeys: Vec<String>,
     /// Whether its subnet administrator says that paths may differ by service.
     pub qos: bool,
     /// Questions that wait for an answer now.
     pub questions: usize,
-    /// MADs that the subnet administrator is to answer now.
+    /// MADs that the subnet administrator has not answered yet.
     pub in_air: u32,
-    /// How many it may be given at once, at the moment.
+    /// The current limit of such MADs.
     pub window: u32,
-    /// Set while it does not answer, and only probes are sent to it.
+    /// Set while the subnet administrator does not answer, and only probes are sent to it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub probing: Option<Probing>,
-    /// Why it cannot be asked; absent if it can.
+    /// Why the subnet administrator cannot be asked; absent if it can.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub blocked: Option<String>,
-    /// The last event of it that the kernel told.
+    /// The last event that the kernel reported for the port.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub last_event: Option<LastEvent>,
-    /// Whether its subnet administrator tells of changes: `yes`, `not yet`, or why it does not. Absent
-    /// if it is not to.
+    /// Whether its subnet administrator reports changes: `yes`, `not yet`, or the reason why not.
+    /// Absent if reports are off.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub informed: Option<String>,
-    /// Why the kernel's events of it are not heard; absent if they are.
+    /// Why the daemon does not receive the kernel's events of the port; absent if it does.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub deaf: Option<String>,
 }
@@ -189,9 +189,9 @@ pub struct PortStatus {
 #[derive(Clone, Debug, Deserialize, Eq, PartialEq, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub struct Probing {
-    /// `silent`, or `busy`: it says nothing else.
+    /// `silent`, or `busy` if it answers nothing else.
     pub because: String,
-    /// Milliseconds since the first question that it did not answer.
+    /// Milliseconds since the first question without an answer.
     pub for_ms: u64,
 }
 
@@ -199,8 +199,8 @@ pub struct Probing {
 #[derive(Clone, Debug, Deserialize, Eq, PartialEq, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub struct LastEvent {
-    /// As libibverbs names it: `client-reregister`.
+    /// Name as in libibverbs, such as `client-reregister`.
     pub event: String,
-    /// Milliseconds since.
+    /// Milliseconds since the event.
     pub ago_ms: u64,
 }
