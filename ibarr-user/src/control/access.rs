@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 
-//! Who may change the daemon: root, the daemon's own user, and members of a group.
+//! Which processes may change the daemon: root, the daemon's own user, and members of a group.
 //!
-//! Which gid the group has is in the user database, and a module of nsswitch.conf may take as long as it
-//! likes to say so. So a thread asks it, at the start and at each reload, and until it has answered
-//! the group has no members. Who a peer is, the kernel says ([`crate::sys::peer`]).
+//! The gid of the group is in the user database, and a module of nsswitch.conf may take arbitrarily
+//! long to answer. So a thread looks it up, at the start and at each reload; until it has an
+//! answer, the group has no members. The kernel identifies peers ([`crate::sys::peer`]).
 
 use std::os::fd::BorrowedFd;
 use std::{fmt, io, thread};
@@ -15,7 +15,7 @@ use tracing::warn;
 
 use crate::sys::peer::{self, Peer};
 
-/// See the [module](self).
+/// Decides which peers may change the daemon, see the [module](self).
 #[derive(Clone, Debug)]
 pub struct Access {
     group: watch::Receiver<GroupId>,
@@ -27,11 +27,11 @@ pub struct Access {
 pub enum GroupId {
     /// The user database has not answered yet.
     Unknown,
-    /// It failed, for this reason.
+    /// The look-up failed, for this reason.
     Failed(String),
-    /// There is no such group.
+    /// The user database has no such group.
     Absent,
-    /// This one.
+    /// The gid of the group.
     Is(u32),
 }
 
@@ -39,7 +39,7 @@ impl Access {
     /// Starts the thread, which calls `look_up` now and after each [`Self::look_again`].
     ///
     /// # Errors
-    /// If there can be no thread.
+    /// If the thread cannot be started.
     pub fn start(
         look_up: impl Fn() -> io::Result<Option<u32>> + Send + 'static,
     ) -> io::Result<Self> {
@@ -54,7 +54,7 @@ impl Access {
                 told.send_modify(|group| match found {
                     Ok(Some(gid)) => *group = GroupId::Is(gid),
                     Ok(None) => *group = GroupId::Absent,
-                    // What was known stays.
+                    // The last known gid stays.
                     Err(_) if !matches!(group, GroupId::Unknown | GroupId::Failed(_)) => {}
                     Err(error) => *group = GroupId::Failed(error.to_string()),
                 });
@@ -66,13 +66,13 @@ impl Access {
         Ok(Self { group, look })
     }
 
-    /// Asks the user database again; does not wait for the answer.
+    /// Asks the user database again, without waiting for the answer.
     pub fn look_again(&self) {
-        // One that has not begun yet will do.
+        // A pending look-up is enough.
         self.look.try_send(()).ok();
     }
 
-    /// What is known of the group.
+    /// The state of the look-up.
     pub fn group(&self) -> GroupId {
         self.group.borrow().clone()
     }
@@ -89,15 +89,15 @@ impl Access {
         peer.is_root_or_us() || self.has_member(socket, peer)
     }
 
-    /// Whether the process that connected `socket` is in the group. The groups that count are those
-    /// with which it runs.
+    /// Whether the process that connected `socket` is in the group, by the groups of the process
+    /// and not those of the user database.
     pub fn has_member(&self, socket: BorrowedFd<'_>, peer: Peer) -> bool {
         let GroupId::Is(gid) = *self.group.borrow() else { return false };
         peer.gid == gid || peer::groups(socket).is_ok_and(|groups| groups.contains(&gid))
     }
 }
 
-/// What `name` is in the user database. May take as long as it likes.
+/// The gid of the group `name` in the user database. May block arbitrarily long.
 ///
 /// # Errors
 /// Those of getgrnam_r(3).
@@ -126,7 +126,7 @@ mod tests {
 
     const NOBODY: Peer = Peer { uid: 65534, gid: 65534 };
 
-    /// An access whose look-ups take the answers of the sender as they come.
+    /// An access whose look-ups return what the sender sends, in that order.
     fn access() -> (Access, std_mpsc::Sender<io::Result<Option<u32>>>) {
         let (answers, answer) = std_mpsc::channel();
         (Access::start(move || answer.recv().unwrap_or(Ok(None))).unwrap(), answers)

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 
-//! The side of the command line.
+//! The client side of the control socket, for the command line.
 
 use std::io::{BufRead, BufReader, ErrorKind, Read, Write};
 use std::os::fd::{AsRawFd, OwnedFd};
@@ -14,17 +14,18 @@ use nix::sys::time::{TimeVal, TimeValLike};
 
 use super::messages::{Body, Failure, FailureKind, Request, Response};
 
-/// Longer than the daemon takes for anything that is not given more time by the request.
+/// Longer than the daemon takes for any request that does not set its own time.
 pub const PATIENCE: Duration = Duration::from_secs(30);
 
-/// No answer is longer: what may be, comes in pages.
+/// The longest answer, in bytes: longer documents come in pages.
 const MAX_DOCUMENT: u64 = 16 << 20;
 
-/// Asks the daemon of `run_dir`, and waits for its answer: at most `patience` each to connect, to send
-/// the request, and for the next part of the answer, which may take the time that the request gives.
+/// Asks the daemon of `run_dir`, and waits for its answer. `patience` bounds each step: to connect,
+/// to send the request, to wait for the next part of the answer. The time that the request itself
+/// allows is added.
 ///
 /// # Errors
-/// What the daemon refused, or that there is none.
+/// The daemon's refusal, or why it cannot be reached.
 pub fn ask(run_dir: &Path, request: &Request, patience: Duration) -> Result<Body, Failure> {
     let path = super::socket_path(run_dir);
     let unreachable = |error: &std::io::Error| {
@@ -78,7 +79,7 @@ fn exchange(mut stream: UnixStream, request: &Request) -> std::io::Result<String
         return sent.map(|()| line);
     }
     line.clear();
-    // A daemon that has no place for us says so without having read what we ask.
+    // A daemon without room for this connection answers before it reads the request.
     let read = BufReader::new(stream).take(MAX_DOCUMENT).read_line(&mut line);
     if !line.ends_with('\n') {
         sent.and(read)?;
@@ -87,11 +88,11 @@ fn exchange(mut stream: UnixStream, request: &Request) -> std::io::Result<String
     Ok(line)
 }
 
-/// A listen queue may be full for as long as the daemon lives, so connecting has a time-out.
+/// A listen queue may stay full for as long as the daemon lives, so connect(2) has a time-out.
 fn connected(path: &Path, patience: Duration, for_answer: Duration) -> std::io::Result<UnixStream> {
     let (family, kind) = (AddressFamily::Unix, SockType::Stream);
     let stream: OwnedFd = socket(family, kind, SockFlag::SOCK_CLOEXEC, None)?;
-    // Not 0, which means for ever.
+    // Not 0, which means no time-out.
     let millis = i64::try_from(patience.as_millis()).unwrap_or(i64::MAX).max(1);
     setsockopt(&stream, SendTimeout, &TimeVal::milliseconds(millis))?;
     connect(stream.as_raw_fd(), &UnixAddr::new(path)?)?;
@@ -114,7 +115,7 @@ mod tests {
         std::fs::create_dir_all(&dir).unwrap();
         let listener = UnixListener::bind(super::super::socket_path(&dir)).unwrap();
         listen(&listener, Backlog::new(0).unwrap()).unwrap();
-        // One is accepted by the kernel; nothing reads it either.
+        // The kernel accepts one connection; nothing reads from it.
         let patience = Duration::from_millis(10);
         let asked = [(); 3].map(|()| ask(&dir, &Request::Status, patience).unwrap_err());
         std::fs::remove_dir_all(&dir).unwrap();

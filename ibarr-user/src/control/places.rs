@@ -1,14 +1,14 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 
-//! How many connections to the control socket each user may have at once. Root, the group that may
-//! change the daemon, and all others have places of their own, so that no user can take root's.
+//! The limits of connections to the control socket. Root, the group that may change the daemon, and
+//! all other users have separate limits, so that no user can exhaust root's.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use super::messages::{Failure, FailureKind};
 
-/// Whose places a connection may take.
+/// The class of a connection's user.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub enum Class {
     /// Root and the daemon's own user.
@@ -20,13 +20,13 @@ pub enum Class {
 }
 
 /// Connections at once of all users of a class. With the other descriptors of the daemon this is
-/// below the 1,024 that a process may have by default.
+/// below 1,024, the usual limit of a process.
 pub const OF_CLASS: usize = 128;
 
 /// Connections at once of one user, unless it is root.
 pub const OF_USER: usize = 16;
 
-/// The places that are taken.
+/// Counts the open connections.
 #[derive(Clone, Debug)]
 pub struct Places(Arc<Mutex<Taken>>);
 
@@ -38,7 +38,7 @@ struct Taken {
     of_user: HashMap<u32, usize>,
 }
 
-/// A place, free again when this is dropped.
+/// Room for one connection; dropping it releases the room.
 #[derive(Debug)]
 pub struct Place {
     places: Places,
@@ -46,12 +46,12 @@ pub struct Place {
     uid: u32,
 }
 
-/// Why there is no place.
+/// Why a connection is refused.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub enum Refusal {
-    /// The user has all that one user may have.
+    /// This user has as many connections as one user may have.
     User(u32),
-    /// Users of the class have all.
+    /// The users of this class have all connections of the class.
     Class(Class),
 }
 
@@ -62,16 +62,16 @@ impl Default for Places {
 }
 
 impl Places {
-    /// With `most` connections at once of all users of a class: [`OF_CLASS`], or less where there are
-    /// few descriptors.
+    /// With `most` connections at once for all users of a class: [`OF_CLASS`], or less where there
+    /// are few descriptors.
     pub fn new(most: usize) -> Self {
         Self(Arc::new(Mutex::new(Taken { most, of_class: [0; 3], of_user: HashMap::new() })))
     }
 
-    /// Takes a place of `class` for the user `uid`.
+    /// Takes room for one connection of the user `uid`, of `class`.
     ///
     /// # Errors
-    /// If there is none.
+    /// If there is no room.
     pub fn take(&self, class: Class, uid: u32) -> Result<Place, Refusal> {
         let mut taken = self.taken();
         let of_class = taken.of_class[class as usize];
@@ -87,7 +87,7 @@ impl Places {
         Ok(Place { places: self.clone(), class, uid })
     }
 
-    /// Connections now, of all users.
+    /// Open connections of all users.
     pub fn len(&self) -> usize {
         self.taken().of_class.iter().sum()
     }
@@ -98,7 +98,7 @@ impl Places {
     }
 
     fn taken(&self) -> MutexGuard<'_, Taken> {
-        // Nothing can panic while it is locked, and numbers are whole at any time.
+        // Nothing can panic while it is locked, and the numbers are consistent at any time.
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -120,8 +120,8 @@ impl From<Refusal> for Failure {
     fn from(refusal: Refusal) -> Self {
         let message = match refusal {
             Refusal::User(uid) => format!(
-                "user {uid} has {OF_USER} connections to the control socket, which is all that one user \
-                 may have: end some of them, or try again later"
+                "user {uid} has {OF_USER} connections to the control socket, the limit for one user: \
+                 end some of them, or try again later"
             ),
             Refusal::Class(class) => {
                 let whose = match class {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 
-//! The directory of a daemon's control socket, which one daemon has at a time.
+//! The directory of the control socket, locked by one daemon at a time.
 
 use std::fs::{self, DirBuilder, File, OpenOptions};
 use std::io::{self, Read, Write};
@@ -17,31 +17,31 @@ pub struct RunDir {
     _lock: File,
 }
 
-/// Why the directory cannot be had.
+/// Why the directory cannot be used.
 #[derive(Debug, Error)]
 pub enum Error {
-    /// Another daemon has it.
+    /// Another daemon has locked it.
     #[error("{path}: another ibarr{owner} runs here; stop it, or give this one its own --run-dir")]
     Taken {
-        /// The directory.
+        /// Path of the directory.
         path: PathBuf,
-        /// ` (pid 123)`, if it is known.
+        /// ` (pid 123)`, or empty if the process is not known.
         owner: String,
     },
-    /// The directory or the file cannot be made.
+    /// The directory or the lock file cannot be made.
     #[error("{0}: cannot be made or locked; is the directory there and ours to write?")]
     Io(PathBuf, #[source] io::Error),
 }
 
-/// The file that is locked. It stays: to remove it would let two daemons lock two files of one name.
+/// The lock file. It is never removed: otherwise two daemons could lock two files of one name.
 const LOCK: &str = "lock";
 
 impl RunDir {
-    /// Makes the directory if need be, and locks it. `flock(2)` needs nothing but a descriptor, so it is
-    /// a file that is locked, which other users cannot open, and not the directory, which they can.
+    /// Makes the directory if need be, and locks a file in it. `flock(2)` needs no more than a
+    /// descriptor, and other users can open the directory, but not the file.
     ///
     /// # Errors
-    /// [`Error::Taken`] if a daemon has it.
+    /// [`Error::Taken`] if another daemon has locked it.
     pub fn lock(path: &Path) -> Result<Self, Error> {
         let io_error = |path: &Path| {
             let path = path.to_owned();
@@ -79,13 +79,13 @@ impl RunDir {
         Ok(Self { path: path.to_owned(), _lock: lock })
     }
 
-    /// Its path.
+    /// Path of the directory.
     pub fn path(&self) -> &Path {
         &self.path
     }
 }
 
-/// The other daemon may have been too busy to write it.
+/// Empty if the other daemon has not written its pid yet.
 fn owner(lock: &mut File) -> String {
     let mut text = String::new();
     let pid = lock.take(16).read_to_string(&mut text).ok().and_then(|_| text.trim().parse().ok());
@@ -97,7 +97,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn directory_is_one_daemons_until_it_is_dropped() {
+    fn directory_belongs_to_one_daemon_until_dropped() {
         let dir = std::env::temp_dir().join(format!("ibarr-run-dir-{}", std::process::id()));
         let first = RunDir::lock(&dir).unwrap();
         let pid = std::process::id();

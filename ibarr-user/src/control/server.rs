@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 
-//! The side of the daemon: takes requests in and hands them to the engine.
+//! The daemon side of the control socket: reads requests and hands them to the engine.
 //!
-//! It has a thread of its own, so that a user who connects over and over delays no peer and no request
-//! of the kernel. Connections are accepted always and at once, for a full listen queue would keep root
-//! waiting; one that finds no place ([`Places`]) is told so and closed.
+//! The server has its own thread, so that a user who connects again and again delays neither peers
+//! nor requests of the kernel. It accepts every connection at once, because a full listen queue
+//! would block root; a connection without room in [`Places`] is told so and closed.
 
 use std::fs::{self, File, Metadata, Permissions};
 use std::io::{self, ErrorKind, Write as _};
@@ -31,79 +31,79 @@ use super::run_dir::{self, RunDir};
 use crate::sys::peer::Peer;
 use crate::transport::{Counter, Counters};
 
-/// A request and where its answer goes.
+/// A request of a user.
 #[derive(Debug)]
 pub struct Ask {
-    /// What is asked.
+    /// The request.
     pub request: Request,
-    /// Who asks.
+    /// User id of the caller.
     pub uid: u32,
-    /// Dropped unanswered only if the daemon ends.
+    /// Receives the answer. Dropped without one only if the daemon ends.
     pub answer: oneshot::Sender<Response>,
 }
 
-/// What the control socket shares with the engine.
+/// State that the control socket shares with the engine.
 #[derive(Clone, Debug)]
 pub struct Control {
-    /// Who may change the daemon.
+    /// Which processes may change the daemon.
     pub access: Access,
-    /// Connections now.
+    /// Open connections.
     pub places: Places,
-    /// What is counted.
+    /// Counters of the control socket.
     pub counters: Arc<Counters>,
 }
 
 impl Control {
-    /// With no connection yet.
+    /// Without connections; `connections` is the limit for each class of users.
     pub fn new(access: Access, connections: usize) -> Self {
         Self { access, places: Places::new(connections), counters: Arc::default() }
     }
 }
 
-/// A request of 256 IPv6 addresses is about 10 KB.
+/// The longest request, in bytes. One with 256 IPv6 addresses has about 10 KB.
 const MAX_REQUEST: u64 = 64 << 10;
 
-/// A connection that asks nothing for so long is closed, so that nobody can hold all of them.
+/// A connection without a request for this long is closed, so that idle ones free their room.
 const IDLE: Duration = Duration::from_secs(10);
 
-/// After an error of accept(2), which may be that of another process (`EMFILE`).
+/// Pause after an error of accept(2), which other processes may cause (`EMFILE`).
 const PAUSE: Duration = Duration::from_millis(100);
 
 /// Why there is no control socket.
 #[derive(Debug, Error)]
 pub enum Error {
-    /// There is no directory for it.
+    /// The directory cannot be used.
     #[error(transparent)]
     RunDir(#[from] run_dir::Error),
-    /// Something else has its name.
-    #[error("control socket {0}: something is there that is no socket; remove it")]
+    /// A file that is not a socket has its name.
+    #[error("control socket {0}: a file that is not a socket has this name; remove it")]
     NoSocket(PathBuf),
     /// The socket cannot be made.
     #[error("control socket {path}: cannot be made; is the directory ours to write?")]
     Io {
-        /// Of the socket.
+        /// Path of the socket.
         path: PathBuf,
-        /// The cause.
+        /// The error of the system call.
         source: io::Error,
     },
 }
 
-/// The socket that [`start`] answers on; removed when dropped.
+/// The socket on which [`start`] answers; dropping it removes the socket file.
 #[derive(Debug)]
 pub struct Listener {
     socket: StdUnixListener,
     path: PathBuf,
-    /// Device and inode of what lies at `path`.
+    /// Device and inode of the socket file.
     file: (u64, u64),
     /// Released after the socket is removed.
     _run_dir: RunDir,
 }
 
 impl Listener {
-    /// Listens in `run_dir`, in place of a dead daemon's socket.
+    /// Listens in `run_dir`, and replaces the socket of a dead daemon.
     ///
     /// # Errors
-    /// If something else has the name, or it cannot be made.
+    /// If a file of another kind has the name, or the socket cannot be made.
     pub fn bind(run_dir: RunDir) -> Result<Self, Error> {
         let path = super::socket_path(run_dir.path());
         let io_error = |source| Error::Io { path: path.clone(), source };
@@ -111,13 +111,13 @@ impl Listener {
             Err(error) if error.kind() == ErrorKind::NotFound => {}
             Err(error) => return Err(io_error(error)),
             Ok(file) if !file.file_type().is_socket() => return Err(Error::NoSocket(path)),
-            // Of a daemon that is dead, or it had the lock.
+            // Its daemon is dead, or it would hold the lock.
             Ok(_) => fs::remove_file(&path).map_err(io_error)?,
         }
         let socket = StdUnixListener::bind(&path).map_err(io_error)?;
         socket.set_nonblocking(true).map_err(io_error)?;
         let file = identity(&fs::symlink_metadata(&path).map_err(io_error)?);
-        // Anyone may connect: what a peer may do is decided for each request.
+        // Any user may connect; the right to change is checked for each request.
         fs::set_permissions(&path, Permissions::from_mode(0o666)).map_err(io_error)?;
         Ok(Self { socket, path, file, _run_dir: run_dir })
     }
@@ -137,10 +137,10 @@ fn identity(file: &Metadata) -> (u64, u64) {
     (file.dev(), file.ino())
 }
 
-/// Serves on a thread of its own, until the other end of `asks` is dropped.
+/// Serves on its own thread until the other end of `asks` is dropped.
 ///
 /// # Errors
-/// If there can be no thread or no event loop.
+/// If the thread or its event loop cannot be started.
 pub fn start(
     listener: Listener,
     asks: mpsc::Sender<Ask>,
@@ -158,10 +158,10 @@ pub fn start(
     })
 }
 
-/// Where connections come in.
+/// Accepts connections.
 struct Door {
     socket: UnixListener,
-    /// Given up to accept a connection when there is no other descriptor left.
+    /// Closed to accept a connection when no other descriptor is left.
     reserve: Option<File>,
     asks: mpsc::Sender<Ask>,
     control: Control,
@@ -178,7 +178,7 @@ impl Door {
             match accepted {
                 Ok((stream, _)) => self.admit(stream),
                 Err(error) if is_shortage(&error) && self.reserve.take().is_some() => {
-                    // Without a descriptor the kernel does not even say that the queue is empty.
+                    // Without a free descriptor, the kernel does not even report an empty queue.
                     if let Some(Ok((stream, _))) = self.socket.accept().now_or_never() {
                         self.admit_short(stream);
                     }
@@ -214,7 +214,7 @@ impl Door {
         }
     }
 
-    /// The last descriptor is for root.
+    /// The last descriptor is reserved for root.
     fn admit_short(&self, stream: UnixStream) {
         if Peer::of(stream.as_fd()).is_ok_and(Peer::is_root_or_us) {
             return self.admit(stream);
@@ -239,13 +239,13 @@ impl Door {
         });
     }
 
-    /// Says why, and closes.
+    /// Reports the reason, and closes.
     fn refuse(&self, stream: UnixStream, counter: Counter, failure: Failure) {
         self.control.counters.count(counter);
         let Ok(mut json) = serde_json::to_vec(&Response::from(failure)) else { return };
         json.push(b'\n');
         if let Ok(mut stream) = stream.into_std() {
-            // Its buffer is empty, so there is room, unless the peer is gone.
+            // The send buffer is empty, so there is room, unless the peer is gone.
             drop(stream.write_all(&json));
         }
     }
@@ -350,7 +350,7 @@ mod tests {
 
     const NOBODY: Peer = Peer { uid: 65534, gid: 65534 };
 
-    /// What `peer` is told of each of `lines`, where the engine does all it is asked.
+    /// The answers to `lines` from `peer`, where the engine grants every request.
     async fn told(peer: Peer, access: &Access, lines: &[&str]) -> Vec<Response> {
         let (mut near, far) = UnixStream::pair().unwrap();
         let (asks, mut asked) = mpsc::channel::<Ask>(1);
@@ -399,7 +399,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_request_is_refused_as_usage() {
+    fn malformed_request_is_refused_as_usage() {
         let resolve = |addresses, timeout_ms| {
             let addresses = vec!["10.0.0.1".parse().unwrap(); addresses];
             serde_json::to_vec(&Request::Resolve { addresses, timeout_ms }).unwrap()

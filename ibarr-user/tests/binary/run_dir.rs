@@ -74,7 +74,7 @@ fn daemon_replaces_no_file_that_is_no_socket() {
         assert_eq!(output.status.code(), Some(70));
         String::from_utf8_lossy(&output.stderr).into_owned()
     };
-    assert!(refused().contains("something is there that is no socket"));
+    assert!(refused().contains("a file that is not a socket has this name"));
     assert_eq!(fs::read_to_string(&file).unwrap(), "a letter");
     fs::remove_file(dir.path("lock")).unwrap();
     symlink(&file, dir.path("lock")).unwrap();
