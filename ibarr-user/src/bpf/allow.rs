@@ -7,13 +7,13 @@ use ibarr_proto::ip2gid::Prefixes;
 
 use super::kernel::{AllowKey, Held, MapUpdate};
 
-/// The updates that lead from what is `held` to `wanted`, in their order.
+/// The updates, in order, that change the map from `held` to `wanted`.
 ///
-/// Programs go on between any two of them. **In between, a source is allowed if it was allowed
-/// before or will be, and refused if it was refused before or will be:** so who is allowed by both
-/// is never refused, and who is refused by both is never allowed. While the map counts (`RESTRICT`),
-/// it first grows to the union of both sets, then shrinks; while it does not, everyone is allowed,
-/// which is one of the two sets.
+/// Programs run between any two updates. **In between, a source is allowed only if it was allowed
+/// before or will be, and refused only if it was refused before or will be.** So a source that both
+/// sets allow is never refused, and one that both refuse is never allowed. While the map is in use
+/// (`RESTRICT`), it first grows to the union of both sets, then shrinks. While it is not in use,
+/// every source is allowed, which is one of the two sets.
 pub(super) fn change(held: &Held, wanted: &Prefixes) -> Vec<MapUpdate> {
     let wanted: Vec<_> = wanted
         .iter()
@@ -41,7 +41,7 @@ pub(super) fn change(held: &Held, wanted: &Prefixes) -> Vec<MapUpdate> {
     } else if held.cfg.restricts() && held.cfg.lease_end != 0 {
         add.chain(remove).collect()
     } else {
-        // Nothing looks at the map yet: it never holds more than it must.
+        // No program reads the map yet, so remove first: it never holds more than it must.
         remove.chain(add).chain(switch).collect()
     }
 }
@@ -55,7 +55,7 @@ mod tests {
 
     use super::*;
 
-    /// What the programs see.
+    /// Whether the programs allow `source`.
     fn allows(held: &Held, source: IpAddr) -> bool {
         let (_, address) = AllowPrefix::new(source, 0);
         let source = u128::from_be_bytes(address.address);
@@ -76,7 +76,7 @@ mod tests {
     }
 
     fn prefixes() -> impl Strategy<Value = Prefixes> {
-        // Few bits that differ, so that prefixes meet and contain each other.
+        // Few bits differ, so that prefixes often meet and contain each other.
         let v4 =
             (0..4u8, 28..=32u8).prop_map(|(low, len)| Prefix::around([10, 0, 0, low].into(), len));
         let v6 = (0..4u16, 124..=128u8)
@@ -86,7 +86,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn nobody_is_let_in_or_shut_out_on_the_way_who_is_not_at_its_end(
+        fn change_of_allow_affects_no_other_source_meanwhile(
             old in prefixes(), new in prefixes()
         ) {
             let mut held = Held::default();

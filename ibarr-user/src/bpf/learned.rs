@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 
-//! The map that holds what peers have answered, for people and for the next daemon. No program reads
-//! it, so that a mistake here costs a query and never an answer.
+//! The map of peers' answers, for people and for the next daemon. No program reads it, so a mistake
+//! here costs a query but never gives a wrong answer.
 
 use std::collections::HashSet;
 use std::net::IpAddr;
@@ -18,17 +18,17 @@ use ibarr_proto::ip2gid::client::{Cached, Learned};
 use super::maps::{Error, absent};
 use super::plain::MapValue;
 
-/// An element as it lies in the map, whoever wrote it.
+/// An element of the map, not validated.
 #[derive(Clone, Copy, Debug)]
 pub struct Element {
-    /// What was asked.
+    /// The question.
     pub key: GidKey,
-    /// What was answered.
+    /// The answer.
     pub value: LearnedGid,
 }
 
 impl Element {
-    /// `None` if no daemon can have written it.
+    /// `None` if no daemon can have written the element.
     pub fn parse(&self) -> Option<(Question, Cached)> {
         let question = Question::new(self.key.ip(), IfIndex::new(self.key.scope))?;
         let gid = Some(Gid::new(self.value.gid)?);
@@ -37,7 +37,7 @@ impl Element {
     }
 
     fn new(question: Question, gid: Gid, expires_at: Instant, source: Option<IpAddr>) -> Self {
-        // Of no address, if nobody knows any more.
+        // An unspecified address if the peer is not known any more.
         let source = source.unwrap_or(IpAddr::from([0; 16]));
         Self { key: key(question), value: LearnedGid::new(gid, source, expires_at) }
     }
@@ -50,7 +50,7 @@ fn key(question: Question) -> GidKey {
     }
 }
 
-/// The map, kept as the cache is.
+/// The map, kept equal to the client's cache.
 pub(super) struct Mirror {
     map: HashMap<MapData, MapValue<GidKey>, MapValue<LearnedGid>>,
 }
@@ -75,12 +75,12 @@ impl Mirror {
                 self.put(&Element::new(question, gid, expires_at, source))
             }
             Learned::Forgotten { question } => self.remove(&key(question)),
-            // A map is made anew.
+            // The whole map is rebuilt instead.
             Learned::Everything => Ok(()),
         }
     }
 
-    /// Makes the `element` as the cache has it, if it is not; says whether it is in the map now.
+    /// Makes `element` equal to the cache, and returns whether it is in the map now.
     fn compare(&mut self, element: &Element, cached: Option<Cached>) -> Result<bool, Error> {
         let Some((question, there)) = element.parse() else {
             return self.remove(&element.key).map(|()| false);
@@ -88,7 +88,7 @@ impl Mirror {
         let Some((gid, expires_at)) = cached.and_then(|it| Some((it.gid?, it.expires_at))) else {
             return self.remove(&element.key).map(|()| false);
         };
-        // The cache forgets the last bit of the time.
+        // The cache drops the last bit of the time.
         let is_right = there.gid == Some(gid) && there.expires_at.since(expires_at).as_nanos() <= 1;
         if !is_right {
             self.put(&Element::new(question, gid, expires_at, None))?;
@@ -105,36 +105,37 @@ impl Mirror {
     }
 }
 
-/// The map is made as the cache is, a part at a time: first what is in the map is compared, then what
-/// is in the cache and not in the map is added. Changes of the cache are written all the while.
+/// The state of a rebuild, which goes in parts: first each element of the map is compared with the
+/// cache, then each entry of the cache that is missing is added. Changes of the cache are written
+/// all the while.
 pub(super) struct Making {
     elements: vec::IntoIter<Element>,
-    /// A daemon before this one has left them.
+    /// The elements were left by an earlier daemon.
     are_inherited: bool,
-    /// Of them, and of what was written since.
+    /// Questions known to be in the map: compared ones, and those written since.
     in_map: HashSet<Question>,
     last: Option<(Question, Cached)>,
 }
 
-/// What is to be done next.
+/// The next step of a rebuild.
 #[derive(Debug)]
 pub enum Part {
-    /// Each is to be [compared](super::Responder::compare) with what the cache has of it.
+    /// The caller [compares](super::Responder::compare) each element with the cache.
     Compare {
-        /// What is, or was, in the map.
+        /// Elements that are, or were, in the map.
         elements: Vec<Element>,
-        /// A daemon before this one has left them: the cache is to [take
-        /// over](ibarr_proto::ip2gid::client::Client::restore) first what is of use.
+        /// An earlier daemon left the elements: the cache first [takes
+        /// over](ibarr_proto::ip2gid::client::Client::restore) the useful ones.
         are_inherited: bool,
     },
-    /// What the cache has after this one is to be [added](super::Responder::add), [`PART`] at a time.
+    /// The caller [adds](super::Responder::add) the next [`PART`] entries of the cache.
     Add {
-        /// The last one before.
+        /// Last entry of the previous part.
         after: Option<(Question, Cached)>,
     },
 }
 
-/// So many elements are looked at in one turn: some hundred microseconds' worth.
+/// Elements in one part, which take some hundred microseconds of a turn.
 pub const PART: usize = 256;
 
 impl Making {
@@ -143,7 +144,7 @@ impl Making {
         Self { elements: elements.into_iter(), are_inherited, in_map, last: None }
     }
 
-    /// Whether the cache has yet to take something over.
+    /// Whether the cache has yet to take over elements.
     pub(super) fn inherits(&self) -> bool {
         self.are_inherited && self.elements.len() > 0
     }
@@ -169,7 +170,7 @@ impl Making {
         Ok(())
     }
 
-    /// Whether that was all.
+    /// Returns whether the rebuild is complete.
     pub(super) fn add(
         &mut self,
         mirror: &mut Mirror,
@@ -186,7 +187,7 @@ impl Making {
         Ok(entries.len() < PART)
     }
 
-    /// It was written because the cache has changed, or removed.
+    /// Notes that a change of the cache was written to the map, or removed from it.
     pub(super) fn note(&mut self, change: &Learned) {
         match change {
             Learned::Known { question, .. } => drop(self.in_map.insert(*question)),
@@ -211,7 +212,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_written_is_read_back_with_its_interface() {
+    fn written_element_is_read_back_with_its_interface() {
         for (target, egress) in [("10.2.0.5", 0), ("10.2.0.5", 4), ("fd00:2::5", 0), ("fe80::5", 4)]
         {
             let (question, cached) = element(target, egress).parse().unwrap();
@@ -225,7 +226,7 @@ mod tests {
     }
 
     #[test]
-    fn a_map_is_made_in_parts_however_full_it_is() {
+    fn full_map_is_rebuilt_in_bounded_parts() {
         let elements: Vec<_> =
             (1..=1000).map(|n| element(&format!("10.2.{}.{}", n / 250, n % 250), 0)).collect();
         let mut making = Making::new(elements, true);
@@ -239,7 +240,7 @@ mod tests {
     }
 
     #[test]
-    fn what_no_daemon_writes_is_not_believed() {
+    fn element_that_no_daemon_writes_is_ignored() {
         let good = element("10.2.0.5", 0);
         for address in ["0.0.0.0", "224.0.0.1", "ff02::1", "::"] {
             let address = map::octets(address.parse().unwrap());

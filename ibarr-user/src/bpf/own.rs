@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 
-//! Keeps `own_bits` as the GID cache is: the bit of every address is set before the address is in
-//! the cache, and until it is there no more.
+//! Keeps `own_bits` consistent with the GID cache: the bit of every address is set before the
+//! address is added to the cache, and stays until the address is removed.
 
 use std::borrow::{Borrow, BorrowMut};
 use std::collections::BTreeSet;
@@ -9,14 +9,14 @@ use std::collections::BTreeSet;
 use aya::maps::{Array, MapData, MapError};
 use ibarr_common::map::{GidKey, OwnBit};
 
-/// The addresses that are in the GID cache, in the order of their bits.
+/// The addresses in the GID cache, ordered by their bits.
 #[derive(Debug)]
 pub(super) struct Own<W> {
     words: W,
     held: BTreeSet<(OwnBit, [u8; 16], u32)>,
 }
 
-/// The map. The seam of the tests.
+/// The map; the tests replace it.
 pub(super) trait Words {
     fn word(&self, index: u32) -> Result<u64, MapError>;
     fn set_word(&mut self, index: u32, word: u64) -> Result<(), MapError>;
@@ -33,12 +33,12 @@ impl<D: Borrow<MapData> + BorrowMut<MapData>> Words for Array<D, u64> {
 }
 
 impl<W: Words> Own<W> {
-    /// Of a cache that holds nothing.
+    /// For an empty cache.
     pub(super) fn new(words: W) -> Self {
         Self { words, held: BTreeSet::new() }
     }
 
-    /// To be called before `key` is put into the cache.
+    /// Call it before `key` is added to the cache.
     pub(super) fn add(&mut self, key: &GidKey) -> Result<(), MapError> {
         let bit = OwnBit::of(key);
         let word = self.words.word(bit.word())?;
@@ -49,7 +49,7 @@ impl<W: Words> Own<W> {
         Ok(())
     }
 
-    /// To be called when `key` is not in the cache any more.
+    /// Call it after `key` is removed from the cache.
     pub(super) fn remove(&mut self, key: &GidKey) -> Result<(), MapError> {
         let bit = OwnBit::of(key);
         self.held.remove(&(bit, key.address, key.scope));
@@ -87,7 +87,7 @@ mod tests {
         GidKey::new(IpAddr::from(Ipv4Addr::from_bits(0x0a00_0000 + number)), IfIndex::MIN)
     }
 
-    /// Addresses that share a bit, and some that do not.
+    /// Addresses, some of which share a bit.
     fn keys() -> Vec<GidKey> {
         let first = OwnBit::of(&key(0));
         let is_near = |key: &GidKey| OwnBit::of(key).word() == first.word();
@@ -100,7 +100,7 @@ mod tests {
     }
 
     #[test]
-    fn the_bit_of_every_address_is_set_while_it_is_in_the_cache_and_no_other() {
+    fn exactly_the_bits_of_cached_addresses_are_set() {
         let keys = keys();
         let changes = prop::collection::vec((any::<bool>(), 0..keys.len()), 0..500);
         proptest!(|(changes in changes)| {

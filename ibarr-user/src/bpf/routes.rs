@@ -9,7 +9,7 @@ use ibarr_proto::local_view::routing::{RouteBack, Via};
 
 use super::kernel::{Held, MapUpdate, RouteKey};
 
-/// As the map has it.
+/// The map element of a route.
 pub(super) fn update(route: RouteBack) -> MapUpdate {
     let RouteBack { ifindex, prefix, via } = route;
     let route = match via {
@@ -25,8 +25,9 @@ pub(super) fn key(ifindex: IfIndex, prefix: Prefix) -> RouteKey {
     RouteKey { bits, prefix }
 }
 
-/// The updates that lead from what is `held` to `wanted`, in an order in which nobody is led back in
-/// between who is not before or after: what leads elsewhere comes first and goes last.
+/// The updates, in order, that change the map from `held` to `wanted`. No source is led back
+/// meanwhile that is not led back before or after: prefixes that lead elsewhere are added first and
+/// removed last.
 pub(super) fn change(held: &Held, wanted: impl Iterator<Item = RouteBack>) -> Vec<MapUpdate> {
     let there: HashMap<_, _> = held.routes.iter().copied().collect();
     let mut wanted: HashMap<_, _> = wanted

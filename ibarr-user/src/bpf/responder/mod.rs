@@ -22,14 +22,14 @@ use super::work::{Done, Now, Outcome, Wanted, Wish, Work};
 use super::{Error, allow, routes};
 use crate::causes::chain;
 
-/// What an administrator decides.
+/// The administrator's settings.
 #[derive(Clone, Debug, Eq, PartialEq)]
 pub struct Settings {
-    /// Which programs.
+    /// The programs to use.
     pub mode: Mode,
-    /// Which programs on some interfaces; the first that matches counts.
+    /// Exceptions for some interfaces; the first matching pattern decides.
     pub on: Vec<(Pattern, Mode)>,
-    /// How long they answer without hearing from the daemon.
+    /// How long programs answer without the daemon.
     pub lease: Duration,
 }
 
@@ -40,14 +40,14 @@ impl Default for Settings {
 }
 
 impl Settings {
-    /// Whether the kernel is to answer on any interface.
+    /// Whether programs are to answer on any interface.
     pub(crate) fn want_kernel(&self) -> bool {
         let mut modes = self.on.iter().map(|(_, mode)| mode);
         self.mode != Mode::User || modes.any(|mode| *mode != Mode::User)
     }
 
-    /// Where the view is to say who the neighbours are: where XDP answers. The program asks only on
-    /// IPoIB, and the view follows no others.
+    /// On which interfaces the view has to know neighbours: where XDP answers. The program needs
+    /// them only on IPoIB, and the view follows no others.
     pub(crate) fn wants_neighbours(&self) -> neighbours::Wanted {
         let is_xdp = |mode: Mode| mode.hooks(LinkHeader::Ipoib).contains(&Hook::XdpGeneric);
         neighbours::Wanted {
@@ -62,7 +62,7 @@ impl Settings {
     }
 }
 
-/// Which programs answer.
+/// The kind of program to attach.
 #[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
 pub enum Mode {
     /// The best that the kernel has: tc ingress.
@@ -76,12 +76,12 @@ pub enum Mode {
     Xdp,
     /// XDP in the stack.
     XdpGeneric,
-    /// None: user space answers.
+    /// No program: the daemon answers.
     User,
 }
 
 impl Mode {
-    /// Where to attach, the best first.
+    /// The hooks to try, the best first.
     const fn hooks(self, header: LinkHeader) -> &'static [Hook] {
         match (self, header) {
             (Self::Auto | Self::Tc, _) => &[Hook::Tcx, Hook::Clsact],
@@ -94,54 +94,54 @@ impl Mode {
 }
 
 ibarr_proto::counters! {
-    /// What happens to the responder in the kernel.
+    /// Counters of the BPF responder.
     pub enum Counter {
-        /// Programs that were attached, or put into the place of older ones.
+        /// Programs that were attached, or replaced older ones.
         Attached = "attached",
-        /// Programs that were attached and, at a look, no more: somebody has removed them, or the
-        /// interface is another one.
+        /// Programs that were attached and then found missing: another process has removed them, or
+        /// the interface was replaced.
         Lost = "lost",
-        /// Times that the programs could not be loaded.
+        /// How often the programs could not be loaded.
         NotLoaded = "not-loaded",
         /// Interfaces on which no program could be attached.
         NotAttached = "not-attached",
-        /// Times that a map or a pin could not be changed; nothing is answered in the kernel until
-        /// all is as it should be.
+        /// How often a map or pin could not be changed. Programs answer nothing until all maps are
+        /// correct again.
         Faults = "faults",
-        /// Times that the map of what peers have answered could not be changed: the next daemon
-        /// will ask them.
+        /// How often the map of peers' answers could not be changed; the next daemon asks these
+        /// peers again.
         MirrorFaults = "mirror-faults",
-        /// Times that the lease was renewed.
+        /// How often the lease was renewed.
         LeaseRenewals = "lease-renewals",
-        /// Times that the lease was due and the addresses of this node were not known well enough.
+        /// How often the lease was due but the local view was too old.
         LeaseWithheld = "lease-withheld",
     }
 }
 
-/// Keeps what the kernel holds as the local view says.
+/// Keeps programs and maps equal to the local view.
 ///
-/// **Nothing is answered in the kernel that the view has not said within the lease.** The lease is
-/// written only when all maps are as the view says, is taken back as soon as one cannot be written,
-/// and ends counted from the last dump of this node's addresses, not from the daemon's last breath.
+/// **Programs answer only what the view has said within the lease.** The lease is written only when
+/// all maps are equal to the view, and is revoked as soon as a map cannot be written. It is counted
+/// from the last dump of this node's addresses, not from the end of the daemon.
 ///
-/// It writes maps itself. What is to be attached it says as [`Work`], which somebody else carries
-/// out in his own time, one at a time; what has changed meanwhile is in the next.
+/// It writes maps itself. It hands out changes of programs as [`Work`], one at a time; another
+/// thread executes each, and later changes go into the next.
 pub(super) struct Responder<K> {
     kernel: K,
     settings: Settings,
     allow: Prefixes,
     interfaces: BTreeMap<IfIndex, Slot>,
-    /// The last one given out.
+    /// The last wish handed out.
     wish: Wish,
-    /// All maps are as the view says.
+    /// All maps are equal to the view.
     consistent: bool,
     need: Need,
-    /// The dump of the view after which a look was last wanted.
+    /// The dump of the view after which the attachments were last checked.
     looked_after: Option<Instant>,
-    /// The programs cannot be told to stop: they have to go.
+    /// The lease cannot be revoked, so the programs have to be detached.
     gives_up: bool,
     fault: Option<String>,
-    /// None before the view knows this node.
+    /// `None` until the view knows this node.
     due: Option<Instant>,
     lease_end: Instant,
     counters: Counters<Counter>,
@@ -155,35 +155,35 @@ struct Slot {
     wish: Wish,
 }
 
-/// What is to be done about programs.
+/// The pending work on programs.
 #[derive(Clone, Copy, Debug, Eq, Ord, PartialEq, PartialOrd)]
 enum Need {
     Nothing,
-    /// Others may have removed what is attached.
+    /// Check whether others have removed a program.
     Look,
-    /// What is attached may not be what is wanted.
+    /// Attach and detach: the attachments may differ from the wish.
     All,
 }
 
-/// What is attached to an interface by this daemon.
+/// The state of an interface that is served.
 #[derive(Clone, Debug, Eq, PartialEq)]
 pub enum State {
-    /// Nothing yet.
+    /// Not attached yet.
     Pending,
-    /// A program.
+    /// A program is attached.
     Attached(Hook),
-    /// Nothing, and why.
+    /// No program could be attached, for this reason.
     Failed(String),
 }
 
-/// Why there is no program where none is wanted.
+/// The reason given where no program is wanted.
 pub(super) const BY_DECISION: &str = "responder = \"user\"";
 
-/// How long what failed is left alone before it is tried again.
+/// How long to wait before a failure is tried again.
 const RETRY: Duration = Duration::from_secs(1);
 
-/// A view that is dumped every few seconds is trusted for so long without a dump, if the lease is
-/// shorter.
+/// How long the view is trusted after a dump, if the lease is shorter. The view is dumped every few
+/// seconds.
 const TRUST: Duration = Duration::from_secs(15);
 
 impl<K: Kernel> Responder<K> {
@@ -205,7 +205,7 @@ impl<K: Kernel> Responder<K> {
         }
     }
 
-    /// The view says something new. Takes effect in the kernel before this returns.
+    /// Handles an event of the view. The maps are up to date when this returns.
     pub(super) fn handle_event(&mut self, event: &Event) {
         match event {
             Event::Added(owned) | Event::Changed(owned) => {
@@ -233,11 +233,11 @@ impl<K: Kernel> Responder<K> {
         }
     }
 
-    /// To be called when all events of the view were handled. Early calls do nothing.
+    /// Call it when all events of the view were handled. Early calls do nothing.
     pub(super) fn handle_timeout(&mut self, now: Instant, view: &LocalView) {
         let Some(confirmed_at) = view.confirmed_at() else { return };
-        // Every few seconds, and after events of links: a link can be detached, and an interface be
-        // made anew with its index before we hear that it is gone.
+        // Check every few seconds, and after link events: a link can be detached, and an interface
+        // can be replaced under the same index before we hear of its removal.
         if self.looked_after.replace(confirmed_at) != Some(confirmed_at) {
             self.need = self.need.max(Need::Look);
         }
@@ -258,12 +258,12 @@ impl<K: Kernel> Responder<K> {
             self.due = Some(now + RETRY);
             return;
         }
-        // What has failed may succeed now.
+        // An earlier failure may succeed now.
         self.need = Need::All;
     }
 
-    /// What is to be done about programs, if anything is; its [`Done`] is to be
-    /// [told](Self::handle_done) before this is called again.
+    /// The next change of programs, if there is one. Its [`Done`] must be
+    /// [reported](Self::handle_done) before the next call.
     pub(super) fn poll_work(&mut self) -> Option<Work> {
         if !self.wants_work() {
             return None;
@@ -291,19 +291,19 @@ impl<K: Kernel> Responder<K> {
         Some(work)
     }
 
-    /// Whether [`poll_work`](Self::poll_work) has some.
+    /// Whether [`poll_work`](Self::poll_work) has work.
     pub(super) fn wants_work(&self) -> bool {
-        // A program without a lease answers nothing, and may stand in the place of one that does.
+        // A program without a lease answers nothing, and may replace one that does.
         let is_leased = self.consistent && self.lease_end > Instant::BOOT;
         self.gives_up || self.need > Need::Nothing && is_leased
     }
 
-    /// What has come of the last work.
+    /// Takes the outcome of the last work.
     pub(super) fn handle_done(&mut self, now: Instant, done: Done) {
         for (ifindex, wish, outcome) in done.interfaces {
             match self.interfaces.get_mut(&ifindex) {
                 Some(slot) if slot.wish == wish => note(slot, outcome, &mut self.counters),
-                // Something else is wanted now, or nothing: there is work.
+                // The wish has changed meanwhile, so there is new work.
                 _ => {}
             }
         }
@@ -318,7 +318,7 @@ impl<K: Kernel> Responder<K> {
         self.due
     }
 
-    /// The administrator decides otherwise.
+    /// Takes new settings of the administrator.
     pub(super) fn reconfigure(&mut self, now: Instant, settings: Settings, allow: Prefixes) {
         self.allow = allow;
         if self.consistent
@@ -348,12 +348,12 @@ impl<K: Kernel> Responder<K> {
         &mut self.kernel
     }
 
-    /// What is attached to an interface that is served.
+    /// The state of an interface that is served.
     pub(super) fn state(&self, ifindex: IfIndex) -> Option<&State> {
         self.interfaces.get(&ifindex).map(|slot| &slot.state)
     }
 
-    /// Why nothing at all is answered in the kernel.
+    /// Why the programs answer nothing at all.
     pub(super) fn fault(&self) -> Option<&str> {
         self.fault.as_deref()
     }
@@ -375,7 +375,7 @@ impl<K: Kernel> Responder<K> {
         }
     }
 
-    /// Makes the maps as the view says: first what is not true any more goes.
+    /// Makes the maps equal to the view; stale elements are removed first.
     fn fill(&mut self, view: &LocalView) -> Result<(), Error> {
         for served in view.served() {
             self.serve(served);
@@ -416,7 +416,7 @@ impl<K: Kernel> Responder<K> {
         allow::change(&held, &self.allow).iter().try_for_each(|update| self.kernel.update(update))
     }
 
-    /// `false` if the programs are left to their old lease.
+    /// `false` if the lease stays as it is.
     fn renew(&mut self, now: Instant, confirmed_at: Instant) -> bool {
         let lease = self.settings.lease;
         let end = (now + lease).min(confirmed_at + lease.max(TRUST));
@@ -441,12 +441,12 @@ impl<K: Kernel> Responder<K> {
         true
     }
 
-    /// Takes the lease back: what the maps hold may not be true.
+    /// Revokes the lease: the maps may be wrong.
     fn fail(&mut self, error: &Error) {
         self.counters.count(Counter::Faults);
         let fault = chain(error);
         if self.fault.as_ref() != Some(&fault) {
-            warn!("peers are answered in user space: {fault}");
+            warn!("the daemon answers peers in user space: {fault}");
         }
         self.fault = Some(fault);
         self.consistent = false;
@@ -456,7 +456,7 @@ impl<K: Kernel> Responder<K> {
         let Err(error) = self.kernel.update(&MapUpdate::Cfg(ResponderCfg::default())) else {
             return;
         };
-        // What cannot be told to stop must go.
+        // The programs cannot be told to stop, so they must be detached.
         warn!("detaching all: {}", chain(&error));
         self.gives_up = true;
         self.want_all_anew();
@@ -468,7 +468,7 @@ impl<K: Kernel> Responder<K> {
             Slot { served: *served, state: State::Pending, wish: self.wish }
         });
         if slot.served.name != served.name {
-            // What it is to have may depend on it.
+            // The choice of hooks may depend on the settings.
             self.wish.0 += 1;
             (slot.state, slot.wish) = (State::Pending, self.wish);
         }
@@ -484,11 +484,11 @@ impl<K: Kernel> Responder<K> {
     }
 }
 
-/// What is attached to an interface now.
+/// Notes the outcome for one interface.
 fn note(slot: &mut Slot, outcome: Outcome, counters: &mut Counters<Counter>) {
     let interface = slot.served.name;
     if outcome.lost {
-        warn!(%interface, "the program is attached no more: somebody has removed it");
+        warn!(%interface, "the program is not attached any more: another process has removed it");
         counters.count(Counter::Lost);
     }
     match outcome.now {
@@ -504,7 +504,7 @@ fn note(slot: &mut Slot, outcome: Outcome, counters: &mut Counters<Counter>) {
                 && let State::Failed(reason) = &failed
             {
                 counters.count(Counter::NotAttached);
-                warn!(%interface, "peers are answered in user space: {reason}");
+                warn!(%interface, "the daemon answers peers in user space: {reason}");
             }
             slot.state = failed;
         }

@@ -21,16 +21,17 @@ const T0: Instant = Instant::from_nanos(1_000_000_000_000);
 const LEASE: Duration = Duration::from_mins(1);
 
 #[test]
-fn the_first_lease_is_written_when_all_maps_are_as_the_view_says() {
+fn first_lease_is_written_when_all_maps_equal_the_view() {
     let mut story = Story::new(Settings::default());
-    // What a daemon before us has left: one address is ours no more, one has another GID now.
+    // An earlier daemon has left one address that is not ours any more, and one whose GID has
+    // changed.
     story.kernel().hold_address("10.1.0.9", Some("fe80::9"));
     story.kernel().hold_address("10.1.0.1", Some("fe80::7"));
     story.kernel().interfaces.insert(index(9));
     story.kernel().attached.insert((index(9), Hook::Tcx));
     story.kernel().attached.insert((index(1), Hook::Tcx));
     story.link(1).address(1, "10.1.0.1");
-    // Nothing is known for certain before the dump.
+    // Nothing is certain before the dump.
     story.turn(T0);
     assert_eq!(story.kernel().cfg.lease_end, 0);
     assert!(story.kernel().attached.contains(&(index(9), Hook::Tcx)));
@@ -47,15 +48,15 @@ fn the_first_lease_is_written_when_all_maps_are_as_the_view_says() {
         log.iter().position(|entry| entry == what).unwrap_or_else(|| panic!("no {what}: {log:?}"))
     };
     let lease = at("lease");
-    // What is not true any more goes before anything is answered on the strength of it.
+    // Stale elements are removed before the lease lets programs answer.
     assert!(at("-10.1.0.9") < lease && at("+10.1.0.1=fe80::1") < lease && at("-#9") < lease);
-    // New programs are in place before old ones go, and old layouts go last.
+    // New programs are attached before old ones are detached, and old layouts are removed last.
     assert!(lease < at("attach 1 tcx") && at("attach 1 tcx") < at("detach 9 tcx"));
     assert!(at("detach 9 tcx") < at("settle"));
 }
 
 #[test]
-fn an_address_that_is_removed_is_out_of_the_map_before_the_turn_ends() {
+fn removed_address_leaves_the_map_within_the_turn() {
     let mut story = Story::running();
     story.address(1, "10.1.0.2").turn(T0);
     assert_eq!(story.answers().len(), 2);
@@ -64,14 +65,14 @@ fn an_address_that_is_removed_is_out_of_the_map_before_the_turn_ends() {
 }
 
 #[test]
-fn an_address_without_a_gid_is_known_and_not_answered() {
+fn address_without_gid_is_in_the_map_but_not_answered() {
     let mut story = Story::running();
     story.link(2).address(2, "10.2.0.1").turn(T0);
     assert!(story.answers().contains(&("10.2.0.1".to_owned(), None)));
 }
 
 #[test]
-fn the_lease_is_renewed_each_third_of_it() {
+fn lease_is_renewed_after_a_third() {
     let mut story = Story::running();
     story.turn(T0 + Duration::from_secs(19));
     assert_eq!(story.kernel().cfg.lease_end, (T0 + LEASE).as_nanos());
@@ -82,9 +83,9 @@ fn the_lease_is_renewed_each_third_of_it() {
 }
 
 #[test]
-fn the_lease_ends_counted_from_the_last_dump() {
+fn lease_is_counted_from_the_last_dump() {
     let mut story = Story::running();
-    // rtnetlink is dead: the daemon lives on, what it knows is from `T0`.
+    // rtnetlink is dead: the daemon lives on, but its view is from `T0`.
     for seconds in [20, 40, 59] {
         story.turn(T0 + Duration::from_secs(seconds));
         assert_eq!(story.kernel().cfg.lease_end, (T0 + LEASE).as_nanos());
@@ -98,7 +99,7 @@ fn the_lease_ends_counted_from_the_last_dump() {
 }
 
 #[test]
-fn a_lease_shorter_than_the_time_between_dumps_holds() {
+fn lease_shorter_than_the_dump_interval_is_kept() {
     let lease = Duration::from_secs(2);
     let mut story = Story::new(Settings { lease, ..Settings::default() });
     story.link(1).address(1, "10.1.0.1").dump().turn(T0);
@@ -108,15 +109,15 @@ fn a_lease_shorter_than_the_time_between_dumps_holds() {
 }
 
 #[test]
-fn a_map_that_cannot_be_written_ends_the_lease_until_all_is_right_again() {
+fn failed_map_write_ends_the_lease_until_all_maps_are_correct() {
     let mut story = Story::running();
     story.kernel().fail = Some("-10.1.0.1");
     story.no_address(1, "10.1.0.1").turn(T0);
-    // It is still in the map, so nothing may be answered.
+    // The element is still in the map, so nothing may be answered.
     assert_eq!(story.answers().len(), 1);
     assert_eq!(story.kernel().cfg.lease_end, 0);
     assert!(story.responder.fault().is_some());
-    // What happens meanwhile is not lost.
+    // Events that happen meanwhile are not lost.
     story.address(1, "10.1.0.5").turn(T0);
     story.turn(T0 + RETRY);
     assert_eq!(story.kernel().cfg.lease_end, 0);
@@ -130,7 +131,7 @@ fn a_map_that_cannot_be_written_ends_the_lease_until_all_is_right_again() {
 }
 
 #[test]
-fn what_cannot_be_told_to_stop_is_detached() {
+fn programs_are_detached_when_the_lease_cannot_be_revoked() {
     let mut story = Story::running();
     story.kernel().fail_all = true;
     story.address(1, "10.1.0.5").turn(T0);
@@ -150,7 +151,7 @@ fn a_kernel_without_tcx_gets_a_filter() {
 }
 
 #[test]
-fn what_cannot_be_attached_says_why_and_is_tried_again() {
+fn failed_attachment_gives_its_reason_and_is_retried() {
     let mut story = Story::new(Settings::default());
     story.kernel().refuse = Hook::ALL.into();
     story.link(1).address(1, "10.1.0.1").dump().turn(T0);
@@ -158,7 +159,7 @@ fn what_cannot_be_attached_says_why_and_is_tried_again() {
     assert!(reason.contains("tcx") && reason.contains("clsact"), "{reason}");
     let now = T0 + LEASE / 3;
     story.dump_at(now).turn(now);
-    // Once for the interface, not for each time.
+    // Counted once for the interface, not for each attempt.
     assert_eq!(story.responder.counters().get(Counter::NotAttached), 1);
     story.kernel().refuse.clear();
     let now = now + LEASE / 3;
@@ -167,7 +168,7 @@ fn what_cannot_be_attached_says_why_and_is_tried_again() {
 }
 
 #[test]
-fn another_kind_of_program_is_attached_before_the_old_one_goes() {
+fn new_kind_of_program_is_attached_before_the_old_is_detached() {
     let mut story = Story::running();
     for (mode, hook) in [(Mode::Clsact, Hook::Clsact), (Mode::Xdp, Hook::XdpNative)] {
         story.kernel().log.clear();
@@ -185,7 +186,7 @@ fn another_kind_of_program_is_attached_before_the_old_one_goes() {
 }
 
 #[test]
-fn an_interface_that_goes_takes_its_program_along() {
+fn removed_interface_takes_its_program_along() {
     let mut story = Story::running();
     story.say(Input::LinkGone(index(1))).turn(T0);
     assert_eq!(story.kernel().attached, BTreeSet::new());
@@ -195,7 +196,7 @@ fn an_interface_that_goes_takes_its_program_along() {
 }
 
 #[test]
-fn who_is_allowed_is_in_the_map_before_it_counts() {
+fn allowed_prefixes_are_written_before_the_map_is_enforced() {
     let mut story = Story::running();
     story.kernel().log.clear();
     let allow: Prefixes = ["10.0.0.0/8".parse().unwrap()].into_iter().collect();
@@ -207,7 +208,7 @@ fn who_is_allowed_is_in_the_map_before_it_counts() {
 }
 
 #[test]
-fn what_others_remove_is_attached_again() {
+fn program_removed_by_others_is_attached_again() {
     let mut story = Story::running();
     story.kernel().attached.clear();
     let now = T0 + LEASE / 3;
@@ -217,7 +218,7 @@ fn what_others_remove_is_attached_again() {
 }
 
 #[test]
-fn a_lost_program_is_attached_after_the_next_dump() {
+fn lost_program_is_attached_after_the_next_dump() {
     let mut story = Story::running();
     story.kernel().attached.clear();
     let now = T0 + Duration::from_secs(5);
@@ -226,7 +227,7 @@ fn a_lost_program_is_attached_after_the_next_dump() {
     story.dump_at(now).turn(now);
     assert_eq!(story.kernel().attached, BTreeSet::from([(index(1), Hook::Tcx)]));
     assert_eq!(story.responder.counters().get(Counter::Lost), 1);
-    // What is there is looked at and left alone, and it is looked at once for each dump.
+    // The attachment is checked once for each dump, and not replaced.
     story.kernel().log.clear();
     let now = now + Duration::from_secs(5);
     story.dump_at(now).turn(now);
@@ -235,7 +236,7 @@ fn a_lost_program_is_attached_after_the_next_dump() {
 }
 
 #[test]
-fn what_has_failed_is_not_tried_again_at_each_dump() {
+fn failed_attachment_is_not_retried_at_each_dump() {
     let mut story = Story::new(Settings::default());
     story.kernel().refuse = Hook::ALL.into();
     story.link(1).address(1, "10.1.0.1").dump().turn(T0);
@@ -246,7 +247,7 @@ fn what_has_failed_is_not_tried_again_at_each_dump() {
 }
 
 #[test]
-fn an_interface_can_have_another_kind_of_program_than_the_rest() {
+fn one_interface_can_have_another_kind_of_program() {
     let on = |pattern: &str, mode| (pattern.parse().unwrap(), mode);
     let settings = Settings {
         on: vec![on("eth1", Mode::Clsact), on("eth*", Mode::User)],
@@ -258,19 +259,19 @@ fn an_interface_can_have_another_kind_of_program_than_the_rest() {
     let user = State::Failed("responder = \"user\"".to_owned());
     assert_eq!(story.responder.state(index(2)), Some(&user));
     assert_eq!(story.responder.counters().get(Counter::NotAttached), 0);
-    // It is the name that counts.
+    // The pattern matches the name.
     let renamed = Link { name: InterfaceName::new(b"eth2").unwrap(), ..link(1) };
     story.say(Input::Link(renamed)).turn(T0);
     assert_eq!(story.kernel().attached, BTreeSet::new());
 }
 
 #[test]
-fn an_event_is_in_the_maps_while_programs_are_attached() {
+fn event_reaches_the_maps_while_programs_are_being_attached() {
     let mut story = Story::running();
     story.address(1, "10.1.0.2").link(2).address(2, "10.2.0.1");
     let now = T0 + LEASE / 3;
     let work = story.dump_at(now).turn_alone(now).expect("a look at what is attached");
-    // All the while that this takes:
+    // The attaching thread is busy all the while.
     story.no_address(1, "10.1.0.1").turn_while_busy(now);
     assert!(!story.answers().iter().any(|(address, _)| address == "10.1.0.1"));
     let now = now + LEASE / 3;
@@ -280,7 +281,7 @@ fn an_event_is_in_the_maps_while_programs_are_attached() {
 }
 
 #[test]
-fn what_is_wanted_differently_by_now_is_done_again() {
+fn wish_that_changed_meanwhile_is_carried_out_again() {
     let renewed = T0 + LEASE / 3;
     let goes_and_comes = |story: &mut Story| {
         story.say(Input::LinkGone(index(1))).turn_while_busy(T0);
@@ -317,9 +318,9 @@ fn what_is_wanted_differently_by_now_is_done_again() {
 }
 
 #[test]
-fn who_is_led_back_is_in_the_map_before_it_counts() {
+fn routes_are_written_before_the_interface_uses_them() {
     let mut story = Story::new(Settings::default());
-    // Of a daemon before us: a prefix that is routed elsewhere now, and one that is gone.
+    // An earlier daemon has left a prefix that is routed elsewhere now, and one that is gone.
     let (here, gone) = (Route::ON_LINK, Route::ELSEWHERE);
     let key = |text: &str| {
         let prefix: Prefix = text.parse().unwrap();
@@ -328,7 +329,7 @@ fn who_is_led_back_is_in_the_map_before_it_counts() {
     story.kernel().routes = vec![(key("10.1.0.0/16"), here), (key("10.1.0.0/17"), gone)];
     story.routes = vec![route("10.0.0.0/8", 1), route("10.1.0.0/16", 2)];
     story.link(1).address(1, "10.1.0.1").dump().turn(T0);
-    // But for the first and last address of a subnet, which have 128 and 32 bits.
+    // All except the first and last address of a subnet, which have 128 and 32 bits.
     let is_prefix = |line: &str| line.contains("route") && !line.contains(" 160");
     let is_of_routes = |line: &&String| is_prefix(line) || *line == "+#1" || *line == "lease";
     let logged = |story: &mut Story| -> Vec<String> {
@@ -346,7 +347,7 @@ fn who_is_led_back_is_in_the_map_before_it_counts() {
     story.routes = vec![route("10.0.0.0/8", 1), route("10.2.0.0/16", 2)];
     story.routes_at(T0).turn(T0);
     assert_eq!(logged(&mut story), ["route 144 elsewhere", "no route 144"]);
-    // To everybody, and again to nobody.
+    // First to all destinations, then to none.
     story.routes = vec![route("0.0.0.0/0", 1), route("10.2.0.0/16", 1)];
     story.routes_at(T0).turn(T0);
     assert_eq!(logged(&mut story), ["route 128", "no route 136", "route 144", "+#1"]);
@@ -357,7 +358,7 @@ fn who_is_led_back_is_in_the_map_before_it_counts() {
     assert_eq!(story.kernel().switches, Interface::ROUTED_IPV6);
 }
 
-/// As `ip` shows it, where a program looks for it.
+/// Formatted as by `ip neigh`.
 fn neighbours(story: &mut Story) -> Vec<String> {
     let held = story.kernel().neighbours.values();
     held.map(|(key, there)| {
@@ -367,7 +368,7 @@ fn neighbours(story: &mut Story) -> Vec<String> {
 }
 
 #[test]
-fn next_hops_are_in_the_map_where_the_program_has_to_know_them_and_nowhere_else() {
+fn next_hops_are_written_only_where_the_program_needs_them() {
     let neighbour = |last: u8, at: u8| {
         let mut hwaddr = [0; 20];
         (hwaddr[4], hwaddr[19]) = (0xfe, at);
@@ -376,7 +377,7 @@ fn next_hops_are_in_the_map_where_the_program_has_to_know_them_and_nowhere_else(
         Entry { ifindex, address: [10, 1, 0, last].into(), state, hwaddr }
     };
     let mut story = Story::new(Settings { mode: Mode::Xdp, ..Settings::default() });
-    // Of a daemon before us: one that is there still, elsewhere, and one that is gone.
+    // An earlier daemon has left a neighbour that has moved, and one that is gone.
     for last in [8, 9] {
         let key = NeighbourKey::new([10, 1, 0, last].into(), index(1));
         let update = MapUpdate::Neighbour(key, Neighbour { hwaddr: [7; 20], check: 0 });
@@ -393,10 +394,10 @@ fn next_hops_are_in_the_map_where_the_program_has_to_know_them_and_nowhere_else(
         }
     };
     story.say(Input::Link(ipoib("eth1"))).dump_of(&[ipoib("eth1")]).turn(T0);
-    // They stay, and there is no new lease, until it is known who is there.
+    // They stay, and there is no new lease, until the neighbours are known.
     assert_eq!(neighbours(&mut story), ["10.1.0.8 dev 1 at 7", "10.1.0.9 dev 1 at 7"]);
     assert_eq!(story.kernel().cfg.lease_end, 0);
-    // Now it asks.
+    // The view asks for neighbours now.
     story.view.handle_timeout(T0);
     story.say(Input::NeighboursStarted).say(Input::ListedNeighbour(neighbour(8, 8)));
     story.say(Input::NeighboursDone).turn(T0);
@@ -409,14 +410,14 @@ fn next_hops_are_in_the_map_where_the_program_has_to_know_them_and_nowhere_else(
     assert_eq!(neighbours(&mut story), ["10.1.0.8 dev 1 at a", "10.1.0.9 dev 1 at 9"]);
     story.say(Input::NeighbourGone(index(1), [10, 1, 0, 8].into())).turn(T0);
     assert_eq!(neighbours(&mut story), ["10.1.0.9 dev 1 at 9"]);
-    // tc asks the kernel.
+    // tc programs leave the neighbour look-up to the kernel.
     story.reconfigure(Settings { mode: Mode::Tc, ..Settings::default() }, Prefixes::EVERYONE);
     assert_eq!(neighbours(&mut story), <[String; 0]>::default());
     assert_eq!(story.kernel().attached, BTreeSet::from([(index(1), Hook::Tcx)]));
 }
 
 #[test]
-fn next_hops_are_wanted_where_xdp_is() {
+fn neighbours_are_wanted_only_where_xdp_answers() {
     let on = |pattern: &str, mode| (pattern.parse().unwrap(), mode);
     for (mode, otherwise) in [(Mode::Auto, false), (Mode::Xdp, true), (Mode::XdpGeneric, true)] {
         let on = vec![on("ib1", Mode::Clsact), on("ib2", Mode::Xdp), on("ib3", Mode::User)];
@@ -426,7 +427,7 @@ fn next_hops_are_wanted_where_xdp_is() {
     }
 }
 
-/// A kernel that remembers, and refuses when told to.
+/// A kernel that records all calls, and refuses when told to.
 #[derive(Default)]
 struct Fake {
     addresses: BTreeMap<[u8; 20], GidEntry>,
@@ -566,7 +567,7 @@ struct Story {
     responder: Responder<Fake>,
     links: BTreeSet<u32>,
     addresses: Vec<InterfaceAddress>,
-    /// Of the next dump.
+    /// Routes of the next dump.
     routes: Vec<routing::Route>,
 }
 
@@ -595,7 +596,7 @@ impl Story {
         Self { view, config, responder, links, addresses, routes: vec![route("0.0.0.0/0", 1)] }
     }
 
-    /// With eth1 and its address 10.1.0.1, and the first lease.
+    /// A story with eth1 and its address 10.1.0.1, and the first lease.
     fn running() -> Self {
         let mut story = Self::new(Settings::default());
         story.link(1).address(1, "10.1.0.1").dump().turn(T0);
@@ -659,7 +660,7 @@ impl Story {
         self
     }
 
-    /// A turn of the engine, and what the thread does then.
+    /// One turn of the engine, then the thread's work.
     fn turn(&mut self, now: Instant) {
         self.turn_while_busy(now);
         while let Some(work) = self.responder.poll_work() {
@@ -667,13 +668,13 @@ impl Story {
         }
     }
 
-    /// A turn of the engine, and what the thread is to do then.
+    /// One turn of the engine; returns the thread's work.
     fn turn_alone(&mut self, now: Instant) -> Option<Work> {
         self.turn_while_busy(now);
         self.responder.poll_work()
     }
 
-    /// A turn of the engine while the thread has something else to do.
+    /// One turn of the engine while the thread is busy.
     fn turn_while_busy(&mut self, now: Instant) {
         while let Some(event) = self.view.poll_event() {
             self.responder.handle_event(&event);
@@ -697,7 +698,7 @@ impl Story {
         self.responder.kernel_mut()
     }
 
-    /// The map of addresses.
+    /// The contents of the map of addresses.
     fn answers(&mut self) -> Vec<(String, Option<String>)> {
         let entries = self.kernel().addresses.values();
         entries.map(|entry| (entry.key.ip().to_string(), gid(entry))).collect()
