@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 
-//! A directory held by its descriptor: what is looked at, made and removed below it is named from
-//! there, one name at a time, and no symbolic link is followed. So a directory that somebody moves
-//! or replaces meanwhile leads nowhere else.
+//! A directory held by its descriptor. All names below it are resolved from the descriptor, one
+//! component at a time, and symbolic links are not followed. So nothing outside of it is reached if
+//! another process moves or replaces it meanwhile.
 
 use std::io::{self, ErrorKind};
 use std::os::fd::{AsRawFd, OwnedFd};
@@ -15,23 +15,22 @@ use nix::sys::stat::{FileStat, Mode, SFlag, fstat, fstatat, mkdirat};
 use nix::sys::statfs::{BPF_FS_MAGIC, fstatfs};
 use nix::unistd::{UnlinkatFlags, unlinkat};
 
-/// See the [module](self).
 #[derive(Debug)]
 pub(super) struct Directory {
     fd: OwnedFd,
     path: PathBuf,
 }
 
-/// What a name in a directory stands for.
+/// The kind of a directory entry.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub(super) enum Kind {
     Directory,
-    /// A regular file: on a bpffs, a pin.
+    /// A regular file, which on a bpffs is a pin.
     Pin,
     Other,
 }
 
-/// Who owns a directory, and what others may do in it.
+/// Owner and mode of a directory.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Access {
     pub(super) uid: u32,
@@ -39,14 +38,14 @@ pub(super) struct Access {
 }
 
 impl Directory {
-    /// Opens a directory by its path. Of this path alone, links are followed: it is the
-    /// administrator's, up to the last name.
+    /// Opens a directory by its path. Symbolic links are followed in this path only: the
+    /// administrator wrote it, up to the last name.
     pub(super) fn open(path: &Path) -> io::Result<Self> {
         let flags = OFlag::O_PATH | OFlag::O_DIRECTORY | OFlag::O_CLOEXEC;
         Ok(Self { fd: open(path, flags, Mode::empty())?, path: path.to_owned() })
     }
 
-    /// Opens a directory in this one, for reading; a symbolic link is an error.
+    /// Opens a directory in this one for reading; a symbolic link is an error.
     pub(super) fn child(&self, name: &str) -> io::Result<Self> {
         let flags = OFlag::O_RDONLY | OFlag::O_DIRECTORY | OFlag::O_NOFOLLOW | OFlag::O_CLOEXEC;
         let fd = openat(&self.fd, name, flags, Mode::empty())?;
@@ -57,12 +56,12 @@ impl Directory {
         &self.path
     }
 
-    /// For flock(2).
+    /// A second descriptor for flock(2).
     pub(super) fn try_clone(&self) -> io::Result<OwnedFd> {
         self.fd.try_clone()
     }
 
-    /// A path that leads to `name` in this very directory, whatever becomes of its own path.
+    /// A path to `name` in this directory, valid even if the directory is renamed.
     pub(super) fn path_by_descriptor(&self, name: &str) -> PathBuf {
         format!("/proc/self/fd/{}/{name}", self.fd.as_raw_fd()).into()
     }
@@ -76,12 +75,13 @@ impl Directory {
         Ok(Access { uid, mode: mode & 0o7777 })
     }
 
-    /// The device of its file system.
+    /// The device number of its file system.
     pub(super) fn device(&self) -> io::Result<u64> {
         Ok(fstat(&self.fd)?.st_dev)
     }
 
-    /// What is in it, in the order of names. A name that is not UTF-8 is like none of ours.
+    /// The entries, ordered by name. A name that is not UTF-8 is replaced by one that never matches
+    /// ours.
     pub(super) fn names(&self) -> io::Result<Vec<String>> {
         let flags = OFlag::O_RDONLY | OFlag::O_DIRECTORY | OFlag::O_CLOEXEC;
         let mut names = Vec::new();
@@ -95,7 +95,7 @@ impl Directory {
         Ok(names)
     }
 
-    /// `None` if nothing has this name.
+    /// `None` if there is no entry with this name.
     pub(super) fn kind(&self, name: &str) -> io::Result<Option<Kind>> {
         let found = match fstatat(&self.fd, name, AtFlags::AT_SYMLINK_NOFOLLOW) {
             Err(Errno::ENOENT) => return Ok(None),
@@ -109,7 +109,7 @@ impl Directory {
         }))
     }
 
-    /// Makes a directory for its owner alone; `false` if there was something with this name.
+    /// Makes a directory with mode 0700; `false` if the name exists already.
     pub(super) fn make(&self, name: &str) -> io::Result<bool> {
         match mkdirat(&self.fd, name, Mode::S_IRWXU) {
             Ok(()) => Ok(true),
@@ -118,12 +118,12 @@ impl Directory {
         }
     }
 
-    /// Removes what is no directory. It is no error if there is nothing.
+    /// Removes an entry that is not a directory. A missing entry is no error.
     pub(super) fn remove_pin(&self, name: &str) -> io::Result<()> {
         if_there(unlinkat(&self.fd, name, UnlinkatFlags::NoRemoveDir)).map(drop)
     }
 
-    /// Removes a directory that is empty; `false` if it is not, or not there.
+    /// Removes an empty directory; `false` if it is not empty or does not exist.
     pub(super) fn remove_empty(&self, name: &str) -> io::Result<bool> {
         match if_there(unlinkat(&self.fd, name, UnlinkatFlags::RemoveDir)) {
             Err(error) if error.kind() == ErrorKind::DirectoryNotEmpty => Ok(false),

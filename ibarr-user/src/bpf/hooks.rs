@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 
-//! Attaching and detaching, hook by hook.
+//! Attaching and detaching programs, for each hook.
 //!
-//! A program is put into the place of an older one by one system call, so that each packet is seen
-//! by one of the two.
+//! One system call replaces an older program, so that each packet is seen by exactly one of the
+//! two.
 
 use std::collections::BTreeSet;
 use std::io;
@@ -30,10 +30,10 @@ use super::tc::Filter;
 use super::{netlink, tc, xdp};
 use crate::sys::bpf::pinned_link_info;
 
-/// Why nothing is attached.
+/// Why no program is attached.
 #[derive(Debug, Error)]
 pub enum Error {
-    /// The kernel refuses.
+    /// The kernel refuses the program.
     #[error("the kernel refuses")]
     Program(#[from] ProgramError),
     /// A link of ours cannot be used.
@@ -42,30 +42,29 @@ pub enum Error {
     /// The link cannot be pinned.
     #[error("the link cannot be pinned")]
     Pin(#[from] PinError),
-    /// Pins cannot be read or written.
+    /// The pins cannot be read or written.
     #[error(transparent)]
     Pins(#[from] pins::Error),
-    /// Filters cannot be read or removed.
+    /// The filters cannot be read or removed.
     #[error("tc")]
     Tc(#[from] netlink::Error),
-    /// Somebody else's filter has our place.
+    /// A filter of another program has our priority and handle.
     #[error("another filter, {0:?}, has priority {PRIORITY} and handle {HANDLE:#x}: remove it")]
     Taken(String),
-    /// The kernel refuses XDP.
+    /// The kernel refuses XDP, with the remedy.
     #[error("{0}; or use responder = \"tc\"")]
     Xdp(&'static str),
-    /// XDP would be wrong.
+    /// XDP could be attached, but would answer wrongly.
     #[error(transparent)]
     WrongXdp(#[from] xdp::Error),
-    /// Renamed or gone while we were at it.
-    #[error("it is gone, or has another name now")]
+    /// The interface was renamed or removed meanwhile.
+    #[error("the interface was removed or renamed")]
     Moved,
 }
 
-/// Of our filter, in the order of filters on an interface and among those of the same priority.
+/// Priority of our filter at the ingress qdisc, and its place in the order of tcx links.
 pub(super) const PRIORITY: u16 = 4791;
 pub(super) const HANDLE: u32 = 0x4791;
-/// The name of our filter.
 pub(super) const FILTER: &str = "ip2gid_tc";
 
 pub(super) fn attach_tcx(
@@ -77,7 +76,7 @@ pub(super) fn attach_tcx(
     let replaced = replace(pins, interface.ifindex, Hook::Tcx, |link| {
         let link = SchedClassifierLink::try_from(link)?;
         let id = program.attach_to_link(link)?;
-        // The pin holds it.
+        // The pin keeps the link.
         drop(program.take_link(id)?);
         Ok(())
     })?;
@@ -85,7 +84,7 @@ pub(super) fn attach_tcx(
         return Ok(());
     }
     let name = name_of(interface.ifindex)?;
-    // Last: what others have attached sees the packets first.
+    // Last, so that programs of others see the packets first.
     let options = TcAttachOptions::TcxOrder(LinkOrder::last());
     let id = program.attach_with_options(&name, TcAttachType::Ingress, options)?;
     let link = program.take_link(id)?;
@@ -110,12 +109,13 @@ pub(super) fn attach_xdp(
     if replaced {
         return Ok(());
     }
-    // An interface has no program in the driver and one in the stack. User space answers meanwhile.
+    // An interface cannot have XDP in the driver and in the stack at once. The daemon answers
+    // meanwhile.
     let other = if hook == Hook::XdpNative { Hook::XdpGeneric } else { Hook::XdpNative };
     pins.remove_hook(interface.ifindex, other)?;
     let mode = if hook == Hook::XdpNative { XdpMode::Driver } else { XdpMode::Skb };
     let id = program.attach_to_if_index(interface.ifindex.get(), mode).map_err(refused_xdp)?;
-    // What could only be attached without a link is detached by this.
+    // If the program could only be attached without a link, the error detaches it.
     FdLink::try_from(program.take_link(id)?)?.pin(path)?;
     Ok(())
 }
@@ -140,12 +140,12 @@ pub(super) fn attach_clsact(
             let options = TcAttachOptions::Netlink(options);
             program.attach_with_options(&name, TcAttachType::Ingress, options)?
         };
-        // Dropped, it would be detached.
+        // Dropping the link would detach the program.
         let _ = ManuallyDrop::new(program.take_link(id)?);
         still_called(interface.ifindex, &name)
     });
     if attached.is_err() && is_new {
-        // The reason of the failure is the one to tell.
+        // The error to report is the earlier one.
         let _ = detach_filter(pins, interface.ifindex);
         let _ = remove_qdisc(pins, interface.ifindex);
     }
@@ -162,11 +162,11 @@ pub(super) fn detach(pins: &Pins, ifindex: IfIndex, hook: Hook) -> Result<(), su
     detached.map_err(|source| super::Error::Detach { ifindex, hook, source })
 }
 
-/// Whether a program of `ours`, by its id, is still attached there. If that cannot be found out, it
-/// is.
+/// Whether one of the programs `ours` (by id) is still attached. If this cannot be read, assume
+/// that it is.
 ///
-/// A link outlives what it was attached to: after BPF_LINK_DETACH, or when the interface is gone, it
-/// names none any more, though another interface may have the index by now.
+/// A link outlives its attachment: after BPF_LINK_DETACH, or when the interface is removed, it
+/// names no interface, though a new interface may have the same index.
 pub(super) fn is_attached(pins: &Pins, ifindex: IfIndex, hook: Hook, ours: &BTreeSet<u32>) -> bool {
     let pin = pins.hook(ifindex, hook);
     if hook == Hook::Clsact {
@@ -183,17 +183,18 @@ pub(super) fn is_attached(pins: &Pins, ifindex: IfIndex, hook: Hook, ours: &BTre
     }
 }
 
-/// Removes the qdisc of an interface if we have added it and nobody uses it.
+/// Removes the qdisc of an interface if we have added it and it has no filters.
 ///
-/// Not when the kind of program changes: while the kernel adds or removes one, it stops the queues
-/// of the interface and drops all that is sent (`qdisc_graft` in net/sched/sch_api.c).
+/// This is not done when the kind of program changes: while the kernel adds or removes a qdisc, it
+/// stops the queues of the interface and drops all outgoing packets (`qdisc_graft` in
+/// net/sched/sch_api.c).
 pub(super) fn detach_qdisc(pins: &Pins, ifindex: IfIndex) -> Result<(), super::Error> {
     let hook = Hook::Clsact;
     remove_qdisc(pins, ifindex).map_err(|source| super::Error::Detach { ifindex, hook, source })
 }
 
-/// Puts our program into the place of the one that the pinned link has. `false` if there is no link,
-/// or only one whose interface is gone.
+/// Replaces the program of the pinned link by ours. `false` if there is no link, or its interface
+/// is gone.
 fn replace(
     pins: &Pins,
     ifindex: IfIndex,
@@ -208,7 +209,7 @@ fn replace(
         Ok(link) => match put(link.into()) {
             Ok(()) => return Ok(true),
             Err(error) => {
-                debug!(%ifindex, %hook, ?error, "a link that is of no use any more");
+                debug!(%ifindex, %hook, ?error, "stale link");
             }
         },
     }
@@ -216,7 +217,7 @@ fn replace(
     Ok(false)
 }
 
-/// What an administrator can do about it.
+/// The kernel's refusal of XDP, with its remedy for the administrator.
 fn refused_xdp(error: ProgramError) -> Error {
     let errno = match &error {
         ProgramError::SyscallError(error) => error.io_error.raw_os_error(),
@@ -270,7 +271,7 @@ fn remove_qdisc(pins: &Pins, ifindex: IfIndex) -> Result<(), Error> {
     Ok(())
 }
 
-/// An interface that goes takes all with it.
+/// An interface that is removed takes its programs along, so errors about it do not count.
 fn unless_gone(
     ifindex: IfIndex,
     change: impl FnOnce(&str) -> Result<(), Error>,
@@ -294,7 +295,7 @@ fn name_of(ifindex: IfIndex) -> Result<String, Error> {
     name.into_string().map_err(|_| Error::Moved)
 }
 
-/// aya wants names, and an interface can be renamed.
+/// aya takes names of interfaces, which can change.
 fn still_called(ifindex: IfIndex, name: &str) -> Result<(), Error> {
     match if_nametoindex(name) {
         Ok(found) if found == ifindex.get() => Ok(()),

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 
-//! Interfaces by their index: small ones in an array, which costs a program next to nothing, and
-//! all others in a hash.
+//! The interfaces' elements by index: small indices in an array, which is cheap for a program, all
+//! others in a hash.
 
 use std::path::Path;
 
@@ -12,7 +12,6 @@ use ibarr_common::map::{self, Interface};
 use super::maps::{Error, absent, open};
 use super::plain::MapValue;
 
-/// Both maps.
 pub(super) struct Interfaces {
     near: Array<MapData, MapValue<Interface>>,
     far: HashMap<MapData, u32, MapValue<Interface>>,
@@ -35,7 +34,7 @@ impl Interfaces {
         }
     }
 
-    /// Removing what is not there is no error.
+    /// Removing a missing element is no error.
     pub(super) fn remove(&mut self, ifindex: IfIndex) -> Result<(), Error> {
         let index = ifindex.get();
         if self.is_near(index) {
@@ -45,7 +44,7 @@ impl Interfaces {
         }
     }
 
-    /// All that are there, the near ones in their order.
+    /// All interfaces, the ones in the array ordered by index.
     pub(super) fn all(&self) -> Result<Vec<(IfIndex, Interface)>, Error> {
         let mut all = Vec::new();
         for index in 0..self.near.len() {

@@ -11,31 +11,31 @@ use ibarr_proto::local_view::Served;
 
 use super::Error;
 
-/// The maps that the programs read, which the engine writes itself. A seam of the responder's tests.
+/// The maps that the programs read and the engine writes. The responder's tests replace it.
 pub(super) trait Kernel {
-    /// Changes an element of a map, at once and as a whole.
+    /// Changes one element of a map, atomically.
     fn update(&mut self, update: &MapUpdate) -> Result<(), Error>;
 
-    /// What the maps hold.
+    /// Reads the keys of all maps.
     fn held(&self) -> Result<Held, Error>;
 }
 
-/// Programs and where they are attached. All of it may take long: the verifier, and a lock that
-/// every change of the network takes. Another seam.
+/// Loads and attaches programs. Every call may take long: the verifier is slow, and attaching takes
+/// a lock that every change of the network takes. The responder's tests replace it.
 pub(super) trait Attacher {
-    /// What is attached, by this process or by one before it.
+    /// What this process or an earlier one has attached.
     fn attached(&self) -> Result<BTreeSet<(IfIndex, Hook)>, Error>;
 
-    /// Whether what we have attached is still there.
+    /// Whether our program is still attached.
     fn is_attached(&self, ifindex: IfIndex, hook: Hook) -> bool;
 
-    /// Attaches our program, or puts it into the place of an older one without a gap.
+    /// Attaches our program, or replaces an older one without a gap.
     fn attach(&mut self, interface: &Served, hook: Hook) -> Result<(), Error>;
 
-    /// Detaches what is attached there, if anything is.
+    /// Detaches our program, if it is attached.
     fn detach(&mut self, ifindex: IfIndex, hook: Hook) -> Result<(), Error>;
 
-    /// Everything attached is ours: what remains of other layouts can go.
+    /// Removes what remains of other layouts; only our programs are attached.
     fn settle(&mut self) -> Result<(), Error>;
 }
 
@@ -55,21 +55,21 @@ pub(super) enum MapUpdate {
     Cfg(ResponderCfg),
 }
 
-/// The key of a prefix of sources.
+/// A prefix of sources.
 #[derive(Clone, Copy, Debug, Eq, Hash, PartialEq)]
 pub(super) struct AllowKey {
     pub(super) bits: u32,
     pub(super) prefix: AllowPrefix,
 }
 
-/// The key of a prefix of destinations.
+/// A prefix of destinations.
 #[derive(Clone, Copy, Debug, Eq, Hash, PartialEq)]
 pub(super) struct RouteKey {
     pub(super) bits: u32,
     pub(super) prefix: RoutePrefix,
 }
 
-/// Keys of all elements, and what else must be known of them.
+/// The keys of all elements, and the values that the updates depend on.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Held {
     pub(super) addresses: Vec<GidKey>,
@@ -94,10 +94,10 @@ pub enum Hook {
 }
 
 impl Hook {
-    /// Each of them.
+    /// All hooks.
     pub const ALL: [Self; 4] = [Self::Tcx, Self::Clsact, Self::XdpNative, Self::XdpGeneric];
 
-    /// As `ibarr status` shows it.
+    /// The name in `ibarr status`.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Tcx => "tcx",

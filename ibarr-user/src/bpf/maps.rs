@@ -17,7 +17,7 @@ use super::learned::Element;
 use super::own::Own;
 use super::plain::MapValue;
 
-/// The pinned maps, each with the types of its keys and values.
+/// The pinned maps, with the types of their keys and values.
 pub(super) struct Maps {
     gid_cache: HashMap<MapData, MapValue<GidKey>, MapValue<GidEntry>>,
     own: Own<Array<MapData, u64>>,
@@ -29,23 +29,23 @@ pub(super) struct Maps {
     counters: PerCpuArray<MapData, MapValue<Counters>>,
 }
 
-/// What the programs answer.
+/// The contents of all maps.
 #[derive(Clone, Debug)]
 pub struct Contents {
-    /// Every address, in their order.
+    /// Addresses of this node, in their order.
     pub entries: Vec<GidEntry>,
-    /// Every interface by its index.
+    /// Interfaces, by index.
     pub interfaces: Vec<(IfIndex, Interface)>,
-    /// What peers have answered, in their order, as the daemon remembers it.
+    /// Answers of peers, in the order of their questions.
     pub learned: Vec<Element>,
-    /// Where interfaces lead to: bits and key of each prefix, and the way there.
+    /// Prefixes that interfaces lead to: length in bits, key and value.
     pub routes: Vec<(u32, RoutePrefix, Route)>,
-    /// Next hops of interfaces whose program has to know them, in their order.
+    /// Next hops, for programs that need to know them, in their order.
     pub neighbours: Vec<(NeighbourKey, Neighbour)>,
-    /// What holds for all of them.
+    /// The settings of all programs, with the lease.
     pub cfg: ResponderCfg,
-    /// Whether all this is about the network namespace of this process: only there do indices mean
-    /// what they say.
+    /// Whether the maps are about the network namespace of this process; interface indices mean
+    /// something only there.
     pub is_here: bool,
 }
 
@@ -58,10 +58,10 @@ pub struct Error {
 }
 
 impl Error {
-    /// What helps if the map is full.
+    /// The remedy if the map is full, else empty.
     fn remedy(&self) -> String {
         let MapError::SyscallError(error) = &self.source else { return String::new() };
-        // Of a hash, and of a trie (kernel/bpf/hashtab.c, lpm_trie.c).
+        // The errors of a full hash and of a full trie (kernel/bpf/hashtab.c, lpm_trie.c).
         if !matches!(error.io_error.raw_os_error(), Some(libc::E2BIG | libc::ENOSPC)) {
             return String::new();
         }
@@ -71,7 +71,7 @@ impl Error {
                 (format!("{prefixes} prefixes"), "write fewer and wider ones in `allow`")
             }
             map::INTERFACES | map::FAR_INTERFACES => {
-                // None has the index 0.
+                // No interface has the index 0.
                 let near = map::max_entries::INTERFACES - 1;
                 let interfaces = near + map::max_entries::FAR_INTERFACES;
                 (format!("{interfaces} interfaces"), "name those that count in `interfaces`")
@@ -93,7 +93,7 @@ impl Kernel for Maps {
 }
 
 impl Maps {
-    /// Opens the pins in `dir`. A map whose keys or values have other sizes than ours is an error.
+    /// Opens the pins in `dir`. Keys or values of another size are an error.
     pub(super) fn open(dir: &Path) -> Result<Self, Error> {
         Ok(Self {
             gid_cache: open(dir, map::GID_CACHE, Map::HashMap)?,
@@ -107,7 +107,7 @@ impl Maps {
         })
     }
 
-    /// To be called before anything is written: the bits of what another daemon has left.
+    /// Reads the bits that an earlier daemon has left. Call it before anything is written.
     pub(super) fn take_over(&mut self) -> Result<(), Error> {
         for key in self.gid_cache.keys() {
             let key = key.map_err(|source| Error { name: map::GID_CACHE, source })?;
@@ -116,7 +116,7 @@ impl Maps {
         Ok(())
     }
 
-    /// Removing what is not there is no error.
+    /// Removing a missing element is no error.
     fn write(&mut self, update: &MapUpdate) -> Result<(), Error> {
         let any = 0;
         let lpm = |key: AllowKey| Key::new(key.bits, MapValue(key.prefix));
@@ -220,7 +220,7 @@ impl Maps {
         Ok(contents)
     }
 
-    /// What the programs have counted, over all CPUs.
+    /// The programs' counters, summed over all CPUs.
     pub(super) fn counts(&self) -> Result<Vec<(Program, Reason, u64)>, Error> {
         let mut counts = Vec::new();
         for program in Program::ALL {
@@ -235,7 +235,7 @@ impl Maps {
     }
 }
 
-/// Opens the pin of a map in `dir`.
+/// Opens the pinned map in `dir`.
 pub(super) fn open<M: TryFrom<Map, Error = MapError>>(
     dir: &Path,
     name: &'static str,
@@ -267,7 +267,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_full_map_says_how_much_it_holds_and_what_helps() {
+    fn full_map_error_names_its_size_and_remedy() {
         let full = |name, errno| {
             let io_error = io::Error::from_raw_os_error(errno);
             let source = SyscallError { call: "bpf_map_update_elem", io_error }.into();

@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 
-//! The responder in the kernel: loads the BPF programs, attaches them, and keeps their maps as the
-//! local view says. Decides nothing about what is answered. This file is long because it names every
-//! error of its parts.
+//! The BPF responder: loads the programs, attaches them, and keeps their maps equal to the local
+//! view. It does not decide what is answered. This file is long because it names every error of its
+//! parts.
 //!
-//! Maps and links are pinned and outlive the daemon, whatever ends it: peers go on being answered
-//! until the lease ends, and the next daemon takes both over.
+//! Maps and links are pinned and outlive the daemon, even if it crashes: the programs answer until
+//! the lease ends, and the next daemon takes both over.
 
 mod allow;
 mod directory;
@@ -57,50 +57,50 @@ use self::pins::Pins;
 use self::workbench::{Order, Told};
 use crate::causes::chain;
 
-/// Where the pins are, unless said otherwise.
+/// The default directory of the pins.
 pub const BPF_DIR: &str = "/sys/fs/bpf/ibarr";
 
-/// Why the kernel does not answer.
+/// Why the programs do not answer.
 #[derive(Debug, Error)]
 pub enum Error {
-    /// The object named by `IBARR_BPF_OBJECT` is not there.
+    /// The object named by `IBARR_BPF_OBJECT` cannot be read.
     #[error("BPF object {}: cannot be read", path.display())]
     Object {
-        /// The file.
+        /// Path of the object.
         path: PathBuf,
-        /// The cause.
+        /// The error of read(2).
         source: io::Error,
     },
-    /// The object is not one of the responder.
+    /// The object lacks a program of the responder.
     #[error("BPF object: has no program {0}")]
     NotInObject(&'static str),
-    /// We may not.
+    /// The daemon lacks a privilege.
     #[error(
         "BPF programs: not permitted; run as root, or with CAP_BPF, CAP_NET_ADMIN and CAP_PERFMON"
     )]
     Permission(#[source] Box<dyn StdError + Send + Sync>),
-    /// The kernel takes neither object nor program.
+    /// The kernel refuses the object or a program.
     #[error("BPF programs: cannot be loaded")]
     Load(#[source] Box<dyn StdError + Send + Sync>),
-    /// The kernel has not all that the program calls.
+    /// The kernel lacks a helper that the program calls.
     #[error("BPF program {program}: needs Linux 5.10 or later: {reason}")]
     TooOld {
-        /// The program.
+        /// Name of the program.
         program: &'static str,
-        /// What the verifier says.
+        /// The verifier's message.
         reason: String,
     },
-    /// The verifier has found something.
+    /// The verifier refuses the program.
     #[error("BPF program {program}: refused by the kernel's verifier: {reason}; {kept}")]
     Verifier {
-        /// The program.
+        /// Name of the program.
         program: &'static str,
-        /// What it says last.
+        /// The verifier's last line that is not a statistic.
         reason: String,
-        /// Where the rest is.
+        /// Where the whole log is.
         kept: String,
     },
-    /// The pins cannot be had.
+    /// The directory of pins cannot be used.
     #[error("pins")]
     Pins(#[from] pins::Error),
     /// A map cannot be opened, read or written.
@@ -109,35 +109,35 @@ pub enum Error {
     /// A program cannot be attached.
     #[error("{interface}, {hook}")]
     Attach {
-        /// The interface.
+        /// Name of the interface.
         interface: InterfaceName,
-        /// Where.
+        /// The hook.
         hook: Hook,
-        /// The cause.
+        /// The error of the hook.
         source: hooks::Error,
     },
     /// A filter cannot be detached.
     #[error("interface {ifindex}, {hook}: cannot be detached")]
     Detach {
-        /// The interface.
+        /// Index of the interface.
         ifindex: IfIndex,
-        /// From where.
+        /// The hook.
         hook: Hook,
-        /// The cause.
+        /// The error of the hook.
         source: hooks::Error,
     },
-    /// Filters are not found from another namespace.
+    /// Filters of another network namespace cannot be reached.
     #[error(
         "{}: has filters in another network namespace; run this there (nsenter --net=...)",
         .0.display()
     )]
     Elsewhere(PathBuf),
-    /// The programs cannot be loaded, and what was made for them is still there.
-    #[error("{}; besides, what was begun is not undone: {}", chain(cause), chain(undo))]
+    /// The programs cannot be loaded, and the objects made for them cannot be removed.
+    #[error("{}; besides, objects made for it cannot be removed: {}", chain(cause), chain(undo))]
     NotUndone {
-        /// Why they cannot.
+        /// Why they cannot be loaded.
         cause: Box<Error>,
-        /// Why it is not.
+        /// Why the objects cannot be removed.
         undo: pins::Error,
     },
     /// The guard cannot be attached to a socket.
@@ -146,7 +146,7 @@ pub enum Error {
 }
 
 impl Error {
-    /// Whether more rights would help.
+    /// Whether more privileges would help.
     pub fn is_permission(&self) -> bool {
         match self {
             Self::NotUndone { cause, .. } => cause.is_permission(),
@@ -171,69 +171,70 @@ fn is_permission(error: &(dyn StdError + 'static)) -> bool {
         || error.source().is_some_and(is_permission)
 }
 
-/// See the [module](self). Without a kernel that lets it work, it says why and does nothing.
+/// Runs the programs, see the [module](self). If the kernel cannot run them, it reports why and
+/// does nothing.
 ///
-/// It writes the maps itself; what may take long, a thread does.
+/// The engine's thread writes the maps; a second thread does what may take long.
 pub struct Responder {
     options: Options,
     settings: Settings,
     allow: Prefixes,
     orders: sync::SyncSender<Order>,
-    /// The thread has an order, and takes no other.
+    /// The thread is executing an order, and accepts no other.
     is_busy: bool,
-    /// What the thread has loaded, or not, is not what is wanted.
+    /// The thread has to load other programs, or load them again.
     reopen: bool,
-    /// Sockets that are to be guarded.
+    /// Sockets that have yet to be guarded.
     unguarded: Vec<OwnedFd>,
-    /// There as soon as there are maps to write.
+    /// Set while the maps can be written.
     mirror: Option<Mirror>,
-    /// The mirror may not be as the cache is.
+    /// Set while the mirror may differ from the cache.
     making: Option<Making>,
-    /// The thread is to say what is in the mirror, so that it can be made anew.
+    /// The thread has to read the mirror, so that it can be rebuilt.
     reread: bool,
-    /// When to make the mirror anew, because something could not be written.
+    /// When to rebuild the mirror after a failed write.
     mirror_due: Option<Instant>,
-    /// As the mirror.
+    /// Set while the maps can be written.
     inner: Option<responder::Responder<Maps>>,
     programs: Programs,
-    /// Why they could not be loaded the last time, so that it is said once.
+    /// Why the last load failed, so that it is logged once.
     failure: Option<String>,
-    /// When to load the programs again, if another daemon was in the way.
+    /// When to load the programs again, if another daemon had the pins.
     retry_at: Option<Instant>,
     longevity: Longevity,
-    /// How often programs were loaded, or not.
+    /// How many loads were tried.
     loaded: u32,
-    /// Of those before the one at work, and of loading.
+    /// Counters of earlier responders, and of loading.
     counters: Counters<Counter>,
-    /// What the guard had dropped when the maps were opened: of daemons before this one.
+    /// What the guards of earlier daemons had dropped when the maps were opened.
     dropped_by_others: u64,
-    /// What our guard has dropped, but for the maps at work.
+    /// What our guard has dropped, except by the current maps.
     dropped_before: u64,
 }
 
-/// What the thread says; to be handed to [`Responder::handle_progress`].
+/// A message of the thread, for [`Responder::handle_progress`].
 pub struct Progress(Told);
 
 enum Programs {
     Loading,
     Loaded,
-    /// Why not.
+    /// There is no responder, for this reason.
     Absent(String),
 }
 
-/// How long another daemon is given before it is asked for again.
+/// How long to wait before asking again for pins that another daemon has.
 const RETRY: Duration = Duration::from_secs(1);
 
-/// How long a mirror that is not as the cache stays so: to make it anew is to read all of it.
+/// How long a mirror that differs from the cache stays so: a rebuild reads all of it.
 const MIRROR_RETRY: Duration = Duration::from_secs(10);
 
 const LOADING: &str = "the programs are being loaded";
 
 impl Responder {
-    /// Loads the programs, if `settings` want any.
+    /// Starts to load the programs, if `settings` want any.
     ///
     /// # Errors
-    /// There is no thread to be had.
+    /// If the thread cannot be started.
     pub fn start(
         options: Options,
         settings: Settings,
@@ -266,7 +267,7 @@ impl Responder {
         Ok((responder, progress))
     }
 
-    /// The thread has done something.
+    /// Handles a message of the thread.
     pub fn handle_progress(&mut self, now: Instant, Progress(told): Progress) {
         self.is_busy = matches!(told, Told::Maps(..));
         match told {
@@ -302,19 +303,19 @@ impl Responder {
                 Ok(elements) => self.making = Some(Making::new(elements, false)),
                 Err(error) => self.mirror_failed(now, &error),
             },
-            // Something else is wanted by now.
+            // The wish has changed meanwhile.
             Told::Maps(..) | Told::Read(_) => {}
         }
     }
 
-    /// The view says something new. It is in the maps before this returns.
+    /// Handles an event of the view. The maps are up to date when this returns.
     pub fn handle_event(&mut self, event: &Event) {
         if let Some(inner) = &mut self.inner {
             inner.handle_event(event);
         }
     }
 
-    /// To be called when all events of the view were handled. Early calls do nothing.
+    /// Call it when all events of the view were handled. Early calls do nothing.
     pub fn handle_timeout(&mut self, now: Instant, view: &LocalView) {
         if self.retry_at.is_some_and(|at| at <= now) {
             self.retry_at = None;
@@ -328,12 +329,12 @@ impl Responder {
         }
     }
 
-    /// What is to be done next for the mirror to be as the cache is: a part in each turn.
+    /// The next step that makes the mirror equal to the cache; one part a turn.
     pub fn next_part(&mut self) -> Option<Part> {
         self.making.as_mut().map(Making::next)
     }
 
-    /// What the cache has of an element of the mirror.
+    /// Makes an element of the mirror equal to the cache.
     pub fn compare(&mut self, now: Instant, element: &Element, cached: Option<Cached>) {
         let (Some(mirror), Some(making)) = (&mut self.mirror, &mut self.making) else { return };
         if let Err(error) = making.compare(mirror, element, cached) {
@@ -341,7 +342,7 @@ impl Responder {
         }
     }
 
-    /// What the cache has next.
+    /// Adds the next entries of the cache to the mirror.
     pub fn add(&mut self, now: Instant, entries: &[(Question, Cached)]) {
         let (Some(mirror), Some(making)) = (&mut self.mirror, &mut self.making) else { return };
         match making.add(mirror, entries) {
@@ -351,7 +352,7 @@ impl Responder {
         }
     }
 
-    /// The cache has changed.
+    /// Handles a change of the cache.
     pub fn learn(&mut self, now: Instant, change: &Learned) {
         if *change == Learned::Everything {
             return self.remake_mirror();
@@ -376,15 +377,15 @@ impl Responder {
         self.mirror_due.get_or_insert(now + MIRROR_RETRY);
     }
 
-    /// When to call [`handle_timeout`](Self::handle_timeout) next, besides after every event, and
-    /// [`next_part`](Self::next_part): at once, while there is one.
+    /// When to call [`handle_timeout`](Self::handle_timeout) next, besides after every event. While
+    /// there is a [`next_part`](Self::next_part), the time is now.
     pub fn poll_timeout(&self) -> Option<Instant> {
         let inner = self.inner.as_ref().map_or(self.retry_at, responder::Responder::poll_timeout);
         let making = self.making.as_ref().map(|_| Instant::BOOT);
         inner.into_iter().chain(self.mirror_due).chain(making).min()
     }
 
-    /// Gives the thread what is to be done next, if it waits for that. To be called last in a turn.
+    /// Sends the thread its next order, if it is idle. Call it last in a turn.
     pub fn go_on(&mut self) {
         if self.is_busy {
             return;
@@ -409,18 +410,18 @@ impl Responder {
             return;
         };
         self.is_busy = true;
-        // Only if the thread is gone, which takes the process with it.
+        // This fails only if the thread is gone, which ends the process, too.
         let _ = self.orders.try_send(order);
     }
 
-    /// Whether what was decided has taken effect, or has failed.
+    /// Whether all decisions have taken effect, or have failed.
     pub fn is_settled(&self) -> bool {
         let wants_work = self.inner.as_ref().is_some_and(responder::Responder::wants_work);
         let inherits = self.making.as_ref().is_some_and(Making::inherits);
         !(self.is_busy || self.reopen || wants_work || inherits) && self.unguarded.is_empty()
     }
 
-    /// The administrator decides otherwise.
+    /// Takes new settings of the administrator.
     pub fn reconfigure(&mut self, now: Instant, settings: Settings, allow: Prefixes) {
         self.settings = settings.clone();
         self.allow = allow.clone();
@@ -434,13 +435,13 @@ impl Responder {
         self.reopen = true;
     }
 
-    /// Changes when each socket of the port is to be [guarded](Self::guard) again.
+    /// Changes when each socket of the port has to be [guarded](Self::guard) again.
     pub fn generation(&self) -> u32 {
         self.loaded
     }
 
-    /// Has the kernel drop what a socket of the ip2gid port would drop, so that nobody is woken for
-    /// it; or no longer.
+    /// Attaches the guard, so that the kernel drops what a socket of the ip2gid port would drop,
+    /// without waking the daemon; or detaches it.
     pub fn guard(&mut self, socket: BorrowedFd<'_>) {
         match socket.try_clone_to_owned() {
             Ok(socket) => self.unguarded.push(socket),
@@ -448,7 +449,7 @@ impl Responder {
         }
     }
 
-    /// Why nothing at all is answered in the kernel.
+    /// Why the programs answer nothing at all.
     pub fn why_not(&self) -> Option<&str> {
         match &self.programs {
             Programs::Loaded => self.inner.as_ref()?.fault(),
@@ -457,7 +458,7 @@ impl Responder {
         }
     }
 
-    /// How long programs go on answering without the daemon.
+    /// How long programs continue to answer without the daemon.
     pub fn longevity(&self) -> Longevity {
         self.longevity
     }
@@ -473,17 +474,17 @@ impl Responder {
         self.longevity = longevity;
     }
 
-    /// What is attached to an interface that is served.
+    /// State of an interface that is served.
     pub fn state(&self, ifindex: IfIndex) -> Option<&State> {
         self.inner.as_ref()?.state(ifindex)
     }
 
-    /// When the programs stop answering if nothing renews the lease.
+    /// When the programs stop answering if the lease is not renewed.
     pub fn lease_end(&self) -> Option<Instant> {
         self.inner.as_ref().map(responder::Responder::lease_end)
     }
 
-    /// What has happened.
+    /// Counters of this daemon's responder.
     pub fn counters(&self) -> Counters<Counter> {
         let mut counters = self.counters.clone();
         if let Some(inner) = &self.inner {
@@ -492,7 +493,7 @@ impl Responder {
         counters
     }
 
-    /// What the programs have counted since the maps were made, as `tc.answered`.
+    /// Counters of the programs since the maps were made, by names such as `tc.answered`.
     pub fn counts(&self) -> Vec<(String, u64)> {
         let Some(inner) = &self.inner else { return Vec::new() };
         let counts = inner.kernel().counts().unwrap_or_else(|error| {
@@ -510,7 +511,7 @@ impl Responder {
         counts.into_iter().map(|(program, reason, count)| (name(program, reason), count)).collect()
     }
 
-    /// What our guard has dropped, as the sockets that it guards count it, too.
+    /// What our guard has dropped; the guarded sockets count it, too.
     pub fn dropped_by_guard(&self) -> u64 {
         let now = self.inner.as_ref().map_or(0, |inner| dropped_by_guard(inner.kernel()));
         self.dropped_before + now.saturating_sub(self.dropped_by_others)
@@ -521,8 +522,8 @@ impl Responder {
         if let Error::Pins(pins::Error::Taken(_)) = error {
             self.retry_at = Some(now + RETRY);
         }
-        // Programs of a daemon before us answer from these. Unless there is another one, which has
-        // them locked, nobody keeps them true now.
+        // Programs of an earlier daemon answer from these maps. No daemon updates them now, unless
+        // another one has them locked.
         if let Ok(Some(pins)) = Pins::open_existing(&self.options.dir)
             && let Ok(maps) = Maps::open(&pins.layout(ABI_VERSION))
         {
@@ -531,7 +532,7 @@ impl Responder {
         let reason = chain(error);
         if self.failure.as_ref() != Some(&reason) {
             self.counters.count(Counter::NotLoaded);
-            warn!("peers are answered in user space: {reason}");
+            warn!("the daemon answers peers in user space: {reason}");
             self.failure = Some(reason.clone());
         }
         self.programs = Programs::Absent(reason);
@@ -549,7 +550,7 @@ impl Responder {
     }
 }
 
-/// Since the maps were made, as far as they can be read.
+/// Since the maps were made, as far as it can be read.
 fn dropped_by_guard(maps: &Maps) -> u64 {
     let counts = maps.counts().unwrap_or_default();
     let dropped =
@@ -557,7 +558,7 @@ fn dropped_by_guard(maps: &Maps) -> u64 {
     counts.into_iter().filter(dropped).map(|(.., count)| count).sum()
 }
 
-/// The programs answer nothing more.
+/// Makes the programs answer nothing more.
 fn end_lease(mut maps: Maps) {
     if let Err(error) = maps.update(&MapUpdate::Cfg(ResponderCfg::default())) {
         debug!("the lease is not taken back: {}", chain(&error));
@@ -570,10 +571,10 @@ fn warn_of(result: Result<(), Error>) {
     }
 }
 
-/// What the maps in `dir` hold, whether a daemon lives or not; `None` if there are none.
+/// The contents of the maps in `dir`, whether a daemon runs or not; `None` if there are none.
 ///
 /// # Errors
-/// They cannot be read.
+/// If the maps cannot be read.
 pub fn read(dir: &Path) -> Result<Option<Contents>, Error> {
     let layout = pins::layout(dir, ABI_VERSION);
     match fs::symlink_metadata(&layout) {
@@ -587,20 +588,20 @@ pub fn read(dir: &Path) -> Result<Option<Contents>, Error> {
     }
 }
 
-/// What [`detach`] has done.
+/// The result of [`detach`].
 #[derive(Clone, Debug, Default, Eq, PartialEq)]
 pub struct Detached {
-    /// There was something of ours.
+    /// Something of ours was removed.
     pub was_there: bool,
-    /// What is there and not ours.
+    /// Entries that are not ours, and stay.
     pub left: Vec<PathBuf>,
 }
 
-/// Detaches and removes everything that daemons have left in `dir`, and nothing else.
+/// Detaches and removes what daemons have left in `dir`, and nothing else.
 ///
 /// # Errors
-/// A daemon is at work with it, the directory is not ours, or something cannot be removed; another
-/// attempt goes on from there.
+/// If a daemon uses the directory, it is not ours, or something cannot be removed. Another attempt
+/// continues from there.
 pub fn detach(dir: &Path) -> Result<Detached, Error> {
     let Some(pins) = Pins::open_existing(dir)? else { return Ok(Detached::default()) };
     let hooks = pins.hooks()?;

@@ -1,19 +1,19 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 
-//! The names in the directory of [pins](super::pins), and which of them are ours.
+//! The names in the directory of [pins](super::pins), and which ones are ours.
 
 use ibarr_common::{IfIndex, map};
 
 use super::directory::Kind;
 use super::kernel::Hook;
 
-/// The mark. No name of bpftool, libbpf or systemd is like it.
+/// The mark of our directory. bpftool, libbpf and systemd use no such name.
 pub(super) const MARK: &str = "ibarr-pins";
 pub(super) const LINKS: &str = "links";
 const NAMESPACE: &str = "netns-";
 const QDISC: &str = "qdisc";
 
-/// What a name in the directory stands for.
+/// The meaning of a name in the directory.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub(super) enum Top {
     Mark,
@@ -34,7 +34,7 @@ impl Top {
         }
     }
 
-    /// Whether something that it holds is ours.
+    /// Whether an entry of this directory is ours.
     pub(super) fn holds(self, name: &str, kind: Kind) -> bool {
         match self {
             Self::Mark | Self::Namespace => false,
@@ -44,7 +44,7 @@ impl Top {
     }
 }
 
-/// What a name in `links` stands for.
+/// The meaning of a name in `links`.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub(super) enum OurLink {
     Hook(IfIndex, Hook),
@@ -95,7 +95,7 @@ const fn prefix(hook: Hook) -> &'static str {
     }
 }
 
-/// As we write it: digits alone, and no zero before them.
+/// A number as we write it: only digits, without leading zeros.
 fn number<N: std::str::FromStr>(text: &str) -> Option<N> {
     let is_ours =
         text.bytes().all(|byte| byte.is_ascii_digit()) && (text == "0" || !text.starts_with('0'));
@@ -107,7 +107,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_names_that_a_daemon_writes_are_ours() {
+    fn only_names_written_by_a_daemon_are_ours() {
         let pins = ["tc-7", "xdp-native-7", "xdp-generic-1"];
         let directories = ["clsact-7", "qdisc-7"];
         for name in pins {

@@ -13,13 +13,13 @@ use thiserror::Error;
 
 use crate::transport::rtnetlink::message::{Frame, Malformed, frames};
 
-/// Why the kernel does not tell, or do.
+/// Why a request to rtnetlink failed.
 #[derive(Debug, Error)]
 pub enum Error {
     /// The kernel refuses.
     #[error("rtnetlink")]
     Io(#[from] io::Error),
-    /// The kernel's answer makes no sense.
+    /// The kernel's answer is malformed.
     #[error("rtnetlink: the answer makes no sense: {0}")]
     Malformed(String),
 }
@@ -30,11 +30,11 @@ impl From<Malformed> for Error {
     }
 }
 
-/// The sequence number of every request: each has a socket of its own.
+/// The sequence number of every request: each has its own socket.
 pub(super) const SEQ: u32 = 1;
 
-/// Sends a request that is acknowledged or a dump, and hands each message of the answer to `each`.
-/// The kernel has carried it out before it takes it from us, so that this hardly waits.
+/// Sends a request with acknowledgement, or a dump, and hands each message of the answer to `each`.
+/// The kernel executes the request during sendmsg(2), so this hardly blocks.
 pub(super) fn ask(
     request: &[u8],
     mut each: impl FnMut(&Frame<'_>) -> Result<(), Malformed>,

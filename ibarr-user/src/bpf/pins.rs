@@ -11,12 +11,12 @@
 //!          /netns-<inode>/    the network namespace that all of this is about
 //! ```
 //!
-//! A bpffs holds pins and directories, so what is to be remembered is a directory. Links are outside
-//! of the layouts because they are what is carried from one to the next.
+//! A bpffs holds only pins and directories, so every note is a directory. Links are outside of the
+//! layouts, because they are carried over from one layout to the next.
 //!
-//! Only what stands in this list is ever removed, and only where the mark is. The directory belongs
-//! to the user that the daemon runs as and nobody else may write in it; one that others could have
-//! made or changed is refused.
+//! Only the names in this list are ever removed, and only where the mark is. The directory must
+//! belong to the daemon's user, and no other user may write in it; a directory that others could
+//! have made or changed is refused.
 
 use std::collections::BTreeSet;
 use std::fs::{self, DirBuilder, File, TryLockError};
@@ -37,81 +37,81 @@ use super::kernel::Hook;
 use super::names::{self, LINKS, MARK, OurLink, Top};
 use crate::sys::bpf::detach_pinned_link;
 
-/// The usual place of a bpffs.
+/// The usual mount point of a bpffs.
 const BPFFS: &str = "/sys/fs/bpf";
 
-/// What the kernel itself puts into the root of each bpffs (kernel/bpf/inode.c).
+/// Files that the kernel itself makes in the root of each bpffs (kernel/bpf/inode.c).
 const OF_THE_KERNEL: [&str; 2] = ["maps.debug", "progs.debug"];
 
-/// Why the pins cannot be had.
+/// Why the directory of pins cannot be used.
 #[derive(Debug, Error)]
 pub enum Error {
-    /// Another daemon has them.
+    /// Another daemon has locked it.
     #[error("{0}: another ibarr has these pins; give this one its own --bpf-dir")]
     Taken(PathBuf),
-    /// There is no bpffs and none could be mounted.
+    /// The path is not on a bpffs, and none could be mounted.
     #[error("{0} is not on a bpffs; as root: mount -t bpf bpf {0}")]
     NoBpffs(PathBuf, #[source] io::Error),
-    /// It is somebody else's.
+    /// It holds something that is not ours.
     #[error(
-        "{path}: holds {found}, which is not ibarr's: nothing is changed there; \
+        "{path}: holds {found}, which is not ibarr's; nothing was changed; \
          name a directory of ibarr's own with --bpf-dir"
     )]
     Foreign {
-        /// The directory.
+        /// Path of the directory.
         path: PathBuf,
-        /// The first of what is in it.
+        /// Name of the first such entry.
         found: String,
     },
-    /// Another user has made it.
+    /// It belongs to another user.
     #[error(
-        "{path}: belongs to uid {owner}, not to uid {us}, as which this runs: \
+        "{path}: belongs to uid {owner}, not to uid {us} of this process: \
          remove it, or name another directory with --bpf-dir"
     )]
     Owner {
-        /// The directory.
+        /// Path of the directory.
         path: PathBuf,
-        /// Whose it is.
+        /// User id of the owner.
         owner: u32,
-        /// Whose it should be.
+        /// User id of this process.
         us: u32,
     },
-    /// Others can change or lock it.
+    /// Other users can change or lock it.
     #[error(
         "{path}: other users can {what} (mode {mode:04o}): {remedy}, or name another directory \
          with --bpf-dir"
     )]
     Open {
-        /// The directory, or the one that it is in.
+        /// Path of the directory, or of its parent.
         path: PathBuf,
-        /// What they can do.
+        /// What other users can do.
         what: &'static str,
-        /// Its mode.
+        /// Its mode bits.
         mode: u32,
-        /// What helps.
+        /// The remedy.
         remedy: &'static str,
     },
-    /// There is no name to go by.
-    #[error("{0}: is no name of a directory; name one with --bpf-dir")]
+    /// The path does not end in a name.
+    #[error("{0}: is not the name of a directory; name one with --bpf-dir")]
     NoName(PathBuf),
-    /// The file system refuses.
+    /// A system call failed.
     #[error("{0}: cannot be made, read or removed")]
     Io(PathBuf, #[source] io::Error),
 }
 
-/// The directory, locked: nobody else changes it.
+/// The directory, locked: no other daemon changes it.
 #[derive(Debug)]
 pub(super) struct Pins {
     parent: Directory,
     name: String,
     directory: Directory,
     _lock: File,
-    /// What this process has made in it, to be undone if the programs cannot be loaded.
+    /// Entries that this process has made, to be removed if the programs cannot be loaded.
     made: Vec<String>,
 }
 
 impl Pins {
-    /// Makes the directory, on a bpffs, locks it and marks it.
+    /// Makes the directory on a bpffs, locks it and marks it.
     pub(super) fn open(path: &Path) -> Result<Self, Error> {
         make_on_bpffs(path)?;
         let Some(place) = Place::find(path)? else {
@@ -126,13 +126,13 @@ impl Pins {
         Ok(pins)
     }
 
-    /// Locks the directory if it is there and has pins of ours. One that is ours and empty is
+    /// Locks the directory if it exists and has pins of ours. An empty directory of ours is
     /// removed.
     pub(super) fn open_existing(path: &Path) -> Result<Option<Self>, Error> {
         let Some(place) = Place::find(path)? else { return Ok(None) };
         if !place.is_on_bpffs()? {
             return match place.directory.names().map_err(io_error(path))?.into_iter().next() {
-                // A mount point without its mount.
+                // A mount point where nothing is mounted.
                 None => Ok(None),
                 Some(found) => Err(Error::Foreign { path: path.to_owned(), found }),
             };
@@ -149,10 +149,10 @@ impl Pins {
         Ok(Some(pins))
     }
 
-    /// Something in it, if it is not ours.
+    /// The name of an entry that is not ours, if there is one.
     ///
-    /// It is ours by its mark. A daemon from before there was one has left nothing else than what
-    /// stands at the head of this file, which is recognised too.
+    /// The mark tells that the directory is ours. Daemons older than the mark left only names that
+    /// the head of this file lists, and these are accepted, too.
     fn foreign(&self) -> Result<Option<String>, Error> {
         let names = self.names()?;
         if self.kind(MARK)? == Some(Kind::Directory) {
@@ -179,7 +179,7 @@ impl Pins {
         Ok(if is_ours { None } else { names.into_iter().next() })
     }
 
-    /// Makes the directories that a daemon needs, those that are not there.
+    /// Makes the directories that a daemon needs and that are missing.
     pub(super) fn make_all(&mut self, namespace: &str, version: u32) -> Result<(), Error> {
         [LINKS, namespace, &names::layout(version)].into_iter().try_for_each(|name| self.make(name))
     }
@@ -200,12 +200,12 @@ impl Pins {
         self.remove_directory()
     }
 
-    /// Where the maps of layout `version` are.
+    /// Path of the maps of layout `version`.
     pub(super) fn layout(&self, version: u32) -> PathBuf {
         layout(self.path(), version)
     }
 
-    /// Layouts that are there.
+    /// The layouts that exist.
     pub(super) fn layouts(&self) -> Result<BTreeSet<u32>, Error> {
         let names = self.names()?;
         let version = |name: &String| match Top::of(name) {
@@ -225,7 +225,7 @@ impl Pins {
         Ok(())
     }
 
-    /// Whether all this is about another namespace than that with the name `ours`.
+    /// Whether the pins are about another namespace than the one named `ours`.
     pub(super) fn is_elsewhere(&self, ours: &str) -> Result<bool, Error> {
         for name in self.names()? {
             let is_other = Top::of(&name) == Some(Top::Namespace) && name != ours;
@@ -241,12 +241,12 @@ impl Pins {
         self.path().join(LINKS).join(names::hook(ifindex, hook))
     }
 
-    /// Makes the directory that stands for a filter; `true` if it was not there.
+    /// Makes the directory that stands for a filter; `true` if it did not exist.
     pub(super) fn make_filter(&self, ifindex: IfIndex) -> Result<bool, Error> {
         self.make_link(&names::hook(ifindex, Hook::Clsact))
     }
 
-    /// Makes the directory that stands for a qdisc which we have added; `true` if it was not there.
+    /// Makes the directory that stands for a qdisc that we have added; `true` if it did not exist.
     pub(super) fn make_qdisc(&self, ifindex: IfIndex) -> Result<bool, Error> {
         self.make_link(&names::qdisc(ifindex))
     }
@@ -256,7 +256,7 @@ impl Pins {
         self.directory.child(LINKS).and_then(|links| links.make(name)).map_err(io_error)
     }
 
-    /// The hooks that are there.
+    /// The hooks with a link or filter of ours.
     pub(super) fn hooks(&self) -> Result<BTreeSet<(IfIndex, Hook)>, Error> {
         let hook = |link| match link {
             OurLink::Hook(ifindex, hook) => Some((ifindex, hook)),
@@ -295,12 +295,12 @@ impl Pins {
         self.directory.child(LINKS).map(Some).map_err(io_error(&self.path().join(LINKS)))
     }
 
-    /// Detaches a link and removes its pin, or removes what stands for a filter.
+    /// Detaches a link and removes its pin, or removes the directory of a filter.
     pub(super) fn remove_hook(&self, ifindex: IfIndex, hook: Hook) -> Result<(), Error> {
         self.remove_link(&names::hook(ifindex, hook))
     }
 
-    /// Removes what stands for a qdisc that we have added.
+    /// Removes the directory of a qdisc that we have added.
     pub(super) fn remove_qdisc(&self, ifindex: IfIndex) -> Result<(), Error> {
         self.remove_link(&names::qdisc(ifindex))
     }
@@ -316,17 +316,17 @@ impl Pins {
         }
     }
 
-    /// Removes all that is ours, which detaches the links; gives what it has left alone.
+    /// Removes all that is ours, which detaches the links; returns what it has left.
     pub(super) fn remove(self) -> Result<Vec<PathBuf>, Error> {
         let mut left = Vec::new();
-        // A link is gone with its pin: nothing answers any more when the maps go.
+        // Links first: nothing answers any more when the maps are removed.
         self.remove_known(LINKS, &mut left)?;
         for name in self.names()? {
             if name != MARK {
                 self.remove_known(&name, &mut left)?;
             }
         }
-        // Last, so that another attempt goes on from anywhere.
+        // The mark last, so that another attempt can continue from any point.
         self.remove_known(MARK, &mut left)?;
         self.remove_directory()?;
         left.sort();
@@ -334,7 +334,7 @@ impl Pins {
         Ok(left)
     }
 
-    /// Removes one of the directories in this one with all that it may hold, if it is there.
+    /// Removes a directory in this one with all known contents, if it exists.
     fn remove_known(&self, name: &str, left: &mut Vec<PathBuf>) -> Result<(), Error> {
         let path = self.path().join(name);
         let io_error = io_error(&path);
@@ -358,15 +358,15 @@ impl Pins {
         Ok(())
     }
 
-    /// Removes the directory itself if it is empty, and was not given to us.
+    /// Removes the directory itself if it is empty and was not made by the administrator.
     fn remove_directory(&self) -> Result<(), Error> {
         let io_error = io_error(self.path());
         if self.directory.access().map_err(io_error)?.uid != geteuid().as_raw() {
             return Ok(());
         }
         match self.parent.remove_empty(&self.name) {
-            // The root of a bpffs, which the administrator may unmount, or a directory in one of the
-            // administrator's.
+            // It is the root of a bpffs, which the administrator may unmount, or in a directory of
+            // the administrator's.
             Err(error)
                 if matches!(
                     error.kind(),
@@ -381,7 +381,7 @@ impl Pins {
         }
     }
 
-    /// Whether the first process of this machine or container sees the bpffs as well: otherwise the
+    /// Whether the init process of this machine or container sees the bpffs as well; otherwise the
     /// pins end with the last process in our mount namespace. `None` if this cannot be found out.
     pub(super) fn outlive_us(&self) -> Option<bool> {
         let device = self.directory.device().ok()?;
@@ -393,7 +393,7 @@ impl Pins {
         self.directory.path()
     }
 
-    /// What is in it, but for what the kernel has put there.
+    /// The entries, except those of the kernel.
     fn names(&self) -> Result<Vec<String>, Error> {
         let mut names = self.directory.names().map_err(io_error(self.path()))?;
         names.retain(|name| !OF_THE_KERNEL.contains(&name.as_str()));
@@ -405,19 +405,19 @@ impl Pins {
     }
 }
 
-/// Where the maps of layout `version` are.
+/// Path of the maps of layout `version`.
 pub(super) fn layout(root: &Path, version: u32) -> PathBuf {
     root.join(names::layout(version))
 }
 
-/// The name of what stands for the network namespace of this process.
+/// The name that stands for the network namespace of this process.
 pub(super) fn namespace() -> Result<String, Error> {
     let path = Path::new("/proc/thread-self/ns/net");
     let inode = fs::metadata(path).map_err(io_error(path))?.ino();
     Ok(names::namespace(inode))
 }
 
-/// A directory and the one that it is in, not looked at yet.
+/// A directory and its parent, not checked yet.
 struct Place {
     parent: Directory,
     name: String,
@@ -445,10 +445,10 @@ impl Place {
         self.directory.is_bpffs().map_err(io_error(self.directory.path()))
     }
 
-    /// Whether nobody else can have made it, can change what is in it, replace it or lock it.
+    /// Whether no other user can have made the directory, or can change, replace or lock it.
     ///
-    /// If `may_be_given`, root also takes a directory of another user, in a place where only root
-    /// can have made one.
+    /// With `may_be_given`, root also accepts a directory of another user in a place where only
+    /// root can have made it.
     fn check_access(&self, may_be_given: bool) -> Result<(), Error> {
         const WRITE: u32 = 0o022;
         const READ: u32 = 0o004;
@@ -492,8 +492,8 @@ impl Place {
     }
 }
 
-/// Removes something of ours: a pin, after its link was detached if it is one of a link, or a
-/// directory that is empty. `false` if it is not.
+/// Removes an entry of ours: a pin, whose link is detached first, or an empty directory. `false` if
+/// the directory is not empty.
 fn remove_link(directory: &Directory, name: &str, kind: Kind) -> io::Result<bool> {
     if kind == Kind::Directory {
         return directory.remove_empty(name);
@@ -501,7 +501,7 @@ fn remove_link(directory: &Directory, name: &str, kind: Kind) -> io::Result<bool
     if OurLink::of(name).is_some()
         && let Err(error) = detach_pinned_link(&directory.path_by_descriptor(name))
     {
-        // Then it goes with its last pin, a moment later.
+        // Then the link is detached with its last pin, a moment later.
         debug!(name, %error, "link not detached at once");
     }
     directory.remove_pin(name)?;
@@ -511,7 +511,7 @@ fn remove_link(directory: &Directory, name: &str, kind: Kind) -> io::Result<bool
 fn make_on_bpffs(path: &Path) -> Result<(), Error> {
     let usual = Path::new(BPFFS);
     let is_bpffs = |path| statfs(path).is_ok_and(|found| found.filesystem_type() == BPF_FS_MAGIC);
-    // A directory of the kernel's own, where only a bpffs belongs.
+    // A directory of the kernel's own, which is for a bpffs only.
     if path.starts_with(usual) && !is_bpffs(usual) {
         mount_bpffs(usual)?;
     }
@@ -519,7 +519,7 @@ fn make_on_bpffs(path: &Path) -> Result<(), Error> {
     if is_bpffs(path) { Ok(()) } else { mount_bpffs(path) }
 }
 
-/// Not over what somebody needs.
+/// Mounts a bpffs, unless that would hide entries.
 fn mount_bpffs(path: &Path) -> Result<(), Error> {
     if let Some(found) = fs::read_dir(path).map_err(io_error(path))?.next() {
         let found = found.map_err(io_error(path))?.file_name().to_string_lossy().into_owned();
@@ -531,7 +531,7 @@ fn mount_bpffs(path: &Path) -> Result<(), Error> {
     Ok(())
 }
 
-/// Whether a file system is mounted anywhere (proc_pid_mountinfo(5)).
+/// Whether a file system is mounted (proc_pid_mountinfo(5)).
 fn is_mounted(device: u64, mountinfo: &str) -> bool {
     let device = format!("{}:{}", major(device), minor(device));
     mountinfo.lines().any(|line| line.split(' ').nth(2) == Some(device.as_str()))
@@ -546,7 +546,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_bpffs_is_found_among_mounts_by_its_device() {
+    fn bpffs_is_found_among_mounts_by_its_device() {
         const MOUNTS: &str = "\
 29 24 0:26 / /sys/fs/bpf rw,nosuid - bpf bpf rw,mode=700
 30 24 0:27 / /proc/0:28 rw - proc proc rw

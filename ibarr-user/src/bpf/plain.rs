@@ -4,13 +4,14 @@
 
 use zerocopy::{FromBytes, Immutable, IntoBytes};
 
-/// A key or value of a map, as aya wants it.
+/// A key or value of a map, as aya needs it.
 #[derive(Clone, Copy, Debug)]
 #[repr(transparent)]
 pub(super) struct MapValue<T>(pub(super) T);
 
-// SAFETY: aya copies the bytes of a `Pod` into the kernel, and makes one of bytes that the kernel
-// wrote. The first needs every byte to be initialised, which is `IntoBytes` (no padding) and
-// `Immutable` (none changes meanwhile); the second needs any bytes to be a value, which is
-// `FromBytes`. The wrapper is transparent, so that what holds for `T` holds for it.
+// SAFETY: aya copies the bytes of a `Pod` into the kernel, and makes a `Pod` of bytes that the
+// kernel wrote. The first requires that every byte is initialised, which `IntoBytes` (no padding)
+// and `Immutable` (no interior mutability) guarantee; the second requires that any bytes are a
+// valid value, which `FromBytes` guarantees. The wrapper is transparent, so what holds for `T`
+// holds for it.
 unsafe impl<T: FromBytes + IntoBytes + Immutable + Copy + 'static> aya::Pod for MapValue<T> {}

@@ -23,7 +23,7 @@ pub(super) struct Programs {
     layout: PathBuf,
     verifier_log: PathBuf,
     instances: BTreeMap<LinkHeader, Ebpf>,
-    /// Of the programs that are loaded.
+    /// Kernel ids of the loaded programs.
     ids: BTreeSet<u32>,
 }
 
@@ -32,7 +32,7 @@ const XDP: &str = "ip2gid_xdp";
 const GUARD: &str = "ip2gid_guard";
 
 impl Programs {
-    /// Makes the maps, pinned in `layout`, or takes those that are there.
+    /// Makes the maps, pinned in `layout`, or opens existing ones.
     pub(super) fn new(
         object: Cow<'static, [u8]>,
         layout: PathBuf,
@@ -44,7 +44,7 @@ impl Programs {
         Ok(programs)
     }
 
-    /// Loads what every daemon needs, so that a kernel that refuses it is known at once.
+    /// Loads the programs that every daemon needs, so that a refusal is known at once.
     pub(super) fn verify(&mut self) -> Result<(), Error> {
         self.tc(LinkHeader::Ethernet)?;
         self.guard_program()?;
@@ -67,7 +67,7 @@ impl Programs {
         .map_err(|source| Error::Attach { interface: interface.name, hook, source })
     }
 
-    /// The kernel's numbers of the programs that are loaded.
+    /// Kernel ids of the loaded programs.
     pub(super) fn ids(&self) -> &BTreeSet<u32> {
         &self.ids
     }
@@ -85,12 +85,12 @@ impl Programs {
         self.loaded(header, XDP)?.try_into().map_err(|_| Error::NotInObject(XDP))
     }
 
-    /// One for all sockets: it does not look at link headers.
+    /// One program for all sockets: it does not read link headers.
     fn guard_program(&mut self) -> Result<&mut SocketFilter, Error> {
         self.loaded(LinkHeader::Ethernet, GUARD)?.try_into().map_err(|_| Error::NotInObject(GUARD))
     }
 
-    /// A program that the verifier has accepted.
+    /// Loads a program, or returns the loaded one.
     fn loaded(&mut self, header: LinkHeader, name: &'static str) -> Result<&mut Program, Error> {
         let verifier_log = self.verifier_log.clone();
         self.instance(header)?;
@@ -125,13 +125,13 @@ impl Programs {
     }
 }
 
-/// Keeps the log of the verifier, which may be long, in a file.
+/// Keeps the verifier's log, which may be long, in a file.
 fn refused(name: &'static str, error: ProgramError, verifier_log: &Path) -> Error {
     let (io_error, log) = match error {
         ProgramError::LoadError { io_error, verifier_log: log } => (io_error, log.to_string()),
         error => return Error::load(Box::new(error)),
     };
-    // To whom it gives less credit, the verifier says what it thinks of the program.
+    // The verifier checks programs more strictly for processes with fewer privileges.
     if log.trim().is_empty() || lacks_perfmon() {
         return Error::load(Box::new(io_error));
     }
@@ -148,7 +148,7 @@ fn refused(name: &'static str, error: ProgramError, verifier_log: &Path) -> Erro
     };
     let reason = log.lines().map(str::trim).rfind(|line| !is_statistics(line)).unwrap_or_default();
     let reason = reason.to_owned();
-    // `check_helper_call` in kernel/bpf/verifier.c, as it was and as it is.
+    // The messages of `check_helper_call` in kernel/bpf/verifier.c, old and new.
     if reason.starts_with("invalid func ") || reason.starts_with("unknown func ") {
         return Error::TooOld { program: name, reason };
     }
@@ -157,7 +157,7 @@ fn refused(name: &'static str, error: ProgramError, verifier_log: &Path) -> Erro
 
 /// As far as this can be found out.
 fn lacks_perfmon() -> bool {
-    /// Of include/uapi/linux/capability.h; the first stands for all.
+    /// Bits of include/uapi/linux/capability.h; CAP_SYS_ADMIN includes CAP_PERFMON.
     const SYS_ADMIN_OR_PERFMON: u64 = 1 << 21 | 1 << 38;
     let status = fs::read_to_string("/proc/thread-self/status").unwrap_or_default();
     let effective = status.lines().find_map(|line| line.strip_prefix("CapEff:"));

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 
-//! What aya does not do about tc: looking at the filters of an interface, and removing its clsact
+//! tc operations that aya lacks: reading the filters of an interface, and removing its clsact
 //! qdisc.
 
 use std::io::Cursor;
@@ -15,7 +15,7 @@ use neli::types::RtBuffer;
 use super::netlink::{Error, SEQ, ask};
 use crate::transport::rtnetlink::message::{self, ALL_SET, Malformed, attribute, nested};
 
-/// The filter at ingress with this priority and handle.
+/// The ingress filter with this priority and handle.
 pub(super) fn filter_at(
     ifindex: IfIndex,
     priority: u16,
@@ -30,7 +30,7 @@ pub(super) fn has_filters(ifindex: IfIndex) -> Result<bool, Error> {
     Ok(!filters(ifindex, INGRESS)?.is_empty() || !filters(ifindex, EGRESS)?.is_empty())
 }
 
-/// Removes the clsact qdisc, with all its filters. It is no error if there is none.
+/// Removes the clsact qdisc with all its filters. A missing qdisc is no error.
 pub(super) fn remove_clsact(ifindex: IfIndex) -> Result<(), Error> {
     let kind = RtattrBuilder::default()
         .rta_type(Tca::Kind)
@@ -54,9 +54,9 @@ pub(super) fn remove_clsact(ifindex: IfIndex) -> Result<(), Error> {
 pub(super) struct Filter {
     priority: u16,
     handle: u32,
-    /// Empty if it is not of BPF.
+    /// Empty if it is not a BPF filter.
     pub(super) name: String,
-    /// The id of its program.
+    /// Id of its program.
     pub(super) program: Option<u32>,
 }
 
@@ -67,7 +67,7 @@ fn filters(ifindex: IfIndex, parent: u32) -> Result<Vec<Filter>, Error> {
         let (payload, len) = (frame.payload, frame.payload.len());
         let message = Tcmsg::from_bytes_with_input(&mut Cursor::new(payload), len)
             .map_err(|_| Malformed::Attributes)?;
-        // A chain of filters is listed too, with no handle.
+        // The dump also lists chains of filters, which have no handle.
         if *message.tcm_handle() != 0 {
             let options = attribute(message.rtattrs(), Tca::Options).unwrap_or_default();
             let options = nested::<u16>(options)?;

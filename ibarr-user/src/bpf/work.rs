@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 
-//! What is to be attached, as a whole, and how that is brought about.
+//! The wanted attachments of all interfaces, and the steps that bring them about.
 
 use std::collections::BTreeSet;
 
@@ -11,57 +11,57 @@ use super::Error;
 use super::kernel::{Attacher, Hook};
 use crate::causes::chain;
 
-/// The interfaces that are to have a program. Whatever else of ours is attached goes.
+/// The interfaces that need a program. All other attachments of ours are removed.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Work {
     pub(super) wanted: Vec<Wanted>,
 }
 
-/// An interface that is to have a program.
+/// An interface that needs a program.
 #[derive(Clone, Debug)]
 pub(super) struct Wanted {
     pub(super) served: Served,
-    /// Comes back with the outcome, which is for this wish and no later one.
+    /// Returned with the outcome, which applies to this wish and no later one.
     pub(super) wish: Wish,
-    /// Where to attach, the best first.
+    /// The hooks to try, the best first.
     pub(super) hooks: &'static [Hook],
-    /// Where this daemon has attached it.
+    /// The hook at which this daemon has attached it.
     pub(super) attached: Option<Hook>,
 }
 
-/// Names what an interface is to have; another wish, another name.
+/// Identifies a version of the wish for an interface.
 #[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
 pub(super) struct Wish(pub(super) u64);
 
-/// What has come of a [`Work`].
+/// The outcome of a [`Work`].
 #[derive(Debug)]
 pub(super) struct Done {
     pub(super) interfaces: Vec<(IfIndex, Wish, Outcome)>,
-    /// Whether nothing else is attached now, and no other layout is left.
+    /// Whether all other attachments and layouts were removed.
     pub(super) settled: Result<(), Error>,
 }
 
-/// What has come of one interface.
+/// The outcome for one interface.
 #[derive(Clone, Debug)]
 pub(super) struct Outcome {
-    /// Somebody else had removed our program.
+    /// Another process had removed our program.
     pub(super) lost: bool,
     pub(super) now: Now,
 }
 
-/// What is attached now.
+/// The state of an interface after the work.
 #[derive(Clone, Debug)]
 pub(super) enum Now {
-    /// What was.
+    /// Unchanged.
     Kept,
-    /// A program, anew or in the place of an older one.
+    /// A program was attached, or has replaced an older one.
     Attached(Hook),
-    /// None, and why.
+    /// No program is attached, for this reason.
     Failed(String),
 }
 
 impl Work {
-    /// New programs are in place before old ones go, and old layouts go last.
+    /// New programs are attached before old ones are detached, and old layouts are removed last.
     pub(super) fn run(self, attacher: &mut impl Attacher) -> Done {
         let mut interfaces = Vec::new();
         let mut keep = BTreeSet::new();

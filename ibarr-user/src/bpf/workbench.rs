@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 
-//! Programs and pins, in the hands of a thread of their own: loading, verifying and attaching a
-//! program can take a second, and the engine waits for nobody.
+//! A thread that owns programs and pins: loading, verifying and attaching a program can take a
+//! second, and the engine must not wait.
 
 use std::borrow::Cow;
 use std::collections::BTreeSet;
@@ -27,36 +27,36 @@ use super::work::{Done, Work};
 use super::{Error, Progress, detach, hooks};
 use crate::sys::udp_options::refuse_from_itself;
 
-/// Where things are.
+/// Paths.
 #[derive(Clone, Debug)]
 pub struct Options {
     /// Directory of the pins.
     pub dir: PathBuf,
-    /// The object to load instead of our own.
+    /// Object to load instead of the built-in one.
     pub object: Option<PathBuf>,
-    /// Where the verifier's log goes if it refuses a program.
+    /// File for the verifier's log if it refuses a program.
     pub verifier_log: PathBuf,
 }
 
-/// What the thread is to do. It has one at a time; the engine waits with the next for the
-/// [`Told`] that ends it.
+/// An order for the thread. It executes one at a time; the engine sends the next after the [`Told`]
+/// that ends the last.
 #[derive(Debug)]
 pub(super) enum Order {
-    /// Load the programs. First come [`Told::Maps`], then [`Told::Opened`].
+    /// Load the programs. The thread sends [`Told::Maps`], then [`Told::Opened`].
     Open(Options),
     /// Detach and remove everything in a directory of pins.
     Close(PathBuf),
     /// Attach and detach.
     Arrange(Work),
-    /// Guard a socket of the ip2gid port if there is a guard; if not, let go of it.
+    /// Attach the guard to a socket of the ip2gid port; or detach it if no guard is loaded.
     Guard(OwnedFd),
-    /// Read the map of what was learned.
+    /// Read the map of peers' answers.
     Read,
 }
 
-/// What the thread has to say.
+/// A message of the thread.
 pub(super) enum Told {
-    /// The maps are there: from now on the engine writes them, even while programs are verified.
+    /// The maps are open: from now on the engine writes them, even while programs are verified.
     Maps(Box<Maps>, Box<Inherited>),
     Opened(Result<Longevity, Error>),
     Closed(Result<(), Error>),
@@ -65,26 +65,27 @@ pub(super) enum Told {
     Read(Result<Vec<Element>, maps::Error>),
 }
 
-/// How long programs go on answering without the daemon.
+/// How long programs continue to answer without the daemon.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub enum Longevity {
     /// Until the lease ends.
     Lease,
-    /// Until the last process in this mount namespace ends, if that is sooner: nobody else has the
-    /// bpffs mounted.
+    /// Until the last process in this mount namespace ends, if that is sooner: the bpffs is mounted
+    /// nowhere else.
     Namespace,
 }
 
-/// The map of what was learned, and what a daemon before this one has left in it.
+/// The map of peers' answers, with the elements that an earlier daemon has left.
 pub(super) struct Inherited {
     pub(super) mirror: Mirror,
     pub(super) elements: Vec<Element>,
 }
 
-/// Starts the thread, in the network namespace of this one. It ends when the orders do.
+/// Starts the thread in the network namespace of the caller. It ends when the channel of orders
+/// closes.
 pub(super) fn start() -> io::Result<(sync::SyncSender<Order>, mpsc::Receiver<Progress>)> {
     let (orders, order) = sync::sync_channel(1);
-    // Two for the longest order.
+    // The longest order sends two messages.
     let (tell, told) = mpsc::channel(2);
     thread::Builder::new().name("bpf".to_owned()).spawn(move || {
         let mut workbench = None;
@@ -105,10 +106,10 @@ fn carry_out(
 ) -> Told {
     match order {
         Order::Open(options) => {
-            // Lets go of the pins before anybody takes hold of them again.
+            // Unlocks the pins before they are locked again.
             *workbench = None;
             let opened = Workbench::open(&options, |maps, learned| {
-                // Then the engine is gone, and soon we are.
+                // A failure means that the engine is gone, and the process ends soon.
                 let _ = tell.blocking_send(Progress(Told::Maps(maps, learned)));
             });
             Told::Opened(opened.map(|opened| {
@@ -131,7 +132,7 @@ fn carry_out(
         Order::Guard(socket) => Told::Guarded(if let Some(workbench) = workbench {
             workbench.programs.guard(socket.as_fd())
         } else {
-            // In place of a guard, if there was one.
+            // Replaces the guard, if there was one.
             refuse_from_itself(&socket).map_err(|error| Error::Guard(error.into()))
         }),
         Order::Read => Told::Read(workbench.as_ref().map_or(Ok(Vec::new()), |workbench| {
@@ -147,12 +148,12 @@ struct Workbench {
 }
 
 impl Workbench {
-    /// Loads the programs. What this makes is removed again if it fails; what was there stays.
+    /// Loads the programs. On failure, removes what it has made; what existed before stays.
     fn open(
         options: &Options,
         maps_are_there: impl FnOnce(Box<Maps>, Box<Inherited>),
     ) -> Result<Self, Error> {
-        // Before Linux 5.11 maps count against this limit, which is 64 KiB for most.
+        // Before Linux 5.11 maps count against this limit, which usually is 64 KiB.
         if let Err(error) = setrlimit(Resource::RLIMIT_MEMLOCK, RLIM_INFINITY, RLIM_INFINITY) {
             debug!(%error, "locked memory stays limited");
         }
@@ -234,7 +235,7 @@ mod tests {
     use crate::causes::chain;
 
     #[test]
-    fn a_failed_clean_up_does_not_hide_why_programs_are_not_loaded() {
+    fn failed_clean_up_does_not_hide_the_load_error() {
         let io_error = || io::Error::from(io::ErrorKind::PermissionDenied);
         let cause = Error::load(Box::new(io_error()));
         let undo = pins::Error::Io("/sys/fs/bpf/ibarr".into(), io::ErrorKind::ResourceBusy.into());

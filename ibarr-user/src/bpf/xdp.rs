@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 
-//! Where XDP would be wrong, though the kernel lets us attach it.
+//! Interfaces on which XDP would answer wrongly, though the kernel allows it.
 
 use std::io::{self, Cursor};
 
@@ -21,32 +21,32 @@ use crate::transport::rtnetlink::message::{self, ALL_SET, Malformed, attribute, 
 /// Why an interface gets no XDP program.
 #[derive(Debug, Error)]
 pub enum Error {
-    /// The program would take what is asked in a VLAN for asked outside of it.
+    /// The program would take queries in a VLAN for untagged ones.
     #[error(
-        "VLAN tags are out of sight of XDP while the driver strips them: ethtool -K {0} rxvlan \
+        "XDP cannot see VLAN tags while the driver strips them: ethtool -K {0} rxvlan \
          off, or use responder = \"tc\""
     )]
     StripsVlanTags(String),
-    /// What the program sends would be lost.
+    /// The replies that the program sends would be lost.
     #[error(
-        "a veth takes what XDP sends only if the interface at its other end has an XDP program; \
+        "a veth drops what XDP sends unless the interface at its other end has an XDP program; \
          use responder = \"tc\", or \"xdp-generic\""
     )]
     VethPeer,
-    /// The driver cannot be asked.
+    /// The driver does not answer about VLAN tags.
     #[error("the driver cannot be asked about VLAN tags")]
     Ethtool(#[source] io::Error),
-    /// The kernel cannot be asked.
+    /// rtnetlink does not answer.
     #[error(transparent)]
     Netlink(#[from] netlink::Error),
 }
 
-/// Says why XDP would be wrong on an interface.
+/// Returns an error if XDP would answer wrongly on the interface.
 pub(super) fn check(interface: &Served, hook: Hook) -> Result<(), Error> {
     match ethtool::strips_vlan_tags(interface.name) {
         Ok(false) => {}
         Ok(true) => return Err(Error::StripsVlanTags(interface.name.to_string())),
-        // A driver that knows nothing of ethtool does nothing of the sort.
+        // A driver without ethtool strips no tags.
         Err(error) if error.raw_os_error() == Some(libc::EOPNOTSUPP) => {}
         Err(error) => return Err(Error::Ethtool(error)),
     }
@@ -63,7 +63,7 @@ pub(super) fn check(interface: &Served, hook: Hook) -> Result<(), Error> {
 }
 
 struct Link {
-    /// Of a veth: its other end, and the namespace that is in if not in ours.
+    /// For a veth: index of its other end, and the namespace of that if it is not ours.
     veth_peer: Option<(IfIndex, Option<i32>)>,
     has_xdp: bool,
 }
