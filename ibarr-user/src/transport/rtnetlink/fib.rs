@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 
-//! What rtnetlink says about routes and policy rules.
+//! Parses rtnetlink messages about routes and policy rules.
 
 use std::net::IpAddr;
 
@@ -22,8 +22,8 @@ pub(super) enum Fib {
 }
 
 impl Fib {
-    /// `None` for what is neither, say a route of another table. Of what was deleted, it tells what
-    /// that was.
+    /// `None` for other messages, such as a route of another table. A deletion names the route or
+    /// rule that was deleted.
     pub(super) fn parse(frame: &Frame<'_>) -> Result<Option<Self>, Malformed> {
         match Rtm::from(frame.kind) {
             Rtm::Newroute | Rtm::Delroute => Ok(route(frame.payload)?.map(Self::Route)),
@@ -47,7 +47,7 @@ struct Message {
 }
 
 impl Message {
-    /// `None` for families that have no queries, as those of multicast routing.
+    /// `None` for families without queries, such as those of multicast routing.
     fn parse(payload: &[u8]) -> Result<Option<Self>, Malformed> {
         let (header, attributes) =
             payload.split_first_chunk::<12>().ok_or(Malformed::Attributes)?;
@@ -70,7 +70,7 @@ impl Message {
         self.attribute(kind).map(message::number).transpose()
     }
 
-    /// That of the attribute, where there is one: the header has room for 8 bits.
+    /// The table of the attribute, if there is one: the header has room for 8 bits only.
     fn table(&self, kind: u16) -> Result<u32, Malformed> {
         Ok(self.number(kind)?.unwrap_or(self.table.into()))
     }
@@ -86,7 +86,7 @@ impl Message {
 
 fn route(payload: &[u8]) -> Result<Option<Route>, Malformed> {
     let Some(message) = Message::parse(payload)? else { return Ok(None) };
-    // What we send has no TOS, and what is cached is no route of its own.
+    // Our packets have no TOS, and a cached route is not a route of its own.
     let is_other = message.tos != 0 || message.flags & libc::RTM_F_CLONED != 0;
     if message.table(libc::RTA_TABLE)? != u32::from(libc::RT_TABLE_MAIN) || is_other {
         return Ok(None);
@@ -119,7 +119,7 @@ fn way(message: &Message) -> Result<Way, Malformed> {
     if let Some(hops) = message.attribute(libc::RTA_MULTIPATH) {
         return several(message, hops);
     }
-    // A route through a nexthop object names no interface where net.ipv4.nexthop_compat_mode is 0.
+    // A route through a nexthop object names no interface if net.ipv4.nexthop_compat_mode is 0.
     let Some(oif) = message.attribute(libc::RTA_OIF) else { return Ok(Way::Unclear) };
     Ok(Way::By { ifindex: message::ifindex(oif)?, gateway: gateway(message, &message.attributes)? })
 }
@@ -134,7 +134,7 @@ fn gateway(
     attribute(attributes, libc::RTA_VIA).map(message::via).transpose()
 }
 
-/// Next hops (`struct rtnexthop`, each with attributes). Those that are dead are not used.
+/// Parses next hops (`struct rtnexthop`, each with attributes), and ignores dead ones.
 fn several(message: &Message, mut hops: &[u8]) -> Result<Way, Malformed> {
     let mut found: Option<(IfIndex, Option<IpAddr>)> = None;
     while !hops.is_empty() {
@@ -187,7 +187,7 @@ fn selects(message: &Message) -> Result<Selects, Malformed> {
     let is_for_all = |kind: u16, payload: &[u8]| match kind {
         FRA_PRIORITY | FRA_FWMARK | FRA_FLOW | FRA_TABLE | FRA_FWMASK | FRA_L3MDEV
         | FRA_PROTOCOL | FRA_GOTO => true,
-        // -1: no result of the table is too general.
+        // -1 means that no result of the table is suppressed.
         FRA_SUPPRESS_IFGROUP | FRA_SUPPRESS_PREFIXLEN => payload == [0xff; 4],
         _ => false,
     };
@@ -199,12 +199,12 @@ fn selects(message: &Message) -> Result<Selects, Malformed> {
     Ok(if all { Selects::All } else { Selects::Some })
 }
 
-/// Asks for all policy rules.
+/// Request for all policy rules.
 pub(super) fn dump_rules(seq: u32) -> Vec<u8> {
     dump(Rtm::Getrule, RtAddrFamily::Unspecified, libc::RT_TABLE_UNSPEC, seq)
 }
 
-/// Asks for the routes of the main table, or of all where the kernel does not heed that.
+/// Request for the routes of the main table; kernels without the filter list all tables.
 pub(super) fn dump_routes(family: RtAddrFamily, seq: u32) -> Vec<u8> {
     dump(Rtm::Getroute, family, libc::RT_TABLE_MAIN, seq)
 }

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 
-//! Netlink messages: the frames of a datagram, and what rtnetlink's mean.
+//! Netlink messages: splits a datagram into messages, and parses those of rtnetlink.
 //!
-//! neli has the types and walks the attributes. It trusts lengths of the message header, so that
-//! walk is ours, and neli sees only the payload of one whole message.
+//! neli has the types and walks the attributes. It trusts the lengths in message headers, so the
+//! walk over messages is ours, and neli sees only the payload of one complete message.
 
 use std::io::Cursor;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
@@ -19,8 +19,8 @@ use neli::rtnl::{Ifaddrmsg, IfaddrmsgBuilder, Ifinfomsg, IfinfomsgBuilder, Rtatt
 use neli::types::{Buffer, RtBuffer};
 use neli::{FromBytesWithInput, Size, ToBytes};
 
-/// Splits a datagram into messages. Ends after the first that does not fit: where the next one
-/// begins is not known then.
+/// Splits a datagram into messages. Ends after the first that does not fit, because the start of
+/// the next one is unknown then.
 pub(crate) fn frames(datagram: &[u8]) -> impl Iterator<Item = Result<Frame<'_>, Malformed>> {
     let mut rest = datagram;
     std::iter::from_fn(move || {
@@ -38,10 +38,10 @@ pub(crate) fn frames(datagram: &[u8]) -> impl Iterator<Item = Result<Frame<'_>, 
 pub(crate) struct Frame<'a> {
     pub(crate) kind: u16,
     pub(super) flags: NlmF,
-    /// That of the request, in an answer.
+    /// In an answer: the sequence number of the request.
     pub(super) seq: u32,
-    /// In an answer that of the socket that asked, in an event that of the socket which made the
-    /// change.
+    /// In an answer: port id of the socket that asked. In an event: port id of the socket that made
+    /// the change.
     pub(super) portid: u32,
     pub(crate) payload: &'a [u8],
 }
@@ -63,8 +63,8 @@ impl<'a> Frame<'a> {
         Some((frame, &bytes[next..]))
     }
 
-    /// The error number of `NLMSG_ERROR` and `NLMSG_DONE`, positive; zero is success. A `NLMSG_DONE`
-    /// without one is success.
+    /// The error number of `NLMSG_ERROR` and `NLMSG_DONE`, positive; zero is success. A
+    /// `NLMSG_DONE` without a number is success.
     pub(crate) fn errno(&self) -> Result<i32, Malformed> {
         match self.payload.first_chunk::<4>() {
             Some(error) => Ok(i32::from_ne_bytes(*error).saturating_neg()),
@@ -74,7 +74,7 @@ impl<'a> Frame<'a> {
     }
 }
 
-/// What links and addresses do.
+/// A change of a link or address.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub(super) enum Change {
     Link(Link),
@@ -84,7 +84,7 @@ pub(super) enum Change {
 }
 
 impl Change {
-    /// `None` for what is not about them.
+    /// `None` for messages about something else.
     pub(super) fn parse(frame: &Frame<'_>) -> Result<Option<Self>, Malformed> {
         match Rtm::from(frame.kind) {
             Rtm::Newlink => Ok(link(frame.payload)?.map(Self::Link)),
@@ -96,7 +96,7 @@ impl Change {
     }
 }
 
-/// Why a message of the kernel is refused.
+/// Why a message of the kernel is rejected.
 #[derive(Clone, Copy, Debug, Eq, PartialEq, thiserror::Error)]
 pub(crate) enum Malformed {
     #[error("a message header that does not fit")]
@@ -109,7 +109,7 @@ pub(crate) enum Malformed {
     AttributeMissing,
     #[error("no interface index")]
     IfIndex,
-    #[error("an interface name that is none")]
+    #[error("an invalid interface name")]
     Name,
     #[error("a prefix longer than its address")]
     PrefixLen,
@@ -118,13 +118,13 @@ pub(crate) enum Malformed {
 fn link(payload: &[u8]) -> Result<Option<Link>, Malformed> {
     let Some((ifindex, message)) = ifinfomsg(payload)? else { return Ok(None) };
     let attributes = message.rtattrs();
-    // A wireless extension's event about the link says only that (`rtnetlink_ifinfo_prep`).
+    // An event of a wireless extension says nothing about the link (`rtnetlink_ifinfo_prep`).
     if attribute(attributes, Ifla::Wireless).is_some() {
         return Ok(None);
     }
     let name = attribute(attributes, Ifla::Ifname).ok_or(Malformed::AttributeMissing)?;
     let name = name.strip_suffix(b"\0").unwrap_or(name);
-    // A device without an address, as a tun is, has no attribute.
+    // A device without an address, such as a tun, has no attribute.
     let hwaddr = attribute(attributes, Ifla::Address).unwrap_or_default();
     Ok(Some(Link {
         ifindex,
@@ -140,8 +140,8 @@ fn link_gone(payload: &[u8]) -> Result<Option<IfIndex>, Malformed> {
     Ok(ifinfomsg(payload)?.map(|(ifindex, _)| ifindex))
 }
 
-/// `None` for what a protocol says about its side of a link: bridges announce that a port has left
-/// as `RTM_DELLINK` of family `AF_BRIDGE` to the same group (`br_ifinfo_notify`).
+/// `None` for messages of a protocol about its side of a link: bridges announce that a port has
+/// left as `RTM_DELLINK` of family `AF_BRIDGE` to the same group (`br_ifinfo_notify`).
 fn ifinfomsg(payload: &[u8]) -> Result<Option<(IfIndex, Ifinfomsg)>, Malformed> {
     let message = Ifinfomsg::from_bytes_with_input(&mut Cursor::new(payload), payload.len())
         .map_err(|_| Malformed::Attributes)?;
@@ -164,7 +164,7 @@ fn bonding(attributes: &RtBuffer<Ifla, Buffer>) -> Result<Bonding, Malformed> {
         return Ok(Bonding::None);
     }
     let data = attribute(&info, IflaInfo::Data).map(nested::<u16>).transpose()?;
-    // A team numbers its attributes otherwise, and sends none.
+    // A team numbers its attributes differently, and has no such attribute.
     let active_slave = match attribute(&info, IflaInfo::Kind) {
         Some(b"bond\0") => data.as_ref().and_then(|data| attribute(data, IFLA_BOND_ACTIVE_SLAVE)),
         _ => None,
@@ -182,8 +182,8 @@ fn address(payload: &[u8]) -> Result<Option<InterfaceAddress>, Malformed> {
     let attributes = message.rtattrs();
     let ip = |kind| attribute(attributes, kind).map(|octets| ip(family, octets)).transpose();
     let (local, other) = (ip(Ifa::Local)?, ip(Ifa::Address)?);
-    // `IFA_ADDRESS` is the other end where it differs from `IFA_LOCAL`, and the address itself where
-    // that is absent (IPv6 without a peer).
+    // `IFA_ADDRESS` is the other end if it differs from `IFA_LOCAL`, and the address itself if that
+    // is absent (IPv6 without a peer).
     let address = local.or(other).ok_or(Malformed::AttributeMissing)?;
     let peer = other.filter(|other| *other != address);
     let prefix_len = *message.ifa_prefixlen();
@@ -236,7 +236,7 @@ pub(crate) fn ifindex(payload: &[u8]) -> Result<IfIndex, Malformed> {
     IfIndex::new(number(payload)?).ok_or(Malformed::IfIndex)
 }
 
-/// `struct rtvia`: the family in host order, then the address (RFC 8950 routes).
+/// `struct rtvia`: the family in host order, then the address (routes of RFC 8950).
 pub(super) fn via(payload: &[u8]) -> Result<IpAddr, Malformed> {
     let (family, octets) = payload.split_first_chunk::<2>().ok_or(Malformed::AttributeLength)?;
     let family = u8::try_from(u16::from_ne_bytes(*family)).map_err(|_| Malformed::Attributes)?;
@@ -247,7 +247,7 @@ pub(super) fn number(payload: &[u8]) -> Result<u32, Malformed> {
     payload.try_into().map(u32::from_ne_bytes).map_err(|_| Malformed::AttributeLength)
 }
 
-/// Asks for all links.
+/// Request for all links.
 pub(super) fn dump_links(seq: u32) -> Vec<u8> {
     // Half of a link's message is statistics.
     let skip_stats = RtattrBuilder::default()
@@ -263,7 +263,7 @@ pub(super) fn dump_links(seq: u32) -> Vec<u8> {
     request(Rtm::Getlink, NlmF::DUMP, seq, message)
 }
 
-/// Asks for all addresses.
+/// Request for all addresses.
 pub(super) fn dump_addresses(seq: u32) -> Vec<u8> {
     let message = IfaddrmsgBuilder::default()
         .ifa_family(RtAddrFamily::Unspecified)
@@ -275,7 +275,7 @@ pub(super) fn dump_addresses(seq: u32) -> Vec<u8> {
     request(Rtm::Getaddr, NlmF::DUMP, seq, message)
 }
 
-/// A whole request.
+/// A complete request.
 pub(crate) fn request<P: Size + ToBytes>(kind: Rtm, flags: NlmF, seq: u32, message: P) -> Vec<u8> {
     let message = NlmsghdrBuilder::default()
         .nl_type(kind)
@@ -285,13 +285,13 @@ pub(crate) fn request<P: Size + ToBytes>(kind: Rtm, flags: NlmF, seq: u32, messa
         .build()
         .expect(ALL_SET);
     let mut bytes = Cursor::new(Vec::new());
-    // A vector takes all that is written.
+    // Writing to a vector cannot fail.
     message.to_bytes(&mut bytes).expect("written to a vector");
     bytes.into_inner()
 }
 
 const HEADER_LEN: usize = 16;
-/// Why neli's builders do not fail: their only error is a field that was not set.
+/// Why neli's builders do not fail: their only error is a missing field.
 pub(crate) const ALL_SET: &str = "all fields are set";
-/// Of the attributes of a bond (include/uapi/linux/if_link.h).
+/// Attribute of a bond (include/uapi/linux/if_link.h).
 const IFLA_BOND_ACTIVE_SLAVE: u16 = 2;

@@ -2,10 +2,10 @@
 
 //! What the kernel says about links, addresses, routes and neighbours (`NETLINK_ROUTE`).
 //!
-//! [`Watch`] listens: events and, when asked or after a loss, whole dumps go to the local view, in
-//! the order in which the kernel queued them, each subject by a socket of its own, that for neighbours
-//! only while somebody wants to know them. [`Routes`] asks which way an address is. Each is one task
-//! with a socket of its own. [`Nudger`] changes a neighbour entry, on a thread.
+//! [`Watch`] listens: it passes events, and complete dumps on request or after a loss, to the local
+//! view, in the order in which the kernel queued them. Each subject has its own socket; the one for
+//! neighbours is open only while the view wants them. [`Routes`] looks up the route to an address.
+//! Each is one task with its own socket. [`Nudger`] changes a neighbour entry, on a thread.
 
 mod fib;
 pub(crate) mod message;
@@ -35,23 +35,22 @@ use self::session::Session;
 use self::socket::{Received, Socket};
 use super::{Counter, Counters, VIEW_INPUTS};
 
-/// How the socket is opened.
+/// Options of the socket.
 #[derive(Clone, Copy, Debug)]
 pub struct Config {
-    /// Bytes of messages that the kernel may hold for us. What does not fit is lost and brings a
-    /// dump.
+    /// Receive buffer in bytes. Messages beyond it are lost, and a dump follows.
     pub receive_buffer: usize,
 }
 
 impl Default for Config {
-    /// Enough for the events of a few thousand changes in one go.
+    /// Enough for the events of a few thousand changes at once.
     fn default() -> Self {
         Self { receive_buffer: 4 * 1024 * 1024 }
     }
 }
 
-/// Listens to links, addresses, routes and policy rules, and to neighbours when they are asked for,
-/// until it is dropped or nobody takes the inputs.
+/// Listens to links, addresses, routes and policy rules, and on request to neighbours, until it is
+/// dropped or the receiver is.
 #[derive(Debug)]
 pub struct Watch {
     node: watch::Sender<Order>,
@@ -59,10 +58,10 @@ pub struct Watch {
     neighbours: watch::Sender<Order>,
 }
 
-/// What a listener is to do. A later order takes the place of one that has not been heard yet.
+/// An order for a listener. A later order replaces one that was not read yet.
 #[derive(Clone, Copy, Debug)]
 enum Order {
-    /// Nothing was ordered yet.
+    /// No order yet.
     None,
     Dump,
     Leave,
@@ -70,18 +69,18 @@ enum Order {
 
 impl Watch {
     /// Opens the sockets in the network namespace of this thread. Must be called within a runtime.
-    /// Nothing is dumped before it is asked for.
+    /// No dump starts before a request.
     ///
     /// # Errors
-    /// If the kernel has no such socket for us.
+    /// If the kernel refuses a socket.
     pub fn start(counters: &Arc<Counters>) -> io::Result<(Self, mpsc::Receiver<Input>)> {
         Self::start_with(Config::default(), counters)
     }
 
-    /// With another configuration than the default.
+    /// Like [`start`](Self::start), with other options.
     ///
     /// # Errors
-    /// As [`start`](Self::start).
+    /// See [`start`](Self::start).
     pub fn start_with(
         config: Config,
         counters: &Arc<Counters>,
@@ -103,7 +102,7 @@ impl Watch {
         Ok((watch, inputs))
     }
 
-    /// Does what the view asks for.
+    /// Carries out a request of the view.
     pub fn ask(&self, request: Request) {
         let (subject, order) = match request {
             Request::Dump(subject) => (subject, Order::Dump),
@@ -114,7 +113,7 @@ impl Watch {
             Subject::Routes => &self.routes,
             Subject::Neighbours => &self.neighbours,
         };
-        // Only if nobody takes the inputs.
+        // This fails only if the receiver of the inputs is gone.
         let _ = orders.send(order);
     }
 }
@@ -128,14 +127,14 @@ struct Listener {
 
 /// Why a listener has ended without an error.
 enum End {
-    /// Nobody wants to hear of it any more.
+    /// The receiver is gone.
     Unwanted,
-    /// Nobody wants to hear of it, or of so much, until the next dump is asked for.
+    /// The view wants nothing of the subject, or not so much, until it asks for the next dump.
     Enough,
 }
 
 impl Listener {
-    /// Without a socket it opens one when it is asked for a dump.
+    /// If there is no socket, opens one when a dump is requested.
     async fn run(mut self, mut socket: Option<Socket>, config: Config) {
         let mut dump_at_once = false;
         loop {
@@ -152,7 +151,7 @@ impl Listener {
                     open_at_last(|| open(self.subject, config)).await
                 }
                 Err(error) => {
-                    tracing::error!(%error, "rtnetlink: socket broken, it is opened again");
+                    tracing::error!(%error, "rtnetlink: socket broken; opening it again");
                     self.counters.count(Counter::RtnetlinkReopened);
                     reopen(|| open(self.subject, config)).await
                 }
@@ -161,7 +160,7 @@ impl Listener {
         }
     }
 
-    /// Waits until a dump is asked for; `false` if that will not happen.
+    /// Waits until a dump is requested; `false` if none will be.
     async fn is_asked_again(&mut self) -> bool {
         while self.orders.changed().await.is_ok() {
             if let Order::Dump = *self.orders.borrow() {
@@ -226,7 +225,7 @@ impl Listener {
         }
     }
 
-    /// `false` if nobody listens any more.
+    /// `false` if the receiver is gone.
     async fn pass_on(&self, said: &mut Vec<Input>) -> bool {
         for input in said.drain(..) {
             if self.inputs.send(input).await.is_err() {
@@ -249,7 +248,7 @@ fn open(subject: Subject, config: Config) -> io::Result<Socket> {
     if subject == Subject::Routes
         && let Err(errno) = socket.set_strict()
     {
-        // It then lists the routes of all tables.
+        // Then the kernel lists the routes of all tables.
         tracing::debug!(%errno, "rtnetlink: this kernel does not filter what it dumps");
     }
     Ok(socket)
@@ -263,7 +262,7 @@ async fn reopen(open: impl Fn() -> io::Result<Socket>) -> Socket {
     open_at_last(open).await
 }
 
-/// Tries until it succeeds: the daemon has nothing to go by without.
+/// Tries until it succeeds, because the daemon cannot work without it.
 async fn open_at_last(open: impl Fn() -> io::Result<Socket>) -> Socket {
     loop {
         match open() {

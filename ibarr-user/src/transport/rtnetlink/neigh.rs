@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 
-//! What rtnetlink says about neighbours.
+//! Parses rtnetlink messages about neighbours.
 
 use std::net::IpAddr;
 
@@ -15,7 +15,7 @@ use neli::types::{Buffer, RtBuffer};
 use super::message::{self, ALL_SET, Frame, Malformed, attribute, nested};
 use super::nudge::{ADDRESS_V4, ADDRESS_V6};
 
-/// What a neighbour does.
+/// A change of a neighbour.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub(super) enum Neigh {
     Is(Entry),
@@ -23,7 +23,8 @@ pub(super) enum Neigh {
 }
 
 impl Neigh {
-    /// `None` for what is none, say the address that a bridge has learned, and for what nudges make.
+    /// `None` for other messages, such as an address that a bridge has learned, and for the entries
+    /// of nudges.
     pub(super) fn parse(frame: &Frame<'_>) -> Result<Option<Self>, Malformed> {
         let kind = Rtm::from(frame.kind);
         if !matches!(kind, Rtm::Newneigh | Rtm::Delneigh) {
@@ -40,7 +41,7 @@ impl Neigh {
     }
 }
 
-/// `struct ndmsg` and what follows it.
+/// Parses `struct ndmsg` and its attributes.
 fn entry(payload: &[u8]) -> Result<Option<Entry>, Malformed> {
     let (header, attributes) = payload.split_first_chunk::<12>().ok_or(Malformed::Attributes)?;
     let [family, _, _, _, i0, i1, i2, i3, s0, s1, flags, _] = *header;
@@ -49,7 +50,7 @@ fn entry(payload: &[u8]) -> Result<Option<Entry>, Malformed> {
         libc::AF_INET6 => RtAddrFamily::Inet6,
         _ => return Ok(None),
     };
-    // An address that is answered for, not a neighbour.
+    // A proxied address, not a neighbour.
     if flags & libc::NTF_PROXY != 0 {
         return Ok(None);
     }
@@ -76,7 +77,7 @@ fn state(nud: u16) -> State {
     }
 }
 
-/// Asks for the neighbours over IPv4 and IPv6.
+/// Request for the neighbours over IPv4 and IPv6.
 pub(super) fn dump_neighbours(seq: u32) -> Vec<u8> {
     let message = NdmsgBuilder::default()
         .ndm_family(RtAddrFamily::Unspecified)

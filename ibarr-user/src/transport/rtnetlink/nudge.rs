@@ -27,39 +27,41 @@ use crate::sys::local_service::Quiet;
 /// at the answers it has (`netevent_callback` in drivers/infiniband/core/addr.c).
 ///
 /// The entry is for [`ADDRESS_V6`] on the loopback interface, which every network namespace has and
-/// nobody sends through. Where IPv6 is off it is for [`ADDRESS_V4`] on an IPoIB interface; never on
-/// the loopback interface, where all IPv4 addresses share one entry, and with it their traffic ends.
+/// no program sends through. If IPv6 is off, the entry is for [`ADDRESS_V4`] on an IPoIB interface;
+/// never on the loopback interface, where all IPv4 addresses share one entry, and deleting it would
+/// break their traffic.
 ///
-/// It works on a thread of its own: the kernel may let it wait for whoever changes the network.
+/// The work is done on a thread: the kernel may block it while another process changes the network.
 #[derive(Debug)]
 pub struct Nudger {
     orders: sync::SyncSender<Order>,
 }
 
-/// Of the entries; documentation addresses (RFC 3849, RFC 5737), which no neighbour has. Whoever
-/// watches neighbours has to pass these two over.
+/// Address of the entries. It and [`ADDRESS_V4`] are documentation addresses (RFC 3849, RFC 5737),
+/// which no neighbour has. Programs that watch neighbours have to ignore both.
 pub const ADDRESS_V6: Ipv6Addr = Ipv6Addr::new(0x2001, 0xdb8, 0x6962, 0x6172, 0x7200, 0, 0, 0x12b7);
-/// See [`ADDRESS_V6`].
+/// Address of the entries without IPv6, see [`ADDRESS_V6`].
 pub const ADDRESS_V4: Ipv4Addr = Ipv4Addr::new(198, 51, 100, 47);
 
-/// `LOOPBACK_IFINDEX`, of every network namespace.
+/// `LOOPBACK_IFINDEX`, the same in every network namespace.
 pub const LOOPBACK: IfIndex = IfIndex::MIN;
 
-/// An interface that can have a neighbour of IPv4.
+/// An interface that can have an IPv4 neighbour.
 #[derive(Clone, Copy, Debug)]
 pub struct Place {
-    /// Its index.
+    /// Interface index.
     pub ifindex: IfIndex,
-    /// Its own address, which is given to the neighbour: it has the right length.
+    /// Hardware address of the interface. The neighbour gets the same one, because it has the right
+    /// length.
     pub hwaddr: HwAddr,
 }
 
-/// What has become of a nudge.
+/// The outcome of a nudge.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub enum Nudged {
-    /// It was made on this interface.
+    /// The entry was created and deleted on this interface.
     On(IfIndex),
-    /// The kernel is asking: it was not made.
+    /// No entry was created, because the kernel has sent a request meanwhile.
     Postponed,
 }
 
@@ -72,37 +74,37 @@ struct Order {
 /// Why a nudge failed.
 #[derive(Debug, Error)]
 pub enum NudgeError {
-    /// The kernel could not be talked to.
+    /// The netlink socket failed.
     #[error("netlink")]
     Netlink(#[from] io::Error),
-    /// Neither place will do.
+    /// Neither interface can be used.
     #[error(
         "no entry for {ADDRESS_V6} on the loopback interface ({0}; is IPv6 off?), and there is no \
          IPoIB interface to use instead"
     )]
     NoPlace(Errno),
-    /// The kernel refused.
+    /// The kernel refused the entry.
     #[error("neighbour entry for {0} refused; the daemon needs CAP_NET_ADMIN")]
     Refused(IpAddr, #[source] Errno),
 }
 
 impl Nudger {
-    /// Starts the thread, in the network namespace of this one. It ends when the nudger is dropped.
-    /// What a crash has left is removed.
+    /// Starts the thread in the network namespace of the caller. It ends when the nudger is
+    /// dropped. Removes an entry that a crashed daemon has left.
     ///
     /// # Errors
-    /// Without a netlink socket or a thread.
+    /// If the netlink socket or the thread cannot be made.
     pub fn start() -> io::Result<(Self, mpsc::Receiver<Result<Nudged, NudgeError>>)> {
         let mut neighbours = Neighbours::open()?;
         let (orders, order) = sync::sync_channel(1);
-        // The core has one nudge under way at most.
+        // The core has at most one nudge in flight.
         let (outcome, outcomes) = mpsc::channel(1);
         thread::Builder::new().name("nudge".to_owned()).spawn(move || {
-            // There is nothing to delete but after a crash.
+            // This fails unless a crashed daemon has left an entry.
             drop(neighbours.delete(&Entry::on_loopback()));
             while let Ok(Order { fallback, quiet }) = order.recv() {
-                // Seen here, and not when the order was given: this thread may have had to wait for
-                // a processor, while others asked.
+                // Checked here, not when the order was sent: this thread may have waited for a
+                // processor while new requests came.
                 let nudged = match quiet.filter(Quiet::is_over) {
                     Some(_) => Ok(Nudged::Postponed),
                     None => neighbours.nudge(fallback).map(Nudged::On),
@@ -115,9 +117,10 @@ impl Nudger {
         Ok((Self { orders }, outcomes))
     }
 
-    /// Nudges, unless that `quiet` is over; the outcome follows. `fallback` is where, if IPv6 is off.
+    /// Makes a nudge unless `quiet` is over; the outcome follows. `fallback` is the interface to
+    /// use if IPv6 is off.
     pub fn nudge(&self, fallback: Option<Place>, quiet: Option<Quiet>) {
-        // Only if the thread is gone, which takes the process with it.
+        // This fails only if the thread is gone, which ends the process, too.
         let _ = self.orders.try_send(Order { fallback, quiet });
     }
 }
@@ -147,8 +150,8 @@ impl Entry {
 }
 
 impl Neighbours {
-    /// An entry that is there already, left behind or another daemon's, is deleted, and the next
-    /// attempt makes it anew. Another daemon could come between again, but not for ever.
+    /// If the entry exists already, left behind or made by another daemon, it is deleted, and the
+    /// next attempt creates it again. Another daemon could interfere again, but not for ever.
     const ATTEMPTS: u32 = 4;
 
     fn open() -> io::Result<Self> {
@@ -158,7 +161,8 @@ impl Neighbours {
             SockFlag::SOCK_CLOEXEC,
             SockProtocol::NetlinkRoute,
         )?;
-        // The kernel has answered when a send returns. Should it not, the thread must live on.
+        // The kernel has answered when send(2) returns. If it ever does not, the thread must not
+        // hang.
         setsockopt(&fd, sockopt::ReceiveTimeout, &TimeVal::seconds(1))?;
         Ok(Self { fd, seq: 0 })
     }
@@ -170,8 +174,7 @@ impl Neighbours {
             Err(Errno::EPERM) => {
                 return Err(NudgeError::Refused(entry.address, Errno::EPERM));
             }
-            // EINVAL where an administrator has switched it off, EAFNOSUPPORT where the kernel has
-            // none.
+            // EINVAL if an administrator has disabled IPv6, EAFNOSUPPORT if the kernel has none.
             Err(errno) => errno,
         };
         let entry = Entry::on(fallback.ok_or(NudgeError::NoPlace(no_ipv6))?);
@@ -179,7 +182,7 @@ impl Neighbours {
         flashed.map_err(|errno| NudgeError::Refused(entry.address, errno)).map(|()| entry.ifindex)
     }
 
-    /// Creates and deletes the entry with one call, which nothing can come between.
+    /// Creates and deletes the entry by one system call, so that nothing can happen in between.
     fn flash(&mut self, entry: &Entry) -> io::Result<Result<(), Errno>> {
         let mut created = Err(Errno::EEXIST);
         for _ in 0..Self::ATTEMPTS {
@@ -187,7 +190,7 @@ impl Neighbours {
             let (delete, delete_seq) = self.request(entry, Rtm::Delneigh);
             self.send(&[create, delete].concat())?;
             created = self.verdict(create_seq)?;
-            // Refused where the entry could not be created, or where somebody else was faster.
+            // Refused if the entry could not be created, or another process has deleted it.
             let _ = self.verdict(delete_seq)?;
             if created != Err(Errno::EEXIST) {
                 break;
@@ -232,12 +235,12 @@ impl Neighbours {
         Ok(())
     }
 
-    /// What the kernel says of the request with `seq`.
+    /// The kernel's answer to the request with `seq`.
     fn verdict(&self, seq: u32) -> io::Result<Result<(), Errno>> {
         let mut buffer = [0; 1024];
         loop {
             let (len, from) = recvfrom::<NetlinkAddr>(self.fd.as_raw_fd(), &mut buffer)?;
-            // Another process can send to us.
+            // Other processes can send to this socket.
             if from.is_none_or(|from| from.pid() != 0) {
                 continue;
             }

@@ -19,11 +19,12 @@ use super::message::{self, ALL_SET, Frame, Malformed, attribute};
 use super::socket::{Received, Socket};
 use crate::transport::{Counter, Counters, ROUTE_ANSWERS};
 
-/// Asks the kernel which way an address is (`RTM_GETROUTE`), until it is dropped or nobody takes the
-/// answers.
+/// Looks up routes in the kernel (`RTM_GETROUTE`), until it is dropped or the receiver of the
+/// answers is.
 ///
-/// With an interface in the question, the way out by that interface. The kernel then takes an IPv4
-/// address that no route through it leads to for one on its link (`ip_route_output_key_hash_rcu`).
+/// If the question names an interface, the route is the one by that interface. If no route through
+/// it leads to an IPv4 address, the kernel then takes the address for one on its link
+/// (`ip_route_output_key_hash_rcu`).
 #[derive(Debug)]
 pub struct Routes {
     questions: mpsc::UnboundedSender<Question>,
@@ -32,32 +33,32 @@ pub struct Routes {
 /// The kernel's answer to a question.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub struct RouteAnswer {
-    /// As it was asked.
+    /// The question, unchanged.
     pub question: Question,
-    /// The way, or why there is none.
+    /// The route, or why there is none.
     pub route: Result<Route, NoRoute>,
 }
 
-/// Why there is no way to an address.
+/// Why there is no route to an address.
 #[derive(Clone, Copy, Debug, Eq, PartialEq, thiserror::Error)]
 pub enum NoRoute {
-    /// It is an address of this machine.
+    /// The address belongs to this machine.
     #[error("an address of this machine")]
     Local,
-    /// It is a broadcast, anycast or multicast address.
+    /// The address is broadcast, anycast or multicast.
     #[error("not the address of one host")]
     NotUnicast,
-    /// A route throws its packets away.
+    /// A route discards packets to the address.
     #[error("blackholed or prohibited by a route")]
     Forbidden,
-    /// No route leads there.
+    /// No route leads to the address.
     #[error("no route")]
     Unreachable,
-    /// The kernel could not say.
+    /// The look-up failed.
     #[error("the kernel could not look it up: {0}")]
     Failed(Errno),
-    /// The kernel's answer makes no sense.
-    #[error("the kernel's answer makes no sense")]
+    /// The kernel's answer is malformed.
+    #[error("the kernel's answer is malformed")]
     Malformed,
 }
 
@@ -65,7 +66,7 @@ impl Routes {
     /// Opens the socket in the network namespace of this thread. Must be called within a runtime.
     ///
     /// # Errors
-    /// If the kernel has no such socket for us.
+    /// If the kernel refuses the socket.
     pub fn start(counters: Arc<Counters>) -> io::Result<(Self, mpsc::Receiver<RouteAnswer>)> {
         let socket = open()?;
         let (question, questions) = mpsc::unbounded_channel();
@@ -74,7 +75,7 @@ impl Routes {
         let mut asker = Asker { socket, lookups, questions, answers: sender, counters };
         tokio::spawn(async move {
             while let Err(error) = asker.ask().await {
-                tracing::error!(%error, "rtnetlink: socket for routes broken, it is opened again");
+                tracing::error!(%error, "rtnetlink: socket for routes broken; opening it again");
                 asker.socket = super::reopen(open).await;
                 asker.counters.count(Counter::RtnetlinkReopened);
                 asker.lookups.handle_loss();
@@ -84,9 +85,9 @@ impl Routes {
         Ok((Self { questions: question }, answers))
     }
 
-    /// Asks. Each question gets one answer.
+    /// Sends a question. Each gets one answer.
     pub fn lookup(&self, question: Question) {
-        // Only if nobody takes the answers.
+        // This fails only if the receiver of the answers is gone.
         let _ = self.questions.send(question);
     }
 }
@@ -137,12 +138,12 @@ impl Asker {
     }
 }
 
-/// Questions under way, without the socket.
+/// The questions in flight, without the socket.
 pub(super) struct Lookups {
     seq: u32,
     /// By the sequence number of the request.
     pending: BTreeMap<u32, Pending>,
-    /// Answers were lost; which ones is known when the rest has been read.
+    /// Some answers were lost; the ones still missing when the socket is empty are asked for again.
     lost: bool,
     counters: Arc<Counters>,
 }
@@ -154,7 +155,7 @@ struct Pending {
 }
 
 impl Lookups {
-    /// Their answers fit the socket many times.
+    /// The socket has room for many times as many answers.
     const MAX_PENDING: usize = 64;
 
     pub(super) fn new(counters: Arc<Counters>) -> Self {
@@ -249,7 +250,7 @@ fn request(seq: u32, question: Question) -> Vec<u8> {
     message::request(Rtm::Getroute, NlmF::empty(), seq, message)
 }
 
-/// What an answer says; the outer error is that it says nothing.
+/// Parses an answer; the outer error is that it is malformed.
 fn route(frame: &Frame<'_>, question: Question) -> Result<Result<Route, NoRoute>, Malformed> {
     if frame.kind == u16::from(Nlmsg::Error) {
         return Ok(Err(no_route(Errno::from_raw(frame.errno()?))));
@@ -280,12 +281,12 @@ fn route(frame: &Frame<'_>, question: Question) -> Result<Result<Route, NoRoute>
     Ok(Ok(Route { ifindex, next_hop }))
 }
 
-/// `fib_props` of net/ipv4/fib_semantics.c and `ip6_rt_type_to_error` of net/ipv6/route.c say which
-/// error a type of route has.
+/// The error numbers of route types, from `fib_props` of net/ipv4/fib_semantics.c and
+/// `ip6_rt_type_to_error` of net/ipv6/route.c.
 fn no_route(errno: Errno) -> NoRoute {
     match errno {
         Errno::ENETUNREACH | Errno::EHOSTUNREACH | Errno::EAGAIN => NoRoute::Unreachable,
-        // A blackhole, and a prohibition.
+        // A blackhole or prohibited route.
         Errno::EINVAL | Errno::EACCES => NoRoute::Forbidden,
         other => NoRoute::Failed(other),
     }
@@ -295,5 +296,5 @@ fn open() -> io::Result<Socket> {
     Socket::open(0, RECEIVE_BUFFER)
 }
 
-/// An answer is less than a KiB with all that the kernel reckons.
+/// An answer takes less than a KiB with the kernel's overhead.
 const RECEIVE_BUFFER: usize = 256 * 1024;

@@ -13,45 +13,45 @@ use super::message::{self, Change, Frame, Malformed};
 use super::neigh::{self, Neigh};
 use crate::transport::{Counter, Counters};
 
-/// What is read from the socket, made into [`Input`]s, without the socket.
+/// Translates what is read from a socket into [`Input`]s; has no socket itself.
 ///
-/// **No dump is begun while what the socket holds may be older than a loss.** The kernel reports an
-/// overrun ahead of the messages that were queued before it. Taken for what happened since a dump
-/// was asked for, they would overrule it with what the lost ones have undone.
+/// **No dump begins while the socket may hold messages from before a loss.** The kernel reports an
+/// overrun ahead of the messages that were queued before it. If these counted as events since the
+/// request for a dump, they would overrule the dump with facts that the lost messages have changed.
 pub(super) struct Session {
     subject: Subject,
-    /// Of our socket.
+    /// Port id of our socket.
     portid: u32,
-    /// Of the last request.
+    /// Sequence number of the last request.
     seq: u32,
     phase: Phase,
     /// A dump is wanted.
     wanted: bool,
-    /// Something was lost, and the socket has not been read to its end since.
+    /// A message was lost, and the socket has not been empty since.
     behind: bool,
-    /// The dump that is running does not hold all there is.
+    /// The running dump is incomplete.
     spoiled: bool,
-    /// Entries of the dump that is running.
+    /// Entries of the running dump.
     listed: usize,
-    /// Dumps that failed since the last that did not.
+    /// Failed dumps since the last success.
     failures: u32,
     pause: Option<Duration>,
     counters: Arc<Counters>,
 }
 
-/// How far the dump has got, as an index into the [`requests`] of its subject.
+/// The progress of a dump, as an index into the [`requests`] of its subject.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 enum Phase {
     Idle,
-    /// To be asked for.
+    /// This request comes next.
     Next(usize),
-    /// Asked for.
+    /// This request is running.
     Running(usize),
-    /// Of no use any more.
+    /// The dump has too many entries, and was given up.
     TooMuch,
 }
 
-/// What a dump is made of, each with the sequence number that it is given.
+/// The requests of a dump, each a function of its sequence number.
 fn requests(subject: Subject) -> &'static [fn(u32) -> Vec<u8>] {
     match subject {
         Subject::Node => &[message::dump_links, message::dump_addresses],
@@ -81,19 +81,19 @@ impl Session {
         }
     }
 
-    /// Whether the dump that was running has more entries than anybody wants to read. Neither the
-    /// rest of it is wanted nor any event, so that the socket is to be closed.
+    /// Whether the running dump had more entries than the limit. Then neither its rest nor events
+    /// are wanted, and the socket should be closed.
     pub(super) fn is_too_much(&self) -> bool {
         self.phase == Phase::TooMuch
     }
 
-    /// A dump is wanted. One that is running then has taken too long.
+    /// Starts a dump. A running one has taken too long, and is given up.
     pub(super) fn handle_request(&mut self) {
         self.phase = Phase::Idle;
         self.wanted = true;
     }
 
-    /// The kernel sent these bytes.
+    /// Takes a datagram of the kernel.
     pub(super) fn handle_datagram(&mut self, datagram: &[u8], inputs: &mut Vec<Input>) {
         for frame in message::frames(datagram) {
             match frame {
@@ -107,7 +107,7 @@ impl Session {
         }
     }
 
-    /// Messages were lost: they did not fit the socket or our buffer.
+    /// Notes a loss: messages did not fit the socket or our buffer.
     pub(super) fn handle_loss(&mut self, why: Counter) {
         self.counters.count(why);
         self.behind = true;
@@ -115,18 +115,18 @@ impl Session {
         self.wanted = true;
     }
 
-    /// The socket held nothing more.
+    /// Notes that the socket is empty.
     pub(super) fn handle_drained(&mut self) {
         self.behind = false;
     }
 
-    /// The request could not be sent.
+    /// Notes that the request could not be sent.
     pub(super) fn handle_unsent(&mut self) {
         self.fail(Counter::RtnetlinkDumpRefused);
     }
 
-    /// How long to wait from now on before the next [`poll_transmit`](Self::poll_transmit), after a
-    /// dump that failed: a machine whose links never rest would otherwise be asked without end.
+    /// How long to wait before the next [`poll_transmit`](Self::poll_transmit), after failed dumps:
+    /// otherwise a machine whose links keep changing would be dumped without end.
     pub(super) fn poll_pause(&mut self) -> Option<Duration> {
         self.pause.take()
     }
@@ -140,7 +140,7 @@ impl Session {
         }
     }
 
-    /// The next request to the kernel. To be sent after `inputs` has been passed on.
+    /// The next request to the kernel. Send it after passing on `inputs`.
     pub(super) fn poll_transmit(&mut self, inputs: &mut Vec<Input>) -> Option<Vec<u8>> {
         if !self.wants_to_send() {
             return None;
@@ -164,8 +164,8 @@ impl Session {
         Some(request(self.seq))
     }
 
-    /// Entries of a dump and its end have `NLM_F_MULTI`. Events do not, and may have our port id, if
-    /// who made the change lives in another network namespace.
+    /// Entries of a dump and its end have `NLM_F_MULTI`. Events do not; they may have our port id
+    /// if the process that made the change is in another network namespace.
     fn is_answer(&self, frame: &Frame<'_>) -> bool {
         let error = frame.kind == u16::from(Nlmsg::Error);
         frame.portid == self.portid && (error || frame.flags.contains(NlmF::MULTI))
@@ -199,8 +199,8 @@ impl Session {
         }
     }
 
-    /// A kernel without policy routing, or without IPv6, has no such dump; one that has never had a
-    /// route has no table for them.
+    /// A kernel without policy routing, or without IPv6, has no such dump; a kernel that never had
+    /// a route has no table for routes.
     fn has_nothing_to_list(&self, refusal: &Frame<'_>) -> bool {
         self.subject == Subject::Routes
             && matches!(refusal.errno(), Ok(libc::EOPNOTSUPP | libc::ENOENT))
@@ -241,7 +241,7 @@ impl Session {
             Ok(None) => {}
             Ok(Some(event)) => {
                 self.counters.count(Counter::RtnetlinkEvent);
-                // A flood of routes says no more than one.
+                // Many events about routes mean no more than one.
                 if event != Input::RoutesChanged || inputs.last() != Some(&event) {
                     inputs.push(event);
                 }

@@ -13,36 +13,36 @@ use tokio::io::unix::AsyncFd;
 
 use crate::sys::{fd, netlink};
 
-/// A non-blocking `NETLINK_ROUTE` socket of the network namespace that the opening thread is in.
+/// A non-blocking `NETLINK_ROUTE` socket of the network namespace of the opening thread.
 ///
-/// neli's own sockets do not tell who sent a message.
+/// neli's own sockets do not report the sender of a message.
 pub(super) struct Socket {
     fd: AsyncFd<OwnedFd>,
     portid: u32,
     buffer: Box<[u8]>,
 }
 
-/// What a read of the socket brought.
+/// The outcome of a read.
 #[derive(Debug)]
 pub(super) enum Received<'a> {
     /// Messages of the kernel.
     Datagram(&'a [u8]),
-    /// Messages of another process, which any process may send us.
+    /// Messages of another process; any process may send them.
     Foreign,
-    /// More than fits the buffer; the rest is gone.
+    /// A datagram larger than the buffer; the rest is lost.
     Truncated,
-    /// The kernel had messages that did not fit the socket.
+    /// The socket had no room for some messages of the kernel.
     Overrun,
-    /// There is nothing more.
+    /// The socket is empty.
     Drained,
 }
 
 impl Socket {
-    /// The kernel fills at most 32 KiB at a time (`netlink_recvmsg`), and a single message of one
-    /// link is a few KiB.
+    /// The kernel fills at most 32 KiB at a time (`netlink_recvmsg`), and the message of one link
+    /// is a few KiB.
     const BUFFER: usize = 64 * 1024;
 
-    /// A member of the multicast groups with these `RTMGRP_*` bits.
+    /// Joins the multicast groups with these `RTMGRP_*` bits.
     pub(super) fn open(groups: u32, receive_buffer: usize) -> io::Result<Self> {
         let fd = socket(
             AddressFamily::Netlink,
@@ -50,8 +50,8 @@ impl Socket {
             SockFlag::SOCK_CLOEXEC | SockFlag::SOCK_NONBLOCK,
             SockProtocol::NetlinkRoute,
         )?;
-        // Above net.core.rmem_max only with CAP_NET_ADMIN; what we then get is enough to start with,
-        // and what does not fit is read again.
+        // Above net.core.rmem_max this needs CAP_NET_ADMIN. A smaller buffer is enough to start
+        // with, and lost messages bring a dump.
         if setsockopt(&fd, sockopt::RcvBufForce, &receive_buffer).is_err() {
             setsockopt(&fd, sockopt::RcvBuf, &receive_buffer)?;
         }
@@ -61,17 +61,17 @@ impl Socket {
         Ok(Self { fd: fd::watch(fd)?, portid, buffer })
     }
 
-    /// As [`netlink::set_strict`].
+    /// See [`netlink::set_strict`].
     pub(super) fn set_strict(&self) -> nix::Result<()> {
         netlink::set_strict(self.fd.get_ref())
     }
 
-    /// What the kernel calls this socket.
+    /// The kernel's id of this socket.
     pub(super) fn portid(&self) -> u32 {
         self.portid
     }
 
-    /// Waits until a read brings something, if only an error. May be dropped at any time.
+    /// Waits until a read would return something, even an error. Cancel safe.
     pub(super) async fn readable(&self) -> io::Result<()> {
         self.fd.readable().await.map(|mut guard| guard.retain_ready())
     }
@@ -101,7 +101,7 @@ impl Socket {
         }
     }
 
-    /// Sends one request. The kernel handles it before this returns, so it never has to wait.
+    /// Sends one request. The kernel has handled it when this returns, so it never blocks.
     pub(super) fn send(&self, request: &[u8]) -> io::Result<()> {
         send(self.fd.as_raw_fd(), request, MsgFlags::empty())?;
         Ok(())

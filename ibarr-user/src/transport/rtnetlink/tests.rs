@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 
-//! What the kernel sent, recorded or made by hand after its code, against what we make of it.
+//! Checks the parsers against messages of the kernel, recorded or built from its source.
 //!
-//! The recordings are of a little-endian machine; netlink speaks the host's byte order.
+//! The recordings are from a little-endian machine; netlink uses the host's byte order.
 #![cfg(target_endian = "little")]
 
 mod fib;
@@ -100,10 +100,10 @@ fn recorded_events_are_read() {
             "ip link set a1 master br0",
             a1_up,
             a1_up,
-            // And one of the bridge about its port.
+            // One more event of the bridge, about its port.
             "ip link set a1 nomaster",
             a1_up,
-            // And two of the bridge, one of them an RTM_DELLINK. The link is not gone.
+            // Two more events of the bridge, one of them an RTM_DELLINK. The link is not gone.
             a1_up,
             "ip link set a0 down",
             "link 7 a0 ether c6:01:02:21:bc:fb down",
@@ -142,7 +142,7 @@ fn recorded_routes_answer_their_questions() {
         ("fd00:7::1", Err(NoRoute::Forbidden)),
         ("2001:db8::1", Err(NoRoute::Unreachable)),
         ("fe80::1 oif 5", Ok(("fe80::1", 5))),
-        // No route, and yet an answer: see `Routes`.
+        // An answer without a route, see `Routes`.
         ("192.0.2.1 oif 5", Ok(("192.0.2.1", 5))),
     ];
     let recorded = recorded(ROUTES);
@@ -190,10 +190,11 @@ fn recorded_bonds_and_teams_are_read() {
     assert_eq!(told, expected.map(|(name, bonding)| (name.to_owned(), bonding)));
 }
 
-/// `rtnl_fill_ifinfo`, `bond_fill_info`, `bond_fill_slave_info` and `rtnl_link_slave_info_fill` of
-/// Linux 6.12. Made by hand: no kernel that we have recorded has an InfiniBand port.
+/// Built from `rtnl_fill_ifinfo`, `bond_fill_info`, `bond_fill_slave_info` and
+/// `rtnl_link_slave_info_fill` of Linux 6.12, because no kernel that we have recorded has an
+/// InfiniBand port.
 #[test]
-fn hand_made_infiniband_bond_is_read() {
+fn constructed_infiniband_bond_is_read() {
     let port = |last: u8| {
         let mut hwaddr = *b"\x80\0\0\x48\xfe\x80\0\0\0\0\0\0\0\x02\xc9\x03\0\0\0\0";
         hwaddr[19] = last;
@@ -230,7 +231,8 @@ fn hand_made_infiniband_bond_is_read() {
     let ib0 = link(5, "ib0", port(2)).with(Attr::u32(10, 9)).with(slave_info("bond"));
     assert_eq!(ib0.parse_link().bonding, Bonding::Slave { of: index(9) });
 
-    // All slaves down: no active one. And a team, which has numbers of its own and says less.
+    // All slaves down, so none is active. Then a team, whose attributes have other numbers and say
+    // less.
     let none = link(9, "bond0", port(1)).with(info(&[kind, bond_data(&[])]));
     let team =
         link(9, "team0", port(1)).with(info(&[Attr::text(1, "team"), Attr::nest(2, &active)]));
@@ -248,7 +250,7 @@ fn hand_made_infiniband_bond_is_read() {
 }
 
 #[test]
-fn flags_of_duplicate_detection_are_told_apart() {
+fn flags_of_duplicate_address_detection_are_recognized() {
     let (tentative, optimistic, failed, permanent) = (0x40, 0x04, 0x08, 0x80);
     let cases = [
         (permanent, Dad::Passed),
@@ -256,7 +258,7 @@ fn flags_of_duplicate_detection_are_told_apart() {
         (permanent | tentative, Dad::Tentative),
         (optimistic | tentative, Dad::Optimistic),
         (permanent | tentative | failed, Dad::Failed),
-        // Flags above the eight of the header, IFA_F_STABLE_PRIVACY here.
+        // Flags above the eight of the header, here IFA_F_STABLE_PRIVACY.
         (0x800, Dad::Passed),
     ];
     for (flags, dad) in cases {
@@ -271,7 +273,7 @@ fn flags_of_duplicate_detection_are_told_apart() {
 }
 
 #[test]
-fn what_makes_no_sense_is_refused_for_its_reason() {
+fn malformed_message_is_rejected_with_its_reason() {
     let link = |kind: u16| Message::link(kind, 5, 32, 1);
     let v4 = |bits| Message::address(20, 2, bits, 0, 5);
     let name = || Attr::text(3, "ib0");
@@ -297,14 +299,14 @@ fn what_makes_no_sense_is_refused_for_its_reason() {
     for (message, reason) in cases {
         assert_eq!(message.parse(), Err(reason), "{message:?}");
     }
-    // A slave that does not say of what.
+    // A slave that does not name the kind of its master.
     let slave = link(16).with(name()).with(Attr::nest(18, &[Attr::text(4, "bond")]));
     assert_eq!(slave.parse(), Err(Malformed::AttributeMissing));
 }
 
 #[test]
-fn what_others_say_about_a_link_is_passed_over() {
-    // A bridge about its port (AF_BRIDGE), a wireless extension, addresses of MCTP.
+fn messages_of_other_protocols_about_a_link_are_ignored() {
+    // From a bridge about its port (AF_BRIDGE), from a wireless extension, about addresses of MCTP.
     let bridge = Message::link(17, 5, 1, 1).family(7);
     let wireless =
         Message::link(16, 5, 1, 1).with(Attr::text(3, "wlan0")).with(Attr::new(11, b"x"));
@@ -331,7 +333,7 @@ fn frames_end_at_the_first_that_does_not_fit() {
 proptest! {
     /// Neither our walk nor neli's may read past the end, loop or panic.
     #[test]
-    fn no_bytes_of_the_kernel_can_panic(
+    fn no_bytes_cause_a_panic(
         which in 0..5usize, message: prop::sample::Index, at: prop::sample::Index, byte: u8,
         cut: prop::sample::Index, noise: Vec<u8>
     ) {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 
-//! Routes and policy rules.
+//! Tests about routes and policy rules.
 
 use ibarr_proto::ip2gid::Family;
 use ibarr_proto::local_view::routing::{MAX_LISTED_ROUTES, Route, Rule, Selects, Way};
@@ -10,7 +10,7 @@ use super::*;
 
 const FIB: &str = include_str!("../../../../tests/golden/rtnetlink-fib.hex");
 
-/// A line for each label and each thing said.
+/// A line for each label and each message.
 fn tell_fib(datagrams: impl IntoIterator<Item = (&'static str, Vec<u8>)>) -> Vec<String> {
     let mut told = Vec::new();
     for (label, datagram) in datagrams {
@@ -45,10 +45,10 @@ fn recorded_rules_and_routes_are_read() {
         "IPv4 rule 0 All 255",
         "IPv4 rule 100 Some 300",
         "IPv4 rule 101 Some 300",
-        // What is forwarded, and what is marked.
+        // For forwarded packets, and for marked ones.
         "IPv4 rule 102 NoReply 300",
         "IPv4 rule 103 NoReply 300",
-        // No mark, which is what replies have; and anything but a mark.
+        // For packets without mark, such as replies; and for any mark but one.
         "IPv4 rule 104 All 300",
         "IPv4 rule 105 Some 300",
         "IPv4 rule 106 Some 254",
@@ -58,7 +58,7 @@ fn recorded_rules_and_routes_are_read() {
         "IPv4 rule 109 All -",
         "IPv4 rule 110 Some 300",
         "IPv4 rule 111 Some 300",
-        // What this machine sends itself.
+        // For packets that this machine sends to itself.
         "IPv4 rule 112 Some 300",
         "IPv4 rule 113 All 300",
         "IPv4 rule 1000 Vrf 0",
@@ -79,7 +79,7 @@ fn recorded_rules_and_routes_are_read() {
         "10.6.0.0/16 0 unclear",
         "10.7.0.0/16 0 unclear",
         "10.8.0.0/16 0 unclear",
-        // Not that of 10.9.0.0/16 with a TOS; through a nexthop object; through a tunnel.
+        // Not the route of 10.9.0.0/16 with a TOS. Then through a nexthop object, through a tunnel.
         "10.10.0.0/16 0 by 3 via 10.1.0.254",
         "10.11.0.0/16 0 unclear",
         "routes of IPv6",
@@ -119,7 +119,7 @@ fn recorded_changes_of_routes_and_rules_are_noticed() {
         "IPv6 rule 200 Some 300",
         "ip -6 route add fd00:20::/64 via fd00:1::fe",
         "fd00:20::/64 1024 by 3 via fd00:1::fe",
-        // And not a word about the IPv4 routes that go with it.
+        // No event about the IPv4 routes that are removed with it.
         "ip link set d1 down",
         "fe80::/64 256 by 5",
     ];
@@ -143,7 +143,7 @@ fn parse(message: &Message) -> Result<Option<Fib>, Malformed> {
 }
 
 #[test]
-fn routes_that_make_no_sense_are_refused_for_their_reason() {
+fn malformed_route_is_rejected_with_its_reason() {
     let oif = || Attr::u32(4, 5);
     let multipath = |hops: &[u8]| rtmsg(2, 0, 1).with(Attr::new(9, hops));
     let cases = [
@@ -156,7 +156,7 @@ fn routes_that_make_no_sense_are_refused_for_their_reason() {
         (rtmsg(2, 0, 1).with(oif()).with(Attr::new(6, &[0])), Malformed::AttributeLength),
         (rtmsg(2, 0, 1).with(oif()).cut(1), Malformed::Attributes),
         (multipath(&hop(8, 0, 5)[..7]), Malformed::Attributes),
-        // Next hops that say they are shorter than they are, or longer.
+        // Next hops whose stated length is too short or too long.
         (multipath(&hop(0, 0, 5)), Malformed::Attributes),
         (multipath(&hop(9, 0, 5)), Malformed::Attributes),
         (multipath(&hop(8, 0, 0)), Malformed::IfIndex),
@@ -182,7 +182,7 @@ fn routes_that_make_no_sense_are_refused_for_their_reason() {
     assert!(unclear(&multipath(&hop(8, 1, 5))));
     assert!(!unclear(&multipath(&[hop(8, 1, 6), hop(8, 0, 5)].concat())));
     assert!(unclear(&multipath(&[hop(8, 0, 6), hop(8, 0, 5)].concat())));
-    // A selector that is younger than this code.
+    // A selector that is newer than this code.
     let rule = Message::new(32, &[2, 0, 0, 0, 254, 0, 0, 1, 0, 0, 0, 0]);
     let selects = |message: &Message| match parse(message) {
         Ok(Some(Fib::Rule(rule))) => rule.selects,
@@ -195,7 +195,7 @@ fn routes_that_make_no_sense_are_refused_for_their_reason() {
 
 proptest! {
     #[test]
-    fn no_bytes_about_routes_can_panic(
+    fn no_bytes_about_routes_cause_a_panic(
         message: prop::sample::Index, at: prop::sample::Index, byte: u8,
         cut: prop::sample::Index, noise: Vec<u8>
     ) {
@@ -213,7 +213,7 @@ proptest! {
 
 const PORTID: u32 = 4711;
 
-/// A session about routes, and what it has said.
+/// A session about routes, and its output.
 struct Story {
     session: Session,
     counters: Arc<Counters>,
@@ -228,7 +228,7 @@ impl Story {
         Self { session, counters, said: Vec::new(), seq: 0 }
     }
 
-    /// The session asks for this: the type, and the first bytes of its header.
+    /// The session sends this request: the type, and the first bytes of its header.
     fn asks(&mut self, kind: u16, family: u8, table: u8) -> &mut Self {
         let request = self.session.poll_transmit(&mut self.said).expect("no request");
         assert_eq!(request.len(), 16 + 12);
@@ -269,7 +269,7 @@ fn default_route() -> (Message, Route) {
 }
 
 #[test]
-fn a_dump_lists_rules_then_the_routes_of_each_family() {
+fn dump_lists_rules_then_the_routes_of_each_family() {
     let (message, route) = default_route();
     let rule = Message::new(32, &[10, 0, 0, 0, 254, 0, 0, 1, 0, 0, 0, 0]);
     let listed = Rule { family: Family::V6, priority: 0, selects: Selects::All, table: Some(254) };
@@ -277,7 +277,7 @@ fn a_dump_lists_rules_then_the_routes_of_each_family() {
     story.session.handle_request();
     story.asks(34, 0, 0).answers(&[rule, done()]);
     story.asks(26, 2, 254).answers(std::slice::from_ref(&message));
-    // However many, they say no more than one; of another table, nothing.
+    // Many events give one input; an event of another table gives none.
     let other = Message::new(24, &[2, 0, 0, 0, 253, 0, 0, 1, 0, 0, 0, 0]);
     story.hears(&[message.clone(), other.clone(), message.clone(), message]).hears(&[other]);
     story.answers(&[done()]).asks(26, 10, 254).answers(&[done()]);
@@ -293,20 +293,20 @@ fn a_dump_lists_rules_then_the_routes_of_each_family() {
 }
 
 #[test]
-fn a_kernel_without_policy_routing_or_routes_has_none() {
+fn kernel_without_policy_routing_or_routes_lists_none() {
     let mut story = Story::new();
     story.session.handle_request();
     let refused = |errno: i32| [Message::new(2, &[&(-errno).to_ne_bytes()[..], &[0; 16]].concat())];
     story.asks(34, 0, 0).answers(&refused(libc::EOPNOTSUPP));
     let no_table = Message::new(3, &(-libc::ENOENT).to_ne_bytes());
     story.asks(26, 2, 254).answers(&[no_table]).asks(26, 10, 254);
-    // Any other refusal is one.
+    // Any other error is a failed dump.
     story.answers(&refused(libc::EBUSY)).asks(34, 0, 0);
     assert_eq!(story.counters.get(Counter::RtnetlinkDumpRefused), 1);
 }
 
 #[test]
-fn a_dump_that_lists_too_much_is_broken_off_for_good() {
+fn dump_with_too_many_entries_is_given_up_for_good() {
     let mut story = Story::new();
     let (message, route) = default_route();
     story.session.handle_request();

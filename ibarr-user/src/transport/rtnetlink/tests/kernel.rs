@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 
-//! Messages as the kernel writes them: recorded, or laid out by hand without any code of ours or
-//! neli's.
+//! Messages as the kernel writes them: recorded, or laid out without code of ours or neli's.
 
 use ibarr_common::IfIndex;
 use ibarr_proto::local_view::Link;

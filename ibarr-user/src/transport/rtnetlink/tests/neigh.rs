@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 
-//! Neighbours.
+//! Tests about neighbours.
 
 use ibarr_proto::local_view::HwAddr;
 use ibarr_proto::local_view::neighbours::{Entry, State};
@@ -11,7 +11,7 @@ use super::*;
 
 const NEIGHBOURS: &str = include_str!("../../../../tests/golden/rtnetlink-neighbours.hex");
 
-/// A line for each label and each thing said.
+/// A line for each label and each message.
 fn tell(golden: &str) -> Vec<String> {
     let mut told = Vec::new();
     for (label, datagram) in recorded(golden) {
@@ -47,7 +47,7 @@ fn recorded_neighbours_are_read() {
             "10.1.0.3 on 3 NoArp 02:00:00:00:00:03",
             "a datagram to 10.1.0.4, whom nobody knows",
             "10.1.0.4 on 3 Unresolved ",
-            // What a bridge has learned is no neighbour.
+            // An address that a bridge has learned is not a neighbour.
             "bridge fdb add 02:00:00:00:00:09 dev v0 self permanent",
             "ip neigh del 10.1.0.2 dev v0",
             "10.1.0.2 on 3 Unresolved ",
@@ -103,7 +103,7 @@ fn parse(message: &Message) -> Result<Option<Neigh>, Malformed> {
 }
 
 #[test]
-fn each_state_of_a_neighbour_is_told_from_the_others() {
+fn each_state_of_a_neighbour_is_recognized() {
     let states = [
         (0x01, State::Unresolved),
         (0x02, State::Reachable),
@@ -123,7 +123,7 @@ fn each_state_of_a_neighbour_is_told_from_the_others() {
 }
 
 #[test]
-fn a_neighbour_that_makes_no_sense_is_refused_for_its_reason() {
+fn malformed_neighbour_is_rejected_with_its_reason() {
     let message = || ndmsg(NEWNEIGH, 2, 0);
     let cases = [
         (message(), Malformed::AttributeMissing),
@@ -143,7 +143,7 @@ fn a_neighbour_that_makes_no_sense_is_refused_for_its_reason() {
 }
 
 #[test]
-fn nudges_and_proxies_are_no_neighbours() {
+fn nudges_and_proxies_are_not_neighbours() {
     let v6 = Attr::new(1, &ADDRESS_V6.octets());
     let of_ipv6 = |kind| Message::new(kind, &[10, 0, 0, 0, 1, 0, 0, 0, 0x80, 0, 0, 1]);
     let passed_over = [
@@ -152,7 +152,7 @@ fn nudges_and_proxies_are_no_neighbours() {
         of_ipv6(NEWNEIGH).with(v6.clone()),
         of_ipv6(DELNEIGH).with(v6),
         ndmsg(NEWNEIGH, 0, 8).with(destination(9)),
-        // About a link.
+        // A message about a link.
         Message::link(16, 5, 32, 1),
     ];
     for message in passed_over {
@@ -161,7 +161,7 @@ fn nudges_and_proxies_are_no_neighbours() {
 }
 
 #[test]
-fn a_dump_of_neighbours_is_one_request_and_a_loss_brings_another() {
+fn dump_of_neighbours_is_one_request_repeated_after_a_loss() {
     const PORTID: u32 = 4711;
     let counters = Arc::<Counters>::default();
     let mut session = Session::new(Subject::Neighbours, PORTID, Arc::clone(&counters));

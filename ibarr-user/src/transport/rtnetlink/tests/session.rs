@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 
-//! Dumps and losses, with the kernel's end in the test's hand.
+//! Tests of dumps and losses; the tests play the kernel.
 
 use ibarr_proto::local_view::{HwAddr, InterfaceName};
 
@@ -8,7 +8,7 @@ use super::*;
 
 const PORTID: u32 = 4711;
 
-/// A session and what it has said.
+/// A session and its output.
 struct Story {
     session: Session,
     counters: Arc<Counters>,
@@ -23,21 +23,21 @@ impl Story {
         Self { session, counters, said: Vec::new(), seq: 0 }
     }
 
-    /// The kernel sends these in one datagram.
+    /// The kernel sends these messages in one datagram.
     fn hear(&mut self, messages: &[Message]) -> &mut Self {
         let datagram: Vec<u8> = messages.iter().flat_map(Message::bytes).collect();
         self.session.handle_datagram(&datagram, &mut self.said);
         self
     }
 
-    /// The session asks for this, and nothing else.
+    /// The session sends this request, and no other.
     fn asks(&mut self, kind: u16) -> &mut Self {
         let request = self.session.poll_transmit(&mut self.said).expect("no request");
         let request: Vec<_> = frames(&request).collect();
         let [Ok(frame)] = request.as_slice() else { panic!("{request:?}") };
         // NLM_F_REQUEST | NLM_F_DUMP
         assert_eq!((frame.kind, frame.flags.bits()), (kind, 0x301));
-        assert_ne!(frame.seq, self.seq, "a sequence number twice");
+        assert_ne!(frame.seq, self.seq, "a sequence number was used twice");
         self.seq = frame.seq;
         self.asks_nothing()
     }
@@ -53,14 +53,14 @@ impl Story {
         self
     }
 
-    /// The kernel sends these in answer to the last request.
+    /// The kernel answers the last request with these messages.
     fn answers(&mut self, messages: &[Message]) -> &mut Self {
         let stamp = |message: &Message| message.clone().answering(self.seq, PORTID);
         let messages: Vec<_> = messages.iter().map(stamp).collect();
         self.hear(&messages)
     }
 
-    /// A whole dump of nothing.
+    /// A complete empty dump.
     fn dumps(&mut self) -> &mut Self {
         self.asks(GETLINK).answers(&[done()]).asks(GETADDR).answers(&[done()]);
         self.says(&[Input::DumpStarted, Input::DumpDone])
@@ -102,7 +102,7 @@ fn entry(last: u8) -> InterfaceAddress {
 }
 
 #[test]
-fn nothing_is_asked_before_it_is_wanted() {
+fn nothing_is_requested_before_it_is_wanted() {
     let mut story = Story::new();
     story.asks_nothing();
     story.session.handle_request();
@@ -111,7 +111,7 @@ fn nothing_is_asked_before_it_is_wanted() {
 }
 
 #[test]
-fn a_dump_lists_links_then_addresses_and_events_go_between() {
+fn dump_lists_links_then_addresses_with_events_in_between() {
     let mut story = Story::new();
     story.session.handle_request();
     story.asks(GETLINK);
@@ -132,7 +132,7 @@ fn a_dump_lists_links_then_addresses_and_events_go_between() {
 }
 
 #[test]
-fn an_interrupted_dump_is_never_done_but_done_again() {
+fn interrupted_dump_is_repeated_and_never_passed_on() {
     for phase in [GETLINK, GETADDR] {
         let mut story = Story::new();
         story.session.handle_request();
@@ -149,11 +149,11 @@ fn an_interrupted_dump_is_never_done_but_done_again() {
 }
 
 #[test]
-fn after_a_loss_no_dump_begins_before_the_socket_was_read_to_its_end() {
+fn after_a_loss_no_dump_begins_before_the_socket_is_empty() {
     let mut story = Story::new();
     story.session.handle_loss(Counter::RtnetlinkOverrun);
     story.asks_nothing();
-    // Older than the loss, and perhaps undone by what was lost.
+    // Older than the loss, and perhaps changed by a lost message.
     story.hear(&[address(20, 1)]).asks_nothing();
     story.says(&[Input::Address(entry(1))]);
     story.session.handle_drained();
@@ -162,7 +162,7 @@ fn after_a_loss_no_dump_begins_before_the_socket_was_read_to_its_end() {
 }
 
 #[test]
-fn a_loss_during_a_dump_voids_it() {
+fn loss_during_a_dump_voids_it() {
     let mut story = Story::new();
     story.session.handle_request();
     story.asks(GETLINK);
@@ -170,7 +170,7 @@ fn a_loss_during_a_dump_voids_it() {
     story.answers(&[done()]).says(&[Input::DumpStarted]).asks_nothing();
     story.session.handle_drained();
     story.dumps().asks_nothing();
-    // Between links and addresses, and among the addresses.
+    // First between links and addresses, then among the addresses.
     story.session.handle_request();
     story.asks(GETLINK).answers(&[done()]);
     story.session.handle_loss(Counter::RtnetlinkOversized);
@@ -180,7 +180,7 @@ fn a_loss_during_a_dump_voids_it() {
 }
 
 #[test]
-fn a_refused_dump_is_asked_for_again_after_a_growing_pause() {
+fn refused_dump_is_repeated_after_a_growing_pause() {
     let mut story = Story::new();
     story.session.handle_request();
     let mut pauses = Vec::new();
@@ -198,7 +198,7 @@ fn a_refused_dump_is_asked_for_again_after_a_growing_pause() {
     assert_eq!(story.counted(Counter::RtnetlinkDumpRefused), 12);
     story.said.clear();
     story.dumps();
-    // And from the beginning.
+    // The dump starts again from the beginning.
     story.session.handle_request();
     story.asks(GETLINK);
     story.session.handle_unsent();
@@ -206,7 +206,7 @@ fn a_refused_dump_is_asked_for_again_after_a_growing_pause() {
 }
 
 #[test]
-fn a_dump_that_ends_with_an_error_is_not_done() {
+fn dump_that_ends_with_an_error_is_not_passed_on() {
     let mut story = Story::new();
     story.session.handle_request();
     story.asks(GETLINK);
@@ -217,7 +217,7 @@ fn a_dump_that_ends_with_an_error_is_not_done() {
 }
 
 #[test]
-fn a_dump_wanted_anew_voids_the_one_that_hangs() {
+fn new_request_for_a_dump_voids_a_hanging_one() {
     let mut story = Story::new();
     story.session.handle_request();
     story.asks(GETLINK);
@@ -229,8 +229,8 @@ fn a_dump_wanted_anew_voids_the_one_that_hangs() {
 }
 
 #[test]
-fn an_event_with_our_port_id_is_an_event() {
-    // Made from another network namespace by a socket with the same number.
+fn event_with_our_port_id_is_not_an_answer() {
+    // Made from another network namespace by a socket with the same port id.
     let mut story = Story::new();
     let mut event = link(16, 5).answering(1, PORTID).bytes();
     event[6] = 0;
@@ -239,7 +239,7 @@ fn an_event_with_our_port_id_is_an_event() {
 }
 
 #[test]
-fn what_does_not_fit_is_counted_and_brings_a_dump() {
+fn truncated_datagram_is_counted_and_brings_a_dump() {
     let mut story = Story::new();
     story.hear(&[address(20, 1), link(16, 0), address(20, 2)]);
     story.says(&[Input::Address(entry(1)), Input::Address(entry(2))]).asks_nothing();
@@ -256,7 +256,7 @@ fn what_does_not_fit_is_counted_and_brings_a_dump() {
 }
 
 #[test]
-fn routes_lost_are_asked_again_when_the_rest_was_read() {
+fn lost_route_answers_are_requested_again_when_the_socket_is_empty() {
     let counters = Arc::<Counters>::default();
     let mut lookups = Lookups::new(Arc::clone(&counters));
     let mut seqs = Vec::new();
@@ -282,7 +282,7 @@ fn routes_lost_are_asked_again_when_the_rest_was_read() {
 }
 
 #[test]
-fn questions_for_routes_are_taken_up_to_a_bound() {
+fn number_of_route_look_ups_is_bounded() {
     let mut lookups = Lookups::new(Arc::default());
     let mut taken = 0_u8;
     while lookups.has_room() {
