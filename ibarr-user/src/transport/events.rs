@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 
-//! Asynchronous events of RDMA devices. Each device has a thread of its own, which opens it, waits for
-//! events and closes it at once when it goes: a driver waits for its users before it is unloaded.
+//! Asynchronous events of RDMA devices. Each device has its own thread, which opens it, waits for
+//! events, and closes it at once when the device is removed: a driver cannot be unloaded while a
+//! process has the device open.
 
 use std::collections::BTreeSet;
 use std::io;
@@ -17,14 +18,14 @@ use tokio::sync::mpsc;
 use crate::causes::chain;
 use crate::sys::verbs::{Context, Happened, Library, NoLibrary};
 
-/// What a thread has to say.
+/// A message of a thread.
 #[derive(Clone, Debug, Eq, PartialEq)]
 pub enum Event {
-    /// Something happened to a port.
+    /// An event of a port.
     Happened(PortName, PortEvent),
-    /// Events of a device are heard from now on.
+    /// Events of a device arrive from now on.
     Heard(DeviceName),
-    /// Events of a device are not heard, and why.
+    /// Events of a device do not arrive, for this reason.
     Deaf(DeviceName, String),
 }
 
@@ -35,33 +36,33 @@ pub struct Events {
 }
 
 struct Shared {
-    /// `class/infiniband` of sysfs.
+    /// Path of `class/infiniband` in sysfs.
     class: PathBuf,
     source: Box<dyn Source>,
     /// Devices that have a thread.
     watched: Mutex<BTreeSet<DeviceName>>,
     events: mpsc::Sender<Event>,
-    /// A device that was lost is opened again after so long.
+    /// How long to wait before a lost device is opened again.
     pause: Duration,
     end: End,
 }
 
-/// Ends the pauses of threads.
+/// Wakes pausing threads when the daemon ends.
 #[derive(Debug, Default)]
 struct End {
     has_come: Mutex<bool>,
     changed: Condvar,
 }
 
-/// libibverbs, or a test.
+/// libibverbs, or a fake in tests.
 trait Source: Send + Sync {
-    /// An `Err` that says `is_final` is the same for every device and every time.
+    /// An error with `is_final` applies to every device, at any time.
     fn open(&self, device: DeviceName) -> Result<Box<dyn Listen + '_>, Refusal>;
 }
 
 /// An open device.
 trait Listen {
-    /// `None` after a while.
+    /// Waits for an event; `None` after a while.
     fn next(&mut self) -> io::Result<Option<Happened>>;
 }
 
@@ -70,14 +71,15 @@ struct Refusal {
     is_final: bool,
 }
 
-/// A device that is being removed stays for a moment. A process that opens it then delays the removal.
+/// A device that is being removed is still visible for a moment. A process that opens it then
+/// delays the removal.
 const PAUSE: Duration = Duration::from_secs(2);
 
-/// How soon a thread sees that the device is gone, or the daemon, if nobody tells it.
+/// How often a thread checks whether the device or the daemon is gone.
 const LOOK: Duration = Duration::from_secs(1);
 
 impl Events {
-    /// Hears nothing until [`Self::watch`]. `sys` is sysfs.
+    /// No events arrive before [`Self::watch`]. `sys` is the mount point of sysfs.
     pub fn new(sys: &Path) -> (Self, mpsc::Receiver<Event>) {
         Self::of(sys, Box::new(Verbs::default()), PAUSE)
     }
@@ -91,10 +93,10 @@ impl Events {
         (Self { shared }, received)
     }
 
-    /// A device is there. Its events are heard until it is gone.
+    /// Starts to wait for events of a device, until the device is removed.
     ///
     /// # Errors
-    /// If there can be no thread.
+    /// If the thread cannot be started.
     pub fn watch(&self, device: DeviceName) -> io::Result<()> {
         let mut watched = self.shared.watched.lock().unwrap_or_else(PoisonError::into_inner);
         if watched.contains(&device) {
@@ -120,7 +122,7 @@ impl End {
         self.changed.notify_all();
     }
 
-    /// Waits until then, but for no longer than `pause`.
+    /// Waits for the end of the daemon, at most for `pause`.
     fn comes_within(&self, pause: Duration) -> bool {
         let has_come = self.has_come.lock().unwrap_or_else(PoisonError::into_inner);
         let waited = self.changed.wait_timeout_while(has_come, pause, |has_come| !*has_come);
@@ -156,14 +158,15 @@ impl Shared {
         }
     }
 
-    /// Until the device is lost, and why; `None` if nobody listens any more.
+    /// Passes on events until the device is lost, and returns the reason; `None` if the engine is
+    /// gone.
     fn listen(&self, device: DeviceName, open: &mut dyn Listen) -> Option<String> {
         loop {
             let event = match open.next() {
                 Ok(Some(Happened::Port(port, event))) => {
                     Event::Happened(PortName { device, port }, event)
                 }
-                Ok(Some(Happened::Fatal)) => return Some("the device is going".to_owned()),
+                Ok(Some(Happened::Fatal)) => return Some("the device is being removed".to_owned()),
                 Ok(_) if self.events.is_closed() => return None,
                 Ok(_) if !self.is_there(device) => return Some("the device is gone".to_owned()),
                 Ok(_) => continue,
@@ -178,7 +181,7 @@ impl Shared {
     }
 }
 
-/// libibverbs, opened when the first device is.
+/// libibverbs, loaded when the first device is opened.
 #[derive(Default)]
 struct Verbs(OnceLock<Result<Library, NoLibrary>>);
 
@@ -225,7 +228,7 @@ mod tests {
 
     use super::*;
 
-    /// Devices in the test's hand: each that is opened takes the next script.
+    /// Fake devices: each one that is opened plays the next script.
     struct Fake {
         scripts: Mutex<Vec<Result<std_mpsc::Receiver<Happened>, bool>>>,
         closed: std_mpsc::Sender<()>,
@@ -263,7 +266,7 @@ mod tests {
     }
 
     #[test]
-    fn device_that_says_it_goes_is_closed_at_once_and_opened_again() {
+    fn device_under_removal_is_closed_at_once_and_opened_again() {
         let sys = std::env::temp_dir().join(format!("ibarr-events-{}", std::process::id()));
         fs::create_dir_all(sys.join("class/infiniband/mlx5_0")).unwrap();
         let (first, one) = std_mpsc::channel();
@@ -281,10 +284,10 @@ mod tests {
         first.send(Happened::Other).unwrap();
         first.send(Happened::Fatal).unwrap();
         ends.recv().unwrap();
-        assert_eq!(next(), Event::Deaf(device(), "the device is going".to_owned()));
+        assert_eq!(next(), Event::Deaf(device(), "the device is being removed".to_owned()));
         assert_eq!(next(), Event::Deaf(device(), "no".to_owned()));
         assert_eq!(next(), Event::Heard(device()));
-        // It goes without a word.
+        // The device is removed without an event.
         fs::remove_dir_all(&sys).unwrap();
         second.send(Happened::Other).unwrap();
         ends.recv().unwrap();
@@ -295,7 +298,7 @@ mod tests {
     }
 
     #[test]
-    fn thread_that_would_open_a_device_again_ends_with_the_daemon() {
+    fn thread_waiting_to_reopen_a_device_ends_with_the_daemon() {
         let (closed, _ends) = std_mpsc::channel();
         let fake = Fake { scripts: Mutex::new(vec![Err(false)]), closed };
         let pause = Duration::from_hours(1);
@@ -307,7 +310,7 @@ mod tests {
     }
 
     #[test]
-    fn missing_library_is_said_once_and_nothing_else_is_tried() {
+    fn missing_library_is_reported_once_and_not_retried() {
         let (closed, _ends) = std_mpsc::channel();
         let fake = Fake { scripts: Mutex::new(vec![Err(true)]), closed };
         let (events, mut heard) = Events::of(Path::new("/nowhere"), Box::new(fake), Duration::ZERO);

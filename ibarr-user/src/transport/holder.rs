@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 
-//! Which process holds a UDP port that the daemon wants, as far as /proc tells.
+//! Finds the process that holds a UDP port which the daemon needs, from /proc.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -12,16 +12,17 @@ use ibarr_proto::ip2gid::Family;
 use super::listeners::{named, socket_inode};
 use crate::causes::escaped;
 
-/// What holds the port.
+/// The holder of a port.
 #[derive(Clone, Debug, Eq, PartialEq)]
 pub struct Holder {
     uid: u32,
-    /// Its number and its name, which is any it likes; `None` if no process is seen to have the socket.
+    /// Process id and name (chosen by the process itself); `None` if no visible process has the
+    /// socket.
     process: Option<(u32, String)>,
 }
 
 impl Holder {
-    /// What holds `port`, and what helps.
+    /// Names the holder of `port` and the remedy.
     pub fn explain(&self, port: u16) -> String {
         let keep = "ibarr.socket keeps the port for the daemon";
         match self {
@@ -33,24 +34,25 @@ impl Holder {
                 )
             }
             Self { uid: 0, process: None } => format!(
-                "UDP port {port} is held by the kernel, or by a process of root's that the daemon \
-                 may not see: 4791 is RoCEv2's own, and rdma_rxe holds it while it is loaded (rmmod \
+                "UDP port {port} is held by the kernel, or by a process of root that the daemon \
+                 cannot see: 4791 is RoCEv2's own, and rdma_rxe holds it while it is loaded (rmmod \
                  rdma_rxe)"
             ),
             Self { uid, process: None } => format!(
-                "UDP port {port} is held by a process of uid {uid} that the daemon may not see: stop \
+                "UDP port {port} is held by a process of uid {uid} that the daemon cannot see: stop \
                  it (ss -lunp sport = {port}, as root, shows which); {keep} from then on"
             ),
         }
     }
 }
 
-/// Looks through all processes, so it is for a thread. `None` if nothing seems to hold it.
+/// Searches all processes; it blocks, so call it on a thread. `None` if nothing seems to hold the
+/// port.
 ///
 /// # Errors
 /// If /proc cannot be read.
 pub fn find(family: Family, port: u16) -> io::Result<Option<Holder>> {
-    // A socket of IPv6 may have the port of both.
+    // An IPv6 socket may hold the port of both families.
     let tables: &[&str] = match family {
         Family::V4 => &["udp", "udp6"],
         Family::V6 => &["udp6"],
@@ -65,7 +67,7 @@ pub fn find(family: Family, port: u16) -> io::Result<Option<Holder>> {
         let Some((uid, _)) = sockets.first() else { continue };
         let inodes = sockets.iter().map(|(_, inode)| *inode).collect();
         match process(&inodes)? {
-            // Its socket of the other family.
+            // The daemon's own socket of the other family.
             Some((pid, _)) if pid == process::id() => {}
             process => return Ok(Some(Holder { uid: *uid, process })),
         }
@@ -85,14 +87,14 @@ fn sockets(table: &str, port: u16) -> impl Iterator<Item = (u32, u64)> {
     })
 }
 
-/// Another process that has one of the sockets, before this one.
+/// A process with one of the sockets; other processes take precedence over this one.
 fn process(inodes: &BTreeSet<u64>) -> io::Result<Option<(u32, String)>> {
     let mut found = None;
     for entry in fs::read_dir("/proc")?.flatten() {
         let Some(pid) = entry.file_name().to_str().and_then(|pid| pid.parse().ok()) else {
             continue;
         };
-        // Another user's, or gone by now.
+        // The process belongs to another user, or has ended.
         let Ok(files) = fs::read_dir(entry.path().join("fd")) else { continue };
         let mut of_process = files.flatten().filter_map(|file| socket_inode(&file.path()));
         if of_process.any(|inode| inodes.contains(&inode)) {
@@ -110,7 +112,7 @@ fn process(inodes: &BTreeSet<u64>) -> io::Result<Option<(u32, String)>> {
 mod tests {
     use super::*;
 
-    /// From Linux 6.1.
+    /// Recorded on Linux 6.1.
     const TABLE: &str = "\
    sl  local_address rem_address   st tx_queue rx_queue tr tm->when retrnsmt   uid  timeout inode ref pointer drops
   217: 00000000:12B7 00000000:0000 07 00000000:00000000 00:00000000 00000000  1000        0 15302 2 00000000f1a5e3c5 0
@@ -118,7 +120,7 @@ mod tests {
 ";
 
     #[test]
-    fn sockets_of_a_port_are_told_from_others() {
+    fn only_sockets_of_the_port_are_found() {
         assert_eq!(sockets(TABLE, 4791).collect::<Vec<_>>(), [(1000, 15302)]);
         assert_eq!(sockets(TABLE, 4792).collect::<Vec<_>>(), [(0, 15303)]);
         assert_eq!(sockets(TABLE, 80).count(), 0);
@@ -132,10 +134,10 @@ mod tests {
     }
 
     #[test]
-    fn socket_that_no_process_has_may_be_the_kernels() {
+    fn socket_without_process_may_belong_to_the_kernel() {
         let said = Holder { uid: 0, process: None }.explain(4791);
         assert!(said.contains("rmmod rdma_rxe"), "{said}");
         let said = Holder { uid: 1, process: None }.explain(4791);
-        assert!(said.contains("of uid 1 that the daemon may not see"), "{said}");
+        assert!(said.contains("of uid 1 that the daemon cannot see"), "{said}");
     }
 }

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 
-//! Sockets of the ip2gid port that something else opened for the daemon and holds while no daemon runs,
-//! as systemd does with `ibarr.socket`. No other process can bind the port then.
+//! Sockets of the ip2gid port that another process opened for the daemon and keeps while no daemon
+//! runs, as systemd does with `ibarr.socket`. Then no other process can bind the port.
 
 use std::fs;
 use std::net::{IpAddr, SocketAddr};
@@ -10,10 +10,10 @@ use std::os::fd::{AsRawFd, OwnedFd};
 use ibarr_proto::ip2gid::Family;
 use nix::sys::socket::{SockType, SockaddrStorage, getpeername, getsockname, getsockopt, sockopt};
 
-/// The sockets, and what is wrong with others.
+/// The inherited sockets, and the reasons why others are not used.
 #[derive(Debug)]
 pub struct Inherited {
-    /// From here on any process can bind a port.
+    /// The lowest port that any process can bind.
     lowest_free: u16,
     sockets: Vec<Socket>,
     refused: Vec<String>,
@@ -26,19 +26,19 @@ struct Socket {
     port: u16,
 }
 
-/// What a descriptor for a socket of the port is called (`FileDescriptorName=`), of either family: all
-/// sockets of a unit have one name.
+/// The descriptor name of a socket of the port (`FileDescriptorName=`), for both families: all
+/// sockets of a systemd unit have one name.
 pub const NAME: &str = "ip2gid";
 
 impl Inherited {
-    /// No socket yet. It reads a file of /proc.
+    /// No sockets. Reads a file of /proc.
     pub fn none() -> Self {
         let lowest = fs::read_to_string("/proc/sys/net/ipv4/ip_unprivileged_port_start").ok();
         let lowest_free = lowest.and_then(|port| port.trim().parse().ok()).unwrap_or(1024);
         Self { lowest_free, sockets: Vec::new(), refused: Vec::new() }
     }
 
-    /// Adds a socket, or the reason why it is of no use.
+    /// Adds a socket, or the reason why it cannot be used.
     pub fn add(&mut self, fd: OwnedFd) {
         let number = fd.as_raw_fd();
         let reason = match check(&fd) {
@@ -51,28 +51,28 @@ impl Inherited {
         self.refused.push(format!("inherited descriptor {number} ({NAME}) is not used: {reason}"));
     }
 
-    /// Says that a descriptor has a name that means nothing.
+    /// Notes that a descriptor has an unknown name.
     pub fn refuse_name(&mut self, name: &str) {
         self.refused.push(format!(
-            "an inherited descriptor is called {name:?} and not used: write \
+            "an inherited descriptor is named {name:?} and is not used: write \
              FileDescriptorName={NAME}, or ls for a socket to the kernel"
         ));
     }
 
-    /// Another descriptor of the socket that is bound to `port`.
+    /// Duplicates the socket that is bound to `port`.
     pub fn socket(&self, family: Family, port: u16) -> Option<OwnedFd> {
         let bound = |socket: &&Socket| socket.family == family && socket.port == port;
         self.sockets.iter().find(bound)?.fd.try_clone().ok()
     }
 
-    /// What is not used, why, and what helps, where `udp_port` is to be served.
+    /// Which descriptors are not used, with reason and remedy, if `udp_port` is to be served.
     pub fn warnings(&self, udp_port: u16) -> impl Iterator<Item = String> {
         let elsewhere = self.sockets.iter().filter(move |socket| socket.port != udp_port);
         let elsewhere = elsewhere.map(move |Socket { fd, family, port }| {
             format!(
                 "inherited descriptor {} ({NAME}) is not used: it has port {port} of {family}, and \
-                 udp-port is {udp_port}: make ListenDatagram= and udp-port the same, then start the \
-                 socket unit and the daemon anew",
+                 udp-port is {udp_port}: make ListenDatagram= and udp-port the same, then restart the \
+                 socket unit and the daemon",
                 fd.as_raw_fd()
             )
         });
@@ -80,36 +80,36 @@ impl Inherited {
         let may_be_taken = held < 2 && udp_port >= self.lowest_free;
         let may_be_taken = may_be_taken.then(|| {
             format!(
-                "any process can bind UDP port {udp_port} while no daemon has it, and tell peers \
-                 what it likes: have systemd keep the port (ibarr.socket, see ibarr(8))"
+                "any process can bind UDP port {udp_port} while no daemon has it, and give peers \
+                 false answers: let systemd keep the port (ibarr.socket, see ibarr(8))"
             )
         });
         self.refused.iter().cloned().chain(elsewhere).chain(may_be_taken)
     }
 }
 
-/// What the socket serves, or why it cannot.
+/// The family and port of the socket, or why it cannot be used.
 fn check(fd: &OwnedFd) -> Result<(Family, u16), String> {
     const WRITE: &str = "write ListenDatagram=0.0.0.0:4791 or [::]:4791";
     let name = getsockname::<SockaddrStorage>(fd.as_raw_fd());
-    let name = name.map_err(|error| format!("it is no socket ({error}): {WRITE}"))?;
+    let name = name.map_err(|error| format!("it is not a socket ({error}): {WRITE}"))?;
     let address = match (name.as_sockaddr_in(), name.as_sockaddr_in6()) {
         (Some(v4), _) => SocketAddr::from((v4.ip(), v4.port())),
         (_, Some(v6)) => SocketAddr::from((v6.ip(), v6.port())),
-        _ => return Err(format!("it is neither of IPv4 nor of IPv6: {WRITE}")),
+        _ => return Err(format!("it is neither IPv4 nor IPv6: {WRITE}")),
     };
     if getsockopt(fd, sockopt::SockType) != Ok(SockType::Datagram) {
-        return Err(format!("it is not of UDP: {WRITE}"));
+        return Err(format!("it is not UDP: {WRITE}"));
     }
     if !address.ip().is_unspecified() || address.port() == 0 {
         return Err(format!("it is bound to {address}, not to all addresses of a port: {WRITE}"));
     }
     if getpeername::<SockaddrStorage>(fd.as_raw_fd()).is_ok() {
-        return Err("it is connected, so it hears one peer alone".to_owned());
+        return Err("it is connected, so it receives from one peer only".to_owned());
     }
     let is_dual = address.is_ipv6() && getsockopt(fd, sockopt::Ipv6V6Only) != Ok(true);
     if is_dual {
-        return Err("it takes IPv4, too: write BindIPv6Only=ipv6-only".to_owned());
+        return Err("it also receives IPv4: write BindIPv6Only=ipv6-only".to_owned());
     }
     let family = match address.ip() {
         IpAddr::V4(_) => Family::V4,

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 
-//! Who else hears what the kernel asks: ibacm, whose answers race with ours, or somebody who never
-//! answers, for whom the kernel waits when we are gone.
+//! Finds other processes that receive the kernel's requests: ibacm, whose answers race with ours,
+//! or a process that never answers, for which the kernel waits when the daemon is gone.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -13,20 +13,20 @@ use tokio::sync::watch;
 use tokio::time::{MissedTickBehavior, interval};
 use tracing::{debug, info, warn};
 
-/// A process with a socket in the group, besides ours.
+/// Another process with a socket in the kernel's group.
 #[derive(Clone, Debug, Eq, Ord, PartialEq, PartialOrd)]
 pub struct Listener {
-    /// Its process; `None` if we may not see whose the socket is.
+    /// Process id; `None` if the owner of the socket is not visible.
     pub pid: Option<u32>,
-    /// The name of the process, which is any it likes, or of the socket.
+    /// Name of the process (chosen by itself), or of the socket.
     pub name: String,
 }
 
-/// How often it is looked for them.
+/// Interval between searches.
 const INTERVAL: Duration = Duration::from_mins(1);
 
-/// Looks now and then, until nobody wants to know. `inode` is our own socket's. Must be called within
-/// a runtime.
+/// Searches from time to time, until the receiver is dropped. `inode` is that of our own socket.
+/// Must be called within a runtime.
 pub fn watch(inode: u64) -> watch::Receiver<Vec<Listener>> {
     let (sender, receiver) = watch::channel(Vec::new());
     tokio::spawn(async move {
@@ -37,13 +37,13 @@ pub fn watch(inode: u64) -> watch::Receiver<Vec<Listener>> {
                 _ = ticks.tick() => {}
                 () = sender.closed() => return,
             }
-            // A machine can have many processes to look through.
+            // A search blocks for long on a machine with many processes.
             let look = tokio::task::spawn_blocking(move || find(RDMA, GROUP, inode));
             match look.await {
                 Ok(Ok(listeners)) => {
                     sender.send_if_modified(|old| report(old, listeners));
                 }
-                Ok(Err(error)) => debug!(%error, "not seen who else hears the kernel"),
+                Ok(Err(error)) => debug!(%error, "cannot search for other listeners"),
                 Err(_) => return,
             }
         }
@@ -51,15 +51,19 @@ pub fn watch(inode: u64) -> watch::Receiver<Vec<Listener>> {
     receiver
 }
 
-/// Whether anything is new.
+/// Logs differences, and returns whether there are any.
 fn report(old: &mut Vec<Listener>, new: Vec<Listener>) -> bool {
     for listener in new.iter().filter(|listener| !old.contains(listener)) {
-        // A process chooses its name.
+        // A process chooses its name, so the log escapes it.
         let Listener { pid, name } = listener;
-        warn!(?pid, ?name, "local service: another process hears the kernel's requests");
+        warn!(?pid, ?name, "local service: another process receives the kernel's requests");
     }
     for listener in old.iter().filter(|listener| !new.contains(listener)) {
-        info!(pid = ?listener.pid, name = ?listener.name, "local service: no longer hears them");
+        info!(
+            pid = ?listener.pid,
+            name = ?listener.name,
+            "local service: a process no longer receives the kernel's requests"
+        );
     }
     let changed = *old != new;
     *old = new;
@@ -71,7 +75,7 @@ const RDMA: u32 = 20;
 /// `RDMA_NL_GROUP_LS` is group 3.
 const GROUP: u32 = 1 << 2;
 
-/// Who has a socket of `protocol` in `group`, other than the one with `inode`.
+/// The processes with a socket of `protocol` in `group`, except the socket with `inode`.
 fn find(protocol: u32, group: u32, inode: u64) -> io::Result<Vec<Listener>> {
     let table = fs::read_to_string("/proc/thread-self/net/netlink")?;
     let mut sockets: BTreeMap<u64, u32> = members(&table, protocol, group).collect();
@@ -84,7 +88,7 @@ fn find(protocol: u32, group: u32, inode: u64) -> io::Result<Vec<Listener>> {
         let Some(pid) = process.file_name().to_str().and_then(|pid| pid.parse().ok()) else {
             continue;
         };
-        // Another user's, or gone by now.
+        // The process belongs to another user, or has ended.
         let Ok(files) = fs::read_dir(process.path().join("fd")) else { continue };
         for inode in files.flatten().filter_map(|file| socket_inode(&file.path())) {
             if sockets.remove(&inode).is_some() {
@@ -100,12 +104,12 @@ fn find(protocol: u32, group: u32, inode: u64) -> io::Result<Vec<Listener>> {
     Ok(listeners)
 }
 
-/// The kernel ends it with a line feed (`proc_pid_comm`); the process may have chosen more of them.
+/// The kernel appends a line feed (`proc_pid_comm`); the name itself may contain others.
 pub(super) fn named(comm: &[u8]) -> String {
     String::from_utf8_lossy(comm.strip_suffix(b"\n").unwrap_or(comm)).into_owned()
 }
 
-/// Inode and number of each member (`netlink_native_seq_show` in net/netlink/af_netlink.c).
+/// Inode and port id of each member (`netlink_native_seq_show` in net/netlink/af_netlink.c).
 fn members(table: &str, protocol: u32, group: u32) -> impl Iterator<Item = (u64, u32)> {
     table.lines().filter_map(move |line| {
         let fields: Vec<_> = line.split_whitespace().collect();
@@ -132,7 +136,7 @@ mod tests {
 
     use super::*;
 
-    /// From Linux 6.1 with ibacm's socket unit, and with a member of another group.
+    /// Recorded on Linux 6.1 with ibacm's socket unit, and with a member of another group.
     const TABLE: &str = "\
 sk               Eth Pid        Groups   Rmem     Wmem     Dump  Locks    Drops    Inode
 00000000f1a5e3c5 0   612        80000551 0        0        0     2        0        15302   
@@ -150,16 +154,16 @@ sk               Eth Pid        Groups   Rmem     Wmem     Dump  Locks    Drops 
     }
 
     #[test]
-    fn members_of_the_group_are_told_from_others() {
+    fn only_members_of_the_group_are_found() {
         let found: Vec<_> = members(TABLE, RDMA, GROUP).collect();
         assert_eq!(found, [(15411, 1), (15413, 4_294_963_092)]);
         assert_eq!(members("", RDMA, GROUP).count(), 0);
     }
 
-    /// This kernel may have no RDMA, so it is looked for members of a group of rtnetlink's.
+    /// The kernel may have no RDMA, so the test searches a group of rtnetlink.
     #[test]
     fn another_socket_in_the_group_is_found_with_its_process() {
-        // RTNLGRP_NOP2, which nobody has a use for.
+        // RTNLGRP_NOP2, which no program uses.
         let group = 1 << 13;
         let open = || -> OwnedFd {
             let flags = SockFlag::SOCK_CLOEXEC;

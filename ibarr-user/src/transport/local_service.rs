@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 
-//! The socket to the kernel's RDMA core. The engine reads it itself: an answer leaves in the turn
-//! that its request was read in, and the core knows when nothing more is to be read.
+//! The socket to the kernel's RDMA core. The engine reads it directly, so that an answer leaves in
+//! the turn that read the request, and the core knows when the socket is empty.
 //!
-//! Where the kernel has no RDMA the socket is awaited. An inherited one is used as long as it lives.
+//! If the kernel has no RDMA, opening is tried again. An inherited socket is used until it is
+//! closed.
 
 use std::future::pending;
 use std::io;
@@ -22,14 +23,14 @@ use super::{Counter, Counters};
 use crate::causes::chain;
 use crate::sys::local_service::{Peer, Quiet, Received, Socket};
 
-/// See the [module](self).
+/// The socket and its state, see the [module](self).
 #[derive(Debug)]
 pub struct LocalService {
     state: State,
     inherited: bool,
-    /// Why it was closed last: it is logged once, however often it is tried again.
+    /// Why it was closed last; logged once, however often opening fails.
     reason: Option<String>,
-    /// What could not be sent yet.
+    /// A message that could not be sent yet.
     unsent: Option<Box<[u8]>>,
     counters: Arc<Counters>,
 }
@@ -38,45 +39,45 @@ pub struct LocalService {
 enum State {
     Open(Socket, Option<watch::Receiver<Vec<Listener>>>),
     Closed {
-        /// Why, for people.
+        /// For people.
         reason: String,
-        /// When to try again, if ever.
+        /// When to try again; `None` for never.
         retry_at: Option<Instant>,
     },
 }
 
-/// What has happened.
+/// An event of the socket.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub enum Event {
-    /// There is a socket now.
+    /// The socket is open.
     Opened {
-        /// What the kernel calls it.
+        /// The kernel's id of the socket.
         port_id: PortId,
-        /// Whether the kernel sends its requests there already.
+        /// Whether the socket is in the kernel's group already.
         is_member: bool,
     },
     /// There is something to read.
     Readable,
-    /// There is room for what could not be sent.
+    /// There is room for the message that could not be sent.
     Writable,
 }
 
-/// What `ibarr status` says.
+/// The state in `ibarr status`.
 #[derive(Clone, Debug, Eq, PartialEq)]
 pub enum Status {
-    /// The kernel asks us.
+    /// The kernel sends its requests to our socket.
     Open,
-    /// Through a socket that somebody else opened.
+    /// The kernel sends its requests to an inherited socket.
     Inherited,
-    /// It does not, for this reason.
+    /// The kernel sends nothing, for this reason.
     Closed(String),
 }
 
-/// Between attempts to open the socket.
+/// Pause between attempts to open the socket.
 const RETRY: Duration = Duration::from_secs(5);
 
-/// The same, after the kernel has refused our messages: neither the network namespace of a process
-/// nor its capabilities change by themselves.
+/// Pause after the kernel has refused our messages: neither the network namespace of a process nor
+/// its capabilities change by themselves.
 const RETRY_REFUSED: Duration = Duration::from_mins(1);
 
 impl LocalService {
@@ -94,7 +95,7 @@ impl LocalService {
         this
     }
 
-    /// Waits for the next event. May be dropped at any time.
+    /// Waits for the next event. Cancel safe.
     pub async fn next(&mut self) -> Event {
         loop {
             match &self.state {
@@ -120,14 +121,14 @@ impl LocalService {
         }
     }
 
-    /// [`Event::Opened`], if there is a socket.
+    /// [`Event::Opened`], if the socket is open.
     pub fn opening(&self) -> Option<Event> {
         let State::Open(socket, _) = &self.state else { return None };
         let is_member = socket.is_member().unwrap_or_default();
         Some(Event::Opened { port_id: socket.port_id(), is_member })
     }
 
-    /// Joins the group that the kernel sends its requests to; whether that was possible.
+    /// Joins the group to which the kernel sends its requests; returns whether that succeeded.
     pub fn join(&mut self) -> bool {
         let State::Open(socket, others) = &mut self.state else { return false };
         if let Err(error) = socket.join() {
@@ -135,12 +136,16 @@ impl LocalService {
             self.close(reason, RETRY_REFUSED);
             return false;
         }
-        info!(port_id = socket.port_id().0, "local service: the kernel asks us");
+        info!(
+            port_id = socket.port_id().0,
+            "local service: the kernel sends its requests to ibarr"
+        );
         *others = Some(listeners::watch(socket.inode()));
         true
     }
 
-    /// Leaves the group and closes the socket: the kernel refuses our messages with `errno`.
+    /// Leaves the group and closes the socket, because the kernel refuses our messages with
+    /// `errno`.
     pub fn leave(&mut self, errno: Errno) {
         let State::Open(socket, _) = &self.state else { return };
         if let Err(error) = socket.leave() {
@@ -149,7 +154,7 @@ impl LocalService {
         self.close(refused(errno), RETRY_REFUSED);
     }
 
-    /// For people.
+    /// The state for `ibarr status`.
     pub fn status(&self) -> Status {
         match &self.state {
             State::Open(..) if self.inherited => Status::Inherited,
@@ -158,7 +163,7 @@ impl LocalService {
         }
     }
 
-    /// Who else heard the kernel's requests when it was last looked for them.
+    /// Other listeners, as of the last search.
     pub fn listeners(&self) -> Vec<Listener> {
         match &self.state {
             State::Open(_, Some(others)) => others.borrow().clone(),
@@ -166,7 +171,7 @@ impl LocalService {
         }
     }
 
-    /// Reads a datagram, as much of it as fits. Without a socket there is nothing to read.
+    /// Reads one datagram, truncated to the buffer. Without a socket there is nothing to read.
     pub fn receive(&mut self, buffer: &mut [u8]) -> Received {
         let State::Open(socket, _) = &self.state else { return Received::Drained };
         let reason = match socket.try_recv(buffer) {
@@ -186,12 +191,12 @@ impl LocalService {
         }
     }
 
-    /// Whether nothing waits to be sent.
+    /// Whether no message waits to be sent.
     pub fn has_room(&self) -> bool {
         self.unsent.is_none()
     }
 
-    /// Sends, now or when there is room; only while [`has_room`](Self::has_room).
+    /// Sends now, or when there is room. Call it only while [`has_room`](Self::has_room).
     pub fn send(&mut self, message: &[u8]) {
         let State::Open(socket, _) = &self.state else { return };
         match socket.try_send(message) {
@@ -207,7 +212,7 @@ impl LocalService {
         }
     }
 
-    /// Sends what could not be sent before, if there is room now.
+    /// Sends the waiting message, if there is room now.
     pub fn flush(&mut self) {
         if let Some(message) = self.unsent.take() {
             self.send(&message);
@@ -225,14 +230,18 @@ impl LocalService {
         let (peer, port_id) = (socket.peer(), socket.port_id());
         let is_member = socket.is_member().unwrap_or_default();
         if is_member {
-            info!(?peer, port_id = port_id.0, "local service: the kernel asks us");
+            info!(
+                ?peer,
+                port_id = port_id.0,
+                "local service: the kernel sends its requests to ibarr"
+            );
         }
         let others = (peer == Peer::Netlink && is_member).then(|| listeners::watch(socket.inode()));
         self.state = State::Open(socket, others);
     }
 
-    /// Tries again after `pause`, unless the socket was opened by another process, which does not do
-    /// so again.
+    /// Tries again after `pause`, except for an inherited socket, which its opener does not open
+    /// again.
     fn close(&mut self, reason: String, pause: Duration) {
         if self.reason.as_ref() != Some(&reason) {
             warn!("local service: {reason}");
@@ -247,23 +256,23 @@ impl LocalService {
 fn explain(error: &io::Error) -> String {
     match error.raw_os_error().map(Errno::from_raw) {
         Some(Errno::EPROTONOSUPPORT) => {
-            "awaiting the module ib_core: this kernel has no RDMA yet".to_owned()
+            "waiting for the module ib_core: this kernel has no RDMA yet".to_owned()
         }
         Some(Errno::EPERM) => refused(Errno::EPERM),
         _ => format!("cannot be opened: {error}"),
     }
 }
 
-/// Why the kernel refuses our messages, and what to do (`rdma_nl_rcv_msg` and `get_cb_table` in
+/// Why the kernel refuses our messages, and the remedy (`rdma_nl_rcv_msg` and `get_cb_table` in
 /// drivers/infiniband/core/netlink.c).
 fn refused(errno: Errno) -> String {
     match errno {
         Errno::EPERM => "not allowed: run the daemon with CAP_NET_ADMIN in the first user \
-                         namespace; until then the kernel is left alone"
+                         namespace; until then ibarr does not answer the kernel"
             .to_owned(),
-        Errno::EINVAL => "this is not the first network namespace, and the kernel takes answers \
-                          from that one alone: run the daemon there (nsenter --net=/proc/1/ns/net); \
-                          until then the kernel is left alone"
+        Errno::EINVAL => "this is not the first network namespace, and the kernel accepts answers \
+                          only from that one: run the daemon there (nsenter --net=/proc/1/ns/net); \
+                          until then ibarr does not answer the kernel"
             .to_owned(),
         errno => format!("the kernel refuses our messages: {errno}"),
     }

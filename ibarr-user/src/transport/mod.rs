@@ -1,26 +1,25 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 
-//! Bytes between file descriptors and channels, and nothing else: no retries, no caches, no
-//! decisions.
+//! Moves bytes between file descriptors and channels: no retries, no caches, no decisions.
 //!
 //! | channel | from → to | depth | when full |
 //! |---|---|---|---|
-//! | batches | server sockets → engine | [`BATCHES`]: one a socket, which then waits for its replies | the socket waits; what the kernel's receive buffer ([`server::HOLD`]) has no room for is dropped, `transport.query-dropped` |
-//! | datagrams | query sockets → engine | [`DATAGRAMS`]: twice the pending table's burst that one wake-up can bring | newest dropped, `transport.reply-dropped`, `transport.refusal-dropped` |
-//! | view | rtnetlink → engine | [`VIEW_INPUTS`]: the messages of one datagram | the socket waits, what then does not fit its buffer is lost, which the kernel tells: a dump follows |
-//! | dump requests | engine → rtnetlink | 1 a subject: another one asks for the same | not sent |
-//! | questions for routes | engine → rtnetlink | none: the client asks for one route a flight, and bounds its flights | |
-//! | route answers | rtnetlink → engine | [`ROUTE_ANSWERS`] | no more questions are taken |
-//! | requests of the kernel | none: the engine reads the socket | | the socket waits; what then does not fit its buffer is lost, which the kernel tells: a nudge has it sent again |
-//! | answers to the kernel | engine → socket | 1, which had no room | no more answers are made, no more requests read |
+//! | batches | server sockets → engine | [`BATCHES`]: one per socket | the socket waits for its replies; datagrams beyond the kernel's receive buffer ([`server::HOLD`]) are dropped, `transport.query-dropped` |
+//! | datagrams | query sockets → engine | [`DATAGRAMS`]: twice the burst that one wake-up can bring with a full pending table | newest dropped, `transport.reply-dropped`, `transport.refusal-dropped` |
+//! | view | rtnetlink → engine | [`VIEW_INPUTS`]: the messages of one datagram | the socket waits; the kernel reports events that overflow its buffer, and a dump follows |
+//! | dump requests | engine → rtnetlink | 1 per subject: a second one asks for the same | not sent |
+//! | questions for routes | engine → rtnetlink | unbounded: the client asks for one route per flight, and bounds its flights | |
+//! | route answers | rtnetlink → engine | [`ROUTE_ANSWERS`] | no further questions are taken |
+//! | requests of the kernel | none: the engine reads the socket | | the socket waits; the kernel reports requests that overflow its buffer, and a nudge makes it repeat them |
+//! | answers to the kernel | engine → socket | 1 that found no room | no further answers are made, no further requests read |
 //! | ports | thread of each device → engine | [`PORT_EVENTS`] | the thread waits |
-//! | events of ports | thread of each device → engine | [`EVENTS`] | the thread waits, and the kernel keeps what happens |
-//! | MADs | umad devices → engine | [`MADS`] | the device waits: the kernel holds no more than what we have asked for |
+//! | events of ports | thread of each device → engine | [`EVENTS`] | the thread waits, and the kernel queues events |
+//! | MADs | umad devices → engine | [`MADS`] | the device waits: the kernel holds at most the answers to what we have asked |
 //! | orders, events of the snapshot | engine ↔ thread | [`SNAPSHOT_ORDERS`], [`SNAPSHOT_EVENTS`] | the engine reads no more paths; the thread waits |
 //! | configurations | thread of a reload → engine | 1: there is one such thread | |
-//! | nudges, outcomes | engine ↔ thread | 1 each: the core has one under way | |
-//! | orders, progress | engine ↔ thread of the BPF programs | 1, 2: it has one order, of which the longest tells of two things | |
-//! | asks | control connections → engine | [`ASKS`]: one a connection | the connection waits |
+//! | nudges, outcomes | engine ↔ thread | 1 each: the core has at most one nudge in flight | |
+//! | orders, progress | engine ↔ thread of the BPF programs | 1, 2: there is one order at a time, and the longest sends two messages | |
+//! | requests of users | control connections → engine | [`ASKS`]: one per connection | the connection waits |
 
 pub mod events;
 pub mod holder;
@@ -38,41 +37,42 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use ibarr_proto::counters::Counter as _;
 
-/// See the table above.
+/// Depth of the channel for batches, see the table above.
 pub const BATCHES: usize = 2;
-/// See the table above.
+/// Depth of the channel for datagrams.
 pub const DATAGRAMS: usize = 8192;
-/// See the table above.
+/// Depth of the channel to the local view.
 pub const VIEW_INPUTS: usize = 256;
-/// See the table above.
+/// Depth of the channel for route answers.
 pub const ROUTE_ANSWERS: usize = 256;
-/// See the table above.
+/// Depth of the channel for ports.
 pub const PORT_EVENTS: usize = 64;
-/// See the table above.
+/// Depth of the channel for events of ports.
 pub const EVENTS: usize = 64;
-/// See the table above.
+/// Depth of the channel for MADs.
 pub const MADS: usize = 256;
-/// See the table above.
+/// Depth of the channel for orders to the snapshot's thread.
 pub const SNAPSHOT_ORDERS: usize = 4;
-/// See the table above.
+/// Depth of the channel for events of the snapshot's thread.
 pub const SNAPSHOT_EVENTS: usize = 4;
-/// See the table above.
+/// Depth of the channel for requests of users.
 pub const ASKS: usize = 32;
 
 ibarr_proto::counters! {
-    /// What the transports count.
+    /// Counters of the transports.
     pub enum Counter {
-        /// The kernel refused a query of ours, or its buffer was full; it is sent again by schedule.
+        /// Queries that were not sent, because the kernel refused them or the send buffer was full;
+        /// the schedule repeats them.
         QueryNotSent = "transport.query-not-sent",
-        /// The kernel refused a reply of ours, say for want of a route back.
+        /// Replies that the kernel refused to send, for example because it has no route.
         ReplyNotSent = "transport.reply-not-sent",
-        /// More datagrams came to our query sockets than the engine took.
+        /// Datagrams for our query sockets that the engine had no room for.
         ReplyDropped = "transport.reply-dropped",
-        /// More was said about unreachable ports than the engine took.
+        /// ICMP errors about ports that the engine had no room for.
         RefusalDropped = "transport.refusal-dropped",
-        /// recvmsg(2) failed.
+        /// Failed calls of recvmsg(2).
         ReceiveFailed = "transport.receive-failed",
-        /// A socket for our own queries could not be opened.
+        /// Sockets for our own queries that could not be opened.
         SocketNotOpened = "transport.socket-not-opened",
         /// Messages to the kernel that had to wait for room in the socket.
         LocalServiceBlocked = "transport.local-service-blocked",
@@ -80,61 +80,62 @@ ibarr_proto::counters! {
         LocalServiceNotSent = "transport.local-service-not-sent",
         /// MADs that a umad device did not take.
         MadNotSent = "umad.not-sent",
-        /// Times that a umad device was lost.
+        /// How often a umad device was lost.
         UmadLost = "umad.lost",
-        /// What was read of a umad device for somebody else.
+        /// Messages from a umad device for another agent.
         UmadAgent = "umad.other-agent",
-        /// What was read of a umad device and is too short.
+        /// Messages from a umad device that are too short.
         UmadTruncated = "umad.malformed-truncated",
-        /// MADs that a umad device gave back unanswered and that are none.
+        /// MADs that a umad device returned as unanswered and that are malformed.
         UmadMalformed = "umad.malformed",
-        /// Snapshots of paths that are in their place.
+        /// Snapshots of paths that were written completely.
         SnapshotWritten = "snapshot.written",
-        /// Snapshots of paths that could not be written; the one before is still there.
+        /// Snapshots of paths that could not be written; the previous one is kept.
         SnapshotNotWritten = "snapshot.not-written",
-        /// Files that are no snapshot of paths, or a damaged one.
+        /// Files that are not a snapshot of paths, or are damaged.
         SnapshotRefused = "snapshot.refused",
         /// Events about links, addresses, routes and policy rules.
         RtnetlinkEvent = "rtnetlink.event",
-        /// Dumps that were passed on whole.
+        /// Dumps that were complete, and passed on.
         RtnetlinkDump = "rtnetlink.dump",
-        /// Dumps during which the kernel's tables changed (`NLM_F_DUMP_INTR`), each done again.
+        /// Dumps during which the kernel's tables changed (`NLM_F_DUMP_INTR`); each is repeated.
         RtnetlinkDumpInterrupted = "rtnetlink.dump-interrupted",
-        /// Dumps during which events were lost, each done again.
+        /// Dumps during which events were lost; each is repeated.
         RtnetlinkDumpSpoiled = "rtnetlink.dump-spoiled",
-        /// Dumps that the kernel refused or broke off, each asked for again.
+        /// Dumps that the kernel refused or broke off; each is repeated.
         RtnetlinkDumpRefused = "rtnetlink.dump-refused",
-        /// Messages of a dump that had been given up.
+        /// Messages of a dump that was given up.
         RtnetlinkStaleAnswer = "rtnetlink.stale-answer",
-        /// Times that events did not fit the socket, each followed by a dump.
+        /// How often events overflowed the socket; a dump follows each time.
         RtnetlinkOverrun = "rtnetlink.overrun",
-        /// Datagrams that did not fit the buffer, each followed by a dump.
+        /// Datagrams that did not fit the buffer; a dump follows each.
         RtnetlinkOversized = "rtnetlink.oversized",
         /// Datagrams that another process sent to our rtnetlink sockets.
         RtnetlinkForeign = "rtnetlink.foreign",
-        /// Datagrams with a message header that does not fit, each followed by a dump.
+        /// Datagrams with a message header that does not fit; a dump follows each.
         RtnetlinkMalformedHeader = "rtnetlink.malformed-header",
-        /// Messages that make no sense, passed over.
+        /// Malformed messages, ignored.
         RtnetlinkMalformedMessage = "rtnetlink.malformed-message",
-        /// Times that an rtnetlink socket broke and was opened again.
+        /// How often an rtnetlink socket broke and was opened again.
         RtnetlinkReopened = "rtnetlink.reopened",
         /// Connections to the control socket that were served.
         ControlConnections = "control.connections",
-        /// Connections refused because their user had as many as one may have.
+        /// Connections refused because their user had reached the limit.
         ControlUserFull = "control.refused-user",
-        /// Connections refused because users of their class had all that there may be.
+        /// Connections refused because the users of their class had reached the limit.
         ControlClassFull = "control.refused-class",
         /// Connections refused because the process had no descriptor left.
         ControlNoDescriptor = "control.refused-descriptors",
-        /// Connections closed because no whole request came in time, or an answer was not read in time.
+        /// Connections closed because no complete request came in time, or an answer was not read
+        /// in time.
         ControlTimedOut = "control.timed-out",
-        /// Questions for a route that were answered with one.
+        /// Look-ups of a route that found one.
         RouteFound = "rtnetlink.route-found",
-        /// Questions for a route that were answered with the reason why there is none.
+        /// Look-ups of a route that found none, for a reason of the kernel.
         RouteNotFound = "rtnetlink.route-not-found",
-        /// Questions for a route asked again because answers were lost.
+        /// Look-ups of a route repeated because answers were lost.
         RouteAskedAgain = "rtnetlink.route-asked-again",
-        /// Answers about routes to no question.
+        /// Answers about routes that match no look-up.
         RouteUnasked = "rtnetlink.route-unasked",
     }
 }
@@ -150,17 +151,17 @@ impl Default for Counters {
 }
 
 impl Counters {
-    /// One more.
+    /// Adds one to `counter`.
     pub fn count(&self, counter: Counter) {
         self.0[counter.index()].fetch_add(1, Ordering::Relaxed);
     }
 
-    /// How often `counter` was counted.
+    /// The value of `counter`.
     pub fn get(&self, counter: Counter) -> u64 {
         self.0[counter.index()].load(Ordering::Relaxed)
     }
 
-    /// Each with its count.
+    /// All counters with their values.
     pub fn iter(&self) -> impl Iterator<Item = (Counter, u64)> {
         Counter::ALL.iter().map(|&counter| (counter, self.get(counter)))
     }

@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 
-//! The InfiniBand ports of this machine, as sysfs shows them, and their devices for MADs. Each RDMA
-//! device is read by a thread of its own, every second and when it is told to: a driver asks its
-//! firmware, and one that hangs shall keep nobody else waiting.
+//! The InfiniBand ports of this machine, as sysfs shows them, and their umad devices. Each RDMA
+//! device has its own thread, which reads it every second and on request: a driver may ask its
+//! firmware, and one that hangs must not block anything else.
 //!
 //! | below `--sys-dir` | |
 //! |---|---|
 //! | `class/infiniband/DEVICE/ports/N/` | `link_layer`, `state`, `lid`, `lid_mask_count`, `sm_lid`, `sm_sl`, `gids/I`, `pkeys/I` |
-//! | `class/infiniband_mad/umadM/` | `ibdev`, `port`: whose door `--dev-dir`/infiniband/umadM is |
+//! | `class/infiniband_mad/umadM/` | `ibdev`, `port`: the port of `--dev-dir`/infiniband/umadM |
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -25,47 +25,47 @@ use tracing::warn;
 
 use crate::sys::umad::Opened;
 
-/// Where the kernel shows and keeps its things.
+/// Mount points of the kernel's file systems.
 #[derive(Clone, Debug, Eq, PartialEq)]
 pub struct Dirs {
-    /// `/sys`.
+    /// Sysfs, usually `/sys`.
     pub sys: PathBuf,
-    /// `/dev`.
+    /// Device files, usually `/dev`.
     pub dev: PathBuf,
 }
 
-/// What a thread has seen.
+/// A message of a thread.
 #[derive(Debug)]
 pub enum Event {
-    /// A port is new, or something about it is.
+    /// A port is new or has changed.
     Port {
-        /// Its name.
+        /// Device and port number.
         name: PortName,
-        /// What is known of it. Whether it can send MADs is not seen here.
+        /// What sysfs says. Whether the port can send MADs is unknown here.
         facts: PortFacts,
-        /// Its door has been opened (again).
+        /// The umad device, if it has just been opened.
         opened: Option<(Opened, Token)>,
-        /// Why it is not open.
+        /// Why no umad device is open.
         blocked: Option<String>,
     },
-    /// A port is gone.
+    /// A port was removed.
     Gone(PortName),
 }
 
-/// Whoever holds a door holds its token. When the token is dropped, the door is opened again.
+/// Held by the user of a umad device. When it is dropped, the device is opened again.
 pub type Token = Arc<()>;
 
-/// Threads that watch.
+/// The threads that watch ports.
 #[derive(Debug)]
 pub struct Ports {
     poke: Arc<Poke>,
 }
 
 impl Ports {
-    /// Starts to watch what there is and what comes.
+    /// Starts to watch all ports, present and future.
     ///
     /// # Errors
-    /// If there can be no thread.
+    /// If the thread cannot be started.
     pub fn start(dirs: Dirs) -> io::Result<(Self, mpsc::Receiver<Event>)> {
         let (events, received) = mpsc::channel(super::PORT_EVENTS);
         let poke = Arc::new(Poke::default());
@@ -74,7 +74,7 @@ impl Ports {
         Ok((Self { poke }, received))
     }
 
-    /// Something about ports has probably changed.
+    /// Makes the threads look now, because something about ports has probably changed.
     pub fn look(&self) {
         self.poke.poke();
     }
@@ -99,7 +99,7 @@ struct Pokes {
     ended: bool,
 }
 
-/// Between two looks of a thread.
+/// Interval between two looks of a thread.
 const PERIOD: Duration = Duration::from_secs(1);
 
 impl Poke {
@@ -113,7 +113,8 @@ impl Poke {
         self.changed.notify_all();
     }
 
-    /// Waits for a poke after the `seen`th, or for a while; false if it is over.
+    /// Waits for a poke after number `seen`, at most for the period; `false` at the end of the
+    /// daemon.
     fn wait(&self, seen: &mut u64) -> bool {
         let state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
         let idle = |pokes: &mut Pokes| !pokes.ended && pokes.count == *seen;
@@ -146,7 +147,9 @@ impl Watch {
                 let name = format!("ports {device}").chars().take(15).collect();
                 match thread::Builder::new().name(name).spawn(move || watch.device(device)) {
                     Ok(thread) => drop(watched.insert(device, thread)),
-                    Err(error) => warn!(%device, %error, "no thread to watch its ports"),
+                    Err(error) => {
+                        warn!(%device, %error, "cannot start a thread to watch its ports")
+                    }
                 }
             }
             if !self.poke.wait(&mut pokes) {
@@ -155,7 +158,7 @@ impl Watch {
         }
     }
 
-    /// Watches the ports of a device until it is gone.
+    /// Watches the ports of a device until it is removed.
     fn device(&self, device: DeviceName) {
         let mut told: BTreeMap<PortName, Told> = BTreeMap::new();
         let mut pokes = 0;
@@ -186,7 +189,7 @@ impl Watch {
         }
     }
 
-    /// Tells what is new; false if nobody listens any more.
+    /// Reports changes; `false` if the engine is gone.
     fn tell(&self, name: PortName, facts: PortFacts, told: &mut Told) -> bool {
         let (opened, blocked) = match told.door.upgrade() {
             Some(_) => (None, None),
@@ -209,7 +212,7 @@ impl Watch {
     }
 }
 
-/// What has been told of a port.
+/// The last report about a port.
 #[derive(Debug, Default)]
 struct Told {
     facts: Option<PortFacts>,
@@ -231,9 +234,9 @@ fn door(dirs: &Dirs, name: PortName) -> Result<Opened, String> {
     Opened::open(&path).map_err(|error| format!("{}: {error}", path.display()))
 }
 
-/// `None` if it is no InfiniBand port, or gone.
+/// `None` if it is not an InfiniBand port, or was removed.
 fn facts(dir: &Path) -> Option<PortFacts> {
-    // Kernels that do not say know no other.
+    // Kernels without the file know only InfiniBand.
     let link_layer = text(&dir.join("link_layer"));
     if link_layer.is_some_and(|layer| layer != "InfiniBand") {
         return None;
@@ -245,7 +248,7 @@ fn facts(dir: &Path) -> Option<PortFacts> {
         let indices = (0..).take(PortFacts::MAX_TABLE);
         let entries = indices.map_while(move |index: u16| {
             let path = dir.join(name).join(index.to_string());
-            // An entry may be there and have nothing to read.
+            // An entry may exist and be unreadable.
             path.exists().then(|| (index, text(&path)))
         });
         entries.filter_map(|(index, text)| Some((index, text?)))
@@ -268,7 +271,7 @@ fn facts(dir: &Path) -> Option<PortFacts> {
     })
 }
 
-/// Names in a directory that are a `T`.
+/// The entries of a directory whose name parses as a `T`.
 fn names<T: std::str::FromStr>(dir: &Path) -> impl Iterator<Item = T> {
     let entries = fs::read_dir(dir).into_iter().flatten().flatten();
     entries.filter_map(|entry| entry.file_name().to_str()?.parse().ok())
@@ -294,7 +297,7 @@ mod tests {
 
     use super::*;
 
-    /// A machine's sysfs with one device and two ports.
+    /// A fake sysfs with one device and two ports.
     struct Sys(PathBuf);
 
     impl Sys {
@@ -352,7 +355,7 @@ mod tests {
     }
 
     #[test]
-    fn facts_of_a_port_are_read_and_what_is_no_infiniband_port_is_passed_over() {
+    fn facts_of_infiniband_ports_are_read_and_other_ports_ignored() {
         let sys = Sys::new();
         let port =
             |device, port| facts(&sys.0.join(format!("class/infiniband/{device}/ports/{port}")));
@@ -377,7 +380,7 @@ mod tests {
     }
 
     #[test]
-    fn a_door_is_found_by_the_whole_name_of_its_device() {
+    fn umad_device_is_found_by_the_full_device_name() {
         let sys = Sys::new();
         let reason = |device| door(&sys.dirs(), name(device)).unwrap_err();
         assert!(reason("mlx5_1").contains("infiniband/umad1"), "{}", reason("mlx5_1"));
@@ -386,9 +389,9 @@ mod tests {
     }
 
     #[test]
-    fn what_changes_is_told_and_nothing_else() {
+    fn only_changes_are_reported() {
         let sys = Sys::new();
-        // As in real sysfs, where a device is a link.
+        // In real sysfs, a device is a symbolic link.
         let class = sys.0.join("class/infiniband");
         fs::rename(class.join("mlx5_1"), sys.0.join("moved")).unwrap();
         symlink(sys.0.join("moved"), class.join("mlx5_1")).unwrap();
@@ -412,7 +415,7 @@ mod tests {
         fs::remove_file(class.join("mlx5_1")).unwrap();
         ports.look();
         assert_eq!(next(), (name("mlx5_1"), None));
-        // It comes back.
+        // The device comes back.
         symlink(sys.0.join("moved"), class.join("mlx5_1")).unwrap();
         ports.look();
         assert_eq!(next(), (name("mlx5_1"), Some((Some(6), true))));

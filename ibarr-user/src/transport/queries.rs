@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 
-//! The sockets that our own queries leave from: the core opens and closes them, replies go to the
-//! engine. Nothing here waits to send: the core's schedule repeats what a full buffer swallowed.
+//! The sockets of our own queries: the core opens and closes them, and replies go to the engine.
+//! Nothing here waits to send: the core's schedule repeats a query that found the send buffer full.
 
 use std::collections::HashMap;
 use std::io::{self, ErrorKind};
@@ -20,17 +20,17 @@ use super::{Counter, Counters};
 use crate::sys::udp::{Source, UdpSocket};
 use crate::sys::{udp_errors, udp_options};
 
-/// What a socket has heard.
+/// An event of a socket.
 #[derive(Clone, Copy, Debug)]
 pub enum Heard {
     /// A datagram.
     Datagram(Datagram),
-    /// That a port is unreachable.
+    /// An ICMP error: a port is unreachable.
     Refusal(Refusal),
 }
 
 impl Heard {
-    /// What it is to the core.
+    /// The input for the core.
     pub fn input(&self) -> client::Input<'_> {
         match self {
             Self::Datagram(Datagram { socket, from, ifindex, payload }) => {
@@ -57,16 +57,16 @@ pub struct Datagram {
     payload: Start,
 }
 
-/// ICMP says of a datagram that its port is unreachable.
+/// An ICMP error that says that the port of a datagram is unreachable.
 #[derive(Clone, Copy, Debug)]
 pub struct Refusal {
-    /// The socket that the datagram left from.
+    /// The socket that sent the datagram.
     socket: SocketId,
     to: SocketAddr,
     quoted: Start,
 }
 
-/// The first bytes of a datagram: one more than the longest legal one, which decides what it is.
+/// The first bytes of a datagram: one more than the longest legal one has, enough to classify it.
 #[derive(Clone, Copy, Debug)]
 struct Start {
     bytes: [u8; ip2gid::MAX_LEN + 1],
@@ -86,18 +86,18 @@ pub struct Sockets {
     readers: JoinSet<()>,
     heard: mpsc::Sender<Heard>,
     counters: Arc<Counters>,
-    /// By sockets that are closed.
+    /// Datagrams dropped by sockets that are closed now.
     dropped: u64,
 }
 
-/// What a socket is to hold in memory: 32 of them share the replies to 4,096 queries under way, which
-/// may come at once. Twice what is its share then, for shares are chosen at random; 64 sockets of
-/// each version of IP, half of them in grace, hold 256 MiB at most.
+/// Receive buffer of a socket, in bytes. 32 sockets share the replies to 4,096 queries in flight,
+/// which may all arrive at once. The buffer holds twice the average share, because queries choose
+/// sockets at random. 64 sockets of each family, half of them in grace, hold 256 MiB at most.
 const HOLD: usize = 2 << 20;
 
 impl Sockets {
-    /// None yet. A datagram that `heard` has no room for is dropped and counted; so is a refusal if
-    /// less than half of it is free.
+    /// No sockets. A datagram that finds no room in `heard` is dropped and counted; so is an ICMP
+    /// error if less than half of `heard` is free.
     pub fn new(heard: mpsc::Sender<Heard>, counters: Arc<Counters>) -> Self {
         Self { open: HashMap::new(), readers: JoinSet::new(), heard, counters, dropped: 0 }
     }
@@ -105,10 +105,10 @@ impl Sockets {
     /// Opens `socket` on a port that the kernel picks.
     ///
     /// # Errors
-    /// Those of socket(2) and bind(2), `EMFILE` among them.
+    /// Those of socket(2) and bind(2), such as `EMFILE`.
     pub fn open(&mut self, socket: SocketId, family: Family) -> io::Result<()> {
         let udp = UdpSocket::bind(family, 0)?;
-        // With less, more is lost, which is counted and asked for again.
+        // A smaller buffer loses more replies, which are counted and asked for again.
         let _ = udp_options::widen(&udp, HOLD);
         udp_errors::hear(&udp, family)?;
         let udp = Arc::new(udp);
@@ -123,7 +123,7 @@ impl Sockets {
         Ok(())
     }
 
-    /// Closes `socket`; one that is not open stays so.
+    /// Closes `socket`, if it is open.
     pub fn close(&mut self, socket: SocketId) {
         if let Some((udp, reader)) = self.open.remove(&socket) {
             self.dropped += u64::from(udp_options::dropped(&*udp).unwrap_or_default());
@@ -132,14 +132,14 @@ impl Sockets {
         while self.readers.try_join_next().is_some() {}
     }
 
-    /// Datagrams that the kernel did not give to the sockets, open ones and others: there was no room,
-    /// or they were broken.
+    /// How many datagrams the kernel has dropped at open and closed sockets, because there was no
+    /// room or they were damaged.
     pub fn dropped(&self) -> u64 {
         let of_open = self.open.values().map(|(udp, _)| udp_options::dropped(&**udp));
         self.dropped + of_open.map(|dropped| u64::from(dropped.unwrap_or_default())).sum::<u64>()
     }
 
-    /// Sends now or not at all; what was not sent is counted.
+    /// Sends now or not at all; a query that was not sent is counted.
     pub fn send(&self, transmit: &Transmit) {
         let Transmit { socket, to, egress, payload } = transmit;
         let Some((udp, _)) = self.open.get(socket) else {
@@ -154,7 +154,7 @@ impl Sockets {
     }
 }
 
-/// What reads a socket.
+/// Reads one socket.
 struct Reader {
     socket: SocketId,
     udp: Arc<UdpSocket>,
@@ -162,7 +162,7 @@ struct Reader {
     counters: Arc<Counters>,
 }
 
-/// Most of what ICMP said that is read before the next datagram.
+/// The most ICMP errors that are read before the next datagram.
 const REFUSALS: usize = 16;
 
 impl Reader {
@@ -174,7 +174,7 @@ impl Reader {
                 }
             }
             self.read();
-            // One reader among up to 64: the others and the engine have their turn.
+            // There are up to 64 readers: the others and the engine need their turn.
             tokio::task::coop::consume_budget().await;
         }
     }
@@ -195,7 +195,7 @@ impl Reader {
         }
     }
 
-    /// `None` if there is nothing left.
+    /// `None` if the error queue is empty.
     fn read_error(&self) -> Option<()> {
         let mut buffer = [0; ip2gid::MAX_LEN + 1];
         let error = match self.udp.take_error(&mut buffer) {
@@ -209,7 +209,7 @@ impl Reader {
             let len = error.len.min(buffer.len());
             let quoted = Start { bytes: buffer, len };
             let refusal = Heard::Refusal(Refusal { socket: self.socket, to, quoted });
-            // Anybody can send refusals: they take no reply's place.
+            // Any host can send ICMP errors, so they never take the room of replies.
             let has_room = self.heard.capacity() > self.heard.max_capacity() / 2;
             if !has_room || self.heard.try_send(refusal).is_err() {
                 self.counters.count(Counter::RefusalDropped);
@@ -239,7 +239,7 @@ mod tests {
 
     use super::*;
 
-    /// The name of a socket of the family of `target`, which only a client gives.
+    /// A socket id for the family of `target`; only a client gives one out.
     fn name(target: IpAddr) -> SocketId {
         let mut client = Client::new(Config::default(), ChaCha12Rng::seed_from_u64(1));
         let question = Question::new(target, None).unwrap();
@@ -258,7 +258,7 @@ mod tests {
     }
 
     #[tokio::test(flavor = "current_thread")]
-    async fn refused_queries_are_told_and_no_reply_is_lost_among_them() {
+    async fn refused_queries_are_reported_and_no_reply_is_lost() {
         const ROUNDS: u32 = 100;
         for (family, host, target) in
             [(Family::V4, "127.0.0.1", "10.2.0.5"), (Family::V6, "::1", "fd00:2::5")]
@@ -306,7 +306,7 @@ mod tests {
     }
 
     #[tokio::test(flavor = "current_thread")]
-    async fn refusals_leave_half_of_the_room_to_replies() {
+    async fn icmp_errors_take_at_most_half_of_the_channel() {
         let host: IpAddr = "127.0.0.1".parse().unwrap();
         let target: IpAddr = "10.2.0.5".parse().unwrap();
         let (sender, mut heard) = mpsc::channel(8);

@@ -1,10 +1,11 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 
-//! The sockets of the ip2gid port: peers' queries to the engine in batches, its replies back.
+//! The sockets of the ip2gid port: hands peers' queries to the engine in batches, and sends its
+//! replies.
 //!
-//! A socket reads nothing more until the replies to its last batch have left, so a full send buffer
-//! holds back only this socket. The kernel's receive buffer holds what comes meanwhile, and drops
-//! what is too much.
+//! A socket reads nothing more until the replies to its last batch are sent, so a full send buffer
+//! delays only this socket. The kernel's receive buffer holds queries meanwhile, and drops what
+//! does not fit.
 
 use std::io::{self, ErrorKind};
 use std::net::SocketAddr;
@@ -25,65 +26,64 @@ use crate::sys::mmsg::{self, Inbox, Outgoing};
 use crate::sys::udp::{Received, Source, UdpSocket};
 use crate::sys::udp_options;
 
-/// What came in one turn, at most [`BATCH`] datagrams.
+/// The datagrams of one read, at most [`BATCH`].
 #[derive(Debug)]
 pub struct Batch {
-    /// In the order they came.
+    /// In the order of arrival.
     pub queries: Vec<Query>,
-    /// The engine's replies, in any order; there may be fewer than queries.
+    /// Takes the engine's replies, in any order; there may be fewer replies than queries.
     pub replies: oneshot::Sender<Vec<Reply>>,
 }
 
 /// A datagram that may be a query.
 #[derive(Clone, Copy, Debug)]
 pub struct Query {
-    /// Where it came from, to which address, over which interface.
+    /// Origin, destination address and interface.
     pub received: Received,
     buffer: [u8; CUT],
 }
 
-/// One more than the longest legal datagram, which decides what it is.
+/// One byte more than the longest legal datagram, enough to classify it.
 const CUT: usize = ip2gid::MAX_LEN + 1;
 
 impl Query {
-    /// Its first bytes, as many as decide what it is.
+    /// The first bytes of the datagram, at most [`CUT`].
     pub fn payload(&self) -> &[u8] {
         &self.buffer[..self.received.len.min(self.buffer.len())]
     }
 }
 
-/// A datagram to send.
+/// A reply to send.
 #[derive(Clone, Copy, Debug)]
 pub struct Reply {
-    /// Whom to.
+    /// Address and port of the peer.
     pub to: SocketAddr,
-    /// What it leaves by.
+    /// Source address and interface.
     pub source: Source,
-    /// What it says.
+    /// Contents.
     pub payload: ip2gid::Datagram,
 }
 
-/// What a socket of the port is doing.
+/// The state of a socket of the port.
 #[derive(Clone, Debug)]
 pub enum State {
-    /// Not tried yet.
+    /// Not bound yet.
     Starting,
     /// Bound.
     Serving {
-        /// The socket, for a guard and for questions.
+        /// The socket, for the guard and for socket options.
         socket: Arc<OwnedFd>,
-        /// What the kernel holds of what comes, in bytes of memory; less than [`HOLD`] if it does not
-        /// grant that.
+        /// Receive buffer in bytes; less than [`HOLD`] if the kernel does not grant it.
         holds: usize,
-        /// What it had dropped before it was this daemon's.
+        /// How many datagrams it had dropped before this daemon took it over.
         dropped_before: u32,
     },
-    /// Not bound: why, and what helps.
+    /// Not bound; reason and remedy.
     Blocked(String),
 }
 
 impl State {
-    /// How many datagrams the kernel has not given to the socket.
+    /// How many datagrams the kernel has dropped at the socket.
     pub fn dropped(&self) -> u32 {
         match self {
             Self::Serving { socket, dropped_before, .. } => {
@@ -94,24 +94,25 @@ impl State {
     }
 }
 
-/// Datagrams read before the engine is asked: enough to make its turn cheap, few enough that a
-/// flood of queries holds the engine for less than 100 µs at a time.
+/// Datagrams read before the engine is called: enough to make its turn cheap, few enough that a
+/// flood of queries occupies the engine for less than 100 µs at a time.
 pub const BATCH: usize = mmsg::MAX;
 
-/// What a socket is to hold in memory while the daemon does something else, or nothing: the queries
-/// of 10,000 peers that come at once, and a sixth more.
+/// Receive buffer of a socket, in bytes: it holds the queries of 10,000 peers that ask at once
+/// while the daemon is busy, and a sixth more.
 pub const HOLD: usize = 96 << 20;
 
 const _: () = assert!(HOLD / udp_options::TRUESIZE > 10_000 + 10_000 / 6);
 
-/// How often a port that is taken is tried again.
+/// Interval between attempts to bind a port that is taken.
 const RETRY: Duration = Duration::from_secs(5);
 
-/// The holder of the port is looked up once in so many tries, because a machine can have many processes.
+/// The holder of the port is searched for once in this many attempts, because a machine can have
+/// many processes.
 const LOOK_EVERY: u32 = 12;
 
-/// Serves `port` for one family until `batches` is closed, by the `inherited` socket if there is one. A
-/// port that is taken is said once and tried again.
+/// Serves `port` for one family until `batches` is closed, by the `inherited` socket if there is
+/// one. A port that is taken is reported once, and tried again.
 pub async fn serve(
     family: Family,
     port: u16,
@@ -166,18 +167,18 @@ pub async fn serve(
     }
 }
 
-/// What has the port, as far as it can be seen.
+/// The holder of the port, as far as it is visible.
 async fn holder_of(family: Family, port: u16) -> Option<Holder> {
     match spawn_blocking(move || holder::find(family, port)).await.ok()? {
         Ok(holder) => holder,
         Err(error) => {
-            debug!(%error, "not seen what holds the port");
+            debug!(%error, "cannot search for the holder of the port");
             None
         }
     }
 }
 
-/// Why the port could not be bound and what helps.
+/// Why the port could not be bound, with the remedy.
 fn explain(error: &io::Error, port: u16) -> String {
     match error.kind() {
         ErrorKind::AddrInUse if port == ip2gid::PORT => format!(
@@ -185,19 +186,19 @@ fn explain(error: &io::Error, port: u16) -> String {
              loaded (rmmod rdma_rxe), or another ibarr runs (ss -lunp sport = {port})"
         ),
         ErrorKind::AddrInUse => {
-            format!("UDP port {port} is taken (ss -lunp sport = {port} shows by whom)")
+            format!("UDP port {port} is taken (ss -lunp sport = {port} shows the holder)")
         }
         ErrorKind::PermissionDenied => {
             format!("UDP port {port} needs CAP_NET_BIND_SERVICE, or choose a udp-port above 1023")
         }
         _ if error.raw_os_error() == Some(libc::EAFNOSUPPORT) => {
-            "this kernel has the protocol switched off".to_owned()
+            "the kernel has this protocol disabled".to_owned()
         }
         _ => format!("UDP port {port}: {error}"),
     }
 }
 
-/// `has_waited` if what is in the socket may have come before its filter.
+/// `has_waited`: datagrams in the socket may be older than its filter.
 async fn pump(
     socket: &UdpSocket,
     mut has_waited: bool,
@@ -207,7 +208,7 @@ async fn pump(
     let mut inbox = Inbox::default();
     loop {
         if let Err(error) = socket.receive(&mut inbox).await {
-            // About one datagram, or about an earlier one that left here.
+            // The error is about one datagram, or about an earlier one that was sent here.
             counters.count(Counter::ReceiveFailed);
             debug!(%error, "datagram not received");
             tokio::task::yield_now().await;
@@ -215,11 +216,11 @@ async fn pump(
         }
         let mut queries = queries(&inbox, counters);
         if has_waited {
-            // Without the filter only the loopback interface says that this host has sent it.
+            // Without the filter, only the loopback interface shows that this host has sent it.
             for Query { received, .. } in &mut queries {
                 received.is_local &= received.ifindex == IfIndex::MIN;
             }
-            // Fewer than there is room for are all that there were.
+            // A batch that is not full has emptied the socket.
             has_waited = inbox.datagrams().count() == mmsg::MAX;
         }
         let (replies, answer) = oneshot::channel();
@@ -242,7 +243,7 @@ fn queries(inbox: &Inbox<CUT>, counters: &Counters) -> Vec<Query> {
     queries
 }
 
-/// Sends all that can be sent; what cannot is counted.
+/// Sends as many replies as possible; failures are counted.
 async fn send(socket: &UdpSocket, replies: &[Reply], counters: &Counters) {
     let datagrams: Vec<_> = replies
         .iter()

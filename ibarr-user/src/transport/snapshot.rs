@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 
-//! The file in which paths are kept for the next daemon. It is read once, and written beside its place
-//! before it takes it. A disk may hang, so a thread does both.
+//! The file that keeps paths for the next daemon. It is read once, and written under another name
+//! before it is renamed. A disk may hang, so a thread does both.
 
 use std::ffi::OsString;
 use std::fs::{self, File, OpenOptions};
@@ -19,39 +19,39 @@ use tokio::sync::mpsc;
 use super::{Counter, Counters};
 use crate::causes::chain;
 
-/// Where orders go.
+/// The sender of orders.
 #[derive(Debug)]
 pub struct Keeper {
     orders: mpsc::Sender<Order>,
 }
 
-/// What is to be done.
+/// An order for the thread.
 #[derive(Debug)]
 pub enum Order {
-    /// Read the file, which may hold so many paths.
+    /// Read the file, which may hold at most this many paths.
     Read(PathBuf, usize),
-    /// Begin to write it, in place of what was begun before.
+    /// Begin to write the file; an unfinished one is discarded.
     Begin(PathBuf, Vec<KeptPort>),
-    /// Write these, too.
+    /// Append these paths.
     Paths(Vec<KeptPath>),
-    /// That was all of it: it takes its place.
+    /// Rename the complete file to its final name.
     End,
-    /// Leave the one there that is.
+    /// Discard the unfinished file.
     Abandon,
 }
 
-/// What has been done.
+/// The outcome of an order.
 #[derive(Debug)]
 pub enum Event {
-    /// There is one, begun so long ago.
+    /// The contents of the file, and its age.
     Read(Snapshot, Duration),
-    /// The file is of no use, for this reason.
+    /// The file cannot be used, for this reason.
     Refused(String),
-    /// A new one is in its place.
+    /// A new file is in place.
     Written,
-    /// The one before is, for this reason.
+    /// The old file is kept, for this reason.
     NotWritten(String),
-    /// There will be no more: nobody is left to give orders.
+    /// The last event: the sender of orders is gone.
     Ended,
 }
 
@@ -59,7 +59,7 @@ impl Keeper {
     /// Starts the thread.
     ///
     /// # Errors
-    /// If there can be none.
+    /// If the thread cannot be started.
     pub fn start(counters: Arc<Counters>) -> io::Result<(Self, mpsc::Receiver<Event>)> {
         let (orders, ordered) = mpsc::channel(super::SNAPSHOT_ORDERS);
         let (events, told) = mpsc::channel(super::SNAPSHOT_EVENTS);
@@ -73,9 +73,9 @@ impl Keeper {
         self.orders.try_reserve().ok()
     }
 
-    /// Gives an order when there is room.
+    /// Sends an order when there is room.
     pub async fn order(&self, order: Order) {
-        // Without the thread nothing is kept.
+        // Without the thread no snapshot is kept.
         drop(self.orders.send(order).await);
     }
 }
@@ -86,7 +86,7 @@ struct Thread {
     begun: Option<Begun>,
 }
 
-/// A file that is not in its place yet.
+/// An unfinished file.
 struct Begun {
     place: PathBuf,
     beside: Beside,
@@ -115,7 +115,7 @@ impl Thread {
         drop(self.events.blocking_send(Event::Ended));
     }
 
-    /// Nothing if there is no file.
+    /// `None` if there is no file.
     fn read(&self, path: &Path, paths: usize) -> Option<Event> {
         let reason = match read(path, max_len(paths)) {
             Ok(bytes) => match Snapshot::parse(&bytes) {
@@ -179,7 +179,7 @@ impl Begun {
         beside.push(".new");
         let beside = PathBuf::from(beside);
         if is_free_or_regular(&beside)? {
-            // Of a daemon that was killed while it wrote.
+            // A daemon that was killed while it wrote has left it.
             fs::remove_file(&beside)?;
         }
         let mut file = OpenOptions::new().write(true).create_new(true).mode(0o600).open(&beside)?;
@@ -193,7 +193,7 @@ impl Begun {
         self.file.write_all(&self.encoder.paths(paths))
     }
 
-    /// Whoever reads has all of the old or all of the new one, also after a power cut.
+    /// A reader finds the complete old or the complete new file, even after a power failure.
     fn end(self) -> io::Result<()> {
         let Self { place, beside, mut file, encoder } = self;
         file.write_all(&encoder.finish())?;
@@ -203,8 +203,8 @@ impl Begun {
     }
 }
 
-/// The name of a file that has yet to take its place, removed when dropped: so a disk that is full
-/// keeps nothing of it. Once it has taken its place, there is none of this name.
+/// The name of an unfinished file, removed when dropped, so that a failed write takes no disk
+/// space. After the rename, no file has this name.
 #[derive(Debug)]
 struct Beside(PathBuf);
 
@@ -214,7 +214,8 @@ impl Drop for Beside {
     }
 }
 
-/// Whether a regular file is there. To open anything else may wait, to replace it may do harm.
+/// Whether the name is free or a regular file. Opening a file of another kind may block, replacing
+/// it may do harm.
 fn is_free_or_regular(path: &Path) -> io::Result<bool> {
     let kind = match fs::symlink_metadata(path) {
         Err(error) if error.kind() == ErrorKind::NotFound => return Ok(false),
@@ -229,7 +230,7 @@ fn is_free_or_regular(path: &Path) -> io::Result<bool> {
         _ => "device",
     };
     let message = format!(
-        "{} is a {kind} and no regular file; move it, or name another file",
+        "{} is a {kind}, not a regular file; move it, or name another file",
         path.display()
     );
     Err(io::Error::new(ErrorKind::InvalidInput, message))
@@ -237,7 +238,7 @@ fn is_free_or_regular(path: &Path) -> io::Result<bool> {
 
 fn read(path: &Path, max_len: usize) -> io::Result<Vec<u8>> {
     is_free_or_regular(path)?;
-    // Should it be replaced meanwhile, still nothing waits.
+    // If it is replaced meanwhile, opening still does not block.
     let flags = libc::O_NOFOLLOW | libc::O_NONBLOCK | libc::O_NOCTTY;
     let file = OpenOptions::new().read(true).custom_flags(flags).open(path)?;
     let max_len = u64::try_from(max_len).unwrap_or(u64::MAX);
@@ -290,7 +291,7 @@ mod tests {
         }
     }
 
-    /// What the thread says of each order.
+    /// The thread's event for each order.
     fn told(orders: Vec<Order>) -> Vec<Event> {
         let (sender, ordered) = mpsc::channel(8);
         let (events, mut told) = mpsc::channel(8);
@@ -303,7 +304,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_regular_file_is_refused_by_name_and_stays() {
+    fn other_kind_of_file_is_refused_by_name_and_stays() {
         let dir = Dir::new("irregular");
         let path = dir.0.join("paths");
         let beside = dir.0.join("paths.new");
@@ -316,7 +317,7 @@ mod tests {
             }
             let orders =
                 vec![Order::Read(path.clone(), 9), Order::Begin(path.clone(), vec![]), Order::End];
-            let is_named = |reason: &String| reason.contains(&format!("paths is a {kind} and no"));
+            let is_named = |reason: &String| reason.contains(&format!("paths is a {kind}, not a"));
             match told(orders).as_slice() {
                 [Event::Refused(read), Event::NotWritten(written), Event::Ended] => {
                     assert!(is_named(read) && is_named(written), "{read}, {written}");
@@ -326,7 +327,7 @@ mod tests {
             fs::rename(&path, &beside).unwrap();
             match told(vec![Order::Begin(path.clone(), vec![]), Order::End]).as_slice() {
                 [Event::NotWritten(reason), Event::Ended] => {
-                    assert!(reason.contains(&format!("paths.new is a {kind} and no")), "{reason}");
+                    assert!(reason.contains(&format!("paths.new is a {kind}, not a")), "{reason}");
                 }
                 events => panic!("{kind}: {events:?}"),
             }
@@ -336,15 +337,15 @@ mod tests {
     }
 
     #[test]
-    fn file_that_does_not_take_its_place_is_removed() {
+    fn unfinished_file_is_removed() {
         let dir = Dir::new("unfinished");
         let path = dir.0.join("paths");
         let begin = || Order::Begin(path.clone(), vec![]);
-        // Abandoned, begun anew, and left when the daemon ends.
+        // Abandoned, begun again, and left unfinished when the daemon ends.
         let events = told(vec![begin(), Order::Abandon, begin(), begin()]);
         assert!(matches!(events.as_slice(), [Event::Ended]), "{events:?}");
         assert!(dir.names().is_empty());
-        // What a daemon that was killed has left is replaced.
+        // A file that a killed daemon has left is replaced.
         fs::write(dir.0.join("paths.new"), "cut off").unwrap();
         let events = told(vec![begin(), Order::End]);
         assert!(matches!(events.as_slice(), [Event::Written, Event::Ended]), "{events:?}");

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 
-//! MADs between the ports' doors and the engine.
+//! Moves MADs between the ports' umad devices and the engine.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -19,10 +19,10 @@ use super::ports::Token;
 use super::{Counter, Counters};
 use crate::sys::umad::{Device, Opened};
 
-/// Every port that was ever there, and the doors that are open.
+/// All ports that ever existed, and the umad devices that are open.
 #[derive(Debug)]
 pub struct Umads {
-    /// A port has the index of its place here for ever.
+    /// The index of a port is its position here, which never changes.
     names: Vec<PortName>,
     doors: BTreeMap<PortIndex, Door>,
     blocked: BTreeMap<PortIndex, String>,
@@ -31,51 +31,51 @@ pub struct Umads {
     counters: Arc<Counters>,
 }
 
-/// What came by a door.
+/// An event of a umad device.
 #[derive(Debug)]
 pub struct Event {
     port: PortIndex,
-    /// Which of the doors that the port has had.
+    /// The number of the opening, which tells a reopened device from the old one.
     door: u64,
-    /// It, or why there is nothing more to come.
+    /// A message, or the error that ended the reading.
     what: io::Result<Packet>,
 }
 
-/// What one read(2) gave.
+/// The result of one read(2).
 #[derive(Debug)]
 struct Packet {
     bytes: Box<[u8; MAX_LEN]>,
     len: usize,
 }
 
-/// What an [`Event`] means.
+/// The meaning of an [`Event`].
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub enum Meaning<'a> {
-    /// A MAD came.
+    /// A MAD has arrived.
     Mad {
-        /// By this port.
+        /// The port that received it.
         port: PortIndex,
-        /// From the port with this LID.
+        /// LID of the sender.
         from: Option<Lid>,
-        /// Its bytes.
+        /// Bytes of the MAD.
         mad: &'a [u8],
     },
-    /// One that was sent comes back.
+    /// The kernel returned a MAD of ours without an answer.
     Unanswered,
-    /// The door is no more.
+    /// The umad device of this port is gone.
     Lost(PortIndex),
-    /// Of no use, and counted.
+    /// The event is to be ignored, and was counted.
     Nothing,
 }
 
-/// What became of a MAD to be sent.
+/// The outcome of sending a MAD.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub enum Sending {
-    /// It is on its way.
+    /// The kernel took it.
     Sent,
-    /// The kernel does not take it now, or the door is not open.
+    /// The kernel does not take it now, or the device is not open.
     Refused,
-    /// And the door is no more.
+    /// The kernel refused it, and the device is gone.
     Lost,
 }
 
@@ -83,10 +83,10 @@ pub enum Sending {
 struct Door {
     number: u64,
     device: Arc<Device>,
-    /// Who takes reports, or why nobody does. `None`: it was not tried.
+    /// The agent that receives reports, or why there is none. `None`: registration was not tried.
     reports: Option<Result<AgentId, String>>,
     task: AbortHandle,
-    /// While we have this, nobody opens the door again.
+    /// While this exists, the device is not opened again.
     _token: Token,
 }
 
@@ -103,7 +103,7 @@ impl Umads {
         Self { names, doors, blocked, next: 0, events, counters }
     }
 
-    /// The index of a port. `None` beyond 65,536 of them.
+    /// The index of a port. `None` beyond 65,536 ports.
     pub fn index(&mut self, name: PortName) -> Option<PortIndex> {
         let place = self.names.iter().position(|known| *known == name).unwrap_or_else(|| {
             self.names.push(name);
@@ -112,7 +112,7 @@ impl Umads {
         u16::try_from(place).ok().map(PortIndex)
     }
 
-    /// The door of a port was opened. Must be called within a runtime.
+    /// Takes over the open umad device of a port. Must be called within a runtime.
     pub fn open(&mut self, port: PortIndex, opened: Opened, token: Token) {
         let device = match Device::adopt(opened) {
             Ok(device) => Arc::new(device),
@@ -127,7 +127,8 @@ impl Umads {
         self.doors.insert(port, Door { number, device, reports: None, task, _token: token });
     }
 
-    /// A port has no open door, for this reason; or it is not known that there is any.
+    /// Notes that the umad device of a port is not open, for this reason; `None` if it is unknown
+    /// whether there is one.
     pub fn block(&mut self, port: PortIndex, reason: Option<String>) {
         let Some(reason) = reason else { return };
         if self.blocked.get(&port) != Some(&reason) {
@@ -136,18 +137,18 @@ impl Umads {
         }
     }
 
-    /// A port is gone.
+    /// Closes the device of a port that was removed.
     pub fn close(&mut self, port: PortIndex) {
         self.doors.remove(&port);
         self.blocked.remove(&port);
     }
 
-    /// Whether the door of a port is open.
+    /// Whether the umad device of a port is open.
     pub fn is_open(&self, port: PortIndex) -> bool {
         self.doors.contains_key(&port)
     }
 
-    /// Has reports of the SA come by the door of a port. Whether they do.
+    /// Registers for reports of the SA at a port; returns whether that succeeded.
     pub fn take_reports(&mut self, port: PortIndex) -> bool {
         let name = self.name(port);
         let Some(door) = self.doors.get_mut(&port) else { return false };
@@ -158,30 +159,30 @@ impl Umads {
                     io::ErrorKind::AddrInUse => "another program takes the reports".to_owned(),
                     _ => error.to_string(),
                 };
-                warn!(port = %name, "its subnet administrator cannot tell of changes: {reason}");
+                warn!(port = %name, "its subnet administrator cannot report changes: {reason}");
                 reason
             })
         });
         reports.is_ok()
     }
 
-    /// Why they do not, for people.
+    /// Why the port receives no reports, for people.
     pub fn why_no_reports(&self, port: PortIndex) -> Option<&str> {
         self.doors.get(&port)?.reports.as_ref()?.as_ref().err().map(String::as_str)
     }
 
-    /// Why the door is not open, for people.
+    /// Why the umad device is not open, for people.
     pub fn why_not(&self, port: PortIndex) -> Option<&str> {
         self.blocked.get(&port).map(String::as_str)
     }
 
-    /// Sends a MAD.
+    /// Sends a MAD through the umad device of its port.
     pub fn send(&mut self, transmit: &Transmit) -> Sending {
         let Some(door) = self.doors.get(&transmit.port) else {
             return Sending::Refused;
         };
         let device = &door.device;
-        // An answer is sent by the agent that was asked.
+        // An answer is sent by the agent that received the request.
         let reports = door.reports.as_ref().and_then(|reports| reports.as_ref().ok());
         let agent = reports.filter(|_| transmit.timeout.is_none());
         let message = Send {
@@ -196,7 +197,7 @@ impl Umads {
             Ok(()) => Sending::Sent,
             Err(error) => {
                 self.counters.count(Counter::MadNotSent);
-                // The same answer may still be on its way (`is_duplicate` of user_mad.c).
+                // The same answer may still be in flight (`is_duplicate` of user_mad.c).
                 let is_twice =
                     transmit.timeout.is_none() && error.kind() == io::ErrorKind::InvalidInput;
                 if is_passing(&error) || is_twice {
@@ -209,7 +210,7 @@ impl Umads {
         }
     }
 
-    /// Understands an event.
+    /// Interprets an event.
     pub fn read<'a>(&mut self, event: &'a Event) -> Meaning<'a> {
         let Some(door) = self.doors.get(&event.port).filter(|door| door.number == event.door)
         else {
@@ -253,8 +254,8 @@ impl Umads {
     }
 }
 
-/// Whether the kernel may take the next MAD. All else it says of a device that is gone, in words that
-/// changed over time; a door that was closed for nothing is open again soon.
+/// Whether the kernel may take the next MAD. Other errors mean that the device is gone; their
+/// numbers changed between kernels. A device that was closed by mistake is soon open again.
 fn is_passing(error: &io::Error) -> bool {
     matches!(
         error.kind(),
@@ -262,7 +263,7 @@ fn is_passing(error: &io::Error) -> bool {
     )
 }
 
-/// Until the device is lost.
+/// Reads until the device is lost.
 async fn read_all(port: PortIndex, door: u64, device: Arc<Device>, events: mpsc::Sender<Event>) {
     loop {
         let mut bytes = Box::new([0; MAX_LEN]);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 
-//! The sockets of the port: inherited ones, and a port that another process has.
+//! The sockets of the ip2gid port: inherited ones, and a port that another process has.
 
 use std::env;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, UdpSocket};
@@ -16,13 +16,13 @@ use nix::unistd::Uid;
 
 use crate::support::{Daemon, PATIENCE, TempDir, daemon_command, free_port, json};
 
-/// Those of the namespace.
+/// The addresses of the namespace.
 const ADDRESSES: [&str; 2] = ["192.0.2.7", "2001:db8:7::7"];
 const GID: &str = "fe80::2:c903:0:201";
 
 #[test]
-fn query_that_waits_for_the_next_daemon_is_answered_by_it() {
-    if !in_namespace("sockets::query_that_waits_for_the_next_daemon_is_answered_by_it") {
+fn waiting_query_is_answered_by_the_next_daemon() {
+    if !in_namespace("sockets::waiting_query_is_answered_by_the_next_daemon") {
         return;
     }
     let dir = TempDir::new("inherited");
@@ -38,7 +38,7 @@ fn query_that_waits_for_the_next_daemon_is_answered_by_it() {
             expect_answer(client, msg_id);
         }
 
-        // The daemon's own, and the inherited ones again.
+        // First the daemon's own sockets, then the inherited ones again.
         for port in [other_port, port] {
             dir.write("ibarr.toml", &format!("responder = \"user\"\n{}", config(port)));
             assert_eq!(daemon.ask(&["reload"]).status.code(), Some(0));
@@ -57,7 +57,7 @@ fn query_that_waits_for_the_next_daemon_is_answered_by_it() {
 }
 
 #[test]
-fn inherited_socket_that_is_wrong_is_refused_by_name() {
+fn wrong_inherited_socket_is_refused_by_name() {
     let dir = TempDir::new("refused");
     let port = free_port();
     let here: OwnedFd = UdpSocket::bind((Ipv4Addr::LOCALHOST, 0)).unwrap().into();
@@ -65,11 +65,11 @@ fn inherited_socket_that_is_wrong_is_refused_by_name() {
         ([here, any_v6(0, false)], ["not to all addresses of a port", "BindIPv6Only=ipv6-only"]),
         (
             [any_v4(0), socket_of(AddressFamily::Unix, SockType::Datagram)],
-            [", and udp-port is", "neither of IPv4 nor of IPv6"],
+            [", and udp-port is", "neither IPv4 nor IPv6"],
         ),
         (
             [socket_of(AddressFamily::Inet, SockType::Stream), any_v6(0, true)],
-            ["it is not of UDP", ", and udp-port is"],
+            ["it is not UDP", ", and udp-port is"],
         ),
     ] {
         let config = format!("udp-port = {port}\n");
@@ -79,13 +79,13 @@ fn inherited_socket_that_is_wrong_is_refused_by_name() {
             let refused = format!("inherited descriptor {number} (ip2gid) is not used: ");
             assert!(said.contains(&refused) && said.contains(reason), "{reason}: {said}");
         }
-        assert!(serves(&daemon), "by sockets of its own");
+        assert!(serves(&daemon), "by its own sockets");
         assert_eq!(daemon.end(Signal::SIGTERM), Some(0));
     }
 }
 
-/// Whether this is the process that runs in a network namespace with [`ADDRESSES`]; the first one runs
-/// the test of this name there.
+/// Whether this process runs in a network namespace with [`ADDRESSES`]; otherwise it runs the test
+/// of this name in one.
 fn in_namespace(name: &str) -> bool {
     const INSIDE: &str = "IBARR_TEST_IN_NAMESPACE";
     if env::var_os(INSIDE).is_some() {
@@ -123,7 +123,7 @@ fn socket_of(family: AddressFamily, of: SockType) -> OwnedFd {
     socket(family, of, SockFlag::SOCK_CLOEXEC, None).unwrap()
 }
 
-/// As systemd makes it by `PassPacketInfo=yes`.
+/// Made like a socket of systemd with `PassPacketInfo=yes`.
 fn any_v4(port: u16) -> OwnedFd {
     let fd = socket_of(AddressFamily::Inet, SockType::Datagram);
     setsockopt(&fd, sockopt::Ipv4PacketInfo, &true).unwrap();
@@ -161,7 +161,7 @@ fn warnings(daemon: &Daemon) -> String {
     json(&daemon.ask(&["status", "--json"]))["status"]["warnings"].to_string()
 }
 
-/// Whether it does over both families.
+/// Whether the daemon serves both families.
 fn serves(daemon: &Daemon) -> bool {
     let status = json(&daemon.ask(&["status", "--json"]));
     let servers = status["status"]["servers"].as_array().unwrap();
