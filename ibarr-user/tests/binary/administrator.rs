@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 
-//! The binary as an administrator meets it: exit codes, documents, signals.
+//! The binary as an administrator uses it: exit codes, documents, signals.
 
 use std::fs;
 use std::net::{Ipv4Addr, UdpSocket};
@@ -15,7 +15,7 @@ use crate::support::{
 };
 
 #[test]
-fn validate_tells_every_mistake_and_exits_78() {
+fn validate_reports_every_mistake_and_exits_78() {
     let dir = TempDir::new("validate");
     let file = dir.write("bad.toml", "udp-port = 0\n\ninterface = []\n");
     let file = file.to_str().unwrap();
@@ -38,7 +38,7 @@ fn validate_tells_every_mistake_and_exits_78() {
 }
 
 #[test]
-fn wrong_usage_exits_64_and_is_json_where_json_is_asked_for() {
+fn wrong_usage_exits_64_and_is_json_on_request() {
     for wrong in [&["resolve"][..], &["resolve", "ten"], &["explode"], &["-l", "ibarr=loud"]] {
         assert_eq!(ibarr(wrong).status.code(), Some(64), "{wrong:?}");
     }
@@ -50,7 +50,7 @@ fn wrong_usage_exits_64_and_is_json_where_json_is_asked_for() {
 }
 
 #[test]
-fn without_a_daemon_commands_exit_69_and_say_what_to_do() {
+fn without_a_daemon_commands_exit_69_with_a_remedy() {
     let dir = TempDir::new("nobody");
     let run_dir = dir.0.to_str().unwrap();
     for command in [&["status"][..], &["cache"], &["counters"], &["reload"], &["resolve", "::1"]] {
@@ -61,7 +61,7 @@ fn without_a_daemon_commands_exit_69_and_say_what_to_do() {
 }
 
 #[test]
-fn the_daemon_tells_systemd_answers_and_leaves_nothing() {
+fn daemon_notifies_systemd_answers_and_leaves_nothing_behind() {
     let dir = TempDir::new("life");
     let mut daemon = Daemon::start(&dir, &format!("udp-port = {}\n", free_port()));
     let status = json(&daemon.ask(&["status", "--json"]));
@@ -69,7 +69,7 @@ fn the_daemon_tells_systemd_answers_and_leaves_nothing() {
     assert_eq!(status["status"]["servers"][0]["family"], "ipv4");
     assert_eq!(status["status"]["servers"][0].get("blocked"), None);
 
-    // Ours, and without a GID: known without asking anybody.
+    // An address of this machine without a GID: known without asking a peer.
     let output = daemon.ask(&["resolve", "127.0.0.1", "--json"]);
     assert_eq!(output.status.code(), Some(1));
     assert_eq!(json(&output)["answers"][0]["status"], "not-found");
@@ -85,7 +85,7 @@ fn the_daemon_tells_systemd_answers_and_leaves_nothing() {
 }
 
 #[test]
-fn a_run_dir_has_one_daemon_and_a_dead_one_is_replaced() {
+fn run_dir_has_one_daemon_and_a_dead_one_is_replaced() {
     let dir = TempDir::new("two");
     let config = format!("udp-port = {}\n", free_port());
     let mut first = Daemon::start(&dir, &config);
@@ -101,7 +101,7 @@ fn a_run_dir_has_one_daemon_and_a_dead_one_is_replaced() {
 }
 
 #[test]
-fn a_broken_configuration_stops_a_start_and_not_a_running_daemon() {
+fn broken_configuration_stops_a_start_but_not_a_running_daemon() {
     let dir = TempDir::new("reload");
     dir.write("ibarr.toml", "udp-port = \"x\"\n");
     assert_eq!(daemon_command(&dir).output().unwrap().status.code(), Some(78));
@@ -114,7 +114,7 @@ fn a_broken_configuration_stops_a_start_and_not_a_running_daemon() {
         let status = json(&daemon.ask(&["status", "--json"]));
         status["status"]["servers"][0]["port"].as_u64().unwrap()
     };
-    // The second line is legal: all of the file counts or none.
+    // The second line is legal, but a file with a mistake has no effect at all.
     dir.write("ibarr.toml", &format!("allow = [\"10.0.0.1/8\"]\nudp-port = {new}\n{USER_SPACE}"));
     let output = daemon.ask(&["reload", "--json"]);
     assert_eq!(output.status.code(), Some(78));
@@ -131,10 +131,10 @@ fn a_broken_configuration_stops_a_start_and_not_a_running_daemon() {
 }
 
 #[test]
-fn a_systemd_that_reads_nothing_keeps_nobody_waiting() {
+fn systemd_that_reads_nothing_blocks_nothing() {
     let dir = TempDir::new("deaf-systemd");
     let mut daemon = Daemon::start(&dir, "");
-    // Two messages each: its socket and the thread's queue are full before the last.
+    // Two messages each: the socket and the thread's queue are full before the last.
     for _ in 0..30 {
         assert_eq!(daemon.ask(&["reload"]).status.code(), Some(0));
     }
@@ -142,7 +142,7 @@ fn a_systemd_that_reads_nothing_keeps_nobody_waiting() {
 }
 
 #[test]
-fn port_that_is_taken_names_its_holder_and_is_served_once_it_is_free() {
+fn holder_of_a_taken_port_is_named_and_a_free_port_served() {
     let dir = TempDir::new("taken");
     let v4 = UdpSocket::bind((Ipv4Addr::UNSPECIFIED, 0)).unwrap();
     let port = v4.local_addr().unwrap().port();
@@ -151,7 +151,7 @@ fn port_that_is_taken_names_its_holder_and_is_served_once_it_is_free() {
         let status = json(&daemon.ask(&["status", "--json"]));
         status["status"]["servers"][0]["blocked"].as_str().map(str::to_owned)
     };
-    // This process; its name is that of the thread that began it.
+    // This process holds the port; its name is that of the thread that started it.
     let comm = fs::read_to_string("/proc/self/comm").unwrap();
     let uid = nix::unistd::getuid();
     let by = format!(

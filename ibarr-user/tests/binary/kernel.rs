@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 
-//! The binary as the kernel meets it: the test has the other end of a socket that the daemon
-//! inherits as `FDNAME=ls`. Bytes in, bytes out. The daemon runs in a network namespace of its own,
-//! whose only addresses are those of [`IN_NAMESPACE`].
+//! The binary as the kernel sees it: the test has the other end of a socket that the daemon
+//! inherits as `FDNAME=ls`, and compares bytes. The daemon runs in its own network namespace, whose
+//! only addresses are those of [`IN_NAMESPACE`].
 
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::os::unix::net::UnixStream;
@@ -26,9 +26,9 @@ use crate::support::{Daemon, PATIENCE, TempDir, daemon_command, json};
 pub(crate) const CONFIG: &str = "[[static-gid]]\nip = \"192.0.2.7\"\ngid = \"fe80::2:c903:0:201\"\n\
                       [[static-gid]]\nip = \"2001:db8:7::7\"\ngid = \"fe80::2:c903:0:202\"\n";
 
-/// "Who has 192.0.2.7?" as Linux 6.1 asks, number 12.
+/// "Who has 192.0.2.7?" as Linux 6.1 asks, with sequence number 12.
 pub(crate) const REQUEST: &str = "1c000000 02100100 0c000000 00000000 02000000 08000920 c0000207";
-/// "Which path?" as Linux 6.1 asks, number 1; recorded with a soft HCA called ibtun0.
+/// "Which path?" as Linux 6.1 asks, with sequence number 1; recorded with a soft HCA called ibtun0.
 const PATH_REQUEST: &str = "
     98000000 00100100 01000000 00000000
     696274756e300000 0000000000000000 0000000000000000 0000000000000000
@@ -36,23 +36,23 @@ const PATH_REQUEST: &str = "
     01000000 0c000320 061c060100000000
     14000420 fe8000000000000000 02c90300000014 14000520 fe8000000000000000 02c90300000011
     06000720 ffff0000 06000820 00000000";
-/// "Ask the SA", without the daemon's number.
+/// "Ask the SA", without the daemon's port id.
 const ERROR: &str = "10000000 00100001";
 
 #[test]
-fn an_address_of_our_own_is_answered_byte_for_byte_and_nudged() {
+fn own_address_is_answered_byte_for_byte_and_nudged() {
     let dir = TempDir::new("own");
     let (daemon, kernel) = start(&dir, CONFIG);
     kernel.send(REQUEST);
     let gid = "14000400 fe80000000000000 0002c90300000201";
     let pid = kernel.expect("24000000 02100000 0c000000", gid);
-    // IPv6, number 24.
+    // IPv6, with sequence number 24.
     kernel.send(
         "28000000 02100100 18000000 00000000 02000000 14000a20 20010db800070000 0000000000000007",
     );
     let gid = "14000400 fe80000000000000 0002c90300000202";
     assert_eq!(kernel.expect("24000000 02100000 18000000", gid), pid);
-    // The first repeated, as after a nudge.
+    // The first request repeated, as after a nudge.
     kernel.send(REQUEST);
     kernel.expect("24000000 02100000 0c000000", "14000400 fe80000000000000 0002c90300000201");
 
@@ -67,7 +67,7 @@ fn an_address_of_our_own_is_answered_byte_for_byte_and_nudged() {
 }
 
 #[test]
-fn a_path_request_is_passed_back_to_the_kernel_however_bad_it_is() {
+fn every_path_request_is_passed_back_even_if_malformed() {
     let dir = TempDir::new("paths");
     let (daemon, kernel) = start(&dir, CONFIG);
     let whole = unhex(PATH_REQUEST);
@@ -89,33 +89,33 @@ fn a_path_request_is_passed_back_to_the_kernel_however_bad_it_is() {
 }
 
 #[test]
-fn messages_of_one_datagram_are_answered_each() {
+fn each_message_of_a_datagram_is_answered() {
     let dir = TempDir::new("many");
     let (_daemon, kernel) = start(&dir, CONFIG);
     kernel.send(&format!("{REQUEST} {PATH_REQUEST} {REQUEST}"));
-    // The repetition is absorbed.
+    // The repetition gets no second answer.
     kernel.expect("24000000 02100000 0c000000", "14000400 fe80000000000000 0002c90300000201");
     kernel.expect(&format!("{ERROR} 01000000"), "");
     kernel.is_silent();
 }
 
 #[test]
-fn what_is_no_request_gets_no_answer() {
+fn messages_that_are_not_requests_get_no_answer() {
     let dir = TempDir::new("noise");
     let (daemon, kernel) = start(&dir, CONFIG);
     let noise = [
-        // Shorter than a header; of a length of nothing; shorter than it says.
+        // Shorter than a header; with a length of zero; shorter than its stated length.
         "1c0000",
         "00000000 02100100 0c000000 00000000",
         "1c000000 02100100 0c000000 00000000 02000000",
-        // An answer: ours, were it sent to the group, or another daemon's.
+        // An answer, such as one of another daemon that was sent to the group.
         "24000000 02100000 0c000000 b4000000 14000400 fe80000000000000 0002c90300000201",
-        // Operations that we do not know, of this client and another.
+        // Unknown operations of this client, and of another one.
         "10000000 03100100 0c000000 00000000",
         "10000000 00140100 0c000000 00000000",
-        // What kernels before 5.6 say of an answer that they take.
+        // How kernels before 5.6 acknowledge an answer.
         "24000000 02000000 0c000000 b4000000 24000000 24000000 02100000 0c000000 b4000000",
-        // An interface of number 0, an address that nobody has, no address.
+        // An interface with index 0; an address that no host has; no address.
         "1c000000 02100100 0c000000 00000000 00000000 08000920 c0000207",
         "1c000000 02100100 0c000000 00000000 02000000 08000920 00000000",
         "14000000 02100100 0c000000 00000000 02000000",
@@ -123,7 +123,7 @@ fn what_is_no_request_gets_no_answer() {
     for message in noise {
         kernel.send(message);
     }
-    // After what has to be answered, nothing else has been.
+    // The answer to this request is the first one.
     kernel.send(PATH_REQUEST);
     kernel.expect(&format!("{ERROR} 01000000"), "");
     let counts = Counts::of(&daemon);
@@ -141,9 +141,9 @@ fn what_is_no_request_gets_no_answer() {
     }
 }
 
-/// Without CAP_NET_ADMIN, and in another network namespace.
+/// In another network namespace, without CAP_NET_ADMIN.
 #[test]
-fn daemon_whose_messages_are_refused_closes_its_socket_and_says_why() {
+fn daemon_closes_its_socket_when_the_kernel_refuses_its_messages() {
     for (errno, remedy) in [("ffffffff", "CAP_NET_ADMIN"), ("eaffffff", "nsenter")] {
         let dir = TempDir::new("refused");
         let (daemon, kernel) = start(&dir, CONFIG);
@@ -158,7 +158,7 @@ fn daemon_whose_messages_are_refused_closes_its_socket_and_says_why() {
 }
 
 #[test]
-fn of_a_flood_every_request_is_answered_once_and_nothing_else() {
+fn flood_is_answered_once_for_each_request() {
     const FLOOD: u32 = 5_000;
     let dir = TempDir::new("flood");
     let (daemon, kernel) = start(&dir, CONFIG);
@@ -167,17 +167,17 @@ fn of_a_flood_every_request_is_answered_once_and_nothing_else() {
         bytes[8..12].copy_from_slice(&seq.to_ne_bytes());
         bytes
     };
-    // Nobody takes an answer before the daemon has stopped reading: it must not drop any.
+    // No answer is read before the daemon has stopped reading: it must not drop any.
     let mut next = 1;
     while kernel.try_send(&request(next)) {
         next += 1;
-        assert!(next < FLOOD, "it goes on reading");
+        assert!(next < FLOOD, "the daemon continues to read");
     }
     let asked = next;
     thread::scope(|scope| {
         scope.spawn(|| {
             for seq in asked..=FLOOD {
-                // An answer instead of a request, as another daemon would send to the group.
+                // An answer in place of a request, as another daemon would send to the group.
                 let forged = "24000000 02100000 0c000000 b4000000 14000400 fe80000000000000 0000000000000bad";
                 kernel.send(forged);
                 kernel.send_bytes(&request(seq));
@@ -201,12 +201,12 @@ fn of_a_flood_every_request_is_answered_once_and_nothing_else() {
     kernel.is_silent();
 }
 
-/// Its requests come first, 256 a turn, and there is always one more.
+/// The kernel's requests come first, 256 a turn, and there is always one more.
 #[test]
-fn a_kernel_that_never_stops_asking_keeps_nobody_else_waiting() {
+fn endless_requests_of_the_kernel_block_no_other_caller() {
     const ASKED: u64 = 10;
-    /// Before one who asks has his answer. A few turns do, and the start of his process; the runtime would
-    /// let the engine have 128 turns before it made it give way.
+    /// Datagrams read before the user gets an answer. The answer takes a few turns and the start of
+    /// a process; the runtime would let the engine run 128 turns before it made it yield.
     const READ: u64 = 30_000;
     let dir = TempDir::new("endless");
     let (mut daemon, kernel) = start(&dir, CONFIG);
@@ -214,7 +214,8 @@ fn a_kernel_that_never_stops_asking_keeps_nobody_else_waiting() {
     thread::scope(|scope| {
         for _ in 0..3 {
             scope.spawn(|| {
-                // No request, so that nobody has to take an answer. The daemon ends before we do.
+                // Not requests, so that the test has to read no answers. The daemon ends before the
+                // test.
                 while !is_over.load(Ordering::Relaxed) {
                     let _ = send(kernel.0.as_raw_fd(), &[0; 3], MsgFlags::MSG_NOSIGNAL);
                 }
@@ -232,7 +233,7 @@ fn a_kernel_that_never_stops_asking_keeps_nobody_else_waiting() {
     });
 }
 
-/// Says so when it is dropped.
+/// Sets the flag when it is dropped.
 struct Over<'a>(&'a AtomicBool);
 
 impl Drop for Over<'_> {
@@ -242,17 +243,17 @@ impl Drop for Over<'_> {
 }
 
 #[test]
-fn what_waited_when_the_daemon_was_killed_is_answered_by_the_next() {
+fn request_left_by_a_killed_daemon_is_answered_by_the_next() {
     let dir = TempDir::new("killed");
     let (kernel, inherited) = pair();
     let command = |fd| command(&dir, fd);
     let mut first = Daemon::spawn(command(inherited.try_clone().unwrap()), &dir, "");
     kernel.expect("18000000 01100500 00000000", "08000200 d0070000");
-    // Read by the first, which does not know it.
+    // The first daemon reads this request, and does not know the address.
     kernel.send(REQUEST);
     first.until(|first| (status(first)["waiting"] == 1).then_some(()));
     first.stop();
-    // And this one lies in the socket when it ends.
+    // This request is in the socket when the daemon ends.
     kernel.send(
         "28000000 02100100 18000000 00000000 02000000 14000a20 20010db800070000 0000000000000007",
     );
@@ -261,14 +262,15 @@ fn what_waited_when_the_daemon_was_killed_is_answered_by_the_next() {
     let second = Daemon::spawn(command(inherited), &dir, CONFIG);
     kernel.expect("18000000 01100500 00000000", "08000200 d0070000");
     kernel.expect("24000000 02100000 18000000", "14000400 fe80000000000000 0002c90300000202");
-    // The first nudge is for the one that was lost with the first daemon: the kernel repeats it.
+    // The first nudge is for the request that was lost with the first daemon: the kernel repeats
+    // it.
     assert!(Counts::of(&second).get("nudges") >= 1);
     kernel.send(REQUEST);
     kernel.expect("24000000 02100000 0c000000", "14000400 fe80000000000000 0002c90300000201");
 }
 
 #[test]
-fn a_daemon_that_is_asked_to_end_answers_first_and_gives_the_time_out_back() {
+fn daemon_answers_and_restores_the_time_out_before_it_ends() {
     let dir = TempDir::new("last-words");
     let config = format!("local-service-timeout = \"500ms\"\n{CONFIG}");
     let (kernel, inherited) = pair();
@@ -282,13 +284,13 @@ fn a_daemon_that_is_asked_to_end_answers_first_and_gives_the_time_out_back() {
     daemon.notified("STOPPING=1");
     let mut said: Vec<_> = (0..3).map(|_| kernel.receive()[4]).collect();
     said.sort_unstable();
-    // RESOLVE, SET_TIMEOUT, IP_RESOLVE; then the end.
+    // RESOLVE, SET_TIMEOUT, IP_RESOLVE; then the end of the stream.
     assert_eq!(said, [0, 1, 2]);
     assert!(kernel.receive().is_empty());
 }
 
 #[test]
-fn the_time_out_is_given_back_as_the_kernel_has_it_by_itself() {
+fn time_out_is_restored_to_the_kernels_default() {
     let dir = TempDir::new("given-back");
     let config = "local-service-timeout = \"500ms\"\nnudge = false\n";
     let (kernel, inherited) = pair();
@@ -301,7 +303,7 @@ fn the_time_out_is_given_back_as_the_kernel_has_it_by_itself() {
 }
 
 #[test]
-fn when_the_other_end_is_gone_the_daemon_goes_on_and_says_so() {
+fn daemon_continues_without_the_kernels_end_and_reports_it() {
     let dir = TempDir::new("gone");
     let (daemon, kernel) = start(&dir, CONFIG);
     drop(kernel);
@@ -311,10 +313,10 @@ fn when_the_other_end_is_gone_the_daemon_goes_on_and_says_so() {
 }
 
 #[test]
-fn what_is_asked_before_our_addresses_are_known_is_asked_of_nobody_else() {
+fn early_request_for_an_own_address_asks_no_peer() {
     let dir = TempDir::new("early");
     let (kernel, inherited) = pair();
-    // In the socket before the daemon is.
+    // The request is in the socket before the daemon starts.
     kernel.send(REQUEST);
     let daemon = Daemon::spawn(command(&dir, inherited), &dir, CONFIG);
     kernel.expect("18000000 01100500 00000000", "08000200 d0070000");
@@ -325,7 +327,7 @@ fn what_is_asked_before_our_addresses_are_known_is_asked_of_nobody_else() {
 }
 
 #[test]
-fn a_descriptor_of_another_kind_is_refused_and_named() {
+fn inherited_descriptor_of_another_kind_is_refused_by_name() {
     let dir = TempDir::new("another");
     let (_other_end, inherited) = UnixStream::pair().unwrap();
     let daemon = Daemon::spawn(command(&dir, inherited.into()), &dir, CONFIG);
@@ -337,7 +339,7 @@ fn a_descriptor_of_another_kind_is_refused_and_named() {
 }
 
 #[test]
-fn without_an_inherited_socket_the_kernel_is_asked_for_one() {
+fn daemon_opens_a_socket_if_it_inherits_none() {
     let dir = TempDir::new("no-ls");
     let daemon = Daemon::spawn(in_namespace(&dir), &dir, CONFIG);
     let status = status(&daemon);
@@ -351,13 +353,13 @@ fn without_an_inherited_socket_the_kernel_is_asked_for_one() {
         assert_eq!(status["state"], "closed");
         assert!(status["blocked"].as_str().unwrap().contains("ib_core"), "{status}");
     } else {
-        // From its namespace the kernel takes no answers.
+        // The kernel accepts no answers from this namespace.
         assert_eq!(status["state"], "closed", "{status}");
     }
     assert_eq!(daemon.ask(&["resolve", "192.0.2.7"]).status.code(), Some(0));
 }
 
-/// The other end of the daemon's socket.
+/// The kernel's end of the daemon's socket.
 pub(crate) struct Kernel(OwnedFd);
 
 impl Kernel {
@@ -369,7 +371,7 @@ impl Kernel {
         assert_eq!(send(self.0.as_raw_fd(), bytes, MsgFlags::empty()), Ok(bytes.len()));
     }
 
-    /// False if the daemon does not make room within a second: it has stopped reading.
+    /// `false` if the daemon makes no room within a second, because it has stopped reading.
     fn try_send(&self, bytes: &[u8]) -> bool {
         setsockopt(&self.0, sockopt::SendTimeout, &TimeVal::seconds(1)).unwrap();
         let sent = send(self.0.as_raw_fd(), bytes, MsgFlags::empty());
@@ -390,8 +392,7 @@ impl Kernel {
         buffer[..len].to_vec()
     }
 
-    /// The next message is `header`, a number that is the daemon's affair, `payload`. Returns the
-    /// number.
+    /// Checks that the next message is `header`, any port id, `payload`. Returns the port id.
     #[track_caller]
     pub(crate) fn expect(&self, header: &str, payload: &str) -> Vec<u8> {
         let message = self.receive();
@@ -403,7 +404,7 @@ impl Kernel {
         message[12..16].to_vec()
     }
 
-    /// Nothing lies in the socket.
+    /// Checks that the socket is empty.
     fn is_silent(&self) {
         let mut buffer = [0; 512];
         let received = recv(self.0.as_raw_fd(), &mut buffer, MsgFlags::MSG_DONTWAIT);
@@ -411,7 +412,8 @@ impl Kernel {
     }
 }
 
-/// A daemon that is ready, with its kernel, which has been told the default time-out.
+/// Starts a daemon with its kernel, waits until it is ready, and reads the default time-out that it
+/// sets.
 fn start(dir: &TempDir, config: &str) -> (Daemon, Kernel) {
     let (kernel, inherited) = pair();
     let daemon = Daemon::spawn(command(dir, inherited), dir, config);
@@ -446,7 +448,8 @@ fn in_namespace(dir: &TempDir) -> Command {
     command
 }
 
-/// A socket comes as standard input, and is to be the first descriptor after the standard ones.
+/// The socket is passed as standard input, and becomes the first descriptor after the standard
+/// ones.
 const IN_NAMESPACE: &str = "
     ip link set lo up
     ip addr add 192.0.2.7/32 dev lo
@@ -461,7 +464,7 @@ fn status(daemon: &Daemon) -> Value {
     json(&daemon.ask(&["status", "--json"]))["status"]["local-service"].clone()
 }
 
-/// What the daemon has counted of the kernel's side.
+/// The daemon's counters about the kernel.
 #[derive(Debug)]
 struct Counts(Value);
 
@@ -472,7 +475,7 @@ impl Counts {
 
     #[track_caller]
     fn get(&self, name: &str) -> u64 {
-        self.0[format!("local-service.{name}")].as_u64().expect("there is such a counter")
+        self.0[format!("local-service.{name}")].as_u64().expect("the counter exists")
     }
 }
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 
-//! A daemon whose standard error is full, closed, or read by nothing.
+//! A daemon whose standard error is full, closed, or not read.
 
 use std::fs::File;
 use std::io::{BufRead, BufReader, pipe};
@@ -11,7 +11,7 @@ use nix::sys::signal::Signal;
 use crate::kernel::{CONFIG, Kernel, REQUEST, command, pair};
 use crate::support::{Daemon, TempDir, json};
 
-/// A daemon with its log in `stderr`, and the kernel's end of its socket.
+/// Starts a daemon with `stderr`; returns it and the kernel's end of its socket.
 fn start(dir: &TempDir, stderr: impl Into<Stdio>) -> (Daemon, Kernel) {
     let (kernel, inherited) = pair();
     let mut command = command(dir, inherited);
@@ -21,7 +21,7 @@ fn start(dir: &TempDir, stderr: impl Into<Stdio>) -> (Daemon, Kernel) {
     (daemon, kernel)
 }
 
-/// Has it log mistakes of a configuration until more lines are dropped.
+/// Makes it log mistakes of a configuration until lines are dropped.
 fn lose_lines(dir: &TempDir, daemon: &Daemon) {
     let mistakes: Vec<_> = (0..200).map(|n| format!("no-such-key-{n} = 0")).collect();
     dir.write("ibarr.toml", &mistakes.join("\n"));
@@ -39,7 +39,7 @@ fn dropped(daemon: &Daemon) -> u64 {
     json(&daemon.ask(&["counters", "--json"]))["counters"]["log.dropped"].as_u64().unwrap()
 }
 
-/// It answers the kernel and the command line, says what is amiss, and ends when it is told to.
+/// Checks that it answers the kernel and the command line, reports the loss, and ends when told to.
 fn is_alive_and_ends(mut daemon: Daemon, kernel: &Kernel) {
     kernel.send(REQUEST);
     kernel.expect("24000000 02100000 0c000000", "14000400 fe80000000000000 0002c90300000201");
@@ -50,7 +50,7 @@ fn is_alive_and_ends(mut daemon: Daemon, kernel: &Kernel) {
 }
 
 #[test]
-fn log_on_a_full_disk_stops_nothing() {
+fn log_on_a_full_disk_blocks_nothing() {
     let dir = TempDir::new("log-full");
     let full = File::options().write(true).open("/dev/full").unwrap();
     let (daemon, kernel) = start(&dir, full);
@@ -59,7 +59,7 @@ fn log_on_a_full_disk_stops_nothing() {
 }
 
 #[test]
-fn log_whose_reader_goes_away_stops_nothing() {
+fn closed_log_blocks_nothing() {
     let dir = TempDir::new("log-closed");
     let (reader, writer) = pipe().unwrap();
     let (daemon, kernel) = start(&dir, writer);
@@ -69,7 +69,7 @@ fn log_whose_reader_goes_away_stops_nothing() {
 }
 
 #[test]
-fn log_whose_reader_stalls_stops_nothing_and_says_later_what_it_lacks() {
+fn stalled_log_blocks_nothing_and_reports_its_losses_later() {
     let dir = TempDir::new("log-stalled");
     let (reader, writer) = pipe().unwrap();
     let (daemon, kernel) = start(&dir, writer);
@@ -78,5 +78,5 @@ fn log_whose_reader_stalls_stops_nothing_and_says_later_what_it_lacks() {
     assert!(lines.any(|line| line.contains(" lines lost: standard error took no more")));
     lose_lines(&dir, &daemon);
     is_alive_and_ends(daemon, &kernel);
-    assert!(lines.count() > 0, "what was written before it stalled");
+    assert!(lines.count() > 0, "lines from before the stall");
 }

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 
-//! The binary from outside. Needs no privileges; what needs other nodes is in ibarr-testbed.
+//! Tests of the binary from outside, without privileges; tests that need other nodes are in
+//! ibarr-testbed.
 
 mod administrator;
 mod kernel;

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 
-//! The daemon between a kernel that asks for paths and a subnet administrator that knows them: the
-//! one at an inherited socket, the other at a socket in place of a umad device, below a sysfs that
-//! this test has written. What passes is the kernel's formats, both ways.
+//! The daemon between a kernel that asks for paths and a subnet administrator that knows them. The
+//! test plays both: the kernel by an inherited socket, the SA by a socket in place of a umad
+//! device, below a sysfs that the test has written. Both speak the kernel's formats.
 
 use std::fs;
 use std::io::Write as _;
@@ -32,7 +32,7 @@ use crate::support::{Daemon, TempDir, json};
 
 const PREFIX: SubnetPrefix = SubnetPrefix::new(0xfec0_0000_0001_0001);
 
-/// A port of this node, and its SA behind a umad device that is a socket.
+/// A port of this node, and its SA behind a socket in place of a umad device.
 struct Port {
     dir: PathBuf,
     sa: Arc<Mutex<StandIn>>,
@@ -72,7 +72,7 @@ impl Port {
         fs::write(path, format!("{text}\n")).unwrap();
     }
 
-    /// Answers whoever opens the device, each in a thread that ends with him.
+    /// Serves every connection to the device, each by a thread that ends with it.
     fn serve(&self) {
         let path = self.dir.join("dev/infiniband/umad0");
         fs::create_dir_all(path.parent().unwrap()).unwrap();
@@ -104,7 +104,7 @@ fn answer_all(fd: i32, sa: &Mutex<StandIn>) {
         let mut sa = sa.lock().unwrap();
         sa.handle_input(Instant::BOOT, ClientId(0), lid_of(header.lid.get()), mad);
         while let Some(reply) = sa.poll_transmit() {
-            // As the kernel does: the upper half of the transaction is its own.
+            // The kernel owns the upper half of the transaction id.
             let mut mad = *reply.mad.octets();
             mad[8..12].copy_from_slice(&[0xab; 4]);
             let received = Received::Mad {
@@ -126,7 +126,7 @@ fn gid(text: &str) -> Gid {
     text.parse().unwrap()
 }
 
-/// As rdma_cm asks for a connection over IPv4.
+/// The request of rdma_cm for a connection over IPv4.
 fn request(dgid: &str, service: u64) -> ResolvePath {
     ResolvePath {
         device: "mlx5_0".parse().unwrap(),
@@ -157,7 +157,8 @@ fn start(dir: &TempDir, config: &str) -> (Daemon, Kernel) {
     (daemon, kernel)
 }
 
-/// The answer: flags, DLID and SLID of each path; `None` if the kernel is to ask the SA itself.
+/// The answer: flags, DLID and SLID of each path; `None` if the kernel is told to ask the SA
+/// itself.
 fn ask(kernel: &Kernel, seq: u32, request: ResolvePath) -> Option<Vec<(u32, u16, u16)>> {
     kernel.send_bytes(Request::ResolvePath(request).emit(Seq(seq)).as_ref());
     let bytes = kernel.receive();
@@ -182,7 +183,7 @@ fn lid(record: PathRecord, at: usize) -> u16 {
 }
 
 #[test]
-fn the_kernel_gets_paths_from_the_sa_each_question_asked_once() {
+fn kernel_gets_paths_and_the_sa_gets_each_question_once() {
     let dir = TempDir::new("paths-all");
     let port = Port::new(&dir);
     let (daemon, kernel) = start(&dir, "");
@@ -194,7 +195,7 @@ fn the_kernel_gets_paths_from_the_sa_each_question_asked_once() {
     assert_eq!(ask(&kernel, 3, request(UNKNOWN, 1)), Some(vec![]), "no path is final");
     let other = ResolvePath { device: "mlx5_01".parse().unwrap(), ..request(LOCAL, 1) };
     assert_eq!(ask(&kernel, 4, other), None);
-    // Whatever the service: a thousand connections to each.
+    // The path does not depend on the service: a thousand connections to each destination.
     let asked = port.asked();
     for n in 0..1_000 {
         assert!(ask(&kernel, 5 + n, request(LOCAL, n.into())).is_some());
@@ -215,7 +216,7 @@ fn the_kernel_gets_paths_from_the_sa_each_question_asked_once() {
 }
 
 #[test]
-fn people_see_ports_and_paths_and_can_ask() {
+fn commands_show_ports_and_paths_and_ask_for_one() {
     let dir = TempDir::new("paths-shown");
     let _port = Port::new(&dir);
     let (daemon, _kernel) = start(&dir, "");
@@ -243,7 +244,7 @@ fn people_see_ports_and_paths_and_can_ask() {
 }
 
 #[test]
-fn silent_sa_keeps_nobody_waiting_and_a_busy_one_is_asked_again() {
+fn silent_sa_blocks_no_caller_and_a_busy_one_is_asked_again() {
     let dir = TempDir::new("paths-silent");
     let port = Port::new(&dir);
     let (mut daemon, kernel) = start(&dir, "");
@@ -251,7 +252,8 @@ fn silent_sa_keeps_nobody_waiting_and_a_busy_one_is_asked_again() {
     assert_eq!(ask(&kernel, 1, request(LOCAL, 1)), Some(vec![(0x2b, 1, 8)]));
     port.sa.lock().unwrap().behaviour_mut().silent = true;
     assert_eq!(ask(&kernel, 2, request(LOCAL, 1)), Some(vec![(0x2b, 1, 8)]), "remembered");
-    // Who waits when the daemon ends is told to ask the SA, before the time-out is given back.
+    // A caller that waits when the daemon ends is told to ask the SA, before the time-out is
+    // restored.
     kernel.send_bytes(Request::ResolvePath(request(UNKNOWN, 1)).emit(Seq(3)).as_ref());
     daemon.until(|daemon| {
         let counters = json(&daemon.ask(&["counters", "--json"]));
@@ -263,7 +265,7 @@ fn silent_sa_keeps_nobody_waiting_and_a_busy_one_is_asked_again() {
 }
 
 #[test]
-fn known_silence_answers_at_once_and_leaves_the_kernel_one_request() {
+fn known_silence_is_answered_at_once_except_one_fallback() {
     let dir = TempDir::new("paths-known-silent");
     let port = Port::new(&dir);
     let (mut daemon, kernel) = start(&dir, "[paths]\nfallback-interval = \"1h\"\n");
@@ -280,7 +282,7 @@ fn known_silence_answers_at_once_and_leaves_the_kernel_one_request() {
     let asked = counter(&daemon, "sa.queries") + counter(&daemon, "sa.resends");
     for n in 0..20 {
         let dgid = format!("fec0:0:22:2::dead:{n:x}");
-        assert_eq!(ask(&kernel, 3 + n, request(&dgid, 1)), Some(vec![]), "there is no path");
+        assert_eq!(ask(&kernel, 3 + n, request(&dgid, 1)), Some(vec![]), "no path");
     }
     assert_eq!(counter(&daemon, "sa.at-once"), 20);
     assert_eq!(counter(&daemon, "sa.queries") + counter(&daemon, "sa.resends"), asked);
@@ -306,11 +308,11 @@ fn counter(daemon: &Daemon, name: &str) -> u64 {
 }
 
 #[test]
-fn daemon_asks_nothing_that_the_one_before_it_was_told_unless_the_port_has_changed() {
+fn next_daemon_uses_kept_paths_unless_the_port_has_changed() {
     let dir = TempDir::new("paths-kept");
     let port = Port::new(&dir);
     let file = dir.path("kept");
-    // Without repetitions, of which there are more the slower the machine.
+    // Without refreshes, whose number grows on a slow machine.
     let config = format!("[paths]\nrepeat-rate = 0\nsnapshot = \"{}\"\n", file.display());
     let (mut daemon, kernel) = start(&dir, &config);
     ask_for_many(&kernel, 1);
@@ -322,7 +324,7 @@ fn daemon_asks_nothing_that_the_one_before_it_was_told_unless_the_port_has_chang
     daemon.until(|daemon| (counter(daemon, "paths.restored") == u64::from(MANY)).then_some(()));
     ask_for_many(&kernel, 1);
     assert_eq!(counter(&daemon, "paths.found-doubted"), u64::from(MANY));
-    // What the SA can do is asked anew.
+    // Only the SA's capabilities are asked for again.
     assert!(port.asked() <= asked + 1, "{} questions", port.asked() - asked);
     assert_eq!(daemon.end(Signal::SIGTERM), Some(0));
 
@@ -341,14 +343,14 @@ fn daemon_asks_nothing_that_the_one_before_it_was_told_unless_the_port_has_chang
     let (mut daemon, _kernel) = start(&dir, &config);
     daemon.until(|daemon| (counter(daemon, "snapshot.refused") == 1).then_some(()));
     assert_eq!(counter(&daemon, "paths.restored"), 0);
-    // One that cannot be written leaves it where it is.
+    // A failed write leaves the old snapshot in place.
     fs::create_dir(dir.path("kept.new")).unwrap();
     assert_eq!(daemon.end(Signal::SIGTERM), Some(0));
     assert_eq!(fs::read(&file).unwrap(), bytes);
 }
 
 #[test]
-fn document_of_many_paths_is_whole_and_no_slow_reader_has_it_kept() {
+fn document_of_many_paths_is_complete_and_not_kept_for_slow_readers() {
     const PATHS: u32 = 10_000;
     let dir = TempDir::new("paths-pages");
     let _port = Port::new(&dir);
@@ -357,7 +359,7 @@ fn document_of_many_paths_is_whole_and_no_slow_reader_has_it_kept() {
     let (mut daemon, kernel) = start(&dir, &config);
     assert!(ask(&kernel, 1, request(LOCAL, 1)).is_some());
     assert_eq!(daemon.end(Signal::SIGTERM), Some(0));
-    // The many are that one, asked for other services.
+    // The many paths are that one, for other services.
     let kept = Snapshot::parse(&fs::read(&file).unwrap()).unwrap();
     let one = kept.paths[0];
     let of_service = |service| {
@@ -373,7 +375,7 @@ fn document_of_many_paths_is_whole_and_no_slow_reader_has_it_kept() {
     let (daemon, _kernel) = start(&dir, &config);
     daemon.until(|daemon| (counter(daemon, "paths.restored") == u64::from(PATHS)).then_some(()));
     let before = most_memory(&daemon);
-    // They ask for page after page, and read none.
+    // These readers request page after page, and read none.
     let slow: Vec<_> = (0..8)
         .map(|_| {
             let mut reader = UnixStream::connect(dir.path("control.sock")).unwrap();
@@ -391,7 +393,7 @@ fn document_of_many_paths_is_whole_and_no_slow_reader_has_it_kept() {
     drop(slow);
 }
 
-/// KiB, since its start.
+/// Peak memory of the daemon, in KiB.
 fn most_memory(daemon: &Daemon) -> u64 {
     let status = fs::read_to_string(format!("/proc/{}/status", daemon.pid())).unwrap();
     let peak = status.lines().find_map(|line| line.strip_prefix("VmHWM:")).unwrap();
@@ -399,7 +401,7 @@ fn most_memory(daemon: &Daemon) -> u64 {
 }
 
 #[test]
-fn device_that_goes_and_comes_back_is_opened_again_and_a_moved_sm_followed() {
+fn device_that_comes_back_is_opened_again_and_a_moved_sm_followed() {
     let dir = TempDir::new("paths-back");
     let port = Port::new(&dir);
     let (daemon, kernel) = start(&dir, "");

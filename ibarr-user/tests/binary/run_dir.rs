@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 
-//! One daemon for each run directory, and nothing removed that is not its own.
+//! One daemon per run directory, and no removal of files of others.
 
 use std::fs;
 use std::os::unix::fs::symlink;
@@ -17,7 +17,7 @@ use crate::support::{
 };
 
 #[test]
-fn of_two_daemons_started_at_once_exactly_one_lives() {
+fn one_of_two_daemons_started_at_once_survives() {
     for pair in 0..20 {
         let dir = TempDir::new(&format!("pair-{pair}"));
         dir.write("ibarr.toml", &format!("{USER_SPACE}udp-port = {}\n", free_port()));
@@ -30,7 +30,7 @@ fn of_two_daemons_started_at_once_exactly_one_lives() {
                 daemons.iter_mut().position(|daemon| daemon.0.try_wait().unwrap().is_some());
             match ended {
                 Some(ended) if status().status.success() => break ended,
-                _ => assert!(begun.elapsed() < PATIENCE, "both live, or none"),
+                _ => assert!(begun.elapsed() < PATIENCE, "both daemons live, or neither"),
             }
             sleep(Duration::from_millis(5));
         };
@@ -54,7 +54,7 @@ impl Drop for Started {
 }
 
 #[test]
-fn daemon_that_ends_removes_no_socket_but_its_own() {
+fn ending_daemon_removes_only_its_own_socket() {
     let dir = TempDir::new("own-socket");
     let mut daemon = Daemon::start(&dir, &format!("udp-port = {}\n", free_port()));
     let socket = dir.path("control.sock");
@@ -65,7 +65,7 @@ fn daemon_that_ends_removes_no_socket_but_its_own() {
 }
 
 #[test]
-fn daemon_replaces_no_file_that_is_no_socket() {
+fn daemon_replaces_only_sockets() {
     let dir = TempDir::new("no-socket");
     dir.write("ibarr.toml", USER_SPACE);
     let file = dir.write("control.sock", "a letter");

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 
-//! The binary where something is full, closed, slow or short.
+//! The binary when disks, outputs or descriptors are full, closed, slow or scarce.
 
 use std::fs::{self, File};
 use std::io::pipe;
@@ -17,7 +17,7 @@ use nix::unistd::{Uid, mkfifo};
 use crate::support::{Daemon, TempDir, USER_SPACE, daemon_command, free_port, json};
 
 #[test]
-fn output_that_cannot_be_written_is_an_error() {
+fn failed_output_is_an_error() {
     let dir = TempDir::new("output");
     let config = dir.write("good.toml", "");
     let daemon = Daemon::start(&dir, &format!("udp-port = {}\n", free_port()));
@@ -71,9 +71,9 @@ fn failed_reload_stays_in_status_until_a_good_one() {
     assert_eq!(status().get("failed-reload"), None);
 }
 
-/// A FIFO is a file whose disk does not answer until something is written.
+/// A FIFO behaves like a file whose disk does not answer until something is written.
 #[test]
-fn configuration_that_cannot_be_read_yet_keeps_nothing_else_waiting() {
+fn slow_configuration_file_blocks_nothing_else() {
     let dir = TempDir::new("slow-file");
     let port = format!("udp-port = {}\n", free_port());
     let mut daemon = Daemon::start(&dir, &port);
@@ -93,7 +93,7 @@ fn configuration_that_cannot_be_read_yet_keeps_nothing_else_waiting() {
 }
 
 #[test]
-fn snapshot_that_finds_the_disk_full_leaves_nothing_behind() {
+fn snapshot_on_a_full_disk_leaves_nothing_behind() {
     let dir = TempDir::new("full-disk");
     let disk = dir.path("disk");
     let own = daemon_command(&dir);
@@ -110,7 +110,7 @@ fn snapshot_that_finds_the_disk_full_leaves_nothing_behind() {
     let config = format!("udp-port = {}\n[paths]\nsnapshot = {file:?}\n", free_port());
     let mut daemon = Daemon::spawn(command, &dir, &config);
     let root = format!("/proc/{}/root{}", daemon.pid(), disk.display());
-    // Keeps the file system for a look after its last process has ended.
+    // Keeps the file system mounted for a check after its last process has ended.
     let inside = File::open(root).unwrap();
     assert_ne!(inside.metadata().unwrap().dev(), fs::metadata(&dir.0).unwrap().dev());
     assert_eq!(daemon.end(Signal::SIGTERM), Some(0));
@@ -119,7 +119,7 @@ fn snapshot_that_finds_the_disk_full_leaves_nothing_behind() {
     assert_eq!(left, ["filler"]);
 }
 
-/// [`daemon_command`] after a command of the shell.
+/// [`daemon_command`] after a shell command.
 fn after(dir: &TempDir, shell: &str) -> Command {
     let own = daemon_command(dir);
     let mut command = Command::new("sh");
@@ -129,7 +129,7 @@ fn after(dir: &TempDir, shell: &str) -> Command {
 }
 
 #[test]
-fn few_descriptors_leave_room_for_the_rest_and_are_warned_of() {
+fn few_descriptors_are_shared_and_give_a_warning() {
     let dir = TempDir::new("descriptors");
     let config = format!("udp-port = {}\n", free_port());
     let warnings = |daemon: &Daemon| {
@@ -138,7 +138,7 @@ fn few_descriptors_leave_room_for_the_rest_and_are_warned_of() {
     let mut daemon = Daemon::spawn(after(&dir, "ulimit -n 64"), &dir, &config);
     let said = warnings(&daemon);
     assert!(said.contains("the process may have only 64 descriptors"), "{said}");
-    // More than it may have are tried, and those that it has no share for are closed at once.
+    // The test opens more connections than allowed; the daemon closes the extra ones at once.
     let idle: Vec<_> =
         (0..70).map(|_| UnixStream::connect(dir.path("control.sock")).unwrap()).collect();
     daemon.until(|daemon| daemon.ask(&["status"]).status.code().filter(|&code| code == 69));

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 
-//! Daemons under test.
+//! Starts and stops daemons for the tests.
 
 use std::fs;
 use std::net::{Ipv6Addr, UdpSocket};
@@ -14,13 +14,13 @@ use nix::sys::wait::{WaitPidFlag, WaitStatus, waitpid};
 use nix::unistd::Pid;
 use serde_json::Value;
 
-/// Whoever runs these tests, nothing is loaded into the machine's kernel.
+/// Without the BPF responder: these tests never load programs into the machine's kernel.
 pub(crate) const USER_SPACE: &str = "responder = \"user\"\n";
 
 /// Longer than anything here takes, so that a hang is a failure.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(30);
 
-/// A daemon of this test's own, killed when dropped.
+/// A daemon of one test, killed when dropped.
 pub(crate) struct Daemon {
     child: Child,
     run_dir: PathBuf,
@@ -28,12 +28,12 @@ pub(crate) struct Daemon {
 }
 
 impl Daemon {
-    /// Runs on `config`, and is ready.
+    /// Starts a daemon with `config`, and waits until it is ready.
     pub(crate) fn start(dir: &TempDir, config: &str) -> Self {
         Self::spawn(daemon_command(dir), dir, config)
     }
 
-    /// As [`Daemon::start`], with a command that differs from [`daemon_command`].
+    /// Like [`Daemon::start`], with a command other than [`daemon_command`].
     pub(crate) fn spawn(mut command: Command, dir: &TempDir, config: &str) -> Self {
         dir.write("ibarr.toml", &format!("{USER_SPACE}{config}"));
         let socket = dir.path("notify.sock");
@@ -50,19 +50,19 @@ impl Daemon {
         ibarr(&[arguments, &["--run-dir", self.run_dir.to_str().unwrap()]].concat())
     }
 
-    /// Asks until there is something.
+    /// Repeats `ask` until it returns a value.
     pub(crate) fn until<T>(&self, ask: impl Fn(&Self) -> Option<T>) -> T {
         let begun = Instant::now();
         loop {
             if let Some(something) = ask(self) {
                 return something;
             }
-            assert!(begun.elapsed() < PATIENCE, "nothing came of it");
+            assert!(begun.elapsed() < PATIENCE, "no value in time");
             std::thread::sleep(Duration::from_millis(20));
         }
     }
 
-    /// Waits until the daemon tells systemd `state`.
+    /// Waits until the daemon notifies systemd of `state`.
     pub(crate) fn notified(&self, state: &str) {
         let mut message = [0; 256];
         loop {
@@ -73,7 +73,7 @@ impl Daemon {
         }
     }
 
-    /// Stops it, and waits until it has: what is sent after this it has not read.
+    /// Stops the process, and waits until it has stopped: it reads nothing that is sent later.
     pub(crate) fn stop(&self) {
         kill(self.pid(), Signal::SIGSTOP).unwrap();
         let stopped = WaitStatus::Stopped(self.pid(), Signal::SIGSTOP);
@@ -102,7 +102,7 @@ pub(crate) fn daemon_command(dir: &TempDir) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_ibarr"));
     command.args(["run", "-l", "3", "--config"]).arg(dir.path("ibarr.toml"));
     command.arg("--run-dir").arg(&dir.0).arg("--bpf-dir").arg(dir.path("bpf"));
-    // No port of this machine's own.
+    // No ports of this machine.
     command.arg("--sys-dir").arg(dir.path("sys")).arg("--dev-dir").arg(dir.path("dev"));
     command.stdin(Stdio::null());
     command
@@ -116,13 +116,13 @@ pub(crate) fn json(output: &Output) -> Value {
     serde_json::from_slice(&output.stdout).unwrap()
 }
 
-/// A UDP port that nobody has, in either family, until somebody takes it.
+/// A UDP port that is free in both families, though another process may take it.
 pub(crate) fn free_port() -> u16 {
     let socket = UdpSocket::bind((Ipv6Addr::UNSPECIFIED, 0)).unwrap();
     socket.local_addr().unwrap().port()
 }
 
-/// A directory of one test's own, removed when dropped.
+/// A directory of one test, removed when dropped.
 pub(crate) struct TempDir(pub(crate) PathBuf);
 
 impl TempDir {
