@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 
-//! Requests of the control socket that wait for addresses.
+//! Requests of the control socket for GIDs of addresses.
 
 use std::collections::HashMap;
 use std::net::IpAddr;
@@ -12,7 +12,8 @@ use tokio::sync::oneshot;
 
 use crate::control::messages::{Answer, AnswerSource, AnswerStatus, Body, Response};
 
-/// Requests that wait, each for one address or more. The control socket bounds how many there are.
+/// Requests without an answer yet, each for one address or more. The control socket bounds their
+/// number.
 #[derive(Debug, Default)]
 pub(super) struct Asks {
     next: u64,
@@ -20,7 +21,7 @@ pub(super) struct Asks {
     gathered: HashMap<u64, Gathered>,
 }
 
-/// The answers of one request as they come.
+/// The answers of one request, as they arrive.
 #[derive(Debug)]
 struct Gathered {
     asked_at: Instant,
@@ -31,8 +32,8 @@ struct Gathered {
 }
 
 impl Asks {
-    /// A request for `addresses` that is answered through `to`; gives each the name that it is to be
-    /// resolved under.
+    /// Adds a request for `addresses`, answered through `to`; returns the request id of each
+    /// address.
     pub(super) fn add(
         &mut self,
         now: Instant,
@@ -41,7 +42,7 @@ impl Asks {
     ) -> Vec<(RequestId, IpAddr)> {
         let left = addresses.len();
         if left == 0 {
-            // Whoever asked may be gone.
+            // The caller may have disconnected.
             drop(to.send(Body::Answers { answers: Vec::new() }.into()));
             return Vec::new();
         }
@@ -55,7 +56,7 @@ impl Asks {
         ids
     }
 
-    /// An address of a request has its answer; the last one completes the request.
+    /// Takes the answer for one address; the last one completes the request.
     pub(super) fn answered(&mut self, now: Instant, id: RequestId, outcome: Outcome) {
         let Some((ask, index)) = self.waiting.remove(&id) else { return };
         let Some(gathered) = self.gathered.get_mut(&ask) else { return };
@@ -82,7 +83,7 @@ impl Asks {
             && let Some(gathered) = self.gathered.remove(&ask)
         {
             let answers = gathered.answers.into_iter().flatten().collect();
-            // Whoever asked may be gone.
+            // The caller may have disconnected.
             drop(gathered.to.send(Body::Answers { answers }.into()));
         }
     }
@@ -100,7 +101,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn answers_come_back_together_and_in_the_order_of_the_addresses() {
+    fn answers_are_sent_together_in_the_order_of_the_addresses() {
         let mut asks = Asks::default();
         let (to, mut from) = oneshot::channel();
         let addresses = ["10.0.0.1", "10.0.0.2"].map(|ip| ip.parse().unwrap());
@@ -132,7 +133,7 @@ mod tests {
     }
 
     #[test]
-    fn no_address_is_answered_at_once() {
+    fn request_without_addresses_is_answered_at_once() {
         let mut asks = Asks::default();
         let (to, mut from) = oneshot::channel();
         assert!(asks.add(Instant::BOOT, Vec::new(), to).is_empty());

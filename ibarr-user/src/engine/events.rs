@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 
-//! Events of ports: whether they are heard, and what they are told to the cores.
+//! Events of ports: receives them, and passes them to the cores.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
@@ -16,10 +16,10 @@ use super::Engine;
 use crate::transport::events::{Event, Events};
 use crate::transport::ports::Dirs;
 
-/// Of which devices events are heard, and why not of others.
+/// The devices whose events arrive, and why those of others do not.
 #[derive(Debug)]
 pub(super) struct Hearing {
-    /// `None` if ports are not those of the kernel that libibverbs asks.
+    /// `None` if `--sys-dir` shows other ports than libibverbs.
     events: Option<Events>,
     devices: BTreeMap<DeviceName, Result<(), String>>,
 }
@@ -31,7 +31,7 @@ impl Hearing {
         (Self { events, devices: BTreeMap::new() }, received)
     }
 
-    /// Why events of a device are not heard.
+    /// Why events of a device do not arrive.
     pub(super) fn why_not(&self, device: DeviceName) -> Option<&str> {
         match self.devices.get(&device) {
             _ if self.events.is_none() => Some("--sys-dir shows other ports than libibverbs"),
@@ -46,26 +46,26 @@ impl Engine {
     pub(super) fn handle_event(&mut self, now: Instant, event: Event) {
         match event {
             Event::Happened(name, event) => {
-                info!(port = %name, %event, "the kernel told an event");
-                // What the port is now is read at once.
+                info!(port = %name, %event, "the kernel reported an event");
+                // Read the new state of the port at once.
                 self.ports.look();
                 if let Some(port) = self.umads.index(name) {
                     self.tell_paths(now, Input::Happened { port, event });
                 }
             }
             Event::Heard(device) => {
-                debug!(%device, "its events are heard");
+                debug!(%device, "receiving its events");
                 self.hearing.devices.insert(device, Ok(()));
                 self.tell_hearing(now, device);
             }
             Event::Deaf(device, reason) => {
                 if self.hearing.devices.get(&device) == Some(&Ok(())) {
-                    info!(%device, "events of its ports are no longer heard: {reason}");
+                    info!(%device, "events of its ports are no longer received: {reason}");
                 } else if !self.hearing.devices.values().any(|known| *known == Err(reason.clone()))
                 {
                     warn!(
                         %device,
-                        "events of its ports are not heard, so a change of the subnet is noticed \
+                        "events of its ports are not received, so a change of the subnet is noticed \
                          some seconds later: {reason}"
                     );
                 }
@@ -75,12 +75,12 @@ impl Engine {
         }
     }
 
-    /// A device has a port, or a port of it has changed.
+    /// Called when a device has a port, or a port of it has changed.
     pub(super) fn hear_events_of(&mut self, now: Instant, port: PortIndex, device: DeviceName) {
         if let Some(events) = &self.hearing.events
             && let Err(error) = events.watch(device)
         {
-            let reason = format!("there can be no thread: {error}");
+            let reason = format!("cannot start a thread: {error}");
             self.hearing.devices.insert(device, Err(reason));
         }
         let heard = self.hearing.why_not(device).is_none();
@@ -96,7 +96,7 @@ impl Engine {
         }
     }
 
-    /// Which devices' events are not heard, and how to mend it.
+    /// The devices whose events do not arrive, with the remedy.
     pub(super) fn hearing_warnings(&self) -> impl Iterator<Item = String> {
         let mut reasons = BTreeMap::<&str, BTreeSet<DeviceName>>::new();
         for (_, PortName { device, .. }, ..) in self.node.paths().ports() {
@@ -107,7 +107,7 @@ impl Engine {
         reasons.into_iter().map(|(reason, devices)| {
             let devices: Vec<_> = devices.iter().map(ToString::to_string).collect();
             format!(
-                "events of ports of {} are not heard, so a change of the subnet is noticed some \
+                "events of ports of {} are not received, so a change of the subnet is noticed some \
                  seconds later: {reason}",
                 devices.join(", ")
             )

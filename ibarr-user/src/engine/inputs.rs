@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 
-//! Everything that can happen, but for what the engine waits for itself: the kernel's requests and
-//! the time.
+//! The inputs of the engine, except the kernel's requests and the timer, for which the engine waits
+//! itself.
 //!
-//! There are a dozen channels, and nearly always all but one are silent. To ask each of them after
-//! every request of the kernel would cost more than the answer, so a channel is looked at only when
-//! something was put into it since.
+//! There are a dozen channels, and most of the time all but one are silent. Polling all of them
+//! after every request of the kernel would cost more than the answer, so a channel is polled only
+//! after something was put into it.
 
 use futures_util::stream::{self, BoxStream, SelectAll};
 use futures_util::{FutureExt as _, StreamExt as _};
@@ -23,7 +23,7 @@ use crate::transport::rtnetlink::{NudgeError, Nudged, RouteAnswer};
 use crate::transport::server::Batch;
 use crate::transport::{events, ports, snapshot, umad};
 
-/// Everything that can happen.
+/// All inputs.
 pub(super) enum Input {
     View(local_view::Input),
     Route(RouteAnswer),
@@ -39,16 +39,16 @@ pub(super) enum Input {
     Ask(Ask),
     Loaded(Box<Loaded>),
     Command(Command),
-    /// The time has come that a core asked for.
+    /// A core has asked to be called at this time.
     Timeout,
 }
 
-/// The ends of the channels that the engine reads.
+/// The receiving ends of the channels.
 #[derive(Default)]
 pub(super) struct Inputs(SelectAll<BoxStream<'static, Input>>);
 
 impl Inputs {
-    /// Hears `channel`, too, until its other end is dropped.
+    /// Adds `channel`, until its other end is dropped.
     pub(super) fn hear<T: Send + 'static>(
         &mut self,
         mut channel: mpsc::Receiver<T>,
@@ -58,24 +58,24 @@ impl Inputs {
         self.0.push(items.map(input).boxed());
     }
 
-    /// Hears `signals`, too.
+    /// Adds `signals`.
     pub(super) fn heed(&mut self, signals: Signals) {
         let commands = stream::unfold(signals, async |mut signals| {
             let command = signals.next().await;
-            // Another thread may have heard the signal before this one has looked at its sockets, and
-            // what the kernel asked before the signal is to be answered.
+            // Another thread may have received the signal before this one has polled its sockets,
+            // and the kernel's requests from before the signal have to be answered.
             yield_now().await;
             Some((Input::Command(command), signals))
         });
         self.0.push(commands.boxed());
     }
 
-    /// Waits for the next one; `None` if no other end is left. May be dropped at any time.
+    /// Waits for the next input; `None` if all channels are closed. Cancel safe.
     pub(super) async fn next(&mut self) -> Option<Input> {
         self.0.next().await
     }
 
-    /// The next one, if it is there already.
+    /// The next input, if there is one already.
     pub(super) fn poll(&mut self) -> Option<Input> {
         self.next().now_or_never().flatten()
     }
@@ -92,7 +92,7 @@ mod tests {
     }
 
     #[tokio::test(flavor = "current_thread")]
-    async fn what_came_before_and_after_a_vain_look_is_heard() {
+    async fn input_before_and_after_an_empty_poll_is_received() {
         let mut inputs = Inputs::default();
         assert!(inputs.next().await.is_none());
         let channels = [heard(&mut inputs), heard(&mut inputs)];
@@ -105,7 +105,7 @@ mod tests {
             assert!(inputs.poll().is_some());
         }
         assert!(inputs.poll().is_none());
-        // A look leaves nobody to be woken, which whoever waits next must not depend on.
+        // A poll registers no waker; the next wait must not depend on one.
         channels[1].try_send(()).unwrap();
         assert!(inputs.next().await.is_some());
         let [left, gone] = channels;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 
-//! What peers have answered, from one daemon to the next.
+//! Peers' answers, handed on from one daemon to the next.
 
 use ibarr_common::Instant;
 
@@ -8,8 +8,8 @@ use super::Engine;
 use crate::bpf::{PART, Part};
 
 impl Engine {
-    /// What a daemon before this one has learned is taken over, what this one learns is left for the
-    /// next. However much it is, one turn does a part of it.
+    /// Takes over what an earlier daemon has learned, and keeps the map equal to the cache for the
+    /// next one. A turn does a bounded part of it.
     pub(super) fn mirror_cache(&mut self, now: Instant) {
         while let Some(change) = self.node.poll_learned() {
             self.responder.learn(now, &change);

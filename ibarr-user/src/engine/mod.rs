@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 
-//! The one task that calls the cores. Everything that can happen is an `Input`; each is handed to
-//! a core with the time of the turn, then what the cores have to say is drained. It decides
-//! nothing itself: what a peer, the kernel or an administrator gets is said by the cores.
+//! The one task that calls the cores. Every event is an `Input`; each is passed to a core with the
+//! time of the turn, then the outputs of the cores are drained. The engine decides nothing itself:
+//! the cores decide what a peer, the kernel or an administrator gets.
 
 mod asks;
 mod events;
@@ -64,30 +64,30 @@ use crate::transport::snapshot::Keeper;
 use crate::transport::umad::Umads;
 use crate::transport::{self, Counters};
 
-/// What an engine starts from.
+/// The parts of an engine.
 #[derive(Debug)]
 pub struct Setup {
-    /// What the command line said.
+    /// Arguments of the command line.
     pub options: RunOptions,
-    /// What the file said.
+    /// Contents of the configuration file.
     pub config: Config,
-    /// The file, if there is one.
+    /// Path of the configuration file, if there is one.
     pub file: Option<PathBuf>,
-    /// The cores' randomness.
+    /// Random numbers for the cores.
     pub rng: ChaCha12Rng,
-    /// The socket to the kernel, if somebody else opened one.
+    /// An inherited socket to the kernel's RDMA core.
     pub local_service: Option<OwnedFd>,
-    /// Sockets of the ip2gid port, if something else opened them.
+    /// Inherited sockets of the ip2gid port.
     pub servers: Inherited,
-    /// What it shares with the control socket.
+    /// State shared with the control socket.
     pub control: Control,
-    /// Who wants to know how it goes.
+    /// Notifications for systemd.
     pub systemd: Systemd,
-    /// For what is to be said of it.
+    /// The log, whose lost lines `ibarr status` reports.
     pub log: Log,
 }
 
-/// See the [module](self).
+/// The task that calls the cores, see the [module](self).
 pub struct Engine {
     options: RunOptions,
     file: Option<PathBuf>,
@@ -100,7 +100,7 @@ pub struct Engine {
     sockets: Sockets,
     servers: Vec<ServerSocket>,
     inherited: Inherited,
-    /// What came before this node's addresses were known.
+    /// Queries that came before this node's addresses were known.
     early: Vec<Batch>,
     responder: Responder,
     watch: rtnetlink::Watch,
@@ -111,11 +111,11 @@ pub struct Engine {
     snapshots: Snapshots,
     local_service: ls::LocalService,
     nudger: Nudger,
-    /// On which interface the last nudge was made, or why it failed.
+    /// The interface of the last nudge, or why it failed.
     last_nudge: Option<Result<IfIndex, String>>,
     timer: Timer,
     control: Control,
-    /// When a core wants to be called next, as of the last look.
+    /// When a core wants to be called next, as of the last check.
     due: Option<Instant>,
     systemd: Systemd,
     log: Log,
@@ -123,35 +123,35 @@ pub struct Engine {
     /// Set by a signal.
     ends_at: Option<Instant>,
     inputs: Inputs,
-    /// By sockets for queries that are closed now.
+    /// Datagrams dropped by query sockets that are closed now.
     dropped_before: u64,
-    /// For servers that are started anew.
+    /// For servers that are started again.
     batches: mpsc::Sender<Batch>,
     counters: Arc<Counters>,
 }
 
-/// A socket of the ip2gid port, in the hands of its task.
+/// A socket of the ip2gid port, owned by its task.
 struct ServerSocket {
     family: Family,
     port: u16,
     state: watch::Receiver<State>,
-    /// By the programs of this generation.
+    /// The generation of programs that guards it.
     guarded: Option<u32>,
     task: AbortHandle,
 }
 
-/// Time for what is to be done after a signal: for the kernel, not for peers.
+/// Time for the last messages to the kernel after a signal.
 const LAST_WORDS: Duration = Duration::from_secs(1);
 
-/// The longest request has 160 bytes, and the kernel sends each alone. It is cleared before it is read
-/// into, so it is not much larger.
+/// The longest request has 160 bytes, and the kernel sends each in its own datagram. The buffer is
+/// cleared before each read, so it is not much larger.
 const REQUEST_BUFFER: usize = 1024;
 
 impl Engine {
-    /// Opens what the daemon works with. Must be called within a runtime.
+    /// Opens sockets and starts tasks and threads. Must be called within a runtime.
     ///
     /// # Errors
-    /// Without rtnetlink there is nothing to answer and no way to ask.
+    /// If rtnetlink fails: without it there are no addresses and no routes.
     pub fn start(setup: Setup) -> io::Result<Self> {
         let Setup { options, config, file, rng, local_service, servers, control, systemd, log } =
             setup;
@@ -228,8 +228,8 @@ impl Engine {
         Ok(engine)
     }
 
-    /// Runs until a signal ends it. It is ready when the node's addresses are known and each server
-    /// socket and the responder in the kernel serve or have said why not.
+    /// Runs until a signal ends it. It is ready when the node's addresses are known, and each
+    /// server socket and the BPF responder work or have reported why not.
     pub async fn run(mut self, asks: mpsc::Receiver<Ask>, signals: Signals) {
         self.inputs.hear(asks, Input::Ask);
         self.inputs.heed(signals);
@@ -240,7 +240,7 @@ impl Engine {
             let now = clock::now();
             let is_due = self.due.is_some_and(|due| due <= now);
             if turn::take(&mut self, Limits::default(), now, input, is_due) {
-                // Servers and the like are tasks of this thread.
+                // Servers and other tasks run on this thread.
                 yield_now().await;
             }
             if !was_ready && self.is_ready() {
@@ -252,8 +252,8 @@ impl Engine {
         Box::pin(self.keep_paths_at_end()).await;
     }
 
-    /// Waits for the next thing to happen. The kernel's requests come first, for somebody waits; each
-    /// turn takes others, too, so that they have theirs.
+    /// Waits for the next input. The kernel's requests come first, because callers are blocked;
+    /// each turn takes other inputs, too, so that none starves.
     async fn next(&mut self) -> Input {
         let due = [
             self.node.poll_timeout(),
@@ -269,7 +269,8 @@ impl Engine {
         let not_yet_serving = self.servers.iter_mut().find(|server| !server.has_started());
         let serving = async {
             match not_yet_serving {
-                // The state changes once; its end is the task's, which the engine survives.
+                // The state changes once per attempt. When it closes, the task has ended, which the
+                // engine survives.
                 Some(server) => drop(server.state.changed().await),
                 None => pending().await,
             }
@@ -295,8 +296,8 @@ impl Engine {
         Handled::Changed
     }
 
-    /// What the kernel has asked by now is answered where the answer is known, and its time-out is
-    /// given back. Whoever cannot wait for that sends a second signal.
+    /// Answers the kernel's requests whose answer is known already, then restores the kernel's
+    /// time-out. A second signal ends at once.
     fn end(&mut self, now: Instant) {
         let ends_at = if self.ends_at.is_some() { now } else { now + LAST_WORDS };
         self.ends_at = Some(ends_at);
@@ -368,13 +369,13 @@ impl Engine {
             | Request::Cache { .. }
             | Request::Paths { .. }
             | Request::Reload => {
-                let message = "answered elsewhere".to_owned();
+                let message = "this request is answered elsewhere".to_owned();
                 Failure { kind: FailureKind::Internal, message }.into()
             }
         }
     }
 
-    /// Serves the port of the configuration, and no other.
+    /// Serves the configured port, and no other.
     fn start_servers(&mut self) {
         for server in self.servers.drain(..) {
             self.dropped_before += u64::from(server.state.borrow().dropped());
@@ -421,7 +422,7 @@ impl Io<Input> for Engine {
     fn handle(&mut self, now: Instant, input: Input) -> Handled {
         match input {
             Input::View(input) => {
-                // A link that comes or goes may be a port's.
+                // A link that appears or disappears may belong to a port.
                 if let local_view::Input::Link(_) | local_view::Input::LinkGone(_) = input {
                     self.ports.look();
                 }
@@ -439,7 +440,7 @@ impl Io<Input> for Engine {
             Input::Route(RouteAnswer { question, route }) => {
                 self.tell_client(now, client::Input::Route { question, route: route.ok() });
             }
-            // At most one of each socket, which reads nothing more before its replies.
+            // At most one from each socket, which reads nothing more before it gets its replies.
             Input::Queries(batch) => {
                 if self.node.view().is_synced() {
                     self.answer(batch);
@@ -474,7 +475,7 @@ impl Io<Input> for Engine {
                 Request::Paths { after } => self.pages.ask(Asked::Paths(after), answer),
                 Request::Path { path } => self.ask_path(now, User(uid), &path, answer),
                 Request::Reload => self.reload(now, Some(answer)),
-                // Whoever asked may be gone.
+                // The caller may have disconnected.
                 request => drop(answer.send(self.tell(now, &request))),
             },
             Input::Loaded(loaded) => self.handle_loaded(now, *loaded),

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 
-//! Documents as long as a cache is full, a page at a time. Nothing is kept between two pages: what
-//! comes next is asked for with the mark of the page before.
+//! Long documents, one page at a time. Nothing is kept between two pages: the caller asks for the
+//! next with the mark of the last.
 
 use std::collections::{BTreeMap, VecDeque};
 
@@ -15,19 +15,19 @@ use crate::control::messages::{
     AddressMark, Body, CacheEntry, Failure, FailureKind, PathMark, Response,
 };
 
-/// Pages that were asked for and have yet to be made: one a turn, in the order of asking. There are no
-/// more than connections.
+/// Pages that were requested and not made yet: one is made per turn, in the order of the requests.
+/// There are at most as many as connections.
 #[derive(Debug, Default)]
 pub(super) struct Pages(VecDeque<(Asked, oneshot::Sender<Response>)>);
 
-/// Of which document, and where it begins.
+/// The document, and the mark at which the page begins.
 #[derive(Debug)]
 pub(super) enum Asked {
     Addresses(Option<AddressMark>),
     Paths(Option<PathMark>),
 }
 
-/// Entries of a page: some hundred microseconds' worth.
+/// Entries of a page, which take some hundred microseconds of a turn.
 pub(super) const PAGE: usize = 64;
 
 impl Pages {
@@ -35,12 +35,12 @@ impl Pages {
         self.0.push_back((asked, to));
     }
 
-    /// Now, if there is one to be made.
+    /// Now, if there is a page to make.
     pub(super) fn poll_timeout(&self) -> Option<Instant> {
         (!self.0.is_empty()).then_some(Instant::BOOT)
     }
 
-    /// The next one that somebody still waits for.
+    /// The next request whose caller is still connected.
     fn next(&mut self) -> Option<(Asked, oneshot::Sender<Response>)> {
         while let Some((asked, to)) = self.0.pop_front() {
             if !to.is_closed() {
@@ -52,7 +52,7 @@ impl Pages {
 }
 
 impl Engine {
-    /// Makes a page, if one was asked for.
+    /// Makes a page, if one was requested.
     pub(super) fn make_page(&mut self, now: Instant) {
         let Some((asked, to)) = self.pages.next() else { return };
         let page = match asked {
@@ -112,7 +112,7 @@ impl Engine {
         Ok(Body::Paths { paths: paths.collect(), next: next.map(mark) })
     }
 
-    /// Tells the marks of this daemon from those of the one before it.
+    /// Identifies this daemon in marks, by its start time.
     fn mark(&self) -> u64 {
         self.started.as_nanos()
     }
@@ -121,13 +121,13 @@ impl Engine {
         if daemon == self.mark() {
             return Ok(());
         }
-        let message = "the daemon was started anew meanwhile: ask again".to_owned();
+        let message = "the daemon was restarted meanwhile: ask again".to_owned();
         Err(Failure { kind: FailureKind::Busy, message })
     }
 }
 
 fn no_mark() -> Failure {
-    let message = "no page begins there: give the mark of the page before".to_owned();
+    let message = "no page begins there: give the mark of the previous page".to_owned();
     Failure { kind: FailureKind::Usage, message }
 }
 
@@ -136,7 +136,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn pages_are_made_one_by_one_for_readers_that_are_still_there() {
+    fn one_page_a_turn_is_made_for_connected_readers() {
         let mut pages = Pages::default();
         assert_eq!(pages.poll_timeout(), None);
         let mut readers = Vec::new();

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 
-//! Ports, MADs, and people who ask for a path.
+//! Ports, MADs, and users' requests for a path.
 
 use std::collections::HashMap;
 use std::time::Duration;
@@ -23,7 +23,7 @@ use crate::control::messages::{
 use crate::transport::ports;
 use crate::transport::umad::{self, Meaning, Sending};
 
-/// People who wait for a path.
+/// Users' requests for a path.
 #[derive(Debug, Default)]
 pub(super) struct PathAsks {
     next: u64,
@@ -38,7 +38,7 @@ struct Asked {
     to: oneshot::Sender<Response>,
 }
 
-/// Longer than the kernel waits for us: people have more patience.
+/// Longer than the kernel waits for the daemon: people are more patient.
 const DEADLINE: Duration = Duration::from_secs(5);
 
 impl Engine {
@@ -84,14 +84,15 @@ impl Engine {
         }
     }
 
-    /// Has the SA of a port tell of changes, if that is wanted and the door is open.
+    /// Subscribes to reports of a port's SA, if that is configured and the umad device is open.
     fn take_reports(&mut self, now: Instant, port: PortIndex) {
         if self.config.inform && self.ends_at.is_none() && self.umads.take_reports(port) {
             self.tell_paths(now, Input::Reports { port, taken: true });
         }
     }
 
-    /// The same of each port, after the configuration has changed from `was_wanted`.
+    /// Updates the subscriptions of all ports, after the configuration has changed from
+    /// `was_wanted`.
     pub(super) fn reconsider_reports(&mut self, now: Instant, was_wanted: bool) {
         let ports: Vec<_> = self.node.paths().ports().map(|(port, ..)| port).collect();
         match self.config.inform {
@@ -120,7 +121,7 @@ impl Engine {
         self.node.handle_input(now, node::Input::Paths(input));
     }
 
-    /// Somebody asks; answered when the node has found it.
+    /// Starts a request of a user; the node's answer completes it.
     pub(super) fn ask_path(
         &mut self,
         now: Instant,
@@ -130,7 +131,7 @@ impl Engine {
     ) {
         let (port, question) = match self.question(request) {
             Ok(question) => question,
-            // Whoever asked may be gone.
+            // The caller may have disconnected.
             Err(failure) => return drop(to.send(failure.into())),
         };
         let asks = &mut self.path_asks;
@@ -148,7 +149,7 @@ impl Engine {
         };
         let ms = now.since(at).as_secs_f64() * 1000.0;
         let path = Box::new(answer(port, &question, outcome, ms));
-        // Whoever asked may be gone.
+        // The caller may have disconnected.
         drop(to.send(Body::Path { path }.into()));
     }
 
@@ -163,7 +164,8 @@ impl Engine {
             let named = ports.find(|name| name.to_string() == *text);
             named.ok_or_else(|| usage(format!("{text}: there is no such port; see ibarr ports")))
         };
-        let pkey = |pkey| PKey::new(pkey).ok_or_else(|| usage(format!("0x{pkey:04x} is no P_Key")));
+        let pkey =
+            |pkey| PKey::new(pkey).ok_or_else(|| usage(format!("0x{pkey:04x} is not a P_Key")));
         let partial = Partial {
             port: request.port.as_ref().map(port).transpose()?,
             dgid: gid(&request.dgid)?,
@@ -208,7 +210,7 @@ impl Engine {
         ports.map(status).collect()
     }
 
-    /// `None`: that is not wanted.
+    /// `None` if reports are not wanted.
     fn informed(&self, port: PortIndex) -> Option<String> {
         if !self.config.inform {
             return None;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 
-//! Another configuration, while the daemon runs.
+//! Changes the configuration while the daemon runs.
 
 use std::path::PathBuf;
 use std::thread;
@@ -16,33 +16,33 @@ use crate::config::{self, Config};
 use crate::control::messages::{Body, Failure, FailureKind, Response};
 use crate::daemon::RunOptions;
 
-/// Reloads that were asked for. A file may be on a disk that hangs, so a thread reads it, once for all
-/// who asked before it began.
+/// Requested reloads. A thread reads the file, because a disk may hang; one reading serves all
+/// requests that came before it began.
 pub(super) struct Reloads {
     loaded: mpsc::Sender<Loaded>,
-    /// For a reading that has yet to begin.
+    /// Requests for a reading that has not begun yet.
     asked: Vec<oneshot::Sender<Response>>,
     is_wanted: bool,
-    /// The reading under way, and who asked for it.
+    /// Start of the running reading, and the requests that it serves.
     reading: Option<(Instant, Vec<oneshot::Sender<Response>>)>,
-    /// What is read has yet to take effect everywhere.
+    /// A new configuration was read and has not taken effect everywhere yet.
     is_settling: bool,
     /// Pending requests, each with the response it will get then.
     told: Vec<(oneshot::Sender<Response>, Response)>,
-    /// Set by a reload that fails, cleared by one that does not.
+    /// Set by a failed reload, cleared by a successful one.
     failed: Option<FailedReload>,
 }
 
-/// What the thread has read.
+/// The result of the thread.
 pub(super) type Loaded = Result<(Config, Option<PathBuf>), config::Error>;
 
-/// Since when the file and the configuration in force differ, and the mistakes.
+/// The time of the failure, and the mistakes.
 pub(super) struct FailedReload {
     pub(super) at: Instant,
     pub(super) message: String,
 }
 
-/// A file that is not read by then is worth a warning.
+/// A reading that takes longer is worth a warning.
 const SLOW: Duration = Duration::from_secs(5);
 
 impl Reloads {
@@ -63,7 +63,7 @@ impl Reloads {
         self.failed.as_ref()
     }
 
-    /// For how long the file is being read, if that is too long.
+    /// How long the file has been read, if that is too long.
     pub(super) fn slow(&self, now: Instant) -> Option<Duration> {
         let (since, _) = self.reading.as_ref()?;
         Some(now.since(*since)).filter(|&taken| taken >= SLOW)
@@ -80,7 +80,7 @@ impl Reloads {
         if let Err(error) = thread::Builder::new().name("configuration".to_owned()).spawn(read) {
             let failure = Failure {
                 kind: FailureKind::Internal,
-                message: format!("no thread to read the configuration: {error}"),
+                message: format!("cannot start a thread to read the configuration: {error}"),
             };
             self.has_read(&failure.into());
         }
@@ -94,7 +94,7 @@ impl Reloads {
 }
 
 impl Engine {
-    /// All of the file takes effect, or none of it. Whoever asked hears of it when it has.
+    /// Applies all of the file, or none of it. `asked` gets its response when it has taken effect.
     pub(super) fn reload(&mut self, now: Instant, asked: Option<oneshot::Sender<Response>>) {
         self.systemd.reloading();
         self.control.access.look_again();
@@ -118,7 +118,7 @@ impl Engine {
             }
             Err(error) => {
                 let message = chain(&error);
-                error!("not reloaded, the old configuration stays:\n{message}");
+                error!("not reloaded; the old configuration stays in force:\n{message}");
                 self.reloads.failed = Some(FailedReload { at: now, message: message.clone() });
                 Failure { kind: FailureKind::Config, message }.into()
             }

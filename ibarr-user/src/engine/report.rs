@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 
-//! What the engine tells people.
+//! Logs, warnings and the document of `ibarr status`.
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;
@@ -30,7 +30,7 @@ use crate::transport::rtnetlink::{LOOPBACK, NudgeError, Nudged};
 use crate::transport::server::{HOLD, State};
 use crate::transport::{self, listeners::Listener};
 
-/// A change of what this node answers.
+/// Logs a change of this node's answers.
 pub(super) fn log(event: &Event) {
     let (Event::Added(owned) | Event::Changed(owned) | Event::Removed(owned)) = event else {
         return;
@@ -47,7 +47,7 @@ pub(super) fn log(event: &Event) {
 }
 
 impl Engine {
-    /// Says how nudges go when that changes; gives what it means to the core.
+    /// Logs changes of the outcome of nudges, and returns the outcome for the core.
     pub(super) fn note_nudge(
         &mut self,
         outcome: Result<Nudged, NudgeError>,
@@ -55,7 +55,7 @@ impl Engine {
         let (outcome, nudged) = match outcome {
             Ok(Nudged::On(ifindex)) => (Ok(ifindex), local_service::Nudged::Done),
             Ok(Nudged::Postponed) => return local_service::Nudged::Postponed,
-            // There was none yet when it was asked for.
+            // There was no interface yet when the nudge was ordered.
             Err(NudgeError::NoPlace(_)) if self.may_have_ipoib() => {
                 return local_service::Nudged::Postponed;
             }
@@ -223,8 +223,8 @@ impl Engine {
         counts
     }
 
-    /// What the kernel did not give to the sockets for queries, for want of room or because it was
-    /// broken; what the guard drops has counters of its own.
+    /// How many datagrams the kernel has dropped at query sockets, because there was no room or
+    /// they were damaged. Drops by the guard have their own counters.
     pub(super) fn queries_dropped(&self) -> u64 {
         let dropped = |server: &ServerSocket| u64::from(server.state.borrow().dropped());
         let of_sockets: u64 = self.servers.iter().map(dropped).sum();
@@ -238,7 +238,7 @@ impl Engine {
         }
     }
 
-    /// What is amiss, each with its remedy.
+    /// Problems, each with its remedy.
     fn warnings(&self, now: Instant, servers: &[ServerStatus]) -> Vec<String> {
         let mut warnings: Vec<_> = servers
             .iter()
@@ -257,7 +257,7 @@ impl Engine {
             let (holds, family) =
                 (server.receive_buffer.filter(|&holds| holds < HOLD)?, &server.family);
             Some(format!(
-                "the socket for queries over {family} holds {holds} bytes, {HOLD} are wanted for \
+                "the socket for queries over {family} holds {holds} bytes, {HOLD} are needed for \
                  10,000 peers at once: give the daemon CAP_NET_ADMIN, or raise the limit and \
                  restart it (sysctl net.core.rmem_max={})",
                 HOLD / 2
@@ -267,14 +267,14 @@ impl Engine {
         warnings.extend(self.hearing_warnings());
         if let group @ (GroupId::Unknown | GroupId::Failed(_)) = self.control.access.group() {
             warnings.push(format!(
-                "group {}: {group}: until then only root may reload and flush; mend what \
+                "group {}: {group}: until then only root may reload and flush; fix what \
                  nsswitch.conf names, then reload",
                 control::GROUP
             ));
         }
         warnings.extend(self.reloads.failed().map(|failed| {
             format!(
-                "the configuration of before is in force, because the file has mistakes; mend it \
+                "the old configuration is in force, because the file has mistakes; correct it \
                  and reload:\n{}",
                 failed.message
             )
@@ -283,7 +283,7 @@ impl Engine {
         warnings.extend(self.options.descriptors.shortage(sockets));
         warnings.extend(self.reloads.slow(now).map(|taken| {
             let (file, taken) = (self.options.config.display(), taken.as_secs());
-            format!("{file} has been read for {taken} s: does its file system answer?")
+            format!("{file} has been read for {taken} s: does its file system hang?")
         }));
         warnings.extend(Some(self.log.untold()).filter(|&untold| untold > 0).map(|untold| {
             format!(
@@ -291,11 +291,13 @@ impl Engine {
             )
         }));
         warnings.extend(self.node.view().unmatched_patterns().map(|pattern| {
-            format!("interfaces: no interface is called {pattern} (yet): is it spelt right?")
+            format!(
+                "interfaces: no interface has the name {pattern} (yet): is it spelled correctly?"
+            )
         }));
         warnings.extend(self.node.view().contested().map(|address| {
             format!(
-                "{address} is on several interfaces with different GIDs: that of the lowest index \
+                "{address} is on several interfaces with different GIDs: the one of the lowest index \
                  is answered; remove the others, or write a [[static-gid]]"
             )
         }));
@@ -333,8 +335,8 @@ impl Engine {
             let pid = pid.map_or(String::new(), |pid| format!(" (pid {pid})"));
             let name = escaped(name, |_| true);
             format!(
-                "{name}{pid} hears the kernel's requests as well, and whoever answers first is \
-                 believed: stop it (systemctl disable --now ibacm.service ibacm.socket)"
+                "{name}{pid} receives the kernel's requests as well, and the kernel takes the first \
+                 answer: stop it (systemctl disable --now ibacm.service ibacm.socket)"
             )
         }));
         warnings
@@ -345,7 +347,7 @@ impl Engine {
             self.responder.lease_end().map_or(Duration::ZERO, |end| end.since(now)).as_millis();
         let blocked = match self.responder.why_not() {
             Some(reason) => Some(reason.to_owned()),
-            None if lease_ends_in == 0 => Some("it has no lease".to_owned()),
+            None if lease_ends_in == 0 => Some("the lease has ended".to_owned()),
             None if self.node.view().served().next().is_none() => {
                 Some("no interface is served".to_owned())
             }
@@ -366,7 +368,7 @@ impl Engine {
         }
     }
 
-    /// Which responder serves an interface, and why not another.
+    /// The responder that serves an interface, and why the daemon answers there.
     fn responder_of(&self, link: &Interface) -> (Option<String>, Option<String>) {
         let ifindex = link.ifindex;
         let Some(served) = self.node.view().served().find(|served| served.ifindex == ifindex)
@@ -386,14 +388,16 @@ impl Engine {
         let elsewhere = |family, way_back| match way_back {
             _ if !has_address(family) => None,
             WayBack::All => None,
-            WayBack::Routed => Some(format!("{family} from where no route leads back by it")),
+            WayBack::Routed => {
+                Some(format!("{family} sources that no route on this interface covers"))
+            }
             WayBack::None(why) => Some(format!("{family}: {why}")),
         };
         let is_blind = hook == Hook::XdpGeneric && served.header == LinkHeader::Ipoib;
         let neighbours = is_blind.then(|| {
             let here = |there: &Neighbour| there.ifindex == ifindex;
             let known = self.node.view().neighbours().filter(here).count();
-            format!("those whose next hop is not among the {known} neighbours confirmed lately")
+            format!("sources whose next hop is not among the {known} neighbours confirmed lately")
         });
         let in_user_space =
             [elsewhere(Family::V4, served.ipv4), elsewhere(Family::V6, served.ipv6), neighbours];
@@ -425,7 +429,7 @@ impl Engine {
     }
 }
 
-/// Why the kernel is told to ask the SA.
+/// The reasons for telling the kernel to ask the SA.
 const LEFT_TO_KERNEL: [(&str, local_service::Counter); 9] = [
     ("unknown-port", local_service::Counter::PathsUnknown),
     ("no-sa", local_service::Counter::PathsNoSa),

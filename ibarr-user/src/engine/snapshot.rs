@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 
-//! What subnet administrators have answered, from one daemon to the next.
+//! Paths of subnet administrators, handed on from one daemon to the next.
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -14,31 +14,32 @@ use super::Engine;
 use super::inputs::Input;
 use crate::transport::snapshot::{Event, Keeper, Order};
 
-/// Whether and when paths are written down.
+/// When to write a snapshot of the paths.
 pub(super) struct Snapshots {
     keeper: Keeper,
-    /// Where, if anywhere.
+    /// The file, if one is configured.
     file: Option<PathBuf>,
     state: State,
 }
 
 enum State {
-    /// Until then.
+    /// No snapshot is being written; the next one is due at this time.
     Idle(Instant),
-    /// So far. The next part is due then.
+    /// The position in the cache; the next part is due at this time.
     Writing(Walk, Instant),
 }
 
-/// After a crash, paths that were learned since are asked for anew.
+/// After a crash, paths learned since the last snapshot are asked for again.
 const INTERVAL: Duration = Duration::from_mins(10);
 
-/// Paths that are read in one turn: some ten microseconds' worth.
+/// Paths read in one turn, which take some ten microseconds.
 const PART: usize = 256;
 
-/// Between two looks whether a disk that is behind has room for more.
+/// Interval between checks whether a slow disk has room for more.
 const PAUSE: Duration = Duration::from_millis(10);
 
-/// For a disk to take the last one; it is left incomplete, beside its place, when that is over.
+/// Time to write the last snapshot at the end of the daemon; after that it is left unfinished, and
+/// the old one stays.
 const LAST_WORDS: Duration = Duration::from_secs(10);
 
 impl Snapshots {
@@ -49,7 +50,7 @@ impl Snapshots {
         Self { keeper, file, state: State::Idle(now + INTERVAL) }
     }
 
-    /// From now on written there.
+    /// Writes snapshots to this file from now on.
     pub(super) fn set_file(&mut self, file: Option<PathBuf>) {
         self.file = file;
     }
@@ -95,9 +96,9 @@ impl Engine {
     pub(super) fn handle_snapshot(&mut self, now: Instant, event: Event) {
         match event {
             Event::Read(snapshot, age) => self.node.restore_paths(now, snapshot, age),
-            Event::Refused(reason) => warn!("the snapshot of paths is left alone: {reason}"),
-            Event::Written => debug!("paths are kept for the next daemon"),
-            Event::NotWritten(reason) => warn!("paths are not kept for the next daemon: {reason}"),
+            Event::Refused(reason) => warn!("the snapshot of paths is not used: {reason}"),
+            Event::Written => debug!("saved paths for the next daemon"),
+            Event::NotWritten(reason) => warn!("cannot save paths for the next daemon: {reason}"),
             Event::Ended => {}
         }
     }
@@ -106,20 +107,22 @@ impl Engine {
         while let Some(Restored { port, paths, verdict }) = self.node.poll_restored() {
             match verdict {
                 Verdict::Taken => {
-                    info!(%port, paths, "took over what the last daemon was answered");
+                    info!(%port, paths, "took over paths of the last daemon");
                 }
                 Verdict::Changed => info!(
                     %port,
                     paths,
-                    "paths of the last daemon are of no use: LID, GID, subnet manager or \
+                    "paths of the last daemon are discarded: LID, GID, subnet manager or \
                      partitions of the port have changed"
                 ),
-                Verdict::Absent => info!(%port, paths, "paths of a port that does not come up"),
+                Verdict::Absent => {
+                    info!(%port, paths, "paths of a port that does not become active")
+                }
             }
         }
     }
 
-    /// Writes the last one, all at once: nobody waits for anything else any more.
+    /// Writes the last snapshot all at once, because nothing else runs any more.
     pub(super) async fn keep_paths_at_end(self) {
         let Self { snapshots, node, mut inputs, .. } = self;
         let Snapshots { keeper, file: Some(file), .. } = snapshots else { return };
@@ -135,7 +138,7 @@ impl Engine {
                     break;
                 }
             }
-            // The thread ends when it has done all of it.
+            // The thread ends when it has executed all orders.
             drop(keeper);
             let mut last = None;
             loop {
@@ -147,12 +150,12 @@ impl Engine {
             }
         };
         match timeout(LAST_WORDS, write).await {
-            Ok(Some(Event::Written)) => info!("paths are kept for the next daemon"),
+            Ok(Some(Event::Written)) => info!("saved paths for the next daemon"),
             Ok(Some(Event::NotWritten(reason))) => {
-                warn!("paths are not kept for the next daemon: {reason}");
+                warn!("cannot save paths for the next daemon: {reason}");
             }
             Ok(_) => {}
-            Err(_) => warn!("paths are not kept for the next daemon: the disk is too slow"),
+            Err(_) => warn!("cannot save paths for the next daemon: the disk is too slow"),
         }
     }
 }

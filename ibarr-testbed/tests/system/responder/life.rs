@@ -175,7 +175,7 @@ fn an_interface_that_comes_back_is_served_again() {
                 plug(name);
             }
             rig.eventually("the interface is served", || rig.status_of(name)["responder"] == hook);
-            rig.eventually("a route leads back by it", || rig.asks_the_kernel());
+            rig.eventually("a route covers the peer", || rig.asks_the_kernel());
             let before = rig.answered_in_kernel();
             socket(V4).ask_all(20);
             assert_eq!(rig.answered_in_kernel(), before + 20);
@@ -225,7 +225,7 @@ fn an_interface_that_is_renamed_or_goes_down_and_up_is_served_on() {
         rig.status_of("eth7")["responder"] == kinds()[0].1
     });
     rig.eventually("the link is up", || socket(V4).ask(Duration::from_millis(100)));
-    rig.eventually("a route leads back by it", || rig.asks_the_kernel());
+    rig.eventually("a route covers the peer", || rig.asks_the_kernel());
     let before = rig.answered_in_kernel();
     socket(V4).ask_all(20);
     assert!(rig.answered_in_kernel() >= before + 20);

@@ -47,7 +47,7 @@ fn whoever_is_routed_by_another_interface_is_answered_by_that() {
         let said = rig.status_of("eth0")["in-user-space"].clone();
         said.as_str().unwrap_or_default().to_owned()
     };
-    assert!(in_user_space(&rig).contains("IPv4 from where no route leads back by it"));
+    assert!(in_user_space(&rig).contains("IPv4 sources that no route on this interface covers"));
     ip(&format!("-netns {NODE} rule add pref 77 from 10.7.0.1 lookup 77"));
     answered_by(&rig, "10.7.0.2", V4, Way::Routing);
     let said = in_user_space(&rig);
