@@ -4,7 +4,7 @@ use std::borrow::Cow;
 use std::error::Error;
 use std::fmt::Write as _;
 
-/// An error and what caused it, on one line.
+/// An error and its causes, on one line.
 pub(crate) fn chain(error: &dyn Error) -> String {
     let mut text = error.to_string();
     let mut cause = error.source();
@@ -16,7 +16,7 @@ pub(crate) fn chain(error: &dyn Error) -> String {
     text
 }
 
-/// `text` with those control characters escaped that `is_escaped` names.
+/// Escapes the control characters in `text` for which `is_escaped` is true.
 pub(crate) fn escaped(text: &str, is_escaped: impl Fn(char) -> bool) -> Cow<'_, str> {
     let is_escaped = |c: char| c.is_control() && is_escaped(c);
     if !text.contains(is_escaped) {

@@ -2,8 +2,8 @@
 
 //! The `ibarr` daemon and its command line.
 //!
-//! `cli → daemon → engine → transport → sys`: the engine alone calls the cores of `ibarr-proto`,
-//! transports move bytes between file descriptors and channels, `sys` alone makes system calls.
+//! `cli → daemon → engine → transport → sys`: only the engine calls the cores of `ibarr-proto`,
+//! transports move bytes between file descriptors and channels, and only `sys` makes system calls.
 
 #![deny(unsafe_code)]
 

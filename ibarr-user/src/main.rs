@@ -6,7 +6,7 @@ use std::panic;
 use std::process::{self, ExitCode};
 
 fn main() -> ExitCode {
-    // A panicking task must not leave a daemon behind that looks alive.
+    // A panic in one task must end the daemon, not leave it half alive.
     let report = panic::take_hook();
     panic::set_hook(Box::new(move |info| {
         report(info);

@@ -11,7 +11,7 @@ use crate::control::messages::{
     AnswerStatus, Body, CacheEntry, Failure, FailureKind, PathStatus, Request,
 };
 
-/// Asks the daemon and prints what it says.
+/// Sends the request and prints the answer.
 pub(super) fn ask(daemon: &Daemon, request: &Request) -> Exit {
     let body = match client::ask(&daemon.run_dir, request, daemon.patience) {
         Ok(body) => body,
@@ -34,8 +34,8 @@ pub(super) fn ask(daemon: &Daemon, request: &Request) -> Exit {
     exit
 }
 
-/// Prints all that the cache of addresses holds, in the order of addresses. One that the daemon learns
-/// anew meanwhile may be on two pages: the later one counts.
+/// Prints the whole client cache, ordered by address. An address that the daemon learns again
+/// meanwhile may be on two pages; the later one counts.
 pub(super) fn addresses(daemon: &Daemon) -> Exit {
     let mut all = BTreeMap::new();
     let mut after = None;
@@ -62,7 +62,7 @@ pub(super) fn addresses(daemon: &Daemon) -> Exit {
     Exit::Ok
 }
 
-/// Prints all that the cache of paths holds, of which there may be millions: each page when it comes.
+/// Prints the whole path cache, which may have millions of entries: each page as it arrives.
 pub(super) fn paths(daemon: &Daemon) -> Exit {
     let mut document = print::Paths::begin(daemon.json);
     let mut after = None;
@@ -72,9 +72,9 @@ pub(super) fn paths(daemon: &Daemon) -> Exit {
                 document.page(&paths);
                 after = next;
             }
-            // What is printed already cannot be taken back.
+            // Earlier pages are printed already.
             other => {
-                // What is printed already is no document to add an error to.
+                // An incomplete JSON document cannot carry an error.
                 let is_json = daemon.json && after.is_none();
                 return fail(unexpected(other), is_json);
             }
@@ -86,7 +86,7 @@ pub(super) fn paths(daemon: &Daemon) -> Exit {
     }
 }
 
-/// Looks for mistakes in `file`, without a daemon.
+/// Checks `file` for mistakes, without a daemon.
 pub(super) fn validate(file: &Path, json: bool) -> Exit {
     let config = match Config::load(file) {
         Ok(config) => config,
@@ -107,7 +107,7 @@ pub(super) fn validate(file: &Path, json: bool) -> Exit {
 fn unexpected(answer: Result<Body, Failure>) -> Failure {
     answer.err().unwrap_or_else(|| Failure {
         kind: FailureKind::Internal,
-        message: "the daemon speaks another version: it answers something else".to_owned(),
+        message: "the daemon speaks another version: its answer has another type".to_owned(),
     })
 }
 

@@ -4,33 +4,33 @@ use std::process::ExitCode;
 
 use crate::control::messages::FailureKind;
 
-/// How `ibarr` ends; the numbers of sysexits(3) where it has one.
+/// The exit codes of `ibarr`, from sysexits(3) where it has one.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub enum Exit {
-    /// Done, and every address answered.
+    /// Success, and every address has an answer.
     Ok,
-    /// Some address has no answer.
+    /// An address or path has no answer.
     Negative,
-    /// The command line makes no sense (`EX_USAGE`).
+    /// The command line is invalid (`EX_USAGE`).
     Usage,
     /// No daemon answers, or it has too many connections (`EX_UNAVAILABLE`).
     Unreachable,
-    /// A fault of ours, or of the machine (`EX_SOFTWARE`).
+    /// An internal error, or a fault of the machine (`EX_SOFTWARE`).
     Internal,
     /// Standard output cannot be written (`EX_IOERR`).
     Output,
-    /// Another daemon or reader has it (`EX_TEMPFAIL`).
+    /// Another daemon or command holds the object (`EX_TEMPFAIL`).
     Busy,
-    /// Not allowed (`EX_NOPERM`).
+    /// The user lacks the right (`EX_NOPERM`).
     Permission,
     /// The configuration has mistakes (`EX_CONFIG`).
     Config,
-    /// The reader of standard output has closed it: what a shell sees of a program that SIGPIPE ends.
+    /// The reader of standard output has closed it: 128 + SIGPIPE, as from a shell.
     ReaderGone,
 }
 
 impl Exit {
-    /// The number that the shell sees.
+    /// The exit code.
     pub fn code(self) -> u8 {
         match self {
             Self::Ok => 0,

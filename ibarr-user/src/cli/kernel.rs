@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 
-//! What is done with the pins of the responder, without a daemon.
+//! The commands that work on the responder's pins, without a daemon.
 
 use std::net::Ipv6Addr;
 use std::path::Path;
@@ -19,13 +19,13 @@ use crate::control::messages::{
 };
 use crate::sys::clock;
 
-/// Shows what programs answer, from their maps.
+/// Prints the contents of the programs' maps.
 pub(super) fn show(dir: &Path, json: bool) -> Exit {
     let contents = match bpf::read(dir) {
         Ok(Some(contents)) => contents,
         Ok(None) => {
             let message = format!(
-                "{}: no maps here: has a daemon answered in the kernel? ibarr status says why not",
+                "{}: no maps here; ibarr status says why the programs are not loaded",
                 dir.display()
             );
             return ask::fail(Failure { kind: FailureKind::Unreachable, message }, json);
@@ -51,7 +51,7 @@ pub(super) fn detach(dir: &Path, json: bool) -> Exit {
         Ok(Detached { left, .. }) => {
             let left: Vec<_> = left.iter().map(|path| format!("{}", path.display())).collect();
             format!(
-                "{}: all of ibarr's detached and removed; left alone, not ibarr's: {}",
+                "{}: everything of ibarr detached and removed; left alone, because it is not ibarr's: {}",
                 dir.display(),
                 left.join(", ")
             )
@@ -136,7 +136,7 @@ fn document(contents: &bpf::Contents) -> KernelMaps {
     }
 }
 
-/// What is over is of no use to the next daemon either.
+/// Without expired answers, which the next daemon would not use.
 fn learned(contents: &bpf::Contents) -> Vec<KernelLearned> {
     let now = clock::now();
     let mut learned: Vec<_> = contents

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 
-//! The command line: parse, ask the daemon (or be it), print.
+//! The command line: parses arguments, asks the daemon or runs it, and prints.
 
 mod ask;
 mod exit;
@@ -23,7 +23,7 @@ use crate::logging::Level;
 use crate::transport::ports::Dirs;
 pub use exit::Exit;
 
-/// Where the configuration is looked for; absent, the defaults hold.
+/// Path of the configuration file; without the file, the defaults apply.
 const CONFIG: &str = "/etc/ibarr/ibarr.toml";
 
 /// Resolves InfiniBand addresses and routes: answers the kernel and the peers' ibarr.
@@ -43,7 +43,7 @@ error, 74 standard output cannot be written, 75 another daemon has the run direc
 
 #[derive(Debug, Subcommand)]
 enum Command {
-    /// Be the daemon
+    /// Run as the daemon
     Run(RunArgs),
     /// Ask the daemon for the GID of each address
     Resolve {
@@ -58,15 +58,15 @@ enum Command {
     },
     /// Ask the daemon which path leads to a GID
     Path {
-        /// The GID
+        /// Destination GID
         dgid: Gid,
-        /// Start there instead of at the port's first GID
+        /// Source GID, instead of the port's first
         #[arg(long, value_name = "GID")]
         sgid: Option<Gid>,
-        /// By this port, like mlx5_0/1, instead of the first that has a subnet administrator
+        /// Port, like mlx5_0/1, instead of the first that has a subnet administrator
         #[arg(long, value_name = "DEVICE/N")]
         port: Option<String>,
-        /// In this partition, like 0x8001, instead of the port's first
+        /// Partition key, like 0x8001, instead of the port's first
         #[arg(long, value_name = "KEY", value_parser = pkey)]
         pkey: Option<u16>,
         #[command(flatten)]
@@ -74,18 +74,17 @@ enum Command {
     },
     /// Show the InfiniBand ports, and whether their subnet administrators can be asked
     Ports(Daemon),
-    /// Show what the daemon serves, what it does not and why
+    /// Show what the daemon serves, what it does not serve, and why
     Status(Daemon),
     /// Show the addresses that the daemon has learned
     Cache {
-        /// Forget them all instead, and all paths (root and group ibarr)
+        /// Forget all addresses and paths instead (root and group ibarr)
         #[arg(long)]
         flush: bool,
-        /// Show the paths instead
+        /// Show the learned paths instead
         #[arg(long, conflicts_with_all = ["flush", "kernel"])]
         paths: bool,
-        /// Show instead what the kernel answers peers, read from its maps: works without the
-        /// daemon (needs root)
+        /// Show the responder's maps in the kernel instead: works without the daemon (needs root)
         #[arg(long, conflicts_with = "flush")]
         kernel: bool,
         /// Directory of the maps
@@ -106,11 +105,11 @@ enum Command {
         #[arg(long)]
         json: bool,
     },
-    /// Have the daemon read its configuration again (root and group ibarr)
+    /// Make the daemon read its configuration again (root and group ibarr)
     Reload(Daemon),
-    /// Look for mistakes in a configuration file
+    /// Check a configuration file for mistakes
     Validate {
-        /// The file
+        /// Configuration file
         #[arg(default_value = CONFIG)]
         file: PathBuf,
         /// Print one JSON document
@@ -133,13 +132,13 @@ struct RunArgs {
     /// Directory on a bpffs of the maps and links that outlive the daemon
     #[arg(long, value_name = "DIR", env = "IBARR_BPF_DIR", default_value = bpf::BPF_DIR)]
     bpf_dir: PathBuf,
-    /// Where the kernel's sysfs is
+    /// Directory where sysfs is mounted
     #[arg(long, value_name = "DIR", env = "IBARR_SYS_DIR", default_value = "/sys")]
     sys_dir: PathBuf,
-    /// Where devices are, as in infiniband/umad0
+    /// Directory of device files, such as infiniband/umad0
     #[arg(long, value_name = "DIR", env = "IBARR_DEV_DIR", default_value = "/dev")]
     dev_dir: PathBuf,
-    /// BPF object to load instead of the one built in
+    /// BPF object to load instead of the built-in one
     #[arg(long, value_name = "FILE", env = "IBARR_BPF_OBJECT", hide = true)]
     bpf_object: Option<PathBuf>,
 }
@@ -149,7 +148,7 @@ struct Daemon {
     /// Directory of the daemon's control socket
     #[arg(long, value_name = "DIR", env = "IBARR_RUN_DIR", default_value = daemon::RUN_DIR)]
     run_dir: PathBuf,
-    /// How long to wait for the daemon itself, like 5s
+    /// How long to wait for the daemon to answer, like 5s
     #[arg(
         long = "daemon-timeout",
         value_name = "TIME",
@@ -162,7 +161,7 @@ struct Daemon {
     json: bool,
 }
 
-/// Does what the command line says.
+/// Parses the command line and runs the command.
 pub fn main() -> ExitCode {
     let cli = match Cli::try_parse() {
         Ok(cli) => cli,
@@ -209,7 +208,7 @@ fn patience(text: &str) -> Result<Duration, String> {
 fn pkey(text: &str) -> Result<u16, String> {
     let digits = text.strip_prefix("0x").unwrap_or(text);
     let number = u16::from_str_radix(digits, 16).map_err(|error| error.to_string())?;
-    PKey::new(number).map(PKey::get).ok_or_else(|| "it names no partition".to_owned())
+    PKey::new(number).map(PKey::get).ok_or_else(|| "not a valid partition key".to_owned())
 }
 
 fn run(args: RunArgs) -> Exit {
@@ -236,8 +235,8 @@ fn run(args: RunArgs) -> Exit {
     }
 }
 
-/// clap's own status for wrong usage is 2, which sysexits(3) does not know. Errors are JSON where
-/// JSON was asked for.
+/// clap exits with 2 on wrong usage, which sysexits(3) does not define. Errors are JSON if `--json`
+/// was given.
 fn refuse(error: &clap::Error) -> Exit {
     let help = matches!(
         error.kind(),
@@ -264,19 +263,19 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_command_line_is_consistent() {
+    fn command_line_is_consistent() {
         Cli::command().debug_assert();
     }
 
     #[test]
-    fn without_a_command_it_is_the_daemon() {
+    fn without_a_command_ibarr_runs_as_the_daemon() {
         let cli = Cli::try_parse_from(["ibarr", "-l", "3", "--config", "x.toml"]).unwrap();
         assert!(cli.command.is_none());
         assert_eq!(cli.run.config, Some("x.toml".into()));
     }
 
     #[test]
-    fn an_address_that_is_none_is_refused() {
+    fn invalid_address_is_refused() {
         assert!(Cli::try_parse_from(["ibarr", "resolve", "10.0.0"]).is_err());
         assert!(Cli::try_parse_from(["ibarr", "resolve"]).is_err());
     }

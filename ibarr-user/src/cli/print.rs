@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 
-//! What people read. The first line that cannot be written decides how the command ends ([`end`]).
+//! Prints documents for people. The first failed write to standard output decides the exit code
+//! ([`end`]).
 
 use std::borrow::Cow;
 use std::error::Error;
@@ -16,34 +17,34 @@ use crate::control::messages::{
     PathHops, PathRequests, PortStatus, Probing, Response, Status,
 };
 
-/// Why standard output takes no more.
+/// Why standard output failed.
 static FAILURE: OnceLock<io::Error> = OnceLock::new();
 
-/// To standard output, unless that has failed before.
+/// Writes to standard output, unless that has failed before.
 pub(super) fn write(bytes: &[u8]) {
     if FAILURE.get().is_none() {
         note(io::stdout().write_all(bytes));
     }
 }
 
-/// Remembers the first failure of standard output.
+/// Keeps the first failure of standard output.
 pub(super) fn note(written: io::Result<()>) {
     if let Err(error) = written {
         drop(FAILURE.set(error));
     }
 }
 
-/// Whether standard output has failed, so that the rest need not be made.
+/// Whether standard output has failed, so that further output is useless.
 pub(super) fn has_failed() -> bool {
     FAILURE.get().is_some()
 }
 
-/// How a command ends that would end with `exit`, had all its output been written.
+/// The exit code, given `exit` for the case that all output was written.
 pub(super) fn end(exit: Exit) -> Exit {
     note(io::stdout().flush());
     match FAILURE.get() {
         None => exit,
-        // As of any program whose reader has enough (`| head`).
+        // Like other programs whose reader stops early (`| head`).
         Some(error) if error.kind() == ErrorKind::BrokenPipe => Exit::ReaderGone,
         Some(error) => {
             error_line(&format!("standard output cannot be written: {error}"));
@@ -52,7 +53,8 @@ pub(super) fn end(exit: Exit) -> Exit {
     }
 }
 
-/// One line or more to standard output. Names that a process or a file has chosen cannot drive a terminal.
+/// Prints one line or more to standard output. Control characters are escaped, because processes
+/// and files choose some of the names.
 pub(super) fn line(text: &str) {
     write(format!("{}\n", lines(text)).as_bytes());
 }
@@ -61,7 +63,7 @@ fn lines(text: &str) -> Cow<'_, str> {
     escaped(text, |c| c != '\n')
 }
 
-/// The document, on one line.
+/// Prints the document on one line.
 pub(super) fn json(response: &Response) {
     match serde_json::to_string(response) {
         Ok(json) => write(format!("{json}\n").as_bytes()),
@@ -69,17 +71,17 @@ pub(super) fn json(response: &Response) {
     }
 }
 
-/// An error and what caused it, to standard error.
+/// Prints an error and its causes to standard error.
 pub(super) fn error(error: &dyn Error) {
     error_line(&chain(error));
 }
 
-/// A message to standard error.
+/// Prints a message to standard error.
 pub(super) fn error_line(message: &str) {
     drop(writeln!(io::stderr(), "ibarr: {}", lines(message)));
 }
 
-/// A document for people.
+/// Prints a document for people.
 pub(super) fn body(body: &Body) {
     match body {
         Body::Answers { answers } => self::answers(answers),
@@ -149,8 +151,8 @@ fn cached_path(path: &CachedPath) -> Vec<String> {
     vec![path.port.clone(), path.sgid.clone(), path.dgid.clone(), hops, doubted, expires]
 }
 
-/// The document of all paths, printed page by page: one JSON document, or one table, whose columns grow
-/// with the first row that needs it.
+/// Prints the path cache page by page: as one JSON document, or as one table whose columns grow
+/// with the first row that needs more room.
 pub(super) struct Paths {
     is_json: bool,
     is_empty: bool,
@@ -158,7 +160,7 @@ pub(super) struct Paths {
 }
 
 impl Paths {
-    /// Nothing is printed yet.
+    /// Before the first page.
     pub(super) fn begin(is_json: bool) -> Self {
         Self { is_json, is_empty: true, widths: Vec::new() }
     }
@@ -181,7 +183,7 @@ impl Paths {
         self.is_empty &= paths.is_empty();
     }
 
-    /// That was all.
+    /// After the last page.
     pub(super) fn end(self) {
         match self {
             Self { is_json: true, is_empty, .. } => {
@@ -194,7 +196,7 @@ impl Paths {
     }
 }
 
-/// What stands around the paths in a document of them.
+/// Start and end of the JSON document around the paths.
 const JSON_PATHS: (&str, &str) = ("{\"v\":1,\"paths\":[", "]}");
 
 fn port(port: &PortStatus) {
@@ -204,7 +206,7 @@ fn port(port: &PortStatus) {
     line(&format!("    subnet manager: LID {}, SL {}", lid(port.sm_lid), port.sm_sl));
     line(&match &port.blocked {
         None => format!(
-            "    its subnet administrator is asked {} questions now, by {} MADs of at most {}",
+            "    its subnet administrator: {} questions in flight, {} MADs sent, at most {}",
             port.questions, port.in_air, port.window
         ),
         Some(reason) => format!("    its subnet administrator cannot be asked: {reason}"),
@@ -216,16 +218,18 @@ fn port(port: &PortStatus) {
     line(&format!("    P_Keys {}", port.pkeys.join(", ")));
     if let Some(informed) = &port.informed {
         line(&match informed.as_str() {
-            "yes" => "    its subnet administrator tells of changes".to_owned(),
-            "not yet" => "    its subnet administrator is asked to tell of changes".to_owned(),
-            reason => format!("    its subnet administrator does not tell of changes: {reason}"),
+            "yes" => "    its subnet administrator reports changes".to_owned(),
+            "not yet" => {
+                "    its subnet administrator has not yet agreed to report changes".to_owned()
+            }
+            reason => format!("    its subnet administrator does not report changes: {reason}"),
         });
     }
     line(&match (&port.deaf, &port.last_event) {
-        (Some(reason), _) => format!("    its events are not heard: {reason}"),
-        (None, None) => "    its events are heard, none came yet".to_owned(),
+        (Some(reason), _) => format!("    events not received: {reason}"),
+        (None, None) => "    events received: none yet".to_owned(),
         (None, Some(LastEvent { event, ago_ms })) => {
-            format!("    its events are heard, the last was {event}, {} ago", seconds(*ago_ms))
+            format!("    events received: the last was {event}, {} ago", seconds(*ago_ms))
         }
     });
 }
@@ -244,11 +248,11 @@ fn cache_entry(entry: &CacheEntry) -> Vec<String> {
 
 fn kernel(kernel: &KernelMaps) {
     match kernel.lease_ends_in_ms {
-        0 => line("nothing is answered in the kernel: the lease is over"),
+        0 => line("the kernel answers nothing: the lease has ended"),
         ms => line(&format!("lease ends in {}", seconds(ms))),
     }
     if kernel.restricted {
-        line("only sources in allow are answered");
+        line("only sources that allow names are answered");
     }
     for interface in &kernel.interfaces {
         let name = interface.name.as_deref().unwrap_or("(not here)");
@@ -256,7 +260,7 @@ fn kernel(kernel: &KernelMaps) {
         let (ipv4, ipv6) = (answers(interface.ipv4), answers(interface.ipv6));
         let only = match interface.only_routed.as_slice() {
             [] => String::new(),
-            families => format!("; {} only to where it leads:", families.join(" and ")),
+            families => format!("; {} only for these destinations:", families.join(" and ")),
         };
         let ifindex = interface.ifindex;
         line(&format!("interface {name} (index {ifindex}): IPv4 {ipv4}, IPv6 {ipv6}{only}"));
@@ -314,8 +318,11 @@ fn status(status: &Status) {
     let on = kernel.nudge_interface.as_deref().map(|name| format!(" ({name})"));
     let nudges = format!("nudges {}{}", kernel.nudges, on.unwrap_or_default());
     match &kernel.blocked {
-        None => line(&format!("kernel         asks us, {} waiting, {nudges}", kernel.waiting)),
-        Some(reason) => line(&format!("kernel         does not ask us: {reason}")),
+        None => line(&format!(
+            "kernel         sends requests to ibarr, {} waiting, {nudges}",
+            kernel.waiting
+        )),
+        Some(reason) => line(&format!("kernel         sends no requests to ibarr: {reason}")),
     }
     line(&match &status.responder.blocked {
         None => format!(
@@ -329,7 +336,7 @@ fn status(status: &Status) {
     }
     let PathRequests { sa_queries, avoided, left_to_kernel } = &status.path_requests;
     line(&format!(
-        "paths          {} cached; {avoided} questions spared, {sa_queries} MADs sent",
+        "paths          {} cached; {avoided} questions saved, {sa_queries} MADs sent",
         status.cached_paths
     ));
     for (why, count) in left_to_kernel {
@@ -356,10 +363,10 @@ fn status(status: &Status) {
             line(&format!("    {address} is {gid}"));
         }
         if let Some(responder) = &interface.responder {
-            line(&format!("    answered in the kernel: {responder}"));
+            line(&format!("    answered by the kernel: {responder}"));
         }
         if let Some(reason) = &interface.in_user_space {
-            line(&format!("    answered in user space: {reason}"));
+            line(&format!("    answered by the daemon: {reason}"));
         }
         if let Some(reason) = &interface.not_served {
             line(&format!("    not served: {reason}"));
@@ -375,7 +382,7 @@ fn status(status: &Status) {
     ));
     for users in &status.users {
         line(&format!(
-            "users          {}: {} under way, {} waiting, {} refused",
+            "users          {}: {} in flight, {} waiting, {} refused",
             users.what, users.under_way, users.waiting, users.refused
         ));
     }
@@ -384,12 +391,12 @@ fn status(status: &Status) {
     }
 }
 
-/// Columns as wide as their widest cell, two spaces apart.
+/// Prints columns as wide as their widest cell, two spaces apart.
 fn table(of: impl Iterator<Item = Vec<String>>) {
     rows(&mut Vec::new(), of);
 }
 
-/// Rows below others, whose columns have these widths.
+/// Prints rows below earlier ones, whose columns have these widths.
 fn rows(widths: &mut Vec<usize>, rows: impl Iterator<Item = Vec<String>>) {
     let rows: Vec<_> = rows.collect();
     for row in &rows {
@@ -414,7 +421,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn parts_around_paths_are_those_of_the_document() {
+    fn paged_json_equals_the_document() {
         let empty = Response::from(Body::Paths { paths: Vec::new(), next: None });
         let parts = format!("{}{}", JSON_PATHS.0, JSON_PATHS.1);
         assert_eq!(serde_json::to_string(&empty).unwrap(), parts);

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 
-//! The configuration file: TOML, every key optional, unknown keys refused, every mistake reported.
-//! `pkg/ibarr.toml` shows all of it.
+//! The configuration file: TOML, all keys optional, unknown keys refused, every mistake reported.
+//! `pkg/ibarr.toml` shows all keys.
 
 mod reader;
 
@@ -29,57 +29,57 @@ use crate::bpf;
 pub use self::reader::Mistake;
 use self::reader::{Table, Value};
 
-/// What an administrator can decide.
+/// The configuration of the daemon.
 #[derive(Clone, Debug, Default)]
 pub struct Config {
-    /// How peers are asked; its `udp_port` is the server's, too.
+    /// How to ask peers; the server uses the same `udp_port`.
     pub client: client::Config,
-    /// Who is answered.
+    /// Sources that are answered.
     pub allow: Prefixes,
-    /// What is answered.
+    /// Interfaces and GIDs of this node.
     pub view: local_view::Config,
-    /// How the kernel is answered.
+    /// How to answer the kernel.
     pub local_service: local_service::Config,
-    /// How subnet administrators are asked.
+    /// How to ask subnet administrators, and how long to remember paths.
     pub paths: paths::Config,
-    /// Whether they are asked to tell of changes.
+    /// Whether to ask subnet administrators for reports of changes.
     pub inform: bool,
-    /// Where their answers are kept for the next daemon, if anywhere.
+    /// File that keeps paths for the next daemon; `None` for no file.
     pub snapshot: Option<PathBuf>,
     /// Whether and how the kernel answers.
     pub responder: bpf::Settings,
 }
 
-/// Why there is no configuration.
+/// Why the configuration cannot be used.
 #[derive(Debug, Error)]
 pub enum Error {
     /// The file cannot be read.
     #[error("configuration {}: cannot be read", path.display())]
     Read {
-        /// The file.
+        /// Path of the file.
         path: PathBuf,
-        /// The cause.
+        /// The error of read(2).
         source: io::Error,
     },
-    /// The file says what cannot be.
+    /// The file has mistakes.
     #[error("{}", list(path, mistakes))]
     Mistakes {
-        /// The file.
+        /// Path of the file.
         path: PathBuf,
-        /// All of them, in the order of lines.
+        /// All mistakes, ordered by line.
         mistakes: Vec<Mistake>,
     },
 }
 
 impl Config {
-    /// What the cores are to know of it.
+    /// The part that the cores use.
     pub fn node(&self) -> node::Config {
         let Self { client, allow, view, local_service, paths, responder, .. } = self.clone();
         let view = local_view::Config { neighbours: responder.wants_neighbours(), ..view };
         node::Config { view, allow, client, local_service, paths }
     }
 
-    /// What is no mistake and has an effect that is easily overlooked, each with its remedy.
+    /// Effects of valid settings that are easily overlooked, each with its remedy.
     pub fn warnings(&self) -> Vec<String> {
         let (prefixes, most) = (self.allow.iter().count(), map::max_entries::ALLOW);
         let is_too_long = prefixes > most && self.responder.want_kernel();
@@ -90,10 +90,10 @@ impl Config {
         is_too_long.then_some(warning).into_iter().collect()
     }
 
-    /// Reads a file.
+    /// Reads and checks a file.
     ///
     /// # Errors
-    /// Every mistake in it, each with its line and remedy.
+    /// All mistakes in the file, each with its line and remedy.
     pub fn load(path: &Path) -> Result<Self, Error> {
         let path = path.to_owned();
         match std::fs::read_to_string(&path) {
@@ -102,10 +102,10 @@ impl Config {
         }
     }
 
-    /// Reads the text of a file.
+    /// Checks the text of a file.
     ///
     /// # Errors
-    /// Every mistake in it, in the order of lines.
+    /// All mistakes, ordered by line.
     pub fn parse(text: &str) -> Result<Self, Vec<Mistake>> {
         reader::read(text, |root| {
             let udp_port = root.value("udp-port", Settings::default().udp_port, |value| {
@@ -125,7 +125,7 @@ impl Config {
                     interfaces: interfaces(root),
                     static_gids: static_gids(root),
                     answer_gid: root.value("answer-gid", AnswerGid::default(), answer_gid),
-                    // As the responder needs them.
+                    // The responder sets these.
                     neighbours: neighbours::Wanted::default(),
                 },
                 local_service: local_service(root, deadline),
@@ -210,7 +210,7 @@ fn paths_of(table: &mut Table<'_>, default: paths::Config) -> paths::Config {
     }
 }
 
-/// Nothing is none.
+/// An empty text means no file.
 fn file(value: Value<'_>) -> Result<Option<PathBuf>, String> {
     match value.text("/var/lib/ibarr/paths")? {
         "" => Ok(None),
@@ -222,7 +222,7 @@ fn file(value: Value<'_>) -> Result<Option<PathBuf>, String> {
 fn interfaces(root: &mut Table<'_>) -> InterfaceFilter {
     let names = root.list("interfaces", Vec::new(), |value| {
         let name = value.text("ib0")?;
-        // Each alone first, so that a mistake has its own line.
+        // Each name alone first, so that a mistake is reported with its own line.
         InterfaceFilter::new([name]).map_err(|error| format!("has a mistake: {error}"))?;
         Ok(name.to_owned())
     });
@@ -270,9 +270,9 @@ fn responder_on(root: &mut Table<'_>) -> Vec<(Pattern, bpf::Mode)> {
     entries.into_iter().flatten().collect()
 }
 
-/// It is renewed each third of it, which must not keep the daemon busy.
+/// The lease is renewed after a third of it; a shorter one would keep the daemon busy.
 const SHORTEST_LEASE: Duration = Duration::from_secs(1);
-/// What a dead daemon knew may be answered for so long.
+/// The longest time for which answers of a dead daemon are acceptable.
 const LONGEST_LEASE: Duration = Duration::from_hours(1);
 
 fn mode(value: Value<'_>) -> Result<bpf::Mode, String> {
@@ -322,7 +322,7 @@ fn at_least_a_second(value: Value<'_>, longest: Duration) -> Result<Duration, St
     Err(format!("must be from \"1s\" to \"{}s\"", longest.as_secs()))
 }
 
-/// About a gigabyte.
+/// Entries that take about a gigabyte.
 const MAX_PATHS: usize = 5_000_000;
 
 fn source_check(value: Value<'_>) -> Result<SourceCheck, String> {
@@ -340,7 +340,7 @@ fn switch(value: Value<'_>) -> Result<bool, String> {
 fn duration(value: Value<'_>) -> Result<Duration, String> {
     let text = value.text("20ms")?;
     humantime::parse_duration(text).map_err(|error| {
-        format!("{text:?} is no duration: {error}; write it like \"20ms\" or \"3s\"")
+        format!("{text:?} is not a duration: {error}; write it like \"20ms\" or \"3s\"")
     })
 }
 
@@ -365,7 +365,7 @@ mod tests {
     }
 
     #[test]
-    fn more_prefixes_than_the_kernel_holds_are_a_warning() {
+    fn more_prefixes_than_the_map_holds_are_a_warning() {
         let config = |count: u16, extra: &str| {
             let prefixes: Vec<_> =
                 (0..count).map(|at| format!("\"10.{}.{}.1\"", at >> 8, at & 0xff)).collect();
@@ -374,14 +374,15 @@ mod tests {
         assert_eq!(config(4096, "").warnings(), <[String; 0]>::default());
         let warnings = config(4097, "").warnings();
         assert!(warnings[0].contains("allow has 4097 prefixes, and the kernel holds 4096"));
-        // Those inside another one do not count, nor where the kernel is not to answer.
+        // Prefixes inside another one do not count, and neither does any if the kernel is not to
+        // answer.
         let inside = Config::parse("allow = [\"10.0.0.0/8\", \"10.1.0.0/16\"]").unwrap();
         assert_eq!(inside.allow.iter().count(), 1);
         assert_eq!(config(4097, "responder = \"user\"").warnings(), <[String; 0]>::default());
     }
 
     #[test]
-    fn the_packaged_file_shows_the_defaults() {
+    fn packaged_file_shows_the_defaults() {
         let text = include_str!("../../../pkg/ibarr.toml");
         let config = Config::parse(text).unwrap();
         let default = Config::parse("").unwrap();
@@ -393,7 +394,7 @@ mod tests {
         assert_eq!(config.local_service, local_service::Config::default());
         assert_eq!(config.responder, default.responder);
         assert_eq!(config.responder, bpf::Settings::default());
-        // Every key is there: without its "key =" a line of the default's rendering would differ.
+        // Every key is there: without its "key =", a line of the rendered default would differ.
         let keys = text.lines().filter(|line| !line.starts_with('#') && line.contains(" = "));
         assert_eq!(keys.count(), 33);
         assert_eq!((config.inform, default.inform), (false, false));
@@ -403,7 +404,7 @@ mod tests {
     }
 
     #[test]
-    fn everything_that_can_be_said_is_understood() {
+    fn every_key_is_understood() {
         let config = Config::parse(
             "udp-port = 5000\n\
              interfaces = [\"ib*\"]\n\
@@ -475,7 +476,7 @@ mod tests {
     }
 
     #[test]
-    fn every_mistake_is_told_with_line_and_remedy() {
+    fn every_mistake_is_reported_with_line_and_remedy() {
         let text = "udp-port = 0
 interfaces = [\"ib0\", \"a b\"]
 allow = [
@@ -508,7 +509,7 @@ responder = \"ebpf\"
             "line 6: source-check is \"lax\"; it can be \"msg-id\" or \"strict\"",
             "line 7: nudge must be true or false, without quotes",
             "line 8: local-service-timeout must be 100ms to 200s",
-            "line 10: client.deadline \"3x\" is no duration: unknown time unit \"x\", supported \
+            "line 10: client.deadline \"3x\" is not a duration: unknown time unit \"x\", supported \
              units: ns, us/µs, ms, sec, min, hours, days, weeks, months, years (and few variations); \
              write it like \"20ms\" or \"3s\"",
             "line 11: client.cache_ttl is not a key of ibarr; did you mean \"cache-ttl\"?",
@@ -527,7 +528,7 @@ responder = \"ebpf\"
     }
 
     #[test]
-    fn values_that_do_not_go_together_are_a_mistake() {
+    fn contradicting_values_are_a_mistake() {
         let expected = "line 1: resends: the last may come after 1.32s, leave it below \
                         deadline = 1s";
         assert_eq!(mistakes("[client]\ndeadline = \"1s\"\n"), [expected]);

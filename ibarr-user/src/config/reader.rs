@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 
-//! Reads TOML tables and remembers every mistake with its line, where serde stops at the first.
+//! Reads TOML tables and collects every mistake with its line; serde would stop at the first.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -9,10 +9,10 @@ use std::ops::Range;
 use toml::Spanned;
 use toml::de::{DeTable, DeValue};
 
-/// Something in a configuration file that is wrong: where, and what to write instead.
+/// A mistake in a configuration file.
 #[derive(Clone, Debug, Eq, Ord, PartialEq, PartialOrd)]
 pub struct Mistake {
-    /// Line in the file, the first is 1.
+    /// Line number, from 1.
     pub line: usize,
     /// Object, cause and remedy.
     pub what: String,
@@ -24,10 +24,11 @@ impl fmt::Display for Mistake {
     }
 }
 
-/// Reads `text` with `read`, which is given the root table.
+/// Reads `text` with `read`, which gets the root table.
 ///
 /// # Errors
-/// Every mistake in the file, in the order of lines: of syntax, unknown keys, and what `read` found.
+/// All mistakes in the file, ordered by line: wrong syntax, unknown keys, and those that `read`
+/// found.
 pub(super) fn read<T>(
     text: &str,
     read: impl FnOnce(&mut Table<'_>) -> T,
@@ -49,17 +50,17 @@ pub(super) fn read<T>(
     Err(mistakes)
 }
 
-/// A TOML table of which each key is taken once; what is left over when it is dropped was unknown.
+/// A TOML table whose keys are taken once each; keys left over at its drop are unknown.
 pub(super) struct Table<'a> {
     text: &'a str,
-    /// Names of the tables around it, each with a dot behind it.
+    /// Names of the enclosing tables, each followed by a dot.
     path: String,
-    /// Where it begins.
+    /// Where the table begins.
     span: Range<usize>,
     rest: BTreeMap<&'a str, (Range<usize>, &'a Spanned<DeValue<'a>>)>,
     known: Vec<&'static str>,
     mistakes: &'a mut Vec<Mistake>,
-    /// How many there were when this table began.
+    /// Number of mistakes when this table began.
     mistakes_before: usize,
 }
 
@@ -83,7 +84,7 @@ impl<'a> Table<'a> {
         value
     }
 
-    /// The value of `key` as `parse` makes it, or `default` where the key is absent or wrong.
+    /// The value of `key`, parsed by `parse`, or `default` if the key is absent or wrong.
     pub(super) fn value<T>(
         &mut self,
         key: &'static str,
@@ -100,7 +101,7 @@ impl<'a> Table<'a> {
         }
     }
 
-    /// As [`Table::value`] for each element of the array `key`; wrong elements are left out.
+    /// Like [`Table::value`] for each element of the array `key`; wrong elements are skipped.
     pub(super) fn list<T>(
         &mut self,
         key: &'static str,
@@ -122,7 +123,7 @@ impl<'a> Table<'a> {
         parsed.collect()
     }
 
-    /// The table `key`; read from an empty one where it is absent, so that defaults stand once.
+    /// The table `key`; an absent table is read as an empty one, so that defaults are defined once.
     pub(super) fn table<T>(
         &mut self,
         key: &'static str,
@@ -166,15 +167,15 @@ impl<'a> Table<'a> {
         tables
     }
 
-    /// Reports that `key`, which this table must have, is absent (if it is).
+    /// Reports a mistake if the required `key` is absent.
     pub(super) fn require(&mut self, key: &'static str, example: &str) {
         if !self.rest.contains_key(key) {
             self.mistake(self.span.clone(), key, &format!("is missing: write {key} = {example}"));
         }
     }
 
-    /// The value, or a mistake in the line where this table begins and the default. Not for what
-    /// was found before: values that are wrong one by one are not held against each other.
+    /// The checked value; or the default, after a mistake in the line where this table begins. No
+    /// mistake is reported if single values were wrong before.
     pub(super) fn check<T: Default, E: fmt::Display>(&mut self, checked: Result<T, E>) -> T {
         checked.unwrap_or_else(|error| {
             if self.mistakes.len() == self.mistakes_before {
@@ -207,7 +208,7 @@ impl<'a> Table<'a> {
     }
 }
 
-/// A TOML value that knows how to say that it is of the wrong type.
+/// A TOML value with checks of its type.
 #[derive(Clone, Copy)]
 pub(super) struct Value<'a>(&'a DeValue<'a>);
 
@@ -217,7 +218,7 @@ impl<'a> Value<'a> {
         self.0.as_str().ok_or_else(|| format!("must be a text, like {example:?}"))
     }
 
-    /// The text parsed by the type's own rule.
+    /// The text, parsed as a `T`.
     pub(super) fn parse<T>(self, example: &str) -> Result<T, String>
     where
         T: std::str::FromStr,
@@ -228,7 +229,7 @@ impl<'a> Value<'a> {
             .map_err(|error| format!("{text:?} is wrong: {error}; write it like {example:?}"))
     }
 
-    /// Whether something is on.
+    /// A boolean.
     pub(super) fn switch(self) -> Result<bool, String> {
         self.0.as_bool().ok_or_else(|| "must be true or false, without quotes".to_owned())
     }
@@ -255,7 +256,7 @@ fn line_of(text: &str, span: Range<usize>) -> usize {
     1 + text.bytes().take(span.start).filter(|&byte| byte == b'\n').count()
 }
 
-/// Whether `typed` could be a slip for `known`: the same but for `_`, case and two letters.
+/// Whether `typed` could be a typing error for `known`: equal except for `_`, case and two letters.
 fn are_near(known: &str, typed: &str) -> bool {
     let typed = typed.to_lowercase().replace('_', "-");
     edit_distance(known, &typed) <= 2
@@ -311,7 +312,7 @@ mod tests {
     }
 
     #[test]
-    fn nothing_wrong_is_no_mistake() {
+    fn correct_text_has_no_mistakes() {
         assert_eq!(mistakes("udp-port = 0x12b7\n[cache]\nsize = 2"), [""; 0]);
     }
 }

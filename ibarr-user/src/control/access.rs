@@ -133,7 +133,7 @@ mod tests {
     }
 
     #[tokio::test(flavor = "current_thread")]
-    async fn only_root_and_we_change_until_the_group_is_known() {
+    async fn only_root_and_own_user_may_change_until_the_group_is_known() {
         let (mut access, answers) = access();
         let (socket, _other) = UnixStream::pair().unwrap();
         let us = Peer::of(socket.as_fd()).unwrap();
@@ -148,7 +148,7 @@ mod tests {
     }
 
     #[tokio::test(flavor = "current_thread")]
-    async fn look_up_that_fails_forgets_nothing() {
+    async fn failed_look_up_keeps_the_last_gid() {
         let (mut access, answers) = access();
         let steps = [
             (Err(io::Error::other("sssd is down")), GroupId::Failed("sssd is down".to_owned())),

@@ -110,7 +110,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn daemon_whose_listen_queue_is_full_is_given_up() {
+    fn connecting_to_a_full_listen_queue_times_out() {
         let dir = std::env::temp_dir().join(format!("ibarr-client-{}", std::process::id()));
         std::fs::create_dir_all(&dir).unwrap();
         let listener = UnixListener::bind(super::super::socket_path(&dir)).unwrap();
@@ -126,7 +126,7 @@ mod tests {
     }
 
     #[test]
-    fn refusal_is_read_though_the_request_was_not() {
+    fn refusal_is_read_even_if_the_request_was_not() {
         let (near, mut far) = UnixStream::pair().unwrap();
         far.write_all(b"{\"v\":1}\n").unwrap();
         drop(far);

@@ -594,7 +594,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn documents_read_back_as_what_they_were() {
+    fn documents_survive_writing_and_reading() {
         let answers = vec![Answer {
             ip: "10.2.0.5".parse().unwrap(),
             status: AnswerStatus::Found,
@@ -619,7 +619,7 @@ mod tests {
     }
 
     #[test]
-    fn a_request_is_what_the_manual_shows() {
+    fn request_matches_the_manual() {
         let json = "{\"ask\":\"resolve\",\"addresses\":[\"10.2.0.5\",\"fd00:2::5\"]}";
         let request: Request = serde_json::from_str(json).unwrap();
         let addresses = vec!["10.2.0.5".parse().unwrap(), "fd00:2::5".parse().unwrap()];

@@ -144,7 +144,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn user_with_all_its_places_takes_none_of_another() {
+    fn user_at_its_limit_takes_no_room_of_another() {
         let places = Places::default();
         let taken: Vec<_> = (0..OF_USER).map(|_| places.take(Class::Other, 65534)).collect();
         assert!(taken.iter().all(Result::is_ok));
@@ -156,7 +156,7 @@ mod tests {
     }
 
     #[test]
-    fn users_without_privilege_take_no_place_of_root_or_group() {
+    fn unprivileged_users_take_no_room_of_root_or_group() {
         let places = Places::default();
         let take = |n| places.take(Class::Other, 1000 + u32::try_from(n / OF_USER).unwrap());
         let taken: Vec<_> = (0..OF_CLASS).map(take).collect();

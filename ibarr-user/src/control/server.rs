@@ -378,7 +378,7 @@ mod tests {
     }
 
     #[tokio::test(flavor = "current_thread")]
-    async fn user_database_that_hangs_delays_no_request() {
+    async fn hanging_user_database_delays_no_request() {
         let (answer, answers) = std::sync::mpsc::channel();
         let access = Access::start(move || answers.recv().unwrap_or(Ok(None))).unwrap();
         let member = Peer { gid: 123, ..NOBODY };
@@ -391,7 +391,7 @@ mod tests {
     }
 
     #[tokio::test(flavor = "current_thread")]
-    async fn peer_that_may_not_change_may_still_read() {
+    async fn peer_without_the_right_to_change_may_read() {
         let access = Access::start(|| Ok(Some(123))).unwrap();
         access.known().await;
         let responses = told(NOBODY, &access, &[READ, CHANGE]).await;
@@ -413,7 +413,7 @@ mod tests {
     }
 
     #[tokio::test(flavor = "current_thread")]
-    async fn a_connection_carries_many_requests_and_ends_with_its_peer() {
+    async fn connection_carries_many_requests_and_ends_with_its_peer() {
         let (mut near, far) = UnixStream::pair().unwrap();
         let (asks, mut asked) = mpsc::channel::<Ask>(1);
         let server = tokio::spawn(async move {

@@ -1,31 +1,32 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 
-//! How many descriptors each part of the daemon may have. Sockets of queries and connections of users
-//! are opened as others ask, so they are given only what leaves room for the rest.
+//! Divides the descriptors among the parts of the daemon. Query sockets and control connections are
+//! opened on behalf of others, so they get only what leaves room for the rest.
 
 use crate::control::places;
 use crate::sys;
 
-/// The shares of what the process may have.
+/// The shares of the descriptor limit.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub struct Budget {
     limit: u64,
-    /// Sockets of queries, of each IP version; as many again may be in grace.
+    /// Query sockets of each IP version; the same number may be in grace.
     pub query_sockets: u8,
-    /// Connections to the control socket, of each class of users.
+    /// Connections to the control socket, for each class of users.
     pub connections: usize,
 }
 
-/// For all else: about 50 with BPF programs, two for each interface and port, files that are read.
+/// Descriptors for all else: about 50 with BPF programs, two for each interface and port, files
+/// that are read.
 const REST: u64 = 80;
-/// The configured number has no other limit then.
+/// The largest configurable number of query sockets.
 const MOST_SOCKETS: u64 = 64;
 const CLASSES: u64 = 3;
 
 impl Budget {
-    /// Of what the process may have at most, which is raised to that.
+    /// The shares of the hard limit, to which the soft limit is raised.
     pub fn take() -> Self {
-        // 1,024 is what a process has that nothing else is said of.
+        // 1,024 is the usual default.
         Self::of(sys::descriptors::raise_limit().unwrap_or(1024))
     }
 
@@ -41,7 +42,7 @@ impl Budget {
         }
     }
 
-    /// What is amiss, if it is less than the daemon would use with so many `sockets` configured.
+    /// A warning if this is less than a daemon with `sockets` configured query sockets needs.
     pub fn shortage(&self, sockets: u8) -> Option<String> {
         let Self { limit, query_sockets, connections } = self;
         let is_enough = *query_sockets >= sockets && *connections == places::OF_CLASS;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 
-//! The life of the daemon: from configuration to readiness, until a signal ends it.
+//! The life of the process: from the configuration to readiness, until a signal ends it.
 
 mod descriptors;
 mod systemd;
@@ -34,32 +34,32 @@ use crate::transport::ports::Dirs;
 pub use self::descriptors::Budget;
 pub use self::systemd::Systemd;
 
-/// Where the control socket is, unless said otherwise.
+/// The default directory of the control socket.
 pub const RUN_DIR: &str = "/run/ibarr";
 
-/// What the command line says of the daemon.
+/// The arguments of the daemon.
 #[derive(Clone, Debug)]
 pub struct RunOptions {
-    /// The configuration file.
+    /// Path of the configuration file.
     pub config: PathBuf,
-    /// Whether its absence is an error, or means the defaults.
+    /// Whether a missing file is an error; otherwise it means the defaults.
     pub must_exist: bool,
     /// Directory of the control socket.
     pub run_dir: PathBuf,
     /// Directory of the pins.
     pub bpf_dir: PathBuf,
-    /// Where the kernel shows and keeps its things.
+    /// Mount points of sysfs and of device files.
     pub dirs: Dirs,
-    /// The BPF object to load instead of our own.
+    /// BPF object to load instead of the built-in one.
     pub bpf_object: Option<PathBuf>,
-    /// What is logged.
+    /// Filter for log lines.
     pub level: Level,
-    /// How many descriptors it may have for what.
+    /// Shares of the descriptor limit.
     pub descriptors: Budget,
 }
 
 impl RunOptions {
-    /// Where the responder in the kernel finds its things.
+    /// Paths for the BPF responder.
     pub fn bpf(&self) -> bpf::Options {
         bpf::Options {
             dir: self.bpf_dir.clone(),
@@ -68,7 +68,7 @@ impl RunOptions {
         }
     }
 
-    /// The configuration as it is now, and the file that it is from.
+    /// Reads the configuration; returns it with the path of its file, if there is one.
     ///
     /// # Errors
     /// Those of [`Config::load`].
@@ -79,7 +79,7 @@ impl RunOptions {
         Ok((Config::load(&self.config)?, Some(self.config.clone())))
     }
 
-    /// What the cores are to do by `config`, as far as the process can.
+    /// The cores' part of `config`, limited to what the process can do.
     pub fn node(&self, config: &Config) -> node::Config {
         let node = config.node();
         node::Config { client: node.client.with_sockets(self.descriptors.query_sockets), ..node }
@@ -92,16 +92,16 @@ pub enum Error {
     /// The configuration has mistakes.
     #[error(transparent)]
     Config(#[from] config::Error),
-    /// There is no control socket to be had.
+    /// The control socket cannot be made.
     #[error(transparent)]
     Control(#[from] control::Error),
-    /// The kernel does not give what every daemon needs.
+    /// The kernel refuses something that every daemon needs.
     #[error("{0}: refused by the kernel")]
     Kernel(&'static str, #[source] io::Error),
 }
 
 impl Error {
-    /// What decides the exit code.
+    /// Decides the exit code.
     pub fn kind(&self) -> FailureKind {
         let io = match self {
             Self::Config(_) => return FailureKind::Config,
@@ -125,7 +125,7 @@ impl Error {
 /// Runs until SIGTERM or SIGINT.
 ///
 /// # Errors
-/// Only from starting: once ready, the daemon goes on with what it has.
+/// Only errors of the start: once ready, the daemon continues with what works.
 pub fn run(options: &RunOptions) -> Result<(), Error> {
     let inherited = inherited::take().map_err(|error| Error::Kernel("LISTEN_FDS", error))?;
     let (mut local_service, mut servers) = (None, Inherited::none());
@@ -146,13 +146,13 @@ pub fn run(options: &RunOptions) -> Result<(), Error> {
         .map_err(|error| Error::Kernel("event loop", error))?;
     let start = Start { config, file, run_dir, local_service, servers, log: log.clone() };
     let outcome = runtime.block_on(serve(options, start));
-    // Threads that wait for a disk or a device keep nothing waiting.
+    // Threads that wait for a disk or a device do not delay the end.
     runtime.shutdown_background();
     log.finish(logging::LAST_LINES);
     outcome
 }
 
-/// What there is before the event loop.
+/// What is made before the event loop.
 struct Start {
     config: Config,
     file: Option<PathBuf>,
@@ -193,13 +193,13 @@ async fn serve(options: &RunOptions, start: Start) -> Result<(), Error> {
     info!(version = env!("CARGO_PKG_VERSION"), run_dir = %options.run_dir.display(), "starting");
     Box::pin(engine.run(asked, signals)).await;
     info!("ending");
-    // The engine has dropped its end of the asks. The socket is removed when the thread ends.
+    // The engine has dropped its end of the channel. The thread removes the socket when it ends.
     drop(control.join());
     at_end.stopping(&told);
     Ok(())
 }
 
-/// What an administrator sends.
+/// A command that an administrator sends as a signal.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub enum Command {
     /// SIGHUP.
@@ -208,7 +208,7 @@ pub enum Command {
     End,
 }
 
-/// The signals that the daemon heeds.
+/// The signals that the daemon handles.
 #[derive(Debug)]
 pub struct Signals {
     hangup: Signal,
@@ -225,7 +225,7 @@ impl Signals {
         })
     }
 
-    /// The next one.
+    /// Waits for the next signal.
     pub async fn next(&mut self) -> Command {
         tokio::select! {
             _ = self.hangup.recv() => Command::Reload,

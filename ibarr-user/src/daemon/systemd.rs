@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 
-//! What systemd is told (sd_notify(3)). Its socket holds ten messages, and who sends waits while
-//! systemd reads none; so a thread does.
+//! Notifications for systemd (sd_notify(3)). Its socket holds ten messages, and sending blocks
+//! while systemd reads none; so a thread sends them.
 
 use std::io;
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
@@ -11,27 +11,27 @@ use std::time::Duration;
 use sd_notify::NotifyState;
 use tracing::warn;
 
-/// Messages that wait for systemd, behind those that its socket holds.
+/// Messages that wait for systemd, besides those in its socket.
 const DEPTH: usize = 16;
-/// How long the end of the daemon waits until systemd has heard of it.
+/// How long the daemon waits at its end until systemd has received the messages.
 const PATIENCE: Duration = Duration::from_secs(1);
 
 type Message = Vec<NotifyState<'static>>;
 
-/// Disconnected when systemd has been told all.
+/// Disconnected when systemd has received all messages.
 pub(super) type Told = Receiver<()>;
 
-/// Where messages go. Without systemd nobody is told.
+/// Queues messages for the thread. Without systemd they are discarded.
 #[derive(Clone, Debug)]
 pub struct Systemd {
     messages: SyncSender<Message>,
 }
 
 impl Systemd {
-    /// Starts the thread, which ends with the last of those that tell it something.
+    /// Starts the thread, which ends when the last sender is dropped.
     ///
     /// # Errors
-    /// If there can be none.
+    /// If the thread cannot be started.
     pub fn start() -> io::Result<(Self, Told)> {
         let (messages, to_tell) = sync_channel::<Message>(DEPTH);
         let (telling, told) = sync_channel(0);
@@ -39,14 +39,14 @@ impl Systemd {
             let _telling = telling;
             for message in to_tell {
                 if let Err(error) = sd_notify::notify(&message) {
-                    warn!(%error, "cannot tell systemd");
+                    warn!(%error, "cannot notify systemd");
                 }
             }
         })?;
         Ok((Self { messages }, told))
     }
 
-    /// The daemon answers, or has taken another configuration, or not.
+    /// The daemon is ready, or a reload has ended.
     pub fn ready(&self) {
         self.tell(vec![NotifyState::Ready]);
     }
@@ -55,21 +55,21 @@ impl Systemd {
     pub fn reloading(&self) {
         match NotifyState::monotonic_usec_now() {
             Ok(now) => self.tell(vec![NotifyState::Reloading, now]),
-            Err(error) => warn!(%error, "cannot tell systemd the time"),
+            Err(error) => warn!(%error, "cannot notify systemd of the time"),
         }
     }
 
-    /// The daemon ends. Gives systemd a moment to hear of it, and no more.
+    /// The daemon ends. Waits at most a moment until systemd has received this.
     pub fn stopping(self, told: &Told) {
         self.tell(vec![NotifyState::Stopping]);
         drop(self);
-        // Nothing is ever sent: this ends with the thread, or in time.
+        // No message comes: the channel is closed when the thread ends.
         let _ = told.recv_timeout(PATIENCE);
     }
 
     fn tell(&self, message: Message) {
         if self.messages.try_send(message).is_err() {
-            warn!("systemd reads nothing: it is not told");
+            warn!("systemd reads no notifications; this one is lost");
         }
     }
 }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 
-//! Logs go to standard error, which systemd hands to the journal. Nothing of a log ends or stops the
+//! Logs go to standard error, which systemd passes to the journal. No log line can end or block the
 //! daemon.
 
 mod writer;
@@ -16,7 +16,7 @@ use tracing_subscriber::EnvFilter;
 pub use self::writer::Log;
 use self::writer::Stderr;
 
-/// What is logged: the numbers of the C original, or a tracing filter.
+/// The log filter: a number as in the C original, or a filter of `tracing`.
 #[derive(Clone, Debug, Eq, PartialEq)]
 pub struct Level(String);
 
@@ -37,14 +37,14 @@ impl FromStr for Level {
     }
 }
 
-/// For the last lines of a process, whose reader may have stalled.
+/// Time for the last lines of a process, whose reader may have stalled.
 pub const LAST_LINES: Duration = Duration::from_millis(500);
 
-/// Sends what `level` lets through to standard error, from now on. A panic is reported there, too, and
-/// ends the process.
+/// Sends the events that `level` accepts to standard error from now on. A panic is reported there,
+/// too, and ends the process.
 ///
 /// # Errors
-/// If there can be no thread that writes.
+/// If the writing thread cannot be started.
 ///
 /// # Panics
 /// If it is called twice in one process.
@@ -54,11 +54,11 @@ pub fn start(level: &Level) -> io::Result<Log> {
     let subscriber = tracing_subscriber::fmt()
         .with_env_filter(EnvFilter::new(&level.0))
         .with_writer(log.clone())
-        // It would print them itself.
+        // tracing would print them to standard error itself.
         .log_internal_errors(false)
         .with_ansi(io::stderr().is_terminal());
     if systemd {
-        // The journal has its own clock.
+        // The journal adds the time.
         subscriber.without_time().init();
     } else {
         subscriber.init();
@@ -84,7 +84,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn numbers_are_those_of_the_c_original() {
+    fn level_numbers_are_those_of_the_c_original() {
         let levels = ["0", "1", "2", "3"].map(|number| number.parse::<Level>().unwrap().0);
         assert_eq!(levels, ["trace", "info", "warn", "error"]);
         assert_eq!("ibarr_user=debug".parse(), Ok(Level("ibarr_user=debug".to_owned())));

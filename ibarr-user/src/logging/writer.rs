@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 
-//! Log lines on their way to standard error. A thread writes them, because a reader may stall; what has
-//! no room meanwhile, or cannot be written, is dropped, counted, and said when something can be written
-//! again.
+//! Writes log lines to standard error. A thread does it, because a reader may stall; lines that
+//! find no room meanwhile, or cannot be written, are dropped and counted, and the log reports the
+//! number when writing works again.
 //!
-//! `tracing_appender::non_blocking` is not enough: it forgets lines whose write failed, bounds lines and
-//! not bytes, and prints to standard output if its queue is full at the end.
+//! `tracing_appender::non_blocking` is not enough: it does not count lines whose write failed,
+//! bounds lines and not bytes, and prints to standard output if its queue is full at the end.
 
 use std::io::{self, ErrorKind, Write};
 use std::os::fd::{AsFd, BorrowedFd};
@@ -17,17 +17,17 @@ use std::time::Duration;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use tracing_subscriber::fmt::MakeWriter;
 
-/// Bytes that wait for the thread: the log of some minutes, or of a bad moment.
+/// Bytes in the queue: the log of some minutes, or of a burst.
 const ROOM: usize = 256 << 10;
 
-/// Where log lines go. Nothing here waits for the reader of standard error.
+/// The queue of log lines. Nothing here waits for the reader of standard error.
 #[derive(Clone, Debug, Default)]
 pub struct Log(Arc<Shared>);
 
 #[derive(Debug, Default)]
 struct Shared {
     queue: Mutex<Queue>,
-    /// The queue was filled, or emptied and written.
+    /// The queue was filled; or it was emptied and written.
     changed: Condvar,
     dropped: AtomicU64,
     untold: AtomicU64,
@@ -36,7 +36,7 @@ struct Shared {
 #[derive(Debug, Default)]
 struct Queue {
     lines: Vec<u8>,
-    /// Lines that had no room; they came after all in `lines`.
+    /// Lines dropped because there was no room, all newer than `lines`.
     lost: u64,
     is_writing: bool,
 }
@@ -45,7 +45,7 @@ impl Log {
     /// Starts the thread that writes to `sink`. It ends with the process.
     ///
     /// # Errors
-    /// If there can be no thread.
+    /// If the thread cannot be started.
     pub(super) fn start(sink: impl Write + AsFd + Send + 'static) -> io::Result<Self> {
         let log = Self::default();
         let mut writer = Writer { log: log.clone(), sink, owed: 0, is_at_start: true };
@@ -57,27 +57,28 @@ impl Log {
         Ok(log)
     }
 
-    /// Lines that were dropped since the start.
+    /// Lines dropped since the start.
     pub fn dropped(&self) -> u64 {
         self.0.dropped.load(Ordering::Relaxed)
     }
 
-    /// Lines that were dropped, which the log does not yet say.
+    /// Dropped lines that the log has not reported yet.
     pub fn untold(&self) -> u64 {
         self.0.untold.load(Ordering::Relaxed)
     }
 
-    /// Waits until all is written, but no longer than `patience`.
+    /// Waits until all is written, at most for `patience`.
     pub(crate) fn finish(&self, patience: Duration) {
         let is_busy = |queue: &mut Queue| queue.is_writing || !queue.is_empty();
         let waited = self.0.changed.wait_timeout_while(self.queue(), patience, is_busy);
         drop(waited.unwrap_or_else(PoisonError::into_inner));
     }
 
-    /// One or more whole lines.
+    /// Queues one or more complete lines.
     pub(super) fn put(&self, lines: &[u8]) {
         let mut queue = self.queue();
-        // Once a line is lost, so are the later ones, until the thread says so in their place.
+        // After a dropped line all later ones are dropped, too, until the thread has reported the
+        // number in their place.
         if queue.lost > 0 || queue.lines.len() + lines.len() > ROOM {
             queue.lost += self.lose(lines);
         } else {
@@ -113,7 +114,7 @@ impl<'a> MakeWriter<'a> for Log {
     }
 }
 
-/// Takes an event's lines at once, as `tracing_subscriber::fmt` writes them.
+/// Collects an event's lines, as `tracing_subscriber::fmt` writes them, and queues them at once.
 #[derive(Debug)]
 pub struct Lines<'a>(&'a Log);
 
@@ -131,14 +132,14 @@ impl Write for Lines<'_> {
 struct Writer<W> {
     log: Log,
     sink: W,
-    /// Lines that were lost before what is written next.
+    /// Lines dropped before the next write.
     owed: u64,
-    /// What was written last ended with its line.
+    /// The last write ended with a complete line.
     is_at_start: bool,
 }
 
 impl<W: Write + AsFd> Writer<W> {
-    /// Waits for lines, and writes them or drops them.
+    /// Waits for lines, and writes or drops them.
     fn write_next(&mut self) {
         let mut queue = self.log.queue();
         queue.is_writing = false;
@@ -153,7 +154,7 @@ impl<W: Write + AsFd> Writer<W> {
         self.tell_lost();
     }
 
-    /// Says what was lost; whether the log is complete but for what it says.
+    /// Reports dropped lines; returns whether the log is complete except for reported losses.
     fn tell_lost(&mut self) -> bool {
         if self.owed == 0 {
             return true;
@@ -169,7 +170,7 @@ impl<W: Write + AsFd> Writer<W> {
         is_said
     }
 
-    /// What could not be written, if anything.
+    /// Returns the part that could not be written.
     fn write<'a>(&mut self, mut bytes: &'a [u8]) -> &'a [u8] {
         while !bytes.is_empty() {
             match self.sink.write(bytes) {
@@ -179,7 +180,7 @@ impl<W: Write + AsFd> Writer<W> {
                     bytes = rest;
                 }
                 Err(error) if error.kind() == ErrorKind::Interrupted => {}
-                // Another process may have made it non-blocking.
+                // Another process may have made the descriptor non-blocking.
                 Err(error) if error.kind() == ErrorKind::WouldBlock => {
                     let mut fds = [PollFd::new(self.sink.as_fd(), PollFlags::POLLOUT)];
                     let _ = poll(&mut fds, PollTimeout::NONE);
@@ -191,8 +192,8 @@ impl<W: Write + AsFd> Writer<W> {
     }
 }
 
-/// Standard error without the lock of [`std::io::Stderr`], which the thread would hold while a reader
-/// stalls.
+/// Standard error without the lock of [`std::io::Stderr`], which the thread would hold while a
+/// reader stalls.
 #[derive(Debug)]
 pub(super) struct Stderr;
 
@@ -208,7 +209,7 @@ impl Write for Stderr {
 
 impl AsFd for Stderr {
     fn as_fd(&self) -> BorrowedFd<'_> {
-        // Lives as long as the process; asking for it takes no lock.
+        // Lives as long as the process; using it takes no lock.
         static STDERR: std::sync::LazyLock<io::Stderr> = std::sync::LazyLock::new(io::stderr);
         STDERR.as_fd()
     }
@@ -226,7 +227,8 @@ mod tests {
 
     const LINE: &str = "a line that is as long as most of them";
 
-    /// Has the thread stall, then puts lines until one is dropped; returns how many were put.
+    /// Makes the thread stall, then queues lines until one is dropped; returns how many were
+    /// queued.
     fn fill(log: &Log) -> u64 {
         let line = format!("{LINE}\n");
         log.put(line.repeat(ROOM / line.len()).as_bytes());
@@ -259,7 +261,7 @@ mod tests {
     }
 
     #[test]
-    fn reader_that_stalls_stops_nothing_and_is_told_what_it_lost() {
+    fn stalled_reader_blocks_nothing_and_gets_the_number_of_lost_lines() {
         for is_blocking in [true, false] {
             let (reader, writer) = pipe().unwrap();
             if !is_blocking {
@@ -291,7 +293,7 @@ mod tests {
     }
 
     #[test]
-    fn reader_that_goes_away_stops_nothing() {
+    fn reader_that_closes_standard_error_blocks_nothing() {
         let (mut reader, writer) = pipe().unwrap();
         let log = Log::start(writer).unwrap();
         log.put(b"heard\n");

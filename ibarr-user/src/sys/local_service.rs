@@ -334,7 +334,7 @@ mod tests {
     }
 
     #[tokio::test(flavor = "current_thread")]
-    async fn a_stand_in_is_adopted_and_its_datagrams_keep_their_bounds() {
+    async fn inherited_stand_in_keeps_datagram_bounds() {
         let (kernel, ours) = pair();
         let socket = Socket::adopt(ours).unwrap();
         assert_eq!(socket.peer(), Peer::StandIn);
@@ -357,7 +357,7 @@ mod tests {
     }
 
     #[tokio::test(flavor = "current_thread")]
-    async fn quiet_is_over_from_when_something_comes_and_after_it_was_read() {
+    async fn quiet_ends_with_a_datagram_and_stays_ended() {
         let (kernel, ours) = pair();
         let socket = Socket::adopt(ours).unwrap();
         let quiet = socket.quiet();
@@ -378,7 +378,7 @@ mod tests {
     }
 
     #[tokio::test(flavor = "current_thread")]
-    async fn a_full_socket_is_writable_again_when_there_is_room() {
+    async fn full_socket_becomes_writable_when_there_is_room() {
         let (kernel, ours) = pair();
         let socket = Socket::adopt(ours).unwrap();
         let mut sent = 0;
@@ -397,7 +397,7 @@ mod tests {
     }
 
     #[tokio::test(flavor = "current_thread")]
-    async fn what_could_be_anybodys_is_not_adopted() {
+    async fn socket_of_another_user_is_not_adopted() {
         let (stream, _) = UnixStream::pair().unwrap();
         let (datagram, _) = UnixDatagram::pair().unwrap();
         let rtnetlink = socket(

@@ -74,7 +74,7 @@ mod tests {
     use crate::sys::clock;
 
     #[tokio::test(flavor = "current_thread")]
-    async fn it_goes_off_at_its_time_and_not_before() {
+    async fn timer_expires_at_its_time_and_not_before() {
         let mut timer = Timer::new().unwrap();
         let begun = clock::now();
         timer.set(Some(begun + Duration::from_mins(1))).unwrap();

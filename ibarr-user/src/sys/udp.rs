@@ -306,7 +306,7 @@ mod tests {
     use super::*;
 
     #[tokio::test(flavor = "current_thread")]
-    async fn a_datagram_tells_where_it_was_sent_and_is_answered_from_there() {
+    async fn datagram_has_its_destination_and_is_answered_from_there() {
         for (family, near, far) in
             [(Family::V4, "127.0.0.1", "127.0.0.7"), (Family::V6, "::1", "::1")]
         {
@@ -327,7 +327,7 @@ mod tests {
     }
 
     #[tokio::test(flavor = "current_thread")]
-    async fn a_longer_datagram_than_the_buffer_says_its_length() {
+    async fn truncated_datagram_reports_its_full_length() {
         let socket = UdpSocket::bind(Family::V4, 0).unwrap();
         let to = SocketAddr::new(Ipv4Addr::LOCALHOST.into(), port(&socket));
         socket.send(&[7; 100], to, Source::default()).await.unwrap();
@@ -336,7 +336,7 @@ mod tests {
     }
 
     #[tokio::test(flavor = "current_thread")]
-    async fn an_address_that_is_not_ours_is_no_source() {
+    async fn foreign_source_address_is_refused() {
         let socket = UdpSocket::bind(Family::V4, 0).unwrap();
         let to = SocketAddr::new(Ipv4Addr::LOCALHOST.into(), port(&socket));
         let source = Source { address: Some("192.0.2.1".parse().unwrap()), egress: None };
@@ -344,7 +344,7 @@ mod tests {
     }
 
     #[tokio::test(flavor = "current_thread")]
-    async fn a_new_socket_sends_at_once() {
+    async fn new_socket_sends_at_once() {
         let socket = UdpSocket::bind(Family::V4, 0).unwrap();
         let to = SocketAddr::new(Ipv4Addr::LOCALHOST.into(), port(&socket));
         socket.try_send(b"now", to, Source::default()).unwrap();
@@ -352,7 +352,7 @@ mod tests {
     }
 
     #[tokio::test(flavor = "current_thread")]
-    async fn a_batch_tells_of_each_datagram_and_answers_each_from_where_it_came() {
+    async fn each_datagram_of_a_batch_is_answered_from_its_destination() {
         const SENT: u8 = 100;
         for (family, near, far) in
             [(Family::V4, "127.0.0.1", "127.0.0.7"), (Family::V6, "::1", "::1")]
@@ -393,7 +393,7 @@ mod tests {
     }
 
     #[tokio::test(flavor = "current_thread")]
-    async fn what_cannot_be_sent_stops_a_batch_there_and_is_the_next_error() {
+    async fn failed_datagram_ends_a_batch_and_is_the_next_error() {
         let socket = UdpSocket::bind(Family::V4, 0).unwrap();
         let to = SocketAddr::new(Ipv4Addr::LOCALHOST.into(), port(&socket));
         let from = |address: &str| Outgoing {
@@ -413,7 +413,7 @@ mod tests {
     }
 
     #[tokio::test(flavor = "current_thread")]
-    async fn what_a_receive_buffer_has_no_room_for_is_counted() {
+    async fn datagrams_beyond_the_receive_buffer_are_counted() {
         const SENT: usize = 2000;
         let socket = UdpSocket::bind(Family::V4, 0).unwrap();
         let to = SocketAddr::new(Ipv4Addr::LOCALHOST.into(), port(&socket));

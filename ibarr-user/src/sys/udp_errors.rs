@@ -120,7 +120,7 @@ mod tests {
     }
 
     #[test]
-    fn port_unreachable_quotes_the_datagram_and_where_it_went() {
+    fn port_unreachable_quotes_the_datagram_and_its_destination() {
         for address in ["127.0.0.1", "::1"] {
             let (socket, closed) = rig(address);
             socket.send_to(b"anybody there?", closed).unwrap();
@@ -134,7 +134,7 @@ mod tests {
 
     /// Without `despite`, every second datagram is not sent, and every second receive fails.
     #[test]
-    fn pending_error_keeps_no_datagram_from_being_sent_or_received() {
+    fn pending_error_blocks_no_send_and_no_receive() {
         for address in ["127.0.0.1", "::1"] {
             let (socket, closed) = rig(address);
             let own = socket.local_addr().unwrap();

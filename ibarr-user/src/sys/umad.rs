@@ -193,7 +193,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn numbers_of_the_requests_are_the_kernels() {
+    fn ioctl_numbers_equal_the_kernels() {
         // Computed from the kernel's header on x86-64; most architectures have the same numbers.
         let number = nix::request_code_readwrite!(0x1b, 1, size_of::<RegisterWire>());
         assert_eq!(number, 0xc01c_1b01);
@@ -203,7 +203,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_device_is_refused() {
+    fn file_that_is_not_a_umad_device_is_refused() {
         let error = Opened::open(Path::new("/nowhere/umad0")).unwrap_err();
         assert_eq!(error.kind(), io::ErrorKind::NotFound);
         let error = Opened::open(Path::new("/dev/null")).unwrap_err();

@@ -237,7 +237,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn events_of_ports_are_told_from_those_of_other_objects() {
+    fn only_events_of_ports_name_a_port() {
         let port = PortNum::new(1).unwrap();
         assert_eq!(happened(17, 1), Happened::Port(port, PortEvent::ClientReregister));
         assert_eq!(happened(11, 1), Happened::Port(port, PortEvent::LidChange));

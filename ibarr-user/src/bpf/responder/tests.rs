@@ -142,7 +142,7 @@ fn programs_are_detached_when_the_lease_cannot_be_revoked() {
 }
 
 #[test]
-fn a_kernel_without_tcx_gets_a_filter() {
+fn kernel_without_tcx_gets_a_filter() {
     let mut story = Story::new(Settings::default());
     story.kernel().refuse = BTreeSet::from([Hook::Tcx]);
     story.link(1).address(1, "10.1.0.1").dump().turn(T0);
