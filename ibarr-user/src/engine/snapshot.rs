@@ -116,7 +116,7 @@ impl Engine {
                      partitions of the port have changed"
                 ),
                 Verdict::Absent => {
-                    info!(%port, paths, "paths of a port that does not become active")
+                    info!(%port, paths, "paths of a port that does not become active");
                 }
             }
         }

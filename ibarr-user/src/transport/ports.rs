@@ -148,7 +148,7 @@ impl Watch {
                 match thread::Builder::new().name(name).spawn(move || watch.device(device)) {
                     Ok(thread) => drop(watched.insert(device, thread)),
                     Err(error) => {
-                        warn!(%device, %error, "cannot start a thread to watch its ports")
+                        warn!(%device, %error, "cannot start a thread to watch its ports");
                     }
                 }
             }
