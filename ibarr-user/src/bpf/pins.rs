@@ -358,7 +358,7 @@ impl Pins {
         Ok(())
     }
 
-    /// Removes the directory itself if it is empty and was not made by the administrator.
+    /// Removes the directory itself if it is empty and belongs to the user of this process.
     fn remove_directory(&self) -> Result<(), Error> {
         let io_error = io_error(self.path());
         if self.directory.access().map_err(io_error)?.uid != geteuid().as_raw() {

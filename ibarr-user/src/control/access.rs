@@ -100,7 +100,7 @@ impl Access {
 /// The gid of the group `name` in the user database. May block arbitrarily long.
 ///
 /// # Errors
-/// Those of getgrnam_r(3).
+/// Errors of getgrnam_r(3).
 pub fn look_up(name: &str) -> io::Result<Option<u32>> {
     Ok(Group::from_name(name)?.map(|group| group.gid.as_raw()))
 }

@@ -71,7 +71,7 @@ impl RunOptions {
     /// Reads the configuration; returns it with the path of its file, if there is one.
     ///
     /// # Errors
-    /// Those of [`Config::load`].
+    /// Errors of [`Config::load`].
     pub fn load(&self) -> Result<(Config, Option<PathBuf>), config::Error> {
         if !self.must_exist && !self.config.exists() {
             return Ok((Config::default(), None));

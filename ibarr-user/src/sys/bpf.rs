@@ -18,7 +18,7 @@ use nix::libc;
 /// kernel/bpf/syscall.c).
 ///
 /// # Errors
-/// Those of bpf(2): `ENOENT` if nothing is pinned there, `EOPNOTSUPP` before Linux 5.9.
+/// Errors of bpf(2): `ENOENT` if nothing is pinned there, `EOPNOTSUPP` before Linux 5.9.
 pub fn detach_pinned_link(pin: &Path) -> io::Result<()> {
     let link = open_pin(pin)?;
     let request = LinkDetach { link_fd: link.as_raw_fd().cast_unsigned() };
@@ -44,7 +44,7 @@ pub struct LinkInfo {
 /// Reads the state of a pinned tcx or XDP link.
 ///
 /// # Errors
-/// Those of bpf(2): `ENOENT` if nothing is pinned there, `EINVAL` if it is not a link.
+/// Errors of bpf(2): `ENOENT` if nothing is pinned there, `EINVAL` if it is not a link.
 pub fn pinned_link_info(pin: &Path) -> io::Result<LinkInfo> {
     let link = open_pin(pin)?;
     let mut info = InterfaceLink::default();

@@ -10,7 +10,7 @@ use nix::sys::resource::{Resource, getrlimit, setrlimit};
 /// that use select(2); the daemon does not.
 ///
 /// # Errors
-/// Those of getrlimit(2) and setrlimit(2).
+/// Errors of getrlimit(2) and setrlimit(2).
 pub fn raise_limit() -> io::Result<u64> {
     let (soft, hard) = getrlimit(Resource::RLIMIT_NOFILE)?;
     if soft < hard {

@@ -14,7 +14,7 @@ use nix::sys::socket::{AddressFamily, SockFlag, SockType, socket};
 /// Whether the driver removes VLAN tags from received frames (`rx-vlan-offload`).
 ///
 /// # Errors
-/// Those of the ioctl: `EOPNOTSUPP` if the driver has no such flag, `ENODEV`.
+/// Errors of the ioctl: `EOPNOTSUPP` if the driver has no such flag, `ENODEV`.
 pub fn strips_vlan_tags(interface: InterfaceName) -> io::Result<bool> {
     let mut ifr_name = [0; libc::IFNAMSIZ];
     // A name has at most 15 bytes, so the last byte stays 0.

@@ -12,7 +12,7 @@ use tokio::io::unix::AsyncFd;
 /// Registers `fd`, which must be non-blocking, with the runtime until the value is dropped.
 ///
 /// # Errors
-/// Those of epoll_ctl(2): `EPERM` for a descriptor that epoll does not support.
+/// Errors of epoll_ctl(2): `EPERM` for a descriptor that epoll does not support.
 ///
 /// # Panics
 /// Outside a runtime.

@@ -146,7 +146,7 @@ impl Socket {
     /// Whether the socket is in the kernel's group, so that it receives requests.
     ///
     /// # Errors
-    /// Those of getsockname(2).
+    /// Errors of getsockname(2).
     pub fn is_member(&self) -> io::Result<bool> {
         if self.peer == Peer::StandIn {
             return Ok(true);
@@ -167,7 +167,7 @@ impl Socket {
     /// as the one that systemd keeps. It needs no privilege.
     ///
     /// # Errors
-    /// Those of bind(2).
+    /// Errors of bind(2).
     pub fn leave(&self) -> io::Result<()> {
         if self.peer == Peer::StandIn { Ok(()) } else { self.bind(0) }
     }
@@ -207,7 +207,7 @@ impl Socket {
     /// Reads one datagram, without waiting.
     ///
     /// # Errors
-    /// Those of recvmsg(2), except the ones that [`Received`] names.
+    /// Errors of recvmsg(2), except the ones that [`Received`] names.
     pub fn try_recv(&self, buffer: &mut [u8]) -> io::Result<Received> {
         let mut slices = [IoSliceMut::new(buffer)];
         let received = self.fd.try_io(Interest::READABLE, |fd| {
@@ -241,7 +241,7 @@ impl Socket {
     /// processed the message when this returns.
     ///
     /// # Errors
-    /// Those of sendto(2).
+    /// Errors of sendto(2).
     pub fn try_send(&self, message: &[u8]) -> io::Result<()> {
         // The runtime does not know yet that a new socket is writable.
         match self.send_now(self.fd.get_ref(), message) {

@@ -72,7 +72,7 @@ impl<const LEN: usize> Inbox<LEN> {
     /// next call returns an error that happens after the first datagram.
     ///
     /// # Errors
-    /// Those of recvmmsg(2); `WouldBlock` if the socket holds nothing.
+    /// Errors of recvmmsg(2); `WouldBlock` if the socket holds nothing.
     pub fn receive(&mut self, socket: BorrowedFd<'_>) -> io::Result<usize> {
         self.received = 0;
         let mut vectors: [iovec; MAX] = std::array::from_fn(|_| no_vector());
@@ -151,7 +151,7 @@ impl<const LEN: usize> Slot<LEN> {
 /// the first datagram alone; the others have not been tried.
 ///
 /// # Errors
-/// Those of sendmmsg(2); `WouldBlock` if there is no room for the first.
+/// Errors of sendmmsg(2); `WouldBlock` if there is no room for the first.
 pub fn send(socket: BorrowedFd<'_>, datagrams: &[Outgoing<'_>]) -> io::Result<usize> {
     let mut names: [Name; MAX] = [[0; _]; MAX];
     let mut controls: [Control; MAX] = [[0; _]; MAX];

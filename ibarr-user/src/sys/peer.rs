@@ -26,7 +26,7 @@ impl Peer {
     /// Reads the credentials of the peer (`SO_PEERCRED`).
     ///
     /// # Errors
-    /// Those of getsockopt(2).
+    /// Errors of getsockopt(2).
     pub fn of(socket: BorrowedFd<'_>) -> io::Result<Self> {
         let credentials = getsockopt(&socket, sockopt::PeerCredentials)?;
         Ok(Self { uid: credentials.uid(), gid: credentials.gid() })
@@ -42,7 +42,7 @@ impl Peer {
 /// an older kernel.
 ///
 /// # Errors
-/// Those of getsockopt(2).
+/// Errors of getsockopt(2).
 pub fn groups(socket: BorrowedFd<'_>) -> io::Result<Vec<u32>> {
     let mut groups: Vec<libc::gid_t> = vec![0; 32];
     loop {

@@ -28,7 +28,7 @@ impl Timer {
     /// A timer that is not armed. Must be called within a runtime.
     ///
     /// # Errors
-    /// Those of timerfd_create(2).
+    /// Errors of timerfd_create(2).
     pub fn new() -> io::Result<Self> {
         let flags = TimerFlags::TFD_NONBLOCK | TimerFlags::TFD_CLOEXEC;
         let alarm = TimerFd::new(ClockId::CLOCK_BOOTTIME, flags)?;
@@ -40,7 +40,7 @@ impl Timer {
     /// timer keeps it, which costs one extra turn.
     ///
     /// # Errors
-    /// Those of timerfd_settime(2): none for a valid time.
+    /// Errors of timerfd_settime(2): none for a valid time.
     pub fn set(&mut self, at: Option<Instant>) -> io::Result<()> {
         if let Some(at) = at
             && self.set.is_none_or(|set| at < set)

@@ -68,7 +68,7 @@ impl UdpSocket {
     /// random.
     ///
     /// # Errors
-    /// Those of socket(2), setsockopt(2) and bind(2): `AddrInUse` if another socket has the port.
+    /// Errors of socket(2), setsockopt(2) and bind(2): `AddrInUse` if another socket has the port.
     pub fn bind(family: Family, port: u16) -> io::Result<Self> {
         Self::bind_prepared(family, port, |_| Ok(()))
     }
@@ -87,7 +87,7 @@ impl UdpSocket {
     /// ours, so [`Received::is_local`] is reliable only for later ones.
     ///
     /// # Errors
-    /// Those of fcntl(2) and setsockopt(2).
+    /// Errors of fcntl(2) and setsockopt(2).
     pub fn take_over(family: Family, fd: OwnedFd) -> io::Result<Self> {
         let flags = OFlag::from_bits_retain(fcntl(&fd, FcntlArg::F_GETFL)?);
         fcntl(&fd, FcntlArg::F_SETFL(flags | OFlag::O_NONBLOCK))?;
@@ -120,7 +120,7 @@ impl UdpSocket {
     /// Another descriptor of the same socket; socket options are shared.
     ///
     /// # Errors
-    /// Those of `F_DUPFD_CLOEXEC`.
+    /// Errors of `F_DUPFD_CLOEXEC`.
     pub fn duplicate(&self) -> io::Result<OwnedFd> {
         self.fd.get_ref().try_clone()
     }
@@ -128,7 +128,7 @@ impl UdpSocket {
     /// Waits for a datagram, then receives all that the socket holds, at most [`mmsg::MAX`].
     ///
     /// # Errors
-    /// Those of recvmmsg(2), except `WouldBlock`.
+    /// Errors of recvmmsg(2), except `WouldBlock`.
     pub async fn receive<const LEN: usize>(&self, inbox: &mut Inbox<LEN>) -> io::Result<()> {
         loop {
             let mut ready = self.fd.readable().await?;
@@ -176,7 +176,7 @@ impl UdpSocket {
     /// there is none.
     ///
     /// # Errors
-    /// Those of recvmsg(2).
+    /// Errors of recvmsg(2).
     pub fn take_error(&self, quoted: &mut [u8]) -> io::Result<udp_errors::Error> {
         self.fd.try_io(Interest::ERROR, |fd| udp_errors::take(fd, quoted))
     }
@@ -185,7 +185,7 @@ impl UdpSocket {
     /// packet info is missing.
     ///
     /// # Errors
-    /// Those of recvmsg(2).
+    /// Errors of recvmsg(2).
     pub fn try_recv(&self, buffer: &mut [u8]) -> io::Result<Received> {
         self.fd.try_io(Interest::READABLE, |fd| udp_errors::despite(|| recv(fd, buffer)))
     }
@@ -193,7 +193,7 @@ impl UdpSocket {
     /// Sends one datagram now, or not at all: `WouldBlock` if the send buffer is full.
     ///
     /// # Errors
-    /// Those of sendmsg(2): `EINVAL` for a source address that is not ours, `ENETUNREACH`, …
+    /// Errors of sendmsg(2): `EINVAL` for a source address that is not ours, `ENETUNREACH`, …
     pub fn try_send(&self, payload: &[u8], to: SocketAddr, source: Source) -> io::Result<()> {
         // Without the runtime, which does not know yet that a new socket is writable.
         udp_errors::despite(|| send(self.fd.get_ref(), self.family, payload, to, source))

@@ -25,7 +25,7 @@ pub struct Error {
 /// datagrams.
 ///
 /// # Errors
-/// Those of setsockopt(2): none for a socket of `family`.
+/// Errors of setsockopt(2): none for a socket of `family`.
 pub fn hear(socket: &impl AsFd, family: Family) -> io::Result<()> {
     match family {
         Family::V4 => setsockopt(socket, sockopt::Ipv4RecvErr, &true)?,
@@ -37,7 +37,7 @@ pub fn hear(socket: &impl AsFd, family: Family) -> io::Result<()> {
 /// Takes the oldest entry of the error queue, and copies the quoted payload to `quoted`.
 ///
 /// # Errors
-/// Those of recvmsg(2); `WouldBlock` if the queue is empty.
+/// Errors of recvmsg(2); `WouldBlock` if the queue is empty.
 pub fn take(socket: &impl AsFd, quoted: &mut [u8]) -> io::Result<Error> {
     // The kernel adds the packet info.
     let mut control =
@@ -68,7 +68,7 @@ pub fn take(socket: &impl AsFd, quoted: &mut [u8]) -> io::Result<Error> {
 /// error by the next call on the socket, whatever that call does, and only by that one
 /// (`sock_error` of include/net/sock.h).
 /// # Errors
-/// Those of `call`.
+/// Errors of `call`.
 pub fn despite<T>(mut call: impl FnMut() -> io::Result<T>) -> io::Result<T> {
     match call() {
         Err(error) if may_be_of_another(&error) => call(),

@@ -25,7 +25,7 @@ pub const TRUESIZE: usize = 8192 + 256;
 /// Memory is used only while datagrams wait; `net.ipv4.udp_mem` bounds the sum over all sockets.
 ///
 /// # Errors
-/// Those of getsockopt(2): none for a socket.
+/// Errors of getsockopt(2): none for a socket.
 pub fn widen(socket: &impl AsFd, wish: usize) -> io::Result<usize> {
     if getsockopt(socket, sockopt::RcvBuf)? < wish {
         // The kernel doubles the given value (`__sock_set_rcvbuf` in net/core/sock.c).
@@ -41,7 +41,7 @@ pub fn widen(socket: &impl AsFd, wish: usize) -> io::Result<usize> {
 /// checksum was wrong, or a filter rejected them. The counter wraps.
 ///
 /// # Errors
-/// Those of getsockopt(2): `ENOPROTOOPT` before Linux 4.12.
+/// Errors of getsockopt(2): `ENOPROTOOPT` before Linux 4.12.
 pub fn dropped(socket: &impl AsFd) -> io::Result<u32> {
     /// `SK_MEMINFO_VARS` and `SK_MEMINFO_DROPS` of include/uapi/linux/sock_diag.h.
     const VARS: usize = 9;
@@ -74,7 +74,7 @@ pub fn dropped(socket: &impl AsFd) -> io::Result<u32> {
 /// to include the same rule.
 ///
 /// # Errors
-/// Those of `SO_ATTACH_FILTER`.
+/// Errors of `SO_ATTACH_FILTER`.
 pub fn refuse_from_itself(socket: &impl AsFd) -> io::Result<()> {
     let name: SockaddrStorage = getsockname(socket.as_fd().as_raw_fd())?;
     let family = match name.family() {

@@ -108,7 +108,7 @@ impl Device {
     /// Registers the device with the runtime. Must be called within one.
     ///
     /// # Errors
-    /// Those of epoll_ctl(2).
+    /// Errors of epoll_ctl(2).
     pub fn adopt(opened: Opened) -> io::Result<Self> {
         let Opened { fd, agent, form, can_register } = opened;
         let fd = fd::watch(fd)?;
@@ -172,7 +172,7 @@ impl Device {
     /// Sends one message. The kernel queues it, so this does not block.
     ///
     /// # Errors
-    /// Those of write(2).
+    /// Errors of write(2).
     pub fn write(&self, message: &[u8]) -> io::Result<()> {
         write(self.fd.get_ref(), message)?;
         Ok(())

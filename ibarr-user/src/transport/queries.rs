@@ -105,7 +105,7 @@ impl Sockets {
     /// Opens `socket` on a port that the kernel picks.
     ///
     /// # Errors
-    /// Those of socket(2) and bind(2), such as `EMFILE`.
+    /// Errors of socket(2) and bind(2), such as `EMFILE`.
     pub fn open(&mut self, socket: SocketId, family: Family) -> io::Result<()> {
         let udp = UdpSocket::bind(family, 0)?;
         // A smaller buffer loses more replies, which are counted and asked for again.

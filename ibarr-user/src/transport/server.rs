@@ -47,7 +47,7 @@ pub struct Query {
 const CUT: usize = ip2gid::MAX_LEN + 1;
 
 impl Query {
-    /// The first bytes of the datagram, at most [`CUT`].
+    /// The first bytes of the datagram, enough to classify it.
     pub fn payload(&self) -> &[u8] {
         &self.buffer[..self.received.len.min(self.buffer.len())]
     }

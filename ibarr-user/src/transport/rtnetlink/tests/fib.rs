@@ -169,7 +169,7 @@ fn malformed_route_is_rejected_with_its_reason() {
     for (message, reason) in cases {
         assert_eq!(parse(&message), Err(reason), "{message:?}");
     }
-    // Those of multicast routing, and of MPLS.
+    // Messages of multicast routing, and of MPLS.
     for family in [128, 129, 28] {
         assert_eq!(parse(&rtmsg(family, 0, 1)), Ok(None));
     }

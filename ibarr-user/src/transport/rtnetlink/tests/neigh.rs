@@ -45,7 +45,7 @@ fn recorded_neighbours_are_read() {
             "fd00::2 on 3 Stale 02:00:00:00:00:02",
             "ip neigh add 10.1.0.3 dev v0 lladdr 02:00:00:00:00:03 nud noarp",
             "10.1.0.3 on 3 NoArp 02:00:00:00:00:03",
-            "a datagram to 10.1.0.4, whom nobody knows",
+            "a datagram to the unknown address 10.1.0.4",
             "10.1.0.4 on 3 Unresolved ",
             // An address that a bridge has learned is not a neighbour.
             "bridge fdb add 02:00:00:00:00:09 dev v0 self permanent",
