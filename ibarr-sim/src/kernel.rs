@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 
-//! The kernel's RDMA core, as far as the local service goes.
+//! A stand-in for the kernel's RDMA core, limited to the local service.
 //!
-//! It reads answers with a reader of its own, as liberal as the kernel's, so that what the daemon's
-//! codec gets wrong is not read as it was meant.
+//! It parses answers with its own parser, as lenient as the kernel's, so that a mistake in the
+//! daemon's codec is not read as it was meant.
 
 use std::collections::VecDeque;
 use std::net::IpAddr;
@@ -15,11 +15,12 @@ use thiserror::Error;
 
 use crate::netlink::Message;
 
-/// What the kernel's RDMA core does about the local service (drivers/infiniband/core/addr.c,
-/// sa_query.c and netlink.c of Linux 6.1 and later), as a state machine.
+/// The kernel's RDMA core, as far as the local service is concerned
+/// (drivers/infiniband/core/addr.c, sa_query.c and netlink.c of Linux 6.1 and later), as a state
+/// machine.
 ///
-/// One thing is simpler: requests that are woken together are run together, where the kernel has
-/// one thread run them one after another.
+/// One thing is simpler: requests that are woken together run together, while the kernel runs them
+/// one after another on one thread.
 #[derive(Debug)]
 pub struct Kernel {
     window: Duration,
@@ -30,7 +31,7 @@ pub struct Kernel {
     ip_seq: u32,
     /// `ib_nl_sa_request_seq`.
     path_seq: u32,
-    /// `req_list`, and what is about to be put there.
+    /// `req_list`, and requests that are about to join it.
     ips: Vec<Ip>,
     /// `ib_nl_request_list`.
     paths: VecDeque<Query>,
@@ -40,22 +41,22 @@ pub struct Kernel {
     events: VecDeque<Event>,
 }
 
-/// What a [`Kernel`] starts with.
+/// The initial state of a [`Kernel`].
 #[derive(Clone, Copy, Debug)]
 pub struct Config {
-    /// From when a request is sent until the kernel can take its answer. Some ten microseconds,
-    /// measured.
+    /// The time from the sending of a request until the kernel can accept its answer: some ten
+    /// microseconds, measured.
     pub window: Duration,
-    /// The number of the last address request of anybody.
+    /// The sequence number of the last address request of any caller.
     pub ip_seq: u32,
-    /// The number of the last path request of anybody.
+    /// The sequence number of the last path request of any caller.
     pub path_seq: u32,
-    /// Each message that the kernel takes is followed by an error with a positive number: before
-    /// 5.6, where the handlers returned the length of the message.
+    /// The kernel follows each accepted message by an error with a positive number, as before 5.6,
+    /// where handlers returned the length of the message.
     pub confirms: bool,
-    /// Each message for the local service is refused with this error number (`rdma_nl_rcv_msg`):
-    /// `EINVAL` (22) from any network namespace but the first, `EPERM` (1) without CAP_NET_ADMIN. The
-    /// sender can be in the group all the same.
+    /// The kernel refuses each message for the local service with this error number
+    /// (`rdma_nl_rcv_msg`): `EINVAL` (22) from any network namespace but the first, `EPERM` (1)
+    /// without CAP_NET_ADMIN. The sender can be in the group all the same.
     pub refuses: Option<i32>,
 }
 
@@ -71,52 +72,51 @@ impl Default for Config {
     }
 }
 
-/// What reaches the kernel.
+/// An input of the kernel.
 #[derive(Clone, Copy, Debug)]
 pub enum Input<'a> {
-    /// From the daemon.
+    /// A datagram of the daemon.
     Datagram(&'a [u8]),
-    /// The neighbour with this address has changed, in whichever network namespace, and is valid
-    /// now.
+    /// The neighbour with this address has changed, in any network namespace, and is valid now.
     Neighbour(IpAddr),
-    /// Whether anybody is on the group of the local service.
+    /// Whether a process is in the group of the local service.
     Listener(bool),
 }
 
 /// A datagram for the daemon.
 #[derive(Clone, Debug, Eq, PartialEq)]
 pub struct Transmit {
-    /// See [`Kernel::not_delivered`].
+    /// The request in it, for [`Kernel::not_delivered`].
     request: Option<(Kind, Seq)>,
-    /// Its content.
+    /// The bytes.
     pub bytes: Vec<u8>,
 }
 
-/// What has become of a request. Address and path requests have numbers of their own.
+/// The outcome of a request. Address and path requests are numbered separately.
 #[derive(Clone, Debug, Eq, PartialEq)]
 pub enum Event {
-    /// The end of an address request.
+    /// An address request has ended.
     Ip(Seq, IpOutcome),
-    /// The end of a path request, as far as the local service goes.
+    /// A path request has ended, as far as the local service is concerned.
     Path(Seq, PathOutcome),
-    /// An answer to an address request came when there was none that could take it: "Couldn't find
-    /// request waiting for DGID" in the kernel's log, or not even that.
+    /// An answer to an address request was lost, because no request could accept it. The kernel
+    /// logs "Couldn't find request waiting for DGID", or nothing.
     AnswerLost(Seq),
 }
 
-/// What `rdma_resolve_ip` calls back with.
+/// The result that `rdma_resolve_ip` passes to its callback.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub enum IpOutcome {
-    /// The address belongs to `gid`, and the caller learned so when `by` came.
+    /// The address has this GID; `by` is what made the caller notice.
     Resolved {
-        /// As the daemon said; the kernel looks at none of its bytes.
+        /// The bytes of the daemon's answer; the kernel checks none of them.
         gid: [u8; 16],
-        /// An answer itself wakes nobody.
+        /// What woke the caller; an answer itself wakes no caller.
         by: Wake,
     },
     /// `-ETIMEDOUT`.
     TimedOut,
-    /// `-EADDRNOTAVAIL`: when the request was to be sent again, nobody was there to hear it.
+    /// `-EADDRNOTAVAIL`: no process was listening when the request was to be sent again.
     NoListener,
 }
 
@@ -125,16 +125,16 @@ pub enum IpOutcome {
 pub enum Wake {
     /// A change of the neighbour with this address.
     Neighbour(IpAddr),
-    /// The end of the time that its caller had for it.
+    /// The time-out of the caller.
     TimeOut,
 }
 
-/// What becomes of a path request.
+/// The outcome of a path request.
 #[derive(Clone, Debug, Eq, PartialEq)]
 pub enum PathOutcome {
-    /// The kernel uses the paths of these flags, in the order of the answer.
+    /// The kernel uses the paths with these flags, in the order of the answer.
     Resolved(Vec<u32>),
-    /// `-EIO`: the answer has no path of the wanted kind. The SA is not asked.
+    /// `-EIO`: the answer has no path of the requested kind. The kernel does not ask the SA.
     Failed,
     /// The kernel asks the SA itself.
     AsksSa(Reason),
@@ -143,23 +143,23 @@ pub enum PathOutcome {
 /// Why the kernel asks the SA itself.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub enum Reason {
-    /// Nobody is there to ask, or nobody had room for the request.
+    /// No process is listening, or none had room for the request.
     NoListener,
-    /// It was told to.
+    /// The answer says so.
     Told,
-    /// It could not read the answer.
+    /// The answer is malformed.
     Unreadable,
-    /// There was no answer in time.
+    /// No answer came in time.
     Silence,
 }
 
 /// `-EADDRNOTAVAIL`.
 #[derive(Clone, Copy, Debug, Eq, Error, PartialEq)]
-#[error("nobody is on the group of the local service")]
+#[error("no process is in the group of the local service")]
 pub struct NoListener;
 
 impl Kernel {
-    /// With nobody on the group.
+    /// A kernel without a listener.
     pub fn new(Config { window, ip_seq, path_seq, confirms, refuses }: Config) -> Self {
         Self {
             window,
@@ -176,18 +176,18 @@ impl Kernel {
         }
     }
 
-    /// From now on the kernel takes so long from the sending of a request until it can take the
-    /// answer: it may be kept from going on meanwhile.
+    /// Changes the time from the sending of a request until the kernel can accept its answer,
+    /// because the kernel may be preempted meanwhile.
     pub fn set_window(&mut self, window: Duration) {
         self.window = window;
     }
 
-    /// Asks which GID has the address, for a caller that waits for `timeout`.
+    /// Starts a request for the GID of an address, for a caller that waits for `timeout`.
     ///
-    /// Sends before it queues (`rdma_resolve_ip`: `addr_resolve`, then `queue_req`).
+    /// Sends the request before it is queued (`rdma_resolve_ip`: `addr_resolve`, then `queue_req`).
     ///
     /// # Errors
-    /// `ib_nl_fetch_ha`: nobody would hear it.
+    /// If no process is listening (`ib_nl_fetch_ha`).
     pub fn resolve_ip(
         &mut self,
         now: Instant,
@@ -205,15 +205,16 @@ impl Kernel {
         Ok(seq)
     }
 
-    /// Takes a number as every address request does, also those of directly connected destinations
-    /// and of RoCE, which nobody is asked about.
+    /// Takes a sequence number, as every address request does, even one for a directly connected
+    /// destination or for RoCE, which is not sent.
     pub fn count_ip(&mut self) -> Seq {
         self.ip_seq = self.ip_seq.wrapping_add(1);
         Seq(self.ip_seq)
     }
 
-    /// Asks for a path (`send_mad`, `ib_nl_make_request`, under one lock: no answer is too early).
-    /// `None` if nobody is there to ask; the SA is then asked, and no number used.
+    /// Starts a request for a path (`send_mad`, `ib_nl_make_request`, under one lock, so that no
+    /// answer is too early). Returns `None`, without taking a sequence number, if no process is
+    /// listening; the kernel then asks the SA.
     pub fn resolve_path(&mut self, now: Instant, request: ResolvePath) -> Option<Seq> {
         self.handle_timeout(now);
         if !self.has_listener {
@@ -227,8 +228,8 @@ impl Kernel {
         Some(seq)
     }
 
-    /// Nobody had room for `transmit`. Of path requests the kernel knows (`ib_nl_send_msg`); what
-    /// becomes of address requests it does not look at (`ib_nl_ip_send_msg`).
+    /// Notes that no socket had room for `transmit`. The kernel handles this for path requests
+    /// (`ib_nl_send_msg`), and ignores it for address requests (`ib_nl_ip_send_msg`).
     pub fn not_delivered(&mut self, transmit: &Transmit) {
         if let Some((Kind::ResolvePath, seq)) = transmit.request
             && self.take_path(seq).is_some()
@@ -237,13 +238,13 @@ impl Kernel {
         }
     }
 
-    /// Takes note of what has happened.
+    /// Takes an input.
     pub fn handle_input(&mut self, now: Instant, input: Input<'_>) {
         self.handle_timeout(now);
         match input {
             Input::Listener(is_there) => self.has_listener = is_there,
-            // `netevent_callback`: what is on the list is run at once. A request that is just being
-            // run is put back to its deadline by that (`process_one_req`, `set_timeout`).
+            // `netevent_callback`: all queued requests run at once. If a request is running
+            // already, this moves it back to its deadline (`process_one_req`, `set_timeout`).
             Input::Neighbour(address) => self
                 .run(now, Wake::Neighbour(address), |ip| matches!(ip.state, State::Queued { .. })),
             Input::Datagram(mut rest) => {
@@ -259,7 +260,7 @@ impl Kernel {
         }
     }
 
-    /// Does what is due.
+    /// Executes what is due.
     pub fn handle_timeout(&mut self, now: Instant) {
         let events = &mut self.events;
         self.ips.retain_mut(|ip| {
@@ -269,7 +270,7 @@ impl Kernel {
             if until > now {
                 return true;
             }
-            // `process_one_req`: too late for an answer to what was just sent.
+            // `process_one_req`: too late for an answer to the message that was just sent.
             let is_over = matches!(ip.state, State::Running { .. }) && ip.deadline <= until;
             if is_over {
                 events.push_back(Event::Ip(ip.seq, IpOutcome::TimedOut));
@@ -286,7 +287,7 @@ impl Kernel {
         }
     }
 
-    /// When [`Self::handle_timeout`] has something to do next.
+    /// When [`Self::handle_timeout`] is due next.
     pub fn poll_timeout(&self) -> Option<Instant> {
         let ips = self.ips.iter().map(|ip| match ip.state {
             State::Sending { until } | State::Running { until } => until,
@@ -300,18 +301,19 @@ impl Kernel {
         self.transmits.pop_front()
     }
 
-    /// The next of what has become of requests.
+    /// The next outcome of a request.
     pub fn poll_event(&mut self) -> Option<Event> {
         self.events.pop_front()
     }
 
-    /// How long the daemon has for an answer about a path.
+    /// The daemon's time for an answer about a path.
     pub fn path_timeout(&self) -> Duration {
         self.path_timeout
     }
 
-    /// `process_one_req`, for each that is `due`: an answer is taken, what has none is sent again
-    /// with its old number; also at the deadline, when the answer will be too late.
+    /// `process_one_req`, for each request that is `due`: a request with an answer ends, one
+    /// without is sent again with its old number; even at the deadline, when the answer will be too
+    /// late.
     fn run(&mut self, now: Instant, by: Wake, due: impl Fn(&Ip) -> bool) {
         let (window, has_listener) = (self.window, self.has_listener);
         let (events, transmits) = (&mut self.events, &mut self.transmits);
@@ -335,7 +337,7 @@ impl Kernel {
         });
     }
 
-    /// `rdma_nl_rcv_msg`, with its error number.
+    /// `rdma_nl_rcv_msg`; returns its error number.
     fn hear(&mut self, now: Instant, message: &Message<'_>) -> i32 {
         if let Some(errno) = self.refuses.filter(|_| message.kind >> 10 == CLIENT_LS) {
             return errno;
@@ -356,14 +358,14 @@ impl Kernel {
                 0
             }
             _ if message.is_control() => 0,
-            // Without the flag, only what the local service is told is for the kernel.
+            // Without the request flag, the kernel accepts only messages of the local service.
             other if message.is_request() || other >> 10 == CLIENT_LS => EINVAL,
             _ => 0,
         }
     }
 
-    /// `ib_nl_handle_ip_res_resp`, `ib_nl_process_ip_rsep`: there is no negative answer, and who
-    /// waits is not woken.
+    /// `ib_nl_handle_ip_res_resp`, `ib_nl_process_ip_rsep`: there is no negative answer, and an
+    /// answer does not wake the caller.
     fn hear_ip(&mut self, message: &Message<'_>) {
         let is_exact = |kind, len| kind != DGID || len == 16;
         let dgid =
@@ -372,7 +374,8 @@ impl Kernel {
         let seq = Seq(message.seq);
         match self.ips.iter_mut().find(|ip| ip.seq == seq).map(|ip| &mut ip.state) {
             Some(State::Queued { gid }) => *gid = Some(dgid),
-            // Not on the list yet; or put down, and overwritten by what sending it again returns.
+            // Not queued yet; or removed from the queue, and overwritten when sending again
+            // returns.
             Some(State::Sending { .. } | State::Running { .. }) | None => {
                 self.events.push_back(Event::AnswerLost(seq));
             }
@@ -406,7 +409,7 @@ impl Kernel {
         self.path_ends(path.seq, outcome);
     }
 
-    /// `ib_nl_handle_set_timeout`: also what waits already is given the difference.
+    /// `ib_nl_handle_set_timeout`: pending requests get the difference, too.
     fn set_timeout(&mut self, now: Instant, message: &Message<'_>) {
         let value = message.parse(TIMEOUT, path_policy).ok().flatten();
         let Some(millis) = value.and_then(<[u8]>::first_chunk::<4>) else { return };
@@ -448,11 +451,11 @@ struct Ip {
 
 #[derive(Debug)]
 enum State {
-    /// Sent for the first time; not on the list until then.
+    /// Sent for the first time; queued after `until`.
     Sending { until: Instant },
-    /// On the list.
+    /// Queued.
     Queued { gid: Option<[u8; 16]> },
-    /// Sent again; until then an answer is overwritten.
+    /// Sent again; an answer before `until` is overwritten.
     Running { until: Instant },
 }
 
@@ -464,7 +467,7 @@ struct Query {
     deadline: Instant,
 }
 
-/// `ib_nl_policy` of sa_query.c: binary attributes have a greatest length, numbers a least one.
+/// `ib_nl_policy` of sa_query.c: binary attributes have a maximum length, numbers a minimum length.
 fn path_policy(kind: u16, len: usize) -> bool {
     match kind {
         PATH_RECORD => len <= 72,
@@ -477,7 +480,7 @@ fn path_policy(kind: u16, len: usize) -> bool {
     }
 }
 
-/// `RDMA_NL_LS`, and its operations as types of messages.
+/// `RDMA_NL_LS`, and its operations as message types.
 const CLIENT_LS: u16 = 4;
 const RESOLVE: u16 = 0x1000;
 const SET_TIMEOUT: u16 = 0x1001;

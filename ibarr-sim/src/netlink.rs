@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 
-//! How the kernel reads what it is sent (`rdma_nl_rcv_skb` in drivers/infiniband/core/netlink.c,
-//! `__nla_validate_parse` in lib/nlattr.c), and how it refuses it.
+//! How the kernel parses received messages (`rdma_nl_rcv_skb` in drivers/infiniband/core/netlink.c,
+//! `__nla_validate_parse` in lib/nlattr.c), and how it refuses them.
 
 /// Length of `struct nlmsghdr`.
 const HEADER: usize = 16;
@@ -15,7 +15,7 @@ const FLAG_CAPPED: u16 = 0x0100;
 const FLAG_ERROR: u16 = 0x0100;
 /// `NLMSG_ERROR`.
 const TYPE_ERROR: u16 = 2;
-/// `NLMSG_MIN_TYPE`: below are netlink's own.
+/// `NLMSG_MIN_TYPE`: lower types are netlink's control messages.
 const TYPE_MIN: u16 = 0x10;
 /// `LS_NLA_TYPE_MAX` - 1: higher types are skipped.
 const MAX_TYPE: u16 = 10;
@@ -31,7 +31,8 @@ pub(crate) struct Message<'a> {
 }
 
 impl<'a> Message<'a> {
-    /// Takes the next off `rest`; whatever is shorter than it says ends the datagram, silently.
+    /// Takes the next message off `rest`; a message shorter than its stated length silently ends
+    /// the datagram.
     pub(crate) fn take(rest: &mut &'a [u8]) -> Option<Self> {
         let bytes = core::mem::take(rest);
         let header = bytes.first_chunk::<HEADER>()?;
@@ -50,17 +51,17 @@ impl<'a> Message<'a> {
         self.flags & FLAG_REQUEST != 0
     }
 
-    /// Whether it says that there is no answer.
+    /// Whether the error flag is set, which means that there is no answer.
     pub(crate) fn has_error(&self) -> bool {
         self.flags & FLAG_ERROR != 0
     }
 
-    /// Whether nobody but netlink itself has to look at it.
+    /// Whether this is a control message of netlink itself.
     pub(crate) fn is_control(&self) -> bool {
         self.kind < TYPE_MIN
     }
 
-    /// Attributes with their whole `nla_type`. One that does not fit what is left ends them, silently.
+    /// Attributes with their whole `nla_type`. An attribute that does not fit silently ends them.
     pub(crate) fn attributes(&self) -> impl Iterator<Item = (u16, &'a [u8])> + use<'a> {
         let mut rest = self.bytes.get(HEADER..).unwrap_or_default();
         std::iter::from_fn(move || {
@@ -72,9 +73,9 @@ impl<'a> Message<'a> {
         })
     }
 
-    /// `nla_parse_deprecated`: the last attribute of type `wanted`, unless `policy` refuses the length
-    /// of any. Types beyond those known are skipped; so is what has the mandatory bit,
-    /// which is part of the type here.
+    /// `nla_parse_deprecated`: the last attribute of type `wanted`, unless `policy` refuses the
+    /// length of any attribute. Unknown types are skipped, and so are attributes with the mandatory
+    /// bit, which is part of the type here.
     pub(crate) fn parse(
         &self,
         wanted: u16,
@@ -97,12 +98,13 @@ impl<'a> Message<'a> {
         Ok(found)
     }
 
-    /// As the handlers of old kernels returned it.
+    /// The length as handlers of old kernels returned it.
     pub(crate) fn len(&self) -> i32 {
         i32::try_from(self.bytes.len()).unwrap_or(i32::MAX)
     }
 
-    /// What the sender hears: `netlink_ack`, if it did wrong or wanted to know.
+    /// The error message to the sender (`netlink_ack`), if there was an error or the sender wants
+    /// an acknowledgement.
     pub(crate) fn verdict(&self, errno: i32) -> Option<Vec<u8>> {
         let (flags, quoted) = match errno {
             0 if self.flags & FLAG_ACK == 0 => return None,
@@ -121,7 +123,7 @@ impl<'a> Message<'a> {
     }
 }
 
-/// An attribute has a length that the kernel does not take.
+/// The kernel refuses the length of an attribute.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Refused;
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 
-//! Each rule of the kernel, by bytes that were recorded or made by hand.
+//! Tests of each rule of the kernel, with recorded or constructed bytes.
 
 use ibarr_common::wire::ls::PortId;
 use ibarr_proto::local_service::{self, LocalService};
@@ -9,16 +9,16 @@ use super::*;
 
 const START: Instant = Instant::from_nanos(1_000_000_000);
 const TIMEOUT: Duration = Duration::from_secs(2);
-/// After a request was sent, and could be answered.
+/// The time after which a request can be answered.
 const WINDOW: Duration = Duration::from_micros(30);
 const GID: [u8; 16] = [0xfe, 0x80, 0, 0, 0, 0, 0, 0, 0, 2, 0xc9, 3, 0, 0, 0, 0x14];
 const NEIGHBOUR: IpAddr = IpAddr::V4(std::net::Ipv4Addr::new(192, 0, 2, 1));
 
-/// As recorded with Linux 6.1, number 12.
+/// Recorded with Linux 6.1; sequence number 12.
 const REQUEST: &str = "1c000000 02100100 0c000000 00000000 02000000 08000920 0a020001";
 const ANSWER: &str =
     "24000000 02100000 0c000000 ad030000 14000400 fe80000000000000 0002c90300000014";
-/// Number 1.
+/// Sequence number 1.
 const PATH_REQUEST: &str = "
     98000000 00100100 01000000 00000000
     696274756e300000 0000000000000000 0000000000000000 0000000000000000
@@ -32,7 +32,7 @@ const PATH_ANSWER: &str = "
     00040001 00000000 0080ffff 00008587 92000000 00000000";
 
 #[test]
-fn requests_are_those_that_were_recorded() {
+fn requests_equal_recorded_ones() {
     let mut kernel = kernel();
     kernel.ask();
     assert_eq!(kernel.sent(), [unhex(REQUEST)]);
@@ -42,7 +42,7 @@ fn requests_are_those_that_were_recorded() {
 
 /// `ib_nl_process_ip_rsep`, `netevent_callback`, `process_one_req`
 #[test]
-fn an_answer_wakes_nobody_but_the_next_neighbour_does() {
+fn only_a_neighbour_change_makes_the_caller_see_an_answer() {
     let mut kernel = kernel();
     kernel.ask();
     kernel.hear(WINDOW, ANSWER);
@@ -50,14 +50,14 @@ fn an_answer_wakes_nobody_but_the_next_neighbour_does() {
     kernel.neighbour(WINDOW * 2);
     let resolved = IpOutcome::Resolved { gid: GID, by: Wake::Neighbour(NEIGHBOUR) };
     assert_eq!(kernel.events(), [Event::Ip(Seq(12), resolved)]);
-    // The request, and it was not sent again.
+    // Only the first request: it was not sent again.
     assert_eq!(kernel.sent(), [unhex(REQUEST)]);
     assert_eq!(kernel.0.poll_timeout(), None);
 }
 
 /// `queue_req`, `set_timeout`
 #[test]
-fn without_a_neighbour_the_answer_lies_until_the_time_out() {
+fn without_a_neighbour_change_the_answer_waits_for_the_time_out() {
     let mut kernel = kernel();
     kernel.ask();
     kernel.hear(WINDOW, ANSWER);
@@ -68,16 +68,16 @@ fn without_a_neighbour_the_answer_lies_until_the_time_out() {
     assert_eq!(kernel.sent().len(), 1);
 }
 
-/// `rdma_resolve_ip`: `addr_resolve` sends, `queue_req` comes after
+/// `rdma_resolve_ip`: `addr_resolve` sends, then `queue_req` queues.
 #[test]
-fn an_answer_before_the_request_is_queued_is_lost_and_so_is_a_neighbour() {
+fn answers_and_neighbour_changes_before_queueing_are_lost() {
     let mut kernel = kernel();
     kernel.ask();
     kernel.hear(Duration::ZERO, ANSWER);
     assert_eq!(kernel.events(), [Event::AnswerLost(Seq(12))]);
     kernel.neighbour(WINDOW / 2);
     assert_eq!(kernel.sent().len(), 1);
-    // Healed by the next: it is sent again, and answered again.
+    // The next neighbour repairs this: the request is sent and answered again.
     kernel.neighbour(WINDOW);
     assert_eq!(kernel.sent(), [unhex(REQUEST)]);
     kernel.hear(WINDOW * 2, ANSWER);
@@ -85,10 +85,10 @@ fn an_answer_before_the_request_is_queued_is_lost_and_so_is_a_neighbour() {
     assert!(matches!(kernel.events()[..], [Event::Ip(_, IpOutcome::Resolved { .. })]));
 }
 
-/// `process_one_req` assigns -ENODATA over `status`, then `set_timeout(req, req->timeout)` moves
-/// the work that `netevent_callback` has queued
+/// `process_one_req` overwrites `status` with -ENODATA, then `set_timeout(req, req->timeout)` moves
+/// the work that `netevent_callback` has queued.
 #[test]
-fn an_answer_and_a_neighbour_while_it_is_sent_again_are_lost() {
+fn answers_and_neighbour_changes_during_a_resend_are_lost() {
     let mut kernel = kernel();
     kernel.ask();
     kernel.neighbour(WINDOW);
@@ -103,7 +103,7 @@ fn an_answer_and_a_neighbour_while_it_is_sent_again_are_lost() {
 
 /// `netevent_callback`
 #[test]
-fn each_neighbour_sends_every_pending_request_again_with_its_number() {
+fn each_neighbour_change_resends_every_pending_request_with_its_number() {
     let mut kernel = kernel();
     for _ in 0..3 {
         kernel.ask();
@@ -118,9 +118,9 @@ fn each_neighbour_sends_every_pending_request_again_with_its_number() {
     assert!(matches!(kernel.events()[..], [Event::Ip(Seq(13), _)]));
 }
 
-/// `process_one_req` calls `addr_resolve` before it looks at the time
+/// `process_one_req` calls `addr_resolve` before it checks the time.
 #[test]
-fn at_the_time_out_it_is_sent_once_more_and_the_answer_is_useless() {
+fn request_is_resent_at_its_time_out_and_the_answer_ignored() {
     let mut kernel = kernel();
     kernel.ask();
     kernel.pass(TIMEOUT);
@@ -136,7 +136,7 @@ fn at_the_time_out_it_is_sent_once_more_and_the_answer_is_useless() {
 
 /// `ib_nl_is_good_ip_resp`; measured with Linux 6.1.192 and 6.12.111
 #[test]
-fn an_odd_answer_to_an_address_request_is_no_answer() {
+fn malformed_answer_to_an_address_request_is_ignored() {
     let mut kernel = kernel();
     kernel.ask();
     for odd in [
@@ -146,7 +146,7 @@ fn an_odd_answer_to_an_address_request_is_no_answer() {
         "24000000 02100000 0c000000 ad030000 14000420 fe80000000000000 0002c90300000014",
         "1c000000 02100000 0c000000 ad030000 0c000400 fe80000000000000",
         "28000000 02100000 0c000000 ad030000 18000400 fe80000000000000 0002c90300000014 00000000",
-        // Shorter than it says, as an attribute and as a message.
+        // Shorter than its stated length, as an attribute and as a message.
         "20000000 02100000 0c000000 ad030000 14000400 fe80000000000000 0002c903",
         "24000000 02100000 0c000000 ad030000 14000400 fe80000000000000 0002c903",
     ] {
@@ -155,7 +155,7 @@ fn an_odd_answer_to_an_address_request_is_no_answer() {
     kernel.neighbour(WINDOW);
     assert_eq!(kernel.events(), []);
     assert_eq!(kernel.sent(), [unhex(REQUEST), unhex(REQUEST)]);
-    // Of several GIDs the last, behind what nobody knows.
+    // Of several GIDs the kernel takes the last, behind unknown attributes.
     kernel.hear(
         WINDOW * 2,
         "40000000 02100000 0c000000 ad030000 08000b00 00000000
@@ -167,7 +167,7 @@ fn an_odd_answer_to_an_address_request_is_no_answer() {
 
 /// `ib_nl_handle_ip_res_resp`, `ib_nl_handle_resolve_resp`, `netlink_ack`
 #[test]
-fn an_answer_that_is_flagged_as_a_request_is_refused_and_changes_nothing() {
+fn answer_with_the_request_flag_is_refused() {
     let mut kernel = kernel();
     kernel.ask();
     kernel.ask_path(PathUse::All);
@@ -185,7 +185,7 @@ fn an_answer_that_is_flagged_as_a_request_is_refused_and_changes_nothing() {
 
 /// `ib_nl_handle_ip_res_resp` before 5.6, which returned `skb->len`
 #[test]
-fn an_old_kernel_follows_each_answer_that_it_takes_with_a_positive_error() {
+fn old_kernel_follows_each_accepted_answer_by_a_positive_error() {
     let mut kernel = Rig(Kernel::new(Config { confirms: true, ..config() }));
     kernel.0.handle_input(START, Input::Listener(true));
     kernel.ask();
@@ -200,7 +200,7 @@ fn an_old_kernel_follows_each_answer_that_it_takes_with_a_positive_error() {
 
 /// `rdma_nl_rcv_msg`
 #[test]
-fn an_unknown_operation_is_refused_and_netlinks_own_messages_are_not() {
+fn unknown_operation_is_refused_and_netlink_control_messages_are_not() {
     let mut kernel = kernel();
     kernel.hear(WINDOW, "10000000 03100000 01000000 ad030000 10000000 02000000 01000000 ad030000");
     let refusal = "24000000 02000000 01000000 ad030000 eaffffff
@@ -210,33 +210,33 @@ fn an_unknown_operation_is_refused_and_netlinks_own_messages_are_not() {
 
 /// `ib_nl_fetch_ha`, `send_mad`
 #[test]
-fn without_a_listener_addresses_fail_at_once_and_paths_are_asked_of_the_sa() {
+fn without_a_listener_addresses_fail_and_paths_go_to_the_sa() {
     let mut kernel = kernel();
     kernel.ask();
     kernel.sent();
     kernel.0.handle_input(START + WINDOW, Input::Listener(false));
     assert_eq!(kernel.0.resolve_ip(START + WINDOW, request(), TIMEOUT), Err(NoListener));
     assert_eq!(kernel.0.resolve_path(START + WINDOW, path_request(PathUse::All)), None);
-    // `process_one_req`: what waits fails when it cannot be sent again.
+    // `process_one_req`: a pending request fails when it cannot be sent again.
     kernel.neighbour(WINDOW);
     assert_eq!(kernel.events(), [Event::Ip(Seq(12), IpOutcome::NoListener)]);
     assert!(kernel.sent().is_empty());
-    // The one that failed had a number, the path request none.
+    // The failed address request had a number, the path request had none.
     kernel.0.handle_input(START + WINDOW, Input::Listener(true));
     assert_eq!(kernel.0.resolve_ip(START + WINDOW, request(), TIMEOUT), Ok(Seq(14)));
     assert_eq!(kernel.0.resolve_path(START, path_request(PathUse::All)), Some(Seq(1)));
 }
 
 /// `ib_nl_addr_request_seq` and `ib_nl_sa_request_seq`
-/// `rdma_nl_rcv_msg`, `rdma_nl_chk_listeners`: a member of the group whose answers are refused.
+/// `rdma_nl_rcv_msg`, `rdma_nl_chk_listeners`: a listener whose answers are refused.
 #[test]
-fn callers_wait_in_vain_for_a_member_that_is_refused() {
+fn callers_wait_in_vain_for_a_listener_that_is_refused() {
     for (errno, verdict) in [(1, "ffffffff"), (22, "eaffffff")] {
         let mut kernel = Rig(Kernel::new(Config { refuses: Some(errno), ..config() }));
         kernel.0.handle_input(START, Input::Listener(true));
         kernel.ask();
         kernel.hear(WINDOW, ANSWER);
-        let [_, said] = &kernel.sent()[..] else { panic!("no verdict") };
+        let [_, said] = &kernel.sent()[..] else { panic!("no error message") };
         assert_eq!(said[16..20], unhex(verdict));
         kernel.pass(TIMEOUT);
         kernel.pass(TIMEOUT + WINDOW);
@@ -244,9 +244,9 @@ fn callers_wait_in_vain_for_a_member_that_is_refused() {
     }
 }
 
-/// The core joins and leaves as it says.
+/// The core joins and leaves the group as its outputs say.
 #[test]
-fn daemon_that_is_refused_keeps_no_caller_waiting() {
+fn refused_daemon_leaves_the_group_and_blocks_no_caller() {
     for (refuses, confirms) in [(None, false), (None, true), (Some(1), false), (Some(22), false)] {
         let mut kernel = Rig(Kernel::new(Config { confirms, refuses, ..config() }));
         let mut core = LocalService::new(local_service::Config::default());
@@ -278,14 +278,14 @@ fn daemon_that_is_refused_keeps_no_caller_waiting() {
 }
 
 #[test]
-fn numbers_collide_between_operations_and_have_gaps() {
+fn operations_share_sequence_numbers_with_gaps() {
     let mut kernel = Rig(Kernel::new(Config { path_seq: 11, ..config() }));
     kernel.0.handle_input(START, Input::Listener(true));
     assert_eq!(kernel.ask(), Seq(12));
     assert_eq!(kernel.ask_path(PathUse::All), Seq(12));
     kernel.0.count_ip();
     assert_eq!(kernel.ask(), Seq(14));
-    // The answer to one is none to the other.
+    // The answer to one is no answer to the other.
     kernel.hear(WINDOW, "10000000 00100001 0c000000 ad030000");
     kernel.neighbour(WINDOW);
     let asks_sa = PathOutcome::AsksSa(Reason::Told);
@@ -294,7 +294,7 @@ fn numbers_collide_between_operations_and_have_gaps() {
 
 /// `ib_nl_is_good_resolve_resp`, `ib_nl_process_good_resolve_rsp`
 #[test]
-fn a_path_request_ends_with_its_answer_as_the_answer_deserves() {
+fn path_request_ends_according_to_its_answer() {
     use PathOutcome::{AsksSa, Failed, Resolved};
     let record = unhex(PATH_ANSWER)[16..].to_vec();
     let with_flags = |flags: &[u8]| {
@@ -317,7 +317,7 @@ fn a_path_request_ends_with_its_answer_as_the_answer_deserves() {
         (PathUse::Unidirectional, 0, with_flags(&[0x12, 0x0a]), Resolved(vec![0x0a])),
         (PathUse::Gmp, 0, with_flags(&[0x0a]), Failed),
         (PathUse::All, 0, with_flags(&[0x01]), Failed),
-        // Parsable, and without a path: none, one that is not known, half a one.
+        // Well-formed and without a usable path: none, an unknown one, half of one.
         (PathUse::All, 0, Vec::new(), Failed),
         (PathUse::All, 0, mandatory, Failed),
         (PathUse::All, 0, record[..40].to_vec(), Failed),
@@ -334,7 +334,7 @@ fn a_path_request_ends_with_its_answer_as_the_answer_deserves() {
         answer.extend(attributes);
         let length = u32::try_from(answer.len()).unwrap();
         answer[..4].copy_from_slice(&length.to_ne_bytes());
-        // No answer is too early, and the second is ignored.
+        // No answer is too early, and a second one is ignored.
         kernel.hear_bytes(Duration::ZERO, &answer);
         kernel.hear_bytes(Duration::ZERO, &answer);
         assert_eq!(kernel.events(), [Event::Path(seq, outcome)], "{answer:02x?}");
@@ -344,7 +344,7 @@ fn a_path_request_ends_with_its_answer_as_the_answer_deserves() {
 
 /// `ib_nl_request_timeout`, `ib_nl_handle_set_timeout`
 #[test]
-fn of_silence_the_kernel_asks_the_sa_when_the_daemon_has_said() {
+fn kernel_asks_the_sa_after_the_time_out_set_by_the_daemon() {
     let mut kernel = kernel();
     kernel.ask_path(PathUse::All);
     assert_eq!(kernel.0.poll_timeout(), Some(START + Duration::from_secs(2)));
@@ -356,17 +356,18 @@ fn of_silence_the_kernel_asks_the_sa_when_the_daemon_has_said() {
     for (millis, set) in [(500, 500), (1, 100), (u32::MAX, 200_000), (300, 300)] {
         kernel.hear_bytes(Duration::ZERO, &told(millis));
         assert_eq!(kernel.0.path_timeout(), Duration::from_millis(set));
-        // Also for what waits already.
+        // Pending requests get the new time-out, too.
         assert_eq!(kernel.0.poll_timeout(), Some(START + Duration::from_millis(set)));
     }
-    // Neighbours have no part in it.
+    // Neighbours do not affect path requests.
     kernel.neighbour(Duration::from_millis(299));
     assert_eq!(kernel.events(), []);
     kernel.pass(Duration::from_millis(300));
     let asks_sa = PathOutcome::AsksSa(Reason::Silence);
     assert_eq!(kernel.events(), [Event::Path(Seq(1), asks_sa)]);
     kernel.sent();
-    // What is not flagged as a request is refused; who asks for it hears that all is well.
+    // A message without the request flag is refused; a message that asks for an acknowledgement
+    // gets one.
     kernel.hear(Duration::ZERO, "18000000 01100000 00000000 ad030000 08000200 64000000");
     assert_eq!(kernel.sent()[0][16..20], unhex("ffffffff"));
     kernel.hear(Duration::ZERO, "18000000 01100500 00000000 ad030000 08000200 64000000");
@@ -379,7 +380,7 @@ fn of_silence_the_kernel_asks_the_sa_when_the_daemon_has_said() {
 
 /// `ib_nl_make_request`, `ib_nl_ip_send_msg`
 #[test]
-fn only_of_paths_the_kernel_cares_whether_they_reach_anybody() {
+fn kernel_checks_delivery_of_path_requests_only() {
     let mut kernel = kernel();
     kernel.ask();
     let transmit = kernel.0.poll_transmit().unwrap();
@@ -395,7 +396,7 @@ fn only_of_paths_the_kernel_cares_whether_they_reach_anybody() {
 
 struct Rig(Kernel);
 
-/// With a listener; its next address request has number 12.
+/// A kernel with a listener; its next address request has number 12.
 fn kernel() -> Rig {
     let mut kernel = Kernel::new(config());
     kernel.handle_input(START, Input::Listener(true));
