@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 
-//! A node's cores, and the mistakes that can be planted around them: a simulation that does not find
-//! these proves nothing.
+//! A node's cores, and the bugs that can be planted around them. A simulation that does not find
+//! these bugs proves nothing.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::fmt;
@@ -17,39 +17,39 @@ use ibarr_proto::paths;
 use ibarr_proto::shares::User;
 use rand_chacha::ChaCha12Rng;
 
-/// A mistake.
+/// A bug that can be planted.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub enum Bug {
-    /// After one answer in 64 nobody is woken.
+    /// After one answer in 64 no nudge follows.
     LostWake,
-    /// One answer in 64 is given twice.
+    /// One answer in 64 is sent twice.
     DoubleAnswer,
-    /// Only what has an event is a change: what a dump says of links that are known is passed over.
+    /// What a dump says about known links is ignored; only events change them.
     StaleAfterChange,
     /// Sockets are opened and never closed.
     UnboundedTable,
-    /// Timers fire four times a second.
+    /// Timers are checked four times a second only.
     MissedDeadline,
-    /// Who starts does not have the kernel repeat what waits.
+    /// A daemon that starts makes no nudge, so the kernel repeats no pending request.
     SilentStart,
-    /// Paths are used a hundred times as long as they should be.
+    /// Paths are kept a hundred times as long as they should be.
     StalePath,
-    /// A port has the LID for ever that it had first.
+    /// A port keeps its first LID for ever.
     StaleLid,
     /// One MAD in 16 is sent twice.
     DoubleQuery,
-    /// All that the kernel asks is read before anything of it is dealt with.
+    /// A turn reads all requests of the kernel before it handles the first.
     LateDrain,
-    /// One turn in 32,768 carries out nothing.
+    /// One turn in 32,768 executes no outputs.
     ForgottenDrain,
-    /// A turn reads as long as the kernel asks.
+    /// A turn reads as long as the kernel sends requests.
     EndlessRead,
-    /// Each request of a user counts as another user's, so that no user has a bound or a rate.
+    /// Each request of a user counts as one of a new user, so that no user has a bound or a rate.
     NoShares,
 }
 
 impl Bug {
-    /// Each of them.
+    /// All bugs.
     pub const ALL: [Self; 13] = [
         Self::LostWake,
         Self::DoubleAnswer,
@@ -94,14 +94,14 @@ impl FromStr for Bug {
         let found = Self::ALL.into_iter().find(|bug| bug.to_string() == name);
         found.ok_or_else(|| {
             format!(
-                "no bug is called {name:?}: there are {}",
+                "unknown bug {name:?}: known are {}",
                 Self::ALL.map(|bug| bug.to_string()).join(", ")
             )
         })
     }
 }
 
-/// A [`Node`], and what is wrong with it.
+/// A [`Node`] with its planted bug.
 pub(crate) struct Core {
     node: Node<ChaCha12Rng>,
     bug: Option<Bug>,
@@ -232,7 +232,7 @@ impl Core {
         }
     }
 
-    /// A dump lists the hardware address that the last event told.
+    /// Replaces the hardware address in a dump by the one of the last event.
     fn as_it_was(&mut self, input: local_view::Input) -> local_view::Input {
         match input {
             local_view::Input::ListedLink(mut link) => {
@@ -248,7 +248,7 @@ impl Core {
     }
 }
 
-/// To an address request.
+/// Whether `bytes` answer an address request.
 fn is_answer(bytes: &[u8]) -> bool {
     bytes.len() == 36
 }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 
-//! What must hold, whatever happens. ARCHITECTURE.md says why each.
+//! The claims that must hold in every history. ARCHITECTURE.md gives their reasons.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::net::IpAddr;
@@ -23,13 +23,13 @@ use crate::world::{START, World};
 pub(crate) struct Claims {
     pub(crate) counts: Counts,
     broken: Option<Broken>,
-    /// Requests of each machine's kernel that wait.
+    /// Pending requests of each machine's kernel.
     calls: BTreeMap<Id, Vec<Call>>,
-    /// When requests were made, lately.
+    /// The times of recent requests.
     called: BTreeMap<Id, VecDeque<Instant>>,
-    /// When peers last said so.
+    /// When a peer last said that an address has this GID.
     told: BTreeMap<(Id, Gid), Instant>,
-    /// Datagrams between two machines that did not arrive, lately.
+    /// The times of recently lost datagrams between two machines.
     losses: BTreeMap<(Id, Id), VecDeque<Instant>>,
 }
 
@@ -50,33 +50,34 @@ struct Call {
     timeout: Duration,
 }
 
-/// From when nothing is amiss any more until all is as if nothing had been: a round of a question
-/// that nobody answered, "not here" that was believed, the time until it is asked again.
+/// The time from the end of all troubles until they have no effect any more: a round without an
+/// answer, a false negative answer that was believed, and the time until the question is asked
+/// again.
 const SETTLE: Duration = secs(5);
 
-/// Within this a request is answered if nothing is amiss and nothing is lost: another gets its turn
-/// at a cold gateway within half of it.
+/// The time limit of a request without troubles and losses. Behind a cold gateway another question
+/// gets its turn within half of it.
 const PROMPT: Duration = secs(1);
 
-/// And within this if no more than two of its datagrams are lost.
+/// The time limit if at most [`FEW`] of the request's datagrams are lost.
 const IN_TIME: Duration = ms(1900);
 const FEW: usize = 2;
 
-/// What a peer said is remembered for a minute, and an answer for five seconds and the three that
-/// its request may take.
+/// The greatest age of an answer: a peer's answer is remembered for a minute, an answer to the
+/// kernel for five seconds, and a request may take three.
 const OLDEST: Duration = secs(60 + 5 + 3);
 
-/// The first of these, and what a daemon may be late.
+/// The first part of [`OLDEST`], plus the time that a daemon may be late.
 const CACHED: Duration = ms(60_000 + 100);
 
-/// From a change until the view knows: that the kernel tells of, and that it does not.
+/// The time until the view knows a change: one that the kernel reports, and one that it does not.
 const TOLD_LAG: Duration = ms(100);
 const SILENT_LAG: Duration = secs(6);
-/// Without a daemon, programs in the kernel are believed for so long.
+/// How long programs in the kernel answer without a daemon.
 const LEASE: Duration = secs(60);
 
-/// How long something is held for a request: the kernel repeats it for at most 5 s, its deadline is
-/// 30 s, and the answer is remembered for 5.
+/// How long something is kept for a request: the kernel repeats it for at most 5 s, its deadline is
+/// 30 s, and the answer is remembered for 5 s.
 const HELD: Duration = secs(5 + 30 + 5 + 1);
 
 const RESOLVE: u16 = 0x1000;
@@ -88,7 +89,7 @@ impl Claims {
         self.broken.as_ref()
     }
 
-    /// The first that breaks is told.
+    /// Only the first broken claim is reported.
     pub(crate) fn breaks(&mut self, at: Instant, about: [Option<Id>; 2], claim: String) {
         self.broken.get_or_insert(Broken { at, about, claim });
     }
@@ -103,7 +104,7 @@ impl Claims {
         }
     }
 
-    /// A peer has said to `id` that somebody has this GID.
+    /// Notes that a peer has said to `id` that an address has this GID.
     pub(crate) fn is_told(&mut self, now: Instant, id: Id, gid: Gid) {
         self.told.insert((id, gid), now);
     }
@@ -114,12 +115,12 @@ impl Claims {
         let is_alone = std::mem::take(&mut daemon.since_nudge) == 1;
         let is_soon = last.is_some_and(|last| now.since(last) < NUDGE_INTERVAL);
         if is_soon && !is_alone && !daemon.is_ending {
-            let text = "two nudges within a millisecond, for several".to_owned();
+            let text = "two nudges within a millisecond, for several requests".to_owned();
             self.breaks(now, [Some(id), None], text);
         }
     }
 
-    /// Each answer, loss and start is worth one nudge and its repetitions.
+    /// Checks the nudges: each answer, loss and start allows one nudge and its repetitions.
     pub(crate) fn daemon_ends(&mut self, now: Instant, id: Id, daemon: &Daemon) {
         let most = (1 + local_service::FOLLOW_UPS.len() as u64) * daemon.answers;
         if daemon.nudges > most {
@@ -135,7 +136,7 @@ impl Claims {
 }
 
 impl World {
-    /// Somebody calls `rdma_resolve_addr`.
+    /// Notes a call of `rdma_resolve_addr`.
     pub(crate) fn resolve(&mut self, id: Id, request: ResolveIp, timeout: Duration) {
         let target = request.target;
         self.note(id, &Entry::Called { target, timeout });
@@ -148,18 +149,18 @@ impl World {
         } else {
             self.claims.counts.no_listener += 1;
             if self.machines[id].daemon.is_some() {
-                let text = format!("nobody hears the request for {target}");
+                let text = format!("no daemon receives the request for {target}");
                 self.claims.breaks(self.now, [Some(id), None], text);
             }
         }
         self.settle_kernel(id);
     }
 
-    /// One effective outcome, in time, and the right one.
+    /// Checks that a call has one effective outcome, in time and correct.
     pub(crate) fn call_ends(&mut self, id: Id, seq: Seq, outcome: IpOutcome) {
         let calls = self.claims.calls.entry(id).or_default();
         let Some(at) = calls.iter().position(|call| call.seq == seq) else {
-            let text = format!("request {} ends and was not waiting", seq.0);
+            let text = format!("request {} ends but was not pending", seq.0);
             return self.claims.breaks(self.now, [Some(id), None], text);
         };
         let call = calls.swap_remove(at);
@@ -185,7 +186,7 @@ impl World {
                 }
                 let has_nudges = self.weather.config.local_service.nudge;
                 if has_nudges && (is_late || limit.is_some() && by == Wake::TimeOut) {
-                    complaint = Some(format!("{target} is known after {took:?}, by {by:?}"));
+                    complaint = Some(format!("{target} is resolved after {took:?}, by {by:?}"));
                 }
                 let since = before(asked_at, OLDEST + SILENT_LAG);
                 let since = before(since, self.slept_lately(owner, since));
@@ -194,27 +195,28 @@ impl World {
                 }
                 if Gid::new(gid).is_none_or(|gid| !self.had(target, gid, since)) {
                     let gid = std::net::Ipv6Addr::from(gid);
-                    complaint = Some(format!("{target} never had {gid}, or too long ago"));
+                    complaint = Some(format!("{target} never had {gid}, or had it too long ago"));
                 }
             }
             IpOutcome::TimedOut => counts.timed_out += 1,
             IpOutcome::NoListener => counts.no_listener += 1,
         }
         if limit.is_some() && !matches!(outcome, IpOutcome::Resolved { .. }) {
-            complaint = Some(format!("{target} could be known, but: {outcome:?}"));
+            complaint = Some(format!("{target} could be resolved, but: {outcome:?}"));
         }
         if let Some(complaint) = complaint {
             self.claims.breaks(self.now, [Some(id), owner], complaint);
         }
     }
 
-    /// How long the request may take, if it must be answered.
+    /// The time limit of a request, if it must be answered.
     fn limit(&self, id: Id, call: &Call) -> Option<Duration> {
         let since = before(call.asked_at, SETTLE);
         let owner = self.truth.owner_since(call.target, since)?;
         let is_quick = |id: Id| self.machines[id].paths_are_quick_since(self.now) <= since;
         let is_calm = |id: Id| self.machines[id].troubles.any <= since && is_quick(id);
-        // What waits while a daemon is replaced is the next one's to answer: a nudge tells it.
+        // The next daemon has to answer requests that wait during a restart: its first nudge makes
+        // the kernel repeat them.
         let survives = |restart: &Restart| {
             restart.until == self.machines[id].troubles.any
                 && restart.before <= since
@@ -238,7 +240,7 @@ impl World {
         (answers && limit < call.timeout).then_some(limit)
     }
 
-    /// What the daemon says was asked, and known.
+    /// Checks a message of the daemon to the kernel.
     pub(crate) fn check_message(&mut self, id: Id, daemon: &mut Daemon, bytes: &[u8]) {
         let Some((kind, seq)) = header(bytes).filter(|(kind, _)| *kind != SET_TIMEOUT) else {
             return;
@@ -255,7 +257,7 @@ impl World {
             let text = format!("request {} came {heard} times, answered {answered} times", seq.0);
             self.claims.breaks(self.now, [Some(id), None], text);
         }
-        // Who did not run, or had no room for what he had to say, may say what was true before.
+        // A daemon that did not run, or could not send, may give an answer that was true before.
         let is_calm = self.machines[id].troubles.any <= before(self.now, secs(1));
         if kind == RESOLVE
             && let Some(claim) = daemon.paths.is_answered(self.now, seq, bytes, spared)
@@ -269,11 +271,11 @@ impl World {
         daemon.since_nudge += 1;
         let gid = bytes.get(20..36).and_then(|gid| gid.first_chunk::<16>()).copied();
         let (Some(gid), Some(target)) = (gid.and_then(Gid::new), dealt.target) else {
-            let text = format!("no answer: {bytes:02x?}");
+            let text = format!("the message is not an answer: {bytes:02x?}");
             return self.claims.breaks(self.now, [Some(id), None], text);
         };
         let told = self.claims.told.get(&(id, gid));
-        // Whoever asks once, of a daemon that runs, gets what the cache holds now.
+        // A caller that asks a running daemon once gets the current contents of the cache.
         let is_prompt = (heard, answered) == (1, 1)
             && self.machines[id].troubles.any < before(self.now, OLDEST);
         let oldest = if is_prompt { CACHED } else { OLDEST };
@@ -283,12 +285,12 @@ impl World {
         let is_own = self.truth.owners(target, since).any(|owner| owner == id)
             && self.truth.had(id, gid, since, since);
         if !is_fresh && !is_own {
-            let text = format!("{target} has {gid}, says the daemon, but no peer has said so");
+            let text = format!("the daemon says that {target} has {gid}, but no peer has said so");
             self.claims.breaks(self.now, [Some(id), None], text);
         }
     }
 
-    /// Who answers for an address has it, or had until a moment ago.
+    /// Checks a reply: the machine has the address, or had it until a moment ago.
     pub(crate) fn check_reply(&mut self, id: Id, about: IpAddr, asker: IpAddr, gid: Gid) {
         let since = before(self.now, SILENT_LAG);
         let slept = self.slept_lately(Some(id), since);
@@ -302,12 +304,12 @@ impl World {
             && self.truth.had(id, gid, told, silent);
         if !is_right {
             let other = self.truth.owner(asker);
-            let text = format!("node {id} says that {about} has {gid}, which is over");
+            let text = format!("node {id} says that {about} has {gid}, which is no longer true");
             self.claims.breaks(self.now, [Some(id), other], text);
         }
     }
 
-    /// Who was asked to end leaves the kernel as it was.
+    /// Checks that a daemon which ended in an orderly way has restored the kernel's time-out.
     pub(crate) fn check_peaceful_end(&mut self, id: Id) {
         let machine = &self.machines[id];
         let Some(daemon) = machine.daemon.as_ref().filter(|daemon| daemon.is_ending) else {
@@ -315,13 +317,15 @@ impl World {
         };
         let is_done = daemon.unsent.is_none() && daemon.core.node().local_service().is_idle();
         if is_done && machine.kernel.path_timeout() != Timeout::DEFAULT.get() {
-            let text = format!("a time-out of {:?} is left", machine.kernel.path_timeout());
+            let text =
+                format!("the kernel keeps a time-out of {:?}", machine.kernel.path_timeout());
             self.claims.breaks(self.now, [Some(id), None], text);
         }
     }
 
-    /// A path request got no answer in the kernel's time: only if something was amiss, or the daemon
-    /// did not run, or read other requests, for half of what it has left when the SA has not answered.
+    /// Checks a path request that got no answer in the kernel's time. This is allowed only if there
+    /// was a trouble, or the daemon did not run, or read other requests, for half of the time that
+    /// remains after the SA's silence.
     pub(crate) fn path_unanswered(&mut self, id: Id, seq: Seq) {
         self.claims.counts.paths_unanswered += 1;
         let machine = &self.machines[id];
@@ -336,7 +340,7 @@ impl World {
         }
     }
 
-    /// Nothing grows beyond what is asked.
+    /// Checks that no table is larger than the requests justify.
     pub(crate) fn check_bounds(&mut self, id: Id, daemon: &Daemon) {
         let node = daemon.core.node();
         let held_for = HELD + self.slept_lately(Some(id), before(self.now, HELD));
@@ -351,7 +355,7 @@ impl World {
         let too_much = [
             ("sockets", daemon.sockets.len(), most_sockets()),
             ("requests held", held, if sleeps { usize::MAX } else { called.len() }),
-            // Each address may be known by its interface and without, and is refreshed then.
+            // Each address may be cached with and without an interface, and is then refreshed.
             ("answers remembered", client.cached, 2 * addresses),
             ("flights", client.flights, asked + 2 * addresses),
             ("next hops", client.hops, addresses),
@@ -366,7 +370,7 @@ impl World {
         }
     }
 
-    /// When nobody has asked for minutes, nothing is left.
+    /// Checks that no table holds anything after minutes without requests.
     pub(crate) fn check_end(&mut self) {
         for id in 0..self.machines.len() {
             let machine = &self.machines[id];
@@ -378,14 +382,14 @@ impl World {
             };
             holds("calls", self.claims.calls.get(&id).map_or(0, Vec::len));
             let sought = |(_, path): &&(IpAddr, Path)| matches!(path, Path::Sought { .. });
-            holds("paths sought", machine.paths.iter().filter(sought).count());
+            holds("paths being looked up", machine.paths.iter().filter(sought).count());
             holds("datagrams for the daemon", machine.local_service.held.len());
             if let Some(daemon) = &machine.daemon {
                 let node = daemon.core.node();
                 let client = node.client().load();
                 holds("path requests", node.paths().load().waiters);
                 holds("questions to the SA", node.paths().load().questions);
-                holds("requests of people", daemon.asked.len() + daemon.crowd.len());
+                holds("requests of users", daemon.asked.len() + daemon.crowd.len());
                 holds("sockets", daemon.sockets.len());
                 holds("requests held", node.local_service().load().held);
                 holds("flights", client.flights);
@@ -393,21 +397,21 @@ impl World {
                 holds("answers remembered", client.cached);
                 self.claims.daemon_ends(self.now, id, daemon);
             } else if machine.kind == Kind::Ours {
-                holds("daemon missing", 1);
+                holds("missing daemon", 1);
             }
             if !left.is_empty() {
-                let text = format!("left in the end: {}", left.join(", "));
+                let text = format!("left at the end: {}", left.join(", "));
                 self.claims.breaks(self.now, [Some(id), None], text);
             }
         }
     }
 
-    /// Whether somebody who had the address since had this GID.
+    /// Whether a machine that had the address since then had this GID.
     fn had(&self, address: IpAddr, gid: Gid, since: Instant) -> bool {
         self.truth.owners(address, since).any(|owner| self.truth.had(owner, gid, since, since))
     }
 
-    /// For how long the machine has not run, if that was after `since`.
+    /// How long the machine has not run, if that was after `since`.
     fn slept_lately(&self, id: Option<Id>, since: Instant) -> Duration {
         let slept = id.map(|id| self.machines[id].troubles.slept);
         slept.filter(|(until, _)| *until >= since).map_or(Duration::ZERO, |(_, slept)| slept)

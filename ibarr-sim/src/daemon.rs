@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 
-//! What is around a daemon's cores: the turn is the product's ([`ibarr_proto::turn`]), and what it reads
-//! and writes is simulated, with the time that each thing takes; long because each output of the node has
-//! its arm here.
+//! The surroundings of a daemon's cores. The turn is the product's ([`ibarr_proto::turn`]); what it
+//! reads and writes is simulated, with the time that each step takes. long because each output of
+//! the node has its arm here.
 
 use std::net::IpAddr;
 
@@ -30,15 +30,15 @@ use crate::record::{Entry, Fate, Id};
 use crate::subnet::{PORT, name};
 use crate::world::{What, World};
 
-/// Datagrams that the socket to the daemon holds, and in trouble.
+/// Datagrams that the socket to the daemon holds, normally and in a trouble.
 const ROOM: usize = 4096;
 const LITTLE_ROOM: usize = 3;
 
-/// How long programs in the kernel are believed after a dump.
+/// How long programs in the kernel answer after a dump.
 const LEASE: std::time::Duration = secs(60);
 
 impl World {
-    /// A daemon starts, by itself or, with `inherited`, on the socket of the one before.
+    /// Starts a daemon; with `inherited` it gets the socket of the previous one.
     pub(crate) fn launch(&mut self, id: Id, inherited: bool) {
         let config = self.weather.config.clone();
         let paths = config.paths;
@@ -61,7 +61,7 @@ impl World {
         self.wake(id);
     }
 
-    /// The daemon is gone, and with it its sockets, unless somebody keeps that to the kernel.
+    /// Ends the daemon and its sockets; with `keeps_socket`, the socket to the kernel stays open.
     pub(crate) fn kill(&mut self, id: Id, keeps_socket: bool) {
         let machine = &mut self.machines[id];
         let Some(daemon) = machine.daemon.take() else { return };
@@ -76,7 +76,7 @@ impl World {
         }
     }
 
-    /// Something waits for the daemon.
+    /// Schedules a turn of the daemon.
     pub(crate) fn wake(&mut self, id: Id) {
         let machine = &mut self.machines[id];
         let Some(daemon) = &mut machine.daemon else { return };
@@ -97,7 +97,7 @@ impl World {
         self.at(at, What::Turn(id));
     }
 
-    /// For a daemon that waits for nothing else.
+    /// Queues an input for the daemon.
     pub(crate) fn put(&mut self, id: Id, item: Inbox) {
         if let Some(daemon) = &mut self.machines[id].daemon {
             daemon.inbox.push_back(item);
@@ -133,7 +133,7 @@ impl World {
 
     fn take_turn(&mut self, id: Id, daemon: &mut Daemon) {
         self.claims.counts.turns += 1;
-        // The loop may look at its channels just before the kernel asks.
+        // The loop may poll its channels just before the kernel sends a request.
         let first = if self.is_ready(id, daemon) && self.dice.coin() {
             Cue::Kernel
         } else {
@@ -154,7 +154,7 @@ impl World {
         };
         turn::take(&mut turn, limits, now, first, true);
         if turn.undrained {
-            let text = "a turn ends before all is done that the cores have to say".to_owned();
+            let text = "a turn ends before all outputs of the cores are executed".to_owned();
             self.claims.breaks(now, [Some(id), None], text);
         }
     }
@@ -185,7 +185,7 @@ impl World {
             }
             Inbox::Crowd(until) => return self.user_asks(id, daemon, *until),
             Inbox::Reload => {
-                // Not the same twice.
+                // The new configuration differs from the old one.
                 let mut config = self.weather.config.clone();
                 if self.dice.coin() {
                     config.client = self.weather.short_lived.clone();
@@ -218,7 +218,7 @@ impl World {
     fn carry_out(&mut self, id: Id, daemon: &mut Daemon, output: Output) {
         let (now, life) = (self.now, self.machines[id].life);
         match output {
-            // Nobody looks at who is answered in the kernel.
+            // No claim depends on the sources that programs answer.
             Output::View(local_view::Request::Dump(Subject::Routes)) => {
                 for input in [local_view::Input::RoutesStarted, local_view::Input::RoutesDone] {
                     daemon.core.handle_input(now, Input::View(input));
@@ -226,7 +226,7 @@ impl World {
             }
             Output::View(
                 local_view::Request::Dump(Subject::Neighbours) | local_view::Request::Leave(_),
-            ) => unreachable!("no machine answers by XDP"),
+            ) => unreachable!("no machine uses XDP"),
             Output::View(local_view::Request::Dump(Subject::Node)) => {
                 let at = self.machines[id].network.told_until.max(now + us(10));
                 self.at(at, What::DumpStarts(id, life));
@@ -260,7 +260,7 @@ impl World {
                 self.tell_kernel(id, daemon, &message);
             }
             Output::LocalService(Transmit::Join | Transmit::Leave(_)) => {
-                unreachable!("every daemon is a member, and no kernel refuses")
+                unreachable!("every daemon is in the group, and no kernel refuses its messages")
             }
             Output::LocalService(Transmit::Nudge(nudge)) => {
                 self.claims.nudges(now, id, daemon);
@@ -278,7 +278,7 @@ impl World {
             return self.claims.breaks(
                 self.now,
                 [Some(id), None],
-                format!("a person's request {request} is answered that does not wait"),
+                format!("request {request} of a user is answered but not pending"),
             );
         };
         let text = match outcome {
@@ -291,13 +291,13 @@ impl World {
         };
         self.note(id, &Entry::Told { target, outcome: text });
         if outcome == Outcome::Overloaded {
-            let text = format!("a person who asks little is refused {target}");
+            let text = format!("a user with few requests is refused {target}");
             self.claims.breaks(self.now, [Some(id), None], text);
         }
-        // Whoever does not run cannot answer.
+        // A daemon that does not run cannot answer.
         let late = self.now.since(deadline.max(self.machines[id].troubles.any));
         if late > ms(100) {
-            let text = format!("a person is told {late:?} late who has {target}");
+            let text = format!("a user gets the answer for {target} {late:?} late");
             self.claims.breaks(self.now, [Some(id), None], text);
         }
     }
@@ -327,7 +327,7 @@ impl World {
         self.settle_kernel(id);
     }
 
-    /// The programs in the kernel have what the view says, once it knows.
+    /// Copies the view to the programs' maps, once the view is known.
     fn pin(&mut self, id: Id, daemon: &mut Daemon) {
         let Some(responder) = &mut self.machines[id].responder else { return };
         let Some(confirmed_at) = daemon.core.node().view().confirmed_at() else { return };
@@ -345,8 +345,8 @@ impl World {
         }
     }
 
-    /// The thread that nudges has a processor now; `read` is what had been read of the socket
-    /// when it was told to.
+    /// The nudging thread runs now; `read` is the number of datagrams read from the socket when the
+    /// nudge was ordered.
     pub(crate) fn nudge_done(&mut self, id: Id, life: u32, nudge: Nudge, read: u64) {
         let machine = &mut self.machines[id];
         let daemon = machine.daemon.as_mut().filter(|_| machine.life == life);
@@ -385,8 +385,8 @@ impl World {
         self.settle_kernel(id);
     }
 
-    /// What the kernel is about to send it can take the answer to only after this, which is hardly
-    /// ever long; never where there are no nudges, as then each answer is given but twice.
+    /// Draws the time until the kernel can accept the answer to its next request. It is rarely
+    /// long; never where there are no nudges, because then each answer is sent only twice.
     pub(crate) fn draw_window(&mut self, id: Id) {
         let window = if self.machines[id].pace.is_eager {
             us(400)..us(500)
@@ -408,7 +408,7 @@ impl World {
         }
     }
 
-    /// Does what the kernel wants done.
+    /// Executes the outputs of the kernel.
     pub(crate) fn settle_kernel(&mut self, id: Id) {
         loop {
             if let Some(transmit) = self.machines[id].kernel.poll_transmit() {
@@ -454,30 +454,30 @@ impl World {
     }
 }
 
-/// What a turn of a daemon reads and writes.
+/// The I/O of one turn of a daemon.
 struct Turn<'a> {
     world: &'a mut World,
     id: Id,
     daemon: &'a mut Daemon,
-    /// Messages of the kernel so far.
+    /// Messages of the kernel read so far.
     read: usize,
-    /// A core has been told something and may not have been asked for all that it has to say.
+    /// A core got an input, and its outputs may not have been taken yet.
     undrained: bool,
     /// The last message of the kernel may not have been dealt with.
     is_dealing: bool,
     is_reading: bool,
 }
 
-/// Every other node has so small ones that it meets them.
+/// Every other node has limits so small that it reaches them.
 fn limits(id: Id) -> Limits {
     let limits = Limits::default();
     if id.is_multiple_of(2) { limits } else { Limits { inputs: 2, messages: 2, ..limits } }
 }
 
-/// What a turn takes from its queue.
+/// An entry of the turn's queue.
 enum Cue {
     Item(Inbox),
-    /// The socket to the kernel can be read or written.
+    /// The socket to the kernel is readable or writable.
     Kernel,
     Nothing,
 }
@@ -514,7 +514,7 @@ impl Io<Cue> for Turn<'_> {
     fn read_kernel(&mut self, now: Instant) -> Read {
         self.undrained = true;
         if std::mem::replace(&mut self.is_dealing, true) {
-            let text = "a request is read before the one before it is dealt with".to_owned();
+            let text = "a request is read before the previous one is handled".to_owned();
             self.world.claims.breaks(now, [Some(self.id), None], text);
         }
         self.read += 1;
@@ -585,7 +585,7 @@ impl Io<Cue> for Turn<'_> {
     }
 }
 
-/// What the daemon nudges with.
+/// The address of the daemon's nudges.
 const DOCUMENTATION: IpAddr = IpAddr::V6(std::net::Ipv6Addr::new(0x2001, 0xdb8, 0, 0, 0, 0, 0, 7));
 
 const PORT_ID: PortId = PortId(180);
@@ -603,7 +603,7 @@ impl Daemon {
         false
     }
 
-    /// The timer, after a turn; when there is to be another, if not before.
+    /// Sets the timer after a turn, for the time of the next one.
     fn arm(
         &mut self,
         after_turn: bool,
@@ -629,7 +629,7 @@ impl Daemon {
         (request, deadline)
     }
 
-    /// What the view says adds up to what it holds.
+    /// Adds a fact to the copy of the view.
     fn learn(&mut self, fact: &Fact) {
         self.has_learnt = true;
         match fact {
@@ -663,7 +663,7 @@ impl Daemon {
         }
     }
 
-    /// Those that follow at once are covered by the repetitions of the first one's nudge.
+    /// Overruns in a row count once: the repetitions of the first nudge cover them.
     fn overruns(&mut self, now: Instant) {
         if self.counts_overruns_from <= now {
             self.counts_overruns_from = now + OVERRUN_PAUSE;
@@ -681,7 +681,7 @@ impl Daemon {
     }
 }
 
-/// What an address request is about.
+/// The address that an address request asks for.
 fn target(bytes: &[u8]) -> Option<IpAddr> {
     match bytes.len() {
         28 => Some(IpAddr::from(*bytes.last_chunk::<4>()?)),
@@ -690,7 +690,7 @@ fn target(bytes: &[u8]) -> Option<IpAddr> {
     }
 }
 
-/// Type and number of a netlink message.
+/// Type and sequence number of a netlink message.
 pub(crate) fn header(bytes: &[u8]) -> Option<(u16, Seq)> {
     let kind = bytes.get(4..6)?.first_chunk::<2>()?;
     let seq = bytes.get(8..12)?.first_chunk::<4>()?;
@@ -698,6 +698,6 @@ pub(crate) fn header(bytes: &[u8]) -> Option<(u16, Seq)> {
 }
 
 pub(crate) fn most_sockets() -> usize {
-    // One to send from and one in grace for each slot, in each family.
+    // One socket to send from and one in grace for each slot, in each family.
     [Family::V4, Family::V6].len() * 2 * 32
 }

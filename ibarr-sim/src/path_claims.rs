@@ -1,10 +1,11 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 
-//! What must hold of paths, whatever happens: no path that the SA has not given since its port last
-//! changed so that it may be wrong, no question twice at once, and about what is remembered no more
-//! than canaries may ask. That each request of the kernel is answered in time is claimed in `claims.rs`.
+//! The claims about paths in every history: each path was given by the SA since its port last
+//! changed in a relevant way, no question is asked twice at once, and remembered paths are asked
+//! for only by the allowed number of canaries. `claims.rs` claims that each request of the kernel
+//! is answered in time.
 //!
-//! The claims know less than the core: where they cannot tell they do not bind.
+//! The claims know less than the core; where they cannot decide, they allow both.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
@@ -17,43 +18,43 @@ use ibarr_proto::paths::{self, PortFacts};
 
 use crate::dice::{ms, secs};
 
-/// What has passed between a daemon, its kernel and its SA.
+/// The history of a daemon, its kernel and its SA.
 #[derive(Debug, Default)]
 pub(crate) struct PathClaims {
     ttl: Duration,
     negative_ttl: Duration,
     canary_every: Duration,
-    /// When the daemon was first told of its port, how many canaries it has sent since, and the last.
+    /// When the daemon first knew its port, the number of canaries since, and the last one.
     started: Option<Instant>,
     canaries: u32,
     canary: Option<(Instant, PathQuestion)>,
-    /// What the daemon was last told of its port, and of it while it had an SA.
+    /// The daemon's last facts about its port, and the last ones with an SA.
     facts: Option<PortFacts>,
     last: Option<PortFacts>,
-    /// What was said before is wrong; is in doubt; was to another SA.
+    /// Since when earlier answers are wrong, in doubt, from another SA.
     void_at: Instant,
     doubt_at: Instant,
     moved_at: Instant,
-    /// Questions of the kernel that wait.
+    /// Pending requests of the kernel.
     wanted: BTreeMap<Seq, Wanted>,
-    /// Questions that were sent, and not answered since: the first time and the last.
+    /// Questions without an answer yet: when they were first and last sent.
     asked: BTreeMap<PathQuestion, (Instant, Instant)>,
-    /// What is remembered: when it was asked for at the earliest, and how long that lives at least.
+    /// Remembered answers: the earliest time of the question, and the shortest life.
     known: BTreeMap<PathQuestion, (Instant, Instant)>,
-    /// Whoever keeps these is given them.
+    /// Paths that a program keeps after it got them.
     kept: BTreeSet<PathQuestion>,
-    /// What the SA has said, by the number of the answer; and when it last knew no path.
+    /// Answers of the SA, by their number; and when it last knew no path.
     said: BTreeMap<u32, (Instant, PathQuestion)>,
     none: BTreeMap<PathQuestion, Instant>,
     lids: BTreeMap<Gid, u16>,
-    /// Times that there was no path because the kernel was not to ask a silent SA again so soon.
+    /// Requests answered with no path because the kernel was not to ask a silent SA again so soon.
     spared: u64,
 }
 
-/// A question is not sent again sooner.
+/// The shortest time before a question is sent again.
 const PATIENCE: Duration = ms(249);
 
-/// It may have waited for so long before it was sent.
+/// The longest time that a question waits before it is sent.
 const WAITS: Duration = secs(3);
 
 impl PathClaims {
@@ -62,7 +63,7 @@ impl PathClaims {
         Self { ttl, negative_ttl, canary_every, ..Self::default() }
     }
 
-    /// The daemon is told of its port.
+    /// The daemon learns the state of its port.
     pub(crate) fn is_told(&mut self, now: Instant, facts: Option<&PortFacts>) {
         self.started.get_or_insert(now);
         let sa = |facts: Option<&PortFacts>| facts.and_then(PortFacts::sa);
@@ -95,11 +96,11 @@ impl PathClaims {
                 reversible,
                 pkey: request.pkey,
                 tclass: request.tclass,
-                // No SA here knows of quality of service.
+                // No SA here supports quality of service.
                 service_id: None,
                 qos_class: None,
             };
-            // Whoever asks again for what he keeps has heard of something.
+            // A program that asks again for a path that it keeps has a reason for doubt.
             if self.kept.contains(&question) {
                 self.doubt_at = now;
             }
@@ -113,7 +114,7 @@ impl PathClaims {
         self.wanted.get(&seq).map_or(Duration::ZERO, |wanted| wanted.unread)
     }
 
-    /// The daemon asks the SA. What is wrong with that.
+    /// The daemon asks the SA; returns what is wrong with that.
     pub(crate) fn asks(&mut self, now: Instant, question: &PathQuestion) -> Option<String> {
         let dgid = question.dgid;
         let since = self.void_at.max(self.doubt_at);
@@ -129,8 +130,7 @@ impl PathClaims {
             .then(|| format!("the SA is asked for {dgid}, which is remembered"))
     }
 
-    /// A port sends one canary in each interval on average, and at most two. One that is lost is sent
-    /// again.
+    /// A port sends one canary per interval on average, and at most two. A lost one is sent again.
     fn may_be_canary(&mut self, now: Instant, question: &PathQuestion) -> bool {
         if self.canary.is_some_and(|(at, sent)| sent == *question && now.since(at) < WAITS) {
             return true;
@@ -154,7 +154,7 @@ impl PathClaims {
         }
     }
 
-    /// The daemon hears an answer of the SA, and takes it for one, or not.
+    /// The daemon receives an answer of the SA, and accepts it or not.
     pub(crate) fn is_heard(
         &mut self,
         now: Instant,
@@ -189,8 +189,8 @@ impl PathClaims {
         }
     }
 
-    /// The daemon answers a request of the kernel by this message, and has counted so many that had
-    /// no answer and were not left to the kernel. What is wrong with that.
+    /// The daemon answers a request of the kernel by this message; `spared` counts requests that
+    /// got neither a path nor the fallback. Returns what is wrong with that.
     pub(crate) fn is_answered(
         &mut self,
         now: Instant,
@@ -199,7 +199,7 @@ impl PathClaims {
         spared: u64,
     ) -> Option<String> {
         let Wanted { question, .. } = self.wanted.remove(&seq)?;
-        // Whatever it is, the SA is waited for no longer.
+        // The daemon waits for the SA no longer, whatever the answer is.
         self.asked.remove(&question);
         let flags = u16::from_ne_bytes(*bytes.get(6..8)?.first_chunk::<2>()?);
         if flags & ERROR != 0 {
@@ -226,12 +226,12 @@ impl PathClaims {
             if *about != question {
                 return Some(format!("a path to {dgid} that is one to {}", about.dgid));
             }
-            // In one turn the answer may have come first.
+            // Within one turn the answer may have come first.
             if *at < self.void_at && self.void_at < now {
                 return Some(format!("a path to {dgid} from before the port has changed"));
             }
             if now.since(*at) > self.ttl * 5 / 4 + WAITS {
-                return Some(format!("a path to {dgid} whose time is over"));
+                return Some(format!("a path to {dgid} that has expired"));
             }
         }
         None

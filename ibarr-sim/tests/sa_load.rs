@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 
-//! A small subnet of those that `cargo xtask sim --sa-load` makes, and that bounds can be exceeded.
+//! A small subnet of the kind that `cargo xtask sim --sa-load` simulates, and nodes that exceed the
+//! bounds.
 
 use std::time::Duration;
 
@@ -8,7 +9,7 @@ use ibarr_proto::paths;
 use ibarr_sim::sa_load::{Hearing, Plan, run};
 
 #[test]
-fn nodes_ask_no_more_of_an_sa_than_the_rules_let_them() {
+fn nodes_put_no_more_load_on_an_sa_than_allowed() {
     for hearing in [Hearing::Heard, Hearing::Deaf] {
         let report = run(Plan { hearing, ..Plan::new(60) });
         println!("{report}");
@@ -20,7 +21,7 @@ fn nodes_ask_no_more_of_an_sa_than_the_rules_let_them() {
 #[test]
 fn nodes_that_break_a_rule_exceed_its_bound() {
     let design = paths::Config::default();
-    // A slow SA would slow it down.
+    // A slow SA would slow the nodes down.
     let quick = Plan { sa_rate: 100_000, ..Plan::new(300) };
     let unbounded = Duration::from_millis(10);
     let broken = [
@@ -45,7 +46,7 @@ fn nodes_that_break_a_rule_exceed_its_bound() {
     }
 }
 
-/// Whose nodes are given paths that lead nowhere: an event is ignored, a canary forgotten.
+/// Plans whose nodes get paths that lead nowhere: they ignore an event, or send no canary.
 fn stale(plan: Plan) -> [(Plan, [&'static str; 2]); 2] {
     let rules = ["nodes with a wrong path", "nodes with a wrong path"];
     let forgetful = paths::Config { canary_every: Duration::ZERO, ..plan.config };

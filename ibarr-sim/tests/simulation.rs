@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 
-//! A few worlds of the many that `cargo xtask test sim` runs, and that a simulation finds what it is
-//! to find.
+//! A few of the many worlds that `cargo xtask test sim` runs, and a check that the simulation finds
+//! planted bugs.
 
 use std::thread;
 
@@ -15,30 +15,30 @@ fn every_claim_holds_in_every_world() {
         panic!("{failure}");
     }
     assert_eq!(runs.seeds, 12);
-    // A world in which nothing has to be proves nothing.
+    // A world without binding calls proves nothing.
     assert!(runs.counts.binding > 1_000 && runs.counts.faults > 1_000, "{:?}", runs.counts);
 }
 
-/// Seeds within which each bug is found.
+/// Number of seeds within which each bug must be found.
 const SEEDS: u64 = 16;
 
 #[test]
-fn each_planted_bug_is_found_and_told_with_seed_and_trace() {
+fn each_planted_bug_is_found_and_reported_with_seed_and_trace() {
     for bug in Bug::ALL {
         let runs = run_all(0..SEEDS, Plan::default(), Some(bug));
         let failure = runs.failure.unwrap_or_else(|| panic!("{bug} is not found"));
         println!("{bug}: {} worlds, {}", runs.seeds, failure.claim);
         let claims: &[_] = match bug {
-            Bug::LostWake | Bug::SilentStart => &["known"],
+            Bug::LostWake | Bug::SilentStart => &["resolved"],
             Bug::DoubleAnswer => &["times, answered"],
-            Bug::StaleAfterChange => &["which is over"],
+            Bug::StaleAfterChange => &["which is no longer true"],
             Bug::UnboundedTable => &["sockets"],
-            // Of an address, or of a path.
+            // Of a request for an address, or for a path.
             Bug::MissedDeadline => &["late", "gets no answer"],
-            Bug::StalePath => &["whose time is over"],
+            Bug::StalePath => &["that has expired"],
             Bug::StaleLid => &["from before the port has changed"],
             Bug::DoubleQuery => &["twice at once"],
-            Bug::LateDrain => &["before the one before it is dealt with"],
+            Bug::LateDrain => &["before the previous one is handled"],
             Bug::ForgottenDrain => &["a turn ends before"],
             Bug::EndlessRead => &["messages of the kernel"],
             Bug::NoShares => &["questions of a user in a second"],
@@ -51,7 +51,7 @@ fn each_planted_bug_is_found_and_told_with_seed_and_trace() {
 }
 
 #[test]
-fn the_same_seed_gives_the_same_bytes_at_the_same_times_on_every_thread() {
+fn same_seed_gives_the_same_bytes_and_times_on_every_thread() {
     let plan = Plan { nodes: 12, ..Plan::default() };
     let hash = |seed| run(seed, plan, None).unwrap_or_else(|failure| panic!("{failure}")).hash;
     let alone = [7, 8].map(hash);

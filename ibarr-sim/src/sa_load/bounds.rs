@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 
-//! What nodes that keep the rules may ask: docs/dev/simulation.md derives each.
+//! The bounds of what nodes may ask if they keep the rules; docs/dev/simulation.md derives each.
 
 use std::collections::BTreeSet;
 use std::fmt;
@@ -9,19 +9,19 @@ use ibarr_proto::paths::{self, DOUBT_SPREAD};
 
 use super::{CONNECTIONS, Event, Hearing, Phase, Plan, Second, stays};
 
-/// Something that is bounded.
+/// A measured value and its bound.
 #[derive(Clone, Debug)]
 pub struct Bound {
-    /// What.
+    /// Name of the value.
     pub what: String,
-    /// How much it was.
+    /// Measured value.
     pub is: f64,
-    /// How much it may be.
+    /// Greatest allowed value.
     pub most: f64,
 }
 
 impl Bound {
-    /// Whether it was within its bound.
+    /// Whether the value is within its bound.
     pub fn holds(&self) -> bool {
         self.is <= self.most
     }
@@ -35,13 +35,14 @@ impl fmt::Display for Bound {
     }
 }
 
-/// MADs of a port that has no answer, in its first second and in each later one: two at once; when
-/// they are lost, after 250 ms at the earliest, two, after another 500 ms two. From then on at least 1 s
-/// passes.
+/// MADs of a port without any answer, in its first second and in each later one: two at once; two
+/// more after they are lost, after 250 ms at the earliest; two more after another 500 ms. From then
+/// on at least 1 s passes between them.
 const UNANSWERED_AT_FIRST: f64 = 6.0;
 const UNANSWERED: f64 = 2.0;
 
-/// An answer makes room for one MAD and lets the window grow by one, which may be lost and sent again.
+/// An answer makes room for one MAD and lets the window grow by one; the extra MAD may be lost and
+/// sent again.
 const FOR_AN_ANSWER: f64 = 3.0;
 
 pub(super) fn bounds(plan: &Plan, phases: &[Phase]) -> Vec<Bound> {
@@ -57,7 +58,7 @@ pub(super) fn bounds(plan: &Plan, phases: &[Phase]) -> Vec<Bound> {
     let spread = DOUBT_SPREAD.as_secs_f64();
     let used = count(CONNECTIONS as u64) + 1.0;
     let started = |at: f64| nodes * ((at + 1.0) / spread).min(1.0);
-    // One in each interval while paths are used.
+    // One per interval while paths are used.
     let times = if plan.hearing == Hearing::Deaf { 1 } else { paths::Config::CANARIES_IF_HEARD };
     let canaries = nodes / (design.canary_every * times).as_secs_f64();
     let mut bounds: Vec<_> = [Event::PowerOn, Event::Moved, Event::Register, Event::Takeover]
@@ -71,10 +72,10 @@ pub(super) fn bounds(plan: &Plan, phases: &[Phase]) -> Vec<Bound> {
         })
     }));
     bounds.extend([
-        // No answer lives for less than three quarters of its life, and none is asked for again before
-        // the last eighth.
+        // No answer lives for less than three quarters of the TTL, and none is refreshed before its
+        // last eighth.
         mean(phases, nodes * used / (ttl * (0.75 - 0.125)) + canaries),
-        // All that was answered at once ends at any time in half a life.
+        // Answers that came at once expire at any time within half a TTL.
         per_second(
             "questions in a second",
             Event::Steady,
@@ -90,7 +91,7 @@ pub(super) fn bounds(plan: &Plan, phases: &[Phase]) -> Vec<Bound> {
     bounds
 }
 
-/// Since an event began. Of its seconds the one that comes nearest to the bound is told.
+/// MADs since the beginning of an event. The reported second is the one closest to the bound.
 fn self_clocked(phases: &[Phase], event: Event, nodes: f64) -> Bound {
     worst(phases, event, "MADs up to a second", |seconds, at| {
         let so_far = &seconds[..=at];
@@ -100,9 +101,10 @@ fn self_clocked(phases: &[Phase], event: Event, nodes: f64) -> Bound {
     })
 }
 
-/// Nodes that are given a wrong path when they can know better. An event comes within a second, and what
-/// is then wanted is asked of the SA. Without events a canary is sent after half an interval to one and a
-/// half, of a path that has moved in nine cases of ten: three of them in half a minute.
+/// Nodes that get a wrong path although they could know better. An event arrives within a second,
+/// and the SA is then asked for each wanted path. Without events a canary is sent after half an
+/// interval to one and a half; its path has moved in nine cases of ten; three canaries are sent in
+/// half a minute.
 fn wrong(plan: &Plan, phases: &[Phase]) -> Bound {
     let (from, most) = match plan.hearing {
         Hearing::Heard | Hearing::Ignored => (2, 0.0),
@@ -140,7 +142,7 @@ fn worst(
     Bound { what: format!("{event}: {what}, in second {at}"), is, most }
 }
 
-/// More than this is no chance, if `mean` is expected: six standard deviations.
+/// A value above this is not by chance, if `mean` is expected: six standard deviations.
 fn by_chance(mean: f64) -> f64 {
     mean + 6.0 * mean.sqrt()
 }
@@ -167,11 +169,11 @@ mod tests {
     }
 
     #[test]
-    fn each_bound_holds_for_silence_and_for_one_more_than_it_allows_does_not() {
+    fn each_bound_holds_up_to_its_value_and_fails_above() {
         assert_eq!(exceeded(Event::Steady, &Second::default()), [""; 0]);
         let nodes = u64::from(NODES);
         let mads = |mads| Second { mads, ..Second::default() };
-        // Six MADs a node, and three for what is answered.
+        // Six MADs per node, and three for each answer.
         for event in [Event::PowerOn, Event::Moved, Event::Register, Event::Takeover] {
             assert_eq!(exceeded(event, &mads(6 * nodes)), [""; 0]);
             let what = format!("{event}: MADs up to a second, in second 0");
@@ -179,19 +181,19 @@ mod tests {
             let answered = Second { answered: 1, ..mads(6 * nodes + 3) };
             assert_eq!(exceeded(event, &answered), [""; 0]);
         }
-        // In the first of five seconds: a fifth of the nodes, and what chance adds to 200.
+        // In the first of five seconds: a fifth of the nodes, and the margin for chance at 200.
         let infos = |infos| Second { infos, ..Second::default() };
         assert_eq!(exceeded(Event::Takeover, &infos(284)), [""; 0]);
         let what = "another SM takes over: ClassPortInfos up to a second, in second 0";
         assert_eq!(exceeded(Event::Takeover, &infos(285)), [what]);
-        // One of each node, and another after three quarters of 5 s.
+        // One per node, and another after three quarters of 5 s.
         let left = |left| Second { left, ..Second::default() };
         for event in Event::ALL {
             assert_eq!(exceeded(event, &left(nodes)), [""; 0]);
             let what = format!("{event}: requests left to the kernel up to a second, in second 0");
             assert_eq!(exceeded(event, &left(nodes + 1)), [what]);
         }
-        // 25 answers a node that live for an hour, or half of one, and a canary a minute.
+        // 25 answers per node with a life of an hour, or half of one, and a canary per minute.
         let first = |connections| Second { connections, ..Second::default() };
         assert_eq!(exceeded(Event::Steady, &mads(27)), [""; 0]);
         assert_eq!(exceeded(Event::Steady, &mads(28)).len(), 1);
@@ -200,7 +202,7 @@ mod tests {
     }
 
     #[test]
-    fn one_wrong_path_is_allowed_in_the_first_seconds_and_not_after() {
+    fn wrong_path_is_allowed_in_the_first_seconds_only() {
         let phase = |at: usize| {
             let mut seconds = vec![Second::default(); 60];
             seconds[at].wrong.insert(0);

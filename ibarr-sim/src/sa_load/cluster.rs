@@ -24,7 +24,7 @@ use super::{CONNECTIONS, Event, Hearing, KEPT, Plan, Second, stays};
 use crate::dice::{Dice, ms, secs};
 use crate::world::START;
 
-/// See the [module](self).
+/// The nodes and their SA, see the [module](self).
 pub(super) struct Cluster {
     plan: Plan,
     now: Instant,
@@ -32,20 +32,20 @@ pub(super) struct Cluster {
     nodes: Vec<Node>,
     sa: Sa,
     sm_lid: u16,
-    /// Whether ports have the LIDs that they were given by the subnet manager that came back.
+    /// Whether ports have the LIDs of the subnet manager that came back.
     has_moved: bool,
-    /// Answers on their way, of two kinds, each in the order in which they arrive.
+    /// Answers in flight, of two kinds, each in the order of arrival.
     answers: VecDeque<OnTheWay>,
     busy: VecDeque<OnTheWay>,
     queue: BinaryHeap<Reverse<(Instant, u64, What)>>,
     scheduled: u64,
-    /// Of the event that is on.
+    /// When the current event began.
     began: Instant,
     event: Event,
     seconds: Vec<Second>,
 }
 
-/// An answer on its way to a node.
+/// An answer in flight to a node.
 struct OnTheWay {
     arrives: Instant,
     node: usize,
@@ -55,7 +55,7 @@ struct OnTheWay {
 
 struct Node {
     paths: Paths<ChaCha12Rng>,
-    /// When it is looked at.
+    /// When the node is called next.
     armed: Option<Instant>,
     asked: u64,
 }
@@ -63,25 +63,25 @@ struct Node {
 #[derive(Clone, Copy, Debug, Eq, Ord, PartialEq, PartialOrd)]
 enum What {
     Timer(usize),
-    /// The port is there, or its subnet manager is another.
+    /// The port appears, or its subnet manager changes.
     Facts(usize),
-    /// The kernel tells an event of the port.
+    /// The kernel reports an event of the port.
     Happens(usize),
-    /// A path is wanted.
+    /// A caller asks for a path.
     Wants(usize, usize),
-    /// A connection is made to somebody, and after a while another.
+    /// A connection is made, and after a while another.
     Uses(usize, Event),
-    /// A kernel asks the SA itself, once more after so many times.
+    /// A kernel asks the SA itself, with so many resends left.
     KernelAsks(u32),
 }
 
-/// Four fifths of the time-out that kernels have when nobody tells them another.
+/// Four fifths of the default time-out of the kernel.
 const PATIENCE: Duration = ms(1_600);
 
-/// Within this a change of a port is seen, and IPoIB wants the paths that it keeps.
+/// Within this time a change of a port is noticed, and IPoIB asks for the paths that it keeps.
 const SOON: Duration = secs(1);
 
-/// A caller's 2 s are shared by the MADs of its query (drivers/infiniband/core/sa_query.c).
+/// The MADs of a query share the caller's 2 s (drivers/infiniband/core/sa_query.c).
 const KERNEL_PATIENCE: Duration = ms(200);
 const KERNEL_RETRIES: u32 = 10;
 
@@ -110,7 +110,7 @@ impl Cluster {
         }
     }
 
-    /// Has it happen, and tells what came to the SA in each second.
+    /// Runs the event, and returns the load on the SA in each second.
     pub(super) fn run(&mut self, event: Event) -> Vec<Second> {
         (self.began, self.event) = (self.now, event);
         let time = event.time(self.plan.config.ttl);
@@ -227,7 +227,7 @@ impl Cluster {
         self.settle(node);
     }
 
-    /// Does what the node wants done.
+    /// Executes the outputs of a node.
     fn settle(&mut self, node: usize) {
         let now = self.now;
         self.nodes[node].paths.handle_timeout(now);
@@ -266,8 +266,8 @@ impl Cluster {
         }
     }
 
-    /// As `ib_sa_path_rec_get` does: again ten times within its time, whatever else is asked, until
-    /// there is any answer.
+    /// Like `ib_sa_path_rec_get`: resends ten times within its time, regardless of other requests,
+    /// until there is any answer.
     fn kernel_asks(&mut self, times: u32) {
         self.second().kernels += 1;
         let verdict = self.sa.take(self.now);
@@ -279,7 +279,7 @@ impl Cluster {
 
     fn arrives(&mut self, node: usize, transmit: &Transmit, is_first: bool) {
         let Ok(request) = Request::parse(transmit.mad.as_ref()) else {
-            unreachable!("a core sends what can be read")
+            unreachable!("a core sends well-formed MADs")
         };
         let second = self.second();
         second.mads += 1;
@@ -318,7 +318,7 @@ impl Cluster {
         }
     }
 
-    /// Of ten nodes nine have exchanged theirs when a subnet manager came back.
+    /// Nine of ten nodes have exchanged their LIDs when a subnet manager came back.
     fn lid(&self, node: usize) -> u16 {
         let has_moved = self.has_moved && !stays(node);
         let place = if has_moved { node / 10 * 10 + node % 10 % 9 + 1 } else { node };
@@ -334,7 +334,7 @@ impl Cluster {
 
 fn name() -> PortName {
     let (Ok(device), Some(port)) = ("mlx5_0".parse(), PortNum::new(1)) else {
-        unreachable!("they are a device and its port")
+        unreachable!("the name is valid")
     };
     PortName { device, port }
 }
@@ -342,10 +342,10 @@ fn name() -> PortName {
 fn gid(node: usize) -> Gid {
     let guid = u128::try_from(node + 1).unwrap_or(1);
     Gid::new((0xfe80_u128 << 112 | guid).to_be_bytes())
-        .unwrap_or_else(|| unreachable!("it is neither zero nor a group's"))
+        .unwrap_or_else(|| unreachable!("it is neither zero nor multicast"))
 }
 
-/// The node that has a GID.
+/// The number of the node that has the GID.
 fn number(gid: Gid) -> usize {
     usize::try_from(gid.guid().get()).unwrap_or(1) - 1
 }
@@ -363,7 +363,7 @@ fn facts(node: usize, lid: u16, sm_lid: u16) -> PortFacts {
     }
 }
 
-/// The `which`th path of a node: the first ones are kept, and need not lead back.
+/// Path number `which` of a node: IPoIB keeps the first ones, which need not be reversible.
 fn question(node: usize, which: usize, nodes: usize) -> PathQuestion {
     let peer = (node + 1 + which * 977) % nodes;
     PathQuestion {

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 
-//! What ten thousand nodes ask of one subnet administrator: after a power-on of all at once, over the
-//! life of what is remembered, after all were told to register anew, and after another subnet manager
-//! took over. The nodes are the product's cores; docs/dev/simulation.md derives the bounds.
+//! The load that ten thousand nodes put on one subnet administrator: after all are powered on at
+//! once, over one TTL of the cache, after all were told to register anew, and after another subnet
+//! manager took over. The nodes are the product's cores; docs/dev/simulation.md derives the bounds.
 
 mod bounds;
 mod cluster;
@@ -20,34 +20,34 @@ use self::bounds::bounds;
 use self::cluster::Cluster;
 use crate::dice::secs;
 
-/// How large a subnet is, and what its nodes run on.
+/// Size and configuration of a subnet.
 #[derive(Clone, Copy, Debug)]
 pub struct Plan {
-    /// Nodes, with one port each.
+    /// Number of nodes, with one port each.
     pub nodes: usize,
-    /// What decides all chance.
+    /// Seed of all random numbers.
     pub seed: u64,
-    /// What the SA can answer in a second.
+    /// Questions that the SA can answer per second.
     pub sa_rate: u32,
-    /// Of each node. The bounds are those of the default.
+    /// Configuration of each node. The bounds apply to the default.
     pub config: paths::Config,
-    /// Whether nodes hear the kernel's events of their ports.
+    /// Whether nodes receive the kernel's events of their ports.
     pub hearing: Hearing,
 }
 
-/// See [`Plan::hearing`].
+/// Whether nodes receive the kernel's events, see [`Plan::hearing`].
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub enum Hearing {
-    /// They do.
+    /// Nodes receive events.
     Heard,
-    /// They have no libibverbs.
+    /// Nodes have no libibverbs, and receive none.
     Deaf,
-    /// They have, and what it tells does not come to anything: a mistake, which is to be found.
+    /// Nodes receive events and ignore them: a planted bug that the simulation must find.
     Ignored,
 }
 
 impl Plan {
-    /// With an SA that answers two questions a second for each node.
+    /// A plan with an SA that answers two questions per second and node.
     pub fn new(nodes: usize) -> Self {
         let sa_rate = u32::try_from(2 * nodes).unwrap_or(u32::MAX).max(2);
         let config = paths::Config::default();
@@ -55,24 +55,25 @@ impl Plan {
     }
 }
 
-/// Paths that a node uses: those that IPoIB keeps, and those of connections.
+/// The paths of a node: those that IPoIB keeps, and those of connections.
 const KEPT: usize = 8;
 const CONNECTIONS: usize = 24;
 
-/// What happens to the subnet.
+/// An event of the subnet.
 #[derive(Clone, Copy, Debug, Eq, Ord, PartialEq, PartialOrd)]
 pub enum Event {
-    /// Every port comes up, and every path is wanted within a second.
+    /// All ports come up, and all paths are wanted within a second.
     PowerOn,
-    /// Nothing. Each path of connections is used now and then.
+    /// No event. Each path of connections is used from time to time.
     Steady,
-    /// A subnet manager comes back where it was, and nine of ten ports have other LIDs. The tenth can
-    /// hear of it only by an event. IPoIB has nothing to send; connections are made all the time.
+    /// A subnet manager comes back at its old place, and nine of ten ports have other LIDs. The
+    /// tenth can notice it only by an event. IPoIB has nothing to send; connections are made all
+    /// the time.
     Moved,
-    /// Every IPoIB is told to register anew, and asks within a second for all paths that it keeps;
-    /// connections are made all the time.
+    /// Every IPoIB interface is told to register anew, and asks within a second for all paths that
+    /// it keeps; connections are made all the time.
     Register,
-    /// The same, and the SA is another.
+    /// As before, and the SA is another one.
     Takeover,
 }
 
@@ -80,10 +81,10 @@ impl Event {
     const ALL: [Self; 5] =
         [Self::PowerOn, Self::Steady, Self::Moved, Self::Register, Self::Takeover];
 
-    /// From one to the next.
+    /// The time until the next event.
     fn time(self, ttl: Duration) -> Duration {
         match self {
-            // The SA needs 16 s for what is wanted.
+            // The SA needs 16 s for the wanted paths.
             Self::PowerOn => secs(40),
             Self::Steady => ttl,
             Self::Moved => secs(60),
@@ -91,11 +92,11 @@ impl Event {
         }
     }
 
-    /// How often a node makes a connection meanwhile.
+    /// The interval between connections of a node.
     fn uses_every(self) -> Duration {
         let all_within = match self {
             Self::PowerOn => secs(8),
-            // Often enough that none expires unseen.
+            // Often enough that no path expires unnoticed.
             Self::Steady => secs(300),
             Self::Moved => secs(24),
             Self::Register | Self::Takeover => secs(2),
@@ -116,26 +117,26 @@ impl fmt::Display for Event {
     }
 }
 
-/// What came to the SA in one second, and what became of it.
+/// The load on the SA in one second, and the outcomes.
 #[derive(Clone, Debug, Default)]
 struct Second {
     /// MADs of ports.
     mads: u64,
-    /// Of them, first ones of a question about a path that IPoIB keeps; about another; about the SA.
+    /// First MADs of a question: about a path that IPoIB keeps; about another path; about the SA.
     kept: u64,
     connections: u64,
     infos: u64,
-    /// Requests that were left to the kernel, the MADs that it sent for them, and requests that it was
-    /// told to have no path for.
+    /// Requests left to the kernel, the MADs that it sent for them, and requests answered with no
+    /// path.
     left: u64,
     kernels: u64,
     failed: u64,
     answered: u64,
-    /// It was busy, or had no room.
+    /// Questions that the SA answered with BUSY, or had no room for.
     refused: u64,
-    /// Requests that were answered from memory, in doubt.
+    /// Requests answered from memory with a path in doubt.
     doubted: u64,
-    /// Nodes that were given a path to a LID that another port has.
+    /// Nodes that got a path to a LID of another port.
     wrong: BTreeSet<usize>,
 }
 
@@ -144,7 +145,7 @@ fn stays(node: usize) -> bool {
     node.is_multiple_of(10)
 }
 
-/// What an event has brought.
+/// The load during an event.
 #[derive(Debug)]
 struct Phase {
     event: Event,
@@ -161,12 +162,12 @@ impl Phase {
     }
 }
 
-/// What the SA was asked.
+/// The load on the SA.
 #[derive(Debug)]
 pub struct Report {
     plan: Plan,
     phases: Vec<Phase>,
-    /// What it may be asked.
+    /// The bounds of the load.
     pub bounds: Vec<Bound>,
 }
 
@@ -180,7 +181,7 @@ pub fn run(plan: Plan) -> Report {
 }
 
 impl Report {
-    /// The bounds that do not hold.
+    /// The bounds that are exceeded.
     pub fn exceeded(&self) -> impl Iterator<Item = &Bound> {
         self.bounds.iter().filter(|bound| !bound.holds())
     }
@@ -190,7 +191,7 @@ impl fmt::Display for Report {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Plan { nodes, seed, sa_rate, hearing, .. } = self.plan;
         let (paths, heard) = (KEPT + CONNECTIONS, hearing == Hearing::Heard);
-        let heard = if heard { "events are heard" } else { "no event is heard" };
+        let heard = if heard { "events received" } else { "no events received" };
         writeln!(
             f,
             "{nodes} nodes of {paths} paths, an SA that answers {sa_rate}/s, {heard}, seed {seed}\n"

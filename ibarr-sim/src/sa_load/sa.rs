@@ -12,17 +12,17 @@ use ibarr_common::wire::sa::{Answer, PathQuestion, Question, Refusal, Request};
 
 use crate::dice::{ms, us};
 
-/// See the [module](self).
+/// The SA, see the [module](self).
 #[derive(Debug)]
 pub(super) struct Sa {
     takes: Duration,
-    /// When it has answered what it has.
+    /// When it has answered all queued questions.
     free_at: Instant,
-    /// Says that it is busy every other time that it has no room.
+    /// Whether it answers BUSY every other time when its queue is full.
     says_busy: bool,
 }
 
-/// What it makes of a question.
+/// What the SA does with a question.
 #[derive(Debug)]
 pub(super) enum Verdict {
     Answers { at: Instant },
@@ -30,10 +30,10 @@ pub(super) enum Verdict {
     Silent,
 }
 
-/// Questions for so long wait in its queue and no more: the kernel's has room for some thousands.
+/// Its queue holds the questions of so much time: the kernel's queue has room for some thousands.
 const QUEUE: Duration = ms(500);
 
-/// A MAD's way.
+/// Travel time of a MAD.
 const WAY: Duration = us(10);
 
 impl Sa {
@@ -51,7 +51,7 @@ impl Sa {
         if self.says_busy { Verdict::Busy { at: arrives + WAY } } else { Verdict::Silent }
     }
 
-    /// The path leads to `dlid`.
+    /// An answer with a path to `dlid`.
     pub(super) fn answer(request: &Request, dlid: u16) -> Mad {
         let answer = match request.question {
             Question::Path(question) => Answer::Path(record(&question, dlid)),
