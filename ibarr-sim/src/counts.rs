@@ -5,50 +5,50 @@ use std::fmt;
 use std::ops::AddAssign;
 use std::time::Duration;
 
-/// How much has happened.
+/// Counts of what happened in a simulation.
 #[derive(Clone, Debug, Default, Eq, PartialEq)]
 pub struct Counts {
     /// Calls of `rdma_resolve_addr`.
     pub calls: u64,
-    /// Of them, those that had to be answered: nothing was amiss, and hardly anything lost.
+    /// Calls that had to be answered, because there was no trouble and hardly any loss.
     pub binding: u64,
-    /// Of those, the ones that one daemon heard and another had to answer.
+    /// Calls among those that one daemon received and another had to answer.
     pub inherited: u64,
-    /// Woken by a change of a neighbour within 1, 10, 100 and 1000 ms, and later.
+    /// Calls ended by a change of a neighbour within 1, 10, 100 and 1000 ms, and later.
     pub woken: [u64; 5],
-    /// Answered, but seen only when the caller's time was over.
+    /// Calls whose answer was noticed only at the caller's time-out.
     pub by_timeout: u64,
-    /// Never answered.
+    /// Calls that were never answered.
     pub timed_out: u64,
-    /// Refused, because nobody was there to ask.
+    /// Calls that were refused because no daemon was listening.
     pub no_listener: u64,
     /// Answers to the kernel.
     pub answers: u64,
-    /// Answers that came when the kernel could not take them.
+    /// Answers that came when the kernel could not accept them.
     pub answers_lost: u64,
-    /// Changes of a neighbour to wake somebody.
+    /// Nudges.
     pub nudges: u64,
     /// Requests that the socket to a daemon had no room for.
     pub overruns: u64,
-    /// Path requests that were answered with a path.
+    /// Path requests answered with a path.
     pub paths_resolved: u64,
-    /// With "there is none".
+    /// Path requests answered with "there is no path".
     pub paths_failed: u64,
-    /// With "ask the SA yourself".
+    /// Path requests answered with "ask the SA yourself".
     pub paths_left: u64,
-    /// Path requests that got no answer.
+    /// Path requests without an answer.
     pub paths_unanswered: u64,
-    /// MADs to administrators.
+    /// MADs to subnet administrators.
     pub mads: u64,
-    /// Requests of a user who never stops asking that had an end, and of them those refused.
+    /// Completed requests of users that never stop asking.
     pub users_told: u64,
-    /// See there.
+    /// Refused requests among those.
     pub users_refused: u64,
     /// Queries that our clients sent.
     pub queries: u64,
     /// Replies to peers.
     pub replies: u64,
-    /// Of them, those by programs in the kernel.
+    /// Replies among those sent by programs in the kernel.
     pub answered_in_kernel: u64,
     /// Datagrams sent.
     pub datagrams: u64,
@@ -58,7 +58,7 @@ pub struct Counts {
     pub faults: u64,
     /// Turns of daemons.
     pub turns: u64,
-    /// The most that tables held.
+    /// The largest size of each table.
     most: BTreeMap<&'static str, usize>,
 }
 
@@ -122,22 +122,22 @@ impl fmt::Display for Counts {
         writeln!(
             f,
             "{calls} calls of rdma_resolve_addr, of which {binding} had to be answered, {inherited} \
-             by another daemon than was asked"
+             by a later daemon"
         )?;
         writeln!(
             f,
-            "  woken by a neighbour within 1 ms {ms1}, 10 ms {ms10}, 100 ms {ms100}, 1 s {ms1000}, \
+            "  ended by a neighbour change within 1 ms {ms1}, 10 ms {ms10}, 100 ms {ms100}, 1 s {ms1000}, \
              later {later}"
         )?;
         writeln!(
             f,
-            "  seen at the time-out {by_timeout}, never answered {timed_out}, nobody to ask \
+            "  answer seen at the time-out {by_timeout}, never answered {timed_out}, no listener \
              {no_listener}"
         )?;
         let Self { answers, answers_lost, nudges, overruns, .. } = self;
         writeln!(
             f,
-            "{answers} answers to kernels, {answers_lost} not taken; {nudges} nudges; {overruns} \
+            "{answers} answers to kernels, {answers_lost} not accepted; {nudges} nudges; {overruns} \
              requests without room"
         )?;
         let Self { paths_resolved, paths_failed, paths_left, paths_unanswered, mads, .. } = self;
@@ -149,12 +149,12 @@ impl fmt::Display for Counts {
         let Self { users_told, users_refused, .. } = self;
         writeln!(
             f,
-            "{users_told} requests of users who never stop asking, {users_refused} refused"
+            "{users_told} requests of users that never stop asking, {users_refused} refused"
         )?;
         let Self { datagrams, lost, queries, replies, answered_in_kernel, .. } = self;
         writeln!(
             f,
-            "{datagrams} datagrams, {lost} lost; {queries} queries of ours; {replies} replies, \
+            "{datagrams} datagrams, {lost} lost; {queries} own queries; {replies} replies, \
              {answered_in_kernel} by programs"
         )?;
         write!(f, "{} faults, {} turns; at most:", self.faults, self.turns)?;

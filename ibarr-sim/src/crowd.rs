@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 
-//! Callers that ask for more than a daemon can do: a user without privileges, who asks again as soon
-//! as a request is over, and a kernel whose applications want peers that are not there.
+//! Callers that ask for more than a daemon can do: an unprivileged user that sends a new request as
+//! soon as one is answered, and a kernel whose applications resolve addresses of missing peers.
 //!
-//! Neither is a trouble: what is claimed of a calm machine is claimed beside them, and so the kernel's
-//! callers of live peers are answered in the same time. Of the user itself is claimed that no request is
-//! refused within a second, and that the SA is asked at the user's rate.
+//! Neither is a trouble: all claims about an undisturbed machine still hold, so the kernel's
+//! callers of live peers are answered in the same time. For the user itself it is claimed that no
+//! request is refused within a second, and that the SA is asked at the user's rate.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::net::{IpAddr, Ipv4Addr};
@@ -28,7 +28,7 @@ use crate::record::{Entry, Id};
 use crate::subnet::name;
 use crate::world::World;
 
-/// The user's requests that a daemon has at once, until a time.
+/// The user's pending requests at one daemon, until a time.
 #[derive(Debug, Default)]
 pub(crate) struct Crowd {
     until: Instant,
@@ -36,27 +36,27 @@ pub(crate) struct Crowd {
     next: u32,
     addresses: BTreeMap<client::RequestId, Instant>,
     paths: BTreeMap<paths::RequestId, Instant>,
-    /// When the SA was asked a question of the user's, in the last second.
+    /// When the SA was asked a question of the user in the last second.
     asked: VecDeque<Instant>,
 }
 
 const USER: User = User(1000);
 
-/// More than are admitted at once.
+/// More addresses than are admitted at once.
 const ADDRESSES: usize = 300;
 const PATHS_HELD: usize = 40;
 
-/// Names of the user's requests begin here.
+/// The first id of the user's requests.
 const FIRST: u64 = 1 << 32;
 
-/// The subnet that only the user asks about.
+/// A subnet that only the user asks about.
 const ELSEWHERE: u16 = 0x7fff;
 
-/// Dead peers that the kernel wants at once.
+/// Missing peers that the kernel asks for at once.
 const DEAD: u32 = 400;
 
 impl World {
-    /// The user asks until `until`, and has just begun or has answers.
+    /// Fills up the user's requests until `until`, at the start and after each answer.
     pub(crate) fn user_asks(&mut self, id: Id, daemon: &mut Daemon, until: Instant) {
         let (now, subnet) = (self.now, self.machines[id].subnet);
         let crowd = &mut daemon.crowd;
@@ -94,7 +94,7 @@ impl World {
         }
     }
 
-    /// Whether the request is the user's, who is told what became of it.
+    /// Takes the outcome of a request; returns whether the request is the user's.
     pub(crate) fn user_told(
         &mut self,
         id: Id,
@@ -116,7 +116,7 @@ impl World {
         outcome: &paths::Outcome,
     ) {
         let Some(asked_at) = daemon.crowd.paths.remove(&request) else {
-            let text = "a path is told that no user waits for".to_owned();
+            let text = "a path request is answered that no user has made".to_owned();
             return self.claims.breaks(self.now, [Some(id), None], text);
         };
         let is_refused = *outcome == paths::Outcome::Overloaded;
@@ -128,12 +128,12 @@ impl World {
         self.claims.counts.users_told += 1;
         self.claims.counts.users_refused += u64::from(is_refused);
         if is_refused && took < PAUSE {
-            let text = format!("a user is refused after {took:?}");
+            let text = format!("a user's request is refused after {took:?}");
             self.claims.breaks(self.now, [Some(id), None], text);
         }
         let awake = self.machines[id].troubles.any.max(asked_at + secs(3));
         if self.now.since(awake) > ms(100) {
-            let text = format!("a user is told after {took:?}");
+            let text = format!("a user's request is answered after {took:?}");
             self.claims.breaks(self.now, [Some(id), None], text);
         }
         if self.now < daemon.crowd.until && !std::mem::replace(&mut daemon.crowd.is_due, true) {
@@ -141,9 +141,9 @@ impl World {
         }
     }
 
-    /// The kernel's applications want what nobody has, all at once.
+    /// The kernel's applications resolve many addresses that no host has, all at once.
     pub(crate) fn kernel_wants_the_dead(&mut self, id: Id) {
-        self.note(id, &Entry::Weather("many want dead peers", None));
+        self.note(id, &Entry::Weather("many requests for missing peers", None));
         let (first, subnet) = (self.dice.below(1 << 15), self.machines[id].subnet);
         let first = u32::try_from(first).unwrap_or_default();
         for n in first..first + DEAD {
@@ -158,7 +158,7 @@ impl Crowd {
         self.addresses.len() + self.paths.len()
     }
 
-    /// The SA is asked something new. What is wrong with that.
+    /// Checks a new question to the SA; returns what is wrong with it.
     pub(crate) fn asks(&mut self, now: Instant, dgid: Gid) -> Option<String> {
         if dgid.octets()[6..8] != ELSEWHERE.to_be_bytes() {
             return None;
@@ -167,7 +167,7 @@ impl Crowd {
         while self.asked.front().is_some_and(|&at| now.since(at) > Duration::from_secs(1)) {
             self.asked.pop_front();
         }
-        // What has no answer is asked again.
+        // A question without an answer is asked again.
         let most = 2 * (PATHS.burst + PATHS.rate);
         let count = self.asked.len();
         (count > usize::try_from(most).unwrap_or(usize::MAX))
@@ -175,7 +175,7 @@ impl Crowd {
     }
 }
 
-/// The `n`th address that nobody has, behind the gateway of a subnet.
+/// The `n`th address that no host has, behind the gateway of a subnet.
 fn dead(subnet: u8, n: u32) -> IpAddr {
     let [.., high, low] = (n & 0x3fff).to_be_bytes();
     Ipv4Addr::new(10, subnet % 3 + 1, 16 + high, low).into()

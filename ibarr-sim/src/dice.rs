@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 
-//! All chance there is in a simulation, from its seed.
+//! The only source of randomness in a simulation, derived from its seed.
 
 use std::ops::Range;
 use std::time::Duration;
@@ -17,18 +17,18 @@ impl Dice {
         Self(ChaCha8Rng::seed_from_u64(seed))
     }
 
-    /// For a core: what it takes from it changes nothing here.
+    /// A generator for a core: numbers that the core draws change nothing here.
     pub(crate) fn seed_core(&mut self) -> ChaCha12Rng {
         ChaCha12Rng::seed_from_u64(self.0.next_u64())
     }
 
-    /// Below `bound`, which is not 0.
+    /// A number below `bound`, which must not be 0.
     pub(crate) fn below(&mut self, bound: usize) -> usize {
         let bound = u64::try_from(bound).unwrap_or(u64::MAX);
         usize::try_from(below(bound, &mut self.0)).unwrap_or_default()
     }
 
-    /// True once in `one_in` times.
+    /// True with probability 1 / `one_in`.
     pub(crate) fn once_in(&mut self, one_in: usize) -> bool {
         self.below(one_in) == 0
     }
@@ -45,7 +45,7 @@ impl Dice {
         range.start + random(range.end.saturating_sub(range.start), &mut self.0)
     }
 
-    /// Around `mean`, and never more than twice that.
+    /// A random time with the mean `mean`, never more than twice that.
     pub(crate) fn around(&mut self, mean: Duration) -> Duration {
         random(mean.saturating_mul(2), &mut self.0)
     }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 
-//! What goes wrong.
+//! The faults of a simulation.
 
 use std::net::IpAddr;
 use std::time::Duration;
@@ -14,55 +14,55 @@ use crate::machine::{IPOIB, Inbox, Packet, Restart, ToDaemon, gid, home, links};
 use crate::record::{Entry, Id};
 use crate::world::{START, What, World};
 
-/// What can go wrong.
+/// A kind of fault.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub(crate) enum Fault {
-    /// The daemon is killed, and started again.
+    /// The daemon is killed, and another one started.
     Killed,
-    /// The same, and the next one inherits the socket to the kernel.
+    /// The daemon is killed, and the next one inherits the socket to the kernel.
     Upgraded,
-    /// It is asked to end, and started again.
+    /// The daemon ends on request, and another one is started.
     Stopped,
-    /// The machine sleeps; its clock goes on.
+    /// The machine is suspended; its clock continues.
     Suspended,
-    /// The daemon does not get to run.
+    /// The daemon gets no processor time.
     Stalled,
-    /// The network falls in two.
+    /// The network is cut into two parts.
     Cut,
-    /// The socket to the daemon holds little.
+    /// The socket to the daemon holds few datagrams.
     Squeezed,
-    /// The socket to the kernel takes nothing.
+    /// The socket to the kernel accepts nothing.
     Clogged,
     NudgesFail,
     NoSockets,
     /// An address moves to another machine.
     Wanders,
-    /// The SM changes the prefix of a subnet, and so all of its GIDs, and nobody is told.
+    /// The SM changes the prefix of a subnet, and so all its GIDs, without an event.
     Prefix,
-    /// A machine has another GID.
+    /// A machine gets another GID.
     Gid,
     LinkFlaps,
     /// The driver is unloaded and loaded again.
     LinkGone,
     RtnetlinkLoses,
-    /// IPoIB looks for all paths again.
+    /// IPoIB looks up all paths again.
     PathsForgotten,
-    /// Neighbours come and go on this machine.
+    /// Neighbours change on this machine.
     Neighbour,
-    /// Somebody else writes to the daemon's sockets.
+    /// Another process writes to the daemon's sockets.
     Stranger,
     /// The daemon reads its configuration again.
     Reloaded,
-    /// It is to forget what peers have said.
+    /// The daemon is told to forget peers' answers.
     Flushed,
-    /// A subnet manager is elsewhere, or gives a port another LID or other partitions.
+    /// A subnet manager moves, or gives a port another LID or other partitions.
     SmMoves,
     Lid,
     Partitions,
-    /// A user asks without end; a kernel wants many dead peers.
+    /// A user asks without end; a kernel asks for many missing peers.
     Hostile,
     Dead,
-    /// An SA says nothing, is busy, or begins anew.
+    /// An SA is silent, is busy, or restarts.
     SaSilent,
     SaBusy,
     SaRestarts,
@@ -100,7 +100,7 @@ pub(crate) const FAULTS: [Fault; 29] = [
     Fault::Dead,
 ];
 
-/// Nothing goes wrong so long before the end that its effects would outlast the quiet.
+/// No fault begins so shortly before the end that its effects would outlast the quiet time.
 const CALM_AT_END: Duration = secs(60);
 
 impl World {
@@ -119,7 +119,7 @@ impl World {
             Fault::Upgraded => self.ends_and_starts(id, "upgraded", true),
             Fault::Stopped => {
                 let time = secs(1);
-                self.trouble(id, "asked to end", time);
+                self.trouble(id, "told to end", time);
                 let life = self.machines[id].life;
                 self.put(id, Inbox::Stop);
                 self.at(self.now + time, What::Ends(id, life));
@@ -132,14 +132,14 @@ impl World {
             }
             Fault::Stalled => {
                 let time = self.dice.within(ms(5)..ms(2500));
-                let until = self.trouble(id, "not run", time);
+                let until = self.trouble(id, "not running", time);
                 self.machines[id].troubles.stalled = until;
                 self.machines[id].troubles.sleep(self.now, time);
             }
             Fault::Cut => {
                 let time = self.dice.within(ms(100)..secs(20));
                 self.weather.cut_until = self.now + time;
-                self.note(id, &Entry::Weather("the network falls in two", Some(time)));
+                self.note(id, &Entry::Weather("the network is cut in two", Some(time)));
             }
             Fault::Squeezed => {
                 let time = self.dice.within(ms(100)..secs(5));
@@ -189,7 +189,7 @@ impl World {
                 self.note(id, &Entry::Weather("a user asks without end", Some(time)));
                 self.put(id, Inbox::Crowd(self.now + time));
             }
-            // Many datagrams: seldom.
+            // Rarely, because it takes many datagrams.
             Fault::Dead if self.dice.once_in(12) => self.kernel_wants_the_dead(id),
             Fault::Dead => {}
             Fault::Reloaded => {
@@ -203,7 +203,7 @@ impl World {
         }
     }
 
-    /// Changes of what machines have.
+    /// Changes addresses, GIDs and links.
     fn change(&mut self, id: Id, fault: Fault) {
         match fault {
             Fault::Wanders => {
@@ -250,13 +250,13 @@ impl World {
         }
     }
 
-    /// Amid requests, which whoever comes next is to answer.
+    /// Ends and starts a daemon amid requests, which the next daemon has to answer.
     fn ends_and_starts(&mut self, id: Id, what: &'static str, keeps_socket: bool) {
         if self.machines[id].daemon.is_none() {
             return;
         }
         for _ in 0..self.dice.below(4) {
-            let target = self.somebody(id);
+            let target = self.any_target(id);
             self.resolve(id, ResolveIp { ifindex: IPOIB, target }, secs(5));
         }
         let life = self.machines[id].life;
@@ -286,7 +286,7 @@ impl World {
         }
     }
 
-    /// A daemon that was asked to end has, or has had its time.
+    /// Ends a daemon that was told to end, when it has ended or its time is over.
     pub(crate) fn ends(&mut self, id: Id, life: u32) {
         if self.machines[id].life == life && self.machines[id].daemon.is_some() {
             self.note(id, &Entry::Weather("ended", None));
@@ -321,7 +321,7 @@ impl World {
         }
     }
 
-    /// What is not the kernel's, at the socket to the kernel; at the port of peers; at a random one.
+    /// Sends foreign data to the socket of the kernel, to the port of peers, and to a random port.
     fn stranger(&mut self, id: Id) {
         let bytes: Vec<u8> = (0..self.dice.below(80))
             .map(|_| u8::try_from(self.dice.below(256)).unwrap_or_default())
@@ -343,7 +343,7 @@ impl World {
         }
     }
 
-    /// Something is amiss for a while.
+    /// Begins a trouble for a while.
     fn trouble(&mut self, id: Id, what: &str, time: Duration) -> Instant {
         self.note(id, &Entry::Weather(what, Some(time)));
         let until = self.now + time;

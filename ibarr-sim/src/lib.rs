@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 
-//! What is around a daemon, without I/O: the kernel's RDMA core ([`kernel`]), and whole networks of
-//! nodes on a virtual clock.
+//! The surroundings of a daemon without I/O: the kernel's RDMA core ([`kernel`]), and whole
+//! networks of nodes on a virtual clock.
 //!
-//! A simulation is a seed. It decides who is there, what they ask, and what goes wrong; the cores are
-//! those of the product, wired as in the product ([`ibarr_proto::node`]). The same seed gives the
-//! same bytes at the same times, so whatever breaks a claim can be looked at again, with a trace.
+//! A seed determines a simulation: its nodes, their requests, and the faults. The cores are those
+//! of the product, wired as in the product ([`ibarr_proto::node`]). The same seed gives the same
+//! bytes at the same times, so a broken claim can be reproduced with a trace.
 
 #![forbid(unsafe_code)]
 
@@ -42,14 +42,14 @@ use crate::claims::Broken;
 use crate::record::{Id, Line};
 use crate::world::{START, World};
 
-/// How large a simulation is.
+/// The size of a simulation.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub struct Plan {
-    /// Machines.
+    /// Number of machines.
     pub nodes: usize,
-    /// For how long they ask, and things go wrong.
+    /// Duration of the requests and faults.
     pub time: Duration,
-    /// For how long nobody asks after that, so that everything ends.
+    /// Duration of the following time without requests, in which everything ends.
     pub quiet: Duration,
 }
 
@@ -60,25 +60,25 @@ impl Default for Plan {
     }
 }
 
-/// What has become of a simulation in which every claim held.
+/// The result of a simulation in which every claim held.
 #[derive(Clone, Debug, Eq, PartialEq)]
 pub struct Report {
-    /// Of everything that was said, and when.
+    /// Hash of all events with their times.
     pub hash: u64,
-    /// How much that was.
+    /// Counts of the events.
     pub counts: Counts,
 }
 
-/// A claim does not hold.
+/// A broken claim.
 #[derive(Clone, Debug)]
 pub struct Failure {
-    /// The simulation.
+    /// Seed of the simulation.
     pub seed: u64,
-    /// From its beginning.
+    /// Time since its beginning.
     pub after: Duration,
-    /// What should not be.
+    /// What is wrong.
     pub claim: String,
-    /// What was said before, by those whom it is about.
+    /// The preceding events of the machines concerned.
     pub trace: Vec<String>,
 }
 
@@ -95,7 +95,7 @@ impl fmt::Display for Failure {
 /// Runs a simulation.
 ///
 /// # Errors
-/// The first claim that does not hold. The simulation is then run again, for a trace.
+/// The first broken claim. The simulation is then run again for a trace.
 pub fn run(seed: u64, plan: Plan, bug: Option<Bug>) -> Result<Report, Failure> {
     let mut world = World::new(seed, plan, bug, false);
     world.run();
@@ -106,7 +106,7 @@ pub fn run(seed: u64, plan: Plan, bug: Option<Bug>) -> Result<Report, Failure> {
     Err(Failure { seed, after: broken.at.since(START), claim: broken.claim, trace })
 }
 
-/// Everything that is said in a simulation, one line each.
+/// All events of a simulation, one line each.
 pub fn full_trace(seed: u64, plan: Plan, bug: Option<Bug>) -> Vec<String> {
     trace(seed, plan, bug).into_iter().map(|line| line.text).collect()
 }
@@ -117,7 +117,7 @@ fn trace(seed: u64, plan: Plan, bug: Option<Bug>) -> Vec<Line> {
     world.record.into_lines()
 }
 
-/// The last lines about those whom it is about.
+/// The last lines about the machines concerned.
 fn end_of_trace(lines: Vec<Line>, broken: &Broken) -> Vec<String> {
     const LINES: usize = 80;
     let concerns = |id: Option<Id>| id.is_some() && broken.about.contains(&id);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 
-//! A machine: what of it outlives its daemon, and the daemon as far as it is not its cores.
+//! A machine: the parts that outlive its daemon, and the daemon without its cores.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
@@ -26,26 +26,26 @@ use crate::kernel::Kernel;
 use crate::path_claims::PathClaims;
 use crate::subnet::Given;
 
-/// See the [module](self).
+/// One machine, see the [module](self).
 pub(crate) struct Machine {
     pub(crate) kind: Kind,
     pub(crate) subnet: u8,
-    /// Its addresses for good: IPv4, then IPv6.
+    /// Its permanent addresses: IPv4, then IPv6.
     pub(crate) home: [IpAddr; 2],
     pub(crate) kernel: Kernel,
-    /// When the kernel is to be looked at.
+    /// When the kernel is called next.
     pub(crate) kernel_at: Option<Instant>,
     pub(crate) network: Network,
-    /// What the subnet manager has given its port.
+    /// The values that the subnet manager has given its port.
     pub(crate) given: Given,
     /// IPoIB's paths, by next hop.
     pub(crate) paths: Vec<(IpAddr, Path)>,
-    /// When one of them last failed, or was found that had been sought for long.
+    /// When a path last failed, or was found after a long look-up.
     pub(crate) slow_path: Instant,
-    /// What programs in the kernel answer, as long as they may.
+    /// The maps of the programs in the kernel, while the lease lasts.
     pub(crate) responder: Option<Responder>,
     pub(crate) local_service: LocalServiceSocket,
-    /// Counts daemons, so that nothing is for the next that was for this.
+    /// Number of the daemon, so that late events of an earlier one are dropped.
     pub(crate) life: u32,
     pub(crate) daemon: Option<Box<Daemon>>,
     pub(crate) pace: Pace,
@@ -53,61 +53,61 @@ pub(crate) struct Machine {
     pub(crate) restart: Option<Restart>,
 }
 
-/// A daemon has been replaced.
+/// A replacement of the daemon.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Restart {
     pub(crate) at: Instant,
-    /// The next one has inherited the socket to the kernel.
+    /// The next daemon has inherited the socket to the kernel.
     pub(crate) keeps_socket: bool,
-    /// Something else was amiss until then.
+    /// The end of other troubles.
     pub(crate) before: Instant,
-    /// This is over, if nothing else is amiss.
+    /// The end of this trouble, if there is no other.
     pub(crate) until: Instant,
-    /// A neighbour changed when nobody was there, so that the kernel gave up.
+    /// A neighbour changed while no daemon was listening, so the kernel gave up.
     pub(crate) woken: bool,
 }
 
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub(crate) enum Kind {
-    /// Runs our daemon.
+    /// Runs ibarr.
     Ours,
-    /// Runs the C original: asks with version 0, answers IPv4 alone, and from its home address.
+    /// Runs the C original: asks with version 0, answers only IPv4, and from its home address.
     Original,
 }
 
-/// How fast it is.
+/// The speed of a machine.
 #[derive(Clone, Debug)]
 pub(crate) struct Pace {
-    /// From when something comes until the daemon sees it.
+    /// The time from the arrival of an input until the daemon sees it.
     pub(crate) turn: Duration,
-    /// The daemon preempts the kernel that asks it, so that an answer at once is never taken.
+    /// The daemon preempts the kernel during a request, so that an immediate answer is always lost.
     pub(crate) is_eager: bool,
     /// One turn in so many takes a hundred times as long.
     pub(crate) hiccup: usize,
-    /// The last such turns: when, and how long.
+    /// The recent long turns: start and duration.
     pub(crate) hiccups: VecDeque<(Instant, Duration)>,
 }
 
-/// Until when something is amiss; in the past if nothing is.
+/// The ends of the current troubles; in the past if there is none.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Troubles {
-    /// Anything that may delay or lose what this machine says.
+    /// Any trouble that may delay or lose messages of this machine.
     pub(crate) any: Instant,
     pub(crate) suspended: Instant,
     pub(crate) stalled: Instant,
-    /// The socket to the kernel holds only so many datagrams.
+    /// The socket to the kernel holds few datagrams.
     pub(crate) squeezed: Instant,
-    /// And takes none.
+    /// The socket to the kernel accepts no datagrams.
     pub(crate) clogged: Instant,
     pub(crate) nudges_fail: Instant,
     pub(crate) no_sockets: Instant,
     pub(crate) rtnetlink_loses: Instant,
-    /// Until when the daemon last did not run, and for how long in all in the minute before it and
-    /// since: so much older what it says may be.
+    /// When the daemon last resumed after a pause, and the sum of its pauses since then and in the
+    /// minute before: its answers may be older by that much.
     pub(crate) slept: (Instant, Duration),
 }
 
-/// What programs in the kernel answer peers from; it outlives the daemon.
+/// The maps from which programs in the kernel answer; they outlive the daemon.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Responder {
     pub(crate) gids: BTreeMap<IpAddr, Gid>,
@@ -129,18 +129,18 @@ pub(crate) struct ToDaemon {
     pub(crate) from_kernel: bool,
 }
 
-/// What rtnetlink tells.
+/// The state of rtnetlink.
 #[derive(Debug)]
 pub(crate) struct Network {
     pub(crate) links: Vec<Link>,
     pub(crate) addresses: Vec<InterfaceAddress>,
-    /// Nothing is told before what was told already.
+    /// Messages keep their order: none is delivered before this time.
     pub(crate) told_until: Instant,
-    /// The dump that is running.
+    /// Number of the running dump.
     pub(crate) dump: u32,
 }
 
-/// IPoIB's way to a next hop.
+/// IPoIB's path to a next hop.
 #[derive(Debug)]
 pub(crate) enum Path {
     Sought { request: Option<Seq>, since: Instant, parked: Vec<Packet> },
@@ -155,42 +155,42 @@ pub(crate) struct Packet {
     pub(crate) payload: Datagram,
 }
 
-/// What the daemon holds that is not its cores'.
+/// The daemon without its cores.
 pub(crate) struct Daemon {
     pub(crate) core: Core,
     pub(crate) inbox: VecDeque<Inbox>,
-    /// When something that waits is looked at.
+    /// When the queued inputs are handled.
     pub(crate) wake_at: Option<Instant>,
-    /// When the cores want to be woken, and when that is looked at.
+    /// When the cores want to be called, and when that happens.
     pub(crate) timer: Option<Instant>,
     pub(crate) armed: Option<Instant>,
     pub(crate) sockets: Vec<(u16, SocketId)>,
-    /// What the socket to the kernel had no room for.
+    /// A message for which the socket to the kernel had no room.
     pub(crate) unsent: Option<Emitted>,
-    /// What the view has told so far.
+    /// The sum of the view's events.
     pub(crate) mirror: BTreeMap<IpAddr, Gid>,
     pub(crate) has_learnt: bool,
-    /// Requests of people that wait, with their deadline.
+    /// Pending requests of users, with their deadlines.
     pub(crate) asked: BTreeMap<RequestId, (IpAddr, Instant)>,
     pub(crate) next_ask: u64,
     pub(crate) crowd: Crowd,
     pub(crate) last_nudge: Option<Instant>,
-    /// Answers to address requests since.
+    /// Answers to address requests since the last nudge.
     pub(crate) since_nudge: u64,
-    /// Made, or tried.
+    /// Nudges that were made or tried.
     pub(crate) nudges: u64,
-    /// Datagrams of the kernel's socket.
+    /// Datagrams read from the kernel's socket.
     pub(crate) read: u64,
-    /// What nudges are for: answers, overruns, the start.
+    /// Reasons for nudges: answers, overruns, the start.
     pub(crate) answers: u64,
     pub(crate) counts_overruns_from: Instant,
     pub(crate) paths: PathClaims,
-    /// By type and number.
+    /// By message type and sequence number.
     pub(crate) dealt: BTreeMap<(u16, Seq), Dealt>,
     pub(crate) is_ending: bool,
 }
 
-/// What has passed about a request of the kernel.
+/// The history of a request of the kernel.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Dealt {
     pub(crate) heard: u32,
@@ -198,7 +198,7 @@ pub(crate) struct Dealt {
     pub(crate) target: Option<IpAddr>,
 }
 
-/// What waits for the daemon's next turn.
+/// Inputs for the daemon's next turn.
 #[derive(Debug)]
 pub(crate) enum Inbox {
     Opened,
@@ -213,20 +213,20 @@ pub(crate) enum Inbox {
     Mad(Lid, sa::Request, sa::Answer),
     Nudged(Nudged),
     Ask(Question),
-    /// A user has room for more requests, until then.
+    /// A user has room for more requests, until this time.
     Crowd(Instant),
     Reload,
     Flush,
     Stop,
 }
 
-/// The interface that has the addresses.
+/// The interface with the addresses.
 pub(crate) const IPOIB: IfIndex = match IfIndex::new(4) {
     Some(ifindex) => ifindex,
     None => unreachable!(),
 };
 
-/// Datagrams wait while a path is sought; for so long it does not matter.
+/// Datagrams wait while a path is looked up; a shorter time does not matter.
 pub(crate) const SLOW: Duration = ms(20);
 
 impl Machine {
@@ -234,7 +234,7 @@ impl Machine {
         self.troubles.suspended <= now
     }
 
-    /// Something is amiss until then.
+    /// Notes a trouble that ends at `until`.
     pub(crate) fn trouble_until(&mut self, until: Instant) {
         self.troubles.any = self.troubles.any.max(until);
     }
@@ -253,7 +253,7 @@ impl Machine {
     pub(crate) fn route(&self, question: Question) -> Option<Route> {
         let target = question.target();
         let is_up = self.network.ipoib().is_some_and(|link| link.up);
-        // An index of another namespace, or of an interface that leads nowhere.
+        // The index of another namespace, or of an interface without routes.
         if !is_up || question.egress().is_some_and(|egress| egress != IPOIB) {
             return None;
         }
@@ -264,7 +264,7 @@ impl Machine {
         if subnet_of(target) == Some(self.subnet) { target } else { gateway(self.subnet, target) }
     }
 
-    /// What a datagram to `target` leaves from.
+    /// The source address of a datagram to `target`.
     pub(crate) fn source(&self, target: IpAddr) -> IpAddr {
         self.home[usize::from(target.is_ipv6())]
     }
@@ -287,7 +287,7 @@ impl LocalServiceSocket {
 }
 
 impl Troubles {
-    /// None for long.
+    /// No troubles, and none before for a long time.
     pub(crate) fn none(now: Instant) -> Self {
         let long_ago = Instant::BOOT;
         Self {
@@ -339,7 +339,7 @@ impl Daemon {
     }
 }
 
-/// A random port that none of the sockets has.
+/// A random port that none of the sockets uses.
 pub(crate) fn source_port(dice: &mut Dice, sockets: &[(u16, SocketId)]) -> u16 {
     loop {
         let port = 32_768 + u16::try_from(dice.below(28_232)).unwrap_or_default();
@@ -355,13 +355,13 @@ pub(crate) fn home(subnet: u8, node: u8) -> [IpAddr; 2] {
     [Ipv4Addr::new(10, subnet, 0, node).into(), v6.into()]
 }
 
-/// The `n`th address that wanders in a subnet.
+/// The `n`th moving address of a subnet.
 pub(crate) fn wanderer(subnet: u8, n: u8) -> IpAddr {
     Ipv4Addr::new(10, subnet, 1, n).into()
 }
 
-/// The `n`th address that nobody has.
-pub(crate) fn nobody(subnet: u8, n: u8, v6: bool) -> IpAddr {
+/// The `n`th address that no host has.
+pub(crate) fn missing_peer(subnet: u8, n: u8, v6: bool) -> IpAddr {
     if v6 {
         Ipv6Addr::new(0xfd00, 0, 0, subnet.into(), 0, 0, 0xdead, n.into()).into()
     } else {
@@ -380,12 +380,12 @@ fn gateway(subnet: u8, target: IpAddr) -> IpAddr {
     home(subnet, 254)[usize::from(target.is_ipv6())]
 }
 
-/// The GID of a port: its subnet's prefix, and the machine's own part.
+/// The GID of a port: prefix of its subnet, and number of the machine.
 pub(crate) fn gid(prefix: u16, guid: u32) -> Gid {
     let mut octets = [0xfe, 0xc0, 0, 0, 0, 0, 0, 0, 0, 2, 0xc9, 3, 0, 0, 0, 0];
     octets[6..8].copy_from_slice(&prefix.to_be_bytes());
     octets[12..].copy_from_slice(&guid.to_be_bytes());
-    Gid::new(octets).unwrap_or_else(|| unreachable!("it is neither zero nor a group's"))
+    Gid::new(octets).unwrap_or_else(|| unreachable!("it is neither zero nor multicast"))
 }
 
 pub(crate) fn hwaddr(gid: Gid) -> HwAddr {
@@ -395,7 +395,7 @@ pub(crate) fn hwaddr(gid: Gid) -> HwAddr {
     HwAddr::new(&octets).unwrap_or_default()
 }
 
-/// `lo` and `ib0`, as at the start.
+/// `lo` and `ib0` at the start.
 pub(crate) fn links(gid: Gid) -> Vec<Link> {
     let link = |ifindex, name: &[u8], link_type, hwaddr| Link {
         ifindex,

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 
-//! `cargo xtask sim`.
+//! The program behind `cargo xtask sim`.
 
 use std::env;
 use std::io::{self, Write as _};
@@ -38,7 +38,7 @@ fn main() -> ExitCode {
         if trace {
             let mut stdout = io::stdout().lock();
             for line in full_trace(seed, plan, bug) {
-                // Whoever reads may have seen enough.
+                // The reader may have closed the pipe.
                 if writeln!(stdout, "{line}").is_err() {
                     return ExitCode::SUCCESS;
                 }
@@ -59,7 +59,7 @@ fn main() -> ExitCode {
     println!("{}", runs.counts);
     if let Some(failure) = runs.failure {
         let bug = bug.map(|bug| format!(" --bug {bug}")).unwrap_or_default();
-        println!("{failure}\nagain: cargo xtask sim --seed {}{bug}", failure.seed);
+        println!("{failure}\nreproduce: cargo xtask sim --seed {}{bug}", failure.seed);
         return ExitCode::FAILURE;
     }
     let minutes = plan.time.as_secs() / 60;
@@ -114,7 +114,7 @@ impl Arguments {
                 "--nodes" => nodes = usize::try_from(number()?).ok(),
                 "--minutes" => this.plan.time = Duration::from_secs(60 * number()?),
                 "--bug" => this.bug = Some(value.parse()?),
-                _ => return Err(format!("{argument}: there is no such option")),
+                _ => return Err(format!("{argument}: unknown option")),
             }
         }
         if is_load {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 
-//! What has happened: always as a hash, and as lines for people where they are wanted.
+//! The record of all events: always as a hash, and as lines for people on request.
 
 use std::collections::VecDeque;
 use std::fmt;
@@ -24,50 +24,50 @@ pub(crate) struct Record {
     lines: Option<VecDeque<Line>>,
 }
 
-/// Something that happened, with whom it is about.
+/// An event, with the machines concerned.
 #[derive(Clone, Debug)]
 pub(crate) struct Line {
     pub(crate) about: [Option<Id>; 2],
     pub(crate) text: String,
 }
 
-/// More than this was long ago.
+/// Older lines are dropped.
 const MAX_LINES: usize = 2_000_000;
 
-/// What is worth a line.
+/// An event to record.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Entry<'a> {
-    /// A caller of the kernel wants to know.
+    /// A caller of the kernel asks for an address.
     Called { target: IpAddr, timeout: Duration },
-    /// A person wants to know.
+    /// A user asks for an address.
     Asked { target: IpAddr },
-    /// And knows.
+    /// A user gets an answer.
     Told { target: IpAddr, outcome: &'a str },
-    /// The kernel says so to the daemon.
+    /// The kernel sends a message to the daemon.
     Kernel { bytes: &'a [u8], fate: Fate },
-    /// The daemon says so to the kernel.
+    /// The daemon sends a message to the kernel.
     Daemon { bytes: &'a [u8] },
     /// A neighbour has changed.
     Neighbour { by_us: bool },
-    /// What has become of a request.
+    /// A request has ended.
     Ended(&'a Event),
-    /// A datagram leaves.
+    /// A datagram is sent.
     Datagram { from: SocketAddr, to: SocketAddr, to_machine: Id, payload: &'a [u8], fate: Fate },
     /// A daemon asks an SA.
     Mad { question: &'a Question, fate: Fate },
-    /// And hears of it.
+    /// A daemon receives an answer of an SA.
     Answer { question: &'a Question, answer: &'a sa::Answer },
-    /// A fault, or its end.
+    /// A fault, with its duration.
     Weather(&'a str, Option<Duration>),
-    /// What the machine has changed.
+    /// A change of the machine's addresses and links.
     Network(&'a str, IpAddr),
 }
 
-/// What becomes of what is sent.
+/// What happens to a message.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub(crate) enum Fate {
     Arrives,
-    /// Twice.
+    /// The message arrives twice.
     Repeated,
     Lost,
 }
@@ -194,7 +194,7 @@ impl Record {
         }
     }
 
-    /// As MurmurHash3 ends: no difference is lost.
+    /// The finalizer of MurmurHash3, which is a bijection.
     fn mix(&mut self, word: u64) {
         let mixed = (self.hash ^ word).wrapping_mul(0xff51_afd7_ed55_8ccd);
         self.hash = mixed ^ mixed >> 32;
@@ -214,12 +214,16 @@ impl fmt::Display for Entry<'_> {
             }
             Self::Daemon { bytes } => write!(f, "daemon  -> kernel  {}", Netlink(bytes)),
             Self::Neighbour { by_us: true } => f.write_str("nudge: a neighbour changes"),
-            Self::Neighbour { by_us: false } => f.write_str("some neighbour changes"),
+            Self::Neighbour { by_us: false } => f.write_str("a neighbour changes"),
             Self::Ended(Event::Ip(seq, outcome)) => {
                 write!(f, "rdma_resolve_addr ends (number {}): ", seq.0)?;
                 match outcome {
                     IpOutcome::Resolved { gid, by } => {
-                        let by = if *by == Wake::TimeOut { "the time-out" } else { "a neighbour" };
+                        let by = if *by == Wake::TimeOut {
+                            "the time-out"
+                        } else {
+                            "a neighbour change"
+                        };
                         write!(f, "{}, woken by {by}", std::net::Ipv6Addr::from(*gid))
                     }
                     IpOutcome::TimedOut => f.write_str("ETIMEDOUT"),
@@ -230,7 +234,7 @@ impl fmt::Display for Entry<'_> {
                 write!(f, "path request ends (number {}): {outcome:?}", seq.0)
             }
             Self::Ended(Event::AnswerLost(seq)) => {
-                write!(f, "kernel: nobody waits for this answer (number {})", seq.0)
+                write!(f, "kernel: no request waits for this answer (number {})", seq.0)
             }
             Self::Datagram { from, to, to_machine, payload, fate } => {
                 write!(f, "{from} -> {to} (node {to_machine})  ")?;
@@ -248,7 +252,7 @@ impl fmt::Display for Entry<'_> {
                 match answer {
                     sa::Answer::Path(record) => write!(f, "{record:?}"),
                     sa::Answer::ClassPortInfo(_) => f.write_str("this"),
-                    sa::Answer::Inform(_) => f.write_str("so be it"),
+                    sa::Answer::Inform(_) => f.write_str("subscription confirmed"),
                     sa::Answer::Refused(refusal) => write!(f, "{refusal}"),
                 }
             }
@@ -269,13 +273,13 @@ impl fmt::Display for Fate {
     }
 }
 
-/// What an SA is asked, for people.
+/// Formats a question to an SA for people.
 struct Asked<'a>(&'a Question);
 
 impl fmt::Display for Asked<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self.0 {
-            Question::ClassPortInfo => f.write_str("what can you do"),
+            Question::ClassPortInfo => f.write_str("ClassPortInfo"),
             Question::Inform(info) => write!(f, "{info:?}"),
             Question::Path(question) => {
                 let ways = if question.reversible { "both ways" } else { "one way" };
@@ -285,7 +289,7 @@ impl fmt::Display for Asked<'_> {
     }
 }
 
-/// What is between the kernel and the daemon, for people.
+/// Formats messages between kernel and daemon for people.
 struct Netlink<'a>(&'a [u8]);
 
 impl fmt::Display for Netlink<'_> {

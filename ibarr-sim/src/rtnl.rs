@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 
-//! What the kernel has of links and addresses, and how the daemon hears of it: as
-//! `ibarr-user/src/transport/rtnetlink` tells it. A dump reads without the lock under which things
-//! change, so events overtake it and are overtaken.
+//! The kernel's links and addresses, and the messages about them, in the form in which
+//! `ibarr-user/src/transport/rtnetlink` passes them on. A dump reads without the lock that changes
+//! take, so events and dumps overtake each other.
 
 use std::net::{IpAddr, Ipv6Addr};
 
@@ -36,14 +36,14 @@ impl World {
         self.event(id, Input::AddressGone(entry_id(address)));
     }
 
-    /// The addresses have another GID from now on. Of a change of the subnet prefix the kernel says
-    /// nothing.
+    /// Gives the addresses another GID. The kernel sends no event if a new subnet prefix causes
+    /// this.
     pub(crate) fn change_gid(&mut self, id: Id, gid: Gid, silently: bool) {
         let Some(link) = self.machines[id].network.ipoib_mut() else { return };
         link.hwaddr = hwaddr(gid);
         let link = *link;
         self.truth.is_called(self.now, id, gid, silently);
-        self.note(id, &Entry::Network("is called now", Ipv6Addr::from(gid.octets()).into()));
+        self.note(id, &Entry::Network("has the GID", Ipv6Addr::from(gid.octets()).into()));
         self.port_changes(id);
         if !silently {
             self.event(id, Input::Link(link));
@@ -79,7 +79,7 @@ impl World {
         self.event(id, Input::Link(link));
     }
 
-    /// The driver is unloaded.
+    /// Unloads the driver.
     pub(crate) fn link_gone(&mut self, id: Id) {
         let network = &mut self.machines[id].network;
         let gone: Vec<_> = network.addresses.drain(..).collect();
@@ -96,7 +96,7 @@ impl World {
         self.event(id, Input::LinkGone(IPOIB));
     }
 
-    /// The kernel says so to whoever listens.
+    /// Sends an event to the daemon.
     fn event(&mut self, id: Id, input: Input) {
         let is_lost = self.machines[id].troubles.rtnetlink_loses > self.now && self.dice.coin();
         let after = self.dice.within(us(0)..us(100));
@@ -105,7 +105,7 @@ impl World {
         machine.network.told_until = at;
         let life = machine.life;
         if is_lost {
-            // A dump that is running does not hold all there is; another follows what is on its way.
+            // A running dump is incomplete; another one follows the pending events.
             machine.network.dump += 1;
             self.at(at, What::DumpStarts(id, life));
         } else {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 
-//! Many simulations, as many at once as there are processors.
+//! Runs many simulations, one on each processor at a time.
 
 use std::num::NonZeroUsize;
 use std::ops::Range;
@@ -10,21 +10,21 @@ use std::thread;
 
 use crate::{Bug, Counts, Failure, Plan, run};
 
-/// What many simulations came to.
+/// The result of many simulations.
 #[derive(Debug, Default)]
 pub struct Runs {
-    /// How many were run.
+    /// Number of simulations.
     pub seeds: u64,
-    /// The sum of their hashes: the same seeds give the same, in whatever order they were run.
+    /// Sum of their hashes, independent of the order in which they ran.
     pub hash: u64,
-    /// All of them together.
+    /// Sum of their counts.
     pub counts: Counts,
-    /// The first claim that did not hold.
+    /// The broken claim of the lowest failing seed.
     pub failure: Option<Failure>,
 }
 
-/// Runs the seeds on all processors until one fails. The failure is that of the lowest seed that was
-/// run, which all lower ones have passed.
+/// Runs the seeds on all processors until one fails. The reported failure is that of the lowest
+/// failing seed; all lower seeds have passed.
 pub fn run_all(seeds: Range<u64>, plan: Plan, bug: Option<Bug>) -> Runs {
     let threads = thread::available_parallelism().map_or(1, NonZeroUsize::get);
     let next = AtomicU64::new(seeds.start);

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 
-//! Subnets: what their managers have given the ports, and the administrators, which are asked for
-//! paths. Each answer has a number of its own, in bytes of the record that nobody looks at.
+//! Subnets: what their managers have given to ports, and their administrators, which answer
+//! questions about paths. Each answer has a number, in bytes of the record that no reader uses.
 
 use ibarr_common::Instant;
 use ibarr_common::ib::{Gid, Lid, PKey, PathRecord, PortNum, Sl};
@@ -21,21 +21,21 @@ use crate::world::{What, World};
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Subnet {
     sm_lid: u16,
-    /// Says nothing until then; what comes meanwhile may be answered afterwards.
+    /// The SA is silent until then; it may answer pending questions afterwards.
     silent: Instant,
-    /// Says that it is busy until then.
+    /// The SA answers BUSY until then.
     busy: Instant,
 }
 
-/// What a subnet manager has given a port.
+/// The values that a subnet manager has given to a port.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Given {
     lid: u16,
-    /// Whether it is in [`PARTITION`], too.
+    /// Whether the port is in [`PARTITION`], too.
     is_member: bool,
 }
 
-/// Beside the default one.
+/// A partition besides the default one.
 pub(crate) const PARTITION: PKey = match PKey::new(0x8001) {
     Some(pkey) => pkey,
     None => unreachable!(),
@@ -43,7 +43,7 @@ pub(crate) const PARTITION: PKey = match PKey::new(0x8001) {
 
 pub(crate) const PORT: PortIndex = PortIndex(0);
 
-/// A subnet's router has this LID, and its number.
+/// The LID of a subnet's router; the router's own number.
 const ROUTER_LID: u16 = 0xb000;
 
 impl Subnet {
@@ -59,7 +59,7 @@ impl Given {
 }
 
 impl World {
-    /// Something about a port is new, which its daemon sees the next time that it looks.
+    /// Changes a port; its daemon notices at its next look.
     pub(crate) fn port_changes(&mut self, id: Id) {
         let at = self.now + self.dice.within(us(50)..secs(1));
         let life = self.machines[id].life;
@@ -89,10 +89,10 @@ impl World {
         })
     }
 
-    /// A MAD leaves for where the daemon believes the SA to be.
+    /// Sends a MAD to the LID at which the daemon assumes the SA.
     pub(crate) fn ask_administrator(&mut self, id: Id, daemon: &mut Daemon, transmit: &Transmit) {
         let Ok(request) = Request::parse(transmit.mad.as_ref()) else {
-            return self.claims.breaks(self.now, [Some(id), None], "an odd MAD".to_owned());
+            return self.claims.breaks(self.now, [Some(id), None], "an unexpected MAD".to_owned());
         };
         self.claims.counts.mads += 1;
         if let Question::Path(question) = &request.question
@@ -160,7 +160,7 @@ impl World {
         }
     }
 
-    /// Where what is for `gid` leaves the subnet, or ends.
+    /// The LID at which packets for `gid` leave the subnet, or end.
     fn lid_of(&self, subnet: u8, gid: Gid) -> Option<u16> {
         let prefix = self.weather.prefixes[usize::from(subnet - 1)].to_be_bytes();
         if gid == router(subnet) || gid.octets()[6..8] != prefix {
@@ -175,7 +175,7 @@ impl World {
         self.numbers
     }
 
-    /// What may happen to a subnet.
+    /// Causes a fault of a subnet.
     pub(crate) fn subnet_fault(&mut self, id: Id, fault: Fault) {
         let number = usize::from(self.machines[id].subnet - 1);
         match fault {
@@ -198,12 +198,12 @@ impl World {
                 let time = self.dice.within(ms(100)..secs(3));
                 self.note(id, &Entry::Weather("its SA restarts", Some(time)));
                 self.subnets[number].silent = self.now + time;
-                // And gives somebody another LID, which it tells nobody else.
+                // It also gives one port another LID, and tells only that port.
                 self.gives_lid(id);
                 self.registers(number);
             }
             Fault::Lid => self.gives_lid(id),
-            // Partitions
+            // Partitions.
             _ => {
                 let given = &mut self.machines[id].given;
                 given.is_member = !given.is_member;
@@ -221,7 +221,7 @@ impl World {
         self.port_changes(id);
     }
 
-    /// All of a subnet are told to.
+    /// Makes all ports of a subnet register anew.
     fn registers(&mut self, number: usize) {
         for id in 0..self.machines.len() {
             if usize::from(self.machines[id].subnet - 1) == number {
@@ -234,7 +234,7 @@ impl World {
 
 pub(crate) fn name() -> PortName {
     let (Ok(device), Some(port)) = ("mlx5_0".parse(), PortNum::new(1)) else {
-        unreachable!("they are a device and its port")
+        unreachable!("the name is valid")
     };
     PortName { device, port }
 }
@@ -242,7 +242,7 @@ pub(crate) fn name() -> PortName {
 /// The GID of a subnet's router.
 pub(crate) fn router(subnet: u8) -> Gid {
     let octets = [0xfe, 0xc0, 0, 0, 0, 0, 0, 0, 0, 2, 0xc9, 3, 0, 0, subnet, 0xfe];
-    Gid::new(octets).unwrap_or_else(|| unreachable!("it is neither zero nor a group's"))
+    Gid::new(octets).unwrap_or_else(|| unreachable!("it is neither zero nor multicast"))
 }
 
 fn record(question: &PathQuestion, dlid: u16, slid: u16, number: u32) -> PathRecord {

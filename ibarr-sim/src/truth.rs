@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 
-//! Which address has which GID, and had.
+//! The true GIDs of all addresses, now and in the past.
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;
@@ -12,14 +12,14 @@ use crate::record::Id;
 
 #[derive(Debug, Default)]
 pub(crate) struct Truth {
-    /// Who had it, one after another.
+    /// The owners of each address, one after another.
     addresses: BTreeMap<IpAddr, Vec<Tenure>>,
-    /// The GIDs that a machine had; a GID is never given again.
+    /// The GIDs of each machine; a GID is never reused.
     gids: BTreeMap<(Id, Gid), Name>,
     gid: BTreeMap<Id, Gid>,
 }
 
-/// A machine has an address.
+/// A period in which a machine has an address.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Tenure {
     pub(crate) machine: Id,
@@ -27,16 +27,16 @@ pub(crate) struct Tenure {
     until: Option<Instant>,
 }
 
-/// A machine has a GID.
+/// A period in which a machine has a GID.
 #[derive(Clone, Copy, Debug, Default)]
 struct Name {
     until: Option<Instant>,
-    /// The kernel said nothing of its end.
+    /// The kernel sent no event at its end.
     ended_silently: bool,
 }
 
 impl Truth {
-    /// From now on the machine has this GID, which the kernel tells or not.
+    /// Gives the machine this GID, with or without an event of the kernel.
     pub(crate) fn is_called(&mut self, now: Instant, machine: Id, gid: Gid, silently: bool) {
         if let Some(old) = self.gid.insert(machine, gid) {
             let name = Name { until: Some(now), ended_silently: silently };
@@ -45,13 +45,13 @@ impl Truth {
         self.gids.insert((machine, gid), Name::default());
     }
 
-    /// From now on `machine` has the address, which nobody has.
+    /// Gives `machine` the address, which must be free.
     pub(crate) fn begins(&mut self, now: Instant, address: IpAddr, machine: Id) {
         let tenure = Tenure { machine, from: now, until: None };
         self.addresses.entry(address).or_default().push(tenure);
     }
 
-    /// From now on nobody has the address.
+    /// Frees the address.
     pub(crate) fn ends(&mut self, now: Instant, address: IpAddr) {
         let last = self.addresses.get_mut(&address).and_then(|all| all.last_mut());
         if let Some(last) = last {
@@ -59,27 +59,27 @@ impl Truth {
         }
     }
 
-    /// Who has it now.
+    /// The current owner.
     pub(crate) fn owner(&self, address: IpAddr) -> Option<Id> {
         let last = self.addresses.get(&address)?.last()?;
         last.until.is_none().then_some(last.machine)
     }
 
-    /// Who has had it all the time since.
+    /// The machine that has had the address all the time since.
     pub(crate) fn owner_since(&self, address: IpAddr, since: Instant) -> Option<Id> {
         let last = self.addresses.get(&address)?.last()?;
         (last.until.is_none() && last.from <= since).then_some(last.machine)
     }
 
-    /// Who had the address at some time since, the last first.
+    /// The owners of the address at any time since, the last one first.
     pub(crate) fn owners(&self, address: IpAddr, since: Instant) -> impl Iterator<Item = Id> {
         let all = self.addresses.get(&address).map(Vec::as_slice).unwrap_or_default();
         let is_recent = move |tenure: &&Tenure| tenure.until.is_none_or(|until| until >= since);
         all.iter().rev().take_while(is_recent).map(|tenure| tenure.machine)
     }
 
-    /// Whether the machine had the GID since the one time, or the other if the kernel said nothing of
-    /// its end.
+    /// Whether the machine had the GID at some time since `since`, or since `silently` if the
+    /// kernel sent no event at its end.
     pub(crate) fn had(&self, machine: Id, gid: Gid, since: Instant, silently: Instant) -> bool {
         self.gids.get(&(machine, gid)).is_some_and(|name| {
             let since = if name.ended_silently { silently } else { since };

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 
-//! Who is there, what they ask, and what goes wrong. Each seed has a climate of its own: most faults
-//! are absent from most, so that what is found is not always the same mixture.
+//! The nodes, their requests, and the faults. Each seed has its own climate: most faults are absent
+//! from most seeds, so that the mixture varies.
 
 use std::collections::VecDeque;
 use std::net::IpAddr;
@@ -19,7 +19,7 @@ use crate::faults::FAULTS;
 use crate::kernel::{Config, Kernel};
 use crate::machine::{
     IPOIB, Inbox, Kind, LocalServiceSocket, Machine, Network, Pace, Packet, Responder, Troubles,
-    entry, gid, home, links, nobody, wanderer,
+    entry, gid, home, links, missing_peer, wanderer,
 };
 use crate::record::{Entry, Id};
 use crate::subnet::Given;
@@ -29,12 +29,13 @@ use crate::world::{START, What, World};
 pub(crate) struct Weather {
     pub(crate) climate: Climate,
     pub(crate) config: node::Config,
-    /// For a client that forgets soon, and asks again.
+    /// The configuration of a client that forgets soon, and asks again.
     pub(crate) short_lived: client::Config,
-    /// Machines on different islands do not reach each other until then.
+    /// Which part of a cut network each machine is in; machines in different parts do not reach
+    /// each other.
     pub(crate) islands: Vec<bool>,
     pub(crate) cut_until: Instant,
-    /// Addresses that are asked for.
+    /// Number of addresses that are asked for.
     pub(crate) addresses: usize,
     pub(crate) wanderers: Vec<IpAddr>,
     pub(crate) prefixes: [u16; SUBNETS],
@@ -43,28 +44,28 @@ pub(crate) struct Weather {
     calls_every: Duration,
 }
 
-/// What the network does, in a thousand datagrams.
+/// The behaviour of the network, per thousand datagrams.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Climate {
     pub(crate) lost: u16,
     pub(crate) repeated: u16,
-    /// Take long, and are overtaken.
+    /// Datagrams that take long, and are overtaken.
     pub(crate) straggles: u16,
-    /// The longest that others take.
+    /// The longest travel time of the others.
     pub(crate) delay: Duration,
-    /// The mean time between two faults of a kind.
+    /// Mean time between two faults of a kind.
     pub(crate) faults_every: Duration,
 }
 
 pub(crate) const SUBNETS: usize = 3;
 const WANDERERS: u8 = 2;
-/// Addresses of a subnet and family that are asked for and that nobody has.
-const NOBODIES: u8 = 4;
+/// Addresses of a subnet and family that are asked for and that no host has.
+const MISSING_PEERS: u8 = 4;
 
 impl Weather {
     pub(crate) fn new(dice: &mut Dice, plan: &Plan) -> Self {
         let mut config = node::Config::default();
-        // Told to the kernel, and taken back by who ends in peace.
+        // Set in the kernel, and restored by a daemon that ends in an orderly way.
         config.local_service.timeout = *dice.pick(&[Timeout::DEFAULT, Timeout::MIN]);
         config.local_service.nudge = !dice.once_in(12);
         config.paths.ttl = *dice.pick(&[secs(3600), secs(60), secs(20)]);
@@ -97,7 +98,7 @@ impl Weather {
 }
 
 impl World {
-    /// Puts everybody in place.
+    /// Builds all machines.
     pub(crate) fn build(&mut self) {
         for id in 0..self.plan.nodes {
             let machine = self.machine(id);
@@ -125,9 +126,9 @@ impl World {
             self.at(START + ms(500), What::Wanders(address, to));
         }
         self.weather.addresses =
-            2 * self.plan.nodes + SUBNETS * usize::from(WANDERERS + 2 * NOBODIES);
+            2 * self.plan.nodes + SUBNETS * usize::from(WANDERERS + 2 * MISSING_PEERS);
         for fault in FAULTS {
-            // Half of the faults are unknown in half of the worlds.
+            // Half of the faults do not exist in half of the worlds.
             if self.dice.coin() {
                 let after = self.dice.around(self.weather.climate.faults_every);
                 self.at(START + secs(2) + after, What::Fault(fault));
@@ -139,7 +140,7 @@ impl World {
         let subnet = 1 + u8::try_from(id % SUBNETS).unwrap_or_default();
         let home = home(subnet, 1 + u8::try_from(id / SUBNETS).unwrap_or_default());
         let kind = if self.dice.once_in(8) && id > 2 { Kind::Original } else { Kind::Ours };
-        // Numbers go round.
+        // Sequence numbers wrap around.
         let from = if self.dice.coin() { u32::MAX - 20 } else { 0 };
         let confirms = self.dice.once_in(5);
         let config = Config { ip_seq: from, path_seq: from, confirms, ..Config::default() };
@@ -181,7 +182,7 @@ impl World {
         gid(self.weather.prefixes[usize::from(subnet - 1)], self.weather.next_guid)
     }
 
-    /// Somebody on the machine wants to know.
+    /// A program on the machine calls `rdma_resolve_addr`, or asks the daemon.
     pub(crate) fn call(&mut self, id: Id) {
         let next = self.now + self.dice.around(self.weather.calls_every);
         if next < START + self.plan.time {
@@ -190,10 +191,10 @@ impl World {
         if self.machines[id].kind == Kind::Original {
             return self.original_asks(id);
         }
-        // A job starts.
+        // Sometimes many calls at once, as at the start of a job.
         let count = if self.dice.once_in(40) { 5 + self.dice.below(25) } else { 1 };
         for _ in 0..count {
-            let target = self.somebody(id);
+            let target = self.any_target(id);
             if self.dice.once_in(32) {
                 if let Some(question) = Question::new(target, None)
                     && self.machines[id].daemon.is_some()
@@ -204,22 +205,26 @@ impl World {
                 continue;
             }
             let timeout = *self.dice.pick(&[secs(2), secs(2), secs(2), secs(5), secs(1), ms(200)]);
-            // Of a namespace that is not ours.
+            // The index of another namespace.
             let other = IfIndex::new(77).unwrap_or(IfIndex::MIN);
             let ifindex = if self.dice.once_in(20) { other } else { IPOIB };
             self.resolve(id, ResolveIp { ifindex, target }, timeout);
         }
     }
 
-    /// Whom it is about: mostly the same few.
-    pub(crate) fn somebody(&mut self, id: Id) -> IpAddr {
+    /// The target of a call: mostly the same few.
+    pub(crate) fn any_target(&mut self, id: Id) -> IpAddr {
         let v6 = self.dice.below(10) < 3;
         match self.dice.below(20) {
             0 => *self.dice.pick(&self.weather.wanderers),
             1 => {
                 let subnet = 1 + self.dice.below(SUBNETS);
-                let n = self.dice.below(usize::from(NOBODIES));
-                nobody(u8::try_from(subnet).unwrap_or(1), u8::try_from(n).unwrap_or_default(), v6)
+                let n = self.dice.below(usize::from(MISSING_PEERS));
+                missing_peer(
+                    u8::try_from(subnet).unwrap_or(1),
+                    u8::try_from(n).unwrap_or_default(),
+                    v6,
+                )
             }
             2..=5 => {
                 let other = self.dice.below(self.plan.nodes);
@@ -233,7 +238,7 @@ impl World {
     }
 
     fn original_asks(&mut self, id: Id) {
-        let to = self.somebody(id);
+        let to = self.any_target(id);
         let msg_id = MsgId(u32::try_from(self.dice.below(1 << 20)).unwrap_or_default());
         let query = Query::new(Version::V0, msg_id, to).filter(|_| to.is_ipv4());
         if let Some(query) = query {

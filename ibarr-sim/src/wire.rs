@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 
-//! The network: IPoIB, which looks for a path to each next hop first and parks three datagrams
-//! meanwhile, and behind it what loses, repeats, delays and reorders.
+//! The network: IPoIB, which first looks up a path to each next hop and queues three datagrams
+//! meanwhile; behind it a wire that loses, repeats, delays and reorders.
 
 use std::net::{IpAddr, SocketAddr};
 
@@ -21,7 +21,7 @@ use crate::world::{What, World};
 const PARKED: usize = 3;
 
 impl World {
-    /// Through the path to the next hop.
+    /// Sends a datagram by the path to its next hop.
     pub(crate) fn send(&mut self, id: Id, packet: Packet) {
         let target = packet.to.ip();
         let machine = &mut self.machines[id];
@@ -47,7 +47,7 @@ impl World {
         }
     }
 
-    /// The local service has said something about a path, or nothing.
+    /// Takes the outcome of the local service for a path.
     pub(crate) fn path_said(&mut self, id: Id, seq: Seq, outcome: &PathOutcome) {
         match outcome {
             PathOutcome::Resolved(_) => self.claims.counts.paths_resolved += 1,
@@ -63,7 +63,7 @@ impl World {
         match outcome {
             PathOutcome::Resolved(_) => self.path_found(id, next_hop),
             PathOutcome::AsksSa(_) => self.ask_sa(id, next_hop),
-            // What is sent next has it sought again.
+            // The next datagram starts another look-up.
             PathOutcome::Failed => {
                 self.machines[id].slow_path = self.now;
                 if let (_, Path::Sought { parked, .. }) = self.machines[id].paths.swap_remove(at) {
@@ -93,7 +93,7 @@ impl World {
         }
     }
 
-    /// As IPoIB asks.
+    /// The request of IPoIB for a path.
     fn path_question(&self, id: Id, next_hop: IpAddr) -> ResolvePath {
         let machine = &self.machines[id];
         let router = router(machine.subnet);
@@ -112,8 +112,8 @@ impl World {
         }
     }
 
-    /// As `rdma_resolve_route` asks, for a connection to whoever has been resolved. Nobody waits for
-    /// what becomes of it.
+    /// The request of `rdma_resolve_route`, for a connection to a resolved peer. No caller waits
+    /// for the outcome.
     pub(crate) fn connect(&mut self, id: Id, dgid: Gid) {
         let Some(sgid) = self.machines[id].gid() else { return };
         let PortName { device, port } = name();
@@ -132,12 +132,12 @@ impl World {
         self.machines[id].kernel.resolve_path(self.now, request);
     }
 
-    /// All paths are to be asked for again.
+    /// Makes IPoIB look up all paths again.
     pub(crate) fn forget_paths(&mut self, id: Id) {
         self.machines[id].paths.retain(|(_, path)| matches!(path, Path::Sought { .. }));
     }
 
-    /// Onto the wire.
+    /// Puts a datagram onto the wire.
     fn transmit(&mut self, id: Id, packet: &Packet) {
         let climate = self.weather.climate;
         let Some(to) = self.truth.owner(packet.to.ip()) else {
@@ -214,7 +214,7 @@ impl World {
         let reply = Reply::parse(packet.payload.as_ref()).ok();
         if self.machines[id].kind == Kind::Original {
             if reply.is_none_or(|reply| reply.version != Version::V0) {
-                let text = format!("a C original is answered {reply:?}");
+                let text = format!("a C original gets the answer {reply:?}");
                 self.claims.breaks(self.now, [Some(id), None], text);
             }
             return;
@@ -228,7 +228,7 @@ impl World {
         self.put(id, Inbox::Reply { socket, packet });
     }
 
-    /// A reply leaves, about the address that it comes from unless that is said.
+    /// Sends a reply, about its source address if `about` is not given.
     pub(crate) fn reply(
         &mut self,
         id: Id,

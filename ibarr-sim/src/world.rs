@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 
-//! Machines on one virtual clock. Time jumps from one thing that happens to the next.
+//! Machines on one virtual clock, which jumps from one event to the next.
 
 use std::cmp::{Ordering, Reverse};
 use std::collections::{BTreeMap, BinaryHeap};
@@ -24,10 +24,10 @@ use crate::subnet::Subnet;
 use crate::truth::Truth;
 use crate::weather::{SUBNETS, Weather};
 
-/// When a simulation begins: long after boot.
+/// The time at which a simulation begins: long after boot.
 pub(crate) const START: Instant = Instant::from_nanos(1_000_000_000_000);
 
-/// See the [module](self).
+/// The whole simulation, see the [module](self).
 pub(crate) struct World {
     pub(crate) plan: Plan,
     pub(crate) bug: Option<Bug>,
@@ -36,7 +36,7 @@ pub(crate) struct World {
     pub(crate) machines: Vec<Machine>,
     pub(crate) truth: Truth,
     pub(crate) subnets: [Subnet; SUBNETS],
-    /// Answers of administrators on their way, by number.
+    /// Answers of administrators in flight, by number.
     pub(crate) mads: BTreeMap<u32, (Lid, Request, Answer)>,
     pub(crate) numbers: u32,
     pub(crate) weather: Weather,
@@ -44,39 +44,39 @@ pub(crate) struct World {
     pub(crate) record: Record,
     queue: BinaryHeap<Reverse<Due>>,
     scheduled: u64,
-    /// Things that happened in this second.
+    /// Number of events in this second.
     steps: (u64, u32),
 }
 
-/// Something that will happen.
+/// A future event.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum What {
-    /// The daemon has something to do.
+    /// The daemon has work.
     Turn(Id),
-    /// The kernel's RDMA core has something to do.
+    /// The kernel's RDMA core has work.
     Kernel(Id),
     /// A datagram arrives.
     Arrives(Id, Packet),
-    /// Rtnetlink tells the daemon of this life.
+    /// Rtnetlink delivers a message to the daemon with this life number.
     View(Id, u32, local_view::Input),
-    /// A dump is asked for; its links are read; its addresses.
+    /// A dump begins; its links are read; its addresses are read.
     DumpStarts(Id, u32),
     DumpLinks(Id, u32),
     DumpAddresses(Id, u32),
-    /// The daemon of this life looks at its port; an answer of an SA comes.
+    /// The daemon with this life number reads its port; an answer of an SA arrives.
     PortSeen(Id, u32),
     MadArrives(Id, u32, u32),
-    /// Routing is asked for the daemon of this life.
+    /// The daemon with this life number looks up a route.
     Route(Id, u32, Question),
-    /// A neighbour is changed for the daemon of this life.
+    /// The daemon with this life number makes a nudge.
     Nudge(Id, u32, Nudge, u64),
-    /// The SA has said which path leads to the next hop.
+    /// The SA has given the path to the next hop.
     PathFound(Id, IpAddr),
-    /// Somebody on the machine calls `rdma_resolve_addr`, or asks the daemon.
+    /// A program on the machine calls `rdma_resolve_addr`, or asks the daemon.
     Call(Id),
-    /// Something goes wrong.
+    /// A fault begins.
     Fault(Fault),
-    /// And is over.
+    /// A daemon dies, and the next one starts.
     Dies(Id, u32, &'static str, bool),
     Starts(Id, u32),
     Ends(Id, u32),
@@ -93,7 +93,7 @@ struct Due {
     what: What,
 }
 
-/// More in a second is a livelock.
+/// More events in a second are a livelock.
 const MAX_STEPS: u32 = 2_000_000;
 
 impl World {
@@ -121,7 +121,7 @@ impl World {
         world
     }
 
-    /// Until the end, or until a claim is broken.
+    /// Runs until the end, or until a claim is broken.
     pub(crate) fn run(&mut self) {
         let end = START + self.plan.time + self.plan.quiet;
         while let Some(Reverse(due)) = self.queue.pop() {
@@ -155,7 +155,7 @@ impl World {
             self.claims.breaks(self.now, [Some(id), None], "a livelock".to_owned());
             return;
         }
-        // Whoever sleeps does nothing, and is sent nothing that would be kept.
+        // A suspended machine does nothing, and receives nothing that would not be kept for it.
         if let Some(id) = due.what.machine()
             && !self.machines[id].is_running(self.now)
         {
@@ -165,7 +165,7 @@ impl World {
         self.happens(due.at, due.what);
     }
 
-    /// What would have been is when the machine wakes.
+    /// Postpones an event until the machine wakes.
     fn sleeps(&mut self, id: Id, due: Due) {
         let machine = &mut self.machines[id];
         let wakes = machine.troubles.suspended;
