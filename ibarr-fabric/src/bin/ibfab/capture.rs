@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 
-//! `ibfab run --capture`: what crosses links, in a file for Wireshark.
+//! `ibfab run --capture`: writes the packets that cross links to a file for Wireshark.
 
 use std::fs::File;
 use std::io::{BufWriter, Write as _};
@@ -11,16 +11,16 @@ use anyhow::Context as _;
 use ibarr_common::Instant;
 use ibarr_fabric::{Fabric, pcap};
 
-/// A capture file that is being written.
+/// An open capture file.
 #[derive(Debug)]
 pub(crate) struct Capture {
     file: BufWriter<File>,
-    /// When the machine was booted, since the epoch.
+    /// Time of the machine's boot, since the epoch.
     boot: Duration,
 }
 
 impl Capture {
-    /// Begins a file. `now` ties the fabric's clock to that of files.
+    /// Creates the file. `now` relates the fabric's clock to the time of day.
     pub(crate) fn create(path: &Path, now: Instant) -> anyhow::Result<Self> {
         let file =
             File::create(path).with_context(|| format!("cannot create {}", path.display()))?;
@@ -31,7 +31,7 @@ impl Capture {
         Ok(this)
     }
 
-    /// Writes down what has crossed links, so that whoever reads along sees it.
+    /// Writes the packets that have crossed links, and flushes, so that a reader sees them at once.
     pub(crate) fn write(&mut self, fabric: &mut Fabric) -> anyhow::Result<()> {
         while let Some(crossing) = fabric.poll_capture() {
             let since_epoch = self.boot + crossing.at.since(Instant::BOOT);

@@ -13,7 +13,7 @@ use crate::{control, join, run};
 #[derive(Debug, Parser)]
 #[command(name = "ibfab", version)]
 pub(crate) struct Cli {
-    /// Where a running fabric is asked and told
+    /// Path of the control socket of a running fabric
     #[arg(long, global = true, value_name = "FILE", default_value = "/run/ibfab.sock")]
     control: PathBuf,
     #[command(subcommand)]
@@ -24,7 +24,7 @@ pub(crate) struct Cli {
 enum Command {
     /// Run a fabric; its channel adapters become devices of this machine
     Run(RunArgs),
-    /// Be the host of a channel adapter whose fabric runs elsewhere
+    /// Run the host of a channel adapter whose fabric runs elsewhere
     Join(JoinArgs),
     #[command(flatten)]
     Request(Request),
@@ -32,46 +32,46 @@ enum Command {
 
 #[derive(Args, Debug)]
 pub(crate) struct RunArgs {
-    /// What the fabric consists of, in the format of ibnetdiscover and ibsim
+    /// Topology file, in the format of ibnetdiscover and ibsim
     #[arg(value_name = "TOPOLOGY")]
     pub(crate) topology: PathBuf,
     /// Channel adapters that become devices of this machine [default: all, without --listen]
     #[arg(long = "device", value_name = "NODE", value_delimiter = ',')]
     pub(crate) devices: Vec<String>,
-    /// Serve programs that libumad2sim is preloaded into, and no devices [IBSIM_SOCKNAME: NAME]
+    /// Serve programs with libumad2sim preloaded, and make no devices [IBSIM_SOCKNAME: NAME]
     #[arg(long, value_name = "NAME", conflicts_with = "devices")]
     pub(crate) umad2sim: Option<String>,
-    /// Let hosts join at udp:ADDRESS:PORT or unix:PATH. They may be all channel adapters that are
-    /// not devices of this machine; their links are down until they come. Whoever can send there is
-    /// believed
+    /// Let hosts join at udp:ADDRESS:PORT or unix:PATH. A host may be any channel adapter that is
+    /// not a device of this machine; its links are down until it joins. Everything that can send
+    /// there is trusted
     #[arg(long, value_name = "ADDRESS", conflicts_with = "umad2sim")]
     pub(crate) listen: Option<String>,
-    /// Write what crosses links to a file for Wireshark
+    /// Write the packets that cross links to a file for Wireshark
     #[arg(long, value_name = "FILE")]
     pub(crate) capture: Option<PathBuf>,
-    /// Where channel adapters are made
+    /// Device file of ibtun, which makes channel adapters
     #[arg(long, value_name = "FILE", default_value = "/dev/ibtun")]
     pub(crate) ibtun: PathBuf,
-    /// What decides which packets a fault hits
+    /// Seed for choosing the packets that a fault hits
     #[arg(long, value_name = "NUMBER", default_value_t = 0)]
     pub(crate) seed: u64,
 }
 
 #[derive(Args, Debug)]
 pub(crate) struct JoinArgs {
-    /// Where the fabric listens: udp:ADDRESS:PORT or unix:PATH
+    /// Address of the fabric: udp:ADDRESS:PORT or unix:PATH
     #[arg(value_name = "ADDRESS")]
     pub(crate) fabric: String,
-    /// The topology of the fabric
+    /// Topology file of the fabric
     #[arg(value_name = "TOPOLOGY")]
     pub(crate) topology: PathBuf,
-    /// The channel adapter to be
+    /// Name of the channel adapter
     #[arg(value_name = "NODE")]
     pub(crate) node: String,
-    /// Our own address [default: any]
+    /// Own address [default: any]
     #[arg(long, value_name = "ADDRESS")]
     pub(crate) bind: Option<String>,
-    /// Where channel adapters are made
+    /// Device file of ibtun, which makes channel adapters
     #[arg(long, value_name = "FILE", default_value = "/dev/ibtun")]
     pub(crate) ibtun: PathBuf,
 }
@@ -81,7 +81,7 @@ impl Cli {
         match self.command {
             Command::Run(args) => run::run(&args, &self.control),
             Command::Join(args) => join::run(&args),
-            // It was parsed to tell mistakes here; the words are what counts.
+            // Parsed here only to report mistakes; the fabric parses the words again.
             Command::Request(_) => {
                 print!("{}", control::ask(&self.control, &request_words(std::env::args()))?);
                 Ok(())
@@ -90,7 +90,7 @@ impl Cli {
     }
 }
 
-/// The words of a command line but our name and where the fabric is.
+/// The words of a command line without the program's name and the option `--control`.
 fn request_words(words: impl Iterator<Item = String>) -> Vec<String> {
     let mut words = words.skip(1);
     let mut request = Vec::new();
@@ -116,7 +116,7 @@ mod tests {
     }
 
     #[test]
-    fn words_of_a_request_say_nothing_of_where_the_fabric_is() {
+    fn request_words_leave_out_the_control_socket() {
         for line in ["ibfab --control show fault link H1", "ibfab fault link H1 --control=x"] {
             let words = request_words(line.split(' ').map(str::to_owned));
             assert_eq!(words, ["fault", "link", "H1"]);

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 
-//! How a running fabric is asked and told: a unix socket, which only its owner may open. A request
-//! is the words of a command line, ended by NULs; the answer is text, up to the end of the stream,
-//! its first byte saying whether it is an error.
+//! The control socket of a running fabric: a Unix socket that only its owner may open. A request is
+//! the words of a command line, each ended by NUL. The answer is text up to the end of the stream;
+//! its first byte says whether it is an error.
 
 use std::fs;
 use std::io::{Read as _, Write as _};
@@ -14,24 +14,24 @@ use std::time::Duration;
 
 use anyhow::{Context as _, bail};
 
-/// The end of a running fabric.
+/// The fabric's end of the control socket.
 #[derive(Debug)]
 pub(crate) struct Control {
     listener: UnixListener,
     path: PathBuf,
 }
 
-/// Bytes of the longest request.
+/// Longest request, in bytes.
 const MAX_REQUEST: u64 = 4096;
 
-/// The fabric stands still while it waits for the owner's words, so not for long.
+/// Time-out of a client. The fabric stands still while it waits, so it is short.
 const PATIENCE: Duration = Duration::from_millis(100);
 
 const OK: u8 = b'+';
 const ERROR: u8 = b'-';
 
 impl Control {
-    /// Takes the place of one that has died; not of one that lives.
+    /// Replaces the socket of a dead fabric, but not of a running one.
     pub(crate) fn listen(path: &Path) -> anyhow::Result<Self> {
         if UnixStream::connect(path).is_ok() {
             bail!("{} belongs to a running fabric: name another", path.display());
@@ -47,7 +47,7 @@ impl Control {
         Ok(Self { listener, path: path.to_owned() })
     }
 
-    /// Answers all who ask.
+    /// Answers all waiting clients.
     pub(crate) fn serve(&self, mut answer: impl FnMut(&[String]) -> anyhow::Result<String>) {
         while let Ok((mut stream, _)) = self.listener.accept() {
             let words = read_words(&stream);
@@ -55,7 +55,7 @@ impl Control {
                 Ok(text) => (OK, text),
                 Err(error) => (ERROR, format!("{error:#}")),
             };
-            // Whoever does not read does not get it.
+            // A client that does not read loses the answer.
             let _ = stream.write_all(&[&[kind], text.as_bytes()].concat());
         }
     }
@@ -82,7 +82,7 @@ fn read_words(mut stream: &UnixStream) -> anyhow::Result<Vec<String>> {
     Ok(request.split_terminator('\0').map(str::to_owned).collect())
 }
 
-/// Asks the fabric behind `path`.
+/// Sends a request to the fabric behind `path`.
 pub(crate) fn ask(path: &Path, words: &[String]) -> anyhow::Result<String> {
     let mut stream = UnixStream::connect(path)
         .with_context(|| format!("cannot reach a fabric at {}: is it running?", path.display()))?;

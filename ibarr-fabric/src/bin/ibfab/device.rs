@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 
-//! A channel adapter of this machine: a descriptor of `/dev/ibtun`, and the records that go through.
+//! A channel adapter of this machine: a descriptor of `/dev/ibtun`, and the records that pass
+//! through it.
 
 use std::fs::{File, OpenOptions};
 use std::io::{ErrorKind, Read as _, Write as _};
@@ -19,27 +20,27 @@ use zerocopy::{FromBytes as _, IntoBytes as _};
 
 use crate::sys;
 
-/// The channel adapter lives as long as this does.
+/// The channel adapter exists until this is dropped.
 #[derive(Debug)]
 pub(crate) struct Device {
     file: File,
     name: String,
 }
 
-/// What comes through the descriptor.
+/// A record from the kernel.
 #[derive(Debug)]
 pub(crate) enum Record<'a> {
     /// The kernel sends a packet.
     Packet { port: PortNum, packet: &'a [u8] },
-    /// The software behind a port offers something else than before.
+    /// The software behind a port has changed its capabilities.
     Capabilities { port: PortNum, mask: u32 },
 }
 
-/// Bytes that are read at once: some twenty of the largest records.
+/// Size of a read buffer in bytes: some twenty of the largest records.
 pub(crate) const BUFFER_LEN: usize = 96 * 1024;
 
 impl Device {
-    /// Makes a channel adapter after `node`.
+    /// Makes a channel adapter for `node`.
     pub(crate) fn create(door: &Path, node: &Node) -> anyhow::Result<Self> {
         let name = &node.name;
         let file = OpenOptions::new()
@@ -71,7 +72,7 @@ impl Device {
             .iter_mut()
             .zip(guids)
             .for_each(|(to, guid)| *to = guid.get().to_be_bytes());
-        // A NUL has to remain behind the text.
+        // The text must end with a NUL.
         let description = node.description.bytes().take(63);
         create.node_desc.iter_mut().zip(description).for_each(|(to, from)| *to = from);
         sys::create(file.as_fd(), &mut create)
@@ -80,12 +81,12 @@ impl Device {
         Ok(Self { file, name: String::from_utf8_lossy(device).into_owned() })
     }
 
-    /// What the kernel calls it.
+    /// The kernel's name of the device.
     pub(crate) fn name(&self) -> &str {
         &self.name
     }
 
-    /// Reads what there is, at most `buffer`. `None`: nothing at present.
+    /// Reads the available records, at most `buffer`. `None` if there are none at present.
     pub(crate) fn read<'a>(&mut self, buffer: &'a mut [u8]) -> anyhow::Result<Option<Records<'a>>> {
         match self.file.read(buffer) {
             Ok(len) => Ok(Some(Records(buffer.get(..len).unwrap_or_default()))),
@@ -94,14 +95,14 @@ impl Device {
         }
     }
 
-    /// Lets a port receive a packet.
+    /// Delivers a packet to a port.
     pub(crate) fn write(&mut self, port: PortNum, packet: &[u8]) -> anyhow::Result<()> {
         let record = record(port, PACKET, packet);
         self.file.write(&record).with_context(|| format!("{}: cannot write", self.name))?;
         Ok(())
     }
 
-    /// Tells the kernel what a subnet manager made of a port.
+    /// Sets the state that a subnet manager has given a port.
     pub(crate) fn configure(
         &self,
         port: PortNum,
@@ -175,7 +176,7 @@ pub(crate) fn record(port: PortNum, kind: u8, body: &[u8]) -> Vec<u8> {
     [header.as_bytes(), body].concat()
 }
 
-/// The records in some bytes. It ends at the first that is none.
+/// Iterates over records; ends at the first that is malformed.
 #[derive(Debug)]
 pub(crate) struct Records<'a>(pub(crate) &'a [u8]);
 
@@ -197,7 +198,7 @@ impl<'a> Iterator for Records<'a> {
                     let (mask, _) = u32::read_from_prefix(body).ok()?;
                     return Some(Record::Capabilities { port, mask });
                 }
-                // Of a later version.
+                // A record of a later version.
                 _ => {}
             }
         }

@@ -40,9 +40,9 @@ struct Host {
     fabric: Address,
     socket: Socket,
     device: Device,
-    /// By port, to be said again.
+    /// The latest capability records by port, to be repeated.
     capabilities: BTreeMap<u8, Vec<u8>>,
-    /// When the next hello is.
+    /// When the next hello is due.
     due: Instant,
 }
 

@@ -1,20 +1,20 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 
-//! Hosts on other machines, or in other virtual ones: `ibfab join` there makes the device, and hands
-//! what goes through it to `ibfab run` here, over a datagram socket.
+//! Hosts on other machines or in virtual machines: `ibfab join` makes the device there, and
+//! exchanges its packets with `ibfab run` here over a datagram socket.
 //!
-//! A datagram is a kind, then what the kind says. All is in the byte order of the machines, which has
-//! to be the same: they run the same program.
+//! A datagram begins with a byte for its kind. Numbers are in host byte order, which has to be the
+//! same on both sides: both run the same program.
 //!
-//! | kind | who | then |
+//! | kind | sender | contents |
 //! |---|---|---|
-//! | 1 | host | the name of its node: "I am here", every second |
+//! | 1 | host | the name of its node; sent every second ("hello") |
 //! | 2 | both | port, packet |
 //! | 3 | host | port, capabilities (4 bytes) |
-//! | 4 | fabric | port, configuration: again when the host says that it is here |
+//! | 4 | fabric | port, configuration; repeated after each hello |
 //!
-//! Datagrams may be lost, as packets may. What is said of a port is said again every second, so that
-//! it is known in the end. A host that has said nothing for five seconds is gone.
+//! Datagrams may be lost, as packets may. The state of a port is repeated every second, so that a
+//! loss is repaired. A host that has sent nothing for five seconds is considered gone.
 
 use std::io::ErrorKind;
 use std::net::UdpSocket;
@@ -32,28 +32,28 @@ use ibarr_fabric::topology::{self, NodeId, PortId};
 use ibarr_fabric::{Fabric, Input, PortConfig};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
-/// Between two times that a host says it is here.
+/// Interval between hellos of a host.
 pub(crate) const HELLO: Duration = Duration::from_secs(1);
 
-/// After so long a silence it is gone.
+/// A host that has been silent for so long is gone.
 const GONE: Duration = Duration::from_secs(5);
 
-/// The socket of either end.
+/// The socket of either side.
 #[derive(Debug)]
 pub(crate) enum Socket {
     Udp(UdpSocket),
-    /// The path of our own end is removed with it.
+    /// The socket file of this side is removed at the end.
     Unix(UnixDatagram, PathBuf),
 }
 
-/// Where a datagram came from.
+/// Origin or destination of a datagram.
 #[derive(Clone, Debug, Eq, PartialEq)]
 pub(crate) enum Address {
     Udp(std::net::SocketAddr),
     Unix(PathBuf),
 }
 
-/// A datagram's content.
+/// The contents of a datagram.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) enum Message<'a> {
     Hello(&'a str),
@@ -62,10 +62,10 @@ pub(crate) enum Message<'a> {
     Config { port: PortNum, config: Box<PortConfig>, reregister: bool },
 }
 
-/// Bytes of the longest datagram.
+/// Longest datagram, in bytes.
 pub(crate) const MAX_DATAGRAM: usize = 2 + packet::MAX_LEN;
 
-/// The hosts that a fabric may have elsewhere.
+/// The remote hosts of a fabric.
 #[derive(Debug)]
 pub(crate) struct Hosts {
     socket: Socket,
@@ -85,12 +85,12 @@ impl Hosts {
         Ok(Self { socket, present: Vec::new() })
     }
 
-    /// When [`Hosts::forget_silent`] is to be called.
+    /// When [`Hosts::forget_silent`] is due.
     pub(crate) fn poll_timeout(&self) -> Option<Instant> {
         self.present.iter().map(|host| host.heard + GONE).min()
     }
 
-    /// Hosts that have been silent for too long are gone.
+    /// Detaches hosts that have been silent for too long.
     pub(crate) fn forget_silent(&mut self, fabric: &mut Fabric, now: Instant) {
         self.present.retain(|host| {
             let is_here = now < host.heard + GONE;
@@ -101,7 +101,7 @@ impl Hosts {
         });
     }
 
-    /// Takes in all that has come. Hosts may be those of `nodes` alone.
+    /// Handles all received datagrams. Only `nodes` may have remote hosts.
     pub(crate) fn read(&mut self, fabric: &mut Fabric, now: Instant, nodes: &[NodeId]) {
         let mut buffer = [0; MAX_DATAGRAM + 1];
         while let Some((len, address)) = self.socket.receive(&mut buffer) {
@@ -141,7 +141,7 @@ impl Hosts {
                     }
                 }
             }
-            // The newest is right: the one before may have died without a word.
+            // The newest host wins: the one before may have died without a message.
             Some(host) => {
                 (host.address, host.heard) = (address, now);
                 fabric.handle_input(now, Input::Attach(node));
@@ -153,13 +153,13 @@ impl Hosts {
         }
     }
 
-    /// Tells a host what was made of its port. What gets lost is said again at its next hello.
+    /// Sends a host the state of its port. A lost message is repeated at the host's next hello.
     pub(crate) fn configure(&self, port: PortId, config: &PortConfig, reregister: bool) {
         let config = Box::new(config.clone());
         self.send(port.node, &Message::Config { port: port.number, config, reregister });
     }
 
-    /// Hands a packet to a host.
+    /// Sends a packet to a host.
     pub(crate) fn write(&self, port: PortId, packet: &[u8]) {
         self.send(port.node, &Message::Packet { port: port.number, packet });
     }
@@ -178,12 +178,12 @@ impl AsFd for Hosts {
 }
 
 impl Socket {
-    /// `udp:ADDRESS:PORT` or `unix:PATH`.
+    /// Binds `udp:ADDRESS:PORT` or `unix:PATH`.
     pub(crate) fn bind(at: &str) -> anyhow::Result<Self> {
         let socket = match parse_address(at)? {
             Address::Udp(address) => Self::Udp(UdpSocket::bind(address)?),
             Address::Unix(path) => {
-                // Left over from one that died.
+                // A dead process has left the file.
                 if UnixDatagram::unbound()?.connect(&path).is_err() && path.exists() {
                     std::fs::remove_file(&path)?;
                 }
@@ -197,7 +197,7 @@ impl Socket {
         Ok(socket)
     }
 
-    /// `None`: nothing more at present.
+    /// `None` if there is no datagram at present.
     pub(crate) fn receive(&self, buffer: &mut [u8]) -> Option<(usize, Address)> {
         loop {
             let received = match self {
@@ -211,13 +211,14 @@ impl Socket {
             match received {
                 Ok((len, Some(from))) => return Some((len, from)),
                 Err(error) if error.kind() == ErrorKind::WouldBlock => return None,
-                // Who has no name cannot be answered; or the other end of an earlier one is gone.
+                // A sender without address cannot be answered; or the peer of an earlier datagram
+                // is gone.
                 Ok((_, None)) | Err(_) => {}
             }
         }
     }
 
-    /// What there is no room for is lost.
+    /// A datagram without room is lost.
     pub(crate) fn send(&self, bytes: &[u8], to: &Address) {
         let _ = match (self, to) {
             (Self::Udp(socket), Address::Udp(to)) => socket.send_to(bytes, to),
@@ -244,7 +245,7 @@ impl Drop for Socket {
     }
 }
 
-/// Reads `udp:ADDRESS:PORT` or `unix:PATH`.
+/// Parses `udp:ADDRESS:PORT` or `unix:PATH`.
 pub(crate) fn parse_address(text: &str) -> anyhow::Result<Address> {
     match text.split_once(':') {
         Some(("udp", address)) => {
@@ -298,7 +299,7 @@ impl<'a> Message<'a> {
     }
 }
 
-/// [`PortConfig`] in a datagram.
+/// A [`PortConfig`] in a datagram.
 #[derive(Clone, Copy, Debug, FromBytes, Immutable, IntoBytes, KnownLayout)]
 #[repr(C)]
 struct ConfigWire {
@@ -340,7 +341,7 @@ impl ConfigWire {
             width: config.width,
             speed: config.speed,
             reregister: reregister.into(),
-            // Both tables have 32 entries.
+            // Both tables have at most 32 entries.
             pkey_count: u8::try_from(config.pkeys.len()).unwrap_or(32),
             guid_count: u8::try_from(config.guids.len()).unwrap_or(32),
             padding: [0; 5],
@@ -377,9 +378,9 @@ impl ConfigWire {
 mod tests {
     use super::*;
 
-    /// A fabric whose hosts are sockets in a directory of the test's own.
+    /// The hosts are sockets in a temporary directory.
     #[test]
-    fn host_elsewhere_comes_is_told_sends_and_goes_when_it_is_silent() {
+    fn remote_host_joins_exchanges_packets_and_leaves_when_silent() {
         let directory = std::env::temp_dir().join(format!("ibfab-test-{}", std::process::id()));
         std::fs::create_dir(&directory).unwrap();
         let path = |name: &str| format!("unix:{}", directory.join(name).display());
@@ -395,7 +396,7 @@ mod tests {
         let host = Socket::bind(&path("host")).unwrap();
         let at = parse_address(&path("fabric")).unwrap();
         let config = || fabric_port(&host);
-        // Who may not be a host is nobody; who has not said hello neither.
+        // A node that may have no remote host is ignored, and so is a host without a hello.
         host.send(&Message::Hello("H2").emit(), &at);
         host.send(&Message::Capabilities { port: port.number, mask: 2 }.emit(), &at);
         hosts.read(&mut fabric, now, &[node]);
@@ -413,7 +414,7 @@ mod tests {
         hosts.read(&mut fabric, now, &[node]);
         assert_ne!(fabric.port_config(port).unwrap().capability_mask & 2, 0);
         assert_eq!(fabric.drops().total(), 1);
-        // Each hello is answered with what it may have missed.
+        // Each hello is answered with the state of the port, which the host may have missed.
         host.send(&Message::Hello("H1").emit(), &at);
         hosts.read(&mut fabric, now, &[node]);
         assert_eq!(config(), Some(PortState::Initialize));
@@ -425,7 +426,7 @@ mod tests {
         std::fs::remove_dir(&directory).unwrap();
     }
 
-    /// The state of the port that the host was told last.
+    /// The last state of the port that the host received.
     fn fabric_port(host: &Socket) -> Option<PortState> {
         let mut buffer = [0; MAX_DATAGRAM + 1];
         let mut state = None;
@@ -438,7 +439,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_sent_is_read() {
+    fn messages_survive_sending_and_parsing() {
         let port = PortNum::new(2).unwrap();
         let config = PortConfig {
             state: PortState::Active,
@@ -469,7 +470,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_message_is_none() {
+    fn malformed_message_is_rejected() {
         let mut config = vec![CONFIG_KIND, 1];
         config.extend([0xff; size_of::<ConfigWire>()]);
         for bytes in [&[][..], &[9], &[2], &[2, 0], &[3, 1, 0], &[4, 1], &config] {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 
-//! `ibfab run`: the loop between the devices of this machine and the fabric.
+//! `ibfab run`: the event loop between the devices of this machine and the fabric.
 
 use std::fs;
 use std::os::fd::AsFd as _;
@@ -35,13 +35,13 @@ pub(crate) fn read_topology(path: &Path) -> anyhow::Result<Topology> {
     text.parse().with_context(|| name.to_string())
 }
 
-/// The fabric, and all that it is connected to.
+/// The fabric, with all its connections.
 struct Engine {
     fabric: Fabric,
     devices: Vec<(NodeId, Device)>,
     simulator: Option<Simulator>,
     hosts: Option<Hosts>,
-    /// Nodes that may have a host elsewhere.
+    /// Nodes that may have a remote host.
     joinable: Vec<NodeId>,
     capture: Option<Capture>,
     control: Control,
@@ -114,7 +114,7 @@ impl Engine {
         Ok(())
     }
 
-    /// What the fabric has for others.
+    /// Delivers the fabric's outputs.
     fn hand_out(&mut self) -> anyhow::Result<()> {
         while let Some(Event::Port { port, config, reregister }) = self.fabric.poll_event() {
             if let Some((_, device)) = self.devices.iter().find(|(node, _)| *node == port.node) {
@@ -139,13 +139,13 @@ impl Engine {
         Ok(())
     }
 
-    /// Sleeps until somebody has something, or somebody is due.
+    /// Sleeps until a descriptor is readable or a timer is due.
     fn wait(&self) -> anyhow::Result<()> {
         let hosts = self.hosts.as_ref().and_then(Hosts::poll_timeout);
         let timeout = match self.fabric.poll_timeout().into_iter().chain(hosts).min() {
             None => PollTimeout::NONE,
             Some(due) => {
-                // Rounded up, so that it is due when we wake.
+                // Rounded up, so that the timer is due after the sleep.
                 let left = due.since(boot_time()?) + Duration::from_micros(999);
                 PollTimeout::try_from(left).unwrap_or(PollTimeout::MAX)
             }
@@ -172,8 +172,8 @@ fn adapters(fabric: &Fabric) -> Vec<NodeId> {
     nodes.filter(|(_, node)| node.kind == NodeType::ChannelAdapter).map(|(id, _)| id).collect()
 }
 
-/// The channel adapters that are to become devices: those that are named; all, if nobody else can
-/// have them.
+/// The channel adapters that become devices: the named ones; without names all, unless hosts may
+/// join.
 fn chosen(fabric: &Fabric, names: &[String], has_hosts: bool) -> anyhow::Result<Vec<NodeId>> {
     let adapters = adapters(fabric);
     if names.is_empty() {
@@ -183,7 +183,7 @@ fn chosen(fabric: &Fabric, names: &[String], has_hosts: bool) -> anyhow::Result<
         .iter()
         .map(|name| match fabric.topology().find(name) {
             Some(node) if adapters.contains(&node) => Ok(node),
-            Some(_) => bail!("{name} is no channel adapter: name one that is"),
+            Some(_) => bail!("{name} is not a channel adapter: name one"),
             None => bail!("the topology has no node {name}"),
         })
         .collect()

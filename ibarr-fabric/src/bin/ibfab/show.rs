@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 
-//! What `ibfab show` and `ibfab fault` do in the fabric.
+//! The commands `ibfab show` and `ibfab fault`, as the fabric executes them.
 
 use std::fmt::Write as _;
 use std::time::Duration;
@@ -12,7 +12,7 @@ use ibarr_common::wire::smp::{NodeType, PortState};
 use ibarr_fabric::topology::PortId;
 use ibarr_fabric::{Fabric, Fault, LinkFault};
 
-/// What a running fabric is asked or told.
+/// A request to a running fabric.
 #[derive(Debug, Parser)]
 #[command(name = "ibfab", no_binary_name = true)]
 pub(crate) struct Request {
@@ -22,9 +22,9 @@ pub(crate) struct Request {
 
 #[derive(Clone, Debug, Subcommand)]
 pub(crate) enum Command {
-    /// Show ports and what they counted, and why packets went no further
+    /// Show ports with their counters, and why packets were dropped
     Show(ShowArgs),
-    /// Break something, or mend it
+    /// Cause a fault, or end it
     #[command(subcommand)]
     Fault(FaultCommand),
 }
@@ -38,7 +38,7 @@ pub(crate) struct ShowArgs {
 /// A port is written NODE/NUMBER, or NODE for its first.
 #[derive(Clone, Debug, Subcommand)]
 pub(crate) enum FaultCommand {
-    /// What a link does to packets, both ways; without an option it does nothing any more
+    /// Make a link lose, repeat or delay packets, in both directions; without an option, restore it
     Link(LinkArgs),
     /// Pull a cable, or plug it in
     Cable {
@@ -46,13 +46,13 @@ pub(crate) enum FaultCommand {
         port: String,
         to: Switched,
     },
-    /// Switch a node off, or on; then it has forgotten what it was told
+    /// Switch a node off, or on again; it then has no configuration
     Node {
-        /// Which
+        /// Name of the node
         node: String,
         to: Switched,
     },
-    /// Keep subnet management and administration from passing a port (off), or let them
+    /// Block subnet management and administration at a port (off), or allow them (on)
     Manager {
         /// The port of the subnet manager's channel adapter
         port: String,
@@ -64,29 +64,29 @@ pub(crate) enum FaultCommand {
 pub(crate) struct LinkArgs {
     /// One of its ends
     port: String,
-    /// Packets that are lost, such as 2.5%
+    /// Share of packets that are lost, such as 2.5%
     #[arg(long, value_name = "SHARE", value_parser = share)]
     loss: Option<u32>,
-    /// Packets that come twice
+    /// Share of packets that arrive twice
     #[arg(long, value_name = "SHARE", value_parser = share)]
     duplicate: Option<u32>,
-    /// How long each is under way, such as 5ms
+    /// Delay of each packet, such as 5ms
     #[arg(long, value_name = "TIME", value_parser = humantime::parse_duration)]
     delay: Option<Duration>,
-    /// And up to so much longer, each by itself: they overtake each other
+    /// Random additional delay up to this; packets overtake each other
     #[arg(long, value_name = "TIME", value_parser = humantime::parse_duration)]
     jitter: Option<Duration>,
 }
 
 #[derive(Clone, Copy, Debug, Eq, PartialEq, ValueEnum)]
 pub(crate) enum Switched {
-    /// It works no more
+    /// Out of order
     Off,
-    /// It works again
+    /// Working
     On,
 }
 
-/// Of a million, from a percentage.
+/// Parts per million, from a percentage.
 fn share(text: &str) -> Result<u32, String> {
     let percent: f64 =
         text.trim_end_matches('%').parse().map_err(|_| "write it like 2.5%".to_owned())?;
@@ -101,7 +101,7 @@ fn share(text: &str) -> Result<u32, String> {
     Ok((percent * 10_000.0).round() as u32)
 }
 
-/// The answer to a request's words.
+/// The answer to the words of a request.
 pub(crate) fn answer(
     fabric: &mut Fabric,
     words: &[String],
@@ -190,7 +190,7 @@ fn show(fabric: &Fabric, args: &ShowArgs) -> anyhow::Result<String> {
         }
     }
     if fabric.drops().total() > 0 {
-        writeln!(text, "\nPackets that went no further:")?;
+        writeln!(text, "\nDropped packets:")?;
         for (reason, count) in fabric.drops().iter() {
             writeln!(text, "{count:>10}  {reason}")?;
         }

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 
-//! Programs of user space, with no kernel's InfiniBand at all: OpenSM and whatever else uses libibumad
-//! comes here if `libumad2sim.so` is preloaded. We are to it what ibsim is ([`ibsim`]).
+//! Serves user-space programs without the kernel's InfiniBand stack: OpenSM and other programs that
+//! use libibumad connect here if `libumad2sim.so` is preloaded. They take this for ibsim
+//! ([`ibsim`]).
 
 use std::io::ErrorKind;
 use std::os::fd::{AsFd, BorrowedFd};
@@ -19,13 +20,13 @@ use ibarr_fabric::topology::PortId;
 use ibarr_fabric::{Fabric, Input};
 use zerocopy::{FromBytes, IntoBytes};
 
-/// What ibsim's clients are served by.
+/// The server for ibsim's clients.
 #[derive(Debug)]
 pub(crate) struct Simulator {
     name: String,
     control: UnixDatagram,
     clients: Vec<Option<Client>>,
-    /// Of clients that have gone.
+    /// Ports of clients that have disconnected.
     left: Vec<PortId>,
 }
 
@@ -36,7 +37,7 @@ struct Client {
     is_manager: bool,
 }
 
-/// Clients at once. The number of one has to fit the upper 16 bits of a transaction.
+/// Limit of clients. The number of a client has to fit the upper 16 bits of a transaction id.
 const MAX_CLIENTS: usize = 256;
 
 impl Simulator {
@@ -47,15 +48,15 @@ impl Simulator {
         Ok(Self { name: name.to_owned(), control, clients: Vec::new(), left: Vec::new() })
     }
 
-    /// The sockets to be watched.
+    /// The sockets to poll.
     pub(crate) fn fds(&self) -> impl Iterator<Item = BorrowedFd<'_>> {
         let clients = self.clients.iter().flatten().map(|client| client.socket.as_fd());
         std::iter::once(self.control.as_fd()).chain(clients)
     }
 
-    /// Takes in all that has come.
+    /// Handles all received datagrams.
     pub(crate) fn read(&mut self, fabric: &mut Fabric, now: Instant) {
-        // One byte more than the longest, so that what is longer still is told apart.
+        // One byte more than the longest datagram, so that a longer one is recognized.
         let mut buffer = [0; size_of::<ibsim::Datagram>() + 1];
         while let Ok((len, from)) = self.control.recv_from(&mut buffer) {
             let control = buffer.get(..len).and_then(|bytes| Control::read_from_bytes(bytes).ok());
@@ -65,7 +66,7 @@ impl Simulator {
             if self.serve(fabric, now, &mut control).is_none() {
                 control.kind = ibsim::ERROR;
             }
-            // Whoever does not wait for the answer does not get it.
+            // A client that has gone misses the answer.
             let _ = self.control.send_to_addr(control.as_bytes(), &from);
         }
         for id in 0..self.clients.len() {
@@ -74,7 +75,7 @@ impl Simulator {
         self.settle(fabric, now);
     }
 
-    /// A manager that has died says no more that it is one.
+    /// Clears the IsSM bit of ports whose subnet manager has died.
     fn settle(&mut self, fabric: &mut Fabric, now: Instant) {
         for port in std::mem::take(&mut self.left) {
             let mut clients = self.clients.iter().flatten();
@@ -105,7 +106,8 @@ impl Simulator {
         }
     }
 
-    /// Hands out what arrived at a port: an answer to who asked, a question to the manager.
+    /// Delivers a packet that arrived at a port: an answer to the client that asked, a request to
+    /// the manager.
     pub(crate) fn write(&mut self, fabric: &mut Fabric, now: Instant, port: PortId, packet: &[u8]) {
         let Ok(packet) = Packet::parse(packet) else { return };
         let Ok((header, _)) = mad::Header::parse(packet.payload) else { return };
@@ -121,7 +123,7 @@ impl Simulator {
                 }
             }
         }
-        // A report is for whoever has subscribed: the client knows whether it has.
+        // A report is for clients with a subscription; each client knows whether it has one.
         if header.method == mad::Method::REPORT {
             let takes = |client: &Option<Client>| {
                 client.as_ref().is_some_and(|client| client.port == port && !client.is_manager)
@@ -133,7 +135,8 @@ impl Simulator {
                 return self.settle(fabric, now);
             }
         }
-        // Clients have no time-outs of their own: who asked is told that nobody is there.
+        // Clients have no time-outs of their own, so a client whose request found no receiver gets
+        // an error.
         let status = if is_response { 0 } else { ETIMEDOUT };
         if let Some(client) = by_tid {
             self.hand(client, &packet, status);
@@ -141,7 +144,7 @@ impl Simulator {
         self.settle(fabric, now);
     }
 
-    /// False if the client is gone.
+    /// `false` if the client is gone.
     fn hand(&mut self, id: usize, packet: &Packet<'_>, status: u32) -> bool {
         let Some(client) = self.clients.get_mut(id) else { return false };
         let Some(Client { socket, port, .. }) = client else { return false };
@@ -167,7 +170,7 @@ impl Simulator {
         }
     }
 
-    /// `None`: refused.
+    /// `None` if the request is refused.
     fn serve(&mut self, fabric: &mut Fabric, now: Instant, control: &mut Control) -> Option<()> {
         if control.kind == ibsim::CONNECT {
             return self.connect(fabric, control);
@@ -203,7 +206,7 @@ impl Simulator {
         let name = info.node.split(|&byte| byte == 0).next()?;
         let name = std::str::from_utf8(name).ok()?;
         let topology = fabric.topology();
-        // Without a name it is the first that can be.
+        // Without a name, the first port that can be used.
         let port = match name {
             "" => topology.nodes().find_map(|(_, node)| topology.find_port(&node.name))?,
             name => topology.find_port(name)?,
@@ -231,12 +234,12 @@ impl Simulator {
     }
 }
 
-/// What a client's request is on the wire. `None`: nothing that could be.
+/// The packet of a client's request. `None` if there is no such packet.
 fn packet(fabric: &Fabric, port: PortId, id: usize, request: &ibsim::Datagram) -> Option<Vec<u8>> {
     let mut mad = request.mad;
     let (header, _) = mad::Header::parse(&mad).ok()?;
     if !header.method.is_response() {
-        // So that the answer finds the client, as ibsim does it.
+        // The client's number in the transaction id routes the answer, as in ibsim.
         let id = u16::try_from(id).ok()?.to_be_bytes();
         mad.iter_mut().skip(8).zip(id).for_each(|(to, from)| *to = from);
     }
@@ -270,5 +273,5 @@ fn address(name: &str, end: &str) -> std::io::Result<SocketAddr> {
     SocketAddr::from_abstract_name(abstract_name(name, end))
 }
 
-/// What the kernel says of a request that nobody has answered.
+/// The kernel's error for a request without an answer.
 const ETIMEDOUT: u32 = 110;

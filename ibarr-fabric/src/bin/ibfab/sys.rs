@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 
-//! The system calls that nothing safe wraps: the ioctls of `/dev/ibtun`.
+//! The system calls without a safe wrapper: the ioctls of `/dev/ibtun`.
 
 use std::os::fd::{AsRawFd as _, BorrowedFd};
 
@@ -21,37 +21,42 @@ mod raw {
 
 /// Makes the channel adapter; fills in its name.
 pub(crate) fn create(fd: BorrowedFd<'_>, create: &mut Create) -> Result<()> {
-    // SAFETY: the number says that the kernel reads and writes as many bytes as `Create` has, any
-    // of which are one; the reference is good for that, and nobody keeps it.
+    // SAFETY: the ioctl number states the size of `Create`, which is what the kernel reads and
+    // writes. Any bytes are a valid `Create`; the reference is valid for that, and the kernel does
+    // not keep it.
     unsafe { raw::create(fd.as_raw_fd(), create) }?;
     Ok(())
 }
 
-/// Says what PortInfo says of a port.
+/// Sets the PortInfo of a port.
 pub(crate) fn set_port(fd: BorrowedFd<'_>, port: &Port) -> Result<()> {
-    // SAFETY: the number says that the kernel reads as many bytes as `Port` has, and keeps nothing.
+    // SAFETY: the ioctl number states the size of `Port`; the kernel reads as many bytes and keeps
+    // nothing.
     unsafe { raw::set_port(fd.as_raw_fd(), port) }?;
     Ok(())
 }
 
-/// Fills the P_Key table of a port.
+/// Sets the P_Key table of a port.
 pub(crate) fn set_pkeys(fd: BorrowedFd<'_>, pkeys: &PKeys) -> Result<()> {
-    // SAFETY: the number says that the kernel reads as many bytes as `PKeys` has, and keeps nothing.
+    // SAFETY: the ioctl number states the size of `PKeys`; the kernel reads as many bytes and keeps
+    // nothing.
     unsafe { raw::set_pkeys(fd.as_raw_fd(), pkeys) }?;
     Ok(())
 }
 
-/// Fills the GUID table of a port.
+/// Sets the GUID table of a port.
 pub(crate) fn set_guids(fd: BorrowedFd<'_>, guids: &Guids) -> Result<()> {
-    // SAFETY: the number says that the kernel reads as many bytes as `Guids` has, and keeps nothing.
+    // SAFETY: the ioctl number states the size of `Guids`; the kernel reads as many bytes and keeps
+    // nothing.
     unsafe { raw::set_guids(fd.as_raw_fd(), guids) }?;
     Ok(())
 }
 
-/// Has all who use a port register anew.
+/// Makes all users of a port register anew.
 pub(crate) fn reregister(fd: BorrowedFd<'_>, port: u8) -> Result<()> {
     let event = Event { port, event: EVENT_CLIENT_REREGISTER, ..Event::default() };
-    // SAFETY: the number says that the kernel reads as many bytes as `Event` has, and keeps nothing.
+    // SAFETY: the ioctl number states the size of `Event`; the kernel reads as many bytes and keeps
+    // nothing.
     unsafe { raw::event(fd.as_raw_fd(), &raw const event) }?;
     Ok(())
 }
