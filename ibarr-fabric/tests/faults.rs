@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 
-//! What goes wrong when it is told to, and what a subnet manager and hosts see of it.
+//! The effects of faults, as a subnet manager and hosts see them.
 
 mod support;
 
@@ -32,17 +32,17 @@ fn fault(subnet: &mut Subnet, fault: Fault) {
     subnet.drain();
 }
 
-/// Lets pass whatever time it takes for all packets to arrive.
+/// Advances the clock until all packets have arrived.
 fn settle(subnet: &mut Subnet) {
     while let Some(due) = subnet.fabric.poll_timeout() {
-        assert!(due > subnet.now, "due, and not done");
+        assert!(due > subnet.now, "overdue");
         subnet.now = due;
         subnet.fabric.handle_timeout(due);
         subnet.drain();
     }
 }
 
-/// The numbers of 10,000 packets from H1 to H3 in the order of their arrival.
+/// The numbers of 10,000 packets from H1 to H3, in the order of arrival.
 fn arrivals(fault_: LinkFault) -> Vec<u32> {
     let (mut subnet, lids) = up();
     let port = subnet.port("S1/3");
@@ -65,7 +65,7 @@ fn arrivals(fault_: LinkFault) -> Vec<u32> {
 }
 
 #[test]
-fn link_loses_repeats_and_reorders_about_as_many_as_it_was_told() {
+fn link_loses_repeats_and_reorders_at_the_configured_rates() {
     let all: Vec<u32> = (0..10_000).collect();
     assert_eq!(arrivals(LinkFault::NONE), all);
 
@@ -94,7 +94,7 @@ fn same_seed_loses_the_same_packets() {
 }
 
 #[test]
-fn delayed_packet_comes_when_it_is_due_and_not_before() {
+fn delayed_packet_arrives_when_due_and_not_before() {
     let (mut subnet, lids) = up();
     let port = subnet.port("S1/3");
     let delay = Duration::from_millis(5);
@@ -109,7 +109,7 @@ fn delayed_packet_comes_when_it_is_due_and_not_before() {
 }
 
 #[test]
-fn packets_on_their_way_are_bounded() {
+fn packets_in_flight_are_bounded() {
     let (mut subnet, lids) = up();
     let port = subnet.port("S1/3");
     let delay = Duration::from_secs(1);
@@ -118,7 +118,7 @@ fn packets_on_their_way_are_bounded() {
     for _ in 0..5_000 {
         subnet.send(from, &gsi_packet(lids[0], lids[2], None, b""));
     }
-    // One place is taken by each packet while it goes from the host to the switch.
+    // One place is taken by each packet on the way from the host to the switch.
     let refused = subnet.fabric.drops().of(DropReason::InFlight);
     assert_eq!(refused, 5_000 - MAX_IN_FLIGHT as u64);
     settle(&mut subnet);
@@ -130,7 +130,7 @@ fn packets_on_their_way_are_bounded() {
 }
 
 #[test]
-fn pulled_cable_takes_both_ends_down_and_the_manager_is_told_until_it_hears() {
+fn unplugged_cable_takes_both_ends_down_and_traps_are_repeated() {
     let (mut subnet, lids) = up();
     let manager = subnet.port("H1");
     let cable = subnet.port("S2/3");
@@ -141,7 +141,7 @@ fn pulled_cable_takes_both_ends_down_and_the_manager_is_told_until_it_hears() {
     assert_eq!(state(&subnet, "S2/3"), PortState::Down);
     assert_eq!(state(&subnet, "S1/1"), PortState::Active);
 
-    // S1 can tell the manager; S2 is behind the cable.
+    // S1 can reach the manager; S2 is behind the cable.
     let traps = subnet.take(manager);
     let [trap] = &traps[..] else { panic!("{} traps", traps.len()) };
     let trap = Packet::parse(trap).unwrap();
@@ -149,7 +149,7 @@ fn pulled_cable_takes_both_ends_down_and_the_manager_is_told_until_it_hears() {
     assert_eq!((smp.method(), smp.attribute()), (Method::TRAP, NOTICE));
     assert_eq!(smp.data()[4..6], 128_u16.to_be_bytes());
 
-    // It says so again, until it is heard.
+    // The trap is repeated until it is answered.
     let again = subnet.now + Duration::from_secs(1);
     assert_eq!(subnet.fabric.poll_timeout(), Some(again));
     subnet.now = again;
@@ -169,7 +169,7 @@ fn pulled_cable_takes_both_ends_down_and_the_manager_is_told_until_it_hears() {
 }
 
 #[test]
-fn switch_that_was_off_has_forgotten_what_it_was_told() {
+fn switch_that_was_off_has_lost_its_configuration() {
     let (mut subnet, lids) = up();
     let node = subnet.port("S2").node;
     fault(&mut subnet, Fault::Node { node, down: true });
@@ -188,7 +188,7 @@ fn switch_that_was_off_has_forgotten_what_it_was_told() {
 }
 
 #[test]
-fn manager_that_is_cut_off_reaches_nobody_while_all_else_passes() {
+fn blocked_manager_reaches_no_node_while_other_packets_pass() {
     let (mut subnet, lids) = up();
     let port = subnet.port("H1");
     fault(&mut subnet, Fault::Manager { port, cut: true });
@@ -205,7 +205,7 @@ fn manager_that_is_cut_off_reaches_nobody_while_all_else_passes() {
 }
 
 #[test]
-fn host_that_goes_takes_its_links_down_and_comes_back_unconfigured() {
+fn host_that_leaves_takes_its_links_down_and_returns_unconfigured() {
     let (mut subnet, _) = up();
     let port = subnet.port("H3");
     let now = subnet.now;
@@ -218,7 +218,7 @@ fn host_that_goes_takes_its_links_down_and_comes_back_unconfigured() {
 }
 
 #[test]
-fn switch_has_no_host_and_keeps_what_it_was_told() {
+fn switch_has_no_host_and_keeps_its_configuration() {
     let (mut subnet, _) = up();
     let (node, now) = (subnet.port("S2").node, subnet.now);
     for input in [Input::Attach(node), Input::Detach(node)] {
@@ -230,12 +230,12 @@ fn switch_has_no_host_and_keeps_what_it_was_told() {
 }
 
 #[test]
-fn managers_talk_by_directed_route_though_linux_takes_it_by_lid_alone() {
+fn directed_route_requests_to_a_manager_are_turned_into_lid_routed_ones() {
     let (mut subnet, _) = up();
     let other = subnet.port("H4");
     let now = subnet.now;
     let path = [1, 3, 2];
-    // Nobody is there yet: the agent says so.
+    // There is no manager yet: the agent says so.
     let answer = subnet.ask(&path, Method::GET, SM_INFO, 0, &[]).unwrap();
     assert_ne!(answer.status().get(), 0);
 
@@ -256,13 +256,13 @@ fn managers_talk_by_directed_route_though_linux_takes_it_by_lid_alone() {
     let answer = Smp::parse(Packet::parse(&answers[0]).unwrap().payload).unwrap();
     assert!(answer.is_directed() && answer.is_returning());
     assert_eq!((answer.tid(), answer.data()[20], answer.hop_pointer()), (smp.tid(), 0x53, 1));
-    // It is spent: the same again goes to whom it is addressed to, and finds nobody.
+    // The request is done: the same packet again goes to the LID in it, which has no receiver.
     subnet.send(other, &smp_packet(&smp, asked.slid, asked.slid.unwrap()));
     assert!(subnet.take(subnet.port("H1")).is_empty());
 }
 
 #[test]
-fn who_waits_for_a_manager_that_goes_is_answered_by_the_agent() {
+fn agent_answers_requests_that_wait_for_a_manager_that_leaves() {
     let (mut subnet, _) = up();
     let other = subnet.port("H4");
     let mask = ibarr_common::wire::smp::PortInfoWire::IS_SM;
@@ -278,7 +278,7 @@ fn who_waits_for_a_manager_that_goes_is_answered_by_the_agent() {
 }
 
 #[test]
-fn requests_that_wait_for_a_manager_are_bounded() {
+fn requests_waiting_for_a_manager_are_bounded() {
     let (mut subnet, _) = up();
     let other = subnet.port("H4");
     let mask = ibarr_common::wire::smp::PortInfoWire::IS_SM;
@@ -291,7 +291,7 @@ fn requests_that_wait_for_a_manager_are_bounded() {
         subnet.send(port, &smp_packet(&smp, None, Lid::PERMISSIVE));
     }
     assert_eq!(subnet.fabric.drops().of(DropReason::Unanswered), 6);
-    // The youngest are answered, the oldest are not.
+    // The newest requests are answered, the oldest are not.
     let asked = subnet.take(other);
     let mut answered = BTreeMap::new();
     for packet in &asked {
@@ -305,7 +305,7 @@ fn requests_that_wait_for_a_manager_are_bounded() {
 }
 
 #[test]
-fn wrong_m_key_reads_as_far_as_the_protection_lets_it_and_changes_nothing() {
+fn wrong_m_key_reads_what_protection_allows_and_changes_nothing() {
     use zerocopy::IntoBytes as _;
 
     let (mut subnet, _) = up();

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 
-//! Captures, against what tshark made of one.
+//! Compares captures with what tshark decoded.
 //!
-//! `golden/bring-up.tshark` was recorded from the capture that this test writes, with tshark 4.0.17:
-//! `IBARR_PCAP=FILE cargo test -p ibarr-fabric --test pcap`, then `tshark -r FILE -T fields` and the
-//! fields that its first line names.
+//! `golden/bring-up.tshark` was recorded from the capture that this test writes, with tshark
+//! 4.0.17: `IBARR_PCAP=FILE cargo test -p ibarr-fabric --test pcap`, then `tshark -r FILE -T
+//! fields` and the fields that its first line names.
 
 mod support;
 
@@ -21,7 +21,8 @@ use self::support::{Subnet, emit, gsi_datagram};
 const ONE_SWITCH: &str =
     "Switch 2 \"S\"\n[1] \"H1\"[1]\n[2] \"H2\"[1]\n\nCa 1 \"H1\"\n\nCa 1 \"H2\"\n";
 
-/// What crosses links while a manager brings a subnet up, then multicast with a global route header.
+/// The packets on links while a manager configures a subnet, then multicast with a global route
+/// header.
 fn crossings() -> Vec<Vec<u8>> {
     let mut subnet = Subnet::new(ONE_SWITCH, "H1");
     subnet.fabric.set_capture(true);
@@ -44,7 +45,7 @@ fn crossings() -> Vec<Vec<u8>> {
 }
 
 #[test]
-fn tshark_reads_in_a_capture_what_we_read_in_the_packets() {
+fn tshark_decodes_captures_as_we_decode_the_packets() {
     let packets = crossings();
     if let Some(file) = std::env::var_os("IBARR_PCAP") {
         let records = packets

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 
-//! The stand-in for a subnet administrator: what OpenSM answered, and what it never would.
+//! Compares the stand-in for a subnet administrator with answers of OpenSM, and tests its
+//! misbehaviour.
 
 use std::time::Duration;
 
@@ -31,7 +32,7 @@ fn port(number: u16, pkeys: &[u16]) -> AddressedPort {
     }
 }
 
-/// Two hosts of the simulated net that the recorded bytes come from.
+/// Two hosts of the simulated subnet from which the bytes were recorded.
 fn stand_in() -> StandIn {
     let mut subnet = Subnet::new(SubnetPrefix::DEFAULT);
     subnet.ports.insert(Guid::new(0x10_0001), port(1, &[0xffff]));
@@ -76,7 +77,7 @@ fn fields(answer: &Answer) -> Fields {
 const HERE: &str = "fe80::10:9";
 const THERE: &str = "fe80::10:1";
 
-/// Hexadecimal, white space and comments passed over.
+/// Parses hexadecimal, without white space and comments.
 fn golden(text: &str) -> Vec<u8> {
     let digits: String = text
         .lines()
@@ -96,8 +97,9 @@ fn recorded_question_gets_the_record_that_opensm_gave() {
     sa.handle_input(NOW, CLIENT, lid(1), &question);
     let Some(Reply { to, from, mad }) = sa.poll_transmit() else { panic!("no answer") };
     assert_eq!((to, from), (CLIENT, lid(1)));
-    // Version, class, method, status; then the attribute. Between them are the transaction, which
-    // the simulator rewrote, and the component mask, which OpenSM repeats though nobody looks at it.
+    // Version, class, method, status; then the attribute. Between them are the transaction id,
+    // which the simulator rewrote, and the component mask, which OpenSM repeats though no client
+    // reads it.
     assert_eq!(mad.as_ref()[..8], recorded[..8]);
     assert_eq!(mad.as_ref()[16..48], recorded[16..48]);
     assert_eq!(mad.as_ref()[56..recorded.len()], recorded[56..]);
@@ -105,7 +107,7 @@ fn recorded_question_gets_the_record_that_opensm_gave() {
 }
 
 #[test]
-fn who_is_not_there_has_no_records() {
+fn unknown_port_has_no_records() {
     let mut sa = stand_in();
     let no_records = Answer::Refused(Refusal::NO_RECORDS);
     assert_eq!(ask(&mut sa, path(HERE, "fe80::dead")), no_records);
@@ -114,7 +116,7 @@ fn who_is_not_there_has_no_records() {
 }
 
 #[test]
-fn default_prefix_means_the_subnet_and_the_answer_says_its_own() {
+fn default_prefix_means_the_subnet_and_the_answer_has_its_prefix() {
     let mut sa = stand_in();
     sa.subnet_mut().prefix = SubnetPrefix::new(0xfec0_0000_0001_0001);
     let answer = fields(&ask(&mut sa, path(HERE, THERE)));
@@ -124,7 +126,7 @@ fn default_prefix_means_the_subnet_and_the_answer_says_its_own() {
 }
 
 #[test]
-fn another_subnet_is_behind_the_router_of_its_route() {
+fn path_to_another_subnet_leads_to_its_router() {
     let mut sa = stand_in();
     sa.subnet_mut().prefix = SubnetPrefix::new(0xfec0_0000_0001_0001);
     sa.subnet_mut().routes = vec![
@@ -141,7 +143,7 @@ fn another_subnet_is_behind_the_router_of_its_route() {
 }
 
 #[test]
-fn partition_is_one_of_both_with_a_full_member() {
+fn partition_is_shared_and_has_a_full_member() {
     let pkeys = |sa: &mut StandIn, here: &[u16], there: &[u16]| {
         sa.subnet_mut().ports.insert(Guid::new(0x10_0009), port(7, here));
         sa.subnet_mut().ports.insert(Guid::new(0x10_0001), port(1, there));
@@ -159,7 +161,7 @@ fn partition_is_one_of_both_with_a_full_member() {
 }
 
 #[test]
-fn service_has_its_level_only_with_quality_of_service() {
+fn service_level_of_a_service_needs_quality_of_service() {
     let mut sa = stand_in();
     let service = ServiceId::new(0x1234);
     sa.subnet_mut().service_levels.insert(service, Sl::new(3).unwrap());
@@ -179,7 +181,7 @@ fn service_has_its_level_only_with_quality_of_service() {
 }
 
 #[test]
-fn subscriber_alone_is_told_of_its_trap_until_it_ends_the_subscription() {
+fn only_subscribers_get_reports_until_they_unsubscribe() {
     let mut sa = stand_in();
     let inform = |sa: &mut StandIn, trap, subscribe| {
         let question = Question::Inform(InformInfo { trap, subscribe });
@@ -191,7 +193,7 @@ fn subscriber_alone_is_told_of_its_trap_until_it_ends_the_subscription() {
     inform(&mut sa, Trap::GidOutOfService, true);
     inform(&mut sa, Trap::LinkStateChange, true);
     sa.report_gid(NOW, true, gid(THERE));
-    assert!(sa.poll_transmit().is_none(), "in service is another trap");
+    assert!(sa.poll_transmit().is_none(), "the trap for a port in service has another number");
     sa.report_gid(NOW, false, gid(THERE));
     sa.report_link(NOW, lid(2));
     let reports = std::iter::from_fn(|| sa.poll_transmit());
@@ -209,7 +211,7 @@ fn subscriber_alone_is_told_of_its_trap_until_it_ends_the_subscription() {
     sa.report_gid(NOW, false, gid(THERE));
     assert!(sa.poll_transmit().is_none());
     assert_eq!(sa.subscribers().collect::<Vec<_>>(), [(CLIENT, Trap::LinkStateChange)]);
-    // Another SA knows nothing of it.
+    // An SA at another port has no subscriptions.
     sa.move_to(Some(lid(1)));
     assert_eq!(sa.subscribers().count(), 0);
 }
@@ -227,7 +229,7 @@ fn subscriptions_are_bounded() {
 }
 
 #[test]
-fn misbehaviour_hits_as_many_questions_as_it_was_told() {
+fn misbehaviour_hits_the_configured_number_of_questions() {
     let mut sa = stand_in();
     let ask_all = |sa: &mut StandIn| {
         for tid in 0..4 {
@@ -255,7 +257,7 @@ fn misbehaviour_hits_as_many_questions_as_it_was_told() {
 }
 
 #[test]
-fn answers_are_late_by_what_was_told() {
+fn answers_are_delayed_as_configured() {
     let mut sa = stand_in();
     sa.behaviour_mut().delay = Duration::from_millis(300);
     sa.handle_input(NOW, CLIENT, lid(1), request(1, path(HERE, THERE)).as_ref());
@@ -268,7 +270,7 @@ fn answers_are_late_by_what_was_told() {
 }
 
 #[test]
-fn who_took_over_answers_at_its_lid_and_nobody_at_the_old() {
+fn after_a_takeover_only_the_new_lid_answers() {
     let mut sa = stand_in();
     sa.behaviour_mut().delay = Duration::from_millis(1);
     let question = request(1, path(HERE, THERE));
@@ -284,7 +286,7 @@ fn who_took_over_answers_at_its_lid_and_nobody_at_the_old() {
 }
 
 #[test]
-fn what_is_no_question_is_counted_and_not_answered() {
+fn malformed_question_is_counted_and_not_answered() {
     let mut sa = stand_in();
     let question = request(1, path(HERE, THERE));
     sa.handle_input(NOW, CLIENT, lid(1), &question.as_ref()[..40]);
@@ -295,7 +297,7 @@ fn what_is_no_question_is_counted_and_not_answered() {
 }
 
 #[test]
-fn answers_that_wait_are_bounded() {
+fn pending_answers_are_bounded() {
     let mut sa = stand_in();
     sa.behaviour_mut().delay = Duration::from_secs(1);
     let too_many = ibarr_fabric::sa::MAX_PENDING as u64 + 5;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 
-//! A fabric as a subnet manager and hosts see it.
+//! A fabric, as a subnet manager and hosts see it.
 
 mod support;
 
@@ -11,7 +11,7 @@ use ibarr_fabric::{DropReason, Event};
 use self::support::{Subnet, TWO_SWITCHES, gsi_packet};
 
 #[test]
-fn a_subnet_manager_brings_every_port_up() {
+fn subnet_manager_brings_every_port_up() {
     let mut subnet = Subnet::new(TWO_SWITCHES, "H1");
     let seen = subnet.bring_up();
     assert_eq!(seen.len(), 6);
@@ -29,7 +29,7 @@ fn a_subnet_manager_brings_every_port_up() {
 }
 
 #[test]
-fn every_host_is_reached_by_its_lid_and_no_other_is() {
+fn every_host_is_reached_by_its_own_lid_only() {
     let mut subnet = Subnet::new(TWO_SWITCHES, "H3");
     let seen = subnet.bring_up();
     let hosts = ["H1", "H2", "H3", "H4"].map(|name| subnet.port(name));
@@ -39,14 +39,14 @@ fn every_host_is_reached_by_its_lid_and_no_other_is() {
     });
     for (from, slid) in hosts.iter().zip(lids) {
         for (to, dlid) in hosts.iter().zip(lids) {
-            let packet = gsi_packet(slid, dlid, None, b"to whom it may concern");
+            let packet = gsi_packet(slid, dlid, None, b"any payload");
             subnet.send(*from, &packet);
             assert_eq!(subnet.received, [(*to, packet)]);
             subnet.received.clear();
         }
     }
-    let nobody = gsi_packet(lids[0], Lid::new(77).unwrap(), None, b"");
-    subnet.send(hosts[0], &nobody);
+    let unknown = gsi_packet(lids[0], Lid::new(77).unwrap(), None, b"");
+    subnet.send(hosts[0], &unknown);
     assert!(subnet.received.is_empty());
     assert_eq!(subnet.fabric.drops().of(DropReason::DestinationLid), 1);
 }

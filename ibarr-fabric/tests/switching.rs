@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 
-//! What switches and routers do with packets once a subnet manager has told them.
+//! Packets at switches and routers that a subnet manager has configured.
 
 mod support;
 
@@ -18,12 +18,13 @@ fn lid(lid: u16) -> Lid {
     Lid::new(lid).unwrap()
 }
 
-/// The ports of a switch, as the mask that a multicast table has.
+/// Ports of a switch, as a mask of a multicast table.
 fn mask(ports: &[u8]) -> [u8; 2] {
     ports.iter().fold(0_u16, |mask, port| mask | 1 << port).to_be_bytes()
 }
 
-/// `TWO_SWITCHES`, up, and the LIDs of H1 to H4. The manager at H1 reaches S1 by [1], S2 by [1, 3].
+/// `TWO_SWITCHES`, configured, and the LIDs of H1 to H4. The manager at H1 reaches S1 by [1], S2 by
+/// [1, 3].
 fn up() -> (Subnet, [Lid; 4]) {
     let mut subnet = Subnet::new(TWO_SWITCHES, "H1");
     let seen = subnet.bring_up();
@@ -39,7 +40,7 @@ const TO_S1: &[u8] = &[1];
 const TO_S2: &[u8] = &[1, 3];
 
 #[test]
-fn multicast_reaches_members_once_and_its_sender_for_its_own() {
+fn multicast_reaches_each_member_once_even_the_sender() {
     let (mut subnet, lids) = up();
     // H1, H2, H3 are members; H4 is not.
     let mut block = [0; 64];
@@ -57,7 +58,7 @@ fn multicast_reaches_members_once_and_its_sender_for_its_own() {
     }
     assert_eq!(subnet.fabric.drops().total(), 0);
 
-    let other_group = gsi_packet(lids[1], lid(0xc001), None, b"to nobody");
+    let other_group = gsi_packet(lids[1], lid(0xc001), None, b"to another group");
     subnet.send(sender, &other_group);
     assert_eq!(subnet.fabric.drops().of(DropReason::DestinationLid), 1);
 }
@@ -88,7 +89,7 @@ fn every_lid_of_a_port_with_an_lmc_reaches_it() {
         assert_eq!(subnet.take(target), [packet], "LID {number}");
     }
     assert!(subnet.received.is_empty());
-    // And it may send from each of them, but from no other.
+    // The host may send from each of its LIDs, but from no other.
     subnet.send(target, &gsi_packet(lid(11), lids[0], None, b""));
     assert_eq!(subnet.take(sender).len(), 1);
     subnet.send(target, &gsi_packet(lid(12), lids[0], None, b""));
@@ -96,7 +97,7 @@ fn every_lid_of_a_port_with_an_lmc_reaches_it() {
 }
 
 #[test]
-fn packet_in_a_circle_ends() {
+fn packet_in_a_loop_is_dropped() {
     let (mut subnet, lids) = up();
     // S1 and S2 send LID 9 to each other.
     for path in [TO_S1, TO_S2] {
@@ -114,7 +115,7 @@ fn packet_in_a_circle_ends() {
 }
 
 #[test]
-fn switch_lets_in_and_out_what_shares_a_partition() {
+fn switch_passes_only_packets_of_shared_partitions() {
     let (mut subnet, lids) = up();
     let (sender, target) = (subnet.port("H1"), subnet.port("H3"));
     let ask = |subnet: &mut Subnet, pkey: u16| {
@@ -125,7 +126,8 @@ fn switch_lets_in_and_out_what_shares_a_partition() {
     };
     assert_eq!(ask(&mut subnet, 0x8001), 1, "without enforcement every partition passes");
 
-    // S2 enforces what leaves by port 1, where H3 is: partition 1 as a limited member.
+    // S2 enforces partitions of packets that leave port 1, where H3 is: partition 1 as a limited
+    // member.
     let mut table = [0; 64];
     table[..2].copy_from_slice(&0x0001_u16.to_be_bytes());
     subnet.set(TO_S2, P_KEY_TABLE, 1 << 16, &table);
@@ -139,7 +141,7 @@ fn switch_lets_in_and_out_what_shares_a_partition() {
     assert_eq!(subnet.fabric.drops().of(DropReason::Partition), 2);
     let exit = subnet.port("S2/1");
     assert_eq!(subnet.fabric.counters(exit).unwrap().send_constraint_errors, 2);
-    // Inbound is the same table.
+    // The same table applies to packets that arrive.
     let mut datagram = gsi_datagram(lids[2], lids[0], None);
     datagram.pkey = PKey::DEFAULT;
     subnet.send(target, &emit(&datagram, b""));
@@ -148,7 +150,7 @@ fn switch_lets_in_and_out_what_shares_a_partition() {
 }
 
 #[test]
-fn port_that_is_not_active_passes_subnet_management_alone() {
+fn inactive_port_passes_subnet_management_only() {
     let mut subnet = Subnet::new(TWO_SWITCHES, "H1");
     let path = [TO_S1, &[2]].concat();
     assert_eq!(port_info(&subnet.get(&path, PORT_INFO, 0)).state(), PortState::Initialize);
@@ -160,7 +162,7 @@ fn port_that_is_not_active_passes_subnet_management_alone() {
     subnet.set(&[], PORT_INFO, 0, info.as_bytes());
     subnet.send(sender, &gsi_packet(lid(1), lid(2), None, b""));
     assert_eq!(subnet.fabric.drops().of(DropReason::PortState), 1);
-    // Nor can it be made active before it is armed.
+    // The port also cannot become active before it is armed.
     info.set_state(PortState::Active);
     let method = ibarr_common::wire::mad::Method::SET;
     let answer = subnet.ask(&[], method, PORT_INFO, 0, info.as_bytes()).unwrap();
@@ -168,7 +170,7 @@ fn port_that_is_not_active_passes_subnet_management_alone() {
 }
 
 #[test]
-fn payload_beyond_the_mtu_of_a_link_goes_no_further() {
+fn payload_beyond_the_mtu_of_a_link_is_dropped() {
     let (mut subnet, lids) = up();
     let sender = subnet.port("H1");
     let mut info = port_info(&subnet.get(TO_S1, PORT_INFO, 3));
@@ -215,7 +217,7 @@ fn switch_answers_for_its_counters_by_lid() {
     assert_eq!(counters.sent_packets.get(), before.sent_packets);
 }
 
-/// Two subnets with a router between, each with its own manager.
+/// Two subnets with a router between them, each with its own manager.
 const TWO_SUBNETS: &str = r#"
 Switch 4 "S1"
 [1] "H1"[1]
@@ -234,7 +236,7 @@ Rt 2 "R"
 "#;
 
 #[test]
-fn router_carries_what_has_a_global_route_from_subnet_to_subnet() {
+fn router_forwards_packets_with_a_global_route() {
     let mut subnet = Subnet::new(TWO_SUBNETS, "H1");
     // The subnets share no link, so each manager sees its own; both start at LID 1.
     let left = subnet.bring_up();
@@ -271,7 +273,7 @@ fn router_carries_what_has_a_global_route_from_subnet_to_subnet() {
     assert_eq!((packet.slid, packet.dlid), (Some(exit), right[&guid_of("H2").get()].lid));
     assert_eq!(packet.grh.unwrap().hop_limit, 63);
 
-    // With a hop limit of 1 it stays, and to a subnet that nobody knows it does not go.
+    // With a hop limit of 1 the packet is dropped, and so is one to an unknown subnet.
     let stays = GrhWire::new(here.octets(), away.octets(), 1);
     subnet.send(from, &gsi_packet(slid, router, Some(stays), b""));
     assert_eq!(subnet.fabric.drops().of(DropReason::HopLimit), 1);
@@ -287,7 +289,7 @@ fn router_carries_what_has_a_global_route_from_subnet_to_subnet() {
 }
 
 #[test]
-fn host_that_does_not_read_is_given_no_more_than_the_queue_holds() {
+fn host_that_does_not_read_gets_one_queue_of_packets() {
     let (mut subnet, lids) = up();
     let packet = gsi_packet(lids[1], lids[3], None, b"");
     let port = subnet.port("H2");
@@ -298,7 +300,7 @@ fn host_that_does_not_read_is_given_no_more_than_the_queue_holds() {
     assert_eq!(subnet.fabric.drops().of(DropReason::HostQueue), 6);
     subnet.drain();
     assert_eq!(subnet.received.len(), MAX_QUEUED);
-    // What was read makes room.
+    // Reading makes room.
     subnet.send(port, &packet);
     assert_eq!(subnet.received.len(), MAX_QUEUED + 1);
 }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 
-//! The text of a topology: what is read, and what is said of mistakes.
+//! Parsing of topologies, and the messages about mistakes.
 
 use ibarr_common::ib::{Guid, PortNum};
 use ibarr_common::wire::smp::NodeType;
@@ -8,11 +8,11 @@ use ibarr_fabric::Topology;
 use ibarr_fabric::topology::PortId;
 use proptest::prelude::*;
 
-/// What `ibnetdiscover` printed of a fabric that `ibfab` ran under OpenSM 3.3.23.
+/// The output of `ibnetdiscover` for a fabric of `ibfab` under OpenSM 3.3.23.
 const DISCOVERED: &str = include_str!("golden/ibnetdiscover.topo");
 
 #[test]
-fn what_ibnetdiscover_prints_is_read() {
+fn output_of_ibnetdiscover_is_parsed() {
     let topology: Topology = DISCOVERED.parse().unwrap();
     assert_eq!(topology.nodes().count(), 6);
     let h2 = topology.find("0x100002").unwrap();
@@ -35,7 +35,7 @@ fn guids_count_up_as_ibsim_counts_them() {
 }
 
 #[test]
-fn guids_behind_the_last_begin_again() {
+fn guids_wrap_around_after_the_last() {
     let text = "caguid=0xffffffffffffffff\nCa 1 \"H1\"\n\nCa 1 \"H2\"\n";
     let topology: Topology = text.parse().unwrap();
     let guids: Vec<_> = topology.nodes().map(|(_, node)| node.guid.get()).collect();
@@ -43,7 +43,7 @@ fn guids_behind_the_last_begin_again() {
 }
 
 #[test]
-fn name_may_have_whatever_else_the_format_has() {
+fn quoted_name_may_contain_syntax_characters() {
     let text = "Switch 8 \"a=b # c\"\n[1] \"a=b # c\"[2] # a cable\n";
     let topology: Topology = text.parse().unwrap();
     let port = topology.find_port("a=b # c/1").unwrap();
@@ -51,15 +51,15 @@ fn name_may_have_whatever_else_the_format_has() {
 }
 
 #[test]
-fn mistake_is_named_with_its_line_and_what_would_be_right() {
+fn mistake_is_reported_with_line_and_remedy() {
     let cases = [
         (
             "Swich 8 \"S\"",
             "line 1: not understood: write a node as `Switch 8 \"NAME\"`, a cable as \
           `[1] \"NAME\"[1]`",
         ),
-        ("Switch \"S\"", "line 1: \"\" is no number of ports: write 1 to 254"),
-        ("Switch 255 \"S\"", "line 1: \"255\" is no number of ports: write 1 to 254"),
+        ("Switch \"S\"", "line 1: \"\" is not a number of ports: write 1 to 254"),
+        ("Switch 255 \"S\"", "line 1: \"255\" is not a number of ports: write 1 to 254"),
         ("Switch 8 S", "line 1: the name is missing: write it in double quotes"),
         (
             "[1] \"S\"[1]",
@@ -67,11 +67,11 @@ fn mistake_is_named_with_its_line_and_what_would_be_right() {
           `Switch 8 \"NAME\"`",
         ),
         ("Switch 8 \"S\"\n[9] \"T\"[1]", "line 2: there is no port S/9: its node has fewer ports"),
-        ("Switch 8 \"S\"\n[x] \"T\"[1]", "line 2: \"x\" is no port: write 1 to 254 in brackets"),
-        ("Switch 8 \"S\"\n[1] \"T\"1", "line 2: \"1\" is no port: write 1 to 254 in brackets"),
+        ("Switch 8 \"S\"\n[x] \"T\"[1]", "line 2: \"x\" is not a port: write 1 to 254 in brackets"),
+        ("Switch 8 \"S\"\n[1] \"T\"1", "line 2: \"1\" is not a port: write 1 to 254 in brackets"),
         (
             "Switch 8 \"S\"\n\n[1] \"T\"[1]",
-            "line 3: there is no node \"T\": add it, or mend the name",
+            "line 3: there is no node \"T\": add it, or correct the name",
         ),
         ("Switch 8 \"S\"\n[1] \"S\"[1]", "line 2: port S/1 cannot be cabled to itself"),
         (
@@ -88,8 +88,11 @@ fn mistake_is_named_with_its_line_and_what_would_be_right() {
             "line 3: there is a node with GUID 0x0000000000200000 already: set another before this \
              one",
         ),
-        ("caguid=one", "line 1: \"one\" is no number: write it like 0x200000"),
-        ("Ca 1 \"H\"\n[1](xyz) \"S\"[1]", "line 2: \"xyz\" is no number: write it like 0x200000"),
+        ("caguid=one", "line 1: \"one\" is not a number: write it like 0x200000"),
+        (
+            "Ca 1 \"H\"\n[1](xyz) \"S\"[1]",
+            "line 2: \"xyz\" is not a number: write it like 0x200000",
+        ),
     ];
     for (text, expected) in cases {
         let error = text.parse::<Topology>().unwrap_err();
@@ -107,7 +110,7 @@ fn topologies() -> impl Strategy<Value = Topology> {
         let mut topology = Topology::new();
         for (kind, ports, name) in nodes {
             let (kind, ports) = (NodeType::new(kind).unwrap(), PortNum::new(ports).unwrap());
-            // A name that is taken is not taken again.
+            // A name that is taken is not added again.
             let _ = topology.add_next(kind, &name, ports);
         }
         let ports: Vec<PortId> = topology
@@ -125,13 +128,13 @@ fn topologies() -> impl Strategy<Value = Topology> {
 
 proptest! {
     #[test]
-    fn what_is_written_is_read(topology in topologies()) {
+    fn topology_survives_writing_and_parsing(topology in topologies()) {
         let text = topology.to_string();
         prop_assert_eq!(text.parse::<Topology>(), Ok(topology), "{}", text);
     }
 
     #[test]
-    fn no_text_is_too_odd_to_be_refused(text in "([\\[\\]()\"#=a-zA-Z0-9 \n\t]|Switch|Ca|caguid){0,80}") {
+    fn any_text_gives_an_error_or_a_consistent_topology(text in "([\\[\\]()\"#=a-zA-Z0-9 \n\t]|Switch|Ca|caguid){0,80}") {
         if let Ok(topology) = text.parse::<Topology>() {
             for (id, node) in topology.nodes() {
                 for number in node.port_numbers() {

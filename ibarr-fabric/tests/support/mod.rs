@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 
-//! What the tests share: a subnet manager of few words, which knows the fabric by its packets alone.
+//! Shared by the tests: a minimal subnet manager, which knows the fabric only by its packets.
 
 #![allow(dead_code, reason = "each test uses some of it")]
 
@@ -25,18 +25,18 @@ pub(crate) struct Subnet {
     pub(crate) now: Instant,
     manager: PortId,
     tid: u64,
-    /// What hosts got besides what the manager asked for.
+    /// Packets that hosts received, without the answers to the manager.
     pub(crate) received: VecDeque<(PortId, Vec<u8>)>,
     pub(crate) events: Vec<Event>,
 }
 
-/// A node as the manager sees it.
+/// A node, as the manager sees it.
 #[derive(Clone, Debug)]
 pub(crate) struct Seen {
     pub(crate) path: Vec<u8>,
     pub(crate) info: NodeInfoWire,
     pub(crate) lid: Lid,
-    /// Of a switch: which node is behind which port.
+    /// For a switch: the neighbour at each port.
     pub(crate) neighbours: BTreeMap<u8, u64>,
 }
 
@@ -63,7 +63,7 @@ impl Subnet {
         this
     }
 
-    /// Another manager takes its place.
+    /// Moves the manager to another port.
     pub(crate) fn set_manager(&mut self, name: &str) {
         self.manager = self.port(name);
         let input = Input::Capabilities { port: self.manager, mask: PortInfoWire::IS_SM };
@@ -88,7 +88,7 @@ impl Subnet {
         }
     }
 
-    /// What the host of `port` got since last asked.
+    /// Takes the packets that the host of `port` has received.
     pub(crate) fn take(&mut self, port: PortId) -> Vec<Vec<u8>> {
         let (taken, left): (VecDeque<_>, _) =
             self.received.drain(..).partition(|(to, _)| *to == port);
@@ -96,7 +96,7 @@ impl Subnet {
         taken.into_iter().map(|(_, packet)| packet).collect()
     }
 
-    /// The answer to a directed-route SMP along `path`, the manager's own port first.
+    /// The answer to a directed-route SMP along `path`, which begins with the manager's own port.
     pub(crate) fn ask(
         &mut self,
         path: &[u8],
@@ -139,8 +139,8 @@ impl Subnet {
         smp
     }
 
-    /// Walks the subnet, gives each node its LID in the order of GUIDs, fills the forwarding
-    /// tables, and makes the ports active.
+    /// Walks the subnet, assigns LIDs in the order of GUIDs, fills the forwarding tables, and makes
+    /// the ports active.
     pub(crate) fn bring_up(&mut self) -> BTreeMap<u64, Seen> {
         let own = self.manager.number.get();
         let mut seen = BTreeMap::<u64, Seen>::new();
@@ -201,7 +201,7 @@ impl Subnet {
         }
     }
 
-    /// LIDs and forwarding tables of a node.
+    /// Sets LIDs and forwarding tables of a node.
     fn configure(&mut self, seen: &BTreeMap<u64, Seen>, guid: u64) {
         let node = &seen[&guid];
         let is_switch = node.info.node_type == NodeType::Switch.get();
@@ -221,7 +221,7 @@ impl Subnet {
         self.set(&node.path, SWITCH_INFO, 0, switch.as_bytes());
         let mut table = vec![255; (seen.len() + 1).next_multiple_of(64)];
         table[usize::from(node.lid.get())] = 0;
-        // By the port whose neighbour is nearest to each node.
+        // Each node is reached through the port with the nearest neighbour.
         let mut exits = BTreeMap::from([(guid, 0)]);
         let mut todo: VecDeque<_> =
             node.neighbours.iter().map(|(exit, peer)| (*exit, *peer)).collect();
@@ -278,7 +278,7 @@ pub(crate) fn smp_packet(smp: &Smp, slid: Option<Lid>, dlid: Lid) -> Vec<u8> {
     )
 }
 
-/// A datagram between general services.
+/// A packet between general services.
 pub(crate) fn gsi_packet(slid: Lid, dlid: Lid, grh: Option<GrhWire>, payload: &[u8]) -> Vec<u8> {
     emit(&gsi_datagram(slid, dlid, grh), payload)
 }
@@ -304,7 +304,7 @@ pub(crate) fn emit(datagram: &Datagram, payload: &[u8]) -> Vec<u8> {
     packet
 }
 
-/// Two switches, two hosts at each.
+/// Two switches, each with two hosts.
 pub(crate) const TWO_SWITCHES: &str = r#"
 Switch 4 "S1"
 [1] "H1"[1]
