@@ -5,60 +5,60 @@ use std::fmt;
 
 use ibarr_common::wire::{mad, packet};
 
-/// Why a packet went no further.
+/// Why a packet was dropped.
 #[derive(Clone, Copy, Debug, Eq, Ord, PartialEq, PartialOrd)]
 pub enum DropReason {
-    /// It is no packet.
+    /// The bytes are not a packet.
     Packet(packet::Error),
-    /// It went to QP 0 and is no subnet management packet.
+    /// It was sent to QP 0, and is not a subnet management packet.
     Smp(mad::Error),
-    /// It went to QP 1 of a node without a host and is no management datagram.
+    /// It was sent to QP 1 of a node without a host, and is not a management datagram.
     Mad(mad::Error),
     /// A host sent it from a LID that its port does not have.
     SourceLid,
-    /// Subnet management on another lane than 15, or something else on that.
+    /// Subnet management on another virtual lane than 15, or another packet on lane 15.
     Lane,
-    /// Its directed route leads past the last hop, or through a port that is not there.
+    /// Its directed route leads past the last hop, or through a port that does not exist.
     Route,
-    /// A directed route with a LID-routed part behind it.
+    /// A directed route followed by a LID-routed part.
     MixedRoute,
-    /// Nobody has its destination LID.
+    /// No port has its destination LID.
     DestinationLid,
-    /// Its way is longer than any that does not go in circles.
+    /// It has crossed more links than any route without a loop has.
     HopLimit,
-    /// Its global route header ends here, or leads nowhere.
+    /// Its global route ends here, or leads nowhere.
     GlobalRoute,
-    /// It has no global route header, and came to a router.
+    /// It reached a router without a global route header.
     NotGlobal,
     /// There is no link.
     LinkDown,
-    /// The port is not active.
+    /// The state of the port does not allow it.
     PortState,
     /// It is larger than the link's MTU.
     Mtu,
-    /// The port is not of its partition.
+    /// The port is not in its partition.
     Partition,
     /// The M_Key is wrong.
     MKey,
-    /// Nobody waits for this answer.
+    /// It is an answer without a request.
     Unsolicited,
-    /// The subnet manager that it was for has not answered, and others wait.
+    /// The subnet manager has not answered it, and newer requests took its place.
     Unanswered,
-    /// No agent for its class is here.
+    /// There is no agent for its management class.
     NoAgent,
-    /// The node's host has not come, or has gone.
+    /// The node's host has not joined, or has left.
     NoHost,
-    /// The host does not take what arrives.
+    /// The host does not read its packets.
     HostQueue,
-    /// Too many packets are on their way.
+    /// Too many packets are in flight.
     InFlight,
-    /// A fault took it.
+    /// A fault dropped it.
     Lost,
-    /// A fault keeps the subnet manager from everybody.
+    /// A fault blocks the subnet manager.
     CutOff,
 }
 
-/// How many packets went no further, by reason.
+/// Number of dropped packets by reason.
 #[derive(Clone, Debug, Default, Eq, PartialEq)]
 pub struct Drops {
     counts: BTreeMap<DropReason, u64>,
@@ -69,17 +69,17 @@ impl Drops {
         *self.counts.entry(reason).or_default() += 1;
     }
 
-    /// Of one reason.
+    /// The number for one reason.
     pub fn of(&self, reason: DropReason) -> u64 {
         self.counts.get(&reason).copied().unwrap_or_default()
     }
 
-    /// Of all.
+    /// The number for all reasons.
     pub fn total(&self) -> u64 {
         self.counts.values().sum()
     }
 
-    /// Reasons that there were packets for.
+    /// All reasons with a number above 0.
     pub fn iter(&self) -> impl Iterator<Item = (DropReason, u64)> {
         self.counts.iter().map(|(reason, count)| (*reason, *count))
     }
@@ -95,21 +95,21 @@ impl fmt::Display for DropReason {
             Self::Lane => "wrong virtual lane",
             Self::Route => "directed route leads nowhere",
             Self::MixedRoute => "directed route with LID-routed part",
-            Self::DestinationLid => "destination LID of nobody",
-            Self::HopLimit => "goes in circles",
+            Self::DestinationLid => "unknown destination LID",
+            Self::HopLimit => "too many hops",
             Self::GlobalRoute => "global route leads nowhere",
             Self::NotGlobal => "no global route",
             Self::LinkDown => "no link",
             Self::PortState => "port not active",
             Self::Mtu => "larger than the MTU",
-            Self::Partition => "not of the partition",
+            Self::Partition => "not in the partition",
             Self::MKey => "wrong M_Key",
-            Self::Unsolicited => "answer to nothing",
+            Self::Unsolicited => "answer without request",
             Self::Unanswered => "subnet manager does not answer",
             Self::NoAgent => "no agent for its class",
-            Self::NoHost => "host not there",
+            Self::NoHost => "no host",
             Self::HostQueue => "host does not read",
-            Self::InFlight => "too many on their way",
+            Self::InFlight => "too many in flight",
             Self::Lost => "lost by a fault",
             Self::CutOff => "subnet manager cut off",
         };

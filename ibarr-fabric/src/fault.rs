@@ -4,55 +4,55 @@ use std::time::Duration;
 
 use crate::topology::{NodeId, PortId};
 
-/// What goes wrong from now on.
+/// A fault that begins or ends.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub enum Fault {
-    /// What a link does to packets, in both directions. [`LinkFault::NONE`] heals it.
+    /// A link loses, repeats or delays packets in both directions. [`LinkFault::NONE`] ends this.
     Link {
         /// One of its ends.
         port: PortId,
-        /// What it does.
+        /// The effects on packets.
         fault: LinkFault,
     },
     /// A cable is pulled (`down`) or plugged in again.
     Cable {
         /// One of its ends.
         port: PortId,
-        /// Whether it is out.
+        /// Whether the cable is unplugged.
         down: bool,
     },
-    /// A node is switched off (`down`) or on again, when it has forgotten what it was told.
+    /// A node is switched off (`down`) or on again; it then has no configuration.
     Node {
-        /// Which.
+        /// The node.
         node: NodeId,
         /// Whether it is off.
         down: bool,
     },
-    /// Subnet management and administration no longer pass a port (`cut`), or do again. All else
-    /// does.
+    /// Subnet management and administration are blocked at a port (`cut`), or allowed again. Other
+    /// packets pass.
     Manager {
         /// The port of the subnet manager's channel adapter.
         port: PortId,
-        /// Whether it is cut off.
+        /// Whether it is blocked.
         cut: bool,
     },
 }
 
-/// What a link does to packets.
+/// The effects of a link on packets.
 #[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
 pub struct LinkFault {
-    /// Of a million packets, these are lost.
+    /// Lost packets per million.
     pub loss: u32,
-    /// Of a million packets, these come twice.
+    /// Packets per million that arrive twice.
     pub duplication: u32,
-    /// How long each is under way.
+    /// Delay of each packet.
     pub delay: Duration,
-    /// And up to so much longer, each by itself: they overtake each other.
+    /// Largest random additional delay of a packet; packets overtake each other.
     pub jitter: Duration,
 }
 
 impl LinkFault {
-    /// A link without fault.
+    /// A link without faults.
     pub const NONE: Self =
         Self { loss: 0, duplication: 0, delay: Duration::ZERO, jitter: Duration::ZERO };
 }

@@ -1,52 +1,53 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 
-//! How programs of user space get to a fabric without a kernel: ibsim's protocol (its
-//! `include/ibsim.h`), which `libumad2sim.so` speaks. Datagrams between Unix sockets with abstract names,
-//! numbers in the machine's byte order but for those marked.
+//! The protocol by which user-space programs use a fabric without a kernel: that of ibsim (its
+//! `include/ibsim.h`), which `libumad2sim.so` speaks. Datagrams pass between Unix sockets with
+//! abstract names; numbers are in host byte order, except the marked ones.
 //!
-//! A client binds [`client_name`] and sends [`Control`]s from a socket of any name to [`CONTROL`]; the
-//! answer to [`CONNECT`] says its number, and MADs pass between its socket and [`server_name`] as
-//! [`Datagram`]s. The upper 16 bits of the transaction of a request are overwritten with that number.
+//! A client binds [`client_name`], and sends [`Control`]s from any socket to [`CONTROL`]. The
+//! answer to [`CONNECT`] has the client's number. MADs then pass between its socket and
+//! [`server_name`] as [`Datagram`]s. The upper 16 bits of a request's transaction id are
+//! overwritten with that number.
 
 use ibarr_common::ib::Lid;
 use ibarr_common::wire::mad;
 use zerocopy::network_endian::{U32 as Be32, U64 as Be64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
-/// In every [`Control`].
+/// Magic number of every [`Control`].
 pub const MAGIC: u32 = 0xdead_beef;
 
-/// The answer: it was refused.
+/// Kind of an answer: the request was refused.
 pub const ERROR: u32 = 0;
-/// Whoever sends it is a client from now on; [`ClientInfo`] both ways.
+/// Kind of a request that connects its sender; [`ClientInfo`] in both directions.
 pub const CONNECT: u32 = 1;
-/// And no longer.
+/// Kind of a request that disconnects its sender.
 pub const DISCONNECT: u32 = 2;
-/// Who made the channel adapter.
+/// Kind of a request for the vendor of the channel adapter.
 pub const GET_VENDOR: u32 = 4;
-/// NodeInfo.
+/// Kind of a request for NodeInfo.
 pub const GET_NODEINFO: u32 = 7;
-/// PortInfo of the port in the first byte; 0 is the client's.
+/// Kind of a request for PortInfo, of the port in the first byte; 0 means the client's port.
 pub const GET_PORTINFO: u32 = 8;
-/// Whether it is a subnet manager.
+/// Kind of a request that sets or clears the IsSM bit.
 pub const SET_ISSM: u32 = 9;
-/// The first block of the table of P_Keys.
+/// Kind of a request for the first block of the P_Key table.
 pub const GET_PKEYS: u32 = 10;
 
 /// The simulator's socket for [`Control`]s.
 pub const CONTROL: &str = "ctl";
 
-/// The abstract name of `end` of the simulator `name`. The NUL behind belongs to it.
+/// The abstract name of `end` of the simulator `name`. The NUL at its end is part of it.
 pub fn abstract_name(name: &str, end: &str) -> String {
     format!("{name}:{end}\0")
 }
 
-/// The client's end for MADs, by the number it has given itself.
+/// The client's socket for MADs, by the number that the client has chosen.
 pub fn client_name(id: u32) -> String {
     format!("in{id}")
 }
 
-/// The simulator's end, by the number it has given the client.
+/// The simulator's socket for MADs, by the number that it has given the client.
 pub fn server_name(id: u32) -> String {
     format!("out{id}")
 }
@@ -55,15 +56,15 @@ pub fn server_name(id: u32) -> String {
 #[derive(Clone, Copy, Debug, FromBytes, Immutable, IntoBytes, KnownLayout)]
 #[repr(C)]
 pub struct Control {
-    /// [`MAGIC`].
+    /// Always [`MAGIC`].
     pub magic: u32,
-    /// The client, by the number that the simulator has given it.
+    /// The client's number, from the simulator.
     pub client: u32,
-    /// What is wanted; [`ERROR`] in the answer if it is refused.
+    /// Kind of the request; [`ERROR`] in the answer to a refused one.
     pub kind: u32,
-    /// Bytes of the data that count.
+    /// Length of the used data in bytes.
     pub len: u32,
-    /// What the kind says.
+    /// Contents, by kind.
     pub data: [u8; 64],
 }
 
@@ -71,13 +72,13 @@ pub struct Control {
 #[derive(Clone, Copy, Debug, FromBytes, Immutable, IntoBytes, KnownLayout)]
 #[repr(C)]
 pub struct ClientInfo {
-    /// The client's number for itself; in the answer the simulator's.
+    /// In the request, the number that the client has chosen; in the answer, the simulator's.
     pub id: u32,
     /// Not used.
     pub qp: u32,
     /// Whether it is a subnet manager.
     pub is_manager: u32,
-    /// The node it is on, and a NUL.
+    /// Name of its node, with a NUL.
     pub node: [u8; 32],
 }
 
@@ -85,30 +86,30 @@ pub struct ClientInfo {
 #[derive(Clone, Copy, Debug, FromBytes, Immutable, IntoBytes, KnownLayout)]
 #[repr(C)]
 pub struct Datagram {
-    /// Where to: big-endian, in the first two bytes.
+    /// Destination LID: big-endian, in the first two bytes.
     pub dlid: [u8; 4],
-    /// Where from.
+    /// Source LID, in the same form.
     pub slid: [u8; 4],
-    /// To which queue pair.
+    /// Destination queue pair.
     pub dqp: Be32,
-    /// From which.
+    /// Source queue pair.
     pub sqp: Be32,
-    /// An errno, if it comes back.
+    /// An errno, if the request could not be delivered.
     pub status: Be32,
-    /// 0.
+    /// Always 0.
     pub padding: u32,
-    /// Bytes of the MAD.
+    /// Length of the MAD in bytes.
     pub length: Be64,
     /// The MAD.
     pub mad: [u8; mad::LEN],
 }
 
-/// What stands in the field for a LID.
+/// The LID in a LID field, if it is valid.
 pub fn lid([high, low, ..]: [u8; 4]) -> Option<Lid> {
     Lid::new(u16::from_be_bytes([high, low]))
 }
 
-/// The field for a LID.
+/// The LID field for a LID.
 pub fn lid_field(lid: Option<Lid>) -> [u8; 4] {
     let [high, low] = lid.map_or(0, Lid::get).to_be_bytes();
     [high, low, 0, 0]

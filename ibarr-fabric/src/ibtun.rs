@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 
 //! The interface of `/dev/ibtun`, an HCA whose wire is a file descriptor: layouts and numbers of
-//! `ibtun/include/uapi/rdma/ibtun.h`, which says what they mean and which the tests here are held
-//! to. Who makes the system calls is somebody else's matter.
+//! `ibtun/include/uapi/rdma/ibtun.h`, which documents them. Tests here compare both. The system
+//! calls are made elsewhere.
 //!
 //! GUIDs and GID prefixes are bytes, big-endian. All else is in the machine's byte order.
 
-#![expect(missing_docs, reason = "what fields mean stands in the header, once")]
+#![expect(missing_docs, reason = "the header documents the fields")]
 
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
@@ -33,7 +33,7 @@ pub const CAPABILITIES: u8 = 2;
 /// `IBTUN_EVENT_CLIENT_REREGISTER`.
 pub const EVENT_CLIENT_REREGISTER: u8 = 1;
 
-/// `struct ibtun_record`: what every record begins with.
+/// `struct ibtun_record`: the header of every record.
 #[derive(Clone, Copy, Debug, FromBytes, Immutable, IntoBytes, KnownLayout)]
 #[repr(C)]
 pub struct Record {
@@ -41,7 +41,7 @@ pub struct Record {
     pub kind: u8,
     pub port: u8,
     pub reserved: u8,
-    /// Of the record, this header included.
+    /// Length of the record in bytes, with this header.
     pub length: u32,
     pub time: u64,
 }
@@ -126,8 +126,8 @@ pub struct Stats {
     pub counter: [u64; MAX_COUNTERS],
 }
 
-/// Numbers for ioctl(2): `IBTUN_CREATE` and so on. What each reads and writes is one of the type
-/// that its name says.
+/// Numbers for ioctl(2): `IBTUN_CREATE` and others. Each reads or writes a value of the type that
+/// its name says.
 pub mod ioctl {
     use super::{Create, Event, Guids, PKeys, Port, Stats};
 
@@ -150,7 +150,7 @@ pub mod ioctl {
     pub(super) const MAGIC: u32 = 0xb7;
     /// The kernel reads (`_IOC_WRITE` of include/uapi/asm-generic/ioctl.h).
     pub(super) const WRITE: u32 = 1;
-    /// It writes.
+    /// The kernel writes.
     pub(super) const READ: u32 = 2;
 
     /// `_IOC`.
@@ -171,7 +171,7 @@ mod tests {
 
     const HEADER: &str = include_str!("../../ibtun/include/uapi/rdma/ibtun.h");
 
-    /// The header without comments.
+    /// The C header without comments.
     fn code() -> String {
         let mut code = String::new();
         let mut rest = HEADER;
@@ -182,7 +182,7 @@ mod tests {
         code + rest
     }
 
-    /// What `#define` and enumerations say, as far as it is one number.
+    /// The values of `#define`s and enumerations, if they are single numbers.
     fn constants() -> BTreeMap<String, usize> {
         let parse = |text: &str| match text.strip_prefix("0x") {
             Some(digits) => usize::from_str_radix(digits, 16).ok(),
@@ -201,8 +201,8 @@ mod tests {
         defines.chain(enumerators).collect()
     }
 
-    /// Name, offset and length of every field of a structure, and the length of all, as a compiler
-    /// for the kernel lays them out.
+    /// Name, offset and length of every field of a structure, and the length of the structure, as a
+    /// C compiler lays them out.
     fn layout(name: &str) -> (Vec<(String, usize, usize)>, usize) {
         let (code, constants) = (code(), constants());
         let body =
@@ -247,7 +247,7 @@ mod tests {
     }
 
     #[test]
-    fn layouts_are_those_of_the_header() {
+    fn layouts_equal_the_c_header() {
         is_laid_out_as!("ibtun_record", Record, version, kind as "type", port, reserved, length, time);
         is_laid_out_as!(
             "ibtun_create",
@@ -291,7 +291,7 @@ mod tests {
     }
 
     #[test]
-    fn numbers_are_those_of_the_header() {
+    fn constants_equal_the_c_header() {
         let constants = constants();
         for (name, value) in [
             ("IBTUN_VERSION", VERSION.into()),
@@ -310,7 +310,7 @@ mod tests {
     }
 
     #[test]
-    fn requests_are_those_of_the_header() {
+    fn ioctl_numbers_equal_the_c_header() {
         let requests = [
             ("IBTUN_CREATE", ioctl::CREATE),
             ("IBTUN_SET_PORT", ioctl::SET_PORT),
@@ -342,7 +342,7 @@ mod tests {
             })
             .collect();
         assert_eq!(defined, requests);
-        // As `strace -e raw=ioctl` would print it.
+        // As printed by `strace -e raw=ioctl`.
         assert_eq!(ioctl::CREATE, 0xc120_b700);
     }
 }

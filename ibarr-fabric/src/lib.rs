@@ -1,12 +1,11 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 
-//! An InfiniBand fabric without hardware: switches, routers, and what is firmware in a channel
-//! adapter.
+//! An InfiniBand fabric without hardware: switches, routers, and the firmware of channel adapters.
 //!
-//! [`Fabric`] is a state machine without I/O. Hosts hand it the packets that their channel adapters
-//! send, and take what arrives there; a subnet manager among them brings it up, as it would
-//! hardware. [`Topology`] says what it consists of, [`Fault`] what goes wrong. The binary `ibfab`
-//! puts it behind Linux's own InfiniBand stack.
+//! [`Fabric`] is a state machine without I/O. Hosts pass it the packets that their channel adapters
+//! send, and take the packets that arrive there. One of them runs a subnet manager, which
+//! configures the fabric as it would configure hardware. [`Topology`] lists nodes and cables,
+//! [`Fault`] the faults. The binary `ibfab` connects a fabric to Linux's own InfiniBand stack.
 
 #![forbid(unsafe_code)]
 

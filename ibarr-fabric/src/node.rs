@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 
-//! What a node of the fabric holds: its ports, and the tables that a subnet manager fills.
+//! A node of the running fabric: its ports, and the tables that a subnet manager fills.
 
 use std::collections::BTreeMap;
 
@@ -20,98 +20,98 @@ pub(crate) const GUIDS: u8 = 32;
 pub(crate) const LINEAR_CAP: u16 = 0xc000;
 /// Multicast LIDs that a switch forwards.
 pub(crate) const MULTICAST_CAP: u16 = 1024;
-/// Means no port in a linear forwarding table.
+/// Stands for "no port" in a linear forwarding table.
 pub(crate) const NO_PORT: u8 = 255;
 
-/// A node at work.
+/// A running node.
 #[derive(Debug)]
 pub(crate) struct Node {
     pub(crate) info: NodeInfoWire,
     pub(crate) kind: NodeType,
-    /// Zeros behind the text.
+    /// Padded with zeros.
     pub(crate) description: [u8; 64],
-    /// A host's: what arrives and is not the agent's is handed out.
+    /// Receives the packets that are not for the agent.
     pub(crate) host: Host,
-    /// Of a switch, what makes it one.
+    /// Tables of a switch; `None` for other nodes.
     pub(crate) switch: Option<Box<Switch>>,
-    /// On cables, by number from 1 on.
+    /// Ports with cables, by number from 1 on.
     ports: Vec<Port>,
 }
 
-/// Who is behind a node.
+/// The host behind a node.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub(crate) enum Host {
-    /// Nobody: its agent alone answers.
+    /// None: only the agent answers.
     Absent,
-    /// Somebody who has not come yet, or has gone: its links are down.
+    /// The host has not joined yet, or has left: the links are down.
     Expected,
-    /// Somebody who takes and sends packets.
+    /// The host receives and sends packets.
     Present,
 }
 
-/// What a switch has besides ports on cables.
+/// The parts that only a switch has.
 #[derive(Debug)]
 pub(crate) struct Switch {
     pub(crate) info: SwitchInfoWire,
-    /// Its management port.
+    /// Management port of the switch.
     pub(crate) port_0: Port,
-    /// The port for each LID, as far as it was ever written.
+    /// The port for each LID, up to the last entry that was written.
     pub(crate) linear: Vec<u8>,
-    /// The ports of each group, as a bit each; position p has ports 16p to 16p+15.
+    /// The ports of each group, one bit each; position p has ports 16p to 16p+15.
     pub(crate) multicast: BTreeMap<(u16, u8), MulticastForwardingBlock>,
 }
 
-/// A port at work.
+/// A running port.
 #[derive(Debug)]
 pub(crate) struct Port {
     pub(crate) guid: Guid,
     pub(crate) info: PortInfoWire,
     pub(crate) pkeys: [u16; PKEYS as usize],
     pub(crate) guids: [u64; GUIDS as usize],
-    /// By the port that a packet came in by; of a channel adapter there is only 0.
+    /// By the port at which a packet arrived; a channel adapter has only 0.
     pub(crate) sl_to_vl: BTreeMap<u8, [u8; 8]>,
     /// Blocks 1 to 4.
     pub(crate) vl_arbitration: [[u8; 64]; 4],
     pub(crate) counters: Counters,
     /// The other end of the cable.
     pub(crate) peer: Option<PortId>,
-    /// Told to be, by a subnet manager.
+    /// Disabled by a subnet manager.
     pub(crate) is_disabled: bool,
-    /// Taken out by a fault.
+    /// Disabled by a fault.
     pub(crate) is_broken: bool,
 }
 
-/// What a port has counted (IBA vol. 1 §16.1.3.5).
+/// The counters of a port (IBA vol. 1 §16.1.3.5).
 #[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
 pub struct Counters {
-    /// Words of four bytes that left, checksums not included.
+    /// Sent words of four bytes, without checksums.
     pub sent_words: u64,
-    /// Words that came.
+    /// Received words of four bytes.
     pub received_words: u64,
-    /// Packets that left.
+    /// Sent packets.
     pub sent_packets: u64,
-    /// Packets that came.
+    /// Received packets.
     pub received_packets: u64,
-    /// Of those that left, the multicast.
+    /// Sent multicast packets.
     pub sent_multicast: u64,
-    /// Of those that came, the multicast.
+    /// Received multicast packets.
     pub received_multicast: u64,
-    /// Packets that could not leave.
+    /// Packets that could not be sent.
     pub send_discards: u64,
-    /// Packets that a switch had no way for.
+    /// Packets that a switch had no route for.
     pub relay_errors: u64,
-    /// Packets that left without the partition's permission, and did not.
+    /// Packets dropped on sending because the port is not in their partition.
     pub send_constraint_errors: u64,
-    /// Packets that came without the partition's permission.
+    /// Packets dropped on receiving because the port is not in their partition.
     pub receive_constraint_errors: u64,
-    /// Malformed packets that came.
+    /// Malformed packets received.
     pub receive_errors: u64,
-    /// Times that the link went down.
+    /// How often the link went down.
     pub link_downed: u64,
 }
 
 impl Counters {
-    /// The sum of both.
+    /// The sum of both counters.
     pub(crate) fn plus(&self, other: &Self) -> Self {
         Self {
             sent_words: self.sent_words + other.sent_words,
@@ -183,7 +183,7 @@ impl Node {
         }
     }
 
-    /// Port 0 is a switch's management port.
+    /// The port with this number; 0 is a switch's management port.
     pub(crate) fn port(&self, number: u8) -> Option<&Port> {
         match number.checked_sub(1) {
             Some(index) => self.ports.get(usize::from(index)),
@@ -191,7 +191,7 @@ impl Node {
         }
     }
 
-    /// As [`Node::port`].
+    /// See [`Node::port`].
     pub(crate) fn port_mut(&mut self, number: u8) -> Option<&mut Port> {
         match number.checked_sub(1) {
             Some(index) => self.ports.get_mut(usize::from(index)),
@@ -199,7 +199,7 @@ impl Node {
         }
     }
 
-    /// The ports on cables, with their numbers.
+    /// The ports with cables, with their numbers.
     pub(crate) fn ports(&self) -> impl Iterator<Item = (u8, &Port)> {
         (1..=u8::MAX).zip(&self.ports)
     }
@@ -208,8 +208,8 @@ impl Node {
         self.info.port_count
     }
 
-    /// The port that has the LID and GIDs for what goes in and out by `number`: a switch has one
-    /// for all.
+    /// The number of the port whose LID and GIDs apply to packets through port `number`: a switch
+    /// has one for all.
     pub(crate) fn addressed_port(&self, number: u8) -> u8 {
         if self.switch.is_some() { 0 } else { number }
     }
@@ -257,7 +257,7 @@ impl Port {
         }
     }
 
-    /// As after its node was switched on. What it has counted stays.
+    /// Resets the port to its state after power-on, except for the counters.
     pub(crate) fn reset(&mut self, kind: NodeType) {
         let Self { guid, counters, peer, is_broken, .. } = *self;
         let state = (self.info.state(), self.info.physical_state());
@@ -266,8 +266,8 @@ impl Port {
         self.info.set_physical_state(state.1);
     }
 
-    /// Whether it is in a partition with the holder of `pkey`: one of both at least is a full
-    /// member (IBA vol. 1 §10.9.3).
+    /// Whether the port shares a partition with the holder of `pkey`: at least one of both must be
+    /// a full member (IBA vol. 1 §10.9.3).
     pub(crate) fn shares_partition(&self, pkey: Option<PKey>) -> bool {
         let Some(pkey) = pkey else { return false };
         self.pkeys
@@ -275,13 +275,13 @@ impl Port {
             .any(|&own| own << 1 == pkey.get() << 1 && (own | pkey.get()) & 0x8000 != 0)
     }
 
-    /// Whether it would have a link if the other end had one.
+    /// Whether the link would be up if the other end enabled it.
     pub(crate) fn wants_link(&self) -> bool {
         self.peer.is_some() && !self.is_disabled && !self.is_broken
     }
 }
 
-/// PortInfo of a port that nobody has told anything: 4 lanes of QDR, MTU 4096, 8 virtual lanes.
+/// The PortInfo of an unconfigured port: 4 lanes of QDR, MTU 4096, 8 virtual lanes.
 fn power_on(kind: NodeType) -> PortInfoWire {
     let capabilities = match kind {
         NodeType::Switch => PortInfoWire::HAS_NOTICE | PortInfoWire::HAS_TRAP,
@@ -298,7 +298,7 @@ fn power_on(kind: NodeType) -> PortInfoWire {
         width_supported: 0x03,
         width_active: 0x02,
         speed_supported_state: 0x70,
-        // Polling is what it does when its link goes down.
+        // The port polls when its link goes down.
         physical_default: 0x02,
         speed_active_enabled: 0x47,
         mtu_sm_sl: 0x50,

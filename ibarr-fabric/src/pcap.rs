@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 
-//! Packets as a capture file that Wireshark and tshark decode as InfiniBand: the classic pcap format,
-//! nanoseconds, each packet with the checksums it would have on a cable.
+//! A capture file that Wireshark and tshark decode as InfiniBand: classic pcap format with
+//! nanoseconds; each packet has the checksums that it would have on a cable.
 //!
-//! The link type is 197, `LINKTYPE_ERF`, whose record header says that a packet is InfiniBand's.
-//! There is `LINKTYPE_INFINIBAND`, 247, but Wireshark 4.0 does not know it.
+//! The link type is 197, `LINKTYPE_ERF`, whose record header says that a packet is InfiniBand.
+//! `LINKTYPE_INFINIBAND`, 247, exists, but Wireshark 4.0 does not know it.
 
 use std::time::Duration;
 
@@ -12,7 +12,7 @@ use ibarr_common::wire::packet::{MAX_LEN, icrc, vcrc};
 use zerocopy::network_endian::U16 as Be16;
 use zerocopy::{Immutable, IntoBytes};
 
-/// The bytes that a capture file begins with.
+/// The header of a capture file.
 pub fn file_header() -> Vec<u8> {
     let header = FileHeaderWire {
         magic: NANOSECONDS,
@@ -26,7 +26,7 @@ pub fn file_header() -> Vec<u8> {
     header.as_bytes().to_vec()
 }
 
-/// The bytes of a packet in the file, which starts at its LRH. `since_epoch` is when it was seen.
+/// The record of a packet, which starts at its LRH. `since_epoch` is the time of capture.
 pub fn record(since_epoch: Duration, packet: &[u8]) -> Vec<u8> {
     let icrc = icrc(packet);
     let vcrc = vcrc(packet, icrc);
@@ -51,7 +51,7 @@ pub fn record(since_epoch: Duration, packet: &[u8]) -> Vec<u8> {
     [header.as_bytes(), erf.as_bytes(), packet, &icrc, &vcrc].concat()
 }
 
-/// The host's byte order, which the magic number tells.
+/// In host byte order, which the magic number reveals.
 #[derive(Clone, Copy, Debug, Immutable, IntoBytes)]
 #[repr(C)]
 struct FileHeaderWire {
@@ -77,11 +77,11 @@ struct RecordHeaderWire {
 #[derive(Clone, Copy, Debug, Immutable, IntoBytes)]
 #[repr(C)]
 struct ErfWire {
-    /// 32 bits of seconds, 32 of their fraction, little-endian.
+    /// 32 bits of seconds, 32 bits of their fraction, little-endian.
     time: u64,
     kind: u8,
     flags: u8,
-    /// This header included.
+    /// Length in bytes, with this header.
     record_len: Be16,
     lost: Be16,
     wire_len: Be16,

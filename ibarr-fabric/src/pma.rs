@@ -12,10 +12,10 @@ use zerocopy::{FromBytes, IntoBytes};
 
 use crate::node::{Counters, Node};
 
-/// All ports of a node together.
+/// Port number that selects all ports.
 const ALL_PORTS: u8 = 255;
 
-/// The answer to a MAD that came to general services. `None`: it is not for this agent.
+/// The answer to a MAD to the general services. `None` if it is not for this agent.
 pub(crate) fn handle(node: &mut Node, mad: &[u8]) -> Option<[u8; mad::LEN]> {
     let (header, _) = Header::parse(mad).ok()?;
     let asks = matches!(header.method, Method::GET | Method::SET);
@@ -65,7 +65,7 @@ fn attribute(node: &mut Node, header: &Header, data: &mut [u8]) -> Result<(), St
     Ok(())
 }
 
-/// The counters of a port, or the sum of all.
+/// The counters of a port, or the sum over all ports.
 fn select(node: &Node, number: u8) -> Result<Counters, Status> {
     if number != ALL_PORTS {
         return node.port(number).map(|port| port.counters).ok_or(Status::BAD_FIELD);
@@ -73,7 +73,7 @@ fn select(node: &Node, number: u8) -> Result<Counters, Status> {
     Ok(node.ports().fold(Counters::default(), |sum, (_, port)| sum.plus(&port.counters)))
 }
 
-/// Whatever a Set selects, all of a port's are cleared: that is what it is sent for.
+/// Clears all counters of a port, whatever a Set selects, because senders want that.
 fn clear(node: &mut Node, number: u8) -> Result<(), Status> {
     let numbers = if number == ALL_PORTS { 1..=node.port_count() } else { number..=number };
     for number in numbers {
@@ -82,7 +82,7 @@ fn clear(node: &mut Node, number: u8) -> Result<(), Status> {
     Ok(())
 }
 
-/// They stop at their highest.
+/// Counters stop at their highest value.
 fn narrow(counters: &Counters) -> PortCountersWire {
     let byte = |count: u64| u8::try_from(count).unwrap_or(u8::MAX);
     let short = |count: u64| u16::try_from(count).unwrap_or(u16::MAX).into();

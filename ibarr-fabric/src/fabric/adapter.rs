@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 
-//! What a channel adapter does with a packet: its agents are here, all else is its host's.
+//! Packets at a channel adapter: its agents handle theirs, the host gets all others.
 //!
-//! A subnet manager behind a port answers SMInfo itself. But Linux drops what comes to it by directed
-//! route if it has to be answered by software (`smi_check_local_smp` of drivers/infiniband/core/smi.h
-//! wants the hardware to do that), so such a request is turned into one by LID, and the answer back.
+//! A subnet manager behind a port answers SMInfo itself. But Linux drops a directed-route request
+//! that software has to answer (`smi_check_local_smp` of drivers/infiniband/core/smi.h leaves that
+//! to the hardware). So such a request is turned into a LID-routed one, and its answer back.
 
 use std::collections::VecDeque;
 
@@ -19,11 +19,10 @@ use super::{Arrival, Fabric, answer, is_management, port_id, with_smp};
 use crate::drops::DropReason;
 use crate::topology::PortId;
 
-/// Requests by directed route that wait for the answer of a subnet manager, at most. The oldest
-/// goes.
+/// Limit of directed-route requests that wait for a subnet manager. The oldest one is dropped.
 const MAX_PROXIED: usize = 64;
 
-/// What the answers of subnet managers are to become.
+/// The requests whose answers have to be turned back.
 #[derive(Debug, Default)]
 pub(super) struct ManagerProxy {
     requests: VecDeque<Proxied>,
@@ -33,7 +32,7 @@ pub(super) struct ManagerProxy {
 struct Proxied {
     port: PortId,
     tid: Tid,
-    /// The packet as it came, with the walk of its request done.
+    /// The packet as it arrived, after the walk of its request.
     packet: Vec<u8>,
     smp: Smp,
 }
@@ -98,7 +97,7 @@ impl Fabric {
         }
     }
 
-    /// Sends the answer to a directed-route SMP whose way ended here.
+    /// Sends the answer to a directed-route SMP whose route ended here.
     fn send_back(&mut self, now: Instant, port: PortId, request: &Packet<'_>, smp: &mut Smp) {
         let exit = walk::turn_back(smp);
         let lid = Some(Lid::PERMISSIVE);
@@ -119,7 +118,7 @@ impl Fabric {
         let mut by_lid = smp;
         by_lid.set_directed(false);
         by_lid.forget_route();
-        // Linux answers to no other LID than one that is.
+        // Linux answers only a LID that exists.
         let Some(request) = self.lid_routed(port, packet, &by_lid) else { return };
         if self.proxy.requests.len() >= MAX_PROXIED {
             self.proxy.requests.pop_front();
@@ -134,7 +133,7 @@ impl Fabric {
         self.hand_to_host(port, request);
     }
 
-    /// What waits for a manager that is there no more is the agent's.
+    /// Lets the agent answer requests that wait for a manager which is gone.
     pub(super) fn answer_for_manager(&mut self, now: Instant, port: PortId) {
         if self.has_manager(port) {
             return;
@@ -148,7 +147,7 @@ impl Fabric {
         }
     }
 
-    /// A packet to `port` with an SMP that came by directed route.
+    /// A LID-routed packet to `port` with an SMP that arrived by directed route.
     fn lid_routed(&self, port: PortId, packet: &Packet<'_>, smp: &Smp) -> Option<Vec<u8>> {
         let datagram = Datagram {
             vl: packet.vl,
@@ -167,7 +166,7 @@ impl Fabric {
         Some(bytes)
     }
 
-    /// What a host sends.
+    /// Sends a packet of a host.
     pub(super) fn host_sends(&mut self, now: Instant, port: PortId, bytes: &[u8]) {
         if !self.is_hosted(port.node) {
             return self.drop(DropReason::NoHost);
@@ -191,7 +190,7 @@ impl Fabric {
             _ => return self.drop(DropReason::SourceLid),
         }
         if packet.dlid.is_multicast() {
-            // Its own members may be among those who want it; the host knows.
+            // The host itself may be a member of the group; it decides.
             self.loop_back(now, port, bytes.to_vec());
         } else if self.is_own_lid(port, packet.dlid) {
             return self.loop_back(now, port, bytes.to_vec());
@@ -251,7 +250,7 @@ impl Fabric {
         }
     }
 
-    /// Makes a manager's answer by LID the answer to the request by directed route.
+    /// Turns a manager's LID-routed answer into the answer to the directed-route request.
     fn answer_proxied(&mut self, now: Instant, port: PortId, proxied: &Proxied, answer: &Smp) {
         let mut smp = proxied.smp;
         *smp.data_mut() = *answer.data();
@@ -262,8 +261,8 @@ impl Fabric {
     }
 }
 
-/// Whether the agent of a channel adapter takes it, and not a subnet manager behind. The agent sends
-/// no traps, so what answers one is the manager's.
+/// Whether the agent of a channel adapter handles the SMP, and not a subnet manager behind it. The
+/// agent sends no traps, so an answer to a trap is for the manager.
 fn is_for_agent(smp: &Smp) -> bool {
     matches!(smp.method(), Method::GET | Method::SET) && smp.attribute() != SM_INFO
 }

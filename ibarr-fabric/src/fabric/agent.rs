@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 
-//! The agents of a node, and what their work does to the fabric.
+//! The agents of a node, and the effects of their requests on the fabric.
 
 use ibarr_common::Instant;
 use ibarr_common::ib::{Lid, Qpn};
@@ -15,8 +15,8 @@ use crate::sma::{self, Effect, LinkCommand};
 use crate::topology::{NodeId, PortId};
 
 impl Fabric {
-    /// Has the agent of `node` answer `smp`, which came in by port `entry`. `false`: there is no
-    /// answer.
+    /// Makes the agent of `node` answer `smp`, which arrived at port `entry`. `false` if there is
+    /// no answer.
     pub(super) fn ask_agent(&mut self, node: NodeId, entry: u8, smp: &mut Smp) -> bool {
         let Some(at) = self.node_mut(node) else { return false };
         let Ok(effect) = sma::handle(at, entry, smp) else {
@@ -35,7 +35,7 @@ impl Fabric {
         true
     }
 
-    /// Answers a LID-routed SMP to the node of `port`, and sends the answer there.
+    /// Answers a LID-routed SMP to the node of `port`.
     pub(super) fn answer_lid_routed(
         &mut self,
         now: Instant,
@@ -60,14 +60,14 @@ impl Fabric {
         }
     }
 
-    /// What goes to the general services of a switch or router.
+    /// Handles a packet to the general services of a switch or router.
     pub(super) fn arrive_at_services(&mut self, now: Instant, port: PortId, packet: &Packet<'_>) {
         if packet.destination != Qpn::GSI || !self.answer_counters(now, port, packet) {
             self.drop(DropReason::NoAgent);
         }
     }
 
-    /// Answers a request for counters. `false`: it is none.
+    /// Answers a request for counters. `false` if it is another request.
     pub(super) fn answer_counters(
         &mut self,
         now: Instant,
@@ -78,7 +78,7 @@ impl Fabric {
         let Some(mad) = pma::handle(node, packet.payload) else { return false };
         let lid = self.own_lid(port);
         if let Some(answer) = answer(packet, packet.slid, &mad, lid) {
-            // Whoever asks its own counters gets them without a wire.
+            // A node that reads its own counters gets them without a link.
             if packet.slid.is_some_and(|slid| self.is_own_lid(port, slid)) {
                 self.hand_to_host(port, answer);
             } else {
@@ -88,13 +88,13 @@ impl Fabric {
         true
     }
 
-    /// The LID that what leaves by `port` comes from.
+    /// The source LID of packets that the node sends through `port`.
     pub(super) fn own_lid(&self, port: PortId) -> Option<Lid> {
         let node = self.node(port.node)?;
         node.port(node.addressed_port(port.number.get()))?.info.lid()
     }
 
-    /// Whether `lid` is that of the node behind `port`.
+    /// Whether the node behind `port` has this LID.
     pub(super) fn is_own_lid(&self, port: PortId, lid: Lid) -> bool {
         let node = self.node(port.node);
         let port = node.and_then(|node| node.port(node.addressed_port(port.number.get())));

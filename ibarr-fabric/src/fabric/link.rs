@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 
-//! Links: what crosses them, what they do to it, and whether they are up.
+//! Links: the packets that cross them, their faults, and their state.
 
 use std::time::Duration;
 
@@ -20,18 +20,18 @@ use crate::fault::{Fault, LinkFault};
 use crate::node::{Host, Port};
 use crate::topology::{self, NodeId, PortId};
 
-/// What software behind a port decides of PortInfo:CapabilityMask: that a subnet manager, a
-/// connection manager, a device manager is there.
+/// The bits of PortInfo:CapabilityMask that software behind a port sets: for a subnet manager, a
+/// connection manager and a device manager.
 const SOFTWARE_CAPABILITIES: u32 = PortInfoWire::IS_SM | 1 << 16 | 1 << 19;
 
 impl Fabric {
-    /// Sends a packet that begins its way here.
+    /// Sends a packet over its first link.
     pub(super) fn send_first(&mut self, now: Instant, from: PortId, packet: Vec<u8>) {
         self.send(now, from, packet, MAX_HOPS);
     }
 
-    /// Sends a packet over the link of `from`. `hops` are the links that it may cross, this one
-    /// included.
+    /// Sends a packet over the link of `from`. `hops` is the number of links that it may cross,
+    /// including this one.
     pub(super) fn send(&mut self, now: Instant, from: PortId, packet: Vec<u8>, hops: u8) {
         let Some(hops) = hops.checked_sub(1) else { return self.drop(DropReason::HopLimit) };
         let parsed = match Packet::parse(&packet) {
@@ -66,7 +66,7 @@ impl Fabric {
         self.schedule(now + after, arrival);
     }
 
-    /// Brings a packet to a port of the node that it is at.
+    /// Delivers a packet to a port of its own node.
     pub(super) fn loop_back(&mut self, now: Instant, port: PortId, packet: Vec<u8>) {
         self.schedule(now, Arrival { port, packet, hops: MAX_HOPS, crossed: false });
     }
@@ -107,7 +107,7 @@ impl Fabric {
         Ok(())
     }
 
-    /// Counts what comes over the link of `port`. `false`: it goes no further.
+    /// Counts a packet that arrives over the link of `port`. `false` if it is dropped.
     pub(super) fn receive(
         &mut self,
         now: Instant,
@@ -140,7 +140,7 @@ impl Fabric {
     fn may_enter(&self, at: PortId, packet: &Packet<'_>) -> Result<(), DropReason> {
         let node = self.node(at.node).ok_or(DropReason::LinkDown)?;
         let port = node.port(at.number.get()).ok_or(DropReason::LinkDown)?;
-        // It may have gone down while the packet was on its way.
+        // The link may have gone down while the packet was in flight.
         if !is_up(port) {
             return Err(DropReason::LinkDown);
         }
@@ -166,7 +166,7 @@ impl Fabric {
         (is_management(packet) || administration) && self.cut_off.contains(&port)
     }
 
-    /// Of a link, which is known by the lower of its ports.
+    /// A link is identified by the lower one of its ports.
     fn link_fault(&self, port: PortId) -> LinkFault {
         self.faults.get(&self.link_of(port)).copied().unwrap_or_default()
     }
@@ -180,7 +180,7 @@ impl Fabric {
         if jitter == 0 {
             return fault.delay;
         }
-        // The remainder favours nobody that a fault is made for.
+        // The bias of the remainder is far too small to notice.
         fault.delay + Duration::from_nanos(self.rng.next_u64() % jitter)
     }
 
@@ -220,7 +220,7 @@ impl Fabric {
     }
 
     pub(super) fn attach(&mut self, node: NodeId) {
-        // Whoever was there before is gone: the links go down and up.
+        // An earlier host is gone: the links go down and up.
         self.set_host(node, Host::Expected);
         self.power_on(node);
         self.set_host(node, Host::Present);
@@ -243,7 +243,7 @@ impl Fabric {
         self.update_links(node);
     }
 
-    /// Forgets what a subnet manager said.
+    /// Resets all that a subnet manager has set.
     fn power_on(&mut self, node: NodeId) {
         if let Some(node) = self.node_mut(node) {
             let kind = node.kind;
@@ -283,7 +283,7 @@ impl Fabric {
         }
     }
 
-    /// A link goes down, and up again if nothing keeps it.
+    /// Takes a link down, and up again unless something prevents it.
     pub(super) fn retrain(&mut self, port: PortId) {
         self.set_disabled(port, true);
         self.set_disabled(port, false);
@@ -297,7 +297,7 @@ impl Fabric {
         self.update_link(at);
     }
 
-    /// A link is up if both ends want it, and both their nodes are there.
+    /// A link is up if both ends enable it, and both nodes are on.
     pub(super) fn update_link(&mut self, one: PortId) {
         let Some(other) = self.topology.peer(one) else { return };
         let up = [one, other].iter().all(|&port| self.wants_link(port));
@@ -316,13 +316,13 @@ impl Fabric {
             if was_up == up {
                 continue;
             }
-            // That a host comes to a link which nobody has used is no error of the link.
+            // A host that joins a link which was never used causes no link error.
             let was_used = port.info.state() > PortState::Initialize;
             port.counters.link_downed += u64::from(!up && was_used);
             port.info.set_state(if up { PortState::Initialize } else { PortState::Down });
             if let Some(switch) = &mut node.switch {
                 switch.info.life_time |= SwitchInfoWire::PORT_STATE_CHANGE;
-                // Without a manager there is nobody to tell, and who is off tells nobody.
+                // Without a manager there is no receiver, and a node that is off sends nothing.
                 if switch.port_0.info.sm_lid().is_some() && !is_broken {
                     let now = self.now;
                     self.traps.add(now, end.node);
@@ -339,7 +339,7 @@ impl Fabric {
             && node.port(port.number.get()).is_some_and(Port::wants_link)
     }
 
-    /// Marks what a host is to be told of the port `number`.
+    /// Notes that the host has to be told about the port `number`.
     pub(super) fn mark_changed(&mut self, node: NodeId, number: u8, reregister: bool) {
         if let Some(port) = port_id(node, number) {
             self.changed.entry(port).or_default().reregister |= reregister;

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 
-//! The fabric at work: packets from port to port.
+//! The running fabric: moves packets from port to port.
 //!
-//! A packet on its way is an arrival at a port, some time from now. Each arrival is looked at by its
-//! node (`switch`, `adapter`, `router`), which may bring arrivals at the next ones, or hand it to a
-//! host. Without faults all happens at once, in the order of sending.
+//! A packet in flight is an arrival at a port, at some time. The node of the port handles each
+//! arrival (`switch`, `adapter`, `router`): it may cause arrivals at other ports, or deliver the
+//! packet to a host. Without faults all happens at once, in the order of sending.
 
 mod adapter;
 mod agent;
@@ -31,29 +31,29 @@ use crate::fault::{Fault, LinkFault};
 use crate::node::{Counters, Host, Node};
 use crate::topology::{NodeId, PortId, Topology};
 
-/// Packets on their way, at most. What is sent when there are more is dropped.
+/// Limit of packets in flight. Further packets are dropped.
 pub const MAX_IN_FLIGHT: usize = 4096;
 
-/// Packets that wait for the host of a port, at most.
+/// Limit of packets in the queue for the host of a port.
 pub const MAX_QUEUED: usize = 1024;
 
-/// Links that a packet crosses, at most: InfiniBand's own limit of a directed route.
+/// Limit of links that a packet crosses: InfiniBand's own limit of a directed route.
 const MAX_HOPS: u8 = 64;
 
-/// A fabric.
+/// A running fabric.
 ///
-/// After each `handle_…` call the `poll_…` functions are to be called until they have nothing more.
-/// The same history gives the same bytes.
+/// After each `handle_…` call, the caller must call the `poll_…` functions until they return
+/// nothing. The same history gives the same bytes.
 #[derive(Debug)]
 pub struct Fabric {
     topology: Topology,
     nodes: Vec<Node>,
-    /// By the GUID of ports of channel adapters and routers.
+    /// By the port GUIDs of channel adapters and routers.
     by_guid: BTreeMap<Guid, PortId>,
     in_flight: BTreeMap<(Instant, u64), Arrival>,
-    /// Packets sent so far: what is due at one time arrives in the order of sending.
+    /// Number of packets sent: packets due at the same time arrive in the order of sending.
     sent: u64,
-    /// For hosts.
+    /// Packets for hosts.
     queue: VecDeque<(PortId, Vec<u8>)>,
     queued: BTreeMap<PortId, usize>,
     changed: BTreeMap<PortId, Change>,
@@ -68,65 +68,66 @@ pub struct Fabric {
     rng: ChaCha8Rng,
 }
 
-/// What a host does, or whoever governs the fabric.
+/// An action of a host, or a change of the fabric.
 #[derive(Clone, Copy, Debug)]
 pub enum Input<'a> {
-    /// A host sends, through a port of its channel adapter.
+    /// A host sends a packet through a port of its channel adapter.
     Packet {
-        /// The port.
+        /// The port of the channel adapter.
         port: PortId,
-        /// From LRH to payload.
+        /// The bytes from LRH to payload.
         packet: &'a [u8],
     },
-    /// What the software behind a port offers, of PortInfo:CapabilityMask.
+    /// The software behind a port has changed its PortInfo:CapabilityMask.
     Capabilities {
         /// The port.
         port: PortId,
-        /// All bits; those that are not software's are ignored.
+        /// The whole mask; bits that software does not set are ignored.
         mask: u32,
     },
-    /// A host comes: from now on it gets what arrives at its channel adapter. Other nodes have none.
+    /// A host joins: from now on it gets the packets that arrive at its channel adapter. Only
+    /// channel adapters have hosts.
     Attach(NodeId),
-    /// A host goes, and the links of its channel adapter go down.
+    /// A host leaves, and the links of its channel adapter go down.
     Detach(NodeId),
-    /// Something breaks, or heals.
+    /// A fault begins or ends.
     Fault(Fault),
 }
 
-/// What happened.
+/// An event for a host.
 #[derive(Clone, Debug, Eq, PartialEq)]
 pub enum Event {
-    /// A port of a host is not as it was.
+    /// The state of a host's port has changed.
     Port {
         /// The port.
         port: PortId,
-        /// How it is now.
+        /// Its new state.
         config: PortConfig,
-        /// Clients are to register anew with the subnet administrator.
+        /// Clients have to register anew with the subnet administrator.
         reregister: bool,
     },
 }
 
-/// What a subnet manager made of a port.
+/// The state that a subnet manager has given a port.
 #[derive(Clone, Debug, Eq, PartialEq)]
 pub struct PortConfig {
-    /// What it lets pass.
+    /// Logical state: which packets pass.
     pub state: PortState,
-    /// What its hardware does.
+    /// Physical state of the link.
     pub physical_state: PhysicalState,
-    /// Upper half of its GIDs.
+    /// Upper half of the port's GIDs.
     pub gid_prefix: SubnetPrefix,
-    /// Its own.
+    /// LID of the port.
     pub lid: Option<Lid>,
-    /// Lower bits of the LID that do not count.
+    /// LMC: how many low bits of the LID the port ignores.
     pub lmc: u8,
-    /// Where the subnet manager is.
+    /// LID of the subnet manager.
     pub sm_lid: Option<Lid>,
-    /// And how it is reached.
+    /// Service level of packets to the subnet manager.
     pub sm_sl: Sl,
     /// Code of the MTU, 1 to 5.
     pub mtu: u8,
-    /// How long an answer may be on its way, as a power of two.
+    /// PortInfo:SubnetTimeOut: 4.096 µs × 2ⁿ for an answer.
     pub subnet_timeout: u8,
     /// PortInfo:LinkWidthActive.
     pub width: u8,
@@ -143,11 +144,11 @@ pub struct PortConfig {
 /// A packet that has crossed a link.
 #[derive(Clone, Debug, Eq, PartialEq)]
 pub struct Crossing {
-    /// When it arrived.
+    /// Time of arrival.
     pub at: Instant,
-    /// Where.
+    /// The port at which it arrived.
     pub port: PortId,
-    /// From LRH to payload.
+    /// The bytes from LRH to payload.
     pub packet: Vec<u8>,
 }
 
@@ -155,9 +156,9 @@ pub struct Crossing {
 struct Arrival {
     port: PortId,
     packet: Vec<u8>,
-    /// Links that it may still cross.
+    /// Number of links that it may still cross.
     hops: u8,
-    /// It came over the link; else from the port's own node.
+    /// Whether it came over the link; otherwise it is from the port's own node.
     crossed: bool,
 }
 
@@ -167,8 +168,8 @@ struct Change {
 }
 
 impl Fabric {
-    /// A fabric in which all is switched on and no subnet manager has been. `seed` decides what
-    /// faults do.
+    /// A fabric with all nodes on, which no subnet manager has configured. `seed` determines the
+    /// effects of faults.
     pub fn new(topology: Topology, seed: u64) -> Self {
         let nodes: Vec<_> =
             topology.nodes().map(|(id, node)| Node::new(&topology, id, node)).collect();
@@ -202,12 +203,12 @@ impl Fabric {
         this
     }
 
-    /// What it consists of.
+    /// The nodes and cables.
     pub fn topology(&self) -> &Topology {
         &self.topology
     }
 
-    /// Takes in what happens, and lets happen what is due.
+    /// Handles an input, and all that is due.
     pub fn handle_input(&mut self, now: Instant, input: Input<'_>) {
         self.now = now;
         match input {
@@ -224,7 +225,7 @@ impl Fabric {
         self.handle_timeout(now);
     }
 
-    /// Lets happen what is due.
+    /// Handles all that is due.
     pub fn handle_timeout(&mut self, now: Instant) {
         self.now = now;
         self.send_traps(now);
@@ -237,13 +238,13 @@ impl Fabric {
         }
     }
 
-    /// When [`Fabric::handle_timeout`] is to be called.
+    /// When [`Fabric::handle_timeout`] is due.
     pub fn poll_timeout(&self) -> Option<Instant> {
         let arrival = self.in_flight.first_key_value().map(|((at, _), _)| *at);
         arrival.into_iter().chain(self.traps.poll_timeout()).min()
     }
 
-    /// A packet for the host of a port.
+    /// The next packet for the host of a port.
     pub fn poll_transmit(&mut self) -> Option<(PortId, Vec<u8>)> {
         let (port, packet) = self.queue.pop_front()?;
         if let Some(queued) = self.queued.get_mut(&port) {
@@ -252,8 +253,8 @@ impl Fabric {
         Some((port, packet))
     }
 
-    /// What happened. To be polled before [`Fabric::poll_transmit`], so that a host has what a
-    /// subnet manager told its port before the manager's next packet.
+    /// The next event. Call it before [`Fabric::poll_transmit`], so that a host knows the state
+    /// that a subnet manager has set before it gets the manager's next packet.
     pub fn poll_event(&mut self) -> Option<Event> {
         while let Some((port, change)) = self.changed.pop_first() {
             if self.is_hosted(port.node)
@@ -265,23 +266,23 @@ impl Fabric {
         None
     }
 
-    /// Starts or ends writing down what crosses links, at most [`MAX_QUEUED`] packets between two
+    /// Starts or stops capturing packets that cross links, at most [`MAX_QUEUED`] between two
     /// polls; later ones are left out.
     pub fn set_capture(&mut self, on: bool) {
         self.capture = on.then(VecDeque::new);
     }
 
-    /// A packet that has crossed a link.
+    /// The next captured packet.
     pub fn poll_capture(&mut self) -> Option<Crossing> {
         self.capture.as_mut()?.pop_front()
     }
 
-    /// Packets that went no further.
+    /// Counts of dropped packets.
     pub fn drops(&self) -> &Drops {
         &self.drops
     }
 
-    /// What a port has counted. `None`: there is no such port.
+    /// The counters of a port. `None` if there is no such port.
     pub fn counters(&self, port: PortId) -> Option<Counters> {
         self.node(port.node)?.port(port.number.get()).map(|port| port.counters)
     }
@@ -291,7 +292,7 @@ impl Fabric {
         self.node(node)?.switch.as_ref()?.port_0.info.lid()
     }
 
-    /// What a subnet manager made of a port. `None`: there is no such port.
+    /// The state that a subnet manager has given a port. `None` if there is no such port.
     pub fn port_config(&self, port: PortId) -> Option<PortConfig> {
         let port = self.node(port.node)?.port(port.number.get())?;
         let info = &port.info;
@@ -315,7 +316,7 @@ impl Fabric {
         })
     }
 
-    /// What the agent behind a port says of `attribute`. `None`: it does not know it.
+    /// The value of `attribute` at the agent behind a port. `None` if the agent does not know it.
     pub fn attribute(
         &mut self,
         port: PortId,
@@ -348,7 +349,7 @@ impl Fabric {
         self.drops.count(reason);
     }
 
-    /// What arrives at a port is looked at by its node.
+    /// Passes an arrival to the node of the port.
     fn arrive(&mut self, now: Instant, arrival: &Arrival) {
         let port = arrival.port;
         let parsed = match Packet::parse(&arrival.packet) {
@@ -371,7 +372,7 @@ impl Fabric {
         }
     }
 
-    /// Hands a packet to the host of a port.
+    /// Queues a packet for the host of a port.
     fn hand_to_host(&mut self, port: PortId, packet: Vec<u8>) {
         match self.node(port.node).map(|node| node.host) {
             Some(Host::Present) => {}
@@ -393,27 +394,27 @@ impl Fabric {
         }
     }
 
-    /// Of a million, `share` are true.
+    /// True for `share` in a million.
     fn chance(&mut self, share: u32) -> bool {
-        // The remainder favours nobody by more than 1 in 4000.
+        // The remainder's bias is below 1 in 4000.
         share != 0 && self.rng.next_u32() % 1_000_000 < share
     }
 }
 
-/// The subnet management lane.
+/// The virtual lane of subnet management.
 const MANAGEMENT_LANE: u8 = 15;
 
-/// Whether it is a subnet management packet, or claims to be.
+/// Whether the packet is subnet management, or claims to be.
 fn is_management(packet: &Packet<'_>) -> bool {
     packet.destination == Qpn::SMI
 }
 
-/// A port by its number. `None` for 0, a switch's management port.
+/// The port with this number. `None` for 0, a switch's management port.
 fn port_id(node: NodeId, number: u8) -> Option<PortId> {
     PortNum::new(number).map(|number| PortId { node, number })
 }
 
-/// A packet to `to` that answers `request` with `mad`, from `lid`.
+/// A packet to `to` with the answer `mad` to `request`, from `lid`.
 fn answer(request: &Packet<'_>, to: Option<Lid>, mad: &[u8], lid: Option<Lid>) -> Option<Vec<u8>> {
     let is_smp = is_management(request);
     let grh = request.grh.map(|grh| packet::GrhWire::new(grh.dgid, grh.sgid, 255));
@@ -434,7 +435,7 @@ fn answer(request: &Packet<'_>, to: Option<Lid>, mad: &[u8], lid: Option<Lid>) -
     Some(bytes)
 }
 
-/// The packet with another SMP in it.
+/// The same packet with another SMP.
 fn with_smp(bytes: &[u8], packet: &Packet<'_>, smp: &Smp) -> Vec<u8> {
     let mut bytes = bytes.to_vec();
     let payload = bytes.iter_mut().skip(packet.payload_at());

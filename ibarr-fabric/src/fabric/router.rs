@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 
-//! What a router does with a packet: agents as a channel adapter has them, and a way from subnet to
-//! subnet for what has a global route header (IBA vol. 1 §19.2).
+//! Packets at a router: it has the agents of a channel adapter, and forwards packets with a global
+//! route header to another subnet (IBA vol. 1 §19.2).
 //!
-//! A real router asks the subnet administrator beyond for the LID of a GID. Ours looks it up.
+//! A real router asks the subnet administrator of the other subnet for the LID of a GID. This one
+//! looks it up.
 
 use ibarr_common::Instant;
 use ibarr_common::ib::{Gid, Lid, Qpn};
@@ -43,7 +44,7 @@ impl Fabric {
         self.send(now, exit, bytes, arrival.hops);
     }
 
-    /// The port of the router that the subnet of `gid` is behind, its LID there, and that of `gid`.
+    /// The router's port to the subnet of `gid`, the LID of that port, and the LID of `gid`.
     fn way_to(&self, router: PortId, gid: Gid) -> Option<(PortId, Lid, Lid)> {
         let node = self.node(router.node)?;
         let prefix = gid.subnet_prefix();

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 
-//! What a switch does with a packet.
+//! Packets at a switch.
 
 use ibarr_common::Instant;
 use ibarr_common::ib::Lid;
@@ -65,7 +65,7 @@ impl Fabric {
         }
     }
 
-    /// Multicast leaves by every port that leads to members, but not by the one it came in by.
+    /// Sends multicast through every port that leads to members, except the one it arrived at.
     fn replicate(&mut self, now: Instant, arrival: &Arrival, packet: &Packet<'_>) {
         let PortId { node, number } = arrival.port;
         let Some(at) = self.node(node) else { return };

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 
 //! Traps: a switch tells the subnet manager that the state of a port has changed (IBA vol. 1
-//! §14.3.4, trap 128), and again until it is heard. Without, a manager would find out at its next
-//! sweep.
+//! §14.3.4, trap 128), and repeats this until the manager answers. Without traps, a manager would
+//! notice only at its next sweep.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -17,15 +17,15 @@ use zerocopy::IntoBytes as _;
 use super::{Fabric, MANAGEMENT_LANE, port_id};
 use crate::topology::NodeId;
 
-/// Between two of the same trap.
+/// Interval between repetitions of a trap.
 const INTERVAL: Duration = Duration::from_secs(1);
 
-/// Times that a trap is sent, if nobody hears it.
+/// How often an unanswered trap is sent.
 const SENDS: u8 = 5;
 
 const LINK_STATE_CHANGE: u16 = 128;
 
-/// Traps that are to be sent, one for a switch at most.
+/// Traps to be sent, at most one per switch.
 #[derive(Debug, Default)]
 pub(super) struct Traps {
     by_node: BTreeMap<NodeId, Trap>,
@@ -40,14 +40,14 @@ struct Trap {
 }
 
 impl Traps {
-    /// The state of a port of `node` has changed.
+    /// Starts a trap: the state of a port of `node` has changed.
     pub(super) fn add(&mut self, now: Instant, node: NodeId) {
         self.last += 1;
         let tid = Tid::new(self.last);
         self.by_node.insert(node, Trap { tid, due: now, left: SENDS });
     }
 
-    /// The manager has heard the trap `tid` of `node`. `false`: it is another's.
+    /// Ends the trap `tid` of `node`, which the manager has answered. `false` if it has another id.
     pub(super) fn repress(&mut self, node: NodeId, tid: Tid) -> bool {
         let is_it = self.by_node.get(&node).is_some_and(|trap| trap.tid == tid);
         if is_it {
@@ -60,7 +60,7 @@ impl Traps {
         self.by_node.values().map(|trap| trap.due).min()
     }
 
-    /// A trap that is due; it is as good as sent.
+    /// Takes a trap that is due, and counts it as sent.
     fn take_due(&mut self, now: Instant) -> Option<(NodeId, Tid)> {
         let (&node, trap) = self.by_node.iter_mut().find(|(_, trap)| trap.due <= now)?;
         trap.due = now + INTERVAL;
@@ -76,7 +76,7 @@ impl Traps {
 impl Fabric {
     pub(super) fn send_traps(&mut self, now: Instant) {
         while let Some((node, tid)) = self.traps.take_due(now) {
-            // It may have been switched off since.
+            // The node may have been switched off meanwhile.
             let _ = self.send_trap(now, node, tid);
         }
     }

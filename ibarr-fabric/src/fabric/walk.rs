@@ -6,19 +6,19 @@ use ibarr_common::wire::smp::Smp;
 
 use crate::drops::DropReason;
 
-/// What a node does with a directed-route SMP that came in by one of its ports.
+/// The next step of a directed-route SMP that arrived at a port of a node.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub(super) enum Step {
-    /// Sends it on by this port.
+    /// Forward it through this port.
     Forward(u8),
-    /// Answers it: here its way ends.
+    /// Answer it: its route ends here.
     Answer,
-    /// Hands it to the subnet manager behind: the answer is back.
+    /// Deliver it to the subnet manager behind the port: the answer is back.
     Deliver,
 }
 
-/// The step of `smp` at a node that it entered by `entry`, with its hop pointer moved on. Only
-/// switches send it on.
+/// The step of `smp` at a node that it entered by `entry`; advances its hop pointer. Only switches
+/// forward it.
 pub(super) fn arrive(smp: &mut Smp, entry: u8, is_switch: bool) -> Result<Step, DropReason> {
     if smp.has_lid_routed_part() {
         return Err(DropReason::MixedRoute);
@@ -50,18 +50,18 @@ pub(super) fn arrive(smp: &mut Smp, entry: u8, is_switch: bool) -> Result<Step, 
     }
 }
 
-/// The port by which the answer leaves the node where the way of its request ended. The answer's
-/// hop pointer is moved on.
+/// The port through which the answer leaves the node at which the request's route ended. Advances
+/// the answer's hop pointer.
 pub(super) fn turn_back(smp: &mut Smp) -> u8 {
     let count = smp.hop_count();
     smp.set_hop_pointer(count);
     smp.entry(count)
 }
 
-/// The step of `smp` that the host behind `port` sends.
+/// The step of an `smp` that the host behind `port` sends.
 ///
-/// Linux has already made the first one (`smi_handle_dr_smp_send` in
-/// drivers/infiniband/core/smi.c); others may leave it to hardware.
+/// Linux has already made the first step (`smi_handle_dr_smp_send` in
+/// drivers/infiniband/core/smi.c); other hosts may leave it to hardware.
 pub(super) fn depart(smp: &mut Smp, port: u8) -> Result<Step, DropReason> {
     if smp.has_lid_routed_part() {
         return Err(DropReason::MixedRoute);

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 
-//! A stand-in for a subnet administrator: answers Get of PathRecord and ClassPortInfo as OpenSM 3.3
-//! does, and misbehaves when told to. No I/O, no clock.
+//! A stand-in for a subnet administrator: answers Get of PathRecord and ClassPortInfo like OpenSM
+//! 3.3, and misbehaves on demand. It has no I/O and no clock.
 //!
-//! It is for tests of those who ask. That it is no kinder than OpenSM is held against bytes that
-//! OpenSM sent (`tests/sa.rs`).
+//! It is for tests of SA clients. Its answers are compared with bytes that OpenSM sent
+//! (`tests/sa.rs`), so that it is no kinder than OpenSM.
 
 mod subnet;
 
@@ -22,16 +22,16 @@ use ibarr_common::wire::sa::{Answer, Question, Refusal, Request};
 use rand_chacha::ChaCha8Rng;
 use rand_core::{Rng as _, SeedableRng as _};
 
-/// Answers that are held back, at most. What is asked when there are more gets none.
+/// Limit of pending answers. Further questions get no answer.
 pub const MAX_PENDING: usize = 8192;
 
-/// Subscriptions to traps, at most.
+/// Limit of subscriptions to traps.
 pub const MAX_SUBSCRIPTIONS: usize = 8192;
 
-/// A subnet administrator that does what it is told.
+/// A subnet administrator with configurable behaviour.
 ///
-/// After each `handle_…` call [`StandIn::poll_transmit`] is to be called until it has nothing more.
-/// The same history gives the same bytes.
+/// After each `handle_…` call, the caller must call [`StandIn::poll_transmit`] until it returns
+/// nothing. The same history gives the same bytes.
 #[derive(Debug)]
 pub struct StandIn {
     subnet: Subnet,
@@ -46,66 +46,66 @@ pub struct StandIn {
     now: Instant,
 }
 
-/// Who asks: whatever the caller tells its clients apart by.
+/// Identifies a client; the caller chooses the numbers.
 #[derive(Clone, Copy, Debug, Eq, Hash, Ord, PartialEq, PartialOrd)]
 pub struct ClientId(pub u64);
 
-/// An answer.
+/// An answer or report.
 #[derive(Clone, Copy, Debug)]
 pub struct Reply {
-    /// Who asked.
+    /// The receiver.
     pub to: ClientId,
-    /// The LID that it comes from.
+    /// LID of the sender.
     pub from: Lid,
-    /// The answer.
+    /// The MAD.
     pub mad: Mad,
 }
 
-/// How it treats those who ask. What has a count goes for that many questions, from the next on; one
-/// question spends one of each.
+/// How the SA treats questions. Counts apply to that many questions, from the next one on; one
+/// question uses up one of each.
 #[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
 pub struct Behaviour {
-    /// Says nothing, as OpenSM does while it is stopped, standby or overloaded.
+    /// The SA says nothing, like OpenSM when it is stopped, standby or overloaded.
     pub silent: bool,
-    /// So many questions are lost.
+    /// Number of questions that are lost.
     pub lose: u32,
-    /// So many get BUSY.
+    /// Number of questions answered with BUSY.
     pub busy: u32,
-    /// So many are sent to somebody else, without saying to whom.
+    /// Number of questions that are redirected, without saying where to.
     pub redirect: u32,
-    /// So many get an answer to another transaction.
+    /// Number of answers with a wrong transaction id.
     pub wrong_tid: u32,
-    /// So many get their answer twice.
+    /// Number of answers that are sent twice.
     pub repeat: u32,
-    /// How long each answer takes.
+    /// Delay of each answer.
     pub delay: Duration,
-    /// And up to so much longer, each by itself.
+    /// Largest random additional delay of an answer.
     pub jitter: Duration,
-    /// It announces quality of service, and takes SERVICE_ID into account.
+    /// The SA announces quality of service, and respects SERVICE_ID.
     pub has_qos: bool,
 }
 
-/// What it has been asked, and what became of that.
+/// Counts of questions and their outcomes.
 #[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
 pub struct Counts {
-    /// Questions for it, malformed ones included.
+    /// Questions to the SA, including malformed ones.
     pub asked: u64,
-    /// Those with a path or a ClassPortInfo for answer.
+    /// Questions answered with a path or a ClassPortInfo.
     pub answered: u64,
-    /// Those refused.
+    /// Questions that were refused.
     pub refused: u64,
-    /// Those without an answer: it was silent, lost them, or had too many.
+    /// Questions without an answer: the SA was silent, lost them, or had too many.
     pub unanswered: u64,
-    /// Reports of it that were answered.
+    /// Reports that were acknowledged.
     pub reports_answered: u64,
-    /// Those that are none.
+    /// Malformed questions.
     pub malformed: u64,
-    /// Questions to a LID that it does not have.
+    /// Questions to a LID that the SA does not have.
     pub misdirected: u64,
 }
 
 impl StandIn {
-    /// For `subnet`, reached at `lid`. `seed` decides what is random.
+    /// An SA for `subnet`, at `lid`. `seed` determines random delays.
     pub fn new(subnet: Subnet, lid: Lid, seed: u64) -> Self {
         Self {
             subnet,
@@ -121,23 +121,23 @@ impl StandIn {
         }
     }
 
-    /// What it knows.
+    /// The subnet that it administers.
     pub fn subnet(&self) -> &Subnet {
         &self.subnet
     }
 
-    /// What it knows, to be changed: a port that moves, a route that goes.
+    /// The subnet, to be changed: for example a port moves, or a route is removed.
     pub fn subnet_mut(&mut self) -> &mut Subnet {
         &mut self.subnet
     }
 
-    /// How it treats those who ask.
+    /// The behaviour, to be changed.
     pub fn behaviour_mut(&mut self) -> &mut Behaviour {
         &mut self.behaviour
     }
 
-    /// It moves to another port, as when another subnet manager takes over; `None`: there is none.
-    /// What it has been asked at the old one is not answered.
+    /// Moves the SA to another port, as when another subnet manager takes over; `None` removes it.
+    /// Pending questions at the old port get no answer.
     pub fn move_to(&mut self, lid: Option<Lid>) {
         self.counts.unanswered += self.pending.len() as u64;
         self.pending.clear();
@@ -145,18 +145,18 @@ impl StandIn {
         self.lid = lid;
     }
 
-    /// Who is to be told of what.
+    /// All subscriptions.
     pub fn subscribers(&self) -> impl Iterator<Item = (ClientId, Trap)> {
         self.subscribers.iter().copied()
     }
 
-    /// Tells all who have subscribed to it that a port is, or is no longer, in service.
+    /// Reports to all subscribers that a port is in service, or no longer.
     pub fn report_gid(&mut self, now: Instant, is_in_service: bool, gid: Gid) {
         let trap = if is_in_service { Trap::GidInService } else { Trap::GidOutOfService };
         self.report(now, trap, |tid, lid| Report::of_gid(tid, is_in_service, gid, lid));
     }
 
-    /// Tells all who have subscribed to it that a link of the switch `issuer` has changed.
+    /// Reports to all subscribers that a link of the switch `issuer` has changed.
     pub fn report_link(&mut self, now: Instant, issuer: Lid) {
         self.report(now, Trap::LinkStateChange, |tid, _| Report::of_link(tid, issuer));
     }
@@ -173,12 +173,12 @@ impl StandIn {
         }
     }
 
-    /// What it has been asked so far.
+    /// The counts since the start.
     pub fn counts(&self) -> Counts {
         self.counts
     }
 
-    /// A MAD from `from` to `dlid`.
+    /// Handles a MAD from `from` to `dlid`.
     pub fn handle_input(&mut self, now: Instant, from: ClientId, dlid: Lid, mad: &[u8]) {
         self.now = now;
         let Some(lid) = self.lid.filter(|lid| *lid == dlid) else {
@@ -190,7 +190,7 @@ impl StandIn {
             return;
         }
         self.counts.asked += 1;
-        // Whoever asks like that has to live with silence.
+        // A malformed question gets no answer.
         let Ok(request) = Request::parse(mad) else {
             self.counts.malformed += 1;
             return;
@@ -222,17 +222,17 @@ impl StandIn {
         }
     }
 
-    /// Time has passed.
+    /// Handles all that is due.
     pub fn handle_timeout(&mut self, now: Instant) {
         self.now = now;
     }
 
-    /// When [`StandIn::handle_timeout`] is to be called.
+    /// When [`StandIn::handle_timeout`] is due.
     pub fn poll_timeout(&self) -> Option<Instant> {
         self.pending.first_key_value().map(|((at, _), _)| *at)
     }
 
-    /// An answer that is due.
+    /// The next answer or report that is due.
     pub fn poll_transmit(&mut self) -> Option<Reply> {
         let first = self.pending.first_entry()?;
         (first.key().0 <= self.now).then(|| first.remove())
@@ -269,7 +269,7 @@ impl StandIn {
             return;
         }
         let jitter = u64::try_from(self.behaviour.jitter.as_nanos()).unwrap_or(u64::MAX);
-        // The remainder favours nobody that a test could tell.
+        // The remainder's bias is far too small to matter.
         let more = if jitter == 0 { 0 } else { self.rng.next_u64() % jitter };
         let at = self.now + self.behaviour.delay + Duration::from_nanos(more);
         self.asked += 1;

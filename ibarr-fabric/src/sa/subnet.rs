@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 
-//! What a subnet administrator knows: who has which GID and LID, and who may talk to whom.
+//! The knowledge of a subnet administrator: the GIDs and LIDs of all ports, and their partitions.
 
 use std::collections::BTreeMap;
 
@@ -14,47 +14,48 @@ use ibarr_common::wire::smp::NodeType;
 
 use crate::topology::Topology;
 
-/// A subnet as its administrator sees it.
+/// A subnet, as its administrator sees it.
 #[derive(Clone, Debug)]
 pub struct Subnet {
-    /// Of all its GIDs.
+    /// Prefix of all its GIDs.
     pub prefix: SubnetPrefix,
-    /// By GUID; an alias GUID is a GUID.
+    /// Ports by GUID, including alias GUIDs.
     pub ports: BTreeMap<Guid, AddressedPort>,
-    /// To other subnets. The first that fits counts.
+    /// Routes to other subnets. The first that matches counts.
     pub routes: Vec<Route>,
-    /// The service level of services, when quality of service is on.
+    /// The service levels of services, used if quality of service is on.
     pub service_levels: BTreeMap<ServiceId, Sl>,
-    /// Of every path.
+    /// MTU of every path.
     pub mtu: Mtu,
-    /// Of every path.
+    /// Rate of every path.
     pub rate: Rate,
-    /// Of every path.
+    /// Packet lifetime of every path.
     pub life_time: PacketLifeTime,
 }
 
-/// A port that packets can be sent to.
+/// A port with a LID.
 #[derive(Clone, Debug, Eq, PartialEq)]
 pub struct AddressedPort {
-    /// Its LID.
+    /// LID of the port.
     pub lid: Lid,
-    /// The partitions it is in.
+    /// Partitions of the port.
     pub pkeys: Vec<PKey>,
 }
 
-/// A way to other subnets.
+/// A route to other subnets.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub struct Route {
-    /// The subnet beyond. `None`: all.
+    /// Prefix of the other subnet. `None` for all.
     pub prefix: Option<SubnetPrefix>,
-    /// The router's LID.
+    /// LID of the router.
     pub lid: Lid,
-    /// What its path records say. OpenSM's say 255.
+    /// Hop limit in its path records. OpenSM uses 255.
     pub hop_limit: u8,
 }
 
 impl Subnet {
-    /// Without a port. Paths have MTU 2048, 10 Gbit/s and a life time of 1 s, as from OpenSM on ibsim.
+    /// A subnet without ports. Paths have MTU 2048, 10 Gbit/s and a lifetime of 1 s, as from OpenSM
+    /// on ibsim.
     pub fn new(prefix: SubnetPrefix) -> Self {
         Self {
             prefix,
@@ -67,8 +68,8 @@ impl Subnet {
         }
     }
 
-    /// The ports of `topology`, all in the default partition, with LIDs from 1 on in the order of the
-    /// topology.
+    /// The ports of `topology`, all in the default partition, with LIDs from 1 on in the order of
+    /// the topology.
     pub fn of(topology: &Topology, prefix: SubnetPrefix) -> Self {
         let mut this = Self::new(prefix);
         let nodes = topology.nodes().flat_map(|(_, node)| {
@@ -87,21 +88,21 @@ impl Subnet {
         this
     }
 
-    /// The GID of a port, whether there is one or not.
+    /// The GID of a port with this GUID, whether the port exists or not.
     ///
-    /// `None`: the GUID is 0 in a subnet of prefix 0.
+    /// `None` if the GUID is 0 in a subnet with prefix 0.
     pub fn gid(&self, guid: Guid) -> Option<Gid> {
         let number = u128::from(self.prefix.get()) << 64 | u128::from(guid.get());
         Gid::new(number.to_be_bytes())
     }
 
-    /// The path that is asked for, as OpenSM gives it.
+    /// The path for a question, as OpenSM answers it.
     pub(super) fn path(
         &self,
         question: &PathQuestion,
         has_qos: bool,
     ) -> Result<PathRecord, Refusal> {
-        // The default prefix means the subnet, whatever its own is.
+        // The default prefix always means this subnet.
         let is_local =
             |gid: Gid| [self.prefix, SubnetPrefix::DEFAULT].contains(&gid.subnet_prefix());
         let port = |gid: Gid| {
@@ -141,8 +142,8 @@ impl Subnet {
     }
 }
 
-/// A partition of both ports, of which one at least is a full member; the one that is asked for, if
-/// one is.
+/// A partition of both ports, in which at least one is a full member; the requested one, if there
+/// is a request.
 fn shared_partition(
     source: &AddressedPort,
     target: Option<&AddressedPort>,

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 
-//! The subnet management agent of a node: what it says of itself, and what it lets a subnet manager
-//! change (IBA vol. 1 §14.2.5).
+//! The subnet management agent of a node: the attributes that it reports, and those that a subnet
+//! manager can change (IBA vol. 1 §14.2.5).
 
 mod port_info;
 
@@ -16,35 +16,36 @@ use zerocopy::{FromBytes, IntoBytes};
 
 use crate::node::{LINEAR_CAP, MULTICAST_CAP, NO_PORT, Node, Switch};
 
-/// What a subnet manager's request comes to besides its answer.
+/// The effect of a subnet manager's request, besides its answer.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub(crate) enum Effect {
     /// Nothing.
     None,
-    /// A port is not as it was.
+    /// The state of a port has changed.
     Port {
         number: u8,
-        /// What its link is to do.
+        /// Command for its link.
         link: Option<LinkCommand>,
-        /// Clients are to register anew.
+        /// Clients have to register anew.
         reregister: bool,
     },
 }
 
-/// What a link is told by PortInfo.
+/// A command of PortInfo for a link.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub(crate) enum LinkCommand {
-    /// To go down, and come up again if nothing keeps it.
+    /// Go down, and come up again unless something prevents it.
     Retrain,
-    /// To stay down.
+    /// Go down and stay down.
     Disable,
 }
 
-/// Why a request is not answered at all.
+/// The M_Key is wrong, so the request gets no answer.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub(crate) struct WrongMKey;
 
-/// Does what `smp` asks of `node`, which it entered by port `entry`, and makes it the answer.
+/// Executes the request `smp` at `node`, which it entered by port `entry`, and turns it into the
+/// answer.
 pub(crate) fn handle(node: &mut Node, entry: u8, smp: &mut Smp) -> Result<Effect, WrongMKey> {
     check_m_key(node, entry, smp)?;
     let is_set = match smp.method() {
@@ -83,7 +84,7 @@ pub(crate) fn handle(node: &mut Node, entry: u8, smp: &mut Smp) -> Result<Effect
     Ok(effect)
 }
 
-/// IBA vol. 1 §14.2.4: an M_Key of 0 protects nothing; protection 0 and 1 let everybody read.
+/// IBA vol. 1 §14.2.4: an M_Key of 0 protects nothing; protection 0 and 1 allow all reads.
 fn check_m_key(node: &mut Node, entry: u8, smp: &Smp) -> Result<(), WrongMKey> {
     let Some(port) = node.port_mut(node.addressed_port(entry)) else { return Ok(()) };
     let own = port.info.m_key.get();
@@ -105,7 +106,7 @@ fn node_info(node: &Node, entry: u8, smp: &mut Smp) {
 fn p_keys(node: &mut Node, entry: u8, smp: &mut Smp, is_set: bool) -> Result<Effect, Status> {
     let [_, port, high, low] = smp.modifier().to_be_bytes();
     let block = usize::from(u16::from_be_bytes([high, low]));
-    // A channel adapter's tables are that of the port that the request came in by.
+    // A channel adapter has separate tables for the port at which the request arrived.
     let number = if node.switch.is_some() { port } else { entry };
     let port = node.port_mut(number).ok_or(Status::BAD_FIELD)?;
     let entries = port.pkeys.chunks_mut(32).nth(block).ok_or(Status::BAD_FIELD)?;
@@ -126,7 +127,7 @@ fn guids(node: &mut Node, entry: u8, smp: &mut Smp, is_set: bool) -> Result<Effe
     let entries = port.guids.chunks_mut(8).nth(block).ok_or(Status::BAD_FIELD)?;
     if is_set {
         let wanted: GuidBlock = zerocopy::transmute!(*smp.data());
-        // The first of all is the port's own and cannot be changed.
+        // The first entry is the port's own, and cannot be changed.
         let fixed = usize::from(block == 0);
         let pairs = entries.iter_mut().zip(wanted).skip(fixed);
         pairs.for_each(|(to, from)| *to = from.get());
@@ -137,7 +138,7 @@ fn guids(node: &mut Node, entry: u8, smp: &mut Smp, is_set: bool) -> Result<Effe
     Ok(changed_if(is_set, number))
 }
 
-/// IBA vol. 1 §14.2.5.8: what it says of a lane does not slow anybody down here.
+/// IBA vol. 1 §14.2.5.8. The mapping has no effect on speed here.
 fn sl_to_vl(node: &mut Node, entry: u8, smp: &mut Smp, is_set: bool) -> Result<Effect, Status> {
     let [_, _, input, output] = smp.modifier().to_be_bytes();
     let is_switch = node.switch.is_some();
@@ -216,7 +217,7 @@ fn switch_table(switch: &mut Switch, smp: &mut Smp, is_set: bool) -> Result<Effe
     Ok(Effect::None)
 }
 
-/// IBA vol. 1 §14.2.5.4: what a manager may say.
+/// IBA vol. 1 §14.2.5.4: the fields that a manager may set.
 fn set_switch_info(switch: &mut Switch, smp: &Smp) -> Result<(), Status> {
     let (wanted, _) =
         SwitchInfoWire::read_from_prefix(smp.data()).map_err(|_| Status::BAD_FIELD)?;
@@ -234,14 +235,14 @@ fn set_switch_info(switch: &mut Switch, smp: &Smp) -> Result<(), Status> {
     info.default_port = wanted.default_port;
     info.default_multicast_primary = wanted.default_multicast_primary;
     info.default_multicast_not_primary = wanted.default_multicast_not_primary;
-    // The life time is set; the change of state is cleared by writing it.
+    // The life time is set; the change bit is cleared by writing 1.
     let change = info.life_time & SwitchInfoWire::PORT_STATE_CHANGE;
     let stays = change & !wanted.life_time;
     info.life_time = wanted.life_time & !SwitchInfoWire::PORT_STATE_CHANGE & 0xf8 | stays;
     Ok(())
 }
 
-/// Writes an attribute, zeros behind it.
+/// Writes an attribute, padded with zeros.
 fn put(smp: &mut Smp, attribute: &(impl IntoBytes + zerocopy::Immutable)) {
     let bytes = attribute.as_bytes();
     smp.data_mut().fill(0);

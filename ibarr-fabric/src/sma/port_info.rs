@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 
-//! PortInfo: read, and written as far as a subnet manager may (IBA vol. 1 §14.2.5.6).
+//! PortInfo: reads all of it, and writes the fields that a subnet manager may set (IBA vol. 1
+//! §14.2.5.6).
 
 use ibarr_common::wire::mad::Status;
 use ibarr_common::wire::smp::{DATA_LEN, PhysicalState, PortInfoWire, PortState, Smp};
@@ -17,7 +18,7 @@ pub(super) fn handle(
 ) -> Result<Effect, Status> {
     let [.., number] = smp.modifier().to_be_bytes();
     let is_switch = node.switch.is_some();
-    // To a channel adapter 0 is the port that the request came in by.
+    // For a channel adapter, 0 means the port at which the request arrived.
     let number = if number == 0 && !is_switch { entry } else { number };
     let may_read = node
         .port(node.addressed_port(entry))
@@ -39,7 +40,7 @@ pub(super) fn handle(
     Ok(effect)
 }
 
-/// Takes over what may be set; nothing if anything is impossible.
+/// Sets the fields that may be set; none of them if a value is illegal.
 fn set(
     port: &mut Port,
     wanted: &PortInfoWire,
@@ -55,7 +56,7 @@ fn set(
         number => match PhysicalState::new(number) {
             Some(PhysicalState::Polling) => Some(LinkCommand::Retrain),
             Some(PhysicalState::Disabled | PhysicalState::Sleep) => Some(LinkCommand::Disable),
-            // It is up if it can be.
+            // Whether the link comes up does not depend on the manager.
             Some(PhysicalState::LinkUp) | None => return Err(Status::BAD_FIELD),
         },
     };
@@ -74,7 +75,7 @@ fn set(
         *to = *to & !mask | *from & mask;
     }
     if is_external {
-        // These are the switch's, and its port 0 has them.
+        // These fields belong to the switch, and its port 0 has them.
         (new.m_key, new.gid_prefix, new.lid, new.sm_lid) =
             (old.m_key, old.gid_prefix, old.lid, old.sm_lid);
         new.m_key_protect_lmc = old.m_key_protect_lmc;
@@ -86,7 +87,7 @@ fn set(
         old.speed_supported_state >> 4,
     );
     new.speed_active_enabled = old.speed_active_enabled & 0xf0 | speed & 0x0f;
-    // 0 leaves these as they are.
+    // 0 leaves these fields unchanged.
     keep_high_nibble(&mut new.mtu_sm_sl, old.mtu_sm_sl);
     keep_high_nibble(&mut new.vls_enforcement, old.vls_enforcement);
     if wanted.physical_default.trailing_zeros() >= 4 {
@@ -97,7 +98,7 @@ fn set(
         (&mut new.p_key_violations, wanted.p_key_violations),
         (&mut new.q_key_violations, wanted.q_key_violations),
     ] {
-        // They can only be cleared.
+        // These counters can only be cleared.
         if wanted.get() == 0 {
             *counter = 0.into();
         }
@@ -107,7 +108,7 @@ fn set(
     Ok(link)
 }
 
-/// What a manager may write, bit by bit. What needs more than that is not in here.
+/// The bits that a manager may write without further checks.
 const SETTABLE: [u8; DATA_LEN] = {
     let mut mask = [0; DATA_LEN];
     let mut at = 0;
@@ -131,7 +132,7 @@ const SETTABLE: [u8; DATA_LEN] = {
     mask[38] = 0xff;
     // VLStallCount, HOQLife.
     mask[42] = 0xff;
-    // OperationalVLs and what is enforced.
+    // OperationalVLs and the enforcement bits.
     mask[43] = 0xff;
     // SubnetTimeOut.
     mask[51] = 0x1f;
@@ -140,7 +141,8 @@ const SETTABLE: [u8; DATA_LEN] = {
     mask
 };
 
-/// The state that is asked for (IBA vol. 1 §7.2.4): up one step, or the same again. Down is the link's.
+/// The requested state (IBA vol. 1 §7.2.4): one step up, or unchanged. Only the link itself goes
+/// down.
 fn state_after(
     now: PortState,
     wanted: &PortInfoWire,
@@ -158,7 +160,7 @@ fn state_after(
     }
 }
 
-/// Of widths or speeds: 0 leaves the old, all ones is all that is supported.
+/// The enabled widths or speeds: 0 leaves the old ones, all ones means all supported ones.
 fn enabled(old: u8, wanted: u8, supported: u8) -> u8 {
     match wanted & supported {
         0 => old,

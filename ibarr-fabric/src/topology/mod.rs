@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 
-//! Which nodes there are, and which port is cabled to which.
+//! The nodes of a fabric, and the cables between their ports.
 
 mod parse;
 
@@ -13,7 +13,7 @@ use std::str::FromStr;
 use ibarr_common::ib::{Guid, PortNum};
 use ibarr_common::wire::smp::NodeType;
 
-/// Nodes and cables. Every cable ends at two different ports of nodes that there are.
+/// Nodes and cables. Every cable ends at two different existing ports.
 #[derive(Clone, Debug, Default, Eq, PartialEq)]
 pub struct Topology {
     nodes: Vec<Node>,
@@ -21,24 +21,24 @@ pub struct Topology {
     by_guid: BTreeMap<Guid, NodeId>,
 }
 
-/// A node as it is built.
+/// A node of a topology.
 #[derive(Clone, Debug, Eq, PartialEq)]
 pub struct Node {
-    /// What it is.
+    /// Switch, channel adapter or router.
     pub kind: NodeType,
-    /// What the topology calls it, and what people do. No two have the same.
+    /// Name in the topology and in commands, unique.
     pub name: String,
-    /// What it calls itself, at most 64 bytes.
+    /// NodeDescription that the node reports, at most 64 bytes.
     pub description: String,
-    /// The node's.
+    /// GUID of the node.
     pub guid: Guid,
-    /// What is sold as one has one.
+    /// SystemImageGUID, shared by nodes that are one product.
     pub system_image_guid: Guid,
     /// IEEE's number of the vendor, 24 bits.
     pub vendor_id: u32,
-    /// The vendor's.
+    /// The vendor's number of the device.
     pub device_id: u16,
-    /// By number, from 1 on.
+    /// Ports by number, from 1 on.
     ports: Vec<Port>,
 }
 
@@ -48,38 +48,38 @@ struct Port {
     peer: Option<PortId>,
 }
 
-/// A node of a topology.
+/// Identifies a node of a topology.
 #[derive(Clone, Copy, Debug, Eq, Hash, Ord, PartialEq, PartialOrd)]
 pub struct NodeId(usize);
 
-/// A port, where a cable can end.
+/// Identifies a port, where a cable can end.
 #[derive(Clone, Copy, Debug, Eq, Hash, Ord, PartialEq, PartialOrd)]
 pub struct PortId {
-    /// Whose it is.
+    /// Node of the port.
     pub node: NodeId,
-    /// Which of the node's.
+    /// Number of the port at the node.
     pub number: PortNum,
 }
 
-/// Most nodes. The LIDs of a subnet end earlier, but a topology may have several.
+/// Limit of nodes. A subnet has fewer LIDs, but a topology may have several subnets.
 pub const MAX_NODES: usize = 65_536;
 
-/// GUIDs that nodes get without being asked, as with ibsim.
+/// First GUIDs of nodes for which none is given, as in ibsim.
 const FIRST_CA_GUID: u64 = 0x10_0000;
 const FIRST_SWITCH_GUID: u64 = 0x20_0000;
 const FIRST_ROUTER_GUID: u64 = 0x30_0000;
 
 impl Topology {
-    /// Without a node.
+    /// A topology without nodes.
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// Adds a node with `ports` ports, whose GUIDs follow from that of the node: a switch's are all
-    /// its own, others count up from it.
+    /// Adds a node with `ports` ports, whose GUIDs follow from that of the node: those of a switch
+    /// are all equal to it, others count up from it.
     ///
     /// # Errors
-    /// A name or GUID that is taken, or [`MAX_NODES`] nodes.
+    /// If the name or GUID is taken, or there are [`MAX_NODES`] nodes.
     pub fn add(
         &mut self,
         kind: NodeType,
@@ -122,7 +122,7 @@ impl Topology {
     /// Adds a node with the next free GUID of its kind.
     ///
     /// # Errors
-    /// As [`Topology::add`].
+    /// See [`Topology::add`].
     pub fn add_next(
         &mut self,
         kind: NodeType,
@@ -134,7 +134,7 @@ impl Topology {
             NodeType::Switch => FIRST_SWITCH_GUID,
             NodeType::Router => FIRST_ROUTER_GUID,
         };
-        // Behind the youngest of its kind.
+        // After the last node of its kind.
         let same_kind = self.nodes.iter().rev().find(|node| node.kind == kind);
         let next = same_kind
             .map(|node| node.guid.get().wrapping_add(node.ports.len() as u64).wrapping_add(1));
@@ -144,7 +144,7 @@ impl Topology {
     /// Puts a cable between two ports.
     ///
     /// # Errors
-    /// A port that is not there or has a cable, or a cable from a port to itself.
+    /// If a port does not exist or has a cable, or both ports are the same.
     pub fn connect(&mut self, one: PortId, other: PortId) -> Result<(), TopologyError> {
         if one == other {
             return Err(TopologyError::Loop(self.port_name(one)));
@@ -174,12 +174,12 @@ impl Topology {
         self.nodes.iter().enumerate().map(|(index, node)| (NodeId(index), node))
     }
 
-    /// One of them. `None`: it is another topology's.
+    /// The node with this id. `None` if it is from another topology.
     pub fn node(&self, node: NodeId) -> Option<&Node> {
         self.nodes.get(node.0)
     }
 
-    /// The node with this name, or this GUID in hexadecimal.
+    /// The node with this name, or with this GUID in hexadecimal.
     pub fn find(&self, name: &str) -> Option<NodeId> {
         let by_guid = || {
             let guid = u64::from_str_radix(name.strip_prefix("0x")?, 16).ok()?;
@@ -198,7 +198,7 @@ impl Topology {
         self.port(port).map(|_| port)
     }
 
-    /// What people call a port: `NODE/PORT`.
+    /// The name of a port: `NODE/PORT`.
     pub fn port_name(&self, port: PortId) -> String {
         let name = self.node(port.node).map_or("?", |node| &node.name);
         format!("{name}/{}", port.number)
@@ -220,7 +220,7 @@ impl Topology {
 }
 
 impl Node {
-    /// How many ports it has. A switch's port 0 does not count.
+    /// Number of ports, without port 0 of a switch.
     pub fn port_count(&self) -> u8 {
         // They came from a `PortNum`.
         u8::try_from(self.ports.len()).unwrap_or(u8::MAX)
@@ -231,14 +231,14 @@ impl Node {
         (1..=self.port_count()).filter_map(PortNum::new)
     }
 
-    /// The GUID of a port. A switch's all have that of the node.
+    /// The GUID of a port. All ports of a switch have that of the node.
     pub fn port_guid(&self, number: PortNum) -> Option<Guid> {
         self.ports.get(usize::from(number.get()) - 1).map(|port| port.guid)
     }
 }
 
 impl NodeId {
-    /// Its place in the order of nodes.
+    /// Position in the order of nodes.
     pub fn index(self) -> usize {
         self.0
     }
@@ -247,14 +247,14 @@ impl NodeId {
 impl FromStr for Topology {
     type Err = ParseError;
 
-    /// Reads the format of `ibnetdiscover` and ibsim; docs/dev/fabric.md has it.
+    /// Parses the format of `ibnetdiscover` and ibsim; docs/dev/fabric.md describes it.
     fn from_str(text: &str) -> Result<Self, ParseError> {
         parse::parse(text)
     }
 }
 
 impl fmt::Display for Topology {
-    /// Writes the format that is read.
+    /// Writes the same format.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         for (id, node) in self.nodes() {
             let (kind, guid) = match node.kind {
@@ -282,30 +282,30 @@ impl fmt::Display for Topology {
     }
 }
 
-/// Why a topology cannot be.
+/// Why a topology is impossible.
 #[derive(Clone, Debug, Eq, PartialEq, thiserror::Error)]
 pub enum TopologyError {
-    /// There are [`MAX_NODES`].
+    /// There are [`MAX_NODES`] already.
     #[error("more than {MAX_NODES} nodes")]
     TooManyNodes,
-    /// Two nodes of one name.
+    /// Two nodes have the same name.
     #[error("there is a node {0:?} already: give each its own name")]
     NameTaken(String),
-    /// Two nodes of one GUID.
+    /// Two nodes have the same GUID.
     #[error("there is a node with GUID {0} already: set another before this one")]
     GuidTaken(Guid),
-    /// A cable to nowhere.
+    /// A cable ends at a port that does not exist.
     #[error("there is no port {0}: its node has fewer ports")]
     NoPort(String),
-    /// Two cables at a port.
+    /// A port has two cables.
     #[error("port {port} has a cable to {peer} already")]
     Cabled {
-        /// Where the second cable should end.
+        /// The port with two cables.
         port: String,
-        /// Where the first leads.
+        /// The other end of the first cable.
         peer: String,
     },
-    /// A cable with both ends at a port.
+    /// Both ends of a cable are at one port.
     #[error("port {0} cannot be cabled to itself")]
     Loop(String),
 }

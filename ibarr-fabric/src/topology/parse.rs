@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 
-//! The text of a topology: what `ibnetdiscover` prints, and what ibsim takes.
+//! Parses a topology in the format of `ibnetdiscover` and ibsim.
 //!
 //! ```text
 //! switchguid=0x200000            # of the next switch; the following ones count on from it
@@ -16,49 +16,49 @@ use ibarr_common::wire::smp::NodeType;
 
 use super::{NodeId, PortId, Topology, TopologyError};
 
-/// What is wrong with the text of a topology, and where.
+/// A mistake in the text of a topology, with its line.
 #[derive(Clone, Debug, Eq, PartialEq, thiserror::Error)]
 #[error("line {line}: {mistake}")]
 pub struct ParseError {
-    /// From 1 on.
+    /// Line number, from 1 on.
     pub line: usize,
-    /// What is wrong, and what would be right.
+    /// The mistake and its remedy.
     pub mistake: Mistake,
 }
 
-/// What is wrong with a line.
+/// A mistake in a line.
 #[derive(Clone, Debug, Eq, PartialEq, thiserror::Error)]
 pub enum Mistake {
-    /// Neither node, nor cable, nor assignment.
+    /// The line is neither node, nor cable, nor assignment.
     #[error("not understood: write a node as `Switch 8 \"NAME\"`, a cable as `[1] \"NAME\"[1]`")]
     Unknown,
-    /// A count of ports that no node has.
-    #[error("{0:?} is no number of ports: write 1 to 254")]
+    /// The number of ports is not 1 to 254.
+    #[error("{0:?} is not a number of ports: write 1 to 254")]
     PortCount(String),
-    /// No name in quotes.
+    /// The name is not in quotes.
     #[error("the name is missing: write it in double quotes")]
     Name,
-    /// A number of a port that is none.
-    #[error("{0:?} is no port: write 1 to 254 in brackets")]
+    /// The port number is not 1 to 254.
+    #[error("{0:?} is not a port: write 1 to 254 in brackets")]
     PortNumber(String),
-    /// A value that is no number.
-    #[error("{0:?} is no number: write it like 0x200000")]
+    /// The value is not a number.
+    #[error("{0:?} is not a number: write it like 0x200000")]
     Number(String),
-    /// A cable of no node.
+    /// The cable comes before the first node.
     #[error("a cable before the first node: begin with a line like `Switch 8 \"NAME\"`")]
     NoNode,
-    /// A cable to a node that is not there.
-    #[error("there is no node {0:?}: add it, or mend the name")]
+    /// The cable leads to a node that does not exist.
+    #[error("there is no node {0:?}: add it, or correct the name")]
     NoSuchNode(String),
-    /// A description that is too long.
+    /// The description is too long.
     #[error("the description is longer than 64 bytes")]
     Description,
-    /// What each line could mean alone, but not together.
+    /// The line is well-formed, but contradicts earlier ones.
     #[error(transparent)]
     Topology(#[from] TopologyError),
 }
 
-/// GUIDs and the like, which stand before the node they are for.
+/// GUIDs and other values, which stand before their node.
 #[derive(Default)]
 struct Ahead {
     ca: Option<u64>,
@@ -69,7 +69,7 @@ struct Ahead {
     device: u16,
 }
 
-/// A cable as one of its ends names it. Nodes may be named before they are there.
+/// A cable as one end names it. A node may be named before it is defined.
 struct Cable<'a> {
     line: usize,
     from: PortId,
@@ -111,7 +111,7 @@ pub(super) fn parse(text: &str) -> Result<Topology, ParseError> {
             return Err(at(Mistake::NoSuchNode(to.to_owned())));
         };
         let to = PortId { node, number: to_port };
-        // Both ends may name a cable.
+        // Both ends may name the same cable.
         if topology.peer(from) != Some(to) {
             topology.connect(from, to).map_err(|error| at(error.into()))?;
         }
@@ -119,7 +119,7 @@ pub(super) fn parse(text: &str) -> Result<Topology, ParseError> {
     Ok(topology)
 }
 
-/// `key=value`. A name in quotes may have a `=` as well.
+/// Parses `key=value`. A quoted name may contain `=` as well.
 fn assignment(code: &str) -> Option<(&str, &str)> {
     code.split_once('=').filter(|(key, _)| !key.contains('"'))
 }
@@ -190,7 +190,7 @@ fn parse_node(
     Ok(id)
 }
 
-/// Of `[1](100001) "S1"[2]` what follows the first bracket.
+/// The part of `[1](100001) "S1"[2]` after the first bracket.
 fn parse_cable<'a>(
     topology: &mut Topology,
     node: NodeId,
@@ -220,14 +220,14 @@ fn parse_cable<'a>(
     Ok(Some((from, to, port_number(to_port)?.0)))
 }
 
-/// Of `1] …` the number, and what follows the bracket.
+/// The number in `1] …`, and the part after the bracket.
 fn port_number(text: &str) -> Result<(PortNum, &str), Mistake> {
     let (number, rest) = text.split_once(']').unwrap_or((text, ""));
     let port = number.trim().parse().ok().and_then(PortNum::new);
     Ok((port.ok_or_else(|| Mistake::PortNumber(number.to_owned()))?, rest))
 }
 
-/// What stands in the first pair of double quotes, and what follows it.
+/// The text in the first pair of double quotes, and the part after it.
 fn quoted(text: &str) -> Option<(&str, &str)> {
     let (_, behind) = text.split_once('"')?;
     behind.split_once('"').filter(|(name, _)| !name.is_empty())
