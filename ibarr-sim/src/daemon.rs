@@ -122,7 +122,7 @@ impl World {
         }
     }
 
-    /// Whether the socket to the kernel can be read or, for an answer that it had no room for, written.
+    /// Whether the socket to the kernel is readable or, if an answer waits for room, writable.
     fn is_ready(&self, id: Id, daemon: &Daemon) -> bool {
         let machine = &self.machines[id];
         match daemon.unsent {
@@ -463,7 +463,7 @@ struct Turn<'a> {
     read: usize,
     /// A core got an input, and its outputs may not have been taken yet.
     undrained: bool,
-    /// The last message of the kernel may not have been dealt with.
+    /// The last message of the kernel may not have been handled yet.
     is_dealing: bool,
     is_reading: bool,
 }
