@@ -175,9 +175,9 @@ impl<R: CryptoRng + SeedableRng> Paths<R> {
                 let change = self.ports.set(self.now, port, name, facts, &mut self.rng);
                 if change == Change::Void {
                     // What is on its way may be wrong, and nobody can tell.
-                    self.client.set_sa(self.now, port, None);
+                    self.client.handle_input(self.now, sa::Input::Sa { port, sa: None });
                 }
-                self.client.set_sa(self.now, port, sa);
+                self.client.handle_input(self.now, sa::Input::Sa { port, sa });
                 match change {
                     Change::None => {}
                     Change::Doubt => self.counters.count(Counter::Doubts),
@@ -190,14 +190,14 @@ impl<R: CryptoRng + SeedableRng> Paths<R> {
             }
             Input::PortGone { port } => {
                 self.ports.remove(port);
-                self.client.set_sa(self.now, port, None);
+                self.client.handle_input(self.now, sa::Input::Sa { port, sa: None });
             }
             Input::Happened { port, event } => {
                 self.counters.count(Counter::Events);
                 if self.ports.happened(self.now, port, event, &mut self.rng) {
                     self.counters.count(Counter::Doubts);
                 }
-                self.client.may_be_back(self.now, port);
+                self.client.handle_input(self.now, sa::Input::MayBeBack { port });
                 self.renew(port);
             }
             Input::Reports { port, taken } => self.take_reports(port, taken),
@@ -208,10 +208,10 @@ impl<R: CryptoRng + SeedableRng> Paths<R> {
             }
             Input::Mad { port, from, mad } => match Report::parse(mad) {
                 Ok(report) => self.note_report(port, from, &report),
-                Err(_) => self.client.handle_mad(self.now, port, from, mad),
+                Err(_) => self.client.handle_input(self.now, sa::Input::Mad { port, from, mad }),
             },
-            Input::Unanswered => self.client.handle_unanswered(),
-            Input::NotSent => self.client.handle_not_sent(),
+            Input::Unanswered => self.client.handle_input(self.now, sa::Input::Unanswered),
+            Input::NotSent => self.client.handle_input(self.now, sa::Input::NotSent),
         }
         self.settle();
     }

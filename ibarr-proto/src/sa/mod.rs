@@ -44,7 +44,9 @@ use crate::retry::random;
 use crate::timer::Timers;
 
 pub use gate::Shut;
-pub use types::{Answered, Config, Counter, Outcome, PortIndex, QuestionId, Rank, Sa, Transmit};
+pub use types::{
+    Answered, Config, Counter, Input, Outcome, PortIndex, QuestionId, Rank, Sa, Transmit,
+};
 
 /// See the [module](self). After each call that takes a time, call each `poll_…` until it says
 /// `None`, then wait until [`Self::poll_timeout`].
@@ -150,32 +152,15 @@ impl<R: Rng> Client<R> {
         self.config = config;
     }
 
-    /// The SA of `port` is there, or elsewhere than before, or gone.
-    pub fn set_sa(&mut self, now: Instant, port: PortIndex, sa: Option<Sa>) {
+    /// Tells the core what happened.
+    pub fn handle_input(&mut self, now: Instant, input: Input<'_>) {
         self.advance(now);
-        let Some(sa) = sa else { return self.close(port) };
-        let holds_until = self.now + random(self.config.start_spread, &mut self.rng);
-        match self.lanes.get_mut(&port) {
-            Some(lane) if lane.sa == sa => return,
-            Some(lane) => {
-                (lane.sa, lane.holds_until) = (sa, holds_until);
-                // Of another SA nothing is known.
-                lane.gate = Gate::new(self.now);
-            }
-            None => {
-                let window = Window::new(self.config.outstanding);
-                let turns = BTreeSet::new();
-                let gate = Gate::new(self.now);
-                let lane = Lane { sa, holds_until, window, gate, own: None, flights: 0, turns };
-                self.lanes.insert(port, lane);
-            }
-        }
-        // What was sent elsewhere is sent again, and its answer taken if it comes all the same.
-        for transaction in self.in_air(port) {
-            self.land(transaction);
-            if let Some(flight) = self.try_again(transaction) {
-                flight.next = Counter::ResendsMoved;
-            }
+        match input {
+            Input::Sa { port, sa } => self.set_sa(port, sa),
+            Input::MayBeBack { port } => self.may_be_back(port),
+            Input::Mad { port, from, mad } => self.handle_mad(port, from, mad),
+            Input::Unanswered => self.counters.count(Counter::Unanswered),
+            Input::NotSent => self.counters.count(Counter::NotSent),
         }
     }
 
@@ -234,9 +219,34 @@ impl<R: Rng> Client<R> {
         lane.is_some_and(|lane| lane.window.take_spare(self.now))
     }
 
-    /// The subnet manager of `port` has been heard of: if its SA was silent, it may not be any more.
-    pub fn may_be_back(&mut self, now: Instant, port: PortIndex) {
-        self.advance(now);
+    fn set_sa(&mut self, port: PortIndex, sa: Option<Sa>) {
+        let Some(sa) = sa else { return self.close(port) };
+        let holds_until = self.now + random(self.config.start_spread, &mut self.rng);
+        match self.lanes.get_mut(&port) {
+            Some(lane) if lane.sa == sa => return,
+            Some(lane) => {
+                (lane.sa, lane.holds_until) = (sa, holds_until);
+                // Of another SA nothing is known.
+                lane.gate = Gate::new(self.now);
+            }
+            None => {
+                let window = Window::new(self.config.outstanding);
+                let turns = BTreeSet::new();
+                let gate = Gate::new(self.now);
+                let lane = Lane { sa, holds_until, window, gate, own: None, flights: 0, turns };
+                self.lanes.insert(port, lane);
+            }
+        }
+        // What was sent elsewhere is sent again, and its answer taken if it comes all the same.
+        for transaction in self.in_air(port) {
+            self.land(transaction);
+            if let Some(flight) = self.try_again(transaction) {
+                flight.next = Counter::ResendsMoved;
+            }
+        }
+    }
+
+    fn may_be_back(&mut self, port: PortIndex) {
         let at = self.now + random(self.config.start_spread, &mut self.rng);
         if let Some(lane) = self.lanes.get_mut(&port) {
             lane.gate.hurry(at);
@@ -283,11 +293,7 @@ impl<R: Rng> Client<R> {
         }
     }
 
-    /// A MAD came to our agent at `port`, sent by the port with the LID `from`. It is an answer only
-    /// if that is the LID its question went to, wherever the SA is by now: what the last SA says
-    /// shortly after a move counts, and what any other port of the subnet says does not.
-    pub fn handle_mad(&mut self, now: Instant, port: PortIndex, from: Option<Lid>, mad: &[u8]) {
-        self.advance(now);
+    fn handle_mad(&mut self, port: PortIndex, from: Option<Lid>, mad: &[u8]) {
         let (tid, response) = match Response::parse(mad) {
             Ok(response) => (response.tid, Some(response)),
             Err(error) => {
@@ -340,17 +346,6 @@ impl<R: Rng> Client<R> {
             },
         };
         self.end(sent.id, outcome);
-    }
-
-    /// The kernel has given back what nobody answered. Whenever that is, the question is not sent
-    /// again sooner: where nobody is, nobody answers the next.
-    pub fn handle_unanswered(&mut self) {
-        self.counters.count(Counter::Unanswered);
-    }
-
-    /// What [`Self::poll_transmit`] asked for was not sent. It counts as lost when it would have.
-    pub fn handle_not_sent(&mut self) {
-        self.counters.count(Counter::NotSent);
     }
 
     /// May be called at any time; early calls do nothing.

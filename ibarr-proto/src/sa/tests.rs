@@ -65,7 +65,7 @@ impl Rig {
         let client = Client::new(config, ChaCha12Rng::seed_from_u64(1));
         let now = Instant::from_nanos(1_000_000_000);
         let mut this = Self { now, client, sent: Vec::new(), answered: Vec::new() };
-        this.client.set_sa(this.now, PORT, Some(sa(1)));
+        this.client.handle_input(this.now, Input::Sa { port: PORT, sa: Some(sa(1)) });
         this
     }
 
@@ -82,7 +82,8 @@ impl Rig {
     fn answer(&mut self, mad: &Transmit, answer: Answer) {
         let (to, request) = (mad.sa.lid, Request::parse(mad.mad.as_ref()).unwrap());
         let mad = request.answer(answer).emit();
-        self.client.handle_mad(self.now, PORT, Some(to), mad.as_ref());
+        self.client
+            .handle_input(self.now, Input::Mad { port: PORT, from: Some(to), mad: mad.as_ref() });
         self.drain();
     }
 
@@ -265,7 +266,10 @@ fn answer_that_cannot_be_ends_the_question_and_is_counted() {
     let sent = rig.take_sent().pop().unwrap();
     let other = Request { tid: sent.transaction.into(), question: Question::ClassPortInfo };
     let mad = other.answer(Answer::ClassPortInfo(ClassPortInfo::default())).emit();
-    rig.client.handle_mad(rig.now, PORT, Some(sent.sa.lid), mad.as_ref());
+    rig.client.handle_input(
+        rig.now,
+        Input::Mad { port: PORT, from: Some(sent.sa.lid), mad: mad.as_ref() },
+    );
     rig.drain();
     assert_eq!(rig.outcomes(), [(2, Outcome::Unusable)]);
 }
@@ -277,7 +281,10 @@ fn answer_by_another_port_is_none() {
     let sent = rig.take_sent().pop().unwrap();
     let request = Request::parse(sent.mad.as_ref()).unwrap();
     let mad = request.answer(Answer::Path(record(1))).emit();
-    rig.client.handle_mad(rig.now, PortIndex(2), Some(sent.sa.lid), mad.as_ref());
+    rig.client.handle_input(
+        rig.now,
+        Input::Mad { port: PortIndex(2), from: Some(sent.sa.lid), mad: mad.as_ref() },
+    );
     rig.drain();
     assert_eq!(rig.outcomes(), []);
     assert_eq!(rig.count(Counter::Unasked), 1);
@@ -299,7 +306,10 @@ fn answer_counts_only_from_the_lid_that_was_asked() {
     let load = rig.client.load(PORT);
     for claim in claims {
         for from in [None, Lid::new(2), Lid::new(0xffff)] {
-            rig.client.handle_mad(rig.now, PORT, from, request.answer(claim).emit().as_ref());
+            rig.client.handle_input(
+                rig.now,
+                Input::Mad { port: PORT, from, mad: request.answer(claim).emit().as_ref() },
+            );
             rig.drain();
             assert_eq!((rig.outcomes(), rig.client.load(PORT)), (vec![], load));
         }
@@ -314,7 +324,7 @@ fn after_a_move_either_sa_answers_what_it_was_asked() {
     for answers in [0, 1] {
         let mut rig = Rig::warm(Config::default());
         rig.ask(1);
-        rig.client.set_sa(rig.now, PORT, Some(sa(6)));
+        rig.client.handle_input(rig.now, Input::Sa { port: PORT, sa: Some(sa(6)) });
         rig.drain();
         let sent = rig.take_sent();
         assert_eq!(sent.iter().map(|mad| mad.sa).collect::<Vec<_>>(), [sa(1), sa(6)]);
@@ -577,7 +587,7 @@ fn news_of_the_subnet_manager_has_a_silent_sa_probed_at_once() {
     rig.ask(0);
     serve(&mut rig, Duration::from_mins(1), |_| None);
     serve(&mut rig, ms(1_500), |_| None);
-    rig.client.may_be_back(rig.now, PORT);
+    rig.client.handle_input(rig.now, Input::MayBeBack { port: PORT });
     serve(&mut rig, ms(20), |_| Some(Answer::Refused(Refusal::DENIED)));
     assert_eq!(rig.client.load(PORT).shut, None);
     // And of another nothing is known.
@@ -585,7 +595,7 @@ fn news_of_the_subnet_manager_has_a_silent_sa_probed_at_once() {
     rig.ask(1);
     serve(&mut rig, Duration::from_mins(1), |_| None);
     assert!(rig.client.load(PORT).shut.is_some());
-    rig.client.set_sa(rig.now, PORT, Some(sa(2)));
+    rig.client.handle_input(rig.now, Input::Sa { port: PORT, sa: Some(sa(2)) });
     assert_eq!(rig.client.load(PORT).shut, None);
 }
 
@@ -628,7 +638,7 @@ fn questions_wait_for_a_while_by_chance_after_the_sa_appeared() {
         .map(|seed| {
             let rng = ChaCha12Rng::seed_from_u64(seed);
             let mut client = Client::new(Config::default(), rng);
-            client.set_sa(Instant::BOOT, PORT, Some(sa(1)));
+            client.handle_input(Instant::BOOT, Input::Sa { port: PORT, sa: Some(sa(1)) });
             client.ask(
                 Instant::BOOT,
                 QuestionId(1),
@@ -653,7 +663,7 @@ fn what_was_asked_of_another_sa_is_asked_of_the_new_one() {
     let mut rig = Rig::warm(Config::default());
     rig.ask(1);
     rig.take_sent();
-    rig.client.set_sa(rig.now, PORT, Some(sa(6)));
+    rig.client.handle_input(rig.now, Input::Sa { port: PORT, sa: Some(sa(6)) });
     rig.drain();
     let [sent] = &rig.take_sent()[..] else { panic!() };
     assert_eq!(sent.sa, sa(6));
@@ -666,7 +676,7 @@ fn what_was_asked_of_another_sa_is_asked_of_the_new_one() {
 fn without_an_sa_the_answer_is_at_once_that_there_is_none() {
     let mut rig = Rig::warm(Config::default());
     rig.ask(1);
-    rig.client.set_sa(rig.now, PORT, None);
+    rig.client.handle_input(rig.now, Input::Sa { port: PORT, sa: None });
     rig.drain();
     rig.ask(2);
     assert_eq!(rig.outcomes(), [(1, Outcome::NoSa), (2, Outcome::NoSa)]);
@@ -681,7 +691,7 @@ fn where_nobody_is_the_kernel_says_so_and_pauses_follow() {
     while rig.answered.is_empty() {
         for _ in rig.take_paths_sent() {
             sent += 1;
-            rig.client.handle_unanswered();
+            rig.client.handle_input(rig.now, Input::Unanswered);
             rig.drain();
         }
         rig.advance(ms(1));
@@ -757,13 +767,13 @@ proptest! {
                         }
                     }
                 }
-                Op::Unanswered => rig.client.handle_unanswered(),
-                Op::NotSent => rig.client.handle_not_sent(),
-                Op::Garbage { bytes } => rig.client.handle_mad(rig.now, PORT, Lid::new(1), &bytes),
-                Op::MayBeBack => rig.client.may_be_back(rig.now, PORT),
+                Op::Unanswered => rig.client.handle_input(rig.now, Input::Unanswered),
+                Op::NotSent => rig.client.handle_input(rig.now, Input::NotSent),
+                Op::Garbage { bytes } => rig.client.handle_input(rig.now, Input::Mad { port: PORT, from: Lid::new(1), mad: &bytes }),
+                Op::MayBeBack => rig.client.handle_input(rig.now, Input::MayBeBack { port: PORT }),
                 Op::Sa { lid } => {
                     let sa = Lid::new(lid.into()).map(|lid| sa(lid.get()));
-                    rig.client.set_sa(rig.now, PORT, sa);
+                    rig.client.handle_input(rig.now, Input::Sa { port: PORT, sa });
                 }
                 Op::Wait { ms } => rig.advance(Duration::from_millis(ms.into())),
             }

@@ -54,6 +54,40 @@ impl Config {
     }
 }
 
+/// What happens to the client.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub enum Input<'a> {
+    /// The SA of a port is there, or elsewhere than before, or gone.
+    Sa {
+        /// The port.
+        port: PortIndex,
+        /// `None` if it has none.
+        sa: Option<Sa>,
+    },
+    /// The subnet manager of a port has shown itself: if its SA was silent, it may not be any more.
+    MayBeBack {
+        /// The port.
+        port: PortIndex,
+    },
+    /// A MAD came to our agent. It is an answer only if it comes from the LID that its question went
+    /// to, wherever the SA is by now: what the last SA says shortly after a move counts, and what any
+    /// other port of the subnet says does not.
+    Mad {
+        /// By this port.
+        port: PortIndex,
+        /// Sent by the port with this LID.
+        from: Option<Lid>,
+        /// Its bytes.
+        mad: &'a [u8],
+    },
+    /// The kernel has given back a MAD that was not answered. The question is not sent again sooner:
+    /// where the first was not answered, the next would not be either.
+    Unanswered,
+    /// A MAD of [`Client::poll_transmit`](super::Client::poll_transmit) was not sent. It counts as
+    /// lost when it would have without an answer.
+    NotSent,
+}
+
 /// The driver's name for a port. Not used again for another while questions are under way.
 #[derive(Clone, Copy, Debug, Eq, Hash, Ord, PartialEq, PartialOrd)]
 pub struct PortIndex(pub u16);
