@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 
-//! `vm run a`: everything that is not ours works on software HCAs. A stock OpenSM makes a subnet of
+//! `vm run a`: the other InfiniBand software works on software HCAs. A stock OpenSM makes a subnet of
 //! them, IPoIB runs over it, librdmacm connects, ibacm answers.
 
 use std::fs;
@@ -11,16 +11,16 @@ use anyhow::{Context as _, Result, ensure};
 use crate::report::Report;
 use crate::rig::{self, B, FABRIC, INTERFACES, N, Place, Process, Rig, TOPOLOGY, rping, spawn};
 
-/// Their IP subnet is that of a partition of its own.
+/// Interfaces of the second partition, which has an IP subnet of its own.
 const CHILDREN: [(&str, Place, &str); 2] =
     [("ib0", Place::Here, "10.3.0.1/24"), ("ib1", B, "10.3.0.2/24")];
 const CHILD_OF_B: &str = "10.3.0.2";
 
-/// The host that joins, and the addresses of ours and its interface.
+/// The host that joins. `JOINED` has the addresses of our interface and of its interface.
 const J: Place = Place::Netns("j");
 const JOINED: [&str; 2] = ["10.4.0.1", "10.4.0.2"];
 
-/// What OpenSM has to say of an HCA of more than two ports. It is not the one that it runs on.
+/// OpenSM logs this of an HCA with more than two ports. OpenSM runs on another HCA.
 const PASSED_OVER: &str = "ERR 5421: Unable to get CA ibtun0 port guids";
 
 pub(crate) fn run() -> ExitCode {
@@ -42,27 +42,27 @@ fn set_up(report: &mut Report) -> Option<Rig> {
 fn prove(report: &mut Report, mut rig: Rig) {
     let mut claim = |claim: &str, proof: Result<()>| report.claim(claim, proof).is_some();
     echoes(&mut claim, "datagram", 1000);
-    claim("a partition has interfaces of its own", partition());
-    claim("librdmacm connects next door, and data is right", rping(N, "10.1.0.2"));
-    claim("librdmacm connects in the partition, and data is right", rping(B, CHILD_OF_B));
+    claim("a second partition has its own interfaces", partition());
+    claim("librdmacm connects in the same subnet, and the data is right", rping(N, "10.1.0.2"));
+    claim("librdmacm connects in the partition, and the data is right", rping(B, CHILD_OF_B));
     claim("the diagnostics see the fabric", diagnostics());
     claim("ibacm finds a path, and answers the kernel", ibacm());
     let host = report.claim("the host of another channel adapter joins over UDP", joined());
     let mut claim = |claim: &str, proof: Result<()>| report.claim(claim, proof).is_some();
     claim("every interface goes to connected mode", connected());
     echoes(&mut claim, "connected", 20_000);
-    claim("connected: in the partition", ping(Place::Here, CHILD_OF_B, 20_000));
+    claim("connected: IPv4 in the partition", ping(Place::Here, CHILD_OF_B, 20_000));
     claim("the fabric is still there", rig.fabric.is_alive());
     claim("OpenSM is still there", rig.opensm.is_alive());
     claim("OpenSM has logged no error", opensm_is_content());
     drop(host);
 }
 
-/// From everywhere to everywhere, by both families.
+/// Pings between all places, IPv4 and IPv6.
 fn echoes(claim: &mut impl FnMut(&str, Result<()>) -> bool, mode: &str, size: u32) {
     for (what, place, target) in [
-        ("IPv4 next door", Place::Here, "10.1.0.2"),
-        ("IPv6 next door", Place::Here, "fd00:1::2"),
+        ("IPv4 in the same subnet", Place::Here, "10.1.0.2"),
+        ("IPv6 in the same subnet", Place::Here, "fd00:1::2"),
         ("IPv4 across the router", Place::Here, "10.2.0.1"),
         ("IPv6 across the router", Place::Here, "fd00:2::1"),
         ("IPv4 from behind the router", B, "10.1.0.2"),
@@ -72,10 +72,10 @@ fn echoes(claim: &mut impl FnMut(&str, Result<()>) -> bool, mode: &str, size: u3
     }
 }
 
-/// Three echoes of `size` bytes, none lost.
+/// Three pings of `size` bytes, none lost.
 fn ping(place: Place, target: &str, size: u32) -> Result<()> {
     let size = size.to_string();
-    // The first finds the way: the neighbour, the path, the connection.
+    // The first ping makes the kernel find the neighbour, the path and the connection.
     let once = ["ping", "-n", "-c", "1", "-W", "20", "-s", &size, target];
     rig::run(place, &once)?;
     let said =
@@ -103,8 +103,7 @@ fn diagnostics() -> Result<()> {
     rig::run(Place::Here, &["ibv_devinfo", "-d", "ibtun0"]).map(drop)
 }
 
-/// Its log says that it was the kernel that asked, and that the answer was taken is that the client
-/// goes on.
+/// ibacm's log says that the kernel asked. The client goes on only if the kernel accepted the answer.
 fn ibacm() -> Result<()> {
     let ibacm = spawn("ibacm", Place::Here, &["ibacm", "-P"])?;
     let [from, to] = [INTERFACES[0].lid()?, INTERFACES[1].lid()?].map(|lid| lid.to_string());
@@ -116,12 +115,12 @@ fn ibacm() -> Result<()> {
     rping(N, "10.1.0.2")?;
     let file = format!("{}/ibacm-daemon.log", rig::RESULTS);
     let log = fs::read_to_string(&file).context(file)?;
-    ensure!(log.contains("acm_nl_receive"), "the kernel did not ask it");
+    ensure!(log.contains("acm_nl_receive"), "the kernel did not ask ibacm");
     ibacm.stop().map(drop)
 }
 
-/// All that this HCA sends and receives crosses a socket, as if its host were another machine. OpenSM
-/// hears of it from its switch.
+/// All packets of this HCA cross a socket, as if its host were another machine. OpenSM hears of it
+/// from its switch.
 fn joined() -> Result<Process> {
     const PORT: &str = "/sys/class/infiniband/ibtun2/ports/1";
     let host = spawn("ibfab-join", Place::Here, &["ibfab", "join", FABRIC, TOPOLOGY, "J"])?;
@@ -130,13 +129,13 @@ fn joined() -> Result<Process> {
             let file = format!("{PORT}/{name}");
             Ok(fs::read_to_string(&file).context(file)?.trim().to_owned())
         };
-        ensure!(attribute("state")? == "4: ACTIVE", "it is {}", attribute("state")?);
+        ensure!(attribute("state")? == "4: ACTIVE", "the port is {}", attribute("state")?);
         attribute("gids/0")
     });
     let gid = gid.with_context(|| host.said().unwrap_or_default())?;
     let digits = |text: &str| text.trim().replace(':', "");
     let port = digits(&gid).split_off(16);
-    // Its name is whichever was free.
+    // The kernel gives it the next free name.
     let mut interfaces = fs::read_dir("/sys/class/net")?;
     let name = interfaces.find_map(|entry| {
         let entry = entry.ok()?;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 
-//! `vm hello`: what every other scenario relies on.
+//! `vm hello`: checks what every other scenario needs.
 
 use std::env;
 use std::fs;

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 
-//! The first process of a guest: mounts, loads modules, runs the command, ends the machine with
-//! the command's status.
+//! The first process of a guest: it mounts file systems, loads modules, runs the command, and ends the
+//! machine with the command's status.
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{BufWriter, Write as _};
@@ -18,26 +18,28 @@ use nix::sys::termios::{OutputFlags, SetArg, tcdrain, tcgetattr, tcsetattr};
 
 use crate::kernel_log;
 
-/// Where the host left what to do: the command, variables for its environment before it and
-/// arguments behind, separated by NUL; and the modules, to be loaded in the order of their names.
+/// Files of the host: the command, with its environment variables before it and its arguments behind
+/// it, separated by NUL; and the modules, which are loaded in the order of their names.
 const COMMAND: &str = "/command";
 const MODULES: &str = "/modules";
 
-/// What is left there the host gets, by way of the disk.
+/// The host gets the files of this directory, by way of the disk.
 const RESULTS: &str = crate::rig::RESULTS;
 const DISK: &str = "/dev/vda";
 
-/// Where programs of Debian find their libraries.
+/// The directory in which Debian's programs find their libraries.
 const LIBRARIES: &str = "/lib64";
 
-/// Where the command's output goes. The console (the first serial port) is the kernel's too.
+/// The command's output goes to this port. The console (the first serial port) also has the kernel's
+/// output.
 const SAID: &str = "/dev/ttyS1";
 
-/// The I/O port of QEMU's isa-debug-exit, and what we add to the status so that none looks like a
-/// failure of QEMU's own. `xtask/src/vm/qemu.rs` subtracts it. The sum has seven bits.
+/// The I/O port of QEMU's isa-debug-exit. `STATUS_BASE` is added to the status, so that no status looks
+/// like a failure of QEMU itself; `xtask/src/vm/qemu.rs` subtracts it. The sum has seven bits.
 const EXIT_PORT: u64 = 0xf4;
 const STATUS_BASE: u8 = 70;
-/// Stands for statuses above it, for a signal, and for a failure of our own; the console tells.
+/// Also stands for higher statuses, for a signal, and for a failure of this program; the console has
+/// the cause.
 const MAX_STATUS: u8 = 127 - STATUS_BASE;
 
 pub(crate) fn run() -> ! {
@@ -52,7 +54,7 @@ pub(crate) fn run() -> ! {
     if let Err(error) = end(status) {
         eprintln!("init: {error:#}");
     }
-    // Only if the machine has no such port. The host then finds no status.
+    // The machine has no such port. The host then finds no status.
     let Err(error) = reboot(RebootMode::RB_POWER_OFF);
     panic!("init: cannot power off: {error}");
 }
@@ -71,12 +73,12 @@ fn set_up() -> Result<()> {
         mount(Some(kind), path, Some(kind), MsFlags::empty(), None::<&str>)
             .with_context(|| format!("{path} cannot be mounted"))?;
     }
-    // As everywhere; iproute2 keeps its namespaces there.
+    // As on other systems; iproute2 keeps its namespaces there.
     fs::create_dir_all("/var").and_then(|()| symlink("/run", "/var/run")).context("/var/run")?;
     load(MODULES)
 }
 
-/// Loads the modules of a directory in the order of their names, if it is there.
+/// Loads the modules of a directory in the order of their names, if the directory exists.
 pub(crate) fn load(directory: &str) -> Result<()> {
     let Ok(entries) = fs::read_dir(directory) else { return Ok(()) };
     let entries = entries.map(|entry| Ok(entry?.path()));
@@ -85,7 +87,7 @@ pub(crate) fn load(directory: &str) -> Result<()> {
     modules.iter().try_for_each(|module| insert(module))
 }
 
-/// Loads one of the modules that were loaded at first, once more.
+/// Loads a module of the guest again, after it was unloaded.
 pub(crate) fn load_again(name: &str) -> Result<()> {
     let entries = fs::read_dir(MODULES).context(MODULES)?;
     let modules = entries.map(|entry| Ok(entry?.path()));
@@ -110,7 +112,7 @@ fn command() -> Result<u8> {
     let program = words.next().unwrap_or_default();
     let said = OpenOptions::new().write(true).open(SAID).context(SAID)?;
     let mut settings = tcgetattr(&said).context(SAID)?;
-    // Or each line would end with CR LF.
+    // Otherwise each line would end with CR LF.
     settings.output_flags.remove(OutputFlags::OPOST);
     tcsetattr(&said, SetArg::TCSANOW, &settings).context(SAID)?;
     let status = Command::new(program)
@@ -124,7 +126,7 @@ fn command() -> Result<u8> {
         .status()
         .with_context(|| format!("{program} cannot be run"))?;
     match tcdrain(&said) {
-        // A shell that had it for its terminal hung up when it ended.
+        // A shell with this terminal has ended and hung up.
         Ok(()) | Err(Errno::EIO) => {}
         Err(error) => return Err(error).context(SAID),
     }
@@ -134,7 +136,7 @@ fn command() -> Result<u8> {
     Ok(status_of(status))
 }
 
-/// Writes what is in [`RESULTS`] to the disk, if there is one. `xtask/src/vm/results.rs` says how.
+/// Writes the files of [`RESULTS`] to the disk, if there is one. `xtask/src/vm/results.rs` has the format.
 fn keep_results() -> Result<()> {
     let Ok(disk) = OpenOptions::new().write(true).open(DISK) else { return Ok(()) };
     let mut disk = BufWriter::with_capacity(1 << 20, disk);
@@ -158,7 +160,7 @@ fn status_of(status: ExitStatus) -> u8 {
     code.map_or(MAX_STATUS, |code| code.min(MAX_STATUS))
 }
 
-/// Ends the machine on the spot.
+/// Ends the machine at once.
 fn end(status: u8) -> Result<()> {
     tcdrain(std::io::stderr()).context("the console cannot be drained")?;
     let ports = OpenOptions::new().write(true).open("/dev/port").context("/dev/port")?;

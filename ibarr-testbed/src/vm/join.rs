@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 
-//! `vm run b`: connections across the IP router. The kernel cannot make them alone; with `ibarr` at
-//! both ends it can, and no program has to know.
+//! `vm run b`: connections across the IP router. The kernel alone cannot make them. With `ibarr` at both
+//! ends it can, and programs need no change.
 
 use std::process::ExitCode;
 
@@ -12,11 +12,11 @@ use crate::next_hops;
 use crate::report::Report;
 use crate::rig::{self, B, Ibarr, Place, Rig, pair, rping, survive_nudges};
 
-/// Behind the router.
+/// Addresses behind the router.
 pub(crate) const FAR_V4: &str = "10.2.0.1";
 const FAR_V6: &str = "fd00:2::1";
 
-/// As many programs as connected, each of them anew.
+/// The number of programs that connect, each with a new connection.
 const PROGRAMS: u64 = 8;
 
 pub(crate) fn run() -> ExitCode {
@@ -46,17 +46,20 @@ fn prove(report: &mut Report) {
         Ok(())
     });
     report.claim("open connections of either family survive 10,000 nudges", survive);
-    report.claim("it was ibarr that the kernel had its answers from", answered(&here));
+    report.claim("the kernel got its answers from ibarr", answered(&here));
     let by_program = answered_by_program(&there);
-    report.claim("behind the router a BPF program on IPoIB answered for the other", by_program);
+    report.claim(
+        "behind the router a BPF program on IPoIB answered for the other daemon",
+        by_program,
+    );
     report.claim("both daemons are still there", here.stop().and_then(|()| there.stop()));
-    report.claim("without ibarr it is refused again", is_refused(FAR_V4));
+    report.claim("without ibarr IPv4 across the router is refused again", is_refused(FAR_V4));
 }
 
-/// The kernel says so before anything is sent.
+/// The kernel refuses before it sends anything.
 fn is_refused(target: &str) -> Result<()> {
     match rig::run(Place::Here, &["rping", "-c", "-C", "1", "-a", target]) {
-        Ok(said) => bail!("it connected: {said}"),
+        Ok(said) => bail!("rping connected: {said}"),
         Err(error) => {
             let said = format!("{error:#}");
             ensure!(said.contains("Cannot assign requested address"), "{said}");
@@ -65,7 +68,7 @@ fn is_refused(target: &str) -> Result<()> {
     }
 }
 
-/// Every question of the kernel's was answered, none was passed back.
+/// ibarr answered every question of the kernel, and left none to it.
 fn answered(here: &Ibarr) -> Result<()> {
     let of = |name: &str| here.count(name);
     let (addresses, paths) = (of("local-service.requests")?, of("local-service.path-requests")?);
@@ -88,7 +91,7 @@ fn answered(here: &Ibarr) -> Result<()> {
 fn answered_by_program(there: &Ibarr) -> Result<()> {
     let by_program = there.count("bpf.tc.answered")?;
     let by_daemon = there.count("ip2gid.server.answered")?;
-    // One of each family at least; none was left to the daemon.
+    // At least one of each family, and none was left to the daemon.
     ensure!(by_program >= 2 && by_daemon == 0, "{by_program} by BPF, {by_daemon} by the daemon");
     Ok(())
 }

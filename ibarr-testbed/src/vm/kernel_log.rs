@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 
-//! What the kernel has said, and whether all is well with it.
+//! The kernel's log, and whether the kernel has warned or failed.
 
 use std::fs::{self, OpenOptions};
 use std::io::{self, Read as _};
@@ -9,15 +9,15 @@ use std::os::unix::fs::OpenOptionsExt as _;
 use anyhow::{Context as _, Result, bail, ensure};
 use nix::libc;
 
-/// Warnings that are no fault of what we test, as two parts of the line. On 6.1, rdmavt copies a
-/// request into a union by the name of its first member, which that kernel's checks take for an
+/// Warnings that the tested programs do not cause, as two parts of the line. On 6.1, rdmavt copies a
+/// request into a union by the name of its first member, which the kernel's checks take for an
 /// overrun (`rvt_post_one_wr` of drivers/infiniband/sw/rdmavt/qp.c).
 const EXCUSED: [(&str, &str); 1] = [("rdmavt/qp.c:", "rvt_post_send+")];
 
 /// Lines of the kernel's log.
 ///
 /// # Errors
-/// Some were lost.
+/// The beginning of the log is lost.
 pub(crate) fn lines() -> Result<Vec<String>> {
     let mut options = OpenOptions::new();
     let file = options.read(true).custom_flags(libc::O_NONBLOCK).open("/dev/kmsg");
@@ -39,8 +39,7 @@ pub(crate) fn lines() -> Result<Vec<String>> {
     }
 }
 
-/// A kernel that has warned or worse says so on the console; whatever a command says, that is no
-/// success.
+/// Fails if the kernel has warned or worse, whatever the command's status is.
 pub(crate) fn is_sound() -> Result<()> {
     /// Bits of Documentation/admin-guide/tainted-kernels.rst.
     const WARNED: u64 = 1 << 9;
@@ -50,19 +49,18 @@ pub(crate) fn is_sound() -> Result<()> {
     let tainted: u64 = fs::read_to_string(file).context(file)?.trim().parse().context(file)?;
     ensure!(tainted & WORSE == 0, "the kernel complained, {file} is {tainted}");
     if tainted & WARNED != 0 {
-        let lines = lines().context("the kernel warned, and of what cannot be told")?;
+        let lines = lines().context("the kernel warned, and its log cannot be read")?;
         if let Some(warning) = unexcused(&lines) {
             bail!("the kernel warned: {warning}");
         }
     }
-    // A kernel with a lock validator does not count what that finds as a warning.
+    // The kernel does not count the findings of its lock validator as warnings.
     let lockdep = fs::read_to_string("/proc/lockdep_stats").unwrap_or_default();
     ensure!(!has_found_a_lock(&lockdep), "the kernel's lock validator has found something");
     Ok(())
 }
 
-/// The validator switches itself off with the first thing that it finds (`debug_locks_off` in
-/// lib/debug_locks.c).
+/// The validator switches itself off after its first finding (`debug_locks_off` in lib/debug_locks.c).
 fn has_found_a_lock(lockdep_stats: &str) -> bool {
     let mut lines = lockdep_stats.lines().filter_map(|line| line.split_once(':'));
     lines.any(|(name, value)| name.trim() == "debug_locks" && value.trim() == "0")
@@ -81,7 +79,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_validator_that_is_off_has_found_something() {
+    fn lock_validator_that_is_off_has_found_something() {
         let stats = |on| format!(" max lock depth:        17\n debug_locks:           {on:11}\n");
         assert!(has_found_a_lock(&stats(0)));
         assert!(!has_found_a_lock(&stats(1)));

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 
-//! The guest's side of `cargo xtask vm`: as its first process it sets up a virtual machine and
-//! runs a command in it; that command is usually this program again, with a scenario's name.
+//! The guest's side of `cargo xtask vm`. As the first process, this program sets up the virtual machine
+//! and runs a command. That command is usually this program again, with a scenario's name.
 
 #![deny(unsafe_code)]
 
@@ -19,7 +19,7 @@ mod report;
 mod responder;
 mod rig;
 mod rtnetlink;
-#[expect(unsafe_code, reason = "system calls that nothing safe wraps")]
+#[expect(unsafe_code, reason = "system calls without a safe wrapper")]
 mod sys;
 mod timings;
 
@@ -72,15 +72,15 @@ fn failure(outcome: Result<Infallible>) -> ExitCode {
     ExitCode::FAILURE
 }
 
-/// This program, in the guest.
+/// Path of this program in the guest.
 const OWN: &str = "/bin/ibarr-guest";
-/// The command that `ls` runs where no daemon is given.
+/// The command that `ls` runs if no daemon is given.
 const RESPONDER: &str = "ls-responder";
-/// What `ls` is told where the clock counts instructions.
+/// Option of `ls` for a clock that counts instructions.
 const STEADY: &str = "--steady";
-/// Who joins the group and is silent.
+/// Command that joins the group and never answers.
 const LISTENER: &str = "ls-listener";
-/// Starts a program with a socket.
+/// Command that starts a program with an inherited socket.
 const INHERIT: &str = "ls-inherit";
-/// Starts a program where the kernel refuses its messages.
+/// Command that starts a program where the kernel refuses its messages.
 const STRANDED: &str = "ls-stranded";

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 
-//! XDP on IPoIB: nobody but the daemon tells the program where its answers go.
+//! XDP on IPoIB: only the daemon tells the program where its answers go.
 
 use std::cell::Cell;
 use std::fs;
@@ -15,17 +15,17 @@ use serde_json::Value;
 use crate::report::Report;
 use crate::rig::{self, B, Ibarr, N, Place, Rig, eventually, ip};
 
-/// Who answers, as its neighbours and those behind the router know it.
+/// Addresses of the node that answers.
 const TARGETS: [&str; 2] = ["10.1.0.2", "fd00:1::2"];
 const INTERFACE: &str = "ib4";
 
-/// Who asks, from where, and whom it is sent to in return.
+/// The peers: a name, their place, and the next hop to which the answer is sent.
 const PEERS: [(&str, Place, [&str; 2]); 2] = [
-    ("next door", Place::Here, ["10.1.0.1", "fd00:1::1"]),
-    ("behind the router", B, ["10.1.0.254", "fd00:1::fe"]),
+    ("a peer in the same subnet", Place::Here, ["10.1.0.1", "fd00:1::1"]),
+    ("a peer behind the router", B, ["10.1.0.254", "fd00:1::fe"]),
 ];
 
-/// At a time, all of which XDP has to answer.
+/// Queries of one round, all of which XDP must answer.
 const QUERIES: u32 = 20;
 
 pub(crate) fn prove(report: &mut Report) {
@@ -37,7 +37,7 @@ pub(crate) fn prove(report: &mut Report) {
         }
     }
     for (target, next_hop) in TARGETS.into_iter().zip(PEERS[0].2) {
-        let claim = "who is unknown is answered by the daemon first, asked for";
+        let claim = "a peer with an unknown next hop is answered by the daemon first, asked for";
         report.claim(&format!("{claim} {target}"), meets(&daemon, target, next_hop));
         let claim = format!("and then by XDP, asked for {target}");
         report.claim(&claim, answers_by_xdp(&daemon, Place::Here, target, next_hop));
@@ -47,7 +47,7 @@ pub(crate) fn prove(report: &mut Report) {
         ensure!(said.contains(" 0% packet loss"), "{said}");
         Ok(())
     });
-    report.claim("all else passes XDP on IPoIB", passes);
+    report.claim("other packets pass XDP on IPoIB", passes);
     for (peer, place, next_hops) in PEERS {
         let claim = format!("in connected mode, too, XDP on IPoIB answers {peer}");
         let proof = Rig::connected_mode();
@@ -60,7 +60,7 @@ pub(crate) fn prove(report: &mut Report) {
     }
 }
 
-/// Starts `ibarr` next door, which answers by XDP.
+/// Starts `ibarr` in `n`, which answers by XDP.
 fn start() -> Result<Ibarr> {
     let daemon = Ibarr::start("next-door", N, "responder = \"xdp\"\n", 1)?;
     let status = daemon.ask(&Request::Status)?;
@@ -73,16 +73,16 @@ fn start() -> Result<Ibarr> {
     Ok(daemon)
 }
 
-/// It is killed; XDP answers meanwhile, and what it knows of next hops is the next one's.
+/// The daemon is killed. XDP answers meanwhile, and the next daemon takes over its next hops.
 fn replaced(mut daemon: Ibarr) -> Result<Ibarr> {
     let next_hop = PEERS[0].2[0];
     answers_by_xdp(&daemon, Place::Here, TARGETS[0], next_hop)?;
-    // What goes stale now would stay so until there is a daemon again.
+    // An entry that becomes stale now would stay stale until there is a daemon again.
     let hwaddr = hwaddr_of(&daemon, next_hop)?;
     ip(N, &format!("neighbour replace {next_hop} lladdr {hwaddr} dev {INTERFACE} nud permanent"))?;
     answers_by_xdp(&daemon, Place::Here, TARGETS[0], next_hop)?;
     daemon.kill()?;
-    // Without a socket nobody else can answer.
+    // Without a socket only the program can answer.
     ask(Place::Here, TARGETS[0], QUERIES)?;
     let daemon = start()?;
     answers_by_xdp(&daemon, Place::Here, TARGETS[0], next_hop)?;
@@ -110,9 +110,9 @@ fn answers_by_xdp(daemon: &Ibarr, place: Place, target: &str, next_hop: &str) ->
         let (by_xdp, by_daemon) = (now.0 - before.0, now.1 - before.1);
         ensure!(
             (by_xdp, by_daemon) == (u64::from(QUERIES), 0),
-            "of {QUERIES} XDP answered {by_xdp}, the daemon {by_daemon}"
+            "of {QUERIES} queries XDP answered {by_xdp}, the daemon {by_daemon}"
         );
-        // It knows of the next hop what the kernel says.
+        // The program's next hop is the kernel's.
         let hwaddr = hwaddr_of(daemon, next_hop)?;
         let kernel = ip(N, &format!("neighbour show {next_hop} dev {INTERFACE}"))?;
         ensure!(kernel.contains(&hwaddr), "{hwaddr}, but the kernel says {kernel}");
@@ -124,8 +124,9 @@ fn answers_by_xdp(daemon: &Ibarr, place: Place, target: &str, next_hop: &str) ->
     Ok(())
 }
 
-/// The kernel forgets its neighbours, then one of them asks, who himself knows where to: if he had to
-/// ask for that, the kernel would have met him by then, and XDP answer.
+/// The kernel forgets its neighbours, and then a peer asks. The peer has a permanent neighbour entry
+/// for the node. If it had to ask for that address first, the kernel would learn the peer's address from
+/// the question, and XDP would answer.
 fn meets(daemon: &Ibarr, target: &str, next_hop: &str) -> Result<()> {
     let link: Value = serde_json::from_str(&ip(N, &format!("-json link show dev {INTERFACE}"))?)?;
     let hwaddr = link[0]["address"].as_str().context("no hardware address")?;
@@ -145,12 +146,12 @@ fn meets(daemon: &Ibarr, target: &str, next_hop: &str) -> Result<()> {
     ip(Place::Here, &format!("neighbour delete {target} dev {here}")).map(drop)
 }
 
-/// What XDP has answered, and what the daemon.
+/// Number of answers by XDP, and by the daemon.
 fn counts(daemon: &Ibarr) -> Result<(u64, u64)> {
     Ok((daemon.count("bpf.xdp.answered")?, daemon.count("ip2gid.server.answered")?))
 }
 
-/// So many queries, one after the other, each of which is answered with the GID of the interface.
+/// Sends so many queries, one after the other. Each must be answered with the GID of the interface.
 fn ask(place: Place, target: &str, queries: u32) -> Result<()> {
     let target: IpAddr = target.parse()?;
     let link = ip(N, &format!("-o link show dev {INTERFACE}"))?;
@@ -166,9 +167,9 @@ fn ask(place: Place, target: &str, queries: u32) -> Result<()> {
             let len = socket.recv(&mut buffer).with_context(|| format!("query {number}"))?;
             let reply = Reply::parse(&buffer[..len]).context("no reply")?;
             ensure!(reply.msg_id == msg_id, "{reply:?}");
-            let gid = reply.gid.context("nobody has it")?.octets();
+            let gid = reply.gid.context("the answer is negative")?.octets();
             let gid: Vec<_> = gid.iter().map(|octet| format!("{octet:02x}")).collect();
-            ensure!(link.contains(&gid.join(":")), "{gid:?} is not that of {link}");
+            ensure!(link.contains(&gid.join(":")), "{gid:?} is not the GID of {link}");
         }
         Ok(())
     })
@@ -181,7 +182,7 @@ fn hwaddr_of(daemon: &Ibarr, next_hop: &str) -> Result<String> {
     Ok(hwaddr.clone())
 }
 
-/// Those in the map of the programs, with their hardware addresses.
+/// The next hops in the programs' map, with their hardware addresses.
 fn next_hops(daemon: &Ibarr) -> Result<Vec<(String, String)>> {
     let words = ["ibarr", "cache", "--kernel", "--json", "--bpf-dir", &daemon.bpf_dir()];
     let shown: Value = serde_json::from_str(&rig::run(N, &words)?)?;

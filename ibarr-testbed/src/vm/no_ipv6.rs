@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 
-//! `vm run f`: the join where the kernel has no IPv6 (`ipv6.disable=1`). There `ibarr` nudges on an
-//! IPoIB interface, by a neighbour of IPv4.
+//! `vm run f`: like `vm run b` on a kernel without IPv6 (`ipv6.disable=1`). There `ibarr` nudges on an
+//! IPoIB interface, by an IPv4 neighbour.
 
 use std::process::ExitCode;
 use std::time::Instant;
@@ -16,10 +16,10 @@ use crate::rig::{self, B, INTERFACES, Ibarr, Place, Rig, rping, survive_nudges};
 use crate::rtnetlink::ifindex;
 use crate::sys::rdma_cm::EventKind;
 
-/// Resolved one after another.
+/// Number of addresses resolved one after another.
 const RESOLVES: u64 = 20;
 
-/// Of the networks for documentation (RFC 5737) the one that nudges have their neighbour in.
+/// The network for documentation (RFC 5737) in which nudges have their neighbour.
 const DOCUMENTATION: &str = "198.51.100.";
 
 pub(crate) fn run() -> ExitCode {
@@ -38,8 +38,9 @@ fn prove(report: &mut Report) {
     let claim = format!("{RESOLVES} addresses are resolved, none by its caller's time-out");
     report.claim(&claim, resolves());
     let before_stop = nudges_on_ipoib(&here);
-    report.claim("ibarr says that it nudges on an IPoIB interface, and none failed", before_stop);
-    report.claim("nothing of the nudges is left behind", nothing_left());
+    report
+        .claim("ibarr says that it nudges on an IPoIB interface, and no nudge failed", before_stop);
+    report.claim("the nudges leave no neighbour behind", nothing_left());
     report.claim("rping connects across the router, and its data is right", rping(B, FAR_V4));
     let survives = survive_nudges(B, &[FAR_V4]).and_then(|on| {
         ensure!(on == ifindex(INTERFACES[0].name)?, "nudges were made on interface {on}");
@@ -47,7 +48,7 @@ fn prove(report: &mut Report) {
     });
     report.claim("an open connection survives 10,000 nudges on its own interface", survives);
     report.claim("both daemons are still there", here.stop().and_then(|()| there.stop()));
-    report.claim("nothing is left behind by the last nudge either", nothing_left());
+    report.claim("the last nudge leaves no neighbour behind either", nothing_left());
 }
 
 fn has_none() -> Result<()> {
@@ -84,7 +85,7 @@ fn nudges_on_ipoib(here: &Ibarr) -> Result<()> {
 fn nothing_left() -> Result<()> {
     let neighbours = rig::ip(Place::Here, "neigh show nud all")?;
     ensure!(!neighbours.contains(DOCUMENTATION), "{neighbours}");
-    // The list is one that our neighbours would be in.
+    // This shows that the list would contain our neighbours.
     ensure!(neighbours.contains("10.1.0.254"), "the router is missing: {neighbours}");
     Ok(())
 }

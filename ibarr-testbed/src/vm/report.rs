@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 
-//! What a scenario reports to the host: the Test Anything Protocol, one line a claim, the number
+//! A scenario's report to the host, in the Test Anything Protocol: a line for each claim, and the number
 //! of claims at the end.
 
 use std::fmt::Display;
@@ -16,7 +16,7 @@ pub(crate) struct Report {
 }
 
 impl Report {
-    /// Reports whether `claim` holds: it does if `proof` is `Ok`. Gives what it proved.
+    /// Reports that `claim` holds if `proof` is `Ok`. Returns the value of the proof.
     pub(crate) fn claim<T>(&mut self, claim: &str, proof: Result<T>) -> Option<T> {
         self.claims += 1;
         match proof {
@@ -33,14 +33,14 @@ impl Report {
         }
     }
 
-    /// Says something that is no claim.
+    /// Prints a note that is no claim.
     pub(crate) fn note(note: impl Display) {
         for line in note.to_string().lines() {
             println!("# {line}");
         }
     }
 
-    /// Says what was measured; the host repeats it when all scenarios have run.
+    /// Prints a measured figure. The host prints it again when all scenarios have run.
     pub(crate) fn figure(figure: impl Display) {
         println!("# figure: {figure}");
     }

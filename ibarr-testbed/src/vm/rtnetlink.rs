@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 
-//! Changes links, addresses, routes and neighbours of a guest, which has no iproute2.
+//! Changes links, addresses, routes and neighbours in a guest without iproute2.
 
 use std::fs;
 use std::io::{self, Cursor};
@@ -23,7 +23,7 @@ use nix::sys::socket::{
     socket,
 };
 
-/// A socket to rtnetlink. Each change is done when its method returns.
+/// An rtnetlink socket. A change is done when its method returns.
 #[derive(Debug)]
 pub(crate) struct Rtnetlink {
     fd: OwnedFd,
@@ -96,21 +96,21 @@ impl Rtnetlink {
         self.request(Rtm::Newroute, NlmF::CREATE | NlmF::EXCL, message)
     }
 
-    /// Makes the kernel look at its pending address requests again: makes and removes a neighbour
-    /// of lo, a permanent one for an address that is kept for documentation (RFC 3849).
+    /// Makes the kernel look at its pending address requests again: makes and removes a permanent
+    /// neighbour of lo, for an address for documentation (RFC 3849).
     ///
-    /// Never an IPv4 one: on lo that is the neighbour of all of 127.0.0.0/8.
+    /// Never an IPv4 neighbour: on lo it would be the neighbour of all of 127.0.0.0/8.
     pub(crate) fn nudge(&self) -> Result<()> {
         self.add_neighbour(0)?;
         self.delete_neighbour(0)
     }
 
-    /// Half of [`nudge`](Self::nudge), with a neighbour of this number.
+    /// The first half of [`nudge`](Self::nudge), with a neighbour of this number.
     pub(crate) fn add_neighbour(&self, number: u16) -> Result<()> {
         self.neighbour(Rtm::Newneigh, NlmF::CREATE | NlmF::REPLACE, number)
     }
 
-    /// The other half.
+    /// The second half of [`nudge`](Self::nudge).
     pub(crate) fn delete_neighbour(&self, number: u16) -> Result<()> {
         self.neighbour(Rtm::Delneigh, NlmF::empty(), number)
     }
@@ -153,9 +153,9 @@ impl Rtnetlink {
             .with_context(|| format!("{what} cannot be sent"))?;
         let mut reply = [0; 4096];
         let length = recv(self.fd.as_raw_fd(), &mut reply, MsgFlags::empty())
-            .with_context(|| format!("{what} has no verdict"))?;
-        let verdict = messages(&reply[..length]).next().context("an empty verdict")??;
-        ensure!(verdict.kind() == Kind::Verdict, "{what}: an answer that is no verdict");
+            .with_context(|| format!("{what} has no acknowledgement"))?;
+        let verdict = messages(&reply[..length]).next().context("an empty acknowledgement")??;
+        ensure!(verdict.kind() == Kind::Verdict, "{what}: the answer is no acknowledgement");
         match verdict.errno() {
             Some(0) => Ok(()),
             errno => Err(io::Error::from_raw_os_error(-errno.unwrap_or_default()))
@@ -164,7 +164,7 @@ impl Rtnetlink {
     }
 }
 
-/// The number of the interface called `name`.
+/// The index of the interface called `name`.
 pub(crate) fn ifindex(name: &str) -> Result<IfIndex> {
     let file = format!("/sys/class/net/{name}/ifindex");
     let text = fs::read_to_string(&file).with_context(|| file.clone())?;

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 
-//! `vm run c`: how long `rdma_resolve_addr` and `rdma_resolve_route` take, beside what the kernel
-//! needs alone, and with ibacm, in the same guest.
+//! `vm run c`: how long `rdma_resolve_addr` and `rdma_resolve_route` take with ibarr, compared with the
+//! kernel alone and with ibacm, in the same guest.
 //!
-//! Times are said and held against what is aimed at. Claimed is what they are times of: who
-//! answered, from where, and that nobody had to wait for his time-out.
+//! The scenario prints times and compares them with its aims. It claims what the times are of: which
+//! program answered, from memory or by asking, and that no caller had to wait for its time-out.
 
 use std::collections::HashMap;
 use std::fmt;
@@ -22,21 +22,20 @@ use crate::rig::{self, B, Caller, INTERFACES, Ibarr, N, Place, R, Rig, eventuall
 use crate::rtnetlink::{Rtnetlink, ifindex};
 use crate::sys::rdma_cm::EventKind;
 
-/// Of each kind, so many in each round: what they are compared with is measured at nearly the same
-/// time.
+/// Samples of each kind in each round. So times that are compared are measured at nearly the same time.
 const SAMPLES: usize = 50;
 const ROUNDS: usize = 2;
 
-/// Long enough for the daemon to end what it does after an answer.
+/// Long enough for the daemon to end its turn after an answer.
 const PAUSE: Duration = Duration::from_millis(1);
 
-/// The daemon forgets at once; it removes what it has forgotten from its maps after that.
+/// The daemon forgets at once, and removes the entries from its maps after that.
 const AFTER_FLUSH: Duration = Duration::from_millis(20);
 
 const NEAR: [&str; 2] = ["10.1.0.2", "fd00:1::2"];
 const FAR: [&str; 2] = ["10.2.0.1", "fd00:2::1"];
 
-/// One after another, and at once.
+/// Number of resolves one after another, and at once.
 const IN_TURN: usize = 1_000;
 const AT_ONCE: usize = 200;
 
@@ -51,12 +50,12 @@ pub(crate) fn run() -> ExitCode {
 
 fn prove(report: &mut Report) {
     let mut times = Times::default();
-    report.claim("every neighbour is known for good", know_neighbours());
+    report.claim("every neighbour entry is permanent", know_neighbours());
     for round in 1..=ROUNDS {
         let mut claim = |what: &str, proof: Result<()>| {
             report.claim(&format!("{what} ({round} of {ROUNDS})"), proof);
         };
-        claim("the kernel alone, next door", kernel_alone(&mut times));
+        claim("the kernel alone, in the same subnet", kernel_alone(&mut times));
         claim("ibacm answers the kernel from memory", ibacm(&mut times));
         claim("ibarr answers the kernel from memory, and by asking", ibarr(&mut times));
     }
@@ -65,12 +64,12 @@ fn prove(report: &mut Report) {
         with_ibarr(|_| in_turn()),
     );
     report.claim(&format!("{AT_ONCE} resolves at once, none lost"), with_ibarr(at_once));
-    Report::note("all times are of a guest without hardware virtualization: compare them");
+    Report::note("all times are of a guest without hardware virtualization: only compare them");
     Report::note(&times);
     times.verdicts().for_each(Report::figure);
 }
 
-/// What is measured, in the order of the table.
+/// The rows of the table, in its order.
 #[derive(Clone, Copy, Debug, Eq, Hash, PartialEq)]
 enum Row {
     AddressKnown,
@@ -130,7 +129,7 @@ impl Row {
     }
 }
 
-/// What is aimed at: a row, what it is held against, and how many times as long it may take.
+/// The aims: a row, the row that it is compared with, and how many times as long it may take.
 const AIMS: [(Row, Row, f64); 5] = [
     (Row::AddressMemory, Row::AddressArp, 3.0),
     (Row::AddressBackToBack, Row::AddressPaused, 2.0),
@@ -139,7 +138,7 @@ const AIMS: [(Row, Row, f64); 5] = [
     (Row::BothMemory, Row::BothIbacm, 1.0),
 ];
 
-/// By row and family, as [`NEAR`] and [`FAR`] have these.
+/// Times by row and family, with the families as in [`NEAR`] and [`FAR`].
 #[derive(Debug, Default)]
 struct Times(HashMap<(Row, usize), Vec<Duration>>);
 
@@ -148,8 +147,8 @@ impl Times {
         self.0.entry((row, family)).or_default().push(took);
     }
 
-    /// Resolves an address and its route, for rows of the route and of both. Gives how long the address
-    /// took.
+    /// Resolves an address and its route, for the rows of the route and of both. Returns how long the
+    /// address took.
     fn resolve(
         &mut self,
         caller: &Caller,
@@ -164,7 +163,7 @@ impl Times {
         Ok(address)
     }
 
-    /// In milliseconds; a hundredth of the samples takes at most so long as `percent` says.
+    /// The percentile `percent` of the samples, in milliseconds.
     fn at(&self, row: Row, family: usize, percent: usize) -> Option<f64> {
         let mut times = self.0.get(&(row, family))?.clone();
         times.sort();
@@ -174,7 +173,7 @@ impl Times {
 }
 
 impl Times {
-    /// Whether what is aimed at was met.
+    /// A line for each aim: whether it was met.
     fn verdicts(&self) -> impl Iterator<Item = String> {
         let families = ["IPv4", "IPv6"].into_iter().enumerate();
         let all =
@@ -184,7 +183,7 @@ impl Times {
             let verdict = if ratio <= aim { "met" } else { "missed" };
             let (row, beside) = (row.name(), beside.name());
             Some(format!(
-                "{name} {row} / {beside}: {ratio:.2}, at most {aim} is the aim: {verdict}"
+                "{name} {row} / {beside}: {ratio:.2}; the aim is at most {aim}: {verdict}"
             ))
         })
     }
@@ -207,8 +206,8 @@ impl fmt::Display for Times {
     }
 }
 
-/// What changes among neighbours, anywhere, wakes whoever waits for an address: nothing shall change
-/// but what we do.
+/// Makes all neighbour entries permanent. A change of any neighbour wakes all callers that wait for an
+/// address, so only our own changes may happen.
 fn know_neighbours() -> Result<()> {
     for target in NEAR.iter().chain(&FAR) {
         eventually(|| rig::run(Place::Here, &["ping", "-n", "-c", "1", "-W", "5", target]))?;
@@ -248,7 +247,8 @@ fn kernel_alone(times: &mut Times) -> Result<()> {
     know_neighbours()
 }
 
-/// What the rig has it log, for other scenarios, is a dozen writes a request.
+/// Makes ibacm log only errors. The rig's configuration for other scenarios causes a dozen writes a
+/// request.
 const IBACM_CONFIG: (&str, &str) =
     ("/etc/rdma/ibacm_opts.cfg", "log_file /results/ibacm-daemon.log\nlog_level 0\n");
 
@@ -266,7 +266,7 @@ fn ibacm(times: &mut Times) -> Result<()> {
     })?;
     let caller = Caller::patient()?;
     for (family, target) in NEAR.into_iter().enumerate() {
-        // The first asks the SA.
+        // The first request asks the SA.
         caller.path_to(target)?;
         for _ in 0..SAMPLES {
             times.resolve(&caller, target, family, [Row::RouteIbacm, Row::BothIbacm])?;
@@ -294,7 +294,7 @@ fn ibarr(times: &mut Times) -> Result<()> {
         ];
         for family in 0..2 {
             let (near, far) = (NEAR[family], FAR[family]);
-            // Now they are remembered.
+            // Now ibarr remembers address and path.
             caller.path_to(near)?;
             caller.path_to(far)?;
             let before = counted(here, names)?;
@@ -338,7 +338,7 @@ fn ibarr(times: &mut Times) -> Result<()> {
     })
 }
 
-/// At either end.
+/// Runs `work` with a daemon at each end.
 fn with_ibarr(work: impl FnOnce(&Ibarr) -> Result<()>) -> Result<()> {
     let there = Ibarr::start("b", B, "", 1)?;
     let here = Ibarr::start("here", Place::Here, "", 1)?;
@@ -351,7 +351,7 @@ fn with_ibarr(work: impl FnOnce(&Ibarr) -> Result<()>) -> Result<()> {
     here.stop().and(there.stop()).and(outcome)
 }
 
-/// Addresses and routes, of both families in turn.
+/// Resolves addresses and routes, of both families in turn.
 fn in_turn() -> Result<()> {
     let caller = Caller::patient()?;
     let began = Instant::now();
@@ -364,7 +364,7 @@ fn in_turn() -> Result<()> {
 }
 
 fn at_once(here: &Ibarr) -> Result<()> {
-    // The daemon before it has left what it knew.
+    // The daemon of the claim before has left its answers in the map.
     here.flush()?;
     let names = [
         "ip2gid.client.queries",
@@ -401,7 +401,7 @@ fn at_once(here: &Ibarr) -> Result<()> {
     Ok(())
 }
 
-/// Some counters.
+/// The values of some counters.
 fn counted<const N: usize>(ibarr: &Ibarr, names: [&str; N]) -> Result<[u64; N]> {
     let counters = ibarr.ask(&Request::Counters)?;
     let mut counts = [0; N];

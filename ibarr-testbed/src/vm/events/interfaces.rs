@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 
-//! Interfaces that go down and come up, are renamed, are moved; the HCA that vanishes and returns.
+//! Interfaces go down and come up, are renamed and moved; the HCA vanishes and returns.
 
 use std::fs;
 
@@ -19,10 +19,10 @@ pub(super) fn prove(report: &mut Report, scene: &mut Scene) {
     claim("interfaces go down and come up", down_and_up(scene));
     claim("interfaces are renamed", renamed(scene));
     claim("interfaces are moved to another namespace, and back", moved(scene));
-    claim("the module is unloaded under everybody, and loaded again", reloaded(scene));
+    claim("the module is unloaded while it is in use, and loaded again", reloaded(scene));
 }
 
-/// Both ends.
+/// The interfaces of both daemons.
 const ENDS: [Interface; 2] = [HERE, THERE];
 
 fn down_and_up(scene: &Scene) -> Result<()> {
@@ -56,7 +56,7 @@ fn renamed(scene: &Scene) -> Result<()> {
     Ok(())
 }
 
-/// The wire is cut, and everything on it vanishes, while the daemons, OpenSM and IPoIB use it.
+/// The fabric ends, and all HCAs vanish, while the daemons, OpenSM and IPoIB use them.
 fn reloaded(scene: &mut Scene) -> Result<()> {
     scene.rig.fabric.kill()?;
     eventually(|| {
@@ -65,10 +65,10 @@ fn reloaded(scene: &mut Scene) -> Result<()> {
         Ok(())
     })?;
     scene.rig.opensm.kill()?;
-    // Until the last HCA is taken apart.
+    // The kernel refuses until it has removed the last HCA.
     eventually(|| match delete_module(c"ibtun", DeleteModuleFlags::O_NONBLOCK) {
         Ok(()) => Ok(()),
-        Err(error) => Err(error).context("it cannot be unloaded"),
+        Err(error) => Err(error).context("ibtun cannot be unloaded"),
     })?;
     answers_nothing(scene)?;
     init::load_again("ibtun")?;
@@ -82,7 +82,7 @@ fn reloaded(scene: &mut Scene) -> Result<()> {
     scene.works()
 }
 
-/// Neither daemon has an address that it would answer for.
+/// Neither daemon serves an address.
 fn answers_nothing(scene: &Scene) -> Result<()> {
     eventually(|| {
         for daemon in [&scene.here, &scene.there] {

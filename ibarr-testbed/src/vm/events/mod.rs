@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 
-//! `vm run e`: `ibarr` between a stock kernel and a stock OpenSM while things happen to the subnet.
-//! What the kernel asks and is told, a subnet manager that is silent, gone, back and of another
-//! mind, interfaces that go and come, HCAs that vanish.
+//! `vm run e`: `ibarr` between a stock kernel and a stock OpenSM while the subnet changes. The kernel
+//! asks and is answered; the subnet manager is silent, ends, comes back and gives other LIDs; interfaces
+//! and HCAs vanish and return.
 
 mod interfaces;
 mod moved;
@@ -19,11 +19,10 @@ use ibarr_user::control::messages::Request;
 use crate::report::Report;
 use crate::rig::{self, B, Caller, INTERFACES, Ibarr, Interface, Place, Rig, eventually};
 
-/// What each daemon of ours answers in its namespace: ours is the first interface, the other
-/// daemon's the second.
+/// The interface that the daemon here serves.
 const HERE: Interface = INTERFACES[0];
 const THERE: Interface = INTERFACES[1];
-/// Next door, where no daemon is.
+/// In the same IP subnet, where no daemon runs.
 const NEIGHBOUR: Interface = INTERFACES[4];
 const FAR: [&str; 2] = ["10.2.0.1", "fd00:2::1"];
 const NEAR: [&str; 2] = ["10.1.0.2", "fd00:1::2"];
@@ -39,13 +38,13 @@ pub(crate) fn run() -> ExitCode {
 fn prove(report: &mut Report, mut scene: Scene) {
     paths::prove(report, &scene);
     moved::prove(report, &mut scene);
-    // That is without events, so it is IPoIB that shows what has changed.
+    // The daemon hears no events now, so only IPoIB's requests show it what has changed.
     subnet::prove(report, &mut scene);
     interfaces::prove(report, &mut scene);
     report.claim("both daemons end when they are asked to", scene.end());
 }
 
-/// The rig, and a daemon at either end.
+/// The rig, and a daemon at each end.
 struct Scene {
     rig: Rig,
     here: Ibarr,
@@ -69,14 +68,14 @@ impl Scene {
         Ok(scene)
     }
 
-    /// All of it does what it is for: who is behind the router says its GID, and the kernel finds
-    /// the way there, with nothing remembered.
+    /// The peer behind the router answers with its GID, and the kernel finds the path there, with an
+    /// empty cache.
     fn works(&self) -> Result<()> {
         eventually(|| {
             let gid = THERE.gid()?;
             for target in FAR {
                 let said = asked(target)?;
-                ensure!(said == Some(gid), "{target} says {said:?}, and has {gid}");
+                ensure!(said == Some(gid), "{target} answers {said:?}, but has {gid}");
             }
             Ok(())
         })?;
@@ -105,12 +104,12 @@ impl Scene {
     }
 }
 
-/// What a stranger here is answered who asks for `target`; `None` if nothing is.
+/// The answer to an ip2gid query for `target` from here; `None` if there is none.
 fn asked(target: &str) -> Result<Option<Gid>> {
     rig::query(Place::Here, target, Duration::from_millis(500))
 }
 
-/// Has the kernel take an unused GID for that of an address next door.
+/// Makes the kernel believe that an address in the same subnet has this unused GID.
 fn pretend(target: &str, gid: Gid) -> Result<()> {
     let mut octets = vec![0x80, 0, 0, 0x48];
     octets.extend(gid.octets());

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 
-//! All other ports have other LIDs, and only the kernel's event of it tells this one: IPoIB is idle. With
-//! libibverbs `ibarr` hears the event; without it asks the SA now and then for a path in use.
+//! All other ports get other LIDs while IPoIB is idle, so only the kernel's event tells this port. With
+//! libibverbs, `ibarr` hears the event. Without it, `ibarr` asks the SA now and then for a path in use.
 
 use std::fs;
 use std::thread;
@@ -16,27 +16,31 @@ use super::{HERE, NEAR, NEIGHBOUR, Scene};
 use crate::report::Report;
 use crate::rig::{self, Caller, INTERFACES, Ibarr, N, Place, Rig, eventually, rping};
 
-/// How soon the new LID is to be given after the port has it: with events, and without. A guest has
-/// one processor, emulated, on which OpenSM still sweeps, so ten times as much is claimed of the first.
+/// Aims: how soon the new LID is given after the port has it, with events (`AIM_HEARD`) and without. A
+/// guest has one emulated processor, on which OpenSM still sweeps, so the claim with events is ten
+/// times as long.
 const AIM_HEARD: Duration = Duration::from_secs(1);
 const AIM_DEAF: Duration = Duration::from_secs(30);
 const SLOWER: u32 = 10;
 
-/// Where the loader finds libibverbs, and where it does not.
+/// Path at which the loader finds libibverbs, and a path at which it does not.
 const LIBRARY: &str = "/lib64/libibverbs.so.1";
 const HIDDEN: &str = "/lib64/hidden";
 
 pub(super) fn prove(report: &mut Report, scene: &mut Scene) {
     report.claim("events of every port are heard by libibverbs", hears(scene));
-    let claim = "IPoIB is idle and other ports have other LIDs: an event has the SA asked, and the \
+    let claim = "IPoIB is idle and other ports have other LIDs: after an event ibarr asks the SA, and the \
                  kernel gets the new LID";
     report.claim(claim, heard(scene));
     report.claim("a connection to the new LID", rping(N, NEAR[0]));
-    report.claim("without libibverbs ibarr says that it hears no events, and why", deafened(scene));
-    let claim = "IPoIB is idle, no event is heard and other ports have other LIDs: a canary finds \
+    report.claim(
+        "without libibverbs ibarr reports that it hears no events, and why",
+        deafened(scene),
+    );
+    let claim = "IPoIB is idle, no event is heard and other ports have other LIDs: a canary finds it \
                  out, and the kernel gets the new LID";
     report.claim(claim, found_out(scene));
-    report.claim("a connection to the LID that was found", rping(N, NEAR[0]));
+    report.claim("a connection to the LID that the canary found", rping(N, NEAR[0]));
 }
 
 /// Starts the daemon here again, with libibverbs.
@@ -75,7 +79,7 @@ fn is_deaf(scene: &Scene) -> Result<()> {
     })
 }
 
-/// The ports that `ibarr` knows, and what `ibarr status` warns of.
+/// The ports that `ibarr` knows, and the warnings of `ibarr status`.
 fn shown(scene: &Scene) -> Result<(Vec<Value>, String)> {
     let ports = scene.here.ask(&Request::Ports)?;
     let ports = ports["ports"].as_array().with_context(|| format!("no ports: {ports}"))?.clone();
@@ -106,7 +110,7 @@ fn found_out(scene: &mut Scene) -> Result<()> {
         let took = aims_right(others_move(scene, first_lid)?, AIM_DEAF)?;
         let counted = Counted::of(scene)?;
         if counted.asked_again > before.asked_again {
-            // IPoIB had something to send all the same, which shows `ibarr` that the subnet has changed.
+            // IPoIB did send something, which shows `ibarr` that the subnet has changed: try again.
             continue;
         }
         tell("without events, by canaries", took, AIM_DEAF, &before, &counted);
@@ -120,8 +124,8 @@ fn found_out(scene: &mut Scene) -> Result<()> {
     bail!("IPoIB was never idle")
 }
 
-/// The paths next door are in memory; the neighbours are known for good, so that IPoIB has nothing to
-/// send.
+/// Puts the paths to the neighbours into memory, and makes the neighbour entries permanent, so that
+/// IPoIB has nothing to send.
 fn learn(scene: &Scene) -> Result<Counted> {
     for target in NEAR {
         eventually(|| {
@@ -140,8 +144,8 @@ fn learn(scene: &Scene) -> Result<Counted> {
     Counted::of(scene)
 }
 
-/// OpenSM is started again and gives every port of this machine but ours another LID; which one the
-/// neighbour has from now on.
+/// Starts OpenSM again, which gives every port of this machine except ours another LID. Returns the
+/// new LID of the neighbour.
 fn others_move(scene: &mut Scene, first: u16) -> Result<u16> {
     let (own, sm) = (HERE.lid()?, HERE.attribute("sm_lid")?);
     scene.rig.opensm.kill()?;
@@ -155,7 +159,7 @@ fn others_move(scene: &mut Scene, first: u16) -> Result<u16> {
     Ok(lid)
 }
 
-/// How long the kernel is given another LID for the neighbour than it has.
+/// How long the kernel is still given the old LID of the neighbour.
 fn aims_right(lid: u16, limit: Duration) -> Result<Duration> {
     let began = Instant::now();
     for target in NEAR {
@@ -165,14 +169,17 @@ fn aims_right(lid: u16, limit: Duration) -> Result<Duration> {
                 break;
             }
             let took = began.elapsed();
-            ensure!(took < limit, "{target} has LID {lid}, and after {took:?} {path:?} is given");
+            ensure!(
+                took < limit,
+                "{target} has LID {lid}, but after {took:?} the path is {path:?}"
+            );
             thread::sleep(Duration::from_millis(100));
         }
     }
     Ok(began.elapsed())
 }
 
-/// What `ibarr` here has counted.
+/// Counters of `ibarr` here.
 #[derive(Debug)]
 struct Counted {
     events: u64,
@@ -180,7 +187,6 @@ struct Counted {
     asked_again: u64,
     canaries: u64,
     contradicted: u64,
-    /// That the SA was sent.
     mads: u64,
 }
 
@@ -207,7 +213,7 @@ fn tell(how: &str, took: Duration, aim: Duration, before: &Counted, after: &Coun
     let verdict = if took <= aim { "met" } else { "missed" };
     Report::figure(format_args!(
         "{how}: a neighbour's new LID is given {took:.2} s after its port has it, by {} MADs; \
-         within {aim} s is the aim: {verdict}",
+         the aim is {aim} s: {verdict}",
         after.mads - before.mads
     ));
 }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 
-//! Paths: what the kernel asks, what OpenSM says, and what becomes of it.
+//! Paths: what the kernel asks, what OpenSM answers, and what the kernel is told.
 
 use std::time::Duration;
 
@@ -16,42 +16,45 @@ use crate::ls::socket::Socket;
 use crate::report::Report;
 use crate::rig::{self, Caller, Place, eventually};
 
-/// Nobody's, and each asked for once.
+/// GIDs that no port has. Each is asked for once.
 const NOBODY: [&str; 4] =
     ["fe80::dead:beef", "fe80::dead:bee0", "fe80::dead:bee1", "fe80::dead:bee2"];
-/// Nobody's addresses next door.
+/// Unused addresses of the same IP subnet.
 const EMPTY: [&str; 3] = ["10.1.0.77", "fd00:1::77", "10.1.0.78"];
 
-/// The kernel's word for an answer that holds no path (`ib_nl_process_good_resolve_rsp`).
+/// The kernel's status for an answer without a path (`ib_nl_process_good_resolve_rsp`).
 const NO_PATH: i32 = -(Errno::EIO as i32);
-/// Its word for what the SA says that it has no record of (`recv_handler`).
+/// The kernel's status if the SA says that it has no record (`recv_handler`).
 const NO_RECORD: i32 = -(Errno::EINVAL as i32);
 const TIMED_OUT: i32 = -(Errno::ETIMEDOUT as i32);
 
 pub(super) fn prove(report: &mut Report, scene: &Scene) {
     let mut claim = |claim: &str, proof: Result<()>| report.claim(claim, proof).is_some();
-    claim("a path is what OpenSM says, and remembered", path());
-    claim("no path is no path", no_path(NOBODY[0], "no-record"));
-    claim("IPoIB asks for paths one way, and takes ibarr's", ipoib(scene));
-    claim("rdma_cm asks for paths of every use, and takes ibarr's: IPv4", rdma_cm(scene, NEAR[0]));
-    claim("rdma_cm asks for paths of every use, and takes ibarr's: IPv6", rdma_cm(scene, NEAR[1]));
+    claim("ibarr path gives the path that OpenSM gives, and remembers it", path());
+    claim("a GID that no port has has no path", no_path(NOBODY[0], "no-record"));
+    claim("IPoIB asks for paths in one direction, and uses ibarr's", ipoib(scene));
+    claim("rdma_cm asks for paths of every use, and uses ibarr's: IPv4", rdma_cm(scene, NEAR[0]));
+    claim("rdma_cm asks for paths of every use, and uses ibarr's: IPv6", rdma_cm(scene, NEAR[1]));
     claim(
-        "whoever asks for a path that OpenSM does not know has its error from ibarr: IPv4",
+        "a caller of a path that OpenSM does not know gets its error from ibarr: IPv4",
         refused(scene, EMPTY[0], NOBODY[1]),
     );
     claim(
-        "whoever asks for a path that OpenSM does not know has its error from ibarr: IPv6",
+        "a caller of a path that OpenSM does not know gets its error from ibarr: IPv6",
         refused(scene, EMPTY[1], NOBODY[2]),
     );
     claim(
         "told to ask the SA itself, the kernel gives its own error number",
         falls_back(scene, EMPTY[0]),
     );
-    claim("a stopped OpenSM is a silent one, and what was learned is known", silence(scene));
-    claim("OpenSM goes on, and so does everything else", scene.works());
+    claim(
+        "OpenSM is stopped: ibarr calls it silent, and keeps what it has learned",
+        silence(scene),
+    );
+    claim("OpenSM goes on, and everything works", scene.works());
 }
 
-/// From the first port to the second.
+/// Asks for the path from the first port to the second.
 fn path() -> Result<()> {
     let there = THERE.gid()?.to_string();
     let ask = || {
@@ -84,14 +87,14 @@ fn path() -> Result<()> {
 }
 
 fn no_path(dgid: &str, status: &str) -> Result<()> {
-    // Its exit status says that there is no path.
+    // The exit status is 1, because there is no path.
     let command = format!("ibarr path {dgid} --run-dir /run/ibarr-here --json || true");
     let said = rig::run(Place::Here, &["busybox", "sh", "-c", &command])?;
     ensure!(said.contains(&format!("\"status\":\"{status}\"")), "{said}");
     Ok(())
 }
 
-/// Before it sends to somebody for the first time.
+/// IPoIB asks before it sends to a new address.
 fn ipoib(scene: &Scene) -> Result<()> {
     let asked = Asked::of(scene, || {
         rig::run(Place::Here, &["ping", "-n", "-c", "1", "-W", "20", NEAR[0]]).map(drop)
@@ -103,13 +106,13 @@ fn ipoib(scene: &Scene) -> Result<()> {
 }
 
 fn rdma_cm(scene: &Scene, target: &str) -> Result<()> {
-    // Whom it asks for the address, and the path there, is no matter of this.
+    // This part is not about the resolution of the address, and IPoIB's path for that.
     let caller = Caller::patient()?;
     let (id, _) = caller.address(target)?;
     let asked = Asked::of(scene, || caller.route(id).map(drop))?;
     let is_v4 = target.contains('.');
-    let who = if is_v4 { "rdma_cm, IPv4" } else { "rdma_cm, IPv6" };
-    let request = asked.only(NEIGHBOUR.gid()?, who)?;
+    let asker = if is_v4 { "rdma_cm, IPv4" } else { "rdma_cm, IPv6" };
+    let request = asked.only(NEIGHBOUR.gid()?, asker)?;
     ensure!(request.path_use == PathUse::All && request.service_id.is_some(), "{request:?}");
     ensure!(request.qos_class.is_some() == is_v4, "{request:?}");
     ensure!(request.tclass.is_some() != is_v4, "{request:?}");
@@ -119,8 +122,8 @@ fn rdma_cm(scene: &Scene, target: &str) -> Result<()> {
     Ok(())
 }
 
-/// What nobody but ibarr says. The kernel would have asked the SA, and said what that says, after
-/// it had waited for ibarr in vain.
+/// The status that only an answer of ibarr causes. Without an answer of ibarr, the kernel would ask
+/// the SA, and give the status that follows from the SA's answer.
 fn refused(scene: &Scene, target: &str, gid: &str) -> Result<()> {
     pretend(target, gid.parse()?)?;
     let caller = Caller::patient()?;
@@ -129,11 +132,11 @@ fn refused(scene: &Scene, target: &str, gid: &str) -> Result<()> {
     let status = caller.route_status(id)?;
     ensure!(status == NO_PATH, "it ends with {status}");
     let after = scene.here.count("local-service.paths-none")?;
-    ensure!(after == before + 1, "{before} and {after} said to be none");
+    ensure!(after == before + 1, "the counter of no-record answers went from {before} to {after}");
     Ok(())
 }
 
-/// Callers that ibarr left to the kernel, for a path that does not exist.
+/// ibarr leaves a request for a path that does not exist to the kernel.
 fn falls_back(scene: &Scene, target: &str) -> Result<()> {
     scene.here.reconfigure("on-no-record = \"fallback\"\n")?;
     let caller = Caller::patient()?;
@@ -142,17 +145,20 @@ fn falls_back(scene: &Scene, target: &str) -> Result<()> {
     let status = caller.route_status(id)?;
     ensure!(status == NO_RECORD, "it ends with {status}");
     let after = scene.here.count("local-service.paths-no-record")?;
-    ensure!(after == before + 1, "{before} and {after} times told that there is no record");
+    ensure!(
+        after == before + 1,
+        "the counter of no-record fallbacks went from {before} to {after}"
+    );
     scene.here.reconfigure("")
 }
 
 fn silence(scene: &Scene) -> Result<()> {
     scene.rig.opensm.signal(Signal::SIGSTOP)?;
     let outcome = while_silent(scene);
-    // The kernel gives back what nobody answers: when it knows that, it is in time.
+    // The kernel returns MADs that get no answer. This shows that it does so in time.
     let unanswered = eventually(|| {
         let unanswered = scene.here.count("sa.unanswered")?;
-        ensure!(unanswered > 0, "the kernel has given no MAD back");
+        ensure!(unanswered > 0, "the kernel has returned no MAD");
         Ok(())
     });
     scene.rig.opensm.signal(Signal::SIGCONT)?;
@@ -162,10 +168,10 @@ fn silence(scene: &Scene) -> Result<()> {
 fn while_silent(scene: &Scene) -> Result<()> {
     no_path(NOBODY[3], "silent")?;
     let before = scene.here.count("paths.found-cache")?;
-    Caller::patient()?.path_to(NEAR[0]).context("what was learned before")?;
+    Caller::patient()?.path_to(NEAR[0]).context("the path that was learned before")?;
     let after = scene.here.count("paths.found-cache")?;
     ensure!(after > before, "the path was not from memory: {before}, {after}");
-    // ibarr has asked in vain, and tells the kernel to do the same.
+    // ibarr got no answer, and tells the kernel to ask the SA itself.
     pretend(EMPTY[2], NOBODY[3].parse()?)?;
     let caller = Caller::new(Duration::from_secs(1))?;
     let (id, _) = caller.address(EMPTY[2])?;
@@ -173,15 +179,18 @@ fn while_silent(scene: &Scene) -> Result<()> {
     let status = caller.route_status(id)?;
     ensure!(status == TIMED_OUT, "it ends with {status}");
     let after = scene.here.count("local-service.paths-silent")?;
-    ensure!(after == before + 1, "{before} and {after} times told that it is silent");
+    ensure!(
+        after == before + 1,
+        "the counter of silent-SA fallbacks went from {before} to {after}"
+    );
     Ok(())
 }
 
-/// What the kernel has asked for paths, and in which bytes.
+/// The kernel's path requests, parsed and as bytes.
 struct Asked(Vec<(ResolvePath, Vec<u8>)>);
 
 impl Asked {
-    /// While something is done; all of it was answered with paths.
+    /// Collects the requests during `work`, and checks that all were answered with paths.
     fn of(scene: &Scene, work: impl FnOnce() -> Result<()>) -> Result<Self> {
         let answered = || scene.here.count("local-service.paths-answered");
         let spy = Socket::open()?;
@@ -201,14 +210,14 @@ impl Asked {
         Ok(Self(asked))
     }
 
-    /// The one request for the path to `dgid`, which has the bytes that are recorded of `asker`.
+    /// The only request for the path to `dgid`. It must have the bytes that were recorded of `asker`.
     fn only(&self, dgid: Gid, asker: &str) -> Result<ResolvePath> {
-        let mut those = self.0.iter().filter(|(request, _)| request.dgid == dgid);
+        let mut requests = self.0.iter().filter(|(request, _)| request.dgid == dgid);
         let (request, bytes) =
-            those.next().with_context(|| format!("nothing for {dgid}: {:?}", self.0))?;
-        ensure!(those.next().is_none(), "more than once: {:?}", self.0);
+            requests.next().with_context(|| format!("nothing for {dgid}: {:?}", self.0))?;
+        ensure!(requests.next().is_none(), "more than once: {:?}", self.0);
         let (said, recorded) = (as_recorded(bytes), recorded(asker).unwrap_or_default());
-        ensure!(said == recorded, "{asker} asks {said}, recorded is {recorded}");
+        ensure!(said == recorded, "{asker} asks {said}, but the recording has {recorded}");
         Ok(*request)
     }
 }

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 
-//! What a subnet manager does: it dies and comes back, gives other LIDs, has all register anew, gives
-//! the subnet another prefix.
+//! The subnet manager dies and comes back, gives other LIDs, makes all ports register anew, and gives the
+//! subnet another prefix.
 
 use std::fs;
 use std::time::Instant;
@@ -13,31 +13,31 @@ use super::{FAR, HERE, NEAR, NEIGHBOUR, Scene, THERE, asked, moved};
 use crate::report::Report;
 use crate::rig::{self, B, Caller, Interface, Place, Rig, eventually, rping};
 
-/// Where OpenSM remembers which LIDs it gave.
+/// The file in which OpenSM keeps the LIDs that it has given.
 const LIDS: &str = "/var/cache/opensm/guid2lid";
 const CONFIG: &str = "/etc/rig/opensm.conf";
 
-/// Of a site-local prefix (IBA volume 1, 4.1.1).
+/// A site-local prefix (IBA volume 1, 4.1.1).
 const PREFIX: &str = "0xfec0000000000007";
 
-/// How soon a new GID is to be answered. Said, not claimed.
+/// Aim: within this time a new GID is answered. The scenario prints it and does not claim it.
 const AIM_S: f64 = 6.0;
 
-/// Queries that follow the first that is answered with the new GID.
+/// Number of queries after the first answer with the new GID.
 const AFTERWARDS: usize = 200;
 
 pub(super) fn prove(report: &mut Report, scene: &mut Scene) {
-    report.claim("while OpenSM is dead, what was learned is known", killed(scene));
-    let claim = "OpenSM is back, has all register anew, and another port has another LID: it is \
+    report.claim("while OpenSM is dead, ibarr keeps what it has learned", killed(scene));
+    let claim = "OpenSM is back, all ports register anew, and another port has another LID: it is \
                  reached, and the kernel has the path there";
     report.claim(claim, another_lid(scene));
-    report.claim("IPoIB is registered again: a connection across the router", rping(B, FAR[0]));
+    report.claim("IPoIB is registered again: rping connects across the router", rping(B, FAR[0]));
     report.claim("ibarr is started again, and hears events", moved::hears_again(scene));
-    report.claim("this port has another LID: the kernel has every path", own_lid(scene));
-    let claim = "another subnet prefix: the new GID is answered, and the old one never after";
+    report.claim("this port has another LID: the kernel gets every path", own_lid(scene));
+    let claim = "another subnet prefix: the new GID is answered, and then never the old one";
     report.claim(claim, another_prefix(scene));
-    report.claim("with it everything is as before", scene.works());
-    report.claim("a connection with the new GIDs across the router", rping(B, FAR[1]));
+    report.claim("with the new prefix everything works", scene.works());
+    report.claim("rping connects with the new GIDs across the router", rping(B, FAR[1]));
 }
 
 fn killed(scene: &mut Scene) -> Result<()> {
@@ -53,16 +53,16 @@ fn killed(scene: &mut Scene) -> Result<()> {
     Ok(())
 }
 
-/// Nothing about this port is new but that it is to register. The daemon hears no events, so only IPoIB
-/// is told that.
+/// This port changes in nothing, but must register again. The daemon hears no events, so only IPoIB
+/// knows that.
 fn another_lid(scene: &mut Scene) -> Result<()> {
     let lid = give(NEIGHBOUR, 40)?;
     scene.rig.opensm = Rig::opensm()?;
     has(NEIGHBOUR, lid)?;
     eventually(|| rig::run(Place::Here, &["ping", "-n", "-c", "1", "-W", "1", NEAR[0]]).map(drop))?;
-    // What IPoIB was answered then contradicts what is remembered.
+    // The answer to IPoIB contradicts the remembered path.
     let path = Caller::patient()?.path_to(NEAR[0])?;
-    ensure!(path.dlid.get() == lid, "it has LID {lid}: {path:?}");
+    ensure!(path.dlid.get() == lid, "the target has LID {lid}, but the path is {path:?}");
     Ok(())
 }
 
@@ -74,14 +74,14 @@ fn own_lid(scene: &mut Scene) -> Result<()> {
     eventually(|| {
         for target in NEAR {
             let path = Caller::patient()?.path_to(target)?;
-            ensure!(path.slid.get() == lid, "we have LID {lid}: {path:?}");
+            ensure!(path.slid.get() == lid, "this port has LID {lid}, but the path is {path:?}");
             ensure!(path.dlid.get() == NEIGHBOUR.lid()?, "{path:?}");
         }
         Ok(())
     })
 }
 
-/// Has the next OpenSM give a port another LID.
+/// Makes the next OpenSM give a port another LID.
 pub(super) fn give(interface: Interface, lid: u16) -> Result<u16> {
     let guid = format!("0x{:016x}", interface.gid()?.guid().get());
     let table = fs::read_to_string(LIDS).context(LIDS)?;
@@ -122,8 +122,8 @@ fn another_prefix(scene: &mut Scene) -> Result<()> {
         let took = began.elapsed().as_secs_f64();
         let aim = if took < AIM_S { "met" } else { "missed" };
         Report::figure(format_args!(
-            "{target}: the new GID is answered {took:.1} s after the port has it; within {AIM_S} s \
-             is the aim: {aim}"
+            "{target}: the new GID is answered {took:.1} s after the port has it; the aim is {AIM_S} s: \
+            {aim}"
         ));
     }
     let mut silences = 0;
@@ -131,22 +131,22 @@ fn another_prefix(scene: &mut Scene) -> Result<()> {
         for target in FAR {
             match asked(target)? {
                 None => silences += 1,
-                Some(said) => ensure!(said == new, "{target} says {said} after {new}"),
+                Some(said) => ensure!(said == new, "{target} answers {said} after {new}"),
             }
         }
     }
-    // One was seen where the machine had much else to do.
+    // One was seen on a machine with much other work.
     ensure!(silences <= AFTERWARDS / 10, "{silences} queries are not answered");
     Report::note(format_args!("{silences} of {} queries are not answered", AFTERWARDS * FAR.len()));
     Ok(())
 }
 
-/// The old GID or nothing is said, then the new one.
+/// The answer is the old GID or none, and then the new GID.
 fn turns(target: &str, old: Gid, new: Gid) -> Result<()> {
     let said = eventually(|| {
         let said = asked(target)?;
-        said.filter(|said| *said != old).with_context(|| format!("{target} still says {said:?}"))
+        said.filter(|said| *said != old).with_context(|| format!("{target} still answers {said:?}"))
     })?;
-    ensure!(said == new, "{target} says {said} after {old}, and {new} is right");
+    ensure!(said == new, "{target} answers {said} after {old}, but {new} is right");
     Ok(())
 }

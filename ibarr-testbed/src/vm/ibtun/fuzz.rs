@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 
-//! What a mad or hostile process could write.
+//! Records and ioctl arguments that a faulty or hostile process could send.
 
 use std::fs;
 use std::time::{Duration, Instant};
@@ -19,12 +19,12 @@ const IOCTLS: u32 = 100_000;
 /// Records in one `write`.
 const BATCH: usize = 64;
 
-/// Random packets and mutations of one that was sent, in records that are whole: each must be
-/// counted, once.
+/// Writes random packets and mutations of a packet that the kernel sent, in well-formed records. Each
+/// must be counted once.
 pub(super) fn records(device: &Ibtun, sent: &[u8], number: u64) -> Result<()> {
     let mut random = ChaCha8Rng::seed_from_u64(SEED);
     let whole = returned(sent);
-    // ib_core prints a line for each odd MAD, which would take longer than all else.
+    // ib_core prints a line for each malformed MAD, which would take most of the time.
     let printk = "/proc/sys/kernel/printk";
     fs::write(printk, "3").context(printk)?;
     device.set_port(&active(2))?;
@@ -45,7 +45,7 @@ pub(super) fn records(device: &Ibtun, sent: &[u8], number: u64) -> Result<()> {
         }
         ensure!(device.write(&batch)? == batch.len(), "records of seed {SEED} were refused");
         written += BATCH as u64;
-        // And records that are none.
+        // Malformed records.
         let mut odd = vec![0; random.next_u32() as usize % 64];
         random.fill_bytes(&mut odd);
         match device.write(&odd) {
@@ -72,11 +72,11 @@ pub(super) fn records(device: &Ibtun, sent: &[u8], number: u64) -> Result<()> {
         counter::RX_DROP_NO_RECEIVE,
     ];
     ensure!(counted(&first) == written, "of {written} records {} are counted", counted(&first));
-    ensure!(counted(&[counter::RX_PACKETS]) > written / 100, "hardly any was let in");
+    ensure!(counted(&[counter::RX_PACKETS]) > written / 100, "hardly any record was accepted");
     for counter in deeper.iter().chain(&first) {
         Report::note(format_args!("counter {counter}: {}", counted(&[*counter])));
     }
-    Report::note(format_args!("{written} records, seed {SEED}; {refused} that were none refused"));
+    Report::note(format_args!("{written} records, seed {SEED}; {refused} malformed ones refused"));
     Ok(())
 }
 
@@ -84,7 +84,7 @@ fn one_in(random: &mut ChaCha8Rng, number: u32) -> bool {
     random.next_u32().is_multiple_of(number)
 }
 
-/// Appends a record with a body that is half right or not right at all.
+/// Appends a record with a body that is partly or wholly wrong.
 fn record(random: &mut ChaCha8Rng, whole: &[u8], batch: &mut Vec<u8>) {
     let start = batch.len();
     let mut body = if one_in(random, 8) {
@@ -102,7 +102,7 @@ fn record(random: &mut ChaCha8Rng, whole: &[u8], batch: &mut Vec<u8>) {
         if one_in(random, 8) {
             body.resize(random.next_u32() as usize % 128 * 4, 0);
         }
-        // Half of those that were cut have a length that says so.
+        // Half of the truncated bodies have a length field that fits.
         if body.len() >= 8 && one_in(random, 2) {
             let words = u16::try_from(body.len() / 4 + 1).unwrap_or(u16::MAX);
             body[4..6].copy_from_slice(&words.to_be_bytes());
@@ -117,7 +117,7 @@ fn record(random: &mut ChaCha8Rng, whole: &[u8], batch: &mut Vec<u8>) {
     debug_assert!((batch.len() - start).is_multiple_of(4));
 }
 
-/// Ports, tables and events as random bytes make them. What is taken must be in range.
+/// Sets ports, tables and events to random values. Accepted values must be in range.
 pub(super) fn ioctls(device: &Ibtun) -> Result<()> {
     let mut random = ChaCha8Rng::seed_from_u64(SEED);
     let mut taken = 0_u32;
@@ -125,7 +125,7 @@ pub(super) fn ioctls(device: &Ibtun) -> Result<()> {
     for _ in 0..IOCTLS {
         let mut bytes = [0; 32];
         random.fill_bytes(&mut bytes);
-        // Small numbers, so that a part of them is right.
+        // Small numbers, so that some of them are valid.
         let small = |at: usize, below: u8| bytes[at] % below;
         let port = small(0, 4);
         let done = match small(1, 4) {
@@ -181,10 +181,10 @@ pub(super) fn ioctls(device: &Ibtun) -> Result<()> {
         }
         if (1..=2).contains(&port) {
             let port = device.port(port)?;
-            ensure!((1..=4).contains(&port.state) && port.lid < 0xc000, "it is {port:?}");
+            ensure!((1..=4).contains(&port.state) && port.lid < 0xc000, "the port is {port:?}");
         }
         while device.read(&mut buffer, Duration::ZERO)? > 0 {}
     }
-    Report::note(format_args!("{IOCTLS} calls, seed {SEED}; {taken} taken"));
+    Report::note(format_args!("{IOCTLS} calls, seed {SEED}; {taken} accepted"));
     Ok(())
 }

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 
-//! `vm ibtun`: the kernel module alone, without a fabric behind it. What it promises a process
-//! (`ibtun/include/uapi/rdma/ibtun.h`), and that nothing a process does can hurt it.
+//! `vm ibtun`: the kernel module alone, without a fabric. It does what it promises to a process
+//! (`ibtun/include/uapi/rdma/ibtun.h`), and no process can harm it.
 
 mod fuzz;
 mod refused;
@@ -20,7 +20,7 @@ use crate::kernel_log;
 use crate::report::Report;
 use crate::sys::ibtun::{self as sys, Create, Event, Guids, Ibtun, PKeys, Port};
 
-/// How long something may take that the kernel does in the background.
+/// How long work of the kernel in the background may take.
 const PATIENCE: Duration = Duration::from_secs(30);
 
 const NODE_GUID: [u8; 8] = [0x02, 0, 0, 0, 0, 0, 0x10, 0];
@@ -45,38 +45,38 @@ mod counter {
     pub(super) const RX_DROP_NO_RECEIVE: usize = 13;
 }
 
-/// `odd` is how many records the fuzzer writes.
+/// `odd` is the number of records that the fuzzer writes.
 pub(crate) fn run(odd: u64) -> ExitCode {
     let mut report = Report::default();
-    report.claim("before it has an HCA a descriptor offers nothing", nothing_without_hca());
-    report.claim("what is no HCA is refused", refused::creates());
+    report.claim("a descriptor without an HCA offers nothing", nothing_without_hca());
+    report.claim("wrong arguments for an HCA are refused", refused::creates());
     let hca = report.claim("a descriptor makes an HCA of two ports", make());
     if let Some((device, name)) = hca {
         proofs(&mut report, &device, &name, odd);
         let began = Instant::now();
         drop(device);
-        report.claim("it is gone when its descriptor is closed", vanishes(&name));
+        report.claim("the HCA vanishes when its descriptor is closed", vanishes(&name));
         Report::note(format_args!("gone after {} ms", began.elapsed().as_millis()));
-        report.claim("a hundred come and go, one after another and at once", come_and_go());
-        report.claim("nothing is left of them that holds the module", unload());
+        report.claim("a hundred HCAs come and go, one after another and at once", come_and_go());
+        report.claim("the module can be unloaded after them", unload());
     }
     report.end()
 }
 
 fn proofs(report: &mut Report, device: &Ibtun, name: &str, odd: u64) {
-    report.claim("there is one HCA to a descriptor", one_hca(device));
-    report.claim("a port is what it was told to be", port_is_as_told(device, name));
-    report.claim("its P_Keys are those it was given", pkeys(device, name));
-    report.claim("its GUIDs are those it was given", guids(device, name));
+    report.claim("a descriptor has at most one HCA", one_hca(device));
+    report.claim("a port has the state that was set", port_is_as_told(device, name));
+    report.claim("a port has the P_Keys that were set", pkeys(device, name));
+    report.claim("a port has the GUIDs that were set", guids(device, name));
     report.claim("values out of range are refused", refused::values(device));
     let sent = report.claim("a port that becomes active asks its SA", asks_the_sa(device));
-    report.claim("what is no record is refused", refused::records(device, sent.as_deref()));
+    report.claim("malformed records are refused", refused::records(device, sent.as_deref()));
     if let Some(sent) = sent {
-        report.claim("each packet is counted once, by what became of it", drops(device, &sent));
-        report.claim("a queue that nobody reads is bounded", queue_is_bounded(device));
-        report.claim("odd records do no harm", fuzz::records(device, &sent, odd));
+        report.claim("each packet is counted once, by its fate", drops(device, &sent));
+        report.claim("a queue without a reader is bounded", queue_is_bounded(device));
+        report.claim("random records do no harm", fuzz::records(device, &sent, odd));
     }
-    report.claim("odd arguments of ioctls do no harm", fuzz::ioctls(device));
+    report.claim("random arguments of ioctls do no harm", fuzz::ioctls(device));
 }
 
 fn create() -> Create {
@@ -126,7 +126,7 @@ fn one_hca(device: &Ibtun) -> Result<()> {
     is_refused(device.create(&create()), Errno::EBUSY, "a second IBTUN_CREATE")
 }
 
-/// A port as a subnet manager would leave it.
+/// A port as a subnet manager would configure it.
 fn active(number: u8) -> Port {
     Port {
         port: number,
@@ -152,7 +152,7 @@ fn port_is_as_told(device: &Ibtun, name: &str) -> Result<()> {
     device.set_port(&told)?;
     let has = device.port(2)?;
     let kernels = (1 << 1) | (1 << 16) | (1 << 19);
-    ensure!(Port { cap_mask: has.cap_mask & !kernels, ..has } == told, "it has {has:?}");
+    ensure!(Port { cap_mask: has.cap_mask & !kernels, ..has } == told, "the port has {has:?}");
     for (attribute, value) in [
         ("state", "2: INIT"),
         ("phys_state", "5: LinkUp"),
@@ -189,8 +189,8 @@ fn guids(device: &Ibtun, name: &str) -> Result<()> {
     eventually(|| is_attribute(name, "ports/2/gids/0", "fe80:0000:0000:0000:0200:0000:0000:1002"))
 }
 
-/// Gives the first packet for the SA, header and all. The kernel sends it of its own accord: it
-/// wants to know what the SA can do (`update_ib_cpi` of drivers/infiniband/core/sa_query.c).
+/// Returns the first packet to the SA, with its header. The kernel sends it on its own, to ask what
+/// the SA can do (`update_ib_cpi` of drivers/infiniband/core/sa_query.c).
 fn asks_the_sa(device: &Ibtun) -> Result<Vec<u8>> {
     device.set_port(&active(1))?;
     let began = Instant::now();
@@ -205,7 +205,7 @@ fn asks_the_sa(device: &Ibtun) -> Result<Vec<u8>> {
             }
         }
     }
-    bail!("it sent nothing for {} s", PATIENCE.as_secs())
+    bail!("the port sent nothing for {} s", PATIENCE.as_secs())
 }
 
 fn is_sa_query(record: &[u8]) -> Result<()> {
@@ -224,7 +224,7 @@ fn is_sa_query(record: &[u8]) -> Result<()> {
     Ok(())
 }
 
-/// What was sent, on its way back to who sent it.
+/// The packet that was sent, turned round to its sender.
 fn returned(sent: &[u8]) -> Vec<u8> {
     let mut record = sent.to_vec();
     record[8..16].fill(0);
@@ -276,7 +276,7 @@ fn drops(device: &Ibtun, sent: &[u8]) -> Result<()> {
     Ok(())
 }
 
-/// Ports that flap make the kernel send; nobody reads.
+/// Flapping ports make the kernel send; no process reads.
 fn queue_is_bounded(_device: &Ibtun) -> Result<()> {
     const LIMIT: u32 = 1;
     let small = Ibtun::open()?;
@@ -337,7 +337,7 @@ fn vanishes(name: &str) -> Result<()> {
     })
 }
 
-/// Whole records, one after another.
+/// The records in `bytes`, one after another.
 fn records(mut bytes: &[u8]) -> impl Iterator<Item = Result<&[u8]>> {
     std::iter::from_fn(move || {
         if bytes.is_empty() {

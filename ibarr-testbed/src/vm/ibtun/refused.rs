@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 
-//! What the module must refuse: a table of each kind of argument, one field wrong a line.
+//! Arguments that the module must refuse: a table for each kind, with one wrong field in each line.
 
 use anyhow::Result;
 use nix::errno::Errno;
@@ -69,7 +69,7 @@ pub(super) fn values(device: &Ibtun) -> Result<()> {
         ("P_Keys of port 3", PKeys { port: 3, ..pkeys }),
         ("33 P_Keys in a table of 32", PKeys { count: 33, ..pkeys }),
         ("65535 P_Keys", PKeys { count: 65535, ..pkeys }),
-        ("P_Keys, reserved", PKeys { reserved: 1, ..pkeys }),
+        ("P_Keys with a reserved field", PKeys { reserved: 1, ..pkeys }),
     ] {
         is_refused(device.set_pkeys(&pkeys), Errno::EINVAL, what)?;
     }
@@ -110,7 +110,7 @@ pub(super) fn records(device: &Ibtun, sent: Option<&[u8]>) -> Result<()> {
         ("version 0", wrong(0, 0)),
         ("version 2", wrong(0, 2)),
         ("type 0", wrong(1, 0)),
-        ("what only the kernel writes", wrong(1, 2)),
+        ("a type that only the kernel writes", wrong(1, 2)),
         ("port 0", wrong(2, 0)),
         ("port 3", wrong(2, 3)),
         ("port 255", wrong(2, 255)),
@@ -125,11 +125,14 @@ pub(super) fn records(device: &Ibtun, sent: Option<&[u8]>) -> Result<()> {
     ] {
         is_refused(device.write(&record), Errno::EINVAL, what)?;
     }
-    // The first counts although the second is none.
+    // The first record counts although the second is malformed.
     let mut two = whole.clone();
     two.extend(wrong(0, 0));
     let written = device.write(&two)?;
-    anyhow::ensure!(written == whole.len(), "of one record and a half {written} bytes were taken");
+    anyhow::ensure!(
+        written == whole.len(),
+        "of one record and a half {written} bytes were accepted"
+    );
     is_refused(device.read(&mut [0; 4], std::time::Duration::ZERO), Errno::EMSGSIZE, "4 bytes")
         .or_else(|error| if nothing_to_read(device) { Ok(()) } else { Err(error) })
 }
