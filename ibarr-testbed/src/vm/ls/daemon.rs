@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 
-//! `vm daemon`: ibarr on a stock kernel, through what is unkind to it: no RDMA yet, strangers on the
-//! group, forgers, its own death, IPv6 switched off, a socket from somebody else.
+//! `vm daemon`, failure modes: the daemon on a stock kernel under faults. The kernel has no RDMA yet; other
+//! processes join the group and forge messages; the daemon dies; IPv6 is off; the socket is inherited.
 
 use std::fs;
 use std::os::unix::fs::symlink;
@@ -42,34 +42,41 @@ fn prove(report: &mut Report) -> Result<()> {
     fs::write(CONFIG, "responder = \"user\"\n")?;
 
     let daemon = Ibarr::start(Ibarr::command())?;
-    report.claim("without RDMA it is ready, and awaits the module", awaits_rdma());
+    report.claim("without RDMA the daemon is ready, and waits for the module", awaits_rdma());
     init::load(LATER)?;
-    report.claim("once there is RDMA, it answers", until("is open", is_open));
+    report.claim("as soon as there is RDMA, the daemon answers", until("is open", is_open));
     report.claim("1 address is resolved", resolves(&[FAR_V4], 1));
     report.claim("an address of each family is resolved", resolves(&[FAR_V4, FAR_V6], 2));
-    report.claim("it counts what others send, and answers none of it", ignores_others(&daemon));
+    report
+        .claim("messages of other processes are counted and not answered", ignores_others(&daemon));
     report.claim("5,000 requests at once are answered", flood());
-    report.claim("what its socket has no room for is counted, and asked again", overrun(&daemon));
-    report.claim("a caller of another network namespace is answered", from_another_namespace());
-    report.claim("what waited when it was killed is answered by the next", killed(daemon));
-    report.claim("what waits when it is to end is answered before it does", ended());
+    report.claim(
+        "requests without room in the socket are counted, and asked again",
+        overrun(&daemon),
+    );
+    report.claim("a caller in another network namespace is answered", from_another_namespace());
+    report.claim(
+        "requests that waited when the daemon was killed are answered by the next",
+        killed(daemon),
+    );
+    report.claim("requests that wait when the daemon is told to end are answered first", ended());
     for (place, said) in STRANDED {
-        let claim = format!("{place} it leaves the kernel alone, and says why");
+        let claim = format!("{place} the daemon does not join the group, and says why");
         report.claim(&claim, leaves_the_kernel_alone(place, said));
     }
-    report.claim("strangers on the group, ibacm among them, are named", strangers_are_named());
-    report.claim("a socket that was opened before it started is used", inherits());
-    let claim =
-        "where it cannot nudge it says so, and callers are answered when their time is over";
+    report
+        .claim("other processes in the group, ibacm among them, are named", strangers_are_named());
+    report.claim("a socket that was opened before the daemon started is used", inherits());
+    let claim = "if nudges fail the daemon says so, and callers get answers at their time-out";
     report.claim(claim, without_ipv6());
     drop(network);
     Ok(())
 }
 
 const CONFIG: &str = "/run/ibarr.toml";
-/// Where the host has left the modules that are loaded later.
+/// The host's directory of modules that are loaded later.
 const LATER: &str = "/later";
-/// Requests that wait while there is no daemon to answer them.
+/// Requests that wait while no daemon runs.
 const WAITING: usize = 50;
 
 fn awaits_rdma() -> Result<()> {
@@ -83,7 +90,7 @@ fn is_open() -> Result<bool> {
     Ok(local_service()?["state"] == "open")
 }
 
-/// Asked by one process, answered through another.
+/// Sends the daemon what the kernel would ask, from another process.
 fn ignores_others(daemon: &Ibarr) -> Result<()> {
     let before = counts()?;
     let ours = Socket::open()?;
@@ -91,7 +98,7 @@ fn ignores_others(daemon: &Ibarr) -> Result<()> {
     let request = ResolveIp { ifindex: IfIndex::MIN, target: FAR_V4.parse()? };
     let request = Request::ResolveIp(request).emit(Seq(7));
     let answer = good_answer(&ours, Seq(7))?;
-    // What the kernel would ask; another daemon's answer, to the group; something that is neither.
+    // A request as the kernel sends it; another daemon's answer, to the group; and a message that is neither.
     ours.send_to(its_number, request.as_ref())?;
     ours.send_to_group(answer.as_ref())?;
     ours.send_to(its_number, &[0; 3])?;
@@ -103,7 +110,7 @@ fn ignores_others(daemon: &Ibarr) -> Result<()> {
     let same = |name| count(&counted, name) == count(&before, name);
     ensure!(same("requests") && same("malformed-truncated"), "{counted}");
     let said = ours.receive(Duration::ZERO)?;
-    ensure!(said.is_none(), "it was answered: {said:02x?}");
+    ensure!(said.is_none(), "the daemon answered: {said:02x?}");
     Ok(())
 }
 
@@ -116,7 +123,8 @@ fn flood() -> Result<()> {
     Ok(())
 }
 
-/// While it is stopped, everything that waits is sent again until the socket's 32 MiB are full.
+/// While the daemon is stopped, nudges make the kernel send all waiting requests again, until the
+/// socket's 32 MiB are full.
 fn overrun(daemon: &Ibarr) -> Result<()> {
     const CALLERS: usize = 5_000;
     const ROUNDS: usize = 100;
@@ -137,11 +145,11 @@ fn overrun(daemon: &Ibarr) -> Result<()> {
     Ok(())
 }
 
-/// Where the interface has a number that nothing has here, or something else.
+/// The interface index of such a caller means nothing here, or another interface.
 fn from_another_namespace() -> Result<()> {
     thread::spawn(|| -> Result<()> {
         unshare(CloneFlags::CLONE_NEWNET).context("no other network namespace")?;
-        // The first takes the number that our interface has at home.
+        // The first interface gets the index that our interface has in the first namespace.
         let rtnetlink = Rtnetlink::open()?;
         let _first = crate::sys::tun::Tun::open("other0", 1).context("a TUN device")?;
         let _network = Network::up(&rtnetlink)?;
@@ -152,7 +160,7 @@ fn from_another_namespace() -> Result<()> {
 }
 
 fn killed(mut daemon: Ibarr) -> Result<()> {
-    // It hears what it will never answer.
+    // It is still in the group, but cannot answer.
     kill(daemon.pid(), Signal::SIGSTOP)?;
     let waiting = Waiting::start(&[FAR_V4, FAR_V6], WAITING, CALLER_TIMEOUT)?;
     kill(daemon.pid(), Signal::SIGKILL)?;
@@ -164,7 +172,7 @@ fn killed(mut daemon: Ibarr) -> Result<()> {
 
 fn ended() -> Result<()> {
     let daemon = Ibarr::start(Ibarr::command())?;
-    // What it is to answer it has to know.
+    // The daemon learns the answers before the callers ask.
     resolves(&[FAR_V4, FAR_V6], 2)?;
     kill(daemon.pid(), Signal::SIGSTOP)?;
     let waiting = Waiting::start(&[FAR_V4, FAR_V6], WAITING, CALLER_TIMEOUT)?;
@@ -174,16 +182,16 @@ fn ended() -> Result<()> {
     daemon.wait()
 }
 
-/// Where the kernel refuses what it says, and what it says of that.
+/// Places in which the kernel refuses the daemon's messages, and the remedy that the daemon reports.
 const STRANDED: [(&str, &str); 2] = [
     ("in another network namespace", "nsenter --net=/proc/1/ns/net"),
     ("without CAP_NET_ADMIN", "CAP_NET_ADMIN"),
 ];
-/// Of users without any right.
+/// A user without any right.
 const NOBODY: Uid = Uid::from_raw(65534);
 
-/// As if it did not run, a caller is refused at once. The directory is that of a user without rights, and
-/// root's daemon of the first place leaves it usable.
+/// A caller is refused at once, as if the daemon did not run. The run directory belongs to a user without
+/// rights, and root's daemon in the first place leaves it usable for the next one.
 fn leaves_the_kernel_alone(place: &str, said: &str) -> Result<()> {
     const RUN_DIR: &str = "/run/stranded";
     if !fs::exists(RUN_DIR)? {
@@ -208,13 +216,13 @@ fn leaves_the_kernel_alone(place: &str, said: &str) -> Result<()> {
     daemon.end()
 }
 
-/// Becomes the program of `command`, in such a place.
+/// Becomes the program of `command`, in one of the places of `STRANDED`.
 pub(crate) fn strand(place: &str, command: &[String]) -> Result<std::convert::Infallible> {
     let [program, arguments @ ..] = command else { bail!("no command") };
     match STRANDED.iter().position(|(name, _)| *name == place) {
         Some(0) => unshare(CloneFlags::CLONE_NEWNET)?,
         Some(1) => setuid(NOBODY)?,
-        _ => bail!("no place is called {place}"),
+        _ => bail!("there is no place {place}"),
     }
     Err(Command::new(program).args(arguments).exec()).context("exec")
 }
@@ -225,7 +233,7 @@ fn strangers_are_named() -> Result<()> {
     symlink(OWN, IBACM).context(IBACM)?;
     let mut ibacm = Command::new(IBACM).arg(crate::LISTENER).spawn().context(IBACM)?;
     let daemon = Ibarr::start(Ibarr::command())?;
-    // It looks for them beside its work.
+    // The daemon looks for other members now and then.
     let named = until("names both", || {
         let said = status()?;
         let names = |name: &str, pid: u32| {
@@ -244,8 +252,8 @@ fn strangers_are_named() -> Result<()> {
     daemon.end()
 }
 
-/// There is no IPoIB interface to nudge on instead: ours is a tunnel, where all neighbours of IPv4 are
-/// one, for good.
+/// There is no IPoIB interface to nudge on instead: ours is a tunnel, on which all IPv4 neighbours share
+/// one entry that stays.
 fn without_ipv6() -> Result<()> {
     for of in ["all", "lo"] {
         let switch = format!("/proc/sys/net/ipv6/conf/{of}/disable_ipv6");
@@ -262,7 +270,7 @@ fn without_ipv6() -> Result<()> {
     daemon.end()
 }
 
-/// As systemd does it: the socket is there, and heard on, before the daemon is.
+/// As with systemd, the socket exists and is in the group before the daemon starts.
 fn inherits() -> Result<()> {
     let socket = Socket::open()?;
     let waiting = Waiting::start(&[FAR_V4], WAITING, CALLER_TIMEOUT)?;
@@ -274,7 +282,7 @@ fn inherits() -> Result<()> {
     let daemon = Ibarr::start(command)?;
     waiting.end()?;
     ensure!(local_service()?["state"] == "inherited", "{}", status()?);
-    ensure!(daemon.port_id()? == number, "it has opened another socket");
+    ensure!(daemon.port_id()? == number, "the daemon has opened another socket");
     daemon.end()
 }
 
@@ -286,7 +294,7 @@ pub(crate) fn inherit(command: &[String]) -> Result<std::convert::Infallible> {
     let socket = nix::unistd::dup(std::io::stdin())?;
     let number = std::os::fd::AsRawFd::as_raw_fd(&socket);
     ensure!(number == FIRST, "standard input is now also {number}");
-    // Stays open.
+    // The socket stays open.
     std::mem::forget(socket);
     let variables = [
         ("LISTEN_PID", std::process::id().to_string()),
@@ -296,7 +304,7 @@ pub(crate) fn inherit(command: &[String]) -> Result<std::convert::Infallible> {
     Err(Command::new(program).args(arguments).envs(variables).exec()).context("exec")
 }
 
-/// Joins the group, and says nothing for ever.
+/// Joins the group, and never answers.
 pub(crate) fn listen() -> Result<std::convert::Infallible> {
     let _socket = Socket::open()?;
     loop {
@@ -308,7 +316,7 @@ fn resolves(targets: &[&str], callers: usize) -> Result<()> {
     Waiting::start(targets, callers, CALLER_TIMEOUT)?.end()
 }
 
-/// Callers that wait.
+/// Callers that wait for an address.
 struct Waiting {
     channel: Channel,
     left: usize,
@@ -335,7 +343,6 @@ impl Waiting {
     }
 }
 
-/// The daemon.
 struct Ibarr {
     child: Child,
 }
@@ -350,7 +357,7 @@ impl Ibarr {
         command
     }
 
-    /// Runs, and answers the command line.
+    /// Starts the daemon, and waits until it answers the command line.
     fn start(mut command: Command) -> Result<Self> {
         let mut daemon = Self { child: command.spawn().context("ibarr cannot be started")? };
         let deadline = Instant::now() + PATIENCE;
@@ -358,23 +365,24 @@ impl Ibarr {
             if let Some(status) = daemon.child.try_wait()? {
                 bail!("it ended: {status}");
             }
-            ensure!(Instant::now() < deadline, "it does not answer");
+            ensure!(Instant::now() < deadline, "the daemon does not answer");
             thread::sleep(Duration::from_millis(20));
         }
         Ok(daemon)
     }
 
-    /// Of its socket.
+    /// The port id of the daemon's socket.
     fn port_id(&self) -> Result<PortId> {
         Ok(PortId(u32::try_from(self.socket_field(2)?)?))
     }
 
-    /// What its socket had no room for.
+    /// Number of messages that the daemon's socket had no room for.
     fn drops(&self) -> Result<u64> {
         self.socket_field(8)
     }
 
-    /// sk Eth Pid Groups Rmem Wmem Dump Locks Drops Inode, of its socket to the kernel's RDMA core.
+    /// A field of the daemon's socket to the kernel's RDMA core in /proc/net/netlink, whose columns are
+    /// sk Eth Pid Groups Rmem Wmem Dump Locks Drops Inode.
     fn socket_field(&self, field: usize) -> Result<u64> {
         let table = fs::read_to_string("/proc/net/netlink")?;
         let inodes: Vec<_> = fs::read_dir(format!("/proc/{}/fd", self.child.id()))?
@@ -386,7 +394,7 @@ impl Ibarr {
             let is_its = inodes.contains(&format!("socket:[{}]", fields.last()?));
             if !is_its || *fields.get(1)? != "20" { None } else { fields.get(field)?.parse().ok() }
         });
-        value.context("it has no socket to the kernel")
+        value.context("the daemon has no socket to the kernel")
     }
 
     fn pid(&self) -> Pid {
@@ -407,7 +415,7 @@ impl Ibarr {
 
 impl Drop for Ibarr {
     fn drop(&mut self) {
-        // It may have ended already.
+        // The process may have ended already.
         drop(self.child.kill());
         drop(self.child.wait());
     }
@@ -428,7 +436,7 @@ fn counts() -> Result<Value> {
 fn until(what: &str, holds: impl Fn() -> Result<bool>) -> Result<()> {
     let deadline = Instant::now() + 2 * PATIENCE;
     while !holds()? {
-        ensure!(Instant::now() < deadline, "not so that it {what}: {}", status()?);
+        ensure!(Instant::now() < deadline, "the daemon never {what}: {}", status()?);
         thread::sleep(Duration::from_millis(50));
     }
     Ok(())

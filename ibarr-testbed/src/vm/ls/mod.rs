@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 
-//! `vm ls`: the kernel asks for addresses, and takes our answers at once.
+//! `vm ls`: the kernel asks for addresses, and accepts our answers at once.
 //!
-//! There is no HCA. Once the kernel has a GID it looks for a device that has the source's, finds
-//! none, and says -ENODEV: here that is success. What it says without an answer is -ETIMEDOUT.
+//! There is no HCA. When the kernel has a GID, it looks for a device with the GID of the source, finds
+//! none, and returns -ENODEV: here that is success. Without an answer it returns -ETIMEDOUT.
 
 pub(crate) mod daemon;
 mod network;
@@ -32,41 +32,42 @@ use crate::sys::rdma_cm::{Channel, Event, EventKind, Id};
 
 pub(crate) use self::service::Clock;
 
-/// What the caller of `rdma_resolve_addr` is willing to wait. An attempt that ended sooner was not
-/// ended by this.
+/// Time-out of the caller of `rdma_resolve_addr`. An attempt that ended sooner did not end by it.
 const CALLER_TIMEOUT: Duration = Duration::from_mins(1);
-/// How long we wait for what has to come at once, on a machine that does other things too.
+/// How long we wait for something that must come at once, on a machine with other work.
 const PATIENCE: Duration = Duration::from_secs(10);
 
 /// See [`Bench::conclude`].
 const NUDGES: u32 = 100;
 const BETWEEN_NUDGES: Duration = Duration::from_millis(100);
 
-/// What the kernel says when it has a GID, see above.
+/// The kernel's status when it has a GID, see above.
 const TAKEN: i32 = -(Errno::ENODEV as i32);
 const TIMED_OUT: i32 = -(Errno::ETIMEDOUT as i32);
 
-/// The recordings, of other machines, that requests have to be like.
+/// Recordings from other machines; requests must have the same bytes.
 const RECORDED_V4: &str =
     include_str!("../../../../ibarr-common/tests/golden/ls-ip-resolve-ipv4-request.hex");
 const RECORDED_V6: &str =
     include_str!("../../../../ibarr-common/tests/golden/ls-ip-resolve-ipv6-request.hex");
 
-/// `responder` is the command of a daemon that answers. `is_ours`: it is not what is to be proven, but
-/// the kernel.
+/// `responder` is the command of a daemon that answers. If it `is_ours`, the scenario tests the kernel,
+/// and not the daemon.
 pub(crate) fn run(responder: &[String], is_ours: bool, clock: Clock) -> ExitCode {
     let mut report = Report::default();
     let bench = Bench::new();
     if let Some(bench) = report.claim("a gateway is behind an interface of InfiniBand type", bench)
     {
         bench.protocol(&mut report);
-        // Of two processors one is switched off there.
+        // This part switches off one of two processors.
         if is_ours && clock == Clock::Real {
             transcript::prove(bench.network.ifindex, &mut report);
         }
         service::prove(responder, clock, &mut report);
         let answered = bench.network.answered.get();
-        Report::note(format_args!("ip2gid queries that left the interface: {answered}"));
+        Report::note(format_args!(
+            "ip2gid queries answered by the TUN device's thread: {answered}"
+        ));
     }
     report.end()
 }
@@ -83,24 +84,24 @@ impl Bench {
         Ok(Self { rtnetlink, network })
     }
 
-    /// What kernel and answers say to each other, step by step.
+    /// The protocol between kernel and responder, step by step.
     fn protocol(&self, report: &mut Report) {
         report.claim("without a listener IPv4 is refused at once", is_refused(FAR_V4));
         report.claim("without a listener IPv6 is refused at once", is_refused(FAR_V6));
         let Some(socket) = report.claim("we can listen", Socket::open()) else { return };
         let mut claim = |claim: &str, proof: Result<()>| {
-            // What is left over of one claim is not for the next.
+            // Messages that are left over from one claim are not read by the next.
             report.claim(claim, proof.and_then(|()| socket.drain()));
         };
         claim(
-            "an IPv4 request has the recorded bytes, and its answer is taken",
+            "an IPv4 request has the recorded bytes, and its answer is accepted",
             self.request_is_as_recorded(&socket, FAR_V4, RECORDED_V4),
         );
         claim(
-            "an IPv6 request has the recorded bytes, and its answer is taken",
+            "an IPv6 request has the recorded bytes, and its answer is accepted",
             self.request_is_as_recorded(&socket, FAR_V6, RECORDED_V6),
         );
-        claim("nothing is asked for a neighbour", Self::neighbour_is_not_asked_for(&socket));
+        claim("the kernel does not ask for a neighbour", Self::neighbour_is_not_asked_for(&socket));
     }
 
     fn request_is_as_recorded(&self, socket: &Socket, target: &str, recorded: &str) -> Result<()> {
@@ -113,18 +114,18 @@ impl Bench {
             target: target.parse()?,
         });
         let read = Request::parse(&message)?;
-        ensure!(read == expected, "it was read as {read}");
+        ensure!(read == expected, "we read {read}");
         ensure!(expected.emit(seq).as_ref() == bytes, "we would write {:?}", expected.emit(seq));
         let recorded = renumbered(recorded, seq, self.network.ifindex)?;
-        ensure!(bytes == recorded, "recorded is {}", Hex(&recorded));
+        ensure!(bytes == recorded, "the recording has {}", Hex(&recorded));
         self.conclude(&attempt, socket, seq)
     }
 
     /// Answers and nudges until the attempt has ended.
     ///
     /// Once is not enough. The kernel sends a request, first and again, before it notes that it
-    /// waits (`rdma_resolve_ip` and `process_one_req` of drivers/infiniband/core/addr.c): what comes
-    /// between is lost, an answer and a nudge alike.
+    /// waits (`rdma_resolve_ip` and `process_one_req` of drivers/infiniband/core/addr.c). Answers and
+    /// nudges between these two steps are lost.
     fn conclude(&self, attempt: &Attempt, socket: &Socket, seq: Seq) -> Result<()> {
         for _ in 0..NUDGES {
             socket.send(good_answer(socket, seq)?.as_ref())?;
@@ -138,15 +139,15 @@ impl Bench {
 
     fn neighbour_is_not_asked_for(socket: &Socket) -> Result<()> {
         let attempt = Attempt::start(NEAR, Duration::from_millis(100))?;
-        // Whether a TUN device can have neighbours is another matter.
+        // The status does not matter: a TUN device may have no neighbours.
         attempt.channel.event(PATIENCE)?.context("the attempt has not ended")?;
         let asked = socket.receive(Duration::ZERO)?;
-        ensure!(asked.is_none(), "it was: {}", Hex(&asked.unwrap_or_default()));
+        ensure!(asked.is_none(), "the kernel asked: {}", Hex(&asked.unwrap_or_default()));
         Ok(())
     }
 }
 
-/// A call of `rdma_resolve_addr`, which goes with this.
+/// A call of `rdma_resolve_addr`, which ends when this is dropped.
 struct Attempt {
     channel: Channel,
     id: Id,
@@ -174,7 +175,7 @@ impl Attempt {
 /// A call of `rdma_resolve_addr`, from its beginning to its end.
 pub(crate) fn resolve(target: &str) -> Result<Event> {
     let attempt = Attempt::start(target, CALLER_TIMEOUT)?;
-    attempt.channel.event(PATIENCE)?.context("it has not ended")
+    attempt.channel.event(PATIENCE)?.context("the attempt has not ended")
 }
 
 fn start(channel: &Channel, target: &str, timeout: Duration) -> Result<Id> {
@@ -190,7 +191,7 @@ fn is_refused(target: &str) -> Result<()> {
         Ok(_) => bail!("the attempt began"),
         Err(error) => ensure!(
             errno(&error) == Some(Errno::EADDRNOTAVAIL),
-            error.context("not with EADDRNOTAVAIL")
+            error.context("refused, but not with EADDRNOTAVAIL")
         ),
     }
     Ok(())
@@ -209,7 +210,7 @@ fn good_answer(socket: &Socket, seq: Seq) -> Result<impl AsRef<[u8]>> {
     Ok(Answer::Gid(gid).emit(seq, socket.port_id()))
 }
 
-/// A recorded request with the numbers of this run.
+/// A recorded request with the sequence number and interface index of this run.
 fn renumbered(recorded: &str, seq: Seq, ifindex: IfIndex) -> Result<Vec<u8>> {
     let digits: String = recorded
         .lines()
@@ -229,7 +230,7 @@ fn errno(error: &anyhow::Error) -> Option<Errno> {
     Some(Errno::from_raw(error.raw_os_error()?))
 }
 
-/// Words of four bytes.
+/// Displays bytes as hexadecimal words of four bytes.
 struct Hex<'a>(&'a [u8]);
 
 impl fmt::Display for Hex<'_> {

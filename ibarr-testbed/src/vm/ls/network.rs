@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 
-//! A network that makes the kernel ask, without an HCA: it takes a route through a gateway, out of
-//! an interface of InfiniBand type (`ib_nl_fetch_ha` of drivers/infiniband/core/addr.c).
+//! A network that makes the kernel ask without an HCA. The kernel asks if a route through a gateway
+//! leaves by an interface of InfiniBand type (`ib_nl_fetch_ha` of drivers/infiniband/core/addr.c).
 
 use std::fs;
 use std::net::IpAddr;
@@ -15,17 +15,17 @@ use super::responder::GID;
 use crate::rtnetlink::{self, Rtnetlink};
 use crate::sys::tun::{self, Tun};
 
-/// Behind the gateway.
+/// Addresses behind the gateway.
 pub(super) const FAR_V4: &str = "10.2.0.5";
 pub(super) const FAR_V6: &str = "fd00:2::5";
-/// On the interface's own subnet.
+/// An address in the interface's own subnet.
 pub(super) const NEAR: &str = "10.1.0.7";
 
 #[derive(Debug)]
 pub(super) struct Network {
     _tun: Tun,
     pub(super) ifindex: IfIndex,
-    /// By everybody behind the gateway.
+    /// Counts the answers of the peers behind the gateway.
     pub(super) answered: Answered,
 }
 
@@ -35,7 +35,7 @@ impl Network {
         rtnetlink.set_up(rtnetlink::ifindex("lo")?).context("lo")?;
         let tun = Tun::open(NAME, tun::INFINIBAND).context("no TUN device of InfiniBand type")?;
         let ifindex = rtnetlink::ifindex(NAME)?;
-        // IPv6 is to be silent: every change of a neighbour makes the kernel ask again.
+        // IPv6 must be silent, because every change of a neighbour makes the kernel ask again.
         for (setting, value) in [("router_solicitations", "0"), ("addr_gen_mode", "1")] {
             let file = format!("/proc/sys/net/ipv6/conf/{NAME}/{setting}");
             fs::write(&file, value).context(file)?;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 
-//! Everybody behind the gateway, at the other end of the TUN device: answers ip2gid queries.
+//! All peers behind the gateway, at the other end of the TUN device: a thread that answers ip2gid queries.
 
 use std::fs::File;
 use std::io::{self, Read as _, Write as _};
@@ -11,7 +11,7 @@ use std::thread;
 use ibarr_common::ib::Gid;
 use ibarr_common::wire::ip2gid::{PORT, Query};
 
-/// How many queries were answered so far.
+/// Number of queries answered so far.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Answered(Arc<AtomicUsize>);
 
@@ -21,7 +21,7 @@ impl Answered {
     }
 }
 
-/// Answers what comes out of `device` with `gid`, on a thread of its own.
+/// Starts a thread that answers the queries from `device` with `gid`.
 pub(super) fn spawn(mut device: File, gid: Gid) -> io::Result<Answered> {
     let answered = Answered::default();
     let counter = answered.clone();
@@ -37,7 +37,7 @@ pub(super) fn spawn(mut device: File, gid: Gid) -> io::Result<Answered> {
     Ok(answered)
 }
 
-/// The IP packet that answers the query in an IP packet, if there is one.
+/// The IP packet that answers the query in `packet`, if it has one.
 fn reply(packet: &[u8], gid: Gid) -> Option<Vec<u8>> {
     const UDP: u8 = 17;
     let (addresses, udp) = match packet.first()? >> 4 {
@@ -59,7 +59,7 @@ fn reply(packet: &[u8], gid: Gid) -> Option<Vec<u8>> {
     let mut udp = [&ports[..], &length.to_be_bytes(), &[0, 0], payload.as_ref()].concat();
     let pseudo = [destination, source, &length.to_be_bytes(), &[0, UDP]].concat();
     let sum = checksum(&[pseudo, udp.clone()].concat());
-    // 0 would say that there is none.
+    // 0 would mean that there is no checksum.
     udp[6..8].copy_from_slice(&if sum == 0 { u16::MAX } else { sum }.to_be_bytes());
 
     let mut reply = if source.len() == 4 {
@@ -77,7 +77,7 @@ fn reply(packet: &[u8], gid: Gid) -> Option<Vec<u8>> {
     Some(reply)
 }
 
-/// The Internet checksum (RFC 1071); each part of `bytes` but the last is of even length.
+/// The Internet checksum (RFC 1071). Each part of `bytes` except the last has an even length.
 fn checksum(bytes: &[u8]) -> u16 {
     let mut sum: u32 = 0;
     for pair in bytes.chunks(2) {

@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 
-//! The least that answers the kernel at once: one GID for every address, everything that the
-//! socket holds, then a nudge. `vm ls` runs it where no daemon is given.
+//! The smallest program that answers the kernel at once: it answers all requests in the socket with one
+//! GID, and then nudges. `vm ls` runs it if no daemon is given.
 //!
-//! The kernel sends a request before it waits for the answer. An answer that comes before that is
-//! lost, and so is a nudge: on a machine whose processors are busy, or are not its own, both can.
-//! A later nudge makes the kernel ask again. So there is always one more.
+//! The kernel sends a request before it waits for the answer. An answer or a nudge that comes before
+//! that is lost. On a machine with busy or shared processors both can be. A later nudge makes the kernel
+//! ask again, so there is always one more.
 
 use std::convert::Infallible;
 use std::time::{Duration, Instant};
@@ -17,11 +17,11 @@ use ibarr_common::wire::ls::{Answer, Request, messages};
 use super::socket::Socket;
 use crate::rtnetlink::Rtnetlink;
 
-/// What every address has.
+/// The GID of every address.
 pub(super) const GID: &str = "fe80::2:c903:0:201";
 
-/// From an answer, or from the nudge before, to each nudge. The first is at once but for other
-/// answers' nudges: each makes the kernel ask again for everything that it still waits for.
+/// Time from an answer, or from the nudge before, to each nudge. The first nudge comes at once, except
+/// that nudges keep a distance: each makes the kernel ask again for everything that it still waits for.
 const PAUSES: [Duration; 4] = [
     Duration::from_millis(1),
     Duration::from_millis(5),
@@ -55,7 +55,7 @@ pub(crate) fn run() -> Result<Infallible> {
     }
 }
 
-/// Whether there was something to answer.
+/// Returns whether there was something to answer.
 fn answer(socket: &Socket, gid: Gid, datagram: &[u8]) -> Result<bool> {
     let mut has_answered = false;
     for message in messages(datagram) {

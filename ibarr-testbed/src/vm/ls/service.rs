@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 
-//! A daemon that answers, seen from the applications that wait for it.
+//! A daemon that answers, as the applications that wait for it see it.
 
 use std::collections::HashMap;
 use std::fs::{self, OpenOptions};
@@ -22,21 +22,20 @@ use super::{Attempt, CALLER_TIMEOUT, PATIENCE, TAKEN, is_refused, start};
 use crate::report::Report;
 use crate::sys::rdma_cm::{Channel, EventKind};
 
-/// Attempts one after another, and at once.
+/// Number of attempts one after another, and at once.
 const IN_TURN: usize = 100;
 const AT_ONCE: usize = 200;
 const ROUNDS: usize = 5;
 
-/// Of the median in turn.
+/// Aim of the median, one after another.
 const AIM: Duration = Duration::from_millis(2);
 
-/// What the machine's clock counts.
+/// What the guest's clock counts.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub(crate) enum Clock {
-    /// Time, in which the machine does other things too: how long something takes is said, not
-    /// claimed.
+    /// Time, which includes other work of the machine: durations are printed and not claimed.
     Real,
-    /// Its own instructions.
+    /// Instructions of the guest.
     Steady,
 }
 
@@ -45,11 +44,11 @@ pub(super) fn prove(responder: &[String], clock: Clock, report: &mut Report) {
     let early_before = early_answers();
     let Some(daemon) = report.claim(&claim, Daemon::start(responder)) else { return };
     for (what, target) in [("IPv4", FAR_V4), ("IPv6", FAR_V6)] {
-        // Unknown to the daemon so far: known by all that follow.
+        // The daemon does not know this address yet, and will know it for all that follow.
         let claim = format!("the first {what} address is resolved");
         if let Some(took) = report.claim(&claim, one(target)) {
             let ms = took.as_secs_f64() * 1e3;
-            Report::note(format_args!("{what}, asked for the first time: {ms:.2} ms"));
+            Report::note(format_args!("{what}, first request: {ms:.2} ms"));
         }
         let claim = format!(
             "{IN_TURN} {what} addresses are resolved one after another, none by its caller's time-out"
@@ -61,7 +60,7 @@ pub(super) fn prove(responder: &[String], clock: Clock, report: &mut Report) {
                 report.claim(&format!("the median is under {AIM:?}"), is_under(&took));
             } else {
                 let aim = if took.median < AIM { "met" } else { "missed" };
-                Report::note(format_args!("  the median is to be under {AIM:?}: {aim}"));
+                Report::note(format_args!("  aim, a median under {AIM:?}: {aim}"));
             }
         }
     }
@@ -76,7 +75,7 @@ pub(super) fn prove(responder: &[String], clock: Clock, report: &mut Report) {
             all.distinct += asked.distinct;
         }
     }
-    report.claim("nudges do not make the kernel ask everything again", few_repeated(&all));
+    report.claim("nudges do not make the kernel ask for everything again", few_repeated(&all));
     let early = early_answers();
     Report::note(format_args!(
         "answers that came before the kernel waited for them: {}, {} of them at once",
@@ -85,10 +84,11 @@ pub(super) fn prove(responder: &[String], clock: Clock, report: &mut Report) {
     ));
     if clock == Clock::Steady {
         let proof = none_repeated(&all, early - early_in_turn);
-        report.claim("nudges make the kernel ask nothing again that it would not have to", proof);
+        report
+            .claim("nudges make the kernel ask again only for answers that came too early", proof);
     }
-    report.claim("it ends when it is asked to", daemon.stop());
-    report.claim("without it addresses are refused at once", is_refused(FAR_V4));
+    report.claim("the daemon ends when it is asked to", daemon.stop());
+    report.claim("without the daemon addresses are refused at once", is_refused(FAR_V4));
 }
 
 fn one(target: &str) -> Result<Duration> {
@@ -127,12 +127,12 @@ fn at_once() -> Result<(Vec<Duration>, Asked)> {
 
 fn few_repeated(asked: &Asked) -> Result<()> {
     ensure!(asked.distinct == AT_ONCE * ROUNDS, "{asked} in {ROUNDS} rounds");
-    // One nudge an answer would make it half of all that wait, each time.
+    // With one nudge an answer, the kernel would ask again for half of the waiting requests each time.
     ensure!(asked.requests < 2 * asked.distinct, "{asked}");
     Ok(())
 }
 
-/// What is asked again because its answer came too early has to be asked again.
+/// Only requests whose answers came too early may be asked again.
 fn none_repeated(asked: &Asked, early: usize) -> Result<()> {
     let repeated = asked.requests - asked.distinct;
     ensure!(repeated <= early, "{asked}, {early} early answers");
@@ -144,7 +144,7 @@ fn is_under(took: &Summary) -> Result<()> {
     Ok(())
 }
 
-/// What the kernel asked.
+/// Number of the kernel's requests, and of the addresses in them.
 #[derive(Clone, Copy, Debug, Default)]
 struct Asked {
     requests: usize,
@@ -173,7 +173,7 @@ impl std::fmt::Display for Asked {
     }
 }
 
-/// A process that listens.
+/// A daemon's process. It is in the group.
 struct Daemon(Child);
 
 impl Daemon {
@@ -182,12 +182,12 @@ impl Daemon {
         let child = Command::new(program).args(arguments).spawn();
         let mut daemon = Self(child.with_context(|| format!("{program} cannot be started"))?);
         let deadline = Instant::now() + PATIENCE;
-        while !somebody_listens()? {
+        while !group_has_a_member()? {
             if let Some(status) = daemon.0.try_wait()? {
-                bail!("it ended: {status}");
+                bail!("the daemon ended: {status}");
             }
-            ensure!(Instant::now() < deadline, "nobody has joined the group");
-            // There is nothing that tells of a new member.
+            ensure!(Instant::now() < deadline, "no process has joined the group");
+            // The kernel does not announce new members.
             thread::sleep(Duration::from_millis(5));
         }
         Ok(daemon)
@@ -201,7 +201,7 @@ impl Daemon {
 }
 
 /// Whether a socket is in the local service's group.
-fn somebody_listens() -> Result<bool> {
+fn group_has_a_member() -> Result<bool> {
     const NETLINK_RDMA: &str = "20";
     let sockets = fs::read_to_string("/proc/net/netlink").context("/proc/net/netlink")?;
     // sk Eth Pid Groups …
@@ -213,18 +213,18 @@ fn somebody_listens() -> Result<bool> {
     }))
 }
 
-/// How often the kernel's log says that an answer came for nothing.
+/// How often the kernel's log says that an answer found no request.
 fn early_answers() -> usize {
     let kmsg = OpenOptions::new().read(true).custom_flags(libc::O_NONBLOCK).open("/dev/kmsg");
     let Ok(mut kmsg) = kmsg else { return 0 };
     let mut record = [0; 8192];
-    // One record a read.
+    // A read returns one record.
     std::iter::from_fn(|| kmsg.read(&mut record).ok().map(|length| record[..length].to_vec()))
         .filter(|record| String::from_utf8_lossy(record).contains("Couldn't find request waiting"))
         .count()
 }
 
-/// Times as people read them.
+/// Minimum, median, 90th percentile and maximum of times.
 struct Summary {
     min: Duration,
     median: Duration,

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 
-//! A netlink socket that the kernel's RDMA core asks through.
+//! A netlink socket on which the kernel's RDMA core sends its requests.
 
 use std::io::{self, IoSliceMut};
 use std::os::fd::{AsFd, AsRawFd as _, BorrowedFd, OwnedFd};
@@ -16,7 +16,7 @@ use nix::sys::socket::{
 };
 use nix::sys::time::TimeSpec;
 
-/// A member of the group that the local service's requests are sent to.
+/// A socket in the group to which the kernel sends the local service's requests.
 #[derive(Debug)]
 pub(crate) struct Socket {
     fd: OwnedFd,
@@ -52,12 +52,13 @@ impl Socket {
         bind(self.fd.as_raw_fd(), &address).context("cannot leave or join the group")
     }
 
-    /// What the kernel calls this socket.
+    /// The port id of this socket.
     pub(crate) fn port_id(&self) -> PortId {
         self.port_id
     }
 
-    /// The next datagram of the kernel, if it comes `within` that time. Others' are passed over.
+    /// The next datagram of the kernel, if it comes `within` that time. Datagrams of other processes are
+    /// skipped.
     pub(crate) fn receive(&self, within: Duration) -> Result<Option<Vec<u8>>> {
         loop {
             if !is_readable(self.fd.as_fd(), within)? {
@@ -80,23 +81,23 @@ impl Socket {
         }
     }
 
-    /// Forgets what has come so far.
+    /// Discards all datagrams that have come so far.
     pub(crate) fn drain(&self) -> Result<()> {
         while self.receive(Duration::ZERO)?.is_some() {}
         Ok(())
     }
 
-    /// Sends to the kernel alone.
+    /// Sends to the kernel only.
     pub(crate) fn send(&self, message: &[u8]) -> io::Result<()> {
         self.send_as(message, &NetlinkAddr::new(0, 0))
     }
 
-    /// Sends to the socket of this number, whosever it is.
+    /// Sends to the socket with this port id, of any process.
     pub(crate) fn send_to(&self, PortId(number): PortId, message: &[u8]) -> io::Result<()> {
         self.send_as(message, &NetlinkAddr::new(number, 0))
     }
 
-    /// Sends to everybody in the group, and then to the kernel.
+    /// Sends to all members of the group, and then to the kernel.
     pub(crate) fn send_to_group(&self, message: &[u8]) -> io::Result<()> {
         self.send_as(message, &NetlinkAddr::new(0, GROUP_LS))
     }
@@ -106,7 +107,7 @@ impl Socket {
         Ok(())
     }
 
-    /// To give it to another process.
+    /// The descriptor, for another process.
     pub(crate) fn fd(&self) -> BorrowedFd<'_> {
         self.fd.as_fd()
     }

@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 
-//! This kernel as the stand-in's original: what it says to each case is as recorded.
+//! This kernel is what the stand-in imitates: it does in each case what the recording says.
 //!
-//! Some cases need something to be done while the kernel sends a request, which takes it some ten
-//! microseconds. With one processor, and a kernel that can be preempted everywhere, a thread that
-//! goes first does it whenever it is told to: it wakes when the request is in its socket. Second goes
-//! who asks and changes neighbours, so that the kernel's thread that sends again what waits finds
-//! no lock taken; it comes last.
+//! Some cases need an action while the kernel sends a request, which takes the kernel some ten
+//! microseconds. With one processor, and a kernel that can be preempted everywhere, a thread with the
+//! highest priority can do it: it wakes when the request is in its socket. The thread that asks and
+//! changes neighbours has the second priority, so that the kernel's thread that repeats waiting requests
+//! finds no lock taken; that thread has the lowest.
 
 use std::fs;
 use std::net::{IpAddr, SocketAddr};
@@ -30,7 +30,7 @@ use crate::sys::rdma_cm::{Channel, Id};
 use crate::sys::scheduler;
 
 pub(super) fn prove(ifindex: IfIndex, report: &mut Report) {
-    // Its rank ends with it.
+    // The priority ends with the thread.
     thread::scope(|scope| drop(scope.spawn(|| prove_here(ifindex, report)).join()));
 }
 
@@ -57,14 +57,14 @@ fn prove_here(ifindex: IfIndex, report: &mut Report) {
         report.claim(&format!("as recorded: {}", case.name), { said }());
     }
     if !is_as_recorded {
-        Report::note("what was said, for the recording:");
+        Report::note("the transcript of this kernel, for the recording:");
         all.lines().for_each(|line| Report::note(format_args!("| {line}")));
     }
 }
 
-/// While it lives there is one processor, and what runs on it can be preempted everywhere.
+/// While this exists, the guest has one processor, and the kernel can be preempted everywhere.
 struct Single {
-    /// How it was before.
+    /// The setting before.
     preemption: String,
 }
 
@@ -92,13 +92,12 @@ impl Single {
 
 impl Drop for Single {
     fn drop(&mut self) {
-        // What follows is only slower without.
+        // Without the second processor the rest is only slower.
         let _ = fs::write(SECOND, "1");
         let _ = fs::write(PREEMPTION, &self.preemption);
     }
 }
 
-/// This kernel.
 struct Kernel {
     ifindex: IfIndex,
     socket: Arc<Socket>,
@@ -107,15 +106,15 @@ struct Kernel {
     reflexes: Arc<Mutex<&'static [Reflex]>>,
     channel: Channel,
     asked: Vec<Id>,
-    /// Who were refused at once.
+    /// Callers that were refused at once.
     refused: Vec<Heard>,
-    /// Neighbours that have become valid.
+    /// Number of neighbours that have become valid.
     neighbours: u16,
 }
 
-/// The neighbours of reflexes; those of steps count from 1.
+/// Number of the first neighbour of a reflex; neighbours of steps count from 1.
 const OF_REFLEX: u16 = 1000;
-/// What has not come after this long does not come.
+/// After this time without an event, no further event comes.
 const SETTLE: Duration = Duration::from_millis(20);
 
 impl Kernel {
@@ -139,12 +138,12 @@ impl Kernel {
 
 impl Drop for Kernel {
     fn drop(&mut self) {
-        // The thread that listens has the socket for a while yet.
+        // The listening thread still keeps the socket for a while.
         let _ = self.socket.set_member(false);
     }
 }
 
-/// Hears the kernel on a thread that goes first, until nobody else has the socket.
+/// Listens to the kernel on a thread with the highest priority, until no other thread has the socket.
 fn listen(
     socket: Arc<Socket>,
     reflexes: Arc<Mutex<&'static [Reflex]>>,
@@ -161,7 +160,7 @@ fn listen(
                 }
                 continue;
             };
-            let mut armed = reflexes.lock().ok().context("nobody else panics")?;
+            let mut armed = reflexes.lock().ok().context("no other thread panics")?;
             for reflex in std::mem::take(&mut *armed) {
                 match reflex {
                     Reflex::Answer => {
@@ -180,7 +179,7 @@ fn listen(
 
 impl Subject for Kernel {
     fn begin(&mut self) -> Result<()> {
-        // Who still waits goes with their channel.
+        // Callers that still wait end with their channel.
         self.channel = Channel::open().context("no connection manager")?;
         self.neighbour(false)?;
         self.asked.clear();
@@ -224,7 +223,7 @@ impl Subject for Kernel {
             self.rtnetlink.delete_neighbour(number)?;
         }
         self.neighbours = 0;
-        // It is there only if a reflex has made it.
+        // The neighbour exists only if a reflex has made it.
         let _ = self.rtnetlink.delete_neighbour(OF_REFLEX);
         Ok(())
     }
@@ -234,7 +233,7 @@ impl Subject for Kernel {
     }
 
     fn reflex(&mut self, reflexes: &'static [Reflex]) -> Result<()> {
-        *self.reflexes.lock().ok().context("nobody else panics")? = reflexes;
+        *self.reflexes.lock().ok().context("no other thread panics")? = reflexes;
         Ok(())
     }
 
@@ -253,7 +252,7 @@ impl Subject for Kernel {
                 continue;
             };
             let caller = self.asked.iter().position(|id| *id == event.id);
-            let caller = caller.context("an event of somebody else")? + 1;
+            let caller = caller.context("an event of an unknown caller")? + 1;
             let outcome = match event.status {
                 TAKEN => Outcome::Answered,
                 TIMED_OUT => Outcome::TimedOut,

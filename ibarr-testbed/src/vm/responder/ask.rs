@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 
-//! Those who ask: ip2gid queries from the nodes of the rig, written byte by byte.
+//! ip2gid queries from the nodes of the rig, written byte by byte.
 
 use std::io::ErrorKind;
 use std::net::{IpAddr, SocketAddr, UdpSocket};
@@ -11,12 +11,12 @@ use ibarr_common::wire::ip2gid::PORT;
 
 use crate::rig::{B, Place};
 
-/// Long enough for a neighbour, a path and a connection to be found.
+/// Long enough to find a neighbour, a path and a connection.
 const PATIENCE: Duration = Duration::from_secs(20);
 /// On one processor an answer takes less than a millisecond.
 const SILENCE: Duration = Duration::from_millis(200);
 
-/// Somebody who asks for an address of the node that answers.
+/// A peer that asks for an address of the node that answers.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Asker {
     pub(super) what: &'static str,
@@ -25,15 +25,15 @@ pub(super) struct Asker {
 }
 
 pub(super) const ASKERS: [Asker; 6] = [
-    Asker { what: "next door, IPv4", place: Place::Here, target: "10.1.0.2" },
-    Asker { what: "next door, IPv6", place: Place::Here, target: "fd00:1::2" },
+    Asker { what: "in the same subnet, IPv4", place: Place::Here, target: "10.1.0.2" },
+    Asker { what: "in the same subnet, IPv6", place: Place::Here, target: "fd00:1::2" },
     Asker { what: "behind the router, IPv4", place: B, target: "10.1.0.2" },
     Asker { what: "behind the router, IPv6", place: B, target: "fd00:1::2" },
     Asker { what: "in the partition, IPv4", place: Place::Here, target: "10.3.0.2" },
     Asker { what: "in the partition, IPv6", place: Place::Here, target: "fd00:3::2" },
 ];
 
-/// What came back, and from where.
+/// A reply, and its source address.
 #[derive(Clone, Debug, Eq, PartialEq)]
 pub(super) struct Reply {
     payload: Vec<u8>,
@@ -41,12 +41,12 @@ pub(super) struct Reply {
 }
 
 impl Asker {
-    /// Asks once, by a query of this id; the answer to it must come.
+    /// Asks once, by a query with this id. The answer must come.
     pub(super) fn ask(&self, id: u32) -> Result<Reply> {
         self.exchange(id, PATIENCE)?.with_context(|| format!("{}: no answer", self.what))
     }
 
-    /// Asks once, and nobody answers.
+    /// Asks once. No answer may come.
     pub(super) fn ask_in_vain(&self, id: u32) -> Result<()> {
         let reply = self.exchange(id, SILENCE)?;
         ensure!(reply.is_none(), "{}: {reply:x?}", self.what);
@@ -71,7 +71,7 @@ impl Asker {
         })
     }
 
-    /// What is to come back to a query of this id: `gid`, from the address that was asked.
+    /// The right reply to a query with this id: `gid`, from the address that was asked.
     pub(super) fn reply(&self, id: u32, gid: [u8; 16]) -> Result<Reply> {
         let header = [&[1, 0, 0, 0][..], &id.to_be_bytes(), &[0, 1, 0, 0, 0, 0x10, 0, 20]].concat();
         let source = SocketAddr::new(self.target.parse()?, PORT);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 
-//! What Debian's bpftool sees of the programs and their maps.
+//! The programs and their maps as Debian's bpftool shows them.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::{IpAddr, Ipv6Addr};
@@ -11,7 +11,7 @@ use serde_json::Value;
 
 use crate::rig::{self, Place};
 
-/// What a program has counted, by the names in the map.
+/// The counters of a program, by their names in the map.
 pub(super) fn counters(bpf_dir: &str, program: Program) -> Result<BTreeMap<String, u64>> {
     let dump = dump(bpf_dir, map::COUNTERS)?;
     let is_it = |element: &&Value| element["formatted"]["key"] == program.index();
@@ -25,7 +25,7 @@ pub(super) fn counters(bpf_dir: &str, program: Program) -> Result<BTreeMap<Strin
     Ok(sums)
 }
 
-/// The addresses that have a GID, with it. Link-local ones are left out.
+/// The addresses that have a GID, with the GID. Link-local addresses are left out.
 pub(super) fn entries(bpf_dir: &str) -> Result<BTreeMap<IpAddr, [u8; 16]>> {
     let mut entries = BTreeMap::new();
     for element in dump(bpf_dir, map::GID_CACHE)? {
@@ -39,7 +39,7 @@ pub(super) fn entries(bpf_dir: &str) -> Result<BTreeMap<IpAddr, [u8; 16]>> {
     Ok(entries)
 }
 
-/// How many there are for XDP.
+/// Number of next hops in XDP's map.
 pub(super) fn next_hops(bpf_dir: &str) -> Result<usize> {
     Ok(dump(bpf_dir, map::NEIGHBOURS)?.len())
 }
@@ -50,7 +50,7 @@ pub(super) fn programs(bpf_dir: &str) -> Result<BTreeSet<String>> {
     named(|program| program["map_ids"].as_array().is_some_and(|maps| maps.contains(&map)))
 }
 
-/// The names of all programs of ours that there are.
+/// The names of all loaded programs of ibarr.
 pub(super) fn all_programs() -> Result<BTreeSet<String>> {
     named(|program| program["name"].as_str().is_some_and(|name| name.starts_with("ip2gid")))
 }

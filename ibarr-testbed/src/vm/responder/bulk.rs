@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 
-//! What the programs cost those who have nothing to do with them: a TCP stream to the node.
+//! What the programs cost other traffic: a TCP stream to the node.
 
 use std::io::{ErrorKind, Read as _, Write as _};
 use std::net::{TcpListener, TcpStream};
@@ -11,22 +11,22 @@ use anyhow::{Context as _, Result};
 
 use crate::rig::N;
 
-/// Next door.
+/// Address of the node in the same subnet.
 const ADDRESS: &str = "10.1.0.2:5001";
 const CHUNK: usize = 1 << 17;
 const PATIENCE: Duration = Duration::from_secs(20);
-/// The window grows first.
+/// Time for the TCP window to grow.
 const WARM_UP: Duration = Duration::from_millis(250);
 const TIME: Duration = Duration::from_millis(800);
 
-/// Bytes a second that arrive.
+/// Received bytes a second.
 pub(super) fn stream() -> Result<f64> {
     let listener = N.inside(|| TcpListener::bind(ADDRESS).context(ADDRESS))?;
     let sender = TcpStream::connect_timeout(&ADDRESS.parse()?, PATIENCE).context(ADDRESS)?;
     let (receiver, _) = listener.accept()?;
     thread::scope(|scope| {
         let sender = scope.spawn(|| send(sender));
-        // Its end is the sender's.
+        // The sender ends the stream.
         let rate = receive(receiver);
         let sent = sender.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic));
         sent.and(rate)

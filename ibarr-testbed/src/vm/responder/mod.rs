@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 
-//! `vm run d`: peers are answered in the kernel on real IPoIB, with the very bytes that the daemon
-//! would have sent; by each kind of program and in both of IPoIB's modes, whether the daemon runs, is
-//! stopped, or is gone.
+//! `vm run d`: programs in the kernel answer peers on real IPoIB, with the same bytes that the daemon
+//! would send. This holds for each kind of program and both modes of IPoIB, while the daemon runs, is
+//! stopped, or has ended.
 
 mod ask;
 mod bpftool;
@@ -26,40 +26,40 @@ use self::ask::{ASKERS, Reply};
 use crate::report::Report;
 use crate::rig::{self, Ibarr, N, Place, Rig};
 
-/// That of the node that answers.
+/// The interface of the node that answers.
 const INTERFACE: rig::Interface = rig::INTERFACES[4];
 
-/// In the partition, next door to each other.
+/// Interfaces in the partition, in one IP subnet.
 const CHILDREN: [(&str, Place, [&str; 2]); 2] = [
     ("ib0", Place::Here, ["10.3.0.1/24", "fd00:3::1/64"]),
     (INTERFACE.name, INTERFACE.place, ["10.3.0.2/24", "fd00:3::2/64"]),
 ];
 
-/// To the node's interface and its child.
+/// Number of attached programs: on the node's interface and on its child.
 const ATTACHED: u64 = 2;
 
 fn interfaces() -> [String; 2] {
     [INTERFACE.name.to_owned(), rig::child_of(INTERFACE.name)]
 }
 
-/// So that it ends while we look on. It is set just before the daemon is killed, and everybody asks
-/// in much less.
+/// Short, so that it ends during the test. It is set just before the daemon is killed, and all peers ask
+/// in much less time.
 const LEASE: Duration = Duration::from_secs(5);
 
-/// Who answers in the kernel.
+/// A kind of program.
 #[derive(Clone, Copy, Debug)]
 struct Kind {
-    /// As the configuration has it.
+    /// Its name in the configuration.
     responder: &'static str,
     program: Program,
     /// Its name in the kernel.
     name: &'static str,
 }
 
-/// How many ask.
-const EVERYBODY: u64 = ASKERS.len() as u64;
+/// Number of peers that ask.
+const ALL_ASKERS: u64 = ASKERS.len() as u64;
 
-/// What the daemon has answered itself.
+/// Counter of the daemon's own answers.
 const BY_DAEMON: &str = "ip2gid.server.answered";
 
 const KINDS: [Kind; 2] = [
@@ -86,8 +86,8 @@ fn set_up() -> Result<Rig> {
     for (parent, place, addresses) in CHILDREN {
         rig::add_child(parent, place, &addresses)?;
     }
-    // XDP is told of confirmed neighbours alone, and leaves others to the daemon: that none expires
-    // while we count.
+    // XDP knows only confirmed neighbours, and leaves others to the daemon. No neighbour may expire
+    // while the test counts.
     for interface in interfaces() {
         for family in ["ipv4", "ipv6"] {
             let file = format!("/proc/sys/net/{family}/neigh/{interface}/base_reachable_time_ms");
@@ -108,7 +108,7 @@ fn connected() -> Result<()> {
 
 fn prove(report: &mut Report, mode: &str) {
     let by_daemon = by_daemon();
-    let Some(replies) = report.claim(&format!("{mode}: the daemon answers everybody"), by_daemon)
+    let Some(replies) = report.claim(&format!("{mode}: the daemon answers all peers"), by_daemon)
     else {
         return;
     };
@@ -122,17 +122,17 @@ fn prove(report: &mut Report, mode: &str) {
         let mut claim = |what: &str, outcome: Result<()>| {
             report.claim(&format!("{kind_and_mode}: {what}"), outcome);
         };
-        claim("strangers get the daemon's bytes", proof.strangers());
-        claim("answers everybody with the daemon's bytes", proof.everybody());
-        claim("is to bpftool what it is to ibarr", proof.shown());
-        claim("answers for a daemon that is stopped", proof.stopped());
-        claim("answers for one that was killed, until the lease ends", proof.killed());
+        claim("peers with unknown next hops get the daemon's bytes", proof.strangers());
+        claim("answers all peers with the daemon's bytes", proof.everybody());
+        claim("bpftool shows the same as ibarr", proof.shown());
+        claim("answers while the daemon is stopped", proof.stopped());
+        claim("answers after the daemon was killed, until the lease ends", proof.killed());
     }
     report.claim(&format!("{mode}: a TCP stream passes each program"), streams(mode));
     report.claim(&format!("{mode}: `ibarr detach` leaves nothing"), detached());
 }
 
-/// What everybody gets of the daemon alone, which is what the protocol says of the port's GID.
+/// The replies of the daemon alone, checked against the protocol and the port's GID.
 fn by_daemon() -> Result<Vec<Reply>> {
     let ibarr = start("user", 0)?;
     let (replies, gid) = (ask_all()?, gid()?);
@@ -141,7 +141,7 @@ fn by_daemon() -> Result<Vec<Reply>> {
         ensure!(*reply == expected, "{}: {reply:x?} instead of {expected:x?}", asker.what);
     }
     let answered = ibarr.count(BY_DAEMON)?;
-    ensure!(answered == EVERYBODY, "{answered} answered by the daemon");
+    ensure!(answered == ALL_ASKERS, "the daemon answered {answered}");
     ibarr.stop()?;
     Ok(replies)
 }
@@ -154,12 +154,12 @@ fn config(responder: &str, more: &str) -> String {
     format!("responder = \"{responder}\"\n{more}\n")
 }
 
-/// Asks the same each time.
+/// All peers ask, with the same queries each time.
 fn ask_all() -> Result<Vec<Reply>> {
     (0..).zip(ASKERS).map(|(id, asker)| asker.ask(id)).collect()
 }
 
-/// Of the port that answers.
+/// The GID of the port that answers.
 fn gid() -> Result<[u8; 16]> {
     let file = format!("/sys/class/infiniband/{}/gids/0", INTERFACE.port);
     let gid: Gid = fs::read_to_string(&file).context(file.clone())?.trim().parse().context(file)?;
@@ -170,7 +170,7 @@ fn gid() -> Result<[u8; 16]> {
 struct Proof<'a> {
     ibarr: Ibarr,
     kind: Kind,
-    /// Of the daemon alone.
+    /// The replies of the daemon alone.
     replies: &'a [Reply],
 }
 
@@ -187,12 +187,12 @@ impl<'a> Proof<'a> {
         Ok(())
     }
 
-    /// Everybody gets the daemon's bytes, and from the program.
+    /// All peers get the daemon's bytes, from the program.
     fn answers_all(&self) -> Result<()> {
         let before = self.counted("answered")?;
         self.same_bytes()?;
         let by_program = self.counted("answered")? - before;
-        ensure!(by_program == EVERYBODY, "the program answered {by_program}");
+        ensure!(by_program == ALL_ASKERS, "the program answered {by_program}");
         Ok(())
     }
 
@@ -203,8 +203,9 @@ impl<'a> Proof<'a> {
         Ok(())
     }
 
-    /// The node has forgotten its next hops to all who ask. By tc the kernel looks for them; XDP leaves
-    /// them to the daemon, whose replies have the kernel look for them, and then knows them too.
+    /// The node has forgotten its next hops to all peers. With tc, the kernel looks for the next hops. XDP
+    /// leaves these queries to the daemon, whose replies make the kernel look for the next hops; then XDP
+    /// knows them too.
     fn strangers(&self) -> Result<()> {
         for interface in interfaces() {
             rig::ip(N, &format!("neigh flush dev {interface}"))?;
@@ -214,7 +215,7 @@ impl<'a> Proof<'a> {
         }
         rig::eventually(|| {
             let known = bpftool::next_hops(&self.ibarr.bpf_dir())?;
-            ensure!(known == 0, "{known} next hops are known still");
+            ensure!(known == 0, "{known} next hops are still known");
             Ok(())
         })?;
         let before = (self.counted("answered")?, self.ibarr.count(BY_DAEMON)?);
@@ -222,7 +223,7 @@ impl<'a> Proof<'a> {
         let by_program = self.counted("answered")? - before.0;
         let by_daemon = self.ibarr.count(BY_DAEMON)? - before.1;
         ensure!(
-            by_daemon > 0 && by_program + by_daemon == EVERYBODY,
+            by_daemon > 0 && by_program + by_daemon == ALL_ASKERS,
             "the program answered {by_program}, the daemon {by_daemon}"
         );
         rig::eventually(|| self.everybody())
@@ -240,7 +241,7 @@ impl<'a> Proof<'a> {
         for (reason, count) in bpftool::counters(&bpf_dir, self.kind.program)? {
             let name = format!("bpf.{}.{}", self.kind.responder, reason.replace('_', "-"));
             let said = &said["counters"][&name];
-            ensure!(*said == count, "{name} is {said} to ibarr, {count} to bpftool");
+            ensure!(*said == count, "{name}: ibarr shows {said}, bpftool {count}");
         }
         Ok(())
     }
@@ -250,14 +251,14 @@ impl<'a> Proof<'a> {
         let answered = self.answers_all();
         self.ibarr.signal(Signal::SIGCONT)?;
         answered?;
-        // It found nothing to answer when it woke.
+        // The daemon had nothing to answer when it woke.
         self.everybody()
     }
 
     fn killed(&mut self) -> Result<()> {
         let more = format!("lease = \"{}s\"", LEASE.as_secs());
         self.ibarr.reconfigure(&config(self.kind.responder, &more))?;
-        // At once: what was changed is in effect when the answer is there.
+        // The change is in effect when the reload returns, so kill at once.
         self.ibarr.kill()?;
         self.answers_all()?;
         let left = self.lease_ms()?;
@@ -270,7 +271,7 @@ impl<'a> Proof<'a> {
             asker.ask_in_vain(id)?;
         }
         let over = self.counted("lease_over")? - over;
-        ensure!(self.counted("answered")? == answered && over == EVERYBODY, "{over} were passed");
+        ensure!(self.counted("answered")? == answered && over == ALL_ASKERS, "{over} were passed");
         Ok(())
     }
 
@@ -288,8 +289,9 @@ impl<'a> Proof<'a> {
     }
 }
 
-/// What a stream through each kind of program has of one that passes none. All are measured twice, the
-/// second time in the opposite order, so that none is at an advantage on a machine that gets busier.
+/// The throughput of a stream through each kind of program, divided by that of a stream without one. All
+/// are measured twice, the second time in the opposite order, so that a machine that gets busier favours
+/// none.
 fn streams(mode: &str) -> Result<()> {
     let ibarr = start("user", 0)?;
     let responders: Vec<_> = ["user"].into_iter().chain(KINDS.map(|kind| kind.responder)).collect();
@@ -300,7 +302,7 @@ fn streams(mode: &str) -> Result<()> {
         rates[which] += bulk::stream()?;
     }
     let with = responders.iter().zip(&rates).skip(1);
-    let with = with.map(|(name, rate)| format!("{:.2} of that with {name}", rate / rates[0]));
+    let with = with.map(|(name, rate)| format!("{:.2} times that with {name}", rate / rates[0]));
     Report::figure(format_args!(
         "TCP, {mode}: {:.0} MB/s without a program, {}",
         rates[0] / 2e6,

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 
-//! An application that resolves, as far as the kernel knows one: what librdmacm does, without what
-//! it does beside that.
+//! An application that resolves: the calls of librdmacm to the kernel, and nothing else.
 
 use std::io;
 use std::net::{IpAddr, SocketAddr};
@@ -13,22 +12,22 @@ use ibarr_common::wire::path_record::Fields;
 
 use crate::sys::rdma_cm::{Channel, EventKind, Id};
 
-/// See the [module](self). All it made goes with it.
+/// See the [module](self). Its identifiers end when it is dropped.
 #[derive(Debug)]
 pub(crate) struct Caller {
     channel: Channel,
-    /// What it is willing to wait.
+    /// Time-out of its requests.
     timeout: Duration,
 }
 
-/// Anybody's.
+/// An arbitrary port number.
 const PORT: u16 = 7471;
-/// How long we wait, on a machine that does other things too. With a longer time-out, nothing that
-/// ends was ended by it.
+/// How long we wait, on a machine with other work. A caller with a longer time-out never ends by its
+/// time-out.
 const PATIENCE: Duration = Duration::from_secs(30);
 
 impl Caller {
-    /// Willing to wait longer than we are.
+    /// A caller whose time-out is longer than we wait.
     pub(crate) fn patient() -> Result<Self> {
         Self::new(2 * PATIENCE)
     }
@@ -55,7 +54,7 @@ impl Caller {
         Ok((id, took))
     }
 
-    /// `rdma_resolve_addr` so many times, with nothing in between, and how long each took.
+    /// Calls `rdma_resolve_addr` so many times without a pause, and returns how long each took.
     pub(crate) fn back_to_back(&self, target: &str, times: usize) -> Result<Vec<Duration>> {
         let target = SocketAddr::new(target.parse()?, PORT);
         let ids: io::Result<Vec<_>> = (0..times).map(|_| self.channel.create_id()).collect();
@@ -79,7 +78,7 @@ impl Caller {
         Ok(took)
     }
 
-    /// How `rdma_resolve_route` ends: 0, or a negative error number.
+    /// The status of `rdma_resolve_route`: 0, or a negative error number.
     pub(crate) fn route_status(&self, id: Id) -> Result<i32> {
         self.channel.resolve_route(id, self.timeout)?;
         let (ended, status) = self.end(EventKind::RouteResolved, EventKind::RouteError)?;
@@ -87,20 +86,20 @@ impl Caller {
         Ok(status)
     }
 
-    /// The path that the kernel goes by after that.
+    /// The path that the kernel then uses.
     pub(crate) fn path(&self, id: Id) -> Result<Fields> {
         let record = self.channel.path(id)?.context("the kernel has no path")?;
         Ok(Fields::parse(&PathRecord::from_octets(record))?)
     }
 
-    /// All of it.
+    /// Resolves the address and the route, and returns the path.
     pub(crate) fn path_to(&self, target: &str) -> Result<Fields> {
         let (id, _) = self.address(target)?;
         self.route(id)?;
         self.path(id)
     }
 
-    /// The next one that has ended, and how.
+    /// The next request that ends, and its status.
     pub(crate) fn end(&self, good: EventKind, bad: EventKind) -> Result<(Id, i32)> {
         let event = self.channel.event(PATIENCE)?.context("nothing has ended")?;
         ensure!(event.kind == good || event.kind == bad, "{event:?}");

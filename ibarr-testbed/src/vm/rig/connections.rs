@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 
-//! Connections of librdmacm's own programs, from here to a server in some namespace.
+//! Connections of librdmacm's own programs, from here to a server in a namespace.
 
 use std::fs;
 use std::time::Duration;
@@ -14,7 +14,7 @@ use nix::sys::signal::Signal;
 use super::{INTERFACES, Place, Process, eventually, run, spawn};
 use crate::rtnetlink::ifindex;
 
-/// rping reads and writes the other's memory, and checks what it finds there.
+/// rping reads and writes the memory of the other end, and checks the data.
 pub(crate) fn rping(place: Place, target: &str) -> Result<()> {
     let both = ["-V", "-C", "5", "-S", "1000", "-a", target];
     let server = spawn("rping-server", place, &[&["rping", "-s"], &both[..]].concat())?;
@@ -36,10 +36,10 @@ pub(crate) fn pair(program: &str, place: Place, target: &str) -> Result<()> {
     ended_well(server)
 }
 
-/// Connections of rping's go on while a neighbour entry changes 10,000 times, as `ibarr` changes one to
-/// wake callers; on which interface. Since Linux 6.0 the kernel tells a connection that its peer is
-/// unreachable when the neighbour entry of that peer changes (`cma_netevent_callback` in
-/// drivers/infiniband/core/cma.c); it looks for connections of RoCE alone (`cma_add_id_to_tree`).
+/// Connections of rping go on while a neighbour entry changes 10,000 times, as it does when `ibarr`
+/// nudges. Returns the interface of the nudges. Since Linux 6.0 the kernel tells a connection that its
+/// peer is unreachable when the neighbour entry of that peer changes (`cma_netevent_callback` in
+/// drivers/infiniband/core/cma.c), but only connections of RoCE (`cma_add_id_to_tree`).
 pub(crate) fn survive_nudges(place: Place, targets: &[&str]) -> Result<IfIndex> {
     const NUDGES: u32 = 10_000;
     let numbered = targets.iter().enumerate();
@@ -48,7 +48,7 @@ pub(crate) fn survive_nudges(place: Place, targets: &[&str]) -> Result<IfIndex> 
     let ipoib = INTERFACES[0].name;
     let fallback = rtnetlink::Place { ifindex: ifindex(ipoib)?, hwaddr: hwaddr(ipoib)? };
     let (nudger, mut outcomes) = Nudger::start()?;
-    // Else rping takes most of the time.
+    // Otherwise rping takes most of the processor's time.
     connections.iter().try_for_each(|one| one.signal(Signal::SIGSTOP))?;
     let mut last = None;
     for _ in 0..NUDGES {
@@ -64,7 +64,7 @@ pub(crate) fn survive_nudges(place: Place, targets: &[&str]) -> Result<IfIndex> 
     last.context("no nudge")
 }
 
-/// rping's, in use until it is closed.
+/// A connection of rping, in use until it is closed.
 struct Connection {
     server: Process,
     client: Process,
@@ -83,14 +83,14 @@ impl Connection {
         Ok(connection)
     }
 
-    /// Data goes to and fro, and neither end was told of anything else.
+    /// Data goes in both directions, and neither end has reported anything else.
     fn goes_on(&self) -> Result<()> {
         let pings = || -> Result<usize> {
             Ok(self.client.said()?.matches("ping data: rdma-ping-").count())
         };
         let before = pings()?;
         eventually(|| {
-            // rping writes when its buffer is full.
+            // rping writes its output when its buffer is full.
             ensure!(pings()? > before, "no more pings: {}", self.client.said()?);
             Ok(())
         })?;
@@ -128,12 +128,12 @@ fn ended_well(server: Process) -> Result<()> {
     Ok(())
 }
 
-/// A server of librdmacm's says nothing when it listens; the kernel's list of its identifiers does.
+/// A server of librdmacm does not report that it listens, but the kernel lists its identifiers.
 fn is_listening(server: &Process) -> Result<()> {
     are_listening(1, server)
 }
 
-/// So many servers, this one the last.
+/// Waits until so many servers listen, of which `server` is the last.
 fn are_listening(servers: usize, server: &Process) -> Result<()> {
     eventually(|| {
         let listed = run(Place::Here, &["rdma", "resource", "show", "cm_id"])?;

@@ -13,7 +13,7 @@ use serde_json::Value;
 
 use super::{PATIENCE, Place, Process, eventually, spawn};
 
-/// Where daemons pin what they leave in the kernel: `ip netns exec` hides what is mounted in /sys.
+/// The bpffs of the daemons, outside of /sys because `ip netns exec` hides mounts in /sys.
 const BPFFS: &str = "/run/bpf";
 
 /// `ibarr` in one of the namespaces.
@@ -21,12 +21,13 @@ const BPFFS: &str = "/run/bpf";
 pub(crate) struct Ibarr {
     process: Process,
     name: &'static str,
-    /// What it tells whom it takes for systemd.
+    /// The socket of its notifications to systemd.
     notify: UnixDatagram,
 }
 
 impl Ibarr {
-    /// Starts one with this configuration; when it is ready, its programs are on so many interfaces.
+    /// Starts a daemon with this configuration. When it is ready, its programs must be on so many
+    /// interfaces.
     pub(crate) fn start(
         name: &'static str,
         place: Place,
@@ -53,33 +54,33 @@ impl Ibarr {
         Ok(ibarr)
     }
 
-    /// Has it take another configuration; it is done with that when this returns.
+    /// Makes the daemon use another configuration, which is in effect when this returns.
     pub(crate) fn reconfigure(&self, config: &str) -> Result<()> {
         fs::write(file(self.name), config)?;
-        // Where the machine has much else to do, that takes longer than is waited for an answer.
+        // On a busy machine this takes longer than the time-out of the answer.
         eventually(|| self.ask(&Request::Reload)).map(drop)
     }
 
-    /// What it answers, as the command line's `--json` has it; to start that would take most of the
-    /// time.
+    /// The daemon's answer, as the command line's `--json` prints it. To start the command would take most
+    /// of the time.
     pub(crate) fn ask(&self, request: &Request) -> Result<Value> {
         let answer = client::ask(Path::new(&run_dir(self.name)), request, client::PATIENCE);
         let body = answer.map_err(|failure| anyhow!("{request:?}: {}", failure.message))?;
         Ok(serde_json::to_value(Response::from(body))?)
     }
 
-    /// Has it forget what it has learned, of peers and of subnet administrators.
+    /// Makes the daemon forget what it has learned from peers and from subnet administrators.
     pub(crate) fn flush(&self) -> Result<()> {
         self.ask(&Request::Flush).map(drop)
     }
 
-    /// One of its counters.
+    /// The value of one of its counters.
     pub(crate) fn count(&self, counter: &str) -> Result<u64> {
         let counters = self.ask(&Request::Counters)?;
         counters["counters"][counter].as_u64().with_context(|| format!("no {counter}: {counters}"))
     }
 
-    /// Where its maps and links are, also when it is gone.
+    /// The directory of its maps and links, also after it has ended.
     pub(crate) fn bpf_dir(&self) -> String {
         bpf_dir(self.name)
     }
@@ -88,17 +89,17 @@ impl Ibarr {
         self.process.signal(signal)
     }
 
-    /// It ends at once, and is waited for.
+    /// Kills the daemon, and waits for its end.
     pub(crate) fn kill(&mut self) -> Result<()> {
         self.process.kill()
     }
 
-    /// It has not ended.
+    /// Checks that the daemon has not ended.
     pub(crate) fn is_alive(&mut self) -> Result<()> {
         self.process.is_alive()
     }
 
-    /// Asks it to end; it ends well.
+    /// Asks the daemon to end, and checks its exit status.
     pub(crate) fn stop(mut self) -> Result<()> {
         self.process.is_alive()?;
         let status = self.process.stop()?;
@@ -107,13 +108,14 @@ impl Ibarr {
     }
 }
 
-/// Waits until it says so (sd_notify(3)): to ask it again and again would take the time that it needs,
-/// on one processor.
+/// Waits until the daemon says that it is ready (sd_notify(3)). To ask it again and again would take the
+/// time that it needs, on one processor.
 fn is_ready(notify: &UnixDatagram) -> Result<()> {
     notify.set_read_timeout(Some(PATIENCE))?;
     let mut message = [0; 256];
     loop {
-        let length = notify.recv(&mut message).context("it does not say that it is ready")?;
+        let length =
+            notify.recv(&mut message).context("the daemon does not say that it is ready")?;
         if message[..length].split(|&byte| byte == b'\n').any(|line| line == b"READY=1") {
             return Ok(());
         }
@@ -128,7 +130,7 @@ fn run_dir(name: &str) -> String {
     format!("/run/ibarr-{name}")
 }
 
-/// Where the maps and links are of a daemon called `name`.
+/// The directory of the maps and links of a daemon called `name`.
 pub(crate) fn bpf_dir(name: &str) -> String {
     format!("{BPFFS}/{name}")
 }

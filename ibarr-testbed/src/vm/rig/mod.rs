@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 
-//! A fabric, OpenSM, and nodes in namespaces, on software HCAs: where scenarios with real
-//! InfiniBand take place.
+//! A fabric, OpenSM, and nodes in namespaces, on software HCAs: the rig of scenarios with real
+//! InfiniBand.
 //!
 //! ```text
 //!   N port 1  ib0  10.1.0.1    here         N 1, 3, 5 --- S1 --- S2 --- N 2, 4
@@ -11,12 +11,12 @@
 //!   N port 5  ib4  10.1.0.2    netns n
 //! ```
 //!
-//! One more channel adapter, J, has no host, and is down, until one joins.
+//! One more channel adapter, J, is down until a host joins.
 //!
-//! Two IP subnets, and `r` routes between them; one InfiniBand subnet. All nodes are ports of one
-//! HCA, since connections, and so IPoIB's connected mode, stay on their HCA. OpenSM has an HCA of
-//! its own, since its library passes over those of more than two ports. The client is in the first
-//! namespace: the kernel asks nobody in others.
+//! There is one InfiniBand subnet with two IP subnets, and `r` routes between them. All nodes are ports
+//! of one HCA, because connections, and so IPoIB's connected mode, work only inside one HCA. OpenSM has
+//! an HCA of its own, because its library skips HCAs of more than two ports. Callers are in the first
+//! namespace, because the kernel sends its requests only there.
 
 mod caller;
 mod connections;
@@ -43,17 +43,17 @@ pub(crate) use self::ibarr::{Ibarr, bpf_dir};
 pub(crate) use self::process::{Process, RESULTS, run, spawn};
 pub(crate) use self::query::query;
 
-/// Where a command runs.
+/// A network namespace, in which a command runs.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub(crate) enum Place {
-    /// The first namespace, where the kernel asks.
+    /// The first namespace, in which the kernel sends its requests.
     Here,
     /// A namespace by its name.
     Netns(&'static str),
 }
 
 impl Place {
-    /// Does `work` there; sockets made by it stay there.
+    /// Does `work` there. Sockets that it makes stay there.
     pub(crate) fn inside<T: Send>(self, work: impl FnOnce() -> Result<T> + Send) -> Result<T> {
         match self {
             Self::Here => work(),
@@ -62,9 +62,9 @@ impl Place {
     }
 }
 
-/// Behind the router.
+/// The node behind the router.
 pub(crate) const B: Place = Place::Netns("b");
-/// Next door, in our IP subnet.
+/// The other node in our IP subnet.
 pub(crate) const N: Place = Place::Netns("n");
 /// The router.
 pub(crate) const R: Place = Place::Netns("r");
@@ -76,7 +76,7 @@ pub(crate) struct Interface {
     /// `device/ports/number` in /sys/class/infiniband.
     pub(crate) port: &'static str,
     pub(crate) place: Place,
-    /// With the lengths of their prefixes.
+    /// Its addresses with their prefix lengths, IPv4 and IPv6.
     pub(crate) addresses: [&'static str; 2],
 }
 
@@ -113,25 +113,25 @@ pub(crate) const INTERFACES: [Interface; 5] = [
     },
 ];
 
-/// The partition that there is besides the default one, as names of interfaces have it.
+/// The second partition, as in names of interfaces.
 const PKEY: &str = "8001";
 
-/// OpenSM's.
+/// The port of OpenSM.
 const SM_PORT: &str = "ibtun1/ports/1";
 
-/// `xtask/src/vm/rig.rs` has put it there.
+/// The topology file that `xtask/src/vm/rig.rs` puts into the guest.
 pub(crate) const TOPOLOGY: &str = "/etc/rig/topology";
 const PARTITIONS: &str = "/etc/rig/partitions.conf";
 const OPENSM: &str = "/etc/rig/opensm.conf";
 
-/// Where hosts of the other channel adapters may join.
+/// The address at which hosts of other channel adapters may join.
 pub(crate) const FABRIC: &str = "udp:127.0.0.1:7471";
 
-/// How long something may take that a daemon or the kernel does in the background, on a machine
-/// that does other things too.
+/// How long work of a daemon or of the kernel in the background may take, on a machine with other
+/// work.
 const PATIENCE: Duration = Duration::from_mins(2);
 
-/// What runs as long as the rig stands.
+/// The rig: its programs run until it is dropped.
 #[derive(Debug)]
 pub(crate) struct Rig {
     pub(crate) opensm: Process,
@@ -171,7 +171,7 @@ impl Rig {
         )
     }
 
-    /// Every port is ACTIVE, with a LID.
+    /// Checks that every port is ACTIVE and has a LID.
     pub(crate) fn ports_are_active() -> Result<()> {
         eventually(|| {
             for Interface { port, .. } in INTERFACES {
@@ -186,7 +186,7 @@ impl Rig {
         })
     }
 
-    /// Namespaces, addresses and routes, and every interface is up.
+    /// Makes namespaces, addresses and routes, and sets every interface up.
     pub(crate) fn network() -> Result<()> {
         for name in ["b", "n", "r"] {
             ip(Place::Here, &format!("netns add {name}"))?;
@@ -200,7 +200,7 @@ impl Rig {
         Self::wire()
     }
 
-    /// New interfaces go to their namespaces.
+    /// Moves new interfaces to their namespaces.
     pub(crate) fn distribute() -> Result<()> {
         for Interface { name, place, .. } in INTERFACES {
             if let Place::Netns(netns) = place {
@@ -210,14 +210,14 @@ impl Rig {
         Ok(())
     }
 
-    /// Addresses and routes, those that there are not yet; and every interface is up.
+    /// Makes missing addresses and routes, and sets every interface up.
     pub(crate) fn wire() -> Result<()> {
         INTERFACES.iter().try_for_each(|interface| equip(interface, interface.name))?;
         Self::routes()?;
         INTERFACES.iter().try_for_each(|interface| is_up(interface.place, interface.name))
     }
 
-    /// Routes through the router, as wherever interfaces have names of their own.
+    /// Makes the routes through the router. They do not name an interface.
     pub(crate) fn routes() -> Result<()> {
         for (place, destination, gateway) in [
             (Place::Here, "10.2.0.0/24", "10.1.0.254"),
@@ -234,7 +234,7 @@ impl Rig {
         Ok(())
     }
 
-    /// Every interface goes to connected mode, and to the largest MTU that it has there.
+    /// Sets every interface to connected mode, with the largest MTU of that mode.
     pub(crate) fn connected_mode() -> Result<()> {
         for Interface { name, place, .. } in INTERFACES {
             connected_mode(place, name)?;
@@ -242,7 +242,7 @@ impl Rig {
         INTERFACES.iter().try_for_each(|interface| is_up(interface.place, interface.name))
     }
 
-    /// All of the above but the last.
+    /// Sets up the whole rig, in datagram mode.
     pub(crate) fn up() -> Result<Self> {
         let fabric = Self::fabric()?;
         let opensm = Self::opensm()?;
@@ -252,12 +252,12 @@ impl Rig {
     }
 }
 
-/// What an interface of the partition is called that is on top of `parent`.
+/// The name of the partition's interface on top of `parent`.
 pub(crate) fn child_of(parent: &str) -> String {
     format!("{parent}.{PKEY}")
 }
 
-/// Makes one, up and with addresses.
+/// Makes an interface of the partition, with addresses, and sets it up.
 pub(crate) fn add_child(parent: &str, place: Place, addresses: &[&str]) -> Result<()> {
     let child = child_of(parent);
     ip(place, &format!("link add link {parent} name {child} type ipoib pkey 0x{PKEY}"))?;
@@ -268,7 +268,7 @@ pub(crate) fn add_child(parent: &str, place: Place, addresses: &[&str]) -> Resul
     is_up(place, &child)
 }
 
-/// Whether the kernel has IPv6, and if so switched on (`ipv6.disable=0`).
+/// Whether the kernel has IPv6, and it is on (`ipv6.disable=0`).
 pub(crate) fn has_ipv6() -> bool {
     Path::new("/proc/net/if_inet6").exists()
 }
@@ -278,7 +278,7 @@ fn is_known(address: &str) -> bool {
     !address.contains(':') || has_ipv6()
 }
 
-/// Gives an interface, called `name` at the moment, its addresses, and sets it up.
+/// Gives an interface, whose current name is `name`, its addresses, and sets it up.
 pub(crate) fn equip(interface: &Interface, name: &str) -> Result<()> {
     let Interface { place, addresses, .. } = *interface;
     for address in addresses.into_iter().filter(|address| is_known(address)) {
@@ -292,7 +292,7 @@ pub(crate) fn connected_mode(place: Place, name: &str) -> Result<()> {
     ip(place, &format!("link set {name} mtu 65520")).map(drop)
 }
 
-/// Makes the rig and gives a shell to whoever sits at the second serial port.
+/// Sets up the rig, and starts a shell at the second serial port.
 pub(crate) fn shell() -> ExitCode {
     const TERMINAL: &str = "/dev/ttyS1";
     let shell = || -> Result<()> {
@@ -303,7 +303,7 @@ pub(crate) fn shell() -> ExitCode {
         );
         Report::note("ping 10.2.0.1, ibnetdiscover, saquery, ibfab show; exit ends the machine");
         let open = || File::options().read(true).write(true).open(TERMINAL).context(TERMINAL);
-        // What `init` has switched off for reports.
+        // `init` has switched this off for reports.
         let terminal = open()?;
         let mut settings = tcgetattr(&terminal)?;
         settings.output_flags.insert(OutputFlags::OPOST | OutputFlags::ONLCR);
@@ -329,7 +329,7 @@ pub(crate) fn ip(place: Place, arguments: &str) -> Result<String> {
     run(place, &words)
 }
 
-/// Writes a file of /proc or /sys as a namespace has it.
+/// Writes to a file of /proc or /sys in a namespace.
 pub(crate) fn write(place: Place, file: &str, value: &str) -> Result<()> {
     run(place, &["busybox", "sh", "-c", &format!("echo {value} > {file}")]).map(drop)
 }
@@ -343,7 +343,7 @@ pub(crate) fn is_up(place: Place, name: &str) -> Result<()> {
     })
 }
 
-/// Waits until `check` succeeds; gives its last error if it never does.
+/// Waits until `check` succeeds. Returns its last error if it never does.
 pub(crate) fn eventually<T>(check: impl Fn() -> Result<T>) -> Result<T> {
     let began = Instant::now();
     loop {

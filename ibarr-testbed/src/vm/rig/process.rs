@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 
-//! Programs in the guest: run to their end, or as long as they are wanted.
+//! Programs in the guest, which run to their end or until they are stopped.
 
 use std::env;
 use std::fs::{self, File};
@@ -17,24 +17,24 @@ use nix::unistd::Pid;
 
 use super::Place;
 
-/// What is in there when the guest ends, the host finds in `target/vm`.
+/// The host copies the files of this directory to `target/vm` when the guest ends.
 pub(crate) const RESULTS: &str = "/results";
 
-/// A program that runs. It is killed with this.
+/// A running program. It is killed when this is dropped.
 #[derive(Debug)]
 pub(crate) struct Process {
     name: String,
     child: Child,
 }
 
-/// Long enough for anything we run, on a machine that does other things too. A program that hangs
-/// would otherwise take the report with it.
+/// Long enough for every program, on a machine with other work. Otherwise the report would be lost with
+/// a program that hangs.
 const LIMIT: Duration = Duration::from_secs(90);
 
-/// Runs a program to its end; gives what it wrote.
+/// Runs a program to its end, and returns its output.
 ///
 /// # Errors
-/// It did not succeed, or not in time; with all it wrote.
+/// The program failed or took too long. The error has its output.
 pub(crate) fn run(place: Place, words: &[&str]) -> Result<String> {
     static RUNS: AtomicU32 = AtomicU32::new(0);
     let file = env::temp_dir().join(format!("run-{}", RUNS.fetch_add(1, Ordering::Relaxed)));
@@ -49,7 +49,7 @@ pub(crate) fn run(place: Place, words: &[&str]) -> Result<String> {
     Ok(said)
 }
 
-/// Starts a program. What it writes goes to `name` in the results.
+/// Starts a program. Its output goes to the file `name` of the results.
 pub(crate) fn spawn(name: &str, place: Place, words: &[&str]) -> Result<Process> {
     let file = format!("{RESULTS}/{name}.log");
     let mut log = File::options().create(true).append(true).open(&file).context(file)?;
@@ -82,13 +82,13 @@ fn command(place: Place, words: &[&str]) -> Result<Command> {
 }
 
 impl Process {
-    /// What it wrote so far.
+    /// Its output so far.
     pub(crate) fn said(&self) -> Result<String> {
         let file = format!("{RESULTS}/{}.log", self.name);
         fs::read_to_string(&file).context(file)
     }
 
-    /// It has not ended.
+    /// Checks that the program has not ended.
     pub(crate) fn is_alive(&mut self) -> Result<()> {
         let ended = self.child.try_wait()?;
         ensure!(ended.is_none(), "{} has ended: {}", self.name, ended.unwrap_or_default());
@@ -112,13 +112,13 @@ impl Process {
         }
     }
 
-    /// Ends it at once.
+    /// Kills the program.
     pub(crate) fn kill(&mut self) -> Result<()> {
         self.child.kill().with_context(|| self.name.clone())?;
         self.child.wait().map(drop).with_context(|| self.name.clone())
     }
 
-    /// Asks it to end, and waits for that.
+    /// Asks the program to end, and waits for its end.
     pub(crate) fn stop(self) -> Result<ExitStatus> {
         self.signal(Signal::SIGTERM)?;
         self.wait(Duration::from_secs(30))

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 
-//! A stranger without a daemon, who asks over ip2gid.
+//! An ip2gid query from a node without a daemon.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, UdpSocket};
 use std::time::Duration;
@@ -11,7 +11,7 @@ use ibarr_common::wire::ip2gid::{MAX_LEN, MsgId, PORT, Query, Reply, Version};
 
 use super::Place;
 
-/// What is answered to who asks `target` from there; `None` if nothing is in that time.
+/// The GID in the answer of `target` to a query from `place`; `None` if no answer comes in that time.
 pub(crate) fn query(place: Place, target: &str, patience: Duration) -> Result<Option<Gid>> {
     let target: IpAddr = target.parse()?;
     let any: IpAddr = match target {
@@ -19,7 +19,7 @@ pub(crate) fn query(place: Place, target: &str, patience: Duration) -> Result<Op
         IpAddr::V6(_) => Ipv6Addr::UNSPECIFIED.into(),
     };
     place.inside(move || {
-        // A socket of its own: what comes late is for nobody.
+        // Each query has its own socket, so a late answer is not read.
         let socket = UdpSocket::bind((any, 0))?;
         socket.set_read_timeout(Some(patience))?;
         let query = Query::new(Version::V1, MsgId(7), target).context("nobody's address")?;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 
-//! What the kernel says of the port of an interface.
+//! The port of an interface in sysfs.
 
 use std::fs;
 
@@ -10,7 +10,7 @@ use ibarr_common::ib::Gid;
 use super::Interface;
 
 impl Interface {
-    /// A file of its directory in sysfs.
+    /// The content of a file in the port's directory.
     pub(crate) fn attribute(&self, name: &str) -> Result<String> {
         let file = format!("/sys/class/infiniband/{}/{name}", self.port);
         Ok(fs::read_to_string(&file).context(file)?.trim().to_owned())
@@ -21,7 +21,7 @@ impl Interface {
         Ok(u16::from_str_radix(text.trim_start_matches("0x"), 16)?)
     }
 
-    /// The first, which IPoIB uses.
+    /// The first GID, which IPoIB uses.
     pub(crate) fn gid(&self) -> Result<Gid> {
         Ok(self.attribute("gids/0")?.parse()?)
     }

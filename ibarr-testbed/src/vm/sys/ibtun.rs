@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 
-//! `/dev/ibtun`: an HCA whose wire is this descriptor.
+//! `/dev/ibtun`: a descriptor whose reads and writes are the packets of an HCA.
 
 use std::fs::{File, OpenOptions};
 use std::io::{self, Read as _, Write as _};
@@ -16,10 +16,10 @@ pub(crate) use ibarr_fabric::ibtun::{
     Port, Stats, VERSION,
 };
 
-/// Of a record's header.
+/// Bytes of a record's header.
 pub(crate) const HEADER: usize = size_of::<ibarr_fabric::ibtun::Record>();
 
-/// An open descriptor. An HCA that it made ends with it.
+/// An open descriptor. Its HCA vanishes when it is dropped.
 #[derive(Debug)]
 pub(crate) struct Ibtun {
     file: File,
@@ -32,11 +32,11 @@ impl Ibtun {
         Ok(Self { file: options.open("/dev/ibtun")? })
     }
 
-    /// `IBTUN_CREATE`. Gives what it filled in.
+    /// `IBTUN_CREATE`. Returns the structure as the kernel filled it in.
     pub(crate) fn create(&self, create: &Create) -> io::Result<Create> {
         let mut create = *create;
         // SAFETY: IBTUN_CREATE reads and writes one `struct ibtun_create`, which `Create` is, and
-        // nobody else refers to this one.
+        // there is no other reference to this one.
         unsafe { raw::create(self.file.as_raw_fd(), &raw mut create) }?;
         Ok(create)
     }
@@ -50,7 +50,7 @@ impl Ibtun {
     pub(crate) fn port(&self, number: u8) -> io::Result<Port> {
         let mut port = Port { port: number, ..Port::default() };
         // SAFETY: IBTUN_GET_PORT reads and writes one `struct ibtun_port`, which `Port` is, and
-        // nobody else refers to this one.
+        // there is no other reference to this one.
         unsafe { raw::get_port(self.file.as_raw_fd(), &raw mut port) }?;
         Ok(port)
     }
@@ -77,12 +77,12 @@ impl Ibtun {
     pub(crate) fn stats(&self, port: u8) -> io::Result<[u64; MAX_COUNTERS]> {
         let mut stats = Stats { port, reserved: [0; 7], counter: [0; MAX_COUNTERS] };
         // SAFETY: IBTUN_GET_STATS reads and writes one `struct ibtun_stats`, which `Stats` is, and
-        // nobody else refers to this one.
+        // there is no other reference to this one.
         unsafe { raw::get_stats(self.file.as_raw_fd(), &raw mut stats) }?;
         Ok(stats.counter)
     }
 
-    /// What the ports send, as many records as there are and fit; nothing if nothing comes
+    /// Reads the packets that the ports send, as many records as there are and fit; 0 bytes if none comes
     /// `within` that time.
     pub(crate) fn read(&self, buffer: &mut [u8], within: Duration) -> io::Result<usize> {
         let mut fds = [PollFd::new(self.file.as_fd(), PollFlags::POLLIN)];
@@ -96,7 +96,7 @@ impl Ibtun {
         }
     }
 
-    /// Lets the ports receive records.
+    /// Writes records, whose packets the ports receive.
     pub(crate) fn write(&self, records: &[u8]) -> io::Result<usize> {
         (&self.file).write(records)
     }

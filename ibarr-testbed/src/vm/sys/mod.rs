@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 
-//! System calls that nothing safe wraps.
+//! System calls without a safe wrapper.
 
 pub(crate) mod ibtun;
 pub(crate) mod rdma_cm;

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 
-//! The connection manager's character device (include/uapi/rdma/rdma_user_cm.h), as far as it
-//! resolves addresses. librdmacm, which everybody else uses, refuses to work without an HCA.
+//! The part of the connection manager's character device (include/uapi/rdma/rdma_user_cm.h) that resolves
+//! addresses and routes. Applications use librdmacm, but that refuses to work without an HCA.
 
 use std::fs::{File, OpenOptions};
 use std::io;
@@ -12,17 +12,17 @@ use std::time::Duration;
 use nix::libc;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 
-/// An event channel, and the identifiers that were made on it.
+/// An event channel and its identifiers.
 #[derive(Debug)]
 pub(crate) struct Channel {
     file: File,
 }
 
-/// What the kernel calls an attempt at a connection.
+/// The kernel's number of an identifier.
 #[derive(Clone, Copy, Debug, Eq, Hash, PartialEq)]
 pub(crate) struct Id(u32);
 
-/// What became of an attempt.
+/// The end of a request.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub(crate) struct Event {
     pub(crate) id: Id,
@@ -53,17 +53,17 @@ const PORT_SPACE_TCP: u16 = 0x0106;
 const RELIABLE_CONNECTION: u8 = 2;
 
 impl Channel {
-    /// Opens the device, which rdma_ucm makes.
+    /// Opens the device of the module rdma_ucm.
     pub(crate) fn open() -> io::Result<Self> {
         let file = OpenOptions::new().read(true).write(true).open("/dev/infiniband/rdma_cm")?;
         Ok(Self { file })
     }
 
-    /// `rdma_create_id`, for connections as of TCP. It goes with the channel.
+    /// `rdma_create_id`, for connections as of TCP. The identifier ends with the channel.
     pub(crate) fn create_id(&self) -> io::Result<Id> {
         let mut response = [0; 4];
-        // struct rdma_ucm_create_id: uid, response, ps, qp_type, 5 reserved. The uid is ours to
-        // choose; the kernel keeps no events for 0.
+        // struct rdma_ucm_create_id: uid, response, ps, qp_type, 5 reserved. We choose the uid;
+        // the kernel keeps no events for 0.
         let mut request = [0; 24];
         request[0] = 1;
         request[16..18].copy_from_slice(&PORT_SPACE_TCP.to_ne_bytes());
@@ -72,7 +72,7 @@ impl Channel {
         Ok(Id(u32::from_ne_bytes(response)))
     }
 
-    /// `rdma_resolve_addr`. How it ends, an event tells; that it cannot even begin, this.
+    /// `rdma_resolve_addr`. An event tells how it ends; an error, that it cannot begin.
     pub(crate) fn resolve_addr(
         &self,
         id: Id,
@@ -81,7 +81,7 @@ impl Channel {
     ) -> io::Result<()> {
         let millis = u32::try_from(timeout.as_millis()).map_err(io::Error::other)?;
         // struct rdma_ucm_resolve_addr: id, timeout_ms, src_size, dst_size, reserved, then source
-        // and destination of 128 bytes each. The source is the kernel's to choose.
+        // and destination of 128 bytes each. The kernel chooses the source.
         let mut request = [0; 16 + 2 * 128];
         let target = socket_address(target);
         let size = u16::try_from(target.len()).map_err(io::Error::other)?;
@@ -92,7 +92,7 @@ impl Channel {
         self.command(RESOLVE_ADDR, &mut request, None)
     }
 
-    /// `rdma_resolve_route`, after the address has been resolved. How it ends, an event tells.
+    /// `rdma_resolve_route`, after the address was resolved. An event tells how it ends.
     pub(crate) fn resolve_route(&self, id: Id, timeout: Duration) -> io::Result<()> {
         let millis = u32::try_from(timeout.as_millis()).map_err(io::Error::other)?;
         // struct rdma_ucm_resolve_route: id, timeout_ms.
@@ -102,12 +102,12 @@ impl Channel {
         self.command(RESOLVE_ROUTE, &mut request, None)
     }
 
-    /// The path that the kernel goes by, as a subnet administrator writes it. `None` before the
-    /// route has been resolved.
+    /// The path that the kernel uses, in the format of a subnet administrator. `None` before the route
+    /// was resolved.
     pub(crate) fn path(&self, id: Id) -> io::Result<Option<[u8; 64]>> {
         // struct rdma_ucm_query_path_resp: num_paths, reserved, then struct ib_path_rec_data (flags,
-        // reserved, record), of which the first is the path. Where there is room for one alone, Linux
-        // 6.12 gives none (`ucma_query_path`).
+        // reserved, record); the first one is the path. If there is room for only one, Linux 6.12
+        // gives none (`ucma_query_path`).
         let mut response = [0; 8 + 2 * (8 + 64)];
         // struct rdma_ucm_query: response, id, option.
         let mut request = [0; 16];
@@ -126,7 +126,7 @@ impl Channel {
             return Ok(None);
         }
         // struct rdma_ucm_get_event: response. struct rdma_ucm_event_resp: uid, id, event, status,
-        // then what we do not read.
+        // then fields that we do not read.
         let mut response = [0; 336];
         self.command(GET_EVENT, &mut [0; 8], Some((0, &mut response)))?;
         let word = |at: usize| {
@@ -143,8 +143,8 @@ impl Channel {
         Ok(Some(Event { id: Id(word(8)), kind, status: word(16).cast_signed() }))
     }
 
-    /// Gives the kernel a command. If it has a response, `request` has 8 bytes for where that goes,
-    /// at the offset given with it.
+    /// Sends the kernel a command. If it has a response, `request` has 8 bytes for the address of the
+    /// response, at the offset given with it.
     fn command(
         &self,
         command: u32,
@@ -154,7 +154,7 @@ impl Channel {
         let mut room = 0;
         if let Some((at, response)) = response {
             room = response.len();
-            // The kernel writes there, so that the compiler has to know.
+            // The kernel writes to this address, so the compiler must know.
             let address = response.as_mut_ptr().expose_provenance() as u64;
             request[at..at + 8].copy_from_slice(&address.to_ne_bytes());
         }
@@ -166,8 +166,8 @@ impl Channel {
         message.extend_from_slice(request);
         // SAFETY: the kernel reads `message.len()` bytes of `message`. The only memory it writes
         // is at the address in `request`, at most `room` bytes (`copy_to_user` of the smaller of
-        // `out` and what it has): those of `response`, which our caller lent us for all of this
-        // function and nobody else refers to.
+        // `out` and what it has): those of `response`, which our caller lends to all of this
+        // function; there is no other reference to it.
         let written =
             unsafe { libc::write(self.file.as_raw_fd(), message.as_ptr().cast(), message.len()) };
         if written == -1 { Err(io::Error::last_os_error()) } else { Ok(()) }

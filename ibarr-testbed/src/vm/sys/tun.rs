@@ -6,8 +6,8 @@ use std::os::fd::{AsFd, AsRawFd as _, BorrowedFd};
 
 use nix::libc;
 
-/// A TUN device: a network interface whose packets a process reads and writes. It vanishes with
-/// this.
+/// A TUN device: a network interface whose packets a process reads and writes. It vanishes when this
+/// is dropped.
 #[derive(Debug)]
 pub(crate) struct Tun {
     file: File,
@@ -20,7 +20,7 @@ impl Tun {
     /// Makes an interface called `name` of an `ARPHRD_…` type.
     ///
     /// # Errors
-    /// Those of the kernel; `InvalidInput` for a name of more than 15 bytes.
+    /// Errors of the kernel; `InvalidInput` for a name of more than 15 bytes.
     pub(crate) fn open(name: &str, link_type: u16) -> io::Result<Self> {
         let mut ifr_name = [0; libc::IFNAMSIZ];
         if name.len() >= ifr_name.len() {
@@ -33,8 +33,8 @@ impl Tun {
         let ifr_ifru = libc::__c_anonymous_ifr_ifru { ifru_flags: flags };
         let request = libc::ifreq { ifr_name, ifr_ifru };
         let file = OpenOptions::new().read(true).write(true).open("/dev/net/tun")?;
-        // SAFETY: TUNSETIFF reads and writes one `ifreq` at its argument, which is one that nobody
-        // else refers to, and only during the call.
+        // SAFETY: TUNSETIFF reads and writes one `ifreq` at its argument, only during the call.
+        // There is no other reference to it.
         unsafe { ioctl::set_interface(file.as_raw_fd(), &raw const request) }?;
         // SAFETY: TUNSETLINK takes its argument as a number and touches no memory of ours.
         unsafe { ioctl::set_link_type(file.as_raw_fd(), link_type.into()) }?;
@@ -42,14 +42,14 @@ impl Tun {
     }
 }
 
-/// To read and write the packets of the interface, without link headers.
+/// A descriptor that reads and writes the packets of the interface, without link headers.
 impl AsFd for Tun {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.file.as_fd()
     }
 }
 
-/// `TUNSETIFF` and `TUNSETLINK` of include/uapi/linux/if_tun.h, which says `int` of both.
+/// `TUNSETIFF` and `TUNSETLINK` of include/uapi/linux/if_tun.h, which gives `int` for both.
 mod ioctl {
     use nix::libc::{c_int, ifreq};
 
