@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 
-//! UDP echo servers to hold the daemon against: what the machine allows when nothing is decided.
+//! UDP echo servers as a comparison for the daemon: they show what the machine allows without decisions.
 
 use std::io::{self, IoSlice, IoSliceMut, Write};
 use std::os::fd::AsRawFd;
@@ -19,13 +19,13 @@ use super::process::READY;
 /// How datagrams are moved.
 #[derive(Clone, Copy, Debug, Eq, PartialEq, clap::ValueEnum)]
 pub enum Style {
-    /// As the daemon does: its own sockets with packet info, batches.
+    /// As in the daemon: its own sockets with packet info, in batches.
     Daemon,
-    /// No packet info: the bare minimum.
+    /// In batches without packet info, the minimum.
     Batched,
 }
 
-/// Echoes on `port` until killed; in batches over IPv4 alone.
+/// Echoes on `port` until killed. [`Style::Batched`] is only for IPv4.
 ///
 /// # Errors
 /// The port is taken, or the socket fails.
@@ -67,7 +67,7 @@ async fn batched(port: u16) -> Result<()> {
     let socket = std::net::UdpSocket::bind(("0.0.0.0", port)).context("cannot bind")?;
     socket.set_nonblocking(true)?;
     let socket = tokio::net::UdpSocket::from_std(socket).context("cannot use a socket")?;
-    // Two: nix leaves the addresses of what was sent in them.
+    // Two buffers, because nix leaves the addresses of sent datagrams in them.
     let mut incoming = MultiHeaders::preallocate(BATCH, None);
     let mut outgoing = MultiHeaders::preallocate(BATCH, None);
     let mut buffers = [[0; MAX_LEN + 1]; BATCH];

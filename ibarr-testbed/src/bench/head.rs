@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 
-//! What every report begins with, and how it says whether a target is met.
+//! The head of every report, and the rows that say whether a target is met.
 
 use std::fmt;
 use std::fs;
@@ -8,18 +8,17 @@ use std::fs;
 use anyhow::{Context, Result};
 use serde::Serialize;
 
-/// What was measured, by what, and where.
+/// The bench, its build, and the machine.
 #[derive(Debug, Serialize)]
 pub(super) struct Head {
     v: u32,
     bench: &'static str,
     quick: bool,
-    /// Whether the testbed, and so presumably the daemon, is a release build.
+    /// Whether this is a release build; presumably the daemon then is one, too.
     optimised: bool,
     machine: Machine,
 }
 
-/// What other machines can be compared by.
 #[derive(Debug, Serialize)]
 struct Machine {
     kernel: String,
@@ -28,14 +27,14 @@ struct Machine {
 }
 
 impl Head {
-    /// Of a run of `bench` that ends now.
+    /// The head of a run of `bench` that ends now.
     pub(super) fn new(bench: &'static str, quick: bool) -> Result<Self> {
         let optimised = !cfg!(debug_assertions);
         Ok(Self { v: 1, bench, quick, optimised, machine: Machine::this()? })
     }
 }
 
-/// Above tables, with a warning if the run was too short, or of code that is not what is shipped.
+/// Printed above the tables, with a warning for a short run or a debug build.
 impl fmt::Display for Head {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Machine { kernel, cpu, cpus } = &self.machine;
@@ -63,7 +62,7 @@ impl Machine {
     }
 }
 
-/// The table that comes first: what does not depend on the machine.
+/// The first table: ratios, which depend little on the machine.
 pub(super) struct Ratios<'a, 'f>(&'a mut fmt::Formatter<'f>);
 
 impl<'a, 'f> Ratios<'a, 'f> {
@@ -72,14 +71,14 @@ impl<'a, 'f> Ratios<'a, 'f> {
         Ok(Self(f))
     }
 
-    /// A row; `None` where there was nothing to divide.
+    /// A row. `None` if there was nothing to divide.
     pub(super) fn row(
         &mut self,
         what: impl fmt::Display,
         value: Option<f64>,
         target: Option<Target>,
     ) -> fmt::Result {
-        // Padding is for strings.
+        // Format padding works on strings only.
         let what = what.to_string();
         let said = value.map_or("-".to_owned(), |value| format!("{value:.2}"));
         write!(self.0, "  {what:<56}{said:>10}")?;
@@ -90,7 +89,6 @@ impl<'a, 'f> Ratios<'a, 'f> {
     }
 }
 
-/// A bound.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Target {
     AtLeast(f64),
@@ -98,7 +96,7 @@ pub(super) enum Target {
 }
 
 impl Target {
-    /// It, and whether it is met.
+    /// The bound, and whether `value` meets it.
     pub(super) fn held_against(self, value: f64) -> String {
         let (sign, bound, is_met) = match self {
             Self::AtLeast(bound) => ("≥", bound, value >= bound),
@@ -108,7 +106,7 @@ impl Target {
     }
 }
 
-/// As short as it can be said: 1.20 M, 34.5 k, 678, 0.12.
+/// A short form of a number: 1.20 M, 34.5 k, 678, 0.12.
 pub(super) fn short(value: f64) -> String {
     match value {
         _ if value >= 999_500.0 => format!("{:.2} M", value / 1e6),

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 
-//! Queries as fast as a server answers them, or at the times of a fixed schedule.
+//! Queries as fast as a server answers them, or at fixed times.
 
 use std::io::{ErrorKind, IoSlice, IoSliceMut};
 use std::net::{IpAddr, SocketAddr, UdpSocket};
@@ -20,15 +20,15 @@ use crate::lab::netns;
 pub(super) struct Load {
     sockets: Vec<UdpSocket>,
     target: IpAddr,
-    /// What the datagrams of the server end in.
+    /// The last bytes of each right answer.
     ending: Vec<u8>,
 }
 
 impl Load {
-    /// From `namespace`, asking `server` for its own address; a right answer ends in `ending`.
+    /// A client in `namespace` that asks `server` for its own address. A right answer ends in `ending`.
     ///
     /// # Errors
-    /// There is no such namespace, or no way to the server from it.
+    /// There is no such namespace, or it has no route to the server.
     pub(super) fn new(namespace: &str, server: SocketAddr, ending: &[u8]) -> Result<Self> {
         let sockets = netns::inside(namespace, || {
             let sockets = (0..SOCKETS).map(|_| {
@@ -45,11 +45,11 @@ impl Load {
         Ok(Self { sockets, target: server.ip(), ending: ending.to_vec() })
     }
 
-    /// Keeps [`WINDOW`] queries under way on each socket for `time`, and for as long as there is no
-    /// answer at all; counts the answers, and says how long it took.
+    /// Keeps [`WINDOW`] queries in flight on each socket for `time`, or longer until there is an answer.
+    /// Counts the answers, and returns how long it took.
     ///
     /// # Errors
-    /// The server answers wrongly or not at all.
+    /// The server gives a wrong answer or none.
     pub(super) fn closed_loop(
         &self,
         time: Duration,
@@ -72,7 +72,7 @@ impl Load {
             if last_answer.elapsed() > LOST_AFTER {
                 interrupt.check()?;
                 ensure!(last_answer.elapsed() < SILENT_AFTER, "the server is silent");
-                // All that was under way is lost.
+                // All queries in flight are lost.
                 for state in &mut loops {
                     state.under_way = 0;
                 }
@@ -87,12 +87,12 @@ impl Load {
         Ok((answers, took))
     }
 
-    /// Sends `rate` queries a second for `time`, each when it is due whatever became of those
-    /// before. Gives the time from each one's *due* time to its answer, sorted, and the number of
-    /// those without an answer: a server that stalls is charged for all that it kept waiting.
+    /// Sends `rate` queries a second for `time`, each when it is due, whether or not earlier ones were
+    /// answered. Returns the sorted times from each query's *due* time to its answer, and the number of
+    /// queries without an answer. So a server that stalls is charged for all queries that it delayed.
     ///
     /// # Errors
-    /// The server answers wrongly.
+    /// The server gives a wrong answer.
     pub(super) fn open_loop(&self, rate: u32, time: Duration) -> Result<Latencies> {
         let total = u32::try_from(time.as_millis() * u128::from(rate) / 1000)?;
         let due = |id: u32| Duration::from_secs(1) / rate * id;
@@ -105,7 +105,7 @@ impl Load {
                 let socket = &self.sockets[usize::try_from(sent)? % self.sockets.len()];
                 match socket.send(self.query(sent)?.as_ref()) {
                     Ok(_) => {}
-                    // It will count as lost.
+                    // This query will count as lost.
                     Err(error) if error.kind() == ErrorKind::WouldBlock => {}
                     Err(error) => return Err(error).context("cannot send a query"),
                 }
@@ -141,16 +141,15 @@ impl Load {
     }
 }
 
-/// What an open loop measured.
+/// The result of an open loop.
 #[derive(Debug)]
 pub(super) struct Latencies {
     answered: Vec<Duration>,
-    /// Queries without an answer: slower than every other.
+    /// Queries without an answer. They count as slowest.
     pub(super) lost: usize,
 }
 
 impl Latencies {
-    /// Of nothing yet.
     pub(super) const fn none() -> Self {
         Self { answered: Vec::new(), lost: 0 }
     }
@@ -167,23 +166,22 @@ impl Latencies {
         self.answered.len() + self.lost
     }
 
-    /// The latency that `per_mille` of a thousand do not exceed; `None` if that many were not
-    /// answered.
+    /// The latency that `per_mille` of a thousand queries do not exceed. `None` if fewer were answered.
     pub(super) fn percentile(&self, per_mille: usize) -> Option<Duration> {
         self.answered.get((self.total() * per_mille).div_ceil(1000).max(1) - 1).copied()
     }
 }
 
-/// Enough that neither flow hashing nor one socket's lock is what is measured.
+/// Enough sockets that neither flow hashing nor one socket's lock is the limit.
 const SOCKETS: usize = 8;
 
-/// Enough that the server never waits: a batch of its own is 64 datagrams.
+/// Enough queries that the server never waits: its batch is 64 datagrams.
 const WINDOW: usize = 32;
 
 const SILENT_AFTER: Duration = Duration::from_secs(5);
 const LOST_AFTER: Duration = Duration::from_millis(100);
 
-/// One socket's part in a closed loop.
+/// The state of one socket in a closed loop.
 struct Loop {
     headers: MultiHeaders<()>,
     buffers: [[u8; MAX_LEN + 1]; WINDOW],
@@ -199,7 +197,7 @@ impl Loop {
         }
     }
 
-    /// Takes the answers that are there and says how many.
+    /// Reads the waiting answers, and returns their number.
     fn receive(&mut self, socket: &UdpSocket, ending: &[u8]) -> Result<usize> {
         let mut vectors = self.buffers.each_mut().map(|buffer| [IoSliceMut::new(buffer)]);
         let flags = MsgFlags::MSG_DONTWAIT;
@@ -218,9 +216,9 @@ impl Loop {
         Ok(lengths.len())
     }
 
-    /// Sends what is missing from the window, once that is worth while: as one datagram for the
-    /// whole way to the server's socket, where the kernel cuts it up (`UDP_SEGMENT`). That is what
-    /// keeps the load lighter than the server.
+    /// Fills the window, as soon as enough queries are missing. They cross the network as one datagram,
+    /// which the kernel splits at the server's socket (`UDP_SEGMENT`). This makes the load cheaper than the
+    /// server.
     fn send(&mut self, socket: &UdpSocket, query: &[u8]) -> Result<()> {
         let missing = WINDOW - self.under_way;
         if missing < WINDOW / 4 {

@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 
-//! The bench in the kernel's place: it has the kernel's end of the socket that a daemon has inherited,
-//! and of that of a process that gives back what it is given, which is as little as anything can do
-//! that answers.
+//! The bench plays the kernel on the socket that a daemon has inherited. It does the same with a process
+//! that only sends back what it receives, the minimum of a server.
 
 use std::collections::BTreeSet;
 use std::os::fd::{AsRawFd, OwnedFd};
@@ -29,26 +28,26 @@ pub(super) struct Server {
     socket: OwnedFd,
 }
 
-/// What a server has sent.
+/// A datagram of a server.
 pub(super) struct Datagram {
     bytes: [u8; ls::MAX_LEN],
     len: usize,
 }
 
 impl Server {
-    /// The daemon of a node of `lab`, started anew.
+    /// The daemon of a node of `lab`, restarted.
     pub(super) fn daemon(lab: &mut Lab, node: NodeName, interrupt: &Interrupt) -> Result<Self> {
         let (socket, inherited) = pair()?;
         lab.restart_with(node, Some(inherited), interrupt)?;
         let daemon = lab.state().daemons.iter().find(|daemon| daemon.node == node);
         let pid = daemon.context("the daemon was started")?.process.pid;
         let this = Self { pid, socket };
-        // What it has said of its time-out.
+        // Skip its message about the kernel's time-out.
         this.hear()?;
         Ok(this)
     }
 
-    /// What gives back each datagram, inside `namespace`.
+    /// An echo server inside `namespace`.
     pub(super) fn echo(namespace: &str) -> Result<(Self, Helper)> {
         let (socket, inherited) = pair()?;
         let arguments = ["bench", "ls-echo"].map(str::to_owned);
@@ -60,7 +59,7 @@ impl Server {
         self.pid
     }
 
-    /// Keeps `outstanding` requests under way for `time`.
+    /// Keeps `outstanding` requests in flight for `time`.
     pub(super) fn closed_loop<R: AsRef<[u8]>>(
         &self,
         outstanding: u32,
@@ -103,7 +102,7 @@ impl Server {
         Ok(())
     }
 
-    /// Says it only if there is room for it; tells whether there was.
+    /// Sends a datagram if there is room for it, and returns whether there was.
     pub(super) fn try_say(&self, datagram: &[u8]) -> Result<bool> {
         let flags = MsgFlags::MSG_NOSIGNAL | MsgFlags::MSG_DONTWAIT;
         match send(self.socket.as_raw_fd(), datagram, flags) {
@@ -117,7 +116,7 @@ impl Server {
         self.receive(MsgFlags::empty())?.context("a server is silent")
     }
 
-    /// What there is to hear, if anything.
+    /// The next datagram, if one waits.
     pub(super) fn try_hear(&self) -> Result<Option<Datagram>> {
         self.receive(MsgFlags::MSG_DONTWAIT)
     }
@@ -140,20 +139,23 @@ impl AsRef<[u8]> for Datagram {
 }
 
 impl Datagram {
-    /// The number of the request that it answers.
+    /// The sequence number of the request that it answers.
     pub(super) fn seq(&self) -> Result<Seq> {
         let seq = self.as_ref().get(8..12).and_then(<[u8]>::first_chunk::<4>);
-        seq.copied().map(u32::from_ne_bytes).map(Seq).context("a datagram that is no netlink")
+        seq.copied()
+            .map(u32::from_ne_bytes)
+            .map(Seq)
+            .context("a datagram that is no netlink message")
     }
 }
 
-/// The first of many numbers, none of which the daemon remembers.
+/// The first of many sequence numbers, none of which the daemon remembers.
 pub(super) fn fresh() -> u32 {
     static NEXT: AtomicU32 = AtomicU32::new(1);
     NEXT.fetch_add(u32::MAX / 1000, Ordering::Relaxed)
 }
 
-/// Gives back each datagram of `socket` until that is closed.
+/// Sends back each datagram of `socket` until the socket is closed.
 ///
 /// # Errors
 /// The socket fails.
@@ -170,14 +172,14 @@ pub fn echo(socket: &OwnedFd) -> Result<()> {
     }
 }
 
-/// Our end, which waits for five seconds at most, and theirs.
+/// Our end, whose reads wait for at most five seconds, and the server's end.
 fn pair() -> Result<(OwnedFd, OwnedFd)> {
     let flags = SockFlag::SOCK_CLOEXEC;
     let (ours, theirs) = socketpair(AddressFamily::Unix, SockType::SeqPacket, None, flags)
         .context("cannot make a pair of sockets")?;
     setsockopt(&ours, sockopt::ReceiveTimeout, &TimeVal::seconds(5))?;
-    // What is sent counts until it is read, with what the kernel adds to it, and so it does with
-    // netlink: as much fits as the daemon makes room for in its own socket.
+    // As with netlink, a datagram counts until it is read, with the kernel's overhead. So as many
+    // fit as in the daemon's own netlink socket.
     if setsockopt(&ours, sockopt::SndBufForce, &RECEIVE_BUFFER).is_err() {
         setsockopt(&ours, sockopt::SndBuf, &RECEIVE_BUFFER)?;
     }

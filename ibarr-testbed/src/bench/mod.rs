@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 
-//! `bench`: what ibarr costs, against what the machine allows.
+//! `bench`: the costs of ibarr, compared with what the machine allows.
 //!
-//! Machines differ, so ratios within one run come first. For [`ip2gid`](fn@ip2gid), the daemon against a UDP
-//! echo server that runs beside it, is loaded in turn with it, and moves datagrams by the same code.
+//! Machines differ, so ratios within one run come first. [`ip2gid`](fn@ip2gid) compares the daemon with a
+//! UDP echo server that runs beside it, is loaded in turn with it, and moves datagrams with the same code.
 
 pub mod echo;
 
@@ -72,7 +72,7 @@ pub fn ip2gid(store: &Store, ibarr: &Path, quick: bool, interrupt: &Interrupt) -
 /// The servers that are compared, in the order of the reports.
 const SERVERS: [&str; 3] = ["ibarr", "echo", "batched echo"];
 
-/// A tenth or less of what one CPU can answer: queues are short, so what is seen is the server.
+/// At most a tenth of what one CPU can answer, so queues are short and the server is measured.
 const OPEN_LOOP_RATE: u32 = 10_000;
 
 struct Effort {
@@ -80,7 +80,6 @@ struct Effort {
     round: Duration,
     open_loop: Duration,
     starts: usize,
-    /// Processes.
     caches: usize,
 }
 
@@ -92,7 +91,7 @@ impl Effort {
         starts: 21,
         caches: 11,
     };
-    /// Enough to see that it works, and the order of magnitude.
+    /// Shows that the bench works, and the order of magnitude.
     const QUICK: Self = Self {
         rounds: 3,
         round: Duration::from_millis(200),
@@ -102,7 +101,7 @@ impl Effort {
     };
 }
 
-/// Under load on the first node, from the second.
+/// Servers on the first node, under load from the second.
 struct Servers {
     pids: [u32; SERVERS.len()],
     loads: [Load; SERVERS.len()],
@@ -131,21 +130,21 @@ impl Servers {
         let at = |port: u16| SocketAddr::new(ipv4, port);
         let load = |port, ending: &[u8]| Load::new(&client.namespace, at(port), ending);
         let gid = server.gid()?.octets();
-        // An echo ends as the query did, in the address asked for.
+        // An echo ends as the query does, in the address that is asked for.
         let std::net::IpAddr::V4(target) = ipv4 else { anyhow::bail!("IPv4 comes first") };
         let target = target.octets();
         let loads = [load(PORT, &gid)?, load(PORT + 1, &target)?, load(PORT + 2, &target)?];
         Ok(Self { pids, loads, _echoes: echoes })
     }
 
-    /// Each server's rounds; those of the same index are neighbours in time.
+    /// The rounds of each server. Rounds with the same index are neighbours in time.
     fn throughput(
         &mut self,
         effort: &Effort,
         interrupt: &Interrupt,
     ) -> Result<[Vec<Round>; SERVERS.len()]> {
         let mut rounds = [const { Vec::new() }; SERVERS.len()];
-        // One more: the first warms caches and neighbour tables.
+        // One more, because the first warms caches and neighbour tables.
         for turn in 0..=effort.rounds {
             for ((pid, load), rounds) in self.pids.iter().zip(&self.loads).zip(&mut rounds) {
                 interrupt.check()?;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 
-//! Servers under load: where they run and how much of a CPU they used.
+//! Servers under load: their CPU and the CPU time that they used.
 
 use std::fs;
 use std::io::{BufRead, BufReader};
@@ -15,21 +15,21 @@ use nix::unistd::Pid;
 
 use crate::lab::netns;
 
-/// A program of ours that serves until it is dropped.
+/// A helper program that serves until it is dropped.
 #[derive(Debug)]
 pub(super) struct Helper(Child);
 
 impl Helper {
-    /// Starts this very program with `arguments` inside `namespace`, and waits until it says that
-    /// it is ready.
+    /// Starts this program with `arguments` inside `namespace`, and waits until it says that it is
+    /// ready.
     ///
     /// # Errors
-    /// It ends instead.
+    /// The program ends before it is ready.
     pub(super) fn start(namespace: &str, arguments: &[String]) -> Result<Self> {
         Self::start_with(namespace, arguments, Stdio::null())
     }
 
-    /// [`Self::start`] with something as standard input.
+    /// [`Self::start`] with the given standard input.
     ///
     /// # Errors
     /// Those of [`Self::start`].
@@ -49,7 +49,6 @@ impl Helper {
         Ok(helper)
     }
 
-    /// Its process id.
     pub(super) fn pid(&self) -> u32 {
         self.0.id()
     }
@@ -62,14 +61,14 @@ impl Drop for Helper {
     }
 }
 
-/// What a helper prints when it is ready.
+/// A helper prints this when it is ready.
 pub(super) const READY: &str = "ready\n";
 
 /// CPU time that all threads of a process have used, by the scheduler's own account in
 /// nanoseconds (`/proc/PID/task/*/schedstat`; `stat` counts in ticks of 10 ms).
 ///
 /// # Errors
-/// The process is gone.
+/// The process has ended.
 pub(super) fn cpu_time(pid: u32) -> Result<Duration> {
     let mut used = Duration::ZERO;
     let tasks = format!("/proc/{pid}/task");
@@ -79,7 +78,7 @@ pub(super) fn cpu_time(pid: u32) -> Result<Duration> {
     Ok(used)
 }
 
-/// What the calling thread has used, which includes softirqs that have interrupted it.
+/// CPU time of the calling thread, with the softirqs that interrupted it.
 ///
 /// # Errors
 /// There is no `/proc`.
@@ -95,11 +94,10 @@ fn of_thread(path: &Path) -> Result<Duration> {
     Ok(Duration::from_nanos(used))
 }
 
-/// How often all threads of a process were switched to or from, by their own will or not
-/// (`/proc/PID/task/*/status`).
+/// Context switches of all threads of a process, voluntary and not (`/proc/PID/task/*/status`).
 ///
 /// # Errors
-/// The process is gone.
+/// The process has ended.
 pub(super) fn context_switches(pid: u32) -> Result<u64> {
     let mut switches = 0;
     let tasks = format!("/proc/{pid}/task");
@@ -115,7 +113,7 @@ pub(super) fn context_switches(pid: u32) -> Result<u64> {
     Ok(switches)
 }
 
-/// Threads of the kernel whose names begin so.
+/// Kernel threads whose names begin with `prefix`.
 ///
 /// # Errors
 /// There is no `/proc`.
@@ -124,17 +122,17 @@ pub(super) fn kernel_threads(prefix: &str) -> Result<Vec<u32>> {
     for entry in fs::read_dir("/proc").context("cannot list /proc")? {
         let Ok(entry) = entry else { continue };
         let pid: Option<u32> = entry.file_name().to_str().and_then(|name| name.parse().ok());
-        // One that ends while we look is none.
+        // A process that ends meanwhile does not count.
         let name = fs::read_to_string(entry.path().join("comm")).unwrap_or_default();
         pids.extend(pid.filter(|_| name.starts_with(prefix)));
     }
     Ok(pids)
 }
 
-/// Servers on the first CPU that this process may use, the calling thread on the last.
+/// Pins servers to the first CPU that this process may use, and the calling thread to the last.
 ///
 /// # Errors
-/// There is one CPU only: load and server would fight for it.
+/// There is only one CPU, which load and server would share.
 pub(super) fn pin(servers: &[u32]) -> Result<()> {
     let [first, _] = first_and_last_cpu()?;
     for &pid in servers {
@@ -143,25 +141,23 @@ pub(super) fn pin(servers: &[u32]) -> Result<()> {
     pin_thread(Side::Load)
 }
 
-/// Who a thread of the bench stands for.
+/// The side of a thread of the bench.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub(super) enum Side {
-    /// Beside the servers.
     Server,
-    /// Beside the load.
     Load,
 }
 
-/// The calling thread on the CPU of its side.
+/// Pins the calling thread to the CPU of its side.
 ///
 /// # Errors
-/// There is one CPU only.
+/// There is only one CPU.
 pub(super) fn pin_thread(side: Side) -> Result<()> {
     let [first, last] = first_and_last_cpu()?;
     put(Pid::from_raw(0), if side == Side::Server { first } else { last })
 }
 
-/// Of those that this process could use before it was pinned.
+/// The first and last CPU that this process could use before it was pinned.
 fn first_and_last_cpu() -> Result<[usize; 2]> {
     static CPUS: OnceLock<Vec<usize>> = OnceLock::new();
     let allowed =

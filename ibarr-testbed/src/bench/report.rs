@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 
-//! A run's figures as table and JSON.
+//! The figures of a run, as tables and JSON.
 
 use std::fmt;
 use std::time::Duration;
@@ -14,7 +14,7 @@ use super::load::Latencies;
 use super::rounds::{Round, ratio};
 use super::{OPEN_LOOP_RATE, SERVERS};
 
-/// Everything that a run measured.
+/// All figures of a run.
 #[derive(Debug, Serialize)]
 pub struct Report {
     #[serde(flatten)]
@@ -26,18 +26,18 @@ pub struct Report {
     startup_ms: Spread,
 }
 
-/// What other machines can be compared by.
+/// Figures that can be compared between machines.
 #[derive(Debug, Serialize)]
 struct Ratios {
-    /// Answers a second, ibarr's to the echo's.
+    /// Answers a second, ibarr's divided by the echo's.
     rate_to_echo: f64,
-    /// Answers per CPU-second, ibarr's to the echo's.
+    /// Answers per CPU-second, ibarr's divided by the echo's.
     rate_per_cpu_to_echo: f64,
-    /// Answers per CPU-second, ibarr's to those of an echo with one system call for many.
+    /// Answers per CPU-second, ibarr's divided by those of an echo with one system call for many datagrams.
     rate_per_cpu_to_batched_echo: f64,
-    /// Median latency, ibarr's to the echo's.
+    /// Median latency, ibarr's divided by the echo's.
     p50_to_echo: Option<f64>,
-    /// Median look-up, at 100,000 entries to that at 1,000.
+    /// Median look-up time at 100,000 entries, divided by that at 1,000.
     lookup_large_to_small: f64,
 }
 
@@ -47,12 +47,12 @@ struct Server {
     /// Medians over the rounds.
     answers_per_second: f64,
     answers_per_cpu_second: f64,
-    /// CPU time to wall time; far below 1 the load was the limit, and rates say little.
+    /// CPU time divided by wall time. Far below 1, the load was the limit, and rates say little.
     busy: f64,
     latency_us: Percentiles,
 }
 
-/// `None` where more than the rest got no answer.
+/// Percentiles in microseconds. `None` if too few queries were answered.
 #[derive(Debug, Serialize)]
 pub(super) struct Percentiles {
     pub(super) p50: Option<f64>,
@@ -63,7 +63,6 @@ pub(super) struct Percentiles {
 }
 
 impl Percentiles {
-    /// In microseconds.
     pub(super) fn of(late: &Latencies) -> Self {
         let micros = |per_mille| late.percentile(per_mille).map(|time| time.as_secs_f64() * 1e6);
         Self {
@@ -76,14 +75,13 @@ impl Percentiles {
     }
 }
 
-/// A cache of one size.
 #[derive(Debug, Serialize)]
 pub(super) struct Cached {
     pub(super) entries: u32,
     pub(super) lookup_p50_ns: f64,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) bytes_per_entry: Option<f64>,
-    /// Reading a word anywhere in as much memory.
+    /// Time to read a random word in as much memory.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) read_ns: Option<f64>,
 }
@@ -108,12 +106,12 @@ impl Cached {
         ]
     }
 
-    /// Of both sizes.
+    /// The table of both sizes.
     pub(super) fn table(f: &mut fmt::Formatter<'_>, heading: &str, caches: &[Self]) -> fmt::Result {
         writeln!(
             f,
             "\n{heading:<24}{:>16}{:>18}{:>20}",
-            "look-up p50 ns", "bytes per entry", "a read of it, ns"
+            "look-up p50 ns", "bytes per entry", "memory read, ns"
         )?;
         for Self { entries, lookup_p50_ns, bytes_per_entry, read_ns } in caches {
             let bytes = bytes_per_entry.map(|bytes| format!("{bytes:.0}")).unwrap_or_default();
@@ -123,8 +121,8 @@ impl Cached {
         }
         writeln!(
             f,
-            "  median of the least disturbed round, each size's in turn, in several processes; a read\n  \
-             is of one word anywhere in as much memory, each waiting for the one before"
+            "  median of the least disturbed round, sizes in turn, in several processes; a memory read\n  \
+             reads a random word in as much memory, and waits for the read before"
         )
     }
 }
@@ -231,11 +229,11 @@ impl fmt::Display for Report {
         }
         writeln!(
             f,
-            "  busy: CPU of the server to wall time; latencies at {OPEN_LOOP_RATE}/s, from"
+            "  busy: CPU time of the server / wall time; latencies at {OPEN_LOOP_RATE}/s, from"
         )?;
         writeln!(
             f,
-            "  the time a query was due. The echo moves datagrams by the daemon's own code,"
+            "  the time a query was due. The echo moves datagrams with the daemon's own code,"
         )?;
         writeln!(f, "  the batched echo with recvmmsg and sendmmsg and without packet info.")?;
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 
-//! Servers that are loaded in turn, and what becomes of their figures.
+//! Rounds of servers that are loaded in turn, and their ratios and medians.
 
 use std::time::Duration;
 
@@ -13,7 +13,7 @@ use super::report::median;
 pub(super) struct Round {
     pub(super) answers: f64,
     pub(super) wall: Duration,
-    /// Of all threads of the server.
+    /// CPU time of all threads of the server.
     pub(super) cpu: Duration,
 }
 
@@ -27,7 +27,7 @@ impl Round {
     }
 }
 
-/// Neighbours in time are divided, so that what slows both does not count.
+/// The median of the ratios of neighbouring rounds, so that a disturbance of both does not count.
 pub(super) fn ratio(ours: &[Round], theirs: &[Round], of: fn(&Round) -> f64) -> Option<f64> {
     median(ours.iter().zip(theirs).map(|(ours, theirs)| of(ours) / of(theirs)))
 }
@@ -37,7 +37,7 @@ pub(super) fn ratio(ours: &[Round], theirs: &[Round], of: fn(&Round) -> f64) -> 
 pub(super) struct Rates {
     pub(super) answers_per_second: f64,
     pub(super) cpu_us_per_answer: f64,
-    /// CPU time to wall time.
+    /// CPU time divided by wall time.
     pub(super) busy: f64,
 }
 

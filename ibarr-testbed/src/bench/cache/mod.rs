@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 
-//! What remembering costs: time of a look-up, memory of an entry, small and large.
+//! Costs of the caches, small and large: time of a look-up, and memory of an entry.
 
 mod paths;
 mod peers;
@@ -18,17 +18,17 @@ use serde::{Deserialize, Serialize};
 use super::report::float;
 use crate::interrupt::Interrupt;
 
-/// Whose cache.
+/// The cache that is measured.
 #[derive(Clone, Copy, Debug, Eq, PartialEq, clap::ValueEnum)]
 pub enum Cache {
-    /// What peers have answered.
+    /// Answers of peers.
     Peers,
-    /// What subnet administrators have answered.
+    /// Answers of subnet administrators.
     Paths,
 }
 
 impl Cache {
-    /// Entries that are compared, few and many.
+    /// Numbers of entries that are compared, few and many.
     pub(super) fn sizes(self, quick: bool) -> [u32; 2] {
         match self {
             Self::Peers => [1_000, 100_000],
@@ -45,23 +45,23 @@ impl Cache {
     }
 }
 
-/// What a cache costs.
+/// The costs of a cache.
 #[derive(Clone, Copy, Debug, Deserialize, Serialize)]
 pub struct Costs {
-    /// Median time of looking up what is there, with few entries, in nanoseconds: that of the round
-    /// which was least disturbed.
+    /// Median time of a successful look-up with few entries, in nanoseconds, in the least disturbed
+    /// round.
     pub(super) small_lookup_ns: f64,
-    /// The same with many.
+    /// The same with many entries.
     pub(super) large_lookup_ns: f64,
     /// Growth of the resident process for each of many entries.
     pub(super) bytes_per_entry: f64,
-    /// Reading one word anywhere in an array that is as large, each read waiting for the one before:
-    /// what no look-up of something that is in memory alone can do without.
+    /// Time to read a random word of an equally large array, when each read waits for the one before, in
+    /// nanoseconds. No look-up of something that is only in memory can be faster.
     pub(super) read_ns: f64,
 }
 
 impl Costs {
-    /// The least of both: what disturbs only ever adds.
+    /// The minimum of both, because a disturbance only adds time.
     fn less_disturbed(self, other: Self) -> Self {
         Self {
             small_lookup_ns: self.small_lookup_ns.min(other.small_lookup_ns),
@@ -72,8 +72,8 @@ impl Costs {
     }
 }
 
-/// In so many processes, one after another, for some have their memory laid out worse than others;
-/// nothing else has touched that of any.
+/// Measures in so many fresh processes, one after another, because the memory layout of some is worse
+/// than that of others.
 pub(super) fn measure_in_children(
     cache: Cache,
     quick: bool,
@@ -104,7 +104,7 @@ fn measure_in_child(cache: Cache, quick: bool) -> Result<Costs> {
 /// Fills caches in this process, as answers from the network do, and measures.
 ///
 /// # Errors
-/// A cache does not remember what it was told.
+/// A cache does not remember an answer.
 pub fn measure(cache: Cache, quick: bool) -> Result<Costs> {
     let sizes = cache.sizes(quick);
     let rounds = if quick { 5 } else { 100 };
@@ -114,21 +114,21 @@ pub fn measure(cache: Cache, quick: bool) -> Result<Costs> {
     }
 }
 
-/// A core that remembers what it was answered.
+/// A core that remembers answers.
 trait Memory: Sized {
-    /// As short as can be: a million of them must not fill the processor's caches.
+    /// As small as possible, because a million questions must not fill the processor's caches.
     type Question: Copy;
 
     /// The question with this number.
     fn question(number: u32) -> Result<Self::Question>;
 
-    /// Has asked all of `questions`, and been answered.
+    /// A core that has asked all of `questions` and got the answers.
     fn filled(questions: &[Self::Question], rng: ChaCha20Rng) -> Result<Self>;
 
-    /// How many answers it has.
+    /// Number of remembered answers.
     fn len(&self) -> usize;
 
-    /// Looks up an answer; false if there is none.
+    /// Looks an answer up. False if there is none.
     fn knows(&mut self, question: Self::Question) -> bool;
 }
 
@@ -139,7 +139,7 @@ fn compare<M: Memory>([small, large]: [u32; 2], rounds: usize) -> Result<Costs> 
     let mut array = Array::new(large.bytes, &mut rng);
     let mut best = [f64::INFINITY; 3];
     for _ in 0..rounds {
-        // In turn, so that what disturbs disturbs all.
+        // In turn, so that a disturbance hits all three.
         let round = [small.median_ns()?, large.median_ns()?, array.median_ns()?];
         best.iter_mut().zip(round).for_each(|(best, round)| *best = best.min(round));
     }
@@ -151,9 +151,9 @@ fn compare<M: Memory>([small, large]: [u32; 2], rounds: usize) -> Result<Costs> 
 /// A memory and its questions.
 struct Filled<M: Memory> {
     memory: M,
-    /// Again and again, in another order than they were asked in: memory must not be read ahead.
+    /// Endless, in another order than they were asked in, so that the processor cannot prefetch memory.
     questions: std::iter::Cycle<std::vec::IntoIter<M::Question>>,
-    /// By which the process has grown.
+    /// Growth of the process in bytes.
     bytes: u64,
 }
 
@@ -184,7 +184,7 @@ impl<M: Memory> Filled<M> {
     }
 }
 
-/// As much memory as a cache has, without the cache.
+/// An array as large as a cache.
 struct Array {
     lines: Vec<[u64; 8]>,
     places: std::iter::Cycle<std::vec::IntoIter<u32>>,
@@ -193,7 +193,7 @@ struct Array {
 impl Array {
     fn new(bytes: u64, rng: &mut ChaCha20Rng) -> Self {
         let lines = usize::try_from(bytes).unwrap_or(usize::MAX) / size_of::<[u64; 8]>() + 1;
-        // Written, or the kernel would give one page of zeros for all.
+        // Write to it, because otherwise the kernel maps one page of zeros everywhere.
         let lines: Vec<_> = (0..lines).map(|_| black_box([0; 8])).collect();
         let place = |_| u32::try_from(below(lines.len(), rng)).unwrap_or_default();
         let places: Vec<_> = (0..GROUP * GROUPS * 8).map(place).collect();
@@ -206,7 +206,7 @@ impl Array {
             let start = Stopwatch::now();
             let mut read = 0;
             for place in group {
-                // All words are zero, which the processor cannot know before it has read them.
+                // All words are zero, but the processor does not know that before it has read them.
                 let place = place as usize + usize::try_from(read)?;
                 read = black_box(self.lines.get(place).map_or(0, |line| line[0]));
             }
@@ -216,7 +216,7 @@ impl Array {
     }
 }
 
-/// Of [`GROUPS`] groups, the median, and of that the share of one look-up.
+/// The median of [`GROUPS`] groups, divided by the look-ups of a group.
 fn median_ns(mut seconds_of_group: impl FnMut() -> Result<f64>) -> Result<f64> {
     let mut times = (0..GROUPS).map(|_| seconds_of_group()).collect::<Result<Vec<_>>>()?;
     times.sort_unstable_by(f64::total_cmp);
@@ -225,7 +225,7 @@ fn median_ns(mut seconds_of_group: impl FnMut() -> Result<f64>) -> Result<f64> {
 }
 
 fn below(bound: usize, rng: &mut ChaCha20Rng) -> usize {
-    // The remainder favours nobody that a bench could tell.
+    // The bias of the remainder is too small for a bench.
     usize::try_from(rng.next_u64() % bound as u64).unwrap_or_default()
 }
 
@@ -236,9 +236,9 @@ fn resident_bytes() -> Result<u64> {
     Ok(kib.context("no VmRSS in /proc/self/status")? * 1024)
 }
 
-/// Look-ups timed together: a clock takes about as long as one.
+/// Look-ups timed together, because to read the clock takes about as long as one.
 const GROUP: usize = 16;
-/// A round's, some milliseconds of them: the median is not moved by an interrupt.
+/// Groups of a round. They take some milliseconds, so an interrupt does not move the median.
 const GROUPS: usize = 2_000;
 
 const SEED: u64 = 1;

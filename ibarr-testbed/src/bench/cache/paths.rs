@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 
-//! The cache of paths, filled through MADs as they come from a subnet administrator. A look-up is a
-//! whole request: what the daemon does from the kernel's question on until it has the answer.
+//! The cache of paths, filled by MADs as from a subnet administrator. A look-up is a whole request: the
+//! daemon's work from the kernel's question to the answer.
 
 use std::time::Duration;
 
@@ -74,7 +74,7 @@ impl Memory for Paths {
 }
 
 impl Paths {
-    /// As rdma_cm asks, each time for another service.
+    /// A request as from rdma_cm, each time for another service.
     fn request(&self, number: u32) -> Request {
         let question = PathQuestion {
             dgid: gid(number),
@@ -114,7 +114,7 @@ fn record(question: &PathQuestion) -> PathRecord {
     PathRecord::from_octets(octets)
 }
 
-/// GUIDs as a vendor gives them, one after another.
+/// GIDs with consecutive GUIDs, as a vendor assigns them.
 fn gid(number: u32) -> Gid {
     let guid = 0x0002_c903_0000_0000 + u128::from(number);
     Gid::new((0xfe80_u128 << 112 | guid).to_be_bytes()).expect("a port's")

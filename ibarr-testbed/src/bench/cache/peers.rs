@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 
-//! The client's cache, filled through queries and replies as they come from the network.
+//! The client's cache, filled by queries and replies as from the network.
 
 use std::net::{IpAddr, Ipv4Addr};
 use std::num::NonZeroUsize;
@@ -22,7 +22,7 @@ pub(super) struct Peers(Client<ChaCha20Rng>);
 impl Memory for Peers {
     type Question = Question;
 
-    /// Addresses as a cluster has them: all of a /15 before the next.
+    /// Addresses as in a cluster: all of a /15 before the next.
     fn question(number: u32) -> Result<Question> {
         let target = Ipv4Addr::from_bits(Ipv4Addr::new(10, 4, 0, 1).to_bits() + number);
         Question::new(target.into(), None).context("a target nobody can own")
@@ -51,7 +51,7 @@ impl Memory for Peers {
     }
 }
 
-/// Lets `client` ask `question`, and its peer answer.
+/// Makes `client` ask `question`, and gives it the peer's answer.
 fn answer(client: &mut Client<ChaCha20Rng>, question: Question) -> Result<()> {
     let (id, deadline) = (RequestId(0), START + Duration::from_secs(3));
     let input = Input::Resolve { id, question, asked_at: START, deadline, heeds_refusal: false };

@@ -1,14 +1,14 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 
-//! `bench paths`: what the kernel's questions for paths cost the daemon, and its subnet administrator.
+//! `bench paths`: what the kernel's path requests cost the daemon and its subnet administrator.
 //!
-//! | figure | beside |
+//! | figure | compared with |
 //! |---|---|
-//! | paths that the daemon remembers | what gives back each question |
-//! | paths that the subnet administrator has to be asked for | a bare client of the same one |
-//! | the same, of stock OpenSM through a umad device | the same |
-//! | very many processes that ask for few paths | as many questions as there are different ones |
-//! | look-up and memory with 10⁶ paths | with 10³; a read of as much memory |
+//! | paths that the daemon remembers | a process that sends back each request |
+//! | paths that the daemon asks the subnet administrator for | a bare client of the same one |
+//! | the same, from stock OpenSM through a umad device | the same |
+//! | very many processes that ask for few paths | one question for each distinct path |
+//! | look-up and memory with 10⁶ paths | 10³ paths; a read of as much memory |
 
 mod opensm;
 mod report;
@@ -58,7 +58,7 @@ pub fn paths(store: &Store, ibarr: &Path, quick: bool, interrupt: &Interrupt) ->
     );
     let mut bare = Bare::open(sa.device(), STAND_IN)?;
     let mut measured = Measured::default();
-    // One more: the first warms caches, the daemon's among them.
+    // One more, because the first warms caches, the daemon's among them.
     for turn in 0..=rounds {
         interrupt.check()?;
         let asked = [
@@ -67,7 +67,7 @@ pub fn paths(store: &Store, ibarr: &Path, quick: bool, interrupt: &Interrupt) ->
             uncached(&daemon, STAND_IN, round)?,
             bare.round(OUTSTANDING_SA, round)?,
         ];
-        // What was asked for once must not be in the way of what is asked for always.
+        // Paths that were asked for once must not displace those that are asked for always.
         flush(&lab, &node)?;
         if turn > 0 {
             measured.push(asked);
@@ -100,9 +100,8 @@ pub fn paths(store: &Store, ibarr: &Path, quick: bool, interrupt: &Interrupt) ->
 struct Effort {
     rounds: usize,
     round: Duration,
-    /// Of each storm.
+    /// Requests of each storm.
     requests: u32,
-    /// Processes.
     caches: usize,
 }
 
@@ -113,12 +112,12 @@ impl Effort {
         requests: PROCESSES * DESTINATIONS,
         caches: 5,
     };
-    /// Enough to see that it works, and the order of magnitude.
+    /// Shows that the bench works, and the order of magnitude.
     const QUICK: Self =
         Self { rounds: 3, round: Duration::from_millis(200), requests: 20_000, caches: 1 };
 }
 
-/// Rounds of each; those of the same index are neighbours in time.
+/// Rounds of each. Rounds with the same index are neighbours in time.
 #[derive(Debug, Default)]
 struct Measured {
     cached: Vec<Round>,
@@ -136,20 +135,20 @@ impl Measured {
     }
 }
 
-/// Requests under way for what is remembered.
+/// Requests in flight for remembered paths.
 const OUTSTANDING: u32 = 16;
-/// Requests under way for what is not: as many as the daemon gives the subnet administrator at once.
+/// Requests in flight for other paths: as many as the daemon asks the subnet administrator at once.
 const OUTSTANDING_SA: u32 = 64;
 
-/// Each with a service of its own.
+/// Processes, each with a service of its own.
 const PROCESSES: u32 = 1_000;
-/// That each of them asks for.
+/// Destinations that each process asks for.
 const DESTINATIONS: u32 = 1_000;
-/// Destinations from here on are asked for once.
+/// Destinations with at least this number are asked for once.
 const FIRST_FRESH: u32 = 1 << 24;
 
 fn cached(daemon: &Server, time: Duration) -> Result<Round> {
-    // What was remembered of them has been forgotten.
+    // The daemon has forgotten these destinations.
     let first = local_service::fresh();
     for destination in 0..DESTINATIONS {
         daemon.say(request(Seq(first + destination), destination, 0).as_ref())?;
@@ -184,18 +183,18 @@ fn uncached(daemon: &Server, place: Place, time: Duration) -> Result<Round> {
     Ok(round)
 }
 
-/// Where a subnet administrator is, and what it is asked.
+/// A port, its subnet administrator, and its destinations.
 #[derive(Clone, Copy, Debug)]
 struct Place {
     sgid: Gid,
     sa: Lid,
-    /// With this number, and its traffic class.
+    /// The destination with this number, and its traffic class.
     destination: fn(u32) -> (Gid, Option<u8>),
-    /// So many are different.
+    /// Number of distinct destinations.
     destinations: u32,
 }
 
-/// Behind a router there is no end of destinations.
+/// Behind a router, so the number of destinations is not bounded.
 const STAND_IN: Place = Place {
     sgid: SGID,
     sa: SA,
@@ -221,7 +220,7 @@ fn destination(Seq(seq): Seq) -> u32 {
     seq % DESTINATIONS
 }
 
-/// A process, each time another one, asks for one of the destinations that everybody asks for.
+/// A request of another process each time, for one of the common destinations.
 fn remembered(seq: Seq) -> impl AsRef<[u8]> {
     request(seq, destination(seq), seq.0 / DESTINATIONS % PROCESSES)
 }
@@ -234,7 +233,7 @@ fn ask(seq: Seq, path: ResolvePath) -> impl AsRef<[u8]> {
     Request::ResolvePath(path).emit(seq)
 }
 
-/// As rdma_cm asks for a connection by the service port of `process`.
+/// A request as from rdma_cm, with the service port of `process`.
 fn as_rdma_cm(process: u32) -> ResolvePath {
     let PortName { device, port } = port();
     ResolvePath {
@@ -260,7 +259,7 @@ fn parse(answer: &[u8]) -> Option<Answer> {
     Answer::parse(&messages(answer).next()?.ok()?).ok()
 }
 
-/// Until the daemon can ask the subnet administrator, and has learned what it knows of quality of
+/// Waits until the daemon can ask the subnet administrator, and knows whether that supports quality of
 /// service.
 fn wait_for_port(lab: &Lab, node: &Node, interrupt: &Interrupt) -> Result<()> {
     for _ in 0..READY_WITHIN.as_millis() / LOOK_EVERY.as_millis() {
@@ -277,10 +276,10 @@ fn flush(lab: &Lab, node: &Node) -> Result<()> {
     lab.ask(node, &["cache", "--flush"]).map(drop)
 }
 
-/// The one that asks.
+/// The GID of the port that asks.
 const SGID: Gid = gid_of(0xfe80 << 48, 0x0002_c903_0000_0009);
 
-/// The one with this number, in another subnet, where there is no end of them.
+/// The destination with this number, in another subnet.
 fn gid(number: u32) -> Gid {
     gid_of(0x2001_0db8_0000_0001, 0x0002_c903_0100_0000 + u64::from(number))
 }

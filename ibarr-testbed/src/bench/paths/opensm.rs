@@ -25,7 +25,7 @@ use crate::umad::{Abilities, Directory, OnFabric, Port};
 /// Rounds of the daemon, and of the bare client.
 pub(super) type Measured = (Vec<Round>, Vec<Round>);
 
-/// What `cargo xtask bench` has unpacked; `None` if it says of nothing.
+/// The tools that `cargo xtask bench` has unpacked. `None` if it has not.
 pub(super) fn find() -> Result<Option<Stock>> {
     let Some(root) = env::var_os("IBARR_OPENSM_ROOT") else { return Ok(None) };
     let ibfab = env::current_exe().context("cannot find this program")?.with_file_name("ibfab");
@@ -78,14 +78,14 @@ struct Subnet {
     _files: Files,
 }
 
-/// Removed in any case.
+/// A directory that is removed in any case.
 struct Files(PathBuf);
 
 impl Subnet {
     fn up(stock: &Stock, directory: &Directory, interrupt: &Interrupt) -> Result<Self> {
         let files = Files(env::temp_dir().join(format!("ibarr-bench-{}", std::process::id())));
         fs::create_dir(&files.0).with_context(|| files.0.display().to_string())?;
-        // Whoever else has a fabric in this network namespace has it by another name.
+        // Other fabrics in this network namespace have other names.
         let name = format!("bench{}", std::process::id());
         let fabric = Running::start(&mut stock.fabric(&name, &files.0, &topology()?)?)?;
         until("ibfab listens", interrupt, || files.0.join("control").exists())?;
@@ -100,7 +100,7 @@ impl Subnet {
 
 impl Drop for Files {
     fn drop(&mut self) {
-        // They lie where such files are removed some day.
+        // The system removes temporary files some day.
         let _ = fs::remove_dir_all(&self.0);
     }
 }
@@ -116,7 +116,7 @@ fn topology() -> Result<String> {
     Ok(text)
 }
 
-/// As the daemon sees it.
+/// The daemon's port, as the daemon shows it.
 fn place(lab: &Lab, node: &Node) -> Result<Place> {
     let ports = lab.ask(node, &["ports"])?;
     let port = &ports["ports"][0];
@@ -133,7 +133,7 @@ fn place(lab: &Lab, node: &Node) -> Result<Place> {
     })
 }
 
-/// As `ibfab` numbers them.
+/// The GID of a host, as `ibfab` numbers hosts.
 fn host(number: u32) -> Gid {
     let guid = 0x10_0000 + 2 * u128::from(number - 1) + 1;
     Gid::new((0xfe80_u128 << 112 | guid).to_be_bytes()).expect("a port's")
@@ -146,5 +146,5 @@ fn until(what: &str, interrupt: &Interrupt, is_so: impl Fn() -> bool) -> Result<
         }
         interrupt.sleep(LOOK_EVERY)?;
     }
-    bail!("waited in vain until {what}")
+    bail!("timed out before {what}")
 }

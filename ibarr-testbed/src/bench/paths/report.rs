@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 
-//! A run's figures as table and JSON.
+//! The figures of a run, as tables and JSON.
 
 use std::fmt;
 
@@ -14,34 +14,35 @@ use super::super::rounds::{Rates, Round, ratio};
 use super::storm::Storm;
 use super::{Measured, OUTSTANDING, OUTSTANDING_SA, opensm};
 
-/// Everything that a run measured.
+/// All figures of a run.
 #[derive(Debug, Serialize)]
 pub struct Report {
     #[serde(flatten)]
     head: Head,
     loads: Vec<Load>,
-    /// Answers per CPU-second, those from the stand-in, to what its system calls alone would allow:
-    /// the kernel's question and the administrator's, each taken from the other's rounds.
+    /// Answers per CPU-second from the stand-in, divided by what their system calls alone would allow.
+    /// The echo's rounds give the calls for the kernel's question, the bare client's rounds those for the
+    /// administrator's.
     rate_per_cpu_to_system_calls: f64,
     storms: Vec<Storm>,
     caches: [Cached; 2],
-    /// Median look-up, with many paths to that with few.
+    /// Median look-up time with many paths, divided by that with few.
     lookup_large_to_small: f64,
 }
 
-/// Requests of one kind, beside what does as little as can be.
+/// Requests of one kind, compared with a minimal program.
 #[derive(Debug, Serialize)]
 struct Load {
-    /// Where the paths are from.
+    /// The source of the paths.
     from: &'static str,
-    /// Who it is held against.
+    /// The program that it is compared with.
     other: &'static str,
     outstanding: u32,
-    /// The target, if there is one.
+    /// The target for the ratio, if there is one.
     at_least: Option<f64>,
-    /// Answers a second, ibarr's to the other's, in the same round.
+    /// Answers a second, ibarr's divided by the other's, in the same round.
     rate_to_other: f64,
-    /// Answers per CPU-second, likewise.
+    /// The same for answers per CPU-second.
     rate_per_cpu_to_other: f64,
     ibarr: Rates,
     them: Rates,
@@ -137,7 +138,7 @@ impl Report {
         writeln!(
             f,
             "\n{:<14}{:<14}{:>12}{:>18}{:>8}",
-            "from", "who", "answers/s", "CPU µs an answer", "busy"
+            "from", "program", "answers/s", "CPU µs an answer", "busy"
         )?;
         for load in &self.loads {
             for (name, rates) in [("ibarr", &load.ibarr), (load.other, &load.them)] {
@@ -153,15 +154,12 @@ impl Report {
         }
         writeln!(
             f,
-            "  medians; {OUTSTANDING} requests under way for what is in the cache, {OUTSTANDING_SA} for what is not. The echo\n  \
-             gives back each request; the bare client asks the same SA by the same device, a socket where\n  \
-             the SA is a stand-in, FUSE where it is OpenSM. CPU time is of all threads of who answers."
+            "  medians; {OUTSTANDING} requests in flight for paths in the cache, {OUTSTANDING_SA} for others. The echo\n  \
+             sends back each request; the bare client asks the same SA by the same device, a socket if\n  \
+             the SA is a stand-in, FUSE if it is OpenSM. CPU time is of all threads of the server."
         )?;
         if self.loads.iter().all(|load| load.from != "OpenSM") {
-            writeln!(
-                f,
-                "  From OpenSM: not measured, for $IBARR_OPENSM_ROOT does not say where it is."
-            )?;
+            writeln!(f, "  From OpenSM: not measured, because $IBARR_OPENSM_ROOT is not set.")?;
         }
         Ok(())
     }
@@ -187,8 +185,8 @@ impl Report {
         }
         writeln!(
             f,
-            "  Each process has a service port of its own. Queries are the daemon's; for each ERR, and for\n  \
-             each request that the daemon's socket has no room for, the kernel asks itself."
+            "  Each process has its own service port. Queries are the daemon's. For each ERR, and for\n  \
+             each request without room in the daemon's socket, the kernel asks the SA itself."
         )
     }
 }

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 
-//! A port of the daemon's, and the subnet administrator behind its umad device: a stand-in, at a Unix
-//! socket in the device's place. A device of the kernel's would be no faster.
+//! The daemon's port, and a stand-in for its subnet administrator. A Unix socket takes the place of the
+//! umad device; a device of the kernel would be no faster.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -36,15 +36,15 @@ use super::{OWN, Place, ROUTER, SA, port};
 use crate::lab::Files;
 use crate::umad::{Shown, sysfs};
 
-/// A subnet administrator, until the bench ends.
+/// A subnet administrator that runs until the bench ends.
 pub(super) struct Administrator {
     device: PathBuf,
-    /// Questions for a path that have reached it.
+    /// Number of path questions that have reached it.
     asked: Arc<AtomicU64>,
 }
 
 impl Administrator {
-    /// Writes the port of the node's daemon into its sysfs, and answers whoever opens the device.
+    /// Writes the port into the sysfs of the node's daemon, and answers on the device.
     pub(super) fn start(files: &Files, sgid: Gid) -> Result<Self> {
         let shown = Shown::active(OWN, sgid, SA);
         let infiniband = files.infiniband();
@@ -63,26 +63,26 @@ impl Administrator {
         thread::spawn(move || {
             while let Ok(socket) = accept(listener.as_raw_fd()) {
                 let (sa, asked) = (Arc::clone(&sa), Arc::clone(&counted));
-                // Its end is that of who asked. The daemon opens the device once, and so does the
-                // bare client: nothing is closed before the bench ends.
+                // A connection ends when its client ends. The daemon and the bare client each open the
+                // device once, so nothing is closed before the bench ends.
                 thread::spawn(move || answer_all(socket, &sa, &asked));
             }
         });
         Ok(Self { device, asked })
     }
 
-    /// What listens in the device's place.
+    /// The path of the socket that takes the place of the device.
     pub(super) fn device(&self) -> &Path {
         &self.device
     }
 
-    /// How many questions for a path it has been asked so far.
+    /// Number of path questions so far.
     pub(super) fn asked(&self) -> u64 {
         self.asked.load(Ordering::Relaxed)
     }
 }
 
-/// The port that asks, and a way to everywhere else. Who asks about where has a path of one record.
+/// The port that asks, and a route to everywhere else. Each path has one record.
 fn subnet(sgid: Gid) -> Subnet {
     let mut subnet = Subnet::new(SubnetPrefix::DEFAULT);
     let port = AddressedPort { lid: OWN, pkeys: vec![PKey::DEFAULT] };
@@ -114,8 +114,8 @@ fn answer_all(socket: RawFd, sa: &Mutex<StandIn>, asked: &AtomicU64) -> Result<(
     }
 }
 
-/// As little as can be between a question and the subnet administrator: a write and a read for each
-/// question, without a runtime, a clock or a second try.
+/// A minimal client of the subnet administrator: a write and a read for each question, without a
+/// runtime, a clock or a resend.
 pub(super) struct Bare {
     fd: OwnedFd,
     agent: AgentId,
@@ -128,13 +128,13 @@ impl Bare {
     pub(super) fn open(device: &Path, place: Place) -> Result<Self> {
         let opened = Opened::open(device).with_context(|| device.display().to_string())?;
         let (fd, agent, form) = opened.into_parts();
-        // A socket has us wait; so would the kernel's device, but not that of FUSE.
+        // A socket blocks, and so does the kernel's device, but the FUSE device does not.
         let flags = OFlag::from_bits_retain(fcntl(&fd, FcntlArg::F_GETFL)?) - OFlag::O_NONBLOCK;
         fcntl(&fd, FcntlArg::F_SETFL(flags))?;
         Ok(Self { fd, agent, form, place, next: 1 })
     }
 
-    /// Keeps `outstanding` questions under way for `time`, on the CPU of servers.
+    /// Keeps `outstanding` questions in flight for `time`, on the CPU of servers.
     pub(super) fn round(&mut self, outstanding: u32, time: Duration) -> Result<Round> {
         thread::scope(|scope| {
             let round = scope.spawn(|| {
@@ -161,7 +161,7 @@ impl Bare {
                 bail!("the administrator is silent");
             };
             let response = Response::parse(mad)?;
-            // The kernel keeps the upper half for itself.
+            // The upper half belongs to the kernel.
             let number = response.tid.transaction().0;
             let is_path = matches!(response.answer, Answer::Path(_));
             ensure!(waiting.remove(&number) && is_path, "a wrong answer to {number}");
@@ -204,7 +204,7 @@ impl Bare {
     }
 }
 
-/// In milliseconds.
+/// Milliseconds.
 const PATIENCE: u16 = 5_000;
 
 fn seqpacket() -> Result<OwnedFd> {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 
-//! Many processes connect to the same destinations.
+//! A storm: many processes connect to the same destinations.
 
 use std::fmt;
 use std::time::{Duration, Instant};
@@ -15,11 +15,11 @@ use super::sa::Administrator;
 use super::{DESTINATIONS, gid, parse, request};
 use crate::interrupt::Interrupt;
 
-/// How requests come.
+/// The pace of requests.
 #[derive(Clone, Copy, Debug, Eq, PartialEq, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub(super) enum Pace {
-    /// [`BURST`] at once, and again when all of them have been answered.
+    /// [`BURST`] at once, and again when all of them are answered.
     Bursts,
     /// [`PER_MILLISECOND`] every millisecond.
     Even,
@@ -34,19 +34,18 @@ impl fmt::Display for Pace {
     }
 }
 
-/// What it took to answer very many requests for few paths.
+/// Counts of a storm.
 #[derive(Debug, Serialize)]
 pub(super) struct Storm {
     pub(super) pace: Pace,
     pub(super) requests: u32,
-    /// How many of them ask for something of their own.
+    /// Number of distinct questions in them.
     pub(super) questions: u32,
-    /// Questions that the daemon has asked the subnet administrator.
+    /// Questions of the daemon to the subnet administrator.
     pub(super) queries: u64,
-    /// Requests that the daemon has told the kernel to ask the subnet administrator itself, or that
-    /// failed because the daemon was too slow.
+    /// Requests that the daemon left to the kernel, or that failed because the daemon was too slow.
     pub(super) errors: u32,
-    /// Requests that found no room in the daemon's socket: the kernel asks, too.
+    /// Requests that found no room in the daemon's socket, so that the kernel asks as well.
     pub(super) undelivered: u32,
     pub(super) seconds: f64,
 }
@@ -112,14 +111,14 @@ impl Storm {
         })
     }
 
-    /// How often a subnet administrator is asked for each different question, by whomever.
+    /// How often the daemon and the kernel together ask the subnet administrator each distinct question.
     pub(super) fn asked_per_question(&self) -> f64 {
         let asked = self.queries + u64::from(self.errors) + u64::from(self.undelivered);
         float(asked) / f64::from(self.questions)
     }
 }
 
-/// The requests of which each is to be answered once.
+/// The requests, each of which must be answered once.
 struct Answers {
     first: u32,
     is_waiting: Vec<bool>,
@@ -146,7 +145,7 @@ impl Answers {
         ensure!(waits.is_some_and(std::mem::take), "an answer to nothing, or a second one");
         self.waiting -= 1;
         match parse(answer.as_ref()) {
-            // Of those beyond the daemon's speed, few are left to the kernel, and the others fail.
+            // If the daemon is too slow, few requests are left to the kernel, and the others fail.
             Some(Answer::Error) => self.errors += 1,
             Some(Answer::Paths(paths)) if paths.as_slice().is_empty() => self.errors += 1,
             Some(Answer::Paths(paths)) => {

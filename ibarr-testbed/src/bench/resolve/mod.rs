@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 
-//! `bench resolve`: what the kernel's questions cost the daemon, where it knows the answers.
+//! `bench resolve`: what the kernel's address requests cost the daemon if it knows the answers.
 
 mod report;
 
@@ -34,7 +34,7 @@ pub fn resolve(store: &Store, ibarr: &Path, quick: bool, interrupt: &Interrupt) 
     let servers = Servers::start(&mut lab, interrupt)?;
     eprintln!("bench: {rounds} rounds of {round:?} a server and family …");
     let mut costs = [const { Vec::new() }; CASES.len()];
-    // One more: the first warms caches, the daemon's among them.
+    // One more, because the first warms caches, the daemon's among them.
     for turn in 0..=rounds {
         for (case, costs) in CASES.iter().zip(&mut costs) {
             interrupt.check()?;
@@ -49,14 +49,14 @@ pub fn resolve(store: &Store, ibarr: &Path, quick: bool, interrupt: &Interrupt) 
     Report::new(quick, &costs)
 }
 
-/// Who answers, and of which family the addresses are.
+/// The server, and the family of the addresses.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 struct Case {
     is_ours: bool,
     ipv6: bool,
 }
 
-/// In the order of the reports; the first is held against the second, the third against the fourth.
+/// In the order of the reports. The first is compared with the second, the third with the fourth.
 const CASES: [Case; 4] = [
     Case { is_ours: true, ipv6: false },
     Case { is_ours: false, ipv6: false },
@@ -64,7 +64,7 @@ const CASES: [Case; 4] = [
     Case { is_ours: false, ipv6: true },
 ];
 
-/// Requests under way.
+/// Requests in flight.
 const OUTSTANDING: u32 = 16;
 
 struct Servers {
@@ -72,7 +72,7 @@ struct Servers {
     echo: Server,
     _echo: Helper,
     ifindex: IfIndex,
-    /// Whose addresses are asked for.
+    /// The node whose addresses are asked for.
     target: Node,
 }
 
@@ -93,7 +93,7 @@ impl Servers {
         let [ipv4, ipv6] = self.target.addresses;
         let target = if case.ipv6 { ipv6 } else { ipv4 };
         let request = Request::ResolveIp(ResolveIp { ifindex: self.ifindex, target });
-        // An echo ends as the request did.
+        // An echo ends as the request does.
         let ending = match (case.is_ours, target) {
             (true, _) => self.target.gid()?.octets().to_vec(),
             (false, IpAddr::V4(address)) => address.octets().to_vec(),

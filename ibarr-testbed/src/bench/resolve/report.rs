@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 
-//! A run's figures as table and JSON.
+//! The figures of a run, as tables and JSON.
 
 use std::fmt;
 
@@ -11,7 +11,7 @@ use super::super::head::{Head, Ratios, Target, short};
 use super::super::rounds::{Rates, Round, ratio};
 use super::{CASES, OUTSTANDING};
 
-/// Everything that a run measured.
+/// All figures of a run.
 #[derive(Debug, Serialize)]
 pub struct Report {
     #[serde(flatten)]
@@ -20,13 +20,13 @@ pub struct Report {
     families: Vec<Family>,
 }
 
-/// Addresses of one family, from the cache.
+/// Figures for addresses of one family, answered from the cache.
 #[derive(Debug, Serialize)]
 struct Family {
     name: &'static str,
-    /// Answers a second, ibarr's to the echo's, in the same round.
+    /// Answers a second, ibarr's divided by the echo's, in the same round.
     rate_to_echo: f64,
-    /// Answers per CPU-second, likewise.
+    /// The same for answers per CPU-second.
     rate_per_cpu_to_echo: f64,
     ibarr: Rates,
     echo: Rates,
@@ -96,7 +96,7 @@ impl fmt::Display for Report {
         }
         writeln!(
             f,
-            "  medians; from the cache, {OUTSTANDING} requests under way; the echo gives back each\n  \
+            "  medians; from the cache, {OUTSTANDING} requests in flight; the echo sends back each\n  \
              datagram and does nothing else; CPU time is of all threads, the nudging one included"
         )
     }

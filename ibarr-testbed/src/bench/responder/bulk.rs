@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 
-//! What the programs cost those who have nothing to do with them: a TCP stream to the node.
+//! What the programs cost other traffic: a TCP stream to the node.
 
 use std::io::{ErrorKind, Read, Write};
 use std::net::{Shutdown, TcpListener, TcpStream};
@@ -17,7 +17,7 @@ use super::super::process;
 use super::wire::{Wire, attach, xdp};
 use crate::lab::{Node, netns};
 
-/// What is attached to the node's end.
+/// The program at the node's end.
 #[derive(Clone, Copy, Debug, Eq, PartialEq, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub(super) enum Attached {
@@ -40,8 +40,8 @@ impl Attached {
     }
 }
 
-/// To a node with the responder's programs, which have no map that would let them answer and need
-/// none to pass what is no query.
+/// Streams to a node with the responder's programs. Their maps are empty, which is enough to pass
+/// packets that are no queries.
 pub(super) struct Streams<'a> {
     wire: &'a Wire,
     object: Ebpf,
@@ -55,7 +55,7 @@ impl<'a> Streams<'a> {
         Ok(Self { wire, object })
     }
 
-    /// Bytes a second that are received with what is `attached`.
+    /// Received bytes a second with the program `attached`.
     pub(super) fn measure(
         &mut self,
         attached: Attached,
@@ -72,10 +72,10 @@ impl<'a> Streams<'a> {
             Attached::Nothing | Attached::Tc => None,
         };
         netns::inside(namespace, || {
-            // Dropped inside the namespace, for what has no link.
+            // Dropped inside the namespace, for programs without a link.
             let _link = match attached {
                 Attached::Tc => {
-                    // Before Linux 6.6. The qdisc goes with the lab.
+                    // Before Linux 6.6. The qdisc ends with the lab.
                     let _ = aya::programs::tc::qdisc_add_clsact(interface);
                     let program = tc(&mut self.object)?;
                     let id = program.attach(interface, TcAttachType::Ingress)?;
@@ -92,7 +92,7 @@ fn tc(object: &mut Ebpf) -> Result<&mut SchedClassifier> {
     Ok(object.program_mut("ip2gid_tc").context("no program ip2gid_tc")?.try_into()?)
 }
 
-/// From the client to this namespace, the node's.
+/// A stream from the client to this namespace, the node's.
 fn stream(wire: &Wire, family: Family, time: Duration) -> Result<f64> {
     let address = wire.address(family);
     let listener = TcpListener::bind((address, 0)).context("cannot listen")?;
@@ -123,7 +123,7 @@ fn stream(wire: &Wire, family: Family, time: Duration) -> Result<f64> {
             }
             Ok(received / start.elapsed().as_secs_f64())
         };
-        // The window grows first.
+        // The TCP window grows first.
         let rate = receive(time / 5).and_then(|_| receive(time));
         let _ = stream.shutdown(Shutdown::Both);
         drop(stream);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 
-//! What a run of each program takes, by the kernel's own account.
+//! The time of a run of each program, by the kernel's own account.
 
 use anyhow::Result;
 
@@ -8,25 +8,25 @@ use super::Effort;
 use super::programs::{Hook, Maps, Programs};
 use crate::interrupt::Interrupt;
 
-/// What is run, and on what.
+/// A program and its frames.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub(super) struct Case {
     pub(super) hook: Hook,
     pub(super) program: &'static str,
     pub(super) ipv6: bool,
-    /// Whose maps it has.
+    /// The maps of the program.
     pub(super) maps: Maps,
-    /// Whether each query is for another address of the whole map, in no order, or all for one.
+    /// Whether each query is for another address of the whole map, in no order, or all are for one.
     pub(super) scattered: bool,
 }
 
 impl Case {
-    /// Whether it is the responder, whole.
+    /// Whether it is the whole responder.
     pub(super) fn is_ours(&self) -> bool {
         self.program.starts_with("ip2gid_")
     }
 
-    /// What the program says to be done with each frame: one that passes it flatters itself.
+    /// The program's verdict for each frame. A program that passes a frame would look too fast.
     pub(super) fn action(&self) -> u32 {
         let passes = self.program.starts_with("empty_");
         match self.hook {
@@ -38,14 +38,14 @@ impl Case {
     }
 }
 
-/// Nanoseconds a run of a case, round by round; those of the same index are neighbours in time.
+/// Nanoseconds a run of a case, round by round. Rounds with the same index are neighbours in time.
 #[derive(Clone, Debug)]
 pub(super) struct Cost {
     pub(super) case: Case,
     pub(super) rounds: Vec<f64>,
 }
 
-/// Of include/uapi/linux/pkt_cls.h and bpf.h.
+/// From include/uapi/linux/pkt_cls.h and bpf.h.
 const TC_ACT_UNSPEC: u32 = u32::MAX;
 const TC_ACT_REDIRECT: u32 = 7;
 const XDP_PASS: u32 = 2;
@@ -58,7 +58,7 @@ pub(super) fn measure(effort: &Effort, interrupt: &Interrupt) -> Result<Vec<Cost
     let mut costs: Vec<_> =
         cases().into_iter().map(|case| Cost { case, rounds: Vec::new() }).collect();
     eprintln!("bench: {} programs, {rounds} rounds of {runs} runs of each …", costs.len());
-    // One more: the first warms caches.
+    // One more, because the first warms caches.
     for round in 0..=rounds {
         for cost in &mut costs {
             interrupt.check()?;

@@ -3,9 +3,9 @@
 //! Queries from the kernel: frames that an XDP program writes and sends
 //! (`BPF_F_TEST_XDP_LIVE_FRAMES`, Linux 5.18), and another one that takes the answers.
 //!
-//! The thread that sends does all that the kernel does about its frames until somebody is woken:
-//! the veth's poll at the other end, the responder, the way back, the sink. So its CPU time is the
-//! kernel's share of the answers, and the generator's, which a run against a mere sink tells.
+//! The sending thread does all of the kernel's work for its frames until a process is woken: the veth's
+//! poll at the other end, the responder, the way back, the sink. So its CPU time is the kernel's share of
+//! the answers plus the generator's. A run against a sink alone measures the generator's part.
 
 use std::net::IpAddr;
 use std::thread;
@@ -29,7 +29,7 @@ pub(super) struct Flood<'a> {
 }
 
 impl<'a> Flood<'a> {
-    /// By `interface`. The `sink_xdp` of `object` is attached to whatever takes the answers.
+    /// Sends by `interface`. The `sink_xdp` of `object` must be attached where the answers arrive.
     pub(super) fn new(
         object: &'a mut Ebpf,
         interface: &str,
@@ -54,12 +54,12 @@ impl<'a> Flood<'a> {
         Ok(Self { object, frame, context })
     }
 
-    /// Keeps up to [`WINDOW`] queries under way for `time`.
+    /// Keeps up to [`WINDOW`] queries in flight for `time`.
     pub(super) fn run(&mut self, time: Duration, interrupt: &Interrupt) -> Result<Flooded> {
         let start = Instant::now();
         let first = self.sunk()?;
         let mut flooded = Flooded::default();
-        // Lost is what is not waited for any more.
+        // Queries that are not waited for any more count as lost.
         let (mut lost, mut last_answer) = (0, start);
         while start.elapsed() < time {
             let now = self.sunk()? - first;
@@ -106,13 +106,13 @@ impl<'a> Flood<'a> {
     }
 }
 
-/// What a flood has brought.
+/// The result of a flood.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Flooded {
     pub(super) sent: u64,
     pub(super) answers: u64,
     pub(super) wall: Duration,
-    /// Of the kernel in the sender's thread; the server's own is added by who knows it.
+    /// CPU time of the kernel in the sender's thread. The caller adds the server's own.
     pub(super) cpu: Duration,
 }
 
@@ -120,10 +120,10 @@ pub(super) struct Flooded {
 const WINDOW: u64 = 192;
 const BURST: u64 = 96;
 
-/// As long as an answer is waited for.
+/// How long the flood waits for an answer.
 const LOST_AFTER: Duration = Duration::from_millis(20);
 
-/// A server that says nothing for so long will say nothing at all.
+/// A server that is silent for so long will not answer at all.
 const SILENT_AFTER: Duration = Duration::from_secs(2);
 
 /// Hardware addresses of the two ends.

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 
-//! Queries as they come in from a wire, checksums and all.
+//! Queries as frames on a wire, with checksums.
 
 use std::net::IpAddr;
 
@@ -12,7 +12,7 @@ pub(super) fn query(source: IpAddr, target: IpAddr) -> Result<Vec<u8>> {
     query_on_wire(source, target, PORT, [0; 6], [0; 6])
 }
 
-/// As [`query`], to a port and between hardware addresses.
+/// Like [`query`], to a port and between hardware addresses.
 pub(super) fn query_on_wire(
     source: IpAddr,
     target: IpAddr,
@@ -54,7 +54,7 @@ pub(super) fn query_on_wire(
     Ok([&to[..], &from, &ethertype, &ip, &udp].concat())
 }
 
-/// RFC 1071; never 0, which over UDP says that there is none.
+/// RFC 1071. Never 0, which in UDP means that there is no checksum.
 fn checksum(parts: &[&[u8]]) -> u16 {
     let words = parts.iter().flat_map(|part| part.chunks_exact(2));
     let sum = words.fold(0u16, |sum, word| {
@@ -64,7 +64,7 @@ fn checksum(parts: &[&[u8]]) -> u16 {
     if sum == 0xffff { 0xffff } else { !sum }
 }
 
-/// Large enough for the generator to subtract the number of a source.
+/// Large enough that the generator can subtract the number of a source.
 const ID: [u8; 2] = [0x7f, 0xff];
 const SOURCE_PORT: u16 = 40_000;
 const HOPS: u8 = 64;

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 
-//! `bench responder`: what an answer in the kernel costs, and what it saves.
+//! `bench responder`: the costs of an answer in the kernel, compared with other answers.
 //!
-//! Two kinds of measurement. [`costs`] runs the programs by hand, one frame a run: nanoseconds are
-//! the kernel's own account, which also counts what the counting takes, hence an empty program
-//! beside ours. [`wire`] has a daemon on a node and a client at the other end of its wire.
+//! There are two kinds of measurement. [`costs`] runs the programs by `BPF_PROG_TEST_RUN`, one frame a
+//! run. Nanoseconds are the kernel's own account, which includes the cost of counting, so an empty program
+//! is measured as well. [`wire`] has a daemon on a node and a client at the other end of its wire.
 
 mod bulk;
 mod costs;
@@ -55,14 +55,14 @@ pub fn responder(
 
 struct Effort {
     cost_rounds: usize,
-    /// Of a program, in a round.
+    /// Runs of a program in a round.
     runs: u32,
     rounds: usize,
     flood: Duration,
     open_loop: Duration,
     bulk_rounds: usize,
     bulk: Duration,
-    /// In the kernel, while the daemon is watched.
+    /// Answers in the kernel while the daemon is watched.
     answers: u64,
 }
 
@@ -77,7 +77,7 @@ impl Effort {
         bulk: Duration::from_millis(500),
         answers: 1_000_000,
     };
-    /// Enough to see that it works, and the order of magnitude.
+    /// Shows that the bench works, and the order of magnitude.
     const QUICK: Self = Self {
         cost_rounds: 3,
         runs: 1_000,
@@ -95,12 +95,12 @@ const OPEN_LOOP_RATE: u32 = 10_000;
 
 const FAMILIES: [Family; 2] = [Family::V4, Family::V6];
 
-/// One server, asked over one family; rounds of the same index are neighbours in time.
+/// One server, asked over one family. Rounds with the same index are neighbours in time.
 struct Served {
     server: Server,
     family: Family,
     floods: Vec<Flooded>,
-    /// Of the generator alone.
+    /// Floods of the generator alone.
     generator: Vec<Flooded>,
     latencies: Latencies,
 }
@@ -135,7 +135,7 @@ fn serve_rounds(wire: &mut Wire, effort: &Effort, interrupt: &Interrupt) -> Resu
     Ok(all)
 }
 
-/// The daemon while the kernel answers, and for as long while nobody asks.
+/// The daemon while the kernel answers, and for as long without queries.
 struct Rest {
     server: Server,
     answers: u64,
@@ -154,7 +154,7 @@ fn at_rest(
     eprintln!("bench: the daemon while {} gives {} answers …", server.name(), effort.answers);
     wire.serve(server, interrupt)?;
     wire.put_on_client("sink_xdp")?;
-    // What follows is over.
+    // The daemon's work after the change is done.
     thread::sleep(SETTLED_AFTER);
     let used = |wire: &Wire, since: (Duration, u64)| -> Result<(Duration, u64)> {
         let (cpu, switches) = wire.daemon_use()?;
@@ -173,13 +173,13 @@ fn at_rest(
     Ok(Rest { server, answers, wall, busy, idle })
 }
 
-/// On a machine with much else to do, there are fewer answers then.
+/// On a busy machine there are fewer answers in this time.
 const AT_MOST: Duration = Duration::from_secs(30);
 
-/// A daemon looks at its interfaces again for some time after they have changed.
+/// The daemon looks at its interfaces again for some time after a change.
 const SETTLED_AFTER: Duration = Duration::from_secs(2);
 
-/// Bytes a second with what is attached, over one family, round by round.
+/// Bytes a second with one attached program, over one family, round by round.
 struct Bulk {
     attached: Attached,
     family: Family,

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 
-//! The programs, loaded beside those that they are compared with.
+//! The responder's programs, and the programs that they are compared with.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::os::fd::OwnedFd;
@@ -22,26 +22,26 @@ use rand_core::{Rng, SeedableRng};
 use super::costs::Case;
 use super::frame;
 
-/// Where a program runs.
+/// The hook of a program.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub(super) enum Hook {
     Tc,
     Xdp,
 }
 
-/// Whose maps a program has.
+/// The maps of a program.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub(super) enum Maps {
-    /// None: the programs that are measured beside the responder ask no map.
+    /// No maps: the programs for comparison need none.
     Bench,
-    /// Of a node with more addresses than most have.
+    /// Maps of a node with more addresses than most nodes have.
     Small,
-    /// Of a node with as many addresses as the map is made for.
+    /// Maps of a node with as many addresses as the map has room for.
     Large,
 }
 
 impl Maps {
-    /// How many addresses there are, half of them of either family.
+    /// Number of addresses, half of them of each family.
     pub(super) const fn entries(self) -> u32 {
         match self {
             Self::Bench | Self::Small => 1_000,
@@ -55,17 +55,17 @@ pub(super) struct Programs {
     small: Ebpf,
     large: Ebpf,
     rng: ChaCha20Rng,
-    /// The kernel counts as long as it is open.
+    /// The kernel counts while this is open.
     _stats: OwnedFd,
 }
 
 impl Programs {
-    /// With their maps filled.
+    /// Loads the programs, and fills their maps.
     pub(super) fn load() -> Result<Self> {
         let stats =
             enable_stats(Stats::RunTime).context("the kernel does not count (needs root)")?;
         let load = |object: &[u8]| {
-            let mut object = Ebpf::load(object).context("the kernel does not take an object")?;
+            let mut object = Ebpf::load(object).context("the kernel refuses an object")?;
             for (name, program) in object.programs_mut() {
                 let loaded = match program {
                     aya::programs::Program::SchedClassifier(program) => program.load(),
@@ -90,7 +90,7 @@ impl Programs {
         })
     }
 
-    /// Runs a program as many times as said, each on a frame of its own. Gives nanoseconds a run.
+    /// Runs a program so many times, each on another frame. Returns nanoseconds a run.
     pub(super) fn run(&mut self, case: &Case, runs: u32) -> Result<f64> {
         let mut frames = Vec::new();
         for _ in 0..runs {
@@ -108,7 +108,7 @@ impl Programs {
         let program = object.program_mut(case.program).context(case.program)?;
         let done = |result: TestRunResult| {
             let (action, wanted) = (result.return_value, case.action());
-            ensure!(action == wanted, "{} says {action}, not {wanted}", case.program);
+            ensure!(action == wanted, "{} says {action} instead of {wanted}", case.program);
             Ok(())
         };
         let (before, after) = match case.hook {
@@ -137,10 +137,10 @@ impl Programs {
     }
 }
 
-/// How many peers ask.
+/// Number of peers that ask.
 const SOURCES: u32 = 100_000;
 
-/// What the daemon would write.
+/// Fills the maps as the daemon would.
 fn fill(responder: &mut Ebpf, entries: u32) -> Result<()> {
     let map = responder.map_mut(map::GID_CACHE).context(map::GID_CACHE)?;
     let mut gids: HashMap<_, [u8; size_of::<GidKey>()], [u8; size_of::<GidEntry>()]> =
@@ -190,7 +190,7 @@ fn on(frame: &[u8]) -> TestRunOptions<'_> {
     options
 }
 
-/// Of the node: even numbers are IPv4, odd ones IPv6.
+/// An address of the node. Even numbers are IPv4, odd ones IPv6.
 fn address(number: u32) -> IpAddr {
     match number % 2 {
         0 => Ipv4Addr::from_bits(Ipv4Addr::new(10, 4, 0, 1).to_bits() + number).into(),
@@ -198,7 +198,7 @@ fn address(number: u32) -> IpAddr {
     }
 }
 
-/// Of one who asks.
+/// The address of a peer that asks.
 fn peer(number: u32, ipv6: bool) -> IpAddr {
     if ipv6 {
         Ipv6Addr::from_bits(0xfd << 120 | 9 << 64 | u128::from(number)).into()

@@ -24,7 +24,7 @@ use crate::interrupt::Interrupt;
 use crate::lab::netns::{self, Ip};
 use crate::lab::{Lab, LabName, Node, Plan, Store, Subnet, TemporaryLab};
 
-/// Who answers.
+/// The server that answers.
 #[derive(Clone, Copy, Debug, Eq, Ord, PartialEq, PartialOrd, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub(super) enum Server {
@@ -46,7 +46,7 @@ impl Server {
         }
     }
 
-    /// How the daemon is told, and what it then says in its status.
+    /// The value of `responder`, and what the daemon's status then says.
     const fn responder(self) -> (&'static str, Option<&'static str>) {
         match self {
             Self::Xdp => ("xdp", Some("xdp-native")),
@@ -67,21 +67,21 @@ impl Server {
 pub(super) struct Wire {
     lab: TemporaryLab,
     node: Node,
-    /// Of the client's end, in the namespace of the hub.
+    /// Name of the client's end, in the namespace of the hub.
     client: String,
-    /// The kernel's threads that go on with softirqs if there are too many.
+    /// The kernel's ksoftirqd threads.
     softirqs: Vec<u32>,
     server: Server,
     echoes: Vec<Helper>,
-    /// With every XDP program loaded.
+    /// The bench's object, with every XDP program loaded.
     bench: Ebpf,
-    /// On the client's end, without which the node's could not send by XDP.
+    /// A program on the client's end, without which the node's end could not send by XDP.
     peer: Option<XdpLink>,
     _generator: XdpLink,
 }
 
 impl Wire {
-    /// A lab whose only node is plugged out of its switch and into the client.
+    /// Makes a lab whose only node is connected to the client instead of its switch.
     pub(super) fn up(store: &Store, ibarr: &Path, interrupt: &Interrupt) -> Result<Self> {
         let name: LabName = format!("bench-{}", std::process::id()).parse()?;
         let lab = Lab::up(store, Plan::new(name, 1, false)?, ibarr, interrupt)?;
@@ -111,9 +111,9 @@ impl Wire {
         for name in ["empty_xdp", "sink_xdp", "generate_xdp"] {
             xdp(&mut bench, name)?.load()?;
         }
-        // On the switch, which nothing is plugged into any more: a program that is attached nowhere
-        // is entered into the kernel's dispatcher before each run and removed behind it, which takes
-        // two grace periods of RCU (`bpf_prog_test_run_xdp`).
+        // Attach to the switch, which has no other use now. The kernel enters a program that is not
+        // attached into its dispatcher before each run and removes it afterwards, which takes two grace
+        // periods of RCU (`bpf_prog_test_run_xdp`).
         let switch = node.subnet.bridge();
         let program = xdp(&mut bench, "generate_xdp")?;
         let generator = attach(program, &lab.plan().hub, &switch, XdpMode::Skb)?;
@@ -121,7 +121,7 @@ impl Wire {
         Ok(Self { lab, node, client, softirqs, server, echoes, bench, peer, _generator: generator })
     }
 
-    /// Both ends take frames from XDP programs, and the echo runs. Not undone before the lab goes.
+    /// Makes both ends accept frames from XDP programs, and starts the echo, until the lab ends.
     pub(super) fn tune(&mut self) -> Result<()> {
         let echo = |family: Family| {
             let port = Server::Echo.port(family).to_string();
@@ -132,16 +132,16 @@ impl Wire {
         };
         self.echoes = vec![echo(Family::V4)?, echo(Family::V6)?];
         let interface = Node::INTERFACE;
-        // A veth takes frames if it has a program or merges packets, and XDP sees no tag that is
-        // beside the frame and no checksum that is yet to be filled in.
+        // A veth accepts frames if it has a program or merges packets. XDP does not see a VLAN tag
+        // outside the frame, nor that a checksum is still missing.
         run(&self.node.namespace, &format!("ethtool -K {interface} gro on rxvlan off"))?;
         run(self.hub(), &format!("ethtool -K {} gro on tx off", self.client))?;
         process::pin(&self.echoes.iter().map(Helper::pid).collect::<Vec<_>>())
     }
 
-    /// The daemon is started anew.
+    /// Restarts the daemon.
     pub(super) fn serve(&mut self, server: Server, interrupt: &Interrupt) -> Result<()> {
-        // XDP is refused if what it sends would not be received.
+        // The daemon refuses XDP if the other end would not receive its replies.
         if self.peer.is_none() {
             self.put_on_client("empty_xdp")?;
         }
@@ -177,7 +177,7 @@ impl Wire {
         }
     }
 
-    /// As many queries as are answered in `time`.
+    /// Sends queries for `time`, as fast as they are answered.
     pub(super) fn flood(
         &mut self,
         family: Family,
@@ -190,8 +190,8 @@ impl Wire {
         Ok(flooded)
     }
 
-    /// As [`Self::flood`], if there is a sink at the client's end already. Changes nothing that a
-    /// daemon would be told of.
+    /// Like [`Self::flood`], if there is a sink at the client's end already. Makes no change that the
+    /// daemon would hear of.
     pub(super) fn flood_sink(
         &mut self,
         family: Family,
@@ -204,8 +204,8 @@ impl Wire {
         Ok(flooded)
     }
 
-    /// As [`Self::flood`], but everything is dropped as it comes in at the node, which must not
-    /// answer by XDP: what is used is the generator's, and dropped counts as answered.
+    /// Like [`Self::flood`], but all frames are dropped when they arrive at the node, which must not
+    /// answer by XDP. So the CPU time is the generator's, and a dropped frame counts as answered.
     pub(super) fn generator(
         &mut self,
         family: Family,
@@ -221,9 +221,9 @@ impl Wire {
         self.generate(family, time, interrupt)
     }
 
-    /// In the place of the program at the client's end.
+    /// Replaces the program at the client's end.
     pub(super) fn put_on_client(&mut self, name: &str) -> Result<()> {
-        // One at a time: the link of the other detaches it.
+        // Drop the link of the other program first, because it detaches.
         self.peer = None;
         let program = xdp(&mut self.bench, name)?;
         self.peer = Some(attach(program, &self.lab.plan().hub, &self.client, XdpMode::Driver)?);
@@ -245,7 +245,7 @@ impl Wire {
         Ok(flooded)
     }
 
-    /// At a fixed rate, from sockets.
+    /// Sends queries from sockets at a fixed rate.
     pub(super) fn open_loop(&self, family: Family, rate: u32, time: Duration) -> Result<Latencies> {
         let target = self.address(family);
         let ending = match (self.server, target) {
@@ -258,7 +258,7 @@ impl Wire {
         load.open_loop(rate, time)
     }
 
-    /// What the daemon alone has used so far: CPU time, and how often it was switched to or from.
+    /// CPU time and context switches of the daemon alone, so far.
     pub(super) fn daemon_use(&self) -> Result<(Duration, u64)> {
         let pid = self.daemon()?;
         Ok((process::cpu_time(pid)?, process::context_switches(pid)?))
@@ -279,7 +279,7 @@ impl Wire {
         &self.node
     }
 
-    /// By the process that answers, and by softirqs that run on their own.
+    /// CPU time of the process that answers, and of the ksoftirqd threads.
     fn used_by_server(&self) -> Result<Duration> {
         let server = match self.server {
             Server::Echo => self.echoes.iter().map(Helper::pid).collect(),
@@ -321,7 +321,7 @@ pub(super) fn xdp<'a>(object: &'a mut Ebpf, name: &str) -> Result<&'a mut Xdp> {
     Ok(program.try_into()?)
 }
 
-/// Attaches a program that is loaded, until the link is dropped.
+/// Attaches a loaded program until the link is dropped.
 pub(super) fn attach(
     program: &mut Xdp,
     namespace: &str,
@@ -334,9 +334,9 @@ pub(super) fn attach(
     })
 }
 
-/// A daemon loads its programs before it is told of here.
+/// Time for the daemon to load its programs.
 const READY_WITHIN: Duration = Duration::from_secs(20);
 
-/// In the frames of [`Flood`], too.
+/// Also in the frames of [`Flood`].
 pub(super) const NODE_MAC: &str = "02:00:00:00:00:05";
 const CLIENT_MAC: &str = "02:00:00:00:00:09";

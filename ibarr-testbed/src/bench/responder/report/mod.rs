@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 
-//! A run's figures.
+//! The figures of a run.
 
 mod table;
 
@@ -16,12 +16,12 @@ use super::flood::Flooded;
 use super::wire::Server;
 use super::{Bulk, Effort, OPEN_LOOP_RATE, Rest, Served};
 
-/// Everything that a run measured.
+/// All figures of a run.
 #[derive(Debug, Serialize)]
 pub struct Report {
     #[serde(flatten)]
     head: Head,
-    /// Of each program, in each case.
+    /// Runs of each program in each case.
     runs: u64,
     programs: Vec<Program>,
     open_loop_per_second: u32,
@@ -35,20 +35,20 @@ pub struct Report {
 struct Program {
     name: &'static str,
     family: &'static str,
-    /// How many addresses the node has, if the program looks at them.
+    /// Number of addresses of the node, if the program looks at them.
     entries: Option<u32>,
-    /// Whether targets are scattered over all entries, or one is asked for all the time.
+    /// Whether targets are scattered over all entries, or always the same.
     scattered: bool,
-    /// A run, by the kernel's account: the median over the rounds.
+    /// Nanoseconds of a run by the kernel's account, the median over the rounds.
     ns: f64,
-    /// The same without what an empty program of the same hook takes, in the same round.
+    /// The same minus the time of an empty program of the same hook, in the same round.
     net_ns: f64,
-    /// To a program of the same hook and family that swaps addresses and sends back, in the same
-    /// round.
+    /// `ns` divided by that of a program of the same hook and family that swaps addresses and sends back,
+    /// in the same round.
     to_bounce: Option<f64>,
-    /// As `to_bounce`, but of both without the empty program.
+    /// Like `to_bounce`, but both without the empty program.
     net_to_bounce: Option<f64>,
-    /// As `net_to_bounce`, to a program that sends as many bytes as we do.
+    /// Like `net_to_bounce`, compared with a program that sends as many bytes as a reply has.
     net_to_rewrite: Option<f64>,
 }
 
@@ -58,19 +58,19 @@ struct Answering {
     #[serde(rename = "name")]
     server: Server,
     family: &'static str,
-    /// Of an answer under a flood, softirq and process together, without the generator's share; the
-    /// median over the rounds.
+    /// Nanoseconds of CPU time for an answer under a flood, softirq and process together, without the
+    /// generator's share; the median over the rounds.
     cpu_ns: f64,
-    /// How many a second of that makes.
+    /// Answers in a second of that CPU time.
     answers_per_cpu_second: f64,
-    /// CPU time to user space's, neighbouring rounds.
+    /// CPU time divided by user space's, in neighbouring rounds.
     cpu_to_user_space: Option<f64>,
-    /// A second of wall time; the generator runs on the same CPU as the kernel's part.
+    /// Answers in a second of wall time. The generator runs on the same CPU as the kernel's part.
     answers_per_second: f64,
     latency_us: Percentiles,
 }
 
-/// The daemon, while the kernel answers.
+/// The daemon while the kernel answers.
 #[derive(Debug, Serialize)]
 struct Daemon {
     responder: Server,
@@ -88,7 +88,7 @@ struct Stream {
     attached: Attached,
     family: &'static str,
     gigabits_per_second: f64,
-    /// To what it is without a program, neighbouring rounds.
+    /// Throughput divided by that without a program, in neighbouring rounds.
     to_none: f64,
 }
 
@@ -129,7 +129,7 @@ fn programs(costs: &[Cost]) -> Result<Vec<Program>> {
         let (empty, bounce, rewrite) = (empty?, bounce?, rewrite?);
         let net = |rounds: &[f64]| median(rounds.iter().zip(empty).map(|(ours, none)| ours - none));
         let net_ns = net(rounds).context("no rounds")?;
-        // Of differences this small, only medians make sense.
+        // The differences are so small that only medians make sense.
         let net_to = |other: &[f64]| {
             let other = net(other).filter(|&other| other > 0.0 && case.is_ours())?;
             Some(net_ns / other)
@@ -152,9 +152,9 @@ fn programs(costs: &[Cost]) -> Result<Vec<Program>> {
 
 fn answering(one: &Served, all: &[Served]) -> Result<Answering> {
     let is_user = |other: &&Served| other.family == one.family && other.server == Server::User;
-    let user = all.iter().find(is_user).context("user space was not asked")?;
+    let user = all.iter().find(is_user).context("user space was not measured")?;
     let ratios = net(one).zip(net(user)).map(|(ours, theirs)| ours / theirs);
-    let cpu_ns = median(net(one)).context("nobody was asked")?;
+    let cpu_ns = median(net(one)).context("no server was measured")?;
     let rates = one.floods.iter().map(|flood| float(flood.answers) / flood.wall.as_secs_f64());
     Ok(Answering {
         server: one.server,
@@ -162,12 +162,12 @@ fn answering(one: &Served, all: &[Served]) -> Result<Answering> {
         cpu_ns,
         answers_per_cpu_second: 1e9 / cpu_ns,
         cpu_to_user_space: median(ratios).filter(|_| one.server != Server::User),
-        answers_per_second: median(rates).context("nobody was asked")?,
+        answers_per_second: median(rates).context("no server was measured")?,
         latency_us: Percentiles::of(&one.latencies),
     })
 }
 
-/// Nanoseconds of CPU time of an answer in each round, without the generator's.
+/// Nanoseconds of CPU time for an answer in each round, without the generator's.
 fn net(served: &Served) -> impl Iterator<Item = f64> {
     let nanos = |flood: &Flooded| flood.cpu.as_secs_f64() * 1e9;
     served.floods.iter().zip(&served.generator).map(move |(flood, alone)| {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 
-//! For people.
+//! The report as tables.
 
 use std::fmt::{self, Display, Formatter};
 
@@ -45,8 +45,8 @@ impl Report {
         }
         writeln!(
             f,
-            "  Medians; {} runs of each, each on a frame of its own from another peer. Net: without\n  \
-             what an empty program takes, as the two ratios behind it are, too. bounce looks at\n  \
+            "  Medians; {} runs of each, each on a frame from another peer. Net: without the time of\n  \
+             an empty program, and so are the two ratios behind it. bounce checks\n  \
              nothing, swaps addresses and ports, and sends back; rewrite sends as many bytes as a\n  \
              reply has. `any`: each query is for another address of the node, and comes from memory.",
             self.runs
@@ -91,8 +91,8 @@ impl Report {
         }
         writeln!(
             f,
-            "  CPU of an answer under a flood, of the kernel and of the process, less what the\n  \
-             generator takes. Latencies from sockets at {}/s, from the time a query was due.",
+            "  CPU time of an answer under a flood, of kernel and process, without that of the\n  \
+             generator. Latencies from sockets at {}/s, from the time a query was due.",
             self.open_loop_per_second
         )
     }
@@ -116,7 +116,7 @@ impl Report {
         }
         writeln!(
             f,
-            "  The target is as many switches as when nobody asks, give or take one a second."
+            "  The target is as many switches as without queries, give or take one a second."
         )
     }
 
@@ -131,7 +131,7 @@ impl Report {
 }
 
 impl Program {
-    /// What it is asked about.
+    /// The targets of the queries.
     fn node(&self) -> String {
         let Some(entries) = self.entries else { return String::new() };
         let which = if self.scattered { "any" } else { "one" };
