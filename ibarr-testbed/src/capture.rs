@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 
-//! What a namespace's interfaces carry, by an `AF_PACKET` socket.
+//! Captures the packets on a namespace's interfaces, by an `AF_PACKET` socket.
 
 use std::io::IoSliceMut;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
@@ -17,15 +17,15 @@ use nix::sys::socket::{
 
 use crate::lab::netns;
 
-/// A running capture. Packets wait in the kernel until they are taken.
+/// A running capture. Packets wait in the kernel until they are read.
 #[derive(Debug)]
 pub struct Capture(OwnedFd);
 
 impl Capture {
-    /// Captures on all interfaces of `namespace` from now on.
+    /// Starts a capture on all interfaces of `namespace`.
     ///
     /// # Errors
-    /// There is no such namespace, or it is not ours to listen in.
+    /// There is no such namespace, or this process may not capture there.
     pub fn start(namespace: &str) -> Result<Self> {
         let flags = SockFlag::SOCK_NONBLOCK | SockFlag::SOCK_CLOEXEC;
         let socket = netns::inside(namespace, || {
@@ -82,17 +82,17 @@ impl Capture {
 /// A datagram on one interface.
 #[derive(Clone, Debug)]
 pub struct Captured {
-    /// Since 1970.
+    /// Time since 1970.
     pub time: Duration,
     /// The interface's index in its namespace.
     pub ifindex: usize,
-    /// Whether it left by the interface, or came in.
+    /// Whether the interface sent it, and did not receive it.
     pub is_leaving: bool,
-    /// Who sent it.
+    /// Its source address and port.
     pub source: SocketAddr,
-    /// To whom.
+    /// Its destination address and port.
     pub destination: SocketAddr,
-    /// What it carries.
+    /// Its UDP payload.
     pub payload: Vec<u8>,
 }
 
@@ -140,8 +140,8 @@ const UDP: u8 = 17;
 mod tests {
     use super::*;
 
-    /// Made by hand from RFC 791 and RFC 768: 10.1.0.5:4660 to 10.2.0.5:4791, "hi", and a byte of
-    /// Ethernet padding behind.
+    /// Written from RFC 791 and RFC 768: 10.1.0.5:4660 to 10.2.0.5:4791, "hi", and a byte of Ethernet
+    /// padding behind.
     const IPV4: [u8; 31] = [
         0x45, 0, 0, 30, 0, 0, 0x40, 0, 64, 17, 0, 0, 10, 1, 0, 5, 10, 2, 0, 5, // IPv4
         0x12, 0x34, 0x12, 0xb7, 0, 10, 0, 0, b'h', b'i', 0,
@@ -168,7 +168,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_cut_short_or_a_fragment_or_not_udp_is_left_out() {
+    fn truncated_fragmented_and_other_packets_are_left_out() {
         for len in 0..30 {
             assert_eq!(udp(&IPV4[..len]), None, "{len} bytes");
         }

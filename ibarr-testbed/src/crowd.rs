@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 
-//! A user who takes all of a control socket that there is to be had.
+//! A user that opens as many connections to a control socket as it can.
 
 use std::io::{BufRead, BufReader, ErrorKind, Read, Write};
 use std::os::unix::net::UnixStream;
@@ -11,18 +11,19 @@ use std::{io, thread};
 use anyhow::{Context, Result};
 use nix::sys::resource::{Resource, getrlimit, setrlimit};
 
-/// What has become of the crowd's connections.
+/// Counts of the crowd's connections.
 #[derive(Debug, Default)]
 pub struct Crowd {
     connections: AtomicU64,
     answers: AtomicU64,
 }
 
-/// Makes `connections` to `socket`, sends `text` on each, with its number for `%`, and says `ready`. Holds them until standard
-/// input ends; `again`, each waits for its answer instead, and then asks on a new connection.
+/// Makes `connections` to `socket`, sends `text` on each, with its number for `%`, and prints `ready`.
+/// Holds them until standard input ends. With `again`, each waits for its answer instead, and then asks
+/// on a new connection.
 ///
 /// # Errors
-/// If one cannot be made.
+/// A connection cannot be made.
 pub fn press(socket: &Path, connections: usize, text: &str, again: bool) -> Result<()> {
     let (_, hard) = getrlimit(Resource::RLIMIT_NOFILE)?;
     setrlimit(Resource::RLIMIT_NOFILE, hard, hard)?;
@@ -42,7 +43,7 @@ impl Crowd {
         let mut stream = UnixStream::connect(socket)?;
         self.connections.fetch_add(1, Ordering::Relaxed);
         match stream.write_all(text.as_bytes()) {
-            // It is closed already.
+            // The daemon has closed it already.
             Err(error) if error.kind() == ErrorKind::BrokenPipe => Ok(stream),
             sent => sent.map(|()| stream),
         }

@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 
-//! What `cargo xtask run` shows where there is no InfiniBand: two nodes resolve each other across
-//! an IP router, the kernel of one of them asks for an address and the path that leads there, and
-//! every byte that is said meanwhile.
+//! `cargo xtask run` on a machine without InfiniBand: two nodes resolve each other across an IP router,
+//! the kernel of one of them asks for an address and for the path there, and every message is shown.
 
 mod asked;
 mod kernel;
@@ -28,7 +27,7 @@ use crate::lab::{Lab, LabName, Node, Plan, Store, Subnet, TemporaryLab, netns};
 
 use self::subnet::Ports;
 
-/// Makes a lab, lets its nodes resolve each other, shows it on `out`; then, unless `once`, leaves
+/// Makes a lab, makes its nodes resolve each other, and shows that on `out`. Then, unless `once`, leaves
 /// the lab up until interrupted. The lab is removed in any case.
 ///
 /// # Errors
@@ -50,7 +49,7 @@ pub fn run(
         while interrupt.sleep(Duration::from_hours(1)).is_ok() {}
         writeln!(out)?;
     }
-    // The ports go before the lab.
+    // Drop the ports before the lab.
     let shown = shown.map(drop);
     lab.down()?;
     shown
@@ -89,10 +88,10 @@ fn show(lab: &mut Lab, interrupt: &Interrupt, out: &mut impl Write) -> Result<Po
     Ok(ports)
 }
 
-/// Lets `asker` resolve `ip`; what the router forwarded meanwhile comes with the answer.
+/// Makes `asker` resolve `ip`. Returns the answer and what the router forwarded meanwhile.
 fn ask(lab: &Lab, router: &Router, asker: &Node, ip: IpAddr) -> Result<(Answer, Vec<Crossing>)> {
     let before = router.crossings()?;
-    ensure!(before.is_empty(), "the router forwards datagrams that nobody asked for: {before:?}");
+    ensure!(before.is_empty(), "the router forwards unexpected datagrams: {before:?}");
     let output = lab.ibarr(asker, &["resolve", &ip.to_string(), "--json"])?;
     let said = || {
         let [out, err] = [&output.stdout, &output.stderr].map(|s| String::from_utf8_lossy(s));
@@ -104,8 +103,8 @@ fn ask(lab: &Lab, router: &Router, asker: &Node, ip: IpAddr) -> Result<(Answer, 
     Ok((answer, router.crossings()?))
 }
 
-/// Whether `ip` of `owner` was resolved as it should be: the right GID, by a query and a reply
-/// that both crossed the router.
+/// Checks that `ip` of `owner` was resolved to the right GID, by a query and a reply that both crossed
+/// the router.
 fn check(
     answer: &Answer,
     asker: &Node,
@@ -121,7 +120,7 @@ fn check(
     );
     ensure!(
         answer.source == "peer",
-        "{}: nobody was asked for {ip}, the answer comes from: {}",
+        "{}: no peer was asked for {ip}, the answer comes from: {}",
         asker.name,
         answer.source,
     );
@@ -152,7 +151,7 @@ fn check(
     Ok(gid)
 }
 
-/// The router's namespace, listened to.
+/// A capture in the router's namespace.
 struct Router {
     capture: Capture,
     subnets: HashMap<usize, Subnet>,
@@ -172,13 +171,13 @@ impl Router {
         Ok(Self { capture: Capture::start(&plan.hub)?, subnets })
     }
 
-    /// What was forwarded since the last call: seen coming in from one subnet, then going out to
-    /// the other, byte for byte.
+    /// The datagrams forwarded since the last call: each came in from one subnet, and left to the other
+    /// with the same bytes.
     fn crossings(&self) -> Result<Vec<Crossing>> {
         let mut arrived: Vec<(Subnet, Captured)> = Vec::new();
         let mut crossings = Vec::new();
         for packet in self.capture.take()? {
-            // The bridges' ports show everything a second time.
+            // The ports of the bridges show each packet a second time.
             let Some(&subnet) = self.subnets.get(&packet.ifindex) else { continue };
             if !packet.is_leaving {
                 arrived.push((subnet, packet));
@@ -198,7 +197,7 @@ impl Router {
     }
 }
 
-/// A datagram that the router forwarded, as it came in.
+/// A datagram that the router forwarded, as it arrived.
 #[derive(Debug)]
 struct Crossing {
     from: Subnet,
@@ -225,7 +224,7 @@ fn print(crossings: &[Crossing], out: &mut impl Write) -> Result<()> {
     Ok(())
 }
 
-/// Hexadecimal, in the groups that the protocol's fields form: 4, 4, 4, 4 and the value.
+/// Hexadecimal, grouped by the fields of the protocol: 4, 4, 4, 4 bytes and the value.
 fn hex(payload: &[u8]) -> String {
     let mut text = String::new();
     for (at, byte) in payload.iter().enumerate() {
@@ -266,7 +265,7 @@ A lab of your own: cargo xtask lab up --nodes 4 --router   (docs/lab.md)
     )
 }
 
-/// What `ibarr resolve --json` prints.
+/// An answer in the output of `ibarr resolve --json`.
 #[derive(Debug, Deserialize)]
 struct Answers {
     answers: Vec<Answer>,

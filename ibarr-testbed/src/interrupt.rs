@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 
-//! Ctrl-C that does not lose anything: SIGINT, SIGTERM and SIGHUP are read where the program is
-//! ready to clean up, instead of ending it anywhere.
+//! Clean-up after Ctrl-C: the program reads SIGINT, SIGTERM and SIGHUP where it can clean up, and does not
+//! end anywhere else.
 
 use std::future::poll_fn;
 use std::io::{ErrorKind, Read, Write};
@@ -16,16 +16,16 @@ use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::signal::Signal;
 use tokio::signal::unix::{SignalKind, signal};
 
-/// Where the wish to end arrives.
+/// The signals that arrive.
 #[derive(Debug)]
 pub struct Interrupt(Option<UnixStream>);
 
 impl Interrupt {
-    /// From now on signals are read through the result. They are caught, not blocked: what we
-    /// start inherits neither, and a thread of ours that starts something is no gap.
+    /// Catches signals from now on, for the result. They are caught and not blocked, because child processes
+    /// would inherit a blocked signal.
     ///
     /// # Errors
-    /// None that a sound kernel gives.
+    /// A sound kernel gives none.
     pub fn watch() -> Result<Self> {
         let (reader, mut writer) = UnixStream::pair().context("cannot make a pair of sockets")?;
         reader.set_nonblocking(true).context("cannot set up a socket")?;
@@ -49,36 +49,36 @@ impl Interrupt {
                     });
                     caught.map_or(Poll::Pending, Poll::Ready)
                 }));
-                // One byte each; nobody reads when the program is about to end.
+                // One byte for each signal. When the program is about to end, there may be no reader.
                 let _ = writer.write_all(&[caught as u8]);
             }
         });
         Ok(Self(Some(reader)))
     }
 
-    /// Nothing is watched: signals do what they always do.
+    /// Catches nothing: signals have their default effect.
     pub const fn never() -> Self {
         Self(None)
     }
 
-    /// Does nothing until a signal comes or the time is over.
+    /// Waits until a signal comes or the time is over.
     ///
     /// # Errors
-    /// That a signal came.
+    /// A signal came.
     pub fn sleep(&self, time: Duration) -> Result<()> {
         self.wait(None, time)
     }
 
-    /// Does nothing until `fd` can be read, a signal comes or the time is over.
+    /// Waits until `fd` can be read, a signal comes or the time is over.
     ///
     /// # Errors
-    /// That a signal came.
+    /// A signal came.
     pub fn wait_readable(&self, fd: BorrowedFd<'_>, time: Duration) -> Result<()> {
         self.wait(Some(fd), time)
     }
 
     /// # Errors
-    /// That a signal came.
+    /// A signal came.
     pub fn check(&self) -> Result<()> {
         let Some(mut reader) = self.0.as_ref() else { return Ok(()) };
         let mut number = [0];
@@ -96,7 +96,7 @@ impl Interrupt {
         let timeout = PollTimeout::try_from(time).unwrap_or(PollTimeout::MAX);
         let watched = self.0.as_ref().map(AsFd::as_fd).into_iter().chain(fd);
         let mut fds: Vec<_> = watched.map(|fd| PollFd::new(fd, PollFlags::POLLIN)).collect();
-        // EINTR is as good as a time that is over: the caller looks again.
+        // After EINTR the caller looks again, as after the time is over.
         let _ = poll(&mut fds, timeout);
         self.check()
     }

@@ -38,31 +38,31 @@ struct Place {
 
 #[derive(Subcommand)]
 enum Command {
-    /// Nodes in network namespaces, an ibarr on each
+    /// Nodes in network namespaces, each with an ibarr
     #[command(subcommand)]
     Lab(LabCommand),
-    /// Measure, with ratios first
+    /// Measure costs, with ratios first
     #[command(subcommand)]
     Bench(BenchCommand),
-    /// Two nodes across a router resolve each other; every byte on the way is shown
+    /// Make two nodes resolve each other across a router, and show every byte
     Demo {
         /// End after the first round
         #[arg(long)]
         once: bool,
-        /// Tells labs apart
+        /// Name of the lab
         #[arg(long, default_value = "demo")]
         name: LabName,
         #[command(flatten)]
         ibarr: Ibarr,
     },
-    /// Take all of a control socket that one user can have
+    /// Open as many connections to a control socket as one user can
     #[command(hide = true)]
     Crowd {
         #[arg(long)]
         socket: PathBuf,
         #[arg(long)]
         connections: usize,
-        /// What is sent on each
+        /// The text to send on each connection
         #[arg(long)]
         text: String,
         /// Ask again after each answer
@@ -73,15 +73,15 @@ enum Command {
 
 #[derive(Subcommand)]
 enum BenchCommand {
-    /// Answering, asking and starting up, against a UDP echo server
+    /// Answers, queries and start-up, compared with a UDP echo server
     Ip2gid(Measurement),
-    /// What the kernel's questions cost, where the answers are known, against an echo server
+    /// Costs of the kernel's address requests with known answers, compared with an echo server
     Resolve(Measurement),
-    /// What path requests cost: from the cache, from a subnet administrator, and many at once
+    /// Costs of path requests: from the cache, from a subnet administrator, and many at once
     Paths(Measurement),
-    /// What an answer in the kernel costs, beside programs that do less
+    /// Costs of an answer in the kernel, compared with programs that do less
     Responder(Measurement),
-    /// An echo server to compare with
+    /// An echo server for comparison
     #[command(hide = true)]
     Echo {
         #[arg(long)]
@@ -91,10 +91,10 @@ enum BenchCommand {
         #[arg(long)]
         ipv6: bool,
     },
-    /// An echo server for datagrams, on the socket that is standard input
+    /// An echo server for the datagrams of the socket on standard input
     #[command(hide = true)]
     LsEcho,
-    /// The costs of caches in this process
+    /// Measure the caches in this process
     #[command(hide = true)]
     Caches {
         of: bench::Cache,
@@ -105,10 +105,10 @@ enum BenchCommand {
 
 #[derive(Args)]
 struct Measurement {
-    /// Also write the figures there, as JSON
+    /// Also write the figures to this file, as JSON
     #[arg(long, value_name = "FILE")]
     json: Option<PathBuf>,
-    /// Seconds instead of minutes: shows that the bench works
+    /// Run for seconds instead of minutes: only shows that the bench works
     #[arg(long)]
     quick: bool,
     #[command(flatten)]
@@ -119,7 +119,7 @@ struct Measurement {
 enum LabCommand {
     /// Make a lab and leave it up
     Up {
-        /// How many nodes, n1, n2, …
+        /// Number of nodes: n1, n2, …
         #[arg(long, default_value_t = 2, value_name = "N")]
         nodes: u8,
         /// Split the nodes between two subnets, with an IP router (r) between them
@@ -148,7 +148,7 @@ enum LabCommand {
         #[arg(long)]
         json: bool,
     },
-    /// Remove a lab and everything in it, also one that is half made
+    /// Remove a lab and everything in it, also a half-made lab
     Down {
         #[command(flatten)]
         name: Name,
@@ -159,7 +159,7 @@ enum LabCommand {
 
 #[derive(Args)]
 struct Name {
-    /// Tells labs apart
+    /// Name of the lab
     #[arg(long, default_value = "lab")]
     name: LabName,
 }
@@ -248,7 +248,7 @@ fn run_bench(store: &Store, userns: bool, command: BenchCommand) -> Result<ExitC
 }
 
 impl Measurement {
-    /// Measures, and shows the figures as is wished.
+    /// Measures, and prints or writes the figures.
     fn take<R: serde::Serialize + fmt::Display>(
         self,
         store: &Store,

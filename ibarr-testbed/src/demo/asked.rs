@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 
-//! The part of the demonstration where it is the kernel that asks, for `rdma_resolve_addr` and then
-//! for `rdma_resolve_route`.
+//! The part of the demonstration in which the kernel asks, for `rdma_resolve_addr` and then for
+//! `rdma_resolve_route`.
 
 use std::io::Write;
 use std::net::IpAddr;
@@ -19,8 +19,8 @@ use crate::interrupt::Interrupt;
 use crate::lab::{Lab, Node, netns};
 use crate::standin::{Config, Event, IpOutcome, Said, StandIn, Wake};
 
-/// Lets the kernel of `asker` ask for the addresses of `owner`, then for the path there, and shows
-/// what it and the daemon say. The daemon is an ordinary one again afterwards, but for the ports.
+/// Makes the kernel of `asker` ask for the addresses of `owner`, then for the path there, and shows the
+/// messages of both sides. Afterwards the daemon runs as before, except that it has the ports.
 ///
 /// # Errors
 /// An answer is wrong, or the caller would have waited for its time-out.
@@ -53,7 +53,7 @@ neighbour that changes does; so {name}'s daemon makes one change (the nudge)."
         let lines: Vec<_> = said.iter().map(Line::from).collect();
         let start = print(&lines, out)?;
         let ms = woken_at.since(start).as_secs_f64() * 1e3;
-        writeln!(out, "  {ms:>6.2}  {:<21}the neighbour is new: the caller is woken", "nudge")?;
+        writeln!(out, "  {ms:>6.2}  {:<21}the new neighbour wakes the caller", "nudge")?;
     }
     ports.wait(lab, asker, interrupt)?;
     path::show(&mut kernel, &ports, (asker, owner), interrupt, out)?;
@@ -62,7 +62,7 @@ neighbour that changes does; so {name}'s daemon makes one change (the nudge)."
     Ok(ports)
 }
 
-/// Which neighbour woke the caller.
+/// Returns the neighbour that woke the caller.
 fn outcome(
     kernel: &mut StandIn,
     asked: Seq,
@@ -80,7 +80,7 @@ fn outcome(
                 };
                 return Ok(neighbour);
             }
-            // What came too early is said again after the nudge.
+            // An answer that came too early is sent again after the nudge.
             Some(Event::AnswerLost(_)) => {}
             other => bail!("the kernel was not told which GID has {target}: {other:?}"),
         }
@@ -103,7 +103,7 @@ impl From<&Said> for Line {
 }
 
 impl From<&subnet::Said> for Line {
-    /// Most of a MAD is zeros that stand for nothing.
+    /// Leaves out the zeros at the end of the MAD, which have no meaning.
     fn from(said: &subnet::Said) -> Self {
         let way = if said.by_port { "ibarr → SA" } else { "SA → ibarr" };
         let words = said.mad.chunks(4);
@@ -114,7 +114,7 @@ impl From<&subnet::Said> for Line {
     }
 }
 
-/// When the first was said.
+/// Prints the lines, and returns the time of the first.
 pub(super) fn print(lines: &[Line], out: &mut impl Write) -> Result<Instant> {
     let start = lines.first().map(|first| first.at).unwrap_or_default();
     writeln!(out, "  {:>6}  {:<21}message", "ms", "way")?;
@@ -129,5 +129,5 @@ pub(super) fn print(lines: &[Line], out: &mut impl Write) -> Result<Instant> {
     Ok(start)
 }
 
-/// What most programs give `rdma_resolve_addr`.
+/// The time-out that most programs give `rdma_resolve_addr`.
 const CALLERS_TIMEOUT: Duration = Duration::from_secs(2);

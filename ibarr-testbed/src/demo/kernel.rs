@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 
-//! The part of the demonstration without a daemon: it is stopped, and its node goes on answering.
+//! The part of the demonstration without a daemon: the daemon is stopped, and its node goes on answering.
 
 use std::io::Write;
 use std::net::IpAddr;
@@ -17,11 +17,11 @@ use super::{Router, ask, check, print};
 use crate::interrupt::Interrupt;
 use crate::lab::{Lab, Node};
 
-/// Stops the daemon of `owner`, lets `asker` resolve its addresses all the same, and shows what the
-/// kernel's maps say of it.
+/// Stops the daemon of `owner`, makes `asker` resolve its addresses nevertheless, and shows the kernel's
+/// maps.
 ///
 /// # Errors
-/// An answer is wrong, or it was not the kernel that gave it.
+/// An answer is wrong, or the kernel did not give it.
 pub(super) fn show(
     lab: &Lab,
     router: &Router,
@@ -83,7 +83,7 @@ impl Stopped {
 
 impl Drop for Stopped {
     fn drop(&mut self) {
-        // It can only be gone.
+        // This fails only if the process has ended.
         let _ = kill(self.0, Signal::SIGCONT);
     }
 }
@@ -99,17 +99,19 @@ fn answered(pins: &Path) -> Result<u64> {
         .sum()
 }
 
-/// As the map has it: 16 bytes of address and no scope.
+/// The key of the map: 16 bytes of address and no scope.
 fn key(ip: IpAddr) -> Vec<u8> {
     [&map::octets(ip)[..], &[0; 4]].concat()
 }
 
-/// The element of a pinned map, as the stock tool reads it.
+/// The element of a pinned map, read by the stock tool.
 fn bpftool(options: &[&str], pin: &Path, key: &[u8]) -> Result<Value> {
     let mut command = Command::new("bpftool");
     command.args(options).args(["map", "lookup", "pinned"]).arg(pin).arg("key");
     command.args(key.iter().map(u8::to_string));
-    let output = command.output().context("cannot run bpftool: cargo xtask brings it along")?;
+    let output = command
+        .output()
+        .context("cannot run bpftool: start through `cargo xtask`, which fetches it")?;
     let said = || format!("bpftool: {}", String::from_utf8_lossy(&output.stdout));
     ensure!(output.status.success(), said());
     serde_json::from_slice(&output.stdout).with_context(said)

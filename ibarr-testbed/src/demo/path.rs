@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 
-//! The part of the demonstration where the kernel asks for the path to a GID, for
+//! The part of the demonstration in which the kernel asks for the path to a GID, for
 //! `rdma_resolve_route`.
 
 use std::collections::BTreeSet;
@@ -21,8 +21,8 @@ use crate::interrupt::Interrupt;
 use crate::lab::Node;
 use crate::standin::{Event, PathOutcome, StandIn};
 
-/// Lets `kernel`, that of `asker`, ask for the path to `owner` twice, and for one into a subnet
-/// with floating LIDs.
+/// Makes `kernel`, the kernel of `asker`, ask for the path to `owner` twice, and for a path into a
+/// subnet with floating LIDs.
 ///
 /// # Errors
 /// An answer is wrong, or the subnet administrator was asked more or less often than it should.
@@ -62,7 +62,7 @@ floating LIDs (FLID), which the GIDs carry, the kernel is given three records, m
     asking.ask(floating, dgid, FIRST_SERVICE, &expected, Source::Sa, out)
 }
 
-/// Who knew the answer.
+/// The source of the answer.
 #[derive(Clone, Copy, Eq, PartialEq)]
 enum Source {
     Sa,
@@ -76,8 +76,8 @@ struct Asking<'a> {
 }
 
 impl Asking<'_> {
-    /// As rdma_cm asks for a connection over IPv4 to TCP port `service`, without its interest in
-    /// quality of service.
+    /// Asks as rdma_cm does for a connection over IPv4 to TCP port `service`, but without quality of
+    /// service.
     fn ask(
         &mut self,
         port: &Connected,
@@ -104,16 +104,16 @@ impl Asking<'_> {
         let outcome = loop {
             match self.kernel.next_event(PATIENCE, self.interrupt)? {
                 Some(Event::Path(seq, outcome)) if seq == asked => break outcome,
-                // What the kernel had asked before.
+                // An earlier request of the kernel.
                 Some(_) => {}
-                None => bail!("the kernel hears nothing of the path to {dgid}"),
+                None => bail!("the kernel gets no answer about the path to {dgid}"),
             }
         };
         let (on_netlink, mads) = (self.kernel.take_said(), port.take_said());
         let flags = expected.iter().map(|path| path.flags.bits()).collect();
         ensure!(
             outcome == PathOutcome::Resolved(flags),
-            "the kernel is not content with the path to {dgid}: {outcome:?}"
+            "the kernel refuses the path to {dgid}: {outcome:?}"
         );
         let paths = on_netlink.iter().find_map(|said| told(asked, &said.bytes));
         let paths = paths.context("the kernel was told no path")?;
@@ -151,7 +151,7 @@ fn told(asked: Seq, bytes: &[u8]) -> Option<Vec<Path>> {
     })
 }
 
-/// Byte for byte.
+/// Compares all bytes.
 fn check_paths(dgid: Gid, told: &[Path], expected: &[Path]) -> Result<()> {
     ensure!(
         told == expected,
@@ -160,7 +160,7 @@ fn check_paths(dgid: Gid, told: &[Path], expected: &[Path]) -> Result<()> {
     Ok(())
 }
 
-/// One question, which a loaded machine may send more than once; or none.
+/// Checks that there was one question, which a loaded machine may send more than once; or none.
 fn check_questions(dgid: Gid, mads: &[Said], source: Source) -> Result<()> {
     let asked: Vec<_> = mads.iter().filter(|said| said.by_port).map(Said::question).collect();
     let different: BTreeSet<_> = asked.iter().collect();
@@ -175,7 +175,7 @@ fn check_questions(dgid: Gid, mads: &[Said], source: Source) -> Result<()> {
     Ok(())
 }
 
-/// What the SA says of a path from the port of the asker that has `sgid`, by the port that has `to`.
+/// The SA's record of a path from the asker's port with `sgid` to `dgid`, by the port with LID `to`.
 fn record(sgid: Gid, dgid: Gid, to: Lid, hop_limit: u8) -> PathRecord {
     Fields {
         dgid,
@@ -241,7 +241,7 @@ const FOREIGN: &str = "fec0:0:22:2:2:c903:0:202";
 const FOREIGN_FLID: Lid = Lid::new(0x22).expect("a LID");
 const OWN_FLID: Lid = Lid::new(1).expect("a LID");
 
-/// What rdma_cm puts before the number of a TCP port (`RDMA_PS_TCP` of include/rdma/rdma_cm.h).
+/// rdma_cm puts this before the number of a TCP port (`RDMA_PS_TCP` of include/rdma/rdma_cm.h).
 const RDMA_PS_TCP: u64 = 0x0106_0000;
 const FIRST_SERVICE: u16 = 18_515;
 
@@ -275,7 +275,7 @@ mod tests {
     }
 
     #[test]
-    fn wrong_path_is_noticed_whatever_is_wrong_with_it() {
+    fn wrong_path_is_noticed_in_each_field() {
         let dgid = gid("fe80::2");
         let right = Path { flags: PathFlags::GMP, record: record(gid("fe80::1"), dgid, OWNER, 0) };
         check_paths(dgid, &[right], &[right]).unwrap();

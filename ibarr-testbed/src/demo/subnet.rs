@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 
-//! The InfiniBand of the demonstration: two ports of the node that asks, each in a subnet of its own,
-//! behind which is a stand-in for the subnet administrator that answers as OpenSM does.
+//! The InfiniBand of the demonstration: two ports of the node that asks, each in a subnet of its own. A
+//! stand-in for the subnet administrator answers in each subnet as OpenSM does.
 
 use std::io::Write;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -21,15 +21,15 @@ use crate::interrupt::Interrupt;
 use crate::lab::{Lab, Node};
 use crate::umad::{Abilities, Administrator, Directory, Port, Sent, Shown, Wire};
 
-/// The ports, as long as this lives.
+/// The ports. They vanish when this is dropped.
 pub(super) struct Ports {
-    /// In the subnet where the other node is, too.
+    /// The port in the other node's subnet.
     pub(super) near: Connected,
-    /// In a subnet whose ports have floating LIDs.
+    /// The port in a subnet whose ports have floating LIDs.
     pub(super) floating: Connected,
 }
 
-/// A port, and what was said between it and its subnet administrator.
+/// A port, and its MADs to and from its subnet administrator.
 pub(super) struct Connected {
     pub(super) name: PortName,
     pub(super) gid: Gid,
@@ -43,17 +43,17 @@ pub(super) const ROUTER: Lid = Lid::new(4).expect("a LID");
 pub(super) const ASKER: Lid = Lid::new(5).expect("a LID");
 pub(super) const OWNER: Lid = Lid::new(6).expect("a LID");
 
-/// What every router of a path allows.
+/// Hop limit of a routed path.
 pub(super) const HOP_LIMIT: u8 = 255;
 
-/// Of the second port of the asker: floating LID 1, subnet 1.
+/// The GID of the asker's second port: floating LID 1, subnet 1.
 const FLOATING: &str = "fec0:0:1:1:2:c903:0:102";
 
 impl Ports {
-    /// Makes them for the daemon of `asker` that is started next.
+    /// Makes the ports for the next daemon of `asker`.
     ///
     /// # Errors
-    /// Neither can a device be mounted, nor a socket be put in its place.
+    /// A device cannot be mounted, and a socket cannot take its place.
     pub(super) fn make(
         lab: &Lab,
         (asker, owner): (&Node, &Node),
@@ -69,11 +69,11 @@ impl Ports {
         })
     }
 
-    /// Waits until the daemon knows what their subnet administrators can do, so that all that it asks
-    /// from then on is about paths.
+    /// Waits until the daemon knows what the subnet administrators can do, so that all later questions are
+    /// about paths.
     ///
     /// # Errors
-    /// That does not happen.
+    /// The daemon does not find the ports in time.
     pub(super) fn wait(&self, lab: &Lab, asker: &Node, interrupt: &Interrupt) -> Result<()> {
         let administrators = [&self.near, &self.floating].len();
         for _ in 0..READY_WITHIN.as_millis() / LOOK_EVERY.as_millis() {
@@ -114,13 +114,13 @@ impl Connected {
         Ok(Self { name, gid, mads, _port: port })
     }
 
-    /// What was said since the last call.
+    /// The MADs since the last call.
     pub(super) fn take_said(&self) -> Vec<Said> {
         std::mem::take(&mut *self.mads.lock())
     }
 }
 
-/// One port, and a router to everywhere else.
+/// A subnet of one port, and a router to everywhere else.
 fn subnet(gid: Gid) -> Subnet {
     let mut subnet = Subnet::new(gid.subnet_prefix());
     subnet.ports.insert(gid.guid(), port(ASKER));
@@ -140,7 +140,7 @@ pub(super) struct Said {
 }
 
 impl Said {
-    /// The path that is asked for, if one is.
+    /// The path that this MAD asks for, if any.
     pub(super) fn question(&self) -> Option<PathQuestion> {
         match Request::parse(&self.mad).ok()?.question {
             Question::Path(path) => Some(path),
@@ -183,7 +183,7 @@ impl Mads {
     }
 }
 
-/// An administrator that is listened to.
+/// An administrator whose MADs are recorded.
 struct Tapped {
     administrator: Administrator,
     mads: Mads,

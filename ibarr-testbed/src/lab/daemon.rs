@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 
-//! One node's ibarr: its files, its start, its end.
+//! The daemon of a node: its files, its start, its end.
 
 use std::fs::{self, File};
 use std::io::ErrorKind;
@@ -19,17 +19,17 @@ use super::plan::{Node, NodeName};
 use crate::interrupt::Interrupt;
 use crate::umad;
 
-/// Where a node's daemon keeps its files.
+/// The files of a node's daemon.
 #[derive(Clone, Debug)]
 pub struct Files(PathBuf);
 
 impl Files {
-    /// Below the directory of the lab.
+    /// The files of `node` below the directory of the lab.
     pub fn of(lab: &Path, node: NodeName) -> Self {
         Self(lab.join(node.to_string()))
     }
 
-    /// Its configuration.
+    /// Path of the configuration file.
     pub fn config(&self) -> PathBuf {
         self.0.join("ibarr.toml")
     }
@@ -39,12 +39,13 @@ impl Files {
         self.0.join("run")
     }
 
-    /// Where its InfiniBand ports are: none, least of all those of the machine, if nobody makes one.
+    /// The directory of its InfiniBand ports. It has none until a test makes one, and never those of the
+    /// machine.
     pub fn infiniband(&self) -> umad::Directory {
         umad::Directory::new(&self.0)
     }
 
-    /// What it says.
+    /// Path of the log.
     pub fn log(&self) -> PathBuf {
         self.0.join("log")
     }
@@ -52,7 +53,7 @@ impl Files {
     /// Makes the directories and writes the configuration.
     ///
     /// # Errors
-    /// The file system refuses, or paths are too long for a socket.
+    /// The file system refuses, or a path is too long for a socket.
     pub fn create(&self, node: &Node) -> Result<()> {
         let longest = self.run_dir().join("control.sock");
         ensure!(
@@ -70,7 +71,7 @@ impl Files {
             .with_context(|| format!("cannot write {}", self.config().display()))
     }
 
-    /// The end of the log, for people.
+    /// The end of the log, for a message.
     pub fn log_tail(&self) -> String {
         let log = fs::read(self.log()).unwrap_or_default();
         let log = String::from_utf8_lossy(&log);
@@ -82,7 +83,7 @@ impl Files {
     }
 }
 
-/// A daemon that is not known to be ready yet.
+/// A daemon that may not be ready yet.
 #[derive(Debug)]
 pub(super) struct Starting {
     node: NodeName,
@@ -93,7 +94,7 @@ pub(super) struct Starting {
 }
 
 impl Starting {
-    /// Starts the daemon of `node`, which inherits `local_service` as `FDNAME=ls`.
+    /// Starts the daemon of `node`. It inherits `local_service` as `FDNAME=ls`.
     ///
     /// # Errors
     /// The program cannot be started.
@@ -105,7 +106,7 @@ impl Starting {
         local_service: Option<OwnedFd>,
     ) -> Result<Self> {
         let socket = files.0.join("notify.sock");
-        // Left by the daemon before this one.
+        // The daemon before this one left the socket.
         let _ = fs::remove_file(&socket);
         let notify = UnixDatagram::bind(&socket)
             .with_context(|| format!("cannot make {}", socket.display()))?;
@@ -134,15 +135,14 @@ impl Starting {
         Ok(Self { node: node.name, child, files, notify, since })
     }
 
-    /// Its process id.
     pub(super) fn pid(&self) -> u32 {
         self.child.id()
     }
 
-    /// Waits until the daemon says READY=1, and tells how long that took from its start.
+    /// Waits until the daemon says READY=1, and returns how long that took from its start.
     ///
     /// # Errors
-    /// It ends instead, or says nothing until `deadline`, or we are interrupted; with its log.
+    /// The daemon ends, or is silent until `deadline`, or we are interrupted. The error has the daemon's log.
     pub(super) fn wait_ready(
         mut self,
         deadline: Instant,
@@ -167,7 +167,7 @@ impl Starting {
                 bail!("{node}: ibarr ended at once ({status}); {}", self.files.log_tail());
             }
             let failed = if Instant::now() >= deadline {
-                anyhow!("{node}: ibarr did not get ready in time")
+                anyhow!("{node}: ibarr was not ready in time")
             } else {
                 match interrupt.wait_readable(self.notify.as_fd(), LOOK_EVERY) {
                     Ok(()) => continue,
@@ -175,7 +175,7 @@ impl Starting {
                 }
             };
             let log = self.files.log_tail();
-            // The caller takes the lab down; its child must not stay a zombie.
+            // The caller removes the lab; this child must not stay a zombie.
             let _ = self.child.kill();
             let _ = self.child.wait();
             return Err(failed.context(log));
@@ -183,18 +183,18 @@ impl Starting {
     }
 }
 
-/// A socket comes as standard input, and is to be the first descriptor after the standard ones, of
-/// a process that knows its own number (sd_listen_fds(3)).
+/// Moves the socket from standard input to the first descriptor after the standard ones, and sets
+/// LISTEN_PID to the process's own number (sd_listen_fds(3)).
 const INHERIT: &str = "export LISTEN_PID=$$ LISTEN_FDS=1 LISTEN_FDNAMES=ls
 exec 3<&0 \"$@\" </dev/null";
 
-/// How often it is looked whether a silent daemon is still there.
+/// How often to check that a silent daemon still runs.
 const LOOK_EVERY: Duration = Duration::from_millis(20);
 
-/// `sun_path` less its final zero.
+/// Length of `sun_path` without its final zero.
 const SOCKET_PATH_MAX: usize = 107;
 
-/// What a lab sets; the rest is the daemon's default.
+/// The configuration keys that a lab sets.
 #[derive(Serialize)]
 #[serde(rename_all = "kebab-case")]
 struct Config<'a> {

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 
-//! Nodes on one machine: network namespaces, an IP router between them when asked, an ibarr daemon
-//! on each.
+//! A lab: nodes on one machine, each a network namespace with an ibarr daemon, with an IP router between
+//! them if wanted.
 //!
-//! Invariant: a lab is all that its state file lists, and the state file lists it before it is
-//! made. So `down` after any crash leaves nothing, and touches nothing else.
+//! Invariant: the state file lists everything that belongs to the lab, before it is made. So `down` after
+//! any crash leaves nothing behind, and touches nothing else.
 
 pub mod netns;
 pub mod userns;
@@ -37,7 +37,7 @@ use daemon::Starting;
 use netns::Ip;
 use store::Directory;
 
-/// A lab that this process holds: no other can take it down.
+/// A lab that this process has locked: no other process can remove it.
 #[derive(Debug)]
 pub struct Lab {
     directory: Directory,
@@ -46,14 +46,14 @@ pub struct Lab {
 }
 
 impl Lab {
-    /// Makes a lab; when this returns, every daemon is ready.
+    /// Makes a lab. When this returns, every daemon is ready.
     ///
     /// # Errors
-    /// Why it could not be made; what was made until then is removed again.
+    /// The lab cannot be made. Everything made so far is removed again.
     pub fn up(store: &Store, plan: Plan, ibarr: &Path, interrupt: &Interrupt) -> Result<Self> {
         ensure!(
             geteuid().is_root(),
-            "a lab needs root for its namespaces: use sudo, or --userns, which does without BPF"
+            "a lab needs root for its namespaces: use sudo, or --userns, which works without BPF"
         );
         let ibarr = fs::canonicalize(ibarr)
             .with_context(|| format!("no daemon at {}: give --ibarr PATH", ibarr.display()))?;
@@ -88,14 +88,14 @@ impl Lab {
         }
     }
 
-    /// Takes hold of a lab; `None` if there is none of this name.
+    /// Locks a lab. `None` if there is none of this name.
     ///
     /// # Errors
-    /// Another process holds it, or its state file is not ours.
+    /// Another process has locked it, or its state file is not ours.
     pub fn open(store: &Store, name: &LabName) -> Result<Option<Self>> {
         let Some(directory) = store.open(name)? else { return Ok(None) };
         let Some(state) = directory.state()? else {
-            // `up` ended between the directory and the state file.
+            // `up` ended after it made the directory and before it wrote the state file.
             directory.remove()?;
             return Ok(None);
         };
@@ -105,7 +105,7 @@ impl Lab {
     /// Removes the lab, with every process inside its namespaces.
     ///
     /// # Errors
-    /// Something cannot be removed; the state file then stays, for another attempt.
+    /// Something cannot be removed. Then the state file stays, for another attempt.
     pub fn down(mut self) -> Result<()> {
         let there: Vec<_> =
             self.state.plan.namespaces().filter(|namespace| netns::exists(namespace)).collect();
@@ -122,22 +122,22 @@ impl Lab {
         self.directory.remove()
     }
 
-    /// What is known of it.
+    /// The content of its state file.
     pub fn state(&self) -> &State {
         &self.state
     }
 
-    /// Its topology.
+    /// Its nodes and subnets.
     pub fn plan(&self) -> &Plan {
         &self.state.plan
     }
 
-    /// The files of a node.
+    /// The paths of a node's files.
     pub fn files(&self, node: &Node) -> Files {
         Files::of(self.directory.path(), node.name)
     }
 
-    /// The `--bpf-dir` of a node.
+    /// The directory for `--bpf-dir` of a node.
     pub fn bpf_dir(&self, node: &Node) -> PathBuf {
         self.bpf().join(node.name.to_string())
     }
@@ -145,7 +145,7 @@ impl Lab {
     /// Runs the lab's `ibarr` as a client of the daemon on `node`.
     ///
     /// # Errors
-    /// It cannot be started; what it answers is in the output.
+    /// The program cannot be started. Its failures are in the output.
     pub fn ibarr(&self, node: &Node, arguments: &[&str]) -> Result<Output> {
         let mut command = Command::new(&self.state.ibarr);
         command.args(arguments).arg("--run-dir").arg(self.files(node).run_dir());
@@ -154,10 +154,10 @@ impl Lab {
         child.wait_with_output().context("cannot wait for ibarr")
     }
 
-    /// What the daemon on `node` answers, as a document.
+    /// The answer of the daemon on `node`, as a JSON document.
     ///
     /// # Errors
-    /// It cannot be asked, or the answer is a failure.
+    /// The daemon cannot be asked, or the answer is a failure.
     pub fn ask(&self, node: &Node, arguments: &[&str]) -> Result<Value> {
         let output = self.ibarr(node, &[arguments, &["--json"]].concat())?;
         let said = || format!("{}: ibarr {}: {output:?}", node.name, arguments.join(" "));
@@ -165,7 +165,7 @@ impl Lab {
         serde_json::from_slice(&output.stdout).with_context(said)
     }
 
-    /// Ends the daemon of a node and starts another; tells how long that took to get ready.
+    /// Ends the daemon of a node and starts another. Returns how long the start took.
     ///
     /// # Errors
     /// There is no such node, or its daemon does not end or start.
@@ -173,7 +173,7 @@ impl Lab {
         self.restart_with(name, None, interrupt)
     }
 
-    /// [`Self::restart`]; the new daemon inherits `local_service` as the kernel's end of the local
+    /// Like [`Self::restart`]. The new daemon inherits `local_service` as its socket to the kernel's local
     /// service.
     ///
     /// # Errors
@@ -209,14 +209,15 @@ impl Lab {
         Ok(took)
     }
 
-    /// Where each node has a directory for what its daemon leaves in the kernel.
+    /// The bpffs with a directory for each node's pins.
     fn bpf(&self) -> PathBuf {
         self.directory.path().join("bpf")
     }
 
-    /// In a user namespace a daemon's process id is the only way back to it.
+    /// Writes a daemon's process id to the state file. In a user namespace it is the only way to find the
+    /// namespace again.
     fn remember(&mut self, node: NodeName, pid: u32) -> Result<()> {
-        // One that has ended already is told of by who waits for it, with its log.
+        // If the daemon has ended already, `wait_ready` reports that, with its log.
         let process = Process::of(pid);
         self.state.daemons.extend(process.map(|process| Daemon { node, process }));
         self.directory.write(&self.state)
@@ -245,12 +246,12 @@ impl Lab {
     }
 }
 
-/// A lab that goes when this is dropped.
+/// A lab that is removed when this is dropped.
 #[derive(Debug)]
 pub struct TemporaryLab(Option<Lab>);
 
 impl TemporaryLab {
-    /// Of a lab made before.
+    /// Takes over a lab.
     pub fn new(lab: Lab) -> Self {
         Self(Some(lab))
     }
@@ -309,22 +310,22 @@ pub fn exec(store: &Store, name: &LabName, node: &str, command: &[String]) -> Re
     netns::exec(namespace, &mut command)
 }
 
-/// What `lab status` tells.
+/// The output of `lab status`.
 #[derive(Debug, Serialize)]
 pub struct Status {
     v: u32,
     name: LabName,
-    /// How far `up` came.
+    /// Whether `up` has finished.
     pub phase: Phase,
     router: bool,
     user_namespace: bool,
     directory: PathBuf,
     ibarr: PathBuf,
-    /// Each node.
+    /// The nodes, in the order of their numbers.
     pub nodes: Vec<NodeStatus>,
 }
 
-/// What `lab status` tells of one node.
+/// A node in the output of `lab status`.
 #[derive(Debug, Serialize)]
 pub struct NodeStatus {
     name: NodeName,
@@ -334,12 +335,12 @@ pub struct NodeStatus {
     run_dir: PathBuf,
     log: PathBuf,
     pid: Option<u32>,
-    /// Whether the daemon that `up` started is still there.
+    /// Whether the daemon that `up` started still runs.
     pub running: bool,
 }
 
 impl Status {
-    /// Of the lab `name`.
+    /// The status of the lab `name`.
     ///
     /// # Errors
     /// There is no such lab.
@@ -394,16 +395,16 @@ impl std::fmt::Display for Status {
     }
 }
 
-/// A daemon reads its kernel's links and binds a port: a second is long, a loaded machine slow.
+/// Time for a daemon to start, on a loaded machine. It needs less than a second otherwise.
 const READY_WITHIN: Duration = Duration::from_secs(20);
 
-/// How long processes are given after SIGTERM, and again after SIGKILL.
+/// Time for processes to end after SIGTERM, and again after SIGKILL.
 const END_WITHIN: Duration = Duration::from_secs(5);
 
-/// Where the kernel has none for us, as in a user namespace, the daemons answer in user space.
+/// Mounts a bpffs. If the kernel refuses, as in a user namespace, only the daemons answer.
 fn mount_bpffs(path: &Path) -> Result<()> {
     fs::create_dir(path).with_context(|| format!("cannot make {}", path.display()))?;
-    // Outside of the mount namespaces of the daemons, whose end would be its end.
+    // Mount it outside of the daemons' mount namespaces, because it would end with them.
     let _ = mount(Some("ibarr-lab"), path, Some("bpf"), MsFlags::empty(), Some("mode=0700"));
     Ok(())
 }
@@ -458,8 +459,8 @@ fn build_network(ip: &Ip, plan: &Plan) -> Result<()> {
     Ok(())
 }
 
-/// What a new namespace may have inherited from the machine, and duplicate address detection,
-/// which would delay every start by a second.
+/// Settings that a new namespace may inherit from the machine, and duplicate address detection, which
+/// would delay every start by a second.
 fn settings(forwarding: bool) -> [(&'static str, &'static str); 9] {
     let forwarding = if forwarding { "1" } else { "0" };
     [
@@ -475,7 +476,7 @@ fn settings(forwarding: bool) -> [(&'static str, &'static str); 9] {
     ]
 }
 
-/// Ends everything inside `namespaces`, politely first.
+/// Ends all processes inside `namespaces`, first by SIGTERM, then by SIGKILL.
 fn end_processes(namespaces: &[&str], children: &mut Vec<Child>) -> Result<()> {
     let mut inside = Vec::new();
     for signal in [Signal::SIGTERM, Signal::SIGKILL] {
@@ -486,13 +487,13 @@ fn end_processes(namespaces: &[&str], children: &mut Vec<Child>) -> Result<()> {
             for namespace in namespaces {
                 inside.extend(netns::processes(namespace)?);
             }
-            // `lab down` may be typed inside the lab.
+            // `lab down` may run inside the lab.
             inside.retain(|&pid| pid != Pid::this());
             children.retain_mut(|child| !matches!(child.try_wait(), Ok(Some(_))));
             if inside.is_empty() && children.is_empty() {
                 return Ok(());
             }
-            // One that is started by another while we look is told in the next turn.
+            // A process that starts meanwhile gets the signal in the next turn.
             for &pid in inside.iter().filter(|pid| !told.contains(*pid)) {
                 let _ = kill(pid, signal);
             }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 
-//! Network namespaces with names: made by iproute2, entered by ourselves.
+//! Network namespaces with names. iproute2 makes them, and this module enters them.
 
 use std::env;
 use std::fs::{self, File};
@@ -17,7 +17,7 @@ use nix::mount::{MsFlags, mount};
 use nix::sched::{CloneFlags, setns, unshare};
 use nix::unistd::Pid;
 
-/// Where iproute2 keeps the names.
+/// The directory in which iproute2 keeps the names.
 pub const DIRECTORY: &str = "/run/netns";
 
 /// Whether a namespace has this name.
@@ -25,10 +25,10 @@ pub fn exists(namespace: &str) -> bool {
     path(namespace).symlink_metadata().is_ok()
 }
 
-/// Does `work` inside `namespace`, on a thread of its own; sockets made there stay in it.
+/// Does `work` inside `namespace`, on a thread of its own. Sockets that it makes stay there.
 ///
 /// # Errors
-/// There is no such namespace, or those of `work`.
+/// There is no such namespace, or `work` fails.
 pub fn inside<T: Send>(namespace: &str, work: impl FnOnce() -> Result<T> + Send) -> Result<T> {
     let file = open(namespace)?;
     thread::scope(|scope| {
@@ -41,8 +41,8 @@ pub fn inside<T: Send>(namespace: &str, work: impl FnOnce() -> Result<T> + Send)
     })
 }
 
-/// Starts `command` inside `namespace`, with the namespace's `/sys`, out of reach of the
-/// terminal's signals.
+/// Starts `command` inside `namespace`, with the namespace's `/sys`. Signals of the terminal do not
+/// reach it.
 ///
 /// # Errors
 /// There is no such namespace, or the command cannot be started.
@@ -68,7 +68,7 @@ pub fn exec(namespace: &str, command: &mut Command) -> Result<std::convert::Infa
     Err(error).with_context(|| format!("cannot run {}", command.get_program().display()))
 }
 
-/// The processes inside `namespace`, by their main threads.
+/// The processes whose main threads are inside `namespace`.
 ///
 /// # Errors
 /// There is no such namespace.
@@ -81,7 +81,7 @@ pub fn processes(namespace: &str) -> Result<Vec<Pid>> {
         let Some(pid) = entry.file_name().to_str().and_then(|name| name.parse().ok()) else {
             continue;
         };
-        // A process that ends while we look is not inside any more.
+        // A process that ends meanwhile does not count.
         if identity(&entry.path().join("ns/net")).is_ok_and(|theirs| theirs == ours) {
             pids.push(Pid::from_raw(pid));
         }
@@ -105,8 +105,8 @@ pub fn set(namespace: &str, settings: &[(&str, &str)]) -> Result<()> {
     })
 }
 
-/// Gives this thread, and those it starts, a mount namespace with an empty `/run/netns`. Where
-/// there is none to cover, the whole of `/run` is covered by a copy of itself that has one.
+/// Gives this thread, and threads that it starts, a mount namespace with an empty `/run/netns`. If there
+/// is no such directory, it mounts a copy of `/run` that has one over `/run`.
 ///
 /// # Errors
 /// This thread may not mount.
@@ -142,7 +142,7 @@ pub fn own_directory() -> Result<()> {
             .with_context(|| format!("cannot show {}", target.display()))?;
     }
     fs::create_dir(DIRECTORY).context("cannot make /run/netns")?;
-    // Or `ip` would make it a mount itself, which stays.
+    // Otherwise `ip` would make it a mount, which stays.
     tmpfs(DIRECTORY)
 }
 
@@ -150,16 +150,16 @@ pub fn own_directory() -> Result<()> {
 #[derive(Debug)]
 pub struct Ip {
     program: PathBuf,
-    /// Kept open by every `ip` we start: the lock of a lab must outlive a crash of ours until the
-    /// last of them has ended.
+    /// Each `ip` that we start keeps the lab's lock open, so that after a crash of ours the lock lasts until
+    /// the last `ip` has ended.
     lock: File,
 }
 
 impl Ip {
-    /// Looks under `$IBARR_TOOLS`, then on `$PATH`, then where systems keep it out of users' sight.
+    /// Looks under `$IBARR_TOOLS`, then on `$PATH`, then in `sbin` directories.
     ///
     /// # Errors
-    /// It is nowhere.
+    /// `ip` is not found.
     pub fn find(lock: File) -> Result<Self> {
         let tools = env::var_os("IBARR_TOOLS").map(PathBuf::from);
         let unpacked = ["", "bin", "sbin", "usr/bin", "usr/sbin"];
@@ -177,10 +177,10 @@ impl Ip {
         Ok(Self { program, lock })
     }
 
-    /// Carries out one command a line, all inside `namespace`, if given. None may print.
+    /// Runs one `ip` command a line, inside `namespace` if given. No command may print.
     ///
     /// # Errors
-    /// `ip` refuses a line; those before it are carried out.
+    /// `ip` refuses a line. The lines before it are in effect.
     pub fn batch(&self, namespace: Option<&str>, lines: &[String]) -> Result<()> {
         let mut command = Command::new(&self.program);
         if let Some(namespace) = namespace {
@@ -188,7 +188,7 @@ impl Ip {
         }
         let mut ip = command
             .args(["-batch", "-"])
-            // Ctrl-C is for us: we have yet to clean up.
+            // Ctrl-C must not reach `ip`, because we still have to clean up.
             .process_group(0)
             .stdin(Stdio::piped())
             .stdout(self.lock.try_clone().context("cannot share a lock")?)
@@ -196,7 +196,7 @@ impl Ip {
             .spawn()
             .with_context(|| format!("cannot start {}", self.program.display()))?;
         if let Some(mut stdin) = ip.stdin.take() {
-            // An `ip` that stops early says why on stderr.
+            // If `ip` stops early, its standard error says why.
             let _ = stdin.write_all((lines.join("\n") + "\n").as_bytes());
         }
         let output = ip.wait_with_output().context("cannot wait for ip")?;
@@ -223,13 +223,14 @@ fn open(namespace: &str) -> Result<File> {
     File::open(&path).with_context(|| format!("cannot open namespace {}", path.display()))
 }
 
-/// `/sys` shows the namespace that its mounter was in: mounts one for the calling thread alone.
+/// Mounts `/sys` again for the calling thread only, because it shows the namespace in which it was
+/// mounted.
 fn show_own_sysfs(namespace: &str) -> Result<()> {
     let none: Option<&str> = None;
     unshare(CloneFlags::CLONE_NEWNS)
         .and_then(|()| mount(none, "/", none, MsFlags::MS_REC | MsFlags::MS_SLAVE, none))
         .with_context(|| format!("{namespace}: cannot make a mount namespace"))?;
-    // Some containers and user namespaces forbid it; the machine's own /sys is then better than none.
+    // Some containers and user namespaces forbid it. Then the machine's own /sys stays.
     let _ = mount(Some(namespace), "/sys", Some("sysfs"), MsFlags::empty(), none);
     Ok(())
 }

@@ -8,26 +8,26 @@ use anyhow::{Result, bail, ensure};
 use ibarr_common::ib::Gid;
 use serde::{Deserialize, Serialize};
 
-/// What a lab consists of. Everything about it follows from its name, the number of nodes and
-/// whether there is a router; nothing depends on the machine.
+/// The parts of a lab. They follow from its name, the number of nodes and whether there is a router, and
+/// do not depend on the machine.
 #[derive(Clone, Debug, Deserialize, Serialize)]
 pub struct Plan {
-    /// Tells it from the labs beside it.
+    /// The name of the lab, unique on the machine.
     pub name: LabName,
-    /// The namespace that all nodes are plugged into: a router's, or that of a mere switch.
+    /// The namespace that all nodes are connected to: a router's, or a switch's.
     pub hub: String,
-    /// One, or two with a router between them.
+    /// One subnet, or two with a router between them.
     pub subnets: Vec<Subnet>,
-    /// In the order of their numbers.
+    /// The nodes, in the order of their numbers.
     pub nodes: Vec<Node>,
 }
 
 impl Plan {
-    /// More would not fit one subnet.
+    /// The maximum of nodes, by the room in a subnet.
     pub const MAX_NODES: u8 = 200;
 
     /// # Errors
-    /// Fewer nodes than one a subnet, or more than [`Self::MAX_NODES`].
+    /// There are fewer nodes than subnets, or more than [`Self::MAX_NODES`].
     pub fn new(name: LabName, nodes: u8, router: bool) -> Result<Self> {
         let subnets = Subnet::ALL.get(..if router { 2 } else { 1 }).unwrap_or_default().to_vec();
         ensure!(
@@ -60,7 +60,7 @@ impl Plan {
         self.subnets.len() > 1
     }
 
-    /// All that the lab needs.
+    /// The names of all namespaces of the lab.
     pub fn namespaces(&self) -> impl Iterator<Item = &str> {
         std::iter::once(self.hub.as_str())
             .chain(self.nodes.iter().map(|node| node.namespace.as_str()))
@@ -69,7 +69,7 @@ impl Plan {
     /// The namespace of a node, or of the router (`r`).
     ///
     /// # Errors
-    /// There is none of this name; the message lists those there are.
+    /// There is none of this name. The message lists the others.
     pub fn namespace_of(&self, name: &str) -> Result<&str> {
         if self.has_router() && ["r", "router"].contains(&name) {
             return Ok(&self.hub);
@@ -98,15 +98,15 @@ impl Plan {
 /// One node: its namespace and the only interface in it.
 #[derive(Clone, Debug, Deserialize, Serialize)]
 pub struct Node {
-    /// `n1`, `n2`, …
+    /// The name: `n1`, `n2`, …
     pub name: NodeName,
-    /// Where it lives.
+    /// The name of its network namespace.
     pub namespace: String,
-    /// Where it is plugged in.
+    /// The subnet that it is in.
     pub subnet: Subnet,
-    /// IPv4, then IPv6.
+    /// Its IPv4 address, then its IPv6 address.
     pub addresses: [IpAddr; 2],
-    /// What its daemon answers for both addresses.
+    /// The GID that its daemon answers for both addresses.
     pub gid: String,
 }
 
@@ -114,16 +114,16 @@ impl Node {
     /// The name of its interface.
     pub const INTERFACE: &str = "eth0";
 
-    /// What its daemon answers.
+    /// The GID that its daemon answers.
     ///
     /// # Errors
-    /// The state file was tampered with.
+    /// The state file has no valid GID.
     pub fn gid(&self) -> Result<Gid> {
         Ok(self.gid.parse()?)
     }
 }
 
-/// The name of a lab: part of its namespaces' and its directory's.
+/// The name of a lab, which is a part of the names of its namespaces and its directory.
 #[derive(Clone, Debug, Deserialize, Eq, Ord, PartialEq, PartialOrd, Serialize)]
 #[serde(try_from = "String", into = "String")]
 pub struct LabName(String);
@@ -194,7 +194,7 @@ impl fmt::Display for NodeName {
     }
 }
 
-/// An IPv4 and an IPv6 subnet on the same wires.
+/// An IPv4 and an IPv6 subnet on the same bridge.
 #[derive(Clone, Copy, Debug, Deserialize, Eq, PartialEq, Serialize)]
 #[serde(transparent)]
 pub struct Subnet(u8);
@@ -212,7 +212,7 @@ impl Subnet {
         (self.ipv4(GATEWAY), self.ipv6(GATEWAY))
     }
 
-    /// The bridge that it consists of, in the hub's namespace.
+    /// The name of its bridge in the hub's namespace.
     pub fn bridge(self) -> String {
         format!("subnet{}", self.0)
     }
@@ -221,7 +221,7 @@ impl Subnet {
         Ipv4Addr::new(10, self.0, 0, host)
     }
 
-    /// Reads as its IPv4 sister does: 10.2.0.5 and fd00:2::5, 10.2.0.254 and fd00:2::254.
+    /// The IPv6 address that looks like the IPv4 address: 10.2.0.5 and fd00:2::5, 10.2.0.254 and fd00:2::254.
     fn ipv6(self, host: u8) -> Ipv6Addr {
         let digits =
             u16::from(host / 100) << 8 | u16::from(host / 10 % 10) << 4 | u16::from(host % 10);
@@ -235,7 +235,7 @@ impl fmt::Display for Subnet {
     }
 }
 
-/// So that n2 behind a router is the server of the recorded C exchange: 10.2.0.5 is
+/// With this number, n2 behind a router is the server of the recorded C exchange: 10.2.0.5 is
 /// fe80::2:c903:0:201.
 const FIRST_HOST: u8 = 5;
 const GATEWAY: u8 = 254;
@@ -293,7 +293,7 @@ mod tests {
     }
 
     #[test]
-    fn unknown_node_is_told_which_there_are() {
+    fn unknown_node_is_an_error_that_lists_the_nodes() {
         let error = plan(2, true).unwrap().namespace_of("n3").unwrap_err().to_string();
         assert_eq!(error, "lab a: no node \"n3\", it has n1 to n2 and r (the router)");
         assert!(plan(2, false).unwrap().namespace_of("r").is_err());

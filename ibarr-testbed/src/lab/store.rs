@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 
-//! A lab's directory: its state file, and everything its nodes write.
+//! The directory of a lab: its state file, and all files of its nodes.
 
 use std::env;
 use std::fs::{self, File};
@@ -15,28 +15,28 @@ use serde::{Deserialize, Serialize};
 
 use super::plan::{LabName, NodeName, Plan};
 
-/// What is known of a lab. Written before the first of what it lists is made, so that after a
-/// crash at any point nothing of a lab is missing from it.
+/// The state of a lab. It is written before the first thing in it is made, so that it lists everything
+/// after a crash at any point.
 #[derive(Debug, Deserialize, Serialize)]
 pub struct State {
     /// Version of this document.
     v: Version,
-    /// How far `up` came.
+    /// Whether `up` has finished.
     pub phase: Phase,
-    /// Who made it: `lab up`, or a demonstration that is still on.
+    /// The process that made it: `lab up`, or a demonstration that still runs.
     pub maker: Option<Process>,
-    /// Whether the namespaces live inside a user namespace and end with its last process.
+    /// Whether the namespaces are inside a user namespace and end with its last process.
     pub user_namespace: bool,
-    /// The daemon's program.
+    /// Path of the daemon's program.
     pub ibarr: PathBuf,
-    /// What there is.
+    /// The parts of the lab.
     pub plan: Plan,
-    /// Of each node, once started.
+    /// The daemon of each node that was started.
     pub daemons: Vec<Daemon>,
 }
 
 impl State {
-    /// Of a lab of which nothing is made yet.
+    /// The state of a lab that is not made yet.
     pub fn new(plan: Plan, ibarr: PathBuf, user_namespace: bool) -> Self {
         Self {
             v: Version,
@@ -50,42 +50,42 @@ impl State {
     }
 }
 
-/// How far `up` came.
+/// Whether `up` has finished.
 #[derive(Clone, Copy, Debug, Deserialize, Eq, PartialEq, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Phase {
-    /// It is still at it, or crashed.
+    /// `up` still runs, or has crashed.
     Building,
-    /// All daemons were ready.
+    /// `up` has finished: all daemons were ready.
     Up,
 }
 
 /// The daemon of a node.
 #[derive(Clone, Copy, Debug, Deserialize, Serialize)]
 pub struct Daemon {
-    /// Whose daemon.
+    /// The name of the node.
     pub node: NodeName,
-    /// Where it runs.
+    /// The process of the daemon.
     #[serde(flatten)]
     pub process: Process,
 }
 
-/// A process, not to be taken for another.
+/// A process, identified also after its id is used again.
 #[derive(Clone, Copy, Debug, Deserialize, Serialize)]
 pub struct Process {
-    /// Its process id.
+    /// The process id.
     pub pid: u32,
-    /// When it started, in clock ticks since boot: tells it from a later process with its id.
+    /// Its start in clock ticks since boot, which a later process with the same id does not have.
     pub start_time: u64,
 }
 
 impl Process {
-    /// `None` if it is gone.
+    /// The process with this id. `None` if it has ended.
     pub fn of(pid: u32) -> Option<Self> {
         Some(Self { pid, start_time: start_time(pid)? })
     }
 
-    /// Whether it is still there.
+    /// Whether the process still runs.
     pub fn is_running(&self) -> bool {
         start_time(self.pid) == Some(self.start_time)
     }
@@ -96,7 +96,7 @@ impl Process {
 pub struct Store(PathBuf);
 
 impl Store {
-    /// At `path`, which need not exist.
+    /// The store at `path`, which need not exist.
     ///
     /// # Errors
     /// `path` is relative and the working directory is gone.
@@ -104,7 +104,7 @@ impl Store {
         Ok(Self(std::path::absolute(path).context("cannot find the state directory")?))
     }
 
-    /// Where the caller's labs are kept: /run/ibarr-lab for root, else below `$XDG_RUNTIME_DIR` or
+    /// The store of the caller's labs: /run/ibarr-lab for root, otherwise below `$XDG_RUNTIME_DIR` or
     /// `$TMPDIR`.
     pub fn of_caller() -> Self {
         if geteuid().is_root() {
@@ -119,7 +119,7 @@ impl Store {
     /// Makes the directory of a new lab.
     ///
     /// # Errors
-    /// There is one of this name.
+    /// There is a lab of this name.
     pub fn create(&self, name: &LabName) -> Result<Directory> {
         fs::create_dir_all(&self.0).with_context(|| format!("cannot make {}", self.0.display()))?;
         let path = self.0.join(name);
@@ -138,10 +138,10 @@ impl Store {
         }
     }
 
-    /// The directory of a lab, locked for its change; `None` if there is no such lab.
+    /// The directory of a lab, locked for a change. `None` if there is no such lab.
     ///
     /// # Errors
-    /// Another process is changing it.
+    /// Another process has locked it.
     pub fn open(&self, name: &LabName) -> Result<Option<Directory>> {
         let path = self.0.join(name);
         if !path.exists() {
@@ -150,10 +150,10 @@ impl Store {
         Directory::lock(name, path).map(Some)
     }
 
-    /// What is known of a lab, without a lock.
+    /// The directory and state of a lab, without a lock.
     ///
     /// # Errors
-    /// There is no such lab; the message lists those there are.
+    /// There is no such lab. The message lists the others.
     pub fn read(&self, name: &LabName) -> Result<(PathBuf, State)> {
         let path = self.0.join(name);
         if let Some(state) = Directory::read_state(&path)? {
@@ -167,7 +167,7 @@ impl Store {
         bail!("no lab {name} under {}: {others}", self.0.display())
     }
 
-    /// All labs.
+    /// The names of all labs.
     ///
     /// # Errors
     /// The directory cannot be read.
@@ -187,17 +187,17 @@ impl Store {
 #[derive(Debug)]
 pub struct Directory {
     path: PathBuf,
-    /// Held until this is dropped or the process ends, however it ends.
+    /// Locked until this is dropped or the process ends in any way.
     lock: Flock<File>,
 }
 
 impl Directory {
-    /// Where it is.
+    /// The path of the directory.
     pub fn path(&self) -> &Path {
         &self.path
     }
 
-    /// Another hold on its lock.
+    /// Another descriptor of its lock.
     ///
     /// # Errors
     /// Too many open files.
@@ -205,7 +205,7 @@ impl Directory {
         self.lock.try_clone().context("cannot share a lock")
     }
 
-    /// What is known of the lab; `None` if `up` ended before it made anything.
+    /// The state of the lab. `None` if `up` ended before it made anything.
     ///
     /// # Errors
     /// The state file is not one of ours.
@@ -213,7 +213,7 @@ impl Directory {
         Self::read_state(&self.path)
     }
 
-    /// Replaces what is known of the lab.
+    /// Replaces the state file.
     ///
     /// # Errors
     /// The file cannot be written.
@@ -225,14 +225,14 @@ impl Directory {
             .with_context(|| format!("cannot write {}", path.display()))
     }
 
-    /// Removes it with everything in it, and the store if this was its last.
+    /// Removes the directory with everything in it, and the store if this was its last lab.
     ///
     /// # Errors
-    /// Something in it cannot be removed.
+    /// A file cannot be removed.
     pub fn remove(self) -> Result<()> {
         fs::remove_dir_all(&self.path)
             .with_context(|| format!("cannot remove {}", self.path.display()))?;
-        // Refused while another lab is in it.
+        // The kernel refuses while another lab is in it.
         let _ = self.path.parent().map(fs::remove_dir);
         Ok(())
     }
@@ -249,9 +249,9 @@ impl Directory {
             let maker = Self::read_state(&path)?.and_then(|state| state.maker);
             let maker = maker.filter(|maker| maker.is_running() && maker.pid != std::process::id());
             if let Some(Process { pid, .. }) = maker {
-                bail!("lab {name} is in the hands of process {pid}: end that first (Ctrl-C there)");
+                bail!("process {pid} uses lab {name}: end it first (Ctrl-C there)");
             }
-            ensure!(Instant::now() < patience, "lab {name} is in the hands of another process");
+            ensure!(Instant::now() < patience, "another process uses lab {name}");
             std::thread::sleep(Duration::from_millis(5));
         }
     }
@@ -270,7 +270,7 @@ impl Directory {
 
 const STATE_FILE: &str = "lab.json";
 
-/// Longer than the last child of a crashed `up` lives, also on a machine that is very busy.
+/// Longer than the last child of a crashed `up` runs, also on a very busy machine.
 const LOCK_WITHIN: Duration = Duration::from_secs(10);
 
 /// The only version of the state file so far.
@@ -278,7 +278,7 @@ const LOCK_WITHIN: Duration = Duration::from_secs(10);
 #[serde(try_from = "u32", into = "u32")]
 struct Version;
 
-// serde's `into` wants a clone.
+// serde's `into` needs Clone.
 impl Clone for Version {
     fn clone(&self) -> Self {
         Self
@@ -289,7 +289,10 @@ impl TryFrom<u32> for Version {
     type Error = anyhow::Error;
 
     fn try_from(version: u32) -> Result<Self> {
-        ensure!(version == 1, "version {version} of the state file, this program knows 1");
+        ensure!(
+            version == 1,
+            "the state file has version {version}, but this program knows version 1"
+        );
         Ok(Self)
     }
 }
@@ -300,10 +303,10 @@ impl From<Version> for u32 {
     }
 }
 
-/// Field 22 of /proc/PID/stat; `None` for a process that is gone or waits to be reaped.
+/// Field 22 of /proc/PID/stat. `None` for a process that has ended or is a zombie.
 fn start_time(pid: u32) -> Option<u64> {
     let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
-    // The name in parentheses may hold anything.
+    // The name in parentheses may contain any character.
     let (_, fields) = stat.rsplit_once(") ")?;
     let mut fields = fields.split(' ');
     if fields.next()? == "Z" {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 
-//! Labs without root: root of a user namespace, with a `/run/netns` that nobody else sees.
+//! Labs without root: the process is root of a user namespace, with a private `/run/netns`.
 
 use std::fs::{self, File};
 
@@ -12,21 +12,20 @@ use super::netns;
 use super::plan::LabName;
 use super::store::{Process, State, Store};
 
-/// What a lab in a user namespace lacks, for people.
+/// The message about what a lab in a user namespace lacks.
 pub const LACKS: &str = "\
 without root: the daemons answer in user space only (BPF needs root), and the lab's namespaces are \
-seen by `ibarr-testbed lab` alone, not by `ip netns`";
+visible to `ibarr-testbed lab` only, not to `ip netns`";
 
-/// Makes this process root of a user namespace of its own. To be called before any thread is
-/// started.
+/// Makes this process root of a new user namespace. Call it before any thread is started.
 ///
 /// # Errors
-/// The system does not let this user; the message says which setting decides.
+/// The system does not allow it to this user. The message names the setting.
 pub fn enter() -> Result<()> {
     let (user, group) = (geteuid(), getegid());
-    // The network namespace is not used, but `ip` must be allowed to come back to it.
+    // We do not use the network namespace, but `ip` must be able to return to it.
     unshare(CloneFlags::CLONE_NEWUSER | CloneFlags::CLONE_NEWNET).context(
-        "this system lets ordinary users make no user namespace (sysctl user.max_user_namespaces, \
+        "this system does not let ordinary users make a user namespace (sysctl user.max_user_namespaces, \
          kernel.unprivileged_userns_clone): use sudo without --userns",
     )?;
     fs::write("/proc/self/setgroups", "deny")
@@ -39,11 +38,11 @@ pub fn enter() -> Result<()> {
     )
 }
 
-/// Goes where a lab was made with [`enter`]; nothing to do for any other lab. To be called before
-/// any thread is started.
+/// Enters the user namespace of a lab that was made with [`enter`]. Does nothing for another lab. Call it
+/// before any thread is started.
 ///
 /// # Errors
-/// All processes of the lab have ended, and its namespaces with them; or the lab is another user's.
+/// All processes of the lab have ended, and its namespaces with them; or the lab belongs to another user.
 pub fn join(store: &Store, name: &LabName) -> Result<()> {
     let Ok((_, state)) = store.read(name) else { return Ok(()) };
     if !state.user_namespace || is_inside() {
@@ -52,7 +51,7 @@ pub fn join(store: &Store, name: &LabName) -> Result<()> {
     let Some(pid) = living_process(&state) else {
         bail!("lab {name}: its daemons have ended, and its namespaces with them: take it down");
     };
-    // Both are opened first: from inside, the way to the second may be covered.
+    // Open both first, because the path of the second may be covered inside the first.
     let open = |kind| {
         let path = format!("/proc/{pid}/ns/{kind}");
         File::open(&path).with_context(|| format!("cannot open {path}"))
@@ -64,15 +63,15 @@ pub fn join(store: &Store, name: &LabName) -> Result<()> {
         .with_context(|| format!("cannot enter the user namespace of lab {name}"))
 }
 
-/// Whether the lab's namespaces went with its last process.
+/// Whether the lab's namespaces have ended with its last process.
 pub fn is_gone(store: &Store, name: &LabName) -> bool {
     let state = store.read(name).ok().map(|(_, state)| state);
     state.is_some_and(|state| state.user_namespace && living_process(&state).is_none())
 }
 
-/// Whether this process is inside a user namespace, its own or a container's.
+/// Whether this process is inside a user namespace, of its own or of a container.
 pub fn is_inside() -> bool {
-    // The machine's own maps all 2³² ids, to themselves.
+    // The first user namespace maps all 2³² ids to themselves.
     fs::read_to_string("/proc/self/uid_map")
         .is_ok_and(|map| map.split_whitespace().collect::<Vec<_>>() != ["0", "0", "4294967295"])
 }

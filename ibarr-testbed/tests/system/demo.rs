@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 
-//! What a newcomer sees first.
+//! The demonstration of `cargo xtask run`.
 
 use std::process::Stdio;
 
@@ -19,15 +19,15 @@ fn once_shows_every_exchange_and_leaves_nothing() {
         assert!(shown.contains(&format!("which GID has {target}?")), "{shown}");
         assert!(shown.contains(&format!(": who has {target}?")), "{shown}");
     }
-    // As bytes, with the fields of the recorded C exchange.
+    // The bytes have the fields of the recorded C exchange.
     for bytes in
         ["00010000 00010008 0a020005", "00010000 00100014 fe800000000000000002c90300000201"]
     {
         assert!(shown.contains(&format!(" {bytes}\n")), "{shown}");
     }
     assert!(shown.contains("Nothing crossed the router."), "{shown}");
-    // Of the kernel's side, what was recorded with a real one: an address request without number
-    // and interface, and the answer without its sender.
+    // The kernel's messages are those recorded from a real one: an address request without sequence
+    // number and interface, and the answer without its sender.
     for (target, bytes) in [
         ("10.2.0.5", "08000920 0a020005\n"),
         ("fd00:2::5", "14000a20 fd000002 00000000 00000000 00000005\n"),
@@ -36,7 +36,7 @@ fn once_shows_every_exchange_and_leaves_nothing() {
         assert!(shown.contains(&format!("n1's kernel asks: which GID has {target}?")), "{shown}");
         assert!(shown.contains(bytes), "{shown}");
     }
-    // The path there: asked of the SA once, then known; and three of one with floating LIDs.
+    // The path is asked of the SA once, then remembered; with floating LIDs there are three records.
     let (near, far) = ("fe80::2:c903:0:201", "fec0:0:22:2:2:c903:0:202");
     let parts: Vec<_> = shown.split(": which path leads to ").skip(1).collect();
     let [first, again, floating] = parts.as_slice() else { panic!("{shown}") };
@@ -88,9 +88,9 @@ fn once_shows_every_exchange_and_leaves_nothing() {
     assert_eq!(machine.snapshot(), before);
 }
 
-/// What the machine may lack is said, and what is shown is the same.
+/// The demonstration says what the machine lacks, and shows the same.
 #[test]
-fn without_fuse_a_socket_stands_in_for_the_devices() {
+fn without_fuse_sockets_take_the_place_of_devices() {
     let machine = Machine::new();
     let none: Option<&str> = None;
     mount(Some("/dev/null"), "/dev/fuse", none, MsFlags::MS_BIND, none).unwrap();
@@ -104,7 +104,7 @@ fn without_fuse_a_socket_stands_in_for_the_devices() {
 }
 
 #[test]
-fn what_a_killed_one_has_mounted_goes_with_its_lab() {
+fn mounts_of_a_killed_demonstration_are_removed_with_its_lab() {
     let machine = Machine::new();
     let before = machine.snapshot();
     let mut demo = machine.testbed(&["demo", "--ibarr", ibarr().to_str().unwrap()]);
@@ -118,7 +118,7 @@ fn what_a_killed_one_has_mounted_goes_with_its_lab() {
 }
 
 #[test]
-fn ctrl_c_ends_it_and_leaves_nothing() {
+fn ctrl_c_ends_the_demonstration_and_leaves_nothing() {
     let machine = Machine::new();
     let before = machine.snapshot();
     for signal in [Signal::SIGINT, Signal::SIGTERM] {
@@ -127,7 +127,7 @@ fn ctrl_c_ends_it_and_leaves_nothing() {
         read_until(&mut demo, "stays up until Ctrl-C");
         machine.run(&["lab", "status", "--name", "demo"]);
         let error = machine.fail(&["lab", "down", "--name", "demo"]);
-        let held = format!("lab demo is in the hands of process {}", demo.id());
+        let held = format!("process {} uses lab demo", demo.id());
         assert!(error.contains(&held), "{error}");
         kill(Pid::from_raw(demo.id().cast_signed()), signal).unwrap();
         let output = demo.wait_with_output().unwrap();
@@ -153,7 +153,7 @@ fn wrong_answer_fails_and_leaves_nothing() {
 fn answer_without_an_exchange_fails() {
     let machine = Machine::new();
     let ibarr = ibarr().display();
-    // The daemons do not know each other; the right answers are made up.
+    // The daemons are not connected, and the script makes up the right answers.
     let answer = "{\"v\":1,\"answers\":[{\"ip\":\"10.2.0.5\",\"status\":\"found\",\
                   \"gid\":\"fe80::2:c903:0:201\",\"source\":\"peer\",\"ms\":1}]}";
     let liar = format!("[ \"$1\" = run ] && exec {ibarr} \"$@\"; echo '{answer}'");
