@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 
-//! Stock OpenSM and its diagnostics on a fabric of `ibfab`, which they reach by ibsim's
+//! Stock OpenSM and its diagnostics on a fabric of `ibfab`, which they use through ibsim's
 //! `libumad2sim.so`.
 
 use std::fs;
@@ -8,22 +8,22 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 
-/// Where the programs are.
+/// The paths of the programs.
 #[derive(Clone, Debug)]
 pub struct Stock {
     root: PathBuf,
     ibfab: PathBuf,
 }
 
-/// A process that ends with us.
+/// A process that is killed when this is dropped.
 #[derive(Debug)]
 pub struct Running(Child);
 
 impl Stock {
-    /// What Debian's packages hold is unpacked below `root`.
+    /// The programs of Debian's packages that are unpacked below `root`.
     ///
     /// # Errors
-    /// Something is not there.
+    /// A program is missing.
     pub fn new(root: PathBuf, ibfab: PathBuf) -> io::Result<Self> {
         for program in [&root.join("usr/sbin/opensm"), &ibfab] {
             if !program.exists() {
@@ -58,7 +58,7 @@ impl Stock {
         directory: &Path,
         config: &str,
     ) -> io::Result<Command> {
-        // Its log is to be read while it is written.
+        // Tests read the log while OpenSM writes it.
         fs::write(directory.join("opensm.conf"), format!("force_log_flush TRUE\n{config}"))?;
         let mut command = self.on_host(fabric, host, "opensm");
         command.args(["-F", "opensm.conf", "-f", "opensm.log", "--dump_files_dir", "."]);
@@ -79,23 +79,23 @@ impl Stock {
         command
     }
 
-    /// The program that is the fabric.
+    /// A command of `ibfab`.
     pub fn ibfab(&self) -> Command {
         Command::new(&self.ibfab)
     }
 }
 
 impl Running {
-    /// Starts it, without anything to read or to say.
+    /// Starts it, without standard input and output.
     ///
     /// # Errors
-    /// It cannot be started.
+    /// The program cannot be started.
     pub fn start(command: &mut Command) -> io::Result<Self> {
         let command = command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
         command.spawn().map(Self)
     }
 
-    /// Its process id.
+    /// The process id.
     pub fn pid(&self) -> u32 {
         self.0.id()
     }
@@ -103,7 +103,7 @@ impl Running {
 
 impl Drop for Running {
     fn drop(&mut self) {
-        // It may have ended already.
+        // The process may have ended already.
         drop(self.0.kill());
         drop(self.0.wait());
     }

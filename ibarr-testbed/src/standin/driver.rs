@@ -25,14 +25,14 @@ use super::{Config, Event, Input, Kernel, NoListener, Transmit};
 use crate::interrupt::Interrupt;
 use crate::lab::{Lab, NodeName, netns};
 
-/// A [`Kernel`] in a node of a lab, on the daemon's inherited socket. Its neighbours are the
+/// A [`Kernel`] in a node of a lab, on the socket that the daemon has inherited. Its neighbours are the
 /// node's.
 ///
-/// Two sockets have no common order. What the daemon has said by the time that a change of a
-/// neighbour is seen counts as said before it, as the kernel has it of who says first and then
-/// changes; an answer that comes just after a change is taken for earlier.
+/// Two sockets have no common order. When a change of a neighbour is read, all messages of the daemon
+/// that have arrived count as earlier. This is right for a daemon that first answers and then nudges. An
+/// answer that comes just after a change counts as earlier, too.
 ///
-/// Time passes for it only inside of its methods.
+/// Its time passes only inside of its methods.
 #[derive(Debug)]
 pub struct StandIn {
     kernel: Kernel,
@@ -44,16 +44,16 @@ pub struct StandIn {
 /// A datagram between the kernel and the daemon.
 #[derive(Clone, Debug, Eq, PartialEq)]
 pub struct Said {
-    /// When it was sent, or read.
+    /// The time at which it was sent, or read.
     pub at: Instant,
-    /// Whether the kernel said it.
+    /// Whether the kernel sent it.
     pub by_kernel: bool,
-    /// Its content.
+    /// The bytes of the datagram.
     pub bytes: Vec<u8>,
 }
 
 impl StandIn {
-    /// Starts the daemon of a node again, with a stand-in for its kernel.
+    /// Restarts the daemon of a node, with a stand-in for its kernel.
     ///
     /// # Errors
     /// There is no such node, or its daemon does not end or start.
@@ -79,7 +79,7 @@ impl StandIn {
     /// [`Kernel::resolve_ip`], now.
     ///
     /// # Errors
-    /// A socket fails; the inner one is the kernel's.
+    /// A socket fails. The inner error is the kernel's.
     pub fn resolve_ip(
         &mut self,
         request: ResolveIp,
@@ -102,7 +102,7 @@ impl StandIn {
         Ok(asked)
     }
 
-    /// Lets time pass until a request ends. `None` after `time` without.
+    /// Waits until a request ends. `None` if none ends in `time`.
     ///
     /// # Errors
     /// A socket fails, or we are interrupted.
@@ -123,13 +123,13 @@ impl StandIn {
         }
     }
 
-    /// What was said since the last call, in both directions.
+    /// The datagrams since the last call, in both directions.
     pub fn take_said(&mut self) -> Vec<Said> {
         std::mem::take(&mut self.said)
     }
 
     fn turn(&mut self) -> Result<()> {
-        // Before what the daemon said, see the type.
+        // Read this before the daemon's messages, see the type.
         let changed = self.take_changed()?;
         self.take_datagrams()?;
         let now = clock::now();
@@ -140,14 +140,14 @@ impl StandIn {
         self.transmit()
     }
 
-    /// Which neighbour changed last, if any: together they have one effect.
+    /// The neighbour that changed last, if any. Several changes together have one effect.
     fn take_changed(&self) -> Result<Option<IpAddr>> {
         let mut changed = None;
         let mut buffer = [0; 8192];
         loop {
             match recv(self.neighbours.as_raw_fd(), &mut buffer, MsgFlags::empty()) {
                 Ok(len) => changed = buffer.get(..len).and_then(valid_neighbour).or(changed),
-                // What was lost was a change most likely.
+                // Messages are lost, and most likely one was a change.
                 Err(Errno::ENOBUFS) => changed = Some(Ipv6Addr::UNSPECIFIED.into()),
                 Err(Errno::EAGAIN) => return Ok(changed),
                 Err(Errno::EINTR) => {}
@@ -179,7 +179,7 @@ impl StandIn {
     fn transmit(&mut self) -> Result<()> {
         while let Some(transmit) = self.kernel.poll_transmit() {
             let Transmit { bytes, .. } = &transmit;
-            // The daemon may have answered when `send` returns.
+            // Take the time first, because the daemon may answer before `send` returns.
             let at = clock::now();
             match send(self.daemon.as_raw_fd(), bytes, MsgFlags::MSG_NOSIGNAL) {
                 Ok(_) => {
@@ -198,7 +198,7 @@ impl StandIn {
     fn wait(&self, time: Duration) {
         let fds = [self.daemon.as_fd(), self.neighbours.as_fd()];
         let mut fds = fds.map(|fd| PollFd::new(fd, PollFlags::POLLIN));
-        // EINTR is as good as a time that is over: the caller looks again.
+        // After EINTR the caller looks again, as after the time is over.
         let _ = ppoll(&mut fds, Some(time.into()), None);
     }
 }
@@ -232,9 +232,8 @@ fn watch_neighbours() -> Result<OwnedFd> {
     Ok(fd)
 }
 
-/// The neighbour that a message of rtnetlink is about, if it is one that [`Input::Neighbour`] means.
-/// The kernel's core hears of entries that go, too (`neigh_cleanup_and_release`), in the state that
-/// they were in.
+/// The neighbour of an rtnetlink message, if it is valid as [`Input::Neighbour`] means. The kernel's RDMA
+/// core also hears of deleted entries (`neigh_cleanup_and_release`), in their last state.
 fn valid_neighbour(message: &[u8]) -> Option<IpAddr> {
     // NUD_VALID
     let valid = Nud::PERMANENT | Nud::NOARP | Nud::REACHABLE | Nud::PROBE | Nud::STALE | Nud::DELAY;
@@ -244,7 +243,7 @@ fn valid_neighbour(message: &[u8]) -> Option<IpAddr> {
         return None;
     }
     let neighbour = Ndmsg::from_bytes_with_input(&mut Cursor::new(payload), payload.len()).ok()?;
-    // A bridge tells of its own entries by the same messages.
+    // A bridge announces its own entries by the same messages.
     let is_ip = matches!(neighbour.ndm_family(), RtAddrFamily::Inet | RtAddrFamily::Inet6);
     if !is_ip
         || !neighbour.ndm_state().intersects(valid)
@@ -258,5 +257,5 @@ fn valid_neighbour(message: &[u8]) -> Option<IpAddr> {
     v4.or_else(|_| <[u8; 16]>::try_from(address).map(Ipv6Addr::from).map(IpAddr::from)).ok()
 }
 
-/// How often it is looked whether we are interrupted.
+/// How often to check for an interrupt.
 const LOOK_EVERY: Duration = Duration::from_millis(50);

@@ -1,25 +1,24 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 
-//! What stock kernels send when they ask for a path, by who asks them. `vm run e` compares what a
-//! kernel sends with the recording, and the unit test below what the stand-in sends, so that
-//! neither can drift from the other.
+//! Path requests of stock kernels, by the module of the kernel that asks. `vm run e` compares a kernel's
+//! requests with the recording, and the unit test below those of the stand-in, so the two stay alike.
 
 use std::fmt::Write as _;
 
 const RECORDED: &str = include_str!("../../tests/data/path-requests.txt");
 
-/// What the recording has of the question of `asker`.
+/// The recorded request of `asker`, in hexadecimal digits.
 pub fn recorded(asker: &str) -> Option<&'static str> {
     lines().find(|(name, _)| *name == asker).map(|(_, bytes)| bytes)
 }
 
-/// A request as the recording has it: in hexadecimal digits, and its number (`nlmsg_seq`), which is
-/// another each time, as zero.
+/// A request in the form of the recording: hexadecimal digits, with zero for its sequence number
+/// (`nlmsg_seq`), which differs each time.
 pub fn as_recorded(request: &[u8]) -> String {
     let mut text = String::new();
     for (place, byte) in request.iter().enumerate() {
         let byte = if SEQ.contains(&place) { 0 } else { *byte };
-        // A String takes everything.
+        // Writing to a String never fails.
         let _ = write!(text, "{byte:02x}");
     }
     text

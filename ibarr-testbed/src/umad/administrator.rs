@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 
-//! A port whose subnet consists of nothing but an administrator.
+//! A port in a subnet of only an administrator.
 
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -12,7 +12,7 @@ use ibarr_fabric::sa::{ClientId, StandIn};
 
 use super::{Sent, Wire};
 
-/// A [`StandIn`] behind a port. Clones are the same one: a test keeps one to tell it what to do.
+/// A [`StandIn`] behind a port. Clones share it, so that a test can keep one to control it.
 #[derive(Clone, Debug)]
 pub struct Administrator {
     shared: Arc<Shared>,
@@ -26,18 +26,18 @@ struct Shared {
 }
 
 impl Administrator {
-    /// For one port: it answers whoever sends by that.
+    /// An administrator for one port, which answers all MADs of that port.
     pub fn new(sa: StandIn) -> Self {
         let shared = Shared { sa: Mutex::new(sa), tamper: Mutex::new(|_| {}) };
         Self { shared: Arc::new(shared), received: VecDeque::new() }
     }
 
-    /// The administrator itself.
+    /// The administrator.
     pub fn sa(&self) -> MutexGuard<'_, StandIn> {
         self.shared.sa.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// From now on each of its answers is changed on its way.
+    /// Changes each answer from now on, on its way to the port.
     pub fn tamper(&self, change: fn(&mut [u8; mad::LEN])) {
         *self.shared.tamper.lock().unwrap_or_else(PoisonError::into_inner) = change;
     }

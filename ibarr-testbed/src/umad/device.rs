@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 
-//! What the kernel is to whoever opens `/dev/infiniband/umadN`: drivers/infiniband/core/user_mad.c, and
-//! of mad.c what its users see. No I/O, no clock.
+//! A model of `/dev/infiniband/umadN`: drivers/infiniband/core/user_mad.c, and the part of mad.c that its
+//! users see. It has no I/O and no clock.
 //!
-//! **The stand-in is no kinder than the kernel.** It takes nothing that the kernel would not, gives
-//! answers to those who asked alone, keeps the upper half of a transaction for itself, hands back
-//! 24 bytes of what nobody answered. It sends nothing twice, whatever `retries` says, and has no
-//! reader wait: to block is `EAGAIN`.
+//! **The stand-in is no kinder than the kernel.** It accepts nothing that the kernel refuses, gives an
+//! answer only to the agent that asked, owns the upper half of a transaction id, and returns 24 bytes of
+//! an unanswered MAD. It sends nothing twice, whatever `retries` says, and never blocks a reader: it
+//! returns `EAGAIN`.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::time::Duration;
@@ -19,28 +19,28 @@ use nix::errno::Errno;
 use nix::poll::PollFlags;
 use zerocopy::{FromBytes, FromZeros, IntoBytes};
 
-/// A port's device, and who has it open.
+/// The device of a port, and its open files.
 #[derive(Debug)]
 pub struct Device {
     abilities: Abilities,
     files: BTreeMap<FileId, OpenFile>,
     next_file: u64,
     next_agent: u16,
-    /// By the whole of their transaction.
+    /// MADs that wait for an answer, by their whole transaction id.
     waiting: BTreeMap<Tid, Waiting>,
     transmits: VecDeque<Sent>,
     is_gone: bool,
 }
 
-/// What tells kernels apart.
+/// Differences between kernels.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub struct Abilities {
-    /// It knows REGISTER_AGENT2, as from 3.18 on.
+    /// The kernel has REGISTER_AGENT2, since Linux 3.18.
     pub register_agent_2: bool,
-    /// It knows ENABLE_PKEY, as from 2.6.24 on. Without both headers have 56 bytes.
+    /// The kernel has ENABLE_PKEY, since Linux 2.6.24. Without both, headers have 56 bytes.
     pub enable_pkey: bool,
-    /// It tells users that the device is gone, as from 5.12 on: reads and writes end in `EIO`, and
-    /// poll(2) says so. Else reads never end, and writes do in `EINVAL`.
+    /// The kernel reports that the device is gone, since Linux 5.12: reads and writes fail with `EIO`, and
+    /// poll(2) reports it. Otherwise reads never end, and writes fail with `EINVAL`.
     pub tells_of_loss: bool,
 }
 
@@ -50,22 +50,22 @@ impl Default for Abilities {
     }
 }
 
-/// A file that was opened.
+/// An open file.
 #[derive(Clone, Copy, Debug, Eq, Hash, Ord, PartialEq, PartialOrd)]
 pub struct FileId(pub u64);
 
-/// A MAD on its way out of the port.
+/// A MAD that leaves the port.
 #[derive(Clone, Debug, Eq, PartialEq)]
 pub struct Sent {
-    /// To whom.
+    /// The destination LID.
     pub to: Lid,
-    /// To which queue pair.
+    /// The destination queue pair.
     pub qpn: u32,
-    /// How.
+    /// The service level.
     pub sl: u8,
-    /// In which partition, by its place in the port's table.
+    /// The partition, as an index into the port's table.
     pub pkey_index: u16,
-    /// What.
+    /// The bytes of the MAD.
     pub mad: [u8; mad::LEN],
 }
 
@@ -73,12 +73,12 @@ pub struct Sent {
 struct OpenFile {
     form: Form,
     is_used: bool,
-    /// By their number: the upper half of their transactions.
+    /// The class of each agent, by its number, which is the upper half of its transaction ids.
     agents: BTreeMap<u32, u16>,
-    /// Of these, the one that takes reports of the SA.
+    /// The agent that receives reports of the SA, if any.
     takes_reports: Option<u32>,
     received: VecDeque<Vec<u8>>,
-    /// The device has gone since.
+    /// The device has vanished since the file was opened.
     is_dead: bool,
 }
 
@@ -88,18 +88,18 @@ struct Waiting {
     agent: u32,
     class: Class,
     until: Instant,
-    /// What is handed back.
+    /// The header that is returned if there is no answer.
     header: [u8; MAD_HEADER],
 }
 
-/// Agents of one file.
+/// Maximum of agents of a file.
 const MAX_AGENTS: u32 = 32;
-/// Bytes of a MAD that every one has.
+/// Bytes of the common MAD header.
 const MAD_HEADER: usize = 24;
-/// Bytes that are written at least.
+/// Minimum of bytes of a write.
 const RMPP_HEADER: usize = 36;
 
-/// include/uapi/rdma/ib_user_mad.h.
+/// Request numbers of include/uapi/rdma/ib_user_mad.h.
 pub(super) mod request {
     pub(in crate::umad) const REGISTER_AGENT: u32 = 0xc01c_1b01;
     pub(in crate::umad) const UNREGISTER_AGENT: u32 = 0x4004_1b02;
@@ -108,7 +108,7 @@ pub(super) mod request {
 }
 
 impl Device {
-    /// That nobody has opened yet.
+    /// A device without open files.
     pub fn new(abilities: Abilities) -> Self {
         Self {
             abilities,
@@ -149,10 +149,10 @@ impl Device {
         self.waiting.retain(|_, waiting| waiting.file != file);
     }
 
-    /// ioctl(2): what is given back at `argument`.
+    /// ioctl(2). Returns the new content of `argument`.
     ///
     /// # Errors
-    /// What the kernel says.
+    /// The kernel's error.
     pub fn ioctl(&mut self, file: FileId, request: u32, argument: &[u8]) -> Result<Vec<u8>, Errno> {
         let Abilities { register_agent_2, enable_pkey, .. } = self.abilities;
         let are_taken = self.files.values().any(|file| file.takes_reports.is_some());
@@ -200,10 +200,10 @@ impl Device {
         }
     }
 
-    /// write(2): how much was taken.
+    /// write(2). Returns the number of accepted bytes.
     ///
     /// # Errors
-    /// What the kernel says.
+    /// The kernel's error.
     pub fn write(&mut self, now: Instant, file: FileId, bytes: &[u8]) -> Result<usize, Errno> {
         let is_lost = if self.abilities.tells_of_loss { Errno::EIO } else { Errno::EINVAL };
         let id = file;
@@ -236,7 +236,7 @@ impl Device {
             }
             let times = header.retries.get().saturating_add(1);
             let time = Duration::from_millis(header.timeout_ms.get().into()) * times;
-            // Without a time the kernel does not know an answer when it comes.
+            // Without a time-out the kernel does not match an answer.
             if time > Duration::ZERO {
                 let mut header = [0; MAD_HEADER];
                 header.iter_mut().zip(mad).for_each(|(to, from)| *to = from);
@@ -254,7 +254,7 @@ impl Device {
     /// read(2) into a buffer of `size` bytes.
     ///
     /// # Errors
-    /// `EAGAIN` while there is nothing; what else the kernel says.
+    /// `EAGAIN` if there is nothing to read; otherwise the kernel's error.
     pub fn read(&mut self, file: FileId, size: usize) -> Result<Vec<u8>, Errno> {
         let tells_of_loss = self.abilities.tells_of_loss;
         let file = self.files.get_mut(&file).ok_or(Errno::EBADF)?;
@@ -281,8 +281,8 @@ impl Device {
         }
     }
 
-    /// A MAD came to the port. What is no answer to one that was sent, and no report that an agent
-    /// takes, has nobody to go to.
+    /// The port receives a MAD. It is dropped if it is neither an answer to a sent MAD nor a report for an
+    /// agent.
     pub fn receive(&mut self, from: Lid, mad: &[u8]) {
         let Ok((header, _)) = Header::parse(mad) else { return };
         if !header.method.is_response() {
@@ -315,7 +315,7 @@ impl Device {
         }
     }
 
-    /// Time has passed.
+    /// Returns MADs whose time-out is over.
     pub fn handle_timeout(&mut self, now: Instant) {
         let is_over = |waiting: &Waiting| waiting.until <= now;
         let over: Vec<_> =
@@ -331,17 +331,17 @@ impl Device {
         }
     }
 
-    /// When [`Device::handle_timeout`] is to be called.
+    /// The time at which [`Device::handle_timeout`] must be called.
     pub fn poll_timeout(&self) -> Option<Instant> {
         self.waiting.values().map(|waiting| waiting.until).min()
     }
 
-    /// What leaves the port.
+    /// The next MAD that leaves the port.
     pub fn poll_transmit(&mut self) -> Option<Sent> {
         self.transmits.pop_front()
     }
 
-    /// The device goes, or comes back. Who has it open keeps a file that is dead.
+    /// Makes the device vanish, or come back. Open files stay dead.
     pub fn set_gone(&mut self, is_gone: bool) {
         self.is_gone = is_gone;
         if is_gone {
@@ -352,19 +352,19 @@ impl Device {
         }
     }
 
-    /// Has everybody who has it open read `bytes`, which no kernel would give.
+    /// Makes all open files read `bytes`, which no kernel would give.
     pub fn forge(&mut self, bytes: &[u8]) {
         for file in self.files.values_mut() {
             file.received.push_back(bytes.to_vec());
         }
     }
 
-    /// How many have it open.
+    /// Number of open files.
     pub fn open_files(&self) -> usize {
         self.files.values().filter(|file| !file.is_dead).count()
     }
 
-    /// The form that each of them has its headers in.
+    /// The form of the headers of each open file.
     pub fn forms(&self) -> impl Iterator<Item = Form> {
         self.files.values().filter(|file| !file.is_dead).map(|file| file.form)
     }
@@ -387,7 +387,8 @@ impl OpenFile {
     }
 }
 
-/// Whether an agent with this mask takes reports. One at a port does (`method_in_use` of mad.c).
+/// Whether an agent with this mask receives reports. Only one agent of a port can (`method_in_use` of
+/// mad.c).
 fn wants_reports(mask: &[u32; 4], are_taken: bool) -> Result<bool, Errno> {
     match *mask != RegisterWire::SA_CLIENT.method_mask {
         true if are_taken => Err(Errno::EINVAL),
@@ -395,7 +396,7 @@ fn wants_reports(mask: &[u32; 4], are_taken: bool) -> Result<bool, Errno> {
     }
 }
 
-/// What is read at once.
+/// The bytes of one read.
 fn message(form: Form, agent: u32, status: u32, from: Option<Lid>, mad: &[u8]) -> Vec<u8> {
     let mut header = HeaderWire::new_zeroed();
     header.agent = agent.into();
@@ -408,7 +409,7 @@ fn message(form: Form, agent: u32, status: u32, from: Option<Lid>, mad: &[u8]) -
     header.chain(mad).copied().collect()
 }
 
-/// A MAD can always be sent.
+/// A write is always possible.
 const WRITABLE: PollFlags = PollFlags::POLLOUT.union(PollFlags::POLLWRNORM);
 const ETIMEDOUT: u32 = 110;
 
@@ -444,7 +445,7 @@ mod tests {
         (device, file)
     }
 
-    /// What a peer answers.
+    /// The answer of a peer.
     fn answer(sent: &Sent) -> [u8; mad::LEN] {
         let mut mad = sent.mad;
         mad[3] = 0x81;
@@ -454,7 +455,7 @@ mod tests {
     const START: Instant = Instant::from_nanos(1_000_000_000);
 
     #[test]
-    fn an_answer_goes_to_who_asked_and_to_nobody_else() {
+    fn answer_goes_only_to_the_agent_that_asked() {
         let (mut device, file) = opened(Abilities::default());
         let other = device.open().unwrap();
         let argument = Register2Wire::SA_CLIENT.as_bytes().to_vec();
@@ -463,7 +464,7 @@ mod tests {
         let sent = device.poll_transmit().unwrap();
         assert_eq!((sent.to.get(), sent.qpn), (1, 1));
         assert_eq!(sent.mad[8..16], [0, 0, 0, 1, 0, 0, 0, 7]);
-        // Neither a repetition, nor another transaction, nor another class, nor a request.
+        // No repetition, no other transaction, no other class and no request is delivered.
         let right = answer(&sent);
         for (at, value) in [(15, 8), (11, 2), (1, 4), (3, 1)] {
             let mut wrong = right;
@@ -483,7 +484,7 @@ mod tests {
     }
 
     #[test]
-    fn what_nobody_answers_comes_back_without_its_data() {
+    fn unanswered_mad_comes_back_without_its_data() {
         for abilities in [
             Abilities::default(),
             Abilities { register_agent_2: false, ..Abilities::default() },
@@ -517,7 +518,7 @@ mod tests {
     }
 
     #[test]
-    fn what_the_kernel_takes_not_is_not_taken() {
+    fn writes_that_the_kernel_refuses_are_refused() {
         let (mut device, file) = opened(Abilities::default());
         let good = message(Form::WithPKey, 7);
         assert_eq!(device.write(START, file, &good[..99]), Err(Errno::EINVAL));
@@ -540,7 +541,7 @@ mod tests {
         let report = Report::of_link(Tid::new(0x0305_0000_0000_0001), Lid::new(2).unwrap());
         let from = Lid::new(1).unwrap();
         device.receive(from, report.emit().as_ref());
-        assert_eq!(device.read(file, 320), Err(Errno::EAGAIN), "nobody takes it");
+        assert_eq!(device.read(file, 320), Err(Errno::EAGAIN), "no agent receives it");
 
         let argument = Register2Wire::SA_REPORTS.as_bytes().to_vec();
         let agent = device.ioctl(file, request::REGISTER_AGENT_2, &argument).unwrap();
@@ -559,7 +560,7 @@ mod tests {
             panic!("{bytes:02x?}")
         };
         assert_eq!((agent, from), (AgentId(1), Lid::new(1)));
-        // The transaction is the SA's, and stays so in the answer, for which nobody waits.
+        // The transaction id is the SA's, also in our answer, to which no further answer comes.
         let mad = Report::parse(mad).unwrap().emit_answer();
         let (to, sl, pkey_index) = (from.unwrap(), Sl::default(), PKeyIndex(0));
         let send = Send { agent, to, sl, pkey_index, timeout: None, mad };
@@ -573,7 +574,7 @@ mod tests {
     }
 
     #[test]
-    fn who_has_a_device_that_goes_is_told_by_new_kernels_alone() {
+    fn only_new_kernels_report_that_the_device_is_gone() {
         for tells_of_loss in [true, false] {
             let (mut device, file) = opened(Abilities { tells_of_loss, ..Abilities::default() });
             device.set_gone(true);

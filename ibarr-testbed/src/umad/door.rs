@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 
-//! How who opens a device gets to it: by a file of FUSE, or by a socket in its place.
+//! The file of a device: a FUSE file, or a socket that takes its place.
 
 use std::collections::BTreeMap;
 use std::fs::{self, File};
@@ -26,7 +26,7 @@ use super::fuse::{Call, Fuse, Reply};
 pub(super) enum Door {
     Mounted {
         fuse: Fuse,
-        /// Who is to be told that a file is ready.
+        /// Pollers that wait until a file is ready.
         waiters: BTreeMap<FileId, u64>,
     },
     Listening {
@@ -48,19 +48,19 @@ impl Door {
     }
 
     pub(super) fn listen(path: &Path) -> Result<Self> {
-        // What a mount that failed was to be on.
+        // Remove the file on which FUSE could not be mounted.
         let _ = fs::remove_file(path);
         let flags = SockFlag::SOCK_CLOEXEC | SockFlag::SOCK_NONBLOCK;
         let listener = socket(AddressFamily::Unix, SockType::SeqPacket, flags, None)
             .context("cannot make a socket")?;
-        // A stream to the type, packets to the kernel.
+        // The Rust type is a stream; the kernel's socket has packets.
         bind(listener.as_raw_fd(), &UnixAddr::new(path)?)
             .and_then(|()| listen(&listener, Backlog::new(8)?))
             .with_context(|| format!("cannot listen at {}", path.display()))?;
         Ok(Self::Listening { listener: listener.into(), files: BTreeMap::new() })
     }
 
-    /// What is called, written or opened.
+    /// Handles system calls on the file, or packets and connections of the socket.
     pub(super) fn serve(&mut self, now: Instant, device: &mut Device) -> Result<()> {
         match self {
             Self::Mounted { fuse, waiters } => {
@@ -68,7 +68,7 @@ impl Door {
                 Ok(())
             }
             Self::Listening { listener, files } => {
-                // One that cannot be accepted has gone again.
+                // A connection that cannot be accepted is closed already.
                 while let Ok((socket, _)) = listener.accept() {
                     socket.set_nonblocking(true)?;
                     files.extend(open(device).map(|file| (file, socket)));
@@ -79,13 +79,13 @@ impl Door {
         }
     }
 
-    /// Who waits for something to read has it, or is told of it.
+    /// Delivers data to the sockets, or wakes pollers.
     pub(super) fn deliver(&mut self, device: &mut Device) -> Result<()> {
         match self {
             Self::Mounted { fuse, waiters } => {
                 let ready = |file: FileId| device.poll(file).intersects(READ_OR_LOST);
                 for (_, waiter) in waiters.extract_if(.., |file, _| ready(*file)) {
-                    fuse.wake(waiter).context("cannot wake who waits")?;
+                    fuse.wake(waiter).context("cannot wake a poller")?;
                 }
             }
             Self::Listening { files, .. } => keep(files, device, give),
@@ -129,7 +129,7 @@ fn answer(
     }
 }
 
-/// What a daemon does with a device before it reads or writes.
+/// Opens the device and registers an agent, as a daemon does before it reads or writes.
 fn open(device: &mut Device) -> Option<FileId> {
     let file = device.open().ok()?;
     let argument = Register2Wire::SA_CLIENT;
@@ -137,7 +137,7 @@ fn open(device: &mut Device) -> Option<FileId> {
     Some(file)
 }
 
-/// Closes those that are over: nothing else can be said to who is at a socket.
+/// Closes connections that have ended.
 fn keep(
     files: &mut BTreeMap<FileId, UnixStream>,
     device: &mut Device,
@@ -152,7 +152,7 @@ fn keep(
     });
 }
 
-/// `None`: it is over.
+/// `None` if the connection has ended.
 fn take(now: Instant, device: &mut Device, file: FileId, socket: &mut UnixStream) -> Option<()> {
     let mut buffer = [0; MAX_LEN];
     loop {
@@ -165,11 +165,11 @@ fn take(now: Instant, device: &mut Device, file: FileId, socket: &mut UnixStream
     }
 }
 
-/// `None`: it is over.
+/// `None` if the connection has ended.
 fn give(device: &mut Device, file: FileId, socket: &mut UnixStream) -> Option<()> {
     loop {
         match device.read(file, MAX_LEN) {
-            // Who does not read loses what comes next.
+            // A client that does not read loses further MADs.
             Ok(bytes) => drop(socket.write(&bytes)),
             Err(Errno::EAGAIN) => return Some(()),
             Err(_) => return None,

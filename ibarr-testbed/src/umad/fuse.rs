@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 
-//! A file whose system calls come to this process: a FUSE file system that is one regular file,
-//! mounted on a file. The part of the protocol that a device for MADs needs (include/uapi/linux/fuse.h);
-//! numbers are in the machine's byte order.
+//! A file whose system calls come to this process: a FUSE file system of one regular file, mounted on a
+//! file. It has the part of the protocol that a device for MADs needs (include/uapi/linux/fuse.h); numbers
+//! are in the machine's byte order.
 //!
-//! The libraries there are have directories, caches and inodes; this is an eighth of one.
+//! Existing libraries have directories, caches and inodes, and eight times as much code.
 
 use std::ffi::CString;
 use std::fs::{File, OpenOptions};
@@ -20,7 +20,7 @@ use nix::poll::PollFlags;
 use nix::unistd::{getgid, getuid};
 use zerocopy::{FromBytes, FromZeros, Immutable, IntoBytes, KnownLayout};
 
-/// A mounted file. Dropped, it is unmounted, and who has it open is told `ENOTCONN`.
+/// A mounted file. It is unmounted when it is dropped, and open files then get `ENOTCONN`.
 #[derive(Debug)]
 pub struct Fuse {
     kernel: File,
@@ -28,44 +28,44 @@ pub struct Fuse {
     buffer: Vec<u8>,
 }
 
-/// A system call, or what of it concerns us.
+/// The relevant part of a system call.
 #[derive(Debug, Eq, PartialEq)]
 pub enum Call<'a> {
-    /// open(2): answered with [`Reply::Opened`].
+    /// open(2). The reply is [`Reply::Opened`].
     Open,
     /// The last close(2) of a file.
     Release {
-        /// What the answer to [`Call::Open`] has called it.
+        /// The number from the reply to [`Call::Open`].
         file: u64,
     },
-    /// read(2): answered with [`Reply::Bytes`].
+    /// read(2). The reply is [`Reply::Bytes`].
     Read {
-        /// As above.
+        /// The number of the open file.
         file: u64,
-        /// Room there is.
+        /// The size of the buffer in bytes.
         size: usize,
     },
-    /// write(2): answered with [`Reply::Written`].
+    /// write(2). The reply is [`Reply::Written`].
     Write {
-        /// As above.
+        /// The number of the open file.
         file: u64,
-        /// What is written.
+        /// The written bytes.
         bytes: &'a [u8],
     },
-    /// ioctl(2): answered with [`Reply::Ioctl`].
+    /// ioctl(2). The reply is [`Reply::Ioctl`].
     Ioctl {
-        /// As above.
+        /// The number of the open file.
         file: u64,
-        /// Its number, which says how long the argument is.
+        /// The request number, which includes the length of the argument.
         request: u32,
-        /// What is given.
+        /// The bytes of the argument.
         argument: &'a [u8],
     },
-    /// poll(2) and its like: answered with [`Reply::Ready`].
+    /// poll(2), select(2) or epoll(7). The reply is [`Reply::Ready`].
     Poll {
-        /// As above.
+        /// The number of the open file.
         file: u64,
-        /// For [`Fuse::wake`], if somebody waits.
+        /// A number for [`Fuse::wake`], if the caller waits.
         waiter: Option<u64>,
     },
 }
@@ -73,25 +73,25 @@ pub enum Call<'a> {
 /// The answer to a [`Call`].
 #[derive(Debug)]
 pub enum Reply {
-    /// What the file is called from now on.
+    /// The number of the open file.
     Opened(u64),
-    /// What was read.
+    /// The bytes that are read.
     Bytes(Vec<u8>),
-    /// How much was written.
+    /// The number of written bytes.
     Written(usize),
-    /// What is given back at the argument.
+    /// The new bytes of the argument.
     Ioctl(Vec<u8>),
-    /// For what it is ready.
+    /// The events that are ready.
     Ready(PollFlags),
-    /// Done.
+    /// Success without data.
     Done,
 }
 
 impl Fuse {
-    /// Mounts itself on the file at `path`.
+    /// Mounts a file at `path`, which must be an existing file.
     ///
     /// # Errors
-    /// There is no FUSE, or no right to mount.
+    /// There is no FUSE, or the process may not mount.
     pub fn mount(path: &Path) -> io::Result<Self> {
         let flags = libc::O_NONBLOCK | libc::O_CLOEXEC;
         let fuse =
@@ -108,10 +108,10 @@ impl Fuse {
         Ok(Self { kernel: fuse, path: path.to_owned(), buffer: vec![0; BUFFER] })
     }
 
-    /// The next call, answered by what `serve` says of it. False: there is none now.
+    /// Handles the next call: `serve` makes its reply. False if there is none now.
     ///
     /// # Errors
-    /// It was unmounted, or the kernel speaks another protocol.
+    /// The file was unmounted, or the kernel speaks another protocol.
     pub fn serve(
         &mut self,
         serve: impl FnOnce(Call<'_>) -> Result<Reply, Errno>,
@@ -119,7 +119,7 @@ impl Fuse {
         let len = match self.kernel.read(&mut self.buffer) {
             Ok(len) => len,
             Err(error) if error.kind() == ErrorKind::WouldBlock => return Ok(false),
-            // It was interrupted before we took it.
+            // The call was interrupted before we read it.
             Err(error) if error.raw_os_error() == Some(libc::ENOENT) => return Ok(true),
             Err(error) => return Err(error),
         };
@@ -161,19 +161,19 @@ impl Fuse {
             Err(errno) => (-(errno as i32), Vec::new()),
         };
         match self.say(header.unique, error, &body) {
-            // Whoever called is gone.
+            // The caller has ended.
             Err(error) if error.raw_os_error() == Some(libc::ENOENT) => Ok(true),
             said => said.map(|()| true),
         }
     }
 
-    /// Has `waiter` poll again.
+    /// Makes `waiter` poll again.
     ///
     /// # Errors
-    /// It was unmounted.
+    /// The file was unmounted.
     pub fn wake(&mut self, waiter: u64) -> io::Result<()> {
         match self.say(0, NOTIFY_POLL, waiter.as_bytes()) {
-            // He waits no more.
+            // The caller does not wait any more.
             Err(error) if error.raw_os_error() == Some(libc::ENOENT) => Ok(()),
             said => said,
         }
@@ -182,7 +182,7 @@ impl Fuse {
     fn say(&mut self, unique: u64, error: i32, body: &[u8]) -> io::Result<()> {
         let len = u32::try_from(size_of::<OutHeader>() + body.len()).map_err(|_| malformed())?;
         let header = OutHeader { len, error, unique };
-        // The kernel takes all of it or nothing.
+        // The kernel accepts all bytes or none.
         self.kernel.write_all(&[header.as_bytes(), body].concat())
     }
 }
@@ -195,7 +195,7 @@ impl AsFd for Fuse {
 
 impl Drop for Fuse {
     fn drop(&mut self) {
-        // Where it is not mounted any more, there is nothing to do.
+        // It may be unmounted already.
         let _ = umount2(&self.path, MntFlags::MNT_DETACH);
     }
 }
@@ -212,7 +212,7 @@ fn init(body: &[u8]) -> io::Result<Vec<u8>> {
     Ok(out.as_bytes().to_vec())
 }
 
-/// Of a file that only its owner may open, valid for ever.
+/// The attributes of a file that only its owner may open. The kernel may cache them for ever.
 fn attributes() -> Vec<u8> {
     let mut attributes = Attributes::new_zeroed();
     attributes.valid_s = u64::MAX;
@@ -239,16 +239,16 @@ fn encode(reply: Reply) -> Vec<u8> {
 }
 
 fn malformed() -> io::Error {
-    io::Error::new(ErrorKind::InvalidData, "the kernel speaks another FUSE than ours")
+    io::Error::new(ErrorKind::InvalidData, "the kernel speaks another FUSE protocol than we do")
 }
 
-/// What the kernel asks for when the answer to INIT is the last one that we know.
+/// The major version of the protocol.
 const MAJOR: u32 = 7;
 const MINOR: u32 = 23;
 const MAX_WRITE: u32 = 4096;
-/// The kernel reads into no shorter one than 8 KiB.
+/// Size of the buffer. The kernel refuses one below 8 KiB.
 const BUFFER: usize = 16 * 1024;
-/// FOPEN_DIRECT_IO, FOPEN_NONSEEKABLE, FOPEN_STREAM: as many system calls here as there.
+/// FOPEN_DIRECT_IO, FOPEN_NONSEEKABLE, FOPEN_STREAM: each system call of the user becomes one call here.
 const OPEN_FLAGS: u32 = 1 | 1 << 2 | 1 << 4;
 const POLL_SCHEDULE_NOTIFY: u32 = 1;
 const NOTIFY_POLL: i32 = 1;
@@ -339,7 +339,7 @@ struct OpenOut {
     padding: u32,
 }
 
-/// Of reads and of writes.
+/// The header of reads and of writes.
 #[derive(Clone, Copy, Debug, FromBytes, Immutable, KnownLayout)]
 #[repr(C)]
 struct ReadIn {

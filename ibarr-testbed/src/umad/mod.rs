@@ -1,17 +1,16 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 
-//! InfiniBand ports where there are none: `/dev/infiniband/umadN` and what sysfs shows of it, for the
-//! directories that `ibarr run --dev-dir --sys-dir` are told. The daemon opens, registers, reads,
-//! writes and polls as it does with the kernel's; behind the port is a [`Wire`]: a stand-in for a
-//! subnet administrator ([`Administrator`]), or a fabric of `ibfab` with stock OpenSM on it
-//! ([`OnFabric`]).
+//! InfiniBand ports without hardware: `/dev/infiniband/umadN` and its files in sysfs, in the directories of
+//! `ibarr run --dev-dir --sys-dir`. The daemon opens, registers, reads, writes and polls as it does with a
+//! real device. Behind the port is a [`Wire`]: a stand-in for a subnet administrator ([`Administrator`]),
+//! or a fabric of `ibfab` with stock OpenSM ([`OnFabric`]).
 //!
-//! [`device`] is what the kernel does, [`fuse`] how system calls get here, [`Port`] the thread between
-//! the three. The files are mounted, so whoever makes ports has the right to: root, or root of a
-//! user namespace on a machine that lets it open /dev/fuse. Processes see them that start later and
-//! share the mount namespace, or got a copy of it. Where there is no FUSE a port can be [at a
-//! socket](Port::at_socket) that the daemon connects to: of the device's system calls it then makes
-//! none but reads and writes.
+//! [`device`] models the kernel, [`fuse`] receives the system calls, and [`Port`] is the thread that
+//! connects these and the wire. The files are mounted, so a process that makes ports needs the right to
+//! mount: root, or root of a user namespace on a machine that lets it open /dev/fuse. Processes that start
+//! later see the files, if they share the mount namespace or have a copy of it. Without FUSE, a port can be
+//! [at a socket](Port::at_socket), to which the daemon connects. Then the daemon only reads and writes, and
+//! makes no other system calls of a device.
 
 pub mod device;
 pub mod fuse;
@@ -45,63 +44,63 @@ pub use sysfs::Shown;
 
 use self::door::Door;
 
-/// What a port is connected to. After each call the `poll_…` functions are called until they have
-/// nothing more.
+/// The thing that a port is connected to. After each call, the `poll_…` functions are called until they
+/// return `None`.
 pub trait Wire: Send + 'static {
-    /// The port sends.
+    /// The port sends a MAD.
     fn send(&mut self, now: Instant, sent: &Sent);
 
-    /// Something came by a descriptor of [`Wire::fds`], or time has passed.
+    /// A descriptor of [`Wire::fds`] is readable, or the time of [`Wire::poll_timeout`] has come.
     fn handle_timeout(&mut self, now: Instant);
 
-    /// When [`Wire::handle_timeout`] is to be called.
+    /// The time at which [`Wire::handle_timeout`] must be called.
     fn poll_timeout(&self) -> Option<Instant>;
 
-    /// A MAD for the port, and whose it is.
+    /// The next MAD for the port, and the LID of its sender.
     fn poll_received(&mut self) -> Option<(Lid, [u8; mad::LEN])>;
 
-    /// The port is not as it was.
+    /// The new state of the port, if it has changed.
     fn poll_state(&mut self) -> Option<Shown> {
         None
     }
 
-    /// What is to be watched.
+    /// The descriptors to watch.
     fn fds(&self) -> Vec<BorrowedFd<'_>> {
         Vec::new()
     }
 }
 
-/// Where ports are made. What they leave there is the caller's to remove.
+/// The directory in which ports are made. The caller removes it.
 #[derive(Clone, Debug)]
 pub struct Directory(PathBuf);
 
 impl Directory {
-    /// Below `path`.
+    /// A directory for ports at `path`.
     pub fn new(path: impl Into<PathBuf>) -> Self {
         Self(path.into())
     }
 
-    /// For `ibarr run --dev-dir`.
+    /// The value for `ibarr run --dev-dir`.
     pub fn dev(&self) -> PathBuf {
         self.0.join("dev")
     }
 
-    /// For `ibarr run --sys-dir`.
+    /// The value for `ibarr run --sys-dir`.
     pub fn sys(&self) -> PathBuf {
         self.0.join("sys")
     }
 
-    /// Where a device belongs; its directory is made.
+    /// The path of a device. Its directory is made.
     fn device(&self, umad: u32) -> io::Result<PathBuf> {
         let directory = self.dev().join(INFINIBAND);
         fs::create_dir_all(&directory)?;
         Ok(directory.join(format!("umad{umad}")))
     }
 
-    /// What has been made in the place of devices, also by processes that are no more.
+    /// The paths of all devices, also those of processes that have ended.
     ///
     /// # Errors
-    /// It cannot be listed.
+    /// The directory cannot be listed.
     pub fn devices(&self) -> io::Result<Vec<PathBuf>> {
         match fs::read_dir(self.dev().join(INFINIBAND)) {
             Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(Vec::new()),
@@ -110,7 +109,7 @@ impl Directory {
     }
 }
 
-/// A port, as long as this lives.
+/// A port. It vanishes when this is dropped.
 #[derive(Debug)]
 pub struct Port {
     shared: Arc<Shared>,
@@ -129,18 +128,18 @@ struct Shared {
 #[derive(Debug)]
 struct Inner {
     device: Device,
-    /// What is shown while the device is there.
+    /// The state that sysfs shows while the device exists.
     state: Option<Shown>,
     is_gone: bool,
     is_over: bool,
 }
 
 impl Port {
-    /// Makes the port `name` with the device `umadN`. It is shown once it has a state: `state`, or
-    /// what the wire says.
+    /// Makes the port `name` with the device `umadN`. sysfs shows it as soon as it has a state: `state`, or
+    /// the first state of the wire.
     ///
     /// # Errors
-    /// There is no FUSE, or no right to mount; a file cannot be written.
+    /// There is no FUSE, the process may not mount, or a file cannot be written.
     pub fn new(
         directory: &Directory,
         name: PortName,
@@ -153,10 +152,10 @@ impl Port {
         Self::behind(door, directory, name, umad, abilities, state, wire)
     }
 
-    /// The same with a Unix socket in the device's place.
+    /// Like [`Port::new`], with a Unix socket that takes the place of the device.
     ///
     /// # Errors
-    /// The path is too long for a socket; a file cannot be written.
+    /// The path is too long for a socket, or a file cannot be written.
     pub fn at_socket(
         directory: &Directory,
         name: PortName,
@@ -192,7 +191,7 @@ impl Port {
         Ok(Self { shared, bell, thread: Some(thread) })
     }
 
-    /// Changes what sysfs shows.
+    /// Changes the state that sysfs shows.
     ///
     /// # Errors
     /// A file cannot be written.
@@ -200,14 +199,14 @@ impl Port {
         self.shared.lock().show(&self.shared, state)
     }
 
-    /// The device goes, as when its driver resets it or is unloaded.
+    /// Makes the device vanish, as when its driver resets it or is unloaded.
     ///
     /// # Errors
     /// A file cannot be removed.
     pub fn unplug(&self) -> Result<()> {
         let mut inner = self.shared.lock();
         inner.is_gone = true;
-        // As in the kernel: first nobody can use it, then nobody can see it.
+        // As in the kernel: first the device fails, then its files vanish.
         inner.device.set_gone(true);
         sysfs::hide(&self.shared.directory.sys(), &self.shared.name, self.shared.umad)?;
         drop(inner);
@@ -215,7 +214,7 @@ impl Port {
         Ok(())
     }
 
-    /// It comes back.
+    /// Makes the device come back.
     ///
     /// # Errors
     /// A file cannot be written.
@@ -229,19 +228,19 @@ impl Port {
         }
     }
 
-    /// Has whoever has the device open read `bytes`, which no kernel would give.
+    /// Makes all open files of the device read `bytes`, which no kernel would give.
     pub fn forge(&self, bytes: &[u8]) {
         self.shared.lock().device.forge(bytes);
         self.wake();
     }
 
-    /// Asks the device something.
+    /// Calls `ask` with the device.
     pub fn device<T>(&self, ask: impl FnOnce(&Device) -> T) -> T {
         ask(&self.shared.lock().device)
     }
 
     fn wake(&self) {
-        // If there is no room for a byte, enough of them wait.
+        // If there is no room for a byte, enough bytes wait already.
         let _ = (&self.bell).write(&[0]);
     }
 }
@@ -251,7 +250,7 @@ impl Drop for Port {
         self.shared.lock().is_over = true;
         self.wake();
         if let Some(thread) = self.thread.take() {
-            // Its panic has been printed.
+            // A panic of the thread was printed already.
             let _ = thread.join();
         }
         let shared = &self.shared;
@@ -277,7 +276,7 @@ impl Inner {
     }
 }
 
-/// What the thread of a port has.
+/// The state of a port's thread.
 struct Serving {
     shared: Arc<Shared>,
     door: Door,
@@ -324,7 +323,7 @@ impl Serving {
         let timeout = match due.into_iter().flatten().min() {
             None => PollTimeout::NONE,
             Some(due) => {
-                // Rounded up, so that it is due when we wake.
+                // Round up, so that the time has come when we wake.
                 let millis = due.since(clock::now()).as_nanos().div_ceil(1_000_000);
                 PollTimeout::try_from(millis).unwrap_or(PollTimeout::MAX)
             }
@@ -338,5 +337,5 @@ impl Serving {
     }
 }
 
-/// Below a `--dev-dir`.
+/// The directory below a `--dev-dir`.
 const INFINIBAND: &str = "infiniband";

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 
-//! A port of a channel adapter in the fabric of an `ibfab run --umad2sim`, beside OpenSM and whoever
-//! else is there.
+//! A port of a channel adapter in the fabric of an `ibfab run --umad2sim`, beside OpenSM and other
+//! programs.
 
 use std::collections::VecDeque;
 use std::io::ErrorKind;
@@ -30,18 +30,18 @@ pub struct OnFabric {
     client: u32,
     guid: u64,
     look_at: Instant,
-    /// What the last look has found so far.
+    /// The PortInfo of the last look, as far as it has arrived.
     info: Option<PortInfoWire>,
     shown: Option<Shown>,
     changed: Option<Shown>,
     received: VecDeque<(Lid, [u8; mad::LEN])>,
 }
 
-/// Nobody tells when a subnet manager has changed a port.
+/// How often to look: the fabric does not announce that a subnet manager has changed a port.
 const LOOK_EVERY: Duration = Duration::from_millis(50);
 
 impl OnFabric {
-    /// The host of `node` in the fabric that is served as `name`.
+    /// Connects as the host of `node` to the fabric that is served as `name`.
     ///
     /// # Errors
     /// There is no such fabric or node.
@@ -62,7 +62,7 @@ impl OnFabric {
         mads.connect_addr(&address(&ibsim::server_name(client))?)?;
         let answer = ask(&control, client, ibsim::GET_NODEINFO, &[])?;
         let (node, _) = NodeInfoWire::read_from_prefix(&answer.data)
-            .map_err(|_| anyhow::anyhow!("NodeInfo is cut"))?;
+            .map_err(|_| anyhow::anyhow!("NodeInfo is truncated"))?;
         control.set_nonblocking(true)?;
         mads.set_nonblocking(true)?;
         Ok(Self {
@@ -81,14 +81,14 @@ impl OnFabric {
     fn take_mads(&mut self) {
         let mut datagram = Datagram::new_zeroed();
         while let Ok(len) = self.mads.recv(datagram.as_mut_bytes()) {
-            // What nobody answered is the kernel's to hand back, when it is time.
+            // The device, and not the wire, returns unanswered MADs at their time-out.
             if len != size_of::<Datagram>() || datagram.status.get() != 0 {
                 continue;
             }
             let Some(from) = ibsim::lid(datagram.slid) else { continue };
             let mut mad = datagram.mad;
-            // The number of the client, which a kernel would not see. That of another belongs to what
-            // the other asks.
+            // Remove the number of the client, which a kernel would not see. A request of another
+            // client keeps that client's number.
             if Header::parse(&mad).is_ok_and(|(header, _)| header.method.is_response()) {
                 mad.iter_mut().skip(8).take(2).for_each(|byte| *byte = 0);
             }
@@ -121,7 +121,7 @@ impl OnFabric {
         for kind in [ibsim::GET_PORTINFO, ibsim::GET_PKEYS] {
             let control =
                 Control { magic: ibsim::MAGIC, client: self.client, kind, len: 64, data: [0; 64] };
-            // A fabric that has ended leaves the port as it was.
+            // If the fabric has ended, the port stays as it was.
             let _ = self.control.send(control.as_bytes());
         }
     }
@@ -140,7 +140,7 @@ impl Wire for OnFabric {
             mad: sent.mad,
         };
         match self.mads.send(datagram.as_bytes()) {
-            // What does not fit is lost, as on a wire.
+            // A MAD without room is lost, as on a wire.
             Ok(_) => {}
             Err(error) if error.kind() == ErrorKind::WouldBlock => {}
             Err(error) => eprintln!("fabric: {error}"),
@@ -197,7 +197,7 @@ fn shown(info: &PortInfoWire, guid: u64, pkeys: &[u8]) -> Shown {
     }
 }
 
-/// Clients tell themselves apart by it; others use the number of their process.
+/// A number that identifies this client. Other programs use their process id.
 fn own_number() -> u32 {
     static NEXT: AtomicU32 = AtomicU32::new(0);
     std::process::id() << 8 | NEXT.fetch_add(1, Ordering::Relaxed) & 0xff

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 
-//! What sysfs shows of a port.
+//! The files of a port in sysfs.
 
 use std::fs;
 use std::io;
@@ -10,27 +10,27 @@ use ibarr_common::ib::{Gid, Lid, Sl};
 use ibarr_common::wire::smp::PortState;
 use ibarr_proto::paths::PortName;
 
-/// What a driver shows of a port. Without a LID no subnet manager has been there yet.
+/// The state of a port as a driver shows it. Without a LID, no subnet manager has configured it yet.
 #[derive(Clone, Debug, Eq, PartialEq)]
 pub struct Shown {
-    /// What a subnet manager lets pass.
+    /// The link state.
     pub state: PortState,
-    /// Its own.
+    /// The LID of the port.
     pub lid: Option<Lid>,
-    /// Lower bits of the LID that do not count.
+    /// Number of low bits of the LID that the port ignores.
     pub lmc: u8,
-    /// The subnet manager's.
+    /// The LID of the subnet manager.
     pub sm_lid: Option<Lid>,
-    /// How the subnet manager is reached.
+    /// The service level to the subnet manager.
     pub sm_sl: Sl,
-    /// By index.
+    /// The GID table.
     pub gids: Vec<Gid>,
-    /// By index; 0 is no key.
+    /// The P_Key table; 0 is no key.
     pub pkeys: Vec<u16>,
 }
 
 impl Shown {
-    /// An active port in the default partition.
+    /// The state of an active port in the default partition.
     pub fn active(lid: Lid, gid: Gid, sm_lid: Lid) -> Self {
         Self {
             state: PortState::Active,
@@ -44,7 +44,7 @@ impl Shown {
     }
 }
 
-/// Shows a port, below `sys`.
+/// Writes the files of a port below `sys`.
 pub(crate) fn show(sys: &Path, name: &PortName, umad: u32, shown: &Shown) -> io::Result<()> {
     let Shown { state, lid, lmc, sm_lid, sm_sl, gids, pkeys } = shown;
     let named = match state {
@@ -56,7 +56,7 @@ pub(crate) fn show(sys: &Path, name: &PortName, umad: u32, shown: &Shown) -> io:
     let hex = |lid: Option<Lid>| format!("{:#x}", lid.map_or(0, Lid::get));
     let port = port(sys, name);
     let write = |file: &str, text: &str| replace(&port.join(file), text);
-    // A reader may come between any two of them, as in a real one.
+    // As in a real sysfs, a reader may read between any two writes.
     for (index, gid) in gids.iter().enumerate() {
         let groups: Vec<_> = gid
             .octets()
@@ -80,7 +80,7 @@ pub(crate) fn show(sys: &Path, name: &PortName, umad: u32, shown: &Shown) -> io:
     replace(&sys.join("class/infiniband_mad/abi_version"), "5")
 }
 
-/// Shows it no more.
+/// Removes the files of a port.
 pub(super) fn hide(sys: &Path, name: &PortName, umad: u32) -> io::Result<()> {
     let ignore_absence = |result: io::Result<()>| match result {
         Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
@@ -89,7 +89,7 @@ pub(super) fn hide(sys: &Path, name: &PortName, umad: u32) -> io::Result<()> {
     let umad = sys.join(format!("class/infiniband_mad/umad{umad}"));
     ignore_absence(fs::remove_dir_all(umad))?;
     ignore_absence(fs::remove_dir_all(port(sys, name)))?;
-    // With its last port a device goes; with ports it stays.
+    // The directory of a device is removed with its last port.
     for above in ["ports", ""] {
         let dir = sys.join("class/infiniband").join(name.device.as_str()).join(above);
         if fs::remove_dir(dir).is_err() {
@@ -104,7 +104,7 @@ fn port(sys: &Path, name: &PortName) -> PathBuf {
     device.join("ports").join(name.port.to_string())
 }
 
-/// Whoever reads sees all of it.
+/// Replaces a file at once, so that a reader never sees a part of it.
 fn replace(path: &Path, text: &str) -> io::Result<()> {
     if let Some(directory) = path.parent() {
         fs::create_dir_all(directory)?;

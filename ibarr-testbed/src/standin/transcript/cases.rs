@@ -7,7 +7,7 @@ use std::time::Duration;
 use super::{Case, Reflex, Saying, Step};
 use Step::{Ask, Listener, Neighbour, NoNeighbour, Reflex as While, Say, Wait};
 
-/// Each begins with somebody on the group.
+/// The cases. Each begins with a listener in the group.
 pub fn cases() -> Vec<Case> {
     [histories(), odd_answers(), time_outs()].concat()
 }
@@ -21,7 +21,7 @@ fn histories() -> Vec<Case> {
             [ASK_BRIEFLY, ANSWER, Wait],
         ),
         case(
-            "without an answer the request is sent again at the time-out, for nothing",
+            "without an answer the request is sent again at the time-out, in vain",
             [ASK_BRIEFLY, Wait, ANSWER],
         ),
         case(
@@ -29,11 +29,11 @@ fn histories() -> Vec<Case> {
             [ASK_BRIEFLY, While(&[Reflex::Answer]), Wait],
         ),
         case(
-            "a neighbour that goes wakes nobody",
+            "a deleted neighbour wakes no caller",
             [ask(1), Neighbour, ANSWER, NoNeighbour, Neighbour],
         ),
         case(
-            "each neighbour sends again all that has no answer",
+            "each new neighbour sends all unanswered requests again",
             [
                 ask(3),
                 Neighbour,
@@ -84,11 +84,11 @@ fn histories() -> Vec<Case> {
             [ask(1), Listener(false), ask(1), Listener(true), ask(1)],
         ),
         case(
-            "without a listener what waits fails when it is to be sent again",
+            "without a listener a waiting request fails when it would be sent again",
             [ask(2), ANSWER, Listener(false), Neighbour],
         ),
         case(
-            "without a listener what waits fails at its time-out",
+            "without a listener a waiting request fails at its time-out",
             [ASK_BRIEFLY, Listener(false), Wait],
         ),
     ]
@@ -147,7 +147,8 @@ fn case<const N: usize>(name: &'static str, steps: [Step; N]) -> Case {
     Case { name, steps: steps.into() }
 }
 
-/// If this is taken for an answer, the next neighbour ends the request; if not, it has it sent again.
+/// If the kernel accepts this as an answer, the next neighbour ends the request. If not, the next
+/// neighbour makes the kernel send the request again.
 fn odd(name: &'static str, saying: Saying) -> Case {
     case(name, [ask(1), Say(saying, 1..=1), Neighbour, ANSWER, Neighbour])
 }

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 
-//! What is done to a kernel, and what it says to that, as text: so that a real kernel and its
-//! stand-in can be held against each other, and both against a recording.
+//! Transcripts: the steps that are done to a kernel and the kernel's reactions, as text, so that tests can
+//! compare a real kernel and the stand-in with a recording.
 //!
-//! What differs from run to run is made the same: numbers count from the first request of a case,
-//! interfaces and sockets have fixed ones.
+//! Values that differ from run to run are normalised: sequence numbers count from the first request of a
+//! case, and interfaces and sockets have fixed numbers.
 
 mod cases;
 mod model;
@@ -21,86 +21,86 @@ use anyhow::Result;
 pub use self::cases::cases;
 pub use self::model::Model;
 
-/// What Linux 6.1 and 6.12 said.
+/// The recording of Linux 6.1 and 6.12.
 pub const RECORDED: &str = include_str!("../../../tests/data/ls-transcript.txt");
 
-/// A history.
+/// A case: some steps and their reactions.
 #[derive(Clone, Debug)]
 pub struct Case {
-    /// What it shows.
+    /// The claim that it shows.
     pub name: &'static str,
-    /// What is done, each when what came of the one before is over.
+    /// The steps. Each is done when the reactions to the one before have ended.
     pub steps: Vec<Step>,
 }
 
-/// What is done to a kernel.
+/// A step that is done to a kernel.
 #[derive(Clone, Debug)]
 pub enum Step {
-    /// So many callers ask for the address, one after another, each with so much time.
+    /// Callers ask for an address, one after another.
     Ask {
-        /// How many.
+        /// Number of callers.
         callers: u32,
-        /// For what.
+        /// The address that they ask for.
         target: &'static str,
-        /// How long they wait.
+        /// The time-out of each caller.
         timeout: Duration,
     },
-    /// The daemon says this to the requests of these numbers.
+    /// The daemon sends this to the requests with these numbers.
     Say(Saying, RangeInclusive<u32>),
     /// A neighbour becomes valid.
     Neighbour,
-    /// The neighbours that did are deleted.
+    /// All neighbours that became valid are deleted.
     NoNeighbour,
-    /// From now on somebody is on the group, or nobody.
+    /// From now on there is a listener in the group, or none.
     Listener(bool),
-    /// The next request of the kernel is followed by this before the kernel does anything else.
+    /// These reflexes follow the next request of the kernel, before the kernel does anything else.
     Reflex(&'static [Reflex]),
-    /// Time passes until every caller has an outcome.
+    /// Waits until every caller has an outcome.
     Wait,
 }
 
-/// What is done from within the sending of a request.
+/// An action while the kernel sends a request.
 #[derive(Clone, Copy, Debug)]
 pub enum Reflex {
-    /// It is answered.
+    /// The daemon answers the request.
     Answer,
     /// A neighbour becomes valid.
     Neighbour,
 }
 
-/// What a daemon says, rightly or wrongly.
+/// A message of a daemon, right or wrong.
 #[derive(Clone, Copy, Debug)]
 pub enum Saying {
     /// The right answer.
     Answer,
-    /// The answer with other bytes in places; its length is what it then is.
+    /// The answer with some other bytes. Its length field fits.
     Changed {
-        /// What is wrong.
+        /// The name of the change.
         name: &'static str,
-        /// Type and flags.
+        /// Type and flags of the netlink header.
         header: [u16; 2],
-        /// Everything after the header, in hexadecimal digits; `GID` stands for 16 bytes of GID.
+        /// All bytes after the header, in hexadecimal digits; `GID` stands for 16 bytes of GID.
         payload: &'static str,
     },
-    /// Two of the right answer in a datagram.
+    /// The right answer twice in a datagram.
     Twice,
-    /// The right answer, but to the request of this number after.
+    /// The right answer, with a number that is larger by this.
     ToAnother(u32),
 }
 
-/// What a kernel says to a step.
+/// A reaction of a kernel to a step.
 #[derive(Clone, Debug, Eq, PartialEq)]
 pub enum Heard {
-    /// To the daemon.
+    /// A message to the daemon.
     Message(Vec<u8>),
-    /// To a caller; they count from 1.
+    /// The outcome of a caller. Callers count from 1.
     End(u32, Outcome),
 }
 
-/// What a caller is told.
+/// The result that a caller gets.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub enum Outcome {
-    /// There is an answer.
+    /// Success: there is an answer.
     Answered,
     /// `-ETIMEDOUT`.
     TimedOut,
@@ -108,18 +108,18 @@ pub enum Outcome {
     NoListener,
 }
 
-/// A kernel, or what stands in for one.
+/// A kernel or its stand-in.
 pub trait Subject {
-    /// Begins anew: nobody asks, somebody listens, no neighbour is valid.
+    /// Resets: there is no caller, a listener, and no valid neighbour.
     ///
     /// # Errors
-    /// All of these have those of their sockets.
+    /// A socket fails; so for all methods.
     fn begin(&mut self) -> Result<()>;
 
-    /// The number of the interface that requests leave by, and that of the daemon's socket.
+    /// The index of the interface in requests, and the port id of the daemon's socket.
     fn numbers(&self) -> (u32, u32);
 
-    /// `rdma_resolve_addr`, for the caller of the next number.
+    /// `rdma_resolve_addr`, for the caller with the next number.
     ///
     /// # Errors
     /// See above.
@@ -149,15 +149,16 @@ pub trait Subject {
     /// See above.
     fn reflex(&mut self, reflexes: &'static [Reflex]) -> Result<()>;
 
-    /// What has come of a step, messages first. Without `wait` until nothing more can come of it as
-    /// long as no time passes; it is expected to be this much.
+    /// The reactions to a step, messages first. With `wait`, it waits for the outcome of every caller;
+    /// otherwise it returns when nothing more can come without time passing. `expected` is their number in
+    /// the recording.
     ///
     /// # Errors
     /// See above.
     fn heard(&mut self, wait: bool, expected: usize) -> Result<Vec<Heard>>;
 }
 
-/// What came of each step, and the whole of it as text.
+/// The reactions to each step, and the whole transcript as text.
 #[derive(Debug)]
 pub struct Transcript {
     heard: Vec<usize>,
@@ -165,10 +166,10 @@ pub struct Transcript {
 }
 
 impl Case {
-    /// Does the steps. `expected` is what is known to come of them, so that it can be waited for.
+    /// Does the steps. `expected` is the recording, which says how many reactions to wait for.
     ///
     /// # Errors
-    /// Those of `subject`.
+    /// `subject` fails.
     pub fn run(
         &self,
         subject: &mut impl Subject,
@@ -208,7 +209,7 @@ impl Case {
         Ok(transcript)
     }
 
-    /// Its part of the recording; nothing if it has none.
+    /// Its part of the recording. Empty if it has none.
     pub fn recorded(&self) -> String {
         let begin = format!("case {}", self.name);
         let mut lines = RECORDED.lines().skip_while(|line| *line != begin);
@@ -219,14 +220,14 @@ impl Case {
 }
 
 impl Transcript {
-    /// All of it.
+    /// The whole transcript.
     pub fn text(&self) -> &str {
         &self.text
     }
 }
 
 impl Saying {
-    /// What a daemon sends, whose socket has this number.
+    /// The datagram of a daemon whose socket has this port id.
     pub fn datagram(self, seq: u32, port_id: u32) -> Vec<u8> {
         let message = |header: [u16; 2], seq: u32, payload: &str| {
             let mut bytes = vec![0; 4];
@@ -268,8 +269,8 @@ impl fmt::Display for Step {
             }
             Self::Neighbour => f.write_str("a neighbour becomes valid"),
             Self::NoNeighbour => f.write_str("the neighbours are deleted"),
-            Self::Listener(true) => f.write_str("somebody joins the group"),
-            Self::Listener(false) => f.write_str("nobody is on the group any more"),
+            Self::Listener(true) => f.write_str("a listener joins the group"),
+            Self::Listener(false) => f.write_str("the last listener leaves the group"),
             Self::Reflex(reflexes) => {
                 f.write_str("while the next request is being sent:")?;
                 reflexes.iter().try_for_each(|reflex| match reflex {
@@ -282,9 +283,9 @@ impl fmt::Display for Step {
     }
 }
 
-/// What replaces the numbers of one run.
+/// Replaces the numbers of a run.
 struct Names {
-    /// The first number, less one.
+    /// The first sequence number minus one.
     base: Option<u32>,
     numbers: (u32, u32),
 }
@@ -294,7 +295,7 @@ impl Names {
         self.base.unwrap_or_default().wrapping_add(number)
     }
 
-    /// Consecutive ones that differ in nothing but their number are one line.
+    /// Consecutive reactions that differ only in their number become one line.
     fn lines(&mut self, heard: &[Heard]) -> Vec<String> {
         let mut lines: Vec<(String, u32, u32)> = Vec::new();
         for heard in heard {
@@ -320,7 +321,7 @@ impl Names {
         lines.into_iter().map(line).collect()
     }
 
-    /// In words of four bytes, and the number it is about.
+    /// The message in words of four bytes, and its sequence number.
     fn message(&mut self, bytes: &[u8]) -> (String, u32) {
         let mut bytes = bytes.to_vec();
         let (ifindex, port_id) = self.numbers;
@@ -330,7 +331,7 @@ impl Names {
         put(&mut bytes, 8, 0);
         replace(&mut bytes, 12, port_id, PORT_ID);
         if is_verdict {
-            // Quotes what it is about.
+            // An error quotes the message that it is about.
             replace(&mut bytes, 28, number, 0);
             replace(&mut bytes, 32, port_id, PORT_ID);
         } else {
@@ -339,7 +340,7 @@ impl Names {
         let mut text = "kernel:".to_owned();
         for (at, byte) in bytes.iter().enumerate() {
             let space = if at % 4 == 0 { " " } else { "" };
-            // A `String` takes everything.
+            // Writing to a String never fails.
             let _ = write!(text, "{space}{byte:02x}");
         }
         (text + " (number #)", number.wrapping_sub(base))

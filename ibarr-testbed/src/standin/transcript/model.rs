@@ -10,20 +10,20 @@ use ibarr_common::{IfIndex, Instant};
 use super::{Heard, Outcome, Reflex, Saying, Subject};
 use crate::standin::{Config, Event, Input, IpOutcome, Kernel, NoListener, Transmit};
 
-/// The stand-in, in a time that passes by itself.
+/// The stand-in, with a virtual clock.
 #[derive(Debug)]
 pub struct Model {
     kernel: Kernel,
     now: Instant,
     callers: u32,
-    /// Those that wait.
+    /// The requests that wait, and their callers.
     asked: Vec<(Seq, u32)>,
     reflexes: &'static [Reflex],
     messages: Vec<Heard>,
     ends: Vec<Heard>,
 }
 
-/// Between steps, and longer than a request takes to be sent.
+/// The time between steps, longer than the stand-in takes to send a request.
 const STEP: Duration = Duration::from_millis(1);
 const IFINDEX: IfIndex = IfIndex::MIN;
 const PORT_ID: u32 = 7;
@@ -48,7 +48,7 @@ impl Model {
         self.transmit();
     }
 
-    /// What the kernel says is heard at once, before it has done with saying it.
+    /// Handles messages of the kernel at once, while the kernel still sends.
     fn transmit(&mut self) {
         while let Some(Transmit { bytes, .. }) = self.kernel.poll_transmit() {
             for reflex in std::mem::take(&mut self.reflexes) {
@@ -108,7 +108,7 @@ impl Subject for Model {
         Ok(())
     }
 
-    /// Of one that goes the kernel's core hears, but that it is no longer valid.
+    /// The kernel's RDMA core also hears of a deleted neighbour, but then it is not valid any more.
     fn neighbour(&mut self, valid: bool) -> Result<()> {
         if valid {
             self.input(NEIGHBOUR);
