@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 
-//! A peer cannot tell the programs from the server: it sees the same reply or the same silence.
+//! A peer cannot tell the programs from the server: both send the same reply or none.
 
 use std::net::IpAddr;
 
@@ -18,7 +18,7 @@ use crate::oracle::Node;
 use crate::programs::{Programs, TC_NEXT, TC_REDIRECT, XDP_PASS, XDP_TX};
 
 #[test]
-fn table_of_hostile_payloads_is_seen_alike() {
+fn hostile_payloads_get_the_same_from_programs_and_server() {
     let table = include_str!("../../../ibarr-common/tests/data/ip2gid-cases.txt");
     let cases = table.lines().filter(|line| !line.starts_with('#')).filter_map(|case| {
         let (verdict, rest) = case.split_once('|')?;
@@ -36,12 +36,12 @@ fn table_of_hostile_payloads_is_seen_alike() {
             answered += u32::from(replies);
         }
     }
-    // Those that the table calls ok, over the family of their target.
+    // The payloads that the table calls ok, over the family of their target.
     assert_eq!(answered, 4);
 }
 
 #[test]
-fn payload_of_every_length_is_seen_alike() {
+fn payloads_of_every_length_get_the_same_from_both() {
     let mut nodes = Nodes::new(&[]);
     for (source, destination) in [("10.2.0.9", "10.2.0.5"), ("fd00:2::9", "fd00:2::5")] {
         let query = Query::new(Version::V1, MsgId(7), ip(destination)).unwrap().emit();
@@ -56,14 +56,14 @@ fn payload_of_every_length_is_seen_alike() {
 }
 
 #[test]
-fn frame_cut_anywhere_is_seen_alike() {
+fn truncated_frames_get_the_same_from_both() {
     let mut nodes = Nodes::new(&[]);
     for (source, destination) in [("10.2.0.9", "10.2.0.5"), ("fd00:2::9", "fd00:2::5")] {
         let query = Query::new(Version::V1, MsgId(7), ip(destination)).unwrap().emit();
         let frame = Frame::query(ip(source), ip(destination), query.as_ref());
         for link in Nodes::LINKS {
             let whole = Frame { link, ..frame.clone() }.bytes();
-            // The kernel's test run wants an IP header that it can look at.
+            // The kernel's test run needs a whole IP header.
             let ip_header = if frame.source.is_ipv4() { 20 } else { 40 };
             for length in link.header_len() + ip_header..whole.len() {
                 let replies = nodes.check_bytes(link, &whole[..length], false).unwrap();
@@ -74,7 +74,7 @@ fn frame_cut_anywhere_is_seen_alike() {
 }
 
 #[test]
-fn any_frame_is_seen_alike() {
+fn any_frame_gets_the_same_from_both() {
     let allowed = ["10.0.0.0/8", "fd00::/16", "fe80::/10"].map(|text| text.parse().unwrap());
     for allow in [&[][..], &allowed] {
         let nodes = std::cell::RefCell::new(Nodes::new(allow));
@@ -104,7 +104,7 @@ fn any_frame_is_seen_alike() {
     }
 }
 
-/// Frames that are queries in most respects.
+/// Frames that are queries except for a few fields.
 fn frames() -> impl Strategy<Value = Frame> {
     let v4 = [
         "10.2.0.5",
@@ -137,7 +137,7 @@ fn frames() -> impl Strategy<Value = Frame> {
     let family = prop_oneof![Just(v4.to_vec()), Just(v6.to_vec())];
     family
         .prop_flat_map(move |pool| {
-            // The first is ours, the fourth a peer.
+            // The first address is ours, the fourth a peer's.
             let (ours, peer) = (ip(pool[0]), ip(pool[3]));
             let any_address = || select(pool.clone()).prop_map(ip);
             let source = prop_oneof![Just(peer), any_address()];
@@ -179,7 +179,7 @@ fn frames() -> impl Strategy<Value = Frame> {
         })
 }
 
-/// The same node four times over as programs, and once as stack and server.
+/// The same node four times as programs, and once as stack and server.
 struct Nodes {
     ethernet: Programs,
     ipoib: Programs,
@@ -226,8 +226,8 @@ impl Nodes {
         Self { ethernet: load(14), ipoib: load(24), oracle }
     }
 
-    /// Whether `frame` is answered, on either link. One without oddities must be, if the server
-    /// answers it with a GID.
+    /// Whether the programs answer `frame`, on each link. They must answer a regular frame that the server
+    /// answers with a GID.
     fn check(&mut self, frame: &Frame) -> Result<bool, TestCaseError> {
         let is_plain = frame.options.is_empty() && frame.padding == 0;
         let mut replies = Vec::new();
@@ -246,7 +246,7 @@ impl Nodes {
         is_plain: bool,
     ) -> Result<bool, TestCaseError> {
         let expected = self.oracle.reply_to(&bytes[link.header_len()..]);
-        // The kernel sends nothing to an edge of the subnet, neither for a socket nor for tc.
+        // The kernel sends nothing to the first and last address of a subnet, for a socket as for tc.
         let is_sent = |reply: &frame::Received| !EDGES.map(ip).contains(&reply.destination);
         let positive = expected.filter(|reply| reply.payload.len() == 32).filter(is_sent);
         let programs = if link == Link::Ipoib { &mut self.ipoib } else { &mut self.ethernet };
@@ -275,10 +275,10 @@ impl Nodes {
                 }
             }
         } else {
-            prop_assert_eq!(&xdp.frame, bytes, "XDP left its mark on what it passed");
+            prop_assert_eq!(&xdp.frame, bytes, "XDP changed a frame that it passed");
         }
         if tc.action == TC_NEXT {
-            prop_assert_eq!(&tc.frame, bytes, "tc left its mark on what it passed");
+            prop_assert_eq!(&tc.frame, bytes, "tc changed a frame that it passed");
         }
         for reply in [&tc_reply, &xdp_reply] {
             if reply.is_some() || is_plain {

@@ -17,8 +17,8 @@ use crate::programs::{Programs, TC_NEXT, TC_REDIRECT};
 
 const UPDATES: u32 = 1_000_000;
 
-/// The address asked for changes its GID all the time, and elements are freed and filled again for
-/// other addresses in between: what the kernel recycles is what was in use a moment ago.
+/// The GID of the address in the queries changes all the time. Between the changes, elements are freed
+/// and filled again for other addresses, so the kernel recycles elements that were just in use.
 #[test]
 fn a_million_updates_during_queries_give_no_wrong_gid() {
     let target: IpAddr = "10.2.0.5".parse().unwrap();
@@ -37,7 +37,7 @@ fn a_million_updates_during_queries_give_no_wrong_gid() {
     let over = AtomicBool::new(false);
     let answers = thread::scope(|scope| {
         scope.spawn(|| {
-            let data = MapData::from_id(id).expect("the map is there");
+            let data = MapData::from_id(id).expect("the map exists");
             let map = Map::from_map_data(data).expect("of a known type");
             let mut map: HashMap<_, [u8; 20], [u8; 56]> = map.try_into().expect("a hash");
             let mut put = |key: GidKey, gid| {

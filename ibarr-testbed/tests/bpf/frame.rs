@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 
-//! Frames, written and read by the RFCs and sharing no code with the programs.
+//! Writes and reads frames by the RFCs, without code of the programs.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
@@ -14,13 +14,13 @@ pub(crate) struct Frame {
     pub(crate) destination_port: u16,
     pub(crate) payload: Vec<u8>,
     pub(crate) ttl: u8,
-    /// RFC 791 flags and fragment offset; not in IPv6.
+    /// RFC 791 flags and fragment offset. IPv6 has none.
     pub(crate) fragment: u16,
-    /// `None`: the right one.
+    /// `None` stands for the right checksum.
     pub(crate) udp_checksum: Option<u16>,
     /// Bytes of IPv4 options, or an IPv6 destination options header if not empty.
     pub(crate) options: Vec<u8>,
-    /// Behind the IP packet.
+    /// Bytes after the IP packet.
     pub(crate) padding: usize,
 }
 
@@ -28,12 +28,12 @@ pub(crate) struct Frame {
 pub(crate) enum Link {
     /// 14 bytes.
     Ethernet { destination: [u8; 6], source: [u8; 6] },
-    /// 24 bytes, as they are received: 20 of zero, and the type.
+    /// 24 bytes as received: 20 bytes of zero, and the type.
     Ipoib,
 }
 
 impl Link {
-    /// As `lo` and `BPF_PROG_TEST_RUN` want it: addressed to 00:00:00:00:00:00.
+    /// For `lo` and `BPF_PROG_TEST_RUN`: addressed to 00:00:00:00:00:00.
     pub(crate) const LO: Self = Self::Ethernet { destination: [0; 6], source: [2, 0, 0, 0, 0, 1] };
 
     pub(crate) fn header_len(self) -> usize {
@@ -92,8 +92,8 @@ impl Frame {
         bytes
     }
 
-    /// The sum of the pseudo-header alone, what a sender leaves in the field for its device to
-    /// complete (`CHECKSUM_PARTIAL`).
+    /// The sum of the pseudo-header alone, which a sender leaves in the field if its device completes the
+    /// checksum (`CHECKSUM_PARTIAL`).
     pub(crate) fn partial_checksum(&self) -> u16 {
         !checksum(&[&self.pseudo_header(u16::try_from(8 + self.payload.len()).unwrap())])
     }
@@ -105,7 +105,7 @@ impl Frame {
                 [&destination[..], &source, &ethertype].concat()
             }
             Link::Ipoib => {
-                // BPF_PROG_TEST_RUN takes the type from where Ethernet has it.
+                // BPF_PROG_TEST_RUN reads the type at Ethernet's offset.
                 [&[0; 12][..], &ethertype, &[0; 6], &ethertype, &[0; 2]].concat()
             }
         }
@@ -166,8 +166,8 @@ pub(crate) struct Received {
     pub(crate) payload: Vec<u8>,
 }
 
-/// Reads a datagram from the start of its IP header, strictly: no options, nothing behind it, and
-/// every checksum there and right.
+/// Reads a datagram from the start of its IP header. It must have no options, nothing behind it, and
+/// all checksums, which must be right.
 pub(crate) fn read(packet: &[u8]) -> Received {
     let (source, destination, ttl, udp, pseudo_header): (IpAddr, IpAddr, _, _, _) =
         match packet[0] >> 4 {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 
-//! The kernel takes the programs, and makes the maps that we think it does.
+//! The kernel accepts the programs, and makes maps of the expected sizes.
 
 use ibarr_common::map;
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 
-//! A server and a client with a veth pair between them, and a client behind a router.
+//! A server, a client at the other end of a veth pair, and a client behind a router.
 
 use std::io::Write as _;
 use std::net::{IpAddr, SocketAddr, UdpSocket};
@@ -19,7 +19,7 @@ use nix::unistd::geteuid;
 
 use crate::frame::Link;
 
-/// The calling thread's own namespaces: it is the server, with `s0` towards the `client`.
+/// Namespaces of the calling thread, which is the server. Its `s0` leads to the `client`.
 pub(crate) struct Net {
     pub(crate) s0: IfIndex,
 }
@@ -27,7 +27,7 @@ pub(crate) struct Net {
 pub(crate) const SERVER: [u8; 6] = [2, 0, 0, 0, 0, 5];
 pub(crate) const CLIENT: [u8; 6] = [2, 0, 0, 0, 0, 9];
 
-/// A frame of the client's for the server.
+/// The Ethernet header from the client to the server.
 pub(crate) const TO_SERVER: Link = Link::Ethernet { destination: SERVER, source: CLIENT };
 
 impl Net {
@@ -72,7 +72,7 @@ impl Net {
     }
 }
 
-/// Sends `payload` from `namespace` through its stack, and waits for a datagram in return.
+/// Sends `payload` through the stack of `namespace`, and waits for a reply.
 pub(crate) fn ask(namespace: &str, destination: &str, payload: &[u8]) -> Vec<u8> {
     let socket = socket_in(namespace, &format!("{destination}:0"));
     let to: SocketAddr = destination
@@ -97,7 +97,7 @@ pub(crate) fn socket_in(namespace: &str, address: &str) -> UdpSocket {
     socket
 }
 
-/// Sends a whole frame by the client's interface: what is in it is all there is.
+/// Sends a whole frame by the client's interface, without changes by the kernel.
 pub(crate) fn send_frame(frame: &[u8]) {
     netns::inside("client", || {
         let flags = SockFlag::SOCK_CLOEXEC;
@@ -109,10 +109,10 @@ pub(crate) fn send_frame(frame: &[u8]) {
     .expect("sent");
 }
 
-/// Longer than a loaded machine keeps a packet waiting.
+/// Longer than a packet waits on a loaded machine.
 const PATIENCE: Duration = Duration::from_secs(20);
 
-/// The next datagram and where it comes from.
+/// The next datagram and its source.
 #[track_caller]
 pub(crate) fn receive(socket: &UdpSocket) -> (Vec<u8>, SocketAddr) {
     let mut buffer = [0; 256];
@@ -120,7 +120,7 @@ pub(crate) fn receive(socket: &UdpSocket) -> (Vec<u8>, SocketAddr) {
     (buffer[..length].to_vec(), from)
 }
 
-/// A socket of the server's daemon.
+/// A socket like that of the server's daemon.
 pub(crate) fn daemon(address: &str) -> UdpSocket {
     let socket = UdpSocket::bind((address.parse::<IpAddr>().expect("an address"), 4791))
         .expect("the port is free");

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 
-//! What a peer sees with the responder off: the kernel's stack, then the server in user space.
+//! A model of the node without the responder: the kernel's stack, then the server in user space.
 
 use std::net::{IpAddr, SocketAddr};
 
@@ -11,12 +11,12 @@ use ibarr_proto::ip2gid::server::{Local, Received, Server};
 
 use crate::frame::{self, checksum};
 
-/// A node: its addresses, with or without a GID, and whom it answers.
+/// A node: its addresses, with or without a GID, and the networks that it answers.
 #[derive(Clone, Debug)]
 pub(crate) struct Node {
     pub(crate) addresses: Vec<(IpAddr, Option<Gid>)>,
     pub(crate) allow: Prefixes,
-    /// Where everything comes in.
+    /// The interface that receives all packets.
     pub(crate) ifindex: IfIndex,
 }
 
@@ -31,7 +31,7 @@ impl Local for Node {
 }
 
 impl Node {
-    /// The reply to `packet`, which begins with its IP header and is for this host.
+    /// The reply to `packet`, which begins with its IP header and has this host's hardware address.
     pub(crate) fn reply_to(&self, packet: &[u8]) -> Option<frame::Received> {
         let datagram = deliver(packet)?;
         if !self.is_ours(datagram.destination) || datagram.destination_port != 4791 {
@@ -41,7 +41,7 @@ impl Node {
             from: SocketAddr::new(datagram.source, datagram.source_port),
             to: datagram.destination,
             ingress: self.ifindex,
-            // It comes by a wire.
+            // It comes from another host.
             is_local: false,
             payload: &datagram.payload,
         };
@@ -57,7 +57,7 @@ impl Node {
     }
 }
 
-/// The datagram that a socket would be given. Fragments are not: the rest never comes.
+/// The datagram that a socket would receive. Not a fragment, because the rest never comes.
 fn deliver(packet: &[u8]) -> Option<frame::Received> {
     match packet.first()? >> 4 {
         4 => deliver_ipv4(packet),
@@ -115,7 +115,7 @@ fn deliver_ipv6(packet: &[u8]) -> Option<frame::Received> {
     Some(datagram(source.into(), destination.into(), header[7], udp))
 }
 
-/// A UDP datagram without what is behind it, and its checksum field (`__udp4_lib_rcv`).
+/// A UDP datagram without the bytes behind it, and its checksum field (`__udp4_lib_rcv`).
 fn trim(udp: &[u8]) -> Option<(&[u8], u16)> {
     let header = udp.get(..8)?;
     let length = usize::from(u16::from_be_bytes([header[4], header[5]]));

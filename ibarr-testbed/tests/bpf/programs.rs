@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 
-//! The objects, loaded, and their maps.
+//! The loaded BPF objects and their maps.
 
 use std::net::IpAddr;
 use std::{env, fs};
@@ -20,7 +20,7 @@ pub(crate) struct Programs {
     ebpf: Ebpf,
 }
 
-/// What a program did to a frame.
+/// The verdict of a program, and the frame after its run.
 #[derive(Debug, Eq, PartialEq)]
 pub(crate) struct Verdict {
     pub(crate) action: u32,
@@ -42,7 +42,7 @@ impl Programs {
         Self::load_object(link_header, &object("IBARR_BPF_OBJECT", ibarr_ebpf::OBJECT))
     }
 
-    /// As [`load`](Self::load), for a kernel on which `bpf_xdp_adjust_tail` always fails.
+    /// Like [`load`](Self::load), for a kernel on which `bpf_xdp_adjust_tail` always fails.
     pub(crate) fn load_without_tailroom(link_header: u32) -> Self {
         const CALL_ADJUST_TAIL: [u8; 8] = [0x85, 0, 0, 0, 65, 0, 0, 0];
         const RETURN_MINUS_1: [u8; 8] = [0xb7, 0, 0, 0, 0xff, 0xff, 0xff, 0xff];
@@ -63,7 +63,7 @@ impl Programs {
         Self { ebpf }
     }
 
-    /// The object of programs to test beside.
+    /// The object with the programs for comparison.
     pub(crate) fn bench() -> Ebpf {
         Ebpf::load(&object("IBARR_BPF_BENCH_OBJECT", ibarr_ebpf::BENCH_OBJECT))
             .expect("the object loads: system tests need root")
@@ -118,10 +118,9 @@ impl Programs {
         Verdict { action: result.return_value, frame: out }
     }
 
-    /// As [`run_xdp`](Self::run_xdp), of a frame with so little room before it that nothing can be put
-    /// there.
+    /// Like [`run_xdp`](Self::run_xdp), for a frame without room before it.
     pub(crate) fn run_xdp_without_headroom(&mut self, frame: &[u8]) -> Verdict {
-        // Of 256 bytes, 40 are the kernel's own; those are metadata that another program has left.
+        // The kernel uses 40 of 256 bytes; 212 more look like metadata of another program.
         const METADATA: usize = 212;
         let data_in = [&[0; METADATA], frame].concat();
         // `struct xdp_md`: where the frame begins and ends.
@@ -137,7 +136,7 @@ impl Programs {
         Verdict { action: result.return_value, frame: out.split_off(METADATA) }
     }
 
-    /// From now on answers until `end` nanoseconds since boot.
+    /// Sets a lease until `end` nanoseconds since boot.
     pub(crate) fn lease_until(&mut self, end: u64, switches: u32) {
         let cfg = ResponderCfg { lease_end: end, switches, reserved: 0 };
         let mut map: Array<_, [u8; size_of::<ResponderCfg>()]> = self.map(map::RESPONDER_CFG);
@@ -186,7 +185,7 @@ impl Programs {
         self.put_as_neighbour(key, Neighbour::new(&key, hwaddr));
     }
 
-    /// Whosever it is.
+    /// Writes a neighbour under a key that may belong to another one.
     pub(crate) fn put_as_neighbour(&mut self, key: NeighbourKey, neighbour: Neighbour) {
         let key: [u8; size_of::<NeighbourKey>()] = zerocopy::transmute!(key);
         let neighbour: [u8; size_of::<Neighbour>()] = zerocopy::transmute!(neighbour);
@@ -229,7 +228,7 @@ impl Programs {
     }
 }
 
-/// What `variable` names, else `built_in`.
+/// The object that the environment variable names, otherwise `built_in`.
 fn object(variable: &str, built_in: &[u8]) -> Vec<u8> {
     match env::var_os(variable) {
         Some(path) => fs::read(&path).unwrap_or_else(|error| panic!("{}: {error}", path.display())),

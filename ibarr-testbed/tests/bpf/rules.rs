@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 
-//! Each rule alone, and the counter that says it was applied.
+//! Each rule alone, and its counter.
 
 use std::net::{IpAddr, Ipv4Addr};
 use std::time::Duration;
@@ -18,7 +18,7 @@ use crate::frame::{self, Frame, Link};
 use crate::programs::{Programs, TC_NEXT, TC_REDIRECT, XDP_PASS, XDP_TX, nonzero};
 
 #[test]
-fn query_gets_the_reply_of_the_codec_from_the_address_it_was_sent_to() {
+fn query_gets_the_codecs_reply_from_the_address_it_was_sent_to() {
     for (source, destination) in [("10.2.0.9", "10.2.0.5"), ("fd00:2::9", "fd00:2::5")] {
         let query = Query::new(Version::V0, MsgId(0xdead_beef), ip(destination)).unwrap();
         let frame = Frame::query(ip(source), ip(destination), query.emit().as_ref());
@@ -43,12 +43,12 @@ fn nothing_is_answered_before_the_first_lease_or_after_its_end() {
     let mut programs = node(14);
     programs.lease_until(0, 0);
     assert_passed(&mut programs, &query(), "lease_over");
-    // The machine has been up for longer than a microsecond.
+    // This lease is over, because the machine has been up for longer than a microsecond.
     programs.lease_until(1000, 0);
     assert_passed(&mut programs, &query(), "lease_over");
     programs.lease_until(u64::MAX, 0);
     assert_answered(&mut programs, &query());
-    // The clock is read once a tick, but never for another end.
+    // The program reads the clock once a tick, and again if the end of the lease changes.
     programs.lease_until(1000, 0);
     assert_passed(&mut programs, &query(), "lease_over");
 }
@@ -89,7 +89,7 @@ fn an_interface_is_answered_on_by_family_and_only_if_listed() {
 }
 
 #[test]
-fn only_those_are_answered_whom_a_route_leads_to_by_the_interface() {
+fn only_sources_that_a_route_on_the_interface_covers_are_answered() {
     let routed = Interface::ROUTED_IPV4 | Interface::ROUTED_IPV6;
     let mut programs = node(14);
     programs.put_interface(IfIndex::MIN, Interface { switches: routed, hwaddr: [0; 20] });
@@ -100,7 +100,7 @@ fn only_those_are_answered_whom_a_route_leads_to_by_the_interface() {
     programs.put_route(other, ip("0.0.0.0"), 0, Route::ON_LINK);
     assert_passed(&mut programs, &query(), "no_route");
 
-    // The longest prefix counts: 10.2.0.9 and fd00:2::9 ask.
+    // The longest prefix counts. The peers are 10.2.0.9 and fd00:2::9.
     programs.put_route(IfIndex::MIN, ip("10.0.0.0"), 8, Route::via(ip("10.1.0.254")));
     programs.put_route(IfIndex::MIN, ip("::"), 0, Route::ON_LINK);
     assert_answered(&mut programs, &query());
@@ -113,21 +113,21 @@ fn only_those_are_answered_whom_a_route_leads_to_by_the_interface() {
     assert_answered(&mut programs, &query());
     assert_eq!(programs.run_xdp(&query().bytes()).action, XDP_TX);
 
-    // Where everybody is led back, routes do not matter.
+    // Routes do not matter if all sources are answered.
     let switches = routed | Interface::ANSWER_IPV6;
     programs.put_interface(IfIndex::MIN, Interface { switches, hwaddr: [0; 20] });
     assert_answered(&mut programs, &query_ipv6());
 }
 
 #[test]
-fn xdp_sends_to_no_edge_of_a_subnet_though_all_routes_leave_by_the_interface() {
+fn xdp_never_sends_to_the_edge_addresses_of_a_subnet() {
     let mut programs = node(14);
     programs.put_route(IfIndex::MIN, ip("10.2.0.0"), 24, Route::ON_LINK);
     for edge in ["10.2.0.0", "10.2.0.255"] {
         programs.put_route(IfIndex::MIN, ip(edge), 32, Route::ELSEWHERE);
         assert_xdp_passed(&mut programs, &Frame { source: ip(edge), ..query() }, "no_route");
     }
-    // The last bits alone do not make an address the edge of a subnet.
+    // Only the bits behind the subnet's prefix make an address the first or last one.
     for source in ["10.2.0.4", "10.2.0.11", "10.3.0.255"] {
         let frame = Frame { source: ip(source), ..query() };
         assert_eq!(programs.run_xdp(&frame.bytes()).action, XDP_TX, "{source}");
@@ -151,7 +151,7 @@ fn xdp_does_not_send_to_a_group() {
 }
 
 #[test]
-fn what_only_the_stack_can_read_is_passed_without_a_count() {
+fn packets_that_only_the_stack_can_read_are_passed_uncounted() {
     let mut programs = node(14);
     let options = vec![1; 4];
     let destination_options = vec![17, 0, 1, 4, 0, 0, 0, 0];
@@ -178,7 +178,7 @@ fn fragments_are_passed() {
     for fragment in [0x2000, 0x0001, 0x1fff] {
         assert_passed(&mut node(14), &Frame { fragment, ..query() }, "ip_header");
     }
-    // Do not fragment, and the bit without a meaning.
+    // "Do not fragment", and the reserved bit.
     for fragment in [0x4000, 0x8000] {
         assert_answered(&mut node(14), &Frame { fragment, ..query() });
     }
@@ -224,18 +224,18 @@ fn a_computed_checksum_of_zero_is_sent_as_ffff() {
         let query = Query::new(Version::V1, MsgId(msg_id.into()), ip("10.2.0.5")).unwrap();
         let frame = Frame::query(ip("10.2.0.9"), ip("10.2.0.5"), query.emit().as_ref());
         let verdict = programs.run_tc(&frame.bytes());
-        // Reads the frame strictly, so an absent checksum would be found.
+        // This fails if the checksum is absent.
         frame::read(&verdict.frame[14..]);
         u16::from_be_bytes(verdict.frame[14 + 26..14 + 28].try_into().unwrap())
     };
-    // What is added to the datagram is taken from its checksum.
+    // The checksum makes up for the changed bytes.
     let checksum = checksum_for(0);
     assert_eq!(checksum_for(checksum - 1), 1);
     assert_eq!(checksum_for(checksum), 0xffff);
 }
 
 #[test]
-fn only_a_decent_source_is_answered() {
+fn only_unicast_sources_of_other_hosts_are_answered() {
     for source in ["10.2.0.5", "10.2.0.7", "127.0.0.1", "224.0.0.1", "255.255.255.255", "0.0.0.0"] {
         let source = ip(source);
         assert_passed(&mut node(14), &Frame { source, ..query() }, "source");
@@ -248,7 +248,7 @@ fn only_a_decent_source_is_answered() {
 }
 
 #[test]
-fn a_source_is_not_taken_for_the_address_of_ours_that_has_its_bit() {
+fn source_that_shares_a_bit_with_an_own_address_is_answered() {
     let bit = |address| OwnBit::of(&GidKey::new(address, IfIndex::MIN));
     let others = (0..).map(|number| IpAddr::from(Ipv4Addr::from_bits(0x0b00_0000 + number)));
     let ours = ip("10.2.0.5");
@@ -257,7 +257,7 @@ fn a_source_is_not_taken_for_the_address_of_ours_that_has_its_bit() {
 }
 
 #[test]
-fn allow_restricts_if_it_is_switched_on() {
+fn allow_restricts_sources_only_if_it_is_switched_on() {
     let mut programs = node(14);
     programs.lease_until(u64::MAX, ResponderCfg::RESTRICT);
     assert_passed(&mut programs, &query(), "not_allowed");
@@ -281,7 +281,7 @@ fn only_an_address_of_ours_with_a_gid_is_answered() {
 }
 
 #[test]
-fn a_link_local_address_is_another_one_on_each_interface() {
+fn link_local_address_is_different_on_each_interface() {
     let query = Query::new(Version::V1, MsgId(1), ip("fe80::5")).unwrap().emit();
     let frame = Frame::query(ip("fe80::9"), ip("fe80::5"), query.as_ref());
     let mut programs = node(14);
@@ -307,7 +307,7 @@ fn an_element_with_another_key_inside_never_answers() {
 }
 
 #[test]
-fn xdp_makes_room_behind_the_frame_where_there_is_none_before_it() {
+fn xdp_uses_room_behind_the_frame_if_there_is_none_before_it() {
     let mut ipoib = node(24);
     ipoib.put_route(IfIndex::MIN, ip("10.2.0.0"), 24, Route::ON_LINK);
     ipoib.put_neighbour(IfIndex::MIN, ip("10.2.0.9"), [7; 20]);
@@ -323,7 +323,7 @@ fn xdp_makes_room_behind_the_frame_where_there_is_none_before_it() {
 }
 
 #[test]
-fn xdp_passes_what_there_is_no_room_for() {
+fn xdp_passes_queries_without_room_for_the_reply() {
     for (link_header, link) in [(14, Link::LO), (24, Link::Ipoib)] {
         let mut programs = of_node(Programs::load_without_tailroom(link_header));
         programs.put_route(IfIndex::MIN, ip("10.2.0.0"), 24, Route::ON_LINK);
@@ -337,9 +337,9 @@ fn xdp_passes_what_there_is_no_room_for() {
     }
 }
 
-/// What a program may find in an element that the kernel has given to another neighbour meanwhile.
+/// A program may read an element that the kernel has just reused for another neighbour.
 #[test]
-fn xdp_on_ipoib_sends_to_nobody_if_the_neighbour_is_being_replaced() {
+fn xdp_on_ipoib_sends_nothing_while_the_neighbour_is_replaced() {
     let query = Frame { link: Link::Ipoib, ..query() };
     let at = |last| IpoibHwAddr::parse(&[&[7; 19][..], &[last]].concat()).unwrap();
     let key = |address| NeighbourKey::new(ip(address), IfIndex::MIN);
@@ -377,7 +377,7 @@ fn xdp_on_ipoib_sends_to_the_neighbour_that_the_maps_name() {
         assert_eq!(verdict.frame[..24], [&hwaddr(next_hop)[..], &[8, 0, 0, 0]].concat());
         assert_eq!(frame::read(&verdict.frame[24..]).destination, frame.source);
     }
-    // A route of another interface is not ours.
+    // Routes of other interfaces do not count.
     let mut programs = node(24);
     let other = IfIndex::new(77).unwrap();
     programs.put_route(other, ip("10.2.0.0"), 24, Route::ON_LINK);
@@ -417,7 +417,7 @@ fn assert_answered(programs: &mut Programs, frame: &Frame) {
     assert_eq!(frame::read(&verdict.frame[14..]).destination, frame.source);
 }
 
-/// `frame` is passed by tc as it came, and only `counter` goes up.
+/// Checks that tc passes `frame` unchanged, and counts only `counter`.
 #[track_caller]
 fn assert_passed(programs: &mut Programs, frame: &Frame, counter: &str) {
     let before = programs.counters(Program::Tc);
@@ -426,7 +426,7 @@ fn assert_passed(programs: &mut Programs, frame: &Frame, counter: &str) {
     assert_eq!(nonzero(&(programs.counters(Program::Tc) - before)), [(counter, 1)]);
 }
 
-/// As [`assert_passed`], by XDP.
+/// Like [`assert_passed`], for XDP.
 #[track_caller]
 fn assert_xdp_passed(programs: &mut Programs, frame: &Frame, counter: &str) {
     let before = programs.counters(Program::Xdp);

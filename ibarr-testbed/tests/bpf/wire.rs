@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 
-//! The programs on a wire, with the kernel's stack at both ends.
+//! The programs on a veth pair, with the kernel's stack at both ends.
 
 use std::net::{IpAddr, UdpSocket};
 
@@ -29,7 +29,7 @@ fn tc_answers_with_every_offload_on_and_no_socket_behind() {
 }
 
 #[test]
-fn clsact_answers_alike() {
+fn clsact_answers_like_tcx() {
     let net = Net::new();
     let mut server = server(&net, 14);
     attach_to_clsact(server.tc(), 1);
@@ -68,7 +68,7 @@ fn ipoib_link_header_is_answered_by_the_shift() {
     let widen = classifier(&mut bench, "widen_tc");
     attach(widen, 1);
     attach(server.tc(), 2);
-    // The client's stack takes the reply; to find the way to it is the server's.
+    // The server's stack finds the next hop, and the client's stack receives the reply.
     for (source, target) in [("10.2.0.9", "10.2.0.5"), ("fd00:2::9", "fd00:2::5")] {
         let socket = socket_in("client", target);
         let source_port = socket.local_addr().unwrap().port();
@@ -83,7 +83,7 @@ fn ipoib_link_header_is_answered_by_the_shift() {
     assert_eq!(nonzero(&server.counters(Program::Tc)), [("answered", 2)]);
 }
 
-/// Without it, the frame is that of a query, and whoever asks would be answered outside of the VLAN.
+/// Without its tag the frame is a query, and the reply would leave outside of the VLAN.
 #[test]
 fn a_query_whose_vlan_tag_is_beside_the_frame_is_passed() {
     let net = Net::new();
@@ -92,7 +92,7 @@ fn a_query_whose_vlan_tag_is_beside_the_frame_is_passed() {
     let mut bench = Programs::bench();
     let tag = classifier(&mut bench, "tag_tc");
     let link = netns::inside("client", || {
-        // It is there already if somebody else needs it.
+        // The qdisc exists already if another program uses it.
         let _ = qdisc_add_clsact("c0");
         Ok(tag.attach_with_options(
             "c0",
@@ -106,7 +106,7 @@ fn a_query_whose_vlan_tag_is_beside_the_frame_is_passed() {
         send_frame(&Frame { link: TO_SERVER, ..frame }.bytes());
     }
     netns::inside("client", || Ok(tag.detach(link)?)).expect("detached");
-    // What is passed is handled in order; this one is answered last.
+    // Passed frames are handled in order, so this query is answered last.
     assert_eq!(gid_of(&ask("client", "10.2.0.5", &query("10.2.0.5"))), Some(gid()));
     assert_eq!(nonzero(&server.counters(Program::Tc)), [("answered", 1), ("vlan", 2)]);
 }
@@ -122,17 +122,17 @@ fn sender_that_never_filled_in_its_checksum_gets_no_reply() {
             source_port: 4791,
             ..Frame::query(ip(source), ip(target), &query(target))
         };
-        // From a packet socket it is what it looks like on a wire: wrong.
+        // The kernel does not complete a frame of a packet socket, so the checksum on the wire is wrong.
         let udp_checksum = Some(right.partial_checksum());
         send_frame(&Frame { udp_checksum, ..right }.bytes());
     }
-    // What is passed is handled in order; this one is answered last.
+    // Passed frames are handled in order, so this query is answered last.
     assert_eq!(gid_of(&ask("client", "10.2.0.5", &query("10.2.0.5"))), Some(gid()));
     assert_eq!(nonzero(&server.counters(Program::Tc)), [("answered", 1), ("checksum", 2)]);
 }
 
 #[test]
-fn what_is_not_answered_reaches_the_daemon_as_it_was_sent() {
+fn unanswered_datagrams_reach_the_daemon_unchanged() {
     let net = Net::new();
     let mut server = server(&net, 14);
     attach(server.tc(), 1);
@@ -175,7 +175,7 @@ fn native_xdp_answers_a_peer_that_has_a_program_too() {
 }
 
 #[test]
-fn guard_drops_what_the_server_would_and_nothing_else() {
+fn guard_drops_exactly_what_the_server_would_drop() {
     let net = Net::new();
     for (ours, other, peer) in
         [("10.2.0.5", "10.2.0.8", "10.2.0.9"), ("fd00:2::5", "fd00:2::8", "fd00:2::9")]
@@ -187,7 +187,7 @@ fn guard_drops_what_the_server_would_and_nothing_else() {
         malformed[0] = 2;
         let long = [query(ours), vec![0]].concat();
         let dropped = [malformed, long, vec![], vec![1; 19], vec![1; 1400]];
-        // The server answers the last with "not here".
+        // The server answers the second with "not here".
         let kept = [query(ours), query(other)];
         let client = socket_in("client", ours);
         for payload in dropped.iter().chain(&kept) {
@@ -208,11 +208,11 @@ fn guard_drops_what_the_server_would_and_nothing_else() {
     }
 }
 
-/// With and without the guard, and whether the maps are right or not.
+/// With and without the guard, and with right and wrong maps.
 #[test]
-fn only_this_host_gets_through_with_the_address_asked_for_as_source() {
+fn own_address_as_source_passes_only_from_this_host() {
     let net = Net::new();
-    // Otherwise the kernel drops what comes from outside with a source of ours.
+    // Otherwise the kernel drops packets from outside with an own address as source.
     std::fs::write("/proc/sys/net/ipv4/conf/s0/accept_local", "1").expect("a setting");
     for (ours, peer) in [("10.2.0.5", "10.2.0.9"), ("fd00:2::5", "fd00:2::9")] {
         for (guard, lease) in [(false, 0), (true, u64::MAX), (true, 0)] {
@@ -252,7 +252,7 @@ fn edges_of_the_subnet_are_sent_nothing_by_either_program() {
         } else {
             attach(server.tc(), 1);
         }
-        // It is given what is sent to the broadcast address.
+        // This socket receives datagrams to the broadcast address.
         let socket = socket_in("client", "10.2.0.5");
         let source_port = socket.local_addr().unwrap().port();
         let fence = Query::new(Version::V1, MsgId(1), ip("10.2.0.5")).unwrap().emit();
@@ -283,7 +283,7 @@ fn guard_keeps_everything_once_the_lease_is_over() {
     assert_eq!(receive(&socket).0, b"not a query");
 }
 
-/// Asks in both families with frames whose checksums are filled in.
+/// Sends queries of both families in frames with whole checksums. XDP must answer.
 fn xdp_answers() {
     for (source, target) in [("10.2.0.9", "10.2.0.5"), ("fd00:2::9", "fd00:2::5")] {
         let socket: UdpSocket = socket_in("client", target);
@@ -298,7 +298,7 @@ fn xdp_answers() {
     }
 }
 
-/// The responder's programs with what the server's daemon would write into the maps.
+/// The responder's programs, with maps as the server's daemon would write them.
 fn server(net: &Net, link_header: u32) -> Programs {
     let mut programs = Programs::load(link_header);
     programs.lease_until(u64::MAX, 0);
@@ -312,18 +312,17 @@ fn server(net: &Net, link_header: u32) -> Programs {
     programs
 }
 
-/// Attaches `program`, the `place`th in line: to tcx where the kernel has it, else (before Linux
-/// 6.6) to clsact.
+/// Attaches `program` at position `place`: to tcx, or to clsact before Linux 6.6.
 fn attach(program: &mut SchedClassifier, place: u16) {
     let last = TcAttachOptions::TcxOrder(LinkOrder::last());
     if let Err(no_tcx) = program.attach_with_options("s0", TcAttachType::Ingress, last) {
-        println!("on clsact, for {no_tcx}");
+        println!("on clsact, because {no_tcx}");
         attach_to_clsact(program, place);
     }
 }
 
 fn attach_to_clsact(program: &mut SchedClassifier, place: u16) {
-    // It is there already if another program is.
+    // The qdisc exists already if another program is attached.
     let _ = qdisc_add_clsact("s0");
     let options = TcAttachOptions::Netlink(NlOptions { priority: place, ..NlOptions::default() });
     program.attach_with_options("s0", TcAttachType::Ingress, options).expect("attached");

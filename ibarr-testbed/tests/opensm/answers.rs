@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 
-//! What the kernel gets of what OpenSM says, beside what `saquery` gets.
+//! The answers that the kernel gets, compared with what `saquery` gets from OpenSM.
 
 use std::collections::BTreeMap;
 use std::net::Ipv6Addr;
@@ -12,11 +12,11 @@ use ibarr_sim::kernel::{PathOutcome, Reason};
 use crate::daemon::{Record, request};
 use crate::rig::Rig;
 
-/// A switch, three hosts, and a router to nowhere.
+/// A switch, three hosts, and a router that leads to no other subnet.
 const TOPOLOGY: &str = "Switch 8 \"S1\"\n[1] \"H1\"[1]\n[2] \"H2\"[1]\n[3] \"H3\"[1]\n[4] \"R1\"[1]\n\n\
     Ca 1 \"H1\"\n\nCa 1 \"H2\"\n\nCa 1 \"H3\"\n\nRt 1 \"R1\"\n";
 
-/// The subnet has floating LID 1; whoever is asked about is in 0x22 of another.
+/// The subnet has floating LID 1. The destination in another subnet has floating LID 0x22.
 const PREFIX: &str = "subnet_prefix 0xfec0000000010001\n";
 
 fn gid(text: &str) -> Gid {
@@ -31,7 +31,7 @@ const LOCAL: &str = "fec0:0:1:1::10:1";
 const FOREIGN: &str = "fec0:0:22:2::beef:1";
 const UNKNOWN: &str = "fec0:0:1:1::dead";
 
-/// As `saquery` prints it.
+/// A record as `saquery` prints it.
 fn printed(record: &Record) -> BTreeMap<String, String> {
     let octets = &record.octets;
     let gid = |at: usize| {
@@ -81,7 +81,7 @@ fn the_kernel_gets_what_saquery_gets() {
     let mut daemon = rig.daemon("");
     let pkey = |pkey: u16| PKey::new(pkey).unwrap();
 
-    // In the subnet, by the prefix that it has and by the one that every subnet has.
+    // In the subnet, by its own prefix and by the default prefix.
     for dgid in [LOCAL, "fe80::10:1"].map(gid) {
         let said = rig.saquery("H3", (own(), dgid), &["--pkey", "0xffff"]).unwrap();
         let (outcome, records) = daemon.resolve(request(own(), dgid, 1));
@@ -90,7 +90,8 @@ fn the_kernel_gets_what_saquery_gets() {
         assert_eq!(records[0].brief(), (0x2b, peer, here, 0, 0x80));
     }
 
-    // In another, by a router: three records where both ends float, of which the first is the SA's.
+    // In another subnet, by a router. If both ends have floating LIDs there are three records, of
+    // which the first is the SA's.
     let said = rig.saquery("H3", (own(), gid(FOREIGN)), &["--pkey", "0xffff"]).unwrap();
     let (outcome, records) = daemon.resolve(request(own(), gid(FOREIGN), 1));
     assert_eq!(outcome, PathOutcome::Resolved(vec![0x2b, 0x12, 0x0a]));
@@ -105,12 +106,12 @@ fn the_kernel_gets_what_saquery_gets() {
     assert_eq!(outcome, PathOutcome::Resolved(vec![0x0a]));
     assert_eq!(records[0].brief(), (0x0a, gateway, here, 255, 0x80));
 
-    // Nowhere: the kernel is told so, and asks nobody else.
+    // An unknown GID: the kernel is told that there is no path, and does not ask the SA itself.
     assert_eq!(rig.saquery("H3", (own(), gid(UNKNOWN)), &[]), None);
     let (outcome, _) = daemon.resolve(request(own(), gid(UNKNOWN), 1));
     assert_eq!(outcome, PathOutcome::Failed);
 
-    // By the partition that H1 is in and H2 is not.
+    // In a partition with H1 and without H2.
     let in_p1 = |dgid| ResolvePath { pkey: Some(pkey(0x8001)), ..request(own(), dgid, 1) };
     let said = rig.saquery("H3", (own(), gid(LOCAL)), &["--pkey", "0x8001"]).unwrap();
     let (_, records) = daemon.resolve(in_p1(gid(LOCAL)));
@@ -120,19 +121,19 @@ fn the_kernel_gets_what_saquery_gets() {
     assert_eq!(rig.saquery("H3", (own(), stranger), &["--pkey", "0x8001"]), None);
     assert_eq!(daemon.resolve(in_p1(stranger)).0, PathOutcome::Failed);
 
-    // A device that is not ours is the kernel's own business, at once.
+    // A request for an unknown device is left to the kernel at once.
     let device = "mlx5_01".parse().unwrap();
     let (outcome, _) = daemon.resolve(ResolvePath { device, ..request(own(), gid(LOCAL), 1) });
     assert_eq!(outcome, PathOutcome::AsksSa(Reason::Told));
 
-    // What was counted on the way.
+    // The counters of all this.
     let counted = |name: &str| daemon.count(name);
     assert_eq!(counted("paths.found-sa"), 5);
     assert_eq!(counted("paths.no-record-sa"), 2);
     assert_eq!(counted("local-service.paths-answered"), 5);
     assert_eq!(counted("local-service.paths-none"), 2);
     assert_eq!(counted("local-service.paths-unknown"), 1);
-    // Seven questions about paths, and one about the SA itself.
+    // There were seven questions about paths, and one about the SA itself.
     assert_eq!(counted("sa.questions"), 8);
     let queries = counted("sa.queries") + counted("sa.resends");
     let requests = daemon.ask(&["status"]).unwrap()["status"]["path-requests"].clone();
@@ -142,9 +143,9 @@ fn the_kernel_gets_what_saquery_gets() {
     assert_eq!(requests, told);
 }
 
-/// rdma_cm puts the number of a port into the service id.
+/// rdma_cm puts the port number into the service id.
 #[test]
-fn the_service_is_part_of_the_question_if_opensm_minds_services_and_else_not() {
+fn service_is_asked_for_only_if_opensm_supports_services() {
     for has_qos in [false, true] {
         let rig = Rig::new(TOPOLOGY);
         let policy = rig.file(

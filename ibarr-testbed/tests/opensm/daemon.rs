@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 
-//! A daemon with ports of [`ibarr_testbed::umad`], between people and a stand-in for the kernel's RDMA
-//! core.
+//! A daemon with ports of [`ibarr_testbed::umad`], asked by its command line and by a stand-in for the
+//! kernel's RDMA core.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::fs;
@@ -28,7 +28,7 @@ use serde_json::Value;
 
 use crate::machine::{MARKER, Machine, ibarr};
 
-/// Longer than anything here takes, so that a hang is a failure.
+/// Longer than anything here takes; a hang fails.
 pub(crate) const PATIENCE: Duration = Duration::from_mins(1);
 
 /// See the module.
@@ -37,12 +37,12 @@ pub(crate) struct Daemon {
     run_dir: String,
     socket: OwnedFd,
     kernel: Kernel,
-    /// What was said of a request.
+    /// The records in the answer to a request.
     records: BTreeMap<Seq, Vec<Record>>,
     events: VecDeque<Event>,
 }
 
-/// A path that the kernel was given.
+/// A path in an answer to the kernel.
 #[derive(Clone, Debug, Eq, PartialEq)]
 pub(crate) struct Record {
     pub(crate) flags: u32,
@@ -50,7 +50,7 @@ pub(crate) struct Record {
 }
 
 impl Record {
-    /// Flags, DLID, SLID, hop limit, and the byte that says whether it is reversible.
+    /// Flags, DLID, SLID, hop limit, and the byte with the reversible bit.
     pub(crate) fn brief(&self) -> (u32, u16, u16, u8, u8) {
         let [.., hop_limit] = self.word(44);
         (self.flags, self.lid(40), self.lid(42), hop_limit, self.octets[49])
@@ -70,7 +70,7 @@ pub(crate) fn name() -> PortName {
     PortName { device: "mlx5_0".parse().unwrap(), port: PortNum::new(1).unwrap() }
 }
 
-/// As rdma_cm asks for a connection over IPv4 to the service of number `service`.
+/// A request as from rdma_cm for a connection over IPv4 to service `service`.
 pub(crate) fn request(sgid: Gid, dgid: Gid, service: u64) -> ResolvePath {
     ResolvePath {
         device: name().device,
@@ -86,7 +86,7 @@ pub(crate) fn request(sgid: Gid, dgid: Gid, service: u64) -> ResolvePath {
 }
 
 impl Daemon {
-    /// For the ports below the directory of the machine.
+    /// Starts a daemon for the ports below the directory of the machine.
     pub(crate) fn start(machine: &Machine, config: &str) -> Self {
         let directory = Directory::new(machine.directory());
         let run_dir = machine.directory().join("run").display().to_string();
@@ -94,7 +94,7 @@ impl Daemon {
         let flags = SockFlag::SOCK_CLOEXEC;
         let (socket, inherited) =
             socketpair(AddressFamily::Unix, SockType::SeqPacket, None, flags).unwrap();
-        // The kernel's is larger, too.
+        // The kernel's buffer is larger than the default, too.
         setsockopt(&socket, sockopt::SndBuf, &(1 << 20)).unwrap();
         let child = Command::new("sh")
             .args(["-ec", INHERIT, "sh"])
@@ -118,7 +118,7 @@ impl Daemon {
         this
     }
 
-    /// What the command line prints as JSON, if there is a daemon to ask.
+    /// The JSON output of the command line, if the daemon answers.
     pub(crate) fn ask(&self, words: &[&str]) -> Option<Value> {
         let command = &mut Command::new(ibarr());
         let output =
@@ -127,7 +127,7 @@ impl Daemon {
         said["error"].is_null().then_some(said)
     }
 
-    /// Asks until there is something.
+    /// Asks until `ask` returns something.
     pub(crate) fn until<T>(&self, mut ask: impl FnMut(&Self) -> Option<T>) -> T {
         let begun = Instant::now();
         loop {
@@ -152,19 +152,19 @@ impl Daemon {
         counters["counters"][counter].as_u64().unwrap_or_else(|| panic!("no counter {counter}"))
     }
 
-    /// Has it end, and waits until it has.
+    /// Ends the daemon, and waits for its end.
     pub(crate) fn end(mut self) {
         let pid = i32::try_from(self.child.id()).unwrap();
         kill(Pid::from_raw(pid), Signal::SIGTERM).unwrap();
         assert!(self.child.wait().unwrap().success());
     }
 
-    /// Asks as the kernel, and waits for what becomes of it.
+    /// Asks as the kernel does, and waits for the outcome.
     pub(crate) fn resolve(&mut self, request: ResolvePath) -> (PathOutcome, Vec<Record>) {
         self.resolve_all(vec![request]).remove(0)
     }
 
-    /// All at once; in the order of the requests.
+    /// Asks all at once. The outcomes are in the order of the requests.
     pub(crate) fn resolve_all(
         &mut self,
         requests: Vec<ResolvePath>,
@@ -206,12 +206,12 @@ impl Daemon {
             match send(self.socket.as_raw_fd(), &transmit.bytes, MsgFlags::MSG_DONTWAIT) {
                 Ok(_) => {}
                 Err(Errno::EAGAIN) => self.kernel.not_delivered(&transmit),
-                Err(error) => panic!("the daemon is gone: {error}"),
+                Err(error) => panic!("the daemon has ended: {error}"),
             }
         }
         let mut buffer = [0; 8192];
         while let Ok(len) = recv(self.socket.as_raw_fd(), &mut buffer, MsgFlags::MSG_DONTWAIT) {
-            assert_ne!(len, 0, "the daemon is gone");
+            assert_ne!(len, 0, "the daemon has ended");
             self.note(&buffer[..len]);
             self.kernel.handle_input(clock::now(), Input::Datagram(&buffer[..len]));
         }
@@ -243,20 +243,20 @@ impl Daemon {
 
 impl Drop for Daemon {
     fn drop(&mut self) {
-        // It may have ended already.
+        // The process may have ended already.
         drop(self.child.kill());
         drop(self.child.wait());
     }
 }
 
-/// Writes the file that a daemon reads.
+/// Writes the daemon's configuration file.
 pub(crate) fn configure(machine: &Machine, config: &str) -> PathBuf {
     let file = machine.directory().join("ibarr.toml");
     fs::write(&file, format!("responder = \"user\"\n{config}")).unwrap();
     file
 }
 
-/// The socket comes as standard input, and is to be the first descriptor after the standard ones.
+/// Moves the socket from standard input to the first descriptor after the standard ones.
 const INHERIT: &str = "
     export LISTEN_PID=$$ LISTEN_FDS=1 LISTEN_FDNAMES=ls
     exec 3<&0

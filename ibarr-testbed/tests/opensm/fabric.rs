@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 
-//! What OpenSM makes of the software fabric.
+//! OpenSM brings the software fabric up.
 
 use crate::rig::{Rig, until};
 
-/// Two switches, two hosts at each.
+/// Two switches with two hosts each.
 const TOPOLOGY: &str = "Switch 4 \"S1\"\n[1] \"H1\"[1]\n[2] \"H2\"[1]\n[3] \"S2\"[3]\n\n\
     Switch 4 \"S2\"\n[1] \"H3\"[1]\n[2] \"H4\"[1]\n\n\
     Ca 1 \"H1\"\n\nCa 1 \"H2\"\n\nCa 1 \"H3\"\n\nCa 1 \"H4\"\n";
@@ -33,14 +33,14 @@ fn opensm_brings_a_fabric_up_and_hears_of_a_cable_by_trap() {
     until("all ports are active again", all_active);
 }
 
-/// The column of `ibfab show`.
+/// The column of states in `ibfab show`.
 fn states(shown: &str) -> impl Iterator<Item = &str> {
     let ports = shown.lines().skip(1).take_while(|line| !line.is_empty());
     ports.filter_map(|line| line.split_whitespace().nth(2))
 }
 
 #[test]
-fn states_are_those_of_ports_alone() {
+fn states_are_those_of_ports_only() {
     let shown = "PORT PEER STATE\nS1/1 H1/1 active 2\nS1/3 S2/3 down 2\n\nPackets that went\n";
     assert_eq!(states(shown).collect::<Vec<_>>(), ["active", "down"]);
 }

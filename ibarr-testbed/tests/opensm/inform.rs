@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 
-//! A daemon that has OpenSM tell it what happens in the subnet.
+//! A daemon that subscribes to OpenSM's reports.
 
 use ibarr_common::ib::Gid;
 
@@ -19,14 +19,14 @@ fn gid(guid: u64) -> Gid {
 
 const H2: u64 = 0x10_0003;
 
-/// Subscriptions of H3 that OpenSM has. `libumad2sim.so` cuts the answer off after the third.
+/// Number of H3's subscriptions at OpenSM. `libumad2sim.so` truncates the answer after the third.
 fn subscriptions(rig: &Rig) -> usize {
     let printed = rig.diagnose("H1", &["saquery", "IIR"]);
     printed.matches("SubscriberGID...........fe80::10:5\n").count()
 }
 
 #[test]
-fn opensm_has_the_subscriptions_for_as_long_as_they_are_wanted() {
+fn opensm_has_the_subscriptions_while_they_are_configured() {
     let rig = Rig::new(TOPOLOGY);
     let manager = rig.manager("H1", "");
     manager.until_says("SUBNET UP");
@@ -40,7 +40,7 @@ fn opensm_has_the_subscriptions_for_as_long_as_they_are_wanted() {
     daemon.until(|daemon| (daemon.port()["informed"] == "yes").then_some(()));
     assert_eq!([daemon.count("paths.informs"), daemon.count("paths.informs-failed")], [4, 0]);
     assert_eq!(subscriptions(&rig), 3);
-    // Without, and with again.
+    // Without `inform`, and with it again.
     configure(&rig.machine, "");
     assert!(daemon.ask(&["reload"]).is_some());
     daemon.until(|_| (subscriptions(&rig) == 0).then_some(()));
@@ -55,7 +55,7 @@ fn opensm_has_the_subscriptions_for_as_long_as_they_are_wanted() {
 }
 
 #[test]
-fn opensm_tells_of_a_port_and_its_path_is_asked_again() {
+fn report_of_opensm_makes_the_daemon_ask_for_the_path_again() {
     let rig = Rig::new(TOPOLOGY);
     let manager = rig.manager("H1", "");
     manager.until_says("SUBNET UP");
@@ -74,7 +74,7 @@ fn opensm_tells_of_a_port_and_its_path_is_asked_again() {
     rig.ibfab(&["fault", "cable", "S1/2", "on"]);
     doubted(2);
     assert_eq!(daemon.path(gid(H2))["source"], "sa");
-    // Each went out once, for each was answered: 64, 65, and 128 twice.
+    // OpenSM sent each report once, because each was answered: 64, 65, and 128 twice.
     assert_eq!(daemon.count("paths.reports"), 4);
     assert_eq!(daemon.count("paths.doubts"), 0, "no other path was in doubt");
 }

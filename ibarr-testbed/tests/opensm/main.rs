@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 
-//! Stock OpenSM and its diagnostics on the software fabric, and the daemon among them, all without a
-//! kernel's InfiniBand. Needs root and Debian's packages: `cargo xtask test opensm`.
+//! Stock OpenSM, its diagnostics and the daemon on the software fabric, without the kernel's InfiniBand.
+//! Needs root and Debian's packages: `cargo xtask test opensm`.
 
 #![forbid(unsafe_code)]
 
@@ -14,5 +14,5 @@ mod rig;
 mod size;
 
 #[path = "../system/machine.rs"]
-#[expect(dead_code, reason = "the tests of labs need more of it")]
+#[expect(dead_code, reason = "the system tests use the rest")]
 mod machine;

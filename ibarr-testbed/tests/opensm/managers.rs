@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 
-//! An OpenSM that is stopped, killed, or succeeded by another.
+//! An OpenSM that is stopped, killed, or replaced by another.
 
 use ibarr_common::ib::Gid;
 use ibarr_common::wire::ls::ResolvePath;
@@ -21,13 +21,13 @@ fn gid(guid: u64) -> Gid {
 const H1: u64 = 0x10_0001;
 const H3: u64 = 0x10_0005;
 
-/// What nobody has asked before, about ports that are not there.
+/// New requests for ports that do not exist.
 fn questions(from: u64, count: u64) -> Vec<ResolvePath> {
     let nobody = from << 8..(from << 8) + count;
     nobody.map(|number| request(gid(H3), gid(0xdead_0000 + number), 1)).collect()
 }
 
-/// MADs that the SA was sent.
+/// Number of MADs that were sent to the SA.
 fn queries(daemon: &Daemon) -> u64 {
     ["queries", "resends", "resends-busy", "resends-moved"]
         .map(|counter| daemon.count(&format!("sa.{counter}")))
@@ -53,16 +53,16 @@ fn stopped_opensm_costs_one_route_its_time_and_the_next_none() {
     daemon.until(|daemon| (daemon.port()["probing"]["because"] == "silent").then_some(()));
     let told = daemon.ask(&["status"]).map(|status| status["status"]["ports"][0].clone());
     assert_eq!(told.unwrap()["probing"]["because"], "silent");
-    // Now nothing is asked for them, and so nothing is waited for.
+    // Now the daemon does not ask for them, and so does not wait.
     let before = (queries(&daemon), daemon.count("sa.at-once"));
     let outcomes = daemon.resolve_all(questions(3, 100));
     assert_eq!(daemon.count("sa.at-once"), before.1 + 100);
     assert_eq!(queries(&daemon), before.0);
-    // The kernel is not left to ask about all of them either.
+    // Not all of them are left to the kernel either.
     let left = outcomes.iter().filter(|(outcome, _)| *outcome == TOLD).count();
     assert!(left <= 3, "{left} left to the kernel");
     assert_eq!(daemon.count("local-service.paths-spared"), 100 - left as u64);
-    // What was known is known.
+    // A remembered path is still given.
     assert_eq!(daemon.resolve(questions(1, 1)[0]).0, PathOutcome::Failed);
 
     manager.signal(Signal::SIGCONT);
@@ -75,7 +75,7 @@ fn stopped_opensm_costs_one_route_its_time_and_the_next_none() {
 }
 
 #[test]
-fn a_killed_opensm_is_a_silent_one_and_the_next_is_asked() {
+fn killed_opensm_counts_as_silent_and_the_next_is_asked() {
     let rig = Rig::new(TOPOLOGY);
     let manager = rig.manager("H1", "");
     manager.until_says("SUBNET UP");
@@ -83,19 +83,19 @@ fn a_killed_opensm_is_a_silent_one_and_the_next_is_asked() {
     let mut daemon = rig.daemon("");
     assert_eq!(daemon.path(gid(H1))["status"], "found");
     drop(manager);
-    // One is left to the kernel, which would ask the SA eleven times for each.
+    // One is left to the kernel, which would ask the SA up to eleven times.
     let outcomes = daemon.resolve_all(questions(1, 20));
     let left = outcomes.iter().filter(|(outcome, _)| *outcome == TOLD).count();
     assert!((1..=2).contains(&left), "{left} left to the kernel");
     assert_eq!(daemon.count("local-service.paths-spared"), 20 - left as u64);
-    assert_eq!(daemon.path(gid(H1))["status"], "found", "what was known is known");
+    assert_eq!(daemon.path(gid(H1))["status"], "found", "the remembered path is given");
     let manager = rig.manager("H1", "");
     manager.until_says("SUBNET UP");
     daemon.until(|daemon| (daemon.path(gid(0xdead_0000))["status"] == "no-record").then_some(()));
 }
 
 #[test]
-fn another_opensm_takes_over_and_is_asked_where_it_is() {
+fn opensm_that_takes_over_is_asked_at_its_lid() {
     const QUICK: &str = "sminfo_polling_timeout 200\npolling_retry_number 2\n";
     let rig = Rig::new(TOPOLOGY);
     let first = rig.manager("H1", &format!("{QUICK}sm_priority 5\n"));
@@ -111,7 +111,7 @@ fn another_opensm_takes_over_and_is_asked_where_it_is() {
     second.until_says("SUBNET UP");
     let lid = second.lids()[&0x10_0003];
     daemon.until(|daemon| (daemon.port()["sm-lid"] == lid).then_some(()));
-    // It says so itself; what the other has said is in doubt, and asked for again when it is used.
+    // The new SA answers. Paths from the other SA are in doubt, and asked for again when used.
     daemon.until(|daemon| (daemon.path(gid(0xdead_0000))["status"] == "no-record").then_some(()));
     assert!(daemon.count("paths.doubts") >= 1);
     daemon.until(|daemon| (daemon.path(gid(H1))["source"] == "sa").then_some(()));

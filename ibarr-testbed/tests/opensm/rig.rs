@@ -22,7 +22,7 @@ use crate::machine::{MARKER, Machine, said};
 
 /// See the module.
 pub(crate) struct Rig {
-    /// Ends before the machine goes.
+    /// Dropped before the machine.
     _fabric: Running,
     managers: Cell<u32>,
     stock: Stock,
@@ -36,7 +36,7 @@ pub(crate) struct Manager {
 }
 
 impl Rig {
-    /// The fabric of `topology`, without a subnet manager.
+    /// Starts the fabric of `topology`, without a subnet manager.
     pub(crate) fn new(topology: &str) -> Self {
         let machine = Machine::new();
         let directory = machine.directory();
@@ -57,21 +57,21 @@ impl Rig {
         Manager { process, directory }
     }
 
-    /// A file for an OpenSM to be told of.
+    /// Writes a file for OpenSM, and returns its path.
     pub(crate) fn file(&self, name: &str, text: &str) -> String {
         let path = self.machine.directory().join(name);
         fs::write(&path, text).unwrap();
         path.display().to_string()
     }
 
-    /// The port of `host`, for a daemon.
+    /// Makes the port of `host`, for a daemon.
     pub(crate) fn port(&self, host: &str) -> Port {
         let directory = Directory::new(self.machine.directory());
         let wire = OnFabric::connect(FABRIC, host).unwrap();
         Port::new(&directory, name(), 0, Abilities::default(), None, wire).unwrap()
     }
 
-    /// A daemon that knows where its SA is.
+    /// Starts a daemon, and waits until it knows the LID of its SA.
     pub(crate) fn daemon(&self, config: &str) -> Daemon {
         let daemon = Daemon::start(&self.machine, config);
         daemon.until(|daemon| {
@@ -81,7 +81,7 @@ impl Rig {
         daemon
     }
 
-    /// What a program of the diagnostics prints on `host`.
+    /// The output of a diagnostic program on `host`.
     pub(crate) fn diagnose(&self, host: &str, words: &[&str]) -> String {
         let [program, arguments @ ..] = words else { panic!("no program") };
         let mut command = self.stock.on_host(FABRIC, host, program);
@@ -91,7 +91,7 @@ impl Rig {
         String::from_utf8(output.stdout).unwrap()
     }
 
-    /// The path that `saquery` gets, by the names of its fields. `None`: there is none.
+    /// The path that `saquery` gets, by the names of its fields. `None` if there is no path.
     pub(crate) fn saquery(
         &self,
         host: &str,
@@ -101,7 +101,7 @@ impl Rig {
         let (sgid, dgid) = (sgid.to_string(), dgid.to_string());
         let words = [&["saquery", "PR", "--sgid", &sgid, "--dgid", &dgid], more].concat();
         let printed = self.diagnose(host, &words);
-        // libumad2sim.so does not say where the answer ends: what is behind the first is none.
+        // libumad2sim.so does not say where the answer ends, so only the first record counts.
         let first = printed.split("PathRecord dump:").nth(1)?;
         let field = |line: &str| {
             let (name, value) = line.trim().split_once("..")?;
@@ -110,7 +110,7 @@ impl Rig {
         Some(first.lines().filter_map(field).collect())
     }
 
-    /// Tells or asks the fabric something.
+    /// Runs a command of `ibfab`, and returns its output.
     pub(crate) fn ibfab(&self, words: &[&str]) -> String {
         let mut command = self.stock.ibfab();
         command.args(["--control", "control"]).args(words);
@@ -126,7 +126,7 @@ impl Manager {
         kill(Pid::from_raw(pid), signal).unwrap();
     }
 
-    /// Waits until its log has `text`.
+    /// Waits until OpenSM's log has `text`.
     pub(crate) fn until_says(&self, text: &str) {
         until(text, || self.log().contains(text));
     }
@@ -135,7 +135,7 @@ impl Manager {
         fs::read_to_string(self.directory.join("opensm.log")).unwrap_or_default()
     }
 
-    /// The LID that it gave each port, by GUID.
+    /// The LIDs that OpenSM gave, by GUID of the port.
     pub(crate) fn lids(&self) -> BTreeMap<u64, u16> {
         let text = fs::read_to_string(self.directory.join("guid2lid")).unwrap();
         let hex = |text: &str| u64::from_str_radix(text.trim_start_matches("0x"), 16).unwrap();
@@ -148,11 +148,11 @@ impl Manager {
     }
 }
 
-/// Asks until it is so.
+/// Waits until `is_so` returns true.
 pub(crate) fn until(what: &str, is_so: impl Fn() -> bool) {
     let begun = Instant::now();
     while !is_so() {
-        assert!(begun.elapsed() < PATIENCE, "waited in vain until {what}");
+        assert!(begun.elapsed() < PATIENCE, "timed out before {what}");
         thread::sleep(std::time::Duration::from_millis(20));
     }
 }
@@ -163,12 +163,11 @@ fn start(machine: &Machine, mut command: Command) -> Running {
         .unwrap_or_else(|error| panic!("cannot start {}: {error}", program.display()))
 }
 
-/// Where OpenSM and its diagnostics are unpacked.
+/// The directory in which OpenSM and its diagnostics are unpacked.
 fn packages() -> PathBuf {
     let unpacked = concat!(env!("CARGO_MANIFEST_DIR"), "/../target/tools/opensm/root");
     let root = env::var_os("IBARR_OPENSM_ROOT").map_or_else(|| unpacked.into(), PathBuf::from);
-    let what =
-        "no OpenSM: `cargo xtask test opensm` unpacks it and says where ($IBARR_OPENSM_ROOT)";
+    let what = "no OpenSM: `cargo xtask test opensm` unpacks it and sets $IBARR_OPENSM_ROOT";
     assert!(root.join("usr/sbin/opensm").exists(), "{what}");
     root
 }
@@ -180,5 +179,5 @@ fn ibfab() -> PathBuf {
     path
 }
 
-/// Abstract names belong to a network namespace, which each machine has of its own.
+/// An abstract socket name. Each test has its own network namespace, so the name is free.
 const FABRIC: &str = "fabric";

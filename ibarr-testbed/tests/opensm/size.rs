@@ -15,7 +15,7 @@ use crate::rig::Rig;
 const AT_A_LEAF: usize = 40;
 const SPINES: usize = 4;
 
-/// Leaf switches with 40 hosts each, all of them at each of four spines.
+/// Leaf switches with 40 hosts each, each connected to each of four spines.
 fn topology(hosts: usize) -> String {
     let leaves = hosts.div_ceil(AT_A_LEAF);
     let mut text = String::new();
@@ -50,12 +50,12 @@ fn gid(host: usize) -> Gid {
 }
 
 #[test]
-fn every_host_of_1000_is_found_where_opensm_has_put_it() {
+fn each_of_1000_hosts_has_the_lid_that_opensm_gave() {
     every_host_is_found(1000);
 }
 
 #[test]
-fn every_host_of_5000_is_found_where_opensm_has_put_it() {
+fn each_of_5000_hosts_has_the_lid_that_opensm_gave() {
     every_host_is_found(5000);
 }
 
@@ -68,7 +68,7 @@ fn every_host_is_found(hosts: usize) {
     let mut daemon = rig.daemon("");
     let question = |host: usize| request(gid(hosts), gid(host), 1);
     let all: Vec<_> = (1..hosts).collect();
-    // As many as fit the socket between the kernel and the daemon.
+    // As many as have room in the socket between the kernel and the daemon.
     for some in all.chunks(200) {
         let requests: Vec<ResolvePath> = some.iter().map(|host| question(*host)).collect();
         for (host, (outcome, records)) in some.iter().zip(daemon.resolve_all(requests)) {
@@ -79,7 +79,7 @@ fn every_host_is_found(hosts: usize) {
     }
     let count = u64::try_from(hosts).unwrap();
     assert_eq!(lids.values().collect::<BTreeSet<_>>().len(), lids.len());
-    // Each was asked for once, and what its SA can do.
+    // One question for each host, and one for the abilities of the SA.
     assert_eq!(daemon.count("sa.questions"), count);
     assert_eq!(daemon.count("sa.answered"), count);
 }

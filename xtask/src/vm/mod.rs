@@ -148,10 +148,10 @@ impl Fabric {
 /// take room from a frame by more metadata than Linux 6.1 lets a test run have (`xdp_metalen_invalid`
 /// in net/core/xdp.c).
 const NOT_IN_A_GUEST: [&str; 4] = [
-    "any_frame_is_seen_alike",
+    "any_frame_gets_the_same_from_both",
     "a_million_updates",
-    "xdp_makes_room_behind_the_frame_where_there_is_none_before_it",
-    "xdp_passes_what_there_is_no_room_for",
+    "xdp_uses_room_behind_the_frame_if_there_is_none_before_it",
+    "xdp_passes_queries_without_room_for_the_reply",
 ];
 
 /// Enough that each way through the parser is taken often; a million take some minutes.
