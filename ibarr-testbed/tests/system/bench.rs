@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 
-//! That the bench measures; what it measures is for people.
+//! The benches work; the tests do not judge the figures.
 
 use std::fs;
 
@@ -8,7 +8,7 @@ use serde_json::Value;
 
 use crate::machine::{Machine, ibarr};
 
-/// A quick run of a bench, and what it leaves: nothing.
+/// A quick run of a bench, which must leave nothing behind.
 struct Quick {
     table: String,
     figures: Value,
@@ -34,7 +34,7 @@ impl Quick {
         self.figures[name].as_array().unwrap()
     }
 
-    /// A ratio, which people are shown, too.
+    /// Checks that a ratio is also in the table.
     fn check_ratio(&self, ratio: &Value) {
         let ratio = ratio.as_f64().unwrap();
         assert!(ratio.is_finite() && ratio > 0.0, "{ratio}");
@@ -66,7 +66,7 @@ fn ip2gid_gives_table_and_json_and_leaves_nothing() {
 }
 
 #[test]
-fn responder_is_measured_in_both_families_and_nothing_is_left() {
+fn responder_is_measured_in_both_families_and_leaves_nothing() {
     let run = Quick::run("responder");
     let programs = run.rows("programs");
     let ours: Vec<_> = programs.iter().filter(|row| row["to_bounce"].is_f64()).cloned().collect();
@@ -88,7 +88,7 @@ fn responder_is_measured_in_both_families_and_nothing_is_left() {
 }
 
 #[test]
-fn resolve_answers_every_request_and_says_what_it_costs() {
+fn resolve_bench_gets_an_answer_to_every_request() {
     let run = Quick::run("resolve");
     assert_eq!(run.figures["outstanding"], 16);
     let families = run.rows("families");
@@ -100,7 +100,7 @@ fn resolve_answers_every_request_and_says_what_it_costs() {
 }
 
 #[test]
-fn paths_are_measured_and_few_questions_asked_of_the_administrator() {
+fn paths_bench_asks_the_administrator_few_questions() {
     let run = Quick::run("paths");
     assert_eq!(names(run.rows("loads"), "other"), ["echo", "bare client"]);
     for load in run.rows("loads") {
@@ -112,8 +112,8 @@ fn paths_are_measured_and_few_questions_asked_of_the_administrator() {
         let count = |name: &str| storm[name].as_u64().unwrap();
         assert_eq!((count("requests"), count("questions")), (20_000, 1_000));
         assert_eq!(count("undelivered"), 0, "{storm}");
-        // On a machine that has other things to do, a question is asked more than once, and all who
-        // wait for it are told to ask themselves if it is not answered in time.
+        // On a busy machine a question is asked more than once, and without an answer in time the kernel is
+        // told to ask.
         assert!((1_000..=5_000).contains(&count("queries")), "{storm}");
         assert!(count("errors") < count("requests"), "{storm}");
     }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 
-//! More queries at once than any program reads at once.
+//! More queries at once than a program can read at once.
 
 use std::collections::BTreeSet;
 use std::net::{IpAddr, SocketAddr};
@@ -20,7 +20,7 @@ fn ten_thousand_peers_at_once_are_answered_by_a_daemon_that_slept() {
     const PEERS: u16 = 10_000;
     let wire = Wire::new(2, true);
     wire.reconfigure("n2", |config| format!("responder = \"user\"\n{config}"));
-    // All of 10.99.0.0/16 is at home on n1.
+    // n1 has all addresses of 10.99.0.0/16.
     wire.ip("n1", "route add local 10.99.0.0/16 dev lo");
     wire.ip("r", "route add 10.99.0.0/16 via 10.1.0.5");
     let peer = |at: u16| {
@@ -34,7 +34,7 @@ fn ten_thousand_peers_at_once_are_answered_by_a_daemon_that_slept() {
     let answered = runtime.block_on(async {
         let runtime = tokio::runtime::Handle::current();
         let socket = netns::inside(&n1.namespace, || {
-            // Another thread, and the runtime of this one.
+            // This is another thread, which uses the test's runtime.
             let _entered = runtime.enter();
             Ok(UdpSocket::bind(Family::V4, 0)?)
         });
@@ -46,7 +46,7 @@ fn ten_thousand_peers_at_once_are_answered_by_a_daemon_that_slept() {
             socket.send(&query, server, source).await.unwrap();
         };
         let mut inbox = Inbox::<33>::default();
-        // Every link on the way knows the next one.
+        // Fills the neighbour tables on the way.
         send("10.99.255.1".parse().unwrap()).await;
         socket.receive(&mut inbox).await.unwrap();
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 
-//! The control socket under a user without privilege who wants all of it.
+//! The control socket under a user without privileges that takes as much of it as it can.
 
 use std::fs::{self, Permissions};
 use std::os::unix::fs::PermissionsExt;
@@ -15,7 +15,7 @@ use crate::machine::{MARKER, Machine, ibarr, read_until, said};
 const NOBODY: u32 = 65534;
 
 #[test]
-fn ten_thousand_half_open_connections_of_a_user_keep_no_place_of_root() {
+fn half_open_connections_of_a_user_take_no_place_of_root() {
     const CONNECTIONS: u64 = 10_000;
     let daemon = Daemon::start();
     let held = CONNECTIONS.to_string();
@@ -24,7 +24,7 @@ fn ten_thousand_half_open_connections_of_a_user_keep_no_place_of_root() {
     let counters = daemon.ask(&["counters"]);
     let count = |name: &str| counters["counters"][name].as_u64().unwrap();
     let (refused, served) = (count("control.refused-user"), count("control.connections"));
-    // This request is served, too.
+    // This request counts as served, too.
     assert_eq!(refused + served, CONNECTIONS + 1, "{counters}");
     assert!(served <= 100, "{served} connections were served");
     for _ in 0..20 {
@@ -66,7 +66,7 @@ impl Daemon {
     fn start() -> Self {
         let machine = Machine::new();
         let directory = machine.directory();
-        // The other user runs them, too.
+        // The other user must be able to run these, too.
         for program in [ibarr(), Path::new(env!("CARGO_BIN_EXE_ibarr-testbed"))] {
             fs::copy(program, directory.join(program.file_name().unwrap())).unwrap();
         }
@@ -95,7 +95,7 @@ impl Daemon {
         command.uid(NOBODY).gid(NOBODY).output().unwrap()
     }
 
-    /// What root is told, which must be an answer.
+    /// Asks as root. There must be an answer.
     fn ask(&self, arguments: &[&str]) -> Value {
         let mut command = self.command("ibarr");
         command.args(arguments).args(["--json", "--daemon-timeout", "20s", "--run-dir"]);
@@ -111,8 +111,7 @@ impl Daemon {
         command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap()
     }
 
-    /// The lowest number that the daemon has no descriptor for, once it has closed what it opened for
-    /// a moment.
+    /// The lowest free descriptor number of the daemon, after it has closed its short-lived descriptors.
     fn first_free(&self) -> u32 {
         let look = || (0..1024).find(|number| !self.descriptor(*number).exists()).unwrap();
         let looks = || {
@@ -132,7 +131,7 @@ impl Daemon {
     fn until(is_so: impl Fn() -> bool) {
         let begun = std::time::Instant::now();
         while !is_so() {
-            assert!(begun.elapsed().as_secs() < 30, "nothing came of it");
+            assert!(begun.elapsed().as_secs() < 30, "timed out");
             std::thread::sleep(std::time::Duration::from_millis(50));
         }
     }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 
-//! The daemon at the other end of a wire: bytes in, bytes out, and what it counts.
+//! The daemon at the other end of a wire: bytes in, bytes out, and its counters.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -25,9 +25,9 @@ const RECORDED_REPLY: &str =
 const CASES: &str = include_str!("../../../ibarr-common/tests/data/ip2gid-cases.txt");
 
 #[test]
-fn recorded_c_query_gets_the_recorded_c_reply_from_the_address_it_was_sent_to() {
+fn recorded_c_query_gets_the_recorded_c_reply() {
     let wire = Wire::new(2, true);
-    // The kernel would now rather send from 10.2.0.77.
+    // Now the kernel prefers to send from 10.2.0.77.
     wire.ip("n2", "address delete 10.2.0.5/24 dev eth0");
     wire.ip("n2", "address add 10.2.0.77/24 dev eth0");
     wire.ip("n2", "address add 10.2.0.5/24 dev eth0");
@@ -67,7 +67,7 @@ fn hostile_cases_are_answered_or_counted_as_the_table_says() {
     let servers = ["10.2.0.5:4791", "[fd00:2::5]:4791"].map(|at| at.parse().unwrap());
     let sockets = ["10.1.0.5:0", "[fd00:1::5]:0"].map(|at| wire.socket("n1", at));
     for (socket, server) in sockets.iter().zip(&servers) {
-        // The fence must find the way paved.
+        // This fills the neighbour tables for the last query.
         eventually("an answer", || ask(socket, *server, &fence(*server)));
     }
     let mut rows = 0;
@@ -83,8 +83,8 @@ fn hostile_cases_are_answered_or_counted_as_the_table_says() {
             };
             let before = wire.server_counters("n2");
             socket.send_to(&payload, server).unwrap();
-            // Queries of one socket are answered in order: nothing before the fence's answer is
-            // silence.
+            // Queries of one socket are answered in order. So no answer before that of the fence
+            // means that the daemon is silent.
             socket.send_to(&fence(server), server).unwrap();
             if verdict == "ok" {
                 let mut expected = vec![payload[0], 0, 0, 0];
@@ -133,7 +133,7 @@ fn datagram_of_any_length_is_read_to_its_end() {
     let socket = wire.socket("n1", "10.1.0.5:0");
     let server: SocketAddr = "10.2.0.5:4791".parse().unwrap();
     let before = wire.server_counters("n2");
-    // Up to what IP can carry, in fragments.
+    // Up to the maximum of IP, in fragments.
     for len in [33, 64, 1472, 1473, 9000, 65_507] {
         let mut payload = fence(server);
         payload.resize(len, 0);
@@ -163,7 +163,7 @@ fn broken_configuration_leaves_the_old_one_running() {
     fs::write(files.config(), format!("{good}no-such-key = 1\n")).unwrap();
     wire.signal(n2, Signal::SIGHUP);
     let reason = format!("ibarr.toml: line {}: static-gid.no-such-key", lines + 1);
-    eventually("a word of the mistake in the log", || {
+    eventually("the mistake in the log", || {
         fs::read_to_string(files.log()).unwrap().contains(&reason).then_some(())
     });
     assert_eq!(gid(&socket), Some(old.clone()));
@@ -172,7 +172,7 @@ fn broken_configuration_leaves_the_old_one_running() {
     assert!(said(&reload).contains(&reason), "{}", said(&reload));
     assert_eq!(gid(&socket), Some(old));
 
-    // And it was not deaf: what is right takes effect, by either way.
+    // The daemon still listens: a right configuration takes effect, by each way.
     for new in ["fe80::2:c903:0:7701", "fe80::2:c903:0:7702"] {
         fs::write(files.config(), good.replace(&n2.gid, new)).unwrap();
         if new.ends_with('1') {
@@ -213,7 +213,7 @@ fn holder_of_a_taken_port_is_named_in_the_status() {
 }
 
 #[test]
-fn flood_is_counted_and_delays_nobody() {
+fn flood_is_counted_and_delays_no_other_peer() {
     const FLOOD: u64 = 200_000;
     let wire = Wire::new(3, true);
     let plan = wire.lab.plan();
@@ -235,13 +235,13 @@ fn flood_is_counted_and_delays_nobody() {
         let flood = scope.spawn(|| {
             for (at, payload) in (0..FLOOD).zip(payloads.iter().cycle()) {
                 let socket = &flooders[usize::try_from(at % 4).unwrap()];
-                // What the sender's own buffer refuses was not sent.
+                // The sender's own buffer may refuse a datagram; then it was not sent.
                 let _ = socket.send_to(payload, server);
             }
         });
         let mut answered = 0;
         while !flood.is_finished() {
-            // The kernel may drop at the receive buffer: a client sends again, as ours does.
+            // The kernel may drop queries at the receive buffer. The client sends again, as ours does.
             eventually("an answer for a bystander", || ask(&bystander, server, &fence(server)));
             answered += 1;
         }
@@ -265,13 +265,13 @@ fn forged_replies_are_counted_and_change_nothing() {
     let wire = Wire::new(2, true);
     let plan = wire.lab.plan();
     let n1 = plan.node("n1").unwrap();
-    // Opens the sockets that queries leave from.
+    // This makes the daemon open the sockets that queries leave from.
     let resolve = wire.lab.ibarr(n1, &["resolve", "10.2.0.5"]).unwrap();
     assert!(resolve.status.success(), "{}", said(&resolve));
     let ports = query_ports(n1);
     assert!(!ports.is_empty());
 
-    // Forged from port 4791, which the daemon makes way for, at a query that is under way.
+    // Forged from port 4791, which is free after the daemon has ended, while a query waits.
     wire.signal(plan.node("n2").unwrap(), Signal::SIGTERM);
     let forger = eventually("port 4791", || {
         netns::inside(&plan.nodes[1].namespace, || Ok(UdpSocket::bind(("10.2.0.5", PORT))?)).ok()
@@ -295,7 +295,7 @@ fn forged_replies_are_counted_and_change_nothing() {
 }
 
 #[test]
-fn only_those_allowed_are_answered_by_daemon_and_kernel_alike() {
+fn daemon_and_kernel_answer_only_allowed_sources() {
     let wire = Wire::new(3, true);
     let server: SocketAddr = "10.2.0.5:4791".parse().unwrap();
     let [allowed, other] = ["10.1.0.5:0", "10.1.0.6:0"];
@@ -313,7 +313,7 @@ fn only_those_allowed_are_answered_by_daemon_and_kernel_alike() {
     let counters = wire.server_counters("n2");
     assert_eq!(
         counters["source-not-allowed"], 1,
-        "the guard drops what the kernel was asked: {counters:?}"
+        "the guard drops queries of other sources: {counters:?}"
     );
 }
 
@@ -324,7 +324,7 @@ fn reply_from_another_address_counts_unless_the_check_is_strict() {
     wire.ip("n2", "address add 10.2.0.77/24 dev eth0");
     wire.leave_the_kernel_out("n2");
     wire.signal(n2, Signal::SIGTERM);
-    // A C peer with two addresses: it hears by one and answers from the other.
+    // A C peer with two addresses receives on one and answers from the other.
     let bind = |address| {
         eventually("port 4791", || {
             netns::inside(&n2.namespace, || Ok(UdpSocket::bind((address, PORT))?)).ok()
@@ -357,7 +357,7 @@ fn reply_from_another_address_counts_unless_the_check_is_strict() {
     assert!(counters["source-address"] > 0, "{counters:?}");
 }
 
-/// A lab with the real daemons, spoken to from outside.
+/// A lab with the real daemons, and sockets in its namespaces.
 pub(crate) struct Wire {
     pub(crate) lab: TemporaryLab,
     machine: Machine,
@@ -372,12 +372,12 @@ impl Wire {
         Self { lab: TemporaryLab::new(lab), machine }
     }
 
-    /// The daemon itself answers from now on, and counts.
+    /// Makes the daemon answer, and count, from now on.
     fn leave_the_kernel_out(&self, node: &str) {
         self.reconfigure(node, |config| format!("responder = \"user\"\n{config}"));
     }
 
-    /// Changes a node's configuration; what it was.
+    /// Changes a node's configuration. Returns the old one.
     pub(crate) fn reconfigure(&self, node: &str, change: impl FnOnce(&str) -> String) -> String {
         let node = self.lab.plan().node(node).unwrap();
         let file = self.lab.files(node).config();
@@ -434,7 +434,7 @@ impl Wire {
     }
 }
 
-/// The ports of the IPv4 sockets of a node, but for the server's.
+/// The ports of a node's IPv4 sockets, without the server's.
 fn query_ports(node: &Node) -> Vec<u16> {
     let table =
         netns::inside(&node.namespace, || Ok(fs::read_to_string("/proc/thread-self/net/udp")?));
@@ -446,10 +446,10 @@ fn query_ports(node: &Node) -> Vec<u16> {
     ports.filter(|&port| port != PORT).collect()
 }
 
-/// The msg_id of a query that is in order.
+/// The msg_id of the last query of a sequence.
 const FENCE: [u8; 4] = [0xfe, 0x9c, 0xe0, 0x01];
 
-/// The query for `server`'s own address: whatever was sent before it is done when it is answered.
+/// A query for `server`'s own address. When it is answered, all earlier queries are handled.
 pub(crate) fn fence(server: SocketAddr) -> Vec<u8> {
     let mut query = match server {
         SocketAddr::V4(_) => hex("01000000 00000000 00010000 00010008"),
@@ -471,14 +471,14 @@ fn receive(socket: &UdpSocket) -> Option<(Vec<u8>, SocketAddr)> {
     Some((buffer[..len].to_vec(), from))
 }
 
-/// Tries until there is something, which there is within seconds or never.
+/// Tries until `attempt` returns something, for some seconds.
 fn eventually<T>(what: &str, mut attempt: impl FnMut() -> Option<T>) -> T {
     let deadline = Instant::now() + Duration::from_secs(10);
     loop {
         if let Some(found) = attempt() {
             return found;
         }
-        assert!(Instant::now() < deadline, "waited in vain for {what}");
+        assert!(Instant::now() < deadline, "timed out waiting for {what}");
         std::thread::sleep(Duration::from_millis(2));
     }
 }
@@ -498,7 +498,7 @@ fn resident_kib(pid: u32) -> u64 {
     line.trim().strip_suffix(" kB").unwrap().parse().unwrap()
 }
 
-/// `TlvLength` is `tlv-length`.
+/// Makes `tlv-length` of `TlvLength`.
 fn kebab(name: &str) -> String {
     let mut kebab = String::new();
     for letter in name.chars() {

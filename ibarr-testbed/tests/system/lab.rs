@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 
-//! What docs/lab.md promises.
+//! The promises of docs/lab.md.
 
 use std::fs;
 use std::net::UdpSocket;
@@ -29,7 +29,7 @@ fn down_leaves_nothing_behind() {
             .each_ref()
     );
     assert_eq!(between.processes.len(), 3, "{between:?}");
-    // A process that a user started belongs to the lab too.
+    // A process that a user started belongs to the lab, too.
     let mut sleeper =
         machine.testbed(&["lab", "exec", "n1", "--", "sleep", "1000"]).spawn().unwrap();
     while netns::processes("ibarr-lab-n1").unwrap().len() < 2 {
@@ -43,7 +43,7 @@ fn down_leaves_nothing_behind() {
 }
 
 #[test]
-fn two_labs_live_side_by_side() {
+fn two_labs_can_exist_at_once() {
     let machine = Machine::new();
     let before = machine.snapshot();
     machine.lab_up(&["--name", "a"]);
@@ -112,7 +112,7 @@ fn up_that_is_interrupted_leaves_nothing() {
 }
 
 #[test]
-fn namespace_of_somebody_else_is_left_alone() {
+fn namespace_of_another_program_is_left_alone() {
     let machine = Machine::new();
     let ip = |arguments: &[&str]| Command::new("ip").args(arguments).status().unwrap().success();
     assert!(ip(&["netns", "add", "ibarr-lab-n2"]));
@@ -172,7 +172,7 @@ fn every_node_reaches_every_other_at_once() {
 }
 
 #[test]
-fn exec_gives_a_command_its_node_and_passes_its_exit_code_on() {
+fn exec_runs_a_command_on_its_node_and_returns_its_status() {
     let machine = Machine::new();
     machine.lab_up(&[]);
     let shown = machine.run(&[
@@ -195,7 +195,7 @@ fn exec_gives_a_command_its_node_and_passes_its_exit_code_on() {
 }
 
 #[test]
-fn status_tells_of_a_daemon_that_ended() {
+fn status_shows_a_daemon_that_ended() {
     let machine = Machine::new();
     machine.lab_up(&[]);
     let status = |output: &str| -> serde_json::Value { serde_json::from_str(output).unwrap() };
@@ -222,7 +222,7 @@ fn status_tells_of_a_daemon_that_ended() {
 fn ordinary_user_has_a_lab_in_a_user_namespace() {
     const NOBODY: u32 = 65534;
     let machine = Machine::new();
-    // The build directory need not be open to others.
+    // Other users may not be able to read the build directory.
     let home = machine.directory().join("home");
     fs::create_dir(&home).unwrap();
     for program in [Path::new(env!("CARGO_BIN_EXE_ibarr-testbed")), ibarr()] {

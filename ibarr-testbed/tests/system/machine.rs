@@ -16,8 +16,8 @@ use nix::sched::{CloneFlags, unshare};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::{Pid, geteuid};
 
-/// What a test may take for the whole machine: the calling thread's own namespaces of mounts and
-/// network, and an empty directory.
+/// A machine of its own for each test: mount and network namespaces of the calling thread, and an empty
+/// directory.
 pub(crate) struct Machine {
     directory: PathBuf,
     marker: String,
@@ -27,7 +27,7 @@ impl Machine {
     pub(crate) fn new() -> Self {
         assert!(geteuid().is_root(), "system tests need root: cargo xtask test uses sudo");
         netns::own_directory().expect("system tests need a mount namespace");
-        // What others mount and unmount meanwhile must not be seen here.
+        // Mounts of other processes must not appear here.
         let none: Option<&str> = None;
         mount(none, "/", none, MsFlags::MS_REC | MsFlags::MS_PRIVATE, none).unwrap();
         unshare(CloneFlags::CLONE_NEWNET).expect("system tests need a network namespace");
@@ -43,17 +43,17 @@ impl Machine {
         &self.directory
     }
 
-    /// What everything that descends from it has in its environment.
+    /// The value that all descendants of the test have in their environment.
     pub(crate) fn marker(&self) -> &str {
         &self.marker
     }
 
-    /// Where the labs' files are.
+    /// The directory of the labs' files.
     pub(crate) fn state_dir(&self) -> PathBuf {
         self.directory.join("state")
     }
 
-    /// `ibarr-testbed`, to be run on this machine.
+    /// A command of `ibarr-testbed`, for this machine.
     pub(crate) fn testbed(&self, arguments: &[&str]) -> Command {
         let mut command = Command::new(env!("CARGO_BIN_EXE_ibarr-testbed"));
         command.arg("--state-dir").arg(self.state_dir()).args(arguments);
@@ -61,14 +61,14 @@ impl Machine {
         command
     }
 
-    /// Runs `ibarr-testbed`, which must succeed, and gives what it prints.
+    /// Runs `ibarr-testbed`, which must succeed, and returns its output.
     pub(crate) fn run(&self, arguments: &[&str]) -> String {
         let output = self.testbed(arguments).output().unwrap();
         assert!(output.status.success(), "{arguments:?}: {}", said(&output));
         String::from_utf8(output.stdout).unwrap()
     }
 
-    /// Runs `ibarr-testbed`, which must fail, and gives what it says of that.
+    /// Runs `ibarr-testbed`, which must fail, and returns its message.
     pub(crate) fn fail(&self, arguments: &[&str]) -> String {
         let output = self.testbed(arguments).output().unwrap();
         assert_eq!(output.status.code(), Some(1), "{arguments:?}: {}", said(&output));
@@ -81,7 +81,7 @@ impl Machine {
         self.run(&[&["lab", "up", "--ibarr", ibarr], arguments].concat())
     }
 
-    /// All that a lab could leave behind.
+    /// Everything that a lab could leave behind.
     pub(crate) fn snapshot(&self) -> Snapshot {
         let lines = |path: &str, field: usize| -> BTreeSet<String> {
             let text = fs::read_to_string(path).unwrap();
@@ -96,7 +96,7 @@ impl Machine {
         }
     }
 
-    /// What descends from [`Self::testbed`] and still runs.
+    /// The descendants of [`Self::testbed`] that still run.
     pub(crate) fn processes(&self) -> Vec<(Pid, String)> {
         let marked = format!("{MARKER}={}", self.marker);
         let is_marked = |process: &Path| {
@@ -114,9 +114,9 @@ impl Machine {
 }
 
 impl Drop for Machine {
-    /// The namespaces end with the thread; what is in the directory does not.
+    /// The namespaces end with the thread, but the directory does not.
     fn drop(&mut self) {
-        // Of tests that failed.
+        // A failed test may leave processes.
         for (pid, _) in self.processes() {
             let _ = kill(pid, Signal::SIGKILL);
         }
@@ -140,7 +140,7 @@ pub(crate) struct Snapshot {
     pub(crate) files: BTreeSet<String>,
 }
 
-/// The daemon under test: what `$IBARR_UNDER_TEST` names, or built now.
+/// The daemon under test: the program that `$IBARR_UNDER_TEST` names, or one that is built now.
 pub(crate) fn ibarr() -> &'static Path {
     static IBARR: OnceLock<PathBuf> = OnceLock::new();
     IBARR.get_or_init(|| {
@@ -158,7 +158,7 @@ pub(crate) fn ibarr() -> &'static Path {
     })
 }
 
-/// Reads what a child prints until a line holds `text`.
+/// Reads the output of a child until a line contains `text`.
 pub(crate) fn read_until(child: &mut Child, text: &str) -> String {
     let stdout = child.stdout.as_mut().unwrap();
     let mut read = Vec::new();
@@ -171,7 +171,7 @@ pub(crate) fn read_until(child: &mut Child, text: &str) -> String {
     String::from_utf8(read).unwrap()
 }
 
-/// A program of one line of shell.
+/// Writes a program of one line of shell.
 pub(crate) fn script(directory: &Path, name: &str, line: &str) -> PathBuf {
     let path = directory.join(name);
     fs::write(&path, format!("#!/bin/sh\n{line}\n")).unwrap();
@@ -179,13 +179,13 @@ pub(crate) fn script(directory: &Path, name: &str, line: &str) -> PathBuf {
     path
 }
 
-/// What a program said, for messages.
+/// The output of a program, for messages.
 pub(crate) fn said(output: &Output) -> String {
     let [out, err] = [&output.stdout, &output.stderr].map(|bytes| String::from_utf8_lossy(bytes));
     format!("{}\n{out}{err}", output.status)
 }
 
-/// Where something is mounted, the last first.
+/// All mount points, the last first.
 fn mounts() -> Vec<PathBuf> {
     let text = fs::read_to_string("/proc/thread-self/mountinfo").unwrap_or_default();
     let points = text.lines().filter_map(|line| line.split(' ').nth(4));
@@ -193,7 +193,7 @@ fn mounts() -> Vec<PathBuf> {
 }
 
 #[test]
-fn whether_there_was_a_directory_of_namespaces_or_not_there_is_one_to_be_mounted_on() {
+fn netns_directory_is_created_when_missing() {
     for was_there in [true, false] {
         let test = thread::spawn(move || {
             unshare(CloneFlags::CLONE_NEWNS).unwrap();
@@ -217,7 +217,7 @@ fn whether_there_was_a_directory_of_namespaces_or_not_there_is_one_to_be_mounted
 }
 
 #[test]
-fn a_machine_leaves_nothing_behind_whatever_its_test_does() {
+fn machine_leaves_nothing_behind_after_any_test() {
     for fails in [false, true] {
         let (path, told) = std::sync::mpsc::channel();
         let test = thread::spawn(move || {
@@ -229,7 +229,7 @@ fn a_machine_leaves_nothing_behind_whatever_its_test_does() {
             fs::create_dir(bpffs.join("pins")).unwrap();
             path.send(machine.directory().to_owned()).unwrap();
             if fails {
-                // Without a word on standard error.
+                // Panics without a message on standard error.
                 std::panic::resume_unwind(Box::new("as tests do"));
             }
         });
@@ -241,10 +241,10 @@ fn a_machine_leaves_nothing_behind_whatever_its_test_does() {
 
 static MADE: AtomicU32 = AtomicU32::new(0);
 
-/// In the environment of everything that a test starts.
+/// Environment variable of everything that a test starts.
 pub(crate) const MARKER: &str = "IBARR_TEST_MACHINE";
 
-/// Everything below `directory`.
+/// The paths of all files below `directory`.
 fn names(directory: &Path) -> BTreeSet<String> {
     let mut names = BTreeSet::new();
     let mut directories = vec![directory.to_path_buf()];

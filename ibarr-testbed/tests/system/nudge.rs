@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 
-//! What the kernel, and whoever watches its neighbours, sees of a nudge. The kernel's RDMA core is
-//! told of a change in the same breath as the watchers (`neigh_update_notify` in
-//! net/core/neighbour.c).
+//! A nudge as processes that watch neighbours see it. The kernel announces a change to its RDMA core and to
+//! these processes at the same time (`neigh_update_notify` in net/core/neighbour.c).
 
 use std::fs;
 use std::net::IpAddr;
@@ -40,15 +39,15 @@ fn a_nudge_is_seen_by_others_and_leaves_nothing() {
 fn an_entry_in_the_way_is_removed_and_another_made() {
     let _machine = Machine::new();
     let stale = format!("-6 neigh add {ADDRESS_V6} dev lo nud permanent");
-    // A crash's, removed at start without a nudge.
+    // The entry of a crashed daemon. The start removes it without a nudge.
     ip(&stale);
     drop(Nudger::start().unwrap());
-    // The thread goes its own way: the next one's start waits for nobody either.
+    // The thread ends on its own. The start of the next one does not wait for it.
     let (nudger, mut outcomes) = Nudger::start().unwrap();
     nudger.nudge(None, None);
     outcomes.blocking_recv().unwrap().unwrap();
     nothing_is_left();
-    // Another daemon's, at this moment.
+    // The entry of another daemon at this moment.
     ip(&stale);
     let watcher = Watcher::new();
     nudger.nudge(None, None);
@@ -58,7 +57,7 @@ fn an_entry_in_the_way_is_removed_and_another_made() {
 }
 
 #[test]
-fn without_ipv6_the_fallback_serves_and_ipv4_is_never_put_on_loopback() {
+fn without_ipv6_nudges_use_ipv4_but_never_on_loopback() {
     let _machine = Machine::new();
     ip("link set lo up");
     ip("link add v0 type veth peer name v1");
@@ -78,7 +77,7 @@ fn without_ipv6_the_fallback_serves_and_ipv4_is_never_put_on_loopback() {
     assert_eq!(watcher.created(), [(ADDRESS_V4.into(), ifindex.get())]);
     nothing_is_left();
 
-    // An address that no neighbour of this interface can have.
+    // A hardware address that no neighbour of this interface can have.
     let hwaddr = HwAddr::new(&[2; 5]).unwrap();
     nudger.nudge(Some(Place { ifindex, hwaddr }), None);
     let error = outcomes.blocking_recv().unwrap().unwrap_err();
@@ -87,7 +86,7 @@ fn without_ipv6_the_fallback_serves_and_ipv4_is_never_put_on_loopback() {
 }
 
 #[test]
-fn while_the_kernel_asks_a_nudge_is_put_off() {
+fn nudge_is_postponed_while_the_kernel_asks() {
     let _machine = Machine::new();
     let runtime = tokio::runtime::Builder::new_current_thread().enable_io().build().unwrap();
     let flags = SockFlag::SOCK_CLOEXEC;
@@ -100,14 +99,14 @@ fn while_the_kernel_asks_a_nudge_is_put_off() {
     nudger.nudge(None, Some(quiet));
     assert_eq!(outcomes.blocking_recv().unwrap().unwrap(), Nudged::Postponed);
     assert_eq!(watcher.created(), []);
-    // It is late by now, and nobody asks whether there is something to be read.
+    // The nudge is late now, and is made whether or not there is something to read.
     nudger.nudge(None, None);
     assert_eq!(outcomes.blocking_recv().unwrap().unwrap(), Nudged::On(IfIndex::MIN));
     assert_eq!(watcher.created(), [(ADDRESS_V6.into(), 1)]);
     nothing_is_left();
 }
 
-/// Each makes an entry of its own, or the other's would have told nobody of its answers.
+/// Each makes its own entry. Otherwise the kernel would not look at the answers of one of them.
 #[test]
 fn two_daemons_at_once_both_nudge() {
     const EACH: usize = 200;
@@ -128,7 +127,7 @@ fn two_daemons_at_once_both_nudge() {
     nothing_is_left();
 }
 
-/// Hears of every change of a neighbour in this network namespace.
+/// Watches all neighbour changes in this network namespace.
 struct Watcher(OwnedFd);
 
 impl Watcher {
@@ -144,7 +143,7 @@ impl Watcher {
         Self(fd)
     }
 
-    /// Address and interface of each entry that has become permanent since the last call.
+    /// Address and interface of each entry that became permanent since the last call.
     fn created(&self) -> Vec<(IpAddr, u32)> {
         let mut created = Vec::new();
         let mut buffer = [0; 4096];

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 
-//! The local view and the routes of this kernel, through the real transport.
+//! The local view and the routes of a real kernel, through the real transport.
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
@@ -36,7 +36,7 @@ use tokio::sync::mpsc;
 use crate::machine::Machine;
 use crate::tun::{self, Tun};
 
-/// A machine and what the daemon's parts know of it. Nothing of them runs but in [`Node::until`].
+/// A machine and the daemon's parts that follow it. They run only in [`Node::until`].
 struct Node {
     machine: Machine,
     runtime: Runtime,
@@ -45,15 +45,14 @@ struct Node {
     watch: Watch,
     inputs: mpsc::Receiver<Input>,
     counters: Arc<Counters>,
-    /// Whether the view gets the dumps that it asks for. Without, what is lost is mended by the
-    /// transport or not at all.
+    /// Whether the view gets the dumps that it asks for. Without them, only the transport mends losses.
     rereads: bool,
-    /// The facts as the events tell them.
+    /// The addresses according to the view's events.
     told: BTreeMap<(IpAddr, Option<IfIndex>), Owned>,
 }
 
 impl Node {
-    /// With the static GID fe80::N for each address `10.1.0.N` and `fd00::N` of `served`.
+    /// A node with the static GID fe80::N for each address `10.1.0.N` and `fd00::N` of `served`.
     fn new(served: &[&str]) -> Self {
         Self::with(&[], served, Config::default())
     }
@@ -84,7 +83,7 @@ impl Node {
         node
     }
 
-    /// Runs until the view is as said. Everything that it has told by then has been checked.
+    /// Runs until `reached` is true of the view, and checks the view's events.
     fn until(&mut self, what: &str, reached: impl Fn(&LocalView) -> bool) {
         if !self.reaches(PATIENCE, reached) {
             let interfaces: Vec<_> = self.view.interfaces().collect();
@@ -117,7 +116,7 @@ impl Node {
         let run = async { tokio::time::timeout(patience, run).await };
         let reached = runtime.block_on(run).is_ok();
         let told: Vec<_> = told.values().copied().collect();
-        assert_eq!(told, view.owned().collect::<Vec<_>>(), "the events tell another story");
+        assert_eq!(told, view.owned().collect::<Vec<_>>(), "the events disagree with the view");
         reached
     }
 
@@ -131,8 +130,8 @@ impl Node {
         self.reaches(time, |_| false);
     }
 
-    /// Holds the view against that of a daemon which starts now, until they agree: the kernel goes
-    /// on with duplicate detection meanwhile.
+    /// Compares the view with that of a fresh daemon until they agree, because the kernel's duplicate
+    /// address detection goes on meanwhile.
     fn is_as_new(&mut self) {
         let deadline = clock::now() + PATIENCE;
         loop {
@@ -142,7 +141,7 @@ impl Node {
             }
             assert!(
                 clock::now() < deadline,
-                "{:#?}\nis not what a fresh start gives:\n{:#?}",
+                "{:#?}\ndiffers from the view of a fresh start:\n{:#?}",
                 facts(&self.view),
                 facts(&fresh)
             );
@@ -196,14 +195,14 @@ fn facts(view: &LocalView) -> (Vec<Owned>, Vec<Interface>) {
     (view.owned().collect(), view.interfaces().collect())
 }
 
-/// For what takes the kernel a while: duplicate address detection takes up to two seconds.
+/// Long enough for the kernel: duplicate address detection takes up to two seconds.
 const PATIENCE: Duration = Duration::from_secs(20);
 
 fn ip(text: &str) -> IpAddr {
     text.parse().unwrap()
 }
 
-/// That of the address's last 16 bits.
+/// The GID with the address's last 16 bits.
 fn gid(address: &str) -> Gid {
     let last = match ip(address) {
         IpAddr::V4(v4) => u16::from(v4.octets()[3]),
@@ -220,7 +219,7 @@ fn run(lines: &str) {
     }
 }
 
-/// As [`run`], fast.
+/// Like [`run`], but fast.
 fn run_batch(machine: &Machine, lines: &str) {
     let file = machine.directory().join("batch");
     fs::write(&file, lines).unwrap();
@@ -233,7 +232,7 @@ fn ifindex(name: &str) -> IfIndex {
 }
 
 #[test]
-fn an_address_is_answered_exactly_while_it_is_there() {
+fn address_is_answered_exactly_while_it_exists() {
     let mut node = Node::new(&["10.1.0.1", "10.1.0.2", "fd00::1"]);
     node.answers(&[]);
     run("link add v0 type veth peer name v1
@@ -241,7 +240,7 @@ fn an_address_is_answered_exactly_while_it_is_there() {
          link set v1 up
          addr add 10.1.0.1/24 dev v0");
     node.answers(&["10.1.0.1"]);
-    // Twice, with another prefix and with a peer: there until the last is gone.
+    // Added again with another prefix and with a peer: the address exists until the last is removed.
     run("addr add 10.1.0.1/32 dev v0
          addr add 10.1.0.1 peer 10.1.0.9 dev v0
          addr add 10.1.0.2/24 dev v0
@@ -264,7 +263,7 @@ fn an_address_is_answered_exactly_while_it_is_there() {
 }
 
 #[test]
-fn a_rename_is_held_against_the_filter() {
+fn renamed_interface_is_matched_against_the_filter_again() {
     let mut node = Node::with(&["serve*"], &[], Config::default());
     run("link add v0 type veth peer name v1");
     node.until("v0", |view| view.interfaces().count() == 3);
@@ -278,7 +277,7 @@ fn a_rename_is_held_against_the_filter() {
 }
 
 #[test]
-fn an_interface_that_moves_to_another_namespace_takes_its_addresses_along() {
+fn interface_that_moves_to_another_namespace_takes_its_addresses() {
     let mut node = Node::new(&["10.1.0.1", "fd00::1"]);
     run("link add v0 type veth peer name v1
          link set v1 up
@@ -298,7 +297,7 @@ fn an_interface_that_moves_to_another_namespace_takes_its_addresses_along() {
 }
 
 #[test]
-fn an_index_that_another_device_takes_over_brings_none_of_the_old_addresses() {
+fn reused_interface_index_has_none_of_the_old_addresses() {
     let mut node = Node::new(&["10.1.0.1", "10.1.0.2"]);
     run("link add v0 index 77 type veth peer name v1
          link set v1 up
@@ -316,7 +315,7 @@ fn an_index_that_another_device_takes_over_brings_none_of_the_old_addresses() {
 }
 
 #[test]
-fn an_address_is_not_ours_before_duplicate_detection_nor_after_it_failed() {
+fn address_is_ours_only_after_duplicate_detection_succeeded() {
     let mut node = Node::new(&["fd00::1", "fd00::2"]);
     run("netns add peer
          link add v0 type veth peer name v1 netns peer
@@ -338,7 +337,7 @@ fn an_address_is_not_ours_before_duplicate_detection_nor_after_it_failed() {
 }
 
 #[test]
-fn a_link_local_address_is_another_one_on_each_interface() {
+fn link_local_address_is_different_on_each_interface() {
     let mut node = Node::new(&["fe80::1"]);
     run("link add v0 type veth peer name v1
          link set v0 up
@@ -353,15 +352,15 @@ fn a_link_local_address_is_another_one_on_each_interface() {
     assert_eq!(node.view.gid_of(ip("fe80::1"), v1), Some(gid("fe80::1")));
 }
 
-/// The nearest to IPoIB that a kernel without InfiniBand has: the type, but no hardware address.
+/// Nearest to IPoIB on a kernel without InfiniBand: an interface of its type, without a hardware address.
 #[test]
-fn an_infiniband_interface_without_a_hardware_address_serves_static_gids_alone() {
+fn infiniband_interface_without_hardware_address_serves_only_static_gids() {
     let mut node = Node::new(&["10.1.0.1"]);
     let tun = Tun::open("ib0", tun::INFINIBAND).unwrap();
     run("addr add 10.1.0.1/24 dev ib0
          addr add 10.1.0.2/24 dev ib0");
     node.until("ib0", |view| view.interfaces().any(|interface| interface.addresses.len() == 2));
-    // Selected by the default filter, so that what keeps it is its state.
+    // The default filter selects it, so its state is the reason.
     assert_eq!(node.interface("ib0").gid, Err(NotServed::Down));
     run("link set ib0 up");
     node.answers(&["10.1.0.1"]);
@@ -373,11 +372,11 @@ fn an_infiniband_interface_without_a_hardware_address_serves_static_gids_alone()
 }
 
 #[test]
-fn neighbours_are_listened_to_only_while_they_are_wanted() {
+fn neighbour_events_are_received_only_while_they_are_wanted() {
     let is_heard = || {
         let sockets = fs::read_to_string("/proc/thread-self/net/netlink").unwrap();
         let fields = sockets.lines().map(|line| line.split_whitespace().collect::<Vec<_>>());
-        // Those in `RTMGRP_NEIGH`.
+        // Sockets in `RTMGRP_NEIGH`.
         fields.filter(|f| f.get(1) == Some(&"0") && f.get(3) == Some(&"00000004")).count() == 1
     };
     let mut node = Node::with(&[], &["10.1.0.1"], Config { receive_buffer: 1 });
@@ -395,7 +394,7 @@ fn neighbours_are_listened_to_only_while_they_are_wanted() {
     let dumps = |view: &LocalView| view.counters().get(local_view::Counter::NeighbourDumpsDone);
     node.until("the first dump", |view| dumps(view) == 1);
     assert!(is_heard());
-    // What is lost brings a dump at once.
+    // A loss causes a dump at once.
     let mut batch = String::new();
     for n in 0..2000 {
         let (a, b) = (n / 250, n % 250);
@@ -405,12 +404,12 @@ fn neighbours_are_listened_to_only_while_they_are_wanted() {
     node.until("another dump", |view| dumps(view) > 1);
     assert!(node.counters.get(Counter::RtnetlinkOverrun) > 0);
     drop(tun);
-    node.until("nobody listens", |view| view.served().next().is_none() && !is_heard());
+    node.until("no socket is in the group", |view| view.served().next().is_none() && !is_heard());
 }
 
-/// The smallest buffer that the kernel allows, and thousands of changes that nobody reads.
+/// The smallest buffer that the kernel allows, and thousands of changes that are not read.
 #[test]
-fn events_that_do_not_fit_the_socket_are_made_up_for() {
+fn lost_events_are_made_up_for_by_a_dump() {
     let mut node = Node::with(&[], &["10.1.0.1", "10.1.0.2"], Config { receive_buffer: 1 });
     run("link add v0 type veth peer name v1
          link set v1 up
@@ -420,7 +419,7 @@ fn events_that_do_not_fit_the_socket_are_made_up_for() {
     node.rereads = false;
     for round in 0..3 {
         let before = node.counters.get(Counter::RtnetlinkOverrun);
-        // The first fits the buffer, and what undoes it does not.
+        // The first change has room in the buffer, but its removal has not.
         let mut batch = String::from("addr add 10.99.0.1/32 dev v0\n");
         for n in 0..2000 {
             let (a, b) = (n / 250, n % 250);
@@ -440,9 +439,9 @@ fn events_that_do_not_fit_the_socket_are_made_up_for() {
     }
 }
 
-/// As the buffer overflows again and again while the events are read.
+/// The buffer overflows again and again while the events are read.
 #[test]
-fn changes_while_we_read_end_in_what_is() {
+fn view_is_right_after_changes_during_reads() {
     let mut node = Node::with(&["*"], &["10.1.0.1"], Config { receive_buffer: 4096 });
     node.rereads = false;
     let mut batch = String::new();
@@ -468,10 +467,10 @@ fn changes_while_we_read_end_in_what_is() {
     assert!(node.counters.get(Counter::RtnetlinkEvent) > 0);
 }
 
-/// The kernel hands out a dump in pieces, the next one as we read. While the engine takes nothing,
-/// we do not read, so that links can change between two pieces for sure.
+/// The kernel sends a dump in pieces, the next one when we read. While the engine reads nothing, the
+/// transport does not read, so links certainly change between two pieces.
 #[test]
-fn a_dump_during_which_links_change_is_done_again() {
+fn dump_is_repeated_if_links_change_during_it() {
     let mut node = Node::new(&[]);
     let mut pairs = String::new();
     for n in 0..300 {
@@ -479,7 +478,7 @@ fn a_dump_during_which_links_change_is_done_again() {
     }
     run_batch(&node.machine, &pairs);
     node.until("600 links", |view| view.interfaces().count() == 601);
-    // With each event that is read, the kernel gets on with a dump that waits behind it.
+    // With each event that is read, the kernel continues the dump behind it.
     node.goes_on_for(Duration::from_secs(1));
     node.rereads = false;
     let interrupted = node.counters.get(Counter::RtnetlinkDumpInterrupted);
@@ -504,13 +503,13 @@ fn a_dump_during_which_links_change_is_done_again() {
 }
 
 #[test]
-fn what_another_process_sends_is_not_taken_for_the_kernels() {
+fn message_of_another_process_is_not_taken_for_the_kernels() {
     let mut node = Node::new(&["10.1.0.1"]);
     run("link add v0 type veth peer name v1
          link set v0 up
          addr add 10.1.0.1/24 dev v0");
     node.answers(&["10.1.0.1"]);
-    // RTM_DELLINK of v0, whole and well-formed.
+    // A well-formed RTM_DELLINK of v0.
     let mut forged = Vec::new();
     forged.extend(32_u32.to_ne_bytes());
     forged.extend(17_u16.to_ne_bytes());
@@ -529,12 +528,12 @@ fn what_another_process_sends_is_not_taken_for_the_kernels() {
     sendto(liar.as_raw_fd(), &forged, &to, MsgFlags::empty()).unwrap();
     let counters = Arc::clone(&node.counters);
     run("link set v1 up");
-    node.until("the forgery was seen", |_| counters.get(Counter::RtnetlinkForeign) == 1);
+    node.until("the forged message was counted", |_| counters.get(Counter::RtnetlinkForeign) == 1);
     node.is_as_new();
     node.answers(&["10.1.0.1"]);
 }
 
-/// Of the socket in this namespace that is in the groups of links and addresses.
+/// The port id of the socket in this namespace that is in the groups of links and addresses.
 fn listening_portid() -> u32 {
     let sockets = fs::read_to_string("/proc/thread-self/net/netlink").unwrap();
     let portids: Vec<u32> = sockets
@@ -548,7 +547,7 @@ fn listening_portid() -> u32 {
 }
 
 #[test]
-fn a_route_is_the_next_hop_or_the_reason_why_there_is_none() {
+fn route_lookup_gives_the_next_hop_or_the_reason_for_none() {
     let mut node = Node::new(&[]);
     run("link add v0 type veth peer name v1
          link set v0 up
@@ -585,7 +584,7 @@ fn a_route_is_the_next_hop_or_the_reason_why_there_is_none() {
     let (_watch, mut answers, counters) = node.runtime.block_on(async {
         let counters = Arc::<Counters>::default();
         let (routes, answers) = Routes::start(Arc::clone(&counters)).unwrap();
-        // All at once, each many times.
+        // Ask all at once, each many times.
         for _ in 0..100 {
             for (target, egress, _) in cases {
                 routes.lookup(Question::new(ip(target), egress).unwrap());
@@ -606,12 +605,12 @@ fn a_route_is_the_next_hop_or_the_reason_why_there_is_none() {
     assert_eq!((found, not_found), (700, 700));
 }
 
-/// The way back by v0 over IPv4.
+/// Which IPv4 sources v0 may answer.
 fn way_back(view: &LocalView) -> Option<WayBack> {
     view.served().find(|served| served.name.as_bytes() == b"v0").map(|served| served.ipv4)
 }
 
-/// Whether v0 leads back, as `10.1.0.0/24`.
+/// Whether a route by v0 covers `prefix`, such as `10.1.0.0/24`.
 fn leads_to(view: &LocalView, prefix: &str) -> bool {
     let v0 = view.served().find(|served| served.name.as_bytes() == b"v0").map(|s| s.ifindex);
     let mut routes = view.routes_back();
@@ -622,7 +621,7 @@ fn leads_to(view: &LocalView, prefix: &str) -> bool {
 }
 
 #[test]
-fn the_way_back_is_what_the_routes_of_the_kernel_say() {
+fn routes_decide_which_sources_an_interface_answers() {
     let mut node = Node::with(&["v0"], &[], Config::default());
     run("link add v0 type veth peer name w0
          link add v1 type veth peer name w1
@@ -638,7 +637,7 @@ fn the_way_back_is_what_the_routes_of_the_kernel_say() {
          route add default via 10.9.0.254");
     node.until("a gateway", |view| leads_to(view, "10.2.0.0/16"));
     assert_eq!(way_back(&node.view), Some(WayBack::Routed));
-    // Another way, by metric; and another one for a part of it.
+    // Another route with a lower metric, and another one for a part of it.
     run("route add 10.2.0.0/16 via 10.9.0.254 metric 1
          route replace 10.2.0.0/16 via 10.1.0.254 metric 2
          route del 10.2.0.0/16 via 10.1.0.254 metric 0");
@@ -651,9 +650,9 @@ fn the_way_back_is_what_the_routes_of_the_kernel_say() {
                 route.prefix.to_string() == "10.2.3.0/24" && route.via == Via::Elsewhere
             })
     });
-    // IPv4 routes go with their interface, without an event.
+    // The kernel removes IPv4 routes with their interface, without an event.
     run("link set v1 down");
-    node.until("what is gone with the other interface", |view| {
+    node.until("the routes of the other interface are removed", |view| {
         !view.routes_back().any(|route| route.prefix.to_string() == "10.2.3.0/24")
     });
     run("route add default via 10.1.0.254");
@@ -667,7 +666,7 @@ fn the_way_back_is_what_the_routes_of_the_kernel_say() {
 }
 
 #[test]
-fn a_machine_with_more_routes_than_are_kept_is_left_alone() {
+fn machine_with_too_many_routes_is_left_alone() {
     let mut node = Node::with(&["v0"], &[], Config::default());
     run("link add v0 type veth peer name w0
          link set w0 up
@@ -675,7 +674,7 @@ fn a_machine_with_more_routes_than_are_kept_is_left_alone() {
          addr add 10.1.0.1/24 dev v0
          route add default via 10.1.0.254");
     node.until("the default route", |view| way_back(view) == Some(WayBack::All));
-    // So many that nobody reads all of them.
+    // More than the daemon reads.
     let count = 5 * MAX_ROUTES;
     let routes: String = (0..count).fold(String::new(), |mut text, n| {
         writeln!(text, "route add 11.{}.{}.0/24 via 10.1.0.254", n / 256, n % 256).unwrap();
@@ -684,7 +683,7 @@ fn a_machine_with_more_routes_than_are_kept_is_left_alone() {
     run_batch(&node.machine, &routes);
     let too_many = Some(WayBack::None(NoWayBack::TooMany));
     node.until("too many routes", |view| way_back(view) == too_many);
-    // Addresses are followed as before; of routes nothing is heard, whatever happens to them.
+    // Addresses are followed as before, but changes of routes are not heard.
     node.goes_on_for(Duration::from_millis(100));
     let heard = node.counters.get(Counter::RtnetlinkEvent);
     let few: String =

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 
-//! The daemon and a kernel that keeps to the kernel's rules: what a caller of `rdma_resolve_addr`
-//! and `rdma_resolve_route` gets.
+//! The daemon and a stand-in for the kernel: the answers that callers of `rdma_resolve_addr` and
+//! `rdma_resolve_route` get.
 
 use std::fs::{self, Permissions};
 use std::os::fd::AsRawFd;
@@ -23,16 +23,16 @@ use nix::sys::socket::{AddressFamily, MsgFlags, SockFlag, SockType, recv, socket
 
 use crate::machine::{MARKER, Machine, ibarr, read_until, said};
 
-/// What callers give `rdma_resolve_addr` most often, and more than the test takes.
+/// The usual time-out of `rdma_resolve_addr`, longer than the test takes.
 const CALLERS_TIMEOUT: Duration = Duration::from_secs(2);
-/// Longer than any time-out of the kernel here: what has not ended then never will.
+/// Longer than all of the kernel's time-outs here.
 const PATIENCE: Duration = Duration::from_secs(20);
 
 #[test]
-fn addresses_behind_the_router_are_found_and_the_caller_is_woken_by_the_nudge() {
+fn nudge_wakes_callers_of_addresses_behind_the_router() {
     let mut node = Asker::new();
     let n2 = node.pave();
-    // First of the peer, then of the cache.
+    // The first answer comes from the peer, the second from the cache.
     for _ in 0..2 {
         for target in n2.addresses {
             let request = ResolveIp { ifindex: node.ifindex, target };
@@ -42,7 +42,7 @@ fn addresses_behind_the_router_are_found_and_the_caller_is_woken_by_the_nudge() 
             assert_eq!(node.outcome(), Event::Ip(asked, resolved), "{}", node.log());
         }
     }
-    // Both at once, and nobody is forgotten.
+    // Both at once, and each caller gets an answer.
     let requests = n2.addresses.map(|target| ResolveIp { ifindex: node.ifindex, target });
     let mut asked = requests
         .map(|request| node.kernel.resolve_ip(request, CALLERS_TIMEOUT).unwrap().unwrap())
@@ -57,7 +57,7 @@ fn addresses_behind_the_router_are_found_and_the_caller_is_woken_by_the_nudge() 
     }
 }
 
-/// What the nudge is for, and that nothing else woke the caller above.
+/// Shows that nothing but the nudge woke the callers above.
 #[test]
 fn without_nudges_the_caller_waits_for_its_time_out() {
     let mut node = Asker::with("nudge = false\n");
@@ -72,7 +72,7 @@ fn without_nudges_the_caller_waits_for_its_time_out() {
 }
 
 #[test]
-fn an_address_that_nobody_has_times_out_and_the_daemon_says_nothing() {
+fn request_for_an_unused_address_times_out_without_an_answer() {
     let mut node = Asker::new();
     let target = "10.2.0.99".parse().unwrap();
     let request = ResolveIp { ifindex: node.ifindex, target };
@@ -80,12 +80,12 @@ fn an_address_that_nobody_has_times_out_and_the_daemon_says_nothing() {
     let asked = node.kernel.resolve_ip(request, Duration::from_millis(500)).unwrap().unwrap();
     assert_eq!(node.outcome(), Event::Ip(asked, IpOutcome::TimedOut));
     let said = node.kernel.take_said();
-    // The last duplicate among them.
+    // This includes the last repetition of a request.
     assert!(said.len() >= 2 && said.iter().all(|said| said.by_kernel), "{said:?}");
 }
 
 #[test]
-fn a_path_is_left_to_the_sa_at_once() {
+fn path_request_without_a_port_is_left_to_the_kernel_at_once() {
     let mut node = Asker::new();
     let [n1, n2] = ["n1", "n2"].map(|name| node.lab.plan().node(name).unwrap().clone());
     let request = ResolvePath {
@@ -106,7 +106,7 @@ fn a_path_is_left_to_the_sa_at_once() {
 
 /// Each connection asks again as soon as it is answered or refused.
 #[test]
-fn user_who_asks_for_dead_addresses_keeps_no_caller_of_the_kernel_waiting() {
+fn user_that_asks_for_dead_addresses_delays_no_kernel_caller() {
     const NOBODY: u32 = 65534;
     let mut node = Asker::new();
     let n2 = node.pave();
@@ -140,7 +140,7 @@ fn user_who_asks_for_dead_addresses_keeps_no_caller_of_the_kernel_waiting() {
         };
         assert_eq!((seq, gid), (asked, n2.gid().unwrap().octets()));
     }
-    assert!(users(&node, "under-way") > 0, "the crowd asks no more");
+    assert!(users(&node, "under-way") > 0, "the crowd has stopped asking");
     let counters = node.lab.ask(&n1, &["counters"]).unwrap();
     assert!(counters["counters"]["control.refused-user"].as_u64() > Some(0), "{counters}");
     drop(crowd.stdin.take());
@@ -148,12 +148,12 @@ fn user_who_asks_for_dead_addresses_keeps_no_caller_of_the_kernel_waiting() {
 }
 
 #[test]
-fn killed_peer_is_told_to_users_at_once_and_found_by_the_kernel_when_back() {
+fn killed_peer_is_refused_at_once_and_resolved_when_back() {
     let mut node = Asker::new();
     let [n1, n2] = ["n1", "n2"].map(|name| node.lab.plan().node(name).unwrap().clone());
     let file = node.lab.files(&n2).config();
     let of_lab = fs::read_to_string(&file).unwrap();
-    // No program answers for the dead daemon.
+    // Without programs that would answer for the killed daemon.
     fs::write(&file, format!("responder = \"user\"\n{of_lab}")).unwrap();
     node.lab.restart(n2.name, &Interrupt::never()).unwrap();
     node.pave();
@@ -174,7 +174,7 @@ fn killed_peer_is_told_to_users_at_once_and_found_by_the_kernel_when_back() {
     let answers: serde_json::Value = serde_json::from_slice(&answers.stdout).unwrap();
     assert_eq!(answers["answers"][0]["status"], "refused", "{answers}");
     assert_eq!(count(&node, "refused"), 3);
-    // One query of each question: nothing was waited for, and nothing is remembered.
+    // One query for each question: no resend, and no remembered refusal.
     assert_eq!([count(&node, "queries"), count(&node, "resends")], [queries + 3, resends]);
 
     let requests = n2.addresses.map(|target| ResolveIp { ifindex: node.ifindex, target });
@@ -195,14 +195,14 @@ fn killed_peer_is_told_to_users_at_once_and_found_by_the_kernel_when_back() {
     }
 }
 
-/// Whoever started the daemon as somebody else could answer for the kernel.
+/// Otherwise another user that starts the daemon could answer for the kernel.
 #[test]
 fn a_stand_in_of_another_user_is_refused_and_named() {
     const INHERIT: &str = "exec 3<&0; export LISTEN_PID=$$ LISTEN_FDS=1 LISTEN_FDNAMES=ls
         exec setpriv --reuid=65534 --clear-groups \"$@\" </dev/null 2>&1";
     let machine = Machine::new();
     let directory = machine.directory();
-    // Where nobody can reach it, and write.
+    // The other user must be able to write here.
     fs::set_permissions(directory, Permissions::from_mode(0o777)).unwrap();
     let program = directory.join("ibarr");
     fs::copy(ibarr(), &program).unwrap();
@@ -217,7 +217,7 @@ fn a_stand_in_of_another_user_is_refused_and_named() {
     command.arg("--run-dir").arg(directory).arg("--bpf-dir").arg(directory.join("bpf"));
     command.env(MARKER, machine.marker()).stdin(inherited).stdout(Stdio::piped());
     let mut daemon = command.spawn().unwrap();
-    // It has the socket too.
+    // The command also holds the socket.
     drop(command);
     read_until(&mut daemon, "the inherited AF_UNIX socket belongs to user 0, not to ours");
     read_until(&mut daemon, "ready");
@@ -226,11 +226,11 @@ fn a_stand_in_of_another_user_is_refused_and_named() {
     assert!(status.contains("belongs to user 0"), "{status}");
     daemon.kill().unwrap();
     daemon.wait().unwrap();
-    // Closed, and it had said nothing.
+    // The daemon has closed the socket, and had sent nothing.
     assert_eq!(recv(ours.as_raw_fd(), &mut [0; 64], MsgFlags::empty()), Ok(0));
 }
 
-/// Node n1, whose kernel asks, of a lab with a router.
+/// Node n1 of a lab with a router. Its kernel asks.
 struct Asker {
     kernel: StandIn,
     ifindex: IfIndex,
@@ -243,7 +243,7 @@ impl Asker {
         Self::with("")
     }
 
-    /// With `config` for its daemon.
+    /// A node whose daemon has this additional configuration.
     fn with(config: &str) -> Self {
         let machine = Machine::new();
         let store = Store::at(&machine.state_dir()).unwrap();
@@ -260,8 +260,8 @@ impl Asker {
         Self { kernel, ifindex, lab, machine }
     }
 
-    /// Makes sure that no neighbour changes but by a nudge when it is asked for n2, and that the
-    /// daemon has to ask it all the same.
+    /// Resolves the neighbours on the way to n2, so that later only nudges change neighbours, and flushes
+    /// the cache, so that the daemon has to ask.
     fn pave(&self) -> Node {
         let [n1, n2] = ["n1", "n2"].map(|name| self.lab.plan().node(name).unwrap());
         let [v4, v6] = n2.addresses.map(|address| address.to_string());
@@ -272,12 +272,12 @@ impl Asker {
         n2.clone()
     }
 
-    /// The next end of a request.
+    /// The end of the next request.
     fn outcome(&mut self) -> Event {
         loop {
             let event = self.kernel.next_event(PATIENCE, &Interrupt::never()).unwrap();
             match event.unwrap_or_else(|| panic!("no outcome; {}", self.log())) {
-                // The daemon is faster than the kernel, or answers what was sent twice.
+                // The daemon was faster than the kernel, or answered a repeated request.
                 Event::AnswerLost(_) => {}
                 event => return event,
             }

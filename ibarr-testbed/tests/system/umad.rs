@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 
-//! The daemon's own code on devices for MADs that behave as the kernel's do.
+//! The daemon's own code on umad devices that behave like the kernel's.
 
 use std::time::Duration;
 
@@ -96,7 +96,7 @@ fn questions_are_answered_or_come_back_whatever_the_header() {
 }
 
 #[test]
-fn who_waits_for_a_device_that_goes_is_told() {
+fn reader_of_a_vanishing_device_gets_an_error() {
     let machine = Machine::new();
     let directory = Directory::new(machine.directory());
     let port = port(&directory, Abilities::default(), &administrator());
@@ -107,7 +107,7 @@ fn who_waits_for_a_device_that_goes_is_told() {
         let mut buffer = [0; MAX_LEN];
         let reading = device.read(&mut buffer);
         let unplugging = async {
-            // First it waits.
+            // First the reader waits.
             tokio::task::yield_now().await;
             port.unplug().unwrap();
         };
@@ -119,7 +119,8 @@ fn who_waits_for_a_device_that_goes_is_told() {
     Opened::open(&path).unwrap();
 }
 
-/// Within a second, so that sysfs looks the same before and after; some kernels tell nobody.
+/// It comes back within a second, so that sysfs looks the same before and after; some kernels do not
+/// report it.
 #[test]
 fn a_device_that_was_gone_for_a_moment_is_opened_again() {
     for tells_of_loss in [true, false] {
@@ -143,9 +144,9 @@ fn is_found(daemon: &Daemon, guid: u8) -> Option<()> {
 }
 
 #[test]
-fn what_is_malformed_is_counted_by_its_reason_and_keeps_nobody_waiting() {
+fn malformed_answers_are_counted_by_reason_and_delay_no_caller() {
     const RECORD: usize = 56;
-    // Class version, method, attribute, DGID, DLID; the last is a path to another port.
+    // Wrong class version, method, attribute, DGID, DLID; the last one is a path to another port.
     let changes: [fn(&mut [u8; mad::LEN]); 6] = [
         |mad| mad[2] = 1,
         |mad| mad[3] = 0x92,
@@ -168,7 +169,7 @@ fn what_is_malformed_is_counted_by_its_reason_and_keeps_nobody_waiting() {
     let port = port(&directory, Abilities::default(), &sa);
     let mut daemon = Daemon::start(&machine, "");
     daemon.until(|daemon| is_found(daemon, 2));
-    // That, and what the SA can do.
+    // The path, and the abilities of the SA.
     daemon.until(|daemon| (daemon.count("sa.answered") == 2).then_some(()));
 
     for (change, counter) in changes.into_iter().zip(counters) {

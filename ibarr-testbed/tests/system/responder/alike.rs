@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 
-//! A peer sees the same with the kernel answering as with the daemon alone: the same datagrams,
-//! whatever it sends.
+//! A peer gets the same datagrams from the kernel's programs as from the daemon alone, whatever it sends.
 
 use std::net::{IpAddr, UdpSocket};
 use std::os::fd::{AsRawFd as _, OwnedFd};
@@ -20,11 +19,11 @@ use nix::sys::socket::{
 use super::rig::*;
 use crate::frame::{Frame, Link, hex};
 
-/// Behind the node, which is a router.
+/// A namespace behind the node, which is a router.
 const BEYOND: &str = "beyond";
 
 #[test]
-fn a_peer_sees_the_same_whoever_answers() {
+fn peer_gets_the_same_from_programs_and_daemon() {
     let mut seen = Vec::new();
     let responders = ["user", "tc", "clsact", "xdp", "xdp-generic"];
     for responder in responders {
@@ -48,7 +47,8 @@ fn a_peer_sees_the_same_whoever_answers() {
         }
         wire.rig.end(Signal::SIGTERM);
     }
-    // XDP sends to where a frame came from, and does not ask whether its source is there.
+    // XDP sends to the hardware address that a frame came from, even if no host has its source
+    // address.
     let is_to_nobody = |(_, _, to, _): &Seen| to.starts_with("[fe80::1]:");
     for by_xdp in &mut seen[3..] {
         assert_eq!(by_xdp.iter().filter(|seen| is_to_nobody(seen)).count(), 1);
@@ -64,7 +64,7 @@ fn a_peer_sees_the_same_whoever_answers() {
     }
 }
 
-/// The namespace it came to, from where, to where, and what it holds.
+/// The namespace of the receiver, source, destination and payload.
 type Seen = (&'static str, String, String, Vec<u8>);
 
 fn count(seen: &[Seen], len: usize) -> usize {
@@ -75,11 +75,11 @@ fn count(seen: &[Seen], len: usize) -> usize {
 
 struct Wire {
     rig: Rig,
-    /// Of the peer's eth0.
+    /// A packet socket of the peer's eth0.
     socket: (OwnedFd, LinkAddr),
     captures: [(&'static str, Capture); 2],
     link: Link,
-    /// What replies go to, so that nobody is told that they are unwanted.
+    /// Receives the replies, so that the kernel does not send ICMP errors.
     _receiver: UdpSocket,
     _peers_program: Ebpf,
 }
@@ -118,7 +118,7 @@ impl Wire {
         }
     }
 
-    /// Everything that comes of all frames, sorted: the kernel answers sooner than the daemon.
+    /// All datagrams that follow from all frames, sorted, because the kernel answers sooner than the daemon.
     fn seen_of_all(&mut self) -> Vec<Seen> {
         self.take();
         let frames = self.frames();
@@ -129,7 +129,7 @@ impl Wire {
                 let (socket, address) = &self.socket;
                 sendto(socket.as_raw_fd(), frame, address, MsgFlags::empty()).unwrap();
             }
-            // The daemon alone says no, and it has dealt with what came before.
+            // Only the daemon sends the negative reply, after it has handled all earlier queries.
             for server in [V4, V6] {
                 self.ask_for_what_is_not_there(server);
             }
@@ -159,11 +159,11 @@ impl Wire {
                 (*namespace, one.source.to_string(), one.destination.to_string(), one.payload)
             })
         });
-        // But for what goes to the port of the one who asks for what is not there.
+        // Without the negative replies to this loop's own port.
         taken.filter(|(_, _, to, _)| to.ends_with(":40000") || to.ends_with(":4791")).collect()
     }
 
-    /// What is sent.
+    /// The frames to send.
     fn frames(&self) -> Vec<Vec<u8>> {
         let mut frames = Vec::new();
         for (us, them, beyond, group, others) in [
@@ -194,7 +194,7 @@ impl Wire {
             for target in [V4, V6, "10.7.0.9", "10.8.0.1", "fd00:8::1", "10.8.0.2", "127.0.0.1"] {
                 send(frame(&asks(target)));
             }
-            // Where it goes to.
+            // Destinations.
             for target in others.iter().copied().chain([group, beyond]) {
                 let destination = address(target);
                 send(Frame { destination, ..frame(&asks(target)) });
@@ -206,7 +206,7 @@ impl Wire {
                 let link = Link::Ethernet { destination, source };
                 send(Frame { link, ..frame(&asks(&text)) });
             }
-            // Whom it is from.
+            // Sources.
             let own = us;
             let odd =
                 ["127.0.0.1", "0.0.0.0", "10.7.0.255", "224.0.0.1", "255.255.255.255", "10.8.0.2"];
@@ -241,7 +241,7 @@ impl Wire {
                 frames.push(flipped);
             }
             frames.extend(fragments(&frame(&asks(&text)).bytes()));
-            // VLANs: 0 is none, 7 is one that the node does not know. tc finds the tag beside the frame.
+            // VLANs: 0 is no VLAN, and the node does not know 7. tc sees the tag outside of the frame.
             for tag in [[0x81, 0, 0, 0], [0x81, 0, 0, 7], [0x88, 0xa8, 0, 7]] {
                 let mut tagged = frame(&asks(&text)).bytes();
                 tagged.splice(12..12, tag);
@@ -252,7 +252,7 @@ impl Wire {
     }
 }
 
-/// In two pieces, which the stack puts together again.
+/// The frame in two fragments, which the stack puts together again.
 fn fragments(frame: &[u8]) -> [Vec<u8>; 2] {
     // A multiple of 8, behind the UDP header.
     const FIRST: usize = 16;
@@ -290,7 +290,7 @@ fn query(target: &str, number: u32) -> Vec<u8> {
     [&[1, 0, 0, 0][..], &number.to_be_bytes(), &[0, 1, 0, 0, 0, kind, 0, len], &target].concat()
 }
 
-/// To send whole frames by an interface of the peer's.
+/// A socket that sends whole frames by an interface of the peer.
 fn packet_socket(interface: &str) -> (OwnedFd, LinkAddr) {
     netns::inside(PEER, || {
         let flags = SockFlag::SOCK_CLOEXEC;

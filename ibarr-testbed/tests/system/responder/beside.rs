@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 
-//! Beside other people's programs: one that runs before ours and one that runs behind it see what
-//! they would see without it, but for the queries that are answered.
+//! Other programs before and behind ours see the same packets as without it, except for the queries that
+//! it answers.
 
 use std::mem::ManuallyDrop;
 use std::net::UdpSocket;
@@ -24,7 +24,7 @@ fn programs_before_and_behind_see_what_they_should() {
     {
         let mut rig = Rig::new();
         if responder == "tc" && !has_tcx() {
-            // Then it is as the other.
+            // Then "tc" is the same as "clsact".
             continue;
         }
         let _counting = enable_stats(Stats::RunTime).unwrap();
@@ -46,12 +46,12 @@ fn programs_before_and_behind_see_what_they_should() {
         if !daemon_first {
             rig.start(&config);
         }
-        // On tcx the daemon attaches last, so that one behind it must come after it.
+        // On tcx the daemon attaches last, so a program behind it must be attached after it.
         let behind = behind.unwrap_or_else(|| attach(false));
         socket(V4).ask_all(1);
         rig.quiet();
 
-        // Of one moment: nothing has come while they were read.
+        // Read again until no packet has come during the read.
         let seen = || loop {
             let seen = [&before, &behind].map(Theirs::runs);
             if before.runs() == seen[0] {
@@ -60,7 +60,7 @@ fn programs_before_and_behind_see_what_they_should() {
         };
         let was = seen();
         socket(V4).ask_all(100);
-        // What is no query passes all three, and gets to where it goes.
+        // A packet that is no query passes all three programs, and arrives.
         let [from, to] = [(PEER, "0.0.0.0:0"), (NODE, "10.7.0.1:9")].map(|(namespace, address)| {
             netns::inside(namespace, || Ok(UdpSocket::bind(address)?)).unwrap()
         });
@@ -71,7 +71,7 @@ fn programs_before_and_behind_see_what_they_should() {
         }
         let [seen_before, seen_behind] = seen();
         let (seen_before, seen_behind) = (seen_before - was[0], seen_behind - was[1]);
-        // Besides, there may be a packet or two of neighbour discovery.
+        // There may also be some packets of neighbour discovery.
         assert!((150..160).contains(&seen_before), "{responder}: {seen_before}");
         assert_eq!(seen_before - seen_behind, 100, "{responder}, {daemon_first}");
 
@@ -79,24 +79,27 @@ fn programs_before_and_behind_see_what_they_should() {
         assert!(rig.detach().status.success());
         let was = seen();
         assert!(!socket(V4).ask(Duration::from_millis(50)));
-        assert!(seen().iter().zip(was).all(|(now, was)| *now > was), "they are still there");
+        assert!(
+            seen().iter().zip(was).all(|(now, was)| *now > was),
+            "the other programs are still attached"
+        );
     }
 }
 
-/// A program that is not of ibarr, at ingress of the node's eth0, and does nothing.
+/// Another program, not ibarr's, at ingress of the node's eth0. It does nothing.
 pub(super) struct Theirs {
     ebpf: Ebpf,
     _link: ManuallyDrop<SchedClassifierLink>,
 }
 
 impl Theirs {
-    /// By a tcx link, as the first or the last.
+    /// Attached by a tcx link, as the first or the last.
     pub(super) fn tcx(first: bool) -> Self {
         let order = if first { LinkOrder::first() } else { LinkOrder::last() };
         Self::attach(TcAttachOptions::TcxOrder(order))
     }
 
-    /// By a filter.
+    /// Attached by a filter.
     pub(super) fn filter(priority: u16) -> Self {
         Self::filter_at(priority, 1)
     }
@@ -121,7 +124,7 @@ impl Theirs {
         ebpf.program_mut("empty_tc").unwrap().try_into().unwrap()
     }
 
-    /// How often it has run.
+    /// Number of its runs.
     fn runs(&self) -> u64 {
         let id = self.ebpf.program("empty_tc").unwrap().info().unwrap().id();
         let program: Value =

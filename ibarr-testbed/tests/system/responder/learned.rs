@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 
-//! What a daemon has learned from peers is known to the next.
+//! The next daemon knows the answers of peers that the one before it has learned.
 
 use std::net::{SocketAddr, UdpSocket};
 use std::sync::Arc;
@@ -19,7 +19,7 @@ use serde_json::Value;
 use super::rig::*;
 
 #[test]
-fn a_daemon_asks_nobody_what_the_one_before_it_has_learned() {
+fn daemon_does_not_ask_peers_for_inherited_answers() {
     let peers = ["10.7.0.2", "10.7.0.3", "fd00:7::2"];
     let mut rig = Rig::new();
     ip(&format!("-netns {PEER} address add 10.7.0.3/24 dev eth0"));
@@ -48,7 +48,7 @@ fn a_daemon_asks_nobody_what_the_one_before_it_has_learned() {
     let from = |learned: &Value| (learned["ip"].clone(), learned["from"].clone());
     let expected = peers.map(|peer| (Value::from(peer), Value::from(peer)));
     assert_eq!(before.iter().map(from).collect::<Vec<_>>(), expected);
-    // bpftool reads it as well.
+    // bpftool can read the map as well.
     let pin = rig.bpf_dir().join(format!("v{}", map::ABI_VERSION)).join(map::LEARNED_GIDS);
     let dump: Value =
         serde_json::from_str(&tool("bpftool", &format!("-j map dump pinned {}", pin.display())))
@@ -62,10 +62,14 @@ fn a_daemon_asks_nobody_what_the_one_before_it_has_learned() {
         resolve(&rig, "cache");
         assert_eq!(rig.asked("counters")["counters"]["ip2gid.client.queries"], 0);
         assert_eq!(rig.asked("counters")["counters"]["ip2gid.client.restored"], 3);
-        assert_eq!(learned(&rig).iter().map(from).collect::<Vec<_>>(), expected, "as it was");
+        assert_eq!(
+            learned(&rig).iter().map(from).collect::<Vec<_>>(),
+            expected,
+            "the map is unchanged"
+        );
     }
     assert_eq!(asked.load(Ordering::Relaxed), 3);
-    // What is forgotten is forgotten for the next one, too.
+    // Forgotten answers are not there for the next daemon either.
     rig.asked("cache --flush");
     rig.eventually("it is out of the map", || learned(&rig).is_empty());
     rig.end(Signal::SIGKILL);
@@ -74,7 +78,7 @@ fn a_daemon_asks_nobody_what_the_one_before_it_has_learned() {
     assert_eq!(asked.load(Ordering::Relaxed), 6);
 }
 
-/// More than a daemon takes over, or writes, in one turn.
+/// More answers than a daemon takes over, or writes, in one turn.
 #[test]
 fn all_that_a_daemon_has_learned_is_taken_over() {
     const LEARNED: u64 = 3000;
@@ -94,7 +98,7 @@ fn all_that_a_daemon_has_learned_is_taken_over() {
             (key.try_into().unwrap(), value.try_into().unwrap());
         learned.insert(key, value, 0).unwrap();
     }
-    // No address of a node, so of no use.
+    // An element without a node's address, which the daemon must skip.
     learned.insert([0_u8; 20], [1_u8; 40], 0).unwrap();
     rig.restart();
     let count = |name: &str| rig.asked("counters")["counters"][name].as_u64().unwrap();
@@ -107,9 +111,9 @@ fn all_that_a_daemon_has_learned_is_taken_over() {
     assert_eq!((count("ip2gid.client.queries"), count("responder.mirror-faults")), (0, 0));
 }
 
-/// The map is full of what no cache of this node's holds.
+/// The map is full of entries that the daemon's cache does not have.
 #[test]
-fn what_could_not_be_written_is_written_when_there_is_room() {
+fn mirror_of_the_cache_is_completed_when_the_map_has_room() {
     let mut rig = Rig::new();
     answer("10.7.0.2", &Arc::default());
     rig.start("");
@@ -125,7 +129,7 @@ fn what_could_not_be_written_is_written_when_there_is_room() {
     let faults = || rig.asked("counters")["counters"]["responder.mirror-faults"].as_u64().unwrap();
     assert_eq!(faults(), 1);
     let asked = [&[0; 10][..], &[0xff, 0xff, 10, 7, 0, 2]].concat();
-    // Two tell enough: to list all of a full map keeps a slow machine from emptying it.
+    // Read only two entries, because listing a full map delays a slow machine that empties it.
     let first_two = || {
         let keys = learned.keys().take(2);
         keys.map(|key| key.unwrap()[..16].to_vec()).collect::<Vec<_>>()
@@ -134,8 +138,8 @@ fn what_could_not_be_written_is_written_when_there_is_room() {
     assert_eq!(faults(), 1);
 }
 
-/// The peer answers for one of its addresses, until the test ends, and counts what it is asked. A
-/// daemon that had no answer in time asks the same again, with the same msg_id.
+/// Makes the peer answer for one of its addresses until the test ends, and count distinct queries. A
+/// daemon without an answer in time sends the same query again, with the same msg_id.
 fn answer(address: &str, asked: &Arc<AtomicU64>) {
     let bound = SocketAddr::new(address.parse().unwrap(), 4791);
     let socket = netns::inside(PEER, || Ok(UdpSocket::bind(bound)?)).unwrap();

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 
-//! A daemon that is gone is believed for as long as the lease, and no longer.
+//! After a daemon has ended, the programs answer until the lease ends, and no longer.
 
 use std::time::Duration;
 
@@ -13,10 +13,10 @@ use super::rig::*;
 fn nothing_is_answered_when_the_lease_is_over() {
     let mut rig = Rig::new();
     rig.start("lease = \"2s\"");
-    // Nobody answers for the address at the link layer once it is gone.
+    // After the address is removed, the link layer finds no host for it.
     pin_neighbour(V4);
     rig.end(Signal::SIGKILL);
-    // What it knew is answered, whatever has become of it.
+    // The programs answer what the daemon knew, although the address has changed since.
     ip(&format!("-netns {NODE} address delete 10.7.0.1/24 dev eth0"));
     ip(&format!("-netns {NODE} address add 10.7.0.200/24 dev eth0"));
     socket(V4).ask_all(10);
@@ -29,7 +29,7 @@ fn nothing_is_answered_when_the_lease_is_over() {
     assert_eq!(rig.answered_in_kernel(), answered);
     rig.eventually("all have come", || lease_over(&rig) == over + 20);
 
-    // The next daemon knows better, and the old entry is out before its lease begins.
+    // The next daemon removes the old entry before its lease begins.
     rig.restart();
     assert!(lease_ms(&rig) > 0);
     assert!(!asker.ask(Duration::from_millis(50)));
@@ -39,7 +39,7 @@ fn nothing_is_answered_when_the_lease_is_over() {
 }
 
 #[test]
-fn a_stopped_daemon_is_answered_for_until_its_lease_ends_and_no_longer() {
+fn programs_answer_for_a_stopped_daemon_until_the_lease_ends() {
     for target in [V4, V6] {
         let mut rig = Rig::new();
         rig.start("lease = \"2s\"");
@@ -54,7 +54,7 @@ fn a_stopped_daemon_is_answered_for_until_its_lease_ends_and_no_longer() {
                 answered += 1;
             } else {
                 lost += 1;
-                rig.eventually("it came too late, and no other", || lease_over(&rig) == lost);
+                rig.eventually("only the last query came too late", || lease_over(&rig) == lost);
             }
         }
         assert!(answered > 100, "{answered}");
@@ -63,7 +63,7 @@ fn a_stopped_daemon_is_answered_for_until_its_lease_ends_and_no_longer() {
 }
 
 #[test]
-fn what_comes_after_the_lease_is_answered_by_the_daemon_when_it_wakes() {
+fn daemon_answers_queries_after_the_lease_when_it_wakes() {
     let mut rig = Rig::new();
     rig.start("lease = \"1s\"");
     let before = rig.answered_by_daemon();
@@ -83,7 +83,7 @@ fn a_live_daemon_renews_its_lease() {
     let mut rig = Rig::new();
     rig.start("lease = \"2s\"");
     let load = load(V4);
-    // Several times its length.
+    // Several times the length of the lease.
     std::thread::sleep(Duration::from_secs(5));
     load.end_without_loss(1000);
     assert_eq!(lease_over(&rig), 0);

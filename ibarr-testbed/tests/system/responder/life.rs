@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 
-//! From attaching to detaching.
+//! The life of the programs, from attachment to detachment.
 
 use std::fs;
 use std::path::PathBuf;
@@ -42,7 +42,7 @@ fn detach_leaves_what_was_there_before() {
         let before = traces(&rig);
         rig.start(&format!("responder = \"{responder}\""));
         socket(V4).ask_all(1);
-        // Not while somebody is at work with it.
+        // Refused while a daemon uses the pins.
         let output = rig.detach();
         assert_eq!(output.status.code(), Some(70), "{}", said(&output));
         assert!(said(&output).contains("another ibarr has these pins"), "{}", said(&output));
@@ -56,14 +56,14 @@ fn detach_leaves_what_was_there_before() {
         assert_eq!(traces(&rig), before);
         rig.eventually("maps and programs are gone", || none_left(&maps));
         assert!(!socket(V4).ask(Duration::from_millis(100)));
-        // And again, with nothing there.
+        // And again, when nothing is left.
         let output = rig.detach();
         assert!(output.status.success(), "{}", said(&output));
     }
 }
 
 #[test]
-fn a_daemon_killed_anywhere_in_its_start_is_undone_or_taken_over() {
+fn daemon_killed_during_its_start_is_undone_or_taken_over() {
     for (responder, hook) in kinds() {
         let mut rig = Rig::new();
         let before = traces(&rig);
@@ -77,7 +77,7 @@ fn a_daemon_killed_anywhere_in_its_start_is_undone_or_taken_over() {
         let rounds = rounds(12);
         for round in 0..rounds {
             rig.launch(Command::new(ibarr()));
-            // Evenly over what a start takes, and a little beyond.
+            // Kill at times that are spread evenly over a start, and a little later.
             std::thread::sleep(whole * round / rounds * 5 / 4);
             rig.end(Signal::SIGKILL);
             if round % 3 == 2 {
@@ -90,7 +90,7 @@ fn a_daemon_killed_anywhere_in_its_start_is_undone_or_taken_over() {
             }
             let output = rig.detach();
             assert!(output.status.success(), "{}", said(&output));
-            assert_eq!(traces(&rig), before, "killed {round}/{rounds} of a start after its begin");
+            assert_eq!(traces(&rig), before, "killed after {round}/{rounds} of the start time");
         }
         rig.eventually("maps and programs are gone", || none_left(&maps));
     }
@@ -98,7 +98,7 @@ fn a_daemon_killed_anywhere_in_its_start_is_undone_or_taken_over() {
 
 #[test]
 fn a_qdisc_that_others_use_stays() {
-    // Theirs from before, or ours with a filter of theirs.
+    // Another program's qdisc, or ours with a filter of another program.
     for theirs_first in [true, false] {
         let mut rig = Rig::new();
         if theirs_first {
@@ -120,7 +120,7 @@ fn a_qdisc_that_others_use_stays() {
 }
 
 #[test]
-fn what_is_configured_away_is_detached_at_once() {
+fn responder_user_detaches_programs_at_once() {
     let mut rig = Rig::new();
     let before = traces(&rig);
     rig.start("");
@@ -128,7 +128,7 @@ fn what_is_configured_away_is_detached_at_once() {
     rig.configure("responder = \"user\"");
     rig.asked("reload");
     assert_eq!(traces(&rig), before);
-    // The daemon answers now.
+    // Now the daemon answers.
     let by_daemon = rig.answered_by_daemon();
     socket(V4).ask_all(10);
     assert_eq!(rig.answered_by_daemon(), by_daemon + 10);
@@ -142,7 +142,7 @@ fn what_is_configured_away_is_detached_at_once() {
 }
 
 #[test]
-fn an_interface_that_is_listed_no_longer_is_detached_at_once() {
+fn interface_removed_from_the_configuration_is_detached_at_once() {
     for (responder, hook) in kinds() {
         let mut rig = Rig::new();
         let responder = format!("responder = \"{responder}\"");
@@ -165,7 +165,7 @@ fn an_interface_that_is_listed_no_longer_is_detached_at_once() {
 }
 
 #[test]
-fn an_interface_that_comes_back_is_served_again() {
+fn interface_that_comes_back_is_served_again() {
     for (responder, hook) in kinds() {
         let mut rig = Rig::new();
         rig.start(&format!("responder = \"{responder}\""));
@@ -180,7 +180,7 @@ fn an_interface_that_comes_back_is_served_again() {
             socket(V4).ask_all(20);
             assert_eq!(rig.answered_in_kernel(), before + 20);
             let links = rig.hooks();
-            assert_ne!(links, pins, "another interface, another pin");
+            assert_ne!(links, pins, "another interface has another pin");
             pins = links;
             ip(&format!("-netns {NODE} link delete {name}"));
             rig.eventually("the pins are gone", || rig.hooks().is_empty());
@@ -188,7 +188,7 @@ fn an_interface_that_comes_back_is_served_again() {
     }
 }
 
-/// There is no place for it in the array that the others are in.
+/// The array for other interfaces has no room for such an index.
 #[test]
 fn an_interface_with_a_large_index_is_served_like_any_other() {
     let mut rig = Rig::new();
@@ -211,11 +211,11 @@ fn an_interface_with_a_large_index_is_served_like_any_other() {
         rig.restart();
     }
     ip(&format!("-netns {NODE} link delete eth0"));
-    rig.eventually("it is out of the map", || interfaces(&rig).is_empty());
+    rig.eventually("the entry is removed from the map", || interfaces(&rig).is_empty());
 }
 
 #[test]
-fn an_interface_that_is_renamed_or_goes_down_and_up_is_served_on() {
+fn interface_stays_served_when_renamed_or_set_down_and_up() {
     let mut rig = Rig::new();
     rig.start("");
     ip(&format!("-netns {NODE} link set eth0 down"));
@@ -232,26 +232,28 @@ fn an_interface_that_is_renamed_or_goes_down_and_up_is_served_on() {
 }
 
 #[test]
-fn a_program_that_somebody_removes_is_attached_again() {
+fn program_that_is_removed_is_attached_again() {
     for (responder, hook) in kinds() {
         let mut rig = Rig::new();
-        // It is looked for when the lease is renewed.
+        // The daemon looks for its programs when it renews the lease.
         rig.start(&format!("responder = \"{responder}\"\nlease = \"1s\""));
         if hook == "tcx" {
             fs::remove_file(&rig.hooks()[0]).unwrap();
         } else {
             tool("tc", &format!("-netns {NODE} filter delete dev eth0 ingress"));
         }
-        rig.eventually("it is missed", || rig.asked("counters")["counters"]["responder.lost"] == 1);
+        rig.eventually("the daemon notices the loss", || {
+            rig.asked("counters")["counters"]["responder.lost"] == 1
+        });
         let before = rig.answered_in_kernel();
         socket(V4).ask_all(20);
         assert_eq!(rig.answered_in_kernel(), before + 20);
     }
 }
 
-/// Its pin stays, and so does the link, without effect.
+/// Its pin stays, and so does the link, but without effect.
 #[test]
-fn a_link_that_somebody_detaches_is_attached_again() {
+fn link_that_is_detached_is_attached_again() {
     let mut kinds = vec![("xdp", "xdp-native"), ("xdp-generic", "xdp-generic")];
     if has_tcx() {
         kinds.push(("tc", "tcx"));
@@ -259,12 +261,14 @@ fn a_link_that_somebody_detaches_is_attached_again() {
     for (responder, hook) in kinds {
         let mut rig = Rig::new();
         let _peers_program = prepare_for_xdp();
-        // The lease has an hour, and no part in this.
+        // With a lease of an hour, its renewal plays no part.
         rig.start(&format!("responder = \"{responder}\"\nlease = \"1h\""));
         assert_eq!(rig.status_of("eth0")["responder"], hook);
         let program = if hook == "tcx" { Program::Tc } else { Program::Xdp };
         tool("bpftool", &format!("link detach pinned {}", rig.hooks()[0].display()));
-        rig.eventually("it is missed", || rig.asked("counters")["counters"]["responder.lost"] == 1);
+        rig.eventually("the daemon notices the loss", || {
+            rig.asked("counters")["counters"]["responder.lost"] == 1
+        });
         assert!(rig.log().contains("the program is not attached any more"), "{}", rig.log());
         let before = rig.count(program, Reason::Answered);
         socket(V4).ask_all(20);
@@ -274,12 +278,12 @@ fn a_link_that_somebody_detaches_is_attached_again() {
 }
 
 #[test]
-fn an_interface_made_anew_with_the_same_index_is_served_again() {
+fn interface_made_anew_with_the_same_index_is_served_again() {
     for (responder, hook) in kinds() {
         let mut rig = Rig::new();
         rig.start(&format!("responder = \"{responder}\"\nlease = \"1h\""));
         let index = rig.status_of("eth0")["ifindex"].clone();
-        // So that it hears of both at once.
+        // Stopped, so that the daemon hears of both changes at once.
         rig.signal(Signal::SIGSTOP);
         ip(&format!("-netns {NODE} link delete eth0"));
         plug_with("eth0", &format!("index {index}"));
@@ -291,9 +295,9 @@ fn an_interface_made_anew_with_the_same_index_is_served_again() {
     }
 }
 
-/// The bound is the lease: no program can tell before Linux 6.15, and one of XDP never.
+/// The lease is the bound, because programs cannot notice it before Linux 6.15, and XDP programs never.
 #[test]
-fn an_interface_moved_while_the_daemon_is_dead_is_bounded_by_the_lease() {
+fn moved_interface_of_a_dead_daemon_is_answered_until_the_lease_ends() {
     for (responder, hook) in kinds() {
         let mut rig = Rig::new();
         rig.start(&format!("responder = \"{responder}\"\nlease = \"3s\""));
@@ -322,9 +326,9 @@ fn lease_over(rig: &Rig) -> bool {
     shown["kernel"]["lease-ends-in-ms"] == 0
 }
 
-/// The tests are in a mount namespace that process 1 is not in.
+/// The tests are in another mount namespace than process 1.
 #[test]
-fn pins_that_only_one_mount_namespace_has_are_said_to_end_with_it() {
+fn status_warns_if_only_one_mount_namespace_has_the_pins() {
     let mut rig = Rig::new();
     rig.start("");
     let status = rig.asked("status");
@@ -350,9 +354,10 @@ fn more_prefixes_than_the_map_holds_are_said_by_status_and_validate() {
     assert!(rig.asked("reload")["done"].as_str().unwrap().contains(warning));
 }
 
-/// It is out of the map in the turn in which the daemon hears of it, so before it can tell anybody.
+/// The daemon removes the address from the map in the turn in which it hears of the removal, so before
+/// `ibarr status` shows that.
 #[test]
-fn an_address_that_the_daemon_knows_to_be_gone_is_not_answered() {
+fn address_that_the_daemon_saw_removed_is_not_answered() {
     const ADDRESS: &str = "10.7.0.9";
     let mut rig = Rig::new();
     rig.start("");
@@ -391,7 +396,7 @@ fn a_filter_of_others_in_our_place_stays_and_is_named() {
         let by_daemon = rig.answered_by_daemon();
         socket(V4).ask_all(10);
         assert_eq!(rig.answered_by_daemon(), by_daemon + 10);
-        assert_eq!(rig.hooks(), <[PathBuf; 0]>::default(), "what was begun is undone");
+        assert_eq!(rig.hooks(), <[PathBuf; 0]>::default(), "a half-made start is undone");
         rig.end(Signal::SIGTERM);
         assert!(rig.detach().status.success());
         assert_eq!(traces(&rig), before);
@@ -399,7 +404,7 @@ fn a_filter_of_others_in_our_place_stays_and_is_named() {
 }
 
 #[test]
-fn only_who_is_allowed_is_answered_by_anyone() {
+fn only_allowed_sources_are_answered_by_programs_and_daemon() {
     let mut rig = Rig::new();
     ip("-netns peer address add 10.7.0.66/24 dev eth0");
     rig.start("allow = [\"10.7.0.0/26\"]");
@@ -414,7 +419,7 @@ fn only_who_is_allowed_is_answered_by_anyone() {
 }
 
 #[test]
-fn the_guard_keeps_from_the_daemon_what_it_would_drop() {
+fn guard_drops_what_the_daemon_would_drop() {
     let mut rig = Rig::new();
     rig.start("");
     let malformed = |rig: &Rig| {
@@ -429,7 +434,7 @@ fn the_guard_keeps_from_the_daemon_what_it_would_drop() {
     assert_eq!(malformed(&rig), 0);
 }
 
-/// All that could be left of us in the node's namespace and on the bpffs.
+/// Everything that ibarr could leave in the node's namespace and on the bpffs.
 fn traces(rig: &Rig) -> String {
     let mut traces = tool("tc", &format!("-netns {NODE} qdisc show"));
     let qdiscs = tool("tc", &format!("-netns {NODE} -json qdisc show dev eth0"));

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 
-//! The responder in the kernel, with the real daemon, on a pair of veth.
+//! The responder in the kernel, with the real daemon, on a veth pair.
 
 mod alike;
 mod beside;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 
-//! Whose the directory of pins is: what is removed there, and where the daemon works with none.
+//! The directory of pins: what `detach` removes there, and which directories the daemon refuses.
 
 use std::fs::{self, Permissions};
 use std::io;
@@ -13,12 +13,12 @@ use nix::sys::signal::Signal;
 use super::rig::*;
 use crate::machine::said;
 
-/// Of another user.
+/// The uid of another user.
 const STRANGER: u32 = 65_533;
 const MARK: &str = "ibarr-pins";
 
 #[test]
-fn detach_removes_only_its_own_names_and_says_what_it_left() {
+fn detach_removes_only_its_own_names_and_lists_the_rest() {
     let mut rig = Rig::new();
     let outside = rig.machine.directory().join("outside");
     fs::create_dir(&outside).unwrap();
@@ -30,7 +30,7 @@ fn detach_removes_only_its_own_names_and_says_what_it_left() {
     for theirs in theirs {
         fs::create_dir_all(rig.bpf_dir().join(theirs)).unwrap();
     }
-    // In the place of a pin, and of a directory.
+    // Links that take the place of a pin, and of a directory.
     for link in ["links/tc-9", "netns-9"] {
         symlink(&outside, rig.bpf_dir().join(link)).unwrap();
     }
@@ -48,7 +48,7 @@ fn detach_removes_only_its_own_names_and_says_what_it_left() {
     assert_eq!(fs::read_to_string(outside.join("tc-1")).unwrap(), "theirs");
     assert!(tcx_programs().is_empty());
 
-    // What is left is not ours: no daemon works there any more.
+    // The remaining files are not ours, so no daemon uses the directory any more.
     rig.restart();
     assert!(blocked(&rig).contains("which is not ibarr's"), "{}", blocked(&rig));
     rig.end(Signal::SIGTERM);
@@ -63,7 +63,7 @@ fn detach_leaves_a_directory_of_others_as_it_is() {
     for directory in [&plain, &of_others] {
         fs::create_dir(directory).unwrap();
         make_private(directory);
-        // Names like ours, and one that is not.
+        // Names like ours, and one that is different.
         for name in ["links/tc-1", "v4", "netns-1", "v1/cache", "v01"] {
             fs::create_dir_all(directory.join(name)).unwrap();
         }
@@ -87,7 +87,7 @@ fn a_bpffs_mounted_for_the_pins_is_detached_with_success() {
     let root = rig.machine.directory().join("root");
     fs::create_dir(&root).unwrap();
     mount(Some("bpf"), &root, Some("bpf"), MsFlags::empty(), Some("mode=0700")).unwrap();
-    // On kernels that have them, the kernel's own maps.debug and progs.debug.
+    // Some kernels have their own maps.debug and progs.debug there.
     let before = tree(&root);
     rig.move_bpf_dir(root.clone());
     rig.start("");
@@ -102,7 +102,7 @@ fn a_bpffs_mounted_for_the_pins_is_detached_with_success() {
 }
 
 #[test]
-fn a_bpffs_is_not_mounted_over_what_others_keep() {
+fn bpffs_is_not_mounted_over_files_of_others() {
     let mut rig = Rig::new();
     let kept = rig.machine.directory().join("kept");
     fs::create_dir(&kept).unwrap();
@@ -119,7 +119,7 @@ fn a_bpffs_is_not_mounted_over_what_others_keep() {
 }
 
 #[test]
-fn pins_from_before_there_was_a_mark_are_taken_over_and_detached() {
+fn pins_without_a_mark_of_an_older_ibarr_are_taken_over() {
     for (responder, hook) in kinds() {
         let mut rig = Rig::new();
         let before = tree(&rig.bpffs());
@@ -158,7 +158,7 @@ fn a_directory_that_others_could_have_changed_is_refused_by_name() {
                 rig.start("");
                 rig.end(Signal::SIGTERM);
             } else {
-                // As anybody can on a bpffs of mode 1777.
+                // Every user can do this on a bpffs of mode 1777.
                 fs::create_dir(rig.bpf_dir()).unwrap();
                 make_private(rig.bpf_dir());
             }
@@ -188,7 +188,7 @@ fn a_directory_that_others_could_replace_is_refused_by_name() {
     assert!(rig.asks_the_kernel());
 }
 
-/// A unit runs the daemon as a user of its own, and a package's removal is root's.
+/// A unit runs the daemon as its own user, and root removes the package.
 #[test]
 fn root_detaches_what_root_has_given_to_another_user() {
     let mut rig = Rig::new();

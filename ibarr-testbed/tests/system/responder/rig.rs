@@ -27,15 +27,15 @@ use serde_json::Value;
 
 use crate::machine::{Machine, ibarr, said};
 
-/// Where the daemon is.
+/// The namespace of the daemon.
 pub(super) const NODE: &str = "node";
-/// Where those are who ask it.
+/// The namespace of the peers.
 pub(super) const PEER: &str = "peer";
 pub(super) const V4: &str = "10.7.0.1";
 pub(super) const V6: &str = "fd00:7::1";
 pub(super) const GID: &str = "fe80::2:c903:0:701";
 
-/// Longer than anything here takes, so that a hang is a failure.
+/// Longer than anything here takes; a hang fails.
 const PATIENCE: Duration = Duration::from_secs(20);
 
 /// A node with a daemon, and a peer at the other end of its wire.
@@ -46,7 +46,7 @@ pub(super) struct Rig {
 }
 
 impl Rig {
-    /// Without a daemon yet. The node has eth0, the peer eth0.
+    /// A rig without a daemon. Node and peer each have eth0.
     pub(super) fn new() -> Self {
         let machine = Machine::new();
         let bpffs = machine.directory().join("bpffs");
@@ -65,7 +65,7 @@ impl Rig {
         rig
     }
 
-    /// Writes the configuration: `extra` and what every rig has.
+    /// Writes the configuration: `extra` and the keys of every rig.
     pub(super) fn configure(&self, extra: &str) {
         let mut config = format!("{extra}\ninterfaces = [\"eth*\"]\n");
         for ip in [V4, V6, "10.7.0.9"] {
@@ -77,25 +77,25 @@ impl Rig {
         fs::write(self.machine.directory().join("ibarr.toml"), config).unwrap();
     }
 
-    /// Starts a daemon with `extra` configuration; when this returns, it is ready.
+    /// Starts a daemon with `extra` configuration, and waits until it is ready.
     pub(super) fn start(&mut self, extra: &str) {
         self.configure(extra);
         self.restart();
     }
 
-    /// Starts a daemon with the configuration as it is.
+    /// Starts a daemon with the current configuration.
     pub(super) fn restart(&mut self) {
         self.spawn(Command::new(ibarr()));
     }
 
-    /// Starts a daemon by a command that takes the arguments of one.
+    /// Starts a daemon by another command, which gets the daemon's arguments.
     pub(super) fn spawn(&mut self, command: Command) {
         self.launch(command).wait(self);
     }
 
-    /// As [`spawn`](Self::spawn), without waiting until it is ready.
+    /// Like [`spawn`](Self::spawn), without waiting until the daemon is ready.
     pub(super) fn launch(&mut self, mut command: Command) -> Launched {
-        assert!(self.daemon.is_none(), "there is one");
+        assert!(self.daemon.is_none(), "a daemon runs already");
         let directory = self.machine.directory();
         let socket = directory.join("notify.sock");
         let _ = fs::remove_file(&socket);
@@ -140,15 +140,15 @@ impl Rig {
         &self.bpf_dir
     }
 
-    /// Has the pins be somewhere else than on [`bpffs`](Self::bpffs).
+    /// Moves the pins to another directory than [`bpffs`](Self::bpffs).
     pub(super) fn move_bpf_dir(&mut self, to: PathBuf) {
         self.bpf_dir = to;
     }
 
-    /// What stands for what is attached.
+    /// The pins and files of attached programs.
     pub(super) fn hooks(&self) -> Vec<PathBuf> {
         let mut hooks = tree(&self.bpf_dir().join("links"));
-        // Kept for the next program on the interface, or until `ibarr detach`.
+        // This file stays for the next program on the interface, or until `ibarr detach`.
         hooks.retain(|path| !path.to_str().unwrap().contains("/qdisc-"));
         hooks
     }
@@ -161,7 +161,7 @@ impl Rig {
         fs::read_to_string(self.log_file()).unwrap_or_default()
     }
 
-    /// Asks the daemon.
+    /// The JSON answer of a command.
     pub(super) fn asked(&self, words: &str) -> Value {
         let output =
             ibarr_on_node(&format!("{words} --json --run-dir {}", self.run_dir().display()));
@@ -173,7 +173,7 @@ impl Rig {
         ibarr_on_node(&format!("detach --bpf-dir {}", self.bpf_dir().display()))
     }
 
-    /// What `ibarr status` says of an interface of the node.
+    /// The entry of an interface in `ibarr status`.
     pub(super) fn status_of(&self, interface: &str) -> Value {
         let status = self.asked("status");
         let interfaces = status["status"]["interfaces"].as_array().unwrap();
@@ -181,7 +181,7 @@ impl Rig {
         found.unwrap_or_else(|| panic!("no {interface}: {status}")).clone()
     }
 
-    /// What a program has counted, read from its map.
+    /// A counter of a program, read from its map.
     pub(super) fn count(&self, program: Program, reason: Reason) -> u64 {
         let path = self.bpf_dir().join(format!("v{}", map::ABI_VERSION)).join(map::COUNTERS);
         let counters = MapData::from_pin(&path).unwrap();
@@ -191,7 +191,7 @@ impl Rig {
         per_cpu.iter().map(|counters| counters[reason as usize]).sum()
     }
 
-    /// What the daemon's own server has counted as answered.
+    /// Number of answers of the daemon's own server.
     pub(super) fn answered_by_daemon(&self) -> u64 {
         self.asked("counters")["counters"]["ip2gid.server.answered"].as_u64().unwrap()
     }
@@ -200,14 +200,14 @@ impl Rig {
         self.count(Program::Tc, Reason::Answered)
     }
 
-    /// Whether a query of the peer's is answered in the kernel, and not by the daemon.
+    /// Whether the kernel, and not the daemon, answers a query of the peer.
     pub(super) fn asks_the_kernel(&self) -> bool {
         let before = self.answered_in_kernel();
         socket(V4).ask_all(1);
         self.answered_in_kernel() > before
     }
 
-    /// Of the maps that are pinned, which nobody else has.
+    /// The ids of the pinned maps.
     pub(super) fn map_ids(&self) -> Vec<u32> {
         let id = |name| {
             MapInfo::from_pin(self.bpf_dir().join(format!("v{}", map::ABI_VERSION)).join(name))
@@ -217,7 +217,7 @@ impl Rig {
         map::NAMES.map(id).to_vec()
     }
 
-    /// Waits until neighbour discovery and the like are over.
+    /// Waits until neighbour discovery and similar traffic are over.
     pub(super) fn quiet(&self) {
         let mut last = String::new();
         self.eventually("no packet for 300 ms", || {
@@ -229,17 +229,21 @@ impl Rig {
         });
     }
 
-    /// Waits until it is so.
+    /// Waits until `so` returns true.
     pub(super) fn eventually(&self, what: &str, mut so: impl FnMut() -> bool) {
         let deadline = Instant::now() + PATIENCE;
         while !so() {
-            assert!(Instant::now() < deadline, "{what}, still not; the log:\n{}", self.log());
+            assert!(
+                Instant::now() < deadline,
+                "timed out waiting for: {what}; the log:\n{}",
+                self.log()
+            );
             std::thread::sleep(Duration::from_millis(10));
         }
     }
 }
 
-/// A daemon that has yet to say that it is ready.
+/// A daemon that is not ready yet.
 pub(super) struct Launched {
     notify: UnixDatagram,
 }
@@ -253,7 +257,7 @@ impl Launched {
         }
     }
 
-    /// Whether it says so now, or a moment later.
+    /// Whether it says that it is ready, now or within a moment.
     pub(super) fn is_ready(&self) -> bool {
         let mut message = [0; 256];
         match self.notify.recv(&mut message) {
@@ -270,7 +274,7 @@ impl Drop for Rig {
             let _ = daemon.kill();
             let _ = daemon.wait();
         }
-        // The mount, and with it all pins, ends with the thread.
+        // The mount ends with the thread, and with it all pins.
     }
 }
 
@@ -279,7 +283,7 @@ pub(super) fn ip(words: &str) {
     tool("ip", words);
 }
 
-/// Runs a tool with words, and gives what it prints.
+/// Runs a tool with words, and returns its output.
 pub(super) fn tool(program: &str, words: &str) -> String {
     let output = Command::new(program).args(words.split_whitespace()).output();
     let output =
@@ -313,26 +317,25 @@ fn query_tcx(interface: &str) -> Result<Vec<ProgramInfo>, ProgramError> {
     Ok(SchedClassifier::query_tcx(interface, TcAttachType::Ingress)?.1)
 }
 
-/// What `responder` can say about tc here, and what is attached then.
+/// The values of `responder` for tc, and the hook that each gives on this kernel.
 pub(super) fn kinds() -> [(&'static str, &'static str); 2] {
     let auto = if has_tcx() { "tcx" } else { "clsact" };
     [("tc", auto), ("clsact", "clsact")]
 }
 
-/// The [`kinds`] and XDP, for a wire that is [prepared](prepare_for_xdp) for it.
+/// The [`kinds`] and XDP, for a wire that [`prepare_for_xdp`] has prepared.
 pub(super) fn all_kinds() -> [(&'static str, &'static str); 4] {
     let [tc, clsact] = kinds();
     [tc, clsact, ("xdp", "xdp-native"), ("xdp-generic", "xdp-generic")]
 }
 
-/// How often something is done: `usual` times, or as `IBARR_TEST_ROUNDS` says for a machine on which
-/// everything takes long.
+/// Number of rounds: `usual`, or `IBARR_TEST_ROUNDS` for a slow machine.
 pub(super) fn rounds(usual: u32) -> u32 {
     let rounds = std::env::var("IBARR_TEST_ROUNDS").ok();
     rounds.map_or(usual, |rounds| rounds.parse().expect("IBARR_TEST_ROUNDS is a number"))
 }
 
-/// Whether neither these maps nor programs that use them are left in the kernel.
+/// Whether the kernel has neither these maps nor programs that use them any more.
 pub(super) fn none_left(maps: &[u32]) -> bool {
     let maps_left = loaded_maps().any(|map| map.is_ok_and(|map| maps.contains(&map.id())));
     let uses = |program: &ProgramInfo| {
@@ -342,12 +345,12 @@ pub(super) fn none_left(maps: &[u32]) -> bool {
     !maps_left && !loaded_programs().any(|program| program.is_ok_and(|program| uses(&program)))
 }
 
-/// Has the peer know where `address` is, whatever becomes of it.
+/// Makes the peer's neighbour entry of `address` permanent.
 pub(super) fn pin_neighbour(address: &str) {
     pin_neighbour_in(NODE, address);
 }
 
-/// As [`pin_neighbour`], where eth0 is in another namespace.
+/// Like [`pin_neighbour`], if eth0 is in another namespace.
 pub(super) fn pin_neighbour_in(namespace: &str, address: &str) {
     let hwaddr = hwaddr(namespace, "eth0");
     ip(&format!("-netns {PEER} neigh replace {address} lladdr {hwaddr} dev eth0 nud permanent"));
@@ -360,13 +363,13 @@ pub(super) fn hwaddr(namespace: &str, interface: &str) -> String {
     links[0]["address"].as_str().unwrap().to_owned()
 }
 
-/// A socket of the peer's.
+/// A socket of the peer.
 pub(super) fn socket(target: &str) -> Asker {
     let target: IpAddr = target.parse().unwrap();
     asker(if target.is_ipv4() { "0.0.0.0" } else { "::" }, target)
 }
 
-/// A socket of the peer's with an address of it.
+/// A socket of the peer with one of its addresses.
 pub(super) fn socket_from(source: &str, target: &str) -> Asker {
     asker(source, target.parse().unwrap())
 }
@@ -377,7 +380,7 @@ fn asker(source: &str, target: IpAddr) -> Asker {
     Asker { socket, server: (target, map_port()).into(), target, next: 1 }
 }
 
-/// Asks without pause until it is told to stop.
+/// Asks without a pause until the result is ended.
 pub(super) fn load(target: &str) -> Load {
     let mut asker = socket(target);
     let stop = Arc::new(AtomicBool::new(false));
@@ -390,7 +393,7 @@ pub(super) fn load(target: &str) -> Load {
             tally.asked += 1;
             told.store(tally.asked, Ordering::Relaxed);
             tally.lost += u64::from(!asker.ask(Duration::from_secs(1)));
-            // A few thousand a second, and a processor for the daemon.
+            // A few thousand queries a second, which leave a processor for the daemon.
             std::thread::sleep(Duration::from_micros(100));
         }
         tally
@@ -398,12 +401,12 @@ pub(super) fn load(target: &str) -> Load {
     Load { stop, queries, thread }
 }
 
-/// Plugs the wire in: an interface of the node, with addresses, and the peer's eth0.
+/// Makes the wire: an interface of the node, with addresses, and the peer's eth0.
 pub(super) fn plug(interface: &str) {
     plug_with(interface, "");
 }
 
-/// As [`plug`], with more to say of the node's end.
+/// Like [`plug`], with more words for the node's end.
 pub(super) fn plug_with(interface: &str, words: &str) {
     ip(&format!("link add {interface} {words} netns {NODE} type veth peer name eth0 netns {PEER}"));
     for (namespace, interface, host) in [(PEER, "eth0", 2), (NODE, interface, 1)] {
@@ -413,7 +416,7 @@ pub(super) fn plug_with(interface: &str, words: &str) {
         ip(&format!("-netns {namespace} address add {v6}"));
     }
     for (namespace, interface) in [(PEER, "eth0"), (NODE, interface)] {
-        // Both ends have to be up, and the kernel takes a moment to see it.
+        // Both ends must be up, and the kernel takes a moment to notice.
         let deadline = Instant::now() + PATIENCE;
         let show = format!("-netns {namespace} link show dev {interface}");
         while !tool("ip", &show).contains("state UP") {
@@ -422,22 +425,22 @@ pub(super) fn plug_with(interface: &str, words: &str) {
     }
 }
 
-/// Makes of the wire one that XDP is right for: its program that gives way is at the peer's end,
-/// as long as what this gives is there.
+/// Prepares the wire for XDP: a program that passes everything is at the peer's end, until the result is
+/// dropped.
 pub(super) fn prepare_for_xdp() -> Ebpf {
     prepare_for_generic_xdp();
-    // A veth takes what XDP sends only if it has a program too.
+    // A veth accepts frames of XDP only if it has a program, too.
     gives_way(PEER)
 }
 
-/// The same for XDP in the stack, which takes more.
+/// Prepares the wire for XDP in the stack, which needs less.
 pub(super) fn prepare_for_generic_xdp() {
     tool("ip", &format!("netns exec {NODE} ethtool -K eth0 rxvlan off"));
-    // XDP cannot tell a checksum that is yet to be filled in from one that is wrong.
+    // XDP cannot tell a missing checksum from a wrong one.
     tool("ip", &format!("netns exec {PEER} ethtool -K eth0 tx off"));
 }
 
-/// Attaches an XDP program that passes everything to eth0, for as long as this is there.
+/// Attaches an XDP program that passes everything to eth0, until the result is dropped.
 pub(super) fn gives_way(namespace: &str) -> Ebpf {
     let mut ebpf = EbpfLoader::new().load(ibarr_ebpf::BENCH_OBJECT).unwrap();
     netns::inside(namespace, || {
@@ -450,14 +453,14 @@ pub(super) fn gives_way(namespace: &str) -> Ebpf {
     ebpf
 }
 
-/// Of the link by which our program is attached, if it is by one.
+/// The id of the link of our program, if it is attached by one.
 pub(super) fn link_id(rig: &Rig) -> Option<u32> {
     let hooks = rig.hooks();
     let pin = hooks.iter().find(|path| !path.is_dir())?;
     Some(FdLink::from(PinnedLink::from_pin(pin).unwrap()).info().unwrap().id())
 }
 
-/// Asks for one address, again and again.
+/// A socket that asks for one address.
 pub(super) struct Asker {
     socket: UdpSocket,
     server: SocketAddr,
@@ -466,7 +469,7 @@ pub(super) struct Asker {
 }
 
 impl Asker {
-    /// Whether there is an answer; one that is wrong is a failure.
+    /// Asks once, and returns whether there is an answer. A wrong answer fails the test.
     pub(super) fn ask(&mut self, patience: Duration) -> bool {
         let id = self.next.to_be_bytes();
         self.next += 1;
@@ -484,7 +487,7 @@ impl Asker {
         loop {
             let left = deadline.saturating_duration_since(Instant::now());
             let Some((answer, from)) = self.receive(left) else { return false };
-            // To a query that was given up.
+            // A late answer to an earlier query.
             let is_late = answer.get(4..8) < Some(&id[..]);
             if !is_late {
                 assert_eq!((answer, from), (reply, self.server));
@@ -494,7 +497,7 @@ impl Asker {
     }
 
     pub(super) fn send(&self, payload: &[u8]) {
-        // Neighbours are not there before they are up.
+        // Sending may fail before the peer's interface is up.
         let _ = self.socket.send_to(payload, self.server);
     }
 
@@ -503,7 +506,7 @@ impl Asker {
         let deadline = Instant::now() + patience;
         loop {
             let left = deadline.saturating_duration_since(Instant::now());
-            // Zero would mean for ever.
+            // Zero would mean no time-out.
             self.socket.set_read_timeout(Some(left.max(Duration::from_micros(1)))).unwrap();
             match self.socket.recv_from(&mut buffer) {
                 Ok((len, from)) => return Some((buffer[..len].to_vec(), from)),
@@ -514,7 +517,7 @@ impl Asker {
         }
     }
 
-    /// Asks `times`, all of which must be answered.
+    /// Asks so many times. Each query must be answered.
     pub(super) fn ask_all(&mut self, times: u32) {
         for at in 0..times {
             assert!(self.ask(Duration::from_secs(1)), "no answer to query {at} of {times}");
@@ -522,7 +525,7 @@ impl Asker {
     }
 }
 
-/// A peer that never rests.
+/// A peer that asks without a pause.
 pub(super) struct Load {
     stop: Arc<AtomicBool>,
     queries: Arc<AtomicU64>,
@@ -536,7 +539,7 @@ pub(super) struct Tally {
 }
 
 impl Load {
-    /// How many queries so far.
+    /// Number of queries so far.
     pub(super) fn asked(&self) -> u64 {
         self.queries.load(Ordering::Relaxed)
     }
@@ -546,7 +549,7 @@ impl Load {
         self.thread.join().unwrap()
     }
 
-    /// Ends it after `least` queries, of which nothing may have been lost.
+    /// Ends it after at least `least` queries, none of which may be lost.
     pub(super) fn end_without_loss(self, least: u64) {
         while self.asked() < least && !self.thread.is_finished() {
             std::thread::sleep(Duration::from_millis(10));
@@ -557,12 +560,12 @@ impl Load {
     }
 }
 
-/// Whether a wait is over, or a signal of another test has ended it.
+/// Whether the time-out is over, or a signal of another test has interrupted the wait.
 fn is_over(error: &io::Error) -> bool {
     matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::Interrupted)
 }
 
-/// All names below a directory.
+/// The paths of all files below a directory.
 pub(super) fn tree(directory: &Path) -> Vec<PathBuf> {
     let mut found = Vec::new();
     let Ok(entries) = fs::read_dir(directory) else { return found };

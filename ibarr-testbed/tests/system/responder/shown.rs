@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 
-//! What people are shown of it: the maps, and why the kernel does not answer.
+//! What `ibarr` shows of the responder: the maps, and why the kernel does not answer.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -21,7 +21,7 @@ use super::rig::*;
 use crate::machine::{ibarr, said};
 
 #[test]
-fn the_kernel_s_cache_is_shown_as_bpftool_dumps_it() {
+fn kernels_entries_are_shown_as_bpftool_dumps_them() {
     let mut rig = Rig::new();
     rig.start("allow = [\"10.7.0.0/24\"]");
     let bpf_dir = rig.bpf_dir().to_owned();
@@ -45,13 +45,13 @@ fn the_kernel_s_cache_is_shown_as_bpftool_dumps_it() {
     let mut dumped: BTreeMap<String, Value> = BTreeMap::new();
     for element in dump(map::GID_CACHE).as_array().unwrap() {
         let (key, value) = (&element["formatted"]["key"], &element["formatted"]["value"]);
-        assert_eq!(*key, value["key"], "an entry holds its key again");
+        assert_eq!(*key, value["key"], "an entry contains its key again");
         let ip = Ipv6Addr::from(octets(&key["address"])).to_canonical();
         dumped.insert(format!("{ip}%{}", key["scope"]), value.clone());
     }
     let entries = kernel["entries"].as_array().unwrap();
     assert_eq!(entries.len(), dumped.len());
-    // Two of the wire, two of the loopback, and the link-local one.
+    // Two addresses of the wire, two of the loopback interface, and the link-local one.
     assert_eq!(entries.len(), 5, "{entries:?}");
     for entry in entries {
         let scope = entry["scope"].as_u64().unwrap_or_default();
@@ -73,7 +73,7 @@ fn the_kernel_s_cache_is_shown_as_bpftool_dumps_it() {
     let text = shown("");
     assert!(text.contains("lease ends in") && text.contains("only sources in allow"), "{text}");
     assert!(text.lines().any(|line| line.starts_with(V4) && line.contains(GID)), "{text}");
-    // It does not need the daemon.
+    // The command does not need the daemon.
     rig.end(Signal::SIGKILL);
     assert!(shown("").contains(GID));
     rig.detach();
@@ -87,10 +87,10 @@ fn without_the_rights_the_daemon_answers_and_says_why() {
         let mut rig = Rig::new();
         let before = tree(&rig.bpffs());
         rig.configure("");
-        // This one stands for all of them.
+        // CAP_SYS_ADMIN includes all of them.
         rig.spawn(with_capabilities(&format!("{missing},-sys_admin")));
         if missing == "-perfmon" && rig.status_of("eth0")["responder"].is_string() {
-            // Started with mitigations=off, a kernel does not ask for it (`bpf_bypass_spec_v1`).
+            // A kernel with mitigations=off does not need this one (`bpf_bypass_spec_v1`).
             continue;
         }
         answered_in_user_space(&rig, "run as root, or with CAP_BPF, CAP_NET_ADMIN and CAP_PERFMON");
@@ -99,7 +99,7 @@ fn without_the_rights_the_daemon_answers_and_says_why() {
 }
 
 #[test]
-fn small_receive_buffer_is_said_and_its_losses_are_counted() {
+fn small_receive_buffer_is_reported_and_losses_are_counted() {
     const QUERIES: u64 = 100_000;
     let mut rig = Rig::new();
     rig.configure("responder = \"user\"");
@@ -120,7 +120,7 @@ fn small_receive_buffer_is_said_and_its_losses_are_counted() {
 }
 
 #[test]
-fn what_the_guard_drops_is_not_counted_as_lost() {
+fn drops_of_the_guard_are_not_counted_as_lost() {
     let mut rig = Rig::new();
     for _ in 0..2 {
         rig.start("");
@@ -133,7 +133,7 @@ fn what_the_guard_drops_is_not_counted_as_lost() {
     }
 }
 
-/// By the peer.
+/// Sends datagrams from the peer.
 fn send_to_node(payload: &[u8], times: u64) {
     let bind = || Ok(UdpSocket::bind("0.0.0.0:0")?);
     let socket = netns::inside(PEER, bind).unwrap();
@@ -168,8 +168,8 @@ fn without_a_bpffs_the_daemon_answers_and_says_why() {
 }
 
 #[test]
-fn a_bpffs_is_mounted_where_there_is_none_and_that_is_said() {
-    // A daemon in a namespace has a /sys of its own, in which nothing is mounted.
+fn bpffs_is_mounted_if_missing_and_the_log_says_so() {
+    // A daemon in a namespace has its own /sys, without mounts.
     for (dir, mount_point) in [("/sys/fs/bpf/ibarr", Some("/sys/fs/bpf")), ("bpffs/here", None)] {
         let mut rig = Rig::new();
         nix::mount::umount(&rig.bpffs()).unwrap();
@@ -186,7 +186,7 @@ fn a_bpffs_is_mounted_where_there_is_none_and_that_is_said() {
     }
 }
 
-/// A kernel that does not know what the program calls, as those before Linux 5.10 do not.
+/// A kernel before Linux 5.10 does not know a helper that the program calls.
 #[test]
 fn a_kernel_that_is_too_old_is_named() {
     const CALL: u8 = 0x85;
@@ -210,7 +210,7 @@ fn a_kernel_that_is_too_old_is_named() {
 }
 
 #[test]
-fn what_the_verifier_says_is_kept() {
+fn verifier_log_is_kept() {
     let mut rig = Rig::new();
     let before = tree(&rig.bpffs());
     start_with(&mut rig, &refused_object());
@@ -223,9 +223,9 @@ fn what_the_verifier_says_is_kept() {
     assert_eq!(tree(&rig.bpffs()), before, "what was begun is undone");
 }
 
-/// What they answer from is not kept true any more.
+/// The maps of the old programs are not updated any more.
 #[test]
-fn programs_of_the_daemon_before_answer_no_more_if_the_next_has_none() {
+fn old_programs_stop_answering_if_the_next_daemon_has_none() {
     for object in [refused_object(), b"no object".to_vec()] {
         let mut rig = Rig::new();
         rig.start("");
@@ -238,10 +238,10 @@ fn programs_of_the_daemon_before_answer_no_more_if_the_next_has_none() {
         socket(V4).ask_all(10);
         assert!(rig.answered_by_daemon() >= by_daemon + 10);
         assert_eq!(rig.answered_in_kernel(), in_kernel);
-        assert_eq!(tree(&rig.bpffs()), before, "what was there stays");
+        assert_eq!(tree(&rig.bpffs()), before, "the old pins stay");
         load.end_without_loss(100);
 
-        // One that has some takes over again.
+        // A daemon with programs takes over again.
         rig.end(Signal::SIGTERM);
         rig.restart();
         assert_eq!(link_id(&rig), link);
@@ -275,7 +275,7 @@ fn a_daemon_without_programs_takes_nothing_from_another_one() {
     second.wait().unwrap();
 }
 
-/// The first instruction becomes r0 = r9, and nothing has been written to r9.
+/// An object whose first instruction is r0 = r9, although r9 has no value.
 fn refused_object() -> Vec<u8> {
     let mut object = ibarr_ebpf::OBJECT.to_vec();
     let file = object::File::parse(ibarr_ebpf::OBJECT).unwrap();
@@ -286,7 +286,7 @@ fn refused_object() -> Vec<u8> {
     object
 }
 
-/// The object is a pipe, so that the daemon waits for it as long as we like.
+/// The object is a pipe, so that the daemon waits for it as long as the test wants.
 #[test]
 fn while_programs_are_loaded_the_daemon_answers_and_says_so() {
     let mut rig = Rig::new();
@@ -302,7 +302,7 @@ fn while_programs_are_loaded_the_daemon_answers_and_says_so() {
     rig.configure("");
     let before = tree(&rig.bpffs());
     launch(&mut rig);
-    // It ends without waiting for that.
+    // The daemon ends without waiting for the object.
     rig.end(Signal::SIGTERM);
     assert_eq!(tree(&rig.bpffs()), before);
 
@@ -322,7 +322,7 @@ fn while_programs_are_loaded_the_daemon_answers_and_says_so() {
     assert_eq!(rig.answered_in_kernel(), before + 100);
 }
 
-/// A daemon of root's with some capabilities.
+/// A daemon of root with fewer capabilities.
 fn with_capabilities(change: &str) -> Command {
     let mut command = Command::new("setpriv");
     command.args(["--bounding-set", change, "--inh-caps", change, "--"]).arg(ibarr());

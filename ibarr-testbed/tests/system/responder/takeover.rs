@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 
-//! One daemon after another, and nobody notices.
+//! A daemon replaces another without a lost query.
 
 use std::fs::DirBuilder;
 use std::os::unix::fs::DirBuilderExt;
@@ -30,7 +30,7 @@ fn daemons_killed_and_started_under_load_lose_no_query() {
         rig.start(&format!("responder = \"{responder}\""));
         let link = link_id(&rig);
         let loads = [load(V4), load(V6)];
-        // 100 for both kinds.
+        // 100 rounds for both kinds.
         for round in 0..rounds(50) {
             rig.end(if round % 2 == 0 { Signal::SIGKILL } else { Signal::SIGTERM });
             rig.restart();
@@ -38,14 +38,15 @@ fn daemons_killed_and_started_under_load_lose_no_query() {
         for load in loads {
             load.end_without_loss(1000);
         }
-        // The link has been updated, never made anew.
+        // The link was updated, and never made anew.
         assert_eq!(link_id(&rig), link);
         assert_eq!(link.is_some(), hook == "tcx");
         assert_eq!(our_filters(), usize::from(hook == "clsact"));
     }
 }
 
-/// But for the first time that a qdisc is added to an interface: the kernel then drops what is sent.
+/// Except when a qdisc is added to an interface for the first time: then the kernel drops packets that
+/// are being sent.
 #[test]
 fn another_kind_of_program_under_load_loses_no_query() {
     let mut rig = Rig::new();
@@ -53,7 +54,7 @@ fn another_kind_of_program_under_load_loses_no_query() {
     rig.start("responder = \"clsact\"");
     let load = load(V4);
     let [tc, clsact, xdp, generic] = all_kinds();
-    // Each after each other.
+    // Each kind follows each other kind.
     let first = [tc, xdp, tc, generic, clsact, xdp];
     let second = [clsact, generic, xdp, generic, tc, clsact];
     for (round, (mode, hook)) in [first, second].as_flattened().iter().enumerate() {
@@ -75,10 +76,10 @@ fn another_kind_of_program_under_load_loses_no_query() {
     load.end_without_loss(1000);
 }
 
-/// Whatever is done with programs just then: the daemon reads the map of the one before it, fills it,
-/// has programs verified, puts them into their places.
+/// The removal may come while the daemon reads the map of the one before it, fills it, loads programs or
+/// attaches them.
 #[test]
-fn an_address_removed_anywhere_in_a_takeover_is_not_answered_by_the_next_daemon() {
+fn address_removed_during_a_takeover_is_not_answered_afterwards() {
     const ADDRESS: &str = "10.7.0.9";
     for (responder, _) in kinds() {
         let mut rig = Rig::new();
@@ -93,7 +94,7 @@ fn an_address_removed_anywhere_in_a_takeover_is_not_answered_by_the_next_daemon(
             rig.eventually("it is answered", || asker.ask(Duration::from_millis(20)));
             rig.end(Signal::SIGKILL);
             let launched = rig.launch(Command::new(ibarr()));
-            // Evenly over what a start takes.
+            // Times that are spread evenly over a start.
             std::thread::sleep(whole * round / rounds);
             ip(&format!("-netns {NODE} address delete {ADDRESS}/24 dev eth0"));
             launched.wait(&mut rig);
@@ -102,15 +103,18 @@ fn an_address_removed_anywhere_in_a_takeover_is_not_answered_by_the_next_daemon(
             });
             let unknown = || rig.count(Program::Tc, Reason::Unknown);
             let (answered, before) = (rig.answered_in_kernel(), unknown());
-            assert!(!asker.ask(Duration::from_millis(5)), "removed {round}/{rounds} of a start");
+            assert!(
+                !asker.ask(Duration::from_millis(5)),
+                "removed after {round}/{rounds} of the start time"
+            );
             rig.eventually("it has come", || unknown() == before + 1);
             assert_eq!(rig.answered_in_kernel(), answered);
         }
     }
 }
 
-/// The layout before ours is pinned and answers, as if an older ibarr had left it: with a map of
-/// another size, in a directory of its own. Its programs are where they are in every layout.
+/// Pins of an older layout answer, as if an older ibarr had left them: with a map of another size, in
+/// another directory. The programs are attached as in every layout.
 #[test]
 fn another_layout_is_replaced_under_load_without_a_lost_query() {
     for (responder, hook) in all_kinds() {
@@ -135,7 +139,7 @@ fn another_layout_is_replaced_under_load_without_a_lost_query() {
     }
 }
 
-/// A daemon that could not start leaves to the old layout what it had.
+/// A daemon that cannot fill its maps leaves the programs of the old layout attached.
 #[test]
 fn a_layout_that_cannot_be_filled_leaves_the_old_one_in_place() {
     for (responder, hook) in all_kinds() {
@@ -160,13 +164,13 @@ fn a_layout_that_cannot_be_filled_leaves_the_old_one_in_place() {
 }
 
 struct OldLayout {
-    /// Its id, if it is attached by one.
+    /// The id of the link, if there is one.
     link: Option<u32>,
 }
 
 impl OldLayout {
-    /// Loads the programs with other maps and leaves behind what outlives a daemon: maps, and what
-    /// is attached to `hook`.
+    /// Loads the programs with other maps, and leaves the parts that outlive a daemon: maps, and programs at
+    /// `hook`.
     fn leave_behind(rig: &Rig, hook: &str) -> Self {
         let root = rig.bpf_dir();
         let (layout, links) = (root.join("v0"), root.join("links"));
@@ -239,7 +243,7 @@ fn bytes<const N: usize>(value: &(impl IntoBytes + zerocopy::Immutable)) -> [u8;
     value.as_bytes().try_into().unwrap()
 }
 
-/// Of ours on the node's eth0.
+/// Number of our filters on the node's eth0.
 fn our_filters() -> usize {
     let filters = tool("tc", &format!("-netns {NODE} filter show dev eth0 ingress"));
     filters.matches("ip2gid_tc direct-action").count()

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 
-//! Who is answered by the interface that he asks by, and who by routing.
+//! Which peers the kernel answers by the interface of their query, and which the daemon answers by routing.
 
 use std::time::Duration;
 
@@ -9,9 +9,9 @@ use ibarr_common::map::{Program, Reason};
 use super::rig::*;
 
 #[test]
-fn whoever_is_routed_by_another_interface_is_answered_by_that() {
+fn peers_routed_by_another_interface_are_answered_by_that_one() {
     let mut rig = Rig::new();
-    // A second wire, and addresses of the peer behind either.
+    // A second wire, and addresses of the peer behind each.
     ip(&format!("link add away0 netns {NODE} type veth peer name away0 netns {PEER}"));
     for (namespace, host) in [(NODE, 1), (PEER, 2)] {
         ip(&format!("-netns {namespace} link set away0 up"));
@@ -24,22 +24,22 @@ fn whoever_is_routed_by_another_interface_is_answered_by_that() {
     ip(&format!("-netns {NODE} route add default via fd00:9::2"));
     rig.start("");
 
-    // As on a machine that is managed by Ethernet: the default route does not lead back.
+    // As on a machine that is managed over Ethernet: the default route leaves by another interface.
     let (elsewhere, elsewhere_v6) = ("10.8.0.2", "fd00:8::2");
     answered_by(&rig, "10.7.0.2", V4, Way::Kernel);
     answered_by(&rig, "fd00:7::2", V6, Way::Kernel);
     answered_by(&rig, elsewhere, V4, Way::Routing);
     answered_by(&rig, elsewhere_v6, V6, Way::Routing);
-    // A gateway on this side.
+    // A route by a gateway of this interface.
     ip(&format!("-netns {NODE} route add 10.8.0.0/16 via 10.7.0.2"));
     ip(&format!("-netns {NODE} route add fd00:8::/32 via fd00:7::2"));
     answered_by(&rig, elsewhere, V4, Way::Kernel);
     answered_by(&rig, elsewhere_v6, V6, Way::Kernel);
-    // Part of it on the other.
+    // A part of it by the other interface.
     ip(&format!("-netns {NODE} route add 10.8.0.0/24 via 10.9.0.2"));
     answered_by(&rig, elsewhere, V4, Way::Routing);
     answered_by(&rig, "10.7.0.2", V4, Way::Kernel);
-    // With the other wire goes its route, without an event of it.
+    // The kernel removes the route with the other wire, without an event.
     ip(&format!("-netns {NODE} link set away0 down"));
     answered_by(&rig, elsewhere, V4, Way::Kernel);
 
@@ -55,10 +55,10 @@ fn whoever_is_routed_by_another_interface_is_answered_by_that() {
     answered_by(&rig, "fd00:7::2", V6, Way::Kernel);
     ip(&format!("-netns {NODE} rule delete pref 77"));
     answered_by(&rig, "10.7.0.2", V4, Way::Kernel);
-    // All routes, and the default one, by this interface: nobody is left to user space.
+    // All routes, also the default one, leave by this interface: no peer is left to the daemon.
     ip(&format!("-netns {NODE} route add default via 10.7.0.2"));
     ip(&format!("-netns {NODE} -6 route replace default via fd00:7::2"));
-    rig.eventually("all are led back", || in_user_space(&rig).is_empty());
+    rig.eventually("the kernel answers all sources", || in_user_space(&rig).is_empty());
     answered_by(&rig, elsewhere, V4, Way::Kernel);
 }
 
@@ -68,7 +68,7 @@ enum Way {
     Routing,
 }
 
-/// Who asks from `source` is answered, soon in this way and not in the other.
+/// Checks that queries from `source` are answered, and soon only in this way.
 fn answered_by(rig: &Rig, source: &str, target: &str, way: Way) {
     let mut asker = socket_from(source, target);
     let counts = || (rig.answered_in_kernel(), rig.answered_by_daemon());

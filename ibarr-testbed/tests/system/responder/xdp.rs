@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 
-//! XDP: where it would be wrong, and where it is not.
+//! XDP: where the daemon refuses it, and where it works.
 
 use std::path::PathBuf;
 
@@ -40,9 +40,9 @@ fn xdp_is_refused_where_it_would_be_wrong() {
     refused("another XDP program is there");
 }
 
-/// No program at the other end, and an MTU that no driver's XDP takes.
+/// There is no program at the other end, and an MTU that is too large for a driver's XDP.
 #[test]
-fn xdp_in_the_stack_answers_where_the_driver_s_is_refused() {
+fn generic_xdp_answers_where_native_xdp_is_refused() {
     let mut rig = Rig::new();
     let mut starts = |responder: &str| {
         rig.start(responder);
@@ -91,7 +91,7 @@ fn xdp_answers_and_is_replaced_under_load_without_a_lost_query() {
     for load in loads {
         load.end_without_loss(100);
     }
-    assert_eq!(link_id(&rig), link, "it has been updated, never made anew");
+    assert_eq!(link_id(&rig), link, "the link was updated, never made anew");
     assert_ne!(links(), before);
     rig.end(Signal::SIGTERM);
     let output = rig.detach();
