@@ -13,18 +13,18 @@ use ibarr_fabric::{Event, Fabric, Fault, Input, LinkFault, MAX_QUEUED, Topology}
 
 use crate::script::Script;
 
-/// The fabric under any hosts and any subnet manager, `script` being read as what they do: what it
-/// hands out is packets, no more for a port than its queue holds; what is on its way comes to an end,
-/// time going forward; and the same history gives the same bytes.
+/// The fabric with any behaviour of hosts and subnet manager, which `script` encodes. Its output is
+/// well-formed packets, for each port no more than its queue holds. Every packet in flight ends, and time
+/// goes forward. The same history gives the same bytes.
 ///
 /// # Panics
 /// The claim does not hold for `script`.
 pub fn fabric(script: &[u8]) {
-    assert_eq!(run(script), run(script), "the same history, another fabric");
+    assert_eq!(run(script), run(script), "the same history gave another fabric");
 }
 
-/// Two switches with two cables between them, so that packets can go in circles; a router; three
-/// hosts, one of them with both its ports on one switch.
+/// Two switches with two cables between them, so that packets can go in circles; a router; and three
+/// hosts, one of them with both ports on one switch.
 const TOPOLOGY: &str = "Switch 6 \"A\"\n[1] \"H1\"[1]\n[2] \"H1\"[2]\n[3] \"B\"[3]\n[4] \"B\"[4]\n\
     [5] \"R\"[1]\n\nSwitch 6 \"B\"\n[1] \"H2\"[1]\n[2] \"H3\"[1]\n[5] \"R\"[2]\n\n\
     Ca 2 \"H1\"\n\nCa 1 \"H2\"\n\nCa 1 \"H3\"\n\nRt 2 \"R\"\n";
@@ -42,7 +42,7 @@ fn run(script: &[u8]) -> Vec<Vec<u8>> {
         fabric.handle_input(now, Input::Attach(port.node));
     }
     let mut heard = Vec::new();
-    // Enough for any story; a script that goes on for ever tells nothing new.
+    // Enough steps; a longer script shows nothing new.
     for _ in 0..256 {
         if script.0.is_empty() {
             break;
@@ -71,11 +71,11 @@ fn run(script: &[u8]) -> Vec<Vec<u8>> {
         }
         drain(&mut fabric, &mut heard);
     }
-    // Nothing is on its way for ever.
+    // No packet is in flight for ever.
     for step in 0.. {
         let Some(due) = fabric.poll_timeout() else { break };
-        assert!(due > now, "due, and not done");
-        assert!(step < 1_000_000, "it does not come to an end");
+        assert!(due > now, "a timer is due but was not handled");
+        assert!(step < 1_000_000, "the fabric does not come to rest");
         now = due;
         fabric.handle_timeout(now);
         drain(&mut fabric, &mut heard);
@@ -97,7 +97,7 @@ fn drain(fabric: &mut Fabric, heard: &mut Vec<Vec<u8>>) {
 }
 
 impl Script<'_> {
-    /// Few LIDs, so that they meet.
+    /// One of few LIDs, so that packets meet.
     fn lid(&mut self) -> Lid {
         let lid = match self.byte() {
             byte @ 0..=15 => u16::from(byte % 8 + 1),
@@ -107,7 +107,7 @@ impl Script<'_> {
         Lid::new(lid).expect("not 0")
     }
 
-    /// A subnet management packet, most often by a route that there is.
+    /// A subnet management packet, most often with an existing route.
     fn management(&mut self) -> Vec<u8> {
         let kind = self.byte();
         let method = Method::new([0x01, 0x02, 0x02, 0x07, 0x81][usize::from(kind % 5)]);

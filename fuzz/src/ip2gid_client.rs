@@ -17,9 +17,9 @@ use rand_core::SeedableRng as _;
 
 use crate::script::Script;
 
-/// The ip2gid client under any history, `script` being read as what happens: it answers each request
-/// once and by its deadline, it never answers a cancelled one, it believes only replies to what it has
-/// sent, it keeps its bounds, and its timers go forward.
+/// The ip2gid client under any history, which `script` encodes. It answers each request once and by its
+/// deadline, never answers a cancelled one, believes only replies to its queries, keeps its bounds, and
+/// its timers go forward.
 ///
 /// # Panics
 /// The claim does not hold for `script`.
@@ -32,7 +32,7 @@ pub fn ip2gid_client(script: &[u8]) {
     world.finish();
 }
 
-/// Few of everything, so that histories meet themselves and every bound.
+/// Few targets, so that histories repeat them and reach every bound.
 const TARGETS: [&str; 7] =
     ["10.1.0.5", "10.2.0.5", "10.2.0.6", "10.2.0.7", "fd00:2::5", "fd00:2::6", "fe80::5"];
 const NEXT_HOPS: [&str; 5] = ["10.1.0.254", "10.1.0.253", "10.1.0.5", "fd00:1::254", "fe80::5"];
@@ -52,22 +52,22 @@ fn settings() -> Settings {
     }
 }
 
-/// The client and all that its driver and its peers know.
+/// The client, and the knowledge of its driver and its peers.
 struct World {
     now: Instant,
     client: Client<ChaCha8Rng>,
     settings: Settings,
     requests: u64,
-    /// Those that are to be answered: since when.
+    /// Requests that wait for an answer, and their start.
     waiting: BTreeMap<RequestId, Instant>,
     asked: BTreeMap<RequestId, Question>,
     sockets: Vec<SocketId>,
-    /// Questions of `poll_route` that have had no answer.
+    /// Questions of `poll_route` without an answer.
     unrouted: Vec<Question>,
     sent: Vec<(SocketId, Query)>,
-    /// GIDs of replies that came to the socket of a query with its msg_id.
+    /// GIDs of replies that came to the socket of a query, with its msg_id.
     told: BTreeSet<(IpAddr, Gid)>,
-    /// Targets of queries that were refused by a quote of the whole.
+    /// Targets whose queries were refused by ICMP with the whole query.
     refused: BTreeSet<IpAddr>,
 }
 
@@ -118,7 +118,7 @@ impl World {
         let Some(question) = question(script) else { return };
         let id = RequestId(self.requests);
         self.requests += 1;
-        // Some callers wait for many rounds; some had been refused before.
+        // Some callers wait for many rounds, and some ignore refusals.
         let deadline = self.now + Duration::from_millis(self.requests * 1171 % 30_000 + 1);
         let asked_at = if self.requests.is_multiple_of(3) { Instant::BOOT } else { self.now };
         self.waiting.insert(id, deadline);
@@ -145,7 +145,7 @@ impl World {
         self.input(Input::Route { question, route });
     }
 
-    /// A reply to something that was sent; now and then to the wrong socket or from a wrong port.
+    /// A reply to a sent query; now and then to the wrong socket or from a wrong port.
     fn reply(&mut self, script: &mut Script<'_>) {
         let Some((socket, query)) = script.choose(&self.sent) else { return };
         let gid = match script.byte() {
@@ -180,7 +180,7 @@ impl World {
         self.input(Input::Datagram { socket, from, ingress, payload });
     }
 
-    /// ICMP about something that was sent; now and then cut, of another socket, or of another target.
+    /// ICMP about a sent query; now and then truncated, for another socket, or about another target.
     fn refuse(&mut self, script: &mut Script<'_>) {
         let Some((socket, query)) = script.choose(&self.sent) else { return };
         let mut quoted = query.emit().as_ref().to_vec();
@@ -211,7 +211,7 @@ impl World {
         }
     }
 
-    /// Goes to when the client wants to be called.
+    /// Advances the time to the client's next timer.
     fn next_timeout(&mut self) {
         if let Some(at) = self.client.poll_timeout() {
             self.pass(at.since(self.now));
@@ -230,7 +230,7 @@ impl World {
             }
             _ => {
                 if let Some(cached) = self.client.lookup(self.now, question) {
-                    assert!(cached.expires_at > self.now, "an expired answer");
+                    assert!(cached.expires_at > self.now, "an answer has expired");
                 }
             }
         }
@@ -247,7 +247,7 @@ impl World {
             match event {
                 Event::Answered { id, outcome } => self.answered(id, outcome),
                 Event::OpenSocket { socket } => {
-                    assert!(!self.sockets.contains(&socket), "a socket's name is used again");
+                    assert!(!self.sockets.contains(&socket), "a socket's id is used again");
                     self.sockets.push(socket);
                 }
                 Event::CloseSocket { socket } => assert!(self.sockets.contains(&socket)),
@@ -255,7 +255,8 @@ impl World {
         }
         self.unrouted.extend(std::iter::from_fn(|| self.client.poll_route()));
         while let Some(transmit) = self.client.poll_transmit() {
-            let query = Query::parse(transmit.payload.as_ref()).expect("what is sent is a query");
+            let query =
+                Query::parse(transmit.payload.as_ref()).expect("the client sends only queries");
             assert_eq!(transmit.to, SocketAddr::new(query.target(), PORT));
             assert_eq!(transmit.socket.family(), ibarr_proto::ip2gid::Family::of(query.target()));
             self.sent.push((transmit.socket, query));
@@ -271,16 +272,16 @@ impl World {
     fn answered(&mut self, id: RequestId, outcome: Outcome) {
         assert!(self.waiting.remove(&id).is_some(), "{id} is not waiting: {outcome:?}");
         if outcome == Outcome::Refused {
-            assert!(id.0.is_multiple_of(2), "{id} does not heed a refusal");
-            assert!(self.refused.contains(&self.asked[&id].target()), "nothing was refused");
+            assert!(id.0.is_multiple_of(2), "{id} ignores refusals");
+            assert!(self.refused.contains(&self.asked[&id].target()), "no query was refused");
         }
         if let Outcome::Found { gid, source, expires_at } = outcome {
-            assert!(self.told.contains(&(self.asked[&id].target(), gid)), "nobody said {gid}");
+            assert!(self.told.contains(&(self.asked[&id].target(), gid)), "no reply had {gid}");
             assert!(expires_at > self.now || source == Source::Peer);
         }
     }
 
-    /// Without anything more from outside, everything ends.
+    /// Without further input, every request ends.
     fn finish(&mut self) {
         let end = self.now + Duration::from_mins(10);
         for _ in 0..10_000 {
@@ -292,7 +293,7 @@ impl World {
                 }
             }
         }
-        panic!("ten thousand timers in ten minutes, and nothing to do");
+        panic!("ten thousand timers in ten minutes without a request");
     }
 }
 

@@ -2,8 +2,8 @@
 
 use ibarr_common::wire::ip2gid::{Query, Reply};
 
-/// What the ip2gid codec accepts it writes again: the same bytes save the reserved ones, which it
-/// writes as zero, and the same message when that is read. No payload is both query and reply.
+/// The ip2gid codec writes each accepted payload with the same bytes, but with zero in reserved ones, and
+/// reads that as the same message. No payload is both query and reply.
 ///
 /// # Panics
 /// The claim does not hold for `payload`.
@@ -23,7 +23,7 @@ pub fn ip2gid_codec(payload: &[u8]) {
     assert!(query.is_err() || reply.is_err());
 }
 
-/// `payload` with bytes 1..=3 and 10..=11 as zero.
+/// `payload` with zero in bytes 1..=3 and 10..=11.
 fn without_reserved(payload: &[u8]) -> Vec<u8> {
     let is_reserved = |index| matches!(index, 1..=3 | 10..=11);
     payload

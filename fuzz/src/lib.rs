@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 
-//! The fuzz targets: each is a claim about any bytes, as a function that panics where it does not
-//! hold. The binaries under `fuzz_targets/` hand them to libFuzzer; `tests/corpus.rs` replays
-//! under plain `cargo test` whatever `corpus/<target>/` has collected.
+//! The fuzz targets. Each is a claim about any bytes: a function that panics if the claim does not hold.
+//! The binaries under `fuzz_targets/` pass the functions to libFuzzer. `tests/corpus.rs` replays the inputs
+//! of `corpus/<target>/` under plain `cargo test`.
 
 #![forbid(unsafe_code)]
 
@@ -46,7 +46,8 @@ pub const TARGETS: &[(&str, Target)] = &[
     ("paths_snapshot", paths_snapshot),
 ];
 
-/// What a target's binary does without libFuzzer: runs the files named as its arguments.
+/// Main function of a target's binary without libFuzzer: runs the claim on the files that its arguments
+/// name.
 ///
 /// # Panics
 /// A file is unreadable, or the claim does not hold for it.

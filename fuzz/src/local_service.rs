@@ -19,11 +19,14 @@ use ibarr_proto::resolver::{Outcome, Source};
 
 use crate::script::Script;
 
-/// The kernel's side under any history, `script` being read as what happens: each address request
-/// ends once and is answered no more often than it came, an answer has the GID that was found for
-/// it, path requests have as many answers as there are, a nudge comes after all answers and at most
-/// once a millisecond unless it is for a single answer, each answer, start and loss is worth one and
-/// its repetitions, bounds are kept, and in the end nothing is left.
+/// The local service under any history, which `script` encodes:
+///
+/// * Each address request ends once, and is answered no more often than it came.
+/// * An answer has a GID that was found for its address.
+/// * Each path request gets one answer.
+/// * A nudge comes after all answers, and at most once a millisecond unless it is for a single answer.
+/// * Each answer, start and loss causes at most one nudge and its repetitions.
+/// * Bounds are kept, and nothing is left at the end.
 ///
 /// # Panics
 /// The claim does not hold for `script`.
@@ -36,7 +39,7 @@ pub fn local_service(script: &[u8]) {
     world.finish();
 }
 
-/// Few of everything, so that histories meet themselves and every bound.
+/// Few targets, so that histories repeat them and reach every bound.
 const TARGETS: [&str; 4] = ["10.2.0.5", "10.2.0.6", "fd00:2::5", "224.0.0.1"];
 const LIMITS: Limits = Limits { requests: 4, paths: 3 };
 
@@ -44,25 +47,25 @@ struct World {
     now: Instant,
     core: LocalService,
     is_open: bool,
-    /// Flights that nobody has answered.
+    /// Flights without an answer.
     sought: BTreeMap<FlightId, Question>,
-    /// What was found for each address.
+    /// GIDs that were found for each address.
     found: BTreeMap<IpAddr, Vec<Gid>>,
-    /// The question that each number was last asked with.
+    /// The address of the last request with each number.
     asked: BTreeMap<Seq, IpAddr>,
-    /// How often each number came and was answered.
+    /// How often a request with each number came and was answered.
     came: BTreeMap<Seq, (u64, u64)>,
-    /// Path requests that may be answered still.
+    /// Path requests that may still be answered.
     paths: BTreeMap<Seq, u32>,
     nudging: Option<Nudge>,
     last_nudge: Option<Instant>,
-    /// Answers since then.
+    /// Answers since the last nudge.
     answers: u32,
-    /// Nudges, and what they were for.
+    /// Number of nudges.
     nudges: usize,
     causes: usize,
     overruns_from: Instant,
-    /// The last words are in no hurry to be apart.
+    /// The last nudges need not be a millisecond apart.
     has_stopped: bool,
 }
 
@@ -146,7 +149,7 @@ impl World {
     fn open(&mut self) {
         self.is_open = true;
         self.causes += 1;
-        // The core has to work for a member whose socket came from another process, and without.
+        // The core must work whether or not the socket is a member already.
         let is_member = self.causes.is_multiple_of(2);
         self.input(Input::Opened { port_id: PortId(9), is_member });
     }
@@ -172,7 +175,7 @@ impl World {
         self.input(Input::Datagram { sender: Sender::Kernel, bytes, cut });
     }
 
-    /// The answer to the oldest question.
+    /// Answers the oldest question.
     fn find(&mut self, script: &mut Script<'_>) {
         let Some((flight, question)) = self.sought.pop_first() else { return };
         let outcome = match script.byte() {
@@ -188,7 +191,7 @@ impl World {
             }
         };
         self.core.answered(self.now, flight, outcome);
-        // Nobody is heard twice.
+        // A second outcome must be ignored.
         self.core.answered(self.now, flight, Outcome::NotFound);
         self.listen();
     }
@@ -207,7 +210,7 @@ impl World {
                 Transmit::Message(message) => self.message(message.as_ref()),
                 Transmit::Nudge(nudge) => {
                     let next = self.core.poll_transmit();
-                    assert_eq!(next, None, "what a nudge should have waited for");
+                    assert_eq!(next, None, "the nudge should have waited for this");
                     self.nudge(nudge);
                 }
             }
@@ -220,30 +223,35 @@ impl World {
         assert!(read.next().is_none());
         assert_eq!(message.port_id(), PortId(9));
         if message.is_request() {
-            SetTimeout::parse(&message).expect("the only request that we make");
+            SetTimeout::parse(&message).expect("the core sends only this request");
             return;
         }
-        match Answer::parse(&message).expect("what is no request is an answer") {
+        match Answer::parse(&message).expect("a message that is no request is an answer") {
             Answer::Error => {
-                let left = self.paths.get_mut(&message.seq()).expect("it was asked");
-                *left = left.checked_sub(1).expect("answered as often as it was asked");
+                let left = self.paths.get_mut(&message.seq()).expect("the request came before");
+                *left = left
+                    .checked_sub(1)
+                    .expect("the request is answered at most as often as it came");
             }
             Answer::Gid(gid) => {
                 let target = self.asked[&message.seq()];
-                assert!(self.found[&target].contains(&gid), "nobody found {gid} for {target}");
+                assert!(self.found[&target].contains(&gid), "{gid} was not found for {target}");
                 self.answers += 1;
                 self.causes += 1;
                 let (came, answered) = self.came.entry(message.seq()).or_default();
                 *answered += 1;
                 let repeated = self.core.counters().get(Counter::AnswersRepeated);
-                assert!(*answered <= *came + repeated, "{came} times, answered {answered}");
+                assert!(
+                    *answered <= *came + repeated,
+                    "came {came} times, answered {answered} times"
+                );
             }
-            Answer::Paths(_) => panic!("there are no paths yet"),
+            Answer::Paths(_) => panic!("the core gives no paths here"),
         }
     }
 
     fn nudge(&mut self, nudge: Nudge) {
-        assert!(self.nudging.is_none(), "two nudges at a time");
+        assert!(self.nudging.is_none(), "two nudges at once");
         if let Some(last) = self.last_nudge {
             let is_apart = self.now.since(last) >= NUDGE_INTERVAL;
             assert!(is_apart || self.answers == 1 || self.has_stopped);
@@ -254,7 +262,7 @@ impl World {
 
     fn nudged(&mut self, outcome: Nudged) {
         let Some(nudge) = self.nudging.take() else { return };
-        // Only one that may be.
+        // Only such a nudge may be postponed.
         let may_be_postponed = nudge == Nudge::IfQuiet;
         let outcome =
             if outcome == Nudged::Postponed && !may_be_postponed { Nudged::Done } else { outcome };
@@ -287,10 +295,18 @@ impl World {
         while let Some(event) = self.core.poll_event() {
             match event {
                 Event::Wanted { flight, question, .. } => {
-                    assert_eq!(self.sought.insert(flight, question), None, "a name used again");
+                    assert_eq!(
+                        self.sought.insert(flight, question),
+                        None,
+                        "a flight's id is used again"
+                    );
                 }
                 Event::Unwanted { flight, question } => {
-                    assert_eq!(self.sought.remove(&flight), Some(question), "nobody wanted it");
+                    assert_eq!(
+                        self.sought.remove(&flight),
+                        Some(question),
+                        "the flight was not wanted"
+                    );
                 }
                 Event::PathWanted { flight, .. } => {
                     self.core.path_answered(self.now, flight, &paths::Outcome::UnknownPort, true);
@@ -319,7 +335,7 @@ impl World {
         assert_eq!(count(Counter::Requests), ended + waiting, "{:?}", self.core.counters());
     }
 
-    /// Without anything more from outside, everything ends.
+    /// Without further input, every request ends.
     fn finish(&mut self) {
         self.open();
         self.input(Input::Drained);
@@ -335,7 +351,7 @@ impl World {
                 return;
             }
         }
-        panic!("a thousand timers, and nothing to do");
+        panic!("a thousand timers without work");
     }
 }
 

@@ -16,17 +16,17 @@ use ibarr_proto::local_view::{
 
 use crate::script::Script;
 
-/// The local view under any history, however little of it a kernel could have sent, `script` being
-/// read as what happens: it keeps its bounds, what it tells adds up to what it holds, what it answers
-/// is what it holds, its timers go forward, and the same history gives the same view.
+/// The local view under any history, which `script` encodes, also one that no kernel sends. The view keeps
+/// its bounds, its events agree with its content, its answers are its content, its timers go forward, and
+/// the same history gives the same view.
 ///
 /// # Panics
 /// The claim does not hold for `script`.
 pub fn local_view(script: &[u8]) {
-    assert_eq!(run(script), run(script), "the same history, another view");
+    assert_eq!(run(script), run(script), "the same history gave another view");
 }
 
-/// Few of everything, so that histories meet themselves and every bound.
+/// Few addresses, so that histories repeat them and reach every bound.
 const ADDRESSES: [&str; 8] =
     ["10.1.0.1", "10.1.0.2", "10.1.0.3", "10.2.0.1", "fd00::1", "fd00::2", "fe80::1", "fe80::2"];
 const NAMES: [&str; 4] = ["ib0", "ib1.8001", "eth0", "bond0"];
@@ -53,8 +53,8 @@ fn run(script: &[u8]) -> Vec<String> {
             10 => {
                 now += Duration::from_millis(u64::from(script.byte()) * 50);
                 view.handle_timeout(now);
-                let due = view.poll_timeout().expect("it always asks again");
-                assert!(due > now, "a timer that does not go forward");
+                let due = view.poll_timeout().expect("there is always a next dump");
+                assert!(due > now, "a timer does not go forward");
             }
             11 => view.handle_input(now, Input::RoutesStarted),
             12 | 13 => view.handle_input(now, Input::ListedRoute(script.route())),
@@ -74,7 +74,7 @@ fn run(script: &[u8]) -> Vec<String> {
             },
             _ => {
                 let asked: Vec<_> = std::iter::from_fn(|| view.poll_transmit()).collect();
-                // Each once: a dump of each subject, and to hear no more of neighbours.
+                // Each at most once: a dump of each kind, and the end of neighbour events.
                 let is_twice = |at: usize| asked[..at].contains(&asked[at]);
                 assert!(!(0..asked.len()).any(is_twice), "{asked:?}");
                 while let Some(event) = view.poll_event() {
@@ -89,7 +89,7 @@ fn run(script: &[u8]) -> Vec<String> {
     heard
 }
 
-/// What a listener to the events knows.
+/// The state according to the view's events.
 #[derive(Default)]
 struct Told {
     owned: BTreeMap<(IpAddr, Option<IfIndex>), Owned>,
@@ -136,7 +136,7 @@ fn check(view: &LocalView, told: &Told) {
     assert!(told.routes.len() <= 4 * LIMITS.routes + 2 * LIMITS.links);
     for ((ifindex, prefix), via) in &told.routes {
         let served = told.served.get(ifindex).expect("a route of an interface that is not served");
-        // What leads to nobody is of no use.
+        // Routes matter only for a family that some sources are answered in.
         let way_back = if prefix.first().is_ipv4() { served.ipv4 } else { served.ipv6 };
         assert!(*via == Via::Elsewhere || !matches!(way_back, WayBack::None(_)), "{served:?}");
     }

@@ -2,8 +2,8 @@
 
 use ibarr_common::wire::ls::{Answer, Kind, Message, PortId, Request, Seq, SetTimeout, messages};
 
-/// What the codec of the local service accepts it writes again as one message, and reads that as
-/// the same. No message is two things, and a datagram has no more messages than it has headers.
+/// The codec of the local service writes each accepted message as one message, and reads that as the same.
+/// No message is of two kinds, and a datagram has no more messages than room for headers.
 ///
 /// # Panics
 /// The claim does not hold for `datagram`.

@@ -6,8 +6,8 @@ use ibarr_common::wire::path_record::Fields;
 use ibarr_common::wire::sa::{Answer, Request, Response};
 use ibarr_common::wire::umad::{Form, Received};
 
-/// What the codecs of MADs accept they write again as a MAD that they read as the same; nothing is
-/// both a question and an answer; what was read of a umad device is a MAD to its end, or a header.
+/// The codecs of MADs write each accepted MAD as one that they read as the same. No MAD is both a question
+/// and an answer. The bytes of a umad device are a MAD to their end, or a header.
 ///
 /// # Panics
 /// The claim does not hold for `bytes`.

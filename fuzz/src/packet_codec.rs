@@ -4,9 +4,9 @@ use ibarr_common::wire::mad::{AttributeId, Method};
 use ibarr_common::wire::packet::{Datagram, MAX_LEN, OPCODE_UD_SEND, Packet, icrc, route, vcrc};
 use ibarr_common::wire::smp::Smp;
 
-/// What the codec of packets accepts has its payload inside, and what is read from a datagram writes
-/// one that is read as the same. A router changes what no switch looks at twice: the packet stays
-/// legal, and its invariant checksum what it was. What is no SMP is refused whatever its packet says.
+/// An accepted packet has its payload inside its bytes, and a datagram is written as one that is read as
+/// the same. After a router has changed a packet, it is still legal, and its invariant checksum is the
+/// same. Bytes that are no SMP are refused in any packet.
 ///
 /// # Panics
 /// The claim does not hold for `bytes`.
@@ -33,7 +33,7 @@ pub fn packet_codec(bytes: &[u8]) {
         };
         let mut again = [0; MAX_LEN];
         if let Some(len) = datagram.emit(packet.payload, &mut again) {
-            let again = Packet::parse(&again[..len]).expect("what is written is read");
+            let again = Packet::parse(&again[..len]).expect("a written packet can be read");
             assert_eq!(again.payload, packet.payload);
             assert_eq!((again.vl, again.sl), (packet.vl, packet.sl));
             assert_eq!((again.dlid, again.slid, again.grh), (packet.dlid, packet.slid, packet.grh));
@@ -43,13 +43,13 @@ pub fn packet_codec(bytes: &[u8]) {
 
     let mut routed = bytes.to_vec();
     if let (Some(slid), Some(())) = (packet.slid, route_to(&mut routed, &packet)) {
-        let again = Packet::parse(&routed).expect("a router breaks nothing");
+        let again = Packet::parse(&routed).expect("a routed packet is legal");
         assert_eq!((again.dlid, again.slid), (slid, Some(packet.dlid)));
         assert_eq!(icrc(&routed), icrc(bytes));
     }
 }
 
-/// Back the way it came.
+/// Sends the packet back to its source.
 fn route_to(bytes: &mut [u8], packet: &Packet<'_>) -> Option<()> {
     let back = packet.slid.filter(|_| packet.dlid.is_unicast())?;
     route(bytes, packet.dlid, back)

@@ -19,8 +19,8 @@ use rand_core::SeedableRng;
 
 use crate::script::Script;
 
-/// Whatever subnet administrators, ports and time do: each request is answered once and in time, a
-/// path only to the question that it answers, and bounds are kept.
+/// With any behaviour of subnet administrators, ports and time, each request is answered once and in time,
+/// a path is given only to its own question, and bounds are kept.
 ///
 /// # Panics
 /// The claim does not hold for `script`.
@@ -39,7 +39,8 @@ pub fn paths(script: &[u8]) {
 }
 
 const DEADLINE: Duration = Duration::from_millis(1_600);
-/// Short, for what an SA can do is asked for as often as ever: an hour would be thousands of turns.
+/// Short, because the core asks for the SA's abilities at a fixed rate, and an hour would be thousands of
+/// turns.
 const TTL: Duration = Duration::from_mins(1);
 const PORTS: u8 = 2;
 
@@ -92,7 +93,7 @@ impl World {
         self.drain();
     }
 
-    /// The port takes reports, or not; the SA reports something; the daemon ends.
+    /// The port subscribes to reports or not; the SA sends a report; the daemon ends.
     fn reports(&mut self, n: u8) {
         let port = PortIndex(u16::from(n & 1));
         match n >> 4 & 7 {
@@ -145,7 +146,7 @@ impl World {
 
     fn answer(&mut self, sent: &Transmit, how: u8) {
         let (port, from) = (sent.port, Some(sent.sa.lid));
-        let request = SaRequest::parse(sent.mad.as_ref()).expect("what we send is legal");
+        let request = SaRequest::parse(sent.mad.as_ref()).expect("a sent request is legal");
         let answer = match (how % 8, request.question) {
             (0, _) => Answer::Refused(Refusal::BUSY),
             (1, _) => Answer::Refused(Refusal::NO_RECORDS),

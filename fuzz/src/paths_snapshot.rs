@@ -10,14 +10,14 @@ use ibarr_proto::sa::PortIndex;
 use rand_chacha::ChaCha12Rng;
 use rand_core::SeedableRng;
 
-/// A snapshot is refused, or is what would be written of what it says; and whatever it says, no more is
-/// remembered than there is room for, and what is remembered is written again.
+/// A snapshot is refused, or writing its content gives the same bytes. The cache keeps no more of it than
+/// it has room for, and writes the kept paths again.
 ///
 /// # Panics
 /// The claim does not hold for `bytes`.
 pub fn paths_snapshot(bytes: &[u8]) {
     check(bytes);
-    // Nobody guesses a checksum.
+    // A fuzzer does not find the right checksum, so set it.
     if let Some((content, _)) = bytes.split_last_chunk::<4>() {
         check(&[content, &crc(content).to_be_bytes()].concat());
     }
@@ -60,7 +60,7 @@ fn check(bytes: &[u8]) {
     assert_eq!(read, cached);
 }
 
-/// Of a port whose paths are these.
+/// The facts of the port in a snapshot.
 fn facts(identity: &Identity) -> PortFacts {
     PortFacts {
         is_active: true,
@@ -74,7 +74,7 @@ fn facts(identity: &Identity) -> PortFacts {
     }
 }
 
-/// Bit by bit.
+/// CRC-32, computed bit by bit.
 fn crc(bytes: &[u8]) -> u32 {
     !bytes.iter().fold(u32::MAX, |crc, byte| {
         (0..8).fold(crc ^ u32::from(*byte), |crc, _| {

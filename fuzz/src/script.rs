@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 
-/// Any bytes, read as what happens. Once they are used up, each byte is zero and there are no more.
+/// Any bytes, read as steps of a history. After the last byte, all further bytes are zero.
 pub(crate) struct Script<'a>(pub(crate) &'a [u8]);
 
 impl<'a> Script<'a> {
@@ -8,7 +8,7 @@ impl<'a> Script<'a> {
         self.bytes(1).first().copied().unwrap_or_default()
     }
 
-    /// At most so many.
+    /// The next bytes, at most `count`.
     pub(crate) fn bytes(&mut self, count: usize) -> &'a [u8] {
         let (taken, rest) = self.0.split_at(count.min(self.0.len()));
         self.0 = rest;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 
-//! Every input that fuzzing has found worth keeping still holds.
+//! Every claim holds for all inputs of its corpus.
 
 use std::fs;
 use std::path::Path;
@@ -8,12 +8,12 @@ use std::path::Path;
 use ibarr_fuzz::TARGETS;
 
 #[test]
-fn every_input_of_every_corpus_holds() {
+fn every_claim_holds_for_its_corpus() {
     for (name, target) in TARGETS {
         let mut inputs = 0;
         for entry in fs::read_dir(corpus().join(name)).expect("each target has a corpus") {
             let path = entry.expect("readable").path();
-            // Shown by the test harness if the target panics.
+            // The test harness shows this if the target panics.
             println!("{}", path.display());
             target(&fs::read(path).expect("readable"));
             inputs += 1;
