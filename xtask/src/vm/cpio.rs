@@ -1,16 +1,16 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 
-//! Writes a cpio archive in the "newc" format, the only one that the kernel unpacks as its first
-//! root file system (Documentation/driver-api/early-userspace/buffer-format.rst).
+//! Writes a cpio archive in the "newc" format, which the kernel unpacks as its first root file system
+//! (Documentation/driver-api/early-userspace/buffer-format.rst).
 
 use std::collections::BTreeSet;
 use std::io::{self, Write};
 
-/// An archive being written. Everything in it belongs to root; times are zero, so that the same
-/// files make the same archive.
+/// An archive that is being written. Everything in it belongs to root, and times are zero, so that the
+/// same files give the same archive.
 pub(super) struct Archive<W> {
     to: W,
-    /// Names written so far. They have no slash at either end.
+    /// Names written so far, without a slash at either end.
     names: BTreeSet<String>,
 }
 
@@ -19,7 +19,7 @@ impl<W: Write> Archive<W> {
         Self { to, names: BTreeSet::new() }
     }
 
-    /// A directory, with those above it.
+    /// Adds a directory, with its parents.
     pub(super) fn directory(&mut self, path: &str) -> io::Result<()> {
         let path = path.trim_matches('/');
         if path.is_empty() || self.names.contains(path) {
@@ -31,22 +31,22 @@ impl<W: Write> Archive<W> {
         self.entry(path, Kind::Directory, 0o755, &[])
     }
 
-    /// A file that may be run.
+    /// Adds an executable file.
     pub(super) fn program(&mut self, path: &str, content: &[u8]) -> io::Result<()> {
         self.with_parents(path, Kind::File, 0o755, content)
     }
 
-    /// A file.
+    /// Adds a file.
     pub(super) fn file(&mut self, path: &str, content: &[u8]) -> io::Result<()> {
         self.with_parents(path, Kind::File, 0o644, content)
     }
 
-    /// A character device.
+    /// Adds a character device.
     pub(super) fn device(&mut self, path: &str, major: u32, minor: u32) -> io::Result<()> {
         self.with_parents(path, Kind::Device { major, minor }, 0o600, &[])
     }
 
-    /// Ends the archive. Without it the kernel takes the archive for truncated.
+    /// Ends the archive. Without this, the kernel regards the archive as truncated.
     pub(super) fn finish(mut self) -> io::Result<W> {
         self.entry("TRAILER!!!", Kind::Trailer, 0, &[])?;
         Ok(self.to)
@@ -93,7 +93,7 @@ impl<W: Write> Archive<W> {
         self.padded(&[data])
     }
 
-    /// `parts` and zeros up to a multiple of four.
+    /// Writes `parts`, and zeros up to a multiple of four bytes.
     fn padded(&mut self, parts: &[&[u8]]) -> io::Result<()> {
         for part in parts {
             self.to.write_all(part)?;
@@ -115,9 +115,9 @@ enum Kind {
 mod tests {
     use super::*;
 
-    /// `printf 'bin\nbin/hello\n' | cpio -o -H newc --reproducible --owner 0:0` of GNU cpio 2.13
-    /// where `bin/hello` holds "hi\n", modes are 755 and times zero; without the padding that GNU
-    /// cpio adds to a block of 512 bytes.
+    /// Output of `printf 'bin\nbin/hello\n' | cpio -o -H newc --reproducible --owner 0:0` of GNU cpio 2.13,
+    /// if `bin/hello` has "hi\n", modes are 755 and times zero; without GNU cpio's padding to a block of 512
+    /// bytes.
     const GNU: &str = "\
         07070100000000000041ED000000000000000000000002000000000000000000000000000000000000000000\
         0000000000000400000000bin\0\0\0\
@@ -135,7 +135,7 @@ mod tests {
     }
 
     #[test]
-    fn directories_come_before_what_is_in_them_and_once() {
+    fn directories_come_once_and_before_their_entries() {
         let mut archive = Archive::new(Vec::new());
         archive.file("/a/b/one", b"").expect("memory");
         archive.file("/a/b/two", b"").expect("memory");

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 
-//! What a guest has in its file system, all of it in memory.
+//! The file system of a guest, which is in memory.
 
 use std::fs::{self, File};
 use std::io::{BufWriter, Write as _};
@@ -15,12 +15,12 @@ use super::kernel::Module;
 use crate::artifacts::{self, Artifact};
 use crate::workspace::Workspace;
 
-/// Where the guest's `init` looks for what to do. `ibarr-testbed/src/vm/init.rs` has them too.
+/// Paths that the guest's `init` reads. `ibarr-testbed/src/vm/init.rs` has the same.
 const COMMAND: &str = "/command";
 const MODULES: &str = "/modules";
 /// Modules that a scenario loads itself.
 const LATER: &str = "/later";
-/// The guest's first program; it runs [`COMMAND`].
+/// The guest's first program, which runs [`COMMAND`].
 pub(super) const INIT: &str = "/bin/ibarr-guest";
 
 /// A program, or one of its libraries, in the guest.
@@ -30,8 +30,8 @@ pub(super) struct Program {
     pub(super) executable: PathBuf,
 }
 
-/// Builds binaries of this checkout that need no library, so that they run in a guest that has
-/// none: `arguments` name packages and targets. `command` is `build` or `test`.
+/// Builds statically linked binaries of this checkout, for a guest without libraries. `arguments` name
+/// packages and targets. `command` is `build` or `test`.
 pub(super) fn build(
     workspace: &Workspace,
     command: &str,
@@ -40,8 +40,8 @@ pub(super) fn build(
     cargo(workspace, command, arguments, "'-Ctarget-feature=+crt-static'")
 }
 
-/// Builds binaries of this checkout as they are installed: they open libraries, also at run time, which
-/// one without libraries cannot.
+/// Builds dynamically linked binaries of this checkout, as they are installed. Only these can open
+/// libraries at run time.
 pub(super) fn build_linked(workspace: &Workspace, arguments: &[&str]) -> Result<Vec<Artifact>> {
     cargo(workspace, "build", arguments, "")
 }
@@ -54,9 +54,9 @@ fn cargo(
 ) -> Result<Vec<Artifact>> {
     let target = format!("{}-unknown-linux-gnu", std::env::consts::ARCH);
     let flags = format!("target.{target}.rustflags=[{flags}]");
-    // Debug information would be most of what the guest has to hold in memory.
+    // Debug information would take most of the guest's memory.
     let strip = "profile.dev.strip='symbols'";
-    // A guest's processor is a program: three times faster with this little, checks included.
+    // The guest's processor is emulated. This makes programs three times faster, and keeps checks.
     let optimise = "profile.dev.opt-level=1";
     let mut all = vec![command, "--locked", "--target", &target];
     all.extend(["--config", &flags, "--config", strip, "--config", optimise]);
@@ -75,12 +75,12 @@ pub(super) fn write(
 ) -> Result<()> {
     let file = File::create(path).with_context(|| format!("{} cannot be made", path.display()))?;
     let mut archive = Archive::new(BufWriter::new(file));
-    // A process is started with its standard files open; there is no /dev yet to find them in.
+    // The kernel opens the standard files of the first process, before there is a /dev.
     archive.device("/dev/console", 5, 1)?;
     archive.device("/dev/null", 1, 3)?;
     for (directory, modules) in [(MODULES, modules), (LATER, later)] {
         for (index, module) in modules.iter().enumerate() {
-            // Loaded in the order of their names.
+            // The guest loads modules in the order of their names.
             archive.file(&format!("{directory}/{index:03}-{}.ko", module.name), &module.object)?;
         }
     }
@@ -96,10 +96,10 @@ pub(super) fn write(
     archive.finish()?.flush().with_context(|| format!("{} cannot be written", path.display()))
 }
 
-/// A program of ours in the guest.
+/// One of our programs in the guest.
 ///
 /// # Errors
-/// It needs libraries, which the guest has not.
+/// The program needs libraries, which the guest does not have.
 pub(super) fn ours(path: &str, executable: &Path) -> Result<Program> {
     let content =
         fs::read(executable).with_context(|| format!("{} is unreadable", executable.display()))?;
@@ -112,7 +112,7 @@ fn needs_no_library(program: &[u8]) -> Result<()> {
     if let Some(interpreter) = elf.section_by_name(".interp") {
         let interpreter = String::from_utf8_lossy(interpreter.data()?).into_owned();
         bail!(
-            "needs {} and libraries, which the guest has not (is RUSTFLAGS set? it overrides ours)",
+            "needs {} and libraries, which the guest does not have (is RUSTFLAGS set? it overrides ours)",
             interpreter.trim_end_matches('\0')
         );
     }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 
-//! Kernels, Debian's or one of your own: their image, and the modules that something needs.
+//! Kernels, Debian's or your own: their images and modules.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ffi::OsStr;
@@ -17,7 +17,7 @@ use super::module::{self, Headers};
 use crate::tools::{self, Set};
 use crate::workspace::Workspace;
 
-/// Which of the kernels that we have packages for.
+/// A kernel that Debian has packages of.
 #[derive(Clone, Copy, Debug, Eq, PartialEq, ValueEnum)]
 pub(crate) enum Version {
     /// Debian 12's
@@ -29,7 +29,7 @@ pub(crate) enum Version {
 }
 
 impl Version {
-    /// As on the command line and in file names.
+    /// Its name on the command line and in file names.
     pub(super) fn name(self) -> &'static str {
         match self {
             Self::V6_1 => "6.1",
@@ -45,16 +45,16 @@ impl Version {
     }
 }
 
-/// A kernel that can be booted, and what its modules are built with.
+/// A kernel that can be booted, and the headers for its modules.
 pub(super) struct Kernel {
-    /// Names its files in `target/vm`.
+    /// A part of the names of its files in `target/vm`.
     pub(super) name: &'static str,
-    /// What `uname -r` says in it.
+    /// The output of `uname -r` in it.
     pub(super) release: String,
-    /// What a boot loader loads.
+    /// The file that a boot loader loads.
     pub(super) image: PathBuf,
     headers: Headers,
-    /// Where its modules are.
+    /// The directory of its modules.
     directory: PathBuf,
     /// Module files by name.
     modules: BTreeMap<String, PathBuf>,
@@ -62,7 +62,7 @@ pub(super) struct Kernel {
     builtin: BTreeSet<String>,
 }
 
-/// A module to be loaded.
+/// A module to load.
 pub(super) struct Module {
     pub(super) name: String,
     /// An ELF object, not compressed.
@@ -72,7 +72,7 @@ pub(super) struct Module {
 }
 
 impl Kernel {
-    /// Fetches its package if it is not here yet.
+    /// Fetches its package if needed.
     pub(super) fn fetch(workspace: &Workspace, version: Version) -> Result<Self> {
         Self::find(version.name(), &tools::root(workspace, version.set())?)
     }
@@ -125,15 +125,15 @@ impl Kernel {
         })
     }
 
-    /// Builds our own module for it and has it among its modules.
+    /// Builds our own module for it, and adds that to its modules.
     pub(super) fn build_module(&mut self, workspace: &Workspace) -> Result<()> {
         let file = module::build(workspace, &self.headers, &self.release)?;
         self.modules.insert(module::NAME.to_owned(), file);
         Ok(())
     }
 
-    /// The modules called `wanted` and those that they need, in an order that they can be loaded
-    /// in. What the kernel has built in is left out.
+    /// The modules `wanted` and their dependencies, in an order in which they can be loaded. Modules that
+    /// are built into the kernel are left out.
     pub(super) fn modules(&self, wanted: &[&str], path: &OsStr) -> Result<Vec<Module>> {
         let mut ordered = Vec::new();
         for name in wanted {
@@ -142,7 +142,7 @@ impl Kernel {
         Ok(ordered)
     }
 
-    /// `None` if it is built in.
+    /// A module. `None` if it is built in.
     fn module(&self, name: &str, path: &OsStr) -> Result<Option<Module>> {
         if self.builtin.contains(name) {
             return Ok(None);
@@ -161,8 +161,8 @@ fn builtin(list: &str) -> BTreeSet<String> {
     list.lines().filter_map(|line| module_name(Path::new(line))).collect()
 }
 
-/// Appends the module called `name` to `ordered`, behind those that it needs. `within`: the
-/// modules that lead to this one.
+/// Appends the module `name` to `ordered`, behind its dependencies. `within` has the modules that lead to
+/// this one.
 fn order(
     name: &str,
     ordered: &mut Vec<Module>,
@@ -184,7 +184,7 @@ fn order(
     Ok(())
 }
 
-/// Reads a module, which Debian packs from 6.12 on. `path` is where `xz` is looked for.
+/// Reads a module, which Debian compresses since 6.12. `path` is the PATH for `xz`.
 fn unpacked(file: &Path, path: &OsStr) -> Result<Vec<u8>> {
     let content = match file.extension().and_then(|extension| extension.to_str()) {
         Some("xz") => {
@@ -205,8 +205,8 @@ fn unpacked(file: &Path, path: &OsStr) -> Result<Vec<u8>> {
     Ok(content)
 }
 
-/// The modules that `object` says it needs. depmod, which writes `modules.dep` when a kernel is
-/// installed, finds the same by resolving symbols.
+/// The dependencies that `object` lists. depmod finds the same by resolving symbols, when it writes
+/// `modules.dep` at the installation of a kernel.
 fn needs(object: &[u8]) -> Result<Vec<String>> {
     let elf: ElfFile64<'_> = ElfFile64::parse(object).context("not an ELF object")?;
     let section = elf.section_by_name(".modinfo").context("no .modinfo, so not a module")?;
@@ -228,13 +228,13 @@ fn collect(directory: &Path, modules: &mut BTreeMap<String, PathBuf>) -> Result<
     Ok(())
 }
 
-/// `snd_hda` of `…/snd-hda.ko.xz`.
+/// Makes `snd_hda` of `…/snd-hda.ko.xz`.
 fn module_name(file: &Path) -> Option<String> {
     let name = file.file_name()?.to_str()?;
     Some(normal(name.strip_suffix(".xz").unwrap_or(name).strip_suffix(".ko")?))
 }
 
-/// The kernel takes `-` and `_` in a module's name for the same.
+/// A module's name with `_` for `-`, which the kernel regards as the same.
 fn normal(name: &str) -> String {
     name.replace('-', "_")
 }
@@ -250,7 +250,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn module_files_are_told_by_their_names() {
+    fn module_files_are_recognised_by_their_names() {
         let name = |file| module_name(Path::new(file));
         assert_eq!(name("kernel/net/cls_bpf.ko").as_deref(), Some("cls_bpf"));
         assert_eq!(name("sch-ingress.ko.xz").as_deref(), Some("sch_ingress"));
@@ -259,7 +259,7 @@ mod tests {
     }
 
     #[test]
-    fn modules_come_behind_what_they_need_and_once() {
+    fn modules_come_once_and_behind_their_dependencies() {
         let table = [("ucm", vec!["cm", "core"]), ("cm", vec!["core"]), ("core", vec!["crc"])];
         let mut find = |name: &str| {
             // `crc` is built in.
@@ -313,7 +313,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_a_module_says_so() {
+    fn file_that_is_no_module_is_an_error() {
         assert!(needs(b"\x7fELF").is_err());
         let own = fs::read(std::env::current_exe().expect("a path")).expect("readable");
         let error = needs(&own).expect_err("this program is no module").to_string();

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 
-//! Programs of Debian packages in a guest, with the libraries that they need.
+//! Programs of Debian packages in a guest, with their libraries.
 
 use std::ffi::OsStr;
 use std::fs;
@@ -14,11 +14,11 @@ use object::{Object as _, ObjectSection as _};
 use super::image::Program;
 use crate::process;
 
-/// Where a guest's loader finds libraries. `ibarr-testbed/src/vm/init.rs` has it too.
+/// The directory of libraries in the guest. `ibarr-testbed/src/vm/init.rs` has the same.
 const DIRECTORY: &str = "/lib64";
 
-/// The program called `name` of the packages unpacked in `root`, and all that it needs. What is not
-/// in `root`, the machine has: packages that it has are not unpacked.
+/// The program `name` of the packages unpacked in `root`, and its libraries. Libraries that are not in
+/// `root` come from the machine, because packages that it has are not unpacked.
 pub(super) fn program(root: &Path, name: &str) -> Result<Vec<Program>> {
     let candidates = ["usr/sbin", "usr/bin", "sbin", "bin"].map(|dir| root.join(dir).join(name));
     // `/sbin/ip -> /bin/ip` leads out of the packages.
@@ -28,7 +28,7 @@ pub(super) fn program(root: &Path, name: &str) -> Result<Vec<Program>> {
     linked(root, name, &executable)
 }
 
-/// A program that is called `name` in the guest, and all that it needs, as [`program`] has it.
+/// A program that is called `name` in the guest, and its libraries, as in [`program`].
 pub(super) fn linked(root: &Path, name: &str, executable: &Path) -> Result<Vec<Program>> {
     let content = fs::read(executable).with_context(|| executable.display().to_string())?;
     let loader = interpreter(&content).with_context(|| executable.display().to_string())?;
@@ -38,8 +38,8 @@ pub(super) fn linked(root: &Path, name: &str, executable: &Path) -> Result<Vec<P
     Ok(programs)
 }
 
-/// A library of the packages unpacked in `root` that a program loads by its name, and all that it
-/// needs besides what the program does. It is in the same `place` there and in the guest.
+/// A library of the packages unpacked in `root` that a program loads by its name, and the further
+/// libraries that it needs. It is in the same `place` there and in the guest.
 pub(super) fn plugin(root: &Path, place: &str) -> Result<Vec<Program>> {
     const LOADER: &str = "/lib64/ld-linux-x86-64.so.2";
     let executable = root.join(place.trim_start_matches('/'));
@@ -48,7 +48,7 @@ pub(super) fn plugin(root: &Path, place: &str) -> Result<Vec<Program>> {
     Ok(programs)
 }
 
-/// The libraries that a program or library needs.
+/// The libraries of a program or library.
 fn needed(root: &Path, loader: &str, executable: &Path) -> Result<Vec<Program>> {
     let own = ["usr/lib/x86_64-linux-gnu", "lib/x86_64-linux-gnu"].map(|dir| root.join(dir));
     let path = std::env::join_paths(own).context("a directory name holds a colon")?;
@@ -61,7 +61,7 @@ fn needed(root: &Path, loader: &str, executable: &Path) -> Result<Vec<Program>> 
     Ok(programs)
 }
 
-/// The loader that a program asks for.
+/// The loader that a program names.
 fn interpreter(program: &[u8]) -> Result<String> {
     let elf: ElfFile64<'_> = ElfFile64::parse(program).context("not a program")?;
     let section = elf.section_by_name(".interp").context("it needs no libraries")?;
@@ -69,14 +69,14 @@ fn interpreter(program: &[u8]) -> Result<String> {
     Ok(path.trim_end_matches('\0').to_owned())
 }
 
-/// What ldd prints.
+/// The output of ldd.
 fn list(loader: &str, program: &Path, library_path: &OsStr) -> Result<String> {
     let mut command = Command::new(loader);
     command.env("LD_LIBRARY_PATH", library_path).arg("--list").arg(program);
     process::output(&mut command)
 }
 
-/// The files in ldd's list. The loader and the kernel's own are not among them.
+/// The files in ldd's list, without the loader and the kernel's own library.
 fn libraries(listed: &str) -> Result<Vec<PathBuf>> {
     let mut files = Vec::new();
     for line in listed.lines() {

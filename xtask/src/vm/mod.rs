@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 
-//! `vm`: our programs in a virtual machine, on stock kernels of Debian.
+//! `vm`: runs our programs in a virtual machine, on Debian's stock kernels.
 //!
-//! Needs neither root nor KVM. A scenario is a command that the guest runs, the modules it wants
-//! loaded before, and programs of ours that it finds in its file system.
+//! This needs neither root nor KVM. A scenario is a command that the guest runs, the modules to load before,
+//! and our programs in the guest's file system.
 
 mod cpio;
 mod image;
@@ -32,99 +32,99 @@ use crate::artifacts::Artifact;
 use crate::workspace::Workspace;
 use crate::{artifacts, checkpatch, tools};
 
-/// Run our programs on stock kernels of Debian, or on yours, in a virtual machine
+/// Run our programs on Debian's stock kernels, or on your own, in a virtual machine
 #[derive(clap::Args)]
 pub(crate) struct Args {
     #[command(subcommand)]
     scenario: Scenario,
-    /// Which kernel, may be repeated [default: all]
+    /// The kernel; may be repeated [default: all]
     #[arg(long = "kernel", value_name = "VERSION", global = true)]
     kernels: Vec<Version>,
-    /// A kernel that you built yourself, in place of Debian's: where `make bzImage modules` was run
+    /// Your own kernel instead of Debian's: the directory in which `make bzImage modules` was run
     #[arg(long, value_name = "DIRECTORY", global = true, conflicts_with = "kernels")]
     tree: Option<PathBuf>,
-    /// When a guest that has not ended is killed [default: 300, 1800 for `responder`, a shell 12 hours]
+    /// When a guest is killed if it has not ended [default: 300, 1800 for `responder`, 12 hours for `shell`]
     #[arg(long, value_name = "SECONDS", global = true)]
     deadline: Option<u64>,
 }
 
-/// Ten times what the longest scenario but one takes on a machine that has nothing else to do.
+/// Ten times the duration of the longest scenario except one, on an idle machine.
 const DEADLINE: Duration = Duration::from_mins(5);
-/// Nobody forgets a guest for ever.
+/// A forgotten shell ends at this time.
 const SHELL_DEADLINE: Duration = Duration::from_hours(12);
 
-/// Of that one: daemons are started a few hundred times.
+/// For the scenario that starts some hundred daemons.
 const LONG_DEADLINE: Duration = Duration::from_mins(30);
 
 #[derive(Clone, Subcommand)]
 enum Scenario {
-    /// Boot, and show that the ways in and out of the guest work
+    /// Boot, and show that input and output of the guest work
     Hello,
-    /// The kernel asks for addresses over NETLINK_RDMA, and takes our answers at once
+    /// The kernel asks for addresses over NETLINK_RDMA, and accepts our answers at once
     Ls {
-        /// Let `ibarr` answer, and peers answer it
+        /// Use `ibarr`, with peers that answer it
         #[arg(long, conflicts_with = "daemon")]
         ibarr: bool,
-        /// One processor, and a clock that counts instructions: times and repetitions are claimed
+        /// Use one processor and a clock that counts instructions, and claim times and repetitions
         #[arg(long)]
         steady: bool,
         /// A statically linked daemon that answers, and its arguments [default: a small responder]
         #[arg(trailing_var_arg = true, allow_hyphen_values = true, value_name = "DAEMON")]
         daemon: Vec<String>,
     },
-    /// OpenSM, IPoIB, librdmacm and the like, unchanged, on software HCAs
+    /// Stock OpenSM, IPoIB, librdmacm and ibacm, and ibarr, on software HCAs
     Run {
         /// [default: all]
         scenario: Option<Fabric>,
     },
-    /// The same network, and a shell in it
+    /// A shell in the network of `run`
     Shell,
-    /// The kernel module `ibtun` alone: what it promises, what it refuses, what does not hurt it
+    /// The kernel module `ibtun` alone: what it promises and what it refuses
     Ibtun {
-        /// How many random and mutated packets it is given
+        /// How many random and mutated packets it gets
         #[arg(long, default_value_t = ODD_RECORDS)]
         records: u64,
     },
-    /// The daemon through what is unkind to it: no RDMA yet, strangers, forgers, its own death
+    /// Failure modes: the daemon under faults
     Daemon,
-    /// The BPF programs, accepted and at work between network namespaces
+    /// The tests of the BPF programs
     Bpf,
-    /// The daemon and its programs: started, killed, replaced, beside others, and all undone
+    /// The system tests of the daemon and its BPF programs
     Responder {
-        /// Only tests whose names hold this
+        /// Only tests whose names contain this
         #[arg(default_value = "responder::")]
         tests: String,
         /// How often a daemon is replaced under load, for each kind of program
         #[arg(long, default_value_t = 50, value_name = "TIMES")]
         rounds: u32,
     },
-    /// Run a statically linked program of yours, as root, with NETLINK_RDMA, veth, TUN and tc
+    /// Run your own statically linked program, as root, with NETLINK_RDMA, veth, TUN and tc
     Exec {
-        /// The program, which is in /bin there, and its arguments
+        /// The program, which is in the guest's /bin, and its arguments
         #[arg(trailing_var_arg = true, allow_hyphen_values = true, required = true)]
         command: Vec<String>,
     },
 }
 
-/// What is proved on a software fabric.
+/// A scenario on the software fabric.
 #[derive(Clone, Copy, Debug, Eq, PartialEq, ValueEnum)]
 enum Fabric {
-    /// all that is not ours works
+    /// the other InfiniBand software works
     A,
     /// with ibarr, connections across a router
     B,
     /// how long addresses and routes take
     C,
-    /// peers are answered in the kernel
+    /// programs in the kernel answer peers
     D,
-    /// what may happen to a subnet while ibarr runs
+    /// the subnet changes while ibarr runs
     E,
     /// ibarr on a kernel without IPv6
     F,
 }
 
 impl Fabric {
-    /// As the guest knows it.
+    /// Its name in the guest.
     fn name(self) -> &'static str {
         match self {
             Self::A => "run-a",
@@ -136,7 +136,7 @@ impl Fabric {
         }
     }
 
-    /// What `--help` says of it.
+    /// Its text in `--help`.
     fn about(self) -> String {
         let value = self.to_possible_value();
         let help = value.as_ref().and_then(|value| value.get_help());
@@ -144,9 +144,8 @@ impl Fabric {
     }
 }
 
-/// Tests of the BPF programs that are no guest's: two are about numbers, and a guest is slow; two
-/// take room from a frame by more metadata than Linux 6.1 lets a test run have (`xdp_metalen_invalid`
-/// in net/core/xdp.c).
+/// Tests of the BPF programs that do not run in a guest. Two need very many runs, and a guest is slow. Two
+/// need more metadata in a test run than Linux 6.1 allows (`xdp_metalen_invalid` in net/core/xdp.c).
 const NOT_IN_A_GUEST: [&str; 4] = [
     "any_frame_gets_the_same_from_both",
     "a_million_updates",
@@ -154,10 +153,10 @@ const NOT_IN_A_GUEST: [&str; 4] = [
     "xdp_passes_queries_without_room_for_the_reply",
 ];
 
-/// Enough that each way through the parser is taken often; a million take some minutes.
+/// Enough to reach each branch of the parser often; a million take some minutes.
 const ODD_RECORDS: u64 = 50_000;
 
-/// What `vm exec` loads: everything that one of our scenarios needs.
+/// The modules of `vm exec`: all that our scenarios need.
 const ALL_MODULES: &[&str] = &["rdma_ucm", "ib_umad", "tun", "veth", "sch_ingress", "cls_bpf"];
 
 pub(crate) fn run(workspace: &Workspace, args: &Args) -> Result<()> {
@@ -196,11 +195,10 @@ fn all_on_the_fabric() -> Vec<Scenario> {
     all.map(|&scenario| Scenario::Run { scenario: Some(scenario) }).collect()
 }
 
-/// What `test` proves here: every scenario that reports, on every kernel. Gives how many claims
-/// hold.
+/// Runs the scenarios of the level `vm-netlink` of `test` on every kernel. Returns how many claims hold.
 ///
 /// # Errors
-/// The first kind: this machine cannot run it, and why. The second: something failed.
+/// The outer error: this machine cannot run it, and why. The inner error: something failed.
 pub(crate) fn prove(workspace: &Workspace) -> Result<Result<usize>> {
     let machines = Machines::fetch(workspace, Version::value_variants())?;
     let ls = |ibarr, steady| Scenario::Ls { ibarr, steady, daemon: Vec::new() };
@@ -209,20 +207,20 @@ pub(crate) fn prove(workspace: &Workspace) -> Result<Result<usize>> {
     Ok(prove_all(workspace, &machines, &scenarios, DEADLINE))
 }
 
-/// As [`prove`], for the BPF programs, on the oldest kernel.
+/// Like [`prove`], for the BPF programs, on the oldest kernel.
 pub(crate) fn prove_bpf(workspace: &Workspace) -> Result<Result<usize>> {
     let machines = Machines::fetch(workspace, &[Version::V6_1])?;
     Ok(prove_all(workspace, &machines, &[Scenario::Bpf], DEADLINE))
 }
 
-/// As [`prove`], for the life of the responder, on the oldest kernel, with fewer rounds.
+/// Like [`prove`], for the responder, on the oldest kernel, with fewer rounds.
 pub(crate) fn prove_responder(workspace: &Workspace) -> Result<Result<usize>> {
     let machines = Machines::fetch(workspace, &[Version::V6_1])?;
     let scenario = Scenario::Responder { tests: "responder::".to_owned(), rounds: 4 };
     Ok(prove_all(workspace, &machines, &[scenario], LONG_DEADLINE))
 }
 
-/// As [`prove`], for software HCAs and what runs on them, on the oldest kernel.
+/// Like [`prove`], for software HCAs and the scenarios on them, on the oldest kernel.
 pub(crate) fn prove_rdma(workspace: &Workspace) -> Result<Result<usize>> {
     module::compiler()?;
     let mut machines = Machines::fetch(workspace, &[Version::V6_1])?;
@@ -235,7 +233,7 @@ pub(crate) fn prove_rdma(workspace: &Workspace) -> Result<Result<usize>> {
     Ok(built.and_then(|()| prove_all(workspace, &machines, &scenarios, DEADLINE)))
 }
 
-/// Runs all, also where one fails. Gives how many claims hold.
+/// Runs all, also after a failure. Returns how many claims hold.
 fn prove_all(
     workspace: &Workspace,
     machines: &Machines,
@@ -250,13 +248,13 @@ fn prove_all(
 }
 
 fn prepare(workspace: &Workspace, scenario: &Scenario) -> Result<Prepared> {
-    // All that any scenario has, so that cargo builds what they share once.
+    // All programs of all scenarios, so that cargo builds shared parts once.
     let mut wanted = vec!["--package", "ibarr-testbed", "--bin", "ibarr-guest"];
     wanted.extend(["--package", "ibarr-user", "--bin", "ibarr"]);
     wanted.extend(["--package", "ibarr-fabric", "--bin", "ibfab"]);
     let mut built = image::build(workspace, "build", &wanted)?;
     if let Scenario::Run { scenario: Some(Fabric::C) } = scenario {
-        // What it is timed beside is compiled for speed, too.
+        // The programs that it is compared with are compiled for speed, too.
         let ibarr = ["--release", "--package", "ibarr-user", "--bin", "ibarr"];
         built.splice(..0, image::build(workspace, "build", &ibarr)?);
     }
@@ -340,7 +338,7 @@ fn prepare(workspace: &Workspace, scenario: &Scenario) -> Result<Prepared> {
             prepared.reports = false;
         }
     }
-    // Programs share libraries.
+    // Several programs have the same libraries.
     prepared.programs.sort_by(|a, b| a.path.cmp(&b.path));
     prepared.programs.dedup_by(|a, b| a.path == b.path);
     Ok(prepared)
@@ -357,9 +355,9 @@ fn prepare_run(
     prepared.about = scenario.about();
     prepared.processors = match scenario {
         Fabric::A => Processors::Two,
-        // What it measures is not to depend on what the machine does besides.
+        // Its times must not depend on other work of the machine.
         Fabric::C => Processors::Counted,
-        // They attach the responder.
+        // These attach the responder.
         _ => Processors::One,
     };
     match scenario {
@@ -370,7 +368,7 @@ fn prepare_run(
     Ok(())
 }
 
-/// With `ibarr`, a daemon of this machine, or a small responder of ours.
+/// The scenario `ls` with `ibarr`, another daemon of this machine, or our small responder.
 fn prepare_ls(
     ibarr: Option<Program>,
     steady: bool,
@@ -397,7 +395,7 @@ fn prepare_ls(
     Ok(())
 }
 
-/// Builds the tests of the test bed that are called `name`.
+/// Builds the tests `name` of the test bed.
 fn tests(workspace: &Workspace, name: &str) -> Result<PathBuf> {
     let arguments = ["--no-run", "--package", "ibarr-testbed", "--test", name];
     let built = image::build(workspace, "test", &arguments)?;
@@ -406,7 +404,7 @@ fn tests(workspace: &Workspace, name: &str) -> Result<PathBuf> {
     Ok(tests.with_context(|| format!("this checkout has no tests called {name}"))?.executable)
 }
 
-/// Adds a program of this machine to `programs`; gives the same command in the guest.
+/// Adds a program of this machine to `programs`, and returns its command in the guest.
 fn foreign(command: &[String], programs: &mut Vec<Program>) -> Result<Vec<String>> {
     let [program, arguments @ ..] = command else { return Ok(Vec::new()) };
     let executable = Path::new(program);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 
-//! Builds our kernel module, `ibtun/`, for a kernel.
+//! Builds our kernel module `ibtun` for a kernel.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -14,28 +14,28 @@ use crate::{process, tools};
 /// Its directory in the checkout, and its name.
 pub(super) const NAME: &str = "ibtun";
 
-/// What modules of a kernel are built with.
+/// The headers for modules of a kernel.
 pub(super) struct Headers {
-    /// What all flavours of it share; its source.
+    /// The common headers of all its flavours.
     pub(super) common: PathBuf,
-    /// What was made for this one.
+    /// The headers of this flavour.
     pub(super) flavour: PathBuf,
 }
 
-/// Builds the module. It is made in `target`, from a copy of the sources: the kernel's build system
-/// writes beside them. What has not changed is not built again.
+/// Builds the module in `target`, from a copy of the sources, because the kernel's build system writes
+/// beside them. Unchanged files are not built again.
 pub(super) fn build(workspace: &Workspace, headers: &Headers, release: &str) -> Result<PathBuf> {
     let compiler = compiler()?;
     let sources = workspace.root().join(NAME);
     let directory = workspace.target().join("vm").join(format!("{NAME}-{release}"));
     copy(&sources, &directory)?;
     let mut make = Command::new("make");
-    // Ours may have been started by a make.
+    // xtask may run inside another make.
     make.env_remove("MAKEFLAGS").env_remove("MAKELEVEL");
     make.arg("--silent").arg("-C").arg(&headers.common);
-    // Debian's own Makefile names directories of an installed system.
+    // Debian's own Makefile has paths of an installed system.
     make.arg(format!("O={}", headers.flavour.display())).arg(format!("M={}", directory.display()));
-    // Types are looked up in the kernel, which is not here; debug information would fill the guest.
+    // BTF needs the kernel's image, which is not here, and debug information would fill the guest.
     make.args(["modules", "W=1", "KCFLAGS=-g0 -Werror", "CONFIG_DEBUG_INFO_BTF_MODULES="]);
     make.arg(format!("CC={compiler}"));
     process::output(&mut make)
@@ -44,7 +44,7 @@ pub(super) fn build(workspace: &Workspace, headers: &Headers, release: &str) -> 
 }
 
 impl Headers {
-    /// Those that Debian's packages have in `directory`.
+    /// Finds the headers of Debian's packages in `directory`.
     pub(super) fn find(directory: &Path, release: &str) -> Result<Self> {
         let flavour = directory.join(format!("linux-headers-{release}"));
         let entries = fs::read_dir(directory)
@@ -60,17 +60,17 @@ impl Headers {
     }
 }
 
-/// What the kernels were compiled with, or the nearest that this machine has.
+/// The compiler of Debian's kernels, or the most similar one of this machine.
 ///
 /// # Errors
-/// It has none, or no make.
+/// The machine has no gcc or no make.
 pub(super) fn compiler() -> Result<&'static str> {
     let missing = || format!("{NAME} is compiled with make and gcc: install both");
     tools::which("make").with_context(missing)?;
     ["gcc-12", "gcc"].into_iter().find(|name| tools::which(name).is_some()).with_context(missing)
 }
 
-/// Makes `to` like `from`, without touching what is like it.
+/// Makes `to` equal to `from`, without touching equal files.
 fn copy(from: &Path, to: &Path) -> Result<()> {
     fs::create_dir_all(to).with_context(|| format!("{} cannot be made", to.display()))?;
     let entries =

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 
-//! Starts a guest and brings back what it says and how it ends.
+//! Starts a guest, and returns its output and how it ended.
 //!
-//! The guest has two serial ports. The first is its console, where the kernel writes too; it goes
-//! to a file. The second carries nothing but what the guest's command writes.
+//! The guest has two serial ports. The first is its console, on which the kernel writes as well; it goes
+//! to a file. The second has only the output of the guest's command.
 
 use std::ffi::OsStr;
 use std::io::{BufRead as _, BufReader};
@@ -18,34 +18,34 @@ pub(super) struct Guest<'a> {
     pub(super) initramfs: &'a Path,
     /// The program that the kernel starts.
     pub(super) init: &'a str,
-    /// Where its console goes.
+    /// The file for its console.
     pub(super) console: &'a Path,
     /// When it is killed.
     pub(super) deadline: Duration,
     /// A disk that it may write to.
     pub(super) disk: Option<&'a Path>,
     pub(super) processors: Processors,
-    /// What else the kernel is told on its command line.
+    /// Further arguments on the kernel's command line.
     pub(super) kernel_arguments: &'a str,
 }
 
-/// What a guest has. One that changes its own code again and again needs to have one alone:
-/// attaching a first program to an interface patches the kernel's text under the other processors,
-/// of which QEMU's emulation may run what was there before, and the kernel dies of a breakpoint that
-/// is nobody's (`int3: 0000`).
+/// The processors of a guest. A guest whose kernel changes its own code needs to have only one. To attach
+/// a first program to an interface, the kernel patches its text under the other processors. QEMU's
+/// emulation may let them run the old code, and the kernel dies at a breakpoint of unknown origin
+/// (`int3: 0000`).
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub(super) enum Processors {
     One,
     Two,
-    /// One, of which the clock counts the instructions; time that it would idle away is over at
-    /// once. What such a guest measures is its own, whatever else the machine does.
+    /// One, and the clock counts its instructions; idle time passes at once. So the guest's times do not
+    /// depend on other work of the machine.
     Counted,
 }
 
 /// How a guest ended.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub(super) enum End {
-    /// Its command ended with this status; 57 stands for all above it and for a signal.
+    /// Its command ended with this status. 57 also stands for higher statuses and for a signal.
     Status(u8),
     /// It did not end in time.
     Deadline,
@@ -53,13 +53,13 @@ pub(super) enum End {
     Died(ExitStatus),
 }
 
-/// What the guest's init adds to its command's status, so that none looks like a failure of QEMU's
-/// own, or of `timeout`, whose exit codes are 1 and 124 to 137. Its statuses end at 57.
+/// The guest's init adds this to its command's status, so that no status looks like a failure of QEMU or
+/// of `timeout`, whose exit codes are 1 and 124 to 137. Therefore statuses end at 57.
 const STATUS_BASE: u8 = 70;
 
 impl Guest<'_> {
-    /// Runs the guest to its end, giving each line of its second serial port to `line`. `path` is
-    /// where QEMU is looked for.
+    /// Runs the guest to its end, and passes each line of its second serial port to `line`. `path` is the
+    /// PATH for QEMU.
     pub(super) fn run(&self, path: &OsStr, line: &mut dyn FnMut(&str)) -> Result<End> {
         let mut child = self
             .command(path)
@@ -77,21 +77,20 @@ impl Guest<'_> {
         Ok(End::of(child.wait()?))
     }
 
-    /// Runs the guest with our terminal on its second serial port.
+    /// Runs the guest, with our terminal on its second serial port.
     pub(super) fn talk(&self, path: &OsStr) -> Result<End> {
         let status = self.command(path).status();
         Ok(End::of(status.context("`timeout qemu-system-x86_64` cannot be run")?))
     }
 
-    /// Under `timeout`, which ends the guest in time even if we are killed first.
+    /// The command runs under `timeout`, which ends the guest in time even if we are killed first.
     ///
-    /// Not with KVM: a guest must boot on every machine that builds us, in CI too, and nested
-    /// virtualization fails in more ways than it works.
+    /// It does not use KVM: a guest must boot on every machine that builds ibarr, also in CI, and nested
+    /// virtualization often fails.
     fn command(&self, path: &OsStr) -> Command {
         let escaped = |path: &Path| path.display().to_string().replace(',', ",,");
         let console = format!("file:{}", escaped(self.console));
-        // Where the machine has much else to do, the kernel would take the timer for one that is not
-        // connected, and panic.
+        // no_timer_check: on a busy machine the kernel would regard the timer as not connected, and panic.
         let append = format!(
             "console=ttyS0 loglevel=5 panic=-1 rdinit={} nokaslr mitigations=off random.trust_cpu=on \
              log_buf_len=16M no_timer_check {}",
@@ -129,7 +128,7 @@ impl Guest<'_> {
 impl End {
     fn of(status: ExitStatus) -> Self {
         match status.code() {
-            // What `timeout` ends with, once by SIGTERM and once by SIGKILL.
+            // The statuses of `timeout` after SIGTERM and SIGKILL.
             Some(124 | 137) => Self::Deadline,
             // isa-debug-exit makes `value` (value << 1) | 1.
             Some(code) if code % 2 == 1 => u8::try_from(code / 2)

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 
-//! Files that a guest leaves for us: it writes them to a disk, one behind the other.
+//! The result files of a guest, which writes them to a disk one behind the other.
 //!
 //! ```text
 //! length of the name   u32, little-endian; 0 ends the list
@@ -9,7 +9,7 @@
 //! content
 //! ```
 //!
-//! `ibarr-testbed/src/vm/init.rs` writes it.
+//! `ibarr-testbed/src/vm/init.rs` writes this format.
 
 use std::fs::{self, File};
 use std::io::{BufReader, Read};
@@ -17,7 +17,7 @@ use std::path::Path;
 
 use anyhow::{Context as _, Result, bail, ensure};
 
-/// As much as a guest may leave. Nothing is used of it that is not written.
+/// Size of the disk. The file is sparse.
 const SIZE: u64 = 1 << 30;
 const NAME_MAX: u32 = 255;
 
@@ -27,7 +27,7 @@ pub(super) fn prepare(disk: &Path) -> Result<()> {
     made.with_context(|| format!("{} cannot be made", disk.display()))
 }
 
-/// Moves what is on the disk to `directory`, and says what that is. What was there before goes.
+/// Moves the files of the disk to `directory`, which is emptied first. Returns their names.
 pub(super) fn unpack(disk: &Path, directory: &Path) -> Result<Vec<String>> {
     match fs::remove_dir_all(directory) {
         Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
@@ -63,7 +63,7 @@ fn read(disk: &mut impl Read, directory: &Path) -> Result<Vec<String>> {
         let length = u64::from_le_bytes(length);
         let mut to = File::create(directory.join(&name)).with_context(|| name.clone())?;
         let copied = std::io::copy(&mut disk.take(length), &mut to)?;
-        ensure!(copied == length, "{name} is cut off");
+        ensure!(copied == length, "{name} is truncated");
         names.push(name);
     }
 }

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 
-//! What a guest with real InfiniBand software has: our fabric, and Debian's programs for it.
-//! `ibarr-testbed/src/vm/rig` makes a network of it.
+//! The files of a guest with real InfiniBand software: our fabric, and Debian's programs.
+//! `ibarr-testbed/src/vm/rig` makes a network of them.
 
 use std::path::Path;
 
@@ -14,7 +14,7 @@ use crate::artifacts::{self, Artifact};
 use crate::tools;
 use crate::workspace::Workspace;
 
-/// What is loaded.
+/// The modules to load.
 const MODULES: &[&str] = &[
     "virtio_pci",
     "virtio_blk",
@@ -28,7 +28,7 @@ const MODULES: &[&str] = &[
     module::NAME,
 ];
 
-/// Of Debian's packages.
+/// Programs of Debian's packages.
 const PROGRAMS: &[&str] = &[
     "opensm",
     "ibacm",
@@ -53,14 +53,14 @@ const PROGRAMS: &[&str] = &[
     "ping",
 ];
 
-/// Libraries that are loaded by their names.
+/// Libraries that programs load by their names.
 const PLUGINS: &[&str] = &["libibverbs/libipathverbs-rdmav34.so", "ibacm/libibacmp.so"];
 
-/// Every machine that compiles has it.
+/// Every machine with a compiler has it.
 const LIBGCC: &str = "/lib/x86_64-linux-gnu/libgcc_s.so.1";
 
-/// Two switches, the ports of all nodes on one channel adapter, the subnet manager's on another; one
-/// more whose host may join.
+/// Two switches. The ports of all nodes are on one channel adapter, the subnet manager's on another. The
+/// host of a third may join.
 const TOPOLOGY: &str = "\
 Switch 8 \"S1\"
 [1] \"N\"[1]
@@ -88,18 +88,18 @@ const FILES: &[(&str, &str)] = &[
         "/etc/rig/partitions.conf",
         "Default=0x7fff, ipoib : ALL=full, SELF=full;\nchildren=0x0001, ipoib : ALL=full;\n",
     ),
-    // What it logs is written at once, so that it can be read while it runs.
+    // OpenSM writes its log at once, so that scenarios can read it.
     ("/etc/rig/opensm.conf", "force_log_flush TRUE\n"),
     ("/etc/libibverbs.d/ipathverbs.driver", "driver ipathverbs\n"),
     ("/etc/hosts", "127.0.0.1 localhost\n"),
-    // Where OpenSM and ibacm expect to write.
+    // Directories into which OpenSM and ibacm write.
     ("/var/cache/opensm/made", ""),
     ("/var/log/made", ""),
     ("/etc/rdma/ibacm_opts.cfg", "log_file /results/ibacm-daemon.log\nlog_level 2\n"),
     ("/run/ibacm/made", ""),
 ];
 
-/// Prepares a guest that runs the scenario called `name` on the rig.
+/// Prepares a guest that runs the scenario `name` on the rig.
 pub(super) fn prepare(
     workspace: &Workspace,
     name: &'static str,
@@ -119,8 +119,8 @@ pub(super) fn prepare(
     Ok(())
 }
 
-/// Has the guest's `ibarr` open libraries, as it does where it is installed: without libibverbs it
-/// hears no event of a port.
+/// Gives the guest a dynamically linked `ibarr`, as it is installed. Without libibverbs it hears no
+/// events of ports.
 pub(super) fn with_libraries(workspace: &Workspace, prepared: &mut Prepared) -> Result<()> {
     let built = image::build_linked(workspace, &["--package", "ibarr-user", "--bin", "ibarr"])?;
     let executable = artifacts::binary(&built, "ibarr")?;
@@ -130,7 +130,7 @@ pub(super) fn with_libraries(workspace: &Workspace, prepared: &mut Prepared) -> 
     Ok(())
 }
 
-/// Debian's programs, with what they need.
+/// Debian's programs, with their libraries.
 fn programs(workspace: &Workspace) -> Result<Vec<Program>> {
     let root = tools::root(workspace, &tools::RDMA)?;
     let mut programs = Vec::new();
@@ -143,9 +143,9 @@ fn programs(workspace: &Workspace) -> Result<Vec<Program>> {
     }
     let bpftool = tools::root(workspace, &tools::BPFTOOL)?;
     programs.extend(libraries::program(&bpftool, "bpftool")?);
-    // pthread_exit(3) loads it when it is called.
+    // pthread_exit(3) loads this library.
     programs.extend(libraries::plugin(Path::new("/"), LIBGCC)?);
-    // It is linked statically.
+    // busybox is linked statically.
     let executable = root.join("bin/busybox");
     executable.metadata().with_context(|| executable.display().to_string())?;
     programs.push(Program { path: "/bin/busybox".to_owned(), executable });

@@ -16,50 +16,50 @@ use super::tap::Tap;
 use crate::tools::{self, Toolbox};
 use crate::workspace::Workspace;
 
-/// The kernels that scenarios are run on, and QEMU.
+/// The kernels that run scenarios, and QEMU.
 pub(super) struct Machines {
     toolbox: Toolbox,
     kernels: Vec<Kernel>,
     /// `target/vm`.
     directory: PathBuf,
-    /// Two guests at once would write to the same files.
+    /// Locked, because two guests at once would write to the same files.
     _lock: File,
 }
 
-/// A scenario that is ready to be run on any kernel.
+/// A scenario that can run on any kernel.
 pub(super) struct Prepared {
-    /// Names its files in `target/vm`.
+    /// A part of the names of its files in `target/vm`.
     pub(super) name: &'static str,
-    /// For people, in a few words.
+    /// A few words about it.
     pub(super) about: String,
     pub(super) modules: &'static [&'static str],
-    /// Modules that it loads itself, and those that they need.
+    /// Modules that it loads itself. Their dependencies come with them.
     pub(super) later: &'static [&'static str],
     pub(super) programs: Vec<Program>,
-    /// What else the guest finds: paths and contents.
+    /// Further files of the guest: paths and contents.
     pub(super) files: &'static [(&'static str, &'static str)],
-    /// What the guest runs: a path in it, and arguments.
+    /// The guest's command: a path in the guest, and arguments.
     pub(super) command: Vec<String>,
     pub(super) processors: Processors,
     /// See [`Guest::kernel_arguments`].
     pub(super) kernel_arguments: &'static str,
-    /// Whether it leaves files for us, see [`results`].
+    /// Whether it leaves result files, see [`results`].
     pub(super) results: bool,
-    /// Whether it talks with the terminal that we were typed at.
+    /// Whether it uses our terminal.
     pub(super) is_interactive: bool,
-    /// Whether the command reports with the Test Anything Protocol. Otherwise its status counts.
+    /// Whether the command reports in the Test Anything Protocol. Otherwise its status counts.
     pub(super) reports: bool,
 }
 
 impl Machines {
-    /// With these kernels of Debian's. Fetches what is not here yet.
+    /// Machines with these kernels of Debian, which are fetched if needed.
     pub(super) fn fetch(workspace: &Workspace, versions: &[Version]) -> Result<Self> {
         Self::with(workspace, || {
             versions.iter().map(|&version| Kernel::fetch(workspace, version)).collect()
         })
     }
 
-    /// With the kernel that was built in `tree`.
+    /// Machines with the kernel that was built in `tree`.
     pub(super) fn of_tree(workspace: &Workspace, tree: &Path) -> Result<Self> {
         Self::with(workspace, || Ok(vec![Kernel::built(tree)?]))
     }
@@ -82,7 +82,7 @@ impl Machines {
         self.kernels.iter_mut().try_for_each(|kernel| kernel.build_module(workspace))
     }
 
-    /// Runs a scenario on each kernel; adds what has become of it.
+    /// Runs a scenario on each kernel, and adds the results to the table.
     pub(super) fn run(
         &self,
         prepared: &Prepared,
@@ -106,7 +106,7 @@ struct Run<'a> {
 }
 
 impl Run<'_> {
-    /// What has become of it; if it failed, why has been said.
+    /// Runs it, and returns its result. If it fails, it prints why.
     fn start(&self, toolbox: &Toolbox, deadline: Duration) -> Result<Cell> {
         let Prepared {
             name, modules, later, programs, files, command, processors, reports, ..
@@ -147,7 +147,7 @@ impl Run<'_> {
             unsaved = unsaved.take().or(writeln!(said, "{line}").err());
         })?;
         if let Some(error) = unsaved {
-            return Err(error).context("what the guest said cannot be saved");
+            return Err(error).context("the guest's output cannot be saved");
         }
         let took = began.elapsed();
         let success = end == End::Status(0) && (!reports || tap.is_success());
@@ -175,7 +175,7 @@ impl Run<'_> {
         Cell { scenario, about: about.clone(), kernel: self.kernel.name, success, tap, took }
     }
 
-    /// Takes what the guest left on its disk.
+    /// Unpacks the files that the guest left on its disk.
     fn keep(&self, disk: Option<&Path>) -> Result<()> {
         let Some(disk) = disk else { return Ok(()) };
         let directory = self.file("results");
@@ -189,7 +189,7 @@ impl Run<'_> {
     }
 }
 
-/// Prints the end of a guest's console, where the kernel says why it died.
+/// Prints the end of a guest's console, which shows why the kernel died.
 fn show_end(console: &Path) -> Result<()> {
     const LINES: usize = 40;
     let text = fs::read(console).with_context(|| console.display().to_string())?;

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 
-//! What has become of scenarios, each on each kernel: printed when all have run, so that nobody has
-//! to look for it in what they said.
+//! The table of results of all scenarios on all kernels, which is printed when all have run.
 
 use std::fmt;
 use std::time::Duration;
@@ -20,7 +19,7 @@ pub(super) struct Table {
 #[derive(Debug)]
 pub(super) struct Cell {
     pub(super) scenario: &'static str,
-    /// What it is about, in a few words.
+    /// A few words about it.
     pub(super) about: String,
     /// Like `6.1`.
     pub(super) kernel: &'static str,
@@ -34,10 +33,10 @@ impl Table {
         self.cells.push(cell);
     }
 
-    /// Prints it, unless there is but one scenario on one kernel. Gives how many claims hold.
+    /// Prints it, unless there is only one scenario on one kernel. Returns how many claims hold.
     ///
     /// # Errors
-    /// Something failed, and what.
+    /// Lists the scenarios that failed.
     pub(super) fn end(self) -> Result<usize> {
         if self.cells.len() > 1 {
             println!("\n{self}");

@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 
-//! Reads what a guest reports: the Test Anything Protocol, with its plan at the end, or the lines of
-//! Rust's test harness.
+//! Reads the report of a guest: the Test Anything Protocol, with its plan at the end, or the lines of Rust's
+//! test harness.
 
 use std::fmt;
 
-/// What was reported so far.
+/// The report so far.
 #[derive(Debug, Default, Eq, PartialEq)]
 pub(super) struct Tap {
     passed: usize,
@@ -15,7 +15,7 @@ pub(super) struct Tap {
 }
 
 impl Tap {
-    /// Takes note of a line. Lines that report nothing are passed over.
+    /// Reads a line. Lines that report nothing are skipped.
     pub(super) fn line(&mut self, line: &str) {
         if line.starts_with("ok ") {
             self.passed += 1;
@@ -43,17 +43,17 @@ impl Tap {
         self.passed
     }
 
-    /// How many do not.
+    /// How many claims do not hold.
     pub(super) fn failed(&self) -> usize {
         self.failed
     }
 
-    /// What was measured.
+    /// The measured figures.
     pub(super) fn figures(&self) -> &[String] {
         &self.figures
     }
 
-    /// Whether claims were made, all hold, and none was lost on the way.
+    /// Whether there are claims, all hold, and none was lost.
     pub(super) fn is_success(&self) -> bool {
         self.passed > 0 && self.failed == 0 && self.plan == Some(self.passed)
     }
@@ -100,7 +100,7 @@ mod tests {
     }
 
     #[test]
-    fn everything_else_is_not() {
+    fn other_reports_are_no_success() {
         for (report, says) in [
             ("", "0 passed, 0 failed, and the report has no end"),
             ("1..0", "0 passed, 0 failed"),
