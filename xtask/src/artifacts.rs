@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 
-//! What cargo built and where it lies.
+//! The programs that cargo has built, and their paths.
 
 use std::io::{BufRead as _, BufReader};
 use std::path::{Path, PathBuf};
@@ -11,26 +11,26 @@ use serde_json::Value;
 
 use crate::workspace::Workspace;
 
-/// A program that cargo made.
+/// A program that cargo has built.
 #[derive(Clone, Debug, Eq, PartialEq)]
 pub(crate) struct Artifact {
     /// The directory of its package.
     pub(crate) package: PathBuf,
-    /// The name of its target: a binary's, a library's, or that of a file under `tests/`.
+    /// The name of its target: a binary, a library, or a file under `tests/`.
     pub(crate) target: String,
-    /// Whether it is a target's tests instead of the target.
+    /// Whether it has the tests of the target, and is not the target.
     pub(crate) is_test: bool,
-    /// Whether it is made from a file under `tests/`.
+    /// Whether it is built from a file under `tests/`.
     pub(crate) is_integration_test: bool,
     pub(crate) executable: PathBuf,
 }
 
-/// Runs `cargo` with `arguments`, a build command, and lists the programs it made or found fresh.
+/// Runs `cargo` with `arguments`, a build command, and lists the programs that it built or found fresh.
 pub(crate) fn build(workspace: &Workspace, arguments: &[&str]) -> Result<Vec<Artifact>> {
     from(&mut workspace.cargo(arguments))
 }
 
-/// Lists the programs that `command`, a build by cargo, made or found fresh.
+/// Lists the programs that `command`, a build by cargo, built or found fresh.
 pub(crate) fn from(command: &mut Command) -> Result<Vec<Artifact>> {
     command.arg("--message-format=json-render-diagnostics").stdout(Stdio::piped());
     let mut child = command.spawn().context("cargo cannot be run")?;
@@ -52,7 +52,7 @@ pub(crate) fn binary<'a>(artifacts: &'a [Artifact], name: &str) -> Result<&'a Pa
     Ok(&found.with_context(|| format!("this checkout builds no `{name}` yet"))?.executable)
 }
 
-/// A line of cargo's messages; most are not about a program.
+/// Parses a line of cargo's messages. Most are not about a program.
 fn parse(line: &str) -> Result<Option<Artifact>> {
     let message: Value = serde_json::from_str(line).context("cargo wrote no JSON")?;
     let text = |value: &Value| value.as_str().map(str::to_owned);

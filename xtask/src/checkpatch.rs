@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 
-//! Holds our kernel module to the kernel's own idea of style: `scripts/checkpatch.pl` of its
-//! sources, as Debian packs them.
+//! Checks our kernel module with the kernel's style checker, `scripts/checkpatch.pl` of the kernel's
+//! sources in Debian's package.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -12,23 +12,23 @@ use anyhow::{Context as _, Result, bail, ensure};
 use crate::workspace::Workspace;
 use crate::{process, tools};
 
-/// What is held to it.
+/// The directory that is checked.
 const SOURCES: &str = "ibtun";
 
-/// The script, and what it reads from beside itself.
+/// The script, and the files that it reads from its own directory.
 const FILES: [&str; 3] = ["checkpatch.pl", "const_structs.checkpatch", "spelling.txt"];
 
-/// Nobody's style, without a licence.
+/// Code in a wrong style without a licence, which the script must refuse.
 const WRONG: &str = "void wrong ( void )\n{\n    if(1)return ;\n}\n";
 
-/// Fails at the first thing that it does not like, having printed all of them.
+/// Prints all findings, and fails if there are any.
 pub(crate) fn check(workspace: &Workspace) -> Result<()> {
     let script = script(workspace)?;
     let wrong = script.with_file_name("wrong.c");
     fs::write(&wrong, WRONG).with_context(|| wrong.display().to_string())?;
     let outcome = checkpatch(&script, &[wrong]).stdout(Stdio::null()).status();
-    // It ends with 255 where perl cannot run it.
-    ensure!(outcome?.code() == Some(1), "checkpatch.pl does not see what is wrong");
+    // The script ends with 255 if perl cannot run it.
+    ensure!(outcome?.code() == Some(1), "checkpatch.pl does not find the mistakes of a wrong file");
     let sources = sources(&workspace.root().join(SOURCES))?;
     process::run(&mut checkpatch(&script, &sources))?;
     println!("checkpatch.pl --strict finds nothing in {} files", sources.len());
@@ -42,7 +42,7 @@ fn checkpatch(script: &Path, sources: &[PathBuf]) -> Command {
     command
 }
 
-/// Where the script is, unpacked once for each version of the sources.
+/// The path of the script, which is unpacked once for each version of the sources.
 fn script(workspace: &Workspace) -> Result<PathBuf> {
     tools::which("perl").context("checkpatch.pl is written in Perl: install perl")?;
     let unpacked = tools::unpacked(workspace, &tools::LINUX_SOURCE)?;
@@ -51,12 +51,12 @@ fn script(workspace: &Workspace) -> Result<PathBuf> {
     let version = version.context("no linux-source-6.1 was unpacked")?;
     let directory = workspace.target().join(format!("checkpatch-{version}"));
     if !directory.exists() {
-        // Made aside and renamed, so that a cut leaves nothing that looks whole.
+        // Unpack to another name and rename, so that an interrupted run leaves no incomplete directory.
         let aside = workspace.target().join("checkpatch.partial");
         fs::create_dir_all(&aside).with_context(|| aside.display().to_string())?;
         let mut tar = Command::new("tar");
         tar.env("PATH", tools::ensure(workspace, &[&tools::XZ])?.path()?);
-        // Of each file the first, so that what is behind the last is not decompressed.
+        // Only the first occurrence of each file, so that tar stops after the last one.
         tar.args(["--extract", "--occurrence=1", "--strip-components=2", "--directory"]);
         tar.arg(&aside).arg("--file").arg(&packed);
         tar.args(FILES.map(|file| format!("linux-source-6.1/scripts/{file}")));
@@ -66,7 +66,7 @@ fn script(workspace: &Workspace) -> Result<PathBuf> {
     Ok(directory.join(FILES[0]))
 }
 
-/// All C below `directory`.
+/// All C files below `directory`.
 fn sources(directory: &Path) -> Result<Vec<PathBuf>> {
     let mut sources = Vec::new();
     let mut directories = vec![directory.to_owned()];
@@ -83,7 +83,7 @@ fn sources(directory: &Path) -> Result<Vec<PathBuf>> {
         }
     }
     if sources.is_empty() {
-        bail!("{} has no C in it", directory.display());
+        bail!("{} has no C files", directory.display());
     }
     sources.sort();
     Ok(sources)

@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 
-//! `fuzz`: libFuzzer on stable Rust. The workspace in `fuzz/` holds the targets and what was
-//! found; the flags that cargo-fuzz would set are set here, so that neither it nor a nightly
-//! compiler is needed.
+//! `fuzz`: libFuzzer on stable Rust. The workspace in `fuzz/` has the targets and their corpora. This
+//! module sets the flags that cargo-fuzz would set, so neither cargo-fuzz nor a nightly compiler is needed.
 
 use std::ffi::OsStr;
 use std::fs;
@@ -23,7 +22,7 @@ use crate::workspace::{self, Workspace};
 /// Search for inputs that break a claim; a crash is minimised into the corpus
 #[derive(clap::Args)]
 pub(crate) struct Args {
-    /// The target to run; none: all, one after another
+    /// The target to run [default: all, one after another]
     target: Option<String>,
     /// How long to run each
     #[arg(long, default_value_t = 600)]
@@ -33,15 +32,15 @@ pub(crate) struct Args {
     keep: bool,
 }
 
-/// What coverage-guided fuzzing needs of the compiler: a counter at every edge, the table of their
-/// places, and a call at each comparison. `cfg(fuzzing)` brings in libFuzzer.
+/// Compiler flags for coverage-guided fuzzing: a counter at every edge, the table of their places, and a
+/// call at each comparison. `cfg(fuzzing)` brings in libFuzzer.
 const RUSTFLAGS: &str = "--cfg fuzzing -Cpasses=sancov-module \
     -Cllvm-args=-sanitizer-coverage-level=4 \
     -Cllvm-args=-sanitizer-coverage-inline-8bit-counters \
     -Cllvm-args=-sanitizer-coverage-pc-table \
     -Cllvm-args=-sanitizer-coverage-trace-compares";
 
-/// An input that takes longer breaks every claim.
+/// Seconds. An input that takes longer breaks the claim.
 const TIMEOUT: &str = "-timeout=10";
 
 pub(crate) fn run(workspace: &Workspace, args: &Args) -> Result<()> {
@@ -95,12 +94,12 @@ pub(crate) fn cargo(workspace: &Workspace, arguments: &[&str]) -> Command {
 }
 
 fn build(workspace: &Workspace, toolbox: &Toolbox) -> Result<Vec<Artifact>> {
-    // With a target given, the flags stay away from build scripts and macros.
+    // If a target is given, the flags do not apply to build scripts and macros.
     let host = workspace::host_triple()?;
     let mut command =
         cargo(workspace, &["build", "--locked", "--release", "--bins", "--target", &host]);
     if let Some(root) = toolbox.root(&tools::LIBFUZZER) {
-        // The library of C++ itself is on every Debian system, though not its link for compilers.
+        // Every Debian system has the C++ library, but not always its link for compilers.
         command
             .env("CUSTOM_LIBFUZZER_PATH", prebuilt(&root)?)
             .env("CUSTOM_LIBFUZZER_STD_CXX", "none")
@@ -111,7 +110,7 @@ fn build(workspace: &Workspace, toolbox: &Toolbox) -> Result<Vec<Artifact>> {
     artifacts::from(&mut command)
 }
 
-/// libFuzzer's archive among the packages unpacked to `root`.
+/// libFuzzer's archive in the packages that are unpacked to `root`.
 fn prebuilt(root: &Path) -> Result<PathBuf> {
     let name = format!("libclang_rt.fuzzer-{}.a", std::env::consts::ARCH);
     let clang = root.join("usr/lib/llvm-14/lib/clang");
@@ -121,7 +120,7 @@ fn prebuilt(root: &Path) -> Result<PathBuf> {
         .with_context(|| format!("{name} is not under {}; g++ would do instead", clang.display()))
 }
 
-/// Whether libFuzzer's own lines are for somebody who watches.
+/// Whether to show libFuzzer's own lines.
 #[derive(Clone, Copy)]
 enum Progress {
     Shown,
@@ -132,11 +131,11 @@ enum Progress {
 struct Target<'a> {
     name: &'a str,
     fuzzer: &'a Path,
-    /// In the checkout: what is known.
+    /// The corpus in the checkout.
     corpus: PathBuf,
-    /// Under `target/`: what fuzzing has found besides.
+    /// The further inputs that fuzzing has found, under `target/`.
     findings: PathBuf,
-    /// Under `target/`: inputs that broke the claim.
+    /// Inputs that broke the claim, under `target/`.
     crashes: PathBuf,
 }
 
@@ -158,7 +157,7 @@ impl<'a> Target<'a> {
 
     fn search(&self, time: Duration, progress: Progress) -> Result<()> {
         eprintln!("   {}: {} s", self.name, time.as_secs());
-        // What broke before is in the corpus by now; what breaks again has the same name.
+        // Earlier crashes are in the corpus already. An input that fails again gets the same name.
         for old in files(&self.crashes)? {
             fs::remove_file(old)?;
         }
@@ -185,8 +184,8 @@ impl<'a> Target<'a> {
         );
     }
 
-    /// The smallest input that breaks the claim as `crash` does, in the corpus. What takes too long
-    /// or too much memory is kept as it is: to look for less of it would take as long each time.
+    /// Writes the smallest input that breaks the claim as `crash` does to the corpus. An input that takes too
+    /// long or too much memory is kept unchanged, because each smaller one would take as long.
     fn minimise(&self, crash: &Path) -> Result<PathBuf> {
         let name = crash.file_name().context("a crash is a file")?;
         let kept = self.corpus.join(name);
@@ -199,12 +198,12 @@ impl<'a> Target<'a> {
             .args(["-minimize_crash=1", "-max_total_time=20", TIMEOUT])
             .arg(with_path("-exact_artifact_path=", &kept))
             .arg(crash);
-        // It fails in the end by design: with the smallest input that still fails.
+        // libFuzzer always fails here, with the smallest input that still fails.
         command.output().with_context(|| format!("{} cannot be run", self.fuzzer.display()))?;
         Ok(kept)
     }
 
-    /// Adds to the corpus those findings that reach code which it does not: few enough for git.
+    /// Adds the findings that reach new code to the corpus. They are few enough for git.
     fn keep(&self) -> Result<()> {
         let mut command = Command::new(self.fuzzer);
         command.args(["-set_cover_merge=1", "-use_counters=0"]);
@@ -234,7 +233,7 @@ fn files(dir: &Path) -> Result<Vec<PathBuf>> {
     Ok(files)
 }
 
-/// For reports from a machine whose files will be gone.
+/// The bytes in hexadecimal, for reports from a machine whose files are lost.
 fn hex(bytes: &[u8]) -> String {
     const SHOWN: usize = 512;
     let more = if bytes.len() > SHOWN { " and more" } else { "" };

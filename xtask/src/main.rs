@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 
-//! Every command of the ibarr project. Parses and dispatches; each command is a module.
+//! Every command of the ibarr project. This file parses and dispatches; each command is a module.
 
 #![forbid(unsafe_code)]
 
@@ -41,9 +41,9 @@ enum Command {
     Sim(sim::Args),
     Ebpf(ebpf::Args),
     Fuzz(fuzz::Args),
-    /// Check the house rules that the compiler does not know
+    /// Check the project's rules that the compiler does not know
     Tidy,
-    /// Check the kernel module with the kernel's own style checker
+    /// Check the kernel module with the kernel's style checker
     Checkpatch,
     Tools(tools::Args),
     Vm(vm::Args),

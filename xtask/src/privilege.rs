@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 
-//! Who runs what: everything is built as the user who typed the command, and only finished
-//! programs that make namespaces are started as root.
+//! Privileges: everything is built as the user that typed the command, and only finished programs that
+//! make namespaces are started as root.
 
 use std::ffi::{OsStr, OsString};
 use std::fs;
@@ -12,19 +12,19 @@ use anyhow::{Context as _, Result};
 
 use crate::tools;
 
-/// How a program that wants to be root is started.
+/// How to start a program that needs root.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub(crate) enum Privilege {
-    /// We are root.
+    /// Directly, because we are root.
     Root,
     /// Through sudo.
     Sudo,
-    /// As ourselves, for want of sudo or by wish.
+    /// As the current user, because sudo is missing or not wanted.
     Unprivileged,
 }
 
 impl Privilege {
-    /// `no_sudo`: the user wants none.
+    /// `no_sudo`: the user does not want sudo.
     pub(crate) fn find(no_sudo: bool) -> Result<Self> {
         let status = fs::read_to_string("/proc/self/status").context("/proc/self/status")?;
         Ok(if effective_uid(&status).context("/proc/self/status names no user")? == "0" {
@@ -36,8 +36,7 @@ impl Privilege {
         })
     }
 
-    /// A command that runs `program` with `variables` in its environment, which sudo alone would
-    /// not hand on.
+    /// A command that runs `program` with `variables` in its environment. sudo alone would drop them.
     pub(crate) fn command(self, program: &Path, variables: &[(&str, &OsStr)]) -> Command {
         if self == Self::Sudo {
             let mut command = Command::new("sudo");

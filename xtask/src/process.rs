@@ -1,16 +1,16 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 
-//! Running other programs, with errors that name them.
+//! Runs other programs, with errors that name them.
 
 use std::path::Path;
 use std::process::{Command, Stdio};
 
 use anyhow::{Context as _, Result, bail};
 
-/// Runs `command` on our own terminal.
+/// Runs `command` on our terminal.
 ///
 /// # Errors
-/// It could not be started or did not succeed.
+/// The command cannot be started, or fails.
 pub(crate) fn run(command: &mut Command) -> Result<()> {
     let status = command.status().with_context(|| format!("{} cannot be run", name(command)))?;
     if !status.success() {
@@ -19,10 +19,10 @@ pub(crate) fn run(command: &mut Command) -> Result<()> {
     Ok(())
 }
 
-/// What `command` writes to its standard output.
+/// The standard output of `command`.
 ///
 /// # Errors
-/// As for [`run`], with what it wrote to its standard error.
+/// As for [`run`], with the command's standard error.
 pub(crate) fn output(command: &mut Command) -> Result<String> {
     let output = command
         .stdin(Stdio::null())
@@ -36,7 +36,7 @@ pub(crate) fn output(command: &mut Command) -> Result<String> {
         .with_context(|| format!("{} wrote something that is not UTF-8", name(command)))
 }
 
-/// The program and its first argument: enough to know it by.
+/// The program and its first argument, for messages.
 fn name(command: &Command) -> String {
     let program = Path::new(command.get_program());
     let program = program.file_name().unwrap_or(command.get_program()).to_string_lossy();

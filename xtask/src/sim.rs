@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 
-//! `sim`: nodes with stand-in kernels on a virtual clock, seed after seed, and what many nodes ask of
-//! one subnet administrator. Built with optimisation: that takes seconds, and saves minutes.
+//! `sim`: simulates nodes with stand-in kernels on a virtual clock, seed after seed, and many nodes with
+//! one subnet administrator. It is built with optimisation, which takes seconds and saves minutes.
 
 use std::ffi::OsString;
 use std::process::Command;
@@ -24,7 +24,7 @@ pub(crate) fn run(workspace: &Workspace, args: &Args) -> Result<()> {
     process::run(simulator(workspace)?.args(&args.arguments))
 }
 
-/// What the level of `test` runs.
+/// Runs the level `sim` of `test`.
 pub(crate) fn prove(workspace: &Workspace) -> Result<()> {
     process::run(simulator(workspace)?.args(["--seeds", "1000"]))?;
     process::run(simulator(workspace)?.args(["--sa-load", "--nodes", "500"]))

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 
-//! `run`, `lab` and `bench`: build the daemon and the test bed, start them.
+//! `run`, `lab` and `bench`: build the daemon and the test bed, and start them.
 
 use std::ffi::{OsStr, OsString};
 use std::fs;
@@ -14,25 +14,25 @@ use crate::privilege::Privilege;
 use crate::tools::{self, Toolbox};
 use crate::workspace::Workspace;
 
-/// Show ibarr at work: on this machine's IPoIB interfaces, or else in a lab of namespaces
+/// Run ibarr on this machine's IPoIB interfaces, or show it in a lab of namespaces
 #[derive(clap::Args)]
 pub(crate) struct RunArgs {
-    /// The lab, even on a machine with IPoIB
+    /// Show the lab, also on a machine with IPoIB
     #[arg(long)]
     lab: bool,
     /// End after the first round of resolutions
     #[arg(long)]
     once: bool,
-    /// Stay an ordinary user: a user namespace, answers from user space
+    /// Do not use sudo: use a user namespace, in which only the daemon answers
     #[arg(long)]
     no_sudo: bool,
 }
 
-/// Network namespaces with an ibarr on each: up, exec, status, list, down
+/// Network namespaces, each with an ibarr: up, exec, status, list, down
 #[derive(clap::Args)]
 #[command(disable_help_flag = true)]
 pub(crate) struct LabArgs {
-    /// Stay an ordinary user
+    /// Do not use sudo: make the lab in a user namespace
     #[arg(long)]
     no_sudo: bool,
     /// Passed to `ibarr-testbed lab`; `--help` lists them
@@ -40,7 +40,7 @@ pub(crate) struct LabArgs {
     arguments: Vec<OsString>,
 }
 
-/// Measure, on a release build
+/// Measure costs, on a release build
 #[derive(clap::Args)]
 #[command(disable_help_flag = true)]
 pub(crate) struct BenchArgs {
@@ -49,8 +49,8 @@ pub(crate) struct BenchArgs {
     arguments: Vec<OsString>,
 }
 
-/// The packages of the binaries. Always built together: the features of what they share are
-/// then the same each time, and nothing is built twice.
+/// The packages of the binaries. They are always built together, so that shared dependencies have the same
+/// features each time, and nothing is built twice.
 const PACKAGES: [&str; 6] =
     ["--package", "ibarr-user", "--package", "ibarr-testbed", "--package", "ibarr-fabric"];
 
@@ -112,8 +112,8 @@ fn build(workspace: &Workspace, profile: Profile) -> Result<Vec<Artifact>> {
     artifacts::build(workspace, &arguments)
 }
 
-/// Becomes `ibarr-testbed` with `arguments`. It finds `ibarr` beside itself, and without root it
-/// says what is missing.
+/// Becomes `ibarr-testbed` with `arguments`, which finds `ibarr` beside itself, and without root says
+/// what is missing.
 fn start(
     workspace: &Workspace,
     built: &[Artifact],
@@ -155,7 +155,7 @@ fn ipoib_interfaces(class: &Path) -> Result<Vec<String>> {
     let mut names = Vec::new();
     for entry in entries {
         let entry = entry?;
-        // `bonding_masters` is a file of this directory; a device may vanish as we look.
+        // `bonding_masters` is a file in this directory, and a device may vanish meanwhile.
         let kind = fs::read_to_string(entry.path().join("type")).unwrap_or_default();
         if kind.trim() == "32" {
             names.push(entry.file_name().to_string_lossy().into_owned());

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 
-//! Where things are.
+//! The directories of the checkout.
 
 use std::env;
 use std::path::{Path, PathBuf};
@@ -19,7 +19,7 @@ pub(crate) struct Workspace {
 
 impl Workspace {
     pub(crate) fn find() -> Result<Self> {
-        // At run time first: a shared target directory may hold another checkout's build.
+        // The variable at run time comes first: a shared target directory may have another checkout's build.
         let xtask = env::var_os("CARGO_MANIFEST_DIR")
             .map_or_else(|| PathBuf::from(env!("CARGO_MANIFEST_DIR")), PathBuf::from);
         let root = xtask.parent().context("xtask/ has a parent directory")?.to_owned();
@@ -47,7 +47,7 @@ impl Workspace {
     }
 }
 
-/// What `cargo metadata` says of the workspace at `root`.
+/// The output of `cargo metadata` for the workspace at `root`.
 pub(crate) fn metadata(root: &Path, arguments: &[&str]) -> Result<Value> {
     let mut command = cargo(root, &["metadata", "--format-version=1", "--locked"]);
     let json = process::output(command.args(arguments))?;
@@ -61,7 +61,7 @@ pub(crate) fn cargo(root: &Path, arguments: &[&str]) -> Command {
     command
 }
 
-/// The target that rustc builds for unless told otherwise.
+/// The default target of rustc.
 pub(crate) fn host_triple() -> Result<String> {
     let version = process::output(Command::new("rustc").arg("-vV"))?;
     let host = version.lines().find_map(|line| line.strip_prefix("host: "));

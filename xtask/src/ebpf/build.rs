@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 
-//! Compiling and stripping the BPF objects. What is in this file decides about their bytes.
+//! Compiles and strips the BPF objects. This file is among the sources that determine their bytes.
 
 use std::env;
 use std::fs;
@@ -18,7 +18,7 @@ use crate::workspace::Workspace;
 pub(super) struct Object {
     /// Name of its file under `ibarr-ebpf/prebuilt`.
     pub(super) file: &'static str,
-    /// The binary of `ibarr-ebpf` that it is made from.
+    /// The binary of `ibarr-ebpf` that is compiled to it.
     binary: &'static str,
 }
 
@@ -29,7 +29,7 @@ pub(super) const OBJECTS: [Object; 2] = [
 
 const TARGET: &str = "bpfel-unknown-none";
 
-/// Compiles all of [`OBJECTS`] and gives their bytes, in order.
+/// Compiles all of [`OBJECTS`], and returns their bytes in order.
 pub(super) fn build(workspace: &Workspace, toolchain: &Toolchain) -> Result<Vec<Vec<u8>>> {
     let target = workspace.target().join("bpf");
     let cargo_home = env::var("CARGO_HOME")
@@ -37,9 +37,9 @@ pub(super) fn build(workspace: &Workspace, toolchain: &Toolchain) -> Result<Vec<
         .context("neither CARGO_HOME nor HOME is set")?;
     let root = workspace.root().to_str().context("the checkout's path is not UTF-8")?;
     let flags = [
-        // Of the machine that probes would run on; there are none.
+        // The architecture for kernel probes, which the programs do not have.
         "--cfg=bpf_target_arch=\"x86_64\"".to_owned(),
-        // Linux 5.1, so in our floor.
+        // Linux 5.1 and later, so all kernels that we support.
         "-Ctarget-cpu=v3".to_owned(),
         "-Clink-arg=--btf".to_owned(),
         format!("--remap-path-prefix={root}=/ibarr"),
@@ -71,9 +71,9 @@ pub(super) fn build(workspace: &Workspace, toolchain: &Toolchain) -> Result<Vec<
         .env("CARGO_PROFILE_RELEASE_DEBUG", "full")
         .env("CARGO_PROFILE_RELEASE_OPT_LEVEL", "3")
         .env("CARGO_PROFILE_RELEASE_CODEGEN_UNITS", "1")
-        // The linker does it.
+        // The BPF linker does this.
         .env("CARGO_PROFILE_RELEASE_LTO", "off")
-        // It makes other code, and may be on in somebody's environment.
+        // Incremental builds give other code, and a developer may have switched them on.
         .env("CARGO_INCREMENTAL", "0")
         .env_remove("RUSTC_WRAPPER")
         .env_remove("RUSTFLAGS");
@@ -87,7 +87,7 @@ pub(super) fn build(workspace: &Workspace, toolchain: &Toolchain) -> Result<Vec<
 fn stripped(path: &Path) -> Result<Vec<u8>> {
     let whole = fs::read(path).with_context(|| path.display().to_string())?;
     let mut elf = Builder::read(whole.as_slice())?;
-    // LLVM keeps names of sections and symbols in one table; the writer wants two.
+    // LLVM keeps names of sections and symbols in one table; the writer needs two.
     let names = elf.sections.add();
     names.name = b".shstrtab"[..].into();
     names.sh_type = object::elf::SHT_STRTAB;
@@ -107,7 +107,7 @@ fn stripped(path: &Path) -> Result<Vec<u8>> {
     Ok(bytes)
 }
 
-/// Every file of ours that line information mentions must be among those that the digest covers.
+/// Checks that the digest covers each of our files that the line information mentions.
 fn check_sources(object: &[u8]) -> Result<()> {
     const OURS: &[u8] = b"/ibarr/";
     let mentions = object.split(|byte| *byte == 0).filter_map(|text| text.strip_prefix(OURS));

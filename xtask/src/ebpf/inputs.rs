@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 
-//! What the prebuilt BPF objects are made from, and a digest of it. Shared with the test in
-//! `ibarr-ebpf` that finds a stale object, hence std alone.
+//! The sources of the prebuilt BPF objects, and a digest of them. A test in `ibarr-ebpf` that finds a stale
+//! object shares this file, so it uses only std.
 
 use std::fs;
 use std::io;
@@ -21,7 +21,7 @@ pub(crate) const SOURCES: &[&str] = &[
     "xtask/src/ebpf/build.rs",
 ];
 
-/// Crates of others that are compiled into the objects. Their versions count.
+/// Other crates that are compiled into the objects. Their versions count.
 pub(crate) const CRATES: &[&str] = &[
     "aya-ebpf",
     "aya-ebpf-bindings",
@@ -32,7 +32,7 @@ pub(crate) const CRATES: &[&str] = &[
 ];
 
 /// FNV-1a over the names and contents of [`SOURCES`] in order, and the entries of [`CRATES`] in
-/// `Cargo.lock`: it has to tell versions apart, not to withstand an attacker.
+/// `Cargo.lock`. It must tell versions apart, but need not resist an attacker.
 ///
 /// # Errors
 /// A source that cannot be read.
@@ -78,7 +78,7 @@ impl Default for Fnv1a {
 }
 
 impl Fnv1a {
-    /// `bytes` and an end mark.
+    /// Adds `bytes` and an end mark.
     fn write(&mut self, bytes: &[u8]) {
         for byte in bytes.iter().copied().chain([0xff]) {
             self.0 = (self.0 ^ u64::from(byte)).wrapping_mul(0x0000_0100_0000_01b3);

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 
-//! `ebpf`: compiles the BPF programs into `ibarr-ebpf/prebuilt`, where everything else takes them
-//! from. Whoever does not touch them needs no BPF toolchain.
+//! `ebpf`: compiles the BPF programs into `ibarr-ebpf/prebuilt`, from which all other builds take them. So
+//! only a change of the programs needs a BPF toolchain.
 
 mod build;
 mod inputs;
@@ -22,15 +22,15 @@ use crate::workspace::Workspace;
 /// Compile the BPF programs into ibarr-ebpf/prebuilt
 #[derive(clap::Args)]
 pub(crate) struct Args {
-    /// Write nothing: compile, and compare with what is there
+    /// Write nothing: compile, and compare with the prebuilt objects
     #[arg(long)]
     check: bool,
 }
 
-/// Where the objects are, from the top of the checkout.
+/// The directory of the objects, from the top of the checkout.
 const PREBUILT: &str = "ibarr-ebpf/prebuilt";
 
-/// Says what the objects beside it were made from, and with what.
+/// The file that records the sources and the toolchain of the objects beside it.
 const RECORD: &str = "toolchain.txt";
 
 pub(crate) fn run(workspace: &Workspace, args: &Args) -> Result<()> {
@@ -39,7 +39,7 @@ pub(crate) fn run(workspace: &Workspace, args: &Args) -> Result<()> {
         return check(workspace, &toolchain);
     }
     let prebuilt = workspace.root().join(PREBUILT);
-    // Of what is there before it is compiled: a change meanwhile makes the objects stale.
+    // Take the digest before the compilation, so that a change meanwhile makes the objects stale.
     let sources = inputs::digest(workspace.root())?;
     for (object, bytes) in OBJECTS.iter().zip(build::build(workspace, &toolchain)?) {
         let path = prebuilt.join(object.file);
@@ -53,8 +53,8 @@ pub(crate) fn run(workspace: &Workspace, args: &Args) -> Result<()> {
     fs::write(prebuilt.join(RECORD), record).context(RECORD)
 }
 
-/// Compiles, and compares with what is there. Bytes are compared only if it was made with the same
-/// toolchain; else the fresh objects are tested in its place.
+/// Compiles, and compares with the prebuilt objects. It compares bytes only if they were made with the
+/// same toolchain; otherwise it tests the fresh objects.
 pub(crate) fn check(workspace: &Workspace, toolchain: &Toolchain) -> Result<()> {
     let prebuilt = workspace.root().join(PREBUILT);
     let record = fs::read_to_string(prebuilt.join(RECORD)).context(RECORD)?;
@@ -64,10 +64,10 @@ pub(crate) fn check(workspace: &Workspace, toolchain: &Toolchain) -> Result<()> 
         for (object, fresh) in OBJECTS.iter().zip(objects) {
             let path = prebuilt.join(object.file);
             if fs::read(&path).with_context(|| path.display().to_string())? != fresh {
-                bail!("{} is not what its sources give: run `cargo xtask ebpf`", object.file);
+                bail!("{} differs from what its sources give: run `cargo xtask ebpf`", object.file);
             }
         }
-        println!("ebpf: the prebuilt objects are byte for byte what their sources give");
+        println!("ebpf: the prebuilt objects have exactly the bytes that their sources give");
         return Ok(());
     }
     println!(

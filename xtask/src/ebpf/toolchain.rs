@@ -2,9 +2,8 @@
 
 //! A Rust compiler with a `core` for BPF, and `bpf-linker` with the same LLVM.
 //!
-//! Debian builds `core` for `bpfel-unknown-none` beside the compiler that its browsers need, so
-//! that neither nightly nor `rust-src` is wanted. The linker comes from crates.io and is compiled
-//! once.
+//! Debian builds `core` for `bpfel-unknown-none` with the compiler for its browsers, so neither nightly nor
+//! `rust-src` is needed. The linker comes from crates.io and is compiled once.
 
 use std::fs;
 use std::os::unix::fs::symlink;
@@ -17,7 +16,7 @@ use crate::process;
 use crate::tools::{self, Unpacked};
 use crate::workspace::Workspace;
 
-/// Debian's packages for it.
+/// Debian's packages of the compiler.
 const RUST: tools::Set = tools::Set {
     name: "rust-bpf",
     purpose: "Rust compiler for the BPF programs",
@@ -26,16 +25,16 @@ const RUST: tools::Set = tools::Set {
     suites: &[],
 };
 
-/// Must be able to read what the LLVM of [`RUST`] writes.
+/// The linker must be able to read the output of the LLVM of [`RUST`].
 const LINKER_VERSION: &str = "0.13.0";
 const LINKER_LLVM: &str = "llvm-22";
 
-/// What the objects are compiled with.
+/// The compiler and linker of the objects.
 pub(crate) struct Toolchain {
     pub(super) rustc: PathBuf,
-    /// Holds `bpf-linker`.
+    /// The directory of `bpf-linker`.
     pub(super) linker_dir: PathBuf,
-    /// What an object's bytes depend on, a line each.
+    /// The versions that an object's bytes depend on, one a line.
     pub(super) versions: Vec<String>,
 }
 
@@ -57,7 +56,7 @@ impl Toolchain {
     }
 }
 
-/// The directory of `bpf-linker`, compiled first if need be.
+/// The directory of `bpf-linker`, which is compiled first if needed.
 fn linker(workspace: &Workspace, rust: &Unpacked) -> Result<PathBuf> {
     let root = workspace.target().join("tools/bpf-linker");
     let stamp = root.join("version");
@@ -91,7 +90,7 @@ fn linker(workspace: &Workspace, rust: &Unpacked) -> Result<PathBuf> {
     Ok(root.join("bin"))
 }
 
-/// Gives `dir` the names that the linker's build script and the linker look for.
+/// Makes links in `dir` with the names that the linker and its build script look for.
 fn link_llvm(libraries: &Path, dir: &Path) -> Result<()> {
     fs::create_dir_all(dir)?;
     for entry in fs::read_dir(libraries).with_context(|| libraries.display().to_string())? {

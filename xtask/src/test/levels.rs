@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 
-//! The table of levels, and what each does.
+//! The levels of proof, and the function of each.
 
 use std::time::Duration;
 
@@ -17,7 +17,7 @@ use crate::{fuzz, process, sim, tidy, tools, vm};
 pub(super) const LEVELS: &[Level] = &[
     Level {
         name: "lint",
-        what: "format, clippy, documentation, house rules",
+        what: "format, clippy, documentation, the project's rules",
         fast: true,
         budget: Duration::from_secs(90),
         run: lint,
@@ -38,7 +38,7 @@ pub(super) const LEVELS: &[Level] = &[
     },
     Level {
         name: "fuzz",
-        what: "the corpora replayed, then each target for 10 s",
+        what: "replay of the corpora, then each target for 10 s",
         fast: false,
         budget: Duration::from_mins(2),
         run: fuzzing,
@@ -73,7 +73,7 @@ pub(super) const LEVELS: &[Level] = &[
     },
     Level {
         name: "vm-netlink",
-        what: "stock kernels of Debian in QEMU: what they ask, and what they take for an answer",
+        what: "Debian's stock kernels in QEMU: what they ask, and which answers they accept",
         fast: false,
         budget: Duration::from_mins(7),
         run: virtual_machines,
@@ -103,14 +103,14 @@ pub(super) const LEVELS: &[Level] = &[
 
 const GROUPS: [&str; 3] = ["all", "fast", "vm"];
 
-/// The levels that `names` ask for, in the order of the table; `vm` asks for all that begin so.
+/// The levels in `names`, in the order of the table; `vm` stands for all levels that begin with `vm-`.
 pub(super) fn choose(names: &[String]) -> Result<Vec<&'static Level>> {
     for name in names {
         let is_known = LEVELS.iter().any(|level| level.name == name);
         if !is_known && !GROUPS.contains(&name.as_str()) {
             let known: Vec<_> =
                 GROUPS.into_iter().chain(LEVELS.iter().map(|level| level.name)).collect();
-            bail!("no level is called {name:?}: there are {}", known.join(", "));
+            bail!("there is no level {name:?}, only {}", known.join(", "));
         }
     }
     let asked = |name: &str| names.iter().any(|asked| asked == name);
@@ -153,7 +153,7 @@ fn lint(bench: &Bench<'_>) -> Result<Outcome> {
 
 fn unit(bench: &Bench<'_>) -> Result<Outcome> {
     let tests = bench.built()?.iter().filter(|artifact| artifact.is_test && !is_system(artifact));
-    // The tests of the daemon's binary make a namespace of their own, as whoever runs them.
+    // The tests of the daemon's binary make their own namespace, as any user.
     let toolbox = match toolbox(bench, &[&tools::IPROUTE2]) {
         Ok(toolbox) => toolbox,
         Err(lack) => return Ok(lack),
@@ -216,7 +216,7 @@ fn lab(bench: &Bench<'_>) -> Result<Outcome> {
         Ok(toolbox) => toolbox,
         Err(lack) => return Ok(lack),
     };
-    // Without it the tests would build the daemon themselves, as root.
+    // Without this variable the tests would build the daemon, as root.
     let ibarr = artifacts::binary(bench.built()?, "ibarr")?.as_os_str();
     let path = toolbox.path()?;
     let variables = [("PATH", path.as_os_str()), ("IBARR_UNDER_TEST", ibarr)];
@@ -252,7 +252,7 @@ fn rdma_in_vm(bench: &Bench<'_>) -> Result<Outcome> {
     proved(vm::prove_rdma(bench.workspace))
 }
 
-/// What guests proved, or why there are none.
+/// The outcome of guests, or why none can run.
 fn proved(proof: Result<Result<usize>>) -> Result<Outcome> {
     let proof = match proof {
         Ok(proof) => proof,
@@ -262,19 +262,19 @@ fn proved(proof: Result<Result<usize>>) -> Result<Outcome> {
     Ok(Outcome::Passed(Count { passed, ignored: 0 }))
 }
 
-/// The files under `tests/` of the test bed make namespaces and so need root.
+/// The integration tests of the test bed make namespaces and need root.
 fn is_system(artifact: &Artifact) -> bool {
     artifact.is_integration_test && artifact.package.ends_with("ibarr-testbed")
 }
 
-/// Those that need OpenSM too are a level of their own.
+/// The tests with OpenSM are a level of their own.
 fn is_with_opensm(artifact: &Artifact) -> bool {
     is_system(artifact) && artifact.target == "opensm"
 }
 
-const NO_ROOT: &str = "it needs root, and sudo is missing or unwanted";
+const NO_ROOT: &str = "it needs root, and sudo is missing or not wanted";
 
-/// What the lab needs, or why it cannot be run here.
+/// The tools of the lab, or why it cannot run here.
 fn root_and_tools(bench: &Bench<'_>) -> Result<Toolbox, Outcome> {
     if bench.privilege == Privilege::Unprivileged {
         return Err(Outcome::NotRun(NO_ROOT.to_owned()));
@@ -282,7 +282,7 @@ fn root_and_tools(bench: &Bench<'_>) -> Result<Toolbox, Outcome> {
     toolbox(bench, &[&tools::IPROUTE2, &tools::BPFTOOL, &tools::ETHTOOL])
 }
 
-/// The programs of `sets`, or why a level cannot be run without them.
+/// The programs of `sets`, or why they cannot be fetched.
 fn toolbox(bench: &Bench<'_>, sets: &[&Set]) -> Result<Toolbox, Outcome> {
     tools::ensure(bench.workspace, sets).map_err(|error| Outcome::NotRun(format!("{error:#}")))
 }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 
-//! `test`: the levels of proof, from the cheapest to the one that needs most.
+//! `test`: the levels of proof, from the cheapest to the most expensive.
 
 mod levels;
 mod suite;
@@ -16,14 +16,14 @@ use crate::artifacts::{self, Artifact};
 use crate::privilege::Privilege;
 use crate::workspace::Workspace;
 
-/// Prove it: all levels, `fast` (those that need nothing), `vm` (those in guests), or the levels named
+/// Run the tests: all levels, `fast` (without special rights), `vm` (in virtual machines), or the named levels
 #[derive(clap::Args)]
 #[command(after_help = levels::help())]
 pub(crate) struct Args {
     /// `all`, `fast`, `vm`, or levels
     #[arg(default_value = "all")]
     levels: Vec<String>,
-    /// Stay an ordinary user: levels that need root are not run
+    /// Do not use sudo: levels that need root are not run
     #[arg(long)]
     no_sudo: bool,
 }
@@ -51,27 +51,28 @@ pub(crate) fn run(workspace: &Workspace, args: &Args) -> Result<()> {
     conclude(&reports, strict)
 }
 
-/// What proves one claim after another.
+/// A level of proof.
 struct Level {
     name: &'static str,
     what: &'static str,
     /// Whether it is part of `test fast`.
     fast: bool,
-    /// What it may take, cold, on two cores. To be longer is reported, not a failure.
+    /// The time that it may take on two cores without a warm build. A longer run is reported, and is no
+    /// failure.
     budget: Duration,
     run: fn(&Bench<'_>) -> Result<Outcome>,
 }
 
-/// What a level came to, if it did not fail.
+/// The outcome of a level that did not fail.
 #[derive(Clone, Debug, Eq, PartialEq)]
 enum Outcome {
-    /// Everything held; tests are counted where the level has tests.
+    /// The level passed. Tests are counted if it has any.
     Passed(Count),
-    /// This machine lacks what the level needs.
+    /// The machine lacks something that the level needs.
     NotRun(String),
 }
 
-/// What the levels work with.
+/// The parts that the levels share.
 struct Bench<'a> {
     workspace: &'a Workspace,
     privilege: Privilege,
@@ -79,8 +80,8 @@ struct Bench<'a> {
 }
 
 impl Bench<'_> {
-    /// Every binary and test of the workspace, from one build: so dependencies have the same
-    /// features for all levels and none is compiled twice.
+    /// Every binary and test of the workspace, from one build. So dependencies have the same features for
+    /// all levels, and none is compiled twice.
     fn built(&self) -> Result<&[Artifact]> {
         if self.built.get().is_none() {
             let arguments = ["build", "--locked", "--workspace", "--all-targets"];
@@ -114,7 +115,8 @@ impl Report {
     }
 }
 
-/// The last line, and whether all is well. `strict`: what was not run counts as failed.
+/// Prints the last line, and fails if a level failed. With `strict`, a level that did not run counts as
+/// failed.
 fn conclude(reports: &[Report], strict: bool) -> Result<()> {
     let mut total = Count::default();
     let (mut failed, mut not_run) = (Vec::new(), Vec::new());
@@ -168,7 +170,7 @@ mod tests {
     }
 
     #[test]
-    fn a_level_not_run_fails_in_ci_alone() {
+    fn level_that_did_not_run_fails_only_in_ci() {
         let reports = [report(Ok(Outcome::NotRun("no root".to_owned())))];
         assert!(conclude(&reports, true).is_err());
         assert!(conclude(&reports, false).is_ok());

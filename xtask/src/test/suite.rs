@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 
-//! Runs test programs that cargo built, and counts what they say.
+//! Runs test programs that cargo has built, and counts their tests.
 
 use std::ffi::OsStr;
 use std::fmt;
@@ -13,7 +13,7 @@ use crate::artifacts::Artifact;
 use crate::privilege::Privilege;
 use crate::workspace::Workspace;
 
-/// Tests of programs that succeeded.
+/// Number of tests of successful programs.
 #[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
 pub(super) struct Count {
     pub(super) passed: u32,
@@ -44,7 +44,7 @@ impl fmt::Display for Count {
 }
 
 /// Runs `tests` one after another, each in its package's directory as cargo does, with `variables` in
-/// their environment. The failures of all are shown before the first of them becomes the error.
+/// their environment. All failures are shown, and the first one becomes the error.
 pub(super) fn run<'a>(
     workspace: &Workspace,
     tests: impl Iterator<Item = &'a Artifact>,
@@ -74,8 +74,7 @@ pub(super) fn run<'a>(
     Ok(count)
 }
 
-/// Runs a test program, or a `cargo test`, and counts its tests. What it writes is shown only if
-/// it fails.
+/// Runs a test program, or a `cargo test`, and counts its tests. Its output is shown only if it fails.
 pub(super) fn run_command(name: &str, command: &mut Command) -> Result<Count> {
     eprint!("   {name}: ");
     let output = command

@@ -6,18 +6,18 @@ use serde_json::Value;
 
 use super::Problems;
 
-/// What one of our crates may depend on.
+/// The crates that one of our crates may depend on.
 struct Arrows {
     from: &'static str,
-    /// Crates of ours.
+    /// Our crates.
     ours: &'static [&'static str],
-    /// Crates of ours that its tests may use besides.
+    /// Our crates that its tests may use as well.
     tests: &'static [&'static str],
-    /// Crates of others. `None`: any that the licence rules allow.
+    /// Other crates. `None`: any that the licence rules allow.
     others: Option<&'static [&'static str]>,
 }
 
-/// For tests the lists of others are open: a test cannot reach the product.
+/// Tests may use any other crate, because it does not become part of the product.
 const ARROWS: &[Arrows] = &[
     Arrows { from: "ibarr-common", ours: &[], tests: &[], others: Some(&["crc", "zerocopy"]) },
     Arrows { from: "ibarr-ebpf", ours: &["ibarr-common"], tests: &[], others: None },
@@ -61,11 +61,11 @@ const ARROWS: &[Arrows] = &[
     },
 ];
 
-/// Holds `cargo metadata` against [`ARROWS`].
+/// Compares `cargo metadata` with [`ARROWS`].
 pub(super) fn check(metadata: &Value) -> Problems {
     let mut problems = Problems::new();
     let packages = metadata["packages"].as_array().map(Vec::as_slice).unwrap_or_default();
-    // Without a source it is not from a registry: it is ours.
+    // A package without a source is not from a registry, so it is ours.
     let ours: Vec<&str> = packages
         .iter()
         .filter(|package| package["source"].is_null())
@@ -111,7 +111,7 @@ mod tests {
 
     use super::*;
 
-    /// What is said of `from` depending on `on`, which is ours if `source` is null.
+    /// The problems if `from` depends on `on`, which is ours if `source` is null.
     fn problems(from: &str, on: &str, source: &Value, kind: &Value) -> Problems {
         check(&json!({ "packages": [
             { "name": from, "source": null, "dependencies": [{ "name": on, "kind": kind }] },

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 
-//! Under which licences, and from where, dependencies come. `deny.toml` says the same to
-//! cargo-deny, which also knows of advisories.
+//! The allowed licences and sources of dependencies. `deny.toml` has the same for cargo-deny, which also
+//! checks advisories.
 
 use serde_json::Value;
 
@@ -11,7 +11,7 @@ const OURS: &str = "GPL-2.0-only OR BSD-2-Clause";
 
 const CRATES_IO: &str = "registry+https://github.com/rust-lang/crates.io-index";
 
-/// What a dependency may be under, by SPDX identifier.
+/// Allowed licences of dependencies, by SPDX identifier.
 const ALLOWED: &[&str] = &[
     "Apache-2.0",
     "Apache-2.0 WITH LLVM-exception",
@@ -19,20 +19,20 @@ const ALLOWED: &[&str] = &[
     "BSD-3-Clause",
     "ISC",
     "MIT",
-    // libFuzzer, in fuzz/ alone.
+    // libFuzzer, only in fuzz/.
     "NCSA",
     "Unicode-3.0",
     "Unlicense",
     "Zlib",
 ];
 
-/// Holds the packages of `cargo metadata` against the lists.
+/// Compares the packages of `cargo metadata` with the lists.
 pub(super) fn check(metadata: &Value) -> Problems {
     let packages = metadata["packages"].as_array().map(Vec::as_slice).unwrap_or_default();
     packages.iter().filter_map(problem).collect()
 }
 
-/// `deny.toml` allows what [`ALLOWED`] does, and ourselves.
+/// Checks that `deny.toml` allows the licences of [`ALLOWED`] and our own.
 pub(super) fn deny_toml(files: &[File]) -> Problems {
     let deny = files.iter().find(|file| file.path == "deny.toml");
     let list = deny.and_then(|file| file.text.split_once("\nallow = [")?.1.split_once(']'));
@@ -62,9 +62,9 @@ fn problem(package: &Value) -> Option<String> {
     }
 }
 
-/// Whether an SPDX expression can be met with [`ALLOWED`]. What it cannot read it does not allow.
+/// Whether licences of [`ALLOWED`] satisfy an SPDX expression. False if the expression cannot be parsed.
 fn is_allowed(expression: &str) -> bool {
-    // `MIT/Apache-2.0` is how OR was once written.
+    // `MIT/Apache-2.0` is an old form of OR.
     let spaced = expression.replace('(', " ( ").replace(')', " ) ").replace('/', " OR ");
     let mut words = Words { words: spaced.split_whitespace().collect() };
     words.any().is_some_and(|allowed| allowed && words.words.is_empty())

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 
-//! `tidy`: the house rules that neither rustc nor clippy knows. Each check is a function of what
-//! it reads, and has a test that shows it failing.
+//! `tidy`: the project's rules that neither rustc nor clippy knows. Each check is a function of its input,
+//! and has a test in which it fails.
 
 mod arrows;
 mod licences;
@@ -16,14 +16,14 @@ use anyhow::{Context as _, Result, bail};
 use crate::process;
 use crate::workspace::{self, Workspace};
 
-/// A rule that something breaks: what, and the remedy.
+/// Broken rules, each with its place and its remedy.
 type Problems = Vec<String>;
 
 pub(crate) fn check(workspace: &Workspace) -> Result<()> {
     let files = tracked_files(workspace.root())?;
     let mut problems = Problems::new();
 
-    // Without the packages of other systems: they are in no build of ours.
+    // Without packages for other systems, which are in none of our builds.
     let host = workspace::host_triple()?;
     let platform = ["--filter-platform", &host];
     let metadata = workspace::metadata(workspace.root(), &platform)?;
@@ -58,7 +58,7 @@ struct File {
     text: String,
 }
 
-/// What git tracks, and what it would if it were added; not what is no text.
+/// The text files that git tracks, and new ones that it does not ignore.
 fn tracked_files(root: &Path) -> Result<Vec<File>> {
     let mut git = Command::new("git");
     git.current_dir(root).args(["ls-files", "-z", "--cached", "--others", "--exclude-standard"]);
@@ -68,7 +68,7 @@ fn tracked_files(root: &Path) -> Result<Vec<File>> {
         match fs::read_to_string(root.join(path)) {
             Ok(text) => files.push(File { path: path.to_owned(), text }),
             Err(error) if error.kind() == std::io::ErrorKind::InvalidData => {}
-            // Deleted and not yet committed.
+            // The file is deleted, but not yet committed.
             Err(error) if error.kind() == std::io::ErrorKind::NotFound => {}
             Err(error) => return Err(error).context(path.to_owned()),
         }

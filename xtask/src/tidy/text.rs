@@ -8,13 +8,13 @@ use super::{File, Problems};
 
 const SPDX: &str = "SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause";
 
-/// The longest that a source file may be without saying why, its unit tests included.
+/// The most lines of a source file without a reason, with its unit tests.
 const MAX_LINES: usize = 600;
 
 /// In the head comment of a longer file, before its reason.
 const LONG: &str = "long because";
 
-/// Where memory and system calls are touched by hand; the rest of the tree has no `unsafe`.
+/// The places with `unsafe` code, for memory and system calls. The rest of the tree has none.
 const UNSAFE_PLACES: &[&str] = &[
     "ibarr-user/src/sys/",
     "ibarr-user/src/sys.rs",
@@ -24,17 +24,17 @@ const UNSAFE_PLACES: &[&str] = &[
     "ibarr-testbed/src/vm/sys/",
 ];
 
-/// Directories of the machines that this is written on: nobody else has them.
+/// Directories of developers' machines, which other machines do not have.
 const MACHINE_DIRS: &[&str] =
     &[concat!("/", "work/"), concat!("/", "farm/"), concat!("/", "home/"), concat!("/", "root/")];
 
-/// A program asks for the directory of temporary files; text may speak of it.
+/// Programs must ask for the directory of temporary files; documents may name it.
 const TEMPORARY_DIR: &str = concat!("/", "tmp/");
 
-/// How names of the kernel's functions begin, which documents give beside those of our tests.
+/// Prefixes of kernel functions, which documents name besides our tests.
 const KERNEL: &[&str] = &["bpf_", "cma_", "ib_", "ipoib_", "rdma_"];
 
-/// The rules about a file by itself.
+/// The rules for a single file.
 pub(super) fn check(file: &File) -> Problems {
     [
         licence(file),
@@ -77,7 +77,7 @@ fn length(file: &File) -> Option<String> {
 
 fn machine_paths(file: &File) -> Option<String> {
     file.find(|line| MACHINE_DIRS.iter().any(|dir| has_path(line, dir)))
-        .map(|at| format!("{at}: a path of somebody's machine"))
+        .map(|at| format!("{at}: a path of a developer's machine"))
 }
 
 fn hand_made_temporary_paths(file: &File) -> Option<String> {
@@ -85,7 +85,7 @@ fn hand_made_temporary_paths(file: &File) -> Option<String> {
         return None;
     }
     file.find(|line| has_path(line, TEMPORARY_DIR))
-        .map(|at| format!("{at}: a temporary path made by hand: use std::env::temp_dir"))
+        .map(|at| format!("{at}: a fixed temporary path: use std::env::temp_dir"))
 }
 
 fn unsafe_places(file: &File) -> Option<String> {
@@ -111,7 +111,7 @@ fn ignored_tests(file: &File) -> Option<String> {
         return None;
     }
     file.find(|line| line.trim_start().starts_with("#[ignore"))
-        .map(|at| format!("{at}: a test that nobody runs: give it a level, or remove it"))
+        .map(|at| format!("{at}: an ignored test: give it a level, or remove it"))
 }
 
 fn lints(file: &File) -> Option<String> {
@@ -123,11 +123,11 @@ fn lints(file: &File) -> Option<String> {
         .then(|| format!("{}: it does not inherit the lints: [lints], workspace = true", file.path))
 }
 
-/// Relative links of Markdown files lead to files.
+/// Checks that relative links of Markdown files lead to files.
 pub(super) fn links(files: &[File]) -> Problems {
     let mut problems = Problems::new();
     for file in files.iter().filter(|file| file.has_extension(&["md"])) {
-        // Every second part is a block of code, which has no links.
+        // Every second part is a code block, which has no links.
         let prose = file.text.split("```").step_by(2);
         for rest in prose.flat_map(|text| text.split("](").skip(1)) {
             let Some((target, _)) = rest.split_once(')') else { continue };
@@ -143,15 +143,15 @@ pub(super) fn links(files: &[File]) -> Problems {
                     .is_some_and(|rest| rest.is_empty() || rest.starts_with('/') || path.is_empty())
             });
             if !exists {
-                problems.push(format!("{}: a link to {target}, which is not there", file.path));
+                problems.push(format!("{}: a link to {target}, which does not exist", file.path));
             }
         }
     }
     problems
 }
 
-/// A function that a document names is in the tree. Names of four words and more are meant: those
-/// of tests, which documents give as proof.
+/// Checks that each function that a document names is in the tree. This is for names of at least four
+/// words: tests, which documents name as proof.
 pub(super) fn proofs(files: &[File]) -> Problems {
     let functions: HashSet<&str> = (files.iter())
         .filter(|file| file.has_extension(&["rs"]))
@@ -166,14 +166,14 @@ pub(super) fn proofs(files: &[File]) -> Problems {
                 && name.chars().all(is_name)
                 && !KERNEL.iter().any(|kernel| name.starts_with(kernel));
             if is_proof && !functions.contains(name) {
-                problems.push(format!("{}: it names `{name}`, which is not there", file.path));
+                problems.push(format!("{}: it names `{name}`, which does not exist", file.path));
             }
         }
     }
     problems
 }
 
-/// CI types what README.md tells a newcomer to type.
+/// Checks that CI runs the command of README.md.
 pub(super) fn test_command(files: &[File]) -> Problems {
     let text = |path: &str| files.iter().find(|file| file.path == path).map(|file| &file.text);
     let (Some(readme), Some(ci)) = (text("README.md"), text(".ci/run")) else {
@@ -185,18 +185,16 @@ pub(super) fn test_command(files: &[File]) -> Problems {
         .collect();
     match commands.as_slice() {
         [command] if readme.lines().any(|line| Some(line) == typed(command)) => Problems::new(),
-        _ => vec![format!(
-            ".ci/run does {commands:?}, but a newcomer who reads README.md types something else"
-        )],
+        _ => vec![format!(".ci/run runs {commands:?}, but README.md has another command")],
     }
 }
 
-/// `command` as a person types it: CI's says that it is CI's.
+/// `command` as in README.md, without CI's variable.
 fn typed(command: &str) -> Option<&str> {
     command.strip_prefix("CI=true ")
 }
 
-/// The path of `target`, as linked to by the file at `from`.
+/// The path of `target`, to which the file at `from` links.
 fn resolve(from: &str, target: &str) -> String {
     let mut parts: Vec<&str> = from.split('/').collect();
     parts.pop();
@@ -210,7 +208,7 @@ fn resolve(from: &str, target: &str) -> String {
     parts.join("/")
 }
 
-/// Whether `line` names something in `dir`, as a path that begins there.
+/// Whether `line` has a path that begins with `dir`.
 fn has_path(line: &str, dir: &str) -> bool {
     line.match_indices(dir).any(|(at, _)| {
         let before = line[..at].chars().next_back();
@@ -272,13 +270,13 @@ mod tests {
     fn path_of_a_machine_is_found() {
         for dir in MACHINE_DIRS {
             let found = machine_paths(&file("docs/a.md", &format!("text\nsee `{dir}x`\n")));
-            assert_eq!(found, Some("docs/a.md:2: a path of somebody's machine".to_owned()));
+            assert_eq!(found, Some("docs/a.md:2: a path of a developer's machine".to_owned()));
             assert!(machine_paths(&file("a.md", &format!("target{dir}x"))).is_none());
         }
     }
 
     #[test]
-    fn temporary_path_is_found_in_code_alone() {
+    fn temporary_path_is_found_only_in_code() {
         let text = format!("let path = \"{TEMPORARY_DIR}x\";\n");
         assert!(hand_made_temporary_paths(&file("a.rs", &text)).is_some());
         assert!(hand_made_temporary_paths(&file("a.md", &text)).is_none());
@@ -319,23 +317,23 @@ mod tests {
             file("docs/a.md", "[readme](../README.md) [source](../xtask/) [gone](b.md)"),
             file("xtask/Cargo.toml", ""),
         ];
-        assert_eq!(links(&files), ["docs/a.md: a link to b.md, which is not there"]);
+        assert_eq!(links(&files), ["docs/a.md: a link to b.md, which does not exist"]);
     }
 
     #[test]
     fn block_of_code_has_no_links() {
         let text = "```\n[1](100001)  \"S1\"[1]\n```\n[gone](b.md)\n";
         let problems = links(&[file("a.md", text)]);
-        assert_eq!(problems, ["a.md: a link to b.md, which is not there"]);
+        assert_eq!(problems, ["a.md: a link to b.md, which does not exist"]);
     }
 
     #[test]
-    fn test_that_only_a_document_knows_is_found() {
+    fn test_name_that_only_a_document_has_is_found() {
         let files = [
             file("a.md", "`it_is_what_it_says` `it_was_never_so` `a_b_c` `bpf_l4_csum_replace`"),
             file("a.rs", "#[test]\nfn it_is_what_it_says() {}\n"),
         ];
-        assert_eq!(proofs(&files), ["a.md: it names `it_was_never_so`, which is not there"]);
+        assert_eq!(proofs(&files), ["a.md: it names `it_was_never_so`, which does not exist"]);
     }
 
     #[test]

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 
-//! apt with a state of its own: the machine's archives and keys, but our package lists, our
-//! cache, and our copy of what is installed. Needs no privilege, takes no lock of the system's,
-//! and works where the system's package lists are empty.
+//! apt with a state of its own: it uses the machine's archives and keys, but our package lists, our cache,
+//! and our copy of the list of installed packages. It needs no privilege, takes no lock of the system, and
+//! works if the system's package lists are empty.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -26,11 +26,11 @@ pub(super) struct Fetched {
     pub(super) file: PathBuf,
 }
 
-/// How long package lists are good for. Old versions vanish from Debian's archives.
+/// The longest use of package lists, because old versions vanish from Debian's archives.
 const LISTS_MAX_AGE: Duration = Duration::from_hours(1);
 
 impl Apt {
-    /// apt in `dir`, with fresh package lists, to fetch `packages` even if the machine has them.
+    /// apt in `dir`, with fresh package lists. It fetches `packages` even if the machine has them.
     pub(super) fn new(dir: &Path, packages: &[&str], suites: &[&str]) -> Result<Self> {
         let archives = dir.join("cache/archives");
         for made in [dir.join("lists/partial"), archives.join("partial"), dir.join("empty")] {
@@ -57,7 +57,7 @@ impl Apt {
         Ok(apt)
     }
 
-    /// Downloads `packages` and what they need besides what the machine has. Says each aloud.
+    /// Downloads `packages` and those dependencies that the machine lacks. Prints each of them.
     pub(super) fn fetch(&self, set: &str, packages: &[&str]) -> Result<Vec<Fetched>> {
         let install = ["install", "--yes", "--no-install-recommends"];
         let plan = process::output(self.get(&install).arg("--print-uris").args(packages))?;
@@ -94,8 +94,8 @@ impl Apt {
     }
 }
 
-/// apt's configuration in `dir`. Of the system's it keeps how to reach an archive (proxies,
-/// time-outs), and none of its hooks and extra downloads.
+/// apt's configuration in `dir`. It keeps the system's settings for reaching an archive (proxies,
+/// time-outs), without its hooks and extra downloads.
 fn configuration(dir: &Path, system: &str) -> Result<String> {
     let dir = dir.to_str().context("the target directory's name is not UTF-8")?;
     let acquire = system
@@ -125,10 +125,9 @@ fn configuration(dir: &Path, system: &str) -> Result<String> {
     ))
 }
 
-/// dpkg's list of packages, cut down to what is installed, at which version, and what it
-/// provides. Without the installed packages' own wishes no broken dependency, no conflict and no
-/// upgrade of the system can come into the plan. `wanted`, as `package` or `package/suite`, are
-/// left out, to be fetched.
+/// dpkg's list of packages, reduced to the installed packages, their versions, and what they provide.
+/// Without their dependencies, no broken dependency, conflict or upgrade of the system can come into the
+/// plan. The `wanted` packages (`package` or `package/suite`) are left out, so that they are fetched.
 fn installed(status: &str, wanted: &[&str]) -> String {
     const KEPT: [&str; 6] =
         ["Package:", "Status:", "Architecture:", "Multi-Arch:", "Version:", "Provides:"];
@@ -163,7 +162,7 @@ fn parse_uri(line: &str) -> Option<Planned<'_>> {
     Some(Planned { file: fields.next()?, size: fields.next()?.parse().ok()? })
 }
 
-/// The name of a package's file is `name_version_architecture.deb`, colons as `%3a`.
+/// A package's file is `name_version_architecture.deb`, with `%3a` for a colon.
 impl Planned<'_> {
     fn name(&self) -> &str {
         self.file.split('_').next().unwrap_or(self.file)
@@ -198,7 +197,7 @@ mod tests {
     }
 
     #[test]
-    fn chatter_of_apt_is_no_plan() {
+    fn other_output_of_apt_is_no_plan() {
         for line in
             ["Reading package lists...", "", "'http://no.file", "'http://x/y.deb' y.deb many"]
         {
@@ -207,7 +206,7 @@ mod tests {
     }
 
     #[test]
-    fn installed_packages_lose_their_wishes_and_wanted_ones_vanish() {
+    fn installed_packages_lose_dependencies_and_wanted_ones_are_left_out() {
         let status = "Package: a\nStatus: install ok installed\nVersion: 1\nDepends: gone (>= 2)\n\
                       Provides: aa\nConflicts: c\nDescription: x\n y\n\
                       \nPackage: b\nStatus: deinstall ok config-files\nVersion: 1\n\

@@ -2,9 +2,9 @@
 
 //! Tools that a machine lacks, unpacked from Debian packages into `target/tools`.
 //!
-//! The system is not touched and nobody needs to be root: apt resolves and downloads with a state
-//! of its own (see [`apt`]), and the packages are only unpacked. Their programs are started
-//! through small wrappers in `target/tools/<set>/bin`, which find the libraries beside them.
+//! This does not touch the system and needs no root: apt resolves and downloads with a state of its own
+//! (see [`apt`]), and the packages are only unpacked. Small wrappers in `target/tools/<set>/bin` start
+//! their programs with the libraries beside them.
 
 mod apt;
 mod sources;
@@ -27,20 +27,20 @@ use crate::workspace::Workspace;
 pub(crate) struct Set {
     /// Its name on the command line and under `target/tools`.
     pub(crate) name: &'static str,
-    /// What it is for.
+    /// Its purpose, for `cargo xtask tools`.
     pub(crate) purpose: &'static str,
-    /// If the machine has all of these programs, they are used and nothing is unpacked.
-    /// Empty: the packages are unpacked wherever we run.
+    /// If the machine has all of these programs, xtask uses them and unpacks nothing. If the list is empty,
+    /// the packages are always unpacked.
     pub(crate) programs: &'static [&'static str],
-    /// Debian packages. What they depend on comes with them unless the machine has it.
+    /// Debian packages. Dependencies that the machine lacks come with them.
     pub(crate) packages: &'static [&'static str],
-    /// Suites to draw on besides those of the machine's own release, such as
+    /// Suites besides those of the machine's own release, such as
     /// `bookworm-backports`. A package is taken from them only as `package/suite`, or if no
     /// other suite has it.
     pub(crate) suites: &'static [&'static str],
 }
 
-/// Makes and shows network namespaces.
+/// Tools for network namespaces.
 pub(crate) const IPROUTE2: Set = Set {
     name: "iproute2",
     purpose: "ip, tc and bridge, for the lab",
@@ -49,7 +49,7 @@ pub(crate) const IPROUTE2: Set = Set {
     suites: &[],
 };
 
-/// Shows BPF programs and maps.
+/// Tool for BPF programs and maps.
 pub(crate) const BPFTOOL: Set = Set {
     name: "bpftool",
     purpose: "shows the BPF programs and maps of a running ibarr",
@@ -58,7 +58,7 @@ pub(crate) const BPFTOOL: Set = Set {
     suites: &[],
 };
 
-/// What system tests change of a driver.
+/// Tool for settings of drivers, for system tests.
 pub(crate) const ETHTOOL: Set = Set {
     name: "ethtool",
     purpose: "switches offloads of interfaces, for system tests",
@@ -67,8 +67,8 @@ pub(crate) const ETHTOOL: Set = Set {
     suites: &[],
 };
 
-/// libFuzzer, for machines that cannot compile it. The version is that of Debian 12: what it asks
-/// of instrumented code has not changed since.
+/// libFuzzer, for machines that cannot compile it. The version is that of Debian 12; the interface of
+/// instrumented code has not changed since.
 pub(crate) const LIBFUZZER: Set = Set {
     name: "libfuzzer",
     purpose: "the fuzzer's library, where there is no C++ compiler",
@@ -77,7 +77,7 @@ pub(crate) const LIBFUZZER: Set = Set {
     suites: &["bookworm"],
 };
 
-/// Runs virtual machines.
+/// Virtual machines.
 pub(crate) const QEMU: Set = Set {
     name: "qemu",
     purpose: "runs stock kernels in a virtual machine, for `vm`",
@@ -86,7 +86,7 @@ pub(crate) const QEMU: Set = Set {
     suites: &[],
 };
 
-/// Unpacks kernel modules.
+/// Decompression of kernel modules.
 pub(crate) const XZ: Set = Set {
     name: "xz",
     purpose: "unpacks kernel modules, for `vm`",
@@ -95,7 +95,7 @@ pub(crate) const XZ: Set = Set {
     suites: &[],
 };
 
-/// Debian 12's kernel, and what modules for it are built with.
+/// Debian 12's kernel, and the headers for its modules.
 pub(crate) const LINUX_6_1: Set = Set {
     name: "linux-6.1",
     purpose: "Debian 12's kernel, for `vm`",
@@ -104,7 +104,7 @@ pub(crate) const LINUX_6_1: Set = Set {
     suites: &["bookworm-security"],
 };
 
-/// Debian 13's kernel, as Debian 12 has it, and what modules for it are built with.
+/// Debian 13's kernel from Debian 12's backports, and the headers for its modules.
 pub(crate) const LINUX_6_12: Set = Set {
     name: "linux-6.12",
     purpose: "Debian 13's kernel, for `vm`",
@@ -113,7 +113,7 @@ pub(crate) const LINUX_6_12: Set = Set {
     suites: &["bookworm-backports"],
 };
 
-/// The kernel's sources, for its own style checker. Of any machine's Debian, the same.
+/// The kernel's sources, for its style checker. The same version on every machine.
 pub(crate) const LINUX_SOURCE: Set = Set {
     name: "linux-source",
     purpose: "the kernel's style checker, for `checkpatch`",
@@ -122,16 +122,16 @@ pub(crate) const LINUX_SOURCE: Set = Set {
     suites: &["bookworm"],
 };
 
-/// A subnet manager, for programs of user space.
+/// OpenSM and diagnostics, for a fabric in user space.
 pub(crate) const OPENSM: Set = Set {
     name: "opensm",
-    purpose: "OpenSM, diagnostics and what puts them on a fabric without a kernel, for `test opensm`",
+    purpose: "OpenSM, diagnostics and the library for a fabric without a kernel, for `test opensm`",
     programs: &[],
     packages: &["opensm", "infiniband-diags", "libumad2sim0"],
     suites: &[],
 };
 
-/// What runs on an InfiniBand node, for guests that have a software HCA.
+/// Programs of an InfiniBand node, for guests with a software HCA.
 pub(crate) const RDMA: Set = Set {
     name: "rdma",
     purpose: "OpenSM, ibacm, librdmacm and diagnostics, for `vm run`",
@@ -167,7 +167,7 @@ const SETS: &[&Set] = &[
 /// List or fetch the tools that other commands use
 #[derive(clap::Args)]
 pub(crate) struct Args {
-    /// Sets to fetch; none: list them all
+    /// Sets to fetch [default: list them all]
     names: Vec<String>,
     /// Fetch a set even if the machine has its programs
     #[arg(long, requires = "names")]
@@ -191,13 +191,13 @@ pub(crate) fn run(workspace: &Workspace, args: &Args) -> Result<()> {
 
 /// Programs that [`ensure`] found or fetched.
 pub(crate) struct Toolbox {
-    /// Where sets are that were fetched.
+    /// The directories of fetched sets.
     prefixes: Vec<PathBuf>,
 }
 
 impl Toolbox {
-    /// A PATH that leads to them: what was fetched, the caller's own PATH, and the directories
-    /// of administration that Debian keeps from ordinary users.
+    /// A PATH for them: the fetched sets, the caller's own PATH, and the `sbin` directories, which Debian
+    /// leaves out of ordinary users' PATH.
     pub(crate) fn path(&self) -> Result<OsString> {
         let own = env::var_os("PATH").unwrap_or_default();
         let bins = self.prefixes.iter().map(|prefix| prefix.join("bin"));
@@ -205,17 +205,17 @@ impl Toolbox {
         env::join_paths(path).context("a directory name holds a colon")
     }
 
-    /// The root of what was unpacked for `set`, unless the machine itself has its programs.
+    /// The root directory of the unpacked `set`, unless the machine itself has its programs.
     pub(crate) fn root(&self, set: &Set) -> Option<PathBuf> {
         let prefix = self.prefixes.iter().find(|prefix| prefix.ends_with(set.name))?;
         Some(prefix.join("root"))
     }
 }
 
-/// Sees to it that the programs of `sets` can be run.
+/// Makes sure that the programs of `sets` can run.
 ///
 /// # Errors
-/// Names the set, why it cannot be had here, and what to install by hand instead.
+/// The error names the set, why it cannot be fetched, and what to install instead.
 pub(crate) fn ensure(workspace: &Workspace, sets: &[&Set]) -> Result<Toolbox> {
     let store = Store::new(workspace);
     let mut prefixes = Vec::new();
@@ -227,7 +227,7 @@ pub(crate) fn ensure(workspace: &Workspace, sets: &[&Set]) -> Result<Toolbox> {
     Ok(Toolbox { prefixes })
 }
 
-/// Where the packages of `set` lie unpacked, for what is not a program.
+/// The directory of the unpacked packages of `set`, for files that are no programs.
 ///
 /// # Errors
 /// As for [`ensure`].
@@ -235,15 +235,15 @@ pub(crate) fn root(workspace: &Workspace, set: &Set) -> Result<PathBuf> {
     Ok(Store::new(workspace).ensure(set)?.join("root"))
 }
 
-/// A set's own prefix.
+/// An unpacked set.
 pub(crate) struct Unpacked {
-    /// `bin/` holds its programs, `root/` its packages.
+    /// Its directory: `bin/` has its programs, `root/` its packages.
     pub(crate) prefix: PathBuf,
     /// Name and version of each package in it.
     pub(crate) packages: Vec<String>,
 }
 
-/// Sees to it that `set` is unpacked, whatever the machine has.
+/// Makes sure that `set` is unpacked, whether or not the machine has its programs.
 ///
 /// # Errors
 /// As for [`ensure`].
@@ -269,12 +269,12 @@ fn list(workspace: &Workspace) -> Result<()> {
 fn find(name: &str) -> Result<&'static Set> {
     SETS.iter().copied().find(|set| set.name == name).with_context(|| {
         let names: Vec<_> = SETS.iter().map(|set| set.name).collect();
-        format!("no set of tools is called {name:?}: there are {}", names.join(", "))
+        format!("there is no set of tools {name:?}, only {}", names.join(", "))
     })
 }
 
 impl Set {
-    /// Where the machine itself has the programs, if it has them all.
+    /// The paths of the machine's own programs, if it has all of them.
     fn on_this_machine(&self) -> Option<Vec<PathBuf>> {
         if self.programs.is_empty() {
             return None;
@@ -282,7 +282,7 @@ impl Set {
         self.programs.iter().map(|program| which(program)).collect()
     }
 
-    /// Changes if the set does. First line of [`STAMP`].
+    /// The first line of [`STAMP`], which changes with the set.
     fn fingerprint(&self) -> String {
         format!("# {} from {}", self.packages.join(" "), self.suites.join(" ")).trim_end().into()
     }
@@ -293,7 +293,8 @@ struct Store {
     root: PathBuf,
 }
 
-/// Says what a prefix was made from. A prefix without it, or with another set's, does not count.
+/// The file that lists the packages of a prefix. A prefix without it, or with that of another set, does
+/// not count.
 const STAMP: &str = "packages.txt";
 
 impl Store {
@@ -314,8 +315,7 @@ impl Store {
         }
     }
 
-    /// The prefix of `set`, unpacked first if need be: `bin/` holds its programs, `root/` its
-    /// packages.
+    /// The prefix of `set`, which is unpacked first if needed: `bin/` has its programs, `root/` its packages.
     fn ensure(&self, set: &Set) -> Result<PathBuf> {
         let prefix = self.prefix(set);
         if self.has(set)? {
@@ -325,7 +325,7 @@ impl Store {
             .with_context(|| format!("{} cannot be made", self.root.display()))?;
         let lock = File::create(self.root.join("lock")).context("target/tools/lock")?;
         lock.lock().context("target/tools/lock cannot be locked")?;
-        // Another xtask may have made it while we waited for the lock.
+        // Another xtask may have unpacked it while we waited for the lock.
         if !self.has(set)? {
             self.unpack(set, &prefix).with_context(|| {
                 let packages = set.packages.join(" ");
@@ -345,7 +345,7 @@ impl Store {
         let apt = Apt::new(&self.root.join("apt"), set.packages, set.suites)?;
         let fetched = apt.fetch(set.name, set.packages)?;
 
-        // Made aside and renamed, so that a cut leaves nothing that looks whole.
+        // Unpack to another name and rename, so that an interrupted run leaves no incomplete prefix.
         let aside = self.root.join(format!("{}.partial", set.name));
         remove_all(&aside)?;
         let root = aside.join("root");
@@ -373,8 +373,8 @@ fn write_stamp(path: &Path, set: &Set, fetched: &[Fetched]) -> Result<()> {
     Ok(())
 }
 
-/// One shell script in `bin` for each program under `root`. They find their prefix from their own
-/// place, so that a checkout can be moved.
+/// Writes a shell script in `bin` for each program under `root`. The scripts find their prefix by their
+/// own path, so a checkout can be moved.
 fn write_wrappers(root: &Path, bin: &Path) -> Result<()> {
     fs::create_dir_all(bin)?;
     let libraries = library_dirs(root)?
@@ -386,7 +386,7 @@ fn write_wrappers(root: &Path, bin: &Path) -> Result<()> {
         let Ok(entries) = fs::read_dir(root.join(dir)) else { continue };
         for entry in entries {
             let entry = entry?;
-            // `/sbin/ip -> /bin/ip` leads out of the prefix; what it means is wrapped anyway.
+            // `/sbin/ip -> /bin/ip` leads out of the prefix; its target has a wrapper as well.
             if fs::read_link(entry.path()).is_ok_and(|target| target.is_absolute()) {
                 continue;
             }
@@ -407,7 +407,7 @@ fn write_wrappers(root: &Path, bin: &Path) -> Result<()> {
     Ok(())
 }
 
-/// The directories under `root` where the loader would look, relative to it.
+/// The library directories under `root`, relative to it.
 fn library_dirs(root: &Path) -> Result<Vec<String>> {
     let mut dirs = Vec::new();
     for dir in ["usr/lib", "lib"] {
@@ -417,7 +417,7 @@ fn library_dirs(root: &Path) -> Result<Vec<String>> {
             let entry = entry?;
             let name = entry.file_name();
             let name = name.to_str().context("a library's name is not UTF-8")?;
-            // The multiarch directory, such as x86_64-linux-gnu.
+            // A multiarch directory, such as x86_64-linux-gnu.
             if entry.file_type()?.is_dir() && name.contains("-linux-gnu") {
                 dirs.push(format!("{dir}/{name}"));
             }
@@ -426,7 +426,7 @@ fn library_dirs(root: &Path) -> Result<Vec<String>> {
     Ok(dirs)
 }
 
-/// The program called `name` of this machine, on PATH or in a directory of administration.
+/// The machine's program `name`, on PATH or in an `sbin` directory.
 pub(crate) fn which(name: &str) -> Option<PathBuf> {
     let path = env::var_os("PATH").unwrap_or_default();
     env::split_paths(&path).chain(admin_paths()).map(|dir| dir.join(name)).find(|file| {

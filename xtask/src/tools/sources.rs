@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 
-//! Which archives to fetch from: those of the machine's own configuration that hold its
-//! distribution (a mirror next door, perhaps), not the third parties beside them.
+//! The archives to fetch from: those of the machine's own configuration that have its distribution (for
+//! instance a local mirror), without third parties.
 
 use std::fs;
 use std::path::Path;
@@ -17,7 +17,7 @@ struct Source {
     signed_by: Option<String>,
 }
 
-/// Debian's own archives, for what the machine's configuration lacks.
+/// Debian's own archives, for suites that the machine's configuration lacks.
 const DEBIAN: &str = "http://deb.debian.org/debian";
 const DEBIAN_SECURITY: &str = "http://deb.debian.org/debian-security";
 const DEBIAN_KEYRING: &str = "/usr/share/keyrings/debian-archive-keyring.gpg";
@@ -43,7 +43,7 @@ fn select(configured: &[Source], codename: &str, is_debian: bool, extra: &[&str]
         let found = configured.iter().filter(|source| source.suite == suite);
         let before = selected.len();
         selected.extend(found.cloned());
-        // `-updates` and `-security` are not worth a guess: a machine without them has its reasons.
+        // Do not add `-updates` and `-security` to a machine without them.
         let needed = suite == codename || extra.contains(&suite);
         if selected.len() == before && needed && (is_debian || extra.contains(&suite)) {
             selected.push(debian(suite, configured));
@@ -52,7 +52,7 @@ fn select(configured: &[Source], codename: &str, is_debian: bool, extra: &[&str]
     selected
 }
 
-/// `suite` from the mirror that the machine uses for Debian, or from Debian itself.
+/// `suite` from the machine's mirror of Debian, or from Debian itself.
 fn debian(suite: &str, configured: &[Source]) -> Source {
     let end = if suite.ends_with("-security") { "/debian-security" } else { "/debian" };
     let mirror = configured.iter().find(|source| source.uri.trim_end_matches('/').ends_with(end));
@@ -76,7 +76,7 @@ impl Source {
     }
 }
 
-/// Every source of binary packages that is configured in `etc`, usually `/etc/apt`.
+/// All sources of binary packages in the configuration in `etc`, usually `/etc/apt`.
 fn configured(etc: &Path) -> Result<Vec<Source>> {
     let mut files = vec![etc.join("sources.list")];
     if let Ok(entries) = fs::read_dir(etc.join("sources.list.d")) {
@@ -87,7 +87,7 @@ fn configured(etc: &Path) -> Result<Vec<Source>> {
     files.sort();
     let mut sources = Vec::new();
     for file in &files {
-        // A file that only root may read holds a secret and so no public archive.
+        // A file that only root may read has a secret, so it is no public archive.
         let Ok(text) = fs::read_to_string(file) else { continue };
         match extension(file) {
             "list" => sources.extend(text.lines().filter_map(parse_line)),
@@ -142,7 +142,7 @@ fn parse_stanza(stanza: &str) -> Vec<Source> {
             uri: uri.to_owned(),
             suite: suite.to_owned(),
             components: field("Components").unwrap_or_default().to_owned(),
-            // A key inside the stanza (`Signed-By:` with nothing behind it) cannot be carried over.
+            // A key inside the stanza (`Signed-By:` without a value) cannot be copied.
             signed_by: field("Signed-By").filter(|file| !file.is_empty()).map(str::to_owned),
         })
         .collect()
@@ -181,7 +181,7 @@ mod tests {
     }
 
     #[test]
-    fn sources_and_disabled_entries_are_passed_over() {
+    fn source_packages_and_disabled_entries_are_skipped() {
         assert_eq!(parse_line("deb-src http://mirror/debian bookworm main"), None);
         assert_eq!(parse_line("# deb http://mirror/debian bookworm main"), None);
         assert!(parse_stanza(&format!("Enabled: no\n{DEB822}")).is_empty());
