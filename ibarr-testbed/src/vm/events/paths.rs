@@ -111,8 +111,8 @@ fn rdma_cm(scene: &Scene, target: &str) -> Result<()> {
     let (id, _) = caller.address(target)?;
     let asked = Asked::of(scene, || caller.route(id).map(drop))?;
     let is_v4 = target.contains('.');
-    let asker = if is_v4 { "rdma_cm, IPv4" } else { "rdma_cm, IPv6" };
-    let request = asked.only(NEIGHBOUR.gid()?, asker)?;
+    let module = if is_v4 { "rdma_cm, IPv4" } else { "rdma_cm, IPv6" };
+    let request = asked.only(NEIGHBOUR.gid()?, module)?;
     ensure!(request.path_use == PathUse::All && request.service_id.is_some(), "{request:?}");
     ensure!(request.qos_class.is_some() == is_v4, "{request:?}");
     ensure!(request.tclass.is_some() != is_v4, "{request:?}");
