@@ -1,16 +1,16 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 
-//! Whether an SA answers at all.
+//! The gate of an SA: whether it answers at all.
 //!
-//! A gate that is *shut* has new questions answered at once: the SA is silent, or says nothing but
-//! that it is busy. One MAD at a time probes it, with growing pauses, and the first answer opens the
-//! gate.
+//! While the gate is *shut*, new questions are answered at once: the SA is silent, or only answers
+//! that it is busy. One MAD at a time probes the SA, with growing pauses, and the first answer
+//! opens the gate.
 //!
-//! A lost MAD, or a question that an SA never answers, must not shut it. So the first MAD that is lost
-//! has the SA asked a second question, its *witness*: the last one that it answered, or else what it
-//! can do, which each SA has to say (IBA vol. 1 §13.4.8.1). The gate shuts when the witness is not
-//! answered either, and nothing else has been for as long as a MAD is waited for at most. BUSY is the
-//! SA's own word and needs no witness.
+//! A lost MAD, or a question that an SA never answers, must not shut the gate. So after the first
+//! lost MAD the SA is asked a second question, the *witness*: the last question that it answered,
+//! or else the one for its capabilities, which every SA has to answer (IBA vol. 1 §13.4.8.1). The
+//! gate shuts if the witness is not answered either, and nothing else has been for the longest time
+//! that an answer may take. BUSY comes from the SA itself and needs no witness.
 
 use std::time::Duration;
 
@@ -21,31 +21,31 @@ use rand_core::Rng;
 use super::types::Config;
 use crate::retry::Jitter;
 
-/// MADs in a row without an answer that shut the gate.
+/// Number of successive unanswered MADs that shut the gate.
 const VAIN: u32 = 3;
 
-/// Between two probes, at most: what a silent SA finds when it is back is one MAD of each port in
-/// this time.
+/// Maximum time between two probes. A silent SA that returns gets one MAD of each port in this
+/// time.
 pub(super) const LONGEST_PAUSE: Duration = Duration::from_secs(5);
 
-/// Of the SA of one port.
+/// The gate of the SA of one port.
 #[derive(Debug)]
 pub(super) struct Gate {
     /// When the SA last answered, or appeared.
     heard_at: Instant,
     vain: Option<Vain>,
     shut: Option<Shut>,
-    /// What it last answered.
+    /// The last question that it answered.
     answered: Option<Question>,
-    /// What it was last asked, or would have been.
+    /// The last question, even if it was not sent.
     newest: Option<Question>,
     probes: u32,
 }
 
-/// MADs without an answer since the last answer.
+/// Unanswered MADs since the last answer.
 #[derive(Clone, Copy, Debug)]
 struct Vain {
-    /// When the first was sent.
+    /// When the first of them was sent.
     since: Instant,
     mads: u32,
     /// Whether the witness is among them.
@@ -53,19 +53,19 @@ struct Vain {
     busy: bool,
 }
 
-/// Why and since when nothing is asked of an SA.
+/// Why, and since when, an SA is not asked.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub struct Shut {
-    /// It says that it is busy; otherwise it says nothing.
+    /// Whether the SA answers that it is busy; otherwise it is silent.
     pub busy: bool,
-    /// When the first MAD that it did not answer was sent.
+    /// When the first unanswered MAD was sent.
     pub since: Instant,
     pub(super) probe_at: Instant,
     pause: Duration,
 }
 
 impl Gate {
-    /// Of an SA that is there from now on.
+    /// The gate of an SA that has just appeared.
     pub(super) fn new(now: Instant) -> Self {
         Self { heard_at: now, vain: None, shut: None, answered: None, newest: None, probes: 0 }
     }
@@ -74,33 +74,33 @@ impl Gate {
         self.shut.as_ref()
     }
 
-    /// Whether the SA has answered anything, or has appeared, since then.
+    /// Whether the SA has answered anything, or appeared, since then.
     pub(super) fn has_answered_since(&self, then: Instant) -> bool {
         self.heard_at > then
     }
 
-    /// The SA was asked this, or would have been.
+    /// The SA was asked this question, or would have been.
     pub(super) fn asked(&mut self, question: Question) {
         if changes_nothing(&question) {
             self.newest = Some(question);
         }
     }
 
-    /// What an SA that answers at all answers, other `than` this.
+    /// A question other than `than` that an SA which works will answer.
     pub(super) fn witness(&self, than: Option<&Question>) -> Question {
         let answered = self.answered.filter(|answered| Some(answered) != than);
         answered.unwrap_or(Question::ClassPortInfo)
     }
 
-    /// What to probe with: the witness and what is wanted in turn, for it may be that the SA cannot
-    /// say what the first is about.
+    /// The next probe: the witness and the newest question alternately, because the SA may be
+    /// unable to answer one of them.
     pub(super) fn probe(&mut self) -> Question {
         self.probes = self.probes.wrapping_add(1);
         let witness = self.witness(None);
         if self.probes.is_multiple_of(2) { self.newest.unwrap_or(witness) } else { witness }
     }
 
-    /// The SA has answered, with anything but BUSY. Whether the gate was shut.
+    /// The SA has answered, with anything but BUSY. Returns whether the gate was shut.
     pub(super) fn heard(&mut self, now: Instant, question: Question) -> bool {
         if changes_nothing(&question) {
             self.answered = Some(question);
@@ -110,7 +110,7 @@ impl Gate {
         self.shut.take().is_some()
     }
 
-    /// What was sent at `sent_at` was not answered in time, or with BUSY.
+    /// The MAD sent at `sent_at` was not answered in time, or with BUSY.
     pub(super) fn missed(&mut self, sent_at: Instant, is_witness: bool, busy: bool) {
         let first = Vain { since: sent_at, mads: 0, witness: false, busy: false };
         let vain = self.vain.get_or_insert(first);
@@ -123,7 +123,7 @@ impl Gate {
         }
     }
 
-    /// Shuts the gate if there was no answer for too long. Whether it is shut by this.
+    /// Shuts the gate if there was no answer for too long. Returns whether it has just shut.
     pub(super) fn judge(&mut self, now: Instant, config: &Config, rng: &mut impl Rng) -> bool {
         let Some(Vain { since, mads, witness, busy }) = self.vain else { return false };
         let (is_known, patience) =
@@ -145,7 +145,7 @@ impl Gate {
         }
     }
 
-    /// Something shows that the SA may be back: the next probe leaves at this time at the latest.
+    /// There are signs that the SA is back: the next probe leaves at `at` at the latest.
     pub(super) fn hurry(&mut self, at: Instant) {
         if let Some(shut) = &mut self.shut {
             shut.probe_at = shut.probe_at.min(at);
@@ -153,7 +153,7 @@ impl Gate {
     }
 }
 
-/// Whether it may be asked again at any time.
+/// Whether the question can be repeated at any time without effect.
 fn changes_nothing(question: &Question) -> bool {
     !matches!(question, Question::Inform(_))
 }

@@ -1,24 +1,26 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 
-//! Asks the subnet administrators, one for each port: sends, sends again, and bounds what an SA has
-//! to do for us at once. What is asked, and what is made of the answers, is the business of
-//! [`paths`](crate::paths).
+//! The SA client: asks the subnet administrators, one for each port. It sends and resends, and
+//! bounds the work that it causes for an SA at once. [`paths`](crate::paths) makes the questions
+//! and interprets the answers.
 //!
-//! A question is a *flight*. It waits for its turn until the `Window` of its port has room; its MAD
-//! is *in the air* until it is answered or counts as lost, and then it waits for its turn again; until
-//! its deadline. Each MAD has a transaction of its own: the kernel takes none twice while it waits for
-//! an answer. An answer to any MAD of a flight is its answer. A MAD stays in the air when its flight is
-//! over, for the SA has it to answer all the same; and when the SA says that it is busy, or the kernel
-//! that it could not send it, so that who can do no more is left alone for a while.
+//! A question is a *flight*. It waits for its turn until the `Window` of its port has room. Its MAD
+//! is then *in the air* until it is answered or counts as lost; after a loss the flight waits for
+//! its turn again, until its deadline. Each MAD has its own transaction, because the kernel refuses
+//! a transaction that still waits for an answer. An answer to any MAD of a flight is the answer to
+//! the flight. A MAD stays in the air after its flight has ended, because the SA still has to
+//! process it. It also stays if the SA is busy, or the kernel could not send it, so that an
+//! overloaded SA or kernel gets a pause.
 //!
-//! The kernel's questions go first, for applications wait behind them; others get at most half of the
-//! window. Among equals, what has been lost least often goes first, so that a question which is never answered keeps no
-//! other from its turn; then the youngest: it has the most time left. An SA that cannot keep up would
-//! otherwise answer nothing but what nobody waits for any more.
+//! The kernel's questions go first, because applications wait for them; others get at most half of
+//! the window. Among equals, the question with the fewest losses goes first, so that a question
+//! which is never answered does not block others. Next, the newest goes first: it has the most time
+//! left. Otherwise an SA that cannot keep up would only answer questions whose callers have stopped
+//! waiting.
 //!
-//! An SA that is silent, or says nothing but that it is busy, is known to be so (`gate`): new
-//! questions are answered at once with just that. Questions that wait already keep waiting, serve as
-//! probes, and are asked as usual when the SA answers anything.
+//! The client recognizes an SA that is silent, or only answers that it is busy (`gate`): it then
+//! answers new questions at once with that result. Questions that already wait continue to wait,
+//! serve as probes, and are asked as usual when the SA answers anything.
 //!
 //! This file is long because each step of a question changes lane, flight and MAD together.
 
@@ -48,8 +50,8 @@ pub use types::{
     Answered, Config, Counter, Input, Outcome, PortIndex, QuestionId, Rank, Sa, Transmit,
 };
 
-/// See the [module](self). After each call that takes a time, call each `poll_…` until it says
-/// `None`, then wait until [`Self::poll_timeout`].
+/// The SA client, see the [module](self). After each call that takes a time, call each `poll_…`
+/// until it returns `None`, then wait until [`Self::poll_timeout`].
 #[derive(Debug)]
 pub struct Client<R> {
     config: Config,
@@ -61,33 +63,33 @@ pub struct Client<R> {
     mads: BTreeMap<Transaction, Sent>,
     next_transaction: u32,
     next_own: u64,
-    /// When a MAD in the air counts as lost.
+    /// When each MAD in the air counts as lost.
     losses: Timers<Transaction>,
     deadlines: Timers<QuestionId>,
     answered: VecDeque<Answered>,
     counters: Counters<Counter>,
 }
 
-/// Names of our own questions begin here; nobody else's get that far.
+/// The client's own questions have numbers from here on; no caller uses these.
 const OWN: u64 = 1 << 63;
 
 /// A port that has an SA.
 #[derive(Debug)]
 struct Lane {
     sa: Sa,
-    /// Nothing is sent before.
+    /// Nothing is sent before this time.
     holds_until: Instant,
     window: Window,
     gate: Gate,
-    /// A question of our own that is under way.
+    /// The client's own question in flight.
     own: Option<QuestionId>,
-    /// The others.
+    /// Number of other flights.
     flights: usize,
-    /// Those that wait for their turn.
+    /// Flights that wait for their turn.
     turns: BTreeSet<Turn>,
 }
 
-/// In the order in which they are taken.
+/// Ordered by turn.
 #[derive(Clone, Copy, Debug, Eq, Ord, PartialEq, PartialOrd)]
 struct Turn {
     rank: Rank,
@@ -101,11 +103,11 @@ struct Sent {
     to: Lid,
     question: Question,
     rank: Rank,
-    /// Whether it is a question of our own.
+    /// Whether it is a question of the client's own.
     is_own: bool,
-    /// Whether the SA said that it was busy.
+    /// Whether the SA answered that it was busy.
     was_busy: bool,
-    /// Of a flight that may be over.
+    /// The flight, which may have ended.
     id: QuestionId,
     at: Instant,
     in_air: bool,
@@ -117,23 +119,23 @@ struct Flight {
     rank: Rank,
     question: Question,
     deadline: Instant,
-    /// Its last MAD, unless it waits for its turn.
+    /// Its last MAD, unless the flight waits for its turn.
     in_air: Option<Transaction>,
-    /// Its MADs.
+    /// All its MADs.
     sent: Vec<Transaction>,
-    /// Times that an answer was waited for in vain.
+    /// Number of lost MADs.
     lost: u32,
-    /// Why the next MAD is sent, which is what it is counted as.
+    /// The reason of the next send, and its counter.
     next: Counter,
 }
 
 impl<R: Rng> Client<R> {
-    /// Without ports.
+    /// Starts without ports.
     pub fn new(config: Config, mut rng: R) -> Self {
         Self {
             config,
             now: Instant::BOOT,
-            // A daemon before us may have sent what is answered to us.
+            // An earlier daemon may have sent MADs whose answers arrive here.
             next_transaction: rng.next_u32(),
             next_own: OWN,
             rng,
@@ -147,12 +149,12 @@ impl<R: Rng> Client<R> {
         }
     }
 
-    /// From now on runs on `config`. Windows that are there keep their bound.
+    /// Replaces the configuration. Existing windows keep their bound.
     pub fn reconfigure(&mut self, config: Config) {
         self.config = config;
     }
 
-    /// Tells the core what happened.
+    /// Processes an event.
     pub fn handle_input(&mut self, now: Instant, input: Input<'_>) {
         self.advance(now);
         match input {
@@ -164,7 +166,7 @@ impl<R: Rng> Client<R> {
         }
     }
 
-    /// Asks by `port`. Answered by one [`Self::poll_answered`], at the latest at `deadline`.
+    /// Asks a question by `port`. One [`Self::poll_answered`] follows, at the latest at `deadline`.
     pub fn ask(
         &mut self,
         now: Instant,
@@ -199,7 +201,7 @@ impl<R: Rng> Client<R> {
         self.take_off(id, port, question, rank, deadline);
     }
 
-    /// The kernel has come to wait for a question that was another's.
+    /// The kernel now waits for a question that was asked for another caller.
     pub fn raise(&mut self, id: QuestionId) {
         let Some(flight) = self.flights.get_mut(&id) else { return };
         let before = flight.turn(id);
@@ -211,8 +213,8 @@ impl<R: Rng> Client<R> {
         }
     }
 
-    /// Whether the kernel may ask the SA of `port` once without our window: what the SA answers us in
-    /// time shows how much it can do.
+    /// Whether the kernel may ask the SA of `port` once, outside our window: the number of answers
+    /// in time shows how much load the SA can take.
     pub fn take_spare(&mut self, now: Instant, port: PortIndex) -> bool {
         self.advance(now);
         let lane = self.lanes.get_mut(&port).filter(|lane| lane.gate.shut().is_none());
@@ -226,7 +228,7 @@ impl<R: Rng> Client<R> {
             Some(lane) if lane.sa == sa => return,
             Some(lane) => {
                 (lane.sa, lane.holds_until) = (sa, holds_until);
-                // Of another SA nothing is known.
+                // The state of the new SA is unknown.
                 lane.gate = Gate::new(self.now);
             }
             None => {
@@ -237,7 +239,7 @@ impl<R: Rng> Client<R> {
                 self.lanes.insert(port, lane);
             }
         }
-        // What was sent elsewhere is sent again, and its answer taken if it comes all the same.
+        // MADs to the old SA are sent again; an answer to the old ones still counts.
         for transaction in self.in_air(port) {
             self.land(transaction);
             if let Some(flight) = self.try_again(transaction) {
@@ -278,7 +280,7 @@ impl<R: Rng> Client<R> {
         self.deadlines.set(id, Some(deadline));
     }
 
-    /// Asks a question of our own, unless one is under way.
+    /// Asks a question of the client's own, unless one is in flight.
     fn ask_ourselves(&mut self, port: PortIndex, question: Question) {
         let Some(lane) = self.lanes.get_mut(&port).filter(|lane| lane.own.is_none()) else {
             return;
@@ -298,7 +300,7 @@ impl<R: Rng> Client<R> {
             Ok(response) => (response.tid, Some(response)),
             Err(error) => {
                 self.counters.count(error.into());
-                // What cannot be read may still say whose answer it is.
+                // A malformed MAD may still show which question it answers.
                 match Header::parse(mad) {
                     Ok((header, _)) if header.method.is_response() => (header.tid, None),
                     _ => return,
@@ -348,7 +350,7 @@ impl<R: Rng> Client<R> {
         self.end(sent.id, outcome);
     }
 
-    /// May be called at any time; early calls do nothing.
+    /// Performs all actions that are due. Early calls do nothing.
     pub fn handle_timeout(&mut self, now: Instant) {
         self.advance(now);
         while let Some(transaction) = self.losses.pop(self.now) {
@@ -433,12 +435,12 @@ impl<R: Rng> Client<R> {
         self.answered.pop_front()
     }
 
-    /// What has been counted so far.
+    /// The counters.
     pub fn counters(&self) -> &Counters<Counter> {
         &self.counters
     }
 
-    /// How much is under way by `port`.
+    /// The load of `port`.
     pub fn load(&self, port: PortIndex) -> Load {
         self.lanes.get(&port).map_or_else(Load::default, |lane| Load {
             questions: lane.flights,
@@ -457,7 +459,7 @@ impl<R: Rng> Client<R> {
         in_air.map(|(transaction, _)| *transaction).collect()
     }
 
-    /// A flight's time is over.
+    /// The deadline of a flight has passed.
     fn expire(&mut self, id: QuestionId) {
         let Some(flight) = self.flights.get(&id) else { return };
         if flight.sent.is_empty() && id.0 <= OWN {
@@ -488,12 +490,12 @@ impl<R: Rng> Client<R> {
     /// A MAD was not answered, or with BUSY.
     fn miss(&mut self, sent: Sent, busy: bool) {
         let Some(lane) = self.lanes.get_mut(&sent.port) else { return };
-        // What another SA left unanswered, or this one before its last answer, says nothing.
+        // MADs to another SA, or from before the last answer of this one, do not count.
         if sent.to != lane.sa.lid || lane.gate.has_answered_since(sent.at) {
             return;
         }
         lane.gate.missed(sent.at, sent.is_own, busy);
-        // Once for each question: what is never answered is often asked again.
+        // Once for each question: an unanswerable question is often repeated.
         let is_first = self.flights.get(&sent.id).is_none_or(|flight| flight.lost <= 1);
         if !busy && is_first && !sent.is_own && lane.gate.shut().is_none() {
             let witness = lane.gate.witness(Some(&sent.question));
@@ -525,7 +527,7 @@ impl<R: Rng> Client<R> {
         }
     }
 
-    /// The MAD is no longer in the air. Whether it was.
+    /// The MAD is no longer in the air. Returns whether it was.
     fn land(&mut self, transaction: Transaction) -> bool {
         let Some(sent) = self.mads.get_mut(&transaction).filter(|sent| sent.in_air) else {
             return false;
@@ -538,7 +540,7 @@ impl<R: Rng> Client<R> {
         true
     }
 
-    /// Its flight, if this is its last, waits for its turn again.
+    /// If this is its last MAD, its flight waits for its turn again.
     fn try_again(&mut self, transaction: Transaction) -> Option<&mut Flight> {
         let &Sent { port, id, .. } = self.mads.get(&transaction)?;
         let Some(flight) = self.flights.get_mut(&id) else {
@@ -613,15 +615,15 @@ impl Flight {
     }
 }
 
-/// What is under way by a port.
+/// The load of a port.
 #[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
 pub struct Load {
-    /// Questions.
+    /// Questions in flight.
     pub questions: usize,
-    /// MADs that the SA is to answer.
+    /// MADs that the SA has to answer.
     pub in_air: u32,
-    /// How many it may be given at once.
+    /// Maximum number of MADs at once.
     pub window: u32,
-    /// Why it is not asked, but for probes.
+    /// Why the SA gets only probes, if so.
     pub shut: Option<Shut>,
 }

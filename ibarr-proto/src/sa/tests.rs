@@ -52,7 +52,7 @@ fn record(n: u64) -> PathRecord {
     PathRecord::from_octets(octets)
 }
 
-/// A client, what it has sent, and the answers.
+/// A client, its sent MADs, and the answers.
 struct Rig {
     now: Instant,
     client: Client<ChaCha12Rng>,
@@ -69,7 +69,7 @@ impl Rig {
         this
     }
 
-    /// Whose SA appeared long ago.
+    /// A client whose SA appeared long ago.
     fn warm(config: Config) -> Self {
         Self::new(Config { start_spread: Duration::ZERO, ..config })
     }
@@ -87,7 +87,7 @@ impl Rig {
         self.drain();
     }
 
-    /// Goes to `to` without missing a timer.
+    /// Advances by `by`, and stops at each timer.
     fn advance(&mut self, by: Duration) {
         let end = self.now + by;
         while let Some(next) = self.client.poll_timeout().filter(|&next| next <= end) {
@@ -112,7 +112,7 @@ impl Rig {
         std::mem::take(&mut self.sent)
     }
 
-    /// Without questions of the client's own.
+    /// Sent MADs without the client's own questions.
     fn take_paths_sent(&mut self) -> Vec<Transmit> {
         let is_path = |sent: &Transmit| {
             let request = Request::parse(sent.mad.as_ref()).unwrap();
@@ -145,7 +145,7 @@ fn question_is_sent_and_answered() {
 }
 
 #[test]
-fn silence_is_met_with_growing_pauses_and_ends_at_the_deadline() {
+fn silence_causes_growing_pauses_until_the_deadline() {
     let mut rig = Rig::warm(Config::default());
     rig.ask(1);
     let mut pauses = Vec::new();
@@ -187,7 +187,7 @@ fn late_answer_to_an_earlier_mad_is_the_answer() {
 }
 
 #[test]
-fn busy_sa_is_left_alone_and_asked_again() {
+fn busy_sa_gets_a_pause_and_is_asked_again() {
     let mut rig = Rig::warm(Config::default());
     rig.ask(1);
     let [sent] = &rig.take_sent()[..] else { panic!() };
@@ -202,7 +202,7 @@ fn busy_sa_is_left_alone_and_asked_again() {
 }
 
 #[test]
-fn busy_sa_is_given_nothing_else_meanwhile() {
+fn busy_sa_gets_no_other_question_during_the_pause() {
     let mut rig = Rig::warm(Config::default());
     let mut sent = 0;
     for n in 0..100 {
@@ -219,7 +219,7 @@ fn busy_sa_is_given_nothing_else_meanwhile() {
 }
 
 #[test]
-fn sa_that_stays_busy_is_told_from_a_silent_one() {
+fn busy_sa_is_distinguished_from_a_silent_one() {
     let mut rig = Rig::warm(Config::default());
     rig.ask(1);
     while rig.answered.is_empty() {
@@ -253,7 +253,7 @@ fn refusals_end_the_question_at_once() {
 }
 
 #[test]
-fn answer_that_cannot_be_ends_the_question_and_is_counted() {
+fn illegal_answer_ends_the_question_and_is_counted() {
     let mut rig = Rig::warm(Config::default());
     rig.ask(1);
     let sent = rig.take_sent().pop().unwrap();
@@ -261,7 +261,7 @@ fn answer_that_cannot_be_ends_the_question_and_is_counted() {
     assert_eq!(rig.outcomes(), [(1, Outcome::Unusable)]);
     assert_eq!(rig.count(Counter::MalformedValue), 1);
 
-    // About something else.
+    // The answer is about another question.
     rig.ask(2);
     let sent = rig.take_sent().pop().unwrap();
     let other = Request { tid: sent.transaction.into(), question: Question::ClassPortInfo };
@@ -275,7 +275,7 @@ fn answer_that_cannot_be_ends_the_question_and_is_counted() {
 }
 
 #[test]
-fn answer_by_another_port_is_none() {
+fn answer_at_another_port_is_ignored() {
     let mut rig = Rig::warm(Config::default());
     rig.ask(1);
     let sent = rig.take_sent().pop().unwrap();
@@ -296,7 +296,7 @@ fn answer_counts_only_from_the_lid_that_was_asked() {
     rig.ask(1);
     let sent = rig.take_sent().pop().unwrap();
     let request = Request::parse(sent.mad.as_ref()).unwrap();
-    // Whatever another port claims: a path, that there is none, that the SA is busy, nonsense.
+    // All that another port may claim: a path, no path, a busy SA, an illegal value.
     let claims = [
         Answer::Path(record(1)),
         Answer::Refused(Refusal::NO_RECORDS),
@@ -320,7 +320,7 @@ fn answer_counts_only_from_the_lid_that_was_asked() {
 }
 
 #[test]
-fn after_a_move_either_sa_answers_what_it_was_asked() {
+fn after_a_move_each_sa_answers_its_own_questions() {
     for answers in [0, 1] {
         let mut rig = Rig::warm(Config::default());
         rig.ask(1);
@@ -328,7 +328,7 @@ fn after_a_move_either_sa_answers_what_it_was_asked() {
         rig.drain();
         let sent = rig.take_sent();
         assert_eq!(sent.iter().map(|mad| mad.sa).collect::<Vec<_>>(), [sa(1), sa(6)]);
-        // Neither speaks for the other.
+        // Neither SA can answer for the other.
         let crossed = Transmit { sa: sent[1 - answers].sa, ..sent[answers].clone() };
         rig.answer(&crossed, Answer::Path(record(1)));
         assert_eq!((rig.outcomes(), rig.count(Counter::WrongLid)), (vec![], 1));
@@ -354,7 +354,7 @@ fn no_more_than_the_window_is_in_the_air() {
     assert_eq!(most, 8);
     assert_eq!(rig.outcomes().len(), 50);
 
-    // What it could do a minute ago says nothing of now.
+    // An answer of a minute ago shows nothing about the present.
     rig.advance(Duration::from_mins(1));
     for n in 50..60 {
         rig.ask(n);
@@ -373,9 +373,9 @@ fn window_grows_only_if_it_is_used() {
     assert_eq!(rig.client.load(PORT).window, 2);
 }
 
-/// What it says is on its way for longer than we wait, or we are late to read it.
+/// Each answer arrives after its time-out, or is read late.
 #[test]
-fn sa_whose_answers_all_come_late_is_asked_more_than_two_at_a_time() {
+fn window_grows_even_if_all_answers_are_late() {
     let mut rig = Rig::warm(Config::default());
     let late = Config::default().longest_patience() + ms(50);
     let mut on_the_way = VecDeque::new();
@@ -416,11 +416,11 @@ fn further_questions_are_refused_at_once() {
 }
 
 #[test]
-fn silent_sa_is_asked_two_at_a_time_and_all_are_answered_in_time() {
+fn silent_sa_gets_two_mads_at_once_and_all_questions_end() {
     let mut rig = Rig::warm(Config::default());
     let mut asked_at = BTreeMap::new();
     let mut sent = 0;
-    // Ten minutes of silence, 20 questions a second.
+    // Ten minutes of silence with 20 questions a second.
     for n in 0..12_000 {
         asked_at.insert(n, rig.now);
         rig.ask(n);
@@ -437,8 +437,8 @@ fn silent_sa_is_asked_two_at_a_time_and_all_are_answered_in_time() {
     assert!(sent < 590 / 3, "{sent} MADs in 590 s");
     assert_eq!(rig.client.load(PORT).window, 2);
 
-    // It is back: as soon as what is in the air counts as lost, what is pending is answered, each by
-    // one more MAD at most.
+    // The SA is back: when the MADs in the air count as lost, each pending question is answered
+    // after at most one more MAD.
     let pending = asked_at.len();
     let mut sent = 0;
     let mut most = 0;
@@ -458,7 +458,7 @@ fn silent_sa_is_asked_two_at_a_time_and_all_are_answered_in_time() {
     assert_eq!(rig.client.load(PORT).questions, 0);
 }
 
-/// Has `answer` made of everything that is sent within `time`. Returns how many MADs that were.
+/// Applies `answer` to all MADs sent within `time`. Returns the number of MADs.
 fn serve(rig: &mut Rig, time: Duration, answer: impl Fn(&Question) -> Option<Answer>) -> usize {
     let end = rig.now + time;
     let mut count = 0;
@@ -476,7 +476,7 @@ fn serve(rig: &mut Rig, time: Duration, answer: impl Fn(&Question) -> Option<Ans
 }
 
 #[test]
-fn while_an_sa_is_silent_a_question_costs_neither_time_nor_a_mad() {
+fn question_to_a_silent_sa_costs_neither_time_nor_a_mad() {
     let mut rig = Rig::warm(Config::default());
     rig.ask(0);
     let sent = serve(&mut rig, WAIT, |_| None);
@@ -488,14 +488,14 @@ fn while_an_sa_is_silent_a_question_costs_neither_time_nor_a_mad() {
         assert!(rig.sent.is_empty());
     }
     assert_eq!(rig.count(Counter::AtOnce), 1_000);
-    // One probe at a time, every 5 s give or take a quarter at last.
+    // In the end one probe at a time, every 5 s varied by a quarter.
     let sent = serve(&mut rig, Duration::from_mins(10), |_| None);
     assert!((600 / 7..600 / 3).contains(&sent), "{sent} probes in 10 min");
     assert!(rig.client.load(PORT).in_air <= 1);
 }
 
 #[test]
-fn first_answer_opens_the_gate_and_those_that_wait_are_asked() {
+fn first_answer_opens_the_gate_for_waiting_questions() {
     for answer in [Answer::Refused(Refusal::DENIED), Answer::Path(record(1))] {
         let mut rig = Rig::warm(Config::default());
         let deadline = rig.now + Duration::from_mins(1);
@@ -516,7 +516,7 @@ fn first_answer_opens_the_gate_and_those_that_wait_are_asked() {
 }
 
 #[test]
-fn sa_that_is_only_busy_is_left_alone_and_new_questions_end_at_once() {
+fn always_busy_sa_gets_only_probes_and_questions_end_at_once() {
     let mut rig = Rig::warm(Config::default());
     let busy = |_: &Question| Some(Answer::Refused(Refusal::BUSY));
     rig.ask(0);
@@ -531,7 +531,7 @@ fn sa_that_is_only_busy_is_left_alone_and_new_questions_end_at_once() {
     assert_eq!(rig.outcomes(), []);
 }
 
-/// Each alone for an hour: what an SA never answers, and a MAD in three that is lost.
+/// Each for an hour: a question that an SA never answers, and the loss of one MAD in three.
 #[test]
 fn unanswerable_path_and_lost_mads_never_shut_the_gate() {
     let answers: [fn(&Question, usize) -> bool; 3] = [
@@ -561,7 +561,7 @@ fn unanswerable_path_and_lost_mads_never_shut_the_gate() {
             });
         }
         assert_eq!(rig.count(Counter::Shut), 0, "{n}");
-        // Alone, so that nothing but the witness tells.
+        // Only the witness can answer.
         for _ in 0..100 {
             rig.client.ask(
                 rig.now,
@@ -582,7 +582,7 @@ fn unanswerable_path_and_lost_mads_never_shut_the_gate() {
 }
 
 #[test]
-fn news_of_the_subnet_manager_has_a_silent_sa_probed_at_once() {
+fn news_of_the_subnet_manager_probes_a_silent_sa_at_once() {
     let mut rig = Rig::warm(Config::default());
     rig.ask(0);
     serve(&mut rig, Duration::from_mins(1), |_| None);
@@ -590,7 +590,7 @@ fn news_of_the_subnet_manager_has_a_silent_sa_probed_at_once() {
     rig.client.handle_input(rig.now, Input::MayBeBack { port: PORT });
     serve(&mut rig, ms(20), |_| Some(Answer::Refused(Refusal::DENIED)));
     assert_eq!(rig.client.load(PORT).shut, None);
-    // And of another nothing is known.
+    // The state of another SA is unknown.
     serve(&mut rig, Duration::from_mins(1), |_| None);
     rig.ask(1);
     serve(&mut rig, Duration::from_mins(1), |_| None);
@@ -599,10 +599,10 @@ fn news_of_the_subnet_manager_has_a_silent_sa_probed_at_once() {
     assert_eq!(rig.client.load(PORT).shut, None);
 }
 
-/// As the ClassPortInfo of an SA that does not know it, and a path that it is silent to: they fill the
-/// window.
+/// Such as the ClassPortInfo of an SA that does not support it, and a path that it never answers:
+/// they fill the window.
 #[test]
-fn questions_that_are_never_answered_keep_no_other_waiting_for_long() {
+fn unanswerable_questions_delay_others_only_briefly() {
     let config = Config::default();
     let mut rig = Rig::warm(config);
     rig.ask(2_000);
@@ -633,7 +633,7 @@ fn questions_that_are_never_answered_keep_no_other_waiting_for_long() {
 }
 
 #[test]
-fn questions_wait_for_a_while_by_chance_after_the_sa_appeared() {
+fn first_questions_wait_a_random_time_after_the_sa_appeared() {
     let waits: Vec<_> = (0..50)
         .map(|seed| {
             let rng = ChaCha12Rng::seed_from_u64(seed);
@@ -659,7 +659,7 @@ fn questions_wait_for_a_while_by_chance_after_the_sa_appeared() {
 }
 
 #[test]
-fn what_was_asked_of_another_sa_is_asked_of_the_new_one() {
+fn open_questions_are_asked_of_the_new_sa() {
     let mut rig = Rig::warm(Config::default());
     rig.ask(1);
     rig.take_sent();
@@ -673,7 +673,7 @@ fn what_was_asked_of_another_sa_is_asked_of_the_new_one() {
 }
 
 #[test]
-fn without_an_sa_the_answer_is_at_once_that_there_is_none() {
+fn question_without_an_sa_fails_at_once() {
     let mut rig = Rig::warm(Config::default());
     rig.ask(1);
     rig.client.handle_input(rig.now, Input::Sa { port: PORT, sa: None });
@@ -684,7 +684,7 @@ fn without_an_sa_the_answer_is_at_once_that_there_is_none() {
 }
 
 #[test]
-fn where_nobody_is_the_kernel_says_so_and_pauses_follow() {
+fn mads_returned_by_the_kernel_are_resent_after_pauses() {
     let mut rig = Rig::warm(Config::default());
     rig.ask(1);
     let mut sent = 0;
@@ -801,7 +801,7 @@ proptest! {
                 let flight = rig.client.flights.get(&sent.id);
                 sent.in_air || flight.is_some_and(|flight| flight.sent.contains(transaction))
             });
-            prop_assert!(held, "a MAD that nobody waits for");
+            prop_assert!(held, "a MAD without a question");
             let own = rig.client.lanes.values().filter(|lane| lane.own.is_some()).count();
             prop_assert_eq!(rig.client.deadlines.len(), waiting.len() + own);
             let heard_at = heard_at.filter(|_| load.shut.is_some());
@@ -812,7 +812,7 @@ proptest! {
             prop_assert!(waiting.remove(&id).is_some());
         }
         prop_assert!(waiting.is_empty());
-        // A silent SA is probed for ever; any other port falls asleep.
+        // A silent SA is probed forever; the client of any other port goes idle.
         serve(&mut rig, Duration::from_secs(20), |_| Some(Answer::Refused(Refusal::DENIED)));
         prop_assert_eq!(rig.client.load(PORT).shut, None);
         prop_assert_eq!(rig.client.poll_timeout(), None);
@@ -826,9 +826,9 @@ proptest! {
     }
 }
 
-/// The SA is silent to whatever a user asks, and the kernel asks every 50 ms.
+/// The SA does not answer any question of a user, and the kernel asks every 50 ms.
 #[test]
-fn what_a_user_asks_keeps_no_question_of_the_kernel_waiting() {
+fn users_questions_delay_no_question_of_the_kernel() {
     let mut rig = Rig::warm(Config::default());
     for round in 0..40 {
         let deadline = rig.now + WAIT;
@@ -854,7 +854,7 @@ fn what_a_user_asks_keeps_no_question_of_the_kernel_waiting() {
 }
 
 #[test]
-fn question_of_a_user_that_the_kernel_joins_has_the_kernels_turn() {
+fn question_joined_by_the_kernel_gets_its_rank() {
     let mut rig = Rig::warm(Config { outstanding: 1, ..Config::default() });
     rig.ask(1);
     for n in [2, 3] {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 
-//! What goes into the SA client and comes out of it.
+//! Inputs and outputs of the SA client.
 
 use std::time::Duration;
 
@@ -14,21 +14,22 @@ use ibarr_common::wire::umad::PKeyIndex;
 /// Bounds and times.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub struct Config {
-    /// Most MADs that a port's SA has to answer at once.
+    /// Maximum number of MADs at once for the SA of a port.
     pub outstanding: u32,
-    /// Questions held for one port. A further one is refused at once.
+    /// Maximum number of questions held for one port. Further ones are refused at once.
     pub flights: usize,
-    /// How long an answer is waited for before the question is sent again. Doubled with each loss of
-    /// the question, or each in a row of its SA, so that one that is behind is left time; but only
-    /// twice, as nothing else may be sent meanwhile if the window is one. Spread by a sixth both ways.
+    /// How long to wait for an answer before the question is sent again. Doubled with each loss of
+    /// the question, or each successive loss of its SA, so that a slow SA gets more time; but only
+    /// twice, because with a window of one no other question can be sent meanwhile. Varied by a
+    /// sixth in both directions.
     pub patience: Duration,
-    /// A port's first question waits for up to this long, by chance, after its SA appeared or
+    /// The first question of a port waits for a random time up to this after its SA appeared or
     /// changed: ten thousand nodes notice that at once.
     pub start_spread: Duration,
 }
 
 impl Default for Config {
-    /// The kernel waits for 2 s before it asks the SA itself: room for three tries.
+    /// The kernel waits for 2 s before it asks the SA itself: this leaves time for three tries.
     fn default() -> Self {
         Self {
             outstanding: 64,
@@ -42,144 +43,145 @@ impl Default for Config {
 impl Config {
     const MOST_DOUBLINGS: u32 = 2;
 
-    /// [`Self::patience`] after so many losses.
+    /// [`Self::patience`] after `lost` losses.
     pub(super) fn patience_after(&self, lost: u32) -> Duration {
         self.patience.saturating_mul(1 << lost.min(Self::MOST_DOUBLINGS))
     }
 
-    /// The longest that a MAD counts as in the air: 1.4 s if nothing else is configured.
+    /// The longest time that a MAD counts as in the air: 1.4 s by default.
     pub fn longest_patience(&self) -> Duration {
         let longest = self.patience_after(Self::MOST_DOUBLINGS);
         longest.saturating_add(longest / 6)
     }
 }
 
-/// What happens to the client.
+/// An event for the client.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub enum Input<'a> {
-    /// The SA of a port is there, or elsewhere than before, or gone.
+    /// A port has a new SA, has it at another place, or has none any more.
     Sa {
         /// The port.
         port: PortIndex,
-        /// `None` if it has none.
+        /// The SA; `None` if the port has none.
         sa: Option<Sa>,
     },
-    /// The subnet manager of a port has shown itself: if its SA was silent, it may not be any more.
+    /// There is a sign of life of the subnet manager of a port: if its SA was silent, it may be
+    /// back.
     MayBeBack {
         /// The port.
         port: PortIndex,
     },
-    /// A MAD came to our agent. It is an answer only if it comes from the LID that its question went
-    /// to, wherever the SA is by now: what the last SA says shortly after a move counts, and what any
-    /// other port of the subnet says does not.
+    /// A MAD arrived at our agent. It counts as an answer only if it comes from the LID that its
+    /// question went to, wherever the SA is by now: an answer of the last SA shortly after a move
+    /// counts, an answer of any other port of the subnet does not.
     Mad {
-        /// By this port.
+        /// The local port.
         port: PortIndex,
-        /// Sent by the port with this LID.
+        /// LID of the sending port.
         from: Option<Lid>,
         /// Its bytes.
         mad: &'a [u8],
     },
-    /// The kernel has given back a MAD that was not answered. The question is not sent again sooner:
-    /// where the first was not answered, the next would not be either.
+    /// The kernel returned a MAD that was not answered. This does not hasten the resend: without an
+    /// SA, the next MAD is not answered either.
     Unanswered,
-    /// A MAD of [`Client::poll_transmit`](super::Client::poll_transmit) was not sent. It counts as
-    /// lost when it would have without an answer.
+    /// The driver could not send a MAD of [`Client::poll_transmit`](super::Client::poll_transmit).
+    /// It counts as lost when its time is over.
     NotSent,
 }
 
-/// The driver's name for a port. Not used again for another while questions are under way.
+/// The driver's number of a port. Not reused for another port while it has questions in flight.
 #[derive(Clone, Copy, Debug, Eq, Hash, Ord, PartialEq, PartialOrd)]
 pub struct PortIndex(pub u16);
 
-/// The driver's name for a question, not to be used again before its answer.
+/// The caller's number of a question. It may be reused after the answer.
 #[derive(Clone, Copy, Debug, Eq, Hash, Ord, PartialEq, PartialOrd)]
 pub struct QuestionId(pub u64);
 
-/// Whose question goes first.
+/// The priority of a question.
 #[derive(Clone, Copy, Debug, Eq, Ord, PartialEq, PartialOrd)]
 pub enum Rank {
-    /// The kernel's: an application waits behind it.
+    /// The kernel's question: an application waits for it.
     Kernel,
-    /// What a user of this node asks, and what is asked although no caller waits.
+    /// A question of a user, or one without a caller.
     Other,
 }
 
-/// Where the SA of a port is, and how it is reached.
+/// The address of a port's SA.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub struct Sa {
-    /// Its port, which is the subnet manager's.
+    /// LID of its port, which is the subnet manager's.
     pub lid: Lid,
-    /// How.
+    /// Service level of packets to it.
     pub sl: Sl,
-    /// In which partition.
+    /// The partition of packets to it.
     pub pkey_index: PKeyIndex,
 }
 
 /// A MAD to send.
 #[derive(Clone, Debug, Eq, PartialEq)]
 pub struct Transmit {
-    /// The port to send it by.
+    /// The sending port.
     pub port: PortIndex,
-    /// Where to.
+    /// The destination.
     pub sa: Sa,
-    /// How long an answer is of use. `None`: it is an answer itself.
+    /// How long an answer is useful. `None` if the MAD is itself an answer.
     pub timeout: Option<Duration>,
-    /// What it carries.
+    /// The MAD.
     pub mad: Mad,
-    /// What ties its answer to it.
+    /// The ID that ties its answer to it.
     pub transaction: Transaction,
-    /// Whether it only finds out if the SA answers at all.
+    /// Whether it only probes whether the SA answers.
     pub is_probe: bool,
 }
 
-/// A question has its answer. Each gets exactly one.
+/// The answer to a question. Each question gets exactly one.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub struct Answered {
-    /// Of the question.
+    /// The question.
     pub id: QuestionId,
-    /// The answer.
+    /// The result.
     pub outcome: Outcome,
 }
 
-/// What became of a question.
+/// The result of a question.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub enum Outcome {
-    /// The SA has a path.
+    /// A path.
     Path(PathRecord),
-    /// The SA has said what it can do.
+    /// The SA's capabilities.
     ClassPortInfo(ClassPortInfo),
-    /// The SA will do so.
+    /// The SA has confirmed the subscription, or its end.
     Inform(InformInfo),
-    /// It refuses, and would again.
+    /// The SA refuses, and would refuse again.
     Refused(Refusal),
-    /// It has answered, but not this question, or with what cannot be.
+    /// The SA has answered another question, or with an illegal value.
     Unusable,
-    /// It was busy until nobody waited any more.
+    /// The SA was busy until the deadline.
     Busy,
-    /// It has not answered in time.
+    /// The SA has not answered in time.
     Silent,
-    /// The port has none, or is not there.
+    /// The port has no SA, or does not exist.
     NoSa,
-    /// Too much is being asked by this port; nothing has been sent.
+    /// A bound of this port was reached; nothing has been sent.
     Overloaded,
 }
 
 crate::counters! {
-    /// What the SA client counts. Each question is counted once under [`Counter::Questions`] and, when
-    /// it ends, once under one of the eight that follow.
+    /// Counters of the SA client. Each question is counted once under [`Counter::Questions`] and,
+    /// when it ends, once under one of the eight that follow.
     pub enum Counter {
         /// Questions to ask the SA.
         Questions = "questions",
-        /// Questions answered with a path, with what the SA can do, or with "so be it".
+        /// Questions answered with a path, with capabilities, or with a confirmation.
         Answered = "answered",
-        /// Questions answered with "there is none".
+        /// Questions for which the SA has no record.
         NoRecord = "no-record",
         /// Questions that the SA refused for another reason.
         Refused = "refused",
-        /// Questions with an answer that cannot be.
+        /// Questions with an illegal answer.
         Unusable = "unusable",
-        /// Questions to an SA that was busy for too long.
+        /// Questions that ended because the SA was busy.
         Busy = "busy",
         /// Questions that were not answered in time.
         Silent = "silent",
@@ -189,44 +191,44 @@ crate::counters! {
         Overloaded = "overloaded",
         /// MADs sent for the first time.
         Queries = "queries",
-        /// MADs sent again, for want of an answer.
+        /// MADs sent again because there was no answer.
         Resends = "resends",
-        /// MADs sent again, because the SA was busy.
+        /// MADs sent again because the SA was busy.
         ResendsBusy = "resends-busy",
-        /// MADs sent again, because the SA is another.
+        /// MADs sent again because the SA has changed.
         ResendsMoved = "resends-moved",
-        /// Questions whose time was over before their turn came.
+        /// Questions whose deadline passed before their turn.
         NeverSent = "never-sent",
         /// MADs sent to find out whether an SA answers at all.
         Probes = "probes",
-        /// Questions answered at once, because the SA was known to be silent or busy.
+        /// Questions answered at once because the SA was known to be silent or busy.
         AtOnce = "at-once",
-        /// Times that an SA came to be known as silent or busy.
+        /// Times that an SA was recognized as silent or busy.
         Shut = "shut",
         /// Times that such an SA answered again.
         Opened = "opened",
-        /// MADs that the kernel did not take.
+        /// MADs that could not be sent.
         NotSent = "not-sent",
-        /// MADs that came back from the kernel without an answer.
+        /// MADs that the kernel returned unanswered.
         Unanswered = "unanswered",
-        /// Answers to a question that nobody waits for any more.
+        /// Answers to a question that had ended.
         Late = "late",
-        /// Answers to no question of ours, or to one that was given up long ago.
+        /// Answers that match no question, or one that ended long ago.
         Unasked = "unasked",
-        /// Answers that did not come from the LID that was asked.
+        /// Answers from a LID other than the one asked.
         WrongLid = "wrong-lid",
-        /// Times that the SA said that it was busy.
+        /// Answers of an SA that it was busy.
         BusyAnswers = "busy-answers",
-        /// Answers of an SA that wants another to be asked. Nobody is: OpenSM never says so, and the
-        /// kernel, which asks when we refuse, does not either.
+        /// Answers of an SA with a redirection. It is not followed: OpenSM never redirects, and the
+        /// kernel, which asks when we refuse, does not follow it either.
         Redirects = "redirects",
-        /// MADs shorter than what they have to hold.
+        /// MADs shorter than their required fields.
         MalformedTruncated = "malformed-truncated",
-        /// MADs of another version than we speak.
+        /// MADs of an unsupported version.
         MalformedVersion = "malformed-version",
         /// MADs of another class, or with another method or attribute than an answer to us.
         MalformedKind = "malformed-kind",
-        /// Answers with a value that cannot be: of a GID, LID or partition.
+        /// Answers with an illegal GID, LID or partition.
         MalformedValue = "malformed-value",
     }
 }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 
-//! How many questions the SA is given at once.
+//! The window: how many questions an SA gets at once.
 
 use std::time::Duration;
 
@@ -8,16 +8,16 @@ use ibarr_common::Instant;
 
 use super::types::Rank;
 
-/// The least, and what it begins with: a question that is never answered keeps no other waiting.
+/// The minimum, and the initial size: a question that is never answered must not block others.
 const LEAST: u32 = 2;
 
-/// What an SA could do then says nothing of now.
+/// After this time without use, the earlier size no longer applies.
 const IDLE: Duration = Duration::from_secs(1);
 
-/// Grows by one with each answer while it is full, and is halved by a loss, as TCP's does when it
-/// starts. What was sent before the last loss says nothing new when it is lost too. It begins anew when
-/// it was not used for a while: ten thousand nodes that were idle ask their SA at once when something
-/// happens to it.
+/// The window grows by one with each answer while it is full, and is halved by a loss, like TCP's
+/// in slow start. A later loss of a MAD sent before the last halving does not count. After a time
+/// without use it starts again with the minimum: ten thousand idle nodes ask their SA at once after
+/// an event.
 #[derive(Debug)]
 pub(super) struct Window {
     size: u32,
@@ -25,7 +25,7 @@ pub(super) struct Window {
     in_air: u32,
     sent_at: Instant,
     shrunk_at: Instant,
-    /// Times in a row that it was halved.
+    /// Number of successive halvings.
     lost: u32,
     /// MADs in the air that no request of the kernel waited for when they were sent.
     behind: u32,
@@ -49,7 +49,8 @@ impl Window {
         }
     }
 
-    /// Whether another may be sent. What the kernel does not wait for gets at most half of the window.
+    /// Whether another MAD may be sent. Questions of others than the kernel get at most half of the
+    /// window.
     pub(super) fn has_room(&self, rank: Rank) -> bool {
         let has_half = rank == Rank::Kernel || self.behind < (self.size / 2).max(1);
         self.in_air < self.size && has_half
@@ -64,28 +65,28 @@ impl Window {
         self.sent_at = now;
     }
 
-    /// What was sent is no longer waited for.
+    /// A MAD is no longer in the air.
     pub(super) fn landed(&mut self, rank: Rank) {
         self.in_air = self.in_air.saturating_sub(1);
         self.behind = self.behind.saturating_sub(u32::from(rank == Rank::Other));
     }
 
-    /// The SA has answered, and that is in the air no longer. Late answers count too: it may be we who
-    /// are late, and would ask for two at a time for as long as that is so.
+    /// The SA has answered a MAD that is no longer in the air. Late answers count too: if our
+    /// reading is late, the window would otherwise stay at its minimum.
     pub(super) fn grow(&mut self) {
         let was_full = self.in_air + 1 >= self.size;
         self.size = (self.size + u32::from(was_full)).min(self.max);
     }
 
-    /// It has answered in time.
+    /// The SA has answered in time.
     pub(super) fn kept_up(&mut self, now: Instant) {
         self.lost = 0;
         self.spare = (self.spare_at(now) + 1).min(self.size);
         self.answered_at = now;
     }
 
-    /// Whether the SA can be left to another that has no window: once for each answer in time, at
-    /// most as often as the window has places, and not on the strength of what is long ago.
+    /// Whether the kernel may send the SA a request outside the window: once for each answer in
+    /// time, at most as often as the window has places, and not because of answers long ago.
     pub(super) fn take_spare(&mut self, now: Instant) -> bool {
         let spare = self.spare_at(now);
         self.spare = spare.saturating_sub(1);
@@ -96,7 +97,7 @@ impl Window {
         if now.since(self.answered_at) > IDLE { 0 } else { self.spare }
     }
 
-    /// It does not: what was sent at `sent_at` was lost or refused for want of time.
+    /// A MAD sent at `sent_at` was lost, or refused because the SA was busy.
     pub(super) fn shrink(&mut self, now: Instant, sent_at: Instant) {
         self.spare = 0;
         if sent_at >= self.shrunk_at {
@@ -106,7 +107,7 @@ impl Window {
         }
     }
 
-    /// Times that it was halved since the last answer in time.
+    /// Number of halvings since the last answer in time.
     pub(super) fn lost(&self) -> u32 {
         self.lost
     }
@@ -125,7 +126,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn one_burst_of_losses_halves_the_window_once() {
+    fn burst_of_losses_halves_the_window_once() {
         let mut window = Window::new(64);
         let (start, later) = (Instant::from_nanos(5), Instant::from_nanos(9));
         for _ in 0..100 {
