@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 
-//! How often something may be done.
+//! Rates: how often something may be done.
 
 use std::time::Duration;
 
@@ -9,11 +9,11 @@ use rand_core::Rng;
 
 use crate::retry::{Jitter, random};
 
-/// What has come into doubt is asked for from a moment within this on, by chance: ten thousand nodes
-/// hear at once that their subnet manager is another, and must not ask in the same second.
+/// Paths in doubt are asked for again only after a random time up to this: ten thousand nodes
+/// notice a change of the subnet manager at once, and must not all ask in the same second.
 pub const DOUBT_SPREAD: Duration = Duration::from_secs(5);
 
-/// At most `rate` times a second, evenly: a pause saves nothing.
+/// At most `rate` times a second, evenly spaced: a pause does not allow a burst.
 #[derive(Debug)]
 pub(super) struct Bucket {
     held_until: Instant,
@@ -21,21 +21,21 @@ pub(super) struct Bucket {
 }
 
 impl Bucket {
-    /// Not before a moment within [`DOUBT_SPREAD`].
+    /// May first be taken after a random time up to [`DOUBT_SPREAD`].
     pub(super) fn held(now: Instant, rng: &mut impl Rng) -> Self {
         let mut this = Self { held_until: Instant::BOOT, next_at: Instant::BOOT };
         this.hold(now, rng);
         this
     }
 
-    /// The same from now on; but who is held already is not put off again.
+    /// The same from now on; a bucket that is held already is not delayed again.
     pub(super) fn hold(&mut self, now: Instant, rng: &mut impl Rng) {
         if self.held_until <= now {
             self.held_until = now + random(DOUBT_SPREAD, rng);
         }
     }
 
-    /// Whether it may be done now.
+    /// Whether it may be done now; if so, counts it.
     pub(super) fn take(&mut self, now: Instant, rate: u32) -> bool {
         if rate == 0 || now < self.held_until.max(self.next_at) {
             return false;
@@ -45,15 +45,15 @@ impl Bucket {
     }
 }
 
-/// Once in a time, give or take a quarter by chance: ten thousand nodes that begin together do not go
-/// on together. A pause saves nothing.
+/// Once per interval, varied by a random quarter: ten thousand nodes that start together drift
+/// apart. A pause does not allow a burst.
 #[derive(Debug, Default)]
 pub(super) struct Seldom {
     next_at: Option<Instant>,
 }
 
 impl Seldom {
-    /// Whether it may be done now.
+    /// Whether it may be done now; if so, counts it.
     pub(super) fn take(&mut self, now: Instant, every: Duration, rng: &mut impl Rng) -> bool {
         if self.next_at.is_some_and(|next_at| now < next_at) {
             return false;

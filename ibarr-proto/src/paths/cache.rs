@@ -1,10 +1,11 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 
-//! What the SA has answered.
+//! The answers of the SA.
 //!
-//! A look-up hashes the question once, reads one place of the index and one entry. With a million
-//! entries neither is in the processor's cache, so both are as small as can be, and an entry is two
-//! cache lines that are neighbours. Nothing is written: what is used is kept no longer for it.
+//! A look-up hashes the question once, and reads one place of the index and one entry. With a
+//! million entries neither is in the processor's cache, so both are as small as possible, and an
+//! entry is two adjacent cache lines. A look-up writes nothing: use does not prolong the life of an
+//! entry.
 
 use std::collections::BTreeSet;
 use std::fmt;
@@ -20,11 +21,11 @@ use super::lids::{Host, Lids};
 use crate::hash::Seeded;
 use crate::sa::PortIndex;
 
-/// Answers by question. Full, it forgets the one that would expire first.
+/// Answers by question. If the cache is full, it drops the entry that expires first.
 #[derive(Debug)]
 pub(super) struct Cache {
     hasher: Seeded,
-    /// By the hash of their questions.
+    /// Slots of entries, by the hash of their questions.
     index: Index,
     entries: Entries,
     by_expiry: BTreeSet<(Instant, Slot)>,
@@ -32,29 +33,29 @@ pub(super) struct Cache {
     max: usize,
 }
 
-/// A question as the cache has it, 48 bytes.
+/// A question in the form of the cache, 48 bytes.
 #[derive(Clone, Copy, Debug, Eq, Ord, PartialEq, PartialOrd)]
 pub(super) struct Key {
     dgid: [u8; 16],
     sgid: [u8; 16],
     service_id: u64,
     port: PortIndex,
-    /// 0, which is no key, if none is asked for.
+    /// 0, which is not a legal P_Key, if the question has none.
     pkey: u16,
     qos_class: u16,
     tclass: u8,
-    /// Whether the path is reversible, and which of the optional parts are there.
+    /// Whether the path is reversible, and which optional parts are present.
     flags: u8,
 }
 
-/// An answer that is remembered.
+/// A remembered answer.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub(super) struct Remembered {
-    /// `None` for "there is no such path".
+    /// `None` for "no such path".
     pub(super) record: Option<PathRecord>,
-    /// It is not given from this moment on.
+    /// The answer is not used from this time on.
     pub(super) expires_at: Instant,
-    /// Of the port when it was learned.
+    /// The epoch of the port when the answer was learned.
     pub(super) epoch: u32,
 }
 
@@ -80,18 +81,18 @@ impl Key {
         self.port
     }
 
-    /// Whether whoever asks this keeps the answer until he hears that the subnet has changed: IPoIB
-    /// and SRP ask for one direction.
+    /// Whether the caller keeps the answer until it is told that the subnet has changed: IPoIB and
+    /// SRP do, and ask for one direction.
     pub(super) fn is_kept(&self) -> bool {
         self.flags & 1 == 0
     }
 
-    /// Where it leads.
+    /// The destination of the path.
     pub(super) fn host(&self) -> Host {
         Host::of(self.port, self.dgid)
     }
 
-    /// What it was made from.
+    /// The question that this key was made from.
     pub(super) fn question(&self) -> Option<PathQuestion> {
         let flag = |bit: u8| self.flags >> bit & 1 != 0;
         Some(PathQuestion {
@@ -107,7 +108,7 @@ impl Key {
 }
 
 impl Hash for Key {
-    /// In three pieces: what a hasher does for each costs more than to hash it.
+    /// In three pieces: the overhead of a hasher per piece exceeds the cost of hashing.
     fn hash<H: Hasher>(&self, state: &mut H) {
         let Self { dgid, sgid, service_id, port, pkey, qos_class, tclass, flags } = *self;
         let of_port = u64::from(port.0) << 48 | u64::from(pkey) << 32;
@@ -140,13 +141,13 @@ impl Cache {
         (entry.remembered.expires_at > now).then_some(entry.remembered)
     }
 
-    /// Remembers an answer in place of what was remembered. `lmc` is the port's. Returns how many
-    /// others had to be forgotten.
+    /// Remembers an answer, in place of an older one. `lmc` is the port's. Returns how many others
+    /// were dropped.
     pub(super) fn insert(&mut self, key: Key, remembered: Remembered, lmc: u8) -> u64 {
         if self.max == 0 {
             return 0;
         }
-        // Before the old one is forgotten, and what was said of this host with it.
+        // This comes before the old answer is dropped, together with its statement about this host.
         match &remembered.record {
             Some(record) => self.lids.add(key.port, record, remembered.epoch, lmc),
             None => self.lids.add_absent(key.host()),
@@ -163,13 +164,13 @@ impl Cache {
         forgotten
     }
 
-    /// From now on remembers at most `max`. Returns how many had to be forgotten.
+    /// Sets the maximum number of answers. Returns how many were dropped.
     pub(super) fn set_max(&mut self, max: usize) -> u64 {
         self.max = max;
         self.make_room(max)
     }
 
-    /// Forgets all but what `is_kept`.
+    /// Drops all answers for which `is_kept` is false.
     pub(super) fn retain(&mut self, is_kept: impl Fn(&Key, &Remembered) -> bool) {
         let is_kept = |entry: &Entry| is_kept(&entry.key, &entry.remembered);
         let slots = self.by_expiry.iter().map(|&(_, slot)| slot);
@@ -179,7 +180,7 @@ impl Cache {
         }
     }
 
-    /// What the answers say of the ports of the subnets.
+    /// The LIDs of ports in the subnets, according to the answers.
     pub(super) fn lids(&self) -> &Lids {
         &self.lids
     }
@@ -189,7 +190,7 @@ impl Cache {
         self.by_expiry.first().map(|&(at, _)| at)
     }
 
-    /// Forgets what has expired.
+    /// Drops expired answers.
     pub(super) fn expire(&mut self, now: Instant) {
         while let Some(&(at, slot)) = self.by_expiry.first()
             && at <= now
@@ -198,13 +199,13 @@ impl Cache {
         }
     }
 
-    /// Everything that is remembered, the soonest to expire first.
+    /// Every entry, ordered by expiry.
     pub(super) fn iter(&self) -> impl Iterator<Item = (&Key, &Remembered)> {
         let entries = self.by_expiry.iter().filter_map(|&(_, slot)| self.entries.get(slot));
         entries.map(|entry| (&entry.key, &entry.remembered))
     }
 
-    /// The same from a place on.
+    /// The entries after a place.
     pub(super) fn after(
         &self,
         place: Option<Place>,
@@ -216,10 +217,10 @@ impl Cache {
         })
     }
 
-    /// Some of what is remembered, at most `count`, from the slot of a number on, and the number to go on
-    /// with if there are more slots. An answer keeps its slot, also when it is replaced, so a reader of
-    /// all pages meets once what is there all the while. What a page costs is bounded where slots are
-    /// empty, too.
+    /// At most `count` entries from slot `from` on, and the slot to continue with, if there are
+    /// more. An entry keeps its slot even when it is replaced, so a reader of all pages gets every
+    /// entry that exists all the while exactly once. The cost of a page is bounded also if slots
+    /// are empty.
     pub(super) fn page(&self, from: u32, count: usize) -> (Vec<(&Key, &Remembered)>, Option<u32>) {
         let mut page = Vec::new();
         let mut at = from;
@@ -237,7 +238,7 @@ impl Cache {
         (page, None)
     }
 
-    /// An empty slot costs less than an answer.
+    /// Maximum number of slots read for a page; an empty slot costs less than an answer.
     const SLOTS_OF_PAGE: u32 = 512;
 
     fn make_room(&mut self, len: usize) -> u64 {
@@ -278,7 +279,7 @@ impl Cache {
     }
 }
 
-/// An entry and its place. Aligned so that it has two cache lines to itself, one behind the other.
+/// An entry with its slot. Aligned so that it fills two adjacent cache lines.
 #[derive(Clone, Copy, Debug)]
 #[repr(align(128))]
 struct Entry {
@@ -288,11 +289,11 @@ struct Entry {
 
 const _: () = assert!(size_of::<Option<Entry>>() == 128);
 
-/// Where somebody who reads everything has come to.
+/// The position of a reader of all entries.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Place(Instant, Slot);
 
-/// Entries by slot, in blocks, so that growing moves none.
+/// Entries by slot, in blocks, so that growth moves no entry.
 #[derive(Default)]
 struct Entries {
     blocks: Vec<Box<[Option<Entry>]>>,
@@ -302,7 +303,7 @@ struct Entries {
 impl Entries {
     const BLOCK: usize = 1024;
 
-    /// Slots, also those that are free.
+    /// Number of slots, including free ones.
     fn len(&self) -> u32 {
         u32::try_from(self.blocks.len() * Self::BLOCK).unwrap_or(u32::MAX)
     }
@@ -312,7 +313,7 @@ impl Entries {
         self.blocks.get(block)?.get(at)?.as_ref()
     }
 
-    /// `None` if there are as many as there can be, far beyond the bound of a cache.
+    /// `None` if no slot is left, which is far beyond the bound of a cache.
     fn insert(&mut self, entry: Entry) -> Option<Slot> {
         if self.free.is_empty() {
             let start = self.blocks.len() * Self::BLOCK;
@@ -379,13 +380,13 @@ mod tests {
     }
 
     #[test]
-    fn an_optional_part_that_is_zero_differs_from_none() {
+    fn optional_part_of_zero_differs_from_none() {
         let keys: BTreeSet<_> = (0..16).map(key).collect();
         assert_eq!(keys.len(), 16);
     }
 
     #[test]
-    fn every_part_of_a_question_counts_in_its_hash() {
+    fn hash_depends_on_every_part_of_the_question() {
         let seeded = Seeded::new(&mut ChaCha12Rng::seed_from_u64(1));
         let (key, one) = (key(0), [1; 16]);
         let others = [
@@ -404,11 +405,11 @@ mod tests {
     }
 
     #[test]
-    fn full_cache_forgets_what_would_expire_first() {
+    fn full_cache_drops_the_path_that_expires_first() {
         let mut cache = cache(2);
         assert_eq!(cache.insert(key(1), remembered(1, 30), 0), 0);
         assert_eq!(cache.insert(key(2), remembered(0, 20), 0), 0);
-        assert_eq!(cache.insert(key(2), remembered(2, 26), 0), 0, "in its own place");
+        assert_eq!(cache.insert(key(2), remembered(2, 26), 0), 0, "replaces its own entry");
         assert_eq!(cache.insert(key(3), remembered(3, 40), 0), 1);
         assert_eq!(cache.lookup(Instant::BOOT, &key(2)), None);
         assert_eq!(cache.set_max(1), 1);
@@ -419,7 +420,7 @@ mod tests {
     }
 
     #[test]
-    fn questions_with_one_hash_are_not_taken_for_each_other() {
+    fn questions_with_equal_hashes_are_distinguished() {
         let mut cache = cache(8);
         cache.insert(key(1), remembered(1, 30), 0);
         cache.insert(key(2), remembered(2, 40), 0);
@@ -435,7 +436,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn pages_hold_once_what_is_there_all_the_while(
+        fn pages_contain_each_lasting_entry_once(
             ops: Vec<(u8, u8, bool)>,
             count in 1_usize..4,
         ) {
@@ -450,7 +451,7 @@ mod tests {
                 always.insert(key(n));
             }
             for (n, time, reads) in ops {
-                // Replaces what is there by what may expire at any other time.
+                // Replaces an entry by one with any other expiry.
                 cache.insert(key(u32::from(n % 12)), remembered(n, u64::from(time) + 1), 0);
                 forget_gone(&mut always, &cache);
                 if time % 16 == 0 {
@@ -488,7 +489,7 @@ mod tests {
                 match op % 6 {
                     0 | 1 => {
                         let new = remembered(n, now.as_nanos() + u64::from(time % 32));
-                        // Equal times go by slot, which a plain list has not.
+                        // Equal times are ordered by slot, which a plain list does not have.
                         let is_taken = |at| model.iter().any(|(_, other)| other.expires_at == at);
                         if !is_taken(new.expires_at) {
                             model.retain(|(key, _)| *key != of);

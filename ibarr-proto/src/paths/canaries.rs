@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 
-//! Which remembered path of a port the SA is asked for again although nothing has happened.
+//! Canaries: the choice of remembered paths that the SA is asked for again without a reason for
+//! doubt.
 
 use std::collections::VecDeque;
 use std::time::Duration;
@@ -11,25 +12,25 @@ use rand_core::Rng;
 use super::cache::Key;
 use crate::retry::random;
 
-/// The paths of a port that are given from memory, as far as they matter here: one of them is chosen
-/// to be asked for at a moment that is fixed when the first is given. So a port whose paths nobody uses
-/// asks nothing.
+/// The canaries of a port. A port chooses one of the paths that are given from memory, and asks for
+/// it at a time that is fixed when the first of them is given. A port whose paths are not used asks
+/// nothing.
 ///
-/// Each path that was given since the last choice is equally likely, but those chosen lately come
-/// last, the oldest choice first: a few paths in use are asked for in turn.
+/// Each path that was given since the last choice is equally likely, but recently chosen ones come
+/// last, the oldest choice first: if only a few paths are in use, they are asked for in turn.
 #[derive(Debug, Default)]
 pub(super) struct Canaries {
     due: Option<Instant>,
-    /// When the last was taken.
+    /// When the last one was taken.
     taken_at: Option<Instant>,
-    /// Something has changed, and the next is to be asked for at this time.
+    /// After a change, the time at which the next one is due.
     hurried: Option<Instant>,
     chosen: Option<Key>,
-    /// Paths that were given and not chosen lately.
+    /// Number of paths that were given and not chosen recently.
     others: u32,
-    /// The place of the chosen one in `lately`, if it has one.
+    /// The position of the chosen path in `lately`, if it is there.
     rank: Option<usize>,
-    /// The oldest choice first, at most [`LATELY`].
+    /// Recently chosen paths, the oldest first, at most [`LATELY`].
     lately: VecDeque<Key>,
 }
 
@@ -37,7 +38,7 @@ pub(super) struct Canaries {
 const LATELY: usize = 8;
 
 impl Canaries {
-    /// A path was given from memory. On average one is asked for in each interval `every`.
+    /// A path was given from memory. On average one path is asked for in each interval `every`.
     pub(super) fn used(&mut self, now: Instant, key: &Key, every: Duration, rng: &mut impl Rng) {
         if self.due.is_none() {
             let due = now + every / 2 + random(every, rng);
@@ -57,8 +58,8 @@ impl Canaries {
         }
     }
 
-    /// Something has changed: the next path in use is asked for at `at`, but not sooner than `every`
-    /// after the last.
+    /// After a change: the next path in use is asked for at `at`, but not sooner than `every` after
+    /// the last one.
     pub(super) fn hurry(&mut self, at: Instant, every: Duration) {
         let at = self.taken_at.map_or(at, |taken_at| at.max(taken_at + every));
         match &mut self.due {
@@ -67,7 +68,7 @@ impl Canaries {
         }
     }
 
-    /// When [`Self::take`] has one.
+    /// When [`Self::take`] will return a path.
     pub(super) fn due(&self) -> Option<Instant> {
         self.due
     }
@@ -104,7 +105,7 @@ mod tests {
         Key::new(PortIndex(0), &question(n))
     }
 
-    /// What is chosen if `used` are given again and again, and when.
+    /// The paths that are chosen if `used` are given again and again, and the time until then.
     fn chosen(used: &[u64], times: usize) -> (Vec<Key>, Duration) {
         let rng = &mut ChaCha12Rng::seed_from_u64(1);
         let start = Instant::from_nanos(1 << 40);
@@ -122,7 +123,7 @@ mod tests {
     }
 
     #[test]
-    fn few_paths_in_use_are_chosen_in_turn_at_the_rate() {
+    fn few_paths_in_use_are_chosen_in_turn() {
         let (chosen, time) = chosen(&[1, 2, 2, 3], 300);
         for three in chosen.windows(3) {
             assert!((1..4).all(|n| three.contains(&key(n))));
@@ -143,7 +144,7 @@ mod tests {
     }
 
     #[test]
-    fn nothing_is_chosen_while_nothing_is_used() {
+    fn idle_port_chooses_no_canary() {
         let rng = &mut ChaCha12Rng::seed_from_u64(1);
         let (mut canaries, now) = (Canaries::default(), Instant::from_nanos(1 << 40));
         assert_eq!((canaries.due(), canaries.take(now)), (None, None));

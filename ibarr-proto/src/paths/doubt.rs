@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 
-//! What shows that the subnet has changed although nobody has told us, and what that means.
+//! Changes of the subnet without an event: how they are noticed, and what follows.
 
 use ibarr_common::ib::PathRecord;
 use ibarr_common::wire::path_record::Fields;
@@ -12,7 +12,7 @@ use super::{Config, Counter, Doubted, Memory, Outcome, Paths, REFRESH_DEADLINE};
 use crate::sa::{PortIndex, Rank};
 
 impl<R: CryptoRng + SeedableRng> Paths<R> {
-    /// Who keeps a path asks for it again only if he has heard of something.
+    /// A caller that keeps its paths asks again only after it was told of an event.
     pub(super) fn note_asked_again(&mut self, key: &Key) {
         if !key.is_kept() {
             return;
@@ -30,8 +30,8 @@ impl<R: CryptoRng + SeedableRng> Paths<R> {
         }
     }
 
-    /// A GID of the subnet has another LID than it had, or the path that was asked for leads elsewhere
-    /// than it did. Which of two answers is the younger is not known: both may have been on their way.
+    /// A GID of the subnet has another LID than before, or the requested path leads elsewhere than
+    /// before. It is unknown which of the two answers is newer: both may have been in transit.
     pub(super) fn note_contradiction(&mut self, key: &Key, record: &PathRecord) {
         let index = key.port();
         if let Some(port) = self.ports.get(index)
@@ -43,8 +43,8 @@ impl<R: CryptoRng + SeedableRng> Paths<R> {
         }
     }
 
-    /// Whether what is sure leads by another router than this answer to the same question. Not if
-    /// the SA has replaced the one router by the other and is now back: then both lead there.
+    /// Whether a sure path leads through another router than this answer to the same question. Not
+    /// if the SA has replaced one router by the other and now returns to it: then both lead there.
     fn leads_elsewhere(&mut self, key: &Key, record: &PathRecord) -> bool {
         let Memory::Sure(Remembered { record: Some(known), .. }) = self.recall(key) else {
             return false;
@@ -58,8 +58,8 @@ impl<R: CryptoRng + SeedableRng> Paths<R> {
         }
     }
 
-    /// A path was given from memory. Now and then one of those is asked for again, for nobody may
-    /// have told us that it leads elsewhere.
+    /// A path was given from memory. From time to time one of those is asked for again, because it
+    /// may have changed without an event.
     pub(super) fn note_used(&mut self, key: &Key, remembered: &Remembered) {
         let every = self.config.canary_every;
         if let Some(port) = self.ports.get_mut(key.port())
@@ -84,13 +84,13 @@ impl<R: CryptoRng + SeedableRng> Paths<R> {
         }
     }
 
-    /// Whether the SA has given the end of a path another LID since.
+    /// Whether the SA has since given the destination of a path another LID.
     pub(super) fn is_overruled(&self, index: PortIndex, record: &PathRecord) -> bool {
         let lmc = self.ports.get(index).map_or(0, Port::lmc);
         self.cache.lids().overrule(index, record, lmc)
     }
 
-    /// What is in doubt, before nothing at all.
+    /// The path in doubt, in preference to no path.
     pub(super) fn or_doubted(
         &self,
         index: PortIndex,

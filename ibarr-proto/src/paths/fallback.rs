@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 
-//! What is left to the kernel, which asks the SA without a window.
+//! Fallbacks: requests left to the kernel, which asks the SA without a window.
 
 use ibarr_common::Instant;
 use rand_core::{CryptoRng, SeedableRng};
@@ -10,9 +10,9 @@ use super::{Counter, Outcome, Paths, PortName};
 /// Why a request of the kernel has no answer.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub enum Lack {
-    /// The SA has not answered, or is busy: more of the same would make that worse.
+    /// The SA has not answered, or is busy: more requests would make that worse.
     OfAnswer,
-    /// The daemon had no room for it. The SA may have.
+    /// The daemon had no room for it; the SA may have.
     OfRoom,
 }
 
@@ -24,13 +24,13 @@ impl Lack {
 }
 
 impl<R: CryptoRng + SeedableRng> Paths<R> {
-    /// Whether the kernel may be left to ask the SA of a port itself: of the requests without an
-    /// answer one in [`fallback_interval`](super::Config::fallback_interval); and of those that the
-    /// daemon had no room for, as many as the SA has just answered it in time, at most a window of
-    /// them at once.
+    /// Whether the kernel may ask the SA of a port itself. Of the requests without an answer, one
+    /// may in each [`fallback_interval`](super::Config::fallback_interval). Of the requests that
+    /// the daemon had no room for, as many may as the SA has recently answered in time, at most a
+    /// window at once.
     pub fn may_fall_back(&mut self, now: Instant, port: &PortName, lack: Lack) -> bool {
         self.advance(now);
-        // By a port that we do not have nobody asks.
+        // If the port does not exist, the SA is not asked.
         let Some((index, _)) = self.ports.by_name(port) else { return true };
         let (now, every) = (self.now, self.config.fallback_interval);
         let may = lack == Lack::OfRoom && self.client.take_spare(now, index)
@@ -54,8 +54,8 @@ mod tests {
         (0..1000).map(|_| u32::from(rig.paths.may_fall_back(rig.now, &name(1), lack))).sum()
     }
 
-    /// An SA that keeps up: a window of requests for which there is no room are left to the kernel,
-    /// and one more by the rule for an SA that does not answer.
+    /// With an SA that keeps up, a window of requests without room is left to the kernel, and one
+    /// more by the rule for an SA that does not answer.
     #[test]
     fn requests_without_room_are_left_to_the_kernel_as_the_sa_answers() {
         let mut rig = Rig::new();
@@ -73,7 +73,7 @@ mod tests {
             rig.outcome(question(n));
         }
         assert_eq!(left(&mut rig, Lack::OfRoom), 3);
-        // What was answered long ago says nothing of now.
+        // Answers of long ago do not count.
         rig.outcome(question(104));
         rig.now += Duration::from_secs(2);
         assert_eq!(left(&mut rig, Lack::OfRoom), 0);

@@ -1,21 +1,20 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 
-//! Where in a table something is, by its hash.
-//!
-//! An open table in one piece of memory: what a look-up reads of it is most often one line of the
-//! processor's cache, which is all that a map of a million entries can wish for.
+//! An index of a table by hash: an open hash table in one piece of memory. A look-up usually reads
+//! one line of the processor's cache, which is the minimum for a table of a million entries.
 
 use std::num::NonZeroU32;
 
-/// Slots by hash. Which of those with one hash is meant, whoever asks finds out.
+/// Slots by hash. The caller selects among several with the same hash.
 #[derive(Debug, Default)]
 pub(super) struct Index {
-    /// 2ⁿ of them, or none. Each is where its hash says, or behind, with no gap between.
+    /// 2ⁿ places, or none. Each slot is at the place of its hash or after it, without a gap
+    /// between.
     places: Vec<Option<Place>>,
     len: usize,
 }
 
-/// A place in a table that is elsewhere. Tables have less than 2³² places.
+/// A position in a separate table. Tables have fewer than 2³² positions.
 #[derive(Clone, Copy, Debug, Eq, Ord, PartialEq, PartialOrd)]
 pub(super) struct Slot(NonZeroU32);
 
@@ -28,7 +27,7 @@ struct Place {
 const _: () = assert!(size_of::<Option<Place>>() == 8);
 
 impl Slot {
-    /// `None` beyond what a table can have.
+    /// `None` beyond the maximum of a table.
     pub(super) fn new(number: usize) -> Option<Self> {
         let number = u32::try_from(number).ok()?.checked_add(1)?;
         NonZeroU32::new(number).map(Self)
@@ -40,7 +39,7 @@ impl Slot {
 }
 
 impl Index {
-    /// The first slot of that hash that `is_it`.
+    /// The first slot with that hash for which `is_it` is true.
     pub(super) fn find(&self, hash: u32, is_it: impl Fn(Slot) -> bool) -> Option<Slot> {
         let mut at = self.home(hash)?;
         loop {
@@ -57,9 +56,9 @@ impl Index {
         self.len
     }
 
-    /// Adds a slot that is not there.
+    /// Adds a slot that is not in the index.
     pub(super) fn insert(&mut self, hash: u32, slot: Slot) {
-        // A quarter is always free, so that what is sought is not far from where it should be.
+        // A quarter of the places is always free, so that a slot is near the place of its hash.
         if (self.len + 1) * 4 > self.places.len() * 3 {
             self.grow();
         }
@@ -78,7 +77,7 @@ impl Index {
             }
         }
         self.len -= 1;
-        // What lies behind moves up, unless it is where it belongs: there may be no gap before it.
+        // Later slots move up unless they are at the place of their hash: no gap may precede them.
         let mut gap = at;
         loop {
             at = self.after(at);
@@ -94,7 +93,7 @@ impl Index {
 
     fn grow(&mut self) {
         let larger = vec![None; (self.places.len() * 2).max(16)];
-        // In their order, so they are put one behind the other.
+        // In order, so they are inserted one after another.
         for place in std::mem::replace(&mut self.places, larger).into_iter().flatten() {
             self.put(place);
         }
@@ -108,7 +107,7 @@ impl Index {
         self.set(at, Some(place));
     }
 
-    /// `None` in a table of no places.
+    /// `None` in a table without places.
     fn home(&self, hash: u32) -> Option<usize> {
         Some(hash as usize & self.places.len().checked_sub(1)?)
     }
@@ -139,7 +138,7 @@ mod tests {
     use super::*;
 
     proptest! {
-        /// Few hashes, so that many meet and go around the end.
+        /// Only a few hashes, so that many collide and wrap around the end.
         #[test]
         fn index_does_what_a_plain_list_does(ops: Vec<(bool, u8, u8)>) {
             let mut index = Index::default();
@@ -156,7 +155,7 @@ mod tests {
                     let (hash, slot) = model.remove(usize::from(which) % model.len());
                     index.remove(hash, slot);
                     prop_assert_eq!(index.find(hash, |it| it == slot), None);
-                    // Once more does no harm.
+                    // A second removal has no effect.
                     index.remove(hash, slot);
                 }
                 prop_assert_eq!(index.len, model.len());

@@ -1,21 +1,21 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 
-//! Has the SA tell what happens in the subnet, and doubts what it tells of.
+//! Subscriptions to reports of the SA about the subnet, and the doubt that reports cause.
 //!
-//! A port that takes reports subscribes to four traps, one InformInfo after the other, and again
-//! when the kernel tells an event of the port, when the SA moves, and now and then, because an SA that
-//! restarts forgets its subscribers. A round ends at the first that the SA does not confirm, so an SA
-//! that refuses is sent one MAD in half a minute.
+//! A port that receives reports subscribes to four traps, with one InformInfo after another. It
+//! subscribes again after an event of the port, when the SA moves, and from time to time, because
+//! an SA that restarts forgets its subscribers. A round ends at the first InformInfo that the SA
+//! does not confirm, so an SA that refuses gets one MAD in half a minute.
 //!
-//! | trap | what it is about | what is done |
+//! | trap | subject | effect |
 //! |---|---|---|
-//! | 64, 65 | a GID is, or is no longer, in service | what is remembered of the GID is in doubt |
-//! | 128, 144 | a link, or a port's abilities, have changed | a path in use is asked for soon |
+//! | 64, 65 | a GID is in service, or no longer is | the remembered path to the GID is in doubt |
+//! | 128, 144 | a link or a port's capabilities have changed | a path in use is asked for soon |
 //!
-//! OpenSM sends 64 and 65 after it has given the port its LID, and 128 and 144 before it looks at the
-//! subnet: what it answers then may be what it answered before, so a canary asks a few seconds later.
-//! Traps 66 and 67 tell of multicast groups, and no path that is asked for here leads to one. One
-//! subscription to all traps would bring these too, and each of them to every node.
+//! OpenSM sends 64 and 65 after it has given the port its LID, and 128 and 144 before it examines
+//! the subnet. At that time it may still give its old answers, so a canary asks a few seconds
+//! later. Traps 66 and 67 are about multicast groups, and no path here leads to one. One
+//! subscription to all traps would include them, and send each of them to every node.
 
 use std::collections::btree_map::Entry;
 use std::collections::{BTreeMap, HashSet, VecDeque};
@@ -36,18 +36,18 @@ use crate::hash::Seeded;
 use crate::retry::{Jitter, random};
 use crate::sa::{self, PortIndex, QuestionId, Rank};
 
-/// Subscriptions, and what has been reported.
+/// Subscriptions, and reported changes.
 #[derive(Debug)]
 pub(super) struct Informing {
-    /// Of ports that take reports.
+    /// Of ports that receive reports.
     subscriptions: BTreeMap<PortIndex, Subscription>,
-    /// What the SA is being asked.
+    /// InformInfos that the SA has not answered yet.
     asked: BTreeMap<QuestionId, (PortIndex, InformInfo)>,
-    /// Subscriptions are given back, at the latest by then.
+    /// When the subscriptions must be ended, if they are being ended.
     ends_by: Option<Instant>,
-    /// To be sent, at most [`MAX_ANSWERS`].
+    /// Answers to be sent, at most [`MAX_ANSWERS`].
     answers: VecDeque<sa::Transmit>,
-    /// Of which nothing has been asked since the SA reported them, at most [`MAX_REPORTED`].
+    /// Reported hosts about which nothing has been asked since, at most [`MAX_REPORTED`].
     reported: HashSet<Host, Seeded>,
 }
 
@@ -55,18 +55,18 @@ pub(super) struct Informing {
 struct Subscription {
     /// When the next round begins.
     due: Option<Instant>,
-    /// Whether a round is under way.
+    /// Whether a round is in progress.
     is_asking: bool,
-    /// What the SA may know of.
+    /// Subscriptions that the SA may have.
     given: Vec<Trap>,
-    /// How many the SA has confirmed in the last round.
+    /// Number of subscriptions that the SA has confirmed in the last round.
     confirmed: usize,
 }
 
-/// Answers that wait to be sent. A report that finds no room is left to the SA, which sends it again.
+/// Answers that wait to be sent. A report without room is not answered, and the SA sends it again.
 const MAX_ANSWERS: usize = 64;
 
-/// GIDs in doubt one by one. One more, and all that is remembered of the port is.
+/// GIDs in doubt individually. With one more, all paths of the port are in doubt.
 const MAX_REPORTED: usize = 1024;
 
 impl Informing {
@@ -89,7 +89,8 @@ impl Informing {
         self.answers.pop_front()
     }
 
-    /// Whether the SA has reported where a question leads, and nothing has been asked since.
+    /// Whether the SA has reported the destination of a question, and nothing has been asked about
+    /// it since.
     pub(super) fn has_reported(&self, key: &Key) -> bool {
         !self.reported.is_empty() && self.reported.contains(&key.host())
     }
@@ -103,7 +104,8 @@ impl Informing {
 }
 
 impl<R: CryptoRng + SeedableRng> Paths<R> {
-    /// Whether the SA has confirmed each subscription of a port. `None`: the port takes no reports.
+    /// Whether the SA has confirmed every subscription of a port. `None` if the port receives no
+    /// reports.
     pub fn is_informed(&self, port: PortIndex) -> Option<bool> {
         let subscription = self.informing.subscriptions.get(&port)?;
         Some(subscription.confirmed == Trap::ALL.len())
@@ -117,7 +119,7 @@ impl<R: CryptoRng + SeedableRng> Paths<R> {
         let subscriptions = std::mem::take(&mut self.informing.subscriptions);
         for (port, subscription) in subscriptions {
             for trap in subscription.given {
-                // The SA might be asked to begin after it was asked to end.
+                // The SA might receive this after the request to end.
                 let begin = (port, InformInfo { trap, subscribe: true });
                 if !self.informing.asked.values().any(|asked| *asked == begin) {
                     self.inform(port, InformInfo { trap, subscribe: false }, deadline);
@@ -127,12 +129,12 @@ impl<R: CryptoRng + SeedableRng> Paths<R> {
         self.settle();
     }
 
-    /// Whether an SA has yet to say that a subscription is ended.
+    /// Whether an SA has not confirmed the end of a subscription yet.
     pub fn is_giving_back(&self) -> bool {
         self.informing.ends_by.is_some() && !self.informing.asked.is_empty()
     }
 
-    /// Whether reports that are sent to a port get here.
+    /// Sets whether reports to a port reach this core.
     pub(super) fn take_reports(&mut self, port: PortIndex, are_taken: bool) {
         if are_taken {
             self.informing.ends_by = None;
@@ -145,7 +147,7 @@ impl<R: CryptoRng + SeedableRng> Paths<R> {
         }
     }
 
-    /// The SA of a port may have forgotten its subscriptions, or is another.
+    /// The SA of a port may have forgotten its subscriptions, or has changed.
     pub(super) fn renew(&mut self, port: PortIndex) {
         if let Some(subscription) = self.informing.subscriptions.get_mut(&port) {
             let due = self.now + random(DOUBT_SPREAD, &mut self.rng);
@@ -167,7 +169,7 @@ impl<R: CryptoRng + SeedableRng> Paths<R> {
             })
             .collect();
         for port in due {
-            // When the port has an SA, the round begins.
+            // The round begins when the port has an SA.
             if self.ports.get(port).is_some_and(Port::can_ask) {
                 self.subscribe_to(port, 0);
             }
@@ -196,7 +198,7 @@ impl<R: CryptoRng + SeedableRng> Paths<R> {
         self.client.ask(self.now, id, port, Question::Inform(info), Rank::Kernel, deadline);
     }
 
-    /// The SA has said something about a subscription.
+    /// The SA has answered an InformInfo.
     pub(super) fn note_informed(&mut self, id: QuestionId, outcome: sa::Outcome) {
         let Some((port, info)) = self.informing.asked.remove(&id) else { return };
         let is_confirmed = outcome == sa::Outcome::Inform(info);
@@ -204,7 +206,7 @@ impl<R: CryptoRng + SeedableRng> Paths<R> {
             self.counters.count(Counter::InformsFailed);
         }
         if !info.subscribe {
-            // It may have ended what was begun again since.
+            // It may have ended a subscription that has begun again since.
             return self.renew(port);
         }
         if let Some(ends_by) = self.informing.ends_by {
@@ -219,7 +221,7 @@ impl<R: CryptoRng + SeedableRng> Paths<R> {
         }
     }
 
-    /// The port with the LID `from` reports something.
+    /// The port with the LID `from` has sent a report.
     pub(super) fn note_report(&mut self, index: PortIndex, from: Option<Lid>, report: &Report) {
         let Some(port) = self.ports.get_mut(index) else { return };
         let Some(sa) = port.sa().filter(|sa| Some(sa.lid) == from) else {

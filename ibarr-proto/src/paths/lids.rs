@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 
-//! Which LID a GID has, by what is remembered.
+//! The LID of each GID, according to the remembered answers.
 //!
-//! A port of the subnet has one LID, and those next to it that LMC adds. So if the SA gives another
-//! LID than it did, the subnet has changed. Routers are another matter: several may lead to one GID.
+//! A port of the subnet has one LID, plus the adjacent ones of its LMC. If the SA gives another LID
+//! than before, the subnet has changed. Routers are different: several may lead to one GID.
 
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
@@ -15,18 +15,18 @@ use ibarr_common::wire::path_record::Fields;
 use crate::hash::Seeded;
 use crate::sa::PortIndex;
 
-/// What the answers that are remembered say of the ports of the subnets.
+/// The LIDs of hosts in the subnets, according to the remembered answers.
 pub(super) struct Lids {
     said: HashMap<Host, Said, Seeded>,
-    /// How many of the answers that are remembered say that there is no path to it.
+    /// Number of remembered answers that there is no path to a host.
     absent: HashMap<Host, u32, Seeded>,
 }
 
-/// The end of a path, 10 bytes.
+/// The destination of a path, 10 bytes.
 #[derive(Clone, Copy, Debug, Eq, Hash, PartialEq)]
 pub(super) struct Host {
     guid: [u8; 8],
-    /// Of ours, in whose subnet it is.
+    /// The local port, in whose subnet the host is.
     port: PortIndex,
 }
 
@@ -35,7 +35,7 @@ impl Host {
         Self::of(port, gid.octets())
     }
 
-    /// Of the octets of a GID.
+    /// Takes the octets of a GID.
     pub(super) fn of(port: PortIndex, gid: [u8; 16]) -> Self {
         Self { guid: gid.last_chunk().copied().unwrap_or_default(), port }
     }
@@ -47,15 +47,15 @@ impl Host {
 
 #[derive(Clone, Copy, Debug)]
 struct Said {
-    /// How many of the answers that are remembered lead there.
+    /// Number of remembered answers that lead to it.
     answers: u32,
-    /// The latest of theirs.
+    /// The latest epoch of these answers.
     epoch: u32,
-    /// The first of its LIDs as they have it; `None` if they have two.
+    /// The lowest of its LIDs according to these answers; `None` if they differ.
     lid: Option<u16>,
 }
 
-/// It has three bits (IBA volume 1, 14.2.5.6).
+/// LMC has three bits (IBA volume 1, 14.2.5.6).
 const MAX_LMC: u8 = 7;
 
 impl Lids {
@@ -68,17 +68,17 @@ impl Lids {
         self.said.is_empty() && self.absent.is_empty()
     }
 
-    /// Whether anything is remembered of a host, also that no path leads there.
+    /// Whether there is a remembered answer about a host, including that no path leads to it.
     pub(super) fn knows(&self, host: &Host) -> bool {
         self.said.contains_key(host) || self.absent.contains_key(host)
     }
 
-    /// "There is no such path" is remembered.
+    /// An answer without path is remembered.
     pub(super) fn add_absent(&mut self, host: Host) {
         *self.absent.entry(host).or_default() += 1;
     }
 
-    /// And forgotten.
+    /// An answer without path is dropped.
     pub(super) fn remove_absent(&mut self, host: Host) {
         if let Entry::Occupied(mut occupied) = self.absent.entry(host) {
             *occupied.get_mut() -= 1;
@@ -107,7 +107,7 @@ impl Lids {
         }
     }
 
-    /// An answer is forgotten.
+    /// An answer is dropped.
     pub(super) fn remove(&mut self, port: PortIndex, record: &PathRecord) {
         let Some((host, _)) = leads_to(port, record, 0) else { return };
         if let Entry::Occupied(mut occupied) = self.said.entry(host) {
@@ -119,7 +119,7 @@ impl Lids {
         }
     }
 
-    /// Whether something else was said in the same epoch.
+    /// Whether another answer of the same epoch differs.
     pub(super) fn contradict(
         &self,
         port: PortIndex,
@@ -132,7 +132,7 @@ impl Lids {
         })
     }
 
-    /// Whether something else was said at the same time or since.
+    /// Whether another answer of the same or a later epoch differs.
     pub(super) fn overrule(&self, port: PortIndex, record: &PathRecord, lmc: u8) -> bool {
         leads_to(port, record, lmc).is_some_and(|(host, lid)| {
             self.said.get(&host).is_some_and(|said| said.lid != Some(lid))
@@ -140,7 +140,7 @@ impl Lids {
     }
 }
 
-/// The end of a path that does not leave the subnet, and the first of its LIDs.
+/// The destination of a path within the subnet, and the lowest of its LIDs.
 fn leads_to(port: PortIndex, record: &PathRecord, lmc: u8) -> Option<(Host, u16)> {
     let fields = Fields::parse(record).ok().filter(|fields| fields.hop_limit <= 1)?;
     let host = Host::new(port, fields.dgid);

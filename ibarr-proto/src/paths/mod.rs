@@ -1,27 +1,29 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 
-//! Which path leads to this GID? Asks the subnet administrators through [`sa`], each
-//! question once, and remembers what they answer. This file is long because every step of a question
+//! Paths: which path leads to this GID? Asks the subnet administrators through [`sa`], each
+//! question once, and remembers their answers. This file is long because every step of a question
 //! (memory, doubt, flight, answer) changes the same tables.
 //!
-//! **What makes a question.** Port, both GIDs, partition, traffic class and whether it has to be
-//! reversible. rdma_cm puts the port number of a service into the service id, so service and class
-//! of service are part of it only where the SA's answer may depend on them ([`Qos`]).
+//! **The parts of a question** are port, both GIDs, partition, traffic class, and whether the path
+//! must be reversible. rdma_cm puts the port number of a service into the service ID, so service
+//! and class of service are part of the question only if the SA's answer may depend on them
+//! ([`Qos`]).
 //!
-//! **What makes an answer doubtful.** Nobody tells us what the SA would answer now. When its port
-//! came up again, the subnet manager moved, or the kernel told an event of the port ([`PortEvent`]),
-//! the paths of a port are in doubt: a caller waits for the SA, and is given the old one only
-//! if the SA does not answer in time. When the port got another LID, GID or lost a partition they are
-//! wrong.
+//! **Doubt.** The SA does not announce changes of its answers. The paths of a port are in doubt
+//! after its port came up again, the subnet manager moved, or the kernel reported an event of the
+//! port ([`PortEvent`]): a caller then waits for the SA, and gets the remembered path only if the
+//! SA does not answer in time. If the port got another LID or GID, or lost a partition, its paths
+//! are wrong.
 //!
-//! **Where no event is heard.** A subnet manager that comes back where it was has all *register anew*,
-//! and may have given other ports other LIDs. The port itself looks as before. Two things show it all
-//! the same. IPoIB keeps the paths that it is given until its port has to register anew, and then asks
-//! again: so whoever asks for one direction (IPoIB, SRP) what has been answered already has heard of
-//! something, and all that is remembered of the port is in doubt. And a GID that the SA gives another
-//! LID than it did shows that the subnet has changed: all of the port is in doubt, for ports seldom get
-//! new LIDs one at a time, and a router's is in many paths. What has been contradicted is not given
-//! any more. The SA is asked now and then for a path in use, to hear of it (`canaries.rs`).
+//! **Changes without an event.** A subnet manager that restarts at the same place makes all ports
+//! *register again*, and may have given other ports new LIDs. The own port looks unchanged. Two
+//! observations show the change. First, IPoIB keeps its paths until its port has to register again,
+//! and then asks again. So a repeated request for one direction (IPoIB, SRP) shows that there was
+//! an event, and all paths of the port are in doubt. Second, a GID with another LID than before
+//! shows that the subnet has changed. Then all paths of the port are in doubt, because ports seldom
+//! get new LIDs one at a time, and a router's LID is in many paths. A contradicted path is no
+//! longer used. To notice such changes, the SA is asked from time to time for a path in use
+//! (`canaries.rs`).
 
 mod bucket;
 mod cache;
@@ -67,8 +69,8 @@ pub use types::{
     Request, RequestId, Source,
 };
 
-/// See the [module](self). After each call that takes a time, call each `poll_…` until it says
-/// `None`, then wait until [`Self::poll_timeout`].
+/// The paths of all ports, see the [module](self). After each call that takes a time, call each
+/// `poll_…` until it returns `None`, then wait until [`Self::poll_timeout`].
 #[derive(Debug)]
 pub struct Paths<R> {
     config: Config,
@@ -80,13 +82,13 @@ pub struct Paths<R> {
     swept_at: Instant,
     flights: BTreeMap<QuestionId, Flight>,
     by_key: HashMap<Key, QuestionId, Seeded>,
-    /// Of a daemon before us.
+    /// Paths that an earlier daemon has left.
     restoring: Restoring,
-    /// Ports whose SA is being asked what it can do.
+    /// Ports whose SA is being asked for its capabilities.
     infos: BTreeMap<QuestionId, PortIndex>,
     informing: Informing,
     next_question: u64,
-    /// Who waits for which flight, and how long.
+    /// The flight of each waiting request.
     waiting: BTreeMap<RequestId, QuestionId>,
     deadlines: Timers<RequestId>,
     answered: VecDeque<Answered>,
@@ -98,42 +100,41 @@ pub struct Paths<R> {
 struct Flight {
     key: Key,
     question: PathQuestion,
-    /// Of the port when it was asked.
+    /// The epoch of the port when the question was asked.
     epoch: u32,
     waiters: BTreeSet<RequestId>,
-    /// What they get if the SA does not say, and it is not void by then.
+    /// The answer if the SA does not answer, unless it becomes void by then.
     doubted: Option<Doubted>,
 }
 
-/// A path that is in doubt, and when it was learned.
+/// A path in doubt, and when it was learned.
 #[derive(Clone, Copy, Debug)]
 struct Doubted {
     record: PathRecord,
     epoch: u32,
 }
 
-/// What is remembered of a question.
+/// The remembered answer to a question.
 enum Memory {
     Sure(Remembered),
     Doubted(Doubted),
     Nothing,
 }
 
-/// Time for the SA to say what it can do.
+/// Deadline of a question for the SA's capabilities.
 const INFO_DEADLINE: Duration = Duration::from_secs(10);
 
-/// It is asked again after so long, give or take a quarter: an hour if it has answered.
+/// Time until that question is repeated, varied by a quarter; an hour after an answer.
 const INFO_AGAIN: Duration = Duration::from_secs(30);
 
-/// Time for the SA to confirm an answer that is near its end. Whoever needs it meanwhile waits as
-/// long as for a new question.
+/// Deadline of a refresh. A request that joins meanwhile waits as long as for a new question.
 const REFRESH_DEADLINE: Duration = Duration::from_secs(2);
 
-/// What has expired is forgotten together.
+/// Expired answers are dropped together at this interval.
 const SWEEP: Duration = Duration::from_secs(10);
 
 impl<R: CryptoRng + SeedableRng> Paths<R> {
-    /// Without ports.
+    /// Starts without ports.
     pub fn new(config: Config, mut rng: R) -> Self {
         let hasher = Seeded::new(&mut rng);
         Self {
@@ -157,7 +158,7 @@ impl<R: CryptoRng + SeedableRng> Paths<R> {
         }
     }
 
-    /// From now on runs on `config`.
+    /// Replaces the configuration.
     pub fn reconfigure(&mut self, config: Config) {
         self.config = config;
         self.client.reconfigure(config.sa);
@@ -165,7 +166,7 @@ impl<R: CryptoRng + SeedableRng> Paths<R> {
         self.counters.add(Counter::Evicted, evicted);
     }
 
-    /// Tells the core what happened.
+    /// Processes an input.
     pub fn handle_input(&mut self, now: Instant, input: Input<'_>) {
         self.advance(now);
         match input {
@@ -174,7 +175,7 @@ impl<R: CryptoRng + SeedableRng> Paths<R> {
                 let before = self.ports.get(port).and_then(Port::sa);
                 let change = self.ports.set(self.now, port, name, facts, &mut self.rng);
                 if change == Change::Void {
-                    // What is on its way may be wrong, and nobody can tell.
+                    // Answers in transit may be wrong, and cannot be recognized.
                     self.client.handle_input(self.now, sa::Input::Sa { port, sa: None });
                 }
                 self.client.handle_input(self.now, sa::Input::Sa { port, sa });
@@ -216,7 +217,7 @@ impl<R: CryptoRng + SeedableRng> Paths<R> {
         self.settle();
     }
 
-    /// Somebody wants to know. Answered by one [`Self::poll_answered`], at once where the answer is
+    /// A caller asks for a path. One [`Self::poll_answered`] follows, at once if the answer is
     /// remembered, at the latest at the deadline.
     pub fn resolve(&mut self, now: Instant, request: Request) {
         self.advance(now);
@@ -292,7 +293,7 @@ impl<R: CryptoRng + SeedableRng> Paths<R> {
         self.settle();
     }
 
-    /// May be called at any time; early calls do nothing.
+    /// Performs all actions that are due. Early calls do nothing.
     pub fn handle_timeout(&mut self, now: Instant) {
         self.advance(now);
         if self.sweep_at().is_some_and(|at| at <= self.now) {
@@ -313,7 +314,7 @@ impl<R: CryptoRng + SeedableRng> Paths<R> {
         self.take_over();
         self.client.handle_timeout(self.now);
         self.settle();
-        // Whoever joined a question that may take longer than he has time.
+        // Requests that joined a question with a later deadline than their own.
         while let Some(id) = self.deadlines.pop(self.now) {
             if let Some(flight) = self.waiting.remove(&id).and_then(|id| self.flights.get_mut(&id))
             {
@@ -352,8 +353,8 @@ impl<R: CryptoRng + SeedableRng> Paths<R> {
         self.answered.pop_front()
     }
 
-    /// Forgets every answer, but not that it has been given to somebody who keeps it: else that he asks
-    /// again would tell us nothing. Returns how many answers that was.
+    /// Drops every answer, but remembers which ones were given to callers that keep them, so that a
+    /// repeated request still signals a change. Returns how many answers that was.
     pub fn flush(&mut self) -> usize {
         let flushed = self.entries().count() + std::mem::take(&mut self.restoring).len();
         self.ports.void();
@@ -361,8 +362,8 @@ impl<R: CryptoRng + SeedableRng> Paths<R> {
         flushed
     }
 
-    /// A daemon before us has left this, begun so long ago. What is of use of it is taken over as soon
-    /// as its port is known, and in doubt from the start.
+    /// Takes over the answers of an earlier daemon, from a snapshot of age `age`. Usable answers
+    /// are taken over when their port is known, and are in doubt from the start.
     pub fn restore(&mut self, now: Instant, snapshot: Snapshot, age: Duration) {
         self.advance(now);
         let longest = self.config.ttl + self.config.ttl / 4;
@@ -373,7 +374,7 @@ impl<R: CryptoRng + SeedableRng> Paths<R> {
         }
     }
 
-    /// The next thing that is known about what [`Self::restore`] was given.
+    /// The next result for a port of the snapshot.
     pub fn poll_restored(&mut self) -> Option<Restored> {
         let restored = self.restoring.poll_told()?;
         if restored.verdict != Verdict::Taken {
@@ -382,28 +383,28 @@ impl<R: CryptoRng + SeedableRng> Paths<R> {
         Some(restored)
     }
 
-    /// Begins to write down what is remembered, for the next daemon. "There is no such path" is
-    /// remembered too shortly to be worth it.
+    /// Begins to write the remembered paths for the next daemon. Answers without path are
+    /// remembered too briefly to be written.
     pub fn walk(&self, now: Instant) -> Walk {
         Walk::new(self.now.max(now), &self.ports, &self.cache)
     }
 
-    /// Goes on with it, by about `count` paths.
+    /// Continues the walk by about `count` paths.
     pub fn step(&self, walk: &mut Walk, count: usize) -> Step {
         walk.step(&self.ports, &self.cache, count)
     }
 
-    /// What has been counted so far.
+    /// The counters.
     pub fn counters(&self) -> &Counters<Counter> {
         &self.counters
     }
 
-    /// Who asks the SA.
+    /// The client that asks the SAs.
     pub fn client(&self) -> &Client<R> {
         &self.client
     }
 
-    /// How much is held.
+    /// The sizes of the tables.
     pub fn load(&self) -> Load {
         Load {
             questions: self.flights.len(),
@@ -412,24 +413,25 @@ impl<R: CryptoRng + SeedableRng> Paths<R> {
         }
     }
 
-    /// The ports that are there, in the order of their indices.
+    /// The existing ports, in the order of their indices.
     pub fn ports(&self) -> impl Iterator<Item = (PortIndex, PortName, &PortFacts, bool)> {
         self.ports.iter()
     }
 
-    /// What the kernel told last of a port, and when.
+    /// The last event of a port that the kernel reported, and its time.
     pub fn last_event(&self, port: PortIndex) -> Option<(Instant, PortEvent)> {
         self.ports.get(port)?.last_event
     }
 
-    /// What is remembered, the soonest to expire first.
+    /// The remembered answers, by expiry.
     pub fn entries(&self) -> impl Iterator<Item = Cached> + '_ {
         self.cache.iter().filter_map(|(key, remembered)| self.cached(key, remembered))
     }
 
-    /// A part of it in no order, at most `count`: from a place on, which is 0 at first, and the place to
-    /// go on from if there may be more. Who reads all parts meets once what is remembered all the while;
-    /// what is learned or forgotten meanwhile may be met or not.
+    /// At most `count` answers in no particular order, from a place on (0 at first), and the place
+    /// to continue from if there may be more. A reader of all parts gets every answer that is
+    /// remembered all the while exactly once; an answer that is learned or dropped meanwhile may be
+    /// missing.
     pub fn page(&self, from: u32, count: usize) -> (Vec<Cached>, Option<u32>) {
         let (page, next) = self.cache.page(from, count);
         let cached = |(key, remembered)| self.cached(key, remembered);
@@ -458,7 +460,7 @@ impl<R: CryptoRng + SeedableRng> Paths<R> {
         QuestionId(self.next_question)
     }
 
-    /// Whether what was left of a port is of use, if that can be told.
+    /// Decides whether the saved paths of a port are usable, if the port is known well enough.
     fn decide(&mut self, index: PortIndex) {
         if let Some(port) = self.ports.get(index)
             && let Some(facts) = port.facts()
@@ -470,7 +472,7 @@ impl<R: CryptoRng + SeedableRng> Paths<R> {
     fn take_over(&mut self) {
         for (key, remembered) in self.restoring.take(self.now) {
             let is_valid = |port: &Port| port.valid_from == BEFORE;
-            // What this daemon was answered is younger.
+            // An answer to this daemon is newer.
             if self.ports.get(key.port()).is_some_and(is_valid)
                 && self.cache.lookup(self.now, &key).is_none()
                 && remembered.expires_at > self.now
@@ -495,7 +497,7 @@ impl<R: CryptoRng + SeedableRng> Paths<R> {
         }
     }
 
-    /// What is used in the last eighth of its life is asked for again, if the rate allows it.
+    /// An answer used in the last eighth of its life is refreshed, if the rate allows it.
     fn refresh(&mut self, key: Key, question: PathQuestion, remembered: &Remembered) {
         let is_near_end = remembered.expires_at.since(self.now) < self.config.ttl / 8;
         if remembered.record.is_some()
@@ -534,7 +536,7 @@ impl<R: CryptoRng + SeedableRng> Paths<R> {
         id
     }
 
-    /// Takes what the SA client has.
+    /// Handles the answers of the SA client.
     fn settle(&mut self) {
         while let Some(sa::Answered { id, outcome }) = self.client.poll_answered() {
             if let Some(port) = self.infos.remove(&id) {
@@ -635,8 +637,8 @@ impl Doubted {
     }
 }
 
-/// Whether a record is an answer to the question. The SA may write a GID of its subnet with another
-/// prefix than it was asked with (OpenSM does so for fe80::/64).
+/// Whether a record answers the question. The SA may write a GID of its subnet with another prefix
+/// than the question's (OpenSM does so for fe80::/64).
 fn leads(record: &PathRecord, question: &PathQuestion) -> bool {
     Fields::parse(record).is_ok_and(|fields| {
         fields.dgid.guid() == question.dgid.guid() && fields.sgid.guid() == question.sgid.guid()

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 
-//! The question of a user of this node, completed as a program here would most likely ask it.
+//! A user's question for a path, completed as a program on this node would most likely ask it.
 
 use ibarr_common::ib::{Gid, PKey};
 use ibarr_common::wire::sa::PathQuestion;
@@ -9,20 +9,20 @@ use thiserror::Error;
 
 use super::{Paths, PortName};
 
-/// A destination, and what the user chose besides.
+/// A destination, and the parts of the question that the user chose.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub struct Partial {
-    /// The port to ask by.
+    /// The source port.
     pub port: Option<PortName>,
-    /// Where the path leads to.
+    /// Destination GID.
     pub dgid: Gid,
-    /// Where it begins.
+    /// Source GID.
     pub sgid: Option<Gid>,
-    /// Its partition.
+    /// The P_Key.
     pub pkey: Option<PKey>,
 }
 
-/// What is missing.
+/// Error: a part of the question is missing.
 #[derive(Clone, Copy, Debug, Eq, Error, PartialEq)]
 pub enum Incomplete {
     /// There is no port, or not this one.
@@ -34,11 +34,12 @@ pub enum Incomplete {
 }
 
 impl<R: CryptoRng + SeedableRng> Paths<R> {
-    /// Chooses the first port whose SA can be asked, else the first port; then the port's GID for
-    /// floating LIDs if `dgid` is one, else its first GID; then its first partition.
+    /// Chooses the first port whose SA can be asked, or else the first port. Then chooses the
+    /// port's GID with a floating LID if `dgid` has one, or else its first GID; then its first
+    /// partition.
     ///
     /// # Errors
-    /// If there is no such port, or it has no GID.
+    /// There is no such port, or it has no GID.
     pub fn complete(&self, partial: &Partial) -> Result<(PortName, PathQuestion), Incomplete> {
         let Partial { port, dgid, sgid, pkey } = *partial;
         let is_chosen = |name: PortName| port.is_none_or(|port| port == name);
@@ -83,7 +84,7 @@ mod tests {
     }
 
     #[test]
-    fn port_that_can_ask_is_chosen_before_the_first() {
+    fn port_with_an_sa_is_preferred_to_the_first() {
         let mut rig = Rig::without_port();
         assert_eq!(rig.paths.complete(&to(gid(1))), Err(Incomplete::NoPort));
         tell(&mut rig, PORT, 1, PortFacts { is_active: false, ..facts() });

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 
-//! The ports of this node, and what their changes mean for what is remembered.
+//! The ports of this node, and the effect of their changes on remembered paths.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -16,53 +16,53 @@ use super::types::{PortEvent, PortFacts, PortName};
 use crate::retry::random;
 use crate::sa::{PortIndex, Sa};
 
-/// A port that was once there stays, for what is remembered of it.
+/// All ports since the start: a removed port stays, because its paths are remembered.
 #[derive(Debug, Default)]
 pub(super) struct Ports {
     ports: BTreeMap<PortIndex, Port>,
     names: BTreeMap<PortName, PortIndex>,
 }
 
-/// The epoch of what a daemon before us was answered: in doubt from the start.
+/// The epoch of answers to an earlier daemon: in doubt from the start.
 pub(super) const BEFORE: u32 = 0;
 
-/// The epoch that a port begins with.
+/// The first epoch of a port.
 const FIRST: u32 = BEFORE + 1;
 
 #[derive(Debug)]
 pub(super) struct Port {
     pub(super) name: PortName,
-    /// `None` while it is gone.
+    /// `None` while the port does not exist.
     facts: Option<PortFacts>,
-    /// When it last had an SA.
+    /// The state when it last had an SA.
     last: Option<PortFacts>,
-    /// What was learned in an earlier one is in doubt.
+    /// Answers of earlier epochs are in doubt.
     pub(super) epoch: u32,
-    /// What was learned before this one is wrong.
+    /// Answers of epochs before this one are wrong.
     pub(super) valid_from: u32,
-    /// Who keeps paths has those that were learned from this one on, for all we know.
+    /// Callers that keep paths may still have those learned from this epoch on.
     pub(super) kept_from: u32,
-    /// Nothing was asked of the SA since all came into doubt.
+    /// Nothing was asked since all answers came into doubt.
     all_doubted: bool,
-    /// How often what is near its end, or was left by a daemon before us, is asked for.
+    /// Rate of refreshes, and of questions for paths of an earlier daemon.
     pub(super) repeats: Bucket,
-    /// Whether the kernel's events of it are heard.
+    /// Whether the kernel's events of the port are received.
     pub(super) hears_events: bool,
-    /// What the kernel told last, and when.
+    /// The last event, and its time.
     pub(super) last_event: Option<(Instant, PortEvent)>,
-    /// What is asked for again although nothing has happened.
+    /// Choice of the paths that are asked for without a reason for doubt.
     pub(super) canaries: Canaries,
-    /// Which routers have taken each other's place.
+    /// Routers that have replaced each other.
     pub(super) routers: Routers,
-    /// How often the kernel may ask the SA in our stead.
+    /// Rate at which the kernel may ask the SA itself.
     pub(super) fallbacks: Seldom,
-    /// Whether its SA says that it knows of quality of service.
+    /// Whether its SA supports quality of service.
     pub(super) has_qos: bool,
-    /// When the SA is to be asked for that; `None` while it is.
+    /// When to ask the SA for its capabilities; `None` while that question is in flight.
     pub(super) info_due: Option<Instant>,
 }
 
-/// What a change means for what is remembered of a port.
+/// The effect of a change on the remembered paths of a port.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub(super) enum Change {
     None,
@@ -71,7 +71,7 @@ pub(super) enum Change {
 }
 
 impl Port {
-    /// `None` while it is gone.
+    /// `None` while the port does not exist.
     pub(super) fn facts(&self) -> Option<&PortFacts> {
         self.facts.as_ref()
     }
@@ -80,24 +80,25 @@ impl Port {
         self.sa().is_some()
     }
 
-    /// Where its SA is, if it can be asked.
+    /// The address of its SA, if it can be asked.
     pub(super) fn sa(&self) -> Option<Sa> {
         self.facts.as_ref().and_then(PortFacts::sa)
     }
 
-    /// Whether anything has happened to it since this daemon began.
+    /// Whether anything has happened to it since this daemon started.
     pub(super) fn was_doubted(&self) -> bool {
         self.epoch > FIRST
     }
 
-    /// The epoch of what is asked now.
+    /// The epoch of a question asked now.
     pub(super) fn ask(&mut self) -> u32 {
         self.all_doubted = false;
         self.epoch
     }
 
-    /// All that is remembered is in doubt. Returns false if it was before and nothing has been asked
-    /// since: one change of a port is often told as several events.
+    /// Puts all remembered answers in doubt. Returns `false` if they were in doubt already and
+    /// nothing has been asked since: the kernel often reports one change of a port as several
+    /// events.
     fn doubt(&mut self, now: Instant, rng: &mut impl Rng) -> bool {
         self.repeats.hold(now, rng);
         let is_news = !std::mem::replace(&mut self.all_doubted, true);
@@ -105,7 +106,7 @@ impl Port {
         is_news
     }
 
-    /// When it last had an SA.
+    /// LMC when it last had an SA.
     pub(super) fn lmc(&self) -> u8 {
         self.last.as_ref().map_or(0, |facts| facts.lmc)
     }
@@ -120,21 +121,21 @@ impl Ports {
         self.ports.get_mut(&index)
     }
 
-    /// A port that is there.
+    /// The existing port with this name.
     pub(super) fn by_name(&self, name: &PortName) -> Option<(PortIndex, &Port)> {
         let index = *self.names.get(name)?;
         let port = self.ports.get(&index).filter(|port| port.facts.is_some())?;
         Some((index, port))
     }
 
-    /// The ports that are there.
+    /// The existing ports.
     pub(super) fn iter(&self) -> impl Iterator<Item = (PortIndex, PortName, &PortFacts, bool)> {
         self.ports.iter().filter_map(|(index, port)| {
             Some((*index, port.name, port.facts.as_ref()?, port.has_qos))
         })
     }
 
-    /// Each port that ever had an SA, as it was then.
+    /// Each port that ever had an SA, in its state of that time.
     pub(super) fn last_facts(&self) -> impl Iterator<Item = (PortIndex, PortName, &PortFacts)> {
         self.ports.iter().filter_map(|(index, port)| Some((*index, port.name, port.last.as_ref()?)))
     }
@@ -178,7 +179,7 @@ impl Ports {
         }
         port.facts = Some(facts);
         if has_moved {
-            // Of another SA we know what the last one could do, and can wait.
+            // The capabilities of an earlier SA are known, so the question can wait.
             let spread = if is_known { random(DOUBT_SPREAD, rng) } else { Duration::ZERO };
             port.info_due = has_sa.then_some(now + spread);
         }
@@ -195,8 +196,8 @@ impl Ports {
         change
     }
 
-    /// The kernel told an event of a port, as it told IPoIB, which forgets its paths. Returns whether
-    /// it puts in doubt what was not.
+    /// The kernel reported an event of a port to the daemon and to IPoIB, which drops its paths.
+    /// Returns whether answers have come into doubt.
     pub(super) fn happened(
         &mut self,
         now: Instant,
@@ -206,7 +207,7 @@ impl Ports {
     ) -> bool {
         let Some(port) = self.ports.get_mut(&index) else { return false };
         port.last_event = Some((now, event));
-        // Before it has an SA, nothing is remembered but what a daemon before us has left.
+        // Before the port has an SA, the only remembered paths are those of an earlier daemon.
         if !event.is_cause_for_doubt() || port.last.is_none() {
             return false;
         }
@@ -215,7 +216,7 @@ impl Ports {
         is_news
     }
 
-    /// Nothing that is remembered of any port is to be used.
+    /// No remembered answer of any port may be used.
     pub(super) fn void(&mut self) {
         for port in self.ports.values_mut() {
             port.epoch += 1;
@@ -223,7 +224,7 @@ impl Ports {
         }
     }
 
-    /// All that is remembered of a port is in doubt.
+    /// All remembered answers of a port are in doubt.
     pub(super) fn doubt(&mut self, index: PortIndex, now: Instant, rng: &mut impl Rng) {
         if let Some(port) = self.ports.get_mut(&index) {
             port.doubt(now, rng);
@@ -241,7 +242,7 @@ impl Ports {
         self.ports.values().filter_map(|port| port.canaries.due()).min()
     }
 
-    /// A path that the SA is to be asked for now although nothing has happened.
+    /// A path that the SA is to be asked for now without a reason for doubt.
     pub(super) fn take_canary(&mut self, now: Instant) -> Option<Key> {
         self.ports.values_mut().find_map(|port| port.canaries.take(now))
     }
@@ -250,7 +251,7 @@ impl Ports {
         self.ports.values().filter_map(|port| port.info_due).min()
     }
 
-    /// A port whose SA is to be asked now what it can do.
+    /// A port whose SA is to be asked for its capabilities now.
     pub(super) fn take_info_due(&mut self, now: Instant) -> Option<PortIndex> {
         let is_due = |port: &Port| port.info_due.is_some_and(|at| at <= now);
         let (index, port) = self.ports.iter_mut().find(|(_, port)| is_due(port))?;

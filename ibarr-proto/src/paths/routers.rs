@@ -1,23 +1,23 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 
-//! Routers that the SA names in turn for one question, because each of them leads there.
+//! Routers that the SA names alternately for one question, because each of them leads there.
 
 use std::collections::VecDeque;
 
 use ibarr_common::ib::Lid;
 
-/// Pairs of routers of which the second has taken the first one's place, the oldest first.
+/// Pairs of routers in which the second has replaced the first, the oldest pair first.
 #[derive(Debug, Default)]
 pub(super) struct Routers {
     replaced: VecDeque<(Lid, Lid)>,
 }
 
-/// A subnet has few routers; of more pairs the oldest is forgotten, which costs a doubt.
+/// A subnet has few routers. Beyond this number the oldest pair is dropped, which costs one doubt.
 const MOST: usize = 64;
 
 impl Routers {
-    /// The SA gives a path by `now` that it gave by `before`. Whether that is news: it is not if `now`
-    /// had `before` in its place already.
+    /// The SA now gives a path through router `now`, and gave one through `before`. Returns `true`
+    /// unless `before` has already replaced `now` earlier.
     pub(super) fn replaced(&mut self, before: Lid, now: Lid) -> bool {
         let is_news = !self.replaced.contains(&(now, before));
         if !self.replaced.contains(&(before, now)) {
@@ -35,7 +35,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn routers_in_turn_are_news_until_the_first_is_back() {
+    fn alternating_routers_are_a_change_only_once() {
         let [a, b, c] = [1, 2, 3].map(|lid| Lid::new(lid).unwrap());
         let mut routers = Routers::default();
         let news: Vec<_> = [(a, b), (b, a), (a, b), (b, c), (c, b), (a, c), (c, a), (b, a)]

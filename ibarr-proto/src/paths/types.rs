@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 
-//! What goes into the resolution of paths and comes out of it.
+//! Inputs and outputs of the path resolution.
 
 use std::fmt;
 use std::time::Duration;
@@ -12,43 +12,43 @@ use ibarr_common::wire::umad::PKeyIndex;
 
 use crate::sa::{self, PortIndex, Rank};
 
-/// What an administrator decides, and bounds.
+/// Configuration and bounds.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub struct Config {
-    /// How the SA is asked.
+    /// Of the SA client.
     pub sa: sa::Config,
     /// Whether service and class of service are part of a question.
     pub qos: Qos,
-    /// How long a path is remembered, give or take a quarter by chance.
+    /// How long a path is remembered, varied by a random quarter.
     pub ttl: Duration,
-    /// How long "there is no such path" is.
+    /// How long an answer without path is remembered.
     pub negative_ttl: Duration,
-    /// Answers remembered.
+    /// Maximum number of remembered answers.
     pub max_cached: usize,
-    /// Requests that wait for the SA. A further one is refused at once.
+    /// Maximum number of requests that wait for the SA. Further ones are refused at once.
     pub max_waiters: usize,
-    /// Answers that are near their end, or were left by a daemon before us, that a port asks for again
-    /// each second, at most.
+    /// Maximum number of questions per second and port for refreshes and for paths of an earlier
+    /// daemon.
     pub repeat_rate: u32,
-    /// Of the requests of one port that its SA does not answer, or that there is no room for, one in
-    /// this time may be left to the kernel.
+    /// Minimum time between two fallbacks of a port, among requests that its SA does not answer or
+    /// that there is no room for.
     pub fallback_interval: Duration,
-    /// On average a port asks for one of the paths in use in each such time although nothing has
-    /// happened, and where events of the port are heard, in [`Self::CANARIES_IF_HEARD`] times that.
-    /// Zero: never.
+    /// Mean interval at which a port asks for one of the paths in use without a reason for doubt;
+    /// multiplied by [`Self::CANARIES_IF_HEARD`] if events of the port are received. Zero for
+    /// never.
     pub canary_every: Duration,
 }
 
 impl Config {
-    /// See [`Self::canary_every`]: once a minute.
+    /// Factor of [`Self::canary_every`]: once a minute by default.
     pub const CANARIES_IF_HEARD: u32 = 12;
 }
 
 impl Default for Config {
-    /// Paths change when the fabric does, which is seldom and mostly noticed; a missing one is there
-    /// as soon as its node has booted. What ten thousand nodes ask again at this rate is what an SA can
-    /// do. The kernel sends up to eleven MADs for what is left to it, within about two seconds, and has no
-    /// window: one request in 5 s is as much as we send to an SA that does not answer.
+    /// Paths change only with the fabric, which is rare and usually noticed; a missing path exists
+    /// as soon as its node has booted. An SA can answer what ten thousand nodes repeat at this
+    /// rate. For a fallback the kernel sends up to eleven MADs within about two seconds, without a
+    /// window: one request in 5 s is as much load as ours on an SA that does not answer.
     fn default() -> Self {
         Self {
             sa: sa::Config::default(),
@@ -67,8 +67,8 @@ impl Default for Config {
 /// Whether service and class of service are part of a question.
 #[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
 pub enum Qos {
-    /// If the SA says that it knows of them. Otherwise its answer cannot depend on them, and each
-    /// service of a node would be a question of its own.
+    /// If the SA supports quality of service. Otherwise its answer cannot depend on them, and each
+    /// service of a node would make a separate question.
     #[default]
     Auto,
     /// Always.
@@ -77,12 +77,12 @@ pub enum Qos {
     Off,
 }
 
-/// A port by the names that the kernel and people give it.
+/// The name of a port for the kernel and for people.
 #[derive(Clone, Copy, Debug, Eq, Hash, Ord, PartialEq, PartialOrd)]
 pub struct PortName {
-    /// Its device.
+    /// The device.
     pub device: DeviceName,
-    /// Its number there.
+    /// The port number on the device.
     pub port: PortNum,
 }
 
@@ -92,124 +92,125 @@ impl fmt::Display for PortName {
     }
 }
 
-/// What is known of an InfiniBand port.
+/// The state of an InfiniBand port.
 #[derive(Clone, Debug, Eq, PartialEq)]
 pub struct PortFacts {
-    /// Whether it is up and configured by the subnet manager.
+    /// Whether the port is up and configured by the subnet manager.
     pub is_active: bool,
-    /// Whether MADs can be sent by it.
+    /// Whether the port can send MADs.
     pub has_umad: bool,
     /// Its LID, the first of 2^[`Self::lmc`].
     pub lid: Option<Lid>,
-    /// Bits of its LID that it may use as it likes.
+    /// LMC: number of low bits of the LID that the port ignores.
     pub lmc: u8,
-    /// Where the subnet manager is.
+    /// LID of the subnet manager.
     pub sm_lid: Option<Lid>,
-    /// How it is reached.
+    /// Service level of packets to it.
     pub sm_sl: Sl,
-    /// Its GIDs, in the order of the table. At most [`Self::MAX_TABLE`].
+    /// The GIDs, in the order of the table. At most [`Self::MAX_TABLE`].
     pub gids: Vec<Gid>,
-    /// Its partitions, in the order of the table. At most [`Self::MAX_TABLE`].
+    /// The partitions, in the order of the table. At most [`Self::MAX_TABLE`].
     pub pkeys: Vec<(PKeyIndex, PKey)>,
 }
 
 impl PortFacts {
-    /// Entries that are looked at of tables which could have 65,536.
+    /// Number of entries read from tables that could have 65,536.
     pub const MAX_TABLE: usize = 256;
 
-    /// Where its SA is, if it can be asked.
+    /// The address of its SA, if it can be asked.
     pub fn sa(&self) -> Option<sa::Sa> {
         let lid = self.sm_lid.filter(|lid| lid.is_unicast())?;
         if !self.is_active || !self.has_umad {
             return None;
         }
-        // The default partition, whole or limited; a port without it cannot reach the SA otherwise.
+        // The default partition, with full or limited membership; without it a port cannot reach
+        // the SA.
         let is_default = |pkey: PKey| pkey.get() | 0x8000 == PKey::DEFAULT.get();
         let default = self.pkeys.iter().find(|(_, pkey)| is_default(*pkey));
         let pkey_index = default.map_or_else(PKeyIndex::default, |(index, _)| *index);
         Some(sa::Sa { lid, sl: self.sm_sl, pkey_index })
     }
 
-    /// The first of its GIDs that carries a floating LID.
+    /// The first GID that carries a floating LID.
     pub fn flid_gid(&self) -> Option<Gid> {
         self.gids.iter().copied().find(|gid| gid.flid().is_some())
     }
 }
 
-/// The driver's name for a request, not to be used again before its answer.
+/// The caller's number of a request. It may be reused after the answer.
 #[derive(Clone, Copy, Debug, Eq, Hash, Ord, PartialEq, PartialOrd)]
 pub struct RequestId(pub u64);
 
-/// "Which path leads there?"
+/// Asks for a path.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub struct Request {
-    /// Comes back with the answer.
+    /// Repeated in the answer.
     pub id: RequestId,
-    /// Where it starts.
+    /// The source port of the path.
     pub port: PortName,
-    /// What is asked.
+    /// The question.
     pub question: PathQuestion,
     /// Whether the kernel asks.
     pub rank: Rank,
-    /// When nobody waits any more.
+    /// When the caller stops waiting.
     pub deadline: Instant,
 }
 
-/// One thing that happened.
+/// An input of the path resolution.
 #[derive(Clone, Debug)]
 pub enum Input<'a> {
-    /// A port is there, or something about it has changed.
+    /// A port exists, or has changed.
     Port {
-        /// The driver's name for it.
+        /// The driver's number of the port.
         port: PortIndex,
-        /// The kernel's name for it, always the same for one index.
+        /// The kernel's name of the port, always the same for one index.
         name: PortName,
-        /// What is known of it.
+        /// The current state.
         facts: PortFacts,
     },
-    /// A port is gone.
+    /// A port no longer exists.
     PortGone {
-        /// Its name.
+        /// The port.
         port: PortIndex,
     },
-    /// The kernel said that something happened to a port. What it is now comes by [`Self::Port`].
+    /// The kernel reported an event of a port. Its new state follows as [`Self::Port`].
     Happened {
-        /// Its name.
+        /// The port.
         port: PortIndex,
-        /// What happened.
+        /// The event.
         event: PortEvent,
     },
-    /// Whether [`Self::Happened`] will tell what happens to a port. Not until this says so.
+    /// Whether [`Self::Happened`] follows events of a port; `false` at first.
     Hearing {
-        /// Its name.
+        /// The port.
         port: PortIndex,
-        /// Whether it is so.
+        /// Whether events are received.
         heard: bool,
     },
-    /// Whether reports that the SA sends to a port come by [`Self::Mad`]. Not until this says so. The
-    /// port subscribes to them for as long as they do.
+    /// Whether reports of the SA to a port arrive as [`Self::Mad`]; `false` at first. The port
+    /// subscribes to reports while they do.
     Reports {
-        /// Its name.
+        /// The port.
         port: PortIndex,
-        /// Whether it is so.
+        /// Whether reports are received.
         taken: bool,
     },
-    /// A MAD came.
+    /// A MAD arrived.
     Mad {
-        /// By this port.
+        /// At this port.
         port: PortIndex,
         /// From the port with this LID.
         from: Option<Lid>,
         /// Its bytes.
         mad: &'a [u8],
     },
-    /// The kernel gives back what nobody answered.
+    /// The kernel returned a MAD that was not answered.
     Unanswered,
-    /// What [`sa::Transmit`] asked for was not sent.
+    /// The driver could not send the MAD of an [`sa::Transmit`].
     NotSent,
 }
 
-/// An asynchronous event of a port, as `enum ib_event_type` of include/rdma/ib_verbs.h has it.
+/// An asynchronous event of a port, as in `enum ib_event_type` of include/rdma/ib_verbs.h.
 #[derive(Clone, Copy, Debug, Eq, Hash, PartialEq)]
 pub enum PortEvent {
     /// The port became active (`IB_EVENT_PORT_ACTIVE`).
@@ -220,10 +221,10 @@ pub enum PortEvent {
     LidChange,
     /// The port's partitions have changed (`IB_EVENT_PKEY_CHANGE`).
     PKeyChange,
-    /// The subnet manager is another (`IB_EVENT_SM_CHANGE`).
+    /// The subnet manager has changed (`IB_EVENT_SM_CHANGE`).
     SmChange,
-    /// The subnet manager has its clients register again (`IB_EVENT_CLIENT_REREGISTER`): it may be
-    /// another one in the same place, which has given other ports other LIDs. May come before
+    /// The subnet manager requires clients to register again (`IB_EVENT_CLIENT_REREGISTER`): it may
+    /// be another one at the same place that has given other ports new LIDs. May come before
     /// [`Self::Active`].
     ClientReregister,
     /// The port's GIDs have changed (`IB_EVENT_GID_CHANGE`).
@@ -231,15 +232,15 @@ pub enum PortEvent {
 }
 
 impl PortEvent {
-    /// Whether what the SA has said before may be wrong now. While a port is down nothing can be
-    /// asked; when it is up again, that is an event of its own.
+    /// Whether earlier answers of the SA may be wrong now. While a port is down it cannot ask;
+    /// coming up again is a separate event.
     pub(super) fn is_cause_for_doubt(self) -> bool {
         self != Self::Error
     }
 }
 
 impl fmt::Display for PortEvent {
-    /// As libibverbs names it, in lower case.
+    /// The name in libibverbs, in lower case.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
             Self::Active => "port-active",
@@ -253,92 +254,92 @@ impl fmt::Display for PortEvent {
     }
 }
 
-/// A request has its answer. Each gets exactly one.
+/// The answer to a request. Each request gets exactly one.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub struct Answered {
-    /// Of the request.
+    /// The request.
     pub id: RequestId,
-    /// The answer.
+    /// The result.
     pub outcome: Outcome,
 }
 
-/// What became of a request.
+/// The result of a request.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub enum Outcome {
-    /// This path leads there.
+    /// A path.
     Found {
-        /// As the SA gave it.
+        /// The SA's record.
         record: PathRecord,
-        /// When.
+        /// The origin of the record.
         source: Source,
     },
     /// The SA knows no path.
     NoRecord {
-        /// When it said so.
+        /// The origin of this answer.
         source: Source,
     },
-    /// The SA does not answer this question, or not so that it can be understood.
+    /// The SA refuses the question, or its answer is unusable.
     Refused(Option<Refusal>),
     /// The SA did not answer in time.
     Silent,
-    /// The SA had no time.
+    /// The SA was busy until the deadline.
     Busy,
     /// There is no such InfiniBand port.
     UnknownPort,
     /// The port is not up, has no subnet manager, or cannot send MADs.
     NoSa,
-    /// Too much is being asked at once.
+    /// A bound was reached.
     Overloaded,
 }
 
-/// Where an answer is from.
+/// The origin of an answer.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub enum Source {
-    /// The SA has just said so.
+    /// The SA has just answered.
     Sa,
-    /// It was remembered.
+    /// The cache.
     Cache,
-    /// It was remembered, and something has happened since that leaves it in doubt; the SA cannot be
-    /// asked at the moment, or has enough to do.
+    /// The cache, but something has happened since that puts the answer in doubt; the SA cannot be
+    /// asked now, or should be spared.
     Doubted,
 }
 
-/// How much is held.
+/// The sizes of the tables.
 #[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
 pub struct Load {
     /// Questions that the SA is being asked.
     pub questions: usize,
-    /// Requests that wait for them.
+    /// Requests that wait for these.
     pub waiters: usize,
     /// Answers remembered.
     pub cached: usize,
 }
 
-/// An answer that is remembered.
+/// A remembered answer.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub struct Cached {
-    /// Where the path starts.
+    /// The source port of the path.
     pub port: PortName,
-    /// What was asked.
+    /// The question.
     pub question: PathQuestion,
-    /// `None` for "there is no such path".
+    /// `None` for "no such path".
     pub record: Option<PathRecord>,
-    /// It is not given from this moment on.
+    /// The answer is not used from this time on.
     pub expires_at: Instant,
-    /// Whether something has happened since.
+    /// Whether it is in doubt.
     pub is_doubted: bool,
 }
 
 crate::counters! {
-    /// What the resolution of paths counts. Each request is counted once under
-    /// [`Counter::Requests`] and, when it ends, once under one of the eleven that follow.
+    /// Counters of the path resolution. Each request is counted once under [`Counter::Requests`]
+    /// and, when it ends, once under one of the eleven that follow.
     pub enum Counter {
         /// Requests made.
         Requests = "requests",
-        /// Requests answered with a path from the cache: questions that the SA was spared.
+        /// Requests answered with a path from the cache, without a question to the SA.
         FoundCache = "found-cache",
-        /// Requests answered with a path from the cache that is in doubt, because the SA was to be
-        /// spared or did not answer.
+        /// Requests answered with a path in doubt from the cache, because the SA was to be spared
+        /// or did not answer.
         FoundDoubted = "found-doubted",
         /// Requests answered with a path from the SA.
         FoundSa = "found-sa",
@@ -346,65 +347,65 @@ crate::counters! {
         NoRecordCache = "no-record-cache",
         /// Requests for which the SA knew no path.
         NoRecordSa = "no-record-sa",
-        /// Requests that the SA refused, or answered with what makes no sense.
+        /// Requests that the SA refused, or answered with an illegal record.
         Refused = "refused",
         /// Requests that the SA did not answer in time.
         Silent = "silent",
-        /// Requests that the SA had no time for.
+        /// Requests that ended because the SA was busy.
         Busy = "busy",
-        /// Requests by a port that we do not have.
+        /// Requests by a port that does not exist.
         UnknownPort = "unknown-port",
         /// Requests by a port without an SA.
         NoSa = "no-sa",
-        /// Requests refused because too much was being asked.
+        /// Requests refused because a bound was reached.
         Overloaded = "overloaded",
-        /// Requests that joined a question which was under way: the SA was spared.
+        /// Requests that joined a question in flight.
         Joined = "joined",
-        /// Requests without an answer that the kernel was left to ask about itself.
+        /// Requests without an answer that were left to the kernel.
         Fallbacks = "fallbacks",
-        /// Those that it was not, because there was one not long ago.
+        /// Such requests that were not left to the kernel, because another one was recently.
         FallbacksSpared = "fallbacks-spared",
         /// Questions asked again before their answer expired.
         Refreshes = "refreshes",
-        /// Answers asked for again although nothing had happened, to see whether the SA says the same.
+        /// Answers asked for again without a reason for doubt, to see whether they have changed.
         Canaries = "canaries",
         /// Answers in doubt that were asked for again.
         DoubtsAsked = "doubts-asked",
-        /// Answers of the SA about another path than was asked for.
+        /// Answers of the SA about another path than the requested one.
         WrongPath = "wrong-path",
-        /// Answers forgotten before their time, to make room.
+        /// Answers dropped before their expiry, to make room.
         Evicted = "evicted",
-        /// Answers that a daemon before this one has left.
+        /// Answers taken over from an earlier daemon.
         Restored = "restored",
-        /// Answers that a daemon before this one has left, and that are of no use: their port has
-        /// changed, or did not come up.
+        /// Answers of an earlier daemon that were dropped: their port has changed, or did not come
+        /// up.
         NotRestored = "not-restored",
-        /// Events of ports that the kernel told.
+        /// Events of ports that the kernel reported.
         Events = "events",
-        /// Times that all answers of a port came into doubt, because something about it changed or the
-        /// kernel told an event.
+        /// Times that all answers of a port came into doubt because the port changed or the kernel
+        /// reported an event.
         Doubts = "doubts",
-        /// Times that all answers of a port came into doubt, because IPoIB asked again for a path that
-        /// it had been given.
+        /// Times that all answers of a port came into doubt because IPoIB asked again for a path
+        /// that it had got.
         AskedAgain = "asked-again",
-        /// Times that all answers of a port came into doubt, because the SA gave a GID another LID than
-        /// before, or the same question another answer.
+        /// Times that all answers of a port came into doubt because the SA gave a GID another LID
+        /// than before, or a question another answer.
         Contradicted = "contradicted",
-        /// Times that an SA was asked to begin or end to tell of a trap.
+        /// Requests to an SA to begin or end a subscription to a trap.
         Informs = "informs",
-        /// Those that it did not confirm.
+        /// Such requests that the SA did not confirm.
         InformsFailed = "informs-failed",
-        /// Reports of the SA that came.
+        /// Reports received from the SA.
         Reports = "reports",
-        /// Reports about a GID of which something was remembered, which is in doubt since.
+        /// Reports about a GID with a remembered answer, which came into doubt.
         ReportsDoubted = "reports-doubted",
-        /// Reports about a GID of which nothing was remembered.
+        /// Reports about a GID without a remembered answer.
         ReportsUnknown = "reports-unknown",
-        /// Reports about what we did not want to be told of, or that make no sense.
+        /// Reports about traps without a subscription, or with illegal contents.
         ReportsOther = "reports-other",
-        /// Reports that were left for the SA to send again, because too many answers waited.
+        /// Reports not answered because too many answers waited; the SA sends them again.
         ReportsDropped = "reports-dropped",
-        /// Reports that did not come from the LID of the SA.
+        /// Reports from a LID other than the SA's.
         ReportsWrongLid = "reports-wrong-lid",
         /// Times that all answers of a port became wrong.
         Voided = "voided",
