@@ -66,25 +66,25 @@ pub(super) fn record(question: &PathQuestion, dlid: u16) -> PathRecord {
     PathRecord::from_octets(octets)
 }
 
-/// The core, and an SA that answers when it is told to.
+/// The core, and an SA that answers when the test tells it to.
 pub(super) struct Rig {
     pub(super) now: Instant,
     pub(super) paths: Paths<ChaCha12Rng>,
     next: u64,
     sent: Vec<sa::Transmit>,
     has_qos: bool,
-    /// What the SA has been asked of paths.
+    /// Path questions to the SA.
     pub(super) asked: Vec<PathQuestion>,
     pub(super) dlid: u16,
-    /// Of what it gives.
+    /// Hop limit in its records.
     hop_limit: u8,
-    /// Who has LID 9 instead.
+    /// The host that has LID 9 instead.
     moved: Option<Gid>,
 }
 
 impl Rig {
     pub(super) fn new() -> Self {
-        // What is asked unprompted has tests of its own.
+        // Canaries have tests of their own.
         Self::with(Config { canary_every: Duration::ZERO, ..Config::default() })
     }
 
@@ -142,7 +142,7 @@ impl Rig {
         id
     }
 
-    /// Asks, and has the SA answer.
+    /// Asks, and lets the SA answer.
     pub(super) fn outcome(&mut self, question: PathQuestion) -> Outcome {
         let id = self.resolve(question);
         self.answer_all();
@@ -213,7 +213,7 @@ impl Rig {
         self.drain();
     }
 
-    /// Until what is in doubt may be asked for.
+    /// Waits until paths in doubt may be asked for.
     pub(super) fn pass_spread(&mut self) {
         self.advance(DOUBT_SPREAD);
         self.answer_all();
@@ -229,12 +229,12 @@ pub(super) fn found(question: PathQuestion, dlid: u16, source: Source) -> Outcom
 }
 
 #[test]
-fn the_sa_is_asked_once_and_its_answer_remembered() {
+fn sa_is_asked_once_and_its_answer_remembered() {
     let mut rig = Rig::new();
     assert_eq!(rig.outcome(question(1)), found(question(1), 1, Source::Sa));
     assert_eq!(rig.outcome(question(1)), found(question(1), 1, Source::Cache));
     assert_eq!(rig.asked, [question(1)]);
-    // Whatever could change the answer is another question.
+    // Each difference that may change the answer makes another question.
     let others = [
         PathQuestion { sgid: gid(7), ..question(1) },
         PathQuestion { pkey: PKey::new(0x8001), ..question(1) },
@@ -248,7 +248,7 @@ fn the_sa_is_asked_once_and_its_answer_remembered() {
 }
 
 #[test]
-fn many_who_ask_at_once_are_one_question() {
+fn simultaneous_requests_share_one_question() {
     let mut rig = Rig::new();
     let ids: Vec<_> = (0..1_000).map(|_| rig.resolve(question(1))).collect();
     assert_eq!((rig.sent.len(), rig.paths.load().waiters), (1, 1_000));
@@ -259,9 +259,9 @@ fn many_who_ask_at_once_are_one_question() {
     assert_eq!(rig.paths.load(), Load { questions: 0, waiters: 0, cached: 1 });
 }
 
-/// rdma_cm puts the number of a port into the service id.
+/// rdma_cm puts the port number of a service into the service ID.
 #[test]
-fn service_and_class_are_part_of_a_question_only_if_the_sa_knows_of_them() {
+fn service_and_class_matter_only_with_quality_of_service() {
     let with = |service: u64| PathQuestion {
         service_id: Some(ServiceId::new(0x0106_0000 + service)),
         qos_class: QosClass::new(service.try_into().unwrap()),
@@ -275,7 +275,7 @@ fn service_and_class_are_part_of_a_question_only_if_the_sa_knows_of_them() {
     };
     let mut rig = Rig::new();
     assert_eq!(ask(&mut rig), [question(1)]);
-    // The SA, asked again after an hour, has learned it.
+    // The SA, asked again after an hour, supports it now.
     rig.has_qos = true;
     for _ in 0..76 * 60 {
         rig.advance(Duration::from_secs(1));
@@ -290,7 +290,7 @@ fn service_and_class_are_part_of_a_question_only_if_the_sa_knows_of_them() {
 }
 
 #[test]
-fn what_has_no_path_is_remembered_for_a_short_time() {
+fn answer_without_path_is_remembered_briefly() {
     let mut rig = Rig::new();
     for refusal in [Refusal::NO_RECORDS, Refusal::INVALID_GID] {
         rig.resolve(question(1));
@@ -313,7 +313,7 @@ fn other_refusals_are_not_remembered() {
 }
 
 #[test]
-fn record_of_another_path_is_no_answer_but_another_prefix_of_the_subnet_is_one() {
+fn record_of_another_path_is_refused_but_not_another_prefix() {
     let mut rig = Rig::new();
     let sent = |rig: &mut Rig| {
         rig.resolve(question(1));
@@ -334,13 +334,13 @@ fn record_of_another_path_is_no_answer_but_another_prefix_of_the_subnet_is_one()
 }
 
 #[test]
-fn silence_is_said_in_time_and_not_remembered() {
+fn silence_is_reported_in_time_and_not_remembered() {
     let mut rig = Rig::new();
     rig.resolve(question(1));
     rig.advance(WAIT);
     assert_eq!(rig.answered()[0].outcome, Outcome::Silent);
     rig.sent.clear();
-    // Known to be silent until it answers anything.
+    // The SA counts as silent until it answers anything.
     rig.resolve(question(1));
     assert_eq!((rig.answered()[0].outcome, rig.sent.len()), (Outcome::Silent, 0));
     rig.advance(Duration::from_secs(5));
@@ -349,7 +349,7 @@ fn silence_is_said_in_time_and_not_remembered() {
 }
 
 #[test]
-fn ports_that_cannot_ask_say_so_at_once() {
+fn request_by_a_port_without_sa_fails_at_once() {
     let mut rig = Rig::new();
     let mut outcome = |facts| {
         rig.port(facts);
@@ -365,7 +365,7 @@ fn ports_that_cannot_ask_say_so_at_once() {
 }
 
 #[test]
-fn names_of_devices_are_taken_as_a_whole() {
+fn device_names_are_compared_as_a_whole() {
     let mut rig = Rig::new();
     let device = "mlx5_01".parse().unwrap();
     let port = PortName { device, ..name(1) };
@@ -378,7 +378,7 @@ fn names_of_devices_are_taken_as_a_whole() {
     assert_eq!(rig.answered()[0].outcome, Outcome::UnknownPort);
 }
 
-/// A port, what may happen to it, and what that means for what was remembered.
+/// A change of a port, and its effect on the remembered answers.
 #[test]
 fn changes_of_a_port_leave_its_answers_in_doubt_or_void_them() {
     let sure = |rig: &mut Rig| rig.outcome(question(1)) == found(question(1), 1, Source::Cache);
@@ -431,7 +431,7 @@ fn port_that_was_down_leaves_its_answers_in_doubt() {
 }
 
 #[test]
-fn path_in_doubt_is_asked_for_at_once_when_wanted_and_no_other_is() {
+fn only_requested_paths_in_doubt_are_asked_for() {
     let mut rig = Rig::new();
     for n in 0..100 {
         rig.outcome(question(n));
@@ -448,9 +448,9 @@ fn path_in_doubt_is_asked_for_at_once_when_wanted_and_no_other_is() {
     assert_eq!((rig.asked.len(), rig.count(Counter::DoubtsAsked)), (50, 50));
 }
 
-/// As after a restart of the subnet manager, which has given other ports other LIDs.
+/// As after a restart of the subnet manager that has given other ports new LIDs.
 #[test]
-fn every_event_but_the_loss_of_a_port_leaves_it_in_doubt() {
+fn every_event_except_the_loss_of_a_port_causes_doubt() {
     let events = [
         (PortEvent::ClientReregister, true),
         (PortEvent::SmChange, true),
@@ -474,13 +474,13 @@ fn every_event_but_the_loss_of_a_port_leaves_it_in_doubt() {
 }
 
 #[test]
-fn several_events_at_once_are_one_doubt_and_later_ones_another() {
+fn simultaneous_events_cause_one_doubt_and_later_ones_another() {
     let mut rig = Rig::new();
     rig.outcome(question(1));
     rig.happened(PortEvent::LidChange);
     rig.happened(PortEvent::ClientReregister);
     rig.happened(PortEvent::ClientReregister);
-    // What sysfs says of it comes a moment later.
+    // sysfs shows the change a moment later.
     rig.port(PortFacts { sm_lid: Lid::new(6), ..facts() });
     assert_eq!((rig.count(Counter::Events), rig.count(Counter::Doubts)), (3, 1));
     rig.answer_all();
@@ -492,7 +492,7 @@ fn several_events_at_once_are_one_doubt_and_later_ones_another() {
 
 /// <https://github.com/linux-rdma/rdma-core/pull/424>
 #[test]
-fn event_that_comes_before_its_port_is_active_is_heeded() {
+fn event_before_its_port_is_active_counts() {
     let mut rig = Rig::without_port();
     rig.happened(PortEvent::ClientReregister);
     assert_eq!(rig.paths.last_event(PORT), None);
@@ -508,9 +508,9 @@ fn event_that_comes_before_its_port_is_active_is_heeded() {
     assert_eq!(rig.outcome(question(1)), found(question(1), 3, Source::Cache));
 }
 
-/// IPoIB hears the same events, and forgets its paths.
+/// IPoIB gets the same events, and drops its paths.
 #[test]
-fn who_keeps_a_path_and_asks_again_after_an_event_puts_nothing_more_in_doubt() {
+fn repeated_one_way_request_after_an_event_adds_no_doubt() {
     let one_way = PathQuestion { reversible: false, ..question(1) };
     let mut rig = Rig::new();
     rig.outcome(one_way);
@@ -521,9 +521,9 @@ fn who_keeps_a_path_and_asks_again_after_an_event_puts_nothing_more_in_doubt() {
     assert_eq!(rig.count(Counter::AskedAgain), 0);
 }
 
-/// A subnet manager that is back where it was has given other ports other LIDs.
+/// A subnet manager that restarts at the same place has given other ports new LIDs.
 #[test]
-fn who_keeps_a_path_and_asks_again_has_the_sa_asked_and_leaves_the_rest_in_doubt() {
+fn repeated_one_way_request_asks_the_sa_and_causes_doubt() {
     let one_way = |n| PathQuestion { reversible: false, ..question(n) };
     let mut rig = Rig::new();
     for n in 0..100 {
@@ -537,7 +537,7 @@ fn who_keeps_a_path_and_asks_again_has_the_sa_asked_and_leaves_the_rest_in_doubt
     }
     assert_eq!((rig.asked.len(), rig.count(Counter::AskedAgain)), (100, 1));
     assert_eq!(rig.outcome(question(100)), found(question(100), 3, Source::Sa));
-    // Even he has the old one, before none.
+    // This caller too gets the old path in preference to none.
     rig.resolve(one_way(1));
     rig.sent.clear();
     rig.advance(WAIT);
@@ -558,7 +558,7 @@ fn doubted_answer_is_given_if_the_sa_is_silent() {
 }
 
 #[test]
-fn doubted_answer_that_becomes_wrong_while_the_sa_is_asked_is_not_given() {
+fn doubted_answer_that_becomes_wrong_meanwhile_is_not_given() {
     let mut rig = Rig::new();
     rig.outcome(question(1));
     rig.port(PortFacts { sm_lid: Lid::new(6), ..facts() });
@@ -569,7 +569,7 @@ fn doubted_answer_that_becomes_wrong_while_the_sa_is_asked_is_not_given() {
 }
 
 #[test]
-fn answer_that_was_on_its_way_when_the_port_changed_is_not_given() {
+fn answer_in_transit_when_the_port_changed_is_not_given() {
     let mut rig = Rig::new();
     rig.resolve(question(1));
     let sent = rig.sent.pop().unwrap();
@@ -581,7 +581,7 @@ fn answer_that_was_on_its_way_when_the_port_changed_is_not_given() {
 }
 
 #[test]
-fn answer_that_is_used_near_its_end_is_refreshed_and_no_other() {
+fn only_answers_used_near_their_end_are_refreshed() {
     let mut rig = Rig::new();
     rig.outcome(question(1));
     rig.outcome(question(2));
@@ -600,7 +600,7 @@ fn answer_that_is_used_near_its_end_is_refreshed_and_no_other() {
     assert!(ends_in(&rig, 1) > Duration::from_mins(44));
     rig.advance(Duration::from_mins(40));
     rig.answer_all();
-    assert_eq!(rig.asked, [question(1)], "what nobody uses is not asked for");
+    assert_eq!(rig.asked, [question(1)], "unused paths are not asked for");
     assert_eq!(rig.count(Counter::Refreshes), 1);
 }
 
@@ -646,15 +646,16 @@ fn op() -> impl Strategy<Value = Op> {
 }
 
 proptest! {
-    /// Whatever SA and port do: one answer each, in time, and none that was never given.
+    /// Whatever SA and port do: one answer for each request, in time, and only answers that the SA
+    /// gave.
     #[test]
-    fn every_request_is_answered_once_in_time_and_as_the_sa_said(
+    fn every_request_is_answered_once_in_time_as_the_sa_said(
         ops in proptest::collection::vec(op(), 0..150),
     ) {
         let config = Config { max_waiters: 5, max_cached: 3, ..Config::default() };
         let mut rig = Rig::with(config);
         let mut waiting: BTreeMap<RequestId, (u8, Instant)> = BTreeMap::new();
-        // What the SA has said of each question, since its answers were last void.
+        // The SA's answers to each question, since its answers were last void.
         let mut said: BTreeSet<(u8, Option<PathRecord>)> = BTreeSet::new();
         let mut lid = 8;
         for op in ops {

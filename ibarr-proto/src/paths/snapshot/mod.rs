@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 
-//! What subnet administrators have answered, as bytes for the next daemon.
+//! A snapshot: the answers of subnet administrators as bytes for the next daemon.
 //!
 //! All numbers are big-endian. Nothing follows the checksum.
 //!
@@ -10,23 +10,23 @@
 //! | 8 | version, 1 (16 bits) |
 //! | 10 | number of ports (16 bits) |
 //! | 12 | 0 (32 bits) |
-//! | 16 | when the snapshot was begun, seconds since 1970 (64 bits) |
+//! | 16 | when the snapshot began, seconds since 1970 (64 bits) |
 //! | 24 | ports, in the order of their names |
-//! | | paths, 116 bytes each, the soonest to expire first |
+//! | | paths, 116 bytes each, ordered by expiry |
 //! | | number of paths (32 bits) |
 //! | | CRC-32 (IEEE 802.3) of all before (32 bits) |
 //!
 //! | of a port | | of a path | |
 //! |---|---|---|---|
-//! | 0 | device, zeros behind the name | 0 | place of its port (16 bits) |
-//! | 64 | port number (8 bits) | 2 | what was asked for: see `FLAG_…` (8 bits) |
+//! | 0 | device, padded with zeros | 0 | index of its port (16 bits) |
+//! | 64 | port number (8 bits) | 2 | parts of the question: see `FLAG_…` (8 bits) |
 //! | 65 | LMC (8 bits) | 3 | traffic class (8 bits) |
 //! | 66 | LID (16 bits) | 4 | partition (16 bits) |
 //! | 68 | the subnet manager's LID (16 bits) | 6 | class of service (16 bits) |
 //! | 70 | number of partitions (16 bits) | 8 | service id (64 bits) |
-//! | 72 | first GID | 16 | life left when it was begun, milliseconds (32 bits) |
+//! | 72 | first GID | 16 | remaining life when the snapshot began, milliseconds (32 bits) |
 //! | 88 | partitions: index and key (32 bits each) | 20, 36 | DGID, SGID |
-//! | | | 52 | the record as the SA gave it |
+//! | | | 52 | the SA's record |
 
 mod restoring;
 #[cfg(test)]
@@ -51,27 +51,27 @@ pub use self::walk::{Step, Walk};
 /// CRC-32 of IEEE 802.3.
 static CRC: Crc<u32> = Crc::<u32>::new(&CRC_32_ISO_HDLC);
 
-/// All of it.
+/// The contents of a snapshot.
 #[derive(Clone, Debug, Eq, PartialEq)]
 pub struct Snapshot {
-    /// Seconds since 1970.
+    /// Start of the snapshot in seconds since 1970.
     pub begun_at: u64,
-    /// Those that have asked.
+    /// The ports that have asked.
     pub ports: Vec<KeptPort>,
-    /// What they were answered.
+    /// Their paths.
     pub paths: Vec<KeptPath>,
 }
 
-/// A port, and by what it is known again.
+/// A port, and its identity.
 #[derive(Clone, Debug, Eq, PartialEq)]
 pub struct KeptPort {
-    /// The kernel's name for it.
+    /// The kernel's name of the port.
     pub name: PortName,
-    /// Paths that it has asked for are of use while all of this is as it was.
+    /// The paths of the port are usable while its identity is unchanged.
     pub identity: Identity,
 }
 
-/// What the paths of a port hang on.
+/// The properties of a port that its paths depend on.
 #[derive(Clone, Debug, Eq, PartialEq)]
 pub struct Identity {
     /// Subnet prefix and port GUID.
@@ -80,41 +80,41 @@ pub struct Identity {
     pub lid: Lid,
     /// As in [`PortFacts`].
     pub lmc: u8,
-    /// Where the subnet manager is.
+    /// LID of the subnet manager.
     pub sm_lid: Lid,
     /// As in [`PortFacts`].
     pub pkeys: Vec<(PKeyIndex, PKey)>,
 }
 
-/// A path that the SA has given.
+/// A path from the SA.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub struct KeptPath {
-    /// Its place among the ports.
+    /// Index of its port in [`Snapshot::ports`].
     pub port: u16,
-    /// What was asked.
+    /// The question.
     pub question: PathQuestion,
-    /// What was answered.
+    /// The answer.
     pub record: PathRecord,
-    /// How long it would still have been given when the snapshot was begun, in milliseconds.
+    /// Remaining life when the snapshot began, in milliseconds.
     pub life: u32,
 }
 
-/// Why bytes are no snapshot.
+/// Error: bytes are not a snapshot.
 #[derive(Clone, Copy, Debug, Eq, Error, PartialEq)]
 pub enum Error {
-    /// It is something else.
+    /// The bytes do not begin like a snapshot.
     #[error("it is no snapshot of paths")]
     Magic,
-    /// Of another release.
+    /// Written by another version.
     #[error("it has version {0}, and this ibarr reads version 1")]
     Version(u16),
-    /// Too short, or too long, for what it says it holds.
+    /// Shorter or longer than its contents require.
     #[error("it is cut off")]
     Length,
-    /// Something has changed since it was written.
+    /// The bytes have changed since they were written.
     #[error("its checksum is wrong")]
     Checksum,
-    /// Nobody can have written this.
+    /// A value that the daemon never writes.
     #[error("it says what cannot be")]
     Value,
 }
@@ -134,7 +134,7 @@ impl Identity {
 }
 
 impl KeptPath {
-    /// How long it would still have been given when the snapshot was begun.
+    /// Remaining life when the snapshot began.
     pub fn life(&self) -> Duration {
         Duration::from_millis(self.life.into())
     }
@@ -181,7 +181,7 @@ impl KeptPath {
         };
         let this =
             Self { port, question, record: PathRecord::from_octets(*take(&mut from)?), life };
-        // There is one way to write it, so that what has no meaning is zero.
+        // There is one encoding of a path, so fields without meaning are zero.
         (this.emit() == octets && leads(&this.record, &this.question)).then_some(this)
     }
 }
@@ -189,7 +189,7 @@ impl KeptPath {
 impl KeptPort {
     fn emit(&self) -> Vec<u8> {
         let Identity { gid, lid, lmc, sm_lid, pkeys } = &self.identity;
-        // Facts of a port have at most 256.
+        // A port has at most 256.
         let count = u16::try_from(pkeys.len()).unwrap_or(u16::MAX);
         let mut octets = Vec::with_capacity(PORT_LEN + pkeys.len() * PKEY_LEN);
         octets.extend(self.name.device.field());
@@ -207,7 +207,7 @@ impl KeptPort {
 
     fn parse(from: &mut &[u8]) -> Result<Self, Error> {
         let field = take(from).ok_or(Error::Length)?;
-        // Nothing follows a name but zeros.
+        // Only zeros follow the name.
         let device = DeviceName::from_field(field).filter(|device| device.field() == *field);
         let [number, lmc] = *take(from).ok_or(Error::Length)?;
         let number_of = |from: &mut &[u8]| take(from).copied().map(u16::from_be_bytes);
@@ -235,10 +235,10 @@ impl KeptPort {
 }
 
 impl Snapshot {
-    /// Reads the bytes.
+    /// Parses the bytes.
     ///
     /// # Errors
-    /// Anything but the whole of what an [`Encoder`] has written.
+    /// Anything except the complete output of an [`Encoder`].
     pub fn parse(bytes: &[u8]) -> Result<Self, Error> {
         let mut from = bytes;
         if take(&mut from) != Some(MAGIC) {
@@ -279,14 +279,14 @@ impl Snapshot {
     }
 }
 
-/// Writes a snapshot part by part.
+/// Encodes a snapshot part by part.
 pub struct Encoder {
     crc: Digest<'static, u32>,
     paths: u32,
 }
 
 impl Encoder {
-    /// And the first bytes. There are at most 65,535 ports.
+    /// Starts a snapshot, and returns its first bytes. There are at most 65,535 ports.
     pub fn new(begun_at: u64, ports: &[KeptPort]) -> (Self, Vec<u8>) {
         let count = u16::try_from(ports.len()).unwrap_or(u16::MAX);
         let mut octets = Vec::new();
@@ -301,7 +301,7 @@ impl Encoder {
         (Self { crc, paths: 0 }, octets)
     }
 
-    /// Their bytes. There are at most 2³² - 1 of them.
+    /// The bytes of these paths. A snapshot has at most 2³² - 1 paths.
     pub fn paths(&mut self, paths: &[KeptPath]) -> Vec<u8> {
         let octets: Vec<_> = paths.iter().flat_map(KeptPath::emit).collect();
         self.crc.update(&octets);
@@ -318,7 +318,7 @@ impl Encoder {
     }
 }
 
-/// Bytes of a snapshot with so many paths and one port, as a bound for who reads a file.
+/// Length in bytes of a snapshot with `paths` paths and one port: a bound for readers of a file.
 pub const fn max_len(paths: usize) -> usize {
     let ports = 256 * (PORT_LEN + PortFacts::MAX_TABLE * PKEY_LEN);
     HEADER_LEN + ports + paths * PATH_LEN + TRAILER_LEN
@@ -338,7 +338,7 @@ const FLAG_QOS_CLASS: u8 = 4;
 const FLAG_TCLASS: u8 = 8;
 const FLAG_PKEY: u8 = 16;
 
-/// Reads `N` octets and moves on.
+/// Takes the first `N` octets off `from`.
 fn take<'a, const N: usize>(from: &mut &'a [u8]) -> Option<&'a [u8; N]> {
     let (octets, rest) = from.split_first_chunk()?;
     *from = rest;

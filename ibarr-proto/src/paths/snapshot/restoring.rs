@@ -11,14 +11,14 @@ use super::super::types::{PortFacts, PortName};
 use super::{Identity, KeptPath, KeptPort, Snapshot};
 use crate::sa::PortIndex;
 
-/// Paths of a daemon before us, until it is known whether they are of use.
+/// Paths of an earlier daemon, until it is known whether they are usable.
 #[derive(Debug)]
 pub(in super::super) struct Restoring {
     /// Of ports that have not come up yet.
     waiting: BTreeMap<PortName, (Identity, Vec<Entry>)>,
-    /// Nobody waits for them any longer.
+    /// After this time they are dropped.
     until: Instant,
-    /// Of ports that are what they were.
+    /// Of ports with an unchanged identity.
     ready: Vec<(PortIndex, Entry)>,
     told: VecDeque<Restored>,
 }
@@ -29,32 +29,33 @@ struct Entry {
     expires_at: Instant,
 }
 
-/// What became of a port's paths.
+/// The result for a port's paths.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub struct Restored {
     /// The port.
     pub port: PortName,
-    /// How many of its paths have not expired.
+    /// Number of its paths that have not expired.
     pub paths: usize,
-    /// Whether they are of use.
+    /// Whether they are usable.
     pub verdict: Verdict,
 }
 
-/// Whether paths of a daemon before us are of use.
+/// Whether paths of an earlier daemon are usable.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub enum Verdict {
-    /// They are in doubt, and given where the SA is to be spared or silent.
+    /// They are taken over in doubt, and used if the SA should be spared or is silent.
     Taken,
-    /// They are not: the port has another LID, GID, subnet manager or partition.
+    /// They are dropped: the port has another LID, GID, subnet manager or partition.
     Changed,
-    /// The port has not come up for so long that they are not waited for any more.
+    /// They are dropped: the port has not come up for too long.
     Absent,
 }
 
-/// For a port to come up: after a power cut, the subnet manager has all of the fabric to do.
+/// Maximum time for a port to come up: after a power cut, the subnet manager has to configure the
+/// whole fabric.
 const WITHIN: Duration = Duration::from_mins(10);
 
-/// Paths that are taken over at once: some hundred microseconds' worth.
+/// Number of paths taken over at once, which takes some hundred microseconds.
 const PART: usize = 256;
 
 impl Default for Restoring {
@@ -69,8 +70,8 @@ impl Default for Restoring {
 }
 
 impl Restoring {
-    /// Of a snapshot that was begun so long ago. Whatever it says, no path lives longer than
-    /// `longest`.
+    /// Takes a snapshot of the given age. No path lives longer than `longest`, whatever the
+    /// snapshot contains.
     pub(in super::super) fn new(
         now: Instant,
         snapshot: Snapshot,
@@ -92,7 +93,7 @@ impl Restoring {
         Self { waiting: waiting.collect(), until: now + WITHIN, ..Self::default() }
     }
 
-    /// A port is there. `is_new`: nothing has happened to it since the daemon started.
+    /// A port exists. `is_new`: nothing has happened to it since the daemon started.
     pub(in super::super) fn decide(
         &mut self,
         index: PortIndex,
@@ -110,7 +111,7 @@ impl Restoring {
         self.told.push_back(Restored { port, paths, verdict });
     }
 
-    /// What is to be remembered now.
+    /// The paths to be remembered now.
     pub(in super::super) fn take(
         &mut self,
         now: Instant,
@@ -122,7 +123,7 @@ impl Restoring {
             }
         }
         let taken = self.ready.split_off(self.ready.len().saturating_sub(PART));
-        // Those that live longest first: of one question they are the youngest.
+        // The longest life first: among paths of one question it is the newest.
         taken.into_iter().rev().map(|(index, Entry { path, expires_at })| {
             let record = Some(path.record);
             (Key::new(index, &path.question), Remembered { record, expires_at, epoch: BEFORE })
@@ -140,7 +141,7 @@ impl Restoring {
         self.told.pop_front()
     }
 
-    /// How many paths are held.
+    /// Number of paths held.
     pub(in super::super) fn len(&self) -> usize {
         self.ready.len() + self.waiting.values().map(|(_, entries)| entries.len()).sum::<usize>()
     }

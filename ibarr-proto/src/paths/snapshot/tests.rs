@@ -8,7 +8,7 @@ use super::super::tests::{Rig, facts, found, name, question};
 use super::super::{Counter, Input, Source};
 use super::*;
 
-/// Made by other means; see there.
+/// The file was not made by the encoder; its first lines say how.
 fn golden() -> Vec<u8> {
     let text = include_str!("../../../tests/data/paths-snapshot-1.txt");
     let digits: String = text.lines().filter(|line| !line.starts_with('#')).collect();
@@ -26,7 +26,7 @@ fn encoded(snapshot: &Snapshot) -> Vec<u8> {
 }
 
 #[test]
-fn golden_snapshot_is_understood_and_written_byte_for_byte() {
+fn golden_snapshot_is_read_and_written_byte_for_byte() {
     let snapshot = Snapshot::parse(&golden()).unwrap();
     assert_eq!(snapshot.begun_at, 1_800_000_000);
     let [one, two] = &snapshot.ports[..] else { panic!("{:?}", snapshot.ports) };
@@ -68,7 +68,7 @@ fn golden_snapshot_is_understood_and_written_byte_for_byte() {
 }
 
 #[test]
-fn snapshot_that_is_cut_anywhere_or_has_a_flipped_bit_is_refused() {
+fn truncated_or_damaged_snapshot_is_refused() {
     let golden = golden();
     for len in 0..golden.len() {
         let error = Snapshot::parse(&golden[..len]).unwrap_err();
@@ -87,9 +87,9 @@ fn snapshot_that_is_cut_anywhere_or_has_a_flipped_bit_is_refused() {
     assert_eq!(Snapshot::parse(&[golden, vec![0]].concat()), Err(Error::Checksum));
 }
 
-/// With a checksum that is right, as after a mistake of ours.
+/// With a valid checksum, as after a mistake in our encoder.
 #[test]
-fn what_cannot_be_is_refused_whatever_the_checksum() {
+fn illegal_values_are_refused_despite_a_valid_checksum() {
     let refused = |at: usize, value: &[u8]| {
         let mut bytes = golden();
         bytes[at..at + value.len()].copy_from_slice(value);
@@ -122,7 +122,7 @@ fn what_cannot_be_is_refused_whatever_the_checksum() {
     }
 }
 
-/// A path for each bit that a question can have, and for other destinations.
+/// Paths with each bit that a question can have, and with different destinations.
 fn kept(n: u16, life: u32) -> KeptPath {
     let question = PathQuestion {
         reversible: n & 1 != 0,
@@ -137,7 +137,7 @@ fn kept(n: u16, life: u32) -> KeptPath {
 
 proptest! {
     #[test]
-    fn what_is_written_is_read(paths: Vec<(u16, u32)>, begun_at: u64) {
+    fn written_snapshot_is_read_back(paths: Vec<(u16, u32)>, begun_at: u64) {
         let paths = paths.iter().map(|&(n, life)| kept(n % 4096, life)).collect();
         let identity = Identity::of(&facts()).unwrap();
         let ports = vec![KeptPort { name: name(1), identity }];
@@ -146,7 +146,7 @@ proptest! {
     }
 }
 
-/// What `rig` has, as its daemon writes it.
+/// A snapshot of `rig`, as its daemon writes it.
 fn snapshot(rig: &Rig) -> Snapshot {
     let mut walk = rig.paths.walk(rig.now);
     let mut paths = Vec::new();
@@ -159,7 +159,7 @@ fn snapshot(rig: &Rig) -> Snapshot {
     }
 }
 
-/// A daemon that has asked for `count` paths, and has gone.
+/// The snapshot of a daemon that has asked for `count` paths.
 fn left(count: u64) -> Snapshot {
     let mut rig = Rig::new();
     for n in 0..count {
@@ -174,7 +174,7 @@ fn verdicts(rig: &mut Rig) -> Vec<(usize, Verdict)> {
     restored.map(|restored| (restored.paths, restored.verdict)).collect()
 }
 
-/// All that is due now.
+/// Performs all actions that are due.
 fn settle(rig: &mut Rig) {
     while rig.paths.poll_timeout().is_some_and(|at| at <= rig.now) {
         rig.paths.handle_timeout(rig.now);
@@ -182,7 +182,7 @@ fn settle(rig: &mut Rig) {
 }
 
 #[test]
-fn daemon_that_starts_with_a_snapshot_asks_at_the_rate_and_gives_the_rest_in_doubt() {
+fn restored_paths_are_asked_for_at_the_rate_or_given_in_doubt() {
     let mut rig = Rig::new();
     rig.paths.restore(rig.now, left(1_000), Duration::from_mins(1));
     settle(&mut rig);
@@ -195,7 +195,7 @@ fn daemon_that_starts_with_a_snapshot_asks_at_the_rate_and_gives_the_rest_in_dou
         assert!([record, found(question(n), 1, Source::Doubted)].contains(&outcome), "{outcome:?}");
     }
     assert!(rig.asked.len() <= 11, "{}", rig.asked.len());
-    // Without one, each is a question.
+    // Without a snapshot, each is a question.
     let mut rig = Rig::new();
     for n in 0..1_000 {
         rig.outcome(question(n));
@@ -204,7 +204,7 @@ fn daemon_that_starts_with_a_snapshot_asks_at_the_rate_and_gives_the_rest_in_dou
 }
 
 #[test]
-fn paths_of_a_port_that_is_not_what_it_was_are_left_alone() {
+fn restored_paths_of_a_changed_port_are_dropped() {
     let changes = [
         ("SM", PortFacts { sm_lid: Lid::new(6), ..facts() }),
         ("LID", PortFacts { lid: Lid::new(9), ..facts() }),
@@ -220,7 +220,7 @@ fn paths_of_a_port_that_is_not_what_it_was_are_left_alone() {
     for (what, changed) in changes {
         let mut rig = Rig::without_port();
         rig.paths.restore(rig.now, left(3), Duration::ZERO);
-        assert_eq!(verdicts(&mut rig), [], "nobody has asked yet");
+        assert_eq!(verdicts(&mut rig), [], "there was no request yet");
         rig.port(changed);
         settle(&mut rig);
         assert_eq!(verdicts(&mut rig), [(3, Verdict::Changed)], "{what}");
@@ -229,7 +229,7 @@ fn paths_of_a_port_that_is_not_what_it_was_are_left_alone() {
 }
 
 #[test]
-fn port_may_come_up_later_and_what_it_has_been_told_is_younger() {
+fn restored_paths_wait_for_their_port_and_yield_to_newer_answers() {
     let mut rig = Rig::without_port();
     rig.paths.restore(rig.now, left(2), Duration::ZERO);
     rig.port(PortFacts { is_active: false, ..facts() });
@@ -239,7 +239,7 @@ fn port_may_come_up_later_and_what_it_has_been_told_is_younger() {
     settle(&mut rig);
     assert_eq!((verdicts(&mut rig), rig.paths.load().cached), (vec![(2, Verdict::Taken)], 2));
 
-    // One that has been asked for something before the file was read.
+    // A port that has got an answer before the file was read.
     let mut rig = Rig::new();
     rig.dlid = 9;
     rig.outcome(question(1));
@@ -248,7 +248,7 @@ fn port_may_come_up_later_and_what_it_has_been_told_is_younger() {
     assert_eq!(rig.outcome(question(1)), found(question(1), 9, Source::Cache));
     assert_eq!(rig.paths.load().cached, 2);
 
-    // One that changes while it is taken over.
+    // A port that changes while its paths are taken over.
     let mut rig = Rig::new();
     rig.paths.restore(rig.now, left(1_000), Duration::ZERO);
     rig.paths.handle_timeout(rig.now);
@@ -256,7 +256,7 @@ fn port_may_come_up_later_and_what_it_has_been_told_is_younger() {
     settle(&mut rig);
     assert_eq!(rig.paths.entries().count(), 0);
 
-    // One that does not come is not waited for.
+    // The paths of a port that does not come up are dropped.
     let mut rig = Rig::without_port();
     rig.paths.restore(rig.now, left(2), Duration::ZERO);
     rig.advance(Duration::from_mins(10));
@@ -265,7 +265,7 @@ fn port_may_come_up_later_and_what_it_has_been_told_is_younger() {
 }
 
 #[test]
-fn no_path_lives_longer_for_being_written_down() {
+fn snapshot_does_not_prolong_the_life_of_a_path() {
     let mut rig = Rig::new();
     rig.paths.restore(rig.now, left(100), Duration::from_hours(2));
     settle(&mut rig);
@@ -279,7 +279,7 @@ fn no_path_lives_longer_for_being_written_down() {
 }
 
 #[test]
-fn more_than_there_is_room_for_is_forgotten_and_what_is_flushed_does_not_come() {
+fn restored_paths_beyond_the_bound_or_flushed_are_dropped() {
     let config = super::super::Config { max_cached: 300, ..Default::default() };
     let mut rig = Rig::with(config);
     rig.paths.restore(rig.now, left(1_000), Duration::ZERO);
@@ -295,7 +295,7 @@ fn more_than_there_is_room_for_is_forgotten_and_what_is_flushed_does_not_come() 
 }
 
 #[test]
-fn walk_reads_what_is_valid_once_whatever_is_learned_and_ends_with_a_change() {
+fn walk_reads_valid_paths_once_and_ends_when_a_port_changes() {
     let mut rig = Rig::new();
     for n in 0..20 {
         rig.outcome(question(n));

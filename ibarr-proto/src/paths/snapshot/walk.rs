@@ -7,27 +7,27 @@ use super::super::ports::Ports;
 use super::{Identity, KeptPath, KeptPort};
 use crate::sa::PortIndex;
 
-/// Reads what is remembered, a part at a time, while more is learned and some forgotten: each path is
-/// true by itself.
+/// Reads the remembered paths in parts, while others are learned and dropped: each path is valid by
+/// itself.
 #[derive(Debug)]
 pub struct Walk {
     began: Instant,
-    /// In the order of their names, all of their paths in question.
+    /// Ports in the order of their names; all their paths are read.
     ports: Vec<(PortIndex, KeptPort)>,
-    /// Where the last part has ended.
+    /// The end of the last part.
     after: Option<Place>,
-    /// No more than there were at its begin.
+    /// Remaining number of paths; no more are read than existed at the start.
     left: usize,
 }
 
-/// What a walk has come upon.
+/// The result of a step.
 #[derive(Clone, Debug, Eq, PartialEq)]
 pub enum Step {
-    /// These, and there may be more.
+    /// These paths, and there may be more.
     Paths(Vec<KeptPath>),
     /// The end.
     Done,
-    /// A port that is not what it was: what has been read of it is of no use any more.
+    /// The identity of a port has changed: paths read so far may be unusable.
     Void,
 }
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 
-//! The SA tells what happens in the subnet.
+//! Reports of the SA about the subnet.
 
 use ibarr_common::wire::inform::{InformInfo, Report, Trap};
 use ibarr_common::wire::mad::Tid;
@@ -11,7 +11,7 @@ use super::*;
 const ROUND: Duration = Duration::from_secs(6);
 
 impl Rig {
-    /// A rig whose port takes reports.
+    /// A rig whose port receives reports.
     fn told(config: Config) -> Self {
         let mut rig = Self::with(config);
         rig.paths.handle_input(rig.now, Input::Reports { port: PORT, taken: true });
@@ -26,7 +26,7 @@ impl Rig {
         rig
     }
 
-    /// The subscriptions that the SA is asked for within a round's time, each confirmed at once.
+    /// The subscriptions requested within a round's time, each confirmed at once.
     fn round(&mut self) -> Vec<InformInfo> {
         let mut asked = Vec::new();
         let end = self.now + ROUND;
@@ -37,7 +37,7 @@ impl Rig {
         asked
     }
 
-    /// Answers all that was sent, also what is sent then. The subscriptions among it.
+    /// Answers all MADs, also those sent in reply. Returns the subscriptions among them.
     fn answer_informs(&mut self) -> Vec<InformInfo> {
         let mut asked = Vec::new();
         while !self.sent.is_empty() {
@@ -50,7 +50,7 @@ impl Rig {
         asked
     }
 
-    /// Subscriptions among what was sent and is not answered.
+    /// Subscriptions among the MADs that are sent and not answered.
     fn informs(&self) -> Vec<InformInfo> {
         let requests = self.sent.iter().filter_map(|sent| {
             match wire::Request::parse(sent.mad.as_ref()).ok()?.question {
@@ -61,7 +61,7 @@ impl Rig {
         requests.collect()
     }
 
-    /// A report from the LID `from`. The answers that are sent.
+    /// A report from the LID `from`. Returns the answers.
     fn report(&mut self, from: u16, report: &Report) -> Vec<sa::Transmit> {
         let (from, mad) = (Lid::new(from), report.emit());
         self.paths.handle_input(self.now, Input::Mad { port: PORT, from, mad: mad.as_ref() });
@@ -70,7 +70,7 @@ impl Rig {
         self.sent.extract_if(.., is_answer).collect()
     }
 
-    /// The SA says of a GID that it is, or is not, in service.
+    /// The SA reports that a GID is, or is not, in service.
     fn says(&mut self, is_in_service: bool, n: u64) {
         let report = of_gid(1, is_in_service, n);
         assert_eq!(self.report(1, &report).len(), 1);
@@ -92,7 +92,7 @@ fn port_subscribes_to_four_traps_one_after_the_other() {
     assert_eq!(rig.round(), subscriptions(true));
     assert_eq!(rig.paths.is_informed(PORT), Some(true));
     assert_eq!((rig.count(Counter::Informs), rig.count(Counter::InformsFailed)), (4, 0));
-    // Nothing more until it is time.
+    // Nothing more is sent until the renewal.
     rig.advance(Duration::from_mins(44));
     assert_eq!(rig.informs(), []);
     rig.advance(Duration::from_mins(32));
@@ -100,7 +100,7 @@ fn port_subscribes_to_four_traps_one_after_the_other() {
 }
 
 #[test]
-fn port_that_takes_no_reports_subscribes_to_nothing() {
+fn port_without_reports_subscribes_to_nothing() {
     let mut rig = Rig::with(Config::default());
     rig.happened(PortEvent::ClientReregister);
     assert_eq!(rig.round(), []);
@@ -119,7 +119,7 @@ fn subscriptions_are_renewed_at_an_event_and_at_another_sa() {
     assert_eq!(rig.round(), []);
     rig.port(facts());
     assert_eq!(rig.round(), subscriptions(true));
-    // Many events are one round.
+    // Many events cause one round.
     (0..100).for_each(|_| rig.happened(PortEvent::PKeyChange));
     assert_eq!(rig.round(), subscriptions(true));
 }
@@ -139,7 +139,7 @@ fn sa_that_refuses_is_asked_once_in_half_a_minute() {
 }
 
 #[test]
-fn report_about_a_gid_leaves_its_path_in_doubt_and_no_other() {
+fn report_about_a_gid_puts_only_its_path_in_doubt() {
     let mut rig = Rig::informed();
     let [one, another] = [question(1), question(2)];
     for question in [one, another] {
@@ -150,7 +150,7 @@ fn report_about_a_gid_leaves_its_path_in_doubt_and_no_other() {
         let doubted = rig.paths.entries().filter(|entry| entry.is_doubted);
         assert_eq!(doubted.map(|entry| entry.question).collect::<Vec<_>>(), [one]);
         assert_eq!(rig.outcome(another), found(another, 1, Source::Cache));
-        // Asked at once, and once.
+        // The SA is asked at once, and once.
         assert_eq!(rig.outcome(one), found(one, 1, Source::Sa));
         assert_eq!(rig.outcome(one), found(one, 1, Source::Cache));
     }
@@ -159,7 +159,7 @@ fn report_about_a_gid_leaves_its_path_in_doubt_and_no_other() {
 }
 
 #[test]
-fn gid_that_comes_back_with_another_lid_is_asked_for() {
+fn gid_that_returns_with_another_lid_is_asked_for() {
     let mut rig = Rig::informed();
     rig.outcome(question(1));
     rig.says(false, 1);
@@ -167,7 +167,7 @@ fn gid_that_comes_back_with_another_lid_is_asked_for() {
     rig.refuse(Refusal::NO_RECORDS);
     assert_eq!(rig.answered()[0].outcome, Outcome::NoRecord { source: Source::Sa });
     rig.dlid = 9;
-    // "No record" would be remembered for seconds.
+    // An answer without path would be remembered for seconds.
     let remembered = Outcome::NoRecord { source: Source::Cache };
     assert_eq!(rig.outcome(question(1)), remembered);
     rig.says(true, 1);
@@ -176,7 +176,7 @@ fn gid_that_comes_back_with_another_lid_is_asked_for() {
 }
 
 #[test]
-fn path_in_doubt_by_a_report_is_given_while_the_sa_is_silent() {
+fn reported_path_in_doubt_is_given_while_the_sa_is_silent() {
     let mut rig = Rig::informed();
     rig.outcome(question(1));
     rig.says(false, 1);
@@ -199,7 +199,7 @@ fn each_report_of_the_sa_is_answered_by_its_notice() {
 }
 
 #[test]
-fn report_from_another_lid_is_neither_answered_nor_believed() {
+fn report_from_another_lid_is_ignored() {
     let mut rig = Rig::informed();
     rig.outcome(question(1));
     assert_eq!(rig.report(2, &of_gid(1, false, 1)), []);
@@ -211,7 +211,7 @@ fn report_from_another_lid_is_neither_answered_nor_believed() {
 }
 
 #[test]
-fn answers_that_wait_are_bounded_and_further_reports_left_to_the_sa() {
+fn waiting_answers_are_bounded_and_further_reports_are_dropped() {
     let mut rig = Rig::informed();
     rig.outcome(question(1));
     let mad = of_gid(1, false, 1).emit();
@@ -221,7 +221,7 @@ fn answers_that_wait_are_bounded_and_further_reports_left_to_the_sa() {
         rig.paths.handle_input(rig.now, Input::Mad { port: PORT, from, mad: mad.as_ref() });
     }
     assert_eq!(rig.count(Counter::ReportsDropped), 36);
-    // What is not answered is not acted on either: it comes again.
+    // A report that is not answered has no effect either: the SA sends it again.
     assert_eq!(rig.count(Counter::ReportsDoubted), 0);
     rig.drain();
     assert_eq!(rig.sent.extract_if(.., |sent| sent.timeout.is_none()).count(), 64);
@@ -235,7 +235,7 @@ fn too_many_gids_in_doubt_leave_the_port_in_doubt() {
     for n in 0..=1_026 {
         rig.outcome(question(n));
     }
-    // Strangers take no room.
+    // GIDs without a remembered path take no room.
     (2_000..4_000).for_each(|n| rig.says(true, n));
     (0..1_024).for_each(|n| rig.says(false, n));
     assert_eq!(rig.outcome(question(1_026)), found(question(1_026), 1, Source::Cache));
@@ -248,7 +248,7 @@ fn too_many_gids_in_doubt_leave_the_port_in_doubt() {
 }
 
 #[test]
-fn report_about_a_link_hurries_the_canary() {
+fn report_about_a_link_makes_a_canary_due_soon() {
     for is_told in [false, true] {
         let mut rig = Rig::told(Config::default());
         rig.paths.handle_input(rig.now, Input::Hearing { port: PORT, heard: true });
@@ -265,7 +265,7 @@ fn report_about_a_link_hurries_the_canary() {
 }
 
 #[test]
-fn links_that_change_all_the_time_cost_a_canary_in_five_seconds() {
+fn constant_link_changes_cost_one_canary_in_five_seconds() {
     let mut rig = Rig::told(Config::default());
     rig.paths.handle_input(rig.now, Input::Hearing { port: PORT, heard: true });
     rig.round();
@@ -281,12 +281,12 @@ fn links_that_change_all_the_time_cost_a_canary_in_five_seconds() {
 }
 
 #[test]
-fn every_subscription_is_given_back_at_the_end() {
+fn every_subscription_is_ended_at_the_end() {
     let mut rig = Rig::informed();
     rig.paths.give_back(rig.now, rig.now + ms(1_000));
     rig.drain();
     assert!(rig.paths.is_giving_back());
-    // As many as the window lets out, then the others.
+    // As many as the window allows, then the others.
     let mut ended = rig.answer_informs();
     ended.sort_by_key(|info| info.trap);
     assert_eq!(ended, subscriptions(false));
@@ -295,7 +295,7 @@ fn every_subscription_is_given_back_at_the_end() {
 }
 
 #[test]
-fn subscription_that_is_under_way_is_given_back_when_it_is_confirmed() {
+fn subscription_in_progress_is_ended_when_it_is_confirmed() {
     let mut rig = Rig::told(Config::default());
     while rig.informs().is_empty() {
         rig.advance(ms(100));
@@ -309,9 +309,9 @@ fn subscription_that_is_under_way_is_given_back_when_it_is_confirmed() {
     assert!(!rig.paths.is_giving_back());
 }
 
-/// A configuration is taken back, and its counterpart is still under way.
+/// A configuration is reverted while its effect is still in progress.
 #[test]
-fn subscriptions_that_are_wanted_again_are_begun_after_they_ended() {
+fn subscriptions_wanted_again_begin_after_they_ended() {
     let mut rig = Rig::informed();
     rig.paths.give_back(rig.now, rig.now + ms(5_000));
     rig.drain();
@@ -330,7 +330,7 @@ fn subscriptions_that_are_wanted_again_are_begun_after_they_ended() {
 }
 
 #[test]
-fn silent_sa_does_not_keep_the_end_waiting_beyond_its_time() {
+fn silent_sa_does_not_delay_the_end_beyond_its_deadline() {
     let mut rig = Rig::informed();
     rig.paths.give_back(rig.now, rig.now + ms(1_000));
     rig.advance(ms(1_000));

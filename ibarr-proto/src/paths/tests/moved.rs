@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 
-//! A port of the subnet gets another LID, and nothing tells us.
+//! A port of the subnet gets another LID without an event.
 
 use super::*;
 
@@ -12,9 +12,9 @@ fn is_doubted(rig: &Rig, question: PathQuestion) -> bool {
     rig.paths.entries().find(|entry| entry.question == question).unwrap().is_doubted
 }
 
-/// rdma_cm has been given a path, and IPoIB asks for the first time.
+/// rdma_cm has got a path, and IPoIB asks for the first time.
 #[test]
-fn another_lid_for_a_gid_has_the_sa_asked_at_once_and_leaves_the_port_in_doubt() {
+fn new_lid_of_a_gid_puts_the_port_in_doubt() {
     let mut rig = Rig::with(Config { repeat_rate: 0, ..Config::default() });
     for n in 0..3 {
         rig.outcome(question(n));
@@ -24,14 +24,14 @@ fn another_lid_for_a_gid_has_the_sa_asked_at_once_and_leaves_the_port_in_doubt()
     assert_eq!(rig.count(Counter::Contradicted), 1);
     assert_eq!(rig.outcome(question(1)), found(question(1), 3, Source::Sa));
     assert_eq!(rig.outcome(question(1)), found(question(1), 3, Source::Cache));
-    // Of the others nothing has been said.
+    // The SA has not contradicted the others.
     assert!(is_doubted(&rig, question(0)) && is_doubted(&rig, question(2)));
     assert_eq!(rig.outcome(question(2)), found(question(2), 3, Source::Sa));
     assert_eq!(rig.count(Counter::Contradicted), 1);
 }
 
 #[test]
-fn path_that_was_contradicted_is_not_given_even_if_the_sa_is_silent() {
+fn contradicted_path_is_not_given_even_if_the_sa_is_silent() {
     let mut rig = Rig::new();
     rig.outcome(question(1));
     rig.dlid = 3;
@@ -41,9 +41,9 @@ fn path_that_was_contradicted_is_not_given_even_if_the_sa_is_silent() {
     assert_eq!(rig.answered()[0].outcome, Outcome::Silent);
 }
 
-/// While the SA is asked for what is in doubt, it says something else about the same GID.
+/// While a path in doubt is asked for, the SA gives another LID for the same GID.
 #[test]
-fn path_that_is_contradicted_while_the_sa_is_asked_is_not_given() {
+fn path_contradicted_while_the_sa_is_asked_is_not_given() {
     let mut rig = Rig::new();
     rig.outcome(question(1));
     rig.port(PortFacts { sm_lid: Lid::new(6), ..facts() });
@@ -58,7 +58,7 @@ fn path_that_is_contradicted_while_the_sa_is_asked_is_not_given() {
 }
 
 #[test]
-fn lids_that_lmc_adds_are_those_of_one_port() {
+fn lids_of_one_lmc_range_belong_to_one_port() {
     for (dlid, contradictions) in [(7, 0), (8, 1)] {
         let mut rig = Rig::new();
         rig.port(PortFacts { lmc: 2, ..facts() });
@@ -87,9 +87,9 @@ fn several_routers_may_lead_to_one_gid() {
     assert_eq!((rig.answered().len(), rig.count(Counter::Contradicted)), (2, 0));
 }
 
-/// IPoIB still has what it was given before somebody had us forget everything.
+/// IPoIB still has the paths that it got before the cache was flushed.
 #[test]
-fn who_keeps_a_path_and_asks_again_after_a_flush_leaves_the_port_in_doubt() {
+fn repeated_one_way_request_after_a_flush_causes_doubt() {
     let mut rig = Rig::new();
     rig.outcome(one_way(1));
     rig.outcome(question(1));
@@ -103,7 +103,7 @@ fn who_keeps_a_path_and_asks_again_after_a_flush_leaves_the_port_in_doubt() {
 }
 
 #[test]
-fn answer_that_was_on_its_way_is_forgotten_by_a_flush() {
+fn flush_drops_answers_in_transit() {
     let mut rig = Rig::new();
     rig.resolve(question(1));
     rig.paths.flush();
@@ -112,7 +112,7 @@ fn answer_that_was_on_its_way_is_forgotten_by_a_flush() {
     assert_eq!(rig.outcome(question(1)), found(question(1), 1, Source::Sa));
 }
 
-/// Uses paths for so long, and has the SA answer.
+/// Uses paths for `time`, and lets the SA answer.
 fn use_paths(rig: &mut Rig, questions: &[PathQuestion], time: Duration) {
     let end = rig.now + time;
     while rig.now < end {
@@ -125,7 +125,7 @@ fn use_paths(rig: &mut Rig, questions: &[PathQuestion], time: Duration) {
 }
 
 #[test]
-fn path_in_use_is_asked_for_now_and_then_and_an_idle_one_is_not() {
+fn only_paths_in_use_are_asked_for_from_time_to_time() {
     let mut rig = Rig::with(Config::default());
     rig.outcome(question(1));
     use_paths(&mut rig, &[question(1)], Duration::from_mins(10));
@@ -135,17 +135,17 @@ fn path_in_use_is_asked_for_now_and_then_and_an_idle_one_is_not() {
     rig.pass_spread();
     let idle = rig.count(Counter::Canaries);
     rig.advance(Duration::from_mins(5));
-    assert_eq!(rig.count(Counter::Canaries), idle, "nobody uses it");
-    // Where events are heard, less often.
+    assert_eq!(rig.count(Counter::Canaries), idle, "it is not in use");
+    // Less often if events are received.
     rig.paths.handle_input(rig.now, Input::Hearing { port: PORT, heard: true });
     use_paths(&mut rig, &[question(1)], Duration::from_mins(10));
     let heard = rig.count(Counter::Canaries) - idle;
     assert!((5..15).contains(&heard), "{heard}");
 }
 
-/// Of those in use one has moved, and no event is heard.
+/// One of the paths in use has moved, and there is no event.
 #[test]
-fn moved_path_among_six_in_use_is_found_by_canaries_within_a_minute() {
+fn canaries_find_one_moved_path_of_six_within_a_minute() {
     let mut rig = Rig::with(Config::default());
     let questions: Vec<_> = (0..6).map(question).collect();
     for question in &questions {
@@ -158,9 +158,9 @@ fn moved_path_among_six_in_use_is_found_by_canaries_within_a_minute() {
     assert_eq!(rig.outcome(question(3)), found(question(3), 9, Source::Cache));
 }
 
-/// The path is one to another subnet, whose router is another.
+/// The path leads to another subnet, through another router than before.
 #[test]
-fn canary_that_leads_by_another_router_leaves_the_port_in_doubt() {
+fn canary_through_another_router_puts_the_port_in_doubt() {
     let mut rig = Rig::with(Config::default());
     rig.hop_limit = 64;
     rig.outcome(question(1));
@@ -171,9 +171,9 @@ fn canary_that_leads_by_another_router_leaves_the_port_in_doubt() {
     assert!(is_doubted(&rig, question(2)));
 }
 
-/// Two routers lead to the other subnet, and the SA names them in turn.
+/// Two routers lead to the other subnet, and the SA names them alternately.
 #[test]
-fn sa_that_names_routers_in_turn_leaves_the_port_in_doubt_once() {
+fn alternating_routers_put_the_port_in_doubt_once() {
     let mut rig = Rig::with(Config::default());
     rig.hop_limit = 64;
     rig.outcome(question(1));
@@ -203,7 +203,7 @@ enum Op {
         host: u8,
         how: u8,
     },
-    /// The SA takes a question and answers, and the answer is on its way.
+    /// The SA answers a question, and the answer is in transit.
     Say {
         which: u8,
     },
@@ -238,9 +238,9 @@ fn op() -> impl Strategy<Value = Op> {
 }
 
 proptest! {
-    /// Whatever moves, and in whichever order answers come.
+    /// Whatever moves, and in whichever order answers arrive.
     #[test]
-    fn no_path_is_sure_whose_end_the_sa_has_said_to_be_elsewhere(
+    fn path_with_a_contradicted_destination_is_never_sure(
         max_cached in 1..12_usize,
         ops in proptest::collection::vec(op(), 0..200),
     ) {
@@ -281,7 +281,7 @@ proptest! {
                     let (from, mad, said) = on_the_way.remove(which);
                     let asked = rig.paths.load().questions;
                     rig.paths.handle_input(rig.now, Input::Mad { port: PORT, from, mad: mad.as_ref() });
-                    // The question may have been given up.
+                    // The question may have ended.
                     if rig.paths.load().questions < asked {
                         last_said.extend(said);
                     }
@@ -311,17 +311,17 @@ proptest! {
         }
         rig.sent.clear();
         rig.advance(Duration::from_hours(2));
-        prop_assert!(rig.paths.cache.lids().is_empty(), "what is forgotten is forgotten whole");
+        prop_assert!(rig.paths.cache.lids().is_empty(), "dropped answers leave no trace");
     }
 }
 
 #[test]
-fn event_has_a_silent_sa_probed_at_once() {
+fn event_makes_a_silent_sa_be_probed_at_once() {
     let mut rig = Rig::new();
     rig.resolve(question(1));
     rig.advance(Duration::from_mins(1));
     assert!(rig.paths.client().load(PORT).shut.is_some());
-    // Just after a probe, when the next is some seconds away.
+    // Just after a probe, when the next one is some seconds away.
     rig.sent.clear();
     while rig.sent.is_empty() {
         rig.advance(Duration::from_millis(100));
