@@ -399,7 +399,7 @@ fn idle_node_closes_its_sockets_and_sleeps() {
     peer(&mut sim, 1);
     sim.resolve(node, target(1));
     sim.run_for(ms(10));
-    assert_eq!(sim.ports(node).len(), 32, "no IPv6 socket, for nobody asked for IPv6");
+    assert_eq!(sim.ports(node).len(), 32, "no IPv6 socket without an IPv6 question");
     sim.run_for(Duration::from_mins(5));
     assert_eq!(sim.ports(node), []);
     assert_eq!(sim.next_event(), None);

@@ -113,7 +113,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn device_name_ends_at_the_first_nul_or_the_end_of_its_field() {
+    fn device_name_ends_at_the_first_nul_or_its_fields_end() {
         let mut field = [b'x'; DeviceName::MAX_LEN];
         assert_eq!(DeviceName::from_field(&field).unwrap().as_str(), "x".repeat(64));
         field[..8].copy_from_slice(b"mlx5_10\0");

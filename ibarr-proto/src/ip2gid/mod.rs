@@ -152,10 +152,10 @@ mod tests {
     fn questions_for_impossible_addresses_are_refused() {
         let question = |target: &str| Question::new(target.parse().unwrap(), IfIndex::new(4));
         assert_eq!(question("fd00:2::5").unwrap().to_string(), "fd00:2::5%4");
-        for nobody in
+        for address in
             ["0.0.0.0", "255.255.255.255", "224.0.0.1", "::", "ff02::1", "::ffff:10.2.0.5"]
         {
-            assert_eq!(question(nobody), None, "{nobody}");
+            assert_eq!(question(address), None, "{address}");
         }
     }
 }

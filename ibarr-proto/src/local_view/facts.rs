@@ -31,7 +31,6 @@ impl Key {
 ///
 /// The maps hash with fixed keys, so that the same history gives the same bytes. Only the
 /// administrator of this machine chooses the keys, so no peer can cause collisions.
-/// administrator of this machine chooses what is inserted, so nobody can pile up collisions.
 #[derive(Default)]
 pub(super) struct Facts {
     by_key: HashMap<Key, Owned, BuildHasherDefault<DefaultHasher>>,

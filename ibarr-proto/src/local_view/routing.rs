@@ -116,7 +116,7 @@ pub enum NoWayBack {
     #[error("the policy rule with priority {0} may send replies elsewhere")]
     Rule(u32),
     /// No prefix is routed by this interface alone.
-    #[error("no route leads back by this interface alone")]
+    #[error("no route uses this interface alone")]
     NoRoute,
 }
 

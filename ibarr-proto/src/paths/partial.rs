@@ -29,7 +29,7 @@ pub enum Incomplete {
     #[error("this machine has no InfiniBand port: is its driver loaded?")]
     NoPort,
     /// The port has no GID.
-    #[error("{0} has no GID yet: name one by --sgid")]
+    #[error("{0} has no GID yet: name one with --sgid")]
     NoGid(PortName),
 }
 

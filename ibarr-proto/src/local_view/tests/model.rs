@@ -217,7 +217,7 @@ impl Mirror {
                 // Only the route to the link's own neighbours: no others were listed.
                 Event::Route(route) => assert!(self.2.insert(route.ifindex)),
                 Event::NoRoute(ifindex, _) => assert!(self.2.remove(&ifindex)),
-                Event::Neighbour(_) | Event::NoNeighbour(..) => panic!("nobody follows them"),
+                Event::Neighbour(_) | Event::NoNeighbour(..) => panic!("no interface is followed"),
             }
         }
         assert_eq!(self.0.values().copied().collect::<Vec<_>>(), view.owned().collect::<Vec<_>>());

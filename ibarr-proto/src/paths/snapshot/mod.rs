@@ -103,19 +103,19 @@ pub struct KeptPath {
 #[derive(Clone, Copy, Debug, Eq, Error, PartialEq)]
 pub enum Error {
     /// The bytes do not begin like a snapshot.
-    #[error("it is no snapshot of paths")]
+    #[error("it is not a snapshot of paths")]
     Magic,
     /// Written by another version.
     #[error("it has version {0}, and this ibarr reads version 1")]
     Version(u16),
     /// Shorter or longer than its contents require.
-    #[error("it is cut off")]
+    #[error("its length is wrong")]
     Length,
     /// The bytes have changed since they were written.
     #[error("its checksum is wrong")]
     Checksum,
     /// A value that the daemon never writes.
-    #[error("it says what cannot be")]
+    #[error("it contains an illegal value")]
     Value,
 }
 
