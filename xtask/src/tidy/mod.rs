@@ -28,11 +28,10 @@ pub(crate) fn check(workspace: &Workspace) -> Result<()> {
     let platform = ["--filter-platform", &host];
     let metadata = workspace::metadata(workspace.root(), &platform)?;
     problems.extend(arrows::check(&metadata));
-    problems.extend(licences::check(&metadata));
-    problems
-        .extend(licences::check(&workspace::metadata(&workspace.root().join("fuzz"), &platform)?));
-
-    problems.extend(licences::deny_toml(&files));
+    let allowed = licences::allowed(&files)?;
+    problems.extend(licences::check(&metadata, &allowed));
+    let fuzz = workspace::metadata(&workspace.root().join("fuzz"), &platform)?;
+    problems.extend(licences::check(&fuzz, &allowed));
 
     for file in &files {
         problems.extend(text::check(file));
