@@ -25,7 +25,7 @@ const ARROWS: &[Arrows] = &[
         from: "ibarr-proto",
         ours: &["ibarr-common"],
         tests: &[],
-        others: Some(&["bytes", "crc", "rand_core", "thiserror", "tracing"]),
+        others: Some(&["crc", "rand_core", "thiserror"]),
     },
     Arrows {
         from: "ibarr-sim",
