@@ -41,6 +41,6 @@ fn states(shown: &str) -> impl Iterator<Item = &str> {
 
 #[test]
 fn states_are_those_of_ports_only() {
-    let shown = "PORT PEER STATE\nS1/1 H1/1 active 2\nS1/3 S2/3 down 2\n\nPackets that went\n";
+    let shown = "PORT PEER STATE\nS1/1 H1/1 active 2\nS1/3 S2/3 down 2\n\nDropped packets:\n";
     assert_eq!(states(shown).collect::<Vec<_>>(), ["active", "down"]);
 }

@@ -54,7 +54,7 @@ fn hears(scene: &Scene) -> Result<()> {
         let (ports, warnings) = shown(scene)?;
         let deaf = ports.iter().find(|port| !port["deaf"].is_null());
         ensure!(deaf.is_none() && !ports.is_empty(), "{deaf:?}");
-        ensure!(!warnings.contains("are not heard"), "{warnings}");
+        ensure!(!warnings.contains("are not received"), "{warnings}");
         Ok(())
     })
 }
@@ -74,7 +74,7 @@ fn is_deaf(scene: &Scene) -> Result<()> {
             ensure!(port["deaf"].as_str().is_some_and(|deaf| deaf.contains(reason)), "{port}");
         }
         ensure!(!ports.is_empty(), "no ports");
-        ensure!(warnings.contains("are not heard") && warnings.contains(reason), "{warnings}");
+        ensure!(warnings.contains("are not received") && warnings.contains(reason), "{warnings}");
         Ok(())
     })
 }

@@ -71,7 +71,10 @@ fn kernels_entries_are_shown_as_bpftool_dumps_them() {
     assert_eq!(kernel["interfaces"][0]["name"], "eth0");
 
     let text = shown("");
-    assert!(text.contains("lease ends in") && text.contains("only sources in allow"), "{text}");
+    assert!(
+        text.contains("lease ends in") && text.contains("only sources that allow names"),
+        "{text}"
+    );
     assert!(text.lines().any(|line| line.starts_with(V4) && line.contains(GID)), "{text}");
     // The command does not need the daemon.
     rig.end(Signal::SIGKILL);
