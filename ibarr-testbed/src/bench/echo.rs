@@ -104,5 +104,8 @@ async fn batched(port: u16) -> Result<()> {
 
 pub(super) fn say_ready() -> Result<()> {
     let mut stdout = io::stdout();
-    stdout.write_all(READY.as_bytes()).and_then(|()| stdout.flush()).context("nobody listens")
+    stdout
+        .write_all(READY.as_bytes())
+        .and_then(|()| stdout.flush())
+        .context("no process reads the output")
 }

@@ -137,7 +137,7 @@ impl Load {
 
     fn query(&self, id: u32) -> Result<ibarr_common::wire::ip2gid::Datagram> {
         let query = Query::new(Version::V1, MsgId(id), self.target);
-        Ok(query.context("a server whose address nobody can own")?.emit())
+        Ok(query.context("a server address that no node can have")?.emit())
     }
 }
 

@@ -120,7 +120,7 @@ impl Asking<'_> {
         check_paths(dgid, &paths, expected)?;
         check_questions(dgid, &mads, source)?;
 
-        let who = match source {
+        let origin = match source {
             Source::Sa => "its SA",
             Source::Memory => "memory",
         };
@@ -130,7 +130,7 @@ impl Asking<'_> {
             "\n{name}'s kernel asks, for TCP port {service}: which path leads to {dgid}?"
         )?;
         let plural = if paths.len() == 1 { "" } else { "s" };
-        writeln!(out, "  {} record{plural}, from {who}:\n", paths.len())?;
+        writeln!(out, "  {} record{plural}, from {origin}:\n", paths.len())?;
         let mut lines: Vec<_> = on_netlink.iter().map(Line::from).collect();
         lines.extend(mads.iter().map(Line::from));
         lines.sort_by_key(|line| line.at);

@@ -80,7 +80,7 @@ impl Plan {
     /// The node of this name.
     ///
     /// # Errors
-    /// There is none; the message lists those there are.
+    /// There is none of this name. The message lists the others.
     pub fn node(&self, name: &str) -> Result<&Node> {
         let named = self.nodes.iter().find(|node| node.name.to_string() == name);
         let Some(node) = named else {

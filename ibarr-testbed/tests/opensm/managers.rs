@@ -23,8 +23,8 @@ const H3: u64 = 0x10_0005;
 
 /// New requests for ports that do not exist.
 fn questions(from: u64, count: u64) -> Vec<ResolvePath> {
-    let nobody = from << 8..(from << 8) + count;
-    nobody.map(|number| request(gid(H3), gid(0xdead_0000 + number), 1)).collect()
+    let numbers = from << 8..(from << 8) + count;
+    numbers.map(|number| request(gid(H3), gid(0xdead_0000 + number), 1)).collect()
 }
 
 /// Number of MADs that were sent to the SA.

@@ -25,7 +25,7 @@ impl Memory for Peers {
     /// Addresses as in a cluster: all of a /15 before the next.
     fn question(number: u32) -> Result<Question> {
         let target = Ipv4Addr::from_bits(Ipv4Addr::new(10, 4, 0, 1).to_bits() + number);
-        Question::new(target.into(), None).context("a target nobody can own")
+        Question::new(target.into(), None).context("a target that no node can have")
     }
 
     fn filled(questions: &[Question], rng: ChaCha20Rng) -> Result<Self> {

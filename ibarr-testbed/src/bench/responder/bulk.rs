@@ -112,7 +112,7 @@ fn stream(wire: &Wire, family: Family, time: Duration) -> Result<f64> {
                 }
             })
         });
-        let (mut stream, _) = listener.accept().context("nobody connects")?;
+        let (mut stream, _) = listener.accept().context("no client connects")?;
         stream.set_read_timeout(Some(Duration::from_secs(10)))?;
         let mut bytes = vec![0; CHUNK];
         let mut receive = |time: Duration| -> Result<f64> {

@@ -20,7 +20,8 @@ pub(super) fn query_on_wire(
     to: [u8; 6],
     from: [u8; 6],
 ) -> Result<Vec<u8>> {
-    let query = Query::new(Version::V1, MsgId(7), target).context("nobody can own it")?.emit();
+    let query =
+        Query::new(Version::V1, MsgId(7), target).context("no node can have this address")?.emit();
     let payload = query.as_ref();
     let length = u16::try_from(8 + payload.len())?.to_be_bytes();
     let mut udp =

@@ -17,7 +17,7 @@ use crate::report::Report;
 use crate::rig::{self, Caller, Place, eventually};
 
 /// GIDs that no port has. Each is asked for once.
-const NOBODY: [&str; 4] =
+const UNKNOWN: [&str; 4] =
     ["fe80::dead:beef", "fe80::dead:bee0", "fe80::dead:bee1", "fe80::dead:bee2"];
 /// Unused addresses of the same IP subnet.
 const EMPTY: [&str; 3] = ["10.1.0.77", "fd00:1::77", "10.1.0.78"];
@@ -31,17 +31,17 @@ const TIMED_OUT: i32 = -(Errno::ETIMEDOUT as i32);
 pub(super) fn prove(report: &mut Report, scene: &Scene) {
     let mut claim = |claim: &str, proof: Result<()>| report.claim(claim, proof).is_some();
     claim("ibarr path gives the path that OpenSM gives, and remembers it", path());
-    claim("a GID that no port has has no path", no_path(NOBODY[0], "no-record"));
+    claim("there is no path to an unknown GID", no_path(UNKNOWN[0], "no-record"));
     claim("IPoIB asks for paths in one direction, and uses ibarr's", ipoib(scene));
     claim("rdma_cm asks for paths of every use, and uses ibarr's: IPv4", rdma_cm(scene, NEAR[0]));
     claim("rdma_cm asks for paths of every use, and uses ibarr's: IPv6", rdma_cm(scene, NEAR[1]));
     claim(
         "a caller of a path that OpenSM does not know gets its error from ibarr: IPv4",
-        refused(scene, EMPTY[0], NOBODY[1]),
+        refused(scene, EMPTY[0], UNKNOWN[1]),
     );
     claim(
         "a caller of a path that OpenSM does not know gets its error from ibarr: IPv6",
-        refused(scene, EMPTY[1], NOBODY[2]),
+        refused(scene, EMPTY[1], UNKNOWN[2]),
     );
     claim(
         "told to ask the SA itself, the kernel gives its own error number",
@@ -166,13 +166,13 @@ fn silence(scene: &Scene) -> Result<()> {
 }
 
 fn while_silent(scene: &Scene) -> Result<()> {
-    no_path(NOBODY[3], "silent")?;
+    no_path(UNKNOWN[3], "silent")?;
     let before = scene.here.count("paths.found-cache")?;
     Caller::patient()?.path_to(NEAR[0]).context("the path that was learned before")?;
     let after = scene.here.count("paths.found-cache")?;
     ensure!(after > before, "the path was not from memory: {before}, {after}");
     // ibarr got no answer, and tells the kernel to ask the SA itself.
-    pretend(EMPTY[2], NOBODY[3].parse()?)?;
+    pretend(EMPTY[2], UNKNOWN[3].parse()?)?;
     let caller = Caller::new(Duration::from_secs(1))?;
     let (id, _) = caller.address(EMPTY[2])?;
     let before = scene.here.count("local-service.paths-silent")?;

@@ -123,7 +123,7 @@ fn prove(report: &mut Report, mode: &str) {
             report.claim(&format!("{kind_and_mode}: {what}"), outcome);
         };
         claim("peers with unknown next hops get the daemon's bytes", proof.strangers());
-        claim("answers all peers with the daemon's bytes", proof.everybody());
+        claim("answers all peers with the daemon's bytes", proof.all_askers());
         claim("bpftool shows the same as ibarr", proof.shown());
         claim("answers while the daemon is stopped", proof.stopped());
         claim("answers after the daemon was killed, until the lease ends", proof.killed());
@@ -179,7 +179,7 @@ impl<'a> Proof<'a> {
         Ok(Self { ibarr: start(kind.responder, ATTACHED)?, kind, replies })
     }
 
-    fn everybody(&self) -> Result<()> {
+    fn all_askers(&self) -> Result<()> {
         let before = self.ibarr.count(BY_DAEMON)?;
         self.answers_all()?;
         let by_daemon = self.ibarr.count(BY_DAEMON)? - before;
@@ -226,7 +226,7 @@ impl<'a> Proof<'a> {
             by_daemon > 0 && by_program + by_daemon == ALL_ASKERS,
             "the program answered {by_program}, the daemon {by_daemon}"
         );
-        rig::eventually(|| self.everybody())
+        rig::eventually(|| self.all_askers())
     }
 
     fn shown(&self) -> Result<()> {
@@ -252,7 +252,7 @@ impl<'a> Proof<'a> {
         self.ibarr.signal(Signal::SIGCONT)?;
         answered?;
         // The daemon had nothing to answer when it woke.
-        self.everybody()
+        self.all_askers()
     }
 
     fn killed(&mut self) -> Result<()> {

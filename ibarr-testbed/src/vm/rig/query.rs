@@ -22,7 +22,8 @@ pub(crate) fn query(place: Place, target: &str, patience: Duration) -> Result<Op
         // Each query has its own socket, so a late answer is not read.
         let socket = UdpSocket::bind((any, 0))?;
         socket.set_read_timeout(Some(patience))?;
-        let query = Query::new(Version::V1, MsgId(7), target).context("nobody's address")?;
+        let query =
+            Query::new(Version::V1, MsgId(7), target).context("no node can have this address")?;
         if socket.send_to(query.emit().as_ref(), (target, PORT)).is_err() {
             return Ok(None);
         }
