@@ -18,9 +18,9 @@ use crate::local_service::{self, LocalService};
 use crate::local_view::{self, LocalView};
 use crate::paths::snapshot::{Restored, Snapshot};
 use crate::paths::{self, Paths};
-use crate::resolver::{self, Outcome, Resolver};
+use crate::resolver::{self, Cores, Outcome, Resolver};
 use crate::sa;
-use crate::shares::{self, User};
+use crate::shares;
 
 /// All cores of a node, see the [module](self).
 ///
@@ -30,7 +30,8 @@ use crate::shares::{self, User};
 pub struct Node<R> {
     view: LocalView,
     server: Server,
-    resolver: Resolver<R>,
+    cores: Cores<R>,
+    resolver: Resolver,
 }
 
 /// The configuration.
@@ -53,30 +54,14 @@ pub struct Config {
 pub enum Input<'a> {
     /// A message of rtnetlink.
     View(local_view::Input),
-    /// An event of the client's sockets, routes or datagrams.
-    Client(client::Input<'a>),
-    /// An event of the socket to the kernel.
-    LocalService(local_service::Input<'a>),
-    /// An event of an InfiniBand port, or a received MAD.
-    Paths(paths::Input<'a>),
-    /// A user of this node asks for a path. One [`Output::PathAnswered`] follows.
-    ResolvePath {
-        /// The user.
-        user: User,
-        /// The request.
-        request: paths::Request,
-    },
-    /// A user of this node asks for a GID. One [`Output::Answered`] follows.
-    Resolve {
-        /// The user.
-        user: User,
-        /// Repeated in the answer.
-        id: RequestId,
-        /// The question.
-        question: Question,
-        /// When the caller stops waiting.
-        deadline: Instant,
-    },
+    /// Of all else.
+    Resolver(resolver::Input<'a>),
+}
+
+impl<'a> From<resolver::Input<'a>> for Input<'a> {
+    fn from(input: resolver::Input<'a>) -> Self {
+        Self::Resolver(input)
+    }
 }
 
 /// An action for the driver.
@@ -129,45 +114,40 @@ impl<R: CryptoRng + SeedableRng> Node<R> {
         Self {
             view: LocalView::new(view),
             server: Server::new(allow),
-            resolver: Resolver::new(
-                Client::new(client, rng),
+            cores: Cores {
+                client: Client::new(client, rng),
                 paths,
-                LocalService::new(local_service),
-            ),
+                local_service: LocalService::new(local_service),
+            },
+            resolver: Resolver::default(),
         }
     }
 
     /// Replaces the configuration.
     pub fn reconfigure(&mut self, now: Instant, config: Config) {
         let Config { view, allow, client, local_service, paths } = config;
-        self.resolver.paths_mut().reconfigure(paths);
+        self.cores.paths.reconfigure(paths);
         self.view.reconfigure(view);
         self.server.reconfigure(allow);
-        self.resolver.client_mut().reconfigure(now, client);
-        self.resolver.local_service_mut().reconfigure(local_service);
+        self.cores.client.reconfigure(now, client);
+        self.cores.local_service.reconfigure(local_service);
     }
 
     /// Passes an input to its core.
-    pub fn handle_input(&mut self, now: Instant, input: Input<'_>) {
-        match input {
+    pub fn handle_input<'a>(&mut self, now: Instant, input: impl Into<Input<'a>>) {
+        match input.into() {
             Input::View(input) => self.view.handle_input(now, input),
-            Input::Client(input) => self.resolver.handle_input(now, input),
-            Input::LocalService(input) => {
-                self.resolver.handle_local_service(now, &self.view, input);
-            }
-            Input::Paths(input) => {
-                let is_of_a_port =
-                    matches!(input, paths::Input::Port { .. } | paths::Input::PortGone { .. });
-                self.resolver.handle_paths(now, input);
+            Input::Resolver(input) => {
+                let is_of_a_port = matches!(
+                    input,
+                    resolver::Input::Paths(
+                        paths::Input::Port { .. } | paths::Input::PortGone { .. }
+                    )
+                );
+                self.resolver.handle_input(&mut self.cores, now, &self.view, input);
                 if is_of_a_port {
-                    self.view.set_flid_gids(flid_gids(self.resolver.paths()));
+                    self.view.set_flid_gids(flid_gids(&self.cores.paths));
                 }
-            }
-            Input::ResolvePath { user, request } => {
-                self.resolver.resolve_path(now, &self.view, user, request);
-            }
-            Input::Resolve { user, id, question, deadline } => {
-                self.resolver.resolve(now, &self.view, user, id, question, deadline);
             }
         }
     }
@@ -180,12 +160,12 @@ impl<R: CryptoRng + SeedableRng> Node<R> {
     /// Performs all actions that are due. Early calls do nothing.
     pub fn handle_timeout(&mut self, now: Instant) {
         self.view.handle_timeout(now);
-        self.resolver.handle_timeout(now, &self.view);
+        self.resolver.handle_timeout(&mut self.cores, now, &self.view);
     }
 
     /// When to call [`Self::handle_timeout`] next.
     pub fn poll_timeout(&self) -> Option<Instant> {
-        let timeouts = [self.view.poll_timeout(), self.resolver.poll_timeout()];
+        let timeouts = [self.view.poll_timeout(), self.resolver.poll_timeout(&self.cores)];
         timeouts.into_iter().flatten().min()
     }
 
@@ -210,54 +190,54 @@ impl<R: CryptoRng + SeedableRng> Node<R> {
                 resolver::Event::CloseSocket { socket } => Output::CloseSocket(socket),
             });
         }
-        if let Some(question) = self.resolver.poll_route() {
+        if let Some(question) = self.resolver.poll_route(&mut self.cores) {
             return Some(Output::Route(question));
         }
-        if let Some(transmit) = self.resolver.poll_transmit() {
+        if let Some(transmit) = self.cores.client.poll_transmit() {
             return Some(Output::Query(transmit));
         }
-        if let Some(transmit) = self.resolver.poll_sa() {
+        if let Some(transmit) = self.cores.paths.poll_transmit() {
             return Some(Output::Sa(transmit));
         }
         if room.local_service {
-            return self.resolver.poll_local_service().map(Output::LocalService);
+            return self.cores.local_service.poll_transmit().map(Output::LocalService);
         }
         None
     }
 
     /// See [`Client::poll_learned`].
     pub fn poll_learned(&mut self) -> Option<Learned> {
-        self.resolver.client_mut().poll_learned()
+        self.cores.client.poll_learned()
     }
 
     /// See [`Client::restore`].
     pub fn restore(&mut self, now: Instant, question: Question, answer: Cached) -> bool {
-        self.resolver.client_mut().restore(now, question, answer)
+        self.cores.client.restore(now, question, answer)
     }
 
     /// Drops all answers of peers. Returns how many that was.
     pub fn flush(&mut self) -> usize {
-        self.resolver.client_mut().flush(None)
+        self.cores.client.flush(None)
     }
 
     /// Drops all answers of subnet administrators. Returns how many that was.
     pub fn flush_paths(&mut self) -> usize {
-        self.resolver.paths_mut().flush()
+        self.cores.paths.flush()
     }
 
     /// See [`Paths::give_back`].
     pub fn give_back(&mut self, now: Instant, deadline: Instant) {
-        self.resolver.paths_mut().give_back(now, deadline);
+        self.cores.paths.give_back(now, deadline);
     }
 
     /// See [`Paths::restore`].
     pub fn restore_paths(&mut self, now: Instant, snapshot: Snapshot, age: Duration) {
-        self.resolver.paths_mut().restore(now, snapshot, age);
+        self.cores.paths.restore(now, snapshot, age);
     }
 
     /// See [`Paths::poll_restored`].
     pub fn poll_restored(&mut self) -> Option<Restored> {
-        self.resolver.paths_mut().poll_restored()
+        self.cores.paths.poll_restored()
     }
 
     /// The local view.
@@ -272,12 +252,12 @@ impl<R: CryptoRng + SeedableRng> Node<R> {
 
     /// The client, which asks peers.
     pub fn client(&self) -> &Client<R> {
-        self.resolver.client()
+        &self.cores.client
     }
 
     /// The paths, for which subnet administrators are asked.
     pub fn paths(&self) -> &Paths<R> {
-        self.resolver.paths()
+        &self.cores.paths
     }
 
     /// See [`Resolver::users`].
@@ -287,7 +267,7 @@ impl<R: CryptoRng + SeedableRng> Node<R> {
 
     /// The kernel's side.
     pub fn local_service(&self) -> &LocalService {
-        self.resolver.local_service()
+        &self.cores.local_service
     }
 }
 
@@ -329,13 +309,13 @@ mod tests {
                 }
                 Output::OpenSocket(socket) => {
                     let input = client::Input::SocketOpened { socket };
-                    node.handle_input(NOW, Input::Client(input));
+                    node.handle_input(NOW, resolver::Input::Client(input));
                 }
                 Output::Route(question) => {
                     let next_hop = "10.1.0.254".parse().unwrap();
                     let route = Some(client::Route { ifindex: EGRESS, next_hop });
                     let input = client::Input::Route { question, route };
-                    node.handle_input(NOW, Input::Client(input));
+                    node.handle_input(NOW, resolver::Input::Client(input));
                 }
                 output => done.push(output),
             }
@@ -347,13 +327,13 @@ mod tests {
     fn full_kernel_socket_holds_back_only_outputs_for_the_kernel() {
         let mut node = Node::new(Config::default(), ChaCha12Rng::seed_from_u64(1));
         let opened = local_service::Input::Opened { port_id: PortId(180), is_member: true };
-        node.handle_input(NOW, Input::LocalService(opened));
+        node.handle_input(NOW, resolver::Input::LocalService(opened));
         let target = "10.2.0.5".parse().unwrap();
         let request = Request::ResolveIp(ResolveIp { ifindex: EGRESS, target }).emit(Seq(1));
         let bytes = request.as_ref();
         let input = local_service::Input::Datagram { sender: Sender::Kernel, bytes, cut: false };
-        node.handle_input(NOW, Input::LocalService(input));
-        node.handle_input(NOW, Input::LocalService(local_service::Input::Drained));
+        node.handle_input(NOW, resolver::Input::LocalService(input));
+        node.handle_input(NOW, resolver::Input::LocalService(local_service::Input::Drained));
         let without_room = done(&mut node, false);
         let [Output::View(_), Output::Query(query)] = without_room.as_slice() else {
             panic!("{without_room:?}")

@@ -29,20 +29,17 @@ use rand_core::{CryptoRng, SeedableRng};
 
 use crate::counters::Counters;
 use crate::ip2gid::Question;
-use crate::ip2gid::client::{self, Client, RequestId, Route, SocketId, Transmit};
+use crate::ip2gid::client::{self, Client, RequestId, Route, SocketId};
 use crate::ip2gid::server::Local;
 use crate::local_service::{self, FlightId, LocalService, PathFlightId};
 use crate::paths::{self, Lack, Paths, PortName};
-use crate::sa::{self, PortIndex, Rank};
+use crate::sa::{PortIndex, Rank};
 use crate::shares::{self, Limits, Shares, User};
 
-/// The resolver, see the [module](self). It is driven like every core: after each `handle_…` call
-/// every `poll_…` until it returns `None`, then wait until [`poll_timeout`](Self::poll_timeout).
+/// Which core asks for what, and what becomes of the answer; see the [module](self). It owns no core:
+/// the [`Node`](crate::node::Node) lends them to each call.
 #[derive(Debug)]
-pub struct Resolver<R> {
-    client: Client<R>,
-    paths: Paths<R>,
-    local_service: LocalService,
+pub struct Resolver {
     /// The subnet of each port, or its last one if the port is gone.
     subnets: BTreeMap<PortIndex, SubnetPrefix>,
     /// Requests of the kernel that arrived before this node knew its own addresses.
@@ -82,6 +79,37 @@ struct Wanted {
     question: Question,
     asked_at: Instant,
     deadline: Instant,
+}
+
+/// An input of the resolver, or of a core that it connects.
+#[derive(Clone, Debug)]
+pub enum Input<'a> {
+    /// An event of the client's sockets, routes or datagrams.
+    Client(client::Input<'a>),
+    /// An event of the socket to the kernel.
+    LocalService(local_service::Input<'a>),
+    /// An event of an InfiniBand port, or a received MAD.
+    Paths(paths::Input<'a>),
+    /// A user of this node asks for a path. One [`Event::PathAnswered`] follows, at the latest at the
+    /// deadline of the request, or a moment after its arrival if there is no room.
+    ResolvePath {
+        /// The user.
+        user: User,
+        /// The request.
+        request: paths::Request,
+    },
+    /// A user of this node asks for a GID. One [`Event::Answered`] follows, at once if the local view
+    /// or the cache has the answer and the user has room in its share.
+    Resolve {
+        /// The user.
+        user: User,
+        /// Repeated in the answer.
+        id: RequestId,
+        /// The question.
+        question: Question,
+        /// When the caller stops waiting.
+        deadline: Instant,
+    },
 }
 
 /// An event for the driver.
@@ -147,14 +175,26 @@ pub enum Source {
     Peer,
 }
 
-impl<R: CryptoRng + SeedableRng> Resolver<R> {
-    /// Asks peers through `client` and subnet administrators through `paths`, for users and for
-    /// `local_service`.
-    pub fn new(client: Client<R>, paths: Paths<R>, local_service: LocalService) -> Self {
+/// What the cores draw their random numbers from.
+pub trait Random: CryptoRng + SeedableRng {}
+
+impl<R: CryptoRng + SeedableRng> Random for R {}
+
+/// The cores that the resolver connects.
+#[derive(Debug)]
+pub struct Cores<R> {
+    /// Asks peers.
+    pub client: Client<R>,
+    /// Asks subnet administrators.
+    pub paths: Paths<R>,
+    /// Answers the kernel.
+    pub local_service: LocalService,
+}
+
+impl Default for Resolver {
+    /// Without a request.
+    fn default() -> Self {
         Self {
-            client,
-            paths,
-            local_service,
             subnets: BTreeMap::new(),
             early: BTreeMap::new(),
             unsure: BTreeMap::new(),
@@ -166,41 +206,41 @@ impl<R: CryptoRng + SeedableRng> Resolver<R> {
             events: VecDeque::new(),
         }
     }
+}
 
-    /// A user asks for a GID and waits until `deadline`. One [`Event::Answered`] follows, at once
-    /// if `view` or the cache has the answer and the user has room in its share.
-    pub fn resolve(
+impl Resolver {
+    /// Passes an input to its core, and what follows from it to the others.
+    pub fn handle_input(
         &mut self,
+        cores: &mut Cores<impl Random>,
         now: Instant,
         view: &impl Local,
-        user: User,
-        id: RequestId,
-        question: Question,
-        deadline: Instant,
+        input: Input<'_>,
     ) {
-        // The oldest time there is: the request gives way to those of the kernel, and they never to
-        // it.
-        let wanted = Wanted { question, asked_at: Instant::BOOT, deadline };
-        if let Err((id, _)) = self.users.offer(now, user, (id, wanted), deadline) {
-            self.events.push_back(Event::Answered { id, outcome: Outcome::Overloaded });
+        match input {
+            Input::Client(input) => self.handle_client(cores, now, input),
+            Input::Paths(input) => self.handle_paths(cores, now, input),
+            Input::LocalService(input) => {
+                cores.local_service.handle_input(now, input);
+                self.serve(cores, now, view);
+            }
+            Input::Resolve { user, id, question, deadline } => {
+                // The oldest time there is: the request gives way to those of the kernel, and they
+                // never to it.
+                let wanted = Wanted { question, asked_at: Instant::BOOT, deadline };
+                if let Err((id, _)) = self.users.offer(now, user, (id, wanted), deadline) {
+                    self.events.push_back(Event::Answered { id, outcome: Outcome::Overloaded });
+                }
+                self.admit(cores, now, view);
+            }
+            Input::ResolvePath { user, request } => {
+                let deadline = request.deadline;
+                if let Err(request) = self.path_users.offer(now, user, request, deadline) {
+                    self.refuse_path(request.id);
+                }
+                self.admit(cores, now, view);
+            }
         }
-        self.admit(now, view);
-    }
-
-    /// A user asks for a path. One [`Event::PathAnswered`] follows, at the latest at the deadline
-    /// of the request, or a moment after its arrival if there is no room.
-    pub fn resolve_path(
-        &mut self,
-        now: Instant,
-        view: &impl Local,
-        user: User,
-        request: paths::Request,
-    ) {
-        let deadline = request.deadline;
-        if let Err(request) = self.path_users.offer(now, user, request, deadline) {
-            self.refuse_path(request.id);
-        }
-        self.admit(now, view);
     }
 
     /// Counters and load of users' requests for addresses and for paths: name, counters, (in
@@ -213,7 +253,7 @@ impl<R: CryptoRng + SeedableRng> Resolver<R> {
     }
 
     /// Admits users' requests for which there is room, and refuses those that have waited too long.
-    fn admit(&mut self, now: Instant, view: &impl Local) {
+    fn admit(&mut self, cores: &mut Cores<impl Random>, now: Instant, view: &impl Local) {
         while let Some((id, _)) = self.users.poll_refused(now) {
             self.events.push_back(Event::Answered { id, outcome: Outcome::Overloaded });
         }
@@ -221,7 +261,7 @@ impl<R: CryptoRng + SeedableRng> Resolver<R> {
             self.askers.insert(id, user);
             match own(view, wanted.question) {
                 Some(outcome) => self.answer_user(id, outcome),
-                None => self.ask_peers(now, Asker::Driver(id), wanted),
+                None => self.ask_peers(cores, now, Asker::Driver(id), wanted),
             }
         }
         while let Some(request) = self.path_users.poll_refused(now) {
@@ -230,8 +270,8 @@ impl<R: CryptoRng + SeedableRng> Resolver<R> {
         while let Some((user, request)) = self.path_users.poll_admitted(now) {
             self.path_askers.insert(request.id, user);
             let id = Asker::Driver(request.id).into();
-            self.paths.resolve(now, paths::Request { id, rank: Rank::Other, ..request });
-            self.settle(now);
+            cores.paths.resolve(now, paths::Request { id, rank: Rank::Other, ..request });
+            self.settle(cores, now);
         }
     }
 
@@ -247,83 +287,70 @@ impl<R: CryptoRng + SeedableRng> Resolver<R> {
         self.events.push_back(Event::PathAnswered { id, outcome });
     }
 
-    /// Processes an event of the ports, or a received MAD.
-    pub fn handle_paths(&mut self, now: Instant, input: paths::Input<'_>) {
+    fn handle_paths(
+        &mut self,
+        cores: &mut Cores<impl Random>,
+        now: Instant,
+        input: paths::Input<'_>,
+    ) {
         if let paths::Input::Port { port, facts, .. } = &input
             && let Some(after) = facts.gids.first().map(|gid| gid.subnet_prefix())
             && let Some(before) = self.subnets.insert(*port, after)
             && before != after
         {
-            self.client.subnet_changed(now, before, after);
+            cores.client.subnet_changed(now, before, after);
         }
-        self.paths.handle_input(now, input);
-        self.settle(now);
+        cores.paths.handle_input(now, input);
+        self.settle(cores, now);
     }
 
-    /// Processes an event of the client's sockets, routes or datagrams.
-    pub fn handle_input(&mut self, now: Instant, input: client::Input<'_>) {
+    fn handle_client(
+        &mut self,
+        cores: &mut Cores<impl Random>,
+        now: Instant,
+        input: client::Input<'_>,
+    ) {
         if let client::Input::Route { question, route } = input
             && let Some(flights) = self.unsure.remove(&question)
         {
             self.unrouted.remove(&question);
-            self.handle_egress(now, question, route, flights);
+            self.handle_egress(cores, now, question, route, flights);
         } else {
-            self.client.handle_input(now, input);
+            cores.client.handle_input(now, input);
         }
-        self.settle(now);
-    }
-
-    /// Processes an event of the socket to the kernel.
-    pub fn handle_local_service(
-        &mut self,
-        now: Instant,
-        view: &impl Local,
-        input: local_service::Input<'_>,
-    ) {
-        self.local_service.handle_input(now, input);
-        self.serve(now, view);
+        self.settle(cores, now);
     }
 
     /// Performs all actions that are due. Early calls do nothing.
-    pub fn handle_timeout(&mut self, now: Instant, view: &impl Local) {
-        self.client.handle_timeout(now);
-        self.paths.handle_timeout(now);
-        self.settle(now);
-        self.local_service.handle_timeout(now);
-        self.serve(now, view);
-        self.admit(now, view);
+    pub fn handle_timeout(
+        &mut self,
+        cores: &mut Cores<impl Random>,
+        now: Instant,
+        view: &impl Local,
+    ) {
+        cores.client.handle_timeout(now);
+        cores.paths.handle_timeout(now);
+        self.settle(cores, now);
+        cores.local_service.handle_timeout(now);
+        self.serve(cores, now, view);
+        self.admit(cores, now, view);
     }
 
     /// When to call [`handle_timeout`](Self::handle_timeout) next.
-    pub fn poll_timeout(&self) -> Option<Instant> {
+    pub fn poll_timeout(&self, cores: &Cores<impl Random>) -> Option<Instant> {
         let timeouts = [
-            self.client.poll_timeout(),
-            self.paths.poll_timeout(),
-            self.local_service.poll_timeout(),
+            cores.client.poll_timeout(),
+            cores.paths.poll_timeout(),
+            cores.local_service.poll_timeout(),
             self.users.poll_timeout(),
             self.path_users.poll_timeout(),
         ];
         timeouts.into_iter().flatten().min()
     }
 
-    /// The next datagram to send to a peer.
-    pub fn poll_transmit(&mut self) -> Option<Transmit> {
-        self.client.poll_transmit()
-    }
-
-    /// The next MAD to send to an SA.
-    pub fn poll_sa(&mut self) -> Option<sa::Transmit> {
-        self.paths.poll_transmit()
-    }
-
-    /// The next thing to do for the kernel; see [`LocalService::poll_transmit`].
-    pub fn poll_local_service(&mut self) -> Option<local_service::Transmit> {
-        self.local_service.poll_transmit()
-    }
-
     /// The next question for a route look-up by the driver.
-    pub fn poll_route(&mut self) -> Option<Question> {
-        self.unrouted.pop_first().or_else(|| self.client.poll_route())
+    pub fn poll_route(&mut self, cores: &mut Cores<impl Random>) -> Option<Question> {
+        self.unrouted.pop_first().or_else(|| cores.client.poll_route())
     }
 
     /// The next event for the driver.
@@ -331,71 +358,42 @@ impl<R: CryptoRng + SeedableRng> Resolver<R> {
         self.events.pop_front()
     }
 
-    /// The client that asks peers.
-    pub fn client(&self) -> &Client<R> {
-        &self.client
-    }
-
-    /// The client that asks peers.
-    pub fn client_mut(&mut self) -> &mut Client<R> {
-        &mut self.client
-    }
-
-    /// The paths and their cache.
-    pub fn paths(&self) -> &Paths<R> {
-        &self.paths
-    }
-
-    /// The paths and their cache.
-    pub fn paths_mut(&mut self) -> &mut Paths<R> {
-        &mut self.paths
-    }
-
-    /// The kernel's side.
-    pub fn local_service(&self) -> &LocalService {
-        &self.local_service
-    }
-
-    /// The kernel's side.
-    pub fn local_service_mut(&mut self) -> &mut LocalService {
-        &mut self.local_service
-    }
-
     /// Begins to search for the answers that the kernel wants.
-    fn serve(&mut self, now: Instant, view: &impl Local) {
+    fn serve(&mut self, cores: &mut Cores<impl Random>, now: Instant, view: &impl Local) {
         if !self.early.is_empty() && view.is_known() {
             for (flight, wanted) in std::mem::take(&mut self.early) {
-                self.look_for(now, view, flight, wanted);
+                self.look_for(cores, now, view, flight, wanted);
             }
         }
-        while let Some(event) = self.local_service.poll_event() {
+        while let Some(event) = cores.local_service.poll_event() {
             match event {
                 local_service::Event::Wanted { flight, question, asked_at, deadline } => {
                     let wanted = Wanted { question, asked_at, deadline };
                     if view.is_known() {
-                        self.look_for(now, view, flight, wanted);
+                        self.look_for(cores, now, view, flight, wanted);
                     } else {
                         // Peers would not answer for an address of this node.
                         self.early.insert(flight, wanted);
                     }
                 }
                 local_service::Event::Unwanted { flight, question } => {
-                    self.forget(now, flight, question);
+                    self.forget(cores, now, flight, question);
                 }
                 local_service::Event::PathOverloaded { seq, port } => {
-                    let may = self.paths.may_fall_back(now, &port, Lack::OfRoom);
-                    self.local_service.path_overloaded(now, seq, may);
+                    let may = cores.paths.may_fall_back(now, &port, Lack::OfRoom);
+                    cores.local_service.path_overloaded(now, seq, may);
                 }
                 local_service::Event::PathWanted { flight, request, deadline } => {
-                    self.seek_path(now, flight, &request, deadline);
+                    self.seek_path(cores, now, flight, &request, deadline);
                 }
             }
         }
-        self.settle(now);
+        self.settle(cores, now);
     }
 
     fn seek_path(
         &mut self,
+        cores: &mut Cores<impl Random>,
         now: Instant,
         flight: PathFlightId,
         request: &ResolvePath,
@@ -409,21 +407,23 @@ impl<R: CryptoRng + SeedableRng> Resolver<R> {
         let id = Asker::Kernel(flight).into();
         let port = PortName { device, port };
         let rank = Rank::Kernel;
-        self.paths.resolve(now, paths::Request { id, port, question, rank, deadline });
-        self.settle(now);
+        cores.paths.resolve(now, paths::Request { id, port, question, rank, deadline });
+        self.settle(cores, now);
     }
 
-    fn look_for(&mut self, now: Instant, view: &impl Local, flight: FlightId, wanted: Wanted) {
-        match own(view, wanted.question).or_else(|| self.cached(now, wanted.question)) {
-            Some(outcome) => self.local_service.answered(now, flight, outcome),
+    fn look_for(
+        &mut self,
+        cores: &mut Cores<impl Random>,
+        now: Instant,
+        view: &impl Local,
+        flight: FlightId,
+        wanted: Wanted,
+    ) {
+        match own(view, wanted.question).or_else(|| cached(&mut cores.client, now, wanted.question))
+        {
+            Some(outcome) => cores.local_service.answered(now, flight, outcome),
             None => self.ask_for_egress(flight, wanted),
         }
-    }
-
-    /// The remembered answer to a question whose egress was confirmed before.
-    fn cached(&mut self, now: Instant, question: Question) -> Option<Outcome> {
-        let gid = self.client.lookup(now, question)?.gid;
-        Some(gid.map_or(Outcome::NotFound, |gid| Outcome::Found { gid, source: Source::Cache }))
     }
 
     fn ask_for_egress(&mut self, flight: FlightId, wanted: Wanted) {
@@ -437,6 +437,7 @@ impl<R: CryptoRng + SeedableRng> Resolver<R> {
     /// The result of the route look-up through the egress.
     fn handle_egress(
         &mut self,
+        cores: &mut Cores<impl Random>,
         now: Instant,
         question: Question,
         route: Option<Route>,
@@ -450,25 +451,37 @@ impl<R: CryptoRng + SeedableRng> Resolver<R> {
         let free = Question::new(question.target(), None).unwrap_or(question);
         for (flight, wanted) in flights {
             let question = if route.is_some() { question } else { free };
-            self.ask_peers(now, Asker::Kernel(flight), Wanted { question, ..wanted });
+            self.ask_peers(cores, now, Asker::Kernel(flight), Wanted { question, ..wanted });
         }
         // The client would request the same look-up.
         if route.is_some() {
-            self.client.handle_input(now, client::Input::Route { question, route });
+            cores.client.handle_input(now, client::Input::Route { question, route });
         }
     }
 
-    fn ask_peers(&mut self, now: Instant, asker: Asker<RequestId, FlightId>, wanted: Wanted) {
+    fn ask_peers(
+        &mut self,
+        cores: &mut Cores<impl Random>,
+        now: Instant,
+        asker: Asker<RequestId, FlightId>,
+        wanted: Wanted,
+    ) {
         let Wanted { question, asked_at, deadline } = wanted;
         // The kernel does not ask again by itself when the peer has returned.
         let heeds_refusal = matches!(asker, Asker::Driver(_));
         let id = asker.into();
         let input = client::Input::Resolve { id, question, asked_at, deadline, heeds_refusal };
-        self.client.handle_input(now, input);
-        self.settle(now);
+        cores.client.handle_input(now, input);
+        self.settle(cores, now);
     }
 
-    fn forget(&mut self, now: Instant, flight: FlightId, question: Question) {
+    fn forget(
+        &mut self,
+        cores: &mut Cores<impl Random>,
+        now: Instant,
+        flight: FlightId,
+        question: Question,
+    ) {
         if self.early.remove(&flight).is_some() {
             return;
         }
@@ -482,12 +495,12 @@ impl<R: CryptoRng + SeedableRng> Resolver<R> {
             return;
         }
         let id = Asker::Kernel(flight).into();
-        self.client.handle_input(now, client::Input::Cancel { id });
+        cores.client.handle_input(now, client::Input::Cancel { id });
     }
 
     /// Passes answers to the requests that wait for them.
-    fn settle(&mut self, now: Instant) {
-        while let Some(paths::Answered { id, outcome }) = self.paths.poll_answered() {
+    fn settle(&mut self, cores: &mut Cores<impl Random>, now: Instant) {
+        while let Some(paths::Answered { id, outcome }) = cores.paths.poll_answered() {
             match Asker::from(id) {
                 Asker::Driver(id) => {
                     if let Some(user) = self.path_askers.remove(&id) {
@@ -496,14 +509,14 @@ impl<R: CryptoRng + SeedableRng> Resolver<R> {
                     self.events.push_back(Event::PathAnswered { id, outcome });
                 }
                 Asker::Kernel(flight) => {
-                    let port = self.local_service.falls_back(flight, &outcome);
+                    let port = cores.local_service.falls_back(flight, &outcome);
                     let lack = Lack::of(&outcome);
-                    let may = port.is_none_or(|port| self.paths.may_fall_back(now, &port, lack));
-                    self.local_service.path_answered(now, flight, &outcome, may);
+                    let may = port.is_none_or(|port| cores.paths.may_fall_back(now, &port, lack));
+                    cores.local_service.path_answered(now, flight, &outcome, may);
                 }
             }
         }
-        while let Some(event) = self.client.poll_event() {
+        while let Some(event) = cores.client.poll_event() {
             let event = match event {
                 client::Event::Answered { id, outcome } => match Asker::from(id) {
                     Asker::Driver(id) => {
@@ -511,7 +524,7 @@ impl<R: CryptoRng + SeedableRng> Resolver<R> {
                         continue;
                     }
                     Asker::Kernel(flight) => {
-                        self.local_service.answered(now, flight, outcome.into());
+                        cores.local_service.answered(now, flight, outcome.into());
                         continue;
                     }
                 },
@@ -604,6 +617,12 @@ fn own(view: &impl Local, question: Question) -> Option<Outcome> {
         None if !is_scoped(target) && view.is_ours(target) => Some(Outcome::NotFound),
         None => None,
     }
+}
+
+/// The remembered answer to a question whose egress was confirmed before.
+fn cached(client: &mut Client<impl Random>, now: Instant, question: Question) -> Option<Outcome> {
+    let gid = client.lookup(now, question)?.gid;
+    Some(gid.map_or(Outcome::NotFound, |gid| Outcome::Found { gid, source: Source::Cache }))
 }
 
 /// Any interface: an address without scope has the same GID on all of them.

@@ -13,8 +13,8 @@ use ibarr_proto::ip2gid::server::{Received, Transmit};
 use ibarr_proto::local_service;
 use ibarr_proto::local_view::{self, HwAddr};
 use ibarr_proto::node::{self, Input, Node, Output, Room};
-use ibarr_proto::paths;
 use ibarr_proto::shares::User;
+use ibarr_proto::{paths, resolver};
 use rand_chacha::ChaCha12Rng;
 
 /// A bug that can be planted.
@@ -136,26 +136,33 @@ impl Core {
         &self.node
     }
 
-    pub(crate) fn handle_input(&mut self, now: Instant, input: Input<'_>) {
-        match input {
+    pub(crate) fn handle_input<'a>(&mut self, now: Instant, input: impl Into<Input<'a>>) {
+        match input.into() {
             Input::View(input) if self.bug == Some(Bug::StaleAfterChange) => {
                 let input = self.as_it_was(input);
                 self.node.handle_input(now, Input::View(input));
             }
-            Input::Paths(paths::Input::Port { port, name, mut facts })
-                if self.bug == Some(Bug::StaleLid) =>
-            {
+            Input::Resolver(resolver::Input::Paths(paths::Input::Port {
+                port,
+                name,
+                mut facts,
+            })) if self.bug == Some(Bug::StaleLid) => {
                 facts.lid = facts.lid.map(|lid| *self.lid.get_or_insert(lid));
                 let input = paths::Input::Port { port, name, facts };
-                self.node.handle_input(now, Input::Paths(input));
+                self.node.handle_input(now, resolver::Input::Paths(input));
             }
-            Input::Resolve { id, question, deadline, .. } if self.bug == Some(Bug::NoShares) => {
+            Input::Resolver(resolver::Input::Resolve { id, question, deadline, .. })
+                if self.bug == Some(Bug::NoShares) =>
+            {
                 let user = self.another_user();
-                self.node.handle_input(now, Input::Resolve { user, id, question, deadline });
+                self.node
+                    .handle_input(now, resolver::Input::Resolve { user, id, question, deadline });
             }
-            Input::ResolvePath { request, .. } if self.bug == Some(Bug::NoShares) => {
+            Input::Resolver(resolver::Input::ResolvePath { request, .. })
+                if self.bug == Some(Bug::NoShares) =>
+            {
                 let user = self.another_user();
-                self.node.handle_input(now, Input::ResolvePath { user, request });
+                self.node.handle_input(now, resolver::Input::ResolvePath { user, request });
             }
             input => self.node.handle_input(now, input),
         }
@@ -216,7 +223,7 @@ impl Core {
                     if self.swallows =>
                 {
                     let done = local_service::Input::Nudged(local_service::Nudged::Done);
-                    self.node.handle_input(now, Input::LocalService(done));
+                    self.node.handle_input(now, resolver::Input::LocalService(done));
                     continue;
                 }
                 (Some(Bug::UnboundedTable), Output::CloseSocket(_)) => continue,

@@ -16,7 +16,6 @@ use ibarr_common::ib::{Gid, PKey};
 use ibarr_common::wire::ls::ResolveIp;
 use ibarr_common::wire::sa::PathQuestion;
 use ibarr_proto::ip2gid::{Question, client};
-use ibarr_proto::node::Input;
 use ibarr_proto::resolver::PATHS;
 use ibarr_proto::sa::Rank;
 use ibarr_proto::shares::{PAUSE, User};
@@ -71,7 +70,7 @@ impl World {
             let Some(question) = Question::new(dead(subnet, crowd.next), None) else { continue };
             crowd.addresses.insert(request, now);
             let deadline = now + secs(3);
-            let input = Input::Resolve { user: USER, id: request, question, deadline };
+            let input = resolver::Input::Resolve { user: USER, id: request, question, deadline };
             daemon.core.handle_input(now, input);
         }
         for _ in crowd.paths.len()..PATHS_HELD {
@@ -90,7 +89,7 @@ impl World {
             };
             let (port, rank, deadline) = (name(), Rank::Other, now + secs(3));
             let request = paths::Request { id: request, port, question, rank, deadline };
-            daemon.core.handle_input(now, Input::ResolvePath { user: USER, request });
+            daemon.core.handle_input(now, resolver::Input::ResolvePath { user: USER, request });
         }
     }
 

@@ -19,7 +19,7 @@ use ibarr_proto::node::{Input, Output, Room};
 use ibarr_proto::resolver::Outcome;
 use ibarr_proto::shares::User;
 use ibarr_proto::turn::{self, Handled, Io, Limits, Read};
-use ibarr_proto::{paths, sa};
+use ibarr_proto::{paths, resolver, sa};
 
 use crate::bugs::{Bug, Core};
 use crate::dice::{ms, secs, us};
@@ -165,23 +165,25 @@ impl World {
             Inbox::Opened => {
                 daemon.answers += 1;
                 let opened = local_service::Input::Opened { port_id: PORT_ID, is_member: true };
-                Input::LocalService(opened)
+                resolver::Input::LocalService(opened)
             }
-            Inbox::View(input) => Input::View(*input),
+            Inbox::View(input) => return daemon.core.handle_input(now, Input::View(*input)),
             Inbox::Route(question, route) => {
-                Input::Client(client::Input::Route { question: *question, route: *route })
+                resolver::Input::Client(client::Input::Route { question: *question, route: *route })
             }
-            Inbox::Reply { socket, packet } => Input::Client(client::Input::Datagram {
+            Inbox::Reply { socket, packet } => resolver::Input::Client(client::Input::Datagram {
                 socket: *socket,
                 from: packet.from,
                 ingress: IPOIB,
                 payload: packet.payload.as_ref(),
             }),
-            Inbox::Nudged(nudged) => Input::LocalService(local_service::Input::Nudged(*nudged)),
-            Inbox::Stop => Input::LocalService(local_service::Input::Stop),
+            Inbox::Nudged(nudged) => {
+                resolver::Input::LocalService(local_service::Input::Nudged(*nudged))
+            }
+            Inbox::Stop => resolver::Input::LocalService(local_service::Input::Stop),
             Inbox::Ask(question) => {
                 let (id, deadline) = daemon.ask(now, question.target());
-                Input::Resolve { user: User(0), id, question: *question, deadline }
+                resolver::Input::Resolve { user: User(0), id, question: *question, deadline }
             }
             Inbox::Crowd(until) => return self.user_asks(id, daemon, *until),
             Inbox::Reload => {
@@ -197,7 +199,7 @@ impl World {
             Inbox::Port(facts) => {
                 daemon.paths.is_told(now, facts.as_ref());
                 let port = PORT;
-                Input::Paths(match facts.clone() {
+                resolver::Input::Paths(match facts.clone() {
                     Some(facts) => paths::Input::Port { port, name: name(), facts },
                     None => paths::Input::PortGone { port },
                 })
@@ -248,7 +250,7 @@ impl World {
                     daemon.sockets.push((port, socket));
                     client::Input::SocketOpened { socket }
                 };
-                daemon.core.handle_input(now, Input::Client(input));
+                daemon.core.handle_input(now, resolver::Input::Client(input));
             }
             Output::CloseSocket(socket) => daemon.sockets.retain(|(_, open)| *open != socket),
             Output::Route(question) => {
@@ -526,13 +528,13 @@ impl Io<Cue> for Turn<'_> {
         let socket = &mut self.world.machines[self.id].local_service;
         if std::mem::take(&mut socket.overrun) {
             self.daemon.overruns(now);
-            let input = Input::LocalService(local_service::Input::Overrun);
+            let input = resolver::Input::LocalService(local_service::Input::Overrun);
             self.daemon.core.handle_input(now, input);
             return Read::Message;
         }
         let Some(ToDaemon { at, bytes, from_kernel }) = socket.held.pop_front() else {
             (self.is_reading, self.is_dealing) = (false, false);
-            let input = Input::LocalService(local_service::Input::Drained);
+            let input = resolver::Input::LocalService(local_service::Input::Drained);
             self.daemon.core.handle_input(now, input);
             return Read::Nothing;
         };
@@ -542,7 +544,7 @@ impl Io<Cue> for Turn<'_> {
         }
         let sender = if from_kernel { Sender::Kernel } else { Sender::Other };
         let input = local_service::Input::Datagram { sender, bytes: &bytes, cut: false };
-        self.daemon.core.handle_input(now, Input::LocalService(input));
+        self.daemon.core.handle_input(now, resolver::Input::LocalService(input));
         Read::Message
     }
 
@@ -656,7 +658,7 @@ impl Daemon {
         let before = taken(self);
         let mad = request.answer(*answer).emit();
         let input = paths::Input::Mad { port: PORT, from: Some(from), mad: mad.as_ref() };
-        self.core.handle_input(now, Input::Paths(input));
+        self.core.handle_input(now, resolver::Input::Paths(input));
         if let SaQuestion::Path(question) = &request.question {
             let is_taken = taken(self) > before;
             self.paths.is_heard(now, question, answer, is_taken);

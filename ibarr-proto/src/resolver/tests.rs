@@ -12,7 +12,7 @@ use rand_chacha::ChaCha12Rng;
 use rand_core::SeedableRng;
 
 use super::*;
-use crate::local_service::{Counter, DEADLINE, FOLLOW_UPS, Input, Nudged, RETRY, Sender};
+use crate::local_service::{Counter, DEADLINE, FOLLOW_UPS, Nudged, RETRY, Sender};
 
 #[test]
 fn own_address_is_answered_without_the_network() {
@@ -67,7 +67,7 @@ fn early_kernel_requests_wait_for_the_local_view() {
     // They wait no longer than the kernel does.
     rig.kernel_asks_of(&NotKnown, 3, "10.2.0.6");
     rig.now += DEADLINE;
-    rig.resolver.handle_timeout(rig.now, &NotKnown);
+    rig.resolver.handle_timeout(&mut rig.cores, rig.now, &NotKnown);
     rig.pass(Duration::from_millis(1));
     assert_eq!(rig.routes(), "");
 }
@@ -107,12 +107,12 @@ fn answer_cached_for_the_interface_needs_no_route_look_up() {
     rig.route("10.2.0.5", Some(2), Some((2, "10.1.0.254")));
     rig.reply("fe80::5");
     rig.told();
-    rig.resolver.handle_local_service(rig.now, &View, Input::Nudged(Nudged::Done));
+    rig.tell(Input::LocalService(local_service::Input::Nudged(Nudged::Done)));
     rig.pass(Duration::from_secs(1));
     rig.kernel_asks(2, "10.2.0.5");
     assert_eq!(rig.told(), "2 is fe80::5, nudge");
     assert_eq!((rig.sent().as_str(), rig.routes().as_str()), ("", ""));
-    let counters = rig.resolver.local_service().counters();
+    let counters = rig.cores.local_service.counters();
     assert_eq!(counters.get(Counter::AnsweredPeer), 1);
     assert_eq!(counters.get(Counter::AnsweredCache), 1);
 }
@@ -156,10 +156,10 @@ fn refusal_is_an_answer_to_users_and_not_to_the_kernel() {
     rig.answer_routes();
     let query = rig.transmits[0].clone();
     let (socket, to, quoted) = (query.socket, query.to, query.payload.as_ref());
-    rig.resolver.handle_input(rig.now, client::Input::Refused { socket, to, quoted });
+    rig.tell(Input::Client(client::Input::Refused { socket, to, quoted }));
     rig.drain();
     assert_eq!(rig.answered(), [(0, Outcome::Refused)]);
-    assert_eq!((rig.told().as_str(), rig.resolver.client().load().waiters), ("", 1));
+    assert_eq!((rig.told().as_str(), rig.cores.client.load().waiters), ("", 1));
     rig.reply("fe80::5");
     assert_eq!(rig.told(), "1 is fe80::5, nudge");
 }
@@ -170,9 +170,9 @@ fn question_ends_when_the_kernel_drops_its_request() {
     rig.kernel_asks(1, "10.2.0.5");
     rig.kernel_asks(2, "10.2.0.6");
     rig.route("10.2.0.6", Some(2), Some((2, "10.1.0.254")));
-    assert_eq!(rig.resolver.client().load().waiters, 1);
+    assert_eq!(rig.cores.client.load().waiters, 1);
     rig.pass(DEADLINE);
-    assert_eq!(rig.resolver.client().load().waiters, 0);
+    assert_eq!(rig.cores.client.load().waiters, 0);
     assert!(rig.resolver.unsure.is_empty() && rig.resolver.unrouted.is_empty());
     assert_eq!(rig.told(), "");
     // No request waits for the result of the route look-up any more.
@@ -220,7 +220,7 @@ fn dead_targets_do_not_lock_out_live_ones() {
     rig.transmits.retain(|query| query.to.ip() == ip("10.2.0.5"));
     rig.reply("fe80::5");
     assert_eq!(rig.told(), "9999 is fe80::5, nudge");
-    let load = rig.resolver.client().load();
+    let load = rig.cores.client.load();
     assert!(load.flights >= 4095, "the others are still asked for: {load:?}");
 }
 
@@ -247,7 +247,7 @@ fn users_dead_targets_delay_no_kernel_request() {
         rig.answer_routes();
         rig.pass(Duration::from_millis(10));
         rig.answer_routes();
-        let flights = rig.resolver.client().load().flights;
+        let flights = rig.cores.client.load().flights;
         assert!(flights <= ADDRESSES.of_user + live.len(), "{flights}");
     }
     assert_eq!(live.len(), 20);
@@ -300,13 +300,18 @@ impl Local for NotKnown {
 
 /// A resolver; the test plays kernel, routing and peers.
 struct Rig {
-    resolver: Resolver<ChaCha12Rng>,
+    cores: Cores<ChaCha12Rng>,
+    resolver: Resolver,
     now: Instant,
     answered: Vec<(u64, Outcome)>,
-    transmits: Vec<Transmit>,
+    transmits: Vec<client::Transmit>,
 }
 
 impl Rig {
+    fn tell(&mut self, input: Input<'_>) {
+        self.resolver.handle_input(&mut self.cores, self.now, &View, input);
+    }
+
     fn new() -> Self {
         Self::with(16_384)
     }
@@ -319,20 +324,21 @@ impl Rig {
         let paths = Paths::new(paths::Config::default(), ChaCha12Rng::seed_from_u64(2));
         let local_service = LocalService::new(local_service::Config::default());
         let mut rig = Self {
-            resolver: Resolver::new(client, paths, local_service),
+            cores: Cores { client, paths, local_service },
+            resolver: Resolver::default(),
             now: Instant::from_nanos(1_000_000_000_000),
             answered: Vec::new(),
             transmits: Vec::new(),
         };
-        let opened = Input::Opened { port_id: PortId(180), is_member: true };
-        rig.resolver.handle_local_service(rig.now, &View, opened);
+        let opened = local_service::Input::Opened { port_id: PortId(180), is_member: true };
+        rig.tell(Input::LocalService(opened));
         assert_eq!(rig.told(), "timeout, nudge");
         for pause in FOLLOW_UPS {
-            rig.resolver.handle_local_service(rig.now, &View, Input::Nudged(Nudged::Done));
+            rig.tell(Input::LocalService(local_service::Input::Nudged(Nudged::Done)));
             rig.pass(pause);
             assert_eq!(rig.told(), "nudge");
         }
-        rig.resolver.handle_local_service(rig.now, &View, Input::Nudged(Nudged::Done));
+        rig.tell(Input::LocalService(local_service::Input::Nudged(Nudged::Done)));
         rig.pass(Duration::from_millis(1));
         rig
     }
@@ -340,7 +346,8 @@ impl Rig {
     fn ask(&mut self, id: u64, target: &str, egress: Option<u32>) {
         let question = question(target, egress);
         let deadline = self.now + Duration::from_secs(3);
-        self.resolver.resolve(self.now, &View, User(7), RequestId(id), question, deadline);
+        let (user, id) = (User(7), RequestId(id));
+        self.tell(Input::Resolve { user, id, question, deadline });
         self.drain();
     }
 
@@ -352,9 +359,14 @@ impl Rig {
         let request = ResolveIp { ifindex: IfIndex::new(2).unwrap(), target: ip(target) };
         let bytes = Request::ResolveIp(request).emit(Seq(seq));
         let bytes = bytes.as_ref();
-        let input = Input::Datagram { sender: Sender::Kernel, bytes, cut: false };
-        self.resolver.handle_local_service(self.now, view, input);
-        self.resolver.handle_local_service(self.now, view, Input::Drained);
+        let input = local_service::Input::Datagram { sender: Sender::Kernel, bytes, cut: false };
+        self.resolver.handle_input(&mut self.cores, self.now, view, Input::LocalService(input));
+        self.resolver.handle_input(
+            &mut self.cores,
+            self.now,
+            view,
+            Input::LocalService(local_service::Input::Drained),
+        );
         self.drain();
     }
 
@@ -364,16 +376,16 @@ impl Rig {
             next_hop: ip(next_hop),
         });
         let input = client::Input::Route { question: question(target, egress), route };
-        self.resolver.handle_input(self.now, input);
+        self.tell(Input::Client(input));
         self.drain();
     }
 
     /// Each through the kernel's interface and one gateway.
     fn answer_routes(&mut self) {
-        while let Some(question) = self.resolver.poll_route() {
+        while let Some(question) = self.resolver.poll_route(&mut self.cores) {
             let route = Route { ifindex: IfIndex::new(2).unwrap(), next_hop: ip("10.1.0.254") };
             let input = client::Input::Route { question, route: Some(route) };
-            self.resolver.handle_input(self.now, input);
+            self.tell(Input::Client(input));
             self.drain();
         }
     }
@@ -390,14 +402,14 @@ impl Rig {
             ingress: IfIndex::new(2).unwrap(),
             payload: payload.as_ref(),
         };
-        self.resolver.handle_input(self.now, input);
+        self.tell(Input::Client(input));
         self.transmits.clear();
         self.drain();
     }
 
     fn pass(&mut self, time: Duration) {
         self.now += time;
-        self.resolver.handle_timeout(self.now, &View);
+        self.resolver.handle_timeout(&mut self.cores, self.now, &View);
         self.drain();
     }
 
@@ -407,12 +419,12 @@ impl Rig {
                 Event::Answered { id, outcome } => self.answered.push((id.0, outcome)),
                 Event::OpenSocket { socket } => {
                     let opened = client::Input::SocketOpened { socket };
-                    self.resolver.handle_input(self.now, opened);
+                    self.tell(Input::Client(opened));
                 }
                 Event::PathAnswered { .. } | Event::CloseSocket { .. } => {}
             }
         }
-        self.transmits.extend(std::iter::from_fn(|| self.resolver.poll_transmit()));
+        self.transmits.extend(std::iter::from_fn(|| self.cores.client.poll_transmit()));
     }
 
     /// The answers to the driver since the last call.
@@ -422,7 +434,7 @@ impl Rig {
 
     /// The questions for route look-ups.
     fn routes(&mut self) -> String {
-        let routes = std::iter::from_fn(|| self.resolver.poll_route());
+        let routes = std::iter::from_fn(|| self.resolver.poll_route(&mut self.cores));
         routes.map(|question| question.to_string()).collect::<Vec<_>>().join(", ")
     }
 
@@ -439,19 +451,20 @@ impl Rig {
 
     /// The actions for the kernel.
     fn told(&mut self) -> String {
-        let told = std::iter::from_fn(|| self.resolver.poll_local_service()).map(|transmit| {
-            let local_service::Transmit::Message(message) = transmit else {
-                return "nudge".to_owned();
-            };
-            let message = messages(message.as_ref()).next().unwrap().unwrap();
-            match Answer::parse(&message) {
-                Ok(Answer::Gid(gid)) => format!("{} is {gid}", message.seq().0),
-                other => {
-                    assert!(message.is_request(), "{other:?}");
-                    "timeout".to_owned()
+        let told =
+            std::iter::from_fn(|| self.cores.local_service.poll_transmit()).map(|transmit| {
+                let local_service::Transmit::Message(message) = transmit else {
+                    return "nudge".to_owned();
+                };
+                let message = messages(message.as_ref()).next().unwrap().unwrap();
+                match Answer::parse(&message) {
+                    Ok(Answer::Gid(gid)) => format!("{} is {gid}", message.seq().0),
+                    other => {
+                        assert!(message.is_request(), "{other:?}");
+                        "timeout".to_owned()
+                    }
                 }
-            }
-        });
+            });
         told.collect::<Vec<_>>().join(", ")
     }
 }

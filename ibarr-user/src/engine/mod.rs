@@ -316,11 +316,11 @@ impl Engine {
     }
 
     fn tell_client(&mut self, now: Instant, input: client::Input<'_>) {
-        self.node.handle_input(now, node::Input::Client(input));
+        self.node.handle_input(now, resolver::Input::Client(input));
     }
 
     fn tell_local_service(&mut self, now: Instant, input: local_service::Input<'_>) {
-        self.node.handle_input(now, node::Input::LocalService(input));
+        self.node.handle_input(now, resolver::Input::LocalService(input));
     }
 
     fn open(&mut self, socket: SocketId) -> client::Input<'static> {
@@ -464,7 +464,8 @@ impl Io<Input> for Engine {
                     for (id, address) in self.asks.add(now, addresses, answer) {
                         match Question::new(address, None) {
                             Some(question) => {
-                                let input = node::Input::Resolve { user, id, question, deadline };
+                                let input =
+                                    resolver::Input::Resolve { user, id, question, deadline };
                                 self.node.handle_input(now, input);
                             }
                             None => self.asks.answered(now, id, resolver::Outcome::NotFound),

@@ -9,8 +9,8 @@ use ibarr_common::Instant;
 use ibarr_common::ib::{Gid, PKey};
 use ibarr_common::wire::path_record::Fields;
 use ibarr_common::wire::sa::PathQuestion;
-use ibarr_proto::node;
 use ibarr_proto::paths::{self, Input, Outcome, Partial, PortFacts, PortName, RequestId, Source};
+use ibarr_proto::resolver;
 use ibarr_proto::sa::{PortIndex, Rank, Transmit};
 use ibarr_proto::shares::User;
 use tokio::sync::oneshot;
@@ -118,7 +118,7 @@ impl Engine {
     }
 
     pub(super) fn tell_paths(&mut self, now: Instant, input: Input<'_>) {
-        self.node.handle_input(now, node::Input::Paths(input));
+        self.node.handle_input(now, resolver::Input::Paths(input));
     }
 
     /// Starts a request of a user; the node's answer completes it.
@@ -140,7 +140,7 @@ impl Engine {
         asks.waiting.insert(id, Asked { at: now, port, question, to });
         let deadline = now + DEADLINE;
         let request = paths::Request { id, port, question, rank: Rank::Other, deadline };
-        self.node.handle_input(now, node::Input::ResolvePath { user, request });
+        self.node.handle_input(now, resolver::Input::ResolvePath { user, request });
     }
 
     pub(super) fn path_answered(&mut self, now: Instant, id: RequestId, outcome: Outcome) {

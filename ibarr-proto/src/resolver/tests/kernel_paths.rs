@@ -53,7 +53,7 @@ impl Rig {
     fn with_port() -> Self {
         let mut rig = Self::new();
         let input = paths::Input::Port { port: PORT, name: port(), facts: facts() };
-        rig.resolver.handle_paths(rig.now, input);
+        rig.tell(Input::Paths(input));
         // The pause after an SA has appeared.
         rig.pass(Duration::from_secs(1));
         rig.sa(|question| match question {
@@ -68,9 +68,9 @@ impl Rig {
     fn asks_path(&mut self, seq: u32, request: ResolvePath) {
         let message = Request::ResolvePath(request).emit(Seq(seq));
         let bytes = message.as_ref();
-        let input = Input::Datagram { sender: Sender::Kernel, bytes, cut: false };
-        self.resolver.handle_local_service(self.now, &View, input);
-        self.resolver.handle_local_service(self.now, &View, Input::Drained);
+        let input = local_service::Input::Datagram { sender: Sender::Kernel, bytes, cut: false };
+        self.tell(Input::LocalService(input));
+        self.tell(Input::LocalService(local_service::Input::Drained));
     }
 
     /// The SA answers its requests. Returns the paths that it was asked for.
@@ -79,7 +79,7 @@ impl Rig {
         answer: impl Fn(&wire::Question) -> Option<wire::Answer>,
     ) -> Vec<PathQuestion> {
         let mut asked = Vec::new();
-        while let Some(transmit) = self.resolver.poll_sa() {
+        while let Some(transmit) = self.cores.paths.poll_transmit() {
             assert_eq!(transmit.port, PORT);
             let request = wire::Request::parse(transmit.mad.as_ref()).unwrap();
             if let wire::Question::Path(question) = request.question {
@@ -89,7 +89,7 @@ impl Rig {
                 let mad = request.answer(answer).emit();
                 let from = Some(transmit.sa.lid);
                 let input = paths::Input::Mad { port: PORT, from, mad: mad.as_ref() };
-                self.resolver.handle_paths(self.now, input);
+                self.tell(Input::Paths(input));
             }
         }
         asked
@@ -98,7 +98,7 @@ impl Rig {
     /// The answers as the kernel receives them.
     fn told_paths(&mut self) -> Vec<Told> {
         let mut told = Vec::new();
-        while let Some(transmit) = self.resolver.poll_local_service() {
+        while let Some(transmit) = self.cores.local_service.poll_transmit() {
             let local_service::Transmit::Message(message) = transmit else { continue };
             let message = messages(message.as_ref()).next().unwrap().unwrap();
             let Seq(seq) = message.seq();
@@ -191,7 +191,7 @@ fn no_record_is_final_and_silence_is_not() {
     // The kernel's own time-out is at 2 s.
     rig.pass(Duration::from_millis(1));
     assert_eq!(rig.told_paths(), [(3, None)]);
-    let counters = rig.resolver.local_service().counters();
+    let counters = rig.cores.local_service.counters();
     assert_eq!(counters.get(Counter::PathsNone), 2);
     assert_eq!(counters.get(Counter::PathsSilent), 1);
 }
@@ -212,7 +212,7 @@ fn kernel_is_left_few_of_many_unanswered_requests() {
     }
     // In 20 s, there are less than four seconds from one to the next.
     assert!((3..=20 / 3).contains(&left), "{left} left to the kernel");
-    let counters = rig.resolver.local_service().counters();
+    let counters = rig.cores.local_service.counters();
     assert_eq!(counters.get(Counter::PathsSilent), u64::from(left));
     assert!(counters.get(Counter::PathsSpared) >= 150);
 }
@@ -224,7 +224,7 @@ fn unknown_port_makes_the_kernel_ask_the_sa_at_once() {
     rig.asks_path(1, ResolvePath { device, ..request() });
     rig.asks_path(2, ResolvePath { port: PortNum::new(2).unwrap(), ..request() });
     assert_eq!(rig.told_paths(), [(1, None), (2, None)]);
-    rig.resolver.handle_paths(rig.now, paths::Input::PortGone { port: PORT });
+    rig.tell(Input::Paths(paths::Input::PortGone { port: PORT }));
     rig.asks_path(3, request());
     assert_eq!(rig.told_paths(), [(3, None)]);
 }
@@ -234,12 +234,12 @@ fn waiting_path_requests_go_to_the_sa_when_the_daemon_ends() {
     let mut rig = Rig::with_port();
     rig.asks_path(1, request());
     rig.sa(|_| None);
-    rig.resolver.handle_local_service(rig.now, &View, Input::Stop);
-    let Some(local_service::Transmit::Message(_)) = rig.resolver.poll_local_service() else {
+    rig.tell(Input::LocalService(local_service::Input::Stop));
+    let Some(local_service::Transmit::Message(_)) = rig.cores.local_service.poll_transmit() else {
         panic!("the time-out is given back first")
     };
     assert_eq!(rig.told_paths(), [(1, None)]);
-    assert_eq!(rig.resolver.local_service().load().paths, 0);
+    assert_eq!(rig.cores.local_service.load().paths, 0);
 }
 
 #[test]
@@ -254,7 +254,7 @@ fn users_requests_are_separate_from_the_kernels() {
         rank: Rank::Other,
         deadline: rig.now + Duration::from_secs(1),
     };
-    rig.resolver.resolve_path(rig.now, &View, User(7), request);
+    rig.tell(Input::ResolvePath { user: User(7), request });
     let outcome =
         paths::Outcome::Found { record: record(&asked[0], 0), source: paths::Source::Cache };
     let id = paths::RequestId(0);
@@ -274,7 +274,7 @@ fn user_with_many_path_requests_is_held_to_its_rate() {
         let question = PathQuestion { dgid, ..of_kernel };
         let id = paths::RequestId(id.into());
         let request = paths::Request { id, port: port(), question, rank: Rank::Other, deadline };
-        rig.resolver.resolve_path(rig.now, &View, User(7), request);
+        rig.tell(Input::ResolvePath { user: User(7), request });
     }
     let mut asked = 0;
     for _ in 0..200 {
@@ -312,12 +312,12 @@ fn peers_are_asked_again_after_a_change_of_the_subnet_prefix() {
         let gids = gids.iter().map(|text| gid(text)).collect();
         let facts = PortFacts { gids, ..facts() };
         let input = paths::Input::Port { port: PORT, name: port(), facts };
-        rig.resolver.handle_paths(rig.now, input);
+        rig.tell(Input::Paths(input));
     };
     // One more GID, and none at all, as during the reset of a driver.
     told(&mut rig, &["fec0:0:1:1::10:9", "fec0:0:7:7::10:9"]);
     told(&mut rig, &[]);
-    rig.resolver.handle_paths(rig.now, paths::Input::PortGone { port: PORT });
+    rig.tell(Input::Paths(paths::Input::PortGone { port: PORT }));
     assert_eq!(ask(&mut rig, old), (false, found(old, Source::Cache)));
 
     told(&mut rig, &["fec0:0:1:2::10:9"]);
