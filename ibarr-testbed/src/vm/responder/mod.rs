@@ -207,13 +207,19 @@ impl<'a> Proof<'a> {
     /// leaves these queries to the daemon, whose replies make the kernel look for the next hops; then XDP
     /// knows them too.
     fn strangers(&self) -> Result<()> {
-        for interface in interfaces() {
-            rig::ip(N, &format!("neigh flush dev {interface}"))?;
-        }
+        let forget = || -> Result<()> {
+            for interface in interfaces() {
+                rig::ip(N, &format!("neigh flush dev {interface}"))?;
+            }
+            Ok(())
+        };
         if self.kind.program == Program::Tc {
+            forget()?;
             return self.answers_all();
         }
         rig::eventually(|| {
+            // A packet of another program may have brought one back since.
+            forget()?;
             let known = bpftool::next_hops(&self.ibarr.bpf_dir())?;
             ensure!(known == 0, "{known} next hops are still known");
             Ok(())
