@@ -12,6 +12,7 @@ use ibarr_proto::ip2gid::Question;
 use ibarr_proto::ip2gid::client::{
     Client, Config, Event, Input, Outcome, RequestId, Route, Settings, SocketId, Source,
 };
+use ibarr_proto::request::UserRequest;
 use rand_chacha::ChaCha8Rng;
 use rand_core::SeedableRng as _;
 
@@ -116,14 +117,15 @@ impl World {
 
     fn resolve(&mut self, script: &mut Script<'_>) {
         let Some(question) = question(script) else { return };
-        let id = RequestId(self.requests);
+        let number = self.requests;
+        let id = RequestId::User(UserRequest(number));
         self.requests += 1;
         // Some callers wait for many rounds, and some ignore refusals.
         let deadline = self.now + Duration::from_millis(self.requests * 1171 % 30_000 + 1);
         let asked_at = if self.requests.is_multiple_of(3) { Instant::BOOT } else { self.now };
         self.waiting.insert(id, deadline);
         self.asked.insert(id, question);
-        let heeds_refusal = id.0.is_multiple_of(2);
+        let heeds_refusal = number.is_multiple_of(2);
         self.input(Input::Resolve { id, question, asked_at, deadline, heeds_refusal });
     }
 
@@ -270,9 +272,10 @@ impl World {
     }
 
     fn answered(&mut self, id: RequestId, outcome: Outcome) {
-        assert!(self.waiting.remove(&id).is_some(), "{id} is not waiting: {outcome:?}");
+        assert!(self.waiting.remove(&id).is_some(), "{id:?} is not waiting: {outcome:?}");
         if outcome == Outcome::Refused {
-            assert!(id.0.is_multiple_of(2), "{id} ignores refusals");
+            let RequestId::User(UserRequest(number)) = id else { panic!("{id:?} is the kernel's") };
+            assert!(number.is_multiple_of(2), "{number} ignores refusals");
             assert!(self.refused.contains(&self.asked[&id].target()), "no query was refused");
         }
         if let Outcome::Found { gid, source, expires_at } = outcome {

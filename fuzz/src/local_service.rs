@@ -11,11 +11,11 @@ use ibarr_common::wire::ls::{
 use ibarr_common::{IfIndex, Instant};
 use ibarr_proto::ip2gid::Question;
 use ibarr_proto::local_service::{
-    Config, Counter, Event, FOLLOW_UPS, FlightId, Input, Limits, LocalService, NUDGE_INTERVAL,
-    Nudge, Nudged, OVERRUN_PAUSE, Sender, Transmit,
+    Config, Counter, Event, FOLLOW_UPS, Input, Limits, LocalService, NUDGE_INTERVAL, Nudge, Nudged,
+    OVERRUN_PAUSE, Sender, Transmit,
 };
 use ibarr_proto::paths;
-use ibarr_proto::resolver::{Outcome, Source};
+use ibarr_proto::request::{FlightId, Outcome, Source};
 
 use crate::script::Script;
 

@@ -13,6 +13,7 @@ use ibarr_common::wire::umad::PKeyIndex;
 use ibarr_proto::paths::{
     Answered, Config, Input, Outcome, Paths, PortEvent, PortFacts, PortName, Request, RequestId,
 };
+use ibarr_proto::request::UserRequest;
 use ibarr_proto::sa::{PortIndex, Rank, Transmit};
 use rand_chacha::ChaCha12Rng;
 use rand_core::SeedableRng;
@@ -113,7 +114,7 @@ impl World {
 
     fn resolve(&mut self, n: u8) {
         self.next += 1;
-        let id = RequestId(self.next);
+        let id = RequestId::User(UserRequest(self.next));
         let question = PathQuestion {
             dgid: gid(n / 16),
             sgid: gid(200),

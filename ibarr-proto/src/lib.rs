@@ -12,6 +12,7 @@ pub mod local_service;
 pub mod local_view;
 pub mod node;
 pub mod paths;
+pub mod request;
 pub mod resolver;
 pub mod retry;
 pub mod sa;

@@ -11,14 +11,15 @@ use ibarr_common::ib::Gid;
 use rand_core::{CryptoRng, SeedableRng};
 
 use crate::counters::Counters;
-use crate::ip2gid::client::{self, Cached, Client, Learned, RequestId, SocketId};
+use crate::ip2gid::client::{self, Cached, Client, Learned, SocketId};
 use crate::ip2gid::server::{self, Server};
 use crate::ip2gid::{Prefixes, Question};
 use crate::local_service::{self, LocalService};
 use crate::local_view::{self, LocalView};
 use crate::paths::snapshot::{Restored, Snapshot};
 use crate::paths::{self, Paths};
-use crate::resolver::{self, Cores, Outcome, Resolver};
+use crate::request::{Outcome, UserRequest};
+use crate::resolver::{self, Cores, Resolver};
 use crate::sa;
 use crate::shares;
 
@@ -74,14 +75,14 @@ pub enum Output {
     /// Return the answer to a user's question.
     Answered {
         /// The request.
-        id: RequestId,
+        id: UserRequest,
         /// The result.
         outcome: Outcome,
     },
     /// Return the answer to a user's path request.
     PathAnswered {
         /// The request.
-        id: paths::RequestId,
+        id: UserRequest,
         /// The result.
         outcome: paths::Outcome,
     },

@@ -10,8 +10,6 @@
 //!
 //! It also resolves GIDs to paths, with [`paths`].
 //!
-//! This file is long because the kernel and the users of this node ask for both.
-//!
 //! Requests of users pass [`shares`] first. Requests of the kernel do not, because applications
 //! wait for them; they find room however much users ask.
 
@@ -21,7 +19,7 @@ mod tests;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::net::IpAddr;
 
-use ibarr_common::ib::{Gid, SubnetPrefix};
+use ibarr_common::ib::SubnetPrefix;
 use ibarr_common::wire::ls::{PathUse, ResolvePath};
 use ibarr_common::wire::sa::PathQuestion;
 use ibarr_common::{IfIndex, Instant};
@@ -29,10 +27,11 @@ use rand_core::{CryptoRng, SeedableRng};
 
 use crate::counters::Counters;
 use crate::ip2gid::Question;
-use crate::ip2gid::client::{self, Client, RequestId, Route, SocketId};
+use crate::ip2gid::client::{self, Client, Route, SocketId};
 use crate::ip2gid::server::Local;
-use crate::local_service::{self, FlightId, LocalService, PathFlightId};
+use crate::local_service::{self, LocalService};
 use crate::paths::{self, Lack, Paths, PortName};
+use crate::request::{FlightId, Outcome, PathFlightId, RequestId, Source, UserRequest};
 use crate::sa::{PortIndex, Rank};
 use crate::shares::{self, Limits, Shares, User};
 
@@ -50,11 +49,11 @@ pub struct Resolver {
     /// Those of them whose route look-up has not been requested yet.
     unrouted: BTreeSet<Question>,
     /// Users' questions: waiting ones, and the users of those that have been admitted.
-    users: Shares<(RequestId, Wanted)>,
-    askers: BTreeMap<RequestId, User>,
+    users: Shares<(UserRequest, Wanted)>,
+    askers: BTreeMap<UserRequest, User>,
     /// The same for paths.
-    path_users: Shares<paths::Request>,
-    path_askers: BTreeMap<paths::RequestId, User>,
+    path_users: Shares<PathRequest>,
+    path_askers: BTreeMap<UserRequest, User>,
     events: VecDeque<Event>,
 }
 
@@ -96,7 +95,7 @@ pub enum Input<'a> {
         /// The user.
         user: User,
         /// The request.
-        request: paths::Request,
+        request: PathRequest,
     },
     /// A user of this node asks for a GID. One [`Event::Answered`] follows, at once if the local view
     /// or the cache has the answer and the user has room in its share.
@@ -104,12 +103,25 @@ pub enum Input<'a> {
         /// The user.
         user: User,
         /// Repeated in the answer.
-        id: RequestId,
+        id: UserRequest,
         /// The question.
         question: Question,
         /// When the caller stops waiting.
         deadline: Instant,
     },
+}
+
+/// A user's request for a path.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub struct PathRequest {
+    /// Repeated in the answer.
+    pub id: UserRequest,
+    /// The source port of the path.
+    pub port: PortName,
+    /// The question.
+    pub question: PathQuestion,
+    /// When the caller stops waiting.
+    pub deadline: Instant,
 }
 
 /// An event for the driver.
@@ -118,14 +130,14 @@ pub enum Event {
     /// The answer to a request; each request gets exactly one.
     Answered {
         /// The request.
-        id: RequestId,
+        id: UserRequest,
         /// The result.
         outcome: Outcome,
     },
     /// The answer to a path request; each request gets exactly one.
     PathAnswered {
         /// The request.
-        id: paths::RequestId,
+        id: UserRequest,
         /// The result.
         outcome: paths::Outcome,
     },
@@ -139,40 +151,6 @@ pub enum Event {
         /// The socket.
         socket: SocketId,
     },
-}
-
-/// The result of a request.
-#[derive(Clone, Copy, Debug, Eq, PartialEq)]
-pub enum Outcome {
-    /// The address has a GID.
-    Found {
-        /// The GID of the address.
-        gid: Gid,
-        /// The origin of the answer.
-        source: Source,
-    },
-    /// It has none: its host says so, or it is an address of this node without one.
-    NotFound,
-    /// Its host did not answer within the deadline.
-    TimedOut,
-    /// ICMP reports that no socket is bound to the port, or that a firewall rejects queries. Only
-    /// users' requests end so.
-    Refused,
-    /// There is no route to it.
-    Unreachable,
-    /// A bound was reached: no query was sent, or none is sent again.
-    Overloaded,
-}
-
-/// The origin of an answer.
-#[derive(Clone, Copy, Debug, Eq, PartialEq)]
-pub enum Source {
-    /// The local view.
-    Local,
-    /// The cache.
-    Cache,
-    /// A reply of a peer.
-    Peer,
 }
 
 /// What the cores draw their random numbers from.
@@ -261,28 +239,29 @@ impl Resolver {
             self.askers.insert(id, user);
             match own(view, wanted.question) {
                 Some(outcome) => self.answer_user(id, outcome),
-                None => self.ask_peers(cores, now, Asker::Driver(id), wanted),
+                None => self.ask_peers(cores, now, RequestId::User(id), wanted),
             }
         }
         while let Some(request) = self.path_users.poll_refused(now) {
             self.refuse_path(request.id);
         }
         while let Some((user, request)) = self.path_users.poll_admitted(now) {
-            self.path_askers.insert(request.id, user);
-            let id = Asker::Driver(request.id).into();
-            cores.paths.resolve(now, paths::Request { id, rank: Rank::Other, ..request });
+            let PathRequest { id, port, question, deadline } = request;
+            self.path_askers.insert(id, user);
+            let (id, rank) = (RequestId::User(id), Rank::Other);
+            cores.paths.resolve(now, paths::Request { id, port, question, rank, deadline });
             self.settle(cores, now);
         }
     }
 
-    fn answer_user(&mut self, id: RequestId, outcome: Outcome) {
+    fn answer_user(&mut self, id: UserRequest, outcome: Outcome) {
         if let Some(user) = self.askers.remove(&id) {
             self.users.ended(user);
         }
         self.events.push_back(Event::Answered { id, outcome });
     }
 
-    fn refuse_path(&mut self, id: paths::RequestId) {
+    fn refuse_path(&mut self, id: UserRequest) {
         let outcome = paths::Outcome::Overloaded;
         self.events.push_back(Event::PathAnswered { id, outcome });
     }
@@ -404,7 +383,7 @@ impl Resolver {
         // A request for one direction ignores the other (`ib_nl_set_path_rec_attrs`).
         let reversible = path_use != PathUse::Unidirectional;
         let question = PathQuestion { dgid, sgid, reversible, pkey, tclass, service_id, qos_class };
-        let id = Asker::Kernel(flight).into();
+        let id = RequestId::Kernel(flight);
         let port = PortName { device, port };
         let rank = Rank::Kernel;
         cores.paths.resolve(now, paths::Request { id, port, question, rank, deadline });
@@ -451,7 +430,7 @@ impl Resolver {
         let free = Question::new(question.target(), None).unwrap_or(question);
         for (flight, wanted) in flights {
             let question = if route.is_some() { question } else { free };
-            self.ask_peers(cores, now, Asker::Kernel(flight), Wanted { question, ..wanted });
+            self.ask_peers(cores, now, RequestId::Kernel(flight), Wanted { question, ..wanted });
         }
         // The client would request the same look-up.
         if route.is_some() {
@@ -463,13 +442,12 @@ impl Resolver {
         &mut self,
         cores: &mut Cores<impl Random>,
         now: Instant,
-        asker: Asker<RequestId, FlightId>,
+        id: RequestId<FlightId>,
         wanted: Wanted,
     ) {
         let Wanted { question, asked_at, deadline } = wanted;
         // The kernel does not ask again by itself when the peer has returned.
-        let heeds_refusal = matches!(asker, Asker::Driver(_));
-        let id = asker.into();
+        let heeds_refusal = matches!(id, RequestId::User(_));
         let input = client::Input::Resolve { id, question, asked_at, deadline, heeds_refusal };
         cores.client.handle_input(now, input);
         self.settle(cores, now);
@@ -494,21 +472,21 @@ impl Resolver {
             }
             return;
         }
-        let id = Asker::Kernel(flight).into();
+        let id = RequestId::Kernel(flight);
         cores.client.handle_input(now, client::Input::Cancel { id });
     }
 
     /// Passes answers to the requests that wait for them.
     fn settle(&mut self, cores: &mut Cores<impl Random>, now: Instant) {
         while let Some(paths::Answered { id, outcome }) = cores.paths.poll_answered() {
-            match Asker::from(id) {
-                Asker::Driver(id) => {
+            match id {
+                RequestId::User(id) => {
                     if let Some(user) = self.path_askers.remove(&id) {
                         self.path_users.ended(user);
                     }
                     self.events.push_back(Event::PathAnswered { id, outcome });
                 }
-                Asker::Kernel(flight) => {
+                RequestId::Kernel(flight) => {
                     let port = cores.local_service.falls_back(flight, &outcome);
                     let lack = Lack::of(&outcome);
                     let may = port.is_none_or(|port| cores.paths.may_fall_back(now, &port, lack));
@@ -518,12 +496,12 @@ impl Resolver {
         }
         while let Some(event) = cores.client.poll_event() {
             let event = match event {
-                client::Event::Answered { id, outcome } => match Asker::from(id) {
-                    Asker::Driver(id) => {
+                client::Event::Answered { id, outcome } => match id {
+                    RequestId::User(id) => {
                         self.answer_user(id, outcome.into());
                         continue;
                     }
-                    Asker::Kernel(flight) => {
+                    RequestId::Kernel(flight) => {
                         cores.local_service.answered(now, flight, outcome.into());
                         continue;
                     }
@@ -533,54 +511,6 @@ impl Resolver {
             };
             self.events.push_back(event);
         }
-    }
-}
-
-/// The origin of a request to a client; both origins share the client's request numbers.
-#[derive(Clone, Copy, Debug, Eq, PartialEq)]
-enum Asker<D, K> {
-    Driver(D),
-    Kernel(K),
-}
-
-impl<D, K> Asker<D, K> {
-    /// Both numbers start at 0 and never reach 2⁶³.
-    fn join(self, driver: impl Fn(D) -> u64, kernel: impl Fn(K) -> u64) -> u64 {
-        match self {
-            Self::Driver(id) => driver(id) << 1,
-            Self::Kernel(flight) => kernel(flight) << 1 | 1,
-        }
-    }
-
-    fn split(id: u64, driver: impl Fn(u64) -> D, kernel: impl Fn(u64) -> K) -> Self {
-        match id & 1 {
-            0 => Self::Driver(driver(id >> 1)),
-            _ => Self::Kernel(kernel(id >> 1)),
-        }
-    }
-}
-
-impl From<Asker<RequestId, FlightId>> for RequestId {
-    fn from(asker: Asker<RequestId, FlightId>) -> Self {
-        Self(asker.join(|id| id.0, FlightId::get))
-    }
-}
-
-impl From<RequestId> for Asker<RequestId, FlightId> {
-    fn from(id: RequestId) -> Self {
-        Self::split(id.0, RequestId, FlightId::new)
-    }
-}
-
-impl From<Asker<paths::RequestId, PathFlightId>> for paths::RequestId {
-    fn from(asker: Asker<Self, PathFlightId>) -> Self {
-        Self(asker.join(|id| id.0, |flight| flight.0))
-    }
-}
-
-impl From<paths::RequestId> for Asker<paths::RequestId, PathFlightId> {
-    fn from(id: paths::RequestId) -> Self {
-        Self::split(id.0, paths::RequestId, PathFlightId)
     }
 }
 

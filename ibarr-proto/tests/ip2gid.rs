@@ -313,10 +313,10 @@ fn burst_through_a_slow_gateway_loses_nothing_once_its_path_exists() {
     }
     sim.run_for(Duration::from_secs(3));
     for (id, (answered_at, outcome)) in &sim.nodes[node].answers {
-        assert!(matches!(outcome, Outcome::Found { .. }), "{id}: {outcome:?}");
+        assert!(matches!(outcome, Outcome::Found { .. }), "{id:?}: {outcome:?}");
         // The path, and the first interval for a query sent just before it existed.
         let waited = answered_at.since(asked_at);
-        assert!(waited <= ms(300 + 21), "{id}: {waited:?}");
+        assert!(waited <= ms(300 + 21), "{id:?}: {waited:?}");
     }
 }
 

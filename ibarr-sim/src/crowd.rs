@@ -15,9 +15,9 @@ use ibarr_common::Instant;
 use ibarr_common::ib::{Gid, PKey};
 use ibarr_common::wire::ls::ResolveIp;
 use ibarr_common::wire::sa::PathQuestion;
-use ibarr_proto::ip2gid::{Question, client};
-use ibarr_proto::resolver::PATHS;
-use ibarr_proto::sa::Rank;
+use ibarr_proto::ip2gid::Question;
+use ibarr_proto::request::{Outcome, UserRequest};
+use ibarr_proto::resolver::{PATHS, PathRequest};
 use ibarr_proto::shares::{PAUSE, User};
 use ibarr_proto::{paths, resolver};
 
@@ -33,8 +33,8 @@ pub(crate) struct Crowd {
     until: Instant,
     is_due: bool,
     next: u32,
-    addresses: BTreeMap<client::RequestId, Instant>,
-    paths: BTreeMap<paths::RequestId, Instant>,
+    addresses: BTreeMap<UserRequest, Instant>,
+    paths: BTreeMap<UserRequest, Instant>,
     /// When the SA was asked a question of the user in the last second.
     asked: VecDeque<Instant>,
 }
@@ -66,7 +66,7 @@ impl World {
         }
         for _ in crowd.addresses.len()..ADDRESSES {
             crowd.next += 1;
-            let request = client::RequestId(FIRST + u64::from(crowd.next));
+            let request = UserRequest(FIRST + u64::from(crowd.next));
             let Some(question) = Question::new(dead(subnet, crowd.next), None) else { continue };
             crowd.addresses.insert(request, now);
             let deadline = now + secs(3);
@@ -75,7 +75,7 @@ impl World {
         }
         for _ in crowd.paths.len()..PATHS_HELD {
             crowd.next += 1;
-            let request = paths::RequestId(FIRST + u64::from(crowd.next));
+            let request = UserRequest(FIRST + u64::from(crowd.next));
             let Some(sgid) = self.machines[id].gid() else { break };
             crowd.paths.insert(request, now);
             let question = PathQuestion {
@@ -87,8 +87,8 @@ impl World {
                 service_id: None,
                 qos_class: None,
             };
-            let (port, rank, deadline) = (name(), Rank::Other, now + secs(3));
-            let request = paths::Request { id: request, port, question, rank, deadline };
+            let (port, deadline) = (name(), now + secs(3));
+            let request = PathRequest { id: request, port, question, deadline };
             daemon.core.handle_input(now, resolver::Input::ResolvePath { user: USER, request });
         }
     }
@@ -98,11 +98,11 @@ impl World {
         &mut self,
         id: Id,
         daemon: &mut Daemon,
-        request: client::RequestId,
-        outcome: &resolver::Outcome,
+        request: UserRequest,
+        outcome: &Outcome,
     ) -> bool {
         let Some(asked_at) = daemon.crowd.addresses.remove(&request) else { return false };
-        let is_refused = *outcome == resolver::Outcome::Overloaded;
+        let is_refused = *outcome == Outcome::Overloaded;
         self.user_answered(id, daemon, asked_at, is_refused);
         true
     }
@@ -111,7 +111,7 @@ impl World {
         &mut self,
         id: Id,
         daemon: &mut Daemon,
-        request: paths::RequestId,
+        request: UserRequest,
         outcome: &paths::Outcome,
     ) {
         let Some(asked_at) = daemon.crowd.paths.remove(&request) else {

@@ -16,7 +16,7 @@ use ibarr_proto::ip2gid::{Family, Question};
 use ibarr_proto::local_service::{self, Nudge, Nudged, OVERRUN_PAUSE, Sender, Transmit};
 use ibarr_proto::local_view::{self, Event as Fact, Subject};
 use ibarr_proto::node::{Input, Output, Room};
-use ibarr_proto::resolver::Outcome;
+use ibarr_proto::request::{Outcome, UserRequest};
 use ibarr_proto::shares::User;
 use ibarr_proto::turn::{self, Handled, Io, Limits, Read};
 use ibarr_proto::{paths, resolver, sa};
@@ -272,7 +272,7 @@ impl World {
         }
     }
 
-    fn told(&mut self, id: Id, daemon: &mut Daemon, request: client::RequestId, outcome: Outcome) {
+    fn told(&mut self, id: Id, daemon: &mut Daemon, request: UserRequest, outcome: Outcome) {
         if self.user_told(id, daemon, request, &outcome) {
             return;
         }
@@ -280,7 +280,7 @@ impl World {
             return self.claims.breaks(
                 self.now,
                 [Some(id), None],
-                format!("request {request} of a user is answered but not pending"),
+                format!("request {} of a user is answered but not pending", request.0),
             );
         };
         let text = match outcome {
@@ -623,9 +623,9 @@ impl Daemon {
         self.armed
     }
 
-    fn ask(&mut self, now: Instant, target: IpAddr) -> (client::RequestId, Instant) {
+    fn ask(&mut self, now: Instant, target: IpAddr) -> (UserRequest, Instant) {
         self.next_ask += 1;
-        let request = client::RequestId(self.next_ask);
+        let request = UserRequest(self.next_ask);
         let deadline = now + secs(3);
         self.asked.insert(request, (target, deadline));
         (request, deadline)

@@ -12,12 +12,13 @@ use ibarr_common::wire::ls::{Emitted, Seq};
 use ibarr_common::wire::sa;
 use ibarr_common::{IfIndex, Instant};
 use ibarr_proto::ip2gid::Question;
-use ibarr_proto::ip2gid::client::{RequestId, Route, SocketId};
+use ibarr_proto::ip2gid::client::{Route, SocketId};
 use ibarr_proto::local_service::Nudged;
 use ibarr_proto::local_view::{
     self, AddressId, Bonding, Dad, HwAddr, InterfaceAddress, InterfaceName, Link, LinkType,
 };
 use ibarr_proto::paths::PortFacts;
+use ibarr_proto::request::UserRequest;
 
 use crate::bugs::Core;
 use crate::crowd::Crowd;
@@ -171,7 +172,7 @@ pub(crate) struct Daemon {
     pub(crate) mirror: BTreeMap<IpAddr, Gid>,
     pub(crate) has_learnt: bool,
     /// Pending requests of users, with their deadlines.
-    pub(crate) asked: BTreeMap<RequestId, (IpAddr, Instant)>,
+    pub(crate) asked: BTreeMap<UserRequest, (IpAddr, Instant)>,
     pub(crate) next_ask: u64,
     pub(crate) crowd: Crowd,
     pub(crate) last_nudge: Option<Instant>,

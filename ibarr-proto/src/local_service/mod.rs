@@ -47,12 +47,12 @@ use self::requests::{Answered, Request as Held, Requests, State};
 use crate::counters::Counters;
 use crate::ip2gid::Question;
 use crate::paths::PortName;
-use crate::resolver::{Outcome, Source};
+use crate::request::{FlightId, Outcome, PathFlightId, Source};
 
 pub use types::{
-    Config, Counter, DEADLINE, Event, FOLLOW_UPS, FlightId, Input, LATELY, Limits, MAX_NUDGES,
-    MEMORY, NUDGE_BEHIND, NUDGE_INTERVAL, NUDGE_QUIET, NUDGE_WITHIN, NoPath, Nudge, Nudged,
-    OVERRUN_PAUSE, PathFlightId, REPEAT_AFTER, RETRY, Sender, Transmit,
+    Config, Counter, DEADLINE, Event, FOLLOW_UPS, Input, LATELY, Limits, MAX_NUDGES, MEMORY,
+    NUDGE_BEHIND, NUDGE_INTERVAL, NUDGE_QUIET, NUDGE_WITHIN, NoPath, Nudge, Nudged, OVERRUN_PAUSE,
+    REPEAT_AFTER, RETRY, Sender, Transmit,
 };
 
 /// Answers the kernel.

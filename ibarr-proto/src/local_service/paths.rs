@@ -8,8 +8,9 @@ use ibarr_common::ib::{Lid, PathRecord};
 use ibarr_common::wire::ls::{Answer, Path, PathFlags, PathUse, Paths, ResolvePath, Seq};
 use ibarr_common::wire::path_record::{Fields, PathRecordWire};
 
-use super::types::{Config, Counter, NoPath, PathFlightId};
+use super::types::{Config, Counter, NoPath};
 use crate::paths::{Outcome, PortName};
+use crate::request::PathFlightId;
 
 /// Waiting requests, by their own number and by the kernel's.
 #[derive(Debug)]

@@ -9,8 +9,9 @@ use ibarr_common::ib::Gid;
 use ibarr_common::wire::ls::Seq;
 
 use super::queue::Ticket;
-use super::types::{Counter, FlightId, LATELY, MAX_NUDGES};
+use super::types::{Counter, LATELY, MAX_NUDGES};
 use crate::ip2gid::Question;
+use crate::request::FlightId;
 use crate::timer::Timers;
 
 /// Requests by number. The only keys are the kernel's numbers and the times of the requests, so
@@ -136,7 +137,7 @@ impl Requests {
 
     /// A search for the answer begins, until the deadline.
     pub(super) fn seek(&mut self, seq: Seq) -> FlightId {
-        let flight = FlightId::new(self.next_flight);
+        let flight = FlightId(self.next_flight);
         self.next_flight += 1;
         if let Some(request) = self.by_seq.get_mut(&seq) {
             request.state = State::Sought(flight);

@@ -9,6 +9,7 @@ use ibarr_common::wire::ls::{Emitted, Error, PortId, ResolvePath, Seq, Timeout};
 
 use crate::ip2gid::Question;
 use crate::paths::PortName;
+use crate::request::{FlightId, PathFlightId};
 
 /// The configuration.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
@@ -128,26 +129,6 @@ pub const OVERRUN_PAUSE: Duration = Duration::from_millis(100);
 /// daemon is always faster, because it is woken on the processor where the kernel was about to
 /// continue, every immediate answer would be lost.
 pub const REPEAT_AFTER: Duration = Duration::from_millis(2);
-
-/// Identifies an address request to the resolver. Never reused.
-#[derive(Clone, Copy, Debug, Eq, Hash, Ord, PartialEq, PartialOrd)]
-pub struct FlightId(pub(super) u64);
-
-impl FlightId {
-    /// The number, counted from 0.
-    pub fn get(self) -> u64 {
-        self.0
-    }
-
-    /// The flight with this number.
-    pub fn new(number: u64) -> Self {
-        Self(number)
-    }
-}
-
-/// Identifies a path request to the resolver. Never reused.
-#[derive(Clone, Copy, Debug, Eq, Hash, Ord, PartialEq, PartialOrd)]
-pub struct PathFlightId(pub u64);
 
 /// An event for the core.
 #[derive(Clone, Copy, Debug)]

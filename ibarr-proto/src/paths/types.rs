@@ -10,6 +10,7 @@ use ibarr_common::ib::{DeviceName, Gid, Lid, PKey, PathRecord, PortNum, Sl};
 use ibarr_common::wire::sa::{PathQuestion, Refusal};
 use ibarr_common::wire::umad::PKeyIndex;
 
+use crate::request;
 use crate::sa::{self, PortIndex, Rank};
 
 /// Configuration and bounds.
@@ -137,9 +138,8 @@ impl PortFacts {
     }
 }
 
-/// The caller's number of a request. It may be reused after the answer.
-#[derive(Clone, Copy, Debug, Eq, Hash, Ord, PartialEq, PartialOrd)]
-pub struct RequestId(pub u64);
+/// Identifies a request for a path. A user's may be reused after the answer.
+pub type RequestId = request::RequestId<request::PathFlightId>;
 
 /// Asks for a path.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]

@@ -6,6 +6,7 @@ use std::net::SocketAddr;
 use std::num::NonZeroUsize;
 use std::time::Duration;
 
+use ibarr_common::ib::Gid;
 use ibarr_common::wire::ip2gid::{Query, Reply};
 use ibarr_common::wire::ls::{Answer, PortId, Request, ResolveIp, Seq, messages};
 use rand_chacha::ChaCha12Rng;
@@ -260,15 +261,6 @@ fn users_dead_targets_delay_no_kernel_request() {
     assert_eq!((under_way + waiting) as u64, ASKED);
 }
 
-#[test]
-fn request_numbers_of_kernel_and_users_never_collide() {
-    for number in [0, 1, 2, u64::from(u32::MAX), (1 << 63) - 1] {
-        for asker in [Asker::Driver(RequestId(number)), Asker::Kernel(FlightId::new(number))] {
-            assert_eq!(Asker::from(RequestId::from(asker)), asker);
-        }
-    }
-}
-
 struct View;
 
 impl Local for View {
@@ -346,7 +338,7 @@ impl Rig {
     fn ask(&mut self, id: u64, target: &str, egress: Option<u32>) {
         let question = question(target, egress);
         let deadline = self.now + Duration::from_secs(3);
-        let (user, id) = (User(7), RequestId(id));
+        let (user, id) = (User(7), UserRequest(id));
         self.tell(Input::Resolve { user, id, question, deadline });
         self.drain();
     }

@@ -22,6 +22,7 @@ use ibarr_proto::ip2gid::client::{
 };
 use ibarr_proto::ip2gid::server::{Local, Received, Server};
 use ibarr_proto::ip2gid::{Prefixes, Question};
+use ibarr_proto::request::UserRequest;
 use ibarr_proto::retry::below;
 use rand_chacha::ChaCha12Rng;
 use rand_core::{Rng, SeedableRng};
@@ -170,7 +171,7 @@ impl Sim {
         patience: Duration,
     ) -> RequestId {
         let question = Question::new(target, None).unwrap();
-        let id = RequestId(self.nodes[node].requests);
+        let id = RequestId::User(UserRequest(self.nodes[node].requests));
         self.nodes[node].requests += 1;
         let (asked_at, deadline) = (self.now, self.now + patience);
         let heeds_refusal = false;
@@ -255,9 +256,9 @@ impl Sim {
             if let Some(event) = node.client.poll_event() {
                 match event {
                     Event::Answered { id, outcome } => {
-                        self.trace.push(format!("{now} node {index}: request {id}: {outcome:?}"));
+                        self.trace.push(format!("{now} node {index}: request {id:?}: {outcome:?}"));
                         let twice = node.answers.insert(id, (now, outcome));
-                        assert_eq!(twice, None, "request {id} answered twice");
+                        assert_eq!(twice, None, "request {id:?} answered twice");
                     }
                     Event::OpenSocket { socket } => {
                         let port = random_port(&mut self.rng);

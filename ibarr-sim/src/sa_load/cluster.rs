@@ -16,6 +16,7 @@ use ibarr_proto::paths;
 use ibarr_proto::paths::{
     Input, Lack, Outcome, Paths, PortEvent, PortFacts, PortName, RequestId, Source,
 };
+use ibarr_proto::request::UserRequest;
 use ibarr_proto::sa::{Counter, PortIndex, Rank, Transmit};
 use rand_chacha::ChaCha12Rng;
 
@@ -221,7 +222,7 @@ impl Cluster {
         let deadline = self.now + PATIENCE;
         let this = &mut self.nodes[node];
         this.asked += 1;
-        let id = RequestId(this.asked);
+        let id = RequestId::User(UserRequest(this.asked));
         let request = paths::Request { id, port: name(), question, rank: Rank::Kernel, deadline };
         this.paths.resolve(self.now, request);
         self.settle(node);

@@ -6,8 +6,7 @@ use std::collections::HashMap;
 use std::net::IpAddr;
 
 use ibarr_common::Instant;
-use ibarr_proto::ip2gid::client::RequestId;
-use ibarr_proto::resolver::{Outcome, Source};
+use ibarr_proto::request::{Outcome, Source, UserRequest};
 use tokio::sync::oneshot;
 
 use crate::control::messages::{Answer, AnswerSource, AnswerStatus, Body, Response};
@@ -17,7 +16,7 @@ use crate::control::messages::{Answer, AnswerSource, AnswerStatus, Body, Respons
 #[derive(Debug, Default)]
 pub(super) struct Asks {
     next: u64,
-    waiting: HashMap<RequestId, (u64, usize)>,
+    waiting: HashMap<UserRequest, (u64, usize)>,
     gathered: HashMap<u64, Gathered>,
 }
 
@@ -39,7 +38,7 @@ impl Asks {
         now: Instant,
         addresses: Vec<IpAddr>,
         to: oneshot::Sender<Response>,
-    ) -> Vec<(RequestId, IpAddr)> {
+    ) -> Vec<(UserRequest, IpAddr)> {
         let left = addresses.len();
         if left == 0 {
             // The caller may have disconnected.
@@ -47,7 +46,7 @@ impl Asks {
             return Vec::new();
         }
         let ask = self.fresh();
-        let ids: Vec<_> = addresses.iter().map(|&ip| (RequestId(self.fresh()), ip)).collect();
+        let ids: Vec<_> = addresses.iter().map(|&ip| (UserRequest(self.fresh()), ip)).collect();
         for (index, (id, _)) in ids.iter().enumerate() {
             self.waiting.insert(*id, (ask, index));
         }
@@ -57,7 +56,7 @@ impl Asks {
     }
 
     /// Takes the answer for one address; the last one completes the request.
-    pub(super) fn answered(&mut self, now: Instant, id: RequestId, outcome: Outcome) {
+    pub(super) fn answered(&mut self, now: Instant, id: UserRequest, outcome: Outcome) {
         let Some((ask, index)) = self.waiting.remove(&id) else { return };
         let Some(gathered) = self.gathered.get_mut(&ask) else { return };
         let (status, gid, source) = match outcome {

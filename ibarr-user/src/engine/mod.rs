@@ -28,6 +28,7 @@ use ibarr_proto::ip2gid::{Family, Question};
 use ibarr_proto::local_service::{self, Nudge, Sender};
 use ibarr_proto::local_view::{self, Link};
 use ibarr_proto::node::{self, Node, Output, Room};
+use ibarr_proto::request::Outcome;
 use ibarr_proto::resolver;
 use ibarr_proto::shares::User;
 use ibarr_proto::turn::{self, Handled, Io, Limits, Read};
@@ -468,7 +469,7 @@ impl Io<Input> for Engine {
                                     resolver::Input::Resolve { user, id, question, deadline };
                                 self.node.handle_input(now, input);
                             }
-                            None => self.asks.answered(now, id, resolver::Outcome::NotFound),
+                            None => self.asks.answered(now, id, Outcome::NotFound),
                         }
                     }
                 }

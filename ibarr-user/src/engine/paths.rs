@@ -9,9 +9,10 @@ use ibarr_common::Instant;
 use ibarr_common::ib::{Gid, PKey};
 use ibarr_common::wire::path_record::Fields;
 use ibarr_common::wire::sa::PathQuestion;
-use ibarr_proto::paths::{self, Input, Outcome, Partial, PortFacts, PortName, RequestId, Source};
+use ibarr_proto::paths::{self, Input, Outcome, Partial, PortFacts, PortName, Source};
+use ibarr_proto::request::UserRequest;
 use ibarr_proto::resolver;
-use ibarr_proto::sa::{PortIndex, Rank, Transmit};
+use ibarr_proto::sa::{PortIndex, Transmit};
 use ibarr_proto::shares::User;
 use tokio::sync::oneshot;
 
@@ -27,7 +28,7 @@ use crate::transport::umad::{self, Meaning, Sending};
 #[derive(Debug, Default)]
 pub(super) struct PathAsks {
     next: u64,
-    waiting: HashMap<RequestId, Asked>,
+    waiting: HashMap<UserRequest, Asked>,
 }
 
 #[derive(Debug)]
@@ -136,14 +137,14 @@ impl Engine {
         };
         let asks = &mut self.path_asks;
         asks.next += 1;
-        let id = RequestId(asks.next);
+        let id = UserRequest(asks.next);
         asks.waiting.insert(id, Asked { at: now, port, question, to });
         let deadline = now + DEADLINE;
-        let request = paths::Request { id, port, question, rank: Rank::Other, deadline };
+        let request = resolver::PathRequest { id, port, question, deadline };
         self.node.handle_input(now, resolver::Input::ResolvePath { user, request });
     }
 
-    pub(super) fn path_answered(&mut self, now: Instant, id: RequestId, outcome: Outcome) {
+    pub(super) fn path_answered(&mut self, now: Instant, id: UserRequest, outcome: Outcome) {
         let Some(Asked { at, port, question, to }) = self.path_asks.waiting.remove(&id) else {
             return;
         };

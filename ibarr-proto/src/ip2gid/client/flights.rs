@@ -392,6 +392,7 @@ mod tests {
     use rand_core::SeedableRng;
 
     use super::*;
+    use crate::request::UserRequest;
 
     const LIMITS: Limits = Limits { flights: 4, waiters_per_flight: 3, waiters: 6 };
 
@@ -437,7 +438,7 @@ mod tests {
                     (1 | 2, Some(chosen)) => {
                         let row = &mut model[chosen];
                         requests += 1;
-                        let request = RequestId(requests);
+                        let request = RequestId::User(UserRequest(requests));
                         let deadline = now + Duration::from_nanos(20);
                         let expected = if waiting == LIMITS.waiters {
                             Err(Full::Waiters)
@@ -457,7 +458,7 @@ mod tests {
                         prop_assert_eq!(flights.wait(id, &waiting), expected);
                     }
                     (3, Some(_)) => {
-                        let request = RequestId(u64::from(n) % (requests + 1));
+                        let request = RequestId::User(UserRequest(u64::from(n) % (requests + 1)));
                         let row = model
                             .iter_mut()
                             .find(|row| row.waiters.iter().any(|&(_, waiter)| waiter == request));

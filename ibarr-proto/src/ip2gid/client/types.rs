@@ -2,7 +2,6 @@
 
 //! The client's inputs and outputs.
 
-use std::fmt;
 use std::net::{IpAddr, SocketAddr};
 
 use ibarr_common::ib::Gid;
@@ -11,16 +10,10 @@ use ibarr_common::{IfIndex, Instant};
 
 use super::super::Question;
 use super::SocketId;
+use crate::request;
 
-/// The caller's number of a request. It may be reused after the answer.
-#[derive(Clone, Copy, Debug, Eq, Hash, Ord, PartialEq, PartialOrd)]
-pub struct RequestId(pub u64);
-
-impl fmt::Display for RequestId {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.0.fmt(f)
-    }
-}
+/// Identifies a request to the client. A user's may be reused after the answer.
+pub type RequestId = request::RequestId<request::FlightId>;
 
 /// The route that the kernel has for an address.
 #[derive(Clone, Copy, Debug, Eq, Hash, Ord, PartialEq, PartialOrd)]

@@ -10,7 +10,7 @@ use ibarr_common::wire::umad::PKeyIndex;
 
 use super::*;
 use crate::paths::{PortFacts, PortName};
-use crate::sa::{PortIndex, Rank};
+use crate::sa::PortIndex;
 
 const PORT: PortIndex = PortIndex(3);
 
@@ -247,17 +247,16 @@ fn users_requests_are_separate_from_the_kernels() {
     let mut rig = Rig::with_port();
     rig.asks_path(0, request());
     let asked = rig.sa(path(0));
-    let request = paths::Request {
-        id: paths::RequestId(0),
+    let request = PathRequest {
+        id: UserRequest(0),
         port: port(),
         question: asked[0],
-        rank: Rank::Other,
         deadline: rig.now + Duration::from_secs(1),
     };
     rig.tell(Input::ResolvePath { user: User(7), request });
     let outcome =
         paths::Outcome::Found { record: record(&asked[0], 0), source: paths::Source::Cache };
-    let id = paths::RequestId(0);
+    let id = UserRequest(0);
     assert_eq!(rig.resolver.poll_event(), Some(Event::PathAnswered { id, outcome }));
     assert_eq!(rig.told_paths().len(), 1);
 }
@@ -272,8 +271,8 @@ fn user_with_many_path_requests_is_held_to_its_rate() {
     for id in 0..3000_u16 {
         let dgid = gid(&format!("fec0:0:22:2::{id:x}"));
         let question = PathQuestion { dgid, ..of_kernel };
-        let id = paths::RequestId(id.into());
-        let request = paths::Request { id, port: port(), question, rank: Rank::Other, deadline };
+        let id = UserRequest(id.into());
+        let request = PathRequest { id, port: port(), question, deadline };
         rig.tell(Input::ResolvePath { user: User(7), request });
     }
     let mut asked = 0;

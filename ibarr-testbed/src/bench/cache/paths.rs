@@ -13,6 +13,7 @@ use ibarr_common::wire::umad::PKeyIndex;
 use ibarr_proto::paths::{
     self as core, Answered, Config, Input, Outcome, PortFacts, PortName, Request, RequestId, Source,
 };
+use ibarr_proto::request::UserRequest;
 use ibarr_proto::sa::{self, PortIndex};
 use rand_chacha::ChaCha20Rng;
 
@@ -86,7 +87,13 @@ impl Paths {
             qos_class: None,
         };
         let deadline = LATER + Duration::from_secs(1);
-        Request { id: RequestId(0), port: self.port, question, rank: sa::Rank::Kernel, deadline }
+        Request {
+            id: RequestId::User(UserRequest(0)),
+            port: self.port,
+            question,
+            rank: sa::Rank::Kernel,
+            deadline,
+        }
     }
 
     fn ask(&mut self, number: u32) -> Result<()> {

@@ -12,6 +12,7 @@ use ibarr_common::wire::ip2gid::Query;
 use ibarr_common::{IfIndex, Instant};
 use ibarr_proto::ip2gid::Question;
 use ibarr_proto::ip2gid::client::{Client, Config, Event, Input, RequestId, Route, Settings};
+use ibarr_proto::request::UserRequest;
 use rand_chacha::ChaCha20Rng;
 
 use super::Memory;
@@ -53,7 +54,7 @@ impl Memory for Peers {
 
 /// Makes `client` ask `question`, and gives it the peer's answer.
 fn answer(client: &mut Client<ChaCha20Rng>, question: Question) -> Result<()> {
-    let (id, deadline) = (RequestId(0), START + Duration::from_secs(3));
+    let (id, deadline) = (RequestId::User(UserRequest(0)), START + Duration::from_secs(3));
     let input = Input::Resolve { id, question, asked_at: START, deadline, heeds_refusal: false };
     client.handle_input(START, input);
     let gateway = IpAddr::V4(Ipv4Addr::new(10, 0, 0, 254));

@@ -13,6 +13,7 @@ use rand_chacha::ChaCha12Rng;
 use rand_core::SeedableRng;
 
 use super::super::*;
+use crate::request::UserRequest;
 
 /// A client and its driver.
 pub(super) struct Rig {
@@ -64,7 +65,7 @@ impl Rig {
     /// A request whose caller waits for `patience`.
     pub(super) fn ask_for(&mut self, question: Question, patience: Duration) -> RequestId {
         self.requests += 1;
-        let id = RequestId(self.requests);
+        let id = RequestId::User(UserRequest(self.requests));
         let (asked_at, deadline) = (self.now, self.now + patience);
         let heeds_refusal = false;
         self.input(Input::Resolve { id, question, asked_at, deadline, heeds_refusal });
@@ -74,7 +75,7 @@ impl Rig {
     /// A request of a user, which a refusal ends.
     pub(super) fn ask_as_user(&mut self, question: Question) -> RequestId {
         self.requests += 1;
-        let id = RequestId(self.requests);
+        let id = RequestId::User(UserRequest(self.requests));
         let (asked_at, deadline) = (Instant::BOOT, self.now + secs(3));
         let heeds_refusal = true;
         self.input(Input::Resolve { id, question, asked_at, deadline, heeds_refusal });
@@ -117,7 +118,7 @@ impl Rig {
                 match event {
                     Event::Answered { id, outcome } => {
                         let twice = self.answers.insert(id, (self.now, outcome));
-                        assert_eq!(twice, None, "request {id} answered twice");
+                        assert_eq!(twice, None, "request {id:?} answered twice");
                         continue;
                     }
                     Event::OpenSocket { socket } if self.can_open => {

@@ -1,0 +1,60 @@
+// SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
+
+//! The names of requests, which say who asks, and the result of a request for an address.
+
+use ibarr_common::ib::Gid;
+
+/// A request to a core, repeated in its answer.
+#[derive(Clone, Copy, Debug, Eq, Hash, Ord, PartialEq, PartialOrd)]
+pub enum RequestId<K> {
+    /// From a user of this node.
+    User(UserRequest),
+    /// From the kernel.
+    Kernel(K),
+}
+
+/// The driver's number of a user's request. It may be reused after the answer.
+#[derive(Clone, Copy, Debug, Eq, Hash, Ord, PartialEq, PartialOrd)]
+pub struct UserRequest(pub u64);
+
+/// Identifies an address request of the kernel. Never reused.
+#[derive(Clone, Copy, Debug, Eq, Hash, Ord, PartialEq, PartialOrd)]
+pub struct FlightId(pub(crate) u64);
+
+/// Identifies a path request of the kernel. Never reused.
+#[derive(Clone, Copy, Debug, Eq, Hash, Ord, PartialEq, PartialOrd)]
+pub struct PathFlightId(pub(crate) u64);
+
+/// The result of a request for an address.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub enum Outcome {
+    /// The address has a GID.
+    Found {
+        /// The GID of the address.
+        gid: Gid,
+        /// The origin of the answer.
+        source: Source,
+    },
+    /// It has none: its host says so, or it is an address of this node without one.
+    NotFound,
+    /// Its host did not answer within the deadline.
+    TimedOut,
+    /// ICMP reports that no socket is bound to the port, or that a firewall rejects queries. Only
+    /// users' requests end so.
+    Refused,
+    /// There is no route to it.
+    Unreachable,
+    /// A bound was reached: no query was sent, or none is sent again.
+    Overloaded,
+}
+
+/// The origin of an answer.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub enum Source {
+    /// The local view.
+    Local,
+    /// The cache.
+    Cache,
+    /// A reply of a peer.
+    Peer,
+}
