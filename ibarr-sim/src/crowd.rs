@@ -7,37 +7,24 @@
 //! callers of live peers are answered in the same time. For the user itself it is claimed that no
 //! request is refused within a second, and that the SA is asked at the user's rate.
 
-use std::collections::{BTreeMap, VecDeque};
 use std::net::{IpAddr, Ipv4Addr};
-use std::time::Duration;
 
 use ibarr_common::Instant;
-use ibarr_common::ib::{Gid, PKey};
+use ibarr_common::ib::PKey;
 use ibarr_common::wire::ls::ResolveIp;
 use ibarr_common::wire::sa::PathQuestion;
 use ibarr_proto::ip2gid::Question;
 use ibarr_proto::request::{Outcome, UserRequest};
-use ibarr_proto::resolver::{PATHS, PathRequest};
+use ibarr_proto::resolver::PathRequest;
 use ibarr_proto::shares::{PAUSE, User};
 use ibarr_proto::{paths, resolver};
 
 use crate::dice::{ms, secs};
 use crate::machine::{Daemon, IPOIB, Inbox, gid};
+use crate::pending::ELSEWHERE;
 use crate::record::{Entry, Id};
 use crate::subnet::name;
 use crate::world::World;
-
-/// The user's pending requests at one daemon, until a time.
-#[derive(Debug, Default)]
-pub(crate) struct Crowd {
-    until: Instant,
-    is_due: bool,
-    next: u32,
-    addresses: BTreeMap<UserRequest, Instant>,
-    paths: BTreeMap<UserRequest, Instant>,
-    /// When the SA was asked a question of the user in the last second.
-    asked: VecDeque<Instant>,
-}
 
 const USER: User = User(1000);
 
@@ -47,9 +34,6 @@ const PATHS_HELD: usize = 40;
 
 /// The first id of the user's requests.
 const FIRST: u64 = 1 << 32;
-
-/// A subnet that only the user asks about.
-const ELSEWHERE: u16 = 0x7fff;
 
 /// Missing peers that the kernel asks for at once.
 const DEAD: u32 = 400;
@@ -149,28 +133,6 @@ impl World {
             let target = dead(subnet, n);
             self.resolve(id, ResolveIp { ifindex: IPOIB, target }, secs(2));
         }
-    }
-}
-
-impl Crowd {
-    pub(crate) fn len(&self) -> usize {
-        self.addresses.len() + self.paths.len()
-    }
-
-    /// Checks a new question to the SA; returns what is wrong with it.
-    pub(crate) fn asks(&mut self, now: Instant, dgid: Gid) -> Option<String> {
-        if dgid.octets()[6..8] != ELSEWHERE.to_be_bytes() {
-            return None;
-        }
-        self.asked.push_back(now);
-        while self.asked.front().is_some_and(|&at| now.since(at) > Duration::from_secs(1)) {
-            self.asked.pop_front();
-        }
-        // A question without an answer is asked again.
-        let most = 2 * (PATHS.burst + PATHS.rate);
-        let count = self.asked.len();
-        (count > usize::try_from(most).unwrap_or(usize::MAX))
-            .then(|| format!("the SA is asked {count} questions of a user in a second"))
     }
 }
 

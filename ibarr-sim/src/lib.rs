@@ -22,6 +22,7 @@ mod faults;
 mod machine;
 mod netlink;
 mod path_claims;
+mod pending;
 mod record;
 mod rtnl;
 mod runs;

@@ -21,10 +21,10 @@ use ibarr_proto::paths::PortFacts;
 use ibarr_proto::request::UserRequest;
 
 use crate::bugs::Core;
-use crate::crowd::Crowd;
 use crate::dice::{Dice, ms};
 use crate::kernel::Kernel;
 use crate::path_claims::PathClaims;
+use crate::pending::Crowd;
 use crate::subnet::Given;
 
 /// One machine, see the [module](self).
