@@ -2,89 +2,28 @@
 
 //! The life of the process: from the configuration to readiness, until a signal ends it.
 
-mod descriptors;
-mod systemd;
-
 use std::io;
 use std::os::fd::OwnedFd;
 use std::path::PathBuf;
 
 use getrandom::SysRng;
-use ibarr_proto::node;
 use rand_chacha::ChaCha12Rng;
 use rand_core::SeedableRng;
 use thiserror::Error;
-use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::mpsc;
 use tracing::info;
 
-use crate::bpf;
 use crate::config::{self, Config};
 use crate::control::access::{self, Access};
 use crate::control::messages::FailureKind;
 use crate::control::run_dir::{self, RunDir};
 use crate::control::{self as control_socket, server as control};
 use crate::engine::{Engine, Setup};
-use crate::logging::{self, Level, Log};
+use crate::logging::{self, Log};
+use crate::process::{RunOptions, Signals, Systemd};
 use crate::sys::inherited;
 use crate::transport;
 use crate::transport::inherited::Inherited;
-use crate::transport::ports::Dirs;
-
-pub use self::descriptors::Budget;
-pub use self::systemd::Systemd;
-
-/// The default directory of the control socket.
-pub const RUN_DIR: &str = "/run/ibarr";
-
-/// The arguments of the daemon.
-#[derive(Clone, Debug)]
-pub struct RunOptions {
-    /// Path of the configuration file.
-    pub config: PathBuf,
-    /// Whether a missing file is an error; otherwise it means the defaults.
-    pub must_exist: bool,
-    /// Directory of the control socket.
-    pub run_dir: PathBuf,
-    /// Directory of the pins.
-    pub bpf_dir: PathBuf,
-    /// Mount points of sysfs and of device files.
-    pub dirs: Dirs,
-    /// BPF object to load instead of the built-in one.
-    pub bpf_object: Option<PathBuf>,
-    /// Filter for log lines.
-    pub level: Level,
-    /// Shares of the descriptor limit.
-    pub descriptors: Budget,
-}
-
-impl RunOptions {
-    /// Paths for the BPF responder.
-    pub fn bpf(&self) -> bpf::Options {
-        bpf::Options {
-            dir: self.bpf_dir.clone(),
-            object: self.bpf_object.clone(),
-            verifier_log: self.run_dir.join("verifier.log"),
-        }
-    }
-
-    /// Reads the configuration; returns it with the path of its file, if there is one.
-    ///
-    /// # Errors
-    /// Errors of [`Config::load`].
-    pub fn load(&self) -> Result<(Config, Option<PathBuf>), config::Error> {
-        if !self.must_exist && !self.config.exists() {
-            return Ok((Config::default(), None));
-        }
-        Ok((Config::load(&self.config)?, Some(self.config.clone())))
-    }
-
-    /// The cores' part of `config`, limited to what the process can do.
-    pub fn node(&self, config: &Config) -> node::Config {
-        let node = config.node();
-        node::Config { client: node.client.with_sockets(self.descriptors.query_sockets), ..node }
-    }
-}
 
 /// Why the daemon ended or could not start.
 #[derive(Debug, Error)]
@@ -197,40 +136,4 @@ async fn serve(options: &RunOptions, start: Start) -> Result<(), Error> {
     drop(control.join());
     at_end.stopping(&told);
     Ok(())
-}
-
-/// A command that an administrator sends as a signal.
-#[derive(Clone, Copy, Debug, Eq, PartialEq)]
-pub enum Command {
-    /// SIGHUP.
-    Reload,
-    /// SIGTERM or SIGINT.
-    End,
-}
-
-/// The signals that the daemon handles.
-#[derive(Debug)]
-pub struct Signals {
-    hangup: Signal,
-    terminate: Signal,
-    interrupt: Signal,
-}
-
-impl Signals {
-    fn catch() -> io::Result<Self> {
-        Ok(Self {
-            hangup: signal(SignalKind::hangup())?,
-            terminate: signal(SignalKind::terminate())?,
-            interrupt: signal(SignalKind::interrupt())?,
-        })
-    }
-
-    /// Waits for the next signal.
-    pub async fn next(&mut self) -> Command {
-        tokio::select! {
-            _ = self.hangup.recv() => Command::Reload,
-            _ = self.terminate.recv() => Command::End,
-            _ = self.interrupt.recv() => Command::End,
-        }
-    }
 }

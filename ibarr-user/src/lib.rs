@@ -15,5 +15,6 @@ pub mod control;
 pub mod daemon;
 pub mod engine;
 pub mod logging;
+pub mod process;
 pub mod sys;
 pub mod transport;

@@ -18,8 +18,9 @@ use ibarr_common::ib::{Gid, PKey};
 
 use crate::bpf;
 use crate::control::messages::{Failure, FailureKind, PathRequest, Request};
-use crate::daemon::{self, RunOptions};
+use crate::daemon;
 use crate::logging::Level;
+use crate::process::{self, RunOptions};
 use crate::transport::ports::Dirs;
 pub use exit::Exit;
 
@@ -127,7 +128,7 @@ struct RunArgs {
     #[arg(short, long, value_name = "LEVEL", default_value = "1")]
     level: Level,
     /// Directory of the control socket
-    #[arg(long, value_name = "DIR", env = "IBARR_RUN_DIR", default_value = daemon::RUN_DIR)]
+    #[arg(long, value_name = "DIR", env = "IBARR_RUN_DIR", default_value = process::RUN_DIR)]
     run_dir: PathBuf,
     /// Directory on a bpffs of the maps and links that outlive the daemon
     #[arg(long, value_name = "DIR", env = "IBARR_BPF_DIR", default_value = bpf::BPF_DIR)]
@@ -146,7 +147,7 @@ struct RunArgs {
 #[derive(Args, Debug)]
 struct Daemon {
     /// Directory of the daemon's control socket
-    #[arg(long, value_name = "DIR", env = "IBARR_RUN_DIR", default_value = daemon::RUN_DIR)]
+    #[arg(long, value_name = "DIR", env = "IBARR_RUN_DIR", default_value = process::RUN_DIR)]
     run_dir: PathBuf,
     /// How long to wait for the daemon to answer, like 5s
     #[arg(
@@ -224,7 +225,7 @@ fn run(args: RunArgs) -> Exit {
         dirs: Dirs { sys: args.sys_dir, dev: args.dev_dir },
         bpf_object: args.bpf_object,
         level: args.level,
-        descriptors: daemon::Budget::take(),
+        descriptors: process::Budget::take(),
     };
     match daemon::run(&options) {
         Ok(()) => Exit::Ok,

@@ -16,7 +16,7 @@ use tokio::task::yield_now;
 use super::reload::Loaded;
 use crate::bpf;
 use crate::control::server::Ask;
-use crate::daemon::{Command, Signals};
+use crate::process::{Command, Signals};
 use crate::transport::local_service as ls;
 use crate::transport::queries::Heard;
 use crate::transport::rtnetlink::{NudgeError, Nudged, RouteAnswer};

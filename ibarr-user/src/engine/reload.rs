@@ -14,7 +14,7 @@ use super::Engine;
 use crate::causes::chain;
 use crate::config::{self, Config};
 use crate::control::messages::{Body, Failure, FailureKind, Response};
-use crate::daemon::RunOptions;
+use crate::process::RunOptions;
 
 /// Requested reloads. A thread reads the file, because a disk may hang; one reading serves all
 /// requests that came before it began.

@@ -18,9 +18,6 @@ const PATIENCE: Duration = Duration::from_secs(1);
 
 type Message = Vec<NotifyState<'static>>;
 
-/// Disconnected when systemd has received all messages.
-pub(super) type Told = Receiver<()>;
-
 /// Queues messages for the thread. Without systemd they are discarded.
 #[derive(Clone, Debug)]
 pub struct Systemd {
@@ -28,11 +25,12 @@ pub struct Systemd {
 }
 
 impl Systemd {
-    /// Starts the thread, which ends when the last sender is dropped.
+    /// Starts the thread, which ends when the last sender is dropped. The receiver is disconnected when
+    /// systemd has received all messages.
     ///
     /// # Errors
     /// If the thread cannot be started.
-    pub fn start() -> io::Result<(Self, Told)> {
+    pub fn start() -> io::Result<(Self, Receiver<()>)> {
         let (messages, to_tell) = sync_channel::<Message>(DEPTH);
         let (telling, told) = sync_channel(0);
         thread::Builder::new().name("systemd".to_owned()).spawn(move || {
@@ -60,7 +58,7 @@ impl Systemd {
     }
 
     /// The daemon ends. Waits at most a moment until systemd has received this.
-    pub fn stopping(self, told: &Told) {
+    pub fn stopping(self, told: &Receiver<()>) {
         self.tell(vec![NotifyState::Stopping]);
         drop(self);
         // No message comes: the channel is closed when the thread ends.

@@ -1,0 +1,72 @@
+// SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
+
+//! What the process is given from outside: its arguments, its descriptors, signals, and systemd.
+
+mod descriptors;
+mod signals;
+mod systemd;
+
+use std::path::PathBuf;
+
+use ibarr_proto::node;
+
+use crate::bpf;
+use crate::config::{self, Config};
+use crate::logging::Level;
+use crate::transport::ports::Dirs;
+
+pub use self::descriptors::Budget;
+pub use self::signals::{Command, Signals};
+pub use self::systemd::Systemd;
+
+/// The default directory of the control socket.
+pub const RUN_DIR: &str = "/run/ibarr";
+
+/// The arguments of the daemon.
+#[derive(Clone, Debug)]
+pub struct RunOptions {
+    /// Path of the configuration file.
+    pub config: PathBuf,
+    /// Whether a missing file is an error; otherwise it means the defaults.
+    pub must_exist: bool,
+    /// Directory of the control socket.
+    pub run_dir: PathBuf,
+    /// Directory of the pins.
+    pub bpf_dir: PathBuf,
+    /// Mount points of sysfs and of device files.
+    pub dirs: Dirs,
+    /// BPF object to load instead of the built-in one.
+    pub bpf_object: Option<PathBuf>,
+    /// Filter for log lines.
+    pub level: Level,
+    /// Shares of the descriptor limit.
+    pub descriptors: Budget,
+}
+
+impl RunOptions {
+    /// Paths for the BPF responder.
+    pub fn bpf(&self) -> bpf::Options {
+        bpf::Options {
+            dir: self.bpf_dir.clone(),
+            object: self.bpf_object.clone(),
+            verifier_log: self.run_dir.join("verifier.log"),
+        }
+    }
+
+    /// Reads the configuration; returns it with the path of its file, if there is one.
+    ///
+    /// # Errors
+    /// Errors of [`Config::load`].
+    pub fn load(&self) -> Result<(Config, Option<PathBuf>), config::Error> {
+        if !self.must_exist && !self.config.exists() {
+            return Ok((Config::default(), None));
+        }
+        Ok((Config::load(&self.config)?, Some(self.config.clone())))
+    }
+
+    /// The cores' part of `config`, limited to what the process can do.
+    pub fn node(&self, config: &Config) -> node::Config {
+        let node = config.node();
+        node::Config { client: node.client.with_sockets(self.descriptors.query_sockets), ..node }
+    }
+}
