@@ -5,6 +5,7 @@
 
 mod arrows;
 mod licences;
+mod modules;
 mod text;
 
 use std::fs;
@@ -36,6 +37,7 @@ pub(crate) fn check(workspace: &Workspace) -> Result<()> {
     for file in &files {
         problems.extend(text::check(file));
     }
+    problems.extend(modules::check(&files));
     problems.extend(text::links(&files));
     problems.extend(text::proofs(&files));
     problems.extend(text::test_command(&files));
