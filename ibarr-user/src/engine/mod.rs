@@ -527,7 +527,11 @@ impl Io<Input> for Engine {
                 self.tell_client(now, input);
             }
             Output::CloseSocket(socket) => self.sockets.close(socket),
-            Output::Route(question) => self.routes.lookup(question),
+            Output::Route(question) => {
+                if !self.routes.lookup(question) {
+                    self.tell_client(now, client::Input::Route { question, route: None });
+                }
+            }
             Output::Query(transmit) => self.sockets.send(&transmit),
             Output::LocalService(local_service::Transmit::Message(message)) => {
                 self.local_service.send(message.as_ref());

@@ -8,7 +8,7 @@
 //! | datagrams | query sockets → engine | [`DATAGRAMS`]: twice the burst that one wake-up can bring with a full pending table | newest dropped, `transport.reply-dropped`, `transport.refusal-dropped` |
 //! | view | rtnetlink → engine | [`VIEW_INPUTS`]: the messages of one datagram | the socket waits; the kernel reports events that overflow its buffer, and a dump follows |
 //! | dump requests | engine → rtnetlink | 1 per subject: a second one asks for the same | not sent |
-//! | questions for routes | engine → rtnetlink | unbounded: the client asks for one route per flight, and bounds its flights | |
+//! | questions for routes | engine → rtnetlink | [`ROUTE_QUESTIONS`]: twice the default number of flights, because a flight that has ended leaves its question | answered at once with no route, `rtnetlink.route-refused` |
 //! | route answers | rtnetlink → engine | [`ROUTE_ANSWERS`] | no further questions are taken |
 //! | requests of the kernel | none: the engine reads the socket | | the socket waits; the kernel reports requests that overflow its buffer, and a nudge makes it repeat them |
 //! | answers to the kernel | engine → socket | 1 that found no room | no further answers are made, no further requests read |
@@ -43,6 +43,8 @@ pub const BATCHES: usize = 2;
 pub const DATAGRAMS: usize = 8192;
 /// Depth of the channel to the local view.
 pub const VIEW_INPUTS: usize = 256;
+/// Depth of the channel for questions for routes.
+pub const ROUTE_QUESTIONS: usize = 32_768;
 /// Depth of the channel for route answers.
 pub const ROUTE_ANSWERS: usize = 256;
 /// Depth of the channel for ports.
@@ -137,6 +139,8 @@ ibarr_proto::counters! {
         RouteAskedAgain = "rtnetlink.route-asked-again",
         /// Answers about routes that match no look-up.
         RouteUnasked = "rtnetlink.route-unasked",
+        /// Look-ups of a route not made because too many were queued.
+        RouteRefused = "rtnetlink.route-refused",
     }
 }
 

@@ -14,10 +14,11 @@ use neli::consts::rtnl::{RtAddrFamily, RtScope, RtTable, Rta, Rtm, Rtn, Rtprot};
 use neli::rtnl::{RtattrBuilder, Rtmsg, RtmsgBuilder};
 use nix::errno::Errno;
 use tokio::sync::mpsc;
+use tokio::sync::mpsc::error::TrySendError;
 
 use super::message::{self, ALL_SET, Frame, Malformed, attribute};
 use super::socket::{Received, Socket};
-use crate::transport::{Counter, Counters, ROUTE_ANSWERS};
+use crate::transport::{Counter, Counters, ROUTE_ANSWERS, ROUTE_QUESTIONS};
 
 /// Looks up routes in the kernel (`RTM_GETROUTE`), until it is dropped or the receiver of the
 /// answers is.
@@ -27,7 +28,8 @@ use crate::transport::{Counter, Counters, ROUTE_ANSWERS};
 /// (`ip_route_output_key_hash_rcu`).
 #[derive(Debug)]
 pub struct Routes {
-    questions: mpsc::UnboundedSender<Question>,
+    questions: mpsc::Sender<Question>,
+    counters: Arc<Counters>,
 }
 
 /// The kernel's answer to a question.
@@ -69,9 +71,10 @@ impl Routes {
     /// If the kernel refuses the socket.
     pub fn start(counters: Arc<Counters>) -> io::Result<(Self, mpsc::Receiver<RouteAnswer>)> {
         let socket = open()?;
-        let (question, questions) = mpsc::unbounded_channel();
+        let (question, questions) = mpsc::channel(ROUTE_QUESTIONS);
         let (sender, answers) = mpsc::channel(ROUTE_ANSWERS);
         let lookups = Lookups::new(Arc::clone(&counters));
+        let of_questions = Arc::clone(&counters);
         let mut asker = Asker { socket, lookups, questions, answers: sender, counters };
         tokio::spawn(async move {
             while let Err(error) = asker.ask().await {
@@ -82,20 +85,23 @@ impl Routes {
                 asker.lookups.handle_drained();
             }
         });
-        Ok((Self { questions: question }, answers))
+        Ok((Self { questions: question, counters: of_questions }, answers))
     }
 
-    /// Sends a question. Each gets one answer.
-    pub fn lookup(&self, question: Question) {
-        // This fails only if the receiver of the answers is gone.
-        let _ = self.questions.send(question);
+    /// Sends a question, which gets one answer. Returns whether there was room for it.
+    pub fn lookup(&self, question: Question) -> bool {
+        let is_full = matches!(self.questions.try_send(question), Err(TrySendError::Full(_)));
+        if is_full {
+            self.counters.count(Counter::RouteRefused);
+        }
+        !is_full
     }
 }
 
 struct Asker {
     socket: Socket,
     lookups: Lookups,
-    questions: mpsc::UnboundedReceiver<Question>,
+    questions: mpsc::Receiver<Question>,
     answers: mpsc::Sender<RouteAnswer>,
     counters: Arc<Counters>,
 }
@@ -298,3 +304,21 @@ fn open() -> io::Result<Socket> {
 
 /// An answer takes less than a KiB with the kernel's overhead.
 const RECEIVE_BUFFER: usize = 256 * 1024;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn question_beyond_the_queue_is_refused_and_counted() {
+        let (questions, mut queued) = mpsc::channel(2);
+        let counters = Arc::<Counters>::default();
+        let routes = Routes { questions, counters: Arc::clone(&counters) };
+        let question = Question::new([10, 1, 0, 1].into(), None).unwrap();
+        assert_eq!([routes.lookup(question), routes.lookup(question)], [true, true]);
+        assert!(!routes.lookup(question));
+        assert_eq!(counters.get(Counter::RouteRefused), 1);
+        assert_eq!(queued.try_recv(), Ok(question));
+        assert!(routes.lookup(question));
+    }
+}
