@@ -31,7 +31,7 @@ fn xdp_is_refused_where_it_would_be_wrong() {
     };
     refused("ethtool -K eth0 rxvlan off");
     inside(NODE, "ethtool -K eth0 rxvlan off");
-    refused("only if the interface at its other end has an XDP program");
+    refused("unless the interface at its other end has an XDP program");
     let _peers_program = prepare_for_xdp();
     inside(PEER, "ip link set eth0 mtu 9000");
     refused("the MTU is too large");
