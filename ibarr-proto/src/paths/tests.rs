@@ -1,5 +1,8 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 
+//! The paths as a whole; the test plays driver and SA. Long because it is the table of their behaviour;
+//! each case stands alone.
+
 mod inform;
 mod moved;
 

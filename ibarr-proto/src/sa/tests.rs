@@ -1,5 +1,8 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 
+//! The SA client as a whole; the test plays driver and SA. Long because it is the table of its behaviour;
+//! each case stands alone.
+
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 
-//! The local view and the routes of a real kernel, through the real transport.
+//! The local view and the routes of a real kernel, through the real transport. Long because each case
+//! is a story of what `ip` changes and what the view then says.
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;

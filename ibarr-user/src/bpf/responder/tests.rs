@@ -1,5 +1,8 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 
+//! The responder with a kernel that the test plays. Long because it is the table of its behaviour; each
+//! case stands alone.
+
 use std::collections::BTreeSet;
 use std::io;
 
