@@ -7,11 +7,10 @@
 use std::os::fd::AsFd as _;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
-use std::{env, fmt, fs, io};
+use std::{env, fs, io};
 
 use anyhow::{Context, Result};
 use clap::{Args, Parser, Subcommand};
-use ibarr_proto::ip2gid::Family;
 use ibarr_testbed::interrupt::Interrupt;
 use ibarr_testbed::lab::{self, Lab, LabName, Phase, Plan, Status, Store, userns};
 use ibarr_testbed::{bench, crowd, demo};
@@ -73,34 +72,23 @@ enum Command {
 
 #[derive(Subcommand)]
 enum BenchCommand {
-    /// Answers, queries and start-up, compared with a UDP echo server
+    /// Costs of answering peers, compared with a UDP echo server, and look-ups in the client's cache
     Ip2gid(Measurement),
     /// Costs of the kernel's address requests with known answers, compared with an echo server
     Resolve(Measurement),
-    /// Costs of path requests: from the cache, from a subnet administrator, and many at once
+    /// Costs of path requests: from the cache and from a subnet administrator
     Paths(Measurement),
-    /// Costs of an answer in the kernel, compared with programs that do less
+    /// Costs of an answer in the kernel, compared with a program that only sends back
     Responder(Measurement),
     /// An echo server for comparison
     #[command(hide = true)]
     Echo {
         #[arg(long)]
-        style: bench::echo::Style,
-        #[arg(long)]
         port: u16,
-        #[arg(long)]
-        ipv6: bool,
     },
     /// An echo server for the datagrams of the socket on standard input
     #[command(hide = true)]
     LsEcho,
-    /// Measure the caches in this process
-    #[command(hide = true)]
-    Caches {
-        of: bench::Cache,
-        #[arg(long)]
-        quick: bool,
-    },
 }
 
 #[derive(Args)]
@@ -232,16 +220,10 @@ fn run_bench(store: &Store, userns: bool, command: BenchCommand) -> Result<ExitC
         BenchCommand::Resolve(how) => how.take(store, userns, bench::resolve)?,
         BenchCommand::Paths(how) => how.take(store, userns, bench::paths)?,
         BenchCommand::Responder(how) => how.take(store, false, bench::responder)?,
-        BenchCommand::Echo { style, port, ipv6 } => {
-            let family = if ipv6 { Family::V6 } else { Family::V4 };
-            bench::echo::serve(style, family, port)?;
-        }
+        BenchCommand::Echo { port } => bench::echo::serve(port)?,
         BenchCommand::LsEcho => {
             let socket = io::stdin().as_fd().try_clone_to_owned().context("no standard input")?;
             bench::echo_local_service(&socket)?;
-        }
-        BenchCommand::Caches { of, quick } => {
-            println!("{}", serde_json::to_string(&bench::measure_cache(of, quick)?)?);
         }
     }
     Ok(ExitCode::SUCCESS)
@@ -249,23 +231,18 @@ fn run_bench(store: &Store, userns: bool, command: BenchCommand) -> Result<ExitC
 
 impl Measurement {
     /// Measures, and prints or writes the figures.
-    fn take<R: serde::Serialize + fmt::Display>(
+    fn take(
         self,
         store: &Store,
         userns: bool,
-        measure: fn(&Store, &Path, bool, &Interrupt) -> Result<R>,
+        measure: fn(&Store, &Path, bool, &Interrupt) -> Result<bench::Report>,
     ) -> Result<()> {
         enter_userns(userns)?;
         let report = measure(store, &self.ibarr.find()?, self.quick, &Interrupt::watch()?)?;
         print!("{report}");
         if let Some(path) = &self.json {
-            fs::write(
-                path,
-                serde_json::to_string_pretty(&report)?
-                    + "
-",
-            )
-            .with_context(|| format!("cannot write {}", path.display()))?;
+            fs::write(path, serde_json::to_string_pretty(&report)? + "\n")
+                .with_context(|| format!("cannot write {}", path.display()))?;
         }
         Ok(())
     }

@@ -2,7 +2,7 @@
 
 //! `run`, `lab` and `bench`: build the daemon and the test bed, and start them.
 
-use std::ffi::{OsStr, OsString};
+use std::ffi::OsString;
 use std::fs;
 use std::os::unix::process::CommandExt as _;
 use std::path::Path;
@@ -65,36 +65,26 @@ pub(crate) fn run(workspace: &Workspace, args: &RunArgs) -> Result<()> {
         eprintln!("run: ibarr serves {} (--lab for a lab)", interfaces.join(", "));
         let toolbox = tools::ensure(workspace, &[])?;
         let daemon = artifacts::binary(&built, "ibarr")?;
-        return replace(privilege, daemon, &[], &["run".into()], &toolbox);
+        return replace(privilege, daemon, &["run".into()], &toolbox);
     }
     if !args.lab {
         eprintln!("run: this machine has no IPoIB interface: here is a lab of namespaces instead");
     }
     let mut arguments = vec!["demo".into()];
     arguments.extend(args.once.then(|| "--once".into()));
-    start(workspace, &built, privilege, &[], &arguments)
+    start(workspace, &built, privilege, &arguments)
 }
 
 pub(crate) fn lab(workspace: &Workspace, args: &LabArgs) -> Result<()> {
     let built = build(workspace, Profile::Dev)?;
     let privilege = Privilege::find(args.no_sudo)?;
-    start(workspace, &built, privilege, &[], &with_command("lab", &args.arguments))
+    start(workspace, &built, privilege, &with_command("lab", &args.arguments))
 }
 
 pub(crate) fn bench(workspace: &Workspace, args: &BenchArgs) -> Result<()> {
     let built = build(workspace, Profile::Release)?;
-    let is_of_paths = args.arguments.first().is_some_and(|bench| bench == "paths");
-    let opensm = if is_of_paths { Some(tools::root(workspace, &tools::OPENSM)) } else { None };
-    let opensm = match opensm.transpose() {
-        Ok(root) => root,
-        Err(error) => {
-            eprintln!("bench: without OpenSM: {error:#}");
-            None
-        }
-    };
-    let variables = opensm.iter().map(|root| ("IBARR_OPENSM_ROOT", root.as_os_str()));
     let arguments = with_command("bench", &args.arguments);
-    start(workspace, &built, Privilege::find(false)?, &variables.collect::<Vec<_>>(), &arguments)
+    start(workspace, &built, Privilege::find(false)?, &arguments)
 }
 
 #[derive(Clone, Copy)]
@@ -118,21 +108,19 @@ fn start(
     workspace: &Workspace,
     built: &[Artifact],
     privilege: Privilege,
-    variables: &[(&str, &OsStr)],
     arguments: &[OsString],
 ) -> Result<()> {
     let toolbox = tools::ensure(workspace, &[&tools::IPROUTE2, &tools::BPFTOOL, &tools::ETHTOOL])?;
     let userns = (privilege == Privilege::Unprivileged).then(|| OsString::from("--userns"));
     let arguments: Vec<_> = userns.iter().chain(arguments).cloned().collect();
     let program = artifacts::binary(built, "ibarr-testbed")?;
-    replace(privilege, program, variables, &arguments, &toolbox)
+    replace(privilege, program, &arguments, &toolbox)
 }
 
 /// Replaces this process, so that signals, terminal and exit code are the program's own.
 fn replace(
     privilege: Privilege,
     program: &Path,
-    variables: &[(&str, &OsStr)],
     arguments: &[OsString],
     toolbox: &Toolbox,
 ) -> Result<()> {
@@ -140,7 +128,7 @@ fn replace(
         eprintln!("xtask: starting {} as root through sudo", program.display());
     }
     let path = toolbox.path()?;
-    let variables = [&[("PATH", path.as_os_str())], variables].concat();
+    let variables = [("PATH", path.as_os_str())];
     let error = privilege.command(program, &variables).args(arguments).exec();
     Err(error).with_context(|| format!("{} cannot be run", program.display()))
 }

@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 
-//! Queries as fast as a server answers them, or at fixed times.
+//! Queries as fast as a server answers them.
 
-use std::io::{ErrorKind, IoSlice, IoSliceMut};
+use std::io::{IoSlice, IoSliceMut};
 use std::net::{IpAddr, SocketAddr, UdpSocket};
 use std::os::fd::AsRawFd;
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result, bail, ensure};
+use anyhow::{Context, Result, ensure};
 use ibarr_common::wire::ip2gid::{MAX_LEN, MsgId, Query, Version};
 use nix::errno::Errno;
 use nix::sys::socket::{ControlMessage, MsgFlags, MultiHeaders, recvmmsg, sendmsg};
@@ -55,7 +55,7 @@ impl Load {
         time: Duration,
         interrupt: &Interrupt,
     ) -> Result<(u64, Duration)> {
-        let query = self.query(0)?;
+        let query = self.query()?;
         let mut loops: Vec<_> = self.sockets.iter().map(|_| Loop::new()).collect();
         let start = Instant::now();
         let mut answers = 0;
@@ -87,88 +87,9 @@ impl Load {
         Ok((answers, took))
     }
 
-    /// Sends `rate` queries a second for `time`, each when it is due, whether or not earlier ones were
-    /// answered. Returns the sorted times from each query's *due* time to its answer, and the number of
-    /// queries without an answer. So a server that stalls is charged for all queries that it delayed.
-    ///
-    /// # Errors
-    /// The server gives a wrong answer.
-    pub(super) fn open_loop(&self, rate: u32, time: Duration) -> Result<Latencies> {
-        let total = u32::try_from(time.as_millis() * u128::from(rate) / 1000)?;
-        let due = |id: u32| Duration::from_secs(1) / rate * id;
-        let mut latencies = vec![None; usize::try_from(total)?];
-        let (mut sent, mut answered) = (0, 0);
-        let start = Instant::now();
-        let mut datagram = [0; MAX_LEN + 1];
-        while answered < total && start.elapsed() < due(total) + LOST_AFTER {
-            while sent < total && due(sent) <= start.elapsed() {
-                let socket = &self.sockets[usize::try_from(sent)? % self.sockets.len()];
-                match socket.send(self.query(sent)?.as_ref()) {
-                    Ok(_) => {}
-                    // This query will count as lost.
-                    Err(error) if error.kind() == ErrorKind::WouldBlock => {}
-                    Err(error) => return Err(error).context("cannot send a query"),
-                }
-                sent += 1;
-            }
-            for socket in &self.sockets {
-                let len = match socket.recv(&mut datagram) {
-                    Ok(len) => len,
-                    Err(error) if error.kind() == ErrorKind::WouldBlock => continue,
-                    Err(error) => return Err(error).context("cannot receive an answer"),
-                };
-                let at = start.elapsed();
-                let answer = datagram.get(..len).unwrap_or_default();
-                let id = answer.get(4..8).and_then(<[u8]>::first_chunk).copied();
-                let id = id.map(u32::from_be_bytes).filter(|_| answer.ends_with(&self.ending));
-                let slot = id.and_then(|id| latencies.get_mut(usize::try_from(id).ok()?));
-                let (Some(id), Some(slot)) = (id, slot) else {
-                    bail!("a wrong answer: {answer:02x?}")
-                };
-                if slot.replace(at.saturating_sub(due(id))).is_none() {
-                    answered += 1;
-                }
-            }
-        }
-        let mut answered: Vec<Duration> = latencies.iter().flatten().copied().collect();
-        answered.sort_unstable();
-        Ok(Latencies { lost: latencies.len() - answered.len(), answered })
-    }
-
-    fn query(&self, id: u32) -> Result<ibarr_common::wire::ip2gid::Datagram> {
-        let query = Query::new(Version::V1, MsgId(id), self.target);
+    fn query(&self) -> Result<ibarr_common::wire::ip2gid::Datagram> {
+        let query = Query::new(Version::V1, MsgId(0), self.target);
         Ok(query.context("a server address that no node can have")?.emit())
-    }
-}
-
-/// The result of an open loop.
-#[derive(Debug)]
-pub(super) struct Latencies {
-    answered: Vec<Duration>,
-    /// Queries without an answer. They count as slowest.
-    pub(super) lost: usize,
-}
-
-impl Latencies {
-    pub(super) const fn none() -> Self {
-        Self { answered: Vec::new(), lost: 0 }
-    }
-
-    /// Adds another round.
-    pub(super) fn merge(&mut self, other: Self) {
-        self.answered.extend(other.answered);
-        self.answered.sort_unstable();
-        self.lost += other.lost;
-    }
-
-    /// How many queries there were.
-    pub(super) const fn total(&self) -> usize {
-        self.answered.len() + self.lost
-    }
-
-    /// The latency that `per_mille` of a thousand queries do not exceed. `None` if fewer were answered.
-    pub(super) fn percentile(&self, per_mille: usize) -> Option<Duration> {
-        self.answered.get((self.total() * per_mille).div_ceil(1000).max(1) - 1).copied()
     }
 }
 
@@ -239,20 +160,5 @@ impl Loop {
             Err(error) => return Err(error).context("cannot send queries"),
         }
         Ok(())
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn lost_queries_are_the_slowest() {
-        let answered = (1..=98).map(Duration::from_micros).collect();
-        let latencies = Latencies { answered, lost: 2 };
-        assert_eq!(latencies.percentile(500), Some(Duration::from_micros(50)));
-        assert_eq!(latencies.percentile(980), Some(Duration::from_micros(98)));
-        assert_eq!(latencies.percentile(990), None);
-        assert_eq!(latencies.percentile(0), Some(Duration::from_micros(1)));
     }
 }

@@ -11,14 +11,13 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, bail, ensure};
 use ibarr_common::wire::ls::{self, Seq};
 use ibarr_user::sys::local_service::RECEIVE_BUFFER;
-use nix::errno::Errno;
 use nix::sys::socket::{
     AddressFamily, MsgFlags, SockFlag, SockType, recv, send, setsockopt, socketpair, sockopt,
 };
 use nix::sys::time::{TimeVal, TimeValLike};
 
 use super::process::{self, Helper};
-use super::rounds::Round;
+use super::report::Round;
 use crate::interrupt::Interrupt;
 use crate::lab::{Lab, NodeName};
 
@@ -29,7 +28,7 @@ pub(super) struct Server {
 }
 
 /// A datagram of a server.
-pub(super) struct Datagram {
+struct Datagram {
     bytes: [u8; ls::MAX_LEN],
     len: usize,
 }
@@ -96,38 +95,18 @@ impl Server {
         Ok(Round { answers: f64::from(next - first), wall, cpu })
     }
 
-    pub(super) fn say(&self, datagram: &[u8]) -> Result<()> {
+    fn say(&self, datagram: &[u8]) -> Result<()> {
         send(self.socket.as_raw_fd(), datagram, MsgFlags::MSG_NOSIGNAL)
             .context("a server is gone")?;
         Ok(())
     }
 
-    /// Sends a datagram if there is room for it, and returns whether there was.
-    pub(super) fn try_say(&self, datagram: &[u8]) -> Result<bool> {
-        let flags = MsgFlags::MSG_NOSIGNAL | MsgFlags::MSG_DONTWAIT;
-        match send(self.socket.as_raw_fd(), datagram, flags) {
-            Ok(_) => Ok(true),
-            Err(Errno::EAGAIN) => Ok(false),
-            Err(error) => Err(error).context("a server is gone"),
-        }
-    }
-
-    pub(super) fn hear(&self) -> Result<Datagram> {
-        self.receive(MsgFlags::empty())?.context("a server is silent")
-    }
-
-    /// The next datagram, if one waits.
-    pub(super) fn try_hear(&self) -> Result<Option<Datagram>> {
-        self.receive(MsgFlags::MSG_DONTWAIT)
-    }
-
-    fn receive(&self, flags: MsgFlags) -> Result<Option<Datagram>> {
+    fn hear(&self) -> Result<Datagram> {
         let mut bytes = [0; ls::MAX_LEN];
-        match recv(self.socket.as_raw_fd(), &mut bytes, flags) {
+        match recv(self.socket.as_raw_fd(), &mut bytes, MsgFlags::empty()) {
             Ok(0) => bail!("a server is gone"),
-            Ok(len) => Ok(Some(Datagram { bytes, len })),
-            Err(Errno::EAGAIN) => Ok(None),
-            Err(error) => Err(error).context("cannot hear a server"),
+            Ok(len) => Ok(Datagram { bytes, len }),
+            Err(error) => Err(error).context("a server is silent"),
         }
     }
 }
@@ -140,7 +119,7 @@ impl AsRef<[u8]> for Datagram {
 
 impl Datagram {
     /// The sequence number of the request that it answers.
-    pub(super) fn seq(&self) -> Result<Seq> {
+    fn seq(&self) -> Result<Seq> {
         let seq = self.as_ref().get(8..12).and_then(<[u8]>::first_chunk::<4>);
         seq.copied()
             .map(u32::from_ne_bytes)
@@ -150,7 +129,7 @@ impl Datagram {
 }
 
 /// The first of many sequence numbers, none of which the daemon remembers.
-pub(super) fn fresh() -> u32 {
+fn fresh() -> u32 {
     static NEXT: AtomicU32 = AtomicU32::new(1);
     NEXT.fetch_add(u32::MAX / 1000, Ordering::Relaxed)
 }

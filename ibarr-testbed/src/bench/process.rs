@@ -4,13 +4,11 @@
 
 use std::fs;
 use std::io::{BufRead, BufReader};
-use std::path::Path;
 use std::process::{Child, Command, Stdio};
-use std::sync::OnceLock;
 use std::time::Duration;
 
-use anyhow::{Context, Result, ensure};
-use nix::sched::{CpuSet, sched_setaffinity};
+use anyhow::{Context, Result, bail, ensure};
+use nix::sched::{CpuSet, sched_getaffinity, sched_setaffinity};
 use nix::unistd::Pid;
 
 use crate::lab::netns;
@@ -73,60 +71,13 @@ pub(super) fn cpu_time(pid: u32) -> Result<Duration> {
     let mut used = Duration::ZERO;
     let tasks = format!("/proc/{pid}/task");
     for task in fs::read_dir(&tasks).with_context(|| format!("cannot list {tasks}"))? {
-        used += of_thread(&task.context("cannot list threads")?.path().join("schedstat"))?;
+        let path = task.context("cannot list threads")?.path().join("schedstat");
+        let text = fs::read_to_string(&path)
+            .with_context(|| format!("cannot read {} (CONFIG_SCHED_INFO)", path.display()))?;
+        let nanos = text.split_whitespace().next().and_then(|nanos| nanos.parse().ok());
+        used += Duration::from_nanos(nanos.context("no number in schedstat")?);
     }
     Ok(used)
-}
-
-/// CPU time of the calling thread, with the softirqs that interrupted it.
-///
-/// # Errors
-/// There is no `/proc`.
-pub(super) fn own_cpu_time() -> Result<Duration> {
-    of_thread(Path::new("/proc/thread-self/schedstat"))
-}
-
-fn of_thread(path: &Path) -> Result<Duration> {
-    let text = fs::read_to_string(path)
-        .with_context(|| format!("cannot read {} (CONFIG_SCHED_INFO)", path.display()))?;
-    let used = text.split_whitespace().next().and_then(|used| used.parse::<u64>().ok());
-    let used = used.with_context(|| format!("no number in {}", path.display()))?;
-    Ok(Duration::from_nanos(used))
-}
-
-/// Context switches of all threads of a process, voluntary and not (`/proc/PID/task/*/status`).
-///
-/// # Errors
-/// The process has ended.
-pub(super) fn context_switches(pid: u32) -> Result<u64> {
-    let mut switches = 0;
-    let tasks = format!("/proc/{pid}/task");
-    for task in fs::read_dir(&tasks).with_context(|| format!("cannot list {tasks}"))? {
-        let path = task.context("cannot list threads")?.path().join("status");
-        let text =
-            fs::read_to_string(&path).with_context(|| format!("cannot read {}", path.display()))?;
-        let counts = text.lines().filter_map(|line| line.split_once("voluntary_ctxt_switches:"));
-        for (_, count) in counts {
-            switches += count.trim().parse::<u64>().context("no number of context switches")?;
-        }
-    }
-    Ok(switches)
-}
-
-/// Kernel threads whose names begin with `prefix`.
-///
-/// # Errors
-/// There is no `/proc`.
-pub(super) fn kernel_threads(prefix: &str) -> Result<Vec<u32>> {
-    let mut pids = Vec::new();
-    for entry in fs::read_dir("/proc").context("cannot list /proc")? {
-        let Ok(entry) = entry else { continue };
-        let pid: Option<u32> = entry.file_name().to_str().and_then(|name| name.parse().ok());
-        // A process that ends meanwhile does not count.
-        let name = fs::read_to_string(entry.path().join("comm")).unwrap_or_default();
-        pids.extend(pid.filter(|_| name.starts_with(prefix)));
-    }
-    Ok(pids)
 }
 
 /// Pins servers to the first CPU that this process may use, and the calling thread to the last.
@@ -134,44 +85,18 @@ pub(super) fn kernel_threads(prefix: &str) -> Result<Vec<u32>> {
 /// # Errors
 /// There is only one CPU, which load and server would share.
 pub(super) fn pin(servers: &[u32]) -> Result<()> {
-    let [first, _] = first_and_last_cpu()?;
+    let this = Pid::from_raw(0);
+    let allowed = sched_getaffinity(this).context("cannot read CPU affinity")?;
+    let cpus = (0..CpuSet::count()).filter(|&cpu| allowed.is_set(cpu) == Ok(true));
+    let [first, .., last] = *cpus.collect::<Vec<_>>() else {
+        bail!("the bench needs two CPUs, one for the server and one for the load");
+    };
+    let put = |pid, cpu| {
+        let mut set = CpuSet::new();
+        set.set(cpu).and_then(|()| sched_setaffinity(pid, &set)).context("cannot pin to a CPU")
+    };
     for &pid in servers {
         put(Pid::from_raw(pid.try_into()?), first)?;
     }
-    pin_thread(Side::Load)
-}
-
-/// The side of a thread of the bench.
-#[derive(Clone, Copy, Debug, Eq, PartialEq)]
-pub(super) enum Side {
-    Server,
-    Load,
-}
-
-/// Pins the calling thread to the CPU of its side.
-///
-/// # Errors
-/// There is only one CPU.
-pub(super) fn pin_thread(side: Side) -> Result<()> {
-    let [first, last] = first_and_last_cpu()?;
-    put(Pid::from_raw(0), if side == Side::Server { first } else { last })
-}
-
-/// The first and last CPU that this process could use before it was pinned.
-fn first_and_last_cpu() -> Result<[usize; 2]> {
-    static CPUS: OnceLock<Vec<usize>> = OnceLock::new();
-    let allowed =
-        nix::sched::sched_getaffinity(Pid::from_raw(0)).context("cannot read CPU affinity")?;
-    let cpus = CPUS.get_or_init(|| {
-        (0..CpuSet::count()).filter(|&cpu| allowed.is_set(cpu) == Ok(true)).collect()
-    });
-    let &[first, .., last] = cpus.as_slice() else {
-        anyhow::bail!("the bench needs two CPUs, one for the server and one for the load");
-    };
-    Ok([first, last])
-}
-
-fn put(pid: Pid, cpu: usize) -> Result<()> {
-    let mut set = CpuSet::new();
-    set.set(cpu).and_then(|()| sched_setaffinity(pid, &set)).context("cannot pin to a CPU")
+    put(this, last)
 }

@@ -5,9 +5,6 @@
 #![cfg_attr(target_arch = "bpf", no_std, no_main)]
 
 #[cfg(target_arch = "bpf")]
-#[path = "../responder/frame.rs"]
-mod frame;
-#[cfg(target_arch = "bpf")]
 mod less;
 #[cfg(target_arch = "bpf")]
 mod traffic;
