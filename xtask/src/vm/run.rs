@@ -138,7 +138,7 @@ impl Run<'_> {
         if self.prepared.is_interactive {
             guest.talk(&path)?;
             self.keep(disk.as_deref())?;
-            return Ok(self.cell(true, tap, began.elapsed()));
+            return Ok(self.cell(true, tap, String::new(), began.elapsed()));
         }
         let mut unsaved = None;
         let end = guest.run(&path, &mut |line| {
@@ -167,12 +167,13 @@ impl Run<'_> {
         if !success {
             show_end(&console)?;
         }
-        Ok(self.cell(success, tap, took))
+        Ok(self.cell(success, tap, outcome, took))
     }
 
-    fn cell(&self, success: bool, tap: Tap, took: Duration) -> Cell {
+    fn cell(&self, success: bool, tap: Tap, outcome: String, took: Duration) -> Cell {
         let Prepared { name: scenario, about, .. } = self.prepared;
-        Cell { scenario, about: about.clone(), kernel: self.kernel.name, success, tap, took }
+        let about = about.clone();
+        Cell { scenario, about, kernel: self.kernel.name, success, tap, outcome, took }
     }
 
     /// Unpacks the files that the guest left on its disk.

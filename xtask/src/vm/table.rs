@@ -25,6 +25,8 @@ pub(super) struct Cell {
     pub(super) kernel: &'static str,
     pub(super) success: bool,
     pub(super) tap: Tap,
+    /// How it ended, for the error that names it.
+    pub(super) outcome: String,
     pub(super) took: Duration,
 }
 
@@ -42,10 +44,12 @@ impl Table {
             println!("\n{self}");
         }
         let failed = self.cells.iter().filter(|cell| !cell.success);
-        let failed: Vec<_> =
-            failed.map(|cell| format!("{} on {}", cell.scenario, cell.kernel)).collect();
+        let failed = failed.map(|Cell { scenario, kernel, outcome, .. }| {
+            format!("{scenario} on {kernel} ({outcome})")
+        });
+        let failed: Vec<_> = failed.collect();
         if !failed.is_empty() {
-            bail!("vm: {} failed", failed.join(", "));
+            bail!("vm: failed: {}", failed.join(", "));
         }
         Ok(self.cells.iter().map(|cell| cell.tap.passed()).sum())
     }
@@ -108,7 +112,8 @@ mod tests {
         said.lines().for_each(|line| tap.line(line));
         let about = format!("about {scenario}");
         let (success, took) = (tap.is_success(), Duration::from_millis(21_250));
-        Cell { scenario, about, kernel, success, tap, took }
+        let outcome = tap.to_string();
+        Cell { scenario, about, kernel, success, tap, outcome, took }
     }
 
     #[test]
@@ -129,7 +134,11 @@ mod tests {
             ]
         );
         let error = table.end().expect_err("two failed").to_string();
-        assert_eq!(error, "vm: run-a on 6.12, run-b on 6.12 failed");
+        assert_eq!(
+            error,
+            "vm: failed: run-a on 6.12 (1 passed, 1 failed), \
+             run-b on 6.12 (1 passed, 0 failed, and the report has no end)"
+        );
     }
 
     #[test]
