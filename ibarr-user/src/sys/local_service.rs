@@ -285,7 +285,13 @@ impl Socket {
     fn watch(fd: OwnedFd, peer: Peer, port_id: PortId) -> io::Result<Self> {
         let inode = fstat(&fd)?.st_ino;
         let inbound = Arc::new(Inbound { fd: fd.try_clone()?, read: AtomicU64::new(0) });
-        Ok(Self { fd: fd::watch(fd)?, peer, port_id, inode, inbound })
+        Ok(Self {
+            fd: fd::watch(fd, Interest::READABLE | Interest::WRITABLE)?,
+            peer,
+            port_id,
+            inode,
+            inbound,
+        })
     }
 }
 

@@ -32,7 +32,7 @@ impl Timer {
     pub fn new() -> io::Result<Self> {
         let flags = TimerFlags::TFD_NONBLOCK | TimerFlags::TFD_CLOEXEC;
         let alarm = TimerFd::new(ClockId::CLOCK_BOOTTIME, flags)?;
-        let fd = fd::watch(alarm.as_fd().try_clone_to_owned()?)?;
+        let fd = fd::watch(alarm.as_fd().try_clone_to_owned()?, Interest::READABLE)?;
         Ok(Self { alarm, fd, set: None })
     }
 

@@ -93,7 +93,7 @@ impl UdpSocket {
         fcntl(&fd, FcntlArg::F_SETFL(flags | OFlag::O_NONBLOCK))?;
         tell_addresses(&fd, family)?;
         udp_options::refuse_from_itself(&fd)?;
-        Ok(Self { fd: fd::watch(fd)?, family })
+        Ok(Self { fd: fd::watch(fd, Interest::READABLE)?, family })
     }
 
     fn bind_prepared(
@@ -114,7 +114,7 @@ impl UdpSocket {
         // A datagram that arrives before the bind is not for this socket.
         prepare(&fd)?;
         socket::bind(fd.as_raw_fd(), &SockaddrStorage::from(any))?;
-        Ok(Self { fd: fd::watch(fd)?, family })
+        Ok(Self { fd: fd::watch(fd, Interest::READABLE)?, family })
     }
 
     /// Another descriptor of the same socket; socket options are shared.
@@ -151,7 +151,7 @@ impl UdpSocket {
     /// # Errors
     /// See [`UdpSocket::try_send`], except `WouldBlock`.
     pub async fn send_all(&self, datagrams: &[Outgoing<'_>]) -> io::Result<usize> {
-        self.fd.async_io(Interest::WRITABLE, |fd| mmsg::send(fd.as_fd(), datagrams)).await
+        self.when_writable(|fd| mmsg::send(fd.as_fd(), datagrams)).await
     }
 
     /// Waits until there is a datagram to receive.
@@ -204,7 +204,19 @@ impl UdpSocket {
     /// # Errors
     /// See [`UdpSocket::try_send`], except `WouldBlock`.
     pub async fn send(&self, payload: &[u8], to: SocketAddr, source: Source) -> io::Result<()> {
-        self.fd.async_io(Interest::WRITABLE, |fd| send(fd, self.family, payload, to, source)).await
+        self.when_writable(|fd| send(fd, self.family, payload, to, source)).await
+    }
+
+    /// Calls `send` at once, and again when the socket is writable for as long as its send buffer
+    /// is full.
+    async fn when_writable<T>(&self, send: impl Fn(&OwnedFd) -> io::Result<T>) -> io::Result<T> {
+        match send(self.fd.get_ref()) {
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
+            outcome => return outcome,
+        }
+        // Rare, so that the wait may cost a descriptor, see `fd::watch`.
+        let writable = fd::watch(self.duplicate()?, Interest::WRITABLE)?;
+        writable.async_io(Interest::WRITABLE, send).await
     }
 }
 
@@ -303,6 +315,8 @@ fn socket_addr(address: &SockaddrStorage) -> Option<SocketAddr> {
 
 #[cfg(test)]
 mod tests {
+    use std::task::Poll;
+
     use super::*;
 
     #[tokio::test(flavor = "current_thread")]
@@ -333,6 +347,26 @@ mod tests {
         socket.send(&[7; 100], to, Source::default()).await.unwrap();
         socket.readable().await.unwrap();
         assert_eq!(socket.try_recv(&mut [0; 33]).unwrap().len, 100);
+    }
+
+    #[tokio::test(flavor = "current_thread")]
+    async fn full_send_buffer_is_waited_for() {
+        // Loopback never fills the buffer of a UDP socket, but a peer that does not read fills that
+        // of a Unix socket.
+        let (ours, peer) = std::os::unix::net::UnixDatagram::pair().unwrap();
+        ours.set_nonblocking(true).unwrap();
+        let ours = fd::watch(ours.into(), Interest::READABLE).unwrap();
+        let socket = UdpSocket { fd: ours, family: Family::V4 };
+        let send = |fd: &OwnedFd| Ok(socket::send(fd.as_raw_fd(), b"x", MsgFlags::empty())?);
+        let is_full = |error: io::Error| error.kind() == io::ErrorKind::WouldBlock;
+        while !send(socket.fd.get_ref()).is_err_and(is_full) {}
+        let mut waiting = std::pin::pin!(socket.when_writable(send));
+        assert!(
+            std::future::poll_fn(|cx| Poll::Ready(waiting.as_mut().poll(cx).is_pending())).await
+        );
+        peer.set_nonblocking(true).unwrap();
+        while peer.recv(&mut [0]).is_ok() {}
+        assert_eq!(waiting.await.unwrap(), 1);
     }
 
     #[tokio::test(flavor = "current_thread")]

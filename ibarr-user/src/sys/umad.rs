@@ -111,7 +111,7 @@ impl Device {
     /// Errors of epoll_ctl(2).
     pub fn adopt(opened: Opened) -> io::Result<Self> {
         let Opened { fd, agent, form, can_register } = opened;
-        let fd = fd::watch(fd)?;
+        let fd = fd::watch(fd, Interest::READABLE)?;
         Ok(Self { fd, agent, form, can_register })
     }
 

@@ -58,7 +58,7 @@ impl Socket {
         bind(fd.as_raw_fd(), &NetlinkAddr::new(0, groups))?;
         let portid = getsockname::<NetlinkAddr>(fd.as_raw_fd())?.pid();
         let buffer = vec![0; Self::BUFFER].into();
-        Ok(Self { fd: fd::watch(fd)?, portid, buffer })
+        Ok(Self { fd: fd::watch(fd, Interest::READABLE)?, portid, buffer })
     }
 
     /// See [`netlink::set_strict`].
