@@ -84,7 +84,12 @@ pub fn run(options: &RunOptions) -> Result<(), Error> {
         .build()
         .map_err(|error| Error::Kernel("event loop", error))?;
     let start = Start { config, file, run_dir, local_service, servers, log: log.clone() };
-    let outcome = runtime.block_on(serve(options, start));
+    // As a task: before it polls the future of `block_on` again, the runtime looks for other events,
+    // which would be a system call for each batch of peers' queries.
+    let outcome = runtime
+        .block_on(runtime.spawn(serve(options.clone(), start)))
+        .map_err(|error| Error::Kernel("event loop", error.into()))
+        .flatten();
     // Threads that wait for a disk or a device do not delay the end.
     runtime.shutdown_background();
     log.finish(logging::LAST_LINES);
@@ -101,7 +106,7 @@ struct Start {
     log: Log,
 }
 
-async fn serve(options: &RunOptions, start: Start) -> Result<(), Error> {
+async fn serve(options: RunOptions, start: Start) -> Result<(), Error> {
     let Start { config, file, run_dir, local_service, servers, log } = start;
     let signals = Signals::catch().map_err(|error| Error::Kernel("signal handlers", error))?;
     let rng = ChaCha12Rng::try_from_rng(&mut SysRng)
@@ -114,8 +119,9 @@ async fn serve(options: &RunOptions, start: Start) -> Result<(), Error> {
     let access = Access::start(|| access::look_up(control_socket::GROUP))
         .map_err(|error| Error::Kernel("a thread for the user database", error))?;
     let shared = control::Control::new(access, options.descriptors.connections);
+    info!(version = env!("CARGO_PKG_VERSION"), run_dir = %options.run_dir.display(), "starting");
     let setup = Setup {
-        options: options.clone(),
+        options,
         config,
         file,
         rng,
@@ -129,7 +135,6 @@ async fn serve(options: &RunOptions, start: Start) -> Result<(), Error> {
     let control = control::start(listener, asks, shared)
         .map_err(|error| Error::Kernel("a thread for the control socket", error))?;
 
-    info!(version = env!("CARGO_PKG_VERSION"), run_dir = %options.run_dir.display(), "starting");
     Box::pin(engine.run(asked, signals)).await;
     info!("ending");
     // The engine has dropped its end of the channel. The thread removes the socket when it ends.
