@@ -57,7 +57,7 @@ const ARROWS: &[Arrows] = &[
         from: "xtask",
         ours: &[],
         tests: &[],
-        others: Some(&["anyhow", "clap", "object", "serde_json", "spdx"]),
+        others: Some(&["anyhow", "clap", "cpio", "object", "serde_json", "spdx"]),
     },
 ];
 
