@@ -31,7 +31,7 @@ pub(super) fn show(
     out: &mut impl Write,
 ) -> Result<Ports> {
     let name = asker.name;
-    let ports = Ports::make(lab, (asker, owner), out)?;
+    let ports = Ports::make(lab, (asker, owner))?;
     let mut kernel = StandIn::attach(lab, name, Config::default(), interrupt)?;
     writeln!(
         out,

@@ -3,7 +3,6 @@
 //! The InfiniBand of the demonstration: two ports of the node that asks, each in a subnet of its own. A
 //! stand-in for the subnet administrator answers in each subnet as OpenSM does.
 
-use std::io::Write;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -19,7 +18,7 @@ use ibarr_user::sys::clock;
 
 use crate::interrupt::Interrupt;
 use crate::lab::{Lab, Node};
-use crate::umad::{Abilities, Administrator, Directory, Port, Sent, Shown, Wire};
+use crate::umad::{Administrator, Directory, Port, Sent, Shown, Wire};
 
 /// The ports. They vanish when this is dropped.
 pub(super) struct Ports {
@@ -53,19 +52,15 @@ impl Ports {
     /// Makes the ports for the next daemon of `asker`.
     ///
     /// # Errors
-    /// A device cannot be mounted, and a socket cannot take its place.
-    pub(super) fn make(
-        lab: &Lab,
-        (asker, owner): (&Node, &Node),
-        out: &mut impl Write,
-    ) -> Result<Self> {
+    /// A device's socket cannot be made.
+    pub(super) fn make(lab: &Lab, (asker, owner): (&Node, &Node)) -> Result<Self> {
         let directory = lab.files(asker).infiniband();
         let (near, floating) = (asker.gid()?, FLOATING.parse::<Gid>()?);
         let mut shared = subnet(near);
         shared.ports.insert(owner.gid()?.guid(), port(OWNER));
         Ok(Self {
-            near: Connected::new(&directory, 1, near, &shared, out)?,
-            floating: Connected::new(&directory, 2, floating, &subnet(floating), out)?,
+            near: Connected::new(&directory, 1, near, &shared)?,
+            floating: Connected::new(&directory, 2, floating, &subnet(floating))?,
         })
     }
 
@@ -87,30 +82,15 @@ impl Ports {
 }
 
 impl Connected {
-    fn new(
-        directory: &Directory,
-        number: u8,
-        gid: Gid,
-        subnet: &Subnet,
-        out: &mut impl Write,
-    ) -> Result<Self> {
+    fn new(directory: &Directory, number: u8, gid: Gid, subnet: &Subnet) -> Result<Self> {
         let port = PortNum::new(number).context("ports count from 1")?;
         let name = PortName { device: "mlx5_0".parse()?, port };
-        let umad = u32::from(number) - 1;
-        let shown = || Some(Shown::active(ASKER, gid, SA));
+        let shown = Some(Shown::active(ASKER, gid, SA));
         let mads = Mads::default();
-        let wire = || {
-            let administrator = Administrator::new(StandIn::new(subnet.clone(), SA, 1));
-            Tapped { administrator, mads: mads.clone() }
-        };
-        let abilities = Abilities::default();
-        let port = match Port::new(directory, name, umad, abilities, shown(), wire()) {
-            Ok(port) => port,
-            Err(error) => {
-                writeln!(out, "\n{name}: a socket stands in for the device's file: {error:#}")?;
-                Port::at_socket(directory, name, umad, shown(), wire())?
-            }
-        };
+        let administrator = Administrator::new(StandIn::new(subnet.clone(), SA, 1));
+        let wire = Tapped { administrator, mads: mads.clone() };
+        // As an ordinary user the demonstration may not mount what `Port::new` makes.
+        let port = Port::at_socket(directory, name, u32::from(number) - 1, shown, wire)?;
         Ok(Self { name, gid, mads, _port: port })
     }
 
@@ -140,10 +120,10 @@ pub(super) struct Said {
 }
 
 impl Said {
-    /// The path that this MAD asks for, if any.
-    pub(super) fn question(&self) -> Option<PathQuestion> {
+    /// The GID to which this MAD asks for a path, if any.
+    pub(super) fn asks_for(&self) -> Option<Gid> {
         match Request::parse(&self.mad).ok()?.question {
-            Question::Path(path) => Some(path),
+            Question::Path(path) => Some(path.dgid),
             Question::ClassPortInfo | Question::Inform(_) => None,
         }
     }

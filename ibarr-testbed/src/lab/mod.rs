@@ -115,10 +115,6 @@ impl Lab {
             Ip::find(self.directory.lock_file()?)?.batch(None, &lines)?;
         }
         unmount(&self.bpf())?;
-        for node in &self.state.plan.nodes {
-            let devices = self.files(node).infiniband().devices().context("cannot list devices")?;
-            devices.iter().try_for_each(|device| unmount(device))?;
-        }
         self.directory.remove()
     }
 

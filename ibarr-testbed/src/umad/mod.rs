@@ -92,20 +92,9 @@ impl Directory {
 
     /// The path of a device. Its directory is made.
     fn device(&self, umad: u32) -> io::Result<PathBuf> {
-        let directory = self.dev().join(INFINIBAND);
+        let directory = self.dev().join("infiniband");
         fs::create_dir_all(&directory)?;
         Ok(directory.join(format!("umad{umad}")))
-    }
-
-    /// The paths of all devices, also those of processes that have ended.
-    ///
-    /// # Errors
-    /// The directory cannot be listed.
-    pub fn devices(&self) -> io::Result<Vec<PathBuf>> {
-        match fs::read_dir(self.dev().join(INFINIBAND)) {
-            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(Vec::new()),
-            entries => entries?.map(|entry| Ok(entry?.path())).collect(),
-        }
     }
 }
 
@@ -336,6 +325,3 @@ impl Serving {
         }
     }
 }
-
-/// The directory below a `--dev-dir`.
-const INFINIBAND: &str = "infiniband";

@@ -4,7 +4,6 @@
 
 use std::process::Stdio;
 
-use nix::mount::{MsFlags, mount};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 
@@ -89,34 +88,6 @@ fn once_shows_every_exchange_and_leaves_nothing() {
 }
 
 /// The demonstration says what the machine lacks, and shows the same.
-#[test]
-fn without_fuse_sockets_take_the_place_of_devices() {
-    let machine = Machine::new();
-    let none: Option<&str> = None;
-    mount(Some("/dev/null"), "/dev/fuse", none, MsFlags::MS_BIND, none).unwrap();
-    let before = machine.snapshot();
-    let shown = machine.run(&["demo", "--once", "--ibarr", ibarr().to_str().unwrap()]);
-    let said = shown.matches("a socket stands in for the device's file: cannot mount FUSE");
-    assert_eq!(said.count(), 2, "{shown}");
-    assert_eq!(shown.matches("MADs that went to the SA: 1").count(), 2, "{shown}");
-    assert_eq!(shown.matches("MADs that went to the SA: 0").count(), 1, "{shown}");
-    assert_eq!(machine.snapshot(), before);
-}
-
-#[test]
-fn mounts_of_a_killed_demonstration_are_removed_with_its_lab() {
-    let machine = Machine::new();
-    let before = machine.snapshot();
-    let mut demo = machine.testbed(&["demo", "--ibarr", ibarr().to_str().unwrap()]);
-    let mut demo = demo.stdout(Stdio::piped()).spawn().unwrap();
-    read_until(&mut demo, "stays up until Ctrl-C");
-    demo.kill().unwrap();
-    demo.wait().unwrap();
-    assert_ne!(machine.snapshot(), before);
-    machine.run(&["lab", "down", "--name", "demo"]);
-    assert_eq!(machine.snapshot(), before);
-}
-
 #[test]
 fn ctrl_c_ends_the_demonstration_and_leaves_nothing() {
     let machine = Machine::new();
