@@ -4,12 +4,11 @@
 //! machine with the command's status.
 
 use std::fs::{self, File, OpenOptions};
-use std::io::{BufWriter, Write as _};
 use std::os::unix::fs::{FileExt as _, symlink};
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitStatus};
 
-use anyhow::{Context as _, Result};
+use anyhow::{Context as _, Result, ensure};
 use nix::errno::Errno;
 use nix::kmod::{ModuleInitFlags, finit_module};
 use nix::mount::{MsFlags, mount};
@@ -136,23 +135,15 @@ fn command() -> Result<u8> {
     Ok(status_of(status))
 }
 
-/// Writes the files of [`RESULTS`] to the disk, if there is one. `xtask/src/vm/results.rs` has the format.
+/// Writes the files of [`RESULTS`] to the disk, if there is one, as a tar archive.
 fn keep_results() -> Result<()> {
-    let Ok(disk) = OpenOptions::new().write(true).open(DISK) else { return Ok(()) };
-    let mut disk = BufWriter::with_capacity(1 << 20, disk);
-    let entries = fs::read_dir(RESULTS).context(RESULTS)?;
-    for entry in entries {
-        let entry = entry?;
-        let name = entry.file_name().into_string().ok().context("a result's name is no text")?;
-        let content = fs::read(entry.path()).with_context(|| name.clone())?;
-        disk.write_all(&u32::try_from(name.len())?.to_le_bytes())?;
-        disk.write_all(name.as_bytes())?;
-        disk.write_all(&u64::try_from(content.len())?.to_le_bytes())?;
-        disk.write_all(&content)?;
+    if !Path::new(DISK).exists() {
+        return Ok(());
     }
-    disk.write_all(&[0; 4])?;
-    let disk = disk.into_inner().context(DISK)?;
-    disk.sync_all().context(DISK)
+    let tar = ["tar", "-c", "-f", DISK, "-C", RESULTS, "."];
+    let status = Command::new("/bin/busybox").args(tar).status().context("busybox")?;
+    ensure!(status.success(), "tar: {status}");
+    File::open(DISK)?.sync_all().context(DISK)
 }
 
 fn status_of(status: ExitStatus) -> u8 {
