@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use crc::{CRC_32_ISO_HDLC, Crc};
 use ibarr_common::Instant;
 use ibarr_common::ib::Sl;
 use ibarr_proto::paths::snapshot::{Encoder, Identity, KeptPort, Snapshot, Step};
@@ -19,7 +20,9 @@ pub fn paths_snapshot(bytes: &[u8]) {
     check(bytes);
     // A fuzzer does not find the right checksum, so set it.
     if let Some((content, _)) = bytes.split_last_chunk::<4>() {
-        check(&[content, &crc(content).to_be_bytes()].concat());
+        check(
+            &[content, &Crc::<u32>::new(&CRC_32_ISO_HDLC).checksum(content).to_be_bytes()].concat(),
+        );
     }
 }
 
@@ -72,15 +75,6 @@ fn facts(identity: &Identity) -> PortFacts {
         gids: vec![identity.gid],
         pkeys: identity.pkeys.clone(),
     }
-}
-
-/// CRC-32, computed bit by bit.
-fn crc(bytes: &[u8]) -> u32 {
-    !bytes.iter().fold(u32::MAX, |crc, byte| {
-        (0..8).fold(crc ^ u32::from(*byte), |crc, _| {
-            crc >> 1 ^ if crc & 1 == 0 { 0 } else { 0xedb8_8320 }
-        })
-    })
 }
 
 const ROOM: usize = 4;
