@@ -13,7 +13,7 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 use clap::error::ErrorKind;
-use clap::{Args, Parser, Subcommand};
+use clap::{Args, CommandFactory as _, Parser, Subcommand};
 use ibarr_common::ib::{Gid, PKey};
 
 use crate::bpf;
@@ -162,6 +162,11 @@ struct Daemon {
     json: bool,
 }
 
+/// The command line as clap knows it, for completions.
+pub fn command() -> clap::Command {
+    Cli::command()
+}
+
 /// Parses the command line and runs the command.
 pub fn main() -> ExitCode {
     let cli = match Cli::try_parse() {
@@ -259,8 +264,6 @@ fn refuse(error: &clap::Error) -> Exit {
 
 #[cfg(test)]
 mod tests {
-    use clap::CommandFactory;
-
     use super::*;
 
     #[test]
