@@ -94,10 +94,14 @@ impl Apt {
     }
 }
 
-/// apt's configuration in `dir`. It keeps the system's settings for reaching an archive (proxies,
-/// time-outs), without its hooks and extra downloads.
-fn configuration(dir: &Path, system: &str) -> Result<String> {
-    let dir = dir.to_str().context("the target directory's name is not UTF-8")?;
+/// The options with which apt reaches the archives of this machine.
+pub(super) fn options() -> Result<String> {
+    Ok(reaching(&process::output(Command::new("apt-config").arg("dump"))?))
+}
+
+/// The system's settings for reaching an archive (proxies, time-outs), without its hooks and extra
+/// downloads.
+fn reaching(system: &str) -> String {
     let acquire = system
         .lines()
         .filter(|line| line.starts_with("Acquire::"))
@@ -105,11 +109,20 @@ fn configuration(dir: &Path, system: &str) -> Result<String> {
         .filter(|line| !line.starts_with("Acquire::Languages"))
         .collect::<Vec<_>>()
         .join("\n");
-    Ok(format!(
+    format!(
         "{acquire}\n\
          Acquire::Languages \"none\";\n\
          Acquire::Retries \"3\";\n\
-         APT::Sandbox::User \"root\";\n\
+         APT::Sandbox::User \"root\";\n"
+    )
+}
+
+/// apt's configuration in `dir`.
+fn configuration(dir: &Path, system: &str) -> Result<String> {
+    let dir = dir.to_str().context("the target directory's name is not UTF-8")?;
+    let reaching = reaching(system);
+    Ok(format!(
+        "{reaching}\
          APT::Get::Upgrade-By-Source-Package \"false\";\n\
          APT::Get::Assume-Yes \"true\";\n\
          Dir::State \"{dir}\";\n\

@@ -150,6 +150,24 @@ pub(crate) const RDMA: Set = Set {
     suites: &[],
 };
 
+/// Makes the root file system of a Debian 12.
+pub(crate) const MMDEBSTRAP: Set = Set {
+    name: "mmdebstrap",
+    purpose: "makes a Debian 12 root file system, for `test install`",
+    programs: &["mmdebstrap"],
+    packages: &["mmdebstrap"],
+    suites: &[],
+};
+
+/// Makes man pages.
+pub(crate) const LOWDOWN: Set = Set {
+    name: "lowdown",
+    purpose: "turns Markdown into man pages, for `package`",
+    programs: &["lowdown"],
+    packages: &["lowdown"],
+    suites: &[],
+};
+
 const SETS: &[&Set] = &[
     &IPROUTE2,
     &BPFTOOL,
@@ -162,6 +180,8 @@ const SETS: &[&Set] = &[
     &LINUX_SOURCE,
     &RDMA,
     &OPENSM,
+    &MMDEBSTRAP,
+    &LOWDOWN,
 ];
 
 /// List or fetch the tools that other commands use
@@ -233,6 +253,23 @@ pub(crate) fn ensure(workspace: &Workspace, sets: &[&Set]) -> Result<Toolbox> {
 /// As for [`ensure`].
 pub(crate) fn root(workspace: &Workspace, set: &Set) -> Result<PathBuf> {
     Ok(Store::new(workspace).ensure(set)?.join("root"))
+}
+
+/// How to reach the archive of a Debian suite.
+pub(crate) struct Archive {
+    /// A `.sources` file: the suite and its security updates.
+    pub(crate) sources: PathBuf,
+    /// A file of apt's options.
+    pub(crate) options: PathBuf,
+}
+
+/// Writes the files of the archive of `suite` into `directory`.
+pub(crate) fn archive(directory: &Path, suite: &str) -> Result<Archive> {
+    let archive =
+        Archive { sources: directory.join("debian.sources"), options: directory.join("apt.conf") };
+    fs::write(&archive.sources, sources::of_suite(suite))?;
+    fs::write(&archive.options, apt::options()?)?;
+    Ok(archive)
 }
 
 /// An unpacked set.

@@ -34,20 +34,36 @@ pub(super) fn of_this_machine(suites: &[&str]) -> Result<String> {
         value.map(|value| value.trim_matches('"').to_owned())
     };
     let codename = field("VERSION_CODENAME").context("/etc/os-release has no VERSION_CODENAME")?;
+    let is_debian = field("ID").is_some_and(|id| id == "debian");
+    let selected = select(&configured(), &codename, is_debian, suites);
+    Ok(selected.iter().map(Source::to_string).collect())
+}
+
+/// All sources of binary packages in apt's configuration.
+fn configured() -> Vec<Source> {
     let format = "$(REPO_URI) $(RELEASE) $(COMPONENT)";
     let targets = ["indextargets", "--format", format, "Created-By: Packages"];
     // apt fails on a file that only root may read. Then Debian's own archives are used.
     let configured = process::output(Command::new("apt-get").args(targets)).unwrap_or_default();
-    let configured: Vec<_> = configured.lines().filter_map(parse).collect();
-    let is_debian = field("ID").is_some_and(|id| id == "debian");
-    let selected = select(&configured, &codename, is_debian, suites);
-    Ok(selected.iter().map(Source::to_string).collect())
+    configured.lines().filter_map(parse).collect()
 }
 
 /// A line as apt-get prints it in our format.
 fn parse(line: &str) -> Option<Source> {
     let mut fields = line.split(' ').map(str::to_owned);
     Some(Source { uri: fields.next()?, suite: fields.next()?, component: fields.next()? })
+}
+
+/// The text of a `.sources` file: the main component of `suite`, and its security updates.
+pub(super) fn of_suite(suite: &str) -> String {
+    let configured = configured();
+    let suites = [suite.to_owned(), format!("{suite}-security")];
+    let sources = suites.iter().map(|suite| {
+        let is_it = |source: &&Source| source.suite == *suite && source.component == "main";
+        let found = configured.iter().find(is_it).cloned();
+        found.unwrap_or_else(|| debian(suite, &configured)).to_string()
+    });
+    sources.collect()
 }
 
 fn select(configured: &[Source], codename: &str, is_debian: bool, extra: &[&str]) -> Vec<Source> {
