@@ -8,6 +8,7 @@ mod artifacts;
 mod checkpatch;
 mod ebpf;
 mod fuzz;
+mod package;
 mod privilege;
 mod process;
 mod sim;
@@ -41,6 +42,7 @@ enum Command {
     Sim(sim::Args),
     Ebpf(ebpf::Args),
     Fuzz(fuzz::Args),
+    Package(package::Args),
     /// Check the project's rules that the compiler does not know
     Tidy,
     /// Check the kernel module with the kernel's style checker
@@ -59,6 +61,7 @@ fn main() -> ExitCode {
         Command::Sim(args) => sim::run(&workspace, &args),
         Command::Ebpf(args) => ebpf::run(&workspace, &args),
         Command::Fuzz(args) => fuzz::run(&workspace, &args),
+        Command::Package(args) => package::run(&workspace, &args),
         Command::Tidy => tidy::check(&workspace),
         Command::Checkpatch => checkpatch::check(&workspace),
         Command::Tools(args) => tools::run(&workspace, &args),

@@ -1,0 +1,202 @@
+// SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
+
+//! `package`: packages of the daemon for this machine's architecture. The same commit and compiler give the
+//! same bytes.
+
+mod deb;
+mod glibc;
+pub(crate) mod root;
+
+use std::env;
+use std::ffi::OsString;
+use std::fs;
+use std::os::unix::fs::PermissionsExt as _;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use anyhow::{Context as _, Result};
+
+use crate::artifacts;
+use crate::process;
+use crate::tools;
+use crate::workspace::Workspace;
+
+/// Make a package of the daemon
+#[derive(clap::Args)]
+pub(crate) struct Args {
+    /// Format of the package
+    format: Format,
+}
+
+#[derive(Clone, Copy, clap::ValueEnum)]
+enum Format {
+    /// For Debian 12 and later, and Ubuntu 22.04 and later
+    Deb,
+}
+
+pub(crate) fn run(workspace: &Workspace, args: &Args) -> Result<()> {
+    let package = match args.format {
+        Format::Deb => deb(workspace)?,
+    };
+    println!("{}", package.display());
+    Ok(())
+}
+
+/// Builds the program and makes the Debian package.
+pub(crate) fn deb(workspace: &Workspace) -> Result<PathBuf> {
+    deb::make(&Content::build(workspace)?)
+}
+
+/// Files of the checkout, their places in the package, and their modes.
+const FILES: &[(&str, &str, u32)] = &[
+    ("pkg/ibarr.service", "usr/lib/systemd/system/ibarr.service", 0o644),
+    ("pkg/ibarr.socket", "usr/lib/systemd/system/ibarr.socket", 0o644),
+    ("pkg/ibarr.sysusers", "usr/lib/sysusers.d/ibarr.conf", 0o644),
+    ("pkg/ibarr.tmpfiles", "usr/lib/tmpfiles.d/ibarr.conf", 0o644),
+    ("pkg/90-ibarr.rules", "usr/lib/udev/rules.d/90-ibarr.rules", 0o644),
+    ("pkg/firewalld.xml", "usr/lib/firewalld/services/ibarr.xml", 0o644),
+    ("pkg/ibarr.toml", "etc/ibarr/ibarr.toml", 0o644),
+    ("contrib/systemd/root.conf", "usr/share/doc/ibarr/examples/root.conf", 0o644),
+    ("README.md", "usr/share/doc/ibarr/README.md", 0o644),
+    ("SECURITY.md", "usr/share/doc/ibarr/SECURITY.md", 0o644),
+];
+
+/// Man pages: Markdown, and name and section of the page.
+const PAGES: &[(&str, &str, u8)] =
+    &[("docs/man/ibarr.8.md", "ibarr", 8), ("docs/man/ibarr.toml.5.md", "ibarr.toml", 5)];
+
+const COMPLETIONS: &[(&str, &str)] = &[
+    ("bash", "usr/share/bash-completion/completions/ibarr"),
+    ("zsh", "usr/share/zsh/vendor-completions/_ibarr"),
+    ("fish", "usr/share/fish/vendor_completions.d/ibarr.fish"),
+];
+
+/// What every format of package holds.
+struct Content<'a> {
+    workspace: &'a Workspace,
+    version: String,
+    /// The program, stripped.
+    ibarr: PathBuf,
+    /// Time of the commit, in seconds, as the time of all files.
+    epoch: String,
+}
+
+impl<'a> Content<'a> {
+    fn build(workspace: &'a Workspace) -> Result<Self> {
+        let mut release = workspace.cargo(&["build", "--locked", "--release", "-p", "ibarr-user"]);
+        release.args(["--bin", "ibarr", "--target-dir"]).arg(workspace.target().join("package"));
+        release.env("CARGO_PROFILE_RELEASE_STRIP", "symbols");
+        release.env("CARGO_ENCODED_RUSTFLAGS", remaps(workspace)?);
+        let built = artifacts::from(&mut release)?;
+        let mut commit = Command::new("git");
+        commit.current_dir(workspace.root()).args(["log", "-1", "--format=%ct"]);
+        Ok(Self {
+            workspace,
+            version: version(workspace)?,
+            ibarr: artifacts::binary(&built, "ibarr")?.to_owned(),
+            epoch: match env::var("SOURCE_DATE_EPOCH") {
+                Ok(epoch) => epoch,
+                Err(_) => process::output(&mut commit)
+                    .context("set SOURCE_DATE_EPOCH where there is no git history")?
+                    .trim()
+                    .to_owned(),
+            },
+        })
+    }
+
+    /// Lays out all files below `root`.
+    fn install(&self, root: &Path) -> Result<()> {
+        let checkout = self.workspace.root();
+        write(&root.join("usr/sbin/ibarr"), &fs::read(&self.ibarr)?, 0o755)?;
+        for (from, to, mode) in FILES {
+            let content = fs::read(checkout.join(from)).with_context(|| (*from).to_owned())?;
+            write(&root.join(to), &content, *mode)?;
+        }
+        let tools = tools::ensure(self.workspace, &[&tools::LOWDOWN])?.path()?;
+        for (from, name, section) in PAGES {
+            let page = page(&checkout.join(from), &tools, &self.version)?;
+            let to = root.join(format!("usr/share/man/man{section}/{name}.{section}"));
+            write(&to, page.as_bytes(), 0o644)?;
+            compress(&to)?;
+        }
+        let example = ["build", "--locked", "-p", "ibarr-user", "--example", "completions"];
+        let built = artifacts::build(self.workspace, &example)?;
+        for (shell, to) in COMPLETIONS {
+            let program = artifacts::binary(&built, "completions")?;
+            let script = process::output(Command::new(program).arg(shell))?;
+            write(&root.join(to), script.as_bytes(), 0o644)?;
+        }
+        let changelog = root.join("usr/share/doc/ibarr/changelog");
+        write(&changelog, &fs::read(checkout.join("CHANGELOG.md"))?, 0o644)?;
+        compress(&changelog)
+    }
+}
+
+/// Replaces the directories of this machine in the program, which other machines do not have.
+fn remaps(workspace: &Workspace) -> Result<OsString> {
+    let home = env::var_os("CARGO_HOME").map(PathBuf::from);
+    let home = home.or_else(|| Some(env::home_dir()?.join(".cargo")));
+    let mut flags = OsString::from("--remap-path-prefix=");
+    flags.push(workspace.root());
+    flags.push("=ibarr\u{1f}--remap-path-prefix=");
+    flags.push(home.context("neither CARGO_HOME nor HOME is set")?);
+    flags.push("=cargo");
+    Ok(flags)
+}
+
+fn version(workspace: &Workspace) -> Result<String> {
+    let metadata = crate::workspace::metadata(workspace.root(), &["--no-deps"])?;
+    let packages = metadata["packages"].as_array().context("`cargo metadata` names no package")?;
+    let ours = packages.iter().find(|package| package["name"] == "ibarr-user");
+    let version = ours.and_then(|package| package["version"].as_str());
+    Ok(version.context("`cargo metadata` names no version of ibarr-user")?.to_owned())
+}
+
+/// A man page from Markdown. Its first line is `% NAME(SECTION) | source | manual`.
+fn page(markdown: &Path, path: &OsString, version: &str) -> Result<String> {
+    let text = fs::read_to_string(markdown).with_context(|| markdown.display().to_string())?;
+    let (title, _) = text.split_once('\n').context("an empty man page")?;
+    let heading = heading(title, version)
+        .with_context(|| format!("{}: not a title: {title}", markdown.display()))?;
+    let mut lowdown = Command::new("lowdown");
+    lowdown.env("PATH", path).args(["-Tman", "--out-no-smarty"]).arg(markdown);
+    let roff = process::output(&mut lowdown)?;
+    // The title comes out as the first paragraph.
+    let (_, body) = roff.split_once(".SH\n").context("a man page without sections")?;
+    let body = body.replace("\n.SH\n", "\n.SH ");
+    Ok(format!("{heading}\n.SH {body}"))
+}
+
+/// The roff line of a title.
+fn heading(title: &str, version: &str) -> Option<String> {
+    let mut fields = title.strip_prefix("% ")?.split(" | ");
+    let (name, section) = fields.next()?.strip_suffix(')')?.split_once('(')?;
+    let (source, manual) = (fields.next()?, fields.next()?);
+    Some(format!(r#".TH "{name}" "{section}" "" "{source} {version}" "{manual}""#))
+}
+
+fn write(path: &Path, content: &[u8], mode: u32) -> Result<()> {
+    let parent = path.parent().context("a file in a directory")?;
+    fs::create_dir_all(parent)
+        .and_then(|()| fs::write(path, content))
+        .and_then(|()| fs::set_permissions(path, fs::Permissions::from_mode(mode)))
+        .with_context(|| format!("{} cannot be written", path.display()))
+}
+
+/// Replaces a file by a compressed one, without name and time inside.
+fn compress(path: &Path) -> Result<()> {
+    process::run(Command::new("gzip").args(["-9", "-n", "-f"]).arg(path))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn title_of_a_page_becomes_its_roff_heading() {
+        let title = "% IBARR(8) | ibarr | System administration";
+        let expected = r#".TH "IBARR" "8" "" "ibarr 1.0.0" "System administration""#;
+        assert_eq!(heading(title, "1.0.0").as_deref(), Some(expected));
+        assert_eq!(heading("# NAME", "1.0.0"), None);
+    }
+}

@@ -1,0 +1,69 @@
+// SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
+
+//! A Debian 12 root file system with systemd, in which packages are tried.
+
+use std::env;
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context as _, Result};
+
+use crate::privilege::Privilege;
+use crate::process;
+use crate::tools;
+use crate::workspace::Workspace;
+
+/// The release, with systemd 252 as RHEL 9 has it.
+const SUITE: &str = "bookworm";
+
+/// Packages besides the essential ones. systemd-container boots the root file system that it is in.
+const PACKAGES: &str = "systemd,systemd-sysv,systemd-container,dbus,udev,iproute2";
+
+/// The directory of the root file system, which is made if needed. It is root's, and no test writes in it.
+///
+/// # Errors
+/// The error says what the machine lacks.
+pub(crate) fn ensure(workspace: &Workspace, privilege: Privilege) -> Result<PathBuf> {
+    let directory = workspace.target().join("tools").join("debian-root");
+    let root = directory.join("root");
+    // Written last.
+    let stamp = directory.join("packages.txt");
+    if fs::read_to_string(&stamp).is_ok_and(|packages| packages == PACKAGES) {
+        return Ok(root);
+    }
+    let toolbox = tools::ensure(workspace, &[&tools::MMDEBSTRAP])?;
+    fs::create_dir_all(&directory)?;
+    let archive = tools::archive(&directory, SUITE)?;
+    if root.exists() {
+        let remove = &mut privilege.command("rm".as_ref(), &[]);
+        process::run(remove.arg("-rf").arg(&root))?;
+    }
+    eprintln!("tools: making a root file system of Debian 12, 220 MB");
+    let path = toolbox.path()?;
+    let mut command = privilege.command("mmdebstrap".as_ref(), &[("PATH", &path)]);
+    command.args(["--quiet", "--mode=root", "--variant=minbase"]);
+    command.arg(format!("--include={PACKAGES}"));
+    command.arg(format!("--aptopt={}", archive.options.display()));
+    // An interrupted run is begun again, so nothing has to reach the disk at once.
+    command.args(["--dpkgopt=path-exclude=/usr/share/locale/*", "--dpkgopt=force-unsafe-io"]);
+    command.args([SUITE.as_ref(), root.as_os_str(), archive.sources.as_os_str()]);
+    process::output(&mut command)
+        .context("tools: a root file system of Debian 12 cannot be made")?;
+    fs::write(&stamp, PACKAGES)?;
+    Ok(root)
+}
+
+/// Checks that this machine can start a container of `root`.
+///
+/// # Errors
+/// The error has what systemd-nspawn said.
+pub(crate) fn probe(root: &Path, privilege: Privilege) -> Result<()> {
+    // Its own libraries: the machine may have none. The tests do the same.
+    let mut command = privilege.command(&root.join("lib64/ld-linux-x86-64.so.2"), &[]);
+    let libraries = ["usr/lib/x86_64-linux-gnu/systemd", "usr/lib/x86_64-linux-gnu"];
+    let libraries = env::join_paths(libraries.map(|name| root.join(name)))?;
+    command.arg("--library-path").arg(libraries).arg(root.join("usr/bin/systemd-nspawn"));
+    command.arg("--directory").arg(root).args(["--quiet", "--read-only", "--register=no"]);
+    command.args(["--keep-unit", "--private-network", "--console=pipe", "/bin/true"]);
+    process::output(&mut command).map(drop).context("systemd-nspawn does not work here")
+}
