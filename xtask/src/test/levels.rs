@@ -12,7 +12,7 @@ use crate::artifacts::{self, Artifact};
 use crate::ebpf::{self, Toolchain};
 use crate::privilege::Privilege;
 use crate::tools::{Set, Toolbox};
-use crate::{fuzz, process, sim, tidy, tools, vm};
+use crate::{fuzz, package, process, sim, tidy, tools, vm};
 
 pub(super) const LEVELS: &[Level] = &[
     Level {
@@ -70,6 +70,13 @@ pub(super) const LEVELS: &[Level] = &[
         fast: false,
         budget: Duration::from_mins(1),
         run: opensm_on_fabric,
+    },
+    Level {
+        name: "install",
+        what: "the Debian package under systemd in a container (needs root)",
+        fast: false,
+        budget: Duration::from_mins(5),
+        run: install,
     },
     Level {
         name: "vm-netlink",
@@ -210,7 +217,9 @@ fn bpf(bench: &Bench<'_>) -> Result<Outcome> {
 }
 
 fn lab(bench: &Bench<'_>) -> Result<Outcome> {
-    let is_here = |artifact: &&Artifact| is_system(artifact) && !is_with_opensm(artifact);
+    let is_here = |artifact: &&Artifact| {
+        is_system(artifact) && !is_with_opensm(artifact) && !is_of_package(artifact)
+    };
     let tests: Vec<_> = bench.built()?.iter().filter(is_here).collect();
     let toolbox = match root_and_tools(bench) {
         Ok(toolbox) => toolbox,
@@ -234,6 +243,34 @@ fn demo(bench: &Bench<'_>) -> Result<Outcome> {
     let mut command = bench.privilege.command(testbed, &[("PATH", &path)]);
     process::run(command.args(["demo", "--once"]))?;
     Ok(Outcome::Passed(Count::default()))
+}
+
+fn install(bench: &Bench<'_>) -> Result<Outcome> {
+    if bench.privilege == Privilege::Unprivileged {
+        return Ok(Outcome::NotRun(NO_ROOT.to_owned()));
+    }
+    let root = package::root::ensure(bench.workspace, bench.privilege);
+    let usable = root.and_then(|root| {
+        package::root::probe(&root, bench.privilege)?;
+        Ok(root)
+    });
+    let root = match usable {
+        Ok(root) => root,
+        Err(error) => return Ok(Outcome::NotRun(format!("{error:#}"))),
+    };
+    let toolbox = match root_and_tools(bench) {
+        Ok(toolbox) => toolbox,
+        Err(lack) => return Ok(lack),
+    };
+    let package = package::deb(bench.workspace)?;
+    let path = toolbox.path()?;
+    let variables = [
+        ("PATH", path.as_os_str()),
+        ("IBARR_PACKAGE", package.as_os_str()),
+        ("IBARR_DEBIAN_ROOT", root.as_os_str()),
+    ];
+    let tests = bench.built()?.iter().filter(|artifact| is_of_package(artifact));
+    Ok(Outcome::Passed(suite::run(bench.workspace, tests, bench.privilege, &variables)?))
 }
 
 fn virtual_machines(bench: &Bench<'_>) -> Result<Outcome> {
@@ -270,6 +307,11 @@ fn is_system(artifact: &Artifact) -> bool {
 /// The tests with OpenSM are a level of their own.
 fn is_with_opensm(artifact: &Artifact) -> bool {
     is_system(artifact) && artifact.target == "opensm"
+}
+
+/// The tests of the package are a level of their own.
+fn is_of_package(artifact: &Artifact) -> bool {
+    is_system(artifact) && artifact.target == "install"
 }
 
 const NO_ROOT: &str = "it needs root, and sudo is missing or not wanted";

@@ -1,0 +1,15 @@
+// SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
+
+//! The Debian package in a container with a systemd of its own. Needs root, a package and a Debian 12 root
+//! file system: `cargo xtask test install`.
+
+#![forbid(unsafe_code)]
+
+mod node;
+mod package;
+mod service;
+mod socket;
+
+#[path = "../system/machine.rs"]
+#[expect(dead_code, reason = "the system tests use the rest")]
+mod machine;
