@@ -136,8 +136,6 @@ impl Method {
     pub const SET: Self = Self(0x02);
     /// The answer to Get and Set.
     pub const GET_RESP: Self = Self(0x81);
-    /// A datagram defined by the class.
-    pub const SEND: Self = Self(0x03);
     /// Reports an event.
     pub const TRAP: Self = Self(0x05);
     /// The answer to a trap: stops its repetition.
@@ -148,12 +146,6 @@ impl Method {
     pub const REPORT_RESP: Self = Self(0x86);
     /// Reads all matching records (subnet administration).
     pub const GET_TABLE: Self = Self(0x12);
-    /// The answer to GetTable.
-    pub const GET_TABLE_RESP: Self = Self(0x92);
-    /// Deletes a record (subnet administration).
-    pub const DELETE: Self = Self(0x15);
-    /// The answer to Delete.
-    pub const DELETE_RESP: Self = Self(0x95);
 
     /// Takes the method number.
     pub const fn new(method: u8) -> Self {
@@ -189,8 +181,6 @@ impl Status {
     pub const BUSY: Self = Self(0x0001);
     /// Another manager has to be asked.
     pub const REDIRECT: Self = Self(0x0002);
-    /// Unsupported base or class version.
-    pub const BAD_VERSION: Self = Self(1 << 2);
     /// Unsupported method.
     pub const BAD_METHOD: Self = Self(2 << 2);
     /// Unsupported combination of method and attribute.

@@ -266,8 +266,6 @@ impl Refusal {
     pub const TOO_MANY_RECORDS: Self = Self(Status::new(0x0400));
     /// The SA does not know the GID in the question.
     pub const INVALID_GID: Self = Self(Status::new(0x0500));
-    /// The question lacks required components.
-    pub const INSUFFICIENT_COMPONENTS: Self = Self(Status::new(0x0600));
     /// The SA denies the request.
     pub const DENIED: Self = Self(Status::new(0x0700));
 

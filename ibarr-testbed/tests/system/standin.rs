@@ -12,7 +12,7 @@ use std::time::Duration;
 
 use ibarr_common::IfIndex;
 use ibarr_common::ib::PortNum;
-use ibarr_common::wire::ls::{PathUse, ResolveIp, ResolvePath};
+use ibarr_common::wire::ls::{PathUse, ResolveIp, ResolvePath, Seq};
 use ibarr_testbed::interrupt::Interrupt;
 use ibarr_testbed::lab::{Lab, Node, Plan, Store, TemporaryLab, netns};
 use ibarr_testbed::standin::{Config, Event, IpOutcome, PathOutcome, Reason, StandIn, Wake};
@@ -44,17 +44,10 @@ fn nudge_wakes_callers_of_addresses_behind_the_router() {
     }
     // Both at once, and each caller gets an answer.
     let requests = n2.addresses.map(|target| ResolveIp { ifindex: node.ifindex, target });
-    let mut asked = requests
+    let asked = requests
         .map(|request| node.kernel.resolve_ip(request, CALLERS_TIMEOUT).unwrap().unwrap())
         .to_vec();
-    while !asked.is_empty() {
-        let Event::Ip(seq, IpOutcome::Resolved { gid, by: Wake::Neighbour(_) }) = node.outcome()
-        else {
-            panic!("{}", node.log())
-        };
-        assert_eq!(gid, n2.gid().unwrap().octets());
-        asked.retain(|asked| *asked != seq);
-    }
+    node.wakes_all(asked, &n2);
 }
 
 /// Shows that nothing but the nudge woke the callers above.
@@ -178,21 +171,14 @@ fn killed_peer_is_refused_at_once_and_resolved_when_back() {
     assert_eq!([count(&node, "queries"), count(&node, "resends")], [queries + 3, resends]);
 
     let requests = n2.addresses.map(|target| ResolveIp { ifindex: node.ifindex, target });
-    let mut asked = requests
+    let asked = requests
         .map(|request| node.kernel.resolve_ip(request, PATIENCE).unwrap().unwrap())
         .to_vec();
     while count(&node, "refusals") < 5 {
         std::thread::sleep(Duration::from_millis(20));
     }
     node.lab.restart(n2.name, &Interrupt::never()).unwrap();
-    while !asked.is_empty() {
-        let Event::Ip(seq, IpOutcome::Resolved { gid, by: Wake::Neighbour(_) }) = node.outcome()
-        else {
-            panic!("{}", node.log())
-        };
-        assert_eq!(gid, n2.gid().unwrap().octets());
-        asked.retain(|asked| *asked != seq);
-    }
+    node.wakes_all(asked, &n2);
 }
 
 /// Otherwise another user that starts the daemon could answer for the kernel.
@@ -270,6 +256,19 @@ impl Asker {
             assert!(output.status.success(), "{arguments:?}: {}", said(&output));
         }
         n2.clone()
+    }
+
+    /// Checks that each request is answered with a GID of `owner`, and wakes its caller.
+    fn wakes_all(&mut self, mut asked: Vec<Seq>, owner: &Node) {
+        while !asked.is_empty() {
+            let Event::Ip(seq, IpOutcome::Resolved { gid, by: Wake::Neighbour(_) }) =
+                self.outcome()
+            else {
+                panic!("{}", self.log())
+            };
+            assert_eq!(gid, owner.gid().unwrap().octets());
+            asked.retain(|asked| *asked != seq);
+        }
     }
 
     /// The end of the next request.

@@ -51,12 +51,6 @@ impl Opened {
         }
     }
 
-    /// The descriptor, the id of the agent and the length of headers, for callers without a
-    /// runtime.
-    pub fn into_parts(self) -> (OwnedFd, AgentId, Form) {
-        (self.fd, self.agent, self.form)
-    }
-
     fn connect(path: &Path) -> io::Result<Self> {
         let flags = SockFlag::SOCK_CLOEXEC | SockFlag::SOCK_NONBLOCK;
         let fd = socket(AddressFamily::Unix, SockType::SeqPacket, flags, None)?;

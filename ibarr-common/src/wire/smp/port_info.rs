@@ -179,8 +179,6 @@ impl PortInfoWire {
     pub const HAS_SL_MAPPING: u32 = 1 << 6;
     /// Capability: the node has a system image GUID.
     pub const HAS_SYSTEM_IMAGE_GUID: u32 = 1 << 11;
-    /// Capability: extended speeds.
-    pub const HAS_EXTENDED_SPEEDS: u32 = 1 << 14;
     /// Capability: the port passes ClientReregister on to clients.
     pub const HAS_CLIENT_REREGISTER: u32 = 1 << 25;
 
