@@ -17,6 +17,7 @@ mod packet_codec;
 mod paths;
 mod paths_snapshot;
 mod script;
+mod turn;
 
 pub use fabric::fabric;
 pub use ip2gid_client::ip2gid_client;
@@ -28,6 +29,7 @@ pub use mad_codec::mad_codec;
 pub use packet_codec::packet_codec;
 pub use paths::paths;
 pub use paths_snapshot::paths_snapshot;
+pub use turn::turn;
 
 /// A claim about any bytes.
 pub type Target = fn(&[u8]);
@@ -44,6 +46,7 @@ pub const TARGETS: &[(&str, Target)] = &[
     ("packet_codec", packet_codec),
     ("paths", paths),
     ("paths_snapshot", paths_snapshot),
+    ("turn", turn),
 ];
 
 /// Main function of a target's binary without libFuzzer: runs the claim on the files that its arguments
