@@ -94,6 +94,30 @@ fn killed_daemon_is_started_again_and_the_kernel_answers_meanwhile() {
 }
 
 #[test]
+fn stuck_daemon_is_killed_and_started_again() {
+    let node = Node::installed();
+    node.ok("mkdir -p /run/systemd/system/ibarr.service.d");
+    node.ok(
+        "printf '[Service]\\nWatchdogSec=2s\\n' > /run/systemd/system/ibarr.service.d/test.conf",
+    );
+    node.ok("systemctl daemon-reload && systemctl start ibarr");
+    let pid = node.show("MainPID", "ibarr");
+    node.until("a beat says what the state is", || {
+        node.show("StatusText", "ibarr").starts_with("kernel answers on eth0")
+    });
+    // It lives for several of the watchdog's times.
+    node.ok("sleep 5");
+    assert_eq!(node.show("MainPID", "ibarr"), pid);
+
+    node.ok(&format!("kill -STOP {pid}"));
+    node.until("systemd starts another one", || {
+        let now = node.show("MainPID", "ibarr");
+        now != pid && now != "0" && node.show("ActiveState", "ibarr") == "active"
+    });
+    assert!(node.journal().contains("Watchdog timeout"), "{}", node.journal());
+}
+
+#[test]
 fn stopped_service_leaves_no_process_and_no_run_directory() {
     let node = started();
     node.ok("systemctl stop ibarr.socket ibarr.service");

@@ -13,6 +13,7 @@ mod paths;
 mod reload;
 mod report;
 mod snapshot;
+mod summary;
 
 use std::future::pending;
 use std::io;
@@ -50,7 +51,7 @@ use crate::config::Config;
 use crate::control::messages::{Body, Failure, FailureKind, Request, Response};
 use crate::control::server::{Ask, Control};
 use crate::logging::Log;
-use crate::process::{Command, RunOptions, Signals, Systemd};
+use crate::process::{Command, RunOptions, Signals, Systemd, Watchdog};
 use crate::sys::clock;
 use crate::sys::local_service::Received;
 use crate::sys::timer::Timer;
@@ -119,6 +120,7 @@ pub struct Engine {
     /// When a core wants to be called next, as of the last check.
     due: Option<Instant>,
     systemd: Systemd,
+    watchdog: Watchdog,
     log: Log,
     reloads: Reloads,
     /// Set by a signal.
@@ -211,6 +213,7 @@ impl Engine {
             control,
             due: None,
             systemd,
+            watchdog: Watchdog::of_this_process(now),
             log,
             reloads: Reloads::new(loaded_sender),
             ends_at: None,
@@ -261,6 +264,7 @@ impl Engine {
             self.responder.poll_timeout(),
             self.snapshots.poll_timeout(),
             self.pages.poll_timeout(),
+            self.watchdog.poll_timeout(),
             self.ends_at,
         ];
         self.due = due.into_iter().flatten().min();
@@ -563,6 +567,9 @@ impl Io<Input> for Engine {
         self.guard_servers();
         self.responder.go_on();
         self.end_reload();
+        if self.watchdog.beats(now) {
+            self.systemd.alive(summary::of(&self.status(now)));
+        }
     }
 }
 

@@ -5,6 +5,7 @@
 mod descriptors;
 mod signals;
 mod systemd;
+mod watchdog;
 
 use std::path::PathBuf;
 
@@ -18,6 +19,7 @@ use crate::transport::ports::Dirs;
 pub use self::descriptors::Budget;
 pub use self::signals::{Command, Signals};
 pub use self::systemd::Systemd;
+pub use self::watchdog::Watchdog;
 
 /// The default directory of the control socket.
 pub const RUN_DIR: &str = "/run/ibarr";

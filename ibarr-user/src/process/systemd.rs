@@ -16,7 +16,11 @@ const DEPTH: usize = 16;
 /// How long the daemon waits at its end until systemd has received the messages.
 const PATIENCE: Duration = Duration::from_secs(1);
 
-type Message = Vec<NotifyState<'static>>;
+/// What is sent at once.
+struct Message {
+    states: Vec<NotifyState<'static>>,
+    status: Option<String>,
+}
 
 /// Queues messages for the thread. Without systemd they are discarded.
 #[derive(Clone, Debug)]
@@ -36,7 +40,9 @@ impl Systemd {
         thread::Builder::new().name("systemd".to_owned()).spawn(move || {
             let _telling = telling;
             for message in to_tell {
-                if let Err(error) = sd_notify::notify(&message) {
+                let mut states = message.states;
+                states.extend(message.status.as_deref().map(NotifyState::Status));
+                if let Err(error) = sd_notify::notify(&states) {
                     warn!(%error, "cannot notify systemd");
                 }
             }
@@ -47,6 +53,11 @@ impl Systemd {
     /// The daemon is ready, or a reload has ended.
     pub fn ready(&self) {
         self.tell(vec![NotifyState::Ready]);
+    }
+
+    /// The engine has taken a turn, and what its state is in words.
+    pub fn alive(&self, status: String) {
+        self.send(Message { states: vec![NotifyState::Watchdog], status: Some(status) });
     }
 
     /// For `Type=notify-reload` (systemd.service(5)).
@@ -65,7 +76,11 @@ impl Systemd {
         let _ = told.recv_timeout(PATIENCE);
     }
 
-    fn tell(&self, message: Message) {
+    fn tell(&self, states: Vec<NotifyState<'static>>) {
+        self.send(Message { states, status: None });
+    }
+
+    fn send(&self, message: Message) {
         if self.messages.try_send(message).is_err() {
             warn!("systemd reads no notifications; this one is lost");
         }
