@@ -72,10 +72,17 @@ struct World {
     /// Of this turn.
     inputs: usize,
     messages: usize,
-    /// The outputs have not been taken since the last input.
-    undrained: bool,
-    /// Nor since the last message of the kernel.
-    is_dealing: bool,
+    /// The outputs that have not been taken.
+    owed: Owed,
+}
+
+#[derive(Clone, Copy, Debug, Eq, Ord, PartialEq, PartialOrd)]
+enum Owed {
+    Nothing,
+    /// Of an input.
+    OfInput,
+    /// Of a message of the kernel.
+    OfMessage,
 }
 
 impl World {
@@ -97,8 +104,7 @@ impl World {
             waiting: BTreeSet::new(),
             inputs: 0,
             messages: 0,
-            undrained: false,
-            is_dealing: false,
+            owed: Owed::Nothing,
         }
     }
 
@@ -168,7 +174,7 @@ impl World {
             (self.inputs, self.messages) = (0, 0);
             let is_due = self.node.poll_timeout().is_some_and(|due| due <= self.now);
             let asks_on = turn::take(self, LIMITS, self.now, first, is_due);
-            assert!(self.inputs <= LIMITS.inputs && !self.undrained);
+            assert!(self.inputs <= LIMITS.inputs && self.owed == Owed::Nothing);
             assert_eq!(asks_on, self.messages == LIMITS.messages);
             self.asks = asks_on;
         }
@@ -225,12 +231,15 @@ impl Io<Cue> for World {
             Cue::View(input) => Input::View(*input),
         };
         self.node.handle_input(now, input);
-        self.undrained = true;
+        self.owed = self.owed.max(Owed::OfInput);
         Handled::Changed
     }
 
     fn read_kernel(&mut self, now: Instant) -> Read {
-        assert!(!self.is_dealing, "a request is read before the previous one is handled");
+        assert!(
+            self.owed < Owed::OfMessage,
+            "a request is read before the previous one is handled"
+        );
         let Some(bytes) = self.held.pop_front() else {
             let drained = local_service::Input::Drained;
             self.node.handle_input(now, resolver::Input::LocalService(drained));
@@ -238,7 +247,7 @@ impl Io<Cue> for World {
         };
         self.messages += 1;
         assert!(self.messages <= LIMITS.messages);
-        (self.undrained, self.is_dealing) = (true, true);
+        self.owed = Owed::OfMessage;
         let datagram =
             local_service::Input::Datagram { sender: Sender::Kernel, bytes: &bytes, cut: false };
         self.node.handle_input(now, resolver::Input::LocalService(datagram));
@@ -251,8 +260,9 @@ impl Io<Cue> for World {
 
     fn poll(&mut self, _: Instant) -> Option<Output> {
         let output = self.node.poll(Room { local_service: self.has_room });
-        self.undrained = output.is_some();
-        self.is_dealing &= self.undrained;
+        if output.is_none() {
+            self.owed = Owed::Nothing;
+        }
         output
     }
 
