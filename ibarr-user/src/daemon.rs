@@ -19,7 +19,7 @@ use crate::control::messages::FailureKind;
 use crate::control::run_dir::{self, RunDir};
 use crate::control::{self as control_socket, server as control};
 use crate::engine::{Engine, Setup};
-use crate::logging::{self, Log};
+use crate::logging::{self, Levels, Log};
 use crate::process::{RunOptions, Signals, Systemd};
 use crate::sys::inherited;
 use crate::transport;
@@ -77,13 +77,13 @@ pub fn run(options: &RunOptions) -> Result<(), Error> {
     }
     let (config, file) = options.load()?;
     let run_dir = RunDir::lock(&options.run_dir).map_err(control::Error::from)?;
-    let log = logging::start(&options.level)
+    let (log, levels) = logging::start(options.level.clone(), config.log_level.clone())
         .map_err(|error| Error::Kernel("a thread for logs", error))?;
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
         .build()
         .map_err(|error| Error::Kernel("event loop", error))?;
-    let start = Start { config, file, run_dir, local_service, servers, log: log.clone() };
+    let start = Start { config, file, run_dir, local_service, servers, log: log.clone(), levels };
     // As a task: before it polls the future of `block_on` again, the runtime looks for other events,
     // which would be a system call for each batch of peers' queries.
     let outcome = runtime
@@ -104,10 +104,11 @@ struct Start {
     local_service: Option<OwnedFd>,
     servers: Inherited,
     log: Log,
+    levels: Levels,
 }
 
 async fn serve(options: RunOptions, start: Start) -> Result<(), Error> {
-    let Start { config, file, run_dir, local_service, servers, log } = start;
+    let Start { config, file, run_dir, local_service, servers, log, levels } = start;
     let signals = Signals::catch().map_err(|error| Error::Kernel("signal handlers", error))?;
     let rng = ChaCha12Rng::try_from_rng(&mut SysRng)
         .map_err(|error| Error::Kernel("random numbers", io::Error::other(error)))?;
@@ -130,6 +131,7 @@ async fn serve(options: RunOptions, start: Start) -> Result<(), Error> {
         control: shared.clone(),
         systemd,
         log,
+        levels,
     };
     let engine = Engine::start(setup).map_err(|error| Error::Kernel("rtnetlink", error))?;
     let control = control::start(listener, asks, shared)

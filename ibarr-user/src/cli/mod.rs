@@ -13,11 +13,11 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 use clap::error::ErrorKind;
-use clap::{Args, CommandFactory as _, Parser, Subcommand};
+use clap::{ArgAction, Args, CommandFactory as _, Parser, Subcommand};
 use ibarr_common::ib::{Gid, PKey};
 
 use crate::bpf;
-use crate::control::messages::{Failure, FailureKind, PathRequest, Request};
+use crate::control::messages::{Failure, FailureKind, LevelChange, PathRequest, Request};
 use crate::daemon;
 use crate::logging::Level;
 use crate::process::{self, RunOptions};
@@ -29,8 +29,17 @@ const CONFIG: &str = "/etc/ibarr/ibarr.toml";
 
 /// Resolves InfiniBand addresses and routes: answers the kernel and the peers' ibarr.
 #[derive(Debug, Parser)]
-#[command(name = "ibarr", version, args_conflicts_with_subcommands = true, after_help = EXIT_CODES)]
+#[command(
+    name = "ibarr",
+    version,
+    disable_version_flag = true,
+    args_conflicts_with_subcommands = true,
+    after_help = EXIT_CODES
+)]
 struct Cli {
+    /// Print version
+    #[arg(short, short_alias = 'V', long, action = ArgAction::Version)]
+    version: (),
     #[command(subcommand)]
     command: Option<Command>,
     #[command(flatten)]
@@ -108,6 +117,19 @@ enum Command {
     },
     /// Make the daemon read its configuration again (root and group ibarr)
     Reload(Daemon),
+    /// Show what the daemon logs, or set it (root and group ibarr)
+    LogLevel {
+        /// What to log: 0 all, 1 info, 2 warnings, 3 errors, or a filter like ibarr=debug
+        level: Option<Level>,
+        /// How long to log it, like 5m, instead of until the daemon ends
+        #[arg(long = "for", value_name = "TIME", requires = "level", value_parser = patience)]
+        time: Option<Duration>,
+        /// Log what the command line or the configuration says
+        #[arg(long, conflicts_with = "level")]
+        reset: bool,
+        #[command(flatten)]
+        daemon: Daemon,
+    },
     /// Check a configuration file for mistakes
     Validate {
         /// Configuration file
@@ -124,9 +146,9 @@ struct RunArgs {
     /// Configuration file [default: /etc/ibarr/ibarr.toml, if it is there]
     #[arg(long, value_name = "FILE")]
     config: Option<PathBuf>,
-    /// What to log: 0 all, 1 info, 2 warnings, 3 errors, or a filter like ibarr=debug
-    #[arg(short, long, value_name = "LEVEL", default_value = "1")]
-    level: Level,
+    /// What to log: 0 all, 1 info, 2 warnings, 3 errors, or a filter like ibarr=debug [default: as configured, or 1]
+    #[arg(short, long = "log", visible_alias = "level", value_name = "LEVEL")]
+    level: Option<Level>,
     /// Directory of the control socket
     #[arg(long, value_name = "DIR", env = "IBARR_RUN_DIR", default_value = process::RUN_DIR)]
     run_dir: PathBuf,
@@ -192,6 +214,11 @@ pub fn main() -> ExitCode {
         Command::Cache { flush: true, daemon, .. } => ask::ask(&daemon, &Request::Flush),
         Command::Counters(daemon) => ask::ask(&daemon, &Request::Counters),
         Command::Reload(daemon) => ask::ask(&daemon, &Request::Reload),
+        Command::LogLevel { level, time, reset, daemon } => {
+            let for_ms = time.and_then(|time| u64::try_from(time.as_millis()).ok());
+            let change = (reset || level.is_some()).then_some(LevelChange { level, for_ms });
+            ask::ask(&daemon, &Request::LogLevel { change })
+        }
         Command::Detach { bpf_dir, json } => kernel::detach(&bpf_dir, json),
         Command::Validate { file, json } => ask::validate(&file, json),
     };
@@ -276,6 +303,22 @@ mod tests {
         let cli = Cli::try_parse_from(["ibarr", "-l", "3", "--config", "x.toml"]).unwrap();
         assert!(cli.command.is_none());
         assert_eq!(cli.run.config, Some("x.toml".into()));
+    }
+
+    #[test]
+    fn options_of_the_c_original_are_understood() {
+        for option in ["-l", "--log", "--level"] {
+            let cli = Cli::try_parse_from(["ibarr", option, "0"]).unwrap();
+            assert_eq!(cli.run.level, Some("0".parse().unwrap()), "{option}");
+        }
+        for (option, kind) in [
+            ("-v", ErrorKind::DisplayVersion),
+            ("--version", ErrorKind::DisplayVersion),
+            ("-h", ErrorKind::DisplayHelp),
+            ("--help", ErrorKind::DisplayHelp),
+        ] {
+            assert_eq!(Cli::try_parse_from(["ibarr", option]).unwrap_err().kind(), kind);
+        }
     }
 
     #[test]

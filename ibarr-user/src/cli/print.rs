@@ -13,8 +13,8 @@ use std::time::Duration;
 use super::Exit;
 use crate::causes::{chain, escaped};
 use crate::control::messages::{
-    Answer, AnswerStatus, Body, CacheEntry, CachedPath, KernelMaps, LastEvent, PathAnswer,
-    PathHops, PathRequests, PortStatus, Probing, Response, Status,
+    Answer, AnswerStatus, Body, CacheEntry, CachedPath, KernelMaps, LastEvent, LogStatus,
+    PathAnswer, PathHops, PathRequests, PortStatus, Probing, Response, Status,
 };
 
 /// Why standard output failed.
@@ -96,6 +96,7 @@ pub(super) fn body(body: &Body) {
         }
         Body::Kernel { kernel } => self::kernel(kernel),
         Body::Status { status } => self::status(status),
+        Body::Log { log } => self::log(log),
         Body::Done { done } => line(done),
         Body::Error { error } => error_line(&error.message),
     }
@@ -119,6 +120,11 @@ fn answer(answer: &Answer) -> Vec<String> {
     let gid = answer.gid.clone().unwrap_or_else(|| answer.status.as_str().to_owned());
     let source = answer.source.map_or("", |source| source.as_str()).to_owned();
     vec![answer.ip.to_string(), gid, source, format!("{:.2} ms", answer.ms)]
+}
+
+fn log(log: &LogStatus) {
+    let time = log.ends_in_ms.map_or(String::new(), |ms| format!(", for {}", seconds(ms)));
+    line(&format!("{}{time}", log.level));
 }
 
 fn path(path: &PathAnswer) {

@@ -25,6 +25,7 @@ use ibarr_proto::paths::{self, Qos};
 use thiserror::Error;
 
 use crate::bpf;
+use crate::logging::Level;
 
 pub use self::reader::Mistake;
 use self::reader::{Table, Value};
@@ -46,6 +47,8 @@ pub struct Config {
     pub inform: bool,
     /// File that keeps paths for the next daemon; `None` for no file.
     pub snapshot: Option<PathBuf>,
+    /// What is logged, if the command line does not say it.
+    pub log_level: Level,
     /// Whether and how the kernel answers.
     pub responder: bpf::Settings,
 }
@@ -132,6 +135,7 @@ impl Config {
                 paths,
                 inform,
                 snapshot,
+                log_level: root.value("log-level", Level::default(), |value| value.parse("info")),
             }
         })
     }
@@ -392,11 +396,12 @@ mod tests {
         assert_eq!(config.view, default.view);
         assert_eq!(config.local_service, default.local_service);
         assert_eq!(config.local_service, local_service::Config::default());
+        assert_eq!(config.log_level, default.log_level);
         assert_eq!(config.responder, default.responder);
         assert_eq!(config.responder, bpf::Settings::default());
         // Every key is there: without its "key =", a line of the rendered default would differ.
         let keys = text.lines().filter(|line| !line.starts_with('#') && line.contains(" = "));
-        assert_eq!(keys.count(), 33);
+        assert_eq!(keys.count(), 34);
         assert_eq!((config.inform, default.inform), (false, false));
         assert_eq!((config.snapshot, default.snapshot), (None, None));
         assert_eq!(config.paths, default.paths);

@@ -11,6 +11,7 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
+pub use super::log_messages::{LevelChange, LogStatus};
 pub use super::path_messages::{
     CachedPath, LastEvent, PathAnswer, PathHops, PathRequest, PathStatus, PortStatus, Probing,
 };
@@ -58,6 +59,12 @@ pub enum Request {
     Counters,
     /// Reads the configuration again (changes the daemon).
     Reload,
+    /// What is logged.
+    LogLevel {
+        /// What to log from now on (changes the daemon); absent for a look.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        change: Option<LevelChange>,
+    },
 }
 
 impl Request {
@@ -72,7 +79,7 @@ impl Request {
 
     /// Whether the request changes the daemon, which needs a right.
     pub fn changes(&self) -> bool {
-        matches!(self, Self::Flush | Self::Reload)
+        matches!(self, Self::Flush | Self::Reload | Self::LogLevel { change: Some(_) })
     }
 }
 
@@ -177,6 +184,11 @@ pub enum Body {
     Kernel {
         /// All maps of the responder.
         kernel: KernelMaps,
+    },
+    /// Answers [`Request::LogLevel`].
+    Log {
+        /// What is logged now.
+        log: LogStatus,
     },
     /// Answers [`Request::Flush`] and [`Request::Reload`].
     Done {

@@ -8,6 +8,7 @@
 
 pub mod access;
 pub mod client;
+mod log_messages;
 pub mod messages;
 mod path_messages;
 pub mod places;

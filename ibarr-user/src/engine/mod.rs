@@ -8,24 +8,26 @@ mod asks;
 mod events;
 mod inputs;
 mod learned;
+mod log;
 mod pages;
 mod paths;
 mod reload;
 mod report;
+mod servers;
 mod snapshot;
 mod summary;
 
 use std::future::pending;
 use std::io;
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::OwnedFd;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
 use ibarr_common::{IfIndex, Instant};
+use ibarr_proto::ip2gid::Question;
 use ibarr_proto::ip2gid::client::{self, SocketId};
 use ibarr_proto::ip2gid::server;
-use ibarr_proto::ip2gid::{Family, Question};
 use ibarr_proto::local_service::{self, Nudge, Sender};
 use ibarr_proto::local_view::{self, Link};
 use ibarr_proto::node::{self, Node, Output, Room};
@@ -35,9 +37,9 @@ use ibarr_proto::shares::User;
 use ibarr_proto::turn::{self, Handled, Io, Limits, Read};
 use nix::errno::Errno;
 use rand_chacha::ChaCha12Rng;
-use tokio::sync::{mpsc, watch};
-use tokio::task::{AbortHandle, yield_now};
-use tracing::{debug, error, info, warn};
+use tokio::sync::mpsc;
+use tokio::task::yield_now;
+use tracing::{debug, error, info};
 
 use self::asks::Asks;
 use self::events::Hearing;
@@ -45,12 +47,13 @@ use self::inputs::{Input, Inputs};
 use self::pages::{Asked, Pages};
 use self::paths::PathAsks;
 use self::reload::Reloads;
+use self::servers::ServerSocket;
 use self::snapshot::Snapshots;
 use crate::bpf::Responder;
 use crate::config::Config;
 use crate::control::messages::{Body, Failure, FailureKind, Request, Response};
 use crate::control::server::{Ask, Control};
-use crate::logging::Log;
+use crate::logging::{Levels, Log};
 use crate::process::{Command, RunOptions, Signals, Systemd, Watchdog};
 use crate::sys::clock;
 use crate::sys::local_service::Received;
@@ -61,7 +64,7 @@ use crate::transport::local_service as ls;
 use crate::transport::ports::Ports;
 use crate::transport::queries::Sockets;
 use crate::transport::rtnetlink::{self, Nudger, Place, RouteAnswer};
-use crate::transport::server::{Batch, Reply, State};
+use crate::transport::server::{Batch, Reply};
 use crate::transport::snapshot::Keeper;
 use crate::transport::umad::Umads;
 use crate::transport::{self, Counters};
@@ -87,6 +90,8 @@ pub struct Setup {
     pub systemd: Systemd,
     /// The log, whose lost lines `ibarr status` reports.
     pub log: Log,
+    /// Which of its lines are written.
+    pub levels: Levels,
 }
 
 /// The task that calls the cores, see the [module](self).
@@ -122,6 +127,7 @@ pub struct Engine {
     systemd: Systemd,
     watchdog: Watchdog,
     log: Log,
+    levels: Levels,
     reloads: Reloads,
     /// Set by a signal.
     ends_at: Option<Instant>,
@@ -131,16 +137,6 @@ pub struct Engine {
     /// For servers that are started again.
     batches: mpsc::Sender<Batch>,
     counters: Arc<Counters>,
-}
-
-/// A socket of the ip2gid port, owned by its task.
-struct ServerSocket {
-    family: Family,
-    port: u16,
-    state: watch::Receiver<State>,
-    /// The generation of programs that guards it.
-    guarded: Option<u32>,
-    task: AbortHandle,
 }
 
 /// Time for the last messages to the kernel after a signal.
@@ -156,8 +152,18 @@ impl Engine {
     /// # Errors
     /// If rtnetlink fails: without it there are no addresses and no routes.
     pub fn start(setup: Setup) -> io::Result<Self> {
-        let Setup { options, config, file, rng, local_service, servers, control, systemd, log } =
-            setup;
+        let Setup {
+            options,
+            config,
+            file,
+            rng,
+            local_service,
+            servers,
+            control,
+            systemd,
+            log,
+            levels,
+        } = setup;
         let counters = Arc::clone(&control.counters);
         let mut inputs = Inputs::default();
         let (watch, view) = rtnetlink::Watch::start(&counters)?;
@@ -215,6 +221,7 @@ impl Engine {
             systemd,
             watchdog: Watchdog::of_this_process(now),
             log,
+            levels,
             reloads: Reloads::new(loaded_sender),
             ends_at: None,
             inputs,
@@ -265,6 +272,7 @@ impl Engine {
             self.snapshots.poll_timeout(),
             self.pages.poll_timeout(),
             self.watchdog.poll_timeout(),
+            self.levels.poll_timeout(),
             self.ends_at,
         ];
         self.due = due.into_iter().flatten().min();
@@ -348,7 +356,9 @@ impl Engine {
                 is_local: query.received.is_local,
                 payload: query.payload(),
             };
+            log::peer_asks(received.from, received.payload);
             let transmit = self.node.answer(&received)?;
+            log::peer_is_answered(transmit.to, transmit.payload.as_ref());
             let source = Source { address: Some(transmit.from), egress: transmit.egress };
             Some(Reply { to: transmit.to, source, payload: transmit.payload })
         };
@@ -369,6 +379,7 @@ impl Engine {
                 Body::Done { done: format!("{forgotten} addresses and {paths} paths forgotten") }
                     .into()
             }
+            Request::LogLevel { change } => self.log_level(now, change.as_ref()),
             Request::Resolve { .. }
             | Request::Path { .. }
             | Request::Cache { .. }
@@ -376,38 +387,6 @@ impl Engine {
             | Request::Reload => {
                 let message = "this request is answered elsewhere".to_owned();
                 Failure { kind: FailureKind::Internal, message }.into()
-            }
-        }
-    }
-
-    /// Serves the configured port, and no other.
-    fn start_servers(&mut self) {
-        for server in self.servers.drain(..) {
-            self.dropped_before += u64::from(server.state.borrow().dropped());
-            server.task.abort();
-        }
-        let port = self.config.client.settings().udp_port.get();
-        for warning in self.inherited.warnings(port) {
-            warn!("{warning}");
-        }
-        for family in [Family::V4, Family::V6] {
-            let (sender, state) = watch::channel(State::Starting);
-            let batches = self.batches.clone();
-            let counters = Arc::clone(&self.counters);
-            let inherited = self.inherited.socket(family, port);
-            let serve =
-                transport::server::serve(family, port, inherited, batches, sender, counters);
-            let task = tokio::spawn(serve).abort_handle();
-            self.servers.push(ServerSocket { family, port, state, guarded: None, task });
-        }
-    }
-
-    fn guard_servers(&mut self) {
-        let generation = Some(self.responder.generation());
-        for server in self.servers.iter_mut().filter(|server| server.guarded != generation) {
-            if let State::Serving { socket, .. } = &*server.state.borrow() {
-                self.responder.guard(socket.as_fd());
-                server.guarded = generation;
             }
         }
     }
@@ -454,7 +433,10 @@ impl Io<Input> for Engine {
                 }
                 return Handled::Unchanged;
             }
-            Input::Heard(heard) => self.tell_client(now, heard.input()),
+            Input::Heard(heard) => {
+                log::peer_answers(&heard);
+                self.tell_client(now, heard.input());
+            }
             Input::LocalService(event) => return self.serve_kernel(now, event),
             Input::Nudged(outcome) => {
                 let nudged = self.note_nudge(outcome);
@@ -498,6 +480,7 @@ impl Io<Input> for Engine {
             Received::Datagram { len, from_kernel } => {
                 let sender = if from_kernel { Sender::Kernel } else { Sender::Other };
                 let (bytes, cut) = (buffer.get(..len).unwrap_or(&buffer), len > REQUEST_BUFFER);
+                log::kernel_asks(bytes);
                 (local_service::Input::Datagram { sender, bytes, cut }, Read::Message)
             }
             Received::Overrun => (local_service::Input::Overrun, Read::Message),
@@ -536,8 +519,12 @@ impl Io<Input> for Engine {
                     self.tell_client(now, client::Input::Route { question, route: None });
                 }
             }
-            Output::Query(transmit) => self.sockets.send(&transmit),
+            Output::Query(transmit) => {
+                log::peer_is_asked(transmit.to, transmit.payload.as_ref());
+                self.sockets.send(&transmit);
+            }
             Output::LocalService(local_service::Transmit::Message(message)) => {
+                log::kernel_is_answered(message.as_ref());
                 self.local_service.send(message.as_ref());
             }
             Output::LocalService(local_service::Transmit::Join) => {
@@ -567,14 +554,9 @@ impl Io<Input> for Engine {
         self.guard_servers();
         self.responder.go_on();
         self.end_reload();
+        self.levels.handle_timeout(now);
         if self.watchdog.beats(now) {
             self.systemd.alive(summary::of(&self.status(now)));
         }
-    }
-}
-
-impl ServerSocket {
-    fn has_started(&self) -> bool {
-        !matches!(*self.state.borrow(), State::Starting)
     }
 }

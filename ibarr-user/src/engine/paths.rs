@@ -16,7 +16,7 @@ use ibarr_proto::sa::{PortIndex, Transmit};
 use ibarr_proto::shares::User;
 use tokio::sync::oneshot;
 
-use super::Engine;
+use super::{Engine, log};
 use crate::control::messages::{
     Body, CachedPath, Failure, FailureKind, LastEvent, PathAnswer, PathHops, PathRequest,
     PathStatus, PortStatus, Probing, Response,
@@ -66,6 +66,7 @@ impl Engine {
     pub(super) fn handle_mad(&mut self, now: Instant, event: &umad::Event) {
         match self.umads.read(event) {
             Meaning::Mad { port, from, mad } => {
+                log::mad(&self.umads, port, "from", mad);
                 self.tell_paths(now, Input::Mad { port, from, mad });
             }
             Meaning::Unanswered => self.tell_paths(now, Input::Unanswered),
@@ -75,6 +76,7 @@ impl Engine {
     }
 
     pub(super) fn send_mad(&mut self, now: Instant, transmit: &Transmit) {
+        log::mad(&self.umads, transmit.port, "to", transmit.mad.as_ref());
         match self.umads.send(transmit) {
             Sending::Sent => {}
             Sending::Refused => {

@@ -146,6 +146,7 @@ impl Engine {
         let port = |config: &Config| config.client.settings().udp_port;
         let moved = port(&config) != port(&self.config);
         self.snapshots.set_file(config.snapshot.clone());
+        self.levels.configure(config.log_level.clone());
         let was_informed = std::mem::replace(&mut self.config, config).inform;
         self.reconsider_reports(now, was_informed);
         self.file = file;

@@ -16,7 +16,8 @@ use ibarr_proto::{local_service, paths, sa, shares};
 use nix::errno::Errno;
 use tracing::{debug, info, warn};
 
-use super::{Engine, ServerSocket};
+use super::Engine;
+use super::servers::ServerSocket;
 use crate::bpf::{self, Hook, Longevity};
 use crate::causes::{chain, escaped};
 use crate::control;

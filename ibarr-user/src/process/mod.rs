@@ -39,8 +39,8 @@ pub struct RunOptions {
     pub dirs: Dirs,
     /// BPF object to load instead of the built-in one.
     pub bpf_object: Option<PathBuf>,
-    /// Filter for log lines.
-    pub level: Level,
+    /// Filter for log lines; without it that of the configuration.
+    pub level: Option<Level>,
     /// Shares of the descriptor limit.
     pub descriptors: Budget,
 }

@@ -249,7 +249,8 @@ impl Umads {
         Meaning::Nothing
     }
 
-    fn name(&self, port: PortIndex) -> String {
+    /// Device and number of a port.
+    pub fn name(&self, port: PortIndex) -> String {
         self.names.get(usize::from(port.0)).map_or_else(String::new, ToString::to_string)
     }
 }

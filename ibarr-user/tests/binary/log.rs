@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 
-//! A daemon whose standard error is full, closed, or not read.
+//! The log of a daemon: its level, and standard error that is full, closed, or not read.
 
 use std::fs::File;
 use std::io::{BufRead, BufReader, pipe};
@@ -79,4 +79,41 @@ fn stalled_log_blocks_nothing_and_reports_its_losses_later() {
     lose_lines(&dir, &daemon);
     is_alive_and_ends(daemon, &kernel);
     assert!(lines.count() > 0, "lines from before the stall");
+}
+
+#[test]
+fn running_daemon_logs_each_request_while_it_is_told_to() {
+    let dir = TempDir::new("log-level");
+    let (reader, writer) = pipe().unwrap();
+    let (kernel, inherited) = pair();
+    let mut command = command(&dir, inherited);
+    command.stderr(writer);
+    let mut daemon = Daemon::spawn(command, &dir, CONFIG);
+    kernel.expect("18000000 01100500 00000000", "08000200 d0070000");
+    let ask = || {
+        kernel.send(REQUEST);
+        kernel.expect("24000000 02100000 0c000000", "14000400 fe80000000000000 0002c90300000201");
+    };
+    let set = |arguments: &[&str]| {
+        let output = daemon.ask(&[&["log-level"], arguments].concat());
+        assert_eq!(output.status.code(), Some(0));
+        String::from_utf8(output.stdout).unwrap()
+    };
+    assert_eq!(set(&[]), "error\n");
+    ask();
+    assert_eq!(set(&["0", "--for", "1h"]), "trace, for 1h\n");
+    ask();
+    assert_eq!(set(&["--reset"]), "error\n");
+    ask();
+    let status = json(&daemon.ask(&["log-level", "ibarr_user=warn", "--json"]));
+    assert_eq!(status["log"], serde_json::json!({ "level": "ibarr_user=warn" }));
+    // The level of the command line counts more than that of the file.
+    dir.write("ibarr.toml", &format!("log-level = \"debug\"\n{CONFIG}"));
+    assert_eq!(daemon.ask(&["reload"]).status.code(), Some(0));
+    assert_eq!(set(&["--reset"]), "error\n");
+    assert_eq!(daemon.end(Signal::SIGTERM), Some(0));
+    let lines: Vec<_> = BufReader::new(reader).lines().map(Result::unwrap).collect();
+    let with = |text: &str| lines.iter().filter(|line| line.contains(text)).count();
+    assert_eq!(with("from the kernel: ls request dev 2: who has 192.0.2.7?"), 1, "{lines:#?}");
+    assert_eq!(with("to the kernel: ls answer: fe80::2:c903:0:201"), 1, "{lines:#?}");
 }
