@@ -77,8 +77,9 @@ pub fn run(options: &RunOptions) -> Result<(), Error> {
     }
     let (config, file) = options.load()?;
     let run_dir = RunDir::lock(&options.run_dir).map_err(control::Error::from)?;
-    let (log, levels) = logging::start(options.level.clone(), config.log_level.clone())
-        .map_err(|error| Error::Kernel("a thread for logs", error))?;
+    let (log, levels) =
+        logging::start(options.level.clone(), config.log_level.clone(), options.log_to)
+            .map_err(|error| Error::Kernel("a place and a thread for the log", error))?;
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
         .build()

@@ -19,7 +19,7 @@ use ibarr_common::ib::{Gid, PKey};
 use crate::bpf;
 use crate::control::messages::{Failure, FailureKind, LevelChange, PathRequest, Request};
 use crate::daemon;
-use crate::logging::Level;
+use crate::logging::{Level, Place};
 use crate::process::{self, RunOptions};
 use crate::transport::ports::Dirs;
 pub use exit::Exit;
@@ -149,6 +149,9 @@ struct RunArgs {
     /// What to log: 0 all, 1 info, 2 warnings, 3 errors, or a filter like ibarr=debug [default: as configured, or 1]
     #[arg(short, long = "log", visible_alias = "level", value_name = "LEVEL")]
     level: Option<Level>,
+    /// Where the log goes
+    #[arg(long, value_enum, value_name = "PLACE", default_value_t)]
+    log_to: Place,
     /// Directory of the control socket
     #[arg(long, value_name = "DIR", env = "IBARR_RUN_DIR", default_value = process::RUN_DIR)]
     run_dir: PathBuf,
@@ -257,6 +260,7 @@ fn run(args: RunArgs) -> Exit {
         dirs: Dirs { sys: args.sys_dir, dev: args.dev_dir },
         bpf_object: args.bpf_object,
         level: args.level,
+        log_to: args.log_to,
         descriptors: process::Budget::take(),
     };
     match daemon::run(&options) {

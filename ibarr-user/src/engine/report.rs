@@ -287,9 +287,7 @@ impl Engine {
             format!("{file} has been read for {taken} s: does its file system hang?")
         }));
         warnings.extend(Some(self.log.untold()).filter(|&untold| untold > 0).map(|untold| {
-            format!(
-                "the log lacks {untold} lines: standard error is full, closed, or read too slowly"
-            )
+            format!("the log lacks {untold} lines: its place is full, closed, or read too slowly")
         }));
         warnings.extend(self.node.view().unmatched_patterns().map(|pattern| {
             format!(

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 
-//! Writes log lines to standard error. A thread does it, because a reader may stall; lines that
+//! Writes log lines to where the log goes. A thread does it, because a reader may stall; lines that
 //! find no room meanwhile, or cannot be written, are dropped and counted, and the log reports the
 //! number when writing works again.
 //!
@@ -10,22 +10,46 @@
 use std::io::{self, ErrorKind, Write};
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Condvar, LazyLock, Mutex, MutexGuard, PoisonError};
 use std::thread;
 use std::time::Duration;
 
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+use tracing::Level;
 use tracing_subscriber::fmt::MakeWriter;
+
+use super::journal::{self, Record};
 
 /// Bytes in the queue: the log of some minutes, or of a burst.
 const ROOM: usize = 256 << 10;
 
-/// The queue of log lines. Nothing here waits for the reader of standard error.
+/// The queue of log lines. Nothing here waits for the reader of the log.
 #[derive(Clone, Debug, Default)]
 pub struct Log(Arc<Shared>);
 
+/// What the queue holds.
+#[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
+pub(super) enum Form {
+    /// Text, each line with its end.
+    #[default]
+    Lines,
+    /// The journal's [`Record`]s.
+    Records,
+}
+
+impl Form {
+    /// Number of lines or records.
+    fn count(self, bytes: &[u8]) -> u64 {
+        match self {
+            Self::Lines => bytes.iter().map(|&byte| u64::from(byte == b'\n')).sum(),
+            Self::Records => journal::count(bytes),
+        }
+    }
+}
+
 #[derive(Debug, Default)]
 struct Shared {
+    form: Form,
     queue: Mutex<Queue>,
     /// The queue was filled; or it was emptied and written.
     changed: Condvar,
@@ -46,8 +70,8 @@ impl Log {
     ///
     /// # Errors
     /// If the thread cannot be started.
-    pub(super) fn start(sink: impl Write + AsFd + Send + 'static) -> io::Result<Self> {
-        let log = Self::default();
+    pub(super) fn start(form: Form, sink: impl Write + AsFd + Send + 'static) -> io::Result<Self> {
+        let log = Self(Arc::new(Shared { form, ..Shared::default() }));
         let mut writer = Writer { log: log.clone(), sink, owed: 0, is_at_start: true };
         thread::Builder::new().name("log".to_owned()).spawn(move || {
             loop {
@@ -74,7 +98,19 @@ impl Log {
         drop(waited.unwrap_or_else(PoisonError::into_inner));
     }
 
-    /// Queues one or more complete lines.
+    /// Queues a message of the log itself. It may have several lines.
+    pub(super) fn say(&self, level: Level, message: &str) {
+        self.put(&self.form(level, message));
+    }
+
+    fn form(&self, level: Level, message: &str) -> Vec<u8> {
+        match self.0.form {
+            Form::Lines => format!("{level:>5} ibarr: {message}\n").into_bytes(),
+            Form::Records => Record::of(level, message),
+        }
+    }
+
+    /// Queues one or more complete lines or records.
     pub(super) fn put(&self, lines: &[u8]) {
         let mut queue = self.queue();
         // After a dropped line all later ones are dropped, too, until the thread has reported the
@@ -89,7 +125,7 @@ impl Log {
     }
 
     fn lose(&self, lines: &[u8]) -> u64 {
-        let lost = lines.iter().map(|&byte| u64::from(byte == b'\n')).sum();
+        let lost = self.0.form.count(lines);
         self.0.dropped.fetch_add(lost, Ordering::Relaxed);
         self.0.untold.fetch_add(lost, Ordering::Relaxed);
         lost
@@ -159,10 +195,13 @@ impl<W: Write + AsFd> Writer<W> {
         if self.owed == 0 {
             return true;
         }
-        let start = if self.is_at_start { "" } else { "\n" };
         let owed = self.owed;
-        let note = format!("{start} WARN ibarr: {owed} lines lost: standard error took no more\n");
-        let is_said = self.write(note.as_bytes()).is_empty();
+        let mut note =
+            self.log.form(Level::WARN, &format!("{owed} lines lost: their reader took no more"));
+        if !self.is_at_start {
+            note.insert(0, b'\n');
+        }
+        let is_said = self.write(&note).is_empty();
         if is_said {
             self.owed = 0;
             self.log.0.untold.fetch_sub(owed, Ordering::Relaxed);
@@ -176,6 +215,7 @@ impl<W: Write + AsFd> Writer<W> {
             match self.sink.write(bytes) {
                 Ok(count @ 1..) => {
                     let (written, rest) = bytes.split_at(count);
+                    // So does each record.
                     self.is_at_start = written.ends_with(b"\n");
                     bytes = rest;
                 }
@@ -192,12 +232,15 @@ impl<W: Write + AsFd> Writer<W> {
     }
 }
 
-/// Standard error without the lock of [`std::io::Stderr`], which the thread would hold while a
-/// reader stalls.
+/// Standard output or error without the lock of [`std::io::Stdout`] or [`std::io::Stderr`], which the
+/// thread would hold while a reader stalls.
 #[derive(Debug)]
-pub(super) struct Stderr;
+pub(super) enum Standard {
+    Output,
+    Error,
+}
 
-impl Write for Stderr {
+impl Write for Standard {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
         Ok(nix::unistd::write(self.as_fd(), bytes)?)
     }
@@ -207,11 +250,15 @@ impl Write for Stderr {
     }
 }
 
-impl AsFd for Stderr {
+impl AsFd for Standard {
     fn as_fd(&self) -> BorrowedFd<'_> {
-        // Lives as long as the process; using it takes no lock.
-        static STDERR: std::sync::LazyLock<io::Stderr> = std::sync::LazyLock::new(io::stderr);
-        STDERR.as_fd()
+        // They live as long as the process; using them takes no lock.
+        static STDOUT: LazyLock<io::Stdout> = LazyLock::new(io::stdout);
+        static STDERR: LazyLock<io::Stderr> = LazyLock::new(io::stderr);
+        match self {
+            Self::Output => STDOUT.as_fd(),
+            Self::Error => STDERR.as_fd(),
+        }
     }
 }
 
@@ -267,7 +314,7 @@ mod tests {
             if !is_blocking {
                 fcntl(&writer, FcntlArg::F_SETFL(OFlag::O_NONBLOCK)).unwrap();
             }
-            let log = Log::start(writer).unwrap();
+            let log = Log::start(Form::Lines, writer).unwrap();
             let put = fill(&log);
             log.finish(Duration::from_millis(1));
             for _ in 0..9 {
@@ -276,7 +323,7 @@ mod tests {
             assert_eq!((log.dropped(), log.untold()), (10, 10));
             let (seen, others) = lines(reader, put);
             assert_eq!(seen, put - 1);
-            assert_eq!(others, [" WARN ibarr: 10 lines lost: standard error took no more"]);
+            assert_eq!(others, [" WARN ibarr: 10 lines lost: their reader took no more"]);
             log.finish(PATIENCE);
             assert_eq!((log.dropped(), log.untold()), (10, 0));
         }
@@ -284,8 +331,8 @@ mod tests {
 
     #[test]
     fn lines_that_cannot_be_written_are_counted() {
-        let log = Log::start(std::fs::File::options().write(true).open("/dev/full").unwrap());
-        let log = log.unwrap();
+        let full = std::fs::File::options().write(true).open("/dev/full").unwrap();
+        let log = Log::start(Form::Lines, full).unwrap();
         log.put(b"one\ntwo\n");
         log.put(b"three\n");
         log.finish(PATIENCE);
@@ -295,7 +342,7 @@ mod tests {
     #[test]
     fn reader_that_closes_standard_error_blocks_nothing() {
         let (mut reader, writer) = pipe().unwrap();
-        let log = Log::start(writer).unwrap();
+        let log = Log::start(Form::Lines, writer).unwrap();
         log.put(b"heard\n");
         let mut heard = [0; 6];
         reader.read_exact(&mut heard).unwrap();

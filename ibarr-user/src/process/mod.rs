@@ -13,7 +13,7 @@ use ibarr_proto::node;
 
 use crate::bpf;
 use crate::config::{self, Config};
-use crate::logging::Level;
+use crate::logging::{self, Level};
 use crate::transport::ports::Dirs;
 
 pub use self::descriptors::Budget;
@@ -41,6 +41,8 @@ pub struct RunOptions {
     pub bpf_object: Option<PathBuf>,
     /// Filter for log lines; without it that of the configuration.
     pub level: Option<Level>,
+    /// Where the log goes.
+    pub log_to: logging::Place,
     /// Shares of the descriptor limit.
     pub descriptors: Budget,
 }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 
-//! The log of a daemon: its level, and standard error that is full, closed, or not read.
+//! The log of a daemon: its place, its level, and readers that fail.
 
 use std::fs::File;
 use std::io::{BufRead, BufReader, pipe};
@@ -75,7 +75,7 @@ fn stalled_log_blocks_nothing_and_reports_its_losses_later() {
     let (daemon, kernel) = start(&dir, writer);
     lose_lines(&dir, &daemon);
     let mut lines = BufReader::new(reader).lines().map(Result::unwrap);
-    assert!(lines.any(|line| line.contains(" lines lost: standard error took no more")));
+    assert!(lines.any(|line| line.contains(" lines lost: their reader took no more")));
     lose_lines(&dir, &daemon);
     is_alive_and_ends(daemon, &kernel);
     assert!(lines.count() > 0, "lines from before the stall");
@@ -87,7 +87,7 @@ fn running_daemon_logs_each_request_while_it_is_told_to() {
     let (reader, writer) = pipe().unwrap();
     let (kernel, inherited) = pair();
     let mut command = command(&dir, inherited);
-    command.stderr(writer);
+    command.args(["--log-to", "stdout"]).stdout(writer);
     let mut daemon = Daemon::spawn(command, &dir, CONFIG);
     kernel.expect("18000000 01100500 00000000", "08000200 d0070000");
     let ask = || {
@@ -114,6 +114,10 @@ fn running_daemon_logs_each_request_while_it_is_told_to() {
     assert_eq!(daemon.end(Signal::SIGTERM), Some(0));
     let lines: Vec<_> = BufReader::new(reader).lines().map(Result::unwrap).collect();
     let with = |text: &str| lines.iter().filter(|line| line.contains(text)).count();
-    assert_eq!(with("from the kernel: ls request dev 2: who has 192.0.2.7?"), 1, "{lines:#?}");
-    assert_eq!(with("to the kernel: ls answer: fe80::2:c903:0:201"), 1, "{lines:#?}");
+    assert_eq!(
+        with("from the kernel: ls request dev 2: who has 192.0.2.7? seq=12"),
+        1,
+        "{lines:#?}"
+    );
+    assert_eq!(with("to the kernel: ls answer: fe80::2:c903:0:201 seq=12"), 1, "{lines:#?}");
 }

@@ -1,0 +1,262 @@
+// SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
+
+//! The journal's own protocol (systemd's documentation, "Native Journal Protocol"): each event is one
+//! datagram of fields.
+//!
+//! `tracing-journald` sends in the thread of the event, so a journal that is stopped would stop the
+//! engine. It also gives either all fields of an event a prefix or none, and `MESSAGE_ID` has none.
+
+use std::fmt::{Debug, Write as _};
+use std::fs::File;
+use std::io::{self, Write};
+use std::os::fd::{AsFd, BorrowedFd};
+use std::os::unix::fs::MetadataExt as _;
+use std::os::unix::net::UnixDatagram;
+
+use tracing::field::{Field, Visit};
+use tracing::{Event, Level, Subscriber};
+use tracing_subscriber::Layer;
+use tracing_subscriber::layer::Context;
+
+use super::MESSAGE_ID;
+use super::writer::Log;
+
+/// The socket of journald, held by systemd while journald starts anew.
+const SOCKET: &str = "/run/systemd/journal/socket";
+/// A longer text is cut, as journald cuts the lines of standard error (`LineMax=`, journald.conf(5)).
+const LONGEST: usize = 48 << 10;
+/// Shown instead of the path of the program (`argv[0]`).
+const IDENTIFIER: &str = "ibarr";
+
+/// Whether standard error leads to the journal: `JOURNAL_STREAM` also reaches processes whose standard
+/// error leads elsewhere.
+pub(super) fn has_stderr() -> bool {
+    let stderr = io::stderr().as_fd().try_clone_to_owned().and_then(|fd| File::from(fd).metadata());
+    let named = std::env::var("JOURNAL_STREAM");
+    stderr.is_ok_and(|stderr| named == Ok(format!("{}:{}", stderr.dev(), stderr.ino())))
+}
+
+/// Encodes events and queues them.
+pub(super) struct Journal(pub(super) Log);
+
+impl<S: Subscriber> Layer<S> for Journal {
+    fn on_event(&self, event: &Event<'_>, _: Context<'_, S>) {
+        let meta = event.metadata();
+        let mut record = Record::new(*meta.level());
+        event.record(&mut record);
+        record.put("TARGET", meta.target());
+        if let (Some(file), Some(line)) = (meta.file(), meta.line()) {
+            record.put("CODE_FILE", file);
+            record.put("CODE_LINE", &line.to_string());
+        }
+        self.0.put(&record.finish());
+    }
+}
+
+/// A datagram behind its length, as the queue holds it.
+#[derive(Debug)]
+pub(super) struct Record {
+    bytes: Vec<u8>,
+    message: String,
+}
+
+impl Record {
+    pub(super) fn new(level: Level) -> Self {
+        let mut record = Self { bytes: vec![0; LENGTH], message: String::new() };
+        let priority = match level {
+            Level::ERROR => "3",
+            Level::WARN => "4",
+            Level::INFO => "6",
+            Level::DEBUG | Level::TRACE => "7",
+        };
+        record.put("PRIORITY", priority);
+        record.put("SYSLOG_IDENTIFIER", IDENTIFIER);
+        record
+    }
+
+    /// A record of a message alone.
+    pub(super) fn of(level: Level, message: &str) -> Vec<u8> {
+        let mut record = Self::new(level);
+        record.message.push_str(message);
+        record.finish()
+    }
+
+    fn put(&mut self, key: &str, value: &str) {
+        let value = &value[..value.floor_char_boundary(LONGEST)];
+        self.bytes.extend_from_slice(key.as_bytes());
+        if value.contains('\n') {
+            let length = value.len() as u64;
+            self.bytes.push(b'\n');
+            self.bytes.extend_from_slice(&length.to_le_bytes());
+        } else {
+            self.bytes.push(b'=');
+        }
+        self.bytes.extend_from_slice(value.as_bytes());
+        self.bytes.push(b'\n');
+    }
+
+    pub(super) fn finish(mut self) -> Vec<u8> {
+        let message = std::mem::take(&mut self.message);
+        self.put("MESSAGE", message.trim_end());
+        let length = u32::try_from(self.bytes.len() - LENGTH).unwrap_or(u32::MAX);
+        self.bytes[..LENGTH].copy_from_slice(&length.to_le_bytes());
+        self.bytes
+    }
+}
+
+impl Visit for Record {
+    fn record_str(&mut self, field: &Field, value: &str) {
+        match field.name() {
+            MESSAGE_ID => self.put("MESSAGE_ID", value),
+            _ => self.record_debug(field, &format_args!("{value}")),
+        }
+    }
+
+    fn record_debug(&mut self, field: &Field, value: &dyn Debug) {
+        let value = format!("{value:?}");
+        let name = field.name();
+        if name == "message" {
+            self.message.insert_str(0, &value);
+            return;
+        }
+        self.put(&format!("IBARR_{}", name.to_uppercase().replace('.', "_")), &value);
+        if super::is_shown(name) {
+            // Writing to a string does not fail.
+            let _ = write!(self.message, " {name}={value}");
+        }
+    }
+}
+
+const LENGTH: usize = size_of::<u32>();
+
+/// The first record in `bytes`, and the rest.
+fn split(bytes: &[u8]) -> Option<(&[u8], &[u8])> {
+    let (length, rest) = bytes.split_first_chunk::<LENGTH>()?;
+    rest.split_at_checked(u32::from_le_bytes(*length) as usize)
+}
+
+/// Number of records in `bytes`.
+pub(super) fn count(mut bytes: &[u8]) -> u64 {
+    let mut records = 0;
+    while let Some((_, rest)) = split(bytes) {
+        bytes = rest;
+        records += 1;
+    }
+    records
+}
+
+/// Sends one record with each write.
+#[derive(Debug)]
+pub(super) struct Socket(UnixDatagram);
+
+impl Socket {
+    pub(super) fn open() -> io::Result<Self> {
+        let socket = UnixDatagram::unbound()?;
+        socket.connect(SOCKET)?;
+        Ok(Self(socket))
+    }
+}
+
+impl Write for Socket {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        let Some((record, _)) = split(bytes) else { return Ok(0) };
+        if self.0.send(record)? == record.len() { Ok(LENGTH + record.len()) } else { Ok(0) }
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+impl AsFd for Socket {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.0.as_fd()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use tracing::{info, subscriber, warn};
+    use tracing_subscriber::layer::SubscriberExt as _;
+    use tracing_subscriber::registry;
+
+    use super::super::writer::Form;
+    use super::*;
+
+    const PATIENCE: Duration = Duration::from_secs(30);
+
+    /// Logs to the returned socket what `events` does.
+    fn logged(events: impl FnOnce()) -> (Log, UnixDatagram) {
+        let (ours, theirs) = UnixDatagram::pair().unwrap();
+        let log = Log::start(Form::Records, Socket(ours)).unwrap();
+        subscriber::with_default(registry().with(Journal(log.clone())), events);
+        (log, theirs)
+    }
+
+    fn next(socket: &UnixDatagram) -> String {
+        let mut datagram = [0; 4096];
+        let len = socket.recv(&mut datagram).unwrap();
+        String::from_utf8(datagram[..len].to_vec()).unwrap()
+    }
+
+    #[test]
+    fn event_has_its_fields_message_id_and_priority() {
+        let reason = "no umad device";
+        let (_, socket) = logged(|| {
+            warn!(message_id = "8514e33c0d15200a5722eb44ab6eb227", cause = reason, port = %"mlx5_0/1", "not asked: {reason}");
+            info!(count = 2, "two\nlines");
+        });
+        let first = next(&socket);
+        for field in [
+            "PRIORITY=4",
+            "SYSLOG_IDENTIFIER=ibarr",
+            "MESSAGE_ID=8514e33c0d15200a5722eb44ab6eb227",
+            "IBARR_CAUSE=no umad device",
+            "IBARR_PORT=mlx5_0/1",
+            "MESSAGE=not asked: no umad device port=mlx5_0/1",
+            "CODE_FILE=ibarr-user/src/logging/journal.rs",
+        ] {
+            assert!(first.lines().any(|line| line == field), "{field} in {first}");
+        }
+        let second = next(&socket);
+        let message = "two\nlines count=2";
+        assert!(second.starts_with("PRIORITY=6\n"));
+        assert!(
+            second.ends_with(&format!("\nMESSAGE\n\u{11}\0\0\0\0\0\0\0{message}\n")),
+            "{second:?}"
+        );
+    }
+
+    #[test]
+    fn long_text_is_cut_between_two_characters() {
+        let record = Record::of(Level::INFO, &"ü".repeat(LONGEST));
+        let (sent, rest) = split(&record).unwrap();
+        assert!(rest.is_empty() && std::str::from_utf8(sent).is_ok());
+        assert_eq!(sent.len(), "PRIORITY=6\nSYSLOG_IDENTIFIER=ibarr\nMESSAGE=\n".len() + LONGEST);
+    }
+
+    #[test]
+    fn journal_that_reads_nothing_stops_no_event() {
+        let many = 20_000;
+        let (log, socket) = logged(|| {
+            for n in 0..many {
+                info!(n, "an event");
+            }
+        });
+        let lost = log.dropped();
+        assert!(lost > 0, "the queue and the socket hold fewer events");
+        let mut read = 0;
+        let note = loop {
+            match next(&socket) {
+                event if event.contains("an event") => read += 1,
+                note => break note,
+            }
+        };
+        assert!(note.contains(&format!("MESSAGE={lost} lines lost")), "{note}");
+        assert_eq!(read + lost, many);
+        log.finish(PATIENCE);
+        assert_eq!(log.untold(), 0);
+    }
+}
