@@ -19,7 +19,7 @@ use crate::control::messages::FailureKind;
 use crate::control::run_dir::{self, RunDir};
 use crate::control::{self as control_socket, server as control};
 use crate::engine::{Engine, Setup};
-use crate::logging::{self, Levels, Log};
+use crate::logging::{self, Levels, Log, ids};
 use crate::process::{RunOptions, Signals, Systemd};
 use crate::sys::inherited;
 use crate::transport;
@@ -139,7 +139,7 @@ async fn serve(options: RunOptions, start: Start) -> Result<(), Error> {
         .map_err(|error| Error::Kernel("a thread for the control socket", error))?;
 
     Box::pin(engine.run(asked, signals)).await;
-    info!("ending");
+    info!(message_id = ids::ENDING, "ending");
     // The engine has dropped its end of the channel. The thread removes the socket when it ends.
     drop(control.join());
     at_end.stopping(&told);

@@ -13,6 +13,7 @@ use tokio::sync::mpsc;
 use tracing::{debug, info, warn};
 
 use super::Engine;
+use crate::logging::ids;
 use crate::transport::events::{Event, Events};
 use crate::transport::ports::Dirs;
 
@@ -64,6 +65,8 @@ impl Engine {
                 } else if !self.hearing.devices.values().any(|known| *known == Err(reason.clone()))
                 {
                     warn!(
+                        message_id = ids::EVENTS_NOT_HEARD,
+                        cause = reason,
                         %device,
                         "events of its ports are not received, so a change of the subnet is noticed \
                          some seconds later: {reason}"

@@ -53,7 +53,7 @@ use crate::bpf::Responder;
 use crate::config::Config;
 use crate::control::messages::{Body, Failure, FailureKind, Request, Response};
 use crate::control::server::{Ask, Control};
-use crate::logging::{Levels, Log};
+use crate::logging::{Levels, Log, ids};
 use crate::process::{Command, RunOptions, Signals, Systemd, Watchdog};
 use crate::sys::clock;
 use crate::sys::local_service::Received;
@@ -256,7 +256,7 @@ impl Engine {
             }
             if !was_ready && self.is_ready() {
                 was_ready = true;
-                info!("ready");
+                info!(message_id = ids::READY, "ready");
                 self.systemd.ready();
             }
         }

@@ -14,6 +14,7 @@ use super::Engine;
 use crate::causes::chain;
 use crate::config::{self, Config};
 use crate::control::messages::{Body, Failure, FailureKind, Response};
+use crate::logging::ids;
 use crate::process::RunOptions;
 
 /// Requested reloads. A thread reads the file, because a disk may hang; one reading serves all
@@ -109,7 +110,7 @@ impl Engine {
                 self.reconfigure(now, config, file);
                 self.reloads.failed = None;
                 let mut done = format!("configuration: {}", self.config_name());
-                info!("reloaded, {done}");
+                info!(message_id = ids::RELOADED, "reloaded, {done}");
                 for warning in self.config.warnings() {
                     warn!("{warning}");
                     done = format!("{done}\nwarning: {warning}");
@@ -118,7 +119,11 @@ impl Engine {
             }
             Err(error) => {
                 let message = chain(&error);
-                error!("not reloaded; the old configuration stays in force:\n{message}");
+                error!(
+                    message_id = ids::RELOAD_REFUSED,
+                    cause = message,
+                    "not reloaded; the old configuration stays in force:\n{message}"
+                );
                 self.reloads.failed = Some(FailedReload { at: now, message: message.clone() });
                 Failure { kind: FailureKind::Config, message }.into()
             }

@@ -26,6 +26,7 @@ use crate::control::messages::{
     ControlStatus, FailedReload, InterfaceStatus, ListenerStatus, LocalServiceStatus, PathRequests,
     ResponderStatus, ServerStatus, Status, UsersStatus,
 };
+use crate::logging::ids;
 use crate::transport::local_service as ls;
 use crate::transport::rtnetlink::{LOOPBACK, NudgeError, Nudged};
 use crate::transport::server::{HOLD, State};
@@ -38,11 +39,11 @@ pub(super) fn log(event: &Event) {
     };
     let (address, ifindex) = (owned.address, owned.ifindex);
     match (event, owned.gid) {
-        (Event::Added(_), Some(gid)) => info!(%address, %gid, %ifindex, "answering"),
-        (Event::Changed(_), Some(gid)) => info!(%address, %gid, %ifindex, "now answering"),
-        (Event::Changed(_), None) => info!(%address, "not answering"),
-        (Event::Removed(_), Some(_)) => info!(%address, "no longer answering"),
-        (_, None) => debug!(%address, ?event, "no GID"),
+        (Event::Added(_), Some(gid)) => info!(ip = %address, %gid, %ifindex, "answering"),
+        (Event::Changed(_), Some(gid)) => info!(ip = %address, %gid, %ifindex, "now answering"),
+        (Event::Changed(_), None) => info!(ip = %address, "not answering"),
+        (Event::Removed(_), Some(_)) => info!(ip = %address, "no longer answering"),
+        (_, None) => debug!(ip = %address, ?event, "no GID"),
         _ => {}
     }
 }
@@ -64,11 +65,13 @@ impl Engine {
         };
         match (&outcome, &self.last_nudge) {
             (outcome, Some(last)) if outcome == last => {}
-            (Err(failure), _) => warn!("nudges fail: {failure}"),
+            (Err(failure), _) => {
+                warn!(message_id = ids::NUDGES_FAIL, cause = failure, "nudges fail: {failure}");
+            }
             (Ok(ifindex), _) if *ifindex != LOOPBACK => {
                 info!(%ifindex, "without IPv6 nudges are made on an IPoIB interface");
             }
-            (Ok(_), Some(_)) => info!("nudges work again"),
+            (Ok(_), Some(_)) => info!(message_id = ids::NUDGES_WORK, "nudges work again"),
             (Ok(_), None) => {}
         }
         self.last_nudge = Some(outcome);

@@ -12,6 +12,7 @@ use tracing::{debug, info, warn};
 
 use super::Engine;
 use super::inputs::Input;
+use crate::logging::ids;
 use crate::transport::snapshot::{Event, Keeper, Order};
 
 /// When to write a snapshot of the paths.
@@ -96,9 +97,15 @@ impl Engine {
     pub(super) fn handle_snapshot(&mut self, now: Instant, event: Event) {
         match event {
             Event::Read(snapshot, age) => self.node.restore_paths(now, snapshot, age),
-            Event::Refused(reason) => warn!("the snapshot of paths is not used: {reason}"),
+            Event::Refused(reason) => {
+                warn!(
+                    message_id = ids::SNAPSHOT_FAILED,
+                    cause = %reason,
+                    "the snapshot of paths is not used: {reason}"
+                );
+            }
             Event::Written => debug!("saved paths for the next daemon"),
-            Event::NotWritten(reason) => warn!("cannot save paths for the next daemon: {reason}"),
+            Event::NotWritten(reason) => warn_unsaved(&reason),
             Event::Ended => {}
         }
     }
@@ -151,13 +158,18 @@ impl Engine {
         };
         match timeout(LAST_WORDS, write).await {
             Ok(Some(Event::Written)) => info!("saved paths for the next daemon"),
-            Ok(Some(Event::NotWritten(reason))) => {
-                warn!("cannot save paths for the next daemon: {reason}");
-            }
+            Ok(Some(Event::NotWritten(reason))) => warn_unsaved(&reason),
             Ok(_) => {}
-            Err(_) => warn!("cannot save paths for the next daemon: the disk is too slow"),
+            Err(_) => warn_unsaved("the disk is too slow"),
         }
     }
+}
+
+fn warn_unsaved(cause: &str) {
+    warn!(
+        message_id = ids::SNAPSHOT_FAILED,
+        cause, "cannot save paths for the next daemon: {cause}"
+    );
 }
 
 fn order(step: Step) -> Order {

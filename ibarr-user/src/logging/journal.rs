@@ -182,7 +182,7 @@ mod tests {
     use tracing_subscriber::layer::SubscriberExt as _;
     use tracing_subscriber::registry;
 
-    use super::super::writer::Form;
+    use super::super::{ids, writer::Form};
     use super::*;
 
     const PATIENCE: Duration = Duration::from_secs(30);
@@ -205,7 +205,7 @@ mod tests {
     fn event_has_its_fields_message_id_and_priority() {
         let reason = "no umad device";
         let (_, socket) = logged(|| {
-            warn!(message_id = "8514e33c0d15200a5722eb44ab6eb227", cause = reason, port = %"mlx5_0/1", "not asked: {reason}");
+            warn!(message_id = ids::SA_NOT_ASKED, cause = reason, port = %"mlx5_0/1", "not asked: {reason}");
             info!(count = 2, "two\nlines");
         });
         let first = next(&socket);

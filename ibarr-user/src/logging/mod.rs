@@ -3,6 +3,7 @@
 //! Logs go to the journal, or as text to standard error or output. No log line can end or block the
 //! daemon.
 
+pub mod ids;
 mod journal;
 mod level;
 mod writer;
@@ -25,7 +26,7 @@ pub use self::level::{Level, Levels};
 pub use self::writer::Log;
 use self::writer::{Form, Standard};
 
-/// Field with the ID of an event for programs.
+/// Field with one of the [`ids`].
 const MESSAGE_ID: &str = "message_id";
 /// Field with the cause of an event, which its message contains.
 const CAUSE: &str = "cause";

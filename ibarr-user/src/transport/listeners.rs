@@ -9,6 +9,7 @@ use std::io;
 use std::path::Path;
 use std::time::Duration;
 
+use crate::logging::ids;
 use tokio::sync::watch;
 use tokio::time::{MissedTickBehavior, interval};
 use tracing::{debug, info, warn};
@@ -56,7 +57,12 @@ fn report(old: &mut Vec<Listener>, new: Vec<Listener>) -> bool {
     for listener in new.iter().filter(|listener| !old.contains(listener)) {
         // A process chooses its name, so the log escapes it.
         let Listener { pid, name } = listener;
-        warn!(?pid, ?name, "local service: another process receives the kernel's requests");
+        warn!(
+            message_id = ids::OTHER_LISTENER,
+            ?pid,
+            ?name,
+            "local service: another process receives the kernel's requests"
+        );
     }
     for listener in old.iter().filter(|listener| !new.contains(listener)) {
         info!(

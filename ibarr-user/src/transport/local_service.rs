@@ -21,6 +21,7 @@ use tracing::{debug, info, warn};
 use super::listeners::{self, Listener};
 use super::{Counter, Counters};
 use crate::causes::chain;
+use crate::logging::ids;
 use crate::sys::local_service::{Peer, Quiet, Received, Socket};
 
 /// The socket and its state, see the [module](self).
@@ -137,6 +138,7 @@ impl LocalService {
             return false;
         }
         info!(
+            message_id = ids::KERNEL_ASKS,
             port_id = socket.port_id().0,
             "local service: the kernel sends its requests to ibarr"
         );
@@ -231,6 +233,7 @@ impl LocalService {
         let is_member = socket.is_member().unwrap_or_default();
         if is_member {
             info!(
+                message_id = ids::KERNEL_ASKS,
                 ?peer,
                 port_id = port_id.0,
                 "local service: the kernel sends its requests to ibarr"
@@ -244,7 +247,7 @@ impl LocalService {
     /// again.
     fn close(&mut self, reason: String, pause: Duration) {
         if self.reason.as_ref() != Some(&reason) {
-            warn!("local service: {reason}");
+            warn!(message_id = ids::KERNEL_DOES_NOT_ASK, cause = reason, "local service: {reason}");
             self.reason = Some(reason.clone());
         }
         let retry_at = (!self.inherited).then(|| Instant::now() + pause);

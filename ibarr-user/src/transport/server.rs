@@ -22,6 +22,7 @@ use tracing::{debug, info, warn};
 
 use super::holder::{self, Holder};
 use super::{Counter, Counters};
+use crate::logging::ids;
 use crate::sys::mmsg::{self, Inbox, Outgoing};
 use crate::sys::udp::{Received, Source, UdpSocket};
 use crate::sys::udp_options;
@@ -138,7 +139,7 @@ pub async fn serve(
         });
         match bound {
             Ok((socket, serving)) => {
-                info!(?family, port, is_inherited, "serving ip2gid");
+                info!(message_id = ids::SERVING, ?family, port, is_inherited, "serving ip2gid");
                 state.send_replace(serving);
                 let error = pump(&socket, is_inherited, &batches, &counters).await;
                 debug!(?family, port, ?error, "the server socket ended");
@@ -157,7 +158,13 @@ pub async fn serve(
                     reason = held.as_ref().map_or(reason, |holder| holder.explain(port));
                 }
                 if said.as_ref() != Some(&reason) {
-                    warn!(?family, port, "not serving ip2gid: {reason}");
+                    warn!(
+                        message_id = ids::NOT_SERVING,
+                        cause = reason,
+                        ?family,
+                        port,
+                        "not serving ip2gid: {reason}"
+                    );
                     said = Some(reason.clone());
                 }
                 state.send_replace(State::Blocked(reason));

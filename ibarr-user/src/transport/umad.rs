@@ -17,6 +17,7 @@ use tracing::{info, warn};
 
 use super::ports::Token;
 use super::{Counter, Counters};
+use crate::logging::ids;
 use crate::sys::umad::{Device, Opened};
 
 /// All ports that ever existed, and the umad devices that are open.
@@ -122,7 +123,8 @@ impl Umads {
         let number = self.next;
         let read = read_all(port, number, Arc::clone(&device), self.events.clone());
         let task = tokio::spawn(read).abort_handle();
-        info!(port = %self.name(port), form = ?device.form(), "asking its subnet administrator");
+        let name = self.name(port);
+        info!(message_id = ids::SA_ASKED, port = %name, form = ?device.form(), "asking its subnet administrator");
         self.blocked.remove(&port);
         self.doors.insert(port, Door { number, device, reports: None, task, _token: token });
     }
@@ -132,7 +134,12 @@ impl Umads {
     pub fn block(&mut self, port: PortIndex, reason: Option<String>) {
         let Some(reason) = reason else { return };
         if self.blocked.get(&port) != Some(&reason) {
-            warn!(port = %self.name(port), "its subnet administrator cannot be asked: {reason}");
+            warn!(
+                message_id = ids::SA_NOT_ASKED,
+                cause = reason,
+                port = %self.name(port),
+                "its subnet administrator cannot be asked: {reason}"
+            );
             self.blocked.insert(port, reason);
         }
     }
@@ -239,7 +246,7 @@ impl Umads {
     }
 
     fn lose(&mut self, port: PortIndex, error: &io::Error) {
-        warn!(port = %self.name(port), %error, "its umad device is lost");
+        warn!(message_id = ids::UMAD_LOST, port = %self.name(port), %error, "its umad device is lost");
         self.counters.count(Counter::UmadLost);
         self.doors.remove(&port);
     }
