@@ -5,6 +5,7 @@
 
 #![forbid(unsafe_code)]
 
+mod journal;
 mod node;
 mod package;
 mod service;
