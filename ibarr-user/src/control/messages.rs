@@ -606,6 +606,25 @@ mod tests {
     use super::*;
 
     #[test]
+    fn golden_documents_are_read_and_written_alike() {
+        let golden = include_str!("../../tests/golden/control.jsonl");
+        let (mut requests, mut responses) = (0, 0);
+        for line in golden.lines().filter(|line| !line.starts_with('#')) {
+            let written = if line.starts_with("{\"ask\"") {
+                requests += 1;
+                let request: Request = serde_json::from_str(line).unwrap();
+                serde_json::to_string(&request)
+            } else {
+                responses += 1;
+                let response: Response = serde_json::from_str(line).unwrap();
+                serde_json::to_string(&response)
+            };
+            assert_eq!(written.unwrap(), line);
+        }
+        assert_eq!((requests, responses), (14, 37));
+    }
+
+    #[test]
     fn documents_survive_writing_and_reading() {
         let answers = vec![Answer {
             ip: "10.2.0.5".parse().unwrap(),
