@@ -262,7 +262,7 @@ impl<R: CryptoRng + SeedableRng> Node<R> {
     }
 
     /// See [`Resolver::users`].
-    pub fn users(&self) -> [(&'static str, &Counters<shares::Counter>, (usize, usize)); 2] {
+    pub fn users(&self) -> [(shares::Kind, &Counters<shares::Counter>, (usize, usize)); 2] {
         self.resolver.users()
     }
 

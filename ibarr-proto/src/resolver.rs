@@ -223,10 +223,10 @@ impl Resolver {
 
     /// Counters and load of users' requests for addresses and for paths: name, counters, (in
     /// progress, waiting).
-    pub fn users(&self) -> [(&'static str, &Counters<shares::Counter>, (usize, usize)); 2] {
+    pub fn users(&self) -> [(shares::Kind, &Counters<shares::Counter>, (usize, usize)); 2] {
         [
-            ("addresses", self.users.counters(), self.users.load()),
-            ("paths", self.path_users.counters(), self.path_users.load()),
+            (shares::Kind::Addresses, self.users.counters(), self.users.load()),
+            (shares::Kind::Paths, self.path_users.counters(), self.path_users.load()),
         ]
     }
 

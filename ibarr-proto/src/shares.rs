@@ -9,6 +9,7 @@
 //! [`PAUSE`] after its arrival: a caller that asks again at once gains nothing.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::fmt;
 use std::time::Duration;
 
 use ibarr_common::Instant;
@@ -19,6 +20,24 @@ use crate::timer::Timers;
 /// A user of this node.
 #[derive(Clone, Copy, Debug, Eq, Hash, Ord, PartialEq, PartialOrd)]
 pub struct User(pub u32);
+
+/// What users ask for; each kind of request has limits of its own.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub enum Kind {
+    /// GIDs of addresses.
+    Addresses,
+    /// Paths to GIDs.
+    Paths,
+}
+
+impl fmt::Display for Kind {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Addresses => "addresses",
+            Self::Paths => "paths",
+        })
+    }
+}
 
 /// The limits of users' requests.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]

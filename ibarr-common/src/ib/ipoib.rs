@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 
 use core::fmt;
+use core::str::FromStr;
 
 use super::Gid;
 
@@ -61,6 +62,32 @@ impl fmt::Display for IpoibHwAddr {
     }
 }
 
+impl FromStr for IpoibHwAddr {
+    type Err = ParseIpoibHwAddrError;
+
+    fn from_str(text: &str) -> Result<Self, ParseIpoibHwAddrError> {
+        let mut octets = [0; Self::LEN];
+        let mut parts = text.split(':');
+        for octet in &mut octets {
+            let part = parts.next().ok_or(ParseIpoibHwAddrError)?;
+            *octet = u8::from_str_radix(part, 16).map_err(|_| ParseIpoibHwAddrError)?;
+        }
+        Self::parse(&octets).filter(|_| parts.next().is_none()).ok_or(ParseIpoibHwAddrError)
+    }
+}
+
+/// Error: a text is not an [`IpoibHwAddr`].
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub struct ParseIpoibHwAddrError;
+
+impl fmt::Display for ParseIpoibHwAddrError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("not an IPoIB address: 20 bytes in hexadecimal, with colons between them")
+    }
+}
+
+impl core::error::Error for ParseIpoibHwAddrError {}
+
 /// Queue pair number, 24 bits (IBA vol. 1 §3.2.1).
 #[derive(Clone, Copy, Debug, Eq, Hash, Ord, PartialEq, PartialOrd)]
 pub struct Qpn(u32);
@@ -119,10 +146,9 @@ mod tests {
         assert_eq!(Some(hwaddr.qpn()), Qpn::new(0x140));
         assert_eq!(hwaddr.gid().to_string(), "fe80::2:c903:0:201");
         assert_eq!(hwaddr.octets(), IB0);
-        assert_eq!(
-            hwaddr.to_string(),
-            "80:00:01:40:fe:80:00:00:00:00:00:00:00:02:c9:03:00:00:02:01"
-        );
+        let text = "80:00:01:40:fe:80:00:00:00:00:00:00:00:02:c9:03:00:00:02:01";
+        assert_eq!(hwaddr.to_string(), text);
+        assert_eq!(text.parse(), Ok(hwaddr));
     }
 
     #[test]
@@ -131,5 +157,9 @@ mod tests {
         assert_eq!(IpoibHwAddr::parse(&[0x80; 6]), None);
         assert_eq!(IpoibHwAddr::parse(&[]), None);
         assert_eq!(IpoibHwAddr::parse(&[0; 20]), None);
+        let text = "80:00:01:40:fe:80:00:00:00:00:00:00:00:02:c9:03:00:00:02:01";
+        for text in ["", "none", &text[3..], &[text, ":00"].concat()] {
+            assert_eq!(text.parse::<IpoibHwAddr>(), Err(ParseIpoibHwAddrError), "{text:?}");
+        }
     }
 }

@@ -13,6 +13,8 @@ mod path;
 
 pub use device::{DeviceName, ParseDeviceNameError, PortNum};
 pub use gid::{Gid, Guid, ParseGidError, SubnetPrefix};
-pub use ipoib::{IpoibHwAddr, Qpn};
+pub use ipoib::{IpoibHwAddr, ParseIpoibHwAddrError, Qpn};
 pub use lid::Lid;
-pub use path::{FlowLabel, Mtu, PKey, PacketLifeTime, PathRecord, QosClass, Rate, ServiceId, Sl};
+pub use path::{
+    FlowLabel, Mtu, PKey, PacketLifeTime, ParsePKeyError, PathRecord, QosClass, Rate, ServiceId, Sl,
+};

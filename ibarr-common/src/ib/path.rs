@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 
 use core::fmt;
+use core::str::FromStr;
 
 /// Partition key, 16 bits (IBA vol. 1 §10.9): the upper bit means full membership, the others name
 /// the partition.
@@ -30,6 +31,28 @@ impl fmt::Display for PKey {
         write!(f, "0x{:04x}", self.0)
     }
 }
+
+impl FromStr for PKey {
+    type Err = ParsePKeyError;
+
+    /// Hexadecimal, with or without `0x`.
+    fn from_str(text: &str) -> Result<Self, ParsePKeyError> {
+        let digits = text.strip_prefix("0x").unwrap_or(text);
+        u16::from_str_radix(digits, 16).ok().and_then(Self::new).ok_or(ParsePKeyError)
+    }
+}
+
+/// Error: a text is not a [`PKey`].
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub struct ParsePKeyError;
+
+impl fmt::Display for ParsePKeyError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("not a P_Key: write it like 0x8001; 0x0000 and 0x8000 are reserved")
+    }
+}
+
+impl core::error::Error for ParsePKeyError {}
 
 /// Service ID, 64 bits (IBA vol. 1 Annex A3): the service that a connection is for.
 #[derive(Clone, Copy, Debug, Eq, Hash, Ord, PartialEq, PartialOrd)]
@@ -247,6 +270,16 @@ mod tests {
         assert_eq!(PKey::new(0x8000), None);
         assert_eq!(PKey::new(0x8001).map(PKey::get), Some(0x8001));
         assert_eq!(PKey::new(0xffff), Some(PKey::DEFAULT));
+    }
+
+    #[test]
+    fn pkey_is_read_as_it_is_written() {
+        for text in ["0x8001", "8001"] {
+            assert_eq!(text.parse(), Ok(PKey(0x8001)));
+        }
+        for text in ["", "0x", "0x8000", "0x10001", "x"] {
+            assert_eq!(text.parse::<PKey>(), Err(ParsePKeyError), "{text:?}");
+        }
     }
 
     #[test]

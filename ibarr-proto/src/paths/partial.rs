@@ -25,9 +25,12 @@ pub struct Partial {
 /// Error: a part of the question is missing.
 #[derive(Clone, Copy, Debug, Eq, Error, PartialEq)]
 pub enum Incomplete {
-    /// There is no port, or not this one.
+    /// There is no port.
     #[error("this machine has no InfiniBand port: is its driver loaded?")]
     NoPort,
+    /// There is no port of this name.
+    #[error("{0}: there is no such port; see ibarr ports")]
+    NoSuchPort(PortName),
     /// The port has no GID.
     #[error("{0} has no GID yet: name one with --sgid")]
     NoGid(PortName),
@@ -48,7 +51,7 @@ impl<R: CryptoRng + SeedableRng> Paths<R> {
         let (_, name, facts, _) = ports
             .find(|(_, _, facts, _)| facts.sa().is_some())
             .or(first)
-            .ok_or(Incomplete::NoPort)?;
+            .ok_or_else(|| port.map_or(Incomplete::NoPort, Incomplete::NoSuchPort))?;
         let for_flid = facts.flid_gid().filter(|_| dgid.flid().is_some());
         let sgid = sgid.or(for_flid).or_else(|| facts.gids.first().copied());
         let question = PathQuestion {
@@ -94,7 +97,7 @@ mod tests {
         let first = Partial { port: Some(name(1)), ..to(gid(1)) };
         assert_eq!(rig.paths.complete(&first).map(|(port, _)| port), Ok(name(1)));
         let absent = Partial { port: Some(name(3)), ..to(gid(1)) };
-        assert_eq!(rig.paths.complete(&absent), Err(Incomplete::NoPort));
+        assert_eq!(rig.paths.complete(&absent), Err(Incomplete::NoSuchPort(name(3))));
     }
 
     #[test]

@@ -3,6 +3,7 @@
 //! Inputs and outputs of the path resolution.
 
 use std::fmt;
+use std::str::FromStr;
 use std::time::Duration;
 
 use ibarr_common::Instant;
@@ -92,6 +93,24 @@ impl fmt::Display for PortName {
         write!(f, "{}/{}", self.device, self.port)
     }
 }
+
+impl FromStr for PortName {
+    type Err = ParsePortNameError;
+
+    fn from_str(text: &str) -> Result<Self, ParsePortNameError> {
+        let parse = || {
+            let (device, port) = text.split_once('/')?;
+            let port = PortNum::new(port.parse().ok()?)?;
+            Some(Self { device: device.parse().ok()?, port })
+        };
+        parse().filter(|name| name.to_string() == text).ok_or(ParsePortNameError)
+    }
+}
+
+/// Error: a text is not a [`PortName`].
+#[derive(Clone, Copy, Debug, Eq, PartialEq, thiserror::Error)]
+#[error("not a port: write it like mlx5_0/1; ibarr ports lists them")]
+pub struct ParsePortNameError;
 
 /// The state of an InfiniBand port.
 #[derive(Clone, Debug, Eq, PartialEq)]
@@ -232,6 +251,17 @@ pub enum PortEvent {
 }
 
 impl PortEvent {
+    /// All events.
+    pub const ALL: [Self; 7] = [
+        Self::Active,
+        Self::Error,
+        Self::LidChange,
+        Self::PKeyChange,
+        Self::SmChange,
+        Self::ClientReregister,
+        Self::GidChange,
+    ];
+
     /// Whether earlier answers of the SA may be wrong now. While a port is down it cannot ask;
     /// coming up again is a separate event.
     pub(super) fn is_cause_for_doubt(self) -> bool {
