@@ -2,12 +2,12 @@
 
 //! The commands that work on the responder's pins, without a daemon.
 
-use std::net::Ipv6Addr;
 use std::path::Path;
 
-use ibarr_common::ib::IpoibHwAddr;
+use ibarr_common::ib::{Gid, IpoibHwAddr};
 use ibarr_common::map::{self, Interface, Origin};
 use ibarr_common::{IfIndex, Instant};
+use ibarr_proto::ip2gid::{Family, Prefix};
 use nix::net::if_::if_indextoname;
 
 use super::{Exit, ask, print};
@@ -15,7 +15,7 @@ use crate::bpf::{self, Detached};
 use crate::causes::chain;
 use crate::control::messages::{
     Body, Failure, FailureKind, KernelEntry, KernelInterface, KernelLearned, KernelMaps,
-    KernelNeighbour, KernelRoute,
+    KernelNeighbour, KernelOrigin, KernelRoute, Millis, Number, OrText, Text,
 };
 use crate::sys::clock;
 
@@ -72,26 +72,28 @@ fn document(contents: &bpf::Contents) -> KernelMaps {
     const ROUTED_IPV4: u32 = Interface::ROUTED_IPV4;
     const ROUTED_IPV6: u32 = Interface::ROUTED_IPV6;
     let lease_end = Instant::from_nanos(contents.cfg.lease_end);
-    let lease_ends_in = lease_end.since(clock::now()).as_millis();
     KernelMaps {
-        lease_ends_in_ms: u64::try_from(lease_ends_in).unwrap_or(u64::MAX),
+        lease_ends_in_ms: lease_end.since(clock::now()).into(),
         restricted: contents.cfg.restricts(),
         interfaces: contents
             .interfaces
             .iter()
             .map(|(ifindex, interface)| KernelInterface {
-                ifindex: ifindex.get(),
+                ifindex: Number(*ifindex),
                 name: contents
                     .is_here
                     .then(|| if_indextoname(ifindex.get()).ok()?.into_string().ok())
                     .flatten(),
                 ipv4: interface.switches & (ALL_IPV4 | ROUTED_IPV4) != 0,
                 ipv6: interface.switches & (ALL_IPV6 | ROUTED_IPV6) != 0,
-                only_routed: [("IPv4", ALL_IPV4, ROUTED_IPV4), ("IPv6", ALL_IPV6, ROUTED_IPV6)]
-                    .into_iter()
-                    .filter(|(_, all, routed)| interface.switches & (all | routed) == *routed)
-                    .map(|(family, ..)| family.to_owned())
-                    .collect(),
+                only_routed: [
+                    (Family::V4, ALL_IPV4, ROUTED_IPV4),
+                    (Family::V6, ALL_IPV6, ROUTED_IPV6),
+                ]
+                .into_iter()
+                .filter(|(_, all, routed)| interface.switches & (all | routed) == *routed)
+                .map(|(family, ..)| Text(family))
+                .collect(),
             })
             .collect(),
         routes: contents
@@ -99,9 +101,10 @@ fn document(contents: &bpf::Contents) -> KernelMaps {
             .iter()
             .map(|(bits, prefix, route)| {
                 let (address, bits) = prefix.prefix(*bits);
+                let bits = u8::try_from(bits).unwrap_or(u8::MAX);
                 KernelRoute {
-                    ifindex: prefix.ifindex,
-                    to: format!("{address}/{bits}"),
+                    ifindex: Number(IfIndex::new(prefix.ifindex)),
+                    to: Text(Prefix::around(address, bits)),
                     via: route.gateway(),
                     elsewhere: !route.is_here(),
                 }
@@ -111,10 +114,12 @@ fn document(contents: &bpf::Contents) -> KernelMaps {
             .neighbours
             .iter()
             .map(|(key, neighbour)| KernelNeighbour {
-                ifindex: key.ifindex,
+                ifindex: Number(IfIndex::new(key.ifindex)),
                 ip: map::address(key.address),
-                hwaddr: IpoibHwAddr::parse(&neighbour.hwaddr)
-                    .map_or_else(|| "none".to_owned(), |hwaddr| hwaddr.to_string()),
+                hwaddr: IpoibHwAddr::parse(&neighbour.hwaddr).map_or_else(
+                    || OrText::Text("none".to_owned()),
+                    |known| OrText::Value(Text(known)),
+                ),
             })
             .collect(),
         learned: learned(contents),
@@ -123,13 +128,13 @@ fn document(contents: &bpf::Contents) -> KernelMaps {
             .iter()
             .map(|entry| KernelEntry {
                 ip: entry.key.ip(),
-                scope: (entry.key.scope != 0).then_some(entry.key.scope),
-                gid: entry.has_gid().then(|| Ipv6Addr::from(entry.gid).to_string()),
-                ifindex: entry.ifindex,
+                scope: IfIndex::new(entry.key.scope).map(Number),
+                gid: Gid::new(entry.gid).map(Text),
+                ifindex: Number(IfIndex::new(entry.ifindex)),
                 origin: match Origin::new(entry.origin) {
-                    Some(Origin::Local) => "local".to_owned(),
-                    Some(Origin::Static) => "static".to_owned(),
-                    None => format!("unknown ({})", entry.origin),
+                    Some(Origin::Local) => OrText::Value(KernelOrigin::Local),
+                    Some(Origin::Static) => OrText::Value(KernelOrigin::Static),
+                    None => OrText::Text(format!("unknown ({})", entry.origin)),
                 },
             })
             .collect(),
@@ -147,14 +152,13 @@ fn learned(contents: &bpf::Contents) -> Vec<KernelLearned> {
             let from = map::address(element.value.source);
             Some(KernelLearned {
                 ip: question.target(),
-                ifindex: question.egress().map(IfIndex::get),
-                gid: cached.gid?.to_string(),
-                expires_in_ms: u64::try_from(cached.expires_at.since(now).as_millis())
-                    .unwrap_or(u64::MAX),
+                ifindex: question.egress().map(Number),
+                gid: Text(cached.gid?),
+                expires_in_ms: cached.expires_at.since(now).into(),
                 from: (!from.is_unspecified()).then_some(from),
             })
         })
-        .filter(|learned| learned.expires_in_ms > 0)
+        .filter(|learned| learned.expires_in_ms != Millis::default())
         .collect();
     learned.sort_by_key(|learned| (learned.ip, learned.ifindex));
     learned

@@ -15,9 +15,12 @@ use std::time::Duration;
 use clap::error::ErrorKind;
 use clap::{ArgAction, Args, CommandFactory as _, Parser, Subcommand};
 use ibarr_common::ib::{Gid, PKey};
+use ibarr_proto::paths::PortName;
 
 use crate::bpf;
-use crate::control::messages::{Failure, FailureKind, LevelChange, PathRequest, Request};
+use crate::control::messages::{
+    Failure, FailureKind, LevelChange, Millis, Number, PathRequest, Request, Text,
+};
 use crate::daemon;
 use crate::logging::{Level, Place};
 use crate::process::{self, RunOptions};
@@ -75,10 +78,10 @@ enum Command {
         sgid: Option<Gid>,
         /// Port, like mlx5_0/1, instead of the first that has a subnet administrator
         #[arg(long, value_name = "DEVICE/N")]
-        port: Option<String>,
+        port: Option<PortName>,
         /// Partition key, like 0x8001, instead of the port's first
-        #[arg(long, value_name = "KEY", value_parser = pkey)]
-        pkey: Option<u16>,
+        #[arg(long, value_name = "KEY")]
+        pkey: Option<PKey>,
         #[command(flatten)]
         daemon: Daemon,
     },
@@ -201,12 +204,16 @@ pub fn main() -> ExitCode {
     let exit = match cli.command.unwrap_or(Command::Run(cli.run)) {
         Command::Run(args) => run(args),
         Command::Resolve { ip, timeout, daemon } => {
-            let timeout_ms = u64::try_from(timeout.as_millis()).ok();
+            let timeout_ms = Some(timeout.into());
             ask::ask(&daemon, &Request::Resolve { addresses: ip, timeout_ms })
         }
         Command::Path { dgid, sgid, port, pkey, daemon } => {
-            let (dgid, sgid) = (dgid.to_string(), sgid.map(|sgid| sgid.to_string()));
-            let path = PathRequest { dgid, sgid, port, pkey };
+            let path = PathRequest {
+                dgid: Text(dgid),
+                sgid: sgid.map(Text),
+                port: port.map(Text),
+                pkey: pkey.map(Number),
+            };
             ask::ask(&daemon, &Request::Path { path })
         }
         Command::Ports(daemon) => ask::ask(&daemon, &Request::Ports),
@@ -218,7 +225,7 @@ pub fn main() -> ExitCode {
         Command::Counters(daemon) => ask::ask(&daemon, &Request::Counters),
         Command::Reload(daemon) => ask::ask(&daemon, &Request::Reload),
         Command::LogLevel { level, time, reset, daemon } => {
-            let for_ms = time.and_then(|time| u64::try_from(time.as_millis()).ok());
+            let for_ms = time.map(Millis::from);
             let change = (reset || level.is_some()).then_some(LevelChange { level, for_ms });
             ask::ask(&daemon, &Request::LogLevel { change })
         }
@@ -239,12 +246,6 @@ fn patience(text: &str) -> Result<Duration, String> {
     let longest = Duration::from_hours(24);
     let is_sensible = !time.is_zero() && time <= longest;
     is_sensible.then_some(time).ok_or_else(|| "between 1ms and 1day".to_owned())
-}
-
-fn pkey(text: &str) -> Result<u16, String> {
-    let digits = text.strip_prefix("0x").unwrap_or(text);
-    let number = u16::from_str_radix(digits, 16).map_err(|error| error.to_string())?;
-    PKey::new(number).map(PKey::get).ok_or_else(|| "not a valid partition key".to_owned())
 }
 
 fn run(args: RunArgs) -> Exit {

@@ -10,11 +10,15 @@ use std::io::{self, ErrorKind, Write as _};
 use std::sync::OnceLock;
 use std::time::Duration;
 
+use ibarr_common::IfIndex;
+use ibarr_common::ib::Lid;
+
 use super::Exit;
 use crate::causes::{chain, escaped};
 use crate::control::messages::{
-    Answer, AnswerStatus, Body, CacheEntry, CachedPath, KernelMaps, LastEvent, LogStatus,
-    PathAnswer, PathHops, PathRequests, PortStatus, Probing, Response, Status,
+    Answer, AnswerStatus, Body, CacheEntry, CachedPath, Informed, KernelMaps, LastEvent, LogStatus,
+    Millis, Number, OrText, PathAnswer, PathHops, PathRequests, PortStatus, Probing, Response,
+    Status,
 };
 
 /// Why standard output failed.
@@ -117,9 +121,9 @@ fn answers(answers: &[Answer]) {
 }
 
 fn answer(answer: &Answer) -> Vec<String> {
-    let gid = answer.gid.clone().unwrap_or_else(|| answer.status.as_str().to_owned());
-    let source = answer.source.map_or("", |source| source.as_str()).to_owned();
-    vec![answer.ip.to_string(), gid, source, format!("{:.2} ms", answer.ms)]
+    let gid = or(answer.gid, &answer.status.to_string());
+    let source = or(answer.source, "");
+    vec![answer.ip.to_string(), gid, source, format!("{:.2} ms", answer.ms.millis())]
 }
 
 fn log(log: &LogStatus) {
@@ -130,9 +134,9 @@ fn log(log: &LogStatus) {
 fn path(path: &PathAnswer) {
     let source = path.source.as_ref().map_or(String::new(), |source| format!("  {source}"));
     let refusal = path.refusal.as_ref().map_or(String::new(), |refusal| format!(": {refusal}"));
-    let status = path.status.as_str();
+    let status = path.status;
     line(&format!("{} to {} by {}", path.sgid, path.dgid, path.port));
-    line(&format!("    {status}{refusal}{source}  {:.2} ms", path.ms));
+    line(&format!("    {status}{refusal}{source}  {:.2} ms", path.ms.millis()));
     if let Some(hops) = &path.hops {
         line(&format!("    {}", self::hops(hops)));
     }
@@ -154,7 +158,14 @@ fn cached_path(path: &CachedPath) -> Vec<String> {
     let hops = path.hops.as_ref().map_or_else(|| "no path".to_owned(), hops);
     let doubted = if path.doubted { "in doubt" } else { "" }.to_owned();
     let expires = format!("expires in {}", seconds(path.expires_in_ms));
-    vec![path.port.clone(), path.sgid.clone(), path.dgid.clone(), hops, doubted, expires]
+    vec![
+        path.port.to_string(),
+        path.sgid.to_string(),
+        path.dgid.to_string(),
+        hops,
+        doubted,
+        expires,
+    ]
 }
 
 /// Prints the path cache page by page: as one JSON document, or as one table whose columns grow
@@ -206,7 +217,7 @@ impl Paths {
 const JSON_PATHS: (&str, &str) = ("{\"v\":1,\"paths\":[", "]}");
 
 fn port(port: &PortStatus) {
-    let lid = |lid: Option<u16>| lid.map_or_else(|| "none".to_owned(), |lid| lid.to_string());
+    let lid = |lid: Option<Number<Lid>>| or(lid, "none");
     let state = if port.active { "active" } else { "not active" };
     line(&format!("port {}: {state}, LID {}, LMC {}", port.port, lid(port.lid), port.lmc));
     line(&format!("    subnet manager: LID {}, SL {}", lid(port.sm_lid), port.sm_sl));
@@ -220,15 +231,19 @@ fn port(port: &PortStatus) {
     if let Some(probing) = &port.probing {
         line(&format!("    {}", probed(probing)));
     }
-    line(&format!("    GIDs {}", port.gids.join(", ")));
-    line(&format!("    P_Keys {}", port.pkeys.join(", ")));
+    line(&format!("    GIDs {}", join(&port.gids, ", ")));
+    line(&format!("    P_Keys {}", join(&port.pkeys, ", ")));
     if let Some(informed) = &port.informed {
-        line(&match informed.as_str() {
-            "yes" => "    its subnet administrator reports changes".to_owned(),
-            "not yet" => {
+        line(&match informed {
+            OrText::Value(Informed::Yes) => {
+                "    its subnet administrator reports changes".to_owned()
+            }
+            OrText::Value(Informed::NotYet) => {
                 "    its subnet administrator has not yet agreed to report changes".to_owned()
             }
-            reason => format!("    its subnet administrator does not report changes: {reason}"),
+            OrText::Text(reason) => {
+                format!("    its subnet administrator does not report changes: {reason}")
+            }
         });
     }
     line(&match (&port.deaf, &port.last_event) {
@@ -247,15 +262,17 @@ fn probed(probing: &Probing) -> String {
 
 fn cache_entry(entry: &CacheEntry) -> Vec<String> {
     let interface = entry.interface.as_ref().map_or(String::new(), |name| format!("dev {name}"));
-    let gid = entry.gid.clone().unwrap_or_else(|| "not-found".to_owned());
+    let gid = or(entry.gid, "not-found");
     let expires = format!("expires in {}", seconds(entry.expires_in_ms));
     vec![entry.ip.to_string(), interface, gid, expires]
 }
 
 fn kernel(kernel: &KernelMaps) {
     match kernel.lease_ends_in_ms {
-        0 => line("the kernel answers nothing: the lease has ended"),
-        ms => line(&format!("lease ends in {}", seconds(ms))),
+        lease if lease == Millis::default() => {
+            line("the kernel answers nothing: the lease has ended");
+        }
+        lease => line(&format!("lease ends in {}", seconds(lease))),
     }
     if kernel.restricted {
         line("only sources that allow names are answered");
@@ -266,11 +283,12 @@ fn kernel(kernel: &KernelMaps) {
         let (ipv4, ipv6) = (answers(interface.ipv4), answers(interface.ipv6));
         let only = match interface.only_routed.as_slice() {
             [] => String::new(),
-            families => format!("; {} only for these destinations:", families.join(" and ")),
+            families => format!("; {} only for these destinations:", join(families, " and ")),
         };
-        let ifindex = interface.ifindex;
+        let Number(ifindex) = interface.ifindex;
+        let is_here = |there: Number<Option<IfIndex>>| there.0 == Some(ifindex);
         line(&format!("interface {name} (index {ifindex}): IPv4 {ipv4}, IPv6 {ipv6}{only}"));
-        for route in kernel.routes.iter().filter(|route| route.ifindex == ifindex) {
+        for route in kernel.routes.iter().filter(|route| is_here(route.ifindex)) {
             let via = match route.via {
                 _ if route.elsewhere => " elsewhere".to_owned(),
                 Some(via) => format!(" via {via}"),
@@ -278,15 +296,15 @@ fn kernel(kernel: &KernelMaps) {
             };
             line(&format!("    {}{via}", route.to));
         }
-        for neighbour in kernel.neighbours.iter().filter(|there| there.ifindex == ifindex) {
+        for neighbour in kernel.neighbours.iter().filter(|there| is_here(there.ifindex)) {
             line(&format!("    {} at {}", neighbour.ip, neighbour.hwaddr));
         }
     }
     table(kernel.entries.iter().map(|entry| {
         let scope = entry.scope.map_or(String::new(), |scope| format!("%{scope}"));
-        let gid = entry.gid.clone().unwrap_or_else(|| "no GID".to_owned());
-        let ifindex = format!("index {}", entry.ifindex);
-        vec![format!("{}{scope}", entry.ip), gid, entry.origin.clone(), ifindex]
+        let gid = or(entry.gid, "no GID");
+        let ifindex = format!("index {}", entry.ifindex.0.map_or(0, IfIndex::get));
+        vec![format!("{}{scope}", entry.ip), gid, entry.origin.to_string(), ifindex]
     }));
     if !kernel.learned.is_empty() {
         line("learned from peers:");
@@ -295,20 +313,31 @@ fn kernel(kernel: &KernelMaps) {
         let scope = learned.ifindex.map_or(String::new(), |ifindex| format!("%{ifindex}"));
         let from = learned.from.map_or(String::new(), |from| format!("from {from}"));
         let expires = format!("for {}", seconds(learned.expires_in_ms));
-        vec![format!("{}{scope}", learned.ip), learned.gid.clone(), expires, from]
+        vec![format!("{}{scope}", learned.ip), learned.gid.to_string(), expires, from]
     }));
 }
 
-fn seconds(ms: u64) -> humantime::FormattedDuration {
-    humantime::format_duration(Duration::from_secs(ms.div_ceil(1000)))
+/// Rounds up to whole seconds.
+fn seconds(time: Millis) -> humantime::FormattedDuration {
+    let time = Duration::from(time);
+    let part = u64::from(time.subsec_millis() > 0);
+    humantime::format_duration(Duration::from_secs(time.as_secs() + part))
+}
+
+fn or<T: ToString>(value: Option<T>, none: &str) -> String {
+    value.map_or_else(|| none.to_owned(), |value| value.to_string())
+}
+
+fn join<T: ToString>(values: &[T], separator: &str) -> String {
+    values.iter().map(T::to_string).collect::<Vec<_>>().join(separator)
 }
 
 fn status(status: &Status) {
-    let uptime = humantime::format_duration(Duration::from_secs(status.uptime_s));
+    let uptime = humantime::format_duration(status.uptime_s.into());
     let config = status.config.as_deref().unwrap_or("defaults");
     line(&format!("ibarr {}, pid {}, up {uptime}", status.version, status.pid));
     let failed = status.failed_reload.as_ref().map_or(String::new(), |failed| {
-        let ago = humantime::format_duration(Duration::from_secs(failed.ago_s));
+        let ago = humantime::format_duration(failed.ago_s.into());
         format!(", not reloaded {ago} ago")
     });
     line(&format!("configuration  {config}{failed}"));
@@ -352,7 +381,7 @@ fn status(status: &Status) {
         let state = match &port.blocked {
             None => {
                 let probed = port.probing.as_ref().map(|probing| format!(", {}", probed(probing)));
-                let lid = port.sm_lid.unwrap_or_default();
+                let lid = or(port.sm_lid, "0");
                 format!("subnet administrator at LID {lid}{}", probed.unwrap_or_default())
             }
             Some(reason) => format!("no subnet administrator: {reason}"),
@@ -363,7 +392,7 @@ fn status(status: &Status) {
         line(&format!("port {}: {state}{event}", port.port));
     }
     for interface in &status.interfaces {
-        let gid = interface.gid.as_deref().unwrap_or("no GID");
+        let gid = or(interface.gid, "no GID");
         line(&format!("interface {} (index {}): {gid}", interface.name, interface.ifindex));
         for (address, gid) in &interface.addresses {
             line(&format!("    {address} is {gid}"));

@@ -53,7 +53,7 @@ pub fn ask(run_dir: &Path, request: &Request, patience: Duration) -> Result<Body
         }
     };
     let for_peers = match request {
-        Request::Resolve { timeout_ms, .. } => Duration::from_millis(timeout_ms.unwrap_or(0)),
+        Request::Resolve { timeout_ms, .. } => Duration::from(timeout_ms.unwrap_or_default()),
         _ => Duration::ZERO,
     };
     let line = connected(&path, patience, patience.saturating_add(for_peers))

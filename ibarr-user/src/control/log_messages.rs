@@ -4,6 +4,7 @@
 
 use serde::{Deserialize, Serialize};
 
+use super::values::Millis;
 use crate::logging::Level;
 
 /// What to log from now on.
@@ -16,7 +17,7 @@ pub struct LevelChange {
     /// Milliseconds until the level is again that of the command line or the configuration; absent for
     /// the life of the daemon.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub for_ms: Option<u64>,
+    pub for_ms: Option<Millis>,
 }
 
 /// What is logged.
@@ -27,5 +28,5 @@ pub struct LogStatus {
     pub level: Level,
     /// Milliseconds until the usual level is in force again; absent if it is, or if no end is set.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub ends_in_ms: Option<u64>,
+    pub ends_in_ms: Option<Millis>,
 }

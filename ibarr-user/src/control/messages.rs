@@ -7,14 +7,23 @@
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;
+use std::num::NonZeroU16;
 use std::time::Duration;
 
+use ibarr_common::ib::{Gid, IpoibHwAddr};
+use ibarr_common::{IfIndex, Instant};
+use ibarr_proto::ip2gid::{Family, Prefix};
+use ibarr_proto::shares;
 use serde::{Deserialize, Serialize};
 
 pub use super::log_messages::{LevelChange, LogStatus};
 pub use super::path_messages::{
-    CachedPath, LastEvent, PathAnswer, PathHops, PathRequest, PathStatus, PortStatus, Probing,
+    CachedPath, Informed, LastEvent, PathAnswer, PathHops, PathRequest, PathSource, PathStatus,
+    PortStatus, Probing, Silence,
 };
+use super::values::states;
+pub use super::values::{Elapsed, Millis, Number, OrText, Seconds, Text};
+use crate::bpf::Hook;
 
 /// The format version, in the field `v`.
 pub const VERSION: u32 = 1;
@@ -27,10 +36,10 @@ pub enum Request {
     Resolve {
         /// At most [`Request::MAX_ADDRESSES`].
         addresses: Vec<IpAddr>,
-        /// Milliseconds that the caller waits: at most [`Request::MAX_TIMEOUT`],
+        /// How long the caller waits: at most [`Request::MAX_TIMEOUT`],
         /// [`Request::TIMEOUT`] if absent.
         #[serde(default, skip_serializing_if = "Option::is_none")]
-        timeout_ms: Option<u64>,
+        timeout_ms: Option<Millis>,
     },
     /// Finds the path to a GID, by the subnet administrator where it is not known.
     Path {
@@ -88,14 +97,14 @@ impl Request {
 #[serde(rename_all = "kebab-case")]
 pub struct AddressMark {
     /// Start of the daemon, in nanoseconds of its clock.
-    pub daemon: u64,
+    pub daemon: Number<Instant>,
     /// Expiry of the last entry, in nanoseconds of the daemon's clock.
-    pub expires_at: u64,
+    pub expires_at: Number<Instant>,
     /// Address of the last entry.
     pub ip: IpAddr,
     /// Interface index of the last entry.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub ifindex: Option<u32>,
+    pub ifindex: Option<Number<IfIndex>>,
 }
 
 /// The end of a page of [`Request::Paths`], meaningful only to the daemon that made it.
@@ -103,7 +112,7 @@ pub struct AddressMark {
 #[serde(rename_all = "kebab-case")]
 pub struct PathMark {
     /// Start of the daemon, in nanoseconds of its clock.
-    pub daemon: u64,
+    pub daemon: Number<Instant>,
     /// Index after the last entry.
     pub place: u32,
 }
@@ -236,66 +245,41 @@ pub struct Answer {
     pub status: AnswerStatus,
     /// The GID, if found.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub gid: Option<String>,
+    pub gid: Option<Text<Gid>>,
     /// Where the GID comes from, if found.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub source: Option<AnswerSource>,
     /// Milliseconds from request to answer, within the daemon.
-    pub ms: f64,
+    pub ms: Elapsed,
 }
 
-/// Outcomes of resolving an address.
-#[derive(Clone, Copy, Debug, Deserialize, Eq, PartialEq, Serialize)]
-#[serde(rename_all = "kebab-case")]
-pub enum AnswerStatus {
-    /// The address has a GID.
-    Found,
-    /// The host says that the address is not its own, or the address is ours and has no GID.
-    NotFound,
-    /// The host did not answer in time.
-    TimedOut,
-    /// The host says that nothing listens for queries there, or a firewall rejects them.
-    Refused,
-    /// There is no route to the address.
-    Unreachable,
-    /// Too many requests are pending already.
-    Overloaded,
-}
-
-impl AnswerStatus {
-    /// The value in JSON.
-    pub fn as_str(self) -> &'static str {
-        match self {
-            Self::Found => "found",
-            Self::NotFound => "not-found",
-            Self::TimedOut => "timed-out",
-            Self::Refused => "refused",
-            Self::Unreachable => "unreachable",
-            Self::Overloaded => "overloaded",
-        }
+states! {
+    /// Outcomes of resolving an address.
+    AnswerStatus {
+        /// The address has a GID.
+        Found = "found",
+        /// The host says that the address is not its own, or the address is ours and has no GID.
+        NotFound = "not-found",
+        /// The host did not answer in time.
+        TimedOut = "timed-out",
+        /// The host says that nothing listens for queries there, or a firewall rejects them.
+        Refused = "refused",
+        /// There is no route to the address.
+        Unreachable = "unreachable",
+        /// Too many requests are pending already.
+        Overloaded = "overloaded",
     }
 }
 
-/// The origin of a GID.
-#[derive(Clone, Copy, Debug, Deserialize, Eq, PartialEq, Serialize)]
-#[serde(rename_all = "kebab-case")]
-pub enum AnswerSource {
-    /// The local view: the address is ours.
-    Local,
-    /// The client cache.
-    Cache,
-    /// An answer of the peer to this request.
-    Peer,
-}
-
-impl AnswerSource {
-    /// The value in JSON.
-    pub fn as_str(self) -> &'static str {
-        match self {
-            Self::Local => "local",
-            Self::Cache => "cache",
-            Self::Peer => "peer",
-        }
+states! {
+    /// The origin of a GID.
+    AnswerSource {
+        /// The local view: the address is ours.
+        Local = "local",
+        /// The client cache.
+        Cache = "cache",
+        /// An answer of the peer to this request.
+        Peer = "peer",
     }
 }
 
@@ -310,9 +294,9 @@ pub struct CacheEntry {
     pub interface: Option<String>,
     /// GID of the address; absent in a negative entry.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub gid: Option<String>,
+    pub gid: Option<Text<Gid>>,
     /// Milliseconds until the entry expires.
-    pub expires_in_ms: u64,
+    pub expires_in_ms: Millis,
 }
 
 /// The document of `ibarr cache --kernel`.
@@ -320,7 +304,7 @@ pub struct CacheEntry {
 #[serde(rename_all = "kebab-case")]
 pub struct KernelMaps {
     /// Milliseconds until the programs stop answering, if the lease is not renewed.
-    pub lease_ends_in_ms: u64,
+    pub lease_ends_in_ms: Millis,
     /// Whether only the sources in `allow` are answered.
     pub restricted: bool,
     /// Interfaces on which programs may answer.
@@ -343,11 +327,11 @@ pub struct KernelLearned {
     pub ip: IpAddr,
     /// Index of the interface that the request named; absent if it named none.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub ifindex: Option<u32>,
+    pub ifindex: Option<Number<IfIndex>>,
     /// GID of the address.
-    pub gid: String,
+    pub gid: Text<Gid>,
     /// Milliseconds until the entry expires.
-    pub expires_in_ms: u64,
+    pub expires_in_ms: Millis,
     /// Address of the peer that answered, if that is still known.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub from: Option<IpAddr>,
@@ -358,7 +342,7 @@ pub struct KernelLearned {
 #[serde(rename_all = "kebab-case")]
 pub struct KernelInterface {
     /// Interface index.
-    pub ifindex: u32,
+    pub ifindex: Number<IfIndex>,
     /// Interface name, if it is in this network namespace.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub name: Option<String>,
@@ -366,9 +350,9 @@ pub struct KernelInterface {
     pub ipv4: bool,
     /// Whether queries over IPv6 are answered.
     pub ipv6: bool,
-    /// The families, `ipv4` or `ipv6`, in which only sources are answered that the interface leads
+    /// The families, `IPv4` or `IPv6`, in which only sources are answered that the interface leads
     /// to.
-    pub only_routed: Vec<String>,
+    pub only_routed: Vec<Text<Family>>,
 }
 
 /// A prefix that an interface leads to; a longer prefix overrules a shorter one.
@@ -376,9 +360,9 @@ pub struct KernelInterface {
 #[serde(rename_all = "kebab-case")]
 pub struct KernelRoute {
     /// Interface index.
-    pub ifindex: u32,
+    pub ifindex: Number<Option<IfIndex>>,
     /// The prefix, such as `10.0.0.0/8`.
-    pub to: String,
+    pub to: Text<Prefix>,
     /// Address of the gateway; absent if there is none.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub via: Option<IpAddr>,
@@ -391,11 +375,11 @@ pub struct KernelRoute {
 #[serde(rename_all = "kebab-case")]
 pub struct KernelNeighbour {
     /// Interface index.
-    pub ifindex: u32,
+    pub ifindex: Number<Option<IfIndex>>,
     /// IP address of the next hop.
     pub ip: IpAddr,
-    /// Hardware address, in hexadecimal.
-    pub hwaddr: String,
+    /// Hardware address, in hexadecimal; `none` if it holds no GID.
+    pub hwaddr: OrText<Text<IpoibHwAddr>>,
 }
 
 /// An address of this node in the map `gid_cache`.
@@ -406,14 +390,24 @@ pub struct KernelEntry {
     pub ip: IpAddr,
     /// Interface index that scopes a link-local address.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub scope: Option<u32>,
+    pub scope: Option<Number<IfIndex>>,
     /// The GID in replies; absent if the address is not answered.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub gid: Option<String>,
-    /// Index of the interface that has the address.
-    pub ifindex: u32,
-    /// Origin of the GID: `local` or `static`.
-    pub origin: String,
+    pub gid: Option<Text<Gid>>,
+    /// Index of the interface that has the address; 0 if none has it.
+    pub ifindex: Number<Option<IfIndex>>,
+    /// Origin of the GID.
+    pub origin: OrText<KernelOrigin>,
+}
+
+states! {
+    /// The origin of a GID in the map `gid_cache`.
+    KernelOrigin {
+        /// An interface of this node.
+        Local = "local",
+        /// A static GID of the configuration.
+        Static = "static",
+    }
 }
 
 /// The document of `ibarr status`.
@@ -425,7 +419,7 @@ pub struct Status {
     /// Process id of the daemon.
     pub pid: u32,
     /// Seconds since the daemon started.
-    pub uptime_s: u64,
+    pub uptime_s: Seconds,
     /// Path of the configuration file; absent if the daemon runs on defaults.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub config: Option<String>,
@@ -468,7 +462,7 @@ pub struct Status {
 #[serde(rename_all = "kebab-case")]
 pub struct FailedReload {
     /// Seconds since the reload.
-    pub ago_s: u64,
+    pub ago_s: Seconds,
     /// The mistakes, one a line.
     pub message: String,
 }
@@ -491,7 +485,7 @@ pub struct ControlStatus {
 #[serde(rename_all = "kebab-case")]
 pub struct UsersStatus {
     /// `addresses` or `paths`.
-    pub what: String,
+    pub what: Text<shares::Kind>,
     /// Requests in flight.
     pub under_way: usize,
     /// Requests that wait because their user, or all users, have their share in flight.
@@ -510,27 +504,75 @@ pub struct PathRequests {
     /// that was already in flight.
     pub avoided: u64,
     /// Requests for which the kernel was told to ask the subnet administrator itself, by reason.
-    pub left_to_kernel: BTreeMap<String, u64>,
+    pub left_to_kernel: BTreeMap<LeftToKernel, u64>,
+}
+
+states! {
+    /// Why the kernel was told to ask the subnet administrator itself, in the order of the texts.
+    LeftToKernel {
+        /// The daemon ended before there was an answer.
+        Abandoned = "abandoned",
+        /// The subnet administrator said that it is busy.
+        Busy = "busy",
+        /// The kernel's request was malformed.
+        Malformed = "malformed",
+        /// The subnet administrator knows no path.
+        NoRecord = "no-record",
+        /// The port has no subnet administrator that can be asked.
+        NoSa = "no-sa",
+        /// Too many requests were pending.
+        Overloaded = "overloaded",
+        /// The subnet administrator refused the question.
+        Refused = "refused",
+        /// The subnet administrator did not answer in time.
+        Silent = "silent",
+        /// The daemon knows no such port.
+        UnknownPort = "unknown-port",
+    }
 }
 
 /// The socket to the kernel's RDMA core.
 #[derive(Clone, Debug, Deserialize, Eq, PartialEq, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub struct LocalServiceStatus {
-    /// `open`, `inherited` or `closed`.
-    pub state: String,
+    /// Whether the socket is open.
+    pub state: SocketState,
     /// Why the kernel does not send requests to the daemon; absent if it does.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub blocked: Option<String>,
     /// Address requests that wait for an answer now.
     pub waiting: usize,
-    /// `on`, `off` or `failing`.
-    pub nudges: String,
+    /// Whether nudges are made.
+    pub nudges: NudgeState,
     /// The interface of the last nudge; absent if there was none, or it failed.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub nudge_interface: Option<String>,
     /// Other processes that receive the kernel's requests.
     pub listeners: Vec<ListenerStatus>,
+}
+
+states! {
+    /// States of the socket to the kernel's RDMA core.
+    SocketState {
+        /// The kernel sends requests to a socket of the daemon.
+        Open = "open",
+        /// The kernel sends requests to an inherited socket.
+        Inherited = "inherited",
+        /// The kernel sends no requests.
+        Closed = "closed",
+    }
+}
+
+states! {
+    /// States of nudges.
+    NudgeState {
+        /// The last one succeeded, or there was none yet.
+        On = "on",
+        /// The configuration turns them off.
+        Off = "off",
+        /// The last one failed.
+        Failing = "failing",
+    }
 }
 
 /// A process that receives the kernel's requests.
@@ -548,10 +590,10 @@ pub struct ListenerStatus {
 #[derive(Clone, Debug, Deserialize, Eq, PartialEq, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub struct ServerStatus {
-    /// `ipv4` or `ipv6`.
-    pub family: String,
+    /// The version of IP.
+    pub family: IpVersion,
     /// UDP port number.
-    pub port: u16,
+    pub port: NonZeroU16,
     /// Why the socket does not serve; absent if it does.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub blocked: Option<String>,
@@ -560,12 +602,22 @@ pub struct ServerStatus {
     pub receive_buffer: Option<usize>,
 }
 
+states! {
+    /// The version of IP of a server socket.
+    IpVersion {
+        /// IPv4.
+        V4 = "ipv4",
+        /// IPv6.
+        V6 = "ipv6",
+    }
+}
+
 /// The BPF responder.
 #[derive(Clone, Debug, Deserialize, Eq, PartialEq, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub struct ResponderStatus {
     /// Milliseconds until the programs stop answering, if the lease is not renewed.
-    pub lease_ends_in_ms: u64,
+    pub lease_ends_in_ms: Millis,
     /// Why the responder answers nothing; absent if it answers.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub blocked: Option<String>,
@@ -582,20 +634,20 @@ pub struct InterfaceStatus {
     /// Interface name, such as `ib0`.
     pub name: String,
     /// Interface index.
-    pub ifindex: u32,
+    pub ifindex: Number<IfIndex>,
     /// The GID in replies about its addresses.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub gid: Option<String>,
+    pub gid: Option<Text<Gid>>,
     /// The program that answers queries on this interface, before or instead of the daemon: `tcx`,
     /// `clsact`, `xdp-native`, `xdp-generic`; absent if there is none.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub responder: Option<String>,
+    pub responder: Option<Text<Hook>>,
     /// Which queries the daemon answers here, and why; absent if there are none, or if no query
     /// shall be answered here.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub in_user_space: Option<String>,
     /// Addresses that are answered, each with its GID.
-    pub addresses: BTreeMap<IpAddr, String>,
+    pub addresses: BTreeMap<IpAddr, Text<Gid>>,
     /// Why no address is answered; absent if some are.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub not_served: Option<String>,
@@ -621,40 +673,6 @@ mod tests {
             };
             assert_eq!(written.unwrap(), line);
         }
-        assert_eq!((requests, responses), (14, 37));
-    }
-
-    #[test]
-    fn documents_survive_writing_and_reading() {
-        let answers = vec![Answer {
-            ip: "10.2.0.5".parse().unwrap(),
-            status: AnswerStatus::Found,
-            gid: Some("fe80::2:c903:0:201".to_owned()),
-            source: Some(AnswerSource::Peer),
-            ms: 1.25,
-        }];
-        let failure = Failure { kind: FailureKind::Permission, message: "no".to_owned() };
-        let bodies = [
-            Body::Answers { answers },
-            Body::Cache { entries: Vec::new(), next: None },
-            Body::Counters { counters: BTreeMap::from([("a".to_owned(), 1)]) },
-            Body::Done { done: "flushed 3 entries".to_owned() },
-            Body::Error { error: failure },
-        ];
-        for body in bodies {
-            let response = Response::from(body);
-            let json = serde_json::to_string(&response).unwrap();
-            assert!(json.starts_with("{\"v\":1,"), "{json}");
-            assert_eq!(serde_json::from_str::<Response>(&json).unwrap(), response);
-        }
-    }
-
-    #[test]
-    fn request_matches_the_manual() {
-        let json = "{\"ask\":\"resolve\",\"addresses\":[\"10.2.0.5\",\"fd00:2::5\"]}";
-        let request: Request = serde_json::from_str(json).unwrap();
-        let addresses = vec!["10.2.0.5".parse().unwrap(), "fd00:2::5".parse().unwrap()];
-        assert_eq!(request, Request::Resolve { addresses, timeout_ms: None });
-        assert_eq!(serde_json::to_string(&request).unwrap(), json);
+        assert_eq!((requests, responses), (17, 39));
     }
 }

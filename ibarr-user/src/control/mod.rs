@@ -14,6 +14,7 @@ mod path_messages;
 pub mod places;
 pub mod run_dir;
 pub mod server;
+mod values;
 
 use std::path::{Path, PathBuf};
 

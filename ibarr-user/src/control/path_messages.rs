@@ -2,23 +2,27 @@
 
 //! The documents of the control socket about paths and ports.
 
+use ibarr_common::ib::{FlowLabel, Gid, Lid, PKey, Sl};
+use ibarr_proto::paths::{PortEvent, PortName};
 use serde::{Deserialize, Serialize};
+
+use super::values::{Elapsed, Millis, Number, OrText, Text, states};
 
 /// The ends of a path.
 #[derive(Clone, Debug, Deserialize, Eq, PartialEq, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub struct PathRequest {
     /// Destination GID.
-    pub dgid: String,
+    pub dgid: Text<Gid>,
     /// Source GID; absent: the port's first GID.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub sgid: Option<String>,
+    pub sgid: Option<Text<Gid>>,
     /// Port, such as `mlx5_0/1`; absent: the first port that can ask.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub port: Option<String>,
+    pub port: Option<Text<PortName>>,
     /// P_Key; absent: the port's first.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub pkey: Option<u16>,
+    pub pkey: Option<Number<PKey>>,
 }
 
 /// The outcome of a request for a path.
@@ -26,16 +30,16 @@ pub struct PathRequest {
 #[serde(rename_all = "kebab-case")]
 pub struct PathAnswer {
     /// The port that asked, such as `mlx5_0/1`.
-    pub port: String,
+    pub port: Text<PortName>,
     /// Source GID.
-    pub sgid: String,
+    pub sgid: Text<Gid>,
     /// Destination GID.
-    pub dgid: String,
+    pub dgid: Text<Gid>,
     /// The outcome.
     pub status: PathStatus,
-    /// Origin of the path: `sa`, `cache`, or `doubted` (from the cache, and possibly stale).
+    /// Origin of the outcome, if the subnet administrator said it.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub source: Option<String>,
+    pub source: Option<PathSource>,
     /// The subnet administrator's status, if it gave no path.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub refusal: Option<String>,
@@ -43,44 +47,40 @@ pub struct PathAnswer {
     #[serde(skip_serializing_if = "Option::is_none")]
     pub hops: Option<PathHops>,
     /// Milliseconds from request to answer, within the daemon.
-    pub ms: f64,
+    pub ms: Elapsed,
 }
 
-/// Outcomes of a request for a path.
-#[derive(Clone, Copy, Debug, Deserialize, Eq, PartialEq, Serialize)]
-#[serde(rename_all = "kebab-case")]
-pub enum PathStatus {
-    /// There is a path.
-    Found,
-    /// The subnet administrator knows no path.
-    NoRecord,
-    /// The subnet administrator refuses the question.
-    Refused,
-    /// The subnet administrator did not answer in time.
-    Silent,
-    /// The subnet administrator said that it is busy.
-    Busy,
-    /// The daemon knows no such port.
-    UnknownPort,
-    /// The port has no subnet administrator that can be asked.
-    NoSa,
-    /// Too many requests are pending already.
-    Overloaded,
+states! {
+    /// Outcomes of a request for a path.
+    PathStatus {
+        /// There is a path.
+        Found = "found",
+        /// The subnet administrator knows no path.
+        NoRecord = "no-record",
+        /// The subnet administrator refuses the question.
+        Refused = "refused",
+        /// The subnet administrator did not answer in time.
+        Silent = "silent",
+        /// The subnet administrator said that it is busy.
+        Busy = "busy",
+        /// The daemon knows no such port.
+        UnknownPort = "unknown-port",
+        /// The port has no subnet administrator that can be asked.
+        NoSa = "no-sa",
+        /// Too many requests are pending already.
+        Overloaded = "overloaded",
+    }
 }
 
-impl PathStatus {
-    /// The value in JSON.
-    pub fn as_str(self) -> &'static str {
-        match self {
-            Self::Found => "found",
-            Self::NoRecord => "no-record",
-            Self::Refused => "refused",
-            Self::Silent => "silent",
-            Self::Busy => "busy",
-            Self::UnknownPort => "unknown-port",
-            Self::NoSa => "no-sa",
-            Self::Overloaded => "overloaded",
-        }
+states! {
+    /// The origin of a path.
+    PathSource {
+        /// An answer of the subnet administrator to this request.
+        Sa = "sa",
+        /// The path cache.
+        Cache = "cache",
+        /// The path cache, and possibly stale.
+        Doubted = "doubted",
     }
 }
 
@@ -89,17 +89,17 @@ impl PathStatus {
 #[serde(rename_all = "kebab-case")]
 pub struct PathHops {
     /// Source LID.
-    pub slid: u16,
+    pub slid: Number<Lid>,
     /// Destination LID: the end of the path, or the router to another subnet.
-    pub dlid: u16,
+    pub dlid: Number<Lid>,
     /// Above 1 if the path leaves the subnet.
     pub hop_limit: u8,
     /// Flow label for routers.
-    pub flow_label: u32,
+    pub flow_label: Number<FlowLabel>,
     /// Traffic class for routers.
     pub tclass: u8,
     /// Service level.
-    pub sl: u8,
+    pub sl: Number<Sl>,
     /// MTU in bytes.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub mtu: Option<u16>,
@@ -107,7 +107,7 @@ pub struct PathHops {
     #[serde(skip_serializing_if = "Option::is_none")]
     pub gbit_s: Option<f64>,
     /// P_Key in hexadecimal.
-    pub pkey: String,
+    pub pkey: Text<PKey>,
     /// Whether the path also leads back.
     pub reversible: bool,
 }
@@ -117,14 +117,14 @@ pub struct PathHops {
 #[serde(rename_all = "kebab-case")]
 pub struct CachedPath {
     /// Port, such as `mlx5_0/1`.
-    pub port: String,
+    pub port: Text<PortName>,
     /// Source GID.
-    pub sgid: String,
+    pub sgid: Text<Gid>,
     /// Destination GID.
-    pub dgid: String,
+    pub dgid: Text<Gid>,
     /// P_Key that the request named.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub pkey: Option<String>,
+    pub pkey: Option<Text<PKey>>,
     /// Traffic class that the request named.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub tclass: Option<u8>,
@@ -134,7 +134,7 @@ pub struct CachedPath {
     /// Whether the path may be stale.
     pub doubted: bool,
     /// Milliseconds until the entry expires.
-    pub expires_in_ms: u64,
+    pub expires_in_ms: Millis,
 }
 
 /// An InfiniBand port.
@@ -142,23 +142,23 @@ pub struct CachedPath {
 #[serde(rename_all = "kebab-case")]
 pub struct PortStatus {
     /// Name, such as `mlx5_0/1`.
-    pub port: String,
+    pub port: Text<PortName>,
     /// Whether the port is up and configured.
     pub active: bool,
     /// LID of the port.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub lid: Option<u16>,
+    pub lid: Option<Number<Lid>>,
     /// LMC: how many low bits of the LID the port ignores.
     pub lmc: u8,
     /// LID of the subnet manager.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub sm_lid: Option<u16>,
+    pub sm_lid: Option<Number<Lid>>,
     /// Service level of packets to the subnet manager.
-    pub sm_sl: u8,
+    pub sm_sl: Number<Sl>,
     /// GIDs of the port.
-    pub gids: Vec<String>,
+    pub gids: Vec<Text<Gid>>,
     /// P_Keys of the port, in hexadecimal.
-    pub pkeys: Vec<String>,
+    pub pkeys: Vec<Text<PKey>>,
     /// Whether its subnet administrator says that paths may differ by service.
     pub qos: bool,
     /// Questions that wait for an answer now.
@@ -179,20 +179,40 @@ pub struct PortStatus {
     /// Whether its subnet administrator reports changes: `yes`, `not yet`, or the reason why not.
     /// Absent if reports are off.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub informed: Option<String>,
+    pub informed: Option<OrText<Informed>>,
     /// Why the daemon does not receive the kernel's events of the port; absent if it does.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub deaf: Option<String>,
+}
+
+states! {
+    /// Whether a subnet administrator reports changes.
+    Informed {
+        /// It has agreed to.
+        Yes = "yes",
+        /// It has not answered yet.
+        NotYet = "not yet",
+    }
 }
 
 /// A subnet administrator that does not answer.
 #[derive(Clone, Debug, Deserialize, Eq, PartialEq, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub struct Probing {
-    /// `silent`, or `busy` if it answers nothing else.
-    pub because: String,
+    /// Whether it answers at all.
+    pub because: Silence,
     /// Milliseconds since the first question without an answer.
-    pub for_ms: u64,
+    pub for_ms: Millis,
+}
+
+states! {
+    /// Why a subnet administrator is only probed.
+    Silence {
+        /// It does not answer.
+        Silent = "silent",
+        /// It answers nothing but that it is busy.
+        Busy = "busy",
+    }
 }
 
 /// An event of a port.
@@ -200,7 +220,7 @@ pub struct Probing {
 #[serde(rename_all = "kebab-case")]
 pub struct LastEvent {
     /// Name as in libibverbs, such as `client-reregister`.
-    pub event: String,
+    pub event: Text<PortEvent>,
     /// Milliseconds since the event.
-    pub ago_ms: u64,
+    pub ago_ms: Millis,
 }

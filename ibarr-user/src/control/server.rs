@@ -315,7 +315,7 @@ fn parse(line: &[u8], complete: bool) -> Result<Request, Failure> {
             let (many, most) = (addresses.len(), Request::MAX_ADDRESSES);
             return Err(usage(format!("{many} addresses in one request, at most {most}")));
         }
-        let timeout = Duration::from_millis(timeout_ms.unwrap_or_default());
+        let timeout = Duration::from(timeout_ms.unwrap_or_default());
         if timeout > Request::MAX_TIMEOUT {
             let most = Request::MAX_TIMEOUT;
             return Err(usage(format!("a time-out of {timeout:?}, at most {most:?}")));
@@ -400,7 +400,8 @@ mod tests {
 
     #[test]
     fn malformed_request_is_refused_as_usage() {
-        let resolve = |addresses, timeout_ms| {
+        let resolve = |addresses, timeout: Option<u64>| {
+            let timeout_ms = timeout.map(|ms| Duration::from_millis(ms).into());
             let addresses = vec!["10.0.0.1".parse().unwrap(); addresses];
             serde_json::to_vec(&Request::Resolve { addresses, timeout_ms }).unwrap()
         };

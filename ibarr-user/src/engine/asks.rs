@@ -9,7 +9,7 @@ use ibarr_common::Instant;
 use ibarr_proto::request::{Outcome, Source, UserRequest};
 use tokio::sync::oneshot;
 
-use crate::control::messages::{Answer, AnswerSource, AnswerStatus, Body, Response};
+use crate::control::messages::{Answer, AnswerSource, AnswerStatus, Body, Elapsed, Response, Text};
 
 /// Requests without an answer yet, each for one address or more. The control socket bounds their
 /// number.
@@ -66,7 +66,7 @@ impl Asks {
                     Source::Cache => AnswerSource::Cache,
                     Source::Peer => AnswerSource::Peer,
                 };
-                (AnswerStatus::Found, Some(gid.to_string()), Some(source))
+                (AnswerStatus::Found, Some(Text(gid)), Some(source))
             }
             Outcome::NotFound => (AnswerStatus::NotFound, None, None),
             Outcome::TimedOut => (AnswerStatus::TimedOut, None, None),
@@ -74,7 +74,7 @@ impl Asks {
             Outcome::Unreachable => (AnswerStatus::Unreachable, None, None),
             Outcome::Overloaded => (AnswerStatus::Overloaded, None, None),
         };
-        let ms = now.since(gathered.asked_at).as_secs_f64() * 1000.0;
+        let ms = Elapsed(now.since(gathered.asked_at));
         let ip = gathered.addresses[index];
         gathered.answers[index] = Some(Answer { ip, status, gid, source, ms });
         gathered.left -= 1;
@@ -111,20 +111,21 @@ mod tests {
         assert!(from.try_recv().is_err());
         asks.answered(later, ids[0].0, Outcome::TimedOut);
         let Body::Answers { answers } = from.try_recv().unwrap().body else { panic!() };
+        let ms = Elapsed(Duration::from_millis(2));
         let expected = [
             Answer {
                 ip: addresses[0],
                 status: AnswerStatus::TimedOut,
                 gid: None,
                 source: None,
-                ms: 2.0,
+                ms,
             },
             Answer {
                 ip: addresses[1],
                 status: AnswerStatus::Found,
-                gid: Some("fe80::1".to_owned()),
+                gid: Some(Text(gid)),
                 source: Some(AnswerSource::Peer),
-                ms: 2.0,
+                ms,
             },
         ];
         assert_eq!(answers, expected);

@@ -15,20 +15,20 @@ use ibarr_proto::sa::PortIndex;
 use tracing::{Level, enabled, info, trace};
 
 use super::Engine;
-use crate::control::messages::{Body, LevelChange, LogStatus, Response};
+use crate::control::messages::{Body, LevelChange, LogStatus, Millis, Response};
 use crate::transport::queries::Heard;
 use crate::transport::umad::Umads;
 
 impl Engine {
     pub(super) fn log_level(&mut self, now: Instant, change: Option<&LevelChange>) -> Response {
         if let Some(LevelChange { level, for_ms }) = change {
-            self.levels.set(now, level.clone(), for_ms.map(Duration::from_millis));
+            self.levels.set(now, level.clone(), for_ms.map(Duration::from));
             let (level, _) = self.levels.get();
-            info!(%level, for_ms, "another log level");
+            info!(%level, for_ms = for_ms.map(Millis::get), "another log level");
         }
         let (level, end) = self.levels.get();
-        let ms = |end: Instant| end.since(now).as_millis().try_into().unwrap_or(u64::MAX);
-        Body::Log { log: LogStatus { level, ends_in_ms: end.map(ms) } }.into()
+        let ends_in_ms = end.map(|end| end.since(now).into());
+        Body::Log { log: LogStatus { level, ends_in_ms } }.into()
     }
 }
 

@@ -445,7 +445,7 @@ impl Io<Input> for Engine {
             Input::Responder(progress) => self.responder.handle_progress(now, progress),
             Input::Ask(Ask { request, uid, answer }) => match request {
                 Request::Resolve { addresses, timeout_ms } => {
-                    let timeout = timeout_ms.map_or(Request::TIMEOUT, Duration::from_millis);
+                    let timeout = timeout_ms.map_or(Request::TIMEOUT, Duration::from);
                     let deadline = now + timeout;
                     let user = User(uid);
                     for (id, address) in self.asks.add(now, addresses, answer) {

@@ -12,7 +12,7 @@ use tokio::sync::oneshot;
 
 use super::Engine;
 use crate::control::messages::{
-    AddressMark, Body, CacheEntry, Failure, FailureKind, PathMark, Response,
+    AddressMark, Body, CacheEntry, Failure, FailureKind, Number, PathMark, Response, Text,
 };
 
 /// Pages that were requested and not made yet: one is made per turn, in the order of the requests.
@@ -68,9 +68,9 @@ impl Engine {
             None => None,
             Some(AddressMark { daemon, expires_at, ip, ifindex }) => {
                 self.is_ours(daemon)?;
-                let question = Question::new(ip, ifindex.and_then(IfIndex::new));
+                let question = Question::new(ip, ifindex.map(|Number(ifindex)| ifindex));
                 let question = question.ok_or_else(no_mark)?;
-                Some(Place { expires_at: Instant::from_nanos(expires_at), question })
+                Some(Place { expires_at: expires_at.0, question })
             }
         };
         let (page, next) = self.node.client().page(after, PAGE);
@@ -85,15 +85,14 @@ impl Engine {
         let entries = page.into_iter().map(|(question, cached)| CacheEntry {
             ip: question.target(),
             interface: question.egress().map(name),
-            gid: cached.gid.map(|gid| gid.to_string()),
-            expires_in_ms: u64::try_from(cached.expires_at.since(now).as_millis())
-                .unwrap_or(u64::MAX),
+            gid: cached.gid.map(Text),
+            expires_in_ms: cached.expires_at.since(now).into(),
         });
         let mark = |Place { expires_at, question }| AddressMark {
             daemon: self.mark(),
-            expires_at: expires_at.as_nanos(),
+            expires_at: Number(expires_at),
             ip: question.target(),
-            ifindex: question.egress().map(IfIndex::get),
+            ifindex: question.egress().map(Number),
         };
         Ok(Body::Cache { entries: entries.collect(), next: next.map(mark) })
     }
@@ -113,11 +112,11 @@ impl Engine {
     }
 
     /// Identifies this daemon in marks, by its start time.
-    fn mark(&self) -> u64 {
-        self.started.as_nanos()
+    fn mark(&self) -> Number<Instant> {
+        Number(self.started)
     }
 
-    fn is_ours(&self, daemon: u64) -> Result<(), Failure> {
+    fn is_ours(&self, daemon: Number<Instant>) -> Result<(), Failure> {
         if daemon == self.mark() {
             return Ok(());
         }

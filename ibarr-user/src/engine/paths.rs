@@ -6,7 +6,6 @@ use std::collections::HashMap;
 use std::time::Duration;
 
 use ibarr_common::Instant;
-use ibarr_common::ib::{Gid, PKey};
 use ibarr_common::wire::path_record::Fields;
 use ibarr_common::wire::sa::PathQuestion;
 use ibarr_proto::paths::{self, Input, Outcome, Partial, PortFacts, PortName, Source};
@@ -18,8 +17,9 @@ use tokio::sync::oneshot;
 
 use super::{Engine, log};
 use crate::control::messages::{
-    Body, CachedPath, Failure, FailureKind, LastEvent, PathAnswer, PathHops, PathRequest,
-    PathStatus, PortStatus, Probing, Response,
+    Body, CachedPath, Elapsed, Failure, FailureKind, Informed, LastEvent, Number, OrText,
+    PathAnswer, PathHops, PathRequest, PathSource, PathStatus, PortStatus, Probing, Response,
+    Silence, Text,
 };
 use crate::transport::ports;
 use crate::transport::umad::{self, Meaning, Sending};
@@ -150,31 +150,20 @@ impl Engine {
         let Some(Asked { at, port, question, to }) = self.path_asks.waiting.remove(&id) else {
             return;
         };
-        let ms = now.since(at).as_secs_f64() * 1000.0;
+        let ms = Elapsed(now.since(at));
         let path = Box::new(answer(port, &question, outcome, ms));
         // The caller may have disconnected.
         drop(to.send(Body::Path { path }.into()));
     }
 
     fn question(&self, request: &PathRequest) -> Result<(PortName, PathQuestion), Failure> {
-        let usage = |message: String| Failure { kind: FailureKind::Usage, message };
-        let gid = |text: &String| {
-            let parsed: Result<Gid, _> = text.parse();
-            parsed.map_err(|error| usage(format!("{text}: {error}")))
-        };
-        let port = |text: &String| {
-            let mut ports = self.node.paths().ports().map(|(_, name, ..)| name);
-            let named = ports.find(|name| name.to_string() == *text);
-            named.ok_or_else(|| usage(format!("{text}: there is no such port; see ibarr ports")))
-        };
-        let pkey =
-            |pkey| PKey::new(pkey).ok_or_else(|| usage(format!("0x{pkey:04x} is not a P_Key")));
         let partial = Partial {
-            port: request.port.as_ref().map(port).transpose()?,
-            dgid: gid(&request.dgid)?,
-            sgid: request.sgid.as_ref().map(gid).transpose()?,
-            pkey: request.pkey.map(pkey).transpose()?,
+            port: request.port.map(|Text(port)| port),
+            dgid: request.dgid.0,
+            sgid: request.sgid.map(|Text(sgid)| sgid),
+            pkey: request.pkey.map(|Number(pkey)| pkey),
         };
+        let usage = |message| Failure { kind: FailureKind::Usage, message };
         self.node.paths().complete(&partial).map_err(|incomplete| usage(incomplete.to_string()))
     }
 
@@ -182,27 +171,26 @@ impl Engine {
         let ports = self.node.paths().ports();
         let last_event = |port| {
             let (at, event) = self.node.paths().last_event(port)?;
-            let ago_ms = u64::try_from(now.since(at).as_millis()).unwrap_or(u64::MAX);
-            Some(LastEvent { event: event.to_string(), ago_ms })
+            Some(LastEvent { event: Text(event), ago_ms: now.since(at).into() })
         };
         let status = |(index, name, facts, has_qos): (PortIndex, PortName, &PortFacts, bool)| {
             let load = self.node.paths().client().load(index);
             PortStatus {
-                port: name.to_string(),
+                port: Text(name),
                 active: facts.is_active,
-                lid: facts.lid.map(ibarr_common::ib::Lid::get),
+                lid: facts.lid.map(Number),
                 lmc: facts.lmc,
-                sm_lid: facts.sm_lid.map(ibarr_common::ib::Lid::get),
-                sm_sl: facts.sm_sl.get(),
-                gids: facts.gids.iter().map(ToString::to_string).collect(),
-                pkeys: facts.pkeys.iter().map(|(_, pkey)| pkey.to_string()).collect(),
+                sm_lid: facts.sm_lid.map(Number),
+                sm_sl: Number(facts.sm_sl),
+                gids: facts.gids.iter().copied().map(Text).collect(),
+                pkeys: facts.pkeys.iter().map(|(_, pkey)| Text(*pkey)).collect(),
                 qos: has_qos,
                 questions: load.questions,
                 in_air: load.in_air,
                 window: load.window,
                 probing: load.shut.map(|shut| Probing {
-                    because: if shut.busy { "busy" } else { "silent" }.to_owned(),
-                    for_ms: u64::try_from(now.since(shut.since).as_millis()).unwrap_or(u64::MAX),
+                    because: if shut.busy { Silence::Busy } else { Silence::Silent },
+                    for_ms: now.since(shut.since).into(),
                 }),
                 blocked: self.why_no_sa(index, facts),
                 last_event: last_event(index),
@@ -214,14 +202,14 @@ impl Engine {
     }
 
     /// `None` if reports are not wanted.
-    fn informed(&self, port: PortIndex) -> Option<String> {
+    fn informed(&self, port: PortIndex) -> Option<OrText<Informed>> {
         if !self.config.inform {
             return None;
         }
         Some(match (self.umads.why_no_reports(port), self.node.paths().is_informed(port)) {
-            (Some(reason), _) => reason.to_owned(),
-            (None, Some(true)) => "yes".to_owned(),
-            (None, _) => "not yet".to_owned(),
+            (Some(reason), _) => OrText::Text(reason.to_owned()),
+            (None, Some(true)) => OrText::Value(Informed::Yes),
+            (None, _) => OrText::Value(Informed::NotYet),
         })
     }
 
@@ -242,22 +230,22 @@ impl Engine {
 
 pub(super) fn cached_path(now: Instant, entry: &paths::Cached) -> CachedPath {
     CachedPath {
-        port: entry.port.to_string(),
-        sgid: entry.question.sgid.to_string(),
-        dgid: entry.question.dgid.to_string(),
-        pkey: entry.question.pkey.map(|pkey| pkey.to_string()),
+        port: Text(entry.port),
+        sgid: Text(entry.question.sgid),
+        dgid: Text(entry.question.dgid),
+        pkey: entry.question.pkey.map(Text),
         tclass: entry.question.tclass,
         hops: entry.record.as_ref().and_then(hops),
         doubted: entry.is_doubted,
-        expires_in_ms: u64::try_from(entry.expires_at.since(now).as_millis()).unwrap_or(u64::MAX),
+        expires_in_ms: entry.expires_at.since(now).into(),
     }
 }
 
-fn answer(port: PortName, question: &PathQuestion, outcome: Outcome, ms: f64) -> PathAnswer {
+fn answer(port: PortName, question: &PathQuestion, outcome: Outcome, ms: Elapsed) -> PathAnswer {
     let from = |source| match source {
-        Source::Sa => "sa",
-        Source::Cache => "cache",
-        Source::Doubted => "doubted",
+        Source::Sa => PathSource::Sa,
+        Source::Cache => PathSource::Cache,
+        Source::Doubted => PathSource::Doubted,
     };
     let (status, record, source, refusal) = match outcome {
         Outcome::Found { record, source } => (PathStatus::Found, Some(record), Some(source), None),
@@ -270,11 +258,11 @@ fn answer(port: PortName, question: &PathQuestion, outcome: Outcome, ms: f64) ->
         Outcome::Overloaded => (PathStatus::Overloaded, None, None, None),
     };
     PathAnswer {
-        port: port.to_string(),
-        sgid: question.sgid.to_string(),
-        dgid: question.dgid.to_string(),
+        port: Text(port),
+        sgid: Text(question.sgid),
+        dgid: Text(question.dgid),
         status,
-        source: source.map(|source| from(source).to_owned()),
+        source: source.map(from),
         refusal: refusal.map(|refusal| refusal.to_string()),
         hops: record.as_ref().and_then(hops),
         ms,
@@ -284,15 +272,15 @@ fn answer(port: PortName, question: &PathQuestion, outcome: Outcome, ms: f64) ->
 fn hops(record: &ibarr_common::ib::PathRecord) -> Option<PathHops> {
     let fields = Fields::parse(record).ok()?;
     Some(PathHops {
-        slid: fields.slid.get(),
-        dlid: fields.dlid.get(),
+        slid: Number(fields.slid),
+        dlid: Number(fields.dlid),
         hop_limit: fields.hop_limit,
-        flow_label: fields.flow_label.get(),
+        flow_label: Number(fields.flow_label),
         tclass: fields.tclass,
-        sl: fields.sl.get(),
+        sl: Number(fields.sl),
         mtu: fields.mtu.bytes(),
         gbit_s: fields.rate.half_gigabits().map(|half| f64::from(half) / 2.0),
-        pkey: fields.pkey.to_string(),
+        pkey: Text(fields.pkey),
         reversible: fields.reversible,
     })
 }

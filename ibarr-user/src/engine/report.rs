@@ -6,6 +6,7 @@ use std::collections::BTreeMap;
 use std::net::IpAddr;
 use std::time::Duration;
 
+use ibarr_common::ib::Gid;
 use ibarr_common::{IfIndex, Instant};
 use ibarr_proto::counters;
 use ibarr_proto::ip2gid::Family;
@@ -23,8 +24,9 @@ use crate::causes::{chain, escaped};
 use crate::control;
 use crate::control::access::GroupId;
 use crate::control::messages::{
-    ControlStatus, FailedReload, InterfaceStatus, ListenerStatus, LocalServiceStatus, PathRequests,
-    ResponderStatus, ServerStatus, Status, UsersStatus,
+    ControlStatus, FailedReload, InterfaceStatus, IpVersion, LeftToKernel, ListenerStatus,
+    LocalServiceStatus, Millis, NudgeState, Number, PathRequests, ResponderStatus, ServerStatus,
+    SocketState, Status, Text, UsersStatus,
 };
 use crate::logging::ids;
 use crate::transport::local_service as ls;
@@ -85,11 +87,10 @@ impl Engine {
             .iter()
             .map(|server| ServerStatus {
                 family: match server.family {
-                    Family::V4 => "ipv4",
-                    Family::V6 => "ipv6",
-                }
-                .to_owned(),
-                port: server.port,
+                    Family::V4 => IpVersion::V4,
+                    Family::V6 => IpVersion::V6,
+                },
+                port: self.config.client.settings().udp_port,
                 blocked: match &*server.state.borrow() {
                     State::Serving { .. } => None,
                     State::Starting => Some("starting".to_owned()),
@@ -104,10 +105,10 @@ impl Engine {
         Status {
             version: env!("CARGO_PKG_VERSION").to_owned(),
             pid: std::process::id(),
-            uptime_s: now.since(self.started).as_secs(),
+            uptime_s: now.since(self.started).into(),
             config: self.file.as_ref().map(|file| file.display().to_string()),
             failed_reload: self.reloads.failed().map(|failed| FailedReload {
-                ago_s: now.since(failed.at).as_secs(),
+                ago_s: now.since(failed.at).into(),
                 message: failed.message.clone(),
             }),
             warnings: self.warnings(now, &servers),
@@ -126,9 +127,9 @@ impl Engine {
     }
 
     fn users_status(&self) -> Vec<UsersStatus> {
-        let status = |(what, counters, (under_way, waiting)): (&str, _, _)| {
+        let status = |(what, counters, (under_way, waiting)): (shares::Kind, _, _)| {
             let refused = counters::Counters::get(counters, shares::Counter::Refused);
-            UsersStatus { what: what.to_owned(), under_way, waiting, refused }
+            UsersStatus { what: Text(what), under_way, waiting, refused }
         };
         self.node.users().into_iter().map(status).collect()
     }
@@ -164,7 +165,7 @@ impl Engine {
             ]),
             left_to_kernel: LEFT_TO_KERNEL
                 .iter()
-                .map(|(why, counter)| ((*why).to_owned(), asked.get(*counter)))
+                .map(|(why, counter)| (*why, asked.get(*counter)))
                 .filter(|(_, count)| *count > 0)
                 .collect(),
         }
@@ -172,25 +173,25 @@ impl Engine {
 
     fn local_service_status(&self) -> LocalServiceStatus {
         let (state, blocked) = match self.local_service.status() {
-            ls::Status::Open => ("open", None),
-            ls::Status::Inherited => ("inherited", None),
-            ls::Status::Closed(reason) => ("closed", Some(reason)),
+            ls::Status::Open => (SocketState::Open, None),
+            ls::Status::Inherited => (SocketState::Inherited, None),
+            ls::Status::Closed(reason) => (SocketState::Closed, Some(reason)),
         };
         let (nudges, nudge_interface) = match &self.last_nudge {
-            _ if !self.config.local_service.nudge => ("off", None),
-            Some(Err(_)) => ("failing", None),
-            Some(Ok(ifindex)) => ("on", self.interface_name(*ifindex)),
-            None => ("on", None),
+            _ if !self.config.local_service.nudge => (NudgeState::Off, None),
+            Some(Err(_)) => (NudgeState::Failing, None),
+            Some(Ok(ifindex)) => (NudgeState::On, self.interface_name(*ifindex)),
+            None => (NudgeState::On, None),
         };
         let listener = |listener: Listener| {
             let Listener { pid, name } = listener;
             ListenerStatus { pid, name }
         };
         LocalServiceStatus {
-            state: state.to_owned(),
+            state,
             blocked,
             waiting: self.node.local_service().load().waiting,
-            nudges: nudges.to_owned(),
+            nudges,
             nudge_interface,
             listeners: self.local_service.listeners().into_iter().map(listener).collect(),
         }
@@ -345,11 +346,11 @@ impl Engine {
     }
 
     fn responder_status(&self, now: Instant) -> ResponderStatus {
-        let lease_ends_in =
-            self.responder.lease_end().map_or(Duration::ZERO, |end| end.since(now)).as_millis();
+        let lease_ends_in_ms =
+            self.responder.lease_end().map_or(Duration::ZERO, |end| end.since(now)).into();
         let blocked = match self.responder.why_not() {
             Some(reason) => Some(reason.to_owned()),
-            None if lease_ends_in == 0 => Some("the lease has ended".to_owned()),
+            None if lease_ends_in_ms == Millis::default() => Some("the lease has ended".to_owned()),
             None if self.node.view().served().next().is_none() => {
                 Some("no interface is served".to_owned())
             }
@@ -363,15 +364,11 @@ impl Engine {
                  process in it; mount the bpffs for the whole machine before the daemon starts"
             )
         });
-        ResponderStatus {
-            lease_ends_in_ms: u64::try_from(lease_ends_in).unwrap_or(u64::MAX),
-            blocked,
-            ends_early,
-        }
+        ResponderStatus { lease_ends_in_ms, blocked, ends_early }
     }
 
     /// The responder that serves an interface, and why the daemon answers there.
-    fn responder_of(&self, link: &Interface) -> (Option<String>, Option<String>) {
+    fn responder_of(&self, link: &Interface) -> (Option<Text<Hook>>, Option<String>) {
         let ifindex = link.ifindex;
         let Some(served) = self.node.view().served().find(|served| served.ifindex == ifindex)
         else {
@@ -405,23 +402,23 @@ impl Engine {
             [elsewhere(Family::V4, served.ipv4), elsewhere(Family::V6, served.ipv6), neighbours];
         let in_user_space: Vec<_> = in_user_space.into_iter().flatten().collect();
         let in_user_space = (!in_user_space.is_empty()).then(|| in_user_space.join("; "));
-        (Some(hook.to_string()), in_user_space)
+        (Some(Text(hook)), in_user_space)
     }
 
     fn interface(&self, link: &Interface) -> InterfaceStatus {
-        let addresses: BTreeMap<IpAddr, String> = link
+        let addresses: BTreeMap<IpAddr, Text<Gid>> = link
             .addresses
             .iter()
-            .filter_map(|address| Some((address.address, address.owned?.gid?.to_string())))
+            .filter_map(|address| Some((address.address, Text(address.owned?.gid?))))
             .collect();
         let (gid, reason) = match &link.gid {
-            Ok(gid) => (Some(gid.to_string()), "it has no usable address".to_owned()),
+            Ok(gid) => (Some(Text(*gid)), "it has no usable address".to_owned()),
             Err(reason) => (None, reason.to_string()),
         };
         let (responder, in_user_space) = self.responder_of(link);
         InterfaceStatus {
             name: link.name.to_string(),
-            ifindex: link.ifindex.get(),
+            ifindex: Number(link.ifindex),
             gid,
             responder,
             in_user_space,
@@ -432,16 +429,16 @@ impl Engine {
 }
 
 /// The reasons for telling the kernel to ask the SA.
-const LEFT_TO_KERNEL: [(&str, local_service::Counter); 9] = [
-    ("unknown-port", local_service::Counter::PathsUnknown),
-    ("no-sa", local_service::Counter::PathsNoSa),
-    ("no-record", local_service::Counter::PathsNoRecord),
-    ("silent", local_service::Counter::PathsSilent),
-    ("busy", local_service::Counter::PathsBusy),
-    ("refused", local_service::Counter::PathsRefused),
-    ("overloaded", local_service::Counter::PathsOverloaded),
-    ("abandoned", local_service::Counter::PathsAbandoned),
-    ("malformed", local_service::Counter::PathsMalformed),
+const LEFT_TO_KERNEL: [(LeftToKernel, local_service::Counter); 9] = [
+    (LeftToKernel::UnknownPort, local_service::Counter::PathsUnknown),
+    (LeftToKernel::NoSa, local_service::Counter::PathsNoSa),
+    (LeftToKernel::NoRecord, local_service::Counter::PathsNoRecord),
+    (LeftToKernel::Silent, local_service::Counter::PathsSilent),
+    (LeftToKernel::Busy, local_service::Counter::PathsBusy),
+    (LeftToKernel::Refused, local_service::Counter::PathsRefused),
+    (LeftToKernel::Overloaded, local_service::Counter::PathsOverloaded),
+    (LeftToKernel::Abandoned, local_service::Counter::PathsAbandoned),
+    (LeftToKernel::Malformed, local_service::Counter::PathsMalformed),
 ];
 
 fn add<C: counters::Counter>(

@@ -17,7 +17,6 @@ use crate::transport::server::State;
 /// A socket of the ip2gid port, owned by its task.
 pub(super) struct ServerSocket {
     pub(super) family: Family,
-    pub(super) port: u16,
     pub(super) state: watch::Receiver<State>,
     /// The generation of programs that guards it.
     guarded: Option<u32>,
@@ -43,7 +42,7 @@ impl Engine {
             let serve =
                 transport::server::serve(family, port, inherited, batches, sender, counters);
             let task = tokio::spawn(serve).abort_handle();
-            self.servers.push(ServerSocket { family, port, state, guarded: None, task });
+            self.servers.push(ServerSocket { family, state, guarded: None, task });
         }
     }
 

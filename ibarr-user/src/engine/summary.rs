@@ -14,7 +14,7 @@ pub(super) fn of(status: &Status) -> String {
     if !active.is_empty() {
         parts.push(count(active.len(), "port"));
         let is_silent = |port: &&PortStatus| port.blocked.is_some() || port.probing.is_some();
-        let silent = active.iter().copied().filter(is_silent).map(|port| port.port.as_str());
+        let silent = active.iter().copied().filter(is_silent).map(|port| port.port.to_string());
         parts.push(names(silent).map_or("SA answers".to_owned(), |of| format!("no SA on {of}")));
         parts.push(count(status.cached_paths, "path"));
     }
@@ -22,7 +22,7 @@ pub(super) fn of(status: &Status) -> String {
     let (kernel, daemon): (Vec<_>, Vec<_>) =
         served().partition(|interface| interface.responder.is_some());
     for (who, interfaces) in [("kernel", kernel), ("daemon", daemon)] {
-        let interfaces = interfaces.into_iter().map(|interface| interface.name.as_str());
+        let interfaces = interfaces.into_iter().map(|interface| interface.name.clone());
         parts.extend(names(interfaces).map(|on| format!("{who} answers on {on}")));
     }
     if served().next().is_none() {
@@ -43,8 +43,8 @@ fn count(number: usize, what: &str) -> String {
 }
 
 /// The first names of a list, and how many more there are; `None` if there is none.
-fn names<'a>(names: impl Iterator<Item = &'a str>) -> Option<String> {
-    let mut names: Vec<_> = names.map(str::to_owned).collect();
+fn names(names: impl Iterator<Item = String>) -> Option<String> {
+    let mut names: Vec<_> = names.collect();
     let more = names.len().saturating_sub(NAMES);
     names.truncate(NAMES);
     if more > 0 {
@@ -59,9 +59,9 @@ mod tests {
 
     #[test]
     fn long_list_of_names_is_cut() {
-        let all = ["ib0", "ib1", "ib2", "ib3", "ib4", "ib5"];
+        let all = ["ib0", "ib1", "ib2", "ib3", "ib4", "ib5"].map(str::to_owned);
         assert_eq!(names([].into_iter()), None);
-        assert_eq!(names(all[..2].iter().copied()).as_deref(), Some("ib0, ib1"));
+        assert_eq!(names(all[..2].iter().cloned()).as_deref(), Some("ib0, ib1"));
         assert_eq!(names(all.into_iter()).as_deref(), Some("ib0, ib1, ib2, ib3, 2 more"));
     }
 }

@@ -3,7 +3,7 @@
 //! OpenSM's reports of a GID that comes and goes, through the umad device of a stock kernel.
 
 use anyhow::{Context as _, Result, ensure};
-use ibarr_user::control::messages::{PathRequest, Request};
+use ibarr_user::control::messages::{PathRequest, Request, Text};
 use serde_json::Value;
 
 use super::{HERE, NEIGHBOUR, Scene};
@@ -40,8 +40,7 @@ fn subscribes(scene: &Scene) -> Result<()> {
 
 /// Pulls a cable and plugs it in again.
 fn is_told(scene: &Scene) -> Result<()> {
-    let path =
-        PathRequest { dgid: NEIGHBOUR.gid()?.to_string(), sgid: None, port: None, pkey: None };
+    let path = PathRequest { dgid: Text(NEIGHBOUR.gid()?), sgid: None, port: None, pkey: None };
     let path = || -> Result<Value> {
         Ok(scene.here.ask(&Request::Path { path: path.clone() })?["path"].take())
     };
