@@ -4,7 +4,6 @@
 
 use std::io;
 use std::os::fd::OwnedFd;
-use std::path::PathBuf;
 
 use getrandom::SysRng;
 use rand_chacha::ChaCha12Rng;
@@ -75,7 +74,7 @@ pub fn run(options: &RunOptions) -> Result<(), Error> {
             _ => servers.refuse_name(&name),
         }
     }
-    let (config, file) = options.load()?;
+    let (config, files) = options.load()?;
     let run_dir = RunDir::lock(&options.run_dir).map_err(control::Error::from)?;
     let (log, levels) =
         logging::start(options.level.clone(), config.log_level.clone(), options.log_to)
@@ -84,7 +83,7 @@ pub fn run(options: &RunOptions) -> Result<(), Error> {
         .enable_all()
         .build()
         .map_err(|error| Error::Kernel("event loop", error))?;
-    let start = Start { config, file, run_dir, local_service, servers, log: log.clone(), levels };
+    let start = Start { config, files, run_dir, local_service, servers, log: log.clone(), levels };
     // As a task: before it polls the future of `block_on` again, the runtime looks for other events,
     // which would be a system call for each batch of peers' queries.
     let outcome = runtime
@@ -100,7 +99,7 @@ pub fn run(options: &RunOptions) -> Result<(), Error> {
 /// What is made before the event loop.
 struct Start {
     config: Config,
-    file: Option<PathBuf>,
+    files: Vec<String>,
     run_dir: RunDir,
     local_service: Option<OwnedFd>,
     servers: Inherited,
@@ -109,7 +108,7 @@ struct Start {
 }
 
 async fn serve(options: RunOptions, start: Start) -> Result<(), Error> {
-    let Start { config, file, run_dir, local_service, servers, log, levels } = start;
+    let Start { config, files, run_dir, local_service, servers, log, levels } = start;
     let signals = Signals::catch().map_err(|error| Error::Kernel("signal handlers", error))?;
     let rng = ChaCha12Rng::try_from_rng(&mut SysRng)
         .map_err(|error| Error::Kernel("random numbers", io::Error::other(error)))?;
@@ -125,7 +124,7 @@ async fn serve(options: RunOptions, start: Start) -> Result<(), Error> {
     let setup = Setup {
         options,
         config,
-        file,
+        files,
         rng,
         local_service,
         servers,

@@ -1,11 +1,8 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 
 use std::collections::BTreeMap;
-use std::path::Path;
 
 use super::{Daemon, Exit, print};
-use crate::causes::chain;
-use crate::config::Config;
 use crate::control::client;
 use crate::control::messages::{
     AnswerStatus, Body, CacheEntry, Failure, FailureKind, PathStatus, Request,
@@ -84,24 +81,6 @@ pub(super) fn paths(daemon: &Daemon) -> Exit {
             return Exit::Ok;
         }
     }
-}
-
-/// Checks `file` for mistakes, without a daemon.
-pub(super) fn validate(file: &Path, json: bool) -> Exit {
-    let config = match Config::load(file) {
-        Ok(config) => config,
-        Err(error) => {
-            return fail(Failure { kind: FailureKind::Config, message: chain(&error) }, json);
-        }
-    };
-    let warnings = config.warnings().into_iter().map(|warning| format!("\nwarning: {warning}"));
-    let done = format!("{}: no mistakes{}", file.display(), warnings.collect::<String>());
-    if json {
-        print::json(&Body::Done { done }.into());
-    } else {
-        print::line(&done);
-    }
-    Exit::Ok
 }
 
 fn unexpected(answer: Result<Body, Failure>) -> Failure {

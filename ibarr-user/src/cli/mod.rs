@@ -3,6 +3,7 @@
 //! The command line: parses arguments, asks the daemon or runs it, and prints.
 
 mod ask;
+mod configuration;
 mod exit;
 mod kernel;
 mod print;
@@ -18,6 +19,7 @@ use ibarr_common::ib::{Gid, PKey};
 use ibarr_proto::paths::PortName;
 
 use crate::bpf;
+use crate::config::Absent;
 use crate::control::messages::{
     Failure, FailureKind, LevelChange, Millis, Number, PathRequest, Request, Text,
 };
@@ -133,11 +135,19 @@ enum Command {
         #[command(flatten)]
         daemon: Daemon,
     },
-    /// Check a configuration file for mistakes
+    /// Show every key of the configuration, and where its value comes from
+    Config {
+        /// Configuration file, with its directory FILE.d [default: /etc/ibarr/ibarr.toml]
+        file: Option<PathBuf>,
+        /// Print one JSON document
+        #[arg(long)]
+        json: bool,
+    },
+    /// Check the configuration for mistakes
     Validate {
-        /// Configuration file
-        #[arg(default_value = CONFIG)]
-        file: PathBuf,
+        /// Configuration file, with its directory FILE.d, or - for standard input [default:
+        /// /etc/ibarr/ibarr.toml]
+        file: Option<PathBuf>,
         /// Print one JSON document
         #[arg(long)]
         json: bool,
@@ -230,9 +240,15 @@ pub fn main() -> ExitCode {
             ask::ask(&daemon, &Request::LogLevel { change })
         }
         Command::Detach { bpf_dir, json } => kernel::detach(&bpf_dir, json),
-        Command::Validate { file, json } => ask::validate(&file, json),
+        Command::Config { file, json } => configuration::show(place(file), json),
+        Command::Validate { file, json } => configuration::validate(file, json),
     };
     print::end(exit).into()
+}
+
+/// The file that a user names has to exist.
+fn place(file: Option<PathBuf>) -> (PathBuf, Absent) {
+    file.map_or_else(|| (CONFIG.into(), Absent::Allowed), |file| (file, Absent::Refused))
 }
 
 fn timeout(text: &str) -> Result<Duration, String> {
@@ -249,13 +265,10 @@ fn patience(text: &str) -> Result<Duration, String> {
 }
 
 fn run(args: RunArgs) -> Exit {
-    let (config, must_exist) = match args.config {
-        Some(config) => (config, true),
-        None => (CONFIG.into(), false),
-    };
+    let (config, absent) = place(args.config);
     let options = RunOptions {
         config,
-        must_exist,
+        absent,
         run_dir: args.run_dir,
         bpf_dir: args.bpf_dir,
         dirs: Dirs { sys: args.sys_dir, dev: args.dev_dir },

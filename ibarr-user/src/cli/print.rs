@@ -18,7 +18,7 @@ use crate::causes::{chain, escaped};
 use crate::control::messages::{
     Answer, AnswerStatus, Body, CacheEntry, CachedPath, Informed, KernelMaps, LastEvent, LogStatus,
     Millis, Number, OrText, PathAnswer, PathHops, PathRequests, PortStatus, Probing, Response,
-    Status,
+    Setting, Status,
 };
 
 /// Why standard output failed.
@@ -85,6 +85,11 @@ pub(super) fn error_line(message: &str) {
     drop(writeln!(io::stderr(), "ibarr: {}", lines(message)));
 }
 
+/// Prints lines to standard error as they are, except for control characters.
+pub(super) fn error_text(text: &str) {
+    drop(writeln!(io::stderr(), "{}", lines(text)));
+}
+
 /// Prints a document for people.
 pub(super) fn body(body: &Body) {
     match body {
@@ -98,11 +103,16 @@ pub(super) fn body(body: &Body) {
         Body::Counters { counters } => {
             table(counters.iter().map(|(name, count)| vec![name.clone(), count.to_string()]));
         }
+        Body::Config { config } => {
+            for Setting { key, value, .. } in config {
+                line(&format!("{key} = {value}"));
+            }
+        }
         Body::Kernel { kernel } => self::kernel(kernel),
         Body::Status { status } => self::status(status),
         Body::Log { log } => self::log(log),
         Body::Done { done } => line(done),
-        Body::Error { error } => error_line(&error.message),
+        Body::Error { error, .. } => error_line(&error.message),
     }
 }
 

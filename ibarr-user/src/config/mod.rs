@@ -3,12 +3,14 @@
 //! The configuration file: TOML, all keys optional, unknown keys refused, every mistake reported.
 //! `pkg/ibarr.toml` shows all keys.
 
+mod effective;
+mod files;
 mod reader;
 
 use std::io;
 use std::net::IpAddr;
 use std::num::{NonZeroU16, NonZeroUsize};
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::time::Duration;
 
 use ibarr_common::ib::Gid;
@@ -27,7 +29,9 @@ use thiserror::Error;
 use crate::bpf;
 use crate::logging::Level;
 
-pub use self::reader::Mistake;
+pub use self::effective::{Effective, effective};
+pub use self::files::{Absent, gather, read_from};
+pub use self::reader::{Mistake, Source};
 use self::reader::{Table, Value};
 
 /// The configuration of the daemon.
@@ -64,12 +68,16 @@ pub enum Error {
         /// The error of read(2).
         source: io::Error,
     },
-    /// The file has mistakes.
-    #[error("{}", list(path, mistakes))]
-    Mistakes {
+    /// A file is longer than a megabyte.
+    #[error("configuration {}: longer than a megabyte", path.display())]
+    TooLong {
         /// Path of the file.
         path: PathBuf,
-        /// All mistakes, ordered by line.
+    },
+    /// The files have mistakes.
+    #[error("{}", list(mistakes))]
+    Mistakes {
+        /// All mistakes, ordered by file and line.
         mistakes: Vec<Mistake>,
     },
 }
@@ -93,55 +101,49 @@ impl Config {
         is_too_long.then_some(warning).into_iter().collect()
     }
 
-    /// Reads and checks a file.
+    /// Checks files and applies one after the other.
     ///
     /// # Errors
-    /// All mistakes in the file, each with its line and remedy.
-    pub fn load(path: &Path) -> Result<Self, Error> {
-        let path = path.to_owned();
-        match std::fs::read_to_string(&path) {
-            Err(source) => Err(Error::Read { path, source }),
-            Ok(text) => Self::parse(&text).map_err(|mistakes| Error::Mistakes { path, mistakes }),
-        }
+    /// All mistakes, each with its place and remedy.
+    pub fn read(sources: &[Source]) -> Result<Self, Error> {
+        reader::read(sources, Self::of).map_err(|mistakes| Error::Mistakes { mistakes })
     }
 
-    /// Checks the text of a file.
-    ///
-    /// # Errors
-    /// All mistakes, ordered by line.
-    pub fn parse(text: &str) -> Result<Self, Vec<Mistake>> {
-        reader::read(text, |root| {
-            let udp_port = root.value("udp-port", Settings::default().udp_port, |value| {
-                let port = value.number(1..=u16::MAX)?;
-                NonZeroU16::new(port).ok_or_else(|| "must not be 0".to_owned())
-            });
-            let source_check = root.value("source-check", SourceCheck::default(), source_check);
-            let (paths, inform, snapshot) = paths(root);
-            let client = client(root, udp_port, source_check);
-            let deadline = client.settings().deadline;
-            let allow = root.list("allow", Vec::new(), |value| value.parse::<Prefix>("10.0.0.0/8"));
-            Self {
-                responder: responder(root),
-                client,
-                allow: allow.into_iter().collect(),
-                view: local_view::Config {
-                    interfaces: interfaces(root),
-                    static_gids: static_gids(root),
-                    answer_gid: root.value("answer-gid", AnswerGid::default(), answer_gid),
-                    // The responder sets these.
-                    neighbours: neighbours::Wanted::default(),
-                },
-                local_service: local_service(root, deadline),
-                paths,
-                inform,
-                snapshot,
-                log_level: root.value("log-level", Level::default(), |value| value.parse("info")),
-            }
-        })
+    fn of(root: &mut Table<'_, '_>) -> Self {
+        let udp_port = root.value("udp-port", Settings::default().udp_port, |value| {
+            let port = value.number(1..=u16::MAX)?;
+            NonZeroU16::new(port).ok_or_else(|| "must not be 0".to_owned())
+        });
+        let source_check = root.value("source-check", SourceCheck::default(), source_check);
+        let (paths, inform, snapshot) = paths(root);
+        let client = client(root, udp_port, source_check);
+        let deadline = client.settings().deadline;
+        let allow = root.list("allow", Vec::new(), |value| value.parse::<Prefix>("10.0.0.0/8"));
+        Self {
+            responder: responder(root),
+            client,
+            allow: allow.into_iter().collect(),
+            view: local_view::Config {
+                interfaces: interfaces(root),
+                static_gids: static_gids(root),
+                answer_gid: root.value("answer-gid", AnswerGid::default(), answer_gid),
+                // The responder sets these.
+                neighbours: neighbours::Wanted::default(),
+            },
+            local_service: local_service(root, deadline),
+            paths,
+            inform,
+            snapshot,
+            log_level: root.value("log-level", Level::default(), |value| value.parse("info")),
+        }
     }
 }
 
-fn client(root: &mut Table<'_>, udp_port: NonZeroU16, source_check: SourceCheck) -> client::Config {
+fn client(
+    root: &mut Table<'_, '_>,
+    udp_port: NonZeroU16,
+    source_check: SourceCheck,
+) -> client::Config {
     let default = Settings::default();
     root.table("client", |table| {
         let settings = Settings {
@@ -171,7 +173,7 @@ fn client(root: &mut Table<'_>, udp_port: NonZeroU16, source_check: SourceCheck)
     })
 }
 
-fn local_service(root: &mut Table<'_>, deadline: Duration) -> local_service::Config {
+fn local_service(root: &mut Table<'_, '_>, deadline: Duration) -> local_service::Config {
     let default = local_service::Config::default();
     local_service::Config {
         nudge: root.value("nudge", default.nudge, switch),
@@ -186,7 +188,7 @@ fn local_service(root: &mut Table<'_>, deadline: Duration) -> local_service::Con
     }
 }
 
-fn paths(root: &mut Table<'_>) -> (paths::Config, bool, Option<PathBuf>) {
+fn paths(root: &mut Table<'_, '_>) -> (paths::Config, bool, Option<PathBuf>) {
     let default = paths::Config::default();
     root.table("paths", |table| {
         let inform = table.value("inform", false, switch);
@@ -194,7 +196,7 @@ fn paths(root: &mut Table<'_>) -> (paths::Config, bool, Option<PathBuf>) {
     })
 }
 
-fn paths_of(table: &mut Table<'_>, default: paths::Config) -> paths::Config {
+fn paths_of(table: &mut Table<'_, '_>, default: paths::Config) -> paths::Config {
     paths::Config {
         qos: table.value("qos", default.qos, qos),
         ttl: table.value("cache-ttl", default.ttl, |value| {
@@ -223,7 +225,7 @@ fn file(value: Value<'_>) -> Result<Option<PathBuf>, String> {
     }
 }
 
-fn interfaces(root: &mut Table<'_>) -> InterfaceFilter {
+fn interfaces(root: &mut Table<'_, '_>) -> InterfaceFilter {
     let names = root.list("interfaces", Vec::new(), |value| {
         let name = value.text("ib0")?;
         // Each name alone first, so that a mistake is reported with its own line.
@@ -233,7 +235,7 @@ fn interfaces(root: &mut Table<'_>) -> InterfaceFilter {
     root.check(InterfaceFilter::new(names))
 }
 
-fn static_gids(root: &mut Table<'_>) -> StaticGids {
+fn static_gids(root: &mut Table<'_, '_>) -> StaticGids {
     let entries = root.tables("static-gid", |table| {
         table.require("ip", "\"10.2.0.5\"");
         table.require("gid", "\"fe80::2:c903:0:201\"");
@@ -247,7 +249,7 @@ fn static_gids(root: &mut Table<'_>) -> StaticGids {
     root.check(StaticGids::new(entries.into_iter().flatten()))
 }
 
-fn responder(root: &mut Table<'_>) -> bpf::Settings {
+fn responder(root: &mut Table<'_, '_>) -> bpf::Settings {
     let default = bpf::Settings::default();
     bpf::Settings {
         mode: root.value("responder", default.mode, mode),
@@ -262,7 +264,7 @@ fn responder(root: &mut Table<'_>) -> bpf::Settings {
     }
 }
 
-fn responder_on(root: &mut Table<'_>) -> Vec<(Pattern, bpf::Mode)> {
+fn responder_on(root: &mut Table<'_, '_>) -> Vec<(Pattern, bpf::Mode)> {
     let entries = root.tables("responder-on", |table| {
         table.require("interface", "\"eth*\"");
         table.require("responder", "\"xdp\"");
@@ -353,9 +355,8 @@ fn count(value: Value<'_>) -> Result<NonZeroUsize, String> {
     NonZeroUsize::new(count).ok_or_else(|| "must not be 0".to_owned())
 }
 
-fn list(path: &Path, mistakes: &[Mistake]) -> String {
-    let lines: Vec<_> =
-        mistakes.iter().map(|mistake| format!("{}: {mistake}", path.display())).collect();
+fn list(mistakes: &[Mistake]) -> String {
+    let lines: Vec<_> = mistakes.iter().map(ToString::to_string).collect();
     lines.join("\n")
 }
 
@@ -363,9 +364,19 @@ fn list(path: &Path, mistakes: &[Mistake]) -> String {
 mod tests {
     use super::*;
 
+    fn source(text: &str) -> Source {
+        Source { name: "ibarr.toml".to_owned(), text: text.to_owned() }
+    }
+
+    fn parse(text: &str) -> Config {
+        Config::read(&[source(text)]).unwrap()
+    }
+
     fn mistakes(text: &str) -> Vec<String> {
-        let mistakes = Config::parse(text).err().unwrap_or_default();
-        mistakes.iter().map(ToString::to_string).collect()
+        let Error::Mistakes { mistakes } = Config::read(&[source(text)]).unwrap_err() else {
+            unreachable!("no file is read")
+        };
+        mistakes.iter().map(|one| format!("line {}: {}", one.line, one.message)).collect()
     }
 
     #[test]
@@ -373,23 +384,23 @@ mod tests {
         let config = |count: u16, extra: &str| {
             let prefixes: Vec<_> =
                 (0..count).map(|at| format!("\"10.{}.{}.1\"", at >> 8, at & 0xff)).collect();
-            Config::parse(&format!("{extra}\nallow = [{}]", prefixes.join(","))).unwrap()
+            parse(&format!("{extra}\nallow = [{}]", prefixes.join(",")))
         };
         assert_eq!(config(4096, "").warnings(), <[String; 0]>::default());
         let warnings = config(4097, "").warnings();
         assert!(warnings[0].contains("allow has 4097 prefixes, and the kernel holds 4096"));
         // Prefixes inside another one do not count, and neither does any if the kernel is not to
         // answer.
-        let inside = Config::parse("allow = [\"10.0.0.0/8\", \"10.1.0.0/16\"]").unwrap();
+        let inside = parse("allow = [\"10.0.0.0/8\", \"10.1.0.0/16\"]");
         assert_eq!(inside.allow.iter().count(), 1);
         assert_eq!(config(4097, "responder = \"user\"").warnings(), <[String; 0]>::default());
     }
 
     #[test]
     fn packaged_file_shows_the_defaults() {
-        let text = include_str!("../../../pkg/ibarr.toml");
-        let config = Config::parse(text).unwrap();
-        let default = Config::parse("").unwrap();
+        let text = effective::DEFAULTS;
+        let config = parse(text);
+        let default = parse("");
         assert_eq!(config.client, default.client);
         assert_eq!(config.client, client::Config::default());
         assert_eq!(config.allow, default.allow);
@@ -410,7 +421,7 @@ mod tests {
 
     #[test]
     fn every_key_is_understood() {
-        let config = Config::parse(
+        let config = parse(
             "udp-port = 5000\n\
              interfaces = [\"ib*\"]\n\
              allow = [\"10.0.0.0/8\", \"fd00::/8\"]\n\
@@ -439,8 +450,7 @@ mod tests {
              [[static-gid]]\n\
              ip = \"10.2.0.5\"\n\
              gid = \"fe80::2:c903:0:201\"\n",
-        )
-        .unwrap();
+        );
         let settings = config.client.settings();
         assert_eq!(settings.udp_port.get(), 5000);
         assert_eq!(settings.source_check, SourceCheck::Strict);
@@ -547,5 +557,41 @@ responder = \"ebpf\"
         let twice = "[[static-gid]]\nip = \"10.2.0.5\"\ngid = \"fe80::1\"\n".repeat(2);
         let expected = "line 1: static GID for 10.2.0.5: given twice, remove one";
         assert_eq!(mistakes(&twice), [expected]);
+    }
+
+    #[test]
+    fn later_files_count_more_for_each_key_and_whole_lists() {
+        let first = source(
+            "udp-port = 5000\nallow = [\"10.0.0.0/8\"]\n[paths]\nqos = \"on\"\nrepeat-rate = 1\n\
+             [[static-gid]]\nip = \"10.2.0.5\"\ngid = \"fe80::1\"\n",
+        );
+        let second = source(
+            "allow = [\"fd00::/8\"]\n[paths]\nrepeat-rate = 7\n\
+             [[static-gid]]\nip = \"10.2.0.6\"\ngid = \"fe80::2\"\n",
+        );
+        let config = Config::read(&[first, second]).unwrap();
+        assert_eq!(config.client.settings().udp_port.get(), 5000);
+        let allows = |address: &str| config.allow.contains(address.parse().unwrap());
+        assert_eq!((allows("10.1.2.3"), allows("fd00::1")), (false, true));
+        assert_eq!((config.paths.qos, config.paths.repeat_rate), (Qos::On, 7));
+        let gid = |address: &str| config.view.static_gids.lookup(address.parse().unwrap());
+        assert_eq!((gid("10.2.0.5"), gid("10.2.0.6")), (None, Some("fe80::2".parse().unwrap())));
+    }
+
+    #[test]
+    fn mistakes_of_every_file_are_reported_even_if_a_later_one_is_right() {
+        let named = |name: &str, text: &str| Source { name: name.to_owned(), ..source(text) };
+        let sources = [
+            named("a.toml", "udp-port = 0\n[paths]\nqos = \"ü\" # here\n"),
+            named("b.toml", "udp-port = 5000\n  lese = 1\npaths = 1"),
+        ];
+        let error = Config::read(&sources).unwrap_err().to_string();
+        let expected = [
+            "a.toml:1:12: udp-port must be a whole number from 1 to 65535",
+            "a.toml:3:7: paths.qos is \"ü\"; it can be \"auto\", \"on\" or \"off\"",
+            "b.toml:2:3: lese is not a key of ibarr; did you mean \"lease\"?",
+            "b.toml:3:9: paths must be a table: write [paths]",
+        ];
+        assert_eq!(error.lines().collect::<Vec<_>>(), expected);
     }
 }

@@ -1,104 +1,193 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 
-//! Reads TOML tables and collects every mistake with its line; serde would stop at the first.
+//! Reads TOML tables of several files as one, and collects every mistake with its place; serde would stop
+//! at the first.
 
 use std::collections::BTreeMap;
 use std::fmt;
 use std::ops::Range;
 
+use serde::{Deserialize, Serialize};
 use toml::Spanned;
 use toml::de::{DeTable, DeValue};
 
+/// A configuration file.
+#[derive(Clone, Debug, Default, Eq, PartialEq)]
+pub struct Source {
+    /// Its path, for people.
+    pub name: String,
+    /// Its contents.
+    pub text: String,
+}
+
 /// A mistake in a configuration file.
-#[derive(Clone, Debug, Eq, Ord, PartialEq, PartialOrd)]
+#[derive(Clone, Debug, Deserialize, Eq, PartialEq, Serialize)]
+#[serde(rename_all = "kebab-case")]
 pub struct Mistake {
+    /// Place of the file in the order of reading.
+    #[serde(skip)]
+    source: usize,
+    /// Path of the file.
+    pub file: String,
     /// Line number, from 1.
     pub line: usize,
+    /// Number of the character in the line, from 1.
+    pub column: usize,
     /// Object, cause and remedy.
-    pub what: String,
+    pub message: String,
+    /// The line.
+    pub text: String,
+    /// The place in the line, in bytes.
+    #[serde(skip)]
+    pub place: Range<usize>,
 }
 
 impl fmt::Display for Mistake {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "line {}: {}", self.line, self.what)
+        let Self { file, line, column, message, .. } = self;
+        write!(f, "{file}:{line}:{column}: {message}")
     }
 }
 
-/// Reads `text` with `read`, which gets the root table.
+/// Reads `sources` with `read`, which gets the root table. A key of a later file counts more than that of
+/// an earlier one.
 ///
 /// # Errors
-/// All mistakes in the file, ordered by line: wrong syntax, unknown keys, and those that `read`
+/// All mistakes in the files, ordered by file and line: wrong syntax, unknown keys, and those that `read`
 /// found.
 pub(super) fn read<T>(
-    text: &str,
-    read: impl FnOnce(&mut Table<'_>) -> T,
+    sources: &[Source],
+    read: impl FnOnce(&mut Table<'_, '_>) -> T,
 ) -> Result<T, Vec<Mistake>> {
-    let (root, errors) = DeTable::parse_recoverable(text);
-    let mut mistakes: Vec<_> = errors
-        .iter()
-        .map(|error| Mistake {
-            line: line_of(text, error.span().unwrap_or_default()),
-            what: error.message().to_owned(),
-        })
-        .collect();
-    let value = Table::read(text, "", 0..0, root.get_ref(), &mut mistakes, read);
-    if mistakes.is_empty() {
+    let parsed: Vec<_> =
+        sources.iter().map(|source| DeTable::parse_recoverable(&source.text)).collect();
+    let mut found = Found { sources, mistakes: Vec::new() };
+    for (source, (_, errors)) in parsed.iter().enumerate() {
+        for error in errors {
+            let span = error.span().unwrap_or_default();
+            found.add(&Place { source, span }, error.message().to_owned());
+        }
+    }
+    let parts = parsed.iter().enumerate().map(|(source, (root, _))| Part {
+        place: Place { source, span: 0..0 },
+        table: root.get_ref(),
+    });
+    let value = Table::read("", &parts.collect::<Vec<_>>(), &mut found, read);
+    if found.mistakes.is_empty() {
         return Ok(value);
     }
-    mistakes.sort();
-    mistakes.dedup();
-    Err(mistakes)
+    let place = |mistake: &Mistake| (mistake.source, mistake.line, mistake.column);
+    found.mistakes.sort_by_key(place);
+    found.mistakes.dedup();
+    Err(found.mistakes)
 }
 
-/// A TOML table whose keys are taken once each; keys left over at its drop are unknown.
-pub(super) struct Table<'a> {
-    text: &'a str,
+/// The mistakes so far.
+struct Found<'a> {
+    sources: &'a [Source],
+    mistakes: Vec<Mistake>,
+}
+
+impl Found<'_> {
+    fn add(&mut self, at: &Place, message: String) {
+        let Some(Source { name, text }) = self.sources.get(at.source) else { return };
+        let start = (0..=at.span.start.min(text.len())).rev().find(|&at| text.is_char_boundary(at));
+        let (before, rest) = text.split_at(start.unwrap_or_default());
+        let begin = before.rfind('\n').map_or(0, |at| at + 1);
+        let end = rest.find('\n').map_or(text.len(), |at| before.len() + at);
+        let until = at.span.end.clamp(before.len(), end);
+        self.mistakes.push(Mistake {
+            source: at.source,
+            file: name.clone(),
+            line: line_of(text, before.len()),
+            column: before[begin..].chars().count() + 1,
+            message,
+            text: text[begin..end].to_owned(),
+            place: before.len() - begin..until - begin,
+        });
+    }
+}
+
+/// A place in a file.
+#[derive(Clone, Debug, Default)]
+struct Place {
+    source: usize,
+    span: Range<usize>,
+}
+
+/// What one file has of a table.
+struct Part<'a> {
+    place: Place,
+    table: &'a DeTable<'a>,
+}
+
+/// What one file has of a key.
+struct Entry<'a> {
+    source: usize,
+    key: Range<usize>,
+    value: &'a Spanned<DeValue<'a>>,
+}
+
+impl Entry<'_> {
+    fn place(&self) -> Place {
+        self.place_of(self.value)
+    }
+
+    fn place_of(&self, element: &Spanned<DeValue<'_>>) -> Place {
+        Place { source: self.source, span: element.span() }
+    }
+}
+
+/// A TOML table whose keys are taken once each; keys left over at the end are unknown.
+pub(super) struct Table<'a, 'b> {
     /// Names of the enclosing tables, each followed by a dot.
     path: String,
-    /// Where the table begins.
-    span: Range<usize>,
-    rest: BTreeMap<&'a str, (Range<usize>, &'a Spanned<DeValue<'a>>)>,
+    /// Where the table begins, in the last file that has it.
+    place: Place,
+    rest: BTreeMap<&'a str, Vec<Entry<'a>>>,
     known: Vec<&'static str>,
-    mistakes: &'a mut Vec<Mistake>,
+    found: &'a mut Found<'b>,
     /// Number of mistakes when this table began.
     mistakes_before: usize,
 }
 
-impl<'a> Table<'a> {
+impl<'a, 'b> Table<'a, 'b> {
     fn read<T>(
-        text: &'a str,
         path: &str,
-        span: Range<usize>,
-        table: &'a DeTable<'a>,
-        mistakes: &'a mut Vec<Mistake>,
-        read: impl FnOnce(&mut Table<'_>) -> T,
+        parts: &[Part<'a>],
+        found: &'a mut Found<'b>,
+        read: impl FnOnce(&mut Table<'_, 'b>) -> T,
     ) -> T {
-        let rest = table
-            .iter()
-            .map(|(key, value)| (key.get_ref().as_ref(), (key.span(), value)))
-            .collect();
-        let (path, known, mistakes_before) = (path.to_owned(), Vec::new(), mistakes.len());
-        let mut table = Table { text, path, span, rest, known, mistakes, mistakes_before };
+        let place = parts.last().map(|part| part.place.clone()).unwrap_or_default();
+        let mut rest = BTreeMap::<_, Vec<_>>::new();
+        for part in parts {
+            for (key, value) in part.table {
+                let entry = Entry { source: part.place.source, key: key.span(), value };
+                rest.entry(key.get_ref().as_ref()).or_default().push(entry);
+            }
+        }
+        let (path, known, mistakes_before) = (path.to_owned(), Vec::new(), found.mistakes.len());
+        let mut table = Table { path, place, rest, known, found, mistakes_before };
         let value = read(&mut table);
         table.report_unknown();
         value
     }
 
-    /// The value of `key`, parsed by `parse`, or `default` if the key is absent or wrong.
+    /// The last value of `key`, parsed by `parse`, or `default` if the key is absent or wrong.
     pub(super) fn value<T>(
         &mut self,
         key: &'static str,
         default: T,
-        parse: impl FnOnce(Value<'_>) -> Result<T, String>,
+        parse: impl Fn(Value<'_>) -> Result<T, String>,
     ) -> T {
-        let Some(value) = self.take(key) else { return default };
-        match parse(Value(value.get_ref())) {
-            Ok(value) => value,
-            Err(what) => {
-                self.mistake(value.span(), key, &what);
-                default
+        let mut result = default;
+        for entry in self.take(key) {
+            match parse(Value(entry.value.get_ref())) {
+                Ok(value) => result = value,
+                Err(what) => self.mistake(&entry.place(), key, &what),
             }
         }
+        result
     }
 
     /// Like [`Table::value`] for each element of the array `key`; wrong elements are skipped.
@@ -108,61 +197,66 @@ impl<'a> Table<'a> {
         default: Vec<T>,
         parse: impl Fn(Value<'_>) -> Result<T, String>,
     ) -> Vec<T> {
-        let Some(value) = self.take(key) else { return default };
-        let Some(array) = value.get_ref().as_array() else {
-            self.mistake(value.span(), key, "must be a list, like [\"…\", \"…\"]");
-            return default;
-        };
-        let parsed = array.iter().filter_map(|element| match parse(Value(element.get_ref())) {
-            Ok(value) => Some(value),
-            Err(what) => {
-                self.mistake(element.span(), key, &what);
-                None
+        let mut result = default;
+        for entry in self.take(key) {
+            let Some(array) = entry.value.get_ref().as_array() else {
+                self.mistake(&entry.place(), key, "must be a list, like [\"…\", \"…\"]");
+                continue;
+            };
+            result = Vec::new();
+            for element in array {
+                match parse(Value(element.get_ref())) {
+                    Ok(value) => result.push(value),
+                    Err(what) => self.mistake(&entry.place_of(element), key, &what),
+                }
             }
-        });
-        parsed.collect()
+        }
+        result
     }
 
-    /// The table `key`; an absent table is read as an empty one, so that defaults are defined once.
+    /// The table `key`, with the keys of all files. An absent table is read as an empty one, so that
+    /// defaults are defined once.
     pub(super) fn table<T>(
         &mut self,
         key: &'static str,
-        read: impl FnOnce(&mut Table<'_>) -> T,
+        read: impl FnOnce(&mut Table<'_, 'b>) -> T,
     ) -> T {
-        let empty = DeTable::new();
-        let (span, table) = match self.take(key) {
-            None => (0..0, &empty),
-            Some(value) => (
-                value.span(),
-                value.get_ref().as_table().unwrap_or_else(|| {
-                    self.mistake(value.span(), key, &format!("must be a table: write [{key}]"));
-                    &empty
-                }),
-            ),
-        };
+        let mut parts = Vec::new();
+        for entry in self.take(key) {
+            match entry.value.get_ref().as_table() {
+                Some(table) => parts.push(Part { place: entry.place(), table }),
+                None => {
+                    self.mistake(&entry.place(), key, &format!("must be a table: write [{key}]"));
+                }
+            }
+        }
         let path = format!("{}{key}.", self.path);
-        Table::read(self.text, &path, span, table, self.mistakes, read)
+        Table::read(&path, &parts, self.found, read)
     }
 
-    /// Each of the tables `[[key]]`.
+    /// Each of the tables `[[key]]` of the last file that has one.
     pub(super) fn tables<T>(
         &mut self,
         key: &'static str,
-        read: impl Fn(&mut Table<'_>) -> T,
+        read: impl Fn(&mut Table<'_, 'b>) -> T,
     ) -> Vec<T> {
-        let Some(value) = self.take(key) else { return Vec::new() };
-        let Some(array) = value.get_ref().as_array() else {
-            self.mistake(value.span(), key, &format!("must be a list of tables: write [[{key}]]"));
-            return Vec::new();
-        };
         let mut tables = Vec::new();
-        for element in array {
-            let Some(table) = element.get_ref().as_table() else {
-                self.mistake(element.span(), key, &format!("must be a table: write [[{key}]]"));
+        let path = format!("{}{key}.", self.path);
+        for entry in self.take(key) {
+            let Some(array) = entry.value.get_ref().as_array() else {
+                let what = format!("must be a list of tables: write [[{key}]]");
+                self.mistake(&entry.place(), key, &what);
                 continue;
             };
-            let path = format!("{}{key}.", self.path);
-            tables.push(Table::read(self.text, &path, element.span(), table, self.mistakes, &read));
+            tables.clear();
+            for element in array {
+                let place = entry.place_of(element);
+                let Some(table) = element.get_ref().as_table() else {
+                    self.mistake(&place, key, &format!("must be a table: write [[{key}]]"));
+                    continue;
+                };
+                tables.push(Table::read(&path, &[Part { place, table }], self.found, &read));
+            }
         }
         tables
     }
@@ -170,7 +264,7 @@ impl<'a> Table<'a> {
     /// Reports a mistake if the required `key` is absent.
     pub(super) fn require(&mut self, key: &'static str, example: &str) {
         if !self.rest.contains_key(key) {
-            self.mistake(self.span.clone(), key, &format!("is missing: write {key} = {example}"));
+            self.mistake(&self.place.clone(), key, &format!("is missing: write {key} = {example}"));
         }
     }
 
@@ -178,33 +272,34 @@ impl<'a> Table<'a> {
     /// mistake is reported if single values were wrong before.
     pub(super) fn check<T: Default, E: fmt::Display>(&mut self, checked: Result<T, E>) -> T {
         checked.unwrap_or_else(|error| {
-            if self.mistakes.len() == self.mistakes_before {
-                let line = line_of(self.text, self.span.clone());
-                self.mistakes.push(Mistake { line, what: error.to_string() });
+            if self.found.mistakes.len() == self.mistakes_before {
+                self.found.add(&self.place, error.to_string());
             }
             T::default()
         })
     }
 
-    fn take(&mut self, key: &'static str) -> Option<&'a Spanned<DeValue<'a>>> {
+    fn take(&mut self, key: &'static str) -> Vec<Entry<'a>> {
         self.known.push(key);
-        self.rest.remove(key).map(|(_, value)| value)
+        self.rest.remove(key).unwrap_or_default()
     }
 
     fn report_unknown(&mut self) {
-        for (key, (span, _)) in std::mem::take(&mut self.rest) {
+        for (key, entries) in std::mem::take(&mut self.rest) {
             let near = self.known.iter().find(|known| are_near(known, key));
             let remedy = match near {
                 Some(known) => format!("did you mean {known:?}?"),
                 None => format!("known here: {}", self.known.join(", ")),
             };
-            self.mistake(span, key, &format!("is not a key of ibarr; {remedy}"));
+            for Entry { source, key: span, .. } in entries {
+                let what = format!("is not a key of ibarr; {remedy}");
+                self.mistake(&Place { source, span }, key, &what);
+            }
         }
     }
 
-    fn mistake(&mut self, at: Range<usize>, key: &str, what: &str) {
-        let line = line_of(self.text, at);
-        self.mistakes.push(Mistake { line, what: format!("{}{key} {what}", self.path) });
+    fn mistake(&mut self, at: &Place, key: &str, what: &str) {
+        self.found.add(at, format!("{}{key} {what}", self.path));
     }
 }
 
@@ -252,8 +347,9 @@ impl<'a> Value<'a> {
     }
 }
 
-fn line_of(text: &str, span: Range<usize>) -> usize {
-    1 + text.bytes().take(span.start).filter(|&byte| byte == b'\n').count()
+/// Number of the line that has the byte `at`, from 1.
+pub(super) fn line_of(text: &str, at: usize) -> usize {
+    1 + text.bytes().take(at).filter(|&byte| byte == b'\n').count()
 }
 
 /// Whether `typed` could be a typing error for `known`: equal except for `_`, case and two letters.
@@ -280,12 +376,14 @@ mod tests {
     use super::*;
 
     fn mistakes(text: &str) -> Vec<String> {
-        let read = read(text, |root| {
+        let source = Source { name: String::new(), text: text.to_owned() };
+        let read = read(&[source], |root| {
             root.value("udp-port", 4791, |value| value.number(1..=65_535));
             root.list("names", Vec::new(), |value| value.text("x").map(str::to_owned));
             root.table("cache", |cache| cache.value("size", 1, |value| value.number(1..=2)));
         });
-        read.err().unwrap_or_default().iter().map(ToString::to_string).collect()
+        let mistakes = read.err().unwrap_or_default();
+        mistakes.iter().map(|one| format!("line {}: {}", one.line, one.message)).collect()
     }
 
     #[test]

@@ -64,7 +64,7 @@ pub fn ask(run_dir: &Path, request: &Request, patience: Duration) -> Result<Body
         message: format!("the daemon at {} speaks another version: {error}", path.display()),
     })?;
     match response.body {
-        Body::Error { error } => Err(error),
+        Body::Error { error, .. } => Err(error),
         body => Ok(body),
     }
 }

@@ -16,6 +16,8 @@ use ibarr_proto::ip2gid::{Family, Prefix};
 use ibarr_proto::shares;
 use serde::{Deserialize, Serialize};
 
+use crate::config::Mistake;
+
 pub use super::log_messages::{LevelChange, LogStatus};
 pub use super::path_messages::{
     CachedPath, Informed, LastEvent, PathAnswer, PathHops, PathRequest, PathSource, PathStatus,
@@ -135,7 +137,7 @@ impl From<Body> for Response {
 
 impl From<Failure> for Response {
     fn from(error: Failure) -> Self {
-        Body::Error { error }.into()
+        Body::Error { error, mistakes: Vec::new() }.into()
     }
 }
 
@@ -147,6 +149,9 @@ pub enum Body {
     Error {
         /// Kind and message.
         error: Failure,
+        /// Each mistake, if the command has checked the configuration.
+        #[serde(default, skip_serializing_if = "Vec::is_empty")]
+        mistakes: Vec<Mistake>,
     },
     /// Answers [`Request::Resolve`], in the order of the addresses.
     Answers {
@@ -189,6 +194,11 @@ pub enum Body {
         /// State of the whole daemon.
         status: Box<Status>,
     },
+    /// The configuration; the command reads it itself, without the daemon.
+    Config {
+        /// Every key.
+        config: Vec<Setting>,
+    },
     /// Contents of the BPF maps; the command reads them itself, without the daemon.
     Kernel {
         /// All maps of the responder.
@@ -213,6 +223,22 @@ pub struct Failure {
     pub kind: FailureKind,
     /// For people: object, cause, remedy.
     pub message: String,
+}
+
+/// A key of the configuration.
+#[derive(Clone, Debug, Deserialize, PartialEq, Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub struct Setting {
+    /// Its name, after those of the enclosing table and a dot. For a `[[table]]` the name of the table.
+    pub key: String,
+    /// Its value.
+    pub value: serde_json::Value,
+    /// The file that has it; absent for a default.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub file: Option<String>,
+    /// The line in that file, from 1.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub line: Option<usize>,
 }
 
 /// Kinds of [`Failure`].
@@ -420,7 +446,7 @@ pub struct Status {
     pub pid: u32,
     /// Seconds since the daemon started.
     pub uptime_s: Seconds,
-    /// Path of the configuration file; absent if the daemon runs on defaults.
+    /// Paths of the configuration files, with commas; absent if the daemon runs on defaults.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub config: Option<String>,
     /// The last reload, if it failed.
@@ -673,6 +699,6 @@ mod tests {
             };
             assert_eq!(written.unwrap(), line);
         }
-        assert_eq!((requests, responses), (17, 39));
+        assert_eq!((requests, responses), (17, 41));
     }
 }

@@ -373,7 +373,7 @@ mod tests {
     const CHANGE: &str = "{\"ask\":\"reload\"}\n";
 
     fn is_forbidden(response: &Response) -> bool {
-        let Body::Error { error } = &response.body else { return false };
+        let Body::Error { error, .. } = &response.body else { return false };
         error.kind == FailureKind::Permission
     }
 

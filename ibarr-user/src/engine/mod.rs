@@ -20,7 +20,6 @@ mod summary;
 use std::future::pending;
 use std::io;
 use std::os::fd::OwnedFd;
-use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -74,10 +73,10 @@ use crate::transport::{self, Counters};
 pub struct Setup {
     /// Arguments of the command line.
     pub options: RunOptions,
-    /// Contents of the configuration file.
+    /// Contents of the configuration files.
     pub config: Config,
-    /// Path of the configuration file, if there is one.
-    pub file: Option<PathBuf>,
+    /// Paths of the configuration files.
+    pub files: Vec<String>,
     /// Random numbers for the cores.
     pub rng: ChaCha12Rng,
     /// An inherited socket to the kernel's RDMA core.
@@ -97,7 +96,7 @@ pub struct Setup {
 /// The task that calls the cores, see the [module](self).
 pub struct Engine {
     options: RunOptions,
-    file: Option<PathBuf>,
+    files: Vec<String>,
     config: Config,
     started: Instant,
     node: Node<ChaCha12Rng>,
@@ -155,7 +154,7 @@ impl Engine {
         let Setup {
             options,
             config,
-            file,
+            files,
             rng,
             local_service,
             servers,
@@ -229,7 +228,7 @@ impl Engine {
             batches,
             counters,
             options,
-            file,
+            files,
             config,
         };
         engine.start_servers();

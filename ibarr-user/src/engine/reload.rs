@@ -2,7 +2,6 @@
 
 //! Changes the configuration while the daemon runs.
 
-use std::path::PathBuf;
 use std::thread;
 use std::time::Duration;
 
@@ -35,7 +34,7 @@ pub(super) struct Reloads {
 }
 
 /// The result of the thread.
-pub(super) type Loaded = Result<(Config, Option<PathBuf>), config::Error>;
+pub(super) type Loaded = Result<(Config, Vec<String>), config::Error>;
 
 /// The time of the failure, and the mistakes.
 pub(super) struct FailedReload {
@@ -106,8 +105,8 @@ impl Engine {
 
     pub(super) fn handle_loaded(&mut self, now: Instant, loaded: Loaded) {
         let response = match loaded {
-            Ok((config, file)) => {
-                self.reconfigure(now, config, file);
+            Ok((config, files)) => {
+                self.reconfigure(now, config, files);
                 self.reloads.failed = None;
                 let mut done = format!("configuration: {}", self.config_name());
                 info!(message_id = ids::RELOADED, "reloaded, {done}");
@@ -145,7 +144,7 @@ impl Engine {
         self.systemd.ready();
     }
 
-    fn reconfigure(&mut self, now: Instant, config: Config, file: Option<PathBuf>) {
+    fn reconfigure(&mut self, now: Instant, config: Config, files: Vec<String>) {
         self.node.reconfigure(now, self.options.node(&config));
         self.responder.reconfigure(now, config.responder.clone(), config.allow.clone());
         let port = |config: &Config| config.client.settings().udp_port;
@@ -154,7 +153,7 @@ impl Engine {
         self.levels.configure(config.log_level.clone());
         let was_informed = std::mem::replace(&mut self.config, config).inform;
         self.reconsider_reports(now, was_informed);
-        self.file = file;
+        self.files = files;
         if moved {
             self.start_servers();
         }

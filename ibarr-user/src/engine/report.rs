@@ -106,7 +106,7 @@ impl Engine {
             version: env!("CARGO_PKG_VERSION").to_owned(),
             pid: std::process::id(),
             uptime_s: now.since(self.started).into(),
-            config: self.file.as_ref().map(|file| file.display().to_string()),
+            config: (!self.files.is_empty()).then(|| self.files.join(", ")),
             failed_reload: self.reloads.failed().map(|failed| FailedReload {
                 ago_s: now.since(failed.at).into(),
                 message: failed.message.clone(),
@@ -237,10 +237,10 @@ impl Engine {
     }
 
     pub(super) fn config_name(&self) -> String {
-        match &self.file {
-            Some(file) => file.display().to_string(),
-            None => format!("defaults ({} is not there)", self.options.config.display()),
+        if self.files.is_empty() {
+            return format!("defaults ({} is not there)", self.options.config.display());
         }
+        self.files.join(", ")
     }
 
     /// Problems, each with its remedy.

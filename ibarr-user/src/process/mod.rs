@@ -12,7 +12,7 @@ use std::path::PathBuf;
 use ibarr_proto::node;
 
 use crate::bpf;
-use crate::config::{self, Config};
+use crate::config::{self, Absent, Config};
 use crate::logging::{self, Level};
 use crate::transport::ports::Dirs;
 
@@ -30,7 +30,7 @@ pub struct RunOptions {
     /// Path of the configuration file.
     pub config: PathBuf,
     /// Whether a missing file is an error; otherwise it means the defaults.
-    pub must_exist: bool,
+    pub absent: Absent,
     /// Directory of the control socket.
     pub run_dir: PathBuf,
     /// Directory of the pins.
@@ -57,15 +57,14 @@ impl RunOptions {
         }
     }
 
-    /// Reads the configuration; returns it with the path of its file, if there is one.
+    /// Reads the configuration; returns it with the names of its files.
     ///
     /// # Errors
-    /// Errors of [`Config::load`].
-    pub fn load(&self) -> Result<(Config, Option<PathBuf>), config::Error> {
-        if !self.must_exist && !self.config.exists() {
-            return Ok((Config::default(), None));
-        }
-        Ok((Config::load(&self.config)?, Some(self.config.clone())))
+    /// Errors of [`config::gather`] and [`Config::read`].
+    pub fn load(&self) -> Result<(Config, Vec<String>), config::Error> {
+        let sources = config::gather(&self.config, self.absent)?;
+        let config = Config::read(&sources)?;
+        Ok((config, sources.into_iter().map(|source| source.name).collect()))
     }
 
     /// The cores' part of `config`, limited to what the process can do.

@@ -3,8 +3,9 @@
 //! The binary as an administrator uses it: exit codes, documents, signals.
 
 use std::fs;
+use std::io::Write as _;
 use std::net::{Ipv4Addr, UdpSocket};
-use std::process::Stdio;
+use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
 use nix::sys::signal::{Signal, kill};
@@ -22,19 +23,78 @@ fn validate_reports_every_mistake_and_exits_78() {
     let output = ibarr(&["validate", file]);
     assert_eq!(output.status.code(), Some(78));
     let expected = format!(
-        "ibarr: {file}: line 1: udp-port must be a whole number from 1 to 65535\n\
-         {file}: line 3: interface is not a key of ibarr; did you mean \"interfaces\"?\n"
+        "{file}:1:12: udp-port must be a whole number from 1 to 65535\n  |\n1 | udp-port = 0\n  |            ^\n\
+         {file}:3:1: interface is not a key of ibarr; did you mean \"interfaces\"?\n  |\n3 | interface = []\n  | ^^^^^^^^^\n"
     );
     assert_eq!(String::from_utf8_lossy(&output.stderr), expected);
 
     let output = ibarr(&["validate", file, "--json"]);
     assert_eq!(output.status.code(), Some(78));
-    assert_eq!(json(&output)["error"]["kind"], "config");
+    let document = json(&output);
+    assert_eq!(document["error"]["kind"], "config");
+    let mistake = &document["mistakes"][1];
+    assert_eq!((&mistake["line"], &mistake["column"]), (&3.into(), &1.into()));
+    assert_eq!((&mistake["file"], &mistake["text"]), (&file.into(), &"interface = []".into()));
 
     let file = dir.write("good.toml", include_str!("../../../pkg/ibarr.toml"));
     assert_eq!(ibarr(&["validate", file.to_str().unwrap()]).status.code(), Some(0));
     let absent = dir.path("absent.toml");
     assert_eq!(ibarr(&["validate", absent.to_str().unwrap()]).status.code(), Some(78));
+}
+
+#[test]
+fn validate_reads_standard_input_and_refuses_what_is_too_long() {
+    let validate = |text: &[u8]| {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_ibarr"));
+        command.args(["validate", "-"]).stdin(Stdio::piped()).stderr(Stdio::piped());
+        let mut child = command.stdout(Stdio::null()).spawn().unwrap();
+        // It may end before it has read all.
+        let _ = child.stdin.take().unwrap().write_all(text);
+        let output = child.wait_with_output().unwrap();
+        (output.status.code(), String::from_utf8(output.stderr).unwrap())
+    };
+    assert_eq!(validate(b"lease = \"10s\"\n"), (Some(0), String::new()));
+    let (status, message) = validate(b"\nlease = 10\n");
+    assert_eq!(status, Some(78));
+    assert!(message.starts_with("standard input:2:9: lease must be a text"), "{message}");
+    let (status, message) = validate(&vec![b'#'; (1 << 20) + 1]);
+    assert_eq!(status, Some(78));
+    assert!(message.contains("longer than a megabyte"), "{message}");
+}
+
+#[test]
+fn drop_ins_take_effect_in_the_order_of_their_names() {
+    let dir = TempDir::new("drop-ins");
+    let main = dir.write("ibarr.toml", "lease = \"10s\"\n");
+    fs::create_dir(dir.path("ibarr.d")).unwrap();
+    let last = dir.write("ibarr.d/20-site.toml", "lease = \"30s\"\n");
+    dir.write("ibarr.d/10-role.toml", "lease = \"20s\"\n[client]\nsockets = 4\n");
+    dir.write("ibarr.d/ignored.conf", "no TOML");
+    let show = || ibarr(&["config", main.to_str().unwrap()]);
+    let text = String::from_utf8(show().stdout).unwrap();
+    assert!(text.contains(&format!("\nlease = \"30s\"  # {}:1\n", last.display())), "{text}");
+    assert!(text.contains("\nnudge = true  # default\n"), "{text}");
+    // What it prints is a configuration that means the same.
+    let again = dir.write("again.toml", &text);
+    let again = json(&ibarr(&["config", again.to_str().unwrap(), "--json"]));
+    let keys = |document: &Value| {
+        let values = document["config"].as_array().unwrap().iter();
+        values.map(|one| (one["key"].clone(), one["value"].clone())).collect::<Vec<_>>()
+    };
+    assert_eq!(keys(&again), keys(&json(&ibarr(&["config", main.to_str().unwrap(), "--json"]))));
+
+    let daemon = Daemon::start(&dir, "");
+    let used = json(&daemon.ask(&["status", "--json"]))["status"]["config"].clone();
+    assert_eq!(used.as_str().unwrap().matches(".toml").count(), 3, "{used}");
+    fs::write(&last, "lease = 30\n").unwrap();
+    let output = daemon.ask(&["reload"]);
+    assert_eq!(output.status.code(), Some(78));
+    let message = String::from_utf8(output.stderr).unwrap();
+    assert!(
+        message.contains(&format!("{}:1:9: lease must be a text", last.display())),
+        "{message}"
+    );
+    assert_eq!(show().status.code(), Some(78));
 }
 
 #[test]
@@ -118,7 +178,7 @@ fn broken_configuration_stops_a_start_but_not_a_running_daemon() {
     dir.write("ibarr.toml", &format!("allow = [\"10.0.0.1/8\"]\nudp-port = {new}\n{USER_SPACE}"));
     let output = daemon.ask(&["reload", "--json"]);
     assert_eq!(output.status.code(), Some(78));
-    assert!(json(&output)["error"]["message"].as_str().unwrap().contains("line 1: allow"));
+    assert!(json(&output)["error"]["message"].as_str().unwrap().contains("toml:1:10: allow"));
     daemon.notified("RELOADING=1");
     daemon.notified("READY=1");
     assert_eq!(port(&daemon), u64::from(old));

@@ -62,7 +62,7 @@ fn failed_reload_stays_in_status_until_a_good_one() {
     for _ in 0..2 {
         let status = status();
         let mistake = status["failed-reload"]["message"].as_str().unwrap();
-        assert!(mistake.contains("line 1: udp-port must be"), "{mistake}");
+        assert!(mistake.contains("ibarr.toml:1:12: udp-port must be"), "{mistake}");
         assert!(status["failed-reload"]["ago-s"].is_u64());
         assert!(status["warnings"].to_string().contains("the file has mistakes"), "{status}");
     }
