@@ -10,7 +10,8 @@ use ibarr_common::wire::ip2gid::{PORT, Query, Reply};
 use ibarr_common::{IfIndex, Instant};
 use ibarr_proto::ip2gid::Question;
 use ibarr_proto::ip2gid::client::{
-    Client, Config, Event, Input, Outcome, RequestId, Route, Settings, SocketId, Source,
+    Client, Config, Event, Input, Outcome, RequestId, Route, Settings, SocketEvent, SocketId,
+    Source,
 };
 use ibarr_proto::request::UserRequest;
 use rand_chacha::ChaCha8Rng;
@@ -248,11 +249,13 @@ impl World {
         while let Some(event) = self.client.poll_event() {
             match event {
                 Event::Answered { id, outcome } => self.answered(id, outcome),
-                Event::OpenSocket { socket } => {
+                Event::Socket(SocketEvent::Open(socket)) => {
                     assert!(!self.sockets.contains(&socket), "a socket's id is used again");
                     self.sockets.push(socket);
                 }
-                Event::CloseSocket { socket } => assert!(self.sockets.contains(&socket)),
+                Event::Socket(SocketEvent::Close(socket)) => {
+                    assert!(self.sockets.contains(&socket))
+                }
             }
         }
         self.unrouted.extend(std::iter::from_fn(|| self.client.poll_route()));

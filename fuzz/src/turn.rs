@@ -7,7 +7,7 @@ use std::time::Duration;
 use ibarr_common::wire::ip2gid::{MsgId, PORT, Query, Version};
 use ibarr_common::wire::ls::{PortId, Request, ResolveIp, Seq};
 use ibarr_common::{IfIndex, Instant};
-use ibarr_proto::ip2gid::client::{self, Route, SocketId};
+use ibarr_proto::ip2gid::client::{self, Route, SocketEvent, SocketId};
 use ibarr_proto::ip2gid::{Question, server};
 use ibarr_proto::local_service::{self, Nudged, Sender, Transmit};
 use ibarr_proto::local_view;
@@ -274,10 +274,14 @@ impl Io<Cue> for World {
                 }
                 return;
             }
-            Output::OpenSocket(socket) if self.sockets_fail => {
+            Output::Resolver(resolver::Event::Socket(SocketEvent::Open(socket)))
+                if self.sockets_fail =>
+            {
                 client::Input::SocketFailed { socket }
             }
-            Output::OpenSocket(socket) => client::Input::SocketOpened { socket },
+            Output::Resolver(resolver::Event::Socket(SocketEvent::Open(socket))) => {
+                client::Input::SocketOpened { socket }
+            }
             Output::Route(question) => {
                 let has_route =
                     question.target() != TARGETS[3].parse::<std::net::IpAddr>().expect("legal");
@@ -286,7 +290,7 @@ impl Io<Cue> for World {
                 client::Input::Route { question, route }
             }
             Output::Query(transmit) => return self.sent.push(transmit),
-            Output::Answered { id, .. } => {
+            Output::Resolver(resolver::Event::Answered { id, .. }) => {
                 assert!(self.waiting.remove(&id), "answered twice");
                 return;
             }

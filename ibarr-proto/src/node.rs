@@ -11,14 +11,13 @@ use ibarr_common::ib::Gid;
 use rand_core::{CryptoRng, SeedableRng};
 
 use crate::counters::Counters;
-use crate::ip2gid::client::{self, Cached, Client, Learned, SocketId};
+use crate::ip2gid::client::{self, Cached, Client, Learned};
 use crate::ip2gid::server::{self, Server};
 use crate::ip2gid::{Prefixes, Question};
 use crate::local_service::{self, LocalService};
 use crate::local_view::{self, LocalView};
 use crate::paths::snapshot::{Restored, Snapshot};
 use crate::paths::{self, Paths};
-use crate::request::{Outcome, UserRequest};
 use crate::resolver::{self, Cores, Resolver};
 use crate::sa;
 use crate::shares;
@@ -72,26 +71,10 @@ pub enum Output {
     View(local_view::Request),
     /// Note a change of the local view.
     Changed(local_view::Event),
-    /// Return the answer to a user's question.
-    Answered {
-        /// The request.
-        id: UserRequest,
-        /// The result.
-        outcome: Outcome,
-    },
-    /// Return the answer to a user's path request.
-    PathAnswered {
-        /// The request.
-        id: UserRequest,
-        /// The result.
-        outcome: paths::Outcome,
-    },
+    /// Return an answer to a user, or open or close a socket.
+    Resolver(resolver::Event),
     /// Send a MAD.
     Sa(sa::Transmit),
-    /// See [`client::Event::OpenSocket`].
-    OpenSocket(SocketId),
-    /// See [`client::Event::CloseSocket`].
-    CloseSocket(SocketId),
     /// See [`Client::poll_route`].
     Route(Question),
     /// Send a query.
@@ -182,14 +165,7 @@ impl<R: CryptoRng + SeedableRng> Node<R> {
             return Some(Output::Changed(event));
         }
         if let Some(event) = self.resolver.poll_event() {
-            return Some(match event {
-                resolver::Event::Answered { id, outcome } => Output::Answered { id, outcome },
-                resolver::Event::PathAnswered { id, outcome } => {
-                    Output::PathAnswered { id, outcome }
-                }
-                resolver::Event::OpenSocket { socket } => Output::OpenSocket(socket),
-                resolver::Event::CloseSocket { socket } => Output::CloseSocket(socket),
-            });
+            return Some(Output::Resolver(event));
         }
         if let Some(question) = self.resolver.poll_route(&mut self.cores) {
             return Some(Output::Route(question));
@@ -290,6 +266,7 @@ mod tests {
     use rand_core::SeedableRng;
 
     use super::*;
+    use crate::ip2gid::client::SocketEvent;
     use crate::local_service::{Nudge, Sender, Transmit};
     use crate::local_view::Subject;
 
@@ -308,7 +285,7 @@ mod tests {
                     }
                     node.handle_timeout(NOW);
                 }
-                Output::OpenSocket(socket) => {
+                Output::Resolver(resolver::Event::Socket(SocketEvent::Open(socket))) => {
                     let input = client::Input::SocketOpened { socket };
                     node.handle_input(NOW, resolver::Input::Client(input));
                 }

@@ -27,7 +27,7 @@ use rand_core::{CryptoRng, SeedableRng};
 
 use crate::counters::Counters;
 use crate::ip2gid::Question;
-use crate::ip2gid::client::{self, Client, Route, SocketId};
+use crate::ip2gid::client::{self, Client, Route, SocketEvent};
 use crate::ip2gid::server::Local;
 use crate::local_service::{self, LocalService};
 use crate::paths::{self, Lack, Paths, PortName};
@@ -141,16 +141,8 @@ pub enum Event {
         /// The result.
         outcome: paths::Outcome,
     },
-    /// See [`client::Event::OpenSocket`].
-    OpenSocket {
-        /// The new socket.
-        socket: SocketId,
-    },
-    /// See [`client::Event::CloseSocket`].
-    CloseSocket {
-        /// The socket.
-        socket: SocketId,
-    },
+    /// The driver is to open or close a socket of the client.
+    Socket(SocketEvent),
 }
 
 /// What the cores draw their random numbers from.
@@ -495,21 +487,15 @@ impl Resolver {
             }
         }
         while let Some(event) = cores.client.poll_event() {
-            let event = match event {
+            match event {
                 client::Event::Answered { id, outcome } => match id {
-                    RequestId::User(id) => {
-                        self.answer_user(id, outcome.into());
-                        continue;
-                    }
+                    RequestId::User(id) => self.answer_user(id, outcome.into()),
                     RequestId::Kernel(flight) => {
                         cores.local_service.answered(now, flight, outcome.into());
-                        continue;
                     }
                 },
-                client::Event::OpenSocket { socket } => Event::OpenSocket { socket },
-                client::Event::CloseSocket { socket } => Event::CloseSocket { socket },
-            };
-            self.events.push_back(event);
+                client::Event::Socket(event) => self.events.push_back(Event::Socket(event)),
+            }
         }
     }
 }

@@ -9,6 +9,7 @@ use std::str::FromStr;
 
 use ibarr_common::ib::Lid;
 use ibarr_common::{IfIndex, Instant};
+use ibarr_proto::ip2gid::client::SocketEvent;
 use ibarr_proto::ip2gid::server::{Received, Transmit};
 use ibarr_proto::local_service;
 use ibarr_proto::local_view::{self, HwAddr};
@@ -226,7 +227,10 @@ impl Core {
                     self.node.handle_input(now, resolver::Input::LocalService(done));
                     continue;
                 }
-                (Some(Bug::UnboundedTable), Output::CloseSocket(_)) => continue,
+                (
+                    Some(Bug::UnboundedTable),
+                    Output::Resolver(resolver::Event::Socket(SocketEvent::Close(_))),
+                ) => continue,
                 (Some(Bug::DoubleQuery), Output::Sa(_)) => {
                     self.mads += 1;
                     if self.mads.is_multiple_of(16) {

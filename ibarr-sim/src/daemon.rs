@@ -10,7 +10,7 @@ use ibarr_common::Instant;
 use ibarr_common::ib::Lid;
 use ibarr_common::wire::ls::{Emitted, PortId, Seq};
 use ibarr_common::wire::sa::{Answer, Question as SaQuestion, Request};
-use ibarr_proto::ip2gid::client;
+use ibarr_proto::ip2gid::client::{self, SocketEvent};
 use ibarr_proto::ip2gid::server::Received;
 use ibarr_proto::ip2gid::{Family, Question};
 use ibarr_proto::local_service::{self, Nudge, Nudged, OVERRUN_PAUSE, Sender, Transmit};
@@ -234,14 +234,14 @@ impl World {
                 self.at(at, What::DumpStarts(id, life));
             }
             Output::Changed(fact) => daemon.learn(&fact),
-            Output::Answered { id: request, outcome } => {
+            Output::Resolver(resolver::Event::Answered { id: request, outcome }) => {
                 self.told(id, daemon, request, outcome);
             }
-            Output::PathAnswered { id: request, outcome } => {
+            Output::Resolver(resolver::Event::PathAnswered { id: request, outcome }) => {
                 self.user_path_told(id, daemon, request, &outcome);
             }
             Output::Sa(transmit) => self.ask_administrator(id, daemon, &transmit),
-            Output::OpenSocket(socket) => {
+            Output::Resolver(resolver::Event::Socket(SocketEvent::Open(socket))) => {
                 let fails = self.machines[id].troubles.no_sockets > now;
                 let input = if fails {
                     client::Input::SocketFailed { socket }
@@ -252,7 +252,9 @@ impl World {
                 };
                 daemon.core.handle_input(now, resolver::Input::Client(input));
             }
-            Output::CloseSocket(socket) => daemon.sockets.retain(|(_, open)| *open != socket),
+            Output::Resolver(resolver::Event::Socket(SocketEvent::Close(socket))) => {
+                daemon.sockets.retain(|(_, open)| *open != socket);
+            }
             Output::Route(question) => {
                 let at = now + self.dice.within(us(10)..us(80));
                 self.at(at, What::Route(id, life, question));

@@ -409,11 +409,11 @@ impl Rig {
         while let Some(event) = self.resolver.poll_event() {
             match event {
                 Event::Answered { id, outcome } => self.answered.push((id.0, outcome)),
-                Event::OpenSocket { socket } => {
+                Event::Socket(SocketEvent::Open(socket)) => {
                     let opened = client::Input::SocketOpened { socket };
                     self.tell(Input::Client(opened));
                 }
-                Event::PathAnswered { .. } | Event::CloseSocket { .. } => {}
+                Event::PathAnswered { .. } | Event::Socket(SocketEvent::Close(_)) => {}
             }
         }
         self.transmits.extend(std::iter::from_fn(|| self.cores.client.poll_transmit()));

@@ -18,7 +18,7 @@ use ibarr_common::ib::Gid;
 use ibarr_common::wire::ip2gid::PORT;
 use ibarr_common::{IfIndex, Instant};
 use ibarr_proto::ip2gid::client::{
-    Client, Config, Event, Input, Outcome, RequestId, Route, SocketId,
+    Client, Config, Event, Input, Outcome, RequestId, Route, SocketEvent, SocketId,
 };
 use ibarr_proto::ip2gid::server::{Local, Received, Server};
 use ibarr_proto::ip2gid::{Prefixes, Question};
@@ -260,12 +260,12 @@ impl Sim {
                         let twice = node.answers.insert(id, (now, outcome));
                         assert_eq!(twice, None, "request {id:?} answered twice");
                     }
-                    Event::OpenSocket { socket } => {
+                    Event::Socket(SocketEvent::Open(socket)) => {
                         let port = random_port(&mut self.rng);
                         node.ports.insert(socket, port);
                         node.client.handle_input(now, Input::SocketOpened { socket });
                     }
-                    Event::CloseSocket { socket } => {
+                    Event::Socket(SocketEvent::Close(socket)) => {
                         node.ports.remove(&socket).expect("only open sockets are closed");
                     }
                 }

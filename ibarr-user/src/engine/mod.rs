@@ -25,13 +25,12 @@ use std::time::Duration;
 
 use ibarr_common::{IfIndex, Instant};
 use ibarr_proto::ip2gid::Question;
-use ibarr_proto::ip2gid::client::{self, SocketId};
-use ibarr_proto::ip2gid::server;
+use ibarr_proto::ip2gid::client::{self, SocketEvent, SocketId};
 use ibarr_proto::local_service::{self, Nudge, Sender};
 use ibarr_proto::local_view::{self, Link};
 use ibarr_proto::node::{self, Node, Output, Room};
 use ibarr_proto::request::Outcome;
-use ibarr_proto::resolver;
+use ibarr_proto::resolver::{self, Event};
 use ibarr_proto::shares::User;
 use ibarr_proto::turn::{self, Handled, Io, Limits, Read};
 use nix::errno::Errno;
@@ -57,13 +56,12 @@ use crate::process::{Command, RunOptions, Signals, Systemd, Watchdog};
 use crate::sys::clock;
 use crate::sys::local_service::Received;
 use crate::sys::timer::Timer;
-use crate::sys::udp::Source;
 use crate::transport::inherited::Inherited;
 use crate::transport::local_service as ls;
 use crate::transport::ports::Ports;
 use crate::transport::queries::Sockets;
 use crate::transport::rtnetlink::{self, Nudger, Place, RouteAnswer};
-use crate::transport::server::{Batch, Reply};
+use crate::transport::server::Batch;
 use crate::transport::snapshot::Keeper;
 use crate::transport::umad::Umads;
 use crate::transport::{self, Counters};
@@ -348,18 +346,11 @@ impl Engine {
 
     fn answer(&mut self, batch: Batch) {
         let reply = |query: &transport::server::Query| {
-            let received = server::Received {
-                from: query.received.from,
-                to: query.received.to,
-                ingress: query.received.ifindex,
-                is_local: query.received.is_local,
-                payload: query.payload(),
-            };
+            let received = query.received();
             log::peer_asks(received.from, received.payload);
             let transmit = self.node.answer(&received)?;
             log::peer_is_answered(transmit.to, transmit.payload.as_ref());
-            let source = Source { address: Some(transmit.from), egress: transmit.egress };
-            Some(Reply { to: transmit.to, source, payload: transmit.payload })
+            Some(transmit)
         };
         let replies = batch.queries.iter().filter_map(reply).collect();
         // The socket may have been closed meanwhile.
@@ -505,14 +496,20 @@ impl Io<Input> for Engine {
                 report::log(&event);
                 self.responder.handle_event(&event);
             }
-            Output::Answered { id, outcome } => self.asks.answered(now, id, outcome),
-            Output::PathAnswered { id, outcome } => self.path_answered(now, id, outcome),
+            Output::Resolver(Event::Answered { id, outcome }) => {
+                self.asks.answered(now, id, outcome);
+            }
+            Output::Resolver(Event::PathAnswered { id, outcome }) => {
+                self.path_answered(now, id, outcome);
+            }
             Output::Sa(transmit) => self.send_mad(now, &transmit),
-            Output::OpenSocket(socket) => {
+            Output::Resolver(Event::Socket(SocketEvent::Open(socket))) => {
                 let input = self.open(socket);
                 self.tell_client(now, input);
             }
-            Output::CloseSocket(socket) => self.sockets.close(socket),
+            Output::Resolver(Event::Socket(SocketEvent::Close(socket))) => {
+                self.sockets.close(socket);
+            }
             Output::Route(question) => {
                 if !self.routes.lookup(question) {
                     self.tell_client(now, client::Input::Route { question, route: None });

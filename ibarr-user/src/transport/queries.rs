@@ -233,7 +233,9 @@ mod tests {
     use ibarr_common::Instant;
     use ibarr_common::wire::ip2gid::{MsgId, Query, Version};
     use ibarr_proto::ip2gid::Question;
-    use ibarr_proto::ip2gid::client::{Client, Config, Event, Input, RequestId, Route};
+    use ibarr_proto::ip2gid::client::{
+        Client, Config, Event, Input, RequestId, Route, SocketEvent,
+    };
     use ibarr_proto::request::UserRequest;
     use rand_chacha::ChaCha12Rng;
     use rand_core::SeedableRng as _;
@@ -253,7 +255,7 @@ mod tests {
             client.handle_input(now, input);
         }
         match client.poll_event() {
-            Some(Event::OpenSocket { socket }) => socket,
+            Some(Event::Socket(SocketEvent::Open(socket))) => socket,
             other => panic!("{other:?}"),
         }
     }

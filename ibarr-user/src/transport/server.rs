@@ -8,7 +8,6 @@
 //! does not fit.
 
 use std::io::{self, ErrorKind};
-use std::net::SocketAddr;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::time::Duration;
@@ -16,6 +15,7 @@ use std::time::Duration;
 use ibarr_common::IfIndex;
 use ibarr_common::wire::ip2gid;
 use ibarr_proto::ip2gid::Family;
+use ibarr_proto::ip2gid::server::{self, Transmit};
 use tokio::sync::{mpsc, oneshot, watch};
 use tokio::task::spawn_blocking;
 use tracing::{debug, info, warn};
@@ -33,14 +33,13 @@ pub struct Batch {
     /// In the order of arrival.
     pub queries: Vec<Query>,
     /// Takes the engine's replies, in any order; there may be fewer replies than queries.
-    pub replies: oneshot::Sender<Vec<Reply>>,
+    pub replies: oneshot::Sender<Vec<Transmit>>,
 }
 
 /// A datagram that may be a query.
 #[derive(Clone, Copy, Debug)]
 pub struct Query {
-    /// Origin, destination address and interface.
-    pub received: Received,
+    received: Received,
     buffer: [u8; CUT],
 }
 
@@ -48,21 +47,12 @@ pub struct Query {
 const CUT: usize = ip2gid::MAX_LEN + 1;
 
 impl Query {
-    /// The first bytes of the datagram, enough to classify it.
-    pub fn payload(&self) -> &[u8] {
-        &self.buffer[..self.received.len.min(self.buffer.len())]
+    /// The datagram with its first bytes, enough to classify it.
+    pub fn received(&self) -> server::Received<'_> {
+        let Received { from, to, ifindex: ingress, is_local, len } = self.received;
+        let payload = &self.buffer[..len.min(self.buffer.len())];
+        server::Received { from, to, ingress, is_local, payload }
     }
-}
-
-/// A reply to send.
-#[derive(Clone, Copy, Debug)]
-pub struct Reply {
-    /// Address and port of the peer.
-    pub to: SocketAddr,
-    /// Source address and interface.
-    pub source: Source,
-    /// Contents.
-    pub payload: ip2gid::Datagram,
 }
 
 /// The state of a socket of the port.
@@ -251,12 +241,12 @@ fn queries(inbox: &Inbox<CUT>, counters: &Counters) -> Vec<Query> {
 }
 
 /// Sends as many replies as possible; failures are counted.
-async fn send(socket: &UdpSocket, replies: &[Reply], counters: &Counters) {
+async fn send(socket: &UdpSocket, replies: &[Transmit], counters: &Counters) {
     let datagrams: Vec<_> = replies
         .iter()
         .map(|reply| {
-            let Reply { to, source, payload } = reply;
-            Outgoing { to: *to, source: *source, payload: payload.as_ref() }
+            let source = Source { address: Some(reply.from), egress: reply.egress };
+            Outgoing { to: reply.to, source, payload: reply.payload.as_ref() }
         })
         .collect();
     let mut left = datagrams.as_slice();

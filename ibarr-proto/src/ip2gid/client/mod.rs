@@ -58,7 +58,7 @@ pub use cache::{Cached, Learned};
 pub use config::{Config, ConfigError, Settings, SourceCheck};
 pub use memory::Place;
 pub use sockets::SocketId;
-pub use types::{Counter, Event, Input, Outcome, RequestId, Route, Source, Transmit};
+pub use types::{Counter, Event, Input, Outcome, RequestId, Route, SocketEvent, Source, Transmit};
 
 /// Resolves IP addresses to GIDs by asking their owners.
 ///

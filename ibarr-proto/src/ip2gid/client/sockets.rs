@@ -12,7 +12,7 @@ use rand_core::Rng;
 
 use super::super::Family;
 use super::flights::{Flight, FlightId};
-use super::{Event, Settings};
+use super::{Event, Settings, SocketEvent};
 use crate::retry;
 
 /// Identifies a UDP socket bound to an unspecified address of its family and a random port. Never
@@ -210,10 +210,10 @@ impl Pool {
             // The pool has become smaller meanwhile.
             Some(slot) => {
                 slot.state = State::Closed;
-                events.push_back(Event::CloseSocket { socket });
+                events.push_back(Event::Socket(SocketEvent::Close(socket)));
             }
             None if said_before => {}
-            None => events.push_back(Event::CloseSocket { socket }),
+            None => events.push_back(Event::Socket(SocketEvent::Close(socket))),
         }
         self.schedule();
     }
@@ -244,7 +244,7 @@ impl Pool {
         let wanted = self.wanted_at.is_some_and(|at| now.since(at) < self.lifetime);
         for (index, slot) in (0..).zip(&mut self.slots) {
             if let Some(retired) = slot.retired.filter(|retired| retired.until <= now) {
-                events.push_back(Event::CloseSocket { socket: retired.socket });
+                events.push_back(Event::Socket(SocketEvent::Close(retired.socket)));
                 slot.retired = None;
             }
             match slot.state {
@@ -254,7 +254,7 @@ impl Pool {
                     // smaller.
                     let retired = Retired { socket, until: now + self.grace };
                     if let Some(before) = slot.retired.replace(retired) {
-                        events.push_back(Event::CloseSocket { socket: before.socket });
+                        events.push_back(Event::Socket(SocketEvent::Close(before.socket)));
                     }
                 }
                 State::Failed { until } if until <= now => {}
@@ -295,7 +295,7 @@ impl Slot {
         self.generation = self.generation.wrapping_add(1);
         let socket = SocketId { family, slot, generation: self.generation };
         self.state = State::Opening(socket);
-        events.push_back(Event::OpenSocket { socket });
+        events.push_back(Event::Socket(SocketEvent::Open(socket)));
     }
 }
 
@@ -368,12 +368,12 @@ mod tests {
         fn drive(&mut self) {
             while let Some(event) = self.events.pop_front() {
                 match event {
-                    Event::OpenSocket { socket } if self.can_open => {
+                    Event::Socket(SocketEvent::Open(socket)) if self.can_open => {
                         assert!(self.open.insert(socket), "{socket} twice");
                         self.pool.opened(self.now, socket, &mut self.rng, &mut self.events);
                     }
-                    Event::OpenSocket { socket } => self.pool.failed(self.now, socket),
-                    Event::CloseSocket { socket } => assert!(self.open.remove(&socket)),
+                    Event::Socket(SocketEvent::Open(socket)) => self.pool.failed(self.now, socket),
+                    Event::Socket(SocketEvent::Close(socket)) => assert!(self.open.remove(&socket)),
                     Event::Answered { .. } => panic!("{event:?}"),
                 }
             }
@@ -486,7 +486,7 @@ mod tests {
         let mut rig = Rig::new(1, 1);
         let stray = SocketId::closed_for_tests();
         rig.pool.opened(rig.now, stray, &mut rig.rng, &mut rig.events);
-        assert_eq!(rig.events.pop_front(), Some(Event::CloseSocket { socket: stray }));
+        assert_eq!(rig.events.pop_front(), Some(Event::Socket(SocketEvent::Close(stray))));
     }
 
     proptest! {

@@ -75,7 +75,7 @@ pub enum Input<'a> {
         /// The quoted part of its payload.
         quoted: &'a [u8],
     },
-    /// The driver has opened the socket of [`Event::OpenSocket`].
+    /// The driver has opened the socket of [`SocketEvent::Open`].
     SocketOpened {
         /// The socket.
         socket: SocketId,
@@ -110,17 +110,18 @@ pub enum Event {
         /// The result.
         outcome: Outcome,
     },
-    /// The driver is to open a socket of `socket.family()`, bound to the unspecified address and a
-    /// random port. It answers with [`Input::SocketOpened`] or [`Input::SocketFailed`].
-    OpenSocket {
-        /// The new socket.
-        socket: SocketId,
-    },
-    /// The driver is to close a socket.
-    CloseSocket {
-        /// The socket.
-        socket: SocketId,
-    },
+    /// The driver is to open or close a socket.
+    Socket(SocketEvent),
+}
+
+/// What the driver is to do with a socket.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub enum SocketEvent {
+    /// Open a new one of its family, bound to the unspecified address and a random port. The driver
+    /// answers with [`Input::SocketOpened`] or [`Input::SocketFailed`].
+    Open(SocketId),
+    /// Close it.
+    Close(SocketId),
 }
 
 /// The result of a request.

@@ -11,7 +11,9 @@ use ibarr_common::ib::Gid;
 use ibarr_common::wire::ip2gid::Query;
 use ibarr_common::{IfIndex, Instant};
 use ibarr_proto::ip2gid::Question;
-use ibarr_proto::ip2gid::client::{Client, Config, Event, Input, RequestId, Route, Settings};
+use ibarr_proto::ip2gid::client::{
+    Client, Config, Event, Input, RequestId, Route, Settings, SocketEvent,
+};
 use ibarr_proto::request::UserRequest;
 use rand_chacha::ChaCha20Rng;
 
@@ -67,11 +69,11 @@ fn answer(client: &mut Client<ChaCha20Rng>, question: Question) -> Result<()> {
     loop {
         while let Some(event) = client.poll_event() {
             match event {
-                Event::OpenSocket { socket } => {
+                Event::Socket(SocketEvent::Open(socket)) => {
                     client.handle_input(START, Input::SocketOpened { socket });
                 }
                 Event::Answered { .. } => is_answered = true,
-                Event::CloseSocket { .. } => {}
+                Event::Socket(SocketEvent::Close(_)) => {}
             }
         }
         let Some(query) = client.poll_transmit() else { break };

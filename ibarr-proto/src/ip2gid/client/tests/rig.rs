@@ -121,12 +121,12 @@ impl Rig {
                         assert_eq!(twice, None, "request {id:?} answered twice");
                         continue;
                     }
-                    Event::OpenSocket { socket } if self.can_open => {
+                    Event::Socket(SocketEvent::Open(socket)) if self.can_open => {
                         self.open.insert(socket);
                         Input::SocketOpened { socket }
                     }
-                    Event::OpenSocket { socket } => Input::SocketFailed { socket },
-                    Event::CloseSocket { socket } => {
+                    Event::Socket(SocketEvent::Open(socket)) => Input::SocketFailed { socket },
+                    Event::Socket(SocketEvent::Close(socket)) => {
                         assert!(self.open.remove(&socket));
                         continue;
                     }
