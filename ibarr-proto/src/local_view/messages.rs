@@ -79,6 +79,9 @@ pub enum Input {
     ListedNeighbour(Entry),
     /// Like [`Input::DumpDone`], for neighbours.
     NeighboursDone,
+    /// A dump was given up, because it was refused, interrupted or lost a message; or events were
+    /// lost while there was no dump. Only a new dump can be complete.
+    DumpFailed(Subject),
 }
 
 /// A request of the view to rtnetlink.

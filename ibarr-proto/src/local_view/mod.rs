@@ -207,6 +207,9 @@ impl LocalView {
             Input::NeighboursStarted => self.neighbours.start_dump(now),
             Input::ListedNeighbour(entry) => self.neighbours.list(entry, &mut self.counters),
             Input::NeighboursDone => self.neighbours.finish_dump(now, &mut self.counters),
+            Input::DumpFailed(Subject::Node) => self.reread.failed(now),
+            Input::DumpFailed(Subject::Routes) => self.reread_routes.failed(now),
+            Input::DumpFailed(Subject::Neighbours) => self.neighbours.dump_failed(now),
         }
     }
 

@@ -280,6 +280,10 @@ impl Neighbours {
         self.reread.done(now);
     }
 
+    pub(super) fn dump_failed(&mut self, now: Instant) {
+        self.reread.failed(now);
+    }
+
     /// If a dump is overdue, the neighbours are forgotten.
     pub(super) fn handle_timeout(&mut self, now: Instant, counters: &mut Counters<Counter>) {
         while let Some(key) = self.stale.pop(now) {

@@ -12,6 +12,8 @@ use ibarr_common::Instant;
 /// * also after an event of a link, which the kernel may send before a change is complete;
 /// * but never sooner than [`GAP`](Self::GAP) after the last one was done, however many events there
 ///   are, and after a [`REST`](Self::REST) if there was more than the limit;
+/// * again after a failure, but after several failures in a row only after growing pauses: otherwise
+///   a machine whose links keep changing would be dumped without end;
 /// * again, if none was done [`PATIENCE`](Self::PATIENCE) after it was requested or started.
 pub(super) struct Reread {
     interval: Duration,
@@ -21,6 +23,10 @@ pub(super) struct Reread {
     again: bool,
     earliest: Instant,
     request: bool,
+    /// Failures since the last success.
+    failures: u32,
+    /// When to request a dump again after a failure.
+    retry: Option<Instant>,
 }
 
 #[derive(Clone, Copy, Eq, PartialEq)]
@@ -48,11 +54,13 @@ impl Reread {
             again: false,
             earliest: Instant::BOOT,
             request: false,
+            failures: 0,
+            retry: None,
         }
     }
 
-    pub(super) const fn due(&self) -> Instant {
-        self.due
+    pub(super) fn due(&self) -> Instant {
+        self.retry.map_or(self.due, |retry| retry.min(self.due))
     }
 
     pub(super) fn poll_request(&mut self) -> bool {
@@ -60,21 +68,27 @@ impl Reread {
     }
 
     /// Requests a dump as soon as the gap allows; earlier requests and their results are void.
-    pub(super) const fn restart(&mut self) {
+    pub(super) fn restart(&mut self) {
         self.waiting = Waiting::Owed;
         self.again = false;
         self.request = false;
+        self.retry = None;
         self.due = self.earliest;
     }
 
     /// Returns whether a requested dump is overdue.
     pub(super) fn handle_timeout(&mut self, now: Instant) -> bool {
+        if self.retry.is_some_and(|retry| retry <= now) {
+            self.retry = None;
+            self.request = true;
+        }
         if now < self.due {
             return false;
         }
         let overdue = matches!(self.waiting, Waiting::Asked | Waiting::Started);
         self.waiting = Waiting::Asked;
         self.request = true;
+        self.retry = None;
         self.due = now + Self::PATIENCE;
         overdue
     }
@@ -87,8 +101,25 @@ impl Reread {
         }
     }
 
-    /// A failed dump is started again; the patience applies to all attempts together. Returns
-    /// whether the dump counts.
+    /// The dump has failed, or events were lost. The patience applies to all attempts together.
+    pub(super) fn failed(&mut self, now: Instant) {
+        const AT_ONCE: u32 = 3;
+        const FIRST: Duration = Duration::from_millis(10);
+        const LONGEST: Duration = Duration::from_secs(1);
+        match self.waiting {
+            // The dump that was requested has not begun.
+            Waiting::Owed | Waiting::Asked => return,
+            Waiting::No => self.due = now + Self::PATIENCE,
+            Waiting::Started => {}
+        }
+        self.waiting = Waiting::Asked;
+        self.failures = self.failures.saturating_add(1);
+        let pause = self.failures.checked_sub(AT_ONCE);
+        let pause = pause.map(|n| FIRST.saturating_mul(1 << n.min(10)).min(LONGEST));
+        self.retry = Some(now + pause.unwrap_or_default());
+    }
+
+    /// Returns whether the dump counts.
     pub(super) fn started(&mut self, now: Instant) -> bool {
         match self.waiting {
             Waiting::Owed => return false,
@@ -97,11 +128,13 @@ impl Reread {
         }
         self.waiting = Waiting::Started;
         self.again = false;
+        self.retry = None;
         true
     }
 
     pub(super) fn done(&mut self, now: Instant) {
         self.waiting = Waiting::No;
+        self.failures = 0;
         self.earliest = now + Self::GAP;
         let again = std::mem::take(&mut self.again);
         self.due = if again { self.earliest } else { now + self.interval };
@@ -170,6 +203,31 @@ mod tests {
         reread.wanted(T0);
         reread.done(T0);
         assert_eq!(reread.due(), T0 + Reread::GAP);
+    }
+
+    #[test]
+    fn failed_dump_is_requested_again_after_a_growing_pause() {
+        let mut reread = Reread::new(Reread::INTERVAL);
+        reread.handle_timeout(T0);
+        assert!(reread.poll_request());
+        let mut pauses = Vec::new();
+        let mut now = T0;
+        for _ in 0..12 {
+            reread.started(now);
+            reread.failed(now);
+            // What is lost before the next dump begins needs no other one.
+            reread.failed(now);
+            let at = asked_at(&mut reread);
+            pauses.push(at.since(now).as_millis());
+            now = at;
+        }
+        assert_eq!(pauses, [0, 0, 10, 20, 40, 80, 160, 320, 640, 1000, 1000, 1000]);
+        assert_eq!(reread.due(), T0 + Reread::PATIENCE);
+        reread.started(now);
+        reread.done(now);
+        // A loss while nothing is dumped.
+        reread.failed(now);
+        assert_eq!(asked_at(&mut reread), now);
     }
 
     #[test]

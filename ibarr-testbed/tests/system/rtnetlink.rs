@@ -3,7 +3,7 @@
 //! The local view and the routes of a real kernel, through the real transport. Long because each case
 //! is a story of what `ip` changes and what the view then says.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write as _;
 use std::fs;
 use std::net::IpAddr;
@@ -46,8 +46,12 @@ struct Node {
     watch: Watch,
     inputs: mpsc::Receiver<Input>,
     counters: Arc<Counters>,
-    /// Whether the view gets the dumps that it asks for. Without them, only the transport mends losses.
+    /// Whether the view gets the dumps that it asks for. Without, it gets one after each failure.
     rereads: bool,
+    /// Dumps that the view has asked for and not got.
+    held: BTreeSet<Subject>,
+    /// Dumps that have failed, or events were lost.
+    failed: BTreeSet<Subject>,
     /// The addresses according to the view's events.
     told: BTreeMap<(IpAddr, Option<IfIndex>), Owned>,
 }
@@ -77,9 +81,21 @@ impl Node {
         let told = BTreeMap::new();
         let config = view.clone();
         let view = LocalView::new(view);
+        let (held, failed) = (BTreeSet::new(), BTreeSet::new());
         let rereads = true;
-        let mut node =
-            Self { machine, runtime, config, view, watch, inputs, counters, rereads, told };
+        let mut node = Self {
+            machine,
+            runtime,
+            config,
+            view,
+            watch,
+            inputs,
+            counters,
+            rereads,
+            held,
+            failed,
+            told,
+        };
         node.until("a first dump", LocalView::is_synced);
         node
     }
@@ -93,13 +109,16 @@ impl Node {
     }
 
     fn reaches(&mut self, patience: Duration, reached: impl Fn(&LocalView) -> bool) -> bool {
-        let Self { runtime, view, watch, inputs, rereads, told, .. } = self;
+        let Self { runtime, view, watch, inputs, rereads, held, failed, told, .. } = self;
         let run = async {
             loop {
                 view.handle_timeout(clock::now());
                 while let Some(request) = view.poll_transmit() {
-                    if *rereads {
-                        watch.ask(request);
+                    match request {
+                        Request::Dump(subject) if !*rereads && !failed.remove(&subject) => {
+                            held.insert(subject);
+                        }
+                        request => watch.ask(request),
                     }
                 }
                 while let Some(event) = view.poll_event() {
@@ -110,7 +129,15 @@ impl Node {
                 }
                 let due = view.poll_timeout().unwrap().since(clock::now());
                 if let Ok(input) = tokio::time::timeout(due, inputs.recv()).await {
-                    view.handle_input(clock::now(), input.expect("the transport goes on"));
+                    let input = input.expect("the transport goes on");
+                    if let Input::DumpFailed(subject) = input {
+                        if held.remove(&subject) {
+                            watch.ask(Request::Dump(subject));
+                        } else {
+                            failed.insert(subject);
+                        }
+                    }
+                    view.handle_input(clock::now(), input);
                 }
             }
         };
@@ -157,7 +184,11 @@ impl Node {
                 watch.ask(Request::Dump(subject));
             }
             while !view.is_synced() {
-                view.handle_input(clock::now(), inputs.recv().await.unwrap());
+                let input = inputs.recv().await.unwrap();
+                if let Input::DumpFailed(subject) = input {
+                    watch.ask(Request::Dump(subject));
+                }
+                view.handle_input(clock::now(), input);
             }
         });
         view

@@ -2,7 +2,7 @@
 
 //! What the kernel says about links, addresses, routes and neighbours (`NETLINK_ROUTE`).
 //!
-//! [`Watch`] listens: it passes events, and complete dumps on request or after a loss, to the local
+//! [`Watch`] listens: it passes events, and complete dumps on request, to the local
 //! view, in the order in which the kernel queued them. Each subject has its own socket; the one for
 //! neighbours is open only while the view wants them. [`Routes`] looks up the route to an address.
 //! Each is one task with its own socket. [`Nudger`] changes a neighbour entry, on a thread.
@@ -27,7 +27,7 @@ use libc::{
     RTMGRP_LINK, RTMGRP_NEIGH,
 };
 use tokio::sync::{mpsc, watch};
-use tokio::time::{Instant, sleep, sleep_until};
+use tokio::time::sleep;
 
 pub use self::nudge::{ADDRESS_V4, ADDRESS_V6, LOOPBACK, NudgeError, Nudged, Nudger, Place};
 pub use self::routes::{NoRoute, RouteAnswer, Routes};
@@ -174,25 +174,22 @@ impl Listener {
         let counters = Arc::clone(&self.counters);
         let mut session = Session::new(self.subject, socket.portid(), counters);
         let mut said = Vec::new();
-        let mut not_before = Instant::now();
         if dump_at_once {
             session.handle_request();
         }
         loop {
-            if Instant::now() >= not_before
-                && let Some(request) = session.poll_transmit(&mut said)
-            {
+            if let Some(request) = session.poll_transmit(&mut said) {
                 // The view must know of the dump before the kernel begins it.
                 if !self.pass_on(&mut said).await {
                     return Ok(End::Unwanted);
                 }
                 if let Err(error) = socket.send(&request) {
                     tracing::debug!(%error, "rtnetlink: dump not asked for");
-                    session.handle_unsent();
+                    session.handle_unsent(&mut said);
+                    if !self.pass_on(&mut said).await {
+                        return Ok(End::Unwanted);
+                    }
                 }
-            }
-            if let Some(pause) = session.poll_pause() {
-                not_before = Instant::now() + pause;
             }
             tokio::select! {
                 readable = socket.readable() => {
@@ -200,8 +197,10 @@ impl Listener {
                     match socket.receive()? {
                         Received::Datagram(datagram) => session.handle_datagram(datagram, &mut said),
                         Received::Foreign => self.counters.count(Counter::RtnetlinkForeign),
-                        Received::Truncated => session.handle_loss(Counter::RtnetlinkOversized),
-                        Received::Overrun => session.handle_loss(Counter::RtnetlinkOverrun),
+                        Received::Truncated => {
+                            session.handle_loss(Counter::RtnetlinkOversized, &mut said);
+                        }
+                        Received::Overrun => session.handle_loss(Counter::RtnetlinkOverrun, &mut said),
                         Received::Drained => session.handle_drained(),
                     }
                 }
@@ -213,7 +212,6 @@ impl Listener {
                         Order::None => return Ok(End::Unwanted),
                     }
                 }
-                () = sleep_until(not_before), if session.wants_to_send() => {}
                 () = self.inputs.closed() => return Ok(End::Unwanted),
             }
             if !self.pass_on(&mut said).await {

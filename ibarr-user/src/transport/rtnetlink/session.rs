@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 
 use std::sync::Arc;
-use std::time::Duration;
 
 use ibarr_proto::local_view::routing::MAX_LISTED_ROUTES;
 use ibarr_proto::local_view::{Input, Subject};
@@ -25,7 +24,7 @@ pub(super) struct Session {
     /// Sequence number of the last request.
     seq: u32,
     phase: Phase,
-    /// A dump is wanted.
+    /// A dump was requested.
     wanted: bool,
     /// A message was lost, and the socket has not been empty since.
     behind: bool,
@@ -33,9 +32,6 @@ pub(super) struct Session {
     spoiled: bool,
     /// Entries of the running dump.
     listed: usize,
-    /// Failed dumps since the last success.
-    failures: u32,
-    pause: Option<Duration>,
     counters: Arc<Counters>,
 }
 
@@ -75,8 +71,6 @@ impl Session {
             behind: false,
             spoiled: false,
             listed: 0,
-            failures: 0,
-            pause: None,
             counters,
         }
     }
@@ -101,18 +95,21 @@ impl Session {
                 Ok(frame) => self.handle_event(&frame, inputs),
                 Err(error) => {
                     tracing::debug!(%error, "rtnetlink: datagram refused");
-                    self.handle_loss(Counter::RtnetlinkMalformedHeader);
+                    self.handle_loss(Counter::RtnetlinkMalformedHeader, inputs);
                 }
             }
         }
     }
 
-    /// Notes a loss: messages did not fit the socket or our buffer.
-    pub(super) fn handle_loss(&mut self, why: Counter) {
+    /// Notes a loss: messages did not fit the socket or our buffer. A dump that runs fails at its
+    /// end.
+    pub(super) fn handle_loss(&mut self, why: Counter, inputs: &mut Vec<Input>) {
         self.counters.count(why);
+        if self.phase == Phase::Idle && !self.wanted && !self.behind {
+            inputs.push(Input::DumpFailed(self.subject));
+        }
         self.behind = true;
         self.spoiled = true;
-        self.wanted = true;
     }
 
     /// Notes that the socket is empty.
@@ -121,42 +118,26 @@ impl Session {
     }
 
     /// Notes that the request could not be sent.
-    pub(super) fn handle_unsent(&mut self) {
-        self.fail(Counter::RtnetlinkDumpRefused);
-    }
-
-    /// How long to wait before the next [`poll_transmit`](Self::poll_transmit), after failed dumps:
-    /// otherwise a machine whose links keep changing would be dumped without end.
-    pub(super) fn poll_pause(&mut self) -> Option<Duration> {
-        self.pause.take()
-    }
-
-    /// Whether [`poll_transmit`](Self::poll_transmit) has something to send.
-    pub(super) fn wants_to_send(&self) -> bool {
-        match self.phase {
-            Phase::Idle => self.wanted && !self.behind,
-            Phase::Next(_) => true,
-            Phase::Running(_) | Phase::TooMuch => false,
-        }
+    pub(super) fn handle_unsent(&mut self, inputs: &mut Vec<Input>) {
+        self.fail(Counter::RtnetlinkDumpRefused, inputs);
     }
 
     /// The next request to the kernel. Send it after passing on `inputs`.
     pub(super) fn poll_transmit(&mut self, inputs: &mut Vec<Input>) -> Option<Vec<u8>> {
-        if !self.wants_to_send() {
-            return None;
-        }
-        let next = if let Phase::Next(next) = self.phase {
-            next
-        } else {
-            self.wanted = false;
-            self.spoiled = false;
-            self.listed = 0;
-            inputs.push(match self.subject {
-                Subject::Node => Input::DumpStarted,
-                Subject::Routes => Input::RoutesStarted,
-                Subject::Neighbours => Input::NeighboursStarted,
-            });
-            0
+        let next = match self.phase {
+            Phase::Next(next) => next,
+            Phase::Idle if self.wanted && !self.behind => {
+                self.wanted = false;
+                self.spoiled = false;
+                self.listed = 0;
+                inputs.push(match self.subject {
+                    Subject::Node => Input::DumpStarted,
+                    Subject::Routes => Input::RoutesStarted,
+                    Subject::Neighbours => Input::NeighboursStarted,
+                });
+                0
+            }
+            Phase::Idle | Phase::Running(_) | Phase::TooMuch => return None,
         };
         let request = requests(self.subject).get(next)?;
         self.seq = self.seq.wrapping_add(1);
@@ -188,9 +169,9 @@ impl Session {
             Nlmsg::Error => {
                 let errno = frame.errno().unwrap_or_default();
                 tracing::debug!(errno, "rtnetlink: dump refused");
-                self.fail(Counter::RtnetlinkDumpRefused);
+                self.fail(Counter::RtnetlinkDumpRefused, inputs);
             }
-            Nlmsg::Overrun => self.handle_loss(Counter::RtnetlinkOverrun),
+            Nlmsg::Overrun => self.handle_loss(Counter::RtnetlinkOverrun, inputs),
             _ => match self.listed(frame) {
                 Ok(None) => {}
                 Ok(Some(input)) => self.list(input, inputs),
@@ -235,7 +216,7 @@ impl Session {
 
     fn handle_event(&mut self, frame: &Frame<'_>, inputs: &mut Vec<Input>) {
         if frame.kind == u16::from(Nlmsg::Overrun) {
-            return self.handle_loss(Counter::RtnetlinkOverrun);
+            return self.handle_loss(Counter::RtnetlinkOverrun, inputs);
         }
         match self.happened(frame) {
             Ok(None) => {}
@@ -273,10 +254,10 @@ impl Session {
         inputs: &mut Vec<Input>,
     ) {
         if errno != Ok(0) {
-            return self.fail(Counter::RtnetlinkDumpRefused);
+            return self.fail(Counter::RtnetlinkDumpRefused, inputs);
         }
         if self.spoiled {
-            return self.fail(Counter::RtnetlinkDumpSpoiled);
+            return self.fail(Counter::RtnetlinkDumpSpoiled, inputs);
         }
         let next = phase + 1;
         if next < requests(self.subject).len() {
@@ -284,7 +265,6 @@ impl Session {
             return;
         }
         self.phase = Phase::Idle;
-        self.failures = 0;
         self.counters.count(Counter::RtnetlinkDump);
         inputs.push(match self.subject {
             Subject::Node => Input::DumpDone,
@@ -293,18 +273,10 @@ impl Session {
         });
     }
 
-    fn fail(&mut self, why: Counter) {
-        const AT_ONCE: u32 = 3;
-        const FIRST: Duration = Duration::from_millis(10);
-        const LONGEST: Duration = Duration::from_secs(1);
+    fn fail(&mut self, why: Counter, inputs: &mut Vec<Input>) {
         self.counters.count(why);
         self.phase = Phase::Idle;
-        self.wanted = true;
-        self.failures = self.failures.saturating_add(1);
-        self.pause = self
-            .failures
-            .checked_sub(AT_ONCE)
-            .map(|n| FIRST.saturating_mul(1 << n.min(10)).min(LONGEST));
+        inputs.push(Input::DumpFailed(self.subject));
     }
 
     fn refuse(&self, error: Malformed) {
