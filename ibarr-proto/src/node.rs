@@ -217,6 +217,13 @@ impl<R: CryptoRng + SeedableRng> Node<R> {
         self.cores.paths.poll_restored()
     }
 
+    /// What to tell the local service of a nudge for which there was no interface: one may be there
+    /// by now.
+    pub fn nudge_without_place(&self) -> local_service::Nudged {
+        let may_be_there = !self.view.is_synced() || self.view.first_ipoib().is_some();
+        if may_be_there { local_service::Nudged::Postponed } else { local_service::Nudged::Failed }
+    }
+
     /// The local view.
     pub fn view(&self) -> &LocalView {
         &self.view
@@ -267,7 +274,7 @@ mod tests {
 
     use super::*;
     use crate::ip2gid::client::SocketEvent;
-    use crate::local_service::{Nudge, Sender, Transmit};
+    use crate::local_service::{Nudge, Nudged, Sender, Transmit};
     use crate::local_view::Subject;
 
     const NOW: Instant = Instant::from_nanos(1_000_000_000_000);
@@ -299,6 +306,16 @@ mod tests {
             }
         }
         done
+    }
+
+    #[test]
+    fn nudge_without_an_interface_is_postponed_until_the_interfaces_are_known() {
+        let mut node = Node::new(Config::default(), ChaCha12Rng::seed_from_u64(1));
+        assert_eq!(node.nudge_without_place(), Nudged::Postponed);
+        for input in [local_view::Input::DumpStarted, local_view::Input::DumpDone] {
+            node.handle_input(NOW, Input::View(input));
+        }
+        assert_eq!(node.nudge_without_place(), Nudged::Failed);
     }
 
     #[test]

@@ -9,6 +9,7 @@ mod events;
 mod inputs;
 mod learned;
 mod log;
+mod nudges;
 mod pages;
 mod paths;
 mod reload;
@@ -17,13 +18,12 @@ mod servers;
 mod snapshot;
 mod summary;
 
-use std::future::pending;
 use std::io;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::time::Duration;
 
-use ibarr_common::{IfIndex, Instant};
+use ibarr_common::Instant;
 use ibarr_proto::ip2gid::Question;
 use ibarr_proto::ip2gid::client::{self, SocketEvent, SocketId};
 use ibarr_proto::local_service::{self, Nudge, Sender};
@@ -42,10 +42,11 @@ use tracing::{debug, error, info};
 use self::asks::Asks;
 use self::events::Hearing;
 use self::inputs::{Input, Inputs};
+use self::nudges::Nudges;
 use self::pages::{Asked, Pages};
 use self::paths::PathAsks;
 use self::reload::Reloads;
-use self::servers::ServerSocket;
+use self::servers::Servers;
 use self::snapshot::Snapshots;
 use crate::bpf::Responder;
 use crate::config::Config;
@@ -102,10 +103,7 @@ pub struct Engine {
     pages: Pages,
     path_asks: PathAsks,
     sockets: Sockets,
-    servers: Vec<ServerSocket>,
-    inherited: Inherited,
-    /// Queries that came before this node's addresses were known.
-    early: Vec<Batch>,
+    servers: Servers,
     responder: Responder,
     watch: rtnetlink::Watch,
     routes: rtnetlink::Routes,
@@ -114,9 +112,7 @@ pub struct Engine {
     umads: Umads,
     snapshots: Snapshots,
     local_service: ls::LocalService,
-    nudger: Nudger,
-    /// The interface of the last nudge, or why it failed.
-    last_nudge: Option<Result<IfIndex, String>>,
+    nudges: Nudges,
     timer: Timer,
     control: Control,
     /// When a core wants to be called next, as of the last check.
@@ -129,10 +125,6 @@ pub struct Engine {
     /// Set by a signal.
     ends_at: Option<Instant>,
     inputs: Inputs,
-    /// Datagrams dropped by query sockets that are closed now.
-    dropped_before: u64,
-    /// For servers that are started again.
-    batches: mpsc::Sender<Batch>,
     counters: Arc<Counters>,
 }
 
@@ -194,9 +186,12 @@ impl Engine {
             pages: Pages::default(),
             path_asks: PathAsks::default(),
             sockets: Sockets::new(heard_sender, Arc::clone(&counters)),
-            servers: Vec::new(),
-            inherited: servers,
-            early: Vec::new(),
+            servers: Servers::start(
+                config.client.settings().udp_port,
+                servers,
+                batches,
+                Arc::clone(&counters),
+            ),
             responder,
             watch,
             routes,
@@ -210,8 +205,7 @@ impl Engine {
                 config.paths.max_cached,
             ),
             local_service: ls::LocalService::start(local_service, Arc::clone(&counters)),
-            nudger,
-            last_nudge: None,
+            nudges: Nudges::new(nudger),
             timer: Timer::new()?,
             control,
             due: None,
@@ -222,14 +216,11 @@ impl Engine {
             reloads: Reloads::new(loaded_sender),
             ends_at: None,
             inputs,
-            dropped_before: 0,
-            batches,
             counters,
             options,
             files,
             config,
         };
-        engine.start_servers();
         if let Some(opened) = engine.local_service.opening() {
             engine.serve_kernel(now, opened);
         }
@@ -276,21 +267,12 @@ impl Engine {
         if let Err(error) = self.timer.set(self.due) {
             error!(%error, "the timer cannot be set");
         }
-        let not_yet_serving = self.servers.iter_mut().find(|server| !server.has_started());
-        let serving = async {
-            match not_yet_serving {
-                // The state changes once per attempt. When it closes, the task has ended, which the
-                // engine survives.
-                Some(server) => drop(server.state.changed().await),
-                None => pending().await,
-            }
-        };
         tokio::select! {
             biased;
             event = self.local_service.next() => Input::LocalService(event),
             Some(input) = self.inputs.next() => input,
             _ = self.timer.expired() => Input::Timeout,
-            () = serving => Input::Timeout,
+            () = self.servers.next_start() => Input::Timeout,
         }
     }
 
@@ -383,7 +365,7 @@ impl Engine {
 
     fn is_ready(&self) -> bool {
         self.node.view().confirmed_at().is_some()
-            && self.servers.iter().all(ServerSocket::has_started)
+            && self.servers.have_started()
             && self.responder.is_settled()
     }
 }
@@ -402,7 +384,7 @@ impl Io<Input> for Engine {
                 }
                 self.node.handle_input(now, node::Input::View(input));
                 if self.node.view().is_synced() {
-                    for batch in std::mem::take(&mut self.early) {
+                    for batch in self.servers.take_deferred() {
                         self.answer(batch);
                     }
                 }
@@ -419,7 +401,7 @@ impl Io<Input> for Engine {
                 if self.node.view().is_synced() {
                     self.answer(batch);
                 } else {
-                    self.early.push(batch);
+                    self.servers.defer(batch);
                 }
                 return Handled::Unchanged;
             }
@@ -429,7 +411,7 @@ impl Io<Input> for Engine {
             }
             Input::LocalService(event) => return self.serve_kernel(now, event),
             Input::Nudged(outcome) => {
-                let nudged = self.note_nudge(outcome);
+                let nudged = self.nudges.note(outcome, self.node.nudge_without_place());
                 self.tell_local_service(now, local_service::Input::Nudged(nudged));
             }
             Input::Responder(progress) => self.responder.handle_progress(now, progress),
@@ -536,7 +518,7 @@ impl Io<Input> for Engine {
                 let place = |link: &Link| Place { ifindex: link.ifindex, hwaddr: link.hwaddr };
                 let fallback = self.node.view().first_ipoib().map(place);
                 let quiet = self.local_service.quiet();
-                self.nudger.nudge(fallback, quiet.filter(|_| nudge == Nudge::IfQuiet));
+                self.nudges.nudge(fallback, quiet.filter(|_| nudge == Nudge::IfQuiet));
             }
         }
     }
@@ -547,7 +529,7 @@ impl Io<Input> for Engine {
         self.make_page(now);
         self.mirror_cache(now);
         self.responder.handle_timeout(now, self.node.view());
-        self.guard_servers();
+        self.servers.guard(&mut self.responder);
         self.responder.go_on();
         self.end_reload();
         self.levels.handle_timeout(now);

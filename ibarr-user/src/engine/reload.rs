@@ -147,16 +147,12 @@ impl Engine {
     fn reconfigure(&mut self, now: Instant, config: Config, files: Vec<String>) {
         self.node.reconfigure(now, self.options.node(&config));
         self.responder.reconfigure(now, config.responder.clone(), config.allow.clone());
-        let port = |config: &Config| config.client.settings().udp_port;
-        let moved = port(&config) != port(&self.config);
         self.snapshots.set_file(config.snapshot.clone());
         self.levels.configure(config.log_level.clone());
         let was_informed = std::mem::replace(&mut self.config, config).inform;
         self.reconsider_reports(now, was_informed);
         self.files = files;
-        if moved {
-            self.start_servers();
-        }
+        self.servers.move_to(self.config.client.settings().udp_port);
         for pattern in self.node.view().unmatched_patterns() {
             warn!(%pattern, "no such interface (yet)");
         }

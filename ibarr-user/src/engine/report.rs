@@ -15,23 +15,20 @@ use ibarr_proto::local_view::routing::WayBack;
 use ibarr_proto::local_view::{Event, Interface, LinkHeader};
 use ibarr_proto::{local_service, paths, sa, shares};
 use nix::errno::Errno;
-use tracing::{debug, info, warn};
+use tracing::{debug, info};
 
 use super::Engine;
-use super::servers::ServerSocket;
 use crate::bpf::{self, Hook, Longevity};
-use crate::causes::{chain, escaped};
+use crate::causes::escaped;
 use crate::control;
 use crate::control::access::GroupId;
 use crate::control::messages::{
-    ControlStatus, FailedReload, InterfaceStatus, IpVersion, LeftToKernel, ListenerStatus,
-    LocalServiceStatus, Millis, NudgeState, Number, PathRequests, ResponderStatus, ServerStatus,
-    SocketState, Status, Text, UsersStatus,
+    ControlStatus, FailedReload, InterfaceStatus, LeftToKernel, ListenerStatus, LocalServiceStatus,
+    Millis, NudgeState, Number, PathRequests, ResponderStatus, ServerStatus, SocketState, Status,
+    Text, UsersStatus,
 };
-use crate::logging::ids;
 use crate::transport::local_service as ls;
-use crate::transport::rtnetlink::{LOOPBACK, NudgeError, Nudged};
-use crate::transport::server::{HOLD, State};
+use crate::transport::server::HOLD;
 use crate::transport::{self, listeners::Listener};
 
 /// Logs a change of this node's answers.
@@ -51,57 +48,9 @@ pub(super) fn log(event: &Event) {
 }
 
 impl Engine {
-    /// Logs changes of the outcome of nudges, and returns the outcome for the core.
-    pub(super) fn note_nudge(
-        &mut self,
-        outcome: Result<Nudged, NudgeError>,
-    ) -> local_service::Nudged {
-        let (outcome, nudged) = match outcome {
-            Ok(Nudged::On(ifindex)) => (Ok(ifindex), local_service::Nudged::Done),
-            Ok(Nudged::Postponed) => return local_service::Nudged::Postponed,
-            // There was no interface yet when the nudge was ordered.
-            Err(NudgeError::NoPlace(_)) if self.may_have_ipoib() => {
-                return local_service::Nudged::Postponed;
-            }
-            Err(error) => (Err(chain(&error)), local_service::Nudged::Failed),
-        };
-        match (&outcome, &self.last_nudge) {
-            (outcome, Some(last)) if outcome == last => {}
-            (Err(failure), _) => {
-                warn!(message_id = ids::NUDGES_FAIL, cause = failure, "nudges fail: {failure}");
-            }
-            (Ok(ifindex), _) if *ifindex != LOOPBACK => {
-                info!(%ifindex, "without IPv6 nudges are made on an IPoIB interface");
-            }
-            (Ok(_), Some(_)) => info!(message_id = ids::NUDGES_WORK, "nudges work again"),
-            (Ok(_), None) => {}
-        }
-        self.last_nudge = Some(outcome);
-        nudged
-    }
-
     pub(super) fn status(&self, now: Instant) -> Status {
         let load = self.node.client().load();
-        let servers: Vec<_> = self
-            .servers
-            .iter()
-            .map(|server| ServerStatus {
-                family: match server.family {
-                    Family::V4 => IpVersion::V4,
-                    Family::V6 => IpVersion::V6,
-                },
-                port: self.config.client.settings().udp_port,
-                blocked: match &*server.state.borrow() {
-                    State::Serving { .. } => None,
-                    State::Starting => Some("starting".to_owned()),
-                    State::Blocked(reason) => Some(reason.clone()),
-                },
-                receive_buffer: match *server.state.borrow() {
-                    State::Serving { holds, .. } => Some(holds),
-                    State::Starting | State::Blocked(_) => None,
-                },
-            })
-            .collect();
+        let servers = self.servers.status();
         Status {
             version: env!("CARGO_PKG_VERSION").to_owned(),
             pid: std::process::id(),
@@ -177,7 +126,7 @@ impl Engine {
             ls::Status::Inherited => (SocketState::Inherited, None),
             ls::Status::Closed(reason) => (SocketState::Closed, Some(reason)),
         };
-        let (nudges, nudge_interface) = match &self.last_nudge {
+        let (nudges, nudge_interface) = match self.nudges.last() {
             _ if !self.config.local_service.nudge => (NudgeState::Off, None),
             Some(Err(_)) => (NudgeState::Failing, None),
             Some(Ok(ifindex)) => (NudgeState::On, self.interface_name(*ifindex)),
@@ -195,11 +144,6 @@ impl Engine {
             nudge_interface,
             listeners: self.local_service.listeners().into_iter().map(listener).collect(),
         }
-    }
-
-    fn may_have_ipoib(&self) -> bool {
-        let view = self.node.view();
-        !view.is_synced() || view.first_ipoib().is_some()
     }
 
     fn interface_name(&self, ifindex: IfIndex) -> Option<String> {
@@ -231,9 +175,7 @@ impl Engine {
     /// How many datagrams the kernel has dropped at query sockets, because there was no room or
     /// they were damaged. Drops by the guard have their own counters.
     pub(super) fn queries_dropped(&self) -> u64 {
-        let dropped = |server: &ServerSocket| u64::from(server.state.borrow().dropped());
-        let of_sockets: u64 = self.servers.iter().map(dropped).sum();
-        (self.dropped_before + of_sockets).saturating_sub(self.responder.dropped_by_guard())
+        self.servers.dropped().saturating_sub(self.responder.dropped_by_guard())
     }
 
     pub(super) fn config_name(&self) -> String {
@@ -257,7 +199,7 @@ impl Engine {
             })
             .collect();
         warnings.extend(self.config.warnings());
-        warnings.extend(self.inherited.warnings(self.config.client.settings().udp_port.get()));
+        warnings.extend(self.servers.warnings());
         warnings.extend(servers.iter().filter_map(|server| {
             let (holds, family) =
                 (server.receive_buffer.filter(|&holds| holds < HOLD)?, &server.family);
@@ -327,7 +269,7 @@ impl Engine {
                 errno => format!("the kernel refuses our answers: {errno}"),
             });
         }
-        if let Some(Err(failure)) = &self.last_nudge
+        if let Some(Err(failure)) = self.nudges.last()
             && self.config.local_service.nudge
         {
             warnings.push(format!(

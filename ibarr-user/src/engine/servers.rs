@@ -2,63 +2,152 @@
 
 //! The sockets on which peers' queries come.
 
+use std::future::pending;
+use std::num::NonZeroU16;
 use std::os::fd::AsFd as _;
 use std::sync::Arc;
 
 use ibarr_proto::ip2gid::Family;
-use tokio::sync::watch;
+use tokio::sync::{mpsc, watch};
 use tokio::task::AbortHandle;
 use tracing::warn;
 
-use super::Engine;
-use crate::transport;
-use crate::transport::server::State;
+use crate::bpf::Responder;
+use crate::control::messages::{IpVersion, ServerStatus};
+use crate::transport::Counters;
+use crate::transport::inherited::Inherited;
+use crate::transport::server::{self, Batch, State};
 
-/// A socket of the ip2gid port, owned by its task.
-pub(super) struct ServerSocket {
-    pub(super) family: Family,
-    pub(super) state: watch::Receiver<State>,
+/// The sockets of the ip2gid port, and the queries that wait for an answer.
+pub(super) struct Servers {
+    port: NonZeroU16,
+    sockets: Vec<Socket>,
+    inherited: Inherited,
+    /// Given to each socket.
+    batches: mpsc::Sender<Batch>,
+    /// Queries that came before this node's addresses were known.
+    early: Vec<Batch>,
+    /// Datagrams dropped by sockets that are closed now.
+    dropped_before: u64,
+    counters: Arc<Counters>,
+}
+
+/// A socket, owned by its task.
+struct Socket {
+    family: Family,
+    state: watch::Receiver<State>,
     /// The generation of programs that guards it.
     guarded: Option<u32>,
     task: AbortHandle,
 }
 
-impl Engine {
-    /// Serves the configured port, and no other.
-    pub(super) fn start_servers(&mut self) {
-        for server in self.servers.drain(..) {
-            self.dropped_before += u64::from(server.state.borrow().dropped());
-            server.task.abort();
-        }
-        let port = self.config.client.settings().udp_port.get();
-        for warning in self.inherited.warnings(port) {
-            warn!("{warning}");
-        }
-        for family in [Family::V4, Family::V6] {
-            let (sender, state) = watch::channel(State::Starting);
-            let batches = self.batches.clone();
-            let counters = Arc::clone(&self.counters);
-            let inherited = self.inherited.socket(family, port);
-            let serve =
-                transport::server::serve(family, port, inherited, batches, sender, counters);
-            let task = tokio::spawn(serve).abort_handle();
-            self.servers.push(ServerSocket { family, state, guarded: None, task });
+impl Servers {
+    /// Serves `port`, by an inherited socket if there is one. Must be called within a runtime.
+    pub(super) fn start(
+        port: NonZeroU16,
+        inherited: Inherited,
+        batches: mpsc::Sender<Batch>,
+        counters: Arc<Counters>,
+    ) -> Self {
+        let (sockets, early, dropped_before) = (Vec::new(), Vec::new(), 0);
+        let mut this = Self { port, sockets, inherited, batches, early, dropped_before, counters };
+        this.open();
+        this
+    }
+
+    /// Serves `port` from now on, and no other.
+    pub(super) fn move_to(&mut self, port: NonZeroU16) {
+        if port != self.port {
+            self.port = port;
+            for socket in self.sockets.drain(..) {
+                self.dropped_before += u64::from(socket.state.borrow().dropped());
+                socket.task.abort();
+            }
+            self.open();
         }
     }
 
-    pub(super) fn guard_servers(&mut self) {
-        let generation = Some(self.responder.generation());
-        for server in self.servers.iter_mut().filter(|server| server.guarded != generation) {
-            if let State::Serving { socket, .. } = &*server.state.borrow() {
-                self.responder.guard(socket.as_fd());
-                server.guarded = generation;
+    fn open(&mut self) {
+        for warning in self.warnings() {
+            warn!("{warning}");
+        }
+        let port = self.port.get();
+        for family in [Family::V4, Family::V6] {
+            let (sender, state) = watch::channel(State::Starting);
+            let (batches, counters) = (self.batches.clone(), Arc::clone(&self.counters));
+            let inherited = self.inherited.socket(family, port);
+            let serve = server::serve(family, port, inherited, batches, sender, counters);
+            let task = tokio::spawn(serve).abort_handle();
+            self.sockets.push(Socket { family, state, guarded: None, task });
+        }
+    }
+
+    /// Has each socket guarded by the programs that are loaded now.
+    pub(super) fn guard(&mut self, responder: &mut Responder) {
+        let generation = Some(responder.generation());
+        for socket in self.sockets.iter_mut().filter(|socket| socket.guarded != generation) {
+            if let State::Serving { socket: fd, .. } = &*socket.state.borrow() {
+                responder.guard(fd.as_fd());
+                socket.guarded = generation;
             }
         }
     }
+
+    /// Keeps queries until this node's addresses are known.
+    pub(super) fn defer(&mut self, batch: Batch) {
+        self.early.push(batch);
+    }
+
+    /// The queries that were kept.
+    pub(super) fn take_deferred(&mut self) -> Vec<Batch> {
+        std::mem::take(&mut self.early)
+    }
+
+    /// Whether each socket serves or has reported why not.
+    pub(super) fn have_started(&self) -> bool {
+        self.sockets.iter().all(Socket::has_started)
+    }
+
+    /// Waits until another socket has started.
+    pub(super) async fn next_start(&mut self) {
+        match self.sockets.iter_mut().find(|socket| !socket.has_started()) {
+            // The state changes once per attempt. When it closes, the task has ended, which the
+            // engine survives.
+            Some(socket) => drop(socket.state.changed().await),
+            None => pending().await,
+        }
+    }
+
+    /// How many datagrams the kernel has dropped at the sockets.
+    pub(super) fn dropped(&self) -> u64 {
+        let dropped = |socket: &Socket| u64::from(socket.state.borrow().dropped());
+        self.dropped_before + self.sockets.iter().map(dropped).sum::<u64>()
+    }
+
+    /// Which inherited sockets are not used, with reason and remedy.
+    pub(super) fn warnings(&self) -> impl Iterator<Item = String> {
+        self.inherited.warnings(self.port.get())
+    }
+
+    pub(super) fn status(&self) -> Vec<ServerStatus> {
+        let status = |socket: &Socket| {
+            let (blocked, receive_buffer) = match &*socket.state.borrow() {
+                State::Serving { holds, .. } => (None, Some(*holds)),
+                State::Starting => (Some("starting".to_owned()), None),
+                State::Blocked(reason) => (Some(reason.clone()), None),
+            };
+            let family = match socket.family {
+                Family::V4 => IpVersion::V4,
+                Family::V6 => IpVersion::V6,
+            };
+            ServerStatus { family, port: self.port, blocked, receive_buffer }
+        };
+        self.sockets.iter().map(status).collect()
+    }
 }
 
-impl ServerSocket {
-    pub(super) fn has_started(&self) -> bool {
+impl Socket {
+    fn has_started(&self) -> bool {
         !matches!(*self.state.borrow(), State::Starting)
     }
 }
