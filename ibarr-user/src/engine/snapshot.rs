@@ -2,11 +2,11 @@
 
 //! Paths of subnet administrators, handed on from one daemon to the next.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use ibarr_common::Instant;
-use ibarr_proto::paths::snapshot::{Restored, Step, Verdict, Walk};
+use ibarr_proto::paths::snapshot::{Action, Restored, Schedule, Step, Verdict};
 use tokio::time::timeout;
 use tracing::{debug, info, warn};
 
@@ -15,29 +15,13 @@ use super::inputs::Input;
 use crate::logging::ids;
 use crate::transport::snapshot::{Event, Keeper, Order};
 
-/// When to write a snapshot of the paths.
+/// The thread that reads and writes snapshots, and what it is to do next.
 pub(super) struct Snapshots {
     keeper: Keeper,
     /// The file, if one is configured.
     file: Option<PathBuf>,
-    state: State,
+    schedule: Schedule,
 }
-
-enum State {
-    /// No snapshot is being written; the next one is due at this time.
-    Idle(Instant),
-    /// The position in the cache; the next part is due at this time.
-    Writing(Walk, Instant),
-}
-
-/// After a crash, paths learned since the last snapshot are asked for again.
-const INTERVAL: Duration = Duration::from_mins(10);
-
-/// Paths read in one turn, which take some ten microseconds.
-const PART: usize = 256;
-
-/// Interval between checks whether a slow disk has room for more.
-const PAUSE: Duration = Duration::from_millis(10);
 
 /// Time to write the last snapshot at the end of the daemon; after that it is left unfinished, and
 /// the old one stays.
@@ -48,7 +32,7 @@ impl Snapshots {
         if let (Some(file), Some(room)) = (&file, keeper.try_reserve()) {
             room.send(Order::Read(file.clone(), paths));
         }
-        Self { keeper, file, state: State::Idle(now + INTERVAL) }
+        Self { keeper, file, schedule: Schedule::new(now + Schedule::INTERVAL) }
     }
 
     /// Writes snapshots to this file from now on.
@@ -57,40 +41,22 @@ impl Snapshots {
     }
 
     pub(super) fn poll_timeout(&self) -> Option<Instant> {
-        self.file.as_ref()?;
-        match self.state {
-            State::Idle(until) => Some(until),
-            State::Writing(_, due) => Some(due),
-        }
+        self.file.as_ref().map(|_| self.schedule.poll_timeout())
     }
 }
 
 impl Engine {
     /// Writes a part of a snapshot, if one is due.
     pub(super) fn keep_paths(&mut self, now: Instant) {
-        let Snapshots { keeper, file, state } = &mut self.snapshots;
-        let Some(file) = file else { return };
-        let (State::Idle(due) | State::Writing(_, due)) = state;
-        if *due > now {
+        let Snapshots { keeper, file: Some(file), schedule } = &mut self.snapshots else { return };
+        if schedule.poll_timeout() > now {
             return;
         }
-        let Some(room) = keeper.try_reserve() else {
-            *due = now + PAUSE;
-            return;
-        };
-        match state {
-            State::Idle(_) => {
-                let walk = self.node.paths().walk(now);
-                room.send(Order::Begin(file.clone(), walk.ports()));
-                *state = State::Writing(walk, now);
-            }
-            State::Writing(walk, _) => {
-                let order = order(self.node.paths().step(walk, PART));
-                if !matches!(order, Order::Paths(_)) {
-                    *state = State::Idle(now + INTERVAL);
-                }
-                room.send(order);
-            }
+        let room = keeper.try_reserve();
+        if let Some(action) = schedule.poll(now, self.node.paths(), room.is_some())
+            && let Some(room) = room
+        {
+            room.send(order(file, action));
         }
     }
 
@@ -135,15 +101,10 @@ impl Engine {
         let Snapshots { keeper, file: Some(file), .. } = snapshots else { return };
         let paths = node.paths();
         let write = async {
-            let mut walk = paths.walk(crate::sys::clock::now());
-            keeper.order(Order::Begin(file, walk.ports())).await;
-            loop {
-                let order = order(paths.step(&mut walk, PART));
-                let is_more = matches!(order, Order::Paths(_));
-                keeper.order(order).await;
-                if !is_more {
-                    break;
-                }
+            let now = crate::sys::clock::now();
+            let mut schedule = Schedule::new(now);
+            while let Some(action) = schedule.poll(now, paths, true) {
+                keeper.order(order(&file, action)).await;
             }
             // The thread ends when it has executed all orders.
             drop(keeper);
@@ -172,10 +133,11 @@ fn warn_unsaved(cause: &str) {
     );
 }
 
-fn order(step: Step) -> Order {
-    match step {
-        Step::Paths(paths) => Order::Paths(paths),
-        Step::Done => Order::End,
-        Step::Void => Order::Abandon,
+fn order(file: &Path, action: Action) -> Order {
+    match action {
+        Action::Begin(ports) => Order::Begin(file.to_owned(), ports),
+        Action::Continue(Step::Paths(paths)) => Order::Paths(paths),
+        Action::Continue(Step::Done) => Order::End,
+        Action::Continue(Step::Void) => Order::Abandon,
     }
 }

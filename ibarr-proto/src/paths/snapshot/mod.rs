@@ -29,6 +29,7 @@
 //! | | | 52 | the SA's record |
 
 mod restoring;
+mod schedule;
 #[cfg(test)]
 mod tests;
 mod walk;
@@ -46,6 +47,7 @@ use super::types::{PortFacts, PortName};
 
 pub(super) use self::restoring::Restoring;
 pub use self::restoring::{Restored, Verdict};
+pub use self::schedule::{Action, Schedule};
 pub use self::walk::{Step, Walk};
 
 /// CRC-32 of IEEE 802.3.

@@ -323,3 +323,29 @@ fn walk_reads_valid_paths_once_and_ends_when_a_port_changes() {
     rig.paths.handle_input(rig.now, Input::PortGone { port: super::super::tests::PORT });
     assert_eq!(snapshot(&rig).paths.len(), 120, "for when it is there again");
 }
+
+#[test]
+fn snapshot_is_written_in_parts_whenever_the_writer_has_room() {
+    let mut rig = Rig::new();
+    for n in 0..300 {
+        rig.outcome(question(n));
+    }
+    let begins = rig.now + Schedule::INTERVAL;
+    let mut schedule = Schedule::new(begins);
+    assert_eq!(schedule.poll(rig.now, &rig.paths, true), None);
+    assert_eq!(schedule.poll(begins, &rig.paths, false), None);
+    let now = schedule.poll_timeout();
+    assert!(now > begins);
+    assert!(
+        matches!(schedule.poll(now, &rig.paths, true), Some(Action::Begin(ports)) if ports.len() == 1)
+    );
+    let mut parts = Vec::new();
+    while let Some(Action::Continue(Step::Paths(paths))) = schedule.poll(now, &rig.paths, true) {
+        assert_eq!(schedule.poll_timeout(), now, "the next part is due at once");
+        parts.push(paths.len());
+    }
+    assert!(parts.len() > 1 && parts.iter().all(|part| *part <= 256), "{parts:?}");
+    assert_eq!(parts.iter().sum::<usize>(), 300);
+    assert_eq!(schedule.poll_timeout(), now + Schedule::INTERVAL);
+    assert_eq!(schedule.poll(now, &rig.paths, true), None);
+}
