@@ -49,8 +49,8 @@ impl Engine {
             Event::Happened(name, event) => {
                 info!(port = %name, %event, "the kernel reported an event");
                 // Read the new state of the port at once.
-                self.ports.look();
-                if let Some(port) = self.umads.index(name) {
+                self.rdma.look();
+                if let Some(port) = self.rdma.index(name) {
                     self.tell_paths(now, Input::Happened { port, event });
                 }
             }

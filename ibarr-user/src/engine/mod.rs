@@ -44,7 +44,7 @@ use self::events::Hearing;
 use self::inputs::{Input, Inputs};
 use self::nudges::Nudges;
 use self::pages::{Asked, Pages};
-use self::paths::PathAsks;
+use self::paths::Rdma;
 use self::reload::Reloads;
 use self::servers::Servers;
 use self::snapshot::Snapshots;
@@ -101,22 +101,18 @@ pub struct Engine {
     node: Node<ChaCha12Rng>,
     asks: Asks,
     pages: Pages,
-    path_asks: PathAsks,
     sockets: Sockets,
     servers: Servers,
     responder: Responder,
     watch: rtnetlink::Watch,
     routes: rtnetlink::Routes,
-    ports: Ports,
     hearing: Hearing,
-    umads: Umads,
+    rdma: Rdma,
     snapshots: Snapshots,
     local_service: ls::LocalService,
     nudges: Nudges,
     timer: Timer,
     control: Control,
-    /// When a core wants to be called next, as of the last check.
-    due: Option<Instant>,
     systemd: Systemd,
     watchdog: Watchdog,
     log: Log,
@@ -184,7 +180,6 @@ impl Engine {
             node: Node::new(options.node(&config), rng),
             asks: Asks::default(),
             pages: Pages::default(),
-            path_asks: PathAsks::default(),
             sockets: Sockets::new(heard_sender, Arc::clone(&counters)),
             servers: Servers::start(
                 config.client.settings().udp_port,
@@ -195,9 +190,8 @@ impl Engine {
             responder,
             watch,
             routes,
-            ports,
             hearing,
-            umads: Umads::new(mad_sender, Arc::clone(&counters)),
+            rdma: Rdma::new(ports, Umads::new(mad_sender, Arc::clone(&counters))),
             snapshots: Snapshots::new(
                 now,
                 keeper,
@@ -208,7 +202,6 @@ impl Engine {
             nudges: Nudges::new(nudger),
             timer: Timer::new()?,
             control,
-            due: None,
             systemd,
             watchdog: Watchdog::of_this_process(now),
             log,
@@ -235,9 +228,10 @@ impl Engine {
         let mut was_ready = false;
         turn::drain(&mut self, clock::now());
         while !self.has_ended() {
-            let input = self.next().await;
+            let due = self.poll_timeout();
+            let input = self.next(due).await;
             let now = clock::now();
-            let is_due = self.due.is_some_and(|due| due <= now);
+            let is_due = due.is_some_and(|due| due <= now);
             if turn::take(&mut self, Limits::default(), now, input, is_due) {
                 // Servers and other tasks run on this thread.
                 yield_now().await;
@@ -251,9 +245,7 @@ impl Engine {
         Box::pin(self.keep_paths_at_end()).await;
     }
 
-    /// Waits for the next input. The kernel's requests come first, because callers are blocked;
-    /// each turn takes other inputs, too, so that none starves.
-    async fn next(&mut self) -> Input {
+    fn poll_timeout(&self) -> Option<Instant> {
         let due = [
             self.node.poll_timeout(),
             self.responder.poll_timeout(),
@@ -263,8 +255,13 @@ impl Engine {
             self.levels.poll_timeout(),
             self.ends_at,
         ];
-        self.due = due.into_iter().flatten().min();
-        if let Err(error) = self.timer.set(self.due) {
+        due.into_iter().flatten().min()
+    }
+
+    /// Waits for the next input. The kernel's requests come first, because callers are blocked;
+    /// each turn takes other inputs, too, so that none starves.
+    async fn next(&mut self, due: Option<Instant>) -> Input {
+        if let Err(error) = self.timer.set(due) {
             error!(%error, "the timer cannot be set");
         }
         tokio::select! {
@@ -380,7 +377,7 @@ impl Io<Input> for Engine {
             Input::View(input) => {
                 // A link that appears or disappears may belong to a port.
                 if let local_view::Input::Link(_) | local_view::Input::LinkGone(_) = input {
-                    self.ports.look();
+                    self.rdma.look();
                 }
                 self.node.handle_input(now, node::Input::View(input));
                 if self.node.view().is_synced() {

@@ -21,14 +21,15 @@ use crate::control::messages::{
     PathAnswer, PathHops, PathRequest, PathSource, PathStatus, PortStatus, Probing, Response,
     Silence, Text,
 };
-use crate::transport::ports;
-use crate::transport::umad::{self, Meaning, Sending};
+use crate::transport::ports::{self, Ports};
+use crate::transport::umad::{self, Meaning, Sending, Umads};
 
-/// Users' requests for a path.
-#[derive(Debug, Default)]
-pub(super) struct PathAsks {
-    next: u64,
-    waiting: HashMap<UserRequest, Asked>,
+/// The ports of this node, and users' requests for a path from them.
+pub(super) struct Rdma {
+    ports: Ports,
+    umads: Umads,
+    last_request: u64,
+    asked: HashMap<UserRequest, Asked>,
 }
 
 #[derive(Debug)]
@@ -42,31 +43,47 @@ struct Asked {
 /// Longer than the kernel waits for the daemon: people are more patient.
 const DEADLINE: Duration = Duration::from_secs(5);
 
+impl Rdma {
+    pub(super) fn new(ports: Ports, umads: Umads) -> Self {
+        Self { ports, umads, last_request: 0, asked: HashMap::new() }
+    }
+
+    /// See [`Ports::look`].
+    pub(super) fn look(&self) {
+        self.ports.look();
+    }
+
+    /// See [`Umads::index`].
+    pub(super) fn index(&mut self, name: PortName) -> Option<PortIndex> {
+        self.umads.index(name)
+    }
+}
+
 impl Engine {
     pub(super) fn handle_port(&mut self, now: Instant, event: ports::Event) {
         match event {
             ports::Event::Port { name, facts, opened, blocked } => {
-                let Some(port) = self.umads.index(name) else { return };
+                let Some(port) = self.rdma.umads.index(name) else { return };
                 if let Some((opened, token)) = opened {
-                    self.umads.open(port, opened, token);
+                    self.rdma.umads.open(port, opened, token);
                 }
-                self.umads.block(port, blocked);
+                self.rdma.umads.block(port, blocked);
                 self.tell_facts(now, port, name, facts);
                 self.take_reports(now, port);
                 self.hear_events_of(now, port, name.device);
             }
             ports::Event::Gone(name) => {
-                let Some(port) = self.umads.index(name) else { return };
-                self.umads.close(port);
+                let Some(port) = self.rdma.umads.index(name) else { return };
+                self.rdma.umads.close(port);
                 self.tell_paths(now, Input::PortGone { port });
             }
         }
     }
 
     pub(super) fn handle_mad(&mut self, now: Instant, event: &umad::Event) {
-        match self.umads.read(event) {
+        match self.rdma.umads.read(event) {
             Meaning::Mad { port, from, mad } => {
-                log::mad(&self.umads, port, "from", mad);
+                log::mad(&self.rdma.umads, port, "from", mad);
                 self.tell_paths(now, Input::Mad { port, from, mad });
             }
             Meaning::Unanswered => self.tell_paths(now, Input::Unanswered),
@@ -76,12 +93,12 @@ impl Engine {
     }
 
     pub(super) fn send_mad(&mut self, now: Instant, transmit: &Transmit) {
-        log::mad(&self.umads, transmit.port, "to", transmit.mad.as_ref());
-        match self.umads.send(transmit) {
+        log::mad(&self.rdma.umads, transmit.port, "to", transmit.mad.as_ref());
+        match self.rdma.umads.send(transmit) {
             Sending::Sent => {}
             Sending::Refused => {
                 self.tell_paths(now, Input::NotSent);
-                self.ports.look();
+                self.rdma.look();
             }
             Sending::Lost => self.lose_door(now, transmit.port),
         }
@@ -89,7 +106,7 @@ impl Engine {
 
     /// Subscribes to reports of a port's SA, if that is configured and the umad device is open.
     fn take_reports(&mut self, now: Instant, port: PortIndex) {
-        if self.config.inform && self.ends_at.is_none() && self.umads.take_reports(port) {
+        if self.config.inform && self.ends_at.is_none() && self.rdma.umads.take_reports(port) {
             self.tell_paths(now, Input::Reports { port, taken: true });
         }
     }
@@ -112,11 +129,11 @@ impl Engine {
             let facts = facts.clone();
             self.tell_facts(now, port, name, facts);
         }
-        self.ports.look();
+        self.rdma.look();
     }
 
     fn tell_facts(&mut self, now: Instant, port: PortIndex, name: PortName, facts: PortFacts) {
-        let facts = PortFacts { has_umad: self.umads.is_open(port), ..facts };
+        let facts = PortFacts { has_umad: self.rdma.umads.is_open(port), ..facts };
         self.tell_paths(now, Input::Port { port, name, facts });
     }
 
@@ -137,17 +154,16 @@ impl Engine {
             // The caller may have disconnected.
             Err(failure) => return drop(to.send(failure.into())),
         };
-        let asks = &mut self.path_asks;
-        asks.next += 1;
-        let id = UserRequest(asks.next);
-        asks.waiting.insert(id, Asked { at: now, port, question, to });
+        self.rdma.last_request += 1;
+        let id = UserRequest(self.rdma.last_request);
+        self.rdma.asked.insert(id, Asked { at: now, port, question, to });
         let deadline = now + DEADLINE;
         let request = resolver::PathRequest { id, port, question, deadline };
         self.node.handle_input(now, resolver::Input::ResolvePath { user, request });
     }
 
     pub(super) fn path_answered(&mut self, now: Instant, id: UserRequest, outcome: Outcome) {
-        let Some(Asked { at, port, question, to }) = self.path_asks.waiting.remove(&id) else {
+        let Some(Asked { at, port, question, to }) = self.rdma.asked.remove(&id) else {
             return;
         };
         let ms = Elapsed(now.since(at));
@@ -206,7 +222,7 @@ impl Engine {
         if !self.config.inform {
             return None;
         }
-        Some(match (self.umads.why_no_reports(port), self.node.paths().is_informed(port)) {
+        Some(match (self.rdma.umads.why_no_reports(port), self.node.paths().is_informed(port)) {
             (Some(reason), _) => OrText::Text(reason.to_owned()),
             (None, Some(true)) => OrText::Value(Informed::Yes),
             (None, _) => OrText::Value(Informed::NotYet),
@@ -214,7 +230,7 @@ impl Engine {
     }
 
     fn why_no_sa(&self, port: PortIndex, facts: &PortFacts) -> Option<String> {
-        if let Some(reason) = self.umads.why_not(port) {
+        if let Some(reason) = self.rdma.umads.why_not(port) {
             return Some(reason.to_owned());
         }
         match facts.sa() {
