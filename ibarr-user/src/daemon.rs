@@ -69,7 +69,7 @@ pub fn run(options: &RunOptions) -> Result<(), Error> {
     let (mut local_service, mut servers) = (None, Inherited::none());
     for (name, fd) in inherited {
         match name.as_str() {
-            "ls" if local_service.is_none() => local_service = Some(fd),
+            transport::local_service::NAME if local_service.is_none() => local_service = Some(fd),
             transport::inherited::NAME => servers.add(fd),
             _ => servers.refuse_name(&name),
         }

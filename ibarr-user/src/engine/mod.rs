@@ -278,11 +278,24 @@ impl Engine {
             ls::Event::Opened { port_id, is_member } => {
                 let opened = local_service::Input::Opened { port_id, is_member };
                 self.tell_local_service(now, opened);
+                self.keep_local_service();
             }
             ls::Event::Writable => self.local_service.flush(),
             ls::Event::Readable => return Handled::KernelAsks,
         }
         Handled::Changed
+    }
+
+    /// While no daemon runs, the kernel's requests wait in the socket: without it, the kernel would refuse its
+    /// callers at once (`ib_nl_fetch_ha`).
+    fn keep_local_service(&self) {
+        match self.local_service.copy() {
+            Some(Ok(copy)) => self.systemd.keep(ls::NAME, copy),
+            Some(Err(error)) => {
+                error!(%error, "local service: the socket cannot be kept for the next daemon");
+            }
+            None => {}
+        }
     }
 
     /// Answers the kernel's requests whose answer is known already, then restores the kernel's
@@ -503,7 +516,9 @@ impl Io<Input> for Engine {
                 self.local_service.send(message.as_ref());
             }
             Output::LocalService(local_service::Transmit::Join) => {
-                if !self.local_service.join() {
+                if self.local_service.join() {
+                    self.keep_local_service();
+                } else {
                     self.tell_local_service(now, local_service::Input::Closed);
                 }
             }

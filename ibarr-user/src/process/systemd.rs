@@ -4,6 +4,7 @@
 //! while systemd reads none; so a thread sends them.
 
 use std::io;
+use std::os::fd::{AsFd, OwnedFd};
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 use std::thread;
 use std::time::Duration;
@@ -20,6 +21,7 @@ const PATIENCE: Duration = Duration::from_secs(1);
 struct Message {
     states: Vec<NotifyState<'static>>,
     status: Option<String>,
+    descriptor: Option<OwnedFd>,
 }
 
 /// Queues messages for the thread. Without systemd they are discarded.
@@ -42,7 +44,12 @@ impl Systemd {
             for message in to_tell {
                 let mut states = message.states;
                 states.extend(message.status.as_deref().map(NotifyState::Status));
-                if let Err(error) = sd_notify::notify(&states) {
+                let descriptor = message.descriptor.as_ref().map(AsFd::as_fd);
+                let sent = match descriptor {
+                    Some(descriptor) => sd_notify::notify_with_fds(&states, &[descriptor]),
+                    None => sd_notify::notify(&states),
+                };
+                if let Err(error) = sent {
                     warn!(%error, "cannot notify systemd");
                 }
             }
@@ -57,7 +64,17 @@ impl Systemd {
 
     /// The engine has taken a turn, and what its state is in words.
     pub fn alive(&self, status: String) {
-        self.send(Message { states: vec![NotifyState::Watchdog], status: Some(status) });
+        let watchdog = vec![NotifyState::Watchdog];
+        self.send(Message { states: watchdog, status: Some(status), descriptor: None });
+    }
+
+    /// Keeps a descriptor open for the next daemon, which inherits it as `name`. systemd closes it when the
+    /// service is stopped for good, and not already on an error of the socket.
+    pub fn keep(&self, name: &'static str, descriptor: OwnedFd) {
+        let states =
+            [NotifyState::FdStore, NotifyState::FdName(name), NotifyState::Custom("FDPOLL=0")];
+        let descriptor = Some(descriptor);
+        self.send(Message { states: states.into(), status: None, descriptor });
     }
 
     /// For `Type=notify-reload` (systemd.service(5)).
@@ -77,7 +94,7 @@ impl Systemd {
     }
 
     fn tell(&self, states: Vec<NotifyState<'static>>) {
-        self.send(Message { states, status: None });
+        self.send(Message { states, status: None, descriptor: None });
     }
 
     fn send(&self, message: Message) {

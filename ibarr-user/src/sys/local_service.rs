@@ -172,6 +172,14 @@ impl Socket {
         if self.peer == Peer::StandIn { Ok(()) } else { self.bind(0) }
     }
 
+    /// A copy of the descriptor, for another process.
+    ///
+    /// # Errors
+    /// No descriptor is free.
+    pub fn copy(&self) -> io::Result<OwnedFd> {
+        self.inbound.fd.try_clone()
+    }
+
     /// The netlink port id of this socket.
     pub fn port_id(&self) -> PortId {
         self.port_id

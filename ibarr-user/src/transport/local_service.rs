@@ -3,8 +3,8 @@
 //! The socket to the kernel's RDMA core. The engine reads it directly, so that an answer leaves in
 //! the turn that read the request, and the core knows when the socket is empty.
 //!
-//! If the kernel has no RDMA, opening is tried again. An inherited socket is used until it is
-//! closed.
+//! If the kernel has no RDMA, opening is tried again. An inherited stand-in for the kernel is used until
+//! it is closed.
 
 use std::future::pending;
 use std::io;
@@ -28,6 +28,7 @@ use crate::sys::local_service::{Peer, Quiet, Received, Socket};
 #[derive(Debug)]
 pub struct LocalService {
     state: State,
+    /// It was inherited, and is not opened again: its other end is not the kernel.
     inherited: bool,
     /// Why it was closed last; logged once, however often opening fails.
     reason: Option<String>,
@@ -62,6 +63,9 @@ pub enum Event {
     /// There is room for the message that could not be sent.
     Writable,
 }
+
+/// The name of an inherited socket (`FDNAME=`).
+pub const NAME: &str = "ls";
 
 /// The state in `ibarr status`.
 #[derive(Clone, Debug, Eq, PartialEq)]
@@ -156,6 +160,12 @@ impl LocalService {
         self.close(refused(errno), RETRY_REFUSED);
     }
 
+    /// A copy of the socket, if it is in the kernel's group.
+    pub fn copy(&self) -> Option<io::Result<OwnedFd>> {
+        let State::Open(socket, _) = &self.state else { return None };
+        socket.is_member().unwrap_or_default().then(|| socket.copy())
+    }
+
     /// The state for `ibarr status`.
     pub fn status(&self) -> Status {
         match &self.state {
@@ -240,6 +250,7 @@ impl LocalService {
             );
         }
         let others = (peer == Peer::Netlink && is_member).then(|| listeners::watch(socket.inode()));
+        self.inherited &= peer == Peer::StandIn;
         self.state = State::Open(socket, others);
     }
 

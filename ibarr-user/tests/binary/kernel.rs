@@ -17,7 +17,7 @@ use nix::sys::socket::{
     socketpair, sockopt,
 };
 use nix::sys::time::{TimeVal, TimeValLike};
-use nix::unistd::Uid;
+use nix::unistd::{Uid, close};
 use serde_json::Value;
 
 use crate::support::{Daemon, PATIENCE, TempDir, daemon_command, json};
@@ -64,6 +64,47 @@ fn own_address_is_answered_byte_for_byte_and_nudged() {
     assert_eq!(counts.get("nudges-failed"), 0);
     let status = status(&daemon);
     assert_eq!((&status["state"], &status["nudges"]), (&"inherited".into(), &"on".into()));
+}
+
+#[test]
+fn requests_wait_in_the_kept_socket_for_the_next_daemon() {
+    const REQUESTS: u8 = 200;
+    let dir = TempDir::new("kept");
+    let (kernel, inherited) = pair();
+    let (mut first, kept) = Daemon::spawn_under_systemd(command(&dir, inherited), &dir, CONFIG);
+    kernel.expect("18000000 01100500 00000000", "08000200 d0070000");
+    let [kept] = kept[..] else { panic!("the socket is kept once") };
+    let mut request = unhex(REQUEST);
+    let mut ask = |seq: u8| {
+        request[8] = seq;
+        kernel.send_bytes(&request);
+    };
+    let answers = |count: u8| {
+        let answers = (0..count).map(|_| kernel.receive());
+        answers.map(|answer| (answer[8], answer[16..].to_vec()))
+    };
+    let mut answered = Vec::new();
+    for n in 0..REQUESTS {
+        ask(n);
+    }
+    answered.extend(answers(REQUESTS));
+
+    // It cannot read these any more.
+    first.stop();
+    for n in 0..REQUESTS {
+        ask(n);
+    }
+    assert_eq!(first.end(Signal::SIGKILL), None);
+    let mut command = in_namespace(&dir);
+    command.env("LISTEN_FDNAMES", "ls").env("KEPT", kept.to_string());
+    let mut second = Daemon::spawn(command, &dir, CONFIG);
+    kernel.expect("18000000 01100500 00000000", "08000200 d0070000");
+    answered.extend(answers(REQUESTS));
+    let gid = unhex("14000400 fe80000000000000 0002c90300000201");
+    let expected = (0..REQUESTS).chain(0..REQUESTS).map(|seq| (seq, gid.clone()));
+    assert_eq!(answered, expected.collect::<Vec<_>>());
+    close(kept).unwrap();
+    assert_eq!(second.end(Signal::SIGTERM), Some(0));
 }
 
 #[test]
@@ -443,7 +484,8 @@ fn in_namespace(dir: &TempDir) -> Command {
     if !Uid::effective().is_root() {
         command.args(["--user", "--map-root-user"]);
     }
-    command.args(["--net", "sh", "-ec", IN_NAMESPACE, "sh"]);
+    // A descriptor's number may have two digits, which dash does not understand.
+    command.args(["--net", "bash", "-ec", IN_NAMESPACE, "bash"]);
     command.arg(daemon.get_program()).args(daemon.get_args());
     command
 }
@@ -456,7 +498,7 @@ const IN_NAMESPACE: &str = "
     ip addr add 2001:db8:7::7/128 dev lo nodad
     if [ -n \"$LISTEN_FDNAMES\" ]; then
         export LISTEN_PID=$$ LISTEN_FDS=1
-        exec 3<&0
+        exec 3<&${KEPT:-0}
     fi
     exec \"$@\" </dev/null";
 

@@ -3,15 +3,20 @@
 //! Starts and stops daemons for the tests.
 
 use std::fs;
+use std::io::IoSliceMut;
 use std::net::{Ipv6Addr, UdpSocket};
+use std::os::fd::{AsRawFd as _, RawFd};
 use std::os::unix::net::UnixDatagram;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
+use std::sync::Mutex;
 use std::time::{Duration, Instant};
 
+use nix::cmsg_space;
 use nix::sys::signal::{Signal, kill};
+use nix::sys::socket::{ControlMessageOwned, MsgFlags, recvmsg};
 use nix::sys::wait::{WaitPidFlag, WaitStatus, waitpid};
-use nix::unistd::Pid;
+use nix::unistd::{Pid, close};
 use serde_json::Value;
 
 /// Without the BPF responder: these tests never load programs into the machine's kernel.
@@ -25,6 +30,8 @@ pub(crate) struct Daemon {
     child: Child,
     run_dir: PathBuf,
     notify: UnixDatagram,
+    /// What systemd is asked to keep.
+    kept: Mutex<Vec<RawFd>>,
 }
 
 impl Daemon {
@@ -34,16 +41,31 @@ impl Daemon {
     }
 
     /// Like [`Daemon::start`], with a command other than [`daemon_command`].
-    pub(crate) fn spawn(mut command: Command, dir: &TempDir, config: &str) -> Self {
+    pub(crate) fn spawn(command: Command, dir: &TempDir, config: &str) -> Self {
+        let (daemon, kept) = Self::spawn_under_systemd(command, dir, config);
+        for kept in kept {
+            close(kept).unwrap();
+        }
+        daemon
+    }
+
+    /// Like [`Daemon::spawn`], with the numbers in this process of the sockets that systemd keeps for the
+    /// next daemon.
+    pub(crate) fn spawn_under_systemd(
+        mut command: Command,
+        dir: &TempDir,
+        config: &str,
+    ) -> (Self, Vec<RawFd>) {
         dir.write("ibarr.toml", &format!("{USER_SPACE}{config}"));
         let socket = dir.path("notify.sock");
         drop(fs::remove_file(&socket));
         let notify = UnixDatagram::bind(&socket).unwrap();
         notify.set_read_timeout(Some(PATIENCE)).unwrap();
         let child = command.env("NOTIFY_SOCKET", &socket).spawn().unwrap();
-        let daemon = Self { child, run_dir: dir.0.clone(), notify };
+        let daemon = Self { child, run_dir: dir.0.clone(), notify, kept: Mutex::default() };
         daemon.notified("READY=1");
-        daemon
+        let kept = std::mem::take(&mut *daemon.kept.lock().unwrap());
+        (daemon, kept)
     }
 
     pub(crate) fn ask(&self, arguments: &[&str]) -> Output {
@@ -66,7 +88,20 @@ impl Daemon {
     pub(crate) fn notified(&self, state: &str) {
         let mut message = [0; 256];
         loop {
-            let len = self.notify.recv(&mut message).unwrap();
+            let mut parts = [IoSliceMut::new(&mut message)];
+            let mut control = cmsg_space!(RawFd);
+            let (fd, flags) = (self.notify.as_raw_fd(), MsgFlags::empty());
+            let received = recvmsg::<()>(fd, &mut parts, Some(&mut control), flags).unwrap();
+            let descriptors = received.cmsgs().unwrap().filter_map(|control| match control {
+                ControlMessageOwned::ScmRights(descriptors) => Some(descriptors),
+                _ => None,
+            });
+            let kept: Vec<_> = descriptors.flatten().collect();
+            let len = received.bytes;
+            if !kept.is_empty() {
+                assert_eq!(&message[..len], b"FDSTORE=1\nFDNAME=ls\nFDPOLL=0\n");
+                self.kept.lock().unwrap().extend(kept);
+            }
             if message[..len].split(|&byte| byte == b'\n').any(|line| line == state.as_bytes()) {
                 return;
             }
