@@ -10,6 +10,7 @@ mod node;
 mod package;
 mod service;
 mod socket;
+mod upgrade;
 
 #[path = "../system/machine.rs"]
 #[expect(dead_code, reason = "the system tests use the rest")]

@@ -178,8 +178,19 @@ impl Node {
         let socket = self.peer.as_ref().unwrap();
         let query = Query::new(Version::V1, MsgId(7), IpAddr::V4(ADDRESS)).unwrap();
         socket.send_to(query.emit().as_ref(), (ADDRESS, PORT)).unwrap();
+        self.answer()
+    }
+
+    /// A socket of the peer.
+    pub(crate) fn peer(&self) -> &UdpSocket {
+        self.peer.as_ref().unwrap()
+    }
+
+    /// The GID in the answer to a query of [`ask`](Self::ask) that had none, or `None` if none comes in a
+    /// second.
+    pub(crate) fn answer(&self) -> Option<Gid> {
         let mut reply = [0; 64];
-        let (len, from) = socket.recv_from(&mut reply).ok()?;
+        let (len, from) = self.peer.as_ref().unwrap().recv_from(&mut reply).ok()?;
         assert_eq!(from, (ADDRESS, PORT).into());
         let reply = Reply::parse(&reply[..len]).unwrap();
         assert_eq!(reply.msg_id, MsgId(7));

@@ -51,6 +51,7 @@ pub(crate) fn deb(workspace: &Workspace) -> Result<PathBuf> {
 const FILES: &[(&str, &str, u32)] = &[
     ("pkg/ibarr.service", "usr/lib/systemd/system/ibarr.service", 0o644),
     ("pkg/ibarr.socket", "usr/lib/systemd/system/ibarr.socket", 0o644),
+    ("pkg/ibarr-port.service", "usr/lib/systemd/system/ibarr-port.service", 0o644),
     ("pkg/ibarr.sysusers", "usr/lib/sysusers.d/ibarr.conf", 0o644),
     ("pkg/ibarr.tmpfiles", "usr/lib/tmpfiles.d/ibarr.conf", 0o644),
     ("pkg/90-ibarr.rules", "usr/lib/udev/rules.d/90-ibarr.rules", 0o644),

@@ -1,0 +1,97 @@
+// SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
+
+//! Restarts and upgrades that no peer notices.
+
+use std::collections::BTreeMap;
+use std::io::ErrorKind;
+use std::net::IpAddr;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread;
+use std::time::Duration;
+
+use ibarr_common::wire::ip2gid::{MsgId, PORT, Query, Reply, Version};
+
+use crate::node::{ADDRESS, GID, Node};
+
+/// Queries that a peer sends at once, and its pause: 2,000 a second.
+const BATCH: u32 = 20;
+const PAUSE: Duration = Duration::from_millis(10);
+/// Queries before and after each event.
+const AROUND: Duration = Duration::from_millis(300);
+
+/// Has a peer ask without pause while `events` happen: each query gets one answer, and the right one.
+fn nobody_notices(node: &Node, events: &[&str]) {
+    let peer = node.peer();
+    let is_over = AtomicBool::new(false);
+    let (asked, answers) = thread::scope(|scope| {
+        let asking = scope.spawn(|| {
+            let mut asked = 0;
+            while !is_over.load(Ordering::Relaxed) {
+                for _ in 0..BATCH {
+                    asked += 1;
+                    let query = Query::new(Version::V1, MsgId(asked), IpAddr::V4(ADDRESS)).unwrap();
+                    peer.send_to(query.emit().as_ref(), (ADDRESS, PORT)).unwrap();
+                }
+                thread::sleep(PAUSE);
+            }
+            asked
+        });
+        let hearing = scope.spawn(|| {
+            let mut answers = BTreeMap::<_, u32>::new();
+            let mut buffer = [0; 64];
+            loop {
+                match peer.recv(&mut buffer) {
+                    Ok(len) => {
+                        let reply = Reply::parse(&buffer[..len]).unwrap();
+                        assert_eq!(reply.gid, Some(GID.parse().unwrap()));
+                        *answers.entry(reply.msg_id.0).or_default() += 1;
+                    }
+                    Err(error) if error.kind() == ErrorKind::WouldBlock => {
+                        if is_over.load(Ordering::Relaxed) {
+                            return answers;
+                        }
+                    }
+                    Err(error) => panic!("{error}"),
+                }
+            }
+        });
+        for event in events {
+            thread::sleep(AROUND);
+            node.ok(event);
+            node.until("the daemon runs", || node.show("ActiveState", "ibarr") == "active");
+        }
+        thread::sleep(AROUND);
+        is_over.store(true, Ordering::Relaxed);
+        (asking.join().unwrap(), hearing.join().unwrap())
+    });
+    let lost: Vec<_> = (1..=asked).filter(|id| !answers.contains_key(id)).collect();
+    assert_eq!(lost, [0; 0], "of {asked}");
+    assert!(answers.values().all(|&count| count == 1) && answers.len() == asked as usize);
+    assert!(asked > 1_000, "the peer asked only {asked} times");
+}
+
+/// A package of this tree with a later version.
+const LATER: &str = "dpkg-deb --raw-extract /ibarr.deb /root/later
+    sed --in-place 's/^Version: .*/&+1/' /root/later/DEBIAN/control
+    dpkg-deb --build /root/later /later.deb";
+
+#[test]
+fn peers_notice_no_restart_no_crash_and_no_upgrade() {
+    let node = Node::installed();
+    // Otherwise the kernel would answer meanwhile.
+    let config = node.ok("cat /etc/ibarr/ibarr.toml");
+    node.configure(&format!("responder = \"user\"\n{config}"));
+    node.ok("systemctl start ibarr");
+    node.ok(LATER);
+    let first = node.ok("dpkg-query --show --showformat='${Version}' ibarr");
+    nobody_notices(
+        &node,
+        &[
+            "systemctl restart ibarr",
+            "systemctl kill --signal=KILL ibarr.service",
+            "dpkg --install /later.deb",
+            "dpkg --install /ibarr.deb",
+        ],
+    );
+    assert_eq!(node.ok("dpkg-query --show --showformat='${Version}' ibarr"), first);
+}
