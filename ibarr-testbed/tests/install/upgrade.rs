@@ -71,9 +71,9 @@ fn nobody_notices(node: &Node, events: &[&str]) {
 }
 
 /// A package of this tree with a later version.
-const LATER: &str = "dpkg-deb --raw-extract /ibarr.deb /root/later
-    sed --in-place 's/^Version: .*/&+1/' /root/later/DEBIAN/control
-    dpkg-deb --build /root/later /later.deb";
+const LATER: &str = "dpkg-deb --raw-extract /ibarr.deb /later
+    sed --in-place 's/^Version: .*/&+1/' /later/DEBIAN/control
+    dpkg-deb --build /later /later.deb";
 
 #[test]
 fn peers_notice_no_restart_no_crash_and_no_upgrade() {
