@@ -56,6 +56,7 @@ use self::maps::Maps;
 use self::pins::Pins;
 use self::workbench::{Order, Told};
 use crate::causes::chain;
+use crate::logging::ids;
 
 /// The default directory of the pins.
 pub const BPF_DIR: &str = "/sys/fs/bpf/ibarr";
@@ -532,7 +533,11 @@ impl Responder {
         let reason = chain(error);
         if self.failure.as_ref() != Some(&reason) {
             self.counters.count(Counter::NotLoaded);
-            warn!("the daemon answers peers in user space: {reason}");
+            warn!(
+                message_id = ids::USER_ANSWERS,
+                cause = reason,
+                "the daemon answers peers in user space: {reason}"
+            );
             self.failure = Some(reason.clone());
         }
         self.programs = Programs::Absent(reason);

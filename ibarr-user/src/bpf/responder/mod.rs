@@ -21,6 +21,7 @@ use super::kernel::{Hook, Kernel, MapUpdate};
 use super::work::{Done, Now, Outcome, Wanted, Wish, Work};
 use super::{Error, allow, routes};
 use crate::causes::chain;
+use crate::logging::ids;
 
 /// The administrator's settings.
 #[derive(Clone, Debug, Eq, PartialEq)]
@@ -446,7 +447,11 @@ impl<K: Kernel> Responder<K> {
         self.counters.count(Counter::Faults);
         let fault = chain(error);
         if self.fault.as_ref() != Some(&fault) {
-            warn!("the daemon answers peers in user space: {fault}");
+            warn!(
+                message_id = ids::USER_ANSWERS,
+                cause = fault,
+                "the daemon answers peers in user space: {fault}"
+            );
         }
         self.fault = Some(fault);
         self.consistent = false;
@@ -488,14 +493,23 @@ impl<K: Kernel> Responder<K> {
 fn note(slot: &mut Slot, outcome: Outcome, counters: &mut Counters<Counter>) {
     let interface = slot.served.name;
     if outcome.lost {
-        warn!(%interface, "the program is not attached any more: another process has removed it");
+        warn!(
+            message_id = ids::PROGRAM_REMOVED,
+            %interface,
+            "the program is not attached any more: another process has removed it"
+        );
         counters.count(Counter::Lost);
     }
     match outcome.now {
         Now::Kept => {}
         Now::Attached(hook) => {
             counters.count(Counter::Attached);
-            info!(%interface, %hook, "peers are answered in the kernel");
+            info!(
+                message_id = ids::KERNEL_ANSWERS,
+                %interface,
+                %hook,
+                "peers are answered in the kernel"
+            );
             slot.state = State::Attached(hook);
         }
         Now::Failed(reason) => {
@@ -504,7 +518,12 @@ fn note(slot: &mut Slot, outcome: Outcome, counters: &mut Counters<Counter>) {
                 && let State::Failed(reason) = &failed
             {
                 counters.count(Counter::NotAttached);
-                warn!(%interface, "the daemon answers peers in user space: {reason}");
+                warn!(
+                    message_id = ids::USER_ANSWERS,
+                    cause = reason,
+                    %interface,
+                    "the daemon answers peers in user space: {reason}"
+                );
             }
             slot.state = failed;
         }
