@@ -9,7 +9,7 @@ use std::process::Stdio;
 use nix::sys::signal::Signal;
 
 use crate::kernel::{CONFIG, Kernel, REQUEST, command, pair};
-use crate::support::{Daemon, TempDir, json};
+use crate::support::{Daemon, TempDir, USER_SPACE, json};
 
 /// Starts a daemon with `stderr`; returns it and the kernel's end of its socket.
 fn start(dir: &TempDir, stderr: impl Into<Stdio>) -> (Daemon, Kernel) {
@@ -108,7 +108,7 @@ fn running_daemon_logs_each_request_while_it_is_told_to() {
     let status = json(&daemon.ask(&["log-level", "ibarr_user=warn", "--json"]));
     assert_eq!(status["log"], serde_json::json!({ "level": "ibarr_user=warn" }));
     // The level of the command line counts more than that of the file.
-    dir.write("ibarr.toml", &format!("log-level = \"debug\"\n{CONFIG}"));
+    dir.write("ibarr.toml", &format!("log-level = \"debug\"\n{USER_SPACE}{CONFIG}"));
     assert_eq!(daemon.ask(&["reload"]).status.code(), Some(0));
     assert_eq!(set(&["--reset"]), "error\n");
     assert_eq!(daemon.end(Signal::SIGTERM), Some(0));
