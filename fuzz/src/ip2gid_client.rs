@@ -254,7 +254,7 @@ impl World {
                     self.sockets.push(socket);
                 }
                 Event::Socket(SocketEvent::Close(socket)) => {
-                    assert!(self.sockets.contains(&socket))
+                    assert!(self.sockets.contains(&socket));
                 }
             }
         }
