@@ -162,7 +162,7 @@ fn broken_configuration_leaves_the_old_one_running() {
     let lines = good.lines().count();
     fs::write(files.config(), format!("{good}no-such-key = 1\n")).unwrap();
     wire.signal(n2, Signal::SIGHUP);
-    let reason = format!("ibarr.toml: line {}: static-gid.no-such-key", lines + 1);
+    let reason = format!("ibarr.toml:{}:1: static-gid.no-such-key", lines + 1);
     eventually("the mistake in the log", || {
         fs::read_to_string(files.log()).unwrap().contains(&reason).then_some(())
     });
