@@ -242,6 +242,7 @@ impl Engine {
                 self.systemd.ready();
             }
         }
+        self.answer_last().await;
         Box::pin(self.keep_paths_at_end()).await;
     }
 
@@ -333,6 +334,20 @@ impl Engine {
                 self.counters.count(transport::Counter::SocketNotOpened);
                 client::Input::SocketFailed { socket }
             }
+        }
+    }
+
+    /// Answers the queries that are read already.
+    async fn answer_last(&mut self) {
+        let tasks = self.servers.finish();
+        let end = clock::now() + LAST_WORDS;
+        while tasks.iter().any(|task| !task.is_finished()) && clock::now() < end {
+            while let Some(input) = self.inputs.poll() {
+                if let Input::Queries(batch) = input {
+                    self.answer(batch);
+                }
+            }
+            yield_now().await;
         }
     }
 

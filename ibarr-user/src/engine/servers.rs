@@ -67,6 +67,19 @@ impl Servers {
         }
     }
 
+    /// From now on no socket is read: what comes waits for the next daemon if systemd holds the port.
+    /// Returns the tasks, which end when they have sent the replies to what they had read.
+    pub(super) fn finish(&mut self) -> Vec<AbortHandle> {
+        let (serving, idle): (Vec<_>, Vec<_>) = self
+            .sockets
+            .drain(..)
+            .partition(|socket| matches!(*socket.state.borrow(), State::Serving { .. }));
+        for socket in idle {
+            socket.task.abort();
+        }
+        serving.into_iter().map(|socket| socket.task).collect()
+    }
+
     fn open(&mut self) {
         for warning in self.warnings() {
             warn!("{warning}");

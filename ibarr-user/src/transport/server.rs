@@ -102,7 +102,7 @@ const RETRY: Duration = Duration::from_secs(5);
 /// many processes.
 const LOOK_EVERY: u32 = 12;
 
-/// Serves `port` for one family until `batches` is closed, by the `inherited` socket if there is
+/// Serves `port` for one family until `batches` is closed or `state` has no receiver, by the `inherited` socket if there is
 /// one. A port that is taken is reported once, and tried again.
 pub async fn serve(
     family: Family,
@@ -131,7 +131,7 @@ pub async fn serve(
             Ok((socket, serving)) => {
                 info!(message_id = ids::SERVING, ?family, port, is_inherited, "serving ip2gid");
                 state.send_replace(serving);
-                let error = pump(&socket, is_inherited, &batches, &counters).await;
+                let error = pump(&socket, is_inherited, &batches, &state, &counters).await;
                 debug!(?family, port, ?error, "the server socket ended");
                 return;
             }
@@ -200,11 +200,17 @@ async fn pump(
     socket: &UdpSocket,
     mut has_waited: bool,
     batches: &mpsc::Sender<Batch>,
+    state: &watch::Sender<State>,
     counters: &Counters,
 ) -> io::Result<()> {
     let mut inbox = Inbox::default();
     loop {
-        if let Err(error) = socket.receive(&mut inbox).await {
+        let received = tokio::select! {
+            biased;
+            () = state.closed() => return Ok(()),
+            received = socket.receive(&mut inbox) => received,
+        };
+        if let Err(error) = received {
             // The error is about one datagram, or about an earlier one that was sent here.
             counters.count(Counter::ReceiveFailed);
             debug!(%error, "datagram not received");

@@ -2,10 +2,13 @@
 
 //! The sockets of the ip2gid port: inherited ones, and a port that another process has.
 
+use std::collections::HashSet;
 use std::env;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, UdpSocket};
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::process::{Command, Stdio};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread;
 
 use ibarr_common::wire::ip2gid::{MsgId, Query, Reply, Version};
 use nix::sys::signal::Signal;
@@ -54,6 +57,54 @@ fn waiting_query_is_answered_by_the_next_daemon() {
         }
         assert_eq!(daemon.end(Signal::SIGTERM), Some(0));
     }
+}
+
+/// Queries of a peer without an answer yet: fewer than fit into the socket.
+const IN_FLIGHT: usize = 100;
+const RESTARTS: usize = 20;
+
+#[test]
+fn restarts_lose_no_query_that_an_inherited_socket_holds() {
+    if !in_namespace("sockets::restarts_lose_no_query_that_an_inherited_socket_holds") {
+        return;
+    }
+    let dir = TempDir::new("restarts");
+    let [address, _] = ADDRESSES;
+    let held = [any_v4(4791), any_v6(4791, true)];
+    let config = format!("[[static-gid]]\nip = \"{address}\"\ngid = \"{GID}\"\n");
+    let peer = UdpSocket::bind((address, 0)).unwrap();
+    peer.set_read_timeout(Some(PATIENCE)).unwrap();
+    let is_over = AtomicBool::new(false);
+    thread::scope(|scope| {
+        let asking = scope.spawn(|| {
+            let (mut asked, mut waiting) = (0, HashSet::new());
+            while !is_over.load(Ordering::Relaxed) || !waiting.is_empty() {
+                while waiting.len() < IN_FLIGHT && !is_over.load(Ordering::Relaxed) {
+                    asked += 1;
+                    waiting.insert(asked);
+                    let target = address.parse().unwrap();
+                    let query = Query::new(Version::V1, MsgId(asked), target).unwrap();
+                    peer.send_to(query.emit().as_ref(), (address, 4791)).unwrap();
+                }
+                let mut reply = [0; 64];
+                let len = peer
+                    .recv(&mut reply)
+                    .unwrap_or_else(|error| panic!("{waiting:?} of {asked}: {error}"));
+                let reply = Reply::parse(&reply[..len]).unwrap();
+                assert!(waiting.remove(&reply.msg_id.0), "{reply}: answered twice");
+            }
+            asked
+        });
+        for _ in 0..RESTARTS {
+            let inherited = held.each_ref().map(|socket| socket.try_clone().unwrap());
+            let mut daemon = Daemon::spawn(with_inherited(&dir, inherited), &dir, &config);
+            assert_eq!(daemon.end(Signal::SIGTERM), Some(0));
+        }
+        is_over.store(true, Ordering::Relaxed);
+        let inherited = held.each_ref().map(|socket| socket.try_clone().unwrap());
+        let _last = Daemon::spawn(with_inherited(&dir, inherited), &dir, &config);
+        assert!(asking.join().unwrap() > 1_000);
+    });
 }
 
 #[test]
