@@ -28,7 +28,7 @@ use crate::sys::local_service::{Peer, Quiet, Received, Socket};
 #[derive(Debug)]
 pub struct LocalService {
     state: State,
-    /// It was inherited, and is not opened again: its other end is not the kernel.
+    /// The socket was inherited.
     inherited: bool,
     /// Why it was closed last; logged once, however often opening fails.
     reason: Option<String>,
@@ -232,6 +232,7 @@ impl LocalService {
     }
 
     fn open(&mut self) {
+        self.inherited = false;
         match Socket::open() {
             Ok(socket) => self.opened(socket),
             Err(error) => self.close(explain(&error), RETRY),
@@ -250,18 +251,18 @@ impl LocalService {
             );
         }
         let others = (peer == Peer::Netlink && is_member).then(|| listeners::watch(socket.inode()));
-        self.inherited &= peer == Peer::StandIn;
         self.state = State::Open(socket, others);
     }
 
-    /// Tries again after `pause`, except for an inherited socket, which its opener does not open
-    /// again.
+    /// Tries again after `pause`, except for an inherited stand-in, which its opener does not open again.
     fn close(&mut self, reason: String, pause: Duration) {
         if self.reason.as_ref() != Some(&reason) {
             warn!(message_id = ids::KERNEL_DOES_NOT_ASK, cause = reason, "local service: {reason}");
             self.reason = Some(reason.clone());
         }
-        let retry_at = (!self.inherited).then(|| Instant::now() + pause);
+        let is_kernel = |socket: &Socket| socket.peer() == Peer::Netlink;
+        let was_kernel = matches!(&self.state, State::Open(socket, _) if is_kernel(socket));
+        let retry_at = (was_kernel || !self.inherited).then(|| Instant::now() + pause);
         self.state = State::Closed { reason, retry_at };
         self.unsent = None;
     }
