@@ -8,6 +8,7 @@ use std::net::{IpAddr, SocketAddr};
 use ibarr_common::IfIndex;
 use ibarr_common::ib::Gid;
 use ibarr_common::wire::Error;
+use ibarr_common::wire::ip2gid::{MsgId, Query, Version};
 use ibarr_proto::counters::Counter as _;
 use ibarr_proto::ip2gid::server::{Counter, Local, Received, Server, Transmit};
 use ibarr_proto::ip2gid::{Prefix, Prefixes};
@@ -189,4 +190,17 @@ fn unhex(text: &str) -> Vec<u8> {
         .map(|c| c.to_digit(16).expect("hexadecimal digits"))
         .collect();
     digits.chunks(2).map(|pair| u8::try_from(pair[0] * 16 + pair[1]).unwrap()).collect()
+}
+
+#[test]
+fn manual_shows_the_bytes_that_are_sent() {
+    let manual = include_str!("../../docs/man/ibarr-ip2gid.7.md");
+    let query = |id, ip: &str| Query::new(Version::V1, MsgId(id), ip.parse().unwrap()).unwrap();
+    let (found, absent) = (query(7, "10.2.0.5"), query(8, "fd00:2::5"));
+    let gid = "fe80::2:c903:0:201".parse().unwrap();
+    let replies = [found.reply(Some(gid)), absent.reply(None)].map(|reply| reply.emit());
+    for datagram in [found.emit(), absent.emit()].into_iter().chain(replies) {
+        let line = format!("\n    {datagram:?}\n");
+        assert!(manual.contains(&line), "{line}");
+    }
 }

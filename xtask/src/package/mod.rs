@@ -63,8 +63,11 @@ const FILES: &[(&str, &str, u32)] = &[
 ];
 
 /// Man pages: Markdown, and name and section of the page.
-const PAGES: &[(&str, &str, u8)] =
-    &[("docs/man/ibarr.8.md", "ibarr", 8), ("docs/man/ibarr.toml.5.md", "ibarr.toml", 5)];
+const PAGES: &[(&str, &str, u8)] = &[
+    ("docs/man/ibarr.8.md", "ibarr", 8),
+    ("docs/man/ibarr.toml.5.md", "ibarr.toml", 5),
+    ("docs/man/ibarr-ip2gid.7.md", "ibarr-ip2gid", 7),
+];
 
 const COMPLETIONS: &[(&str, &str)] = &[
     ("bash", "usr/share/bash-completion/completions/ibarr"),
