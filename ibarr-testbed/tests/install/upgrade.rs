@@ -11,6 +11,7 @@ use std::time::Duration;
 
 use ibarr_common::wire::ip2gid::{MsgId, PORT, Query, Reply, Version};
 use ibarr_user::sys::mmsg;
+use nix::sys::socket::{setsockopt, sockopt};
 
 use crate::node::{ADDRESS, GID, Node};
 
@@ -24,6 +25,8 @@ const AROUND: Duration = Duration::from_millis(300);
 /// Returns how many queries have none.
 fn lost_meanwhile(node: &Node, events: &[&str]) -> usize {
     let peer = node.peer();
+    // Room for the replies to all queries that have waited for a daemon.
+    setsockopt(peer, sockopt::RcvBufForce, &(16 << 20)).unwrap();
     let is_over = AtomicBool::new(false);
     let (asked, answers) = thread::scope(|scope| {
         let asking = scope.spawn(|| {
