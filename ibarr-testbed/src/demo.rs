@@ -5,6 +5,7 @@
 
 mod asked;
 mod kernel;
+mod line;
 mod path;
 mod subnet;
 

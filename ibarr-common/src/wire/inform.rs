@@ -31,7 +31,7 @@ use zerocopy::network_endian::{U16, U32};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
 use super::mad::{AttributeId, Error, Mad, Method, Status, Tid};
-use super::sa::{HeaderWire, header, parse};
+use super::sa_header::{HeaderWire, header, parse};
 use super::smp::NoticeWire;
 use crate::ib::{Gid, Lid};
 

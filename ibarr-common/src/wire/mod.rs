@@ -18,6 +18,7 @@ pub mod path_record;
 pub mod perf;
 pub mod rmpp;
 pub mod sa;
+pub mod sa_header;
 pub mod smp;
 pub mod umad;
 

@@ -15,14 +15,13 @@
 
 use core::fmt;
 
-use zerocopy::network_endian::{U16, U64};
-use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
+use zerocopy::{FromBytes, IntoBytes};
 
 use super::class_port_info::{ClassPortInfo, ClassPortInfoWire};
 use super::inform::InformInfo;
-use super::mad::{self, AttributeId, Class, Error, Header, Mad, Method, Status, Tid};
+use super::mad::{self, AttributeId, Error, Mad, Method, Status, Tid};
 use super::path_record::{Fields, PathRecordWire, REVERSIBLE};
-use super::rmpp::RmppWire;
+use super::sa_header::{HeaderWire, header, parse};
 use crate::ib::{Gid, PKey, PathRecord, QosClass, ServiceId};
 
 /// A question to the SA.
@@ -311,64 +310,6 @@ impl fmt::Display for Refusal {
     }
 }
 
-/// Layout of the first 56 bytes of a MAD of this class.
-#[derive(Clone, Copy, Debug, FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned)]
-#[repr(C)]
-pub struct HeaderWire {
-    /// See [`mad`].
-    pub mad: mad::HeaderWire,
-    /// See [`super::rmpp`].
-    pub rmpp: RmppWire,
-    /// SM_Key: proof that the sender is trusted.
-    pub sm_key: U64,
-    /// Size of an attribute in an answer, in units of 8 bytes.
-    pub attribute_offset: U16,
-    /// 0 when sent, ignored when read.
-    pub reserved: [u8; 2],
-    /// Bits of the fields that are valid in the attribute.
-    pub component_mask: U64,
-}
-
-impl HeaderWire {
-    pub(super) fn new(header: Header, attribute_offset: u16, component_mask: u64) -> Self {
-        Self {
-            mad: header.wire(),
-            rmpp: RmppWire::default(),
-            sm_key: 0.into(),
-            attribute_offset: attribute_offset.into(),
-            reserved: [0; 2],
-            component_mask: component_mask.into(),
-        }
-    }
-}
-
-pub(super) fn header(method: Method, status: Status, tid: Tid, attribute: AttributeId) -> Header {
-    Header {
-        class: Class::SUBNET_ADM,
-        class_version: CLASS_VERSION,
-        method,
-        status,
-        class_specific: 0,
-        tid,
-        attribute,
-        modifier: 0,
-    }
-}
-
-pub(super) fn parse(mad: &[u8]) -> Result<(Header, HeaderWire, &[u8]), Error> {
-    let (header, _) = Header::parse(mad)?;
-    if header.class != Class::SUBNET_ADM {
-        return Err(Error::Class);
-    }
-    if header.class_version != CLASS_VERSION {
-        return Err(Error::ClassVersion);
-    }
-    let (wire, rest) = HeaderWire::read_from_prefix(mad).map_err(|_| Error::Truncated)?;
-    Ok((header, wire, rest))
-}
-
-const CLASS_VERSION: u8 = 2;
-
 // Bits of the components of a path record.
 const SERVICE_ID: u64 = 0b11;
 const DGID: u64 = 1 << 2;
@@ -383,9 +324,5 @@ const QOS_CLASS: u64 = 1 << 14;
 const SL_BITS: u32 = 4;
 
 const _: () = {
-    use core::mem::offset_of;
-    assert!(size_of::<HeaderWire>() == 56);
-    assert!(offset_of!(HeaderWire, sm_key) == 36);
-    assert!(offset_of!(HeaderWire, component_mask) == 48);
     assert!(size_of::<HeaderWire>() + size_of::<ClassPortInfoWire>() <= mad::LEN);
 };

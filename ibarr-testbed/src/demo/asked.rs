@@ -8,16 +8,17 @@ use std::net::IpAddr;
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail, ensure};
+use ibarr_common::IfIndex;
 use ibarr_common::wire::ls::{ResolveIp, Seq};
-use ibarr_common::{IfIndex, Instant};
 use ibarr_user::sys::clock;
 use nix::net::if_::if_nametoindex;
 
+use super::line::{Line, print};
 use super::path;
-use super::subnet::{self, Ports};
+use super::subnet::Ports;
 use crate::interrupt::Interrupt;
 use crate::lab::{Lab, Node, netns};
-use crate::standin::{Config, Event, IpOutcome, Said, StandIn, Wake};
+use crate::standin::{Config, Event, IpOutcome, StandIn, Wake};
 
 /// Makes the kernel of `asker` ask for the addresses of `owner`, then for the path there, and shows the
 /// messages of both sides. Afterwards the daemon runs as before, except that it has the ports.
@@ -85,48 +86,6 @@ fn outcome(
             other => bail!("the kernel was not told which GID has {target}: {other:?}"),
         }
     }
-}
-
-/// A message that is shown.
-pub(super) struct Line {
-    pub(super) at: Instant,
-    way: &'static str,
-    text: String,
-    bytes: Vec<u8>,
-}
-
-impl From<&Said> for Line {
-    fn from(said: &Said) -> Self {
-        let way = if said.by_kernel { "kernel → ibarr" } else { "ibarr → kernel" };
-        Self { at: said.at, way, text: said.to_string(), bytes: said.bytes.clone() }
-    }
-}
-
-impl From<&subnet::Said> for Line {
-    /// Leaves out the zeros at the end of the MAD, which have no meaning.
-    fn from(said: &subnet::Said) -> Self {
-        let way = if said.by_port { "ibarr → SA" } else { "SA → ibarr" };
-        let words = said.mad.chunks(4);
-        let zeros = words.rev().take_while(|word| word.iter().all(|&byte| byte == 0)).count();
-        let bytes = said.mad.get(..said.mad.len() - 4 * zeros).unwrap_or_default();
-        let text = format!("{said} (MAD, {} bytes of zeros not shown)", 4 * zeros);
-        Self { at: said.at, way, text, bytes: bytes.to_vec() }
-    }
-}
-
-/// Prints the lines, and returns the time of the first.
-pub(super) fn print(lines: &[Line], out: &mut impl Write) -> Result<Instant> {
-    let start = lines.first().map(|first| first.at).unwrap_or_default();
-    writeln!(out, "  {:>6}  {:<21}message", "ms", "way")?;
-    for Line { at, way, text, bytes } in lines {
-        let ms = at.since(start).as_secs_f64() * 1e3;
-        writeln!(out, "  {ms:>6.2}  {way:<21}{text}")?;
-        let words: Vec<_> = bytes.chunks(4).map(super::hex).collect();
-        for line in words.chunks(10) {
-            writeln!(out, "  {:>6}  {:<21}{}", "", "", line.join(" "))?;
-        }
-    }
-    Ok(start)
 }
 
 /// The time-out that most programs give `rdma_resolve_addr`.

@@ -14,7 +14,7 @@ use ibarr_common::ib::{
 use ibarr_common::wire::ls::{Answer, Path, PathFlags, PathUse, ResolvePath, Seq, messages};
 use ibarr_common::wire::path_record::{Fields, PathRecordWire};
 
-use super::asked::{Line, print};
+use super::line::{Line, print};
 use super::subnet::{ASKER, Connected, HOP_LIMIT, OWNER, Ports, ROUTER, Said};
 use crate::interrupt::Interrupt;
 use crate::lab::Node;

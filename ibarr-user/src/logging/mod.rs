@@ -6,6 +6,7 @@
 pub mod ids;
 mod journal;
 mod level;
+mod record;
 mod writer;
 
 use std::backtrace::{Backtrace, BacktraceStatus};

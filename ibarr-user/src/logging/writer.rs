@@ -18,7 +18,7 @@ use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use tracing::Level;
 use tracing_subscriber::fmt::MakeWriter;
 
-use super::journal::{self, Record};
+use super::record::{self, Record};
 
 /// Bytes in the queue: the log of some minutes, or of a burst.
 const ROOM: usize = 256 << 10;
@@ -42,7 +42,7 @@ impl Form {
     fn count(self, bytes: &[u8]) -> u64 {
         match self {
             Self::Lines => bytes.iter().map(|&byte| u64::from(byte == b'\n')).sum(),
-            Self::Records => journal::count(bytes),
+            Self::Records => record::count(bytes),
         }
     }
 }

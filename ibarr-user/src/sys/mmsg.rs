@@ -18,8 +18,6 @@ use libc::{c_int, iovec, mmsghdr};
 use zerocopy::network_endian::U16;
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
-use super::udp::{Received, Source};
-
 /// The most datagrams that one call moves.
 pub const MAX: usize = 64;
 
@@ -28,6 +26,40 @@ pub const MAX: usize = 64;
 pub struct Inbox<const LEN: usize> {
     slots: Box<[Slot<LEN>]>,
     received: usize,
+}
+
+/// Origin and destination of a received datagram.
+#[derive(Clone, Copy, Debug)]
+pub struct Received {
+    /// Address and port of the sender.
+    pub from: SocketAddr,
+    /// Destination address.
+    pub to: IpAddr,
+    /// Index of the interface that received it.
+    pub ifindex: IfIndex,
+    /// Whether this host seems to have sent the datagram to itself. Reliable only at a socket of
+    /// [`bind_server`](super::udp::UdpSocket::bind_server).
+    pub is_local: bool,
+    /// Length in bytes; more than the buffer if it was truncated.
+    pub len: usize,
+}
+
+impl Received {
+    pub(super) fn new(from: SocketAddr, to: IpAddr, ifindex: IfIndex, len: usize) -> Self {
+        // The loopback interface has the lowest index (`LOOPBACK_IFINDEX` of include/net/flow.h).
+        // For IPv6, and for a sender that chose an interface, the kernel reports another interface.
+        let is_local = ifindex == IfIndex::MIN || from.ip() == to;
+        Self { from, to, ifindex, is_local, len }
+    }
+}
+
+/// Source address and interface of a datagram to send; the kernel chooses where a field is `None`.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Source {
+    /// Source address.
+    pub address: Option<IpAddr>,
+    /// Index of the interface that it leaves by.
+    pub egress: Option<IfIndex>,
 }
 
 /// A datagram to send.

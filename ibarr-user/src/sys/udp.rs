@@ -19,42 +19,10 @@ use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
 
 use super::fd;
+pub use super::mmsg::{Received, Source};
+
 use super::mmsg::{self, Inbox, Outgoing};
 use super::{udp_errors, udp_options};
-
-/// Origin and destination of a received datagram.
-#[derive(Clone, Copy, Debug)]
-pub struct Received {
-    /// Address and port of the sender.
-    pub from: SocketAddr,
-    /// Destination address.
-    pub to: IpAddr,
-    /// Index of the interface that received it.
-    pub ifindex: IfIndex,
-    /// Whether this host seems to have sent the datagram to itself. Reliable only at a socket of
-    /// [`bind_server`](UdpSocket::bind_server).
-    pub is_local: bool,
-    /// Length in bytes; more than the buffer if it was truncated.
-    pub len: usize,
-}
-
-impl Received {
-    pub(super) fn new(from: SocketAddr, to: IpAddr, ifindex: IfIndex, len: usize) -> Self {
-        // The loopback interface has the lowest index (`LOOPBACK_IFINDEX` of include/net/flow.h).
-        // For IPv6, and for a sender that chose an interface, the kernel reports another interface.
-        let is_local = ifindex == IfIndex::MIN || from.ip() == to;
-        Self { from, to, ifindex, is_local, len }
-    }
-}
-
-/// Source address and interface of a datagram to send; the kernel chooses where a field is `None`.
-#[derive(Clone, Copy, Debug, Default)]
-pub struct Source {
-    /// Source address.
-    pub address: Option<IpAddr>,
-    /// Index of the interface that it leaves by.
-    pub egress: Option<IfIndex>,
-}
 
 /// A non-blocking UDP socket of one family, driven by the runtime. An IPv6 socket receives no IPv4.
 #[derive(Debug)]

@@ -9,13 +9,12 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 use std::ops::Bound;
-use std::time::Duration;
 
 use ibarr_common::Instant;
 use ibarr_common::ib::Gid;
 
 use super::super::Question;
-use super::table::{Entry, Table};
+use super::table::{Cached, Entry, Limits, Table};
 use crate::hash::Seeded;
 
 /// Answers by question. If the cache is full, it drops the entry that expires first.
@@ -32,22 +31,6 @@ pub(super) struct Cache {
     /// There were more changes than `untold` can hold.
     all_untold: bool,
     limits: Limits,
-}
-
-#[derive(Clone, Copy, Debug)]
-pub(super) struct Limits {
-    pub(super) entries: usize,
-    /// How long before its expiry an entry is refreshed.
-    pub(super) refresh_ahead: Duration,
-}
-
-/// A remembered answer.
-#[derive(Clone, Copy, Debug, Eq, PartialEq)]
-pub struct Cached {
-    /// The GID, or `None` for a negative answer.
-    pub gid: Option<Gid>,
-    /// The answer is not used from this time on.
-    pub expires_at: Instant,
 }
 
 /// A change of the cache, for a mirror: applied in order, the changes give the positive answers of

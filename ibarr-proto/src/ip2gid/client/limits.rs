@@ -2,7 +2,7 @@
 
 //! The bounds of each table, derived from the configuration.
 
-use super::{Config, cache, flights, hops};
+use super::{Config, flights, hops, table};
 
 pub(super) fn flight_limits(config: &Config) -> flights::Limits {
     let settings = config.settings();
@@ -13,9 +13,9 @@ pub(super) fn flight_limits(config: &Config) -> flights::Limits {
     }
 }
 
-pub(super) fn cache_limits(config: &Config) -> cache::Limits {
+pub(super) fn cache_limits(config: &Config) -> table::Limits {
     let settings = config.settings();
-    cache::Limits {
+    table::Limits {
         entries: settings.max_cached.get(),
         refresh_ahead: settings.cache_ttl / REFRESH_AHEAD,
     }

@@ -54,10 +54,11 @@ use crate::hash::Seeded;
 use crate::retry::random;
 use crate::timer::Timers;
 
-pub use cache::{Cached, Learned};
+pub use cache::Learned;
 pub use config::{Config, ConfigError, Settings, SourceCheck};
 pub use memory::Place;
 pub use sockets::SocketId;
+pub use table::Cached;
 pub use types::{Counter, Event, Input, Outcome, RequestId, Route, SocketEvent, Source, Transmit};
 
 /// Resolves IP addresses to GIDs by asking their owners.

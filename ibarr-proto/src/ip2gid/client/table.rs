@@ -4,13 +4,29 @@
 
 use std::collections::HashMap;
 use std::net::IpAddr;
+use std::time::Duration;
 
 use ibarr_common::ib::Gid;
 use ibarr_common::{IfIndex, Instant};
 
 use super::super::Question;
-use super::cache::{Cached, Limits};
 use crate::hash::Seeded;
+
+/// A remembered answer.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub struct Cached {
+    /// The GID, or `None` for a negative answer.
+    pub gid: Option<Gid>,
+    /// The answer is not used from this time on.
+    pub expires_at: Instant,
+}
+
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Limits {
+    pub(super) entries: usize,
+    /// How long before its expiry an entry is refreshed.
+    pub(super) refresh_ahead: Duration,
+}
 
 /// Entries by question; each family has a table with keys of its own size.
 #[derive(Debug)]

@@ -6,6 +6,7 @@
 
 mod inform;
 mod interfaces;
+mod lids;
 mod moved;
 mod paths;
 mod subnet;

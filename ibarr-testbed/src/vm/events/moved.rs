@@ -11,7 +11,7 @@ use anyhow::{Context as _, Result, bail, ensure};
 use ibarr_user::control::messages::Request;
 use serde_json::Value;
 
-use super::subnet::{give, has};
+use super::lids::{give, has};
 use super::{HERE, NEAR, NEIGHBOUR, Scene};
 use crate::report::Report;
 use crate::rig::{self, Caller, INTERFACES, Ibarr, N, Place, Rig, eventually, rping};

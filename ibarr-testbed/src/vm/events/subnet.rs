@@ -9,12 +9,11 @@ use std::time::Instant;
 use anyhow::{Context as _, Result, ensure};
 use ibarr_common::ib::Gid;
 
+use super::lids::{give, has};
 use super::{FAR, HERE, NEAR, NEIGHBOUR, Scene, THERE, asked, moved};
 use crate::report::Report;
-use crate::rig::{self, B, Caller, Interface, Place, Rig, eventually, rping};
+use crate::rig::{self, B, Caller, Place, Rig, eventually, rping};
 
-/// The file in which OpenSM keeps the LIDs that it has given.
-const LIDS: &str = "/var/cache/opensm/guid2lid";
 const CONFIG: &str = "/etc/rig/opensm.conf";
 
 /// A site-local prefix (IBA volume 1, 4.1.1).
@@ -77,30 +76,6 @@ fn own_lid(scene: &mut Scene) -> Result<()> {
             ensure!(path.slid.get() == lid, "this port has LID {lid}, but the path is {path:?}");
             ensure!(path.dlid.get() == NEIGHBOUR.lid()?, "{path:?}");
         }
-        Ok(())
-    })
-}
-
-/// Makes the next OpenSM give a port another LID.
-pub(super) fn give(interface: Interface, lid: u16) -> Result<u16> {
-    let guid = format!("0x{:016x}", interface.gid()?.guid().get());
-    let table = fs::read_to_string(LIDS).context(LIDS)?;
-    let line = |line: &str| {
-        if line.starts_with(&guid) {
-            format!("{guid} 0x{lid:04x} 0x{lid:04x}\n")
-        } else {
-            format!("{line}\n")
-        }
-    };
-    ensure!(table.contains(&guid), "no {guid} in {table}");
-    fs::write(LIDS, table.lines().map(line).collect::<String>()).context(LIDS)?;
-    Ok(lid)
-}
-
-pub(super) fn has(interface: Interface, lid: u16) -> Result<()> {
-    eventually(|| {
-        let has = interface.lid()?;
-        ensure!(has == lid, "{} has LID {has}, not {lid}", interface.name);
         Ok(())
     })
 }
