@@ -14,6 +14,7 @@ pub mod node;
 pub mod paths;
 pub mod request;
 pub mod resolver;
+pub mod responder;
 pub mod retry;
 pub mod sa;
 pub mod shares;

@@ -20,11 +20,11 @@ use aya::programs::{
 };
 use ibarr_common::IfIndex;
 use ibarr_proto::local_view::Served;
+use ibarr_proto::responder::Hook;
 use nix::net::if_::{if_indextoname, if_nametoindex};
 use thiserror::Error;
 use tracing::debug;
 
-use super::kernel::Hook;
 use super::pins::{self, Pins};
 use super::tc::Filter;
 use super::{netlink, tc, xdp};
@@ -152,14 +152,23 @@ pub(super) fn attach_clsact(
     attached
 }
 
-pub(super) fn detach(pins: &Pins, ifindex: IfIndex, hook: Hook) -> Result<(), super::Error> {
+/// A program or qdisc cannot be removed.
+#[derive(Debug, Error)]
+#[error("interface {ifindex}, {hook}: cannot be detached")]
+pub struct NotDetached {
+    ifindex: IfIndex,
+    hook: Hook,
+    source: Error,
+}
+
+pub(super) fn detach(pins: &Pins, ifindex: IfIndex, hook: Hook) -> Result<(), NotDetached> {
     let detached = match hook {
         Hook::Clsact => detach_filter(pins, ifindex),
         Hook::Tcx | Hook::XdpNative | Hook::XdpGeneric => {
             pins.remove_hook(ifindex, hook).map_err(Error::from)
         }
     };
-    detached.map_err(|source| super::Error::Detach { ifindex, hook, source })
+    detached.map_err(|source| NotDetached { ifindex, hook, source })
 }
 
 /// Whether one of the programs `ours` (by id) is still attached. If this cannot be read, assume
@@ -188,9 +197,9 @@ pub(super) fn is_attached(pins: &Pins, ifindex: IfIndex, hook: Hook, ours: &BTre
 /// This is not done when the kind of program changes: while the kernel adds or removes a qdisc, it
 /// stops the queues of the interface and drops all outgoing packets (`qdisc_graft` in
 /// net/sched/sch_api.c).
-pub(super) fn detach_qdisc(pins: &Pins, ifindex: IfIndex) -> Result<(), super::Error> {
+pub(super) fn detach_qdisc(pins: &Pins, ifindex: IfIndex) -> Result<(), NotDetached> {
     let hook = Hook::Clsact;
-    remove_qdisc(pins, ifindex).map_err(|source| super::Error::Detach { ifindex, hook, source })
+    remove_qdisc(pins, ifindex).map_err(|source| NotDetached { ifindex, hook, source })
 }
 
 /// Replaces the program of the pinned link by ours. `false` if there is no link, or its interface

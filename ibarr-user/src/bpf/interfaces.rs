@@ -9,7 +9,7 @@ use aya::maps::{Array, HashMap, Map, MapData, MapError};
 use ibarr_common::IfIndex;
 use ibarr_common::map::{self, Interface};
 
-use super::maps::{Error, absent, open};
+use super::map::{Error, absent, open};
 use super::plain::MapValue;
 
 pub(super) struct Interfaces {

@@ -15,7 +15,7 @@ use ibarr_common::{IfIndex, Instant};
 use ibarr_proto::ip2gid::Question;
 use ibarr_proto::ip2gid::client::{Cached, Learned};
 
-use super::maps::{Error, absent};
+use super::map::{Error, absent};
 use super::plain::MapValue;
 
 /// An element of the map, not validated.

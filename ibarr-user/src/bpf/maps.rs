@@ -3,17 +3,16 @@
 use std::path::Path;
 
 use aya::maps::lpm_trie::Key;
-use aya::maps::{Array, HashMap, LpmTrie, Map, MapData, MapError, PerCpuArray};
+use aya::maps::{Array, HashMap, LpmTrie, Map, MapData, PerCpuArray};
 use ibarr_common::IfIndex;
 use ibarr_common::map::{
     self, Allow, AllowPrefix, Counters, GidEntry, GidKey, Interface, Neighbour, NeighbourKey,
     Program, Reason, ResponderCfg, Route, RoutePrefix,
 };
-use thiserror::Error;
+use ibarr_proto::responder::{self, AllowKey, Fault, Held, MapUpdate, RouteKey};
 
 use super::interfaces::Interfaces;
-use super::kernel::{AllowKey, Held, Kernel, MapUpdate, RouteKey};
-use super::learned::Element;
+use super::map::{Error, absent, open};
 use super::own::Own;
 use super::plain::MapValue;
 
@@ -29,15 +28,13 @@ pub(super) struct Maps {
     counters: PerCpuArray<MapData, MapValue<Counters>>,
 }
 
-/// The contents of all maps.
+/// The contents of the maps that programs read.
 #[derive(Clone, Debug)]
 pub struct Contents {
     /// Addresses of this node, in their order.
     pub entries: Vec<GidEntry>,
     /// Interfaces, by index.
     pub interfaces: Vec<(IfIndex, Interface)>,
-    /// Answers of peers, in the order of their questions.
-    pub learned: Vec<Element>,
     /// Prefixes that interfaces lead to: length in bits, key and value.
     pub routes: Vec<(u32, RoutePrefix, Route)>,
     /// Next hops, for programs that need to know them, in their order.
@@ -49,45 +46,12 @@ pub struct Contents {
     pub is_here: bool,
 }
 
-/// A map cannot be opened, read or written.
-#[derive(Debug, Error)]
-#[error("map {name}{}", self.remedy())]
-pub struct Error {
-    pub(super) name: &'static str,
-    pub(super) source: MapError,
-}
-
-impl Error {
-    /// The remedy if the map is full, else empty.
-    fn remedy(&self) -> String {
-        let MapError::SyscallError(error) = &self.source else { return String::new() };
-        // The errors of a full hash and of a full trie (kernel/bpf/hashtab.c, lpm_trie.c).
-        if !matches!(error.io_error.raw_os_error(), Some(libc::E2BIG | libc::ENOSPC)) {
-            return String::new();
-        }
-        let (what, remedy) = match self.name {
-            map::ALLOW => {
-                let prefixes = map::max_entries::ALLOW;
-                (format!("{prefixes} prefixes"), "write fewer and wider ones in `allow`")
-            }
-            map::INTERFACES | map::FAR_INTERFACES => {
-                // No interface has the index 0.
-                let near = map::max_entries::INTERFACES - 1;
-                let interfaces = near + map::max_entries::FAR_INTERFACES;
-                (format!("{interfaces} interfaces"), "name those that count in `interfaces`")
-            }
-            _ => return " is full".to_owned(),
-        };
-        format!(" is full, and holds no more than {what}: {remedy}, or write responder = \"user\"")
-    }
-}
-
-impl Kernel for Maps {
-    fn update(&mut self, update: &MapUpdate) -> Result<(), super::Error> {
+impl responder::Maps for Maps {
+    fn update(&mut self, update: &MapUpdate) -> Result<(), Fault> {
         Ok(self.write(update)?)
     }
 
-    fn held(&self) -> Result<Held, super::Error> {
+    fn held(&self) -> Result<Held, Fault> {
         Ok(self.keys()?)
     }
 }
@@ -209,7 +173,6 @@ impl Maps {
                 .map(|element| element.map(|(key, neighbour)| (key.0, neighbour.0)))
                 .collect::<Result<_, _>>()
                 .map_err(|source| Error { name: map::NEIGHBOURS, source })?,
-            learned: Vec::new(),
             cfg: self.cfg()?,
             is_here,
         };
@@ -232,51 +195,5 @@ impl Maps {
             counts.extend(Reason::ALL.map(|reason| (program, reason, sum.of(reason))));
         }
         Ok(counts)
-    }
-}
-
-/// Opens the pinned map in `dir`.
-pub(super) fn open<M: TryFrom<Map, Error = MapError>>(
-    dir: &Path,
-    name: &'static str,
-    kind: impl FnOnce(MapData) -> Map,
-) -> Result<M, Error> {
-    MapData::from_pin(dir.join(name))
-        .and_then(|data| M::try_from(kind(data)))
-        .map_err(|source| Error { name, source })
-}
-
-pub(super) fn absent(removed: Result<(), MapError>) -> Result<(), MapError> {
-    match removed {
-        Err(MapError::KeyNotFound) => Ok(()),
-        Err(MapError::SyscallError(error))
-            if error.io_error.kind() == std::io::ErrorKind::NotFound =>
-        {
-            Ok(())
-        }
-        removed => removed,
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use std::io;
-
-    use aya::sys::SyscallError;
-
-    use super::*;
-
-    #[test]
-    fn full_map_error_names_its_size_and_remedy() {
-        let full = |name, errno| {
-            let io_error = io::Error::from_raw_os_error(errno);
-            let source = SyscallError { call: "bpf_map_update_elem", io_error }.into();
-            Error { name, source }.to_string()
-        };
-        let interfaces = full(map::FAR_INTERFACES, libc::E2BIG);
-        assert!(interfaces.contains("no more than 1279 interfaces: name those"), "{interfaces}");
-        let allow = full(map::ALLOW, libc::ENOSPC);
-        assert!(allow.contains("no more than 4096 prefixes: write fewer"), "{allow}");
-        assert_eq!(full(map::ALLOW, libc::EPERM), "map allow");
     }
 }

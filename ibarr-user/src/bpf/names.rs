@@ -3,9 +3,9 @@
 //! The names in the directory of [pins](super::pins), and which ones are ours.
 
 use ibarr_common::{IfIndex, map};
+use ibarr_proto::responder::Hook;
 
 use super::directory::Kind;
-use super::kernel::Hook;
 
 /// The mark of our directory. bpftool, libbpf and systemd use no such name.
 pub(super) const MARK: &str = "ibarr-pins";

@@ -25,6 +25,7 @@ use std::os::unix::fs::{DirBuilderExt, MetadataExt};
 use std::path::{Path, PathBuf};
 
 use ibarr_common::{IfIndex, map};
+use ibarr_proto::responder::Hook;
 use nix::mount::{MsFlags, mount};
 use nix::sys::stat::{major, minor};
 use nix::sys::statfs::{BPF_FS_MAGIC, statfs};
@@ -33,7 +34,6 @@ use thiserror::Error;
 use tracing::{debug, info};
 
 use super::directory::{Directory, Kind};
-use super::kernel::Hook;
 use super::names::{self, LINKS, MARK, OurLink, Top};
 use crate::sys::bpf::detach_pinned_link;
 

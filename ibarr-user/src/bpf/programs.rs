@@ -11,10 +11,11 @@ use aya::programs::{Program, ProgramError, SchedClassifier, SocketFilter, Xdp};
 use aya::{Ebpf, EbpfLoader};
 use ibarr_common::map;
 use ibarr_proto::local_view::{LinkHeader, Served};
+use ibarr_proto::responder::Hook;
 
-use super::kernel::Hook;
+use super::error::Error;
+use super::hooks;
 use super::pins::Pins;
-use super::{Error, hooks};
 
 /// The object, loaded once for each link header; the instances share the pinned maps.
 #[derive(Debug)]

@@ -13,18 +13,19 @@ use std::{fs, io, thread};
 use ibarr_common::IfIndex;
 use ibarr_common::map;
 use ibarr_proto::local_view::Served;
+use ibarr_proto::responder::{Attacher, Done, Fault, Hook, Work};
 use nix::net::if_::if_indextoname;
 use nix::sys::resource::{RLIM_INFINITY, Resource, setrlimit};
 use tokio::sync::mpsc;
 use tracing::{debug, info};
 
-use super::kernel::{Attacher, Hook};
+use super::error::Error;
 use super::learned::{Element, Mirror};
-use super::maps::{self, Maps};
+use super::left::detach;
+use super::maps::Maps;
 use super::pins::{self, Pins};
 use super::programs::Programs;
-use super::work::{Done, Work};
-use super::{Error, Progress, detach, hooks};
+use super::{hooks, map as pinned};
 use crate::sys::udp_options::refuse_from_itself;
 
 /// Paths.
@@ -54,7 +55,9 @@ pub(super) enum Order {
     Read,
 }
 
-/// A message of the thread.
+/// A message of the thread, for [`Responder::handle_progress`](super::Responder::handle_progress).
+pub struct Progress(pub(super) Told);
+
 pub(super) enum Told {
     /// The maps are open: from now on the engine writes them, even while programs are verified.
     Maps(Box<Maps>, Box<Inherited>),
@@ -62,7 +65,7 @@ pub(super) enum Told {
     Closed(Result<(), Error>),
     Arranged(Done),
     Guarded(Result<(), Error>),
-    Read(Result<Vec<Element>, maps::Error>),
+    Read(Result<Vec<Element>, pinned::Error>),
 }
 
 /// How long programs continue to answer without the daemon.
@@ -127,7 +130,7 @@ fn carry_out(
         }
         Order::Arrange(work) => Told::Arranged(match workbench {
             Some(workbench) => work.run(workbench),
-            None => Done { interfaces: Vec::new(), settled: Ok(()) },
+            None => Done::nothing(),
         }),
         Order::Guard(socket) => Told::Guarded(if let Some(workbench) = workbench {
             workbench.programs.guard(socket.as_fd())
@@ -194,26 +197,8 @@ impl Workbench {
             }),
         }
     }
-}
-
-impl Attacher for Workbench {
-    fn attached(&self) -> Result<BTreeSet<(IfIndex, Hook)>, Error> {
-        Ok(self.pins.hooks()?)
-    }
-
-    fn is_attached(&self, ifindex: IfIndex, hook: Hook) -> bool {
-        hooks::is_attached(&self.pins, ifindex, hook, self.programs.ids())
-    }
-
-    fn attach(&mut self, interface: &Served, hook: Hook) -> Result<(), Error> {
-        self.programs.attach(&self.pins, interface, hook)
-    }
-
-    fn detach(&mut self, ifindex: IfIndex, hook: Hook) -> Result<(), Error> {
-        hooks::detach(&self.pins, ifindex, hook)
-    }
-
-    fn settle(&mut self) -> Result<(), Error> {
+    /// Removes the qdiscs of interfaces that are gone, and the maps of other versions.
+    fn remove_old(&mut self) -> Result<(), Error> {
         for ifindex in self.pins.qdiscs()? {
             if if_indextoname(ifindex.get()).is_err() {
                 hooks::detach_qdisc(&self.pins, ifindex)?;
@@ -226,6 +211,28 @@ impl Attacher for Workbench {
             }
         }
         Ok(())
+    }
+}
+
+impl Attacher for Workbench {
+    fn attached(&self) -> Result<BTreeSet<(IfIndex, Hook)>, Fault> {
+        Ok(self.pins.hooks().map_err(Error::from)?)
+    }
+
+    fn is_attached(&self, ifindex: IfIndex, hook: Hook) -> bool {
+        hooks::is_attached(&self.pins, ifindex, hook, self.programs.ids())
+    }
+
+    fn attach(&mut self, interface: &Served, hook: Hook) -> Result<(), Fault> {
+        Ok(self.programs.attach(&self.pins, interface, hook)?)
+    }
+
+    fn detach(&mut self, ifindex: IfIndex, hook: Hook) -> Result<(), Fault> {
+        Ok(hooks::detach(&self.pins, ifindex, hook).map_err(Error::from)?)
+    }
+
+    fn settle(&mut self) -> Result<(), Fault> {
+        Ok(self.remove_old()?)
     }
 }
 

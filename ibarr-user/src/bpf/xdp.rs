@@ -6,6 +6,7 @@ use std::io::{self, Cursor};
 
 use ibarr_common::IfIndex;
 use ibarr_proto::local_view::Served;
+use ibarr_proto::responder::Hook;
 use neli::FromBytesWithInput;
 use neli::consts::nl::NlmF;
 use neli::consts::rtnl::{Ifla, IflaInfo, RtAddrFamily, Rtm};
@@ -13,7 +14,6 @@ use neli::rtnl::{Ifinfomsg, IfinfomsgBuilder, RtattrBuilder};
 use neli::types::{Buffer, RtBuffer};
 use thiserror::Error;
 
-use super::kernel::Hook;
 use super::netlink::{self, SEQ, ask};
 use crate::sys::ethtool;
 use crate::transport::rtnetlink::message::{self, ALL_SET, Malformed, attribute, nested};

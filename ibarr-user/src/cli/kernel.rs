@@ -21,8 +21,8 @@ use crate::sys::clock;
 
 /// Prints the contents of the programs' maps.
 pub(super) fn show(dir: &Path, json: bool) -> Exit {
-    let contents = match bpf::read(dir) {
-        Ok(Some(contents)) => contents,
+    let left = match bpf::read(dir) {
+        Ok(Some(left)) => left,
         Ok(None) => {
             let message = format!(
                 "{}: no maps here; ibarr status says why the programs are not loaded",
@@ -32,7 +32,7 @@ pub(super) fn show(dir: &Path, json: bool) -> Exit {
         }
         Err(error) => return ask::fail(failure(&error), json),
     };
-    let body = Body::Kernel { kernel: document(&contents) };
+    let body = Body::Kernel { kernel: document(&left) };
     if json {
         print::json(&body.into());
     } else {
@@ -66,11 +66,12 @@ pub(super) fn detach(dir: &Path, json: bool) -> Exit {
     Exit::Ok
 }
 
-fn document(contents: &bpf::Contents) -> KernelMaps {
+fn document(left: &bpf::Left) -> KernelMaps {
     const ALL_IPV4: u32 = Interface::ANSWER_IPV4;
     const ALL_IPV6: u32 = Interface::ANSWER_IPV6;
     const ROUTED_IPV4: u32 = Interface::ROUTED_IPV4;
     const ROUTED_IPV6: u32 = Interface::ROUTED_IPV6;
+    let contents = &left.maps;
     let lease_end = Instant::from_nanos(contents.cfg.lease_end);
     KernelMaps {
         lease_ends_in_ms: lease_end.since(clock::now()).into(),
@@ -122,7 +123,7 @@ fn document(contents: &bpf::Contents) -> KernelMaps {
                 ),
             })
             .collect(),
-        learned: learned(contents),
+        learned: learned(&left.learned),
         entries: contents
             .entries
             .iter()
@@ -142,10 +143,9 @@ fn document(contents: &bpf::Contents) -> KernelMaps {
 }
 
 /// Without expired answers, which the next daemon would not use.
-fn learned(contents: &bpf::Contents) -> Vec<KernelLearned> {
+fn learned(elements: &[bpf::Element]) -> Vec<KernelLearned> {
     let now = clock::now();
-    let mut learned: Vec<_> = contents
-        .learned
+    let mut learned: Vec<_> = elements
         .iter()
         .filter_map(|element| {
             let (question, cached) = element.parse()?;

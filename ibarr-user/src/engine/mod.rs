@@ -501,7 +501,7 @@ impl Io<Input> for Engine {
             Output::View(request) => self.watch.ask(request),
             Output::Changed(event) => {
                 report::log(&event);
-                self.responder.handle_event(&event);
+                self.responder.handle_fact(&event);
             }
             Output::Resolver(Event::Answered { id, outcome }) => {
                 self.asks.answered(now, id, outcome);

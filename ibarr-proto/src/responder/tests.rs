@@ -4,21 +4,18 @@
 //! case stands alone.
 
 use std::collections::BTreeSet;
-use std::io;
 
 use ibarr_common::ib::Gid;
 use ibarr_common::map::{Origin, Route, address};
-use ibarr_proto::ip2gid::Prefix;
-use ibarr_proto::local_view::neighbours::{self as raw, Entry};
-use ibarr_proto::local_view::routing::{self, Way};
-use ibarr_proto::local_view::{
+
+use super::*;
+use crate::ip2gid::Prefix;
+use crate::local_view::neighbours::{self as raw, Entry};
+use crate::local_view::routing::{self, Way};
+use crate::local_view::{
     Bonding, Config, Dad, HwAddr, Input, InterfaceAddress, InterfaceFilter, InterfaceName, Link,
     LinkType, StaticGid, StaticGids,
 };
-
-use super::super::kernel::{AllowKey, Attacher, Held, RouteKey};
-use super::super::pins;
-use super::*;
 
 const T0: Instant = Instant::from_nanos(1_000_000_000_000);
 const LEASE: Duration = Duration::from_mins(1);
@@ -295,7 +292,7 @@ fn wish_that_changed_meanwhile_is_carried_out_again() {
     };
     let is_configured = |story: &mut Story| {
         let settings = Settings { mode: Mode::Clsact, ..Settings::default() };
-        story.responder.reconfigure(renewed, settings, Prefixes::EVERYONE);
+        story.responder.reconfigure(renewed, settings, Prefixes::EVERYONE, &mut story.kernel);
     };
     let gives_up = |story: &mut Story| {
         story.kernel().fail_all = true;
@@ -433,12 +430,12 @@ fn neighbours_are_wanted_only_where_xdp_answers() {
 /// A kernel that records all calls, and refuses when told to.
 #[derive(Default)]
 struct Fake {
-    addresses: BTreeMap<[u8; 20], GidEntry>,
+    addresses: BTreeMap<([u8; 16], u32), GidEntry>,
     interfaces: BTreeSet<IfIndex>,
     switches: u32,
     allow: Vec<AllowKey>,
     routes: Vec<(RouteKey, Route)>,
-    neighbours: BTreeMap<[u8; 20], (NeighbourKey, Neighbour)>,
+    neighbours: BTreeMap<([u8; 16], u32), (NeighbourKey, Neighbour)>,
     cfg: ResponderCfg,
     attached: BTreeSet<(IfIndex, Hook)>,
     is_settled: bool,
@@ -453,12 +450,12 @@ impl Fake {
         let key = GidKey::new(address.parse().unwrap(), index(1));
         let gid = gid.map(|gid| gid.parse().unwrap());
         let entry = GidEntry::new(key, gid, IfIndex::new(1), Origin::Local);
-        self.addresses.insert(zerocopy::transmute!(key), entry);
+        self.addresses.insert((key.address, key.scope), entry);
     }
 }
 
-impl Kernel for Fake {
-    fn update(&mut self, update: &MapUpdate) -> Result<(), Error> {
+impl Maps for Fake {
+    fn update(&mut self, update: &MapUpdate) -> Result<(), Fault> {
         let told = match update {
             MapUpdate::Address(entry) => match gid(entry) {
                 Some(gid) => format!("+{}={gid}", entry.key.ip()),
@@ -483,11 +480,10 @@ impl Kernel for Fake {
         self.log.push(told);
         match *update {
             MapUpdate::Address(entry) => {
-                self.addresses.insert(zerocopy::transmute!(entry.key), entry);
+                self.addresses.insert((entry.key.address, entry.key.scope), entry);
             }
             MapUpdate::NoAddress(key) => {
-                let key: [u8; 20] = zerocopy::transmute!(key);
-                self.addresses.remove(&key);
+                self.addresses.remove(&(key.address, key.scope));
             }
             MapUpdate::Interface(ifindex, interface) => {
                 self.interfaces.insert(ifindex);
@@ -504,18 +500,17 @@ impl Kernel for Fake {
             }
             MapUpdate::NoRoute(key) => self.routes.retain(|(held, _)| *held != key),
             MapUpdate::Neighbour(key, there) => {
-                self.neighbours.insert(zerocopy::transmute!(key), (key, there));
+                self.neighbours.insert((key.address, key.ifindex), (key, there));
             }
             MapUpdate::NoNeighbour(key) => {
-                let key: [u8; 20] = zerocopy::transmute!(key);
-                self.neighbours.remove(&key);
+                self.neighbours.remove(&(key.address, key.ifindex));
             }
             MapUpdate::Cfg(cfg) => self.cfg = cfg,
         }
         Ok(())
     }
 
-    fn held(&self) -> Result<Held, Error> {
+    fn held(&self) -> Result<Held, Fault> {
         Ok(Held {
             addresses: self.addresses.values().map(|entry| entry.key).collect(),
             interfaces: self.interfaces.iter().copied().collect(),
@@ -528,7 +523,7 @@ impl Kernel for Fake {
 }
 
 impl Attacher for Fake {
-    fn attached(&self) -> Result<BTreeSet<(IfIndex, Hook)>, Error> {
+    fn attached(&self) -> Result<BTreeSet<(IfIndex, Hook)>, Fault> {
         Ok(self.attached.clone())
     }
 
@@ -536,38 +531,38 @@ impl Attacher for Fake {
         self.attached.contains(&(ifindex, hook))
     }
 
-    fn attach(&mut self, interface: &Served, hook: Hook) -> Result<(), Error> {
+    fn attach(&mut self, interface: &Served, hook: Hook) -> Result<(), Fault> {
         if self.refuse.contains(&hook) {
-            let source = super::super::hooks::Error::Moved;
-            return Err(Error::Attach { interface: interface.name, hook, source });
+            return Err(Fault(format!("{}, {hook}: refused", interface.name)));
         }
         self.log.push(format!("attach {} {hook}", interface.ifindex));
         self.attached.insert((interface.ifindex, hook));
         Ok(())
     }
 
-    fn detach(&mut self, ifindex: IfIndex, hook: Hook) -> Result<(), Error> {
+    fn detach(&mut self, ifindex: IfIndex, hook: Hook) -> Result<(), Fault> {
         self.log.push(format!("detach {ifindex} {hook}"));
         self.attached.remove(&(ifindex, hook));
         Ok(())
     }
 
-    fn settle(&mut self) -> Result<(), Error> {
+    fn settle(&mut self) -> Result<(), Fault> {
         self.log.push("settle".to_owned());
         self.is_settled = true;
         Ok(())
     }
 }
 
-fn refusal() -> Error {
-    pins::Error::Io("/sys/fs/bpf".into(), io::Error::from_raw_os_error(libc::ENOMEM)).into()
+fn refusal() -> Fault {
+    Fault("no memory".to_owned())
 }
 
 /// A view, a responder and a kernel.
 struct Story {
     view: LocalView,
     config: Config,
-    responder: Responder<Fake>,
+    responder: Responder,
+    kernel: Fake,
     links: BTreeSet<u32>,
     addresses: Vec<InterfaceAddress>,
     /// Routes of the next dump.
@@ -594,9 +589,11 @@ impl Story {
             ..Config::default()
         };
         let view = LocalView::new(config.clone());
-        let responder = Responder::new(Fake::default(), settings, Prefixes::EVERYONE);
+        let responder = Responder::new(settings, Prefixes::EVERYONE);
+        let kernel = Fake::default();
         let (links, addresses) = (BTreeSet::new(), Vec::new());
-        Self { view, config, responder, links, addresses, routes: vec![route("0.0.0.0/0", 1)] }
+        let routes = vec![route("0.0.0.0/0", 1)];
+        Self { view, config, responder, kernel, links, addresses, routes }
     }
 
     /// A story with eth1 and its address 10.1.0.1, and the first lease.
@@ -680,9 +677,9 @@ impl Story {
     /// One turn of the engine while the thread is busy.
     fn turn_while_busy(&mut self, now: Instant) {
         while let Some(event) = self.view.poll_event() {
-            self.responder.handle_event(&event);
+            self.responder.handle_fact(&event, &mut self.kernel);
         }
-        self.responder.handle_timeout(now, &self.view);
+        self.responder.handle_timeout(now, &self.view, &mut self.kernel);
     }
 
     fn work(&mut self, now: Instant, work: Work) {
@@ -693,12 +690,12 @@ impl Story {
     fn reconfigure(&mut self, settings: Settings, allow: Prefixes) {
         let neighbours = settings.wants_neighbours();
         self.view.reconfigure(Config { neighbours, ..self.config.clone() });
-        self.responder.reconfigure(T0, settings, allow);
+        self.responder.reconfigure(T0, settings, allow, &mut self.kernel);
         self.turn(T0);
     }
 
     fn kernel(&mut self) -> &mut Fake {
-        self.responder.kernel_mut()
+        &mut self.kernel
     }
 
     /// The contents of the map of addresses.

@@ -1,27 +1,32 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 
+//! The rules of the BPF responder: when programs may answer, what their maps hold, and on which
+//! interfaces they are attached. The driver carries out the changes.
+
+mod allow;
+mod maps;
+mod routes;
 #[cfg(test)]
 mod tests;
+mod work;
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::time::Duration;
 
 use ibarr_common::map::{GidEntry, GidKey, Interface, Neighbour, NeighbourKey, ResponderCfg};
 use ibarr_common::{IfIndex, Instant};
-use ibarr_proto::counters::Counters;
-use ibarr_proto::ip2gid::Prefixes;
-use ibarr_proto::local_view::neighbours;
-use ibarr_proto::local_view::routing::WayBack;
-use ibarr_proto::local_view::{
-    Event, InterfaceName, LinkHeader, LocalView, Owned, Pattern, Served,
-};
-use tracing::{debug, info, warn};
 
-use super::kernel::{Hook, Kernel, MapUpdate};
-use super::work::{Done, Now, Outcome, Wanted, Wish, Work};
-use super::{Error, allow, routes};
-use crate::causes::chain;
-use crate::logging::ids;
+pub use self::maps::{AllowKey, Fault, Held, MapUpdate, Maps, RouteKey};
+pub use self::work::{Attacher, Done, Hook, Work};
+
+use self::work::{Now, Outcome, Wanted, Wish};
+use crate::counters::Counters;
+use crate::ip2gid::Prefixes;
+use crate::local_view::neighbours;
+use crate::local_view::routing::WayBack;
+use crate::local_view::{
+    Event as Fact, InterfaceName, LinkHeader, LocalView, Owned, Pattern, Served,
+};
 
 /// The administrator's settings.
 #[derive(Clone, Debug, Eq, PartialEq)]
@@ -42,14 +47,14 @@ impl Default for Settings {
 
 impl Settings {
     /// Whether programs are to answer on any interface.
-    pub(crate) fn want_kernel(&self) -> bool {
+    pub fn want_kernel(&self) -> bool {
         let mut modes = self.on.iter().map(|(_, mode)| mode);
         self.mode != Mode::User || modes.any(|mode| *mode != Mode::User)
     }
 
     /// On which interfaces the view has to know neighbours: where XDP answers. The program needs
     /// them only on IPoIB, and the view follows no others.
-    pub(crate) fn wants_neighbours(&self) -> neighbours::Wanted {
+    pub fn wants_neighbours(&self) -> neighbours::Wanted {
         let is_xdp = |mode: Mode| mode.hooks(LinkHeader::Ipoib).contains(&Hook::XdpGeneric);
         neighbours::Wanted {
             on: self.on.iter().map(|(pattern, mode)| (pattern.clone(), is_xdp(*mode))).collect(),
@@ -94,7 +99,7 @@ impl Mode {
     }
 }
 
-ibarr_proto::counters! {
+crate::counters! {
     /// Counters of the BPF responder.
     pub enum Counter {
         /// Programs that were attached, or replaced older ones.
@@ -125,10 +130,10 @@ ibarr_proto::counters! {
 /// all maps are equal to the view, and is revoked as soon as a map cannot be written. It is counted
 /// from the last dump of this node's addresses, not from the end of the daemon.
 ///
-/// It writes maps itself. It hands out changes of programs as [`Work`], one at a time; another
-/// thread executes each, and later changes go into the next.
-pub(super) struct Responder<K> {
-    kernel: K,
+/// It writes the [`Maps`] that each call gets. It hands out changes of programs as [`Work`], one at a
+/// time; another thread executes each, and later changes go into the next.
+#[derive(Debug)]
+pub struct Responder {
     settings: Settings,
     allow: Prefixes,
     interfaces: BTreeMap<IfIndex, Slot>,
@@ -141,11 +146,31 @@ pub(super) struct Responder<K> {
     looked_after: Option<Instant>,
     /// The lease cannot be revoked, so the programs have to be detached.
     gives_up: bool,
-    fault: Option<String>,
+    fault: Option<Fault>,
     /// `None` until the view knows this node.
     due: Option<Instant>,
     lease_end: Instant,
     counters: Counters<Counter>,
+    events: VecDeque<Event>,
+}
+
+/// What an administrator may want to know.
+#[derive(Clone, Debug, Eq, PartialEq)]
+pub enum Event {
+    /// No program answers: the maps may be wrong.
+    Revoked(Fault),
+    /// The lease cannot be revoked either, so all programs will be detached.
+    Detaches(Fault),
+    /// The lease is not renewed, because the last dump of this node's addresses is too old.
+    Withheld,
+    /// The program of the interface is not attached any more: another process has removed it.
+    Lost(InterfaceName),
+    /// A program answers on the interface.
+    Attached(InterfaceName, Hook),
+    /// No program can be attached to the interface, for this reason.
+    NotAttached(InterfaceName, String),
+    /// Old programs or maps cannot be removed.
+    NotSettled(Fault),
 }
 
 /// An interface that is served.
@@ -178,7 +203,7 @@ pub enum State {
 }
 
 /// The reason given where no program is wanted.
-pub(super) const BY_DECISION: &str = "responder = \"user\"";
+pub const BY_DECISION: &str = "responder = \"user\"";
 
 /// How long to wait before a failure is tried again.
 const RETRY: Duration = Duration::from_secs(1);
@@ -187,10 +212,10 @@ const RETRY: Duration = Duration::from_secs(1);
 /// seconds.
 const TRUST: Duration = Duration::from_secs(15);
 
-impl<K: Kernel> Responder<K> {
-    pub(super) fn new(kernel: K, settings: Settings, allow: Prefixes) -> Self {
+impl Responder {
+    /// Trusts no map until all of them were compared with the view.
+    pub fn new(settings: Settings, allow: Prefixes) -> Self {
         Self {
-            kernel,
             settings,
             allow,
             interfaces: BTreeMap::new(),
@@ -203,39 +228,42 @@ impl<K: Kernel> Responder<K> {
             due: None,
             lease_end: Instant::BOOT,
             counters: Counters::default(),
+            events: VecDeque::new(),
         }
     }
 
-    /// Handles an event of the view. The maps are up to date when this returns.
-    pub(super) fn handle_event(&mut self, event: &Event) {
-        match event {
-            Event::Added(owned) | Event::Changed(owned) => {
-                self.update(&MapUpdate::Address(entry(owned)));
-            }
-            Event::Removed(owned) => self.update(&MapUpdate::NoAddress(entry(owned).key)),
-            Event::Served(served) => {
+    /// Handles a change of the view. The maps are up to date when this returns.
+    pub fn handle_fact(&mut self, fact: &Fact, maps: &mut impl Maps) {
+        let update = match fact {
+            Fact::Added(owned) | Fact::Changed(owned) => MapUpdate::Address(entry(owned)),
+            Fact::Removed(owned) => MapUpdate::NoAddress(entry(owned).key),
+            Fact::Served(served) => {
                 self.serve(served);
-                self.update(&MapUpdate::Interface(served.ifindex, interface(served)));
                 self.need = Need::All;
+                MapUpdate::Interface(served.ifindex, interface(served))
             }
-            Event::NotServed(ifindex) => {
+            Fact::NotServed(ifindex) => {
                 self.interfaces.remove(ifindex);
-                self.update(&MapUpdate::NoInterface(*ifindex));
                 self.need = Need::All;
+                MapUpdate::NoInterface(*ifindex)
             }
-            Event::Route(route) => self.update(&routes::update(*route)),
-            Event::NoRoute(ifindex, prefix) => {
-                self.update(&MapUpdate::NoRoute(routes::key(*ifindex, *prefix)));
+            Fact::Route(route) => routes::update(*route),
+            Fact::NoRoute(ifindex, prefix) => MapUpdate::NoRoute(routes::key(*ifindex, *prefix)),
+            Fact::Neighbour(neighbour) => next_hop(neighbour),
+            Fact::NoNeighbour(ifindex, address) => {
+                MapUpdate::NoNeighbour(NeighbourKey::new(*address, *ifindex))
             }
-            Event::Neighbour(neighbour) => self.update(&next_hop(neighbour)),
-            Event::NoNeighbour(ifindex, address) => {
-                self.update(&MapUpdate::NoNeighbour(NeighbourKey::new(*address, *ifindex)));
-            }
+        };
+        // Otherwise all maps will be filled from the view.
+        if (self.consistent || self.due.is_none())
+            && let Err(fault) = maps.update(&update)
+        {
+            self.fail(fault, maps);
         }
     }
 
     /// Call it when all events of the view were handled. Early calls do nothing.
-    pub(super) fn handle_timeout(&mut self, now: Instant, view: &LocalView) {
+    pub fn handle_timeout(&mut self, now: Instant, view: &LocalView, maps: &mut impl Maps) {
         let Some(confirmed_at) = view.confirmed_at() else { return };
         // Check every few seconds, and after link events: a link can be detached, and an interface
         // can be replaced under the same index before we hear of its removal.
@@ -246,16 +274,16 @@ impl<K: Kernel> Responder<K> {
             return;
         }
         if !self.consistent {
-            match self.fill(view) {
+            match self.fill(view, maps) {
                 Ok(()) => {
                     self.consistent = true;
                     self.gives_up = false;
                     self.fault = None;
                 }
-                Err(error) => self.fail(&error),
+                Err(fault) => self.fail(fault, maps),
             }
         }
-        if !self.consistent || !self.renew(now, confirmed_at) {
+        if !self.consistent || !self.renew(now, confirmed_at, maps) {
             self.due = Some(now + RETRY);
             return;
         }
@@ -265,7 +293,7 @@ impl<K: Kernel> Responder<K> {
 
     /// The next change of programs, if there is one. Its [`Done`] must be
     /// [reported](Self::handle_done) before the next call.
-    pub(super) fn poll_work(&mut self) -> Option<Work> {
+    pub fn poll_work(&mut self) -> Option<Work> {
         if !self.wants_work() {
             return None;
         }
@@ -293,39 +321,52 @@ impl<K: Kernel> Responder<K> {
     }
 
     /// Whether [`poll_work`](Self::poll_work) has work.
-    pub(super) fn wants_work(&self) -> bool {
+    pub fn wants_work(&self) -> bool {
         // A program without a lease answers nothing, and may replace one that does.
         let is_leased = self.consistent && self.lease_end > Instant::BOOT;
         self.gives_up || self.need > Need::Nothing && is_leased
     }
 
     /// Takes the outcome of the last work.
-    pub(super) fn handle_done(&mut self, now: Instant, done: Done) {
+    pub fn handle_done(&mut self, now: Instant, done: Done) {
         for (ifindex, wish, outcome) in done.interfaces {
             match self.interfaces.get_mut(&ifindex) {
-                Some(slot) if slot.wish == wish => note(slot, outcome, &mut self.counters),
+                Some(slot) if slot.wish == wish => {
+                    note(slot, outcome, &mut self.counters, &mut self.events);
+                }
                 // The wish has changed meanwhile, so there is new work.
                 _ => {}
             }
         }
-        if let Err(error) = done.settled {
-            warn!("{}", chain(&error));
+        if let Err(fault) = done.settled {
+            self.events.push_back(Event::NotSettled(fault));
             self.due = self.due.map(|due| due.min(now + RETRY));
         }
     }
 
     /// When to call [`handle_timeout`](Self::handle_timeout) next, besides after every event.
-    pub(super) fn poll_timeout(&self) -> Option<Instant> {
+    pub fn poll_timeout(&self) -> Option<Instant> {
         self.due
     }
 
+    /// The next event. Take all of them after each call.
+    pub fn poll_event(&mut self) -> Option<Event> {
+        self.events.pop_front()
+    }
+
     /// Takes new settings of the administrator.
-    pub(super) fn reconfigure(&mut self, now: Instant, settings: Settings, allow: Prefixes) {
+    pub fn reconfigure(
+        &mut self,
+        now: Instant,
+        settings: Settings,
+        allow: Prefixes,
+        maps: &mut impl Maps,
+    ) {
         self.allow = allow;
         if self.consistent
-            && let Err(error) = self.change_allow()
+            && let Err(fault) = self.change_allow(maps)
         {
-            self.fail(&error);
+            self.fail(fault, maps);
         }
         if (settings.mode, &settings.on) != (self.settings.mode, &self.settings.on) {
             self.want_all_anew();
@@ -336,94 +377,74 @@ impl<K: Kernel> Responder<K> {
         }
     }
 
-    pub(super) fn into_kernel(self) -> K {
-        self.kernel
-    }
-
-    pub(super) fn kernel(&self) -> &K {
-        &self.kernel
-    }
-
-    #[cfg(test)]
-    fn kernel_mut(&mut self) -> &mut K {
-        &mut self.kernel
-    }
-
     /// The state of an interface that is served.
-    pub(super) fn state(&self, ifindex: IfIndex) -> Option<&State> {
+    pub fn state(&self, ifindex: IfIndex) -> Option<&State> {
         self.interfaces.get(&ifindex).map(|slot| &slot.state)
     }
 
     /// Why the programs answer nothing at all.
-    pub(super) fn fault(&self) -> Option<&str> {
-        self.fault.as_deref()
+    pub fn fault(&self) -> Option<&str> {
+        self.fault.as_ref().map(|fault| fault.0.as_str())
     }
 
-    pub(super) fn lease_end(&self) -> Instant {
+    /// When the programs stop answering, unless the lease is renewed.
+    pub fn lease_end(&self) -> Instant {
         self.lease_end
     }
 
-    pub(super) fn counters(&self) -> &Counters<Counter> {
+    /// Counters since the start.
+    pub fn counters(&self) -> &Counters<Counter> {
         &self.counters
     }
 
-    fn update(&mut self, update: &MapUpdate) {
-        // Otherwise all maps will be filled from the view.
-        if (self.consistent || self.due.is_none())
-            && let Err(error) = self.kernel.update(update)
-        {
-            self.fail(&error);
-        }
-    }
-
     /// Makes the maps equal to the view; stale elements are removed first.
-    fn fill(&mut self, view: &LocalView) -> Result<(), Error> {
+    fn fill(&mut self, view: &LocalView, maps: &mut impl Maps) -> Result<(), Fault> {
         for served in view.served() {
             self.serve(served);
         }
-        let held = self.kernel.held()?;
+        let held = maps.held()?;
         let entries: HashMap<GidKey, GidEntry> =
             view.owned().map(|owned| entry(&owned)).map(|entry| (entry.key, entry)).collect();
         for key in held.addresses.iter().filter(|key| !entries.contains_key(key)) {
-            self.kernel.update(&MapUpdate::NoAddress(*key))?;
+            maps.update(&MapUpdate::NoAddress(*key))?;
         }
         for ifindex in held.interfaces.iter().filter(|index| !self.interfaces.contains_key(index)) {
-            self.kernel.update(&MapUpdate::NoInterface(*ifindex))?;
+            maps.update(&MapUpdate::NoInterface(*ifindex))?;
         }
         for entry in entries.into_values() {
-            self.kernel.update(&MapUpdate::Address(entry))?;
+            maps.update(&MapUpdate::Address(entry))?;
         }
         for update in routes::change(&held, view.routes_back()) {
-            self.kernel.update(&update)?;
+            maps.update(&update)?;
         }
         let neighbours: HashMap<_, _> = view
             .neighbours()
             .map(|there| (NeighbourKey::new(there.address, there.ifindex), next_hop(&there)))
             .collect();
         for key in held.neighbours.iter().filter(|key| !neighbours.contains_key(key)) {
-            self.kernel.update(&MapUpdate::NoNeighbour(*key))?;
+            maps.update(&MapUpdate::NoNeighbour(*key))?;
         }
         for update in neighbours.values() {
-            self.kernel.update(update)?;
+            maps.update(update)?;
         }
         for (ifindex, slot) in &self.interfaces {
-            self.kernel.update(&MapUpdate::Interface(*ifindex, interface(&slot.served)))?;
+            maps.update(&MapUpdate::Interface(*ifindex, interface(&slot.served)))?;
         }
-        self.change_allow()
+        self.change_allow(maps)
     }
 
-    fn change_allow(&mut self) -> Result<(), Error> {
-        let held = self.kernel.held()?;
-        allow::change(&held, &self.allow).iter().try_for_each(|update| self.kernel.update(update))
+    fn change_allow(&self, maps: &mut impl Maps) -> Result<(), Fault> {
+        let held = maps.held()?;
+        allow::change(&held, &self.allow).iter().try_for_each(|update| maps.update(update))
     }
 
     /// `false` if the lease stays as it is.
-    fn renew(&mut self, now: Instant, confirmed_at: Instant) -> bool {
+    fn renew(&mut self, now: Instant, confirmed_at: Instant, maps: &mut impl Maps) -> bool {
         let lease = self.settings.lease;
         let end = (now + lease).min(confirmed_at + lease.max(TRUST));
         if end <= now {
             self.counters.count(Counter::LeaseWithheld);
-            debug!("no lease: the last dump of addresses is too old");
+            self.events.push_back(Event::Withheld);
             return false;
         }
         let restrict = self.allow.iter().next().is_some();
@@ -432,8 +453,8 @@ impl<K: Kernel> Responder<K> {
             switches: if restrict { ResponderCfg::RESTRICT } else { 0 },
             reserved: 0,
         };
-        if let Err(error) = self.kernel.update(&MapUpdate::Cfg(cfg)) {
-            self.fail(&error);
+        if let Err(fault) = maps.update(&MapUpdate::Cfg(cfg)) {
+            self.fail(fault, maps);
             return false;
         }
         self.counters.count(Counter::LeaseRenewals);
@@ -443,26 +464,21 @@ impl<K: Kernel> Responder<K> {
     }
 
     /// Revokes the lease: the maps may be wrong.
-    fn fail(&mut self, error: &Error) {
+    fn fail(&mut self, fault: Fault, maps: &mut impl Maps) {
         self.counters.count(Counter::Faults);
-        let fault = chain(error);
         if self.fault.as_ref() != Some(&fault) {
-            warn!(
-                message_id = ids::USER_ANSWERS,
-                cause = fault,
-                "the daemon answers peers in user space: {fault}"
-            );
+            self.events.push_back(Event::Revoked(fault.clone()));
         }
         self.fault = Some(fault);
         self.consistent = false;
         // At the end of this turn, if the view is known.
         self.due = self.due.map(|_| Instant::BOOT);
         self.lease_end = Instant::BOOT;
-        let Err(error) = self.kernel.update(&MapUpdate::Cfg(ResponderCfg::default())) else {
+        let Err(fault) = maps.update(&MapUpdate::Cfg(ResponderCfg::default())) else {
             return;
         };
         // The programs cannot be told to stop, so they must be detached.
-        warn!("detaching all: {}", chain(&error));
+        self.events.push_back(Event::Detaches(fault));
         self.gives_up = true;
         self.want_all_anew();
     }
@@ -490,40 +506,29 @@ impl<K: Kernel> Responder<K> {
 }
 
 /// Notes the outcome for one interface.
-fn note(slot: &mut Slot, outcome: Outcome, counters: &mut Counters<Counter>) {
+fn note(
+    slot: &mut Slot,
+    outcome: Outcome,
+    counters: &mut Counters<Counter>,
+    events: &mut VecDeque<Event>,
+) {
     let interface = slot.served.name;
     if outcome.lost {
-        warn!(
-            message_id = ids::PROGRAM_REMOVED,
-            %interface,
-            "the program is not attached any more: another process has removed it"
-        );
         counters.count(Counter::Lost);
+        events.push_back(Event::Lost(interface));
     }
     match outcome.now {
         Now::Kept => {}
         Now::Attached(hook) => {
             counters.count(Counter::Attached);
-            info!(
-                message_id = ids::KERNEL_ANSWERS,
-                %interface,
-                %hook,
-                "peers are answered in the kernel"
-            );
+            events.push_back(Event::Attached(interface, hook));
             slot.state = State::Attached(hook);
         }
         Now::Failed(reason) => {
-            let failed = State::Failed(reason);
-            if slot.state != failed
-                && let State::Failed(reason) = &failed
-            {
+            let failed = State::Failed(reason.clone());
+            if slot.state != failed {
                 counters.count(Counter::NotAttached);
-                warn!(
-                    message_id = ids::USER_ANSWERS,
-                    cause = reason,
-                    %interface,
-                    "the daemon answers peers in user space: {reason}"
-                );
+                events.push_back(Event::NotAttached(interface, reason));
             }
             slot.state = failed;
         }

@@ -3,17 +3,81 @@
 //! The wanted attachments of all interfaces, and the steps that bring them about.
 
 use std::collections::BTreeSet;
+use std::fmt;
 
 use ibarr_common::IfIndex;
-use ibarr_proto::local_view::Served;
 
-use super::Error;
-use super::kernel::{Attacher, Hook};
-use crate::causes::chain;
+use super::Fault;
+use crate::local_view::Served;
+
+/// Loads and attaches programs. Every call may take long: the verifier is slow, and attaching takes
+/// a lock that every change of the network takes.
+pub trait Attacher {
+    /// What this process or an earlier one has attached.
+    ///
+    /// # Errors
+    /// If it cannot be read.
+    fn attached(&self) -> Result<BTreeSet<(IfIndex, Hook)>, Fault>;
+
+    /// Whether our program is still attached.
+    fn is_attached(&self, ifindex: IfIndex, hook: Hook) -> bool;
+
+    /// Attaches our program, or replaces an older one without a gap.
+    ///
+    /// # Errors
+    /// If the kernel refuses it.
+    fn attach(&mut self, interface: &Served, hook: Hook) -> Result<(), Fault>;
+
+    /// Detaches our program, if it is attached.
+    ///
+    /// # Errors
+    /// If the kernel refuses it.
+    fn detach(&mut self, ifindex: IfIndex, hook: Hook) -> Result<(), Fault>;
+
+    /// Removes what remains of other layouts; only our programs are attached.
+    ///
+    /// # Errors
+    /// If something cannot be removed.
+    fn settle(&mut self) -> Result<(), Fault>;
+}
+
+/// Where a program is attached to an interface.
+#[derive(Clone, Copy, Debug, Eq, Ord, PartialEq, PartialOrd)]
+pub enum Hook {
+    /// tc ingress by a link (Linux 6.6).
+    Tcx,
+    /// tc ingress by a filter of the clsact qdisc.
+    Clsact,
+    /// XDP in the driver.
+    XdpNative,
+    /// XDP in the stack.
+    XdpGeneric,
+}
+
+impl Hook {
+    /// All hooks.
+    pub const ALL: [Self; 4] = [Self::Tcx, Self::Clsact, Self::XdpNative, Self::XdpGeneric];
+
+    /// The name in `ibarr status`.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Tcx => "tcx",
+            Self::Clsact => "clsact",
+            Self::XdpNative => "xdp-native",
+            Self::XdpGeneric => "xdp-generic",
+        }
+    }
+}
+
+impl fmt::Display for Hook {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
+    }
+}
 
 /// The interfaces that need a program. All other attachments of ours are removed.
 #[derive(Clone, Debug, Default)]
-pub(super) struct Work {
+pub struct Work {
     pub(super) wanted: Vec<Wanted>,
 }
 
@@ -34,11 +98,11 @@ pub(super) struct Wanted {
 pub(super) struct Wish(pub(super) u64);
 
 /// The outcome of a [`Work`].
-#[derive(Debug)]
-pub(super) struct Done {
+#[derive(Clone, Debug)]
+pub struct Done {
     pub(super) interfaces: Vec<(IfIndex, Wish, Outcome)>,
     /// Whether all other attachments and layouts were removed.
-    pub(super) settled: Result<(), Error>,
+    pub(super) settled: Result<(), Fault>,
 }
 
 /// The outcome for one interface.
@@ -60,9 +124,16 @@ pub(super) enum Now {
     Failed(String),
 }
 
+impl Done {
+    /// Nothing was changed.
+    pub fn nothing() -> Self {
+        Self { interfaces: Vec::new(), settled: Ok(()) }
+    }
+}
+
 impl Work {
     /// New programs are attached before old ones are detached, and old layouts are removed last.
-    pub(super) fn run(self, attacher: &mut impl Attacher) -> Done {
+    pub fn run(self, attacher: &mut impl Attacher) -> Done {
         let mut interfaces = Vec::new();
         let mut keep = BTreeSet::new();
         for wanted in self.wanted {
@@ -93,14 +164,14 @@ impl Wanted {
         for &hook in self.hooks {
             match attacher.attach(&self.served, hook) {
                 Ok(()) => return Outcome { lost, now: Now::Attached(hook) },
-                Err(error) => reasons.push(chain(&error)),
+                Err(error) => reasons.push(error.0),
             }
         }
         Outcome { lost, now: Now::Failed(reasons.join("; ")) }
     }
 }
 
-fn settle(attacher: &mut impl Attacher, keep: &BTreeSet<(IfIndex, Hook)>) -> Result<(), Error> {
+fn settle(attacher: &mut impl Attacher, keep: &BTreeSet<(IfIndex, Hook)>) -> Result<(), Fault> {
     for &(ifindex, hook) in attacher.attached()?.difference(keep) {
         attacher.detach(ifindex, hook)?;
     }

@@ -3,9 +3,9 @@
 use std::collections::HashSet;
 
 use ibarr_common::map::{AllowPrefix, ResponderCfg};
-use ibarr_proto::ip2gid::Prefixes;
 
-use super::kernel::{AllowKey, Held, MapUpdate};
+use super::maps::{AllowKey, Held, MapUpdate};
+use crate::ip2gid::Prefixes;
 
 /// The updates, in order, that change the map from `held` to `wanted`.
 ///
@@ -50,10 +50,10 @@ pub(super) fn change(held: &Held, wanted: &Prefixes) -> Vec<MapUpdate> {
 mod tests {
     use std::net::IpAddr;
 
-    use ibarr_proto::ip2gid::Prefix;
     use proptest::prelude::*;
 
     use super::*;
+    use crate::ip2gid::Prefix;
 
     /// Whether the programs allow `source`.
     fn allows(held: &Held, source: IpAddr) -> bool {

@@ -4,10 +4,10 @@ use std::collections::HashMap;
 
 use ibarr_common::IfIndex;
 use ibarr_common::map::{Route, RoutePrefix};
-use ibarr_proto::ip2gid::Prefix;
-use ibarr_proto::local_view::routing::{RouteBack, Via};
 
-use super::kernel::{Held, MapUpdate, RouteKey};
+use super::maps::{Held, MapUpdate, RouteKey};
+use crate::ip2gid::Prefix;
+use crate::local_view::routing::{RouteBack, Via};
 
 /// The map element of a route.
 pub(super) fn update(route: RouteBack) -> MapUpdate {
