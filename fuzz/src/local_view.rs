@@ -11,7 +11,7 @@ use ibarr_proto::local_view::neighbours::{Entry, Neighbour, State, Wanted};
 use ibarr_proto::local_view::routing::{Route, RouteBack, Rule, Selects, Via, Way, WayBack};
 use ibarr_proto::local_view::{
     Bonding, Config, Dad, Event, HwAddr, Input, InterfaceAddress, InterfaceFilter, InterfaceName,
-    Limits, Link, LinkHeader, LinkType, LocalView, Owned, Served, StaticGid, StaticGids,
+    Limits, Link, LinkHeader, LinkType, LocalView, Owned, Served, StaticGid, StaticGids, Subject,
 };
 
 use crate::script::Script;
@@ -60,7 +60,7 @@ fn run(script: &[u8]) -> Vec<String> {
             12 | 13 => view.handle_input(now, Input::ListedRoute(script.route())),
             14 => view.handle_input(now, Input::ListedRule(script.rule())),
             15 => view.handle_input(now, Input::RoutesDone),
-            16 => match script.byte() % 8 {
+            16 => match script.byte() % 9 {
                 0 => view.handle_input(now, Input::RoutesTooMany),
                 1 | 2 => view.handle_input(now, Input::Neighbour(script.neighbour())),
                 3 => {
@@ -70,6 +70,7 @@ fn run(script: &[u8]) -> Vec<String> {
                 4 => view.handle_input(now, Input::NeighboursStarted),
                 5 => view.handle_input(now, Input::ListedNeighbour(script.neighbour())),
                 6 => view.handle_input(now, Input::NeighboursDone),
+                7 => view.handle_input(now, Input::DumpFailed(script.subject())),
                 _ => view.handle_input(now, Input::RoutesChanged),
             },
             _ => {
@@ -184,6 +185,14 @@ fn index(number: u8) -> IfIndex {
 }
 
 impl Script<'_> {
+    pub(crate) fn subject(&mut self) -> Subject {
+        match self.byte() % 3 {
+            0 => Subject::Node,
+            1 => Subject::Routes,
+            _ => Subject::Neighbours,
+        }
+    }
+
     fn ifindex(&mut self) -> IfIndex {
         index(1 + self.byte() % INTERFACES)
     }

@@ -150,7 +150,10 @@ impl World {
                 let nudged = script.choose(&[Nudged::Done, Nudged::Failed, Nudged::Postponed]);
                 self.cues.extend(nudged.map(Cue::Nudged));
             }
-            9 => self.cues.push_back(Cue::View(local_view::Input::RoutesChanged)),
+            9 => self.cues.push_back(Cue::View(match script.byte() % 4 {
+                0 => local_view::Input::RoutesChanged,
+                _ => local_view::Input::DumpFailed(script.subject()),
+            })),
             10 => {
                 (self.has_room, self.sockets_fail) = match script.byte() % 4 {
                     0 => (false, false),

@@ -47,11 +47,15 @@ pub enum Bug {
     EndlessRead,
     /// Each request of a user counts as one of a new user, so that no user has a bound or a rate.
     NoShares,
+    /// Each fourth change of an address does not reach the map of the programs.
+    StaleMap,
+    /// The programs answer for ever.
+    EndlessLease,
 }
 
 impl Bug {
     /// All bugs.
-    pub const ALL: [Self; 13] = [
+    pub const ALL: [Self; 15] = [
         Self::LostWake,
         Self::DoubleAnswer,
         Self::StaleAfterChange,
@@ -65,6 +69,8 @@ impl Bug {
         Self::ForgottenDrain,
         Self::EndlessRead,
         Self::NoShares,
+        Self::StaleMap,
+        Self::EndlessLease,
     ];
 }
 
@@ -84,6 +90,8 @@ impl fmt::Display for Bug {
             Self::ForgottenDrain => "forgotten-drain",
             Self::EndlessRead => "endless-read",
             Self::NoShares => "no-shares",
+            Self::StaleMap => "stale-map",
+            Self::EndlessLease => "endless-lease",
         })
     }
 }

@@ -13,23 +13,11 @@ pub mod kernel;
 pub mod sa_load;
 
 mod bugs;
-mod claims;
 mod counts;
-mod crowd;
-mod daemon;
 mod dice;
-mod faults;
-mod machine;
 mod netlink;
-mod path_claims;
-mod pending;
 mod record;
-mod rtnl;
 mod runs;
-mod subnet;
-mod truth;
-mod weather;
-mod wire;
 mod world;
 
 use std::fmt;
@@ -39,9 +27,8 @@ pub use bugs::Bug;
 pub use counts::Counts;
 pub use runs::{Runs, run_all};
 
-use crate::claims::Broken;
-use crate::record::{Id, Line};
-use crate::world::{START, World};
+use crate::record::{Id, Line, START};
+use crate::world::Broken;
 
 /// The size of a simulation.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
@@ -98,10 +85,9 @@ impl fmt::Display for Failure {
 /// # Errors
 /// The first broken claim. The simulation is then run again for a trace.
 pub fn run(seed: u64, plan: Plan, bug: Option<Bug>) -> Result<Report, Failure> {
-    let mut world = World::new(seed, plan, bug, false);
-    world.run();
-    let Some(broken) = world.claims.broken().cloned() else {
-        return Ok(Report { hash: world.record.hash(), counts: world.claims.counts });
+    let ended = world::run(seed, plan, bug, false);
+    let Some(broken) = ended.broken else {
+        return Ok(Report { hash: ended.record.hash(), counts: ended.counts });
     };
     let trace = end_of_trace(trace(seed, plan, bug), &broken);
     Err(Failure { seed, after: broken.at.since(START), claim: broken.claim, trace })
@@ -113,9 +99,7 @@ pub fn full_trace(seed: u64, plan: Plan, bug: Option<Bug>) -> Vec<String> {
 }
 
 fn trace(seed: u64, plan: Plan, bug: Option<Bug>) -> Vec<Line> {
-    let mut world = World::new(seed, plan, bug, true);
-    world.run();
-    world.record.into_lines()
+    world::run(seed, plan, bug, true).record.into_lines()
 }
 
 /// The last lines about the machines concerned.

@@ -13,7 +13,9 @@ use ibarr_common::wire::ls::{Answer, Request, SetTimeout, messages};
 use ibarr_common::wire::sa::{self, Question};
 
 use crate::kernel::{Event, IpOutcome, Wake};
-use crate::world::START;
+
+/// The time at which a simulation begins: long after boot.
+pub(crate) const START: Instant = Instant::from_nanos(1_000_000_000_000);
 
 /// The index of a machine.
 pub(crate) type Id = usize;

@@ -31,7 +31,9 @@ fn each_planted_bug_is_found_and_reported_with_seed_and_trace() {
         let claims: &[_] = match bug {
             Bug::LostWake | Bug::SilentStart => &["resolved"],
             Bug::DoubleAnswer => &["times, answered"],
-            Bug::StaleAfterChange => &["which is no longer true"],
+            Bug::StaleAfterChange | Bug::StaleMap | Bug::EndlessLease => {
+                &["which is no longer true"]
+            }
             Bug::UnboundedTable => &["sockets"],
             // Of a request for an address, or for a path.
             Bug::MissedDeadline => &["late", "gets no answer"],
@@ -46,7 +48,7 @@ fn each_planted_bug_is_found_and_reported_with_seed_and_trace() {
         let told = failure.to_string();
         assert!(claims.iter().any(|claim| failure.claim.contains(claim)), "{bug}: {told}");
         assert!(told.contains(&format!("seed {}", failure.seed)), "{told}");
-        assert!(failure.trace.len() > 20, "{told}");
+        assert!(failure.trace.len() > 5, "{told}");
     }
 }
 

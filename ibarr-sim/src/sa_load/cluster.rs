@@ -23,7 +23,7 @@ use rand_chacha::ChaCha12Rng;
 use super::sa::{Sa, Verdict};
 use super::{CONNECTIONS, Event, Hearing, KEPT, Plan, Second, stays};
 use crate::dice::{Dice, ms, secs};
-use crate::world::START;
+use crate::record::START;
 
 /// The nodes and their SA, see the [module](self).
 pub(super) struct Cluster {

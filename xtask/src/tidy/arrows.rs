@@ -29,9 +29,9 @@ const ARROWS: &[Arrows] = &[
     },
     Arrows {
         from: "ibarr-sim",
-        ours: &["ibarr-common", "ibarr-proto"],
+        ours: &["ibarr-common", "ibarr-ebpf", "ibarr-proto"],
         tests: &[],
-        others: Some(&["rand_chacha", "rand_core", "thiserror"]),
+        others: Some(&["rand_chacha", "rand_core", "thiserror", "zerocopy"]),
     },
     Arrows { from: "ibarr-fabric", ours: &["ibarr-common"], tests: &[], others: None },
     Arrows {

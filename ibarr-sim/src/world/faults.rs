@@ -9,14 +9,14 @@ use ibarr_common::Instant;
 use ibarr_common::wire::ip2gid::{MsgId, PORT, Query, Version};
 use ibarr_common::wire::ls::ResolveIp;
 
+use super::machine::{IPOIB, Inbox, Packet, Restart, ToDaemon, gid, home, links};
+use super::{What, World};
 use crate::dice::{ms, secs, us};
-use crate::machine::{IPOIB, Inbox, Packet, Restart, ToDaemon, gid, home, links};
-use crate::record::{Entry, Id};
-use crate::world::{START, What, World};
+use crate::record::{Entry, Id, START};
 
 /// A kind of fault.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
-pub(crate) enum Fault {
+pub(super) enum Fault {
     /// The daemon is killed, and another one started.
     Killed,
     /// The daemon is killed, and the next one inherits the socket to the kernel.
@@ -45,6 +45,8 @@ pub(crate) enum Fault {
     /// The driver is unloaded and loaded again.
     LinkGone,
     RtnetlinkLoses,
+    /// The maps of the programs cannot be written.
+    MapsFail,
     /// IPoIB looks up all paths again.
     PathsForgotten,
     /// Neighbours change on this machine.
@@ -68,7 +70,7 @@ pub(crate) enum Fault {
     SaRestarts,
 }
 
-pub(crate) const FAULTS: [Fault; 29] = [
+pub(super) const FAULTS: [Fault; 30] = [
     Fault::Killed,
     Fault::Upgraded,
     Fault::Stopped,
@@ -85,6 +87,7 @@ pub(crate) const FAULTS: [Fault; 29] = [
     Fault::LinkFlaps,
     Fault::LinkGone,
     Fault::RtnetlinkLoses,
+    Fault::MapsFail,
     Fault::PathsForgotten,
     Fault::Neighbour,
     Fault::Stranger,
@@ -104,7 +107,7 @@ pub(crate) const FAULTS: [Fault; 29] = [
 const CALM_AT_END: Duration = secs(60);
 
 impl World {
-    pub(crate) fn strike(&mut self, fault: Fault) {
+    pub(super) fn strike(&mut self, fault: Fault) {
         let next = self.now + self.dice.around(self.weather.climate.faults_every);
         if next + CALM_AT_END < START + self.plan.time {
             self.at(next, What::Fault(fault));
@@ -166,6 +169,7 @@ impl World {
                 self.note(id, &Entry::Weather("rtnetlink loses", Some(time)));
                 self.machines[id].troubles.rtnetlink_loses = self.now + time;
             }
+            Fault::MapsFail => self.maps_fail(id),
             Fault::Wanders | Fault::Prefix | Fault::Gid | Fault::LinkFlaps | Fault::LinkGone => {
                 self.change(id, fault);
             }
@@ -200,6 +204,14 @@ impl World {
                 self.note(id, &Entry::Weather("cache flushed", None));
                 self.put(id, Inbox::Flush);
             }
+        }
+    }
+
+    fn maps_fail(&mut self, id: Id) {
+        let time = self.dice.within(ms(100)..secs(10));
+        self.note(id, &Entry::Weather("maps fail", Some(time)));
+        if let Some(programs) = &mut self.machines[id].programs {
+            programs.fail_until(self.now + time);
         }
     }
 
@@ -264,11 +276,13 @@ impl World {
         self.at(at, What::Dies(id, life, what, keeps_socket));
     }
 
-    pub(crate) fn dies(&mut self, id: Id, life: u32, what: &str, keeps_socket: bool) {
+    pub(super) fn dies(&mut self, id: Id, life: u32, what: &str, keeps_socket: bool) {
         if self.machines[id].life != life || self.machines[id].daemon.is_none() {
             return;
         }
-        let time = *self.dice.pick(&[ms(20), ms(200), ms(700), secs(4)]);
+        // Nothing keeps a socket for long.
+        let times = [ms(20), ms(200), ms(700), secs(4), secs(20)];
+        let time = *self.dice.pick(if keeps_socket { &times[..4] } else { &times });
         let before = self.machines[id].troubles.any;
         let until = self.trouble(id, what, time + ms(100));
         self.kill(id, keeps_socket);
@@ -278,16 +292,22 @@ impl World {
         self.at(self.now + time, What::Starts(id, life));
     }
 
-    pub(crate) fn start(&mut self, id: Id, life: u32) {
+    pub(super) fn start(&mut self, id: Id, life: u32) {
         if self.machines[id].life == life {
             self.note(id, &Entry::Weather("started", None));
             let inherited = self.machines[id].local_service.is_open;
             self.launch(id, inherited);
+            // Its successor finds a takeover that is not complete.
+            if self.machines[id].restart.is_some() && self.dice.once_in(4) {
+                let (life, keeps) = (self.machines[id].life, self.dice.coin());
+                let at = self.now + self.dice.within(us(20)..ms(60));
+                self.at(at, What::Dies(id, life, "killed while it takes over", keeps));
+            }
         }
     }
 
     /// Ends a daemon that was told to end, when it has ended or its time is over.
-    pub(crate) fn ends(&mut self, id: Id, life: u32) {
+    pub(super) fn ends(&mut self, id: Id, life: u32) {
         if self.machines[id].life == life && self.machines[id].daemon.is_some() {
             self.note(id, &Entry::Weather("ended", None));
             self.check_peaceful_end(id);
@@ -299,7 +319,7 @@ impl World {
         }
     }
 
-    pub(crate) fn wanders(&mut self, address: IpAddr, to: Id) {
+    pub(super) fn wanders(&mut self, address: IpAddr, to: Id) {
         if self.truth.owner(address).is_none()
             && self.machines.iter().all(|machine| {
                 machine.network.addresses.iter().all(|entry| entry.id.address() != address)
@@ -309,7 +329,7 @@ impl World {
         }
     }
 
-    pub(crate) fn link_back(&mut self, id: Id) {
+    pub(super) fn link_back(&mut self, id: Id) {
         if self.machines[id].network.ipoib().is_some() {
             return;
         }

@@ -14,38 +14,37 @@ use ibarr_proto::ip2gid::client::{self, SocketEvent};
 use ibarr_proto::ip2gid::server::Received;
 use ibarr_proto::ip2gid::{Family, Question};
 use ibarr_proto::local_service::{self, Nudge, Nudged, OVERRUN_PAUSE, Sender, Transmit};
-use ibarr_proto::local_view::{self, Event as Fact, Subject};
+use ibarr_proto::local_view::{self, Subject};
 use ibarr_proto::node::{Input, Output, Room};
 use ibarr_proto::request::{Outcome, UserRequest};
+use ibarr_proto::responder::Responder;
 use ibarr_proto::shares::User;
 use ibarr_proto::turn::{self, Handled, Io, Limits, Read};
 use ibarr_proto::{paths, resolver, sa};
 
+use super::machine::{Daemon, IPOIB, Inbox, Packet, ToDaemon, source_port};
+use super::path_claims::PathClaims;
+use super::subnet::{PORT, name};
+use super::{What, World};
 use crate::bugs::{Bug, Core};
 use crate::dice::{ms, secs, us};
 use crate::kernel;
-use crate::machine::{Daemon, IPOIB, Inbox, Packet, Responder, ToDaemon, source_port};
-use crate::path_claims::PathClaims;
 use crate::record::{Entry, Fate, Id};
-use crate::subnet::{PORT, name};
-use crate::world::{What, World};
 
 /// Datagrams that the socket to the daemon holds, normally and in a trouble.
 const ROOM: usize = 4096;
 const LITTLE_ROOM: usize = 3;
 
-/// How long programs in the kernel answer after a dump.
-const LEASE: std::time::Duration = secs(60);
-
 impl World {
     /// Starts a daemon; with `inherited` it gets the socket of the previous one.
-    pub(crate) fn launch(&mut self, id: Id, inherited: bool) {
+    pub(super) fn launch(&mut self, id: Id, inherited: bool) {
         let config = self.weather.config.clone();
         let paths = config.paths;
         let core = Core::new(config, self.dice.seed_core(), self.bug);
         let machine = &mut self.machines[id];
         machine.life += 1;
         machine.network.dump += 1;
+        machine.network.tells_neighbours = false;
         let paths = PathClaims::new(&paths);
         let mut daemon = Box::new(Daemon::new(core, paths));
         daemon.inbox.push_back(Inbox::Opened);
@@ -56,13 +55,18 @@ impl World {
         }
         machine.local_service.is_open = true;
         machine.kernel.handle_input(self.now, kernel::Input::Listener(true));
+        if machine.programs.is_some() {
+            let life = machine.life;
+            let at = self.now + self.dice.within(us(200)..ms(50));
+            self.at(at, What::MapsOpened(id, life));
+        }
         self.port_changes(id);
         self.settle_kernel(id);
         self.wake(id);
     }
 
     /// Ends the daemon and its sockets; with `keeps_socket`, the socket to the kernel stays open.
-    pub(crate) fn kill(&mut self, id: Id, keeps_socket: bool) {
+    pub(super) fn kill(&mut self, id: Id, keeps_socket: bool) {
         let machine = &mut self.machines[id];
         let Some(daemon) = machine.daemon.take() else { return };
         self.claims.daemon_ends(self.now, id, &daemon);
@@ -77,7 +81,7 @@ impl World {
     }
 
     /// Schedules a turn of the daemon.
-    pub(crate) fn wake(&mut self, id: Id) {
+    pub(super) fn wake(&mut self, id: Id) {
         let machine = &mut self.machines[id];
         let Some(daemon) = &mut machine.daemon else { return };
         if daemon.wake_at.is_some() {
@@ -98,14 +102,14 @@ impl World {
     }
 
     /// Queues an input for the daemon.
-    pub(crate) fn put(&mut self, id: Id, item: Inbox) {
+    pub(super) fn put(&mut self, id: Id, item: Inbox) {
         if let Some(daemon) = &mut self.machines[id].daemon {
             daemon.inbox.push_back(item);
             self.wake(id);
         }
     }
 
-    pub(crate) fn turn(&mut self, id: Id, at: Instant) {
+    pub(super) fn turn(&mut self, id: Id, at: Instant) {
         let Some(mut daemon) = self.machines[id].daemon.take() else { return };
         let is_due = daemon.is_due(at);
         if is_due {
@@ -180,6 +184,17 @@ impl World {
             Inbox::Nudged(nudged) => {
                 resolver::Input::LocalService(local_service::Input::Nudged(*nudged))
             }
+            Inbox::MapsOpened => {
+                let allow = self.weather.config.allow.clone();
+                daemon.responder = Some(Responder::new(self.weather.responder.clone(), allow));
+                return;
+            }
+            Inbox::Arranged(done) => {
+                if let Some(responder) = &mut daemon.responder {
+                    responder.handle_done(now, done.clone());
+                }
+                return;
+            }
             Inbox::Stop => resolver::Input::LocalService(local_service::Input::Stop),
             Inbox::Ask(question) => {
                 let (id, deadline) = daemon.ask(now, question.target());
@@ -220,20 +235,31 @@ impl World {
     fn carry_out(&mut self, id: Id, daemon: &mut Daemon, output: Output) {
         let (now, life) = (self.now, self.machines[id].life);
         match output {
-            // No claim depends on the sources that programs answer.
-            Output::View(local_view::Request::Dump(Subject::Routes)) => {
-                for input in [local_view::Input::RoutesStarted, local_view::Input::RoutesDone] {
-                    daemon.core.handle_input(now, Input::View(input));
+            Output::View(local_view::Request::Leave(_)) => {
+                self.machines[id].network.tells_neighbours = false;
+            }
+            Output::View(local_view::Request::Dump(subject)) => {
+                let network = &mut self.machines[id].network;
+                let at = network.told_until.max(now + us(10));
+                let (started, what) = match subject {
+                    Subject::Node => return self.at(at, What::DumpStarts(id, life)),
+                    Subject::Routes => {
+                        (local_view::Input::RoutesStarted, What::DumpRoutes(id, life))
+                    }
+                    Subject::Neighbours => {
+                        network.tells_neighbours = true;
+                        (local_view::Input::NeighboursStarted, What::DumpNeighbours(id, life))
+                    }
+                };
+                daemon.core.handle_input(now, Input::View(started));
+                self.at(at, what);
+            }
+            Output::Changed(fact) => {
+                let programs = self.machines[id].programs.as_mut();
+                if let (Some(responder), Some(programs)) = (&mut daemon.responder, programs) {
+                    responder.handle_fact(&fact, programs.at(now));
                 }
             }
-            Output::View(
-                local_view::Request::Dump(Subject::Neighbours) | local_view::Request::Leave(_),
-            ) => unreachable!("no machine uses XDP"),
-            Output::View(local_view::Request::Dump(Subject::Node)) => {
-                let at = self.machines[id].network.told_until.max(now + us(10));
-                self.at(at, What::DumpStarts(id, life));
-            }
-            Output::Changed(fact) => daemon.learn(&fact),
             Output::Resolver(resolver::Event::Answered { id: request, outcome }) => {
                 self.told(id, daemon, request, outcome);
             }
@@ -331,18 +357,42 @@ impl World {
         self.settle_kernel(id);
     }
 
-    /// Copies the view to the programs' maps, once the view is known.
-    fn pin(&mut self, id: Id, daemon: &mut Daemon) {
-        let Some(responder) = &mut self.machines[id].responder else { return };
-        let Some(confirmed_at) = daemon.core.node().view().confirmed_at() else { return };
-        responder.lease_ends = confirmed_at + LEASE;
-        if std::mem::take(&mut daemon.has_learnt) {
-            let gids = daemon.mirror.clone();
-            *responder = Responder { gids, ..*responder };
+    pub(super) fn maps_opened(&mut self, id: Id, life: u32) {
+        if self.machines[id].life == life {
+            self.put(id, Inbox::MapsOpened);
         }
     }
 
-    pub(crate) fn route_said(&mut self, id: Id, life: u32, question: Question) {
+    /// The end of a turn for the responder.
+    fn respond(&mut self, id: Id, daemon: &mut Daemon) {
+        let Some(responder) = &mut daemon.responder else { return };
+        let machine = &mut self.machines[id];
+        let Some(programs) = &mut machine.programs else { return };
+        responder.handle_timeout(self.now, daemon.core.node().view(), programs.at(self.now));
+        while responder.poll_event().is_some() {}
+        if daemon.work.is_none()
+            && let Some(work) = responder.poll_work()
+        {
+            daemon.work = Some(work);
+            let life = machine.life;
+            let at = self.now + self.dice.within(us(100)..ms(5));
+            self.at(at, What::Arranged(id, life));
+        }
+    }
+
+    /// The thread that attaches programs has done its work.
+    pub(super) fn arranged(&mut self, id: Id, life: u32) {
+        let machine = &mut self.machines[id];
+        if machine.life == life
+            && let Some(daemon) = &mut machine.daemon
+            && let (Some(work), Some(programs)) = (daemon.work.take(), &mut machine.programs)
+        {
+            let done = work.run(programs.at(self.now));
+            self.put(id, Inbox::Arranged(done));
+        }
+    }
+
+    pub(super) fn route_said(&mut self, id: Id, life: u32, question: Question) {
         if self.machines[id].life == life {
             let route = self.machines[id].route(question);
             self.put(id, Inbox::Route(question, route));
@@ -351,7 +401,7 @@ impl World {
 
     /// The nudging thread runs now; `read` is the number of datagrams read from the socket when the
     /// nudge was ordered.
-    pub(crate) fn nudge_done(&mut self, id: Id, life: u32, nudge: Nudge, read: u64) {
+    pub(super) fn nudge_done(&mut self, id: Id, life: u32, nudge: Nudge, read: u64) {
         let machine = &mut self.machines[id];
         let daemon = machine.daemon.as_mut().filter(|_| machine.life == life);
         let is_asking = daemon
@@ -378,7 +428,7 @@ impl World {
         }
     }
 
-    pub(crate) fn neighbour(&mut self, id: Id, address: IpAddr) {
+    pub(super) fn neighbour(&mut self, id: Id, address: IpAddr) {
         let machine = &mut self.machines[id];
         if let Some(restart) = machine.restart.as_mut().filter(|_| machine.daemon.is_none()) {
             restart.woken |= !restart.keeps_socket;
@@ -391,7 +441,7 @@ impl World {
 
     /// Draws the time until the kernel can accept the answer to its next request. It is rarely
     /// long; never where there are no nudges, because then each answer is sent only twice.
-    pub(crate) fn draw_window(&mut self, id: Id) {
+    pub(super) fn draw_window(&mut self, id: Id) {
         let window = if self.machines[id].pace.is_eager {
             us(400)..us(500)
         } else if self.weather.config.local_service.nudge && self.dice.once_in(100) {
@@ -403,7 +453,7 @@ impl World {
         self.machines[id].kernel.set_window(window);
     }
 
-    pub(crate) fn kernel_timeout(&mut self, id: Id, at: Instant) {
+    pub(super) fn kernel_timeout(&mut self, id: Id, at: Instant) {
         let machine = &mut self.machines[id];
         if machine.kernel_at == Some(at) {
             machine.kernel_at = None;
@@ -413,7 +463,7 @@ impl World {
     }
 
     /// Executes the outputs of the kernel.
-    pub(crate) fn settle_kernel(&mut self, id: Id) {
+    pub(super) fn settle_kernel(&mut self, id: Id) {
         loop {
             if let Some(transmit) = self.machines[id].kernel.poll_transmit() {
                 self.ask_daemon(id, &transmit);
@@ -584,7 +634,7 @@ impl Io<Cue> for Turn<'_> {
             let life = world.machines[*id].life;
             world.at(now, What::Ends(*id, life));
         }
-        world.pin(*id, daemon);
+        world.respond(*id, daemon);
         world.check_bounds(*id, daemon);
     }
 }
@@ -615,7 +665,9 @@ impl Daemon {
         latency: std::time::Duration,
     ) -> Option<Instant> {
         if after_turn {
-            self.timer = self.core.poll_timeout().map(|at| at.max(now) + latency);
+            let responder = self.responder.as_ref().and_then(Responder::poll_timeout);
+            let next = self.core.poll_timeout().into_iter().chain(responder).min();
+            self.timer = next.map(|at| at.max(now) + latency);
         }
         let timer = self.timer?;
         if self.armed.is_some_and(|armed| armed <= timer) {
@@ -631,24 +683,6 @@ impl Daemon {
         let deadline = now + secs(3);
         self.asked.insert(request, (target, deadline));
         (request, deadline)
-    }
-
-    /// Adds a fact to the copy of the view.
-    fn learn(&mut self, fact: &Fact) {
-        self.has_learnt = true;
-        match fact {
-            Fact::Added(owned) | Fact::Changed(owned) => match owned.gid {
-                Some(gid) => drop(self.mirror.insert(owned.address, gid)),
-                None => drop(self.mirror.remove(&owned.address)),
-            },
-            Fact::Removed(owned) => drop(self.mirror.remove(&owned.address)),
-            Fact::Served(_)
-            | Fact::NotServed(_)
-            | Fact::Route(_)
-            | Fact::NoRoute(..)
-            | Fact::Neighbour(_)
-            | Fact::NoNeighbour(..) => {}
-        }
     }
 
     fn hear_mad(&mut self, now: Instant, from: Lid, request: &Request, answer: &Answer) {
@@ -695,13 +729,13 @@ fn target(bytes: &[u8]) -> Option<IpAddr> {
 }
 
 /// Type and sequence number of a netlink message.
-pub(crate) fn header(bytes: &[u8]) -> Option<(u16, Seq)> {
+pub(super) fn header(bytes: &[u8]) -> Option<(u16, Seq)> {
     let kind = bytes.get(4..6)?.first_chunk::<2>()?;
     let seq = bytes.get(8..12)?.first_chunk::<4>()?;
     Some((u16::from_ne_bytes(*kind), Seq(u32::from_ne_bytes(*seq))))
 }
 
-pub(crate) fn most_sockets() -> usize {
+pub(super) fn most_sockets() -> usize {
     // One socket to send from and one in grace for each slot, in each family.
     [Family::V4, Family::V6].len() * 2 * 32
 }

@@ -11,15 +11,15 @@ use ibarr_common::wire::umad::PKeyIndex;
 use ibarr_proto::paths::{PortFacts, PortName};
 use ibarr_proto::sa::{PortIndex, Transmit};
 
+use super::faults::Fault;
+use super::machine::{Daemon, Inbox};
+use super::{What, World};
 use crate::dice::{ms, secs, us};
-use crate::faults::Fault;
-use crate::machine::{Daemon, Inbox};
 use crate::record::{Entry, Fate, Id};
-use crate::world::{What, World};
 
 /// A subnet manager and its administrator.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Subnet {
+pub(super) struct Subnet {
     sm_lid: u16,
     /// The SA is silent until then; it may answer pending questions afterwards.
     silent: Instant,
@@ -27,46 +27,32 @@ pub(crate) struct Subnet {
     busy: Instant,
 }
 
-/// The values that a subnet manager has given to a port.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Given {
-    lid: u16,
-    /// Whether the port is in [`PARTITION`], too.
-    is_member: bool,
-}
-
 /// A partition besides the default one.
-pub(crate) const PARTITION: PKey = match PKey::new(0x8001) {
+pub(super) const PARTITION: PKey = match PKey::new(0x8001) {
     Some(pkey) => pkey,
     None => unreachable!(),
 };
 
-pub(crate) const PORT: PortIndex = PortIndex(0);
+pub(super) const PORT: PortIndex = PortIndex(0);
 
 /// The LID of a subnet's router; the router's own number.
 const ROUTER_LID: u16 = 0xb000;
 
 impl Subnet {
-    pub(crate) fn new() -> Self {
+    pub(super) fn new() -> Self {
         Self { sm_lid: 1, silent: Instant::BOOT, busy: Instant::BOOT }
-    }
-}
-
-impl Given {
-    pub(crate) fn new(lid: u16) -> Self {
-        Self { lid, is_member: true }
     }
 }
 
 impl World {
     /// Changes a port; its daemon notices at its next look.
-    pub(crate) fn port_changes(&mut self, id: Id) {
+    pub(super) fn port_changes(&mut self, id: Id) {
         let at = self.now + self.dice.within(us(50)..secs(1));
         let life = self.machines[id].life;
         self.at(at, What::PortSeen(id, life));
     }
 
-    pub(crate) fn port_seen(&mut self, id: Id, life: u32) {
+    pub(super) fn port_seen(&mut self, id: Id, life: u32) {
         if self.machines[id].life == life {
             self.put(id, Inbox::Port(self.facts(id)));
         }
@@ -90,7 +76,7 @@ impl World {
     }
 
     /// Sends a MAD to the LID at which the daemon assumes the SA.
-    pub(crate) fn ask_administrator(&mut self, id: Id, daemon: &mut Daemon, transmit: &Transmit) {
+    pub(super) fn ask_administrator(&mut self, id: Id, daemon: &mut Daemon, transmit: &Transmit) {
         let Ok(request) = Request::parse(transmit.mad.as_ref()) else {
             return self.claims.breaks(self.now, [Some(id), None], "an unexpected MAD".to_owned());
         };
@@ -131,7 +117,7 @@ impl World {
         self.at(at, What::MadArrives(id, life, number));
     }
 
-    pub(crate) fn mad_arrives(&mut self, id: Id, life: u32, number: u32) {
+    pub(super) fn mad_arrives(&mut self, id: Id, life: u32, number: u32) {
         let Some((from, request, answer)) = self.mads.remove(&number) else { return };
         if self.machines[id].life == life {
             self.note(id, &Entry::Answer { question: &request.question, answer: &answer });
@@ -176,7 +162,7 @@ impl World {
     }
 
     /// Causes a fault of a subnet.
-    pub(crate) fn subnet_fault(&mut self, id: Id, fault: Fault) {
+    pub(super) fn subnet_fault(&mut self, id: Id, fault: Fault) {
         let number = usize::from(self.machines[id].subnet - 1);
         match fault {
             Fault::SmMoves => {
@@ -232,7 +218,7 @@ impl World {
     }
 }
 
-pub(crate) fn name() -> PortName {
+pub(super) fn name() -> PortName {
     let (Ok(device), Some(port)) = ("mlx5_0".parse(), PortNum::new(1)) else {
         unreachable!("the name is valid")
     };
@@ -240,7 +226,7 @@ pub(crate) fn name() -> PortName {
 }
 
 /// The GID of a subnet's router.
-pub(crate) fn router(subnet: u8) -> Gid {
+pub(super) fn router(subnet: u8) -> Gid {
     let octets = [0xfe, 0xc0, 0, 0, 0, 0, 0, 0, 0, 2, 0xc9, 3, 0, 0, subnet, 0xfe];
     Gid::new(octets).unwrap_or_else(|| unreachable!("it is neither zero nor multicast"))
 }

@@ -19,57 +19,65 @@ use ibarr_proto::local_view::{
 };
 use ibarr_proto::paths::PortFacts;
 use ibarr_proto::request::UserRequest;
+use ibarr_proto::responder::{Done, Responder, Work};
 
+use super::path_claims::PathClaims;
+use super::pending::Crowd;
+use super::programs::Programs;
 use crate::bugs::Core;
 use crate::dice::{Dice, ms};
 use crate::kernel::Kernel;
-use crate::path_claims::PathClaims;
-use crate::pending::Crowd;
-use crate::subnet::Given;
 
 /// One machine, see the [module](self).
-pub(crate) struct Machine {
-    pub(crate) kind: Kind,
-    pub(crate) subnet: u8,
+pub(super) struct Machine {
+    pub(super) kind: Kind,
+    pub(super) subnet: u8,
     /// Its permanent addresses: IPv4, then IPv6.
-    pub(crate) home: [IpAddr; 2],
-    pub(crate) kernel: Kernel,
+    pub(super) home: [IpAddr; 2],
+    pub(super) kernel: Kernel,
     /// When the kernel is called next.
-    pub(crate) kernel_at: Option<Instant>,
-    pub(crate) network: Network,
+    pub(super) kernel_at: Option<Instant>,
+    pub(super) network: Network,
     /// The values that the subnet manager has given its port.
-    pub(crate) given: Given,
+    pub(super) given: Given,
     /// IPoIB's paths, by next hop.
-    pub(crate) paths: Vec<(IpAddr, Path)>,
+    pub(super) paths: Vec<(IpAddr, Path)>,
     /// When a path last failed, or was found after a long look-up.
-    pub(crate) slow_path: Instant,
-    /// The maps of the programs in the kernel, while the lease lasts.
-    pub(crate) responder: Option<Responder>,
-    pub(crate) local_service: LocalServiceSocket,
+    pub(super) slow_path: Instant,
+    pub(super) programs: Option<Programs>,
+    pub(super) local_service: LocalServiceSocket,
     /// Number of the daemon, so that late events of an earlier one are dropped.
-    pub(crate) life: u32,
-    pub(crate) daemon: Option<Box<Daemon>>,
-    pub(crate) pace: Pace,
-    pub(crate) troubles: Troubles,
-    pub(crate) restart: Option<Restart>,
+    pub(super) life: u32,
+    pub(super) daemon: Option<Box<Daemon>>,
+    pub(super) pace: Pace,
+    pub(super) troubles: Troubles,
+    pub(super) restart: Option<Restart>,
+}
+
+/// The values that a subnet manager has given to a port.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Given {
+    pub(super) lid: u16,
+    /// Whether the port is in the second partition, too.
+    pub(super) is_member: bool,
 }
 
 /// A replacement of the daemon.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Restart {
-    pub(crate) at: Instant,
+pub(super) struct Restart {
+    pub(super) at: Instant,
     /// The next daemon has inherited the socket to the kernel.
-    pub(crate) keeps_socket: bool,
+    pub(super) keeps_socket: bool,
     /// The end of other troubles.
-    pub(crate) before: Instant,
+    pub(super) before: Instant,
     /// The end of this trouble, if there is no other.
-    pub(crate) until: Instant,
+    pub(super) until: Instant,
     /// A neighbour changed while no daemon was listening, so the kernel gave up.
-    pub(crate) woken: bool,
+    pub(super) woken: bool,
 }
 
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
-pub(crate) enum Kind {
+pub(super) enum Kind {
     /// Runs ibarr.
     Ours,
     /// Runs the C original: asks with version 0, answers only IPv4, and from its home address.
@@ -78,130 +86,126 @@ pub(crate) enum Kind {
 
 /// The speed of a machine.
 #[derive(Clone, Debug)]
-pub(crate) struct Pace {
+pub(super) struct Pace {
     /// The time from the arrival of an input until the daemon sees it.
-    pub(crate) turn: Duration,
+    pub(super) turn: Duration,
     /// The daemon preempts the kernel during a request, so that an immediate answer is always lost.
-    pub(crate) is_eager: bool,
+    pub(super) is_eager: bool,
     /// One turn in so many takes a hundred times as long.
-    pub(crate) hiccup: usize,
+    pub(super) hiccup: usize,
     /// The recent long turns: start and duration.
-    pub(crate) hiccups: VecDeque<(Instant, Duration)>,
+    pub(super) hiccups: VecDeque<(Instant, Duration)>,
 }
 
 /// The ends of the current troubles; in the past if there is none.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Troubles {
+pub(super) struct Troubles {
     /// Any trouble that may delay or lose messages of this machine.
-    pub(crate) any: Instant,
-    pub(crate) suspended: Instant,
-    pub(crate) stalled: Instant,
+    pub(super) any: Instant,
+    pub(super) suspended: Instant,
+    pub(super) stalled: Instant,
     /// The socket to the kernel holds few datagrams.
-    pub(crate) squeezed: Instant,
+    pub(super) squeezed: Instant,
     /// The socket to the kernel accepts no datagrams.
-    pub(crate) clogged: Instant,
-    pub(crate) nudges_fail: Instant,
-    pub(crate) no_sockets: Instant,
-    pub(crate) rtnetlink_loses: Instant,
+    pub(super) clogged: Instant,
+    pub(super) nudges_fail: Instant,
+    pub(super) no_sockets: Instant,
+    pub(super) rtnetlink_loses: Instant,
     /// When the daemon last resumed after a pause, and the sum of its pauses since then and in the
     /// minute before: its answers may be older by that much.
-    pub(crate) slept: (Instant, Duration),
-}
-
-/// The maps from which programs in the kernel answer; they outlive the daemon.
-#[derive(Clone, Debug, Default)]
-pub(crate) struct Responder {
-    pub(crate) gids: BTreeMap<IpAddr, Gid>,
-    pub(crate) lease_ends: Instant,
+    pub(super) slept: (Instant, Duration),
 }
 
 /// The kernel's end of the socket to the daemon.
 #[derive(Debug, Default)]
-pub(crate) struct LocalServiceSocket {
-    pub(crate) is_open: bool,
-    pub(crate) held: VecDeque<ToDaemon>,
-    pub(crate) overrun: bool,
+pub(super) struct LocalServiceSocket {
+    pub(super) is_open: bool,
+    pub(super) held: VecDeque<ToDaemon>,
+    pub(super) overrun: bool,
 }
 
 #[derive(Debug)]
-pub(crate) struct ToDaemon {
-    pub(crate) at: Instant,
-    pub(crate) bytes: Vec<u8>,
-    pub(crate) from_kernel: bool,
+pub(super) struct ToDaemon {
+    pub(super) at: Instant,
+    pub(super) bytes: Vec<u8>,
+    pub(super) from_kernel: bool,
 }
 
 /// The state of rtnetlink.
 #[derive(Debug)]
-pub(crate) struct Network {
-    pub(crate) links: Vec<Link>,
-    pub(crate) addresses: Vec<InterfaceAddress>,
+pub(super) struct Network {
+    pub(super) links: Vec<Link>,
+    pub(super) addresses: Vec<InterfaceAddress>,
     /// Messages keep their order: none is delivered before this time.
-    pub(crate) told_until: Instant,
-    /// Number of the running dump.
-    pub(crate) dump: u32,
+    pub(super) told_until: Instant,
+    /// Number of the running dump of links and addresses.
+    pub(super) dump: u32,
+    /// The daemon gets the events of neighbours.
+    pub(super) tells_neighbours: bool,
 }
 
 /// IPoIB's path to a next hop.
 #[derive(Debug)]
-pub(crate) enum Path {
+pub(super) enum Path {
     Sought { request: Option<Seq>, since: Instant, parked: Vec<Packet> },
     Open,
 }
 
 /// A UDP datagram.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Packet {
-    pub(crate) from: SocketAddr,
-    pub(crate) to: SocketAddr,
-    pub(crate) payload: Datagram,
+pub(super) struct Packet {
+    pub(super) from: SocketAddr,
+    pub(super) to: SocketAddr,
+    pub(super) payload: Datagram,
 }
 
 /// The daemon without its cores.
-pub(crate) struct Daemon {
-    pub(crate) core: Core,
-    pub(crate) inbox: VecDeque<Inbox>,
+pub(super) struct Daemon {
+    pub(super) core: Core,
+    pub(super) inbox: VecDeque<Inbox>,
     /// When the queued inputs are handled.
-    pub(crate) wake_at: Option<Instant>,
+    pub(super) wake_at: Option<Instant>,
     /// When the cores want to be called, and when that happens.
-    pub(crate) timer: Option<Instant>,
-    pub(crate) armed: Option<Instant>,
-    pub(crate) sockets: Vec<(u16, SocketId)>,
+    pub(super) timer: Option<Instant>,
+    pub(super) armed: Option<Instant>,
+    pub(super) sockets: Vec<(u16, SocketId)>,
     /// A message for which the socket to the kernel had no room.
-    pub(crate) unsent: Option<Emitted>,
-    /// The sum of the view's events.
-    pub(crate) mirror: BTreeMap<IpAddr, Gid>,
-    pub(crate) has_learnt: bool,
+    pub(super) unsent: Option<Emitted>,
+    /// Set while the maps of the programs can be written.
+    pub(super) responder: Option<Responder>,
+    /// The work of the thread that attaches programs.
+    pub(super) work: Option<Work>,
     /// Pending requests of users, with their deadlines.
-    pub(crate) asked: BTreeMap<UserRequest, (IpAddr, Instant)>,
-    pub(crate) next_ask: u64,
-    pub(crate) crowd: Crowd,
-    pub(crate) last_nudge: Option<Instant>,
+    pub(super) asked: BTreeMap<UserRequest, (IpAddr, Instant)>,
+    pub(super) next_ask: u64,
+    pub(super) crowd: Crowd,
+    pub(super) last_nudge: Option<Instant>,
     /// Answers to address requests since the last nudge.
-    pub(crate) since_nudge: u64,
+    pub(super) since_nudge: u64,
     /// Nudges that were made or tried.
-    pub(crate) nudges: u64,
+    pub(super) nudges: u64,
     /// Datagrams read from the kernel's socket.
-    pub(crate) read: u64,
+    pub(super) read: u64,
     /// Reasons for nudges: answers, overruns, the start.
-    pub(crate) answers: u64,
-    pub(crate) counts_overruns_from: Instant,
-    pub(crate) paths: PathClaims,
+    pub(super) answers: u64,
+    pub(super) counts_overruns_from: Instant,
+    pub(super) paths: PathClaims,
     /// By message type and sequence number.
-    pub(crate) dealt: BTreeMap<(u16, Seq), Dealt>,
-    pub(crate) is_ending: bool,
+    pub(super) dealt: BTreeMap<(u16, Seq), Dealt>,
+    pub(super) is_ending: bool,
 }
 
 /// The history of a request of the kernel.
 #[derive(Clone, Copy, Debug, Default)]
-pub(crate) struct Dealt {
-    pub(crate) heard: u32,
-    pub(crate) answered: u32,
-    pub(crate) target: Option<IpAddr>,
+pub(super) struct Dealt {
+    pub(super) heard: u32,
+    pub(super) answered: u32,
+    pub(super) target: Option<IpAddr>,
 }
 
 /// Inputs for the daemon's next turn.
 #[derive(Debug)]
-pub(crate) enum Inbox {
+pub(super) enum Inbox {
     Opened,
     View(local_view::Input),
     Route(Question, Option<Route>),
@@ -213,6 +217,8 @@ pub(crate) enum Inbox {
     Port(Option<PortFacts>),
     Mad(Lid, sa::Request, sa::Answer),
     Nudged(Nudged),
+    MapsOpened,
+    Arranged(Done),
     Ask(Question),
     /// A user has room for more requests, until this time.
     Crowd(Instant),
@@ -222,36 +228,36 @@ pub(crate) enum Inbox {
 }
 
 /// The interface with the addresses.
-pub(crate) const IPOIB: IfIndex = match IfIndex::new(4) {
+pub(super) const IPOIB: IfIndex = match IfIndex::new(4) {
     Some(ifindex) => ifindex,
     None => unreachable!(),
 };
 
 /// Datagrams wait while a path is looked up; a shorter time does not matter.
-pub(crate) const SLOW: Duration = ms(20);
+pub(super) const SLOW: Duration = ms(20);
 
 impl Machine {
-    pub(crate) fn is_running(&self, now: Instant) -> bool {
+    pub(super) fn is_running(&self, now: Instant) -> bool {
         self.troubles.suspended <= now
     }
 
     /// Notes a trouble that ends at `until`.
-    pub(crate) fn trouble_until(&mut self, until: Instant) {
+    pub(super) fn trouble_until(&mut self, until: Instant) {
         self.troubles.any = self.troubles.any.max(until);
     }
 
-    pub(crate) fn gid(&self) -> Option<Gid> {
+    pub(super) fn gid(&self) -> Option<Gid> {
         self.network.ipoib().and_then(Link::own_gid)
     }
 
     /// Since when IPoIB has found its paths at once.
-    pub(crate) fn paths_are_quick_since(&self, now: Instant) -> Instant {
+    pub(super) fn paths_are_quick_since(&self, now: Instant) -> Instant {
         let is_slow =
             |path: &Path| matches!(path, Path::Sought { since, .. } if now.since(*since) > SLOW);
         if self.paths.iter().any(|(_, path)| is_slow(path)) { now } else { self.slow_path }
     }
 
-    pub(crate) fn route(&self, question: Question) -> Option<Route> {
+    pub(super) fn route(&self, question: Question) -> Option<Route> {
         let target = question.target();
         let is_up = self.network.ipoib().is_some_and(|link| link.up);
         // The index of another namespace, or of an interface without routes.
@@ -261,35 +267,35 @@ impl Machine {
         Some(Route { ifindex: IPOIB, next_hop: self.next_hop(target) })
     }
 
-    pub(crate) fn next_hop(&self, target: IpAddr) -> IpAddr {
+    pub(super) fn next_hop(&self, target: IpAddr) -> IpAddr {
         if subnet_of(target) == Some(self.subnet) { target } else { gateway(self.subnet, target) }
     }
 
     /// The source address of a datagram to `target`.
-    pub(crate) fn source(&self, target: IpAddr) -> IpAddr {
+    pub(super) fn source(&self, target: IpAddr) -> IpAddr {
         self.home[usize::from(target.is_ipv6())]
     }
 }
 
 impl Network {
-    pub(crate) fn ipoib(&self) -> Option<&Link> {
+    pub(super) fn ipoib(&self) -> Option<&Link> {
         self.links.iter().find(|link| link.ifindex == IPOIB)
     }
 
-    pub(crate) fn ipoib_mut(&mut self) -> Option<&mut Link> {
+    pub(super) fn ipoib_mut(&mut self) -> Option<&mut Link> {
         self.links.iter_mut().find(|link| link.ifindex == IPOIB)
     }
 }
 
 impl LocalServiceSocket {
-    pub(crate) fn has_something(&self) -> bool {
+    pub(super) fn has_something(&self) -> bool {
         self.overrun || !self.held.is_empty()
     }
 }
 
 impl Troubles {
     /// No troubles, and none before for a long time.
-    pub(crate) fn none(now: Instant) -> Self {
+    pub(super) fn none(now: Instant) -> Self {
         let long_ago = Instant::BOOT;
         Self {
             any: now,
@@ -305,7 +311,7 @@ impl Troubles {
     }
 
     /// The daemon does not run for `time`.
-    pub(crate) fn sleep(&mut self, now: Instant, time: Duration) {
+    pub(super) fn sleep(&mut self, now: Instant, time: Duration) {
         let (until, slept) = self.slept;
         let lately = if until + Duration::from_mins(1) >= now { slept } else { Duration::ZERO };
         self.slept = (until.max(now + time), lately + time);
@@ -313,7 +319,7 @@ impl Troubles {
 }
 
 impl Daemon {
-    pub(crate) fn new(core: Core, paths: PathClaims) -> Self {
+    pub(super) fn new(core: Core, paths: PathClaims) -> Self {
         Self {
             core,
             inbox: VecDeque::new(),
@@ -322,8 +328,8 @@ impl Daemon {
             armed: None,
             sockets: Vec::new(),
             unsent: None,
-            mirror: BTreeMap::new(),
-            has_learnt: false,
+            responder: None,
+            work: None,
             asked: BTreeMap::new(),
             next_ask: 0,
             crowd: Crowd::default(),
@@ -341,7 +347,7 @@ impl Daemon {
 }
 
 /// A random port that none of the sockets uses.
-pub(crate) fn source_port(dice: &mut Dice, sockets: &[(u16, SocketId)]) -> u16 {
+pub(super) fn source_port(dice: &mut Dice, sockets: &[(u16, SocketId)]) -> u16 {
     loop {
         let port = 32_768 + u16::try_from(dice.below(28_232)).unwrap_or_default();
         if sockets.iter().all(|&(taken, _)| taken != port) {
@@ -351,18 +357,18 @@ pub(crate) fn source_port(dice: &mut Dice, sockets: &[(u16, SocketId)]) -> u16 {
 }
 
 /// 10.SUBNET.0.NODE and fd00::SUBNET:0:0:0:NODE.
-pub(crate) fn home(subnet: u8, node: u8) -> [IpAddr; 2] {
+pub(super) fn home(subnet: u8, node: u8) -> [IpAddr; 2] {
     let v6 = Ipv6Addr::new(0xfd00, 0, 0, subnet.into(), 0, 0, 0, node.into());
     [Ipv4Addr::new(10, subnet, 0, node).into(), v6.into()]
 }
 
 /// The `n`th moving address of a subnet.
-pub(crate) fn wanderer(subnet: u8, n: u8) -> IpAddr {
+pub(super) fn wanderer(subnet: u8, n: u8) -> IpAddr {
     Ipv4Addr::new(10, subnet, 1, n).into()
 }
 
 /// The `n`th address that no host has.
-pub(crate) fn missing_peer(subnet: u8, n: u8, v6: bool) -> IpAddr {
+pub(super) fn missing_peer(subnet: u8, n: u8, v6: bool) -> IpAddr {
     if v6 {
         Ipv6Addr::new(0xfd00, 0, 0, subnet.into(), 0, 0, 0xdead, n.into()).into()
     } else {
@@ -370,26 +376,26 @@ pub(crate) fn missing_peer(subnet: u8, n: u8, v6: bool) -> IpAddr {
     }
 }
 
-pub(crate) fn subnet_of(address: IpAddr) -> Option<u8> {
+pub(super) fn subnet_of(address: IpAddr) -> Option<u8> {
     match address {
         IpAddr::V4(address) => Some(address.octets()[1]),
         IpAddr::V6(address) => u8::try_from(address.segments()[3]).ok(),
     }
 }
 
-fn gateway(subnet: u8, target: IpAddr) -> IpAddr {
+pub(super) fn gateway(subnet: u8, target: IpAddr) -> IpAddr {
     home(subnet, 254)[usize::from(target.is_ipv6())]
 }
 
 /// The GID of a port: prefix of its subnet, and number of the machine.
-pub(crate) fn gid(prefix: u16, guid: u32) -> Gid {
+pub(super) fn gid(prefix: u16, guid: u32) -> Gid {
     let mut octets = [0xfe, 0xc0, 0, 0, 0, 0, 0, 0, 0, 2, 0xc9, 3, 0, 0, 0, 0];
     octets[6..8].copy_from_slice(&prefix.to_be_bytes());
     octets[12..].copy_from_slice(&guid.to_be_bytes());
     Gid::new(octets).unwrap_or_else(|| unreachable!("it is neither zero nor multicast"))
 }
 
-pub(crate) fn hwaddr(gid: Gid) -> HwAddr {
+pub(super) fn hwaddr(gid: Gid) -> HwAddr {
     let mut octets = [0; 20];
     octets[3] = 0x48;
     octets[4..].copy_from_slice(&gid.octets());
@@ -397,7 +403,7 @@ pub(crate) fn hwaddr(gid: Gid) -> HwAddr {
 }
 
 /// `lo` and `ib0` at the start.
-pub(crate) fn links(gid: Gid) -> Vec<Link> {
+pub(super) fn links(gid: Gid) -> Vec<Link> {
     let link = |ifindex, name: &[u8], link_type, hwaddr| Link {
         ifindex,
         name: InterfaceName::new(name)
@@ -413,11 +419,11 @@ pub(crate) fn links(gid: Gid) -> Vec<Link> {
     ]
 }
 
-pub(crate) fn entry(address: IpAddr) -> InterfaceAddress {
+pub(super) fn entry(address: IpAddr) -> InterfaceAddress {
     let prefix_len = if address.is_ipv4() { 16 } else { 64 };
     InterfaceAddress::new(IPOIB, address, prefix_len, None, Dad::Passed)
 }
 
-pub(crate) fn entry_id(address: IpAddr) -> AddressId {
+pub(super) fn entry_id(address: IpAddr) -> AddressId {
     entry(address).id
 }

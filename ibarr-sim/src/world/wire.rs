@@ -10,19 +10,19 @@ use ibarr_common::wire::ip2gid::{Datagram, PORT, Query, Reply, Version};
 use ibarr_common::wire::ls::{PathUse, ResolvePath, Seq};
 use ibarr_proto::paths::PortName;
 
+use super::machine::{IPOIB, Inbox, Kind, Packet, Path, SLOW};
+use super::subnet::{PARTITION, name, router};
+use super::{What, World};
 use crate::dice::{ms, us};
 use crate::kernel::{PathOutcome, Reason};
-use crate::machine::{Inbox, Kind, Packet, Path, SLOW};
 use crate::record::{Entry, Fate, Id};
-use crate::subnet::{PARTITION, name, router};
-use crate::world::{What, World};
 
 /// `IPOIB_MAX_PATH_REC_QUEUE`
 const PARKED: usize = 3;
 
 impl World {
     /// Sends a datagram by the path to its next hop.
-    pub(crate) fn send(&mut self, id: Id, packet: Packet) {
+    pub(super) fn send(&mut self, id: Id, packet: Packet) {
         let target = packet.to.ip();
         let machine = &mut self.machines[id];
         if !machine.network.ipoib().is_some_and(|link| link.up) {
@@ -48,7 +48,7 @@ impl World {
     }
 
     /// Takes the outcome of the local service for a path.
-    pub(crate) fn path_said(&mut self, id: Id, seq: Seq, outcome: &PathOutcome) {
+    pub(super) fn path_said(&mut self, id: Id, seq: Seq, outcome: &PathOutcome) {
         match outcome {
             PathOutcome::Resolved(_) => self.claims.counts.paths_resolved += 1,
             PathOutcome::Failed => self.claims.counts.paths_failed += 1,
@@ -80,13 +80,14 @@ impl World {
         self.at(at, What::PathFound(id, next_hop));
     }
 
-    pub(crate) fn path_found(&mut self, id: Id, next_hop: IpAddr) {
+    pub(super) fn path_found(&mut self, id: Id, next_hop: IpAddr) {
         let paths = &mut self.machines[id].paths;
         let Some((_, path)) = paths.iter_mut().find(|(hop, _)| *hop == next_hop) else { return };
         if let Path::Sought { parked, since, .. } = std::mem::replace(path, Path::Open) {
             if self.now.since(since) > SLOW {
                 self.machines[id].slow_path = self.now;
             }
+            self.neighbour_is_known(id, next_hop);
             for packet in parked {
                 self.transmit(id, &packet);
             }
@@ -114,7 +115,7 @@ impl World {
 
     /// The request of `rdma_resolve_route`, for a connection to a resolved peer. No caller waits
     /// for the outcome.
-    pub(crate) fn connect(&mut self, id: Id, dgid: Gid) {
+    pub(super) fn connect(&mut self, id: Id, dgid: Gid) {
         let Some(sgid) = self.machines[id].gid() else { return };
         let PortName { device, port } = name();
         let service = 0x0106_0000 + u64::try_from(self.dice.below(1 << 16)).unwrap_or_default();
@@ -133,8 +134,12 @@ impl World {
     }
 
     /// Makes IPoIB look up all paths again.
-    pub(crate) fn forget_paths(&mut self, id: Id) {
-        self.machines[id].paths.retain(|(_, path)| matches!(path, Path::Sought { .. }));
+    pub(super) fn forget_paths(&mut self, id: Id) {
+        let is_open = |(_, path): &mut (IpAddr, Path)| matches!(path, Path::Open);
+        let forgotten: Vec<_> = self.machines[id].paths.extract_if(.., is_open).collect();
+        for (next_hop, _) in forgotten {
+            self.neighbour_is_forgotten(id, next_hop);
+        }
     }
 
     /// Puts a datagram onto the wire.
@@ -174,7 +179,7 @@ impl World {
         self.claims.counts.datagrams += 1;
     }
 
-    pub(crate) fn arrives(&mut self, id: Id, packet: Packet) {
+    pub(super) fn arrives(&mut self, id: Id, packet: Packet) {
         let machine = &self.machines[id];
         if self.truth.owner(packet.to.ip()) != Some(id) {
             return self.claims.loses(self.now, id, None);
@@ -193,10 +198,14 @@ impl World {
                 self.reply(id, home, packet.from, query.reply(gid).emit(), Some(to));
             }
             Kind::Ours => {
-                let gid = machine.responder.as_ref().and_then(|responder| {
-                    let has_lease = responder.lease_ends > self.now;
-                    let gid = responder.gids.get(&to).copied();
-                    gid.filter(|_| has_lease && query.is_some_and(|query| query.target() == to))
+                let programs = self.machines[id].programs.as_mut();
+                let gid = programs.and_then(|programs| {
+                    programs.at(self.now).answer(
+                        IPOIB,
+                        packet.from,
+                        packet.to,
+                        packet.payload.as_ref(),
+                    )
                 });
                 match (gid, query) {
                     (Some(gid), Some(query)) => {
@@ -229,7 +238,7 @@ impl World {
     }
 
     /// Sends a reply, about its source address if `about` is not given.
-    pub(crate) fn reply(
+    pub(super) fn reply(
         &mut self,
         id: Id,
         from: IpAddr,

@@ -12,26 +12,26 @@ use ibarr_proto::resolver::PATHS;
 
 /// The user's pending requests at one daemon, until a time.
 #[derive(Debug, Default)]
-pub(crate) struct Crowd {
-    pub(crate) until: Instant,
-    pub(crate) is_due: bool,
-    pub(crate) next: u32,
-    pub(crate) addresses: BTreeMap<UserRequest, Instant>,
-    pub(crate) paths: BTreeMap<UserRequest, Instant>,
+pub(super) struct Crowd {
+    pub(super) until: Instant,
+    pub(super) is_due: bool,
+    pub(super) next: u32,
+    pub(super) addresses: BTreeMap<UserRequest, Instant>,
+    pub(super) paths: BTreeMap<UserRequest, Instant>,
     /// When the SA was asked a question of the user in the last second.
     asked: VecDeque<Instant>,
 }
 
 /// A subnet that only the user asks about.
-pub(crate) const ELSEWHERE: u16 = 0x7fff;
+pub(super) const ELSEWHERE: u16 = 0x7fff;
 
 impl Crowd {
-    pub(crate) fn len(&self) -> usize {
+    pub(super) fn len(&self) -> usize {
         self.addresses.len() + self.paths.len()
     }
 
     /// Checks a new question to the SA; returns what is wrong with it.
-    pub(crate) fn asks(&mut self, now: Instant, dgid: Gid) -> Option<String> {
+    pub(super) fn asks(&mut self, now: Instant, dgid: Gid) -> Option<String> {
         if dgid.octets()[6..8] != ELSEWHERE.to_be_bytes() {
             return None;
         }

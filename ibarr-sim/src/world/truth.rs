@@ -11,7 +11,7 @@ use ibarr_common::ib::Gid;
 use crate::record::Id;
 
 #[derive(Debug, Default)]
-pub(crate) struct Truth {
+pub(super) struct Truth {
     /// The owners of each address, one after another.
     addresses: BTreeMap<IpAddr, Vec<Tenure>>,
     /// The GIDs of each machine; a GID is never reused.
@@ -21,8 +21,8 @@ pub(crate) struct Truth {
 
 /// A period in which a machine has an address.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Tenure {
-    pub(crate) machine: Id,
+pub(super) struct Tenure {
+    pub(super) machine: Id,
     from: Instant,
     until: Option<Instant>,
 }
@@ -37,7 +37,7 @@ struct Name {
 
 impl Truth {
     /// Gives the machine this GID, with or without an event of the kernel.
-    pub(crate) fn is_called(&mut self, now: Instant, machine: Id, gid: Gid, silently: bool) {
+    pub(super) fn is_called(&mut self, now: Instant, machine: Id, gid: Gid, silently: bool) {
         if let Some(old) = self.gid.insert(machine, gid) {
             let name = Name { until: Some(now), ended_silently: silently };
             self.gids.insert((machine, old), name);
@@ -46,13 +46,13 @@ impl Truth {
     }
 
     /// Gives `machine` the address, which must be free.
-    pub(crate) fn begins(&mut self, now: Instant, address: IpAddr, machine: Id) {
+    pub(super) fn begins(&mut self, now: Instant, address: IpAddr, machine: Id) {
         let tenure = Tenure { machine, from: now, until: None };
         self.addresses.entry(address).or_default().push(tenure);
     }
 
     /// Frees the address.
-    pub(crate) fn ends(&mut self, now: Instant, address: IpAddr) {
+    pub(super) fn ends(&mut self, now: Instant, address: IpAddr) {
         let last = self.addresses.get_mut(&address).and_then(|all| all.last_mut());
         if let Some(last) = last {
             last.until.get_or_insert(now);
@@ -60,19 +60,19 @@ impl Truth {
     }
 
     /// The current owner.
-    pub(crate) fn owner(&self, address: IpAddr) -> Option<Id> {
+    pub(super) fn owner(&self, address: IpAddr) -> Option<Id> {
         let last = self.addresses.get(&address)?.last()?;
         last.until.is_none().then_some(last.machine)
     }
 
     /// The machine that has had the address all the time since.
-    pub(crate) fn owner_since(&self, address: IpAddr, since: Instant) -> Option<Id> {
+    pub(super) fn owner_since(&self, address: IpAddr, since: Instant) -> Option<Id> {
         let last = self.addresses.get(&address)?.last()?;
         (last.until.is_none() && last.from <= since).then_some(last.machine)
     }
 
     /// The owners of the address at any time since, the last one first.
-    pub(crate) fn owners(&self, address: IpAddr, since: Instant) -> impl Iterator<Item = Id> {
+    pub(super) fn owners(&self, address: IpAddr, since: Instant) -> impl Iterator<Item = Id> {
         let all = self.addresses.get(&address).map(Vec::as_slice).unwrap_or_default();
         let is_recent = move |tenure: &&Tenure| tenure.until.is_none_or(|until| until >= since);
         all.iter().rev().take_while(is_recent).map(|tenure| tenure.machine)
@@ -80,7 +80,7 @@ impl Truth {
 
     /// Whether the machine had the GID at some time since `since`, or since `silently` if the
     /// kernel sent no event at its end.
-    pub(crate) fn had(&self, machine: Id, gid: Gid, since: Instant, silently: Instant) -> bool {
+    pub(super) fn had(&self, machine: Id, gid: Gid, since: Instant, silently: Instant) -> bool {
         self.gids.get(&(machine, gid)).is_some_and(|name| {
             let since = if name.ended_silently { silently } else { since };
             name.until.is_none_or(|until| until >= since)

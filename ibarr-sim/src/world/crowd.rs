@@ -19,12 +19,12 @@ use ibarr_proto::resolver::PathRequest;
 use ibarr_proto::shares::{PAUSE, User};
 use ibarr_proto::{paths, resolver};
 
+use super::World;
+use super::machine::{Daemon, IPOIB, Inbox, gid};
+use super::pending::ELSEWHERE;
+use super::subnet::name;
 use crate::dice::{ms, secs};
-use crate::machine::{Daemon, IPOIB, Inbox, gid};
-use crate::pending::ELSEWHERE;
 use crate::record::{Entry, Id};
-use crate::subnet::name;
-use crate::world::World;
 
 const USER: User = User(1000);
 
@@ -40,7 +40,7 @@ const DEAD: u32 = 400;
 
 impl World {
     /// Fills up the user's requests until `until`, at the start and after each answer.
-    pub(crate) fn user_asks(&mut self, id: Id, daemon: &mut Daemon, until: Instant) {
+    pub(super) fn user_asks(&mut self, id: Id, daemon: &mut Daemon, until: Instant) {
         let (now, subnet) = (self.now, self.machines[id].subnet);
         let crowd = &mut daemon.crowd;
         crowd.until = crowd.until.max(until);
@@ -78,7 +78,7 @@ impl World {
     }
 
     /// Takes the outcome of a request; returns whether the request is the user's.
-    pub(crate) fn user_told(
+    pub(super) fn user_told(
         &mut self,
         id: Id,
         daemon: &mut Daemon,
@@ -91,7 +91,7 @@ impl World {
         true
     }
 
-    pub(crate) fn user_path_told(
+    pub(super) fn user_path_told(
         &mut self,
         id: Id,
         daemon: &mut Daemon,
@@ -125,7 +125,7 @@ impl World {
     }
 
     /// The kernel's applications resolve many addresses that no host has, all at once.
-    pub(crate) fn kernel_wants_the_dead(&mut self, id: Id) {
+    pub(super) fn kernel_wants_the_dead(&mut self, id: Id) {
         self.note(id, &Entry::Weather("many requests for missing peers", None));
         let (first, subnet) = (self.dice.below(1 << 15), self.machines[id].subnet);
         let first = u32::try_from(first).unwrap_or_default();

@@ -11,64 +11,72 @@ use ibarr_common::wire::ip2gid::{MsgId, PORT, Query, Version};
 use ibarr_common::wire::ls::{ResolveIp, Timeout};
 use ibarr_common::{IfIndex, Instant};
 use ibarr_proto::ip2gid::{Question, client};
-use ibarr_proto::node;
+use ibarr_proto::responder::Mode;
+use ibarr_proto::{node, responder};
 
+use super::faults::FAULTS;
+use super::machine::{
+    Given, IPOIB, Inbox, Kind, LocalServiceSocket, Machine, Network, Pace, Packet, Troubles, entry,
+    gid, home, links, missing_peer, wanderer,
+};
+use super::programs::Programs;
+use super::{What, World};
 use crate::Plan;
 use crate::dice::{Dice, ms, secs, us};
-use crate::faults::FAULTS;
 use crate::kernel::{Config, Kernel};
-use crate::machine::{
-    IPOIB, Inbox, Kind, LocalServiceSocket, Machine, Network, Pace, Packet, Responder, Troubles,
-    entry, gid, home, links, missing_peer, wanderer,
-};
-use crate::record::{Entry, Id};
-use crate::subnet::Given;
-use crate::world::{START, What, World};
+use crate::record::{Entry, Id, START};
 
 #[derive(Debug)]
-pub(crate) struct Weather {
-    pub(crate) climate: Climate,
-    pub(crate) config: node::Config,
+pub(super) struct Weather {
+    pub(super) climate: Climate,
+    pub(super) config: node::Config,
+    pub(super) responder: responder::Settings,
     /// The configuration of a client that forgets soon, and asks again.
-    pub(crate) short_lived: client::Config,
+    pub(super) short_lived: client::Config,
     /// Which part of a cut network each machine is in; machines in different parts do not reach
     /// each other.
-    pub(crate) islands: Vec<bool>,
-    pub(crate) cut_until: Instant,
+    pub(super) islands: Vec<bool>,
+    pub(super) cut_until: Instant,
     /// Number of addresses that are asked for.
-    pub(crate) addresses: usize,
-    pub(crate) wanderers: Vec<IpAddr>,
-    pub(crate) prefixes: [u16; SUBNETS],
-    pub(crate) next_guid: u32,
-    pub(crate) next_lid: u16,
+    pub(super) addresses: usize,
+    pub(super) wanderers: Vec<IpAddr>,
+    pub(super) prefixes: [u16; SUBNETS],
+    pub(super) next_guid: u32,
+    pub(super) next_lid: u16,
     calls_every: Duration,
 }
 
 /// The behaviour of the network, per thousand datagrams.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Climate {
-    pub(crate) lost: u16,
-    pub(crate) repeated: u16,
+pub(super) struct Climate {
+    pub(super) lost: u16,
+    pub(super) repeated: u16,
     /// Datagrams that take long, and are overtaken.
-    pub(crate) straggles: u16,
+    pub(super) straggles: u16,
     /// The longest travel time of the others.
-    pub(crate) delay: Duration,
+    pub(super) delay: Duration,
     /// Mean time between two faults of a kind.
-    pub(crate) faults_every: Duration,
+    pub(super) faults_every: Duration,
 }
 
-pub(crate) const SUBNETS: usize = 3;
+pub(super) const SUBNETS: usize = 3;
 const WANDERERS: u8 = 2;
 /// Addresses of a subnet and family that are asked for and that no host has.
 const MISSING_PEERS: u8 = 4;
 
 impl Weather {
-    pub(crate) fn new(dice: &mut Dice, plan: &Plan) -> Self {
+    pub(super) fn new(dice: &mut Dice, plan: &Plan) -> Self {
         let mut config = node::Config::default();
         // Set in the kernel, and restored by a daemon that ends in an orderly way.
         config.local_service.timeout = *dice.pick(&[Timeout::DEFAULT, Timeout::MIN]);
         config.local_service.nudge = !dice.once_in(12);
         config.paths.ttl = *dice.pick(&[secs(3600), secs(60), secs(20)]);
+        let responder = responder::Settings {
+            mode: *dice.pick(&[Mode::Auto, Mode::XdpGeneric]),
+            lease: *dice.pick(&[secs(1), secs(60)]),
+            ..responder::Settings::default()
+        };
+        config.view.neighbours = responder.wants_neighbours();
         let climate = Climate {
             lost: *dice.pick(&[0, 0, 1, 5, 20, 100]),
             repeated: *dice.pick(&[0, 0, 5, 50]),
@@ -79,6 +87,7 @@ impl Weather {
         Self {
             climate,
             config,
+            responder,
             short_lived: client::Config::new(client::Settings {
                 cache_ttl: secs(5),
                 sockets: 4,
@@ -99,7 +108,7 @@ impl Weather {
 
 impl World {
     /// Builds all machines.
-    pub(crate) fn build(&mut self) {
+    pub(super) fn build(&mut self) {
         for id in 0..self.plan.nodes {
             let machine = self.machine(id);
             self.machines.push(machine);
@@ -146,7 +155,7 @@ impl World {
         let config = Config { ip_seq: from, path_seq: from, confirms, ..Config::default() };
         let gid = self.new_gid(subnet);
         self.weather.next_lid += 1;
-        let given = Given::new(self.weather.next_lid);
+        let given = Given { lid: self.weather.next_lid, is_member: true };
         Machine {
             kind,
             subnet,
@@ -158,11 +167,12 @@ impl World {
                 addresses: home.map(entry).into(),
                 told_until: START,
                 dump: 0,
+                tells_neighbours: false,
             },
             given,
             paths: Vec::new(),
             slow_path: START,
-            responder: self.dice.coin().then(Responder::default),
+            programs: self.dice.coin().then(|| Programs::new(self.bug)),
             local_service: LocalServiceSocket::default(),
             life: 0,
             daemon: None,
@@ -177,13 +187,13 @@ impl World {
         }
     }
 
-    pub(crate) fn new_gid(&mut self, subnet: u8) -> ibarr_common::ib::Gid {
+    pub(super) fn new_gid(&mut self, subnet: u8) -> ibarr_common::ib::Gid {
         self.weather.next_guid += 1;
         gid(self.weather.prefixes[usize::from(subnet - 1)], self.weather.next_guid)
     }
 
     /// A program on the machine calls `rdma_resolve_addr`, or asks the daemon.
-    pub(crate) fn call(&mut self, id: Id) {
+    pub(super) fn call(&mut self, id: Id) {
         let next = self.now + self.dice.around(self.weather.calls_every);
         if next < START + self.plan.time {
             self.at(next, What::Call(id));
@@ -213,7 +223,7 @@ impl World {
     }
 
     /// The target of a call: mostly the same few.
-    pub(crate) fn any_target(&mut self, id: Id) -> IpAddr {
+    pub(super) fn any_target(&mut self, id: Id) -> IpAddr {
         let v6 = self.dice.below(10) < 3;
         match self.dice.below(20) {
             0 => *self.dice.pick(&self.weather.wanderers),
@@ -247,7 +257,7 @@ impl World {
         }
     }
 
-    pub(crate) fn one_of_ours(&mut self) -> Id {
+    pub(super) fn one_of_ours(&mut self) -> Id {
         loop {
             let id = self.dice.below(self.machines.len());
             if self.machines[id].kind == Kind::Ours {

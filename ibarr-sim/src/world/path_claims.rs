@@ -20,7 +20,7 @@ use crate::dice::{ms, secs};
 
 /// The history of a daemon, its kernel and its SA.
 #[derive(Debug, Default)]
-pub(crate) struct PathClaims {
+pub(super) struct PathClaims {
     ttl: Duration,
     negative_ttl: Duration,
     canary_every: Duration,
@@ -58,13 +58,13 @@ const PATIENCE: Duration = ms(249);
 const WAITS: Duration = secs(3);
 
 impl PathClaims {
-    pub(crate) fn new(config: &paths::Config) -> Self {
+    pub(super) fn new(config: &paths::Config) -> Self {
         let paths::Config { ttl, negative_ttl, canary_every, .. } = *config;
         Self { ttl, negative_ttl, canary_every, ..Self::default() }
     }
 
     /// The daemon learns the state of its port.
-    pub(crate) fn is_told(&mut self, now: Instant, facts: Option<&PortFacts>) {
+    pub(super) fn is_told(&mut self, now: Instant, facts: Option<&PortFacts>) {
         self.started.get_or_insert(now);
         let sa = |facts: Option<&PortFacts>| facts.and_then(PortFacts::sa);
         if sa(self.facts.as_ref()) != sa(facts) {
@@ -86,7 +86,7 @@ impl PathClaims {
     }
 
     /// The daemon reads a request that the kernel sent at `sent_at`.
-    pub(crate) fn is_wanted(&mut self, now: Instant, sent_at: Instant, bytes: &[u8]) {
+    pub(super) fn is_wanted(&mut self, now: Instant, sent_at: Instant, bytes: &[u8]) {
         for message in messages(bytes).flatten() {
             let Ok(Request::ResolvePath(request)) = Request::parse(&message) else { continue };
             let reversible = request.path_use != PathUse::Unidirectional;
@@ -110,12 +110,12 @@ impl PathClaims {
     }
 
     /// How long the request lay unread behind others, if it has no answer yet.
-    pub(crate) fn unread(&self, seq: Seq) -> Duration {
+    pub(super) fn unread(&self, seq: Seq) -> Duration {
         self.wanted.get(&seq).map_or(Duration::ZERO, |wanted| wanted.unread)
     }
 
     /// The daemon asks the SA; returns what is wrong with that.
-    pub(crate) fn asks(&mut self, now: Instant, question: &PathQuestion) -> Option<String> {
+    pub(super) fn asks(&mut self, now: Instant, question: &PathQuestion) -> Option<String> {
         let dgid = question.dgid;
         let since = self.void_at.max(self.doubt_at);
         let known = self.known.get(question);
@@ -142,7 +142,7 @@ impl PathClaims {
     }
 
     /// The SA answers.
-    pub(crate) fn is_said(&mut self, now: Instant, question: &PathQuestion, answer: &Answer) {
+    pub(super) fn is_said(&mut self, now: Instant, question: &PathQuestion, answer: &Answer) {
         match answer {
             Answer::Path(record) => {
                 self.said.insert(number(record), (now, *question));
@@ -155,7 +155,7 @@ impl PathClaims {
     }
 
     /// The daemon receives an answer of the SA, and accepts it or not.
-    pub(crate) fn is_heard(
+    pub(super) fn is_heard(
         &mut self,
         now: Instant,
         question: &PathQuestion,
@@ -191,7 +191,7 @@ impl PathClaims {
 
     /// The daemon answers a request of the kernel by this message; `spared` counts requests that
     /// got neither a path nor the fallback. Returns what is wrong with that.
-    pub(crate) fn is_answered(
+    pub(super) fn is_answered(
         &mut self,
         now: Instant,
         seq: Seq,

@@ -1,6 +1,21 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 
-//! Machines on one virtual clock, which jumps from one event to the next.
+//! Machines on one virtual clock, which jumps from one event to the next. Each file is a part of the
+//! surroundings: its types, and what happens to it.
+
+mod claims;
+mod crowd;
+mod daemon;
+mod faults;
+mod machine;
+mod path_claims;
+mod pending;
+mod programs;
+mod rtnl;
+mod subnet;
+mod truth;
+mod weather;
+mod wire;
 
 use std::cmp::{Ordering, Reverse};
 use std::collections::{BTreeMap, BinaryHeap};
@@ -13,35 +28,49 @@ use ibarr_proto::ip2gid::Question;
 use ibarr_proto::local_service::Nudge;
 use ibarr_proto::local_view;
 
-use crate::Plan;
-use crate::bugs::Bug;
-use crate::claims::Claims;
-use crate::dice::Dice;
-use crate::faults::Fault;
-use crate::machine::{Machine, Packet};
-use crate::record::{Entry, Id, Record};
-use crate::subnet::Subnet;
-use crate::truth::Truth;
-use crate::weather::{SUBNETS, Weather};
+pub(crate) use self::claims::Broken;
 
-/// The time at which a simulation begins: long after boot.
-pub(crate) const START: Instant = Instant::from_nanos(1_000_000_000_000);
+use self::claims::Claims;
+use self::faults::Fault;
+use self::machine::{Machine, Packet};
+use self::subnet::Subnet;
+use self::truth::Truth;
+use self::weather::{SUBNETS, Weather};
+use crate::bugs::Bug;
+use crate::dice::Dice;
+use crate::record::{Entry, Id, Record, START};
+use crate::{Counts, Plan};
+
+/// The end of a simulation.
+pub(crate) struct Ended {
+    pub(crate) broken: Option<Broken>,
+    pub(crate) counts: Counts,
+    pub(crate) record: Record,
+}
+
+/// Runs until the end, or until a claim is broken.
+pub(crate) fn run(seed: u64, plan: Plan, bug: Option<Bug>, with_lines: bool) -> Ended {
+    let mut world = World::new(seed, plan, bug, with_lines);
+    world.run();
+    let broken = world.claims.broken().cloned();
+    Ended { broken, counts: world.claims.counts, record: world.record }
+}
 
 /// The whole simulation, see the [module](self).
-pub(crate) struct World {
-    pub(crate) plan: Plan,
-    pub(crate) bug: Option<Bug>,
-    pub(crate) now: Instant,
-    pub(crate) dice: Dice,
-    pub(crate) machines: Vec<Machine>,
-    pub(crate) truth: Truth,
-    pub(crate) subnets: [Subnet; SUBNETS],
+struct World {
+    plan: Plan,
+    bug: Option<Bug>,
+    now: Instant,
+    dice: Dice,
+    machines: Vec<Machine>,
+    truth: Truth,
+    subnets: [Subnet; SUBNETS],
     /// Answers of administrators in flight, by number.
-    pub(crate) mads: BTreeMap<u32, (Lid, Request, Answer)>,
-    pub(crate) numbers: u32,
-    pub(crate) weather: Weather,
-    pub(crate) claims: Claims,
-    pub(crate) record: Record,
+    mads: BTreeMap<u32, (Lid, Request, Answer)>,
+    numbers: u32,
+    weather: Weather,
+    claims: Claims,
+    record: Record,
     queue: BinaryHeap<Reverse<Due>>,
     scheduled: u64,
     /// Number of events in this second.
@@ -50,7 +79,7 @@ pub(crate) struct World {
 
 /// A future event.
 #[derive(Clone, Copy, Debug)]
-pub(crate) enum What {
+enum What {
     /// The daemon has work.
     Turn(Id),
     /// The kernel's RDMA core has work.
@@ -63,6 +92,12 @@ pub(crate) enum What {
     DumpStarts(Id, u32),
     DumpLinks(Id, u32),
     DumpAddresses(Id, u32),
+    /// A dump of routes or neighbours is read.
+    DumpRoutes(Id, u32),
+    DumpNeighbours(Id, u32),
+    /// The maps of the programs are open, the thread has attached programs.
+    MapsOpened(Id, u32),
+    Arranged(Id, u32),
     /// The daemon with this life number reads its port; an answer of an SA arrives.
     PortSeen(Id, u32),
     MadArrives(Id, u32, u32),
@@ -97,7 +132,7 @@ struct Due {
 const MAX_STEPS: u32 = 2_000_000;
 
 impl World {
-    pub(crate) fn new(seed: u64, plan: Plan, bug: Option<Bug>, with_lines: bool) -> Self {
+    fn new(seed: u64, plan: Plan, bug: Option<Bug>, with_lines: bool) -> Self {
         let mut dice = Dice::new(seed);
         let weather = Weather::new(&mut dice, &plan);
         let mut world = Self {
@@ -121,8 +156,7 @@ impl World {
         world
     }
 
-    /// Runs until the end, or until a claim is broken.
-    pub(crate) fn run(&mut self) {
+    fn run(&mut self) {
         let end = START + self.plan.time + self.plan.quiet;
         while let Some(Reverse(due)) = self.queue.pop() {
             if due.at > end {
@@ -138,12 +172,12 @@ impl World {
         self.check_end();
     }
 
-    pub(crate) fn at(&mut self, at: Instant, what: What) {
+    fn at(&mut self, at: Instant, what: What) {
         self.scheduled += 1;
         self.queue.push(Reverse(Due { at, order: self.scheduled, what }));
     }
 
-    pub(crate) fn note(&mut self, machine: Id, entry: &Entry<'_>) {
+    fn note(&mut self, machine: Id, entry: &Entry<'_>) {
         self.record.add(self.now, machine, entry);
     }
 
@@ -196,6 +230,10 @@ impl World {
             What::DumpStarts(id, life) => self.dump_starts(id, life),
             What::DumpLinks(id, dump) => self.dump_links(id, dump),
             What::DumpAddresses(id, dump) => self.dump_addresses(id, dump),
+            What::DumpRoutes(id, life) => self.dump_routes(id, life),
+            What::DumpNeighbours(id, life) => self.dump_neighbours(id, life),
+            What::MapsOpened(id, life) => self.maps_opened(id, life),
+            What::Arranged(id, life) => self.arranged(id, life),
             What::PortSeen(id, life) => self.port_seen(id, life),
             What::MadArrives(id, life, number) => self.mad_arrives(id, life, number),
             What::Route(id, life, question) => self.route_said(id, life, question),
@@ -225,6 +263,10 @@ impl What {
             | Self::DumpStarts(id, _)
             | Self::DumpLinks(id, _)
             | Self::DumpAddresses(id, _)
+            | Self::DumpRoutes(id, _)
+            | Self::DumpNeighbours(id, _)
+            | Self::MapsOpened(id, _)
+            | Self::Arranged(id, _)
             | Self::PortSeen(id, _)
             | Self::MadArrives(id, ..)
             | Self::Route(id, ..)

@@ -11,17 +11,17 @@ use ibarr_common::ib::Gid;
 use ibarr_common::wire::ls::{ResolveIp, Seq, Timeout};
 use ibarr_proto::local_service::{self, NUDGE_INTERVAL};
 
+use super::World;
+use super::daemon::{header, most_sockets};
+use super::machine::{Daemon, Kind, Path, Restart};
 use crate::Counts;
-use crate::daemon::{header, most_sockets};
 use crate::dice::{ms, secs};
 use crate::kernel::{IpOutcome, Wake};
-use crate::machine::{Daemon, Kind, Path, Restart};
-use crate::record::{Entry, Id};
-use crate::world::{START, World};
+use crate::record::{Entry, Id, START};
 
 #[derive(Debug, Default)]
-pub(crate) struct Claims {
-    pub(crate) counts: Counts,
+pub(super) struct Claims {
+    pub(super) counts: Counts,
     broken: Option<Broken>,
     /// Pending requests of each machine's kernel.
     calls: BTreeMap<Id, Vec<Call>>,
@@ -63,6 +63,9 @@ const PROMPT: Duration = secs(1);
 const IN_TIME: Duration = ms(1900);
 const FEW: usize = 2;
 
+/// More questions than this at once make time-outs grow, so that there is time for one resend only.
+const CROWD: usize = 8;
+
 /// The greatest age of an answer: a peer's answer is remembered for a minute, an answer to the
 /// kernel for five seconds, and a request may take three.
 const OLDEST: Duration = secs(60 + 5 + 3);
@@ -73,8 +76,6 @@ const CACHED: Duration = ms(60_000 + 100);
 /// The time until the view knows a change: one that the kernel reports, and one that it does not.
 const TOLD_LAG: Duration = ms(100);
 const SILENT_LAG: Duration = secs(6);
-/// How long programs in the kernel answer without a daemon.
-const LEASE: Duration = secs(60);
 
 /// How long something is kept for a request: the kernel repeats it for at most 5 s, its deadline is
 /// 30 s, and the answer is remembered for 5 s.
@@ -85,16 +86,16 @@ const IP_RESOLVE: u16 = 0x1002;
 const SET_TIMEOUT: u16 = 0x1001;
 
 impl Claims {
-    pub(crate) fn broken(&self) -> Option<&Broken> {
+    pub(super) fn broken(&self) -> Option<&Broken> {
         self.broken.as_ref()
     }
 
     /// Only the first broken claim is reported.
-    pub(crate) fn breaks(&mut self, at: Instant, about: [Option<Id>; 2], claim: String) {
+    pub(super) fn breaks(&mut self, at: Instant, about: [Option<Id>; 2], claim: String) {
         self.broken.get_or_insert(Broken { at, about, claim });
     }
 
-    pub(crate) fn loses(&mut self, now: Instant, from: Id, to: Option<Id>) {
+    pub(super) fn loses(&mut self, now: Instant, from: Id, to: Option<Id>) {
         self.counts.lost += 1;
         let Some(to) = to else { return };
         let losses = self.losses.entry((from.min(to), from.max(to))).or_default();
@@ -105,11 +106,11 @@ impl Claims {
     }
 
     /// Notes that a peer has said to `id` that an address has this GID.
-    pub(crate) fn is_told(&mut self, now: Instant, id: Id, gid: Gid) {
+    pub(super) fn is_told(&mut self, now: Instant, id: Id, gid: Gid) {
         self.told.insert((id, gid), now);
     }
 
-    pub(crate) fn nudges(&mut self, now: Instant, id: Id, daemon: &mut Daemon) {
+    pub(super) fn nudges(&mut self, now: Instant, id: Id, daemon: &mut Daemon) {
         self.counts.nudges += 1;
         let last = daemon.last_nudge.replace(now);
         let is_alone = std::mem::take(&mut daemon.since_nudge) == 1;
@@ -121,7 +122,7 @@ impl Claims {
     }
 
     /// Checks the nudges: each answer, loss and start allows one nudge and its repetitions.
-    pub(crate) fn daemon_ends(&mut self, now: Instant, id: Id, daemon: &Daemon) {
+    pub(super) fn daemon_ends(&mut self, now: Instant, id: Id, daemon: &Daemon) {
         let most = (1 + local_service::FOLLOW_UPS.len() as u64) * daemon.answers;
         if daemon.nudges > most {
             let text = format!("{} nudges for {} answers", daemon.nudges, daemon.answers);
@@ -137,7 +138,7 @@ impl Claims {
 
 impl World {
     /// Notes a call of `rdma_resolve_addr`.
-    pub(crate) fn resolve(&mut self, id: Id, request: ResolveIp, timeout: Duration) {
+    pub(super) fn resolve(&mut self, id: Id, request: ResolveIp, timeout: Duration) {
         let target = request.target;
         self.note(id, &Entry::Called { target, timeout });
         self.claims.counts.calls += 1;
@@ -157,7 +158,7 @@ impl World {
     }
 
     /// Checks that a call has one effective outcome, in time and correct.
-    pub(crate) fn call_ends(&mut self, id: Id, seq: Seq, outcome: IpOutcome) {
+    pub(super) fn call_ends(&mut self, id: Id, seq: Seq, outcome: IpOutcome) {
         let calls = self.claims.calls.entry(id).or_default();
         let Some(at) = calls.iter().position(|call| call.seq == seq) else {
             let text = format!("request {} ends but was not pending", seq.0);
@@ -229,11 +230,15 @@ impl World {
         let speaks = self.machines[owner].kind == Kind::Ours || call.target.is_ipv4();
         let is_fit = is_calm(id) || restart.is_some() && owner != id && is_quick(id);
         let answers = is_fit && is_calm(owner) && speaks;
+        let lately = |at: &&Instant| **at >= before(call.asked_at, secs(1));
+        let called = self.claims.called.get(&id);
+        let is_in_crowd = called.is_some_and(|at| at.iter().filter(lately).count() > CROWD);
+        let few = if is_in_crowd { 1 } else { FEW };
         let limit = match self.claims.losses_since(id, owner, since) {
             0 => PROMPT,
             // A gateway behind which the network is cut has lost what others asked, too, and is asked
             // once a second.
-            1..=FEW if self.weather.cut_until <= since => IN_TIME,
+            losses if losses <= few && self.weather.cut_until <= since => IN_TIME,
             _ => return None,
         };
         let limit = limit + extra;
@@ -241,7 +246,7 @@ impl World {
     }
 
     /// Checks a message of the daemon to the kernel.
-    pub(crate) fn check_message(&mut self, id: Id, daemon: &mut Daemon, bytes: &[u8]) {
+    pub(super) fn check_message(&mut self, id: Id, daemon: &mut Daemon, bytes: &[u8]) {
         let Some((kind, seq)) = header(bytes).filter(|(kind, _)| *kind != SET_TIMEOUT) else {
             return;
         };
@@ -291,13 +296,20 @@ impl World {
     }
 
     /// Checks a reply: the machine has the address, or had it until a moment ago.
-    pub(crate) fn check_reply(&mut self, id: Id, about: IpAddr, asker: IpAddr, gid: Gid) {
+    pub(super) fn check_reply(&mut self, id: Id, about: IpAddr, asker: IpAddr, gid: Gid) {
         let since = before(self.now, SILENT_LAG);
         let slept = self.slept_lately(Some(id), since);
-        let runs = self.machines[id].daemon.as_ref().is_some_and(|daemon| {
-            daemon.core.node().view().is_synced() && self.machines[id].troubles.stalled <= self.now
+        let machine = &self.machines[id];
+        let runs = machine.daemon.as_ref().is_some_and(|daemon| {
+            // Until it has written all maps, the programs answer from those of an earlier daemon.
+            let has_maps =
+                daemon.responder.as_ref().is_some_and(|it| it.lease_end() > Instant::BOOT);
+            daemon.core.node().view().is_synced()
+                && (machine.programs.is_none() || has_maps)
+                && machine.troubles.stalled <= self.now
         });
-        let extra = slept + if runs { Duration::ZERO } else { LEASE };
+        let lease = self.weather.responder.lease;
+        let extra = slept + if runs { Duration::ZERO } else { lease };
         let (told, silent) =
             (before(self.now, TOLD_LAG + extra), before(self.now, SILENT_LAG + extra));
         let is_right = self.truth.owners(about, told).any(|owner| owner == id)
@@ -310,7 +322,7 @@ impl World {
     }
 
     /// Checks that a daemon which ended in an orderly way has restored the kernel's time-out.
-    pub(crate) fn check_peaceful_end(&mut self, id: Id) {
+    pub(super) fn check_peaceful_end(&mut self, id: Id) {
         let machine = &self.machines[id];
         let Some(daemon) = machine.daemon.as_ref().filter(|daemon| daemon.is_ending) else {
             return;
@@ -326,7 +338,7 @@ impl World {
     /// Checks a path request that got no answer in the kernel's time. This is allowed only if there
     /// was a trouble, or the daemon did not run, or read other requests, for half of the time that
     /// remains after the SA's silence.
-    pub(crate) fn path_unanswered(&mut self, id: Id, seq: Seq) {
+    pub(super) fn path_unanswered(&mut self, id: Id, seq: Seq) {
         self.claims.counts.paths_unanswered += 1;
         let machine = &self.machines[id];
         let time = machine.kernel.path_timeout();
@@ -341,7 +353,7 @@ impl World {
     }
 
     /// Checks that no table is larger than the requests justify.
-    pub(crate) fn check_bounds(&mut self, id: Id, daemon: &Daemon) {
+    pub(super) fn check_bounds(&mut self, id: Id, daemon: &Daemon) {
         let node = daemon.core.node();
         let held_for = HELD + self.slept_lately(Some(id), before(self.now, HELD));
         let called = self.claims.called.entry(id).or_default();
@@ -371,7 +383,7 @@ impl World {
     }
 
     /// Checks that no table holds anything after minutes without requests.
-    pub(crate) fn check_end(&mut self) {
+    pub(super) fn check_end(&mut self) {
         for id in 0..self.machines.len() {
             let machine = &self.machines[id];
             let mut left = Vec::new();

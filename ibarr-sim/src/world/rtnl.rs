@@ -4,18 +4,21 @@
 //! `ibarr-user/src/transport/rtnetlink` passes them on. A dump reads without the lock that changes
 //! take, so events and dumps overtake each other.
 
-use std::net::{IpAddr, Ipv6Addr};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 use ibarr_common::ib::Gid;
-use ibarr_proto::local_view::Input;
+use ibarr_proto::ip2gid::Prefix;
+use ibarr_proto::local_view::routing::{Route, Way};
+use ibarr_proto::local_view::{Input, Subject, neighbours};
 
+use super::machine::{IPOIB, Inbox, Path, entry, entry_id, gateway, hwaddr};
+use super::subnet::router;
+use super::{What, World};
 use crate::dice::us;
-use crate::machine::{IPOIB, Inbox, entry, entry_id, hwaddr};
 use crate::record::{Entry, Id};
-use crate::world::{What, World};
 
 impl World {
-    pub(crate) fn add_address(&mut self, id: Id, address: IpAddr) {
+    pub(super) fn add_address(&mut self, id: Id, address: IpAddr) {
         let machine = &mut self.machines[id];
         let Some(is_up) = machine.network.ipoib().map(|link| link.up) else { return };
         machine.network.addresses.push(entry(address));
@@ -26,7 +29,7 @@ impl World {
         self.event(id, Input::Address(entry(address)));
     }
 
-    pub(crate) fn remove_address(&mut self, id: Id, address: IpAddr) {
+    pub(super) fn remove_address(&mut self, id: Id, address: IpAddr) {
         let entries = &mut self.machines[id].network.addresses;
         entries.retain(|entry| entry.id != entry_id(address));
         if self.truth.owner(address) == Some(id) {
@@ -38,7 +41,7 @@ impl World {
 
     /// Gives the addresses another GID. The kernel sends no event if a new subnet prefix causes
     /// this.
-    pub(crate) fn change_gid(&mut self, id: Id, gid: Gid, silently: bool) {
+    pub(super) fn change_gid(&mut self, id: Id, gid: Gid, silently: bool) {
         let Some(link) = self.machines[id].network.ipoib_mut() else { return };
         link.hwaddr = hwaddr(gid);
         let link = *link;
@@ -50,11 +53,11 @@ impl World {
         }
     }
 
-    pub(crate) fn link_down(&mut self, id: Id) {
+    pub(super) fn link_down(&mut self, id: Id) {
         self.set_link(id, false);
     }
 
-    pub(crate) fn link_up(&mut self, id: Id) {
+    pub(super) fn link_up(&mut self, id: Id) {
         self.set_link(id, true);
     }
 
@@ -77,10 +80,11 @@ impl World {
         }
         self.port_changes(id);
         self.event(id, Input::Link(link));
+        self.event(id, Input::RoutesChanged);
     }
 
     /// Unloads the driver.
-    pub(crate) fn link_gone(&mut self, id: Id) {
+    pub(super) fn link_gone(&mut self, id: Id) {
         let network = &mut self.machines[id].network;
         let gone: Vec<_> = network.addresses.drain(..).collect();
         network.links.retain(|link| link.ifindex != IPOIB);
@@ -94,6 +98,28 @@ impl World {
         }
         self.port_changes(id);
         self.event(id, Input::LinkGone(IPOIB));
+        self.event(id, Input::RoutesChanged);
+    }
+
+    /// IPoIB can send to a next hop at once.
+    pub(super) fn neighbour_is_known(&mut self, id: Id, next_hop: IpAddr) {
+        if self.machines[id].network.tells_neighbours {
+            let entry = self.neighbour_entry(id, next_hop);
+            self.event(id, Input::Neighbour(entry));
+        }
+    }
+
+    pub(super) fn neighbour_is_forgotten(&mut self, id: Id, next_hop: IpAddr) {
+        if self.machines[id].network.tells_neighbours {
+            self.event(id, Input::NeighbourGone(IPOIB, next_hop));
+        }
+    }
+
+    fn neighbour_entry(&self, id: Id, address: IpAddr) -> neighbours::Entry {
+        let owner = self.truth.owner(address).and_then(|owner| self.machines[owner].gid());
+        let gid = owner.unwrap_or_else(|| router(self.machines[id].subnet));
+        let state = neighbours::State::Reachable;
+        neighbours::Entry { ifindex: IPOIB, address, state, hwaddr: hwaddr(gid) }
     }
 
     /// Sends an event to the daemon.
@@ -113,13 +139,13 @@ impl World {
         }
     }
 
-    pub(crate) fn tell_view(&mut self, id: Id, life: u32, input: Input) {
+    pub(super) fn tell_view(&mut self, id: Id, life: u32, input: Input) {
         if self.machines[id].life == life {
             self.put(id, Inbox::View(input));
         }
     }
 
-    pub(crate) fn dump_starts(&mut self, id: Id, life: u32) {
+    pub(super) fn dump_starts(&mut self, id: Id, life: u32) {
         let network = &mut self.machines[id].network;
         network.dump += 1;
         let dump = network.dump;
@@ -128,7 +154,52 @@ impl World {
         self.at(at, What::DumpLinks(id, dump));
     }
 
-    pub(crate) fn dump_links(&mut self, id: Id, dump: u32) {
+    /// A dump may end with an error.
+    fn dump_fails(&mut self, id: Id, life: u32, subject: Subject) -> bool {
+        let fails = self.machines[id].troubles.rtnetlink_loses > self.now && self.dice.coin();
+        if fails {
+            self.tell_view(id, life, Input::DumpFailed(subject));
+        }
+        fails
+    }
+
+    pub(super) fn dump_routes(&mut self, id: Id, life: u32) {
+        if self.dump_fails(id, life, Subject::Routes) {
+            return;
+        }
+        let machine = &self.machines[id];
+        if machine.network.ipoib().is_some_and(|link| link.up) {
+            for home in machine.home {
+                let (zero, bits): (IpAddr, u8) = match home {
+                    IpAddr::V4(_) => (Ipv4Addr::UNSPECIFIED.into(), 16),
+                    IpAddr::V6(_) => (Ipv6Addr::UNSPECIFIED.into(), 64),
+                };
+                let gateway = Some(gateway(self.machines[id].subnet, home));
+                for (prefix, gateway) in
+                    [(Prefix::around(zero, 0), gateway), (Prefix::around(home, bits), None)]
+                {
+                    let way = Way::By { ifindex: IPOIB, gateway };
+                    self.tell_view(id, life, Input::ListedRoute(Route { prefix, metric: 0, way }));
+                }
+            }
+        }
+        self.tell_view(id, life, Input::RoutesDone);
+    }
+
+    pub(super) fn dump_neighbours(&mut self, id: Id, life: u32) {
+        if self.dump_fails(id, life, Subject::Neighbours) {
+            return;
+        }
+        let paths = self.machines[id].paths.iter();
+        let open = paths.filter(|(_, path)| matches!(path, Path::Open));
+        let open: Vec<_> = open.map(|&(next_hop, _)| self.neighbour_entry(id, next_hop)).collect();
+        for entry in open {
+            self.tell_view(id, life, Input::ListedNeighbour(entry));
+        }
+        self.tell_view(id, life, Input::NeighboursDone);
+    }
+
+    pub(super) fn dump_links(&mut self, id: Id, dump: u32) {
         let machine = &self.machines[id];
         if machine.network.dump != dump {
             return;
@@ -141,13 +212,16 @@ impl World {
         self.at(at, What::DumpAddresses(id, dump));
     }
 
-    pub(crate) fn dump_addresses(&mut self, id: Id, dump: u32) {
+    pub(super) fn dump_addresses(&mut self, id: Id, dump: u32) {
         let machine = &self.machines[id];
         if machine.network.dump != dump {
             return;
         }
         let life = machine.life;
-        for entry in machine.network.addresses.clone() {
+        if self.dump_fails(id, life, Subject::Node) {
+            return;
+        }
+        for entry in self.machines[id].network.addresses.clone() {
             self.tell_view(id, life, Input::ListedAddress(entry));
         }
         self.tell_view(id, life, Input::DumpDone);
