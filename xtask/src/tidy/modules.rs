@@ -1,38 +1,55 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 
-//! The modules at the top of each crate depend on each other in one direction. Tests and documentation
-//! may refer to any module.
+//! The modules of each folder depend on each other in one direction. Tests and documentation may refer
+//! to any module, and a module to the one that it is a part of.
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use super::{File, Problems};
 
-/// Its files are the parts of one `World`, which each changes.
-const EXCEPT: &str = "ibarr-sim";
-
-/// A crate's modules, each with those that its code names.
+/// The modules of a folder, each with those of the same folder that its code names.
 type Graph<'a> = BTreeMap<&'a str, BTreeSet<&'a str>>;
 
-/// Finds a circle of modules in each crate.
+/// A module by the names on the way to it from the crate's root.
+type Path<'a> = Vec<&'a str>;
+
+/// Finds a circle of modules in each folder.
 pub(super) fn check(files: &[File]) -> Problems {
-    let mut crates: BTreeMap<&str, Graph<'_>> = BTreeMap::new();
+    let mut folders: BTreeMap<(&str, Path<'_>), Graph<'_>> = BTreeMap::new();
     for file in files {
         let Some((name, path)) = file.path.split_once("/src/") else { continue };
         let Some(path) = path.strip_suffix(".rs").filter(|path| !path.contains("tests")) else {
             continue;
         };
-        let module = path.split('/').next().unwrap_or_default();
-        if name.contains('/') || name == EXCEPT || ["lib", "main"].contains(&module) {
+        if name.contains('/') {
             continue;
         }
-        let named = crates.entry(name).or_default().entry(module).or_default();
-        named.extend(named_in(&file.text).filter(|named| *named != module));
+        let mut at: Path<'_> = path.split('/').collect();
+        if ["lib", "main", "mod"].contains(at.last().unwrap_or(&"")) {
+            at.pop();
+        }
+        for depth in 0..at.len() {
+            folders.entry((name, at[..depth].to_vec())).or_default().entry(at[depth]).or_default();
+        }
+        for named in named_in(&file.text, &at) {
+            let depth = at.iter().zip(&named).take_while(|(a, b)| a == b).count();
+            if let (Some(from), Some(to)) = (at.get(depth), named.get(depth)) {
+                let folder = folders.entry((name, at[..depth].to_vec())).or_default();
+                folder.entry(from).or_default().insert(to);
+            }
+        }
     }
     let mut problems = Problems::new();
-    for (name, graph) in &crates {
-        if let Some(circle) = circle(graph) {
+    for ((name, folder), mut graph) in folders {
+        // What is no file is an item of the folder's own module.
+        let modules: BTreeSet<_> = graph.keys().copied().collect();
+        for named in graph.values_mut() {
+            named.retain(|named| modules.contains(named));
+        }
+        if let Some(circle) = circle(&graph) {
+            let place = [&[name], folder.as_slice()].concat().join("/");
             problems.push(format!(
-                "{name}: a circle of modules, {}: move what both need below them",
+                "{place}: a circle of modules, {}: move what both need below them",
                 circle.join(" → ")
             ));
         }
@@ -40,14 +57,61 @@ pub(super) fn check(files: &[File]) -> Problems {
     problems
 }
 
-/// The modules that the code of a file names by `crate::`.
-fn named_in(text: &str) -> impl Iterator<Item = &str> {
+/// What the code of the module `at` names by `crate`, `self` or `super`.
+fn named_in<'a>(text: &'a str, at: &[&'a str]) -> Vec<Path<'a>> {
     let code = text.split("\n#[cfg(test)]\nmod tests {").next().unwrap_or_default();
-    let lines = code.lines().filter(|line| !line.trim_start().starts_with("//"));
-    lines.flat_map(|line| line.split("crate::").skip(1)).map(|rest| {
-        let end = rest.find(|c: char| !c.is_ascii_alphanumeric() && c != '_');
-        rest.get(..end.unwrap_or(rest.len())).unwrap_or_default()
-    })
+    let mut found = Vec::new();
+    for (start, _) in code.match_indices("::") {
+        let before = &code[..start];
+        let is_comment = before.rsplit('\n').next().is_some_and(|line| line.contains("//"));
+        let first = before.len() - word_backwards(before);
+        if is_comment || before[..first].ends_with("::") {
+            continue;
+        }
+        let (root, rest) = (&before[first..], &code[start + 2..]);
+        match root {
+            "crate" => tree(rest, &[], &mut found),
+            "self" => tree(rest, at, &mut found),
+            "super" => tree(rest, at.split_last().map_or(&[], |(_, above)| above), &mut found),
+            _ => rest,
+        };
+    }
+    found
+}
+
+/// Reads a path or a tree of `use`, and returns what follows it.
+fn tree<'a>(rest: &'a str, prefix: &[&'a str], found: &mut Vec<Path<'a>>) -> &'a str {
+    let rest = rest.trim_start();
+    if let Some(mut rest) = rest.strip_prefix('{') {
+        loop {
+            rest = tree(rest, prefix, found);
+            // The name that `as` gives.
+            let (_, after) = rest.split_at(rest.find([',', '}']).unwrap_or(rest.len()));
+            let Some(next) = after.strip_prefix(',') else { return after.get(1..).unwrap_or("") };
+            rest = next;
+        }
+    }
+    let (word, rest) = rest.split_at(rest.find(|c| !is_of_word(c)).unwrap_or(rest.len()));
+    let mut path = prefix.to_vec();
+    match word {
+        "super" => drop(path.pop()),
+        "self" | "" => {}
+        _ => path.push(word),
+    }
+    if let Some(rest) = rest.strip_prefix("::") {
+        return tree(rest, &path, found);
+    }
+    found.push(path);
+    rest
+}
+
+fn is_of_word(c: char) -> bool {
+    c.is_ascii_alphanumeric() || c == '_'
+}
+
+/// Length of the word at the end of `text`.
+fn word_backwards(text: &str) -> usize {
+    text.bytes().rev().take_while(|byte| is_of_word(char::from(*byte))).count()
 }
 
 /// The modules of a circle, the first one also at its end.
@@ -101,6 +165,17 @@ mod tests {
             check(&files(&circle)),
             ["ibarr-x: a circle of modules, b → c → b: move what both need below them"]
         );
+    }
+
+    #[test]
+    fn circle_inside_a_folder_is_found() {
+        let parent = ("a/mod.rs", "mod b;\nmod c;\nuse self::b::B;\n");
+        let use_it = |text| [parent, ("a/b.rs", text), ("a/c/mod.rs", "use super::{b::B, X};\n")];
+        assert!(check(&files(&use_it("use super::X;\nuse crate::a::{X, Y as c};\n"))).is_empty());
+        for text in ["use super::{X, c};\n", "fn f() { crate::a::c::g() }\n"] {
+            let told = "ibarr-x/a: a circle of modules, b → c → b: move what both need below them";
+            assert_eq!(check(&files(&use_it(text))), [told]);
+        }
     }
 
     #[test]
