@@ -6,6 +6,7 @@
 mod deb;
 mod glibc;
 pub(crate) mod root;
+mod tar;
 
 use std::env;
 use std::ffi::OsString;
@@ -14,7 +15,7 @@ use std::os::unix::fs::PermissionsExt as _;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use anyhow::{Context as _, Result};
+use anyhow::{Context as _, Result, ensure};
 
 use crate::artifacts;
 use crate::process;
@@ -32,19 +33,30 @@ pub(crate) struct Args {
 enum Format {
     /// For Debian 12 and later, and Ubuntu 22.04 and later
     Deb,
+    /// The same files as an archive, for other systems
+    Tar,
 }
 
 pub(crate) fn run(workspace: &Workspace, args: &Args) -> Result<()> {
     let package = match args.format {
-        Format::Deb => deb(workspace)?,
+        Format::Deb => deb::make(&Content::build(workspace)?)?,
+        Format::Tar => tar::make(&Content::build(workspace)?)?,
     };
     println!("{}", package.display());
     Ok(())
 }
 
-/// Builds the program and makes the Debian package.
-pub(crate) fn deb(workspace: &Workspace) -> Result<PathBuf> {
-    deb::make(&Content::build(workspace)?)
+/// Makes the Debian package, and shows that each package made again has the same bytes.
+pub(crate) fn prove(workspace: &Workspace) -> Result<PathBuf> {
+    let content = Content::build(workspace)?;
+    let twice = |make: fn(&Content<'_>) -> Result<PathBuf>| {
+        let package = make(&content)?;
+        let first = fs::read(&package)?;
+        ensure!(fs::read(make(&content)?)? == first, "{} made again differs", package.display());
+        Ok(package)
+    };
+    twice(tar::make)?;
+    twice(deb::make)
 }
 
 /// Files of the checkout, their places in the package, and their modes.

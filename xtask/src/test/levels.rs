@@ -262,7 +262,7 @@ fn install(bench: &Bench<'_>) -> Result<Outcome> {
         Ok(toolbox) => toolbox,
         Err(lack) => return Ok(lack),
     };
-    let package = package::deb(bench.workspace)?;
+    let package = package::prove(bench.workspace)?;
     let path = toolbox.path()?;
     let variables = [
         ("PATH", path.as_os_str()),

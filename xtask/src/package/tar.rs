@@ -1,0 +1,39 @@
+// SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
+
+//! An archive of the same files as in the packages, for systems without dpkg.
+
+use std::env;
+use std::fs;
+use std::path::PathBuf;
+use std::process::Command;
+
+use anyhow::Result;
+
+use super::{Content, write};
+use crate::process;
+
+/// Makes the archive in `target/package`.
+pub(super) fn make(content: &Content<'_>) -> Result<PathBuf> {
+    let name = format!("ibarr-{}-{}", content.version, env::consts::ARCH);
+    let directory = content.workspace.target().join("package");
+    let parent = directory.join("tar");
+    if parent.exists() {
+        fs::remove_dir_all(&parent)?;
+    }
+    let root = parent.join(&name);
+    content.install(&root)?;
+    let licences = content.workspace.root().join("LICENSES");
+    for licence in fs::read_dir(licences)? {
+        let licence = licence?;
+        let to = root.join("usr/share/doc/ibarr/LICENSES").join(licence.file_name());
+        write(&to, &fs::read(licence.path())?, 0o644)?;
+    }
+    let archive = directory.join(format!("{name}.tar.xz"));
+    let mut tar = Command::new("tar");
+    // Several threads of xz would cut the archive into blocks.
+    tar.env("XZ_OPT", "-T1").args(["--sort=name", "--format=gnu", "--numeric-owner"]);
+    tar.args(["--owner=0", "--group=0"]).arg(format!("--mtime=@{}", content.epoch));
+    tar.arg("--directory").arg(&parent).arg("-cJf").arg(&archive).arg(&name);
+    process::output(&mut tar)?;
+    Ok(archive)
+}
