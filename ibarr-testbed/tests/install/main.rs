@@ -8,6 +8,7 @@
 mod journal;
 mod node;
 mod package;
+mod rpm;
 mod service;
 mod socket;
 mod upgrade;

@@ -7,9 +7,9 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use anyhow::{Context as _, Result};
+use anyhow::Result;
 
-use super::{Content, glibc, write};
+use super::{Content, files, glibc, write};
 use crate::process;
 
 /// Scripts that dpkg runs.
@@ -58,36 +58,15 @@ pub(super) fn make(content: &Content<'_>) -> Result<PathBuf> {
 
 /// Digests of all files but the configuration, ordered by name.
 fn sums(root: &Path) -> Result<String> {
-    let mut files = Vec::new();
-    walk(root, &mut files)?;
-    let mut names = Vec::new();
-    for file in &files {
-        names.push(file.strip_prefix(root)?.to_owned());
-    }
+    let mut names = files(root)?;
     names.retain(|name| !name.starts_with("etc"));
-    names.sort();
     process::output(Command::new("md5sum").current_dir(root).args(&names))
 }
 
 fn kibibytes(root: &Path) -> Result<u64> {
-    let mut files = Vec::new();
-    walk(root, &mut files)?;
     let mut total = 0;
-    for file in files {
-        total += fs::metadata(file)?.len().div_ceil(1024);
+    for file in files(root)? {
+        total += fs::metadata(root.join(file))?.len().div_ceil(1024);
     }
     Ok(total)
-}
-
-fn walk(directory: &Path, files: &mut Vec<PathBuf>) -> Result<()> {
-    let entries = fs::read_dir(directory).with_context(|| directory.display().to_string())?;
-    for entry in entries {
-        let entry = entry?;
-        if entry.file_type()?.is_dir() {
-            walk(&entry.path(), files)?;
-        } else {
-            files.push(entry.path());
-        }
-    }
-    Ok(())
 }

@@ -6,6 +6,7 @@
 mod deb;
 mod glibc;
 pub(crate) mod root;
+mod rpm;
 mod tar;
 
 use std::env;
@@ -33,6 +34,8 @@ pub(crate) struct Args {
 enum Format {
     /// For Debian 12 and later, and Ubuntu 22.04 and later
     Deb,
+    /// For RHEL 9 and later, and its relatives
+    Rpm,
     /// The same files as an archive, for other systems
     Tar,
 }
@@ -40,14 +43,21 @@ enum Format {
 pub(crate) fn run(workspace: &Workspace, args: &Args) -> Result<()> {
     let package = match args.format {
         Format::Deb => deb::make(&Content::build(workspace)?)?,
+        Format::Rpm => rpm::make(&Content::build(workspace)?)?,
         Format::Tar => tar::make(&Content::build(workspace)?)?,
     };
     println!("{}", package.display());
     Ok(())
 }
 
-/// Makes the Debian package, and shows that each package made again has the same bytes.
-pub(crate) fn prove(workspace: &Workspace) -> Result<PathBuf> {
+/// The packages that tests install.
+pub(crate) struct Packages {
+    pub(crate) deb: PathBuf,
+    pub(crate) rpm: PathBuf,
+}
+
+/// Makes the packages, and shows that each one made again has the same bytes.
+pub(crate) fn prove(workspace: &Workspace) -> Result<Packages> {
     let content = Content::build(workspace)?;
     let twice = |make: fn(&Content<'_>) -> Result<PathBuf>| {
         let package = make(&content)?;
@@ -56,7 +66,7 @@ pub(crate) fn prove(workspace: &Workspace) -> Result<PathBuf> {
         Ok(package)
     };
     twice(tar::make)?;
-    twice(deb::make)
+    Ok(Packages { deb: twice(deb::make)?, rpm: twice(rpm::make)? })
 }
 
 /// Files of the checkout, their places in the package, and their modes.
@@ -146,6 +156,35 @@ impl<'a> Content<'a> {
         write(&changelog, &fs::read(checkout.join("CHANGELOG.md"))?, 0o644)?;
         compress(&changelog)
     }
+
+    /// The licences' texts, for packages of systems that have none of their own.
+    fn licences(&self, root: &Path) -> Result<()> {
+        for licence in fs::read_dir(self.workspace.root().join("LICENSES"))? {
+            let licence = licence?;
+            let to = root.join("usr/share/doc/ibarr/LICENSES").join(licence.file_name());
+            write(&to, &fs::read(licence.path())?, 0o644)?;
+        }
+        Ok(())
+    }
+}
+
+/// The files below `root`, ordered by name, as paths that begin there.
+fn files(root: &Path) -> Result<Vec<PathBuf>> {
+    let mut files = Vec::new();
+    let mut directories = vec![root.to_owned()];
+    while let Some(directory) = directories.pop() {
+        let entries = fs::read_dir(&directory).with_context(|| directory.display().to_string())?;
+        for entry in entries {
+            let entry = entry?;
+            if entry.file_type()?.is_dir() {
+                directories.push(entry.path());
+            } else {
+                files.push(entry.path().strip_prefix(root)?.to_owned());
+            }
+        }
+    }
+    files.sort();
+    Ok(files)
 }
 
 /// Replaces the directories of this machine in the program, which other machines do not have.

@@ -9,7 +9,7 @@ use std::process::Command;
 
 use anyhow::Result;
 
-use super::{Content, write};
+use super::Content;
 use crate::process;
 
 /// Makes the archive in `target/package`.
@@ -22,12 +22,7 @@ pub(super) fn make(content: &Content<'_>) -> Result<PathBuf> {
     }
     let root = parent.join(&name);
     content.install(&root)?;
-    let licences = content.workspace.root().join("LICENSES");
-    for licence in fs::read_dir(licences)? {
-        let licence = licence?;
-        let to = root.join("usr/share/doc/ibarr/LICENSES").join(licence.file_name());
-        write(&to, &fs::read(licence.path())?, 0o644)?;
-    }
+    content.licences(&root)?;
     let archive = directory.join(format!("{name}.tar.xz"));
     let mut tar = Command::new("tar");
     // Several threads of xz would cut the archive into blocks.

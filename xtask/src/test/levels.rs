@@ -73,7 +73,7 @@ pub(super) const LEVELS: &[Level] = &[
     },
     Level {
         name: "install",
-        what: "the Debian package under systemd in a container (needs root)",
+        what: "the packages, and the unit under systemd in a container (needs root)",
         fast: false,
         budget: Duration::from_mins(5),
         run: install,
@@ -258,15 +258,19 @@ fn install(bench: &Bench<'_>) -> Result<Outcome> {
         Ok(root) => root,
         Err(error) => return Ok(Outcome::NotRun(format!("{error:#}"))),
     };
-    let toolbox = match root_and_tools(bench) {
+    let sets = [&tools::IPROUTE2, &tools::BPFTOOL, &tools::ETHTOOL, &tools::RPM];
+    let toolbox = match toolbox(bench, &sets) {
         Ok(toolbox) => toolbox,
         Err(lack) => return Ok(lack),
     };
-    let package = package::prove(bench.workspace)?;
+    let packages = package::prove(bench.workspace)?;
     let path = toolbox.path()?;
+    let rpm = toolbox.root(&tools::RPM).unwrap_or_else(|| "/".into()).join("usr/lib/rpm");
     let variables = [
         ("PATH", path.as_os_str()),
-        ("IBARR_PACKAGE", package.as_os_str()),
+        ("IBARR_PACKAGE", packages.deb.as_os_str()),
+        ("IBARR_RPM", packages.rpm.as_os_str()),
+        ("RPM_CONFIGDIR", rpm.as_os_str()),
         ("IBARR_DEBIAN_ROOT", root.as_os_str()),
     ];
     let tests = bench.built()?.iter().filter(|artifact| is_of_package(artifact));

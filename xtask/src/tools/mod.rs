@@ -168,6 +168,15 @@ pub(crate) const LOWDOWN: Set = Set {
     suites: &[],
 };
 
+/// Makes and reads RPM packages.
+pub(crate) const RPM: Set = Set {
+    name: "rpm",
+    purpose: "makes RPM packages, for `package rpm`",
+    programs: &["rpmbuild"],
+    packages: &["rpm"],
+    suites: &[],
+};
+
 const SETS: &[&Set] = &[
     &IPROUTE2,
     &BPFTOOL,
@@ -182,6 +191,7 @@ const SETS: &[&Set] = &[
     &OPENSM,
     &MMDEBSTRAP,
     &LOWDOWN,
+    &RPM,
 ];
 
 /// List or fetch the tools that other commands use
