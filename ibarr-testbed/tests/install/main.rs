@@ -5,6 +5,8 @@
 
 #![forbid(unsafe_code)]
 
+mod container;
+mod faults;
 mod journal;
 mod node;
 mod package;
