@@ -6,7 +6,6 @@ mod levels;
 mod suite;
 
 use std::cell::OnceCell;
-use std::env;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, bail};
@@ -14,7 +13,7 @@ use anyhow::{Context as _, Result, bail};
 use self::suite::Count;
 use crate::artifacts::{self, Artifact};
 use crate::privilege::Privilege;
-use crate::workspace::Workspace;
+use crate::workspace::{self, Workspace};
 
 /// Run the tests: all levels, `fast` (without special rights), `vm` (in virtual machines), or the named levels
 #[derive(clap::Args)]
@@ -32,7 +31,7 @@ pub(crate) fn run(workspace: &Workspace, args: &Args) -> Result<()> {
     let chosen = levels::choose(&args.levels)?;
     let bench =
         Bench { workspace, privilege: Privilege::find(args.no_sudo)?, built: OnceCell::new() };
-    let strict = is_ci(env::var("CI").ok().as_deref());
+    let strict = workspace::is_ci();
     let mut reports = Vec::new();
     for level in chosen {
         eprintln!("\n== {}: {}", level.name, level.what);
@@ -144,10 +143,6 @@ fn conclude(reports: &[Report], strict: bool) -> Result<()> {
     Ok(())
 }
 
-fn is_ci(variable: Option<&str>) -> bool {
-    variable.is_some_and(|value| !matches!(value, "" | "0" | "false"))
-}
-
 #[cfg(test)]
 mod tests {
     use anyhow::anyhow;
@@ -175,12 +170,6 @@ mod tests {
         assert!(conclude(&reports, true).is_err());
         assert!(conclude(&reports, false).is_ok());
         assert!(reports[0].line().contains("NOT RUN: no root"));
-    }
-
-    #[test]
-    fn ci_is_told_by_its_variable() {
-        assert!(is_ci(Some("true")) && is_ci(Some("1")));
-        assert!(!is_ci(None) && !is_ci(Some("")) && !is_ci(Some("false")));
     }
 
     #[test]
