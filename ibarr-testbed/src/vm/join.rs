@@ -32,8 +32,12 @@ pub(crate) fn run() -> ExitCode {
 fn prove(report: &mut Report) {
     report.claim("without ibarr IPv4 across the router is refused", is_refused(FAR_V4));
     report.claim("without ibarr IPv6 across the router is refused", is_refused(FAR_V6));
-    let here = report.claim("ibarr runs here", Ibarr::start("here", Place::Here, "", 1));
-    let there = report.claim("ibarr runs behind the router", Ibarr::start("b", B, "", 1));
+    let start = |name, place| Ibarr::start_as_service(name, place, "", 1);
+    let here = report.claim(
+        "ibarr of the package runs here, as its user with three capabilities",
+        start("here", Place::Here),
+    );
+    let there = report.claim("so it does behind the router", start("b", B));
     let (Some(here), Some(there)) = (here, there) else { return };
     for (target, family) in [(FAR_V4, "IPv4"), (FAR_V6, "IPv6")] {
         let mut claim = |what: &str, proof| report.claim(&format!("{what} {family}"), proof);

@@ -69,6 +69,11 @@ pub(crate) fn prove(workspace: &Workspace) -> Result<Packages> {
     Ok(Packages { deb: twice(deb::make)?, rpm: twice(rpm::make)? })
 }
 
+/// Builds the program as the packages have it.
+pub(crate) fn program(workspace: &Workspace) -> Result<PathBuf> {
+    Ok(Content::build(workspace)?.ibarr)
+}
+
 /// Files of the checkout, their places in the package, and their modes.
 const FILES: &[(&str, &str, u32)] = &[
     ("pkg/ibarr.service", "usr/lib/systemd/system/ibarr.service", 0o644),

@@ -37,23 +37,8 @@ pub(super) fn build(
     command: &str,
     arguments: &[&str],
 ) -> Result<Vec<Artifact>> {
-    cargo(workspace, command, arguments, "'-Ctarget-feature=+crt-static'")
-}
-
-/// Builds dynamically linked binaries of this checkout, as they are installed. Only these can open
-/// libraries at run time.
-pub(super) fn build_linked(workspace: &Workspace, arguments: &[&str]) -> Result<Vec<Artifact>> {
-    cargo(workspace, "build", arguments, "")
-}
-
-fn cargo(
-    workspace: &Workspace,
-    command: &str,
-    arguments: &[&str],
-    flags: &str,
-) -> Result<Vec<Artifact>> {
     let target = format!("{}-unknown-linux-gnu", std::env::consts::ARCH);
-    let flags = format!("target.{target}.rustflags=[{flags}]");
+    let flags = format!("target.{target}.rustflags=['-Ctarget-feature=+crt-static']");
     // Debug information would take most of the guest's memory.
     let strip = "profile.dev.strip='symbols'";
     // The guest's processor is emulated. This makes programs three times faster, and keeps checks.

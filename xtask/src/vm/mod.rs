@@ -253,12 +253,7 @@ fn prepare(workspace: &Workspace, scenario: &Scenario) -> Result<Prepared> {
     let mut wanted = vec!["--package", "ibarr-testbed", "--bin", "ibarr-guest"];
     wanted.extend(["--package", "ibarr-user", "--bin", "ibarr"]);
     wanted.extend(["--package", "ibarr-fabric", "--bin", "ibfab"]);
-    let mut built = image::build(workspace, "build", &wanted)?;
-    if let Scenario::Run { scenario: Some(Fabric::C) } = scenario {
-        // The programs that it is compared with are compiled for speed, too.
-        let ibarr = ["--release", "--package", "ibarr-user", "--bin", "ibarr"];
-        built.splice(..0, image::build(workspace, "build", &ibarr)?);
-    }
+    let built = image::build(workspace, "build", &wanted)?;
     let program = |path: &str, name| image::ours(path, artifacts::binary(&built, name)?);
     let mut prepared = Prepared {
         name: "hello",
@@ -362,7 +357,7 @@ fn prepare_run(
         _ => Processors::One,
     };
     match scenario {
-        Fabric::E => rig::with_libraries(workspace, prepared)?,
+        Fabric::B | Fabric::C | Fabric::E => rig::with_package(workspace, prepared)?,
         Fabric::F => prepared.kernel_arguments = "ipv6.disable=1",
         _ => {}
     }

@@ -11,6 +11,7 @@ use super::image::{self, Program};
 use super::run::Prepared;
 use super::{libraries, module};
 use crate::artifacts::{self, Artifact};
+use crate::package;
 use crate::tools;
 use crate::workspace::Workspace;
 
@@ -92,6 +93,8 @@ const FILES: &[(&str, &str)] = &[
     ("/etc/rig/opensm.conf", "force_log_flush TRUE\n"),
     ("/etc/libibverbs.d/ipathverbs.driver", "driver ipathverbs\n"),
     ("/etc/hosts", "127.0.0.1 localhost\n"),
+    ("/etc/passwd", "root:x:0:0::/:\nibarr:x:900:900::/:\n"),
+    ("/etc/group", "root:x:0:\nibarr:x:900:\n"),
     // Directories into which OpenSM and ibacm write.
     ("/var/cache/opensm/made", ""),
     ("/var/log/made", ""),
@@ -119,14 +122,14 @@ pub(super) fn prepare(
     Ok(())
 }
 
-/// Gives the guest a dynamically linked `ibarr`, as it is installed. Without libibverbs it hears no
-/// events of ports.
-pub(super) fn with_libraries(workspace: &Workspace, prepared: &mut Prepared) -> Result<()> {
-    let built = image::build_linked(workspace, &["--package", "ibarr-user", "--bin", "ibarr"])?;
-    let executable = artifacts::binary(&built, "ibarr")?;
+/// Gives the guest the `ibarr` of the packages, which opens libibverbs, and a program that gives up root's
+/// rights.
+pub(super) fn with_package(workspace: &Workspace, prepared: &mut Prepared) -> Result<()> {
+    let executable = package::program(workspace)?;
     prepared.programs.retain(|program| program.path != "/bin/ibarr");
     let root = tools::root(workspace, &tools::RDMA)?;
-    prepared.programs.extend(libraries::linked(&root, "ibarr", executable)?);
+    prepared.programs.extend(libraries::linked(&root, "ibarr", &executable)?);
+    prepared.programs.extend(libraries::program(Path::new("/"), "setpriv")?);
     Ok(())
 }
 

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 
-use std::fs;
+use std::fs::{self, Permissions};
+use std::os::unix::fs::{PermissionsExt as _, chown};
 use std::os::unix::net::UnixDatagram;
 use std::path::Path;
 
@@ -16,6 +17,9 @@ use super::{PATIENCE, Place, Process, eventually, spawn};
 /// The bpffs of the daemons, outside of /sys because `ip netns exec` hides mounts in /sys.
 const BPFFS: &str = "/run/bpf";
 
+/// The user and the group `ibarr`. `xtask/src/vm/rig.rs` has the same.
+const USER: u32 = 900;
+
 /// `ibarr` in one of the namespaces.
 #[derive(Debug)]
 pub(crate) struct Ibarr {
@@ -26,7 +30,7 @@ pub(crate) struct Ibarr {
 }
 
 impl Ibarr {
-    /// Starts a daemon with this configuration. When it is ready, its programs must be on so many
+    /// Starts a daemon with this configuration, as root. When it is ready, its programs must be on so many
     /// interfaces.
     pub(crate) fn start(
         name: &'static str,
@@ -34,24 +38,78 @@ impl Ibarr {
         config: &str,
         interfaces: u64,
     ) -> Result<Self> {
-        if !fs::exists(BPFFS)? {
-            fs::create_dir(BPFFS)?;
-            mount(Some("bpf"), BPFFS, Some("bpf"), MsFlags::empty(), None::<&str>)?;
+        Self::launch(name, place, config, interfaces, &[])
+    }
+
+    /// Like [`start`](Self::start), as the user and with the capabilities of `ibarr.service`. What the package
+    /// has udev and tmpfiles do is done here: the user gets the umad devices and the daemon's directories.
+    pub(crate) fn start_as_service(
+        name: &'static str,
+        place: Place,
+        config: &str,
+        interfaces: u64,
+    ) -> Result<Self> {
+        mount_bpffs()?;
+        for directory in [run_dir(name), bpf_dir(name)] {
+            fs::create_dir_all(&directory).context(directory.clone())?;
+            fs::set_permissions(&directory, Permissions::from_mode(0o750))
+                .and_then(|()| chown(directory.as_str(), Some(USER), Some(USER)))
+                .context(directory)?;
         }
+        for device in fs::read_dir("/dev/infiniband").context("/dev/infiniband")? {
+            let device = device?;
+            if device.file_name().to_string_lossy().starts_with("umad") {
+                chown(device.path(), Some(USER), None).context("umad")?;
+            }
+        }
+        let user = [format!("--reuid={USER}"), format!("--regid={USER}")];
+        let limits = ["inh", "ambient", "bounding"].map(|set| {
+            let option =
+                if set == "bounding" { "bounding-set".to_owned() } else { format!("{set}-caps") };
+            format!("--{option}=-all,+net_admin,+bpf,+perfmon")
+        });
+        // busybox has a `setpriv` of its own, which cannot do this.
+        let mut words = vec!["/bin/setpriv", "--clear-groups", "--no-new-privs"];
+        words.extend(user.iter().chain(&limits).map(String::as_str));
+        let ibarr = Self::launch(name, place, config, interfaces, &words)?;
+        ibarr.has_only_the_rights_of_the_service()?;
+        Ok(ibarr)
+    }
+
+    fn launch(
+        name: &'static str,
+        place: Place,
+        config: &str,
+        interfaces: u64,
+        by: &[&str],
+    ) -> Result<Self> {
+        mount_bpffs()?;
         fs::write(file(name), config)?;
         let (config, run_dir, bpf_dir) = (file(name), run_dir(name), bpf_dir(name));
         let files = ["--config", &config, "--run-dir", &run_dir, "--bpf-dir", &bpf_dir];
         let notify = format!("/run/ibarr-{name}.notify");
         let variable = format!("NOTIFY_SOCKET={notify}");
-        let words = [&["busybox", "env", &variable, "ibarr", "run"], &files[..]].concat();
+        let words = [&["busybox", "env", &variable], by, &["ibarr", "run"], &files[..]].concat();
         let _ = fs::remove_file(&notify);
-        let notify = UnixDatagram::bind(&notify).context(notify)?;
+        let socket = UnixDatagram::bind(&notify).context(notify.clone())?;
+        fs::set_permissions(&notify, Permissions::from_mode(0o666)).context(notify)?;
         let process = spawn(&format!("ibarr-{name}"), place, &words)?;
-        let ibarr = Self { process, name, notify };
+        let ibarr = Self { process, name, notify: socket };
         is_ready(&ibarr.notify).with_context(|| ibarr.process.said().unwrap_or_default())?;
         let attached = ibarr.count("responder.attached")?;
         ensure!(attached == interfaces, "programs on {attached} interfaces");
         Ok(ibarr)
+    }
+
+    fn has_only_the_rights_of_the_service(&self) -> Result<()> {
+        let status = self.process.status()?;
+        let user = format!("Uid:\t{USER}\t{USER}\t{USER}\t{USER}");
+        // CAP_NET_ADMIN (12), CAP_PERFMON (38), CAP_BPF (39).
+        let capabilities = format!("{:016x}", 1_u64 << 12 | 1 << 38 | 1 << 39);
+        for line in [user, format!("CapPrm:\t{capabilities}"), format!("CapBnd:\t{capabilities}")] {
+            ensure!(status.lines().any(|has| has == line), "no {line:?}: {status}");
+        }
+        Ok(())
     }
 
     /// Makes the daemon use another configuration, which is in effect when this returns.
@@ -120,6 +178,14 @@ fn is_ready(notify: &UnixDatagram) -> Result<()> {
             return Ok(());
         }
     }
+}
+
+fn mount_bpffs() -> Result<()> {
+    if !fs::exists(BPFFS)? {
+        fs::create_dir(BPFFS)?;
+        mount(Some("bpf"), BPFFS, Some("bpf"), MsFlags::empty(), None::<&str>)?;
+    }
+    Ok(())
 }
 
 fn file(name: &str) -> String {

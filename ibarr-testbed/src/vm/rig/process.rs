@@ -88,6 +88,12 @@ impl Process {
         fs::read_to_string(&file).context(file)
     }
 
+    /// Its user, capabilities and more (proc(5)).
+    pub(crate) fn status(&self) -> Result<String> {
+        let file = format!("/proc/{}/status", self.child.id());
+        fs::read_to_string(&file).context(file)
+    }
+
     /// Checks that the program has not ended.
     pub(crate) fn is_alive(&mut self) -> Result<()> {
         let ended = self.child.try_wait()?;
