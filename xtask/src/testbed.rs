@@ -10,6 +10,7 @@ use std::path::Path;
 use anyhow::{Context as _, Result, bail};
 
 use crate::artifacts::{self, Artifact};
+use crate::package;
 use crate::privilege::Privilege;
 use crate::tools::{self, Toolbox};
 use crate::workspace::Workspace;
@@ -55,18 +56,22 @@ const PACKAGES: [&str; 6] =
     ["--package", "ibarr-user", "--package", "ibarr-testbed", "--package", "ibarr-fabric"];
 
 pub(crate) fn run(workspace: &Workspace, args: &RunArgs) -> Result<()> {
-    let built = build(workspace, Profile::Dev)?;
     let privilege = Privilege::find(args.no_sudo)?;
     let interfaces = ipoib_interfaces(Path::new("/sys/class/net"))?;
     if !args.lab && !interfaces.is_empty() {
         if args.once {
             bail!("--once is for the lab: add --lab");
         }
-        eprintln!("run: ibarr serves {} (--lab for a lab)", interfaces.join(", "));
+        let daemon = package::program(workspace)?;
+        eprintln!(
+            "run: ibarr serves {} until you press Ctrl-C (--lab for a lab; to install it: \
+             `cargo xtask package`, docs/install.md)",
+            interfaces.join(", ")
+        );
         let toolbox = tools::ensure(workspace, &[])?;
-        let daemon = artifacts::binary(&built, "ibarr")?;
-        return replace(privilege, daemon, &["run".into()], &toolbox);
+        return replace(privilege, &daemon, &["run".into()], &toolbox);
     }
+    let built = build(workspace, Profile::Dev)?;
     if !args.lab {
         eprintln!("run: this machine has no IPoIB interface: here is a lab of namespaces instead");
     }
