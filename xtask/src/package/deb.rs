@@ -9,7 +9,7 @@ use std::process::Command;
 
 use anyhow::Result;
 
-use super::{Content, files, glibc, write};
+use super::{Content, compress, files, glibc, write};
 use crate::process;
 
 /// Scripts that dpkg runs.
@@ -30,11 +30,21 @@ pub(super) fn make(content: &Content<'_>) -> Result<PathBuf> {
     let doc = root.join("usr/share/doc/ibarr");
     write(&doc.join("copyright"), &fs::read(checkout.join("pkg/deb/copyright"))?, 0o644)?;
 
+    let changelog = doc.join("changelog");
+    let date = content.date("--rfc-email")?;
+    let entry = format!(
+        "ibarr ({}) unstable; urgency=medium\n\n  * CHANGELOG.md has the changes.\n\n -- {}  {date}\n",
+        content.version, content.maintainer
+    );
+    write(&changelog, entry.as_bytes(), 0o644)?;
+    compress(&changelog)?;
+
     let architecture = process::output(Command::new("dpkg").arg("--print-architecture"))?;
     let architecture = architecture.trim();
     let template = fs::read_to_string(checkout.join("pkg/deb/control"))?;
     let control = template
         .replace("@VERSION@", &content.version)
+        .replace("@MAINTAINER@", &content.maintainer)
         .replace("@ARCHITECTURE@", architecture)
         .replace("@SIZE@", &kibibytes(&root)?.to_string())
         .replace("@GLIBC@", &glibc::needed(&fs::read(&content.ibarr)?)?.to_string());

@@ -17,17 +17,21 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use anyhow::{Context as _, Result, ensure};
+use clap::ValueEnum as _;
 
 use crate::artifacts;
 use crate::process;
 use crate::tools;
-use crate::workspace::Workspace;
+use crate::workspace::{Workspace, cargo};
 
 /// Make a package of the daemon
 #[derive(clap::Args)]
 pub(crate) struct Args {
     /// Format of the package
     format: Format,
+    /// Make it once more, in a clone of the checkout, and compare the bytes
+    #[arg(long)]
+    reproduce: bool,
 }
 
 #[derive(Clone, Copy, clap::ValueEnum)]
@@ -47,7 +51,47 @@ pub(crate) fn run(workspace: &Workspace, args: &Args) -> Result<()> {
         Format::Tar => tar::make(&Content::build(workspace)?)?,
     };
     println!("{}", package.display());
+    if args.reproduce {
+        reproduce(workspace, args.format, &package)?;
+    }
+    match args.format {
+        Format::Deb => {
+            lint(workspace, "lintian", &["--fail-on", "error", "--allow-root"], &package)
+        }
+        Format::Rpm => lint(workspace, "rpmlint", &["--config", "pkg/rpm/rpmlint.toml"], &package),
+        Format::Tar => Ok(()),
+    }
+}
+
+/// Makes the package in a clone, where nothing has been built, and compares it.
+fn reproduce(workspace: &Workspace, format: Format, package: &Path) -> Result<()> {
+    let clone = workspace.target().join("package/clone");
+    if clone.exists() {
+        fs::remove_dir_all(&clone)?;
+    }
+    let git = &mut Command::new("git");
+    process::run(git.args(["clone", "--quiet"]).arg(workspace.root()).arg(&clone))?;
+    let name = format.to_possible_value().context("a format has a name")?;
+    let mut make = cargo(&clone, &["xtask", "package", name.get_name()]);
+    process::run(make.env("CARGO_TARGET_DIR", clone.join("target")))?;
+    let again = clone.join("target/package").join(package.file_name().context("a file")?);
+    ensure!(
+        fs::read(package)? == fs::read(&again)?,
+        "{} differs from {} (are all changes committed?)",
+        package.display(),
+        again.display()
+    );
+    println!("the clone's package has the same bytes");
     Ok(())
+}
+
+/// Has the distribution's own tool look at a package, if this machine has it.
+fn lint(workspace: &Workspace, tool: &str, options: &[&str], package: &Path) -> Result<()> {
+    let Some(program) = tools::which(tool) else {
+        eprintln!("package: {tool} is not installed, so it has not looked at the package");
+        return Ok(());
+    };
+    process::run(Command::new(program).current_dir(workspace.root()).args(options).arg(package))
 }
 
 /// The packages that tests install.
@@ -110,6 +154,8 @@ struct Content<'a> {
     ibarr: PathBuf,
     /// Time of the commit, in seconds, as the time of all files.
     epoch: String,
+    /// Name and address of who makes the package.
+    maintainer: String,
 }
 
 impl<'a> Content<'a> {
@@ -119,18 +165,26 @@ impl<'a> Content<'a> {
         release.env("CARGO_PROFILE_RELEASE_STRIP", "symbols");
         release.env("CARGO_ENCODED_RUSTFLAGS", remaps(workspace)?);
         let built = artifacts::from(&mut release)?;
-        let mut commit = Command::new("git");
-        commit.current_dir(workspace.root()).args(["log", "-1", "--format=%ct"]);
+        let commit = |field: &str| {
+            let mut git = Command::new("git");
+            git.current_dir(workspace.root()).args(["log", "-1", &format!("--format={field}")]);
+            process::output(&mut git).map(|said| said.trim().to_owned())
+        };
+        let debian = |name| env::var(name).ok();
         Ok(Self {
             workspace,
             version: version(workspace)?,
             ibarr: artifacts::binary(&built, "ibarr")?.to_owned(),
             epoch: match env::var("SOURCE_DATE_EPOCH") {
                 Ok(epoch) => epoch,
-                Err(_) => process::output(&mut commit)
-                    .context("set SOURCE_DATE_EPOCH where there is no git history")?
-                    .trim()
-                    .to_owned(),
+                Err(_) => {
+                    commit("%ct").context("set SOURCE_DATE_EPOCH where there is no git history")?
+                }
+            },
+            maintainer: match (debian("DEBFULLNAME"), debian("DEBEMAIL")) {
+                (Some(name), Some(address)) => format!("{name} <{address}>"),
+                _ => commit("%an <%ae>")
+                    .context("set DEBFULLNAME and DEBEMAIL where there is no git history")?,
             },
         })
     }
@@ -157,9 +211,16 @@ impl<'a> Content<'a> {
             let script = process::output(Command::new(program).arg(shell))?;
             write(&root.join(to), script.as_bytes(), 0o644)?;
         }
-        let changelog = root.join("usr/share/doc/ibarr/changelog");
+        let changelog = root.join("usr/share/doc/ibarr/CHANGELOG.md");
         write(&changelog, &fs::read(checkout.join("CHANGELOG.md"))?, 0o644)?;
         compress(&changelog)
+    }
+
+    /// The time of all files, as date(1) writes it by `format`.
+    fn date(&self, format: &str) -> Result<String> {
+        let mut date = Command::new("date");
+        date.env("LC_ALL", "C").args(["--utc", "--date", &format!("@{}", self.epoch), format]);
+        Ok(process::output(&mut date)?.trim().to_owned())
     }
 
     /// The licences' texts, for packages of systems that have none of their own.

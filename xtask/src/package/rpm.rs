@@ -28,6 +28,8 @@ pub(super) fn make(content: &Content<'_>) -> Result<PathBuf> {
     let template = fs::read_to_string(checkout.join("pkg/rpm/ibarr.spec"))?;
     let spec = template
         .replace("@VERSION@", &content.version)
+        .replace("@MAINTAINER@", &content.maintainer)
+        .replace("@DATE@", &content.date("+%a %b %d %Y")?)
         .replace("@GLIBC@", &glibc::needed(&fs::read(&content.ibarr)?)?.to_string())
         .replace("@ROOT@", root.to_str().context("the checkout's path is not UTF-8")?)
         .replace("@FILES@", &list(&root)?);
