@@ -317,6 +317,22 @@ mod tests {
     }
 
     #[test]
+    fn manual_names_every_command_and_every_option() {
+        let manual = include_str!("../../../docs/man/ibarr.8.md");
+        let mut ibarr = command();
+        ibarr.build();
+        let is_shown = |argument: &&clap::Arg| !argument.is_hide_set();
+        for command in ibarr.get_subcommands().filter(|command| command.get_name() != "help") {
+            let name = command.get_name();
+            assert!(manual.contains(&format!("\n**{name}**")), "{name} is not in ibarr.8.md");
+            for option in command.get_arguments().filter(is_shown).filter_map(clap::Arg::get_long) {
+                let is_there = manual.contains(&format!("--{option}**")) || option == "help";
+                assert!(is_there, "--{option} of {name} is not in ibarr.8.md");
+            }
+        }
+    }
+
+    #[test]
     fn without_a_command_ibarr_runs_as_the_daemon() {
         let cli = Cli::try_parse_from(["ibarr", "-l", "3", "--config", "x.toml"]).unwrap();
         assert!(cli.command.is_none());

@@ -140,10 +140,11 @@ const PAGES: &[(&str, &str, u8)] = &[
     ("docs/man/ibarr-ip2gid.7.md", "ibarr-ip2gid", 7),
 ];
 
+/// Files of the example `command_line`, and their places. Its other files are man pages of section 8.
 const COMPLETIONS: &[(&str, &str)] = &[
-    ("bash", "usr/share/bash-completion/completions/ibarr"),
-    ("zsh", "usr/share/zsh/vendor-completions/_ibarr"),
-    ("fish", "usr/share/fish/vendor_completions.d/ibarr.fish"),
+    ("ibarr.bash", "usr/share/bash-completion/completions/ibarr"),
+    ("_ibarr", "usr/share/zsh/vendor-completions/_ibarr"),
+    ("ibarr.fish", "usr/share/fish/vendor_completions.d/ibarr.fish"),
 ];
 
 /// What every format of package holds.
@@ -204,16 +205,35 @@ impl<'a> Content<'a> {
             write(&to, page.as_bytes(), 0o644)?;
             compress(&to)?;
         }
-        let example = ["build", "--locked", "-p", "ibarr-user", "--example", "completions"];
-        let built = artifacts::build(self.workspace, &example)?;
-        for (shell, to) in COMPLETIONS {
-            let program = artifacts::binary(&built, "completions")?;
-            let script = process::output(Command::new(program).arg(shell))?;
-            write(&root.join(to), script.as_bytes(), 0o644)?;
-        }
+        self.install_command_line(root)?;
         let changelog = root.join("usr/share/doc/ibarr/CHANGELOG.md");
         write(&changelog, &fs::read(checkout.join("CHANGELOG.md"))?, 0o644)?;
         compress(&changelog)
+    }
+
+    /// Completions, and a man page for each command.
+    fn install_command_line(&self, root: &Path) -> Result<()> {
+        let example = ["build", "--locked", "-p", "ibarr-user", "--example", "command_line"];
+        let built = artifacts::build(self.workspace, &example)?;
+        let directory = self.workspace.target().join("package/command-line");
+        if directory.exists() {
+            fs::remove_dir_all(&directory)?;
+        }
+        fs::create_dir_all(&directory)?;
+        let program = artifacts::binary(&built, "command_line")?;
+        process::run(Command::new(program).arg(&directory))?;
+        for file in files(&directory)? {
+            let content = fs::read(directory.join(&file))?;
+            let completion = COMPLETIONS.iter().find(|(from, _)| Path::new(from) == file);
+            if let Some((_, to)) = completion {
+                write(&root.join(to), &content, 0o644)?;
+            } else {
+                let to = root.join("usr/share/man/man8").join(&file);
+                write(&to, &content, 0o644)?;
+                compress(&to)?;
+            }
+        }
+        Ok(())
     }
 
     /// The time of all files, as date(1) writes it by `format`.
