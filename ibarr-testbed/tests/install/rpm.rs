@@ -5,36 +5,37 @@
 
 use std::collections::BTreeMap;
 use std::env;
+use std::ffi::OsString;
+use std::fs;
+use std::os::unix::fs::MetadataExt;
+use std::path::Path;
 use std::process::Command;
 
-/// By name: the mode, as `ls` writes it, and the owner.
-type Files = BTreeMap<String, String>;
+use crate::machine::Machine;
+
+/// By name: mode, owner and content.
+type Files = BTreeMap<String, (u32, (u32, u32), Vec<u8>)>;
 
 #[test]
-fn rpm_has_the_files_of_the_debian_package() {
-    let rpm = rpm(&[
-        "--query",
-        "--queryformat",
-        "[%{FILENAMES} %{FILEMODES:perms} %{FILEUSERNAME}:%{FILEGROUPNAME}\n]",
-    ]);
-    let mut rpm = files(&rpm, |line| {
-        let (name, about) = line.split_once(' ').unwrap();
-        (name, about.to_owned())
-    });
-    let deb =
-        said(Command::new("dpkg-deb").arg("--contents").arg(env::var("IBARR_PACKAGE").unwrap()));
-    let mut deb = files(&deb, |line| {
-        let words: Vec<_> = line.split_whitespace().collect();
-        let (mode, owner) = (words[0], words[1].replace('/', ":"));
-        (words[5].trim_start_matches('.'), format!("{mode} {owner}"))
-    });
-    // Each system has its own place for licences, and Debian has a changelog of its own form.
-    let is_own = |name: &String| {
-        ["/LICENSES/", "/copyright", "/changelog.gz"].iter().any(|part| name.contains(part))
-    };
-    rpm.retain(|name, _| !is_own(name) && !name.ends_with("/etc/ibarr"));
-    deb.retain(|name, _| !is_own(name) && !name.ends_with('/'));
-    assert_eq!(rpm, deb);
+fn installed_rpm_has_the_files_of_the_debian_package() {
+    let machine = Machine::new();
+    let [rpm_root, deb_root] = ["rpm", "deb"].map(|name| machine.directory().join(name));
+    fs::create_dir(&rpm_root).unwrap();
+    let mut install = command(&machine);
+    // Without its scripts, and without the packages that RHEL would have.
+    install.arg("--root").arg(&rpm_root).args(["--install", "--nodeps", "--noscripts"]);
+    said(install.arg(package("IBARR_RPM")));
+    said(Command::new("dpkg-deb").arg("--extract").arg(package("IBARR_PACKAGE")).arg(&deb_root));
+    let mut deb = files(&deb_root);
+    // Each system has its own place for licences and zsh, and Debian has a changelog of its own form.
+    deb.retain(|name, _| !name.ends_with("/copyright") && !name.ends_with("/changelog.gz"));
+    let zsh = deb.remove("usr/share/zsh/vendor-completions/_ibarr").unwrap();
+    deb.insert("usr/share/zsh/site-functions/_ibarr".to_owned(), zsh);
+    let mut rpm = files(&rpm_root);
+    rpm.retain(|name, _| !name.contains("/LICENSES/") && !name.contains("/db/"));
+    assert_eq!(rpm.keys().collect::<Vec<_>>(), deb.keys().collect::<Vec<_>>());
+    assert!(rpm == deb, "contents, modes or owners differ");
+    assert!(rpm.contains_key("usr/sbin/ibarr"));
 }
 
 #[test]
@@ -61,18 +62,39 @@ fn scripts_of_the_rpm_are_programs_of_the_shell() {
     }
 }
 
-fn files(text: &str, parse: impl Fn(&str) -> (&str, String)) -> Files {
-    text.lines()
-        .map(|line| {
-            let (name, about) = parse(line);
-            (name.to_owned(), about)
-        })
-        .collect()
+/// The files below `root`.
+fn files(root: &Path) -> Files {
+    let mut files = Files::new();
+    let mut directories = vec![root.to_owned()];
+    while let Some(directory) = directories.pop() {
+        for entry in fs::read_dir(directory).unwrap() {
+            let path = entry.unwrap().path();
+            let about = path.symlink_metadata().unwrap();
+            if about.is_dir() {
+                directories.push(path);
+            } else {
+                let name = path.strip_prefix(root).unwrap().to_str().unwrap().to_owned();
+                let owner = (about.uid(), about.gid());
+                files.insert(name, (about.mode(), owner, fs::read(path).unwrap()));
+            }
+        }
+    }
+    files
 }
 
 fn rpm(query: &[&str]) -> String {
-    let package = env::var("IBARR_RPM").expect("`cargo xtask test install` sets it");
-    said(Command::new("rpm").args(query).arg("--package").arg(package))
+    said(command(&Machine::new()).args(query).arg("--package").arg(package("IBARR_RPM")))
+}
+
+/// rpm with a database in a directory of the test.
+fn command(machine: &Machine) -> Command {
+    let mut command = Command::new("rpm");
+    command.arg("--dbpath").arg(machine.directory().join("db"));
+    command
+}
+
+fn package(variable: &str) -> OsString {
+    env::var_os(variable).expect("`cargo xtask test install` sets it")
 }
 
 fn said(command: &mut Command) -> String {

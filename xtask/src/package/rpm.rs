@@ -24,6 +24,8 @@ pub(super) fn make(content: &Content<'_>) -> Result<PathBuf> {
     let root = top.join("root");
     content.install(&root)?;
     content.licences(&root)?;
+    let zsh = root.join("usr/share/zsh");
+    fs::rename(zsh.join("vendor-completions"), zsh.join("site-functions"))?;
 
     let template = fs::read_to_string(checkout.join("pkg/rpm/ibarr.spec"))?;
     let spec = template
