@@ -6,6 +6,7 @@
 use std::process::ExitCode;
 
 use anyhow::{Result, bail, ensure};
+use ibarr_user::control::messages::Request;
 use ibarr_user::transport::rtnetlink::LOOPBACK;
 
 use crate::next_hops;
@@ -33,6 +34,11 @@ fn prove(report: &mut Report) {
     report.claim("without ibarr IPv4 across the router is refused", is_refused(FAR_V4));
     report.claim("without ibarr IPv6 across the router is refused", is_refused(FAR_V6));
     let start = |name, place| Ibarr::start_as_service(name, place, "", 1);
+    report.claim(
+        "a daemon without the right to umad devices says so, and what to do",
+        start("here", Place::Here).and_then(has_no_right),
+    );
+    report.claim("udev gives them to it", Ibarr::give_devices());
     let here = report.claim(
         "ibarr of the package runs here, as its user with three capabilities",
         start("here", Place::Here),
@@ -58,6 +64,15 @@ fn prove(report: &mut Report) {
     );
     report.claim("both daemons are still there", here.stop().and_then(|()| there.stop()));
     report.claim("without ibarr IPv4 across the router is refused again", is_refused(FAR_V4));
+}
+
+fn has_no_right(ibarr: Ibarr) -> Result<()> {
+    let status = ibarr.ask(&Request::Status)?;
+    let warnings = status["status"]["warnings"].to_string();
+    for words in ["ibtun0/1 cannot be asked", "umad", "Permission denied", "udevadm trigger"] {
+        ensure!(warnings.contains(words), "no {words:?}: {status}");
+    }
+    ibarr.stop()
 }
 
 /// The kernel refuses before it sends anything.

@@ -53,6 +53,11 @@ impl Rdma {
         self.ports.look();
     }
 
+    /// See [`Umads::warnings`].
+    pub(super) fn warnings(&self) -> impl Iterator<Item = String> {
+        self.umads.warnings()
+    }
+
     /// See [`Umads::index`].
     pub(super) fn index(&mut self, name: PortName) -> Option<PortIndex> {
         self.umads.index(name)

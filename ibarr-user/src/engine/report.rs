@@ -211,6 +211,7 @@ impl Engine {
             ))
         }));
         warnings.extend(self.local_service_warnings());
+        warnings.extend(self.rdma.warnings());
         warnings.extend(self.hearing_warnings());
         if let group @ (GroupId::Unknown | GroupId::Failed(_)) = self.control.access.group() {
             warnings.push(format!(

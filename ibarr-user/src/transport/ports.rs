@@ -231,7 +231,17 @@ fn door(dirs: &Dirs, name: PortName) -> Result<Opened, String> {
         return Err("it has no umad device: load the module ib_umad".to_owned());
     };
     let path = dirs.dev.join("infiniband").join(umad);
-    Opened::open(&path).map_err(|error| format!("{}: {error}", path.display()))
+    Opened::open(&path).map_err(|error| format!("{}: {error}{}", path.display(), remedy(&error)))
+}
+
+fn remedy(error: &io::Error) -> &'static str {
+    match error.kind() {
+        io::ErrorKind::PermissionDenied => {
+            ": the package's udev rule gives it to the user ibarr; for a device that was there \
+             before: udevadm trigger -c change -s infiniband_mad"
+        }
+        _ => "",
+    }
 }
 
 /// `None` if it is not an InfiniBand port, or was removed.
@@ -386,6 +396,12 @@ mod tests {
         assert!(reason("mlx5_1").contains("infiniband/umad1"), "{}", reason("mlx5_1"));
         assert!(reason("mlx5_10").contains("infiniband/umad0"), "{}", reason("mlx5_10"));
         assert!(reason("mlx5_0").contains("ib_umad"), "{}", reason("mlx5_0"));
+    }
+
+    #[test]
+    fn missing_right_has_a_remedy() {
+        assert!(remedy(&io::Error::from_raw_os_error(libc::EACCES)).contains("udevadm trigger"));
+        assert_eq!(remedy(&io::Error::from_raw_os_error(libc::ENXIO)), "");
     }
 
     #[test]

@@ -42,7 +42,7 @@ impl Ibarr {
     }
 
     /// Like [`start`](Self::start), as the user and with the capabilities of `ibarr.service`. What the package
-    /// has udev and tmpfiles do is done here: the user gets the umad devices and the daemon's directories.
+    /// has tmpfiles do is done here: the user gets the daemon's directories.
     pub(crate) fn start_as_service(
         name: &'static str,
         place: Place,
@@ -56,12 +56,6 @@ impl Ibarr {
                 .and_then(|()| chown(directory.as_str(), Some(USER), Some(USER)))
                 .context(directory)?;
         }
-        for device in fs::read_dir("/dev/infiniband").context("/dev/infiniband")? {
-            let device = device?;
-            if device.file_name().to_string_lossy().starts_with("umad") {
-                chown(device.path(), Some(USER), None).context("umad")?;
-            }
-        }
         let user = [format!("--reuid={USER}"), format!("--regid={USER}")];
         let limits = ["inh", "ambient", "bounding"].map(|set| {
             let option =
@@ -74,6 +68,17 @@ impl Ibarr {
         let ibarr = Self::launch(name, place, config, interfaces, &words)?;
         ibarr.has_only_the_rights_of_the_service()?;
         Ok(ibarr)
+    }
+
+    /// Gives the user of `ibarr.service` the umad devices, as the package's udev rule does.
+    pub(crate) fn give_devices() -> Result<()> {
+        for device in fs::read_dir("/dev/infiniband").context("/dev/infiniband")? {
+            let device = device?;
+            if device.file_name().to_string_lossy().starts_with("umad") {
+                chown(device.path(), Some(USER), None).context("umad")?;
+            }
+        }
+        Ok(())
     }
 
     fn launch(
