@@ -20,6 +20,7 @@ use crate::control::{self as control_socket, server as control};
 use crate::engine::{Engine, Setup};
 use crate::logging::{self, Levels, Log, ids};
 use crate::process::{RunOptions, Signals, Systemd};
+use crate::sys::clock;
 use crate::sys::inherited;
 use crate::transport;
 use crate::transport::inherited::Inherited;
@@ -74,7 +75,7 @@ pub fn run(options: &RunOptions) -> Result<(), Error> {
             _ => servers.refuse_name(&name),
         }
     }
-    let (config, files) = options.load()?;
+    let config = options.load()?;
     let run_dir = RunDir::lock(&options.run_dir).map_err(control::Error::from)?;
     let (log, levels) =
         logging::start(options.level.clone(), config.log_level.clone(), options.log_to)
@@ -83,7 +84,7 @@ pub fn run(options: &RunOptions) -> Result<(), Error> {
         .enable_all()
         .build()
         .map_err(|error| Error::Kernel("event loop", error))?;
-    let start = Start { config, files, run_dir, local_service, servers, log: log.clone(), levels };
+    let start = Start { config, run_dir, local_service, servers, log: log.clone(), levels };
     // As a task: before it polls the future of `block_on` again, the runtime looks for other events,
     // which would be a system call for each batch of peers' queries.
     let outcome = runtime
@@ -99,7 +100,6 @@ pub fn run(options: &RunOptions) -> Result<(), Error> {
 /// What is made before the event loop.
 struct Start {
     config: Config,
-    files: Vec<String>,
     run_dir: RunDir,
     local_service: Option<OwnedFd>,
     servers: Inherited,
@@ -108,14 +108,14 @@ struct Start {
 }
 
 async fn serve(options: RunOptions, start: Start) -> Result<(), Error> {
-    let Start { config, files, run_dir, local_service, servers, log, levels } = start;
+    let Start { config, run_dir, local_service, servers, log, levels } = start;
     let signals = Signals::catch().map_err(|error| Error::Kernel("signal handlers", error))?;
     let rng = ChaCha12Rng::try_from_rng(&mut SysRng)
         .map_err(|error| Error::Kernel("random numbers", io::Error::other(error)))?;
     let listener = control::Listener::bind(run_dir)?;
     let (asks, asked) = mpsc::channel(transport::ASKS);
-    let (systemd, told) =
-        Systemd::start().map_err(|error| Error::Kernel("a thread for systemd", error))?;
+    let (systemd, told) = Systemd::start(clock::now())
+        .map_err(|error| Error::Kernel("a thread for systemd", error))?;
     let at_end = systemd.clone();
     let access = Access::start(|| access::look_up(control_socket::GROUP))
         .map_err(|error| Error::Kernel("a thread for the user database", error))?;
@@ -124,7 +124,6 @@ async fn serve(options: RunOptions, start: Start) -> Result<(), Error> {
     let setup = Setup {
         options,
         config,
-        files,
         rng,
         local_service,
         servers,

@@ -37,6 +37,8 @@ use self::reader::{Table, Value};
 /// The configuration of the daemon.
 #[derive(Clone, Debug, Default)]
 pub struct Config {
+    /// The files that it was read from; empty for defaults.
+    pub files: Vec<String>,
     /// How to ask peers; the server uses the same `udp_port`.
     pub client: client::Config,
     /// Sources that are answered.
@@ -120,6 +122,7 @@ impl Config {
         let deadline = client.settings().deadline;
         let allow = root.list("allow", Vec::new(), |value| value.parse::<Prefix>("10.0.0.0/8"));
         Self {
+            files: root.files(),
             responder: responder(root),
             client,
             allow: allow.into_iter().collect(),

@@ -152,6 +152,11 @@ pub(super) struct Table<'a, 'b> {
 }
 
 impl<'a, 'b> Table<'a, 'b> {
+    /// The names of the files.
+    pub(super) fn files(&self) -> Vec<String> {
+        self.found.sources.iter().map(|source| source.name.clone()).collect()
+    }
+
     fn read<T>(
         path: &str,
         parts: &[Part<'a>],

@@ -53,7 +53,7 @@ use crate::config::Config;
 use crate::control::messages::{Body, Failure, FailureKind, Request, Response};
 use crate::control::server::{Ask, Control};
 use crate::logging::{Levels, Log, ids};
-use crate::process::{Command, RunOptions, Signals, Systemd, Watchdog};
+use crate::process::{Command, RunOptions, Signals, Systemd};
 use crate::sys::clock;
 use crate::sys::local_service::Received;
 use crate::sys::timer::Timer;
@@ -74,8 +74,6 @@ pub struct Setup {
     pub options: RunOptions,
     /// Contents of the configuration files.
     pub config: Config,
-    /// Paths of the configuration files.
-    pub files: Vec<String>,
     /// Random numbers for the cores.
     pub rng: ChaCha12Rng,
     /// An inherited socket to the kernel's RDMA core.
@@ -95,7 +93,6 @@ pub struct Setup {
 /// The task that calls the cores, see the [module](self).
 pub struct Engine {
     options: RunOptions,
-    files: Vec<String>,
     config: Config,
     started: Instant,
     node: Node<ChaCha12Rng>,
@@ -114,7 +111,6 @@ pub struct Engine {
     timer: Timer,
     control: Control,
     systemd: Systemd,
-    watchdog: Watchdog,
     log: Log,
     levels: Levels,
     reloads: Reloads,
@@ -137,18 +133,8 @@ impl Engine {
     /// # Errors
     /// If rtnetlink fails: without it there are no addresses and no routes.
     pub fn start(setup: Setup) -> io::Result<Self> {
-        let Setup {
-            options,
-            config,
-            files,
-            rng,
-            local_service,
-            servers,
-            control,
-            systemd,
-            log,
-            levels,
-        } = setup;
+        let Setup { options, config, rng, local_service, servers, control, systemd, log, levels } =
+            setup;
         let counters = Arc::clone(&control.counters);
         let mut inputs = Inputs::default();
         let (watch, view) = rtnetlink::Watch::start(&counters)?;
@@ -203,7 +189,6 @@ impl Engine {
             timer: Timer::new()?,
             control,
             systemd,
-            watchdog: Watchdog::of_this_process(now),
             log,
             levels,
             reloads: Reloads::new(loaded_sender),
@@ -211,7 +196,6 @@ impl Engine {
             inputs,
             counters,
             options,
-            files,
             config,
         };
         if let Some(opened) = engine.local_service.opening() {
@@ -252,7 +236,7 @@ impl Engine {
             self.responder.poll_timeout(),
             self.snapshots.poll_timeout(),
             self.pages.poll_timeout(),
-            self.watchdog.poll_timeout(),
+            self.systemd.poll_timeout(),
             self.levels.poll_timeout(),
             self.ends_at,
         ];
@@ -560,7 +544,7 @@ impl Io<Input> for Engine {
         self.responder.go_on();
         self.end_reload();
         self.levels.handle_timeout(now);
-        if self.watchdog.beats(now) {
+        if self.systemd.beats(now) {
             self.systemd.alive(summary::of(&self.status(now)));
         }
     }

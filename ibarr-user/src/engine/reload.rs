@@ -34,7 +34,7 @@ pub(super) struct Reloads {
 }
 
 /// The result of the thread.
-pub(super) type Loaded = Result<(Config, Vec<String>), config::Error>;
+pub(super) type Loaded = Result<Config, config::Error>;
 
 /// The time of the failure, and the mistakes.
 pub(super) struct FailedReload {
@@ -105,8 +105,8 @@ impl Engine {
 
     pub(super) fn handle_loaded(&mut self, now: Instant, loaded: Loaded) {
         let response = match loaded {
-            Ok((config, files)) => {
-                self.reconfigure(now, config, files);
+            Ok(config) => {
+                self.reconfigure(now, config);
                 self.reloads.failed = None;
                 let mut done = format!("configuration: {}", self.config_name());
                 info!(message_id = ids::RELOADED, "reloaded, {done}");
@@ -144,14 +144,13 @@ impl Engine {
         self.systemd.ready();
     }
 
-    fn reconfigure(&mut self, now: Instant, config: Config, files: Vec<String>) {
+    fn reconfigure(&mut self, now: Instant, config: Config) {
         self.node.reconfigure(now, self.options.node(&config));
         self.responder.reconfigure(now, config.responder.clone(), config.allow.clone());
         self.snapshots.set_file(config.snapshot.clone());
         self.levels.configure(config.log_level.clone());
         let was_informed = std::mem::replace(&mut self.config, config).inform;
         self.reconsider_reports(now, was_informed);
-        self.files = files;
         self.servers.move_to(self.config.client.settings().udp_port);
         for pattern in self.node.view().unmatched_patterns() {
             warn!(%pattern, "no such interface (yet)");

@@ -55,7 +55,7 @@ impl Engine {
             version: env!("CARGO_PKG_VERSION").to_owned(),
             pid: std::process::id(),
             uptime_s: now.since(self.started).into(),
-            config: (!self.files.is_empty()).then(|| self.files.join(", ")),
+            config: (!self.config.files.is_empty()).then(|| self.config.files.join(", ")),
             failed_reload: self.reloads.failed().map(|failed| FailedReload {
                 ago_s: now.since(failed.at).into(),
                 message: failed.message.clone(),
@@ -179,10 +179,10 @@ impl Engine {
     }
 
     pub(super) fn config_name(&self) -> String {
-        if self.files.is_empty() {
+        if self.config.files.is_empty() {
             return format!("defaults ({} is not there)", self.options.config.display());
         }
-        self.files.join(", ")
+        self.config.files.join(", ")
     }
 
     /// Problems, each with its remedy.

@@ -19,7 +19,6 @@ use crate::transport::ports::Dirs;
 pub use self::descriptors::Budget;
 pub use self::signals::{Command, Signals};
 pub use self::systemd::Systemd;
-pub use self::watchdog::Watchdog;
 
 /// The default directory of the control socket.
 pub const RUN_DIR: &str = "/run/ibarr";
@@ -57,14 +56,12 @@ impl RunOptions {
         }
     }
 
-    /// Reads the configuration; returns it with the names of its files.
+    /// Reads the configuration.
     ///
     /// # Errors
     /// Errors of [`config::gather`] and [`Config::read`].
-    pub fn load(&self) -> Result<(Config, Vec<String>), config::Error> {
-        let sources = config::gather(&self.config, self.absent)?;
-        let config = Config::read(&sources)?;
-        Ok((config, sources.into_iter().map(|source| source.name).collect()))
+    pub fn load(&self) -> Result<Config, config::Error> {
+        Config::read(&config::gather(&self.config, self.absent)?)
     }
 
     /// The cores' part of `config`, limited to what the process can do.

@@ -9,8 +9,11 @@ use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 use std::thread;
 use std::time::Duration;
 
+use ibarr_common::Instant;
 use sd_notify::NotifyState;
 use tracing::warn;
+
+use super::watchdog::Watchdog;
 
 /// Messages that wait for systemd, besides those in its socket.
 const DEPTH: usize = 16;
@@ -28,6 +31,7 @@ struct Message {
 #[derive(Clone, Debug)]
 pub struct Systemd {
     messages: SyncSender<Message>,
+    watchdog: Watchdog,
 }
 
 impl Systemd {
@@ -36,7 +40,7 @@ impl Systemd {
     ///
     /// # Errors
     /// If the thread cannot be started.
-    pub fn start() -> io::Result<(Self, Receiver<()>)> {
+    pub fn start(now: Instant) -> io::Result<(Self, Receiver<()>)> {
         let (messages, to_tell) = sync_channel::<Message>(DEPTH);
         let (telling, told) = sync_channel(0);
         thread::Builder::new().name("systemd".to_owned()).spawn(move || {
@@ -54,7 +58,17 @@ impl Systemd {
                 }
             }
         })?;
-        Ok((Self { messages }, told))
+        Ok((Self { messages, watchdog: Watchdog::of_this_process(now) }, told))
+    }
+
+    /// When the watchdog is to be fed, by [`alive`](Self::alive).
+    pub fn poll_timeout(&self) -> Option<Instant> {
+        self.watchdog.poll_timeout()
+    }
+
+    /// Whether this turn is to feed the watchdog.
+    pub fn beats(&mut self, now: Instant) -> bool {
+        self.watchdog.beats(now)
     }
 
     /// The daemon is ready, or a reload has ended.

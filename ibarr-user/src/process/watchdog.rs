@@ -7,8 +7,8 @@ use std::time::Duration;
 use ibarr_common::Instant;
 
 /// Beats a third of the watchdog's time apart.
-#[derive(Debug)]
-pub struct Watchdog {
+#[derive(Clone, Debug)]
+pub(super) struct Watchdog {
     /// `None` if systemd has no watchdog for this process.
     interval: Option<Duration>,
     due: Instant,
@@ -16,7 +16,7 @@ pub struct Watchdog {
 
 impl Watchdog {
     /// The watchdog that systemd named in the environment (sd_watchdog_enabled(3)).
-    pub fn of_this_process(now: Instant) -> Self {
+    pub(super) fn of_this_process(now: Instant) -> Self {
         Self::new(now, sd_notify::watchdog_enabled())
     }
 
@@ -26,12 +26,12 @@ impl Watchdog {
     }
 
     /// When the next beat is due.
-    pub fn poll_timeout(&self) -> Option<Instant> {
+    pub(super) fn poll_timeout(&self) -> Option<Instant> {
         self.interval.map(|_| self.due)
     }
 
     /// Whether this turn is to feed the watchdog. It is if a beat is due.
-    pub fn beats(&mut self, now: Instant) -> bool {
+    pub(super) fn beats(&mut self, now: Instant) -> bool {
         let Some(interval) = self.interval.filter(|_| self.due <= now) else { return false };
         self.due = now + interval;
         true
