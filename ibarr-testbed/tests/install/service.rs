@@ -42,6 +42,19 @@ fn peers_are_answered_in_the_kernel() {
 }
 
 #[test]
+fn peers_are_answered_by_xdp_where_the_configuration_says_so() {
+    let node = Node::installed();
+    let config = node.ok("cat /etc/ibarr/ibarr.toml");
+    node.configure(&format!("responder = \"xdp-generic\"\n{config}"));
+    node.send_whole_frames();
+    node.ok("systemctl start ibarr");
+    assert_eq!(node.ask(), Some(GID.parse().unwrap()));
+    assert_eq!(node.counter("bpf.xdp.answered"), 1, "{}", node.ok("ibarr counters"));
+    node.ok("systemctl stop ibarr.socket ibarr.service && ibarr detach");
+    assert_eq!(node.ask(), None);
+}
+
+#[test]
 fn exposure_of_the_unit_is_at_most_two() {
     let node = Node::installed();
     let unit = "/usr/lib/systemd/system/ibarr.service";
