@@ -378,7 +378,7 @@ pub fn can_ask(source: IpAddr, port: u16) -> bool {
 }
 
 /// Whether an interface can have `address`, so that a query for it makes sense.
-fn can_be_owned(address: IpAddr) -> bool {
+pub(super) fn can_be_owned(address: IpAddr) -> bool {
     if address.is_unspecified() || address.is_multicast() {
         return false;
     }

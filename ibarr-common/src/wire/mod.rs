@@ -8,6 +8,7 @@
 //! own error type, and reads no byte outside its input; `emit` writes exactly the bytes that
 //! `parse` accepts.
 
+pub mod acm;
 pub mod class_port_info;
 pub mod inform;
 pub mod ip2gid;
