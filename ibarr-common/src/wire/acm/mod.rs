@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 
 //! ACM: what `ib_acme` and librdmacm ask ibacm over a stream socket (`acm.h` of rdma-core's ibacm). A client
-//! sends a [`Request`] and waits for its reply before it sends the next.
+//! sends a [`Request`] and waits for its [`Reply`] before it sends the next.
 //!
 //! | bytes | field | rule |
 //! |---|---|---|
@@ -28,12 +28,14 @@
 //! | 6..7 | reserved |
 //! | 8..71 | name, or address, and zeros; or a [`PathRecord`](crate::ib::PathRecord) |
 
+mod reply;
 mod request;
 
 use core::fmt;
 
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
+pub use self::reply::{Counters, Endpoint, Names, Reply, Status};
 pub use self::request::{Address, Ask, Of, Request, Resolve, length};
 
 /// Length of a header, and of the shortest message.
