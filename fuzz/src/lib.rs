@@ -6,6 +6,7 @@
 
 #![forbid(unsafe_code)]
 
+mod acm_codec;
 mod fabric;
 mod ip2gid_client;
 mod ip2gid_codec;
@@ -19,6 +20,7 @@ mod paths_snapshot;
 mod script;
 mod turn;
 
+pub use acm_codec::acm_codec;
 pub use fabric::fabric;
 pub use ip2gid_client::ip2gid_client;
 pub use ip2gid_codec::ip2gid_codec;
@@ -36,6 +38,7 @@ pub type Target = fn(&[u8]);
 
 /// Every target, by the name of its binary and its corpus.
 pub const TARGETS: &[(&str, Target)] = &[
+    ("acm_codec", acm_codec),
     ("fabric", fabric),
     ("ip2gid_client", ip2gid_client),
     ("ip2gid_codec", ip2gid_codec),
