@@ -2,6 +2,7 @@
 
 //! The levels of proof, and the function of each.
 
+use std::process::Command;
 use std::time::Duration;
 
 use anyhow::{Context as _, Result, bail};
@@ -12,6 +13,7 @@ use crate::artifacts::{self, Artifact};
 use crate::ebpf::{self, Toolchain};
 use crate::privilege::Privilege;
 use crate::tools::{Set, Toolbox};
+use crate::workspace::Workspace;
 use crate::{fuzz, package, process, sim, tidy, tools, vm};
 
 pub(super) const LEVELS: &[Level] = &[
@@ -149,6 +151,7 @@ fn lint(bench: &Bench<'_>) -> Result<Outcome> {
             &["clippy", "--locked", "--all-targets", "--", "-Dwarnings"],
         )),
         tidy::check(bench.workspace),
+        unused_dependencies(bench.workspace),
     ];
     let failed: Vec<_> =
         checks.iter().filter_map(|check| check.as_ref().err().map(ToString::to_string)).collect();
@@ -156,6 +159,14 @@ fn lint(bench: &Bench<'_>) -> Result<Outcome> {
         bail!("{}", failed.join("; "));
     }
     Ok(Outcome::Passed(Count::default()))
+}
+
+/// Checks that every dependency is used, by cargo-machete, which is compiled once.
+fn unused_dependencies(workspace: &Workspace) -> Result<()> {
+    let root = workspace.target().join("tools/cargo-machete");
+    let install = ["install", "--quiet", "--debug", "--locked", "cargo-machete@0.9.2", "--root"];
+    process::run(workspace.cargo(&install).arg(&root))?;
+    process::run(Command::new(root.join("bin/cargo-machete")).arg(workspace.root()))
 }
 
 fn unit(bench: &Bench<'_>) -> Result<Outcome> {
