@@ -35,6 +35,7 @@ mod inform;
 mod lids;
 mod partial;
 mod ports;
+mod records;
 mod routers;
 pub mod snapshot;
 #[cfg(test)]
@@ -64,6 +65,7 @@ use crate::timer::Timers;
 pub use bucket::DOUBT_SPREAD;
 pub use fallback::Lack;
 pub use partial::{Incomplete, Partial};
+pub use records::records;
 pub use types::{
     Answered, Cached, Config, Counter, Input, Load, Outcome, PortEvent, PortFacts, PortName, Qos,
     Request, RequestId, Source,
@@ -223,37 +225,17 @@ impl<R: CryptoRng + SeedableRng> Paths<R> {
         self.advance(now);
         self.counters.count(Counter::Requests);
         let id = request.id;
-        let Some((index, port)) = self.ports.by_name(&request.port) else {
-            return self.answer(id, Outcome::UnknownPort);
+        let (index, key, question) = match self.key(&request.port, request.question) {
+            Ok(found) => found,
+            Err(outcome) => return self.answer(id, outcome),
         };
-        if !port.can_ask() {
-            return self.answer(id, Outcome::NoSa);
-        }
-        let mut question = request.question;
-        let has_qos = match self.config.qos {
-            Qos::Auto => port.has_qos,
-            Qos::On => true,
-            Qos::Off => false,
-        };
-        if !has_qos {
-            (question.service_id, question.qos_class) = (None, None);
-        }
-        let key = Key::new(index, &question);
         let is_under_way = self.by_key.contains_key(&key);
         self.note_asked_again(&key);
         let is_reported = self.informing.has_reported(&key);
         let doubted = match self.recall(&key) {
             Memory::Sure(remembered) => {
-                self.refresh(key, question, &remembered);
-                self.note_used(&key, &remembered);
-                let source = Source::Cache;
-                return self.answer(
-                    id,
-                    match remembered.record {
-                        Some(record) => Outcome::Found { record, source },
-                        None => Outcome::NoRecord { source },
-                    },
-                );
+                let outcome = self.given(key, question, &remembered);
+                return self.answer(id, outcome);
             }
             Memory::Doubted(doubted)
                 if !key.is_kept()
@@ -291,6 +273,24 @@ impl<R: CryptoRng + SeedableRng> Paths<R> {
             self.deadlines.set(id, Some(request.deadline));
         }
         self.settle();
+    }
+
+    /// The remembered answer to a question by a port, if it is not in doubt. The SA is not asked, and the answer
+    /// counts as used.
+    pub fn lookup(
+        &mut self,
+        now: Instant,
+        port: &PortName,
+        question: PathQuestion,
+    ) -> Option<Outcome> {
+        self.advance(now);
+        let (_, key, question) = self.key(port, question).ok()?;
+        let Memory::Sure(remembered) = self.recall(&key) else { return None };
+        let outcome = self.given(key, question, &remembered);
+        self.counters.count(Counter::Requests);
+        self.count(outcome);
+        self.settle();
+        Some(outcome)
     }
 
     /// Performs all actions that are due. Early calls do nothing.
@@ -483,6 +483,38 @@ impl<R: CryptoRng + SeedableRng> Paths<R> {
         }
     }
 
+    /// What a question by a port is remembered by, and what the SA is asked for.
+    fn key(
+        &self,
+        port: &PortName,
+        mut question: PathQuestion,
+    ) -> Result<(PortIndex, Key, PathQuestion), Outcome> {
+        let (index, port) = self.ports.by_name(port).ok_or(Outcome::UnknownPort)?;
+        if !port.can_ask() {
+            return Err(Outcome::NoSa);
+        }
+        let has_qos = match self.config.qos {
+            Qos::Auto => port.has_qos,
+            Qos::On => true,
+            Qos::Off => false,
+        };
+        if !has_qos {
+            (question.service_id, question.qos_class) = (None, None);
+        }
+        Ok((index, Key::new(index, &question), question))
+    }
+
+    /// The answer that is remembered. It counts as used.
+    fn given(&mut self, key: Key, question: PathQuestion, remembered: &Remembered) -> Outcome {
+        self.refresh(key, question, remembered);
+        self.note_used(&key, remembered);
+        let source = Source::Cache;
+        match remembered.record {
+            Some(record) => Outcome::Found { record, source },
+            None => Outcome::NoRecord { source },
+        }
+    }
+
     fn recall(&self, key: &Key) -> Memory {
         let Some(remembered) = self.cache.lookup(self.now, key) else { return Memory::Nothing };
         let Some(port) = self.ports.get(key.port()) else { return Memory::Nothing };
@@ -610,6 +642,11 @@ impl<R: CryptoRng + SeedableRng> Paths<R> {
     }
 
     fn answer(&mut self, id: RequestId, outcome: Outcome) {
+        self.count(outcome);
+        self.answered.push_back(Answered { id, outcome });
+    }
+
+    fn count(&mut self, outcome: Outcome) {
         self.counters.count(match outcome {
             Outcome::Found { source: Source::Cache, .. } => Counter::FoundCache,
             Outcome::Found { source: Source::Doubted, .. } => Counter::FoundDoubted,
@@ -623,7 +660,6 @@ impl<R: CryptoRng + SeedableRng> Paths<R> {
             Outcome::NoSa => Counter::NoSa,
             Outcome::Overloaded => Counter::Overloaded,
         });
-        self.answered.push_back(Answered { id, outcome });
     }
 
     fn sweep_at(&self) -> Option<Instant> {

@@ -7,7 +7,7 @@ use ibarr_common::wire::sa::PathQuestion;
 use rand_core::{CryptoRng, SeedableRng};
 use thiserror::Error;
 
-use super::{Paths, PortName};
+use super::{Paths, PortFacts, PortName};
 
 /// A destination, and the parts of the question that the user chose.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
@@ -31,13 +31,16 @@ pub enum Incomplete {
     /// There is no port of this name.
     #[error("{0}: there is no such port; see ibarr ports")]
     NoSuchPort(PortName),
+    /// No port, or not the chosen one, has this source GID.
+    #[error("{0}: no port of this machine has this GID; see ibarr ports")]
+    NoSource(Gid),
     /// The port has no GID.
     #[error("{0} has no GID yet: name one with --sgid")]
     NoGid(PortName),
 }
 
 impl<R: CryptoRng + SeedableRng> Paths<R> {
-    /// Chooses the first port whose SA can be asked, or else the first port. Then chooses the
+    /// Chooses the first port with the source GID whose SA can be asked, or else the first with it. Then chooses the
     /// port's GID with a floating LID if `dgid` has one, or else its first GID; then its first
     /// partition.
     ///
@@ -46,12 +49,17 @@ impl<R: CryptoRng + SeedableRng> Paths<R> {
     pub fn complete(&self, partial: &Partial) -> Result<(PortName, PathQuestion), Incomplete> {
         let Partial { port, dgid, sgid, pkey } = *partial;
         let is_chosen = |name: PortName| port.is_none_or(|port| port == name);
-        let mut ports = self.ports().filter(|(_, name, ..)| is_chosen(*name)).peekable();
+        let has_source = |facts: &PortFacts| sgid.is_none_or(|sgid| facts.gids.contains(&sgid));
+        let chosen = || self.ports().filter(|(_, name, ..)| is_chosen(*name));
+        let mut ports = chosen().filter(|(.., facts, _)| has_source(facts)).peekable();
         let first = ports.peek().copied();
-        let (_, name, facts, _) = ports
-            .find(|(_, _, facts, _)| facts.sa().is_some())
-            .or(first)
-            .ok_or_else(|| port.map_or(Incomplete::NoPort, Incomplete::NoSuchPort))?;
+        let none = || match (port, sgid) {
+            (_, Some(sgid)) if chosen().next().is_some() => Incomplete::NoSource(sgid),
+            (Some(port), _) => Incomplete::NoSuchPort(port),
+            (None, _) => Incomplete::NoPort,
+        };
+        let found = ports.find(|(_, _, facts, _)| facts.sa().is_some()).or(first);
+        let (_, name, facts, _) = found.ok_or_else(none)?;
         let for_flid = facts.flid_gid().filter(|_| dgid.flid().is_some());
         let sgid = sgid.or(for_flid).or_else(|| facts.gids.first().copied());
         let question = PathQuestion {
@@ -113,5 +121,18 @@ mod tests {
         let chosen = Partial { sgid: Some(gid(8)), pkey: Some(PKey::DEFAULT), ..to(gid(1)) };
         let (_, question) = rig.paths.complete(&chosen).unwrap();
         assert_eq!((question.sgid, question.pkey), (gid(8), Some(PKey::DEFAULT)));
+    }
+
+    #[test]
+    fn port_is_chosen_that_has_the_source() {
+        let mut rig = Rig::without_port();
+        let from = |sgid| Partial { sgid: Some(sgid), ..to(gid(1)) };
+        assert_eq!(rig.paths.complete(&from(gid(9))), Err(Incomplete::NoPort));
+        tell(&mut rig, PORT, 1, PortFacts { gids: vec![gid(7)], ..facts() });
+        tell(&mut rig, OTHER, 2, PortFacts { gids: vec![gid(8)], ..facts() });
+        assert_eq!(rig.paths.complete(&from(gid(8))).map(|(port, _)| port), Ok(name(2)));
+        assert_eq!(rig.paths.complete(&from(gid(9))), Err(Incomplete::NoSource(gid(9))));
+        let other = Partial { port: Some(name(1)), ..from(gid(8)) };
+        assert_eq!(rig.paths.complete(&other), Err(Incomplete::NoSource(gid(8))));
     }
 }
