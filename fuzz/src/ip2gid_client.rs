@@ -119,7 +119,7 @@ impl World {
     fn resolve(&mut self, script: &mut Script<'_>) {
         let Some(question) = question(script) else { return };
         let number = self.requests;
-        let id = RequestId::User(UserRequest(number));
+        let id = RequestId::User(UserRequest::Control(number));
         self.requests += 1;
         // Some callers wait for many rounds, and some ignore refusals.
         let deadline = self.now + Duration::from_millis(self.requests * 1171 % 30_000 + 1);
@@ -277,7 +277,7 @@ impl World {
     fn answered(&mut self, id: RequestId, outcome: Outcome) {
         assert!(self.waiting.remove(&id).is_some(), "{id:?} is not waiting: {outcome:?}");
         if outcome == Outcome::Refused {
-            let RequestId::User(UserRequest(number)) = id else { panic!("{id:?} is the kernel's") };
+            let RequestId::User(UserRequest::Control(number)) = id else { panic!("{id:?} is the kernel's") };
             assert!(number.is_multiple_of(2), "{number} ignores refusals");
             assert!(self.refused.contains(&self.asked[&id].target()), "no query was refused");
         }

@@ -114,7 +114,7 @@ impl World {
 
     fn resolve(&mut self, n: u8) {
         self.next += 1;
-        let id = RequestId::User(UserRequest(self.next));
+        let id = RequestId::User(UserRequest::Control(self.next));
         let question = PathQuestion {
             dgid: gid(n / 16),
             sgid: gid(200),

@@ -140,7 +140,7 @@ impl World {
             }
             7 => {
                 let Some(question) = Question::new(target, None) else { return };
-                let id = UserRequest(self.users);
+                let id = UserRequest::Control(self.users);
                 self.users += 1;
                 let deadline = self.now + Duration::from_millis(u64::from(script.byte()) * 20);
                 self.waiting.insert(id);

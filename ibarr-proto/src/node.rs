@@ -245,7 +245,7 @@ impl<R: CryptoRng + SeedableRng> Node<R> {
     }
 
     /// See [`Resolver::users`].
-    pub fn users(&self) -> [(shares::Kind, &Counters<shares::Counter>, (usize, usize)); 2] {
+    pub fn users(&self) -> [(shares::Kind, &Counters<shares::Counter>, (usize, usize)); 3] {
         self.resolver.users()
     }
 

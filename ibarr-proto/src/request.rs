@@ -13,9 +13,18 @@ pub enum RequestId<K> {
     Kernel(K),
 }
 
-/// The driver's number of a user's request. It may be reused after the answer.
+/// A request of a user of this node.
 #[derive(Clone, Copy, Debug, Eq, Hash, Ord, PartialEq, PartialOrd)]
-pub struct UserRequest(pub u64);
+pub enum UserRequest {
+    /// Over the control socket, by the driver's number of it, which may be reused after the answer.
+    Control(u64),
+    /// Over ACM.
+    Acm(LookupId),
+}
+
+/// Identifies what the ACM service searches for a client. Never reused.
+#[derive(Clone, Copy, Debug, Eq, Hash, Ord, PartialEq, PartialOrd)]
+pub struct LookupId(pub(crate) u64);
 
 /// Identifies an address request of the kernel. Never reused.
 #[derive(Clone, Copy, Debug, Eq, Hash, Ord, PartialEq, PartialOrd)]

@@ -53,6 +53,7 @@ pub struct Resolver {
     askers: BTreeMap<UserRequest, User>,
     /// The same for paths.
     path_users: Shares<PathRequest>,
+    acm_users: Shares<PathRequest>,
     path_askers: BTreeMap<UserRequest, User>,
     events: VecDeque<Event>,
 }
@@ -71,6 +72,17 @@ pub const ADDRESSES: Limits = Limits {
 /// Limits for users' requests for paths, which load the administrator of a whole subnet.
 pub const PATHS: Limits =
     Limits { of_user: 4, of_all: 16, waiting_of_user: 1024, waiting: 4096, rate: 20, burst: 20 };
+
+/// The same for requests of the ACM service: each is that of an application that connects, as the kernel's are.
+/// They still have only the part of an SA's window that users have.
+pub const ACM_PATHS: Limits = Limits {
+    of_user: 256,
+    of_all: 1024,
+    waiting_of_user: 4096,
+    waiting: 16_384,
+    rate: 1000,
+    burst: 1000,
+};
 
 /// A question with its times.
 #[derive(Clone, Copy, Debug)]
@@ -172,6 +184,7 @@ impl Default for Resolver {
             users: Shares::new(ADDRESSES),
             askers: BTreeMap::new(),
             path_users: Shares::new(PATHS),
+            acm_users: Shares::new(ACM_PATHS),
             path_askers: BTreeMap::new(),
             events: VecDeque::new(),
         }
@@ -205,7 +218,9 @@ impl Resolver {
             }
             Input::ResolvePath { user, request } => {
                 let deadline = request.deadline;
-                if let Err(request) = self.path_users.offer(now, user, request, deadline) {
+                if let Err(request) =
+                    self.path_shares(request.id).offer(now, user, request, deadline)
+                {
                     self.refuse_path(request.id);
                 }
                 self.admit(cores, now, view);
@@ -215,10 +230,11 @@ impl Resolver {
 
     /// Counters and load of users' requests for addresses and for paths: name, counters, (in
     /// progress, waiting).
-    pub fn users(&self) -> [(shares::Kind, &Counters<shares::Counter>, (usize, usize)); 2] {
+    pub fn users(&self) -> [(shares::Kind, &Counters<shares::Counter>, (usize, usize)); 3] {
         [
             (shares::Kind::Addresses, self.users.counters(), self.users.load()),
             (shares::Kind::Paths, self.path_users.counters(), self.path_users.load()),
+            (shares::Kind::AcmPaths, self.acm_users.counters(), self.acm_users.load()),
         ]
     }
 
@@ -234,15 +250,37 @@ impl Resolver {
                 None => self.ask_peers(cores, now, RequestId::User(id), wanted),
             }
         }
-        while let Some(request) = self.path_users.poll_refused(now) {
-            self.refuse_path(request.id);
+        let both: [fn(&mut Self) -> &mut Shares<PathRequest>; 2] =
+            [|this| &mut this.path_users, |this| &mut this.acm_users];
+        for shares in both {
+            while let Some(request) = shares(self).poll_refused(now) {
+                self.refuse_path(request.id);
+            }
+            while let Some((user, request)) = shares(self).poll_admitted(now) {
+                let PathRequest { id, port, question, deadline } = request;
+                self.path_askers.insert(id, user);
+                let (id, rank) = (RequestId::User(id), Rank::Other);
+                cores.paths.resolve(now, paths::Request { id, port, question, rank, deadline });
+                self.settle(cores, now);
+            }
         }
-        while let Some((user, request)) = self.path_users.poll_admitted(now) {
-            let PathRequest { id, port, question, deadline } = request;
-            self.path_askers.insert(id, user);
-            let (id, rank) = (RequestId::User(id), Rank::Other);
-            cores.paths.resolve(now, paths::Request { id, port, question, rank, deadline });
-            self.settle(cores, now);
+    }
+
+    /// What is known of an address without asking anybody.
+    pub fn lookup(
+        &self,
+        cores: &mut Cores<impl Random>,
+        now: Instant,
+        view: &impl Local,
+        question: Question,
+    ) -> Option<Outcome> {
+        own(view, question).or_else(|| cached(&mut cores.client, now, question))
+    }
+
+    fn path_shares(&mut self, id: UserRequest) -> &mut Shares<PathRequest> {
+        match id {
+            UserRequest::Control(_) => &mut self.path_users,
+            UserRequest::Acm(_) => &mut self.acm_users,
         }
     }
 
@@ -315,6 +353,7 @@ impl Resolver {
             cores.local_service.poll_timeout(),
             self.users.poll_timeout(),
             self.path_users.poll_timeout(),
+            self.acm_users.poll_timeout(),
         ];
         timeouts.into_iter().flatten().min()
     }
@@ -474,7 +513,7 @@ impl Resolver {
             match id {
                 RequestId::User(id) => {
                     if let Some(user) = self.path_askers.remove(&id) {
-                        self.path_users.ended(user);
+                        self.path_shares(id).ended(user);
                     }
                     self.events.push_back(Event::PathAnswered { id, outcome });
                 }

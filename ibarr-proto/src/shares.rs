@@ -28,6 +28,8 @@ pub enum Kind {
     Addresses,
     /// Paths to GIDs.
     Paths,
+    /// Paths to GIDs, for clients of ACM.
+    AcmPaths,
 }
 
 impl fmt::Display for Kind {
@@ -35,6 +37,7 @@ impl fmt::Display for Kind {
         f.write_str(match self {
             Self::Addresses => "addresses",
             Self::Paths => "paths",
+            Self::AcmPaths => "acm-paths",
         })
     }
 }

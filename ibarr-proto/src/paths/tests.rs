@@ -136,7 +136,7 @@ impl Rig {
 
     pub(super) fn resolve(&mut self, question: PathQuestion) -> RequestId {
         self.next += 1;
-        let id = RequestId::User(UserRequest(self.next));
+        let id = RequestId::User(UserRequest::Control(self.next));
         let deadline = self.now + WAIT;
         self.paths.resolve(
             self.now,
@@ -374,7 +374,7 @@ fn device_names_are_compared_as_a_whole() {
     let device = "mlx5_01".parse().unwrap();
     let port = PortName { device, ..name(1) };
     let deadline = rig.now + WAIT;
-    let id = RequestId::User(UserRequest(1));
+    let id = RequestId::User(UserRequest::Control(1));
     rig.paths.resolve(
         rig.now,
         Request { id, port, question: question(1), rank: Rank::Kernel, deadline },
@@ -666,7 +666,7 @@ proptest! {
             match op {
                 Op::Resolve { n, wait } => {
                     rig.next += 1;
-                    let id = RequestId::User(UserRequest(rig.next));
+                    let id = RequestId::User(UserRequest::Control(rig.next));
                     let deadline = rig.now + ms(wait.into());
                     let reversible = n % 2 == 0;
                     let question = PathQuestion { reversible, ..question(n.into()) };

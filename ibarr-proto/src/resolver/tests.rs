@@ -256,7 +256,7 @@ fn users_dead_targets_delay_no_kernel_request() {
     assert!(live.is_subset(&sent), "{:?}", live.difference(&sent));
     // In 8 s, with a wait of 3 s each time.
     assert!(asked <= 3 * ASKED, "refusals spin: {asked}");
-    let [(_, counters, (under_way, waiting)), _] = rig.resolver.users();
+    let [(_, counters, (under_way, waiting)), ..] = rig.resolver.users();
     assert!(counters.get(shares::Counter::Refused) > ASKED);
     assert_eq!((under_way + waiting) as u64, ASKED);
 }
@@ -338,7 +338,7 @@ impl Rig {
     fn ask(&mut self, id: u64, target: &str, egress: Option<u32>) {
         let question = question(target, egress);
         let deadline = self.now + Duration::from_secs(3);
-        let (user, id) = (User(7), UserRequest(id));
+        let (user, id) = (User(7), UserRequest::Control(id));
         self.tell(Input::Resolve { user, id, question, deadline });
         self.drain();
     }
@@ -408,7 +408,10 @@ impl Rig {
     fn drain(&mut self) {
         while let Some(event) = self.resolver.poll_event() {
             match event {
-                Event::Answered { id, outcome } => self.answered.push((id.0, outcome)),
+                Event::Answered { id: UserRequest::Control(id), outcome } => {
+                    self.answered.push((id, outcome));
+                }
+                Event::Answered { id, .. } => panic!("{id:?}"),
                 Event::Socket(SocketEvent::Open(socket)) => {
                     let opened = client::Input::SocketOpened { socket };
                     self.tell(Input::Client(opened));

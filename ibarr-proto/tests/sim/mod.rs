@@ -171,7 +171,7 @@ impl Sim {
         patience: Duration,
     ) -> RequestId {
         let question = Question::new(target, None).unwrap();
-        let id = RequestId::User(UserRequest(self.nodes[node].requests));
+        let id = RequestId::User(UserRequest::Control(self.nodes[node].requests));
         self.nodes[node].requests += 1;
         let (asked_at, deadline) = (self.now, self.now + patience);
         let heeds_refusal = false;

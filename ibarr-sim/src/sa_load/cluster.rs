@@ -222,7 +222,7 @@ impl Cluster {
         let deadline = self.now + PATIENCE;
         let this = &mut self.nodes[node];
         this.asked += 1;
-        let id = RequestId::User(UserRequest(this.asked));
+        let id = RequestId::User(UserRequest::Control(this.asked));
         let request = paths::Request { id, port: name(), question, rank: Rank::Kernel, deadline };
         this.paths.resolve(self.now, request);
         self.settle(node);

@@ -50,7 +50,7 @@ impl World {
         }
         for _ in crowd.addresses.len()..ADDRESSES {
             crowd.next += 1;
-            let request = UserRequest(FIRST + u64::from(crowd.next));
+            let request = UserRequest::Control(FIRST + u64::from(crowd.next));
             let Some(question) = Question::new(dead(subnet, crowd.next), None) else { continue };
             crowd.addresses.insert(request, now);
             let deadline = now + secs(3);
@@ -59,7 +59,7 @@ impl World {
         }
         for _ in crowd.paths.len()..PATHS_HELD {
             crowd.next += 1;
-            let request = UserRequest(FIRST + u64::from(crowd.next));
+            let request = UserRequest::Control(FIRST + u64::from(crowd.next));
             let Some(sgid) = self.machines[id].gid() else { break };
             crowd.paths.insert(request, now);
             let question = PathQuestion {

@@ -308,7 +308,7 @@ impl World {
             return self.claims.breaks(
                 self.now,
                 [Some(id), None],
-                format!("request {} of a user is answered but not pending", request.0),
+                format!("{request:?} is answered but not pending"),
             );
         };
         let text = match outcome {
@@ -679,7 +679,7 @@ impl Daemon {
 
     fn ask(&mut self, now: Instant, target: IpAddr) -> (UserRequest, Instant) {
         self.next_ask += 1;
-        let request = UserRequest(self.next_ask);
+        let request = UserRequest::Control(self.next_ask);
         let deadline = now + secs(3);
         self.asked.insert(request, (target, deadline));
         (request, deadline)

@@ -49,7 +49,7 @@ textual!(Gid, IpoibHwAddr, PKey, PortName, Prefix);
 textual!(
     Family = [Self::V4, Self::V6],
     Hook = Self::ALL,
-    Kind = [Self::Addresses, Self::Paths],
+    Kind = [Self::Addresses, Self::Paths, Self::AcmPaths],
     PortEvent = Self::ALL
 );
 

@@ -46,7 +46,8 @@ impl Asks {
             return Vec::new();
         }
         let ask = self.fresh();
-        let ids: Vec<_> = addresses.iter().map(|&ip| (UserRequest(self.fresh()), ip)).collect();
+        let ids: Vec<_> =
+            addresses.iter().map(|&ip| (UserRequest::Control(self.fresh()), ip)).collect();
         for (index, (id, _)) in ids.iter().enumerate() {
             self.waiting.insert(*id, (ask, index));
         }

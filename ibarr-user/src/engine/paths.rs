@@ -160,7 +160,7 @@ impl Engine {
             Err(failure) => return drop(to.send(failure.into())),
         };
         self.rdma.last_request += 1;
-        let id = UserRequest(self.rdma.last_request);
+        let id = UserRequest::Control(self.rdma.last_request);
         self.rdma.asked.insert(id, Asked { at: now, port, question, to });
         let deadline = now + DEADLINE;
         let request = resolver::PathRequest { id, port, question, deadline };

@@ -247,7 +247,7 @@ mod tests {
         let mut client = Client::new(Config::default(), ChaCha12Rng::seed_from_u64(1));
         let question = Question::new(target, None).unwrap();
         let (now, ifindex) = (Instant::from_nanos(1), IfIndex::MIN);
-        let (id, deadline) = (RequestId::User(UserRequest(1)), Instant::from_nanos(2));
+        let (id, deadline) = (RequestId::User(UserRequest::Control(1)), Instant::from_nanos(2));
         let heeds_refusal = true;
         let asked = Input::Resolve { id, question, asked_at: now, deadline, heeds_refusal };
         let route = Some(Route { ifindex, next_hop: target });

@@ -438,7 +438,7 @@ mod tests {
                     (1 | 2, Some(chosen)) => {
                         let row = &mut model[chosen];
                         requests += 1;
-                        let request = RequestId::User(UserRequest(requests));
+                        let request = RequestId::User(UserRequest::Control(requests));
                         let deadline = now + Duration::from_nanos(20);
                         let expected = if waiting == LIMITS.waiters {
                             Err(Full::Waiters)
@@ -458,7 +458,7 @@ mod tests {
                         prop_assert_eq!(flights.wait(id, &waiting), expected);
                     }
                     (3, Some(_)) => {
-                        let request = RequestId::User(UserRequest(u64::from(n) % (requests + 1)));
+                        let request = RequestId::User(UserRequest::Control(u64::from(n) % (requests + 1)));
                         let row = model
                             .iter_mut()
                             .find(|row| row.waiters.iter().any(|&(_, waiter)| waiter == request));

@@ -377,7 +377,7 @@ fn full_flights_make_room_for_a_newer_question_after_a_second() {
     // The flights that gave way do not displace later ones.
     rig.run(secs(4));
     let deadline = asked_at + secs(30);
-    let again = RequestId::User(UserRequest(90));
+    let again = RequestId::User(UserRequest::Control(90));
     let early = Instant::BOOT + secs(1000);
     let heeds_refusal = false;
     rig.input(Input::Resolve {
@@ -931,9 +931,9 @@ fn counters_of_requests_add_up() {
         rig.resolve(n);
     }
     rig.reply(0, Some(gid(1)));
-    rig.input(Input::Cancel { id: RequestId::User(UserRequest(3)) });
+    rig.input(Input::Cancel { id: RequestId::User(UserRequest::Control(3)) });
     let (asked_at, deadline) = (rig.now, rig.now + secs(3));
-    let (id, heeds_refusal) = (RequestId::User(UserRequest(4)), false);
+    let (id, heeds_refusal) = (RequestId::User(UserRequest::Control(4)), false);
     rig.input(Input::Resolve { id, question: question(1), asked_at, deadline, heeds_refusal });
     rig.run(secs(10));
     assert_ends_add_up(&rig.client);
@@ -973,7 +973,7 @@ proptest! {
                     asked_at.insert(id, (rig.now, patience));
                 }
                 4 => {
-                    let id = RequestId::User(UserRequest(u64::from(n) % (rig.requests + 1)));
+                    let id = RequestId::User(UserRequest::Control(u64::from(n) % (rig.requests + 1)));
                     if asked_at.contains_key(&id) && !rig.answers.contains_key(&id) {
                         cancelled.insert(id);
                     }

@@ -248,7 +248,7 @@ fn users_requests_are_separate_from_the_kernels() {
     rig.asks_path(0, request());
     let asked = rig.sa(path(0));
     let request = PathRequest {
-        id: UserRequest(0),
+        id: UserRequest::Control(0),
         port: port(),
         question: asked[0],
         deadline: rig.now + Duration::from_secs(1),
@@ -256,7 +256,7 @@ fn users_requests_are_separate_from_the_kernels() {
     rig.tell(Input::ResolvePath { user: User(7), request });
     let outcome =
         paths::Outcome::Found { record: record(&asked[0], 0), source: paths::Source::Cache };
-    let id = UserRequest(0);
+    let id = UserRequest::Control(0);
     assert_eq!(rig.resolver.poll_event(), Some(Event::PathAnswered { id, outcome }));
     assert_eq!(rig.told_paths().len(), 1);
 }
@@ -271,7 +271,7 @@ fn user_with_many_path_requests_is_held_to_its_rate() {
     for id in 0..3000_u16 {
         let dgid = gid(&format!("fec0:0:22:2::{id:x}"));
         let question = PathQuestion { dgid, ..of_kernel };
-        let id = UserRequest(id.into());
+        let id = UserRequest::Control(id.into());
         let request = PathRequest { id, port: port(), question, deadline };
         rig.tell(Input::ResolvePath { user: User(7), request });
     }

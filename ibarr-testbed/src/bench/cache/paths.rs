@@ -88,7 +88,7 @@ impl Paths {
         };
         let deadline = LATER + Duration::from_secs(1);
         Request {
-            id: RequestId::User(UserRequest(0)),
+            id: RequestId::User(UserRequest::Control(0)),
             port: self.port,
             question,
             rank: sa::Rank::Kernel,

@@ -56,7 +56,7 @@ impl Memory for Peers {
 
 /// Makes `client` ask `question`, and gives it the peer's answer.
 fn answer(client: &mut Client<ChaCha20Rng>, question: Question) -> Result<()> {
-    let (id, deadline) = (RequestId::User(UserRequest(0)), START + Duration::from_secs(3));
+    let (id, deadline) = (RequestId::User(UserRequest::Control(0)), START + Duration::from_secs(3));
     let input = Input::Resolve { id, question, asked_at: START, deadline, heeds_refusal: false };
     client.handle_input(START, input);
     let gateway = IpAddr::V4(Ipv4Addr::new(10, 0, 0, 254));

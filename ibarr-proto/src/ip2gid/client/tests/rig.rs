@@ -65,7 +65,7 @@ impl Rig {
     /// A request whose caller waits for `patience`.
     pub(super) fn ask_for(&mut self, question: Question, patience: Duration) -> RequestId {
         self.requests += 1;
-        let id = RequestId::User(UserRequest(self.requests));
+        let id = RequestId::User(UserRequest::Control(self.requests));
         let (asked_at, deadline) = (self.now, self.now + patience);
         let heeds_refusal = false;
         self.input(Input::Resolve { id, question, asked_at, deadline, heeds_refusal });
@@ -75,7 +75,7 @@ impl Rig {
     /// A request of a user, which a refusal ends.
     pub(super) fn ask_as_user(&mut self, question: Question) -> RequestId {
         self.requests += 1;
-        let id = RequestId::User(UserRequest(self.requests));
+        let id = RequestId::User(UserRequest::Control(self.requests));
         let (asked_at, deadline) = (Instant::BOOT, self.now + secs(3));
         let heeds_refusal = true;
         self.input(Input::Resolve { id, question, asked_at, deadline, heeds_refusal });
