@@ -5,6 +5,7 @@
 
 #![forbid(unsafe_code)]
 
+pub mod acm;
 pub mod counters;
 pub mod hash;
 pub mod ip2gid;

@@ -35,7 +35,7 @@ use core::fmt;
 
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
-pub use self::reply::{Counters, Endpoint, Names, Reply, Status};
+pub use self::reply::{Counters, Endpoint, Names, Reply, Status, refusal};
 pub use self::request::{Address, Ask, Of, Request, Resolve, length};
 
 /// Length of a header, and of the shortest message.

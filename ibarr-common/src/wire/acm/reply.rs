@@ -122,6 +122,19 @@ impl fmt::Debug for Names<'_> {
     }
 }
 
+/// The refusal of a message that is no request; `None` if it has no whole header, or one of another version or
+/// opcode.
+pub fn refusal(message: &[u8], status: Status) -> Option<[u8; HEADER_LEN]> {
+    let (HeaderWire { opcode, tid, .. }, _) = HeaderWire::split(message).ok()?;
+    let opcode = opcode & OPCODE;
+    let mut header = HeaderWire::new(opcode, [0; 3], Tid(tid), HEADER_LEN)?;
+    if opcode != RESOLVE {
+        header.opcode |= ACK;
+    }
+    header.status = status as u8;
+    Some(zerocopy::transmute!(header))
+}
+
 impl<'a> Reply<'a> {
     /// Writes the reply to `request` into `out`, and returns it. `None` if there is no room, or for a reply
     /// of another kind than the request.

@@ -1,0 +1,397 @@
+// SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
+
+//! Answers the clients of ACM, `ib_acme` and librdmacm, which wait without a time-out of their own.
+//!
+//! A client asks for a path by the addresses of its ends. The driver finds the source that routing chooses,
+//! the [`resolver`](crate::resolver) the GID of the destination, and [`paths`](crate::paths) the path.
+//!
+//! A client whose bytes are no request is closed, because the next request cannot be found.
+
+mod types;
+
+use std::collections::{BTreeMap, VecDeque};
+use std::net::IpAddr;
+
+use ibarr_common::Instant;
+use ibarr_common::ib::{Gid, PKey, PathRecord};
+use ibarr_common::wire::acm::{
+    Address, Ask as Wanted, Counters as Seven, Error, Of, Reply, Request, Resolve, Status, refusal,
+};
+use ibarr_common::wire::ls::PathUse;
+use ibarr_common::wire::path_record::PathRecordWire;
+
+pub use self::types::{Ask, ClientId, Config, Counter, Input, Output, Transmit};
+use crate::counters::Counters;
+use crate::ip2gid::Question;
+use crate::paths::{self, Partial};
+use crate::request::{self, LookupId, Outcome};
+use crate::shares::User;
+use crate::timer::Timers;
+
+/// See the [module](self).
+#[derive(Debug)]
+pub struct Acm {
+    config: Config,
+    clients: BTreeMap<ClientId, Client>,
+    /// How many clients each user has.
+    users: BTreeMap<User, usize>,
+    lookups: BTreeMap<LookupId, Lookup>,
+    deadlines: Timers<LookupId>,
+    next: u64,
+    asks: VecDeque<Ask>,
+    outputs: VecDeque<Output>,
+    counters: Counters<Counter>,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Client {
+    user: User,
+    /// Its request that has no reply yet.
+    waits_for: Option<LookupId>,
+}
+
+/// A search for a path.
+#[derive(Clone, Copy, Debug)]
+struct Lookup {
+    /// Who is told of the result: nobody after a client that does not wait has its reply.
+    client: Option<(ClientId, Request)>,
+    user: User,
+    deadline: Instant,
+    is_from_memory: bool,
+    /// The address that routing chose, which is part of the reply.
+    chosen: Option<Address>,
+    known: Known,
+}
+
+/// What is known of the path.
+#[derive(Clone, Copy, Debug)]
+enum Known {
+    Target(IpAddr),
+    Source { sgid: Gid },
+    Ends,
+}
+
+impl Acm {
+    /// Starts without clients.
+    pub fn new(config: Config) -> Self {
+        Self {
+            config,
+            clients: BTreeMap::new(),
+            users: BTreeMap::new(),
+            lookups: BTreeMap::new(),
+            deadlines: Timers::default(),
+            next: 0,
+            asks: VecDeque::new(),
+            outputs: VecDeque::new(),
+            counters: Counters::default(),
+        }
+    }
+
+    /// Replaces the configuration. Connected clients stay.
+    pub fn reconfigure(&mut self, config: Config) {
+        self.config = config;
+    }
+
+    /// Takes an input. [`Self::poll_ask`] follows.
+    pub fn handle_input(&mut self, now: Instant, input: Input<'_>) {
+        match input {
+            Input::Connected { client, user } => self.connected(client, user),
+            Input::Message { client, bytes } => self.asked(now, client, bytes),
+            Input::Gone { client } => self.gone(client),
+            Input::Source { lookup, source } => self.routed(lookup, source),
+            Input::Stop => {
+                for id in self.lookups.keys().copied().collect::<Vec<_>>() {
+                    self.refuse(id, Status::NotConnected);
+                }
+            }
+        }
+    }
+
+    /// Ends the searches whose time is over.
+    pub fn handle_timeout(&mut self, now: Instant) {
+        while let Some(id) = self.deadlines.pop(now) {
+            self.refuse(id, Status::TimedOut);
+        }
+    }
+
+    /// When to call [`Self::handle_timeout`] next.
+    pub fn poll_timeout(&self) -> Option<Instant> {
+        self.deadlines.next()
+    }
+
+    /// The next question for another core.
+    pub fn poll_ask(&mut self) -> Option<Ask> {
+        self.asks.pop_front()
+    }
+
+    /// The next action for the driver.
+    pub fn poll_output(&mut self) -> Option<Output> {
+        self.outputs.pop_front()
+    }
+
+    /// What has been counted.
+    pub fn counters(&self) -> &Counters<Counter> {
+        &self.counters
+    }
+
+    /// How many clients are connected, and how many of them wait.
+    pub fn load(&self) -> (usize, usize) {
+        (self.clients.len(), self.clients.values().filter(|it| it.waits_for.is_some()).count())
+    }
+
+    /// The GID of a source or of a destination; `None` if this node does not have the source.
+    pub fn gid_of_source(&mut self, id: LookupId, sgid: Option<Gid>) {
+        let Some(lookup) = self.lookups.get_mut(&id) else { return };
+        let (Known::Target(target), Some(sgid)) = (lookup.known, sgid) else {
+            return self.refuse(id, Status::SourceAddress);
+        };
+        lookup.known = Known::Source { sgid };
+        let &mut Lookup { user, deadline, .. } = lookup;
+        match Question::new(target, None) {
+            Some(question) => {
+                self.asks.push_back(Ask::Gid { id, user, question, deadline });
+            }
+            None => self.refuse(id, Status::DestinationAddress),
+        }
+    }
+
+    /// The answer to [`Ask::Gid`].
+    pub fn gid_of_target(&mut self, id: LookupId, outcome: Outcome) {
+        let Some(lookup) = self.lookups.get_mut(&id) else { return };
+        let Known::Source { sgid } = lookup.known else { return };
+        let dgid = match outcome {
+            Outcome::Found { gid, source } => {
+                self.counters.count(match source {
+                    request::Source::Local | request::Source::Cache => Counter::AddressFromMemory,
+                    request::Source::Peer => Counter::AddressFromPeer,
+                });
+                gid
+            }
+            Outcome::TimedOut => return self.refuse(id, Status::TimedOut),
+            Outcome::Overloaded => return self.refuse(id, Status::NoMemory),
+            Outcome::NotFound | Outcome::Refused | Outcome::Unreachable => {
+                return self.refuse(id, Status::DestinationAddress);
+            }
+        };
+        self.seek(id, Partial { port: None, dgid, sgid: Some(sgid), pkey: None });
+    }
+
+    /// The answer to [`Ask::Path`]; `None` if no port of this node has the source.
+    pub fn path(&mut self, id: LookupId, outcome: Option<paths::Outcome>) {
+        use paths::{Outcome, Source};
+        let status = match outcome {
+            Some(Outcome::Found { record, source }) => {
+                self.counters.count(match source {
+                    Source::Sa => Counter::PathFromSa,
+                    Source::Cache | Source::Doubted => Counter::PathFromMemory,
+                });
+                let found = paths::records(PathUse::All, record);
+                return self.end(id, |lookup| Reply::Paths(found, lookup.chosen));
+            }
+            Some(Outcome::NoRecord { .. } | Outcome::Refused(_)) => Status::NoData,
+            Some(Outcome::Silent | Outcome::Busy) => Status::TimedOut,
+            Some(Outcome::NoSa) => Status::NotConnected,
+            Some(Outcome::Overloaded) => Status::NoMemory,
+            Some(Outcome::UnknownPort) | None => Status::SourceAddress,
+        };
+        self.refuse(id, status);
+    }
+
+    /// Somebody is being asked: a client that does not wait is told so. The search goes on.
+    pub fn not_remembered(&mut self, id: LookupId) {
+        let lookup = self.lookups.get_mut(&id).filter(|lookup| lookup.is_from_memory);
+        if let Some((client, request)) = lookup.and_then(|lookup| lookup.client.take()) {
+            self.counters.count(Counter::NotRemembered);
+            self.reply(client, &request, &Reply::Refused(Status::NoData));
+        }
+    }
+
+    fn connected(&mut self, client: ClientId, user: User) {
+        let of_user = self.users.entry(user).or_default();
+        if self.clients.len() >= self.config.max_clients || *of_user >= self.config.max_of_user {
+            if *of_user == 0 {
+                self.users.remove(&user);
+            }
+            self.counters.count(Counter::ClientsRefused);
+            return self.outputs.push_back(Output::Close(client));
+        }
+        *of_user += 1;
+        self.clients.insert(client, Client { user, waits_for: None });
+    }
+
+    fn gone(&mut self, client: ClientId) {
+        let Some(Client { user, waits_for }) = self.clients.remove(&client) else { return };
+        if let Some(of_user) = self.users.get_mut(&user) {
+            *of_user -= 1;
+            if *of_user == 0 {
+                self.users.remove(&user);
+            }
+        }
+        if let Some(id) = waits_for {
+            self.lookups.remove(&id);
+            self.deadlines.set(id, None);
+        }
+    }
+
+    fn asked(&mut self, now: Instant, client: ClientId, bytes: &[u8]) {
+        let Some(&Client { user, waits_for }) = self.clients.get(&client) else { return };
+        let request = match Request::parse(bytes) {
+            _ if waits_for.is_some() => return self.close(client),
+            Ok(request) => request,
+            Err(error) => return self.misread(client, bytes, error),
+        };
+        match request.ask {
+            Wanted::Resolve(resolve) => self.resolve(now, client, user, request, resolve),
+            Wanted::Counters(Of::Service) => {
+                self.reply(client, &request, &Reply::Counters(self.seven()));
+            }
+            Wanted::Counters(_) => {
+                self.reply(client, &request, &Reply::Refused(Status::SourceAddress));
+            }
+            Wanted::Endpoint { .. } => {
+                self.reply(client, &request, &Reply::Refused(Status::Invalid));
+            }
+        }
+    }
+
+    fn misread(&mut self, client: ClientId, bytes: &[u8], error: Error) {
+        self.counters.count(Counter::Illegal);
+        let status = match error {
+            Error::Source => Status::SourceType,
+            Error::Destination => Status::DestinationType,
+            Error::Address | Error::Name => Status::Invalid,
+            Error::Version | Error::Opcode | Error::Length | Error::Status | Error::Record => {
+                return self.close(client);
+            }
+        };
+        match refusal(bytes, status) {
+            Some(bytes) => self.send(client, bytes.to_vec()),
+            None => self.close(client),
+        }
+    }
+
+    fn resolve(
+        &mut self,
+        now: Instant,
+        client: ClientId,
+        user: User,
+        request: Request,
+        resolve: Resolve,
+    ) {
+        self.counters.count(Counter::Requests);
+        let id = LookupId(self.next);
+        self.next += 1;
+        let (target, path) = match (resolve.destination(), resolve.path()) {
+            (Some(Address::Ip(target)), _) => (Some(target), None),
+            // Names are not resolved here.
+            (Some(Address::Name(_)), _) => (None, None),
+            (None, path) => (None, path),
+        };
+        let known = target.map_or(Known::Ends, Known::Target);
+        let deadline = now + self.config.patience;
+        let is_from_memory = resolve.is_from_memory();
+        let client_and_request = Some((client, request));
+        let lookup = Lookup {
+            client: client_and_request,
+            user,
+            deadline,
+            is_from_memory,
+            chosen: None,
+            known,
+        };
+        self.lookups.insert(id, lookup);
+        self.deadlines.set(id, Some(deadline));
+        if let Some(client) = self.clients.get_mut(&client) {
+            client.waits_for = Some(id);
+        }
+        match (target, resolve.source(), path) {
+            (Some(_), Some(Address::Ip(source)), _) => {
+                self.asks.push_back(Ask::Source { id, source });
+            }
+            (Some(target), None, _) => self.outputs.push_back(Output::Route { id, target }),
+            (Some(_), Some(Address::Name(_)), _) => self.refuse(id, Status::SourceAddress),
+            (None, _, Some(path)) => self.seek_along(id, path),
+            (None, ..) => self.refuse(id, Status::DestinationAddress),
+        }
+    }
+
+    fn routed(&mut self, id: LookupId, source: Option<IpAddr>) {
+        let Some(lookup) = self.lookups.get_mut(&id) else { return };
+        match source {
+            Some(source) => {
+                lookup.chosen = Some(Address::Ip(source));
+                self.asks.push_back(Ask::Source { id, source });
+            }
+            None => self.refuse(id, Status::DestinationAddress),
+        }
+    }
+
+    /// Searches for the path of which a client knows a part: at least the destination's GID.
+    fn seek_along(&mut self, id: LookupId, path: PathRecord) {
+        let PathRecordWire { dgid, sgid, pkey, .. } = path.into();
+        let (sgid, pkey) = (Gid::new(sgid), PKey::new(pkey.get()));
+        match Gid::new(dgid) {
+            Some(dgid) => self.seek(id, Partial { port: None, dgid, sgid, pkey }),
+            None => self.refuse(id, Status::DestinationAddress),
+        }
+    }
+
+    fn seek(&mut self, id: LookupId, partial: Partial) {
+        let Some(lookup) = self.lookups.get_mut(&id) else { return };
+        lookup.known = Known::Ends;
+        let &mut Lookup { user, deadline, .. } = lookup;
+        self.asks.push_back(Ask::Path { id, user, partial, deadline });
+    }
+
+    fn refuse(&mut self, id: LookupId, status: Status) {
+        self.counters.count(match status {
+            Status::NoData | Status::DestinationAddress => Counter::NoData,
+            _ => Counter::Failed,
+        });
+        self.end(id, |_| Reply::Refused(status));
+    }
+
+    fn end(&mut self, id: LookupId, reply: impl FnOnce(&Lookup) -> Reply<'static>) {
+        let Some(lookup) = self.lookups.remove(&id) else { return };
+        self.deadlines.set(id, None);
+        if let Some((client, request)) = lookup.client {
+            self.reply(client, &request, &reply(&lookup));
+        }
+    }
+
+    fn reply(&mut self, client: ClientId, request: &Request, reply: &Reply<'_>) {
+        let mut out = [0; MAX_REPLY_LEN];
+        match reply.emit(request, &mut out) {
+            Some(bytes) => self.send(client, bytes.to_vec()),
+            None => self.close(client),
+        }
+    }
+
+    fn send(&mut self, client: ClientId, bytes: Vec<u8>) {
+        if let Some(client) = self.clients.get_mut(&client) {
+            client.waits_for = None;
+        }
+        self.outputs.push_back(Output::Reply(Transmit { client, bytes }));
+    }
+
+    fn close(&mut self, client: ClientId) {
+        self.gone(client);
+        self.outputs.push_back(Output::Close(client));
+    }
+
+    fn seven(&self) -> Seven {
+        let count = |counter| self.counters.get(counter).into();
+        Seven {
+            errors: count(Counter::Failed),
+            resolved: count(Counter::Requests),
+            no_data: count(Counter::NoData),
+            address_queries: count(Counter::AddressFromPeer),
+            address_cache: count(Counter::AddressFromMemory),
+            route_queries: count(Counter::PathFromSa),
+            route_cache: count(Counter::PathFromMemory),
+        }
+    }
+}
+
+/// The header, three paths and the source.
+const MAX_REPLY_LEN: usize = 16 + 4 * 72;

@@ -1,0 +1,163 @@
+// SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
+
+//! Inputs and outputs of the ACM service.
+
+use std::net::IpAddr;
+use std::time::Duration;
+
+use ibarr_common::Instant;
+
+use crate::ip2gid::Question;
+use crate::paths::Partial;
+use crate::request::LookupId;
+use crate::shares::User;
+
+/// Limits.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub struct Config {
+    /// How many clients may be connected; further ones are closed.
+    pub max_clients: usize,
+    /// How many of them may be one user's.
+    pub max_of_user: usize,
+    /// How long a client waits for a reply at most.
+    pub patience: Duration,
+}
+
+impl Config {
+    /// With at most so many clients.
+    #[must_use]
+    pub fn with_clients(self, most: usize) -> Self {
+        Self { max_clients: self.max_clients.min(most), ..self }
+    }
+}
+
+impl Default for Config {
+    /// Less than the kernel and librdmacm wait for a route, and more than two queries to a peer take. A user
+    /// leaves room for three others.
+    fn default() -> Self {
+        Self { max_clients: 10_000, max_of_user: 2500, patience: Duration::from_secs(2) }
+    }
+}
+
+/// The driver's number of a connection. Never reused.
+#[derive(Clone, Copy, Debug, Eq, Hash, Ord, PartialEq, PartialOrd)]
+pub struct ClientId(pub u64);
+
+/// An input of the service.
+#[derive(Clone, Copy, Debug)]
+pub enum Input<'a> {
+    /// A user has connected. If there is no room, [`Output::Close`] follows.
+    Connected {
+        /// The connection.
+        client: ClientId,
+        /// Its user, as the kernel says.
+        user: User,
+    },
+    /// A client has sent a message. One [`Output::Reply`] or [`Output::Close`] follows, and the driver reads
+    /// nothing from the client until then.
+    Message {
+        /// The client.
+        client: ClientId,
+        /// The bytes, as many as [`length`](ibarr_common::wire::acm::length) says.
+        bytes: &'a [u8],
+    },
+    /// A client has closed its connection.
+    Gone {
+        /// The client.
+        client: ClientId,
+    },
+    /// The answer to [`Output::Route`].
+    Source {
+        /// The search.
+        lookup: LookupId,
+        /// The address from which this node sends to the target; `None` if it has no route.
+        source: Option<IpAddr>,
+    },
+    /// The daemon ends: who waits is told that there is no answer.
+    Stop,
+}
+
+/// A question for another core.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub enum Ask {
+    /// The GID of an address of this node.
+    Source {
+        /// The search.
+        id: LookupId,
+        /// The address.
+        source: IpAddr,
+    },
+    /// The GID of any address.
+    Gid {
+        /// The search.
+        id: LookupId,
+        /// For whom.
+        user: User,
+        /// The address.
+        question: Question,
+        /// When nobody waits any more.
+        deadline: Instant,
+    },
+    /// A path.
+    Path {
+        /// The search.
+        id: LookupId,
+        /// For whom.
+        user: User,
+        /// The ends of the path.
+        partial: Partial,
+        /// When nobody waits any more.
+        deadline: Instant,
+    },
+}
+
+/// An action for the driver.
+#[derive(Clone, Debug, Eq, PartialEq)]
+pub enum Output {
+    /// Find the source address of packets to a target.
+    Route {
+        /// The search.
+        id: LookupId,
+        /// The target.
+        target: IpAddr,
+    },
+    /// Send a reply.
+    Reply(Transmit),
+    /// Close a connection.
+    Close(ClientId),
+}
+
+/// A reply, which is sent in one write.
+#[derive(Clone, Debug, Eq, PartialEq)]
+pub struct Transmit {
+    /// To whom.
+    pub client: ClientId,
+    /// Its bytes.
+    pub bytes: Vec<u8>,
+}
+
+crate::counters! {
+    /// Counters of the ACM service.
+    pub enum Counter {
+        /// Requests for paths.
+        Requests = "requests",
+        /// Messages that are no request.
+        Illegal = "illegal",
+        /// Connections closed because there was no room, or the user had too many.
+        ClientsRefused = "clients-refused",
+        /// Requests for paths that failed.
+        Failed = "failed",
+        /// Requests for a destination that nobody has, or to which there is no path.
+        NoData = "no-data",
+        /// Requests for what is remembered, when nothing was.
+        NotRemembered = "not-remembered",
+        /// Destinations whose GID a peer has given.
+        AddressFromPeer = "address-from-peer",
+        /// Destinations whose GID was known.
+        AddressFromMemory = "address-from-memory",
+        /// Paths that an SA has given.
+        PathFromSa = "path-from-sa",
+        /// Paths that were remembered.
+        PathFromMemory = "path-from-memory",
+    }
+}
