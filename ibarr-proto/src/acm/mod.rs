@@ -9,6 +9,9 @@
 
 mod types;
 
+#[cfg(test)]
+mod tests;
+
 use std::collections::{BTreeMap, VecDeque};
 use std::net::IpAddr;
 

@@ -1,0 +1,383 @@
+// SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
+
+use std::collections::BTreeSet;
+use std::time::Duration;
+
+use ibarr_common::ib::PathRecord;
+use ibarr_common::wire::acm::{MAX_REQUEST_LEN, Name, Tid};
+use proptest::prelude::*;
+
+use super::*;
+
+const NOW: Instant = Instant::from_nanos(1_000_000_000_000);
+const USER: User = User(1000);
+const CLIENT: ClientId = ClientId(7);
+const RECORD: PathRecord = PathRecord::from_octets([3; 64]);
+
+fn gid(text: &str) -> Gid {
+    text.parse().unwrap()
+}
+
+fn ip(text: &str) -> IpAddr {
+    text.parse().unwrap()
+}
+
+fn to(target: &str) -> Resolve {
+    Resolve::to(None, Address::Ip(ip(target)))
+}
+
+/// A service with one client.
+struct Rig {
+    acm: Acm,
+    now: Instant,
+}
+
+impl Rig {
+    fn new() -> Self {
+        let config = Config { max_clients: 3, max_of_user: 2, ..Config::default() };
+        let mut rig = Self { acm: Acm::new(config), now: NOW };
+        rig.acm.handle_input(NOW, Input::Connected { client: CLIENT, user: USER });
+        rig
+    }
+
+    fn ask(&mut self, client: ClientId, ask: Wanted) {
+        let request = Request { tid: Tid([9; 8]), ask };
+        let mut out = [0; MAX_REQUEST_LEN];
+        let bytes = request.emit(&mut out);
+        self.acm.handle_input(self.now, Input::Message { client, bytes });
+    }
+
+    fn resolve(&mut self, resolve: Resolve) {
+        self.ask(CLIENT, Wanted::Resolve(resolve));
+    }
+
+    /// The reply to [`CLIENT`], which is the only output.
+    fn told(&mut self) -> Option<Reply<'static>> {
+        let Some(Output::Reply(Transmit { client, bytes })) = self.acm.poll_output() else {
+            return None;
+        };
+        assert_eq!((client, self.acm.poll_output()), (CLIENT, None));
+        Some(match Reply::parse(&bytes).unwrap() {
+            (Tid([9, ..]), Reply::Paths(paths, source)) => Reply::Paths(paths, source),
+            (Tid([9, ..]), Reply::Refused(status)) => Reply::Refused(status),
+            (Tid([9, ..]), Reply::Counters(counters)) => Reply::Counters(counters),
+            other => panic!("{other:?}"),
+        })
+    }
+
+    fn is_refused(&mut self, status: Status) -> bool {
+        self.told() == Some(Reply::Refused(status))
+    }
+
+    /// Asks for a path to an address, and gives the source that routing chooses and its GID.
+    fn until_target(&mut self, resolve: Resolve) -> LookupId {
+        self.resolve(resolve);
+        let Some(Output::Route { id, .. }) = self.acm.poll_output() else { panic!() };
+        let source = Some(ip("10.1.0.1"));
+        self.acm.handle_input(self.now, Input::Source { lookup: id, source });
+        let Some(Ask::Source { source, .. }) = self.acm.poll_ask() else { panic!() };
+        assert_eq!(source, ip("10.1.0.1"));
+        self.acm.gid_of_source(id, Some(gid("fe80::1")));
+        let Some(Ask::Gid { user, question, .. }) = self.acm.poll_ask() else { panic!() };
+        assert_eq!((user, question.target()), (USER, ip("10.2.0.5")));
+        id
+    }
+
+    fn until_path(&mut self, resolve: Resolve) -> LookupId {
+        let id = self.until_target(resolve);
+        let outcome = Outcome::Found { gid: gid("fe80::5"), source: request::Source::Peer };
+        self.acm.gid_of_target(id, outcome);
+        let Some(Ask::Path { partial, .. }) = self.acm.poll_ask() else { panic!() };
+        assert_eq!((partial.sgid, partial.dgid), (Some(gid("fe80::1")), gid("fe80::5")));
+        id
+    }
+}
+
+fn found() -> Option<paths::Outcome> {
+    Some(paths::Outcome::Found { record: RECORD, source: paths::Source::Sa })
+}
+
+#[test]
+fn address_is_answered_with_paths_and_the_source_that_routing_chose() {
+    let mut rig = Rig::new();
+    let id = rig.until_path(to("10.2.0.5"));
+    rig.acm.path(id, found());
+    let chosen = Some(Address::Ip(ip("10.1.0.1")));
+    let expected = Reply::Paths(paths::records(PathUse::All, RECORD), chosen);
+    assert_eq!(rig.told(), Some(expected));
+    assert_eq!((rig.acm.load(), rig.acm.poll_timeout()), ((1, 0), None));
+}
+
+#[test]
+fn source_of_the_client_is_kept_and_not_repeated() {
+    let mut rig = Rig::new();
+    let source = Some(Address::Ip(ip("10.1.0.2")));
+    rig.resolve(Resolve::to(source, Address::Ip(ip("10.2.0.5"))));
+    let Some(Ask::Source { id, source }) = rig.acm.poll_ask() else { panic!() };
+    assert_eq!(source, ip("10.1.0.2"));
+    rig.acm.gid_of_source(id, Some(gid("fe80::2")));
+    let outcome = Outcome::Found { gid: gid("fe80::5"), source: request::Source::Local };
+    rig.acm.gid_of_target(id, outcome);
+    rig.acm.path(id, found());
+    let expected = Reply::Paths(paths::records(PathUse::All, RECORD), None);
+    assert_eq!(rig.told(), Some(expected));
+}
+
+#[test]
+fn part_of_a_path_is_completed() {
+    let mut rig = Rig::new();
+    let path =
+        PathRecordWire { dgid: gid("fe80::5").octets(), ..PathRecord::from_octets([0; 64]).into() };
+    rig.resolve(Resolve::along(path.into()));
+    let Some(Ask::Path { id, partial, .. }) = rig.acm.poll_ask() else { panic!() };
+    let expected = Partial { port: None, dgid: gid("fe80::5"), sgid: None, pkey: None };
+    assert_eq!(partial, expected);
+    rig.acm.path(id, found());
+    assert!(matches!(rig.told(), Some(Reply::Paths(_, None))));
+    // Without a GID there is nothing to ask for.
+    rig.resolve(Resolve::along(PathRecord::from_octets([0; 64])));
+    assert!(rig.is_refused(Status::DestinationAddress));
+}
+
+#[test]
+fn each_failure_has_its_status() {
+    let cases = [
+        (Outcome::NotFound, Status::DestinationAddress),
+        (Outcome::Refused, Status::DestinationAddress),
+        (Outcome::Unreachable, Status::DestinationAddress),
+        (Outcome::TimedOut, Status::TimedOut),
+        (Outcome::Overloaded, Status::NoMemory),
+    ];
+    let mut rig = Rig::new();
+    for (outcome, status) in cases {
+        let id = rig.until_target(to("10.2.0.5"));
+        rig.acm.gid_of_target(id, outcome);
+        assert!(rig.is_refused(status), "{outcome:?}");
+    }
+    let source = paths::Source::Sa;
+    let cases = [
+        (Some(paths::Outcome::NoRecord { source }), Status::NoData),
+        (Some(paths::Outcome::Refused(None)), Status::NoData),
+        (Some(paths::Outcome::Silent), Status::TimedOut),
+        (Some(paths::Outcome::Busy), Status::TimedOut),
+        (Some(paths::Outcome::NoSa), Status::NotConnected),
+        (Some(paths::Outcome::Overloaded), Status::NoMemory),
+        (Some(paths::Outcome::UnknownPort), Status::SourceAddress),
+        (None, Status::SourceAddress),
+    ];
+    for (outcome, status) in cases {
+        let id = rig.until_path(to("10.2.0.5"));
+        rig.acm.path(id, outcome);
+        assert!(rig.is_refused(status), "{outcome:?}");
+    }
+    rig.resolve(to("10.2.0.5"));
+    let Some(Output::Route { id, .. }) = rig.acm.poll_output() else { panic!() };
+    rig.acm.handle_input(NOW, Input::Source { lookup: id, source: None });
+    assert!(rig.is_refused(Status::DestinationAddress));
+}
+
+#[test]
+fn client_that_does_not_wait_is_told_at_once_and_the_search_goes_on() {
+    let mut rig = Rig::new();
+    let id = rig.until_target(to("10.2.0.5").from_memory());
+    rig.acm.not_remembered(id);
+    assert!(rig.is_refused(Status::NoData));
+    let outcome = Outcome::Found { gid: gid("fe80::5"), source: request::Source::Peer };
+    rig.acm.gid_of_target(id, outcome);
+    assert!(matches!(rig.acm.poll_ask(), Some(Ask::Path { .. })));
+    rig.acm.path(id, found());
+    assert_eq!((rig.told(), rig.acm.poll_timeout()), (None, None));
+}
+
+#[test]
+fn client_that_waits_is_not_told_that_nothing_is_remembered() {
+    let mut rig = Rig::new();
+    let id = rig.until_target(to("10.2.0.5"));
+    rig.acm.not_remembered(id);
+    assert_eq!(rig.told(), None);
+}
+
+#[test]
+fn silence_of_all_others_ends_at_the_deadline() {
+    let mut rig = Rig::new();
+    rig.until_path(to("10.2.0.5"));
+    let due = rig.acm.poll_timeout().unwrap();
+    assert_eq!(due, NOW + Duration::from_secs(2));
+    rig.acm.handle_timeout(due);
+    assert!(rig.is_refused(Status::TimedOut));
+    assert_eq!(rig.acm.poll_timeout(), None);
+}
+
+#[test]
+fn user_with_too_many_clients_leaves_room_for_others() {
+    let mut rig = Rig::new();
+    let connect = |rig: &mut Rig, client, user| {
+        let client = ClientId(client);
+        rig.acm.handle_input(NOW, Input::Connected { client, user });
+        rig.acm.poll_output() != Some(Output::Close(client))
+    };
+    assert!(connect(&mut rig, 1, USER));
+    assert!(!connect(&mut rig, 2, USER));
+    assert!(connect(&mut rig, 3, User(1001)));
+    assert!(!connect(&mut rig, 4, User(1002)));
+    rig.acm.handle_input(NOW, Input::Gone { client: ClientId(1) });
+    assert!(connect(&mut rig, 5, USER));
+    assert_eq!(rig.acm.counters().get(Counter::ClientsRefused), 2);
+}
+
+#[test]
+fn bytes_that_are_no_request_end_the_connection_and_wrong_requests_do_not() {
+    let mut rig = Rig::new();
+    let bytes = [7; 16];
+    rig.acm.handle_input(NOW, Input::Message { client: CLIENT, bytes: &bytes });
+    assert_eq!(rig.acm.poll_output(), Some(Output::Close(CLIENT)));
+    rig.acm.handle_input(NOW, Input::Connected { client: CLIENT, user: USER });
+    let request = Request { tid: Tid([9; 8]), ask: Wanted::Resolve(to("10.2.0.5")) };
+    let mut out = [0; MAX_REQUEST_LEN];
+    let len = request.emit(&mut out).len();
+    // The group 224.0.0.0 has no GID.
+    out[24..28].copy_from_slice(&[224, 0, 0, 0]);
+    rig.acm.handle_input(NOW, Input::Message { client: CLIENT, bytes: &out[..len] });
+    assert!(rig.is_refused(Status::Invalid));
+    rig.resolve(to("10.2.0.5"));
+    assert!(matches!(rig.acm.poll_output(), Some(Output::Route { .. })));
+    // The client must wait.
+    rig.resolve(to("10.2.0.5"));
+    assert_eq!(rig.acm.poll_output(), Some(Output::Close(CLIENT)));
+    assert_eq!((rig.acm.load(), rig.acm.poll_timeout()), ((0, 0), None));
+}
+
+#[test]
+fn what_is_not_served_is_refused_with_the_status_of_ibacm() {
+    let mut rig = Rig::new();
+    let name = Address::Name(Name::new("node1").unwrap());
+    rig.resolve(Resolve::to(None, name));
+    assert!(rig.is_refused(Status::DestinationAddress));
+    rig.resolve(Resolve::to(Some(name), Address::Ip(ip("10.2.0.5"))));
+    assert!(rig.is_refused(Status::SourceAddress));
+    rig.ask(CLIENT, Wanted::Endpoint { index: 1, port: 1 });
+    assert!(rig.is_refused(Status::Invalid));
+    rig.ask(CLIENT, Wanted::Counters(Of::Index(1)));
+    assert!(rig.is_refused(Status::SourceAddress));
+}
+
+#[test]
+fn counters_are_those_of_the_requests() {
+    let mut rig = Rig::new();
+    let id = rig.until_path(to("10.2.0.5"));
+    rig.acm.path(id, found());
+    rig.told();
+    rig.ask(CLIENT, Wanted::Counters(Of::Service));
+    let expected = Seven {
+        errors: 0.into(),
+        resolved: 1.into(),
+        no_data: 0.into(),
+        address_queries: 1.into(),
+        address_cache: 0.into(),
+        route_queries: 1.into(),
+        route_cache: 0.into(),
+    };
+    assert_eq!(rig.told(), Some(Reply::Counters(expected)));
+}
+
+/// What may happen to a service with three clients.
+#[derive(Clone, Debug)]
+enum Step {
+    Ask { client: u64, from_memory: bool },
+    Gone(u64),
+    Source(bool),
+    Gid(Outcome),
+    Path(bool),
+    NotRemembered,
+    Wait(u64),
+}
+
+fn step() -> impl Strategy<Value = Step> {
+    let gid = Outcome::Found { gid: gid("fe80::5"), source: request::Source::Peer };
+    prop_oneof![
+        4 => (0..3u64, any::<bool>())
+            .prop_map(|(client, from_memory)| Step::Ask { client, from_memory }),
+        1 => (0..3u64).prop_map(Step::Gone),
+        3 => any::<bool>().prop_map(Step::Source),
+        3 => prop_oneof![Just(gid), Just(Outcome::TimedOut)].prop_map(Step::Gid),
+        3 => any::<bool>().prop_map(Step::Path),
+        1 => Just(Step::NotRemembered),
+        1 => (0..1500u64).prop_map(Step::Wait),
+    ]
+}
+
+proptest! {
+    #[test]
+    fn every_request_has_one_reply_by_its_deadline(steps in prop::collection::vec(step(), 0..80)) {
+        let mut acm = Acm::new(Config::default());
+        let mut now = NOW;
+        for client in 0..3 {
+            let client = ClientId(client);
+            acm.handle_input(now, Input::Connected { client, user: USER });
+        }
+        // The clients that wait, and until when.
+        let mut waiting = BTreeMap::new();
+        let mut gone = BTreeSet::new();
+        let (mut routes, mut ends) = (VecDeque::new(), VecDeque::new());
+        for step in steps {
+            match step {
+                Step::Ask { client, from_memory }
+                    if !waiting.contains_key(&client) && !gone.contains(&client) =>
+                {
+                    let resolve = to("10.2.0.5");
+                    let resolve = if from_memory { resolve.from_memory() } else { resolve };
+                    let ask = Wanted::Resolve(resolve);
+                    let mut out = [0; MAX_REQUEST_LEN];
+                    let bytes = Request { tid: Tid::default(), ask }.emit(&mut out);
+                    waiting.insert(client, now + Duration::from_secs(2));
+                    let client = ClientId(client);
+                    acm.handle_input(now, Input::Message { client, bytes });
+                }
+                Step::Ask { .. } => {}
+                Step::Gone(client) => {
+                    gone.insert(client);
+                    waiting.remove(&client);
+                    acm.handle_input(now, Input::Gone { client: ClientId(client) });
+                }
+                Step::Source(is_known) => if let Some(lookup) = routes.pop_front() {
+                    let source = is_known.then(|| ip("10.1.0.1"));
+                    acm.handle_input(now, Input::Source { lookup, source });
+                },
+                Step::Gid(outcome) => match ends.pop_front() {
+                    Some(Ask::Source { id, .. }) => acm.gid_of_source(id, Some(gid("fe80::1"))),
+                    Some(Ask::Gid { id, .. }) => acm.gid_of_target(id, outcome),
+                    Some(Ask::Path { id, .. }) => acm.path(id, found()),
+                    None => {}
+                },
+                Step::Path(is_found) => match ends.pop_back() {
+                    Some(Ask::Source { id, .. }) => acm.gid_of_source(id, None),
+                    Some(Ask::Gid { id, .. }) => acm.gid_of_target(id, Outcome::NotFound),
+                    Some(Ask::Path { id, .. }) => acm.path(id, found().filter(|_| is_found)),
+                    None => {}
+                },
+                Step::NotRemembered => if let Some(Ask::Gid { id, .. }) = ends.front() {
+                    acm.not_remembered(*id);
+                },
+                Step::Wait(ms) => {
+                    now = now + Duration::from_millis(ms);
+                    acm.handle_timeout(now);
+                }
+            }
+            while let Some(ask) = acm.poll_ask() {
+                ends.push_back(ask);
+            }
+            while let Some(output) = acm.poll_output() {
+                match output {
+                    Output::Route { id, .. } => routes.push_back(id),
+                    Output::Reply(Transmit { client, bytes }) => {
+                        prop_assert!(Reply::parse(&bytes).is_ok());
+                        prop_assert!(waiting.remove(&client.0).is_some());
+                    }
+                    Output::Close(client) => prop_assert!(false, "{client:?} has done no wrong"),
+                }
+            }
+            prop_assert!(waiting.values().all(|&due| due > now));
+            prop_assert_eq!(acm.load(), (3 - gone.len(), waiting.len()));
+        }
+    }
+}
