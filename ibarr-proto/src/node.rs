@@ -3,21 +3,23 @@
 //! A node: the cores, connected. The daemon's loop and the simulation both drive this type, so that
 //! the simulation proves the order of steps that the daemon executes.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, VecDeque};
 use std::time::Duration;
 
-use ibarr_common::Instant;
 use ibarr_common::ib::Gid;
+use ibarr_common::{IfIndex, Instant};
 use rand_core::{CryptoRng, SeedableRng};
 
+use crate::acm::{self, Acm};
 use crate::counters::Counters;
 use crate::ip2gid::client::{self, Cached, Client, Learned};
-use crate::ip2gid::server::{self, Server};
+use crate::ip2gid::server::{self, Local as _, Server};
 use crate::ip2gid::{Prefixes, Question};
 use crate::local_service::{self, LocalService};
 use crate::local_view::{self, LocalView};
 use crate::paths::snapshot::{Restored, Snapshot};
 use crate::paths::{self, Paths};
+use crate::request::UserRequest;
 use crate::resolver::{self, Cores, Resolver};
 use crate::sa;
 use crate::shares;
@@ -32,6 +34,9 @@ pub struct Node<R> {
     server: Server,
     cores: Cores<R>,
     resolver: Resolver,
+    acm: Acm,
+    /// Events of the resolver that are not for the ACM service.
+    events: VecDeque<resolver::Event>,
 }
 
 /// The configuration.
@@ -47,6 +52,8 @@ pub struct Config {
     pub local_service: local_service::Config,
     /// Of the path requests.
     pub paths: paths::Config,
+    /// Of the ACM service.
+    pub acm: acm::Config,
 }
 
 /// An input of a core. Queries of peers are passed to [`Node::answer`] instead.
@@ -54,6 +61,8 @@ pub struct Config {
 pub enum Input<'a> {
     /// A message of rtnetlink.
     View(local_view::Input),
+    /// Of a client of ACM.
+    Acm(acm::Input<'a>),
     /// Of all else.
     Resolver(resolver::Input<'a>),
 }
@@ -71,6 +80,8 @@ pub enum Output {
     View(local_view::Request),
     /// Note a change of the local view.
     Changed(local_view::Event),
+    /// Answer a client of ACM, or look up a route for it.
+    Acm(acm::Output),
     /// Return an answer to a user, or open or close a socket.
     Resolver(resolver::Event),
     /// Send a MAD.
@@ -93,7 +104,7 @@ pub struct Room {
 impl<R: CryptoRng + SeedableRng> Node<R> {
     /// The local view is empty, and no socket is open.
     pub fn new(config: Config, mut rng: R) -> Self {
-        let Config { view, allow, client, local_service, paths } = config;
+        let Config { view, allow, client, local_service, paths, acm } = config;
         let paths = Paths::new(paths, R::from_rng(&mut rng));
         Self {
             view: LocalView::new(view),
@@ -104,23 +115,27 @@ impl<R: CryptoRng + SeedableRng> Node<R> {
                 local_service: LocalService::new(local_service),
             },
             resolver: Resolver::default(),
+            acm: Acm::new(acm),
+            events: VecDeque::new(),
         }
     }
 
     /// Replaces the configuration.
     pub fn reconfigure(&mut self, now: Instant, config: Config) {
-        let Config { view, allow, client, local_service, paths } = config;
+        let Config { view, allow, client, local_service, paths, acm } = config;
         self.cores.paths.reconfigure(paths);
         self.view.reconfigure(view);
         self.server.reconfigure(allow);
         self.cores.client.reconfigure(now, client);
         self.cores.local_service.reconfigure(local_service);
+        self.acm.reconfigure(acm);
     }
 
     /// Passes an input to its core.
     pub fn handle_input<'a>(&mut self, now: Instant, input: impl Into<Input<'a>>) {
         match input.into() {
             Input::View(input) => self.view.handle_input(now, input),
+            Input::Acm(input) => self.acm.handle_input(now, input),
             Input::Resolver(input) => {
                 let is_of_a_port = matches!(
                     input,
@@ -134,6 +149,58 @@ impl<R: CryptoRng + SeedableRng> Node<R> {
                 }
             }
         }
+        self.serve_acm(now);
+    }
+
+    /// Passes the questions of the ACM service to the other cores, and their answers to it, until none is left.
+    fn serve_acm(&mut self, now: Instant) {
+        loop {
+            while let Some(event) = self.resolver.poll_event() {
+                match event {
+                    resolver::Event::Answered { id: UserRequest::Acm(id), outcome } => {
+                        self.acm.gid_of_target(id, outcome);
+                    }
+                    resolver::Event::PathAnswered { id: UserRequest::Acm(id), outcome } => {
+                        self.acm.path(id, Some(outcome));
+                    }
+                    event => self.events.push_back(event),
+                }
+            }
+            let Some(ask) = self.acm.poll_ask() else { return };
+            self.ask_for_acm(now, ask);
+        }
+    }
+
+    /// What is remembered costs a user nothing of its share.
+    fn ask_for_acm(&mut self, now: Instant, ask: acm::Ask) {
+        let (view, cores) = (&self.view, &mut self.cores);
+        match ask {
+            acm::Ask::Source { id, source } => {
+                self.acm.gid_of_source(id, view.gid_of(source, IfIndex::MIN));
+            }
+            acm::Ask::Gid { id, user, question, deadline } => {
+                if let Some(outcome) = self.resolver.lookup(cores, now, view, question) {
+                    return self.acm.gid_of_target(id, outcome);
+                }
+                self.acm.not_remembered(id);
+                let id = UserRequest::Acm(id);
+                let input = resolver::Input::Resolve { user, id, question, deadline };
+                self.resolver.handle_input(cores, now, view, input);
+            }
+            acm::Ask::Path { id, user, partial, deadline } => {
+                let Ok((port, question)) = cores.paths.complete(&partial) else {
+                    return self.acm.path(id, None);
+                };
+                if let Some(outcome) = cores.paths.lookup(now, &port, question) {
+                    return self.acm.path(id, Some(outcome));
+                }
+                self.acm.not_remembered(id);
+                let id = UserRequest::Acm(id);
+                let request = resolver::PathRequest { id, port, question, deadline };
+                let input = resolver::Input::ResolvePath { user, request };
+                self.resolver.handle_input(cores, now, view, input);
+            }
+        }
     }
 
     /// The reply to a peer's query, if there is one.
@@ -145,11 +212,17 @@ impl<R: CryptoRng + SeedableRng> Node<R> {
     pub fn handle_timeout(&mut self, now: Instant) {
         self.view.handle_timeout(now);
         self.resolver.handle_timeout(&mut self.cores, now, &self.view);
+        self.acm.handle_timeout(now);
+        self.serve_acm(now);
     }
 
     /// When to call [`Self::handle_timeout`] next.
     pub fn poll_timeout(&self) -> Option<Instant> {
-        let timeouts = [self.view.poll_timeout(), self.resolver.poll_timeout(&self.cores)];
+        let timeouts = [
+            self.view.poll_timeout(),
+            self.resolver.poll_timeout(&self.cores),
+            self.acm.poll_timeout(),
+        ];
         timeouts.into_iter().flatten().min()
     }
 
@@ -164,8 +237,11 @@ impl<R: CryptoRng + SeedableRng> Node<R> {
         if let Some(event) = self.view.poll_event() {
             return Some(Output::Changed(event));
         }
-        if let Some(event) = self.resolver.poll_event() {
+        if let Some(event) = self.events.pop_front() {
             return Some(Output::Resolver(event));
+        }
+        if let Some(output) = self.acm.poll_output() {
+            return Some(Output::Acm(output));
         }
         if let Some(question) = self.resolver.poll_route(&mut self.cores) {
             return Some(Output::Route(question));
@@ -247,6 +323,11 @@ impl<R: CryptoRng + SeedableRng> Node<R> {
     /// See [`Resolver::users`].
     pub fn users(&self) -> [(shares::Kind, &Counters<shares::Counter>, (usize, usize)); 3] {
         self.resolver.users()
+    }
+
+    /// The ACM service.
+    pub fn acm(&self) -> &Acm {
+        &self.acm
     }
 
     /// The kernel's side.

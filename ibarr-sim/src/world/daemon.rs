@@ -260,6 +260,11 @@ impl World {
                     responder.handle_fact(&fact, programs.at(now));
                 }
             }
+            // No application of these machines speaks ACM.
+            Output::Acm(output) => {
+                let text = format!("there is no client of ACM: {output:?}");
+                self.claims.breaks(self.now, [Some(id), None], text);
+            }
             Output::Resolver(resolver::Event::Answered { id: request, outcome }) => {
                 self.told(id, daemon, request, outcome);
             }

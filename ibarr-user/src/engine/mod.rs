@@ -493,6 +493,8 @@ impl Io<Input> for Engine {
             Output::Resolver(Event::PathAnswered { id, outcome }) => {
                 self.path_answered(now, id, outcome);
             }
+            // Nobody can connect yet.
+            Output::Acm(_) => {}
             Output::Sa(transmit) => self.send_mad(now, &transmit),
             Output::Resolver(Event::Socket(SocketEvent::Open(socket))) => {
                 let input = self.open(socket);
