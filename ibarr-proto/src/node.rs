@@ -134,7 +134,13 @@ impl<R: CryptoRng + SeedableRng> Node<R> {
     /// Passes an input to its core.
     pub fn handle_input<'a>(&mut self, now: Instant, input: impl Into<Input<'a>>) {
         match input.into() {
-            Input::View(input) => self.view.handle_input(now, input),
+            Input::View(input) => {
+                let was_known = self.view.is_known();
+                self.view.handle_input(now, input);
+                if self.view.is_known() && !was_known {
+                    self.acm.ask_again();
+                }
+            }
             Input::Acm(input) => self.acm.handle_input(now, input),
             Input::Resolver(input) => {
                 let is_of_a_port = matches!(
@@ -146,6 +152,7 @@ impl<R: CryptoRng + SeedableRng> Node<R> {
                 self.resolver.handle_input(&mut self.cores, now, &self.view, input);
                 if is_of_a_port {
                     self.view.set_flid_gids(flid_gids(&self.cores.paths));
+                    self.acm.ask_again();
                 }
             }
         }
@@ -175,6 +182,7 @@ impl<R: CryptoRng + SeedableRng> Node<R> {
     fn ask_for_acm(&mut self, now: Instant, ask: acm::Ask) {
         let (view, cores) = (&self.view, &mut self.cores);
         match ask {
+            acm::Ask::Source { .. } if !view.is_known() => self.acm.park(ask),
             acm::Ask::Source { id, source } => {
                 self.acm.gid_of_source(id, view.gid_of(source, IfIndex::MIN));
             }
@@ -188,8 +196,11 @@ impl<R: CryptoRng + SeedableRng> Node<R> {
                 self.resolver.handle_input(cores, now, view, input);
             }
             acm::Ask::Path { id, user, partial, deadline } => {
-                let Ok((port, question)) = cores.paths.complete(&partial) else {
-                    return self.acm.path(id, None);
+                let (port, question) = match cores.paths.complete(&partial) {
+                    Ok(complete) => complete,
+                    // It may be known in a moment.
+                    Err(paths::Incomplete::NoPort) => return self.acm.park(ask),
+                    Err(_) => return self.acm.path(id, None),
                 };
                 if let Some(outcome) = cores.paths.lookup(now, &port, question) {
                     return self.acm.path(id, Some(outcome));

@@ -13,6 +13,7 @@ mod types;
 mod tests;
 
 use std::collections::{BTreeMap, VecDeque};
+use std::mem;
 use std::net::IpAddr;
 
 use ibarr_common::Instant;
@@ -42,6 +43,8 @@ pub struct Acm {
     deadlines: Timers<LookupId>,
     next: u64,
     asks: VecDeque<Ask>,
+    /// Questions that nobody could answer yet.
+    parked: BTreeMap<LookupId, Ask>,
     outputs: VecDeque<Output>,
     counters: Counters<Counter>,
 }
@@ -85,6 +88,7 @@ impl Acm {
             deadlines: Timers::default(),
             next: 0,
             asks: VecDeque::new(),
+            parked: BTreeMap::new(),
             outputs: VecDeque::new(),
             counters: Counters::default(),
         }
@@ -125,6 +129,18 @@ impl Acm {
     /// The next question for another core.
     pub fn poll_ask(&mut self) -> Option<Ask> {
         self.asks.pop_front()
+    }
+
+    /// Keeps a question until [`Self::ask_again`], because the node does not know itself yet.
+    pub fn park(&mut self, ask: Ask) {
+        if self.lookups.contains_key(&ask.id()) {
+            self.parked.insert(ask.id(), ask);
+        }
+    }
+
+    /// The node knows more of itself. [`Self::poll_ask`] follows.
+    pub fn ask_again(&mut self) {
+        self.asks.extend(mem::take(&mut self.parked).into_values());
     }
 
     /// The next action for the driver.
@@ -231,8 +247,7 @@ impl Acm {
             }
         }
         if let Some(id) = waits_for {
-            self.lookups.remove(&id);
-            self.deadlines.set(id, None);
+            self.forget(id);
         }
     }
 
@@ -355,11 +370,16 @@ impl Acm {
     }
 
     fn end(&mut self, id: LookupId, reply: impl FnOnce(&Lookup) -> Reply<'static>) {
-        let Some(lookup) = self.lookups.remove(&id) else { return };
-        self.deadlines.set(id, None);
+        let Some(lookup) = self.forget(id) else { return };
         if let Some((client, request)) = lookup.client {
             self.reply(client, &request, &reply(&lookup));
         }
+    }
+
+    fn forget(&mut self, id: LookupId) -> Option<Lookup> {
+        self.parked.remove(&id);
+        self.deadlines.set(id, None);
+        self.lookups.remove(&id)
     }
 
     fn reply(&mut self, client: ClientId, request: &Request, reply: &Reply<'_>) {

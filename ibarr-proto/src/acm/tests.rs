@@ -93,15 +93,15 @@ impl Rig {
     }
 }
 
-fn found() -> Option<paths::Outcome> {
-    Some(paths::Outcome::Found { record: RECORD, source: paths::Source::Sa })
+fn found() -> paths::Outcome {
+    paths::Outcome::Found { record: RECORD, source: paths::Source::Sa }
 }
 
 #[test]
 fn address_is_answered_with_paths_and_the_source_that_routing_chose() {
     let mut rig = Rig::new();
     let id = rig.until_path(to("10.2.0.5"));
-    rig.acm.path(id, found());
+    rig.acm.path(id, Some(found()));
     let chosen = Some(Address::Ip(ip("10.1.0.1")));
     let expected = Reply::Paths(paths::records(PathUse::All, RECORD), chosen);
     assert_eq!(rig.told(), Some(expected));
@@ -118,7 +118,7 @@ fn source_of_the_client_is_kept_and_not_repeated() {
     rig.acm.gid_of_source(id, Some(gid("fe80::2")));
     let outcome = Outcome::Found { gid: gid("fe80::5"), source: request::Source::Local };
     rig.acm.gid_of_target(id, outcome);
-    rig.acm.path(id, found());
+    rig.acm.path(id, Some(found()));
     let expected = Reply::Paths(paths::records(PathUse::All, RECORD), None);
     assert_eq!(rig.told(), Some(expected));
 }
@@ -132,7 +132,7 @@ fn part_of_a_path_is_completed() {
     let Some(Ask::Path { id, partial, .. }) = rig.acm.poll_ask() else { panic!() };
     let expected = Partial { port: None, dgid: gid("fe80::5"), sgid: None, pkey: None };
     assert_eq!(partial, expected);
-    rig.acm.path(id, found());
+    rig.acm.path(id, Some(found()));
     assert!(matches!(rig.told(), Some(Reply::Paths(_, None))));
     // Without a GID there is nothing to ask for.
     rig.resolve(Resolve::along(PathRecord::from_octets([0; 64])));
@@ -185,7 +185,7 @@ fn client_that_does_not_wait_is_told_at_once_and_the_search_goes_on() {
     let outcome = Outcome::Found { gid: gid("fe80::5"), source: request::Source::Peer };
     rig.acm.gid_of_target(id, outcome);
     assert!(matches!(rig.acm.poll_ask(), Some(Ask::Path { .. })));
-    rig.acm.path(id, found());
+    rig.acm.path(id, Some(found()));
     assert_eq!((rig.told(), rig.acm.poll_timeout()), (None, None));
 }
 
@@ -206,6 +206,27 @@ fn silence_of_all_others_ends_at_the_deadline() {
     rig.acm.handle_timeout(due);
     assert!(rig.is_refused(Status::TimedOut));
     assert_eq!(rig.acm.poll_timeout(), None);
+}
+
+#[test]
+fn question_that_nobody_can_answer_yet_is_asked_again_and_forgotten_with_its_client() {
+    let mut rig = Rig::new();
+    rig.resolve(to("10.2.0.5"));
+    let Some(Output::Route { id, .. }) = rig.acm.poll_output() else { panic!() };
+    rig.acm.handle_input(NOW, Input::Source { lookup: id, source: Some(ip("10.1.0.1")) });
+    let ask = rig.acm.poll_ask().unwrap();
+    for _ in 0..3 {
+        rig.acm.park(ask);
+        assert_eq!(rig.acm.poll_ask(), None);
+        rig.acm.ask_again();
+        assert_eq!(rig.acm.poll_ask(), Some(ask));
+    }
+    rig.acm.park(ask);
+    rig.acm.handle_timeout(NOW + Duration::from_secs(2));
+    assert!(rig.is_refused(Status::TimedOut));
+    rig.acm.park(ask);
+    rig.acm.ask_again();
+    assert_eq!(rig.acm.poll_ask(), None);
 }
 
 #[test]
@@ -265,7 +286,7 @@ fn what_is_not_served_is_refused_with_the_status_of_ibacm() {
 fn counters_are_those_of_the_requests() {
     let mut rig = Rig::new();
     let id = rig.until_path(to("10.2.0.5"));
-    rig.acm.path(id, found());
+    rig.acm.path(id, Some(found()));
     rig.told();
     rig.ask(CLIENT, Wanted::Counters(Of::Service));
     let expected = Seven {
@@ -346,20 +367,20 @@ proptest! {
                 Step::Gid(outcome) => match ends.pop_front() {
                     Some(Ask::Source { id, .. }) => acm.gid_of_source(id, Some(gid("fe80::1"))),
                     Some(Ask::Gid { id, .. }) => acm.gid_of_target(id, outcome),
-                    Some(Ask::Path { id, .. }) => acm.path(id, found()),
+                    Some(Ask::Path { id, .. }) => acm.path(id, Some(found())),
                     None => {}
                 },
                 Step::Path(is_found) => match ends.pop_back() {
                     Some(Ask::Source { id, .. }) => acm.gid_of_source(id, None),
                     Some(Ask::Gid { id, .. }) => acm.gid_of_target(id, Outcome::NotFound),
-                    Some(Ask::Path { id, .. }) => acm.path(id, found().filter(|_| is_found)),
+                    Some(Ask::Path { id, .. }) => acm.path(id, is_found.then(found)),
                     None => {}
                 },
                 Step::NotRemembered => if let Some(Ask::Gid { id, .. }) = ends.front() {
                     acm.not_remembered(*id);
                 },
                 Step::Wait(ms) => {
-                    now = now + Duration::from_millis(ms);
+                    now += Duration::from_millis(ms);
                     acm.handle_timeout(now);
                 }
             }

@@ -111,6 +111,15 @@ pub enum Ask {
     },
 }
 
+impl Ask {
+    /// The search that it is a part of.
+    pub(super) fn id(&self) -> LookupId {
+        match self {
+            Self::Source { id, .. } | Self::Gid { id, .. } | Self::Path { id, .. } => *id,
+        }
+    }
+}
+
 /// An action for the driver.
 #[derive(Clone, Debug, Eq, PartialEq)]
 pub enum Output {
