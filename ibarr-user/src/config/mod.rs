@@ -3,6 +3,7 @@
 //! The configuration file: TOML, all keys optional, unknown keys refused, every mistake reported.
 //! `pkg/ibarr.toml` shows all keys.
 
+mod acm;
 mod effective;
 mod files;
 mod reader;
@@ -16,6 +17,7 @@ use std::time::Duration;
 use ibarr_common::ib::Gid;
 use ibarr_common::map;
 use ibarr_common::wire::ls::Timeout;
+use ibarr_proto::acm as acm_service;
 use ibarr_proto::ip2gid::client::{self, Settings, SourceCheck};
 use ibarr_proto::ip2gid::{Prefix, Prefixes};
 use ibarr_proto::local_service::{self, NoPath};
@@ -29,10 +31,11 @@ use thiserror::Error;
 use crate::bpf;
 use crate::logging::Level;
 
+pub use self::acm::{Acm, Serve};
 pub use self::effective::{Effective, effective};
 pub use self::files::{Absent, gather, read_from};
 pub use self::reader::{Mistake, Source};
-use self::reader::{Table, Value};
+use self::reader::{Table, Value, file};
 
 /// The configuration of the daemon.
 #[derive(Clone, Debug, Default)]
@@ -57,6 +60,8 @@ pub struct Config {
     pub log_level: Level,
     /// Whether and how the kernel answers.
     pub responder: bpf::Settings,
+    /// Whether and where clients of ACM are answered.
+    pub acm: Acm,
 }
 
 /// Why the configuration cannot be used.
@@ -88,8 +93,10 @@ impl Config {
     /// The part that the cores use.
     pub fn node(&self) -> node::Config {
         let Self { client, allow, view, local_service, paths, responder, .. } = self.clone();
+        let most = if self.acm.serve == Serve::Off { 0 } else { usize::MAX };
+        let acm = acm_service::Config::default().with_clients(most);
         let view = local_view::Config { neighbours: responder.wants_neighbours(), ..view };
-        node::Config { view, allow, client, local_service, paths }
+        node::Config { view, allow, client, local_service, paths, acm }
     }
 
     /// Effects of valid settings that are easily overlooked, each with its remedy.
@@ -137,6 +144,7 @@ impl Config {
             paths,
             inform,
             snapshot,
+            acm: Acm::read(root),
             log_level: root.value("log-level", Level::default(), |value| value.parse("info")),
         }
     }
@@ -216,15 +224,6 @@ fn paths_of(table: &mut Table<'_, '_>, default: paths::Config) -> paths::Config 
             at_least_a_second(value, Duration::from_hours(1))
         }),
         ..default
-    }
-}
-
-/// An empty text means no file.
-fn file(value: Value<'_>) -> Result<Option<PathBuf>, String> {
-    match value.text("/var/lib/ibarr/paths")? {
-        "" => Ok(None),
-        path if path.starts_with('/') && !path.ends_with('/') => Ok(Some(path.into())),
-        path => Err(format!("is {path:?}; write a file's path, from / on, or \"\"")),
     }
 }
 
@@ -415,7 +414,8 @@ mod tests {
         assert_eq!(config.responder, bpf::Settings::default());
         // Every key is there: without its "key =", a line of the rendered default would differ.
         let keys = text.lines().filter(|line| !line.starts_with('#') && line.contains(" = "));
-        assert_eq!(keys.count(), 34);
+        assert_eq!(keys.count(), 36);
+        assert_eq!(config.acm, default.acm);
         assert_eq!((config.inform, default.inform), (false, false));
         assert_eq!((config.snapshot, default.snapshot), (None, None));
         assert_eq!(config.paths, default.paths);

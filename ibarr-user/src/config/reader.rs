@@ -6,6 +6,7 @@
 use std::collections::BTreeMap;
 use std::fmt;
 use std::ops::Range;
+use std::path::PathBuf;
 
 use serde::{Deserialize, Serialize};
 use toml::Spanned;
@@ -374,6 +375,15 @@ fn edit_distance(a: &str, b: &str) -> usize {
         }
     }
     row[row.len() - 1]
+}
+
+/// A file's absolute path. An empty text means no file.
+pub(super) fn file(value: Value<'_>) -> Result<Option<PathBuf>, String> {
+    match value.text("/var/lib/ibarr/paths")? {
+        "" => Ok(None),
+        path if path.starts_with('/') && !path.ends_with('/') => Ok(Some(path.into())),
+        path => Err(format!("is {path:?}; write a file's path, from / on, or \"\"")),
+    }
 }
 
 #[cfg(test)]

@@ -14,6 +14,8 @@ pub struct Budget {
     pub query_sockets: u8,
     /// Connections to the control socket, for each class of users.
     pub connections: usize,
+    /// Clients of ACM.
+    pub acm_clients: usize,
 }
 
 /// Descriptors for all else: about 50 with BPF programs, two for each interface and port, files
@@ -22,6 +24,7 @@ const REST: u64 = 80;
 /// The largest configurable number of query sockets.
 const MOST_SOCKETS: u64 = 64;
 const CLASSES: u64 = 3;
+const MOST_ACM_CLIENTS: u64 = 10_000;
 
 impl Budget {
     /// The shares of the hard limit, to which the soft limit is raised.
@@ -35,16 +38,18 @@ impl Budget {
         let query_sockets = (left / 2 / 4).clamp(1, MOST_SOCKETS);
         let most = u64::try_from(places::OF_CLASS).unwrap_or(u64::MAX);
         let connections = (left.saturating_sub(query_sockets * 4) / CLASSES).clamp(2, most);
+        let rest = left.saturating_sub(query_sockets * 4 + connections * CLASSES);
         Self {
             limit,
             query_sockets: u8::try_from(query_sockets).unwrap_or(1),
             connections: usize::try_from(connections).unwrap_or(2),
+            acm_clients: usize::try_from(rest.min(MOST_ACM_CLIENTS)).unwrap_or(0),
         }
     }
 
     /// A warning if this is less than a daemon with `sockets` configured query sockets needs.
     pub fn shortage(&self, sockets: u8) -> Option<String> {
-        let Self { limit, query_sockets, connections } = self;
+        let Self { limit, query_sockets, connections, .. } = self;
         let is_enough = *query_sockets >= sockets && *connections == places::OF_CLASS;
         (!is_enough).then(|| {
             format!(
@@ -64,7 +69,9 @@ mod tests {
     fn shares_leave_room_for_the_rest() {
         for limit in 0..5000 {
             let budget = Budget::of(limit);
-            let most = u64::from(budget.query_sockets) * 4 + budget.connections as u64 * CLASSES;
+            let most = u64::from(budget.query_sockets) * 4
+                + budget.connections as u64 * CLASSES
+                + budget.acm_clients as u64;
             assert!(most + REST <= limit.max(REST + 4 + 6), "{budget:?}");
             assert!(budget.query_sockets >= 1 && budget.connections >= 2);
         }

@@ -66,7 +66,9 @@ impl RunOptions {
 
     /// The cores' part of `config`, limited to what the process can do.
     pub fn node(&self, config: &Config) -> node::Config {
-        let node = config.node();
-        node::Config { client: node.client.with_sockets(self.descriptors.query_sockets), ..node }
+        let mut node = config.node();
+        node.client = node.client.with_sockets(self.descriptors.query_sockets);
+        node.acm = node.acm.with_clients(self.descriptors.acm_clients);
+        node
     }
 }

@@ -1,0 +1,88 @@
+// SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
+
+//! The table `[acm]`.
+
+use std::fmt;
+use std::path::PathBuf;
+
+use super::reader::{Table, Value, file};
+
+/// Whether and where clients of ACM are answered.
+#[derive(Clone, Debug, Eq, PartialEq)]
+pub struct Acm {
+    /// Which of them.
+    pub serve: Serve,
+    /// The socket that `ib_acme` uses. librdmacm uses a link beside it.
+    pub socket: PathBuf,
+}
+
+/// Which clients of ACM are answered.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub enum Serve {
+    /// None.
+    Off,
+    /// `ib_acme`, and what else asks where it does.
+    Tools,
+    /// Also librdmacm, and so applications.
+    Full,
+}
+
+impl fmt::Display for Serve {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Off => "off",
+            Self::Tools => "tools",
+            Self::Full => "full",
+        })
+    }
+}
+
+impl Default for Acm {
+    fn default() -> Self {
+        Self { serve: Serve::Off, socket: "/run/ibacm-unix.sock".into() }
+    }
+}
+
+impl Acm {
+    pub(super) fn read(root: &mut Table<'_, '_>) -> Self {
+        let default = Self::default();
+        root.table("acm", |table| Self {
+            serve: table.value("serve", default.serve, serve),
+            socket: table.value("socket", default.socket, |value| {
+                file(value)?
+                    .ok_or_else(|| "is \"\"; write serve = \"off\" for no socket".to_owned())
+            }),
+        })
+    }
+}
+
+fn serve(value: Value<'_>) -> Result<Serve, String> {
+    match value.text("tools")? {
+        "off" => Ok(Serve::Off),
+        "tools" => Ok(Serve::Tools),
+        "full" => Ok(Serve::Full),
+        other => Err(format!("is {other:?}; it can be \"off\", \"tools\" or \"full\"")),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::reader::{Source, read};
+    use super::*;
+
+    fn parse(text: &str) -> Result<Acm, String> {
+        let source = Source { name: "f".to_owned(), text: text.to_owned() };
+        read(&[source], Acm::read).map_err(|mistakes| mistakes[0].to_string())
+    }
+
+    #[test]
+    fn table_says_who_is_answered_and_where() {
+        assert_eq!(parse(""), Ok(Acm::default()));
+        let acm = parse("[acm]\nserve = \"full\"\nsocket = \"/run/acm.sock\"\n").unwrap();
+        assert_eq!((acm.serve, acm.socket), (Serve::Full, "/run/acm.sock".into()));
+        let mistake = parse("[acm]\nserve = \"on\"\n").unwrap_err();
+        assert_eq!(mistake, "f:2:9: acm.serve is \"on\"; it can be \"off\", \"tools\" or \"full\"");
+        assert!(parse("[acm]\nsocket = \"\"\n").unwrap_err().contains("serve = \"off\""));
+        assert!(parse("[acm]\nsocket = \"acm.sock\"\n").is_err());
+    }
+}
