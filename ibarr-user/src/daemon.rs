@@ -68,10 +68,13 @@ impl Error {
 pub fn run(options: &RunOptions) -> Result<(), Error> {
     let inherited = inherited::take().map_err(|error| Error::Kernel("LISTEN_FDS", error))?;
     let (mut local_service, mut servers) = (None, Inherited::none());
+    let mut acm = transport::acm::Inherited::default();
     for (name, fd) in inherited {
         match name.as_str() {
             transport::local_service::NAME if local_service.is_none() => local_service = Some(fd),
             transport::inherited::NAME => servers.add(fd),
+            transport::acm::NAME if acm.door.is_none() => acm.door = Some(fd),
+            transport::acm::CLIENT => acm.clients.push(fd),
             _ => servers.refuse_name(&name),
         }
     }
@@ -84,7 +87,7 @@ pub fn run(options: &RunOptions) -> Result<(), Error> {
         .enable_all()
         .build()
         .map_err(|error| Error::Kernel("event loop", error))?;
-    let start = Start { config, run_dir, local_service, servers, log: log.clone(), levels };
+    let start = Start { config, run_dir, local_service, acm, servers, log: log.clone(), levels };
     // As a task: before it polls the future of `block_on` again, the runtime looks for other events,
     // which would be a system call for each batch of peers' queries.
     let outcome = runtime
@@ -102,13 +105,14 @@ struct Start {
     config: Config,
     run_dir: RunDir,
     local_service: Option<OwnedFd>,
+    acm: transport::acm::Inherited,
     servers: Inherited,
     log: Log,
     levels: Levels,
 }
 
 async fn serve(options: RunOptions, start: Start) -> Result<(), Error> {
-    let Start { config, run_dir, local_service, servers, log, levels } = start;
+    let Start { config, run_dir, local_service, acm, servers, log, levels } = start;
     let signals = Signals::catch().map_err(|error| Error::Kernel("signal handlers", error))?;
     let rng = ChaCha12Rng::try_from_rng(&mut SysRng)
         .map_err(|error| Error::Kernel("random numbers", io::Error::other(error)))?;
@@ -126,6 +130,7 @@ async fn serve(options: RunOptions, start: Start) -> Result<(), Error> {
         config,
         rng,
         local_service,
+        acm,
         servers,
         control: shared.clone(),
         systemd,

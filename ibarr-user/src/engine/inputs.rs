@@ -21,7 +21,7 @@ use crate::transport::local_service as ls;
 use crate::transport::queries::Heard;
 use crate::transport::rtnetlink::{NudgeError, Nudged, RouteAnswer};
 use crate::transport::server::Batch;
-use crate::transport::{events, ports, snapshot, umad};
+use crate::transport::{acm, events, ports, snapshot, umad};
 
 /// All inputs.
 pub(super) enum Input {
@@ -36,6 +36,7 @@ pub(super) enum Input {
     LocalService(ls::Event),
     Nudged(Result<Nudged, NudgeError>),
     Responder(bpf::Progress),
+    Acm(acm::Event),
     Ask(Ask),
     Loaded(Box<Loaded>),
     Command(Command),

@@ -4,6 +4,7 @@
 //! time of the turn, then the outputs of the cores are drained. The engine decides nothing itself:
 //! the cores decide what a peer, the kernel or an administrator gets.
 
+mod acm;
 mod asks;
 mod events;
 mod inputs;
@@ -39,6 +40,7 @@ use tokio::sync::mpsc;
 use tokio::task::yield_now;
 use tracing::{debug, error, info};
 
+use self::acm::Acm;
 use self::asks::Asks;
 use self::events::Hearing;
 use self::inputs::{Input, Inputs};
@@ -53,10 +55,11 @@ use crate::config::Config;
 use crate::control::messages::{Body, Failure, FailureKind, Request, Response};
 use crate::control::server::{Ask, Control};
 use crate::logging::{Levels, Log, ids};
-use crate::process::{Command, RunOptions, Signals, Systemd};
+use crate::process::{Command, RunOptions, Signals, Systemd, Until};
 use crate::sys::clock;
 use crate::sys::local_service::Received;
 use crate::sys::timer::Timer;
+use crate::transport::acm::{self as transport_acm, Clients};
 use crate::transport::inherited::Inherited;
 use crate::transport::local_service as ls;
 use crate::transport::ports::Ports;
@@ -78,6 +81,8 @@ pub struct Setup {
     pub rng: ChaCha12Rng,
     /// An inherited socket to the kernel's RDMA core.
     pub local_service: Option<OwnedFd>,
+    /// Inherited sockets of ACM.
+    pub acm: transport_acm::Inherited,
     /// Inherited sockets of the ip2gid port.
     pub servers: Inherited,
     /// State shared with the control socket.
@@ -108,6 +113,7 @@ pub struct Engine {
     snapshots: Snapshots,
     local_service: ls::LocalService,
     nudges: Nudges,
+    acm: Acm,
     timer: Timer,
     control: Control,
     systemd: Systemd,
@@ -133,8 +139,18 @@ impl Engine {
     /// # Errors
     /// If rtnetlink fails: without it there are no addresses and no routes.
     pub fn start(setup: Setup) -> io::Result<Self> {
-        let Setup { options, config, rng, local_service, servers, control, systemd, log, levels } =
-            setup;
+        let Setup {
+            options,
+            config,
+            rng,
+            local_service,
+            acm,
+            servers,
+            control,
+            systemd,
+            log,
+            levels,
+        } = setup;
         let counters = Arc::clone(&control.counters);
         let mut inputs = Inputs::default();
         let (watch, view) = rtnetlink::Watch::start(&counters)?;
@@ -160,8 +176,11 @@ impl Engine {
         inputs.hear(queries, Input::Queries);
         let (heard_sender, heard) = mpsc::channel(transport::DATAGRAMS);
         inputs.hear(heard, Input::Heard);
+        let (acm_sender, clients) = mpsc::channel(transport::ACM_EVENTS);
+        inputs.hear(clients, Input::Acm);
         let now = clock::now();
         let mut engine = Self {
+            acm: Acm::new(acm, Clients::new(acm_sender)),
             started: now,
             node: Node::new(options.node(&config), rng),
             asks: Asks::default(),
@@ -198,6 +217,7 @@ impl Engine {
             options,
             config,
         };
+        engine.start_acm(now);
         if let Some(opened) = engine.local_service.opening() {
             engine.serve_kernel(now, opened);
         }
@@ -275,7 +295,7 @@ impl Engine {
     /// callers at once (`ib_nl_fetch_ha`).
     fn keep_local_service(&self) {
         match self.local_service.copy() {
-            Some(Ok(copy)) => self.systemd.keep(ls::NAME, copy),
+            Some(Ok(copy)) => self.systemd.keep(ls::NAME, copy, Until::Stop),
             Some(Err(error)) => {
                 error!(%error, "local service: the socket cannot be kept for the next daemon");
             }
@@ -290,6 +310,7 @@ impl Engine {
         self.ends_at = Some(ends_at);
         turn::read_to_end(self, Limits::default(), now);
         self.tell_local_service(now, local_service::Input::Stop);
+        self.stop_acm(now);
         self.node.give_back(now, ends_at);
     }
 
@@ -424,6 +445,7 @@ impl Io<Input> for Engine {
                 self.tell_local_service(now, local_service::Input::Nudged(nudged));
             }
             Input::Responder(progress) => self.responder.handle_progress(now, progress),
+            Input::Acm(event) => self.handle_acm(now, event),
             Input::Ask(Ask { request, uid, answer }) => match request {
                 Request::Resolve { addresses, timeout_ms } => {
                     let timeout = timeout_ms.map_or(Request::TIMEOUT, Duration::from);
@@ -493,8 +515,7 @@ impl Io<Input> for Engine {
             Output::Resolver(Event::PathAnswered { id, outcome }) => {
                 self.path_answered(now, id, outcome);
             }
-            // Nobody can connect yet.
-            Output::Acm(_) => {}
+            Output::Acm(output) => self.answer_acm(now, output),
             Output::Sa(transmit) => self.send_mad(now, &transmit),
             Output::Resolver(Event::Socket(SocketEvent::Open(socket))) => {
                 let input = self.open(socket);

@@ -151,6 +151,7 @@ impl Engine {
         self.levels.configure(config.log_level.clone());
         let was_informed = std::mem::replace(&mut self.config, config).inform;
         self.reconsider_reports(now, was_informed);
+        self.acm.serve(&self.config.acm);
         self.servers.move_to(self.config.client.settings().udp_port);
         for pattern in self.node.view().unmatched_patterns() {
             warn!(%pattern, "no such interface (yet)");

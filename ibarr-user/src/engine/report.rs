@@ -158,6 +158,7 @@ impl Engine {
         add(&mut counts, "local-service", self.node.local_service().counters());
         add(&mut counts, "paths", self.node.paths().counters());
         add(&mut counts, "sa", self.node.paths().client().counters());
+        add(&mut counts, "acm", self.node.acm().counters());
         for (what, counters, _) in self.node.users() {
             add(&mut counts, &format!("users.{what}"), counters);
         }
@@ -199,6 +200,7 @@ impl Engine {
             })
             .collect();
         warnings.extend(self.config.warnings());
+        warnings.extend(self.acm.warning(self.config.acm.serve));
         warnings.extend(self.servers.warnings());
         warnings.extend(servers.iter().filter_map(|server| {
             let (holds, family) =

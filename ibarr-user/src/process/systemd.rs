@@ -15,8 +15,8 @@ use tracing::warn;
 
 use super::watchdog::Watchdog;
 
-/// Messages that wait for systemd, besides those in its socket.
-const DEPTH: usize = 16;
+/// Messages that wait for systemd, besides those in its socket: as many programs may connect at once.
+const DEPTH: usize = 1024;
 /// How long the daemon waits at its end until systemd has received the messages.
 const PATIENCE: Duration = Duration::from_secs(1);
 
@@ -25,6 +25,15 @@ struct Message {
     states: Vec<NotifyState<'static>>,
     status: Option<String>,
     descriptor: Option<OwnedFd>,
+}
+
+/// How long systemd keeps a descriptor.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub enum Until {
+    /// Until the service is stopped.
+    Stop,
+    /// At most until the other end has closed the connection.
+    HangUp,
 }
 
 /// Queues messages for the thread. Without systemd they are discarded.
@@ -83,12 +92,13 @@ impl Systemd {
     }
 
     /// Keeps a descriptor open for the next daemon, which inherits it as `name`. systemd closes it when the
-    /// service is stopped for good, and not already on an error of the socket.
-    pub fn keep(&self, name: &'static str, descriptor: OwnedFd) {
-        let states =
-            [NotifyState::FdStore, NotifyState::FdName(name), NotifyState::Custom("FDPOLL=0")];
-        let descriptor = Some(descriptor);
-        self.send(Message { states: states.into(), status: None, descriptor });
+    /// service is stopped for good, and on an error of the socket or its end if `until` says so.
+    pub fn keep(&self, name: &'static str, descriptor: OwnedFd, until: Until) {
+        let mut states = vec![NotifyState::FdStore, NotifyState::FdName(name)];
+        if until == Until::Stop {
+            states.push(NotifyState::Custom("FDPOLL=0"));
+        }
+        self.send(Message { states, status: None, descriptor: Some(descriptor) });
     }
 
     /// For `Type=notify-reload` (systemd.service(5)).

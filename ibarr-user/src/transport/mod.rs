@@ -20,7 +20,9 @@
 //! | nudges, outcomes | engine ↔ thread | 1 each: the core has at most one nudge in flight | |
 //! | orders, progress | engine ↔ thread of the BPF programs | 1, 2: there is one order at a time, and the longest sends two messages | |
 //! | requests of users | control connections → engine | [`ASKS`]: one per connection | the connection waits |
+//! | clients of ACM | connections → engine | [`ACM_EVENTS`] | the connection waits |
 
+pub mod acm;
 pub mod events;
 pub mod holder;
 pub mod inherited;
@@ -59,6 +61,8 @@ pub const SNAPSHOT_ORDERS: usize = 4;
 pub const SNAPSHOT_EVENTS: usize = 4;
 /// Depth of the channel for requests of users.
 pub const ASKS: usize = 32;
+/// Depth of the channel for clients of ACM.
+pub const ACM_EVENTS: usize = 64;
 
 ibarr_proto::counters! {
     /// Counters of the transports.

@@ -1,0 +1,156 @@
+// SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
+
+//! Serves the clients of ACM.
+
+use std::{io, mem};
+
+use ibarr_common::Instant;
+use ibarr_proto::acm::{ClientId, Input, Output, Transmit};
+use ibarr_proto::node;
+use tokio::net::UnixStream;
+use tracing::{debug, info, warn};
+
+use super::Engine;
+use crate::config::{self, Serve};
+use crate::process::Until;
+use crate::sys::udp;
+use crate::transport::acm::{self, Clients, Event, Inherited, Made};
+
+/// The clients, and the socket where they connect.
+pub(super) struct Acm {
+    clients: Clients,
+    /// Until they are in use.
+    inherited: Inherited,
+    is_inherited: bool,
+    made: Option<Made>,
+    /// What is served now.
+    served: config::Acm,
+    why_not: Option<String>,
+}
+
+impl Acm {
+    pub(super) fn new(inherited: Inherited, clients: Clients) -> Self {
+        let is_inherited = inherited.door.is_some();
+        let served = config::Acm::default();
+        Self { clients, inherited, is_inherited, made: None, served, why_not: None }
+    }
+
+    /// Does what the configuration wants. An inherited socket is always read: whoever connects to it would wait
+    /// for ever, and is refused if nothing is to be served.
+    pub(super) fn serve(&mut self, wanted: &config::Acm) {
+        if let Some(door) = self.inherited.door.take() {
+            let listening = self.clients.listen(door.into());
+            self.why_not =
+                listening.err().map(|error| format!("acm: the inherited socket: {error}"));
+        }
+        if self.is_inherited || (self.served == *wanted && self.why_not.is_none()) {
+            return;
+        }
+        let before = mem::replace(&mut self.served, wanted.clone());
+        if wanted.serve == Serve::Off || before.socket != wanted.socket {
+            self.clients.shut_door();
+            self.made = None;
+        }
+        let path = wanted.socket.display();
+        self.why_not = self.make().err().map(|error| {
+            format!("acm: {path}: {error}; ibarr-acm.socket makes it for the daemon, and ibacm must not run")
+        });
+        if let Some(why) = &self.why_not {
+            warn!("{why}");
+        } else {
+            info!(%path, "serving ACM: {}", wanted.serve);
+        }
+    }
+
+    fn make(&mut self) -> io::Result<()> {
+        let config::Acm { serve, socket } = &self.served;
+        if *serve == Serve::Off {
+            return Ok(());
+        }
+        let made = if let Some(made) = self.made.take() {
+            made
+        } else {
+            let (made, listener) = Made::bind(socket)?;
+            self.clients.listen(listener)?;
+            made
+        };
+        self.made.insert(made).show_to_librdmacm(*serve == Serve::Full)
+    }
+
+    /// Why nothing is served, with the remedy.
+    pub(super) fn warning(&self, wanted: Serve) -> Option<String> {
+        let is_refusing = self.is_inherited && wanted == Serve::Off;
+        let refusing = is_refusing.then(|| {
+            "acm: programs that connect are refused: write serve = \"tools\" below [acm], or disable \
+             ibarr-acm.socket"
+                .to_owned()
+        });
+        self.why_not.clone().or(refusing)
+    }
+}
+
+impl Engine {
+    /// Goes on where the daemon before has ended.
+    pub(super) fn start_acm(&mut self, now: Instant) {
+        for fd in mem::take(&mut self.acm.inherited.clients) {
+            match acm::inherit(fd) {
+                Ok(stream) => drop(self.admit(now, stream)),
+                Err(error) => debug!(%error, "an inherited client of ACM"),
+            }
+        }
+        self.acm.serve(&self.config.acm);
+    }
+
+    fn admit(&mut self, now: Instant, stream: UnixStream) -> Option<ClientId> {
+        let (client, user) = self.acm.clients.admit(stream)?;
+        self.tell_acm(now, Input::Connected { client, user });
+        Some(client)
+    }
+
+    pub(super) fn handle_acm(&mut self, now: Instant, event: Event) {
+        match event {
+            Event::Connected(stream) => {
+                if let Some(client) = self.admit(now, stream)
+                    && let Some(copy) = self.acm.clients.copy(client)
+                {
+                    self.systemd.keep(acm::CLIENT, copy, Until::HangUp);
+                }
+            }
+            Event::Message { client, bytes, go_on } => {
+                if self.acm.clients.asked(client, bytes.len(), go_on) {
+                    self.tell_acm(now, Input::Message { client, bytes: &bytes });
+                }
+            }
+            Event::Gone(client) => {
+                self.acm.clients.close(client);
+                self.tell_acm(now, Input::Gone { client });
+            }
+        }
+    }
+
+    pub(super) fn answer_acm(&mut self, now: Instant, output: Output) {
+        match output {
+            Output::Route { id, target } => {
+                let source = udp::source_to(target).ok();
+                self.tell_acm(now, Input::Source { lookup: id, source });
+            }
+            Output::Reply(Transmit { client, bytes }) => {
+                if !self.acm.clients.reply(client, &bytes) {
+                    debug!(?client, "a client of ACM does not take its reply");
+                    self.acm.clients.close(client);
+                    self.tell_acm(now, Input::Gone { client });
+                }
+            }
+            Output::Close(client) => self.acm.clients.close(client),
+        }
+    }
+
+    /// Answers who waits.
+    pub(super) fn stop_acm(&mut self, now: Instant) {
+        self.tell_acm(now, Input::Stop);
+    }
+
+    fn tell_acm(&mut self, now: Instant, input: Input<'_>) {
+        self.node.handle_input(now, node::Input::Acm(input));
+    }
+}
