@@ -4,7 +4,7 @@
 //! inherits as `FDNAME=ls`, and compares bytes. The daemon runs in its own network namespace, whose
 //! only addresses are those of [`IN_NAMESPACE`].
 
-use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::fd::{AsRawFd, OwnedFd, RawFd};
 use std::os::unix::net::UnixStream;
 use std::process::Command;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -95,8 +95,7 @@ fn requests_wait_in_the_kept_socket_for_the_next_daemon() {
         ask(n);
     }
     assert_eq!(first.end(Signal::SIGKILL), None);
-    let mut command = in_namespace(&dir);
-    command.env("LISTEN_FDNAMES", "ls").env("KEPT", kept.to_string());
+    let command = with_kept(&dir, "ls", &[kept]);
     let mut second = Daemon::spawn(command, &dir, CONFIG);
     kernel.expect("18000000 01100500 00000000", "08000200 d0070000");
     answered.extend(answers(REQUESTS));
@@ -477,6 +476,18 @@ pub(crate) fn command(dir: &TempDir, inherited: OwnedFd) -> Command {
     command
 }
 
+/// [`in_namespace`], with descriptors that systemd has kept, all with one name.
+pub(crate) fn with_kept(dir: &TempDir, name: &str, kept: &[RawFd]) -> Command {
+    let mut command = in_namespace(dir);
+    // In this order none takes the number of a later one.
+    let mut kept = kept.to_vec();
+    kept.sort_unstable();
+    let numbers: Vec<_> = kept.iter().map(ToString::to_string).collect();
+    let names = vec![name; kept.len()].join(":");
+    command.env("LISTEN_FDNAMES", names).env("KEPT", numbers.join(" "));
+    command
+}
+
 /// [`daemon_command`] in a network namespace of its own.
 fn in_namespace(dir: &TempDir) -> Command {
     let daemon = daemon_command(dir);
@@ -490,15 +501,18 @@ fn in_namespace(dir: &TempDir) -> Command {
     command
 }
 
-/// The socket is passed as standard input, and becomes the first descriptor after the standard
-/// ones.
+/// The socket is passed as standard input, or those of `KEPT` as they are; they become the first descriptors after
+/// the standard ones.
 const IN_NAMESPACE: &str = "
     ip link set lo up
     ip addr add 192.0.2.7/32 dev lo
     ip addr add 2001:db8:7::7/128 dev lo nodad
     if [ -n \"$LISTEN_FDNAMES\" ]; then
-        export LISTEN_PID=$$ LISTEN_FDS=1
-        exec 3<&${KEPT:-0}
+        export LISTEN_PID=$$ LISTEN_FDS=0
+        for kept in ${KEPT:-0}; do
+            eval \"exec $((LISTEN_FDS + 3))<&$kept\"
+            LISTEN_FDS=$((LISTEN_FDS + 1))
+        done
     fi
     exec \"$@\" </dev/null";
 

@@ -3,6 +3,7 @@
 //! Tests of the binary from outside, without privileges; tests that need other nodes are in
 //! ibarr-testbed.
 
+mod acm;
 mod administrator;
 mod kernel;
 mod log;

@@ -9,7 +9,7 @@ use std::io::Write as _;
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::path::PathBuf;
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, MutexGuard};
 use std::thread;
 
 use ibarr_common::Instant;
@@ -33,13 +33,13 @@ use crate::support::{Daemon, TempDir, json};
 const PREFIX: SubnetPrefix = SubnetPrefix::new(0xfec0_0000_0001_0001);
 
 /// A port of this node, and its SA behind a socket in place of a umad device.
-struct Port {
+pub(crate) struct Port {
     dir: PathBuf,
     sa: Arc<Mutex<StandIn>>,
 }
 
 impl Port {
-    fn new(dir: &TempDir) -> Self {
+    pub(crate) fn new(dir: &TempDir) -> Self {
         let mut subnet = Subnet::new(PREFIX);
         for (guid, lid) in [(0x10_0009, 8), (0x10_0001, 1), (0x10_0003, 2)] {
             let port = AddressedPort { lid: lid_of(lid), pkeys: vec![PKey::DEFAULT] };
@@ -90,7 +90,12 @@ impl Port {
         });
     }
 
-    fn asked(&self) -> u64 {
+    /// While this lives, the SA answers nobody.
+    pub(crate) fn hold(&self) -> MutexGuard<'_, StandIn> {
+        self.sa.lock().unwrap()
+    }
+
+    pub(crate) fn asked(&self) -> u64 {
         self.sa.lock().unwrap().counts().asked
     }
 }
@@ -122,12 +127,12 @@ fn lid_of(lid: u16) -> Lid {
     Lid::new(lid).unwrap()
 }
 
-fn gid(text: &str) -> Gid {
+pub(crate) fn gid(text: &str) -> Gid {
     text.parse().unwrap()
 }
 
 /// The request of rdma_cm for a connection over IPv4.
-fn request(dgid: &str, service: u64) -> ResolvePath {
+pub(crate) fn request(dgid: &str, service: u64) -> ResolvePath {
     ResolvePath {
         device: "mlx5_0".parse().unwrap(),
         port: ibarr_common::ib::PortNum::new(1).unwrap(),
@@ -141,11 +146,11 @@ fn request(dgid: &str, service: u64) -> ResolvePath {
     }
 }
 
-const LOCAL: &str = "fec0:0:1:1::10:1";
-const FOREIGN: &str = "fec0:0:22:2::beef:1";
-const UNKNOWN: &str = "fec0:0:1:1::dead";
+pub(crate) const LOCAL: &str = "fec0:0:1:1::10:1";
+pub(crate) const FOREIGN: &str = "fec0:0:22:2::beef:1";
+pub(crate) const UNKNOWN: &str = "fec0:0:1:1::dead";
 
-fn start(dir: &TempDir, config: &str) -> (Daemon, Kernel) {
+pub(crate) fn start(dir: &TempDir, config: &str) -> (Daemon, Kernel) {
     let (kernel, inherited): (Kernel, OwnedFd) = pair();
     let daemon = Daemon::spawn(command(dir, inherited), dir, config);
     kernel.expect("18000000 01100500 00000000", "08000200 d0070000");
@@ -159,7 +164,7 @@ fn start(dir: &TempDir, config: &str) -> (Daemon, Kernel) {
 
 /// The answer: flags, DLID and SLID of each path; `None` if the kernel is told to ask the SA
 /// itself.
-fn ask(kernel: &Kernel, seq: u32, request: ResolvePath) -> Option<Vec<(u32, u16, u16)>> {
+pub(crate) fn ask(kernel: &Kernel, seq: u32, request: ResolvePath) -> Option<Vec<(u32, u16, u16)>> {
     kernel.send_bytes(Request::ResolvePath(request).emit(Seq(seq)).as_ref());
     let bytes = kernel.receive();
     let message = messages(&bytes).next().unwrap().unwrap();

@@ -86,26 +86,39 @@ impl Daemon {
 
     /// Waits until the daemon notifies systemd of `state`.
     pub(crate) fn notified(&self, state: &str) {
-        let mut message = [0; 256];
-        loop {
-            let mut parts = [IoSliceMut::new(&mut message)];
-            let mut control = cmsg_space!(RawFd);
-            let (fd, flags) = (self.notify.as_raw_fd(), MsgFlags::empty());
-            let received = recvmsg::<()>(fd, &mut parts, Some(&mut control), flags).unwrap();
-            let descriptors = received.cmsgs().unwrap().filter_map(|control| match control {
-                ControlMessageOwned::ScmRights(descriptors) => Some(descriptors),
-                _ => None,
-            });
-            let kept: Vec<_> = descriptors.flatten().collect();
-            let len = received.bytes;
-            if !kept.is_empty() {
-                assert_eq!(&message[..len], b"FDSTORE=1\nFDNAME=ls\nFDPOLL=0\n");
-                self.kept.lock().unwrap().extend(kept);
-            }
-            if message[..len].split(|&byte| byte == b'\n').any(|line| line == state.as_bytes()) {
-                return;
-            }
+        while !self.notification().split(|&byte| byte == b'\n').any(|line| line == state.as_bytes())
+        {
         }
+    }
+
+    /// Waits until systemd is asked to keep so many descriptors.
+    pub(crate) fn keeps(&self, count: usize) -> Vec<RawFd> {
+        while self.kept.lock().unwrap().len() < count {
+            self.notification();
+        }
+        std::mem::take(&mut *self.kept.lock().unwrap())
+    }
+
+    fn notification(&self) -> Vec<u8> {
+        let mut message = [0; 256];
+        let mut parts = [IoSliceMut::new(&mut message)];
+        let mut control = cmsg_space!(RawFd);
+        let (fd, flags) = (self.notify.as_raw_fd(), MsgFlags::empty());
+        let received = recvmsg::<()>(fd, &mut parts, Some(&mut control), flags).unwrap();
+        let descriptors = received.cmsgs().unwrap().filter_map(|control| match control {
+            ControlMessageOwned::ScmRights(descriptors) => Some(descriptors),
+            _ => None,
+        });
+        let kept: Vec<_> = descriptors.flatten().collect();
+        let len = received.bytes;
+        let message = &message[..len];
+        if !kept.is_empty() {
+            let known =
+                [&b"FDSTORE=1\nFDNAME=ls\nFDPOLL=0\n"[..], b"FDSTORE=1\nFDNAME=acm-client\n"];
+            assert!(known.contains(&message), "{}", message.escape_ascii());
+            self.kept.lock().unwrap().extend(kept);
+        }
+        message.to_vec()
     }
 
     /// Stops the process, and waits until it has stopped: it reads nothing that is sent later.

@@ -1,0 +1,235 @@
+// SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
+
+//! Clients of ACM at the daemon's socket, with the kernel and the SA that `paths` plays.
+
+use std::fs;
+use std::io::{ErrorKind, Read as _, Write as _};
+use std::os::unix::fs::MetadataExt as _;
+use std::os::unix::net::UnixStream;
+
+use ibarr_common::ib::PathRecord;
+use ibarr_common::wire::acm::{Ask, MAX_REQUEST_LEN, Of, Reply, Request, Resolve, Status, Tid};
+use ibarr_common::wire::path_record::{Fields, PathRecordWire};
+use ibarr_user::transport::acm;
+use nix::sys::signal::Signal;
+use nix::unistd::close;
+
+use crate::kernel::with_kept;
+use crate::paths::{FOREIGN, LOCAL, Port, UNKNOWN, ask, gid, request, start};
+use crate::support::{Daemon, PATIENCE, TempDir, json};
+
+/// A connection to the socket.
+struct Client(UnixStream);
+
+impl Client {
+    fn connect(dir: &TempDir) -> Self {
+        let stream = UnixStream::connect(dir.path("acm.sock")).unwrap();
+        stream.set_read_timeout(Some(PATIENCE)).unwrap();
+        Self(stream)
+    }
+
+    fn send(&mut self, ask: Ask) {
+        let mut out = [0; MAX_REQUEST_LEN];
+        self.0.write_all(Request { tid: Tid([5; 8]), ask }.emit(&mut out)).unwrap();
+    }
+
+    /// Flags and DLID of each path of the reply, or its status. The reply is one write.
+    fn told(&mut self) -> Result<Vec<(u32, u16)>, Status> {
+        let mut bytes = [0; 1024];
+        let len = self.0.read(&mut bytes).unwrap();
+        match Reply::parse(&bytes[..len]).unwrap() {
+            (Tid([5, ..]), Reply::Paths(paths, None)) => Ok(paths
+                .as_slice()
+                .iter()
+                .map(|path| (path.flags.bits(), PathRecordWire::from(path.record).dlid.get()))
+                .collect()),
+            (Tid([5, ..]), Reply::Refused(status)) => Err(status),
+            other => panic!("{other:?}"),
+        }
+    }
+
+    fn ask(&mut self, ask: Ask) -> Result<Vec<(u32, u16)>, Status> {
+        self.send(ask);
+        self.told()
+    }
+
+    fn is_closed(&mut self) -> bool {
+        // Bytes that were not read are a reset.
+        let read = self.0.read(&mut [0; 16]);
+        read.map_or_else(|error| error.kind() == ErrorKind::ConnectionReset, |len| len == 0)
+    }
+}
+
+/// A question for the path from the only port to a GID.
+fn to(dgid: &str) -> Resolve {
+    let known =
+        PathRecordWire { dgid: gid(dgid).octets(), ..PathRecord::from_octets([0; 64]).into() };
+    Resolve::along(known.into())
+}
+
+fn serving(dir: &TempDir) -> String {
+    format!("[acm]\nserve = \"tools\"\nsocket = \"{}\"\n", dir.path("acm.sock").display())
+}
+
+fn counter(daemon: &Daemon, name: &str) -> u64 {
+    let counters = json(&daemon.ask(&["counters", "--json"]))["counters"].clone();
+    counters[name].as_u64().unwrap_or_else(|| panic!("{name} in {counters}"))
+}
+
+#[test]
+fn kernel_and_clients_of_acm_share_what_the_sa_has_said() {
+    let dir = TempDir::new("acm-shared");
+    let port = Port::new(&dir);
+    let (daemon, kernel) = start(&dir, &serving(&dir));
+    let mut client = Client::connect(&dir);
+    assert_eq!(ask(&kernel, 1, request(LOCAL, 1)), Some(vec![(0x2b, 1, 8)]));
+    let asked = port.asked();
+    assert_eq!(client.ask(Ask::Resolve(to(LOCAL))), Ok(vec![(0x2b, 1)]));
+    assert_eq!(port.asked(), asked, "the kernel has asked for it");
+    // The records for a floating LID are contiguous.
+    let foreign = Ok(vec![(0x2b, 4), (0x12, 1), (0x0a, 0x22)]);
+    assert_eq!(client.ask(Ask::Resolve(to(FOREIGN))), foreign);
+    let asked = port.asked();
+    assert!(ask(&kernel, 2, request(FOREIGN, 1)).is_some());
+    assert_eq!(port.asked(), asked, "a client of ACM has asked for it");
+    assert_eq!(client.ask(Ask::Resolve(to(UNKNOWN))), Err(Status::NoData));
+    assert_eq!(counter(&daemon, "acm.requests"), 3);
+    assert_eq!((counter(&daemon, "acm.path-from-memory"), counter(&daemon, "acm.no-data")), (1, 1));
+}
+
+#[test]
+fn what_is_remembered_costs_a_user_no_share() {
+    let dir = TempDir::new("acm-many");
+    let port = Port::new(&dir);
+    let (daemon, _kernel) = start(&dir, &serving(&dir));
+    let mut client = Client::connect(&dir);
+    assert_eq!(client.ask(Ask::Resolve(to(LOCAL).from_memory())), Err(Status::NoData));
+    daemon.until(|daemon| (counter(daemon, "acm.path-from-sa") == 1).then_some(()));
+    let asked = port.asked();
+    for _ in 0..2_000 {
+        let remembered = client.ask(Ask::Resolve(to(LOCAL).from_memory()));
+        assert_eq!(remembered, Ok(vec![(0x2b, 1)]));
+    }
+    assert_eq!(port.asked(), asked);
+    assert_eq!(counter(&daemon, "users.acm-paths.requests"), 1);
+}
+
+#[test]
+fn client_that_sends_byte_by_byte_is_answered_and_one_that_sends_nonsense_is_closed() {
+    let dir = TempDir::new("acm-odd");
+    let _port = Port::new(&dir);
+    let (daemon, _kernel) = start(&dir, &serving(&dir));
+    let mut slow = Client::connect(&dir);
+    let mut half = Client::connect(&dir);
+    let mut out = [0; MAX_REQUEST_LEN];
+    let message = Request { tid: Tid([5; 8]), ask: Ask::Resolve(to(LOCAL)) }.emit(&mut out);
+    for byte in message {
+        slow.0.write_all(&[*byte]).unwrap();
+        // Meanwhile the daemon reads what is there.
+        daemon.ask(&["log-level"]);
+    }
+    assert_eq!(slow.told(), Ok(vec![(0x2b, 1)]));
+    half.0.write_all(&message[..20]).unwrap();
+    half.0.shutdown(std::net::Shutdown::Write).unwrap();
+    assert!(half.is_closed());
+    for nonsense in [&[7; 16][..], &[1, 1, 0, 0, 0, 0, 15, 0], &[1, 9, 0, 0, 0, 0, 16, 0]] {
+        let mut client = Client::connect(&dir);
+        client.0.write_all(nonsense).unwrap();
+        assert!(client.is_closed());
+    }
+    // A request of the right length without a destination is refused, and the connection stays.
+    let mut wrong = message.to_vec();
+    wrong[20] = 9;
+    slow.0.write_all(&wrong).unwrap();
+    assert_eq!(slow.told(), Err(Status::DestinationType));
+    assert_eq!(slow.ask(Ask::Endpoint { index: 1, port: 1 }), Err(Status::Invalid));
+    assert_eq!(slow.ask(Ask::Counters(Of::Index(1))), Err(Status::SourceAddress));
+    assert_eq!(counter(&daemon, "acm.illegal"), 1);
+}
+
+#[test]
+fn client_that_waits_is_answered_before_the_daemon_ends() {
+    let dir = TempDir::new("acm-end");
+    let port = Port::new(&dir);
+    let (mut daemon, _kernel) = start(&dir, &serving(&dir));
+    // The SA answers nobody while this test holds it.
+    let sa = port.hold();
+    let mut client = Client::connect(&dir);
+    client.send(Ask::Resolve(to(LOCAL)));
+    daemon.until(|daemon| (counter(daemon, "acm.requests") == 1).then_some(()));
+    assert_eq!(daemon.end(Signal::SIGTERM), Some(0));
+    assert_eq!(client.told(), Err(Status::NotConnected));
+    drop(sa);
+}
+
+#[test]
+fn clients_of_a_killed_daemon_are_answered_by_the_next_one() {
+    const CLIENTS: usize = 100;
+    let dir = TempDir::new("acm-killed");
+    let port = Port::new(&dir);
+    let (mut first, _kernel) = start(&dir, &serving(&dir));
+    let mut clients: Vec<_> = (0..CLIENTS).map(|_| Client::connect(&dir)).collect();
+    let kept = first.keeps(CLIENTS);
+    // Every second one waits for the SA, which answers nobody meanwhile.
+    let sa = port.hold();
+    for client in clients.iter_mut().step_by(2) {
+        client.send(Ask::Resolve(to(LOCAL)));
+    }
+    first.until(|daemon| (counter(daemon, "acm.requests") == CLIENTS as u64 / 2).then_some(()));
+    assert_eq!(first.end(Signal::SIGKILL), None);
+    drop(sa);
+    let _second = Daemon::spawn(with_kept(&dir, acm::CLIENT, &kept), &dir, &serving(&dir));
+    for client in clients.iter_mut().step_by(2) {
+        assert_eq!(client.told(), Ok(vec![(0x2b, 1)]));
+    }
+    for client in &mut clients {
+        assert_eq!(client.ask(Ask::Resolve(to(LOCAL))), Ok(vec![(0x2b, 1)]));
+    }
+    for fd in kept {
+        close(fd).unwrap();
+    }
+}
+
+#[test]
+fn socket_is_there_only_while_the_configuration_wants_it_and_for_librdmacm_only_if_full() {
+    let dir = TempDir::new("acm-serve");
+    let (socket, link) = (dir.path("acm.sock"), dir.path("ibacm.sock"));
+    let reload = |daemon: &Daemon, serve: &str| {
+        let socket = socket.display();
+        let config =
+            format!("responder = \"user\"\n[acm]\nserve = {serve:?}\nsocket = \"{socket}\"\n");
+        dir.write("ibarr.toml", &config);
+        assert!(daemon.ask(&["reload"]).status.success());
+    };
+    let _port = Port::new(&dir);
+    let (daemon, _kernel) = start(&dir, "");
+    assert!(!socket.exists());
+    reload(&daemon, "full");
+    assert_eq!(fs::read_link(&link).unwrap(), socket);
+    assert_eq!(fs::metadata(&link).unwrap().mode() & 0o777, 0o666);
+    assert_eq!(Client::connect(&dir).ask(Ask::Resolve(to(LOCAL))), Ok(vec![(0x2b, 1)]));
+    reload(&daemon, "tools");
+    assert!(!link.exists());
+    assert!(Client::connect(&dir).ask(Ask::Resolve(to(LOCAL))).is_ok());
+    reload(&daemon, "off");
+    assert!(!socket.exists());
+    // What cannot be made is explained.
+    fs::write(&socket, "").unwrap();
+    reload(&daemon, "tools");
+    let status = json(&daemon.ask(&["status", "--json"]))["status"].clone();
+    assert!(status["warnings"].to_string().contains("a file that is no socket"), "{status}");
+}
+
+#[test]
+fn record_of_a_reply_is_the_one_of_the_sa() {
+    let dir = TempDir::new("acm-record");
+    let _port = Port::new(&dir);
+    let (_daemon, _kernel) = start(&dir, &serving(&dir));
+    let mut client = Client::connect(&dir);
+    client.send(Ask::Resolve(to(LOCAL)));
+    let mut bytes = [0; 1024];
+    let len = client.0.read(&mut bytes).unwrap();
+    let Ok((_, Reply::Paths(paths, None))) = Reply::parse(&bytes[..len]) else { panic!() };
+    let fields = Fields::parse(&paths.as_slice()[0].record).unwrap();
+    assert_eq!((fields.dgid, fields.sgid), (gid(LOCAL), gid("fec0:0:1:1::10:9")));
+}
