@@ -122,6 +122,7 @@ pub(crate) fn program(workspace: &Workspace) -> Result<PathBuf> {
 const FILES: &[(&str, &str, u32)] = &[
     ("pkg/ibarr.service", "usr/lib/systemd/system/ibarr.service", 0o644),
     ("pkg/ibarr.socket", "usr/lib/systemd/system/ibarr.socket", 0o644),
+    ("pkg/ibarr-acm.socket", "usr/lib/systemd/system/ibarr-acm.socket", 0o644),
     ("pkg/ibarr-port.service", "usr/lib/systemd/system/ibarr-port.service", 0o644),
     ("pkg/ibarr.sysusers", "usr/lib/sysusers.d/ibarr.conf", 0o644),
     ("pkg/ibarr.tmpfiles", "usr/lib/tmpfiles.d/ibarr.conf", 0o644),
