@@ -277,7 +277,9 @@ impl World {
     fn answered(&mut self, id: RequestId, outcome: Outcome) {
         assert!(self.waiting.remove(&id).is_some(), "{id:?} is not waiting: {outcome:?}");
         if outcome == Outcome::Refused {
-            let RequestId::User(UserRequest::Control(number)) = id else { panic!("{id:?} is the kernel's") };
+            let RequestId::User(UserRequest::Control(number)) = id else {
+                panic!("{id:?} is the kernel's")
+            };
             assert!(number.is_multiple_of(2), "{number} ignores refusals");
             assert!(self.refused.contains(&self.asked[&id].target()), "no query was refused");
         }

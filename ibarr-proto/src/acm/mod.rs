@@ -3,7 +3,7 @@
 //! Answers the clients of ACM, `ib_acme` and librdmacm, which wait without a time-out of their own.
 //!
 //! A client asks for a path by the addresses of its ends. The driver finds the source that routing chooses,
-//! the [`resolver`](crate::resolver) the GID of the destination, and [`paths`](crate::paths) the path.
+//! the [`resolver`](crate::resolver) the GID of the destination, and [`paths`] the path.
 //!
 //! A client whose bytes are no request is closed, because the next request cannot be found.
 
