@@ -11,6 +11,8 @@ pub enum Exit {
     Ok,
     /// An address or path has no answer.
     Negative,
+    /// Something that connections need does not work (`ibarr doctor`).
+    Failing,
     /// The command line is invalid (`EX_USAGE`).
     Usage,
     /// No daemon answers, or it has too many connections (`EX_UNAVAILABLE`).
@@ -35,6 +37,7 @@ impl Exit {
         match self {
             Self::Ok => 0,
             Self::Negative => 1,
+            Self::Failing => 2,
             Self::Usage => 64,
             Self::Unreachable => 69,
             Self::Internal => 70,

@@ -111,6 +111,8 @@ pub(super) fn body(body: &Body) {
         Body::Kernel { kernel } => self::kernel(kernel),
         Body::Status { status } => self::status(status),
         Body::Log { log } => self::log(log),
+        // Each was printed when it was found.
+        Body::Checks { .. } => {}
         Body::Done { done } => line(done),
         Body::Error { error, .. } => error_line(&error.message),
     }

@@ -18,6 +18,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::config::Mistake;
 
+pub use super::doctor_messages::{Check, CheckState};
 pub use super::log_messages::{LevelChange, LogStatus};
 pub use super::path_messages::{
     CachedPath, Informed, LastEvent, PathAnswer, PathHops, PathRequest, PathSource, PathStatus,
@@ -203,6 +204,11 @@ pub enum Body {
     Kernel {
         /// All maps of the responder.
         kernel: KernelMaps,
+    },
+    /// What `ibarr doctor` has found; the command examines the machine itself.
+    Checks {
+        /// In the order in which a connection needs them.
+        checks: Vec<Check>,
     },
     /// Answers [`Request::LogLevel`].
     Log {
@@ -699,6 +705,6 @@ mod tests {
             };
             assert_eq!(written.unwrap(), line);
         }
-        assert_eq!((requests, responses), (17, 41));
+        assert_eq!((requests, responses), (17, 42));
     }
 }

@@ -8,6 +8,7 @@
 
 pub mod access;
 pub mod client;
+pub mod doctor_messages;
 mod log_messages;
 pub mod messages;
 mod path_messages;
