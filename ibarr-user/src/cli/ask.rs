@@ -83,7 +83,7 @@ pub(super) fn paths(daemon: &Daemon) -> Exit {
     }
 }
 
-fn unexpected(answer: Result<Body, Failure>) -> Failure {
+pub(super) fn unexpected(answer: Result<Body, Failure>) -> Failure {
     answer.err().unwrap_or_else(|| Failure {
         kind: FailureKind::Internal,
         message: "the daemon speaks another version: its answer has another type".to_owned(),

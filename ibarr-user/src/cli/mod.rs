@@ -4,6 +4,7 @@
 
 mod ask;
 mod configuration;
+mod doctor;
 mod exit;
 mod kernel;
 mod print;
@@ -53,7 +54,8 @@ struct Cli {
 
 const EXIT_CODES: &str = "Without a command, ibarr runs as the daemon.
 
-Exit status: 0 all answered, 1 some address has no GID, or no path leads there, 64 wrong usage, 69 no daemon, 70 internal
+Exit status: 0 all answered, 1 some address has no GID, or no path leads there, 2 doctor
+has found a failure, 64 wrong usage, 69 no daemon, 70 internal
 error, 74 standard output cannot be written, 75 another daemon has the run directory, 77 not allowed, 78 mistakes in the configuration.";
 
 #[derive(Debug, Subcommand)]
@@ -105,6 +107,17 @@ enum Command {
         /// Directory of the maps
         #[arg(long, value_name = "DIR", env = "IBARR_BPF_DIR", default_value = bpf::BPF_DIR)]
         bpf_dir: PathBuf,
+        #[command(flatten)]
+        daemon: Daemon,
+    },
+    /// Examine what a connection needs, in the order in which it needs it, and say what to do
+    Doctor {
+        /// Directory where sysfs is mounted
+        #[arg(long, value_name = "DIR", env = "IBARR_SYS_DIR", default_value = "/sys")]
+        sys_dir: PathBuf,
+        /// Directory of device files, such as infiniband/umad0
+        #[arg(long, value_name = "DIR", env = "IBARR_DEV_DIR", default_value = "/dev")]
+        dev_dir: PathBuf,
         #[command(flatten)]
         daemon: Daemon,
     },
@@ -232,6 +245,9 @@ pub fn main() -> ExitCode {
         Command::Cache { paths: true, daemon, .. } => ask::paths(&daemon),
         Command::Cache { flush: false, daemon, .. } => ask::addresses(&daemon),
         Command::Cache { flush: true, daemon, .. } => ask::ask(&daemon, &Request::Flush),
+        Command::Doctor { sys_dir, dev_dir, daemon } => {
+            doctor::examine(&daemon, &Dirs { sys: sys_dir, dev: dev_dir })
+        }
         Command::Counters(daemon) => ask::ask(&daemon, &Request::Counters),
         Command::Reload(daemon) => ask::ask(&daemon, &Request::Reload),
         Command::LogLevel { level, time, reset, daemon } => {

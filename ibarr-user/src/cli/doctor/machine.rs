@@ -1,0 +1,313 @@
+// SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
+
+//! What the machine itself has: modules, InfiniBand ports, IPoIB interfaces, and a place for BPF maps.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use crate::control::doctor_messages::Check;
+use crate::transport::ports::Dirs;
+
+/// `ARPHRD_INFINIBAND`.
+pub(super) const INFINIBAND: &str = "32";
+
+/// Examines the machine. `proc` is where procfs is mounted.
+pub(super) fn checks(dirs: &Dirs, proc: &Path) -> Vec<Check> {
+    vec![modules(&dirs.sys), ports(&dirs.sys), interfaces(&dirs.sys), umad(dirs), bpffs(proc)]
+}
+
+/// A part of the kernel, the evidence for it below sysfs, and what does not work without it.
+struct Part {
+    module: &'static str,
+    evidence: &'static str,
+    gives: &'static str,
+    is_vital: bool,
+}
+
+const PARTS: [Part; 4] = [
+    Part {
+        module: "ib_core",
+        evidence: "class/infiniband",
+        gives: "no InfiniBand at all",
+        is_vital: true,
+    },
+    Part {
+        module: "ib_ipoib",
+        evidence: "module/ib_ipoib",
+        gives: "no IP addresses on InfiniBand",
+        is_vital: true,
+    },
+    Part {
+        module: "ib_umad",
+        evidence: "class/infiniband_mad",
+        gives: "the daemon cannot ask the subnet administrator, so the kernel does for each connection",
+        is_vital: false,
+    },
+    Part {
+        module: "rdma_ucm",
+        evidence: "class/misc/rdma_cm",
+        gives: "no application can connect by librdmacm",
+        is_vital: false,
+    },
+];
+
+/// A module that is compiled into the kernel leaves only the evidence.
+fn modules(sys: &Path) -> Check {
+    const CHECK: &str = "modules";
+    let is_there = |part: &&Part| {
+        sys.join("module").join(part.module).exists() || sys.join(part.evidence).exists()
+    };
+    let (there, missing): (Vec<_>, Vec<_>) = PARTS.iter().partition(is_there);
+    if missing.is_empty() {
+        let names: Vec<_> = there.iter().map(|part| part.module).collect();
+        return Check::ok(CHECK, format!("{} are loaded", names.join(", ")));
+    }
+    let lack = |part: &&Part| format!("{} is not loaded: {}", part.module, part.gives);
+    let found = missing.iter().map(lack).collect::<Vec<_>>().join("; ");
+    let names: Vec<_> = missing.iter().map(|part| part.module).collect();
+    let remedy = format!("modprobe -a {}", names.join(" "));
+    if missing.iter().any(|part| part.is_vital) {
+        Check::fail(CHECK, found, remedy)
+    } else {
+        Check::warn(CHECK, found, remedy)
+    }
+}
+
+/// An InfiniBand port as sysfs shows it: its name, and its state such as `4: ACTIVE`.
+fn ports(sys: &Path) -> Check {
+    const CHECK: &str = "ports";
+    let mut ports = Vec::new();
+    for device in entries(&sys.join("class/infiniband")) {
+        for port in entries(&device.join("ports")) {
+            if text(&port.join("link_layer")).as_deref() == Some("InfiniBand") {
+                let name = format!("{}/{}", name(&device), name(&port));
+                ports.push((name, text(&port.join("state")).unwrap_or_default()));
+            }
+        }
+    }
+    let Some((first, state)) = ports.iter().find(|(_, state)| !state.starts_with('4')) else {
+        if ports.is_empty() {
+            let remedy = "load the driver of the HCA (lspci -k names it)";
+            return Check::fail(CHECK, "this machine has no InfiniBand port", remedy);
+        }
+        let names: Vec<_> = ports.iter().map(|(name, _)| name.as_str()).collect();
+        return Check::ok(CHECK, format!("active: {}", names.join(", ")));
+    };
+    let remedy = match state.as_bytes().first() {
+        Some(b'1') => "check the cable, and the port of the switch (iblinkinfo)",
+        Some(b'2' | b'3') => "the subnet manager has not set it up: is one running (sminfo)?",
+        _ => "see dmesg for what the driver says",
+    };
+    let found =
+        format!("{first} is not active, but {}", state.trim_start_matches(|c| c != ' ').trim());
+    if ports.iter().any(|(_, state)| state.starts_with('4')) {
+        Check::warn(CHECK, found, remedy)
+    } else {
+        Check::fail(CHECK, found, remedy)
+    }
+}
+
+fn interfaces(sys: &Path) -> Check {
+    const CHECK: &str = "interfaces";
+    let (mut up, mut down) = (Vec::new(), Vec::new());
+    for interface in entries(&sys.join("class/net")) {
+        if text(&interface.join("type")).as_deref() == Some(INFINIBAND) {
+            // A driver without carrier detection says "unknown".
+            let is_up =
+                matches!(text(&interface.join("operstate")).as_deref(), Some("up" | "unknown"));
+            if is_up { &mut up } else { &mut down }.push(name(&interface));
+        }
+    }
+    match (up.as_slice(), down.as_slice()) {
+        ([], []) => Check::fail(
+            CHECK,
+            "there is no IPoIB interface",
+            "modprobe ib_ipoib; where there is no InfiniBand, only [[static-gid]] serves",
+        ),
+        ([], [first, ..]) => Check::fail(
+            CHECK,
+            format!("{} is down", down.join(", ")),
+            format!("ip link set {first} up"),
+        ),
+        (_, []) => Check::ok(CHECK, format!("up: {}", up.join(", "))),
+        (_, [first, ..]) => Check::warn(
+            CHECK,
+            format!("up: {}; down: {}", up.join(", "), down.join(", ")),
+            format!("ip link set {first} up"),
+        ),
+    }
+}
+
+fn umad(Dirs { sys, dev }: &Dirs) -> Check {
+    const CHECK: &str = "umad";
+    let devices: Vec<_> = entries(&sys.join("class/infiniband_mad"))
+        .iter()
+        .map(|device| name(device))
+        .filter(|name| name.starts_with("umad"))
+        .collect();
+    let missing: Vec<_> = devices
+        .iter()
+        .map(|name| dev.join("infiniband").join(name))
+        .filter(|file| !file.exists())
+        .map(|file| file.display().to_string())
+        .collect();
+    if devices.is_empty() {
+        return Check::warn(CHECK, "there is no umad device", "modprobe ib_umad");
+    }
+    if !missing.is_empty() {
+        return Check::warn(
+            CHECK,
+            format!("missing: {}", missing.join(", ")),
+            "is udev running (udevadm trigger), or does a container lack /dev/infiniband?",
+        );
+    }
+    Check::ok(CHECK, devices.join(", "))
+}
+
+fn bpffs(proc: &Path) -> Check {
+    const CHECK: &str = "bpffs";
+    let mounts = fs::read_to_string(proc.join("self/mounts")).unwrap_or_default();
+    let is_bpf = |line: &&str| line.split(' ').nth(2) == Some("bpf");
+    match mounts.lines().find(is_bpf).and_then(|line| line.split(' ').nth(1)) {
+        Some(place) => Check::ok(CHECK, format!("mounted at {place}")),
+        None => Check::warn(
+            CHECK,
+            "no bpffs is mounted: programs end with the daemon",
+            "mount -t bpf bpf /sys/fs/bpf, then restart the daemon",
+        ),
+    }
+}
+
+/// The files of a directory in the order of their names; none if it cannot be read.
+fn entries(directory: &Path) -> Vec<PathBuf> {
+    let mut entries: Vec<_> =
+        fs::read_dir(directory).into_iter().flatten().flatten().map(|it| it.path()).collect();
+    entries.sort();
+    entries
+}
+
+fn name(path: &Path) -> String {
+    path.file_name().unwrap_or_default().to_string_lossy().into_owned()
+}
+
+/// The text of a file of sysfs, without the line's end.
+pub(super) fn text(file: &Path) -> Option<String> {
+    Some(fs::read_to_string(file).ok()?.trim().to_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::control::doctor_messages::CheckState;
+
+    /// A machine with one port, which a test breaks.
+    struct Machine(PathBuf);
+
+    impl Machine {
+        fn new(name: &str) -> Self {
+            let root =
+                std::env::temp_dir().join(format!("ibarr-doctor-{name}-{}", std::process::id()));
+            let machine = Self(root);
+            for file in [
+                "sys/module/ib_core/x",
+                "sys/module/ib_ipoib/x",
+                "sys/module/ib_umad/x",
+                "sys/module/rdma_ucm/x",
+                "sys/class/infiniband_mad/umad0/ibdev",
+                "dev/infiniband/umad0",
+            ] {
+                machine.write(file, "x");
+            }
+            machine.write("sys/class/infiniband/mlx5_0/ports/1/link_layer", "InfiniBand\n");
+            machine.write("sys/class/infiniband/mlx5_0/ports/1/state", "4: ACTIVE\n");
+            machine.write("sys/class/net/ib0/type", "32\n");
+            machine.write("sys/class/net/ib0/operstate", "up\n");
+            machine.write("sys/class/net/eth0/type", "1\n");
+            machine.write("proc/self/mounts", "bpf /sys/fs/bpf bpf rw 0 0\n");
+            machine
+        }
+
+        fn write(&self, file: &str, text: &str) {
+            let path = self.0.join(file);
+            fs::create_dir_all(path.parent().unwrap()).unwrap();
+            fs::write(path, text).unwrap();
+        }
+
+        /// The state and the remedy of each check that does not say ok.
+        fn troubles(&self) -> Vec<(String, CheckState, String)> {
+            let dirs = Dirs { sys: self.0.join("sys"), dev: self.0.join("dev") };
+            let checks = checks(&dirs, &self.0.join("proc"));
+            assert_eq!(checks.len(), 5);
+            let bad = checks.into_iter().filter(|check| check.state != CheckState::Ok);
+            bad.map(|check| (check.check, check.state, check.remedy.unwrap())).collect()
+        }
+    }
+
+    impl Drop for Machine {
+        fn drop(&mut self) {
+            drop(fs::remove_dir_all(&self.0));
+        }
+    }
+
+    /// The one trouble of a machine.
+    fn trouble(machine: &Machine) -> (String, CheckState, String) {
+        let mut troubles = machine.troubles();
+        assert_eq!(troubles.len(), 1, "{troubles:?}");
+        troubles.remove(0)
+    }
+
+    #[test]
+    fn machine_with_everything_has_no_trouble() {
+        assert_eq!(Machine::new("whole").troubles(), []);
+    }
+
+    #[test]
+    fn module_that_is_not_loaded_is_named() {
+        let machine = Machine::new("modules");
+        fs::remove_dir_all(machine.0.join("sys/module/rdma_ucm")).unwrap();
+        let found = ("modules".to_owned(), CheckState::Warn, "modprobe -a rdma_ucm".to_owned());
+        assert_eq!(trouble(&machine), found);
+        machine.write("sys/class/misc/rdma_cm/dev", "10:1");
+        assert_eq!(machine.troubles(), []);
+        fs::remove_dir_all(machine.0.join("sys/module/ib_ipoib")).unwrap();
+        assert_eq!(trouble(&machine).1, CheckState::Fail);
+    }
+
+    #[test]
+    fn port_that_is_not_active_is_named_with_the_reason() {
+        let machine = Machine::new("ports");
+        let state = "sys/class/infiniband/mlx5_0/ports/1/state";
+        for (text, remedy) in [("1: DOWN", "cable"), ("2: INIT", "subnet manager")] {
+            machine.write(state, text);
+            let (check, state, said) = trouble(&machine);
+            assert_eq!((check.as_str(), state), ("ports", CheckState::Fail));
+            assert!(said.contains(remedy), "{said}");
+        }
+        machine.write("sys/class/infiniband/mlx5_1/ports/1/link_layer", "InfiniBand");
+        machine.write("sys/class/infiniband/mlx5_1/ports/1/state", "4: ACTIVE");
+        assert_eq!(trouble(&machine).1, CheckState::Warn);
+    }
+
+    #[test]
+    fn interface_that_is_down_or_missing_is_named() {
+        let machine = Machine::new("interfaces");
+        machine.write("sys/class/net/ib0/operstate", "down");
+        assert_eq!(trouble(&machine).2, "ip link set ib0 up");
+        fs::remove_dir_all(machine.0.join("sys/class/net/ib0")).unwrap();
+        assert_eq!(trouble(&machine).1, CheckState::Fail);
+    }
+
+    #[test]
+    fn umad_device_without_its_file_is_named() {
+        let machine = Machine::new("umad");
+        fs::remove_file(machine.0.join("dev/infiniband/umad0")).unwrap();
+        assert_eq!(trouble(&machine).0, "umad");
+    }
+
+    #[test]
+    fn missing_bpffs_is_named() {
+        let machine = Machine::new("bpffs");
+        machine.write("proc/self/mounts", "tmpfs /run tmpfs rw 0 0\n");
+        assert_eq!(trouble(&machine).0, "bpffs");
+    }
+}

@@ -1,0 +1,99 @@
+// SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
+
+//! `ibarr doctor`: goes through what a connection needs, in the order in which it needs it.
+
+mod daemon;
+mod machine;
+
+use std::path::Path;
+
+use ibarr_common::ib::Gid;
+
+use super::{Daemon, Exit, ask, print};
+use crate::control::client;
+use crate::control::doctor_messages::{Check, CheckState};
+use crate::control::messages::{
+    Body, Failure, PathAnswer, PathRequest, PortStatus, Request, Status, Text,
+};
+use crate::transport::ports::Dirs;
+
+/// Prints each check as soon as it is done. The exit status is that of the worst.
+pub(super) fn examine(daemon: &Daemon, dirs: &Dirs) -> Exit {
+    let mut report = Report { is_json: daemon.json, checks: Vec::new() };
+    let proc = Path::new("/proc");
+    report.add_all(machine::checks(dirs, proc));
+    match status(daemon) {
+        Ok(status) => {
+            report.add_all(daemon::checks(&status, proc));
+            for port in &status.ports {
+                let answer = port.gids.first().and_then(|gid| path(daemon, *gid, Some(port)).ok());
+                report.add(daemon::sa(port, answer.as_deref()));
+            }
+        }
+        Err(Failure { message, .. }) => {
+            report.add(Check::fail(
+                "daemon",
+                message,
+                "systemctl start ibarr; journalctl -u ibarr",
+            ));
+        }
+    }
+    report.end()
+}
+
+fn status(daemon: &Daemon) -> Result<Status, Failure> {
+    match client::ask(&daemon.run_dir, &Request::Status, daemon.patience) {
+        Ok(Body::Status { status }) => Ok(*status),
+        other => Err(ask::unexpected(other)),
+    }
+}
+
+/// From a port to a GID, or from the port that the daemon chooses.
+fn path(
+    daemon: &Daemon,
+    dgid: Text<Gid>,
+    from: Option<&PortStatus>,
+) -> Result<Box<PathAnswer>, Failure> {
+    let port = from.map(|port| port.port);
+    let path = PathRequest { dgid, sgid: None, port, pkey: None };
+    match client::ask(&daemon.run_dir, &Request::Path { path }, daemon.patience) {
+        Ok(Body::Path { path }) => Ok(path),
+        other => Err(ask::unexpected(other)),
+    }
+}
+
+struct Report {
+    is_json: bool,
+    checks: Vec<Check>,
+}
+
+impl Report {
+    fn add_all(&mut self, checks: Vec<Check>) {
+        for check in checks {
+            self.add(check);
+        }
+    }
+
+    fn add(&mut self, check: Check) {
+        if !self.is_json {
+            let Check { check: name, state, found, remedy } = &check;
+            print::line(&format!("{:<8}{name:<14} {found}", state.to_string()));
+            if let Some(remedy) = remedy {
+                print::line(&format!("{:<23}{remedy}", ""));
+            }
+        }
+        self.checks.push(check);
+    }
+
+    fn end(self) -> Exit {
+        let worst = self.checks.iter().map(|check| check.state).max();
+        if self.is_json {
+            print::json(&Body::Checks { checks: self.checks }.into());
+        }
+        match worst {
+            Some(CheckState::Fail) => Exit::Failing,
+            Some(CheckState::Warn) => Exit::Negative,
+            Some(CheckState::Skipped | CheckState::Ok) | None => Exit::Ok,
+        }
+    }
+}
