@@ -112,6 +112,9 @@ enum Command {
     },
     /// Examine what a connection needs, in the order in which it needs it, and say what to do
     Doctor {
+        /// Also examine the way to this address or GID
+        #[arg(long, value_name = "IP|GID")]
+        peer: Option<doctor::Peer>,
         /// Directory where sysfs is mounted
         #[arg(long, value_name = "DIR", env = "IBARR_SYS_DIR", default_value = "/sys")]
         sys_dir: PathBuf,
@@ -245,8 +248,8 @@ pub fn main() -> ExitCode {
         Command::Cache { paths: true, daemon, .. } => ask::paths(&daemon),
         Command::Cache { flush: false, daemon, .. } => ask::addresses(&daemon),
         Command::Cache { flush: true, daemon, .. } => ask::ask(&daemon, &Request::Flush),
-        Command::Doctor { sys_dir, dev_dir, daemon } => {
-            doctor::examine(&daemon, &Dirs { sys: sys_dir, dev: dev_dir })
+        Command::Doctor { peer, sys_dir, dev_dir, daemon } => {
+            doctor::examine(&daemon, &Dirs { sys: sys_dir, dev: dev_dir }, peer)
         }
         Command::Counters(daemon) => ask::ask(&daemon, &Request::Counters),
         Command::Reload(daemon) => ask::ask(&daemon, &Request::Reload),

@@ -187,3 +187,96 @@ pub(super) fn sa(port: &PortStatus, answer: Option<&PathAnswer>) -> Check {
         },
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::control::doctor_messages::CheckState;
+    use crate::control::messages::{Body, Response};
+
+    /// The status of the golden documents, changed by a test.
+    fn status(change: impl FnOnce(&mut Status)) -> Status {
+        let golden = include_str!("../../../tests/golden/control.jsonl");
+        let is_whole = |status: &Status| !status.interfaces.is_empty();
+        let found = golden.lines().find_map(|line| {
+            let response: Response = serde_json::from_str(line).ok()?;
+            match response.body {
+                Body::Status { status } if is_whole(&status) => Some(*status),
+                _ => None,
+            }
+        });
+        let mut status = found.unwrap();
+        status.failed_reload = None;
+        status.local_service.blocked = None;
+        status.local_service.listeners.clear();
+        status.local_service.nudges = NudgeState::On;
+        status.responder.blocked = None;
+        status.responder.ends_early = None;
+        for interface in &mut status.interfaces {
+            interface.not_served = None;
+        }
+        for server in &mut status.servers {
+            server.blocked = None;
+        }
+        change(&mut status);
+        status
+    }
+
+    #[test]
+    fn each_fault_that_the_daemon_reports_is_found() {
+        let golden = status(|_| {});
+        let address =
+            golden.interfaces.iter().find(|it| !it.addresses.is_empty()).cloned().unwrap();
+        let state = |check: Check| (check.state, check.remedy.is_some());
+        let (ok, warn, fail) =
+            ((CheckState::Ok, false), (CheckState::Warn, true), (CheckState::Fail, true));
+
+        assert_eq!(state(kernel(&golden)), ok);
+        let refused = status(|it| it.local_service.blocked = Some("no CAP_NET_ADMIN".to_owned()));
+        assert_eq!(state(kernel(&refused)), fail);
+        let nudges = status(|it| it.local_service.nudges = NudgeState::Failing);
+        assert_eq!(state(kernel(&nudges)), warn);
+        let other = ListenerStatus { pid: Some(7), name: "ibacm".to_owned() };
+        let other = kernel(&status(|it| it.local_service.listeners.push(other)));
+        assert!(other.found.starts_with("ibacm (pid 7) receives"), "{}", other.found);
+        assert_eq!(state(other), warn);
+
+        assert_eq!(state(udp_port(&golden)), ok);
+        let taken = status(|it| it.servers[0].blocked = Some("port taken by rxe".to_owned()));
+        assert_eq!(state(udp_port(&taken)), fail);
+
+        let one = |change: fn(&mut Status)| {
+            status(|it| {
+                it.interfaces = vec![address.clone()];
+                change(it);
+            })
+        };
+        assert_eq!(state(addresses(&one(|_| {}))), ok);
+        assert_eq!(state(addresses(&one(|it| it.interfaces.clear()))), fail);
+        assert_eq!(state(responder(&one(|it| it.interfaces[0].responder = None))), warn);
+        let early = one(|it| {
+            it.responder.ends_early = Some("private mounts".to_owned());
+        });
+        assert_eq!(state(responder(&early)), warn);
+        let blocked = one(|it| it.responder.blocked = Some("no BTF".to_owned()));
+        assert_eq!(state(responder(&blocked)), warn);
+    }
+
+    #[test]
+    fn capability_that_the_daemon_lacks_is_named() {
+        let root = std::env::temp_dir().join(format!("ibarr-doctor-rights-{}", std::process::id()));
+        std::fs::create_dir_all(root.join("7")).unwrap();
+        let with = |bits: &str| {
+            let status = format!("Name:\tibarr\nCapEff:\t{bits}\n");
+            std::fs::write(root.join("7/status"), status).unwrap();
+            rights(7, &root)
+        };
+        assert_eq!(with("000000c000001000").state, CheckState::Ok);
+        let without_bpf = with("0000000000001000");
+        assert_eq!(without_bpf.state, CheckState::Warn);
+        assert!(without_bpf.found.contains("CAP_PERFMON, CAP_BPF"), "{}", without_bpf.found);
+        assert_eq!(with("0000000000000000").state, CheckState::Fail);
+        std::fs::remove_dir_all(&root).unwrap();
+        assert_eq!(rights(7, &root).state, CheckState::Skipped);
+    }
+}

@@ -4,6 +4,7 @@
 
 mod daemon;
 mod machine;
+mod peer;
 
 use std::path::Path;
 
@@ -13,12 +14,14 @@ use super::{Daemon, Exit, ask, print};
 use crate::control::client;
 use crate::control::doctor_messages::{Check, CheckState};
 use crate::control::messages::{
-    Body, Failure, PathAnswer, PathRequest, PortStatus, Request, Status, Text,
+    Answer, Body, Failure, PathAnswer, PathRequest, PortStatus, Request, Status, Text,
 };
 use crate::transport::ports::Dirs;
 
+pub(super) use self::peer::Peer;
+
 /// Prints each check as soon as it is done. The exit status is that of the worst.
-pub(super) fn examine(daemon: &Daemon, dirs: &Dirs) -> Exit {
+pub(super) fn examine(daemon: &Daemon, dirs: &Dirs, peer: Option<Peer>) -> Exit {
     let mut report = Report { is_json: daemon.json, checks: Vec::new() };
     let proc = Path::new("/proc");
     report.add_all(machine::checks(dirs, proc));
@@ -29,6 +32,9 @@ pub(super) fn examine(daemon: &Daemon, dirs: &Dirs) -> Exit {
                 let answer = port.gids.first().and_then(|gid| path(daemon, *gid, Some(port)).ok());
                 report.add(daemon::sa(port, answer.as_deref()));
             }
+            if let Some(peer) = peer {
+                examine_peer(&mut report, daemon, dirs, peer);
+            }
         }
         Err(Failure { message, .. }) => {
             report.add(Check::fail(
@@ -36,14 +42,47 @@ pub(super) fn examine(daemon: &Daemon, dirs: &Dirs) -> Exit {
                 message,
                 "systemctl start ibarr; journalctl -u ibarr",
             ));
+            if let Some(Peer::Ip(target)) = peer {
+                report.add(peer::route(target, peer::look_up(target), &dirs.sys));
+            }
         }
     }
     report.end()
 }
 
+fn examine_peer(report: &mut Report, daemon: &Daemon, dirs: &Dirs, peer: Peer) {
+    let gid = match peer {
+        Peer::Gid(gid) => Text(gid),
+        Peer::Ip(target) => {
+            report.add(peer::route(target, peer::look_up(target), &dirs.sys));
+            let answer = match resolve(daemon, target) {
+                Ok(answer) => answer,
+                Err(failure) => return report.add(Check::skipped("peer", failure.message)),
+            };
+            report.add(peer::gid(&answer));
+            match answer.gid {
+                Some(gid) => gid,
+                None => return report.add(Check::skipped("path", "the GID is not known")),
+            }
+        }
+    };
+    report.add(match path(daemon, gid, None) {
+        Ok(answer) => peer::path(&answer),
+        Err(failure) => Check::skipped("path", failure.message),
+    });
+}
+
 fn status(daemon: &Daemon) -> Result<Status, Failure> {
     match client::ask(&daemon.run_dir, &Request::Status, daemon.patience) {
         Ok(Body::Status { status }) => Ok(*status),
+        other => Err(ask::unexpected(other)),
+    }
+}
+
+fn resolve(daemon: &Daemon, target: std::net::IpAddr) -> Result<Answer, Failure> {
+    let request = Request::Resolve { addresses: vec![target], timeout_ms: None };
+    match client::ask(&daemon.run_dir, &request, daemon.patience) {
+        Ok(Body::Answers { mut answers }) if answers.len() == 1 => Ok(answers.remove(0)),
         other => Err(ask::unexpected(other)),
     }
 }
