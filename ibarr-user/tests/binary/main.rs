@@ -5,6 +5,7 @@
 
 mod acm;
 mod administrator;
+mod doctor;
 mod kernel;
 mod log;
 mod paths;

@@ -3,6 +3,7 @@
 //! `ibarr doctor`: goes through what a connection needs, in the order in which it needs it.
 
 mod daemon;
+mod firewall;
 mod machine;
 mod peer;
 
@@ -20,6 +21,9 @@ use crate::transport::ports::Dirs;
 
 pub(super) use self::peer::Peer;
 
+/// The port of ip2gid, where no daemon says another one.
+const UDP_PORT: u16 = 4791;
+
 /// Prints each check as soon as it is done. The exit status is that of the worst.
 pub(super) fn examine(daemon: &Daemon, dirs: &Dirs, peer: Option<Peer>) -> Exit {
     let mut report = Report { is_json: daemon.json, checks: Vec::new() };
@@ -28,6 +32,8 @@ pub(super) fn examine(daemon: &Daemon, dirs: &Dirs, peer: Option<Peer>) -> Exit 
     match status(daemon) {
         Ok(status) => {
             report.add_all(daemon::checks(&status, proc));
+            let port = status.servers.first().map_or(UDP_PORT, |server| server.port.get());
+            report.add(firewall::check(port));
             for port in &status.ports {
                 let answer = port.gids.first().and_then(|gid| path(daemon, *gid, Some(port)).ok());
                 report.add(daemon::sa(port, answer.as_deref()));
@@ -42,6 +48,7 @@ pub(super) fn examine(daemon: &Daemon, dirs: &Dirs, peer: Option<Peer>) -> Exit 
                 message,
                 "systemctl start ibarr; journalctl -u ibarr",
             ));
+            report.add(firewall::check(UDP_PORT));
             if let Some(Peer::Ip(target)) = peer {
                 report.add(peer::route(target, peer::look_up(target), &dirs.sys));
             }
