@@ -13,7 +13,8 @@ use ibarr_proto::local_service::{self, NUDGE_INTERVAL};
 
 use super::World;
 use super::daemon::{header, most_sockets};
-use super::machine::{Daemon, Kind, Path, Restart};
+use super::machine::{Daemon, Kind, Path};
+use super::troubles::Trouble;
 use crate::Counts;
 use crate::dice::{ms, secs};
 use crate::kernel::{IpOutcome, Wake};
@@ -171,10 +172,10 @@ impl World {
         let limit = self.limit(id, &call);
         let counts = &mut self.claims.counts;
         counts.binding += u64::from(limit.is_some());
-        let restarted = self.machines[id].restart.filter(|restart| restart.at >= asked_at);
-        counts.inherited += u64::from(limit.is_some() && restarted.is_some());
+        let troubles = &self.machines[id].troubles;
+        counts.inherited += u64::from(limit.is_some() && troubles.was_restarted_since(asked_at));
         let mut complaint = None;
-        let awake = self.machines[id].troubles.suspended.max(asked_at + timeout);
+        let awake = troubles.until(Trouble::Suspended).max(asked_at + timeout);
         if self.now.since(awake) > ms(20) {
             complaint = Some(format!("{target} took {took:?} of {timeout:?}"));
         }
@@ -215,20 +216,14 @@ impl World {
         let since = before(call.asked_at, SETTLE);
         let owner = self.truth.owner_since(call.target, since)?;
         let is_quick = |id: Id| self.machines[id].paths_are_quick_since(self.now) <= since;
-        let is_calm = |id: Id| self.machines[id].troubles.any <= since && is_quick(id);
+        let is_calm = |id: Id| self.machines[id].troubles.end() <= since && is_quick(id);
         // The next daemon has to answer requests that wait during a restart: its first nudge makes
         // the kernel repeat them.
-        let survives = |restart: &Restart| {
-            restart.until == self.machines[id].troubles.any
-                && restart.before <= since
-                && call.asked_at <= restart.at
-                && !restart.woken
-                && self.weather.config.local_service.nudge
-        };
-        let restart = self.machines[id].restart.filter(survives);
-        let extra = restart.map_or(Duration::ZERO, |restart| restart.until.since(call.asked_at));
+        let waited = self.machines[id].troubles.waited(call.asked_at, since);
+        let waited = waited.filter(|_| self.weather.config.local_service.nudge);
+        let extra = waited.unwrap_or_default();
         let speaks = self.machines[owner].kind == Kind::Ours || call.target.is_ipv4();
-        let is_fit = is_calm(id) || restart.is_some() && owner != id && is_quick(id);
+        let is_fit = is_calm(id) || waited.is_some() && owner != id && is_quick(id);
         let answers = is_fit && is_calm(owner) && speaks;
         let lately = |at: &&Instant| **at >= before(call.asked_at, secs(1));
         let called = self.claims.called.get(&id);
@@ -263,7 +258,7 @@ impl World {
             self.claims.breaks(self.now, [Some(id), None], text);
         }
         // A daemon that did not run, or could not send, may give an answer that was true before.
-        let is_calm = self.machines[id].troubles.any <= before(self.now, secs(1));
+        let is_calm = self.machines[id].troubles.end() <= before(self.now, secs(1));
         if kind == RESOLVE
             && let Some(claim) = daemon.paths.is_answered(self.now, seq, bytes, spared)
             && is_calm
@@ -282,7 +277,7 @@ impl World {
         let told = self.claims.told.get(&(id, gid));
         // A caller that asks a running daemon once gets the current contents of the cache.
         let is_prompt = (heard, answered) == (1, 1)
-            && self.machines[id].troubles.any < before(self.now, OLDEST);
+            && self.machines[id].troubles.end() < before(self.now, OLDEST);
         let oldest = if is_prompt { CACHED } else { OLDEST };
         let slept = self.slept_lately(Some(id), before(self.now, OLDEST));
         let is_fresh = told.is_some_and(|&at| at >= before(self.now, oldest + slept));
@@ -306,7 +301,7 @@ impl World {
                 daemon.responder.as_ref().is_some_and(|it| it.lease_end() > Instant::BOOT);
             daemon.core.node().view().is_synced()
                 && (machine.programs.is_none() || has_maps)
-                && machine.troubles.stalled <= self.now
+                && !machine.troubles.has(self.now, Trouble::Stalled)
         });
         let lease = self.weather.responder.lease;
         let extra = slept + if runs { Duration::ZERO } else { lease };
@@ -342,11 +337,10 @@ impl World {
         self.claims.counts.paths_unanswered += 1;
         let machine = &self.machines[id];
         let time = machine.kernel.path_timeout();
-        let lately = |(at, _): &&(Instant, Duration)| *at >= before(self.now, time);
-        let slept: Duration = machine.pace.hiccups.iter().filter(lately).map(|it| it.1).sum();
+        let slept = machine.pace.hiccups_since(before(self.now, time));
         let daemon = machine.daemon.as_ref();
         let unread = daemon.map_or(Duration::ZERO, |daemon| daemon.paths.unread(seq));
-        if machine.troubles.any < before(self.now, SETTLE) && slept + unread < time / 10 {
+        if machine.troubles.end() < before(self.now, SETTLE) && slept + unread < time / 10 {
             let text = format!("path request {} gets no answer", seq.0);
             self.claims.breaks(self.now, [Some(id), None], text);
         }
@@ -363,7 +357,7 @@ impl World {
         let (client, held) = (node.client().load(), node.local_service().load().held);
         let asked = called.len() + daemon.asked.len() + daemon.crowd.len();
         let addresses = self.weather.addresses;
-        let sleeps = self.machines[id].troubles.any > before(self.now, HELD);
+        let sleeps = self.machines[id].troubles.end() > before(self.now, HELD);
         let too_much = [
             ("sockets", daemon.sockets.len(), most_sockets()),
             ("requests held", held, if sleeps { usize::MAX } else { called.len() }),
@@ -425,8 +419,7 @@ impl World {
 
     /// How long the machine has not run, if that was after `since`.
     fn slept_lately(&self, id: Option<Id>, since: Instant) -> Duration {
-        let slept = id.map(|id| self.machines[id].troubles.slept);
-        slept.filter(|(until, _)| *until >= since).map_or(Duration::ZERO, |(_, slept)| slept)
+        id.map_or(Duration::ZERO, |id| self.machines[id].troubles.slept_since(since))
     }
 }
 

@@ -114,7 +114,7 @@ impl World {
             let text = format!("a user's request is refused after {took:?}");
             self.claims.breaks(self.now, [Some(id), None], text);
         }
-        let awake = self.machines[id].troubles.any.max(asked_at + secs(3));
+        let awake = self.machines[id].troubles.end().max(asked_at + secs(3));
         if self.now.since(awake) > ms(100) {
             let text = format!("a user's request is answered after {took:?}");
             self.claims.breaks(self.now, [Some(id), None], text);

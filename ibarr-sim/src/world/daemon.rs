@@ -25,6 +25,7 @@ use ibarr_proto::{paths, resolver, sa};
 use super::machine::{Daemon, IPOIB, Inbox, Packet, ToDaemon, source_port};
 use super::path_claims::PathClaims;
 use super::subnet::{PORT, name};
+use super::troubles::Trouble;
 use super::{What, World};
 use crate::bugs::{Bug, Core};
 use crate::dice::{ms, secs, us};
@@ -87,16 +88,8 @@ impl World {
         if daemon.wake_at.is_some() {
             return;
         }
-        let turn = machine.pace.turn;
-        let mut after = self.dice.within(turn / 2..turn * 2);
-        if self.dice.once_in(machine.pace.hiccup) {
-            after *= 100;
-            machine.pace.hiccups.push_back((self.now, after));
-            if machine.pace.hiccups.len() > 32 {
-                machine.pace.hiccups.pop_front();
-            }
-        }
-        let at = (self.now + after).max(machine.troubles.stalled);
+        let after = machine.pace.draw(self.now, &mut self.dice);
+        let at = (self.now + after).max(machine.troubles.until(Trouble::Stalled));
         daemon.wake_at = Some(at);
         self.at(at, What::Turn(id));
     }
@@ -115,7 +108,7 @@ impl World {
         if is_due {
             self.take_turn(id, &mut daemon);
         }
-        let timer = daemon.arm(is_due, self.now, self.machines[id].pace.turn);
+        let timer = daemon.arm(is_due, self.now, self.machines[id].pace.turn());
         let has_more = self.is_ready(id, &daemon) || !daemon.inbox.is_empty();
         self.machines[id].daemon = Some(daemon);
         if let Some(at) = timer {
@@ -130,7 +123,7 @@ impl World {
     fn is_ready(&self, id: Id, daemon: &Daemon) -> bool {
         let machine = &self.machines[id];
         match daemon.unsent {
-            Some(_) => machine.troubles.clogged <= self.now,
+            Some(_) => !machine.troubles.has(self.now, Trouble::Clogged),
             None => machine.local_service.has_something(),
         }
     }
@@ -273,7 +266,7 @@ impl World {
             }
             Output::Sa(transmit) => self.ask_administrator(id, daemon, &transmit),
             Output::Resolver(resolver::Event::Socket(SocketEvent::Open(socket))) => {
-                let fails = self.machines[id].troubles.no_sockets > now;
+                let fails = self.machines[id].troubles.has(now, Trouble::NoSockets);
                 let input = if fails {
                     client::Input::SocketFailed { socket }
                 } else {
@@ -330,7 +323,7 @@ impl World {
             self.claims.breaks(self.now, [Some(id), None], text);
         }
         // A daemon that does not run cannot answer.
-        let late = self.now.since(deadline.max(self.machines[id].troubles.any));
+        let late = self.now.since(deadline.max(self.machines[id].troubles.end()));
         if late > ms(100) {
             let text = format!("a user gets the answer for {target} {late:?} late");
             self.claims.breaks(self.now, [Some(id), None], text);
@@ -350,9 +343,9 @@ impl World {
 
     fn tell_kernel(&mut self, id: Id, daemon: &mut Daemon, message: &Emitted) {
         let machine = &mut self.machines[id];
-        if machine.troubles.clogged > self.now {
+        if machine.troubles.has(self.now, Trouble::Clogged) {
             daemon.unsent = Some(*message);
-            let at = machine.troubles.clogged;
+            let at = machine.troubles.until(Trouble::Clogged);
             return self.at(at, What::Looks(id));
         }
         let bytes = message.as_ref();
@@ -414,7 +407,7 @@ impl World {
             .is_some_and(|daemon| machine.local_service.has_something() || daemon.read > read);
         let nudged = if nudge == Nudge::IfQuiet && is_asking {
             Nudged::Postponed
-        } else if machine.troubles.nudges_fail > self.now {
+        } else if machine.troubles.has(self.now, Trouble::NudgesFail) {
             Nudged::Failed
         } else {
             Nudged::Done
@@ -435,8 +428,8 @@ impl World {
 
     pub(super) fn neighbour(&mut self, id: Id, address: IpAddr) {
         let machine = &mut self.machines[id];
-        if let Some(restart) = machine.restart.as_mut().filter(|_| machine.daemon.is_none()) {
-            restart.woken |= !restart.keeps_socket;
+        if machine.daemon.is_none() {
+            machine.troubles.neighbour_changes();
         }
         let input = kernel::Input::Neighbour(address);
         self.draw_window(id);
@@ -447,7 +440,7 @@ impl World {
     /// Draws the time until the kernel can accept the answer to its next request. It is rarely
     /// long; never where there are no nudges, because then each answer is sent only twice.
     pub(super) fn draw_window(&mut self, id: Id) {
-        let window = if self.machines[id].pace.is_eager {
+        let window = if self.machines[id].pace.is_eager() {
             us(400)..us(500)
         } else if self.weather.config.local_service.nudge && self.dice.once_in(100) {
             us(20)..ms(5)
@@ -495,7 +488,8 @@ impl World {
 
     fn ask_daemon(&mut self, id: Id, transmit: &kernel::Transmit) {
         let machine = &mut self.machines[id];
-        let room = if machine.troubles.squeezed > self.now { LITTLE_ROOM } else { ROOM };
+        let is_squeezed = machine.troubles.has(self.now, Trouble::Squeezed);
+        let room = if is_squeezed { LITTLE_ROOM } else { ROOM };
         let socket = &mut machine.local_service;
         let fits = socket.is_open && socket.held.len() < room;
         if fits {
@@ -503,7 +497,7 @@ impl World {
             socket.held.push_back(ToDaemon { at: self.now, bytes, from_kernel: true });
         } else {
             socket.overrun |= socket.is_open;
-            machine.trouble_until(self.now);
+            machine.troubles.disturb(self.now);
             machine.kernel.not_delivered(transmit);
             self.claims.counts.overruns += 1;
         }

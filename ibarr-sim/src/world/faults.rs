@@ -3,13 +3,15 @@
 //! The faults of a simulation.
 
 use std::net::IpAddr;
+use std::ops::Range;
 use std::time::Duration;
 
 use ibarr_common::Instant;
 use ibarr_common::wire::ip2gid::{MsgId, PORT, Query, Version};
 use ibarr_common::wire::ls::ResolveIp;
 
-use super::machine::{IPOIB, Inbox, Packet, Restart, ToDaemon, gid, home, links};
+use super::machine::{IPOIB, Inbox, Packet, ToDaemon, gid, home, links};
+use super::troubles::Trouble;
 use super::{What, World};
 use crate::dice::{ms, secs, us};
 use crate::record::{Entry, Id, START};
@@ -127,47 +129,28 @@ impl World {
                 self.put(id, Inbox::Stop);
                 self.at(self.now + time, What::Ends(id, life));
             }
-            Fault::Suspended => {
-                let time = self.dice.within(secs(1)..secs(30));
-                let until = self.trouble(id, "suspended", time);
-                self.machines[id].troubles.suspended = until;
-                self.machines[id].troubles.sleep(self.now, time);
-            }
-            Fault::Stalled => {
-                let time = self.dice.within(ms(5)..ms(2500));
-                let until = self.trouble(id, "not running", time);
-                self.machines[id].troubles.stalled = until;
-                self.machines[id].troubles.sleep(self.now, time);
-            }
+            Fault::Suspended => self.begin(id, Trouble::Suspended, "suspended", secs(1)..secs(30)),
+            Fault::Stalled => self.begin(id, Trouble::Stalled, "not running", ms(5)..ms(2500)),
             Fault::Cut => {
                 let time = self.dice.within(ms(100)..secs(20));
                 self.weather.cut_until = self.now + time;
                 self.note(id, &Entry::Weather("the network is cut in two", Some(time)));
             }
             Fault::Squeezed => {
-                let time = self.dice.within(ms(100)..secs(5));
-                let until = self.trouble(id, "little room for requests", time);
-                self.machines[id].troubles.squeezed = until;
+                let times = ms(100)..secs(5);
+                self.begin(id, Trouble::Squeezed, "little room for requests", times);
             }
             Fault::Clogged => {
-                let time = self.dice.within(ms(1)..secs(4));
-                let until = self.trouble(id, "no room for answers", time);
-                self.machines[id].troubles.clogged = until;
+                self.begin(id, Trouble::Clogged, "no room for answers", ms(1)..secs(4));
             }
             Fault::NudgesFail => {
-                let time = self.dice.within(ms(100)..secs(10));
-                let until = self.trouble(id, "nudges fail", time);
-                self.machines[id].troubles.nudges_fail = until;
+                self.begin(id, Trouble::NudgesFail, "nudges fail", ms(100)..secs(10));
             }
             Fault::NoSockets => {
-                let time = self.dice.within(ms(100)..secs(10));
-                let until = self.trouble(id, "no sockets", time + secs(1));
-                self.machines[id].troubles.no_sockets = until;
+                self.begin(id, Trouble::NoSockets, "no sockets", ms(1100)..secs(11));
             }
             Fault::RtnetlinkLoses => {
-                let time = self.dice.within(secs(1)..secs(30));
-                self.note(id, &Entry::Weather("rtnetlink loses", Some(time)));
-                self.machines[id].troubles.rtnetlink_loses = self.now + time;
+                self.begin(id, Trouble::RtnetlinkLoses, "rtnetlink loses", secs(1)..secs(30));
             }
             Fault::MapsFail => self.maps_fail(id),
             Fault::Wanders | Fault::Prefix | Fault::Gid | Fault::LinkFlaps | Fault::LinkGone => {
@@ -283,11 +266,11 @@ impl World {
         // Nothing keeps a socket for long.
         let times = [ms(20), ms(200), ms(700), secs(4), secs(20)];
         let time = *self.dice.pick(if keeps_socket { &times[..4] } else { &times });
-        let before = self.machines[id].troubles.any;
+        let before = self.machines[id].troubles.end();
         let until = self.trouble(id, what, time + ms(100));
         self.kill(id, keeps_socket);
         let machine = &mut self.machines[id];
-        machine.restart = Some(Restart { at: self.now, keeps_socket, before, until, woken: false });
+        machine.troubles.restart(self.now, keeps_socket, before, until);
         let life = machine.life;
         self.at(self.now + time, What::Starts(id, life));
     }
@@ -298,7 +281,7 @@ impl World {
             let inherited = self.machines[id].local_service.is_open;
             self.launch(id, inherited);
             // Its successor finds a takeover that is not complete.
-            if self.machines[id].restart.is_some() && self.dice.once_in(4) {
+            if self.machines[id].troubles.was_restarted() && self.dice.once_in(4) {
                 let (life, keeps) = (self.machines[id].life, self.dice.coin());
                 let at = self.now + self.dice.within(us(20)..ms(60));
                 self.at(at, What::Dies(id, life, "killed while it takes over", keeps));
@@ -313,7 +296,7 @@ impl World {
             self.check_peaceful_end(id);
             self.kill(id, false);
             let at = self.now + self.dice.within(ms(10)..ms(500));
-            self.machines[id].trouble_until(at + ms(100));
+            self.machines[id].troubles.disturb(at + ms(100));
             let life = self.machines[id].life;
             self.at(at, What::Starts(id, life));
         }
@@ -363,11 +346,18 @@ impl World {
         }
     }
 
-    /// Begins a trouble for a while.
+    /// Begins a trouble, for a random time.
+    fn begin(&mut self, id: Id, trouble: Trouble, what: &str, times: Range<Duration>) {
+        let time = self.dice.within(times);
+        self.note(id, &Entry::Weather(what, Some(time)));
+        self.machines[id].troubles.begin(self.now, trouble, time);
+    }
+
+    /// What happens now may delay messages for a while.
     fn trouble(&mut self, id: Id, what: &str, time: Duration) -> Instant {
         self.note(id, &Entry::Weather(what, Some(time)));
         let until = self.now + time;
-        self.machines[id].trouble_until(until);
+        self.machines[id].troubles.disturb(until);
         until
     }
 }

@@ -24,6 +24,7 @@ use ibarr_proto::responder::{Done, Responder, Work};
 use super::path_claims::PathClaims;
 use super::pending::Crowd;
 use super::programs::Programs;
+use super::troubles::{Pace, Trouble, Troubles};
 use crate::bugs::Core;
 use crate::dice::{Dice, ms};
 use crate::kernel::Kernel;
@@ -51,7 +52,6 @@ pub(super) struct Machine {
     pub(super) daemon: Option<Box<Daemon>>,
     pub(super) pace: Pace,
     pub(super) troubles: Troubles,
-    pub(super) restart: Option<Restart>,
 }
 
 /// The values that a subnet manager has given to a port.
@@ -62,58 +62,12 @@ pub(super) struct Given {
     pub(super) is_member: bool,
 }
 
-/// A replacement of the daemon.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct Restart {
-    pub(super) at: Instant,
-    /// The next daemon has inherited the socket to the kernel.
-    pub(super) keeps_socket: bool,
-    /// The end of other troubles.
-    pub(super) before: Instant,
-    /// The end of this trouble, if there is no other.
-    pub(super) until: Instant,
-    /// A neighbour changed while no daemon was listening, so the kernel gave up.
-    pub(super) woken: bool,
-}
-
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub(super) enum Kind {
     /// Runs ibarr.
     Ours,
     /// Runs the C original: asks with version 0, answers only IPv4, and from its home address.
     Original,
-}
-
-/// The speed of a machine.
-#[derive(Clone, Debug)]
-pub(super) struct Pace {
-    /// The time from the arrival of an input until the daemon sees it.
-    pub(super) turn: Duration,
-    /// The daemon preempts the kernel during a request, so that an immediate answer is always lost.
-    pub(super) is_eager: bool,
-    /// One turn in so many takes a hundred times as long.
-    pub(super) hiccup: usize,
-    /// The recent long turns: start and duration.
-    pub(super) hiccups: VecDeque<(Instant, Duration)>,
-}
-
-/// The ends of the current troubles; in the past if there is none.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct Troubles {
-    /// Any trouble that may delay or lose messages of this machine.
-    pub(super) any: Instant,
-    pub(super) suspended: Instant,
-    pub(super) stalled: Instant,
-    /// The socket to the kernel holds few datagrams.
-    pub(super) squeezed: Instant,
-    /// The socket to the kernel accepts no datagrams.
-    pub(super) clogged: Instant,
-    pub(super) nudges_fail: Instant,
-    pub(super) no_sockets: Instant,
-    pub(super) rtnetlink_loses: Instant,
-    /// When the daemon last resumed after a pause, and the sum of its pauses since then and in the
-    /// minute before: its answers may be older by that much.
-    pub(super) slept: (Instant, Duration),
 }
 
 /// The kernel's end of the socket to the daemon.
@@ -238,12 +192,7 @@ pub(super) const SLOW: Duration = ms(20);
 
 impl Machine {
     pub(super) fn is_running(&self, now: Instant) -> bool {
-        self.troubles.suspended <= now
-    }
-
-    /// Notes a trouble that ends at `until`.
-    pub(super) fn trouble_until(&mut self, until: Instant) {
-        self.troubles.any = self.troubles.any.max(until);
+        !self.troubles.has(now, Trouble::Suspended)
     }
 
     pub(super) fn gid(&self) -> Option<Gid> {
@@ -290,31 +239,6 @@ impl Network {
 impl LocalServiceSocket {
     pub(super) fn has_something(&self) -> bool {
         self.overrun || !self.held.is_empty()
-    }
-}
-
-impl Troubles {
-    /// No troubles, and none before for a long time.
-    pub(super) fn none(now: Instant) -> Self {
-        let long_ago = Instant::BOOT;
-        Self {
-            any: now,
-            suspended: long_ago,
-            stalled: long_ago,
-            squeezed: long_ago,
-            clogged: long_ago,
-            nudges_fail: long_ago,
-            no_sockets: long_ago,
-            rtnetlink_loses: long_ago,
-            slept: (long_ago, Duration::ZERO),
-        }
-    }
-
-    /// The daemon does not run for `time`.
-    pub(super) fn sleep(&mut self, now: Instant, time: Duration) {
-        let (until, slept) = self.slept;
-        let lately = if until + Duration::from_mins(1) >= now { slept } else { Duration::ZERO };
-        self.slept = (until.max(now + time), lately + time);
     }
 }
 

@@ -13,6 +13,7 @@ mod pending;
 mod programs;
 mod rtnl;
 mod subnet;
+mod troubles;
 mod truth;
 mod weather;
 mod wire;
@@ -34,6 +35,7 @@ use self::claims::Claims;
 use self::faults::Fault;
 use self::machine::{Machine, Packet};
 use self::subnet::Subnet;
+use self::troubles::Trouble;
 use self::truth::Truth;
 use self::weather::{SUBNETS, Weather};
 use crate::bugs::Bug;
@@ -202,7 +204,7 @@ impl World {
     /// Postpones an event until the machine wakes.
     fn sleeps(&mut self, id: Id, due: Due) {
         let machine = &mut self.machines[id];
-        let wakes = machine.troubles.suspended;
+        let wakes = machine.troubles.until(Trouble::Suspended);
         match due.what {
             What::Arrives(..) => return,
             What::Turn(_) => {

@@ -13,6 +13,7 @@ use ibarr_proto::local_view::{Input, Subject, neighbours};
 
 use super::machine::{IPOIB, Inbox, Path, entry, entry_id, gateway, hwaddr};
 use super::subnet::router;
+use super::troubles::Trouble;
 use super::{What, World};
 use crate::dice::us;
 use crate::record::{Entry, Id};
@@ -122,9 +123,13 @@ impl World {
         neighbours::Entry { ifindex: IPOIB, address, state, hwaddr: hwaddr(gid) }
     }
 
+    fn rtnetlink_loses(&mut self, id: Id) -> bool {
+        self.machines[id].troubles.has(self.now, Trouble::RtnetlinkLoses) && self.dice.coin()
+    }
+
     /// Sends an event to the daemon.
     fn event(&mut self, id: Id, input: Input) {
-        let is_lost = self.machines[id].troubles.rtnetlink_loses > self.now && self.dice.coin();
+        let is_lost = self.rtnetlink_loses(id);
         let after = self.dice.within(us(0)..us(100));
         let machine = &mut self.machines[id];
         let at = machine.network.told_until.max(self.now + after);
@@ -156,7 +161,7 @@ impl World {
 
     /// A dump may end with an error.
     fn dump_fails(&mut self, id: Id, life: u32, subject: Subject) -> bool {
-        let fails = self.machines[id].troubles.rtnetlink_loses > self.now && self.dice.coin();
+        let fails = self.rtnetlink_loses(id);
         if fails {
             self.tell_view(id, life, Input::DumpFailed(subject));
         }

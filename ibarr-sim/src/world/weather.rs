@@ -3,7 +3,6 @@
 //! The nodes, their requests, and the faults. Each seed has its own climate: most faults are absent
 //! from most seeds, so that the mixture varies.
 
-use std::collections::VecDeque;
 use std::net::IpAddr;
 use std::time::Duration;
 
@@ -16,10 +15,11 @@ use ibarr_proto::{node, responder};
 
 use super::faults::FAULTS;
 use super::machine::{
-    Given, IPOIB, Inbox, Kind, LocalServiceSocket, Machine, Network, Pace, Packet, Troubles, entry,
-    gid, home, links, missing_peer, wanderer,
+    Given, IPOIB, Inbox, Kind, LocalServiceSocket, Machine, Network, Packet, entry, gid, home,
+    links, missing_peer, wanderer,
 };
 use super::programs::Programs;
+use super::troubles::{Pace, Troubles};
 use super::{What, World};
 use crate::Plan;
 use crate::dice::{Dice, ms, secs, us};
@@ -176,14 +176,8 @@ impl World {
             local_service: LocalServiceSocket::default(),
             life: 0,
             daemon: None,
-            pace: Pace {
-                is_eager: self.dice.once_in(10),
-                turn: self.dice.within(us(40)..us(100)),
-                hiccup: *self.dice.pick(&[50, 500]),
-                hiccups: VecDeque::new(),
-            },
+            pace: Pace::new(&mut self.dice),
             troubles: Troubles::none(START + secs(1)),
-            restart: None,
         }
     }
 
