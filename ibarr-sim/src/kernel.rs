@@ -482,9 +482,9 @@ fn path_policy(kind: u16, len: usize) -> bool {
 
 /// `RDMA_NL_LS`, and its operations as message types.
 const CLIENT_LS: u16 = 4;
-const RESOLVE: u16 = 0x1000;
-const SET_TIMEOUT: u16 = 0x1001;
-const IP_RESOLVE: u16 = 0x1002;
+pub(crate) const RESOLVE: u16 = 0x1000;
+pub(crate) const SET_TIMEOUT: u16 = 0x1001;
+pub(crate) const IP_RESOLVE: u16 = 0x1002;
 
 /// Error numbers of include/uapi/asm-generic/errno-base.h.
 const EPERM: i32 = 1;

@@ -9,15 +9,16 @@ use std::time::Duration;
 use ibarr_common::Instant;
 use ibarr_common::ib::Gid;
 use ibarr_common::wire::ls::{ResolveIp, Seq, Timeout};
-use ibarr_proto::local_service::{self, NUDGE_INTERVAL};
+use ibarr_proto::local_service;
 
 use super::World;
-use super::daemon::{header, most_sockets};
-use super::machine::{Daemon, Kind, Path};
+use super::kernel_claims::header;
+use super::machine::Kind;
+use super::process::{Daemon, Sockets};
 use super::troubles::Trouble;
 use crate::Counts;
 use crate::dice::{ms, secs};
-use crate::kernel::{IpOutcome, Wake};
+use crate::kernel::{IP_RESOLVE, IpOutcome, RESOLVE, SET_TIMEOUT, Wake};
 use crate::record::{Entry, Id, START};
 
 #[derive(Debug, Default)]
@@ -82,10 +83,6 @@ const SILENT_LAG: Duration = secs(6);
 /// 30 s, and the answer is remembered for 5 s.
 const HELD: Duration = secs(5 + 30 + 5 + 1);
 
-const RESOLVE: u16 = 0x1000;
-const IP_RESOLVE: u16 = 0x1002;
-const SET_TIMEOUT: u16 = 0x1001;
-
 impl Claims {
     pub(super) fn broken(&self) -> Option<&Broken> {
         self.broken.as_ref()
@@ -113,21 +110,15 @@ impl Claims {
 
     pub(super) fn nudges(&mut self, now: Instant, id: Id, daemon: &mut Daemon) {
         self.counts.nudges += 1;
-        let last = daemon.last_nudge.replace(now);
-        let is_alone = std::mem::take(&mut daemon.since_nudge) == 1;
-        let is_soon = last.is_some_and(|last| now.since(last) < NUDGE_INTERVAL);
-        if is_soon && !is_alone && !daemon.is_ending {
-            let text = "two nudges within a millisecond, for several requests".to_owned();
-            self.breaks(now, [Some(id), None], text);
+        let claim = daemon.kernel.orders_nudge(now).filter(|_| !daemon.is_ending);
+        if let Some(claim) = claim {
+            self.breaks(now, [Some(id), None], claim);
         }
     }
 
-    /// Checks the nudges: each answer, loss and start allows one nudge and its repetitions.
     pub(super) fn daemon_ends(&mut self, now: Instant, id: Id, daemon: &Daemon) {
-        let most = (1 + local_service::FOLLOW_UPS.len() as u64) * daemon.answers;
-        if daemon.nudges > most {
-            let text = format!("{} nudges for {} answers", daemon.nudges, daemon.answers);
-            self.breaks(now, [Some(id), None], text);
+        if let Some(claim) = daemon.kernel.excess() {
+            self.breaks(now, [Some(id), None], claim);
         }
     }
 
@@ -215,7 +206,7 @@ impl World {
     fn limit(&self, id: Id, call: &Call) -> Option<Duration> {
         let since = before(call.asked_at, SETTLE);
         let owner = self.truth.owner_since(call.target, since)?;
-        let is_quick = |id: Id| self.machines[id].paths_are_quick_since(self.now) <= since;
+        let is_quick = |id: Id| self.machines[id].ipoib.quick_since(self.now) <= since;
         let is_calm = |id: Id| self.machines[id].troubles.end() <= since && is_quick(id);
         // The next daemon has to answer requests that wait during a restart: its first nudge makes
         // the kernel repeat them.
@@ -245,17 +236,13 @@ impl World {
         let Some((kind, seq)) = header(bytes).filter(|(kind, _)| *kind != SET_TIMEOUT) else {
             return;
         };
-        daemon.answers += 1;
         self.claims.counts.answers += 1;
         let counters = daemon.core.node().local_service().counters();
         let repeated = counters.get(local_service::Counter::AnswersRepeated);
         let spared = counters.get(local_service::Counter::PathsSpared);
-        let dealt = daemon.dealt.entry((kind, seq)).or_default();
-        dealt.answered += 1;
-        let (heard, answered) = (dealt.heard, dealt.answered);
-        if u64::from(answered) > u64::from(heard) + repeated {
-            let text = format!("request {} came {heard} times, answered {answered} times", seq.0);
-            self.claims.breaks(self.now, [Some(id), None], text);
+        let (dealt, claim) = daemon.kernel.is_answered(kind, seq, repeated);
+        if let Some(claim) = claim {
+            self.claims.breaks(self.now, [Some(id), None], claim);
         }
         // A daemon that did not run, or could not send, may give an answer that was true before.
         let is_calm = self.machines[id].troubles.end() <= before(self.now, secs(1));
@@ -268,7 +255,6 @@ impl World {
         if kind != IP_RESOLVE {
             return;
         }
-        daemon.since_nudge += 1;
         let gid = bytes.get(20..36).and_then(|gid| gid.first_chunk::<16>()).copied();
         let (Some(gid), Some(target)) = (gid.and_then(Gid::new), dealt.target) else {
             let text = format!("the message is not an answer: {bytes:02x?}");
@@ -276,8 +262,8 @@ impl World {
         };
         let told = self.claims.told.get(&(id, gid));
         // A caller that asks a running daemon once gets the current contents of the cache.
-        let is_prompt = (heard, answered) == (1, 1)
-            && self.machines[id].troubles.end() < before(self.now, OLDEST);
+        let is_prompt =
+            dealt.is_prompt() && self.machines[id].troubles.end() < before(self.now, OLDEST);
         let oldest = if is_prompt { CACHED } else { OLDEST };
         let slept = self.slept_lately(Some(id), before(self.now, OLDEST));
         let is_fresh = told.is_some_and(|&at| at >= before(self.now, oldest + slept));
@@ -322,8 +308,7 @@ impl World {
         let Some(daemon) = machine.daemon.as_ref().filter(|daemon| daemon.is_ending) else {
             return;
         };
-        let is_done = daemon.unsent.is_none() && daemon.core.node().local_service().is_idle();
-        if is_done && machine.kernel.path_timeout() != Timeout::DEFAULT.get() {
+        if daemon.is_idle() && machine.kernel.path_timeout() != Timeout::DEFAULT.get() {
             let text =
                 format!("the kernel keeps a time-out of {:?}", machine.kernel.path_timeout());
             self.claims.breaks(self.now, [Some(id), None], text);
@@ -359,7 +344,7 @@ impl World {
         let addresses = self.weather.addresses;
         let sleeps = self.machines[id].troubles.end() > before(self.now, HELD);
         let too_much = [
-            ("sockets", daemon.sockets.len(), most_sockets()),
+            ("sockets", daemon.sockets.len(), Sockets::MOST),
             ("requests held", held, if sleeps { usize::MAX } else { called.len() }),
             // Each address may be cached with and without an interface, and is then refreshed.
             ("answers remembered", client.cached, 2 * addresses),
@@ -387,9 +372,8 @@ impl World {
                 }
             };
             holds("calls", self.claims.calls.get(&id).map_or(0, Vec::len));
-            let sought = |(_, path): &&(IpAddr, Path)| matches!(path, Path::Sought { .. });
-            holds("paths being looked up", machine.paths.iter().filter(sought).count());
-            holds("datagrams for the daemon", machine.local_service.held.len());
+            holds("paths being looked up", machine.ipoib.sought());
+            holds("datagrams for the daemon", machine.kernel_socket.len());
             if let Some(daemon) = &machine.daemon {
                 let node = daemon.core.node();
                 let client = node.client().load();

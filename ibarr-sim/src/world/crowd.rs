@@ -20,20 +20,15 @@ use ibarr_proto::shares::{PAUSE, User};
 use ibarr_proto::{paths, resolver};
 
 use super::World;
-use super::machine::{Daemon, IPOIB, Inbox, gid};
+use super::addresses::gid;
+use super::network::IPOIB;
 use super::pending::ELSEWHERE;
+use super::process::{Daemon, Inbox};
 use super::subnet::name;
 use crate::dice::{ms, secs};
 use crate::record::{Entry, Id};
 
 const USER: User = User(1000);
-
-/// More addresses than are admitted at once.
-const ADDRESSES: usize = 300;
-const PATHS_HELD: usize = 40;
-
-/// The first id of the user's requests.
-const FIRST: u64 = 1 << 32;
 
 /// Missing peers that the kernel asks for at once.
 const DEAD: u32 = 400;
@@ -42,28 +37,19 @@ impl World {
     /// Fills up the user's requests until `until`, at the start and after each answer.
     pub(super) fn user_asks(&mut self, id: Id, daemon: &mut Daemon, until: Instant) {
         let (now, subnet) = (self.now, self.machines[id].subnet);
-        let crowd = &mut daemon.crowd;
-        crowd.until = crowd.until.max(until);
-        crowd.is_due = false;
-        if crowd.until <= now {
+        if !daemon.crowd.go_on(now, until) {
             return;
         }
-        for _ in crowd.addresses.len()..ADDRESSES {
-            crowd.next += 1;
-            let request = UserRequest::Control(FIRST + u64::from(crowd.next));
-            let Some(question) = Question::new(dead(subnet, crowd.next), None) else { continue };
-            crowd.addresses.insert(request, now);
-            let deadline = now + secs(3);
+        let deadline = now + secs(3);
+        while let Some((request, number)) = daemon.crowd.ask_address(now) {
+            let Some(question) = Question::new(dead(subnet, number), None) else { continue };
             let input = resolver::Input::Resolve { user: USER, id: request, question, deadline };
             daemon.core.handle_input(now, input);
         }
-        for _ in crowd.paths.len()..PATHS_HELD {
-            crowd.next += 1;
-            let request = UserRequest::Control(FIRST + u64::from(crowd.next));
-            let Some(sgid) = self.machines[id].gid() else { break };
-            crowd.paths.insert(request, now);
+        let Some(sgid) = self.machines[id].gid() else { return };
+        while let Some((request, number)) = daemon.crowd.ask_path(now) {
             let question = PathQuestion {
-                dgid: gid(ELSEWHERE, crowd.next),
+                dgid: gid(ELSEWHERE, number),
                 sgid,
                 reversible: true,
                 pkey: Some(PKey::DEFAULT),
@@ -71,8 +57,7 @@ impl World {
                 service_id: None,
                 qos_class: None,
             };
-            let (port, deadline) = (name(), now + secs(3));
-            let request = PathRequest { id: request, port, question, deadline };
+            let request = PathRequest { id: request, port: name(), question, deadline };
             daemon.core.handle_input(now, resolver::Input::ResolvePath { user: USER, request });
         }
     }
@@ -85,7 +70,7 @@ impl World {
         request: UserRequest,
         outcome: &Outcome,
     ) -> bool {
-        let Some(asked_at) = daemon.crowd.addresses.remove(&request) else { return false };
+        let Some(asked_at) = daemon.crowd.end(request) else { return false };
         let is_refused = *outcome == Outcome::Overloaded;
         self.user_answered(id, daemon, asked_at, is_refused);
         true
@@ -98,7 +83,7 @@ impl World {
         request: UserRequest,
         outcome: &paths::Outcome,
     ) {
-        let Some(asked_at) = daemon.crowd.paths.remove(&request) else {
+        let Some(asked_at) = daemon.crowd.end(request) else {
             let text = "a path request is answered that no user has made".to_owned();
             return self.claims.breaks(self.now, [Some(id), None], text);
         };
@@ -119,8 +104,8 @@ impl World {
             let text = format!("a user's request is answered after {took:?}");
             self.claims.breaks(self.now, [Some(id), None], text);
         }
-        if self.now < daemon.crowd.until && !std::mem::replace(&mut daemon.crowd.is_due, true) {
-            daemon.inbox.push_back(Inbox::Crowd(daemon.crowd.until));
+        if let Some(until) = daemon.crowd.wants_turn(self.now) {
+            daemon.inbox.push_back(Inbox::Crowd(until));
         }
     }
 

@@ -8,12 +8,12 @@ use std::net::IpAddr;
 
 use ibarr_common::Instant;
 use ibarr_common::ib::Lid;
-use ibarr_common::wire::ls::{Emitted, PortId, Seq};
+use ibarr_common::wire::ls::{Emitted, PortId};
 use ibarr_common::wire::sa::{Answer, Question as SaQuestion, Request};
+use ibarr_proto::ip2gid::Question;
 use ibarr_proto::ip2gid::client::{self, SocketEvent};
 use ibarr_proto::ip2gid::server::Received;
-use ibarr_proto::ip2gid::{Family, Question};
-use ibarr_proto::local_service::{self, Nudge, Nudged, OVERRUN_PAUSE, Sender, Transmit};
+use ibarr_proto::local_service::{self, Nudge, Nudged, Sender, Transmit};
 use ibarr_proto::local_view::{self, Subject};
 use ibarr_proto::node::{Input, Output, Room};
 use ibarr_proto::request::{Outcome, UserRequest};
@@ -22,13 +22,16 @@ use ibarr_proto::shares::User;
 use ibarr_proto::turn::{self, Handled, Io, Limits, Read};
 use ibarr_proto::{paths, resolver, sa};
 
-use super::machine::{Daemon, IPOIB, Inbox, Packet, ToDaemon, source_port};
+use super::addresses::Packet;
+use super::kernel_socket::{Message, ToDaemon};
+use super::network::IPOIB;
 use super::path_claims::PathClaims;
+use super::process::{Daemon, Inbox};
 use super::subnet::{PORT, name};
 use super::troubles::Trouble;
 use super::{What, World};
 use crate::bugs::{Bug, Core};
-use crate::dice::{ms, secs, us};
+use crate::dice::{ms, us};
 use crate::kernel;
 use crate::record::{Entry, Fate, Id};
 
@@ -37,24 +40,17 @@ const ROOM: usize = 4096;
 const LITTLE_ROOM: usize = 3;
 
 impl World {
-    /// Starts a daemon; with `inherited` it gets the socket of the previous one.
-    pub(super) fn launch(&mut self, id: Id, inherited: bool) {
+    /// Starts a daemon, which inherits the socket to the kernel if it is still open.
+    pub(super) fn launch(&mut self, id: Id) {
         let config = self.weather.config.clone();
         let paths = config.paths;
         let core = Core::new(config, self.dice.seed_core(), self.bug);
         let machine = &mut self.machines[id];
         machine.life += 1;
-        machine.network.dump += 1;
-        machine.network.tells_neighbours = false;
+        machine.network.listener_starts();
         let paths = PathClaims::new(&paths);
-        let mut daemon = Box::new(Daemon::new(core, paths));
-        daemon.inbox.push_back(Inbox::Opened);
-        machine.daemon = Some(daemon);
-        if !inherited {
-            machine.local_service.held.clear();
-            machine.local_service.overrun = false;
-        }
-        machine.local_service.is_open = true;
+        machine.daemon = Some(Box::new(Daemon::new(core, paths)));
+        machine.kernel_socket.open();
         machine.kernel.handle_input(self.now, kernel::Input::Listener(true));
         if machine.programs.is_some() {
             let life = machine.life;
@@ -73,9 +69,7 @@ impl World {
         self.claims.daemon_ends(self.now, id, &daemon);
         machine.life += 1;
         if !keeps_socket {
-            machine.local_service.is_open = false;
-            machine.local_service.held.clear();
-            machine.local_service.overrun = false;
+            machine.kernel_socket.close();
             machine.kernel.handle_input(self.now, kernel::Input::Listener(false));
             self.settle_kernel(id);
         }
@@ -85,12 +79,12 @@ impl World {
     pub(super) fn wake(&mut self, id: Id) {
         let machine = &mut self.machines[id];
         let Some(daemon) = &mut machine.daemon else { return };
-        if daemon.wake_at.is_some() {
+        if daemon.schedule.wakes() {
             return;
         }
         let after = machine.pace.draw(self.now, &mut self.dice);
         let at = (self.now + after).max(machine.troubles.until(Trouble::Stalled));
-        daemon.wake_at = Some(at);
+        daemon.schedule.wake(at);
         self.at(at, What::Turn(id));
     }
 
@@ -104,11 +98,15 @@ impl World {
 
     pub(super) fn turn(&mut self, id: Id, at: Instant) {
         let Some(mut daemon) = self.machines[id].daemon.take() else { return };
-        let is_due = daemon.is_due(at);
+        let is_due = daemon.schedule.is_due(at);
         if is_due {
             self.take_turn(id, &mut daemon);
         }
-        let timer = daemon.arm(is_due, self.now, self.machines[id].pace.turn());
+        if is_due {
+            let at = daemon.poll_timeout().map(|at| at.max(self.now));
+            daemon.schedule.set_timer(at.map(|at| at + self.machines[id].pace.turn()));
+        }
+        let timer = daemon.schedule.arm();
         let has_more = self.is_ready(id, &daemon) || !daemon.inbox.is_empty();
         self.machines[id].daemon = Some(daemon);
         if let Some(at) = timer {
@@ -124,7 +122,7 @@ impl World {
         let machine = &self.machines[id];
         match daemon.unsent {
             Some(_) => !machine.troubles.has(self.now, Trouble::Clogged),
-            None => machine.local_service.has_something(),
+            None => machine.kernel_socket.is_readable(),
         }
     }
 
@@ -160,7 +158,7 @@ impl World {
         let now = self.now;
         let input = match item {
             Inbox::Opened => {
-                daemon.answers += 1;
+                daemon.kernel.starts();
                 let opened = local_service::Input::Opened { port_id: PORT_ID, is_member: true };
                 resolver::Input::LocalService(opened)
             }
@@ -190,7 +188,7 @@ impl World {
             }
             Inbox::Stop => resolver::Input::LocalService(local_service::Input::Stop),
             Inbox::Ask(question) => {
-                let (id, deadline) = daemon.ask(now, question.target());
+                let (id, deadline) = daemon.asked.ask(now, question.target());
                 resolver::Input::Resolve { user: User(0), id, question: *question, deadline }
             }
             Inbox::Crowd(until) => return self.user_asks(id, daemon, *until),
@@ -229,18 +227,18 @@ impl World {
         let (now, life) = (self.now, self.machines[id].life);
         match output {
             Output::View(local_view::Request::Leave(_)) => {
-                self.machines[id].network.tells_neighbours = false;
+                self.machines[id].network.tell_neighbours(false);
             }
             Output::View(local_view::Request::Dump(subject)) => {
                 let network = &mut self.machines[id].network;
-                let at = network.told_until.max(now + us(10));
+                let at = network.told_until().max(now + us(10));
                 let (started, what) = match subject {
                     Subject::Node => return self.at(at, What::DumpStarts(id, life)),
                     Subject::Routes => {
                         (local_view::Input::RoutesStarted, What::DumpRoutes(id, life))
                     }
                     Subject::Neighbours => {
-                        network.tells_neighbours = true;
+                        network.tell_neighbours(true);
                         (local_view::Input::NeighboursStarted, What::DumpNeighbours(id, life))
                     }
                 };
@@ -270,14 +268,13 @@ impl World {
                 let input = if fails {
                     client::Input::SocketFailed { socket }
                 } else {
-                    let port = source_port(&mut self.dice, &daemon.sockets);
-                    daemon.sockets.push((port, socket));
+                    daemon.sockets.open(&mut self.dice, socket);
                     client::Input::SocketOpened { socket }
                 };
                 daemon.core.handle_input(now, resolver::Input::Client(input));
             }
             Output::Resolver(resolver::Event::Socket(SocketEvent::Close(socket))) => {
-                daemon.sockets.retain(|(_, open)| *open != socket);
+                daemon.sockets.close(socket);
             }
             Output::Route(question) => {
                 let at = now + self.dice.within(us(10)..us(80));
@@ -293,7 +290,7 @@ impl World {
             Output::LocalService(Transmit::Nudge(nudge)) => {
                 self.claims.nudges(now, id, daemon);
                 let at = now + self.dice.within(us(20)..us(120));
-                self.at(at, What::Nudge(id, life, nudge, daemon.read));
+                self.at(at, What::Nudge(id, life, nudge, daemon.kernel.read()));
             }
         }
     }
@@ -302,7 +299,7 @@ impl World {
         if self.user_told(id, daemon, request, &outcome) {
             return;
         }
-        let Some((target, deadline)) = daemon.asked.remove(&request) else {
+        let Some((target, deadline)) = daemon.asked.end(request) else {
             return self.claims.breaks(
                 self.now,
                 [Some(id), None],
@@ -331,8 +328,7 @@ impl World {
     }
 
     fn query(&mut self, id: Id, daemon: &Daemon, transmit: &client::Transmit) {
-        let open = daemon.sockets.iter().find(|(_, socket)| *socket == transmit.socket);
-        let Some(&(port, _)) = open else {
+        let Some(port) = daemon.sockets.port(transmit.socket) else {
             let text = format!("a query leaves from {}, which is not open", transmit.socket);
             return self.claims.breaks(self.now, [Some(id), None], text);
         };
@@ -402,9 +398,9 @@ impl World {
     pub(super) fn nudge_done(&mut self, id: Id, life: u32, nudge: Nudge, read: u64) {
         let machine = &mut self.machines[id];
         let daemon = machine.daemon.as_mut().filter(|_| machine.life == life);
-        let is_asking = daemon
-            .as_ref()
-            .is_some_and(|daemon| machine.local_service.has_something() || daemon.read > read);
+        let is_asking = daemon.as_ref().is_some_and(|daemon| {
+            machine.kernel_socket.is_readable() || daemon.kernel.read() > read
+        });
         let nudged = if nudge == Nudge::IfQuiet && is_asking {
             Nudged::Postponed
         } else if machine.troubles.has(self.now, Trouble::NudgesFail) {
@@ -415,7 +411,7 @@ impl World {
         if let Some(daemon) = daemon
             && nudged != Nudged::Postponed
         {
-            daemon.nudges += 1;
+            daemon.kernel.nudges();
         }
         if nudged == Nudged::Done {
             self.note(id, &Entry::Neighbour { by_us: true });
@@ -453,8 +449,7 @@ impl World {
 
     pub(super) fn kernel_timeout(&mut self, id: Id, at: Instant) {
         let machine = &mut self.machines[id];
-        if machine.kernel_at == Some(at) {
-            machine.kernel_at = None;
+        if machine.kernel_alarm.rings(at) {
             machine.kernel.handle_timeout(self.now);
             self.settle_kernel(id);
         }
@@ -478,10 +473,7 @@ impl World {
         }
         let machine = &mut self.machines[id];
         let next = machine.kernel.poll_timeout();
-        if next.is_some() && next != machine.kernel_at {
-            machine.kernel_at = next;
-            let at = next.unwrap_or(self.now).max(self.now);
-            machine.kernel_at = Some(at);
+        if let Some(at) = machine.kernel_alarm.set(self.now, next) {
             self.at(at, What::Kernel(id));
         }
     }
@@ -490,13 +482,10 @@ impl World {
         let machine = &mut self.machines[id];
         let is_squeezed = machine.troubles.has(self.now, Trouble::Squeezed);
         let room = if is_squeezed { LITTLE_ROOM } else { ROOM };
-        let socket = &mut machine.local_service;
-        let fits = socket.is_open && socket.held.len() < room;
-        if fits {
-            let bytes = transmit.bytes.clone();
-            socket.held.push_back(ToDaemon { at: self.now, bytes, from_kernel: true });
-        } else {
-            socket.overrun |= socket.is_open;
+        let bytes = transmit.bytes.clone();
+        let datagram = ToDaemon { at: self.now, bytes, from_kernel: true };
+        let fits = machine.kernel_socket.take(datagram, room);
+        if !fits {
             machine.troubles.disturb(self.now);
             machine.kernel.not_delivered(transmit);
             self.claims.counts.overruns += 1;
@@ -576,27 +565,27 @@ impl Io<Cue> for Turn<'_> {
             self.world.claims.breaks(now, [Some(self.id), None], text);
         }
         self.is_reading = true;
-        let socket = &mut self.world.machines[self.id].local_service;
-        if std::mem::take(&mut socket.overrun) {
-            self.daemon.overruns(now);
-            let input = resolver::Input::LocalService(local_service::Input::Overrun);
-            self.daemon.core.handle_input(now, input);
-            return Read::Message;
-        }
-        let Some(ToDaemon { at, bytes, from_kernel }) = socket.held.pop_front() else {
-            (self.is_reading, self.is_dealing) = (false, false);
-            let input = resolver::Input::LocalService(local_service::Input::Drained);
-            self.daemon.core.handle_input(now, input);
-            return Read::Nothing;
+        let message = self.world.machines[self.id].kernel_socket.read();
+        let input = match &message {
+            Some(Message::Datagram(ToDaemon { at, bytes, from_kernel })) => {
+                self.daemon.kernel.reads(bytes, *from_kernel);
+                if *from_kernel {
+                    self.daemon.paths.is_wanted(now, *at, bytes);
+                }
+                let sender = if *from_kernel { Sender::Kernel } else { Sender::Other };
+                local_service::Input::Datagram { sender, bytes, cut: false }
+            }
+            Some(Message::Overrun) => {
+                self.daemon.kernel.is_overrun(now);
+                local_service::Input::Overrun
+            }
+            None => {
+                (self.is_reading, self.is_dealing) = (false, false);
+                local_service::Input::Drained
+            }
         };
-        self.daemon.read += 1;
-        if from_kernel {
-            self.daemon.heard(now, at, &bytes);
-        }
-        let sender = if from_kernel { Sender::Kernel } else { Sender::Other };
-        let input = local_service::Input::Datagram { sender, bytes: &bytes, cut: false };
         self.daemon.core.handle_input(now, resolver::Input::LocalService(input));
-        Read::Message
+        if message.is_some() { Read::Message } else { Read::Nothing }
     }
 
     fn handle_timeout(&mut self, now: Instant) {
@@ -626,10 +615,7 @@ impl Io<Cue> for Turn<'_> {
 
     fn settle(&mut self, now: Instant) {
         let Self { world, id, daemon, .. } = self;
-        if daemon.is_ending
-            && daemon.unsent.is_none()
-            && daemon.core.node().local_service().is_idle()
-        {
+        if daemon.is_ending && daemon.is_idle() {
             let life = world.machines[*id].life;
             world.at(now, What::Ends(*id, life));
         }
@@ -644,44 +630,9 @@ const DOCUMENTATION: IpAddr = IpAddr::V6(std::net::Ipv6Addr::new(0x2001, 0xdb8, 
 const PORT_ID: PortId = PortId(180);
 
 impl Daemon {
-    fn is_due(&mut self, at: Instant) -> bool {
-        if self.wake_at == Some(at) {
-            self.wake_at = None;
-            return true;
-        }
-        if self.armed == Some(at) {
-            self.armed = None;
-            return self.timer.is_some_and(|timer| timer <= at);
-        }
-        false
-    }
-
-    /// Sets the timer after a turn, for the time of the next one.
-    fn arm(
-        &mut self,
-        after_turn: bool,
-        now: Instant,
-        latency: std::time::Duration,
-    ) -> Option<Instant> {
-        if after_turn {
-            let responder = self.responder.as_ref().and_then(Responder::poll_timeout);
-            let next = self.core.poll_timeout().into_iter().chain(responder).min();
-            self.timer = next.map(|at| at.max(now) + latency);
-        }
-        let timer = self.timer?;
-        if self.armed.is_some_and(|armed| armed <= timer) {
-            return None;
-        }
-        self.armed = Some(timer);
-        self.armed
-    }
-
-    fn ask(&mut self, now: Instant, target: IpAddr) -> (UserRequest, Instant) {
-        self.next_ask += 1;
-        let request = UserRequest::Control(self.next_ask);
-        let deadline = now + secs(3);
-        self.asked.insert(request, (target, deadline));
-        (request, deadline)
+    fn poll_timeout(&self) -> Option<Instant> {
+        let responder = self.responder.as_ref().and_then(Responder::poll_timeout);
+        self.core.poll_timeout().into_iter().chain(responder).min()
     }
 
     fn hear_mad(&mut self, now: Instant, from: Lid, request: &Request, answer: &Answer) {
@@ -699,42 +650,4 @@ impl Daemon {
             self.paths.is_heard(now, question, answer, is_taken);
         }
     }
-
-    /// Overruns in a row count once: the repetitions of the first nudge cover them.
-    fn overruns(&mut self, now: Instant) {
-        if self.counts_overruns_from <= now {
-            self.counts_overruns_from = now + OVERRUN_PAUSE;
-            self.answers += 1;
-        }
-    }
-
-    fn heard(&mut self, now: Instant, sent_at: Instant, bytes: &[u8]) {
-        self.paths.is_wanted(now, sent_at, bytes);
-        if let Some(key) = header(bytes) {
-            let dealt = self.dealt.entry(key).or_default();
-            dealt.heard += 1;
-            dealt.target = target(bytes);
-        }
-    }
-}
-
-/// The address that an address request asks for.
-fn target(bytes: &[u8]) -> Option<IpAddr> {
-    match bytes.len() {
-        28 => Some(IpAddr::from(*bytes.last_chunk::<4>()?)),
-        40 => Some(IpAddr::from(*bytes.last_chunk::<16>()?)),
-        _ => None,
-    }
-}
-
-/// Type and sequence number of a netlink message.
-pub(super) fn header(bytes: &[u8]) -> Option<(u16, Seq)> {
-    let kind = bytes.get(4..6)?.first_chunk::<2>()?;
-    let seq = bytes.get(8..12)?.first_chunk::<4>()?;
-    Some((u16::from_ne_bytes(*kind), Seq(u32::from_ne_bytes(*seq))))
-}
-
-pub(super) fn most_sockets() -> usize {
-    // One socket to send from and one in grace for each slot, in each family.
-    [Family::V4, Family::V6].len() * 2 * 32
 }

@@ -10,7 +10,10 @@ use ibarr_common::Instant;
 use ibarr_common::wire::ip2gid::{MsgId, PORT, Query, Version};
 use ibarr_common::wire::ls::ResolveIp;
 
-use super::machine::{IPOIB, Inbox, Packet, ToDaemon, gid, home, links};
+use super::addresses::{Packet, gid, home};
+use super::kernel_socket::ToDaemon;
+use super::network::IPOIB;
+use super::process::Inbox;
 use super::troubles::Trouble;
 use super::{What, World};
 use crate::dice::{ms, secs, us};
@@ -278,8 +281,7 @@ impl World {
     pub(super) fn start(&mut self, id: Id, life: u32) {
         if self.machines[id].life == life {
             self.note(id, &Entry::Weather("started", None));
-            let inherited = self.machines[id].local_service.is_open;
-            self.launch(id, inherited);
+            self.launch(id);
             // Its successor finds a takeover that is not complete.
             if self.machines[id].troubles.was_restarted() && self.dice.once_in(4) {
                 let (life, keeps) = (self.machines[id].life, self.dice.coin());
@@ -304,9 +306,7 @@ impl World {
 
     pub(super) fn wanders(&mut self, address: IpAddr, to: Id) {
         if self.truth.owner(address).is_none()
-            && self.machines.iter().all(|machine| {
-                machine.network.addresses.iter().all(|entry| entry.id.address() != address)
-            })
+            && self.machines.iter().all(|machine| !machine.network.has(address))
         {
             self.add_address(to, address);
         }
@@ -317,7 +317,7 @@ impl World {
             return;
         }
         let gid = self.new_gid(self.machines[id].subnet);
-        self.machines[id].network.links = links(gid);
+        self.machines[id].network.load(gid);
         self.change_gid(id, gid, false);
         for address in self.machines[id].home {
             self.add_address(id, address);
@@ -329,17 +329,16 @@ impl World {
         let bytes: Vec<u8> = (0..self.dice.below(80))
             .map(|_| u8::try_from(self.dice.below(256)).unwrap_or_default())
             .collect();
-        let socket = &mut self.machines[id].local_service;
-        if socket.is_open {
-            socket.held.push_back(ToDaemon { at: self.now, bytes, from_kernel: false });
+        let datagram = ToDaemon { at: self.now, bytes, from_kernel: false };
+        if self.machines[id].kernel_socket.take(datagram, usize::MAX) {
             self.wake(id);
         }
         let to = self.machines[id].home[0];
         let msg_id = MsgId(u32::try_from(self.dice.below(1 << 30)).unwrap_or_default());
         let Some(query) = Query::new(Version::V1, msg_id, to) else { return };
         let forged = query.reply(Some(gid(0xbad, 1))).emit();
-        let sockets = self.machines[id].daemon.as_ref().map_or(&[][..], |daemon| &daemon.sockets);
-        let port = sockets.first().map_or(PORT, |&(port, _)| port);
+        let daemon = self.machines[id].daemon.as_ref();
+        let port = daemon.and_then(|daemon| daemon.sockets.first_port()).unwrap_or(PORT);
         for (port, payload) in [(PORT, forged), (port, forged), (PORT, query.emit())] {
             let from = (home(9, 9)[0], PORT).into();
             self.at(self.now, What::Arrives(id, Packet { from, to: (to, port).into(), payload }));

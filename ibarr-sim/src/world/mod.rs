@@ -3,15 +3,22 @@
 //! Machines on one virtual clock, which jumps from one event to the next. Each file is a part of the
 //! surroundings: its types, and what happens to it.
 
+mod addresses;
 mod claims;
 mod crowd;
 mod daemon;
 mod faults;
+mod ipoib;
+mod kernel_claims;
+mod kernel_socket;
 mod machine;
+mod network;
 mod path_claims;
 mod pending;
+mod process;
 mod programs;
 mod rtnl;
+mod schedule;
 mod subnet;
 mod troubles;
 mod truth;
@@ -31,9 +38,10 @@ use ibarr_proto::local_view;
 
 pub(crate) use self::claims::Broken;
 
+use self::addresses::Packet;
 use self::claims::Claims;
 use self::faults::Fault;
-use self::machine::{Machine, Packet};
+use self::machine::Machine;
 use self::subnet::Subnet;
 use self::troubles::Trouble;
 use self::truth::Truth;
@@ -209,15 +217,9 @@ impl World {
             What::Arrives(..) => return,
             What::Turn(_) => {
                 let Some(daemon) = &mut machine.daemon else { return };
-                for at in [&mut daemon.wake_at, &mut daemon.armed] {
-                    if *at == Some(due.at) {
-                        *at = Some(wakes);
-                    }
-                }
+                daemon.schedule.postpone(due.at, wakes);
             }
-            What::Kernel(_) if machine.kernel_at == Some(due.at) => {
-                machine.kernel_at = Some(wakes);
-            }
+            What::Kernel(_) => machine.kernel_alarm.postpone(due.at, wakes),
             _ => {}
         }
         self.at(wakes, due.what);

@@ -11,7 +11,9 @@ use ibarr_proto::ip2gid::Prefix;
 use ibarr_proto::local_view::routing::{Route, Way};
 use ibarr_proto::local_view::{Input, Subject, neighbours};
 
-use super::machine::{IPOIB, Inbox, Path, entry, entry_id, gateway, hwaddr};
+use super::addresses::{gateway, hwaddr};
+use super::network::{IPOIB, entry, entry_id};
+use super::process::Inbox;
 use super::subnet::router;
 use super::troubles::Trouble;
 use super::{What, World};
@@ -22,7 +24,7 @@ impl World {
     pub(super) fn add_address(&mut self, id: Id, address: IpAddr) {
         let machine = &mut self.machines[id];
         let Some(is_up) = machine.network.ipoib().map(|link| link.up) else { return };
-        machine.network.addresses.push(entry(address));
+        machine.network.add(address);
         if is_up {
             self.truth.begins(self.now, address, id);
         }
@@ -31,8 +33,7 @@ impl World {
     }
 
     pub(super) fn remove_address(&mut self, id: Id, address: IpAddr) {
-        let entries = &mut self.machines[id].network.addresses;
-        entries.retain(|entry| entry.id != entry_id(address));
+        self.machines[id].network.remove(address);
         if self.truth.owner(address) == Some(id) {
             self.truth.ends(self.now, address);
         }
@@ -43,9 +44,8 @@ impl World {
     /// Gives the addresses another GID. The kernel sends no event if a new subnet prefix causes
     /// this.
     pub(super) fn change_gid(&mut self, id: Id, gid: Gid, silently: bool) {
-        let Some(link) = self.machines[id].network.ipoib_mut() else { return };
-        link.hwaddr = hwaddr(gid);
-        let link = *link;
+        let link = self.machines[id].network.change(|link| link.hwaddr = hwaddr(gid));
+        let Some(link) = link else { return };
         self.truth.is_called(self.now, id, gid, silently);
         self.note(id, &Entry::Network("has the GID", Ipv6Addr::from(gid.octets()).into()));
         self.port_changes(id);
@@ -64,13 +64,12 @@ impl World {
 
     fn set_link(&mut self, id: Id, up: bool) {
         let network = &mut self.machines[id].network;
-        let Some(link) = network.ipoib_mut() else { return };
-        if link.up == up {
+        if network.ipoib().is_none_or(|link| link.up == up) {
             return;
         }
-        link.up = up;
-        let link = *link;
-        let addresses: Vec<_> = network.addresses.iter().map(|entry| entry.id.address()).collect();
+        let Some(link) = network.change(|link| link.up = up) else { return };
+        let addresses: Vec<_> =
+            network.addresses().iter().map(|entry| entry.id.address()).collect();
         for address in addresses {
             if up {
                 self.truth.begins(self.now, address, id);
@@ -86,10 +85,7 @@ impl World {
 
     /// Unloads the driver.
     pub(super) fn link_gone(&mut self, id: Id) {
-        let network = &mut self.machines[id].network;
-        let gone: Vec<_> = network.addresses.drain(..).collect();
-        network.links.retain(|link| link.ifindex != IPOIB);
-        for entry in gone {
+        for entry in self.machines[id].network.unload() {
             let address = entry.id.address();
             if self.truth.owner(address) == Some(id) {
                 self.truth.ends(self.now, address);
@@ -104,14 +100,14 @@ impl World {
 
     /// IPoIB can send to a next hop at once.
     pub(super) fn neighbour_is_known(&mut self, id: Id, next_hop: IpAddr) {
-        if self.machines[id].network.tells_neighbours {
+        if self.machines[id].network.tells_neighbours() {
             let entry = self.neighbour_entry(id, next_hop);
             self.event(id, Input::Neighbour(entry));
         }
     }
 
     pub(super) fn neighbour_is_forgotten(&mut self, id: Id, next_hop: IpAddr) {
-        if self.machines[id].network.tells_neighbours {
+        if self.machines[id].network.tells_neighbours() {
             self.event(id, Input::NeighbourGone(IPOIB, next_hop));
         }
     }
@@ -132,12 +128,11 @@ impl World {
         let is_lost = self.rtnetlink_loses(id);
         let after = self.dice.within(us(0)..us(100));
         let machine = &mut self.machines[id];
-        let at = machine.network.told_until.max(self.now + after);
-        machine.network.told_until = at;
+        let at = machine.network.deliver(self.now, after);
         let life = machine.life;
         if is_lost {
             // A running dump is incomplete; another one follows the pending events.
-            machine.network.dump += 1;
+            machine.network.next_dump();
             self.at(at, What::DumpStarts(id, life));
         } else {
             self.at(at, What::View(id, life, input));
@@ -151,9 +146,7 @@ impl World {
     }
 
     pub(super) fn dump_starts(&mut self, id: Id, life: u32) {
-        let network = &mut self.machines[id].network;
-        network.dump += 1;
-        let dump = network.dump;
+        let dump = self.machines[id].network.next_dump();
         self.tell_view(id, life, Input::DumpStarted);
         let at = self.now + self.dice.within(us(50)..us(400));
         self.at(at, What::DumpLinks(id, dump));
@@ -173,7 +166,7 @@ impl World {
             return;
         }
         let machine = &self.machines[id];
-        if machine.network.ipoib().is_some_and(|link| link.up) {
+        if machine.network.is_up() {
             for home in machine.home {
                 let (zero, bits): (IpAddr, u8) = match home {
                     IpAddr::V4(_) => (Ipv4Addr::UNSPECIFIED.into(), 16),
@@ -195,9 +188,8 @@ impl World {
         if self.dump_fails(id, life, Subject::Neighbours) {
             return;
         }
-        let paths = self.machines[id].paths.iter();
-        let open = paths.filter(|(_, path)| matches!(path, Path::Open));
-        let open: Vec<_> = open.map(|&(next_hop, _)| self.neighbour_entry(id, next_hop)).collect();
+        let open = self.machines[id].ipoib.open_hops();
+        let open: Vec<_> = open.map(|next_hop| self.neighbour_entry(id, next_hop)).collect();
         for entry in open {
             self.tell_view(id, life, Input::ListedNeighbour(entry));
         }
@@ -206,11 +198,11 @@ impl World {
 
     pub(super) fn dump_links(&mut self, id: Id, dump: u32) {
         let machine = &self.machines[id];
-        if machine.network.dump != dump {
+        if !machine.network.is_running(dump) {
             return;
         }
         let life = machine.life;
-        for link in machine.network.links.clone() {
+        for link in machine.network.links().to_vec() {
             self.tell_view(id, life, Input::ListedLink(link));
         }
         let at = self.now + self.dice.within(us(50)..us(400));
@@ -219,14 +211,14 @@ impl World {
 
     pub(super) fn dump_addresses(&mut self, id: Id, dump: u32) {
         let machine = &self.machines[id];
-        if machine.network.dump != dump {
+        if !machine.network.is_running(dump) {
             return;
         }
         let life = machine.life;
         if self.dump_fails(id, life, Subject::Node) {
             return;
         }
-        for entry in self.machines[id].network.addresses.clone() {
+        for entry in self.machines[id].network.addresses().to_vec() {
             self.tell_view(id, life, Input::ListedAddress(entry));
         }
         self.tell_view(id, life, Input::DumpDone);

@@ -12,7 +12,7 @@ use ibarr_proto::paths::{PortFacts, PortName};
 use ibarr_proto::sa::{PortIndex, Transmit};
 
 use super::faults::Fault;
-use super::machine::{Daemon, Inbox};
+use super::process::{Daemon, Inbox};
 use super::{What, World};
 use crate::dice::{ms, secs, us};
 use crate::record::{Entry, Fate, Id};

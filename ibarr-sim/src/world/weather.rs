@@ -13,12 +13,15 @@ use ibarr_proto::ip2gid::{Question, client};
 use ibarr_proto::responder::Mode;
 use ibarr_proto::{node, responder};
 
+use super::addresses::{Packet, gid, home, missing_peer, wanderer};
 use super::faults::FAULTS;
-use super::machine::{
-    Given, IPOIB, Inbox, Kind, LocalServiceSocket, Machine, Network, Packet, entry, gid, home,
-    links, missing_peer, wanderer,
-};
+use super::ipoib::Ipoib;
+use super::kernel_socket::KernelSocket;
+use super::machine::{Given, Kind, Machine};
+use super::network::{IPOIB, Network};
+use super::process::Inbox;
 use super::programs::Programs;
+use super::schedule::Alarm;
 use super::troubles::{Pace, Troubles};
 use super::{What, World};
 use crate::Plan;
@@ -161,19 +164,12 @@ impl World {
             subnet,
             home,
             kernel: Kernel::new(config),
-            kernel_at: None,
-            network: Network {
-                links: links(gid),
-                addresses: home.map(entry).into(),
-                told_until: START,
-                dump: 0,
-                tells_neighbours: false,
-            },
+            kernel_alarm: Alarm::default(),
+            kernel_socket: KernelSocket::default(),
+            network: Network::new(gid, home),
+            ipoib: Ipoib::new(START),
             given,
-            paths: Vec::new(),
-            slow_path: START,
             programs: self.dice.coin().then(|| Programs::new(self.bug)),
-            local_service: LocalServiceSocket::default(),
             life: 0,
             daemon: None,
             pace: Pace::new(&mut self.dice),

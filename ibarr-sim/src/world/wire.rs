@@ -10,35 +10,35 @@ use ibarr_common::wire::ip2gid::{Datagram, PORT, Query, Reply, Version};
 use ibarr_common::wire::ls::{PathUse, ResolvePath, Seq};
 use ibarr_proto::paths::PortName;
 
-use super::machine::{IPOIB, Inbox, Kind, Packet, Path, SLOW};
+use super::addresses::Packet;
+use super::ipoib::Way;
+use super::machine::Kind;
+use super::network::IPOIB;
+use super::process::Inbox;
 use super::subnet::{PARTITION, name, router};
 use super::{What, World};
 use crate::dice::{ms, us};
 use crate::kernel::{PathOutcome, Reason};
 use crate::record::{Entry, Fate, Id};
 
-/// `IPOIB_MAX_PATH_REC_QUEUE`
-const PARKED: usize = 3;
-
 impl World {
     /// Sends a datagram by the path to its next hop.
     pub(super) fn send(&mut self, id: Id, packet: Packet) {
         let target = packet.to.ip();
         let machine = &mut self.machines[id];
-        if !machine.network.ipoib().is_some_and(|link| link.up) {
+        if !machine.network.is_up() {
             return self.lose(id, &packet);
         }
         let next_hop = machine.next_hop(target);
-        match machine.paths.iter_mut().find(|(hop, _)| *hop == next_hop).map(|(_, path)| path) {
-            Some(Path::Open) => self.transmit(id, &packet),
-            Some(Path::Sought { parked, .. }) if parked.len() < PARKED => parked.push(packet),
-            Some(Path::Sought { .. }) => self.lose(id, &packet),
-            None => {
+        match machine.ipoib.park(next_hop, packet) {
+            Way::Open => self.transmit(id, &packet),
+            Way::Parked => {}
+            Way::Full => self.lose(id, &packet),
+            Way::Unknown => {
                 let question = self.path_question(id, next_hop);
                 let machine = &mut self.machines[id];
                 let request = machine.kernel.resolve_path(self.now, question);
-                let (since, parked) = (self.now, vec![packet]);
-                machine.paths.push((next_hop, Path::Sought { request, since, parked }));
+                machine.ipoib.seek(self.now, next_hop, request, packet);
                 if request.is_none() {
                     self.ask_sa(id, next_hop);
                 }
@@ -55,21 +55,14 @@ impl World {
             PathOutcome::AsksSa(Reason::Silence) => self.path_unanswered(id, seq),
             PathOutcome::AsksSa(_) => self.claims.counts.paths_left += 1,
         }
-        let sought =
-            |path: &Path| matches!(path, Path::Sought { request, .. } if *request == Some(seq));
-        let at = self.machines[id].paths.iter().position(|(_, path)| sought(path));
-        let Some(at) = at else { return };
-        let next_hop = self.machines[id].paths[at].0;
+        let Some(next_hop) = self.machines[id].ipoib.sought_by(seq) else { return };
         match outcome {
             PathOutcome::Resolved(_) => self.path_found(id, next_hop),
             PathOutcome::AsksSa(_) => self.ask_sa(id, next_hop),
             // The next datagram starts another look-up.
             PathOutcome::Failed => {
-                self.machines[id].slow_path = self.now;
-                if let (_, Path::Sought { parked, .. }) = self.machines[id].paths.swap_remove(at) {
-                    for packet in parked {
-                        self.lose(id, &packet);
-                    }
+                for packet in self.machines[id].ipoib.fail(self.now, next_hop) {
+                    self.lose(id, &packet);
                 }
             }
         }
@@ -81,12 +74,7 @@ impl World {
     }
 
     pub(super) fn path_found(&mut self, id: Id, next_hop: IpAddr) {
-        let paths = &mut self.machines[id].paths;
-        let Some((_, path)) = paths.iter_mut().find(|(hop, _)| *hop == next_hop) else { return };
-        if let Path::Sought { parked, since, .. } = std::mem::replace(path, Path::Open) {
-            if self.now.since(since) > SLOW {
-                self.machines[id].slow_path = self.now;
-            }
+        if let Some(parked) = self.machines[id].ipoib.open(self.now, next_hop) {
             self.neighbour_is_known(id, next_hop);
             for packet in parked {
                 self.transmit(id, &packet);
@@ -135,9 +123,7 @@ impl World {
 
     /// Makes IPoIB look up all paths again.
     pub(super) fn forget_paths(&mut self, id: Id) {
-        let is_open = |(_, path): &mut (IpAddr, Path)| matches!(path, Path::Open);
-        let forgotten: Vec<_> = self.machines[id].paths.extract_if(.., is_open).collect();
-        for (next_hop, _) in forgotten {
+        for next_hop in self.machines[id].ipoib.forget() {
             self.neighbour_is_forgotten(id, next_hop);
         }
     }
@@ -232,8 +218,7 @@ impl World {
             self.claims.is_told(self.now, id, gid);
         }
         let Some(daemon) = &self.machines[id].daemon else { return };
-        let socket = daemon.sockets.iter().find(|(port, _)| *port == packet.to.port());
-        let Some(&(_, socket)) = socket else { return };
+        let Some(socket) = daemon.sockets.at(packet.to.port()) else { return };
         self.put(id, Inbox::Reply { socket, packet });
     }
 
