@@ -224,7 +224,7 @@ impl World {
             0 => PROMPT,
             // A gateway behind which the network is cut has lost what others asked, too, and is asked
             // once a second.
-            losses if losses <= few && self.weather.cut_until <= since => IN_TIME,
+            losses if losses <= few && self.weather.cut.until() <= since => IN_TIME,
             _ => return None,
         };
         let limit = limit + extra;

@@ -136,7 +136,7 @@ impl World {
             Fault::Stalled => self.begin(id, Trouble::Stalled, "not running", ms(5)..ms(2500)),
             Fault::Cut => {
                 let time = self.dice.within(ms(100)..secs(20));
-                self.weather.cut_until = self.now + time;
+                self.weather.cut.begin(self.now + time);
                 self.note(id, &Entry::Weather("the network is cut in two", Some(time)));
             }
             Fault::Squeezed => {
@@ -216,13 +216,11 @@ impl World {
             }
             Fault::Prefix => {
                 let subnet = self.machines[id].subnet;
-                self.weather.prefixes[usize::from(subnet - 1)] += 3;
-                let prefix = self.weather.prefixes[usize::from(subnet - 1)];
+                self.subnets[usize::from(subnet - 1)].change_prefix();
                 for id in 0..self.machines.len() {
                     if self.machines[id].subnet == subnet && self.machines[id].is_running(self.now)
                     {
-                        self.weather.next_guid += 1;
-                        let gid = gid(prefix, self.weather.next_guid);
+                        let gid = self.new_gid(subnet);
                         self.change_gid(id, gid, true);
                     }
                 }

@@ -42,10 +42,10 @@ use self::addresses::Packet;
 use self::claims::Claims;
 use self::faults::Fault;
 use self::machine::Machine;
-use self::subnet::Subnet;
+use self::subnet::{Numbers, SUBNETS, Subnet};
 use self::troubles::Trouble;
 use self::truth::Truth;
-use self::weather::{SUBNETS, Weather};
+use self::weather::Weather;
 use crate::bugs::Bug;
 use crate::dice::Dice;
 use crate::record::{Entry, Id, Record, START};
@@ -77,7 +77,7 @@ struct World {
     subnets: [Subnet; SUBNETS],
     /// Answers of administrators in flight, by number.
     mads: BTreeMap<u32, (Lid, Request, Answer)>,
-    numbers: u32,
+    numbers: Numbers,
     weather: Weather,
     claims: Claims,
     record: Record,
@@ -152,9 +152,9 @@ impl World {
             dice,
             machines: Vec::new(),
             truth: Truth::default(),
-            subnets: [Subnet::new(); SUBNETS],
+            subnets: Subnet::all(),
             mads: BTreeMap::new(),
-            numbers: 0,
+            numbers: Numbers::default(),
             weather,
             claims: Claims::default(),
             record: Record::new(with_lines),

@@ -20,6 +20,7 @@ use crate::record::{Entry, Fate, Id};
 /// A subnet manager and its administrator.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Subnet {
+    prefix: u16,
     sm_lid: u16,
     /// The SA is silent until then; it may answer pending questions afterwards.
     silent: Instant,
@@ -38,9 +39,57 @@ pub(super) const PORT: PortIndex = PortIndex(0);
 /// The LID of a subnet's router; the router's own number.
 const ROUTER_LID: u16 = 0xb000;
 
+/// The last numbers of each kind; none is used twice.
+#[derive(Debug)]
+pub(super) struct Numbers {
+    guid: u32,
+    lid: u16,
+    answer: u32,
+}
+
+pub(super) const SUBNETS: usize = 3;
+
 impl Subnet {
-    pub(super) fn new() -> Self {
-        Self { sm_lid: 1, silent: Instant::BOOT, busy: Instant::BOOT }
+    /// All subnets.
+    pub(super) fn all() -> [Self; SUBNETS] {
+        [1, 2, 3].map(|prefix| Self {
+            prefix,
+            sm_lid: 1,
+            silent: Instant::BOOT,
+            busy: Instant::BOOT,
+        })
+    }
+
+    pub(super) fn prefix(&self) -> u16 {
+        self.prefix
+    }
+
+    /// Takes a prefix that no subnet has had.
+    pub(super) fn change_prefix(&mut self) {
+        self.prefix += 3;
+    }
+}
+
+impl Default for Numbers {
+    fn default() -> Self {
+        Self { guid: 0, lid: 99, answer: 0 }
+    }
+}
+
+impl Numbers {
+    pub(super) fn guid(&mut self) -> u32 {
+        self.guid += 1;
+        self.guid
+    }
+
+    pub(super) fn lid(&mut self) -> u16 {
+        self.lid += 1;
+        self.lid
+    }
+
+    pub(super) fn answer(&mut self) -> u32 {
+        self.answer += 1;
+        self.answer
     }
 }
 
@@ -112,7 +161,7 @@ impl World {
         }
         let late = if self.dice.permille(climate.straggles) { secs(3) } else { us(300) };
         let at = self.now.max(subnet.silent) + self.dice.within(us(50)..late);
-        let (number, life) = (self.next_number(), self.machines[id].life);
+        let (number, life) = (self.numbers.answer(), self.machines[id].life);
         self.mads.insert(number, (transmit.sa.lid, request, answer));
         self.at(at, What::MadArrives(id, life, number));
     }
@@ -139,7 +188,7 @@ impl World {
         match self.lid_of(machine.subnet, question.dgid).filter(|_| is_ours) {
             Some(dlid) => {
                 let slid = machine.given.lid;
-                let number = self.next_number();
+                let number = self.numbers.answer();
                 Answer::Path(record(question, dlid, slid, number))
             }
             None => Answer::Refused(Refusal::NO_RECORDS),
@@ -148,17 +197,12 @@ impl World {
 
     /// The LID at which packets for `gid` leave the subnet, or end.
     fn lid_of(&self, subnet: u8, gid: Gid) -> Option<u16> {
-        let prefix = self.weather.prefixes[usize::from(subnet - 1)].to_be_bytes();
+        let prefix = self.subnets[usize::from(subnet - 1)].prefix().to_be_bytes();
         if gid == router(subnet) || gid.octets()[6..8] != prefix {
             return Some(ROUTER_LID + u16::from(subnet));
         }
         let owner = self.machines.iter().find(|machine| machine.gid() == Some(gid));
         owner.map(|owner| owner.given.lid)
-    }
-
-    fn next_number(&mut self) -> u32 {
-        self.numbers += 1;
-        self.numbers
     }
 
     /// Causes a fault of a subnet.
@@ -200,8 +244,7 @@ impl World {
     }
 
     fn gives_lid(&mut self, id: Id) {
-        self.weather.next_lid += 1;
-        self.machines[id].given.lid = self.weather.next_lid;
+        self.machines[id].given.lid = self.numbers.lid();
         self.note(id, &Entry::Weather("its port has another LID", None));
         self.forget_paths(id);
         self.port_changes(id);

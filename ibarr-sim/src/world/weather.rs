@@ -22,6 +22,7 @@ use super::network::{IPOIB, Network};
 use super::process::Inbox;
 use super::programs::Programs;
 use super::schedule::Alarm;
+use super::subnet::SUBNETS;
 use super::troubles::{Pace, Troubles};
 use super::{What, World};
 use crate::Plan;
@@ -36,16 +37,10 @@ pub(super) struct Weather {
     pub(super) responder: responder::Settings,
     /// The configuration of a client that forgets soon, and asks again.
     pub(super) short_lived: client::Config,
-    /// Which part of a cut network each machine is in; machines in different parts do not reach
-    /// each other.
-    pub(super) islands: Vec<bool>,
-    pub(super) cut_until: Instant,
+    pub(super) cut: Cut,
     /// Number of addresses that are asked for.
     pub(super) addresses: usize,
     pub(super) wanderers: Vec<IpAddr>,
-    pub(super) prefixes: [u16; SUBNETS],
-    pub(super) next_guid: u32,
-    pub(super) next_lid: u16,
     calls_every: Duration,
 }
 
@@ -62,7 +57,14 @@ pub(super) struct Climate {
     pub(super) faults_every: Duration,
 }
 
-pub(super) const SUBNETS: usize = 3;
+/// A network that is cut into two parts for a while.
+#[derive(Debug)]
+pub(super) struct Cut {
+    /// The part of each machine.
+    parts: Vec<bool>,
+    until: Instant,
+}
+
 const WANDERERS: u8 = 2;
 /// Addresses of a subnet and family that are asked for and that no host has.
 const MISSING_PEERS: u8 = 4;
@@ -97,15 +99,26 @@ impl Weather {
                 ..client::Settings::default()
             })
             .unwrap_or_default(),
-            islands: (0..plan.nodes).map(|_| dice.coin()).collect(),
-            cut_until: START,
+            cut: Cut { parts: (0..plan.nodes).map(|_| dice.coin()).collect(), until: START },
             addresses: 0,
             wanderers: Vec::new(),
-            prefixes: [1, 2, 3],
-            next_guid: 0,
-            next_lid: 99,
             calls_every: *dice.pick(&[secs(4), secs(8), secs(16)]),
         }
+    }
+}
+
+impl Cut {
+    pub(super) fn begin(&mut self, until: Instant) {
+        self.until = until;
+    }
+
+    pub(super) fn until(&self) -> Instant {
+        self.until
+    }
+
+    /// Whether these machines do not reach each other.
+    pub(super) fn separates(&self, now: Instant, one: Id, other: Id) -> bool {
+        self.until > now && self.parts[one] != self.parts[other]
     }
 }
 
@@ -157,8 +170,7 @@ impl World {
         let confirms = self.dice.once_in(5);
         let config = Config { ip_seq: from, path_seq: from, confirms, ..Config::default() };
         let gid = self.new_gid(subnet);
-        self.weather.next_lid += 1;
-        let given = Given { lid: self.weather.next_lid, is_member: true };
+        let given = Given { lid: self.numbers.lid(), is_member: true };
         Machine {
             kind,
             subnet,
@@ -178,8 +190,7 @@ impl World {
     }
 
     pub(super) fn new_gid(&mut self, subnet: u8) -> ibarr_common::ib::Gid {
-        self.weather.next_guid += 1;
-        gid(self.weather.prefixes[usize::from(subnet - 1)], self.weather.next_guid)
+        gid(self.subnets[usize::from(subnet - 1)].prefix(), self.numbers.guid())
     }
 
     /// A program on the machine calls `rdma_resolve_addr`, or asks the daemon.

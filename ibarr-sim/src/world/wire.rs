@@ -134,8 +134,7 @@ impl World {
         let Some(to) = self.truth.owner(packet.to.ip()) else {
             return self.lose(id, packet);
         };
-        let is_cut = self.weather.cut_until > self.now
-            && self.weather.islands[id] != self.weather.islands[to];
+        let is_cut = self.weather.cut.separates(self.now, id, to);
         if is_cut || self.dice.permille(climate.lost) {
             return self.lose(id, packet);
         }
