@@ -56,13 +56,18 @@ impl Engine {
             }
             Event::Heard(device) => {
                 debug!(%device, "receiving its events");
-                self.hearing.devices.insert(device, Ok(()));
+                self.rdma.hearing.devices.insert(device, Ok(()));
                 self.tell_hearing(now, device);
             }
             Event::Deaf(device, reason) => {
-                if self.hearing.devices.get(&device) == Some(&Ok(())) {
+                if self.rdma.hearing.devices.get(&device) == Some(&Ok(())) {
                     info!(%device, "events of its ports are no longer received: {reason}");
-                } else if !self.hearing.devices.values().any(|known| *known == Err(reason.clone()))
+                } else if !self
+                    .rdma
+                    .hearing
+                    .devices
+                    .values()
+                    .any(|known| *known == Err(reason.clone()))
                 {
                     warn!(
                         message_id = ids::EVENTS_NOT_HEARD,
@@ -72,7 +77,7 @@ impl Engine {
                          some seconds later: {reason}"
                     );
                 }
-                self.hearing.devices.insert(device, Err(reason));
+                self.rdma.hearing.devices.insert(device, Err(reason));
                 self.tell_hearing(now, device);
             }
         }
@@ -80,18 +85,18 @@ impl Engine {
 
     /// Called when a device has a port, or a port of it has changed.
     pub(super) fn hear_events_of(&mut self, now: Instant, port: PortIndex, device: DeviceName) {
-        if let Some(events) = &self.hearing.events
+        if let Some(events) = &self.rdma.hearing.events
             && let Err(error) = events.watch(device)
         {
             let reason = format!("cannot start a thread: {error}");
-            self.hearing.devices.insert(device, Err(reason));
+            self.rdma.hearing.devices.insert(device, Err(reason));
         }
-        let heard = self.hearing.why_not(device).is_none();
+        let heard = self.rdma.hearing.why_not(device).is_none();
         self.tell_paths(now, Input::Hearing { port, heard });
     }
 
     fn tell_hearing(&mut self, now: Instant, device: DeviceName) {
-        let heard = self.hearing.why_not(device).is_none();
+        let heard = self.rdma.hearing.why_not(device).is_none();
         let of_device = self.node.paths().ports().filter(|(_, name, ..)| name.device == device);
         let ports: Vec<_> = of_device.map(|(port, ..)| port).collect();
         for port in ports {
@@ -103,7 +108,7 @@ impl Engine {
     pub(super) fn hearing_warnings(&self) -> impl Iterator<Item = String> {
         let mut reasons = BTreeMap::<&str, BTreeSet<DeviceName>>::new();
         for (_, PortName { device, .. }, ..) in self.node.paths().ports() {
-            if let Some(Err(reason)) = self.hearing.devices.get(&device) {
+            if let Some(Err(reason)) = self.rdma.hearing.devices.get(&device) {
                 reasons.entry(reason).or_default().insert(device);
             }
         }

@@ -8,16 +8,19 @@ mod acm;
 mod asks;
 mod events;
 mod inputs;
+mod kernel;
 mod learned;
 mod log;
 mod nudges;
 mod pages;
 mod paths;
+mod queries;
 mod reload;
 mod report;
 mod servers;
 mod snapshot;
 mod summary;
+mod users;
 
 use std::io;
 use std::os::fd::OwnedFd;
@@ -25,50 +28,41 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use ibarr_common::Instant;
-use ibarr_proto::ip2gid::Question;
-use ibarr_proto::ip2gid::client::{self, SocketEvent, SocketId};
-use ibarr_proto::local_service::{self, Nudge, Sender};
-use ibarr_proto::local_view::{self, Link};
-use ibarr_proto::node::{self, Node, Output, Room};
-use ibarr_proto::request::Outcome;
-use ibarr_proto::resolver::{self, Event};
-use ibarr_proto::shares::User;
+use ibarr_proto::local_view;
+use ibarr_proto::node::{self, Node, Output};
 use ibarr_proto::turn::{self, Handled, Io, Limits, Read};
-use nix::errno::Errno;
 use rand_chacha::ChaCha12Rng;
 use tokio::sync::mpsc;
 use tokio::task::yield_now;
-use tracing::{debug, error, info};
+use tracing::{error, info};
 
 use self::acm::Acm;
-use self::asks::Asks;
 use self::events::Hearing;
 use self::inputs::{Input, Inputs};
+use self::kernel::Kernel;
 use self::nudges::Nudges;
-use self::pages::{Asked, Pages};
 use self::paths::Rdma;
+use self::queries::Queries;
 use self::reload::Reloads;
 use self::servers::Servers;
 use self::snapshot::Snapshots;
+use self::users::Users;
 use crate::bpf::Responder;
 use crate::config::Config;
-use crate::control::messages::{Body, Failure, FailureKind, Request, Response};
 use crate::control::server::{Ask, Control};
 use crate::logging::{Levels, Log, ids};
-use crate::process::{Command, RunOptions, Signals, Systemd, Until};
+use crate::process::{Command, RunOptions, Signals, Systemd};
 use crate::sys::clock;
-use crate::sys::local_service::Received;
 use crate::sys::timer::Timer;
+use crate::transport;
 use crate::transport::acm::{self as transport_acm, Clients};
 use crate::transport::inherited::Inherited;
 use crate::transport::local_service as ls;
 use crate::transport::ports::Ports;
 use crate::transport::queries::Sockets;
-use crate::transport::rtnetlink::{self, Nudger, Place, RouteAnswer};
-use crate::transport::server::Batch;
+use crate::transport::rtnetlink::{self, Nudger};
 use crate::transport::snapshot::Keeper;
 use crate::transport::umad::Umads;
-use crate::transport::{self, Counters};
 
 /// The parts of an engine.
 #[derive(Debug)]
@@ -101,18 +95,14 @@ pub struct Engine {
     config: Config,
     started: Instant,
     node: Node<ChaCha12Rng>,
-    asks: Asks,
-    pages: Pages,
-    sockets: Sockets,
+    users: Users,
+    queries: Queries,
     servers: Servers,
     responder: Responder,
     watch: rtnetlink::Watch,
-    routes: rtnetlink::Routes,
-    hearing: Hearing,
     rdma: Rdma,
     snapshots: Snapshots,
-    local_service: ls::LocalService,
-    nudges: Nudges,
+    kernel: Kernel,
     acm: Acm,
     timer: Timer,
     control: Control,
@@ -123,15 +113,10 @@ pub struct Engine {
     /// Set by a signal.
     ends_at: Option<Instant>,
     inputs: Inputs,
-    counters: Arc<Counters>,
 }
 
 /// Time for the last messages to the kernel after a signal.
 const LAST_WORDS: Duration = Duration::from_secs(1);
-
-/// The longest request has 160 bytes, and the kernel sends each in its own datagram. The buffer is
-/// cleared before each read, so it is not much larger.
-const REQUEST_BUFFER: usize = 1024;
 
 impl Engine {
     /// Opens sockets and starts tasks and threads. Must be called within a runtime.
@@ -183,9 +168,12 @@ impl Engine {
             acm: Acm::new(acm, Clients::new(acm_sender)),
             started: now,
             node: Node::new(options.node(&config), rng),
-            asks: Asks::default(),
-            pages: Pages::default(),
-            sockets: Sockets::new(heard_sender, Arc::clone(&counters)),
+            users: Users::default(),
+            queries: Queries::new(
+                Sockets::new(heard_sender, Arc::clone(&counters)),
+                routes,
+                Arc::clone(&counters),
+            ),
             servers: Servers::start(
                 config.client.settings().udp_port,
                 servers,
@@ -194,17 +182,17 @@ impl Engine {
             ),
             responder,
             watch,
-            routes,
-            hearing,
-            rdma: Rdma::new(ports, Umads::new(mad_sender, Arc::clone(&counters))),
+            rdma: Rdma::new(ports, Umads::new(mad_sender, Arc::clone(&counters)), hearing),
             snapshots: Snapshots::new(
                 now,
                 keeper,
                 config.snapshot.clone(),
                 config.paths.max_cached,
             ),
-            local_service: ls::LocalService::start(local_service, Arc::clone(&counters)),
-            nudges: Nudges::new(nudger),
+            kernel: Kernel::new(
+                ls::LocalService::start(local_service, counters),
+                Nudges::new(nudger),
+            ),
             timer: Timer::new()?,
             control,
             systemd,
@@ -213,14 +201,11 @@ impl Engine {
             reloads: Reloads::new(loaded_sender),
             ends_at: None,
             inputs,
-            counters,
             options,
             config,
         };
         engine.start_acm(now);
-        if let Some(opened) = engine.local_service.opening() {
-            engine.serve_kernel(now, opened);
-        }
+        engine.start_kernel(now);
         Ok(engine)
     }
 
@@ -255,7 +240,7 @@ impl Engine {
             self.node.poll_timeout(),
             self.responder.poll_timeout(),
             self.snapshots.poll_timeout(),
-            self.pages.poll_timeout(),
+            self.users.pages.poll_timeout(),
             self.systemd.poll_timeout(),
             self.levels.poll_timeout(),
             self.ends_at,
@@ -271,35 +256,10 @@ impl Engine {
         }
         tokio::select! {
             biased;
-            event = self.local_service.next() => Input::LocalService(event),
+            event = self.kernel.next() => Input::LocalService(event),
             Some(input) = self.inputs.next() => input,
             _ = self.timer.expired() => Input::Timeout,
             () = self.servers.next_start() => Input::Timeout,
-        }
-    }
-
-    fn serve_kernel(&mut self, now: Instant, event: ls::Event) -> Handled {
-        match event {
-            ls::Event::Opened { port_id, is_member } => {
-                let opened = local_service::Input::Opened { port_id, is_member };
-                self.tell_local_service(now, opened);
-                self.keep_local_service();
-            }
-            ls::Event::Writable => self.local_service.flush(),
-            ls::Event::Readable => return Handled::KernelAsks,
-        }
-        Handled::Changed
-    }
-
-    /// While no daemon runs, the kernel's requests wait in the socket: without it, the kernel would refuse its
-    /// callers at once (`ib_nl_fetch_ha`).
-    fn keep_local_service(&self) {
-        match self.local_service.copy() {
-            Some(Ok(copy)) => self.systemd.keep(ls::NAME, copy, Until::Stop),
-            Some(Err(error)) => {
-                error!(%error, "local service: the socket cannot be kept for the next daemon");
-            }
-            None => {}
         }
     }
 
@@ -309,88 +269,18 @@ impl Engine {
         let ends_at = if self.ends_at.is_some() { now } else { now + LAST_WORDS };
         self.ends_at = Some(ends_at);
         turn::read_to_end(self, Limits::default(), now);
-        self.tell_local_service(now, local_service::Input::Stop);
+        self.stop_kernel(now);
         self.stop_acm(now);
         self.node.give_back(now, ends_at);
     }
 
     fn has_ended(&self) -> bool {
         self.ends_at.is_some_and(|ends_at| {
-            let is_done = self.local_service.has_room()
+            let is_done = self.kernel.socket().has_room()
                 && self.node.local_service().is_idle()
                 && !self.node.paths().is_giving_back();
             is_done || ends_at <= clock::now()
         })
-    }
-
-    fn tell_client(&mut self, now: Instant, input: client::Input<'_>) {
-        self.node.handle_input(now, resolver::Input::Client(input));
-    }
-
-    fn tell_local_service(&mut self, now: Instant, input: local_service::Input<'_>) {
-        self.node.handle_input(now, resolver::Input::LocalService(input));
-    }
-
-    fn open(&mut self, socket: SocketId) -> client::Input<'static> {
-        match self.sockets.open(socket, socket.family()) {
-            Ok(()) => client::Input::SocketOpened { socket },
-            Err(error) => {
-                debug!(%socket, %error, "query socket not opened");
-                self.counters.count(transport::Counter::SocketNotOpened);
-                client::Input::SocketFailed { socket }
-            }
-        }
-    }
-
-    /// Answers the queries that are read already.
-    async fn answer_last(&mut self) {
-        let tasks = self.servers.finish();
-        let end = clock::now() + LAST_WORDS;
-        while tasks.iter().any(|task| !task.is_finished()) && clock::now() < end {
-            while let Some(input) = self.inputs.poll() {
-                if let Input::Queries(batch) = input {
-                    self.answer(batch);
-                }
-            }
-            yield_now().await;
-        }
-    }
-
-    fn answer(&mut self, batch: Batch) {
-        let reply = |query: &transport::server::Query| {
-            let received = query.received();
-            log::peer_asks(received.from, received.payload);
-            let transmit = self.node.answer(&received)?;
-            log::peer_is_answered(transmit.to, transmit.payload.as_ref());
-            Some(transmit)
-        };
-        let replies = batch.queries.iter().filter_map(reply).collect();
-        // The socket may have been closed meanwhile.
-        drop(batch.replies.send(replies));
-    }
-
-    /// The answer to a request that needs no network.
-    fn tell(&mut self, now: Instant, request: &Request) -> Response {
-        match request {
-            Request::Status => Body::Status { status: Box::new(self.status(now)) }.into(),
-            Request::Counters => Body::Counters { counters: self.counts() }.into(),
-            Request::Ports => Body::Ports { ports: self.port_status(now) }.into(),
-            Request::Flush => {
-                let (forgotten, paths) = (self.node.flush(), self.node.flush_paths());
-                info!(forgotten, paths, "flushed the caches");
-                Body::Done { done: format!("{forgotten} addresses and {paths} paths forgotten") }
-                    .into()
-            }
-            Request::LogLevel { change } => self.log_level(now, change.as_ref()),
-            Request::Resolve { .. }
-            | Request::Path { .. }
-            | Request::Cache { .. }
-            | Request::Paths { .. }
-            | Request::Reload => {
-                let message = "this request is answered elsewhere".to_owned();
-                Failure { kind: FailureKind::Internal, message }.into()
-            }
-        }
     }
 
     fn is_ready(&self) -> bool {
@@ -413,62 +303,23 @@ impl Io<Input> for Engine {
                     self.rdma.look();
                 }
                 self.node.handle_input(now, node::Input::View(input));
-                if self.node.view().is_synced() {
-                    for batch in self.servers.take_deferred() {
-                        self.answer(batch);
-                    }
-                }
+                self.answer_early();
             }
             Input::Port(event) => self.handle_port(now, event),
             Input::Event(event) => self.handle_event(now, event),
             Input::Mad(event) => self.handle_mad(now, &event),
             Input::Snapshot(event) => self.handle_snapshot(now, event),
-            Input::Route(RouteAnswer { question, route }) => {
-                self.tell_client(now, client::Input::Route { question, route: route.ok() });
-            }
-            // At most one from each socket, which reads nothing more before it gets its replies.
+            Input::Route(answer) => self.handle_route(now, answer),
             Input::Queries(batch) => {
-                if self.node.view().is_synced() {
-                    self.answer(batch);
-                } else {
-                    self.servers.defer(batch);
-                }
+                self.handle_queries(batch);
                 return Handled::Unchanged;
             }
-            Input::Heard(heard) => {
-                log::peer_answers(&heard);
-                self.tell_client(now, heard.input());
-            }
-            Input::LocalService(event) => return self.serve_kernel(now, event),
-            Input::Nudged(outcome) => {
-                let nudged = self.nudges.note(outcome, self.node.nudge_without_place());
-                self.tell_local_service(now, local_service::Input::Nudged(nudged));
-            }
+            Input::Heard(heard) => self.handle_heard(now, &heard),
+            Input::LocalService(event) => return self.handle_kernel(now, event),
+            Input::Nudged(outcome) => self.handle_nudged(now, outcome),
             Input::Responder(progress) => self.responder.handle_progress(now, progress),
             Input::Acm(event) => self.handle_acm(now, event),
-            Input::Ask(Ask { request, uid, answer }) => match request {
-                Request::Resolve { addresses, timeout_ms } => {
-                    let timeout = timeout_ms.map_or(Request::TIMEOUT, Duration::from);
-                    let deadline = now + timeout;
-                    let user = User(uid);
-                    for (id, address) in self.asks.add(now, addresses, answer) {
-                        match Question::new(address, None) {
-                            Some(question) => {
-                                let input =
-                                    resolver::Input::Resolve { user, id, question, deadline };
-                                self.node.handle_input(now, input);
-                            }
-                            None => self.asks.answered(now, id, Outcome::NotFound),
-                        }
-                    }
-                }
-                Request::Cache { after } => self.pages.ask(Asked::Addresses(after), answer),
-                Request::Paths { after } => self.pages.ask(Asked::Paths(after), answer),
-                Request::Path { path } => self.ask_path(now, User(uid), &path, answer),
-                Request::Reload => self.reload(now, Some(answer)),
-                // The caller may have disconnected.
-                request => drop(answer.send(self.tell(now, &request))),
-            },
+            Input::Ask(ask) => self.handle_ask(now, ask),
             Input::Loaded(loaded) => self.handle_loaded(now, *loaded),
             Input::Command(Command::Reload) => self.reload(now, None),
             Input::Command(Command::End) => self.end(now),
@@ -478,20 +329,7 @@ impl Io<Input> for Engine {
     }
 
     fn read_kernel(&mut self, now: Instant) -> Read {
-        let mut buffer = [0; REQUEST_BUFFER];
-        let (input, read) = match self.local_service.receive(&mut buffer) {
-            Received::Datagram { len, from_kernel } => {
-                let sender = if from_kernel { Sender::Kernel } else { Sender::Other };
-                let (bytes, cut) = (buffer.get(..len).unwrap_or(&buffer), len > REQUEST_BUFFER);
-                log::kernel_asks(bytes);
-                (local_service::Input::Datagram { sender, bytes, cut }, Read::Message)
-            }
-            Received::Overrun => (local_service::Input::Overrun, Read::Message),
-            Received::Drained => (local_service::Input::Drained, Read::Nothing),
-            Received::Closed => (local_service::Input::Closed, Read::Nothing),
-        };
-        self.tell_local_service(now, input);
-        read
+        self.read_kernel_socket(now)
     }
 
     fn handle_timeout(&mut self, now: Instant) {
@@ -499,7 +337,7 @@ impl Io<Input> for Engine {
     }
 
     fn poll(&mut self, _: Instant) -> Option<Output> {
-        self.node.poll(Room { local_service: self.local_service.has_room() })
+        self.node.poll(self.kernel.room())
     }
 
     fn carry_out(&mut self, now: Instant, output: Output) {
@@ -509,51 +347,12 @@ impl Io<Input> for Engine {
                 report::log(&event);
                 self.responder.handle_fact(&event);
             }
-            Output::Resolver(Event::Answered { id, outcome }) => {
-                self.asks.answered(now, id, outcome);
-            }
-            Output::Resolver(Event::PathAnswered { id, outcome }) => {
-                self.path_answered(now, id, outcome);
-            }
+            Output::Resolver(event) => self.handle_resolved(now, event),
             Output::Acm(output) => self.answer_acm(now, output),
             Output::Sa(transmit) => self.send_mad(now, &transmit),
-            Output::Resolver(Event::Socket(SocketEvent::Open(socket))) => {
-                let input = self.open(socket);
-                self.tell_client(now, input);
-            }
-            Output::Resolver(Event::Socket(SocketEvent::Close(socket))) => {
-                self.sockets.close(socket);
-            }
-            Output::Route(question) => {
-                if !self.routes.lookup(question) {
-                    self.tell_client(now, client::Input::Route { question, route: None });
-                }
-            }
-            Output::Query(transmit) => {
-                log::peer_is_asked(transmit.to, transmit.payload.as_ref());
-                self.sockets.send(&transmit);
-            }
-            Output::LocalService(local_service::Transmit::Message(message)) => {
-                log::kernel_is_answered(message.as_ref());
-                self.local_service.send(message.as_ref());
-            }
-            Output::LocalService(local_service::Transmit::Join) => {
-                if self.local_service.join() {
-                    self.keep_local_service();
-                } else {
-                    self.tell_local_service(now, local_service::Input::Closed);
-                }
-            }
-            Output::LocalService(local_service::Transmit::Leave(errno)) => {
-                self.local_service.leave(Errno::from_raw(-errno));
-                self.tell_local_service(now, local_service::Input::Closed);
-            }
-            Output::LocalService(local_service::Transmit::Nudge(nudge)) => {
-                let place = |link: &Link| Place { ifindex: link.ifindex, hwaddr: link.hwaddr };
-                let fallback = self.node.view().first_ipoib().map(place);
-                let quiet = self.local_service.quiet();
-                self.nudges.nudge(fallback, quiet.filter(|_| nudge == Nudge::IfQuiet));
-            }
+            Output::Route(question) => self.look_up_route(now, question),
+            Output::Query(transmit) => self.queries.send(&transmit),
+            Output::LocalService(transmit) => self.tell_kernel(now, &transmit),
         }
     }
 

@@ -54,7 +54,7 @@ impl Pages {
 impl Engine {
     /// Makes a page, if one was requested.
     pub(super) fn make_page(&mut self, now: Instant) {
-        let Some((asked, to)) = self.pages.next() else { return };
+        let Some((asked, to)) = self.users.pages.next() else { return };
         let page = match asked {
             Asked::Addresses(after) => self.page_of_addresses(now, after),
             Asked::Paths(after) => self.page_of_paths(now, after),

@@ -15,6 +15,7 @@ use ibarr_proto::sa::{PortIndex, Transmit};
 use ibarr_proto::shares::User;
 use tokio::sync::oneshot;
 
+use super::events::Hearing;
 use super::{Engine, log};
 use crate::control::messages::{
     Body, CachedPath, Elapsed, Failure, FailureKind, Informed, LastEvent, Number, OrText,
@@ -24,12 +25,18 @@ use crate::control::messages::{
 use crate::transport::ports::{self, Ports};
 use crate::transport::umad::{self, Meaning, Sending, Umads};
 
-/// The ports of this node, and users' requests for a path from them.
+/// The ports of this node, their umad devices and their events.
 pub(super) struct Rdma {
     ports: Ports,
     umads: Umads,
-    last_request: u64,
-    asked: HashMap<UserRequest, Asked>,
+    pub(super) hearing: Hearing,
+}
+
+/// Users' requests for a path without an answer yet.
+#[derive(Default)]
+pub(super) struct PathAsks {
+    last: u64,
+    pending: HashMap<UserRequest, Asked>,
 }
 
 #[derive(Debug)]
@@ -44,8 +51,8 @@ struct Asked {
 const DEADLINE: Duration = Duration::from_secs(5);
 
 impl Rdma {
-    pub(super) fn new(ports: Ports, umads: Umads) -> Self {
-        Self { ports, umads, last_request: 0, asked: HashMap::new() }
+    pub(super) fn new(ports: Ports, umads: Umads, hearing: Hearing) -> Self {
+        Self { ports, umads, hearing }
     }
 
     /// See [`Ports::look`].
@@ -159,16 +166,17 @@ impl Engine {
             // The caller may have disconnected.
             Err(failure) => return drop(to.send(failure.into())),
         };
-        self.rdma.last_request += 1;
-        let id = UserRequest::Control(self.rdma.last_request);
-        self.rdma.asked.insert(id, Asked { at: now, port, question, to });
+        let asks = &mut self.users.paths;
+        asks.last += 1;
+        let id = UserRequest::Control(asks.last);
+        asks.pending.insert(id, Asked { at: now, port, question, to });
         let deadline = now + DEADLINE;
         let request = resolver::PathRequest { id, port, question, deadline };
         self.node.handle_input(now, resolver::Input::ResolvePath { user, request });
     }
 
     pub(super) fn path_answered(&mut self, now: Instant, id: UserRequest, outcome: Outcome) {
-        let Some(Asked { at, port, question, to }) = self.rdma.asked.remove(&id) else {
+        let Some(Asked { at, port, question, to }) = self.users.paths.pending.remove(&id) else {
             return;
         };
         let ms = Elapsed(now.since(at));
@@ -216,7 +224,7 @@ impl Engine {
                 blocked: self.why_no_sa(index, facts),
                 last_event: last_event(index),
                 informed: self.informed(index),
-                deaf: self.hearing.why_not(name.device).map(str::to_owned),
+                deaf: self.rdma.hearing.why_not(name.device).map(str::to_owned),
             }
         };
         ports.map(status).collect()

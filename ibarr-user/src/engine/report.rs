@@ -91,7 +91,7 @@ impl Engine {
         ];
         ControlStatus {
             connections: self.control.places.len(),
-            refused: refused.iter().map(|&counter| self.counters.get(counter)).sum(),
+            refused: refused.iter().map(|&counter| self.control.counters.get(counter)).sum(),
             group: self.control.access.group().to_string(),
         }
     }
@@ -121,12 +121,12 @@ impl Engine {
     }
 
     fn local_service_status(&self) -> LocalServiceStatus {
-        let (state, blocked) = match self.local_service.status() {
+        let (state, blocked) = match self.kernel.socket().status() {
             ls::Status::Open => (SocketState::Open, None),
             ls::Status::Inherited => (SocketState::Inherited, None),
             ls::Status::Closed(reason) => (SocketState::Closed, Some(reason)),
         };
-        let (nudges, nudge_interface) = match self.nudges.last() {
+        let (nudges, nudge_interface) = match self.kernel.nudges().last() {
             _ if !self.config.local_service.nudge => (NudgeState::Off, None),
             Some(Err(_)) => (NudgeState::Failing, None),
             Some(Ok(ifindex)) => (NudgeState::On, self.interface_name(*ifindex)),
@@ -142,7 +142,7 @@ impl Engine {
             waiting: self.node.local_service().load().waiting,
             nudges,
             nudge_interface,
-            listeners: self.local_service.listeners().into_iter().map(listener).collect(),
+            listeners: self.kernel.socket().listeners().into_iter().map(listener).collect(),
         }
     }
 
@@ -166,10 +166,10 @@ impl Engine {
         add(&mut counts, "responder", &self.responder.counters());
         let programs = self.responder.counts().into_iter();
         counts.extend(programs.map(|(name, count)| (format!("bpf.{name}"), count)));
-        counts.extend(self.counters.iter().map(|(name, count)| (name.to_string(), count)));
+        counts.extend(self.control.counters.iter().map(|(name, count)| (name.to_string(), count)));
         counts.insert("log.dropped".to_owned(), self.log.dropped());
         counts.insert("transport.query-dropped".to_owned(), self.queries_dropped());
-        counts.insert("transport.reply-not-received".to_owned(), self.sockets.dropped());
+        counts.insert("transport.reply-not-received".to_owned(), self.queries.dropped());
         counts
     }
 
@@ -272,14 +272,14 @@ impl Engine {
                 errno => format!("the kernel refuses our answers: {errno}"),
             });
         }
-        if let Some(Err(failure)) = self.nudges.last()
+        if let Some(Err(failure)) = self.kernel.nudges().last()
             && self.config.local_service.nudge
         {
             warnings.push(format!(
                 "rdma_resolve_addr waits for its whole time-out, because nudges fail: {failure}"
             ));
         }
-        warnings.extend(self.local_service.listeners().iter().map(|Listener { pid, name }| {
+        warnings.extend(self.kernel.socket().listeners().iter().map(|Listener { pid, name }| {
             let pid = pid.map_or(String::new(), |pid| format!(" (pid {pid})"));
             let name = escaped(name, |_| true);
             format!(

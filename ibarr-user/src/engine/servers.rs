@@ -9,14 +9,17 @@ use std::sync::Arc;
 
 use ibarr_proto::ip2gid::Family;
 use tokio::sync::{mpsc, watch};
-use tokio::task::AbortHandle;
+use tokio::task::{AbortHandle, yield_now};
 use tracing::warn;
 
+use super::inputs::Input;
+use super::{Engine, LAST_WORDS, log};
 use crate::bpf::Responder;
 use crate::control::messages::{IpVersion, ServerStatus};
+use crate::sys::clock;
 use crate::transport::Counters;
 use crate::transport::inherited::Inherited;
-use crate::transport::server::{self, Batch, State};
+use crate::transport::server::{self, Batch, Query, State};
 
 /// The sockets of the ip2gid port, and the queries that wait for an answer.
 pub(super) struct Servers {
@@ -106,16 +109,6 @@ impl Servers {
         }
     }
 
-    /// Keeps queries until this node's addresses are known.
-    pub(super) fn defer(&mut self, batch: Batch) {
-        self.early.push(batch);
-    }
-
-    /// The queries that were kept.
-    pub(super) fn take_deferred(&mut self) -> Vec<Batch> {
-        std::mem::take(&mut self.early)
-    }
-
     /// Whether each socket serves or has reported why not.
     pub(super) fn have_started(&self) -> bool {
         self.sockets.iter().all(Socket::has_started)
@@ -156,6 +149,54 @@ impl Servers {
             ServerStatus { family, port: self.port, blocked, receive_buffer }
         };
         self.sockets.iter().map(status).collect()
+    }
+}
+
+impl Engine {
+    /// Answers peers' queries, or keeps them until this node's addresses are known. Each socket
+    /// sends one batch, and reads nothing more before it gets its replies.
+    pub(super) fn handle_queries(&mut self, batch: Batch) {
+        if self.node.view().is_synced() {
+            self.answer(batch);
+        } else {
+            self.servers.early.push(batch);
+        }
+    }
+
+    /// Answers the queries that were kept, if this node's addresses are known now.
+    pub(super) fn answer_early(&mut self) {
+        if self.node.view().is_synced() {
+            for batch in std::mem::take(&mut self.servers.early) {
+                self.answer(batch);
+            }
+        }
+    }
+
+    /// Answers the queries that are read already.
+    pub(super) async fn answer_last(&mut self) {
+        let tasks = self.servers.finish();
+        let end = clock::now() + LAST_WORDS;
+        while tasks.iter().any(|task| !task.is_finished()) && clock::now() < end {
+            while let Some(input) = self.inputs.poll() {
+                if let Input::Queries(batch) = input {
+                    self.answer(batch);
+                }
+            }
+            yield_now().await;
+        }
+    }
+
+    fn answer(&mut self, batch: Batch) {
+        let reply = |query: &Query| {
+            let received = query.received();
+            log::peer_asks(received.from, received.payload);
+            let transmit = self.node.answer(&received)?;
+            log::peer_is_answered(transmit.to, transmit.payload.as_ref());
+            Some(transmit)
+        };
+        let replies = batch.queries.iter().filter_map(reply).collect();
+        // The socket may have been closed meanwhile.
+        drop(batch.replies.send(replies));
     }
 }
 

@@ -1,0 +1,75 @@
+// SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
+
+//! What the client's questions to peers need: routes and sockets.
+
+use std::sync::Arc;
+
+use ibarr_common::Instant;
+use ibarr_proto::ip2gid::Question;
+use ibarr_proto::ip2gid::client::{Input, SocketEvent, Transmit};
+use ibarr_proto::resolver;
+use tracing::debug;
+
+use super::{Engine, log};
+use crate::transport::queries::{Heard, Sockets};
+use crate::transport::rtnetlink::{RouteAnswer, Routes};
+use crate::transport::{Counter, Counters};
+
+pub(super) struct Queries {
+    sockets: Sockets,
+    routes: Routes,
+    counters: Arc<Counters>,
+}
+
+impl Queries {
+    pub(super) fn new(sockets: Sockets, routes: Routes, counters: Arc<Counters>) -> Self {
+        Self { sockets, routes, counters }
+    }
+
+    pub(super) fn send(&self, transmit: &Transmit) {
+        log::peer_is_asked(transmit.to, transmit.payload.as_ref());
+        self.sockets.send(transmit);
+    }
+
+    /// See [`Sockets::dropped`].
+    pub(super) fn dropped(&self) -> u64 {
+        self.sockets.dropped()
+    }
+}
+
+impl Engine {
+    pub(super) fn handle_query_socket(&mut self, now: Instant, event: SocketEvent) {
+        let input = match event {
+            SocketEvent::Close(socket) => return self.queries.sockets.close(socket),
+            SocketEvent::Open(socket) => match self.queries.sockets.open(socket, socket.family()) {
+                Ok(()) => Input::SocketOpened { socket },
+                Err(error) => {
+                    debug!(%socket, %error, "query socket not opened");
+                    self.queries.counters.count(Counter::SocketNotOpened);
+                    Input::SocketFailed { socket }
+                }
+            },
+        };
+        self.tell_client(now, input);
+    }
+
+    pub(super) fn look_up_route(&mut self, now: Instant, question: Question) {
+        if !self.queries.routes.lookup(question) {
+            self.tell_client(now, Input::Route { question, route: None });
+        }
+    }
+
+    pub(super) fn handle_route(&mut self, now: Instant, answer: RouteAnswer) {
+        let RouteAnswer { question, route } = answer;
+        self.tell_client(now, Input::Route { question, route: route.ok() });
+    }
+
+    pub(super) fn handle_heard(&mut self, now: Instant, heard: &Heard) {
+        log::peer_answers(heard);
+        self.tell_client(now, heard.input());
+    }
+
+    fn tell_client(&mut self, now: Instant, input: Input<'_>) {
+        self.node.handle_input(now, resolver::Input::Client(input));
+    }
+}

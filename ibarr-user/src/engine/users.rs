@@ -1,0 +1,87 @@
+// SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
+
+//! Requests of the control socket.
+
+use std::net::IpAddr;
+use std::time::Duration;
+
+use ibarr_common::Instant;
+use ibarr_proto::ip2gid::Question;
+use ibarr_proto::request::{Outcome, UserRequest};
+use ibarr_proto::resolver::{self, Event};
+use ibarr_proto::shares::User;
+use tracing::info;
+
+use super::Engine;
+use super::asks::Asks;
+use super::pages::{Asked, Pages};
+use super::paths::PathAsks;
+use crate::control::messages::{Body, Request, Response};
+use crate::control::server::Ask;
+
+/// Requests without an answer yet.
+#[derive(Default)]
+pub(super) struct Users {
+    addresses: Asks,
+    pub(super) paths: PathAsks,
+    pub(super) pages: Pages,
+}
+
+impl Engine {
+    pub(super) fn handle_ask(&mut self, now: Instant, ask: Ask) {
+        let Ask { request, uid, answer } = ask;
+        let user = User(uid);
+        let response: Response = match request {
+            Request::Resolve { addresses, timeout_ms } => {
+                let deadline = now + timeout_ms.map_or(Request::TIMEOUT, Duration::from);
+                let requests = self.users.addresses.add(now, addresses, answer);
+                return self.ask_addresses(now, user, requests, deadline);
+            }
+            Request::Path { path } => return self.ask_path(now, user, &path, answer),
+            Request::Cache { after } => {
+                return self.users.pages.ask(Asked::Addresses(after), answer);
+            }
+            Request::Paths { after } => return self.users.pages.ask(Asked::Paths(after), answer),
+            Request::Reload => return self.reload(now, Some(answer)),
+            Request::Status => Body::Status { status: Box::new(self.status(now)) }.into(),
+            Request::Counters => Body::Counters { counters: self.counts() }.into(),
+            Request::Ports => Body::Ports { ports: self.port_status(now) }.into(),
+            Request::Flush => {
+                let (forgotten, paths) = (self.node.flush(), self.node.flush_paths());
+                info!(forgotten, paths, "flushed the caches");
+                Body::Done { done: format!("{forgotten} addresses and {paths} paths forgotten") }
+                    .into()
+            }
+            Request::LogLevel { change } => self.log_level(now, change.as_ref()),
+        };
+        // The caller may have disconnected.
+        drop(answer.send(response));
+    }
+
+    fn ask_addresses(
+        &mut self,
+        now: Instant,
+        user: User,
+        requests: Vec<(UserRequest, IpAddr)>,
+        deadline: Instant,
+    ) {
+        for (id, address) in requests {
+            match Question::new(address, None) {
+                Some(question) => {
+                    let input = resolver::Input::Resolve { user, id, question, deadline };
+                    self.node.handle_input(now, input);
+                }
+                None => self.users.addresses.answered(now, id, Outcome::NotFound),
+            }
+        }
+    }
+
+    /// Passes on an event of the resolver.
+    pub(super) fn handle_resolved(&mut self, now: Instant, event: Event) {
+        match event {
+            Event::Answered { id, outcome } => self.users.addresses.answered(now, id, outcome),
+            Event::PathAnswered { id, outcome } => self.path_answered(now, id, outcome),
+            Event::Socket(event) => self.handle_query_socket(now, event),
+        }
+    }
+}
