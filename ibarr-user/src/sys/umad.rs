@@ -13,7 +13,7 @@ use std::os::fd::{AsRawFd, OwnedFd};
 use std::os::unix::fs::{FileTypeExt, OpenOptionsExt};
 use std::path::Path;
 
-use ibarr_common::wire::umad::{AgentId, Form, MAX_LEN, Register2Wire, RegisterWire};
+use ibarr_common::wire::umad::{AgentId, Form, Register2Wire, RegisterWire};
 use nix::errno::Errno;
 use nix::libc;
 use nix::sys::socket::{AddressFamily, SockFlag, SockType, UnixAddr, connect, socket};
@@ -146,16 +146,16 @@ impl Device {
         }
     }
 
-    /// Waits for a message, and reads it. Cancel safe.
+    /// Waits for a message, and reads it into a buffer that is as long as a message can be. Cancel safe.
     ///
     /// # Errors
     /// `EIO`, `ENODEV` when the device is gone; `UnexpectedEof` when the stand-in has closed its
     /// socket.
-    pub async fn read(&self, buffer: &mut [u8; MAX_LEN]) -> io::Result<usize> {
+    pub async fn read(&self, buffer: &mut [u8]) -> io::Result<usize> {
         loop {
             // For a removed device the kernel only reports an error condition.
             let mut guard = self.fd.ready(Interest::READABLE | Interest::ERROR).await?;
-            match guard.try_io(|fd| Ok(read(fd.get_ref(), buffer.as_mut_slice())?)) {
+            match guard.try_io(|fd| Ok(read(fd.get_ref(), buffer)?)) {
                 Ok(Ok(0)) => return Err(io::ErrorKind::UnexpectedEof.into()),
                 Ok(result) => return result,
                 Err(_would_block) => {}

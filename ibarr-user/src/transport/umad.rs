@@ -6,6 +6,7 @@ use std::collections::BTreeMap;
 use std::io;
 use std::sync::Arc;
 
+use bytes::{Bytes, BytesMut};
 use ibarr_common::ib::Lid;
 use ibarr_common::wire::mad;
 use ibarr_common::wire::umad::{AgentId, MAX_LEN, Received, Send};
@@ -39,14 +40,7 @@ pub struct Event {
     /// The number of the opening, which tells a reopened device from the old one.
     door: u64,
     /// A message, or the error that ended the reading.
-    what: io::Result<Packet>,
-}
-
-/// The result of one read(2).
-#[derive(Debug)]
-struct Packet {
-    bytes: Box<[u8; MAX_LEN]>,
-    len: usize,
+    what: io::Result<Bytes>,
 }
 
 /// The meaning of an [`Event`].
@@ -232,7 +226,7 @@ impl Umads {
             return Meaning::Nothing;
         };
         let packet = match &event.what {
-            Ok(packet) => packet.bytes.get(..packet.len).unwrap_or_default(),
+            Ok(packet) => packet,
             Err(error) => {
                 self.lose(event.port, error);
                 return Meaning::Lost(event.port);
@@ -279,11 +273,13 @@ fn is_passing(error: &io::Error) -> bool {
     )
 }
 
-/// Reads until the device is lost.
+/// Reads until the device is lost. The buffer is allocated again only while the engine holds its
+/// messages.
 async fn read_all(port: PortIndex, door: u64, device: Arc<Device>, events: mpsc::Sender<Event>) {
+    let mut buffer = BytesMut::new();
     loop {
-        let mut bytes = Box::new([0; MAX_LEN]);
-        let what = device.read(&mut bytes).await.map(|len| Packet { bytes, len });
+        buffer.resize(MAX_LEN, 0);
+        let what = device.read(&mut buffer).await.map(|len| buffer.split_to(len).freeze());
         let is_lost = what.is_err();
         // The engine is gone.
         if events.send(Event { port, door, what }).await.is_err() || is_lost {
