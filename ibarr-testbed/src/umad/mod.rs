@@ -16,7 +16,7 @@ pub mod device;
 pub mod fuse;
 
 mod administrator;
-mod door;
+mod file;
 mod on_fabric;
 pub(crate) mod sysfs;
 
@@ -42,7 +42,7 @@ pub use device::{Abilities, Device, FileId, Sent};
 pub use on_fabric::OnFabric;
 pub use sysfs::Shown;
 
-use self::door::Door;
+use self::file::DeviceFile;
 
 /// The thing that a port is connected to. After each call, the `poll_…` functions are called until they
 /// return `None`.
@@ -137,8 +137,8 @@ impl Port {
         state: Option<Shown>,
         wire: impl Wire,
     ) -> Result<Self> {
-        let door = Door::mount(&directory.device(umad)?)?;
-        Self::behind(door, directory, name, umad, abilities, state, wire)
+        let file = DeviceFile::mount(&directory.device(umad)?)?;
+        Self::behind(file, directory, name, umad, abilities, state, wire)
     }
 
     /// Like [`Port::new`], with a Unix socket that takes the place of the device.
@@ -152,12 +152,12 @@ impl Port {
         state: Option<Shown>,
         wire: impl Wire,
     ) -> Result<Self> {
-        let door = Door::listen(&directory.device(umad)?)?;
-        Self::behind(door, directory, name, umad, Abilities::default(), state, wire)
+        let file = DeviceFile::listen(&directory.device(umad)?)?;
+        Self::behind(file, directory, name, umad, Abilities::default(), state, wire)
     }
 
     fn behind(
-        door: Door,
+        file: DeviceFile,
         directory: &Directory,
         name: PortName,
         umad: u32,
@@ -174,7 +174,7 @@ impl Port {
         if let Some(state) = state {
             shared.lock().show(&shared, state)?;
         }
-        let serving = Serving { shared: Arc::clone(&shared), door, wire: Box::new(wire), alarm };
+        let serving = Serving { shared: Arc::clone(&shared), file, wire: Box::new(wire), alarm };
         let thread = thread::Builder::new().name(format!("umad{umad}"));
         let thread = thread.spawn(move || serving.run()).context("cannot start a thread")?;
         Ok(Self { shared, bell, thread: Some(thread) })
@@ -268,7 +268,7 @@ impl Inner {
 /// The state of a port's thread.
 struct Serving {
     shared: Arc<Shared>,
-    door: Door,
+    file: DeviceFile,
     wire: Box<dyn Wire>,
     alarm: UnixStream,
 }
@@ -291,7 +291,7 @@ impl Serving {
         let now = clock::now();
         let mut inner = self.shared.lock();
         let device = &mut inner.device;
-        self.door.serve(now, device)?;
+        self.file.serve(now, device)?;
         device.handle_timeout(now);
         while let Some(sent) = device.poll_transmit() {
             self.wire.send(now, &sent);
@@ -300,7 +300,7 @@ impl Serving {
         while let Some((from, mad)) = self.wire.poll_received() {
             device.receive(from, &mad);
         }
-        self.door.deliver(device)?;
+        self.file.deliver(device)?;
         if let Some(state) = self.wire.poll_state() {
             inner.show(&self.shared, state)?;
         }
@@ -317,7 +317,7 @@ impl Serving {
                 PollTimeout::try_from(millis).unwrap_or(PollTimeout::MAX)
             }
         };
-        let fds = self.door.fds().chain([self.alarm.as_fd()]).chain(self.wire.fds());
+        let fds = self.file.fds().chain([self.alarm.as_fd()]).chain(self.wire.fds());
         let mut fds: Vec<_> = fds.map(|fd| PollFd::new(fd, PollFlags::POLLIN)).collect();
         match poll(&mut fds, timeout) {
             Ok(_) | Err(Errno::EINTR) => Ok(()),

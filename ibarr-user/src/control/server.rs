@@ -151,15 +151,15 @@ pub fn start(
         let _context = runtime.enter();
         UnixListener::from_std(listener.socket.try_clone()?)?
     };
-    let door = Door { socket, reserve: reserve(), asks, control };
+    let accepting = Accepting { socket, reserve: reserve(), asks, control };
     thread::Builder::new().name("control".to_owned()).spawn(move || {
-        runtime.block_on(door.serve());
+        runtime.block_on(accepting.serve());
         drop(listener);
     })
 }
 
 /// Accepts connections.
-struct Door {
+struct Accepting {
     socket: UnixListener,
     /// Closed to accept a connection when no other descriptor is left.
     reserve: Option<File>,
@@ -167,7 +167,7 @@ struct Door {
     control: Control,
 }
 
-impl Door {
+impl Accepting {
     async fn serve(mut self) {
         loop {
             let accepted = tokio::select! {

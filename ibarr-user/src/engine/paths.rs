@@ -99,7 +99,7 @@ impl Engine {
                 self.tell_paths(now, Input::Mad { port, from, mad });
             }
             Meaning::Unanswered => self.tell_paths(now, Input::Unanswered),
-            Meaning::Lost(port) => self.lose_door(now, port),
+            Meaning::Lost(port) => self.lose_device(now, port),
             Meaning::Nothing => {}
         }
     }
@@ -112,7 +112,7 @@ impl Engine {
                 self.tell_paths(now, Input::NotSent);
                 self.rdma.look();
             }
-            Sending::Lost => self.lose_door(now, transmit.port),
+            Sending::Lost => self.lose_device(now, transmit.port),
         }
     }
 
@@ -134,7 +134,7 @@ impl Engine {
         }
     }
 
-    fn lose_door(&mut self, now: Instant, port: PortIndex) {
+    fn lose_device(&mut self, now: Instant, port: PortIndex) {
         self.tell_paths(now, Input::Reports { port, taken: false });
         let known = self.node.paths().ports().find(|(index, ..)| *index == port);
         if let Some((_, name, facts, _)) = known {

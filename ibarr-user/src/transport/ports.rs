@@ -191,9 +191,9 @@ impl Watch {
 
     /// Reports changes; `false` if the engine is gone.
     fn tell(&self, name: PortName, facts: PortFacts, told: &mut Told) -> bool {
-        let (opened, blocked) = match told.door.upgrade() {
+        let (opened, blocked) = match told.open_device.upgrade() {
             Some(_) => (None, None),
-            None => match door(&self.dirs, name) {
+            None => match open_device(&self.dirs, name) {
                 Ok(opened) => (Some((opened, Token::default())), None),
                 Err(reason) => (None, Some(reason)),
             },
@@ -204,7 +204,7 @@ impl Watch {
             return true;
         }
         if let Some((_, token)) = &opened {
-            told.door = Arc::downgrade(token);
+            told.open_device = Arc::downgrade(token);
         }
         told.facts = Some(facts.clone());
         told.blocked.clone_from(&blocked);
@@ -217,10 +217,11 @@ impl Watch {
 struct Told {
     facts: Option<PortFacts>,
     blocked: Option<String>,
-    door: Weak<()>,
+    /// Exists while the engine has the device open.
+    open_device: Weak<()>,
 }
 
-fn door(dirs: &Dirs, name: PortName) -> Result<Opened, String> {
+fn open_device(dirs: &Dirs, name: PortName) -> Result<Opened, String> {
     let class = dirs.sys.join("class/infiniband_mad");
     let is_its = |umad: &String| {
         let read = |file: &str| text(&class.join(umad).join(file)).unwrap_or_default();
@@ -392,7 +393,7 @@ mod tests {
     #[test]
     fn umad_device_is_found_by_the_full_device_name() {
         let sys = Sys::new();
-        let reason = |device| door(&sys.dirs(), name(device)).unwrap_err();
+        let reason = |device| open_device(&sys.dirs(), name(device)).unwrap_err();
         assert!(reason("mlx5_1").contains("infiniband/umad1"), "{}", reason("mlx5_1"));
         assert!(reason("mlx5_10").contains("infiniband/umad0"), "{}", reason("mlx5_10"));
         assert!(reason("mlx5_0").contains("ib_umad"), "{}", reason("mlx5_0"));

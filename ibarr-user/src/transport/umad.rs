@@ -26,7 +26,7 @@ use crate::sys::umad::{Device, Opened};
 pub struct Umads {
     /// The index of a port is its position here, which never changes.
     names: Vec<PortName>,
-    doors: BTreeMap<PortIndex, Door>,
+    open: BTreeMap<PortIndex, OpenDevice>,
     blocked: BTreeMap<PortIndex, String>,
     next: u64,
     events: mpsc::Sender<Event>,
@@ -38,7 +38,7 @@ pub struct Umads {
 pub struct Event {
     port: PortIndex,
     /// The number of the opening, which tells a reopened device from the old one.
-    door: u64,
+    opening: u64,
     /// A message, or the error that ended the reading.
     what: io::Result<Bytes>,
 }
@@ -75,8 +75,8 @@ pub enum Sending {
 }
 
 #[derive(Debug)]
-struct Door {
-    number: u64,
+struct OpenDevice {
+    opening: u64,
     device: Arc<Device>,
     /// The agent that receives reports, or why there is none. `None`: registration was not tried.
     reports: Option<Result<AgentId, String>>,
@@ -85,7 +85,7 @@ struct Door {
     _token: Token,
 }
 
-impl Drop for Door {
+impl Drop for OpenDevice {
     fn drop(&mut self) {
         self.task.abort();
     }
@@ -94,8 +94,8 @@ impl Drop for Door {
 impl Umads {
     /// Without ports.
     pub fn new(events: mpsc::Sender<Event>, counters: Arc<Counters>) -> Self {
-        let (names, doors, blocked) = (Vec::new(), BTreeMap::new(), BTreeMap::new());
-        Self { names, doors, blocked, next: 0, events, counters }
+        let (names, open, blocked) = (Vec::new(), BTreeMap::new(), BTreeMap::new());
+        Self { names, open, blocked, next: 0, events, counters }
     }
 
     /// The index of a port. `None` beyond 65,536 ports.
@@ -114,13 +114,13 @@ impl Umads {
             Err(error) => return self.block(port, Some(format!("cannot be awaited: {error}"))),
         };
         self.next += 1;
-        let number = self.next;
-        let read = read_all(port, number, Arc::clone(&device), self.events.clone());
+        let opening = self.next;
+        let read = read_all(port, opening, Arc::clone(&device), self.events.clone());
         let task = tokio::spawn(read).abort_handle();
         let name = self.name(port);
         info!(message_id = ids::SA_ASKED, port = %name, form = ?device.form(), "asking its subnet administrator");
         self.blocked.remove(&port);
-        self.doors.insert(port, Door { number, device, reports: None, task, _token: token });
+        self.open.insert(port, OpenDevice { opening, device, reports: None, task, _token: token });
     }
 
     /// Notes that the umad device of a port is not open, for this reason; `None` if it is unknown
@@ -140,21 +140,22 @@ impl Umads {
 
     /// Closes the device of a port that was removed.
     pub fn close(&mut self, port: PortIndex) {
-        self.doors.remove(&port);
+        self.open.remove(&port);
         self.blocked.remove(&port);
     }
 
     /// Whether the umad device of a port is open.
     pub fn is_open(&self, port: PortIndex) -> bool {
-        self.doors.contains_key(&port)
+        self.open.contains_key(&port)
     }
 
     /// Registers for reports of the SA at a port; returns whether that succeeded.
     pub fn take_reports(&mut self, port: PortIndex) -> bool {
         let name = self.name(port);
-        let Some(door) = self.doors.get_mut(&port) else { return false };
-        let device = &door.device;
-        let reports = door.reports.get_or_insert_with(|| {
+        let Some(OpenDevice { device, reports, .. }) = self.open.get_mut(&port) else {
+            return false;
+        };
+        let reports = reports.get_or_insert_with(|| {
             device.take_reports().map_err(|error| {
                 let reason = match error.kind() {
                     io::ErrorKind::AddrInUse => "another program takes the reports".to_owned(),
@@ -169,7 +170,7 @@ impl Umads {
 
     /// Why the port receives no reports, for people.
     pub fn why_no_reports(&self, port: PortIndex) -> Option<&str> {
-        self.doors.get(&port)?.reports.as_ref()?.as_ref().err().map(String::as_str)
+        self.open.get(&port)?.reports.as_ref()?.as_ref().err().map(String::as_str)
     }
 
     /// Why the umad device is not open, for people.
@@ -187,12 +188,11 @@ impl Umads {
 
     /// Sends a MAD through the umad device of its port.
     pub fn send(&mut self, transmit: &Transmit) -> Sending {
-        let Some(door) = self.doors.get(&transmit.port) else {
+        let Some(OpenDevice { device, reports, .. }) = self.open.get(&transmit.port) else {
             return Sending::Refused;
         };
-        let device = &door.device;
         // An answer is sent by the agent that received the request.
-        let reports = door.reports.as_ref().and_then(|reports| reports.as_ref().ok());
+        let reports = reports.as_ref().and_then(|reports| reports.as_ref().ok());
         let agent = reports.filter(|_| transmit.timeout.is_none());
         let message = Send {
             agent: agent.copied().unwrap_or_else(|| device.agent()),
@@ -221,7 +221,8 @@ impl Umads {
 
     /// Interprets an event.
     pub fn read<'a>(&mut self, event: &'a Event) -> Meaning<'a> {
-        let Some(door) = self.doors.get(&event.port).filter(|door| door.number == event.door)
+        let is_it = |open: &&OpenDevice| open.opening == event.opening;
+        let Some(OpenDevice { device, reports, .. }) = self.open.get(&event.port).filter(is_it)
         else {
             return Meaning::Nothing;
         };
@@ -232,13 +233,13 @@ impl Umads {
                 return Meaning::Lost(event.port);
             }
         };
-        match Received::parse(door.device.form(), packet) {
+        match Received::parse(device.form(), packet) {
             Ok(Received::Mad { agent, from, mad })
-                if agent == door.device.agent() || door.reports == Some(Ok(agent)) =>
+                if agent == device.agent() || *reports == Some(Ok(agent)) =>
             {
                 Meaning::Mad { port: event.port, from, mad }
             }
-            Ok(Received::Unanswered { agent, .. }) if agent == door.device.agent() => {
+            Ok(Received::Unanswered { agent, .. }) if agent == device.agent() => {
                 Meaning::Unanswered
             }
             Ok(_) => self.malformed(Counter::UmadAgent),
@@ -250,7 +251,7 @@ impl Umads {
     fn lose(&mut self, port: PortIndex, error: &io::Error) {
         warn!(message_id = ids::UMAD_LOST, port = %self.name(port), %error, "its umad device is lost");
         self.counters.count(Counter::UmadLost);
-        self.doors.remove(&port);
+        self.open.remove(&port);
     }
 
     fn malformed(&self, counter: Counter) -> Meaning<'static> {
@@ -275,14 +276,14 @@ fn is_passing(error: &io::Error) -> bool {
 
 /// Reads until the device is lost. The buffer is allocated again only while the engine holds its
 /// messages.
-async fn read_all(port: PortIndex, door: u64, device: Arc<Device>, events: mpsc::Sender<Event>) {
+async fn read_all(port: PortIndex, opening: u64, device: Arc<Device>, events: mpsc::Sender<Event>) {
     let mut buffer = BytesMut::new();
     loop {
         buffer.resize(MAX_LEN, 0);
         let what = device.read(&mut buffer).await.map(|len| buffer.split_to(len).freeze());
         let is_lost = what.is_err();
         // The engine is gone.
-        if events.send(Event { port, door, what }).await.is_err() || is_lost {
+        if events.send(Event { port, opening, what }).await.is_err() || is_lost {
             return;
         }
     }

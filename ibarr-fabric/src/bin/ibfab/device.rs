@@ -41,14 +41,14 @@ pub(crate) const BUFFER_LEN: usize = 96 * 1024;
 
 impl Device {
     /// Makes a channel adapter for `node`.
-    pub(crate) fn create(door: &Path, node: &Node) -> anyhow::Result<Self> {
+    pub(crate) fn create(path: &Path, node: &Node) -> anyhow::Result<Self> {
         let name = &node.name;
         let file = OpenOptions::new()
             .read(true)
             .write(true)
             .custom_flags(OFlag::O_NONBLOCK.bits())
-            .open(door)
-            .with_context(|| format!("cannot open {}: load ibtun.ko first", door.display()))?;
+            .open(path)
+            .with_context(|| format!("cannot open {}: load ibtun.ko first", path.display()))?;
         if usize::from(node.port_count()) > ibtun::MAX_PORTS {
             bail!("{name} has more than {} ports: a device cannot", ibtun::MAX_PORTS);
         }

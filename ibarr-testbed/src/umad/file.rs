@@ -22,8 +22,7 @@ use zerocopy::IntoBytes as _;
 use super::device::{Device, FileId, request};
 use super::fuse::{Call, Fuse, Reply};
 
-/// See the module.
-pub(super) enum Door {
+pub(super) enum DeviceFile {
     Mounted {
         fuse: Fuse,
         /// Pollers that wait until a file is ready.
@@ -35,7 +34,7 @@ pub(super) enum Door {
     },
 }
 
-impl Door {
+impl DeviceFile {
     pub(super) fn mount(path: &Path) -> Result<Self> {
         File::create(path).with_context(|| path.display().to_string())?;
         let fuse = Fuse::mount(path).with_context(|| {
