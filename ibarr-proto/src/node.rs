@@ -4,9 +4,11 @@
 //! the simulation proves the order of steps that the daemon executes.
 
 use std::collections::{BTreeMap, VecDeque};
+use std::net::IpAddr;
 use std::time::Duration;
 
 use ibarr_common::ib::Gid;
+use ibarr_common::wire::acm::Address;
 use ibarr_common::{IfIndex, Instant};
 use rand_core::{CryptoRng, SeedableRng};
 
@@ -19,7 +21,7 @@ use crate::local_service::{self, LocalService};
 use crate::local_view::{self, LocalView};
 use crate::paths::snapshot::{Restored, Snapshot};
 use crate::paths::{self, Paths};
-use crate::request::UserRequest;
+use crate::request::{self, Outcome, UserRequest};
 use crate::resolver::{self, Cores, Resolver};
 use crate::sa;
 use crate::shares;
@@ -187,6 +189,10 @@ impl<R: CryptoRng + SeedableRng> Node<R> {
                 self.acm.gid_of_source(id, view.gid_of(source, IfIndex::MIN));
             }
             acm::Ask::Gid { id, user, question, deadline } => {
+                if let Some(gid) = listed(&self.acm, view, question.target()) {
+                    let outcome = Outcome::Found { gid, source: request::Source::Cache };
+                    return self.acm.gid_of_target(id, outcome);
+                }
                 if let Some(outcome) = self.resolver.lookup(cores, now, view, question) {
                     return self.acm.gid_of_target(id, outcome);
                 }
@@ -289,6 +295,11 @@ impl<R: CryptoRng + SeedableRng> Node<R> {
         self.cores.paths.flush()
     }
 
+    /// See [`Acm::set_hosts`].
+    pub fn set_acm_hosts(&mut self, hosts: acm::Hosts) {
+        self.acm.set_hosts(hosts);
+    }
+
     /// See [`Paths::give_back`].
     pub fn give_back(&mut self, now: Instant, deadline: Instant) {
         self.cores.paths.give_back(now, deadline);
@@ -345,6 +356,12 @@ impl<R: CryptoRng + SeedableRng> Node<R> {
     pub fn local_service(&self) -> &LocalService {
         &self.cores.local_service
     }
+}
+
+/// The GID that the administrator has listed for an address. This machine knows its own addresses better.
+fn listed(acm: &Acm, view: &LocalView, target: IpAddr) -> Option<Gid> {
+    let gid = acm.hosts().gid_of(&Address::Ip(target))?;
+    view.gid_of(target, IfIndex::MIN).is_none().then_some(gid)
 }
 
 /// The GIDs with a floating LID, as the local view needs them.

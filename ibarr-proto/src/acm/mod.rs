@@ -2,11 +2,14 @@
 
 //! Answers the clients of ACM, `ib_acme` and librdmacm, which wait without a time-out of their own.
 //!
-//! A client asks for a path by the addresses of its ends. The driver finds the source that routing chooses,
-//! the [`resolver`](crate::resolver) the GID of the destination, and [`paths`] the path.
+//! A client asks for a path by the names or addresses of its ends. The driver looks up names that are not listed
+//! ([`Hosts`]), and finds the source that routing chooses, the [`resolver`](crate::resolver) the GID of the
+//! destination, and [`paths`] the path.
 //!
 //! A client whose bytes are no request is closed, because the next request cannot be found.
 
+mod hosts;
+mod names;
 mod types;
 
 #[cfg(test)]
@@ -19,12 +22,15 @@ use std::net::IpAddr;
 use ibarr_common::Instant;
 use ibarr_common::ib::{Gid, PKey, PathRecord};
 use ibarr_common::wire::acm::{
-    Address, Ask as Wanted, Counters as Seven, Error, Of, Reply, Request, Resolve, Status, refusal,
+    Address, Ask as Wanted, Counters as Seven, Error, Name, Of, Reply, Request, Resolve, Status,
+    refusal,
 };
 use ibarr_common::wire::ls::PathUse;
 use ibarr_common::wire::path_record::PathRecordWire;
 
-pub use self::types::{Ask, ClientId, Config, Counter, Input, Output, Transmit};
+pub use self::hosts::Hosts;
+use self::names::{Addresses, Names};
+pub use self::types::{Ask, ClientId, Config, Counter, Input, NotNamed, Output, Transmit};
 use crate::counters::Counters;
 use crate::ip2gid::Question;
 use crate::paths::{self, Partial};
@@ -40,6 +46,8 @@ pub struct Acm {
     /// How many clients each user has.
     users: BTreeMap<User, usize>,
     lookups: BTreeMap<LookupId, Lookup>,
+    hosts: Hosts,
+    names: Names,
     deadlines: Timers<LookupId>,
     next: u64,
     asks: VecDeque<Ask>,
@@ -72,9 +80,32 @@ struct Lookup {
 /// What is known of the path.
 #[derive(Clone, Copy, Debug)]
 enum Known {
-    Target(IpAddr),
-    Source { sgid: Gid },
+    /// What the client says. Names are replaced by what they stand for.
+    Said {
+        source: Option<End>,
+        target: End,
+    },
+    Target(Target),
+    Source {
+        sgid: Gid,
+    },
     Ends,
+}
+
+/// Where the path leads, before its source is known.
+#[derive(Clone, Copy, Debug)]
+enum Target {
+    Ip(IpAddr),
+    Gid(Gid),
+}
+
+/// An end of a path.
+#[derive(Clone, Copy, Debug)]
+enum End {
+    Name(Name),
+    Addresses(Addresses),
+    /// The GID is listed.
+    Gid(Gid),
 }
 
 impl Acm {
@@ -85,6 +116,8 @@ impl Acm {
             clients: BTreeMap::new(),
             users: BTreeMap::new(),
             lookups: BTreeMap::new(),
+            hosts: Hosts::default(),
+            names: Names::default(),
             deadlines: Timers::default(),
             next: 0,
             asks: VecDeque::new(),
@@ -99,6 +132,16 @@ impl Acm {
         self.config = config;
     }
 
+    /// Replaces the GIDs that the administrator has listed.
+    pub fn set_hosts(&mut self, hosts: Hosts) {
+        self.hosts = hosts;
+    }
+
+    /// The GIDs that the administrator has listed.
+    pub fn hosts(&self) -> &Hosts {
+        &self.hosts
+    }
+
     /// Takes an input. [`Self::poll_ask`] follows.
     pub fn handle_input(&mut self, now: Instant, input: Input<'_>) {
         match input {
@@ -106,6 +149,7 @@ impl Acm {
             Input::Message { client, bytes } => self.asked(now, client, bytes),
             Input::Gone { client } => self.gone(client),
             Input::Source { lookup, source } => self.routed(lookup, source),
+            Input::Addresses { name, addresses } => self.named(now, name, addresses),
             Input::Stop => {
                 for id in self.lookups.keys().copied().collect::<Vec<_>>() {
                     self.refuse(id, Status::NotConnected);
@@ -163,6 +207,12 @@ impl Acm {
         let Some(lookup) = self.lookups.get_mut(&id) else { return };
         let (Known::Target(target), Some(sgid)) = (lookup.known, sgid) else {
             return self.refuse(id, Status::SourceAddress);
+        };
+        let target = match target {
+            Target::Ip(target) => target,
+            Target::Gid(dgid) => {
+                return self.seek(id, Partial { port: None, dgid, sgid: Some(sgid), pkey: None });
+            }
         };
         lookup.known = Known::Source { sgid };
         let &mut Lookup { user, deadline, .. } = lookup;
@@ -299,37 +349,30 @@ impl Acm {
         self.counters.count(Counter::Requests);
         let id = LookupId(self.next);
         self.next += 1;
-        let (target, path) = match (resolve.destination(), resolve.path()) {
-            (Some(Address::Ip(target)), _) => (Some(target), None),
-            // Names are not resolved here.
-            (Some(Address::Name(_)), _) => (None, None),
-            (None, path) => (None, path),
+        let end = |address| match address {
+            Address::Ip(ip) => End::Addresses(Addresses::of(ip)),
+            Address::Name(name) => End::Name(name),
         };
-        let known = target.map_or(Known::Ends, Known::Target);
+        let source = resolve.source().map(end);
+        let known = resolve.destination().map(|target| Known::Said { source, target: end(target) });
         let deadline = now + self.config.patience;
-        let is_from_memory = resolve.is_from_memory();
-        let client_and_request = Some((client, request));
         let lookup = Lookup {
-            client: client_and_request,
+            client: Some((client, request)),
             user,
             deadline,
-            is_from_memory,
+            is_from_memory: resolve.is_from_memory(),
             chosen: None,
-            known,
+            known: known.unwrap_or(Known::Ends),
         };
         self.lookups.insert(id, lookup);
         self.deadlines.set(id, Some(deadline));
         if let Some(client) = self.clients.get_mut(&client) {
             client.waits_for = Some(id);
         }
-        match (target, resolve.source(), path) {
-            (Some(_), Some(Address::Ip(source)), _) => {
-                self.asks.push_back(Ask::Source { id, source });
-            }
-            (Some(target), None, _) => self.outputs.push_back(Output::Route { id, target }),
-            (Some(_), Some(Address::Name(_)), _) => self.refuse(id, Status::SourceAddress),
-            (None, _, Some(path)) => self.seek_along(id, path),
-            (None, ..) => self.refuse(id, Status::DestinationAddress),
+        match (known, resolve.path()) {
+            (Some(_), _) => self.seek_ends(now, id),
+            (None, Some(path)) => self.seek_along(id, path),
+            (None, None) => self.refuse(id, Status::DestinationAddress),
         }
     }
 
@@ -379,7 +422,11 @@ impl Acm {
     fn forget(&mut self, id: LookupId) -> Option<Lookup> {
         self.parked.remove(&id);
         self.deadlines.set(id, None);
-        self.lookups.remove(&id)
+        let lookup = self.lookups.remove(&id)?;
+        for name in lookup.known.names() {
+            self.names.leave(&name, id);
+        }
+        Some(lookup)
     }
 
     fn reply(&mut self, client: ClientId, request: &Request, reply: &Reply<'_>) {

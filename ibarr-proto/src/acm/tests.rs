@@ -22,6 +22,10 @@ fn ip(text: &str) -> IpAddr {
     text.parse().unwrap()
 }
 
+fn name(text: &str) -> Address {
+    Address::Name(Name::new(text).unwrap())
+}
+
 fn to(target: &str) -> Resolve {
     Resolve::to(None, Address::Ip(ip(target)))
 }
@@ -271,15 +275,130 @@ fn bytes_that_are_no_request_end_the_connection_and_wrong_requests_do_not() {
 #[test]
 fn what_is_not_served_is_refused_with_the_status_of_ibacm() {
     let mut rig = Rig::new();
-    let name = Address::Name(Name::new("node1").unwrap());
-    rig.resolve(Resolve::to(None, name));
-    assert!(rig.is_refused(Status::DestinationAddress));
-    rig.resolve(Resolve::to(Some(name), Address::Ip(ip("10.2.0.5"))));
-    assert!(rig.is_refused(Status::SourceAddress));
     rig.ask(CLIENT, Wanted::Endpoint { index: 1, port: 1 });
     assert!(rig.is_refused(Status::Invalid));
     rig.ask(CLIENT, Wanted::Counters(Of::Index(1)));
     assert!(rig.is_refused(Status::SourceAddress));
+}
+
+/// Tells the service the addresses of the name that it asks for.
+fn named(rig: &mut Rig, expected: &str, addresses: Result<&[&str], NotNamed>) {
+    let Some(Output::LookUp { name: asked, .. }) = rig.acm.poll_output() else { panic!() };
+    assert_eq!(Address::Name(asked), name(expected));
+    let list = addresses.map(|list| list.iter().map(|text| ip(text)).collect::<Vec<_>>());
+    let addresses = list.as_deref().map_err(|error| *error);
+    rig.acm.handle_input(rig.now, Input::Addresses { name: asked, addresses });
+}
+
+#[test]
+fn name_is_looked_up_once_and_then_remembered() {
+    let mut rig = Rig::new();
+    let other = ClientId(8);
+    rig.acm.handle_input(NOW, Input::Connected { client: other, user: USER });
+    rig.resolve(Resolve::to(None, name("node5")));
+    rig.ask(other, Wanted::Resolve(Resolve::to(None, name("NODE5"))));
+    named(&mut rig, "node5", Ok(&["127.0.1.1", "10.2.0.5", "fd00::5"]));
+    for _ in 0..2 {
+        let Some(Output::Route { target, .. }) = rig.acm.poll_output() else { panic!() };
+        assert_eq!(target, ip("10.2.0.5"));
+    }
+    rig.acm.handle_input(NOW, Input::Gone { client: other });
+    rig.acm.handle_timeout(NOW + Duration::from_secs(2));
+    assert!(rig.is_refused(Status::TimedOut));
+    rig.resolve(Resolve::to(None, name("node5")).from_memory());
+    assert!(matches!(rig.acm.poll_output(), Some(Output::Route { .. })));
+    assert_eq!(rig.acm.counters().get(Counter::NamesAsked), 1);
+    assert_eq!(rig.acm.counters().get(Counter::NamesFromMemory), 1);
+}
+
+#[test]
+fn names_of_both_ends_get_addresses_of_one_family() {
+    let mut rig = Rig::new();
+    rig.resolve(Resolve::to(Some(name("here")), name("there")));
+    named(&mut rig, "here", Ok(&["10.1.0.2"]));
+    named(&mut rig, "there", Ok(&["fd00::5", "10.2.0.5"]));
+    let Some(Ask::Source { id, source }) = rig.acm.poll_ask() else { panic!() };
+    assert_eq!(source, ip("10.1.0.2"));
+    rig.acm.gid_of_source(id, Some(gid("fe80::2")));
+    let Some(Ask::Gid { question, .. }) = rig.acm.poll_ask() else { panic!() };
+    assert_eq!(question.target(), ip("10.2.0.5"));
+}
+
+#[test]
+fn name_without_addresses_is_refused_as_the_end_that_it_is() {
+    let mut rig = Rig::new();
+    for (addresses, source, status) in [
+        (Err(NotNamed::Unknown), None, Status::DestinationAddress),
+        (Ok(&["127.0.1.1"][..]), None, Status::DestinationAddress),
+        (Err(NotNamed::Unknown), Some(name("here")), Status::SourceAddress),
+    ] {
+        let target = if source.is_some() { Address::Ip(ip("10.2.0.5")) } else { name("here") };
+        rig.resolve(Resolve::to(source, target));
+        named(&mut rig, "here", addresses);
+        assert!(rig.is_refused(status), "{addresses:?}");
+    }
+}
+
+#[test]
+fn name_that_the_resolver_is_slow_for_costs_only_its_own_client_the_deadline() {
+    let mut rig = Rig::new();
+    rig.resolve(Resolve::to(None, name("slow")));
+    let Some(Output::LookUp { name: slow, deadline }) = rig.acm.poll_output() else { panic!() };
+    assert_eq!(deadline, NOW + Duration::from_secs(2));
+    rig.acm.handle_timeout(deadline);
+    assert!(rig.is_refused(Status::TimedOut));
+    // The resolver is not asked again before it has answered; others are answered meanwhile.
+    rig.now = deadline;
+    rig.resolve(Resolve::to(None, name("slow")));
+    assert_eq!(rig.acm.poll_output(), None);
+    let other = ClientId(8);
+    rig.acm.handle_input(rig.now, Input::Connected { client: other, user: USER });
+    rig.ask(other, Wanted::Resolve(to("10.2.0.5")));
+    assert!(matches!(rig.acm.poll_output(), Some(Output::Route { .. })));
+    // Too late for the first, but not for the second.
+    let addresses = Err(NotNamed::Late);
+    rig.acm.handle_input(rig.now, Input::Addresses { name: slow, addresses });
+    named(&mut rig, "slow", Ok(&["10.2.0.6"]));
+    let Some(Output::Route { target, .. }) = rig.acm.poll_output() else { panic!() };
+    assert_eq!(target, ip("10.2.0.6"));
+}
+
+#[test]
+fn listed_names_need_neither_resolver_nor_peer() {
+    let mut rig = Rig::new();
+    let listed = |host: &str, n: &str| (name(host), gid(n));
+    let (hosts, _) = Hosts::new(&[listed("Here", "fe80::1"), listed("There", "fe80::5")]);
+    rig.acm.set_hosts(hosts);
+    for (source, sgid) in [(None, None), (Some(name("here")), Some(gid("fe80::1")))] {
+        rig.resolve(Resolve::to(source, name("there")).from_memory());
+        let Some(Ask::Path { id, partial, .. }) = rig.acm.poll_ask() else { panic!() };
+        assert_eq!((partial.sgid, partial.dgid), (sgid, gid("fe80::5")));
+        rig.acm.path(id, Some(found()));
+        assert!(matches!(rig.told(), Some(Reply::Paths(_, None))));
+    }
+    // Each end may be given in another way.
+    rig.resolve(Resolve::to(Some(name("here")), Address::Ip(ip("10.2.0.5"))));
+    let Some(Ask::Gid { .. }) = rig.acm.poll_ask() else { panic!() };
+    rig.acm.handle_timeout(NOW + Duration::from_secs(2));
+    assert!(rig.is_refused(Status::TimedOut));
+    rig.resolve(Resolve::to(Some(Address::Ip(ip("10.1.0.1"))), name("there")));
+    let Some(Ask::Source { id, .. }) = rig.acm.poll_ask() else { panic!() };
+    rig.acm.gid_of_source(id, Some(gid("fe80::1")));
+    let Some(Ask::Path { partial, .. }) = rig.acm.poll_ask() else { panic!() };
+    assert_eq!((partial.sgid, partial.dgid), (Some(gid("fe80::1")), gid("fe80::5")));
+}
+
+#[test]
+fn search_that_nobody_waits_for_is_not_kept_for_a_name_under_way() {
+    let mut rig = Rig::new();
+    for _ in 0..1000 {
+        rig.resolve(Resolve::to(None, name("node5")).from_memory());
+        if let Some(Output::LookUp { .. }) = rig.acm.poll_output() {
+            rig.resolve(Resolve::to(None, name("node5")).from_memory());
+        }
+        while rig.acm.poll_output().is_some() {}
+    }
+    assert!(rig.acm.lookups.len() <= 2, "{}", rig.acm.lookups.len());
 }
 
 #[test]
@@ -304,7 +423,8 @@ fn counters_are_those_of_the_requests() {
 /// What may happen to a service with three clients.
 #[derive(Clone, Debug)]
 enum Step {
-    Ask { client: u64, from_memory: bool },
+    Ask { client: u64, by_name: bool, from_memory: bool },
+    Named(Result<bool, NotNamed>),
     Gone(u64),
     Source(bool),
     Gid(Outcome),
@@ -316,8 +436,16 @@ enum Step {
 fn step() -> impl Strategy<Value = Step> {
     let gid = Outcome::Found { gid: gid("fe80::5"), source: request::Source::Peer };
     prop_oneof![
-        4 => (0..3u64, any::<bool>())
-            .prop_map(|(client, from_memory)| Step::Ask { client, from_memory }),
+        4 => (0..3u64, any::<bool>(), any::<bool>()).prop_map(|(client, by_name, from_memory)| {
+            Step::Ask { client, by_name, from_memory }
+        }),
+        2 => prop_oneof![
+            3 => Just(Ok(true)),
+            1 => Just(Ok(false)),
+            1 => Just(Err(NotNamed::Unknown)),
+            1 => Just(Err(NotNamed::Late)),
+        ]
+        .prop_map(Step::Named),
         1 => (0..3u64).prop_map(Step::Gone),
         3 => any::<bool>().prop_map(Step::Source),
         3 => prop_oneof![Just(gid), Just(Outcome::TimedOut)].prop_map(Step::Gid),
@@ -340,12 +468,18 @@ proptest! {
         let mut waiting = BTreeMap::new();
         let mut gone = BTreeSet::new();
         let (mut routes, mut ends) = (VecDeque::new(), VecDeque::new());
+        let mut names = VecDeque::new();
         for step in steps {
             match step {
-                Step::Ask { client, from_memory }
+                Step::Ask { client, by_name, from_memory }
                     if !waiting.contains_key(&client) && !gone.contains(&client) =>
                 {
-                    let resolve = to("10.2.0.5");
+                    let resolve = if by_name {
+                        let [source, target] = ["node1", "node2"].map(name);
+                        Resolve::to((client == 0).then_some(source), target)
+                    } else {
+                        to("10.2.0.5")
+                    };
                     let resolve = if from_memory { resolve.from_memory() } else { resolve };
                     let ask = Wanted::Resolve(resolve);
                     let mut out = [0; MAX_REQUEST_LEN];
@@ -355,6 +489,11 @@ proptest! {
                     acm.handle_input(now, Input::Message { client, bytes });
                 }
                 Step::Ask { .. } => {}
+                Step::Named(found) => if let Some(name) = names.pop_front() {
+                    let list = [ip("10.2.0.5"), ip("fd00::5")];
+                    let addresses = found.map(|is_known| if is_known { &list[..] } else { &[] });
+                    acm.handle_input(now, Input::Addresses { name, addresses });
+                },
                 Step::Gone(client) => {
                     gone.insert(client);
                     waiting.remove(&client);
@@ -390,6 +529,10 @@ proptest! {
             while let Some(output) = acm.poll_output() {
                 match output {
                     Output::Route { id, .. } => routes.push_back(id),
+                    Output::LookUp { name, deadline } => {
+                        prop_assert!(deadline > now && !names.contains(&name));
+                        names.push_back(name);
+                    }
                     Output::Reply(Transmit { client, bytes }) => {
                         prop_assert!(Reply::parse(&bytes).is_ok());
                         prop_assert!(waiting.remove(&client.0).is_some());

@@ -6,6 +6,7 @@ use std::net::IpAddr;
 use std::time::Duration;
 
 use ibarr_common::Instant;
+use ibarr_common::wire::acm::Name;
 
 use crate::ip2gid::Question;
 use crate::paths::Partial;
@@ -73,8 +74,24 @@ pub enum Input<'a> {
         /// The address from which this node sends to the target; `None` if it has no route.
         source: Option<IpAddr>,
     },
+    /// The answer to [`Output::LookUp`].
+    Addresses {
+        /// The name.
+        name: Name,
+        /// Its addresses, the preferred ones first.
+        addresses: Result<&'a [IpAddr], NotNamed>,
+    },
     /// The daemon ends: who waits is told that there is no answer.
     Stop,
+}
+
+/// Why a name has no addresses.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub enum NotNamed {
+    /// The resolver knows none.
+    Unknown,
+    /// It was not asked before the deadline.
+    Late,
 }
 
 /// A question for another core.
@@ -130,6 +147,13 @@ pub enum Output {
         /// The target.
         target: IpAddr,
     },
+    /// Find the addresses of a name. [`Input::Addresses`] follows, however long that takes.
+    LookUp {
+        /// The name.
+        name: Name,
+        /// After this time the resolver need not be asked any more.
+        deadline: Instant,
+    },
     /// Send a reply.
     Reply(Transmit),
     /// Close a connection.
@@ -160,6 +184,12 @@ crate::counters! {
         NoData = "no-data",
         /// Requests for what is remembered, when nothing was.
         NotRemembered = "not-remembered",
+        /// Names that the system's resolver was asked for.
+        NamesAsked = "names-asked",
+        /// Names whose addresses were remembered.
+        NamesFromMemory = "names-from-memory",
+        /// Requests refused because too many names were being looked up.
+        NamesRefused = "names-refused",
         /// Destinations whose GID a peer has given.
         AddressFromPeer = "address-from-peer",
         /// Destinations whose GID was known.
