@@ -310,6 +310,11 @@ impl<R: CryptoRng + SeedableRng> Node<R> {
         self.cores.paths.restore(now, snapshot, age);
     }
 
+    /// See [`Paths::preload`].
+    pub fn preload_paths(&mut self, now: Instant, listed: Snapshot) {
+        self.cores.paths.preload(now, listed);
+    }
+
     /// See [`Paths::poll_restored`].
     pub fn poll_restored(&mut self) -> Option<Restored> {
         self.cores.paths.poll_restored()

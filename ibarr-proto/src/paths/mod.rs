@@ -84,7 +84,7 @@ pub struct Paths<R> {
     swept_at: Instant,
     flights: BTreeMap<QuestionId, Flight>,
     by_key: HashMap<Key, QuestionId, Seeded>,
-    /// Paths that an earlier daemon has left.
+    /// Paths that an earlier daemon has left, or a file has.
     restoring: Restoring,
     /// Ports whose SA is being asked for its capabilities.
     infos: BTreeMap<QuestionId, PortIndex>,
@@ -367,11 +367,23 @@ impl<R: CryptoRng + SeedableRng> Paths<R> {
     pub fn restore(&mut self, now: Instant, snapshot: Snapshot, age: Duration) {
         self.advance(now);
         let longest = self.config.ttl + self.config.ttl / 4;
-        self.restoring = Restoring::new(self.now, snapshot, age, longest);
+        self.restoring.wait(self.now, snapshot, age, longest);
         let ports: Vec<_> = self.ports.iter().map(|(index, ..)| index).collect();
         for port in ports {
             self.decide(port);
         }
+    }
+
+    /// Takes paths that an administrator has listed, of ports that are as `listed` says. They are in doubt until the SA
+    /// has confirmed them, as those of an earlier daemon.
+    pub fn preload(&mut self, now: Instant, listed: Snapshot) {
+        self.advance(now);
+        let longest = self.config.ttl + self.config.ttl / 4;
+        let Self { restoring, ports, config, .. } = self;
+        restoring.preload(self.now, listed, longest, config.max_cached, |name| {
+            let (index, port) = ports.by_name(name)?;
+            Some((index, port.facts()?, port.valid_from))
+        });
     }
 
     /// The next result for a port of the snapshot.
@@ -465,19 +477,22 @@ impl<R: CryptoRng + SeedableRng> Paths<R> {
         if let Some(port) = self.ports.get(index)
             && let Some(facts) = port.facts()
         {
-            self.restoring.decide(index, port.name, facts, port.valid_from == BEFORE);
+            let unchanged = (port.valid_from == BEFORE).then_some(BEFORE);
+            self.restoring.decide(index, port.name, facts, unchanged);
         }
     }
 
     fn take_over(&mut self) {
-        for (key, remembered) in self.restoring.take(self.now) {
-            let is_valid = |port: &Port| port.valid_from == BEFORE;
-            // An answer to this daemon is newer.
+        for ready in self.restoring.take(self.now) {
+            let (key, remembered) = ready.remembered();
+            let is_valid = |port: &Port| port.valid_from == ready.epoch;
+            // An answer to this daemon is newer, unless it has become wrong.
+            let is_newer = |answer: Remembered| answer.epoch >= ready.epoch;
             if self.ports.get(key.port()).is_some_and(is_valid)
-                && self.cache.lookup(self.now, &key).is_none()
+                && !self.cache.lookup(self.now, &key).is_some_and(is_newer)
                 && remembered.expires_at > self.now
             {
-                self.counters.count(Counter::Restored);
+                self.counters.count(ready.counter());
                 self.insert(key, remembered);
             }
         }

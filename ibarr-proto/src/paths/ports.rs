@@ -106,6 +106,13 @@ impl Port {
         is_news
     }
 
+    /// No answer that is remembered may be used. Answers that are taken from elsewhere get the epoch
+    /// [`Self::valid_from`], in which nothing is asked, so that they are in doubt.
+    fn void(&mut self) {
+        self.valid_from = self.epoch;
+        self.epoch += 1;
+    }
+
     /// LMC when it last had an SA.
     pub(super) fn lmc(&self) -> u8 {
         self.last.as_ref().map_or(0, |facts| facts.lmc)
@@ -190,7 +197,7 @@ impl Ports {
         port.kept_from = port.epoch;
         match change {
             Change::Doubt if !is_news => return Change::None,
-            Change::Void => port.valid_from = port.epoch,
+            Change::Void => port.void(),
             Change::Doubt | Change::None => {}
         }
         change
@@ -220,7 +227,7 @@ impl Ports {
     pub(super) fn void(&mut self) {
         for port in self.ports.values_mut() {
             port.epoch += 1;
-            port.valid_from = port.epoch;
+            port.void();
         }
     }
 

@@ -407,8 +407,10 @@ crate::counters! {
         Evicted = "evicted",
         /// Answers taken over from an earlier daemon.
         Restored = "restored",
-        /// Answers of an earlier daemon that were dropped: their port has changed, or did not come
-        /// up.
+        /// Answers taken over from a file of the administrator.
+        Preloaded = "preloaded",
+        /// Answers of an earlier daemon or of a file that were dropped: their port has changed, or did
+        /// not come up.
         NotRestored = "not-restored",
         /// Events of ports that the kernel reported.
         Events = "events",

@@ -46,7 +46,7 @@ use super::leads;
 use super::types::{PortFacts, PortName};
 
 pub(super) use self::restoring::Restoring;
-pub use self::restoring::{Restored, Verdict};
+pub use self::restoring::{Origin, Restored, Verdict};
 pub use self::schedule::{Action, Schedule};
 pub use self::walk::{Step, Walk};
 

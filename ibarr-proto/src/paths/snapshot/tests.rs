@@ -295,6 +295,52 @@ fn restored_paths_beyond_the_bound_or_flushed_are_dropped() {
 }
 
 #[test]
+fn preloaded_path_is_doubted_until_the_sa_has_confirmed_it_even_after_a_change() {
+    let mut rig = Rig::new();
+    rig.paths.preload(rig.now, left(2));
+    settle(&mut rig);
+    assert_eq!(verdicts(&mut rig), [(2, Verdict::Taken)]);
+    assert_eq!(rig.count(Counter::Preloaded), 2);
+    // Others are loaded by a reload, when answers of the SA have become wrong meanwhile.
+    rig.outcome(question(0));
+    rig.port(PortFacts { lid: Lid::new(9), ..facts() });
+    assert_eq!(rig.paths.entries().count(), 0);
+    rig.paths.preload(rig.now, left(2));
+    assert_eq!(verdicts(&mut rig), [(2, Verdict::Changed)]);
+    rig.port(facts());
+    rig.dlid = 7;
+    assert_eq!(rig.outcome(question(1)), found(question(1), 7, Source::Sa));
+    rig.paths.preload(rig.now, left(2));
+    settle(&mut rig);
+    let doubted: Vec<_> = rig.paths.entries().map(|entry| entry.is_doubted).collect();
+    assert_eq!(doubted.iter().filter(|is_doubted| **is_doubted).count(), 1, "{doubted:?}");
+    assert_eq!(rig.outcome(question(1)), found(question(1), 7, Source::Cache));
+    // It is used if the SA is silent, and sure once the SA has confirmed it.
+    rig.dlid = 1;
+    assert_eq!(rig.outcome(question(0)), found(question(0), 1, Source::Sa));
+    assert_eq!(rig.outcome(question(0)), found(question(0), 1, Source::Cache));
+}
+
+#[test]
+fn preloaded_and_restored_paths_are_both_taken_and_bounded() {
+    let config = super::super::Config { max_cached: 300, ..Default::default() };
+    let mut rig = Rig::with(config);
+    rig.paths.preload(rig.now, left(200));
+    rig.paths.preload(rig.now, left(200));
+    assert_eq!(verdicts(&mut rig), [(200, Verdict::Taken), (100, Verdict::Taken)]);
+    rig.paths.restore(rig.now, left(250), Duration::ZERO);
+    settle(&mut rig);
+    assert_eq!(verdicts(&mut rig), [(250, Verdict::Taken)]);
+    assert_eq!((rig.count(Counter::Preloaded), rig.count(Counter::Restored)), (0, 250));
+    assert_eq!(rig.paths.load().cached, 250);
+    assert_eq!(rig.paths.flush(), 250);
+    // A port that is not there gets nothing.
+    let mut rig = Rig::without_port();
+    rig.paths.preload(rig.now, left(2));
+    assert_eq!(verdicts(&mut rig), [(2, Verdict::Absent)]);
+}
+
+#[test]
 fn walk_reads_valid_paths_once_and_ends_when_a_port_changes() {
     let mut rig = Rig::new();
     for n in 0..20 {
