@@ -131,6 +131,7 @@ async fn serve(options: RunOptions, start: Start) -> Result<(), Error> {
         rng,
         local_service,
         acm,
+        look_up: transport::names::look_up,
         servers,
         control: shared.clone(),
         systemd,

@@ -14,6 +14,10 @@ pub struct Acm {
     pub serve: Serve,
     /// The socket that `ib_acme` uses. librdmacm uses a link beside it.
     pub socket: PathBuf,
+    /// A file of GIDs of names and addresses.
+    pub hosts: Option<PathBuf>,
+    /// A file of paths.
+    pub routes: Option<PathBuf>,
 }
 
 /// Which clients of ACM are answered.
@@ -39,7 +43,8 @@ impl fmt::Display for Serve {
 
 impl Default for Acm {
     fn default() -> Self {
-        Self { serve: Serve::Off, socket: "/run/ibacm-unix.sock".into() }
+        let socket = "/run/ibacm-unix.sock".into();
+        Self { serve: Serve::Off, socket, hosts: None, routes: None }
     }
 }
 
@@ -52,6 +57,8 @@ impl Acm {
                 file(value)?
                     .ok_or_else(|| "is \"\"; write serve = \"off\" for no socket".to_owned())
             }),
+            hosts: table.value("hosts", default.hosts, file),
+            routes: table.value("routes", default.routes, file),
         })
     }
 }
@@ -84,5 +91,7 @@ mod tests {
         assert_eq!(mistake, "f:2:9: acm.serve is \"on\"; it can be \"off\", \"tools\" or \"full\"");
         assert!(parse("[acm]\nsocket = \"\"\n").unwrap_err().contains("serve = \"off\""));
         assert!(parse("[acm]\nsocket = \"acm.sock\"\n").is_err());
+        let acm = parse("[acm]\nhosts = \"/h\"\nroutes = \"/r\"\n").unwrap();
+        assert_eq!((acm.hosts, acm.routes), (Some("/h".into()), Some("/r".into())));
     }
 }

@@ -5,7 +5,7 @@
 use std::{io, mem};
 
 use ibarr_common::Instant;
-use ibarr_proto::acm::{ClientId, Input, Output, Transmit};
+use ibarr_proto::acm::{ClientId, Input, NotNamed, Output, Transmit};
 use ibarr_proto::node;
 use tokio::net::UnixStream;
 use tracing::{debug, info, warn};
@@ -15,6 +15,7 @@ use crate::config::{self, Serve};
 use crate::process::Until;
 use crate::sys::udp;
 use crate::transport::acm::{self, Clients, Event, Inherited, Made};
+use crate::transport::names::Named;
 
 /// The clients, and the socket where they connect.
 pub(super) struct Acm {
@@ -63,7 +64,7 @@ impl Acm {
     }
 
     fn make(&mut self) -> io::Result<()> {
-        let config::Acm { serve, socket } = &self.served;
+        let config::Acm { serve, socket, .. } = &self.served;
         if *serve == Serve::Off {
             return Ok(());
         }
@@ -134,6 +135,12 @@ impl Engine {
                 let source = udp::source_to(target).ok();
                 self.tell_acm(now, Input::Source { lookup: id, source });
             }
+            Output::LookUp { name, deadline } => {
+                if !self.names.ask(name, deadline) {
+                    let addresses = Err(NotNamed::Unknown);
+                    self.tell_acm(now, Input::Addresses { name, addresses });
+                }
+            }
             Output::Reply(Transmit { client, bytes }) => {
                 if !self.acm.clients.reply(client, &bytes) {
                     debug!(?client, "a client of ACM does not take its reply");
@@ -143,6 +150,12 @@ impl Engine {
             }
             Output::Close(client) => self.acm.clients.close(client),
         }
+    }
+
+    pub(super) fn handle_named(&mut self, now: Instant, named: &Named) {
+        let Named { name, addresses } = named;
+        let addresses = addresses.as_deref().map_err(|error| *error);
+        self.tell_acm(now, Input::Addresses { name: *name, addresses });
     }
 
     /// Answers who waits.

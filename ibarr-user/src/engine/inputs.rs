@@ -13,15 +13,16 @@ use ibarr_proto::local_view;
 use tokio::sync::mpsc;
 use tokio::task::yield_now;
 
-use super::reload::Loaded;
+use super::reload;
 use crate::bpf;
 use crate::control::server::Ask;
+use crate::preload::Loaded;
 use crate::process::{Command, Signals};
 use crate::transport::local_service as ls;
 use crate::transport::queries::Heard;
 use crate::transport::rtnetlink::{NudgeError, Nudged, RouteAnswer};
 use crate::transport::server::Batch;
-use crate::transport::{acm, events, ports, snapshot, umad};
+use crate::transport::{acm, events, names, ports, snapshot, umad};
 
 /// All inputs.
 pub(super) enum Input {
@@ -37,8 +38,10 @@ pub(super) enum Input {
     Nudged(Result<Nudged, NudgeError>),
     Responder(bpf::Progress),
     Acm(acm::Event),
+    Named(names::Named),
+    Preloaded(Box<Loaded>),
     Ask(Ask),
-    Loaded(Box<Loaded>),
+    Loaded(Box<reload::Loaded>),
     Command(Command),
     /// A core has asked to be called at this time.
     Timeout,

@@ -14,6 +14,7 @@ mod log;
 mod nudges;
 mod pages;
 mod paths;
+mod preload;
 mod queries;
 mod reload;
 mod report;
@@ -42,6 +43,7 @@ use self::inputs::{Input, Inputs};
 use self::kernel::Kernel;
 use self::nudges::Nudges;
 use self::paths::Rdma;
+use self::preload::Preloads;
 use self::queries::Queries;
 use self::reload::Reloads;
 use self::servers::Servers;
@@ -58,6 +60,7 @@ use crate::transport;
 use crate::transport::acm::{self as transport_acm, Clients};
 use crate::transport::inherited::Inherited;
 use crate::transport::local_service as ls;
+use crate::transport::names::{self, Names};
 use crate::transport::ports::Ports;
 use crate::transport::queries::Sockets;
 use crate::transport::rtnetlink::{self, Nudger};
@@ -77,6 +80,8 @@ pub struct Setup {
     pub local_service: Option<OwnedFd>,
     /// Inherited sockets of ACM.
     pub acm: transport_acm::Inherited,
+    /// Finds the addresses of names, and may block.
+    pub look_up: names::LookUp,
     /// Inherited sockets of the ip2gid port.
     pub servers: Inherited,
     /// State shared with the control socket.
@@ -104,6 +109,8 @@ pub struct Engine {
     snapshots: Snapshots,
     kernel: Kernel,
     acm: Acm,
+    names: Names,
+    preloads: Preloads,
     timer: Timer,
     control: Control,
     systemd: Systemd,
@@ -130,6 +137,7 @@ impl Engine {
             rng,
             local_service,
             acm,
+            look_up,
             servers,
             control,
             systemd,
@@ -163,9 +171,15 @@ impl Engine {
         inputs.hear(heard, Input::Heard);
         let (acm_sender, clients) = mpsc::channel(transport::ACM_EVENTS);
         inputs.hear(clients, Input::Acm);
+        let (names, named) = Names::new(look_up);
+        inputs.hear(named, Input::Named);
+        let (preloaded, files) = mpsc::channel(1);
+        inputs.hear(files, |loaded| Input::Preloaded(Box::new(loaded)));
         let now = clock::now();
         let mut engine = Self {
             acm: Acm::new(acm, Clients::new(acm_sender)),
+            names,
+            preloads: Preloads::new(preloaded),
             started: now,
             node: Node::new(options.node(&config), rng),
             users: Users::default(),
@@ -206,6 +220,8 @@ impl Engine {
         };
         engine.start_acm(now);
         engine.start_kernel(now);
+        engine.preloads.configure(&engine.config.acm);
+        engine.preload(now);
         Ok(engine)
     }
 
@@ -319,6 +335,11 @@ impl Io<Input> for Engine {
             Input::Nudged(outcome) => self.handle_nudged(now, outcome),
             Input::Responder(progress) => self.responder.handle_progress(now, progress),
             Input::Acm(event) => self.handle_acm(now, event),
+            Input::Named(named) => self.handle_named(now, &named),
+            Input::Preloaded(loaded) => {
+                self.handle_preloaded(now, *loaded);
+                self.preload(now);
+            }
             Input::Ask(ask) => self.handle_ask(now, ask),
             Input::Loaded(loaded) => self.handle_loaded(now, *loaded),
             Input::Command(Command::Reload) => self.reload(now, None),

@@ -83,6 +83,7 @@ impl Engine {
                 self.tell_facts(now, port, name, facts);
                 self.take_reports(now, port);
                 self.hear_events_of(now, port, name.device);
+                self.preload(now);
             }
             ports::Event::Gone(name) => {
                 let Some(port) = self.rdma.umads.index(name) else { return };

@@ -152,6 +152,8 @@ impl Engine {
         let was_informed = std::mem::replace(&mut self.config, config).inform;
         self.reconsider_reports(now, was_informed);
         self.acm.serve(&self.config.acm);
+        self.preloads.configure(&self.config.acm);
+        self.preload(now);
         self.servers.move_to(self.config.client.settings().udp_port);
         for pattern in self.node.view().unmatched_patterns() {
             warn!(%pattern, "no such interface (yet)");

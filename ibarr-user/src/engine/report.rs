@@ -201,6 +201,7 @@ impl Engine {
             .collect();
         warnings.extend(self.config.warnings());
         warnings.extend(self.acm.warning(self.config.acm.serve));
+        warnings.extend(self.preloads.warnings());
         warnings.extend(self.servers.warnings());
         warnings.extend(servers.iter().filter_map(|server| {
             let (holds, family) =

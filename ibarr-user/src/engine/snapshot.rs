@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use ibarr_common::Instant;
-use ibarr_proto::paths::snapshot::{Action, Restored, Schedule, Step, Verdict};
+use ibarr_proto::paths::snapshot::{Action, Origin, Restored, Schedule, Step, Verdict};
 use tokio::time::timeout;
 use tracing::{debug, info, warn};
 
@@ -77,8 +77,16 @@ impl Engine {
     }
 
     pub(super) fn tell_restored(&mut self) {
-        while let Some(Restored { port, paths, verdict }) = self.node.poll_restored() {
+        while let Some(Restored { port, paths, verdict, origin }) = self.node.poll_restored() {
             match verdict {
+                Verdict::Taken if origin == Origin::File => {
+                    info!(%port, paths, "took over paths of a file");
+                }
+                Verdict::Changed | Verdict::Absent if origin == Origin::File => info!(
+                    %port,
+                    paths,
+                    "paths of a file are discarded: the port has changed since it was read; reload"
+                ),
                 Verdict::Taken => {
                     info!(%port, paths, "took over paths of the last daemon");
                 }

@@ -21,6 +21,8 @@
 //! | orders, progress | engine ↔ thread of the BPF programs | 1, 2: there is one order at a time, and the longest sends two messages | |
 //! | requests of users | control connections → engine | [`ASKS`]: one per connection | the connection waits |
 //! | clients of ACM | connections → engine | [`ACM_EVENTS`] | the connection waits |
+//! | names, their addresses | engine ↔ threads of the resolver | [`NAMES`] each: as many as the core asks for | the engine is told that the name is unknown; the threads wait |
+//! | preloaded files | thread → engine | 1: there is one such thread | |
 
 pub mod acm;
 pub mod events;
@@ -28,6 +30,7 @@ pub mod holder;
 pub mod inherited;
 pub mod listeners;
 pub mod local_service;
+pub mod names;
 pub mod ports;
 pub mod queries;
 pub mod rtnetlink;
@@ -63,6 +66,8 @@ pub const SNAPSHOT_EVENTS: usize = 4;
 pub const ASKS: usize = 32;
 /// Depth of the channel for clients of ACM.
 pub const ACM_EVENTS: usize = 64;
+/// Depth of the channels for names.
+pub const NAMES: usize = 256;
 
 ibarr_proto::counters! {
     /// Counters of the transports.

@@ -1,0 +1,137 @@
+// SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
+
+//! GIDs and paths of the administrator's files, read at the start and at each reload.
+
+use std::collections::BTreeSet;
+use std::path::PathBuf;
+
+use ibarr_common::Instant;
+use ibarr_proto::acm::Hosts;
+use ibarr_proto::paths::{self, PortName};
+use tokio::sync::mpsc;
+use tracing::{info, warn};
+
+use super::Engine;
+use crate::config;
+use crate::preload::{self, Loaded, Order, Outcome, Report, Wanted};
+
+/// What is to be read, and what was wrong. One thread reads at a time.
+pub(super) struct Preloads {
+    loaded: mpsc::Sender<Loaded>,
+    hosts: Option<PathBuf>,
+    routes: Option<PathBuf>,
+    are_hosts_due: bool,
+    /// The ports whose paths were asked for.
+    done: BTreeSet<PortName>,
+    is_reading: bool,
+    /// What is wrong with the files.
+    of_hosts: Vec<String>,
+    of_routes: Vec<String>,
+}
+
+impl Preloads {
+    pub(super) fn new(loaded: mpsc::Sender<Loaded>) -> Self {
+        Self {
+            loaded,
+            hosts: None,
+            routes: None,
+            are_hosts_due: false,
+            done: BTreeSet::new(),
+            is_reading: false,
+            of_hosts: Vec::new(),
+            of_routes: Vec::new(),
+        }
+    }
+
+    /// Reads what the configuration names, even if it was read before.
+    pub(super) fn configure(&mut self, wanted: &config::Acm) {
+        (self.hosts, self.routes) = (wanted.hosts.clone(), wanted.routes.clone());
+        self.are_hosts_due = true;
+        self.done.clear();
+        self.of_routes.clear();
+    }
+
+    /// What is wrong with the files, one line for each.
+    pub(super) fn warnings(&self) -> impl Iterator<Item = String> {
+        let first = |problems: &[String]| {
+            let (first, rest) = problems.split_first()?;
+            let more = if rest.is_empty() { "" } else { "; the log has the others" };
+            Some(format!("acm: {first}{more}"))
+        };
+        [first(&self.of_hosts), first(&self.of_routes)].into_iter().flatten()
+    }
+}
+
+impl Engine {
+    /// Begins to read what is due. A file of paths is read when the port is known that they start from.
+    pub(super) fn preload(&mut self, now: Instant) {
+        if self.preloads.is_reading {
+            return;
+        }
+        let mut order = Order { hosts: None, routes: None };
+        if std::mem::take(&mut self.preloads.are_hosts_due) {
+            order.hosts = self.preloads.hosts.clone();
+            if order.hosts.is_none() {
+                self.node.set_acm_hosts(Hosts::default());
+                self.preloads.of_hosts.clear();
+            }
+        }
+        if let Some(path) = &self.preloads.routes {
+            let mut ports = self.node.paths().walk(now).ports();
+            ports.retain(|port| self.preloads.done.insert(port.name));
+            let paths::Config { max_cached: most, ttl: life, .. } = self.config.paths;
+            if !ports.is_empty() {
+                order.routes = Some((path.clone(), Wanted { ports, most, life }));
+            }
+        }
+        if order.hosts.is_none() && order.routes.is_none() {
+            return;
+        }
+        self.preloads.is_reading = true;
+        if let Err(error) = preload::start(order, self.preloads.loaded.clone()) {
+            self.preloads.is_reading = false;
+            warn!(%error, "cannot start a thread to preload addresses and paths");
+        }
+    }
+
+    pub(super) fn handle_preloaded(&mut self, now: Instant, loaded: Loaded) {
+        self.preloads.is_reading = false;
+        let Loaded { hosts, routes } = loaded;
+        if let Some(hosts) = hosts {
+            self.preloads.of_hosts.clear();
+            if let Some(hosts) = tell("addresses", hosts, &mut self.preloads.of_hosts) {
+                self.node.set_acm_hosts(hosts);
+            }
+        }
+        if let Some(routes) = routes
+            && let Some(routes) = tell("paths", routes, &mut self.preloads.of_routes)
+        {
+            self.node.preload_paths(now, routes);
+        }
+    }
+}
+
+/// Logs what was read and what was wrong, which is bounded. `None` if the file cannot be read.
+fn tell<T>(what: &str, outcome: Outcome<T>, problems: &mut Vec<String>) -> Option<T> {
+    let before = problems.len();
+    let read = match outcome {
+        Ok((read, report)) => {
+            let Report { file, entries, bad_lines, .. } = &report;
+            info!(file = %file.display(), entries, bad_lines, "preloaded {what}");
+            problems.extend(report.problems());
+            Some(read)
+        }
+        Err(error) => {
+            problems.push(error);
+            None
+        }
+    };
+    for problem in problems.iter().skip(before) {
+        warn!("preload of {what}: {problem}");
+    }
+    problems.truncate(MOST_PROBLEMS);
+    read
+}
+
+/// How many problems of a kind of file are remembered: those of a port with a report, and of other ports.
+const MOST_PROBLEMS: usize = 2 * Report::MOST;
