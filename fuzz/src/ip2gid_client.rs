@@ -66,6 +66,8 @@ struct World {
     sockets: Vec<SocketId>,
     /// Questions of `poll_route` without an answer.
     unrouted: Vec<Question>,
+    /// Questions of `poll_neighbour` without an answer.
+    unmet: Vec<Question>,
     sent: Vec<(SocketId, Query)>,
     /// GIDs of replies that came to the socket of a query, with its msg_id.
     told: BTreeSet<(IpAddr, Gid)>,
@@ -86,6 +88,7 @@ impl World {
             asked: BTreeMap::new(),
             sockets: Vec::new(),
             unrouted: Vec::new(),
+            unmet: Vec::new(),
             sent: Vec::new(),
             told: BTreeSet::new(),
             refused: BTreeSet::new(),
@@ -93,7 +96,7 @@ impl World {
     }
 
     fn step(&mut self, script: &mut Script<'_>) {
-        match script.byte() % 13 {
+        match script.byte() % 14 {
             0 | 1 => self.resolve(script),
             2 => self.cancel(script),
             3 | 4 => self.route(script),
@@ -112,6 +115,7 @@ impl World {
             9 => self.pass(Duration::from_millis(u64::from(script.byte()).pow(2))),
             10 => self.next_timeout(),
             11 => self.look_or_flush(script),
+            12 => self.meet(script),
             _ => self.refuse(script),
         }
     }
@@ -126,8 +130,8 @@ impl World {
         let asked_at = if self.requests.is_multiple_of(3) { Instant::BOOT } else { self.now };
         self.waiting.insert(id, deadline);
         self.asked.insert(id, question);
-        let heeds_refusal = number.is_multiple_of(2);
-        self.input(Input::Resolve { id, question, asked_at, deadline, heeds_refusal });
+        let heeds_hints = number.is_multiple_of(2);
+        self.input(Input::Resolve { id, question, asked_at, deadline, heeds_hints });
     }
 
     fn cancel(&mut self, script: &mut Script<'_>) {
@@ -146,6 +150,20 @@ impl World {
         let ifindex = IfIndex::new(u32::from(script.byte() % 3));
         let route = next_hop.zip(ifindex).map(|(next_hop, ifindex)| Route { ifindex, next_hop });
         self.input(Input::Route { question, route });
+    }
+
+    /// The kernel's neighbour entry of a target; now and then of one that was not looked up.
+    fn meet(&mut self, script: &mut Script<'_>) {
+        let question =
+            if script.byte() == 0 { question(script) } else { script.choose(&self.unmet) };
+        let Some(question) = question else { return };
+        self.unmet.retain(|unmet| *unmet != question);
+        let gid = match script.byte() {
+            0..64 => None,
+            n => Gid::new([0xfe, 0x80, 0, 0, 0, 0, 0, 0, 0, 2, 0xc9, 3, 0, 0, 2, n]),
+        };
+        self.told.extend(gid.map(|gid| (question.target(), gid)));
+        self.input(Input::Neighbour { question, gid });
     }
 
     /// A reply to a sent query; now and then to the wrong socket or from a wrong port.
@@ -259,6 +277,10 @@ impl World {
             }
         }
         self.unrouted.extend(std::iter::from_fn(|| self.client.poll_route()));
+        while let Some((question, route)) = self.client.poll_neighbour() {
+            assert_eq!(question.target(), route.next_hop, "no gateway's entry is wanted");
+            self.unmet.push(question);
+        }
         while let Some(transmit) = self.client.poll_transmit() {
             let query =
                 Query::parse(transmit.payload.as_ref()).expect("the client sends only queries");
@@ -286,6 +308,10 @@ impl World {
         if let Outcome::Found { gid, source, expires_at } = outcome {
             assert!(self.told.contains(&(self.asked[&id].target(), gid)), "no reply had {gid}");
             assert!(expires_at > self.now || source == Source::Peer);
+            let RequestId::User(UserRequest::Control(number)) = id else {
+                panic!("{id:?} is the kernel's")
+            };
+            assert!(source != Source::Neighbour || number.is_multiple_of(2), "{number} ignores hints");
         }
     }
 

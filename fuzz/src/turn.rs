@@ -292,6 +292,7 @@ impl Io<Cue> for World {
                 let route = has_route.then_some(Route { ifindex: IfIndex::MIN, next_hop });
                 client::Input::Route { question, route }
             }
+            Output::Neighbour(question, _) => client::Input::Neighbour { question, gid: None },
             Output::Query(transmit) => return self.sent.push(transmit),
             Output::Resolver(resolver::Event::Answered { id, .. }) => {
                 assert!(self.waiting.remove(&id), "answered twice");

@@ -14,7 +14,7 @@ use rand_core::{CryptoRng, SeedableRng};
 
 use crate::acm::{self, Acm};
 use crate::counters::Counters;
-use crate::ip2gid::client::{self, Cached, Client, Learned};
+use crate::ip2gid::client::{self, Cached, Client, Learned, Route};
 use crate::ip2gid::server::{self, Local as _, Server};
 use crate::ip2gid::{Prefixes, Question};
 use crate::local_service::{self, LocalService};
@@ -90,6 +90,8 @@ pub enum Output {
     Sa(sa::Transmit),
     /// See [`Client::poll_route`].
     Route(Question),
+    /// See [`Client::poll_neighbour`].
+    Neighbour(Question, Route),
     /// Send a query.
     Query(client::Transmit),
     /// See [`LocalService::poll_transmit`].
@@ -263,6 +265,9 @@ impl<R: CryptoRng + SeedableRng> Node<R> {
         if let Some(question) = self.resolver.poll_route(&mut self.cores) {
             return Some(Output::Route(question));
         }
+        if let Some((question, route)) = self.cores.client.poll_neighbour() {
+            return Some(Output::Neighbour(question, route));
+        }
         if let Some(transmit) = self.cores.client.poll_transmit() {
             return Some(Output::Query(transmit));
         }
@@ -412,7 +417,7 @@ mod tests {
                 }
                 Output::Route(question) => {
                     let next_hop = "10.1.0.254".parse().unwrap();
-                    let route = Some(client::Route { ifindex: EGRESS, next_hop });
+                    let route = Some(Route { ifindex: EGRESS, next_hop });
                     let input = client::Input::Route { question, route };
                     node.handle_input(NOW, resolver::Input::Client(input));
                 }

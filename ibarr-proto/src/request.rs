@@ -66,4 +66,6 @@ pub enum Source {
     Cache,
     /// A reply of a peer.
     Peer,
+    /// The kernel's neighbour entry, of a peer that does not reply.
+    Neighbour,
 }

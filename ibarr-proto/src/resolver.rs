@@ -266,7 +266,7 @@ impl Resolver {
         }
     }
 
-    /// What is known of an address without asking anybody.
+    /// What is known of an address to a user, without asking anybody.
     pub fn lookup(
         &self,
         cores: &mut Cores<impl Random>,
@@ -274,7 +274,11 @@ impl Resolver {
         view: &impl Local,
         question: Question,
     ) -> Option<Outcome> {
-        own(view, question).or_else(|| cached(&mut cores.client, now, question))
+        let client = &mut cores.client;
+        own(view, question).or_else(|| cached(client, now, question)).or_else(|| {
+            let gid = client.lookup_neighbour(now, question)?.gid?;
+            Some(Outcome::Found { gid, source: Source::Cache })
+        })
     }
 
     fn path_shares(&mut self, id: UserRequest) -> &mut Shares<PathRequest> {
@@ -478,8 +482,8 @@ impl Resolver {
     ) {
         let Wanted { question, asked_at, deadline } = wanted;
         // The kernel does not ask again by itself when the peer has returned.
-        let heeds_refusal = matches!(id, RequestId::User(_));
-        let input = client::Input::Resolve { id, question, asked_at, deadline, heeds_refusal };
+        let heeds_hints = matches!(id, RequestId::User(_));
+        let input = client::Input::Resolve { id, question, asked_at, deadline, heeds_hints };
         cores.client.handle_input(now, input);
         self.settle(cores, now);
     }
@@ -546,6 +550,7 @@ impl From<client::Outcome> for Outcome {
                 let source = match source {
                     client::Source::Cache => Source::Cache,
                     client::Source::Peer => Source::Peer,
+                    client::Source::Neighbour => Source::Neighbour,
                 };
                 Self::Found { gid, source }
             }

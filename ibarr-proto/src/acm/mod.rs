@@ -232,7 +232,7 @@ impl Acm {
             Outcome::Found { gid, source } => {
                 self.counters.count(match source {
                     request::Source::Local | request::Source::Cache => Counter::AddressFromMemory,
-                    request::Source::Peer => Counter::AddressFromPeer,
+                    request::Source::Peer | request::Source::Neighbour => Counter::AddressFromPeer,
                 });
                 gid
             }

@@ -175,7 +175,8 @@ impl LocalService {
                 self.counters.count(match source {
                     Source::Local => Counter::AnsweredLocal,
                     Source::Cache => Counter::AnsweredCache,
-                    Source::Peer => Counter::AnsweredPeer,
+                    // The kernel's requests are never answered from neighbour entries.
+                    Source::Peer | Source::Neighbour => Counter::AnsweredPeer,
                 });
                 self.requests.answer(seq, gid);
                 return self.enqueue(seq);

@@ -21,7 +21,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 use std::time::Duration;
 
-use ibarr_common::ib::IpoibHwAddr;
+use ibarr_common::ib::{Gid, IpoibHwAddr};
 use ibarr_common::map::max_entries;
 use ibarr_common::{IfIndex, Instant};
 
@@ -54,6 +54,13 @@ pub struct Entry {
     pub state: State,
     /// `NDA_LLADDR`, if there is one.
     pub hwaddr: HwAddr,
+}
+
+impl Entry {
+    /// The GID of a neighbour on an IPoIB interface to which the kernel would send.
+    pub fn gid(&self) -> Option<Gid> {
+        usable(self).map(IpoibHwAddr::gid)
+    }
 }
 
 /// The kernel's state of a neighbour (RFC 4861 section 7.3.2; `NUD_*` of

@@ -174,8 +174,8 @@ impl Sim {
         let id = RequestId::User(UserRequest::Control(self.nodes[node].requests));
         self.nodes[node].requests += 1;
         let (asked_at, deadline) = (self.now, self.now + patience);
-        let heeds_refusal = false;
-        self.input(node, Input::Resolve { id, question, asked_at, deadline, heeds_refusal });
+        let heeds_hints = false;
+        self.input(node, Input::Resolve { id, question, asked_at, deadline, heeds_hints });
         id
     }
 

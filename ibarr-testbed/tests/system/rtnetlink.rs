@@ -17,14 +17,14 @@ use ibarr_common::ib::Gid;
 use ibarr_proto::ip2gid::Question;
 use ibarr_proto::ip2gid::client::Route;
 use ibarr_proto::ip2gid::server::Local;
-use ibarr_proto::local_view::neighbours::Wanted;
+use ibarr_proto::local_view::neighbours::{State, Wanted};
 use ibarr_proto::local_view::routing::{MAX_ROUTES, NoWayBack, Via, WayBack};
 use ibarr_proto::local_view::{
-    self, Dad, Event, Input, Interface, InterfaceFilter, LocalView, NotServed, Owned, Request,
-    StaticGid, StaticGids, Subject,
+    self, Dad, Event, HwAddr, Input, Interface, InterfaceFilter, LocalView, NotServed, Owned,
+    Request, StaticGid, StaticGids, Subject,
 };
 use ibarr_user::sys::clock;
-use ibarr_user::transport::rtnetlink::{Config, NoRoute, Routes, Watch};
+use ibarr_user::transport::rtnetlink::{Answer, Config, NoRoute, Routes, Watch};
 use ibarr_user::transport::{Counter, Counters};
 use nix::net::if_::if_nametoindex;
 use nix::sys::socket::{
@@ -627,7 +627,9 @@ fn route_lookup_gives_the_next_hop_or_the_reason_for_none() {
     for _ in 0..100 {
         for (target, egress, expected) in cases {
             let answer = async { tokio::time::timeout(PATIENCE, answers.recv()).await };
-            let answer = node.runtime.block_on(answer).unwrap().unwrap();
+            let Answer::Route(answer) = node.runtime.block_on(answer).unwrap().unwrap() else {
+                panic!("no neighbour was asked for")
+            };
             assert_eq!(answer.question, Question::new(ip(target), egress).unwrap());
             assert_eq!(answer.route, expected, "{}", answer.question);
         }
@@ -635,6 +637,39 @@ fn route_lookup_gives_the_next_hop_or_the_reason_for_none() {
     let (found, not_found) =
         (counters.get(Counter::RouteFound), counters.get(Counter::RouteNotFound));
     assert_eq!((found, not_found), (700, 700));
+}
+
+#[test]
+fn kernel_tells_one_neighbour_by_its_address() {
+    let node = Node::new(&[]);
+    run("link add v0 type veth peer name w0
+         link set w0 up
+         link set v0 up
+         addr add 10.1.0.1/24 dev v0
+         addr add fd00::1/64 dev v0 nodad
+         neigh add 10.1.0.2 dev v0 lladdr 02:00:00:00:00:02 nud permanent
+         neigh add fd00::2 dev v0 lladdr 02:00:00:00:00:03 nud stale");
+    let ifindex = IfIndex::new(if_nametoindex("v0").unwrap()).unwrap();
+    let hwaddr = |last| HwAddr::new(&[2, 0, 0, 0, 0, last]);
+    let cases = [
+        ("10.1.0.2", Some((State::Permanent, hwaddr(2)))),
+        ("fd00::2", Some((State::Stale, hwaddr(3)))),
+        ("10.1.0.9", None),
+    ];
+    node.runtime.block_on(async {
+        let (routes, mut answers) = Routes::start(Arc::default()).unwrap();
+        for (target, expected) in cases {
+            let next_hop = ip(target);
+            let question = Question::new(next_hop, None).unwrap();
+            assert!(routes.neighbour(question, Route { ifindex, next_hop }));
+            let answer = tokio::time::timeout(PATIENCE, answers.recv()).await.unwrap().unwrap();
+            let Answer::Neighbour { question: of, entry } = answer else { panic!("{answer:?}") };
+            assert_eq!((of, entry.map(|it| it.address)), (question, expected.map(|_| next_hop)));
+            assert_eq!(entry.map(|it| (it.state, Some(it.hwaddr))), expected, "{target}");
+            // Ethernet has no GIDs.
+            assert_eq!(entry.and_then(|it| it.gid()), None);
+        }
+    });
 }
 
 /// Which IPv4 sources v0 may answer.

@@ -312,6 +312,8 @@ states! {
         Cache = "cache",
         /// An answer of the peer to this request.
         Peer = "peer",
+        /// The kernel's neighbour entry: the peer is on the same link and does not answer.
+        Neighbour = "neighbour",
     }
 }
 

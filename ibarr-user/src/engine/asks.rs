@@ -66,6 +66,7 @@ impl Asks {
                     Source::Local => AnswerSource::Local,
                     Source::Cache => AnswerSource::Cache,
                     Source::Peer => AnswerSource::Peer,
+                    Source::Neighbour => AnswerSource::Neighbour,
                 };
                 (AnswerStatus::Found, Some(Text(gid)), Some(source))
             }

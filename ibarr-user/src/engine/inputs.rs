@@ -20,14 +20,14 @@ use crate::preload::Loaded;
 use crate::process::{Command, Signals};
 use crate::transport::local_service as ls;
 use crate::transport::queries::Heard;
-use crate::transport::rtnetlink::{NudgeError, Nudged, RouteAnswer};
+use crate::transport::rtnetlink::{self, NudgeError, Nudged};
 use crate::transport::server::Batch;
 use crate::transport::{acm, events, names, ports, snapshot, umad};
 
 /// All inputs.
 pub(super) enum Input {
     View(local_view::Input),
-    Route(RouteAnswer),
+    Route(rtnetlink::Answer),
     Queries(Batch),
     Heard(Heard),
     Port(ports::Event),

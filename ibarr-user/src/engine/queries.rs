@@ -6,13 +6,13 @@ use std::sync::Arc;
 
 use ibarr_common::Instant;
 use ibarr_proto::ip2gid::Question;
-use ibarr_proto::ip2gid::client::{Input, SocketEvent, Transmit};
+use ibarr_proto::ip2gid::client::{Input, Route, SocketEvent, Transmit};
 use ibarr_proto::resolver;
 use tracing::debug;
 
 use super::{Engine, log};
 use crate::transport::queries::{Heard, Sockets};
-use crate::transport::rtnetlink::{RouteAnswer, Routes};
+use crate::transport::rtnetlink::{Answer, RouteAnswer, Routes};
 use crate::transport::{Counter, Counters};
 
 pub(super) struct Queries {
@@ -59,9 +59,22 @@ impl Engine {
         }
     }
 
-    pub(super) fn handle_route(&mut self, now: Instant, answer: RouteAnswer) {
-        let RouteAnswer { question, route } = answer;
-        self.tell_client(now, Input::Route { question, route: route.ok() });
+    pub(super) fn look_up_neighbour(&mut self, now: Instant, question: Question, route: Route) {
+        if !self.queries.routes.neighbour(question, route) {
+            self.tell_client(now, Input::Neighbour { question, gid: None });
+        }
+    }
+
+    pub(super) fn handle_route(&mut self, now: Instant, answer: Answer) {
+        let input = match answer {
+            Answer::Route(RouteAnswer { question, route }) => {
+                Input::Route { question, route: route.ok() }
+            }
+            Answer::Neighbour { question, entry } => {
+                Input::Neighbour { question, gid: entry.and_then(|entry| entry.gid()) }
+            }
+        };
+        self.tell_client(now, input);
     }
 
     pub(super) fn handle_heard(&mut self, now: Instant, heard: &Heard) {

@@ -8,8 +8,8 @@
 //! | datagrams | query sockets → engine | [`DATAGRAMS`]: twice the burst that one wake-up can bring with a full pending table | newest dropped, `transport.reply-dropped`, `transport.refusal-dropped` |
 //! | view | rtnetlink → engine | [`VIEW_INPUTS`]: the messages of one datagram | the socket waits; the kernel reports events that overflow its buffer, and a dump follows |
 //! | dump requests | engine → rtnetlink | 1 per subject: a second one asks for the same | not sent |
-//! | questions for routes | engine → rtnetlink | [`ROUTE_QUESTIONS`]: twice the default number of flights, because a flight that has ended leaves its question | answered at once with no route, `rtnetlink.route-refused` |
-//! | route answers | rtnetlink → engine | [`ROUTE_ANSWERS`] | no further questions are taken |
+//! | questions for routes and neighbours | engine → rtnetlink | [`ROUTE_QUESTIONS`]: twice the default number of flights, because a flight that has ended leaves its question | answered at once with none, `rtnetlink.route-refused` |
+//! | their answers | rtnetlink → engine | [`ROUTE_ANSWERS`] | no further questions are taken |
 //! | requests of the kernel | none: the engine reads the socket | | the socket waits; the kernel reports requests that overflow its buffer, and a nudge makes it repeat them |
 //! | answers to the kernel | engine → socket | 1 that found no room | no further answers are made, no further requests read |
 //! | ports | thread of each device → engine | [`PORT_EVENTS`] | the thread waits |
@@ -144,11 +144,15 @@ ibarr_proto::counters! {
         RouteFound = "rtnetlink.route-found",
         /// Look-ups of a route that found none, for a reason of the kernel.
         RouteNotFound = "rtnetlink.route-not-found",
-        /// Look-ups of a route repeated because answers were lost.
+        /// Look-ups of a neighbour that found an entry.
+        NeighbourFound = "rtnetlink.neighbour-found",
+        /// Look-ups of a neighbour that found no entry.
+        NeighbourNotFound = "rtnetlink.neighbour-not-found",
+        /// Look-ups of a route or neighbour repeated because answers were lost.
         RouteAskedAgain = "rtnetlink.route-asked-again",
-        /// Answers about routes that match no look-up.
+        /// Answers about routes or neighbours that match no look-up.
         RouteUnasked = "rtnetlink.route-unasked",
-        /// Look-ups of a route not made because too many were queued.
+        /// Look-ups of a route or neighbour not made because too many were queued.
         RouteRefused = "rtnetlink.route-refused",
     }
 }

@@ -248,8 +248,8 @@ mod tests {
         let question = Question::new(target, None).unwrap();
         let (now, ifindex) = (Instant::from_nanos(1), IfIndex::MIN);
         let (id, deadline) = (RequestId::User(UserRequest::Control(1)), Instant::from_nanos(2));
-        let heeds_refusal = true;
-        let asked = Input::Resolve { id, question, asked_at: now, deadline, heeds_refusal };
+        let heeds_hints = true;
+        let asked = Input::Resolve { id, question, asked_at: now, deadline, heeds_hints };
         let route = Some(Route { ifindex, next_hop: target });
         for input in [asked, Input::Route { question, route }] {
             client.handle_input(now, input);

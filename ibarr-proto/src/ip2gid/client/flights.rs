@@ -99,7 +99,7 @@ impl Flights {
 
     /// Makes `request` wait for `flight` until its deadline.
     pub(super) fn wait(&mut self, flight: FlightId, request: &Request) -> Result<(), Full> {
-        let &Request { id: request, asked_at, deadline, heeds_refusal, .. } = request;
+        let &Request { id: request, asked_at, deadline, heeds_hints, .. } = request;
         if self.by_request.len() >= self.limits.waiters {
             return Err(Full::Waiters);
         }
@@ -115,7 +115,7 @@ impl Flights {
             self.by_newest.insert((asked_at, flight));
             waited_for.newest = asked_at;
         }
-        self.by_request.insert(request, Waiter { flight, deadline, heeds_refusal });
+        self.by_request.insert(request, Waiter { flight, deadline, heeds_hints });
         Ok(())
     }
 
@@ -144,13 +144,13 @@ impl Flights {
         Some(request)
     }
 
-    /// Removes and returns the requests of `flight` that end on a refusal, by deadline.
-    pub(super) fn refused(&mut self, flight: FlightId) -> Vec<RequestId> {
+    /// Removes and returns the requests of `flight` that end on a hint, by deadline.
+    pub(super) fn hinted(&mut self, flight: FlightId) -> Vec<RequestId> {
         let Some(flight) = self.by_id.get_mut(&flight) else { return Vec::new() };
         self.settled += usize::from(!std::mem::replace(&mut flight.is_settled, true));
         let mut ended = Vec::new();
         flight.waiters.retain(|&(_, request)| {
-            let heeds = self.by_request.get(&request).is_some_and(|waiter| waiter.heeds_refusal);
+            let heeds = self.by_request.get(&request).is_some_and(|waiter| waiter.heeds_hints);
             if heeds {
                 self.by_request.remove(&request);
                 ended.push(request);
@@ -258,6 +258,8 @@ pub(super) struct Flight {
     pub(super) is_slow: bool,
     /// The flight has had a refusal, or a round without an answer.
     is_settled: bool,
+    /// Its refusal is not passed on yet, because the target may be a neighbour.
+    pub(super) is_refused: bool,
     pub(super) round_ends: Instant,
     /// Set when the driver has answered.
     pub(super) route: Option<Route>,
@@ -285,6 +287,7 @@ impl Flight {
             is_joined: false,
             is_slow: false,
             is_settled: false,
+            is_refused: false,
             round_ends,
             route: None,
             last_sent: None,
@@ -380,7 +383,7 @@ const SLOWEST: Duration = Duration::from_secs(1);
 struct Waiter {
     flight: FlightId,
     deadline: Instant,
-    heeds_refusal: bool,
+    heeds_hints: bool,
 }
 
 #[cfg(test)]
@@ -449,10 +452,10 @@ mod tests {
                             Ok(())
                         };
                         let (id, question, asked_at) = (row.id, row.question, now);
-                        let heeds_refusal = n.is_multiple_of(2);
+                        let heeds_hints = n.is_multiple_of(2);
                         let waiting =
-                            Request { id: request, question, asked_at, deadline, heeds_refusal };
-                        if heeds_refusal && expected.is_ok() {
+                            Request { id: request, question, asked_at, deadline, heeds_hints };
+                        if heeds_hints && expected.is_ok() {
                             users.insert(request);
                         }
                         prop_assert_eq!(flights.wait(id, &waiting), expected);
@@ -476,7 +479,7 @@ mod tests {
                         row.waiters = rest;
                         let ended: Vec<_> = ended;
                         let ended: Vec<_> = ended.into_iter().map(|(_, request)| request).collect();
-                        prop_assert_eq!(flights.refused(row.id), ended);
+                        prop_assert_eq!(flights.hinted(row.id), ended);
                     }
                     (4, Some(chosen)) => {
                         let row = &mut model[chosen];

@@ -26,6 +26,7 @@ impl<R: CryptoRng> Client<R> {
         let until = self.cache.last_expiry().map_or(settled, |last| last.max(settled));
         if !self.left.insert(before, until) {
             self.cache.clear();
+            self.next_door.flush(None);
         }
         self.cache.tell_everything();
         self.counters.count(Counter::SubnetsLeft);
@@ -110,14 +111,15 @@ impl<R: CryptoRng> Client<R> {
 
     /// Drops the answers for `target`, or all answers. Returns how many that was.
     pub fn flush(&mut self, target: Option<IpAddr>) -> usize {
-        let Some(target) = target else { return self.cache.clear() };
+        let neighbours = self.next_door.flush(target);
+        let Some(target) = target else { return self.cache.clear() + neighbours };
         let of_target: Vec<Question> = self
             .cache
             .iter()
             .map(|(question, _)| question)
             .filter(|question| question.target() == target)
             .collect();
-        of_target.into_iter().filter(|&question| self.cache.remove(question)).count()
+        neighbours + of_target.into_iter().filter(|&question| self.cache.remove(question)).count()
     }
 
     pub(super) fn remember(&mut self, question: Question, gid: Option<Gid>) -> Cached {

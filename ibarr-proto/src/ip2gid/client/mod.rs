@@ -25,6 +25,7 @@ mod hops;
 mod left;
 mod limits;
 mod memory;
+mod next_door;
 mod round_trips;
 mod sockets;
 mod table;
@@ -47,6 +48,7 @@ use self::hops::Hops;
 use self::left::Left;
 use self::limits::{cache_limits, flight_limits, hop_limits};
 use self::memory::SETTLING;
+use self::next_door::NextDoor;
 use self::sockets::Outlets;
 use super::{Question, is_link_local};
 use crate::counters::Counters;
@@ -78,6 +80,7 @@ pub struct Client<R> {
     outlets: Outlets,
     cache: Cache,
     left: Left,
+    next_door: NextDoor,
     swept_at: Instant,
     refreshing: usize,
     /// The next refresh may not start before this time.
@@ -100,6 +103,7 @@ impl<R: CryptoRng> Client<R> {
             outlets: Outlets::new(config.settings()),
             cache: Cache::new(cache_limits(&config), &hasher),
             left: Left::default(),
+            next_door: NextDoor::new(hasher),
             swept_at: Instant::BOOT,
             refreshing: 0,
             refresh_from: Instant::BOOT,
@@ -129,11 +133,12 @@ impl<R: CryptoRng> Client<R> {
     pub fn handle_input(&mut self, now: Instant, input: Input<'_>) {
         self.advance(now);
         match input {
-            Input::Resolve { id, question, asked_at, deadline, heeds_refusal } => {
-                self.resolve(&Request { id, question, asked_at, deadline, heeds_refusal });
+            Input::Resolve { id, question, asked_at, deadline, heeds_hints } => {
+                self.resolve(&Request { id, question, asked_at, deadline, heeds_hints });
             }
             Input::Cancel { id } => self.cancel(id),
             Input::Route { question, route } => self.route(question, route),
+            Input::Neighbour { question, gid } => self.met(question, gid),
             Input::Datagram { socket, from, ingress, payload } => {
                 if let Err(counter) = self.datagram(socket, from, ingress, payload) {
                     self.counters.count(counter);
@@ -259,6 +264,12 @@ impl<R: CryptoRng> Client<R> {
             self.counters.count(Counter::CacheHits);
             return self.answer(id, outcome(cached, Source::Cache));
         }
+        if request.heeds_hints
+            && let Some(cached) = self.lookup_neighbour(self.now, question)
+        {
+            self.counters.count(Counter::CacheHits);
+            return self.answer(id, outcome(cached, Source::Cache));
+        }
         if let Err(full) = self.wait_for_flight(request) {
             self.counters.count(match full {
                 Full::Flights => Counter::FlightsFull,
@@ -286,6 +297,7 @@ impl<R: CryptoRng> Client<R> {
         }
         if under_way.is_some() {
             self.counters.count(Counter::Joined);
+            self.meet_if_silent(id);
         }
         self.set_timer(id);
         Ok(())
@@ -386,11 +398,14 @@ impl<R: CryptoRng> Client<R> {
             return None;
         }
         self.counters.count(Counter::Refusals);
-        for request in self.flights.refused(id) {
-            self.answer(request, Outcome::Refused);
-        }
         self.slow_down(id);
-        self.end_if_unwanted(id);
+        if self.meet(id) {
+            if let Some(flight) = self.flights.flight(id) {
+                flight.is_refused = true;
+            }
+        } else {
+            self.answer_hinted(id, Outcome::Refused);
+        }
         Some(())
     }
 
@@ -436,6 +451,7 @@ impl<R: CryptoRng> Client<R> {
                 && flight.resend_at.is_some_and(|at| at <= now)
             {
                 flight.resend_at = None;
+                self.meet_if_silent(id);
                 self.send_when_allowed(id);
             }
         }
@@ -530,6 +546,7 @@ impl<R: CryptoRng> Client<R> {
 
     fn ground(&mut self, id: FlightId) {
         self.unrouted.remove(&id);
+        self.next_door.forget_flight(id);
         let Some(flight) = self.flights.flight(id) else { return };
         self.outlets.dequeue(flight);
         if let Some(route) = flight.route {
@@ -574,7 +591,7 @@ struct Request {
     question: Question,
     asked_at: Instant,
     deadline: Instant,
-    heeds_refusal: bool,
+    heeds_hints: bool,
 }
 
 /// The sizes of a client's tables.

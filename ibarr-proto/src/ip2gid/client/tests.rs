@@ -3,6 +3,7 @@
 //! The client as a whole; the test plays its driver. Long because it is the table of the client's
 //! behaviour; each case stands alone.
 
+mod next_door;
 mod rig;
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -379,13 +380,13 @@ fn full_flights_make_room_for_a_newer_question_after_a_second() {
     let deadline = asked_at + secs(30);
     let again = RequestId::User(UserRequest::Control(90));
     let early = Instant::BOOT + secs(1000);
-    let heeds_refusal = false;
+    let heeds_hints = false;
     rig.input(Input::Resolve {
         id: again,
         question: question(1),
         asked_at: early,
         deadline,
-        heeds_refusal,
+        heeds_hints,
     });
     assert_eq!(rig.answers[&again].1, Outcome::Overloaded);
     assert_eq!(rig.count(Counter::GaveWay), 1);
@@ -763,8 +764,8 @@ fn request_with_the_number_of_a_waiting_one_is_ignored() {
     let mut rig = Rig::new(Settings::default());
     let id = rig.resolve(5);
     let (asked_at, deadline) = (rig.now, rig.now + secs(3));
-    let heeds_refusal = false;
-    rig.input(Input::Resolve { id, question: question(6), asked_at, deadline, heeds_refusal });
+    let heeds_hints = false;
+    rig.input(Input::Resolve { id, question: question(6), asked_at, deadline, heeds_hints });
     assert_eq!(rig.count(Counter::RepeatedRequest), 1);
     assert_eq!(rig.client.load().flights, 1);
     rig.reply(0, Some(gid(5)));
@@ -933,8 +934,8 @@ fn counters_of_requests_add_up() {
     rig.reply(0, Some(gid(1)));
     rig.input(Input::Cancel { id: RequestId::User(UserRequest::Control(3)) });
     let (asked_at, deadline) = (rig.now, rig.now + secs(3));
-    let (id, heeds_refusal) = (RequestId::User(UserRequest::Control(4)), false);
-    rig.input(Input::Resolve { id, question: question(1), asked_at, deadline, heeds_refusal });
+    let (id, heeds_hints) = (RequestId::User(UserRequest::Control(4)), false);
+    rig.input(Input::Resolve { id, question: question(1), asked_at, deadline, heeds_hints });
     rig.run(secs(10));
     assert_ends_add_up(&rig.client);
     assert_eq!(rig.count(Counter::Overloaded), 6);

@@ -38,9 +38,9 @@ pub enum Input<'a> {
         asked_at: Instant,
         /// When the caller stops waiting.
         deadline: Instant,
-        /// Whether [`Input::Refused`] ends the request. Otherwise the client continues to ask, more
-        /// slowly.
-        heeds_refusal: bool,
+        /// Whether [`Input::Refused`] or [`Input::Neighbour`] ends the request. Otherwise the client
+        /// continues to ask.
+        heeds_hints: bool,
     },
     /// The caller no longer wants the answer.
     Cancel {
@@ -53,6 +53,14 @@ pub enum Input<'a> {
         question: Question,
         /// The route; `None` if there is none to the target.
         route: Option<Route>,
+    },
+    /// The answer to `poll_neighbour`.
+    Neighbour {
+        /// The question.
+        question: Question,
+        /// The GID in the hardware address of the neighbour; `None` if there is no valid entry, or
+        /// its interface is not IPoIB.
+        gid: Option<Gid>,
     },
     /// A datagram arrived at a socket of the client.
     Datagram {
@@ -156,6 +164,8 @@ pub enum Source {
     Cache,
     /// A reply of a peer.
     Peer,
+    /// The kernel's neighbour entry, of a peer that does not reply.
+    Neighbour,
 }
 
 super::super::datagram_counters! {
@@ -205,6 +215,8 @@ super::super::datagram_counters! {
         Queued = "queued",
         /// Replies that answered a question.
         Replies = "replies",
+        /// Questions about targets next door answered from the kernel's neighbour entries.
+        Neighbours = "neighbours",
         /// Reports by ICMP that the port of a query's target is unreachable.
         Refusals = "refusals",
         /// Such reports that quote no waiting query: late, repeated, forged, or too short to be

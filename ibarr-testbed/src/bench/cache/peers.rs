@@ -57,7 +57,7 @@ impl Memory for Peers {
 /// Makes `client` ask `question`, and gives it the peer's answer.
 fn answer(client: &mut Client<ChaCha20Rng>, question: Question) -> Result<()> {
     let (id, deadline) = (RequestId::User(UserRequest::Control(0)), START + Duration::from_secs(3));
-    let input = Input::Resolve { id, question, asked_at: START, deadline, heeds_refusal: false };
+    let input = Input::Resolve { id, question, asked_at: START, deadline, heeds_hints: false };
     client.handle_input(START, input);
     let gateway = IpAddr::V4(Ipv4Addr::new(10, 0, 0, 254));
     let ifindex = IfIndex::new(4).context("4 is not 0")?;

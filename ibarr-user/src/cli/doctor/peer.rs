@@ -19,7 +19,7 @@ use super::machine::{INFINIBAND, text};
 use crate::control::doctor_messages::Check;
 use crate::control::messages::{Answer, AnswerStatus, PathAnswer, PathStatus};
 use crate::transport::Counters;
-use crate::transport::rtnetlink::{NoRoute, Routes};
+use crate::transport::rtnetlink::{self, NoRoute, Routes};
 
 /// A peer, as a user names it.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
@@ -61,7 +61,10 @@ pub(super) fn look_up(target: IpAddr) -> io::Result<Result<Route, NoRoute>> {
         let (routes, mut answers) = Routes::start(Arc::new(Counters::default()))?;
         routes.lookup(question);
         let answer = timeout(PATIENCE, answers.recv()).await?;
-        answer.map(|answer| answer.route).ok_or_else(|| io::ErrorKind::UnexpectedEof.into())
+        match answer {
+            Some(rtnetlink::Answer::Route(answer)) => Ok(answer.route),
+            _ => Err(io::ErrorKind::UnexpectedEof.into()),
+        }
     })
 }
 

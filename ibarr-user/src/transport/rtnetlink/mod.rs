@@ -30,7 +30,7 @@ use tokio::sync::{mpsc, watch};
 use tokio::time::sleep;
 
 pub use self::nudge::{ADDRESS_V4, ADDRESS_V6, LOOPBACK, NudgeError, Nudged, Nudger, Place};
-pub use self::routes::{NoRoute, RouteAnswer, Routes};
+pub use self::routes::{Answer, NoRoute, RouteAnswer, Routes};
 use self::session::Session;
 use self::socket::{Received, Socket};
 use super::{Counter, Counters, VIEW_INPUTS};

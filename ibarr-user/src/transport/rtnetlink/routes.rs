@@ -8,6 +8,7 @@ use std::sync::Arc;
 use ibarr_common::IfIndex;
 use ibarr_proto::ip2gid::Question;
 use ibarr_proto::ip2gid::client::Route;
+use ibarr_proto::local_view::neighbours::Entry;
 use neli::FromBytesWithInput;
 use neli::consts::nl::{NlmF, Nlmsg};
 use neli::consts::rtnl::{RtAddrFamily, RtScope, RtTable, Rta, Rtm, Rtn, Rtprot};
@@ -17,19 +18,42 @@ use tokio::sync::mpsc;
 use tokio::sync::mpsc::error::TrySendError;
 
 use super::message::{self, ALL_SET, Frame, Malformed, attribute};
+use super::neigh::{Neigh, get_neighbour};
 use super::socket::{Received, Socket};
 use crate::transport::{Counter, Counters, ROUTE_ANSWERS, ROUTE_QUESTIONS};
 
-/// Looks up routes in the kernel (`RTM_GETROUTE`), until it is dropped or the receiver of the
-/// answers is.
+/// Looks up routes and neighbours in the kernel (`RTM_GETROUTE`, `RTM_GETNEIGH`), until it is dropped
+/// or the receiver of the answers is.
 ///
 /// If the question names an interface, the route is the one by that interface. If no route through
 /// it leads to an IPv4 address, the kernel then takes the address for one on its link
 /// (`ip_route_output_key_hash_rcu`).
 #[derive(Debug)]
 pub struct Routes {
-    questions: mpsc::Sender<Question>,
+    questions: mpsc::Sender<Asked>,
     counters: Arc<Counters>,
+}
+
+/// What is looked up for a question.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub(super) enum Asked {
+    Route(Question),
+    /// The next hop of the route. Before Linux 5.0 the kernel refuses this.
+    Neighbour(Question, Route),
+}
+
+/// What the kernel says.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub enum Answer {
+    /// Of a route.
+    Route(RouteAnswer),
+    /// Of a neighbour.
+    Neighbour {
+        /// The question, unchanged.
+        question: Question,
+        /// The entry, if there is one.
+        entry: Option<Entry>,
+    },
 }
 
 /// The kernel's answer to a question.
@@ -69,7 +93,7 @@ impl Routes {
     ///
     /// # Errors
     /// If the kernel refuses the socket.
-    pub fn start(counters: Arc<Counters>) -> io::Result<(Self, mpsc::Receiver<RouteAnswer>)> {
+    pub fn start(counters: Arc<Counters>) -> io::Result<(Self, mpsc::Receiver<Answer>)> {
         let socket = open()?;
         let (question, questions) = mpsc::channel(ROUTE_QUESTIONS);
         let (sender, answers) = mpsc::channel(ROUTE_ANSWERS);
@@ -88,9 +112,19 @@ impl Routes {
         Ok((Self { questions: question, counters: of_questions }, answers))
     }
 
-    /// Sends a question, which gets one answer. Returns whether there was room for it.
+    /// Asks for the route of a question, and gets one answer. Returns whether there was room for it.
     pub fn lookup(&self, question: Question) -> bool {
-        let is_full = matches!(self.questions.try_send(question), Err(TrySendError::Full(_)));
+        self.ask(Asked::Route(question))
+    }
+
+    /// Asks for the neighbour entry of the next hop of `route`, which a question has, and gets one
+    /// answer. Returns whether there was room for it.
+    pub fn neighbour(&self, question: Question, route: Route) -> bool {
+        self.ask(Asked::Neighbour(question, route))
+    }
+
+    fn ask(&self, asked: Asked) -> bool {
+        let is_full = matches!(self.questions.try_send(asked), Err(TrySendError::Full(_)));
         if is_full {
             self.counters.count(Counter::RouteRefused);
         }
@@ -101,8 +135,8 @@ impl Routes {
 struct Asker {
     socket: Socket,
     lookups: Lookups,
-    questions: mpsc::Receiver<Question>,
-    answers: mpsc::Sender<RouteAnswer>,
+    questions: mpsc::Receiver<Asked>,
+    answers: mpsc::Sender<Answer>,
     counters: Arc<Counters>,
 }
 
@@ -135,7 +169,7 @@ impl Asker {
                     }
                 }
                 question = self.questions.recv(), if self.lookups.has_room() => match question {
-                    Some(question) => self.lookups.handle_question(question),
+                    Some(asked) => self.lookups.handle_question(asked),
                     None => return Ok(()),
                 },
                 () = self.answers.closed() => return Ok(()),
@@ -156,7 +190,7 @@ pub(super) struct Lookups {
 
 #[derive(Clone, Copy)]
 struct Pending {
-    question: Question,
+    asked: Asked,
     sent: bool,
 }
 
@@ -172,19 +206,25 @@ impl Lookups {
         self.pending.len() < Self::MAX_PENDING
     }
 
-    pub(super) fn handle_question(&mut self, question: Question) {
+    pub(super) fn handle_question(&mut self, asked: Asked) {
         self.seq = self.seq.wrapping_add(1);
-        self.pending.insert(self.seq, Pending { question, sent: false });
+        self.pending.insert(self.seq, Pending { asked, sent: false });
     }
 
     pub(super) fn poll_transmit(&mut self) -> Option<(u32, Vec<u8>)> {
         let (&seq, pending) = self.pending.iter_mut().find(|(_, pending)| !pending.sent)?;
         pending.sent = true;
-        Some((seq, request(seq, pending.question)))
+        let request = match pending.asked {
+            Asked::Route(question) => request(seq, question),
+            Asked::Neighbour(_, route) => get_neighbour(seq, route),
+        };
+        Some((seq, request))
     }
 
-    pub(super) fn handle_unsent(&mut self, seq: u32, errno: Errno, answers: &mut Vec<RouteAnswer>) {
-        self.finish(seq, Err(NoRoute::Failed(errno)), answers);
+    pub(super) fn handle_unsent(&mut self, seq: u32, errno: Errno, answers: &mut Vec<Answer>) {
+        let Some(Pending { asked, .. }) = self.pending.get(&seq) else { return };
+        let answer = asked.unanswered(NoRoute::Failed(errno));
+        self.finish(seq, answer, answers);
     }
 
     pub(super) fn handle_loss(&mut self) {
@@ -201,7 +241,7 @@ impl Lookups {
         }
     }
 
-    pub(super) fn handle_datagram(&mut self, datagram: &[u8], answers: &mut Vec<RouteAnswer>) {
+    pub(super) fn handle_datagram(&mut self, datagram: &[u8], answers: &mut Vec<Answer>) {
         for frame in message::frames(datagram) {
             if let Ok(frame) = frame {
                 self.handle_answer(&frame, answers);
@@ -212,23 +252,51 @@ impl Lookups {
         }
     }
 
-    fn handle_answer(&mut self, frame: &Frame<'_>, answers: &mut Vec<RouteAnswer>) {
-        let Some(pending) = self.pending.get(&frame.seq) else {
+    fn handle_answer(&mut self, frame: &Frame<'_>, answers: &mut Vec<Answer>) {
+        let Some(Pending { asked, .. }) = self.pending.get(&frame.seq) else {
             return self.counters.count(Counter::RouteUnasked);
         };
-        let route = route(frame, pending.question).unwrap_or_else(|error| {
-            tracing::debug!(%error, "rtnetlink: route refused");
+        let answer = asked.answered(frame).unwrap_or_else(|error| {
+            tracing::debug!(%error, "rtnetlink: answer refused");
             self.counters.count(Counter::RtnetlinkMalformedMessage);
-            Err(NoRoute::Malformed)
+            asked.unanswered(NoRoute::Malformed)
         });
-        self.finish(frame.seq, route, answers);
+        self.finish(frame.seq, answer, answers);
     }
 
-    fn finish(&mut self, seq: u32, route: Result<Route, NoRoute>, answers: &mut Vec<RouteAnswer>) {
-        let Some(Pending { question, .. }) = self.pending.remove(&seq) else { return };
-        let counter = if route.is_ok() { Counter::RouteFound } else { Counter::RouteNotFound };
-        self.counters.count(counter);
-        answers.push(RouteAnswer { question, route });
+    fn finish(&mut self, seq: u32, answer: Answer, answers: &mut Vec<Answer>) {
+        self.pending.remove(&seq);
+        self.counters.count(match answer {
+            Answer::Route(RouteAnswer { route: Ok(_), .. }) => Counter::RouteFound,
+            Answer::Route(_) => Counter::RouteNotFound,
+            Answer::Neighbour { entry: Some(_), .. } => Counter::NeighbourFound,
+            Answer::Neighbour { entry: None, .. } => Counter::NeighbourNotFound,
+        });
+        answers.push(answer);
+    }
+}
+
+impl Asked {
+    fn answered(self, frame: &Frame<'_>) -> Result<Answer, Malformed> {
+        Ok(match self {
+            Self::Route(question) => {
+                Answer::Route(RouteAnswer { question, route: route(frame, question)? })
+            }
+            Self::Neighbour(question, _) => {
+                let entry = match Neigh::parse(frame)? {
+                    Some(Neigh::Is(entry)) => Some(entry),
+                    _ => None,
+                };
+                Answer::Neighbour { question, entry }
+            }
+        })
+    }
+
+    fn unanswered(self, why: NoRoute) -> Answer {
+        match self {
+            Self::Route(question) => Answer::Route(RouteAnswer { question, route: Err(why) }),
+            Self::Neighbour(question, _) => Answer::Neighbour { question, entry: None },
+        }
     }
 }
 
@@ -318,7 +386,7 @@ mod tests {
         assert_eq!([routes.lookup(question), routes.lookup(question)], [true, true]);
         assert!(!routes.lookup(question));
         assert_eq!(counters.get(Counter::RouteRefused), 1);
-        assert_eq!(queued.try_recv(), Ok(question));
+        assert_eq!(queued.try_recv(), Ok(Asked::Route(question)));
         assert!(routes.lookup(question));
     }
 }

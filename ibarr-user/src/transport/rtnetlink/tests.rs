@@ -16,7 +16,7 @@ use proptest::prelude::*;
 
 use self::kernel::{Attr, Message, index, recorded};
 use super::message::{Change, Malformed, frames};
-use super::routes::Lookups;
+use super::routes::{Asked, Lookups};
 use super::*;
 
 const LINKS: &str = include_str!("../../../tests/golden/rtnetlink-links.hex");
@@ -152,13 +152,13 @@ fn recorded_routes_answer_their_questions() {
         let target = question.split(' ').next().unwrap();
         let question = Question::new(ip(target), None).unwrap();
         let mut lookups = Lookups::new(Arc::default());
-        lookups.handle_question(question);
+        lookups.handle_question(Asked::Route(question));
         let (seq, _) = lookups.poll_transmit().unwrap();
         // Recorded with the sequence number 7.
         datagram[8..12].copy_from_slice(&seq.to_ne_bytes());
         let mut answers = Vec::new();
         lookups.handle_datagram(&datagram, &mut answers);
-        let [answer] = answers.as_slice() else { panic!("{question}: {answers:?}") };
+        let [Answer::Route(answer)] = answers.as_slice() else { panic!("{question}: {answers:?}") };
         let got = answer.route.map(|route| (route.next_hop, route.ifindex));
         let route = route.map(|(next_hop, ifindex)| (ip(next_hop), index(ifindex)));
         assert_eq!((answer.question, got), (question, route), "{question}");
@@ -347,7 +347,7 @@ proptest! {
                 let _ = frame.errno();
             }
             let mut lookups = Lookups::new(Arc::default());
-            lookups.handle_question(Question::new(ip("10.0.0.1"), None).unwrap());
+            lookups.handle_question(Asked::Route(Question::new(ip("10.0.0.1"), None).unwrap()));
             lookups.poll_transmit().unwrap();
             let mut bytes = bytes;
             if let Some(seq) = bytes.get_mut(8..12) {

@@ -27,6 +27,7 @@ pub(super) struct Rig {
     pub(super) writable: bool,
     pub(super) open: BTreeSet<SocketId>,
     pub(super) routes_asked: Vec<Question>,
+    pub(super) neighbours_asked: Vec<(Instant, Question, Route)>,
     pub(super) sent: Vec<(Instant, Transmit)>,
     pub(super) answers: BTreeMap<RequestId, (Instant, Outcome)>,
     pub(super) requests: u64,
@@ -47,6 +48,7 @@ impl Rig {
             writable: true,
             open: BTreeSet::new(),
             routes_asked: Vec::new(),
+            neighbours_asked: Vec::new(),
             sent: Vec::new(),
             answers: BTreeMap::new(),
             requests: 0,
@@ -67,8 +69,8 @@ impl Rig {
         self.requests += 1;
         let id = RequestId::User(UserRequest::Control(self.requests));
         let (asked_at, deadline) = (self.now, self.now + patience);
-        let heeds_refusal = false;
-        self.input(Input::Resolve { id, question, asked_at, deadline, heeds_refusal });
+        let heeds_hints = false;
+        self.input(Input::Resolve { id, question, asked_at, deadline, heeds_hints });
         id
     }
 
@@ -77,8 +79,8 @@ impl Rig {
         self.requests += 1;
         let id = RequestId::User(UserRequest::Control(self.requests));
         let (asked_at, deadline) = (Instant::BOOT, self.now + secs(3));
-        let heeds_refusal = true;
-        self.input(Input::Resolve { id, question, asked_at, deadline, heeds_refusal });
+        let heeds_hints = true;
+        self.input(Input::Resolve { id, question, asked_at, deadline, heeds_hints });
         id
     }
 
@@ -137,6 +139,9 @@ impl Rig {
                     continue;
                 }
                 Input::Route { question, route: Some(via(254)) }
+            } else if let Some((question, route)) = self.client.poll_neighbour() {
+                self.neighbours_asked.push((self.now, question, route));
+                continue;
             } else if let Some(transmit) =
                 self.writable.then(|| self.client.poll_transmit()).flatten()
             {

@@ -2,6 +2,8 @@
 
 //! Tests about neighbours.
 
+use ibarr_common::ib::IpoibHwAddr;
+use ibarr_proto::ip2gid::client::Route;
 use ibarr_proto::local_view::HwAddr;
 use ibarr_proto::local_view::neighbours::{Entry, State};
 
@@ -205,4 +207,56 @@ fn dump_of_neighbours_is_one_request_repeated_after_a_loss() {
         assert_eq!(session.poll_transmit(&mut said), None);
     }
     assert_eq!(counters.get(Counter::RtnetlinkDump), 2);
+}
+
+#[test]
+fn neighbour_of_a_route_is_looked_up_and_its_gid_read() {
+    let question = Question::new([10, 1, 0, 9].into(), None).unwrap();
+    let route = Route { ifindex: index(5), next_hop: question.target() };
+    let hwaddr = b"\x80\0\x01\x02\xfe\x80\0\0\0\0\0\0\0\x02\xc9\x03\0\0\0\x05";
+    let gid = IpoibHwAddr::parse(hwaddr).unwrap().gid();
+    let neighbour = |nud, hwaddr: &[u8]| {
+        let message = ndmsg(NEWNEIGH, nud, 0).with(destination(9));
+        if hwaddr.is_empty() { message } else { message.with(Attr::new(2, hwaddr)) }
+    };
+    let no_entry = [&(-libc::ENOENT).to_ne_bytes()[..], &[0; 16]].concat();
+    let cases = [
+        (neighbour(0x02, hwaddr), Some(Some(gid))),
+        (neighbour(0x08, hwaddr), Some(Some(gid))),
+        (neighbour(0x04, hwaddr), Some(Some(gid))),
+        // On Ethernet, being resolved, failed, and a multicast group.
+        (neighbour(0x02, &[2, 0, 0, 0, 0, 9]), Some(None)),
+        (neighbour(0x01, &[]), Some(None)),
+        (neighbour(0x20, hwaddr), Some(None)),
+        (neighbour(0x40, &[0xff; 20]), Some(None)),
+        (Message::new(2, &no_entry), None),
+        (neighbour(0x02, hwaddr).cut(1), None),
+    ];
+    for (message, expected) in cases {
+        let counters = Arc::<Counters>::default();
+        let mut lookups = Lookups::new(Arc::clone(&counters));
+        lookups.handle_question(Asked::Neighbour(question, route));
+        let (seq, request) = lookups.poll_transmit().unwrap();
+        let wanted = [
+            &36_u32.to_ne_bytes()[..],
+            // RTM_GETNEIGH, NLM_F_REQUEST
+            &30_u16.to_ne_bytes(),
+            &1_u16.to_ne_bytes(),
+            &seq.to_ne_bytes(),
+            &[0; 4],
+            // struct ndmsg of IPv4 on interface 5; NDA_DST
+            &[2, 0, 0, 0, 5, 0, 0, 0, 0, 0, 0, 0, 8, 0, 1, 0, 10, 1, 0, 9],
+        ];
+        assert_eq!(request, wanted.concat());
+        let mut answers = Vec::new();
+        let bytes = message.clone().answering(seq, 0).bytes();
+        lookups.handle_datagram(&bytes, &mut answers);
+        let [Answer::Neighbour { question: of, entry }] = answers.as_slice() else {
+            panic!("{answers:?}")
+        };
+        assert_eq!((*of, entry.map(|entry| entry.gid())), (question, expected), "{message:?}");
+        let found = counters.get(Counter::NeighbourFound);
+        assert_eq!(found, u64::from(expected.is_some()), "{message:?}");
+        assert!(lookups.poll_transmit().is_none() && lookups.has_room());
+    }
 }

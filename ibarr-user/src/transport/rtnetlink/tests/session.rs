@@ -259,7 +259,8 @@ fn lost_route_answers_are_requested_again_when_the_socket_is_empty() {
     let mut lookups = Lookups::new(Arc::clone(&counters));
     let mut seqs = Vec::new();
     for last in 1..=2 {
-        lookups.handle_question(Question::new([10, 1, 0, last].into(), None).unwrap());
+        let question = Question::new([10, 1, 0, last].into(), None).unwrap();
+        lookups.handle_question(Asked::Route(question));
         seqs.push(lookups.poll_transmit().unwrap().0);
     }
     lookups.handle_loss();
@@ -273,7 +274,13 @@ fn lost_route_answers_are_requested_again_when_the_socket_is_empty() {
     assert_eq!((again, lookups.poll_transmit()), (seqs[1], None));
     lookups.handle_datagram(&answer(seqs[1]), &mut answers);
     lookups.handle_datagram(&answer(seqs[1]), &mut answers);
-    let asked: Vec<_> = answers.iter().map(|answer| answer.question.target().to_string()).collect();
+    let asked: Vec<_> = answers
+        .iter()
+        .map(|answer| match answer {
+            Answer::Route(answer) => answer.question.target().to_string(),
+            other @ Answer::Neighbour { .. } => panic!("{other:?}"),
+        })
+        .collect();
     assert_eq!(asked, ["10.1.0.1", "10.1.0.2"]);
     assert_eq!(counters.get(Counter::RouteAskedAgain), 1);
     assert_eq!(counters.get(Counter::RouteUnasked), 1);
@@ -284,7 +291,8 @@ fn number_of_route_look_ups_is_bounded() {
     let mut lookups = Lookups::new(Arc::default());
     let mut taken = 0_u8;
     while lookups.has_room() {
-        lookups.handle_question(Question::new([10, 1, 0, taken + 1].into(), None).unwrap());
+        let question = Question::new([10, 1, 0, taken + 1].into(), None).unwrap();
+        lookups.handle_question(Asked::Route(question));
         taken += 1;
     }
     assert_eq!(taken, 64);

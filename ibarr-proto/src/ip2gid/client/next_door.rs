@@ -1,0 +1,141 @@
+// SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
+
+//! Targets next door that do not run ibarr: the kernel's neighbour entry on an IPoIB interface holds
+//! their GID, and a query to the target makes the kernel resolve the entry.
+//!
+//! A peer's own answer is preferred. The driver is asked for the entry when ICMP refuses the query,
+//! and with each resend after [`SENDS`] sends without an answer. Only requests that heed hints are
+//! answered from the entry: the kernel reads its own entries.
+
+use std::collections::{BTreeSet, HashMap};
+use std::net::IpAddr;
+
+use ibarr_common::Instant;
+use ibarr_common::ib::Gid;
+use rand_core::CryptoRng;
+
+use super::super::Question;
+use super::flights::FlightId;
+use super::{Cached, Client, Counter, Outcome, Route, Source};
+use crate::hash::Seeded;
+
+/// The flights that wait for the driver's look-up, and the GIDs that look-ups have found.
+#[derive(Debug)]
+pub(super) struct NextDoor {
+    unmet: BTreeSet<FlightId>,
+    known: HashMap<Question, Cached, Seeded>,
+    by_expiry: BTreeSet<(Instant, Question)>,
+}
+
+impl NextDoor {
+    pub(super) fn new(hasher: Seeded) -> Self {
+        let known = HashMap::with_hasher(hasher);
+        Self { unmet: BTreeSet::new(), known, by_expiry: BTreeSet::new() }
+    }
+
+    pub(super) fn forget_flight(&mut self, id: FlightId) {
+        self.unmet.remove(&id);
+    }
+
+    /// Drops what is known of `target`, or of all targets. Returns how many entries that was.
+    pub(super) fn flush(&mut self, target: Option<IpAddr>) -> usize {
+        let before = self.known.len();
+        let stays = |question: &Question| target.is_some_and(|of| question.target() != of);
+        self.known.retain(|question, _| stays(question));
+        self.by_expiry.retain(|(_, question)| stays(question));
+        before - self.known.len()
+    }
+
+    fn lookup(&self, now: Instant, question: Question) -> Option<Cached> {
+        self.known.get(&question).copied().filter(|cached| cached.expires_at > now)
+    }
+
+    /// Drops expired entries, and in a full table the one that expires first.
+    fn insert(&mut self, now: Instant, question: Question, cached: Cached, limit: usize) {
+        if let Some(old) = self.known.remove(&question) {
+            self.by_expiry.remove(&(old.expires_at, question));
+        }
+        while let Some(&(expires_at, first)) = self.by_expiry.first()
+            && (expires_at <= now || self.known.len() >= limit)
+        {
+            self.by_expiry.pop_first();
+            self.known.remove(&first);
+        }
+        self.known.insert(question, cached);
+        self.by_expiry.insert((cached.expires_at, question));
+    }
+}
+
+impl<R: CryptoRng> Client<R> {
+    /// The next target next door whose neighbour entry the driver looks up: the entry of the route's
+    /// next hop on its interface. The driver answers with
+    /// [`Input::Neighbour`](super::Input::Neighbour).
+    pub fn poll_neighbour(&mut self) -> Option<(Question, Route)> {
+        let id = self.next_door.unmet.pop_first()?;
+        let flight = self.flights.flight(id)?;
+        Some((flight.question, flight.route?))
+    }
+
+    /// The remembered answer of a look-up. Sends nothing.
+    pub fn lookup_neighbour(&mut self, now: Instant, question: Question) -> Option<Cached> {
+        self.advance(now);
+        let cached = self.next_door.lookup(self.now, question)?;
+        (!self.left.doubts(&cached)).then_some(cached)
+    }
+
+    /// Has the driver look up the target of `id`, if that is next door. Returns whether it is.
+    pub(super) fn meet(&mut self, id: FlightId) -> bool {
+        let Some(flight) = self.flights.flight(id) else { return false };
+        let target = flight.question.target();
+        let is_next_door = flight.route.is_some_and(|route| route.next_hop == target);
+        if is_next_door {
+            self.next_door.unmet.insert(id);
+        }
+        is_next_door
+    }
+
+    /// Does so if the target has been silent for long enough.
+    pub(super) fn meet_if_silent(&mut self, id: FlightId) {
+        if self.flights.flight(id).is_some_and(|flight| flight.is_slow || flight.sent >= SENDS) {
+            self.meet(id);
+        }
+    }
+
+    /// The driver has looked up the target.
+    pub(super) fn met(&mut self, question: Question, gid: Option<Gid>) {
+        let Some(id) = self.flights.of_question(question) else { return };
+        let Some(flight) = self.flights.flight(id) else { return };
+        let is_refused = std::mem::take(&mut flight.is_refused);
+        let expires_at = self.now + self.config.settings().cache_ttl;
+        let known = gid.filter(|_| !self.left.doubts(&Cached { gid, expires_at }));
+        let outcome = match known {
+            Some(gid) => {
+                let limit = self.config.settings().max_cached.get();
+                self.next_door.insert(
+                    self.now,
+                    question,
+                    Cached { gid: Some(gid), expires_at },
+                    limit,
+                );
+                self.counters.count(Counter::Neighbours);
+                Outcome::Found { gid, source: Source::Neighbour, expires_at }
+            }
+            None if is_refused => Outcome::Refused,
+            None => return,
+        };
+        self.answer_hinted(id, outcome);
+    }
+
+    /// Answers the requests of a flight that end on a hint.
+    pub(super) fn answer_hinted(&mut self, id: FlightId, outcome: Outcome) {
+        for request in self.flights.hinted(id) {
+            self.answer(request, outcome);
+        }
+        self.set_timer(id);
+        self.end_if_unwanted(id);
+    }
+}
+
+/// How many sends of a query have no answer before the neighbour entry counts: as many as replace a
+/// lost datagram, 180 ms by default.
+const SENDS: usize = 3;
