@@ -6,6 +6,7 @@ mod ask;
 mod configuration;
 mod doctor;
 mod exit;
+mod import;
 mod kernel;
 mod print;
 
@@ -54,8 +55,8 @@ struct Cli {
 
 const EXIT_CODES: &str = "Without a command, ibarr runs as the daemon.
 
-Exit status: 0 all answered, 1 some address has no GID, or no path leads there, 2 doctor
-has found a failure, 64 wrong usage, 69 no daemon, 70 internal
+Exit status: 0 all answered, 1 some address has no GID, no path leads there, or a
+line of ibacm was not understood, 2 doctor has found a failure, 64 wrong usage, 69 no daemon, 70 internal
 error, 74 standard output cannot be written, 75 another daemon has the run directory, 77 not allowed, 78 mistakes in the configuration.";
 
 #[derive(Debug, Subcommand)]
@@ -155,6 +156,18 @@ enum Command {
     Config {
         /// Configuration file, with its directory FILE.d [default: /etc/ibarr/ibarr.toml]
         file: Option<PathBuf>,
+        /// Print one JSON document
+        #[arg(long)]
+        json: bool,
+    },
+    /// Make a configuration from that of ibacm, and say what became of each line
+    ImportIbacm {
+        /// Directory of ibacm_opts.cfg and ibacm_addr.cfg
+        #[arg(default_value = "/etc/rdma")]
+        dir: PathBuf,
+        /// Write the configuration to this file, which must not exist, instead of standard output
+        #[arg(long, short, value_name = "FILE")]
+        output: Option<PathBuf>,
         /// Print one JSON document
         #[arg(long)]
         json: bool,
@@ -260,6 +273,7 @@ pub fn main() -> ExitCode {
         }
         Command::Detach { bpf_dir, json } => kernel::detach(&bpf_dir, json),
         Command::Config { file, json } => configuration::show(place(file), json),
+        Command::ImportIbacm { dir, output, json } => import::import(&dir, output.as_deref(), json),
         Command::Validate { file, json } => configuration::validate(file, json),
     };
     print::end(exit).into()

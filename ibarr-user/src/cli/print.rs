@@ -109,6 +109,7 @@ pub(super) fn body(body: &Body) {
             }
         }
         Body::Kernel { kernel } => self::kernel(kernel),
+        Body::Import { import } => write(import.config.as_bytes()),
         Body::Status { status } => self::status(status),
         Body::Log { log } => self::log(log),
         // Each was printed when it was found.

@@ -200,6 +200,11 @@ pub enum Body {
         /// Every key.
         config: Vec<Setting>,
     },
+    /// What was made of ibacm's configuration; the command reads that itself, without the daemon.
+    Import {
+        /// The configuration, and what became of each line.
+        import: Imported,
+    },
     /// Contents of the BPF maps; the command reads them itself, without the daemon.
     Kernel {
         /// All maps of the responder.
@@ -245,6 +250,51 @@ pub struct Setting {
     /// The line in that file, from 1.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub line: Option<usize>,
+}
+
+/// The document of `ibarr import-ibacm`.
+#[derive(Clone, Debug, Deserialize, Eq, PartialEq, Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub struct Imported {
+    /// The configuration, in TOML.
+    pub config: String,
+    /// Each line that says something, in the order of the files.
+    pub lines: Vec<ImportedLine>,
+}
+
+/// What became of a line of ibacm's configuration.
+#[derive(Clone, Debug, Deserialize, Eq, PartialEq, Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub struct ImportedLine {
+    /// The file that has it.
+    pub file: String,
+    /// Its number, from 1; absent if this is about the whole file.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub line: Option<u64>,
+    /// The line.
+    pub text: String,
+    /// The outcome.
+    pub became: Became,
+    /// What that means, for people.
+    pub what: String,
+}
+
+states! {
+    /// What becomes of a line of ibacm's configuration.
+    Became {
+        /// The new configuration says the same.
+        Carried = "carried over",
+        /// ibarr does that without being told.
+        Default = "default",
+        /// It is about something that ibarr does not have or need.
+        Needless = "not needed",
+        /// ibarr behaves differently.
+        Lost = "different",
+        /// ibacm has no such option.
+        Unknown = "unknown",
+        /// ibacm does not understand the line as it was meant.
+        Malformed = "malformed",
+    }
 }
 
 /// Kinds of [`Failure`].
