@@ -19,10 +19,10 @@ use crate::paths::{FOREIGN, LOCAL, Port, UNKNOWN, ask, gid, request, start};
 use crate::support::{Daemon, PATIENCE, TempDir, json};
 
 /// A connection to the socket.
-struct Client(UnixStream);
+pub(crate) struct Client(UnixStream);
 
 impl Client {
-    fn connect(dir: &TempDir) -> Self {
+    pub(crate) fn connect(dir: &TempDir) -> Self {
         let stream = UnixStream::connect(dir.path("acm.sock")).unwrap();
         stream.set_read_timeout(Some(PATIENCE)).unwrap();
         Self(stream)
@@ -48,7 +48,7 @@ impl Client {
         }
     }
 
-    fn ask(&mut self, ask: Ask) -> Result<Vec<(u32, u16)>, Status> {
+    pub(crate) fn ask(&mut self, ask: Ask) -> Result<Vec<(u32, u16)>, Status> {
         self.send(ask);
         self.told()
     }
@@ -67,11 +67,11 @@ fn to(dgid: &str) -> Resolve {
     Resolve::along(known.into())
 }
 
-fn serving(dir: &TempDir) -> String {
+pub(crate) fn serving(dir: &TempDir) -> String {
     format!("[acm]\nserve = \"tools\"\nsocket = \"{}\"\n", dir.path("acm.sock").display())
 }
 
-fn counter(daemon: &Daemon, name: &str) -> u64 {
+pub(crate) fn counter(daemon: &Daemon, name: &str) -> u64 {
     let counters = json(&daemon.ask(&["counters", "--json"]))["counters"].clone();
     counters[name].as_u64().unwrap_or_else(|| panic!("{name} in {counters}"))
 }

@@ -9,6 +9,7 @@ mod doctor;
 mod kernel;
 mod log;
 mod paths;
+mod preload;
 mod run_dir;
 mod scarce;
 mod sockets;

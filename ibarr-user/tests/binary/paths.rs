@@ -118,7 +118,10 @@ fn answer_all(fd: i32, sa: &Mutex<StandIn>) {
                 mad: &mad,
             };
             let bytes = received.emit(Form::WithPKey, &mad);
-            send(fd, bytes.as_ref(), MsgFlags::MSG_NOSIGNAL).unwrap();
+            if send(fd, bytes.as_ref(), MsgFlags::MSG_NOSIGNAL).is_err() {
+                // The daemon was killed.
+                return;
+            }
         }
     }
 }
