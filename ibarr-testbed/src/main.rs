@@ -80,6 +80,8 @@ enum BenchCommand {
     Paths(Measurement),
     /// Costs of an answer in the kernel, compared with a program that only sends back
     Responder(Measurement),
+    /// Time and memory to know a fabric from files
+    Preload(Measurement),
     /// An echo server for comparison
     #[command(hide = true)]
     Echo {
@@ -220,6 +222,7 @@ fn run_bench(store: &Store, userns: bool, command: BenchCommand) -> Result<ExitC
         BenchCommand::Resolve(how) => how.take(store, userns, bench::resolve)?,
         BenchCommand::Paths(how) => how.take(store, userns, bench::paths)?,
         BenchCommand::Responder(how) => how.take(store, false, bench::responder)?,
+        BenchCommand::Preload(how) => how.take(store, false, bench::preload)?,
         BenchCommand::Echo { port } => bench::echo::serve(port)?,
         BenchCommand::LsEcho => {
             let socket = io::stdin().as_fd().try_clone_to_owned().context("no standard input")?;

@@ -199,7 +199,7 @@ pub(super) const MAX_OF_USER: usize = MAX_FLIGHTS / 4;
 const MAX_REMEMBERED: usize = 4096;
 
 /// How long a name is remembered. The resolver does not say how long it is valid.
-const TTL: Duration = Duration::from_secs(60);
+const TTL: Duration = Duration::from_mins(1);
 
 impl Names {
     pub(super) fn lookup(&self, now: Instant, name: &Name) -> Option<Addresses> {

@@ -11,6 +11,7 @@ mod cache;
 mod load;
 mod local_service;
 mod paths;
+mod preload;
 mod process;
 mod report;
 mod resolve;
@@ -31,6 +32,7 @@ use report::{Round, Target};
 
 pub use local_service::echo as echo_local_service;
 pub use paths::paths;
+pub use preload::preload;
 pub use report::Report;
 pub use resolve::resolve;
 pub use responder::responder;

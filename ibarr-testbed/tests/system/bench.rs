@@ -48,3 +48,8 @@ fn resolve_bench_gets_an_answer_to_every_request() {
 fn paths_bench_gets_an_answer_to_every_request() {
     assert_eq!(quick("paths", "to the echo's"), 2 * 2);
 }
+
+#[test]
+fn preload_bench_reads_every_host_and_path() {
+    assert_eq!(quick("preload", "for each node"), 1);
+}

@@ -171,8 +171,8 @@ impl Engine {
         inputs.hear(heard, Input::Heard);
         let (acm_sender, clients) = mpsc::channel(transport::ACM_EVENTS);
         inputs.hear(clients, Input::Acm);
-        let (names, named) = Names::new(look_up);
-        inputs.hear(named, Input::Named);
+        let (names, answers) = Names::new(look_up);
+        inputs.hear(answers, Input::Named);
         let (preloaded, files) = mpsc::channel(1);
         inputs.hear(files, |loaded| Input::Preloaded(Box::new(loaded)));
         let now = clock::now();

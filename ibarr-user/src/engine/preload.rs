@@ -70,7 +70,7 @@ impl Engine {
         }
         let mut order = Order { hosts: None, routes: None };
         if std::mem::take(&mut self.preloads.are_hosts_due) {
-            order.hosts = self.preloads.hosts.clone();
+            order.hosts.clone_from(&self.preloads.hosts);
             if order.hosts.is_none() {
                 self.node.set_acm_hosts(Hosts::default());
                 self.preloads.of_hosts.clear();

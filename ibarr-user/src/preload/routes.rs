@@ -243,9 +243,9 @@ Channel Adapter 0x0002c90300000301, base LID 7, \"node2\", port 1
 ";
 
     fn port(guid: u64, lid: u16) -> KeptPort {
-        let gid = Gid::new((0xfe80_u128 << 112 | u128::from(guid)).to_be_bytes()).unwrap();
+        let octets = (0xfe80_u128 << 112 | u128::from(guid)).to_be_bytes();
         let identity = Identity {
-            gid,
+            gid: Gid::new(octets).unwrap(),
             lid: Lid::new(lid).unwrap(),
             lmc: 0,
             sm_lid: Lid::new(1).unwrap(),

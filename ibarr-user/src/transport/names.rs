@@ -144,15 +144,15 @@ mod tests {
     fn hanging_resolver_delays_neither_other_names_nor_the_caller() {
         let (release, held) = std_mpsc::channel();
         *HELD.lock().unwrap() = Some(held);
-        let (mut names, mut named) = Names::new(stand_in);
-        let soon = clock::now() + Duration::from_secs(3600);
+        let (mut names, mut answers) = Names::new(stand_in);
+        let soon = clock::now() + Duration::from_hours(1);
         for n in 1..THREADS {
             assert!(names.ask(name(&format!("hang{n}")), soon));
         }
         // One thread is left for the others.
         for other in ["node5", "nobody"] {
             assert!(names.ask(name(other), soon));
-            let answer = named.blocking_recv().unwrap();
+            let answer = answers.blocking_recv().unwrap();
             let expected =
                 if other == "node5" { Ok(vec![ADDRESS]) } else { Err(NotNamed::Unknown) };
             assert_eq!((answer.name, answer.addresses), (name(other), expected));
@@ -166,7 +166,7 @@ mod tests {
         );
         drop(release);
         for _ in 0..queued + THREADS - 1 {
-            assert_eq!(named.blocking_recv().unwrap().addresses, Ok(vec![ADDRESS]));
+            assert_eq!(answers.blocking_recv().unwrap().addresses, Ok(vec![ADDRESS]));
         }
     }
 
@@ -175,9 +175,9 @@ mod tests {
         fn never(_: &str) -> io::Result<Vec<IpAddr>> {
             panic!("it is too late")
         }
-        let (mut names, mut named) = Names::new(never);
+        let (mut names, mut answers) = Names::new(never);
         assert!(names.ask(name("node5"), Instant::BOOT));
-        assert_eq!(named.blocking_recv().unwrap().addresses, Err(NotNamed::Late));
+        assert_eq!(answers.blocking_recv().unwrap().addresses, Err(NotNamed::Late));
     }
 
     #[test]

@@ -108,7 +108,7 @@ impl<M: Memory> Filled<M> {
     }
 }
 
-fn resident_bytes() -> Result<f64> {
+pub(super) fn resident_bytes() -> Result<f64> {
     let status = fs::read_to_string("/proc/self/status").context("cannot read own status")?;
     let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:"));
     let kib = line.and_then(|line| line.trim().strip_suffix(" kB")?.parse::<f64>().ok());
