@@ -220,6 +220,7 @@ impl Script<'_> {
                 2 => Bonding::Master { active_slave: None },
                 _ => Bonding::None,
             },
+            pkey: None,
         }
     }
 

@@ -11,7 +11,7 @@ use ibarr_common::wire::mad::Tid;
 use ibarr_common::wire::sa::{Answer, PathQuestion, Question, Refusal, Request as SaRequest};
 use ibarr_common::wire::umad::PKeyIndex;
 use ibarr_proto::paths::{
-    Answered, Config, Input, Outcome, Paths, PortEvent, PortFacts, PortName, Request, RequestId,
+    Device,    Answered, Config, Input, Outcome, Paths, PortEvent, PortFacts, PortName, Request, RequestId,
 };
 use ibarr_proto::request::UserRequest;
 use ibarr_proto::sa::{PortIndex, Rank, Transmit};
@@ -140,6 +140,8 @@ impl World {
             sm_sl: Sl::default(),
             gids: vec![gid(200), gid(how >> 5)],
             pkeys: vec![(PKeyIndex(0), PKey::DEFAULT)],
+            rate: None,
+            device: Device::default(),
         };
         let (port, name) = (PortIndex(u16::from(n % PORTS)), name(n % PORTS));
         self.core.handle_input(self.now, Input::Port { port, name, facts });

@@ -6,7 +6,7 @@ use crc::{CRC_32_ISO_HDLC, Crc};
 use ibarr_common::Instant;
 use ibarr_common::ib::Sl;
 use ibarr_proto::paths::snapshot::{Encoder, Identity, KeptPort, Snapshot, Step};
-use ibarr_proto::paths::{Config, Input, Paths, PortFacts};
+use ibarr_proto::paths::{Config, Device, Input, Paths, PortFacts};
 use ibarr_proto::sa::PortIndex;
 use rand_chacha::ChaCha12Rng;
 use rand_core::SeedableRng;
@@ -74,6 +74,8 @@ fn facts(identity: &Identity) -> PortFacts {
         sm_sl: Sl::default(),
         gids: vec![identity.gid],
         pkeys: identity.pkeys.clone(),
+        rate: None,
+        device: Device::default(),
     }
 }
 

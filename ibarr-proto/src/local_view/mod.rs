@@ -37,7 +37,7 @@ mod types;
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 
-use ibarr_common::ib::Gid;
+use ibarr_common::ib::{Gid, PKey};
 pub use ibarr_common::map::Origin;
 use ibarr_common::{IfIndex, Instant};
 
@@ -315,6 +315,26 @@ impl LocalView {
                 })
                 .collect(),
         })
+    }
+
+    /// The addresses that have one of these GIDs, and their interfaces, in the order of both.
+    pub fn addresses_with(&self, gids: &[Gid]) -> impl Iterator<Item = (IpAddr, &Link)> {
+        self.inventory.links().flat_map(move |link| {
+            let addresses = self.inventory.addresses_on(link.ifindex).map(|entry| entry.id.address);
+            let has_gid = move |address: &IpAddr| {
+                let owned = self.facts.lookup(Key::new(*address, link.ifindex));
+                let gid = owned.filter(|owned| owned.ifindex == link.ifindex)?.gid?;
+                gids.contains(&gid).then_some(())
+            };
+            let those = addresses.filter(move |address| has_gid(address).is_some());
+            those.map(move |address| (address, link))
+        })
+    }
+
+    /// The partition of the interface that has an address; `None` if that is not known.
+    pub fn pkey_of(&self, address: IpAddr, ingress: IfIndex) -> Option<PKey> {
+        let owned = self.facts.lookup(Key::new(address, ingress))?;
+        self.inventory.link(owned.ifindex)?.pkey
     }
 
     /// The IPoIB interface with the lowest index, whatever the filter says. It must have a GID: a

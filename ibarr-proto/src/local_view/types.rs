@@ -4,7 +4,7 @@ use std::fmt;
 use std::net::IpAddr;
 
 use ibarr_common::IfIndex;
-use ibarr_common::ib::{Gid, IpoibHwAddr};
+use ibarr_common::ib::{Gid, IpoibHwAddr, PKey};
 
 use super::LinkHeader;
 
@@ -23,6 +23,8 @@ pub struct Link {
     pub up: bool,
     /// Its role in a bond or team.
     pub bonding: Bonding,
+    /// The partition of an IPoIB interface, which is part of `IFLA_BROADCAST`.
+    pub pkey: Option<PKey>,
 }
 
 impl Link {
@@ -290,6 +292,7 @@ mod tests {
             hwaddr: HwAddr::new(octets).unwrap(),
             up: true,
             bonding: Bonding::None,
+            pkey: None,
         };
         let gid = |link_type, octets: &[u8]| link(link_type, octets).own_gid();
         assert!(gid(LinkType::INFINIBAND, &hwaddr).is_some());

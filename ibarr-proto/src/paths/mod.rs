@@ -67,8 +67,8 @@ pub use fallback::Lack;
 pub use partial::{Incomplete, Partial};
 pub use records::records;
 pub use types::{
-    Answered, Cached, Config, Counter, Input, Load, Outcome, PortEvent, PortFacts, PortName, Qos,
-    Request, RequestId, Source,
+    Answered, Cached, Config, Counter, Device, Input, Load, Outcome, PortEvent, PortFacts,
+    PortName, Qos, Request, RequestId, Source,
 };
 
 /// The paths of all ports, see the [module](self). After each call that takes a time, call each

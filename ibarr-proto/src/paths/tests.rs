@@ -45,6 +45,8 @@ pub(super) fn facts() -> PortFacts {
         sm_sl: Sl::default(),
         gids: vec![gid(0xffff)],
         pkeys: vec![(PKeyIndex(0), PKey::DEFAULT)],
+        rate: None,
+        device: Device::default(),
     }
 }
 

@@ -7,7 +7,7 @@ use std::str::FromStr;
 use std::time::Duration;
 
 use ibarr_common::Instant;
-use ibarr_common::ib::{DeviceName, Gid, Lid, PKey, PathRecord, PortNum, Sl};
+use ibarr_common::ib::{DeviceName, Gid, Guid, Lid, PKey, PathRecord, PortNum, Rate, Sl};
 use ibarr_common::wire::sa::{PathQuestion, Refusal};
 use ibarr_common::wire::umad::PKeyIndex;
 
@@ -131,6 +131,19 @@ pub struct PortFacts {
     pub gids: Vec<Gid>,
     /// The partitions, in the order of the table. At most [`Self::MAX_TABLE`].
     pub pkeys: Vec<(PKeyIndex, PKey)>,
+    /// The highest rate of its link.
+    pub rate: Option<Rate>,
+    /// Its device.
+    pub device: Device,
+}
+
+/// The device of a port.
+#[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
+pub struct Device {
+    /// The GUID of the node.
+    pub guid: Option<Guid>,
+    /// How many ports it has.
+    pub ports: u8,
 }
 
 impl PortFacts {

@@ -721,6 +721,7 @@ fn link(ifindex: u32) -> Link {
         hwaddr: HwAddr::new(&[2, 0, 0, 0, 0, 1]).unwrap(),
         up: true,
         bonding: Bonding::None,
+        pkey: None,
     }
 }
 

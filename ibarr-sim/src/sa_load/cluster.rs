@@ -14,7 +14,7 @@ use ibarr_common::wire::sa::{PathQuestion, Question, Request};
 use ibarr_common::wire::umad::PKeyIndex;
 use ibarr_proto::paths;
 use ibarr_proto::paths::{
-    Input, Lack, Outcome, Paths, PortEvent, PortFacts, PortName, RequestId, Source,
+    Device, Input, Lack, Outcome, Paths, PortEvent, PortFacts, PortName, RequestId, Source,
 };
 use ibarr_proto::request::UserRequest;
 use ibarr_proto::sa::{Counter, PortIndex, Rank, Transmit};
@@ -361,6 +361,8 @@ fn facts(node: usize, lid: u16, sm_lid: u16) -> PortFacts {
         sm_sl: Sl::default(),
         gids: vec![gid(node)],
         pkeys: vec![(PKeyIndex(0), PKey::DEFAULT)],
+        rate: None,
+        device: Device::default(),
     }
 }
 

@@ -135,6 +135,7 @@ pub(super) fn links(gid: Gid) -> Vec<Link> {
         hwaddr,
         up: true,
         bonding: Bonding::None,
+        pkey: None,
     };
     vec![
         link(IfIndex::MIN, b"lo", LinkType::LOOPBACK, HwAddr::default()),

@@ -8,7 +8,7 @@ use ibarr_common::ib::{Gid, Lid, PKey, PathRecord, PortNum, Sl};
 use ibarr_common::wire::class_port_info::ClassPortInfo;
 use ibarr_common::wire::sa::{Answer, PathQuestion, Question, Refusal, Request};
 use ibarr_common::wire::umad::PKeyIndex;
-use ibarr_proto::paths::{PortFacts, PortName};
+use ibarr_proto::paths::{Device, PortFacts, PortName};
 use ibarr_proto::sa::{PortIndex, Transmit};
 
 use super::faults::Fault;
@@ -121,6 +121,8 @@ impl World {
             sm_sl: Sl::default(),
             gids: machine.gid().into_iter().collect(),
             pkeys,
+            rate: None,
+            device: Device::default(),
         })
     }
 

@@ -6,7 +6,8 @@
 //!
 //! | below `--sys-dir` | |
 //! |---|---|
-//! | `class/infiniband/DEVICE/ports/N/` | `link_layer`, `state`, `lid`, `lid_mask_count`, `sm_lid`, `sm_sl`, `gids/I`, `pkeys/I` |
+//! | `class/infiniband/DEVICE/` | `node_guid` |
+//! | `class/infiniband/DEVICE/ports/N/` | `link_layer`, `rate`, `state`, `lid`, `lid_mask_count`, `sm_lid`, `sm_sl`, `gids/I`, `pkeys/I` |
 //! | `class/infiniband_mad/umadM/` | `ibdev`, `port`: the port of `--dev-dir`/infiniband/umadM |
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -17,9 +18,9 @@ use std::sync::{Arc, Condvar, Mutex, PoisonError, Weak};
 use std::thread;
 use std::time::Duration;
 
-use ibarr_common::ib::{DeviceName, Gid, Lid, PKey, PortNum, Sl};
+use ibarr_common::ib::{DeviceName, Gid, Guid, Lid, PKey, PortNum, Rate, Sl};
 use ibarr_common::wire::umad::PKeyIndex;
-use ibarr_proto::paths::{PortFacts, PortName};
+use ibarr_proto::paths::{Device, PortFacts, PortName};
 use tokio::sync::mpsc;
 use tracing::warn;
 
@@ -279,7 +280,31 @@ fn facts(dir: &Path) -> Option<PortFacts> {
         sm_sl: number("sm_sl").and_then(|sl| Sl::new(u8::try_from(sl).ok()?)).unwrap_or_default(),
         gids: gids.collect(),
         pkeys: pkeys.collect(),
+        rate: text(&dir.join("rate")).and_then(|text| rate(&text)),
+        device: device(dir),
     })
+}
+
+/// What the directory above those of the ports says.
+fn device(port: &Path) -> Device {
+    let ports = port.parent();
+    let guid = ports.and_then(Path::parent).and_then(|device| text(&device.join("node_guid")));
+    let guid = guid.and_then(|text| u64::from_str_radix(&text.replace(':', ""), 16).ok());
+    let count = ports.map_or(0, |ports| names::<u8>(ports).count());
+    Device { guid: guid.map(Guid::new), ports: u8::try_from(count).unwrap_or(u8::MAX) }
+}
+
+/// Reads a rate as the kernel writes it: `2.5 Gb/sec (1X SDR)`.
+fn rate(text: &str) -> Option<Rate> {
+    let (number, _) = text.split_once(' ')?;
+    let (whole, half) = match number.split_once('.') {
+        Some((whole, half)) => (whole, half == "5"),
+        None => (number, false),
+    };
+    let half_gigabits = whole.parse::<u16>().ok()?.checked_mul(2)? + u16::from(half);
+    (0..=u8::MAX >> 2)
+        .map(Rate::from_low_bits)
+        .find(|rate| rate.half_gigabits() == Some(half_gigabits))
 }
 
 /// The entries of a directory whose name parses as a `T`.
@@ -317,6 +342,7 @@ mod tests {
             let number = NEXT.fetch_add(1, Ordering::Relaxed);
             let dir = format!("ibarr-ports-{}-{number}", std::process::id());
             let this = Self(std::env::temp_dir().join(dir));
+            this.write("class/infiniband/mlx5_1/node_guid", "0002:c903:0000:0100");
             for (device, port, layer) in [
                 ("mlx5_1", 1, "InfiniBand"),
                 ("mlx5_1", 2, "Ethernet"),
@@ -324,6 +350,7 @@ mod tests {
             ] {
                 let port = format!("class/infiniband/{device}/ports/{port}");
                 this.write(&format!("{port}/link_layer"), layer);
+                this.write(&format!("{port}/rate"), "100 Gb/sec (4X EDR)");
                 this.write(&format!("{port}/state"), "4: ACTIVE");
                 this.write(&format!("{port}/lid"), "0x8");
                 this.write(&format!("{port}/lid_mask_count"), "1");
@@ -379,6 +406,8 @@ mod tests {
             sm_sl: Sl::new(3).unwrap(),
             gids: vec!["fe80::10:9".parse().unwrap(), "fec0:0:1:1::10:9".parse().unwrap()],
             pkeys: vec![(PKeyIndex(0), PKey::DEFAULT), (PKeyIndex(2), PKey::new(0x8001).unwrap())],
+            rate: Some(Rate::from_low_bits(16)),
+            device: Device { guid: Some(Guid::new(0x0002_c903_0000_0100)), ports: 2 },
         };
         assert_eq!(port("mlx5_1", 1), Some(expected));
         assert_eq!(port("mlx5_1", 2), None);

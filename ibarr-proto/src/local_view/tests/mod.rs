@@ -170,6 +170,7 @@ fn ether(ifindex: u32) -> Link {
         hwaddr: HwAddr::new(&[2, 0, 0, 0, 0, 1]).unwrap(),
         up: true,
         bonding: Bonding::None,
+        pkey: None,
     }
 }
 

@@ -9,7 +9,7 @@ use ibarr_common::wire::sa::{self as wire, Refusal};
 use ibarr_common::wire::umad::PKeyIndex;
 
 use super::*;
-use crate::paths::{PortFacts, PortName};
+use crate::paths::{Device, PortFacts, PortName};
 use crate::sa::PortIndex;
 
 const PORT: PortIndex = PortIndex(3);
@@ -46,6 +46,8 @@ fn facts() -> PortFacts {
         sm_sl: Sl::default(),
         gids: vec![gid("fec0:0:1:1::10:9")],
         pkeys: vec![(PKeyIndex(0), PKey::DEFAULT)],
+        rate: None,
+        device: Device::default(),
     }
 }
 

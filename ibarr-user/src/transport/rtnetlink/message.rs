@@ -9,6 +9,7 @@ use std::io::Cursor;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 use ibarr_common::IfIndex;
+use ibarr_common::ib::PKey;
 use ibarr_proto::local_view::{
     AddressId, Bonding, Dad, HwAddr, InterfaceAddress, InterfaceName, Link, LinkType,
 };
@@ -133,7 +134,17 @@ fn link(payload: &[u8]) -> Result<Option<Link>, Malformed> {
         hwaddr: HwAddr::new(hwaddr).ok_or(Malformed::AttributeLength)?,
         up: message.ifi_flags().contains(Iff::UP),
         bonding: bonding(attributes)?,
+        pkey: attribute(attributes, Ifla::Broadcast).and_then(pkey),
     }))
+}
+
+/// The partition in the broadcast address of an IPoIB interface: a QPN, then the GID of RFC 4391 section 4.
+fn pkey(broadcast: &[u8]) -> Option<PKey> {
+    let (_, gid) = broadcast.split_first_chunk::<4>()?;
+    match *<&[u8; 16]>::try_from(gid).ok()? {
+        [0xff, _, 0x40, 0x1b, high, low, ..] => PKey::new(u16::from_be_bytes([high, low])),
+        _ => None,
+    }
 }
 
 fn link_gone(payload: &[u8]) -> Result<Option<IfIndex>, Malformed> {

@@ -10,6 +10,7 @@ mod kernel;
 mod neigh;
 mod session;
 
+use ibarr_common::ib::PKey;
 use ibarr_proto::ip2gid::Question;
 use ibarr_proto::local_view::{AddressId, Bonding, Dad, InterfaceAddress, Link, LinkType};
 use proptest::prelude::*;
@@ -243,6 +244,20 @@ fn constructed_infiniband_bond_is_read() {
     let vrf = link(5, "ib0", port(2)).with(Attr::u32(10, 9)).with(slave_info("vrf"));
     let pkey = Attr::nest(2, &[Attr::new(1, &0x8001_u16.to_ne_bytes())]);
     let child = link(8, "ib0.8001", port(2)).with(info(&[Attr::text(1, "ipoib"), pkey]));
+    let ib =
+        |broadcast| Message::link(16, 8, 32, 1).with(Attr::text(3, "ib0.8001")).with(broadcast);
+    // Flags and QPN, then the multicast GID with the P_Key.
+    let broadcast = |start: &[u8]| {
+        Attr::new(
+            2,
+            &[start, &[0x12, 0x40, 0x1b, 0x80, 0x01, 0, 0, 0, 0, 0, 0, 0xff, 0xff, 0xff, 0xff]]
+                .concat(),
+        )
+    };
+    let parsed = ib(broadcast(&[0, 0xff, 0xff, 0xff, 0xff])).parse_link();
+    assert_eq!(parsed.pkey, PKey::new(0x8001));
+    assert_eq!(ib(broadcast(&[0, 0xff, 0xff, 0xff, 0xfe])).parse_link().pkey, None);
+    assert_eq!(ib(Attr::new(2, &[0xff; 6])).parse_link().pkey, None);
     for alone in [vrf, child] {
         assert_eq!(alone.parse_link().bonding, Bonding::None);
         assert!(alone.parse_link().own_gid().is_some());

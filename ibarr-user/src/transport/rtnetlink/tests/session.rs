@@ -99,6 +99,7 @@ fn parsed(ifindex: u32) -> Link {
         hwaddr: HwAddr::default(),
         up: true,
         bonding: Bonding::None,
+        pkey: None,
     }
 }
 
