@@ -186,7 +186,16 @@ impl<R: CryptoRng + SeedableRng> Node<R> {
     fn ask_for_acm(&mut self, now: Instant, ask: acm::Ask) {
         let (view, cores) = (&self.view, &mut self.cores);
         match ask {
-            acm::Ask::Source { .. } if !view.is_known() => self.acm.park(ask),
+            acm::Ask::Source { .. } | acm::Ask::Endpoint { .. } if !view.is_known() => {
+                self.acm.park(ask);
+            }
+            acm::Ask::Endpoint { id, which, has_addresses } => {
+                let found = acm::find(&cores.paths, view, which).map(|found| {
+                    let wanted = has_addresses.then(|| acm::addresses(&cores.paths, view, &found));
+                    (found, wanted.unwrap_or_default())
+                });
+                self.acm.endpoint(id, found);
+            }
             acm::Ask::Source { id, source } => {
                 self.acm.gid_of_source(id, view.gid_of(source, IfIndex::MIN));
             }
@@ -210,6 +219,7 @@ impl<R: CryptoRng + SeedableRng> Node<R> {
                     Err(paths::Incomplete::NoPort) => return self.acm.park(ask),
                     Err(_) => return self.acm.path(id, None),
                 };
+                self.acm.starts_at(id, port);
                 if let Some(outcome) = cores.paths.lookup(now, &port, question) {
                     return self.acm.path(id, Some(outcome));
                 }

@@ -8,6 +8,7 @@
 //!
 //! A client whose bytes are no request is closed, because the next request cannot be found.
 
+mod endpoints;
 mod hosts;
 mod names;
 mod types;
@@ -28,12 +29,13 @@ use ibarr_common::wire::acm::{
 use ibarr_common::wire::ls::PathUse;
 use ibarr_common::wire::path_record::PathRecordWire;
 
+pub use self::endpoints::{Found, addresses, find};
 pub use self::hosts::Hosts;
 use self::names::{Addresses, Names};
-pub use self::types::{Ask, ClientId, Config, Counter, Input, NotNamed, Output, Transmit};
+pub use self::types::{Ask, ClientId, Config, Counter, Input, NotNamed, Output, Transmit, Which};
 use crate::counters::Counters;
 use crate::ip2gid::Question;
-use crate::paths::{self, Partial};
+use crate::paths::{self, Partial, PortName};
 use crate::request::{self, LookupId, Outcome};
 use crate::shares::User;
 use crate::timer::Timers;
@@ -55,6 +57,8 @@ pub struct Acm {
     parked: BTreeMap<LookupId, Ask>,
     outputs: VecDeque<Output>,
     counters: Counters<Counter>,
+    /// Those of searches by a port of this node.
+    by_port: BTreeMap<PortName, Counters<Counter>>,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -75,6 +79,10 @@ struct Lookup {
     /// The address that routing chose, which is part of the reply.
     chosen: Option<Address>,
     known: Known,
+    /// The port by which it asks.
+    port: Option<PortName>,
+    /// How the GID of the destination was found.
+    address: Option<Counter>,
 }
 
 /// What is known of the path.
@@ -90,6 +98,8 @@ enum Known {
         sgid: Gid,
     },
     Ends,
+    /// Nothing but which endpoint is meant.
+    Endpoint,
 }
 
 /// Where the path leads, before its source is known.
@@ -124,6 +134,7 @@ impl Acm {
             parked: BTreeMap::new(),
             outputs: VecDeque::new(),
             counters: Counters::default(),
+            by_port: BTreeMap::new(),
         }
     }
 
@@ -148,6 +159,10 @@ impl Acm {
             Input::Connected { client, user } => self.connected(client, user),
             Input::Message { client, bytes } => self.asked(now, client, bytes),
             Input::Gone { client } => self.gone(client),
+            Input::NotTaken { client } => {
+                self.counters.count(Counter::NotTaken);
+                self.gone(client);
+            }
             Input::Source { lookup, source } => self.routed(lookup, source),
             Input::Addresses { name, addresses } => self.named(now, name, addresses),
             Input::Stop => {
@@ -230,10 +245,12 @@ impl Acm {
         let Known::Source { sgid } = lookup.known else { return };
         let dgid = match outcome {
             Outcome::Found { gid, source } => {
-                self.counters.count(match source {
+                let counter = match source {
                     request::Source::Local | request::Source::Cache => Counter::AddressFromMemory,
                     request::Source::Peer | request::Source::Neighbour => Counter::AddressFromPeer,
-                });
+                };
+                lookup.address = Some(counter);
+                self.counters.count(counter);
                 gid
             }
             Outcome::TimedOut => return self.refuse(id, Status::TimedOut),
@@ -245,15 +262,29 @@ impl Acm {
         self.seek(id, Partial { port: None, dgid, sgid: Some(sgid), pkey: None });
     }
 
+    /// The path is asked for by this port.
+    pub fn starts_at(&mut self, id: LookupId, port: PortName) {
+        let Some(lookup) = self.lookups.get_mut(&id).filter(|it| it.port.is_none()) else { return };
+        lookup.port = Some(port);
+        let address = lookup.address;
+        self.count_by(Some(port), Counter::Requests);
+        if let Some(address) = address {
+            self.count_by(Some(port), address);
+        }
+    }
+
     /// The answer to [`Ask::Path`]; `None` if no port of this node has the source.
     pub fn path(&mut self, id: LookupId, outcome: Option<paths::Outcome>) {
         use paths::{Outcome, Source};
         let status = match outcome {
             Some(Outcome::Found { record, source }) => {
-                self.counters.count(match source {
-                    Source::Sa => Counter::PathFromSa,
-                    Source::Cache | Source::Doubted => Counter::PathFromMemory,
-                });
+                self.count(
+                    id,
+                    match source {
+                        Source::Sa => Counter::PathFromSa,
+                        Source::Cache | Source::Doubted => Counter::PathFromMemory,
+                    },
+                );
                 let found = paths::records(PathUse::All, record);
                 return self.end(id, |lookup| Reply::Paths(found, lookup.chosen));
             }
@@ -270,7 +301,7 @@ impl Acm {
     pub fn not_remembered(&mut self, id: LookupId) {
         let lookup = self.lookups.get_mut(&id).filter(|lookup| lookup.is_from_memory);
         if let Some((client, request)) = lookup.and_then(|lookup| lookup.client.take()) {
-            self.counters.count(Counter::NotRemembered);
+            self.count(id, Counter::NotRemembered);
             self.reply(client, &request, &Reply::Refused(Status::NoData));
         }
     }
@@ -311,13 +342,10 @@ impl Acm {
         match request.ask {
             Wanted::Resolve(resolve) => self.resolve(now, client, user, request, resolve),
             Wanted::Counters(Of::Service) => {
-                self.reply(client, &request, &Reply::Counters(self.seven()));
+                self.reply(client, &request, &Reply::Counters(seven(&self.counters)));
             }
-            Wanted::Counters(_) => {
-                self.reply(client, &request, &Reply::Refused(Status::SourceAddress));
-            }
-            Wanted::Endpoint { .. } => {
-                self.reply(client, &request, &Reply::Refused(Status::Invalid));
+            Wanted::Counters(_) | Wanted::Endpoint { .. } => {
+                self.seek_endpoint(now, client, user, request);
             }
         }
     }
@@ -347,33 +375,50 @@ impl Acm {
         resolve: Resolve,
     ) {
         self.counters.count(Counter::Requests);
-        let id = LookupId(self.next);
-        self.next += 1;
         let end = |address| match address {
             Address::Ip(ip) => End::Addresses(Addresses::of(ip)),
             Address::Name(name) => End::Name(name),
         };
         let source = resolve.source().map(end);
         let known = resolve.destination().map(|target| Known::Said { source, target: end(target) });
+        let is_from_memory = resolve.is_from_memory();
+        let id =
+            self.begin(now, client, user, request, known.unwrap_or(Known::Ends), is_from_memory);
+        match (known, resolve.path()) {
+            (Some(_), _) => self.seek_ends(now, id),
+            (None, Some(path)) => self.seek_along(id, path),
+            (None, None) => self.refuse(id, Status::DestinationAddress),
+        }
+    }
+
+    fn begin(
+        &mut self,
+        now: Instant,
+        client: ClientId,
+        user: User,
+        request: Request,
+        known: Known,
+        is_from_memory: bool,
+    ) -> LookupId {
+        let id = LookupId(self.next);
+        self.next += 1;
         let deadline = now + self.config.patience;
         let lookup = Lookup {
             client: Some((client, request)),
             user,
             deadline,
-            is_from_memory: resolve.is_from_memory(),
+            is_from_memory,
             chosen: None,
-            known: known.unwrap_or(Known::Ends),
+            known,
+            port: None,
+            address: None,
         };
         self.lookups.insert(id, lookup);
         self.deadlines.set(id, Some(deadline));
         if let Some(client) = self.clients.get_mut(&client) {
             client.waits_for = Some(id);
         }
-        match (known, resolve.path()) {
-            (Some(_), _) => self.seek_ends(now, id),
-            (None, Some(path)) => self.seek_along(id, path),
-            (None, None) => self.refuse(id, Status::DestinationAddress),
-        }
+        id
     }
 
     fn routed(&mut self, id: LookupId, source: Option<IpAddr>) {
@@ -405,10 +450,16 @@ impl Acm {
     }
 
     fn refuse(&mut self, id: LookupId, status: Status) {
-        self.counters.count(match status {
-            Status::NoData | Status::DestinationAddress => Counter::NoData,
-            _ => Counter::Failed,
-        });
+        let is_of_a_path = |lookup: &Lookup| !matches!(lookup.known, Known::Endpoint);
+        if self.lookups.get(&id).is_some_and(is_of_a_path) {
+            self.count(
+                id,
+                match status {
+                    Status::NoData | Status::DestinationAddress => Counter::NoData,
+                    _ => Counter::Failed,
+                },
+            );
+        }
         self.end(id, |_| Reply::Refused(status));
     }
 
@@ -430,9 +481,9 @@ impl Acm {
     }
 
     fn reply(&mut self, client: ClientId, request: &Request, reply: &Reply<'_>) {
-        let mut out = [0; MAX_REPLY_LEN];
-        match reply.emit(request, &mut out) {
-            Some(bytes) => self.send(client, bytes.to_vec()),
+        let mut bytes = vec![0; reply.length()];
+        match reply.emit(request, &mut bytes) {
+            Some(_) => self.send(client, bytes),
             None => self.close(client),
         }
     }
@@ -449,19 +500,28 @@ impl Acm {
         self.outputs.push_back(Output::Close(client));
     }
 
-    fn seven(&self) -> Seven {
-        let count = |counter| self.counters.get(counter).into();
-        Seven {
-            errors: count(Counter::Failed),
-            resolved: count(Counter::Requests),
-            no_data: count(Counter::NoData),
-            address_queries: count(Counter::AddressFromPeer),
-            address_cache: count(Counter::AddressFromMemory),
-            route_queries: count(Counter::PathFromSa),
-            route_cache: count(Counter::PathFromMemory),
+    /// Counts for the service, and for the port of a search.
+    fn count(&mut self, id: LookupId, counter: Counter) {
+        self.counters.count(counter);
+        self.count_by(self.lookups.get(&id).and_then(|lookup| lookup.port), counter);
+    }
+
+    fn count_by(&mut self, port: Option<PortName>, counter: Counter) {
+        if let Some(port) = port {
+            self.by_port.entry(port).or_default().count(counter);
         }
     }
 }
 
-/// The header, three paths and the source.
-const MAX_REPLY_LEN: usize = 16 + 4 * 72;
+fn seven(counters: &Counters<Counter>) -> Seven {
+    let count = |counter| counters.get(counter).into();
+    Seven {
+        errors: count(Counter::Failed),
+        resolved: count(Counter::Requests),
+        no_data: count(Counter::NoData),
+        address_queries: count(Counter::AddressFromPeer),
+        address_cache: count(Counter::AddressFromMemory),
+        route_queries: count(Counter::PathFromSa),
+        route_cache: count(Counter::PathFromMemory),
+    }
+}

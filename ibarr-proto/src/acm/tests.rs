@@ -1,5 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 
+mod whole;
+
 use std::collections::BTreeSet;
 use std::time::Duration;
 
@@ -272,15 +274,6 @@ fn bytes_that_are_no_request_end_the_connection_and_wrong_requests_do_not() {
     assert_eq!((rig.acm.load(), rig.acm.poll_timeout()), ((0, 0), None));
 }
 
-#[test]
-fn what_is_not_served_is_refused_with_the_status_of_ibacm() {
-    let mut rig = Rig::new();
-    rig.ask(CLIENT, Wanted::Endpoint { index: 1, port: 1 });
-    assert!(rig.is_refused(Status::Invalid));
-    rig.ask(CLIENT, Wanted::Counters(Of::Index(1)));
-    assert!(rig.is_refused(Status::SourceAddress));
-}
-
 /// Tells the service the addresses of the name that it asks for.
 fn named(rig: &mut Rig, expected: &str, addresses: Result<&[&str], NotNamed>) {
     let Some(Output::LookUp { name: asked, .. }) = rig.acm.poll_output() else { panic!() };
@@ -507,12 +500,14 @@ proptest! {
                     Some(Ask::Source { id, .. }) => acm.gid_of_source(id, Some(gid("fe80::1"))),
                     Some(Ask::Gid { id, .. }) => acm.gid_of_target(id, outcome),
                     Some(Ask::Path { id, .. }) => acm.path(id, Some(found())),
+                    Some(Ask::Endpoint { id, .. }) => acm.endpoint(id, None),
                     None => {}
                 },
                 Step::Path(is_found) => match ends.pop_back() {
                     Some(Ask::Source { id, .. }) => acm.gid_of_source(id, None),
                     Some(Ask::Gid { id, .. }) => acm.gid_of_target(id, Outcome::NotFound),
                     Some(Ask::Path { id, .. }) => acm.path(id, is_found.then(found)),
+                    Some(Ask::Endpoint { id, .. }) => acm.endpoint(id, None),
                     None => {}
                 },
                 Step::NotRemembered => if let Some(Ask::Gid { id, .. }) = ends.front() {

@@ -6,6 +6,7 @@ use std::net::IpAddr;
 use std::time::Duration;
 
 use ibarr_common::Instant;
+use ibarr_common::ib::PortNum;
 use ibarr_common::wire::acm::Name;
 
 use crate::ip2gid::Question;
@@ -64,6 +65,11 @@ pub enum Input<'a> {
     },
     /// A client has closed its connection.
     Gone {
+        /// The client.
+        client: ClientId,
+    },
+    /// A client has not read its reply, or has already gone, and its connection is closed.
+    NotTaken {
         /// The client.
         client: ClientId,
     },
@@ -126,13 +132,39 @@ pub enum Ask {
         /// When nobody waits any more.
         deadline: Instant,
     },
+    /// An endpoint.
+    Endpoint {
+        /// The search.
+        id: LookupId,
+        /// Which one.
+        which: Which,
+        /// Whether its addresses are wanted, too.
+        has_addresses: bool,
+    },
+}
+
+/// Names an endpoint.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub enum Which {
+    /// By its number among those of the ports with a number, or of all ports.
+    Index {
+        /// From 1.
+        index: u8,
+        /// The port number.
+        port: Option<PortNum>,
+    },
+    /// By one of its addresses.
+    Address(IpAddr),
 }
 
 impl Ask {
     /// The search that it is a part of.
     pub(super) fn id(&self) -> LookupId {
         match self {
-            Self::Source { id, .. } | Self::Gid { id, .. } | Self::Path { id, .. } => *id,
+            Self::Source { id, .. }
+            | Self::Gid { id, .. }
+            | Self::Path { id, .. }
+            | Self::Endpoint { id, .. } => *id,
         }
     }
 }
@@ -178,6 +210,8 @@ crate::counters! {
         Illegal = "illegal",
         /// Connections closed because there was no room, or the user had too many.
         ClientsRefused = "clients-refused",
+        /// Clients that did not read their replies, and lost their connections.
+        NotTaken = "not-taken",
         /// Requests for paths that failed.
         Failed = "failed",
         /// Requests for a destination that nobody has, or to which there is no path.

@@ -7,7 +7,7 @@ use std::io::{ErrorKind, Read as _, Write as _};
 use std::os::unix::fs::MetadataExt as _;
 use std::os::unix::net::UnixStream;
 
-use ibarr_common::ib::PathRecord;
+use ibarr_common::ib::{PKey, PathRecord};
 use ibarr_common::wire::acm::{Ask, MAX_REQUEST_LEN, Of, Reply, Request, Resolve, Status, Tid};
 use ibarr_common::wire::path_record::{Fields, PathRecordWire};
 use ibarr_user::transport::acm;
@@ -142,8 +142,8 @@ fn client_that_sends_byte_by_byte_is_answered_and_one_that_sends_nonsense_is_clo
     wrong[20] = 9;
     slow.0.write_all(&wrong).unwrap();
     assert_eq!(slow.told(), Err(Status::DestinationType));
-    assert_eq!(slow.ask(Ask::Endpoint { index: 1, port: 1 }), Err(Status::Invalid));
-    assert_eq!(slow.ask(Ask::Counters(Of::Index(1))), Err(Status::SourceAddress));
+    assert_eq!(slow.ask(Ask::Endpoint { index: 9, port: 1 }), Err(Status::Invalid));
+    assert_eq!(slow.ask(Ask::Counters(Of::Index(9))), Err(Status::SourceAddress));
     assert_eq!(counter(&daemon, "acm.illegal"), 1);
 }
 
@@ -232,4 +232,28 @@ fn record_of_a_reply_is_the_one_of_the_sa() {
     let Ok((_, Reply::Paths(paths, None))) = Reply::parse(&bytes[..len]) else { panic!() };
     let fields = Fields::parse(&paths.as_slice()[0].record).unwrap();
     assert_eq!((fields.dgid, fields.sgid), (gid(LOCAL), gid("fec0:0:1:1::10:9")));
+}
+
+#[test]
+fn endpoint_and_its_counters_are_those_of_the_port() {
+    let dir = TempDir::new("acm-endpoint");
+    let _port = Port::new(&dir);
+    let (_daemon, _kernel) = start(&dir, &serving(&dir));
+    let mut client = Client::connect(&dir);
+    assert_eq!(client.ask(Ask::Resolve(to(LOCAL))), Ok(vec![(0x2b, 1)]));
+    let mut reply = |ask| {
+        client.send(ask);
+        let mut bytes = [0; 1024];
+        let len = client.0.read(&mut bytes).unwrap();
+        bytes[..len].to_vec()
+    };
+    let bytes = reply(Ask::Endpoint { index: 1, port: 1 });
+    let Ok((_, Reply::Endpoint(endpoint, _))) = Reply::parse(&bytes) else { panic!("{bytes:?}") };
+    assert_eq!((endpoint.port, endpoint.ports, endpoint.provider.as_str()), (1, 1, "ibarr"));
+    assert_eq!((endpoint.device.get(), endpoint.pkey), (0x0010_0009, PKey::DEFAULT));
+    for of in [Of::Service, Of::Index(1)] {
+        let bytes = reply(Ask::Counters(of));
+        let Ok((_, Reply::Counters(seven))) = Reply::parse(&bytes) else { panic!("{bytes:?}") };
+        assert_eq!((seven.resolved.get(), seven.route_queries.get()), (1, 1), "{of:?}");
+    }
 }

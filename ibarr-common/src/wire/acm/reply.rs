@@ -139,7 +139,7 @@ impl<'a> Reply<'a> {
     /// Writes the reply to `request` into `out`, and returns it. `None` if there is no room, or for a reply
     /// of another kind than the request.
     pub fn emit<'b>(&self, request: &Request, out: &'b mut [u8]) -> Option<&'b [u8]> {
-        let len = HEADER_LEN + self.body_len();
+        let len = self.length();
         let (opcode, data) = match (request.ask, self) {
             (Ask::Resolve(_), Self::Refused(_) | Self::Paths(..)) => (RESOLVE, [0; 3]),
             (Ask::Counters(_), Self::Refused(_)) => (PERF_QUERY, [0; 3]),
@@ -160,15 +160,17 @@ impl<'a> Reply<'a> {
         out.get(..len)
     }
 
-    fn body_len(&self) -> usize {
-        match self {
+    /// How many bytes it has.
+    pub fn length(&self) -> usize {
+        let body = match self {
             Self::Refused(_) => 0,
             Self::Paths(paths, source) => {
                 RECORD_LEN * (paths.as_slice().len() + usize::from(source.is_some()))
             }
             Self::Counters(_) => size_of::<Counters>(),
             Self::Endpoint(_, names) => size_of::<EndpointWire>() + size_of_val(names.0),
-        }
+        };
+        HEADER_LEN + body
     }
 
     fn emit_body(&self, mut out: &mut [u8]) -> Option<()> {
