@@ -126,6 +126,7 @@ impl Engine {
                 self.acm.clients.close(client);
                 self.tell_acm(now, Input::Gone { client });
             }
+            Event::NotTaken(client) => self.acm_has_no_room(now, client),
         }
     }
 
@@ -143,9 +144,7 @@ impl Engine {
             }
             Output::Reply(Transmit { client, bytes }) => {
                 if !self.acm.clients.reply(client, &bytes) {
-                    debug!(?client, "a client of ACM does not take its reply");
-                    self.acm.clients.close(client);
-                    self.tell_acm(now, Input::Gone { client });
+                    self.acm_has_no_room(now, client);
                 }
             }
             Output::Close(client) => self.acm.clients.close(client),
@@ -156,6 +155,13 @@ impl Engine {
         let Named { name, addresses } = named;
         let addresses = addresses.as_deref().map_err(|error| *error);
         self.tell_acm(now, Input::Addresses { name: *name, addresses });
+    }
+
+    /// A client does not read its replies.
+    fn acm_has_no_room(&mut self, now: Instant, client: ClientId) {
+        debug!(?client, "a client of ACM does not take its reply");
+        self.acm.clients.close(client);
+        self.tell_acm(now, Input::NotTaken { client });
     }
 
     /// Answers who waits.

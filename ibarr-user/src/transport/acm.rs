@@ -3,6 +3,8 @@
 //! The clients of ACM, at a Unix socket where they look for ibacm.
 //!
 //! A request stays in the socket until its reply is written: a daemon that takes over the connection finds it.
+//! What a socket has no room for is written by the client's own task, so that a client that reads late delays
+//! nothing else.
 
 use std::collections::HashMap;
 use std::fs::{self, Permissions};
@@ -17,11 +19,13 @@ use std::time::Duration;
 use ibarr_common::wire::acm::{MAX_REQUEST_LEN, length};
 use ibarr_proto::acm::ClientId;
 use ibarr_proto::shares::User;
+use nix::errno::Errno;
 use nix::sys::socket::{MsgFlags, Shutdown, recv, send, shutdown};
 use tokio::io::Interest;
 use tokio::net::{UnixListener, UnixStream};
-use tokio::sync::{mpsc, oneshot};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc, oneshot};
 use tokio::task::AbortHandle;
+use tokio::time::timeout;
 use tracing::debug;
 
 use crate::sys::peer::Peer;
@@ -34,6 +38,13 @@ pub const CLIENT: &str = "acm-client";
 
 /// Where librdmacm looks, a link beside the socket.
 const FOR_LIBRDMACM: &str = "ibacm.sock";
+
+/// How long a client may take to read a reply for which its socket has no room. With the usual size of 208 kB
+/// that needs several replies that it has not read.
+const READING: Duration = Duration::from_secs(2);
+
+/// How many bytes of replies may wait for room in all sockets. A client above that loses its connection.
+const WAITING: usize = 4 << 20;
 
 /// Pause after an error of accept(2).
 const PAUSE: Duration = Duration::from_millis(100);
@@ -59,10 +70,23 @@ pub enum Event {
         /// The bytes.
         bytes: Vec<u8>,
         /// To be used after the reply: the client's next message is read.
-        go_on: oneshot::Sender<()>,
+        go_on: GoOn,
     },
     /// A client has closed its connection, or has sent what is no message.
     Gone(ClientId),
+    /// A client has not read its reply.
+    NotTaken(ClientId),
+}
+
+/// Hands the rest of a reply to the client's task.
+pub type GoOn = oneshot::Sender<Rest>;
+
+/// The part of a reply for which a socket has no room.
+#[derive(Debug)]
+pub struct Rest {
+    bytes: Vec<u8>,
+    /// Its part of [`WAITING`].
+    _room: Option<OwnedSemaphorePermit>,
 }
 
 /// The connected clients.
@@ -71,6 +95,9 @@ pub struct Clients {
     events: mpsc::Sender<Event>,
     by_id: HashMap<ClientId, Client>,
     next: u64,
+    /// For the rests of replies.
+    room: Arc<Semaphore>,
+    reading: Duration,
     door: Option<AbortHandle>,
 }
 
@@ -79,13 +106,20 @@ struct Client {
     stream: Arc<UnixStream>,
     reader: AbortHandle,
     /// Length of the message whose reply is due.
-    asked: Option<(usize, oneshot::Sender<()>)>,
+    asked: Option<(usize, GoOn)>,
 }
 
 impl Clients {
     /// Without clients. What they do goes to `events`.
     pub fn new(events: mpsc::Sender<Event>) -> Self {
-        Self { events, by_id: HashMap::new(), next: 0, door: None }
+        Self {
+            events,
+            by_id: HashMap::new(),
+            next: 0,
+            room: Arc::new(Semaphore::new(WAITING)),
+            reading: READING,
+            door: None,
+        }
     }
 
     /// Accepts connections. Must be called within a runtime.
@@ -106,7 +140,8 @@ impl Clients {
         let client = ClientId(self.next);
         self.next += 1;
         let stream = Arc::new(stream);
-        let reader = tokio::spawn(read(client, Arc::clone(&stream), self.events.clone()));
+        let reader =
+            tokio::spawn(read(client, Arc::clone(&stream), self.events.clone(), self.reading));
         let reader = reader.abort_handle();
         self.by_id.insert(client, Client { stream, reader, asked: None });
         Some((client, user))
@@ -118,13 +153,13 @@ impl Clients {
     }
 
     /// Notes that a client waits. Returns whether it is still connected.
-    pub fn asked(&mut self, client: ClientId, len: usize, go_on: oneshot::Sender<()>) -> bool {
+    pub fn asked(&mut self, client: ClientId, len: usize, go_on: GoOn) -> bool {
         let known = self.by_id.get_mut(&client);
         known.is_some_and(|client| client.asked.replace((len, go_on)).is_none())
     }
 
-    /// Removes a client's request from its socket and writes the reply. Returns whether that worked: a client
-    /// without room for one reply breaks the protocol, and loses its connection.
+    /// Removes a client's request from its socket and writes the reply, or has its task write what has no room.
+    /// Returns whether that worked.
     pub fn reply(&mut self, client: ClientId, bytes: &[u8]) -> bool {
         let Some(client) = self.by_id.get_mut(&client) else { return true };
         let Some((len, go_on)) = client.asked.take() else { return true };
@@ -133,11 +168,25 @@ impl Clients {
         let read = request.get_mut(..len).map(|request| recv(fd, request, MsgFlags::MSG_DONTWAIT));
         let is_read = read == Some(Ok(len));
         let flags = MsgFlags::MSG_DONTWAIT | MsgFlags::MSG_NOSIGNAL;
-        if !is_read || send(fd, bytes, flags) != Ok(bytes.len()) {
+        if !is_read {
             return false;
         }
+        let sent = match send(fd, bytes, flags) {
+            Ok(sent) => sent,
+            Err(Errno::EAGAIN) => 0,
+            Err(_) => return false,
+        };
+        let bytes = bytes.get(sent..).unwrap_or_default().to_vec();
+        let room = match u32::try_from(bytes.len()) {
+            Ok(0) => None,
+            Ok(len) => match Arc::clone(&self.room).try_acquire_many_owned(len) {
+                Ok(room) => Some(room),
+                Err(_) => return false,
+            },
+            Err(_) => return false,
+        };
         // The reader ends only with its client.
-        let _ = go_on.send(());
+        let _ = go_on.send(Rest { bytes, _room: room });
         true
     }
 
@@ -240,18 +289,38 @@ async fn accept(listener: UnixListener, events: mpsc::Sender<Event>) {
 }
 
 /// Hands on one message after the other.
-async fn read(client: ClientId, stream: Arc<UnixStream>, events: mpsc::Sender<Event>) {
+async fn read(
+    client: ClientId,
+    stream: Arc<UnixStream>,
+    events: mpsc::Sender<Event>,
+    reading: Duration,
+) {
     while let Some(bytes) = message(&stream).await {
         let (go_on, goes_on) = oneshot::channel();
         if events.send(Event::Message { client, bytes, go_on }).await.is_err() {
             return;
         }
-        if goes_on.await.is_err() {
-            break;
+        let Ok(rest) = goes_on.await else { break };
+        if !matches!(timeout(reading, write(&stream, &rest.bytes)).await, Ok(Ok(()))) {
+            // The engine may have ended.
+            let _ = events.send(Event::NotTaken(client)).await;
+            return;
         }
     }
     // The engine may have ended.
     let _ = events.send(Event::Gone(client)).await;
+}
+
+async fn write(stream: &UnixStream, mut bytes: &[u8]) -> io::Result<()> {
+    while !bytes.is_empty() {
+        stream.writable().await?;
+        match stream.try_write(bytes) {
+            Ok(written) => bytes = bytes.get(written..).unwrap_or_default(),
+            Err(error) if error.kind() == ErrorKind::WouldBlock => {}
+            Err(error) => return Err(error),
+        }
+    }
+    Ok(())
 }
 
 /// The next message, which stays in the socket. `None` if there will be none.
@@ -281,5 +350,123 @@ fn peek(stream: &UnixStream) -> io::Result<Option<Vec<u8>>> {
         Ok(Some(wanted)) => Ok(there.get(..wanted).map(<[u8]>::to_vec)),
         Ok(None) => Ok(None),
         Err(_) => Err(ErrorKind::InvalidData.into()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::{Read as _, Write as _};
+
+    use nix::sys::socket::{setsockopt, sockopt};
+
+    use super::*;
+
+    /// The longest reply.
+    const LONGEST: usize = u16::MAX as usize;
+
+    /// A request for an endpoint.
+    const REQUEST: [u8; 16] = [1, 3, 0, 1, 1, 0, 0, 16, 0, 0, 0, 0, 0, 0, 0, 0];
+
+    /// The service's end of a new connection, and the client's end.
+    fn connection() -> (UnixStream, StdUnixStream) {
+        let (here, there) = StdUnixStream::pair().unwrap();
+        here.set_nonblocking(true).unwrap();
+        (UnixStream::from_std(here).unwrap(), there)
+    }
+
+    async fn next(events: &mut mpsc::Receiver<Event>) -> (ClientId, usize, GoOn) {
+        loop {
+            match events.recv().await.unwrap() {
+                Event::Message { client, bytes, go_on } => return (client, bytes.len(), go_on),
+                // Of a client whose reply was not sent.
+                Event::Gone(_) => {}
+                other => panic!("{other:?}"),
+            }
+        }
+    }
+
+    #[tokio::test]
+    async fn longest_reply_is_one_write_into_a_socket_of_the_usual_size() {
+        let (events, mut received) = mpsc::channel(8);
+        let mut clients = Clients::new(events);
+        let (here, mut there) = connection();
+        clients.admit(here).unwrap();
+        for _ in 0..3 {
+            there.write_all(&REQUEST).unwrap();
+            let (client, len, go_on) = next(&mut received).await;
+            assert!(clients.asked(client, len, go_on));
+            assert!(clients.reply(client, &vec![7; LONGEST]));
+            assert_eq!(clients.room.available_permits(), WAITING, "no rest");
+            let mut reply = vec![0; LONGEST];
+            there.read_exact(&mut reply).unwrap();
+        }
+    }
+
+    #[tokio::test]
+    async fn reply_without_room_goes_on_when_its_client_reads_and_others_are_served_meanwhile() {
+        let (events, mut received) = mpsc::channel(8);
+        let mut clients = Clients::new(events);
+        let (small, mut slow) = connection();
+        setsockopt(&small, sockopt::SndBuf, &4096).unwrap();
+        clients.admit(small).unwrap();
+        slow.write_all(&REQUEST).unwrap();
+        let (client, len, go_on) = next(&mut received).await;
+        assert!(clients.asked(client, len, go_on));
+        let reply: Vec<_> = (0..LONGEST).map(|at| u8::try_from(at % 251).unwrap()).collect();
+        assert!(clients.reply(client, &reply));
+        assert!(clients.room.available_permits() < WAITING, "a rest waits");
+        let (here, mut other) = connection();
+        clients.admit(here).unwrap();
+        other.write_all(&REQUEST).unwrap();
+        let (client, len, go_on) = next(&mut received).await;
+        assert!(clients.asked(client, len, go_on) && clients.reply(client, &[9; 16]));
+        other.read_exact(&mut [0; 16]).unwrap();
+        // Another thread reads, because this one runs the client's task.
+        let reading = tokio::task::spawn_blocking(move || {
+            let mut read = vec![0; LONGEST];
+            slow.read_exact(&mut read).unwrap();
+            slow.write_all(&REQUEST).unwrap();
+            (read, slow)
+        });
+        // The next request is read after the reply.
+        let (_, len, _) = next(&mut received).await;
+        assert_eq!((len, clients.room.available_permits()), (REQUEST.len(), WAITING));
+        assert!(reading.await.unwrap().0 == reply);
+    }
+
+    #[tokio::test]
+    async fn rests_of_all_replies_are_bounded() {
+        let (events, mut received) = mpsc::channel(8);
+        let mut clients = Clients::new(events);
+        let mut kept = Vec::new();
+        let (mut held, mut refused) = (0, 0);
+        for _ in 0..WAITING / LONGEST + 10 {
+            let (small, mut slow) = connection();
+            setsockopt(&small, sockopt::SndBuf, &4096).unwrap();
+            clients.admit(small).unwrap();
+            slow.write_all(&REQUEST).unwrap();
+            let (client, len, go_on) = next(&mut received).await;
+            assert!(clients.asked(client, len, go_on));
+            let has_room = clients.reply(client, &vec![7; LONGEST]);
+            (held, refused) = (held + usize::from(has_room), refused + usize::from(!has_room));
+            kept.push(slow);
+        }
+        assert!(held > 0 && refused > 0, "{held} {refused}");
+        assert!(clients.room.available_permits() < LONGEST);
+    }
+
+    #[tokio::test]
+    async fn client_that_never_reads_its_reply_loses_its_connection() {
+        let (events, mut received) = mpsc::channel(8);
+        let mut clients = Clients::new(events);
+        clients.reading = Duration::ZERO;
+        let (small, mut slow) = connection();
+        setsockopt(&small, sockopt::SndBuf, &4096).unwrap();
+        clients.admit(small).unwrap();
+        slow.write_all(&REQUEST).unwrap();
+        let (client, len, go_on) = next(&mut received).await;
+        assert!(clients.asked(client, len, go_on) && clients.reply(client, &vec![7; LONGEST]));
+        let Some(Event::NotTaken(other)) = received.recv().await else { panic!() };
+        assert_eq!((other, clients.room.available_permits()), (client, WAITING));
     }
 }
