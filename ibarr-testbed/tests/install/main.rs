@@ -8,6 +8,7 @@
 mod container;
 mod faults;
 mod journal;
+mod kernel;
 mod node;
 mod package;
 mod rpm;

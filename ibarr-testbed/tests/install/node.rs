@@ -130,6 +130,20 @@ impl Node {
         fs::write(self.path("/etc/ibarr/ibarr.toml"), config).unwrap();
     }
 
+    /// Puts lines into a drop-in of the unit.
+    pub(crate) fn limit(&self, lines: &str) {
+        let drop_in = "/run/systemd/system/ibarr.service.d";
+        self.ok(&format!(
+            "mkdir -p {drop_in} && printf '[Service]\n{lines}\n' > {drop_in}/test.conf"
+        ));
+        self.ok("systemctl daemon-reload");
+    }
+
+    /// A path of the container that is on a file system which it has mounted itself.
+    pub(crate) fn inner_path(&self, path: &str) -> PathBuf {
+        PathBuf::from(format!("/proc/{}/root{path}", self.leader))
+    }
+
     /// A path of the container.
     pub(crate) fn path(&self, path: &str) -> PathBuf {
         self.root.join(path.trim_start_matches('/'))

@@ -13,6 +13,8 @@ use ibarr_common::wire::ip2gid::{MsgId, PORT, Query, Reply, Version};
 use ibarr_user::sys::mmsg;
 use nix::sys::socket::{setsockopt, sockopt};
 
+use crate::kernel::Kernel;
+use crate::machine::said;
 use crate::node::{ADDRESS, GID, Node};
 
 /// Queries that a peer sends at once, and its pause: 2,000 a second.
@@ -21,14 +23,15 @@ const PAUSE: Duration = Duration::from_millis(10);
 /// Queries before and after each event.
 const AROUND: Duration = Duration::from_millis(300);
 
-/// Has a peer ask without pause while `events` happen: each answer is right, and the only one to its query.
-/// Returns how many queries have none.
-fn lost_meanwhile(node: &Node, events: &[&str]) -> usize {
+/// Has a peer and the kernel ask without pause while `events` happen: each answer is right, and the only one to
+/// its query. Returns how many queries of the peer have none.
+fn lost_meanwhile(node: &Node, kernel: Option<&Kernel>, events: &[&str]) -> usize {
     let peer = node.peer();
     // Room for the replies to all queries that have waited for a daemon.
     setsockopt(peer, sockopt::RcvBufForce, &(16 << 20)).unwrap();
     let is_over = AtomicBool::new(false);
     let (asked, answers) = thread::scope(|scope| {
+        let kernel = kernel.map(|kernel| scope.spawn(|| kernel.ask_without_pause(&is_over)));
         let asking = scope.spawn(|| {
             let mut asked = 0;
             while !is_over.load(Ordering::Relaxed) {
@@ -67,6 +70,10 @@ fn lost_meanwhile(node: &Node, events: &[&str]) -> usize {
         }
         thread::sleep(AROUND);
         is_over.store(true, Ordering::Relaxed);
+        if let Some(kernel) = kernel {
+            let answered = kernel.join().unwrap();
+            assert!(answered > 1_000, "the kernel asked only {answered} times");
+        }
         (asking.join().unwrap(), hearing.join().unwrap())
     });
     assert!(answers.values().all(|&count| count == 1));
@@ -79,30 +86,52 @@ const LATER: &str = "dpkg-deb --raw-extract /ibarr.deb /later
     sed --in-place 's/^Version: .*/&+1/' /later/DEBIAN/control
     dpkg-deb --build /later /later.deb";
 
-/// A node whose daemon answers itself: otherwise the kernel would answer meanwhile.
-fn started() -> Node {
+/// A node whose daemon answers itself: otherwise the programs would answer meanwhile.
+fn installed() -> Node {
     let node = Node::installed();
     let config = node.ok("cat /etc/ibarr/ibarr.toml");
     node.configure(&format!("responder = \"user\"\n{config}"));
-    node.ok("systemctl start ibarr");
     node
 }
 
 #[test]
-fn peers_notice_no_restart_and_no_upgrade() {
-    let node = started();
+fn neither_peers_nor_the_kernel_notice_a_restart_or_an_upgrade() {
+    let node = installed();
+    let kernel = Kernel::start(&node);
     node.ok(LATER);
     let first = node.ok("dpkg-query --show --showformat='${Version}' ibarr");
     let [restart, upgrade, downgrade] =
         ["systemctl restart ibarr", "dpkg --install /later.deb", "dpkg --install /ibarr.deb"];
-    let lost = lost_meanwhile(&node, &[restart, restart, upgrade, downgrade]);
+    let lost = lost_meanwhile(&node, Some(&kernel), &[restart, restart, upgrade, downgrade]);
     assert_eq!(lost, 0);
     assert_eq!(node.ok("dpkg-query --show --showformat='${Version}' ibarr"), first);
 }
 
 #[test]
+fn version_that_refuses_the_configuration_does_not_replace_the_running_daemon() {
+    let node = installed();
+    node.ok("systemctl start ibarr");
+    let pid = node.show("MainPID", "ibarr");
+    let config = node.ok("cat /etc/ibarr/ibarr.toml");
+    // What a later version would accept.
+    node.configure(&format!("key-of-a-later-version = 1\n{config}"));
+    let installed = node.run("dpkg --install /ibarr.deb");
+    assert!(installed.status.success(), "{}", said(&installed));
+    let reason = "/etc/ibarr/ibarr.toml:1:1: key-of-a-later-version is not a key of ibarr";
+    for words in [reason, "was not restarted; correct the configuration"] {
+        assert!(said(&installed).contains(words), "{}", said(&installed));
+    }
+    assert_eq!(node.show("MainPID", "ibarr"), pid);
+    assert_eq!(node.ask(), Some(GID.parse().unwrap()));
+    node.configure(&config);
+    node.ok("systemctl restart ibarr");
+    assert_eq!(node.ask(), Some(GID.parse().unwrap()));
+}
+
+#[test]
 fn crash_loses_only_the_queries_that_the_daemon_had_read() {
-    let node = started();
-    let lost = lost_meanwhile(&node, &["systemctl kill --signal=KILL ibarr.service"]);
+    let node = installed();
+    node.ok("systemctl start ibarr");
+    let lost = lost_meanwhile(&node, None, &["systemctl kill --signal=KILL ibarr.service"]);
     assert!(lost <= mmsg::MAX, "{lost}");
 }
