@@ -2,6 +2,13 @@
 
 //! systemd holds the UDP port.
 
+use std::io::{Read as _, Write as _};
+use std::os::unix::net::UnixStream;
+
+use ibarr_common::ib::{Gid, PathRecord};
+use ibarr_common::wire::acm::{Ask, MAX_REQUEST_LEN, Reply, Request, Resolve, Tid};
+use ibarr_common::wire::path_record::PathRecordWire;
+
 use crate::machine::said;
 use crate::node::{GID, Node};
 
@@ -57,4 +64,33 @@ fn stopped_daemon_stays_stopped_whatever_comes_to_its_port() {
 
     node.ok("systemctl stop ibarr.socket");
     assert_eq!(node.ok(BIND), "bound\nbound");
+}
+
+#[test]
+fn client_of_acm_starts_the_daemon_if_the_socket_is_enabled() {
+    let node = Node::installed();
+    let config = node.ok("cat /etc/ibarr/ibarr.toml");
+    node.configure(&format!("{config}[acm]\nserve = \"tools\"\n"));
+    let socket = node.inner_path("/run/ibacm-unix.sock");
+    assert!(!socket.exists(), "the package alone makes none");
+    node.ok("systemctl enable --now ibarr-acm.socket");
+    assert_eq!(node.show("ActiveState", "ibarr.service"), "inactive");
+
+    let mut client = UnixStream::connect(&socket).unwrap();
+    let dgid = PathRecordWire { dgid: GID.parse::<Gid>().unwrap().octets(), ..empty() };
+    let ask = Ask::Resolve(Resolve::along(dgid.into()));
+    let mut out = [0; MAX_REQUEST_LEN];
+    client.write_all(Request { tid: Tid([5; 8]), ask }.emit(&mut out)).unwrap();
+    let mut reply = [0; 1024];
+    let length = client.read(&mut reply).unwrap();
+    let reply = Reply::parse(&reply[..length]).unwrap();
+    // The container has no InfiniBand port.
+    assert!(matches!(reply, (Tid([5, ..]), Reply::Refused(_))), "{reply:?}");
+    assert_eq!(node.show("ActiveState", "ibarr.service"), "active");
+    node.ok("dpkg --purge ibarr");
+    assert!(!socket.exists());
+}
+
+fn empty() -> PathRecordWire {
+    PathRecord::from_octets([0; 64]).into()
 }

@@ -95,8 +95,21 @@ pub enum Error {
     #[error("{0}: is not the name of a directory; name one with --bpf-dir")]
     NoName(PathBuf),
     /// A system call failed.
-    #[error("{0}: cannot be made, read or removed")]
+    #[error("{0}: cannot be made, read or removed{remedy}", remedy = remedy(.1))]
     Io(PathBuf, #[source] io::Error),
+}
+
+/// Stands before the error.
+fn remedy(error: &io::Error) -> &'static str {
+    match error.kind() {
+        ErrorKind::ReadOnlyFilesystem => {
+            "; mount the bpffs for writing, or name another directory with --bpf-dir"
+        }
+        ErrorKind::PermissionDenied => {
+            "; the daemon's user must own the directory (systemd-tmpfiles --create ibarr.conf)"
+        }
+        _ => "",
+    }
 }
 
 /// The directory, locked: no other daemon changes it.

@@ -1,18 +1,21 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 
 use std::collections::BTreeMap;
+use std::path::Path;
+use std::process::{Command, Stdio};
 
 use super::{Daemon, Exit, print};
 use crate::control::client;
 use crate::control::messages::{
     AnswerStatus, Body, CacheEntry, Failure, FailureKind, PathStatus, Request,
 };
+use crate::process::RUN_DIR;
 
 /// Sends the request and prints the answer.
 pub(super) fn ask(daemon: &Daemon, request: &Request) -> Exit {
     let body = match client::ask(&daemon.run_dir, request, daemon.patience) {
         Ok(body) => body,
-        Err(failure) => return fail(failure, daemon.json),
+        Err(failure) => return fail(with_reason(failure, daemon), daemon.json),
     };
     let exit = match &body {
         Body::Answers { answers }
@@ -29,6 +32,28 @@ pub(super) fn ask(daemon: &Daemon, request: &Request) -> Exit {
         print::body(&body);
     }
     exit
+}
+
+/// Adds why the service has ended, which systemd knows from its last words.
+fn with_reason(mut failure: Failure, daemon: &Daemon) -> Failure {
+    if failure.kind == FailureKind::Unreachable
+        && daemon.run_dir == Path::new(RUN_DIR)
+        && let Some(reason) = reason_of_the_end()
+    {
+        failure.message = format!("{}\nibarr.service has ended: {reason}", failure.message);
+    }
+    failure
+}
+
+/// The reason that a service gave which ended with an error.
+fn reason_of_the_end() -> Option<String> {
+    let mut systemctl = Command::new("systemctl");
+    systemctl.args(["show", "--property=Result,StatusText", "ibarr.service"]);
+    let output = systemctl.stdin(Stdio::null()).stderr(Stdio::null()).output().ok()?;
+    let shown = String::from_utf8(output.stdout).ok()?;
+    let value =
+        |name: &str| shown.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix('='));
+    (value("Result")? == "exit-code").then_some(value("StatusText")?.to_owned())
 }
 
 /// Prints the whole client cache, ordered by address. An address that the daemon learns again

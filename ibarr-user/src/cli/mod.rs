@@ -21,12 +21,13 @@ use ibarr_common::ib::{Gid, PKey};
 use ibarr_proto::paths::PortName;
 
 use crate::bpf;
+use crate::causes::chain;
 use crate::config::Absent;
 use crate::control::messages::{
     Failure, FailureKind, LevelChange, Millis, Number, PathRequest, Request, Text,
 };
 use crate::daemon;
-use crate::logging::{Level, Place};
+use crate::logging::{self, Level, Place};
 use crate::process::{self, RunOptions};
 use crate::transport::ports::Dirs;
 pub use exit::Exit;
@@ -313,7 +314,11 @@ fn run(args: RunArgs) -> Exit {
     match daemon::run(&options) {
         Ok(()) => Exit::Ok,
         Err(error) => {
-            print::error(&error);
+            let message = chain(&error);
+            process::report_failure(&message);
+            if !logging::report_failure(&message) {
+                print::error_line(&message);
+            }
             Exit::from(error.kind())
         }
     }

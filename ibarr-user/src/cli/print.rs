@@ -4,7 +4,6 @@
 //! ([`end`]).
 
 use std::borrow::Cow;
-use std::error::Error;
 use std::fmt::Write as _;
 use std::io::{self, ErrorKind, Write as _};
 use std::sync::OnceLock;
@@ -14,7 +13,7 @@ use ibarr_common::IfIndex;
 use ibarr_common::ib::Lid;
 
 use super::Exit;
-use crate::causes::{chain, escaped};
+use crate::causes::escaped;
 use crate::control::messages::{
     Answer, AnswerStatus, Body, CacheEntry, CachedPath, Informed, KernelMaps, LastEvent, LogStatus,
     Millis, Number, OrText, PathAnswer, PathHops, PathRequests, PortStatus, Probing, Response,
@@ -73,11 +72,6 @@ pub(super) fn json(response: &Response) {
         Ok(json) => write(format!("{json}\n").as_bytes()),
         Err(error) => error_line(&format!("cannot write JSON: {error}")),
     }
-}
-
-/// Prints an error and its causes to standard error.
-pub(super) fn error(error: &dyn Error) {
-    error_line(&chain(error));
 }
 
 /// Prints a message to standard error.
@@ -349,11 +343,15 @@ fn status(status: &Status) {
     let uptime = humantime::format_duration(status.uptime_s.into());
     let config = status.config.as_deref().unwrap_or("defaults");
     line(&format!("ibarr {}, pid {}, up {uptime}", status.version, status.pid));
-    let failed = status.failed_reload.as_ref().map_or(String::new(), |failed| {
-        let ago = humantime::format_duration(failed.ago_s.into());
-        format!(", not reloaded {ago} ago")
-    });
-    line(&format!("configuration  {config}{failed}"));
+    let reloaded = match (&status.failed_reload, status.reloaded_ago_s) {
+        (Some(failed), _) => {
+            let ago = humantime::format_duration(failed.ago_s.into());
+            format!(", reload refused {ago} ago: see the warning")
+        }
+        (None, Some(ago)) => format!(", reloaded {} ago", humantime::format_duration(ago.into())),
+        (None, None) => String::new(),
+    };
+    line(&format!("configuration  {config}{reloaded}"));
     line(&format!("client         {} pending, {} cached", status.pending, status.cached));
     for server in &status.servers {
         let state = match &server.blocked {

@@ -507,6 +507,9 @@ pub struct Status {
     /// Paths of the configuration files, with commas; absent if the daemon runs on defaults.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub config: Option<String>,
+    /// Seconds since the last reload that took effect; absent if there was none.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub reloaded_ago_s: Option<Seconds>,
     /// The last reload, if it failed.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub failed_reload: Option<FailedReload>,

@@ -244,7 +244,7 @@ impl Engine {
             if !was_ready && self.is_ready() {
                 was_ready = true;
                 info!(message_id = ids::READY, "ready");
-                self.systemd.ready();
+                self.systemd.ready(summary::of(&self.status(now)));
             }
         }
         self.answer_last().await;
@@ -386,7 +386,7 @@ impl Io<Input> for Engine {
         self.responder.handle_timeout(now, self.node.view());
         self.servers.guard(&mut self.responder);
         self.responder.go_on();
-        self.end_reload();
+        self.end_reload(now);
         self.levels.handle_timeout(now);
         if self.systemd.beats(now) {
             self.systemd.alive(summary::of(&self.status(now)));

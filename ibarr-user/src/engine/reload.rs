@@ -9,7 +9,7 @@ use ibarr_common::Instant;
 use tokio::sync::{mpsc, oneshot};
 use tracing::{error, info, warn};
 
-use super::Engine;
+use super::{Engine, summary};
 use crate::causes::chain;
 use crate::config::{self, Config};
 use crate::control::messages::{Body, Failure, FailureKind, Response};
@@ -29,6 +29,8 @@ pub(super) struct Reloads {
     is_settling: bool,
     /// Pending requests, each with the response it will get then.
     told: Vec<(oneshot::Sender<Response>, Response)>,
+    /// The last reload that took effect.
+    succeeded: Option<Instant>,
     /// Set by a failed reload, cleared by a successful one.
     failed: Option<FailedReload>,
 }
@@ -54,8 +56,14 @@ impl Reloads {
             reading: None,
             is_settling: false,
             told: Vec::new(),
+            succeeded: None,
             failed: None,
         }
+    }
+
+    /// The last reload that took effect.
+    pub(super) fn succeeded(&self) -> Option<Instant> {
+        self.succeeded
     }
 
     /// The last reload, if it failed.
@@ -107,7 +115,7 @@ impl Engine {
         let response = match loaded {
             Ok(config) => {
                 self.reconfigure(now, config);
-                self.reloads.failed = None;
+                (self.reloads.succeeded, self.reloads.failed) = (Some(now), None);
                 let mut done = format!("configuration: {}", self.config_name());
                 info!(message_id = ids::RELOADED, "reloaded, {done}");
                 for warning in self.config.warnings() {
@@ -131,7 +139,7 @@ impl Engine {
         self.reloads.read(now, &self.options);
     }
 
-    pub(super) fn end_reload(&mut self) {
+    pub(super) fn end_reload(&mut self, now: Instant) {
         let Reloads { is_settling, reading, .. } = &self.reloads;
         if !is_settling || reading.is_some() || !self.responder.is_settled() {
             return;
@@ -141,13 +149,13 @@ impl Engine {
             // The connection may be closed.
             drop(asked.send(response));
         }
-        self.systemd.ready();
+        self.systemd.ready(summary::of(&self.status(now)));
     }
 
     fn reconfigure(&mut self, now: Instant, config: Config) {
         self.node.reconfigure(now, self.options.node(&config));
         self.responder.reconfigure(now, config.responder.clone(), config.allow.clone());
-        self.snapshots.set_file(config.snapshot.clone());
+        self.snapshots.set_file(now, config.snapshot.clone());
         self.levels.configure(config.log_level.clone());
         let was_informed = std::mem::replace(&mut self.config, config).inform;
         self.reconsider_reports(now, was_informed);

@@ -56,6 +56,7 @@ impl Engine {
             pid: std::process::id(),
             uptime_s: now.since(self.started).into(),
             config: (!self.config.files.is_empty()).then(|| self.config.files.join(", ")),
+            reloaded_ago_s: self.reloads.succeeded().map(|at| now.since(at).into()),
             failed_reload: self.reloads.failed().map(|failed| FailedReload {
                 ago_s: now.since(failed.at).into(),
                 message: failed.message.clone(),
@@ -203,6 +204,7 @@ impl Engine {
         warnings.extend(self.acm.warning(self.config.acm.serve));
         warnings.extend(self.preloads.warnings());
         warnings.extend(self.servers.warnings());
+        warnings.extend(self.snapshots.warning());
         warnings.extend(servers.iter().filter_map(|server| {
             let (holds, family) =
                 (server.receive_buffer.filter(|&holds| holds < HOLD)?, &server.family);

@@ -21,6 +21,8 @@ pub(super) struct Snapshots {
     /// The file, if one is configured.
     file: Option<PathBuf>,
     schedule: Schedule,
+    /// Why the last one was not written.
+    unsaved: Option<String>,
 }
 
 /// Time to write the last snapshot at the end of the daemon; after that it is left unfinished, and
@@ -32,12 +34,37 @@ impl Snapshots {
         if let (Some(file), Some(room)) = (&file, keeper.try_reserve()) {
             room.send(Order::Read(file.clone(), paths));
         }
-        Self { keeper, file, schedule: Schedule::new(now + Schedule::INTERVAL) }
+        let schedule = Schedule::new(now + Schedule::INTERVAL);
+        Self { keeper, file, schedule, unsaved: None }
     }
 
-    /// Writes snapshots to this file from now on.
-    pub(super) fn set_file(&mut self, file: Option<PathBuf>) {
-        self.file = file;
+    /// Writes snapshots to this file from now on. The first one into another file is due at once, so that the
+    /// administrator learns whether it can be written.
+    pub(super) fn set_file(&mut self, now: Instant, file: Option<PathBuf>) {
+        if self.file != file {
+            (self.schedule, self.unsaved) = (Schedule::new(now), None);
+            self.file = file;
+        }
+    }
+
+    pub(super) fn warning(&self) -> Option<String> {
+        self.unsaved.as_deref().map(unsaved)
+    }
+
+    fn is_saved(&mut self) {
+        match self.unsaved.take() {
+            Some(_) => {
+                info!(message_id = ids::SNAPSHOT_WORKS, "paths are saved for the next daemon again")
+            }
+            None => debug!("saved paths for the next daemon"),
+        }
+    }
+
+    fn is_not_saved(&mut self, reason: String) {
+        if self.unsaved.is_none() {
+            warn_unsaved(&reason);
+        }
+        self.unsaved = Some(reason);
     }
 
     pub(super) fn poll_timeout(&self) -> Option<Instant> {
@@ -48,7 +75,9 @@ impl Snapshots {
 impl Engine {
     /// Writes a part of a snapshot, if one is due.
     pub(super) fn keep_paths(&mut self, now: Instant) {
-        let Snapshots { keeper, file: Some(file), schedule } = &mut self.snapshots else { return };
+        let Snapshots { keeper, file: Some(file), schedule, .. } = &mut self.snapshots else {
+            return;
+        };
         if schedule.poll_timeout() > now {
             return;
         }
@@ -70,8 +99,8 @@ impl Engine {
                     "the snapshot of paths is not used: {reason}"
                 );
             }
-            Event::Written => debug!("saved paths for the next daemon"),
-            Event::NotWritten(reason) => warn_unsaved(&reason),
+            Event::Written => self.snapshots.is_saved(),
+            Event::NotWritten(reason) => self.snapshots.is_not_saved(reason),
             Event::Ended => {}
         }
     }
@@ -135,10 +164,14 @@ impl Engine {
 }
 
 fn warn_unsaved(cause: &str) {
-    warn!(
-        message_id = ids::SNAPSHOT_FAILED,
-        cause, "cannot save paths for the next daemon: {cause}"
-    );
+    warn!(message_id = ids::SNAPSHOT_FAILED, cause, "{}", unsaved(cause));
+}
+
+fn unsaved(cause: &str) -> String {
+    format!(
+        "paths cannot be saved for the next daemon, which will ask for them again: {cause}: mend that, or name another \
+         file ([paths] snapshot)"
+    )
 }
 
 fn order(file: &Path, action: Action) -> Order {

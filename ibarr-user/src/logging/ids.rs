@@ -15,6 +15,8 @@ macro_rules! ids {
 ids! {
     /// The daemon is ready.
     READY = "3206d620d129604141d96bf5ae3e6f0e",
+    /// The daemon does not run.
+    NOT_STARTED = "fe9346fffd96011356429181066371bf",
     /// The daemon ends.
     ENDING = "050061f5a8ddce1c4eb59dde46791507",
     /// A new configuration has taken effect.
@@ -47,6 +49,8 @@ ids! {
     EVENTS_NOT_HEARD = "0593394533069e016fc636dfbe9e76d7",
     /// The paths of the last daemon are not used, or those of this one not saved.
     SNAPSHOT_FAILED = "5cb06130e2c4ebb293af1344fc4c889d",
+    /// Paths of this daemon are saved again.
+    SNAPSHOT_WORKS = "b776f51736fe924859530df74ae5e911",
     /// The kernel is not nudged to ask again.
     NUDGES_FAIL = "c2493e71c198927d1fdd2e5d339b6957",
     /// The kernel is nudged again.

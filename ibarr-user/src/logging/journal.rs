@@ -3,8 +3,10 @@
 //! The journal's own protocol (systemd's documentation, "Native Journal Protocol"): each event is one
 //! datagram of fields.
 //!
-//! `tracing-journald` sends in the thread of the event, so a journal that is stopped would stop the
-//! engine. It also gives either all fields of an event a prefix or none, and `MESSAGE_ID` has none.
+//! `tracing-journald` can only send an event while it is being recorded, and discards the error of the send:
+//! on a thread of its own it would get events rebuilt from copies, and lost ones could still not be counted
+//! (`journal_that_reads_nothing_stops_no_event`). It also has one prefix for all fields, so `MESSAGE_ID` and
+//! `IBARR_GID` exclude each other, and `journalctl` would show a message without its fields.
 
 use std::fs::File;
 use std::io::{self, Write};
@@ -12,10 +14,11 @@ use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::fs::MetadataExt as _;
 use std::os::unix::net::UnixDatagram;
 
-use tracing::{Event, Subscriber};
+use tracing::{Event, Level, Subscriber};
 use tracing_subscriber::Layer;
 use tracing_subscriber::layer::Context;
 
+use super::ids;
 use super::record::{LENGTH, Record, split};
 use super::writer::Log;
 
@@ -57,6 +60,14 @@ impl Socket {
         socket.connect(SOCKET)?;
         Ok(Self(socket))
     }
+
+    /// Sends the reason for which the daemon does not run.
+    pub(super) fn fail(mut self, message: &str) -> io::Result<()> {
+        let mut record = Record::new(Level::ERROR);
+        record.put("MESSAGE_ID", ids::NOT_STARTED);
+        record.put("IBARR_CAUSE", message);
+        self.write_all(&record.finish_with(message))
+    }
 }
 
 impl Write for Socket {
@@ -84,7 +95,7 @@ mod tests {
     use tracing_subscriber::layer::SubscriberExt as _;
     use tracing_subscriber::registry;
 
-    use super::super::{ids, writer::Form};
+    use super::super::writer::Form;
     use super::*;
 
     const PATIENCE: Duration = Duration::from_secs(30);

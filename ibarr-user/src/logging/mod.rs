@@ -87,6 +87,13 @@ pub fn start(given: Option<Level>, configured: Level, place: Place) -> io::Resul
     Ok((log, Levels::new(given, configured, handle)))
 }
 
+/// Says why the daemon does not run, which may be before the log has started: in the journal if standard error
+/// leads there. Returns whether it did.
+pub fn report_failure(message: &str) -> bool {
+    journal::has_stderr()
+        && journal::Socket::open().and_then(|journal| journal.fail(message)).is_ok()
+}
+
 fn text<S>(log: &Log, to: &Standard) -> Box<dyn Layer<S> + Send + Sync>
 where
     S: Subscriber + for<'a> LookupSpan<'a>,

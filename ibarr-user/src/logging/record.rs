@@ -37,9 +37,12 @@ impl Record {
 
     /// A record of a message alone.
     pub(super) fn of(level: Level, message: &str) -> Vec<u8> {
-        let mut record = Self::new(level);
-        record.message.push_str(message);
-        record.finish()
+        Self::new(level).finish_with(message)
+    }
+
+    pub(super) fn finish_with(mut self, message: &str) -> Vec<u8> {
+        self.message.push_str(message);
+        self.finish()
     }
 
     pub(super) fn put(&mut self, key: &str, value: &str) {

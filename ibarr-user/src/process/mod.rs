@@ -18,7 +18,7 @@ use crate::transport::ports::Dirs;
 
 pub use self::descriptors::Budget;
 pub use self::signals::{Command, Signals};
-pub use self::systemd::{Systemd, Until};
+pub use self::systemd::{Systemd, Until, report_failure};
 
 /// The default directory of the control socket.
 pub const RUN_DIR: &str = "/run/ibarr";

@@ -36,6 +36,13 @@ pub enum Until {
     HangUp,
 }
 
+/// Says in one line why the daemon does not run, for `systemctl status`.
+pub fn report_failure(message: &str) {
+    let line = message.replace('\n', "; ");
+    // Without systemd it is discarded.
+    drop(sd_notify::notify(&[NotifyState::Status(&line)]));
+}
+
 /// Queues messages for the thread. Without systemd they are discarded.
 #[derive(Clone, Debug)]
 pub struct Systemd {
@@ -80,9 +87,10 @@ impl Systemd {
         self.watchdog.beats(now)
     }
 
-    /// The daemon is ready, or a reload has ended.
-    pub fn ready(&self) {
-        self.tell(vec![NotifyState::Ready]);
+    /// The daemon is ready, or a reload has ended, and what its state is in words.
+    pub fn ready(&self, status: String) {
+        let ready = vec![NotifyState::Ready];
+        self.send(Message { states: ready, status: Some(status), descriptor: None });
     }
 
     /// The engine has taken a turn, and what its state is in words.

@@ -66,10 +66,16 @@ fn failed_reload_stays_in_status_until_a_good_one() {
         assert!(mistake.contains("ibarr.toml:1:12: udp-port must be"), "{mistake}");
         assert!(status["failed-reload"]["ago-s"].is_u64());
         assert!(status["warnings"].to_string().contains("the file has mistakes"), "{status}");
+        assert_eq!(status.get("reloaded-ago-s"), None);
     }
+    let told = daemon.told("STATUS=");
+    assert!(told.contains("reload refused ") && told.contains("udp-port must be"), "{told}");
     dir.write("ibarr.toml", &format!("{USER_SPACE}{port}"));
     assert_eq!(daemon.ask(&["reload"]).status.code(), Some(0));
     assert_eq!(status().get("failed-reload"), None);
+    assert!(status()["reloaded-ago-s"].is_u64());
+    let told = daemon.told("STATUS=");
+    assert!(told.contains("reloaded "), "{told}");
 }
 
 /// A FIFO behaves like a file whose disk does not answer until something is written.

@@ -91,6 +91,16 @@ impl Daemon {
         }
     }
 
+    /// Waits for a notification with a line that begins with `key`, and returns the rest of the line.
+    pub(crate) fn told(&self, key: &str) -> String {
+        loop {
+            let message = String::from_utf8(self.notification()).unwrap();
+            if let Some(value) = message.lines().find_map(|line| line.strip_prefix(key)) {
+                return value.to_owned();
+            }
+        }
+    }
+
     /// Waits until systemd is asked to keep so many descriptors.
     pub(crate) fn keeps(&self, count: usize) -> Vec<RawFd> {
         while self.kept.lock().unwrap().len() < count {
@@ -100,7 +110,7 @@ impl Daemon {
     }
 
     fn notification(&self) -> Vec<u8> {
-        let mut message = [0; 256];
+        let mut message = [0; 4096];
         let mut parts = [IoSliceMut::new(&mut message)];
         let mut control = cmsg_space!(RawFd);
         let (fd, flags) = (self.notify.as_raw_fd(), MsgFlags::empty());
