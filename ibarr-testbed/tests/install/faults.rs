@@ -62,14 +62,18 @@ fn second_daemon_says_so_and_leaves_the_first_alone() {
 
     // The service as the second one waits until the first has ended.
     node.ok("systemctl stop ibarr && mkdir -p /run/ibarr");
-    node.ok("setsid ibarr run --bpf-dir /run/none > /run/log.first 2>&1 < /dev/null &");
+    node.ok("setsid ibarr run > /run/log.first 2>&1 < /dev/null & echo $! > /run/first");
     node.until("it is there", || node.run("ibarr status --json").status.success());
+    let first = node.ok("cat /run/first");
+    let has_first = || node.ok("ibarr status").contains(&format!("pid {first},"));
+    assert!(has_first());
     node.ok("systemctl start --no-block ibarr");
-    node.until("it is tried again", || node.show("NRestarts", "ibarr") != "0");
+    node.until("it is tried again", || node.show("NRestarts", "ibarr").parse::<u32>().unwrap() > 1);
+    assert!(has_first());
     assert!(node.journal().contains("another ibarr"), "{}", node.journal());
     let status = node.show("StatusText", "ibarr");
     assert!(status.contains("another ibarr"), "{status}");
-    node.ok("kill -TERM $(pgrep --full 'ibarr run --bpf-dir /run/none')");
+    node.ok(&format!("kill -TERM {first}"));
     node.until("the service runs", || node.show("ActiveState", "ibarr") == "active");
     assert_eq!(node.ask(), Some(GID.parse().unwrap()));
 }

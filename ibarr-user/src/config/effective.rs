@@ -95,10 +95,27 @@ fn collect(
 
 #[cfg(test)]
 mod tests {
+    use super::super::{Config, Error};
     use super::*;
 
     fn source(name: &str, text: &str) -> Source {
         Source { name: name.to_owned(), text: text.to_owned() }
+    }
+
+    #[test]
+    fn wrong_value_of_every_key_is_a_mistake_in_its_line() {
+        let key = |line: &'static str| {
+            let (key, _) = line.split_once(" = ")?;
+            (!line.starts_with('#')).then_some(key)
+        };
+        let wrong = |line| key(line).map_or(line.to_owned(), |key| format!("{key} = {{}}"));
+        let text = DEFAULTS.lines().map(wrong).collect::<Vec<_>>().join("\n");
+        let Err(Error::Mistakes { mistakes }) = Config::read(&[source("a", &text)]) else {
+            panic!("wrong values are accepted")
+        };
+        let keys = DEFAULTS.lines().zip(1..).filter(|(line, _)| key(line).is_some());
+        let expected: Vec<usize> = keys.map(|(_, number)| number).collect();
+        assert_eq!(mistakes.iter().map(|mistake| mistake.line).collect::<Vec<_>>(), expected);
     }
 
     #[test]

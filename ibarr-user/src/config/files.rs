@@ -56,6 +56,18 @@ pub fn read_from(from: impl Read, path: &Path) -> Result<Source, Error> {
     Ok(Source { name: path.display().to_string(), text })
 }
 
+/// What to do about an error of a file.
+pub(super) fn remedy(error: &io::Error) -> &'static str {
+    match error.kind() {
+        ErrorKind::PermissionDenied => {
+            "; give the daemon's user the right to read it (chmod a+r), and to enter its directory"
+        }
+        ErrorKind::NotFound => "; write it, or name another file",
+        ErrorKind::InvalidData => "; write it in UTF-8",
+        _ => "",
+    }
+}
+
 fn read(path: &Path) -> Result<Source, Error> {
     let file = File::open(path).map_err(|source| Error::Read { path: path.to_owned(), source })?;
     read_from(file, path)

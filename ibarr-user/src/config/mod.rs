@@ -68,7 +68,7 @@ pub struct Config {
 #[derive(Debug, Error)]
 pub enum Error {
     /// The file cannot be read.
-    #[error("configuration {}: cannot be read{}", path.display(), remedy(source))]
+    #[error("configuration {}: cannot be read{}", path.display(), files::remedy(source))]
     Read {
         /// Path of the file.
         path: PathBuf,
@@ -87,18 +87,6 @@ pub enum Error {
         /// All mistakes, ordered by file and line.
         mistakes: Vec<Mistake>,
     },
-}
-
-/// Stands before the error.
-fn remedy(error: &io::Error) -> &'static str {
-    match error.kind() {
-        io::ErrorKind::PermissionDenied => {
-            "; give the daemon's user the right to read it (chmod a+r), and to enter its directory"
-        }
-        io::ErrorKind::NotFound => "; write it, or name another file",
-        io::ErrorKind::InvalidData => "; write it in UTF-8",
-        _ => "",
-    }
 }
 
 impl Config {
