@@ -10,6 +10,7 @@ use std::os::unix::net::UnixStream;
 use ibarr_common::ib::{PKey, PathRecord};
 use ibarr_common::wire::acm::{Ask, MAX_REQUEST_LEN, Of, Reply, Request, Resolve, Status, Tid};
 use ibarr_common::wire::path_record::{Fields, PathRecordWire};
+use ibarr_user::sys::descriptors::raise_limit;
 use ibarr_user::transport::acm;
 use nix::sys::signal::Signal;
 use nix::unistd::close;
@@ -18,8 +19,11 @@ use crate::kernel::with_kept;
 use crate::paths::{FOREIGN, LOCAL, Port, UNKNOWN, ask, gid, request, start};
 use crate::support::{Daemon, PATIENCE, TempDir, json};
 
+/// Flags and DLID of each path of a reply, or its status.
+type Told = Result<Vec<(u32, u16)>, Status>;
+
 /// A connection to the socket.
-pub(crate) struct Client(UnixStream);
+pub(crate) struct Client(pub(crate) UnixStream);
 
 impl Client {
     pub(crate) fn connect(dir: &TempDir) -> Self {
@@ -28,13 +32,13 @@ impl Client {
         Self(stream)
     }
 
-    fn send(&mut self, ask: Ask) {
+    pub(crate) fn send(&mut self, ask: Ask) {
         let mut out = [0; MAX_REQUEST_LEN];
         self.0.write_all(Request { tid: Tid([5; 8]), ask }.emit(&mut out)).unwrap();
     }
 
     /// Flags and DLID of each path of the reply, or its status. The reply is one write.
-    fn told(&mut self) -> Result<Vec<(u32, u16)>, Status> {
+    pub(crate) fn told(&mut self) -> Told {
         let mut bytes = [0; 1024];
         let len = self.0.read(&mut bytes).unwrap();
         match Reply::parse(&bytes[..len]).unwrap() {
@@ -48,12 +52,12 @@ impl Client {
         }
     }
 
-    pub(crate) fn ask(&mut self, ask: Ask) -> Result<Vec<(u32, u16)>, Status> {
+    pub(crate) fn ask(&mut self, ask: Ask) -> Told {
         self.send(ask);
         self.told()
     }
 
-    fn is_closed(&mut self) -> bool {
+    pub(crate) fn is_closed(&mut self) -> bool {
         // Bytes that were not read are a reset.
         let read = self.0.read(&mut [0; 16]);
         read.map_or_else(|error| error.kind() == ErrorKind::ConnectionReset, |len| len == 0)
@@ -61,7 +65,7 @@ impl Client {
 }
 
 /// A question for the path from the only port to a GID.
-fn to(dgid: &str) -> Resolve {
+pub(crate) fn to(dgid: &str) -> Resolve {
     let known =
         PathRecordWire { dgid: gid(dgid).octets(), ..PathRecord::from_octets([0; 64]).into() };
     Resolve::along(known.into())
@@ -149,39 +153,48 @@ fn client_that_sends_byte_by_byte_is_answered_and_one_that_sends_nonsense_is_clo
 
 #[test]
 fn client_that_waits_is_answered_before_the_daemon_ends() {
+    const CLIENTS: usize = 1_000;
+    raise_limit().unwrap();
     let dir = TempDir::new("acm-end");
     let port = Port::new(&dir);
     let (mut daemon, _kernel) = start(&dir, &serving(&dir));
     // The SA answers nobody while this test holds it.
     let sa = port.hold();
-    let mut client = Client::connect(&dir);
-    client.send(Ask::Resolve(to(LOCAL)));
-    daemon.until(|daemon| (counter(daemon, "acm.requests") == 1).then_some(()));
+    let mut clients: Vec<_> = (0..CLIENTS).map(|_| Client::connect(&dir)).collect();
+    for client in &mut clients {
+        client.send(Ask::Resolve(to(LOCAL)));
+    }
+    daemon.until(|daemon| (counter(daemon, "acm.requests") == CLIENTS as u64).then_some(()));
     assert_eq!(daemon.end(Signal::SIGTERM), Some(0));
-    assert_eq!(client.told(), Err(Status::NotConnected));
+    for client in &mut clients {
+        assert_eq!(client.told(), Err(Status::NotConnected));
+    }
     drop(sa);
 }
 
 #[test]
 fn clients_of_a_killed_daemon_are_answered_by_the_next_one() {
-    const CLIENTS: usize = 100;
+    const IN_WORK: usize = 1_000;
+    const CLIENTS: usize = IN_WORK + 100;
+    raise_limit().unwrap();
     let dir = TempDir::new("acm-killed");
     let port = Port::new(&dir);
     let (mut first, _kernel) = start(&dir, &serving(&dir));
     let mut clients: Vec<_> = (0..CLIENTS).map(|_| Client::connect(&dir)).collect();
     let kept = first.keeps(CLIENTS);
-    // Every second one waits for the SA, which answers nobody meanwhile.
+    // They wait for the SA, which answers nobody meanwhile.
     let sa = port.hold();
-    for client in clients.iter_mut().step_by(2) {
+    for client in &mut clients[..IN_WORK] {
         client.send(Ask::Resolve(to(LOCAL)));
     }
-    first.until(|daemon| (counter(daemon, "acm.requests") == CLIENTS as u64 / 2).then_some(()));
+    first.until(|daemon| (counter(daemon, "acm.requests") == IN_WORK as u64).then_some(()));
     assert_eq!(first.end(Signal::SIGKILL), None);
     drop(sa);
-    let _second = Daemon::spawn(with_kept(&dir, acm::CLIENT, &kept), &dir, &serving(&dir));
-    for client in clients.iter_mut().step_by(2) {
+    let second = Daemon::spawn(with_kept(&dir, acm::CLIENT, &kept), &dir, &serving(&dir));
+    for client in &mut clients[..IN_WORK] {
         assert_eq!(client.told(), Ok(vec![(0x2b, 1)]));
     }
+    assert_eq!(counter(&second, "acm.requests"), IN_WORK as u64);
     for client in &mut clients {
         assert_eq!(client.ask(Ask::Resolve(to(LOCAL))), Ok(vec![(0x2b, 1)]));
     }

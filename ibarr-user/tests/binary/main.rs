@@ -4,6 +4,7 @@
 //! ibarr-testbed.
 
 mod acm;
+mod acm_hostile;
 mod administrator;
 mod doctor;
 mod kernel;
