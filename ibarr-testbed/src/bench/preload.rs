@@ -12,7 +12,7 @@ use anyhow::{Context, Result, ensure};
 use ibarr_common::Instant;
 use ibarr_common::ib::{Gid, Lid, PKey, PortNum, Sl};
 use ibarr_common::wire::umad::PKeyIndex;
-use ibarr_proto::paths::{Config, Input, Paths, PortFacts, PortName};
+use ibarr_proto::paths::{Config, Device, Input, Paths, PortFacts, PortName};
 use ibarr_proto::sa::PortIndex;
 use ibarr_user::preload::{Wanted, hosts, routes};
 use rand_chacha::ChaCha20Rng;
@@ -184,6 +184,8 @@ fn facts() -> PortFacts {
         sm_sl: Sl::default(),
         gids: vec![gid(1)],
         pkeys: vec![(PKeyIndex(0), PKey::DEFAULT)],
+        rate: None,
+        device: Device::default(),
     }
 }
 
