@@ -13,18 +13,7 @@ use ibarr_common::wire::packet::Packet;
 use ibarr_common::wire::smp::{NODE_INFO, NOTICE, PORT_INFO, PortState, SM_INFO, Smp};
 use ibarr_fabric::{DropReason, Fault, Input, LinkFault, MAX_IN_FLIGHT};
 
-use self::support::{Subnet, TWO_SWITCHES, gsi_packet, port_info, smp_packet};
-
-fn up() -> (Subnet, [Lid; 4]) {
-    let mut subnet = Subnet::new(TWO_SWITCHES, "H1");
-    let seen = subnet.bring_up();
-    let lids = ["H1", "H2", "H3", "H4"].map(|name| {
-        let port = subnet.port(name);
-        let node = subnet.fabric.topology().node(port.node).unwrap();
-        seen[&node.port_guid(port.number).unwrap().get()].lid
-    });
-    (subnet, lids)
-}
+use self::support::{Subnet, gsi_packet, port_info, smp_packet};
 
 fn fault(subnet: &mut Subnet, fault: Fault) {
     let now = subnet.now;
@@ -44,7 +33,7 @@ fn settle(subnet: &mut Subnet) {
 
 /// The numbers of 10,000 packets from H1 to H3, in the order of arrival.
 fn arrivals(fault_: LinkFault) -> Vec<u32> {
-    let (mut subnet, lids) = up();
+    let (mut subnet, lids) = Subnet::up();
     let port = subnet.port("S1/3");
     fault(&mut subnet, Fault::Link { port, fault: fault_ });
     let (from, to) = (subnet.port("H1"), subnet.port("H3"));
@@ -95,7 +84,7 @@ fn same_seed_loses_the_same_packets() {
 
 #[test]
 fn delayed_packet_arrives_when_due_and_not_before() {
-    let (mut subnet, lids) = up();
+    let (mut subnet, lids) = Subnet::up();
     let port = subnet.port("S1/3");
     let delay = Duration::from_millis(5);
     fault(&mut subnet, Fault::Link { port, fault: LinkFault { delay, ..LinkFault::NONE } });
@@ -110,7 +99,7 @@ fn delayed_packet_arrives_when_due_and_not_before() {
 
 #[test]
 fn packets_in_flight_are_bounded() {
-    let (mut subnet, lids) = up();
+    let (mut subnet, lids) = Subnet::up();
     let port = subnet.port("S1/3");
     let delay = Duration::from_secs(1);
     fault(&mut subnet, Fault::Link { port, fault: LinkFault { delay, ..LinkFault::NONE } });
@@ -131,7 +120,7 @@ fn packets_in_flight_are_bounded() {
 
 #[test]
 fn unplugged_cable_takes_both_ends_down_and_traps_are_repeated() {
-    let (mut subnet, lids) = up();
+    let (mut subnet, lids) = Subnet::up();
     let manager = subnet.port("H1");
     let cable = subnet.port("S2/3");
     fault(&mut subnet, Fault::Cable { port: cable, down: true });
@@ -170,7 +159,7 @@ fn unplugged_cable_takes_both_ends_down_and_traps_are_repeated() {
 
 #[test]
 fn switch_that_was_off_has_lost_its_configuration() {
-    let (mut subnet, lids) = up();
+    let (mut subnet, lids) = Subnet::up();
     let node = subnet.port("S2").node;
     fault(&mut subnet, Fault::Node { node, down: true });
     let from = subnet.port("H1");
@@ -189,7 +178,7 @@ fn switch_that_was_off_has_lost_its_configuration() {
 
 #[test]
 fn blocked_manager_reaches_no_node_while_other_packets_pass() {
-    let (mut subnet, lids) = up();
+    let (mut subnet, lids) = Subnet::up();
     let port = subnet.port("H1");
     fault(&mut subnet, Fault::Manager { port, cut: true });
     assert!(subnet.ask(&[1], Method::GET, NODE_INFO, 0, &[]).is_none());
@@ -206,7 +195,7 @@ fn blocked_manager_reaches_no_node_while_other_packets_pass() {
 
 #[test]
 fn host_that_leaves_takes_its_links_down_and_returns_unconfigured() {
-    let (mut subnet, _) = up();
+    let (mut subnet, _) = Subnet::up();
     let port = subnet.port("H3");
     let now = subnet.now;
     subnet.fabric.handle_input(now, Input::Detach(port.node));
@@ -219,7 +208,7 @@ fn host_that_leaves_takes_its_links_down_and_returns_unconfigured() {
 
 #[test]
 fn switch_has_no_host_and_keeps_its_configuration() {
-    let (mut subnet, _) = up();
+    let (mut subnet, _) = Subnet::up();
     let (node, now) = (subnet.port("S2").node, subnet.now);
     for input in [Input::Attach(node), Input::Detach(node)] {
         subnet.fabric.handle_input(now, input);
@@ -231,7 +220,7 @@ fn switch_has_no_host_and_keeps_its_configuration() {
 
 #[test]
 fn directed_route_requests_to_a_manager_are_turned_into_lid_routed_ones() {
-    let (mut subnet, _) = up();
+    let (mut subnet, _) = Subnet::up();
     let other = subnet.port("H4");
     let now = subnet.now;
     let path = [1, 3, 2];
@@ -263,7 +252,7 @@ fn directed_route_requests_to_a_manager_are_turned_into_lid_routed_ones() {
 
 #[test]
 fn agent_answers_requests_that_wait_for_a_manager_that_leaves() {
-    let (mut subnet, _) = up();
+    let (mut subnet, _) = Subnet::up();
     let other = subnet.port("H4");
     let mask = ibarr_common::wire::smp::PortInfoWire::IS_SM;
     let now = subnet.now;
@@ -279,7 +268,7 @@ fn agent_answers_requests_that_wait_for_a_manager_that_leaves() {
 
 #[test]
 fn requests_waiting_for_a_manager_are_bounded() {
-    let (mut subnet, _) = up();
+    let (mut subnet, _) = Subnet::up();
     let other = subnet.port("H4");
     let mask = ibarr_common::wire::smp::PortInfoWire::IS_SM;
     let now = subnet.now;
@@ -308,7 +297,7 @@ fn requests_waiting_for_a_manager_are_bounded() {
 fn wrong_m_key_reads_what_protection_allows_and_changes_nothing() {
     use zerocopy::IntoBytes as _;
 
-    let (mut subnet, _) = up();
+    let (mut subnet, _) = Subnet::up();
     let path = [1, 2];
     let mut info = port_info(&subnet.get(&path, PORT_INFO, 0));
     info.m_key = 0x1234.into();

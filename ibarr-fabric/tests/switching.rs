@@ -23,25 +23,12 @@ fn mask(ports: &[u8]) -> [u8; 2] {
     ports.iter().fold(0_u16, |mask, port| mask | 1 << port).to_be_bytes()
 }
 
-/// `TWO_SWITCHES`, configured, and the LIDs of H1 to H4. The manager at H1 reaches S1 by [1], S2 by
-/// [1, 3].
-fn up() -> (Subnet, [Lid; 4]) {
-    let mut subnet = Subnet::new(TWO_SWITCHES, "H1");
-    let seen = subnet.bring_up();
-    let lids = ["H1", "H2", "H3", "H4"].map(|name| {
-        let port = subnet.port(name);
-        let node = subnet.fabric.topology().node(port.node).unwrap();
-        seen[&node.port_guid(port.number).unwrap().get()].lid
-    });
-    (subnet, lids)
-}
-
 const TO_S1: &[u8] = &[1];
 const TO_S2: &[u8] = &[1, 3];
 
 #[test]
 fn multicast_reaches_each_member_once_even_the_sender() {
-    let (mut subnet, lids) = up();
+    let (mut subnet, lids) = Subnet::up();
     // H1, H2, H3 are members; H4 is not.
     let mut block = [0; 64];
     block[..2].copy_from_slice(&mask(&[1, 2, 3]));
@@ -65,7 +52,7 @@ fn multicast_reaches_each_member_once_even_the_sender() {
 
 #[test]
 fn every_lid_of_a_port_with_an_lmc_reaches_it() {
-    let (mut subnet, lids) = up();
+    let (mut subnet, lids) = Subnet::up();
     // H3 gets LIDs 8 to 11.
     let path = [TO_S2, &[1]].concat();
     let mut info = port_info(&subnet.get(&path, PORT_INFO, 0));
@@ -98,7 +85,7 @@ fn every_lid_of_a_port_with_an_lmc_reaches_it() {
 
 #[test]
 fn packet_in_a_loop_is_dropped() {
-    let (mut subnet, lids) = up();
+    let (mut subnet, lids) = Subnet::up();
     // S1 and S2 send LID 9 to each other.
     for path in [TO_S1, TO_S2] {
         let mut table = *subnet.get(path, LINEAR_FORWARDING, 0).data();
@@ -116,7 +103,7 @@ fn packet_in_a_loop_is_dropped() {
 
 #[test]
 fn switch_passes_only_packets_of_shared_partitions() {
-    let (mut subnet, lids) = up();
+    let (mut subnet, lids) = Subnet::up();
     let (sender, target) = (subnet.port("H1"), subnet.port("H3"));
     let ask = |subnet: &mut Subnet, pkey: u16| {
         let mut datagram = gsi_datagram(lids[0], lids[2], None);
@@ -171,7 +158,7 @@ fn inactive_port_passes_subnet_management_only() {
 
 #[test]
 fn payload_beyond_the_mtu_of_a_link_is_dropped() {
-    let (mut subnet, lids) = up();
+    let (mut subnet, lids) = Subnet::up();
     let sender = subnet.port("H1");
     let mut info = port_info(&subnet.get(TO_S1, PORT_INFO, 3));
     info.mtu_sm_sl = 0x10;
@@ -190,7 +177,7 @@ fn switch_answers_for_its_counters_by_lid() {
     use ibarr_common::wire::perf::{PORT_COUNTERS_EXTENDED, PortCountersExtendedWire};
     use zerocopy::FromBytes as _;
 
-    let (mut subnet, lids) = up();
+    let (mut subnet, lids) = Subnet::up();
     let sender = subnet.port("H1");
     let switch = subnet.fabric.switch_lid(subnet.port("S1").node).unwrap();
     let header = Header {
@@ -290,7 +277,7 @@ fn router_forwards_packets_with_a_global_route() {
 
 #[test]
 fn host_that_does_not_read_gets_one_queue_of_packets() {
-    let (mut subnet, lids) = up();
+    let (mut subnet, lids) = Subnet::up();
     let packet = gsi_packet(lids[1], lids[3], None, b"");
     let port = subnet.port("H2");
     for _ in 0..MAX_QUEUED + 6 {

@@ -25,6 +25,7 @@ use std::time::Duration;
 
 pub use bugs::Bug;
 pub use counts::Counts;
+pub use record::Netlink;
 pub use runs::{Runs, run_all};
 
 use crate::record::{Id, Line, START};

@@ -292,7 +292,8 @@ impl fmt::Display for Asked<'_> {
 }
 
 /// Formats messages between kernel and daemon for people.
-struct Netlink<'a>(&'a [u8]);
+#[derive(Clone, Copy, Debug)]
+pub struct Netlink<'a>(pub &'a [u8]);
 
 impl fmt::Display for Netlink<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {

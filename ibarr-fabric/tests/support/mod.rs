@@ -41,6 +41,19 @@ pub(crate) struct Seen {
 }
 
 impl Subnet {
+    /// `TWO_SWITCHES`, configured, and the LIDs of H1 to H4. The manager at H1 reaches S1 by [1], S2
+    /// by [1, 3].
+    pub(crate) fn up() -> (Self, [Lid; 4]) {
+        let mut subnet = Self::new(TWO_SWITCHES, "H1");
+        let seen = subnet.bring_up();
+        let lids = ["H1", "H2", "H3", "H4"].map(|name| {
+            let port = subnet.port(name);
+            let node = subnet.fabric.topology().node(port.node).unwrap();
+            seen[&node.port_guid(port.number).unwrap().get()].lid
+        });
+        (subnet, lids)
+    }
+
     /// All channel adapters have hosts.
     pub(crate) fn new(topology: &str, manager: &str) -> Self {
         let topology: Topology = topology.parse().unwrap();

@@ -462,7 +462,11 @@ fn silent_sa_gets_two_mads_at_once_and_all_questions_end() {
 }
 
 /// Applies `answer` to all MADs sent within `time`. Returns the number of MADs.
-fn serve(rig: &mut Rig, time: Duration, answer: impl Fn(&Question) -> Option<Answer>) -> usize {
+fn serve(
+    rig: &mut Rig,
+    time: Duration,
+    mut answer: impl FnMut(&Question) -> Option<Answer>,
+) -> usize {
     let end = rig.now + time;
     let mut count = 0;
     while rig.now < end {
@@ -546,39 +550,24 @@ fn unanswerable_path_and_lost_mads_never_shut_the_gate() {
         let mut rig = Rig::warm(Config::default());
         rig.ask(1);
         serve(&mut rig, ms(10), |_| Some(Answer::Path(record(1))));
-        let count = std::cell::Cell::new(0);
-        for _ in 0..600 {
-            rig.ask(1_000 + rig.count(Counter::Questions));
-            rig.client.ask(
-                rig.now,
-                QuestionId(rig.now.as_nanos()),
-                PORT,
-                path(0),
-                Rank::Kernel,
-                rig.now + WAIT,
-            );
-            serve(&mut rig, Duration::from_secs(6), |question| {
-                count.set(count.get() + 1);
-                let is_answered = is_answered(question, count.get());
+        let mut count = 0;
+        let mut ask_the_witness = |rig: &mut Rig| {
+            let (id, deadline) = (QuestionId(rig.now.as_nanos()), rig.now + WAIT);
+            rig.client.ask(rig.now, id, PORT, path(0), Rank::Kernel, deadline);
+            serve(rig, Duration::from_secs(6), |question| {
+                count += 1;
+                let is_answered = is_answered(question, count);
                 is_answered.then_some(Answer::Refused(Refusal::NO_RECORDS))
             });
+        };
+        for _ in 0..600 {
+            rig.ask(1_000 + rig.count(Counter::Questions));
+            ask_the_witness(&mut rig);
         }
         assert_eq!(rig.count(Counter::Shut), 0, "{n}");
         // Only the witness can answer.
         for _ in 0..100 {
-            rig.client.ask(
-                rig.now,
-                QuestionId(rig.now.as_nanos()),
-                PORT,
-                path(0),
-                Rank::Kernel,
-                rig.now + WAIT,
-            );
-            serve(&mut rig, Duration::from_secs(6), |question| {
-                count.set(count.get() + 1);
-                let is_answered = is_answered(question, count.get());
-                is_answered.then_some(Answer::Refused(Refusal::NO_RECORDS))
-            });
+            ask_the_witness(&mut rig);
         }
         assert_eq!(rig.count(Counter::Shut), 0, "{n}, alone");
     }

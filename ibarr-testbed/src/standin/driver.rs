@@ -8,7 +8,8 @@ use std::time::Duration;
 
 use anyhow::{Context, Result};
 use ibarr_common::Instant;
-use ibarr_common::wire::ls::{Answer, Request, ResolveIp, ResolvePath, Seq, SetTimeout, messages};
+use ibarr_common::wire::ls::{ResolveIp, ResolvePath, Seq};
+use ibarr_sim::Netlink;
 use ibarr_user::sys::clock;
 use neli::FromBytesWithInput;
 use neli::consts::rtnl::{Nda, Ntf, Nud, RtAddrFamily, Rtm};
@@ -205,20 +206,7 @@ impl StandIn {
 
 impl fmt::Display for Said {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        for message in messages(&self.bytes) {
-            let Ok(message) = message else { return f.write_str("not netlink") };
-            let seq = message.seq().0;
-            if let Ok(request) = Request::parse(&message) {
-                write!(f, "{request} (number {seq})")?;
-            } else if let Ok(answer) = Answer::parse(&message) {
-                write!(f, "{answer} (number {seq})")?;
-            } else if let Ok(told) = SetTimeout::parse(&message) {
-                write!(f, "ls time-out: {:?}", told.timeout().get())?;
-            } else {
-                write!(f, "{:?} (number {seq})", message.kind())?;
-            }
-        }
-        Ok(())
+        Netlink(&self.bytes).fmt(f)
     }
 }
 

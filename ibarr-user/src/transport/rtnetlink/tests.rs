@@ -9,6 +9,7 @@ mod fib;
 mod kernel;
 mod neigh;
 mod session;
+mod story;
 
 use ibarr_common::ib::PKey;
 use ibarr_proto::ip2gid::Question;
@@ -16,7 +17,7 @@ use ibarr_proto::local_view::{AddressId, Bonding, Dad, InterfaceAddress, Link, L
 use proptest::prelude::*;
 
 use self::kernel::{Attr, Message, index, recorded};
-use super::message::{Change, Malformed, frames};
+use super::message::{Change, Frame, Malformed, frames};
 use super::routes::{Asked, Lookups};
 use super::*;
 
@@ -386,26 +387,29 @@ fn changes(golden: &str) -> impl Iterator<Item = Change> {
 
 /// A line for each label and each change.
 fn tell(golden: &str) -> Vec<String> {
+    lines(golden, |frame| {
+        Change::parse(frame).unwrap().map(|change| match change {
+            Change::Link(link) => tell_link(&link),
+            Change::LinkGone(ifindex) => format!("link {ifindex} gone"),
+            Change::Address(InterfaceAddress { id, dad: Dad::Passed, .. }) => {
+                format!("address {} on {}", id.address(), id.ifindex())
+            }
+            Change::Address(InterfaceAddress { id, dad, .. }) => {
+                format!("address {} on {} {dad:?}", id.address(), id.ifindex())
+            }
+            Change::AddressGone(id) => format!("address {} on {} gone", id.address(), id.ifindex()),
+        })
+    })
+}
+
+/// A line for each label, and for each message that has one.
+fn lines(golden: &str, line: impl Fn(&Frame<'_>) -> Option<String>) -> Vec<String> {
     let mut told = Vec::new();
     for (label, datagram) in recorded(golden) {
         if label != "..." {
             told.push(label.to_owned());
         }
-        for frame in frames(&datagram) {
-            told.extend(Change::parse(&frame.unwrap()).unwrap().map(|change| match change {
-                Change::Link(link) => tell_link(&link),
-                Change::LinkGone(ifindex) => format!("link {ifindex} gone"),
-                Change::Address(InterfaceAddress { id, dad: Dad::Passed, .. }) => {
-                    format!("address {} on {}", id.address(), id.ifindex())
-                }
-                Change::Address(InterfaceAddress { id, dad, .. }) => {
-                    format!("address {} on {} {dad:?}", id.address(), id.ifindex())
-                }
-                Change::AddressGone(id) => {
-                    format!("address {} on {} gone", id.address(), id.ifindex())
-                }
-            }));
-        }
+        told.extend(frames(&datagram).filter_map(|frame| line(&frame.unwrap())));
     }
     told
 }

@@ -6,6 +6,7 @@ use ibarr_proto::ip2gid::Family;
 use ibarr_proto::local_view::routing::{MAX_LISTED_ROUTES, Route, Rule, Selects, Way};
 
 use super::super::fib::Fib;
+use super::story::{Story, done};
 use super::*;
 
 const FIB: &str = include_str!("../../../../tests/golden/rtnetlink-fib.hex");
@@ -211,55 +212,12 @@ proptest! {
     }
 }
 
-const PORTID: u32 = 4711;
-
-/// A session about routes, and its output.
-struct Story {
-    session: Session,
-    counters: Arc<Counters>,
-    said: Vec<Input>,
-    seq: u32,
-}
-
 impl Story {
-    fn new() -> Self {
-        let counters = Arc::<Counters>::default();
-        let session = Session::new(Subject::Routes, PORTID, Arc::clone(&counters));
-        Self { session, counters, said: Vec::new(), seq: 0 }
-    }
-
     /// The session sends this request: the type, and the first bytes of its header.
-    fn asks(&mut self, kind: u16, family: u8, table: u8) -> &mut Self {
-        let request = self.session.poll_transmit(&mut self.said).expect("no request");
-        assert_eq!(request.len(), 16 + 12);
-        assert_eq!(request[4..8], [kind.to_ne_bytes(), 0x301_u16.to_ne_bytes()].concat());
-        assert_eq!(request[16..], [family, 0, 0, 0, table, 0, 0, 0, 0, 0, 0, 0]);
-        self.seq = u32::from_ne_bytes(request[8..12].try_into().unwrap());
+    fn asks_table(&mut self, kind: u16, family: u8, table: u8) -> &mut Self {
+        assert_eq!(self.asks_by(kind), [family, 0, 0, 0, table, 0, 0, 0, 0, 0, 0, 0]);
         self
     }
-
-    fn answers(&mut self, messages: &[Message]) -> &mut Self {
-        let stamp = |message: &Message| message.clone().answering(self.seq, PORTID).bytes();
-        let datagram: Vec<u8> = messages.iter().flat_map(stamp).collect();
-        self.session.handle_datagram(&datagram, &mut self.said);
-        self
-    }
-
-    fn hears(&mut self, messages: &[Message]) -> &mut Self {
-        let datagram: Vec<u8> = messages.iter().flat_map(Message::bytes).collect();
-        self.session.handle_datagram(&datagram, &mut self.said);
-        self
-    }
-
-    fn says(&mut self, expected: &[Input]) -> &mut Self {
-        assert_eq!(self.said, expected);
-        self.said.clear();
-        self
-    }
-}
-
-fn done() -> Message {
-    Message::new(3, &0_i32.to_ne_bytes())
 }
 
 fn default_route() -> (Message, Route) {
@@ -273,14 +231,14 @@ fn dump_lists_rules_then_the_routes_of_each_family() {
     let (message, route) = default_route();
     let rule = Message::new(32, &[10, 0, 0, 0, 254, 0, 0, 1, 0, 0, 0, 0]);
     let listed = Rule { family: Family::V6, priority: 0, selects: Selects::All, table: Some(254) };
-    let mut story = Story::new();
+    let mut story = Story::about(Subject::Routes);
     story.session.handle_request();
-    story.asks(34, 0, 0).answers(&[rule, done()]);
-    story.asks(26, 2, 254).answers(std::slice::from_ref(&message));
+    story.asks_table(34, 0, 0).answers(&[rule, done()]);
+    story.asks_table(26, 2, 254).answers(std::slice::from_ref(&message));
     // Many events give one input; an event of another table gives none.
     let other = Message::new(24, &[2, 0, 0, 0, 253, 0, 0, 1, 0, 0, 0, 0]);
     story.hears(&[message.clone(), other.clone(), message.clone(), message]).hears(&[other]);
-    story.answers(&[done()]).asks(26, 10, 254).answers(&[done()]);
+    story.answers(&[done()]).asks_table(26, 10, 254).answers(&[done()]);
     story.says(&[
         Input::RoutesStarted,
         Input::ListedRule(listed),
@@ -289,29 +247,29 @@ fn dump_lists_rules_then_the_routes_of_each_family() {
         Input::RoutesDone,
     ]);
     assert_eq!(story.session.poll_transmit(&mut story.said), None);
-    assert_eq!(story.counters.get(Counter::RtnetlinkEvent), 3);
+    assert_eq!(story.counted(Counter::RtnetlinkEvent), 3);
 }
 
 #[test]
 fn kernel_without_policy_routing_or_routes_lists_none() {
-    let mut story = Story::new();
+    let mut story = Story::about(Subject::Routes);
     story.session.handle_request();
     let refused = |errno: i32| [Message::new(2, &[&(-errno).to_ne_bytes()[..], &[0; 16]].concat())];
-    story.asks(34, 0, 0).answers(&refused(libc::EOPNOTSUPP));
+    story.asks_table(34, 0, 0).answers(&refused(libc::EOPNOTSUPP));
     let no_table = Message::new(3, &(-libc::ENOENT).to_ne_bytes());
-    story.asks(26, 2, 254).answers(&[no_table]).asks(26, 10, 254);
+    story.asks_table(26, 2, 254).answers(&[no_table]).asks_table(26, 10, 254);
     // Any other error is a failed dump.
     story.answers(&refused(libc::EBUSY));
     assert_eq!(story.said.last(), Some(&Input::DumpFailed(Subject::Routes)));
-    assert_eq!(story.counters.get(Counter::RtnetlinkDumpRefused), 1);
+    assert_eq!(story.counted(Counter::RtnetlinkDumpRefused), 1);
 }
 
 #[test]
 fn dump_with_too_many_entries_is_given_up_for_good() {
-    let mut story = Story::new();
+    let mut story = Story::about(Subject::Routes);
     let (message, route) = default_route();
     story.session.handle_request();
-    story.asks(34, 0, 0).answers(&[done()]).asks(26, 2, 254);
+    story.asks_table(34, 0, 0).answers(&[done()]).asks_table(26, 2, 254);
     story.answers(&vec![message.clone(); MAX_LISTED_ROUTES]);
     assert_eq!(story.said.len(), 1 + MAX_LISTED_ROUTES);
     assert!(!story.session.is_too_much() && story.said.last() == Some(&Input::ListedRoute(route)));

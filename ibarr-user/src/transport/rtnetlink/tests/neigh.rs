@@ -15,23 +15,16 @@ const NEIGHBOURS: &str = include_str!("../../../../tests/golden/rtnetlink-neighb
 
 /// A line for each label and each message.
 fn tell(golden: &str) -> Vec<String> {
-    let mut told = Vec::new();
-    for (label, datagram) in recorded(golden) {
-        if label != "..." {
-            told.push(label.to_owned());
-        }
-        for frame in frames(&datagram) {
-            told.extend(Neigh::parse(&frame.unwrap()).unwrap().map(|said| match said {
-                Neigh::Is(Entry { ifindex, address, state, hwaddr }) => {
-                    let octets: Vec<_> =
-                        hwaddr.as_bytes().iter().map(|byte| format!("{byte:02x}")).collect();
-                    format!("{address} on {ifindex} {state:?} {}", octets.join(":"))
-                }
-                Neigh::Gone(ifindex, address) => format!("{address} on {ifindex} gone"),
-            }));
-        }
-    }
-    told
+    lines(golden, |frame| {
+        Neigh::parse(frame).unwrap().map(|said| match said {
+            Neigh::Is(Entry { ifindex, address, state, hwaddr }) => {
+                let octets: Vec<_> =
+                    hwaddr.as_bytes().iter().map(|byte| format!("{byte:02x}")).collect();
+                format!("{address} on {ifindex} {state:?} {}", octets.join(":"))
+            }
+            Neigh::Gone(ifindex, address) => format!("{address} on {ifindex} gone"),
+        })
+    })
 }
 
 #[test]

@@ -1,63 +1,22 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 
-//! Tests of dumps and losses; the tests play the kernel.
+//! Tests of dumps and losses.
 
 use ibarr_proto::local_view::{HwAddr, InterfaceName};
 
+use super::story::{PORTID, Story, done};
 use super::*;
 
-const PORTID: u32 = 4711;
-
-/// A session and its output.
-struct Story {
-    session: Session,
-    counters: Arc<Counters>,
-    said: Vec<Input>,
-    seq: u32,
-}
-
 impl Story {
-    fn new() -> Self {
-        let counters = Arc::<Counters>::default();
-        let session = Session::new(Subject::Node, PORTID, Arc::clone(&counters));
-        Self { session, counters, said: Vec::new(), seq: 0 }
-    }
-
-    /// The kernel sends these messages in one datagram.
-    fn hear(&mut self, messages: &[Message]) -> &mut Self {
-        let datagram: Vec<u8> = messages.iter().flat_map(Message::bytes).collect();
-        self.session.handle_datagram(&datagram, &mut self.said);
-        self
-    }
-
     /// The session sends this request, and no other.
     fn asks(&mut self, kind: u16) -> &mut Self {
-        let request = self.session.poll_transmit(&mut self.said).expect("no request");
-        let request: Vec<_> = frames(&request).collect();
-        let [Ok(frame)] = request.as_slice() else { panic!("{request:?}") };
-        // NLM_F_REQUEST | NLM_F_DUMP
-        assert_eq!((frame.kind, frame.flags.bits()), (kind, 0x301));
-        assert_ne!(frame.seq, self.seq, "a sequence number was used twice");
-        self.seq = frame.seq;
+        self.asks_by(kind);
         self.asks_nothing()
     }
 
     fn asks_nothing(&mut self) -> &mut Self {
         assert_eq!(self.session.poll_transmit(&mut self.said), None);
         self
-    }
-
-    fn says(&mut self, expected: &[Input]) -> &mut Self {
-        assert_eq!(self.said, expected);
-        self.said.clear();
-        self
-    }
-
-    /// The kernel answers the last request with these messages.
-    fn answers(&mut self, messages: &[Message]) -> &mut Self {
-        let stamp = |message: &Message| message.clone().answering(self.seq, PORTID);
-        let messages: Vec<_> = messages.iter().map(stamp).collect();
-        self.hear(&messages)
     }
 
     /// The session says that there is no dump, and is asked for another.
@@ -72,14 +31,6 @@ impl Story {
         self.asks(GETLINK).answers(&[done()]).asks(GETADDR).answers(&[done()]);
         self.says(&[Input::DumpStarted, Input::DumpDone])
     }
-
-    fn counted(&self, counter: Counter) -> u64 {
-        self.counters.get(counter)
-    }
-}
-
-fn done() -> Message {
-    Message::new(3, &0_i32.to_ne_bytes())
 }
 
 const FAILED: Input = Input::DumpFailed(Subject::Node);
@@ -113,7 +64,7 @@ fn entry(last: u8) -> InterfaceAddress {
 
 #[test]
 fn nothing_is_requested_before_it_is_wanted() {
-    let mut story = Story::new();
+    let mut story = Story::about(Subject::Node);
     story.asks_nothing();
     story.session.handle_request();
     story.dumps().asks_nothing();
@@ -122,13 +73,13 @@ fn nothing_is_requested_before_it_is_wanted() {
 
 #[test]
 fn dump_lists_links_then_addresses_with_events_in_between() {
-    let mut story = Story::new();
+    let mut story = Story::about(Subject::Node);
     story.session.handle_request();
     story.asks(GETLINK);
     story.answers(&[link(16, 5), link(16, 6)]);
-    story.hear(&[link(17, 6)]);
+    story.hears(&[link(17, 6)]);
     story.answers(&[done()]).asks(GETADDR);
-    story.hear(&[address(21, 2)]);
+    story.hears(&[address(21, 2)]);
     story.answers(&[address(20, 1), done()]);
     story.says(&[
         Input::DumpStarted,
@@ -144,7 +95,7 @@ fn dump_lists_links_then_addresses_with_events_in_between() {
 #[test]
 fn interrupted_dump_is_repeated_and_never_passed_on() {
     for phase in [GETLINK, GETADDR] {
-        let mut story = Story::new();
+        let mut story = Story::about(Subject::Node);
         story.session.handle_request();
         story.asks(GETLINK);
         if phase == GETADDR {
@@ -160,12 +111,12 @@ fn interrupted_dump_is_repeated_and_never_passed_on() {
 
 #[test]
 fn after_a_loss_no_dump_begins_before_the_socket_is_empty() {
-    let mut story = Story::new();
+    let mut story = Story::about(Subject::Node);
     story.session.handle_loss(Counter::RtnetlinkOverrun, &mut story.said);
     story.fails().asks_nothing();
     story.session.handle_loss(Counter::RtnetlinkOverrun, &mut story.said);
     // Older than the loss, and perhaps changed by a lost message.
-    story.hear(&[address(20, 1)]).asks_nothing();
+    story.hears(&[address(20, 1)]).asks_nothing();
     story.says(&[Input::Address(entry(1))]);
     story.session.handle_drained();
     story.dumps();
@@ -174,7 +125,7 @@ fn after_a_loss_no_dump_begins_before_the_socket_is_empty() {
 
 #[test]
 fn loss_during_a_dump_voids_it() {
-    let mut story = Story::new();
+    let mut story = Story::about(Subject::Node);
     story.session.handle_request();
     story.asks(GETLINK);
     story.session.handle_loss(Counter::RtnetlinkOverrun, &mut story.said);
@@ -192,7 +143,7 @@ fn loss_during_a_dump_voids_it() {
 
 #[test]
 fn refused_dump_starts_again_from_the_beginning() {
-    let mut story = Story::new();
+    let mut story = Story::about(Subject::Node);
     story.session.handle_request();
     story.asks(GETLINK).answers(&[done()]).asks(GETADDR);
     let busy = (-libc::EBUSY).to_ne_bytes();
@@ -205,7 +156,7 @@ fn refused_dump_starts_again_from_the_beginning() {
 
 #[test]
 fn dump_that_ends_with_an_error_is_not_passed_on() {
-    let mut story = Story::new();
+    let mut story = Story::about(Subject::Node);
     story.session.handle_request();
     story.asks(GETLINK);
     story
@@ -217,12 +168,12 @@ fn dump_that_ends_with_an_error_is_not_passed_on() {
 
 #[test]
 fn new_request_for_a_dump_voids_a_hanging_one() {
-    let mut story = Story::new();
+    let mut story = Story::about(Subject::Node);
     story.session.handle_request();
     story.asks(GETLINK);
     let late = [link(16, 5), done()].map(|message| message.answering(story.seq, PORTID));
     story.session.handle_request();
-    story.asks(GETLINK).hear(&late).says(&[Input::DumpStarted, Input::DumpStarted]);
+    story.asks(GETLINK).hears(&late).says(&[Input::DumpStarted, Input::DumpStarted]);
     assert_eq!(story.counted(Counter::RtnetlinkStaleAnswer), 2);
     story.answers(&[done()]).asks(GETADDR);
 }
@@ -230,7 +181,7 @@ fn new_request_for_a_dump_voids_a_hanging_one() {
 #[test]
 fn event_with_our_port_id_is_not_an_answer() {
     // Made from another network namespace by a socket with the same port id.
-    let mut story = Story::new();
+    let mut story = Story::about(Subject::Node);
     let mut event = link(16, 5).answering(1, PORTID).bytes();
     event[6] = 0;
     story.session.handle_datagram(&event, &mut story.said);
@@ -239,8 +190,8 @@ fn event_with_our_port_id_is_not_an_answer() {
 
 #[test]
 fn truncated_datagram_is_counted_and_brings_a_dump() {
-    let mut story = Story::new();
-    story.hear(&[address(20, 1), link(16, 0), address(20, 2)]);
+    let mut story = Story::about(Subject::Node);
+    story.hears(&[address(20, 1), link(16, 0), address(20, 2)]);
     story.says(&[Input::Address(entry(1)), Input::Address(entry(2))]).asks_nothing();
     assert_eq!(story.counted(Counter::RtnetlinkMalformedMessage), 1);
     let mut datagram = [address(20, 1).bytes(), address(20, 2).bytes()].concat();
@@ -250,7 +201,7 @@ fn truncated_datagram_is_counted_and_brings_a_dump() {
     story.dumps();
     assert_eq!(story.counted(Counter::RtnetlinkMalformedHeader), 1);
     // NLMSG_OVERRUN
-    story.hear(&[Message::new(4, &[])]).fails().session.handle_drained();
+    story.hears(&[Message::new(4, &[])]).fails().session.handle_drained();
     story.dumps();
 }
 
