@@ -39,6 +39,7 @@ pub(crate) fn check(workspace: &Workspace) -> Result<()> {
     }
     problems.extend(modules::check(&files));
     problems.extend(text::links(&files));
+    problems.extend(text::paths(&files));
     problems.extend(text::proofs(&files));
     problems.extend(text::test_command(&files));
 

@@ -150,6 +150,24 @@ pub(super) fn links(files: &[File]) -> Problems {
     problems
 }
 
+/// Checks that each file of ours that a document names by its path exists.
+pub(super) fn paths(files: &[File]) -> Problems {
+    let folders: HashSet<&str> =
+        files.iter().filter_map(|file| file.path.split_once('/')).map(|(top, _)| top).collect();
+    let mut problems = Problems::new();
+    for file in files.iter().filter(|file| file.has_extension(&["md"])) {
+        for name in file.text.split('`').skip(1).step_by(2) {
+            let is_ours = name.split_once('/').is_some_and(|(top, _)| folders.contains(top));
+            let is_file = name.rsplit('/').next().is_some_and(|file| file.contains('.'));
+            let is_path = is_ours && is_file && !name.contains(['*', ' ']);
+            if is_path && !files.iter().any(|other| other.path == name) {
+                problems.push(format!("{}: it names `{name}`, which does not exist", file.path));
+            }
+        }
+    }
+    problems
+}
+
 /// Checks that each function that a document names is in the tree. This is for names of at least four
 /// words: tests, which documents name as proof.
 pub(super) fn proofs(files: &[File]) -> Problems {
@@ -325,6 +343,13 @@ mod tests {
         let text = "```\n[1](100001)  \"S1\"[1]\n```\n[gone](b.md)\n";
         let problems = links(&[file("a.md", text)]);
         assert_eq!(problems, ["a.md: a link to b.md, which does not exist"]);
+    }
+
+    #[test]
+    fn path_that_only_a_document_has_is_found() {
+        let text = "`a/src/lib.rs` `a/src/gone.rs` `a/*.rs` `proto/x.rs` `gone.rs`";
+        let files = [file("a.md", text), file("a/src/lib.rs", "")];
+        assert_eq!(paths(&files), ["a.md: it names `a/src/gone.rs`, which does not exist"]);
     }
 
     #[test]
