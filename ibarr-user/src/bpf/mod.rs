@@ -90,12 +90,10 @@ enum Programs {
     Wanted,
     Loading,
     Loaded,
-    /// There is no responder, for this reason.
-    Absent(String, Retry),
+    /// There is no responder, for this reason. If another daemon has the pins, the programs are
+    /// loaded again at the given time.
+    Absent(String, Option<Instant>),
 }
-
-/// When to load the programs again, if another daemon had the pins.
-type Retry = Option<Instant>;
 
 /// The maps, with the rules that change them.
 struct Open {

@@ -13,8 +13,8 @@ use ibarr_proto::local_view;
 use tokio::sync::mpsc;
 use tokio::task::yield_now;
 
-use super::reload;
 use crate::bpf;
+use crate::config::{self, Config};
 use crate::control::server::Ask;
 use crate::preload::Loaded;
 use crate::process::{Command, Signals};
@@ -41,7 +41,7 @@ pub(super) enum Input {
     Named(names::Named),
     Preloaded(Box<Loaded>),
     Ask(Ask),
-    Loaded(Box<reload::Loaded>),
+    Loaded(Box<Result<Config, config::Error>>),
     Command(Command),
     /// A core has asked to be called at this time.
     Timeout,

@@ -19,7 +19,7 @@ use crate::process::RunOptions;
 /// Requested reloads. A thread reads the file, because a disk may hang; one reading serves all
 /// requests that came before it began.
 pub(super) struct Reloads {
-    loaded: mpsc::Sender<Loaded>,
+    loaded: mpsc::Sender<Result<Config, config::Error>>,
     /// Requests for a reading that has not begun yet.
     asked: Vec<oneshot::Sender<Response>>,
     is_wanted: bool,
@@ -35,9 +35,6 @@ pub(super) struct Reloads {
     failed: Option<FailedReload>,
 }
 
-/// The result of the thread.
-pub(super) type Loaded = Result<Config, config::Error>;
-
 /// The time of the failure, and the mistakes.
 pub(super) struct FailedReload {
     pub(super) at: Instant,
@@ -48,7 +45,7 @@ pub(super) struct FailedReload {
 const SLOW: Duration = Duration::from_secs(5);
 
 impl Reloads {
-    pub(super) fn new(loaded: mpsc::Sender<Loaded>) -> Self {
+    pub(super) fn new(loaded: mpsc::Sender<Result<Config, config::Error>>) -> Self {
         Self {
             loaded,
             asked: Vec::new(),
@@ -111,7 +108,7 @@ impl Engine {
         self.reloads.read(now, &self.options);
     }
 
-    pub(super) fn handle_loaded(&mut self, now: Instant, loaded: Loaded) {
+    pub(super) fn handle_loaded(&mut self, now: Instant, loaded: Result<Config, config::Error>) {
         let response = match loaded {
             Ok(config) => {
                 self.reconfigure(now, config);

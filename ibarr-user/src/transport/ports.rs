@@ -54,7 +54,8 @@ pub enum Event {
 }
 
 /// Held by the user of a umad device. When it is dropped, the device is opened again.
-pub type Token = Arc<()>;
+#[derive(Debug, Default)]
+pub struct Token(Arc<()>);
 
 /// The threads that watch ports.
 #[derive(Debug)]
@@ -205,7 +206,7 @@ impl Watch {
             return true;
         }
         if let Some((_, token)) = &opened {
-            told.open_device = Arc::downgrade(token);
+            told.open_device = Arc::downgrade(&token.0);
         }
         told.facts = Some(facts.clone());
         told.blocked.clone_from(&blocked);
