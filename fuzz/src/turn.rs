@@ -69,7 +69,7 @@ struct World {
     sent: Vec<client::Transmit>,
     users: u64,
     waiting: BTreeSet<UserRequest>,
-    /// Of this turn.
+    /// The numbers of this turn.
     inputs: usize,
     messages: usize,
     /// The outputs that have not been taken.

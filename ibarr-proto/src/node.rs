@@ -44,17 +44,17 @@ pub struct Node<R> {
 /// The configuration.
 #[derive(Clone, Debug, Default)]
 pub struct Config {
-    /// Of the local view.
+    /// For the local view.
     pub view: local_view::Config,
     /// The sources whose queries are answered.
     pub allow: Prefixes,
-    /// Of the client.
+    /// For the client.
     pub client: client::Config,
-    /// Of the kernel's side.
+    /// For the kernel's side.
     pub local_service: local_service::Config,
-    /// Of the path requests.
+    /// For path requests.
     pub paths: paths::Config,
-    /// Of the ACM service.
+    /// For the ACM service.
     pub acm: acm::Config,
 }
 
@@ -63,9 +63,9 @@ pub struct Config {
 pub enum Input<'a> {
     /// A message of rtnetlink.
     View(local_view::Input),
-    /// Of a client of ACM.
+    /// An event of a client of ACM.
     Acm(acm::Input<'a>),
-    /// Of all else.
+    /// An input of another core.
     Resolver(resolver::Input<'a>),
 }
 
@@ -182,7 +182,7 @@ impl<R: CryptoRng + SeedableRng> Node<R> {
         }
     }
 
-    /// What is remembered costs a user nothing of its share.
+    /// An answer from memory does not count against the share of its user.
     fn ask_for_acm(&mut self, now: Instant, ask: acm::Ask) {
         let (view, cores) = (&self.view, &mut self.cores);
         match ask {
@@ -335,8 +335,8 @@ impl<R: CryptoRng + SeedableRng> Node<R> {
         self.cores.paths.poll_restored()
     }
 
-    /// What to tell the local service of a nudge for which there was no interface: one may be there
-    /// by now.
+    /// The outcome of a nudge for which the driver found no interface. The nudge is only postponed
+    /// if there may be one by now.
     pub fn nudge_without_place(&self) -> local_service::Nudged {
         let may_be_there = !self.view.is_synced() || self.view.first_ipoib().is_some();
         if may_be_there { local_service::Nudged::Postponed } else { local_service::Nudged::Failed }

@@ -73,8 +73,8 @@ pub const ADDRESSES: Limits = Limits {
 pub const PATHS: Limits =
     Limits { of_user: 4, of_all: 16, waiting_of_user: 1024, waiting: 4096, rate: 20, burst: 20 };
 
-/// The same for requests of the ACM service: each is that of an application that connects, as the kernel's are.
-/// They still have only the part of an SA's window that users have.
+/// The same for requests of the ACM service. Each comes from an application that connects, like those of
+/// the kernel, so there may be more of them. Of an SA's window they still have only the users' part.
 pub const ACM_PATHS: Limits = Limits {
     of_user: 256,
     of_all: 1024,
@@ -174,7 +174,7 @@ pub struct Cores<R> {
 }
 
 impl Default for Resolver {
-    /// Without a request.
+    /// No request is pending.
     fn default() -> Self {
         Self {
             subnets: BTreeMap::new(),
@@ -266,7 +266,7 @@ impl Resolver {
         }
     }
 
-    /// What is known of an address to a user, without asking anybody.
+    /// The result for a user if the local view or the cache has the address. Sends no query.
     pub fn lookup(
         &self,
         cores: &mut Cores<impl Random>,

@@ -100,7 +100,7 @@ pub fn run(options: &RunOptions) -> Result<(), Error> {
     outcome
 }
 
-/// What is made before the event loop.
+/// The parts that exist before the event loop.
 struct Start {
     config: Config,
     run_dir: RunDir,

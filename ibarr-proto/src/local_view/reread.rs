@@ -215,7 +215,7 @@ mod tests {
         for _ in 0..12 {
             reread.started(now);
             reread.failed(now);
-            // What is lost before the next dump begins needs no other one.
+            // The next dump also covers losses that come before it begins.
             reread.failed(now);
             let at = asked_at(&mut reread);
             pauses.push(at.since(now).as_millis());

@@ -498,7 +498,7 @@ impl<R: CryptoRng + SeedableRng> Paths<R> {
         }
     }
 
-    /// What a question by a port is remembered by, and what the SA is asked for.
+    /// The key under which the answer is remembered, and the question that the SA is asked.
     fn key(
         &self,
         port: &PortName,
@@ -519,7 +519,7 @@ impl<R: CryptoRng + SeedableRng> Paths<R> {
         Ok((index, Key::new(index, &question), question))
     }
 
-    /// The answer that is remembered. It counts as used.
+    /// Gives the remembered answer, and counts it as used.
     fn given(&mut self, key: Key, question: PathQuestion, remembered: &Remembered) -> Outcome {
         self.refresh(key, question, remembered);
         self.note_used(&key, remembered);

@@ -350,7 +350,7 @@ impl World {
         self.machines[id].troubles.begin(self.now, trouble, time);
     }
 
-    /// What happens now may delay messages for a while.
+    /// Notes an event that may delay messages for a while.
     fn trouble(&mut self, id: Id, what: &str, time: Duration) -> Instant {
         self.note(id, &Entry::Weather(what, Some(time)));
         let until = self.now + time;

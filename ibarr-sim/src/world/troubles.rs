@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 
-//! What keeps a machine from doing its work in time: troubles, restarts of its daemon, and its own
-//! speed.
+//! The reasons why a machine does its work late: troubles, restarts of its daemon, and its own speed.
 
 use std::collections::VecDeque;
 use std::time::Duration;

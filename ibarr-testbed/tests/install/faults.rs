@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 
-//! What a machine can lack. Each fault is one sentence with its remedy in the journal and in `ibarr status`, an
-//! exit status that systemd takes rightly, and loses nothing that works without it.
+//! Machines that lack something. The journal and `ibarr status` say each fault in one sentence with its remedy,
+//! systemd does the right thing with the exit status, and all that does not need the missing thing still works.
 
 use ibarr_user::logging::ids;
 

@@ -22,7 +22,6 @@ pub(crate) const ADDRESS: Ipv4Addr = Ipv4Addr::new(10, 9, 0, 1);
 const PEER: Ipv4Addr = Ipv4Addr::new(10, 9, 0, 2);
 pub(crate) const GID: &str = "fe80::2:c903:0:201";
 
-/// See the module.
 pub(crate) struct Node {
     nspawn: Child,
     /// The container's init process.
@@ -32,7 +31,7 @@ pub(crate) struct Node {
     _machine: Machine,
     root: PathBuf,
     bpffs: PathBuf,
-    /// Two cores boot one container at a time.
+    /// Held by the only container: two cores are not enough to boot more at once.
     _turn: MutexGuard<'static, ()>,
 }
 
@@ -180,7 +179,7 @@ impl Node {
         }
     }
 
-    /// What the unit has logged.
+    /// The log of the unit.
     pub(crate) fn journal(&self) -> String {
         let output =
             self.run("journalctl --no-pager --output=cat --unit=ibarr --unit=ibarr.socket");
@@ -200,8 +199,8 @@ impl Node {
         self.peer.as_ref().unwrap()
     }
 
-    /// The GID in the answer to a query of [`ask`](Self::ask) that had none, or `None` if none comes in a
-    /// second.
+    /// Waits once more for the answer to the last query of [`ask`](Self::ask): its GID, or `None` if none
+    /// comes in a second.
     pub(crate) fn answer(&self) -> Option<Gid> {
         let mut reply = [0; 64];
         let (len, from) = self.peer.as_ref().unwrap().recv_from(&mut reply).ok()?;
@@ -218,7 +217,7 @@ impl Node {
         line.trim().parse().unwrap_or_else(|_| panic!("{name} in {counters}"))
     }
 
-    /// Puts off what XDP cannot see through: VLAN tags beside the frame, and checksums left to the hardware.
+    /// Turns off the offloads that hide a frame from XDP: VLAN tags and checksums outside of it.
     pub(crate) fn send_whole_frames(&self) {
         host("ethtool -K peer tx off");
         host(&format!("nsenter --target {} --net -- ethtool -K eth0 rxvlan off", self.leader));

@@ -13,7 +13,7 @@ use std::process::Command;
 
 use crate::machine::Machine;
 
-/// By name: mode, owner and content.
+/// The mode, owner and content of each file.
 type Files = BTreeMap<String, (u32, (u32, u32), Vec<u8>)>;
 
 #[test]

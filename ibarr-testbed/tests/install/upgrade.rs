@@ -23,8 +23,8 @@ const PAUSE: Duration = Duration::from_millis(10);
 /// Queries before and after each event.
 const AROUND: Duration = Duration::from_millis(300);
 
-/// Has a peer and the kernel ask without pause while `events` happen: each answer is right, and the only one to
-/// its query. Returns how many queries of the peer have none.
+/// A peer and the kernel ask without pause while `events` happen. Each answer must be right, and the only one to
+/// its query. Returns the number of the peer's queries without an answer.
 fn lost_meanwhile(node: &Node, kernel: Option<&Kernel>, events: &[&str]) -> usize {
     let peer = node.peer();
     // Room for the replies to all queries that have waited for a daemon.

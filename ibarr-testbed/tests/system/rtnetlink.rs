@@ -46,7 +46,7 @@ struct Node {
     watch: Watch,
     inputs: mpsc::Receiver<Input>,
     counters: Arc<Counters>,
-    /// Whether the view gets the dumps that it asks for. Without, it gets one after each failure.
+    /// Whether the view gets each dump when it asks for it. Otherwise it gets one after each failure.
     rereads: bool,
     /// Dumps that the view has asked for and not got.
     held: BTreeSet<Subject>,

@@ -124,7 +124,7 @@ impl Handover {
     fn fail(&mut self, now: Instant, error: &Error) {
         self.faults += 1;
         debug!("{}", chain(error));
-        // What is read next is compared with the cache anyway.
+        // In the other states, the map will be read and compared with the cache anyway.
         if !matches!(self.step, Step::Unread | Step::Failed { .. }) {
             self.step = Step::Failed { retry_at: now + RETRY };
         }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 
-//! What is in effect, and where each value comes from: for administrators, as TOML.
+//! The values in effect, and the origin of each, as TOML for administrators.
 
 use std::collections::BTreeMap;
 

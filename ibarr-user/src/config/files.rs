@@ -9,15 +9,15 @@ use std::path::{Path, PathBuf};
 use super::Error;
 use super::reader::Source;
 
-/// A longer file is refused: it is none of ours.
+/// A longer file is refused, because it is no configuration.
 const LONGEST: usize = 1 << 20;
 
-/// Whether the configuration file may be absent, which means the defaults.
+/// Whether the configuration file may be absent.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub enum Absent {
-    /// It may.
+    /// The defaults apply.
     Allowed,
-    /// That is an error.
+    /// Absence is an error.
     Refused,
 }
 

@@ -116,13 +116,13 @@ struct Place {
     span: Range<usize>,
 }
 
-/// What one file has of a table.
+/// The keys of a table that one file has.
 struct Part<'a> {
     place: Place,
     table: &'a DeTable<'a>,
 }
 
-/// What one file has of a key.
+/// The value of a key that one file has.
 struct Entry<'a> {
     source: usize,
     key: Range<usize>,

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 
-//! What is logged: its level while the daemon runs, and at level 0 each request and each answer, as the
-//! C original logs them. Nothing is read twice at other levels.
+//! The log level while the daemon runs; and, at level 0, a line for each request and answer, as the C
+//! original has. At other levels the messages are not read for the log.
 
 use std::net::SocketAddr;
 use std::time::Duration;

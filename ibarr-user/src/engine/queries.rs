@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 
-//! What the client's questions to peers need: routes and sockets.
+//! Routes and sockets for the client's questions to peers.
 
 use std::sync::Arc;
 

@@ -98,7 +98,7 @@ impl Servers {
         }
     }
 
-    /// Has each socket guarded by the programs that are loaded now.
+    /// Attaches the loaded guard to each socket that does not have it yet.
     pub(super) fn guard(&mut self, responder: &mut Responder) {
         let generation = Some(responder.generation());
         for socket in self.sockets.iter_mut().filter(|socket| socket.guarded != generation) {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 
-//! What is logged: the level of the command line, else that of the configuration; or another for a while.
+//! The log level: that of the command line, or else of the configuration, or another one for a while.
 
 use std::fmt;
 use std::str::FromStr;
@@ -84,7 +84,7 @@ impl Levels {
         Self { given, configured, other: None, handle }
     }
 
-    /// What `levels` begins with.
+    /// The level at the start.
     pub(super) fn first<'a>(given: Option<&'a Level>, configured: &'a Level) -> &'a Level {
         given.unwrap_or(configured)
     }

@@ -49,7 +49,7 @@ pub enum Place {
 /// Time for the last lines of a process, whose reader may have stalled.
 pub const LAST_LINES: Duration = Duration::from_millis(500);
 
-/// Logs to `place` from now on: what `given` accepts, which the command line has, or else `configured`.
+/// Logs to `place` from now on, at the level `given` on the command line, or else at `configured`.
 /// A panic is reported there, too, and ends the process.
 ///
 /// # Errors

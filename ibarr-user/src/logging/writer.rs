@@ -215,7 +215,7 @@ impl<W: Write + AsFd> Writer<W> {
             match self.sink.write(bytes) {
                 Ok(count @ 1..) => {
                     let (written, rest) = bytes.split_at(count);
-                    // So does each record.
+                    // A record ends like a line.
                     self.is_at_start = written.ends_with(b"\n");
                     bytes = rest;
                 }

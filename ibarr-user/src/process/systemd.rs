@@ -20,7 +20,7 @@ const DEPTH: usize = 1024;
 /// How long the daemon waits at its end until systemd has received the messages.
 const PATIENCE: Duration = Duration::from_secs(1);
 
-/// What is sent at once.
+/// The content of one datagram to systemd.
 struct Message {
     states: Vec<NotifyState<'static>>,
     status: Option<String>,
@@ -93,14 +93,14 @@ impl Systemd {
         self.send(Message { states: ready, status: Some(status), descriptor: None });
     }
 
-    /// The engine has taken a turn, and what its state is in words.
+    /// Feeds the watchdog, and shows the state of the engine in words.
     pub fn alive(&self, status: String) {
         let watchdog = vec![NotifyState::Watchdog];
         self.send(Message { states: watchdog, status: Some(status), descriptor: None });
     }
 
-    /// Keeps a descriptor open for the next daemon, which inherits it as `name`. systemd closes it when the
-    /// service is stopped for good, and on an error of the socket or its end if `until` says so.
+    /// Makes systemd hold a descriptor for the next daemon, which inherits it as `name`. systemd closes it
+    /// when the service is stopped; with [`Until::HangUp`] also when the other end has closed the connection.
     pub fn keep(&self, name: &'static str, descriptor: OwnedFd, until: Until) {
         let mut states = vec![NotifyState::FdStore, NotifyState::FdName(name)];
         if until == Until::Stop {

@@ -178,7 +178,7 @@ impl UdpSocket {
     /// # Errors
     /// Errors of sendmsg(2): `EINVAL` for a source address that is not ours, `ENETUNREACH`, …
     pub fn try_send(&self, payload: &[u8], to: SocketAddr, source: Source) -> io::Result<()> {
-        // Without the runtime, which does not know yet that a new socket is writable.
+        // This does not ask the runtime, which does not know yet that a new socket is writable.
         udp_errors::despite(|| send(self.fd.get_ref(), self.family, payload, to, source))
     }
 

@@ -254,7 +254,7 @@ impl LocalService {
         self.state = State::Open(socket, others);
     }
 
-    /// Tries again after `pause`, except for an inherited stand-in, which its opener does not open again.
+    /// Opens the socket again after `pause`; but not an inherited stand-in, which cannot be opened again.
     fn close(&mut self, reason: String, pause: Duration) {
         if self.reason.as_ref() != Some(&reason) {
             warn!(message_id = ids::KERNEL_DOES_NOT_ASK, cause = reason, "local service: {reason}");

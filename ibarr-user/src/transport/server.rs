@@ -102,8 +102,8 @@ const RETRY: Duration = Duration::from_secs(5);
 /// many processes.
 const LOOK_EVERY: u32 = 12;
 
-/// Serves `port` for one family until `batches` is closed or `state` has no receiver, by the `inherited` socket if there is
-/// one. A port that is taken is reported once, and tried again.
+/// Serves `port` for one family, by the `inherited` socket if there is one, until `batches` is closed or
+/// `state` has no receiver. A port that is taken is reported once, and tried again.
 pub async fn serve(
     family: Family,
     port: u16,

@@ -145,8 +145,8 @@ fn few_descriptors_are_shared_and_give_a_warning() {
     let mut daemon = Daemon::spawn(after(&dir, "ulimit -n 64"), &dir, &config);
     let said = warnings(&daemon);
     assert!(said.contains("the process may have only 64 descriptors"), "{said}");
-    // The test opens more connections than allowed; the daemon closes the extra ones at once. Again while
-    // the last command's connection is still open, because it leaves a place when it ends.
+    // The test opens more connections than allowed, and the daemon closes the extra ones at once. The test
+    // tries again, because the connection of the last command leaves a place when it ends.
     let idle = RefCell::new(Vec::new());
     daemon.until(|daemon| {
         let connect = |_| UnixStream::connect(dir.path("control.sock")).unwrap();

@@ -49,8 +49,8 @@ impl Daemon {
         daemon
     }
 
-    /// Like [`Daemon::spawn`], with the numbers in this process of the sockets that systemd keeps for the
-    /// next daemon.
+    /// Like [`Daemon::spawn`], under a stand-in for systemd. `KEPT` are this process's numbers of the
+    /// sockets that systemd keeps for the next daemon.
     pub(crate) fn spawn_under_systemd(
         mut command: Command,
         dir: &TempDir,

@@ -85,7 +85,7 @@ fn reproduce(workspace: &Workspace, format: Format, package: &Path) -> Result<()
     Ok(())
 }
 
-/// Has the distribution's own tool look at a package, if this machine has it.
+/// Runs the distribution's own checker on a package, if this machine has it.
 fn lint(workspace: &Workspace, tool: &str, options: &[&str], package: &Path) -> Result<()> {
     let Some(program) = tools::which(tool) else {
         eprintln!("package: {tool} is not installed, so it has not looked at the package");
@@ -148,7 +148,7 @@ const COMPLETIONS: &[(&str, &str)] = &[
     ("ibarr.fish", "usr/share/fish/vendor_completions.d/ibarr.fish"),
 ];
 
-/// What every format of package holds.
+/// The content of a package in every format.
 struct Content<'a> {
     workspace: &'a Workspace,
     version: String,
@@ -156,7 +156,7 @@ struct Content<'a> {
     ibarr: PathBuf,
     /// Time of the commit, in seconds, as the time of all files.
     epoch: String,
-    /// Name and address of who makes the package.
+    /// Name and address of the packager.
     maintainer: String,
 }
 

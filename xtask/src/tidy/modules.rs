@@ -41,7 +41,7 @@ pub(super) fn check(files: &[File]) -> Problems {
     }
     let mut problems = Problems::new();
     for ((name, folder), mut graph) in folders {
-        // What is no file is an item of the folder's own module.
+        // Other names are items of the folder's own module.
         let modules: BTreeSet<_> = graph.keys().copied().collect();
         for named in graph.values_mut() {
             named.retain(|named| modules.contains(named));
@@ -57,7 +57,7 @@ pub(super) fn check(files: &[File]) -> Problems {
     problems
 }
 
-/// What the code of the module `at` names by `crate`, `self` or `super`.
+/// The paths that begin with `crate`, `self` or `super` in the code of the module `at`.
 fn named_in<'a>(text: &'a str, at: &[&'a str]) -> Vec<Path<'a>> {
     let code = text.split("\n#[cfg(test)]\nmod tests {").next().unwrap_or_default();
     let mut found = Vec::new();
@@ -117,7 +117,7 @@ fn word_backwards(text: &str) -> usize {
 /// The modules of a circle, the first one also at its end.
 fn circle<'a>(graph: &Graph<'a>) -> Option<Vec<&'a str>> {
     let mut left = graph.clone();
-    // What names no module that is left is in no circle.
+    // A module that names no remaining module is in no circle.
     loop {
         let is_bottom =
             |named: &BTreeSet<&str>| !named.iter().any(|named| left.contains_key(named));

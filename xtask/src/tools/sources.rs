@@ -23,7 +23,7 @@ struct Source {
 /// Debian's own archives, for suites that the machine's configuration lacks.
 const DEBIAN: &str = "http://deb.debian.org/debian/";
 const DEBIAN_SECURITY: &str = "http://deb.debian.org/debian-security/";
-/// A machine that is no Debian may not trust this key otherwise.
+/// Debian's keys. Another distribution may not trust them by default.
 const DEBIAN_KEYRING: &str = "/usr/share/keyrings/debian-archive-keyring.gpg";
 
 /// The text of a `.sources` file: the machine's release with its updates, and `suites`.

@@ -31,7 +31,7 @@ fn subscribes(scene: &Scene) -> Result<()> {
     })?;
     let subscribed = subscriptions()?;
     ensure!(subscribed == 4, "{subscribed} subscriptions");
-    // Later the port without its cable asks in vain.
+    // Once its cable is pulled, a port asks in vain, so these are read before.
     for counter in ["paths.informs-failed", "umad.not-sent"] {
         ensure!(scene.here.count(counter)? == 0, "{counter}");
     }

@@ -30,7 +30,7 @@ const ROUNDS: usize = 5;
 /// Aim of the median, one after another.
 const AIM: Duration = Duration::from_millis(2);
 
-/// What the guest's clock counts.
+/// What passes while the guest's clock runs.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub(crate) enum Clock {
     /// Time, which includes other work of the machine: durations are printed and not claimed.

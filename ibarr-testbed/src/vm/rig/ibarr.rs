@@ -41,8 +41,8 @@ impl Ibarr {
         Self::launch(name, place, config, interfaces, &[])
     }
 
-    /// Like [`start`](Self::start), as the user and with the capabilities of `ibarr.service`. What the package
-    /// has tmpfiles do is done here: the user gets the daemon's directories.
+    /// Like [`start`](Self::start), as the user and with the capabilities of `ibarr.service`. It gives the
+    /// user the daemon's directories, as tmpfiles does for the package.
     pub(crate) fn start_as_service(
         name: &'static str,
         place: Place,
