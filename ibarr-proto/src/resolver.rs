@@ -513,7 +513,7 @@ impl Resolver {
 
     /// Passes answers to the requests that wait for them.
     fn settle(&mut self, cores: &mut Cores<impl Random>, now: Instant) {
-        while let Some(paths::Answered { id, outcome }) = cores.paths.poll_answered() {
+        while let Some(paths::Answered { id, outcome }) = cores.paths.poll_event() {
             match id {
                 RequestId::User(id) => {
                     if let Some(user) = self.path_askers.remove(&id) {

@@ -195,7 +195,7 @@ impl<R: CryptoRng + SeedableRng> Paths<R> {
         self.counters.count(Counter::Informs);
         let id = self.next_id();
         self.informing.asked.insert(id, (port, info));
-        self.client.ask(self.now, id, port, Question::Inform(info), Rank::Kernel, deadline);
+        self.ask_sa(id, port, Question::Inform(info), Rank::Kernel, deadline);
     }
 
     /// The SA has answered an InformInfo.

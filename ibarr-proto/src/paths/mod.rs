@@ -219,7 +219,7 @@ impl<R: CryptoRng + SeedableRng> Paths<R> {
         self.settle();
     }
 
-    /// A caller asks for a path. One [`Self::poll_answered`] follows, at once if the answer is
+    /// A caller asks for a path. One [`Self::poll_event`] follows, at once if the answer is
     /// remembered, at the latest at the deadline.
     pub fn resolve(&mut self, now: Instant, request: Request) {
         self.advance(now);
@@ -256,7 +256,7 @@ impl<R: CryptoRng + SeedableRng> Paths<R> {
             self.counters.count(Counter::Joined);
             let flight = self.by_key.get(&key).copied();
             if let Some(flight) = flight.filter(|_| request.rank == Rank::Kernel) {
-                self.client.raise(flight);
+                self.client.handle_input(self.now, sa::Input::Raise(flight));
             }
             flight
         } else {
@@ -306,7 +306,7 @@ impl<R: CryptoRng + SeedableRng> Paths<R> {
                 self.infos.insert(id, port);
                 let deadline = self.now + INFO_DEADLINE;
                 let question = Question::ClassPortInfo;
-                self.client.ask(self.now, id, port, question, Rank::Kernel, deadline);
+                self.ask_sa(id, port, question, Rank::Kernel, deadline);
             }
         }
         self.subscribe();
@@ -349,7 +349,7 @@ impl<R: CryptoRng + SeedableRng> Paths<R> {
     }
 
     /// The next answer.
-    pub fn poll_answered(&mut self) -> Option<Answered> {
+    pub fn poll_event(&mut self) -> Option<Answered> {
         self.answered.pop_front()
     }
 
@@ -579,13 +579,25 @@ impl<R: CryptoRng + SeedableRng> Paths<R> {
         let flight = Flight { key, question, epoch, waiters: BTreeSet::new(), doubted };
         self.flights.insert(id, flight);
         self.by_key.insert(key, id);
-        self.client.ask(self.now, id, key.port(), Question::Path(question), rank, deadline);
+        self.ask_sa(id, key.port(), Question::Path(question), rank, deadline);
         id
+    }
+
+    fn ask_sa(
+        &mut self,
+        id: QuestionId,
+        port: PortIndex,
+        question: Question,
+        rank: Rank,
+        deadline: Instant,
+    ) {
+        let ask = sa::Ask { id, port, question, rank, deadline };
+        self.client.handle_input(self.now, sa::Input::Ask(ask));
     }
 
     /// Handles the answers of the SA client.
     fn settle(&mut self) {
-        while let Some(sa::Answered { id, outcome }) = self.client.poll_answered() {
+        while let Some(sa::Answered { id, outcome }) = self.client.poll_event() {
             if let Some(port) = self.infos.remove(&id) {
                 self.note_info(port, outcome);
             } else if let Some(flight) = self.flights.remove(&id) {

@@ -165,7 +165,7 @@ impl Rig {
     }
 
     pub(super) fn answered(&mut self) -> Vec<Answered> {
-        std::iter::from_fn(|| self.paths.poll_answered()).collect()
+        std::iter::from_fn(|| self.paths.poll_event()).collect()
     }
 
     pub(super) fn answer_all(&mut self) {

@@ -47,7 +47,7 @@ use crate::timer::Timers;
 
 pub use gate::Shut;
 pub use types::{
-    Answered, Config, Counter, Input, Outcome, PortIndex, QuestionId, Rank, Sa, Transmit,
+    Answered, Ask, Config, Counter, Input, Outcome, PortIndex, QuestionId, Rank, Sa, Transmit,
 };
 
 /// The SA client, see the [module](self). After each call that takes a time, call each `poll_…`
@@ -160,23 +160,16 @@ impl<R: Rng> Client<R> {
         match input {
             Input::Sa { port, sa } => self.set_sa(port, sa),
             Input::MayBeBack { port } => self.may_be_back(port),
+            Input::Ask(ask) => self.ask(ask),
+            Input::Raise(id) => self.raise(id),
             Input::Mad { port, from, mad } => self.handle_mad(port, from, mad),
             Input::Unanswered => self.counters.count(Counter::Unanswered),
             Input::NotSent => self.counters.count(Counter::NotSent),
         }
     }
 
-    /// Asks a question by `port`. One [`Self::poll_answered`] follows, at the latest at `deadline`.
-    pub fn ask(
-        &mut self,
-        now: Instant,
-        id: QuestionId,
-        port: PortIndex,
-        question: Question,
-        rank: Rank,
-        deadline: Instant,
-    ) {
-        self.advance(now);
+    fn ask(&mut self, ask: Ask) {
+        let Ask { id, port, question, rank, deadline } = ask;
         self.counters.count(Counter::Questions);
         let Some(lane) = self.lanes.get_mut(&port) else {
             self.counters.count(Counter::NoSa);
@@ -201,8 +194,7 @@ impl<R: Rng> Client<R> {
         self.take_off(id, port, question, rank, deadline);
     }
 
-    /// The kernel now waits for a question that was asked for another caller.
-    pub fn raise(&mut self, id: QuestionId) {
+    fn raise(&mut self, id: QuestionId) {
         let Some(flight) = self.flights.get_mut(&id) else { return };
         let before = flight.turn(id);
         flight.rank = Rank::Kernel;
@@ -431,7 +423,7 @@ impl<R: Rng> Client<R> {
     }
 
     /// The next answer.
-    pub fn poll_answered(&mut self) -> Option<Answered> {
+    pub fn poll_event(&mut self) -> Option<Answered> {
         self.answered.pop_front()
     }
 

@@ -55,6 +55,11 @@ fn record(n: u64) -> PathRecord {
     PathRecord::from_octets(octets)
 }
 
+/// The kernel's question by [`PORT`].
+fn ask(id: QuestionId, question: Question, deadline: Instant) -> Input<'static> {
+    Input::Ask(Ask { id, port: PORT, question, rank: Rank::Kernel, deadline })
+}
+
 /// A client, its sent MADs, and the answers.
 struct Rig {
     now: Instant,
@@ -78,7 +83,7 @@ impl Rig {
     }
 
     fn ask(&mut self, n: u64) {
-        self.client.ask(self.now, QuestionId(n), PORT, path(n), Rank::Kernel, self.now + WAIT);
+        self.client.handle_input(self.now, ask(QuestionId(n), path(n), self.now + WAIT));
         self.drain();
     }
 
@@ -106,7 +111,7 @@ impl Rig {
         while let Some(transmit) = self.client.poll_transmit() {
             self.sent.push(transmit);
         }
-        while let Some(answered) = self.client.poll_answered() {
+        while let Some(answered) = self.client.poll_event() {
             self.answered.push(answered);
         }
     }
@@ -507,7 +512,7 @@ fn first_answer_opens_the_gate_for_waiting_questions() {
         let mut rig = Rig::warm(Config::default());
         let deadline = rig.now + Duration::from_mins(1);
         for n in 0..10 {
-            rig.client.ask(rig.now, QuestionId(n), PORT, path(n), Rank::Kernel, deadline);
+            rig.client.handle_input(rig.now, ask(QuestionId(n), path(n), deadline));
         }
         serve(&mut rig, Duration::from_secs(10), |_| None);
         assert!(rig.client.load(PORT).shut.is_some() && rig.answered.is_empty());
@@ -553,7 +558,7 @@ fn unanswerable_path_and_lost_mads_never_shut_the_gate() {
         let mut count = 0;
         let mut ask_the_witness = |rig: &mut Rig| {
             let (id, deadline) = (QuestionId(rig.now.as_nanos()), rig.now + WAIT);
-            rig.client.ask(rig.now, id, PORT, path(0), Rank::Kernel, deadline);
+            rig.client.handle_input(rig.now, ask(id, path(0), deadline));
             serve(rig, Duration::from_secs(6), |question| {
                 count += 1;
                 let is_answered = is_answered(question, count);
@@ -602,8 +607,8 @@ fn unanswerable_questions_delay_others_only_briefly() {
     rig.answer(&sent, Answer::Path(record(2_000)));
     rig.answered.clear();
     let deadline = rig.now + Duration::from_mins(1);
-    rig.client.ask(rig.now, QuestionId(0), PORT, Question::ClassPortInfo, Rank::Kernel, deadline);
-    rig.client.ask(rig.now, QuestionId(1_000), PORT, path(1_000), Rank::Kernel, deadline);
+    rig.client.handle_input(rig.now, ask(QuestionId(0), Question::ClassPortInfo, deadline));
+    rig.client.handle_input(rig.now, ask(QuestionId(1_000), path(1_000), deadline));
     for n in 1..=20 {
         let asked_at = rig.now;
         rig.ask(n);
@@ -631,14 +636,7 @@ fn first_questions_wait_a_random_time_after_the_sa_appeared() {
             let rng = ChaCha12Rng::seed_from_u64(seed);
             let mut client = Client::new(Config::default(), rng);
             client.handle_input(Instant::BOOT, Input::Sa { port: PORT, sa: Some(sa(1)) });
-            client.ask(
-                Instant::BOOT,
-                QuestionId(1),
-                PORT,
-                path(1),
-                Rank::Kernel,
-                Instant::BOOT + WAIT,
-            );
+            client.handle_input(Instant::BOOT, ask(QuestionId(1), path(1), Instant::BOOT + WAIT));
             assert_eq!(client.poll_transmit(), None);
             let at = client.poll_timeout().unwrap();
             client.handle_timeout(at);
@@ -737,7 +735,7 @@ proptest! {
                 Op::Ask { n, wait } => {
                     let deadline = rig.now + ms(wait.into());
                     let question = if n == 0 { Question::ClassPortInfo } else { path(n.into()) };
-                    rig.client.ask(rig.now, QuestionId(next), PORT, question, Rank::Kernel, deadline);
+                    rig.client.handle_input(rig.now, ask(QuestionId(next), question, deadline));
                     waiting.insert(next, deadline);
                     next += 1;
                 }
@@ -826,7 +824,7 @@ fn users_questions_delay_no_question_of_the_kernel() {
         let deadline = rig.now + WAIT;
         for n in 0..4 {
             let n = 1_000 + 4 * round + n;
-            rig.client.ask(rig.now, QuestionId(n), PORT, path(n), Rank::Other, deadline);
+            rig.client.handle_input(rig.now, ask(QuestionId(n), path(n), deadline));
         }
         rig.drain();
         assert!(rig.client.load(PORT).in_air <= rig.client.load(PORT).window.div_ceil(2));
@@ -850,9 +848,9 @@ fn question_joined_by_the_kernel_gets_its_rank() {
     let mut rig = Rig::warm(Config { outstanding: 1, ..Config::default() });
     rig.ask(1);
     for n in [2, 3] {
-        rig.client.ask(rig.now, QuestionId(n), PORT, path(n), Rank::Other, rig.now + WAIT);
+        rig.client.handle_input(rig.now, ask(QuestionId(n), path(n), rig.now + WAIT));
     }
-    rig.client.raise(QuestionId(2));
+    rig.client.handle_input(rig.now, Input::Raise(QuestionId(2)));
     let [first] = &rig.take_sent()[..] else { panic!() };
     rig.answer(first, Answer::Path(record(1)));
     let [next] = &rig.take_sent()[..] else { panic!() };

@@ -4,11 +4,12 @@
 
 use std::time::Duration;
 
+use ibarr_common::Instant;
 use ibarr_common::ib::{Lid, PathRecord, Sl};
 use ibarr_common::wire::class_port_info::ClassPortInfo;
 use ibarr_common::wire::inform::InformInfo;
 use ibarr_common::wire::mad::{Mad, Transaction};
-use ibarr_common::wire::sa::Refusal;
+use ibarr_common::wire::sa::{Question, Refusal};
 use ibarr_common::wire::umad::PKeyIndex;
 
 /// Bounds and times.
@@ -71,6 +72,10 @@ pub enum Input<'a> {
         /// The port.
         port: PortIndex,
     },
+    /// A caller asks. One [`poll_event`](super::Client::poll_event) follows, at the latest at the deadline.
+    Ask(Ask),
+    /// The kernel now waits for a question that was asked for another caller.
+    Raise(QuestionId),
     /// A MAD arrived at our agent. It counts as an answer only if it comes from the LID that its
     /// question went to, wherever the SA is by now: an answer of the last SA shortly after a move
     /// counts, an answer of any other port of the subnet does not.
@@ -88,6 +93,21 @@ pub enum Input<'a> {
     /// The driver could not send a MAD of [`Client::poll_transmit`](super::Client::poll_transmit).
     /// It counts as lost when its time is over.
     NotSent,
+}
+
+/// A question of a caller.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub struct Ask {
+    /// Repeated in the answer.
+    pub id: QuestionId,
+    /// The port whose SA is asked.
+    pub port: PortIndex,
+    /// The question.
+    pub question: Question,
+    /// Its priority.
+    pub rank: Rank,
+    /// When the caller stops waiting.
+    pub deadline: Instant,
 }
 
 /// The driver's number of a port. Not reused for another port while it has questions in flight.

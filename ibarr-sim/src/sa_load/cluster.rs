@@ -239,7 +239,7 @@ impl Cluster {
             let is_first = queries(&self.nodes[node]) > before;
             self.arrives(node, &transmit, is_first);
         }
-        while let Some(answered) = self.nodes[node].paths.poll_answered() {
+        while let Some(answered) = self.nodes[node].paths.poll_event() {
             match answered.outcome {
                 Outcome::Found { record, source } => {
                     let is_wrong = Fields::parse(&record)

@@ -72,7 +72,7 @@ impl Memory for Paths {
     fn knows(&mut self, number: u32) -> bool {
         let request = self.request(number);
         self.core.resolve(LATER, request);
-        let answered = self.core.poll_answered().map(|Answered { outcome, .. }| outcome);
+        let answered = self.core.poll_event().map(|Answered { outcome, .. }| outcome);
         matches!(answered, Some(Outcome::Found { source: Source::Cache, .. }))
     }
 }
@@ -110,7 +110,7 @@ impl Paths {
             let from = Some(transmit.sa.lid);
             self.core.handle_input(START, Input::Mad { port: PORT, from, mad: mad.as_ref() });
         }
-        ensure!(self.core.poll_answered().is_some(), "path {number} is not answered");
+        ensure!(self.core.poll_event().is_some(), "path {number} is not answered");
         Ok(())
     }
 }
