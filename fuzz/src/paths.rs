@@ -160,6 +160,7 @@ impl World {
                 Answer::ClassPortInfo(ClassPortInfo { has_qos: how > 128 })
             }
             (_, Question::Inform(info)) => Answer::Inform(info),
+            (_, Question::Known(_)) => Answer::Refused(Refusal::NO_RECORDS),
             (_, Question::Path(question)) => Answer::Path(record(&question, how)),
         };
         let mad = request.answer(answer).emit();

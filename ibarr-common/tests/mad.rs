@@ -14,8 +14,10 @@ use ibarr_common::wire::inform::{Event, InformInfo, Report, Trap};
 use ibarr_common::wire::mad::{
     self, AttributeId, Class, Error, Header, Mad, Method, Status, Tid, Transaction,
 };
-use ibarr_common::wire::path_record::Fields;
-use ibarr_common::wire::sa::{Answer, PathQuestion, Question, Refusal, Request, Response};
+use ibarr_common::wire::path_record::{Fields, PathRecordWire};
+use ibarr_common::wire::sa::{
+    Answer, PathQuery, PathQuestion, Question, Refusal, Request, Response,
+};
 use ibarr_common::wire::umad::{AgentId, Form, PKeyIndex, Received, Send};
 use proptest::prelude::*;
 use zerocopy::{FromBytes, IntoBytes};
@@ -414,6 +416,74 @@ proptest! {
                 prop_assert_eq!(error, Error::BaseVersion);
                 prop_assert!(mad[0] != 1);
             }
+        }
+    }
+}
+
+/// A record whose fields are all different from 0.
+fn full_record() -> PathRecord {
+    let octets: Vec<_> = (0..64).map(|at| 0x11 + 3 * at | 1).collect();
+    PathRecord::from_octets(octets.try_into().unwrap())
+}
+
+#[test]
+fn known_fields_of_a_path_are_those_that_the_mask_names() {
+    let tid = Tid::new(1);
+    let mad = |query| Request { tid, question: Question::Known(query) }.emit();
+    let all = mad(PathQuery::known(full_record()));
+    let bytes = all.octets();
+    // All but the reserved one, and one path.
+    assert_eq!(bytes[48..56], 0x7f_ff7f_u64.to_be_bytes());
+    let mut expected = full_record().octets();
+    expected[44] &= 0x8f;
+    expected[49] = 0x81;
+    expected[58..].fill(0);
+    assert_eq!(bytes[56..120], expected);
+    let none = mad(PathQuery::ANY);
+    assert_eq!(none.octets()[48..56], 0x1000_u64.to_be_bytes());
+    // A field of a record that is 0 is not known, and another one is.
+    let lids = PathRecordWire {
+        dlid: 5.into(),
+        slid: 1.into(),
+        ..PathRecord::from_octets([0; 64]).into()
+    };
+    let lids = PathQuery::known(lids.into());
+    let bytes = mad(lids);
+    assert_eq!(bytes.octets()[48..56], 0x1030_u64.to_be_bytes());
+    assert_eq!((lids.dlid(), lids.slid(), lids.dgid()), (Lid::new(5), Lid::new(1), None));
+    assert_eq!(
+        Request::parse(bytes.as_ref()),
+        Ok(Request { tid, question: Question::Known(lids) })
+    );
+}
+
+#[test]
+fn question_between_gids_stays_one_when_its_fields_are_known() {
+    let query = PathQuery::from(question());
+    assert_eq!(PathQuestion::try_from(query), Ok(question()));
+    let slid = PathRecordWire { slid: 1.into(), ..PathRecord::from_octets([0; 64]).into() };
+    let more = PathQuery::known(slid.into()).with_destination(question().dgid).unwrap();
+    let more = more.with_source(question().sgid).unwrap().reversible();
+    assert_eq!(PathQuestion::try_from(more), Err(Error::Components));
+    // Its ends are fixed.
+    assert_eq!(more.with_destination(question().sgid), None);
+    assert_eq!(more.with_source(question().dgid), None);
+    // The partition is only chosen once.
+    let partition = PKey::new(0x8001).unwrap();
+    assert_eq!(more.in_partition(partition).in_partition(PKey::DEFAULT).pkey(), Some(partition));
+}
+
+proptest! {
+    #[test]
+    fn any_known_fields_are_read_as_written(record in any::<[u8; 32]>(), more in any::<[u8; 32]>()) {
+        let octets: Vec<_> = record.into_iter().chain(more).map(|byte| byte & (byte >> 1)).collect();
+        let query = PathQuery::known(PathRecord::from_octets(octets.try_into().unwrap()));
+        let mad = Request { tid: Tid::new(1), question: Question::Known(query) }.emit();
+        let question = Request::parse(mad.as_ref()).map(|request| request.question);
+        match PathQuestion::try_from(query) {
+            Ok(between_gids) => prop_assert_eq!(question, Ok(Question::Path(between_gids))),
+            Err(Error::Components) => prop_assert_eq!(question, Ok(Question::Known(query))),
+            Err(error) => prop_assert_eq!(question, Err(error)),
         }
     }
 }

@@ -283,6 +283,7 @@ impl fmt::Display for Asked<'_> {
         match self.0 {
             Question::ClassPortInfo => f.write_str("ClassPortInfo"),
             Question::Inform(info) => write!(f, "{info:?}"),
+            Question::Known(query) => write!(f, "path with {query:?}"),
             Question::Path(question) => {
                 let ways = if question.reversible { "both ways" } else { "one way" };
                 write!(f, "path to {}, {ways}", question.dgid)

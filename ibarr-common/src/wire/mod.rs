@@ -15,6 +15,7 @@ pub mod ip2gid;
 pub mod ls;
 pub mod mad;
 pub mod packet;
+mod path_query;
 pub mod path_record;
 pub mod perf;
 pub mod rmpp;

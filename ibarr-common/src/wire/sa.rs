@@ -19,16 +19,19 @@ use zerocopy::{FromBytes, IntoBytes};
 
 use super::class_port_info::{ClassPortInfo, ClassPortInfoWire};
 use super::inform::InformInfo;
-use super::mad::{self, AttributeId, Error, Mad, Method, Status, Tid};
-use super::path_record::{Fields, PathRecordWire, REVERSIBLE};
+use super::mad::{self, AttributeId, Error, Header, Mad, Method, Status, Tid};
+pub use super::path_query::PathQuery;
+use super::path_record::{Fields, PathRecordWire};
 use super::sa_header::{HeaderWire, header, parse};
 use crate::ib::{Gid, PKey, PathRecord, QosClass, ServiceId};
 
 /// A question to the SA.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub enum Question {
-    /// Asks for a path.
+    /// Asks for a path between two GIDs.
     Path(PathQuestion),
+    /// Asks for a path by other fields.
+    Known(PathQuery),
     /// Asks for the SA's capabilities.
     ClassPortInfo,
     /// Begins or ends a subscription to a trap.
@@ -68,12 +71,18 @@ impl Request {
     /// Parses a MAD to the SA.
     ///
     /// # Errors
-    /// Anything except a [`Question`]. Components that ibarr never sends are ignored.
+    /// Anything except a [`Question`]. Bits of the mask that name no field are ignored.
     pub fn parse(mad: &[u8]) -> Result<Self, Error> {
         let (header, wire, attribute) = parse(mad)?;
         let question = match (header.method, header.attribute) {
             (Method::GET, AttributeId::PATH_RECORD) => {
-                Question::Path(PathQuestion::parse(wire.component_mask.get(), attribute)?)
+                let (record, _) =
+                    PathRecordWire::read_from_prefix(attribute).map_err(|_| Error::Truncated)?;
+                let query = PathQuery::new(wire.component_mask.get(), record.into());
+                match PathQuestion::try_from(query) {
+                    Err(Error::Components) => Question::Known(query),
+                    question => Question::Path(question?),
+                }
             }
             (Method::GET, AttributeId::CLASS_PORT_INFO) => Question::ClassPortInfo,
             (Method::SET, AttributeId::INFORM_INFO) => {
@@ -90,10 +99,8 @@ impl Request {
         let header =
             header(self.question.method(), Status::OK, self.tid, self.question.attribute());
         match &self.question {
-            Question::Path(path) => {
-                let (mask, wire) = path.emit();
-                Mad::new(&[HeaderWire::new(header, 0, mask).as_bytes(), wire.as_bytes()])
-            }
+            Question::Path(path) => emit_path(header, &PathQuery::from(*path)),
+            Question::Known(path) => emit_path(header, path),
             Question::ClassPortInfo => Mad::new(&[HeaderWire::new(header, 0, 0).as_bytes()]),
             Question::Inform(info) => {
                 Mad::new(&[HeaderWire::new(header, 0, 0).as_bytes(), info.wire().as_bytes()])
@@ -110,7 +117,7 @@ impl Request {
 impl Question {
     fn attribute(&self) -> AttributeId {
         match self {
-            Self::Path(_) => AttributeId::PATH_RECORD,
+            Self::Path(_) | Self::Known(_) => AttributeId::PATH_RECORD,
             Self::ClassPortInfo => AttributeId::CLASS_PORT_INFO,
             Self::Inform(_) => AttributeId::INFORM_INFO,
         }
@@ -118,53 +125,15 @@ impl Question {
 
     fn method(&self) -> Method {
         match self {
-            Self::Path(_) | Self::ClassPortInfo => Method::GET,
+            Self::Path(_) | Self::Known(_) | Self::ClassPortInfo => Method::GET,
             Self::Inform(_) => Method::SET,
         }
     }
 }
 
-impl PathQuestion {
-    fn parse(mask: u64, attribute: &[u8]) -> Result<Self, Error> {
-        let (wire, _) =
-            PathRecordWire::read_from_prefix(attribute).map_err(|_| Error::Truncated)?;
-        let has = |component: u64| mask & component == component;
-        if !has(DGID | SGID) {
-            return Err(Error::Components);
-        }
-        let pkey = || PKey::new(wire.pkey.get()).ok_or(Error::PKey);
-        Ok(Self {
-            dgid: Gid::new(wire.dgid).ok_or(Error::Gid)?,
-            sgid: Gid::new(wire.sgid).ok_or(Error::Gid)?,
-            reversible: has(REVERSIBLE_PATH) && wire.reversible_and_numb_path & REVERSIBLE != 0,
-            pkey: has(PKEY).then(pkey).transpose()?,
-            tclass: has(TCLASS).then_some(wire.tclass),
-            service_id: has(SERVICE_ID).then(|| ServiceId::new(wire.service_id.get())),
-            // A value of 12 bits is always legal.
-            qos_class: QosClass::new(wire.qos_and_sl.get() >> SL_BITS).filter(|_| has(QOS_CLASS)),
-        })
-    }
-
-    fn emit(&self) -> (u64, PathRecordWire) {
-        let mut mask = DGID | SGID | NUMB_PATH;
-        let mut add = |component, is_there: bool| mask |= if is_there { component } else { 0 };
-        add(REVERSIBLE_PATH, self.reversible);
-        add(PKEY, self.pkey.is_some());
-        add(TCLASS, self.tclass.is_some());
-        add(SERVICE_ID, self.service_id.is_some());
-        add(QOS_CLASS, self.qos_class.is_some());
-        let wire = PathRecordWire {
-            service_id: self.service_id.map_or(0, ServiceId::get).into(),
-            dgid: self.dgid.octets(),
-            sgid: self.sgid.octets(),
-            tclass: self.tclass.unwrap_or_default(),
-            reversible_and_numb_path: if self.reversible { REVERSIBLE | 1 } else { 1 },
-            pkey: self.pkey.map_or(0, PKey::get).into(),
-            qos_and_sl: (self.qos_class.map_or(0, QosClass::get) << SL_BITS).into(),
-            ..PathRecord::from_octets([0; PathRecord::LEN]).into()
-        };
-        (mask, wire)
-    }
+fn emit_path(header: Header, query: &PathQuery) -> Mad {
+    let (mask, wire) = query.emit();
+    Mad::new(&[HeaderWire::new(header, 0, mask).as_bytes(), wire.as_bytes()])
 }
 
 /// An answer with its transaction ID.
@@ -309,19 +278,6 @@ impl fmt::Display for Refusal {
         write!(f, "{words} (status {})", self.0)
     }
 }
-
-// Bits of the components of a path record.
-const SERVICE_ID: u64 = 0b11;
-const DGID: u64 = 1 << 2;
-const SGID: u64 = 1 << 3;
-const TCLASS: u64 = 1 << 10;
-const REVERSIBLE_PATH: u64 = 1 << 11;
-const NUMB_PATH: u64 = 1 << 12;
-const PKEY: u64 = 1 << 13;
-const QOS_CLASS: u64 = 1 << 14;
-
-/// The service level is in the low bits of the field of the class of service.
-const SL_BITS: u32 = 4;
 
 const _: () = {
     assert!(size_of::<HeaderWire>() + size_of::<ClassPortInfoWire>() <= mad::LEN);

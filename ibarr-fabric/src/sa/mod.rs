@@ -247,10 +247,13 @@ impl StandIn {
                 self.subscribe(from, *info);
                 Answer::Inform(*info)
             }
-            Question::Path(path) => match self.subnet.path(path, self.behaviour.has_qos) {
-                Ok(record) => Answer::Path(record),
-                Err(refusal) => Answer::Refused(refusal),
-            },
+            Question::Path(path) => self
+                .subnet
+                .path(path, self.behaviour.has_qos)
+                .map_or_else(Answer::Refused, Answer::Path),
+            Question::Known(query) => {
+                self.subnet.known(query).map_or_else(Answer::Refused, Answer::Path)
+            }
         }
     }
 

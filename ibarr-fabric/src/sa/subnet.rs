@@ -9,7 +9,7 @@ use ibarr_common::ib::{
     SubnetPrefix,
 };
 use ibarr_common::wire::path_record::Fields;
-use ibarr_common::wire::sa::{PathQuestion, Refusal};
+use ibarr_common::wire::sa::{PathQuery, PathQuestion, Refusal};
 use ibarr_common::wire::smp::NodeType;
 
 use crate::topology::Topology;
@@ -94,6 +94,28 @@ impl Subnet {
     pub fn gid(&self, guid: Guid) -> Option<Gid> {
         let number = u128::from(self.prefix.get()) << 64 | u128::from(guid.get());
         Gid::new(number.to_be_bytes())
+    }
+
+    /// The path with these ends and this partition. Other fields are not compared.
+    pub(super) fn known(&self, query: &PathQuery) -> Result<PathRecord, Refusal> {
+        let with = |lid: Lid| {
+            let mut ports = self.ports.iter().filter(|(_, port)| port.lid == lid);
+            self.gid(*ports.next()?.0)
+        };
+        let sgid = query.sgid().or_else(|| with(query.slid()?));
+        let dgid = query.dgid().or_else(|| with(query.dlid()?));
+        let (Some(sgid), Some(dgid)) = (sgid, dgid) else { return Err(Refusal::NO_RECORDS) };
+        let question = PathQuestion {
+            dgid,
+            sgid,
+            reversible: true,
+            pkey: query.pkey(),
+            tclass: None,
+            service_id: None,
+            qos_class: None,
+        };
+        let record = self.path(&question, false)?;
+        if query.has_ends_of(&record) { Ok(record) } else { Err(Refusal::NO_RECORDS) }
     }
 
     /// The path for a question, as OpenSM answers it.

@@ -190,6 +190,7 @@ impl Rig {
                 Answer::ClassPortInfo(ClassPortInfo { has_qos: self.has_qos })
             }
             Question::Inform(info) => refusal.map_or(Answer::Inform(info), Answer::Refused),
+            Question::Known(_) => Answer::Refused(Refusal::NO_RECORDS),
         };
         let mad = request.answer(answer).emit();
         let from = Some(sent.sa.lid);

@@ -287,7 +287,7 @@ impl Cluster {
         if is_first {
             *match request.question {
                 Question::Path(PathQuestion { reversible: false, .. }) => &mut second.kept,
-                Question::Path(_) => &mut second.connections,
+                Question::Path(_) | Question::Known(_) => &mut second.connections,
                 Question::ClassPortInfo | Question::Inform(_) => &mut second.infos,
             } += 1;
         }
@@ -298,7 +298,7 @@ impl Cluster {
             Verdict::Answers { at } => {
                 let dlid = match request.question {
                     Question::Path(question) => self.lid(number(question.dgid)),
-                    Question::ClassPortInfo | Question::Inform(_) => 0,
+                    Question::Known(_) | Question::ClassPortInfo | Question::Inform(_) => 0,
                 };
                 let mad = Sa::answer(&request, dlid);
                 self.answers.push_back(OnTheWay { arrives: at, node, from, mad });

@@ -57,6 +57,7 @@ impl World {
                 service_id: None,
                 qos_class: None,
             };
+            let question = question.into();
             let request = PathRequest { id: request, port: name(), question, deadline };
             daemon.core.handle_input(now, resolver::Input::ResolvePath { user: USER, request });
         }

@@ -183,6 +183,7 @@ impl World {
             }
             Question::Inform(info) => return Answer::Inform(*info),
             Question::Path(question) => question,
+            Question::Known(_) => return Answer::Refused(Refusal::NO_RECORDS),
         };
         let machine = &self.machines[id];
         let is_ours = machine.gid() == Some(question.sgid)

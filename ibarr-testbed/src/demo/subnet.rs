@@ -124,6 +124,7 @@ impl Said {
     pub(super) fn asks_for(&self) -> Option<Gid> {
         match Request::parse(&self.mad).ok()?.question {
             Question::Path(path) => Some(path.dgid),
+            Question::Known(query) => query.dgid(),
             Question::ClassPortInfo | Question::Inform(_) => None,
         }
     }

@@ -172,7 +172,7 @@ impl Engine {
         let id = UserRequest::Control(asks.last);
         asks.pending.insert(id, Asked { at: now, port, question, to });
         let deadline = now + DEADLINE;
-        let request = resolver::PathRequest { id, port, question, deadline };
+        let request = resolver::PathRequest { id, port, question: question.into(), deadline };
         self.node.handle_input(now, resolver::Input::ResolvePath { user, request });
     }
 

@@ -273,6 +273,7 @@ proptest! {
                         Question::Inform(info) => {
                             (request.answer(Answer::Inform(info)).emit(), None)
                         }
+                        Question::Known(_) => panic!("no user asks"),
                     };
                     on_the_way.push((Some(sent.sa.lid), mad, said));
                 }

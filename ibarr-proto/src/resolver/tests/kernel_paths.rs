@@ -62,7 +62,7 @@ impl Rig {
             wire::Question::ClassPortInfo => {
                 Some(wire::Answer::ClassPortInfo(ClassPortInfo::default()))
             }
-            wire::Question::Path(_) | wire::Question::Inform(_) => None,
+            wire::Question::Path(_) | wire::Question::Known(_) | wire::Question::Inform(_) => None,
         });
         rig
     }
@@ -132,7 +132,9 @@ fn record(question: &PathQuestion, hop_limit: u8) -> PathRecord {
 fn path(hop_limit: u8) -> impl Fn(&wire::Question) -> Option<wire::Answer> {
     move |question| match question {
         wire::Question::Path(question) => Some(wire::Answer::Path(record(question, hop_limit))),
-        wire::Question::ClassPortInfo | wire::Question::Inform(_) => None,
+        wire::Question::ClassPortInfo | wire::Question::Known(_) | wire::Question::Inform(_) => {
+            None
+        }
     }
 }
 
@@ -252,7 +254,7 @@ fn users_requests_are_separate_from_the_kernels() {
     let request = PathRequest {
         id: UserRequest::Control(0),
         port: port(),
-        question: asked[0],
+        question: asked[0].into(),
         deadline: rig.now + Duration::from_secs(1),
     };
     rig.tell(Input::ResolvePath { user: User(7), request });
@@ -274,7 +276,7 @@ fn user_with_many_path_requests_is_held_to_its_rate() {
         let dgid = gid(&format!("fec0:0:22:2::{id:x}"));
         let question = PathQuestion { dgid, ..of_kernel };
         let id = UserRequest::Control(id.into());
-        let request = PathRequest { id, port: port(), question, deadline };
+        let request = PathRequest { id, port: port(), question: question.into(), deadline };
         rig.tell(Input::ResolvePath { user: User(7), request });
     }
     let mut asked = 0;

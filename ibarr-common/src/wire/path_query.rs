@@ -1,0 +1,234 @@
+// SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
+
+//! Questions to the SA for a path of which any fields are known: those that the component mask names
+//! (IBA vol. 1 §15.2.5.16).
+//!
+//! | bits | fields | bits | fields |
+//! |---|---|---|---|
+//! | 0, 1 | ServiceID | 13 | P_Key |
+//! | 2, 3 | DGID, SGID | 14, 15 | QoSClass, SL |
+//! | 4, 5 | DLID, SLID | 16, 17 | MTU: selector, value |
+//! | 6, 8, 9 | RawTraffic, FlowLabel, HopLimit | 18, 19 | Rate: selector, value |
+//! | 10 | TClass | 20, 21 | PacketLifeTime: selector, value |
+//! | 11, 12 | Reversible, NumbPath | 22 | Preference |
+
+use super::mad::Error;
+use super::path_record::{PathRecordWire, REVERSIBLE};
+use super::sa::PathQuestion;
+use crate::ib::{Gid, Lid, PKey, PathRecord, QosClass, ServiceId};
+
+/// Asks for a path by any of its fields. The answer is one record.
+#[derive(Clone, Copy, Debug, Eq, Hash, Ord, PartialEq, PartialOrd)]
+pub struct PathQuery {
+    /// Without NumbPath, which is always 1.
+    mask: u64,
+    /// Fields that the mask does not name are 0.
+    record: PathRecord,
+}
+
+impl PathQuery {
+    /// Nothing is known.
+    pub const ANY: Self = Self { mask: 0, record: PathRecord::from_octets([0; PathRecord::LEN]) };
+
+    /// The fields of a record that are not 0 are known.
+    pub fn known(record: PathRecord) -> Self {
+        let octets = record.octets();
+        let bits = FIELDS.iter().filter(|field| field.is_set(&octets)).map(|Field(bits, ..)| bits);
+        Self::new(bits.fold(0, |mask, bits| mask | bits), record)
+    }
+
+    pub(super) fn new(mask: u64, record: PathRecord) -> Self {
+        let (from, mut octets, mut known) = (record.octets(), [0; PathRecord::LEN], 0);
+        for field @ &Field(bits, ..) in FIELDS.iter().filter(|field| mask & field.0 == field.0) {
+            known |= bits;
+            field.copy(&from, &mut octets);
+        }
+        Self { mask: known, record: PathRecord::from_octets(octets) }
+    }
+
+    /// The mask and the record of the MAD.
+    pub(super) fn emit(&self) -> (u64, PathRecordWire) {
+        let mut wire = PathRecordWire::from(self.record);
+        wire.reversible_and_numb_path |= 1;
+        (self.mask | NUMB_PATH, wire)
+    }
+
+    /// The destination.
+    pub fn dgid(&self) -> Option<Gid> {
+        Gid::new(self.wire().dgid)
+    }
+
+    /// The source.
+    pub fn sgid(&self) -> Option<Gid> {
+        Gid::new(self.wire().sgid)
+    }
+
+    /// LID of the destination in this subnet.
+    pub fn dlid(&self) -> Option<Lid> {
+        Lid::new(self.wire().dlid.get()).filter(|_| self.has(DLID))
+    }
+
+    /// LID of the source.
+    pub fn slid(&self) -> Option<Lid> {
+        Lid::new(self.wire().slid.get()).filter(|_| self.has(SLID))
+    }
+
+    /// The partition.
+    pub fn pkey(&self) -> Option<PKey> {
+        PKey::new(self.wire().pkey.get())
+    }
+
+    /// The same question with this destination; `None` if it has another one.
+    #[must_use]
+    pub fn with_destination(self, dgid: Gid) -> Option<Self> {
+        let is_it = self.dgid().is_none_or(|known| known.guid() == dgid.guid());
+        is_it.then(|| self.with(DGID, |wire| wire.dgid = dgid.octets()))
+    }
+
+    /// The same question with this source; `None` if it has another one.
+    #[must_use]
+    pub fn with_source(self, sgid: Gid) -> Option<Self> {
+        let is_it = self.sgid().is_none_or(|known| known.guid() == sgid.guid());
+        is_it.then(|| self.with(SGID, |wire| wire.sgid = sgid.octets()))
+    }
+
+    /// The same question, by default in this partition.
+    #[must_use]
+    pub fn in_partition(self, pkey: PKey) -> Self {
+        if self.has(PKEY) { self } else { self.with(PKEY, |wire| wire.pkey = pkey.get().into()) }
+    }
+
+    /// The same question for a path that can be used in the opposite direction, too.
+    #[must_use]
+    pub fn reversible(self) -> Self {
+        self.with(REVERSIBLE_PATH, |wire| wire.reversible_and_numb_path |= REVERSIBLE)
+    }
+
+    /// Whether a record has the known ends. The SA may write a GID of its subnet with another prefix than the
+    /// question's (OpenSM does so for `fe80::/64`).
+    pub fn has_ends_of(&self, record: &PathRecord) -> bool {
+        let wire = PathRecordWire::from(*record);
+        let is_gid = |known: Option<Gid>, octets| {
+            known.is_none_or(|known| Gid::new(octets).is_some_and(|gid| gid.guid() == known.guid()))
+        };
+        let is_lid = |known: Option<Lid>, lid| known.is_none_or(|known| known.get() == lid);
+        is_gid(self.dgid(), wire.dgid)
+            && is_gid(self.sgid(), wire.sgid)
+            && is_lid(self.dlid(), wire.dlid.get())
+            && is_lid(self.slid(), wire.slid.get())
+    }
+
+    fn wire(&self) -> PathRecordWire {
+        self.record.into()
+    }
+
+    fn has(&self, bits: u64) -> bool {
+        self.mask & bits == bits
+    }
+
+    fn with(self, bits: u64, set: impl FnOnce(&mut PathRecordWire)) -> Self {
+        let mut wire = self.wire();
+        set(&mut wire);
+        Self { mask: self.mask | bits, record: wire.into() }
+    }
+}
+
+impl From<PathQuestion> for PathQuery {
+    fn from(question: PathQuestion) -> Self {
+        let mut mask = DGID | SGID;
+        let mut add = |component, is_there: bool| mask |= if is_there { component } else { 0 };
+        add(REVERSIBLE_PATH, question.reversible);
+        add(PKEY, question.pkey.is_some());
+        add(TCLASS, question.tclass.is_some());
+        add(SERVICE_ID, question.service_id.is_some());
+        add(QOS_CLASS, question.qos_class.is_some());
+        let wire = PathRecordWire {
+            service_id: question.service_id.map_or(0, ServiceId::get).into(),
+            dgid: question.dgid.octets(),
+            sgid: question.sgid.octets(),
+            tclass: question.tclass.unwrap_or_default(),
+            reversible_and_numb_path: if question.reversible { REVERSIBLE } else { 0 },
+            pkey: question.pkey.map_or(0, PKey::get).into(),
+            qos_and_sl: (question.qos_class.map_or(0, QosClass::get) << SL_BITS).into(),
+            ..Self::ANY.wire()
+        };
+        Self { mask, record: wire.into() }
+    }
+}
+
+impl TryFrom<PathQuery> for PathQuestion {
+    type Error = Error;
+
+    /// Only the fields of the question may be known, and both GIDs have to be.
+    fn try_from(query: PathQuery) -> Result<Self, Error> {
+        const POSSIBLE: u64 =
+            DGID | SGID | REVERSIBLE_PATH | PKEY | TCLASS | SERVICE_ID | QOS_CLASS;
+        if !query.has(DGID | SGID) || query.mask & !POSSIBLE != 0 {
+            return Err(Error::Components);
+        }
+        let wire = query.wire();
+        Ok(Self {
+            dgid: query.dgid().ok_or(Error::Gid)?,
+            sgid: query.sgid().ok_or(Error::Gid)?,
+            reversible: wire.reversible_and_numb_path & REVERSIBLE != 0,
+            pkey: query.has(PKEY).then(|| query.pkey().ok_or(Error::PKey)).transpose()?,
+            tclass: query.has(TCLASS).then_some(wire.tclass),
+            service_id: query.has(SERVICE_ID).then(|| ServiceId::new(wire.service_id.get())),
+            // A value of 12 bits is always legal.
+            qos_class: QosClass::new(wire.qos_and_sl.get() >> SL_BITS)
+                .filter(|_| query.has(QOS_CLASS)),
+        })
+    }
+}
+
+/// A field: its bits in the component mask, its place in the record, and which bits are its own there.
+struct Field(u64, usize, &'static [u8]);
+
+impl Field {
+    fn is_set(&self, octets: &[u8; PathRecord::LEN]) -> bool {
+        let there = octets.iter().skip(self.1).zip(self.2);
+        there.into_iter().any(|(byte, own)| byte & own != 0)
+    }
+
+    fn copy(&self, from: &[u8; PathRecord::LEN], to: &mut [u8; PathRecord::LEN]) {
+        let there = from.iter().zip(to).skip(self.1).zip(self.2);
+        there.for_each(|((from, to), own)| *to |= from & own);
+    }
+}
+
+const SERVICE_ID: u64 = 0b11;
+const DGID: u64 = 1 << 2;
+const SGID: u64 = 1 << 3;
+const DLID: u64 = 1 << 4;
+const SLID: u64 = 1 << 5;
+const TCLASS: u64 = 1 << 10;
+const REVERSIBLE_PATH: u64 = 1 << 11;
+const NUMB_PATH: u64 = 1 << 12;
+const PKEY: u64 = 1 << 13;
+const QOS_CLASS: u64 = 1 << 14;
+
+/// The service level is in the low bits of the field of the class of service.
+const SL_BITS: u32 = 4;
+
+const FIELDS: [Field; 20] = [
+    Field(SERVICE_ID, 0, &[0xff; 8]),
+    Field(DGID, 8, &[0xff; 16]),
+    Field(SGID, 24, &[0xff; 16]),
+    Field(DLID, 40, &[0xff; 2]),
+    Field(SLID, 42, &[0xff; 2]),
+    Field(1 << 6, 44, &[0x80]),
+    Field(1 << 8, 44, &[0x0f, 0xff, 0xff]),
+    Field(1 << 9, 47, &[0xff]),
+    Field(TCLASS, 48, &[0xff]),
+    Field(REVERSIBLE_PATH, 49, &[REVERSIBLE]),
+    Field(PKEY, 50, &[0xff; 2]),
+    Field(QOS_CLASS, 52, &[0xff, 0xf0]),
+    Field(1 << 15, 53, &[0x0f]),
+    Field(1 << 16, 54, &[0xc0]),
+    Field(1 << 17, 54, &[0x3f]),
+    Field(1 << 18, 55, &[0xc0]),
+    Field(1 << 19, 55, &[0x3f]),
+    Field(1 << 20, 56, &[0xc0]),
+    Field(1 << 21, 56, &[0x3f]),
+    Field(1 << 22, 57, &[0xff]),
+];
