@@ -20,7 +20,7 @@ use crate::ip2gid::{Prefixes, Question};
 use crate::local_service::{self, LocalService};
 use crate::local_view::{self, LocalView};
 use crate::paths::snapshot::{Restored, Snapshot};
-use crate::paths::{self, Paths};
+use crate::paths::{self, Paths, Sought};
 use crate::request::{self, Outcome, UserRequest};
 use crate::resolver::{self, Cores, Resolver};
 use crate::sa;
@@ -197,6 +197,7 @@ impl<R: CryptoRng + SeedableRng> Node<R> {
                 self.acm.endpoint(id, found);
             }
             acm::Ask::Source { id, source } => {
+                self.acm.partition_of_source(id, view.pkey_of(source, IfIndex::MIN));
                 self.acm.gid_of_source(id, view.gid_of(source, IfIndex::MIN));
             }
             acm::Ask::Gid { id, user, question, deadline } => {
@@ -212,18 +213,30 @@ impl<R: CryptoRng + SeedableRng> Node<R> {
                 let input = resolver::Input::Resolve { user, id, question, deadline };
                 self.resolver.handle_input(cores, now, view, input);
             }
-            acm::Ask::Path { id, user, partial, deadline } => {
-                let (port, question) = match cores.paths.complete(&partial) {
+            acm::Ask::Path { id, user, known, asks_sa, deadline } => {
+                let complete = if asks_sa {
+                    cores.paths.source_of(known).map(|(port, query)| (port, Sought::Known(query)))
+                } else {
+                    cores.paths.complete_query(known)
+                };
+                let (port, question) = match complete {
                     Ok(complete) => complete,
                     // It may be known in a moment.
                     Err(paths::Incomplete::NoPort) => return self.acm.park(ask),
                     Err(_) => return self.acm.path(id, None),
                 };
                 self.acm.starts_at(id, port);
-                if let Some(outcome) = cores.paths.lookup(now, &port, question) {
-                    return self.acm.path(id, Some(outcome));
+                if let Sought::Path(question) = question {
+                    let known = cores.paths.lookup(now, &port, question);
+                    if let Some(outcome) = known.or_else(|| cores.paths.loopback(&port, &question))
+                    {
+                        return self.acm.path(id, Some(outcome));
+                    }
                 }
                 self.acm.not_remembered(id);
+                if matches!(question, Sought::Known(_)) && self.acm.is_in_vain(id) {
+                    return;
+                }
                 let id = UserRequest::Acm(id);
                 let request = resolver::PathRequest { id, port, question, deadline };
                 let input = resolver::Input::ResolvePath { user, request };

@@ -30,7 +30,7 @@ use crate::ip2gid::Question;
 use crate::ip2gid::client::{self, Client, Route, SocketEvent};
 use crate::ip2gid::server::Local;
 use crate::local_service::{self, LocalService};
-use crate::paths::{self, Lack, Paths, PortName};
+use crate::paths::{self, Lack, Paths, PortName, Sought};
 use crate::request::{FlightId, Outcome, PathFlightId, RequestId, Source, UserRequest};
 use crate::sa::{PortIndex, Rank};
 use crate::shares::{self, Limits, Shares, User};
@@ -131,7 +131,7 @@ pub struct PathRequest {
     /// The source port of the path.
     pub port: PortName,
     /// The question.
-    pub question: PathQuestion,
+    pub question: Sought,
     /// When the caller stops waiting.
     pub deadline: Instant,
 }
@@ -260,7 +260,13 @@ impl Resolver {
                 let PathRequest { id, port, question, deadline } = request;
                 self.path_askers.insert(id, user);
                 let (id, rank) = (RequestId::User(id), Rank::Other);
-                cores.paths.resolve(now, paths::Request { id, port, question, rank, deadline });
+                match question {
+                    Sought::Path(question) => {
+                        let request = paths::Request { id, port, question, rank, deadline };
+                        cores.paths.resolve(now, request);
+                    }
+                    Sought::Known(query) => cores.paths.ask_sa(now, id, &port, query, deadline),
+                }
                 self.settle(cores, now);
             }
         }

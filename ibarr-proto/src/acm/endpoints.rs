@@ -9,7 +9,7 @@
 use std::fmt::Write as _;
 use std::net::IpAddr;
 
-use ibarr_common::ib::{Gid, Guid, PKey, PortNum};
+use ibarr_common::ib::{Gid, Guid, PortNum};
 use ibarr_common::wire::acm::{
     Address, Ask as Wanted, Endpoint, Name, Names, Of, Reply, Request, Status,
 };
@@ -62,7 +62,7 @@ pub fn find<R: CryptoRng + SeedableRng>(
         Which::Address(address) => {
             let gid = view.gid_of(address, IfIndex::MIN)?;
             let (_, name, facts, _) = active().find(|(.., facts, _)| facts.gids.contains(&gid))?;
-            found(name, facts, partition(facts, view.pkey_of(address, IfIndex::MIN))?)
+            found(name, facts, facts.partition(view.pkey_of(address, IfIndex::MIN))?)
         }
     }
 }
@@ -79,19 +79,9 @@ pub fn addresses<R: CryptoRng + SeedableRng>(
     let gids: &[Gid] = &facts.gids;
     let of_endpoint = view
         .addresses_with(gids)
-        .filter(|(_, link)| partition(facts, link.pkey) == Some(found.endpoint.pkey));
+        .filter(|(_, link)| facts.partition(link.pkey) == Some(found.endpoint.pkey));
     of_endpoint.filter_map(|(address, _)| text(address)).take(Names::MAX).collect()
 }
-
-/// The entry of a port's table for a partition: membership may differ. The first one if the partition is not
-/// known.
-fn partition(facts: &PortFacts, pkey: Option<PKey>) -> Option<PKey> {
-    let is_it = |other: &PKey| pkey.is_none_or(|pkey| pkey.get() | FULL == other.get() | FULL);
-    facts.pkeys.iter().map(|(_, pkey)| *pkey).find(is_it)
-}
-
-/// The bit of a P_Key that says full membership.
-const FULL: u16 = 0x8000;
 
 fn text(address: IpAddr) -> Option<Name> {
     let mut text = String::new();

@@ -21,13 +21,13 @@ use std::mem;
 use std::net::IpAddr;
 
 use ibarr_common::Instant;
-use ibarr_common::ib::{Gid, PKey, PathRecord};
+use ibarr_common::ib::{Gid, PKey};
 use ibarr_common::wire::acm::{
     Address, Ask as Wanted, Counters as Seven, Error, Name, Of, Reply, Request, Resolve, Status,
     refusal,
 };
 use ibarr_common::wire::ls::PathUse;
-use ibarr_common::wire::path_record::PathRecordWire;
+use ibarr_common::wire::sa::PathQuery;
 
 pub use self::endpoints::{Found, addresses, find};
 pub use self::hosts::Hosts;
@@ -35,7 +35,7 @@ use self::names::{Addresses, Names};
 pub use self::types::{Ask, ClientId, Config, Counter, Input, NotNamed, Output, Transmit, Which};
 use crate::counters::Counters;
 use crate::ip2gid::Question;
-use crate::paths::{self, Partial, PortName};
+use crate::paths::{self, PortName};
 use crate::request::{self, LookupId, Outcome};
 use crate::shares::User;
 use crate::timer::Timers;
@@ -79,6 +79,12 @@ struct Lookup {
     /// The address that routing chose, which is part of the reply.
     chosen: Option<Address>,
     known: Known,
+    /// What the client knows of the path.
+    path: PathQuery,
+    /// Whether the SA is to be asked for just that.
+    asks_sa: bool,
+    /// The partition of the source.
+    partition: Option<PKey>,
     /// The port by which it asks.
     port: Option<PortName>,
     /// How the GID of the destination was found.
@@ -226,7 +232,7 @@ impl Acm {
         let target = match target {
             Target::Ip(target) => target,
             Target::Gid(dgid) => {
-                return self.seek(id, Partial { port: None, dgid, sgid: Some(sgid), pkey: None });
+                return self.seek(id, Some(sgid), Some(dgid));
             }
         };
         lookup.known = Known::Source { sgid };
@@ -259,7 +265,7 @@ impl Acm {
                 return self.refuse(id, Status::DestinationAddress);
             }
         };
-        self.seek(id, Partial { port: None, dgid, sgid: Some(sgid), pkey: None });
+        self.seek(id, Some(sgid), Some(dgid));
     }
 
     /// The path is asked for by this port.
@@ -285,8 +291,11 @@ impl Acm {
                         Source::Cache | Source::Doubted => Counter::PathFromMemory,
                     },
                 );
-                let found = paths::records(PathUse::All, record);
-                return self.end(id, |lookup| Reply::Paths(found, lookup.chosen));
+                return self.end(id, |lookup| {
+                    // The SA's answer is as long as the question for it.
+                    let path_use = if lookup.asks_sa { PathUse::Gmp } else { PathUse::All };
+                    Reply::Paths(paths::records(path_use, record), lookup.chosen)
+                });
             }
             Some(Outcome::NoRecord { .. } | Outcome::Refused(_)) => Status::NoData,
             Some(Outcome::Silent | Outcome::Busy) => Status::TimedOut,
@@ -304,6 +313,22 @@ impl Acm {
             self.count(id, Counter::NotRemembered);
             self.reply(client, &request, &Reply::Refused(Status::NoData));
         }
+    }
+
+    /// The partition of a source's interface, before its GID.
+    pub fn partition_of_source(&mut self, id: LookupId, pkey: Option<PKey>) {
+        if let Some(lookup) = self.lookups.get_mut(&id) {
+            lookup.partition = pkey;
+        }
+    }
+
+    /// Nothing would be remembered of the answer. Ends a search without a client, and returns whether it has.
+    pub fn is_in_vain(&mut self, id: LookupId) -> bool {
+        let has_client = self.lookups.get(&id).is_some_and(|lookup| lookup.client.is_some());
+        if !has_client {
+            self.forget(id);
+        }
+        !has_client
     }
 
     fn connected(&mut self, client: ClientId, user: User) {
@@ -379,15 +404,24 @@ impl Acm {
             Address::Ip(ip) => End::Addresses(Addresses::of(ip)),
             Address::Name(name) => End::Name(name),
         };
-        let source = resolve.source().map(end);
-        let known = resolve.destination().map(|target| Known::Said { source, target: end(target) });
+        let path = resolve.path().map_or(PathQuery::ANY, PathQuery::known);
+        let (source, target) = (resolve.source().map(end), resolve.destination().map(end));
+        let has_ends = source.is_some() || target.is_some();
+        let target = target.or_else(|| path.dgid().map(End::Gid).filter(|_| source.is_some()));
+        let known = target.map(|target| Known::Said { source, target });
         let is_from_memory = resolve.is_from_memory();
         let id =
             self.begin(now, client, user, request, known.unwrap_or(Known::Ends), is_from_memory);
-        match (known, resolve.path()) {
-            (Some(_), _) => self.seek_ends(now, id),
-            (None, Some(path)) => self.seek_along(id, path),
-            (None, None) => self.refuse(id, Status::DestinationAddress),
+        if let Some(lookup) = self.lookups.get_mut(&id) {
+            (lookup.path, lookup.asks_sa) = (path, resolve.asks_sa());
+        }
+        match known {
+            // Such a request is a path alone.
+            _ if resolve.asks_sa() && has_ends => self.refuse(id, Status::Invalid),
+            Some(_) => self.seek_ends(now, id),
+            // An address and a LID.
+            None if source.is_some() => self.refuse(id, Status::Invalid),
+            None => self.seek(id, None, None),
         }
     }
 
@@ -410,6 +444,9 @@ impl Acm {
             is_from_memory,
             chosen: None,
             known,
+            path: PathQuery::ANY,
+            asks_sa: false,
+            partition: None,
             port: None,
             address: None,
         };
@@ -432,21 +469,27 @@ impl Acm {
         }
     }
 
-    /// Searches for the path of which a client knows a part: at least the destination's GID.
-    fn seek_along(&mut self, id: LookupId, path: PathRecord) {
-        let PathRecordWire { dgid, sgid, pkey, .. } = path.into();
-        let (sgid, pkey) = (Gid::new(sgid), PKey::new(pkey.get()));
-        match Gid::new(dgid) {
-            Some(dgid) => self.seek(id, Partial { port: None, dgid, sgid, pkey }),
-            None => self.refuse(id, Status::DestinationAddress),
-        }
-    }
-
-    fn seek(&mut self, id: LookupId, partial: Partial) {
+    /// Searches for the path of which the client may know more than the ends.
+    fn seek(&mut self, id: LookupId, sgid: Option<Gid>, dgid: Option<Gid>) {
         let Some(lookup) = self.lookups.get_mut(&id) else { return };
         lookup.known = Known::Ends;
-        let &mut Lookup { user, deadline, .. } = lookup;
-        self.asks.push_back(Ask::Path { id, user, partial, deadline });
+        let mut known = Some(lookup.path);
+        if let Some(sgid) = sgid {
+            known = known.and_then(|known| known.with_source(sgid));
+        }
+        if let Some(dgid) = dgid {
+            known = known.and_then(|known| known.with_destination(dgid));
+        }
+        // No path has the ends of two.
+        let Some(mut known) = known else { return self.refuse(id, Status::NoData) };
+        if let Some(pkey) = lookup.partition {
+            known = known.in_partition(pkey);
+        }
+        let &mut Lookup { user, deadline, asks_sa, .. } = lookup;
+        if known.dgid().is_none() && known.dlid().is_none() && !asks_sa {
+            return self.refuse(id, Status::DestinationAddress);
+        }
+        self.asks.push_back(Ask::Path { id, user, known, asks_sa, deadline });
     }
 
     fn refuse(&mut self, id: LookupId, status: Status) {

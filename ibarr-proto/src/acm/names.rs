@@ -14,7 +14,7 @@ use ibarr_common::Instant;
 use ibarr_common::wire::acm::{Address, Name, Status};
 
 use super::hosts::folded;
-use super::{Acm, Ask, Counter, End, Known, Lookup, NotNamed, Output, Partial, Target};
+use super::{Acm, Ask, Counter, End, Known, Lookup, NotNamed, Output, Target};
 use crate::ip2gid::Question;
 use crate::request::LookupId;
 use crate::shares::User;
@@ -105,10 +105,10 @@ impl Acm {
         let Known::Said { source, target } = lookup.known else { return };
         match (source, target) {
             (None, End::Gid(dgid)) => {
-                self.seek(id, Partial { port: None, dgid, sgid: None, pkey: None });
+                self.seek(id, None, Some(dgid));
             }
             (Some(End::Gid(sgid)), End::Gid(dgid)) => {
-                self.seek(id, Partial { port: None, dgid, sgid: Some(sgid), pkey: None });
+                self.seek(id, Some(sgid), Some(dgid));
             }
             (None, End::Addresses(Addresses { first: target, .. })) => {
                 lookup.known = Known::Target(Target::Ip(target));

@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use ibarr_common::ib::PathRecord;
 use ibarr_common::wire::acm::{MAX_REQUEST_LEN, Name, Tid};
+use ibarr_common::wire::path_record::PathRecordWire;
 use proptest::prelude::*;
 
 use super::*;
@@ -93,8 +94,8 @@ impl Rig {
         let id = self.until_target(resolve);
         let outcome = Outcome::Found { gid: gid("fe80::5"), source: request::Source::Peer };
         self.acm.gid_of_target(id, outcome);
-        let Some(Ask::Path { partial, .. }) = self.acm.poll_ask() else { panic!() };
-        assert_eq!((partial.sgid, partial.dgid), (Some(gid("fe80::1")), gid("fe80::5")));
+        let Some(Ask::Path { known, .. }) = self.acm.poll_ask() else { panic!() };
+        assert_eq!((known.sgid(), known.dgid()), (Some(gid("fe80::1")), Some(gid("fe80::5"))));
         id
     }
 }
@@ -112,6 +113,31 @@ fn address_is_answered_with_paths_and_the_source_that_routing_chose() {
     let expected = Reply::Paths(paths::records(PathUse::All, RECORD), chosen);
     assert_eq!(rig.told(), Some(expected));
     assert_eq!((rig.acm.load(), rig.acm.poll_timeout()), ((1, 0), None));
+}
+
+#[test]
+fn records_of_a_floating_lid_are_contiguous_and_the_chosen_source_follows() {
+    let mut rig = Rig::new();
+    let id = rig.until_path(to("10.2.0.5"));
+    let record = PathRecordWire {
+        sgid: gid("fec0:0:1:1::1").octets(),
+        dgid: gid("fec0:0:22:2::5").octets(),
+        slid: 1.into(),
+        dlid: 4.into(),
+        pkey: 0xffff.into(),
+        flow: 255.into(),
+        ..PathRecord::from_octets([0; 64]).into()
+    };
+    let outcome = paths::Outcome::Found { record: record.into(), source: paths::Source::Sa };
+    rig.acm.path(id, Some(outcome));
+    let Some(Output::Reply(Transmit { bytes, .. })) = rig.acm.poll_output() else { panic!() };
+    let records = bytes[16..].chunks(72).map(|record| {
+        let flags = u32::from_ne_bytes(record[..4].try_into().unwrap());
+        (flags, u16::from_ne_bytes(record[4..6].try_into().unwrap()), record[8])
+    });
+    // librdmacm copies as many bytes from the first path on as there are paths.
+    let expected = [(0x2b, 16, 0), (0x12, 16, 0), (0x0a, 16, 0), (1, 2, 10)];
+    assert_eq!(records.collect::<Vec<_>>(), expected);
 }
 
 #[test]
@@ -135,9 +161,8 @@ fn part_of_a_path_is_completed() {
     let path =
         PathRecordWire { dgid: gid("fe80::5").octets(), ..PathRecord::from_octets([0; 64]).into() };
     rig.resolve(Resolve::along(path.into()));
-    let Some(Ask::Path { id, partial, .. }) = rig.acm.poll_ask() else { panic!() };
-    let expected = Partial { port: None, dgid: gid("fe80::5"), sgid: None, pkey: None };
-    assert_eq!(partial, expected);
+    let Some(Ask::Path { id, known, .. }) = rig.acm.poll_ask() else { panic!() };
+    assert_eq!(Some(known), PathQuery::ANY.with_destination(gid("fe80::5")));
     rig.acm.path(id, Some(found()));
     assert!(matches!(rig.told(), Some(Reply::Paths(_, None))));
     // Without a GID there is nothing to ask for.
@@ -364,8 +389,8 @@ fn listed_names_need_neither_resolver_nor_peer() {
     rig.acm.set_hosts(hosts);
     for (source, sgid) in [(None, None), (Some(name("here")), Some(gid("fe80::1")))] {
         rig.resolve(Resolve::to(source, name("there")).from_memory());
-        let Some(Ask::Path { id, partial, .. }) = rig.acm.poll_ask() else { panic!() };
-        assert_eq!((partial.sgid, partial.dgid), (sgid, gid("fe80::5")));
+        let Some(Ask::Path { id, known, .. }) = rig.acm.poll_ask() else { panic!() };
+        assert_eq!((known.sgid(), known.dgid()), (sgid, Some(gid("fe80::5"))));
         rig.acm.path(id, Some(found()));
         assert!(matches!(rig.told(), Some(Reply::Paths(_, None))));
     }
@@ -377,8 +402,8 @@ fn listed_names_need_neither_resolver_nor_peer() {
     rig.resolve(Resolve::to(Some(Address::Ip(ip("10.1.0.1"))), name("there")));
     let Some(Ask::Source { id, .. }) = rig.acm.poll_ask() else { panic!() };
     rig.acm.gid_of_source(id, Some(gid("fe80::1")));
-    let Some(Ask::Path { partial, .. }) = rig.acm.poll_ask() else { panic!() };
-    assert_eq!((partial.sgid, partial.dgid), (Some(gid("fe80::1")), gid("fe80::5")));
+    let Some(Ask::Path { known, .. }) = rig.acm.poll_ask() else { panic!() };
+    assert_eq!((known.sgid(), known.dgid()), (Some(gid("fe80::1")), Some(gid("fe80::5"))));
 }
 
 #[test]

@@ -8,9 +8,9 @@ use std::time::Duration;
 use ibarr_common::Instant;
 use ibarr_common::ib::PortNum;
 use ibarr_common::wire::acm::Name;
+use ibarr_common::wire::sa::PathQuery;
 
 use crate::ip2gid::Question;
-use crate::paths::Partial;
 use crate::request::LookupId;
 use crate::shares::User;
 
@@ -127,8 +127,10 @@ pub enum Ask {
         id: LookupId,
         /// For whom.
         user: User,
-        /// The ends of the path.
-        partial: Partial,
+        /// What is known of it.
+        known: PathQuery,
+        /// Whether the SA is to be asked for just this.
+        asks_sa: bool,
         /// When nobody waits any more.
         deadline: Instant,
     },

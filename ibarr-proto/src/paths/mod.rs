@@ -28,6 +28,7 @@
 mod bucket;
 mod cache;
 mod canaries;
+mod direct;
 mod doubt;
 mod fallback;
 mod index;
@@ -53,6 +54,7 @@ use ibarr_common::wire::sa::{PathQuestion, Question};
 use rand_core::{CryptoRng, SeedableRng};
 
 use self::cache::{Cache, Key, Remembered};
+use self::direct::Direct;
 use self::inform::Informing;
 use self::ports::{BEFORE, Change, Port, Ports};
 use self::snapshot::{Restored, Restoring, Snapshot, Step, Verdict, Walk};
@@ -68,7 +70,7 @@ pub use partial::{Incomplete, Partial};
 pub use records::records;
 pub use types::{
     Answered, Cached, Config, Counter, Device, Input, Load, Outcome, PortEvent, PortFacts,
-    PortName, Qos, Request, RequestId, Source,
+    PortName, Qos, Request, RequestId, Sought, Source,
 };
 
 /// The paths of all ports, see the [module](self). After each call that takes a time, call each
@@ -84,6 +86,7 @@ pub struct Paths<R> {
     swept_at: Instant,
     flights: BTreeMap<QuestionId, Flight>,
     by_key: HashMap<Key, QuestionId, Seeded>,
+    direct: Direct,
     /// Paths that an earlier daemon has left, or a file has.
     restoring: Restoring,
     /// Ports whose SA is being asked for its capabilities.
@@ -148,6 +151,7 @@ impl<R: CryptoRng + SeedableRng> Paths<R> {
             swept_at: Instant::BOOT,
             flights: BTreeMap::new(),
             by_key: HashMap::with_hasher(hasher.clone()),
+            direct: Direct::default(),
             restoring: Restoring::default(),
             infos: BTreeMap::new(),
             informing: Informing::new(hasher),
@@ -249,7 +253,7 @@ impl<R: CryptoRng + SeedableRng> Paths<R> {
             Memory::Doubted(doubted) => Some(doubted),
             Memory::Nothing => None,
         };
-        if self.waiting.len() >= self.config.max_waiters {
+        if self.waiting.len() + self.direct.len() >= self.config.max_waiters {
             return self.answer(id, doubted.map_or(Outcome::Overloaded, Doubted::given));
         }
         let flight = if is_under_way {
@@ -419,8 +423,8 @@ impl<R: CryptoRng + SeedableRng> Paths<R> {
     /// The sizes of the tables.
     pub fn load(&self) -> Load {
         Load {
-            questions: self.flights.len(),
-            waiters: self.waiting.len(),
+            questions: self.flights.len() + self.direct.len(),
+            waiters: self.waiting.len() + self.direct.len(),
             cached: self.cache.len(),
         }
     }
@@ -602,6 +606,8 @@ impl<R: CryptoRng + SeedableRng> Paths<R> {
                 self.note_info(port, outcome);
             } else if let Some(flight) = self.flights.remove(&id) {
                 self.land(&flight, outcome);
+            } else if self.is_direct(id, outcome) {
+                // Answered.
             } else {
                 self.note_informed(id, outcome);
             }

@@ -2,12 +2,12 @@
 
 //! A user's question for a path, completed as a program on this node would most likely ask it.
 
-use ibarr_common::ib::{Gid, PKey};
-use ibarr_common::wire::sa::PathQuestion;
+use ibarr_common::ib::{Gid, Lid, PKey};
+use ibarr_common::wire::sa::{PathQuery, PathQuestion};
 use rand_core::{CryptoRng, SeedableRng};
 use thiserror::Error;
 
-use super::{Paths, PortFacts, PortName};
+use super::{Paths, PortFacts, PortName, Sought};
 
 /// A destination, and the parts of the question that the user chose.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
@@ -34,6 +34,9 @@ pub enum Incomplete {
     /// No port, or not the chosen one, has this source GID.
     #[error("{0}: no port of this machine has this GID; see ibarr ports")]
     NoSource(Gid),
+    /// No port has this LID.
+    #[error("LID {0}: no port of this machine has it; see ibarr ports")]
+    NoSourceLid(Lid),
     /// The port has no GID.
     #[error("{0} has no GID yet: name one with --sgid")]
     NoGid(PortName),
@@ -48,23 +51,10 @@ impl<R: CryptoRng + SeedableRng> Paths<R> {
     /// There is no such port, or it has no GID.
     pub fn complete(&self, partial: &Partial) -> Result<(PortName, PathQuestion), Incomplete> {
         let Partial { port, dgid, sgid, pkey } = *partial;
-        let is_chosen = |name: PortName| port.is_none_or(|port| port == name);
-        let has_source = |facts: &PortFacts| sgid.is_none_or(|sgid| facts.gids.contains(&sgid));
-        let chosen = || self.ports().filter(|(_, name, ..)| is_chosen(*name));
-        let mut ports = chosen().filter(|(.., facts, _)| has_source(facts)).peekable();
-        let first = ports.peek().copied();
-        let none = || match (port, sgid) {
-            (_, Some(sgid)) if chosen().next().is_some() => Incomplete::NoSource(sgid),
-            (Some(port), _) => Incomplete::NoSuchPort(port),
-            (None, _) => Incomplete::NoPort,
-        };
-        let found = ports.find(|(_, _, facts, _)| facts.sa().is_some()).or(first);
-        let (_, name, facts, _) = found.ok_or_else(none)?;
-        let for_flid = facts.flid_gid().filter(|_| dgid.flid().is_some());
-        let sgid = sgid.or(for_flid).or_else(|| facts.gids.first().copied());
+        let (name, facts) = self.choose(port, sgid, None)?;
         let question = PathQuestion {
             dgid,
-            sgid: sgid.ok_or(Incomplete::NoGid(name))?,
+            sgid: source(facts, sgid, Some(dgid)).ok_or(Incomplete::NoGid(name))?,
             reversible: true,
             pkey: pkey.or_else(|| facts.pkeys.first().map(|(_, pkey)| *pkey)),
             tclass: None,
@@ -73,6 +63,62 @@ impl<R: CryptoRng + SeedableRng> Paths<R> {
         };
         Ok((name, question))
     }
+
+    /// Chooses in the same way what a query lacks: source, partition, and that the path is reversible.
+    ///
+    /// # Errors
+    /// As for [`Self::complete`].
+    pub fn complete_query(&self, query: PathQuery) -> Result<(PortName, Sought), Incomplete> {
+        let (name, facts) = self.choose(None, query.sgid(), query.slid())?;
+        let sgid = source(facts, query.sgid(), query.dgid()).ok_or(Incomplete::NoGid(name))?;
+        let query = query.with_source(sgid).unwrap_or(query).reversible();
+        let pkey = facts.pkeys.first().map(|(_, pkey)| *pkey);
+        Ok((name, pkey.map_or(query, |pkey| query.in_partition(pkey)).into()))
+    }
+
+    /// The port that asks the SA a query as it is. A query without a source gets one.
+    ///
+    /// # Errors
+    /// As for [`Self::complete`].
+    pub fn source_of(&self, query: PathQuery) -> Result<(PortName, PathQuery), Incomplete> {
+        let (name, facts) = self.choose(None, query.sgid(), query.slid())?;
+        if query.sgid().is_some() || query.slid().is_some() {
+            return Ok((name, query));
+        }
+        let sgid = source(facts, None, query.dgid()).ok_or(Incomplete::NoGid(name))?;
+        Ok((name, query.with_source(sgid).unwrap_or(query)))
+    }
+
+    fn choose(
+        &self,
+        port: Option<PortName>,
+        sgid: Option<Gid>,
+        slid: Option<Lid>,
+    ) -> Result<(PortName, &PortFacts), Incomplete> {
+        let is_chosen = |name: PortName| port.is_none_or(|port| port == name);
+        let has_source = |facts: &PortFacts| {
+            sgid.is_none_or(|sgid| facts.gids.contains(&sgid))
+                && slid.is_none_or(|slid| facts.has_lid(slid))
+        };
+        let chosen = || self.ports().filter(|(_, name, ..)| is_chosen(*name));
+        let mut ports = chosen().filter(|(.., facts, _)| has_source(facts)).peekable();
+        let first = ports.peek().copied();
+        let none = || match (port, sgid, slid) {
+            (_, Some(sgid), _) if chosen().next().is_some() => Incomplete::NoSource(sgid),
+            (_, _, Some(slid)) if chosen().next().is_some() => Incomplete::NoSourceLid(slid),
+            (Some(port), ..) => Incomplete::NoSuchPort(port),
+            (None, ..) => Incomplete::NoPort,
+        };
+        let found = ports.find(|(_, _, facts, _)| facts.sa().is_some()).or(first);
+        let (_, name, facts, _) = found.ok_or_else(none)?;
+        Ok((name, facts))
+    }
+}
+
+/// The GID of a port with a floating LID if the destination has one, or else its first GID.
+fn source(facts: &PortFacts, sgid: Option<Gid>, dgid: Option<Gid>) -> Option<Gid> {
+    let for_flid = facts.flid_gid().filter(|_| dgid.is_some_and(|dgid| dgid.flid().is_some()));
+    sgid.or(for_flid).or_else(|| facts.gids.first().copied())
 }
 
 #[cfg(test)]

@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use ibarr_common::Instant;
 use ibarr_common::ib::{DeviceName, Gid, Guid, Lid, PKey, PathRecord, PortNum, Rate, Sl};
-use ibarr_common::wire::sa::{PathQuestion, Refusal};
+use ibarr_common::wire::sa::{PathQuery, PathQuestion, Refusal};
 use ibarr_common::wire::umad::PKeyIndex;
 
 use crate::request;
@@ -164,6 +164,17 @@ impl PortFacts {
         Some(sa::Sa { lid, sl: self.sm_sl, pkey_index })
     }
 
+    /// The entry of the table for a partition, in which membership may differ; the first one for none.
+    pub fn partition(&self, pkey: Option<PKey>) -> Option<PKey> {
+        let is_it = |own: &PKey| pkey.is_none_or(|pkey| pkey.get() << 1 == own.get() << 1);
+        self.pkeys.iter().map(|(_, own)| *own).find(is_it)
+    }
+
+    /// Whether a LID is one of the port's.
+    pub fn has_lid(&self, lid: Lid) -> bool {
+        self.lid.is_some_and(|own| lid.get() >> self.lmc.min(7) == own.get() >> self.lmc.min(7))
+    }
+
     /// The first GID that carries a floating LID.
     pub fn flid_gid(&self) -> Option<Gid> {
         self.gids.iter().copied().find(|gid| gid.flid().is_some())
@@ -186,6 +197,28 @@ pub struct Request {
     pub rank: Rank,
     /// When the caller stops waiting.
     pub deadline: Instant,
+}
+
+/// A question of a user.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub enum Sought {
+    /// Its answer is remembered.
+    Path(PathQuestion),
+    /// The SA is asked each time. Which answers it would give to other questions is for the SA to say: a port
+    /// has several LIDs, and a LID several GIDs.
+    Known(PathQuery),
+}
+
+impl From<PathQuestion> for Sought {
+    fn from(question: PathQuestion) -> Self {
+        Self::Path(question)
+    }
+}
+
+impl From<PathQuery> for Sought {
+    fn from(query: PathQuery) -> Self {
+        PathQuestion::try_from(query).map_or(Self::Known(query), Self::Path)
+    }
 }
 
 /// An input of the path resolution.

@@ -3,8 +3,9 @@
 //! Clients of a whole node, whose driver and SA the test plays.
 
 use ibarr_common::IfIndex;
-use ibarr_common::ib::{Guid, Lid, PortNum, Sl};
+use ibarr_common::ib::{FlowLabel, Guid, Lid, Mtu, PacketLifeTime, PortNum, Rate, Sl};
 use ibarr_common::wire::acm::{Endpoint, Names};
+use ibarr_common::wire::path_record::Fields;
 use ibarr_common::wire::sa;
 use ibarr_common::wire::umad::PKeyIndex;
 use rand_chacha::ChaCha12Rng;
@@ -185,6 +186,218 @@ impl Whole {
             other => panic!("{other:?}"),
         }
     }
+}
+
+/// The path of a reply.
+fn path_of(bytes: &[u8]) -> Result<(Fields, Option<Address>), Status> {
+    match Reply::parse(bytes).unwrap() {
+        (Tid([9, ..]), Reply::Paths(paths, source)) => {
+            Ok((Fields::parse(&paths.as_slice()[0].record).unwrap(), source))
+        }
+        (Tid([9, ..]), Reply::Refused(status)) => Err(status),
+        other => panic!("{other:?}"),
+    }
+}
+
+/// A path record with these fields and no others.
+fn fields(set: impl FnOnce(&mut PathRecordWire)) -> PathRecord {
+    let mut wire = PathRecordWire::from(PathRecord::from_octets([0; 64]));
+    set(&mut wire);
+    wire.into()
+}
+
+/// An SA that knows fe80::5 with LID 5, and fe80::1 with LID 1.
+fn sa(question: &sa::Question) -> Option<sa::Answer> {
+    let query = match *question {
+        sa::Question::Path(question) => question.into(),
+        sa::Question::Known(query) => query,
+        sa::Question::ClassPortInfo | sa::Question::Inform(_) => return None,
+    };
+    let record = Fields {
+        dgid: gid("fe80::5"),
+        sgid: gid("fe80::1"),
+        dlid: Lid::new(5).unwrap(),
+        slid: Lid::new(1).unwrap(),
+        flow_label: FlowLabel::default(),
+        hop_limit: 0,
+        tclass: 0,
+        reversible: true,
+        pkey: query.pkey().unwrap_or(PKey::DEFAULT),
+        sl: Sl::default(),
+        mtu: Mtu::from_low_bits(4),
+        rate: Rate::from_low_bits(7),
+        life_time: PacketLifeTime::from_low_bits(18),
+    };
+    let record = record.emit();
+    Some(match query.has_ends_of(&record) {
+        true => sa::Answer::Path(record),
+        false => sa::Answer::Refused(sa::Refusal::NO_RECORDS),
+    })
+}
+
+#[test]
+fn lid_is_asked_for_each_time_with_what_the_client_knows_and_what_it_lacks() {
+    let mut whole = Whole { answer: sa, ..Whole::ready() };
+    let to_lid = Wanted::Resolve(Resolve::along(fields(|path| path.dlid = 5.into())));
+    let by_lids = fields(|path| (path.dlid, path.slid) = (5.into(), 1.into()));
+    let by_lids = Wanted::Resolve(Resolve::along(by_lids));
+    for ask in [to_lid, to_lid, by_lids] {
+        let (path, source) = path_of(&whole.ask(ask)).unwrap();
+        assert_eq!((path.dgid, path.pkey, source), (gid("fe80::5"), PKey::DEFAULT, None));
+    }
+    let [sa::Question::Known(first), _, sa::Question::Known(third)] = whole.asked[..] else {
+        panic!("{:?}", whole.asked)
+    };
+    assert_eq!(
+        (first.dlid(), first.slid(), first.sgid()),
+        (Lid::new(5), None, Some(gid("fe80::1")))
+    );
+    assert_eq!((third.slid(), third.pkey()), (Lid::new(1), Some(PKey::DEFAULT)));
+    // What the SA has said of a LID is no answer to a question for a GID.
+    let to_gid =
+        Wanted::Resolve(Resolve::along(fields(|path| path.dgid = gid("fe80::5").octets())));
+    assert!(path_of(&whole.ask(to_gid)).is_ok());
+    assert_eq!(whole.asked.len(), 4);
+    // The port has one LID, and no host LID 6.
+    let absent = Wanted::Resolve(Resolve::along(fields(|path| path.dlid = 6.into())));
+    assert_eq!(path_of(&whole.ask(absent)), Err(Status::NoData));
+    let foreign = fields(|path| (path.dlid, path.slid) = (5.into(), 2.into()));
+    let mut whole = Whole { answer: sa, ..Whole::new() };
+    whole.port(1, facts(1));
+    whole.knows_itself(&[]);
+    assert_eq!(
+        path_of(&whole.ask(Wanted::Resolve(Resolve::along(foreign)))),
+        Err(Status::SourceAddress)
+    );
+    assert_eq!(whole.asked, []);
+}
+
+#[test]
+fn client_that_does_not_wait_costs_the_sa_nothing_where_nothing_is_remembered() {
+    let mut whole = Whole { answer: sa, ..Whole::ready() };
+    let to_lid = Resolve::along(fields(|path| path.dlid = 5.into())).from_memory();
+    assert_eq!(path_of(&whole.ask(Wanted::Resolve(to_lid))), Err(Status::NoData));
+    whole.now += Duration::from_secs(3);
+    whole.turn();
+    assert_eq!((whole.asked.len(), whole.node.acm().load()), (0, (1, 0)));
+}
+
+#[test]
+fn question_for_the_sa_itself_passes_by_the_memory_with_just_its_fields() {
+    let mut whole = Whole { answer: sa, ..Whole::ready() };
+    let ends = |path: &mut PathRecordWire| {
+        (path.dgid, path.sgid) = (gid("fe80::5").octets(), gid("fe80::1").octets());
+    };
+    let ask = Resolve::along(fields(ends));
+    assert!(path_of(&whole.ask(Wanted::Resolve(ask))).is_ok());
+    let known = fields(|path| {
+        ends(path);
+        path.mtu = 4;
+    });
+    let bytes = whole.ask(Wanted::Resolve(Resolve::along(known).by_the_sa()));
+    // As long as the request.
+    assert_eq!((path_of(&bytes).unwrap().0.dlid.get(), bytes.len()), (5, 88));
+    assert_eq!(whole.asked[1..], [sa::Question::Known(PathQuery::known(known))]);
+    whole.ask(Wanted::Resolve(ask));
+    assert_eq!(whole.asked.len(), 2, "the first answer is remembered");
+    whole.ask(Wanted::Resolve(ask.by_the_sa()));
+    assert_eq!(whole.asked.len(), 3);
+    // An SA that does not answer is no reason for an older answer.
+    whole.answer = |_| None;
+    let bytes = whole.ask(Wanted::Resolve(ask.by_the_sa()));
+    assert_eq!(path_of(&bytes), Err(Status::TimedOut));
+}
+
+/// A request of librdmacm with all three records.
+fn three_records(source: &str, target: &str, path: PathRecord, flags: u32) -> Vec<u8> {
+    let mut bytes = vec![1, 1, 0, 0, 0, 0];
+    bytes.extend((16 + 3 * 72_u16).to_ne_bytes());
+    bytes.extend([9; 8]);
+    for (flag, address) in [(1_u32, source), (2, target)] {
+        let IpAddr::V4(address) = ip(address) else { panic!() };
+        bytes.extend(flag.to_ne_bytes());
+        bytes.extend(2_u16.to_ne_bytes());
+        bytes.extend([0; 2]);
+        bytes.extend(address.octets());
+        bytes.extend([0; 60]);
+    }
+    bytes.extend(flags.to_ne_bytes());
+    bytes.extend(16_u16.to_ne_bytes());
+    bytes.extend([0; 2]);
+    bytes.extend(path.octets());
+    bytes
+}
+
+#[test]
+fn fields_of_a_path_restrict_the_path_between_two_addresses() {
+    let mut whole = Whole { answer: sa, ..Whole::ready() };
+    let mut ask = |path, flags| {
+        whole.replies.clear();
+        let bytes = three_records("10.1.0.1", "10.3.0.1", path, flags);
+        whole.acm(Input::Message { client: CLIENT, bytes: &bytes });
+        path_of(&whole.replies.pop_front().unwrap()).map(|(path, source)| (path.pkey, source))
+    };
+    // Both are addresses of this node.
+    assert_eq!(ask(fields(|_| {}), 0), Ok((PKey::DEFAULT, None)));
+    let other = |path: &mut PathRecordWire| path.pkey = 0x8001.into();
+    assert_eq!(ask(fields(other), 0), Ok((pkey(0x0001), None)));
+    // No path leads to two GIDs.
+    let elsewhere = |path: &mut PathRecordWire| path.dgid = gid("fe80::5").octets();
+    assert_eq!(ask(fields(elsewhere), 0), Err(Status::NoData));
+    // The SA can only be asked for a path alone.
+    assert_eq!(ask(fields(|_| {}), 1 << 31), Err(Status::Invalid));
+    assert_eq!(whole.asked, []);
+}
+
+#[test]
+fn path_starts_in_the_partition_of_the_sources_interface() {
+    let mut whole = Whole { answer: sa, ..Whole::ready() };
+    let source = Some(Address::Ip(ip("10.3.0.1")));
+    let resolve = Resolve::to(source, Address::Ip(ip("10.3.0.1")));
+    let (path, _) = path_of(&whole.ask(Wanted::Resolve(resolve))).unwrap();
+    assert_eq!(path.pkey, pkey(0x0001));
+    let resolve = Resolve::to(None, Address::Ip(ip("10.3.0.1")));
+    let (path, source) = path_of(&whole.ask(Wanted::Resolve(resolve))).unwrap();
+    assert_eq!((path.pkey, source), (PKey::DEFAULT, Some(Address::Ip(ip("10.1.0.1")))));
+}
+
+#[test]
+fn path_to_the_own_port_needs_no_sa() {
+    let mut whole = Whole::new();
+    let rate = Some(Rate::from_low_bits(16));
+    whole.port(1, PortFacts { rate, sm_lid: None, ..facts(1) });
+    whole.knows_itself(&[]);
+    let expected = Fields {
+        dgid: gid("fe80::1"),
+        sgid: gid("fe80::1"),
+        dlid: Lid::new(1).unwrap(),
+        slid: Lid::new(1).unwrap(),
+        flow_label: FlowLabel::default(),
+        hop_limit: 0,
+        tclass: 0,
+        reversible: true,
+        pkey: PKey::DEFAULT,
+        sl: Sl::default(),
+        mtu: Mtu::from_low_bits(4),
+        rate: Rate::from_low_bits(16),
+        life_time: PacketLifeTime::from_low_bits(0),
+    };
+    let own = Address::Ip(ip("10.1.0.1"));
+    let to_gid = Resolve::along(fields(|path| path.dgid = gid("fe80::1").octets()));
+    for (resolve, source) in [
+        (Resolve::to(None, own).from_memory(), Some(own)),
+        (Resolve::to(Some(own), own), None),
+        (to_gid, None),
+    ] {
+        assert_eq!(path_of(&whole.ask(Wanted::Resolve(resolve))), Ok((expected, source)));
+    }
+    // A partition that the port has not is for the SA to refuse, which is not there.
+    let absent = fields(|path| {
+        (path.dgid, path.pkey) = (gid("fe80::1").octets(), 0x8002.into());
+    });
+    let bytes = whole.ask(Wanted::Resolve(Resolve::along(absent)));
+    assert_eq!(path_of(&bytes), Err(Status::NotConnected));
+    assert_eq!(whole.asked, []);
 }
 
 #[test]

@@ -1,0 +1,117 @@
+// SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
+
+//! Questions of users that the SA is asked each time, because nothing is remembered for them. The SA client
+//! bounds them as all others: its window, and the rank of users.
+
+use std::collections::BTreeMap;
+
+use ibarr_common::Instant;
+use ibarr_common::ib::{FlowLabel, Gid, Mtu, PacketLifeTime, Rate, Sl, SubnetPrefix};
+use ibarr_common::wire::path_record::Fields;
+use ibarr_common::wire::sa::{PathQuery, PathQuestion, Question};
+use rand_core::{CryptoRng, SeedableRng};
+
+use super::{Counter, Outcome, Paths, PortName, RequestId, Source};
+use crate::sa::{self, QuestionId, Rank};
+
+/// 2048 bytes and 10 Gbit/s: `min_mtu` and `min_rate` of ibacm.
+const LEAST_MTU: Mtu = Mtu::from_low_bits(4);
+const LEAST_RATE: Rate = Rate::from_low_bits(3);
+
+/// Requests for which the SA is being asked.
+#[derive(Debug, Default)]
+pub(super) struct Direct(BTreeMap<QuestionId, (RequestId, PathQuery)>);
+
+impl Direct {
+    pub(super) fn len(&self) -> usize {
+        self.0.len()
+    }
+}
+
+impl<R: CryptoRng + SeedableRng> Paths<R> {
+    /// A user asks the SA of a port. One [`Self::poll_answered`] follows, at the latest at the deadline.
+    pub fn ask_sa(
+        &mut self,
+        now: Instant,
+        id: RequestId,
+        port: &PortName,
+        query: PathQuery,
+        deadline: Instant,
+    ) {
+        self.advance(now);
+        self.counters.count(Counter::Requests);
+        let (index, can_ask) = match self.ports.by_name(port) {
+            Some((index, port)) => (index, port.can_ask()),
+            None => return self.answer(id, Outcome::UnknownPort),
+        };
+        if !can_ask {
+            return self.answer(id, Outcome::NoSa);
+        }
+        if self.waiting.len() + self.direct.len() >= self.config.max_waiters {
+            return self.answer(id, Outcome::Overloaded);
+        }
+        let question_id = self.next_id();
+        self.direct.0.insert(question_id, (id, query));
+        let question = Question::Known(query);
+        self.client.ask(self.now, question_id, index, question, Rank::Other, deadline);
+        self.settle();
+    }
+
+    /// The path from a port to itself, as ibacm makes it: an SA need not be asked. The MTU is one that ibacm
+    /// requires of every port, because that of the link is not known.
+    pub fn loopback(&self, port: &PortName, question: &PathQuestion) -> Option<Outcome> {
+        let PathQuestion { dgid, sgid, reversible, pkey, tclass, .. } = *question;
+        let (_, port) = self.ports.by_name(port)?;
+        let facts = port.facts().filter(|facts| facts.is_active)?;
+        let own = |gid: Gid| facts.gids.iter().find(|own| own.guid() == gid.guid());
+        let (own_dgid, lid) = (own(dgid)?, facts.lid?);
+        if *own_dgid != dgid && dgid.subnet_prefix() != SubnetPrefix::DEFAULT {
+            return None;
+        }
+        let fields = Fields {
+            dgid,
+            sgid: own(sgid).map(|_| sgid)?,
+            dlid: lid,
+            slid: lid,
+            flow_label: FlowLabel::default(),
+            hop_limit: 0,
+            tclass: tclass.unwrap_or(0),
+            reversible,
+            pkey: facts.partition(pkey)?,
+            sl: Sl::default(),
+            mtu: LEAST_MTU,
+            rate: facts.rate.unwrap_or(LEAST_RATE),
+            life_time: PacketLifeTime::from_low_bits(0),
+        };
+        Some(Outcome::Found { record: fields.emit(), source: Source::Cache })
+    }
+
+    /// Passes the answer to such a question on. `false` if it was asked for another reason.
+    pub(super) fn is_direct(&mut self, id: QuestionId, outcome: sa::Outcome) -> bool {
+        let Some((id, query)) = self.direct.0.remove(&id) else { return false };
+        let outcome = match outcome {
+            sa::Outcome::Path(record)
+                if Fields::parse(&record).is_ok() && query.has_ends_of(&record) =>
+            {
+                Outcome::Found { record, source: Source::Sa }
+            }
+            sa::Outcome::Path(_) => {
+                self.counters.count(Counter::WrongPath);
+                Outcome::Refused(None)
+            }
+            sa::Outcome::Refused(refusal) if refusal.is_final() => {
+                Outcome::NoRecord { source: Source::Sa }
+            }
+            sa::Outcome::Refused(refusal) => Outcome::Refused(Some(refusal)),
+            sa::Outcome::Unusable | sa::Outcome::ClassPortInfo(_) | sa::Outcome::Inform(_) => {
+                Outcome::Refused(None)
+            }
+            sa::Outcome::Busy => Outcome::Busy,
+            sa::Outcome::Silent => Outcome::Silent,
+            sa::Outcome::Overloaded => Outcome::Overloaded,
+            sa::Outcome::NoSa => Outcome::NoSa,
+        };
+        self.answer(id, outcome);
+        true
+    }
+}
