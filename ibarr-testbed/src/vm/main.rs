@@ -5,6 +5,7 @@
 
 #![deny(unsafe_code)]
 
+mod acm;
 mod bring_up;
 mod events;
 mod hello;
@@ -44,6 +45,7 @@ fn main() -> ExitCode {
         [_, "run-d"] => responder::run(),
         [_, "run-e"] => events::run(),
         [_, "run-f"] => no_ipv6::run(),
+        [_, "run-g"] => acm::run(),
         [_, "shell"] => rig::shell(),
         [_, "ibtun", records] if records.parse::<u64>().is_ok() => {
             ibtun::run(records.parse().unwrap_or_default())

@@ -122,6 +122,8 @@ enum Fabric {
     E,
     /// ibarr on a kernel without IPv6
     F,
+    /// ib_acme and librdmacm ask ibarr instead of ibacm
+    G,
 }
 
 impl Fabric {
@@ -134,6 +136,7 @@ impl Fabric {
             Self::D => "run-d",
             Self::E => "run-e",
             Self::F => "run-f",
+            Self::G => "run-g",
         }
     }
 
@@ -357,7 +360,7 @@ fn prepare_run(
         _ => Processors::One,
     };
     match scenario {
-        Fabric::B | Fabric::C | Fabric::E => rig::with_package(workspace, prepared)?,
+        Fabric::B | Fabric::C | Fabric::E | Fabric::G => rig::with_package(workspace, prepared)?,
         Fabric::F => prepared.kernel_arguments = "ipv6.disable=1",
         _ => {}
     }

@@ -37,6 +37,11 @@ const PROGRAMS: &[&str] = &[
     "rping",
     "udaddy",
     "ucmatose",
+    "rdma_client",
+    "rdma_server",
+    "rdma_xclient",
+    "rdma_xserver",
+    "rstream",
     "mckey",
     "ibv_devinfo",
     "ibv_rc_pingpong",
@@ -92,7 +97,7 @@ const FILES: &[(&str, &str)] = &[
     // OpenSM writes its log at once, so that scenarios can read it.
     ("/etc/rig/opensm.conf", "force_log_flush TRUE\n"),
     ("/etc/libibverbs.d/ipathverbs.driver", "driver ipathverbs\n"),
-    ("/etc/hosts", "127.0.0.1 localhost\n"),
+    ("/etc/hosts", "127.0.0.1 localhost\n10.1.0.1 node1\n10.1.0.2 node2\n10.2.0.1 node3\n"),
     ("/etc/passwd", "root:x:0:0::/:\nibarr:x:900:900::/:\n"),
     ("/etc/group", "root:x:0:\nibarr:x:900:\n"),
     // Directories into which OpenSM and ibacm write.
