@@ -129,7 +129,7 @@ fn ended_well(server: Process) -> Result<()> {
 }
 
 /// A server of librdmacm does not report that it listens, but the kernel lists its identifiers.
-fn is_listening(server: &Process) -> Result<()> {
+pub(crate) fn is_listening(server: &Process) -> Result<()> {
     are_listening(1, server)
 }
 

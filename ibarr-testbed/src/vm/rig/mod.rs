@@ -38,7 +38,7 @@ use nix::sys::termios::{OutputFlags, SetArg, tcgetattr, tcsetattr};
 use crate::report::Report;
 
 pub(crate) use self::caller::Caller;
-pub(crate) use self::connections::{pair, rping, survive_nudges};
+pub(crate) use self::connections::{is_listening, pair, rping, survive_nudges};
 pub(crate) use self::ibarr::{Ibarr, bpf_dir};
 pub(crate) use self::process::{Process, RESULTS, run, spawn};
 pub(crate) use self::query::query;
