@@ -78,6 +78,8 @@ enum Scenario {
         /// [default: all]
         scenario: Option<Fabric>,
     },
+    /// What requests of ACM cost that memory answers, with ibarr and with ibacm: `bench acm`
+    AcmSpeed,
     /// A shell in the network of `run`
     Shell,
     /// The kernel module `ibtun` alone: what it promises and what it refuses
@@ -281,6 +283,11 @@ fn prepare(workspace: &Workspace, scenario: &Scenario) -> Result<Prepared> {
         Scenario::Run { scenario } => {
             let scenario = scenario.context("`run` names one scenario by now")?;
             prepare_run(workspace, scenario, &built, &mut prepared)?;
+        }
+        Scenario::AcmSpeed => {
+            rig::prepare(workspace, "acm-speed", &built, &mut prepared)?;
+            rig::with_package(workspace, &mut prepared)?;
+            prepared.processors = Processors::Counted;
         }
         Scenario::Shell => {
             rig::prepare(workspace, "shell", &built, &mut prepared)?;

@@ -7,6 +7,7 @@ mod compare;
 mod forms;
 mod librdmacm;
 mod reasons;
+pub(crate) mod speed;
 
 use std::process::ExitCode;
 

@@ -148,6 +148,10 @@ impl Ibarr {
         bpf_dir(self.name)
     }
 
+    pub(crate) fn id(&self) -> u32 {
+        self.process.id()
+    }
+
     pub(crate) fn signal(&self, signal: Signal) -> Result<()> {
         self.process.signal(signal)
     }

@@ -88,6 +88,10 @@ impl Process {
         fs::read_to_string(&file).context(file)
     }
 
+    pub(crate) fn id(&self) -> u32 {
+        self.child.id()
+    }
+
     /// Its user, capabilities and more (proc(5)).
     pub(crate) fn status(&self) -> Result<String> {
         let file = format!("/proc/{}/status", self.child.id());

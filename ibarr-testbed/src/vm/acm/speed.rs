@@ -1,0 +1,211 @@
+// SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
+
+//! `cargo xtask bench acm`: what a request costs that memory answers, with `ibarr` and with ibacm in turn, on a
+//! clock that counts instructions.
+
+use std::collections::HashMap;
+use std::fs;
+use std::io::{Read as _, Write as _};
+use std::os::unix::net::UnixStream;
+use std::process::ExitCode;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context as _, Result, ensure};
+use ibarr_common::ib::PathRecord;
+use ibarr_common::wire::acm::{Address, Ask, MAX_REQUEST_LEN, Reply, Request, Resolve, Tid};
+use ibarr_common::wire::path_record::PathRecordWire;
+
+use super::compare::{self, SOCKET};
+use crate::report::Report;
+use crate::rig::{INTERFACES, Ibarr, N, Place, Rig};
+
+/// Each server in turn, so often.
+const ROUNDS: usize = 3;
+/// Requests of one client, one after the other, in each round.
+const IN_TURN: usize = 1_000;
+/// Clients at once, and requests of each in each round.
+const CLIENTS: usize = 100;
+const OF_EACH: usize = 20;
+
+/// The aims: the lowest ratio of requests per CPU-second, and the highest of latencies, to ibacm's.
+const PER_CPU_SECOND: f64 = 3.0;
+const LATENCY: f64 = 0.8;
+
+pub(crate) fn run() -> ExitCode {
+    let mut report = Report::default();
+    if let Some(rig) = report.claim("the rig stands", Rig::up()) {
+        let mut samples = Samples::default();
+        for round in 1..=ROUNDS {
+            let mut claim = |what: &str, proof| {
+                report.claim(&format!("{what} answers all from memory ({round} of {ROUNDS})"), proof);
+            };
+            claim("ibacm", with_ibacm(&mut samples));
+            claim("ibarr", with_ibarr(&mut samples));
+        }
+        if let Some(verdicts) = report.claim("everything was measured", samples.verdicts()) {
+            verdicts.into_iter().for_each(Report::figure);
+        }
+        drop(rig);
+    }
+    report.end()
+}
+
+#[derive(Clone, Copy, Debug, Eq, Hash, PartialEq)]
+enum Server {
+    Ibacm,
+    Ibarr,
+}
+
+/// What is asked: as `rdma_getaddrinfo` does, as `rdma_resolve_route` does, and by GIDs.
+#[derive(Clone, Copy, Debug, Eq, Hash, PartialEq)]
+enum Form {
+    To,
+    FromTo,
+    Gids,
+}
+
+impl Form {
+    const ALL: [Self; 3] = [Self::To, Self::FromTo, Self::Gids];
+
+    fn name(self) -> &'static str {
+        match self {
+            Self::To => "by the target's IP address",
+            Self::FromTo => "by both IP addresses",
+            Self::Gids => "by both GIDs",
+        }
+    }
+
+    fn bytes(self) -> Result<Vec<u8>> {
+        let [from, to] = ["10.1.0.1", "10.1.0.2"].map(|ip| ip.parse().map(Address::Ip));
+        let resolve = match self {
+            Self::To => Resolve::to(None, to?),
+            Self::FromTo => Resolve::to(Some(from?), to?),
+            Self::Gids => {
+                let [sgid, dgid] = [0, 4].map(|port| INTERFACES[port].gid());
+                let (sgid, dgid) = (sgid?.octets(), dgid?.octets());
+                let empty = PathRecordWire::from(PathRecord::from_octets([0; 64]));
+                Resolve::along(PathRecordWire { sgid, dgid, ..empty }.into())
+            }
+        };
+        let mut out = [0; MAX_REQUEST_LEN];
+        Ok(Request { tid: Tid([0; 8]), ask: Ask::Resolve(resolve) }.emit(&mut out).to_vec())
+    }
+}
+
+#[derive(Clone, Copy, Debug, Eq, Hash, PartialEq)]
+enum What {
+    /// From the request to its reply.
+    Latency,
+    /// The server's CPU time, of one client after the other, and of many at once.
+    Alone,
+    AtOnce,
+}
+
+/// Times of a request.
+#[derive(Debug, Default)]
+struct Samples(HashMap<(Server, Form, What), Vec<Duration>>);
+
+impl Samples {
+    fn measure(&mut self, server: Server, pid: u32) -> Result<()> {
+        for form in Form::ALL {
+            let request = form.bytes()?;
+            let mut add = |what, took| self.0.entry((server, form, what)).or_default().push(took);
+            let mut client = connect()?;
+            // What is not remembered yet is asked for.
+            (0..20).try_for_each(|_| ask(&mut client, &request))?;
+            let before = cpu_time(pid)?;
+            for _ in 0..IN_TURN {
+                let began = Instant::now();
+                ask(&mut client, &request)?;
+                add(What::Latency, began.elapsed());
+            }
+            add(What::Alone, (cpu_time(pid)? - before) / u32::try_from(IN_TURN)?);
+            let mut clients = (0..CLIENTS).map(|_| connect()).collect::<Result<Vec<_>>>()?;
+            clients.iter_mut().try_for_each(|client| ask(client, &request))?;
+            let before = cpu_time(pid)?;
+            for _ in 0..OF_EACH {
+                clients.iter_mut().try_for_each(|client| client.write_all(&request))?;
+                clients.iter_mut().try_for_each(told)?;
+            }
+            add(What::AtOnce, (cpu_time(pid)? - before) / u32::try_from(CLIENTS * OF_EACH)?);
+        }
+        Ok(())
+    }
+
+    fn median(&self, server: Server, form: Form, what: What) -> Result<f64> {
+        let mut samples = self.0.get(&(server, form, what)).context("nothing was measured")?.clone();
+        samples.sort();
+        Ok(samples.get(samples.len() / 2).context("nothing was measured")?.as_secs_f64() * 1e6)
+    }
+
+    fn verdicts(&self) -> Result<Vec<String>> {
+        let mut lines = Vec::new();
+        for form in Form::ALL {
+            for (what, name) in [
+                (What::Latency, "latency"),
+                (What::Alone, "requests per CPU-second, one client"),
+                (What::AtOnce, "requests per CPU-second, 100 clients"),
+            ] {
+                let ours = self.median(Server::Ibarr, form, what)?;
+                let theirs = self.median(Server::Ibacm, form, what)?;
+                let (ratio, aim, is_met) = if what == What::Latency {
+                    let ratio = ours / theirs;
+                    (ratio, format!("at most {LATENCY}"), ratio <= LATENCY)
+                } else {
+                    let ratio = theirs / ours;
+                    (ratio, format!("at least {PER_CPU_SECOND}"), ratio >= PER_CPU_SECOND)
+                };
+                let verdict = if is_met { "met" } else { "missed" };
+                let form = form.name();
+                lines.push(format!(
+                    "{form}: {name}, ibarr / ibacm: {ratio:.2} ({ours:.1} and {theirs:.1} µs a request); \
+                     the aim is {aim}: {verdict}"
+                ));
+            }
+        }
+        Ok(lines)
+    }
+}
+
+fn with_ibacm(samples: &mut Samples) -> Result<()> {
+    let ibacm = compare::ibacm()?;
+    samples.measure(Server::Ibacm, ibacm.id())?;
+    ibacm.stop().map(drop)
+}
+
+fn with_ibarr(samples: &mut Samples) -> Result<()> {
+    let there = Ibarr::start("n", N, "", 1)?;
+    let here = Ibarr::start("here", Place::Here, super::SERVE, 1)?;
+    samples.measure(Server::Ibarr, here.id())?;
+    here.stop().and(there.stop())
+}
+
+fn connect() -> Result<UnixStream> {
+    let stream = UnixStream::connect(SOCKET).context(SOCKET)?;
+    stream.set_read_timeout(Some(Duration::from_secs(10)))?;
+    Ok(stream)
+}
+
+fn ask(client: &mut UnixStream, request: &[u8]) -> Result<()> {
+    client.write_all(request)?;
+    told(client)
+}
+
+fn told(client: &mut UnixStream) -> Result<()> {
+    let mut bytes = [0; 1024];
+    let len = client.read(&mut bytes)?;
+    let reply = Reply::parse(bytes.get(..len).unwrap_or_default());
+    ensure!(matches!(reply, Ok((_, Reply::Paths(..)))), "{reply:?}");
+    Ok(())
+}
+
+/// What all threads of a process have used, in the scheduler's account.
+fn cpu_time(pid: u32) -> Result<Duration> {
+    let mut used = Duration::ZERO;
+    for task in fs::read_dir(format!("/proc/{pid}/task")).context("no process")? {
+        let text = fs::read_to_string(task?.path().join("schedstat")).context("schedstat")?;
+        let nanos = text.split_whitespace().next().context("schedstat")?;
+        used += Duration::from_nanos(nanos.parse()?);
+    }
+    Ok(used)
+}
