@@ -13,6 +13,7 @@ use crate::artifacts::{self, Artifact};
 use crate::package;
 use crate::privilege::Privilege;
 use crate::tools::{self, Toolbox};
+use crate::vm;
 use crate::workspace::Workspace;
 
 /// Run ibarr on this machine's IPoIB interfaces, or show it in a lab of namespaces
@@ -87,6 +88,11 @@ pub(crate) fn lab(workspace: &Workspace, args: &LabArgs) -> Result<()> {
 }
 
 pub(crate) fn bench(workspace: &Workspace, args: &BenchArgs) -> Result<()> {
+    if let [only] = &args.arguments[..]
+        && only == "acm"
+    {
+        return vm::bench_acm(workspace);
+    }
     let built = build(workspace, Profile::Release)?;
     let arguments = with_command("bench", &args.arguments);
     start(workspace, &built, Privilege::find(false)?, &arguments)

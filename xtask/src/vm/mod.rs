@@ -196,6 +196,12 @@ pub(crate) fn run(workspace: &Workspace, args: &Args) -> Result<()> {
     table.end().map(drop)
 }
 
+/// `bench acm`: in guests, because ibacm needs an HCA.
+pub(crate) fn bench_acm(workspace: &Workspace) -> Result<()> {
+    let scenario = Scenario::AcmSpeed;
+    run(workspace, &Args { scenario, kernels: Vec::new(), tree: None, deadline: None })
+}
+
 fn all_on_the_fabric() -> Vec<Scenario> {
     let all = Fabric::value_variants().iter();
     all.map(|&scenario| Scenario::Run { scenario: Some(scenario) }).collect()

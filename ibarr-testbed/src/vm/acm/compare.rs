@@ -7,14 +7,13 @@ use std::collections::BTreeMap;
 use std::fmt;
 use std::fs;
 use std::io::{ErrorKind, Read as _, Write as _};
-use std::net::Shutdown;
 use std::os::unix::net::UnixStream;
 use std::time::Duration;
 
 use anyhow::{Context as _, Result, ensure};
 
 use super::forms::{self, Form, Kind};
-use super::reasons;
+use super::reasons::{self, REASONS};
 use crate::report::Report;
 use crate::rig::{self, INTERFACES, Place, Process, eventually, spawn};
 
@@ -32,7 +31,6 @@ pub(super) enum Told {
 #[derive(Debug)]
 pub(super) struct Difference {
     pub(super) what: String,
-    pub(super) kind: Kind,
     pub(super) field: String,
     pub(super) theirs: String,
     pub(super) ours: String,
@@ -60,7 +58,8 @@ pub(super) fn ibacm() -> Result<Process> {
         fs::write(file, content).context(file)?;
     }
     let ibacm = spawn("ibacm", Place::Here, &["ibacm", "-P"])?;
-    let gid = INTERFACES[4].gid()?.to_string();
+    // Nothing but its own GID, so that it knows no path yet.
+    let gid = INTERFACES[0].gid()?.to_string();
     eventually(|| rig::run(Place::Here, &["ib_acme", "-f", "g", "-d", &gid]))
         .with_context(|| ibacm.said().unwrap_or_default())?;
     Ok(ibacm)
@@ -95,16 +94,14 @@ fn numbers(forms: &[Form], kind: Kind) -> impl Iterator<Item = usize> {
 
 fn send(form: &Form) -> Result<UnixStream> {
     let mut stream = UnixStream::connect(SOCKET).context(SOCKET)?;
+    // Half a message is never answered.
+    let seconds = if form.kind == Kind::Wrong { 3 } else { 10 };
+    stream.set_read_timeout(Some(Duration::from_secs(seconds)))?;
     stream.write_all(&form.bytes).with_context(|| form.what.clone())?;
-    if form.kind == Kind::Wrong {
-        // Whoever waits for more learns that there is no more.
-        stream.shutdown(Shutdown::Write)?;
-    }
     Ok(stream)
 }
 
 fn reply(mut stream: UnixStream) -> Result<Told> {
-    stream.set_read_timeout(Some(Duration::from_secs(10)))?;
     let mut bytes = vec![0; 1 << 16];
     match stream.read(&mut bytes) {
         Ok(0) => Ok(Told::Closed),
@@ -132,9 +129,10 @@ pub(super) fn compare(theirs: Vec<(Form, Told)>, ours: Vec<(Form, Told)>) -> Res
         }
     }
     Report::note(format_args!("{same} of {all} replies are the same"));
-    for (reason, differences) in &by_reason {
-        Report::note(format_args!("{:4} differ: {reason}", differences.len()));
-        let shown = if *reason == NONE { 1000 } else { 2 };
+    for why in REASONS.iter().map(|reason| reason.why).chain([NONE]) {
+        let differences = by_reason.get(why).map_or(&[][..], Vec::as_slice);
+        Report::note(format_args!("{:4} fields differ: {why}", differences.len()));
+        let shown = if why == NONE { usize::MAX } else { 1 };
         differences.iter().take(shown).for_each(|it| Report::note(format_args!("       {it}")));
     }
     let without = by_reason.get(NONE).map_or(0, Vec::len);
@@ -169,7 +167,6 @@ fn differences(form: &Form, theirs: &Told, ours: &Told) -> Vec<Difference> {
         let (theirs, ours) = (value(&theirs, name), value(&ours, name));
         (theirs != ours).then(|| Difference {
             what: form.what.clone(),
-            kind: form.kind,
             field: name.clone(),
             theirs,
             ours,
@@ -258,7 +255,8 @@ fn fields(told: &Told) -> Vec<(String, String)> {
                 add(name.to_owned(), hex(part(start, len)));
             }
             add("provider".to_owned(), text(part(16, 64)));
-            let names: Vec<_> = part(80, rest.len().saturating_sub(80)).chunks(64).map(text).collect();
+            let names: Vec<_> =
+                part(80, rest.len().saturating_sub(80)).chunks(64).map(text).collect();
             add("names".to_owned(), names.join(" "));
         }
         _ => {}

@@ -110,7 +110,11 @@ fn by_path(forms: &mut Forms) -> Result<()> {
         ends.push((format!("the GID of port {port}"), gid, 0));
         ends.push((format!("the LID of port {port}"), [0; 16], lid));
     }
-    ends.push(("an unknown GID".to_owned(), [0xfe, 0x80, 0, 0, 0, 0, 0, 0, 7, 7, 7, 7, 7, 7, 7, 7], 0));
+    ends.push((
+        "an unknown GID".to_owned(),
+        [0xfe, 0x80, 0, 0, 0, 0, 0, 0, 7, 7, 7, 7, 7, 7, 7, 7],
+        0,
+    ));
     ends.push(("an unknown LID".to_owned(), [0; 16], 999));
     ends.push(("no end".to_owned(), [0; 16], 0));
     let (sgid, slid) = (INTERFACES[0].gid()?.octets(), INTERFACES[0].lid()?);
@@ -177,7 +181,8 @@ fn wrong(forms: &mut Forms) -> Result<()> {
     change("a length of 15", 6, 15);
     change("a longer length than the message", 6, 200);
     change("a shorter length than the message", 6, 88);
-    let header = |opcode: u8, length: u8| vec![1, opcode, 0, 0, 0, 0, length, 0, 9, 9, 9, 9, 9, 9, 9, 9];
+    let header =
+        |opcode: u8, length: u8| vec![1, opcode, 0, 0, 0, 0, length, 0, 9, 9, 9, 9, 9, 9, 9, 9];
     forms.add("wrong: no record".to_owned(), Kind::Wrong, header(1, 16));
     forms.add("wrong: half a header".to_owned(), Kind::Wrong, vec![1, 1, 0, 0, 0, 0, 8, 0]);
     let mut cut = right;

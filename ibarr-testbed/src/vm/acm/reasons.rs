@@ -4,6 +4,120 @@
 
 use super::compare::Difference;
 
-pub(super) fn of(_difference: &Difference) -> Option<&'static str> {
-    None
+/// A reason, and which differences it explains.
+pub(super) struct Reason {
+    pub(super) why: &'static str,
+    explains: fn(&Difference) -> bool,
+}
+
+/// Statuses of the protocol.
+const OK: &str = "status 00";
+const INVALID: &str = "status 02";
+const NO_DATA: &str = "status 03";
+const TIMED_OUT: &str = "status 06";
+const SOURCE: &str = "status 07";
+const SOURCE_TYPE: &str = "status 08";
+const DESTINATION: &str = "status 09";
+const DESTINATION_TYPE: &str = "status 0a";
+/// `ENETUNREACH` of the kernel.
+const NO_ROUTE: &str = "status 65";
+
+/// All reasons; the first one that explains a difference counts.
+pub(super) const REASONS: [Reason; 12] = [
+    Reason {
+        why: "ibacm sets bit 7 of the opcode where it refuses without a search; ibarr in no reply about paths. \
+              No client reads it",
+        explains: |it| it.field == "opcode" && it.is("81", "01"),
+    },
+    Reason {
+        why: "ibacm repeats the number of an endpoint that it does not have",
+        explains: |it| it.field == "data" && it.what.starts_with("counters of"),
+    },
+    Reason {
+        why: "to itself, ibacm gives MTU, rate and life time without the selector that says `exactly`",
+        explains: |it| {
+            let is_one = ["mtu", "rate", "life"].iter().any(|name| it.field.ends_with(name));
+            let [theirs, ours] = [&it.theirs, &it.ours].map(|hex| u8::from_str_radix(hex, 16).ok());
+            is_one && theirs.is_some() && theirs.map(|theirs| theirs | 0x80) == ours
+        },
+    },
+    Reason {
+        why: "without a route, ibacm's status is an error number of the kernel",
+        explains: |it| it.is(NO_ROUTE, DESTINATION),
+    },
+    Reason {
+        why: "without a route, ibarr refuses; ibacm asks all nodes and waits",
+        explains: |it| {
+            let targets = ["192.0.2.1 from", "wrong: the address 0.0.0.0"];
+            targets.iter().any(|it_is| it.what.starts_with(it_is)) && it.is(TIMED_OUT, DESTINATION)
+        },
+    },
+    Reason {
+        why: "a path without a source may start at any port of this machine: ibacm takes its first, ibarr the first \
+              whose SA it can ask",
+        explains: |it| {
+            let is_of_source = ["sgid", "slid", "life"].iter().any(|name| it.field.ends_with(name));
+            it.what.starts_with("the GID of") && !it.what.contains(", from a") && is_of_source
+        },
+    },
+    Reason {
+        why: "ibacm ignores a record that is neither source nor destination; ibarr refuses it",
+        explains: |it| it.what == "wrong: a source without its flag" && it.is(OK, DESTINATION_TYPE),
+    },
+    Reason {
+        why: "both refuse two sources or two destinations; ibacm blames the address, ibarr the record",
+        explains: |it| {
+            it.what.starts_with("wrong:")
+                && (it.is(SOURCE, SOURCE_TYPE)
+                    || it.is(DESTINATION, DESTINATION_TYPE)
+                    || it.is(DESTINATION, SOURCE_TYPE))
+        },
+    },
+    Reason {
+        why: "ibacm takes what one recv(2) returns for a message; ibarr waits for as many bytes as the header says, \
+              and closes the connection if no request is so long",
+        explains: |it| {
+            let lengths = [
+                "a shorter length",
+                "no record",
+                "half a header",
+                "half a record",
+                "a longer length",
+            ];
+            let is_length =
+                lengths.iter().any(|length| it.what.starts_with(&format!("wrong: {length}")));
+            is_length && it.field == "outcome"
+        },
+    },
+    Reason {
+        why: "NOT YET: ibarr does not serve names",
+        explains: |it| {
+            let words = ["node", "nowhere"];
+            words.iter().any(|word| it.what.contains(word))
+                && [SOURCE, DESTINATION].contains(&it.ours.as_str())
+        },
+    },
+    Reason {
+        why: "NOT YET: ibarr does not serve LIDs, nor the source's LID",
+        explains: |it| it.what.contains("LID") && !it.ours.starts_with(OK),
+    },
+    Reason {
+        why: "NOT YET: ibarr does not serve endpoints, nor questions to the SA itself",
+        explains: |it| {
+            let of_endpoint = it.what.starts_with("endpoint") || it.what.starts_with("counters of");
+            let refuses = [INVALID, SOURCE].contains(&it.ours.as_str());
+            of_endpoint && refuses || it.what.ends_with("by the SA") && it.theirs != NO_DATA
+        },
+    },
+];
+
+impl Difference {
+    fn is(&self, theirs: &str, ours: &str) -> bool {
+        self.theirs == theirs && self.ours == ours
+    }
+}
+
+/// Why it differs, if that is known.
+pub(super) fn of(difference: &Difference) -> Option<&'static str> {
+    REASONS.iter().find(|reason| (reason.explains)(difference)).map(|reason| reason.why)
 }

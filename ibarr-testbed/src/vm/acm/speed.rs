@@ -37,7 +37,8 @@ pub(crate) fn run() -> ExitCode {
         let mut samples = Samples::default();
         for round in 1..=ROUNDS {
             let mut claim = |what: &str, proof| {
-                report.claim(&format!("{what} answers all from memory ({round} of {ROUNDS})"), proof);
+                report
+                    .claim(&format!("{what} answers all from memory ({round} of {ROUNDS})"), proof);
             };
             claim("ibacm", with_ibacm(&mut samples));
             claim("ibarr", with_ibarr(&mut samples));
@@ -133,7 +134,8 @@ impl Samples {
     }
 
     fn median(&self, server: Server, form: Form, what: What) -> Result<f64> {
-        let mut samples = self.0.get(&(server, form, what)).context("nothing was measured")?.clone();
+        let mut samples =
+            self.0.get(&(server, form, what)).context("nothing was measured")?.clone();
         samples.sort();
         Ok(samples.get(samples.len() / 2).context("nothing was measured")?.as_secs_f64() * 1e6)
     }

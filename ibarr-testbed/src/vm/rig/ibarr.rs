@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 
 use std::fs::{self, Permissions};
+use std::io::IoSliceMut;
+use std::os::fd::{AsRawFd as _, RawFd};
 use std::os::unix::fs::{PermissionsExt as _, chown};
 use std::os::unix::net::UnixDatagram;
 use std::path::Path;
@@ -8,8 +10,11 @@ use std::path::Path;
 use anyhow::{Context as _, Result, anyhow, ensure};
 use ibarr_user::control::client;
 use ibarr_user::control::messages::{Request, Response};
+use nix::cmsg_space;
 use nix::mount::{MsFlags, mount};
 use nix::sys::signal::Signal;
+use nix::sys::socket::{ControlMessageOwned, MsgFlags, recvmsg};
+use nix::unistd::close;
 use serde_json::Value;
 
 use super::{PATIENCE, Place, Process, eventually, spawn};
@@ -29,6 +34,22 @@ pub(crate) struct Ibarr {
     notify: UnixDatagram,
 }
 
+/// A descriptor that a daemon has given to systemd.
+#[derive(Debug)]
+pub(crate) struct Kept {
+    name: String,
+    number: RawFd,
+}
+
+/// Passes the descriptors of `KEPT` to a program, as the first ones after the standard ones (sd_listen_fds(3)).
+const PASS: &str = "
+    export LISTEN_PID=$$ LISTEN_FDS=0
+    for kept in $KEPT; do
+        eval \"exec $((LISTEN_FDS + 3))<&$kept\"
+        LISTEN_FDS=$((LISTEN_FDS + 1))
+    done
+    exec \"$@\"";
+
 impl Ibarr {
     /// Starts a daemon with this configuration, as root. When it is ready, its programs must be on so many
     /// interfaces.
@@ -39,6 +60,23 @@ impl Ibarr {
         interfaces: u64,
     ) -> Result<Self> {
         Self::launch(name, place, config, interfaces, &[])
+    }
+
+    /// Like [`start`](Self::start), here, with descriptors of an earlier daemon, which are closed here.
+    pub(crate) fn start_with(
+        name: &'static str,
+        config: &str,
+        interfaces: u64,
+        kept: Vec<Kept>,
+    ) -> Result<Self> {
+        let names: Vec<_> = kept.iter().map(|kept| kept.name.as_str()).collect();
+        let names = format!("LISTEN_FDNAMES={}", names.join(":"));
+        let numbers: Vec<_> = kept.iter().map(|kept| kept.number.to_string()).collect();
+        let numbers = format!("KEPT={}", numbers.join(" "));
+        let by = ["busybox", "env", &names, &numbers, "busybox", "sh", "-ec", PASS, "sh"];
+        let ibarr = Self::launch(name, Place::Here, config, interfaces, &by);
+        kept.into_iter().try_for_each(|kept| close(kept.number))?;
+        ibarr
     }
 
     /// Like [`start`](Self::start), as the user and with the capabilities of `ibarr.service`. It gives the
@@ -146,6 +184,35 @@ impl Ibarr {
     /// The directory of its maps and links, also after it has ended.
     pub(crate) fn bpf_dir(&self) -> String {
         bpf_dir(self.name)
+    }
+
+    /// The descriptors that the daemon has given to systemd since its start, once there are so many with this
+    /// name. Programs that are started meanwhile inherit them.
+    pub(crate) fn kept(&self, name: &str, count: usize) -> Result<Vec<Kept>> {
+        let mut all: Vec<Kept> = Vec::new();
+        while all.iter().filter(|kept| kept.name == name).count() < count {
+            let mut message = [0; 256];
+            let mut parts = [IoSliceMut::new(&mut message)];
+            let mut control = cmsg_space!(RawFd);
+            let (socket, flags) = (self.notify.as_raw_fd(), MsgFlags::empty());
+            let received = recvmsg::<()>(socket, &mut parts, Some(&mut control), flags);
+            let received = received.context("the daemon keeps nothing more")?;
+            let descriptors = received.cmsgs()?.filter_map(|control| match control {
+                ControlMessageOwned::ScmRights(descriptors) => Some(descriptors),
+                _ => None,
+            });
+            let descriptors: Vec<_> = descriptors.flatten().collect();
+            let length = received.bytes;
+            let text = String::from_utf8_lossy(&message[..length]).into_owned();
+            let named = text.lines().find_map(|line| line.strip_prefix("FDNAME="));
+            for number in descriptors {
+                let name = named.context("a descriptor without a name")?.to_owned();
+                all.push(Kept { name, number });
+            }
+        }
+        // In this order none takes the number of a later one.
+        all.sort_by_key(|kept| kept.number);
+        Ok(all)
     }
 
     pub(crate) fn id(&self) -> u32 {

@@ -1,0 +1,171 @@
+// SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
+
+//! Every option of Debian's `ib_acme`.
+
+use anyhow::{Context as _, Result, bail, ensure};
+
+use crate::report::Report;
+use crate::rig::{self, INTERFACES, Ibarr, Place, eventually};
+
+/// What is asked for: what it is, its address, and the port that has it.
+const TARGETS: [(&str, &str, usize); 5] = [
+    ("next door, IPv4", "10.1.0.2", NEXT_DOOR),
+    ("next door, IPv6", "fd00:1::2", NEXT_DOOR),
+    ("across the router, IPv4", "10.2.0.1", BEHIND),
+    ("across the router, IPv6", "fd00:2::1", BEHIND),
+    ("this node itself", "10.1.0.1", HERE),
+];
+
+/// Ports of the rig.
+const HERE: usize = 0;
+const BEHIND: usize = 1;
+const NEXT_DOOR: usize = 4;
+
+pub(super) fn prove(report: &mut Report, here: &Ibarr) {
+    let mut claim = |claim: &str, proof: Result<()>| {
+        report.claim(&format!("ib_acme {claim}"), proof);
+    };
+    for (what, target, port) in TARGETS {
+        let proof = Acme::ask(&["-f", "i", "-v", "-d", target]).and_then(|said| {
+            said.has("SA verification: success")?;
+            said.leads_to(HERE, &[port])
+        });
+        claim(&format!("-f i -v: {what}"), proof);
+    }
+    claim("-f g: by GIDs", by_gid(true));
+    claim("-f g without -s: by a GID", by_gid(false));
+    let ranges = [
+        ("-f i: a range of addresses", ["-f", "i", "-d", "10.1.0.[1,2]"]),
+        ("without -f: a range of names, which it resolves itself", ["-C", "1", "-d", "node[1-2]"]),
+    ];
+    for (what, options) in ranges {
+        let proof = Acme::ask(&options);
+        claim(what, proof.and_then(|said| said.leads_to(HERE, &[HERE, NEXT_DOOR])));
+    }
+    claim("-s: from an address of this node", from("10.1.0.1"));
+    claim(
+        "-s: not from an address of another node",
+        is_refused(
+            &["-f", "i", "-s", "10.1.0.2", "-d", "10.1.0.2"],
+            "Cannot assign requested address",
+        ),
+    );
+    claim("-S: at the path of the socket", at_path());
+    claim("-c: only from memory, which learns it meanwhile", from_memory(here));
+    claim("-C: a hundred times", repeated(here));
+    claim("-P and -P col: counters", counters(here));
+}
+
+fn by_gid(with_source: bool) -> Result<()> {
+    let [from, to] = [HERE, NEXT_DOOR].map(|port| INTERFACES[port].gid());
+    let (from, to) = (from?.to_string(), to?.to_string());
+    if with_source {
+        return Acme::ask(&["-f", "g", "-s", &from, "-d", &to])?.leads_to(HERE, &[NEXT_DOOR]);
+    }
+    // Any port of this machine may be the source.
+    let said = Acme::ask(&["-f", "g", "-d", &to])?;
+    let lid = INTERFACES[NEXT_DOOR].lid()?.to_string();
+    ensure!(said.all("dgid") == [&to] && said.all("dlid") == [&lid], "{}", said.0);
+    Ok(())
+}
+
+fn from(source: &str) -> Result<()> {
+    Acme::ask(&["-f", "i", "-s", source, "-d", "10.1.0.2"])?.leads_to(HERE, &[NEXT_DOOR])
+}
+
+fn at_path() -> Result<()> {
+    let options = ["-S", super::compare::SOCKET, "-f", "i", "-d", "10.1.0.2"];
+    Acme::ask(&options)?.leads_to(HERE, &[NEXT_DOOR])
+}
+
+fn from_memory(here: &Ibarr) -> Result<()> {
+    here.flush()?;
+    let options = ["-f", "i", "-c", "-d", "10.2.0.1"];
+    is_refused(&options, "No data available")?;
+    eventually(|| Acme::ask(&options))?.leads_to(HERE, &[BEHIND])
+}
+
+fn repeated(here: &Ibarr) -> Result<()> {
+    let before = here.count("acm.requests")?;
+    Acme::ask(&["-f", "i", "-C", "100", "-d", "10.1.0.2"])?.leads_to(HERE, &[NEXT_DOOR])?;
+    let asked = here.count("acm.requests")? - before;
+    ensure!(asked == 100, "{asked} requests");
+    Ok(())
+}
+
+/// The counters that it shows are those of `ibarr`.
+fn counters(here: &Ibarr) -> Result<()> {
+    const COUNTERS: [(&str, &str); 7] = [
+        ("Error Count", "failed"),
+        ("Resolve Count", "requests"),
+        ("No Data", "no-data"),
+        ("Addr Query Count", "address-from-peer"),
+        ("Addr Cache Count", "address-from-memory"),
+        ("Route Query Count", "path-from-sa"),
+        ("Route Cache Count", "path-from-memory"),
+    ];
+    let rows = Acme::ask(&["-P"])?;
+    let column = Acme::ask(&["-P", "col"])?;
+    let mut names = vec!["svc"];
+    let mut counts = vec![super::compare::SOCKET.to_owned()];
+    for (name, counter) in COUNTERS {
+        let count = here.count(&format!("acm.{counter}"))?;
+        column.has(&format!("{name} : {count}\n"))?;
+        names.push(name);
+        counts.push(count.to_string());
+    }
+    rows.has(&format!("{}\n{}\n", names.join(","), counts.join(",")))
+}
+
+fn is_refused(options: &[&str], why: &str) -> Result<()> {
+    match Acme::ask(options) {
+        Ok(said) => bail!("{}", said.0),
+        Err(error) => {
+            let said = format!("{error:#}");
+            ensure!(said.contains(why), "{said}");
+            Ok(())
+        }
+    }
+}
+
+/// The output of `ib_acme`.
+#[derive(Debug)]
+struct Acme(String);
+
+impl Acme {
+    fn ask(options: &[&str]) -> Result<Self> {
+        rig::run(Place::Here, &[&["ib_acme"], options].concat()).map(Self)
+    }
+
+    /// Checks that it shows a path from one port of the rig to each of others.
+    fn leads_to(&self, from: usize, to: &[usize]) -> Result<()> {
+        let from = INTERFACES[from];
+        let mut expected = [const { Vec::new() }; 4];
+        for to in to {
+            let to = INTERFACES[*to];
+            let values = [
+                to.gid()?.to_string(),
+                from.gid()?.to_string(),
+                to.lid()?.to_string(),
+                from.lid()?.to_string(),
+            ];
+            expected.iter_mut().zip(values).for_each(|(values, value)| values.push(value));
+        }
+        for (field, values) in ["dgid", "sgid", "dlid", "slid"].into_iter().zip(expected) {
+            let shown = self.all(field);
+            ensure!(shown == values, "{field} is {shown:?}, not {values:?}: {}", self.0);
+        }
+        Ok(())
+    }
+
+    /// The values of a field, of all the paths that are shown.
+    fn all(&self, field: &str) -> Vec<&str> {
+        let values = self.0.lines().filter_map(|line| line.trim().strip_prefix(field));
+        values.filter_map(|value| value.strip_prefix(": ")).collect()
+    }
+
+    /// Checks that it shows these words.
+    fn has(&self, words: &str) -> Result<()> {
+        self.0.contains(words).then_some(()).with_context(|| format!("no {words:?}: {}", self.0))
+    }
+}
