@@ -124,7 +124,7 @@ enum Fabric {
     E,
     /// ibarr on a kernel without IPv6
     F,
-    /// ib_acme and librdmacm ask ibarr instead of ibacm
+    /// ib_acme and librdmacm, without ibacm
     G,
 }
 
@@ -373,7 +373,7 @@ fn prepare_run(
         _ => Processors::One,
     };
     match scenario {
-        Fabric::B | Fabric::C | Fabric::E | Fabric::G => rig::with_package(workspace, prepared)?,
+        Fabric::B | Fabric::C | Fabric::E => rig::with_package(workspace, prepared)?,
         Fabric::F => prepared.kernel_arguments = "ipv6.disable=1",
         _ => {}
     }
