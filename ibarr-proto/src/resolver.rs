@@ -265,7 +265,9 @@ impl Resolver {
                         let request = paths::Request { id, port, question, rank, deadline };
                         cores.paths.resolve(now, request);
                     }
-                    Sought::Known(query) => cores.paths.ask_sa(now, id, &port, query, deadline),
+                    Sought::Known(query) => {
+                        cores.paths.ask_directly(now, id, &port, query, deadline)
+                    }
                 }
                 self.settle(cores, now);
             }

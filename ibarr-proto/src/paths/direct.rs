@@ -29,8 +29,8 @@ impl Direct {
 }
 
 impl<R: CryptoRng + SeedableRng> Paths<R> {
-    /// A user asks the SA of a port. One [`Self::poll_answered`] follows, at the latest at the deadline.
-    pub fn ask_sa(
+    /// A user asks the SA of a port. One [`Self::poll_event`] follows, at the latest at the deadline.
+    pub fn ask_directly(
         &mut self,
         now: Instant,
         id: RequestId,
@@ -53,7 +53,7 @@ impl<R: CryptoRng + SeedableRng> Paths<R> {
         let question_id = self.next_id();
         self.direct.0.insert(question_id, (id, query));
         let question = Question::Known(query);
-        self.client.ask(self.now, question_id, index, question, Rank::Other, deadline);
+        self.ask_sa(question_id, index, question, Rank::Other, deadline);
         self.settle();
     }
 
