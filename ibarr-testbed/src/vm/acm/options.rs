@@ -32,6 +32,9 @@ pub(super) fn prove(report: &mut Report, here: &Ibarr) {
         });
         claim(&format!("-f i -v: {what}"), proof);
     }
+    claim("-f n: by names", by_name());
+    claim("-e and -e N: endpoints", endpoints());
+    claim("-P N, -P all and -P s: counters of endpoints", counters_of_endpoints());
     claim("-f g: by GIDs", by_gid(true));
     claim("-f g without -s: by a GID", by_gid(false));
     let ranges = [
@@ -54,6 +57,40 @@ pub(super) fn prove(report: &mut Report, here: &Ibarr) {
     claim("-c: only from memory, which learns it meanwhile", from_memory(here));
     claim("-C: a hundred times", repeated(here));
     claim("-P and -P col: counters", counters(here));
+}
+
+fn by_name() -> Result<()> {
+    let options = ["-f", "n", "-s", "node1", "-d", "node[1-3]"];
+    Acme::ask(&options)?.leads_to(HERE, &[HERE, NEXT_DOOR, BEHIND])
+}
+
+/// The number of the endpoint with the address of this node, and its row.
+fn own_endpoint() -> Result<(String, String)> {
+    let all = Acme::ask(&["-e"])?;
+    let mut rows = all.0.lines().map(|row| row.split(',').collect::<Vec<_>>());
+    let own = rows.find(|row| row.contains(&"10.1.0.1")).with_context(|| all.0.clone())?;
+    let [_, _, "1", "0xffff", number, "ibarr", addresses @ ..] = &own[..] else {
+        bail!("{own:?}");
+    };
+    ensure!(addresses.contains(&"fd00:1::1"), "{own:?}");
+    Ok(((*number).to_owned(), own.join(",")))
+}
+
+fn endpoints() -> Result<()> {
+    let (number, row) = own_endpoint()?;
+    Acme::ask(&["-e", &number])?.has(&row)?;
+    Acme::ask(&["-e", "200"])?.has("Endpoint 200 is not available")
+}
+
+/// All requests so far started at the same port, so its counters are those of the service.
+fn counters_of_endpoints() -> Result<()> {
+    let (number, _) = own_endpoint()?;
+    let of_address = Acme::ask(&["-P", "s", "-s", "10.1.0.1"])?.resolved()?;
+    ensure!(of_address[0] > 0, "{of_address:?}");
+    ensure!(Acme::ask(&["-P", &number])?.resolved()? == of_address, "of endpoint {number}");
+    let all = Acme::ask(&["-P", "all"])?.resolved()?;
+    ensure!(all.contains(&of_address[0]), "{all:?} has no {of_address:?}");
+    Ok(())
 }
 
 fn by_gid(with_source: bool) -> Result<()> {
@@ -156,6 +193,15 @@ impl Acme {
             ensure!(shown == values, "{field} is {shown:?}, not {values:?}: {}", self.0);
         }
         Ok(())
+    }
+
+    /// The Resolve Count of each row of `-P`.
+    fn resolved(&self) -> Result<Vec<u64>> {
+        let rows = self.0.lines().skip(1).filter(|row| row.contains(','));
+        let counts = rows.map(|row| Ok(row.split(',').nth(2).context("a short row")?.parse()?));
+        let counts = counts.collect::<Result<Vec<u64>>>().with_context(|| self.0.clone())?;
+        ensure!(!counts.is_empty(), "{}", self.0);
+        Ok(counts)
     }
 
     /// The values of a field, of all the paths that are shown.
