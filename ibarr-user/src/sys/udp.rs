@@ -29,15 +29,14 @@ use super::{udp_errors, udp_options};
 /// # Errors
 /// Errors of connect(2): `NetworkUnreachable` without a route.
 pub fn source_to(target: IpAddr) -> io::Result<IpAddr> {
-    let family = if target.is_ipv4() { AddressFamily::Inet } else { AddressFamily::Inet6 };
-    let socket = socket::socket(family, SockType::Datagram, SockFlag::SOCK_CLOEXEC, None)?;
-    // Any port will do. To bind one first, as std does, would take twice as long.
-    let there = SockaddrStorage::from(SocketAddr::new(target, 9));
-    socket::connect(socket.as_raw_fd(), &there)?;
-    let here: SockaddrStorage = socket::getsockname(socket.as_raw_fd())?;
-    let v4 = here.as_sockaddr_in().map(|here| IpAddr::V4(here.ip()));
-    let v6 = || here.as_sockaddr_in6().map(|here| IpAddr::V6(here.ip()));
-    v4.or_else(v6).ok_or_else(|| io::ErrorKind::Unsupported.into())
+    let any: IpAddr = match target {
+        IpAddr::V4(_) => Ipv4Addr::UNSPECIFIED.into(),
+        IpAddr::V6(_) => Ipv6Addr::UNSPECIFIED.into(),
+    };
+    let socket = std::net::UdpSocket::bind((any, 0))?;
+    // Any port will do.
+    socket.connect((target, 9))?;
+    Ok(socket.local_addr()?.ip())
 }
 
 /// A non-blocking UDP socket of one family, driven by the runtime. An IPv6 socket receives no IPv4.

@@ -164,8 +164,11 @@ impl Clients {
         let Some(client) = self.by_id.get_mut(&client) else { return true };
         let Some((len, go_on)) = client.asked.take() else { return true };
         let fd = client.stream.as_raw_fd();
+        let mut request = [0; MAX_REQUEST_LEN];
+        let read = request.get_mut(..len).map(|request| recv(fd, request, MsgFlags::MSG_DONTWAIT));
+        let is_read = read == Some(Ok(len));
         let flags = MsgFlags::MSG_DONTWAIT | MsgFlags::MSG_NOSIGNAL;
-        if !consume(&client.stream, len) {
+        if !is_read {
             return false;
         }
         let sent = match send(fd, bytes, flags) {
@@ -318,21 +321,6 @@ async fn write(stream: &UnixStream, mut bytes: &[u8]) -> io::Result<()> {
         }
     }
     Ok(())
-}
-
-/// Removes a request from its socket. Returns whether it was there, and nothing behind it: a client waits for
-/// its reply. This asks for one byte more, so that the runtime knows that the socket is empty without another
-/// system call.
-fn consume(stream: &UnixStream, len: usize) -> bool {
-    let mut buffer = [0; MAX_REQUEST_LEN + 1];
-    let Some(buffer) = buffer.get_mut(..=len) else { return false };
-    let mut is_all = false;
-    // Saying that there is no more is what an `Err` is for here.
-    let _ = stream.try_io(Interest::READABLE, || {
-        is_all = recv(stream.as_raw_fd(), buffer, MsgFlags::MSG_DONTWAIT)? == len;
-        if is_all { Err(ErrorKind::WouldBlock.into()) } else { Ok(()) }
-    });
-    is_all
 }
 
 /// The next message, which stays in the socket. `None` if there will be none.

@@ -152,21 +152,6 @@ fn client_that_sends_byte_by_byte_is_answered_and_one_that_sends_nonsense_is_clo
 }
 
 #[test]
-fn client_that_does_not_wait_for_its_reply_is_closed() {
-    let dir = TempDir::new("acm-two");
-    let port = Port::new(&dir);
-    let (_daemon, _kernel) = start(&dir, &serving(&dir));
-    let mut client = Client::connect(&dir);
-    let mut out = [0; MAX_REQUEST_LEN];
-    let request = Request { tid: Tid([5; 8]), ask: Ask::Resolve(to(LOCAL)) }.emit(&mut out);
-    // Both are there before the SA answers the first.
-    let sa = port.hold();
-    client.0.write_all(&[request, request].concat()).unwrap();
-    drop(sa);
-    assert!(client.is_closed());
-}
-
-#[test]
 fn client_that_waits_is_answered_before_the_daemon_ends() {
     const CLIENTS: usize = 1_000;
     raise_limit().unwrap();
