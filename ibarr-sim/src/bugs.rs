@@ -15,7 +15,7 @@ use ibarr_proto::local_service;
 use ibarr_proto::local_view::{self, HwAddr};
 use ibarr_proto::node::{self, Input, Node, Output, Room};
 use ibarr_proto::shares::User;
-use ibarr_proto::{paths, resolver};
+use ibarr_proto::{acm, paths, resolver};
 use rand_chacha::ChaCha12Rng;
 
 /// A bug that can be planted.
@@ -51,11 +51,15 @@ pub enum Bug {
     StaleMap,
     /// The programs answer for ever.
     EndlessLease,
+    /// One reply in 16 to a client of ACM is not sent.
+    ForgottenReply,
+    /// A client of ACM waits a hundred times as long as it should.
+    PatientAcm,
 }
 
 impl Bug {
     /// All bugs.
-    pub const ALL: [Self; 15] = [
+    pub const ALL: [Self; 17] = [
         Self::LostWake,
         Self::DoubleAnswer,
         Self::StaleAfterChange,
@@ -71,6 +75,8 @@ impl Bug {
         Self::NoShares,
         Self::StaleMap,
         Self::EndlessLease,
+        Self::ForgottenReply,
+        Self::PatientAcm,
     ];
 }
 
@@ -92,6 +98,8 @@ impl fmt::Display for Bug {
             Self::NoShares => "no-shares",
             Self::StaleMap => "stale-map",
             Self::EndlessLease => "endless-lease",
+            Self::ForgottenReply => "forgotten-reply",
+            Self::PatientAcm => "patient-acm",
         })
     }
 }
@@ -120,14 +128,13 @@ pub(crate) struct Core {
     hwaddrs: BTreeMap<IfIndex, HwAddr>,
     lid: Option<Lid>,
     mads: u64,
+    replies: u64,
     users: u32,
 }
 
 impl Core {
     pub(crate) fn new(mut config: node::Config, rng: ChaCha12Rng, bug: Option<Bug>) -> Self {
-        if bug == Some(Bug::StalePath) {
-            config.paths.ttl *= 100;
-        }
+        spoil(&mut config, bug);
         Self {
             node: Node::new(config, rng),
             bug,
@@ -137,6 +144,7 @@ impl Core {
             hwaddrs: BTreeMap::new(),
             lid: None,
             mads: 0,
+            replies: 0,
             users: 0,
         }
     }
@@ -183,9 +191,7 @@ impl Core {
     }
 
     pub(crate) fn reconfigure(&mut self, now: Instant, mut config: node::Config) {
-        if self.bug == Some(Bug::StalePath) {
-            config.paths.ttl *= 100;
-        }
+        spoil(&mut config, self.bug);
         self.node.reconfigure(now, config);
     }
 
@@ -245,6 +251,12 @@ impl Core {
                         self.again.push_back(output.clone());
                     }
                 }
+                (Some(Bug::ForgottenReply), Output::Acm(acm::Output::Reply(_))) => {
+                    self.replies += 1;
+                    if self.replies.is_multiple_of(16) {
+                        continue;
+                    }
+                }
                 _ => {}
             }
             return Some(output);
@@ -264,6 +276,14 @@ impl Core {
             }
             other => other,
         }
+    }
+}
+
+fn spoil(config: &mut node::Config, bug: Option<Bug>) {
+    match bug {
+        Some(Bug::StalePath) => config.paths.ttl *= 100,
+        Some(Bug::PatientAcm) => config.acm.patience *= 100,
+        _ => {}
     }
 }
 

@@ -44,6 +44,8 @@ pub struct Counts {
     pub users_told: u64,
     /// Refused requests among those.
     pub users_refused: u64,
+    /// Replies to clients of ACM.
+    pub applications_told: u64,
     /// Queries that our clients sent.
     pub queries: u64,
     /// Replies to peers.
@@ -102,6 +104,7 @@ impl AddAssign<&Self> for Counts {
         self.mads += other.mads;
         self.users_told += other.users_told;
         self.users_refused += other.users_refused;
+        self.applications_told += other.applications_told;
         self.queries += other.queries;
         self.replies += other.replies;
         self.answered_in_kernel += other.answered_in_kernel;
@@ -146,10 +149,11 @@ impl fmt::Display for Counts {
             "{paths_resolved} paths for kernels, {paths_failed} times none, {paths_left} left to \
              them, {paths_unanswered} path requests unanswered; {mads} MADs to SAs"
         )?;
-        let Self { users_told, users_refused, .. } = self;
+        let Self { users_told, users_refused, applications_told, .. } = self;
         writeln!(
             f,
-            "{users_told} requests of users that never stop asking, {users_refused} refused"
+            "{users_told} requests of users that never stop asking, {users_refused} refused; \
+             {applications_told} replies to clients of ACM"
         )?;
         let Self { datagrams, lost, queries, replies, answered_in_kernel, .. } = self;
         writeln!(

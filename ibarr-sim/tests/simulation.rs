@@ -43,6 +43,7 @@ fn each_planted_bug_is_found_and_reported_with_seed_and_trace() {
             Bug::LateDrain => &["before the previous one is handled"],
             Bug::ForgottenDrain => &["a turn ends before"],
             Bug::EndlessRead => &["messages of the kernel"],
+            Bug::ForgottenReply | Bug::PatientAcm => &["of ACM gets", "of ACM that wait"],
             Bug::NoShares => &["questions of a user in a second"],
         };
         let told = failure.to_string();

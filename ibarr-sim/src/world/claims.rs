@@ -340,7 +340,8 @@ impl World {
             called.pop_front();
         }
         let (client, held) = (node.client().load(), node.local_service().load().held);
-        let asked = called.len() + daemon.asked.len() + daemon.crowd.len();
+        let users = daemon.asked.len() + daemon.crowd.len() + daemon.applications.len();
+        let asked = called.len() + users;
         let addresses = self.weather.addresses;
         let sleeps = self.machines[id].troubles.end() > before(self.now, HELD);
         let too_much = [
@@ -380,6 +381,7 @@ impl World {
                 holds("path requests", node.paths().load().waiters);
                 holds("questions to the SA", node.paths().load().questions);
                 holds("requests of users", daemon.asked.len() + daemon.crowd.len());
+                holds("clients of ACM that wait", daemon.applications.len());
                 holds("sockets", daemon.sockets.len());
                 holds("requests held", node.local_service().load().held);
                 holds("flights", client.flights);

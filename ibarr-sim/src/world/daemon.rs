@@ -64,9 +64,10 @@ impl World {
 
     /// Ends the daemon and its sockets; with `keeps_socket`, the socket to the kernel stays open.
     pub(super) fn kill(&mut self, id: Id, keeps_socket: bool) {
-        let machine = &mut self.machines[id];
-        let Some(daemon) = machine.daemon.take() else { return };
+        let Some(daemon) = self.machines[id].daemon.take() else { return };
         self.claims.daemon_ends(self.now, id, &daemon);
+        self.no_application_is_forgotten(id, &daemon);
+        let machine = &mut self.machines[id];
         machine.life += 1;
         if !keeps_socket {
             machine.kernel_socket.close();
@@ -188,6 +189,7 @@ impl World {
             }
             Inbox::Stop => resolver::Input::LocalService(local_service::Input::Stop),
             Inbox::Ask(question) => {
+                self.application_asks(id, daemon, *question);
                 let (id, deadline) = daemon.asked.ask(now, question.target());
                 resolver::Input::Resolve { user: User(0), id, question: *question, deadline }
             }
@@ -251,11 +253,7 @@ impl World {
                     responder.handle_fact(&fact, programs.at(now));
                 }
             }
-            // No application of these machines speaks ACM.
-            Output::Acm(output) => {
-                let text = format!("there is no client of ACM: {output:?}");
-                self.claims.breaks(self.now, [Some(id), None], text);
-            }
+            Output::Acm(output) => self.serve_application(id, daemon, output),
             Output::Resolver(resolver::Event::Answered { id: request, outcome }) => {
                 self.told(id, daemon, request, outcome);
             }

@@ -4,6 +4,7 @@
 //! surroundings: its types, and what happens to it.
 
 mod addresses;
+mod applications;
 mod claims;
 mod crowd;
 mod daemon;

@@ -16,6 +16,7 @@ use ibarr_proto::paths::PortFacts;
 use ibarr_proto::responder::{Done, Responder, Work};
 
 use super::addresses::Packet;
+use super::applications::Applications;
 use super::kernel_claims::KernelClaims;
 use super::path_claims::PathClaims;
 use super::pending::{Asked, Crowd};
@@ -36,6 +37,7 @@ pub(super) struct Daemon {
     pub(super) work: Option<Work>,
     pub(super) asked: Asked,
     pub(super) crowd: Crowd,
+    pub(super) applications: Applications,
     pub(super) kernel: KernelClaims,
     pub(super) paths: PathClaims,
     pub(super) is_ending: bool,
@@ -81,6 +83,7 @@ impl Daemon {
             work: None,
             asked: Asked::default(),
             crowd: Crowd::default(),
+            applications: Applications::default(),
             kernel: KernelClaims::default(),
             paths,
             is_ending: false,

@@ -6,12 +6,13 @@
 use ibarr_common::Instant;
 use ibarr_common::ib::{Gid, Lid, PKey, PathRecord, PortNum, Sl};
 use ibarr_common::wire::class_port_info::ClassPortInfo;
-use ibarr_common::wire::sa::{Answer, PathQuestion, Question, Refusal, Request};
+use ibarr_common::wire::sa::{Answer, PathQuery, PathQuestion, Question, Refusal, Request};
 use ibarr_common::wire::umad::PKeyIndex;
 use ibarr_proto::paths::{Device, PortFacts, PortName};
 use ibarr_proto::sa::{PortIndex, Transmit};
 
 use super::faults::Fault;
+use super::machine::Machine;
 use super::process::{Daemon, Inbox};
 use super::{What, World};
 use crate::dice::{ms, secs, us};
@@ -182,9 +183,13 @@ impl World {
                 return Answer::ClassPortInfo(ClassPortInfo { has_qos: false });
             }
             Question::Inform(info) => return Answer::Inform(*info),
-            Question::Path(question) => question,
-            Question::Known(_) => return Answer::Refused(Refusal::NO_RECORDS),
+            Question::Path(question) => *question,
+            Question::Known(query) => match self.between_gids(id, query) {
+                Some(question) => question,
+                None => return Answer::Refused(Refusal::NO_RECORDS),
+            },
         };
+        let question = &question;
         let machine = &self.machines[id];
         let is_ours = machine.gid() == Some(question.sgid)
             && (question.pkey != Some(PARTITION) || machine.given.is_member);
@@ -196,6 +201,21 @@ impl World {
             }
             None => Answer::Refused(Refusal::NO_RECORDS),
         }
+    }
+
+    /// The question for the port that has the LID of a query.
+    fn between_gids(&self, id: Id, query: &PathQuery) -> Option<PathQuestion> {
+        let (subnet, lid) = (self.machines[id].subnet, query.dlid()?.get());
+        let is_it = |machine: &&Machine| machine.subnet == subnet && machine.given.lid == lid;
+        Some(PathQuestion {
+            dgid: self.machines.iter().find(is_it)?.gid()?,
+            sgid: query.sgid()?,
+            reversible: true,
+            pkey: query.pkey(),
+            tclass: None,
+            service_id: None,
+            qos_class: None,
+        })
     }
 
     /// The LID at which packets for `gid` leave the subnet, or end.
