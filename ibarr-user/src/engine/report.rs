@@ -202,7 +202,7 @@ impl Engine {
             .collect();
         warnings.extend(self.config.warnings());
         warnings.extend(self.acm.warning(self.config.acm.serve));
-        warnings.extend(self.preloads.warnings());
+        warnings.extend(self.preloads.warnings(now));
         warnings.extend(self.servers.warnings());
         warnings.extend(self.snapshots.warning());
         warnings.extend(servers.iter().filter_map(|server| {
