@@ -14,7 +14,6 @@
 
 use super::mad::Error;
 use super::path_record::{PathRecordWire, REVERSIBLE};
-use super::sa::PathQuestion;
 use crate::ib::{Gid, Lid, PKey, PathRecord, QosClass, ServiceId};
 
 /// Asks for a path by any of its fields. The answer is one record.
@@ -24,6 +23,26 @@ pub struct PathQuery {
     mask: u64,
     /// Fields that the mask does not name are 0.
     record: PathRecord,
+}
+
+/// Asks for a path from `sgid` to `dgid`. The optional parts narrow the answer, which is one
+/// record.
+#[derive(Clone, Copy, Debug, Eq, Hash, Ord, PartialEq, PartialOrd)]
+pub struct PathQuestion {
+    /// Destination of the path.
+    pub dgid: Gid,
+    /// Source of the path.
+    pub sgid: Gid,
+    /// Whether the path must be usable in the opposite direction too.
+    pub reversible: bool,
+    /// The P_Key of the path.
+    pub pkey: Option<PKey>,
+    /// The traffic class of the path.
+    pub tclass: Option<u8>,
+    /// The service that the path is for.
+    pub service_id: Option<ServiceId>,
+    /// The class of service of the path.
+    pub qos_class: Option<QosClass>,
 }
 
 impl PathQuery {

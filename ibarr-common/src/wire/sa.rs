@@ -20,10 +20,10 @@ use zerocopy::{FromBytes, IntoBytes};
 use super::class_port_info::{ClassPortInfo, ClassPortInfoWire};
 use super::inform::InformInfo;
 use super::mad::{self, AttributeId, Error, Header, Mad, Method, Status, Tid};
-pub use super::path_query::PathQuery;
+pub use super::path_query::{PathQuery, PathQuestion};
 use super::path_record::{Fields, PathRecordWire};
 use super::sa_header::{HeaderWire, header, parse};
-use crate::ib::{Gid, PKey, PathRecord, QosClass, ServiceId};
+use crate::ib::PathRecord;
 
 /// A question to the SA.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
@@ -36,26 +36,6 @@ pub enum Question {
     ClassPortInfo,
     /// Begins or ends a subscription to a trap.
     Inform(InformInfo),
-}
-
-/// Asks for a path from `sgid` to `dgid`. The optional parts narrow the answer, which is one
-/// record.
-#[derive(Clone, Copy, Debug, Eq, Hash, Ord, PartialEq, PartialOrd)]
-pub struct PathQuestion {
-    /// Destination of the path.
-    pub dgid: Gid,
-    /// Source of the path.
-    pub sgid: Gid,
-    /// Whether the path must be usable in the opposite direction too.
-    pub reversible: bool,
-    /// The P_Key of the path.
-    pub pkey: Option<PKey>,
-    /// The traffic class of the path.
-    pub tclass: Option<u8>,
-    /// The service that the path is for.
-    pub service_id: Option<ServiceId>,
-    /// The class of service of the path.
-    pub qos_class: Option<QosClass>,
 }
 
 /// A question with its transaction ID.

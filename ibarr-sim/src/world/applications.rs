@@ -3,14 +3,12 @@
 //! Applications that speak ACM, beside the kernel's callers of the same machine. For each request it is claimed
 //! that it has one reply by its deadline, whatever the peer and the SA do.
 
-use std::collections::BTreeMap;
 use std::net::IpAddr;
 
-use ibarr_common::Instant;
 use ibarr_common::ib::PathRecord;
 use ibarr_common::wire::acm::{Address, Ask, MAX_REQUEST_LEN, Of, Reply, Request, Resolve, Tid};
 use ibarr_common::wire::path_record::PathRecordWire;
-use ibarr_proto::acm::{ClientId, Input, Output};
+use ibarr_proto::acm::{Input, Output};
 use ibarr_proto::ip2gid::Question;
 use ibarr_proto::node;
 use ibarr_proto::shares::User;
@@ -20,29 +18,7 @@ use super::process::Daemon;
 use crate::dice::{ms, secs};
 use crate::record::Id;
 
-/// The clients of a daemon, and since when each of them waits.
-#[derive(Debug, Default)]
-pub(super) struct Applications {
-    connected: u64,
-    waiting: BTreeMap<ClientId, Instant>,
-}
-
-/// As many as may wait at once.
-const CLIENTS: u64 = 8;
-
 const USER: User = User(1001);
-
-impl Applications {
-    pub(super) fn len(&self) -> usize {
-        self.waiting.len()
-    }
-
-    /// The client that has waited for too long, if the daemon could run since `awake`.
-    pub(super) fn overdue(&self, now: Instant, awake: Instant) -> Option<ClientId> {
-        let is_late = |since: Instant| now.since(awake.max(since + secs(2))) > ms(100);
-        self.waiting.iter().find(|(_, since)| is_late(**since)).map(|(client, _)| *client)
-    }
-}
 
 impl World {
     /// A client asks for a path to the target of a question, or for the port with a LID, or for counters.
@@ -50,15 +26,10 @@ impl World {
         self.no_application_is_forgotten(id, daemon);
         let now = self.now;
         let (applications, core) = (&mut daemon.applications, &mut daemon.core);
-        let mut clients = (0..CLIENTS).map(ClientId);
-        let Some(client) = clients.find(|client| !applications.waiting.contains_key(client)) else {
-            return;
-        };
-        if client.0 >= applications.connected {
-            applications.connected = client.0 + 1;
+        let Some((client, is_new)) = applications.ask(now) else { return };
+        if is_new {
             core.handle_input(now, node::Input::Acm(Input::Connected { client, user: USER }));
         }
-        applications.waiting.insert(client, now);
         let lid = u16::try_from(1 + self.dice.below(40)).unwrap_or(1);
         let none = PathRecordWire::from(PathRecord::from_octets([0; PathRecord::LEN]));
         let to_lid = Resolve::along(PathRecordWire { dlid: lid.into(), ..none }.into());
@@ -88,7 +59,7 @@ impl World {
                 return daemon.core.handle_input(now, node::Input::Acm(input));
             }
             Output::Reply(transmit) => {
-                let since = daemon.applications.waiting.remove(&transmit.client);
+                let since = daemon.applications.end(transmit.client);
                 let late = since.map(|since| now.since(awake.max(since + secs(2))));
                 self.claims.counts.applications_told += 1;
                 match (Reply::parse(&transmit.bytes), late) {

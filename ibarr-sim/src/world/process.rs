@@ -16,10 +16,9 @@ use ibarr_proto::paths::PortFacts;
 use ibarr_proto::responder::{Done, Responder, Work};
 
 use super::addresses::Packet;
-use super::applications::Applications;
 use super::kernel_claims::KernelClaims;
 use super::path_claims::PathClaims;
-use super::pending::{Asked, Crowd};
+use super::pending::{Applications, Asked, Crowd};
 use super::schedule::Schedule;
 use crate::bugs::Core;
 use crate::dice::Dice;
