@@ -135,7 +135,7 @@ fn full_disk_costs_only_the_snapshot_and_is_said_once() {
     node.ok("systemctl stop ibarr && mount -t tmpfs -o size=8k tmpfs /var/lib/ibarr");
     node.ok("systemctl start ibarr && ! head -c 9000 /dev/zero > /var/lib/ibarr/filler");
     let config = node.ok("cat /etc/ibarr/ibarr.toml");
-    node.configure(&format!("{config}[paths]\nsnapshot = \"/var/lib/ibarr/paths\"\n"));
+    node.configure(&format!("{config}\n[paths]\nsnapshot = \"/var/lib/ibarr/paths\"\n"));
     node.ok("systemctl reload ibarr");
     let full = "/var/lib/ibarr/paths: No space left on device";
     let says_it = |place: &str| place.contains(full) && place.contains("name another file");

@@ -70,7 +70,7 @@ fn stopped_daemon_stays_stopped_whatever_comes_to_its_port() {
 fn client_of_acm_starts_the_daemon_if_the_socket_is_enabled() {
     let node = Node::installed();
     let config = node.ok("cat /etc/ibarr/ibarr.toml");
-    node.configure(&format!("{config}[acm]\nserve = \"tools\"\n"));
+    node.configure(&format!("{config}\n[acm]\nserve = \"tools\"\n"));
     let socket = node.inner_path("/run/ibacm-unix.sock");
     assert!(!socket.exists(), "the package alone makes none");
     node.ok("systemctl enable --now ibarr-acm.socket");
@@ -89,6 +89,18 @@ fn client_of_acm_starts_the_daemon_if_the_socket_is_enabled() {
     assert_eq!(node.show("ActiveState", "ibarr.service"), "active");
     node.ok("dpkg --purge ibarr");
     assert!(!socket.exists());
+}
+
+#[test]
+fn client_of_acm_does_not_start_a_refused_daemon_for_ever() {
+    let node = Node::installed();
+    node.configure("udp-prot = 4791\n");
+    node.ok("systemctl enable --now ibarr-acm.socket");
+    let _client = UnixStream::connect(node.inner_path("/run/ibacm-unix.sock")).unwrap();
+    let state = || node.show("ActiveState", "ibarr-acm.socket");
+    node.until("the socket gives up", || state() == "failed");
+    let starts = node.journal().matches("udp-prot is not a key").count();
+    assert!((1..=5).contains(&starts), "{starts}");
 }
 
 fn empty() -> PathRecordWire {
