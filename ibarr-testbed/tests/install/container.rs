@@ -3,6 +3,7 @@
 //! The command and the capabilities of `contrib/container` and `contrib/k8s`, in a container of Debian 12
 //! without the unit.
 
+use crate::machine::said;
 use crate::node::{GID, Node};
 
 const CONTAINERFILE: &str = include_str!("../../../contrib/container/Containerfile");
@@ -24,7 +25,9 @@ fn image_runs_as_root_with_three_capabilities_on_a_read_only_root() {
         command.concat()
     );
     node.ok(&start);
-    node.until("it is there", || node.run("ibarr status --json").status.success());
+    node.until("the kernel answers", || {
+        said(&node.run("ibarr status")).contains("answered by the kernel")
+    });
     assert_eq!(node.ask(), Some(GID.parse().unwrap()), "{}", node.ok("cat /run/log.ibarr"));
     assert_eq!(node.counter("bpf.tc.answered"), 1, "{}", node.ok("cat /run/log.ibarr"));
     let status = node.ok("cat /proc/$(pidof ibarr)/status");
