@@ -33,6 +33,7 @@ pub(super) fn prove(report: &mut Report, here: &Ibarr) {
         claim(&format!("-f i -v: {what}"), proof);
     }
     claim("-f n: by names", by_name());
+    claim("-f l: by LIDs", by_lid());
     claim("-e and -e N: endpoints", endpoints());
     claim("-P N, -P all and -P s: counters of endpoints", counters_of_endpoints());
     claim("-f g: by GIDs", by_gid(true));
@@ -62,6 +63,12 @@ pub(super) fn prove(report: &mut Report, here: &Ibarr) {
 fn by_name() -> Result<()> {
     let options = ["-f", "n", "-s", "node1", "-d", "node[1-3]"];
     Acme::ask(&options)?.leads_to(HERE, &[HERE, NEXT_DOOR, BEHIND])
+}
+
+fn by_lid() -> Result<()> {
+    let [from, to] = [HERE, NEXT_DOOR].map(|port| INTERFACES[port].lid());
+    let (from, to) = (from?.to_string(), to?.to_string());
+    Acme::ask(&["-f", "l", "-s", &from, "-d", &to])?.leads_to(HERE, &[NEXT_DOOR])
 }
 
 /// The number of the endpoint with the address of this node, and its row.
