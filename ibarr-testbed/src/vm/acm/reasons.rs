@@ -12,8 +12,6 @@ pub(super) struct Reason {
 
 /// Statuses of the protocol.
 const OK: &str = "status 00";
-const INVALID: &str = "status 02";
-const NO_DATA: &str = "status 03";
 const TIMED_OUT: &str = "status 06";
 const SOURCE: &str = "status 07";
 const SOURCE_TYPE: &str = "status 08";
@@ -23,7 +21,7 @@ const DESTINATION_TYPE: &str = "status 0a";
 const NO_ROUTE: &str = "status 65";
 
 /// All reasons; the first one that explains a difference counts.
-pub(super) const REASONS: [Reason; 12] = [
+pub(super) const REASONS: [Reason; 15] = [
     Reason {
         why: "ibacm sets bit 7 of the opcode where it refuses without a search; ibarr in no reply about paths. \
               No client reads it",
@@ -90,24 +88,30 @@ pub(super) const REASONS: [Reason; 12] = [
         },
     },
     Reason {
-        why: "NOT YET: ibarr does not serve names",
+        why: "a name without a source: ibacm refuses the type, ibarr chooses the source",
+        explains: |it| it.what.contains(" from anywhere") && it.theirs == DESTINATION_TYPE,
+    },
+    Reason {
+        why: "a name that no node has: ibacm asks all nodes, ibarr the system's resolver",
+        explains: |it| it.what.starts_with("nowhere from") && it.ours.starts_with("status"),
+    },
+    Reason {
+        why: "ibarr knows no counters of a name",
+        explains: |it| it.what == "counters of node1" && it.is(OK, SOURCE),
+    },
+    Reason {
+        why: "endpoints are numbered over all ports by ibarr, and at each port by ibacm",
         explains: |it| {
-            let words = ["node", "nowhere"];
-            words.iter().any(|word| it.what.contains(word))
-                && [SOURCE, DESTINATION].contains(&it.ours.as_str())
+            it.what.starts_with("endpoint") || it.what.starts_with("counters of endpoint")
         },
     },
     Reason {
-        why: "NOT YET: ibarr does not serve LIDs, nor the source's LID",
-        explains: |it| it.what.contains("LID") && !it.ours.starts_with(OK),
+        why: "after an answer of the SA itself, ibacm repeats the flags of the request",
+        explains: |it| it.what.ends_with("by the SA") && it.field.ends_with("flags"),
     },
     Reason {
-        why: "NOT YET: ibarr does not serve endpoints, nor questions to the SA itself",
-        explains: |it| {
-            let of_endpoint = it.what.starts_with("endpoint") || it.what.starts_with("counters of");
-            let refuses = [INVALID, SOURCE].contains(&it.ours.as_str());
-            of_endpoint && refuses || it.what.ends_with("by the SA") && it.theirs != NO_DATA
-        },
+        why: "a path that the SA refuses: ibacm repeats the record behind the status, ibarr sends the status alone",
+        explains: |it| it.what.ends_with("by the SA") && (it.ours == "-" || it.field == "length"),
     },
 ];
 
