@@ -60,7 +60,8 @@ pub enum Input<'a> {
     Message {
         /// The client.
         client: ClientId,
-        /// The bytes, as many as [`length`](ibarr_common::wire::acm::length) says.
+        /// The bytes, as many as [`length`](ibarr_common::wire::acm::length) says, or bytes of which it says that
+        /// they are no message.
         bytes: &'a [u8],
     },
     /// A client has closed its connection.

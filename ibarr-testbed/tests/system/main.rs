@@ -5,6 +5,7 @@
 
 #![deny(unsafe_code)]
 
+mod acm;
 mod bench;
 mod burst;
 mod control;

@@ -2,19 +2,20 @@
 
 //! Serves the clients of ACM.
 
+use std::os::fd::OwnedFd;
 use std::{io, mem};
 
 use ibarr_common::Instant;
+use ibarr_common::wire::acm::MAX_REQUEST_LEN;
 use ibarr_proto::acm::{ClientId, Input, NotNamed, Output, Transmit};
 use ibarr_proto::node;
-use tokio::net::UnixStream;
 use tracing::{debug, info, warn};
 
 use super::Engine;
 use crate::config::{self, Serve};
 use crate::process::Until;
 use crate::sys::udp;
-use crate::transport::acm::{self, Clients, Event, Inherited, Made};
+use crate::transport::acm::{self, Clients, Event, Inherited, Made, Sent};
 use crate::transport::names::Named;
 
 /// The clients, and the socket where they connect.
@@ -94,15 +95,12 @@ impl Engine {
     /// Goes on where the daemon before has ended.
     pub(super) fn start_acm(&mut self, now: Instant) {
         for fd in mem::take(&mut self.acm.inherited.clients) {
-            match acm::inherit(fd) {
-                Ok(stream) => drop(self.admit(now, stream)),
-                Err(error) => debug!(%error, "an inherited client of ACM"),
-            }
+            self.admit(now, fd);
         }
         self.acm.serve(&self.config.acm);
     }
 
-    fn admit(&mut self, now: Instant, stream: UnixStream) -> Option<ClientId> {
+    fn admit(&mut self, now: Instant, stream: OwnedFd) -> Option<ClientId> {
         let (client, user) = self.acm.clients.admit(stream)?;
         self.tell_acm(now, Input::Connected { client, user });
         Some(client)
@@ -117,14 +115,21 @@ impl Engine {
                     self.systemd.keep(acm::CLIENT, copy, Until::HangUp);
                 }
             }
-            Event::Message { client, bytes, go_on } => {
-                if self.acm.clients.asked(client, bytes.len(), go_on) {
-                    self.tell_acm(now, Input::Message { client, bytes: &bytes });
+            Event::Ready(ready) => {
+                let client = ready.client;
+                match self.acm.clients.next(ready, &mut [0; MAX_REQUEST_LEN]) {
+                    Sent::Nothing => {}
+                    Sent::Message(bytes) => self.tell_acm(now, Input::Message { client, bytes }),
+                    Sent::Gone => {
+                        self.acm.clients.close(client);
+                        self.tell_acm(now, Input::Gone { client });
+                    }
                 }
             }
-            Event::Gone(client) => {
-                self.acm.clients.close(client);
-                self.tell_acm(now, Input::Gone { client });
+            Event::Taken(client) => {
+                if !self.acm.clients.taken(client) {
+                    self.acm_has_no_room(now, client);
+                }
             }
             Event::NotTaken(client) => self.acm_has_no_room(now, client),
         }

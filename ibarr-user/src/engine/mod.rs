@@ -177,7 +177,7 @@ impl Engine {
         inputs.hear(files, |loaded| Input::Preloaded(Box::new(loaded)));
         let now = clock::now();
         let mut engine = Self {
-            acm: Acm::new(acm, Clients::new(acm_sender)),
+            acm: Acm::new(acm, Clients::new(acm_sender)?),
             names,
             preloads: Preloads::new(preloaded),
             started: now,

@@ -3,8 +3,7 @@
 //! The clients of ACM, at a Unix socket where they look for ibacm.
 //!
 //! A request stays in the socket until its reply is written: a daemon that takes over the connection finds it.
-//! What a socket has no room for is written by the client's own task, so that a client that reads late delays
-//! nothing else.
+//! What a socket has no room for is written by a task, so that a client that reads late delays nothing else.
 
 use std::collections::HashMap;
 use std::fs::{self, Permissions};
@@ -20,14 +19,17 @@ use ibarr_common::wire::acm::{MAX_REQUEST_LEN, length};
 use ibarr_proto::acm::ClientId;
 use ibarr_proto::shares::User;
 use nix::errno::Errno;
+use nix::sys::epoll::{Epoll, EpollCreateFlags, EpollEvent, EpollFlags, EpollTimeout};
 use nix::sys::socket::{MsgFlags, Shutdown, recv, send, shutdown};
 use tokio::io::Interest;
+use tokio::io::unix::AsyncFd;
 use tokio::net::{UnixListener, UnixStream};
-use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc, oneshot};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc};
 use tokio::task::AbortHandle;
 use tokio::time::timeout;
 use tracing::debug;
 
+use crate::sys::fd;
 use crate::sys::peer::Peer;
 
 /// The name of an inherited socket where clients connect (`FileDescriptorName=`).
@@ -62,39 +64,52 @@ pub struct Inherited {
 #[derive(Debug)]
 pub enum Event {
     /// Somebody has connected.
-    Connected(UnixStream),
-    /// A client has sent a message, whose reply is due.
-    Message {
-        /// The client.
-        client: ClientId,
-        /// The bytes.
-        bytes: Vec<u8>,
-        /// To be used after the reply: the client's next message is read.
-        go_on: GoOn,
-    },
-    /// A client has closed its connection, or has sent what is no message.
-    Gone(ClientId),
-    /// A client has not read its reply.
+    Connected(OwnedFd),
+    /// A client has sent bytes, or closes its connection; see [`Clients::next`].
+    Ready(Ready),
+    /// A client has read the reply for which its socket had no room, see [`Clients::taken`].
+    Taken(ClientId),
+    /// It has not.
     NotTaken(ClientId),
 }
 
-/// Hands the rest of a reply to the client's task.
-pub type GoOn = oneshot::Sender<Rest>;
-
 /// The part of a reply for which a socket has no room.
 #[derive(Debug)]
-pub struct Rest {
+struct Rest {
     bytes: Vec<u8>,
     /// Its part of [`WAITING`].
-    _room: Option<OwnedSemaphorePermit>,
+    _room: OwnedSemaphorePermit,
 }
 
-/// The connected clients.
+/// What the kernel says of a connection.
+#[derive(Clone, Copy, Debug)]
+pub struct Ready {
+    /// The client.
+    pub client: ClientId,
+    /// No bytes follow those that are there.
+    is_over: bool,
+    /// Nobody is there to read a reply.
+    is_gone: bool,
+}
+
+/// What a client has sent.
+#[derive(Debug, Eq, PartialEq)]
+pub enum Sent<'a> {
+    /// No message yet, or its reply to the last one is still due.
+    Nothing,
+    /// A message, which stays in the socket until its reply; or bytes that are none, all that are there.
+    Message(&'a [u8]),
+    /// The client has left.
+    Gone,
+}
+
+/// The connected clients. One task waits for all of them: thousands are idle, and each costs an entry of a table.
 #[derive(Debug)]
 pub struct Clients {
     events: mpsc::Sender<Event>,
     by_id: HashMap<ClientId, Client>,
     next: u64,
+    watched: Arc<Epoll>,
     /// For the rests of replies.
     room: Arc<Semaphore>,
     reading: Duration,
@@ -103,23 +118,30 @@ pub struct Clients {
 
 #[derive(Debug)]
 struct Client {
-    stream: Arc<UnixStream>,
-    reader: AbortHandle,
-    /// Length of the message whose reply is due.
-    asked: Option<(usize, GoOn)>,
+    stream: OwnedFd,
+    /// The message whose reply is due, or is being written.
+    asked: Option<Asked>,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Asked {
+    len: usize,
+    /// There may be more to read after the reply.
+    is_more: bool,
 }
 
 impl Clients {
-    /// Without clients. What they do goes to `events`.
-    pub fn new(events: mpsc::Sender<Event>) -> Self {
-        Self {
-            events,
-            by_id: HashMap::new(),
-            next: 0,
-            room: Arc::new(Semaphore::new(WAITING)),
-            reading: READING,
-            door: None,
-        }
+    /// Without clients. What they do goes to `events`. Must be called within a runtime.
+    ///
+    /// # Errors
+    /// If the process has no descriptor left.
+    pub fn new(events: mpsc::Sender<Event>) -> io::Result<Self> {
+        let watched = Arc::new(Epoll::new(EpollCreateFlags::EPOLL_CLOEXEC)?);
+        let watch = fd::watch(watched.0.try_clone()?, Interest::READABLE)?;
+        tokio::spawn(tell(watch, Arc::clone(&watched), events.clone()));
+        let room = Arc::new(Semaphore::new(WAITING));
+        let by_id = HashMap::new();
+        Ok(Self { events, by_id, next: 0, watched, room, reading: READING, door: None })
     }
 
     /// Accepts connections. Must be called within a runtime.
@@ -134,68 +156,103 @@ impl Clients {
         Ok(())
     }
 
-    /// Reads a new client's messages. `None` if its user is not known, because it has left already.
-    pub fn admit(&mut self, stream: UnixStream) -> Option<(ClientId, User)> {
+    /// Waits for a new client's messages. `None` if its user is not known, because it has left already.
+    pub fn admit(&mut self, stream: OwnedFd) -> Option<(ClientId, User)> {
         let user = User(Peer::of(stream.as_fd()).ok()?.uid);
         let client = ClientId(self.next);
         self.next += 1;
-        let stream = Arc::new(stream);
-        let reader =
-            tokio::spawn(read(client, Arc::clone(&stream), self.events.clone(), self.reading));
-        let reader = reader.abort_handle();
-        self.by_id.insert(client, Client { stream, reader, asked: None });
+        self.watched.add(&stream, interest(client)).ok()?;
+        self.by_id.insert(client, Client { stream, asked: None });
         Some((client, user))
     }
 
     /// A second descriptor of a connection, for the next daemon.
     pub fn copy(&self, client: ClientId) -> Option<OwnedFd> {
-        self.by_id.get(&client)?.stream.as_fd().try_clone_to_owned().ok()
+        self.by_id.get(&client)?.stream.try_clone().ok()
     }
 
-    /// Notes that a client waits. Returns whether it is still connected.
-    pub fn asked(&mut self, client: ClientId, len: usize, go_on: GoOn) -> bool {
-        let known = self.by_id.get_mut(&client);
-        known.is_some_and(|client| client.asked.replace((len, go_on)).is_none())
+    /// The next message of a client, whose reply is due then.
+    pub fn next<'a>(&mut self, ready: Ready, buffer: &'a mut [u8; MAX_REQUEST_LEN]) -> Sent<'a> {
+        let Some(client) = self.by_id.get_mut(&ready.client) else { return Sent::Nothing };
+        if ready.is_gone {
+            return Sent::Gone;
+        }
+        if let Some(asked) = &mut client.asked {
+            asked.is_more = true;
+            return Sent::Nothing;
+        }
+        let flags = MsgFlags::MSG_PEEK | MsgFlags::MSG_DONTWAIT;
+        let there = match recv(client.stream.as_raw_fd(), buffer, flags) {
+            Ok(len @ 1..) => buffer.get(..len).unwrap_or_default(),
+            Err(Errno::EAGAIN) => return Sent::Nothing,
+            Ok(0) | Err(_) => return Sent::Gone,
+        };
+        let len = match length(there) {
+            Ok(Some(len)) if len <= there.len() => len,
+            Ok(_) => return if ready.is_over { Sent::Gone } else { Sent::Nothing },
+            Err(_) => there.len(),
+        };
+        client.asked = Some(Asked { len, is_more: ready.is_over || there.len() > len });
+        Sent::Message(there.get(..len).unwrap_or_default())
     }
 
-    /// Removes a client's request from its socket and writes the reply, or has its task write what has no room.
+    /// Removes a client's request from its socket and writes the reply, or has a task write what has no room.
     /// Returns whether that worked.
-    pub fn reply(&mut self, client: ClientId, bytes: &[u8]) -> bool {
-        let Some(client) = self.by_id.get_mut(&client) else { return true };
-        let Some((len, go_on)) = client.asked.take() else { return true };
+    pub fn reply(&mut self, id: ClientId, bytes: &[u8]) -> bool {
+        let Some(client) = self.by_id.get_mut(&id) else { return true };
+        let Some(Asked { len, is_more }) = client.asked.take() else { return true };
         let fd = client.stream.as_raw_fd();
         let mut request = [0; MAX_REQUEST_LEN];
         let read = request.get_mut(..len).map(|request| recv(fd, request, MsgFlags::MSG_DONTWAIT));
-        let is_read = read == Some(Ok(len));
-        let flags = MsgFlags::MSG_DONTWAIT | MsgFlags::MSG_NOSIGNAL;
-        if !is_read {
+        if read != Some(Ok(len)) {
             return false;
         }
-        let sent = match send(fd, bytes, flags) {
+        let sent = match send(fd, bytes, MsgFlags::MSG_DONTWAIT | MsgFlags::MSG_NOSIGNAL) {
             Ok(sent) => sent,
             Err(Errno::EAGAIN) => 0,
             Err(_) => return false,
         };
-        let bytes = bytes.get(sent..).unwrap_or_default().to_vec();
-        let room = match u32::try_from(bytes.len()) {
-            Ok(0) => None,
-            Ok(len) => match Arc::clone(&self.room).try_acquire_many_owned(len) {
-                Ok(room) => Some(room),
-                Err(_) => return false,
-            },
-            Err(_) => return false,
-        };
-        // The reader ends only with its client.
-        let _ = go_on.send(Rest { bytes, _room: room });
-        true
+        match bytes.get(sent..) {
+            Some(rest @ [_, ..]) => self.write_later(id, rest).is_some(),
+            // The kernel tells only of new bytes, unless it is asked again.
+            _ => !is_more || self.watched.modify(&client.stream, &mut interest(id)).is_ok(),
+        }
+    }
+
+    /// `None` if there is no room for it.
+    fn write_later(&mut self, id: ClientId, rest: &[u8]) -> Option<()> {
+        let client = self.by_id.get_mut(&id)?;
+        let len = u32::try_from(rest.len()).ok()?;
+        let room = Arc::clone(&self.room).try_acquire_many_owned(len).ok()?;
+        let stream = StdUnixStream::from(client.stream.try_clone().ok()?);
+        stream.set_nonblocking(true).ok()?;
+        let stream = UnixStream::from_std(stream).ok()?;
+        client.asked = Some(Asked { len: 0, is_more: true });
+        let rest = Rest { bytes: rest.to_vec(), _room: room };
+        let (events, reading) = (self.events.clone(), self.reading);
+        tokio::spawn(async move {
+            let written = timeout(reading, write(&stream, &rest.bytes)).await;
+            drop((stream, rest));
+            let event = if let Ok(Ok(())) = written { Event::Taken } else { Event::NotTaken };
+            // The engine may have ended.
+            let _ = events.send(event(id)).await;
+        });
+        Some(())
+    }
+
+    /// Reads the client's next message. Returns whether that works.
+    pub fn taken(&mut self, id: ClientId) -> bool {
+        let Some(client) = self.by_id.get_mut(&id) else { return true };
+        client.asked = None;
+        self.watched.modify(&client.stream, &mut interest(id)).is_ok()
     }
 
     /// Closes a connection, although systemd may have it, too.
     pub fn close(&mut self, client: ClientId) {
-        if let Some(Client { reader, stream, .. }) = self.by_id.remove(&client) {
-            // The client may have done so already.
+        if let Some(Client { stream, .. }) = self.by_id.remove(&client) {
+            // systemd's copy would keep it watched. The client may have closed it already.
+            let _ = self.watched.delete(&stream);
             let _ = shutdown(stream.as_raw_fd(), Shutdown::Both);
-            reader.abort();
         }
     }
 
@@ -262,21 +319,13 @@ impl Drop for Made {
     }
 }
 
-/// Takes over a connection.
-///
-/// # Errors
-/// If the runtime cannot watch it, because it is no Unix socket.
-pub fn inherit(fd: OwnedFd) -> io::Result<UnixStream> {
-    let stream = StdUnixStream::from(fd);
-    stream.set_nonblocking(true)?;
-    UnixStream::from_std(stream)
-}
-
 async fn accept(listener: UnixListener, events: mpsc::Sender<Event>) {
     loop {
         match listener.accept().await {
             Ok((stream, _)) => {
-                if events.send(Event::Connected(stream)).await.is_err() {
+                // It stays non-blocking, and leaves the runtime.
+                let Ok(stream) = stream.into_std() else { continue };
+                if events.send(Event::Connected(stream.into())).await.is_err() {
                     return;
                 }
             }
@@ -288,27 +337,32 @@ async fn accept(listener: UnixListener, events: mpsc::Sender<Event>) {
     }
 }
 
-/// Hands on one message after the other.
-async fn read(
-    client: ClientId,
-    stream: Arc<UnixStream>,
-    events: mpsc::Sender<Event>,
-    reading: Duration,
-) {
-    while let Some(bytes) = message(&stream).await {
-        let (go_on, goes_on) = oneshot::channel();
-        if events.send(Event::Message { client, bytes, go_on }).await.is_err() {
-            return;
+/// Tells which clients have sent something. While the engine is busy, the rest waits in the kernel, in turns.
+async fn tell(watch: AsyncFd<OwnedFd>, watched: Arc<Epoll>, events: mpsc::Sender<Event>) {
+    let mut ready = [EpollEvent::empty(); 64];
+    loop {
+        let Ok(mut guard) = watch.readable().await else { return };
+        let count = match watched.wait(&mut ready, EpollTimeout::ZERO) {
+            Ok(count) => count,
+            Err(error) => {
+                debug!(%error, "cannot wait for clients of ACM");
+                tokio::time::sleep(PAUSE).await;
+                continue;
+            }
+        };
+        if count < ready.len() {
+            guard.clear_ready();
         }
-        let Ok(rest) = goes_on.await else { break };
-        if !matches!(timeout(reading, write(&stream, &rest.bytes)).await, Ok(Ok(()))) {
-            // The engine may have ended.
-            let _ = events.send(Event::NotTaken(client)).await;
-            return;
+        for event in ready.iter().take(count) {
+            let flags = event.events();
+            let is_gone = flags.intersects(EpollFlags::EPOLLHUP | EpollFlags::EPOLLERR);
+            let is_over = is_gone || flags.contains(EpollFlags::EPOLLRDHUP);
+            let client = ClientId(event.data());
+            if events.send(Event::Ready(Ready { client, is_over, is_gone })).await.is_err() {
+                return;
+            }
         }
     }
-    // The engine may have ended.
-    let _ = events.send(Event::Gone(client)).await;
 }
 
 async fn write(stream: &UnixStream, mut bytes: &[u8]) -> io::Result<()> {
@@ -323,34 +377,10 @@ async fn write(stream: &UnixStream, mut bytes: &[u8]) -> io::Result<()> {
     Ok(())
 }
 
-/// The next message, which stays in the socket. `None` if there will be none.
-async fn message(stream: &UnixStream) -> Option<Vec<u8>> {
-    loop {
-        let ready = stream.ready(Interest::READABLE).await.ok()?;
-        // Without a whole message this waits for more bytes, because it says that there are none.
-        let peeked =
-            stream.try_io(Interest::READABLE, || peek(stream)?.ok_or(ErrorKind::WouldBlock.into()));
-        match peeked {
-            Ok(bytes) => return Some(bytes),
-            Err(error) if error.kind() == ErrorKind::WouldBlock && !ready.is_read_closed() => {}
-            Err(_) => return None,
-        }
-    }
-}
-
-/// A whole message, if there is one.
-fn peek(stream: &UnixStream) -> io::Result<Option<Vec<u8>>> {
-    let mut buffer = [0; MAX_REQUEST_LEN];
-    let len = recv(stream.as_raw_fd(), &mut buffer, MsgFlags::MSG_PEEK | MsgFlags::MSG_DONTWAIT)?;
-    let there = buffer.get(..len).unwrap_or_default();
-    if there.is_empty() {
-        return Err(ErrorKind::UnexpectedEof.into());
-    }
-    match length(there) {
-        Ok(Some(wanted)) => Ok(there.get(..wanted).map(<[u8]>::to_vec)),
-        Ok(None) => Ok(None),
-        Err(_) => Err(ErrorKind::InvalidData.into()),
-    }
+/// Each arrival of bytes is told once, so that a request that stays in its socket is not told again and again.
+fn interest(client: ClientId) -> EpollEvent {
+    let flags = EpollFlags::EPOLLIN | EpollFlags::EPOLLRDHUP | EpollFlags::EPOLLET;
+    EpollEvent::new(flags, client.0)
 }
 
 #[cfg(test)]
@@ -368,18 +398,21 @@ mod tests {
     const REQUEST: [u8; 16] = [1, 3, 0, 1, 1, 0, 0, 16, 0, 0, 0, 0, 0, 0, 0, 0];
 
     /// The service's end of a new connection, and the client's end.
-    fn connection() -> (UnixStream, StdUnixStream) {
+    fn connection() -> (OwnedFd, StdUnixStream) {
         let (here, there) = StdUnixStream::pair().unwrap();
-        here.set_nonblocking(true).unwrap();
-        (UnixStream::from_std(here).unwrap(), there)
+        (here.into(), there)
     }
 
-    async fn next(events: &mut mpsc::Receiver<Event>) -> (ClientId, usize, GoOn) {
+    /// The next client with a message, and the length of that.
+    async fn next(clients: &mut Clients, events: &mut mpsc::Receiver<Event>) -> (ClientId, usize) {
         loop {
             match events.recv().await.unwrap() {
-                Event::Message { client, bytes, go_on } => return (client, bytes.len(), go_on),
-                // Of a client whose reply was not sent.
-                Event::Gone(_) => {}
+                Event::Ready(ready) => {
+                    if let Sent::Message(bytes) = clients.next(ready, &mut [0; MAX_REQUEST_LEN]) {
+                        return (ready.client, bytes.len());
+                    }
+                }
+                Event::Taken(client) => assert!(clients.taken(client)),
                 other => panic!("{other:?}"),
             }
         }
@@ -388,13 +421,12 @@ mod tests {
     #[tokio::test]
     async fn longest_reply_is_one_write_into_a_socket_of_the_usual_size() {
         let (events, mut received) = mpsc::channel(8);
-        let mut clients = Clients::new(events);
+        let mut clients = Clients::new(events).unwrap();
         let (here, mut there) = connection();
         clients.admit(here).unwrap();
         for _ in 0..3 {
             there.write_all(&REQUEST).unwrap();
-            let (client, len, go_on) = next(&mut received).await;
-            assert!(clients.asked(client, len, go_on));
+            let (client, _) = next(&mut clients, &mut received).await;
             assert!(clients.reply(client, &vec![7; LONGEST]));
             assert_eq!(clients.room.available_permits(), WAITING, "no rest");
             let mut reply = vec![0; LONGEST];
@@ -405,21 +437,20 @@ mod tests {
     #[tokio::test]
     async fn reply_without_room_goes_on_when_its_client_reads_and_others_are_served_meanwhile() {
         let (events, mut received) = mpsc::channel(8);
-        let mut clients = Clients::new(events);
+        let mut clients = Clients::new(events).unwrap();
         let (small, mut slow) = connection();
         setsockopt(&small, sockopt::SndBuf, &4096).unwrap();
         clients.admit(small).unwrap();
         slow.write_all(&REQUEST).unwrap();
-        let (client, len, go_on) = next(&mut received).await;
-        assert!(clients.asked(client, len, go_on));
+        let (client, _) = next(&mut clients, &mut received).await;
         let reply: Vec<_> = (0..LONGEST).map(|at| u8::try_from(at % 251).unwrap()).collect();
         assert!(clients.reply(client, &reply));
         assert!(clients.room.available_permits() < WAITING, "a rest waits");
         let (here, mut other) = connection();
         clients.admit(here).unwrap();
         other.write_all(&REQUEST).unwrap();
-        let (client, len, go_on) = next(&mut received).await;
-        assert!(clients.asked(client, len, go_on) && clients.reply(client, &[9; 16]));
+        let (client, _) = next(&mut clients, &mut received).await;
+        assert!(clients.reply(client, &[9; 16]));
         other.read_exact(&mut [0; 16]).unwrap();
         // Another thread reads, because this one runs the client's task.
         let reading = tokio::task::spawn_blocking(move || {
@@ -429,7 +460,7 @@ mod tests {
             (read, slow)
         });
         // The next request is read after the reply.
-        let (_, len, _) = next(&mut received).await;
+        let (_, len) = next(&mut clients, &mut received).await;
         assert_eq!((len, clients.room.available_permits()), (REQUEST.len(), WAITING));
         assert!(reading.await.unwrap().0 == reply);
     }
@@ -437,7 +468,7 @@ mod tests {
     #[tokio::test]
     async fn rests_of_all_replies_are_bounded() {
         let (events, mut received) = mpsc::channel(8);
-        let mut clients = Clients::new(events);
+        let mut clients = Clients::new(events).unwrap();
         let mut kept = Vec::new();
         let (mut held, mut refused) = (0, 0);
         for _ in 0..WAITING / LONGEST + 10 {
@@ -445,8 +476,7 @@ mod tests {
             setsockopt(&small, sockopt::SndBuf, &4096).unwrap();
             clients.admit(small).unwrap();
             slow.write_all(&REQUEST).unwrap();
-            let (client, len, go_on) = next(&mut received).await;
-            assert!(clients.asked(client, len, go_on));
+            let (client, _) = next(&mut clients, &mut received).await;
             let has_room = clients.reply(client, &vec![7; LONGEST]);
             (held, refused) = (held + usize::from(has_room), refused + usize::from(!has_room));
             kept.push(slow);
@@ -458,14 +488,14 @@ mod tests {
     #[tokio::test]
     async fn client_that_never_reads_its_reply_loses_its_connection() {
         let (events, mut received) = mpsc::channel(8);
-        let mut clients = Clients::new(events);
+        let mut clients = Clients::new(events).unwrap();
         clients.reading = Duration::ZERO;
         let (small, mut slow) = connection();
         setsockopt(&small, sockopt::SndBuf, &4096).unwrap();
         clients.admit(small).unwrap();
         slow.write_all(&REQUEST).unwrap();
-        let (client, len, go_on) = next(&mut received).await;
-        assert!(clients.asked(client, len, go_on) && clients.reply(client, &vec![7; LONGEST]));
+        let (client, _) = next(&mut clients, &mut received).await;
+        assert!(clients.reply(client, &vec![7; LONGEST]));
         let Some(Event::NotTaken(other)) = received.recv().await else { panic!() };
         assert_eq!((other, clients.room.available_permits()), (client, WAITING));
     }

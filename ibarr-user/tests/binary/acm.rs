@@ -148,7 +148,7 @@ fn client_that_sends_byte_by_byte_is_answered_and_one_that_sends_nonsense_is_clo
     assert_eq!(slow.told(), Err(Status::DestinationType));
     assert_eq!(slow.ask(Ask::Endpoint { index: 9, port: 1 }), Err(Status::Invalid));
     assert_eq!(slow.ask(Ask::Counters(Of::Index(9))), Err(Status::SourceAddress));
-    assert_eq!(counter(&daemon, "acm.illegal"), 1);
+    assert_eq!(counter(&daemon, "acm.illegal"), 4);
 }
 
 #[test]

@@ -1,0 +1,195 @@
+// SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
+
+//! Crowds of users at the socket of ACM, and another user that is answered meanwhile.
+
+use std::fs;
+use std::io::{Read as _, Write as _};
+use std::os::unix::fs::PermissionsExt as _;
+use std::os::unix::net::UnixStream;
+use std::os::unix::process::CommandExt as _;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+use serde_json::Value;
+
+use crate::machine::{MARKER, Machine, ibarr, read_until, said};
+
+/// The share of a user, and what all users may have, as in the default of `proto::acm::Config`.
+const OF_USER: u64 = 2_500;
+const OF_ALL: u64 = 10_000;
+
+/// A user that is not root; further ones have smaller numbers.
+const NOBODY: u32 = 65_534;
+
+const PATIENCE: Duration = Duration::from_secs(30);
+
+struct Daemon {
+    child: Child,
+    machine: Machine,
+}
+
+impl Daemon {
+    fn start() -> Self {
+        let machine = Machine::new();
+        let directory = machine.directory();
+        // The users must be able to run this, too.
+        let testbed = Path::new(env!("CARGO_BIN_EXE_ibarr-testbed"));
+        fs::copy(testbed, directory.join("ibarr-testbed")).unwrap();
+        fs::set_permissions(directory, fs::Permissions::from_mode(0o755)).unwrap();
+        let config = directory.join("ibarr.toml");
+        let socket = directory.join("acm.sock");
+        let text = format!(
+            "responder = \"user\"\n[acm]\nserve = \"tools\"\nsocket = {:?}\n",
+            socket.to_str().unwrap()
+        );
+        fs::write(&config, text).unwrap();
+        let mut command = Command::new("sh");
+        command.args(["-ec", "exec \"$@\" 2>&1", "sh"]).arg(ibarr());
+        command.arg("run").arg("--config").arg(&config).arg("--run-dir").arg(directory);
+        command.arg("--bpf-dir").arg(directory.join("bpf")).env(MARKER, machine.marker());
+        command.stdin(Stdio::null()).stdout(Stdio::piped());
+        let mut child = command.spawn().unwrap();
+        read_until(&mut child, "ready");
+        Self { child, machine }
+    }
+
+    fn socket(&self) -> PathBuf {
+        self.machine.directory().join("acm.sock")
+    }
+
+    fn count(&self, name: &str) -> u64 {
+        let mut command = Command::new(ibarr());
+        command.args(["counters", "--json", "--daemon-timeout", "20s", "--run-dir"]);
+        command.arg(self.machine.directory()).env(MARKER, self.machine.marker());
+        let output = command.output().unwrap();
+        assert!(output.status.success(), "{}", said(&output));
+        let counters: Value = serde_json::from_slice(&output.stdout).unwrap();
+        counters["counters"][name].as_u64().unwrap_or_else(|| panic!("{name} in {counters}"))
+    }
+
+    /// A user that opens connections, and does with them what the arguments say.
+    fn crowd(&self, user: u32, connections: u64, arguments: &[&str]) -> Child {
+        let mut command = Command::new(self.machine.directory().join("ibarr-testbed"));
+        command.arg("crowd").arg("--socket").arg(self.socket());
+        command.args(["--connections", &connections.to_string()]).args(arguments);
+        command.env(MARKER, self.machine.marker()).uid(user).gid(NOBODY);
+        command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap()
+    }
+
+    /// A crowd whose connections send nothing, or nothing more.
+    fn idle(&self, user: u32, connections: u64, text: &str) -> Child {
+        let mut crowd = self.crowd(user, connections, &["--text", text]);
+        read_until(&mut crowd, "ready");
+        crowd
+    }
+
+    fn descriptors(&self) -> u64 {
+        let directory = format!("/proc/{}/fd", self.child.id());
+        fs::read_dir(directory).unwrap().count().try_into().unwrap()
+    }
+
+    /// The memory that the daemon has in use, in bytes.
+    fn resident(&self) -> u64 {
+        let status = fs::read_to_string(format!("/proc/{}/status", self.child.id())).unwrap();
+        let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:")).unwrap();
+        line.trim().strip_suffix(" kB").unwrap().parse::<u64>().unwrap() * 1024
+    }
+}
+
+impl Drop for Daemon {
+    fn drop(&mut self) {
+        drop(self.child.kill());
+        drop(self.child.wait());
+    }
+}
+
+fn end(mut crowd: Child) {
+    drop(crowd.stdin.take());
+    assert!(crowd.wait().unwrap().success());
+}
+
+fn until(is_so: impl Fn() -> bool) {
+    let begun = Instant::now();
+    while !is_so() {
+        assert!(begun.elapsed() < PATIENCE, "timed out");
+        std::thread::sleep(Duration::from_millis(50));
+    }
+}
+
+/// A client of root.
+struct Client(UnixStream);
+
+impl Client {
+    fn connect(daemon: &Daemon) -> Self {
+        let stream = UnixStream::connect(daemon.socket()).unwrap();
+        stream.set_read_timeout(Some(PATIENCE)).unwrap();
+        Self(stream)
+    }
+
+    /// Asks for the counters of the service. Returns whether they came; without room the connection is closed.
+    fn asks(&mut self) -> bool {
+        let mut request = [0; 16];
+        // In network order.
+        (request[0], request[1], request[7]) = (1, 2, 16);
+        let mut reply = [0; 72];
+        self.0.write_all(&request).is_ok() && self.0.read(&mut reply).unwrap_or(0) == reply.len()
+    }
+}
+
+#[test]
+fn ten_thousand_idle_clients_take_less_than_a_kilobyte_each() {
+    let daemon = Daemon::start();
+    let mut root = Client::connect(&daemon);
+    assert!(root.asks());
+    // What the first clients need once is not theirs.
+    end(daemon.idle(NOBODY, 100, ""));
+    until(|| daemon.descriptors() < 100);
+    let (before, open) = (daemon.resident(), daemon.descriptors());
+    let crowds: Vec<_> = (1..=4).map(|user| daemon.idle(NOBODY - user, OF_USER, "")).collect();
+    // One of them is refused for the one of root.
+    until(|| daemon.descriptors() == open + OF_ALL - 1);
+    let each = daemon.resident().saturating_sub(before) / OF_ALL;
+    eprintln!("{each} bytes of memory for each idle client");
+    assert!(each < 1024, "{each} bytes");
+    assert_eq!(daemon.count("acm.clients-refused"), 1);
+    for _ in 0..1_000 {
+        assert!(root.asks());
+    }
+    assert!(!Client::connect(&daemon).asks(), "there is no room");
+    crowds.into_iter().for_each(end);
+    until(|| daemon.descriptors() == open);
+    assert!(Client::connect(&daemon).asks());
+}
+
+#[test]
+fn user_that_connects_20000_times_leaves_room_for_others() {
+    let daemon = Daemon::start();
+    let mut root = Client::connect(&daemon);
+    // Half a header each.
+    let crowds = [daemon.idle(NOBODY, 10_000, "\u{1}\u{1}"), daemon.idle(NOBODY, 10_000, "")];
+    until(|| daemon.count("acm.clients-refused") == 20_000 - OF_USER);
+    for _ in 0..100 {
+        assert!(root.asks());
+        assert!(Client::connect(&daemon).asks());
+    }
+    crowds.into_iter().for_each(end);
+}
+
+#[test]
+fn processes_that_connect_without_end_do_not_keep_others_from_their_answers() {
+    let daemon = Daemon::start();
+    let mut root = Client::connect(&daemon);
+    // Each of 200 connections is closed for its nonsense, and made again.
+    let storm = ["--text", "this is no request", "--again"];
+    let crowds: Vec<_> = (0..50).map(|_| daemon.crowd(NOBODY, 4, &storm)).collect();
+    let refused =
+        |daemon: &Daemon| daemon.count("acm.illegal") + daemon.count("acm.clients-refused");
+    until(|| refused(&daemon) > 1_000);
+    for _ in 0..100 {
+        assert!(root.asks());
+        assert!(Client::connect(&daemon).asks());
+    }
+    crowds.into_iter().for_each(end);
+    until(|| daemon.descriptors() < 100);
+}
