@@ -16,6 +16,7 @@ use crate::config::{self, Serve};
 use crate::process::Until;
 use crate::sys::udp;
 use crate::transport::acm::{self, Clients, Event, Inherited, Made, Sent};
+use crate::transport::acm_ports::{self, Kept};
 use crate::transport::names::Named;
 
 /// The clients, and the socket where they connect.
@@ -28,13 +29,23 @@ pub(super) struct Acm {
     /// What is served now.
     served: config::Acm,
     why_not: Option<String>,
+    /// Port files that hide the service.
+    hidden_by: Vec<Kept>,
 }
 
 impl Acm {
     pub(super) fn new(inherited: Inherited, clients: Clients) -> Self {
         let is_inherited = inherited.door.is_some();
         let served = config::Acm::default();
-        Self { clients, inherited, is_inherited, made: None, served, why_not: None }
+        Self {
+            clients,
+            inherited,
+            is_inherited,
+            made: None,
+            served,
+            why_not: None,
+            hidden_by: Vec::new(),
+        }
     }
 
     /// Does what the configuration wants. An inherited socket is always read: whoever connects to it would wait
@@ -44,6 +55,13 @@ impl Acm {
             let listening = self.clients.listen(door.into());
             self.why_not =
                 listening.err().map(|error| format!("acm: the inherited socket: {error}"));
+        }
+        self.hidden_by = match (wanted.serve, wanted.socket.parent()) {
+            (Serve::Off, _) | (_, None) => Vec::new(),
+            (_, Some(dir)) => acm_ports::remove_stale(dir),
+        };
+        for kept in &self.hidden_by {
+            warn!("acm: {kept}");
         }
         if self.is_inherited || (self.served == *wanted && self.why_not.is_none()) {
             return;
@@ -87,7 +105,8 @@ impl Acm {
              ibarr-acm.socket"
                 .to_owned()
         });
-        self.why_not.clone().or(refusing)
+        let hidden = self.hidden_by.first().map(|kept| format!("acm: {kept}"));
+        self.why_not.clone().or(refusing).or(hidden)
     }
 }
 

@@ -217,7 +217,10 @@ fn socket_is_there_only_while_the_configuration_wants_it_and_for_librdmacm_only_
     let _port = Port::new(&dir);
     let (daemon, _kernel) = start(&dir, "");
     assert!(!socket.exists());
+    // An ibacm that died has left it, and librdmacm would ask there.
+    fs::write(dir.path("ibacm.port"), "1\n").unwrap();
     reload(&daemon, "full");
+    assert!(!dir.path("ibacm.port").exists());
     assert_eq!(fs::read_link(&link).unwrap(), socket);
     assert_eq!(fs::metadata(&link).unwrap().mode() & 0o777, 0o666);
     assert_eq!(Client::connect(&dir).ask(Ask::Resolve(to(LOCAL))), Ok(vec![(0x2b, 1)]));
