@@ -14,6 +14,9 @@ pub trait Counter: Copy + Eq + fmt::Display + 'static {
 
     /// The position in [`Self::ALL`].
     fn index(self) -> usize;
+
+    /// What it counts, for people: its doc lines.
+    fn describe(self) -> &'static str;
 }
 
 /// One count for each `C`, initially zero, saturating.
@@ -64,19 +67,20 @@ impl<C: Counter> fmt::Debug for Counters<C> {
 }
 
 /// Makes an enumeration of counters: a [`Counter`] whose names are lower-case words joined by
-/// hyphens.
+/// hyphens, each with doc lines that [`Counter::describe`] repeats. A counter without does not
+/// compile.
 #[macro_export]
 macro_rules! counters {
     (
         $(#[$of_enum:meta])*
         pub enum $name:ident {
-            $($(#[$of_variant:meta])* $variant:ident = $text:literal,)+
+            $($(#[doc = $doc:literal])+ $variant:ident = $text:literal,)+
         }
     ) => {
         $(#[$of_enum])*
         #[derive(Clone, Copy, Debug, Eq, Hash, Ord, PartialEq, PartialOrd)]
         pub enum $name {
-            $($(#[$of_variant])* $variant,)+
+            $($(#[doc = $doc])+ $variant,)+
         }
 
         impl $crate::counters::Counter for $name {
@@ -84,6 +88,12 @@ macro_rules! counters {
 
             fn index(self) -> usize {
                 self as usize
+            }
+
+            fn describe(self) -> &'static str {
+                match self {
+                    $(Self::$variant => concat!($($doc),+).trim_ascii_start(),)+
+                }
             }
         }
 
@@ -104,7 +114,10 @@ mod tests {
     counters! {
         #[expect(unreachable_pub, reason = "the macro is for public enumerations")]
         pub enum Fruit {
+            /// Apples, whatever
+            /// their colour.
             Apple = "apple",
+            /// Pears.
             Pear = "ripe-pear",
         }
     }
@@ -117,6 +130,12 @@ mod tests {
         assert_eq!(counters.get(Fruit::Apple), 0);
         assert_eq!(counters.iter().collect::<Vec<_>>(), [(Fruit::Apple, 0), (Fruit::Pear, 3)]);
         assert_eq!(format!("{counters:?}"), r#"{"ripe-pear": 3}"#);
+    }
+
+    #[test]
+    fn description_is_the_doc_text_on_one_line() {
+        assert_eq!(Fruit::Apple.describe(), "Apples, whatever their colour.");
+        assert_eq!(Fruit::Pear.describe(), "Pears.");
     }
 
     #[test]

@@ -32,6 +32,11 @@ pub enum Kind {
     AcmPaths,
 }
 
+impl Kind {
+    /// Every kind.
+    pub const ALL: [Self; 3] = [Self::Addresses, Self::Paths, Self::AcmPaths];
+}
+
 impl fmt::Display for Kind {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {

@@ -99,13 +99,13 @@ macro_rules! datagram_counters {
     (
         $(#[$of_enum:meta])*
         pub enum $name:ident {
-            $($(#[$of_variant:meta])* $variant:ident = $text:literal,)+
+            $($(#[doc = $doc:literal])+ $variant:ident = $text:literal,)+
         }
     ) => {
         $crate::counters! {
             $(#[$of_enum])*
             pub enum $name {
-                $($(#[$of_variant])* $variant = $text,)+
+                $($(#[doc = $doc])+ $variant = $text,)+
                 /// Datagrams shorter than the lengths that they contain.
                 MalformedTruncated = "malformed-truncated",
                 /// Datagrams with bytes after the message.
