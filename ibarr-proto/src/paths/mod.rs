@@ -66,7 +66,7 @@ use crate::timer::Timers;
 
 pub use bucket::DOUBT_SPREAD;
 pub use fallback::Lack;
-pub use partial::{Incomplete, Partial};
+pub use partial::{Choice, Chosen, Incomplete, Partial};
 pub use records::records;
 pub use types::{
     Answered, Cached, Config, Counter, Device, Input, Load, Outcome, PortEvent, PortFacts,
@@ -226,6 +226,21 @@ impl<R: CryptoRng + SeedableRng> Paths<R> {
     /// A caller asks for a path. One [`Self::poll_event`] follows, at once if the answer is
     /// remembered, at the latest at the deadline.
     pub fn resolve(&mut self, now: Instant, request: Request) {
+        self.resolve_from(now, request, Self::recall);
+    }
+
+    /// Like [`Self::resolve`], but the SA is asked even if its answer is remembered. A question in flight is
+    /// joined.
+    pub fn resolve_fresh(&mut self, now: Instant, request: Request) {
+        self.resolve_from(now, request, |_, _| Memory::Nothing);
+    }
+
+    fn resolve_from(
+        &mut self,
+        now: Instant,
+        request: Request,
+        recall: impl Fn(&Self, &Key) -> Memory,
+    ) {
         self.advance(now);
         self.counters.count(Counter::Requests);
         let id = request.id;
@@ -236,7 +251,7 @@ impl<R: CryptoRng + SeedableRng> Paths<R> {
         let is_under_way = self.by_key.contains_key(&key);
         self.note_asked_again(&key);
         let is_reported = self.informing.has_reported(&key);
-        let doubted = match self.recall(&key) {
+        let doubted = match recall(self, &key) {
             Memory::Sure(remembered) => {
                 let outcome = self.given(key, question, &remembered);
                 return self.answer(id, outcome);

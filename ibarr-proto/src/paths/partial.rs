@@ -22,6 +22,32 @@ pub struct Partial {
     pub pkey: Option<PKey>,
 }
 
+/// A complete question, and why its port was chosen.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub struct Chosen {
+    /// The source port.
+    pub port: PortName,
+    /// The question.
+    pub question: PathQuestion,
+    /// The first of the reasons that apply.
+    pub why: Choice,
+}
+
+/// Why a port was chosen.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub enum Choice {
+    /// The user named it.
+    Named,
+    /// It alone has the source GID.
+    HasSource,
+    /// There is no other port.
+    Only,
+    /// It is the first whose SA can be asked, of all ports or of those with the source GID.
+    FirstWithSa,
+    /// It is the first of them; no SA can be asked.
+    First,
+}
+
 /// Error: a part of the question is missing.
 #[derive(Clone, Copy, Debug, Eq, Error, PartialEq)]
 pub enum Incomplete {
@@ -50,6 +76,14 @@ impl<R: CryptoRng + SeedableRng> Paths<R> {
     /// # Errors
     /// There is no such port, or it has no GID.
     pub fn complete(&self, partial: &Partial) -> Result<(PortName, PathQuestion), Incomplete> {
+        self.chosen(partial).map(|chosen| (chosen.port, chosen.question))
+    }
+
+    /// Like [`Self::complete`], and says why the port was chosen.
+    ///
+    /// # Errors
+    /// There is no such port, or it has no GID.
+    pub fn chosen(&self, partial: &Partial) -> Result<Chosen, Incomplete> {
         let Partial { port, dgid, sgid, pkey } = *partial;
         let (name, facts) = self.choose(port, sgid, None)?;
         let question = PathQuestion {
@@ -61,7 +95,16 @@ impl<R: CryptoRng + SeedableRng> Paths<R> {
             service_id: None,
             qos_class: None,
         };
-        Ok((name, question))
+        let has_source =
+            |port: &(_, _, &PortFacts, _)| sgid.is_none_or(|sgid| port.2.gids.contains(&sgid));
+        let why = match () {
+            () if port.is_some() => Choice::Named,
+            () if self.ports().nth(1).is_none() => Choice::Only,
+            () if self.ports().filter(has_source).nth(1).is_none() => Choice::HasSource,
+            () if facts.sa().is_some() => Choice::FirstWithSa,
+            () => Choice::First,
+        };
+        Ok(Chosen { port: name, question, why })
     }
 
     /// Chooses in the same way what a query lacks: source, partition, and that the path is reversible.
@@ -152,6 +195,23 @@ mod tests {
         assert_eq!(rig.paths.complete(&first).map(|(port, _)| port), Ok(name(1)));
         let absent = Partial { port: Some(name(3)), ..to(gid(1)) };
         assert_eq!(rig.paths.complete(&absent), Err(Incomplete::NoSuchPort(name(3))));
+    }
+
+    #[test]
+    fn reason_for_the_port_is_given() {
+        let mut rig = Rig::without_port();
+        let why = |rig: &Rig, partial: &Partial| rig.paths.chosen(partial).unwrap().why;
+        tell(&mut rig, PORT, 1, PortFacts { gids: vec![gid(7)], is_active: false, ..facts() });
+        assert_eq!(why(&rig, &to(gid(1))), Choice::Only);
+        let gids = vec![gid(7), gid(8)];
+        tell(&mut rig, OTHER, 2, PortFacts { gids: gids.clone(), is_active: false, ..facts() });
+        assert_eq!(why(&rig, &to(gid(1))), Choice::First);
+        tell(&mut rig, OTHER, 2, PortFacts { gids, ..facts() });
+        assert_eq!(why(&rig, &to(gid(1))), Choice::FirstWithSa);
+        let from = |sgid| Partial { sgid: Some(sgid), ..to(gid(1)) };
+        assert_eq!(why(&rig, &from(gid(7))), Choice::FirstWithSa);
+        assert_eq!(why(&rig, &from(gid(8))), Choice::HasSource);
+        assert_eq!(why(&rig, &Partial { port: Some(name(1)), ..to(gid(1)) }), Choice::Named);
     }
 
     #[test]
