@@ -245,6 +245,11 @@ impl<R: CryptoRng + SeedableRng> Node<R> {
         }
     }
 
+    /// What is known of an address without asking anybody.
+    pub fn lookup(&mut self, now: Instant, question: Question) -> Option<Outcome> {
+        self.resolver.lookup(&mut self.cores, now, &self.view, question)
+    }
+
     /// The reply to a peer's query, if there is one.
     pub fn answer(&mut self, received: &server::Received<'_>) -> Option<server::Transmit> {
         self.server.answer(&self.view, received)

@@ -12,6 +12,8 @@
 //!
 //! Requests of users pass [`shares`] first. Requests of the kernel do not, because applications
 //! wait for them; they find room however much users ask.
+//!
+//! long because every input passes through the same tables, whether a user or the kernel asks.
 
 #[cfg(test)]
 mod tests;
@@ -90,6 +92,8 @@ struct Wanted {
     question: Question,
     asked_at: Instant,
     deadline: Instant,
+    /// Whether the peer is asked even if its answer is remembered.
+    is_fresh: bool,
 }
 
 /// An input of the resolver, or of a core that it connects.
@@ -112,6 +116,17 @@ pub enum Input<'a> {
     /// A user of this node asks for a GID. One [`Event::Answered`] follows, at once if the local view
     /// or the cache has the answer and the user has room in its share.
     Resolve {
+        /// The user.
+        user: User,
+        /// Repeated in the answer.
+        id: UserRequest,
+        /// The question.
+        question: Question,
+        /// When the caller stops waiting.
+        deadline: Instant,
+    },
+    /// The same past the cache: the peer is asked, unless the address is of this node.
+    ResolveFresh {
         /// The user.
         user: User,
         /// Repeated in the answer.
@@ -208,15 +223,21 @@ impl Resolver {
                 self.serve(cores, now, view);
             }
             Input::Resolve { user, id, question, deadline } => {
-                // The oldest time there is: the request gives way to those of the kernel, and they
-                // never to it.
-                let wanted = Wanted { question, asked_at: Instant::BOOT, deadline };
-                if let Err((id, _)) = self.users.offer(now, user, (id, wanted), deadline) {
-                    self.events.push_back(Event::Answered { id, outcome: Outcome::Overloaded });
-                }
-                self.admit(cores, now, view);
+                let wanted = Wanted::of_user(question, deadline);
+                self.offer(cores, now, view, user, (id, wanted));
+            }
+            Input::ResolveFresh { user, id, question, deadline } => {
+                let wanted = Wanted { is_fresh: true, ..Wanted::of_user(question, deadline) };
+                self.offer(cores, now, view, user, (id, wanted));
             }
             Input::ResolvePath { user, request } => {
+                // What is remembered costs a user nothing of its share.
+                if let Sought::Path(question) = request.question
+                    && let Some(outcome) = cores.paths.lookup(now, &request.port, question)
+                {
+                    let id = request.id;
+                    return self.events.push_back(Event::PathAnswered { id, outcome });
+                }
                 let deadline = request.deadline;
                 if let Err(request) =
                     self.path_shares(request.id).offer(now, user, request, deadline)
@@ -226,6 +247,21 @@ impl Resolver {
                 self.admit(cores, now, view);
             }
         }
+    }
+
+    fn offer(
+        &mut self,
+        cores: &mut Cores<impl Random>,
+        now: Instant,
+        view: &impl Local,
+        user: User,
+        request: (UserRequest, Wanted),
+    ) {
+        let deadline = request.1.deadline;
+        if let Err((id, _)) = self.users.offer(now, user, request, deadline) {
+            self.events.push_back(Event::Answered { id, outcome: Outcome::Overloaded });
+        }
+        self.admit(cores, now, view);
     }
 
     /// Counters and load of users' requests for addresses and for paths: name, counters, (in
@@ -264,6 +300,10 @@ impl Resolver {
                     Sought::Path(question) => {
                         let request = paths::Request { id, port, question, rank, deadline };
                         cores.paths.resolve(now, request);
+                    }
+                    Sought::Fresh(question) => {
+                        let request = paths::Request { id, port, question, rank, deadline };
+                        cores.paths.resolve_fresh(now, request);
                     }
                     Sought::Known(query) => {
                         cores.paths.ask_directly(now, id, &port, query, deadline)
@@ -390,7 +430,7 @@ impl Resolver {
         while let Some(event) = cores.local_service.poll_event() {
             match event {
                 local_service::Event::Wanted { flight, question, asked_at, deadline } => {
-                    let wanted = Wanted { question, asked_at, deadline };
+                    let wanted = Wanted { question, asked_at, deadline, is_fresh: false };
                     if view.is_known() {
                         self.look_for(cores, now, view, flight, wanted);
                     } else {
@@ -488,10 +528,14 @@ impl Resolver {
         id: RequestId<FlightId>,
         wanted: Wanted,
     ) {
-        let Wanted { question, asked_at, deadline } = wanted;
+        let Wanted { question, asked_at, deadline, is_fresh } = wanted;
         // The kernel does not ask again by itself when the peer has returned.
         let heeds_hints = matches!(id, RequestId::User(_));
-        let input = client::Input::Resolve { id, question, asked_at, deadline, heeds_hints };
+        let input = if is_fresh {
+            client::Input::ResolveFresh { id, question, deadline }
+        } else {
+            client::Input::Resolve { id, question, asked_at, deadline, heeds_hints }
+        };
         cores.client.handle_input(now, input);
         self.settle(cores, now);
     }
@@ -548,6 +592,14 @@ impl Resolver {
                 client::Event::Socket(event) => self.events.push_back(Event::Socket(event)),
             }
         }
+    }
+}
+
+impl Wanted {
+    /// With the oldest time there is: the request gives way to those of the kernel, and they never
+    /// to it.
+    fn of_user(question: Question, deadline: Instant) -> Self {
+        Self { question, asked_at: Instant::BOOT, deadline, is_fresh: false }
     }
 }
 

@@ -204,6 +204,8 @@ pub struct Request {
 pub enum Sought {
     /// Its answer is remembered.
     Path(PathQuestion),
+    /// The same, but the SA is asked even if its answer is remembered.
+    Fresh(PathQuestion),
     /// The SA is asked each time. Which answers it would give to other questions is for the SA to say: a port
     /// has several LIDs, and a LID several GIDs.
     Known(PathQuery),

@@ -46,6 +46,33 @@ fn other_addresses_are_asked_for() {
 }
 
 #[test]
+fn fresh_question_asks_the_peer_whose_answer_is_remembered() {
+    let mut rig = Rig::new();
+    let (target, user) = (question("10.2.0.5", None), User(7));
+    let deadline = rig.now + Duration::from_secs(3);
+    for (n, its_gid) in ["fe80::9", "fe80::a"].into_iter().enumerate() {
+        let id = UserRequest::Control(n as u64);
+        rig.tell(Input::ResolveFresh { user, id, question: target, deadline });
+        rig.drain();
+        rig.route("10.2.0.5", None, Some((2, "10.1.0.254")));
+        assert_eq!(rig.sent(), "10.2.0.5 by any");
+        rig.reply(its_gid);
+        let outcome = Outcome::Found { gid: gid(its_gid), source: Source::Peer };
+        assert_eq!(rig.answered(), [(n as u64, outcome)]);
+    }
+    // The last answer is remembered.
+    rig.ask(7, "10.2.0.5", None);
+    let outcome = Outcome::Found { gid: gid("fe80::a"), source: Source::Cache };
+    assert_eq!(rig.answered(), [(7, outcome)]);
+
+    let id = UserRequest::Control(8);
+    rig.tell(Input::ResolveFresh { user, id, question: question("10.1.0.1", None), deadline });
+    rig.drain();
+    let own = Outcome::Found { gid: gid("fe80::1"), source: Source::Local };
+    assert_eq!(rig.answered(), [(8, own)]);
+}
+
+#[test]
 fn kernel_gets_own_addresses_at_once() {
     let mut rig = Rig::new();
     rig.kernel_asks(1, "10.1.0.1");

@@ -5,7 +5,8 @@
 //! A *request* that the cache cannot answer waits for the *flight* of its question; one flight
 //! serves all requests for a question. A flight asks the driver for a route, passes the gate of its
 //! next hop (`hops`), leaves by a random socket (`sockets`), and is resent until a reply comes or
-//! no request waits any more.
+//! no request waits any more. This file is long because every step of a question changes the same
+//! tables.
 //!
 //! **What a forged reply must guess.** It needs the 32-bit msg_id of a waiting query, and the
 //! random port (one of 28,000) of a socket which that query left from: a chance of one in 2⁴⁶ for a
@@ -136,6 +137,10 @@ impl<R: CryptoRng> Client<R> {
             Input::Resolve { id, question, asked_at, deadline, heeds_hints } => {
                 self.resolve(&Request { id, question, asked_at, deadline, heeds_hints });
             }
+            Input::ResolveFresh { id, question, deadline } => {
+                let asked_at = Instant::BOOT;
+                self.ask_peer(&Request { id, question, asked_at, deadline, heeds_hints: true });
+            }
             Input::Cancel { id } => self.cancel(id),
             Input::Route { question, route } => self.route(question, route),
             Input::Neighbour { question, gid } => self.met(question, gid),
@@ -256,19 +261,25 @@ impl<R: CryptoRng> Client<R> {
 
     fn resolve(&mut self, request: &Request) {
         let &Request { id, question, .. } = request;
+        if !self.flights.is_waiting(id) {
+            let mut remembered = self.lookup(self.now, question);
+            if remembered.is_none() && request.heeds_hints {
+                remembered = self.lookup_neighbour(self.now, question);
+            }
+            if let Some(cached) = remembered {
+                self.counters.count(Counter::Requests);
+                self.counters.count(Counter::CacheHits);
+                return self.answer(id, outcome(cached, Source::Cache));
+            }
+        }
+        self.ask_peer(request);
+    }
+
+    fn ask_peer(&mut self, request: &Request) {
+        let &Request { id, .. } = request;
         self.counters.count(Counter::Requests);
         if self.flights.is_waiting(id) {
             return self.counters.count(Counter::RepeatedRequest);
-        }
-        if let Some(cached) = self.lookup(self.now, question) {
-            self.counters.count(Counter::CacheHits);
-            return self.answer(id, outcome(cached, Source::Cache));
-        }
-        if request.heeds_hints
-            && let Some(cached) = self.lookup_neighbour(self.now, question)
-        {
-            self.counters.count(Counter::CacheHits);
-            return self.answer(id, outcome(cached, Source::Cache));
         }
         if let Err(full) = self.wait_for_flight(request) {
             self.counters.count(match full {

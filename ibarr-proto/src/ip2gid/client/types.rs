@@ -42,6 +42,16 @@ pub enum Input<'a> {
         /// continues to ask.
         heeds_hints: bool,
     },
+    /// A user asks past the cache. Exactly one [`Event::Answered`] follows. A question in flight is
+    /// joined; [`Input::Refused`] and [`Input::Neighbour`] end the request.
+    ResolveFresh {
+        /// Repeated in the answer.
+        id: RequestId,
+        /// The question.
+        question: Question,
+        /// When the caller stops waiting.
+        deadline: Instant,
+    },
     /// The caller no longer wants the answer.
     Cancel {
         /// The request.

@@ -263,6 +263,29 @@ fn users_requests_are_separate_from_the_kernels() {
     let id = UserRequest::Control(0);
     assert_eq!(rig.resolver.poll_event(), Some(Event::PathAnswered { id, outcome }));
     assert_eq!(rig.told_paths().len(), 1);
+
+    // Past the cache.
+    let request = PathRequest { question: Sought::Fresh(asked[0]), ..request };
+    rig.tell(Input::ResolvePath { user: User(7), request });
+    assert_eq!(rig.resolver.poll_event(), None);
+    assert_eq!(rig.sa(path(0)), asked);
+    let outcome = paths::Outcome::Found { record: record(&asked[0], 0), source: paths::Source::Sa };
+    assert_eq!(rig.resolver.poll_event(), Some(Event::PathAnswered { id, outcome }));
+}
+
+#[test]
+fn remembered_paths_cost_a_user_nothing_of_its_share() {
+    let mut rig = Rig::with_port();
+    rig.asks_path(0, request());
+    let question = rig.sa(path(0))[0];
+    let deadline = rig.now + Duration::from_secs(1);
+    for n in 0..10 * u64::from(PATHS.burst) {
+        let id = UserRequest::Control(n);
+        let request = PathRequest { id, port: port(), question: question.into(), deadline };
+        rig.tell(Input::ResolvePath { user: User(7), request });
+        let answered = rig.resolver.poll_event();
+        assert!(matches!(answered, Some(Event::PathAnswered { id: of, .. }) if of == id));
+    }
 }
 
 /// The SA answers at once; 3,000 requests of a user reach it at the user's rate.
