@@ -15,6 +15,8 @@ pub enum Exit {
     Failing,
     /// The command line is invalid (`EX_USAGE`).
     Usage,
+    /// This machine lacks what the command line names, such as a port (`EX_NOINPUT`).
+    Absent,
     /// No daemon answers, or it has too many connections (`EX_UNAVAILABLE`).
     Unreachable,
     /// An internal error, or a fault of the machine (`EX_SOFTWARE`).
@@ -39,6 +41,7 @@ impl Exit {
             Self::Negative => 1,
             Self::Failing => 2,
             Self::Usage => 64,
+            Self::Absent => 66,
             Self::Unreachable => 69,
             Self::Internal => 70,
             Self::Output => 74,
@@ -65,6 +68,7 @@ impl From<FailureKind> for Exit {
             FailureKind::Busy => Self::Busy,
             FailureKind::Permission => Self::Permission,
             FailureKind::Config => Self::Config,
+            FailureKind::Absent => Self::Absent,
         }
     }
 }

@@ -24,7 +24,7 @@ use crate::bpf;
 use crate::causes::chain;
 use crate::config::Absent;
 use crate::control::messages::{
-    Failure, FailureKind, LevelChange, Millis, Number, PathRequest, Request, Text,
+    Failure, FailureKind, LevelChange, Lookup, Millis, Number, PathRequest, Request, Text,
 };
 use crate::daemon;
 use crate::logging::{self, Level, Place};
@@ -245,7 +245,9 @@ pub fn main() -> ExitCode {
         Command::Run(args) => run(args),
         Command::Resolve { ip, timeout, daemon } => {
             let timeout_ms = Some(timeout.into());
-            ask::ask(&daemon, &Request::Resolve { addresses: ip, timeout_ms })
+            let addresses = ip.into_iter().map(|ip| Text(ip.into())).collect();
+            let (lookup, each) = (Lookup::Any, false);
+            ask::ask(&daemon, &Request::Resolve { addresses, timeout_ms, lookup, each })
         }
         Command::Path { dgid, sgid, port, pkey, daemon } => {
             let path = PathRequest {
@@ -253,6 +255,7 @@ pub fn main() -> ExitCode {
                 sgid: sgid.map(Text),
                 port: port.map(Text),
                 pkey: pkey.map(Number),
+                fresh: false,
             };
             ask::ask(&daemon, &Request::Path { path })
         }

@@ -97,6 +97,13 @@ pub(super) fn body(body: &Body) {
         Body::Counters { counters } => {
             table(counters.iter().map(|(name, count)| vec![name.clone(), count.to_string()]));
         }
+        // Their commands print them as they are made.
+        Body::Answer { .. }
+        | Body::Resolved { .. }
+        | Body::UnknownName { .. }
+        | Body::Summary { .. }
+        | Body::Ping { .. }
+        | Body::Descriptions { .. } => {}
         Body::Config { config } => {
             for Setting { key, value, .. } in config {
                 line(&format!("{key} = {value}"));

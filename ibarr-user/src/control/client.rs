@@ -2,10 +2,10 @@
 
 //! The client side of the control socket, for the command line.
 
-use std::io::{BufRead, BufReader, ErrorKind, Read, Write};
+use std::io::{self, BufRead, BufReader, ErrorKind, Read, Write};
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::os::unix::net::UnixStream;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use nix::sys::socket::sockopt::SendTimeout;
@@ -20,67 +20,105 @@ pub const PATIENCE: Duration = Duration::from_secs(30);
 /// The longest answer, in bytes: longer documents come in pages.
 const MAX_DOCUMENT: u64 = 16 << 20;
 
-/// Asks the daemon of `run_dir`, and waits for its answer. `patience` bounds each step: to connect,
-/// to send the request, to wait for the next part of the answer. The time that the request itself
-/// allows is added.
+/// A connection to the daemon, for one request after the other.
+#[derive(Debug)]
+pub struct Connection {
+    stream: BufReader<UnixStream>,
+    path: PathBuf,
+    patience: Duration,
+}
+
+impl Connection {
+    /// Connects to the daemon of `run_dir`. `patience` bounds each step: to connect, to send a request, to wait for
+    /// the next part of the answer. The time that the request itself allows is added.
+    ///
+    /// # Errors
+    /// Why it cannot be reached.
+    pub fn open(run_dir: &Path, patience: Duration) -> Result<Self, Failure> {
+        let path = super::socket_path(run_dir);
+        match connected(&path, patience) {
+            Ok(stream) => Ok(Self { stream: BufReader::new(stream), path, patience }),
+            Err(error) => Err(unreachable(&path, patience, &error)),
+        }
+    }
+
+    /// Asks, and passes the parts that precede the answer to `each`.
+    ///
+    /// # Errors
+    /// The daemon's refusal, or why it does not answer.
+    pub fn ask(&mut self, request: &Request, mut each: impl FnMut(Body)) -> Result<Body, Failure> {
+        let for_peers = match request {
+            Request::Resolve { timeout_ms, .. } => Duration::from(timeout_ms.unwrap_or_default()),
+            _ => Duration::ZERO,
+        };
+        let for_answer = self.patience.saturating_add(for_peers);
+        let mut line = serde_json::to_string(request).unwrap_or_default();
+        line.push('\n');
+        let mut sent = self.stream.get_ref().set_read_timeout(Some(for_answer));
+        if sent.is_ok() {
+            sent = self.stream.get_mut().write_all(line.as_bytes());
+        }
+        loop {
+            let line = next_line(&mut self.stream, std::mem::replace(&mut sent, Ok(())))
+                .map_err(|error| unreachable(&self.path, self.patience, &error))?;
+            let response: Response = serde_json::from_str(&line).map_err(|error| Failure {
+                kind: FailureKind::Internal,
+                message: format!(
+                    "the daemon at {} speaks another version: {error}",
+                    self.path.display()
+                ),
+            })?;
+            match response.body {
+                Body::Error { error, .. } => return Err(error),
+                part @ Body::Answer { .. } => each(part),
+                body => return Ok(body),
+            }
+        }
+    }
+}
+
+/// Asks the daemon of `run_dir` once, on a [`Connection`] of its own.
 ///
 /// # Errors
 /// The daemon's refusal, or why it cannot be reached.
 pub fn ask(run_dir: &Path, request: &Request, patience: Duration) -> Result<Body, Failure> {
-    let path = super::socket_path(run_dir);
-    let unreachable = |error: &std::io::Error| {
-        let remedy = match error.kind() {
-            ErrorKind::NotFound | ErrorKind::ConnectionRefused => {
-                "is it running? start it with systemctl start ibarr, or name its --run-dir"
-            }
-            ErrorKind::PermissionDenied => "the directory must be open to you",
-            ErrorKind::WouldBlock | ErrorKind::TimedOut => {
-                return Failure {
-                    kind: FailureKind::Unreachable,
-                    message: format!(
-                        "the daemon at {} did not answer within {}: give it longer (--daemon-timeout), or see \
-                     its log",
-                        path.display(),
-                        humantime::format_duration(patience)
-                    ),
-                };
-            }
-            _ => "see its log",
-        };
-        Failure {
-            kind: FailureKind::Unreachable,
-            message: format!("no daemon at {}: {error}; {remedy}", path.display()),
+    Connection::open(run_dir, patience)?.ask(request, |_| ())
+}
+
+fn unreachable(path: &Path, patience: Duration, error: &io::Error) -> Failure {
+    let remedy = match error.kind() {
+        ErrorKind::NotFound | ErrorKind::ConnectionRefused => {
+            "is it running? start it with systemctl start ibarr, or name its --run-dir"
         }
+        ErrorKind::PermissionDenied => "the directory must be open to you",
+        ErrorKind::WouldBlock | ErrorKind::TimedOut => {
+            return Failure {
+                kind: FailureKind::Unreachable,
+                message: format!(
+                    "the daemon at {} did not answer within {}: give it longer (--daemon-timeout), or see \
+                     its log",
+                    path.display(),
+                    humantime::format_duration(patience)
+                ),
+            };
+        }
+        _ => "see its log",
     };
-    let for_peers = match request {
-        Request::Resolve { timeout_ms, .. } => Duration::from(timeout_ms.unwrap_or_default()),
-        _ => Duration::ZERO,
-    };
-    let line = connected(&path, patience, patience.saturating_add(for_peers))
-        .and_then(|stream| exchange(stream, request))
-        .map_err(|error| unreachable(&error))?;
-    let response: Response = serde_json::from_str(&line).map_err(|error| Failure {
-        kind: FailureKind::Internal,
-        message: format!("the daemon at {} speaks another version: {error}", path.display()),
-    })?;
-    match response.body {
-        Body::Error { error, .. } => Err(error),
-        body => Ok(body),
+    Failure {
+        kind: FailureKind::Unreachable,
+        message: format!("no daemon at {}: {error}; {remedy}", path.display()),
     }
 }
 
-fn exchange(mut stream: UnixStream, request: &Request) -> std::io::Result<String> {
-    let mut line = serde_json::to_string(request)?;
-    line.push('\n');
-    let sent = stream.write_all(line.as_bytes());
-    if let Err(error) = &sent
-        && error.kind() != ErrorKind::BrokenPipe
-    {
-        return sent.map(|()| line);
+/// Reads a line after a request was sent. A daemon without room for this connection answers before it reads the
+/// request, which can then be sent no more.
+fn next_line(stream: &mut impl BufRead, sent: io::Result<()>) -> io::Result<String> {
+    match sent {
+        Err(error) if error.kind() != ErrorKind::BrokenPipe => return Err(error),
+        _ => {}
     }
-    line.clear();
-    // A daemon without room for this connection answers before it reads the request.
-    let read = BufReader::new(stream).take(MAX_DOCUMENT).read_line(&mut line);
+    let mut line = String::new();
+    let read = stream.take(MAX_DOCUMENT).read_line(&mut line);
     if !line.ends_with('\n') {
         sent.and(read)?;
         return Err(ErrorKind::UnexpectedEof.into());
@@ -89,16 +127,14 @@ fn exchange(mut stream: UnixStream, request: &Request) -> std::io::Result<String
 }
 
 /// A listen queue may stay full for as long as the daemon lives, so connect(2) has a time-out.
-fn connected(path: &Path, patience: Duration, for_answer: Duration) -> std::io::Result<UnixStream> {
+fn connected(path: &Path, patience: Duration) -> io::Result<UnixStream> {
     let (family, kind) = (AddressFamily::Unix, SockType::Stream);
     let stream: OwnedFd = socket(family, kind, SockFlag::SOCK_CLOEXEC, None)?;
     // Not 0, which means no time-out.
     let millis = i64::try_from(patience.as_millis()).unwrap_or(i64::MAX).max(1);
     setsockopt(&stream, SendTimeout, &TimeVal::milliseconds(millis))?;
     connect(stream.as_raw_fd(), &UnixAddr::new(path)?)?;
-    let stream = UnixStream::from(stream);
-    stream.set_read_timeout(Some(for_answer))?;
-    Ok(stream)
+    Ok(UnixStream::from(stream))
 }
 
 #[cfg(test)]
@@ -128,8 +164,11 @@ mod tests {
     #[test]
     fn refusal_is_read_even_if_the_request_was_not() {
         let (near, mut far) = UnixStream::pair().unwrap();
-        far.write_all(b"{\"v\":1}\n").unwrap();
+        far.write_all(b"{\"v\":1,\"done\":\"x\"}\n").unwrap();
         drop(far);
-        assert_eq!(exchange(near, &Request::Status).unwrap(), "{\"v\":1}\n");
+        let (stream, path) = (BufReader::new(near), PathBuf::new());
+        let mut connection = Connection { stream, path, patience: PATIENCE };
+        let done = Body::Done { done: "x".to_owned() };
+        assert_eq!(connection.ask(&Request::Status, |_| ()), Ok(done));
     }
 }

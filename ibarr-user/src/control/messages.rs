@@ -18,12 +18,17 @@ use serde::{Deserialize, Serialize};
 
 use crate::config::Mistake;
 
+pub use super::address_messages::{
+    Answer, AnswerSource, AnswerStatus, Lookup, Mismatch, MismatchWith, Pinged, Resolved, Summary,
+    Target, Times, UnknownName,
+};
 pub use super::doctor_messages::{Check, CheckState};
 pub use super::log_messages::{LevelChange, LogStatus};
 pub use super::path_messages::{
     CachedPath, Informed, LastEvent, PathAnswer, PathHops, PathRequest, PathSource, PathStatus,
-    PortStatus, Probing, Silence,
+    PortAddress, PortChoice, PortStatus, Probing, Silence,
 };
+use super::values::is_default;
 use super::values::states;
 pub use super::values::{Elapsed, Millis, Number, OrText, Seconds, Text};
 use crate::bpf::Hook;
@@ -38,11 +43,17 @@ pub enum Request {
     /// Resolves addresses to GIDs, by the network where they are not known.
     Resolve {
         /// At most [`Request::MAX_ADDRESSES`].
-        addresses: Vec<IpAddr>,
+        addresses: Vec<Text<Target>>,
         /// How long the caller waits: at most [`Request::MAX_TIMEOUT`],
         /// [`Request::TIMEOUT`] if absent.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         timeout_ms: Option<Millis>,
+        /// Where the answers may come from.
+        #[serde(default, skip_serializing_if = "is_default")]
+        lookup: Lookup,
+        /// Whether each answer also comes alone, as soon as it is there, as [`Body::Answer`].
+        #[serde(default, skip_serializing_if = "is_default")]
+        each: bool,
     },
     /// Finds the path to a GID, by the subnet administrator where it is not known.
     Path {
@@ -144,7 +155,7 @@ impl From<Failure> for Response {
 
 /// The document that answers a [`Request`].
 #[derive(Clone, Debug, Deserialize, PartialEq, Serialize)]
-#[serde(untagged)]
+#[serde(untagged, rename_all_fields = "kebab-case")]
 pub enum Body {
     /// The request failed (any request).
     Error {
@@ -153,6 +164,39 @@ pub enum Body {
         /// Each mistake, if the command has checked the configuration.
         #[serde(default, skip_serializing_if = "Vec::is_empty")]
         mistakes: Vec<Mistake>,
+    },
+    /// Precedes the answer to a [`Request::Resolve`] with `each`; also a line of
+    /// `ibarr resolve --json-lines`.
+    Answer {
+        /// The outcome for one address.
+        answer: Box<Resolved>,
+        /// Its place in the request, from 0.
+        place: usize,
+    },
+    /// The document of `ibarr resolve`; the command makes it of many requests.
+    Resolved {
+        /// One for each address, in the order of the command line.
+        answers: Vec<Resolved>,
+        /// The host names without an address.
+        #[serde(default, skip_serializing_if = "Vec::is_empty")]
+        unknown_names: Vec<UnknownName>,
+        /// Counts and times.
+        summary: Summary,
+    },
+    /// A line of `ibarr resolve --json-lines`.
+    UnknownName {
+        /// A host name without an address.
+        unknown_name: UnknownName,
+    },
+    /// The last line of `ibarr resolve --json-lines`.
+    Summary {
+        /// Counts and times.
+        summary: Summary,
+    },
+    /// The document of `ibarr ping`; the command makes it of many requests.
+    Ping {
+        /// Counts and times.
+        ping: Pinged,
     },
     /// Answers [`Request::Resolve`], in the order of the addresses.
     Answers {
@@ -189,6 +233,11 @@ pub enum Body {
     Counters {
         /// Values by name; unused counters are included with 0.
         counters: BTreeMap<String, u64>,
+    },
+    /// What each counter counts; the command knows that without the daemon.
+    Descriptions {
+        /// Texts by name.
+        descriptions: BTreeMap<String, String>,
     },
     /// Answers [`Request::Status`].
     Status {
@@ -315,56 +364,8 @@ pub enum FailureKind {
     Config,
     /// The daemon has reached its limit of connections.
     Overloaded,
-}
-
-/// The outcome for one address.
-#[derive(Clone, Debug, Deserialize, PartialEq, Serialize)]
-#[serde(rename_all = "kebab-case")]
-pub struct Answer {
-    /// The address asked for.
-    pub ip: IpAddr,
-    /// The outcome.
-    pub status: AnswerStatus,
-    /// The GID, if found.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub gid: Option<Text<Gid>>,
-    /// Where the GID comes from, if found.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub source: Option<AnswerSource>,
-    /// Milliseconds from request to answer, within the daemon.
-    pub ms: Elapsed,
-}
-
-states! {
-    /// Outcomes of resolving an address.
-    AnswerStatus {
-        /// The address has a GID.
-        Found = "found",
-        /// The host says that the address is not its own, or the address is ours and has no GID.
-        NotFound = "not-found",
-        /// The host did not answer in time.
-        TimedOut = "timed-out",
-        /// The host says that nothing listens for queries there, or a firewall rejects them.
-        Refused = "refused",
-        /// There is no route to the address.
-        Unreachable = "unreachable",
-        /// Too many requests are pending already.
-        Overloaded = "overloaded",
-    }
-}
-
-states! {
-    /// The origin of a GID.
-    AnswerSource {
-        /// The local view: the address is ours.
-        Local = "local",
-        /// The client cache.
-        Cache = "cache",
-        /// An answer of the peer to this request.
-        Peer = "peer",
-        /// The kernel's neighbour entry: the peer is on the same link and does not answer.
-        Neighbour = "neighbour",
-    }
+    /// The request names something that this machine does not have, such as a port.
+    Absent,
 }
 
 /// One entry of the client cache.
@@ -760,6 +761,6 @@ mod tests {
             };
             assert_eq!(written.unwrap(), line);
         }
-        assert_eq!((requests, responses), (17, 42));
+        assert_eq!((requests, responses), (20, 57));
     }
 }

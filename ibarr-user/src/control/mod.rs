@@ -7,6 +7,7 @@
 //! [`GROUP`]. The documents are in [`messages`].
 
 pub mod access;
+mod address_messages;
 pub mod client;
 pub mod doctor_messages;
 mod log_messages;

@@ -2,11 +2,13 @@
 
 //! The documents of the control socket about paths and ports.
 
+use std::net::IpAddr;
+
 use ibarr_common::ib::{FlowLabel, Gid, Lid, PKey, Sl};
 use ibarr_proto::paths::{PortEvent, PortName};
 use serde::{Deserialize, Serialize};
 
-use super::values::{Elapsed, Millis, Number, OrText, Text, states};
+use super::values::{Elapsed, Millis, Number, OrText, Text, is_default, states};
 
 /// The ends of a path.
 #[derive(Clone, Debug, Deserialize, Eq, PartialEq, Serialize)]
@@ -23,6 +25,9 @@ pub struct PathRequest {
     /// P_Key; absent: the port's first.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub pkey: Option<Number<PKey>>,
+    /// Whether the subnet administrator is asked even if its answer is remembered.
+    #[serde(default, skip_serializing_if = "is_default")]
+    pub fresh: bool,
 }
 
 /// The outcome of a request for a path.
@@ -31,6 +36,9 @@ pub struct PathRequest {
 pub struct PathAnswer {
     /// The port that asked, such as `mlx5_0/1`.
     pub port: Text<PortName>,
+    /// Why this port was chosen.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub chosen: Option<PortChoice>,
     /// Source GID.
     pub sgid: Text<Gid>,
     /// Destination GID.
@@ -48,6 +56,22 @@ pub struct PathAnswer {
     pub hops: Option<PathHops>,
     /// Milliseconds from request to answer, within the daemon.
     pub ms: Elapsed,
+}
+
+states! {
+    /// Why a port was chosen for a path.
+    PortChoice {
+        /// The request named it.
+        Named = "named",
+        /// It alone has the source GID of the request.
+        HasSource = "has-source",
+        /// There is no other port.
+        Only = "only",
+        /// It is the first whose subnet administrator can be asked.
+        FirstWithSa = "first-with-sa",
+        /// It is the first; no port's subnet administrator can be asked.
+        First = "first",
+    }
 }
 
 states! {
@@ -159,6 +183,9 @@ pub struct PortStatus {
     pub gids: Vec<Text<Gid>>,
     /// P_Keys of the port, in hexadecimal.
     pub pkeys: Vec<Text<PKey>>,
+    /// IP addresses of the interfaces that have one of its GIDs.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub addresses: Vec<PortAddress>,
     /// Whether its subnet administrator says that paths may differ by service.
     pub qos: bool,
     /// Questions that wait for an answer now.
@@ -183,6 +210,18 @@ pub struct PortStatus {
     /// Why the daemon does not receive the kernel's events of the port; absent if it does.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub deaf: Option<String>,
+}
+
+/// An IP address of an InfiniBand port.
+#[derive(Clone, Debug, Deserialize, Eq, PartialEq, Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub struct PortAddress {
+    /// The address.
+    pub ip: IpAddr,
+    /// Name of its interface, such as `ib0`.
+    pub interface: String,
+    /// The GID in replies about it.
+    pub gid: Text<Gid>,
 }
 
 states! {

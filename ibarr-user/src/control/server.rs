@@ -20,6 +20,7 @@ use futures_util::FutureExt as _;
 use nix::errno::Errno;
 use thiserror::Error;
 use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader};
+use tokio::net::unix::WriteHalf;
 use tokio::net::{UnixListener, UnixStream};
 use tokio::sync::{mpsc, oneshot};
 use tracing::debug;
@@ -40,6 +41,9 @@ pub struct Ask {
     pub uid: u32,
     /// Receives the answer. Dropped without one only if the daemon ends.
     pub answer: oneshot::Sender<Response>,
+    /// Receives each answer for an address as soon as it is there, if the request wants that. Has
+    /// room for all of them.
+    pub each: Option<mpsc::Sender<Response>>,
 }
 
 /// State that the control socket shares with the engine.
@@ -289,14 +293,9 @@ async fn converse(
         };
         let response = match parse(&line, complete).and_then(allowed) {
             Err(error) => error.into(),
-            Ok(request) => answer(request, peer.uid, asks).await,
+            Ok(request) => answer(request, peer.uid, asks, &mut write).await?,
         };
-        let mut json = serde_json::to_vec(&response)?;
-        json.push(b'\n');
-        match tokio::time::timeout(IDLE, write.write_all(&json)).await {
-            Err(_) => return Err(ErrorKind::TimedOut.into()),
-            Ok(written) => written?,
-        }
+        write_line(&mut write, &response).await?;
         if !complete {
             return Ok(());
         }
@@ -310,7 +309,7 @@ fn parse(line: &[u8], complete: bool) -> Result<Request, Failure> {
     }
     let request: Request =
         serde_json::from_slice(line).map_err(|error| usage(format!("no such request: {error}")))?;
-    if let Request::Resolve { addresses, timeout_ms } = &request {
+    if let Request::Resolve { addresses, timeout_ms, .. } = &request {
         if addresses.len() > Request::MAX_ADDRESSES {
             let (many, most) = (addresses.len(), Request::MAX_ADDRESSES);
             return Err(usage(format!("{many} addresses in one request, at most {most}")));
@@ -333,20 +332,50 @@ fn forbidden(group: &GroupId) -> Failure {
     Failure { kind: FailureKind::Permission, message }
 }
 
-async fn answer(request: Request, uid: u32, asks: &mpsc::Sender<Ask>) -> Response {
+/// The answer of the engine. The parts that come before it are written.
+async fn answer(
+    request: Request,
+    uid: u32,
+    asks: &mpsc::Sender<Ask>,
+    write: &mut WriteHalf<'_>,
+) -> io::Result<Response> {
     let (answer, answered) = oneshot::channel();
+    let (each, mut parts) = match request {
+        Request::Resolve { each: true, .. } => {
+            let (each, parts) = mpsc::channel(Request::MAX_ADDRESSES);
+            (Some(each), Some(parts))
+        }
+        _ => (None, None),
+    };
     let ending =
         || Failure { kind: FailureKind::Unreachable, message: "the daemon is ending".to_owned() };
-    if asks.send(Ask { request, uid, answer }).await.is_err() {
-        return ending().into();
+    if asks.send(Ask { request, uid, answer, each }).await.is_err() {
+        return Ok(ending().into());
     }
-    answered.await.unwrap_or_else(|_| ending().into())
+    // The engine drops its end with the last part.
+    if let Some(parts) = &mut parts {
+        while let Some(part) = parts.recv().await {
+            write_line(write, &part).await?;
+        }
+    }
+    Ok(answered.await.unwrap_or_else(|_| ending().into()))
+}
+
+async fn write_line(write: &mut WriteHalf<'_>, response: &Response) -> io::Result<()> {
+    let mut json = serde_json::to_vec(response)?;
+    json.push(b'\n');
+    match tokio::time::timeout(IDLE, write.write_all(&json)).await {
+        Err(_) => Err(ErrorKind::TimedOut.into()),
+        Ok(written) => written,
+    }
 }
 
 #[cfg(test)]
 mod tests {
+    use std::net::IpAddr;
+
     use super::*;
-    use crate::control::messages::Body;
+    use crate::control::messages::{Body, Lookup, Target, Text};
 
     const NOBODY: Peer = Peer { uid: 65534, gid: 65534 };
 
@@ -402,8 +431,10 @@ mod tests {
     fn malformed_request_is_refused_as_usage() {
         let resolve = |addresses, timeout: Option<u64>| {
             let timeout_ms = timeout.map(|ms| Duration::from_millis(ms).into());
-            let addresses = vec!["10.0.0.1".parse().unwrap(); addresses];
-            serde_json::to_vec(&Request::Resolve { addresses, timeout_ms }).unwrap()
+            let target = Target::from(IpAddr::from([10, 0, 0, 1]));
+            let addresses = vec![Text(target); addresses];
+            let (lookup, each) = (Lookup::Any, false);
+            serde_json::to_vec(&Request::Resolve { addresses, timeout_ms, lookup, each }).unwrap()
         };
         assert!(parse(&resolve(256, Some(60_000)), true).is_ok());
         let (many, long) = (resolve(257, None), resolve(1, Some(60_001)));

@@ -46,12 +46,7 @@ macro_rules! textual {
 }
 
 textual!(Gid, IpoibHwAddr, PKey, PortName, Prefix);
-textual!(
-    Family = [Self::V4, Self::V6],
-    Hook = Self::ALL,
-    Kind = [Self::Addresses, Self::Paths, Self::AcmPaths],
-    PortEvent = Self::ALL
-);
+textual!(Family = [Self::V4, Self::V6], Hook = Self::ALL, Kind = Self::ALL, PortEvent = Self::ALL);
 
 impl<T: Display> Display for Text<T> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -134,6 +129,11 @@ macro_rules! states {
     };
 }
 pub(super) use states;
+
+/// Whether a field is left out, because its value is the default.
+pub(super) fn is_default<T: Default + PartialEq>(value: &T) -> bool {
+    *value == T::default()
+}
 
 /// A value, or a text for people in its place.
 #[derive(Clone, Debug, Deserialize, Eq, PartialEq, Serialize)]

@@ -7,9 +7,11 @@ use std::net::IpAddr;
 
 use ibarr_common::Instant;
 use ibarr_proto::request::{Outcome, Source, UserRequest};
-use tokio::sync::oneshot;
+use tokio::sync::{mpsc, oneshot};
 
-use crate::control::messages::{Answer, AnswerSource, AnswerStatus, Body, Elapsed, Response, Text};
+use crate::control::messages::{
+    Answer, AnswerSource, AnswerStatus, Body, Elapsed, Resolved, Response, Target, Text,
+};
 
 /// Requests without an answer yet, each for one address or more. The control socket bounds their
 /// number.
@@ -24,22 +26,25 @@ pub(super) struct Asks {
 #[derive(Debug)]
 struct Gathered {
     asked_at: Instant,
-    addresses: Vec<IpAddr>,
+    targets: Vec<Target>,
     answers: Vec<Option<Answer>>,
     left: usize,
     to: oneshot::Sender<Response>,
+    /// Has room for one answer to each target.
+    each: Option<mpsc::Sender<Response>>,
 }
 
 impl Asks {
-    /// Adds a request for `addresses`, answered through `to`; returns the request id of each
-    /// address.
+    /// Adds a request for `targets`, answered through `to`, and each answer alone through `each`.
+    /// Returns the request id of each target.
     pub(super) fn add(
         &mut self,
         now: Instant,
-        addresses: Vec<IpAddr>,
+        targets: Vec<Target>,
         to: oneshot::Sender<Response>,
-    ) -> Vec<(UserRequest, IpAddr)> {
-        let left = addresses.len();
+        each: Option<mpsc::Sender<Response>>,
+    ) -> Vec<(UserRequest, Target)> {
+        let left = targets.len();
         if left == 0 {
             // The caller may have disconnected.
             drop(to.send(Body::Answers { answers: Vec::new() }.into()));
@@ -47,19 +52,17 @@ impl Asks {
         }
         let ask = self.fresh();
         let ids: Vec<_> =
-            addresses.iter().map(|&ip| (UserRequest::Control(self.fresh()), ip)).collect();
+            targets.iter().map(|&target| (UserRequest::Control(self.fresh()), target)).collect();
         for (index, (id, _)) in ids.iter().enumerate() {
             self.waiting.insert(*id, (ask, index));
         }
         let answers = vec![None; left];
-        self.gathered.insert(ask, Gathered { asked_at: now, addresses, answers, left, to });
+        self.gathered.insert(ask, Gathered { asked_at: now, targets, answers, left, to, each });
         ids
     }
 
     /// Takes the answer for one address; the last one completes the request.
     pub(super) fn answered(&mut self, now: Instant, id: UserRequest, outcome: Outcome) {
-        let Some((ask, index)) = self.waiting.remove(&id) else { return };
-        let Some(gathered) = self.gathered.get_mut(&ask) else { return };
         let (status, gid, source) = match outcome {
             Outcome::Found { gid, source } => {
                 let source = match source {
@@ -76,9 +79,31 @@ impl Asks {
             Outcome::Unreachable => (AnswerStatus::Unreachable, None, None),
             Outcome::Overloaded => (AnswerStatus::Overloaded, None, None),
         };
+        self.note(now, id, |ip, ms| Answer { ip, status, gid, source, ms });
+    }
+
+    /// Notes that no answer is remembered for one address, in a request that asks nothing.
+    pub(super) fn not_remembered(&mut self, now: Instant, id: UserRequest) {
+        let status = AnswerStatus::NotRemembered;
+        self.note(now, id, |ip, ms| Answer { ip, status, gid: None, source: None, ms });
+    }
+
+    fn note(
+        &mut self,
+        now: Instant,
+        id: UserRequest,
+        answer: impl FnOnce(IpAddr, Elapsed) -> Answer,
+    ) {
+        let Some((ask, index)) = self.waiting.remove(&id) else { return };
+        let Some(gathered) = self.gathered.get_mut(&ask) else { return };
         let ms = Elapsed(now.since(gathered.asked_at));
-        let ip = gathered.addresses[index];
-        gathered.answers[index] = Some(Answer { ip, status, gid, source, ms });
+        let answer = answer(gathered.targets[index].ip, ms);
+        if let Some(each) = &gathered.each {
+            let answer = Box::new(Resolved::from(answer.clone()));
+            // The caller may have disconnected.
+            drop(each.try_send(Body::Answer { answer, place: index }.into()));
+        }
+        gathered.answers[index] = Some(answer);
         gathered.left -= 1;
         if gathered.left == 0
             && let Some(gathered) = self.gathered.remove(&ask)
@@ -102,11 +127,12 @@ mod tests {
     use super::*;
 
     #[test]
-    fn answers_are_sent_together_in_the_order_of_the_addresses() {
+    fn answers_are_sent_as_they_come_and_together_in_order() {
         let mut asks = Asks::default();
         let (to, mut from) = oneshot::channel();
         let addresses = ["10.0.0.1", "10.0.0.2"].map(|ip| ip.parse().unwrap());
-        let ids = asks.add(Instant::BOOT, addresses.to_vec(), to);
+        let (each, mut alone) = mpsc::channel(2);
+        let ids = asks.add(Instant::BOOT, addresses.map(Target::from).to_vec(), to, Some(each));
         let later = Instant::BOOT + Duration::from_millis(2);
         let gid = "fe80::1".parse().unwrap();
         asks.answered(later, ids[1].0, Outcome::Found { gid, source: Source::Peer });
@@ -131,6 +157,10 @@ mod tests {
             },
         ];
         assert_eq!(answers, expected);
+        for place in [1, 0] {
+            let answer = Box::new(Resolved::from(expected[place].clone()));
+            assert_eq!(alone.try_recv().unwrap().body, Body::Answer { answer, place });
+        }
         assert!(asks.waiting.is_empty() && asks.gathered.is_empty());
     }
 
@@ -138,7 +168,7 @@ mod tests {
     fn request_without_addresses_is_answered_at_once() {
         let mut asks = Asks::default();
         let (to, mut from) = oneshot::channel();
-        assert!(asks.add(Instant::BOOT, Vec::new(), to).is_empty());
+        assert!(asks.add(Instant::BOOT, Vec::new(), to, None).is_empty());
         assert_eq!(from.try_recv().unwrap().body, Body::Answers { answers: Vec::new() });
     }
 }

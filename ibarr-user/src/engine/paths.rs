@@ -7,8 +7,9 @@ use std::time::Duration;
 
 use ibarr_common::Instant;
 use ibarr_common::wire::path_record::Fields;
-use ibarr_common::wire::sa::PathQuestion;
-use ibarr_proto::paths::{self, Input, Outcome, Partial, PortFacts, PortName, Source};
+use ibarr_proto::paths::{
+    self, Choice, Chosen, Input, Outcome, Partial, PortFacts, PortName, Sought, Source,
+};
 use ibarr_proto::request::UserRequest;
 use ibarr_proto::resolver;
 use ibarr_proto::sa::{PortIndex, Transmit};
@@ -19,8 +20,8 @@ use super::events::Hearing;
 use super::{Engine, log};
 use crate::control::messages::{
     Body, CachedPath, Elapsed, Failure, FailureKind, Informed, LastEvent, Number, OrText,
-    PathAnswer, PathHops, PathRequest, PathSource, PathStatus, PortStatus, Probing, Response,
-    Silence, Text,
+    PathAnswer, PathHops, PathRequest, PathSource, PathStatus, PortAddress, PortChoice, PortStatus,
+    Probing, Response, Silence, Text,
 };
 use crate::transport::ports::{self, Ports};
 use crate::transport::umad::{self, Meaning, Sending, Umads};
@@ -42,8 +43,7 @@ pub(super) struct PathAsks {
 #[derive(Debug)]
 struct Asked {
     at: Instant,
-    port: PortName,
-    question: PathQuestion,
+    chosen: Chosen,
     to: oneshot::Sender<Response>,
 }
 
@@ -162,39 +162,38 @@ impl Engine {
         request: &PathRequest,
         to: oneshot::Sender<Response>,
     ) {
-        let (port, question) = match self.question(request) {
-            Ok(question) => question,
+        let chosen = match self.choose(request) {
+            Ok(chosen) => chosen,
             // The caller may have disconnected.
             Err(failure) => return drop(to.send(failure.into())),
         };
         let asks = &mut self.users.paths;
         asks.last += 1;
         let id = UserRequest::Control(asks.last);
-        asks.pending.insert(id, Asked { at: now, port, question, to });
-        let deadline = now + DEADLINE;
-        let request = resolver::PathRequest { id, port, question: question.into(), deadline };
+        let Chosen { port, question, .. } = chosen;
+        asks.pending.insert(id, Asked { at: now, chosen, to });
+        let question = if request.fresh { Sought::Fresh(question) } else { question.into() };
+        let request = resolver::PathRequest { id, port, question, deadline: now + DEADLINE };
         self.node.handle_input(now, resolver::Input::ResolvePath { user, request });
     }
 
     pub(super) fn path_answered(&mut self, now: Instant, id: UserRequest, outcome: Outcome) {
-        let Some(Asked { at, port, question, to }) = self.users.paths.pending.remove(&id) else {
-            return;
-        };
+        let Some(Asked { at, chosen, to }) = self.users.paths.pending.remove(&id) else { return };
         let ms = Elapsed(now.since(at));
-        let path = Box::new(answer(port, &question, outcome, ms));
+        let path = Box::new(answer(&chosen, outcome, ms));
         // The caller may have disconnected.
         drop(to.send(Body::Path { path }.into()));
     }
 
-    fn question(&self, request: &PathRequest) -> Result<(PortName, PathQuestion), Failure> {
+    fn choose(&self, request: &PathRequest) -> Result<Chosen, Failure> {
         let partial = Partial {
             port: request.port.map(|Text(port)| port),
             dgid: request.dgid.0,
             sgid: request.sgid.map(|Text(sgid)| sgid),
             pkey: request.pkey.map(|Number(pkey)| pkey),
         };
-        let usage = |message| Failure { kind: FailureKind::Usage, message };
-        self.node.paths().complete(&partial).map_err(|incomplete| usage(incomplete.to_string()))
+        let absent = |message| Failure { kind: FailureKind::Absent, message };
+        self.node.paths().chosen(&partial).map_err(|incomplete| absent(incomplete.to_string()))
     }
 
     pub(super) fn port_status(&self, now: Instant) -> Vec<PortStatus> {
@@ -214,6 +213,7 @@ impl Engine {
                 sm_sl: Number(facts.sm_sl),
                 gids: facts.gids.iter().copied().map(Text).collect(),
                 pkeys: facts.pkeys.iter().map(|(_, pkey)| Text(*pkey)).collect(),
+                addresses: self.addresses_of(facts),
                 qos: has_qos,
                 questions: load.questions,
                 in_air: load.in_air,
@@ -229,6 +229,21 @@ impl Engine {
             }
         };
         ports.map(status).collect()
+    }
+
+    /// The addresses that are answered with a GID of the port.
+    fn addresses_of(&self, facts: &PortFacts) -> Vec<PortAddress> {
+        let mut addresses = Vec::new();
+        for link in self.node.view().interfaces() {
+            for address in &link.addresses {
+                let Some(gid) = address.owned.and_then(|owned| owned.gid) else { continue };
+                if facts.gids.contains(&gid) {
+                    let (ip, interface) = (address.address, link.name.to_string());
+                    addresses.push(PortAddress { ip, interface, gid: Text(gid) });
+                }
+            }
+        }
+        addresses
     }
 
     /// `None` if reports are not wanted.
@@ -271,7 +286,8 @@ pub(super) fn cached_path(now: Instant, entry: &paths::Cached) -> CachedPath {
     }
 }
 
-fn answer(port: PortName, question: &PathQuestion, outcome: Outcome, ms: Elapsed) -> PathAnswer {
+fn answer(chosen: &Chosen, outcome: Outcome, ms: Elapsed) -> PathAnswer {
+    let Chosen { port, question, why } = *chosen;
     let from = |source| match source {
         Source::Sa => PathSource::Sa,
         Source::Cache => PathSource::Cache,
@@ -287,8 +303,16 @@ fn answer(port: PortName, question: &PathQuestion, outcome: Outcome, ms: Elapsed
         Outcome::NoSa => (PathStatus::NoSa, None, None, None),
         Outcome::Overloaded => (PathStatus::Overloaded, None, None, None),
     };
+    let chosen = match why {
+        Choice::Named => PortChoice::Named,
+        Choice::HasSource => PortChoice::HasSource,
+        Choice::Only => PortChoice::Only,
+        Choice::FirstWithSa => PortChoice::FirstWithSa,
+        Choice::First => PortChoice::First,
+    };
     PathAnswer {
         port: Text(port),
+        chosen: Some(chosen),
         sgid: Text(question.sgid),
         dgid: Text(question.dgid),
         status,

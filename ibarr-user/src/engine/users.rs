@@ -2,7 +2,6 @@
 
 //! Requests of the control socket.
 
-use std::net::IpAddr;
 use std::time::Duration;
 
 use ibarr_common::Instant;
@@ -16,7 +15,7 @@ use super::Engine;
 use super::asks::Asks;
 use super::pages::{Asked, Pages};
 use super::paths::PathAsks;
-use crate::control::messages::{Body, Request, Response};
+use crate::control::messages::{Body, Lookup, Request, Response, Target, Text};
 use crate::control::server::Ask;
 
 /// Requests without an answer yet.
@@ -29,13 +28,14 @@ pub(super) struct Users {
 
 impl Engine {
     pub(super) fn handle_ask(&mut self, now: Instant, ask: Ask) {
-        let Ask { request, uid, answer } = ask;
+        let Ask { request, uid, answer, each } = ask;
         let user = User(uid);
         let response: Response = match request {
-            Request::Resolve { addresses, timeout_ms } => {
+            Request::Resolve { addresses, timeout_ms, lookup, each: _ } => {
                 let deadline = now + timeout_ms.map_or(Request::TIMEOUT, Duration::from);
-                let requests = self.users.addresses.add(now, addresses, answer);
-                return self.ask_addresses(now, user, requests, deadline);
+                let targets = addresses.into_iter().map(|Text(target)| target).collect();
+                let requests = self.users.addresses.add(now, targets, answer, each);
+                return self.ask_addresses(now, user, requests, lookup, deadline);
             }
             Request::Path { path } => return self.ask_path(now, user, &path, answer),
             Request::Cache { after } => {
@@ -62,17 +62,27 @@ impl Engine {
         &mut self,
         now: Instant,
         user: User,
-        requests: Vec<(UserRequest, IpAddr)>,
+        requests: Vec<(UserRequest, Target)>,
+        lookup: Lookup,
         deadline: Instant,
     ) {
-        for (id, address) in requests {
-            match Question::new(address, None) {
-                Some(question) => {
-                    let input = resolver::Input::Resolve { user, id, question, deadline };
-                    self.node.handle_input(now, input);
+        for (id, Target { ip, scope }) in requests {
+            let Some(question) = Question::new(ip, scope) else {
+                self.users.addresses.answered(now, id, Outcome::NotFound);
+                continue;
+            };
+            let input = match lookup {
+                Lookup::Any => resolver::Input::Resolve { user, id, question, deadline },
+                Lookup::Peer => resolver::Input::ResolveFresh { user, id, question, deadline },
+                Lookup::Memory => {
+                    match self.node.lookup(now, question) {
+                        Some(outcome) => self.users.addresses.answered(now, id, outcome),
+                        None => self.users.addresses.not_remembered(now, id),
+                    }
+                    continue;
                 }
-                None => self.users.addresses.answered(now, id, Outcome::NotFound),
-            }
+            };
+            self.node.handle_input(now, input);
         }
     }
 

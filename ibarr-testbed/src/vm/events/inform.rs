@@ -40,7 +40,13 @@ fn subscribes(scene: &Scene) -> Result<()> {
 
 /// Pulls a cable and plugs it in again.
 fn is_told(scene: &Scene) -> Result<()> {
-    let path = PathRequest { dgid: Text(NEIGHBOUR.gid()?), sgid: None, port: None, pkey: None };
+    let path = PathRequest {
+        dgid: Text(NEIGHBOUR.gid()?),
+        sgid: None,
+        port: None,
+        pkey: None,
+        fresh: false,
+    };
     let path = || -> Result<Value> {
         Ok(scene.here.ask(&Request::Path { path: path.clone() })?["path"].take())
     };

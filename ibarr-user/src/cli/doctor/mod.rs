@@ -15,7 +15,7 @@ use super::{Daemon, Exit, ask, print};
 use crate::control::client;
 use crate::control::doctor_messages::{Check, CheckState};
 use crate::control::messages::{
-    Answer, Body, Failure, PathAnswer, PathRequest, PortStatus, Request, Status, Text,
+    Answer, Body, Failure, Lookup, PathAnswer, PathRequest, PortStatus, Request, Status, Text,
 };
 use crate::transport::ports::Dirs;
 
@@ -87,7 +87,8 @@ fn status(daemon: &Daemon) -> Result<Status, Failure> {
 }
 
 fn resolve(daemon: &Daemon, target: std::net::IpAddr) -> Result<Answer, Failure> {
-    let request = Request::Resolve { addresses: vec![target], timeout_ms: None };
+    let (addresses, lookup) = (vec![Text(target.into())], Lookup::Any);
+    let request = Request::Resolve { addresses, timeout_ms: None, lookup, each: false };
     match client::ask(&daemon.run_dir, &request, daemon.patience) {
         Ok(Body::Answers { mut answers }) if answers.len() == 1 => Ok(answers.remove(0)),
         other => Err(ask::unexpected(other)),
@@ -101,7 +102,7 @@ fn path(
     from: Option<&PortStatus>,
 ) -> Result<Box<PathAnswer>, Failure> {
     let port = from.map(|port| port.port);
-    let path = PathRequest { dgid, sgid: None, port, pkey: None };
+    let path = PathRequest { dgid, sgid: None, port, pkey: None, fresh: false };
     match client::ask(&daemon.run_dir, &Request::Path { path }, daemon.patience) {
         Ok(Body::Path { path }) => Ok(path),
         other => Err(ask::unexpected(other)),

@@ -126,7 +126,7 @@ pub(super) fn gid(answer: &Answer) -> Check {
         AnswerStatus::Refused => "start ibarr there (systemctl start ibarr)",
         AnswerStatus::Unreachable => "add a route to it",
         AnswerStatus::Overloaded => "wait until fewer requests are pending (ibarr status)",
-        AnswerStatus::TimedOut | AnswerStatus::Found => {
+        AnswerStatus::TimedOut | AnswerStatus::NotRemembered | AnswerStatus::Found => {
             "does the host run (ping), does ibarr run there, and do firewalls and routers on the way let UDP \
              port 4791 through?"
         }

@@ -1,0 +1,237 @@
+// SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
+
+//! The documents of the control socket about addresses.
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::net::IpAddr;
+use std::str::FromStr;
+
+use ibarr_common::IfIndex;
+use ibarr_common::ib::Gid;
+use serde::{Deserialize, Serialize};
+
+use super::path_messages::PathAnswer;
+use super::values::{Elapsed, Text, Textual, states};
+
+/// An address to resolve: `10.2.0.5`, or `fe80::1%4` with the index of the interface that its
+/// queries leave by.
+#[derive(Clone, Copy, Debug, Eq, Ord, PartialEq, PartialOrd)]
+pub struct Target {
+    /// The address.
+    pub ip: IpAddr,
+    /// The interface; absent if routing selects it.
+    pub scope: Option<IfIndex>,
+}
+
+impl From<IpAddr> for Target {
+    fn from(ip: IpAddr) -> Self {
+        Self { ip, scope: None }
+    }
+}
+
+impl fmt::Display for Target {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.ip.fmt(f)?;
+        self.scope.map_or(Ok(()), |scope| write!(f, "%{scope}"))
+    }
+}
+
+impl Textual for Target {
+    fn parse(text: &str) -> Result<Self, String> {
+        let (ip, scope) = match text.split_once('%') {
+            Some((ip, scope)) => (ip, Some(scope)),
+            None => (text, None),
+        };
+        let index = |scope: &str| {
+            let index = u32::from_str(scope).ok().and_then(IfIndex::new);
+            index.ok_or_else(|| format!("{scope} is not the index of an interface"))
+        };
+        let ip = IpAddr::from_str(ip).map_err(|error| error.to_string())?;
+        Ok(Self { ip, scope: scope.map(index).transpose()? })
+    }
+}
+
+states! {
+    /// Where an answer may come from.
+    #[derive(Default)]
+    Lookup {
+        /// The daemon's memory, or else the peer.
+        #[default]
+        Any = "any",
+        /// The daemon's memory alone; nothing is asked.
+        Memory = "memory",
+        /// The peer alone, even if its answer is remembered.
+        Peer = "peer",
+    }
+}
+
+/// The outcome for one address.
+#[derive(Clone, Debug, Deserialize, PartialEq, Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub struct Answer {
+    /// The address asked for.
+    pub ip: IpAddr,
+    /// The outcome.
+    pub status: AnswerStatus,
+    /// The GID, if found.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub gid: Option<Text<Gid>>,
+    /// Where the GID comes from, if found.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub source: Option<AnswerSource>,
+    /// Milliseconds from request to answer, within the daemon.
+    pub ms: Elapsed,
+}
+
+states! {
+    /// Outcomes of resolving an address.
+    AnswerStatus {
+        /// The address has a GID.
+        Found = "found",
+        /// The host says that the address is not its own, or the address is ours and has no GID.
+        NotFound = "not-found",
+        /// The host did not answer in time.
+        TimedOut = "timed-out",
+        /// The host says that nothing listens for queries there, or a firewall rejects them.
+        Refused = "refused",
+        /// There is no route to the address.
+        Unreachable = "unreachable",
+        /// Too many requests are pending already.
+        Overloaded = "overloaded",
+        /// The daemon remembers no answer, and was told to ask nothing.
+        NotRemembered = "not-remembered",
+    }
+}
+
+states! {
+    /// The origin of a GID.
+    AnswerSource {
+        /// The local view: the address is ours.
+        Local = "local",
+        /// The client cache.
+        Cache = "cache",
+        /// An answer of the peer to this request.
+        Peer = "peer",
+        /// The kernel's neighbour entry: the peer is on the same link and does not answer.
+        Neighbour = "neighbour",
+    }
+}
+
+/// The outcome for one destination of `ibarr resolve`: an answer, and what the command adds to it.
+#[derive(Clone, Debug, Deserialize, PartialEq, Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub struct Resolved {
+    /// The answer of the daemon.
+    #[serde(flatten)]
+    pub answer: Answer,
+    /// What the command line named, if that is not the address alone: a host, or an address with an
+    /// interface.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub name: Option<String>,
+    /// The path to the GID (`--path`, `--verify`).
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub path: Option<Box<PathAnswer>>,
+    /// What contradicts the answer or the path (`--verify`).
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub mismatches: Vec<Mismatch>,
+}
+
+impl From<Answer> for Resolved {
+    fn from(answer: Answer) -> Self {
+        Self { answer, name: None, path: None, mismatches: Vec::new() }
+    }
+}
+
+/// A contradiction to what the daemon answers.
+#[derive(Clone, Debug, Deserialize, Eq, PartialEq, Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub struct Mismatch {
+    /// The other source.
+    pub with: MismatchWith,
+    /// What it says, for people.
+    pub message: String,
+}
+
+states! {
+    /// What an answer is compared with.
+    MismatchWith {
+        /// The peer, asked past the cache.
+        Peer = "peer",
+        /// The subnet administrator, asked past the cache.
+        Sa = "sa",
+        /// The kernel's neighbour entry of the address.
+        Neighbour = "neighbour",
+    }
+}
+
+/// A host name without an address.
+#[derive(Clone, Debug, Deserialize, Eq, PartialEq, Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub struct UnknownName {
+    /// The name.
+    pub name: String,
+    /// What the system's resolver says.
+    pub message: String,
+}
+
+/// All answers of a command together.
+#[derive(Clone, Debug, Deserialize, PartialEq, Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub struct Summary {
+    /// How many answers of the daemon had which outcome, in all rounds.
+    pub answers: BTreeMap<AnswerStatus, u64>,
+    /// How many host names have no address.
+    #[serde(default)]
+    pub unknown_names: u64,
+    /// How many destinations have a mismatch.
+    #[serde(default)]
+    pub mismatches: u64,
+    /// The times of the answers with a GID, within the daemon; absent if there is none.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub ms: Option<Times>,
+    /// Milliseconds that the command took.
+    pub total_ms: Elapsed,
+}
+
+/// Times in milliseconds.
+#[derive(Clone, Copy, Debug, Deserialize, PartialEq, Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub struct Times {
+    /// The shortest.
+    pub min: Elapsed,
+    /// Half of the times are at most this.
+    pub median: Elapsed,
+    /// 99 of 100 times are at most this.
+    pub p99: Elapsed,
+    /// The longest.
+    pub max: Elapsed,
+}
+
+/// The document of `ibarr ping`.
+#[derive(Clone, Debug, Deserialize, PartialEq, Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub struct Pinged {
+    /// The address.
+    pub ip: IpAddr,
+    /// What the command line named, if that is not the address alone.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub name: Option<String>,
+    /// The last GID that was answered.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub gid: Option<Text<Gid>>,
+    /// How many rounds there were.
+    pub asked: u64,
+    /// How many rounds had an answer with a GID.
+    pub answered: u64,
+    /// The share of the other rounds, in percent.
+    pub lost_percent: f64,
+    /// How many rounds had which outcome.
+    pub answers: BTreeMap<AnswerStatus, u64>,
+    /// Round-trip times of the answered rounds, within the daemon; absent if there is none.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub ms: Option<Times>,
+    /// What contradicts the last GID.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub mismatches: Vec<Mismatch>,
+}
