@@ -5,24 +5,16 @@ use std::path::Path;
 use std::process::{Command, Stdio};
 
 use super::{Daemon, Exit, print};
-use crate::control::client;
-use crate::control::messages::{
-    AnswerStatus, Body, CacheEntry, Failure, FailureKind, PathStatus, Request,
-};
+use crate::control::messages::{Body, CacheEntry, Failure, FailureKind, PathStatus, Request};
 use crate::process::RUN_DIR;
 
 /// Sends the request and prints the answer.
 pub(super) fn ask(daemon: &Daemon, request: &Request) -> Exit {
-    let body = match client::ask(&daemon.run_dir, request, daemon.patience) {
+    let body = match daemon.ask(request) {
         Ok(body) => body,
-        Err(failure) => return fail(with_reason(failure, daemon), daemon.json),
+        Err(failure) => return fail(failure, daemon.json),
     };
     let exit = match &body {
-        Body::Answers { answers }
-            if answers.iter().any(|answer| answer.status != AnswerStatus::Found) =>
-        {
-            Exit::Negative
-        }
         Body::Path { path } if path.status != PathStatus::Found => Exit::Negative,
         _ => Exit::Ok,
     };
@@ -35,7 +27,7 @@ pub(super) fn ask(daemon: &Daemon, request: &Request) -> Exit {
 }
 
 /// Adds why the service has ended, which systemd knows from its last words.
-fn with_reason(mut failure: Failure, daemon: &Daemon) -> Failure {
+pub(super) fn with_reason(mut failure: Failure, daemon: &Daemon) -> Failure {
     if failure.kind == FailureKind::Unreachable
         && daemon.run_dir == Path::new(RUN_DIR)
         && let Some(reason) = reason_of_the_end()
@@ -62,7 +54,7 @@ pub(super) fn addresses(daemon: &Daemon) -> Exit {
     let mut all = BTreeMap::new();
     let mut after = None;
     loop {
-        match client::ask(&daemon.run_dir, &Request::Cache { after }, daemon.patience) {
+        match daemon.ask(&Request::Cache { after }) {
             Ok(Body::Cache { entries, next }) => {
                 let key = |entry: &CacheEntry| (entry.ip, entry.interface.clone());
                 all.extend(entries.into_iter().map(|entry| (key(&entry), entry)));
@@ -89,16 +81,20 @@ pub(super) fn paths(daemon: &Daemon) -> Exit {
     let mut document = print::Paths::begin(daemon.json);
     let mut after = None;
     loop {
-        match client::ask(&daemon.run_dir, &Request::Paths { after }, daemon.patience) {
+        match daemon.ask(&Request::Paths { after }) {
             Ok(Body::Paths { paths, next }) => {
                 document.page(&paths);
                 after = next;
             }
-            // Earlier pages are printed already.
             other => {
-                // An incomplete JSON document cannot carry an error.
-                let is_json = daemon.json && after.is_none();
-                return fail(unexpected(other), is_json);
+                let failure = unexpected(other);
+                if !daemon.json || after.is_none() {
+                    return fail(failure, daemon.json);
+                }
+                // Earlier pages are printed already: the error ends the document.
+                let exit = failure.kind.into();
+                document.fail(&failure);
+                return exit;
             }
         }
         if after.is_none() || print::has_failed() {
@@ -109,10 +105,14 @@ pub(super) fn paths(daemon: &Daemon) -> Exit {
 }
 
 pub(super) fn unexpected(answer: Result<Body, Failure>) -> Failure {
-    answer.err().unwrap_or_else(|| Failure {
+    answer.err().unwrap_or_else(other_version)
+}
+
+pub(super) fn other_version() -> Failure {
+    Failure {
         kind: FailureKind::Internal,
         message: "the daemon speaks another version: its answer has another type".to_owned(),
-    })
+    }
 }
 
 pub(super) fn fail(failure: Failure, json: bool) -> Exit {

@@ -9,8 +9,13 @@ mod exit;
 mod import;
 mod kernel;
 mod print;
+mod resolve;
+mod source;
+mod targets;
+mod times;
+mod verify;
 
-use std::net::IpAddr;
+use std::ffi::OsString;
 use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::Duration;
@@ -20,11 +25,13 @@ use clap::{ArgAction, Args, CommandFactory as _, Parser, Subcommand};
 use ibarr_common::ib::{Gid, PKey};
 use ibarr_proto::paths::PortName;
 
+use self::resolve::ResolveArgs;
 use crate::bpf;
 use crate::causes::chain;
 use crate::config::Absent;
+use crate::control::client::Connection;
 use crate::control::messages::{
-    Failure, FailureKind, LevelChange, Lookup, Millis, Number, PathRequest, Request, Text,
+    Body, Failure, FailureKind, LevelChange, Millis, Number, PathRequest, Request, Text,
 };
 use crate::daemon;
 use crate::logging::{self, Level, Place};
@@ -56,25 +63,16 @@ struct Cli {
 
 const EXIT_CODES: &str = "Without a command, ibarr runs as the daemon.
 
-Exit status: 0 all answered, 1 some address has no GID, no path leads there, or a
-line of ibacm was not understood, 2 doctor has found a failure, 64 wrong usage, 69 no daemon, 70 internal
-error, 74 standard output cannot be written, 75 another daemon has the run directory, 77 not allowed, 78 mistakes in the configuration.";
+Exit status: 0 all answered, 1 some address has no GID, no path leads there, something contradicts it, or a
+line of ibacm was not understood, 2 doctor has found a failure, 64 wrong usage, 66 this machine lacks what was named, 69 no daemon, 70 internal error, 74 standard output cannot be written, 75 another
+daemon has the directory, 77 not allowed, 78 mistakes in the configuration.";
 
 #[derive(Debug, Subcommand)]
 enum Command {
     /// Run as the daemon
     Run(RunArgs),
-    /// Ask the daemon for the GID of each address
-    Resolve {
-        /// Addresses, IPv4 or IPv6
-        #[arg(required = true)]
-        ip: Vec<IpAddr>,
-        /// How long to wait for peers, at most 60s
-        #[arg(long, value_name = "TIME", default_value = "3s", value_parser = timeout)]
-        timeout: Duration,
-        #[command(flatten)]
-        daemon: Daemon,
-    },
+    /// Ask the daemon for the GID of each address or host
+    Resolve(ResolveArgs),
     /// Ask the daemon which path leads to a GID
     Path {
         /// Destination GID
@@ -88,6 +86,9 @@ enum Command {
         /// Partition key, like 0x8001, instead of the port's first
         #[arg(long, value_name = "KEY")]
         pkey: Option<PKey>,
+        /// Ask the subnet administrator, even if the daemon remembers its answer
+        #[arg(long)]
+        fresh: bool,
         #[command(flatten)]
         daemon: Daemon,
     },
@@ -212,7 +213,7 @@ struct RunArgs {
     bpf_object: Option<PathBuf>,
 }
 
-#[derive(Args, Debug)]
+#[derive(Args, Clone, Debug)]
 struct Daemon {
     /// Directory of the daemon's control socket
     #[arg(long, value_name = "DIR", env = "IBARR_RUN_DIR", default_value = process::RUN_DIR)]
@@ -230,6 +231,17 @@ struct Daemon {
     json: bool,
 }
 
+impl Daemon {
+    fn connect(&self) -> Result<Connection, Failure> {
+        let connection = Connection::open(&self.run_dir, self.patience);
+        connection.map_err(|failure| ask::with_reason(failure, self))
+    }
+
+    fn ask(&self, request: &Request) -> Result<Body, Failure> {
+        self.connect()?.ask(request, |_| ())
+    }
+}
+
 /// The command line as clap knows it, for completions.
 pub fn command() -> clap::Command {
     Cli::command()
@@ -243,19 +255,14 @@ pub fn main() -> ExitCode {
     };
     let exit = match cli.command.unwrap_or(Command::Run(cli.run)) {
         Command::Run(args) => run(args),
-        Command::Resolve { ip, timeout, daemon } => {
-            let timeout_ms = Some(timeout.into());
-            let addresses = ip.into_iter().map(|ip| Text(ip.into())).collect();
-            let (lookup, each) = (Lookup::Any, false);
-            ask::ask(&daemon, &Request::Resolve { addresses, timeout_ms, lookup, each })
-        }
-        Command::Path { dgid, sgid, port, pkey, daemon } => {
+        Command::Resolve(args) => resolve::run(&args),
+        Command::Path { dgid, sgid, port, pkey, fresh, daemon } => {
             let path = PathRequest {
                 dgid: Text(dgid),
                 sgid: sgid.map(Text),
                 port: port.map(Text),
                 pkey: pkey.map(Number),
-                fresh: false,
+                fresh,
             };
             ask::ask(&daemon, &Request::Path { path })
         }
@@ -340,7 +347,8 @@ fn refuse(error: &clap::Error) -> Exit {
         print::note(error.print());
         return Exit::Ok;
     }
-    if std::env::args_os().any(|argument| argument == "--json") {
+    let is_json = |argument: &OsString| argument == "--json" || argument == "--json-lines";
+    if std::env::args_os().any(|argument| is_json(&argument)) {
         print::json(&Failure { kind: FailureKind::Usage, message: error.to_string() }.into());
     } else {
         drop(error.print());
@@ -397,8 +405,9 @@ mod tests {
     }
 
     #[test]
-    fn invalid_address_is_refused() {
-        assert!(Cli::try_parse_from(["ibarr", "resolve", "10.0.0"]).is_err());
-        assert!(Cli::try_parse_from(["ibarr", "resolve"]).is_err());
+    fn command_without_its_argument_is_refused() {
+        for command in ["resolve", "ping", "path"] {
+            assert!(Cli::try_parse_from(["ibarr", command]).is_err(), "{command}");
+        }
     }
 }

@@ -13,11 +13,12 @@ use ibarr_common::IfIndex;
 use ibarr_common::ib::Lid;
 
 use super::Exit;
+use super::times::Tally;
 use crate::causes::escaped;
 use crate::control::messages::{
-    Answer, AnswerStatus, Body, CacheEntry, CachedPath, Informed, KernelMaps, LastEvent, LogStatus,
-    Millis, Number, OrText, PathAnswer, PathHops, PathRequests, PortStatus, Probing, Response,
-    Setting, Status,
+    Answer, Body, CacheEntry, CachedPath, Elapsed, Failure, Informed, KernelMaps, LastEvent,
+    LogStatus, Millis, Number, OrText, PathAnswer, PathHops, PathRequests, Pinged, PortAddress,
+    PortChoice, PortStatus, Probing, Response, Setting, Status, Summary, Times,
 };
 
 /// Why standard output failed.
@@ -87,7 +88,7 @@ pub(super) fn error_text(text: &str) {
 /// Prints a document for people.
 pub(super) fn body(body: &Body) {
     match body {
-        Body::Answers { answers } => self::answers(answers),
+        Body::Answers { answers } => table(answers.iter().map(answer)),
         Body::Cache { entries, .. } if entries.is_empty() => line("nothing learned yet"),
         Body::Cache { entries, .. } => table(entries.iter().map(cache_entry)),
         Body::Path { path } => self::path(path),
@@ -97,13 +98,16 @@ pub(super) fn body(body: &Body) {
         Body::Counters { counters } => {
             table(counters.iter().map(|(name, count)| vec![name.clone(), count.to_string()]));
         }
+        Body::Descriptions { descriptions } => {
+            table(descriptions.iter().map(|(name, text)| vec![name.clone(), text.clone()]));
+        }
         // Their commands print them as they are made.
         Body::Answer { .. }
         | Body::Resolved { .. }
         | Body::UnknownName { .. }
         | Body::Summary { .. }
         | Body::Ping { .. }
-        | Body::Descriptions { .. } => {}
+        | Body::Checks { .. } => {}
         Body::Config { config } => {
             for Setting { key, value, .. } in config {
                 line(&format!("{key} = {value}"));
@@ -113,18 +117,13 @@ pub(super) fn body(body: &Body) {
         Body::Import { import } => write(import.config.as_bytes()),
         Body::Status { status } => self::status(status),
         Body::Log { log } => self::log(log),
-        // Each was printed when it was found.
-        Body::Checks { .. } => {}
         Body::Done { done } => line(done),
         Body::Error { error, .. } => error_line(&error.message),
     }
 }
 
-fn answers(answers: &[Answer]) {
-    table(answers.iter().map(answer));
-    let is_refused = |answer: &&Answer| answer.status == AnswerStatus::Refused;
-    let refused: Vec<_> =
-        answers.iter().filter(is_refused).map(|answer| answer.ip.to_string()).collect();
+/// What to do about peers that refuse.
+pub(super) fn refused(refused: &[String]) {
     if !refused.is_empty() {
         error_line(&format!(
             "no ibarr listens at {}, or a firewall rejects the query: start ibarr there (systemctl start \
@@ -134,7 +133,47 @@ fn answers(answers: &[Answer]) {
     }
 }
 
-fn answer(answer: &Answer) -> Vec<String> {
+/// Prints one more row below others.
+pub(super) fn row(widths: &mut Vec<usize>, cells: Vec<String>) {
+    rows(widths, std::iter::once(cells));
+}
+
+/// Like `3 answers: 2 found, 1 timed-out; 0.95 / 1.02 / 1.40 / 1.40 ms (…), 3.1 s in all`.
+pub(super) fn summary(tally: &Tally, summary: &Summary) -> String {
+    let mut text = format!("{} answers: {}", tally.count(), tally.outcomes());
+    for (count, what) in
+        [(summary.mismatches, "with a mismatch"), (summary.unknown_names, "unknown names")]
+    {
+        if count > 0 {
+            let _ = write!(text, ", {count} {what}");
+        }
+    }
+    if let Some(Times { min, median, p99, max }) = summary.ms {
+        let [min, median, p99, max] = [min, median, p99, max].map(Elapsed::millis);
+        let _ = write!(
+            text,
+            "; {min:.3} / {median:.3} / {p99:.3} / {max:.3} ms (min / median / 99th percentile / max)"
+        );
+    }
+    let total = summary.total_ms.0.as_secs_f64();
+    let _ = write!(text, "; {total:.2} s in all");
+    text
+}
+
+/// The summary of `ibarr ping`.
+pub(super) fn pinged(name: &str, pinged: &Pinged) {
+    let Pinged { asked, answered, lost_percent, .. } = pinged;
+    let times = pinged.ms.map_or(String::new(), |Times { min, median, max, .. }| {
+        let [min, median, max] = [min, median, max].map(Elapsed::millis);
+        format!("; {min:.3} / {median:.3} / {max:.3} ms (min / median / max)")
+    });
+    line(&format!("{name}: {asked} asked, {answered} answered, {lost_percent:.0}% lost{times}"));
+    for mismatch in &pinged.mismatches {
+        line(&format!("    mismatch: {}", mismatch.message));
+    }
+}
+
+pub(super) fn answer(answer: &Answer) -> Vec<String> {
     let gid = or(answer.gid, &answer.status.to_string());
     let source = or(answer.source, "");
     vec![answer.ip.to_string(), gid, source, format!("{:.2} ms", answer.ms.millis())]
@@ -149,14 +188,36 @@ fn path(path: &PathAnswer) {
     let source = path.source.as_ref().map_or(String::new(), |source| format!("  {source}"));
     let refusal = path.refusal.as_ref().map_or(String::new(), |refusal| format!(": {refusal}"));
     let status = path.status;
-    line(&format!("{} to {} by {}", path.sgid, path.dgid, path.port));
+    let chosen = path.chosen.map_or(String::new(), |chosen| format!(" ({})", reason(chosen)));
+    line(&format!("{} to {} by {}{chosen}", path.sgid, path.dgid, path.port));
     line(&format!("    {status}{refusal}{source}  {:.2} ms", path.ms.millis()));
     if let Some(hops) = &path.hops {
         line(&format!("    {}", self::hops(hops)));
     }
 }
 
-fn hops(hops: &PathHops) -> String {
+fn reason(chosen: PortChoice) -> &'static str {
+    match chosen {
+        PortChoice::Named => "as --port says",
+        PortChoice::HasSource => "it has the source GID",
+        PortChoice::Only => "the only port",
+        PortChoice::FirstWithSa => "the first whose subnet administrator can be asked",
+        PortChoice::First => "the first; no port's subnet administrator can be asked",
+    }
+}
+
+/// A path on one line.
+pub(super) fn path_outcome(path: &PathAnswer) -> String {
+    let source = path.source.as_ref().map_or(String::new(), |source| format!(", {source}"));
+    let outcome = match (&path.hops, &path.refusal) {
+        (Some(hops), _) => self::hops(hops),
+        (None, Some(refusal)) => format!("no path: {}: {refusal}", path.status),
+        (None, None) => format!("no path: {}", path.status),
+    };
+    format!("{outcome}, by {}{source}  {:.2} ms", path.port, path.ms.millis())
+}
+
+pub(super) fn hops(hops: &PathHops) -> String {
     let mtu = hops.mtu.map_or(String::new(), |mtu| format!(", MTU {mtu}"));
     let rate = hops.gbit_s.map_or(String::new(), |rate| format!(", {rate} Gbit/s"));
     let router = match hops.hop_limit {
@@ -225,6 +286,14 @@ impl Paths {
             Self { .. } => {}
         }
     }
+
+    /// Ends the JSON document with an error in place of further pages.
+    pub(super) fn fail(self, failure: &Failure) {
+        // Strings and an enumeration always have a form in JSON.
+        let error = serde_json::to_string(failure).unwrap_or_default();
+        let start = if self.is_empty { JSON_PATHS.0 } else { "" };
+        write(format!("{start}],\"error\":{error}}}\n").as_bytes());
+    }
 }
 
 /// Start and end of the JSON document around the paths.
@@ -247,6 +316,9 @@ fn port(port: &PortStatus) {
     }
     line(&format!("    GIDs {}", join(&port.gids, ", ")));
     line(&format!("    P_Keys {}", join(&port.pkeys, ", ")));
+    for PortAddress { ip, interface, gid } in &port.addresses {
+        line(&format!("    {ip} on {interface} is {gid}"));
+    }
     if let Some(informed) = &port.informed {
         line(&match informed {
             OrText::Value(Informed::Yes) => {

@@ -29,6 +29,7 @@ use libc::{
 use tokio::sync::{mpsc, watch};
 use tokio::time::sleep;
 
+pub use self::neigh::table as neighbours;
 pub use self::nudge::{ADDRESS_V4, ADDRESS_V6, LOOPBACK, NudgeError, Nudged, Nudger, Place};
 pub use self::routes::{Answer, NoRoute, RouteAnswer, Routes};
 use self::session::Session;
