@@ -8,6 +8,7 @@ mod doctor;
 mod exit;
 mod import;
 mod kernel;
+mod ping;
 mod print;
 mod resolve;
 mod source;
@@ -25,6 +26,7 @@ use clap::{ArgAction, Args, CommandFactory as _, Parser, Subcommand};
 use ibarr_common::ib::{Gid, PKey};
 use ibarr_proto::paths::PortName;
 
+use self::ping::PingArgs;
 use self::resolve::ResolveArgs;
 use crate::bpf;
 use crate::causes::chain;
@@ -73,6 +75,8 @@ enum Command {
     Run(RunArgs),
     /// Ask the daemon for the GID of each address or host
     Resolve(ResolveArgs),
+    /// Ask a peer again and again, past the daemon's memory
+    Ping(PingArgs),
     /// Ask the daemon which path leads to a GID
     Path {
         /// Destination GID
@@ -256,6 +260,7 @@ pub fn main() -> ExitCode {
     let exit = match cli.command.unwrap_or(Command::Run(cli.run)) {
         Command::Run(args) => run(args),
         Command::Resolve(args) => resolve::run(&args),
+        Command::Ping(args) => ping::run(&args),
         Command::Path { dgid, sgid, port, pkey, fresh, daemon } => {
             let path = PathRequest {
                 dgid: Text(dgid),
