@@ -366,15 +366,8 @@ impl Responder {
             warn_of(Err(error.into()));
             Vec::new()
         });
-        let name = |program, reason: Reason| {
-            let program = match program {
-                Program::Tc => "tc",
-                Program::Xdp => "xdp",
-                Program::Guard => "guard",
-            };
-            format!("{program}.{}", reason.name().replace('_', "-"))
-        };
-        counts.into_iter().map(|(program, reason, count)| (name(program, reason), count)).collect()
+        let named = |(program, reason, count)| (counter_name(program, reason), count);
+        counts.into_iter().map(named).collect()
     }
 
     /// What our guard has dropped; the guarded sockets count it, too.
@@ -460,6 +453,16 @@ fn dropped_by_guard(maps: &Maps) -> u64 {
     let dropped =
         |&(program, reason, _): &_| program == Program::Guard && reason != Reason::Answered;
     counts.into_iter().filter(dropped).map(|(.., count)| count).sum()
+}
+
+/// The name of a counter of the programs, like `tc.lease-over`.
+pub fn counter_name(program: Program, reason: Reason) -> String {
+    let program = match program {
+        Program::Tc => "tc",
+        Program::Xdp => "xdp",
+        Program::Guard => "guard",
+    };
+    format!("{program}.{}", reason.name().replace('_', "-"))
 }
 
 /// Makes the programs answer nothing more.

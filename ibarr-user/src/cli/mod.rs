@@ -4,6 +4,7 @@
 
 mod ask;
 mod configuration;
+mod counters;
 mod doctor;
 mod exit;
 mod import;
@@ -26,6 +27,7 @@ use clap::{ArgAction, Args, CommandFactory as _, Parser, Subcommand};
 use ibarr_common::ib::{Gid, PKey};
 use ibarr_proto::paths::PortName;
 
+use self::counters::CountersArgs;
 use self::ping::PingArgs;
 use self::resolve::ResolveArgs;
 use crate::bpf;
@@ -131,8 +133,8 @@ enum Command {
         #[command(flatten)]
         daemon: Daemon,
     },
-    /// Show the daemon's counters
-    Counters(Daemon),
+    /// Show the daemon's counters that are not 0
+    Counters(CountersArgs),
     /// Stop answering in the kernel and remove all that daemons have left there (needs root; no
     /// daemon may be running)
     Detach {
@@ -280,7 +282,7 @@ pub fn main() -> ExitCode {
         Command::Doctor { peer, sys_dir, dev_dir, daemon } => {
             doctor::examine(&daemon, &Dirs { sys: sys_dir, dev: dev_dir }, peer)
         }
-        Command::Counters(daemon) => ask::ask(&daemon, &Request::Counters),
+        Command::Counters(args) => counters::run(&args),
         Command::Reload(daemon) => ask::ask(&daemon, &Request::Reload),
         Command::LogLevel { level, time, reset, daemon } => {
             let for_ms = time.map(Millis::from);

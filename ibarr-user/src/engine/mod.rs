@@ -6,6 +6,7 @@
 
 mod acm;
 mod asks;
+mod descriptions;
 mod events;
 mod inputs;
 mod kernel;
@@ -38,6 +39,7 @@ use tokio::task::yield_now;
 use tracing::{error, info};
 
 use self::acm::Acm;
+pub use self::descriptions::descriptions;
 use self::events::Hearing;
 use self::inputs::{Input, Inputs};
 use self::kernel::Kernel;
