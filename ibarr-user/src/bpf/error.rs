@@ -104,6 +104,11 @@ impl Error {
         matches!(self, Self::Pins(Foreign { .. } | NoName(_) | Open { .. } | Owner { .. }))
     }
 
+    /// Whether a daemon has the directory of pins.
+    pub fn is_taken(&self) -> bool {
+        matches!(self, Self::Pins(pins::Error::Taken(_)))
+    }
+
     pub(super) fn load(error: Box<dyn StdError + Send + Sync>) -> Self {
         if is_permission(&*error) { Self::Permission(error) } else { Self::Load(error) }
     }

@@ -47,7 +47,7 @@ const OF_THE_KERNEL: [&str; 2] = ["maps.debug", "progs.debug"];
 #[derive(Debug, Error)]
 pub enum Error {
     /// Another daemon has locked it.
-    #[error("{0}: another ibarr has these pins; give this one its own --bpf-dir")]
+    #[error("{0}: another ibarr has these pins; stop it, or name another --bpf-dir")]
     Taken(PathBuf),
     /// The path is not on a bpffs, and none could be mounted.
     #[error("{0} is not on a bpffs; as root: mount -t bpf bpf {0}")]

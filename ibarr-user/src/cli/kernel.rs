@@ -167,6 +167,8 @@ fn learned(elements: &[bpf::Element]) -> Vec<KernelLearned> {
 fn failure(error: &bpf::Error) -> Failure {
     let kind = if error.is_permission() {
         FailureKind::Permission
+    } else if error.is_taken() {
+        FailureKind::Busy
     } else if error.is_of_the_directory() {
         FailureKind::Usage
     } else {

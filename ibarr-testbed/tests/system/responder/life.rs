@@ -44,7 +44,7 @@ fn detach_leaves_what_was_there_before() {
         socket(V4).ask_all(1);
         // Refused while a daemon uses the pins.
         let output = rig.detach();
-        assert_eq!(output.status.code(), Some(70), "{}", said(&output));
+        assert_eq!(output.status.code(), Some(75), "{}", said(&output));
         assert!(said(&output).contains("another ibarr has these pins"), "{}", said(&output));
         rig.end(Signal::SIGKILL);
         assert_ne!(traces(&rig), before);
