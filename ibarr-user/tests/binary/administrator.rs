@@ -2,9 +2,11 @@
 
 //! The binary as an administrator uses it: exit codes, documents, signals.
 
+use std::collections::BTreeSet;
 use std::fs;
-use std::io::Write as _;
+use std::io::{BufRead as _, BufReader, Write as _};
 use std::net::{Ipv4Addr, UdpSocket};
+use std::os::unix::net::UnixListener;
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
@@ -99,12 +101,22 @@ fn drop_ins_take_effect_in_the_order_of_their_names() {
 
 #[test]
 fn wrong_usage_exits_64_and_is_json_on_request() {
-    for wrong in [&["resolve"][..], &["resolve", "ten"], &["explode"], &["-l", "ibarr=loud"]] {
+    for wrong in [&["resolve"][..], &["resolve", "10.0.0"], &["explode"], &["-l", "ibarr=loud"]] {
         assert_eq!(ibarr(wrong).status.code(), Some(64), "{wrong:?}");
     }
-    let output = ibarr(&["resolve", "ten", "--json"]);
-    assert_eq!(output.status.code(), Some(64));
-    assert_eq!(json(&output)["error"]["kind"], "usage");
+    for wrong in [
+        &["resolve", "10.0.0", "--json"][..],
+        &["resolve", "--json"],
+        &["resolve", "10.0.0.[1-", "--json-lines"],
+        &["ping", "10.0.0.[1-2]", "--json"],
+        &["explode", "--json"],
+        &["status", "--json", "--loud"],
+        &["--json"],
+    ] {
+        let output = ibarr(wrong);
+        assert_eq!(output.status.code(), Some(64), "{wrong:?}");
+        assert_eq!(json(&output)["error"]["kind"], "usage", "{wrong:?}");
+    }
     assert_eq!(ibarr(&["--help"]).status.code(), Some(0));
     assert_eq!(ibarr(&["--version"]).status.code(), Some(0));
 }
@@ -113,11 +125,83 @@ fn wrong_usage_exits_64_and_is_json_on_request() {
 fn without_a_daemon_commands_exit_69_with_a_remedy() {
     let dir = TempDir::new("nobody");
     let run_dir = dir.0.to_str().unwrap();
-    for command in [&["status"][..], &["cache"], &["counters"], &["reload"], &["resolve", "::1"]] {
+    for command in [
+        &["status"][..],
+        &["cache"],
+        &["cache", "--paths"],
+        &["counters"],
+        &["reload"],
+        &["resolve", "::1"],
+        &["ping", "::1"],
+        &["ports"],
+    ] {
         let output = ibarr(&[command, &["--run-dir", run_dir]].concat());
         assert_eq!(output.status.code(), Some(69), "{command:?}");
         assert!(String::from_utf8_lossy(&output.stderr).contains("systemctl start ibarr"));
     }
+}
+
+/// A daemon that ends between two pages.
+#[test]
+fn document_that_breaks_off_ends_with_the_error() {
+    let dir = TempDir::new("breaks-off");
+    let listener = UnixListener::bind(dir.path("control.sock")).unwrap();
+    let daemon = std::thread::spawn(move || {
+        let (mut first, _) = listener.accept().unwrap();
+        let mut request = String::new();
+        BufReader::new(&first).read_line(&mut request).unwrap();
+        let page = include_str!("../golden/control.jsonl");
+        let page = page.lines().find(|line| line.starts_with("{\"v\":1,\"paths\":[{")).unwrap();
+        assert!(page.contains("\"next\":"), "{page}");
+        writeln!(first, "{page}").unwrap();
+        drop(listener.accept().unwrap());
+    });
+    let output = ibarr(&["cache", "--paths", "--json", "--run-dir", dir.0.to_str().unwrap()]);
+    daemon.join().unwrap();
+    assert_eq!(output.status.code(), Some(69));
+    let document = json(&output);
+    assert!(!document["paths"].as_array().unwrap().is_empty());
+    assert_eq!(document["error"]["kind"], "unreachable");
+}
+
+#[test]
+fn counters_above_zero_are_shown_unless_all_are_wanted() {
+    let dir = TempDir::new("counters");
+    let daemon = Daemon::start(&dir, &format!("udp-port = {}\n", free_port()));
+    assert_eq!(daemon.ask(&["resolve", "127.0.0.1"]).status.code(), Some(1));
+    let text = |arguments: &[&str]| String::from_utf8(daemon.ask(arguments).stdout).unwrap();
+    let shown = text(&["counters"]);
+    let line = |line: &str| line.split_whitespace().eq(["users.addresses.requests", "1"]);
+    assert!(shown.lines().any(line), "{shown}");
+    assert!(shown.lines().all(|line| !line.ends_with(" 0")), "{shown}");
+    assert_eq!(text(&["counters", "sa.", "acm.*"]).lines().count(), 1);
+    assert!(text(&["counters", "sa."]).starts_with("all "));
+    let all = text(&["counters", "users.addresses.", "--all"]);
+    assert!(all.contains("users.addresses.refused ") && !all.contains("users.paths"), "{all}");
+    let some = json(&daemon.ask(&["counters", "*.requests", "--json"]))["counters"].clone();
+    let names: Vec<_> = some.as_object().unwrap().keys().collect();
+    assert!(names.contains(&&"paths.requests".to_owned()), "{names:?}");
+    assert!(names.iter().all(|name| name.ends_with(".requests")));
+    assert_eq!(daemon.ask(&["counters", "nothing"]).status.code(), Some(66));
+}
+
+#[test]
+fn every_counter_of_the_daemon_is_described() {
+    let dir = TempDir::new("described");
+    let daemon = Daemon::start(&dir, &format!("udp-port = {}\n", free_port()));
+    let names = |document: &Value| {
+        let names: BTreeSet<_> = document.as_object().unwrap().keys().cloned().collect();
+        names
+    };
+    let counted = names(&json(&daemon.ask(&["counters", "--json"]))["counters"]);
+    // Without a daemon.
+    let described = names(&json(&ibarr(&["counters", "--describe", "--json"]))["descriptions"]);
+    assert_eq!(counted.difference(&described).collect::<Vec<_>>(), Vec::<&String>::new());
+    // The programs' counters are there if the programs are loaded.
+    let others = described.difference(&counted).filter(|name| !name.starts_with("bpf."));
+    assert_eq!(others.collect::<Vec<_>>(), Vec::<&String>::new());
+    let text = String::from_utf8(ibarr(&["counters", "--describe", "sa.q"]).stdout).unwrap();
+    assert!(text.starts_with("sa.queries  ") && text.trim_end().ends_with('.'), "{text}");
 }
 
 #[test]

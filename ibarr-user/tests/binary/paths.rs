@@ -126,7 +126,7 @@ fn answer_all(fd: i32, sa: &Mutex<StandIn>) {
     }
 }
 
-fn lid_of(lid: u16) -> Lid {
+pub(crate) fn lid_of(lid: u16) -> Lid {
     Lid::new(lid).unwrap()
 }
 
@@ -231,15 +231,22 @@ fn commands_show_ports_and_paths_and_ask_for_one() {
     let output = daemon.ask(&["path", LOCAL]);
     assert_eq!(output.status.code(), Some(0));
     let text = String::from_utf8(output.stdout).unwrap();
-    assert!(text.starts_with("fec0:0:1:1::10:9 to fec0:0:1:1::10:1 by mlx5_0/1\n"), "{text}");
+    assert!(text.starts_with("fec0:0:1:1::10:9 to fec0:0:1:1::10:1 by mlx5_0/1 ("), "{text}");
     assert!(text.contains("LID 8 to 1, SL 0, P_Key 0xffff, MTU 2048, 10 Gbit/s"), "{text}");
     let path = json(&daemon.ask(&["path", FOREIGN, "--json"]))["path"].clone();
     assert_eq!((&path["status"], &path["source"]), (&"found".into(), &"sa".into()));
+    assert_eq!(path["chosen"], "only");
+    for (arguments, source) in
+        [(&["path", LOCAL, "--json"][..], "cache"), (&["path", LOCAL, "--fresh", "--json"], "sa")]
+    {
+        assert_eq!(json(&daemon.ask(arguments))["path"]["source"], source);
+    }
     assert_eq!((&path["hops"]["hop-limit"], &path["hops"]["dlid"]), (&255.into(), &4.into()));
     let path = daemon.ask(&["path", UNKNOWN]);
     assert_eq!(path.status.code(), Some(1));
     let output = daemon.ask(&["path", LOCAL, "--port", "mlx5_1/1"]);
-    assert_eq!(output.status.code(), Some(64));
+    assert_eq!(output.status.code(), Some(66));
+    assert!(text.contains(" by mlx5_0/1 (the only port)\n"), "{text}");
 
     let port = json(&daemon.ask(&["ports", "--json"]))["ports"][0].clone();
     assert_eq!((&port["port"], &port["lid"]), (&"mlx5_0/1".into(), &8.into()));

@@ -22,13 +22,18 @@ fn failed_output_is_an_error() {
     let dir = TempDir::new("output");
     let config = dir.write("good.toml", "");
     let daemon = Daemon::start(&dir, &format!("udp-port = {}\n", free_port()));
-    let commands: [&[&str]; 8] = [
+    let commands: [&[&str]; 13] = [
         &["status"],
         &["status", "--json"],
         &["counters"],
         &["cache"],
         &["resolve", "127.0.0.1", "--json"],
         &["validate", config.to_str().unwrap()],
+        &["resolve", "127.0.0.1"],
+        &["resolve", "127.0.0.1", "--json-lines"],
+        &["ping", "127.0.0.1", "-c", "1"],
+        &["counters", "--describe"],
+        &["explode", "--json"],
         &["--help"],
         &["--version"],
     ];

@@ -137,7 +137,7 @@ fn wrong_inherited_socket_is_refused_by_name() {
 
 /// Whether this process runs in a network namespace with [`ADDRESSES`]; otherwise it runs the test
 /// of this name in one.
-fn in_namespace(name: &str) -> bool {
+pub(crate) fn in_namespace(name: &str) -> bool {
     const INSIDE: &str = "IBARR_TEST_IN_NAMESPACE";
     if env::var_os(INSIDE).is_some() {
         return true;
