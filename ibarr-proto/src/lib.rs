@@ -7,7 +7,9 @@
 
 pub mod acm;
 pub mod counters;
+pub mod durations;
 pub mod hash;
+pub mod health;
 pub mod ip2gid;
 pub mod local_service;
 pub mod local_view;

@@ -154,11 +154,6 @@ impl Acm {
         self.hosts = hosts;
     }
 
-    /// Forgets the addresses of names.
-    pub fn forget_names(&mut self) {
-        self.names.forget();
-    }
-
     /// The GIDs that the administrator has listed.
     pub fn hosts(&self) -> &Hosts {
         &self.hosts

@@ -50,9 +50,9 @@ use crate::paths::PortName;
 use crate::request::{FlightId, Outcome, PathFlightId, Source};
 
 pub use types::{
-    Config, Counter, DEADLINE, Event, FOLLOW_UPS, Input, LATELY, Limits, MAX_NUDGES, MEMORY,
+    Config, Counter, DEADLINE, Event, FOLLOW_UPS, Input, LATELY, Limits, Load, MAX_NUDGES, MEMORY,
     NUDGE_BEHIND, NUDGE_INTERVAL, NUDGE_QUIET, NUDGE_WITHIN, NoPath, Nudge, Nudged, OVERRUN_PAUSE,
-    REPEAT_AFTER, RETRY, Sender, Transmit,
+    REPEAT_AFTER, RETRY, Sender, Took, Transmit,
 };
 
 /// Answers the kernel.
@@ -73,6 +73,7 @@ pub struct LocalService {
     overruns_from: Instant,
     events: VecDeque<Event>,
     refusal: Option<i32>,
+    took: Took,
     counters: Counters<Counter>,
 }
 
@@ -97,6 +98,7 @@ impl LocalService {
             overruns_from: Instant::BOOT,
             events: VecDeque::new(),
             refusal: None,
+            took: Took::default(),
             counters: Counters::default(),
         }
     }
@@ -178,7 +180,9 @@ impl LocalService {
                     // The kernel's requests are never answered from neighbour entries.
                     Source::Peer | Source::Neighbour => Counter::AnsweredPeer,
                 });
-                self.requests.answer(seq, gid);
+                if let Some(asked_at) = self.requests.answer(seq, gid) {
+                    self.took.addresses.add(self.now.since(asked_at));
+                }
                 return self.enqueue(seq);
             }
             Outcome::NotFound => Counter::NotFound,
@@ -210,7 +214,9 @@ impl LocalService {
         may: bool,
     ) {
         self.advance(now);
-        let Some(Waiting { seq, path_use, .. }) = self.path_requests.take(flight) else { return };
+        let Some(waiting) = self.path_requests.take(flight) else { return };
+        let Waiting { seq, path_use, asked_at, .. } = waiting;
+        self.took.paths.add(self.now.since(asked_at));
         if !may && paths::falls_back(self.config, outcome) {
             self.counters.count(Counter::PathsSpared);
             return self.answer_path(seq, Answer::Paths(Paths::NONE));
@@ -308,6 +314,11 @@ impl LocalService {
     /// network namespace.
     pub fn refusal(&self) -> Option<i32> {
         self.refusal
+    }
+
+    /// How long requests waited for their answer.
+    pub fn took(&self) -> &Took {
+        &self.took
     }
 
     /// Whether the last nudge failed.
@@ -421,7 +432,7 @@ impl LocalService {
             self.counters.count(Counter::PathsAbandoned);
         }
         let port = PortName { device: request.device, port: request.port };
-        let Some(flight) = self.path_requests.insert(seq, &request) else {
+        let Some(flight) = self.path_requests.insert(self.now, seq, &request) else {
             return self.events.push_back(Event::PathOverloaded { seq, port });
         };
         let deadline = self.now + self.config.timeout.get() * 4 / 5;
@@ -586,15 +597,4 @@ enum Group {
     Inside,
     /// The driver is about to leave, because the kernel refused a message with this error number.
     Leaving(i32),
-}
-
-/// The sizes of the tables.
-#[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
-pub struct Load {
-    /// Address requests that wait for an answer.
-    pub waiting: usize,
-    /// The same, plus requests that were answered recently.
-    pub held: usize,
-    /// Path requests that wait for an answer.
-    pub paths: usize,
 }

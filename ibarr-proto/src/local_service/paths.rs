@@ -4,6 +4,7 @@
 
 use std::collections::BTreeMap;
 
+use ibarr_common::Instant;
 use ibarr_common::wire::ls::{Answer, PathUse, Paths, ResolvePath, Seq};
 
 use super::types::{Config, Counter, NoPath};
@@ -25,6 +26,7 @@ pub(super) struct Waiting {
     pub(super) seq: Seq,
     pub(super) path_use: PathUse,
     pub(super) port: PortName,
+    pub(super) asked_at: Instant,
 }
 
 impl PathRequests {
@@ -43,14 +45,20 @@ impl PathRequests {
     }
 
     /// `None` if too many requests wait.
-    pub(super) fn insert(&mut self, seq: Seq, request: &ResolvePath) -> Option<PathFlightId> {
+    pub(super) fn insert(
+        &mut self,
+        asked_at: Instant,
+        seq: Seq,
+        request: &ResolvePath,
+    ) -> Option<PathFlightId> {
         if self.by_flight.len() >= self.max {
             return None;
         }
         let flight = PathFlightId(self.next);
         self.next += 1;
         let port = PortName { device: request.device, port: request.port };
-        self.by_flight.insert(flight, Waiting { seq, path_use: request.path_use, port });
+        let waiting = Waiting { seq, path_use: request.path_use, port, asked_at };
+        self.by_flight.insert(flight, waiting);
         self.flights.insert(seq, flight);
         Some(flight)
     }

@@ -155,14 +155,14 @@ impl Requests {
         }
     }
 
-    /// The request has its answer.
-    pub(super) fn answer(&mut self, seq: Seq, gid: Gid) {
-        if let Some(request) = self.by_seq.get_mut(&seq) {
-            self.waiting.remove(&(request.mentioned_at, seq));
-            let answered = Answered { gid, queued: None, nudges: MAX_NUDGES, repeated: false };
-            request.state = State::Answered(answered);
-            self.due.set(seq, Some(request.deadline));
-        }
+    /// The request has its answer. Returns when it was made.
+    pub(super) fn answer(&mut self, seq: Seq, gid: Gid) -> Option<Instant> {
+        let request = self.by_seq.get_mut(&seq)?;
+        self.waiting.remove(&(request.mentioned_at, seq));
+        let answered = Answered { gid, queued: None, nudges: MAX_NUDGES, repeated: false };
+        request.state = State::Answered(answered);
+        self.due.set(seq, Some(request.deadline));
+        Some(request.asked_at)
     }
 
     /// Sends the answer again at `at`, unless an earlier time is set.

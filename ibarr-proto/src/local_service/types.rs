@@ -7,6 +7,7 @@ use std::time::Duration;
 use ibarr_common::Instant;
 use ibarr_common::wire::ls::{Emitted, Error, PortId, ResolvePath, Seq, Timeout};
 
+use crate::durations::Durations;
 use crate::ip2gid::Question;
 use crate::paths::PortName;
 use crate::request::{FlightId, PathFlightId};
@@ -247,6 +248,26 @@ pub enum Event {
         /// Long enough before the kernel's time-out that the answer is in time.
         deadline: Instant,
     },
+}
+
+/// The sizes of the tables.
+#[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
+pub struct Load {
+    /// Address requests that wait for an answer.
+    pub waiting: usize,
+    /// The same, plus requests that were answered recently.
+    pub held: usize,
+    /// Path requests that wait for an answer.
+    pub paths: usize,
+}
+
+/// How long requests waited for their answer.
+#[derive(Clone, Debug, Default)]
+pub struct Took {
+    /// Address requests that were answered.
+    pub addresses: Durations,
+    /// Path requests, whatever the answer was.
+    pub paths: Durations,
 }
 
 crate::counters! {

@@ -67,6 +67,7 @@ pub struct Client<R> {
     losses: Timers<Transaction>,
     deadlines: Timers<QuestionId>,
     answered: VecDeque<Answered>,
+    tallies: BTreeMap<PortIndex, Tally>,
     counters: Counters<Counter>,
 }
 
@@ -145,6 +146,7 @@ impl<R: Rng> Client<R> {
             losses: Timers::default(),
             deadlines: Timers::default(),
             answered: VecDeque::new(),
+            tallies: BTreeMap::new(),
             counters: Counters::default(),
         }
     }
@@ -322,6 +324,9 @@ impl<R: Rng> Client<R> {
             if is_in_time {
                 lane.window.kept_up(self.now);
             }
+            if sent.to == lane.sa.lid {
+                self.tallies.entry(sent.port).or_default().answered_at = Some(self.now);
+            }
             if sent.to == lane.sa.lid && lane.gate.heard(self.now, sent.question) {
                 self.counters.count(Counter::Opened);
             }
@@ -416,6 +421,7 @@ impl<R: Rng> Client<R> {
         flight.in_air = Some(transaction);
         let again = if sent.is_own { Counter::Probes } else { Counter::Resends };
         self.counters.count(std::mem::replace(&mut flight.next, again));
+        self.tallies.entry(port).or_default().mads += 1;
         let request = Request { tid: transaction.into(), question: flight.question };
         let timeout = Some(flight.deadline.max(lost_at).since(self.now));
         let is_probe = lane.own == Some(id);
@@ -440,6 +446,11 @@ impl<R: Rng> Client<R> {
             window: lane.window.size(),
             shut: lane.gate.shut().copied(),
         })
+    }
+
+    /// What was sent to the SAs of `port` since the start, and answered.
+    pub fn tally(&self, port: PortIndex) -> Tally {
+        self.tallies.get(&port).copied().unwrap_or_default()
     }
 
     fn advance(&mut self, now: Instant) {
@@ -618,4 +629,13 @@ pub struct Load {
     pub window: u32,
     /// Why the SA gets only probes, if so.
     pub shut: Option<Shut>,
+}
+
+/// What was sent to the SAs of a port, and answered.
+#[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
+pub struct Tally {
+    /// MADs sent, including resends and probes.
+    pub mads: u64,
+    /// When an SA last answered, with anything but BUSY.
+    pub answered_at: Option<Instant>,
 }

@@ -1,0 +1,68 @@
+// SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
+
+//! How long requests took, in buckets: for histograms of the metrics.
+
+use std::time::Duration;
+
+/// Counts of durations.
+#[derive(Clone, Debug, Default, Eq, PartialEq)]
+pub struct Durations {
+    sum: Duration,
+    buckets: [u64; Durations::BOUNDS.len() + 1],
+}
+
+impl Durations {
+    /// The longest duration of each bucket. One more bucket has all that is longer.
+    pub const BOUNDS: [Duration; 11] = [
+        Duration::from_micros(100),
+        Duration::from_micros(500),
+        Duration::from_millis(1),
+        Duration::from_millis(5),
+        Duration::from_millis(20),
+        Duration::from_millis(100),
+        Duration::from_millis(300),
+        Duration::from_secs(1),
+        Duration::from_secs(3),
+        Duration::from_secs(10),
+        Duration::from_secs(30),
+    ];
+
+    /// Adds one.
+    pub fn add(&mut self, duration: Duration) {
+        let at = Self::BOUNDS.partition_point(|&bound| bound < duration);
+        if let Some(count) = self.buckets.get_mut(at) {
+            *count = count.saturating_add(1);
+        }
+        self.sum = self.sum.saturating_add(duration);
+    }
+
+    /// All of them together.
+    pub fn sum(&self) -> Duration {
+        self.sum
+    }
+
+    /// How many there are in each bucket, which has no end if there is no bound.
+    pub fn buckets(&self) -> impl Iterator<Item = (Option<Duration>, u64)> + '_ {
+        let bounds = Self::BOUNDS.into_iter().map(Some).chain([None]);
+        bounds.zip(self.buckets.iter().copied())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn duration_is_counted_in_the_first_bucket_that_is_long_enough() {
+        let mut durations = Durations::default();
+        let ms = Duration::from_millis;
+        for duration in [Duration::ZERO, ms(1), ms(1) + Duration::from_nanos(1), ms(60_000)] {
+            durations.add(duration);
+        }
+        let filled: Vec<_> = durations.buckets().filter(|(_, count)| *count > 0).collect();
+        let expected =
+            [(Some(Durations::BOUNDS[0]), 1), (Some(ms(1)), 1), (Some(ms(5)), 1), (None, 1)];
+        assert_eq!(filled, expected);
+        assert_eq!(durations.sum(), ms(60_002) + Duration::from_nanos(1));
+    }
+}

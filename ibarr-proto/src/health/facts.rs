@@ -1,0 +1,232 @@
+// SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
+
+//! What the driver states about the daemon. A fact is not yet good or bad.
+
+use std::net::IpAddr;
+use std::time::Duration;
+
+use ibarr_common::Instant;
+use rand_core::{CryptoRng, SeedableRng};
+
+use super::Cause;
+use crate::counters::Counters;
+use crate::ip2gid::Family;
+use crate::ip2gid::client;
+use crate::local_service;
+use crate::local_view::{InterfaceName, Pattern};
+use crate::node::Node;
+use crate::paths::{self, PortName};
+use crate::responder::State;
+use crate::sa::Shut;
+
+/// All facts at one time. The default is a daemon without a fault, and without anything to do.
+#[derive(Clone, Debug, Default)]
+pub struct Facts {
+    /// The mistakes for which the last reload was refused.
+    pub refused_reload: Option<String>,
+    /// How long the configuration file has been read, if that is unusually long.
+    pub slow_reload: Option<Duration>,
+    /// Valid settings with an unwanted effect, with their remedy.
+    pub settings: Vec<String>,
+    /// Whether the addresses of this node are not known yet.
+    pub view_unknown: bool,
+    /// Whether no address of this node has a GID.
+    pub no_gid: bool,
+    /// Configured names that match no interface.
+    pub unmatched: Vec<Pattern>,
+    /// Addresses with several GIDs.
+    pub contested: Vec<IpAddr>,
+    /// Why the kernel sends no requests to the daemon.
+    pub kernel_silent: Option<String>,
+    /// See [`LocalService::refusal`](local_service::LocalService::refusal).
+    pub answers_refused: Option<i32>,
+    /// The outcome of nudges.
+    pub nudging: Nudging,
+    /// Other processes that receive the kernel's requests.
+    pub listeners: Vec<Listener>,
+    /// The programs that answer in the kernel.
+    pub programs: Programs,
+    /// The interfaces on which peers are answered.
+    pub served: Vec<Served>,
+    /// The sockets for peers' queries.
+    pub sockets: Vec<Socket>,
+    /// Inherited sockets that are not used, with their remedy.
+    pub unused_sockets: Vec<String>,
+    /// What the limit of descriptors prevents, with the remedy.
+    pub few_descriptors: Option<String>,
+    /// All InfiniBand ports.
+    pub ports: Vec<Port>,
+    /// Why group ibarr is not known.
+    pub group_unknown: Option<String>,
+    /// How many lines the log lacks.
+    pub log_lost: u64,
+    /// Why the metrics are not served.
+    pub metrics_closed: Option<String>,
+    /// Why paths are not saved for the next daemon.
+    pub snapshot_failed: Option<String>,
+    /// What is wrong with the files of ACM.
+    pub acm_files: Vec<String>,
+    /// Why clients of ACM are not served, with the remedy.
+    pub acm_closed: Option<String>,
+    /// Whether ACM is on.
+    pub acm: bool,
+    /// Counts that rise only while something is wrong.
+    pub counted: Vec<Counted>,
+}
+
+/// The outcome of the last nudge.
+#[derive(Clone, Debug, Default, Eq, PartialEq)]
+pub enum Nudging {
+    /// It worked, or there was none, or nudges are off.
+    #[default]
+    Works,
+    /// It failed, for this reason.
+    Fails(String),
+}
+
+/// Another process that receives the kernel's requests.
+#[derive(Clone, Debug, Eq, PartialEq)]
+pub struct Listener {
+    /// Its process id, if it is visible.
+    pub pid: Option<u32>,
+    /// Its name, without control characters.
+    pub name: String,
+}
+
+/// The programs of the responder as a whole.
+#[derive(Clone, Debug, Default, Eq, PartialEq)]
+pub enum Programs {
+    /// The configuration wants none.
+    #[default]
+    Unwanted,
+    /// None answers, for this reason.
+    Absent(String),
+    /// They answer until the end of the lease.
+    Loaded {
+        /// When the lease ends if it is not renewed.
+        lease_end: Instant,
+        /// How long a lease is.
+        lease: Duration,
+        /// The directory of the pins, if they last only as long as the mount namespace of the daemon.
+        private_pins: Option<String>,
+    },
+}
+
+/// An interface on which peers are answered.
+#[derive(Clone, Debug, Eq, PartialEq)]
+pub struct Served {
+    /// Its name.
+    pub interface: InterfaceName,
+    /// Its program.
+    pub program: State,
+}
+
+/// A socket for peers' queries.
+#[derive(Clone, Debug, Eq, PartialEq)]
+pub struct Socket {
+    /// The version of IP.
+    pub family: Family,
+    /// Why it does not serve.
+    pub blocked: Option<String>,
+    /// The bytes that it holds and those that it should hold, if it holds too few.
+    pub small: Option<(usize, usize)>,
+}
+
+/// A port and its subnet administrator.
+#[derive(Clone, Debug, Eq, PartialEq)]
+pub struct Port {
+    /// Its name.
+    pub name: PortName,
+    /// Why the subnet administrator cannot be asked.
+    pub missing: Option<Missing>,
+    /// Why it gets only probes.
+    pub silence: Option<Silence>,
+    /// Why its events are not received.
+    pub unheard: Option<String>,
+}
+
+/// An SA that does not answer.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub struct Silence {
+    /// Whether it answers that it is busy.
+    pub busy: bool,
+    /// When the first question without an answer was sent.
+    pub since: Instant,
+}
+
+/// What is missing for asking a subnet administrator.
+#[derive(Clone, Debug, Eq, PartialEq)]
+pub enum Missing {
+    /// The link.
+    Down,
+    /// The subnet manager.
+    SubnetManager,
+    /// The umad device, for this reason if it is known.
+    Umad(Option<String>),
+}
+
+/// A count that rises only while something is wrong.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub struct Counted {
+    /// What is wrong.
+    pub cause: Cause,
+    /// How often it was, since the start.
+    pub count: u64,
+}
+
+impl Facts {
+    /// What the cores know: all but the facts about sockets, programs, files and devices.
+    pub fn of<R: CryptoRng + SeedableRng>(node: &Node<R>) -> Self {
+        let (view, local_service, paths) = (node.view(), node.local_service(), node.paths());
+        let port = |(index, name, facts, _): (_, _, &paths::PortFacts, _)| Port {
+            name,
+            missing: missing(facts),
+            silence: paths.client().load(index).shut.map(silence),
+            unheard: None,
+        };
+        let counted = [
+            (Cause::RequestsLost, local_service.counters().get(local_service::Counter::Overruns)),
+            (Cause::AddressesEvicted, node.client().counters().get(client::Counter::CacheEvicted)),
+            (Cause::PathsEvicted, paths.counters().get(paths::Counter::Evicted)),
+        ];
+        Self {
+            view_unknown: !view.is_synced(),
+            no_gid: view.is_synced() && view.owned().all(|owned| owned.gid.is_none()),
+            unmatched: view.unmatched_patterns().cloned().collect(),
+            contested: view.contested().collect(),
+            answers_refused: local_service.refusal(),
+            ports: paths.ports().map(port).collect(),
+            counted: counted.map(|(cause, count)| Counted { cause, count }).into(),
+            ..Self::default()
+        }
+    }
+
+    /// Adds a count.
+    pub fn count(&mut self, cause: Cause, count: u64) {
+        self.counted.push(Counted { cause, count });
+    }
+
+    /// Adds a count of a core.
+    pub fn count_of<C: crate::counters::Counter>(
+        &mut self,
+        cause: Cause,
+        counters: &Counters<C>,
+        counter: C,
+    ) {
+        self.count(cause, counters.get(counter));
+    }
+}
+
+fn silence(Shut { busy, since, .. }: Shut) -> Silence {
+    Silence { busy, since }
+}
+
+fn missing(facts: &paths::PortFacts) -> Option<Missing> {
+    match facts.sa() {
+        Some(_) => None,
+        None if !facts.is_active => Some(Missing::Down),
+        None if facts.has_umad => Some(Missing::SubnetManager),
+        None if facts.sm_lid.is_none() => Some(Missing::SubnetManager),
+        None => Some(Missing::Umad(None)),
+    }
+}

@@ -1,0 +1,425 @@
+// SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
+
+//! Health: what works, what does not, since when, why, and what to do. The driver states [`Facts`];
+//! this core decides what they mean. `ibarr status`, `--check`, `STATUS=`, the log and the metrics
+//! all show its decisions.
+//!
+//! A *reason* is a cause at a subsystem. It counts once it has been there for the patience of its
+//! cause, so that what is normal for a moment, such as a program that is being attached, raises no
+//! alarm. A cause that is only counted, such as lost requests, stays for [`HOLD`] after the last
+//! count. A reason whose state is ok is advice: it is shown, and changes nothing.
+
+mod facts;
+mod rules;
+#[cfg(test)]
+mod tests;
+
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::fmt;
+use std::time::Duration;
+
+use ibarr_common::Instant;
+
+use crate::local_view::InterfaceName;
+use crate::paths::PortName;
+
+pub use self::facts::{
+    Counted, Facts, Listener, Missing, Nudging, Port, Programs, Served, Silence, Socket,
+};
+use self::rules::Finding;
+
+/// The health of a daemon, see the [module](self).
+#[derive(Debug, Default)]
+pub struct Health {
+    assessed_at: Option<Instant>,
+    subsystems: BTreeMap<Subsystem, Verdict>,
+    reasons: BTreeMap<(Subsystem, Cause), Reason>,
+    /// Ports that were active at some time: they are missed when they are down.
+    once_active: BTreeSet<PortName>,
+    counts: BTreeMap<Cause, Count>,
+    events: VecDeque<Event>,
+}
+
+/// Between two assessments at least this time passes, except if someone asks.
+pub const OFTEN: Duration = Duration::from_secs(1);
+
+/// Between two assessments at most this time passes.
+pub const SELDOM: Duration = Duration::from_secs(5);
+
+/// How long a cause that is only counted stays after the last count.
+pub const HOLD: Duration = Duration::from_mins(1);
+
+/// A part of the daemon, in the order of `ibarr status`.
+#[derive(Clone, Copy, Debug, Eq, Ord, PartialEq, PartialOrd)]
+pub enum Subsystem {
+    /// The configuration file.
+    Configuration,
+    /// The addresses and interfaces of this node.
+    LocalView,
+    /// The kernel's requests, and the answers to them.
+    Kernel,
+    /// The programs that answer peers in the kernel.
+    Responder,
+    /// The program on one interface.
+    ResponderOn(InterfaceName),
+    /// The sockets for peers' queries and for our own.
+    Peers,
+    /// The subnet administrator of one port.
+    Sa(PortName),
+    /// The caches of addresses and paths.
+    Caches,
+    /// The control socket, the log and the metrics.
+    Control,
+    /// The clients of ACM.
+    Acm,
+}
+
+impl Subsystem {
+    /// The name without its object, such as `sa`.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Configuration => "configuration",
+            Self::LocalView => "local-view",
+            Self::Kernel => "kernel",
+            Self::Responder | Self::ResponderOn(_) => "responder",
+            Self::Peers => "peers",
+            Self::Sa(_) => "sa",
+            Self::Caches => "caches",
+            Self::Control => "control",
+            Self::Acm => "acm",
+        }
+    }
+
+    /// The interface or port.
+    pub fn object(self) -> Option<String> {
+        match self {
+            Self::ResponderOn(interface) => Some(interface.to_string()),
+            Self::Sa(port) => Some(port.to_string()),
+            _ => None,
+        }
+    }
+}
+
+impl fmt::Display for Subsystem {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.object() {
+            Some(object) => write!(f, "{} {object}", self.name()),
+            None => f.write_str(self.name()),
+        }
+    }
+}
+
+/// How well a subsystem works, the best first.
+#[derive(Clone, Copy, Debug, Default, Eq, Ord, PartialEq, PartialOrd)]
+pub enum State {
+    /// It works.
+    #[default]
+    Ok,
+    /// It works worse than it should, or something else does its work.
+    Degraded,
+    /// It does not do its work, and nothing else does.
+    Failed,
+}
+
+impl State {
+    /// All states.
+    pub const ALL: [Self; 3] = [Self::Ok, Self::Degraded, Self::Failed];
+}
+
+impl fmt::Display for State {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Ok => "ok",
+            Self::Degraded => "degraded",
+            Self::Failed => "failed",
+        })
+    }
+}
+
+macro_rules! causes {
+    ($($(#[$doc:meta])* $cause:ident = $text:literal,)+) => {
+        /// Why a subsystem does not work as it should.
+        #[derive(Clone, Copy, Debug, Eq, Ord, PartialEq, PartialOrd)]
+        pub enum Cause {
+            $($(#[$doc])* $cause,)+
+        }
+
+        impl Cause {
+            /// All causes.
+            pub const ALL: &'static [Self] = &[$(Self::$cause,)+];
+        }
+
+        impl fmt::Display for Cause {
+            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str(match self {
+                    $(Self::$cause => $text,)+
+                })
+            }
+        }
+    };
+}
+
+causes! {
+    /// The last reload was refused.
+    ReloadRefused = "reload-refused",
+    /// The file takes long to read.
+    ReloadSlow = "reload-slow",
+    /// A setting is valid and has an unwanted effect.
+    Setting = "setting",
+    /// The addresses of this node are not known yet.
+    ViewUnknown = "view-unknown",
+    /// No address of this node has a GID.
+    NoGid = "no-gid",
+    /// A configured name matches no interface.
+    NoSuchInterface = "no-such-interface",
+    /// An address is on several interfaces.
+    ContestedAddress = "contested-address",
+    /// Events of rtnetlink were lost, and read again.
+    EventsLost = "events-lost",
+    /// The kernel sends no requests to the daemon.
+    KernelSilent = "kernel-silent",
+    /// The kernel refuses the daemon's answers.
+    AnswersRefused = "answers-refused",
+    /// The kernel does not look at answers at once.
+    NudgesFail = "nudges-fail",
+    /// Another process answers the kernel, too.
+    OtherListener = "other-listener",
+    /// Requests of the kernel were lost, and asked for again.
+    RequestsLost = "requests-lost",
+    /// No program answers in the kernel.
+    NotLoaded = "not-loaded",
+    /// The programs may end with the daemon.
+    PinsPrivate = "pins-private",
+    /// The programs stop answering soon, because the lease is not renewed.
+    LeaseEnding = "lease-ending",
+    /// The programs have stopped answering, because the lease was not renewed.
+    LeaseEnded = "lease-ended",
+    /// No program is attached to an interface.
+    NotAttached = "not-attached",
+    /// Maps of the programs could not be written.
+    MapFaults = "map-faults",
+    /// Queries of peers over one version of IP are not received.
+    NotServing = "not-serving",
+    /// The socket for queries holds too few bytes.
+    SmallBuffer = "small-buffer",
+    /// A socket that systemd has passed is not used.
+    UnusedSocket = "unused-socket",
+    /// The process may open too few descriptors.
+    FewDescriptors = "few-descriptors",
+    /// Queries of peers were lost.
+    QueriesLost = "queries-lost",
+    /// Replies of peers were lost.
+    RepliesLost = "replies-lost",
+    /// The port is down.
+    PortDown = "port-down",
+    /// The port knows no subnet manager.
+    NoSubnetManager = "no-subnet-manager",
+    /// The umad device of the port is not open.
+    UmadClosed = "umad-closed",
+    /// The subnet administrator does not answer.
+    SaSilent = "sa-silent",
+    /// The subnet administrator answers only that it is busy.
+    SaBusy = "sa-busy",
+    /// Events of the port are not received.
+    EventsUnheard = "events-unheard",
+    /// Addresses were forgotten to make room.
+    AddressesEvicted = "addresses-evicted",
+    /// Paths were forgotten to make room.
+    PathsEvicted = "paths-evicted",
+    /// Paths could not be saved for the next daemon.
+    SnapshotFailed = "snapshot-failed",
+    /// Group ibarr cannot be looked up.
+    GroupUnknown = "group-unknown",
+    /// Connections to the control socket were refused.
+    ConnectionsRefused = "connections-refused",
+    /// Lines of the log were lost.
+    LogLost = "log-lost",
+    /// The metrics cannot be served.
+    MetricsClosed = "metrics-closed",
+    /// Clients of ACM are not served.
+    AcmClosed = "acm-closed",
+    /// Files of ACM have mistakes.
+    AcmFiles = "acm-files",
+}
+
+impl Cause {
+    /// How long it may be there before it counts.
+    fn patience(self) -> Duration {
+        match self {
+            Self::NotLoaded | Self::NotAttached | Self::NotServing | Self::LeaseEnded => {
+                Duration::from_secs(5)
+            }
+            Self::GroupUnknown
+            | Self::NoGid
+            | Self::NoSubnetManager
+            | Self::UmadClosed
+            | Self::PortDown => Duration::from_secs(3),
+            Self::ViewUnknown => Duration::from_secs(10),
+            _ => Duration::ZERO,
+        }
+    }
+}
+
+/// A subsystem in [`Health::report`].
+#[derive(Clone, Debug, Eq, PartialEq)]
+pub struct Report<'a> {
+    /// The subsystem.
+    pub subsystem: Subsystem,
+    /// Its state: the worst of its reasons.
+    pub state: State,
+    /// Since when it has this state.
+    pub since: Instant,
+    /// Its reasons.
+    pub reasons: Vec<(Cause, &'a Reason)>,
+}
+
+/// What is wrong with a subsystem, or could be better.
+#[derive(Clone, Debug, Eq, PartialEq)]
+pub struct Reason {
+    /// What it makes of the subsystem.
+    pub state: State,
+    /// When it was first seen.
+    pub since: Instant,
+    /// What is wrong.
+    pub why: String,
+    /// What to do.
+    pub remedy: String,
+    counts: bool,
+}
+
+/// A change for the log.
+#[derive(Clone, Debug, Eq, PartialEq)]
+pub enum Event {
+    /// A subsystem has another reason.
+    Worse(Subsystem, Cause, Reason),
+    /// A reason has gone.
+    Better {
+        /// The subsystem.
+        subsystem: Subsystem,
+        /// The cause that has gone.
+        cause: Cause,
+        /// The state of the subsystem now.
+        state: State,
+        /// How long the reason was there.
+        lasted: Duration,
+    },
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Verdict {
+    state: State,
+    since: Instant,
+}
+
+/// A count that only rises while something is wrong.
+#[derive(Clone, Copy, Debug)]
+struct Count {
+    value: u64,
+    rose_at: Option<Instant>,
+}
+
+impl Health {
+    /// Whether a new assessment is due, and facts are to be collected.
+    pub fn is_due(&self, now: Instant) -> bool {
+        self.assessed_at.is_none_or(|at| now.since(at) >= OFTEN)
+    }
+
+    /// When an assessment is due at the latest: then reasons may begin to count.
+    pub fn poll_timeout(&self) -> Option<Instant> {
+        let at = self.assessed_at?;
+        let waiting = self.reasons.iter().filter(|(_, reason)| !reason.counts);
+        let due = waiting.map(|((_, cause), reason)| reason.since + cause.patience());
+        let due = due.chain([at + SELDOM]).min();
+        due.map(|due| due.max(at + OFTEN))
+    }
+
+    /// Decides anew what works.
+    pub fn assess(&mut self, now: Instant, facts: &Facts) {
+        self.assessed_at = Some(now);
+        let active = facts.ports.iter().filter(|port| port.missing != Some(Missing::Down));
+        self.once_active.extend(active.map(|port| port.name));
+        self.once_active.retain(|name| facts.ports.iter().any(|port| port.name == *name));
+        for counted in &facts.counted {
+            self.count(now, *counted);
+        }
+        let mut found = rules::judge(now, facts, &self.once_active);
+        let held = |count: &Count| count.rose_at.is_some_and(|at| now.since(at) < HOLD);
+        let counts = self.counts.iter().filter(|(_, count)| held(count));
+        found.extend(counts.map(|(cause, count)| rules::counted(*cause, count.value)));
+        self.note(now, found);
+        self.decide(now, &rules::subsystems(facts));
+    }
+
+    /// Every subsystem, in order; empty before the first assessment.
+    pub fn report(&self) -> impl Iterator<Item = Report<'_>> {
+        self.subsystems.iter().map(|(&subsystem, &Verdict { state, since })| {
+            let reasons = self.reasons_of(subsystem).collect();
+            Report { subsystem, state, since, reasons }
+        })
+    }
+
+    /// The worst state of all subsystems.
+    pub fn worst(&self) -> State {
+        self.subsystems.values().map(|verdict| verdict.state).max().unwrap_or_default()
+    }
+
+    /// The next change.
+    pub fn poll_event(&mut self) -> Option<Event> {
+        self.events.pop_front()
+    }
+
+    fn reasons_of(&self, subsystem: Subsystem) -> impl Iterator<Item = (Cause, &Reason)> {
+        let reasons = self.reasons.iter();
+        let reasons = reasons.filter(move |((of, _), reason)| *of == subsystem && reason.counts);
+        reasons.map(|((_, cause), reason)| (*cause, reason))
+    }
+
+    fn count(&mut self, now: Instant, Counted { cause, count }: Counted) {
+        let known = self.counts.entry(cause).or_insert(Count { value: 0, rose_at: None });
+        if count > known.value {
+            known.rose_at = Some(now);
+        }
+        known.value = count;
+    }
+
+    /// Adds what is new, keeps what is known, drops what has gone.
+    fn note(&mut self, now: Instant, found: Vec<Finding>) {
+        let before = std::mem::take(&mut self.reasons);
+        for Finding { subsystem, cause, state, why, remedy } in found {
+            let known = before.get(&(subsystem, cause));
+            let since = known.map_or(now, |known| known.since);
+            let counts = now.since(since) >= cause.patience();
+            let reason = Reason { state, since, why, remedy, counts };
+            let was_better = known.is_none_or(|known| !known.counts || known.state < state);
+            if counts && was_better && state > State::Ok {
+                self.events.push_back(Event::Worse(subsystem, cause, reason.clone()));
+            }
+            self.reasons.insert((subsystem, cause), reason);
+        }
+        for ((subsystem, cause), gone) in before {
+            if gone.counts
+                && gone.state > State::Ok
+                && !self.reasons.contains_key(&(subsystem, cause))
+            {
+                let state = self.state_of(subsystem);
+                let lasted = now.since(gone.since);
+                self.events.push_back(Event::Better { subsystem, cause, state, lasted });
+            }
+        }
+    }
+
+    fn state_of(&self, subsystem: Subsystem) -> State {
+        self.reasons_of(subsystem).map(|(_, reason)| reason.state).max().unwrap_or_default()
+    }
+
+    fn decide(&mut self, now: Instant, subsystems: &BTreeSet<Subsystem>) {
+        self.subsystems.retain(|subsystem, _| subsystems.contains(subsystem));
+        for &subsystem in subsystems {
+            let state = self.state_of(subsystem);
+            let verdict = self.subsystems.entry(subsystem).or_insert(Verdict { state, since: now });
+            if verdict.state != state {
+                *verdict = Verdict { state, since: now };
+            }
+        }
+    }
+}

@@ -1,0 +1,461 @@
+// SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
+
+//! What the facts mean: which of them are reasons, how bad each is, and what to do.
+
+use std::collections::BTreeSet;
+use std::fmt::Display;
+
+use ibarr_common::Instant;
+
+use super::facts::{Facts, Listener, Missing, Nudging, Port, Programs, Served, Socket};
+use super::{Cause, HOLD, State, Subsystem};
+use crate::paths::PortName;
+use crate::responder::{self, BY_DECISION};
+
+const EPERM: i32 = 1;
+const EINVAL: i32 = 22;
+
+/// A reason, before it is compared with the last ones.
+#[derive(Clone, Debug)]
+pub(super) struct Finding {
+    pub(super) subsystem: Subsystem,
+    pub(super) cause: Cause,
+    pub(super) state: State,
+    pub(super) why: String,
+    pub(super) remedy: String,
+}
+
+/// The subsystems that this daemon has.
+pub(super) fn subsystems(facts: &Facts) -> BTreeSet<Subsystem> {
+    let interfaces = facts.served.iter().map(|served| Subsystem::ResponderOn(served.interface));
+    let ports = facts.ports.iter().map(|port| Subsystem::Sa(port.name));
+    let always = [
+        Subsystem::Configuration,
+        Subsystem::LocalView,
+        Subsystem::Kernel,
+        Subsystem::Responder,
+        Subsystem::Peers,
+        Subsystem::Caches,
+        Subsystem::Control,
+    ];
+    let acm = (facts.acm || facts.acm_closed.is_some() || !facts.acm_files.is_empty())
+        .then_some(Subsystem::Acm);
+    always.into_iter().chain(interfaces).chain(ports).chain(acm).collect()
+}
+
+/// All reasons, at most one of each cause for a subsystem.
+pub(super) fn judge(now: Instant, facts: &Facts, once_active: &BTreeSet<PortName>) -> Vec<Finding> {
+    let mut found = Found::default();
+    configuration(&mut found, facts);
+    local_view(&mut found, facts);
+    kernel(&mut found, facts);
+    responder(&mut found, now, facts);
+    peers(&mut found, facts);
+    for port in &facts.ports {
+        sa(&mut found, now, port, facts, once_active);
+    }
+    control(&mut found, facts);
+    found.0
+}
+
+#[derive(Default)]
+struct Found(Vec<Finding>);
+
+impl Found {
+    fn degraded(&mut self, of: Subsystem, cause: Cause, why: impl Display, remedy: impl Display) {
+        self.add(of, cause, State::Degraded, &why, &remedy);
+    }
+
+    fn failed(&mut self, of: Subsystem, cause: Cause, why: impl Display, remedy: impl Display) {
+        self.add(of, cause, State::Failed, &why, &remedy);
+    }
+
+    /// Several objects with the same cause are one reason.
+    fn add(
+        &mut self,
+        subsystem: Subsystem,
+        cause: Cause,
+        state: State,
+        why: &dyn Display,
+        remedy: &dyn Display,
+    ) {
+        let is_same = |known: &&mut Finding| known.subsystem == subsystem && known.cause == cause;
+        if let Some(known) = self.0.iter_mut().find(is_same) {
+            known.why = format!("{}; {why}", known.why);
+        } else {
+            let (why, remedy) = (why.to_string(), remedy.to_string());
+            self.0.push(Finding { subsystem, cause, state, why, remedy });
+        }
+    }
+}
+
+fn configuration(found: &mut Found, facts: &Facts) {
+    let of = Subsystem::Configuration;
+    if let Some(mistakes) = &facts.refused_reload {
+        found.degraded(
+            of,
+            Cause::ReloadRefused,
+            format_args!(
+                "the old configuration is in force, because the file has mistakes: {mistakes}"
+            ),
+            "correct the file (ibarr validate), then systemctl reload ibarr",
+        );
+    }
+    if let Some(taken) = facts.slow_reload {
+        found.degraded(
+            of,
+            Cause::ReloadSlow,
+            format_args!("the configuration has been read for {} s", taken.as_secs()),
+            "look whether the file system of /etc/ibarr hangs",
+        );
+    }
+    for setting in &facts.settings {
+        found.degraded(of, Cause::Setting, setting, "see ibarr.toml(5)");
+    }
+}
+
+fn local_view(found: &mut Found, facts: &Facts) {
+    let of = Subsystem::LocalView;
+    if facts.view_unknown {
+        found.failed(
+            of,
+            Cause::ViewUnknown,
+            "the kernel has not listed the addresses of this node yet",
+            "look at the log (journalctl -u ibarr) and restart the daemon",
+        );
+    }
+    if facts.no_gid {
+        found.failed(
+            of,
+            Cause::NoGid,
+            "no address of this machine has a GID",
+            "load ib_ipoib and set the interface up; without IPoIB, write [[static-gid]] entries",
+        );
+    }
+    for pattern in &facts.unmatched {
+        found.degraded(
+            of,
+            Cause::NoSuchInterface,
+            format_args!("interfaces: no interface has the name {pattern}"),
+            "correct the name, or create the interface",
+        );
+    }
+    for address in &facts.contested {
+        found.degraded(
+            of,
+            Cause::ContestedAddress,
+            format_args!(
+                "{address} is on several interfaces with different GIDs: the one of the lowest \
+                 index is answered"
+            ),
+            "remove the others, or write a [[static-gid]]",
+        );
+    }
+}
+
+fn kernel(found: &mut Found, facts: &Facts) {
+    let of = Subsystem::Kernel;
+    if let Some(reason) = &facts.kernel_silent {
+        found.failed(
+            of,
+            Cause::KernelSilent,
+            format_args!("the kernel sends no requests to ibarr: {reason}"),
+            "load ib_core and rdma_cm (modprobe rdma_cm), and give the daemon CAP_NET_ADMIN",
+        );
+    }
+    if let Some(errno) = facts.answers_refused {
+        let (what, remedy) = match -errno {
+            EPERM => ("the right is missing", "run the daemon with CAP_NET_ADMIN of the machine"),
+            EINVAL => (
+                "it is asked in another network namespace",
+                "run the daemon in the network namespace of the machine",
+            ),
+            _ => ("an error that it should not give", "look at the kernel's log (dmesg)"),
+        };
+        let why = format!("the kernel refuses our answers: {what} (errno {})", -errno);
+        found.failed(of, Cause::AnswersRefused, why, remedy);
+    }
+    if let Nudging::Fails(failure) = &facts.nudging {
+        found.degraded(
+            of,
+            Cause::NudgesFail,
+            format_args!(
+                "rdma_resolve_addr waits for its whole time-out, because nudges fail: {failure}"
+            ),
+            "give the daemon CAP_NET_ADMIN, and set an IPoIB interface or lo up",
+        );
+    }
+    for Listener { pid, name } in &facts.listeners {
+        let pid = pid.map_or(String::new(), |pid| format!(" (pid {pid})"));
+        found.degraded(
+            of,
+            Cause::OtherListener,
+            format_args!(
+                "{name}{pid} receives the kernel's requests as well, and the kernel takes the \
+                 first answer"
+            ),
+            "stop it (systemctl disable --now ibacm.service ibacm.socket)",
+        );
+    }
+}
+
+fn responder(found: &mut Found, now: Instant, facts: &Facts) {
+    let of = Subsystem::Responder;
+    match &facts.programs {
+        Programs::Unwanted => return,
+        Programs::Absent(reason) => {
+            return found.degraded(
+                of,
+                Cause::NotLoaded,
+                format_args!("the daemon answers peers in user space: {reason}"),
+                "remove the cause, or write responder = \"user\"",
+            );
+        }
+        Programs::Loaded { lease_end, lease, private_pins } => {
+            if let Some(dir) = private_pins {
+                found.degraded(
+                    of,
+                    Cause::PinsPrivate,
+                    format_args!(
+                        "only the daemon's mount namespace has the bpffs of {dir}: programs end \
+                         with the last process in it"
+                    ),
+                    "mount the bpffs for the whole machine before the daemon starts \
+                     (BindPaths=/sys/fs/bpf in its unit)",
+                );
+            }
+            let left = lease_end.since(now);
+            // It is renewed when two thirds are left.
+            if left.is_zero() && !facts.served.is_empty() {
+                found.degraded(
+                    of,
+                    Cause::LeaseEnded,
+                    "the kernel answers no peers, because the lease has ended: the clock of the \
+                     lease stands still while the addresses of this node cannot be listed",
+                    "look at the log (journalctl -u ibarr) and restart the daemon",
+                );
+            } else if !left.is_zero() && left < *lease / 3 {
+                found.degraded(
+                    of,
+                    Cause::LeaseEnding,
+                    format_args!(
+                        "the lease of the programs ends in {} s and is not renewed: the addresses \
+                         of this node cannot be listed",
+                        left.as_secs()
+                    ),
+                    "look at the log (journalctl -u ibarr) and restart the daemon",
+                );
+            }
+        }
+    }
+    for Served { interface, program } in &facts.served {
+        let reason = match program {
+            responder::State::Attached(_) => continue,
+            responder::State::Failed(reason) if reason == BY_DECISION => continue,
+            responder::State::Failed(reason) => reason.as_str(),
+            responder::State::Pending => "no program is attached yet",
+        };
+        found.degraded(
+            Subsystem::ResponderOn(*interface),
+            Cause::NotAttached,
+            format_args!("the daemon answers peers on {interface} in user space: {reason}"),
+            format_args!("remove the cause, or write a [[responder-on]] with \"user\" for it"),
+        );
+    }
+}
+
+fn peers(found: &mut Found, facts: &Facts) {
+    let of = Subsystem::Peers;
+    let by_kernel = matches!(facts.programs, Programs::Loaded { .. });
+    let all_blocked = facts.sockets.iter().all(|socket| socket.blocked.is_some());
+    for Socket { family, blocked, small } in &facts.sockets {
+        if let Some(reason) = blocked {
+            let state = if all_blocked && !by_kernel { State::Failed } else { State::Degraded };
+            let why = if by_kernel {
+                format!("only the kernel answers peers over {family}: {reason}")
+            } else {
+                format!("peers are not answered over {family}: {reason}")
+            };
+            let remedy = "stop what holds the UDP port (ss -lunp, rmmod rdma_rxe); the daemon \
+                          tries again every 5 s";
+            found.add(of, Cause::NotServing, state, &why, &remedy);
+        }
+        if let Some((holds, needed)) = small {
+            found.degraded(
+                of,
+                Cause::SmallBuffer,
+                format_args!(
+                    "the socket for queries over {family} holds {holds} bytes, {needed} are needed \
+                     for 10,000 peers at once"
+                ),
+                format_args!(
+                    "give the daemon CAP_NET_ADMIN, or raise the limit and restart it (sysctl \
+                     net.core.rmem_max={})",
+                    needed / 2
+                ),
+            );
+        }
+    }
+    for unused in &facts.unused_sockets {
+        found.add(of, Cause::UnusedSocket, State::Ok, unused, &"see ibarr.socket in ibarr(8)");
+    }
+    if let Some(shortage) = &facts.few_descriptors {
+        found.degraded(of, Cause::FewDescriptors, shortage, "see LimitNOFILE= in systemd.exec(5)");
+    }
+}
+
+fn sa(
+    found: &mut Found,
+    now: Instant,
+    port: &Port,
+    facts: &Facts,
+    once_active: &BTreeSet<PortName>,
+) {
+    let (of, name) = (Subsystem::Sa(port.name), port.name);
+    let is_down = |port: &Port| port.missing == Some(Missing::Down);
+    match &port.missing {
+        // A port without a cable is not missed while another one works.
+        Some(Missing::Down)
+            if !once_active.contains(&name) && !facts.ports.iter().all(is_down) => {}
+        Some(Missing::Down) => found.degraded(
+            of,
+            Cause::PortDown,
+            format_args!("port {name} is not active"),
+            "look at cable and switch (ibstat, iblinkinfo), and whether a subnet manager runs",
+        ),
+        Some(Missing::SubnetManager) => found.degraded(
+            of,
+            Cause::NoSubnetManager,
+            format_args!("port {name} knows no subnet manager"),
+            "start one (systemctl start opensm), or look why it does not reach the port (sminfo)",
+        ),
+        Some(Missing::Umad(reason)) => found.degraded(
+            of,
+            Cause::UmadClosed,
+            format_args!(
+                "the subnet administrator of {name} cannot be asked, the kernel asks it itself: {}",
+                reason.as_deref().unwrap_or("its umad device is not open")
+            ),
+            "load ib_umad (modprobe ib_umad), and give the daemon the device (ls -l /dev/infiniband)",
+        ),
+        None => {}
+    }
+    if let (Some(silence), None) = (&port.silence, &port.missing) {
+        let (cause, what) = if silence.busy {
+            (Cause::SaBusy, "answers only that it is busy")
+        } else {
+            (Cause::SaSilent, "does not answer")
+        };
+        found.degraded(
+            of,
+            cause,
+            format_args!(
+                "the subnet administrator of {name} {what}, for {} s: paths from memory are used, and \
+                 other requests fail or are left to the kernel",
+                now.since(silence.since).as_secs()
+            ),
+            "look at the subnet manager (sminfo, saquery, systemctl status opensm on its node)",
+        );
+    }
+    if let Some(reason) = &port.unheard {
+        found.degraded(
+            of,
+            Cause::EventsUnheard,
+            format_args!(
+                "events of {name} are not received, so a change of the subnet is noticed some \
+                 seconds later: {reason}"
+            ),
+            "install libibverbs, and give the daemon /dev/infiniband/uverbs*",
+        );
+    }
+}
+
+fn control(found: &mut Found, facts: &Facts) {
+    let of = Subsystem::Control;
+    if let Some(state) = &facts.group_unknown {
+        found.degraded(
+            of,
+            Cause::GroupUnknown,
+            format_args!("group ibarr: {state}: until then only root may reload and flush"),
+            "fix what nsswitch.conf names, then reload",
+        );
+    }
+    if facts.log_lost > 0 {
+        found.degraded(
+            of,
+            Cause::LogLost,
+            format_args!(
+                "the log lacks {} lines: its place is full, closed, or read too slowly",
+                facts.log_lost
+            ),
+            "free the disk of the journal, or log less (ibarr log-level)",
+        );
+    }
+    if let Some(reason) = &facts.metrics_closed {
+        found.degraded(
+            of,
+            Cause::MetricsClosed,
+            format_args!("the metrics are not served: {reason}"),
+            "correct listen below [metrics], or free the address; the daemon tries again",
+        );
+    }
+    if let Some(reason) = &facts.snapshot_failed {
+        let remedy = "look at the disk and the directory of snapshot below [paths]";
+        found.degraded(Subsystem::Caches, Cause::SnapshotFailed, reason, remedy);
+    }
+    for mistake in &facts.acm_files {
+        found.degraded(Subsystem::Acm, Cause::AcmFiles, mistake, "correct the file, then reload");
+    }
+    if let Some(reason) = &facts.acm_closed {
+        found.degraded(Subsystem::Acm, Cause::AcmClosed, reason, "see [acm] in ibarr.toml(5)");
+    }
+}
+
+/// The reason that a count makes which has risen lately.
+pub(super) fn counted(cause: Cause, count: u64) -> Finding {
+    let (subsystem, what, remedy) = match cause {
+        Cause::EventsLost => (
+            Subsystem::LocalView,
+            "events about addresses and routes were lost, and read again",
+            "look what changes so many of them (ip monitor)",
+        ),
+        Cause::RequestsLost => (
+            Subsystem::Kernel,
+            "requests of the kernel were lost, and asked for again",
+            "look whether the machine or the daemon lacks processor time (top)",
+        ),
+        Cause::MapFaults => (
+            Subsystem::Responder,
+            "the maps of the programs could not be written, so the daemon answered peers",
+            "look at the log (journalctl -u ibarr): is memory short?",
+        ),
+        Cause::RepliesLost => (
+            Subsystem::Peers,
+            "replies of peers were lost, and asked for again",
+            "look whether the machine or the daemon lacks processor time (top)",
+        ),
+        Cause::AddressesEvicted => (
+            Subsystem::Caches,
+            "addresses were forgotten to make room",
+            "raise max-cached below [client]",
+        ),
+        Cause::PathsEvicted => (
+            Subsystem::Caches,
+            "paths were forgotten to make room",
+            "raise max-cached below [paths]",
+        ),
+        Cause::ConnectionsRefused => (
+            Subsystem::Control,
+            "connections to the control socket were refused",
+            "look which users hold connections (ss -xp)",
+        ),
+        _ => (
+            Subsystem::Peers,
+            "queries of peers were lost",
+            "let the kernel answer (responder = \"auto\"), and give the daemon CAP_NET_ADMIN for a \
+             larger buffer",
+        ),
+    };
+    let why = format!("{what} within {} s; {count} since the start", HOLD.as_secs());
+    Finding { subsystem, cause, state: State::Degraded, why, remedy: remedy.to_owned() }
+}

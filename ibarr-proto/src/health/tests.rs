@@ -1,0 +1,291 @@
+// SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
+
+use proptest::prelude::*;
+
+use super::*;
+use crate::ip2gid::Family;
+use crate::responder::Hook;
+
+const START: Instant = Instant::from_nanos(1_000_000_000_000);
+
+fn at(seconds: u64) -> Instant {
+    START + Duration::from_secs(seconds)
+}
+
+fn port(missing: Option<Missing>) -> Port {
+    Port { name: "mlx5_0/1".parse().unwrap(), missing, silence: None, unheard: None }
+}
+
+fn ports(missing: Option<Missing>) -> Facts {
+    Facts { ports: vec![port(missing)], ..Facts::default() }
+}
+
+fn causes(health: &Health) -> Vec<(Subsystem, Cause, State)> {
+    let reasons = health.report().flat_map(|report| {
+        let subsystem = report.subsystem;
+        report.reasons.into_iter().map(move |(cause, reason)| (subsystem, cause, reason.state))
+    });
+    reasons.collect()
+}
+
+fn events(health: &mut Health) -> Vec<String> {
+    let mut events = Vec::new();
+    while let Some(event) = health.poll_event() {
+        events.push(match event {
+            Event::Worse(subsystem, cause, reason) => {
+                assert!(!reason.why.is_empty() && !reason.remedy.is_empty(), "{cause}");
+                format!("{subsystem}: {cause}: {}", reason.state)
+            }
+            Event::Better { subsystem, cause, state, lasted } => {
+                format!("{subsystem}: no {cause}: {state} after {} s", lasted.as_secs())
+            }
+        });
+    }
+    events
+}
+
+/// Every fault that a fact can state, with the subsystem, the cause and the state that it makes.
+fn faults() -> Vec<(Facts, &'static str)> {
+    let interface = InterfaceName::new(b"ib0").unwrap();
+    let blocked = |family| Socket { family, blocked: Some("taken".to_owned()), small: None };
+    let serves = |small| Socket { family: Family::V4, blocked: None, small };
+    let loaded = |left: u64, private: Option<&str>| Programs::Loaded {
+        lease_end: if left == 0 { at(60) } else { at(100 + left) },
+        lease: Duration::from_mins(1),
+        private_pins: private.map(str::to_owned),
+    };
+    let attached =
+        || vec![Served { interface, program: crate::responder::State::Attached(Hook::Tcx) }];
+    let some = || Some("it is so".to_owned());
+    let f = Facts::default;
+    let silent = |busy| Port { silence: Some(Silence { busy, since: at(70) }), ..port(None) };
+    vec![
+        (Facts { refused_reload: some(), ..f() }, "configuration: reload-refused: degraded"),
+        (
+            Facts { slow_reload: Some(Duration::from_secs(6)), ..f() },
+            "configuration: reload-slow: degraded",
+        ),
+        (Facts { settings: vec!["a: b".to_owned()], ..f() }, "configuration: setting: degraded"),
+        (Facts { view_unknown: true, ..f() }, "local-view: view-unknown: failed"),
+        (Facts { no_gid: true, ..f() }, "local-view: no-gid: failed"),
+        (
+            Facts { unmatched: vec!["ib7".parse().unwrap()], ..f() },
+            "local-view: no-such-interface: degraded",
+        ),
+        (
+            Facts { contested: vec!["10.0.0.1".parse().unwrap()], ..f() },
+            "local-view: contested-address: degraded",
+        ),
+        (Facts { kernel_silent: some(), ..f() }, "kernel: kernel-silent: failed"),
+        (Facts { answers_refused: Some(-1), ..f() }, "kernel: answers-refused: failed"),
+        (
+            Facts { nudging: Nudging::Fails("no IPv6".to_owned()), ..f() },
+            "kernel: nudges-fail: degraded",
+        ),
+        (
+            Facts { listeners: vec![Listener { pid: Some(7), name: "ibacm".to_owned() }], ..f() },
+            "kernel: other-listener: degraded",
+        ),
+        (
+            Facts { programs: Programs::Absent("EPERM".to_owned()), ..f() },
+            "responder: not-loaded: degraded",
+        ),
+        (
+            Facts { programs: loaded(60, Some("/sys/fs/bpf")), served: attached(), ..f() },
+            "responder: pins-private: degraded",
+        ),
+        (
+            Facts { programs: loaded(19, None), served: attached(), ..f() },
+            "responder: lease-ending: degraded",
+        ),
+        (
+            Facts { programs: loaded(0, None), served: attached(), ..f() },
+            "responder: lease-ended: degraded",
+        ),
+        (
+            Facts {
+                programs: loaded(60, None),
+                served: vec![Served {
+                    interface,
+                    program: crate::responder::State::Failed("XDP: EOPNOTSUPP".to_owned()),
+                }],
+                ..f()
+            },
+            "responder ib0: not-attached: degraded",
+        ),
+        (
+            Facts { sockets: vec![blocked(Family::V4), blocked(Family::V6)], ..f() },
+            "peers: not-serving: failed",
+        ),
+        (
+            Facts { sockets: vec![blocked(Family::V4), serves(None)], ..f() },
+            "peers: not-serving: degraded",
+        ),
+        (Facts { sockets: vec![serves(Some((1, 9)))], ..f() }, "peers: small-buffer: degraded"),
+        (Facts { few_descriptors: some(), ..f() }, "peers: few-descriptors: degraded"),
+        (ports(Some(Missing::Down)), "sa mlx5_0/1: port-down: degraded"),
+        (ports(Some(Missing::SubnetManager)), "sa mlx5_0/1: no-subnet-manager: degraded"),
+        (ports(Some(Missing::Umad(some()))), "sa mlx5_0/1: umad-closed: degraded"),
+        (Facts { ports: vec![silent(false)], ..f() }, "sa mlx5_0/1: sa-silent: degraded"),
+        (Facts { ports: vec![silent(true)], ..f() }, "sa mlx5_0/1: sa-busy: degraded"),
+        (
+            Facts { ports: vec![Port { unheard: some(), ..port(None) }], ..f() },
+            "sa mlx5_0/1: events-unheard: degraded",
+        ),
+        (Facts { group_unknown: some(), ..f() }, "control: group-unknown: degraded"),
+        (Facts { log_lost: 3, ..f() }, "control: log-lost: degraded"),
+        (Facts { metrics_closed: some(), ..f() }, "control: metrics-closed: degraded"),
+        (Facts { acm_closed: some(), ..f() }, "acm: acm-closed: degraded"),
+        (counted(Cause::EventsLost), "local-view: events-lost: degraded"),
+        (counted(Cause::RequestsLost), "kernel: requests-lost: degraded"),
+        (counted(Cause::MapFaults), "responder: map-faults: degraded"),
+        (counted(Cause::QueriesLost), "peers: queries-lost: degraded"),
+        (counted(Cause::RepliesLost), "peers: replies-lost: degraded"),
+        (counted(Cause::AddressesEvicted), "caches: addresses-evicted: degraded"),
+        (counted(Cause::PathsEvicted), "caches: paths-evicted: degraded"),
+        (Facts { snapshot_failed: some(), ..f() }, "caches: snapshot-failed: degraded"),
+        (Facts { acm_files: vec!["a: b".to_owned()], ..f() }, "acm: acm-files: degraded"),
+        (counted(Cause::ConnectionsRefused), "control: connections-refused: degraded"),
+    ]
+}
+
+fn counted(cause: Cause) -> Facts {
+    Facts { counted: vec![Counted { cause, count: 1 }], ..Facts::default() }
+}
+
+#[test]
+fn each_fault_is_told_once_with_its_remedy_and_once_when_it_ends() {
+    let mut seen = BTreeSet::from([Cause::UnusedSocket]);
+    for (facts, expected) in faults() {
+        let mut health = Health::default();
+        // Longer than any patience, and shorter than the hold of a count.
+        for second in [80, 90, 91, 99, 100] {
+            health.assess(at(second), &facts);
+        }
+        assert_eq!(events(&mut health), [expected]);
+        let found = causes(&health);
+        seen.extend(found.iter().map(|(_, cause, _)| *cause));
+        assert_eq!(found.len(), 1, "{expected}");
+        assert_eq!(health.worst(), found[0].2);
+
+        let lasted = at(200).since(health.reasons.values().next().unwrap().since).as_secs();
+        let counted = facts.counted.clone();
+        health.assess(
+            at(200),
+            &Facts { counted, acm: expected.starts_with("acm"), ..Facts::default() },
+        );
+        assert_eq!(causes(&health), [], "{expected}");
+        let [ended] = events(&mut health).try_into().expect("one event");
+        let (subsystem, cause, _) = found[0];
+        assert_eq!(ended, format!("{subsystem}: no {cause}: ok after {lasted} s"));
+        assert_eq!(health.worst(), State::Ok);
+    }
+    assert_eq!(seen, Cause::ALL.iter().copied().collect(), "each cause has a fault here");
+}
+
+#[test]
+fn what_is_normal_for_a_moment_is_no_reason() {
+    let mut health = Health::default();
+    health.assess(at(0), &ports(None));
+    health.assess(at(1), &ports(Some(Missing::Down)));
+    assert_eq!(causes(&health), []);
+    // The daemon looks again when the patience is over.
+    assert_eq!(health.poll_timeout(), Some(at(4)));
+    health.assess(at(3), &ports(None));
+    assert_eq!(events(&mut health), Vec::<String>::new());
+    assert_eq!(health.poll_timeout(), Some(at(3) + SELDOM));
+}
+
+#[test]
+fn port_without_a_cable_is_not_missed_beside_one_that_works() {
+    let other = Port { name: "mlx5_1/1".parse().unwrap(), ..port(Some(Missing::Down)) };
+    let facts = |first| Facts { ports: vec![port(first), other.clone()], ..Facts::default() };
+    let mut health = Health::default();
+    for second in [0, 10] {
+        health.assess(at(second), &facts(None));
+    }
+    assert_eq!(causes(&health), []);
+    for second in [20, 30] {
+        health.assess(at(second), &facts(Some(Missing::Down)));
+    }
+    let down =
+        |name: &str| (Subsystem::Sa(name.parse().unwrap()), Cause::PortDown, State::Degraded);
+    assert_eq!(causes(&health), [down("mlx5_0/1"), down("mlx5_1/1")]);
+}
+
+#[test]
+fn count_that_rises_again_keeps_its_reason_and_its_start() {
+    let mut health = Health::default();
+    let of = |count| Facts {
+        counted: vec![Counted { cause: Cause::RequestsLost, count }],
+        ..Facts::default()
+    };
+    for (second, count) in [(0, 0), (10, 1), (60, 2), (100, 2)] {
+        health.assess(at(second), &of(count));
+    }
+    assert_eq!(events(&mut health), ["kernel: requests-lost: degraded"]);
+    health.assess(at(120), &of(2));
+    assert_eq!(events(&mut health), ["kernel: no requests-lost: ok after 110 s"]);
+}
+
+#[test]
+fn advice_is_shown_and_changes_nothing() {
+    let mut health = Health::default();
+    let facts = Facts { unused_sockets: vec!["a: b".to_owned()], ..Facts::default() };
+    health.assess(at(0), &facts);
+    assert_eq!(causes(&health), [(Subsystem::Peers, Cause::UnusedSocket, State::Ok)]);
+    assert_eq!((health.worst(), events(&mut health)), (State::Ok, Vec::new()));
+}
+
+/// A fault is a reason exactly while it has been there for its patience.
+#[derive(Default)]
+struct Model {
+    since: BTreeMap<usize, Instant>,
+}
+
+proptest! {
+    #[test]
+    fn health_does_what_a_plain_model_does(
+        steps in prop::collection::vec((1_u64..8, prop::collection::vec(any::<bool>(), 5)), 1..40)
+    ) {
+        let all = [Cause::NoGid, Cause::KernelSilent, Cause::GroupUnknown, Cause::ViewUnknown, Cause::LogLost];
+        let (mut health, mut model, mut now) = (Health::default(), Model::default(), START);
+        let (mut told, mut state) = (BTreeSet::new(), State::Ok);
+        for (seconds, there) in steps {
+            now += Duration::from_secs(seconds);
+            let some = |there: bool| there.then(|| "so".to_owned());
+            let facts = Facts {
+                no_gid: there[0],
+                kernel_silent: some(there[1]),
+                group_unknown: some(there[2]),
+                view_unknown: there[3],
+                log_lost: there[4].into(),
+                ..Facts::default()
+            };
+            health.assess(now, &facts);
+            model.since.retain(|index, _| there[*index]);
+            for index in (0..all.len()).filter(|index| there[*index]) {
+                model.since.entry(index).or_insert(now);
+            }
+            let counts = |(index, since): (&usize, &Instant)| {
+                let cause = all[*index];
+                (now.since(*since) >= cause.patience()).then_some(cause)
+            };
+            let expected: BTreeSet<_> = model.since.iter().filter_map(counts).collect();
+            let found: BTreeSet<_> = causes(&health).into_iter().map(|(_, cause, _)| cause).collect();
+            prop_assert_eq!(&found, &expected);
+            // The events tell the difference, no more and no less.
+            while let Some(event) = health.poll_event() {
+                let is_new = match event {
+                    Event::Worse(_, cause, _) => told.insert(cause),
+                    Event::Better { cause, .. } => told.remove(&cause),
+                };
+                prop_assert!(is_new);
+            }
+            prop_assert_eq!(&told, &expected);
+            let before = std::mem::replace(&mut state, health.worst());
+            let since = health.report().map(|report| report.since).max().unwrap();
+            prop_assert!(before == state || since == now, "a change is as old as it is");
+        }
+    }
+}
