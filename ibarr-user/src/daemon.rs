@@ -19,6 +19,7 @@ use crate::control::run_dir::{self, RunDir};
 use crate::control::{self as control_socket, server as control};
 use crate::engine::{Engine, Setup};
 use crate::logging::{self, Levels, Log, ids};
+use crate::metrics::server::Server;
 use crate::process::{RunOptions, Signals, Systemd};
 use crate::sys::clock;
 use crate::sys::inherited;
@@ -123,6 +124,8 @@ async fn serve(options: RunOptions, start: Start) -> Result<(), Error> {
     let at_end = systemd.clone();
     let access = Access::start(|| access::look_up(control_socket::GROUP))
         .map_err(|error| Error::Kernel("a thread for the user database", error))?;
+    let metrics = Server::start(config.metrics.clone(), asks.clone())
+        .map_err(|error| Error::Kernel("a thread for the metrics", error))?;
     let shared = control::Control::new(access, options.descriptors.connections);
     info!(version = env!("CARGO_PKG_VERSION"), run_dir = %options.run_dir.display(), "starting");
     let setup = Setup {
@@ -137,6 +140,7 @@ async fn serve(options: RunOptions, start: Start) -> Result<(), Error> {
         systemd,
         log,
         levels,
+        metrics,
     };
     let engine = Engine::start(setup).map_err(|error| Error::Kernel("rtnetlink", error))?;
     let control = control::start(listener, asks, shared)

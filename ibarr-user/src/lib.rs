@@ -15,6 +15,7 @@ pub mod control;
 pub mod daemon;
 pub mod engine;
 pub mod logging;
+pub mod metrics;
 pub mod preload;
 pub mod process;
 pub mod sys;

@@ -13,6 +13,12 @@ pub enum Exit {
     Negative,
     /// Something that connections need does not work (`ibarr doctor`).
     Failing,
+    /// `status --check`: something is degraded.
+    Warning,
+    /// `status --check`: something has failed.
+    Critical,
+    /// `status --check`: the daemon cannot be asked.
+    Unknown,
     /// The command line is invalid (`EX_USAGE`).
     Usage,
     /// This machine lacks what the command line names, such as a port (`EX_NOINPUT`).
@@ -38,8 +44,9 @@ impl Exit {
     pub fn code(self) -> u8 {
         match self {
             Self::Ok => 0,
-            Self::Negative => 1,
-            Self::Failing => 2,
+            Self::Negative | Self::Warning => 1,
+            Self::Failing | Self::Critical => 2,
+            Self::Unknown => 3,
             Self::Usage => 64,
             Self::Absent => 66,
             Self::Unreachable => 69,

@@ -13,6 +13,7 @@ mod ping;
 mod print;
 mod resolve;
 mod source;
+mod status;
 mod targets;
 mod times;
 mod verify;
@@ -69,7 +70,8 @@ const EXIT_CODES: &str = "Without a command, ibarr runs as the daemon.
 
 Exit status: 0 all answered, 1 some address has no GID, no path leads there, something contradicts it, or a
 line of ibacm was not understood, 2 doctor has found a failure, 64 wrong usage, 66 this machine lacks what was named, 69 no daemon, 70 internal error, 74 standard output cannot be written, 75 another
-daemon has the directory, 77 not allowed, 78 mistakes in the configuration.";
+daemon has the directory, 77 not allowed, 78 mistakes in the configuration.
+ibarr status --check exits as a plug-in of Nagios does: 0 all works, 1 degraded, 2 failed, 3 the daemon cannot be asked.";
 
 #[derive(Debug, Subcommand)]
 enum Command {
@@ -100,8 +102,27 @@ enum Command {
     },
     /// Show the InfiniBand ports, and whether their subnet administrators can be asked
     Ports(Daemon),
-    /// Show what the daemon serves, what it does not serve, and why
-    Status(Daemon),
+    /// Show what works, what does not work since when and why, and what to do
+    Status {
+        /// Print one line as a plug-in of Nagios, and exit with 0 if all works, 1 if something is
+        /// degraded, 2 if something has failed, 3 if the daemon cannot be asked
+        #[arg(long, conflicts_with_all = ["watch", "all"])]
+        check: bool,
+        /// Print it again and again, every 2 seconds or as often as said, until it is interrupted
+        #[arg(
+            long,
+            value_name = "SECONDS",
+            num_args = 0..=1,
+            default_missing_value = "2",
+            value_parser = clap::value_parser!(u16).range(1..)
+        )]
+        watch: Option<u16>,
+        /// Show all that is known, however many lines it has
+        #[arg(long)]
+        all: bool,
+        #[command(flatten)]
+        daemon: Daemon,
+    },
     /// Show the addresses that the daemon has learned
     Cache {
         /// Forget all addresses and paths instead (root and group ibarr)
@@ -135,6 +156,8 @@ enum Command {
     },
     /// Show the daemon's counters that are not 0
     Counters(CountersArgs),
+    /// Show the metrics, as Prometheus reads them
+    Metrics(Daemon),
     /// Stop answering in the kernel and remove all that daemons have left there (needs root; no
     /// daemon may be running)
     Detach {
@@ -274,7 +297,11 @@ pub fn main() -> ExitCode {
             ask::ask(&daemon, &Request::Path { path })
         }
         Command::Ports(daemon) => ask::ask(&daemon, &Request::Ports),
-        Command::Status(daemon) => ask::ask(&daemon, &Request::Status),
+        Command::Status { check: true, daemon, .. } => status::check(&daemon),
+        Command::Status { watch: Some(seconds), all, daemon, .. } => {
+            status::watch(&daemon, Duration::from_secs(seconds.into()), all)
+        }
+        Command::Status { all, daemon, .. } => status::show(&daemon, all),
         Command::Cache { kernel: true, bpf_dir, daemon, .. } => kernel::show(&bpf_dir, daemon.json),
         Command::Cache { paths: true, daemon, .. } => ask::paths(&daemon),
         Command::Cache { flush: false, daemon, .. } => ask::addresses(&daemon),
@@ -282,6 +309,7 @@ pub fn main() -> ExitCode {
         Command::Doctor { peer, sys_dir, dev_dir, daemon } => {
             doctor::examine(&daemon, &Dirs { sys: sys_dir, dev: dev_dir }, peer)
         }
+        Command::Metrics(daemon) => ask::ask(&daemon, &Request::Metrics),
         Command::Counters(args) => counters::run(&args),
         Command::Reload(daemon) => ask::ask(&daemon, &Request::Reload),
         Command::LogLevel { level, time, reset, daemon } => {

@@ -108,6 +108,7 @@ pub(super) fn body(body: &Body) {
         | Body::Summary { .. }
         | Body::Ping { .. }
         | Body::Checks { .. } => {}
+        Body::Metrics { metrics } => write(metrics.as_bytes()),
         Body::Config { config } => {
             for Setting { key, value, .. } in config {
                 line(&format!("{key} = {value}"));
@@ -115,7 +116,7 @@ pub(super) fn body(body: &Body) {
         }
         Body::Kernel { kernel } => self::kernel(kernel),
         Body::Import { import } => write(import.config.as_bytes()),
-        Body::Status { status } => self::status(status),
+        Body::Status { status } => details(status),
         Body::Log { log } => self::log(log),
         Body::Done { done } => line(done),
         Body::Error { error, .. } => error_line(&error.message),
@@ -418,14 +419,13 @@ fn join<T: ToString>(values: &[T], separator: &str) -> String {
     values.iter().map(T::to_string).collect::<Vec<_>>().join(separator)
 }
 
-fn status(status: &Status) {
-    let uptime = humantime::format_duration(status.uptime_s.into());
+/// Prints all that is known about the daemon, except its health.
+pub(super) fn details(status: &Status) {
     let config = status.config.as_deref().unwrap_or("defaults");
-    line(&format!("ibarr {}, pid {}, up {uptime}", status.version, status.pid));
     let reloaded = match (&status.failed_reload, status.reloaded_ago_s) {
         (Some(failed), _) => {
             let ago = humantime::format_duration(failed.ago_s.into());
-            format!(", reload refused {ago} ago: see the warning")
+            format!(", reload refused {ago} ago: see above")
         }
         (None, Some(ago)) => format!(", reloaded {} ago", humantime::format_duration(ago.into())),
         (None, None) => String::new(),
@@ -510,9 +510,6 @@ fn status(status: &Status) {
             "users          {}: {} in flight, {} waiting, {} refused",
             users.what, users.under_way, users.waiting, users.refused
         ));
-    }
-    for warning in &status.warnings {
-        line(&format!("warning: {warning}"));
     }
 }
 

@@ -6,6 +6,8 @@
 mod acm;
 mod effective;
 mod files;
+mod metrics;
+mod paths;
 mod reader;
 
 use std::io;
@@ -25,7 +27,7 @@ use ibarr_proto::local_view::{
     self, AnswerGid, InterfaceFilter, Pattern, StaticGid, StaticGids, neighbours,
 };
 use ibarr_proto::node;
-use ibarr_proto::paths::{self, Qos};
+use ibarr_proto::paths::Config as PathsConfig;
 use thiserror::Error;
 
 use crate::bpf;
@@ -34,8 +36,9 @@ use crate::logging::Level;
 pub use self::acm::{Acm, Serve};
 pub use self::effective::{Effective, effective};
 pub use self::files::{Absent, gather, read_from};
+pub use self::metrics::Listen;
 pub use self::reader::{Mistake, Source};
-use self::reader::{Table, Value, file};
+use self::reader::{Table, Value};
 
 /// The configuration of the daemon.
 #[derive(Clone, Debug, Default)]
@@ -51,7 +54,7 @@ pub struct Config {
     /// How to answer the kernel.
     pub local_service: local_service::Config,
     /// How to ask subnet administrators, and how long to remember paths.
-    pub paths: paths::Config,
+    pub paths: PathsConfig,
     /// Whether to ask subnet administrators for reports of changes.
     pub inform: bool,
     /// File that keeps paths for the next daemon; `None` for no file.
@@ -62,6 +65,8 @@ pub struct Config {
     pub responder: bpf::Settings,
     /// Whether and where clients of ACM are answered.
     pub acm: Acm,
+    /// Where metrics are served; `None` for nowhere.
+    pub metrics: Option<Listen>,
 }
 
 /// Why the configuration cannot be used.
@@ -124,7 +129,7 @@ impl Config {
             NonZeroU16::new(port).ok_or_else(|| "must not be 0".to_owned())
         });
         let source_check = root.value("source-check", SourceCheck::default(), source_check);
-        let (paths, inform, snapshot) = paths(root);
+        let (paths, inform, snapshot) = paths::read(root);
         let client = client(root, udp_port, source_check);
         let deadline = client.settings().deadline;
         let allow = root.list("allow", Vec::new(), |value| value.parse::<Prefix>("10.0.0.0/8"));
@@ -145,6 +150,7 @@ impl Config {
             inform,
             snapshot,
             acm: Acm::read(root),
+            metrics: metrics::read(root),
             log_level: root.value("log-level", Level::default(), |value| value.parse("info")),
         }
     }
@@ -196,34 +202,6 @@ fn local_service(root: &mut Table<'_, '_>, deadline: Duration) -> local_service:
         deadline,
         on_no_record: root.value("on-no-record", default.on_no_record, no_path),
         on_sa_silent: root.value("on-sa-silent", default.on_sa_silent, no_path),
-    }
-}
-
-fn paths(root: &mut Table<'_, '_>) -> (paths::Config, bool, Option<PathBuf>) {
-    let default = paths::Config::default();
-    root.table("paths", |table| {
-        let inform = table.value("inform", false, switch);
-        (paths_of(table, default), inform, table.value("snapshot", None, file))
-    })
-}
-
-fn paths_of(table: &mut Table<'_, '_>, default: paths::Config) -> paths::Config {
-    paths::Config {
-        qos: table.value("qos", default.qos, qos),
-        ttl: table.value("cache-ttl", default.ttl, |value| {
-            at_least_a_second(value, Duration::from_hours(24))
-        }),
-        negative_ttl: table.value("negative-ttl", default.negative_ttl, |value| {
-            at_least_a_second(value, Duration::from_mins(5))
-        }),
-        max_cached: table
-            .value("max-cached", default.max_cached, |value| value.number(1..=MAX_PATHS)),
-        repeat_rate: table
-            .value("repeat-rate", default.repeat_rate, |value| value.number(0..=10_000)),
-        fallback_interval: table.value("fallback-interval", default.fallback_interval, |value| {
-            at_least_a_second(value, Duration::from_hours(1))
-        }),
-        ..default
     }
 }
 
@@ -313,26 +291,6 @@ fn no_path(value: Value<'_>) -> Result<NoPath, String> {
     }
 }
 
-fn qos(value: Value<'_>) -> Result<Qos, String> {
-    match value.text("auto")? {
-        "auto" => Ok(Qos::Auto),
-        "on" => Ok(Qos::On),
-        "off" => Ok(Qos::Off),
-        other => Err(format!("is {other:?}; it can be \"auto\", \"on\" or \"off\"")),
-    }
-}
-
-fn at_least_a_second(value: Value<'_>, longest: Duration) -> Result<Duration, String> {
-    let duration = duration(value)?;
-    if (Duration::from_secs(1)..=longest).contains(&duration) {
-        return Ok(duration);
-    }
-    Err(format!("must be from \"1s\" to \"{}s\"", longest.as_secs()))
-}
-
-/// Entries that take about a gigabyte.
-const MAX_PATHS: usize = 5_000_000;
-
 fn source_check(value: Value<'_>) -> Result<SourceCheck, String> {
     match value.text("msg-id")? {
         "msg-id" => Ok(SourceCheck::MsgId),
@@ -364,6 +322,8 @@ fn list(mistakes: &[Mistake]) -> String {
 
 #[cfg(test)]
 mod tests {
+    use ibarr_proto::paths::{self, Qos};
+
     use super::*;
 
     fn source(text: &str) -> Source {
@@ -414,7 +374,8 @@ mod tests {
         assert_eq!(config.responder, bpf::Settings::default());
         // Every key is there: without its "key =", a line of the rendered default would differ.
         let keys = text.lines().filter(|line| !line.starts_with('#') && line.contains(" = "));
-        assert_eq!(keys.count(), 38);
+        assert_eq!(keys.count(), 39);
+        assert_eq!((config.metrics, default.metrics), (None, None));
         assert_eq!(config.acm, default.acm);
         assert_eq!((config.inform, default.inform), (false, false));
         assert_eq!((config.snapshot, default.snapshot), (None, None));

@@ -23,6 +23,7 @@ pub use super::address_messages::{
     Target, Times, UnknownName,
 };
 pub use super::doctor_messages::{Check, CheckState};
+pub use super::health_messages::{HealthReason, HealthState, SubsystemHealth};
 pub use super::log_messages::{LevelChange, LogStatus};
 pub use super::path_messages::{
     CachedPath, Informed, LastEvent, PathAnswer, PathHops, PathRequest, PathSource, PathStatus,
@@ -80,6 +81,8 @@ pub enum Request {
     Flush,
     /// All counters.
     Counters,
+    /// The metrics.
+    Metrics,
     /// Reads the configuration again (changes the daemon).
     Reload,
     /// What is logged.
@@ -238,6 +241,11 @@ pub enum Body {
     Descriptions {
         /// Texts by name.
         descriptions: BTreeMap<String, String>,
+    },
+    /// Answers [`Request::Metrics`].
+    Metrics {
+        /// OpenMetrics text.
+        metrics: String,
     },
     /// Answers [`Request::Status`].
     Status {
@@ -514,6 +522,9 @@ pub struct Status {
     /// The last reload, if it failed.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub failed_reload: Option<FailedReload>,
+    /// What works and what does not, by subsystem; empty until the daemon is ready.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub health: Vec<SubsystemHealth>,
     /// The server sockets of the ip2gid port.
     pub servers: Vec<ServerStatus>,
     /// State of the socket to the kernel's RDMA core.
@@ -541,7 +552,7 @@ pub struct Status {
     /// Requests of users, for addresses and for paths.
     #[serde(default)]
     pub users: Vec<UsersStatus>,
-    /// Problems and their remedies; empty if there are none.
+    /// The reasons in `health`, each with its remedy, for people; empty if there are none.
     pub warnings: Vec<String>,
 }
 
@@ -761,6 +772,6 @@ mod tests {
             };
             assert_eq!(written.unwrap(), line);
         }
-        assert_eq!((requests, responses), (20, 57));
+        assert_eq!((requests, responses), (21, 59));
     }
 }

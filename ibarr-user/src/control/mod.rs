@@ -10,6 +10,7 @@ pub mod access;
 mod address_messages;
 pub mod client;
 pub mod doctor_messages;
+mod health_messages;
 mod log_messages;
 pub mod messages;
 mod path_messages;

@@ -2,12 +2,12 @@
 
 //! Events of ports: receives them, and passes them to the cores.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::path::Path;
 
 use ibarr_common::Instant;
 use ibarr_common::ib::DeviceName;
-use ibarr_proto::paths::{Input, PortName};
+use ibarr_proto::paths::Input;
 use ibarr_proto::sa::PortIndex;
 use tokio::sync::mpsc;
 use tracing::{debug, info, warn};
@@ -40,6 +40,11 @@ impl Hearing {
             Some(Ok(())) => None,
             Some(Err(reason)) => Some(reason),
         }
+    }
+
+    /// Why events of a device that was opened do not arrive.
+    pub(super) fn failure(&self, device: DeviceName) -> Option<&str> {
+        self.devices.get(&device)?.as_ref().err().map(String::as_str)
     }
 }
 
@@ -102,23 +107,5 @@ impl Engine {
         for port in ports {
             self.tell_paths(now, Input::Hearing { port, heard });
         }
-    }
-
-    /// The devices whose events do not arrive, with the remedy.
-    pub(super) fn hearing_warnings(&self) -> impl Iterator<Item = String> {
-        let mut reasons = BTreeMap::<&str, BTreeSet<DeviceName>>::new();
-        for (_, PortName { device, .. }, ..) in self.node.paths().ports() {
-            if let Some(Err(reason)) = self.rdma.hearing.devices.get(&device) {
-                reasons.entry(reason).or_default().insert(device);
-            }
-        }
-        reasons.into_iter().map(|(reason, devices)| {
-            let devices: Vec<_> = devices.iter().map(ToString::to_string).collect();
-            format!(
-                "events of ports of {} are not received, so a change of the subnet is noticed some \
-                 seconds later: {reason}",
-                devices.join(", ")
-            )
-        })
     }
 }

@@ -8,10 +8,12 @@ mod acm;
 mod asks;
 mod descriptions;
 mod events;
+mod health;
 mod inputs;
 mod kernel;
 mod learned;
 mod log;
+mod metrics;
 mod nudges;
 mod pages;
 mod paths;
@@ -30,6 +32,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use ibarr_common::Instant;
+use ibarr_proto::health::Health;
 use ibarr_proto::local_view;
 use ibarr_proto::node::{self, Node, Output};
 use ibarr_proto::turn::{self, Handled, Io, Limits, Read};
@@ -55,6 +58,7 @@ use crate::bpf::Responder;
 use crate::config::Config;
 use crate::control::server::{Ask, Control};
 use crate::logging::{Levels, Log, ids};
+use crate::metrics::server::Server;
 use crate::process::{Command, RunOptions, Signals, Systemd};
 use crate::sys::clock;
 use crate::sys::timer::Timer;
@@ -94,6 +98,8 @@ pub struct Setup {
     pub log: Log,
     /// Which of its lines are written.
     pub levels: Levels,
+    /// The thread that serves the metrics.
+    pub metrics: Server,
 }
 
 /// The task that calls the cores, see the [module](self).
@@ -119,6 +125,9 @@ pub struct Engine {
     log: Log,
     levels: Levels,
     reloads: Reloads,
+    health: Health,
+    last_metrics: metrics::Last,
+    metrics_server: Server,
     /// Set by a signal.
     ends_at: Option<Instant>,
     inputs: Inputs,
@@ -145,6 +154,7 @@ impl Engine {
             systemd,
             log,
             levels,
+            metrics,
         } = setup;
         let counters = Arc::clone(&control.counters);
         let mut inputs = Inputs::default();
@@ -215,6 +225,9 @@ impl Engine {
             log,
             levels,
             reloads: Reloads::new(loaded_sender),
+            health: Health::default(),
+            last_metrics: metrics::Last::default(),
+            metrics_server: metrics,
             ends_at: None,
             inputs,
             options,
@@ -261,6 +274,7 @@ impl Engine {
             self.users.pages.poll_timeout(),
             self.systemd.poll_timeout(),
             self.levels.poll_timeout(),
+            Some(self.health_due()),
             self.ends_at,
         ];
         due.into_iter().flatten().min()
@@ -390,6 +404,7 @@ impl Io<Input> for Engine {
         self.responder.go_on();
         self.end_reload(now);
         self.levels.handle_timeout(now);
+        self.assess(now);
         if self.systemd.beats(now) {
             self.systemd.alive(summary::of(&self.status(now)));
         }

@@ -60,9 +60,9 @@ impl Rdma {
         self.ports.look();
     }
 
-    /// See [`Umads::warnings`].
-    pub(super) fn warnings(&self) -> impl Iterator<Item = String> {
-        self.umads.warnings()
+    /// See [`Umads::why_not`].
+    pub(super) fn why_not(&self, port: PortIndex) -> Option<&str> {
+        self.umads.why_not(port)
     }
 
     /// See [`Umads::index`].

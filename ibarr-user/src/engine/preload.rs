@@ -4,7 +4,6 @@
 
 use std::collections::BTreeSet;
 use std::path::PathBuf;
-use std::time::Duration;
 
 use ibarr_common::Instant;
 use ibarr_proto::acm::Hosts;
@@ -24,8 +23,7 @@ pub(super) struct Preloads {
     are_hosts_due: bool,
     /// The ports whose paths were asked for.
     done: BTreeSet<PortName>,
-    /// Since when the thread reads.
-    reading: Option<Instant>,
+    is_reading: bool,
     /// What is wrong with the files.
     of_hosts: Vec<String>,
     of_routes: Vec<String>,
@@ -39,7 +37,7 @@ impl Preloads {
             routes: None,
             are_hosts_due: false,
             done: BTreeSet::new(),
-            reading: None,
+            is_reading: false,
             of_hosts: Vec::new(),
             of_routes: Vec::new(),
         }
@@ -54,27 +52,20 @@ impl Preloads {
     }
 
     /// What is wrong with the files, one line for each.
-    pub(super) fn warnings(&self, now: Instant) -> impl Iterator<Item = String> {
-        let taken = self.reading.map(|since| now.since(since)).filter(|&taken| taken >= SLOW);
-        let slow = taken.map(|taken| {
-            let taken = taken.as_secs();
-            format!(
-                "acm: hosts and routes have been read for {taken} s: does their file system hang?"
-            )
-        });
+    pub(super) fn warnings(&self) -> impl Iterator<Item = String> {
         let first = |problems: &[String]| {
             let (first, rest) = problems.split_first()?;
             let more = if rest.is_empty() { "" } else { "; the log has the others" };
             Some(format!("acm: {first}{more}"))
         };
-        [slow, first(&self.of_hosts), first(&self.of_routes)].into_iter().flatten()
+        [first(&self.of_hosts), first(&self.of_routes)].into_iter().flatten()
     }
 }
 
 impl Engine {
     /// Begins to read what is due. A file of paths is read when the port is known that they start from.
     pub(super) fn preload(&mut self, now: Instant) {
-        if self.preloads.reading.is_some() {
+        if self.preloads.is_reading {
             return;
         }
         let mut order = Order { hosts: None, routes: None };
@@ -96,15 +87,15 @@ impl Engine {
         if order.hosts.is_none() && order.routes.is_none() {
             return;
         }
-        self.preloads.reading = Some(now);
+        self.preloads.is_reading = true;
         if let Err(error) = preload::start(order, self.preloads.loaded.clone()) {
-            self.preloads.reading = None;
+            self.preloads.is_reading = false;
             warn!(%error, "cannot start a thread to preload addresses and paths");
         }
     }
 
     pub(super) fn handle_preloaded(&mut self, now: Instant, loaded: Loaded) {
-        self.preloads.reading = None;
+        self.preloads.is_reading = false;
         let Loaded { hosts, routes } = loaded;
         if let Some(hosts) = hosts {
             self.preloads.of_hosts.clear();
@@ -141,9 +132,6 @@ fn tell<T>(what: &str, outcome: Outcome<T>, problems: &mut Vec<String>) -> Optio
     problems.truncate(MOST_PROBLEMS);
     read
 }
-
-/// Reading that takes longer is worth a warning: a file of 10,000 ports has a hundred million lines.
-const SLOW: Duration = Duration::from_mins(1);
 
 /// How many problems of a kind of file are remembered: those of a port with a report, and of other ports.
 const MOST_PROBLEMS: usize = 2 * Report::MOST;

@@ -159,6 +159,7 @@ impl Engine {
         self.acm.serve(&self.config.acm);
         self.preloads.configure(&self.config.acm);
         self.preload(now);
+        self.metrics_server.listen(self.config.metrics.clone());
         self.servers.move_to(self.config.client.settings().udp_port);
         for pattern in self.node.view().unmatched_patterns() {
             warn!(%pattern, "no such interface (yet)");

@@ -14,21 +14,16 @@ use ibarr_proto::local_view::neighbours::Neighbour;
 use ibarr_proto::local_view::routing::WayBack;
 use ibarr_proto::local_view::{Event, Interface, LinkHeader};
 use ibarr_proto::{local_service, paths, sa, shares};
-use nix::errno::Errno;
 use tracing::{debug, info};
 
 use super::Engine;
 use crate::bpf::{self, Hook, Longevity};
-use crate::causes::escaped;
-use crate::control;
-use crate::control::access::GroupId;
 use crate::control::messages::{
     ControlStatus, FailedReload, InterfaceStatus, LeftToKernel, ListenerStatus, LocalServiceStatus,
-    Millis, NudgeState, Number, PathRequests, ResponderStatus, ServerStatus, SocketState, Status,
-    Text, UsersStatus,
+    Millis, NudgeState, Number, PathRequests, ResponderStatus, SocketState, Status, Text,
+    UsersStatus,
 };
 use crate::transport::local_service as ls;
-use crate::transport::server::HOLD;
 use crate::transport::{self, listeners::Listener};
 
 /// Logs a change of this node's answers.
@@ -50,7 +45,6 @@ pub(super) fn log(event: &Event) {
 impl Engine {
     pub(super) fn status(&self, now: Instant) -> Status {
         let load = self.node.client().load();
-        let servers = self.servers.status();
         Status {
             version: env!("CARGO_PKG_VERSION").to_owned(),
             pid: std::process::id(),
@@ -61,8 +55,9 @@ impl Engine {
                 ago_s: now.since(failed.at).into(),
                 message: failed.message.clone(),
             }),
-            warnings: self.warnings(now, &servers),
-            servers,
+            health: self.health_status(now),
+            warnings: self.warnings(),
+            servers: self.servers.status(),
             local_service: self.local_service_status(),
             responder: self.responder_status(now),
             ports: self.port_status(now),
@@ -97,7 +92,7 @@ impl Engine {
         }
     }
 
-    fn path_requests(&self) -> PathRequests {
+    pub(super) fn path_requests(&self) -> PathRequests {
         let node = self.node.paths();
         let sum = |counts: &[u64]| counts.iter().sum();
         let (sa, asked) = (node.client().counters(), self.node.local_service().counters());
@@ -187,112 +182,6 @@ impl Engine {
         self.config.files.join(", ")
     }
 
-    /// Problems, each with its remedy.
-    fn warnings(&self, now: Instant, servers: &[ServerStatus]) -> Vec<String> {
-        let mut warnings: Vec<_> = servers
-            .iter()
-            .filter_map(|server| {
-                let reason = server.blocked.as_ref()?;
-                let family = &server.family;
-                Some(match self.responder.why_not() {
-                    None => format!("only the kernel answers peers over {family}: {reason}"),
-                    Some(_) => format!("peers are not answered over {family}: {reason}"),
-                })
-            })
-            .collect();
-        warnings.extend(self.config.warnings());
-        warnings.extend(self.acm.warning(self.config.acm.serve));
-        warnings.extend(self.preloads.warnings(now));
-        warnings.extend(self.servers.warnings());
-        warnings.extend(self.snapshots.warning());
-        warnings.extend(servers.iter().filter_map(|server| {
-            let (holds, family) =
-                (server.receive_buffer.filter(|&holds| holds < HOLD)?, &server.family);
-            Some(format!(
-                "the socket for queries over {family} holds {holds} bytes, {HOLD} are needed for \
-                 10,000 peers at once: give the daemon CAP_NET_ADMIN, or raise the limit and \
-                 restart it (sysctl net.core.rmem_max={})",
-                HOLD / 2
-            ))
-        }));
-        warnings.extend(self.local_service_warnings());
-        warnings.extend(self.rdma.warnings());
-        warnings.extend(self.hearing_warnings());
-        if let group @ (GroupId::Unknown | GroupId::Failed(_)) = self.control.access.group() {
-            warnings.push(format!(
-                "group {}: {group}: until then only root may reload and flush; fix what \
-                 nsswitch.conf names, then reload",
-                control::GROUP
-            ));
-        }
-        warnings.extend(self.reloads.failed().map(|failed| {
-            format!(
-                "the old configuration is in force, because the file has mistakes; correct it \
-                 and reload:\n{}",
-                failed.message
-            )
-        }));
-        let sockets = self.config.client.settings().sockets;
-        warnings.extend(self.options.descriptors.shortage(sockets));
-        warnings.extend(self.reloads.slow(now).map(|taken| {
-            let (file, taken) = (self.options.config.display(), taken.as_secs());
-            format!("{file} has been read for {taken} s: does its file system hang?")
-        }));
-        warnings.extend(Some(self.log.untold()).filter(|&untold| untold > 0).map(|untold| {
-            format!("the log lacks {untold} lines: its place is full, closed, or read too slowly")
-        }));
-        warnings.extend(self.node.view().unmatched_patterns().map(|pattern| {
-            format!(
-                "interfaces: no interface has the name {pattern} (yet): is it spelled correctly?"
-            )
-        }));
-        warnings.extend(self.node.view().contested().map(|address| {
-            format!(
-                "{address} is on several interfaces with different GIDs: the one of the lowest index \
-                 is answered; remove the others, or write a [[static-gid]]"
-            )
-        }));
-        if self.node.view().owned().all(|owned| owned.gid.is_none()) {
-            warnings.push(
-                "no address of this machine has a GID: is ib_ipoib loaded and the interface up? \
-                 Without IPoIB, write [[static-gid]] entries"
-                    .to_owned(),
-            );
-        }
-        warnings
-    }
-
-    fn local_service_warnings(&self) -> Vec<String> {
-        let mut warnings = Vec::new();
-        if let Some(errno) = self.node.local_service().refusal() {
-            warnings.push(match Errno::from_raw(-errno) {
-                Errno::EPERM => "the kernel refuses our answers: run the daemon with \
-                                 CAP_NET_ADMIN of the machine"
-                    .to_owned(),
-                Errno::EINVAL => "the kernel refuses our answers: run the daemon in the network \
-                                  namespace of the machine"
-                    .to_owned(),
-                errno => format!("the kernel refuses our answers: {errno}"),
-            });
-        }
-        if let Some(Err(failure)) = self.kernel.nudges().last()
-            && self.config.local_service.nudge
-        {
-            warnings.push(format!(
-                "rdma_resolve_addr waits for its whole time-out, because nudges fail: {failure}"
-            ));
-        }
-        warnings.extend(self.kernel.socket().listeners().iter().map(|Listener { pid, name }| {
-            let pid = pid.map_or(String::new(), |pid| format!(" (pid {pid})"));
-            let name = escaped(name, |_| true);
-            format!(
-                "{name}{pid} receives the kernel's requests as well, and the kernel takes the first \
-                 answer: stop it (systemctl disable --now ibacm.service ibacm.socket)"
-            )
-        }));
-        warnings
-    }
-
     fn responder_status(&self, now: Instant) -> ResponderStatus {
         let lease_ends_in_ms =
             self.responder.lease_end().map_or(Duration::ZERO, |end| end.since(now)).into();
@@ -377,7 +266,7 @@ impl Engine {
 }
 
 /// The reasons for telling the kernel to ask the SA.
-const LEFT_TO_KERNEL: [(LeftToKernel, local_service::Counter); 9] = [
+pub(super) const LEFT_TO_KERNEL: [(LeftToKernel, local_service::Counter); 9] = [
     (LeftToKernel::UnknownPort, local_service::Counter::PathsUnknown),
     (LeftToKernel::NoSa, local_service::Counter::PathsNoSa),
     (LeftToKernel::NoRecord, local_service::Counter::PathsNoRecord),

@@ -136,19 +136,26 @@ impl Servers {
     }
 
     pub(super) fn status(&self) -> Vec<ServerStatus> {
-        let status = |socket: &Socket| {
-            let (blocked, receive_buffer) = match &*socket.state.borrow() {
-                State::Serving { holds, .. } => (None, Some(*holds)),
-                State::Starting => (Some("starting".to_owned()), None),
-                State::Blocked(reason) => (Some(reason.clone()), None),
-            };
-            let family = match socket.family {
+        let status = |(family, blocked, receive_buffer)| {
+            let family = match family {
                 Family::V4 => IpVersion::V4,
                 Family::V6 => IpVersion::V6,
             };
             ServerStatus { family, port: self.port, blocked, receive_buffer }
         };
-        self.sockets.iter().map(status).collect()
+        self.states().map(status).collect()
+    }
+
+    /// For each socket why it does not serve, or how many bytes it holds.
+    pub(super) fn states(&self) -> impl Iterator<Item = (Family, Option<String>, Option<usize>)> {
+        self.sockets.iter().map(|socket| {
+            let (blocked, holds) = match &*socket.state.borrow() {
+                State::Serving { holds, .. } => (None, Some(*holds)),
+                State::Starting => (Some("starting".to_owned()), None),
+                State::Blocked(reason) => (Some(reason.clone()), None),
+            };
+            (socket.family, blocked, holds)
+        })
     }
 }
 

@@ -2,14 +2,17 @@
 
 //! The state of the daemon in one line, for `systemctl status`.
 
-use crate::control::messages::{FailedReload, PortStatus, Seconds, Status};
+use crate::control::messages::{
+    FailedReload, HealthState, PortStatus, Seconds, Status, SubsystemHealth,
+};
 
 /// The longest list of names.
 const NAMES: usize = 4;
 
-/// Ports, subnet administrators, paths, and the answers of the kernel and of the daemon.
+/// The worst of its health, then ports, subnet administrators, paths, and the answers of the kernel and of the daemon.
 pub(super) fn of(status: &Status) -> String {
     let mut parts = Vec::new();
+    parts.extend(worst(&status.health));
     let active: Vec<_> = status.ports.iter().filter(|port| port.active).collect();
     if !active.is_empty() {
         parts.push(count(active.len(), "port"));
@@ -43,6 +46,19 @@ pub(super) fn of(status: &Status) -> String {
 
 fn ago(time: Seconds) -> String {
     format!("{} ago", humantime::format_duration(time.into()))
+}
+
+/// What is not ok, such as `degraded: sa mlx5_0/1 (sa-silent)`.
+fn worst(health: &[SubsystemHealth]) -> Option<String> {
+    let state = health.iter().map(|subsystem| subsystem.state).max()?;
+    let bad = health.iter().filter(|one| one.state == state && state > HealthState::Ok);
+    let bad = bad.map(|SubsystemHealth { subsystem, of, reasons, .. }| {
+        let of = of.as_ref().map_or(String::new(), |of| format!(" {of}"));
+        let cause = reasons.iter().max_by_key(|reason| reason.state);
+        let cause = cause.map_or(String::new(), |reason| format!(" ({})", reason.cause));
+        format!("{subsystem}{of}{cause}")
+    });
+    names(bad).map(|bad| format!("{state}: {bad}"))
 }
 
 fn count(number: usize, what: &str) -> String {

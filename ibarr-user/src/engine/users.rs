@@ -43,7 +43,11 @@ impl Engine {
             }
             Request::Paths { after } => return self.users.pages.ask(Asked::Paths(after), answer),
             Request::Reload => return self.reload(now, Some(answer)),
-            Request::Status => Body::Status { status: Box::new(self.status(now)) }.into(),
+            Request::Status => {
+                self.assess_anew(now);
+                Body::Status { status: Box::new(self.status(now)) }.into()
+            }
+            Request::Metrics => Body::Metrics { metrics: self.metrics(now) }.into(),
             Request::Counters => Body::Counters { counters: self.counts() }.into(),
             Request::Ports => Body::Ports { ports: self.port_status(now) }.into(),
             Request::Flush => {

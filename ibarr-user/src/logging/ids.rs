@@ -55,6 +55,10 @@ ids! {
     NUDGES_FAIL = "c2493e71c198927d1fdd2e5d339b6957",
     /// The kernel is nudged again.
     NUDGES_WORK = "8cb1a1915935ab7f2a20b2bcabb54f66",
+    /// A subsystem works worse than before.
+    HEALTH_WORSE = "99377ca581bd25b02b062b2d274d7fb8",
+    /// A reason for which a subsystem worked worse has gone.
+    HEALTH_BETTER = "8cb6146978a3d846d5b9438b83666109",
 }
 
 #[cfg(test)]

@@ -178,14 +178,6 @@ impl Umads {
         self.blocked.get(&port).map(String::as_str)
     }
 
-    /// Ports whose umad device is not open, for people.
-    pub fn warnings(&self) -> impl Iterator<Item = String> {
-        self.blocked.iter().map(|(&port, reason)| {
-            let port = self.name(port);
-            format!("the subnet administrator of {port} cannot be asked, the kernel asks it itself: {reason}")
-        })
-    }
-
     /// Sends a MAD through the umad device of its port.
     pub fn send(&mut self, transmit: &Transmit) -> Sending {
         let Some(OpenDevice { device, reports, .. }) = self.open.get(&transmit.port) else {

@@ -95,6 +95,11 @@ impl Port {
         self.sa.lock().unwrap()
     }
 
+    /// From now on the SA answers nothing, or all.
+    pub(crate) fn fall_silent(&self, silent: bool) {
+        self.sa.lock().unwrap().behaviour_mut().silent = silent;
+    }
+
     pub(crate) fn asked(&self) -> u64 {
         self.sa.lock().unwrap().counts().asked
     }

@@ -1,0 +1,224 @@
+// SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
+
+//! `ibarr status`: the health first, on one screen; as one line for Nagios; again and again.
+
+use std::io::{IsTerminal as _, stdout};
+use std::thread;
+use std::time::Duration;
+
+use super::print::line;
+use super::{Daemon, Exit, ask, print};
+use crate::control::client;
+use crate::control::messages::{Body, HealthReason, HealthState, Request, Status, SubsystemHealth};
+
+/// The most lines of one kind on a screen.
+const LINES: usize = 4;
+
+/// Names on one line.
+const NAMES: usize = 6;
+
+/// Clears a terminal and goes to its first line.
+const CLEAR: &[u8] = b"\x1b[H\x1b[2J";
+
+/// Prints the status once.
+pub(super) fn show(daemon: &Daemon, in_full: bool) -> Exit {
+    match ask_for(daemon) {
+        Ok(status) => {
+            print(&status, daemon.json, in_full);
+            Exit::Ok
+        }
+        Err(exit) => exit,
+    }
+}
+
+/// Prints the status every `interval`, until a signal ends the command or its output. A daemon that
+/// is started again is found again.
+pub(super) fn watch(daemon: &Daemon, interval: Duration, in_full: bool) -> Exit {
+    let clears = stdout().is_terminal() && !daemon.json;
+    loop {
+        let status = client::ask(&daemon.run_dir, &Request::Status, daemon.patience);
+        if clears {
+            print::write(CLEAR);
+        }
+        match status {
+            Ok(Body::Status { status }) => print(&status, daemon.json, in_full),
+            Ok(_) => return ask::fail(ask::unexpected(status), daemon.json),
+            Err(failure) if daemon.json => print::json(&failure.into()),
+            Err(failure) => line(&failure.message),
+        }
+        if print::has_failed() {
+            return Exit::Ok;
+        }
+        thread::sleep(interval);
+    }
+}
+
+/// Prints one line as the plug-ins of Nagios do, and exits as they do.
+pub(super) fn check(daemon: &Daemon) -> Exit {
+    let status = match client::ask(&daemon.run_dir, &Request::Status, daemon.patience) {
+        Ok(Body::Status { status }) => status,
+        other => {
+            let failure = ask::unexpected(other);
+            if daemon.json {
+                print::json(&failure.into());
+            } else {
+                line(&format!("IBARR UNKNOWN - {}", plain(&failure.message)));
+            }
+            return Exit::Unknown;
+        }
+    };
+    if daemon.json {
+        print::json(&Body::Status { status: status.clone() }.into());
+    } else {
+        line(&check_line(&status.health));
+    }
+    match worst(&status.health) {
+        None => Exit::Unknown,
+        Some(HealthState::Ok) => Exit::Ok,
+        Some(HealthState::Degraded) => Exit::Warning,
+        Some(HealthState::Failed) => Exit::Critical,
+    }
+}
+
+/// `None` until the daemon is ready.
+pub(crate) fn worst(health: &[SubsystemHealth]) -> Option<HealthState> {
+    health.iter().map(|subsystem| subsystem.state).max()
+}
+
+fn check_line(health: &[SubsystemHealth]) -> String {
+    let Some(state) = worst(health) else {
+        return "IBARR UNKNOWN - the daemon is not ready yet".to_owned();
+    };
+    let word = match state {
+        HealthState::Ok => "OK",
+        HealthState::Degraded => "WARNING",
+        HealthState::Failed => "CRITICAL",
+    };
+    let count = |of| health.iter().filter(|subsystem| subsystem.state == of).count();
+    let (failed, degraded) = (count(HealthState::Failed), count(HealthState::Degraded));
+    let mut reasons = by_state(health);
+    reasons.retain(|(_, reason)| reason.state > HealthState::Ok);
+    let text = match reasons.as_slice() {
+        [] => format!("{} subsystems work", health.len()),
+        [(subsystem, reason), more @ ..] => {
+            let more = match more.len() {
+                0 => String::new(),
+                more => format!("; {more} more (ibarr status)"),
+            };
+            let (why, remedy) = (plain(&reason.why), plain(&reason.remedy));
+            format!("{}: {why}: {remedy}{more}", name(subsystem))
+        }
+    };
+    format!("IBARR {word} - {text} | failed={failed} degraded={degraded}")
+}
+
+/// On one line, without the bar that begins performance data.
+fn plain(text: &str) -> String {
+    text.lines().next().unwrap_or_default().replace('|', "/")
+}
+
+/// All reasons, the worst first.
+fn by_state(health: &[SubsystemHealth]) -> Vec<(&SubsystemHealth, &HealthReason)> {
+    let of = |subsystem| move |reason| (subsystem, reason);
+    let mut reasons: Vec<_> =
+        health.iter().flat_map(|subsystem| subsystem.reasons.iter().map(of(subsystem))).collect();
+    reasons.sort_by_key(|(_, reason)| std::cmp::Reverse(reason.state));
+    reasons
+}
+
+fn ask_for(daemon: &Daemon) -> Result<Box<Status>, Exit> {
+    match client::ask(&daemon.run_dir, &Request::Status, daemon.patience) {
+        Ok(Body::Status { status }) => Ok(status),
+        other => Err(ask::fail(ask::unexpected(other), daemon.json)),
+    }
+}
+
+fn print(status: &Status, json: bool, in_full: bool) {
+    if json {
+        print::json(&Body::Status { status: Box::new(status.clone()) }.into());
+    } else {
+        health(status, in_full);
+        if in_full {
+            print::details(status);
+        } else {
+            summary(status);
+        }
+    }
+}
+
+/// One line for what works, and two for each reason.
+fn health(status: &Status, in_full: bool) {
+    let uptime = humantime::format_duration(status.uptime_s.into());
+    let worst = worst(&status.health).map_or("not ready yet".to_owned(), |state| state.to_string());
+    line(&format!("ibarr {}, pid {}, up {uptime}: {worst}", status.version, status.pid));
+    let healthy = status.health.iter().filter(|subsystem| subsystem.state == HealthState::Ok);
+    let names = names(healthy.map(name).collect(), if in_full { usize::MAX } else { NAMES * 2 });
+    if !names.is_empty() {
+        line(&format!("ok        {names}"));
+    }
+    let reasons = by_state(&status.health);
+    let most = if in_full { usize::MAX } else { LINES };
+    for (subsystem, HealthReason { cause, state, since_s, why, remedy }) in
+        reasons.iter().take(most)
+    {
+        let since = humantime::format_duration((*since_s).into());
+        let state = match state {
+            HealthState::Ok => "advice".to_owned(),
+            state => state.to_string(),
+        };
+        line(&format!("{state:8}  {}: {cause}, for {since}", name(subsystem)));
+        let lines = why.lines().take(if in_full { usize::MAX } else { 1 });
+        lines.for_each(|why| line(&format!("          {why}")));
+        line(&format!("          remedy: {remedy}"));
+    }
+    more(reasons.len().saturating_sub(most), "reasons");
+}
+
+/// One line for each thing, as far as they fit.
+fn summary(status: &Status) {
+    line("");
+    line(&format!("configuration  {}", status.config.as_deref().unwrap_or("defaults")));
+    line(&format!("addresses      {} cached, {} in flight", status.cached, status.pending));
+    line(&format!(
+        "paths          {} cached; {} questions saved, {} MADs sent",
+        status.cached_paths, status.path_requests.avoided, status.path_requests.sa_queries
+    ));
+    for port in status.ports.iter().take(LINES) {
+        let state = if port.active { "active" } else { "not active" };
+        let sm = port.sm_lid.map_or("none".to_owned(), |lid| lid.to_string());
+        line(&format!("port           {}: {state}, subnet manager LID {sm}", port.port));
+    }
+    more(status.ports.len().saturating_sub(LINES), "ports");
+    let served = status.interfaces.iter().filter(|interface| !interface.addresses.is_empty());
+    let served: Vec<_> = served.collect();
+    for interface in served.iter().take(LINES) {
+        let addresses = interface.addresses.keys().map(ToString::to_string).collect();
+        let by = interface.responder.as_ref().map_or("the daemon".to_owned(), ToString::to_string);
+        let addresses = names(addresses, LINES);
+        line(&format!("interface      {}: {addresses}, answered by {by}", interface.name));
+    }
+    more(served.len().saturating_sub(LINES), "interfaces");
+}
+
+fn more(count: usize, of: &str) {
+    if count > 0 {
+        line(&format!("          {count} more {of}: ibarr status --all"));
+    }
+}
+
+fn name(subsystem: &SubsystemHealth) -> String {
+    match &subsystem.of {
+        Some(of) => format!("{} {of}", subsystem.subsystem),
+        None => subsystem.subsystem.clone(),
+    }
+}
+
+/// The first names, and how many more there are.
+fn names(mut names: Vec<String>, most: usize) -> String {
+    let more = names.len().saturating_sub(most);
+    names.truncate(most);
+    if more > 0 {
+        names.push(format!("{more} more"));
+    }
+    names.join(", ")
+}

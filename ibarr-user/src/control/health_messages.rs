@@ -1,0 +1,64 @@
+// SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
+
+//! The documents of the control socket about health.
+
+use ibarr_proto::health::State;
+use serde::{Deserialize, Serialize};
+
+use super::values::{Seconds, states};
+
+/// A subsystem of the daemon.
+#[derive(Clone, Debug, Deserialize, Eq, PartialEq, Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub struct SubsystemHealth {
+    /// Its name, such as `sa`. Names may be added.
+    pub subsystem: String,
+    /// The interface or port, if there is one for each.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub of: Option<String>,
+    /// How well it works.
+    pub state: HealthState,
+    /// Seconds since the state last changed.
+    pub since_s: Seconds,
+    /// What is wrong with it, or could be better.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub reasons: Vec<HealthReason>,
+}
+
+/// What is wrong with a subsystem, or could be better.
+#[derive(Clone, Debug, Deserialize, Eq, PartialEq, Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub struct HealthReason {
+    /// Its name for programs, such as `sa-silent`. Names may be added.
+    pub cause: String,
+    /// What it makes of the subsystem; `ok` if it is only advice.
+    pub state: HealthState,
+    /// Seconds since it was first seen.
+    pub since_s: Seconds,
+    /// What is wrong, for people.
+    pub why: String,
+    /// What to do, for people.
+    pub remedy: String,
+}
+
+states! {
+    /// How well a subsystem works, the best first.
+    HealthState {
+        /// It works.
+        Ok = "ok",
+        /// It works worse than it should, or something else does its work.
+        Degraded = "degraded",
+        /// It does not do its work, and nothing else does.
+        Failed = "failed",
+    }
+}
+
+impl From<State> for HealthState {
+    fn from(state: State) -> Self {
+        match state {
+            State::Ok => Self::Ok,
+            State::Degraded => Self::Degraded,
+            State::Failed => Self::Failed,
+        }
+    }
+}

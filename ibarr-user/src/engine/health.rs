@@ -1,0 +1,229 @@
+// SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
+
+//! Collects the facts for the core that decides about health, and tells its decisions.
+
+use std::time::Duration;
+
+use ibarr_common::Instant;
+use ibarr_proto::health::{
+    self, Cause, Counted, Event, Facts, Missing, Nudging, Programs, Served, Socket,
+};
+use ibarr_proto::responder::{self, BY_DECISION};
+use tracing::{info, warn};
+
+use super::Engine;
+use crate::bpf::{self, Longevity};
+use crate::causes::escaped;
+use crate::control::access::GroupId;
+use crate::control::messages::{HealthReason, SubsystemHealth};
+use crate::logging::ids;
+use crate::transport::local_service as ls;
+use crate::transport::server::HOLD;
+use crate::transport::{self, listeners::Listener};
+
+/// The health is assessed for the first time when the daemon is ready, and at the latest after this.
+const START: Duration = Duration::from_secs(10);
+
+impl Engine {
+    pub(super) fn health_due(&self) -> Instant {
+        self.health.poll_timeout().unwrap_or(self.started + START)
+    }
+
+    /// Assesses the health if that is due. Early calls do nothing.
+    pub(super) fn assess(&mut self, now: Instant) {
+        let is_due = match self.health.poll_timeout() {
+            Some(_) => self.health.is_due(now),
+            None => self.is_ready() || self.started + START <= now,
+        };
+        if is_due && self.ends_at.is_none() {
+            self.assess_now(now);
+        }
+    }
+
+    /// Assesses the health for a user, once the daemon is ready.
+    pub(super) fn assess_anew(&mut self, now: Instant) {
+        if self.health.poll_timeout().is_some() && self.ends_at.is_none() {
+            self.assess_now(now);
+        }
+    }
+
+    fn assess_now(&mut self, now: Instant) {
+        let facts = self.facts(now);
+        self.health.assess(now, &facts);
+        while let Some(event) = self.health.poll_event() {
+            log(&event);
+        }
+    }
+
+    pub(super) fn health_status(&self, now: Instant) -> Vec<SubsystemHealth> {
+        let since = |then| now.since(then).into();
+        let reason = |(cause, reason): (Cause, &health::Reason)| HealthReason {
+            cause: cause.to_string(),
+            state: reason.state.into(),
+            since_s: since(reason.since),
+            why: reason.why.clone(),
+            remedy: reason.remedy.clone(),
+        };
+        let report = self.health.report().map(|report| SubsystemHealth {
+            subsystem: report.subsystem.name().to_owned(),
+            of: report.subsystem.object(),
+            state: report.state.into(),
+            since_s: since(report.since),
+            reasons: report.reasons.into_iter().map(reason).collect(),
+        });
+        report.collect()
+    }
+
+    /// The reasons of all subsystems.
+    pub(super) fn warnings(&self) -> Vec<String> {
+        let reasons = self.health.report().flat_map(|report| report.reasons);
+        reasons.map(|(_, reason)| format!("{}: {}", reason.why, reason.remedy)).collect()
+    }
+
+    fn facts(&self, now: Instant) -> Facts {
+        let mut facts = Facts::of(&self.node);
+        for ((index, name, ..), port) in self.node.paths().ports().zip(&mut facts.ports) {
+            if let Some(reason) = self.rdma.why_not(index)
+                && port.missing != Some(Missing::Down)
+            {
+                port.missing = Some(Missing::Umad(Some(reason.to_owned())));
+            }
+            port.unheard = self.rdma.hearing.failure(name.device).map(str::to_owned);
+        }
+        facts.counted.extend(self.counted());
+        let group = self.control.access.group();
+        Facts {
+            refused_reload: self.reloads.failed().map(|failed| failed.message.clone()),
+            slow_reload: self.reloads.slow(now),
+            settings: self.config.warnings(),
+            kernel_silent: match self.kernel.socket().status() {
+                ls::Status::Open | ls::Status::Inherited => None,
+                ls::Status::Closed(reason) => Some(reason),
+            },
+            nudging: match self.kernel.nudges().last() {
+                Some(Err(failure)) if self.config.local_service.nudge => {
+                    Nudging::Fails(failure.clone())
+                }
+                _ => Nudging::Works,
+            },
+            listeners: self.kernel.socket().listeners().into_iter().map(listener).collect(),
+            programs: self.programs(),
+            served: self.served(),
+            sockets: self.sockets_of_servers(),
+            unused_sockets: self.servers.warnings().collect(),
+            few_descriptors: {
+                let sockets = self.config.client.settings().sockets;
+                self.options.descriptors.shortage(sockets)
+            },
+            group_unknown: matches!(group, GroupId::Unknown | GroupId::Failed(_))
+                .then(|| group.to_string()),
+            log_lost: self.log.untold(),
+            metrics_closed: self.metrics_server.failure(),
+            snapshot_failed: self.snapshots.warning(),
+            acm_files: self.preloads.warnings().collect(),
+            acm_closed: self.acm.warning(self.config.acm.serve),
+            acm: self.config.acm.serve != crate::config::Serve::Off,
+            ..facts
+        }
+    }
+
+    fn counted(&self) -> impl Iterator<Item = Counted> {
+        let of = |cause, counters: &[transport::Counter]| {
+            let count = counters.iter().map(|&counter| self.control.counters.get(counter)).sum();
+            Counted { cause, count }
+        };
+        let replies_lost = of(
+            Cause::RepliesLost,
+            &[transport::Counter::ReplyDropped, transport::Counter::RefusalDropped],
+        );
+        [
+            of(Cause::EventsLost, &[transport::Counter::RtnetlinkOverrun]),
+            Counted { count: replies_lost.count + self.queries.dropped(), ..replies_lost },
+            of(
+                Cause::ConnectionsRefused,
+                &[
+                    transport::Counter::ControlUserFull,
+                    transport::Counter::ControlClassFull,
+                    transport::Counter::ControlNoDescriptor,
+                ],
+            ),
+            Counted { cause: Cause::QueriesLost, count: self.queries_dropped() },
+            Counted {
+                cause: Cause::MapFaults,
+                count: self.responder.counters().get(bpf::Counter::Faults),
+            },
+        ]
+        .into_iter()
+    }
+
+    fn programs(&self) -> Programs {
+        match (self.responder.why_not(), self.responder.lease_end()) {
+            (Some(BY_DECISION), _) | (None, None) => Programs::Unwanted,
+            (Some(reason), _) => Programs::Absent(reason.to_owned()),
+            (None, Some(lease_end)) => {
+                let is_private = self.responder.longevity() == Longevity::Namespace;
+                let private_pins = is_private.then(|| self.options.bpf_dir.display().to_string());
+                let lease = self.config.responder.lease;
+                Programs::Loaded { lease_end, lease, private_pins }
+            }
+        }
+    }
+
+    fn served(&self) -> Vec<Served> {
+        let served = self.node.view().served().map(|served| Served {
+            interface: served.name,
+            program: self
+                .responder
+                .state(served.ifindex)
+                .cloned()
+                .unwrap_or(responder::State::Pending),
+        });
+        served.collect()
+    }
+
+    fn sockets_of_servers(&self) -> Vec<Socket> {
+        let socket = |(family, blocked, holds): (_, Option<String>, Option<usize>)| Socket {
+            family,
+            blocked,
+            small: holds.filter(|&holds| holds < HOLD).map(|holds| (holds, HOLD)),
+        };
+        self.servers.states().map(socket).collect()
+    }
+}
+
+fn listener(Listener { pid, name }: Listener) -> health::Listener {
+    health::Listener { pid, name: escaped(&name, |_| true).into_owned() }
+}
+
+fn log(event: &Event) {
+    match event {
+        Event::Worse(subsystem, cause, health::Reason { state, why, remedy, .. }) => warn!(
+            message_id = ids::HEALTH_WORSE,
+            cause = %cause,
+            %subsystem,
+            "{state}: {why}: {remedy}"
+        ),
+        Event::Better { subsystem, cause, state, lasted } => info!(
+            message_id = ids::HEALTH_BETTER,
+            cause = %cause,
+            %subsystem,
+            "{state}: {cause} has ended after {} s",
+            lasted.as_secs()
+        ),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_cause_has_a_row_with_its_remedy_in_the_documentation() {
+        let page = include_str!("../../../docs/operate.md");
+        let rows: Vec<_> = page.lines().filter(|line| line.starts_with("| ")).collect();
+        for cause in Cause::ALL {
+            let name = format!("`{cause}`");
+            assert!(rows.iter().any(|row| row.contains(&name)), "{name} is not in operate.md");
+        }
+    }
+}

@@ -1,0 +1,262 @@
+// SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
+
+//! Serves the metrics over HTTP, on its own thread. It asks the engine at most once in
+//! [`FRESH`], whatever number of clients asks it: no client makes the engine slow.
+
+use std::convert::Infallible;
+use std::fs;
+use std::io;
+use std::os::unix::fs::{FileTypeExt as _, PermissionsExt as _};
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use http_body_util::Full;
+use hyper::body::{Bytes, Incoming};
+use hyper::header::CONTENT_TYPE;
+use hyper::server::conn::http1;
+use hyper::service::service_fn;
+use hyper::{Method, Request, Response, StatusCode};
+use hyper_util::rt::{TokioIo, TokioTimer};
+use tokio::io::{AsyncRead, AsyncWrite};
+use tokio::net::{TcpListener, UnixListener};
+use tokio::sync::{Mutex, OwnedSemaphorePermit, Semaphore, mpsc, oneshot, watch};
+use tokio::time::{sleep, timeout};
+use tracing::{debug, info};
+
+use crate::config::Listen;
+use crate::control::messages::{Body, Request as Question};
+use crate::control::server::Ask;
+
+/// Connections at once; a further one is closed.
+const CONNECTIONS: usize = 8;
+
+/// A connection is closed after this, whatever it does.
+const PATIENCE: Duration = Duration::from_secs(10);
+
+/// How long a document is given to other clients, too.
+pub const FRESH: Duration = Duration::from_secs(1);
+
+/// Pause before an address that cannot be had is tried again.
+const RETRY: Duration = Duration::from_secs(5);
+
+/// The longest request, with its headers.
+const MAX_REQUEST: usize = 8 << 10;
+
+/// The engine's end of the thread.
+#[derive(Debug)]
+pub struct Server {
+    wanted: watch::Sender<Option<Listen>>,
+    failure: watch::Receiver<Option<String>>,
+}
+
+impl Server {
+    /// Starts the thread, which ends when the other end of `asks` is dropped.
+    ///
+    /// # Errors
+    /// If the thread or its event loop cannot be started.
+    pub fn start(listen: Option<Listen>, asks: mpsc::Sender<Ask>) -> io::Result<Self> {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+        let (wanted, wish) = watch::channel(listen);
+        let (failing, failure) = watch::channel(None);
+        thread::Builder::new().name("metrics".to_owned()).spawn(move || {
+            let ended = asks.clone();
+            let source = Arc::new(Source { asks, last: Mutex::default() });
+            runtime.block_on(async {
+                tokio::select! {
+                    () = ended.closed() => {}
+                    () = serve(wish, failing, source) => {}
+                }
+            });
+            // Connections end with their event loop.
+            runtime.shutdown_background();
+        })?;
+        Ok(Self { wanted, failure })
+    }
+
+    /// From now on serves there.
+    pub fn listen(&self, listen: Option<Listen>) {
+        self.wanted.send_if_modified(|wanted| {
+            let has_changed = *wanted != listen;
+            *wanted = listen;
+            has_changed
+        });
+    }
+
+    /// Why the metrics are not served where they should be.
+    pub fn failure(&self) -> Option<String> {
+        self.failure.borrow().clone()
+    }
+}
+
+/// The document, from the engine.
+struct Source {
+    asks: mpsc::Sender<Ask>,
+    last: Mutex<Option<(Instant, Bytes)>>,
+}
+
+impl Source {
+    /// `None` if the daemon ends.
+    async fn document(&self) -> Option<Bytes> {
+        // Others wait here for the same answer.
+        let mut last = self.last.lock().await;
+        if let Some((at, document)) = &*last
+            && at.elapsed() < FRESH
+        {
+            return Some(document.clone());
+        }
+        let (answer, answered) = oneshot::channel();
+        self.asks.send(Ask { request: Question::Metrics, uid: 0, answer }).await.ok()?;
+        let Body::Metrics { metrics } = answered.await.ok()?.body else { return None };
+        let document = Bytes::from(metrics);
+        *last = Some((Instant::now(), document.clone()));
+        Some(document)
+    }
+}
+
+async fn serve(
+    mut wish: watch::Receiver<Option<Listen>>,
+    failing: watch::Sender<Option<String>>,
+    source: Arc<Source>,
+) {
+    let places = Arc::new(Semaphore::new(CONNECTIONS));
+    loop {
+        let listen = wish.borrow_and_update().clone();
+        let Some(listen) = listen else {
+            failing.send_replace(None);
+            if wish.changed().await.is_err() {
+                return;
+            }
+            continue;
+        };
+        match Socket::bind(&listen) {
+            Ok(socket) => {
+                failing.send_replace(None);
+                info!(%listen, "metrics are served");
+                tokio::select! {
+                    changed = wish.changed() => if changed.is_err() { return },
+                    () = socket.accept_all(&places, &source) => {}
+                }
+            }
+            Err(error) => {
+                failing.send_replace(Some(format!("{listen}: {error}")));
+                tokio::select! {
+                    changed = wish.changed() => if changed.is_err() { return },
+                    () = sleep(RETRY) => {}
+                }
+            }
+        }
+    }
+}
+
+enum Socket {
+    Unix(UnixListener, PathBuf),
+    Tcp(TcpListener),
+}
+
+impl Socket {
+    fn bind(listen: &Listen) -> io::Result<Self> {
+        match listen {
+            Listen::Unix(path) => {
+                // A socket that an earlier daemon has left.
+                if fs::symlink_metadata(path).is_ok_and(|file| file.file_type().is_socket()) {
+                    fs::remove_file(path)?;
+                }
+                let socket = UnixListener::bind(path)?;
+                // Any user may read, as on the control socket.
+                fs::set_permissions(path, fs::Permissions::from_mode(0o666))?;
+                Ok(Self::Unix(socket, path.clone()))
+            }
+            Listen::Tcp(address) => {
+                let socket = std::net::TcpListener::bind(address)?;
+                socket.set_nonblocking(true)?;
+                Ok(Self::Tcp(TcpListener::from_std(socket)?))
+            }
+        }
+    }
+
+    async fn accept_all(&self, places: &Arc<Semaphore>, source: &Arc<Source>) {
+        loop {
+            let accepted = match self {
+                Self::Unix(socket, _) => {
+                    socket.accept().await.map(|(stream, _)| seat(stream, places, source))
+                }
+                Self::Tcp(socket) => {
+                    socket.accept().await.map(|(stream, _)| seat(stream, places, source))
+                }
+            };
+            if let Err(error) = accepted {
+                debug!(%error, "cannot accept a connection for metrics");
+                sleep(Duration::from_millis(100)).await;
+            }
+        }
+    }
+}
+
+impl Drop for Socket {
+    fn drop(&mut self) {
+        if let Self::Unix(_, path) = self {
+            // At worst a dead socket stays, which the next start replaces.
+            drop(fs::remove_file(path));
+        }
+    }
+}
+
+/// Serves the connection, or closes it if there are too many.
+fn seat<S: AsyncRead + AsyncWrite + Unpin + Send + 'static>(
+    stream: S,
+    places: &Arc<Semaphore>,
+    source: &Arc<Source>,
+) {
+    let Ok(place) = Arc::clone(places).try_acquire_owned() else {
+        return debug!("too many connections for metrics");
+    };
+    drop(tokio::spawn(converse(stream, place, Arc::clone(source))));
+}
+
+async fn converse(
+    stream: impl AsyncRead + AsyncWrite + Unpin,
+    place: OwnedSemaphorePermit,
+    source: Arc<Source>,
+) {
+    let answer = service_fn(move |request| answer(request, Arc::clone(&source)));
+    let connection = http1::Builder::new()
+        .timer(TokioTimer::new())
+        .header_read_timeout(PATIENCE)
+        .max_buf_size(MAX_REQUEST)
+        .keep_alive(false)
+        .serve_connection(TokioIo::new(stream), answer);
+    match timeout(PATIENCE, connection).await {
+        Ok(Ok(())) => {}
+        Ok(Err(error)) => debug!(%error, "connection for metrics"),
+        Err(_) => debug!("connection for metrics: too slow"),
+    }
+    drop(place);
+}
+
+async fn answer(
+    request: Request<Incoming>,
+    source: Arc<Source>,
+) -> Result<Response<Full<Bytes>>, Infallible> {
+    let plain = |status, text: &'static str| {
+        let mut response = Response::new(Full::new(Bytes::from_static(text.as_bytes())));
+        *response.status_mut() = status;
+        response
+    };
+    if !matches!(*request.method(), Method::GET | Method::HEAD) {
+        return Ok(plain(StatusCode::METHOD_NOT_ALLOWED, "only GET\n"));
+    }
+    if request.uri().path() != "/metrics" {
+        return Ok(plain(StatusCode::NOT_FOUND, "the metrics are at /metrics\n"));
+    }
+    Ok(match source.document().await {
+        None => plain(StatusCode::SERVICE_UNAVAILABLE, "the daemon is ending\n"),
+        Some(document) => {
+            let mut response = Response::new(Full::new(document));
+            let content = hyper::header::HeaderValue::from_static(super::CONTENT_TYPE);
+            response.headers_mut().insert(CONTENT_TYPE, content);
+            response
+        }
+    })
+}
