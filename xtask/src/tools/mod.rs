@@ -67,6 +67,15 @@ pub(crate) const ETHTOOL: Set = Set {
     suites: &[],
 };
 
+/// Prometheus, whose promtool tests the alerts.
+pub(crate) const PROMETHEUS: Set = Set {
+    name: "prometheus",
+    purpose: "tests the alerts (promtool), and scrapes the metrics",
+    programs: &["promtool", "prometheus"],
+    packages: &["prometheus"],
+    suites: &[],
+};
+
 /// libFuzzer, for machines that cannot compile it. The version is that of Debian 12; the interface of
 /// instrumented code has not changed since.
 pub(crate) const LIBFUZZER: Set = Set {
@@ -181,6 +190,7 @@ const SETS: &[&Set] = &[
     &IPROUTE2,
     &BPFTOOL,
     &ETHTOOL,
+    &PROMETHEUS,
     &LIBFUZZER,
     &QEMU,
     &XZ,
