@@ -6,7 +6,7 @@
 //! ([`Hosts`]), and finds the source that routing chooses, the [`resolver`](crate::resolver) the GID of the
 //! destination, and [`paths`] the path.
 //!
-//! A client whose bytes are no request is closed, because the next request cannot be found.
+//! A client that sends other bytes is disconnected, because the start of its next request cannot be found.
 
 mod endpoints;
 mod hosts;
@@ -53,7 +53,7 @@ pub struct Acm {
     deadlines: Timers<LookupId>,
     next: u64,
     asks: VecDeque<Ask>,
-    /// Questions that nobody could answer yet.
+    /// Questions that cannot be answered before the node knows more of itself.
     parked: BTreeMap<LookupId, Ask>,
     outputs: VecDeque<Output>,
     counters: Counters<Counter>,
@@ -71,7 +71,7 @@ struct Client {
 /// A search for a path.
 #[derive(Clone, Copy, Debug)]
 struct Lookup {
-    /// Who is told of the result: nobody after a client that does not wait has its reply.
+    /// The client that gets the result. `None` if a client that does not wait has its reply already.
     client: Option<(ClientId, Request)>,
     user: User,
     deadline: Instant,
@@ -91,10 +91,10 @@ struct Lookup {
     address: Option<Counter>,
 }
 
-/// What is known of the path.
+/// The part of the path that is known.
 #[derive(Clone, Copy, Debug)]
 enum Known {
-    /// What the client says. Names are replaced by what they stand for.
+    /// The ends that the client gave. Addresses replace names as they become known.
     Said {
         source: Option<End>,
         target: End,
@@ -108,7 +108,7 @@ enum Known {
     Endpoint,
 }
 
-/// Where the path leads, before its source is known.
+/// The destination of a path whose source is not known yet.
 #[derive(Clone, Copy, Debug)]
 enum Target {
     Ip(IpAddr),
@@ -213,7 +213,7 @@ impl Acm {
         self.outputs.pop_front()
     }
 
-    /// What has been counted.
+    /// The counters.
     pub fn counters(&self) -> &Counters<Counter> {
         &self.counters
     }
@@ -306,7 +306,8 @@ impl Acm {
         self.refuse(id, status);
     }
 
-    /// Somebody is being asked: a client that does not wait is told so. The search goes on.
+    /// The answer is not remembered, so another core asks for it. A client that does not wait gets that as
+    /// its reply, and the search goes on.
     pub fn not_remembered(&mut self, id: LookupId) {
         let lookup = self.lookups.get_mut(&id).filter(|lookup| lookup.is_from_memory);
         if let Some((client, request)) = lookup.and_then(|lookup| lookup.client.take()) {

@@ -45,7 +45,7 @@ impl Acm {
 
     fn look_up(&mut self, id: LookupId, name: &Name) {
         let Some(&Lookup { client, user, deadline, .. }) = self.lookups.get(&id) else { return };
-        // Nobody waits for this search, and another one remembers the name.
+        // No client waits for this search, and another search remembers the name.
         if client.is_none() && self.names.is_under_way(name) {
             self.forget(id);
             return;

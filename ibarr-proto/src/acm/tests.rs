@@ -240,7 +240,7 @@ fn silence_of_all_others_ends_at_the_deadline() {
 }
 
 #[test]
-fn question_that_nobody_can_answer_yet_is_asked_again_and_forgotten_with_its_client() {
+fn early_question_is_asked_again_and_forgotten_with_its_client() {
     let mut rig = Rig::new();
     rig.resolve(to("10.2.0.5"));
     let Some(Output::Route { id, .. }) = rig.acm.poll_output() else { panic!() };
@@ -407,7 +407,7 @@ fn listed_names_need_neither_resolver_nor_peer() {
 }
 
 #[test]
-fn search_that_nobody_waits_for_is_not_kept_for_a_name_under_way() {
+fn search_without_a_client_is_not_kept_for_a_name_under_way() {
     let mut rig = Rig::new();
     for _ in 0..1000 {
         rig.resolve(Resolve::to(None, name("node5")).from_memory());

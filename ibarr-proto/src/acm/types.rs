@@ -88,7 +88,7 @@ pub enum Input<'a> {
         /// Its addresses, the preferred ones first.
         addresses: Result<&'a [IpAddr], NotNamed>,
     },
-    /// The daemon ends: who waits is told that there is no answer.
+    /// The daemon ends: waiting clients are told that there is no answer.
     Stop,
 }
 
@@ -115,24 +115,25 @@ pub enum Ask {
     Gid {
         /// The search.
         id: LookupId,
-        /// For whom.
+        /// The user of the client.
         user: User,
         /// The address.
         question: Question,
-        /// When nobody waits any more.
+        /// When the client stops waiting.
         deadline: Instant,
     },
     /// A path.
     Path {
         /// The search.
         id: LookupId,
-        /// For whom.
+        /// The user of the client.
         user: User,
-        /// What is known of it.
+        /// The known parts of the path.
         known: PathQuery,
-        /// Whether the SA is to be asked for just this.
+        /// Whether the SA is asked with exactly these parts. Otherwise missing ones are filled in, and a
+        /// remembered path is an answer.
         asks_sa: bool,
-        /// When nobody waits any more.
+        /// When the client stops waiting.
         deadline: Instant,
     },
     /// An endpoint.
@@ -198,7 +199,7 @@ pub enum Output {
 /// A reply, which is sent in one write.
 #[derive(Clone, Debug, Eq, PartialEq)]
 pub struct Transmit {
-    /// To whom.
+    /// The client that gets it.
     pub client: ClientId,
     /// Its bytes.
     pub bytes: Vec<u8>,
@@ -217,7 +218,7 @@ crate::counters! {
         NotTaken = "not-taken",
         /// Requests for paths that failed.
         Failed = "failed",
-        /// Requests for a destination that nobody has, or to which there is no path.
+        /// Requests for a destination that does not exist, or to which there is no path.
         NoData = "no-data",
         /// Requests for what is remembered, when nothing was.
         NotRemembered = "not-remembered",

@@ -35,7 +35,7 @@ pub(super) struct Acm {
 
 impl Acm {
     pub(super) fn new(inherited: Inherited, clients: Clients) -> Self {
-        let is_inherited = inherited.door.is_some();
+        let is_inherited = inherited.listener.is_some();
         let served = config::Acm::default();
         Self {
             clients,
@@ -48,11 +48,11 @@ impl Acm {
         }
     }
 
-    /// Does what the configuration wants. An inherited socket is always read: whoever connects to it would wait
-    /// for ever, and is refused if nothing is to be served.
+    /// Follows the configuration. An inherited socket is always read, because a client that connects to it would
+    /// otherwise wait for ever. If nothing is to be served, the client is refused.
     pub(super) fn serve(&mut self, wanted: &config::Acm) {
-        if let Some(door) = self.inherited.door.take() {
-            let listening = self.clients.listen(door.into());
+        if let Some(listener) = self.inherited.listener.take() {
+            let listening = self.clients.listen(listener.into());
             self.why_not =
                 listening.err().map(|error| format!("acm: the inherited socket: {error}"));
         }
@@ -68,7 +68,7 @@ impl Acm {
         }
         let before = mem::replace(&mut self.served, wanted.clone());
         if wanted.serve == Serve::Off || before.socket != wanted.socket {
-            self.clients.shut_door();
+            self.clients.stop_listening();
             self.made = None;
         }
         let path = wanted.socket.display();
@@ -111,7 +111,7 @@ impl Acm {
 }
 
 impl Engine {
-    /// Goes on where the daemon before has ended.
+    /// Continues with the connections of the last daemon.
     pub(super) fn start_acm(&mut self, now: Instant) {
         for fd in mem::take(&mut self.acm.inherited.clients) {
             self.admit(now, fd);
@@ -188,7 +188,7 @@ impl Engine {
         self.tell_acm(now, Input::NotTaken { client });
     }
 
-    /// Answers who waits.
+    /// Answers all waiting clients.
     pub(super) fn stop_acm(&mut self, now: Instant) {
         self.tell_acm(now, Input::Stop);
     }

@@ -35,7 +35,7 @@ use crate::sys::peer::Peer;
 /// The name of an inherited socket where clients connect (`FileDescriptorName=`).
 pub const NAME: &str = "acm";
 
-/// The name of an inherited connection, which the daemon before had (`FDNAME=`).
+/// The name of an inherited connection, which the last daemon had (`FDNAME=`).
 pub const CLIENT: &str = "acm-client";
 
 /// Where librdmacm looks, a link beside the socket.
@@ -54,16 +54,16 @@ const PAUSE: Duration = Duration::from_millis(100);
 /// What the process has inherited.
 #[derive(Debug, Default)]
 pub struct Inherited {
-    /// Where clients connect.
-    pub door: Option<OwnedFd>,
-    /// Connections of the daemon before.
+    /// The socket where clients connect.
+    pub listener: Option<OwnedFd>,
+    /// Connections of the last daemon.
     pub clients: Vec<OwnedFd>,
 }
 
 /// An input of the engine.
 #[derive(Debug)]
 pub enum Event {
-    /// Somebody has connected.
+    /// A client has connected.
     Connected(OwnedFd),
     /// A client has sent bytes, or closes its connection; see [`Clients::next`].
     Ready(Ready),
@@ -113,7 +113,8 @@ pub struct Clients {
     /// For the rests of replies.
     room: Arc<Semaphore>,
     reading: Duration,
-    door: Option<AbortHandle>,
+    /// The task that accepts connections.
+    accepting: Option<AbortHandle>,
 }
 
 #[derive(Debug)]
@@ -141,7 +142,7 @@ impl Clients {
         tokio::spawn(tell(watch, Arc::clone(&watched), events.clone()));
         let room = Arc::new(Semaphore::new(WAITING));
         let by_id = HashMap::new();
-        Ok(Self { events, by_id, next: 0, watched, room, reading: READING, door: None })
+        Ok(Self { events, by_id, next: 0, watched, room, reading: READING, accepting: None })
     }
 
     /// Accepts connections. Must be called within a runtime.
@@ -152,7 +153,7 @@ impl Clients {
         listener.set_nonblocking(true)?;
         let listener = UnixListener::from_std(listener)?;
         let accepting = tokio::spawn(accept(listener, self.events.clone()));
-        self.door = Some(accepting.abort_handle());
+        self.accepting = Some(accepting.abort_handle());
         Ok(())
     }
 
@@ -256,10 +257,10 @@ impl Clients {
         }
     }
 
-    /// Accepts nobody any more.
-    pub fn shut_door(&mut self) {
-        if let Some(door) = self.door.take() {
-            door.abort();
+    /// Accepts no more connections.
+    pub fn stop_listening(&mut self) {
+        if let Some(accepting) = self.accepting.take() {
+            accepting.abort();
         }
     }
 }
@@ -272,7 +273,7 @@ pub struct Made {
 }
 
 impl Made {
-    /// Makes the socket, if nobody serves it.
+    /// Makes the socket, if no process serves it.
     ///
     /// # Errors
     /// If another process serves it, or it cannot be made.

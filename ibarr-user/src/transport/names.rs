@@ -171,7 +171,7 @@ mod tests {
     }
 
     #[test]
-    fn name_that_nobody_waits_for_any_more_is_not_looked_up() {
+    fn name_without_a_waiting_client_is_not_looked_up() {
         fn never(_: &str) -> io::Result<Vec<IpAddr>> {
             panic!("it is too late")
         }

@@ -158,7 +158,7 @@ fn client_that_waits_is_answered_before_the_daemon_ends() {
     let dir = TempDir::new("acm-end");
     let port = Port::new(&dir);
     let (mut daemon, _kernel) = start(&dir, &serving(&dir));
-    // The SA answers nobody while this test holds it.
+    // The SA is silent while this test holds it.
     let sa = port.hold();
     let mut clients: Vec<_> = (0..CLIENTS).map(|_| Client::connect(&dir)).collect();
     for client in &mut clients {
@@ -182,7 +182,7 @@ fn clients_of_a_killed_daemon_are_answered_by_the_next_one() {
     let (mut first, _kernel) = start(&dir, &serving(&dir));
     let mut clients: Vec<_> = (0..CLIENTS).map(|_| Client::connect(&dir)).collect();
     let kept = first.keeps(CLIENTS);
-    // They wait for the SA, which answers nobody meanwhile.
+    // They wait for the SA, which is silent meanwhile.
     let sa = port.hold();
     for client in &mut clients[..IN_WORK] {
         client.send(Ask::Resolve(to(LOCAL)));

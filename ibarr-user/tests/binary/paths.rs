@@ -90,7 +90,7 @@ impl Port {
         });
     }
 
-    /// While this lives, the SA answers nobody.
+    /// While this lives, the SA is silent.
     pub(crate) fn hold(&self) -> MutexGuard<'_, StandIn> {
         self.sa.lock().unwrap()
     }
