@@ -107,7 +107,8 @@ impl Source {
             return Some(document.clone());
         }
         let (answer, answered) = oneshot::channel();
-        self.asks.send(Ask { request: Question::Metrics, uid: 0, answer }).await.ok()?;
+        let ask = Ask { request: Question::Metrics, uid: 0, answer, each: None };
+        self.asks.send(ask).await.ok()?;
         let Body::Metrics { metrics } = answered.await.ok()?.body else { return None };
         let document = Bytes::from(metrics);
         *last = Some((Instant::now(), document.clone()));
