@@ -422,7 +422,7 @@ proptest! {
 
 /// A record whose fields are all different from 0.
 fn full_record() -> PathRecord {
-    let octets: Vec<_> = (0..64).map(|at| 0x11 + 3 * at | 1).collect();
+    let octets: Vec<_> = (0..64).map(|at| (0x11 + 3 * at) | 1).collect();
     PathRecord::from_octets(octets.try_into().unwrap())
 }
 

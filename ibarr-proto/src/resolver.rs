@@ -306,7 +306,7 @@ impl Resolver {
                         cores.paths.resolve_fresh(now, request);
                     }
                     Sought::Known(query) => {
-                        cores.paths.ask_directly(now, id, &port, query, deadline)
+                        cores.paths.ask_directly(now, id, &port, query, deadline);
                     }
                 }
                 self.settle(cores, now);

@@ -242,14 +242,14 @@ impl Core {
                 (
                     Some(Bug::UnboundedTable),
                     Output::Resolver(resolver::Event::Socket(SocketEvent::Close(_))),
-                ) => continue,
+                )
+                | (Some(Bug::ForgottenReply), Output::Acm(acm::Output::Reply(_))) => continue,
                 (Some(Bug::DoubleQuery), Output::Sa(_)) => {
                     self.mads += 1;
                     if self.mads.is_multiple_of(16) {
                         self.again.push_back(output.clone());
                     }
                 }
-                (Some(Bug::ForgottenReply), Output::Acm(acm::Output::Reply(_))) => continue,
                 _ => {}
             }
             return Some(output);

@@ -127,14 +127,14 @@ impl PathQuery {
     /// question's (OpenSM does so for `fe80::/64`).
     pub fn has_ends_of(&self, record: &PathRecord) -> bool {
         let wire = PathRecordWire::from(*record);
-        let is_gid = |known: Option<Gid>, octets| {
+        let has_gid = |known: Option<Gid>, octets| {
             known.is_none_or(|known| Gid::new(octets).is_some_and(|gid| gid.guid() == known.guid()))
         };
-        let is_lid = |known: Option<Lid>, lid| known.is_none_or(|known| known.get() == lid);
-        is_gid(self.dgid(), wire.dgid)
-            && is_gid(self.sgid(), wire.sgid)
-            && is_lid(self.dlid(), wire.dlid.get())
-            && is_lid(self.slid(), wire.slid.get())
+        let is_at = |known: Option<Lid>, lid| known.is_none_or(|known| known.get() == lid);
+        has_gid(self.dgid(), wire.dgid)
+            && has_gid(self.sgid(), wire.sgid)
+            && is_at(self.dlid(), wire.dlid.get())
+            && is_at(self.slid(), wire.slid.get())
     }
 
     fn wire(&self) -> PathRecordWire {

@@ -52,11 +52,11 @@ pub fn find<R: CryptoRng + SeedableRng>(
         Which::Index { index, port } => {
             let index = usize::from(index).checked_sub(1)?;
             let is_meant = |name: &PortName| port.is_none_or(|port| port == name.port);
-            let all =
+            let mut all =
                 active().filter(|(_, name, ..)| is_meant(name)).flat_map(|(_, name, facts, _)| {
                     facts.pkeys.iter().map(move |(_, pkey)| (name, facts, *pkey))
                 });
-            let (name, facts, pkey) = all.skip(index).next()?;
+            let (name, facts, pkey) = all.nth(index)?;
             found(name, facts, pkey)
         }
         Which::Address(address) => {

@@ -315,10 +315,9 @@ mod tests {
     fn user_with_many_names_leaves_room_for_others_and_none_is_above_the_limit() {
         let mut names = Names::default();
         let mut joined = 0;
-        for user in 0..5 {
-            for n in 0..100 {
-                let first =
-                    names.join(&name(user * 100 + n), LookupId(n as u64), User(user as u32));
+        for (user, id) in (0..5).zip(0..) {
+            for (n, lookup) in (0..100).zip(0..) {
+                let first = names.join(&name(user * 100 + n), LookupId(lookup), User(id));
                 joined += usize::from(first == Joined::First);
             }
             assert_eq!(joined, ((user + 1) * MAX_OF_USER).min(MAX_FLIGHTS));

@@ -45,6 +45,7 @@ fn events(health: &mut Health) -> Vec<String> {
 }
 
 /// Every fault that a fact can state, with the subsystem, the cause and the state that it makes.
+#[expect(clippy::too_many_lines, reason = "a table")]
 fn faults() -> Vec<(Facts, &'static str)> {
     let interface = InterfaceName::new(b"ib0").unwrap();
     let blocked = |family| Socket { family, blocked: Some("taken".to_owned()), small: None };
@@ -144,7 +145,7 @@ fn faults() -> Vec<(Facts, &'static str)> {
         (counted(Cause::AddressesEvicted), "caches: addresses-evicted: degraded"),
         (counted(Cause::PathsEvicted), "caches: paths-evicted: degraded"),
         (Facts { snapshot_failed: some(), ..f() }, "caches: snapshot-failed: degraded"),
-        (Facts { acm_files: vec!["a: b".to_owned()], ..f() }, "acm: acm-files: degraded"),
+        (Facts { acm_files: vec!["a: b".into()], ..f() }, "acm: acm-files: degraded"),
         (counted(Cause::ConnectionsRefused), "control: connections-refused: degraded"),
     ]
 }

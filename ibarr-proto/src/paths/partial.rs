@@ -136,19 +136,19 @@ impl<R: CryptoRng + SeedableRng> Paths<R> {
         &self,
         port: Option<PortName>,
         sgid: Option<Gid>,
-        slid: Option<Lid>,
+        lid: Option<Lid>,
     ) -> Result<(PortName, &PortFacts), Incomplete> {
         let is_chosen = |name: PortName| port.is_none_or(|port| port == name);
         let has_source = |facts: &PortFacts| {
             sgid.is_none_or(|sgid| facts.gids.contains(&sgid))
-                && slid.is_none_or(|slid| facts.has_lid(slid))
+                && lid.is_none_or(|lid| facts.has_lid(lid))
         };
         let chosen = || self.ports().filter(|(_, name, ..)| is_chosen(*name));
         let mut ports = chosen().filter(|(.., facts, _)| has_source(facts)).peekable();
         let first = ports.peek().copied();
-        let none = || match (port, sgid, slid) {
+        let none = || match (port, sgid, lid) {
             (_, Some(sgid), _) if chosen().next().is_some() => Incomplete::NoSource(sgid),
-            (_, _, Some(slid)) if chosen().next().is_some() => Incomplete::NoSourceLid(slid),
+            (_, _, Some(lid)) if chosen().next().is_some() => Incomplete::NoSourceLid(lid),
             (Some(port), ..) => Incomplete::NoSuchPort(port),
             (None, ..) => Incomplete::NoPort,
         };

@@ -215,7 +215,7 @@ mod tests {
     #[test]
     fn every_option_is_answered_for_and_the_last_of_several_counts() {
         let opts = "\
-LOG_FILE /tmp/ibacm.log
+LOG_FILE /var/log/acm.log
 log_level 2
 umad_debug_level 1
 lock_file /run/x.pid

@@ -52,11 +52,10 @@ impl Snapshots {
     }
 
     fn is_saved(&mut self) {
-        match self.unsaved.take() {
-            Some(_) => {
-                info!(message_id = ids::SNAPSHOT_WORKS, "paths are saved for the next daemon again")
-            }
-            None => debug!("saved paths for the next daemon"),
+        if self.unsaved.take().is_some() {
+            info!(message_id = ids::SNAPSHOT_WORKS, "paths are saved for the next daemon again");
+        } else {
+            debug!("saved paths for the next daemon");
         }
     }
 

@@ -229,9 +229,10 @@ fn sa(question: &sa::Question) -> Option<sa::Answer> {
         life_time: PacketLifeTime::from_low_bits(18),
     };
     let record = record.emit();
-    Some(match query.has_ends_of(&record) {
-        true => sa::Answer::Path(record),
-        false => sa::Answer::Refused(sa::Refusal::NO_RECORDS),
+    Some(if query.has_ends_of(&record) {
+        sa::Answer::Path(record)
+    } else {
+        sa::Answer::Refused(sa::Refusal::NO_RECORDS)
     })
 }
 
@@ -254,9 +255,9 @@ fn lid_is_asked_for_each_time_with_what_the_client_knows_and_what_it_lacks() {
     );
     assert_eq!((third.slid(), third.pkey()), (Lid::new(1), Some(PKey::DEFAULT)));
     // What the SA has said of a LID is no answer to a question for a GID.
-    let to_gid =
+    let by_gid =
         Wanted::Resolve(Resolve::along(fields(|path| path.dgid = gid("fe80::5").octets())));
-    assert!(path_of(&whole.ask(to_gid)).is_ok());
+    assert!(path_of(&whole.ask(by_gid)).is_ok());
     assert_eq!(whole.asked.len(), 4);
     // The port has one LID, and no host LID 6.
     let absent = Wanted::Resolve(Resolve::along(fields(|path| path.dlid = 6.into())));

@@ -4,7 +4,6 @@
 //! a mistake.
 
 use std::collections::BTreeMap;
-use std::fmt;
 use std::fs;
 use std::io::{ErrorKind, Read as _, Write as _};
 use std::os::unix::net::UnixStream;
@@ -13,7 +12,7 @@ use std::time::Duration;
 use anyhow::{Context as _, Result, ensure};
 
 use super::forms::{self, Form, Kind};
-use super::reasons::{self, REASONS};
+use super::reasons::{self, Difference, REASONS};
 use crate::report::Report;
 use crate::rig::{self, INTERFACES, Place, Process, eventually, spawn};
 
@@ -25,15 +24,6 @@ pub(super) enum Told {
     Reply(Vec<u8>),
     Closed,
     Silent,
-}
-
-/// A field that differs, in the reply to one request.
-#[derive(Debug)]
-pub(super) struct Difference {
-    pub(super) what: String,
-    pub(super) field: String,
-    pub(super) theirs: String,
-    pub(super) ours: String,
 }
 
 /// Starts ibacm, which knows the addresses of all ports: it has no other way to learn those of nodes without
@@ -141,13 +131,6 @@ pub(super) fn compare(theirs: Vec<(Form, Told)>, ours: Vec<(Form, Told)>) -> Res
 }
 
 const NONE: &str = "NO REASON";
-
-impl fmt::Display for Difference {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { what, field, theirs, ours, .. } = self;
-        write!(f, "{what}: {field}: ibacm {theirs}, ibarr {ours}")
-    }
-}
 
 fn differences(form: &Form, theirs: &Told, ours: &Told) -> Vec<Difference> {
     let (theirs, ours) = (fields(theirs), fields(ours));

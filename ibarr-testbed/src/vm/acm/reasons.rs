@@ -2,7 +2,23 @@
 
 //! Why replies of `ibarr` differ from those of ibacm.
 
-use super::compare::Difference;
+use std::fmt;
+
+/// A field that differs, in the reply to one request.
+#[derive(Debug)]
+pub(super) struct Difference {
+    pub(super) what: String,
+    pub(super) field: String,
+    pub(super) theirs: String,
+    pub(super) ours: String,
+}
+
+impl fmt::Display for Difference {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { what, field, theirs, ours, .. } = self;
+        write!(f, "{what}: {field}: ibacm {theirs}, ibarr {ours}")
+    }
+}
 
 /// A reason, and which differences it explains.
 pub(super) struct Reason {
