@@ -318,8 +318,9 @@ impl<R: CryptoRng + SeedableRng> Node<R> {
         self.cores.client.restore(now, question, answer)
     }
 
-    /// Drops all answers of peers. Returns how many that was.
+    /// Drops all answers of peers, and the addresses of names. Returns how many answers of peers that was.
     pub fn flush(&mut self) -> usize {
+        self.acm.forget_names();
         self.cores.client.flush(None)
     }
 

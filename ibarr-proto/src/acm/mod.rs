@@ -154,6 +154,11 @@ impl Acm {
         self.hosts = hosts;
     }
 
+    /// Forgets the addresses of names.
+    pub fn forget_names(&mut self) {
+        self.names.forget();
+    }
+
     /// The GIDs that the administrator has listed.
     pub fn hosts(&self) -> &Hosts {
         &self.hosts

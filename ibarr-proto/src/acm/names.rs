@@ -258,6 +258,12 @@ impl Names {
         flight.waiters
     }
 
+    /// Forgets all addresses.
+    pub(super) fn forget(&mut self) {
+        self.remembered.clear();
+        self.by_expiry.clear();
+    }
+
     fn forget_old(&mut self, now: Instant) {
         while let Some((until, _)) = self.by_expiry.front()
             && (*until <= now || self.by_expiry.len() > MAX_REMEMBERED)
@@ -348,6 +354,8 @@ mod tests {
         names.join(&name(1), LookupId(1), User(1));
         names.land(NOW + TTL, &name(1), found);
         assert_eq!((names.remembered.len(), names.by_expiry.len()), (1, 1));
+        names.forget();
+        assert_eq!((names.lookup(NOW + TTL, &name(1)), names.by_expiry.len()), (None, 0));
     }
 
     #[test]

@@ -4,6 +4,7 @@
 
 use std::collections::BTreeSet;
 use std::path::PathBuf;
+use std::time::Duration;
 
 use ibarr_common::Instant;
 use ibarr_proto::acm::Hosts;
@@ -23,7 +24,8 @@ pub(super) struct Preloads {
     are_hosts_due: bool,
     /// The ports whose paths were asked for.
     done: BTreeSet<PortName>,
-    is_reading: bool,
+    /// Since when the thread reads.
+    reading: Option<Instant>,
     /// What is wrong with the files.
     of_hosts: Vec<String>,
     of_routes: Vec<String>,
@@ -37,7 +39,7 @@ impl Preloads {
             routes: None,
             are_hosts_due: false,
             done: BTreeSet::new(),
-            is_reading: false,
+            reading: None,
             of_hosts: Vec::new(),
             of_routes: Vec::new(),
         }
@@ -52,20 +54,27 @@ impl Preloads {
     }
 
     /// What is wrong with the files, one line for each.
-    pub(super) fn warnings(&self) -> impl Iterator<Item = String> {
+    pub(super) fn warnings(&self, now: Instant) -> impl Iterator<Item = String> {
+        let taken = self.reading.map(|since| now.since(since)).filter(|&taken| taken >= SLOW);
+        let slow = taken.map(|taken| {
+            let taken = taken.as_secs();
+            format!(
+                "acm: hosts and routes have been read for {taken} s: does their file system hang?"
+            )
+        });
         let first = |problems: &[String]| {
             let (first, rest) = problems.split_first()?;
             let more = if rest.is_empty() { "" } else { "; the log has the others" };
             Some(format!("acm: {first}{more}"))
         };
-        [first(&self.of_hosts), first(&self.of_routes)].into_iter().flatten()
+        [slow, first(&self.of_hosts), first(&self.of_routes)].into_iter().flatten()
     }
 }
 
 impl Engine {
     /// Begins to read what is due. A file of paths is read when the port is known that they start from.
     pub(super) fn preload(&mut self, now: Instant) {
-        if self.preloads.is_reading {
+        if self.preloads.reading.is_some() {
             return;
         }
         let mut order = Order { hosts: None, routes: None };
@@ -87,15 +96,15 @@ impl Engine {
         if order.hosts.is_none() && order.routes.is_none() {
             return;
         }
-        self.preloads.is_reading = true;
+        self.preloads.reading = Some(now);
         if let Err(error) = preload::start(order, self.preloads.loaded.clone()) {
-            self.preloads.is_reading = false;
+            self.preloads.reading = None;
             warn!(%error, "cannot start a thread to preload addresses and paths");
         }
     }
 
     pub(super) fn handle_preloaded(&mut self, now: Instant, loaded: Loaded) {
-        self.preloads.is_reading = false;
+        self.preloads.reading = None;
         let Loaded { hosts, routes } = loaded;
         if let Some(hosts) = hosts {
             self.preloads.of_hosts.clear();
@@ -132,6 +141,9 @@ fn tell<T>(what: &str, outcome: Outcome<T>, problems: &mut Vec<String>) -> Optio
     problems.truncate(MOST_PROBLEMS);
     read
 }
+
+/// Reading that takes longer is worth a warning: a file of 10,000 ports has a hundred million lines.
+const SLOW: Duration = Duration::from_mins(1);
 
 /// How many problems of a kind of file are remembered: those of a port with a report, and of other ports.
 const MOST_PROBLEMS: usize = 2 * Report::MOST;

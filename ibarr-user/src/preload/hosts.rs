@@ -72,7 +72,24 @@ fn entry(text: &str) -> Result<(Address, Gid), String> {
 
 #[cfg(test)]
 mod tests {
+    use proptest::prelude::*;
+
     use super::*;
+
+    proptest! {
+        #[test]
+        fn every_line_of_any_file_is_used_or_named(
+            text in "([a-z0-9.:#]{0,9}[ \t]?([a-f0-9:]{2,9})?\n){0,9}",
+            bytes: Vec<u8>,
+        ) {
+            for bytes in [text.as_bytes(), &bytes] {
+                let (hosts, report) = parse(bytes, Report::new(Path::new("f"))).unwrap();
+                let lines = bytes.split(|&byte| byte == b'\n').count();
+                prop_assert!(hosts.len() as u64 + report.bad_lines <= lines as u64);
+                prop_assert_eq!(hosts.len(), report.entries);
+            }
+        }
+    }
 
     fn read(text: &str) -> (Hosts, Report) {
         parse(text.as_bytes(), Report::new(Path::new("hosts"))).unwrap()

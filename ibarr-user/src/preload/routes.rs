@@ -221,8 +221,31 @@ mod tests {
     use ibarr_common::ib::PortNum;
     use ibarr_common::wire::umad::PKeyIndex;
     use ibarr_proto::paths::PortName;
+    use proptest::prelude::*;
 
     use super::*;
+
+    proptest! {
+        /// A byte of a correct file is another one, or the file ends there.
+        #[test]
+        fn damaged_file_gives_no_path_that_does_not_start_at_the_port(
+            at in 0..DUMP.len(), byte: u8, is_cut: bool,
+        ) {
+            let mut bytes = DUMP.as_bytes().to_vec();
+            bytes[at] = byte;
+            bytes.truncate(if is_cut { at } else { bytes.len() });
+            let wanted = wanted();
+            let (snapshot, report) =
+                parse(bytes.as_slice(), Report::new(Path::new("f")), &wanted).unwrap();
+            prop_assert_eq!(snapshot.paths.len(), report.entries);
+            for path in snapshot.paths {
+                let fields = Fields::parse(&path.record).unwrap();
+                let Identity { gid, lid, .. } = wanted.ports[0].identity;
+                prop_assert_eq!((fields.sgid, fields.slid), (gid, lid));
+                prop_assert!(fields.mtu.bytes().is_some() && path.life > 0);
+            }
+        }
+    }
 
     /// The lines of one of two ports and a switch, as the plug-in writes them.
     const DUMP: &str = "\

@@ -82,7 +82,7 @@ const FIXED: &[Row] = {
             "addr_prot",
             ANY,
             Needless,
-            "ibarr asks peers over UDP, which ibacm does not answer: run it on each node",
+            "ibarr asks peers over UDP, and next door the kernel's neighbour table: run it on each node",
         ),
         (
             "addr_timeout",
