@@ -60,6 +60,11 @@ fn ask(id: QuestionId, question: Question, deadline: Instant) -> Input<'static> 
     Input::Ask(Ask { id, port: PORT, question, rank: Rank::Kernel, deadline })
 }
 
+/// The same, of a user.
+fn ask_as_user(id: QuestionId, question: Question, deadline: Instant) -> Input<'static> {
+    Input::Ask(Ask { id, port: PORT, question, rank: Rank::Other, deadline })
+}
+
 /// A client, its sent MADs, and the answers.
 struct Rig {
     now: Instant,
@@ -824,7 +829,7 @@ fn users_questions_delay_no_question_of_the_kernel() {
         let deadline = rig.now + WAIT;
         for n in 0..4 {
             let n = 1_000 + 4 * round + n;
-            rig.client.handle_input(rig.now, ask(QuestionId(n), path(n), deadline));
+            rig.client.handle_input(rig.now, ask_as_user(QuestionId(n), path(n), deadline));
         }
         rig.drain();
         assert!(rig.client.load(PORT).in_air <= rig.client.load(PORT).window.div_ceil(2));
@@ -848,7 +853,7 @@ fn question_joined_by_the_kernel_gets_its_rank() {
     let mut rig = Rig::warm(Config { outstanding: 1, ..Config::default() });
     rig.ask(1);
     for n in [2, 3] {
-        rig.client.handle_input(rig.now, ask(QuestionId(n), path(n), rig.now + WAIT));
+        rig.client.handle_input(rig.now, ask_as_user(QuestionId(n), path(n), rig.now + WAIT));
     }
     rig.client.handle_input(rig.now, Input::Raise(QuestionId(2)));
     let [first] = &rig.take_sent()[..] else { panic!() };

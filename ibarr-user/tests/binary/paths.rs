@@ -49,6 +49,7 @@ impl Port {
         let sa = Arc::new(Mutex::new(StandIn::new(subnet, lid_of(1), 1)));
         let this = Self { dir: dir.0.clone(), sa };
         for (file, text) in [
+            ("class/infiniband/mlx5_0/node_guid", "0000:0000:0010:0009"),
             ("class/infiniband/mlx5_0/ports/1/link_layer", "InfiniBand"),
             ("class/infiniband/mlx5_0/ports/1/state", "4: ACTIVE"),
             ("class/infiniband/mlx5_0/ports/1/lid", "0x8"),
