@@ -122,14 +122,11 @@ impl Acm {
                 lookup.known = Known::Target(Target::Gid(dgid));
                 self.asks.push_back(Ask::Source { id, source });
             }
-            (Some(End::Addresses(sources)), End::Addresses(targets)) => match sources.pair(targets)
-            {
-                Some((source, target)) => {
-                    lookup.known = Known::Target(Target::Ip(target));
-                    self.asks.push_back(Ask::Source { id, source });
-                }
-                None => self.refuse(id, Status::SourceAddress),
-            },
+            (Some(End::Addresses(sources)), End::Addresses(targets)) => {
+                let (source, target) = sources.pair(targets);
+                lookup.known = Known::Target(Target::Ip(target));
+                self.asks.push_back(Ask::Source { id, source });
+            }
             (Some(End::Name(_)), _) | (_, End::Name(_)) => {}
         }
     }
@@ -291,14 +288,16 @@ impl Addresses {
         Some(Self { first, other })
     }
 
-    /// A source and a target of the same family, as early in the target's order as possible.
-    pub(super) fn pair(self, target: Self) -> Option<(IpAddr, IpAddr)> {
+    /// A source and a target of the same family, as early in the target's order as possible. Without one, the
+    /// first of each: a path has GIDs for its ends, whatever addresses lead to them.
+    pub(super) fn pair(self, target: Self) -> (IpAddr, IpAddr) {
         let sources = [Some(self.first), self.other].into_iter().flatten();
         let targets = [Some(target.first), target.other].into_iter().flatten();
-        targets.into_iter().find_map(|target| {
+        let alike = targets.into_iter().find_map(|target| {
             let source = sources.clone().find(|source| source.is_ipv4() == target.is_ipv4())?;
             Some((source, target))
-        })
+        });
+        alike.unwrap_or((self.first, target.first))
     }
 }
 
@@ -365,8 +364,8 @@ mod tests {
         let [v4, v6] = ["10.2.0.5", "fd00::1"].map(|text| text.parse().unwrap());
         assert_eq!(both, Addresses { first: v6, other: Some(v4) });
         let source = addresses(&["10.1.0.1"]).unwrap();
-        assert_eq!(source.pair(both), Some((source.first, v4)));
-        assert_eq!(both.pair(both), Some((v6, v6)));
-        assert_eq!(source.pair(Addresses::of(v6)), None);
+        assert_eq!(source.pair(both), (source.first, v4));
+        assert_eq!(both.pair(both), (v6, v6));
+        assert_eq!(source.pair(Addresses::of(v6)), (source.first, v6));
     }
 }

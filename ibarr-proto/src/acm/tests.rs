@@ -343,6 +343,17 @@ fn names_of_both_ends_get_addresses_of_one_family() {
 }
 
 #[test]
+fn path_leads_from_an_address_of_one_family_to_one_of_the_other() {
+    let mut rig = Rig::new();
+    rig.resolve(Resolve::to(Some(Address::Ip(ip("fd00::2"))), Address::Ip(ip("10.2.0.5"))));
+    let Some(Ask::Source { id, source }) = rig.acm.poll_ask() else { panic!() };
+    assert_eq!(source, ip("fd00::2"));
+    rig.acm.gid_of_source(id, Some(gid("fe80::2")));
+    let Some(Ask::Gid { question, .. }) = rig.acm.poll_ask() else { panic!() };
+    assert_eq!(question.target(), ip("10.2.0.5"));
+}
+
+#[test]
 fn name_without_addresses_is_refused_as_the_end_that_it_is() {
     let mut rig = Rig::new();
     for (addresses, source, status) in [

@@ -28,6 +28,7 @@ pub(super) struct Reason {
 
 /// Statuses of the protocol.
 const OK: &str = "status 00";
+const NO_DATA: &str = "status 03";
 const TIMED_OUT: &str = "status 06";
 const SOURCE: &str = "status 07";
 const SOURCE_TYPE: &str = "status 08";
@@ -37,7 +38,7 @@ const DESTINATION_TYPE: &str = "status 0a";
 const NO_ROUTE: &str = "status 65";
 
 /// All reasons; the first one that explains a difference counts.
-pub(super) const REASONS: [Reason; 15] = [
+pub(super) const REASONS: [Reason; 18] = [
     Reason {
         why: "ibacm sets bit 7 of the opcode where it refuses without a search; ibarr in no reply about paths. \
               No client reads it",
@@ -56,6 +57,22 @@ pub(super) const REASONS: [Reason; 15] = [
         },
     },
     Reason {
+        why: "to itself, ibarr gives the least MTU of a port, 2048, because sysfs does not say which it has",
+        explains: |it| {
+            it.field.ends_with("mtu") && it.ours == "84" && ["05", "85"].contains(&&*it.theirs)
+        },
+    },
+    Reason {
+        why: "ibarr remembers no answer about a LID: a LID may get another port",
+        explains: |it| {
+            it.what.contains("LID") && it.what.ends_with("from memory") && it.is(OK, NO_DATA)
+        },
+    },
+    Reason {
+        why: "a source that no node has: ibacm knows only names of its file, ibarr has not asked the resolver yet",
+        explains: |it| it.what.ends_with("from nowhere, from memory") && it.is(SOURCE, NO_DATA),
+    },
+    Reason {
         why: "without a route, ibacm's status is an error number of the kernel",
         explains: |it| it.is(NO_ROUTE, DESTINATION),
     },
@@ -71,7 +88,8 @@ pub(super) const REASONS: [Reason; 15] = [
               whose SA it can ask",
         explains: |it| {
             let is_of_source = ["sgid", "slid", "life"].iter().any(|name| it.field.ends_with(name));
-            it.what.starts_with("the GID of") && !it.what.contains(", from a") && is_of_source
+            let is_an_end = it.what.starts_with("the GID of") || it.what.starts_with("the LID of");
+            is_an_end && !it.what.contains(", from a") && is_of_source
         },
     },
     Reason {
