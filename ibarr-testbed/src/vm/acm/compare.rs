@@ -4,6 +4,7 @@
 //! a mistake.
 
 use std::collections::BTreeMap;
+use std::fmt::Write as _;
 use std::fs;
 use std::io::{ErrorKind, Read as _, Write as _};
 use std::os::unix::net::UnixStream;
@@ -191,7 +192,6 @@ fn fields(told: &Told) -> Vec<(String, String)> {
         }
         Told::Reply(bytes) => bytes,
     };
-    let hex = |bytes: &[u8]| bytes.iter().map(|byte| format!("{byte:02x}")).collect::<String>();
     let (header, rest) = bytes.split_at(bytes.len().min(16));
     let at = |at: usize, len: usize| hex(header.get(at..at + len).unwrap_or_default());
     add("outcome".to_owned(), format!("status {}", at(2, 1)));
@@ -245,4 +245,13 @@ fn fields(told: &Told) -> Vec<(String, String)> {
         _ => {}
     }
     fields
+}
+
+fn hex(bytes: &[u8]) -> String {
+    let mut text = String::new();
+    for byte in bytes {
+        // A String takes whatever is written.
+        let _ = write!(text, "{byte:02x}");
+    }
+    text
 }

@@ -117,13 +117,13 @@ fn by_path(forms: &mut Forms) -> Result<()> {
     ));
     ends.push(("an unknown LID".to_owned(), [0; 16], 999));
     ends.push(("no end".to_owned(), [0; 16], 0));
-    let (sgid, slid) = (INTERFACES[0].gid()?.octets(), INTERFACES[0].lid()?);
+    let (sgid, lid) = (INTERFACES[0].gid()?.octets(), INTERFACES[0].lid()?);
     for (what, dgid, dlid) in ends {
         let known = PathRecordWire { dgid, dlid: dlid.into(), ..empty() };
         let along = |known: PathRecordWire| Resolve::along(known.into());
         forms.resolve(what.clone(), along(known));
         forms.resolve(format!("{what}, from a GID"), along(PathRecordWire { sgid, ..known }));
-        let from_lid = PathRecordWire { slid: slid.into(), ..known };
+        let from_lid = PathRecordWire { slid: lid.into(), ..known };
         forms.resolve(format!("{what}, from a LID"), along(from_lid));
         let reversible = PathRecordWire { sgid, reversible_and_numb_path: 0x81, ..known };
         let by_the_sa = Ask::Resolve(along(reversible).by_the_sa());

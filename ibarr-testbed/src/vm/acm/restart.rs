@@ -12,7 +12,7 @@ use super::compare;
 use crate::report::Report;
 use crate::rig::{self, B, Ibarr, N, Place, Process, Rig, eventually, is_listening, spawn};
 
-const PATIENCE: Duration = Duration::from_secs(60);
+const PATIENCE: Duration = Duration::from_mins(1);
 
 /// The name of a client's connection in systemd's store.
 const CLIENT: &str = ibarr_user::transport::acm::CLIENT;

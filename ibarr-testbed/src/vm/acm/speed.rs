@@ -120,7 +120,7 @@ impl Samples {
                 ask(&mut client, &request)?;
                 add(What::Latency, began.elapsed());
             }
-            add(What::Alone, (cpu_time(pid)? - before) / u32::try_from(IN_TURN)?);
+            add(What::Alone, cpu_time(pid)?.saturating_sub(before) / u32::try_from(IN_TURN)?);
             let mut clients = (0..CLIENTS).map(|_| connect()).collect::<Result<Vec<_>>>()?;
             clients.iter_mut().try_for_each(|client| ask(client, &request))?;
             let before = cpu_time(pid)?;
@@ -128,7 +128,10 @@ impl Samples {
                 clients.iter_mut().try_for_each(|client| client.write_all(&request))?;
                 clients.iter_mut().try_for_each(told)?;
             }
-            add(What::AtOnce, (cpu_time(pid)? - before) / u32::try_from(CLIENTS * OF_EACH)?);
+            add(
+                What::AtOnce,
+                cpu_time(pid)?.saturating_sub(before) / u32::try_from(CLIENTS * OF_EACH)?,
+            );
         }
         Ok(())
     }
