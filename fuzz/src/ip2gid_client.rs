@@ -311,7 +311,10 @@ impl World {
             let RequestId::User(UserRequest::Control(number)) = id else {
                 panic!("{id:?} is the kernel's")
             };
-            assert!(source != Source::Neighbour || number.is_multiple_of(2), "{number} ignores hints");
+            assert!(
+                source != Source::Neighbour || number.is_multiple_of(2),
+                "{number} ignores hints"
+            );
         }
     }
 

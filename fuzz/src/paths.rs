@@ -11,7 +11,8 @@ use ibarr_common::wire::mad::Tid;
 use ibarr_common::wire::sa::{Answer, PathQuestion, Question, Refusal, Request as SaRequest};
 use ibarr_common::wire::umad::PKeyIndex;
 use ibarr_proto::paths::{
-    Device,    Answered, Config, Input, Outcome, Paths, PortEvent, PortFacts, PortName, Request, RequestId,
+    Answered, Config, Device, Input, Outcome, Paths, PortEvent, PortFacts, PortName, Request,
+    RequestId,
 };
 use ibarr_proto::request::UserRequest;
 use ibarr_proto::sa::{PortIndex, Rank, Transmit};
