@@ -95,14 +95,15 @@ fn resolve(daemon: &Daemon, target: std::net::IpAddr) -> Result<Answer, Failure>
     }
 }
 
-/// From a port to a GID, or from the port that the daemon chooses.
+/// From a port to a GID, as its subnet administrator says now; or from the port that the daemon chooses, as it is
+/// remembered.
 fn path(
     daemon: &Daemon,
     dgid: Text<Gid>,
     from: Option<&PortStatus>,
 ) -> Result<Box<PathAnswer>, Failure> {
     let port = from.map(|port| port.port);
-    let path = PathRequest { dgid, sgid: None, port, pkey: None, fresh: false };
+    let path = PathRequest { dgid, sgid: None, port, pkey: None, fresh: from.is_some() };
     match client::ask(&daemon.run_dir, &Request::Path { path }, daemon.patience) {
         Ok(Body::Path { path }) => Ok(path),
         other => Err(ask::unexpected(other)),
