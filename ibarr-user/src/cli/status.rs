@@ -8,7 +8,6 @@ use std::time::Duration;
 
 use super::print::line;
 use super::{Daemon, Exit, ask, print};
-use crate::control::client;
 use crate::control::messages::{Body, HealthReason, HealthState, Request, Status, SubsystemHealth};
 
 /// The most lines of one kind on a screen.
@@ -36,7 +35,7 @@ pub(super) fn show(daemon: &Daemon, in_full: bool) -> Exit {
 pub(super) fn watch(daemon: &Daemon, interval: Duration, in_full: bool) -> Exit {
     let clears = stdout().is_terminal() && !daemon.json;
     loop {
-        let status = client::ask(&daemon.run_dir, &Request::Status, daemon.patience);
+        let status = daemon.ask(&Request::Status);
         if clears {
             print::write(CLEAR);
         }
@@ -55,7 +54,7 @@ pub(super) fn watch(daemon: &Daemon, interval: Duration, in_full: bool) -> Exit 
 
 /// Prints one line as the plug-ins of Nagios do, and exits as they do.
 pub(super) fn check(daemon: &Daemon) -> Exit {
-    let status = match client::ask(&daemon.run_dir, &Request::Status, daemon.patience) {
+    let status = match daemon.ask(&Request::Status) {
         Ok(Body::Status { status }) => status,
         other => {
             let failure = ask::unexpected(other);
@@ -127,7 +126,7 @@ fn by_state(health: &[SubsystemHealth]) -> Vec<(&SubsystemHealth, &HealthReason)
 }
 
 fn ask_for(daemon: &Daemon) -> Result<Box<Status>, Exit> {
-    match client::ask(&daemon.run_dir, &Request::Status, daemon.patience) {
+    match daemon.ask(&Request::Status) {
         Ok(Body::Status { status }) => Ok(status),
         other => Err(ask::fail(ask::unexpected(other), daemon.json)),
     }
@@ -193,7 +192,8 @@ fn summary(status: &Status) {
     let served: Vec<_> = served.collect();
     for interface in served.iter().take(LINES) {
         let addresses = interface.addresses.keys().map(ToString::to_string).collect();
-        let by = interface.responder.as_ref().map_or("the daemon".to_owned(), ToString::to_string);
+        let by = interface.responder.as_ref();
+        let by = by.map_or("the daemon".to_owned(), |hook| format!("the kernel ({hook})"));
         let addresses = names(addresses, LINES);
         line(&format!("interface      {}: {addresses}, answered by {by}", interface.name));
     }
