@@ -91,6 +91,7 @@ impl AsFd for Socket {
 mod tests {
     use std::time::Duration;
 
+    use tracing::Dispatch;
     use tracing::{info, subscriber, warn};
     use tracing_subscriber::layer::SubscriberExt as _;
     use tracing_subscriber::registry;
@@ -105,6 +106,9 @@ mod tests {
         let (ours, theirs) = UnixDatagram::pair().unwrap();
         theirs.set_read_timeout(Some(PATIENCE)).unwrap();
         let log = Log::start(Form::Records, Socket(ours)).unwrap();
+        // A test that sets a level makes tracing ask all dispatchers what they want; if there is only one, tracing asks
+        // that of the thread instead, which has none, and drops the events of this one (`Rebuilder::JustOne`).
+        let _second = Dispatch::new(registry());
         subscriber::with_default(registry().with(Journal(log.clone())), events);
         (log, theirs)
     }
