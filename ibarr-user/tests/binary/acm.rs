@@ -16,7 +16,7 @@ use nix::sys::signal::Signal;
 use nix::unistd::close;
 
 use crate::kernel::with_kept;
-use crate::paths::{FOREIGN, LOCAL, Port, UNKNOWN, ask, gid, request, start};
+use crate::paths::{FOREIGN, LOCAL, Port, UNKNOWN, ask, await_capabilities, gid, request, start};
 use crate::support::{Daemon, PATIENCE, TempDir, json};
 
 /// Flags and DLID of each path of a reply, or its status.
@@ -85,6 +85,7 @@ fn kernel_and_clients_of_acm_share_what_the_sa_has_said() {
     let dir = TempDir::new("acm-shared");
     let port = Port::new(&dir);
     let (daemon, kernel) = start(&dir, &serving(&dir));
+    await_capabilities(&daemon);
     let mut client = Client::connect(&dir);
     assert_eq!(ask(&kernel, 1, request(LOCAL, 1)), Some(vec![(0x2b, 1, 8)]));
     let asked = port.asked();
@@ -106,6 +107,7 @@ fn what_is_remembered_costs_a_user_no_share() {
     let dir = TempDir::new("acm-many");
     let port = Port::new(&dir);
     let (daemon, _kernel) = start(&dir, &serving(&dir));
+    await_capabilities(&daemon);
     let mut client = Client::connect(&dir);
     assert_eq!(client.ask(Ask::Resolve(to(LOCAL).from_memory())), Err(Status::NoData));
     daemon.until(|daemon| (counter(daemon, "acm.path-from-sa") == 1).then_some(()));

@@ -171,6 +171,12 @@ pub(crate) fn start(dir: &TempDir, config: &str) -> (Daemon, Kernel) {
     (daemon, kernel)
 }
 
+/// Waits until the SA has said what it can do, which a daemon asks by itself. After that, each question is one
+/// that a test causes.
+pub(crate) fn await_capabilities(daemon: &Daemon) {
+    daemon.until(|daemon| (counter(daemon, "sa.answered") > 0).then_some(()));
+}
+
 /// The answer: flags, DLID and SLID of each path; `None` if the kernel is told to ask the SA
 /// itself.
 pub(crate) fn ask(kernel: &Kernel, seq: u32, request: ResolvePath) -> Option<Vec<(u32, u16, u16)>> {
@@ -201,6 +207,7 @@ fn kernel_gets_paths_and_the_sa_gets_each_question_once() {
     let dir = TempDir::new("paths-all");
     let port = Port::new(&dir);
     let (daemon, kernel) = start(&dir, "");
+    await_capabilities(&daemon);
     assert_eq!(ask(&kernel, 1, request(LOCAL, 1)), Some(vec![(0x2b, 1, 8)]));
     assert_eq!(
         ask(&kernel, 2, request(FOREIGN, 1)),
