@@ -10,7 +10,7 @@ use std::process::Output;
 use nix::sys::signal::Signal;
 
 use crate::kernel::{CONFIG, command, pair};
-use crate::paths::{LOCAL, Port, UNKNOWN, ask, request, start};
+use crate::paths::{LOCAL, Port, UNKNOWN, ask, await_capabilities, request, start};
 use crate::support::{Daemon, TempDir, free_port, ibarr, json};
 
 fn text(output: &Output) -> String {
@@ -36,6 +36,7 @@ fn metrics_tell_what_was_asked_avoided_and_answered() {
     let dir = TempDir::new("metrics-paths");
     let port = Port::new(&dir);
     let (daemon, kernel) = start(&dir, CONFIG);
+    await_capabilities(&daemon);
     for seq in 1..4 {
         assert!(ask(&kernel, seq, request(LOCAL, 1)).is_some());
     }
