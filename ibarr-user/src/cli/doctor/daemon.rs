@@ -1,38 +1,41 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 
-//! What the daemon says of itself, and whether it has its rights.
+//! What the daemon says of its health, and what is visible of it from outside: its rights, and whether subnet
+//! administrators answer.
 
 use std::path::Path;
 
 use super::machine::text;
-use crate::control::doctor_messages::Check;
+use crate::control::doctor_messages::{Check, CheckState};
 use crate::control::messages::{
-    ListenerStatus, NudgeState, PathAnswer, PathStatus, PortStatus, Status,
+    HealthReason, HealthState, PathAnswer, PathStatus, PortStatus, Status, SubsystemHealth,
 };
 
 /// Examines the daemon. `proc` is where procfs is mounted.
 pub(super) fn checks(status: &Status, proc: &Path) -> Vec<Check> {
-    vec![
-        Check::ok("daemon", format!("version {}, pid {}", status.version, status.pid)),
-        configuration(status),
-        rights(status.pid, proc),
-        addresses(status),
-        kernel(status),
-        responder(status),
-        udp_port(status),
-    ]
+    let daemon = Check::ok("daemon", format!("version {}, pid {}", status.version, status.pid));
+    let health = status.health.iter().flat_map(health);
+    [daemon, rights(status.pid, proc)].into_iter().chain(health).collect()
 }
 
-fn configuration(status: &Status) -> Check {
-    const CHECK: &str = "configuration";
-    match &status.failed_reload {
-        None => Check::ok(CHECK, status.config.as_deref().unwrap_or("defaults")),
-        Some(failed) => Check::warn(
-            CHECK,
-            format!("the old one is in force, because the file has mistakes: {}", failed.message),
-            "correct the file (ibarr validate), then ibarr reload",
-        ),
+/// A check for each reason of a subsystem, or one that says that it works. Only the daemon decides what works.
+fn health(of: &SubsystemHealth) -> Vec<Check> {
+    let SubsystemHealth { subsystem, of, reasons, .. } = of;
+    let what = of.as_ref().map_or(String::new(), |of| format!("{of}: "));
+    if reasons.is_empty() {
+        return vec![Check::ok(subsystem, format!("{what}works"))];
     }
+    let check = |reason: &HealthReason| Check {
+        check: subsystem.clone(),
+        state: match reason.state {
+            HealthState::Ok => CheckState::Ok,
+            HealthState::Degraded => CheckState::Warn,
+            HealthState::Failed => CheckState::Fail,
+        },
+        found: format!("{what}{}", reason.why),
+        remedy: Some(reason.remedy.clone()),
+    };
+    reasons.iter().map(check).collect()
 }
 
 /// The numbers of capabilities(7), and what does not work without each.
@@ -67,199 +70,56 @@ fn rights(pid: u32, proc: &Path) -> Check {
     }
 }
 
-fn addresses(status: &Status) -> Check {
-    const CHECK: &str = "addresses";
-    let served: Vec<_> = status.interfaces.iter().flat_map(|it| it.addresses.keys()).collect();
-    // Other interfaces than IPoIB have no GID, and need none.
-    let mut with_gid = status.interfaces.iter().filter(|it| it.gid.is_some());
-    let refused = with_gid.find_map(|it| Some(format!("{}: {}", it.name, it.not_served.as_ref()?)));
-    let remedy = "give the interface an address (ip address add), or write interfaces or [[static-gid]] in the \
-                  configuration";
-    match (served.len(), refused) {
-        (0, None) => Check::fail(CHECK, "no interface is served", remedy),
-        (0, Some(why)) => Check::fail(CHECK, format!("no address is answered; {why}"), remedy),
-        (count, None) => Check::ok(CHECK, format!("{count} answered")),
-        (count, Some(why)) => Check::warn(CHECK, format!("{count} answered; {why}"), remedy),
-    }
-}
-
-fn kernel(status: &Status) -> Check {
-    const CHECK: &str = "kernel";
-    let kernel = &status.local_service;
-    if let Some(why) = &kernel.blocked {
-        return Check::fail(
-            CHECK,
-            format!("the kernel sends no requests to the daemon: {why}"),
-            "run the daemon in the machine's first network namespace, and load ib_core",
-        );
-    }
-    if let Some(ListenerStatus { pid, name }) = kernel.listeners.first() {
-        let pid = pid.map_or(String::new(), |pid| format!(" (pid {pid})"));
-        return Check::warn(
-            CHECK,
-            format!(
-                "{name}{pid} receives the kernel's requests as well, and the first answer counts"
-            ),
-            "stop it: systemctl disable --now ibacm.service ibacm.socket",
-        );
-    }
-    if kernel.nudges == NudgeState::Failing {
-        return Check::warn(
-            CHECK,
-            "nudges fail, so rdma_resolve_addr waits for its whole time-out",
-            "give the daemon CAP_NET_ADMIN; ibarr status says what the kernel refuses",
-        );
-    }
-    Check::ok(CHECK, format!("sends requests to the daemon; {} wait", kernel.waiting))
-}
-
-fn responder(status: &Status) -> Check {
-    const CHECK: &str = "responder";
-    let remedy = "ibarr status says which peers the daemon answers itself, and why";
-    if let Some(why) = &status.responder.blocked {
-        return Check::warn(
-            CHECK,
-            format!("the daemon answers peers, not the kernel: {why}"),
-            remedy,
-        );
-    }
-    let served = || status.interfaces.iter().filter(|it| !it.addresses.is_empty());
-    if let Some(without) = served().find(|it| it.responder.is_none()) {
-        let why = without.in_user_space.as_deref().unwrap_or("no program is attached");
-        let found = format!("the daemon answers peers on {}, not the kernel: {why}", without.name);
-        return Check::warn(CHECK, found, remedy);
-    }
-    if let Some(why) = &status.responder.ends_early {
-        return Check::warn(
-            CHECK,
-            format!("the kernel answers only while the daemon runs: {why}"),
-            "mount the bpffs before the daemon starts (mount -t bpf bpf /sys/fs/bpf)",
-        );
-    }
-    let names: Vec<_> = served().map(|it| it.name.as_str()).collect();
-    if names.is_empty() {
-        return Check::skipped(CHECK, "no interface has an address to answer for");
-    }
-    Check::ok(CHECK, format!("the kernel answers peers on {}", names.join(", ")))
-}
-
-fn udp_port(status: &Status) -> Check {
-    const CHECK: &str = "udp-port";
-    let blocked = status.servers.iter().find_map(|it| Some((it.family, it.blocked.as_ref()?)));
-    match blocked {
-        None => {
-            let ports: Vec<_> =
-                status.servers.iter().map(|it| format!("{} {}", it.family, it.port)).collect();
-            Check::ok(CHECK, ports.join(", "))
-        }
-        Some((family, why)) => Check::fail(
-            CHECK,
-            format!("the daemon does not serve {family}: {why}"),
-            "stop the other program, or unload rdma_rxe, which takes port 4791 for RoCE",
-        ),
-    }
-}
-
-/// The names of the checks about a subnet administrator.
-pub(super) const SA: &str = "sa";
-
-/// Examines the subnet administrator of a port, given its answer to a question for the path from the port to
-/// itself.
-pub(super) fn sa(port: &PortStatus, answer: Option<&PathAnswer>) -> Check {
+/// Examines the answer of a port's subnet administrator to a question for the path from the port to itself. `None` if
+/// it was not asked.
+pub(super) fn answer(port: &PortStatus, answer: Option<&PathAnswer>) -> Check {
+    const CHECK: &str = "sa-answer";
     let name = port.port;
     let remedy = "is a subnet manager running (sminfo)? Does its switch reach it (ibtracert)?";
-    if let Some(why) = &port.blocked {
-        let remedy =
-            "ibarr ports shows the port; under the unit, udev gives umad devices to the daemon";
-        return Check::fail(SA, format!("{name}: it cannot be asked: {why}"), remedy);
-    }
     match answer {
-        Some(answer) if answer.status == PathStatus::Found && port.probing.is_none() => {
-            let by = answer.source.map_or(String::new(), |source| format!(", {source}"));
-            Check::ok(SA, format!("{name}: answers{by}, {:.2} ms", answer.ms.millis()))
+        None => Check::skipped(CHECK, format!("{name}: not asked, because the port has no GID")),
+        Some(PathAnswer { status: PathStatus::Found, ms, .. }) => {
+            Check::ok(CHECK, format!("{name}: {:.2} ms", ms.millis()))
         }
-        Some(answer) if answer.status != PathStatus::Found => {
-            Check::fail(SA, format!("{name}: {}", answer.status), remedy)
-        }
-        _ => match &port.probing {
-            Some(probing) => Check::fail(SA, format!("{name}: {}", probing.because), remedy),
-            None => Check::skipped(SA, format!("{name}: the port has no GID yet")),
-        },
+        Some(answer) => Check::fail(CHECK, format!("{name}: {}", answer.status), remedy),
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::control::doctor_messages::CheckState;
-    use crate::control::messages::{Body, Response};
-
-    /// The status of the golden documents, changed by a test.
-    fn status(change: impl FnOnce(&mut Status)) -> Status {
-        let golden = include_str!("../../../tests/golden/control.jsonl");
-        let is_whole = |status: &Status| !status.interfaces.is_empty();
-        let found = golden.lines().find_map(|line| {
-            let response: Response = serde_json::from_str(line).ok()?;
-            match response.body {
-                Body::Status { status } if is_whole(&status) => Some(*status),
-                _ => None,
-            }
-        });
-        let mut status = found.unwrap();
-        status.failed_reload = None;
-        status.local_service.blocked = None;
-        status.local_service.listeners.clear();
-        status.local_service.nudges = NudgeState::On;
-        status.responder.blocked = None;
-        status.responder.ends_early = None;
-        for interface in &mut status.interfaces {
-            interface.not_served = None;
-        }
-        for server in &mut status.servers {
-            server.blocked = None;
-        }
-        change(&mut status);
-        status
-    }
+    use crate::control::messages::Body;
 
     #[test]
-    fn each_fault_that_the_daemon_reports_is_found() {
-        let golden = status(|_| {});
-        let address =
-            golden.interfaces.iter().find(|it| !it.addresses.is_empty()).cloned().unwrap();
-        let state = |check: Check| (check.state, check.remedy.is_some());
-        let (ok, warn, fail) =
-            ((CheckState::Ok, false), (CheckState::Warn, true), (CheckState::Fail, true));
-
-        assert_eq!(state(kernel(&golden)), ok);
-        let refused = status(|it| it.local_service.blocked = Some("no CAP_NET_ADMIN".to_owned()));
-        assert_eq!(state(kernel(&refused)), fail);
-        let nudges = status(|it| it.local_service.nudges = NudgeState::Failing);
-        assert_eq!(state(kernel(&nudges)), warn);
-        let other = ListenerStatus { pid: Some(7), name: "ibacm".to_owned() };
-        let other = kernel(&status(|it| it.local_service.listeners.push(other)));
-        assert!(other.found.starts_with("ibacm (pid 7) receives"), "{}", other.found);
-        assert_eq!(state(other), warn);
-
-        assert_eq!(state(udp_port(&golden)), ok);
-        let taken = status(|it| it.servers[0].blocked = Some("port taken by rxe".to_owned()));
-        assert_eq!(state(udp_port(&taken)), fail);
-
-        let one = |change: fn(&mut Status)| {
-            status(|it| {
-                it.interfaces = vec![address.clone()];
-                change(it);
-            })
+    fn each_reason_of_the_daemon_is_a_check_with_its_remedy() {
+        let reason = |cause: &str, state| HealthReason {
+            cause: cause.to_owned(),
+            state,
+            since_s: std::time::Duration::ZERO.into(),
+            why: format!("because of {cause}"),
+            remedy: format!("mend {cause}"),
         };
-        assert_eq!(state(addresses(&one(|_| {}))), ok);
-        assert_eq!(state(addresses(&one(|it| it.interfaces.clear()))), fail);
-        assert_eq!(state(responder(&one(|it| it.interfaces[0].responder = None))), warn);
-        let early = one(|it| {
-            it.responder.ends_early = Some("private mounts".to_owned());
-        });
-        assert_eq!(state(responder(&early)), warn);
-        let blocked = one(|it| it.responder.blocked = Some("no BTF".to_owned()));
-        assert_eq!(state(responder(&blocked)), warn);
+        let mut sa = SubsystemHealth {
+            subsystem: "sa".to_owned(),
+            of: Some("mlx5_0/1".to_owned()),
+            state: HealthState::Failed,
+            since_s: std::time::Duration::ZERO.into(),
+            reasons: vec![
+                reason("a", HealthState::Failed),
+                reason("b", HealthState::Degraded),
+                reason("c", HealthState::Ok),
+            ],
+        };
+        let states: Vec<_> = health(&sa).iter().map(|check| check.state).collect();
+        assert_eq!(states, [CheckState::Fail, CheckState::Warn, CheckState::Ok]);
+        let first = &health(&sa)[0];
+        assert_eq!((first.check.as_str(), first.found.as_str()), ("sa", "mlx5_0/1: because of a"));
+        assert_eq!(first.remedy.as_deref(), Some("mend a"));
+        sa.reasons.clear();
+        assert_eq!(health(&sa), [Check::ok("sa", "mlx5_0/1: works")]);
+        // It is a document, too.
+        let body = Body::Checks { checks: health(&sa) };
+        assert!(serde_json::to_string(&body).unwrap().contains("\"state\":\"ok\""));
     }
 
     #[test]

@@ -10,6 +10,7 @@ mod peer;
 use std::path::Path;
 
 use ibarr_common::ib::Gid;
+use ibarr_common::wire::ip2gid::PORT;
 
 use super::{Daemon, Exit, ask, print};
 use crate::control::client;
@@ -21,9 +22,6 @@ use crate::transport::ports::Dirs;
 
 pub(super) use self::peer::Peer;
 
-/// The port of ip2gid, where no daemon says another one.
-const UDP_PORT: u16 = 4791;
-
 /// Prints each check as soon as it is done. The exit status is that of the worst.
 pub(super) fn examine(daemon: &Daemon, dirs: &Dirs, peer: Option<Peer>) -> Exit {
     let mut report = Report { is_json: daemon.json, checks: Vec::new() };
@@ -32,11 +30,11 @@ pub(super) fn examine(daemon: &Daemon, dirs: &Dirs, peer: Option<Peer>) -> Exit 
     match status(daemon) {
         Ok(status) => {
             report.add_all(daemon::checks(&status, proc));
-            let port = status.servers.first().map_or(UDP_PORT, |server| server.port.get());
+            let port = status.servers.first().map_or(PORT, |server| server.port.get());
             report.add(firewall::check(port));
             for port in &status.ports {
                 let answer = port.gids.first().and_then(|gid| path(daemon, *gid, Some(port)).ok());
-                report.add(daemon::sa(port, answer.as_deref()));
+                report.add(daemon::answer(port, answer.as_deref()));
             }
             if let Some(peer) = peer {
                 examine_peer(&mut report, daemon, dirs, peer);
@@ -48,7 +46,7 @@ pub(super) fn examine(daemon: &Daemon, dirs: &Dirs, peer: Option<Peer>) -> Exit 
                 message,
                 "systemctl start ibarr; journalctl -u ibarr",
             ));
-            report.add(firewall::check(UDP_PORT));
+            report.add(firewall::check(PORT));
             if let Some(Peer::Ip(target)) = peer {
                 report.add(peer::route(target, peer::look_up(target), &dirs.sys));
             }
