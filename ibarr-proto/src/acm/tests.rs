@@ -343,7 +343,7 @@ fn names_of_both_ends_get_addresses_of_one_family() {
 }
 
 #[test]
-fn path_leads_from_an_address_of_one_family_to_one_of_the_other() {
+fn path_leads_from_one_family_to_the_other() {
     let mut rig = Rig::new();
     rig.resolve(Resolve::to(Some(Address::Ip(ip("fd00::2"))), Address::Ip(ip("10.2.0.5"))));
     let Some(Ask::Source { id, source }) = rig.acm.poll_ask() else { panic!() };
@@ -369,7 +369,7 @@ fn name_without_addresses_is_refused_as_the_end_that_it_is() {
 }
 
 #[test]
-fn name_that_the_resolver_is_slow_for_costs_only_its_own_client_the_deadline() {
+fn slow_name_costs_only_its_own_client_the_deadline() {
     let mut rig = Rig::new();
     rig.resolve(Resolve::to(None, name("slow")));
     let Some(Output::LookUp { name: slow, deadline }) = rig.acm.poll_output() else { panic!() };

@@ -155,7 +155,7 @@ fn counted(cause: Cause) -> Facts {
 }
 
 #[test]
-fn each_fault_is_told_once_with_its_remedy_and_once_when_it_ends() {
+fn each_fault_is_told_when_it_begins_and_ends() {
     let mut seen = BTreeSet::from([Cause::UnusedSocket]);
     for (facts, expected) in faults() {
         let mut health = Health::default();

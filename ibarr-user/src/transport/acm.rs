@@ -88,7 +88,7 @@ pub struct Ready {
     pub client: ClientId,
     /// No bytes follow those that are there.
     is_over: bool,
-    /// Nobody is there to read a reply.
+    /// Both directions are closed, so no reply can be read.
     is_gone: bool,
 }
 

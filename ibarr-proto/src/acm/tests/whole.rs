@@ -237,7 +237,7 @@ fn sa(question: &sa::Question) -> Option<sa::Answer> {
 }
 
 #[test]
-fn lid_is_asked_for_each_time_with_what_the_client_knows_and_what_it_lacks() {
+fn lid_is_asked_for_each_time_with_all_known_fields() {
     let mut whole = Whole { answer: sa, ..Whole::ready() };
     let to_lid = Wanted::Resolve(Resolve::along(fields(|path| path.dlid = 5.into())));
     let by_lids = fields(|path| (path.dlid, path.slid) = (5.into(), 1.into()));
@@ -274,7 +274,7 @@ fn lid_is_asked_for_each_time_with_what_the_client_knows_and_what_it_lacks() {
 }
 
 #[test]
-fn client_that_does_not_wait_costs_the_sa_nothing_where_nothing_is_remembered() {
+fn client_that_does_not_wait_costs_the_sa_nothing() {
     let mut whole = Whole { answer: sa, ..Whole::ready() };
     let to_lid = Resolve::along(fields(|path| path.dlid = 5.into())).from_memory();
     assert_eq!(path_of(&whole.ask(Wanted::Resolve(to_lid))), Err(Status::NoData));
@@ -284,7 +284,7 @@ fn client_that_does_not_wait_costs_the_sa_nothing_where_nothing_is_remembered() 
 }
 
 #[test]
-fn question_for_the_sa_itself_passes_by_the_memory_with_just_its_fields() {
+fn question_to_the_sa_itself_bypasses_the_memory() {
     let mut whole = Whole { answer: sa, ..Whole::ready() };
     let ends = |path: &mut PathRecordWire| {
         (path.dgid, path.sgid) = (gid("fe80::5").octets(), gid("fe80::1").octets());
@@ -463,7 +463,7 @@ fn counters_of_an_endpoint_are_those_of_its_port() {
 }
 
 #[test]
-fn node_that_does_not_know_itself_yet_answers_for_its_endpoints_when_it_does() {
+fn endpoints_are_described_once_the_node_knows_its_addresses() {
     let mut whole = Whole::new();
     whole.port(1, facts(1));
     let mut out = [0; MAX_REQUEST_LEN];

@@ -57,7 +57,7 @@ fn dies(rig: &Rig) -> Result<()> {
     Ok(())
 }
 
-/// Starts a server at `target`, stops OpenSM, and starts a client, whose path nobody knows yet. Returns both
+/// Starts a server at `target`, stops OpenSM, and starts a client. Its path is not remembered yet. Returns both
 /// when the client waits.
 fn waiting(
     rig: &Rig,
