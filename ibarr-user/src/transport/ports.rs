@@ -271,7 +271,7 @@ fn facts(dir: &Path) -> Option<PortFacts> {
         let pkey = parse_number(&text).and_then(PKey::new)?;
         Some((PKeyIndex(index), pkey))
     });
-    Some(PortFacts {
+    let facts = PortFacts {
         // `IB_PORT_ACTIVE` of include/rdma/ib_verbs.h.
         is_active: state.starts_with("4:"),
         has_umad: false,
@@ -283,7 +283,9 @@ fn facts(dir: &Path) -> Option<PortFacts> {
         pkeys: pkeys.collect(),
         rate: text(&dir.join("rate")).and_then(|text| rate(&text)),
         device: device(dir),
-    })
+    };
+    // A port that was removed meanwhile was read in part.
+    dir.exists().then_some(facts)
 }
 
 /// What the directory above those of the ports says.
@@ -375,7 +377,10 @@ mod tests {
         fn write(&self, path: &str, text: &str) {
             let path = self.0.join(path);
             fs::create_dir_all(path.parent().unwrap()).unwrap();
-            fs::write(path, format!("{text}\n")).unwrap();
+            // A reader finds the old text or the new one, as in sysfs.
+            let new = path.with_extension("new");
+            fs::write(&new, format!("{text}\n")).unwrap();
+            fs::rename(new, path).unwrap();
         }
 
         fn dirs(&self) -> Dirs {
