@@ -2,8 +2,10 @@
 
 //! Crowds of users at the socket of ACM, and another user that is answered meanwhile.
 
+use std::fmt::Debug;
 use std::fs;
 use std::io::{Read as _, Write as _};
+use std::ops::RangeBounds;
 use std::os::unix::fs::PermissionsExt as _;
 use std::os::unix::net::UnixStream;
 use std::os::unix::process::CommandExt as _;
@@ -84,9 +86,16 @@ impl Daemon {
         crowd
     }
 
-    fn descriptors(&self) -> u64 {
-        let directory = format!("/proc/{}/fd", self.child.id());
-        fs::read_dir(directory).unwrap().count().try_into().unwrap()
+    /// How many connections of clients are open at the daemon's end.
+    fn clients(&self) -> u64 {
+        let sockets = fs::read_to_string(format!("/proc/{}/net/unix", self.child.id())).unwrap();
+        let name = self.socket();
+        // The one that listens has the state 01.
+        let is_connection = |line: &&str| {
+            let mut fields = line.split_ascii_whitespace().skip(5);
+            fields.next() == Some("03") && fields.nth(1) == name.to_str()
+        };
+        sockets.lines().filter(is_connection).count().try_into().unwrap()
     }
 
     /// The memory that the daemon has in use, in bytes.
@@ -109,10 +118,15 @@ fn end(mut crowd: Child) {
     assert!(crowd.wait().unwrap().success());
 }
 
-fn until(is_so: impl Fn() -> bool) {
+/// Waits until a count is one of these.
+fn until(expected: impl RangeBounds<u64> + Debug, count: impl Fn() -> u64) {
     let begun = Instant::now();
-    while !is_so() {
-        assert!(begun.elapsed() < PATIENCE, "timed out");
+    loop {
+        let now = count();
+        if expected.contains(&now) {
+            return;
+        }
+        assert!(begun.elapsed() < PATIENCE, "it is {now}, and not {expected:?}");
         std::thread::sleep(Duration::from_millis(50));
     }
 }
@@ -144,11 +158,11 @@ fn ten_thousand_idle_clients_take_less_than_a_kilobyte_each() {
     assert!(root.asks());
     // What the first clients need once is not theirs.
     end(daemon.idle(NOBODY, 100, ""));
-    until(|| daemon.descriptors() < 100);
-    let (before, open) = (daemon.resident(), daemon.descriptors());
+    until(1..=1, || daemon.clients());
+    let before = daemon.resident();
     let crowds: Vec<_> = (1..=4).map(|user| daemon.idle(NOBODY - user, OF_USER, "")).collect();
     // One of them is refused for the one of root.
-    until(|| daemon.descriptors() == open + OF_ALL - 1);
+    until(OF_ALL..=OF_ALL, || daemon.clients());
     let each = daemon.resident().saturating_sub(before) / OF_ALL;
     eprintln!("{each} bytes of memory for each idle client");
     assert!(each < 1024, "{each} bytes");
@@ -158,7 +172,7 @@ fn ten_thousand_idle_clients_take_less_than_a_kilobyte_each() {
     }
     assert!(!Client::connect(&daemon).asks(), "there is no room");
     crowds.into_iter().for_each(end);
-    until(|| daemon.descriptors() == open);
+    until(1..=1, || daemon.clients());
     assert!(Client::connect(&daemon).asks());
 }
 
@@ -168,7 +182,8 @@ fn user_that_connects_20000_times_leaves_room_for_others() {
     let mut root = Client::connect(&daemon);
     // Half a header each.
     let crowds = [daemon.idle(NOBODY, 10_000, "\u{1}\u{1}"), daemon.idle(NOBODY, 10_000, "")];
-    until(|| daemon.count("acm.clients-refused") == 20_000 - OF_USER);
+    let refused = 20_000 - OF_USER;
+    until(refused..=refused, || daemon.count("acm.clients-refused"));
     for _ in 0..100 {
         assert!(root.asks());
         assert!(Client::connect(&daemon).asks());
@@ -185,11 +200,11 @@ fn processes_that_connect_without_end_do_not_keep_others_from_their_answers() {
     let crowds: Vec<_> = (0..50).map(|_| daemon.crowd(NOBODY, 4, &storm)).collect();
     let refused =
         |daemon: &Daemon| daemon.count("acm.illegal") + daemon.count("acm.clients-refused");
-    until(|| refused(&daemon) > 1_000);
+    until(1_001.., || refused(&daemon));
     for _ in 0..100 {
         assert!(root.asks());
         assert!(Client::connect(&daemon).asks());
     }
     crowds.into_iter().for_each(end);
-    until(|| daemon.descriptors() < 100);
+    until(1..=1, || daemon.clients());
 }
