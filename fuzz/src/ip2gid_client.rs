@@ -10,8 +10,8 @@ use ibarr_common::wire::ip2gid::{PORT, Query, Reply};
 use ibarr_common::{IfIndex, Instant};
 use ibarr_proto::ip2gid::Question;
 use ibarr_proto::ip2gid::client::{
-    Client, Config, Event, Input, Outcome, RequestId, Route, Settings, SocketEvent, SocketId,
-    Source,
+    Client, Config, Event, Input, Outcome, Output, RequestId, Route, Settings, SocketEvent,
+    SocketId, Source,
 };
 use ibarr_proto::request::UserRequest;
 use rand_chacha::ChaCha8Rng;
@@ -64,9 +64,9 @@ struct World {
     waiting: BTreeMap<RequestId, Instant>,
     asked: BTreeMap<RequestId, Question>,
     sockets: Vec<SocketId>,
-    /// Questions of `poll_route` without an answer.
+    /// Questions whose route is being looked up.
     unrouted: Vec<Question>,
-    /// Questions of `poll_neighbour` without an answer.
+    /// Questions whose neighbour entry is being looked up.
     unmet: Vec<Question>,
     sent: Vec<(SocketId, Query)>,
     /// GIDs of replies that came to the socket of a query, with its msg_id.
@@ -276,12 +276,19 @@ impl World {
                 }
             }
         }
-        self.unrouted.extend(std::iter::from_fn(|| self.client.poll_route()));
-        while let Some((question, route)) = self.client.poll_neighbour() {
-            assert_eq!(question.target(), route.next_hop, "no gateway's entry is wanted");
-            self.unmet.push(question);
-        }
-        while let Some(transmit) = self.client.poll_transmit() {
+        while let Some(output) = self.client.poll_transmit() {
+            let transmit = match output {
+                Output::Route(question) => {
+                    self.unrouted.push(question);
+                    continue;
+                }
+                Output::Neighbour(question, route) => {
+                    assert_eq!(question.target(), route.next_hop, "no gateway's entry is wanted");
+                    self.unmet.push(question);
+                    continue;
+                }
+                Output::Query(transmit) => transmit,
+            };
             let query =
                 Query::parse(transmit.payload.as_ref()).expect("the client sends only queries");
             assert_eq!(transmit.to, SocketAddr::new(query.target(), PORT));

@@ -285,15 +285,17 @@ impl Io<Cue> for World {
             Output::Resolver(resolver::Event::Socket(SocketEvent::Open(socket))) => {
                 client::Input::SocketOpened { socket }
             }
-            Output::Route(question) => {
+            Output::Client(client::Output::Route(question)) => {
                 let has_route =
                     question.target() != TARGETS[3].parse::<std::net::IpAddr>().expect("legal");
                 let next_hop = "10.1.0.254".parse().expect("legal");
                 let route = has_route.then_some(Route { ifindex: IfIndex::MIN, next_hop });
                 client::Input::Route { question, route }
             }
-            Output::Neighbour(question, _) => client::Input::Neighbour { question, gid: None },
-            Output::Query(transmit) => return self.sent.push(transmit),
+            Output::Client(client::Output::Neighbour(question, _)) => {
+                client::Input::Neighbour { question, gid: None }
+            }
+            Output::Client(client::Output::Query(transmit)) => return self.sent.push(transmit),
             Output::Resolver(resolver::Event::Answered { id, .. }) => {
                 assert!(self.waiting.remove(&id), "answered twice");
                 return;

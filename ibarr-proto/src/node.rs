@@ -14,7 +14,7 @@ use rand_core::{CryptoRng, SeedableRng};
 
 use crate::acm::{self, Acm};
 use crate::counters::Counters;
-use crate::ip2gid::client::{self, Cached, Client, Learned, Route};
+use crate::ip2gid::client::{self, Cached, Client, Learned};
 use crate::ip2gid::server::{self, Local as _, Server};
 use crate::ip2gid::{Prefixes, Question};
 use crate::local_service::{self, LocalService};
@@ -88,12 +88,8 @@ pub enum Output {
     Resolver(resolver::Event),
     /// Send a MAD.
     Sa(sa::Transmit),
-    /// See [`Client::poll_route`].
-    Route(Question),
-    /// See [`Client::poll_neighbour`].
-    Neighbour(Question, Route),
-    /// Send a query.
-    Query(client::Transmit),
+    /// Ask a peer, or look up how to reach it.
+    Client(client::Output),
     /// See [`LocalService::poll_transmit`].
     LocalService(local_service::Transmit),
 }
@@ -290,14 +286,8 @@ impl<R: CryptoRng + SeedableRng> Node<R> {
         if let Some(output) = self.acm.poll_output() {
             return Some(Output::Acm(output));
         }
-        if let Some(question) = self.resolver.poll_route(&mut self.cores) {
-            return Some(Output::Route(question));
-        }
-        if let Some((question, route)) = self.cores.client.poll_neighbour() {
-            return Some(Output::Neighbour(question, route));
-        }
-        if let Some(transmit) = self.cores.client.poll_transmit() {
-            return Some(Output::Query(transmit));
+        if let Some(output) = self.resolver.poll_transmit(&mut self.cores) {
+            return Some(Output::Client(output));
         }
         if let Some(transmit) = self.cores.paths.poll_transmit() {
             return Some(Output::Sa(transmit));
@@ -421,7 +411,7 @@ mod tests {
     use rand_core::SeedableRng;
 
     use super::*;
-    use crate::ip2gid::client::SocketEvent;
+    use crate::ip2gid::client::{Route, SocketEvent};
     use crate::local_service::{Nudge, Nudged, Sender, Transmit};
     use crate::local_view::Subject;
 
@@ -444,7 +434,7 @@ mod tests {
                     let input = client::Input::SocketOpened { socket };
                     node.handle_input(NOW, resolver::Input::Client(input));
                 }
-                Output::Route(question) => {
+                Output::Client(client::Output::Route(question)) => {
                     let next_hop = "10.1.0.254".parse().unwrap();
                     let route = Some(Route { ifindex: EGRESS, next_hop });
                     let input = client::Input::Route { question, route };
@@ -478,7 +468,9 @@ mod tests {
         node.handle_input(NOW, resolver::Input::LocalService(input));
         node.handle_input(NOW, resolver::Input::LocalService(local_service::Input::Drained));
         let without_room = done(&mut node, false);
-        let [Output::View(_), Output::Query(query)] = without_room.as_slice() else {
+        let [Output::View(_), Output::Client(client::Output::Query(query))] =
+            without_room.as_slice()
+        else {
             panic!("{without_room:?}")
         };
         assert_eq!(query.to.ip(), target);

@@ -410,9 +410,10 @@ impl Resolver {
         timeouts.into_iter().flatten().min()
     }
 
-    /// The next question for a route look-up by the driver.
-    pub fn poll_route(&mut self, cores: &mut Cores<impl Random>) -> Option<Question> {
-        self.unrouted.pop_first().or_else(|| cores.client.poll_route())
+    /// The next look-up or query for the driver.
+    pub fn poll_transmit(&mut self, cores: &mut Cores<impl Random>) -> Option<client::Output> {
+        let unrouted = self.unrouted.pop_first().map(client::Output::Route);
+        unrouted.or_else(|| cores.client.poll_transmit())
     }
 
     /// The next event for the driver.

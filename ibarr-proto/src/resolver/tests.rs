@@ -199,7 +199,10 @@ fn question_ends_when_the_kernel_drops_its_request() {
     rig.kernel_asks(2, "10.2.0.6");
     rig.route("10.2.0.6", Some(2), Some((2, "10.1.0.254")));
     assert_eq!(rig.cores.client.load().waiters, 1);
+    assert_eq!(rig.routes(), "10.2.0.5%2");
+    rig.kernel_request(&View, 3, "10.2.0.7");
     rig.pass(DEADLINE);
+    assert_eq!(rig.routes(), "", "no request waits for the route to 10.2.0.7");
     assert_eq!(rig.cores.client.load().waiters, 0);
     assert!(rig.resolver.unsure.is_empty() && rig.resolver.unrouted.is_empty());
     assert_eq!(rig.told(), "");
@@ -324,6 +327,7 @@ struct Rig {
     now: Instant,
     answered: Vec<(u64, Outcome)>,
     transmits: Vec<client::Transmit>,
+    unrouted: VecDeque<Question>,
 }
 
 impl Rig {
@@ -348,6 +352,7 @@ impl Rig {
             now: Instant::from_nanos(1_000_000_000_000),
             answered: Vec::new(),
             transmits: Vec::new(),
+            unrouted: VecDeque::new(),
         };
         let opened = local_service::Input::Opened { port_id: PortId(180), is_member: true };
         rig.tell(Input::LocalService(opened));
@@ -375,6 +380,11 @@ impl Rig {
     }
 
     fn kernel_asks_of(&mut self, view: &impl Local, seq: u32, target: &str) {
+        self.kernel_request(view, seq, target);
+        self.drain();
+    }
+
+    fn kernel_request(&mut self, view: &impl Local, seq: u32, target: &str) {
         let request = ResolveIp { ifindex: IfIndex::new(2).unwrap(), target: ip(target) };
         let bytes = Request::ResolveIp(request).emit(Seq(seq));
         let bytes = bytes.as_ref();
@@ -386,7 +396,6 @@ impl Rig {
             view,
             Input::LocalService(local_service::Input::Drained),
         );
-        self.drain();
     }
 
     fn route(&mut self, target: &str, egress: Option<u32>, route: Option<(u32, &str)>) {
@@ -394,14 +403,15 @@ impl Rig {
             ifindex: IfIndex::new(ifindex).unwrap(),
             next_hop: ip(next_hop),
         });
-        let input = client::Input::Route { question: question(target, egress), route };
-        self.tell(Input::Client(input));
+        let question = question(target, egress);
+        self.unrouted.retain(|&unrouted| unrouted != question);
+        self.tell(Input::Client(client::Input::Route { question, route }));
         self.drain();
     }
 
     /// Each through the kernel's interface and one gateway.
     fn answer_routes(&mut self) {
-        while let Some(question) = self.resolver.poll_route(&mut self.cores) {
+        while let Some(question) = self.unrouted.pop_front() {
             let route = Route { ifindex: IfIndex::new(2).unwrap(), next_hop: ip("10.1.0.254") };
             let input = client::Input::Route { question, route: Some(route) };
             self.tell(Input::Client(input));
@@ -446,7 +456,13 @@ impl Rig {
                 Event::PathAnswered { .. } | Event::Socket(SocketEvent::Close(_)) => {}
             }
         }
-        self.transmits.extend(std::iter::from_fn(|| self.cores.client.poll_transmit()));
+        while let Some(output) = self.resolver.poll_transmit(&mut self.cores) {
+            match output {
+                client::Output::Route(question) => self.unrouted.push_back(question),
+                client::Output::Query(transmit) => self.transmits.push(transmit),
+                client::Output::Neighbour(..) => {}
+            }
+        }
     }
 
     /// The answers to the driver since the last call.
@@ -456,8 +472,7 @@ impl Rig {
 
     /// The questions for route look-ups.
     fn routes(&mut self) -> String {
-        let routes = std::iter::from_fn(|| self.resolver.poll_route(&mut self.cores));
-        routes.map(|question| question.to_string()).collect::<Vec<_>>().join(", ")
+        self.unrouted.drain(..).map(|question| question.to_string()).collect::<Vec<_>>().join(", ")
     }
 
     /// The queries sent since the last reply.

@@ -18,7 +18,7 @@ use ibarr_common::ib::Gid;
 use ibarr_common::wire::ip2gid::PORT;
 use ibarr_common::{IfIndex, Instant};
 use ibarr_proto::ip2gid::client::{
-    Client, Config, Event, Input, Outcome, RequestId, Route, SocketEvent, SocketId,
+    Client, Config, Event, Input, Outcome, Output, RequestId, Route, SocketEvent, SocketId,
 };
 use ibarr_proto::ip2gid::server::{Local, Received, Server};
 use ibarr_proto::ip2gid::{Prefixes, Question};
@@ -269,17 +269,22 @@ impl Sim {
                         node.ports.remove(&socket).expect("only open sockets are closed");
                     }
                 }
-            } else if let Some(question) = node.client.poll_route() {
-                let route = node.route(question.target());
-                node.client.handle_input(now, Input::Route { question, route });
-            } else if let Some(transmit) = node.client.poll_transmit() {
-                let port = node.ports[&transmit.socket];
-                let source = node.source(transmit.to.ip());
-                let payload = transmit.payload.as_ref().to_vec();
-                let from = SocketAddr::new(source, port);
-                self.send(index, Packet { from, to: transmit.to, payload });
-            } else {
-                return;
+                continue;
+            }
+            match node.client.poll_transmit() {
+                Some(Output::Route(question)) => {
+                    let route = node.route(question.target());
+                    node.client.handle_input(now, Input::Route { question, route });
+                }
+                Some(Output::Query(transmit)) => {
+                    let port = node.ports[&transmit.socket];
+                    let source = node.source(transmit.to.ip());
+                    let payload = transmit.payload.as_ref().to_vec();
+                    let from = SocketAddr::new(source, port);
+                    self.send(index, Packet { from, to: transmit.to, payload });
+                }
+                Some(Output::Neighbour(..)) => {}
+                None => return,
             }
         }
     }

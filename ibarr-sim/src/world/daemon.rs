@@ -274,16 +274,16 @@ impl World {
             Output::Resolver(resolver::Event::Socket(SocketEvent::Close(socket))) => {
                 daemon.sockets.close(socket);
             }
-            Output::Route(question) => {
+            Output::Client(client::Output::Route(question)) => {
                 let at = now + self.dice.within(us(10)..us(80));
                 self.at(at, What::Route(id, life, question));
             }
             // No interface of the simulation has neighbour entries with a GID.
-            Output::Neighbour(question, _) => {
+            Output::Client(client::Output::Neighbour(question, _)) => {
                 let input = client::Input::Neighbour { question, gid: None };
                 daemon.core.handle_input(now, resolver::Input::Client(input));
             }
-            Output::Query(transmit) => self.query(id, daemon, &transmit),
+            Output::Client(client::Output::Query(transmit)) => self.query(id, daemon, &transmit),
             Output::LocalService(Transmit::Message(message)) => {
                 self.tell_kernel(id, daemon, &message);
             }

@@ -387,9 +387,7 @@ impl Io<Input> for Engine {
             Output::Resolver(event) => self.handle_resolved(now, event),
             Output::Acm(output) => self.answer_acm(now, output),
             Output::Sa(transmit) => self.send_mad(now, &transmit),
-            Output::Route(question) => self.look_up_route(now, question),
-            Output::Neighbour(question, route) => self.look_up_neighbour(now, question, route),
-            Output::Query(transmit) => self.queries.send(&transmit),
+            Output::Client(output) => self.carry_out_query(now, output),
             Output::LocalService(transmit) => self.tell_kernel(now, &transmit),
         }
     }

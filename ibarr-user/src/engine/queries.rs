@@ -5,8 +5,7 @@
 use std::sync::Arc;
 
 use ibarr_common::Instant;
-use ibarr_proto::ip2gid::Question;
-use ibarr_proto::ip2gid::client::{Input, Route, SocketEvent, Transmit};
+use ibarr_proto::ip2gid::client::{Input, Output, SocketEvent};
 use ibarr_proto::resolver;
 use tracing::debug;
 
@@ -24,11 +23,6 @@ pub(super) struct Queries {
 impl Queries {
     pub(super) fn new(sockets: Sockets, routes: Routes, counters: Arc<Counters>) -> Self {
         Self { sockets, routes, counters }
-    }
-
-    pub(super) fn send(&self, transmit: &Transmit) {
-        log::peer_is_asked(transmit.to, transmit.payload.as_ref());
-        self.sockets.send(transmit);
     }
 
     /// See [`Sockets::dropped`].
@@ -53,15 +47,22 @@ impl Engine {
         self.tell_client(now, input);
     }
 
-    pub(super) fn look_up_route(&mut self, now: Instant, question: Question) {
-        if !self.queries.routes.lookup(question) {
-            self.tell_client(now, Input::Route { question, route: None });
-        }
-    }
-
-    pub(super) fn look_up_neighbour(&mut self, now: Instant, question: Question, route: Route) {
-        if !self.queries.routes.neighbour(question, route) {
-            self.tell_client(now, Input::Neighbour { question, gid: None });
+    pub(super) fn carry_out_query(&mut self, now: Instant, output: Output) {
+        match output {
+            Output::Query(transmit) => {
+                log::peer_is_asked(transmit.to, transmit.payload.as_ref());
+                self.queries.sockets.send(&transmit);
+            }
+            Output::Route(question) => {
+                if !self.queries.routes.lookup(question) {
+                    self.tell_client(now, Input::Route { question, route: None });
+                }
+            }
+            Output::Neighbour(question, route) => {
+                if !self.queries.routes.neighbour(question, route) {
+                    self.tell_client(now, Input::Neighbour { question, gid: None });
+                }
+            }
         }
     }
 

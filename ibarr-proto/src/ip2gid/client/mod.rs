@@ -62,7 +62,9 @@ pub use config::{Config, ConfigError, Settings, SourceCheck};
 pub use memory::Place;
 pub use sockets::SocketId;
 pub use table::Cached;
-pub use types::{Counter, Event, Input, Outcome, RequestId, Route, SocketEvent, Source, Transmit};
+pub use types::{
+    Counter, Event, Input, Outcome, Output, RequestId, Route, SocketEvent, Source, Transmit,
+};
 
 /// Resolves IP addresses to GIDs by asking their owners.
 ///
@@ -201,9 +203,20 @@ impl<R: CryptoRng> Client<R> {
         times.into_iter().flatten().min()
     }
 
-    /// The next datagram to send. Its resends count from the time of the last `handle_…`: a driver
+    /// The next look-up or datagram. Resends count from the time of the last `handle_…`: a driver
     /// that has waited until its socket had room calls [`Self::handle_timeout`] first.
-    pub fn poll_transmit(&mut self) -> Option<Transmit> {
+    pub fn poll_transmit(&mut self) -> Option<Output> {
+        self.poll_look_up().or_else(|| self.poll_query().map(Output::Query))
+    }
+
+    fn poll_look_up(&mut self) -> Option<Output> {
+        if let Some(id) = self.unrouted.pop_first() {
+            return self.flights.flight(id).map(|flight| Output::Route(flight.question));
+        }
+        self.poll_neighbour()
+    }
+
+    fn poll_query(&mut self) -> Option<Transmit> {
         let outlet = self.outlets.first_ready()?;
         let (_, id) = outlet.ready.pop_first()?;
         let flight = self.flights.flight(id)?;
@@ -225,14 +238,6 @@ impl<R: CryptoRng> Client<R> {
             egress: needs_interface.then_some(route.ifindex),
             payload,
         })
-    }
-
-    /// The next question whose target the driver looks up in the kernel's routing table: the route
-    /// of datagrams to the target, through the question's egress. The driver answers with
-    /// [`Input::Route`].
-    pub fn poll_route(&mut self) -> Option<Question> {
-        let id = self.unrouted.pop_first()?;
-        self.flights.flight(id).map(|flight| flight.question)
     }
 
     /// The next event for the caller.

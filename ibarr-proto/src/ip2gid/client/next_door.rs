@@ -16,7 +16,7 @@ use rand_core::CryptoRng;
 
 use super::super::Question;
 use super::flights::FlightId;
-use super::{Cached, Client, Counter, Outcome, Route, Source};
+use super::{Cached, Client, Counter, Outcome, Output, Source};
 use crate::hash::Seeded;
 
 /// The flights that wait for the driver's look-up, and the GIDs that look-ups have found.
@@ -67,13 +67,10 @@ impl NextDoor {
 }
 
 impl<R: CryptoRng> Client<R> {
-    /// The next target next door whose neighbour entry the driver looks up: the entry of the route's
-    /// next hop on its interface. The driver answers with
-    /// [`Input::Neighbour`](super::Input::Neighbour).
-    pub fn poll_neighbour(&mut self) -> Option<(Question, Route)> {
+    pub(super) fn poll_neighbour(&mut self) -> Option<Output> {
         let id = self.next_door.unmet.pop_first()?;
         let flight = self.flights.flight(id)?;
-        Some((flight.question, flight.route?))
+        Some(Output::Neighbour(flight.question, flight.route?))
     }
 
     /// The remembered answer of a look-up. Sends nothing.

@@ -57,14 +57,14 @@ pub enum Input<'a> {
         /// The request.
         id: RequestId,
     },
-    /// The answer to `poll_route`.
+    /// The answer to [`Output::Route`].
     Route {
         /// The question.
         question: Question,
         /// The route; `None` if there is none to the target.
         route: Option<Route>,
     },
-    /// The answer to `poll_neighbour`.
+    /// The answer to [`Output::Neighbour`].
     Neighbour {
         /// The question.
         question: Question,
@@ -103,6 +103,19 @@ pub enum Input<'a> {
         /// The socket.
         socket: SocketId,
     },
+}
+
+/// An action for the driver.
+#[derive(Clone, Debug, Eq, PartialEq)]
+pub enum Output {
+    /// Look up the target of the question in the kernel's routing table: the route of datagrams to
+    /// it, through the question's egress. [`Input::Route`] is the answer.
+    Route(Question),
+    /// Look up the neighbour entry of the route's next hop on its interface; the next hop is the
+    /// target of the question. [`Input::Neighbour`] is the answer.
+    Neighbour(Question, Route),
+    /// Send a query.
+    Query(Transmit),
 }
 
 /// A UDP datagram to send.

@@ -12,7 +12,7 @@ use ibarr_common::wire::ip2gid::Query;
 use ibarr_common::{IfIndex, Instant};
 use ibarr_proto::ip2gid::Question;
 use ibarr_proto::ip2gid::client::{
-    Client, Config, Event, Input, RequestId, Route, Settings, SocketEvent,
+    Client, Config, Event, Input, Output, RequestId, Route, Settings, SocketEvent,
 };
 use ibarr_proto::request::UserRequest;
 use rand_chacha::ChaCha20Rng;
@@ -61,10 +61,6 @@ fn answer(client: &mut Client<ChaCha20Rng>, question: Question) -> Result<()> {
     client.handle_input(START, input);
     let gateway = IpAddr::V4(Ipv4Addr::new(10, 0, 0, 254));
     let ifindex = IfIndex::new(4).context("4 is not 0")?;
-    while let Some(question) = client.poll_route() {
-        let route = Some(Route { ifindex, next_hop: gateway });
-        client.handle_input(START, Input::Route { question, route });
-    }
     let mut is_answered = false;
     loop {
         while let Some(event) = client.poll_event() {
@@ -76,7 +72,16 @@ fn answer(client: &mut Client<ChaCha20Rng>, question: Question) -> Result<()> {
                 Event::Socket(SocketEvent::Close(_)) => {}
             }
         }
-        let Some(query) = client.poll_transmit() else { break };
+        let query = match client.poll_transmit() {
+            Some(Output::Route(question)) => {
+                let route = Some(Route { ifindex, next_hop: gateway });
+                client.handle_input(START, Input::Route { question, route });
+                continue;
+            }
+            Some(Output::Neighbour(..)) => continue,
+            Some(Output::Query(query)) => query,
+            None => break,
+        };
         let gid = Gid::new([0xfe; 16]).context("a legal GID")?;
         let reply = Query::parse(query.payload.as_ref())?.reply(Some(gid)).emit();
         let payload = reply.as_ref();

@@ -133,23 +133,31 @@ impl Rig {
                         continue;
                     }
                 }
-            } else if let Some(question) = self.client.poll_route() {
-                self.routes_asked.push(question);
-                if !self.answer_routes {
-                    continue;
-                }
-                Input::Route { question, route: Some(via(254)) }
-            } else if let Some((question, route)) = self.client.poll_neighbour() {
-                self.neighbours_asked.push((self.now, question, route));
-                continue;
-            } else if let Some(transmit) =
-                self.writable.then(|| self.client.poll_transmit()).flatten()
-            {
-                assert!(self.open.contains(&transmit.socket));
-                self.sent.push((self.now, transmit));
-                continue;
             } else {
-                return;
+                let output = if self.writable {
+                    self.client.poll_transmit()
+                } else {
+                    self.client.poll_look_up()
+                };
+                match output {
+                    Some(Output::Route(question)) => {
+                        self.routes_asked.push(question);
+                        if !self.answer_routes {
+                            continue;
+                        }
+                        Input::Route { question, route: Some(via(254)) }
+                    }
+                    Some(Output::Neighbour(question, route)) => {
+                        self.neighbours_asked.push((self.now, question, route));
+                        continue;
+                    }
+                    Some(Output::Query(transmit)) => {
+                        assert!(self.open.contains(&transmit.socket));
+                        self.sent.push((self.now, transmit));
+                        continue;
+                    }
+                    None => return,
+                }
             };
             self.client.handle_input(self.now, input);
         }
