@@ -32,6 +32,7 @@ mod window;
 
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::time::Duration;
 
 use ibarr_common::Instant;
 use ibarr_common::ib::Lid;
@@ -325,7 +326,10 @@ impl<R: Rng> Client<R> {
                 lane.window.kept_up(self.now);
             }
             if sent.to == lane.sa.lid {
-                self.tallies.entry(sent.port).or_default().answered_at = Some(self.now);
+                let tally = self.tallies.entry(sent.port).or_default();
+                tally.answered_at = Some(self.now);
+                tally.answers += 1;
+                tally.took = tally.took.saturating_add(self.now.since(sent.at));
             }
             if sent.to == lane.sa.lid && lane.gate.heard(self.now, sent.question) {
                 self.counters.count(Counter::Opened);
@@ -636,6 +640,10 @@ pub struct Load {
 pub struct Tally {
     /// MADs sent, including resends and probes.
     pub mads: u64,
+    /// Answers with anything but BUSY, in time or late.
+    pub answers: u64,
+    /// How long these answers took, all together.
+    pub took: Duration,
     /// When an SA last answered, with anything but BUSY.
     pub answered_at: Option<Instant>,
 }

@@ -158,6 +158,22 @@ fn question_is_sent_and_answered() {
 }
 
 #[test]
+fn tally_adds_up_how_long_answers_took() {
+    let mut rig = Rig::warm(Config::default());
+    rig.ask(1);
+    rig.advance(ms(20));
+    rig.ask(2);
+    let sent = rig.take_paths_sent();
+    rig.advance(ms(10));
+    for (sent, n) in sent.iter().zip([1, 2]) {
+        rig.answer(sent, Answer::Path(record(n)));
+    }
+    rig.answer(&sent[0], Answer::Path(record(1)));
+    let tally = rig.client.tally(PORT);
+    assert_eq!((tally.answers, tally.took), (2, ms(40)), "{tally:?}");
+}
+
+#[test]
 fn silence_causes_growing_pauses_until_the_deadline() {
     let mut rig = Rig::warm(Config::default());
     rig.ask(1);

@@ -28,6 +28,7 @@ mod limits;
 mod memory;
 mod next_door;
 mod round_trips;
+mod slowest;
 mod sockets;
 mod table;
 mod types;
@@ -50,6 +51,7 @@ use self::left::Left;
 use self::limits::{cache_limits, flight_limits, hop_limits};
 use self::memory::SETTLING;
 use self::next_door::NextDoor;
+use self::slowest::Slowest;
 use self::sockets::Outlets;
 use super::{Question, is_link_local};
 use crate::counters::Counters;
@@ -60,6 +62,7 @@ use crate::timer::Timers;
 pub use cache::Learned;
 pub use config::{Config, ConfigError, Settings, SourceCheck};
 pub use memory::Place;
+pub use slowest::Slow;
 pub use sockets::SocketId;
 pub use table::Cached;
 pub use types::{
@@ -84,6 +87,7 @@ pub struct Client<R> {
     cache: Cache,
     left: Left,
     next_door: NextDoor,
+    slowest: Slowest,
     swept_at: Instant,
     refreshing: usize,
     /// The next refresh may not start before this time.
@@ -107,6 +111,7 @@ impl<R: CryptoRng> Client<R> {
             cache: Cache::new(cache_limits(&config), &hasher),
             left: Left::default(),
             next_door: NextDoor::new(hasher),
+            slowest: Slowest::default(),
             swept_at: Instant::BOOT,
             refreshing: 0,
             refresh_from: Instant::BOOT,
@@ -260,6 +265,11 @@ impl<R: CryptoRng> Client<R> {
         }
     }
 
+    /// The peers that took longest to answer lately, the slowest first.
+    pub fn slowest(&self, now: Instant) -> Vec<Slow> {
+        self.slowest.list(now)
+    }
+
     fn advance(&mut self, now: Instant) {
         self.now = self.now.max(now);
     }
@@ -390,6 +400,9 @@ impl<R: CryptoRng> Client<R> {
         self.counters.count(Counter::Replies);
         let question = flight.question;
         let sent_at = (!send.is_repeated).then_some(send.at);
+        let asked_at = flight.sends.iter().map(|send| send.at).min().unwrap_or(self.now);
+        let took = self.now.since(asked_at);
+        self.slowest.note(Slow { question, took, at: self.now });
         self.hops.measured(self.now, route, sent_at);
         let released = self.hops.heard(self.now, route);
         let cached = self.remember(question, reply.gid);
