@@ -107,6 +107,7 @@ pub(super) fn body(body: &Body) {
         | Body::UnknownName { .. }
         | Body::Summary { .. }
         | Body::Ping { .. }
+        | Body::Top { .. }
         | Body::Checks { .. } => {}
         Body::Metrics { metrics } => write(metrics.as_bytes()),
         Body::Config { config } => {

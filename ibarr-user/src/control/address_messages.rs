@@ -12,7 +12,7 @@ use ibarr_common::ib::Gid;
 use serde::{Deserialize, Serialize};
 
 use super::path_messages::PathAnswer;
-use super::values::{Elapsed, Text, Textual, states};
+use super::values::{Elapsed, Millis, Text, Textual, states};
 
 /// An address to resolve: `10.2.0.5`, or `fe80::1%4` with the index of the interface that its
 /// queries leave by.
@@ -206,6 +206,21 @@ pub struct Times {
     pub p99: Elapsed,
     /// The longest.
     pub max: Elapsed,
+}
+
+/// A peer that took long to answer.
+#[derive(Clone, Debug, Deserialize, PartialEq, Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub struct SlowPeer {
+    /// Its address.
+    pub ip: IpAddr,
+    /// Name of the interface that the request named; absent if it named none.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub interface: Option<String>,
+    /// Milliseconds from the first query to its last answer.
+    pub ms: Elapsed,
+    /// Milliseconds since that answer.
+    pub ago_ms: Millis,
 }
 
 /// The document of `ibarr ping`.

@@ -19,15 +19,18 @@ use serde::{Deserialize, Serialize};
 use crate::config::Mistake;
 
 pub use super::address_messages::{
-    Answer, AnswerSource, AnswerStatus, Lookup, Mismatch, MismatchWith, Pinged, Resolved, Summary,
-    Target, Times, UnknownName,
+    Answer, AnswerSource, AnswerStatus, Lookup, Mismatch, MismatchWith, Pinged, Resolved, SlowPeer,
+    Summary, Target, Times, UnknownName,
 };
 pub use super::doctor_messages::{Check, CheckState};
 pub use super::health_messages::{HealthReason, HealthState, SubsystemHealth};
 pub use super::log_messages::{LevelChange, LogStatus};
 pub use super::path_messages::{
     CachedPath, Informed, LastEvent, PathAnswer, PathHops, PathRequest, PathSource, PathStatus,
-    PortAddress, PortChoice, PortStatus, Probing, Silence,
+    PortAddress, PortChoice, PortStatus, Probing, SaTally, Silence,
+};
+pub use super::top_messages::{
+    AnswerRate, Answerer, ErrorRate, PortRate, RequestKind, RequestRate, Top,
 };
 use super::values::is_default;
 use super::values::states;
@@ -246,6 +249,11 @@ pub enum Body {
     Metrics {
         /// OpenMetrics text.
         metrics: String,
+    },
+    /// The document of `ibarr top`; the command makes it of two requests for status and counters.
+    Top {
+        /// What happened between the two.
+        top: Box<Top>,
     },
     /// Answers [`Request::Status`].
     Status {
@@ -546,6 +554,9 @@ pub struct Status {
     pub pending: usize,
     /// Number of entries in the client cache.
     pub cached: usize,
+    /// The peers that took longest to answer in the last minute, the slowest first.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub slowest_peers: Vec<SlowPeer>,
     /// Use of the control socket.
     #[serde(default)]
     pub control: ControlStatus,

@@ -17,6 +17,7 @@ mod path_messages;
 pub mod places;
 pub mod run_dir;
 pub mod server;
+mod top_messages;
 mod values;
 
 use std::path::{Path, PathBuf};

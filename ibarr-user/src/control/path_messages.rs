@@ -194,6 +194,9 @@ pub struct PortStatus {
     pub in_air: u32,
     /// The current limit of such MADs.
     pub window: u32,
+    /// What was sent to its subnet administrators since the start, and answered.
+    #[serde(default, skip_serializing_if = "is_default")]
+    pub sa: SaTally,
     /// Set while the subnet administrator does not answer, and only probes are sent to it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub probing: Option<Probing>,
@@ -210,6 +213,18 @@ pub struct PortStatus {
     /// Why the daemon does not receive the kernel's events of the port; absent if it does.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub deaf: Option<String>,
+}
+
+/// What was sent to the subnet administrators of a port, and answered.
+#[derive(Clone, Copy, Debug, Default, Deserialize, Eq, PartialEq, Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub struct SaTally {
+    /// MADs sent, with resends and probes.
+    pub mads: u64,
+    /// Answers with anything but that it is busy.
+    pub answers: u64,
+    /// How long these answers took, all together.
+    pub took_ms: Elapsed,
 }
 
 /// An IP address of an InfiniBand port.

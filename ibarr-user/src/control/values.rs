@@ -196,7 +196,7 @@ impl From<Seconds> for Duration {
 }
 
 /// Milliseconds with their fraction, to the nanosecond.
-#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+#[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
 pub struct Elapsed(pub Duration);
 
 impl Elapsed {

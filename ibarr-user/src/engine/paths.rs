@@ -21,7 +21,7 @@ use super::{Engine, log};
 use crate::control::messages::{
     Body, CachedPath, Elapsed, Failure, FailureKind, Informed, LastEvent, Number, OrText,
     PathAnswer, PathHops, PathRequest, PathSource, PathStatus, PortAddress, PortChoice, PortStatus,
-    Probing, Response, Silence, Text,
+    Probing, Response, SaTally, Silence, Text,
 };
 use crate::transport::ports::{self, Ports};
 use crate::transport::umad::{self, Meaning, Sending, Umads};
@@ -204,6 +204,7 @@ impl Engine {
         };
         let status = |(index, name, facts, has_qos): (PortIndex, PortName, &PortFacts, bool)| {
             let load = self.node.paths().client().load(index);
+            let tally = self.node.paths().client().tally(index);
             PortStatus {
                 port: Text(name),
                 active: facts.is_active,
@@ -218,6 +219,11 @@ impl Engine {
                 questions: load.questions,
                 in_air: load.in_air,
                 window: load.window,
+                sa: SaTally {
+                    mads: tally.mads,
+                    answers: tally.answers,
+                    took_ms: Elapsed(tally.took),
+                },
                 probing: load.shut.map(|shut| Probing {
                     because: if shut.busy { Silence::Busy } else { Silence::Silent },
                     for_ms: now.since(shut.since).into(),

@@ -10,6 +10,7 @@ use ibarr_common::ib::Gid;
 use ibarr_common::{IfIndex, Instant};
 use ibarr_proto::counters;
 use ibarr_proto::ip2gid::Family;
+use ibarr_proto::ip2gid::client::Slow;
 use ibarr_proto::local_view::neighbours::Neighbour;
 use ibarr_proto::local_view::routing::WayBack;
 use ibarr_proto::local_view::{Event, Interface, LinkHeader};
@@ -19,9 +20,9 @@ use tracing::{debug, info};
 use super::Engine;
 use crate::bpf::{self, Hook, Longevity};
 use crate::control::messages::{
-    ControlStatus, FailedReload, InterfaceStatus, LeftToKernel, ListenerStatus, LocalServiceStatus,
-    Millis, NudgeState, Number, PathRequests, ResponderStatus, SocketState, Status, Text,
-    UsersStatus,
+    ControlStatus, Elapsed, FailedReload, InterfaceStatus, LeftToKernel, ListenerStatus,
+    LocalServiceStatus, Millis, NudgeState, Number, PathRequests, ResponderStatus, SlowPeer,
+    SocketState, Status, Text, UsersStatus,
 };
 use crate::transport::local_service as ls;
 use crate::transport::{self, listeners::Listener};
@@ -66,9 +67,21 @@ impl Engine {
             interfaces: self.node.view().interfaces().map(|link| self.interface(&link)).collect(),
             pending: load.flights,
             cached: load.cached,
+            slowest_peers: self.slowest_peers(now),
             control: self.control_status(),
             users: self.users_status(),
         }
+    }
+
+    fn slowest_peers(&self, now: Instant) -> Vec<SlowPeer> {
+        let name = |ifindex| self.interface_name(ifindex).unwrap_or_else(|| format!("#{ifindex}"));
+        let peer = |Slow { question, took, at }: Slow| SlowPeer {
+            ip: question.target(),
+            interface: question.egress().map(name),
+            ms: Elapsed(took),
+            ago_ms: now.since(at).into(),
+        };
+        self.node.client().slowest(now).into_iter().map(peer).collect()
     }
 
     fn users_status(&self) -> Vec<UsersStatus> {
