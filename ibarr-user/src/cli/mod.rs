@@ -16,6 +16,7 @@ mod source;
 mod status;
 mod targets;
 mod times;
+mod top;
 mod verify;
 
 use std::ffi::OsString;
@@ -31,6 +32,7 @@ use ibarr_proto::paths::PortName;
 use self::counters::CountersArgs;
 use self::ping::PingArgs;
 use self::resolve::ResolveArgs;
+use self::top::TopArgs;
 use crate::bpf;
 use crate::causes::chain;
 use crate::config::Absent;
@@ -156,6 +158,8 @@ enum Command {
     },
     /// Show the daemon's counters that are not 0
     Counters(CountersArgs),
+    /// Watch what the daemon does: rates, memory, peers, subnet administrators, errors
+    Top(TopArgs),
     /// Show the metrics, as Prometheus reads them
     Metrics(Daemon),
     /// Stop answering in the kernel and remove all that daemons have left there (needs root; no
@@ -311,6 +315,7 @@ pub fn main() -> ExitCode {
         }
         Command::Metrics(daemon) => ask::ask(&daemon, &Request::Metrics),
         Command::Counters(args) => counters::run(&args),
+        Command::Top(args) => top::run(&args),
         Command::Reload(daemon) => ask::ask(&daemon, &Request::Reload),
         Command::LogLevel { level, time, reset, daemon } => {
             let for_ms = time.map(Millis::from);

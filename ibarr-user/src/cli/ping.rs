@@ -45,7 +45,7 @@ pub(super) struct PingArgs {
     daemon: Daemon,
 }
 
-fn interval(text: &str) -> Result<Duration, String> {
+pub(super) fn interval(text: &str) -> Result<Duration, String> {
     let seconds = text.parse().ok().and_then(|seconds| Duration::try_from_secs_f64(seconds).ok());
     let time = match seconds {
         Some(time) => time,
