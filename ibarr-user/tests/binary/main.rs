@@ -19,3 +19,4 @@ mod run_dir;
 mod scarce;
 mod sockets;
 mod support;
+mod top;

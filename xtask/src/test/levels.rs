@@ -172,7 +172,7 @@ fn unused_dependencies(workspace: &Workspace) -> Result<()> {
 fn unit(bench: &Bench<'_>) -> Result<Outcome> {
     let tests = bench.built()?.iter().filter(|artifact| artifact.is_test && !is_system(artifact));
     // The tests of the daemon's binary make their own namespace, as any user.
-    let toolbox = match toolbox(bench, &[&tools::IPROUTE2]) {
+    let toolbox = match toolbox(bench, &[&tools::IPROUTE2, &tools::TMUX]) {
         Ok(toolbox) => toolbox,
         Err(lack) => return Ok(lack),
     };

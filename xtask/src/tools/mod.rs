@@ -67,6 +67,15 @@ pub(crate) const ETHTOOL: Set = Set {
     suites: &[],
 };
 
+/// A terminal for tests.
+pub(crate) const TMUX: Set = Set {
+    name: "tmux",
+    purpose: "is the terminal in which `ibarr top` is tested",
+    programs: &["tmux"],
+    packages: &["tmux"],
+    suites: &[],
+};
+
 /// Prometheus, whose promtool tests the alerts.
 pub(crate) const PROMETHEUS: Set = Set {
     name: "prometheus",
@@ -190,6 +199,7 @@ const SETS: &[&Set] = &[
     &IPROUTE2,
     &BPFTOOL,
     &ETHTOOL,
+    &TMUX,
     &PROMETHEUS,
     &LIBFUZZER,
     &QEMU,
