@@ -67,7 +67,7 @@ states! {
         KernelAddresses = "kernel-addresses",
         /// The kernel's, for paths.
         KernelPaths = "kernel-paths",
-        /// For addresses of peers, of the kernel, users and clients of ACM.
+        /// For addresses, of the kernel, users and clients of ACM.
         Addresses = "addresses",
         /// For paths, of the kernel, users and clients of ACM.
         Paths = "paths",

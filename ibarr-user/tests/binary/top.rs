@@ -209,11 +209,11 @@ fn terminal_shows_true_rates_and_is_restored_however_top_ends() {
     let (mut pages, mut asked) = (Vec::new(), 0.0);
     tmux.until(|screen| {
         let (Some(over), Some(rate)) =
-            (number(screen, "rates over "), number(screen, "addresses of peers, all "))
+            (number(screen, "rates over "), number(screen, "\naddresses, all "))
         else {
             return false;
         };
-        let line = screen.lines().find(|line| line.starts_with("addresses of peers, all"));
+        let line = screen.lines().find(|line| line.starts_with("addresses, all"));
         let page = line.unwrap().to_owned();
         if pages.last() != Some(&page) {
             asked += over * rate;
@@ -223,8 +223,7 @@ fn terminal_shows_true_rates_and_is_restored_however_top_ends() {
     });
     assert!((asked - 12.0).abs() < 0.3, "{asked}: {pages:?}");
     let screen = tmux.screen();
-    for shown in ["ibarr 1.0.0, pid ", "answers to peers", "slowest peers", "\n10.9.0.", "q ends"]
-    {
+    for shown in ["ibarr 1.0.0, pid ", "answers to peers", "slowest peers", "\n10.9.0.", "q ends"] {
         assert!(screen.contains(shown), "{shown}: {screen}");
     }
 

@@ -46,21 +46,24 @@ pub(super) fn top(before: Option<&Sample>, after: &Sample) -> Top {
 /// A kind of requests, by its counters.
 struct Kind {
     what: RequestKind,
-    requests: &'static str,
-    /// Ends of requests that memory answered, or `None` if the counters do not tell.
-    from_memory: Option<&'static [&'static str]>,
-    /// Other ends with a GID or a path, or with the certainty that there is none.
-    asked: &'static [&'static str],
-    /// Ends without.
+    requests: &'static [&'static str],
+    /// Ends with a GID or a path.
+    answered: &'static [&'static str],
+    /// All other ends.
     failed: &'static [&'static str],
+    /// Those of both that memory knew, or nothing if the counters do not tell.
+    from_memory: &'static [&'static str],
 }
 
 const REQUESTS: [Kind; 4] = [
     Kind {
         what: RequestKind::KernelAddresses,
-        requests: "local-service.requests",
-        from_memory: Some(&["local-service.answered-local", "local-service.answered-cache"]),
-        asked: &["local-service.answered-peer"],
+        requests: &["local-service.requests"],
+        answered: &[
+            "local-service.answered-local",
+            "local-service.answered-cache",
+            "local-service.answered-peer",
+        ],
         failed: &[
             "local-service.given-up-not-found",
             "local-service.given-up-timed-out",
@@ -68,12 +71,12 @@ const REQUESTS: [Kind; 4] = [
             "local-service.given-up-overloaded",
             "local-service.abandoned",
         ],
+        from_memory: &["local-service.answered-local", "local-service.answered-cache"],
     },
     Kind {
         what: RequestKind::KernelPaths,
-        requests: "local-service.path-requests",
-        from_memory: None,
-        asked: &["local-service.paths-answered"],
+        requests: &["local-service.path-requests"],
+        answered: &["local-service.paths-answered"],
         failed: &[
             "local-service.paths-none",
             "local-service.paths-unknown",
@@ -85,12 +88,23 @@ const REQUESTS: [Kind; 4] = [
             "local-service.paths-overloaded",
             "local-service.paths-abandoned",
         ],
+        from_memory: &[],
     },
     Kind {
         what: RequestKind::Addresses,
-        requests: "ip2gid.client.requests",
-        from_memory: Some(&["ip2gid.client.cache-hits"]),
-        asked: &[],
+        // The client is not given what the kernel or ACM asks and memory knows.
+        requests: &[
+            "ip2gid.client.requests",
+            "local-service.answered-local",
+            "local-service.answered-cache",
+            "acm.address-from-memory",
+        ],
+        answered: &[
+            "ip2gid.client.found",
+            "local-service.answered-local",
+            "local-service.answered-cache",
+            "acm.address-from-memory",
+        ],
         failed: &[
             "ip2gid.client.not-found",
             "ip2gid.client.timed-out",
@@ -98,13 +112,20 @@ const REQUESTS: [Kind; 4] = [
             "ip2gid.client.unreachable",
             "ip2gid.client.overloaded",
         ],
+        from_memory: &[
+            "ip2gid.client.cache-hits",
+            "local-service.answered-local",
+            "local-service.answered-cache",
+            "acm.address-from-memory",
+        ],
     },
     Kind {
         what: RequestKind::Paths,
-        requests: "paths.requests",
-        from_memory: Some(&["paths.found-cache", "paths.found-doubted", "paths.no-record-cache"]),
-        asked: &["paths.found-sa", "paths.no-record-sa"],
+        requests: &["paths.requests"],
+        answered: &["paths.found-cache", "paths.found-doubted", "paths.found-sa"],
         failed: &[
+            "paths.no-record-cache",
+            "paths.no-record-sa",
             "paths.refused",
             "paths.silent",
             "paths.busy",
@@ -112,6 +133,7 @@ const REQUESTS: [Kind; 4] = [
             "paths.no-sa",
             "paths.overloaded",
         ],
+        from_memory: &["paths.found-cache", "paths.found-doubted", "paths.no-record-cache"],
     },
 ];
 
@@ -158,19 +180,16 @@ impl Interval<'_> {
     }
 
     fn requests(&self, kind: &Kind) -> RequestRate {
-        let failed = self.grown_together(kind.failed);
-        let from_memory = kind.from_memory.and_then(|counters| self.grown_together(counters));
-        let ended = match kind.what {
-            // A request that is answered from memory is also counted by its outcome.
-            RequestKind::Addresses => self.grown("ip2gid.client.found").zip(failed),
-            _ => from_memory.zip(self.grown_together(kind.asked)),
-        };
+        let from_memory = self.grown_together(kind.from_memory);
+        let from_memory = from_memory.filter(|_| !kind.from_memory.is_empty());
+        let ended = [kind.answered, kind.failed].concat();
+        let total = kind.requests.iter().map(|counter| self.after.count(counter)).sum();
         RequestRate {
             what: kind.what,
-            per_s: self.rate(self.grown(kind.requests)),
-            failed_per_s: self.rate(failed),
-            from_memory_percent: percent(from_memory, ended.map(|(some, rest)| some + rest)),
-            total: self.after.count(kind.requests),
+            per_s: self.rate(self.grown_together(kind.requests)),
+            failed_per_s: self.rate(self.grown_together(kind.failed)),
+            from_memory_percent: percent(from_memory, self.grown_together(&ended)),
+            total,
         }
     }
 
@@ -294,11 +313,11 @@ mod tests {
                 ("local-service.requests", 1010),
                 ("local-service.answered-cache", 993),
                 ("local-service.answered-local", 1),
-                ("local-service.answered-peer", 4),
+                ("local-service.answered-peer", 1),
                 ("local-service.given-up-timed-out", 5),
                 ("ip2gid.client.requests", 20),
-                ("ip2gid.client.found", 6),
                 ("ip2gid.client.cache-hits", 3),
+                ("ip2gid.client.found", 6),
                 ("ip2gid.client.timed-out", 4),
                 ("bpf.tc.answered", 30),
                 ("ip2gid.server.answered", 17),
@@ -308,9 +327,10 @@ mod tests {
         assert_eq!(top.interval_ms, Some(Elapsed(Duration::from_millis(2500))));
         let kernel = of(&top.requests, RequestKind::KernelAddresses);
         assert_eq!((kernel.per_s, kernel.failed_per_s), (Some(4.0), Some(2.0)));
-        assert_eq!((kernel.from_memory_percent, kernel.total), (Some(50.0), 1010));
+        assert_eq!((kernel.from_memory_percent, kernel.total), (Some(40.0), 1010));
         let all = of(&top.requests, RequestKind::Addresses);
-        assert_eq!((all.per_s, all.from_memory_percent), (Some(8.0), Some(30.0)));
+        assert_eq!((all.per_s, all.failed_per_s), (Some(9.6), Some(1.6)));
+        assert_eq!((all.from_memory_percent, all.total), (Some(50.0), 20 + 993 + 1));
         // No path was asked for.
         let paths = of(&top.requests, RequestKind::Paths);
         assert_eq!((paths.per_s, paths.from_memory_percent), (Some(0.0), None));
@@ -392,8 +412,7 @@ mod tests {
     fn every_counter_that_is_named_here_exists() {
         let known: Vec<_> = descriptions().map(|(name, _)| name).collect();
         let of_kinds = REQUESTS.iter().flat_map(|kind| {
-            let memory = kind.from_memory.unwrap_or_default();
-            [&[kind.requests], memory, kind.asked, kind.failed].concat()
+            [kind.requests, kind.answered, kind.failed, kind.from_memory].concat()
         });
         for name in of_kinds.chain(ANSWERS.map(|(_, counter)| counter)) {
             assert!(known.iter().any(|known| known == name), "{name}");
