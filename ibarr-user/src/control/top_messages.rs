@@ -67,8 +67,9 @@ states! {
         KernelAddresses = "kernel-addresses",
         /// The kernel's, for paths.
         KernelPaths = "kernel-paths",
-        /// For addresses, of the kernel, users and clients of ACM.
-        Addresses = "addresses",
+        /// Those for addresses that the client got, which asks peers: what memory did not answer the kernel
+        /// or ACM at once, and all that users ask.
+        ClientAddresses = "client-addresses",
         /// For paths, of the kernel, users and clients of ACM.
         Paths = "paths",
     }

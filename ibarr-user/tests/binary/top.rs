@@ -42,7 +42,7 @@ fn rates_of_all_intervals_add_up_to_the_number_of_requests() {
         serde_json::from_str::<Value>(&line).unwrap()["top"].clone()
     };
     let first = next();
-    assert_eq!(row(&first, "requests", "what", "addresses")["total"], 0);
+    assert_eq!(row(&first, "requests", "what", "client-addresses")["total"], 0);
     for _ in 0..4 {
         let resolved = daemon.ask(&["resolve", "10.9.0.[2-7]"]);
         assert_eq!(resolved.status.code(), Some(0), "{resolved:?}");
@@ -52,7 +52,7 @@ fn rates_of_all_intervals_add_up_to_the_number_of_requests() {
     let last = loop {
         let top = next();
         let seconds = top["interval-ms"].as_f64().unwrap() / 1000.0;
-        let addresses = row(&top, "requests", "what", "addresses");
+        let addresses = row(&top, "requests", "what", "client-addresses");
         let count = addresses["per-s"].as_f64().unwrap() * seconds;
         let failures = addresses["failed-per-s"].as_f64().unwrap() * seconds;
         asked += count;
@@ -209,11 +209,11 @@ fn terminal_shows_true_rates_and_is_restored_however_top_ends() {
     let (mut pages, mut asked) = (Vec::new(), 0.0);
     tmux.until(|screen| {
         let (Some(over), Some(rate)) =
-            (number(screen, "rates over "), number(screen, "\naddresses, all "))
+            (number(screen, "rates over "), number(screen, "\naddresses, client "))
         else {
             return false;
         };
-        let line = screen.lines().find(|line| line.starts_with("addresses, all"));
+        let line = screen.lines().find(|line| line.starts_with("addresses, client"));
         let page = line.unwrap().to_owned();
         if pages.last() != Some(&page) {
             asked += over * rate;

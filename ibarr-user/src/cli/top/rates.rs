@@ -46,7 +46,7 @@ pub(super) fn top(before: Option<&Sample>, after: &Sample) -> Top {
 /// A kind of requests, by its counters.
 struct Kind {
     what: RequestKind,
-    requests: &'static [&'static str],
+    requests: &'static str,
     /// Ends with a GID or a path.
     answered: &'static [&'static str],
     /// All other ends.
@@ -58,7 +58,7 @@ struct Kind {
 const REQUESTS: [Kind; 4] = [
     Kind {
         what: RequestKind::KernelAddresses,
-        requests: &["local-service.requests"],
+        requests: "local-service.requests",
         answered: &[
             "local-service.answered-local",
             "local-service.answered-cache",
@@ -75,7 +75,7 @@ const REQUESTS: [Kind; 4] = [
     },
     Kind {
         what: RequestKind::KernelPaths,
-        requests: &["local-service.path-requests"],
+        requests: "local-service.path-requests",
         answered: &["local-service.paths-answered"],
         failed: &[
             "local-service.paths-none",
@@ -91,20 +91,9 @@ const REQUESTS: [Kind; 4] = [
         from_memory: &[],
     },
     Kind {
-        what: RequestKind::Addresses,
-        // The client is not given what the kernel or ACM asks and memory knows.
-        requests: &[
-            "ip2gid.client.requests",
-            "local-service.answered-local",
-            "local-service.answered-cache",
-            "acm.address-from-memory",
-        ],
-        answered: &[
-            "ip2gid.client.found",
-            "local-service.answered-local",
-            "local-service.answered-cache",
-            "acm.address-from-memory",
-        ],
+        what: RequestKind::ClientAddresses,
+        requests: "ip2gid.client.requests",
+        answered: &["ip2gid.client.found"],
         failed: &[
             "ip2gid.client.not-found",
             "ip2gid.client.timed-out",
@@ -112,16 +101,11 @@ const REQUESTS: [Kind; 4] = [
             "ip2gid.client.unreachable",
             "ip2gid.client.overloaded",
         ],
-        from_memory: &[
-            "ip2gid.client.cache-hits",
-            "local-service.answered-local",
-            "local-service.answered-cache",
-            "acm.address-from-memory",
-        ],
+        from_memory: &["ip2gid.client.cache-hits"],
     },
     Kind {
         what: RequestKind::Paths,
-        requests: &["paths.requests"],
+        requests: "paths.requests",
         answered: &["paths.found-cache", "paths.found-doubted", "paths.found-sa"],
         failed: &[
             "paths.no-record-cache",
@@ -183,13 +167,12 @@ impl Interval<'_> {
         let from_memory = self.grown_together(kind.from_memory);
         let from_memory = from_memory.filter(|_| !kind.from_memory.is_empty());
         let ended = [kind.answered, kind.failed].concat();
-        let total = kind.requests.iter().map(|counter| self.after.count(counter)).sum();
         RequestRate {
             what: kind.what,
-            per_s: self.rate(self.grown_together(kind.requests)),
+            per_s: self.rate(self.grown(kind.requests)),
             failed_per_s: self.rate(self.grown_together(kind.failed)),
             from_memory_percent: percent(from_memory, self.grown_together(&ended)),
-            total,
+            total: self.after.count(kind.requests),
         }
     }
 
@@ -328,9 +311,9 @@ mod tests {
         let kernel = of(&top.requests, RequestKind::KernelAddresses);
         assert_eq!((kernel.per_s, kernel.failed_per_s), (Some(4.0), Some(2.0)));
         assert_eq!((kernel.from_memory_percent, kernel.total), (Some(40.0), 1010));
-        let all = of(&top.requests, RequestKind::Addresses);
-        assert_eq!((all.per_s, all.failed_per_s), (Some(9.6), Some(1.6)));
-        assert_eq!((all.from_memory_percent, all.total), (Some(50.0), 20 + 993 + 1));
+        let client = of(&top.requests, RequestKind::ClientAddresses);
+        assert_eq!((client.per_s, client.failed_per_s), (Some(8.0), Some(1.6)));
+        assert_eq!((client.from_memory_percent, client.total), (Some(30.0), 20));
         // No path was asked for.
         let paths = of(&top.requests, RequestKind::Paths);
         assert_eq!((paths.per_s, paths.from_memory_percent), (Some(0.0), None));
@@ -412,7 +395,7 @@ mod tests {
     fn every_counter_that_is_named_here_exists() {
         let known: Vec<_> = descriptions().map(|(name, _)| name).collect();
         let of_kinds = REQUESTS.iter().flat_map(|kind| {
-            [kind.requests, kind.answered, kind.failed, kind.from_memory].concat()
+            [&[kind.requests], kind.answered, kind.failed, kind.from_memory].concat()
         });
         for name in of_kinds.chain(ANSWERS.map(|(_, counter)| counter)) {
             assert!(known.iter().any(|known| known == name), "{name}");

@@ -91,7 +91,7 @@ fn request(rate: &RequestRate) -> Vec<String> {
     let what = match rate.what {
         RequestKind::KernelAddresses => "addresses, kernel",
         RequestKind::KernelPaths => "paths, kernel",
-        RequestKind::Addresses => "addresses, all",
+        RequestKind::ClientAddresses => "addresses, client",
         RequestKind::Paths => "paths, all",
     };
     vec![
