@@ -55,11 +55,15 @@ pub enum Bug {
     ForgottenReply,
     /// A client of ACM waits a hundred times as long as it should.
     PatientAcm,
+    /// The health forgets that an SA answers again.
+    ForgottenRecovery,
+    /// The health does not see that an SA is silent.
+    UnseenSilence,
 }
 
 impl Bug {
     /// All bugs.
-    pub const ALL: [Self; 17] = [
+    pub const ALL: [Self; 19] = [
         Self::LostWake,
         Self::DoubleAnswer,
         Self::StaleAfterChange,
@@ -77,6 +81,8 @@ impl Bug {
         Self::EndlessLease,
         Self::ForgottenReply,
         Self::PatientAcm,
+        Self::ForgottenRecovery,
+        Self::UnseenSilence,
     ];
 }
 
@@ -100,6 +106,8 @@ impl fmt::Display for Bug {
             Self::EndlessLease => "endless-lease",
             Self::ForgottenReply => "forgotten-reply",
             Self::PatientAcm => "patient-acm",
+            Self::ForgottenRecovery => "forgotten-recovery",
+            Self::UnseenSilence => "unseen-silence",
         })
     }
 }

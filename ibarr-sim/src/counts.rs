@@ -60,6 +60,8 @@ pub struct Counts {
     pub faults: u64,
     /// Turns of daemons.
     pub turns: u64,
+    /// Changes of the health of daemons.
+    pub health_changes: u64,
     /// The largest size of each table.
     most: BTreeMap<&'static str, usize>,
 }
@@ -112,6 +114,7 @@ impl AddAssign<&Self> for Counts {
         self.lost += other.lost;
         self.faults += other.faults;
         self.turns += other.turns;
+        self.health_changes += other.health_changes;
         for (what, &is) in &other.most {
             self.most(what, is);
         }
@@ -161,7 +164,8 @@ impl fmt::Display for Counts {
             "{datagrams} datagrams, {lost} lost; {queries} own queries; {replies} replies, \
              {answered_in_kernel} by programs"
         )?;
-        write!(f, "{} faults, {} turns; at most:", self.faults, self.turns)?;
+        let Self { faults, turns, health_changes, .. } = self;
+        write!(f, "{faults} faults, {turns} turns, {health_changes} changes of health; at most:")?;
         for (what, most) in &self.most {
             write!(f, " {what} {most},")?;
         }

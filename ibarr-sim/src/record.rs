@@ -11,6 +11,7 @@ use ibarr_common::Instant;
 use ibarr_common::wire::ip2gid::{Query, Reply};
 use ibarr_common::wire::ls::{Answer, Request, SetTimeout, messages};
 use ibarr_common::wire::sa::{self, Question};
+use ibarr_proto::health;
 
 use crate::kernel::{Event, IpOutcome, Wake};
 
@@ -63,6 +64,8 @@ pub(crate) enum Entry<'a> {
     Weather(&'a str, Option<Duration>),
     /// A change of the machine's addresses and links.
     Network(&'a str, IpAddr),
+    /// A change of the health that the daemon reports.
+    Health(&'a health::Event),
 }
 
 /// What happens to a message.
@@ -168,6 +171,13 @@ impl Record {
                 self.mix_bytes(what.as_bytes());
                 self.mix_address(address);
             }
+            Entry::Health(event) => {
+                let (kind, cause) = match event {
+                    health::Event::Worse(_, cause, _) => (1, cause),
+                    health::Event::Better { cause, .. } => (2, cause),
+                };
+                self.mix(11 << 40 | kind << 32 | *cause as u64);
+            }
         }
     }
 
@@ -260,6 +270,12 @@ impl fmt::Display for Entry<'_> {
             }
             Self::Weather(what, Some(time)) => write!(f, "** {what}, for {time:?}"),
             Self::Weather(what, None) => write!(f, "** {what}"),
+            Self::Health(health::Event::Worse(subsystem, cause, reason)) => {
+                write!(f, "health of {subsystem}: {} because of {cause}", reason.state)
+            }
+            Self::Health(health::Event::Better { subsystem, cause, state, .. }) => {
+                write!(f, "health of {subsystem}: {state}, {cause} has ended")
+            }
             Self::Network(what, address) => write!(f, "** {what} {address}"),
         }
     }

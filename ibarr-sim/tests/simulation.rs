@@ -44,6 +44,8 @@ fn each_planted_bug_is_found_and_reported_with_seed_and_trace() {
             Bug::ForgottenDrain => &["a turn ends before"],
             Bug::EndlessRead => &["messages of the kernel"],
             Bug::ForgottenReply | Bug::PatientAcm => &["of ACM gets", "of ACM that wait"],
+            Bug::ForgottenRecovery => &["health says sa-silent, which is not so"],
+            Bug::UnseenSilence => &["health does not say sa-"],
             Bug::NoShares => &["questions of a user in a second"],
         };
         let told = failure.to_string();

@@ -244,7 +244,7 @@ causes! {
 
 impl Cause {
     /// How long it may be there before it counts.
-    fn patience(self) -> Duration {
+    pub fn patience(self) -> Duration {
         match self {
             Self::NotLoaded | Self::NotAttached | Self::NotServing | Self::LeaseEnded => {
                 Duration::from_secs(5)

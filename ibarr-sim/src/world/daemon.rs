@@ -10,6 +10,7 @@ use ibarr_common::Instant;
 use ibarr_common::ib::Lid;
 use ibarr_common::wire::ls::{Emitted, PortId};
 use ibarr_common::wire::sa::{Answer, Question as SaQuestion, Request};
+use ibarr_proto::health::Cause;
 use ibarr_proto::ip2gid::Question;
 use ibarr_proto::ip2gid::client::{self, SocketEvent};
 use ibarr_proto::ip2gid::server::Received;
@@ -23,6 +24,7 @@ use ibarr_proto::turn::{self, Handled, Io, Limits, Read};
 use ibarr_proto::{paths, resolver, sa};
 
 use super::addresses::Packet;
+use super::health::{Monitor, READY};
 use super::kernel_socket::{Message, ToDaemon};
 use super::network::IPOIB;
 use super::path_claims::PathClaims;
@@ -49,7 +51,11 @@ impl World {
         machine.life += 1;
         machine.network.listener_starts();
         let paths = PathClaims::new(&paths);
-        machine.daemon = Some(Box::new(Daemon::new(core, paths)));
+        let monitor = Monitor::new(self.now, self.bug);
+        machine.daemon = Some(Box::new(Daemon::new(core, paths, monitor)));
+        let life = machine.life;
+        self.at(self.now + READY, What::Health(id, life));
+        let machine = &mut self.machines[id];
         machine.kernel_socket.open();
         machine.kernel.handle_input(self.now, kernel::Input::Listener(true));
         if machine.programs.is_some() {
@@ -205,7 +211,9 @@ impl World {
             Inbox::Flush => return daemon.core.flush(),
             Inbox::Query(packet) => return self.answer(id, daemon, packet),
             Inbox::Port(facts) => {
-                daemon.paths.is_told(now, facts.as_ref());
+                if daemon.paths.is_told(now, facts.as_ref()) {
+                    daemon.monitor.forgets_sa();
+                }
                 let port = PORT;
                 resolver::Input::Paths(match facts.clone() {
                     Some(facts) => paths::Input::Port { port, name: name(), facts },
@@ -415,6 +423,7 @@ impl World {
             && nudged != Nudged::Postponed
         {
             daemon.kernel.nudges();
+            daemon.monitor.nudges(nudged);
         }
         if nudged == Nudged::Done {
             self.note(id, &Entry::Neighbour { by_us: true });
@@ -491,6 +500,7 @@ impl World {
         if !fits {
             machine.troubles.disturb(self.now);
             machine.kernel.not_delivered(transmit);
+            self.may_notice(id, Cause::RequestsLost, self.now);
             self.claims.counts.overruns += 1;
         }
         let fate = if fits { Fate::Arrives } else { Fate::Lost };
@@ -623,6 +633,7 @@ impl Io<Cue> for Turn<'_> {
             world.at(now, What::Ends(*id, life));
         }
         world.respond(*id, daemon);
+        world.assess(*id, daemon);
         world.check_bounds(*id, daemon);
     }
 }
@@ -644,10 +655,11 @@ impl Daemon {
             let taken = [sa::Counter::Answered, sa::Counter::NoRecord];
             taken.map(|counter| counters.get(counter)).iter().sum::<u64>()
         };
-        let before = taken(self);
+        let (before, unasked) = (taken(self), self.unasked());
         let mad = request.answer(*answer).emit();
         let input = paths::Input::Mad { port: PORT, from: Some(from), mad: mad.as_ref() };
         self.core.handle_input(now, resolver::Input::Paths(input));
+        self.hears(from, answer, unasked);
         if let SaQuestion::Path(question) = &request.question {
             let is_taken = taken(self) > before;
             self.paths.is_heard(now, question, answer, is_taken);

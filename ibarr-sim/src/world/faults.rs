@@ -9,6 +9,7 @@ use std::time::Duration;
 use ibarr_common::Instant;
 use ibarr_common::wire::ip2gid::{MsgId, PORT, Query, Version};
 use ibarr_common::wire::ls::ResolveIp;
+use ibarr_proto::health::Cause;
 
 use super::addresses::{Packet, gid, home};
 use super::kernel_socket::ToDaemon;
@@ -199,6 +200,7 @@ impl World {
         if let Some(programs) = &mut self.machines[id].programs {
             programs.fail_until(self.now + time);
         }
+        self.may_notice(id, Cause::MapFaults, self.now + time);
     }
 
     /// Changes addresses, GIDs and links.

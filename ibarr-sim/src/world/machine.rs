@@ -2,10 +2,12 @@
 
 //! A machine: the parts that outlive its daemon, and its daemon.
 
+use std::collections::BTreeMap;
 use std::net::IpAddr;
 
 use ibarr_common::Instant;
 use ibarr_common::ib::Gid;
+use ibarr_proto::health::Cause;
 use ibarr_proto::ip2gid::Question;
 use ibarr_proto::ip2gid::client::Route;
 use ibarr_proto::local_view::Link;
@@ -40,6 +42,8 @@ pub(super) struct Machine {
     pub(super) daemon: Option<Box<Daemon>>,
     pub(super) pace: Pace,
     pub(super) troubles: Troubles,
+    /// When faults happened last that a daemon may notice later.
+    pub(super) happened: BTreeMap<Cause, Instant>,
 }
 
 /// The values that a subnet manager has given to a port.

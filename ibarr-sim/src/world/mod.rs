@@ -9,6 +9,7 @@ mod claims;
 mod crowd;
 mod daemon;
 mod faults;
+mod health;
 mod ipoib;
 mod kernel_claims;
 mod kernel_socket;
@@ -118,6 +119,10 @@ enum What {
     Nudge(Id, u32, Nudge, u64),
     /// The SA has given the path to the next hop.
     PathFound(Id, IpAddr),
+    /// The daemon with this life number looks at its health.
+    Health(Id, u32),
+    /// The reports of all daemons are checked.
+    HealthChecked,
     /// A program on the machine calls `rdma_resolve_addr`, or asks the daemon.
     Call(Id),
     /// A fault begins.
@@ -164,6 +169,7 @@ impl World {
             steps: (0, 0),
         };
         world.build();
+        world.check_health_soon();
         world
     }
 
@@ -244,6 +250,8 @@ impl World {
             What::Route(id, life, question) => self.route_said(id, life, question),
             What::Nudge(id, life, nudge, read) => self.nudge_done(id, life, nudge, read),
             What::PathFound(id, next_hop) => self.path_found(id, next_hop),
+            What::Health(id, life) => self.health_due(id, life),
+            What::HealthChecked => self.check_health(),
             What::Call(id) => self.call(id),
             What::Fault(fault) => self.strike(fault),
             What::Dies(id, life, what, keeps) => self.dies(id, life, what, keeps),
@@ -260,7 +268,7 @@ impl World {
 impl What {
     fn machine(&self) -> Option<Id> {
         match *self {
-            Self::Fault(_) => None,
+            Self::Fault(_) | Self::HealthChecked => None,
             Self::Turn(id)
             | Self::Kernel(id)
             | Self::Arrives(id, _)
@@ -277,6 +285,7 @@ impl What {
             | Self::Route(id, ..)
             | Self::Nudge(id, ..)
             | Self::PathFound(id, _)
+            | Self::Health(id, _)
             | Self::Call(id)
             | Self::Dies(id, ..)
             | Self::Starts(id, _)

@@ -11,7 +11,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 use ibarr_common::Instant;
-use ibarr_common::ib::{Gid, PathRecord};
+use ibarr_common::ib::{Gid, Lid, PathRecord};
 use ibarr_common::wire::ls::{PathUse, Request, Seq, messages};
 use ibarr_common::wire::sa::{Answer, PathQuestion};
 use ibarr_proto::paths::{self, PortFacts};
@@ -63,26 +63,34 @@ impl PathClaims {
         Self { ttl, negative_ttl, canary_every, ..Self::default() }
     }
 
-    /// The daemon learns the state of its port.
-    pub(super) fn is_told(&mut self, now: Instant, facts: Option<&PortFacts>) {
+    /// The daemon learns the state of its port. Returns whether it forgets what it has asked the SA.
+    pub(super) fn is_told(&mut self, now: Instant, facts: Option<&PortFacts>) -> bool {
         self.started.get_or_insert(now);
         let sa = |facts: Option<&PortFacts>| facts.and_then(PortFacts::sa);
-        if sa(self.facts.as_ref()) != sa(facts) {
+        let mut forgets = sa(self.facts.as_ref()) != sa(facts);
+        if forgets {
             self.moved_at = now;
         }
         if self.facts.as_ref() != facts {
             self.doubt_at = now;
         }
         self.facts = facts.cloned();
-        let Some(facts) = facts.filter(|facts| facts.sa().is_some()) else { return };
+        let Some(facts) = facts.filter(|facts| facts.sa().is_some()) else { return forgets };
         if let Some(last) = self.last.replace(facts.clone()) {
             let has_lost = |pkey: &_| !facts.pkeys.contains(pkey);
             let is_another = last.lid != facts.lid || last.gids.first() != facts.gids.first();
             if is_another || last.pkeys.iter().any(has_lost) {
                 self.void_at = now;
                 self.asked.clear();
+                forgets = true;
             }
         }
+        forgets
+    }
+
+    /// Where the daemon asks the SA.
+    pub(super) fn sa_lid(&self) -> Option<Lid> {
+        self.facts.as_ref().and_then(PortFacts::sa).map(|sa| sa.lid)
     }
 
     /// The daemon reads a request that the kernel sent at `sent_at`.

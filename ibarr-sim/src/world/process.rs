@@ -16,6 +16,7 @@ use ibarr_proto::paths::PortFacts;
 use ibarr_proto::responder::{Done, Responder, Work};
 
 use super::addresses::Packet;
+use super::health::Monitor;
 use super::kernel_claims::KernelClaims;
 use super::path_claims::PathClaims;
 use super::pending::{Applications, Asked, Crowd};
@@ -39,6 +40,7 @@ pub(super) struct Daemon {
     pub(super) applications: Applications,
     pub(super) kernel: KernelClaims,
     pub(super) paths: PathClaims,
+    pub(super) monitor: Monitor,
     pub(super) is_ending: bool,
 }
 
@@ -71,7 +73,7 @@ pub(super) enum Inbox {
 pub(super) struct Sockets(Vec<(u16, SocketId)>);
 
 impl Daemon {
-    pub(super) fn new(core: Core, paths: PathClaims) -> Self {
+    pub(super) fn new(core: Core, paths: PathClaims, monitor: Monitor) -> Self {
         Self {
             core,
             inbox: VecDeque::from([Inbox::Opened]),
@@ -85,6 +87,7 @@ impl Daemon {
             applications: Applications::default(),
             kernel: KernelClaims::default(),
             paths,
+            monitor,
             is_ending: false,
         }
     }

@@ -67,6 +67,20 @@ impl Programs {
         self.fails_until = until;
     }
 
+    pub(super) fn fails(&self, now: Instant) -> bool {
+        self.fails_until > now
+    }
+
+    /// Until when they answer.
+    pub(super) fn lease_end(&self) -> Instant {
+        Instant::from_nanos(self.cfg.lease_end)
+    }
+
+    /// Whether one is attached to the interface.
+    pub(super) fn is_on(&self, ifindex: IfIndex) -> bool {
+        self.attached.iter().any(|(on, _)| *on == ifindex)
+    }
+
     /// The GID with which a program answers a datagram that arrives on `ingress`. `None` if the
     /// daemon's socket gets it.
     pub(super) fn answer(

@@ -133,6 +133,7 @@ impl World {
             return self.claims.breaks(self.now, [Some(id), None], "an unexpected MAD".to_owned());
         };
         self.claims.counts.mads += 1;
+        daemon.monitor.asks(self.now);
         if let Question::Path(question) = &request.question
             && !transmit.is_probe
             && let Some(claim) = daemon.paths.asks(self.now, question)

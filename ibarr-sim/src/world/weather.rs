@@ -3,6 +3,7 @@
 //! The nodes, their requests, and the faults. Each seed has its own climate: most faults are absent
 //! from most seeds, so that the mixture varies.
 
+use std::collections::BTreeMap;
 use std::net::IpAddr;
 use std::time::Duration;
 
@@ -186,6 +187,7 @@ impl World {
             daemon: None,
             pace: Pace::new(&mut self.dice),
             troubles: Troubles::none(START + secs(1)),
+            happened: BTreeMap::new(),
         }
     }
 

@@ -1,0 +1,338 @@
+// SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
+
+//! The health that a daemon reports, and the claims about it. The core gets the facts that the
+//! product's engine gives it, as far as they exist here. The claims compare its reasons with what
+//! has happened to the machine: a fault that lasts is told, and nothing is told that is not so, or
+//! is so no longer.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use ibarr_common::Instant;
+use ibarr_common::ib::Lid;
+use ibarr_common::wire::sa::Answer;
+use ibarr_proto::health::{
+    Cause, Counted, Event, Facts, HOLD, Health, Nudging, Programs, SELDOM, Served, Silence, State,
+};
+use ibarr_proto::local_service::Nudged;
+use ibarr_proto::responder;
+use ibarr_proto::sa::Counter;
+
+use super::machine::Machine;
+use super::network::IPOIB;
+use super::process::Daemon;
+use super::troubles::Trouble;
+use super::{What, World};
+use crate::bugs::Bug;
+use crate::dice::{secs, us};
+use crate::record::{Entry, Id};
+
+/// The health of a daemon, and what has happened to it.
+#[derive(Debug)]
+pub(super) struct Monitor {
+    health: Health,
+    bug: Option<Bug>,
+    started: Instant,
+    nudging: Nudging,
+    deaf: Option<Deaf>,
+    spells: BTreeMap<Cause, Spell>,
+    /// What the bug has kept.
+    silence: Option<Silence>,
+}
+
+/// MADs that the SA has not answered since its last answer.
+#[derive(Clone, Copy, Debug)]
+struct Deaf {
+    since: Instant,
+    mads: u32,
+    busy: bool,
+}
+
+/// When a cause was there: since when it is there now, and when it was last.
+#[derive(Clone, Copy, Debug)]
+struct Spell {
+    since: Option<Instant>,
+    until: Instant,
+}
+
+/// The time until each change is in the report: the daemon looks at a port once a second, and at
+/// its health once in [`SELDOM`].
+const LAG: Duration = secs(SELDOM.as_secs() + 2);
+
+/// A daemon looks at its health for the first time after this, even if it is not ready.
+pub(super) const READY: Duration = secs(10);
+
+/// The unanswered MADs without which no SA counts as silent.
+const FEW: u32 = 3;
+
+/// The causes that must be told. The others are normal for the daemon, or told of another cause.
+const TOLD: [Cause; 6] = [
+    Cause::PortDown,
+    Cause::NudgesFail,
+    Cause::LeaseEnded,
+    Cause::NotAttached,
+    Cause::SaSilent,
+    Cause::SaBusy,
+];
+
+impl Monitor {
+    pub(super) fn new(now: Instant, bug: Option<Bug>) -> Self {
+        Self {
+            health: Health::default(),
+            bug,
+            started: now,
+            nudging: Nudging::Works,
+            deaf: None,
+            spells: BTreeMap::new(),
+            silence: None,
+        }
+    }
+
+    /// Whether an assessment is due at a turn.
+    fn is_due(&self, now: Instant, is_ready: bool) -> bool {
+        match self.health.poll_timeout() {
+            Some(_) => self.health.is_due(now),
+            None => is_ready || self.started + READY <= now,
+        }
+    }
+
+    fn poll_timeout(&self) -> Instant {
+        self.health.poll_timeout().unwrap_or(self.started + READY)
+    }
+
+    /// A nudge was made.
+    pub(super) fn nudges(&mut self, nudged: Nudged) {
+        self.nudging = match nudged {
+            Nudged::Failed => Nudging::Fails("no right".to_owned()),
+            Nudged::Done => Nudging::Works,
+            Nudged::Postponed => return,
+        };
+    }
+
+    /// A MAD leaves.
+    pub(super) fn asks(&mut self, now: Instant) {
+        let deaf = self.deaf.get_or_insert(Deaf { since: now, mads: 0, busy: false });
+        deaf.mads += 1;
+    }
+
+    /// The daemon knows nothing of its SA any more.
+    pub(super) fn forgets_sa(&mut self) {
+        self.deaf = None;
+    }
+
+    fn observe(&mut self, now: Instant, wrong: &[Cause]) {
+        for &cause in wrong {
+            let new = Spell { since: None, until: now };
+            let spell = self.spells.entry(cause).or_insert(new);
+            spell.since.get_or_insert(now);
+            spell.until = spell.until.max(now);
+        }
+        for (cause, spell) in &mut self.spells {
+            if !wrong.contains(cause) {
+                spell.since = None;
+            }
+        }
+    }
+
+    fn assess(&mut self, now: Instant, mut facts: Facts) -> Vec<Event> {
+        for port in &mut facts.ports {
+            self.silence = port.silence.or(self.silence);
+            match self.bug {
+                Some(Bug::ForgottenRecovery) => port.silence = self.silence,
+                Some(Bug::UnseenSilence) => port.silence = None,
+                _ => {}
+            }
+        }
+        self.health.assess(now, &facts);
+        std::iter::from_fn(|| self.health.poll_event()).collect()
+    }
+
+    fn tells(&self, cause: Cause) -> bool {
+        self.told().any(|(told, _)| told == cause)
+    }
+
+    /// The reasons that make a subsystem worse than ok.
+    fn told(&self) -> impl Iterator<Item = (Cause, String)> {
+        let reasons = self.health.report().flat_map(|report| report.reasons);
+        let bad = reasons.filter(|(_, reason)| reason.state > State::Ok);
+        bad.map(|(cause, reason)| (cause, reason.why.clone()))
+    }
+}
+
+impl Daemon {
+    /// A MAD of the SA has been handled; `unasked` counts those that answered nothing before.
+    pub(super) fn hears(&mut self, from: Lid, answer: &Answer, unasked: u64) {
+        let is_answer = self.unasked() == unasked && self.paths.sa_lid() == Some(from);
+        match (answer, &mut self.monitor.deaf) {
+            (Answer::Refused(refusal), Some(deaf)) if refusal.is_temporary() => deaf.busy = true,
+            (_, deaf) if is_answer => *deaf = None,
+            _ => {}
+        }
+    }
+
+    pub(super) fn unasked(&self) -> u64 {
+        self.core.node().paths().client().counters().get(Counter::Unasked)
+    }
+
+    fn facts(&self, machine: &Machine, lease: Duration) -> Facts {
+        let mut facts = Facts::of(self.core.node());
+        let view = self.core.node().view();
+        facts.nudging = self.monitor.nudging.clone();
+        (facts.programs, facts.served) = match (&machine.programs, &self.responder) {
+            (None, _) => (Programs::Unwanted, Vec::new()),
+            (Some(_), None) => (Programs::Absent("not loaded yet".to_owned()), Vec::new()),
+            (Some(_), Some(responder)) => {
+                let count = responder.counters().get(responder::Counter::Faults);
+                facts.counted.push(Counted { cause: Cause::MapFaults, count });
+                let served = view.served().map(|served| Served {
+                    interface: served.name,
+                    program: responder
+                        .state(served.ifindex)
+                        .cloned()
+                        .unwrap_or(responder::State::Pending),
+                });
+                let programs = match responder.fault() {
+                    Some(fault) => Programs::Absent(fault.to_owned()),
+                    None => {
+                        let lease_end = responder.lease_end();
+                        Programs::Loaded { lease_end, lease, private_pins: None }
+                    }
+                };
+                (programs, served.collect())
+            }
+        };
+        facts
+    }
+}
+
+impl World {
+    /// Notes a fault that a daemon, the present one or the next, may notice until `until`.
+    pub(super) fn may_notice(&mut self, id: Id, cause: Cause, until: Instant) {
+        let last = self.machines[id].happened.entry(cause).or_insert(until);
+        *last = until.max(*last);
+    }
+
+    /// Schedules the checks of health.
+    pub(super) fn check_health_soon(&mut self) {
+        self.at(self.now + secs(1), What::HealthChecked);
+    }
+
+    /// Assesses the health of a daemon if that is due.
+    pub(super) fn assess(&mut self, id: Id, daemon: &mut Daemon) {
+        let now = self.now;
+        let is_ready = daemon.core.node().view().confirmed_at().is_some();
+        if daemon.is_ending || !daemon.monitor.is_due(now, is_ready) {
+            return;
+        }
+        let machine = &self.machines[id];
+        let wrong = self.wrong(id, daemon);
+        daemon.monitor.observe(now, &wrong);
+        let facts = daemon.facts(machine, self.weather.responder.lease);
+        for event in daemon.monitor.assess(now, facts) {
+            self.claims.counts.health_changes += 1;
+            self.note(id, &Entry::Health(&event));
+        }
+        let (life, at) = (self.machines[id].life, daemon.monitor.poll_timeout());
+        self.at(at.max(now + us(1)), What::Health(id, life));
+    }
+
+    /// The health is due, without another reason for a turn.
+    pub(super) fn health_due(&mut self, id: Id, life: u32) {
+        let machine = &mut self.machines[id];
+        if machine.life != life {
+            return;
+        }
+        let stalled = machine.troubles.until(Trouble::Stalled);
+        if stalled > self.now {
+            return self.at(stalled, What::Health(id, life));
+        }
+        if let Some(mut daemon) = machine.daemon.take() {
+            if daemon.monitor.poll_timeout() <= self.now {
+                self.assess(id, &mut daemon);
+            }
+            self.machines[id].daemon = Some(daemon);
+        }
+    }
+
+    /// Checks the reports of all daemons, once a second.
+    pub(super) fn check_health(&mut self) {
+        self.check_health_soon();
+        for id in 0..self.machines.len() {
+            let Some(mut daemon) = self.machines[id].daemon.take() else { continue };
+            let wrong = self.wrong(id, &daemon);
+            daemon.monitor.observe(self.now, &wrong);
+            if !daemon.is_ending {
+                self.check_report(id, &daemon);
+            }
+            self.machines[id].daemon = Some(daemon);
+        }
+    }
+
+    fn check_report(&mut self, id: Id, daemon: &Daemon) {
+        let (now, monitor) = (self.now, &daemon.monitor);
+        // What a machine cannot do for a while, it does later.
+        let calm = self.machines[id].troubles.end().max(monitor.started + READY);
+        if calm + LAG > now {
+            return;
+        }
+        for (cause, why) in monitor.told() {
+            let is_counted = matches!(cause, Cause::RequestsLost | Cause::MapFaults);
+            // A count is seen late, held, and seen late to be over.
+            let lag = if is_counted { LAG + HOLD + LAG } else { LAG };
+            let lasted = monitor.spells.get(&cause).map(|spell| spell.until);
+            let happened = self.machines[id].happened.get(&cause).copied();
+            if lasted.max(happened).is_none_or(|until| until + lag < now) {
+                let text = format!("health says {cause}, which is not so: {why}");
+                self.claims.breaks(now, [Some(id), None], text);
+            }
+        }
+        for cause in TOLD {
+            let spell = monitor.spells.get(&cause);
+            let Some(since) = spell.and_then(|spell| spell.since) else { continue };
+            // The worst that one fault does is told, and its lesser effects need not be.
+            let same: &[Cause] = match cause {
+                Cause::SaSilent | Cause::SaBusy => &[Cause::SaSilent, Cause::SaBusy],
+                Cause::LeaseEnded | Cause::NotAttached => {
+                    &[Cause::NotLoaded, Cause::LeaseEnded, Cause::NotAttached]
+                }
+                _ => &[cause],
+            };
+            let is_told = same.iter().any(|cause| monitor.tells(*cause));
+            if since.max(calm) + cause.patience() + LAG < now && !is_told {
+                let text = format!("health does not say {cause} after {:?}", now.since(since));
+                self.claims.breaks(now, [Some(id), None], text);
+            }
+        }
+    }
+
+    /// The causes that are there now. Only what the daemon cannot see is asked of its own cores.
+    fn wrong(&self, id: Id, daemon: &Daemon) -> Vec<Cause> {
+        let (now, machine) = (self.now, &self.machines[id]);
+        let mut wrong = Vec::new();
+        let mut add = |cause, is_so| wrong.extend(Some(cause).filter(|_| is_so));
+        let network = &machine.network;
+        add(Cause::PortDown, network.ipoib().is_some_and(|link| !link.up));
+        add(Cause::NoGid, !network.is_up() || network.addresses().is_empty());
+        add(Cause::ViewUnknown, machine.troubles.has(now, Trouble::RtnetlinkLoses));
+        add(Cause::NudgesFail, daemon.monitor.nudging != Nudging::Works);
+        if let Some(programs) = &machine.programs {
+            let lease = self.weather.responder.lease;
+            let left = programs.lease_end().since(now);
+            let is_loaded = daemon.responder.is_some();
+            let is_served = is_loaded && daemon.core.node().view().served().next().is_some();
+            let is_on = programs.is_on(IPOIB);
+            let fails = programs.fails(now);
+            add(Cause::NotLoaded, !is_loaded || fails || left.is_zero() || !is_on);
+            add(Cause::LeaseEnding, !left.is_zero() && left < lease / 3);
+            add(Cause::LeaseEnded, is_served && left.is_zero());
+            add(Cause::NotAttached, is_served && !is_on);
+        }
+        if let Some(Deaf { since, mads, busy }) = daemon.monitor.deaf {
+            let sa = &self.weather.config.paths.sa;
+            let lasts = |patience| mads >= FEW && since + patience <= now;
+            add(Cause::SaSilent, lasts(sa.longest_patience()));
+            add(Cause::SaBusy, busy && lasts(sa.patience));
+        }
+        wrong
+    }
+}
