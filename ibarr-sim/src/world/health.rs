@@ -191,12 +191,11 @@ impl Daemon {
                         .cloned()
                         .unwrap_or(responder::State::Pending),
                 });
-                let programs = match responder.fault() {
-                    Some(fault) => Programs::Absent(fault.to_owned()),
-                    None => {
-                        let lease_end = responder.lease_end();
-                        Programs::Loaded { lease_end, lease, private_pins: None }
-                    }
+                let programs = if let Some(fault) = responder.fault() {
+                    Programs::Absent(fault.to_owned())
+                } else {
+                    let lease_end = responder.lease_end();
+                    Programs::Loaded { lease_end, lease, private_pins: None }
                 };
                 (programs, served.collect())
             }

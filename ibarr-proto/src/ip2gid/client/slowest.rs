@@ -73,7 +73,9 @@ mod tests {
     fn last_answer_of_a_peer_counts_and_the_slowest_is_first() {
         let mut slowest = Slowest::default();
         let all = [slow(1, 900, 1), slow(2, 20, 1), slow(1, 5, 2), slow(3, 7, 3)];
-        all.into_iter().for_each(|slow| slowest.note(slow));
+        for slow in all {
+            slowest.note(slow);
+        }
         assert_eq!(slowest.list(all[3].at), [all[1], all[3], all[2]]);
         // A minute after its answer, a peer is forgotten.
         assert_eq!(slowest.list(slow(1, 0, 61).at), [all[3], all[2]]);
