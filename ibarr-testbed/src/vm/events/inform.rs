@@ -21,6 +21,15 @@ pub(super) fn prove(report: &mut Report, scene: &Scene) {
 
 fn subscribes(scene: &Scene) -> Result<()> {
     ensure!(subscriptions()? == 0, "subscribed by default");
+    // OpenSM was stopped before. Until a probe is answered, `ibarr` takes it for silent, asks it
+    // nothing, and tries to subscribe again after half a minute.
+    eventually(|| {
+        let ports = scene.here.ask(&Request::Ports)?;
+        let ports = ports["ports"].as_array().context("no ports")?;
+        let probing = ports.iter().find(|port| !port["probing"].is_null());
+        ensure!(probing.is_none() && !ports.is_empty(), "{probing:?}");
+        Ok(())
+    })?;
     scene.here.reconfigure("[paths]\ninform = true\n")?;
     eventually(|| {
         let ports = scene.here.ask(&Request::Ports)?;
