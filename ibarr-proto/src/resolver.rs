@@ -39,6 +39,9 @@ use crate::shares::{self, Limits, Shares, User};
 
 /// Which core asks for what, and what becomes of the answer; see the [module](self). It owns no core:
 /// the [`Node`](crate::node::Node) lends them to each call.
+///
+/// Others bound its tables, and count what they refuse: [`local_service::Limits`] bounds the requests
+/// of the kernel, each of which is in at most one table, and [`Limits`] those of users.
 #[derive(Debug)]
 pub struct Resolver {
     /// The subnet of each port, or its last one if the port is gone.

@@ -13,7 +13,7 @@ use rand_chacha::ChaCha12Rng;
 use rand_core::SeedableRng;
 
 use super::*;
-use crate::local_service::{Counter, DEADLINE, FOLLOW_UPS, Nudged, RETRY, Sender};
+use crate::local_service::{Counter, DEADLINE, FOLLOW_UPS, LATELY, Nudged, RETRY, Sender};
 
 #[test]
 fn own_address_is_answered_without_the_network() {
@@ -289,6 +289,51 @@ fn users_dead_targets_delay_no_kernel_request() {
     let [(_, counters, (under_way, waiting)), ..] = rig.resolver.users();
     assert!(counters.get(shares::Counter::Refused) > ASKED);
     assert_eq!((under_way + waiting) as u64, ASKED);
+}
+
+#[test]
+fn tables_hold_only_what_local_service_and_shares_admit() {
+    let limits = local_service::Limits { requests: 3, ..local_service::Limits::default() };
+    let mut rig = Rig::new();
+    rig.cores.local_service = LocalService::with_limits(local_service::Config::default(), limits);
+    let opened = local_service::Input::Opened { port_id: PortId(180), is_member: true };
+    rig.tell(Input::LocalService(opened));
+    let early = |rig: &Rig| rig.resolver.early.keys().copied().collect::<Vec<_>>();
+    for seq in 0..10 {
+        rig.kernel_request(&NotKnown, seq, &format!("10.2.0.{seq}"));
+    }
+    let first = early(&rig);
+    // Each new request replaces one whose caller may be gone.
+    rig.now += LATELY;
+    for seq in 10..20 {
+        rig.kernel_request(&NotKnown, seq, &format!("10.2.0.{seq}"));
+    }
+    assert_eq!((first.len(), early(&rig).len()), (3, 3));
+    assert!(first.iter().all(|flight| !early(&rig).contains(flight)));
+    rig.now += LATELY;
+    for seq in 20..30 {
+        rig.kernel_request(&View, seq, &format!("10.2.0.{seq}"));
+    }
+    assert!(rig.resolver.early.is_empty());
+    let unsure = rig.resolver.unsure.values().map(BTreeMap::len).sum::<usize>();
+    assert_eq!((unsure, rig.resolver.unrouted.len()), (3, 3));
+    assert_eq!(rig.cores.local_service.counters().get(Counter::RequestsFull), 27);
+
+    let limit = ADDRESSES.of_all;
+    for n in 0..2 * limit {
+        let id = UserRequest::Control(n as u64);
+        let user = User(u32::try_from(n % 8).unwrap());
+        let question = question(&format!("10.3.{}.{}", n / 250, n % 250), None);
+        let deadline = rig.now + Duration::from_secs(3);
+        rig.tell(Input::Resolve { user, id, question, deadline });
+    }
+    assert_eq!((rig.resolver.askers.len(), rig.resolver.users()[0].2), (limit, (limit, limit)));
+    for _ in 0..2 {
+        rig.pass(Duration::from_secs(3));
+    }
+    let asked: BTreeSet<_> = rig.answered.iter().map(|&(id, _)| id).collect();
+    assert_eq!((asked.len(), rig.answered.len()), (2 * limit, 2 * limit));
+    assert!(rig.resolver.askers.is_empty() && rig.resolver.events.is_empty());
 }
 
 struct View;
