@@ -2,29 +2,47 @@
 
 //! The program behind `cargo xtask sim`.
 
-use std::env;
 use std::io::{self, Write as _};
 use std::process::ExitCode;
 use std::time::Duration;
 
+use clap::Parser as _;
 use ibarr_sim::{Bug, Plan, full_trace, run, run_all, sa_load};
 
-const USAGE: &str = "usage: ibarr-sim [--seeds N] [--first N] [--seed N] [--trace] \
-    [--nodes N] [--minutes N] [--bug NAME]\n       ibarr-sim --sa-load [--nodes N] [--seed N]";
+/// Simulate networks of nodes with faults, or many nodes and one subnet administrator
+#[derive(clap::Parser)]
+struct Arguments {
+    /// Number of networks
+    #[arg(long, value_name = "N", default_value_t = 2000)]
+    seeds: u64,
+    /// Seed of the first network
+    #[arg(long, value_name = "N", default_value_t = 0)]
+    first: u64,
+    /// Simulate only the network of this seed
+    #[arg(long, value_name = "N")]
+    seed: Option<u64>,
+    /// Print everything that happens in it
+    #[arg(long, requires = "seed")]
+    trace: bool,
+    /// Number of nodes: 4 to 200, or 10 to 45,000 with --sa-load
+    #[arg(long, value_name = "N")]
+    nodes: Option<usize>,
+    /// Duration of a network
+    #[arg(long, value_name = "N", default_value_t = 10)]
+    minutes: u64,
+    /// Plant a bug, which the simulation must find
+    #[arg(long, value_name = "NAME")]
+    bug: Option<Bug>,
+    /// Simulate a subnet and its administrator, and check the load against its bounds
+    #[arg(long)]
+    sa_load: bool,
+}
 
 fn main() -> ExitCode {
-    if env::args().any(|argument| argument == "--help") {
-        println!("{USAGE}");
-        return ExitCode::SUCCESS;
-    }
-    let arguments = match Arguments::parse(env::args().skip(1)) {
-        Ok(arguments) => arguments,
-        Err(error) => {
-            eprintln!("{error}\n{USAGE}");
-            return ExitCode::from(64);
-        }
-    };
-    if let Some(plan) = arguments.sa_load {
+    let Arguments { seeds, first, seed, trace, nodes, minutes, bug, sa_load } = Arguments::parse();
+    if sa_load {
+        let plan = sa_load::Plan::new(nodes.unwrap_or(10_000).clamp(10, 45_000));
+        let plan = sa_load::Plan { seed: seed.unwrap_or_default(), ..plan };
         let mut holds = true;
         for hearing in [sa_load::Hearing::Heard, sa_load::Hearing::Deaf] {
             let report = sa_load::run(sa_load::Plan { hearing, ..plan });
@@ -33,7 +51,8 @@ fn main() -> ExitCode {
         }
         return if holds { ExitCode::SUCCESS } else { ExitCode::FAILURE };
     }
-    let Arguments { first, seeds, seed, trace, plan, bug, .. } = arguments;
+    let mut plan = Plan { time: Duration::from_mins(minutes), ..Plan::default() };
+    plan.nodes = nodes.unwrap_or(plan.nodes).clamp(4, 200);
     if let Some(seed) = seed {
         if trace {
             let mut stdout = io::stdout().lock();
@@ -62,66 +81,9 @@ fn main() -> ExitCode {
         println!("{failure}\nreproduce: cargo xtask sim --seed {}{bug}", failure.seed);
         return ExitCode::FAILURE;
     }
-    let minutes = plan.time.as_secs() / 60;
     println!(
         "{} seeds of {} nodes and {minutes} minutes: every claim held, hash {:016x}",
         runs.seeds, plan.nodes, runs.hash
     );
     ExitCode::SUCCESS
-}
-
-struct Arguments {
-    first: u64,
-    seeds: u64,
-    seed: Option<u64>,
-    trace: bool,
-    plan: Plan,
-    bug: Option<Bug>,
-    sa_load: Option<sa_load::Plan>,
-}
-
-impl Arguments {
-    fn parse(mut arguments: impl Iterator<Item = String>) -> Result<Self, String> {
-        let plan = Plan::default();
-        let (mut nodes, mut is_load) = (None, false);
-        let mut this = Self {
-            first: 0,
-            seeds: 2000,
-            seed: None,
-            trace: false,
-            plan,
-            bug: None,
-            sa_load: None,
-        };
-        while let Some(argument) = arguments.next() {
-            match argument.as_str() {
-                "--trace" => {
-                    this.trace = true;
-                    continue;
-                }
-                "--sa-load" => {
-                    is_load = true;
-                    continue;
-                }
-                _ => {}
-            }
-            let value = arguments.next().ok_or(format!("{argument}: a value is missing"))?;
-            let number = || value.parse::<u64>().map_err(|error| format!("{argument}: {error}"));
-            match argument.as_str() {
-                "--seeds" => this.seeds = number()?,
-                "--first" => this.first = number()?,
-                "--seed" => this.seed = Some(number()?),
-                "--nodes" => nodes = usize::try_from(number()?).ok(),
-                "--minutes" => this.plan.time = Duration::from_secs(60 * number()?),
-                "--bug" => this.bug = Some(value.parse()?),
-                _ => return Err(format!("{argument}: unknown option")),
-            }
-        }
-        if is_load {
-            let plan = sa_load::Plan::new(nodes.unwrap_or(10_000).clamp(10, 45_000));
-            this.sa_load = Some(sa_load::Plan { seed: this.seed.unwrap_or_default(), ..plan });
-        }
-        this.plan.nodes = nodes.unwrap_or(plan.nodes).clamp(4, 200);
-        Ok(this)
-    }
 }
