@@ -12,6 +12,7 @@ use std::path::Path;
 use ibarr_common::ib::Gid;
 use ibarr_common::wire::ip2gid::PORT;
 
+use super::verify::Neighbours;
 use super::{Daemon, Exit, ask, print};
 use crate::control::client;
 use crate::control::doctor_messages::{Check, CheckState};
@@ -66,7 +67,11 @@ fn examine_peer(report: &mut Report, daemon: &Daemon, dirs: &Dirs, peer: Peer) {
             };
             report.add(peer::gid(&answer));
             match answer.gid {
-                Some(gid) => gid,
+                Some(gid) => {
+                    let mismatch = Neighbours::read().contradict(target.into(), gid.0);
+                    report.add(peer::neighbour(target, mismatch));
+                    gid
+                }
                 None => return report.add(Check::skipped("path", "the GID is not known")),
             }
         }

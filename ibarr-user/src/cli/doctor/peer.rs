@@ -17,7 +17,7 @@ use tokio::time::timeout;
 
 use super::machine::{INFINIBAND, text};
 use crate::control::doctor_messages::Check;
-use crate::control::messages::{Answer, AnswerStatus, PathAnswer, PathStatus};
+use crate::control::messages::{Answer, AnswerStatus, Mismatch, PathAnswer, PathStatus};
 use crate::transport::Counters;
 use crate::transport::rtnetlink::{self, NoRoute, Routes};
 
@@ -134,6 +134,22 @@ pub(super) fn gid(answer: &Answer) -> Check {
     Check::fail(CHECK, found, remedy)
 }
 
+/// Whether a neighbour entry of the kernel contradicts the peer's answer. The kernel connects by the entry if the peer is
+/// on its link.
+pub(super) fn neighbour(target: IpAddr, mismatch: Option<Mismatch>) -> Check {
+    const CHECK: &str = "neighbour";
+    match mismatch {
+        None => Check::ok(CHECK, format!("no neighbour entry of {target} has another GID")),
+        Some(Mismatch { message, .. }) => Check::warn(
+            CHECK,
+            format!("{target}: {message}"),
+            format!(
+                "remove the entry (ip neigh flush to {target}); if it comes back, two hosts have the address"
+            ),
+        ),
+    }
+}
+
 /// Whether a path leads to the peer.
 pub(super) fn path(answer: &PathAnswer) -> Check {
     const CHECK: &str = "path";
@@ -166,6 +182,7 @@ mod tests {
 
     use super::*;
     use crate::control::doctor_messages::CheckState;
+    use crate::control::messages::MismatchWith;
 
     #[test]
     fn peer_is_an_address_or_a_gid() {
@@ -194,6 +211,17 @@ mod tests {
         assert!(by([10, 0, 1, 1].into()).found.contains("the kernel asks the daemon"));
         std::fs::remove_dir_all(&sys).unwrap();
         assert_eq!(route(target, Ok(Err(NoRoute::Unreachable)), &sys).state, CheckState::Fail);
+    }
+
+    #[test]
+    fn neighbour_entry_that_contradicts_the_peer_is_named() {
+        let target: IpAddr = [10, 0, 0, 1].into();
+        assert_eq!(neighbour(target, None).state, CheckState::Ok);
+        let message = "the kernel's neighbour entry on ib0 says fe80::1".to_owned();
+        let check = neighbour(target, Some(Mismatch { with: MismatchWith::Neighbour, message }));
+        assert_eq!(check.state, CheckState::Warn);
+        assert!(check.found.contains("ib0 says fe80::1"), "{}", check.found);
+        assert!(check.remedy.unwrap().contains("ip neigh flush to 10.0.0.1"));
     }
 
     #[test]
