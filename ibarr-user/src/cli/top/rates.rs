@@ -86,6 +86,7 @@ const REQUESTS: [Kind; 4] = [
             "local-service.paths-busy",
             "local-service.paths-refused",
             "local-service.paths-overloaded",
+            "local-service.paths-spared",
             "local-service.paths-abandoned",
         ],
         from_memory: &[],
@@ -252,6 +253,7 @@ fn number(count: u64) -> f64 {
 
 #[cfg(test)]
 mod tests {
+    use ibarr_proto::counters::Counter as _;
     use serde_json::{Value, json};
 
     use super::*;
@@ -389,6 +391,17 @@ mod tests {
         // A clock that stands still makes no rate.
         let still = top(Some(&after), &after);
         assert_eq!(of(&still.requests, RequestKind::Paths).per_s, None);
+    }
+
+    #[test]
+    fn every_end_of_a_kernels_path_request_is_counted() {
+        use ibarr_proto::local_service::Counter;
+
+        let name = |counter: &Counter| format!("local-service.{counter}");
+        let (first, end) = (Counter::PathsAnswered.index(), Counter::PathsMalformed.index());
+        let ends: Vec<_> = Counter::ALL[first..end].iter().map(name).collect();
+        let kind = REQUESTS.iter().find(|kind| kind.what == RequestKind::KernelPaths).unwrap();
+        assert_eq!([kind.answered, kind.failed].concat(), ends);
     }
 
     #[test]
