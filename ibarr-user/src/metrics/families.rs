@@ -128,7 +128,9 @@ mod tests {
         }
         page.push_str(
             "\nRules with alerts for Prometheus are in \
-             [contrib/prometheus/ibarr.rules.yml](../contrib/prometheus/ibarr.rules.yml).\n",
+             [contrib/prometheus/ibarr.rules.yml](../contrib/prometheus/ibarr.rules.yml), and a dashboard for Grafana is \
+             [contrib/grafana/ibarr.json](../contrib/grafana/ibarr.json). `cargo xtask monitor` shows both on real data \
+             ([operate.md](operate.md)).\n",
         );
         page
     }
@@ -141,6 +143,16 @@ mod tests {
         }
         let page = std::fs::read_to_string(path).unwrap();
         assert_eq!(page, document(), "IBARR_WRITE_DOCS=1 cargo test -p ibarr-user page_of_metrics");
+    }
+
+    #[test]
+    fn every_family_is_on_the_dashboard() {
+        let dashboard = include_str!("../../../contrib/grafana/ibarr.json");
+        for Family { text, .. } in FAMILIES {
+            let is_there = dashboard.contains(&format!("{text}{{"))
+                || dashboard.contains(&format!("{text}_bucket{{"));
+            assert!(is_there, "{text}");
+        }
     }
 
     #[test]
