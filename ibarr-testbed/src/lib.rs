@@ -10,6 +10,7 @@ pub mod crowd;
 pub mod demo;
 pub mod interrupt;
 pub mod lab;
+pub mod monitor;
 pub mod standin;
 pub mod stock;
 pub mod umad;

@@ -13,7 +13,7 @@ use anyhow::{Context, Result};
 use clap::{Args, Parser, Subcommand};
 use ibarr_testbed::interrupt::Interrupt;
 use ibarr_testbed::lab::{self, Lab, LabName, Phase, Plan, Status, Store, userns};
-use ibarr_testbed::{bench, crowd, demo};
+use ibarr_testbed::{bench, crowd, demo, monitor};
 
 /// Labs, demonstration and benches of ibarr on one machine
 #[derive(Parser)]
@@ -50,6 +50,20 @@ enum Command {
         once: bool,
         /// Name of the lab
         #[arg(long, default_value = "demo")]
+        name: LabName,
+        #[command(flatten)]
+        ibarr: Ibarr,
+    },
+    /// Make Prometheus scrape four nodes through a storm, and check the alerts and the dashboard
+    Monitor {
+        /// Directory with prometheus/ibarr.rules.yml and grafana/ibarr.json
+        #[arg(long, value_name = "DIR")]
+        contrib: PathBuf,
+        /// Write what the dashboard shows to this file, as a picture (SVG)
+        #[arg(long, value_name = "FILE")]
+        plot: Option<PathBuf>,
+        /// Name of the lab
+        #[arg(long, default_value = "monitor")]
         name: LabName,
         #[command(flatten)]
         ibarr: Ibarr,
@@ -199,6 +213,13 @@ fn run(Cli { place, command }: Cli) -> Result<ExitCode> {
             enter_userns(place.userns)?;
             let interrupt = Interrupt::watch()?;
             demo::run(&store, &name, &ibarr.find()?, once, &interrupt, &mut io::stdout())?;
+            Ok(ExitCode::SUCCESS)
+        }
+        Command::Monitor { contrib, plot, name, ibarr } => {
+            enter_userns(place.userns)?;
+            let (ibarr, interrupt) = (ibarr.find()?, Interrupt::watch()?);
+            let files = monitor::Files { contrib: &contrib, plot: plot.as_deref() };
+            monitor::run(&store, &name, &ibarr, files, &interrupt, &mut io::stdout())?;
             Ok(ExitCode::SUCCESS)
         }
         Command::Crowd { socket, connections, text, again } => {

@@ -1,0 +1,251 @@
+// SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
+
+//! `cargo xtask monitor`: Debian's Prometheus scrapes a lab of four nodes through a storm. Every alert of
+//! `contrib/prometheus` has to fire and to clear, and every expression of the dashboard in
+//! `contrib/grafana` has to have data.
+
+mod dashboard;
+mod nodes;
+mod plot;
+mod prometheus;
+
+use std::collections::BTreeSet;
+use std::fs;
+use std::io::Write;
+use std::path::Path;
+use std::process::Command;
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+
+use anyhow::{Context, Result, bail, ensure};
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
+
+use self::dashboard::Dashboard;
+use self::nodes::Loaded;
+use self::plot::{Plot, Times};
+use self::prometheus::Prometheus;
+use crate::interrupt::Interrupt;
+use crate::lab::{Lab, LabName, Plan, Store, TemporaryLab};
+
+/// What is read and written.
+#[derive(Clone, Copy, Debug)]
+pub struct Files<'a> {
+    /// The directory with `prometheus/ibarr.rules.yml` and `grafana/ibarr.json`.
+    pub contrib: &'a Path,
+    /// The picture of the dashboard.
+    pub plot: Option<&'a Path>,
+}
+
+/// Runs the scenario in a lab of its own, which is removed in any case, and says on `out` what happens.
+///
+/// # Errors
+/// The lab cannot be made, an alert fires too early, never, or without end, or an expression of the
+/// dashboard has no data.
+pub fn run(
+    store: &Store,
+    name: &LabName,
+    ibarr: &Path,
+    files: Files<'_>,
+    interrupt: &Interrupt,
+    out: &mut impl Write,
+) -> Result<()> {
+    let rules_file = files.contrib.join("prometheus/ibarr.rules.yml");
+    let rules = read(&rules_file)?;
+    let dashboard = Dashboard::parse(&read(&files.contrib.join("grafana/ibarr.json"))?)?;
+    test_rules(&rules_file, out)?;
+
+    let lab = Lab::up(store, Plan::new(name.clone(), 4, true)?, ibarr, interrupt)?;
+    let mut lab = TemporaryLab::new(lab);
+    let nodes = Loaded::all(&mut lab, interrupt)?;
+    let targets: Vec<_> =
+        nodes.iter().map(|loaded| (loaded.node.name.to_string(), loaded.metrics)).collect();
+    let [first, ..] = &nodes[..] else { bail!("a lab without nodes") };
+    let directory = lab.files(&first.node).run_dir().join("prometheus");
+    let hurried = prometheus::hurried(&rules);
+    let prometheus = Prometheus::start(&lab.plan().hub, &directory, &hurried, &targets, interrupt)?;
+    let mut scenario = Scenario {
+        lab: &lab,
+        nodes: &nodes,
+        prometheus: &prometheus,
+        alerts: prometheus::alerts(&rules).into_iter().collect(),
+        interrupt,
+        out,
+    };
+    let times = scenario.storm()?;
+    scenario.look(&dashboard, &times, files.plot)?;
+    drop(prometheus);
+    for node in nodes {
+        node.end()?;
+    }
+    lab.down()
+}
+
+/// Checks the rules, and runs their tests, which stand beside them.
+fn test_rules(rules: &Path, out: &mut impl Write) -> Result<()> {
+    let directory = rules.parent().context("a file has a directory")?;
+    for arguments in
+        [["check", "rules", "ibarr.rules.yml"], ["test", "rules", "ibarr.rules.test.yml"]]
+    {
+        let mut promtool = Command::new("promtool");
+        let output = promtool.args(arguments).current_dir(directory).output();
+        let output =
+            output.context("start this through `cargo xtask monitor`, which fetches promtool")?;
+        ensure!(output.status.success(), "promtool {}: {output:?}", arguments.join(" "));
+        writeln!(out, "promtool {}: passed", arguments.join(" "))?;
+    }
+    Ok(())
+}
+
+struct Scenario<'a, W> {
+    lab: &'a Lab,
+    nodes: &'a [Loaded],
+    prometheus: &'a Prometheus,
+    /// The names of all alerts.
+    alerts: BTreeSet<String>,
+    interrupt: &'a Interrupt,
+    out: &'a mut W,
+}
+
+/// How long all is well before the storm and after it, so that this can be seen.
+const CALM: Duration = Duration::from_secs(15);
+
+/// How long alerts may take to fire or to clear. Rates are taken over ten seconds.
+const PATIENCE: Duration = Duration::from_mins(1);
+
+const LOOK_EVERY: Duration = Duration::from_millis(500);
+
+impl<W: Write> Scenario<'_, W> {
+    /// Calm, storm and calm.
+    fn storm(&mut self) -> Result<Times> {
+        let [n1, n2, n3, n4] = self.nodes else { bail!("the scenario has four nodes") };
+        writeln!(self.out, "\nFour nodes ask each other, and nothing is wrong.")?;
+        let start = unix_time();
+        self.interrupt.sleep(CALM)?;
+        let early = self.firing()?;
+        ensure!(early.is_empty(), "alerts fire although nothing is wrong: {early:?}");
+
+        writeln!(
+            self.out,
+            "The storm: the subnet administrator of {} is silent, the configuration of {} has a mistake, {} has no GID \
+             any more and answers no peer, and the daemon of {} is stopped.",
+            n1.node.name, n2.node.name, n3.node.name, n4.node.name
+        )?;
+        let from = unix_time();
+        n1.administrator.sa().behaviour_mut().silent = true;
+        self.configure(n2, "interfaces = 7\n", false)?;
+        let without_gids = n3.config.split_once("[client]").map_or("", |(_, rest)| rest);
+        self.configure(n3, &format!("[client]{without_gids}"), true)?;
+        let status = self.lab.ask(&n4.node, &["status"])?;
+        let pid = status["status"]["pid"].as_i64().and_then(|pid| pid.try_into().ok());
+        let stopped = Pid::from_raw(pid.context("no pid")?);
+        kill(stopped, Signal::SIGSTOP)?;
+        let fired = self.wait("fires", |missing, firing| {
+            missing.retain(|alert| !firing.contains(alert));
+            missing.is_empty()
+        });
+        // Also after an error, because a stopped process does not end at SIGTERM.
+        kill(stopped, Signal::SIGCONT)?;
+        fired?;
+        let top = self.lab.ibarr(&n1.node, &["top", "--once"])?;
+        writeln!(self.out, "\n{}:\n{}", n1.node.name, String::from_utf8_lossy(&top.stdout))?;
+
+        writeln!(self.out, "The storm is over.")?;
+        let to = unix_time();
+        n1.administrator.sa().behaviour_mut().silent = false;
+        for node in [n2, n3] {
+            self.configure(node, &node.config, true)?;
+        }
+        self.wait("clears", |_, firing| firing.is_empty())?;
+        self.interrupt.sleep(CALM)?;
+        Ok(Times { start, end: unix_time(), storm: (from, to) })
+    }
+
+    /// Waits until the alerts are as wanted. `is_done` is given the alerts that it has left, and those that fire.
+    fn wait(
+        &mut self,
+        what: &str,
+        mut is_done: impl FnMut(&mut BTreeSet<String>, &BTreeSet<String>) -> bool,
+    ) -> Result<()> {
+        let (begun, mut missing, mut before) =
+            (Instant::now(), self.alerts.clone(), self.firing()?);
+        loop {
+            let firing = self.firing()?;
+            for alert in firing.symmetric_difference(&before) {
+                let verb = if firing.contains(alert) { "fires" } else { "clears" };
+                let after = begun.elapsed().as_secs_f64();
+                writeln!(self.out, "  {after:>5.1} s  {alert} {verb}")?;
+                self.out.flush()?;
+            }
+            if is_done(&mut missing, &firing) {
+                return Ok(());
+            }
+            ensure!(
+                begun.elapsed() < PATIENCE,
+                "not every alert {what} in {} s: {missing:?} of {firing:?}",
+                PATIENCE.as_secs()
+            );
+            before = firing;
+            self.interrupt.sleep(LOOK_EVERY)?;
+        }
+    }
+
+    /// The names of the alerts that fire.
+    fn firing(&self) -> Result<BTreeSet<String>> {
+        let series = self.prometheus.now("ALERTS{alertstate=\"firing\"}")?;
+        Ok(series.iter().map(|series| series.label("alertname").to_owned()).collect())
+    }
+
+    /// Gives a node another configuration, which it takes if it is `right`.
+    fn configure(&self, node: &Loaded, config: &str, right: bool) -> Result<()> {
+        fs::write(self.lab.files(&node.node).config(), config)?;
+        let output = self.lab.ibarr(&node.node, &["reload"])?;
+        ensure!(output.status.success() == right, "{}: reload: {output:?}", node.node.name);
+        Ok(())
+    }
+
+    /// Asks for all that the dashboard shows.
+    fn look(&mut self, dashboard: &Dashboard, times: &Times, plot: Option<&Path>) -> Result<()> {
+        let (mut plots, mut empty, mut asked) = (Vec::new(), Vec::new(), 0);
+        for panel in &dashboard.panels {
+            let mut lines = Vec::new();
+            for target in panel.targets() {
+                let expression = target.expression();
+                let series = self.prometheus.range(&expression, times.start, times.end)?;
+                asked += 1;
+                let before = lines.len();
+                for series in &series {
+                    let points: Vec<_> = series.points().collect();
+                    lines.extend((!points.is_empty()).then(|| (target.name(series), points)));
+                }
+                if lines.len() == before {
+                    empty.push(format!("{}: {expression}", panel.title));
+                }
+            }
+            let most = |points: &[(f64, f64)]| {
+                points.iter().map(|(_, value)| *value).fold(f64::NEG_INFINITY, f64::max)
+            };
+            lines.sort_by(|(_, one), (_, other)| most(other).total_cmp(&most(one)));
+            plots.push(Plot { title: panel.title.clone(), lines });
+        }
+        if let Some(path) = plot {
+            fs::write(path, plot::svg(&plots, times))
+                .with_context(|| format!("cannot write {}", path.display()))?;
+            writeln!(self.out, "the picture is in {}", path.display())?;
+        }
+        ensure!(empty.is_empty(), "the dashboard has no data for {}", empty.join("; "));
+        let alerts = self.alerts.len();
+        writeln!(
+            self.out,
+            "{alerts} alerts have fired and cleared; {asked} expressions of the dashboard have data."
+        )?;
+        Ok(())
+    }
+}
+
+fn unix_time() -> f64 {
+    SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs_f64()
+}
+
+fn read(path: &Path) -> Result<String> {
+    fs::read_to_string(path).with_context(|| format!("cannot read {}", path.display()))
+}

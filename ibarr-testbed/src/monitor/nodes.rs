@@ -1,0 +1,205 @@
+// SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
+
+//! The nodes of the lab: each has an InfiniBand port, a stand-in for its subnet administrator and one for
+//! its kernel, which asks for the addresses of the other nodes and for the paths there.
+
+use std::fs;
+use std::io::{Write as _, copy};
+use std::net::{IpAddr, Ipv4Addr, Shutdown, TcpListener, TcpStream};
+use std::os::unix::net::UnixStream;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread::{self, JoinHandle};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result};
+use ibarr_common::IfIndex;
+use ibarr_common::ib::{Gid, Lid, PKey, PortNum, ServiceId};
+use ibarr_common::wire::ls::{PathUse, ResolveIp, ResolvePath};
+use ibarr_fabric::sa::{AddressedPort, StandIn as Sa, Subnet};
+use ibarr_proto::paths::PortName;
+use nix::net::if_::if_nametoindex;
+
+use crate::interrupt::Interrupt;
+use crate::lab::{Lab, Node, netns};
+use crate::standin::{Config, StandIn};
+use crate::umad::{Administrator, Port, Shown};
+
+/// A node under load.
+pub(super) struct Loaded {
+    pub(super) node: Node,
+    /// Its subnet administrator.
+    pub(super) administrator: Administrator,
+    /// The content of its configuration.
+    pub(super) config: String,
+    /// The port at the loopback address of the lab's router where its metrics are.
+    pub(super) metrics: u16,
+    _port: Port,
+    load: Load,
+}
+
+/// Besides the GIDs of the lab. Times are short, because the scenario lasts a minute.
+const CONFIG: &str = "
+[client]
+cache-ttl = \"2s\"
+deadline = \"2s\"
+[paths]
+cache-ttl = \"10s\"
+fallback-interval = \"1s\"
+";
+
+/// The first port for metrics.
+const METRICS: u16 = 9801;
+
+impl Loaded {
+    /// Starts the daemons of all nodes again, with metrics, ports and load.
+    ///
+    /// # Errors
+    /// A daemon does not start, or a port cannot be made.
+    pub(super) fn all(lab: &mut Lab, interrupt: &Interrupt) -> Result<Vec<Self>> {
+        let nodes = lab.plan().nodes.clone();
+        let subnet = subnet(&nodes)?;
+        let mut loaded = Vec::new();
+        for (node, metrics) in nodes.iter().zip(METRICS..) {
+            let files = lab.files(node);
+            let socket = files.run_dir().join("metrics.sock");
+            let gids = fs::read_to_string(files.config())?;
+            let listen = format!("[metrics]\nlisten = \"unix:{}\"\n", socket.display());
+            let config = format!("{gids}{CONFIG}{listen}");
+            fs::write(files.config(), &config)?;
+            let name = PortName { device: "mlx5_0".parse()?, port: PORT };
+            let shown = Shown::active(subnet.ports[&node.gid()?.guid()].lid, node.gid()?, SA);
+            let administrator = Administrator::new(Sa::new(subnet.clone(), SA, 1));
+            let wire = administrator.clone();
+            let port = Port::at_socket(&files.infiniband(), name, 0, Some(shown), wire)?;
+            let kernel = StandIn::attach(lab, node.name, Config::default(), interrupt)?;
+            forward(&lab.plan().hub, metrics, socket)?;
+            let load = Load::start(kernel, node, &nodes)?;
+            let node = node.clone();
+            loaded.push(Self { node, administrator, config, metrics, _port: port, load });
+        }
+        Ok(loaded)
+    }
+
+    /// Ends the load.
+    ///
+    /// # Errors
+    /// The daemon could not be asked.
+    pub(super) fn end(self) -> Result<()> {
+        self.load.end()
+    }
+}
+
+const SA: Lid = Lid::new(1).expect("a LID");
+const PORT: PortNum = PortNum::new(1).expect("ports count from 1");
+
+/// One subnet with all nodes.
+fn subnet(nodes: &[Node]) -> Result<Subnet> {
+    let first = nodes.first().context("a lab without nodes")?.gid()?;
+    let mut subnet = Subnet::new(first.subnet_prefix());
+    for (node, lid) in nodes.iter().zip(5..) {
+        let lid = Lid::new(lid).context("a LID")?;
+        let port = AddressedPort { lid, pkeys: vec![PKey::DEFAULT] };
+        subnet.ports.insert(node.gid()?.guid(), port);
+    }
+    Ok(subnet)
+}
+
+/// Serves the socket at a TCP port in `namespace`, where Prometheus is. Prometheus reads no Unix sockets.
+fn forward(namespace: &str, port: u16, socket: PathBuf) -> Result<()> {
+    let listen = || Ok(TcpListener::bind((Ipv4Addr::LOCALHOST, port))?);
+    let listener = netns::inside(namespace, listen)?;
+    thread::spawn(move || {
+        while let Ok((near, _)) = listener.accept() {
+            // Without a daemon the connection ends, as with a closed port.
+            let Ok(far) = UnixStream::connect(&socket) else { continue };
+            join(near, far);
+        }
+    });
+    Ok(())
+}
+
+fn join(near: TcpStream, far: UnixStream) {
+    let copies = (near.try_clone(), far.try_clone());
+    let (Ok(mut to_near), Ok(mut to_far)) = copies else { return };
+    let (mut near, mut far) = (near, far);
+    thread::spawn(move || {
+        let _ = copy(&mut near, &mut to_far).and_then(|_| to_far.flush());
+        let _ = to_far.shutdown(Shutdown::Both);
+    });
+    thread::spawn(move || {
+        let _ = copy(&mut far, &mut to_near).and_then(|_| to_near.flush());
+        let _ = to_near.shutdown(Shutdown::Both);
+    });
+}
+
+/// A kernel that asks all the time.
+struct Load {
+    is_over: Arc<AtomicBool>,
+    thread: JoinHandle<Result<()>>,
+}
+
+/// The time between two requests of a node.
+const PACE: Duration = Duration::from_millis(40);
+
+/// The time that callers wait for an address.
+const PATIENCE: Duration = Duration::from_secs(2);
+
+impl Load {
+    fn start(kernel: StandIn, node: &Node, nodes: &[Node]) -> Result<Self> {
+        let ifindex = netns::inside(&node.namespace, || Ok(if_nametoindex(Node::INTERFACE)?))?;
+        let ifindex = IfIndex::new(ifindex).context("a network device without a number")?;
+        let others = nodes.iter().filter(|other| other.name != node.name);
+        let mut targets = Vec::new();
+        for other in others {
+            let gid = other.gid()?;
+            targets.extend(other.addresses.map(|address| (address, gid)));
+        }
+        let (is_over, sgid) = (Arc::new(AtomicBool::new(false)), node.gid()?);
+        let over = Arc::clone(&is_over);
+        let thread = thread::spawn(move || ask(kernel, ifindex, sgid, &targets, &over));
+        Ok(Self { is_over, thread })
+    }
+
+    fn end(self) -> Result<()> {
+        self.is_over.store(true, Ordering::Relaxed);
+        self.thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
+    }
+}
+
+/// Asks for one target after the other, for an address and for a path.
+fn ask(
+    mut kernel: StandIn,
+    ifindex: IfIndex,
+    sgid: Gid,
+    targets: &[(IpAddr, Gid)],
+    is_over: &AtomicBool,
+) -> Result<()> {
+    let device = "mlx5_0".parse()?;
+    for &(target, dgid) in targets.iter().cycle() {
+        if is_over.load(Ordering::Relaxed) {
+            break;
+        }
+        let path = ResolvePath {
+            device,
+            port: PORT,
+            path_use: PathUse::All,
+            service_id: Some(ServiceId::new(0x0106_0000)),
+            dgid,
+            sgid,
+            tclass: None,
+            pkey: Some(PKey::DEFAULT),
+            qos_class: None,
+        };
+        // A daemon that is stopped or restarts may not listen.
+        let _ = kernel.resolve_ip(ResolveIp { ifindex, target }, PATIENCE)?;
+        let _ = kernel.resolve_path(path)?;
+        let next = Instant::now() + PACE;
+        while let Some(rest) = next.checked_duration_since(Instant::now()) {
+            kernel.next_event(rest, &Interrupt::never())?;
+        }
+        kernel.take_said();
+    }
+    Ok(())
+}

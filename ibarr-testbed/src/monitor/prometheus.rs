@@ -1,0 +1,224 @@
+// SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
+
+//! Prometheus in a namespace of the lab: its files, its process and its HTTP interface.
+
+use std::collections::BTreeMap;
+use std::fmt::Write as _;
+use std::fs::{self, File};
+use std::io::{Read as _, Write as _};
+use std::net::{Ipv4Addr, TcpStream};
+use std::path::Path;
+use std::process::{Child, Command, Stdio};
+use std::time::Duration;
+
+use anyhow::{Context, Result, bail, ensure};
+use serde::Deserialize;
+
+use crate::interrupt::Interrupt;
+use crate::lab::netns;
+
+/// A running Prometheus, which ends when this is dropped.
+#[derive(Debug)]
+pub(super) struct Prometheus {
+    child: Child,
+    namespace: String,
+}
+
+/// The values of a time series, and its labels.
+#[derive(Clone, Debug, Deserialize)]
+pub(super) struct Series {
+    #[serde(rename = "metric")]
+    pub(super) labels: BTreeMap<String, String>,
+    /// Seconds of Unix time, and numbers as text.
+    #[serde(default)]
+    values: Vec<(f64, String)>,
+    #[serde(default)]
+    value: Option<(f64, String)>,
+}
+
+impl Series {
+    /// The values that are numbers, with their times.
+    pub(super) fn points(&self) -> impl Iterator<Item = (f64, f64)> + '_ {
+        let all = self.values.iter().chain(&self.value);
+        let parsed = all.filter_map(|(at, value)| Some((*at, value.parse::<f64>().ok()?)));
+        parsed.filter(|(_, value)| value.is_finite())
+    }
+
+    /// The value of a label, or nothing.
+    pub(super) fn label(&self, name: &str) -> &str {
+        self.labels.get(name).map_or("", String::as_str)
+    }
+}
+
+impl Prometheus {
+    /// Starts it in `namespace`, with the rules of `rules`, and waits until it is ready. `targets` are names
+    /// of nodes and ports at the loopback address.
+    ///
+    /// # Errors
+    /// There is no Prometheus, or it does not start.
+    pub(super) fn start(
+        namespace: &str,
+        directory: &Path,
+        rules: &str,
+        targets: &[(String, u16)],
+        interrupt: &Interrupt,
+    ) -> Result<Self> {
+        fs::create_dir_all(directory)?;
+        let (config, alerts) = (directory.join("prometheus.yml"), directory.join("rules.yml"));
+        fs::write(&config, configuration(targets))?;
+        fs::write(&alerts, rules)?;
+        let log = directory.join("log");
+        let mut command = Command::new("prometheus");
+        command.arg("--config.file").arg(&config);
+        command.arg("--storage.tsdb.path").arg(directory.join("data"));
+        command.arg(format!("--web.listen-address=127.0.0.1:{PORT}"));
+        command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(File::create(&log)?);
+        let child = netns::spawn(namespace, &mut command)
+            .context("start this through `cargo xtask monitor`, which fetches Prometheus")?;
+        let this = Self { child, namespace: namespace.to_owned() };
+        for _ in 0..READY_WITHIN.as_millis() / LOOK_EVERY.as_millis() {
+            if this.get("/-/ready").is_ok() {
+                return Ok(this);
+            }
+            interrupt.sleep(LOOK_EVERY)?;
+        }
+        bail!("Prometheus does not start: {}", fs::read_to_string(log).unwrap_or_default())
+    }
+
+    /// The value of an expression now.
+    ///
+    /// # Errors
+    /// Prometheus refuses the expression.
+    pub(super) fn now(&self, expression: &str) -> Result<Vec<Series>> {
+        self.ask(&format!("/api/v1/query?query={}", encoded(expression)), expression)
+    }
+
+    /// The values of an expression each second from `start` to `end`, in seconds of Unix time.
+    ///
+    /// # Errors
+    /// Prometheus refuses the expression.
+    pub(super) fn range(&self, expression: &str, start: f64, end: f64) -> Result<Vec<Series>> {
+        let query = encoded(expression);
+        let path = format!("/api/v1/query_range?query={query}&start={start}&end={end}&step=1");
+        self.ask(&path, expression)
+    }
+
+    fn ask(&self, path: &str, expression: &str) -> Result<Vec<Series>> {
+        let body = self.get(path).with_context(|| expression.to_owned())?;
+        let answer: Answer =
+            serde_json::from_str(&body).with_context(|| format!("{expression}: {body}"))?;
+        Ok(answer.data.result)
+    }
+
+    fn get(&self, path: &str) -> Result<String> {
+        let connect = || Ok(TcpStream::connect((Ipv4Addr::LOCALHOST, PORT))?);
+        let mut stream = netns::inside(&self.namespace, connect)?;
+        stream.set_read_timeout(Some(READY_WITHIN))?;
+        // In HTTP/1.0 the end of the connection is that of the answer.
+        write!(stream, "GET {path} HTTP/1.0\r\nHost: localhost\r\n\r\n")?;
+        let mut answer = String::new();
+        stream.read_to_string(&mut answer)?;
+        let (head, body) = answer.split_once("\r\n\r\n").context("no HTTP")?;
+        let status = head.lines().next().unwrap_or_default();
+        ensure!(status.contains(" 200 "), "{status}: {body}");
+        Ok(body.to_owned())
+    }
+}
+
+impl Drop for Prometheus {
+    fn drop(&mut self) {
+        // It may have ended already.
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+#[derive(Deserialize)]
+struct Answer {
+    data: Data,
+}
+
+#[derive(Deserialize)]
+struct Data {
+    result: Vec<Series>,
+}
+
+/// Scrapes and evaluates each second, because the scenario lasts a minute.
+fn configuration(targets: &[(String, u16)]) -> String {
+    let mut text = String::from(
+        "global: {scrape_interval: 1s, scrape_timeout: 1s, evaluation_interval: 1s}\n\
+         rule_files: [rules.yml]\n\
+         scrape_configs:\n  - job_name: ibarr\n    static_configs:\n",
+    );
+    for (name, port) in targets {
+        // Writing to a String never fails.
+        let _ = writeln!(
+            text,
+            "      - {{targets: ['127.0.0.1:{port}'], labels: {{instance: {name}}}}}"
+        );
+    }
+    text
+}
+
+/// The rules with short times in the place of minutes.
+pub(super) fn hurried(rules: &str) -> String {
+    let mut text = String::new();
+    for line in rules.lines() {
+        let indent = line.len() - line.trim_start().len();
+        if line.trim_start().starts_with("for: ") {
+            text.push_str(&line[..indent]);
+            text.push_str("for: 3s\n");
+        } else {
+            text.push_str(&line.replace("[5m]", &format!("[{WINDOW}]")));
+            text.push('\n');
+        }
+    }
+    text
+}
+
+/// The names of the alerts in the rules.
+pub(super) fn alerts(rules: &str) -> Vec<String> {
+    let names = rules.lines().filter_map(|line| line.trim_start().strip_prefix("- alert: "));
+    names.map(str::to_owned).collect()
+}
+
+/// Percent-encodes all but letters and digits.
+fn encoded(text: &str) -> String {
+    let mut encoded = String::new();
+    for byte in text.bytes() {
+        if byte.is_ascii_alphanumeric() {
+            encoded.push(byte.into());
+        } else {
+            let _ = write!(encoded, "%{byte:02X}");
+        }
+    }
+    encoded
+}
+
+/// What rates are taken over.
+pub(super) const WINDOW: &str = "10s";
+
+const PORT: u16 = 9090;
+const READY_WITHIN: Duration = Duration::from_secs(30);
+const LOOK_EVERY: Duration = Duration::from_millis(100);
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn no_minute_is_left_in_hurried_rules() {
+        let rules = include_str!("../../../contrib/prometheus/ibarr.rules.yml");
+        let hurried = hurried(rules);
+        let alerts = alerts(rules);
+        assert_eq!(hurried.matches("for: 3s").count(), alerts.len());
+        assert!(hurried.contains("[10s]") && !hurried.contains("[5m]"), "{hurried}");
+        assert_eq!(self::alerts(&hurried), alerts);
+        assert!(alerts.iter().any(|alert| alert == "IbarrDown"), "{alerts:?}");
+    }
+
+    #[test]
+    fn expression_is_encoded_for_a_url() {
+        assert_eq!(encoded("up{a=\"b\"}"), "up%7Ba%3D%22b%22%7D");
+    }
+}
