@@ -5,14 +5,14 @@
 use std::ffi::OsString;
 use std::fs;
 use std::os::unix::process::CommandExt as _;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use anyhow::{Context as _, Result, bail};
 
 use crate::artifacts::{self, Artifact};
 use crate::package;
 use crate::privilege::Privilege;
-use crate::tools::{self, Toolbox};
+use crate::tools::{self, Set, Toolbox};
 use crate::vm;
 use crate::workspace::Workspace;
 
@@ -49,6 +49,14 @@ pub(crate) struct BenchArgs {
     /// Passed to `ibarr-testbed bench`; `--help` lists them
     #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
     arguments: Vec<OsString>,
+}
+
+/// Make Prometheus scrape a lab of four nodes through a storm, and check alerts and dashboard
+#[derive(clap::Args)]
+pub(crate) struct MonitorArgs {
+    /// Write what the dashboard shows to this file, as a picture (SVG)
+    #[arg(long, value_name = "FILE")]
+    plot: Option<PathBuf>,
 }
 
 /// The packages of the binaries. They are always built together, so that shared dependencies have the same
@@ -96,6 +104,25 @@ pub(crate) fn bench(workspace: &Workspace, args: &BenchArgs) -> Result<()> {
     let built = build(workspace, Profile::Release)?;
     let arguments = with_command("bench", &args.arguments);
     start(workspace, &built, Privilege::find(false)?, &arguments)
+}
+
+pub(crate) fn monitor(workspace: &Workspace, args: &MonitorArgs) -> Result<()> {
+    let built = build(workspace, Profile::Dev)?;
+    let toolbox = tools::ensure(workspace, MONITOR)?;
+    let mut arguments = monitor_arguments(workspace);
+    arguments.extend(args.plot.iter().flat_map(|plot| ["--plot".into(), plot.into()]));
+    let program = artifacts::binary(&built, "ibarr-testbed")?;
+    replace(Privilege::find(false)?, program, &arguments, &toolbox)
+}
+
+/// The tools of `ibarr-testbed monitor`.
+pub(crate) const MONITOR: &[&Set] =
+    &[&tools::IPROUTE2, &tools::BPFTOOL, &tools::ETHTOOL, &tools::PROMETHEUS];
+
+/// The command `monitor` of the test bed, with the files of this workspace.
+pub(crate) fn monitor_arguments(workspace: &Workspace) -> Vec<OsString> {
+    let contrib = workspace.root().join("contrib");
+    vec!["monitor".into(), "--contrib".into(), contrib.into()]
 }
 
 #[derive(Clone, Copy)]

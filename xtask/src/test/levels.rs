@@ -14,7 +14,7 @@ use crate::ebpf::{self, Toolchain};
 use crate::privilege::Privilege;
 use crate::tools::{Set, Toolbox};
 use crate::workspace::Workspace;
-use crate::{fuzz, package, process, sim, tidy, tools, vm};
+use crate::{fuzz, package, process, sim, testbed, tidy, tools, vm};
 
 pub(super) const LEVELS: &[Level] = &[
     Level {
@@ -65,6 +65,13 @@ pub(super) const LEVELS: &[Level] = &[
         fast: false,
         budget: Duration::from_secs(30),
         run: demo,
+    },
+    Level {
+        name: "monitor",
+        what: "`cargo xtask monitor`: alerts and dashboard with Prometheus (needs root)",
+        fast: false,
+        budget: Duration::from_secs(90),
+        run: monitor,
     },
     Level {
         name: "opensm",
@@ -253,6 +260,21 @@ fn demo(bench: &Bench<'_>) -> Result<Outcome> {
     let path = toolbox.path()?;
     let mut command = bench.privilege.command(testbed, &[("PATH", &path)]);
     process::run(command.args(["demo", "--once"]))?;
+    Ok(Outcome::Passed(Count::default()))
+}
+
+fn monitor(bench: &Bench<'_>) -> Result<Outcome> {
+    if bench.privilege == Privilege::Unprivileged {
+        return Ok(Outcome::NotRun(NO_ROOT.to_owned()));
+    }
+    let toolbox = match toolbox(bench, testbed::MONITOR) {
+        Ok(toolbox) => toolbox,
+        Err(lack) => return Ok(lack),
+    };
+    let program = artifacts::binary(bench.built()?, "ibarr-testbed")?;
+    let path = toolbox.path()?;
+    let mut command = bench.privilege.command(program, &[("PATH", &path)]);
+    process::run(command.args(testbed::monitor_arguments(bench.workspace)))?;
     Ok(Outcome::Passed(Count::default()))
 }
 
