@@ -26,8 +26,8 @@ use crate::control::messages::{Failure, FailureKind, HealthState};
 enum News {
     Looked(Box<Result<Sample, Failure>>),
     Terminal(Event),
-    /// The terminal cannot be read.
-    Unreadable(io::Error),
+    /// The terminal cannot be read, or a thread has ended by a panic, which has restored the terminal.
+    Broken(io::Error),
     /// A signal ends the program.
     End,
 }
@@ -72,14 +72,17 @@ fn cannot(error: &io::Error) -> Exit {
 /// Starts the other threads, which end with the process.
 fn watch(args: TopArgs, signals: SigSet, to: &SyncSender<News>) {
     let (keys, looks, ends) = (to.clone(), to.clone(), to.clone());
+    let [of_keys, of_looks] = [(); 2].map(|()| LastWords(to.clone()));
     thread::spawn(move || {
-        while let Ok(event) = event::read().map_err(|error| keys.send(News::Unreadable(error))) {
+        let _last_words = of_keys;
+        while let Ok(event) = event::read().map_err(|error| keys.send(News::Broken(error))) {
             if keys.send(News::Terminal(event)).is_err() {
                 return;
             }
         }
     });
     thread::spawn(move || {
+        let _last_words = of_looks;
         let begun = Instant::now();
         loop {
             let looked = News::Looked(Box::new(look(&args.daemon, begun)));
@@ -94,6 +97,15 @@ fn watch(args: TopArgs, signals: SigSet, to: &SyncSender<News>) {
             drop(ends.send(News::End));
         }
     });
+}
+
+/// Says that a thread has ended, however it has.
+struct LastWords(SyncSender<News>);
+
+impl Drop for LastWords {
+    fn drop(&mut self) {
+        drop(self.0.send(News::Broken(io::Error::other("a thread has ended"))));
+    }
 }
 
 /// What is drawn.
@@ -121,7 +133,7 @@ impl State {
             // A daemon that hangs is said to be silent.
             Err(RecvTimeoutError::Timeout) => Ok(true),
             Err(RecvTimeoutError::Disconnected) | Ok(News::End) => Ok(false),
-            Ok(News::Unreadable(error)) => Err(error),
+            Ok(News::Broken(error)) => Err(error),
             Ok(News::Looked(looked)) => {
                 self.note(*looked);
                 Ok(true)
