@@ -20,37 +20,32 @@ mod paths_snapshot;
 mod script;
 mod turn;
 
-pub use acm_codec::acm_codec;
-pub use fabric::fabric;
-pub use ip2gid_client::ip2gid_client;
-pub use ip2gid_codec::ip2gid_codec;
-pub use local_service::local_service;
-pub use local_view::local_view;
-pub use ls_codec::ls_codec;
-pub use mad_codec::mad_codec;
-pub use packet_codec::packet_codec;
-pub use paths::paths;
-pub use paths_snapshot::paths_snapshot;
-pub use turn::turn;
-
 /// A claim about any bytes.
 pub type Target = fn(&[u8]);
 
-/// Every target, by the name of its binary and its corpus.
-pub const TARGETS: &[(&str, Target)] = &[
-    ("acm_codec", acm_codec),
-    ("fabric", fabric),
-    ("ip2gid_client", ip2gid_client),
-    ("ip2gid_codec", ip2gid_codec),
-    ("local_service", local_service),
-    ("local_view", local_view),
-    ("ls_codec", ls_codec),
-    ("mad_codec", mad_codec),
-    ("packet_codec", packet_codec),
-    ("paths", paths),
-    ("paths_snapshot", paths_snapshot),
-    ("turn", turn),
-];
+macro_rules! targets {
+    ($($target:ident),*) => {
+        $(pub use $target::$target;)*
+
+        /// Every target, by the name of its binary and its corpus.
+        pub const TARGETS: &[(&str, Target)] = &[$((stringify!($target), $target)),*];
+    };
+}
+
+targets!(
+    acm_codec,
+    fabric,
+    ip2gid_client,
+    ip2gid_codec,
+    local_service,
+    local_view,
+    ls_codec,
+    mad_codec,
+    packet_codec,
+    paths,
+    paths_snapshot,
+    turn
+);
 
 /// Main function of a target's binary without libFuzzer: runs the claim on the files that its arguments
 /// name.
