@@ -19,20 +19,18 @@ use crate::programs::{Programs, nonzero};
 
 #[test]
 fn tc_answers_with_every_offload_on_and_no_socket_behind() {
-    let net = Net::new();
-    let mut server = server(&net, 14);
-    attach(server.tc(), 1);
-    for target in ["10.2.0.5", "fd00:2::5"] {
-        assert_eq!(gid_of(&ask("client", target, &query(target))), Some(gid()));
-    }
-    assert_eq!(nonzero(&server.counters(Program::Tc)), [("answered", 2)]);
+    both_families_are_answered(attach);
 }
 
 #[test]
 fn clsact_answers_like_tcx() {
+    both_families_are_answered(attach_to_clsact);
+}
+
+fn both_families_are_answered(attach: fn(&mut SchedClassifier, u16)) {
     let net = Net::new();
     let mut server = server(&net, 14);
-    attach_to_clsact(server.tc(), 1);
+    attach(server.tc(), 1);
     for target in ["10.2.0.5", "fd00:2::5"] {
         assert_eq!(gid_of(&ask("client", target, &query(target))), Some(gid()));
     }
