@@ -140,8 +140,8 @@ fn build(workspace: &Workspace, profile: Profile) -> Result<Vec<Artifact>> {
     artifacts::build(workspace, &arguments)
 }
 
-/// Becomes `ibarr-testbed` with `arguments`, which finds `ibarr` beside itself, and without root says
-/// what is missing.
+/// Becomes `ibarr-testbed` with `arguments`. That program finds `ibarr` in its own directory, and says what
+/// is missing without root.
 fn start(
     workspace: &Workspace,
     built: &[Artifact],

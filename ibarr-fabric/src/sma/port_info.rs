@@ -56,7 +56,7 @@ fn set(
         number => match PhysicalState::new(number) {
             Some(PhysicalState::Polling) => Some(LinkCommand::Retrain),
             Some(PhysicalState::Disabled | PhysicalState::Sleep) => Some(LinkCommand::Disable),
-            // Whether the link comes up does not depend on the manager.
+            // A manager cannot make the link come up.
             Some(PhysicalState::LinkUp) | None => return Err(Status::BAD_FIELD),
         },
     };

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 
-//! A port in a subnet of only an administrator.
+//! A port in a subnet that has nothing but a subnet administrator.
 
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -12,7 +12,7 @@ use ibarr_fabric::sa::{ClientId, StandIn};
 
 use super::{Sent, Wire};
 
-/// A [`StandIn`] behind a port. Clones share it, so that a test can keep one to control it.
+/// A [`StandIn`] behind a port. A test controls it by a clone, which shares it.
 #[derive(Clone, Debug)]
 pub struct Administrator {
     shared: Arc<Shared>,

@@ -3,8 +3,8 @@
 //! Sends and receives many datagrams by one system call (`recvmmsg`, `sendmmsg`), each with its own
 //! packet info.
 //!
-//! nix wraps both calls, but sends all datagrams with the same control messages, and keeps the
-//! lengths that the kernel has written for the next call.
+//! nix wraps both calls, but sends all datagrams with the same control messages. It also passes the
+//! lengths that the kernel has written to the next call, in place of the buffers' lengths.
 
 #![expect(unsafe_code, reason = "no safe wrapper sends each datagram from an address of its own")]
 

@@ -32,7 +32,7 @@ pub fn icrc(packet: &[u8]) -> [u8; 4] {
     crc.finalize().to_le_bytes()
 }
 
-/// The variant checksum, which follows the invariant one and covers the packet and the latter.
+/// The variant checksum, which follows the invariant one. It covers the packet and the invariant checksum.
 ///
 /// It is a reflected CRC-16 of polynomial 0x100b, sent with the lowest byte first.
 pub fn vcrc(packet: &[u8], icrc: [u8; 4]) -> [u8; 2] {

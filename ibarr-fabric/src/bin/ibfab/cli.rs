@@ -42,7 +42,7 @@ pub(crate) struct RunArgs {
     #[arg(long, value_name = "NAME", conflicts_with = "devices")]
     pub(crate) umad2sim: Option<String>,
     /// Let hosts join at udp:ADDRESS:PORT or unix:PATH. A host may be any channel adapter that is
-    /// not a device of this machine; its links are down until it joins. Everything that can send
+    /// not a device of this machine; its links are down until it joins. Any program that can send
     /// there is trusted
     #[arg(long, value_name = "ADDRESS", conflicts_with = "umad2sim")]
     pub(crate) listen: Option<String>,

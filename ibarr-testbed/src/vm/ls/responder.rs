@@ -3,9 +3,8 @@
 //! The smallest program that answers the kernel at once: it answers all requests in the socket with one
 //! GID, and then nudges. `vm ls` runs it if no daemon is given.
 //!
-//! The kernel sends a request before it waits for the answer. An answer or a nudge that comes before
-//! that is lost. On a machine with busy or shared processors both can be. A later nudge makes the kernel
-//! ask again, so there is always one more.
+//! The kernel first sends a request, then begins to wait for the answer. It loses an answer or a nudge
+//! that comes in between, on a busy machine even both. So further nudges follow, which make it ask again.
 
 use std::convert::Infallible;
 use std::time::{Duration, Instant};
@@ -20,8 +19,8 @@ use crate::rtnetlink::Rtnetlink;
 /// The GID of every address.
 pub(super) const GID: &str = "fe80::2:c903:0:201";
 
-/// Time from an answer, or from the nudge before, to each nudge. The first nudge comes at once, except
-/// that nudges keep a distance: each makes the kernel ask again for everything that it still waits for.
+/// Shortest times from the last nudge to the nudges after an answer. Nudges keep a distance, because each
+/// makes the kernel ask again for everything that it still waits for.
 const PAUSES: [Duration; 4] = [
     Duration::from_millis(1),
     Duration::from_millis(5),
