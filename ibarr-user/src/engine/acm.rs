@@ -134,9 +134,8 @@ impl Engine {
                     self.systemd.keep(acm::CLIENT, copy, Until::HangUp);
                 }
             }
-            Event::Ready(ready) => {
-                let client = ready.client;
-                match self.acm.clients.next(ready, &mut [0; MAX_REQUEST_LEN]) {
+            Event::Ready(client) => {
+                match self.acm.clients.next(client, &mut [0; MAX_REQUEST_LEN]) {
                     Sent::Nothing => {}
                     Sent::Message(bytes) => self.tell_acm(now, Input::Message { client, bytes }),
                     Sent::Gone => {
@@ -145,11 +144,7 @@ impl Engine {
                     }
                 }
             }
-            Event::Taken(client) => {
-                if !self.acm.clients.taken(client) {
-                    self.acm_has_no_room(now, client);
-                }
-            }
+            Event::Taken(client) => self.acm.clients.taken(client),
             Event::NotTaken(client) => self.acm_has_no_room(now, client),
         }
     }

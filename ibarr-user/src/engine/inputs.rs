@@ -8,7 +8,7 @@
 //! after something was put into it.
 
 use futures_util::stream::{self, BoxStream, SelectAll};
-use futures_util::{FutureExt as _, StreamExt as _};
+use futures_util::{FutureExt as _, Stream, StreamExt as _};
 use ibarr_proto::local_view;
 use tokio::sync::mpsc;
 use tokio::task::yield_now;
@@ -59,7 +59,12 @@ impl Inputs {
         input: fn(T) -> Input,
     ) {
         let items = stream::poll_fn(move |context| channel.poll_recv(context));
-        self.0.push(items.map(input).boxed());
+        self.follow(items.map(input));
+    }
+
+    /// Adds the inputs of a stream, until it ends.
+    pub(super) fn follow(&mut self, inputs: impl Stream<Item = Input> + Send + 'static) {
+        self.0.push(inputs.boxed());
     }
 
     /// Adds `signals`.

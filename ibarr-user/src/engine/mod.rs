@@ -31,6 +31,7 @@ use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::time::Duration;
 
+use futures_util::stream::{self, StreamExt as _};
 use ibarr_common::Instant;
 use ibarr_proto::health::Health;
 use ibarr_proto::local_view;
@@ -183,13 +184,16 @@ impl Engine {
         inputs.hear(heard, Input::Heard);
         let (acm_sender, clients) = mpsc::channel(transport::ACM_EVENTS);
         inputs.hear(clients, Input::Acm);
+        let (ready_sender, mut ready) = mpsc::unbounded_channel();
+        let ready = stream::poll_fn(move |context| ready.poll_recv(context));
+        inputs.follow(ready.map(|client| Input::Acm(transport_acm::Event::Ready(client))));
         let (names, answers) = Names::new(look_up);
         inputs.hear(answers, Input::Named);
         let (preloaded, files) = mpsc::channel(1);
         inputs.hear(files, |loaded| Input::Preloaded(Box::new(loaded)));
         let now = clock::now();
         let mut engine = Self {
-            acm: Acm::new(acm, Clients::new(acm_sender)?),
+            acm: Acm::new(acm, Clients::new(acm_sender, ready_sender)),
             names,
             preloads: Preloads::new(preloaded),
             started: now,

@@ -13,13 +13,15 @@ use std::os::unix::fs::{FileTypeExt as _, PermissionsExt as _, symlink};
 use std::os::unix::net::{UnixListener as StdUnixListener, UnixStream as StdUnixStream};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::task::{Context, Poll, Wake, Waker};
 use std::time::Duration;
 
 use ibarr_common::wire::acm::{MAX_REQUEST_LEN, length};
 use ibarr_proto::acm::ClientId;
 use ibarr_proto::shares::User;
 use nix::errno::Errno;
-use nix::sys::epoll::{Epoll, EpollCreateFlags, EpollEvent, EpollFlags, EpollTimeout};
+use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::socket::{MsgFlags, Shutdown, recv, send, shutdown};
 use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
@@ -66,7 +68,7 @@ pub enum Event {
     /// A client has connected.
     Connected(OwnedFd),
     /// A client has sent bytes, or closes its connection; see [`Clients::next`].
-    Ready(Ready),
+    Ready(ClientId),
     /// A client has read the reply for which its socket had no room, see [`Clients::taken`].
     Taken(ClientId),
     /// It has not.
@@ -81,17 +83,6 @@ struct Rest {
     _room: OwnedSemaphorePermit,
 }
 
-/// What the kernel says of a connection.
-#[derive(Clone, Copy, Debug)]
-pub struct Ready {
-    /// The client.
-    pub client: ClientId,
-    /// No bytes follow those that are there.
-    is_over: bool,
-    /// Both directions are closed, so no reply can be read.
-    is_gone: bool,
-}
-
 /// What a client has sent.
 #[derive(Debug, Eq, PartialEq)]
 pub enum Sent<'a> {
@@ -103,13 +94,14 @@ pub enum Sent<'a> {
     Gone,
 }
 
-/// The connected clients. One task waits for all of them: thousands are idle, and each costs an entry of a table.
+/// The connected clients. No task waits for one: thousands are idle, and each costs an entry of a table. The
+/// runtime's own epoll instance tells which of them are ready.
 #[derive(Debug)]
 pub struct Clients {
     events: mpsc::Sender<Event>,
     by_id: HashMap<ClientId, Client>,
     next: u64,
-    watched: Arc<Epoll>,
+    ready: mpsc::UnboundedSender<ClientId>,
     /// For the rests of replies.
     room: Arc<Semaphore>,
     reading: Duration,
@@ -119,7 +111,8 @@ pub struct Clients {
 
 #[derive(Debug)]
 struct Client {
-    stream: OwnedFd,
+    stream: AsyncFd<OwnedFd>,
+    tells: Arc<Tells>,
     /// The message whose reply is due, or is being written.
     asked: Option<Asked>,
 }
@@ -131,18 +124,57 @@ struct Asked {
     is_more: bool,
 }
 
+/// Tells the engine that a client is ready. It waits in the channel at most once, so the clients bound the channel.
+#[derive(Debug)]
+struct Tells {
+    client: ClientId,
+    ready: mpsc::UnboundedSender<ClientId>,
+    has_told: AtomicBool,
+}
+
+impl Wake for Tells {
+    fn wake(self: Arc<Self>) {
+        self.wake_by_ref();
+    }
+
+    fn wake_by_ref(self: &Arc<Self>) {
+        if !self.has_told.swap(true, Ordering::Relaxed) {
+            // The engine may have ended.
+            let _ = self.ready.send(self.client);
+        }
+    }
+}
+
+impl Client {
+    /// Has the runtime tell of the next bytes. Returns whether none follow those that are there.
+    fn watch(&self) -> bool {
+        self.tells.has_told.store(false, Ordering::Relaxed);
+        let waker = Waker::from(Arc::clone(&self.tells));
+        let mut context = Context::from_waker(&waker);
+        while let Poll::Ready(Ok(mut guard)) = self.stream.poll_read_ready(&mut context) {
+            if guard.ready().is_read_closed() {
+                return true;
+            }
+            guard.clear_ready();
+        }
+        false
+    }
+
+    /// Both directions are closed, so no reply can be read.
+    fn is_gone(&self) -> bool {
+        let mut fds = [PollFd::new(self.stream.as_fd(), PollFlags::empty())];
+        let gone = PollFlags::POLLHUP | PollFlags::POLLERR;
+        poll(&mut fds, PollTimeout::ZERO).is_err()
+            || fds[0].revents().is_some_and(|there| there.intersects(gone))
+    }
+}
+
 impl Clients {
-    /// Without clients. What they do goes to `events`. Must be called within a runtime.
-    ///
-    /// # Errors
-    /// If the process has no descriptor left.
-    pub fn new(events: mpsc::Sender<Event>) -> io::Result<Self> {
-        let watched = Arc::new(Epoll::new(EpollCreateFlags::EPOLL_CLOEXEC)?);
-        let watch = fd::watch(watched.0.try_clone()?, Interest::READABLE)?;
-        tokio::spawn(tell(watch, Arc::clone(&watched), events.clone()));
+    /// Without clients. Those that have sent bytes go to `ready`, what else they do to `events`.
+    pub fn new(events: mpsc::Sender<Event>, ready: mpsc::UnboundedSender<ClientId>) -> Self {
         let room = Arc::new(Semaphore::new(WAITING));
         let by_id = HashMap::new();
-        Ok(Self { events, by_id, next: 0, watched, room, reading: READING, accepting: None })
+        Self { events, by_id, next: 0, ready, room, reading: READING, accepting: None }
     }
 
     /// Accepts connections. Must be called within a runtime.
@@ -160,22 +192,30 @@ impl Clients {
     /// Waits for a new client's messages. `None` if its user is not known, because it has left already.
     pub fn admit(&mut self, stream: OwnedFd) -> Option<(ClientId, User)> {
         let user = User(Peer::of(stream.as_fd()).ok()?.uid);
-        let client = ClientId(self.next);
+        let id = ClientId(self.next);
         self.next += 1;
-        self.watched.add(&stream, interest(client)).ok()?;
-        self.by_id.insert(client, Client { stream, asked: None });
-        Some((client, user))
+        let stream = fd::watch(stream, Interest::READABLE).ok()?;
+        let ready = self.ready.clone();
+        let tells = Arc::new(Tells { client: id, ready, has_told: AtomicBool::new(false) });
+        let client = Client { stream, tells, asked: None };
+        if client.watch() {
+            client.tells.wake_by_ref();
+        }
+        self.by_id.insert(id, client);
+        Some((id, user))
     }
 
     /// A second descriptor of a connection, for the next daemon.
     pub fn copy(&self, client: ClientId) -> Option<OwnedFd> {
-        self.by_id.get(&client)?.stream.try_clone().ok()
+        self.by_id.get(&client)?.stream.get_ref().try_clone().ok()
     }
 
     /// The next message of a client, whose reply is due then.
-    pub fn next<'a>(&mut self, ready: Ready, buffer: &'a mut [u8; MAX_REQUEST_LEN]) -> Sent<'a> {
-        let Some(client) = self.by_id.get_mut(&ready.client) else { return Sent::Nothing };
-        if ready.is_gone {
+    pub fn next<'a>(&mut self, id: ClientId, buffer: &'a mut [u8; MAX_REQUEST_LEN]) -> Sent<'a> {
+        let Some(client) = self.by_id.get_mut(&id) else { return Sent::Nothing };
+        // First, because the runtime tells only of bytes that come later.
+        let is_over = client.watch();
+        if is_over && client.is_gone() {
             return Sent::Gone;
         }
         if let Some(asked) = &mut client.asked {
@@ -190,10 +230,10 @@ impl Clients {
         };
         let len = match length(there) {
             Ok(Some(len)) if len <= there.len() => len,
-            Ok(_) => return if ready.is_over { Sent::Gone } else { Sent::Nothing },
+            Ok(_) => return if is_over { Sent::Gone } else { Sent::Nothing },
             Err(_) => there.len(),
         };
-        client.asked = Some(Asked { len, is_more: ready.is_over || there.len() > len });
+        client.asked = Some(Asked { len, is_more: is_over || there.len() > len });
         Sent::Message(there.get(..len).unwrap_or_default())
     }
 
@@ -215,8 +255,12 @@ impl Clients {
         };
         match bytes.get(sent..) {
             Some(rest @ [_, ..]) => self.write_later(id, rest).is_some(),
-            // The kernel tells only of new bytes, unless it is asked again.
-            _ => !is_more || self.watched.modify(&client.stream, &mut interest(id)).is_ok(),
+            _ => {
+                if is_more {
+                    client.tells.wake_by_ref();
+                }
+                true
+            }
         }
     }
 
@@ -225,7 +269,7 @@ impl Clients {
         let client = self.by_id.get_mut(&id)?;
         let len = u32::try_from(rest.len()).ok()?;
         let room = Arc::clone(&self.room).try_acquire_many_owned(len).ok()?;
-        let stream = StdUnixStream::from(client.stream.try_clone().ok()?);
+        let stream = StdUnixStream::from(client.stream.get_ref().try_clone().ok()?);
         stream.set_nonblocking(true).ok()?;
         let stream = UnixStream::from_std(stream).ok()?;
         client.asked = Some(Asked { len: 0, is_more: true });
@@ -241,18 +285,18 @@ impl Clients {
         Some(())
     }
 
-    /// Reads the client's next message. Returns whether that works.
-    pub fn taken(&mut self, id: ClientId) -> bool {
-        let Some(client) = self.by_id.get_mut(&id) else { return true };
-        client.asked = None;
-        self.watched.modify(&client.stream, &mut interest(id)).is_ok()
+    /// Reads the client's next message.
+    pub fn taken(&mut self, id: ClientId) {
+        if let Some(client) = self.by_id.get_mut(&id) {
+            client.asked = None;
+            client.tells.wake_by_ref();
+        }
     }
 
     /// Closes a connection, although systemd may have it, too.
     pub fn close(&mut self, client: ClientId) {
         if let Some(Client { stream, .. }) = self.by_id.remove(&client) {
-            // systemd's copy would keep it watched. The client may have closed it already.
-            let _ = self.watched.delete(&stream);
+            // The client may have closed it already.
             let _ = shutdown(stream.as_raw_fd(), Shutdown::Both);
         }
     }
@@ -338,34 +382,6 @@ async fn accept(listener: UnixListener, events: mpsc::Sender<Event>) {
     }
 }
 
-/// Tells which clients have sent something. While the engine is busy, the rest waits in the kernel, in turns.
-async fn tell(watch: AsyncFd<OwnedFd>, watched: Arc<Epoll>, events: mpsc::Sender<Event>) {
-    let mut ready = [EpollEvent::empty(); 64];
-    loop {
-        let Ok(mut guard) = watch.readable().await else { return };
-        let count = match watched.wait(&mut ready, EpollTimeout::ZERO) {
-            Ok(count) => count,
-            Err(error) => {
-                debug!(%error, "cannot wait for clients of ACM");
-                tokio::time::sleep(PAUSE).await;
-                continue;
-            }
-        };
-        if count < ready.len() {
-            guard.clear_ready();
-        }
-        for event in ready.iter().take(count) {
-            let flags = event.events();
-            let is_gone = flags.intersects(EpollFlags::EPOLLHUP | EpollFlags::EPOLLERR);
-            let is_over = is_gone || flags.contains(EpollFlags::EPOLLRDHUP);
-            let client = ClientId(event.data());
-            if events.send(Event::Ready(Ready { client, is_over, is_gone })).await.is_err() {
-                return;
-            }
-        }
-    }
-}
-
 async fn write(stream: &UnixStream, mut bytes: &[u8]) -> io::Result<()> {
     while !bytes.is_empty() {
         stream.writable().await?;
@@ -376,12 +392,6 @@ async fn write(stream: &UnixStream, mut bytes: &[u8]) -> io::Result<()> {
         }
     }
     Ok(())
-}
-
-/// Each arrival of bytes is told once, so that a request that stays in its socket is not told again and again.
-fn interest(client: ClientId) -> EpollEvent {
-    let flags = EpollFlags::EPOLLIN | EpollFlags::EPOLLRDHUP | EpollFlags::EPOLLET;
-    EpollEvent::new(flags, client.0)
 }
 
 #[cfg(test)]
@@ -404,25 +414,37 @@ mod tests {
         (here.into(), there)
     }
 
+    struct Events {
+        others: mpsc::Receiver<Event>,
+        ready: mpsc::UnboundedReceiver<ClientId>,
+    }
+
+    fn clients() -> (Clients, Events) {
+        let (events, others) = mpsc::channel(8);
+        let (sender, ready) = mpsc::unbounded_channel();
+        (Clients::new(events, sender), Events { others, ready })
+    }
+
     /// The next client with a message, and the length of that.
-    async fn next(clients: &mut Clients, events: &mut mpsc::Receiver<Event>) -> (ClientId, usize) {
+    async fn next(clients: &mut Clients, events: &mut Events) -> (ClientId, usize) {
         loop {
-            match events.recv().await.unwrap() {
-                Event::Ready(ready) => {
-                    if let Sent::Message(bytes) = clients.next(ready, &mut [0; MAX_REQUEST_LEN]) {
-                        return (ready.client, bytes.len());
+            tokio::select! {
+                Some(client) = events.ready.recv() => {
+                    if let Sent::Message(bytes) = clients.next(client, &mut [0; MAX_REQUEST_LEN]) {
+                        return (client, bytes.len());
                     }
                 }
-                Event::Taken(client) => assert!(clients.taken(client)),
-                other => panic!("{other:?}"),
+                event = events.others.recv() => match event {
+                    Some(Event::Taken(client)) => clients.taken(client),
+                    other => panic!("{other:?}"),
+                },
             }
         }
     }
 
     #[tokio::test]
     async fn longest_reply_is_one_write_into_a_socket_of_the_usual_size() {
-        let (events, mut received) = mpsc::channel(8);
-        let mut clients = Clients::new(events).unwrap();
+        let (mut clients, mut received) = clients();
         let (here, mut there) = connection();
         clients.admit(here).unwrap();
         for _ in 0..3 {
@@ -437,8 +459,7 @@ mod tests {
 
     #[tokio::test]
     async fn reply_without_room_goes_on_when_its_client_reads_and_others_are_served_meanwhile() {
-        let (events, mut received) = mpsc::channel(8);
-        let mut clients = Clients::new(events).unwrap();
+        let (mut clients, mut received) = clients();
         let (small, mut slow) = connection();
         setsockopt(&small, sockopt::SndBuf, &4096).unwrap();
         clients.admit(small).unwrap();
@@ -468,8 +489,7 @@ mod tests {
 
     #[tokio::test]
     async fn rests_of_all_replies_are_bounded() {
-        let (events, mut received) = mpsc::channel(8);
-        let mut clients = Clients::new(events).unwrap();
+        let (mut clients, mut received) = clients();
         let mut kept = Vec::new();
         let (mut held, mut refused) = (0, 0);
         for _ in 0..WAITING / LONGEST + 10 {
@@ -488,8 +508,7 @@ mod tests {
 
     #[tokio::test]
     async fn client_that_never_reads_its_reply_loses_its_connection() {
-        let (events, mut received) = mpsc::channel(8);
-        let mut clients = Clients::new(events).unwrap();
+        let (mut clients, mut received) = clients();
         clients.reading = Duration::ZERO;
         let (small, mut slow) = connection();
         setsockopt(&small, sockopt::SndBuf, &4096).unwrap();
@@ -497,7 +516,7 @@ mod tests {
         slow.write_all(&REQUEST).unwrap();
         let (client, _) = next(&mut clients, &mut received).await;
         assert!(clients.reply(client, &vec![7; LONGEST]));
-        let Some(Event::NotTaken(other)) = received.recv().await else { panic!() };
+        let Some(Event::NotTaken(other)) = received.others.recv().await else { panic!() };
         assert_eq!((other, clients.room.available_permits()), (client, WAITING));
     }
 }
