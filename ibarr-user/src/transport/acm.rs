@@ -443,6 +443,26 @@ mod tests {
     }
 
     #[tokio::test]
+    async fn client_that_is_ready_waits_in_the_queue_once() {
+        let (mut clients, mut received) = clients();
+        let (here, mut there) = connection();
+        clients.admit(here).unwrap();
+        there.write_all(&REQUEST).unwrap();
+        let (client, _) = next(&mut clients, &mut received).await;
+        assert!(clients.reply(client, &[9; 16]));
+        there.write_all(&REQUEST).unwrap();
+        while received.ready.is_empty() {
+            tokio::task::yield_now().await;
+        }
+        (0..3).for_each(|_| clients.taken(client));
+        assert_eq!(received.ready.len(), 1);
+        // It is told of again after that.
+        next(&mut clients, &mut received).await;
+        clients.taken(client);
+        assert_eq!(received.ready.len(), 1);
+    }
+
+    #[tokio::test]
     async fn longest_reply_is_one_write_into_a_socket_of_the_usual_size() {
         let (mut clients, mut received) = clients();
         let (here, mut there) = connection();
