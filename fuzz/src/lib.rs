@@ -7,6 +7,7 @@
 #![forbid(unsafe_code)]
 
 mod acm_codec;
+mod acm_service;
 mod fabric;
 mod ip2gid_client;
 mod ip2gid_codec;
@@ -34,6 +35,7 @@ macro_rules! targets {
 
 targets!(
     acm_codec,
+    acm_service,
     fabric,
     ip2gid_client,
     ip2gid_codec,

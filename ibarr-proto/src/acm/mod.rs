@@ -31,6 +31,7 @@ use ibarr_common::wire::sa::PathQuery;
 
 pub use self::endpoints::{Found, addresses, find};
 pub use self::hosts::Hosts;
+pub use self::names::MAX_FLIGHTS as MAX_NAMES;
 use self::names::{Addresses, Names};
 pub use self::types::{Ask, ClientId, Config, Counter, Input, NotNamed, Output, Transmit, Which};
 use crate::counters::Counters;

@@ -187,7 +187,7 @@ pub(super) enum Joined {
 }
 
 /// How many names the driver looks up at once.
-pub(super) const MAX_FLIGHTS: usize = 256;
+pub const MAX_FLIGHTS: usize = 256;
 
 /// How many of them may be one user's.
 pub(super) const MAX_OF_USER: usize = MAX_FLIGHTS / 4;
