@@ -4,6 +4,7 @@
 
 mod alike;
 mod beside;
+mod broken;
 mod learned;
 mod lease;
 mod life;

@@ -1,0 +1,150 @@
+// SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
+
+//! `ibarr doctor` on a node that is broken in one way after the other: it names each fault, with its
+//! remedy, and no longer once it is mended.
+
+use std::net::UdpSocket;
+use std::process::{Command, Stdio};
+use std::sync::Arc;
+
+use ibarr_testbed::lab::netns;
+use nix::mount::{MntFlags, umount2};
+use nix::sys::signal::Signal;
+use serde_json::Value;
+
+use super::learned::answer;
+use super::rig::*;
+use crate::machine::{MARKER, said};
+use crate::tun::{self, Tun};
+
+const ANSWERING: &str = "10.7.0.2";
+/// The peer has this address, and nothing there answers.
+const REFUSING: &str = "10.7.0.3";
+/// No host has this address.
+const MISSING: &str = "10.7.0.77";
+const WITHOUT_ROUTE: &str = "203.0.113.9";
+
+#[test]
+fn doctor_names_each_fault_of_a_node_until_it_is_mended() {
+    let mut rig = Rig::new();
+    ip(&format!("-netns {PEER} address add {REFUSING}/24 dev eth0"));
+    answer(ANSWERING, &Arc::default());
+    let _tun = Tun::open("ib0", tun::INFINIBAND).unwrap();
+    ip(&format!("link set ib0 netns {NODE}"));
+    ip(&format!("-netns {NODE} link set ib0 up"));
+    rig.start("");
+    let well = ["interfaces", "bpffs", "daemon", "rights", "peers", "firewall"];
+    rig.eventually("all is well", || {
+        let checks = examine(&rig, ANSWERING);
+        well.iter().all(|name| states(&checks, name).iter().all(|state| *state == "ok"))
+    });
+    let checks = examine(&rig, ANSWERING);
+    for name in well.into_iter().chain(["peer", "neighbour"]) {
+        assert!(!states(&checks, name).is_empty(), "{name}: {checks:?}");
+        assert!(states(&checks, name).iter().all(|state| *state == "ok"), "{name}: {checks:?}");
+    }
+
+    // An interface that is down.
+    ip(&format!("-netns {NODE} link set ib0 down"));
+    names(&rig, ANSWERING, "interfaces", ("fail", "ib0 is down", "ip link set ib0 up"));
+    ip(&format!("-netns {NODE} link set ib0 up"));
+    forgets(&rig, "interfaces", "is down");
+
+    // Peers that do not answer, and one without a route.
+    names(&rig, REFUSING, "peer", ("fail", REFUSING, "start ibarr there"));
+    names(&rig, MISSING, "peer", ("fail", MISSING, ""));
+    names(&rig, WITHOUT_ROUTE, "route", ("fail", WITHOUT_ROUTE, "ip route add 203.0.113.9"));
+
+    // A firewall.
+    nft("add table inet wall");
+    nft("add chain inet wall in { type filter hook input priority 0 ; }");
+    nft("add rule inet wall in udp dport 4791 drop");
+    names(&rig, ANSWERING, "firewall", ("fail", "drops the queries", "let UDP port 4791 in"));
+    nft("delete table inet wall");
+    forgets(&rig, "firewall", "drops the queries");
+
+    // Another process has the UDP port, and the daemon starts.
+    rig.end(Signal::SIGTERM);
+    let taken = netns::inside(NODE, || Ok(UdpSocket::bind("0.0.0.0:4791")?)).unwrap();
+    rig.restart();
+    names(&rig, ANSWERING, "peers", ("warn", "is held by", "ss -lunp"));
+    drop(taken);
+    forgets(&rig, "peers", "is held by");
+
+    // A daemon without the rights to load programs, so none answers.
+    rig.end(Signal::SIGTERM);
+    assert!(rig.detach().status.success());
+    let mut unprivileged = Command::new("setpriv");
+    let without = "-bpf,-perfmon,-sys_admin";
+    unprivileged.args(["--inh-caps", without, "--bounding-set", without]);
+    rig.spawn({
+        unprivileged.arg(crate::machine::ibarr());
+        unprivileged
+    });
+    names(&rig, ANSWERING, "rights", ("warn", "lacks CAP_PERFMON, CAP_BPF", "systemctl start"));
+    names(&rig, ANSWERING, "responder", ("warn", "in user space", "responder = \"user\""));
+    rig.end(Signal::SIGTERM);
+    rig.restart();
+    forgets(&rig, "rights", "lacks");
+    forgets(&rig, "responder", "in user space");
+
+    // No bpffs is mounted.
+    rig.end(Signal::SIGTERM);
+    assert!(rig.detach().status.success());
+    umount2(&rig.bpffs(), MntFlags::MNT_DETACH).unwrap();
+    names(&rig, ANSWERING, "bpffs", ("warn", "no bpffs", "mount -t bpf"));
+    // And the daemon is not there.
+    names(&rig, ANSWERING, "daemon", ("fail", "", "systemctl start ibarr"));
+}
+
+/// All checks of `ibarr doctor` on the node, which sees its own interfaces.
+fn examine(rig: &Rig, peer: &str) -> Vec<Value> {
+    let mut command = Command::new("ip");
+    command.args(["netns", "exec", NODE]).arg(crate::machine::ibarr());
+    command.args(["doctor", "--json", "--peer", peer, "--run-dir"]).arg(rig.run_dir());
+    command.env(MARKER, rig.machine.marker()).stdin(Stdio::null());
+    let output = command.output().unwrap();
+    let told: Value = serde_json::from_slice(&output.stdout)
+        .unwrap_or_else(|error| panic!("{error}: {}", said(&output)));
+    let checks = told["checks"].as_array().unwrap().clone();
+    // This machine has no InfiniBand, which is a failure.
+    assert_eq!(output.status.code(), Some(2), "{}", said(&output));
+    checks
+}
+
+fn states<'a>(checks: &'a [Value], name: &str) -> Vec<&'a str> {
+    let named = checks.iter().filter(|check| check["check"] == name);
+    named.map(|check| check["state"].as_str().unwrap()).collect()
+}
+
+/// Waits until a check has this state, and the finding and the remedy contain these texts.
+fn names(rig: &Rig, peer: &str, name: &str, (state, found, remedy): (&str, &str, &str)) {
+    rig.eventually(&format!("{name} is {state}, because {found:?}"), || {
+        let is_it = |check: &Value| {
+            let has = |field: &str, text| check[field].as_str().is_some_and(|it| it.contains(text));
+            check["check"] == name
+                && check["state"] == state
+                && has("found", found)
+                && has("remedy", remedy)
+        };
+        examine(rig, peer).iter().any(is_it)
+    });
+}
+
+/// Waits until the check is there and its finding does not contain this text any more.
+fn forgets(rig: &Rig, name: &str, found: &str) {
+    rig.eventually(&format!("{name} is no longer so that {found:?}"), || {
+        let checks = examine(rig, ANSWERING);
+        let mut named = checks.iter().filter(|check| check["check"] == name).peekable();
+        named.peek().is_some()
+            && !named.any(|check| check["found"].as_str().unwrap().contains(found))
+    });
+}
+
+/// Changes the rules of the node's firewall.
+fn nft(words: &str) {
+    let mut command = Command::new("nft");
+    command.args(words.split_whitespace()).stdin(Stdio::null());
+    let status = netns::spawn(NODE, &mut command).unwrap().wait().unwrap();
+    assert!(status.success(), "nft {words}: {status}");
+}
