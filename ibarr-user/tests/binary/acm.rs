@@ -9,6 +9,7 @@ use std::os::unix::net::UnixStream;
 
 use ibarr_common::ib::{PKey, PathRecord};
 use ibarr_common::wire::acm::{Ask, MAX_REQUEST_LEN, Of, Reply, Request, Resolve, Status, Tid};
+use ibarr_common::wire::ls::{self, Seq, messages};
 use ibarr_common::wire::path_record::{Fields, PathRecordWire};
 use ibarr_user::sys::descriptors::raise_limit;
 use ibarr_user::transport::acm;
@@ -100,6 +101,43 @@ fn kernel_and_clients_of_acm_share_what_the_sa_has_said() {
     assert_eq!(client.ask(Ask::Resolve(to(UNKNOWN))), Err(Status::NoData));
     assert_eq!(counter(&daemon, "acm.requests"), 3);
     assert_eq!((counter(&daemon, "acm.path-from-memory"), counter(&daemon, "acm.no-data")), (1, 1));
+}
+
+#[test]
+fn kernel_and_client_of_acm_at_once_cost_one_question() {
+    let dir = TempDir::new("acm-single");
+    let port = Port::new(&dir);
+    let (daemon, kernel) = start(&dir, &serving(&dir));
+    await_capabilities(&daemon);
+    let mut client = Client::connect(&dir);
+    for (seq, dgid, is_kernel_first) in [(1, LOCAL, true), (2, FOREIGN, false)] {
+        let count = |name| counter(&daemon, name);
+        let until = |name: &str, before: u64| {
+            daemon.until(|daemon| (counter(daemon, name) == before + 1).then_some(()));
+        };
+        let [queries, joined] = ["sa.queries", "paths.joined"].map(count);
+        let silent = port.hold();
+        for is_kernel in [is_kernel_first, !is_kernel_first] {
+            if is_kernel {
+                let request = ls::Request::ResolvePath(request(dgid, 1));
+                kernel.send_bytes(request.emit(Seq(seq)).as_ref());
+            } else {
+                client.send(Ask::Resolve(to(dgid)));
+            }
+            if is_kernel == is_kernel_first {
+                until("sa.queries", queries);
+            } else {
+                until("paths.joined", joined);
+            }
+        }
+        drop(silent);
+        assert!(client.told().is_ok_and(|paths| !paths.is_empty()));
+        let told = kernel.receive();
+        let told = messages(&told).next().unwrap().unwrap();
+        assert!(matches!(ls::Answer::parse(&told), Ok(ls::Answer::Paths(_))), "{told:?}");
+        assert_eq!(told.seq(), Seq(seq));
+        assert_eq!(count("sa.queries"), queries + 1, "{dgid}");
+    }
 }
 
 #[test]
