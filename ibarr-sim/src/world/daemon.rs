@@ -24,8 +24,8 @@ use ibarr_proto::turn::{self, Handled, Io, Limits, Read};
 use ibarr_proto::{paths, resolver, sa};
 
 use super::addresses::Packet;
-use super::health::{Monitor, READY};
 use super::kernel_socket::{Message, ToDaemon};
+use super::monitor::{Monitor, READY};
 use super::network::IPOIB;
 use super::path_claims::PathClaims;
 use super::process::{Daemon, Inbox};

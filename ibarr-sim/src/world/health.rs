@@ -5,62 +5,27 @@
 //! has happened to the machine: a fault that lasts is told, and nothing is told that is not so, or
 //! is so no longer.
 
-use std::collections::BTreeMap;
 use std::time::Duration;
 
 use ibarr_common::Instant;
 use ibarr_common::ib::Lid;
 use ibarr_common::wire::sa::Answer;
-use ibarr_proto::health::{
-    Cause, Counted, Event, Facts, HOLD, Health, Nudging, Programs, SELDOM, Served, Silence, State,
-};
-use ibarr_proto::local_service::Nudged;
+use ibarr_proto::health::{Cause, Counted, Facts, HOLD, Nudging, Programs, SELDOM, Served};
 use ibarr_proto::responder;
 use ibarr_proto::sa::Counter;
 
 use super::machine::Machine;
+use super::monitor::{Deaf, READY};
 use super::network::IPOIB;
 use super::process::Daemon;
 use super::troubles::Trouble;
 use super::{What, World};
-use crate::bugs::Bug;
 use crate::dice::{secs, us};
 use crate::record::{Entry, Id};
-
-/// The health of a daemon, and what has happened to it.
-#[derive(Debug)]
-pub(super) struct Monitor {
-    health: Health,
-    bug: Option<Bug>,
-    started: Instant,
-    nudging: Nudging,
-    deaf: Option<Deaf>,
-    spells: BTreeMap<Cause, Spell>,
-    /// What the bug has kept.
-    silence: Option<Silence>,
-}
-
-/// MADs that the SA has not answered since its last answer.
-#[derive(Clone, Copy, Debug)]
-struct Deaf {
-    since: Instant,
-    mads: u32,
-    busy: bool,
-}
-
-/// When a cause was there: since when it is there now, and when it was last.
-#[derive(Clone, Copy, Debug)]
-struct Spell {
-    since: Option<Instant>,
-    until: Instant,
-}
 
 /// The time until each change is in the report: the daemon looks at a port once a second, and at
 /// its health once in [`SELDOM`].
 const LAG: Duration = secs(SELDOM.as_secs() + 2);
-
-/// A daemon looks at its health for the first time after this, even if it is not ready.
-pub(super) const READY: Duration = secs(10);
 
 /// The unanswered MADs without which no SA counts as silent.
 const FEW: u32 = 3;
@@ -74,90 +39,6 @@ const TOLD: [Cause; 6] = [
     Cause::SaSilent,
     Cause::SaBusy,
 ];
-
-impl Monitor {
-    pub(super) fn new(now: Instant, bug: Option<Bug>) -> Self {
-        Self {
-            health: Health::default(),
-            bug,
-            started: now,
-            nudging: Nudging::Works,
-            deaf: None,
-            spells: BTreeMap::new(),
-            silence: None,
-        }
-    }
-
-    /// Whether an assessment is due at a turn.
-    fn is_due(&self, now: Instant, is_ready: bool) -> bool {
-        match self.health.poll_timeout() {
-            Some(_) => self.health.is_due(now),
-            None => is_ready || self.started + READY <= now,
-        }
-    }
-
-    fn poll_timeout(&self) -> Instant {
-        self.health.poll_timeout().unwrap_or(self.started + READY)
-    }
-
-    /// A nudge was made.
-    pub(super) fn nudges(&mut self, nudged: Nudged) {
-        self.nudging = match nudged {
-            Nudged::Failed => Nudging::Fails("no right".to_owned()),
-            Nudged::Done => Nudging::Works,
-            Nudged::Postponed => return,
-        };
-    }
-
-    /// A MAD leaves.
-    pub(super) fn asks(&mut self, now: Instant) {
-        let deaf = self.deaf.get_or_insert(Deaf { since: now, mads: 0, busy: false });
-        deaf.mads += 1;
-    }
-
-    /// The daemon knows nothing of its SA any more.
-    pub(super) fn forgets_sa(&mut self) {
-        self.deaf = None;
-    }
-
-    fn observe(&mut self, now: Instant, wrong: &[Cause]) {
-        for &cause in wrong {
-            let new = Spell { since: None, until: now };
-            let spell = self.spells.entry(cause).or_insert(new);
-            spell.since.get_or_insert(now);
-            spell.until = spell.until.max(now);
-        }
-        for (cause, spell) in &mut self.spells {
-            if !wrong.contains(cause) {
-                spell.since = None;
-            }
-        }
-    }
-
-    fn assess(&mut self, now: Instant, mut facts: Facts) -> Vec<Event> {
-        for port in &mut facts.ports {
-            self.silence = port.silence.or(self.silence);
-            match self.bug {
-                Some(Bug::ForgottenRecovery) => port.silence = self.silence,
-                Some(Bug::UnseenSilence) => port.silence = None,
-                _ => {}
-            }
-        }
-        self.health.assess(now, &facts);
-        std::iter::from_fn(|| self.health.poll_event()).collect()
-    }
-
-    fn tells(&self, cause: Cause) -> bool {
-        self.told().any(|(told, _)| told == cause)
-    }
-
-    /// The reasons that make a subsystem worse than ok.
-    fn told(&self) -> impl Iterator<Item = (Cause, String)> {
-        let reasons = self.health.report().flat_map(|report| report.reasons);
-        let bad = reasons.filter(|(_, reason)| reason.state > State::Ok);
-        bad.map(|(cause, reason)| (cause, reason.why.clone()))
-    }
-}
 
 impl Daemon {
     /// A MAD of the SA has been handled; `unasked` counts those that answered nothing before.

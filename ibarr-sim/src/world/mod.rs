@@ -14,6 +14,7 @@ mod ipoib;
 mod kernel_claims;
 mod kernel_socket;
 mod machine;
+mod monitor;
 mod network;
 mod path_claims;
 mod pending;

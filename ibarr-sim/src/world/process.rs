@@ -16,8 +16,8 @@ use ibarr_proto::paths::PortFacts;
 use ibarr_proto::responder::{Done, Responder, Work};
 
 use super::addresses::Packet;
-use super::health::Monitor;
 use super::kernel_claims::KernelClaims;
+use super::monitor::Monitor;
 use super::path_claims::PathClaims;
 use super::pending::{Applications, Asked, Crowd};
 use super::schedule::Schedule;
