@@ -31,7 +31,7 @@ const ARROWS: &[Arrows] = &[
         from: "ibarr-sim",
         ours: &["ibarr-common", "ibarr-ebpf", "ibarr-proto"],
         tests: &[],
-        others: Some(&["rand_chacha", "rand_core", "thiserror", "zerocopy"]),
+        others: Some(&["clap", "rand_chacha", "rand_core", "thiserror", "zerocopy"]),
     },
     Arrows { from: "ibarr-fabric", ours: &["ibarr-common"], tests: &[], others: None },
     Arrows {
