@@ -308,6 +308,7 @@ impl World {
                         "the flight was not wanted"
                     );
                 }
+                Event::Dropped { .. } => {}
                 Event::PathWanted { flight, .. } => {
                     self.core.path_answered(self.now, flight, &paths::Outcome::UnknownPort, true);
                 }

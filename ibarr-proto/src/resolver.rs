@@ -445,6 +445,7 @@ impl Resolver {
                 local_service::Event::Unwanted { flight, question } => {
                     self.forget(cores, now, flight, question);
                 }
+                local_service::Event::Dropped { .. } => {}
                 local_service::Event::PathOverloaded { seq, port } => {
                     let may = cores.paths.may_fall_back(now, &port, Lack::OfRoom);
                     cores.local_service.path_overloaded(now, seq, may);

@@ -44,6 +44,7 @@ use self::nudges::{Cause, Kind as NudgeKind, Nudges};
 use self::paths::{PathRequests, Waiting};
 use self::queue::{Item, Queue};
 use self::requests::{Answered, Request as Held, Requests, State};
+use self::types::Group;
 use crate::counters::Counters;
 use crate::ip2gid::Question;
 use crate::paths::PortName;
@@ -205,25 +206,26 @@ impl LocalService {
     }
 
     /// The resolver has finished its search for a path. If not `may`, the kernel must not ask the
-    /// SA itself.
+    /// SA itself. Returns whether it is told to.
     pub fn path_answered(
         &mut self,
         now: Instant,
         flight: PathFlightId,
         outcome: &crate::paths::Outcome,
         may: bool,
-    ) {
+    ) -> bool {
         self.advance(now);
-        let Some(waiting) = self.path_requests.take(flight) else { return };
+        let Some(waiting) = self.path_requests.take(flight) else { return false };
         let Waiting { seq, path_use, asked_at, .. } = waiting;
         self.took.paths.add(self.now.since(asked_at));
-        if !may && paths::falls_back(self.config, outcome) {
-            self.counters.count(Counter::PathsSpared);
-            return self.answer_path(seq, Answer::Paths(Paths::NONE));
-        }
-        let (answer, counter) = paths::answer(self.config, path_use, outcome);
+        let (answer, counter) = if !may && paths::falls_back(self.config, outcome) {
+            (Answer::Paths(Paths::NONE), Counter::PathsSpared)
+        } else {
+            paths::answer(self.config, path_use, outcome)
+        };
         self.counters.count(counter);
         self.answer_path(seq, answer);
+        answer == Answer::Error
     }
 
     /// Answers the request of [`Event::PathOverloaded`]: the kernel asks the SA itself only if it
@@ -456,10 +458,11 @@ impl LocalService {
             if is_repeated {
                 return self.duplicate(seq);
             }
-            if !matches!(held.state, State::Answered(_)) {
-                self.counters.count(Counter::Superseded);
+            if matches!(held.state, State::Answered(_)) {
+                self.remove(seq);
+            } else {
+                self.drop_request(seq, Counter::Superseded);
             }
-            self.remove(seq);
         }
         self.counters.count(Counter::Requests);
         if self.requests.is_full() {
@@ -467,11 +470,12 @@ impl LocalService {
                 self.counters.count(Counter::MemoryEvicted);
                 self.remove(oldest);
             } else {
-                self.counters.count(Counter::RequestsFull);
                 let Some(gone) = self.requests.probably_gone(self.now) else {
-                    return;
+                    let (asked_at, why) = (self.now, Counter::RequestsFull);
+                    self.counters.count(why);
+                    return self.events.push_back(Event::Dropped { question, asked_at, why });
                 };
-                self.remove(gone);
+                self.drop_request(gone, Counter::RequestsFull);
             }
         }
         let (asked_at, deadline) = (self.now, self.now + self.config.deadline);
@@ -519,8 +523,7 @@ impl LocalService {
             State::Sought(_) => Counter::TimedOut,
             State::Answered(_) => Counter::AnswersLate,
         };
-        self.counters.count(too_late);
-        self.remove(seq);
+        self.drop_request(seq, too_late);
     }
 
     fn enqueue(&mut self, seq: Seq) {
@@ -568,9 +571,18 @@ impl LocalService {
         for seq in self.requests.seqs() {
             let waits = |state| !matches!(state, State::Answered(_));
             if self.requests.get_mut(seq).is_some_and(|request| waits(request.state)) {
-                self.counters.count(Counter::Abandoned);
-                self.remove(seq);
+                self.drop_request(seq, Counter::Abandoned);
             }
+        }
+    }
+
+    /// Ends a request that has had no answer.
+    fn drop_request(&mut self, seq: Seq, why: Counter) {
+        self.counters.count(why);
+        let request = self.requests.get_mut(seq).copied();
+        self.remove(seq);
+        if let Some(Held { question, asked_at, .. }) = request {
+            self.events.push_back(Event::Dropped { question, asked_at, why });
         }
     }
 
@@ -585,16 +597,4 @@ impl LocalService {
             State::Answered(_) | State::Resting { .. } => {}
         }
     }
-}
-
-/// Whether the socket is a member of the group to which the kernel sends its requests.
-#[derive(Clone, Copy, Debug, Eq, PartialEq)]
-enum Group {
-    /// The kernel has not accepted a message yet, or there is no socket.
-    Outside,
-    /// The driver is about to join.
-    Joining,
-    Inside,
-    /// The driver is about to leave, because the kernel refused a message with this error number.
-    Leaving(i32),
 }

@@ -231,6 +231,15 @@ pub enum Event {
         /// The question.
         question: Question,
     },
+    /// A request is dropped without an answer. Only a trace needs to know.
+    Dropped {
+        /// The question.
+        question: Question,
+        /// When the kernel first asked.
+        asked_at: Instant,
+        /// The counter of the cause.
+        why: Counter,
+    },
     /// There is no room for a path request from this port. The resolver calls `path_overloaded`.
     PathOverloaded {
         /// The number of the request.
@@ -248,6 +257,18 @@ pub enum Event {
         /// Long enough before the kernel's time-out that the answer is in time.
         deadline: Instant,
     },
+}
+
+/// Whether the socket is a member of the group to which the kernel sends its requests.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub(super) enum Group {
+    /// The kernel has not accepted a message yet, or there is no socket.
+    Outside,
+    /// The driver is about to join.
+    Joining,
+    Inside,
+    /// The driver is about to leave, because the kernel refused a message with this error number.
+    Leaving(i32),
 }
 
 /// The sizes of the tables.

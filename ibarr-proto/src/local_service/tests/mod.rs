@@ -133,6 +133,7 @@ fn reused_number_with_another_question_is_another_request() {
     rig.asks(1, ONE);
     rig.wants(ONE);
     rig.counted("requests 3, answered-peer 1, superseded 1, nudges 1");
+    assert_eq!(rig.dropped, [format!("{ONE} after 0ns: superseded")]);
 }
 
 #[test]
@@ -177,6 +178,7 @@ fn failed_search_is_repeated_until_the_deadline_then_dropped() {
         rig.does("");
         assert_eq!(rig.core.load(), Load::default());
         rig.counted(&format!("requests 1, {counted} 1, duplicates-waiting {tries}"));
+        assert_eq!(rig.dropped, [format!("{ONE} after 30s: {counted}")]);
     }
 }
 

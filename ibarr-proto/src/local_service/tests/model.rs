@@ -435,6 +435,7 @@ proptest! {
                     Event::Unwanted { flight, .. } => {
                         flights.retain(|_, (known, _)| *known != flight);
                     }
+                    Event::Dropped { .. } => {}
                     Event::PathWanted { flight, .. } => {
                         let outcome = crate::paths::Outcome::UnknownPort;
                         core.path_answered(model.now, flight, &outcome, true);

@@ -22,6 +22,8 @@ pub(super) struct Rig {
     pub(super) now: Instant,
     /// Searches that wait for an answer, each with its target.
     pub(super) wanted: Vec<(FlightId, String)>,
+    /// Requests that ended without an answer: address, age and cause.
+    pub(super) dropped: Vec<String>,
     /// Whether repetitions of nudges are left out.
     pub(super) skips_follow_ups: bool,
 }
@@ -37,6 +39,7 @@ impl Rig {
             core: LocalService::with_limits(config, limits),
             now: START,
             wanted: Vec::new(),
+            dropped: Vec::new(),
             skips_follow_ups: true,
         };
         rig.tell(Input::Opened { port_id: PortId(180), is_member: true });
@@ -142,6 +145,10 @@ impl Rig {
                     let unwanted = (flight, question.target().to_string());
                     let at = self.wanted.iter().position(|wanted| *wanted == unwanted);
                     self.wanted.remove(at.expect("it was wanted"));
+                }
+                Event::Dropped { question, asked_at, why } => {
+                    let (target, waited) = (question.target(), self.now.since(asked_at));
+                    self.dropped.push(format!("{target} after {waited:?}: {why}"));
                 }
                 Event::PathWanted { flight, .. } => {
                     self.core.path_answered(
