@@ -22,4 +22,5 @@ pub mod retry;
 pub mod sa;
 pub mod shares;
 pub mod timer;
+pub mod trace;
 pub mod turn;
