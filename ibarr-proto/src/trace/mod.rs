@@ -6,6 +6,8 @@
 //! same thing share one search, so their events form one *chain*, which ends with the last answer, or with
 //! the nudge after it. While the trace is off, each report is one comparison.
 
+#[cfg(test)]
+mod tests;
 mod types;
 
 use std::collections::{BTreeMap, VecDeque};
