@@ -21,10 +21,11 @@ use crate::local_service::{self, LocalService};
 use crate::local_view::{self, LocalView};
 use crate::paths::snapshot::{Restored, Snapshot};
 use crate::paths::{self, Paths, Sought};
-use crate::request::{self, Outcome, UserRequest};
+use crate::request::{self, Outcome, RequestId, UserRequest};
 use crate::resolver::{self, Cores, Resolver};
 use crate::sa;
 use crate::shares;
+use crate::trace::{self, Caller, Trace};
 
 /// All cores of a node, see the [module](self).
 ///
@@ -113,6 +114,7 @@ impl<R: CryptoRng + SeedableRng> Node<R> {
                 client: Client::new(client, rng),
                 paths,
                 local_service: LocalService::new(local_service),
+                trace: Trace::default(),
             },
             resolver: Resolver::default(),
             acm: Acm::new(acm),
@@ -197,11 +199,15 @@ impl<R: CryptoRng + SeedableRng> Node<R> {
                 self.acm.gid_of_source(id, view.gid_of(source, IfIndex::MIN));
             }
             acm::Ask::Gid { id, user, question, deadline } => {
-                if let Some(gid) = listed(&self.acm, view, question.target()) {
-                    let outcome = Outcome::Found { gid, source: request::Source::Cache };
-                    return self.acm.gid_of_target(id, outcome);
-                }
-                if let Some(outcome) = self.resolver.lookup(cores, now, view, question) {
+                let source = request::Source::Cache;
+                let listed = listed(&self.acm, view, question.target());
+                let known = listed
+                    .map(|gid| Outcome::Found { gid, source })
+                    .or_else(|| self.resolver.lookup(cores, now, view, question));
+                if let Some(outcome) = known {
+                    let traced = trace::Id::Address(RequestId::User(UserRequest::Acm(id)));
+                    let answer = trace::Outcome::Address(outcome);
+                    cores.trace.remembered(now, traced, Caller::Acm(user), question, answer);
                     return self.acm.gid_of_target(id, outcome);
                 }
                 self.acm.not_remembered(id);
@@ -226,6 +232,9 @@ impl<R: CryptoRng + SeedableRng> Node<R> {
                     let known = cores.paths.lookup(now, &port, question);
                     if let Some(outcome) = known.or_else(|| cores.paths.loopback(&port, &question))
                     {
+                        let traced = trace::Id::Path(RequestId::User(UserRequest::Acm(id)));
+                        let answer = trace::Outcome::Path { outcome, is_left_to_kernel: false };
+                        cores.trace.remembered(now, traced, Caller::Acm(user), question, answer);
                         return self.acm.path(id, Some(outcome));
                     }
                 }
@@ -249,6 +258,11 @@ impl<R: CryptoRng + SeedableRng> Node<R> {
     /// The reply to a peer's query, if there is one.
     pub fn answer(&mut self, received: &server::Received<'_>) -> Option<server::Transmit> {
         self.server.answer(&self.view, received)
+    }
+
+    /// See [`Server::why_silent`].
+    pub fn why_silent(&self, received: &server::Received<'_>) -> Option<server::Counter> {
+        self.server.why_silent(&self.view, received)
     }
 
     /// Performs all actions that are due. Early calls do nothing.
@@ -296,6 +310,11 @@ impl<R: CryptoRng + SeedableRng> Node<R> {
             return self.cores.local_service.poll_transmit().map(Output::LocalService);
         }
         None
+    }
+
+    /// The trace, to which the driver reports what goes over the wire.
+    pub fn trace(&mut self) -> &mut Trace {
+        &mut self.cores.trace
     }
 
     /// See [`Client::poll_learned`].

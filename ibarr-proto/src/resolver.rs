@@ -36,6 +36,7 @@ use crate::paths::{self, Lack, Paths, PortName, Sought};
 use crate::request::{FlightId, Outcome, PathFlightId, RequestId, Source, UserRequest};
 use crate::sa::{PortIndex, Rank};
 use crate::shares::{self, Limits, Shares, User};
+use crate::trace::{self, Caller, Id, Trace};
 
 /// Which core asks for what, and what becomes of the answer; see the [module](self). It owns no core:
 /// the [`Node`](crate::node::Node) lends them to each call.
@@ -189,6 +190,8 @@ pub struct Cores<R> {
     pub paths: Paths<R>,
     /// Answers the kernel.
     pub local_service: LocalService,
+    /// What happens to each request, if that is traced.
+    pub trace: Trace,
 }
 
 impl Default for Resolver {
@@ -234,18 +237,19 @@ impl Resolver {
                 self.offer(cores, now, view, user, (id, wanted));
             }
             Input::ResolvePath { user, request } => {
+                let id = Id::Path(RequestId::User(request.id));
+                cores.trace.asked(now, id, caller(request.id, user), request.question, now);
                 // What is remembered costs a user nothing of its share.
                 if let Sought::Path(question) = request.question
                     && let Some(outcome) = cores.paths.lookup(now, &request.port, question)
                 {
-                    let id = request.id;
-                    return self.events.push_back(Event::PathAnswered { id, outcome });
+                    return self.answer_users_path(cores, now, request.id, outcome);
                 }
                 let deadline = request.deadline;
                 if let Err(request) =
                     self.path_shares(request.id).offer(now, user, request, deadline)
                 {
-                    self.refuse_path(request.id);
+                    self.refuse_path(cores, now, request.id);
                 }
                 self.admit(cores, now, view);
             }
@@ -260,9 +264,11 @@ impl Resolver {
         user: User,
         request: (UserRequest, Wanted),
     ) {
-        let deadline = request.1.deadline;
+        let (id, Wanted { question, deadline, .. }) = request;
+        let traced = Id::Address(RequestId::User(id));
+        cores.trace.asked(now, traced, caller(id, user), question, now);
         if let Err((id, _)) = self.users.offer(now, user, request, deadline) {
-            self.events.push_back(Event::Answered { id, outcome: Outcome::Overloaded });
+            self.answer_user(cores, now, id, Outcome::Overloaded);
         }
         self.admit(cores, now, view);
     }
@@ -280,12 +286,12 @@ impl Resolver {
     /// Admits users' requests for which there is room, and refuses those that have waited too long.
     fn admit(&mut self, cores: &mut Cores<impl Random>, now: Instant, view: &impl Local) {
         while let Some((id, _)) = self.users.poll_refused(now) {
-            self.events.push_back(Event::Answered { id, outcome: Outcome::Overloaded });
+            self.answer_user(cores, now, id, Outcome::Overloaded);
         }
         while let Some((user, (id, wanted))) = self.users.poll_admitted(now) {
             self.askers.insert(id, user);
             match own(view, wanted.question) {
-                Some(outcome) => self.answer_user(id, outcome),
+                Some(outcome) => self.answer_user(cores, now, id, outcome),
                 None => self.ask_peers(cores, now, RequestId::User(id), wanted),
             }
         }
@@ -293,7 +299,7 @@ impl Resolver {
             [|this| &mut this.path_users, |this| &mut this.acm_users];
         for shares in both {
             while let Some(request) = shares(self).poll_refused(now) {
-                self.refuse_path(request.id);
+                self.refuse_path(cores, now, request.id);
             }
             while let Some((user, request)) = shares(self).poll_admitted(now) {
                 let PathRequest { id, port, question, deadline } = request;
@@ -339,15 +345,37 @@ impl Resolver {
         }
     }
 
-    fn answer_user(&mut self, id: UserRequest, outcome: Outcome) {
+    fn answer_user(
+        &mut self,
+        cores: &mut Cores<impl Random>,
+        now: Instant,
+        id: UserRequest,
+        outcome: Outcome,
+    ) {
         if let Some(user) = self.askers.remove(&id) {
             self.users.ended(user);
         }
+        let traced = trace::Outcome::Address(outcome);
+        cores.trace.answered(now, Id::Address(RequestId::User(id)), traced);
         self.events.push_back(Event::Answered { id, outcome });
     }
 
-    fn refuse_path(&mut self, id: UserRequest) {
-        let outcome = paths::Outcome::Overloaded;
+    fn refuse_path(&mut self, cores: &mut Cores<impl Random>, now: Instant, id: UserRequest) {
+        self.answer_users_path(cores, now, id, paths::Outcome::Overloaded);
+    }
+
+    fn answer_users_path(
+        &mut self,
+        cores: &mut Cores<impl Random>,
+        now: Instant,
+        id: UserRequest,
+        outcome: paths::Outcome,
+    ) {
+        if let Some(user) = self.path_askers.remove(&id) {
+            self.path_shares(id).ended(user);
+        }
+        let traced = trace::Outcome::Path { outcome, is_left_to_kernel: false };
+        cores.trace.answered(now, Id::Path(RequestId::User(id)), traced);
         self.events.push_back(Event::PathAnswered { id, outcome });
     }
 
@@ -434,6 +462,8 @@ impl Resolver {
         while let Some(event) = cores.local_service.poll_event() {
             match event {
                 local_service::Event::Wanted { flight, question, asked_at, deadline } => {
+                    let id = Id::Address(RequestId::Kernel(flight));
+                    cores.trace.asked(now, id, Caller::Kernel, question, asked_at);
                     let wanted = Wanted { question, asked_at, deadline, is_fresh: false };
                     if view.is_known() {
                         self.look_for(cores, now, view, flight, wanted);
@@ -443,9 +473,12 @@ impl Resolver {
                     }
                 }
                 local_service::Event::Unwanted { flight, question } => {
+                    cores.trace.forget(Id::Address(RequestId::Kernel(flight)));
                     self.forget(cores, now, flight, question);
                 }
-                local_service::Event::Dropped { .. } => {}
+                local_service::Event::Dropped { question, asked_at, why } => {
+                    cores.trace.dropped(now, question, asked_at, why);
+                }
                 local_service::Event::PathOverloaded { seq, port } => {
                     let may = cores.paths.may_fall_back(now, &port, Lack::OfRoom);
                     cores.local_service.path_overloaded(now, seq, may);
@@ -472,6 +505,7 @@ impl Resolver {
         let reversible = path_use != PathUse::Unidirectional;
         let question = PathQuestion { dgid, sgid, reversible, pkey, tclass, service_id, qos_class };
         let id = RequestId::Kernel(flight);
+        cores.trace.asked(now, Id::Path(id), Caller::Kernel, question, now);
         let port = PortName { device, port };
         let rank = Rank::Kernel;
         cores.paths.resolve(now, paths::Request { id, port, question, rank, deadline });
@@ -488,7 +522,7 @@ impl Resolver {
     ) {
         match own(view, wanted.question).or_else(|| cached(&mut cores.client, now, wanted.question))
         {
-            Some(outcome) => cores.local_service.answered(now, flight, outcome),
+            Some(outcome) => answer_kernel(cores, now, flight, outcome),
             None => self.ask_for_egress(flight, wanted),
         }
     }
@@ -572,26 +606,24 @@ impl Resolver {
     fn settle(&mut self, cores: &mut Cores<impl Random>, now: Instant) {
         while let Some(paths::Answered { id, outcome }) = cores.paths.poll_event() {
             match id {
-                RequestId::User(id) => {
-                    if let Some(user) = self.path_askers.remove(&id) {
-                        self.path_shares(id).ended(user);
-                    }
-                    self.events.push_back(Event::PathAnswered { id, outcome });
-                }
+                RequestId::User(id) => self.answer_users_path(cores, now, id, outcome),
                 RequestId::Kernel(flight) => {
                     let port = cores.local_service.falls_back(flight, &outcome);
                     let lack = Lack::of(&outcome);
                     let may = port.is_none_or(|port| cores.paths.may_fall_back(now, &port, lack));
-                    cores.local_service.path_answered(now, flight, &outcome, may);
+                    let is_left_to_kernel =
+                        cores.local_service.path_answered(now, flight, &outcome, may);
+                    let traced = trace::Outcome::Path { outcome, is_left_to_kernel };
+                    cores.trace.answered(now, Id::Path(RequestId::Kernel(flight)), traced);
                 }
             }
         }
         while let Some(event) = cores.client.poll_event() {
             match event {
                 client::Event::Answered { id, outcome } => match id {
-                    RequestId::User(id) => self.answer_user(id, outcome.into()),
+                    RequestId::User(id) => self.answer_user(cores, now, id, outcome.into()),
                     RequestId::Kernel(flight) => {
-                        cores.local_service.answered(now, flight, outcome.into());
+                        answer_kernel(cores, now, flight, outcome.into());
                     }
                 },
                 client::Event::Socket(event) => self.events.push_back(Event::Socket(event)),
@@ -625,6 +657,19 @@ impl From<client::Outcome> for Outcome {
             client::Outcome::Unreachable => Self::Unreachable,
             client::Outcome::Overloaded => Self::Overloaded,
         }
+    }
+}
+
+fn answer_kernel(cores: &mut Cores<impl Random>, now: Instant, flight: FlightId, outcome: Outcome) {
+    let traced = trace::Outcome::Address(outcome);
+    cores.trace.answered(now, Id::Address(RequestId::Kernel(flight)), traced);
+    cores.local_service.answered(now, flight, outcome);
+}
+
+fn caller(id: UserRequest, user: User) -> Caller {
+    match id {
+        UserRequest::Control(_) => Caller::Control(user),
+        UserRequest::Acm(_) => Caller::Acm(user),
     }
 }
 

@@ -74,6 +74,11 @@ impl Server {
         transmit
     }
 
+    /// Why [`Self::answer`] has no reply. Counts nothing.
+    pub fn why_silent(&self, view: &impl Local, received: &Received<'_>) -> Option<Counter> {
+        self.judge(view, received).err()
+    }
+
     /// The counters of answered and dropped datagrams.
     pub fn counters(&self) -> &Counters<Counter> {
         &self.counters

@@ -392,7 +392,7 @@ impl Rig {
         let paths = Paths::new(paths::Config::default(), ChaCha12Rng::seed_from_u64(2));
         let local_service = LocalService::new(local_service::Config::default());
         let mut rig = Self {
-            cores: Cores { client, paths, local_service },
+            cores: Cores { client, paths, local_service, trace: Trace::default() },
             resolver: Resolver::default(),
             now: Instant::from_nanos(1_000_000_000_000),
             answered: Vec::new(),
