@@ -23,6 +23,7 @@ use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader};
 use tokio::net::unix::WriteHalf;
 use tokio::net::{UnixListener, UnixStream};
 use tokio::sync::{mpsc, oneshot};
+use tokio::task::JoinSet;
 use tracing::debug;
 
 use super::access::{Access, GroupId};
@@ -72,6 +73,9 @@ const IDLE: Duration = Duration::from_secs(10);
 
 /// Pause after an error of accept(2), which other processes may cause (`EMFILE`).
 const PAUSE: Duration = Duration::from_millis(100);
+
+/// Time to write the last answers when the daemon ends.
+const LAST_ANSWERS: Duration = Duration::from_millis(500);
 
 /// Why there is no control socket.
 #[derive(Debug, Error)]
@@ -155,7 +159,8 @@ pub fn start(
         let _context = runtime.enter();
         UnixListener::from_std(listener.socket.try_clone()?)?
     };
-    let accepting = Accepting { socket, reserve: reserve(), asks, control };
+    let talks = JoinSet::new();
+    let accepting = Accepting { socket, talks, reserve: reserve(), asks, control };
     thread::Builder::new().name("control".to_owned()).spawn(move || {
         runtime.block_on(accepting.serve());
         drop(listener);
@@ -165,6 +170,8 @@ pub fn start(
 /// Accepts connections.
 struct Accepting {
     socket: UnixListener,
+    /// The open connections.
+    talks: JoinSet<()>,
     /// Closed to accept a connection when no other descriptor is left.
     reserve: Option<File>,
     asks: mpsc::Sender<Ask>,
@@ -176,7 +183,8 @@ impl Accepting {
         loop {
             let accepted = tokio::select! {
                 biased;
-                () = self.asks.closed() => return,
+                () = self.asks.closed() => break,
+                Some(_) = self.talks.join_next() => continue,
                 accepted = self.socket.accept() => accepted,
             };
             match accepted {
@@ -197,9 +205,12 @@ impl Accepting {
                 }
             }
         }
+        // The engine has given its last answers.
+        let written = async { while self.talks.join_next().await.is_some() {} };
+        drop(tokio::time::timeout(LAST_ANSWERS, written).await);
     }
 
-    fn admit(&self, stream: UnixStream) {
+    fn admit(&mut self, stream: UnixStream) {
         let Ok(peer) = Peer::of(stream.as_fd()) else { return };
         let class = match peer {
             peer if peer.is_root_or_us() => Class::Root,
@@ -219,7 +230,7 @@ impl Accepting {
     }
 
     /// The last descriptor is reserved for root.
-    fn admit_short(&self, stream: UnixStream) {
+    fn admit_short(&mut self, stream: UnixStream) {
         if Peer::of(stream.as_fd()).is_ok_and(Peer::is_root_or_us) {
             return self.admit(stream);
         }
@@ -228,11 +239,11 @@ impl Accepting {
         self.refuse(stream, Counter::ControlNoDescriptor, failure);
     }
 
-    fn seat(&self, stream: UnixStream, peer: Peer, place: Place) {
+    fn seat(&mut self, stream: UnixStream, peer: Peer, place: Place) {
         let Control { access, counters, .. } = self.control.clone();
         let asks = self.asks.clone();
         counters.count(Counter::ControlConnections);
-        tokio::spawn(async move {
+        self.talks.spawn(async move {
             if let Err(error) = converse(stream, peer, &access, &asks).await {
                 if error.kind() == ErrorKind::TimedOut {
                     counters.count(Counter::ControlTimedOut);
@@ -276,10 +287,12 @@ async fn converse(
         let mut line = Vec::new();
         let mut bounded = (&mut read).take(MAX_REQUEST);
         let request = bounded.read_until(b'\n', &mut line);
-        let length = match tokio::time::timeout(IDLE, request).await {
-            Err(_) => return Err(ErrorKind::TimedOut.into()),
-            Ok(length) => length?,
+        let length = tokio::select! {
+            biased;
+            length = tokio::time::timeout(IDLE, request) => length,
+            () = asks.closed() => return Ok(()),
         };
+        let length = length.map_err(|_| ErrorKind::TimedOut)??;
         if length == 0 {
             return Ok(());
         }
@@ -424,7 +437,8 @@ mod tests {
         let access = Access::start(|| Ok(Some(123))).unwrap();
         access.known().await;
         let responses = told(NOBODY, &access, &[READ, CHANGE]).await;
-        assert_eq!(responses.iter().map(is_forbidden).collect::<Vec<_>>(), [false, true]);
+        let forbidden: Vec<_> = responses.iter().map(is_forbidden).collect();
+        assert_eq!(forbidden, [false, true]);
     }
 
     #[test]
