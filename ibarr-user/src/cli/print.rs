@@ -108,6 +108,9 @@ pub(super) fn body(body: &Body) {
         | Body::Summary { .. }
         | Body::Ping { .. }
         | Body::Top { .. }
+        | Body::Tracing { .. }
+        | Body::Event { .. }
+        | Body::Traced { .. }
         | Body::Checks { .. } => {}
         Body::Metrics { metrics } => write(metrics.as_bytes()),
         Body::Config { config } => {

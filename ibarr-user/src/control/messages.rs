@@ -32,6 +32,9 @@ pub use super::path_messages::{
 pub use super::top_messages::{
     AnswerRate, Answerer, ErrorRate, PortRate, RequestKind, RequestRate, Top,
 };
+pub use super::trace_messages::{
+    TraceCaller, TraceEnd, TraceEvent, TraceNudge, TraceOnly, TraceStep, Traced, Tracing,
+};
 use super::values::is_default;
 use super::values::states;
 pub use super::values::{Elapsed, Millis, Number, OrText, Seconds, Text};
@@ -284,6 +287,21 @@ pub enum Body {
     Log {
         /// What is logged now.
         log: LogStatus,
+    },
+    /// Precedes the events of `Request::Trace`.
+    Tracing {
+        /// What is traced.
+        tracing: Tracing,
+    },
+    /// An event of `Request::Trace`.
+    Event {
+        /// What happened.
+        event: Box<TraceEvent>,
+    },
+    /// Answers `Request::Trace`, at its end.
+    Traced {
+        /// Why it has ended.
+        traced: Traced,
     },
     /// Answers [`Request::Flush`] and [`Request::Reload`].
     Done {
@@ -783,6 +801,6 @@ mod tests {
             };
             assert_eq!(written.unwrap(), line);
         }
-        assert_eq!((requests, responses), (21, 59));
+        assert_eq!((requests, responses), (21, 76));
     }
 }

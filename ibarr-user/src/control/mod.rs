@@ -3,8 +3,8 @@
 //! The control socket, by which the command line asks the daemon.
 //!
 //! A request is one line of JSON, and so is its answer; a connection may carry many, one after the
-//! other. Any user on the machine may read; changes need root, the daemon's own user or group
-//! [`GROUP`]. The documents are in [`messages`].
+//! other. Any user on the machine may read; changes and traces need root, the daemon's own user or
+//! group [`GROUP`]. The documents are in [`messages`].
 
 pub mod access;
 mod address_messages;
@@ -18,11 +18,12 @@ pub mod places;
 pub mod run_dir;
 pub mod server;
 mod top_messages;
+mod trace_messages;
 mod values;
 
 use std::path::{Path, PathBuf};
 
-/// Group whose members may reload and flush.
+/// Group whose members may reload, flush and trace.
 pub const GROUP: &str = "ibarr";
 
 /// Path of the control socket in `run_dir`.
