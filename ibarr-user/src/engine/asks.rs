@@ -6,6 +6,7 @@ use std::collections::HashMap;
 use std::net::IpAddr;
 
 use ibarr_common::Instant;
+use ibarr_common::ib::Gid;
 use ibarr_proto::request::{Outcome, Source, UserRequest};
 use tokio::sync::{mpsc, oneshot};
 
@@ -63,22 +64,7 @@ impl Asks {
 
     /// Takes the answer for one address; the last one completes the request.
     pub(super) fn answered(&mut self, now: Instant, id: UserRequest, outcome: Outcome) {
-        let (status, gid, source) = match outcome {
-            Outcome::Found { gid, source } => {
-                let source = match source {
-                    Source::Local => AnswerSource::Local,
-                    Source::Cache => AnswerSource::Cache,
-                    Source::Peer => AnswerSource::Peer,
-                    Source::Neighbour => AnswerSource::Neighbour,
-                };
-                (AnswerStatus::Found, Some(Text(gid)), Some(source))
-            }
-            Outcome::NotFound => (AnswerStatus::NotFound, None, None),
-            Outcome::TimedOut => (AnswerStatus::TimedOut, None, None),
-            Outcome::Refused => (AnswerStatus::Refused, None, None),
-            Outcome::Unreachable => (AnswerStatus::Unreachable, None, None),
-            Outcome::Overloaded => (AnswerStatus::Overloaded, None, None),
-        };
+        let (status, gid, source) = told(outcome);
         self.note(now, id, |ip, ms| Answer { ip, status, gid, source, ms });
     }
 
@@ -117,6 +103,26 @@ impl Asks {
     fn fresh(&mut self) -> u64 {
         self.next += 1;
         self.next
+    }
+}
+
+/// An outcome as the documents have it.
+pub(super) fn told(outcome: Outcome) -> (AnswerStatus, Option<Text<Gid>>, Option<AnswerSource>) {
+    match outcome {
+        Outcome::Found { gid, source } => {
+            let source = match source {
+                Source::Local => AnswerSource::Local,
+                Source::Cache => AnswerSource::Cache,
+                Source::Peer => AnswerSource::Peer,
+                Source::Neighbour => AnswerSource::Neighbour,
+            };
+            (AnswerStatus::Found, Some(Text(gid)), Some(source))
+        }
+        Outcome::NotFound => (AnswerStatus::NotFound, None, None),
+        Outcome::TimedOut => (AnswerStatus::TimedOut, None, None),
+        Outcome::Refused => (AnswerStatus::Refused, None, None),
+        Outcome::Unreachable => (AnswerStatus::Unreachable, None, None),
+        Outcome::Overloaded => (AnswerStatus::Overloaded, None, None),
     }
 }
 

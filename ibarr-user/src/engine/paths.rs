@@ -6,7 +6,9 @@ use std::collections::HashMap;
 use std::time::Duration;
 
 use ibarr_common::Instant;
+use ibarr_common::ib::PathRecord;
 use ibarr_common::wire::path_record::Fields;
+use ibarr_common::wire::sa::Refusal;
 use ibarr_proto::paths::{
     self, Choice, Chosen, Input, Outcome, Partial, PortFacts, PortName, Sought, Source,
 };
@@ -294,21 +296,7 @@ pub(super) fn cached_path(now: Instant, entry: &paths::Cached) -> CachedPath {
 
 fn answer(chosen: &Chosen, outcome: Outcome, ms: Elapsed) -> PathAnswer {
     let Chosen { port, question, why } = *chosen;
-    let from = |source| match source {
-        Source::Sa => PathSource::Sa,
-        Source::Cache => PathSource::Cache,
-        Source::Doubted => PathSource::Doubted,
-    };
-    let (status, record, source, refusal) = match outcome {
-        Outcome::Found { record, source } => (PathStatus::Found, Some(record), Some(source), None),
-        Outcome::NoRecord { source } => (PathStatus::NoRecord, None, Some(source), None),
-        Outcome::Refused(refusal) => (PathStatus::Refused, None, None, refusal),
-        Outcome::Silent => (PathStatus::Silent, None, None, None),
-        Outcome::Busy => (PathStatus::Busy, None, None, None),
-        Outcome::UnknownPort => (PathStatus::UnknownPort, None, None, None),
-        Outcome::NoSa => (PathStatus::NoSa, None, None, None),
-        Outcome::Overloaded => (PathStatus::Overloaded, None, None, None),
-    };
+    let (status, record, source, refusal) = told_path(outcome);
     let chosen = match why {
         Choice::Named => PortChoice::Named,
         Choice::HasSource => PortChoice::HasSource,
@@ -322,14 +310,37 @@ fn answer(chosen: &Chosen, outcome: Outcome, ms: Elapsed) -> PathAnswer {
         sgid: Text(question.sgid),
         dgid: Text(question.dgid),
         status,
-        source: source.map(from),
+        source,
         refusal: refusal.map(|refusal| refusal.to_string()),
         hops: record.as_ref().and_then(hops),
         ms,
     }
 }
 
-fn hops(record: &ibarr_common::ib::PathRecord) -> Option<PathHops> {
+/// An outcome as the documents have it.
+pub(super) fn told_path(
+    outcome: Outcome,
+) -> (PathStatus, Option<PathRecord>, Option<PathSource>, Option<Refusal>) {
+    let from = |source| match source {
+        Source::Sa => PathSource::Sa,
+        Source::Cache => PathSource::Cache,
+        Source::Doubted => PathSource::Doubted,
+    };
+    match outcome {
+        Outcome::Found { record, source } => {
+            (PathStatus::Found, Some(record), Some(from(source)), None)
+        }
+        Outcome::NoRecord { source } => (PathStatus::NoRecord, None, Some(from(source)), None),
+        Outcome::Refused(refusal) => (PathStatus::Refused, None, None, refusal),
+        Outcome::Silent => (PathStatus::Silent, None, None, None),
+        Outcome::Busy => (PathStatus::Busy, None, None, None),
+        Outcome::UnknownPort => (PathStatus::UnknownPort, None, None, None),
+        Outcome::NoSa => (PathStatus::NoSa, None, None, None),
+        Outcome::Overloaded => (PathStatus::Overloaded, None, None, None),
+    }
+}
+
+fn hops(record: &PathRecord) -> Option<PathHops> {
     let fields = Fields::parse(record).ok()?;
     Some(PathHops {
         slid: Number(fields.slid),
