@@ -71,6 +71,11 @@ impl Connection {
             match response.body {
                 Body::Error { error, .. } => return Err(error),
                 part @ Body::Answer { .. } => each(part),
+                part @ (Body::Tracing { .. } | Body::Event { .. }) => {
+                    // The next event may be hours away.
+                    sent = self.stream.get_ref().set_read_timeout(None);
+                    each(part);
+                }
                 body => return Ok(body),
             }
         }

@@ -91,6 +91,15 @@ pub enum Request {
     Metrics,
     /// Reads the configuration again (changes the daemon).
     Reload,
+    /// Shows what happens to each request from now on (shows what others ask).
+    Trace {
+        /// Which events are wanted; absent for all.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        only: Option<TraceOnly>,
+        /// When it ends; absent: with the connection.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        for_ms: Option<Millis>,
+    },
     /// What is logged.
     LogLevel {
         /// What to log from now on (changes the daemon); absent for a look.
@@ -106,12 +115,19 @@ impl Request {
     /// The default time-out of a request for addresses: as long as a person at a terminal waits.
     pub const TIMEOUT: Duration = Duration::from_secs(3);
 
+    /// How many events of a trace wait for a caller that does not read. Further ones are lost.
+    pub const MAX_EVENTS: usize = 1024;
+
     /// The longest time-out of a request for addresses.
     pub const MAX_TIMEOUT: Duration = Duration::from_mins(1);
 
-    /// Whether the request changes the daemon, which needs a right.
-    pub fn changes(&self) -> bool {
-        matches!(self, Self::Flush | Self::Reload | Self::LogLevel { change: Some(_) })
+    /// Whether the request changes the daemon, or shows what others ask, which needs a right.
+    pub fn needs_right(&self) -> bool {
+        match self {
+            Self::Flush | Self::Reload | Self::Trace { .. } => true,
+            Self::LogLevel { change } => change.is_some(),
+            _ => false,
+        }
     }
 }
 
@@ -288,17 +304,17 @@ pub enum Body {
         /// What is logged now.
         log: LogStatus,
     },
-    /// Precedes the events of `Request::Trace`.
+    /// Precedes the events of [`Request::Trace`].
     Tracing {
         /// What is traced.
         tracing: Tracing,
     },
-    /// An event of `Request::Trace`.
+    /// An event of [`Request::Trace`].
     Event {
         /// What happened.
         event: Box<TraceEvent>,
     },
-    /// Answers `Request::Trace`, at its end.
+    /// Answers [`Request::Trace`], at its end.
     Traced {
         /// Why it has ended.
         traced: Traced,
@@ -801,6 +817,6 @@ mod tests {
             };
             assert_eq!(written.unwrap(), line);
         }
-        assert_eq!((requests, responses), (21, 76));
+        assert_eq!((requests, responses), (24, 76));
     }
 }

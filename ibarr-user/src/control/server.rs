@@ -20,7 +20,7 @@ use futures_util::FutureExt as _;
 use nix::errno::Errno;
 use thiserror::Error;
 use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader};
-use tokio::net::unix::WriteHalf;
+use tokio::net::unix::{ReadHalf, WriteHalf};
 use tokio::net::{UnixListener, UnixStream};
 use tokio::sync::{mpsc, oneshot};
 use tokio::task::JoinSet;
@@ -43,7 +43,7 @@ pub struct Ask {
     /// Receives the answer. Dropped without one only if the daemon ends.
     pub answer: oneshot::Sender<Response>,
     /// Receives each answer for an address as soon as it is there, if the request wants that. Has
-    /// room for all of them.
+    /// room for all of them. Or receives the events of a trace.
     pub each: Option<mpsc::Sender<Response>>,
 }
 
@@ -299,14 +299,14 @@ async fn converse(
         let complete = line.last() == Some(&b'\n');
         let socket = read.get_ref().as_ref().as_fd();
         let allowed = |request: Request| {
-            if request.changes() && !access.may_change(socket, peer) {
+            if request.needs_right() && !access.may_change(socket, peer) {
                 return Err(forbidden(&access.group()));
             }
             Ok(request)
         };
         let response = match parse(&line, complete).and_then(allowed) {
             Err(error) => error.into(),
-            Ok(request) => answer(request, peer.uid, asks, &mut write).await?,
+            Ok(request) => answer(request, peer.uid, asks, &mut read, &mut write).await?,
         };
         write_line(&mut write, &response).await?;
         if !complete {
@@ -339,23 +339,30 @@ fn parse(line: &[u8], complete: bool) -> Result<Request, Failure> {
 fn forbidden(group: &GroupId) -> Failure {
     let name = super::GROUP;
     let message = match group {
-        GroupId::Is(_) => format!("only root and group {name} may change the daemon"),
-        unknown => format!("only root may change the daemon: group {name}: {unknown}"),
+        GroupId::Is(_) => format!("only root and group {name} may change or trace the daemon"),
+        unknown => format!("only root may change or trace the daemon: group {name}: {unknown}"),
     };
     Failure { kind: FailureKind::Permission, message }
 }
 
-/// The answer of the engine. The parts that come before it are written.
+/// The answer of the engine. The parts that come before it are written. A trace ends when its caller
+/// disconnects.
 async fn answer(
     request: Request,
     uid: u32,
     asks: &mpsc::Sender<Ask>,
+    read: &mut BufReader<ReadHalf<'_>>,
     write: &mut WriteHalf<'_>,
 ) -> io::Result<Response> {
     let (answer, answered) = oneshot::channel();
+    let is_trace = matches!(request, Request::Trace { .. });
     let (each, mut parts) = match request {
         Request::Resolve { each: true, .. } => {
             let (each, parts) = mpsc::channel(Request::MAX_ADDRESSES);
+            (Some(each), Some(parts))
+        }
+        Request::Trace { .. } => {
+            let (each, parts) = mpsc::channel(Request::MAX_EVENTS);
             (Some(each), Some(parts))
         }
         _ => (None, None),
@@ -367,8 +374,17 @@ async fn answer(
     }
     // The engine drops its end with the last part.
     if let Some(parts) = &mut parts {
-        while let Some(part) = parts.recv().await {
-            write_line(write, &part).await?;
+        loop {
+            let part = tokio::select! {
+                biased;
+                part = parts.recv() => part,
+                // The caller has sent all that it has to say, so anything means that it is done.
+                _ = read.fill_buf(), if is_trace => return Err(ErrorKind::UnexpectedEof.into()),
+            };
+            match part {
+                Some(part) => write_line(write, &part).await?,
+                None => break,
+            }
         }
     }
     Ok(answered.await.unwrap_or_else(|_| ending().into()))
@@ -413,6 +429,7 @@ mod tests {
 
     const READ: &str = "{\"ask\":\"status\"}\n";
     const CHANGE: &str = "{\"ask\":\"reload\"}\n";
+    const TRACE: &str = "{\"ask\":\"trace\"}\n";
 
     fn is_forbidden(response: &Response) -> bool {
         let Body::Error { error, .. } = &response.body else { return false };
@@ -436,9 +453,9 @@ mod tests {
     async fn peer_without_the_right_to_change_may_read() {
         let access = Access::start(|| Ok(Some(123))).unwrap();
         access.known().await;
-        let responses = told(NOBODY, &access, &[READ, CHANGE]).await;
+        let responses = told(NOBODY, &access, &[READ, CHANGE, TRACE]).await;
         let forbidden: Vec<_> = responses.iter().map(is_forbidden).collect();
-        assert_eq!(forbidden, [false, true]);
+        assert_eq!(forbidden, [false, true, true]);
     }
 
     #[test]

@@ -106,6 +106,7 @@ impl Engine {
                 self.tell_kernel_side(now, Input::Closed);
             }
             Transmit::Nudge(nudge) => {
+                self.node.trace().nudge(now);
                 let place = |link: &Link| Place { ifindex: link.ifindex, hwaddr: link.hwaddr };
                 let fallback = self.node.view().first_ipoib().map(place);
                 let quiet = self.kernel.socket.quiet();
@@ -116,6 +117,7 @@ impl Engine {
 
     pub(super) fn handle_nudged(&mut self, now: Instant, outcome: Result<Nudged, NudgeError>) {
         let nudged = self.kernel.nudges.note(outcome, self.node.nudge_without_place());
+        self.node.trace().nudged(now, nudged);
         self.tell_kernel_side(now, Input::Nudged(nudged));
     }
 

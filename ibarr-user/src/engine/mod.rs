@@ -24,6 +24,7 @@ mod report;
 mod servers;
 mod snapshot;
 mod summary;
+mod trace;
 mod users;
 
 use std::io;
@@ -54,6 +55,7 @@ use self::queries::Queries;
 use self::reload::Reloads;
 use self::servers::Servers;
 use self::snapshot::Snapshots;
+use self::trace::Tracers;
 use self::users::Users;
 use crate::bpf::Responder;
 use crate::config::Config;
@@ -110,6 +112,7 @@ pub struct Engine {
     started: Instant,
     node: Node<ChaCha12Rng>,
     users: Users,
+    tracers: Tracers,
     queries: Queries,
     servers: Servers,
     responder: Responder,
@@ -199,6 +202,7 @@ impl Engine {
             started: now,
             node: Node::new(options.node(&config), rng),
             users: Users::default(),
+            tracers: Tracers::default(),
             queries: Queries::new(
                 Sockets::new(heard_sender, Arc::clone(&counters)),
                 routes,
@@ -276,6 +280,7 @@ impl Engine {
             self.responder.poll_timeout(),
             self.snapshots.poll_timeout(),
             self.users.pages.poll_timeout(),
+            self.tracers.poll_timeout(),
             self.systemd.poll_timeout(),
             self.levels.poll_timeout(),
             Some(self.health_due()),
@@ -307,6 +312,7 @@ impl Engine {
         turn::read_to_end(self, Limits::default(), now);
         self.stop_kernel(now);
         self.stop_acm(now);
+        self.end_traces(now);
         self.node.give_back(now, ends_at);
     }
 
@@ -339,7 +345,7 @@ impl Io<Input> for Engine {
                     self.rdma.look();
                 }
                 self.node.handle_input(now, node::Input::View(input));
-                self.answer_early();
+                self.answer_early(now);
             }
             Input::Port(event) => self.handle_port(now, event),
             Input::Event(event) => self.handle_event(now, event),
@@ -347,7 +353,7 @@ impl Io<Input> for Engine {
             Input::Snapshot(event) => self.handle_snapshot(now, event),
             Input::Route(answer) => self.handle_route(now, answer),
             Input::Queries(batch) => {
-                self.handle_queries(batch);
+                self.handle_queries(now, batch);
                 return Handled::Unchanged;
             }
             Input::Heard(heard) => self.handle_heard(now, &heard),
@@ -406,6 +412,7 @@ impl Io<Input> for Engine {
         self.responder.go_on();
         self.end_reload(now);
         self.levels.handle_timeout(now);
+        self.show_trace(now);
         self.assess(now);
         if self.systemd.beats(now) {
             self.systemd.alive(summary::of(&self.status(now)));

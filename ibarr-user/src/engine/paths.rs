@@ -67,6 +67,11 @@ impl Rdma {
         self.umads.why_not(port)
     }
 
+    /// See [`Umads::port_name`].
+    pub(super) fn port_name(&self, port: PortIndex) -> Option<PortName> {
+        self.umads.port_name(port)
+    }
+
     /// See [`Umads::index`].
     pub(super) fn index(&mut self, name: PortName) -> Option<PortIndex> {
         self.umads.index(name)
@@ -99,6 +104,7 @@ impl Engine {
         match self.rdma.umads.read(event) {
             Meaning::Mad { port, from, mad } => {
                 log::mad(&self.rdma.umads, port, "from", mad);
+                self.trace_mad(now, port, from, mad);
                 self.tell_paths(now, Input::Mad { port, from, mad });
             }
             Meaning::Unanswered => self.tell_paths(now, Input::Unanswered),
@@ -109,6 +115,7 @@ impl Engine {
 
     pub(super) fn send_mad(&mut self, now: Instant, transmit: &Transmit) {
         log::mad(&self.rdma.umads, transmit.port, "to", transmit.mad.as_ref());
+        self.trace_mad_sent(now, transmit);
         match self.rdma.umads.send(transmit) {
             Sending::Sent => {}
             Sending::Refused => {

@@ -7,6 +7,7 @@ use std::sync::Arc;
 use ibarr_common::Instant;
 use ibarr_proto::ip2gid::client::{Input, Output, SocketEvent};
 use ibarr_proto::resolver;
+use ibarr_proto::trace::Step;
 use tracing::debug;
 
 use super::{Engine, log};
@@ -51,14 +52,17 @@ impl Engine {
         match output {
             Output::Query(transmit) => {
                 log::peer_is_asked(transmit.to, transmit.payload.as_ref());
+                self.trace_query(now, &transmit);
                 self.queries.sockets.send(&transmit);
             }
             Output::Route(question) => {
+                self.node.trace().step(now, question, Step::RouteSought);
                 if !self.queries.routes.lookup(question) {
                     self.tell_client(now, Input::Route { question, route: None });
                 }
             }
             Output::Neighbour(question, route) => {
+                self.node.trace().step(now, question, Step::NeighbourSought);
                 if !self.queries.routes.neighbour(question, route) {
                     self.tell_client(now, Input::Neighbour { question, gid: None });
                 }
@@ -67,6 +71,7 @@ impl Engine {
     }
 
     pub(super) fn handle_route(&mut self, now: Instant, answer: Answer) {
+        self.trace_route(now, &answer);
         let input = match answer {
             Answer::Route(RouteAnswer { question, route }) => {
                 Input::Route { question, route: route.ok() }
@@ -80,6 +85,7 @@ impl Engine {
 
     pub(super) fn handle_heard(&mut self, now: Instant, heard: &Heard) {
         log::peer_answers(heard);
+        self.trace_heard(now, heard);
         self.tell_client(now, heard.input());
     }
 

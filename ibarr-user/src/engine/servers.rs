@@ -7,6 +7,7 @@ use std::num::NonZeroU16;
 use std::os::fd::AsFd as _;
 use std::sync::Arc;
 
+use ibarr_common::Instant;
 use ibarr_proto::ip2gid::Family;
 use tokio::sync::{mpsc, watch};
 use tokio::task::{AbortHandle, yield_now};
@@ -162,19 +163,19 @@ impl Servers {
 impl Engine {
     /// Answers peers' queries, or keeps them until this node's addresses are known. Each socket
     /// sends one batch, and reads nothing more before it gets its replies.
-    pub(super) fn handle_queries(&mut self, batch: Batch) {
+    pub(super) fn handle_queries(&mut self, now: Instant, batch: Batch) {
         if self.node.view().is_synced() {
-            self.answer(batch);
+            self.answer(now, batch);
         } else {
             self.servers.early.push(batch);
         }
     }
 
     /// Answers the queries that were kept, if this node's addresses are known now.
-    pub(super) fn answer_early(&mut self) {
+    pub(super) fn answer_early(&mut self, now: Instant) {
         if self.node.view().is_synced() {
             for batch in std::mem::take(&mut self.servers.early) {
-                self.answer(batch);
+                self.answer(now, batch);
             }
         }
     }
@@ -186,22 +187,26 @@ impl Engine {
         while tasks.iter().any(|task| !task.is_finished()) && clock::now() < end {
             while let Some(input) = self.inputs.poll() {
                 if let Input::Queries(batch) = input {
-                    self.answer(batch);
+                    self.answer(clock::now(), batch);
                 }
             }
             yield_now().await;
         }
     }
 
-    fn answer(&mut self, batch: Batch) {
+    fn answer(&mut self, now: Instant, batch: Batch) {
         let reply = |query: &Query| {
             let received = query.received();
             log::peer_asks(received.from, received.payload);
-            let transmit = self.node.answer(&received)?;
+            let reply = self.node.answer(&received);
+            self.trace_peer(now, &received, reply.as_ref());
+            let transmit = reply?;
             log::peer_is_answered(transmit.to, transmit.payload.as_ref());
             Some(transmit)
         };
         let replies = batch.queries.iter().filter_map(reply).collect();
+        // A turn of queries alone does not settle.
+        self.show_trace(now);
         // The socket may have been closed meanwhile.
         drop(batch.replies.send(replies));
     }

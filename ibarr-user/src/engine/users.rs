@@ -56,6 +56,9 @@ impl Engine {
                 Body::Done { done: format!("{forgotten} addresses and {paths} paths forgotten") }
                     .into()
             }
+            Request::Trace { only, for_ms } => {
+                return self.begin_trace(now, only, for_ms, each, answer);
+            }
             Request::LogLevel { change } => self.log_level(now, change.as_ref()),
         };
         // The caller may have disconnected.

@@ -20,6 +20,7 @@
 //! | nudges, outcomes | engine ↔ thread | 1 each: the core has at most one nudge in flight | |
 //! | orders, progress | engine ↔ thread of the BPF programs | 1, 2: there is one order at a time, and the longest sends two messages | |
 //! | requests of users | control connections and the server of metrics → engine | [`ASKS`]: one per connection | the connection waits |
+//! | events of a trace | engine → control connection | [`MAX_EVENTS`](crate::control::messages::Request::MAX_EVENTS) | lost, and counted in the next one |
 //! | clients of ACM: new ones, and late replies | tasks → engine | [`ACM_EVENTS`] | the connection waits |
 //! | clients of ACM that have sent something | the runtime → engine | each client once | |
 //! | names, their addresses | engine ↔ threads of the resolver | [`NAMES`] each: as many as the core asks for | the engine is told that the name is unknown; the threads wait |

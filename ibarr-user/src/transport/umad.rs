@@ -253,7 +253,12 @@ impl Umads {
 
     /// Device and number of a port.
     pub fn name(&self, port: PortIndex) -> String {
-        self.names.get(usize::from(port.0)).map_or_else(String::new, ToString::to_string)
+        self.port_name(port).map_or_else(String::new, |name| name.to_string())
+    }
+
+    /// The name of a port, if there ever was such a port.
+    pub fn port_name(&self, port: PortIndex) -> Option<PortName> {
+        self.names.get(usize::from(port.0)).copied()
     }
 }
 

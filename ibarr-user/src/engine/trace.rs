@@ -1,0 +1,426 @@
+// SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
+
+//! `ibarr trace`: reports what goes over the wire to the trace, and passes its events to those that watch.
+//! A tracer that reads too slowly loses events, which are counted. Nothing waits for it.
+
+use std::net::SocketAddr;
+use std::time::Duration;
+
+use ibarr_common::ib::Lid;
+use ibarr_common::wire::ip2gid::{Query, Reply};
+use ibarr_common::wire::path_record::Fields;
+use ibarr_common::wire::sa::{Answer, Question, Request, Response as SaResponse};
+use ibarr_common::{IfIndex, Instant};
+use ibarr_proto::ip2gid::{client, server};
+use ibarr_proto::local_service::Nudged;
+use ibarr_proto::local_view::LocalView;
+use ibarr_proto::sa::{PortIndex, Transmit};
+use ibarr_proto::trace::{Caller, Event, Filter, Outcome, PeerReply, Step, Subject, Tie};
+use tokio::sync::mpsc::error::TrySendError;
+use tokio::sync::{mpsc, oneshot};
+use tracing::info;
+
+use super::Engine;
+use super::asks::told;
+use super::paths::told_path;
+use crate::control::messages::{
+    Body, Elapsed, Failure, FailureKind, Millis, Number, Response, Text, TraceCaller, TraceEnd,
+    TraceEvent, TraceNudge, TraceOnly, TraceStep, Traced, Tracing,
+};
+use crate::transport::queries::Heard;
+use crate::transport::rtnetlink::{self, RouteAnswer};
+
+/// Tracers at once. A further one is refused.
+const MOST: usize = 4;
+
+/// Those that watch.
+#[derive(Default)]
+pub(super) struct Tracers(Vec<Tracer>);
+
+struct Tracer {
+    only: Option<Filter>,
+    ends_at: Option<Instant>,
+    /// Has room for a bounded number of events.
+    events: mpsc::Sender<Response>,
+    end: oneshot::Sender<Response>,
+    shown: u64,
+    lost: u64,
+    /// Those of the lost ones that no event has told yet.
+    untold: u64,
+}
+
+impl Tracers {
+    pub(super) fn poll_timeout(&self) -> Option<Instant> {
+        self.0.iter().filter_map(|tracer| tracer.ends_at).min()
+    }
+
+    fn show(&mut self, event: &Event, view: &LocalView) {
+        let mut document = None;
+        let is_wanted =
+            |tracer: &&mut Tracer| tracer.only.is_none_or(|filter| filter.admits(event));
+        for tracer in self.0.iter_mut().filter(is_wanted) {
+            let document = document.get_or_insert_with(|| self::document(event, view));
+            tracer.show(document);
+        }
+    }
+
+    /// Ends those whose time is over or whose connection is closed.
+    fn end(&mut self, now: Instant) {
+        let is_over = |tracer: &mut Tracer| {
+            tracer.events.is_closed() || tracer.ends_at.is_some_and(|end| end <= now)
+        };
+        for tracer in self.0.extract_if(.., is_over) {
+            tracer.end(TraceEnd::Time);
+        }
+    }
+}
+
+impl Tracer {
+    fn show(&mut self, event: &TraceEvent) {
+        let event = Box::new(TraceEvent { lost: self.untold, ..event.clone() });
+        match self.events.try_send(Body::Event { event }.into()) {
+            Ok(()) => {
+                self.shown += 1;
+                self.untold = 0;
+            }
+            Err(TrySendError::Full(_)) => self.lose(1),
+            // It is removed at the end of the turn.
+            Err(TrySendError::Closed(_)) => {}
+        }
+    }
+
+    fn lose(&mut self, count: u64) {
+        self.lost += count;
+        self.untold += count;
+    }
+
+    fn end(self, ended: TraceEnd) {
+        let traced = Traced { ended, events: self.shown, lost: self.lost };
+        // The caller may have disconnected.
+        drop(self.end.send(Body::Traced { traced }.into()));
+    }
+}
+
+impl Engine {
+    /// Begins a trace. It ends after `time`, with its connection, or with the daemon.
+    pub(super) fn begin_trace(
+        &mut self,
+        now: Instant,
+        only: Option<TraceOnly>,
+        time: Option<Millis>,
+        events: Option<mpsc::Sender<Response>>,
+        end: oneshot::Sender<Response>,
+    ) {
+        let Some(events) = events.filter(|_| self.tracers.0.len() < MOST) else {
+            let message = format!("{MOST} traces run already: end one of them");
+            // The caller may have disconnected.
+            return drop(end.send(Failure { kind: FailureKind::Overloaded, message }.into()));
+        };
+        let tracing = Tracing { at: Number(now), only, for_ms: time };
+        // There is room for the first one, unless the caller has disconnected.
+        drop(events.try_send(Body::Tracing { tracing }.into()));
+        let only = only.map(|only| match only {
+            TraceOnly::Ip(ip) => Filter::Address(ip),
+            TraceOnly::Gid(Text(gid)) => Filter::Gid(gid),
+        });
+        let ends_at = time.map(|time| now + Duration::from(time));
+        let tracer = Tracer { only, ends_at, events, end, shown: 0, lost: 0, untold: 0 };
+        self.tracers.0.push(tracer);
+        self.node.trace().set(true);
+        info!(traces = self.tracers.0.len(), "a trace of requests begins");
+    }
+
+    /// Passes on what has happened, and ends traces whose time is over.
+    pub(super) fn show_trace(&mut self, now: Instant) {
+        if self.tracers.0.is_empty() {
+            return;
+        }
+        while let Some(event) = self.node.trace().poll() {
+            self.tracers.show(&event, self.node.view());
+        }
+        let lost = self.node.trace().take_lost();
+        for tracer in &mut self.tracers.0 {
+            tracer.lose(lost);
+        }
+        let before = self.tracers.0.len();
+        self.tracers.end(now);
+        self.note_ended_traces(before);
+    }
+
+    /// Ends all traces with the daemon.
+    pub(super) fn end_traces(&mut self, now: Instant) {
+        self.show_trace(now);
+        let before = self.tracers.0.len();
+        for tracer in self.tracers.0.drain(..) {
+            tracer.end(TraceEnd::Daemon);
+        }
+        self.note_ended_traces(before);
+    }
+
+    fn note_ended_traces(&mut self, before: usize) {
+        let left = self.tracers.0.len();
+        if left < before {
+            self.node.trace().set(left > 0);
+            info!(traces = left, "a trace of requests has ended");
+        }
+    }
+
+    pub(super) fn trace_query(&mut self, now: Instant, transmit: &client::Transmit) {
+        if self.node.trace().is_on()
+            && let Ok(query) = Query::parse(transmit.payload.as_ref())
+        {
+            let (tie, subject) = (Tie::Query(query.msg_id()), Subject::Address(query.target()));
+            let to = transmit.to;
+            self.node.trace().sent(now, tie, subject, |number| Step::Query { to, number });
+        }
+    }
+
+    pub(super) fn trace_heard(&mut self, now: Instant, heard: &Heard) {
+        if !self.node.trace().is_on() {
+            return;
+        }
+        match heard.input() {
+            client::Input::Datagram { from, payload, .. } => {
+                if let Ok(Reply { msg_id, gid, .. }) = Reply::parse(payload) {
+                    let step = |is_asked| Step::Reply { from, gid, is_asked };
+                    let otherwise = Some(Subject::Address(from.ip()));
+                    self.node.trace().came(now, Tie::Query(msg_id), otherwise, step);
+                }
+            }
+            client::Input::Refused { to, .. } => {
+                let subject = Subject::Address(to.ip());
+                self.node.trace().step(now, subject, Step::PortUnreachable { to });
+            }
+            _ => {}
+        }
+    }
+
+    pub(super) fn trace_route(&mut self, now: Instant, answer: &rtnetlink::Answer) {
+        if self.node.trace().is_on() {
+            let (question, step) = match *answer {
+                rtnetlink::Answer::Route(RouteAnswer { question, route: Ok(route) }) => {
+                    (question, Step::Route(route))
+                }
+                rtnetlink::Answer::Route(RouteAnswer { question, route: Err(why) }) => {
+                    (question, Step::NoRoute { cause: why.to_string() })
+                }
+                rtnetlink::Answer::Neighbour { question, entry } => {
+                    (question, Step::Neighbour(entry.and_then(|entry| entry.gid())))
+                }
+            };
+            self.node.trace().step(now, question, step);
+        }
+    }
+
+    pub(super) fn trace_mad_sent(&mut self, now: Instant, transmit: &Transmit) {
+        let &Transmit { port, sa, transaction, is_probe, .. } = transmit;
+        if self.node.trace().is_on()
+            && let Some(name) = self.rdma.port_name(port)
+            && let Ok(Request { question, .. }) = Request::parse(transmit.mad.as_ref())
+        {
+            let subject: Subject = match question {
+                Question::Path(question) => question.into(),
+                Question::Known(query) => query.into(),
+                Question::ClassPortInfo | Question::Inform(_) => return,
+            };
+            let (tie, to) = (Tie::Mad(port, transaction), sa.lid);
+            let step = |number| Step::Mad { port: name, to, number, is_probe };
+            self.node.trace().sent(now, tie, subject, step);
+        }
+    }
+
+    pub(super) fn trace_mad(
+        &mut self,
+        now: Instant,
+        port: PortIndex,
+        from: Option<Lid>,
+        mad: &[u8],
+    ) {
+        if self.node.trace().is_on()
+            && let Some(name) = self.rdma.port_name(port)
+            && let Ok(SaResponse { tid, answer, .. }) = SaResponse::parse(mad)
+        {
+            let refusal = match answer {
+                Answer::Path(_) => None,
+                Answer::Refused(refusal) => Some(refusal),
+                Answer::ClassPortInfo(_) | Answer::Inform(_) => return,
+            };
+            let tie = Tie::Mad(port, tid.transaction());
+            let step = |_| Step::MadAnswer { port: name, from, refusal };
+            self.node.trace().came(now, tie, None, step);
+        }
+    }
+
+    /// A query of a peer, and its reply or why there is none.
+    pub(super) fn trace_peer(
+        &mut self,
+        now: Instant,
+        received: &server::Received<'_>,
+        reply: Option<&server::Transmit>,
+    ) {
+        if self.node.trace().is_on()
+            && let Ok(query) = Query::parse(received.payload)
+        {
+            let sent = reply.map(|transmit| Reply::parse(transmit.payload.as_ref()));
+            let reply = match (sent, self.node.why_silent(received)) {
+                (Some(Ok(Reply { gid: Some(gid), .. })), _) => PeerReply::Gid(gid),
+                (None, Some(why)) => PeerReply::Nothing(why),
+                _ => PeerReply::NotHere,
+            };
+            let step = Step::Peer { from: received.from, reply };
+            self.node.trace().alone(now, Subject::Address(query.target()), step);
+        }
+    }
+}
+
+fn document(event: &Event, view: &LocalView) -> TraceEvent {
+    let Event { at, chain, since, subject, ref step } = *event;
+    let (ip, sgid, dgid) = match subject {
+        Subject::Address(ip) => (Some(ip), None, None),
+        Subject::Path { sgid, dgid } => (None, sgid.map(Text), dgid.map(Text)),
+    };
+    let step = step_document(step, view);
+    TraceEvent { request: chain, ms: Elapsed(since), at: Number(at), ip, sgid, dgid, lost: 0, step }
+}
+
+fn step_document(step: &Step, view: &LocalView) -> TraceStep {
+    match *step {
+        Step::Asked { by } => {
+            let (by, uid) = caller(by);
+            TraceStep::Asked { by, uid }
+        }
+        Step::SearchedAgain => TraceStep::SearchedAgain,
+        Step::RouteSought => TraceStep::RouteSought,
+        Step::Route(client::Route { ifindex, next_hop }) => {
+            TraceStep::Route { interface: interface(ifindex, view), next_hop }
+        }
+        Step::NoRoute { ref cause } => TraceStep::NoRoute { cause: cause.clone() },
+        Step::Query { to, number } => TraceStep::Query { to, number },
+        Step::Reply { from, gid, is_asked } => {
+            TraceStep::Reply { from, gid: gid.map(Text), unasked: !is_asked }
+        }
+        Step::PortUnreachable { to } => TraceStep::PortUnreachable { to },
+        Step::NeighbourSought => TraceStep::NeighbourSought,
+        Step::Neighbour(gid) => TraceStep::Neighbour { gid: gid.map(Text) },
+        Step::Mad { port, to, number, is_probe } => {
+            TraceStep::Mad { port: Text(port), lid: Number(to), number, probe: is_probe }
+        }
+        Step::MadAnswer { port, from, refusal } => TraceStep::MadAnswer {
+            port: Text(port),
+            lid: from.map(Number),
+            refusal: refusal.map(|refusal| refusal.to_string()),
+        },
+        Step::Answered { by, outcome, took } => answered(by, outcome, Elapsed(took)),
+        Step::Failed { outcome } => TraceStep::Failed { status: told(outcome).0 },
+        Step::Dropped { why, took } => {
+            TraceStep::Dropped { cause: why.to_string(), took_ms: Elapsed(took) }
+        }
+        Step::Nudge => TraceStep::Nudge,
+        Step::Nudged(nudged) => TraceStep::Nudged {
+            outcome: match nudged {
+                Nudged::Done => TraceNudge::Done,
+                Nudged::Postponed => TraceNudge::Postponed,
+                Nudged::Failed => TraceNudge::Failed,
+            },
+        },
+        Step::Peer { from, reply } => peer(from, reply),
+    }
+}
+
+fn answered(by: Caller, outcome: Outcome, took_ms: Elapsed) -> TraceStep {
+    let (by, uid) = caller(by);
+    match outcome {
+        Outcome::Address(outcome) => {
+            let (status, gid, source) = told(outcome);
+            TraceStep::AddressAnswered { by, uid, status, gid, source, took_ms }
+        }
+        Outcome::Path { outcome, is_left_to_kernel: left_to_kernel } => {
+            let (status, record, source, refusal) = told_path(outcome);
+            let fields = record.and_then(|record| Fields::parse(&record).ok());
+            let dlid = fields.map(|fields| Number(fields.dlid));
+            let refusal = refusal.map(|refusal| refusal.to_string());
+            TraceStep::PathAnswered {
+                by,
+                uid,
+                status,
+                dlid,
+                source,
+                refusal,
+                left_to_kernel,
+                took_ms,
+            }
+        }
+    }
+}
+
+fn peer(from: SocketAddr, reply: PeerReply) -> TraceStep {
+    let (gid, cause) = match reply {
+        PeerReply::Gid(gid) => (Some(Text(gid)), None),
+        PeerReply::NotHere => (None, None),
+        PeerReply::Nothing(why) => (None, Some(why.to_string())),
+    };
+    TraceStep::Peer { from, gid, cause }
+}
+
+fn caller(caller: Caller) -> (TraceCaller, Option<u32>) {
+    match caller {
+        Caller::Kernel => (TraceCaller::Kernel, None),
+        Caller::Control(user) => (TraceCaller::Control, Some(user.0)),
+        Caller::Acm(user) => (TraceCaller::Acm, Some(user.0)),
+    }
+}
+
+fn interface(ifindex: IfIndex, view: &LocalView) -> String {
+    let known = view.interfaces().find(|interface| interface.ifindex == ifindex);
+    known.map_or_else(|| format!("#{ifindex}"), |interface| interface.name.to_string())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn event(request: u64) -> TraceEvent {
+        let (ms, at) = (Elapsed(Duration::ZERO), Number(Instant::BOOT));
+        let (ip, step) = (Some([10, 0, 0, 1].into()), TraceStep::Nudge);
+        TraceEvent { request, ms, at, ip, sgid: None, dgid: None, lost: 0, step }
+    }
+
+    #[test]
+    fn tracer_that_does_not_read_is_told_how_many_it_has_lost() {
+        let (events, mut read) = mpsc::channel(2);
+        let (end, mut ended) = oneshot::channel();
+        let (only, ends_at) = (None, Some(Instant::BOOT));
+        let mut tracer = Tracer { only, ends_at, events, end, shown: 0, lost: 0, untold: 0 };
+        for chain in 1..=5 {
+            tracer.show(&event(chain));
+        }
+        let shown = |read: &mut mpsc::Receiver<Response>| match read.try_recv().unwrap().body {
+            Body::Event { event } => (event.request, event.lost),
+            other => panic!("{other:?}"),
+        };
+        assert_eq!([shown(&mut read), shown(&mut read)], [(1, 0), (2, 0)]);
+        tracer.show(&event(6));
+        tracer.show(&event(7));
+        tracer.show(&event(8));
+        assert_eq!([shown(&mut read), shown(&mut read)], [(6, 3), (7, 0)]);
+        let mut tracers = Tracers(vec![tracer]);
+        tracers.end(Instant::BOOT);
+        assert!(tracers.0.is_empty());
+        let expected = Traced { ended: TraceEnd::Time, events: 4, lost: 4 };
+        assert_eq!(ended.try_recv().unwrap().body, Body::Traced { traced: expected });
+    }
+
+    #[test]
+    fn tracer_whose_connection_is_closed_ends() {
+        let (events, read) = mpsc::channel(2);
+        let (end, _) = oneshot::channel();
+        let tracer =
+            Tracer { only: None, ends_at: None, events, end, shown: 0, lost: 0, untold: 0 };
+        let mut tracers = Tracers(vec![tracer]);
+        tracers.end(Instant::BOOT);
+        assert_eq!(tracers.0.len(), 1);
+        drop(read);
+        tracers.end(Instant::BOOT);
+        assert!(tracers.0.is_empty());
+    }
+}
