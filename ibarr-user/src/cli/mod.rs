@@ -17,6 +17,7 @@ mod status;
 mod targets;
 mod times;
 mod top;
+mod trace;
 mod verify;
 
 use std::ffi::OsString;
@@ -33,6 +34,7 @@ use self::counters::CountersArgs;
 use self::ping::PingArgs;
 use self::resolve::ResolveArgs;
 use self::top::TopArgs;
+use self::trace::TraceArgs;
 use crate::bpf;
 use crate::causes::chain;
 use crate::config::Absent;
@@ -156,6 +158,8 @@ enum Command {
         #[command(flatten)]
         daemon: Daemon,
     },
+    /// Show what happens to each request from now on (root and group ibarr)
+    Trace(TraceArgs),
     /// Show the daemon's counters that are not 0
     Counters(CountersArgs),
     /// Watch what the daemon does: rates, memory, peers, subnet administrators, errors
@@ -313,6 +317,7 @@ pub fn main() -> ExitCode {
         Command::Doctor { peer, sys_dir, dev_dir, daemon } => {
             doctor::examine(&daemon, &Dirs { sys: sys_dir, dev: dev_dir }, peer)
         }
+        Command::Trace(args) => trace::run(&args),
         Command::Metrics(daemon) => ask::ask(&daemon, &Request::Metrics),
         Command::Counters(args) => counters::run(&args),
         Command::Top(args) => top::run(&args),

@@ -197,7 +197,7 @@ fn ask_peer(daemon: &Daemon, target: Target, timeout: Duration) -> Result<Answer
 }
 
 /// Returns at SIGINT or SIGTERM; never if they cannot be caught.
-async fn interrupted() {
+pub(super) async fn interrupted() {
     let caught = (signal(SignalKind::interrupt()), signal(SignalKind::terminate()));
     let (Ok(mut interrupt), Ok(mut terminate)) = caught else {
         return std::future::pending().await;
