@@ -20,3 +20,4 @@ mod scarce;
 mod sockets;
 mod support;
 mod top;
+mod trace;
