@@ -253,15 +253,13 @@ impl Clients {
             Err(Errno::EAGAIN) => 0,
             Err(_) => return false,
         };
-        match bytes.get(sent..) {
-            Some(rest @ [_, ..]) => self.write_later(id, rest).is_some(),
-            _ => {
-                if is_more {
-                    client.tells.wake_by_ref();
-                }
-                true
-            }
+        if let Some(rest @ [_, ..]) = bytes.get(sent..) {
+            return self.write_later(id, rest).is_some();
         }
+        if is_more {
+            client.tells.wake_by_ref();
+        }
+        true
     }
 
     /// `None` if there is no room for it.
