@@ -5,6 +5,7 @@
 use std::fmt::Debug;
 use std::fs;
 use std::io::{Read as _, Write as _};
+use std::net::UdpSocket;
 use std::ops::RangeBounds;
 use std::os::unix::fs::PermissionsExt as _;
 use std::os::unix::net::UnixStream;
@@ -13,6 +14,10 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
+use ibarr_common::wire::acm::{
+    Address, Ask, MAX_REQUEST_LEN, Name, Reply, Request, Resolve, Status, Tid,
+};
+use nix::mount::{MsFlags, mount};
 use serde_json::Value;
 
 use crate::machine::{MARKER, Machine, ibarr, read_until, said};
@@ -33,7 +38,10 @@ struct Daemon {
 
 impl Daemon {
     fn start() -> Self {
-        let machine = Machine::new();
+        Self::start_on(Machine::new())
+    }
+
+    fn start_on(machine: Machine) -> Self {
         let directory = machine.directory();
         // The users must be able to run this, too.
         let testbed = Path::new(env!("CARGO_BIN_EXE_ibarr-testbed"));
@@ -141,6 +149,23 @@ impl Client {
         Self(stream)
     }
 
+    fn send(&mut self, name: &str) {
+        let name = Address::Name(Name::new(name).unwrap());
+        let ask = Ask::Resolve(Resolve::to(None, name));
+        let mut request = [0; MAX_REQUEST_LEN];
+        self.0.write_all(Request { tid: Tid([5; 8]), ask }.emit(&mut request)).unwrap();
+    }
+
+    /// Waits for the status with which a request is refused.
+    fn refusal(&mut self) -> Status {
+        let mut reply = [0; 1024];
+        let len = self.0.read(&mut reply).unwrap();
+        match Reply::parse(&reply[..len]).unwrap() {
+            (Tid([5, ..]), Reply::Refused(status)) => status,
+            other => panic!("{other:?}"),
+        }
+    }
+
     /// Asks for the counters of the service. Returns whether they came; without room the connection is closed.
     fn asks(&mut self) -> bool {
         let mut request = [0; 16];
@@ -174,6 +199,37 @@ fn ten_thousand_idle_clients_take_less_than_a_kilobyte_each() {
     crowds.into_iter().for_each(end);
     until(1..=1, || daemon.clients());
     assert!(Client::connect(&daemon).asks());
+}
+
+/// The system's resolver waits for a minute, which is longer than the clients here.
+#[test]
+fn name_server_that_never_answers_delays_no_other_client() {
+    let machine = Machine::new();
+    let text = "nameserver 127.0.0.1\noptions timeout:30 attempts:2\n";
+    let file = machine.directory().join("resolv.conf");
+    fs::write(&file, text).unwrap();
+    let none: Option<&str> = None;
+    mount(Some(&file), "/etc/resolv.conf", none, MsFlags::MS_BIND, none).unwrap();
+    let up = Command::new("ip").args(["link", "set", "lo", "up"]).output().unwrap();
+    assert!(up.status.success(), "{}", said(&up));
+    let name_server = UdpSocket::bind("127.0.0.1:53").unwrap();
+    name_server.set_read_timeout(Some(PATIENCE)).unwrap();
+    let daemon = Daemon::start_on(machine);
+
+    let mut slow = Client::connect(&daemon);
+    slow.send("far.example.com");
+    let mut question = [0; 512];
+    let len = name_server.recv(&mut question).unwrap();
+    assert!(question[..len].windows(8).any(|bytes| bytes == b"\x07example"), "{question:?}");
+    let mut root = Client::connect(&daemon);
+    for _ in 0..100 {
+        assert!(root.asks());
+    }
+    let mut other = Client::connect(&daemon);
+    other.send("localhost");
+    assert_eq!(other.refusal(), Status::DestinationAddress);
+    assert_eq!(slow.refusal(), Status::TimedOut);
+    assert!(root.asks());
 }
 
 #[test]
