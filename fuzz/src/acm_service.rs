@@ -106,7 +106,8 @@ impl World {
                 // Perhaps one that has ended, or waits for something else.
                 let Some(lookup) = script.choose(&self.searches) else { return };
                 let source = script.byte().is_multiple_of(4);
-                let source = (!source).then(|| target(script));
+                // Routing gives an address of an interface.
+                let source = (!source).then(|| target(script)).filter(|ip| !ip.is_multicast());
                 self.input(Input::Source { lookup, source });
             }
             9 | 10 => self.name(script),
