@@ -157,11 +157,13 @@ impl World {
         }
         for (cause, why) in monitor.told() {
             let is_counted = matches!(cause, Cause::RequestsLost | Cause::MapFaults);
-            // A count is seen late, held, and seen late to be over.
-            let lag = if is_counted { LAG + HOLD + LAG } else { LAG };
+            // A count is seen late, held, and seen late to be over. A machine that was suspended
+            // sees it when it goes on.
+            let (lag, seen) =
+                if is_counted { (LAG + HOLD + LAG, calm) } else { (LAG, Instant::BOOT) };
             let lasted = monitor.spells.get(&cause).map(|spell| spell.until);
             let happened = self.machines[id].happened.get(&cause).copied();
-            if lasted.max(happened).is_none_or(|until| until + lag < now) {
+            if lasted.max(happened).is_none_or(|until| until.max(seen) + lag < now) {
                 let text = format!("health says {cause}, which is not so: {why}");
                 self.claims.breaks(now, [Some(id), None], text);
             }
