@@ -10,6 +10,7 @@ mod bench;
 mod burst;
 mod control;
 mod demo;
+mod doctor;
 mod ip2gid;
 mod lab;
 mod machine;

@@ -358,7 +358,7 @@ fn root_and_tools(bench: &Bench<'_>) -> Result<Toolbox, Outcome> {
     if bench.privilege == Privilege::Unprivileged {
         return Err(Outcome::NotRun(NO_ROOT.to_owned()));
     }
-    toolbox(bench, &[&tools::IPROUTE2, &tools::BPFTOOL, &tools::ETHTOOL])
+    toolbox(bench, &[&tools::IPROUTE2, &tools::BPFTOOL, &tools::ETHTOOL, &tools::NFTABLES])
 }
 
 /// The programs of `sets`, or why they cannot be fetched.

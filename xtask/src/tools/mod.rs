@@ -67,6 +67,15 @@ pub(crate) const ETHTOOL: Set = Set {
     suites: &[],
 };
 
+/// A firewall, for tests of what `ibarr doctor` says of it.
+pub(crate) const NFTABLES: Set = Set {
+    name: "nftables",
+    purpose: "makes the firewall of which `ibarr doctor` must know",
+    programs: &["nft"],
+    packages: &["nftables"],
+    suites: &[],
+};
+
 /// A terminal for tests.
 pub(crate) const TMUX: Set = Set {
     name: "tmux",
@@ -199,6 +208,7 @@ const SETS: &[&Set] = &[
     &IPROUTE2,
     &BPFTOOL,
     &ETHTOOL,
+    &NFTABLES,
     &TMUX,
     &PROMETHEUS,
     &LIBFUZZER,

@@ -140,7 +140,7 @@ fn mirror_of_the_cache_is_completed_when_the_map_has_room() {
 
 /// Makes the peer answer for one of its addresses until the test ends, and count distinct queries. A
 /// daemon without an answer in time sends the same query again, with the same msg_id.
-pub(super) fn answer(address: &str, asked: &Arc<AtomicU64>) {
+pub(crate) fn answer(address: &str, asked: &Arc<AtomicU64>) {
     let bound = SocketAddr::new(address.parse().unwrap(), 4791);
     let socket = netns::inside(PEER, || Ok(UdpSocket::bind(bound)?)).unwrap();
     socket.set_read_timeout(Some(Duration::from_mins(1))).unwrap();

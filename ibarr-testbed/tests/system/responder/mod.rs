@@ -4,12 +4,11 @@
 
 mod alike;
 mod beside;
-mod broken;
-mod learned;
+pub(crate) mod learned;
 mod lease;
 mod life;
 mod pins;
-mod rig;
+pub(crate) mod rig;
 mod shown;
 mod takeover;
 mod way_back;

@@ -28,26 +28,26 @@ use serde_json::Value;
 use crate::machine::{Machine, ibarr, said};
 
 /// The namespace of the daemon.
-pub(super) const NODE: &str = "node";
+pub(crate) const NODE: &str = "node";
 /// The namespace of the peers.
-pub(super) const PEER: &str = "peer";
-pub(super) const V4: &str = "10.7.0.1";
-pub(super) const V6: &str = "fd00:7::1";
-pub(super) const GID: &str = "fe80::2:c903:0:701";
+pub(crate) const PEER: &str = "peer";
+pub(crate) const V4: &str = "10.7.0.1";
+pub(crate) const V6: &str = "fd00:7::1";
+pub(crate) const GID: &str = "fe80::2:c903:0:701";
 
 /// Longer than anything here takes; a hang fails.
 const PATIENCE: Duration = Duration::from_secs(20);
 
 /// A node with a daemon, and a peer at the other end of its wire.
-pub(super) struct Rig {
-    pub(super) machine: Machine,
+pub(crate) struct Rig {
+    pub(crate) machine: Machine,
     bpf_dir: PathBuf,
     daemon: Option<Child>,
 }
 
 impl Rig {
     /// A rig without a daemon. Node and peer each have eth0.
-    pub(super) fn new() -> Self {
+    pub(crate) fn new() -> Self {
         let machine = Machine::new();
         let bpffs = machine.directory().join("bpffs");
         let rig = Self { machine, bpf_dir: bpffs.join("ibarr"), daemon: None };
@@ -66,7 +66,7 @@ impl Rig {
     }
 
     /// Writes the configuration: `extra` and the keys of every rig.
-    pub(super) fn configure(&self, extra: &str) {
+    pub(crate) fn configure(&self, extra: &str) {
         let mut config = format!("{extra}\ninterfaces = [\"eth*\"]\n");
         for ip in [V4, V6, "10.7.0.9"] {
             config += "[[static-gid]]\n";
@@ -78,23 +78,23 @@ impl Rig {
     }
 
     /// Starts a daemon with `extra` configuration, and waits until it is ready.
-    pub(super) fn start(&mut self, extra: &str) {
+    pub(crate) fn start(&mut self, extra: &str) {
         self.configure(extra);
         self.restart();
     }
 
     /// Starts a daemon with the current configuration.
-    pub(super) fn restart(&mut self) {
+    pub(crate) fn restart(&mut self) {
         self.spawn(Command::new(ibarr()));
     }
 
     /// Starts a daemon by another command, which gets the daemon's arguments.
-    pub(super) fn spawn(&mut self, command: Command) {
+    pub(crate) fn spawn(&mut self, command: Command) {
         self.launch(command).wait(self);
     }
 
     /// Like [`spawn`](Self::spawn), without waiting until the daemon is ready.
-    pub(super) fn launch(&mut self, mut command: Command) -> Launched {
+    pub(crate) fn launch(&mut self, mut command: Command) -> Launched {
         assert!(self.daemon.is_none(), "a daemon runs already");
         let directory = self.machine.directory();
         let socket = directory.join("notify.sock");
@@ -111,12 +111,12 @@ impl Rig {
     }
 
     /// Ends the daemon.
-    pub(super) fn end(&mut self, signal: Signal) {
+    pub(crate) fn end(&mut self, signal: Signal) {
         self.signal(signal);
         self.daemon.take().unwrap().wait().unwrap();
     }
 
-    pub(super) fn signal(&self, signal: Signal) {
+    pub(crate) fn signal(&self, signal: Signal) {
         let pid = self.daemon.as_ref().expect("a daemon").id();
         kill(Pid::from_raw(pid.try_into().unwrap()), signal).unwrap();
         if signal == Signal::SIGSTOP {
@@ -128,25 +128,25 @@ impl Rig {
         }
     }
 
-    pub(super) fn run_dir(&self) -> PathBuf {
+    pub(crate) fn run_dir(&self) -> PathBuf {
         self.machine.directory().join("run")
     }
 
-    pub(super) fn bpffs(&self) -> PathBuf {
+    pub(crate) fn bpffs(&self) -> PathBuf {
         self.machine.directory().join("bpffs")
     }
 
-    pub(super) fn bpf_dir(&self) -> &Path {
+    pub(crate) fn bpf_dir(&self) -> &Path {
         &self.bpf_dir
     }
 
     /// Moves the pins to another directory than [`bpffs`](Self::bpffs).
-    pub(super) fn move_bpf_dir(&mut self, to: PathBuf) {
+    pub(crate) fn move_bpf_dir(&mut self, to: PathBuf) {
         self.bpf_dir = to;
     }
 
     /// The pins and files of attached programs.
-    pub(super) fn hooks(&self) -> Vec<PathBuf> {
+    pub(crate) fn hooks(&self) -> Vec<PathBuf> {
         let mut hooks = tree(&self.bpf_dir().join("links"));
         // This file stays for the next program on the interface, or until `ibarr detach`.
         hooks.retain(|path| !path.to_str().unwrap().contains("/qdisc-"));
@@ -157,24 +157,24 @@ impl Rig {
         self.machine.directory().join("log")
     }
 
-    pub(super) fn log(&self) -> String {
+    pub(crate) fn log(&self) -> String {
         fs::read_to_string(self.log_file()).unwrap_or_default()
     }
 
     /// The JSON answer of a command.
-    pub(super) fn asked(&self, words: &str) -> Value {
+    pub(crate) fn asked(&self, words: &str) -> Value {
         let output =
             ibarr_on_node(&format!("{words} --json --run-dir {}", self.run_dir().display()));
         assert!(output.status.success(), "{words}: {}", said(&output));
         serde_json::from_slice(&output.stdout).unwrap()
     }
 
-    pub(super) fn detach(&self) -> Output {
+    pub(crate) fn detach(&self) -> Output {
         ibarr_on_node(&format!("detach --bpf-dir {}", self.bpf_dir().display()))
     }
 
     /// The entry of an interface in `ibarr status`.
-    pub(super) fn status_of(&self, interface: &str) -> Value {
+    pub(crate) fn status_of(&self, interface: &str) -> Value {
         let status = self.asked("status");
         let interfaces = status["status"]["interfaces"].as_array().unwrap();
         let found = interfaces.iter().find(|found| found["name"] == interface);
@@ -182,7 +182,7 @@ impl Rig {
     }
 
     /// A counter of a program, read from its map.
-    pub(super) fn count(&self, program: Program, reason: Reason) -> u64 {
+    pub(crate) fn count(&self, program: Program, reason: Reason) -> u64 {
         let path = self.bpf_dir().join(format!("v{}", map::ABI_VERSION)).join(map::COUNTERS);
         let counters = MapData::from_pin(&path).unwrap();
         let counters: PerCpuArray<_, [u64; Reason::ALL.len()]> =
@@ -192,23 +192,23 @@ impl Rig {
     }
 
     /// Number of answers of the daemon's own server.
-    pub(super) fn answered_by_daemon(&self) -> u64 {
+    pub(crate) fn answered_by_daemon(&self) -> u64 {
         self.asked("counters")["counters"]["ip2gid.server.answered"].as_u64().unwrap()
     }
 
-    pub(super) fn answered_in_kernel(&self) -> u64 {
+    pub(crate) fn answered_in_kernel(&self) -> u64 {
         self.count(Program::Tc, Reason::Answered)
     }
 
     /// Whether the kernel, and not the daemon, answers a query of the peer.
-    pub(super) fn asks_the_kernel(&self) -> bool {
+    pub(crate) fn asks_the_kernel(&self) -> bool {
         let before = self.answered_in_kernel();
         socket(V4).ask_all(1);
         self.answered_in_kernel() > before
     }
 
     /// The ids of the pinned maps.
-    pub(super) fn map_ids(&self) -> Vec<u32> {
+    pub(crate) fn map_ids(&self) -> Vec<u32> {
         let id = |name| {
             MapInfo::from_pin(self.bpf_dir().join(format!("v{}", map::ABI_VERSION)).join(name))
                 .unwrap()
@@ -218,7 +218,7 @@ impl Rig {
     }
 
     /// Waits until neighbour discovery and similar traffic are over.
-    pub(super) fn quiet(&self) {
+    pub(crate) fn quiet(&self) {
         let mut last = String::new();
         self.eventually("no packet for 300 ms", || {
             std::thread::sleep(Duration::from_millis(300));
@@ -230,7 +230,7 @@ impl Rig {
     }
 
     /// Waits until `so` returns true.
-    pub(super) fn eventually(&self, what: &str, mut so: impl FnMut() -> bool) {
+    pub(crate) fn eventually(&self, what: &str, mut so: impl FnMut() -> bool) {
         let deadline = Instant::now() + PATIENCE;
         while !so() {
             assert!(
@@ -244,12 +244,12 @@ impl Rig {
 }
 
 /// A daemon that is not ready yet.
-pub(super) struct Launched {
+pub(crate) struct Launched {
     notify: UnixDatagram,
 }
 
 impl Launched {
-    pub(super) fn wait(self, rig: &mut Rig) {
+    pub(crate) fn wait(self, rig: &mut Rig) {
         let deadline = Instant::now() + PATIENCE;
         while !self.is_ready() {
             let ended = rig.daemon.as_mut().unwrap().try_wait().unwrap();
@@ -258,7 +258,7 @@ impl Launched {
     }
 
     /// Whether it says that it is ready, now or within a moment.
-    pub(super) fn is_ready(&self) -> bool {
+    pub(crate) fn is_ready(&self) -> bool {
         let mut message = [0; 256];
         match self.notify.recv(&mut message) {
             Ok(len) => message[..len].split(|&byte| byte == b'\n').any(|line| line == b"READY=1"),
@@ -279,12 +279,12 @@ impl Drop for Rig {
 }
 
 /// Runs `ip` with words.
-pub(super) fn ip(words: &str) {
+pub(crate) fn ip(words: &str) {
     tool("ip", words);
 }
 
 /// Runs a tool with words, and returns its output.
-pub(super) fn tool(program: &str, words: &str) -> String {
+pub(crate) fn tool(program: &str, words: &str) -> String {
     let output = Command::new(program).args(words.split_whitespace()).output();
     let output =
         output.unwrap_or_else(|error| panic!("{program}: {error}; cargo xtask test fetches it"));
@@ -293,7 +293,7 @@ pub(super) fn tool(program: &str, words: &str) -> String {
 }
 
 /// Runs `ibarr` on the node.
-pub(super) fn ibarr_on_node(words: &str) -> Output {
+pub(crate) fn ibarr_on_node(words: &str) -> Output {
     let mut command = Command::new(ibarr());
     command.args(words.split_whitespace());
     command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
@@ -302,14 +302,14 @@ pub(super) fn ibarr_on_node(words: &str) -> Output {
 }
 
 /// Programs at tcx ingress of the node's eth0, by name.
-pub(super) fn tcx_programs() -> Vec<String> {
+pub(crate) fn tcx_programs() -> Vec<String> {
     let name = |program: &ProgramInfo| program.name_as_str().unwrap_or("?").to_owned();
     let programs = netns::inside(NODE, || Ok(query_tcx("eth0")?));
     programs.unwrap_or_default().iter().map(name).collect()
 }
 
 /// Whether this kernel has tcx (Linux 6.6).
-pub(super) fn has_tcx() -> bool {
+pub(crate) fn has_tcx() -> bool {
     query_tcx("lo").is_ok()
 }
 
@@ -318,25 +318,25 @@ fn query_tcx(interface: &str) -> Result<Vec<ProgramInfo>, ProgramError> {
 }
 
 /// The values of `responder` for tc, and the hook that each gives on this kernel.
-pub(super) fn kinds() -> [(&'static str, &'static str); 2] {
+pub(crate) fn kinds() -> [(&'static str, &'static str); 2] {
     let auto = if has_tcx() { "tcx" } else { "clsact" };
     [("tc", auto), ("clsact", "clsact")]
 }
 
 /// The [`kinds`] and XDP, for a wire that [`prepare_for_xdp`] has prepared.
-pub(super) fn all_kinds() -> [(&'static str, &'static str); 4] {
+pub(crate) fn all_kinds() -> [(&'static str, &'static str); 4] {
     let [tc, clsact] = kinds();
     [tc, clsact, ("xdp", "xdp-native"), ("xdp-generic", "xdp-generic")]
 }
 
 /// Number of rounds: `usual`, or `IBARR_TEST_ROUNDS` for a slow machine.
-pub(super) fn rounds(usual: u32) -> u32 {
+pub(crate) fn rounds(usual: u32) -> u32 {
     let rounds = std::env::var("IBARR_TEST_ROUNDS").ok();
     rounds.map_or(usual, |rounds| rounds.parse().expect("IBARR_TEST_ROUNDS is a number"))
 }
 
 /// Whether the kernel has neither these maps nor programs that use them any more.
-pub(super) fn none_left(maps: &[u32]) -> bool {
+pub(crate) fn none_left(maps: &[u32]) -> bool {
     let maps_left = loaded_maps().any(|map| map.is_ok_and(|map| maps.contains(&map.id())));
     let uses = |program: &ProgramInfo| {
         let used = program.map_ids().ok().flatten().unwrap_or_default();
@@ -346,31 +346,31 @@ pub(super) fn none_left(maps: &[u32]) -> bool {
 }
 
 /// Makes the peer's neighbour entry of `address` permanent.
-pub(super) fn pin_neighbour(address: &str) {
+pub(crate) fn pin_neighbour(address: &str) {
     pin_neighbour_in(NODE, address);
 }
 
 /// Like [`pin_neighbour`], if eth0 is in another namespace.
-pub(super) fn pin_neighbour_in(namespace: &str, address: &str) {
+pub(crate) fn pin_neighbour_in(namespace: &str, address: &str) {
     let hwaddr = hwaddr(namespace, "eth0");
     ip(&format!("-netns {PEER} neigh replace {address} lladdr {hwaddr} dev eth0 nud permanent"));
 }
 
 /// The hardware address of an interface, as `ip` writes it.
-pub(super) fn hwaddr(namespace: &str, interface: &str) -> String {
+pub(crate) fn hwaddr(namespace: &str, interface: &str) -> String {
     let links = tool("ip", &format!("-netns {namespace} -json link show dev {interface}"));
     let links: Value = serde_json::from_str(&links).unwrap();
     links[0]["address"].as_str().unwrap().to_owned()
 }
 
 /// A socket of the peer.
-pub(super) fn socket(target: &str) -> Asker {
+pub(crate) fn socket(target: &str) -> Asker {
     let target: IpAddr = target.parse().unwrap();
     asker(if target.is_ipv4() { "0.0.0.0" } else { "::" }, target)
 }
 
 /// A socket of the peer with one of its addresses.
-pub(super) fn socket_from(source: &str, target: &str) -> Asker {
+pub(crate) fn socket_from(source: &str, target: &str) -> Asker {
     asker(source, target.parse().unwrap())
 }
 
@@ -381,7 +381,7 @@ fn asker(source: &str, target: IpAddr) -> Asker {
 }
 
 /// Asks without a pause until the result is ended.
-pub(super) fn load(target: &str) -> Load {
+pub(crate) fn load(target: &str) -> Load {
     let mut asker = socket(target);
     let stop = Arc::new(AtomicBool::new(false));
     let stopped = Arc::clone(&stop);
@@ -402,12 +402,12 @@ pub(super) fn load(target: &str) -> Load {
 }
 
 /// Makes the wire: an interface of the node, with addresses, and the peer's eth0.
-pub(super) fn plug(interface: &str) {
+pub(crate) fn plug(interface: &str) {
     plug_with(interface, "");
 }
 
 /// Like [`plug`], with more words for the node's end.
-pub(super) fn plug_with(interface: &str, words: &str) {
+pub(crate) fn plug_with(interface: &str, words: &str) {
     ip(&format!("link add {interface} {words} netns {NODE} type veth peer name eth0 netns {PEER}"));
     for (namespace, interface, host) in [(PEER, "eth0", 2), (NODE, interface, 1)] {
         ip(&format!("-netns {namespace} link set {interface} up"));
@@ -427,21 +427,21 @@ pub(super) fn plug_with(interface: &str, words: &str) {
 
 /// Prepares the wire for XDP: a program that passes everything is at the peer's end, until the result is
 /// dropped.
-pub(super) fn prepare_for_xdp() -> Ebpf {
+pub(crate) fn prepare_for_xdp() -> Ebpf {
     prepare_for_generic_xdp();
     // A veth accepts frames of XDP only if it has a program, too.
     gives_way(PEER)
 }
 
 /// Prepares the wire for XDP in the stack, which needs less.
-pub(super) fn prepare_for_generic_xdp() {
+pub(crate) fn prepare_for_generic_xdp() {
     tool("ip", &format!("netns exec {NODE} ethtool -K eth0 rxvlan off"));
     // XDP cannot tell a missing checksum from a wrong one.
     tool("ip", &format!("netns exec {PEER} ethtool -K eth0 tx off"));
 }
 
 /// Attaches an XDP program that passes everything to eth0, until the result is dropped.
-pub(super) fn gives_way(namespace: &str) -> Ebpf {
+pub(crate) fn gives_way(namespace: &str) -> Ebpf {
     let mut ebpf = EbpfLoader::new().load(ibarr_ebpf::BENCH_OBJECT).unwrap();
     netns::inside(namespace, || {
         let program: &mut Xdp = ebpf.program_mut("empty_xdp").unwrap().try_into()?;
@@ -454,14 +454,14 @@ pub(super) fn gives_way(namespace: &str) -> Ebpf {
 }
 
 /// The id of the link of our program, if it is attached by one.
-pub(super) fn link_id(rig: &Rig) -> Option<u32> {
+pub(crate) fn link_id(rig: &Rig) -> Option<u32> {
     let hooks = rig.hooks();
     let pin = hooks.iter().find(|path| !path.is_dir())?;
     Some(FdLink::from(PinnedLink::from_pin(pin).unwrap()).info().unwrap().id())
 }
 
 /// A socket that asks for one address.
-pub(super) struct Asker {
+pub(crate) struct Asker {
     socket: UdpSocket,
     server: SocketAddr,
     target: IpAddr,
@@ -470,7 +470,7 @@ pub(super) struct Asker {
 
 impl Asker {
     /// Asks once, and returns whether there is an answer. A wrong answer fails the test.
-    pub(super) fn ask(&mut self, patience: Duration) -> bool {
+    pub(crate) fn ask(&mut self, patience: Duration) -> bool {
         let id = self.next.to_be_bytes();
         self.next += 1;
         let address = match self.target {
@@ -496,12 +496,12 @@ impl Asker {
         }
     }
 
-    pub(super) fn send(&self, payload: &[u8]) {
+    pub(crate) fn send(&self, payload: &[u8]) {
         // Sending may fail before the peer's interface is up.
         let _ = self.socket.send_to(payload, self.server);
     }
 
-    pub(super) fn receive(&self, patience: Duration) -> Option<(Vec<u8>, SocketAddr)> {
+    pub(crate) fn receive(&self, patience: Duration) -> Option<(Vec<u8>, SocketAddr)> {
         let mut buffer = [0; 128];
         let deadline = Instant::now() + patience;
         loop {
@@ -518,7 +518,7 @@ impl Asker {
     }
 
     /// Asks so many times. Each query must be answered.
-    pub(super) fn ask_all(&mut self, times: u32) {
+    pub(crate) fn ask_all(&mut self, times: u32) {
         for at in 0..times {
             assert!(self.ask(Duration::from_secs(1)), "no answer to query {at} of {times}");
         }
@@ -526,31 +526,31 @@ impl Asker {
 }
 
 /// A peer that asks without a pause.
-pub(super) struct Load {
+pub(crate) struct Load {
     stop: Arc<AtomicBool>,
     queries: Arc<AtomicU64>,
     thread: JoinHandle<Tally>,
 }
 
 #[derive(Debug, Default)]
-pub(super) struct Tally {
-    pub(super) asked: u64,
-    pub(super) lost: u64,
+pub(crate) struct Tally {
+    pub(crate) asked: u64,
+    pub(crate) lost: u64,
 }
 
 impl Load {
     /// Number of queries so far.
-    pub(super) fn asked(&self) -> u64 {
+    pub(crate) fn asked(&self) -> u64 {
         self.queries.load(Ordering::Relaxed)
     }
 
-    pub(super) fn end(self) -> Tally {
+    pub(crate) fn end(self) -> Tally {
         self.stop.store(true, Ordering::Relaxed);
         self.thread.join().unwrap()
     }
 
     /// Ends it after at least `least` queries, none of which may be lost.
-    pub(super) fn end_without_loss(self, least: u64) {
+    pub(crate) fn end_without_loss(self, least: u64) {
         while self.asked() < least && !self.thread.is_finished() {
             std::thread::sleep(Duration::from_millis(10));
         }
@@ -566,7 +566,7 @@ fn is_over(error: &io::Error) -> bool {
 }
 
 /// The paths of all files below a directory.
-pub(super) fn tree(directory: &Path) -> Vec<PathBuf> {
+pub(crate) fn tree(directory: &Path) -> Vec<PathBuf> {
     let mut found = Vec::new();
     let Ok(entries) = fs::read_dir(directory) else { return found };
     for entry in entries {

@@ -12,9 +12,9 @@ use nix::mount::{MntFlags, umount2};
 use nix::sys::signal::Signal;
 use serde_json::Value;
 
-use super::learned::answer;
-use super::rig::*;
 use crate::machine::{MARKER, said};
+use crate::responder::learned::answer;
+use crate::responder::rig::*;
 use crate::tun::{self, Tun};
 
 const ANSWERING: &str = "10.7.0.2";
