@@ -258,7 +258,7 @@ fn nothing_is_recorded_while_the_trace_is_off() {
 }
 
 #[test]
-fn filter_admits_the_address_the_asking_peer_and_both_ends_of_a_path() {
+fn filter_admits_address_asking_peer_and_both_ends_of_a_path() {
     let event =
         |subject, step| Event { at: Instant::BOOT, chain: 1, since: Duration::ZERO, subject, step };
     let of_address = event(address(1), Step::RouteSought);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 
-//! `ibarr trace`: what it shows of a request, and what happens if nobody reads it.
+//! `ibarr trace`: what it shows of a request, and what happens if its output is not read.
 
 use std::io::{BufRead as _, BufReader, Lines, Write as _};
 use std::net::{IpAddr, Ipv4Addr, UdpSocket};
