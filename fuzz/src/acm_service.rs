@@ -19,8 +19,8 @@ use crate::script::Script;
 
 /// The ACM service under any bytes of clients and any answers, in any order, which `script` encodes:
 ///
-/// * Each message of a client has one reply or ends the connection, by its deadline. Nothing else does
-///   either.
+/// * Each message of a client has one reply, or ends the connection, by its deadline. There is no other
+///   reply, and no other connection ends.
 /// * A reply can be read.
 /// * The driver is asked once at a time for a name, and for no more names than there is room for.
 /// * A user has no more clients than its share, and nothing is left at the end.

@@ -157,8 +157,8 @@ impl World {
         }
         for (cause, why) in monitor.told() {
             let is_counted = matches!(cause, Cause::RequestsLost | Cause::MapFaults);
-            // A count is seen late, held, and seen late to be over. A machine that was suspended
-            // sees it when it goes on.
+            // The daemon sees a rise of a count late, holds it, and sees its end late. A daemon that
+            // was suspended sees the rise when it goes on.
             let (lag, seen) =
                 if is_counted { (LAG + HOLD + LAG, calm) } else { (LAG, Instant::BOOT) };
             let lasted = monitor.spells.get(&cause).map(|spell| spell.until);
