@@ -74,7 +74,7 @@ pub fn run(options: &RunOptions) -> Result<(), Error> {
         match name.as_str() {
             transport::local_service::NAME if local_service.is_none() => local_service = Some(fd),
             transport::inherited::NAME => servers.add(fd),
-            transport::acm::NAME if acm.listener.is_none() => acm.listener = Some(fd),
+            transport::acm::NAME => acm.listeners.push(fd),
             transport::acm::CLIENT => acm.clients.push(fd),
             _ => servers.refuse_name(&name),
         }

@@ -166,6 +166,8 @@ fn absolute(dir: &Path, path: &str) -> PathBuf {
 
 #[cfg(test)]
 mod tests {
+    use std::num::NonZeroU16;
+
     use super::*;
     use crate::config::{Config, Serve, Source};
 
@@ -219,7 +221,7 @@ LOG_FILE /var/log/acm.log
 log_level 2
 umad_debug_level 1
 lock_file /run/x.pid
-server_port 6125
+server_port 7125
 server_mode open
 acme_plus_kernel_only no
 acme_plus_kernel_only yes
@@ -254,6 +256,7 @@ timeout
         let dir = Dir::new("import-full", &files);
         let (config, text, lines) = dir.import();
         assert_eq!(config.acm.serve, Serve::Tools);
+        assert_eq!(config.acm.tcp_port.map(NonZeroU16::get), Some(7125));
         assert_eq!(config.acm.hosts, Some(dir.0.join("hosts")));
         assert_eq!(config.acm.routes, Some(dir.0.join("routes")));
         assert_eq!(config.paths.ttl, std::time::Duration::from_mins(30));
@@ -263,7 +266,7 @@ timeout
             lines.map(|line| line.0).collect::<Vec<_>>()
         };
         let some = |lines: &[u64]| lines.iter().copied().map(Some).collect::<Vec<_>>();
-        assert_eq!(of(Became::Carried), some(&[2, 8, 19, 26, 27, 28, 29]), "{text}");
+        assert_eq!(of(Became::Carried), some(&[2, 5, 8, 19, 26, 27, 28, 29]), "{text}");
         assert_eq!(of(Became::Lost), some(&[6, 12, 15, 18, 20, 3]), "{text}");
         assert_eq!(of(Became::Unknown), some(&[30]), "{text}");
         // Two of the options, a line of each of the other files, and the file that is missing.

@@ -3,6 +3,7 @@
 //! The table `[acm]`.
 
 use std::fmt;
+use std::num::NonZeroU16;
 use std::path::PathBuf;
 
 use super::reader::{Table, Value, file};
@@ -14,6 +15,8 @@ pub struct Acm {
     pub serve: Serve,
     /// The socket that `ib_acme` uses. librdmacm uses a link beside it.
     pub socket: PathBuf,
+    /// The port of 127.0.0.1 where they are answered, too.
+    pub tcp_port: Option<NonZeroU16>,
     /// A file of GIDs of names and addresses.
     pub hosts: Option<PathBuf>,
     /// A file of paths.
@@ -44,7 +47,7 @@ impl fmt::Display for Serve {
 impl Default for Acm {
     fn default() -> Self {
         let socket = "/run/ibacm-unix.sock".into();
-        Self { serve: Serve::Off, socket, hosts: None, routes: None }
+        Self { serve: Serve::Off, socket, tcp_port: None, hosts: None, routes: None }
     }
 }
 
@@ -57,6 +60,7 @@ impl Acm {
                 file(value)?
                     .ok_or_else(|| "is \"\"; write serve = \"off\" for no socket".to_owned())
             }),
+            tcp_port: table.value("tcp-port", default.tcp_port, tcp_port),
             hosts: table.value("hosts", default.hosts, file),
             routes: table.value("routes", default.routes, file),
         })
@@ -70,6 +74,14 @@ fn serve(value: Value<'_>) -> Result<Serve, String> {
         "full" => Ok(Serve::Full),
         other => Err(format!("is {other:?}; it can be \"off\", \"tools\" or \"full\"")),
     }
+}
+
+fn tcp_port(value: Value<'_>) -> Result<Option<NonZeroU16>, String> {
+    value.number(0..=u16::MAX).map(NonZeroU16::new).map_err(|must| {
+        format!(
+            "{must}: a port of 127.0.0.1, because other machines are not answered, or 0 for none"
+        )
+    })
 }
 
 #[cfg(test)]
@@ -93,5 +105,17 @@ mod tests {
         assert!(parse("[acm]\nsocket = \"acm.sock\"\n").is_err());
         let acm = parse("[acm]\nhosts = \"/h\"\nroutes = \"/r\"\n").unwrap();
         assert_eq!((acm.hosts, acm.routes), (Some("/h".into()), Some("/r".into())));
+    }
+
+    #[test]
+    fn tcp_port_is_one_of_this_machine_or_none() {
+        let port = |value: &str| parse(&format!("[acm]\ntcp-port = {value}\n"));
+        assert_eq!(port("6125").unwrap().tcp_port, NonZeroU16::new(6125));
+        assert_eq!(port("0").unwrap().tcp_port, None);
+        for wrong in ["\"0.0.0.0:6125\"", "\"*:6125\"", "65536", "-1"] {
+            let mistake = port(wrong).unwrap_err();
+            assert!(mistake.contains("acm.tcp-port must be a whole number"), "{mistake}");
+            assert!(mistake.contains("a port of 127.0.0.1, because"), "{mistake}");
+        }
     }
 }

@@ -135,6 +135,6 @@ mod tests {
         assert_eq!(tables[0].from, Some(("b".to_owned(), 2)));
         assert_eq!(tables[1].value, "gid = \"fe80::2\"\nip = \"10.2.0.6\"\n");
         let keys = all.iter().filter(|one| !one.key.is_empty()).count();
-        assert_eq!((keys, tables.len()), (39, 2));
+        assert_eq!((keys, tables.len()), (40, 2));
     }
 }

@@ -374,7 +374,7 @@ mod tests {
         assert_eq!(config.responder, bpf::Settings::default());
         // Every key is there: without its "key =", a line of the rendered default would differ.
         let keys = text.lines().filter(|line| !line.starts_with('#') && line.contains(" = "));
-        assert_eq!(keys.count(), 39);
+        assert_eq!(keys.count(), 40);
         assert_eq!((config.metrics, default.metrics), (None, None));
         assert_eq!(config.acm, default.acm);
         assert_eq!((config.inform, default.inform), (false, false));

@@ -2,8 +2,10 @@
 
 //! Serves the clients of ACM.
 
+use std::io::{self, ErrorKind};
+use std::mem;
+use std::num::NonZeroU16;
 use std::os::fd::OwnedFd;
-use std::{io, mem};
 
 use ibarr_common::Instant;
 use ibarr_common::wire::acm::MAX_REQUEST_LEN;
@@ -15,98 +17,186 @@ use super::Engine;
 use crate::config::{self, Serve};
 use crate::process::Until;
 use crate::sys::udp;
-use crate::transport::acm::{self, Clients, Event, Inherited, Made, Sent};
-use crate::transport::acm_ports::{self, Kept};
+use crate::transport::acm::{
+    self, Clients, Event, Files, Inherited, Kept, Listener, Listening, Made, Sent,
+};
+use crate::transport::holder;
 use crate::transport::names::Named;
 
-/// The clients, and the socket where they connect.
+/// The clients, and the sockets where they connect.
 pub(super) struct Acm {
     clients: Clients,
     /// Until they are in use.
     inherited: Inherited,
-    is_inherited: bool,
-    made: Option<Made>,
+    /// Sockets that systemd has made. They are read whatever the configuration says, because a client that
+    /// connects would otherwise wait for ever. If nothing is to be served, the client is refused.
+    kept: Vec<Listening>,
+    has_inherited_socket: bool,
+    inherited_port: Option<NonZeroU16>,
+    /// The socket file of this process.
+    made: Option<(Made, Listening)>,
+    /// The TCP port of this process.
+    tcp: Option<(NonZeroU16, Listening)>,
+    files: Option<Files>,
     /// What is served now.
     served: config::Acm,
-    why_not: Option<String>,
+    why_not: Vec<String>,
     /// Port files that hide the service.
     hidden_by: Vec<Kept>,
 }
 
 impl Acm {
     pub(super) fn new(inherited: Inherited, clients: Clients) -> Self {
-        let is_inherited = inherited.listener.is_some();
-        let served = config::Acm::default();
         Self {
             clients,
             inherited,
-            is_inherited,
+            kept: Vec::new(),
+            has_inherited_socket: false,
+            inherited_port: None,
             made: None,
-            served,
-            why_not: None,
+            tcp: None,
+            files: None,
+            served: config::Acm::default(),
+            why_not: Vec::new(),
             hidden_by: Vec::new(),
         }
     }
 
-    /// Follows the configuration. An inherited socket is always read, because a client that connects to it would
-    /// otherwise wait for ever. If nothing is to be served, the client is refused.
+    /// Follows the configuration, except where an inherited socket takes its place.
     pub(super) fn serve(&mut self, wanted: &config::Acm) {
-        if let Some(listener) = self.inherited.listener.take() {
-            let listening = self.clients.listen(listener.into());
-            self.why_not =
-                listening.err().map(|error| format!("acm: the inherited socket: {error}"));
-        }
+        let has_failed = !self.why_not.is_empty();
+        self.why_not = self.inherit();
+        let ours = self.inherited_port.or(self.tcp.as_ref().map(|(port, _)| *port));
         self.hidden_by = match (wanted.serve, wanted.socket.parent()) {
             (Serve::Off, _) | (_, None) => Vec::new(),
-            (_, Some(dir)) => acm_ports::remove_stale(dir),
+            (_, Some(dir)) => acm::remove_stale(dir, ours),
         };
         for kept in &self.hidden_by {
             warn!("acm: {kept}");
         }
-        if self.is_inherited || (self.served == *wanted && self.why_not.is_none()) {
-            return;
+        if self.served != *wanted || has_failed {
+            let before = mem::replace(&mut self.served, wanted.clone());
+            self.close_others(&before);
+            if wanted.serve != Serve::Off {
+                let made = [self.make_socket(), self.make_port(), self.make_files()];
+                self.why_not.extend(made.into_iter().filter_map(Result::err));
+            }
+            if self.why_not.is_empty() {
+                info!("serving ACM: {}", wanted.serve);
+            }
         }
-        let before = mem::replace(&mut self.served, wanted.clone());
-        if wanted.serve == Serve::Off || before.socket != wanted.socket {
-            self.clients.stop_listening();
-            self.made = None;
-        }
-        let path = wanted.socket.display();
-        self.why_not = self.make().err().map(|error| {
-            format!("acm: {path}: {error}; ibarr-acm.socket makes it for the daemon, and ibacm must not run")
-        });
-        if let Some(why) = &self.why_not {
-            warn!("{why}");
-        } else {
-            info!(%path, "serving ACM: {}", wanted.serve);
+        for why in &self.why_not {
+            warn!("acm: {why}");
         }
     }
 
-    fn make(&mut self) -> io::Result<()> {
-        let config::Acm { serve, socket, .. } = &self.served;
-        if *serve == Serve::Off {
+    /// Listens at the inherited sockets, once. Returns why not.
+    fn inherit(&mut self) -> Vec<String> {
+        let mut refused = Vec::new();
+        for fd in mem::take(&mut self.inherited.listeners) {
+            match Listener::inherited(fd) {
+                Ok(listener) => {
+                    let port = listener.port();
+                    self.inherited_port = self.inherited_port.or(port);
+                    self.has_inherited_socket |= port.is_none();
+                    self.kept.push(self.clients.listen(listener));
+                }
+                Err(error) => refused.push(format!("an inherited socket: {error}")),
+            }
+        }
+        refused
+    }
+
+    /// Closes what the configuration does not want any more.
+    fn close_others(&mut self, before: &config::Acm) {
+        let wanted = &self.served;
+        let is_off = wanted.serve == Serve::Off;
+        let is_same_port = before.tcp_port == wanted.tcp_port;
+        if is_off || !is_same_port || before.socket.parent() != wanted.socket.parent() {
+            self.files = None;
+        }
+        if is_off || !is_same_port {
+            self.tcp = None;
+        }
+        if is_off || before.socket != wanted.socket {
+            self.made = None;
+        }
+    }
+
+    fn make_socket(&mut self) -> Result<(), String> {
+        if self.has_inherited_socket {
             return Ok(());
         }
-        let made = if let Some(made) = self.made.take() {
-            made
-        } else {
-            let (made, listener) = Made::bind(socket)?;
-            self.clients.listen(listener)?;
-            made
+        let config::Acm { serve, socket, .. } = &self.served;
+        let mut make = || -> io::Result<()> {
+            let (made, _) = match self.made.take() {
+                Some(made) => self.made.insert(made),
+                None => {
+                    let (made, listener) = Made::bind(socket)?;
+                    let listening = self.clients.listen(Listener::unix(listener)?);
+                    self.made.insert((made, listening))
+                }
+            };
+            made.show_to_librdmacm(*serve == Serve::Full)
         };
-        self.made.insert(made).show_to_librdmacm(*serve == Serve::Full)
+        make().map_err(|error| {
+            let path = socket.display();
+            format!(
+                "{path}: {error}; ibarr-acm.socket makes it for the daemon, and ibacm must not run"
+            )
+        })
+    }
+
+    fn make_port(&mut self) -> Result<(), String> {
+        let Some(port) = self.served.tcp_port else { return Ok(()) };
+        if self.inherited_port.is_some() || self.tcp.is_some() {
+            return Ok(());
+        }
+        let listener = Listener::loopback(port).map_err(|error| {
+            // The search of all processes holds the daemon up, but only at a start or a reload that fails.
+            match holder::find_tcp(port.get()) {
+                Ok(Some(holder)) if error.kind() == ErrorKind::AddrInUse => {
+                    format!("{}, or choose another tcp-port", holder.explain_tcp(port.get()))
+                }
+                _ => format!("TCP port {port} of 127.0.0.1: {error}; choose another tcp-port"),
+            }
+        })?;
+        self.tcp = Some((port, self.clients.listen(listener)));
+        Ok(())
+    }
+
+    /// The files that name the port. For an inherited socket, the unit makes them.
+    fn make_files(&mut self) -> Result<(), String> {
+        let (Some((port, _)), Some(dir)) = (&self.tcp, self.served.socket.parent()) else {
+            return Ok(());
+        };
+        let mut make = || -> io::Result<()> {
+            let files = match self.files.take() {
+                Some(files) => self.files.insert(files),
+                None => self.files.insert(Files::write(dir, *port)?),
+            };
+            files.show_to_librdmacm(self.served.serve == Serve::Full)
+        };
+        make().map_err(|error| {
+            format!(
+                "port files in {}: {error}; programs find the TCP port by them: remove those of \
+                 another server, or let ibarr-acm.socket make port and files (ibarr.toml(5), tcp-port)",
+                dir.display()
+            )
+        })
     }
 
     /// Why nothing is served, with the remedy.
     pub(super) fn warning(&self, wanted: Serve) -> Option<String> {
-        let is_refusing = self.is_inherited && wanted == Serve::Off;
+        let is_refusing = !self.kept.is_empty() && wanted == Serve::Off;
         let refusing = is_refusing.then(|| {
             "acm: programs that connect are refused: write serve = \"tools\" below [acm], or disable \
              ibarr-acm.socket"
                 .to_owned()
         });
         let hidden = self.hidden_by.first().map(|kept| format!("acm: {kept}"));
-        self.why_not.clone().or(refusing).or(hidden)
+        let why_not = self.why_not.first().map(|why| format!("acm: {why}"));
+        why_not.or(refusing).or(hidden)
     }
 }
 

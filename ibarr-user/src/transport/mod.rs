@@ -27,7 +27,6 @@
 //! | preloaded files | thread → engine | 1: there is one such thread | |
 
 pub mod acm;
-pub mod acm_ports;
 pub mod events;
 pub mod holder;
 pub mod inherited;

@@ -3,7 +3,7 @@
 //! Clients of ACM at the daemon's socket, with the kernel and the SA that `paths` plays.
 
 use std::fs;
-use std::io::{ErrorKind, Read as _, Write as _};
+use std::io::{ErrorKind, Read, Write};
 use std::os::unix::fs::MetadataExt as _;
 use std::os::unix::net::UnixStream;
 
@@ -23,8 +23,8 @@ use crate::support::{Daemon, PATIENCE, TempDir, json};
 /// Flags and DLID of each path of a reply, or its status.
 type Told = Result<Vec<(u32, u16)>, Status>;
 
-/// A connection to the socket.
-pub(crate) struct Client(pub(crate) UnixStream);
+/// A connection to the daemon.
+pub(crate) struct Client<S = UnixStream>(pub(crate) S);
 
 impl Client {
     pub(crate) fn connect(dir: &TempDir) -> Self {
@@ -32,7 +32,9 @@ impl Client {
         stream.set_read_timeout(Some(PATIENCE)).unwrap();
         Self(stream)
     }
+}
 
+impl<S: Read + Write> Client<S> {
     pub(crate) fn send(&mut self, ask: Ask) {
         let mut out = [0; MAX_REQUEST_LEN];
         self.0.write_all(Request { tid: Tid([5; 8]), ask }.emit(&mut out)).unwrap();

@@ -4,6 +4,7 @@
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;
+use std::num::NonZeroU16;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -29,7 +30,7 @@ const ANY: &str = "";
 
 /// The options that change nothing in the configuration.
 const FIXED: &[Row] = {
-    use Became::{Default, Lost, Malformed, Needless};
+    use Became::{Default, Lost, Needless};
     const ASKED: &str = "paths are asked of the subnet administrator";
     const KERNELS: &str = "addresses are those of the kernel";
     const MULTICAST: &str = "it is about ibacm's multicast, which ibarr does not use";
@@ -38,27 +39,13 @@ const FIXED: &[Row] = {
     const PATIENCE: &str =
         "ibarr waits as long as answers have taken, and gives up at the deadline of a client";
     const PLUG_INS: &str = "ibarr has no plug-ins";
-    const UNIX: &str = "ibarr serves a Unix socket alone";
+    const UNIX: &str = "ibarr always serves a Unix socket";
     &[
         ("log_file", ANY, Needless, "the log is the journal's, or goes where --log-to says"),
         ("log_level", "0", Default, "log-level = \"info\""),
         ("umad_debug_level", ANY, Needless, "libibumad is not used"),
         ("lock_file", ANY, Needless, "the directory of --run-dir has one daemon"),
-        ("server_port", ANY, Needless, UNIX),
         ("server_mode", "unix", Default, UNIX),
-        (
-            "server_mode",
-            "loop",
-            Lost,
-            "ibarr serves no TCP; programs of this machine find the Unix socket",
-        ),
-        (
-            "server_mode",
-            "open",
-            Lost,
-            "ibarr serves no TCP and no other machine: run it on each node",
-        ),
-        ("server_mode", ANY, Malformed, "ibacm knows unix, loop and open"),
         ("timeout", ANY, Needless, PATIENCE),
         ("retries", ANY, Needless, PATIENCE),
         (
@@ -170,6 +157,22 @@ impl Options {
         };
         match name {
             "log_level" => set("", "log-level", toml(if value == "1" { "debug" } else { "trace" })),
+            "server_mode" => {
+                let Some(port) = self.tcp_port() else {
+                    let what = "ibacm knows unix, loop and open";
+                    return (Became::Malformed, what.to_owned());
+                };
+                let (became, what) = set("acm", "tcp-port", port.to_string());
+                if value.eq_ignore_ascii_case("loop") {
+                    return (became, what);
+                }
+                let elsewhere = "ibarr answers no other machine: run it on each node";
+                (Became::Lost, format!("{what}, but {elsewhere}"))
+            }
+            "server_port" => match self.tcp_port() {
+                Some(port) => set("acm", "tcp-port", port.to_string()),
+                None => (Became::Needless, "server_mode does not want it".to_owned()),
+            },
             "acme_plus_kernel_only" => set("acm", "serve", toml(self.serve())),
             "route_timeout" => match value.parse::<i64>().unwrap_or_default() {
                 ..0 => {
@@ -219,6 +222,14 @@ impl Options {
 
     fn value(&self, name: &str) -> Option<&str> {
         self.values.get(name).map(|(_, value)| value.as_str())
+    }
+
+    /// The TCP port, if ibacm has one. What is no number it takes for 0, which is no port that a program finds.
+    fn tcp_port(&self) -> Option<NonZeroU16> {
+        let mode = self.value("server_mode")?;
+        ["loop", "open"].iter().find(|tcp| mode.eq_ignore_ascii_case(tcp))?;
+        let port = self.value("server_port").and_then(|port| port.parse().ok());
+        port.or(NonZeroU16::new(6125))
     }
 
     fn serve(&self) -> &'static str {

@@ -1,17 +1,16 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 
-//! The clients of ACM, at a Unix socket where they look for ibacm.
+//! The clients of ACM, at the sockets where they look for ibacm.
 //!
 //! A request stays in the socket until its reply is written: a daemon that takes over the connection finds it.
 //! What a socket has no room for is written by a task, so that a client that reads late delays nothing else.
 
+mod listening;
+mod ports;
+
 use std::collections::HashMap;
-use std::fs::{self, Permissions};
-use std::io::{self, ErrorKind};
+use std::io;
 use std::os::fd::{AsFd as _, AsRawFd as _, OwnedFd};
-use std::os::unix::fs::{FileTypeExt as _, PermissionsExt as _, symlink};
-use std::os::unix::net::{UnixListener as StdUnixListener, UnixStream as StdUnixStream};
-use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::task::{Context, Poll, Wake, Waker};
@@ -25,12 +24,13 @@ use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::socket::{MsgFlags, Shutdown, recv, send, shutdown};
 use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
-use tokio::net::{UnixListener, UnixStream};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc};
 use tokio::task::AbortHandle;
 use tokio::time::timeout;
 use tracing::debug;
 
+pub use self::listening::{Listener, Made};
+pub use self::ports::{Files, Kept, remove_stale};
 use crate::sys::fd;
 use crate::sys::peer::Peer;
 
@@ -39,9 +39,6 @@ pub const NAME: &str = "acm";
 
 /// The name of an inherited connection, which the last daemon had (`FDNAME=`).
 pub const CLIENT: &str = "acm-client";
-
-/// Where librdmacm looks, a link beside the socket.
-const FOR_LIBRDMACM: &str = "ibacm.sock";
 
 /// How long a client may take to read a reply for which its socket has no room. With the usual size of 208 kB
 /// that needs several replies that it has not read.
@@ -56,8 +53,8 @@ const PAUSE: Duration = Duration::from_millis(100);
 /// What the process has inherited.
 #[derive(Debug, Default)]
 pub struct Inherited {
-    /// The socket where clients connect.
-    pub listener: Option<OwnedFd>,
+    /// The sockets where clients connect.
+    pub listeners: Vec<OwnedFd>,
     /// Connections of the last daemon.
     pub clients: Vec<OwnedFd>,
 }
@@ -105,8 +102,16 @@ pub struct Clients {
     /// For the rests of replies.
     room: Arc<Semaphore>,
     reading: Duration,
-    /// The task that accepts connections.
-    accepting: Option<AbortHandle>,
+}
+
+/// A socket where clients are accepted, until this is dropped.
+#[derive(Debug)]
+pub struct Listening(AbortHandle);
+
+impl Drop for Listening {
+    fn drop(&mut self) {
+        self.0.abort();
+    }
 }
 
 #[derive(Debug)]
@@ -174,22 +179,16 @@ impl Clients {
     pub fn new(events: mpsc::Sender<Event>, ready: mpsc::UnboundedSender<ClientId>) -> Self {
         let room = Arc::new(Semaphore::new(WAITING));
         let by_id = HashMap::new();
-        Self { events, by_id, next: 0, ready, room, reading: READING, accepting: None }
+        Self { events, by_id, next: 0, ready, room, reading: READING }
     }
 
     /// Accepts connections. Must be called within a runtime.
-    ///
-    /// # Errors
-    /// If the runtime cannot watch the socket.
-    pub fn listen(&mut self, listener: StdUnixListener) -> io::Result<()> {
-        listener.set_nonblocking(true)?;
-        let listener = UnixListener::from_std(listener)?;
-        let accepting = tokio::spawn(accept(listener, self.events.clone()));
-        self.accepting = Some(accepting.abort_handle());
-        Ok(())
+    pub fn listen(&self, listener: Listener) -> Listening {
+        Listening(tokio::spawn(accept(listener, self.events.clone())).abort_handle())
     }
 
-    /// Waits for a new client's messages. `None` if its user is not known, because it has left already.
+    /// Waits for a new client's messages. `None` if its user is not known, because it has left already. The
+    /// kernel gives all clients of TCP the user -1, which no process has.
     pub fn admit(&mut self, stream: OwnedFd) -> Option<(ClientId, User)> {
         let user = User(Peer::of(stream.as_fd()).ok()?.uid);
         let id = ClientId(self.next);
@@ -267,9 +266,8 @@ impl Clients {
         let client = self.by_id.get_mut(&id)?;
         let len = u32::try_from(rest.len()).ok()?;
         let room = Arc::clone(&self.room).try_acquire_many_owned(len).ok()?;
-        let stream = StdUnixStream::from(client.stream.get_ref().try_clone().ok()?);
-        stream.set_nonblocking(true).ok()?;
-        let stream = UnixStream::from_std(stream).ok()?;
+        let stream = client.stream.get_ref().try_clone().ok()?;
+        let stream = fd::watch(stream, Interest::WRITABLE).ok()?;
         client.asked = Some(Asked { len: 0, is_more: true });
         let rest = Rest { bytes: rest.to_vec(), _room: room };
         let (events, reading) = (self.events.clone(), self.reading);
@@ -298,77 +296,13 @@ impl Clients {
             let _ = shutdown(stream.as_raw_fd(), Shutdown::Both);
         }
     }
-
-    /// Accepts no more connections.
-    pub fn stop_listening(&mut self) {
-        if let Some(accepting) = self.accepting.take() {
-            accepting.abort();
-        }
-    }
 }
 
-/// The socket that this process has made. Dropping it removes the socket and the link.
-#[derive(Debug)]
-pub struct Made {
-    path: PathBuf,
-    link: PathBuf,
-}
-
-impl Made {
-    /// Makes the socket, if no process serves it.
-    ///
-    /// # Errors
-    /// If another process serves it, or it cannot be made.
-    pub fn bind(path: &Path) -> io::Result<(Self, StdUnixListener)> {
-        match fs::symlink_metadata(path) {
-            Ok(file) if !file.file_type().is_socket() => {
-                return Err(io::Error::new(ErrorKind::AlreadyExists, "a file that is no socket"));
-            }
-            Ok(_) if StdUnixStream::connect(path).is_ok() => {
-                return Err(ErrorKind::AddrInUse.into());
-            }
-            Ok(_) => fs::remove_file(path)?,
-            Err(_) => {}
-        }
-        let listener = StdUnixListener::bind(path)?;
-        let this = Self { path: path.to_owned(), link: path.with_file_name(FOR_LIBRDMACM) };
-        // Any user may ask.
-        fs::set_permissions(path, Permissions::from_mode(0o666))?;
-        Ok((this, listener))
-    }
-
-    /// Makes the link, or removes it.
-    ///
-    /// # Errors
-    /// If another file has its name.
-    pub fn show_to_librdmacm(&self, is_shown: bool) -> io::Result<()> {
-        match (is_shown, self.is_linked()) {
-            (true, false) => symlink(&self.path, &self.link),
-            (false, true) => fs::remove_file(&self.link),
-            _ => Ok(()),
-        }
-    }
-
-    fn is_linked(&self) -> bool {
-        fs::read_link(&self.link).is_ok_and(|target| target == self.path)
-    }
-}
-
-impl Drop for Made {
-    fn drop(&mut self) {
-        // At worst a dead socket stays, which the next start replaces.
-        drop(self.show_to_librdmacm(false));
-        drop(fs::remove_file(&self.path));
-    }
-}
-
-async fn accept(listener: UnixListener, events: mpsc::Sender<Event>) {
+async fn accept(listener: Listener, events: mpsc::Sender<Event>) {
     loop {
         match listener.accept().await {
-            Ok((stream, _)) => {
-                // It stays non-blocking, and leaves the runtime.
-                let Ok(stream) = stream.into_std() else { continue };
-                if events.send(Event::Connected(stream.into())).await.is_err() {
+            Ok(stream) => {
+                if events.send(Event::Connected(stream)).await.is_err() {
                     return;
                 }
             }
@@ -380,14 +314,12 @@ async fn accept(listener: UnixListener, events: mpsc::Sender<Event>) {
     }
 }
 
-async fn write(stream: &UnixStream, mut bytes: &[u8]) -> io::Result<()> {
+async fn write(stream: &AsyncFd<OwnedFd>, mut bytes: &[u8]) -> io::Result<()> {
+    let flags = MsgFlags::MSG_DONTWAIT | MsgFlags::MSG_NOSIGNAL;
     while !bytes.is_empty() {
-        stream.writable().await?;
-        match stream.try_write(bytes) {
-            Ok(written) => bytes = bytes.get(written..).unwrap_or_default(),
-            Err(error) if error.kind() == ErrorKind::WouldBlock => {}
-            Err(error) => return Err(error),
-        }
+        let written = stream
+            .async_io(Interest::WRITABLE, |stream| Ok(send(stream.as_raw_fd(), bytes, flags)?));
+        bytes = bytes.get(written.await?..).unwrap_or_default();
     }
     Ok(())
 }
@@ -395,6 +327,8 @@ async fn write(stream: &UnixStream, mut bytes: &[u8]) -> io::Result<()> {
 #[cfg(test)]
 mod tests {
     use std::io::{Read as _, Write as _};
+    use std::net::{Ipv4Addr, TcpListener, TcpStream};
+    use std::os::unix::net::UnixStream as StdUnixStream;
 
     use nix::sys::socket::{setsockopt, sockopt};
 
@@ -536,5 +470,16 @@ mod tests {
         assert!(clients.reply(client, &vec![7; LONGEST]));
         let Some(Event::NotTaken(other)) = received.others.recv().await else { panic!() };
         assert_eq!((other, clients.room.available_permits()), (client, WAITING));
+    }
+
+    #[tokio::test]
+    async fn clients_of_tcp_are_of_no_user() {
+        let (mut clients, _) = clients();
+        let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
+        let _there = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+        let (here, _) = listener.accept().unwrap();
+        here.set_nonblocking(true).unwrap();
+        let (_, user) = clients.admit(here.into()).unwrap();
+        assert_eq!(user, User(u32::MAX));
     }
 }

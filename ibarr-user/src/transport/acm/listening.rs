@@ -1,0 +1,167 @@
+// SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
+
+//! The sockets where clients of ACM connect: a Unix socket, and a TCP port of this machine alone.
+
+use std::fs::{self, Permissions};
+use std::io::{self, ErrorKind};
+use std::net::{IpAddr, Ipv4Addr, SocketAddr, TcpListener as StdTcpListener};
+use std::num::NonZeroU16;
+use std::os::fd::{AsRawFd as _, OwnedFd};
+use std::os::unix::fs::{FileTypeExt as _, PermissionsExt as _, symlink};
+use std::os::unix::net::{UnixListener as StdUnixListener, UnixStream as StdUnixStream};
+use std::path::{Path, PathBuf};
+
+use nix::sys::socket::{SockaddrStorage, getsockname};
+use tokio::net::{TcpListener, UnixListener};
+
+/// Where librdmacm looks, a link beside the socket.
+const FOR_LIBRDMACM: &str = "ibacm.sock";
+
+/// A socket where clients connect.
+#[derive(Debug)]
+pub enum Listener {
+    /// A socket file.
+    Unix(UnixListener),
+    /// A port of 127.0.0.1 or ::1.
+    Tcp(TcpListener),
+}
+
+impl Listener {
+    /// Takes over an inherited socket. Must be called within a runtime.
+    ///
+    /// # Errors
+    /// If other machines could connect to it, or it does not listen.
+    pub fn inherited(fd: OwnedFd) -> io::Result<Self> {
+        let address: SockaddrStorage = getsockname(fd.as_raw_fd())?;
+        let ip = match (address.as_sockaddr_in(), address.as_sockaddr_in6()) {
+            (Some(address), _) => IpAddr::from(address.ip()),
+            (_, Some(address)) => IpAddr::from(address.ip()),
+            _ => return Self::unix(fd.into()),
+        };
+        if !ip.is_loopback() {
+            let what = format!(
+                "other machines could ask at {ip}: write ListenStream=127.0.0.1:6125 in \
+                 ibarr-acm.socket"
+            );
+            return Err(io::Error::new(ErrorKind::InvalidInput, what));
+        }
+        Self::tcp(fd.into())
+    }
+
+    /// Takes over a socket file. Must be called within a runtime.
+    ///
+    /// # Errors
+    /// If the runtime cannot watch it.
+    pub fn unix(listener: StdUnixListener) -> io::Result<Self> {
+        listener.set_nonblocking(true)?;
+        UnixListener::from_std(listener).map(Self::Unix)
+    }
+
+    /// Listens at a port of 127.0.0.1. Connections of an earlier daemon to this port do not matter
+    /// (`SO_REUSEADDR`). Must be called within a runtime.
+    ///
+    /// # Errors
+    /// Errors of bind(2): `AddrInUse` if another process has the port.
+    pub fn loopback(port: NonZeroU16) -> io::Result<Self> {
+        Self::tcp(StdTcpListener::bind(SocketAddr::from((Ipv4Addr::LOCALHOST, port.get())))?)
+    }
+
+    fn tcp(listener: StdTcpListener) -> io::Result<Self> {
+        listener.set_nonblocking(true)?;
+        TcpListener::from_std(listener).map(Self::Tcp)
+    }
+
+    /// The port, if it has one.
+    pub fn port(&self) -> Option<NonZeroU16> {
+        match self {
+            Self::Unix(_) => None,
+            Self::Tcp(listener) => NonZeroU16::new(listener.local_addr().ok()?.port()),
+        }
+    }
+
+    /// Waits for a client. Its socket is non-blocking, and does not belong to the runtime.
+    pub(super) async fn accept(&self) -> io::Result<OwnedFd> {
+        match self {
+            Self::Unix(listener) => Ok(listener.accept().await?.0.into_std()?.into()),
+            Self::Tcp(listener) => {
+                let (stream, _) = listener.accept().await?;
+                // The end of a long reply does not wait until its start is acknowledged.
+                stream.set_nodelay(true)?;
+                Ok(stream.into_std()?.into())
+            }
+        }
+    }
+}
+
+/// The socket file that this process has made. Dropping it removes the socket and the link.
+#[derive(Debug)]
+pub struct Made {
+    path: PathBuf,
+    link: PathBuf,
+}
+
+impl Made {
+    /// Makes the socket, if no process serves it.
+    ///
+    /// # Errors
+    /// If another process serves it, or it cannot be made.
+    pub fn bind(path: &Path) -> io::Result<(Self, StdUnixListener)> {
+        match fs::symlink_metadata(path) {
+            Ok(file) if !file.file_type().is_socket() => {
+                return Err(io::Error::new(ErrorKind::AlreadyExists, "a file that is no socket"));
+            }
+            Ok(_) if StdUnixStream::connect(path).is_ok() => {
+                return Err(ErrorKind::AddrInUse.into());
+            }
+            Ok(_) => fs::remove_file(path)?,
+            Err(_) => {}
+        }
+        let listener = StdUnixListener::bind(path)?;
+        let this = Self { path: path.to_owned(), link: path.with_file_name(FOR_LIBRDMACM) };
+        // Any user may ask.
+        fs::set_permissions(path, Permissions::from_mode(0o666))?;
+        Ok((this, listener))
+    }
+
+    /// Makes the link, or removes it.
+    ///
+    /// # Errors
+    /// If another file has its name.
+    pub fn show_to_librdmacm(&self, is_shown: bool) -> io::Result<()> {
+        match (is_shown, self.is_linked()) {
+            (true, false) => symlink(&self.path, &self.link),
+            (false, true) => fs::remove_file(&self.link),
+            _ => Ok(()),
+        }
+    }
+
+    fn is_linked(&self) -> bool {
+        fs::read_link(&self.link).is_ok_and(|target| target == self.path)
+    }
+}
+
+impl Drop for Made {
+    fn drop(&mut self) {
+        // At worst a dead socket stays, which the next start replaces.
+        drop(self.show_to_librdmacm(false));
+        drop(fs::remove_file(&self.path));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::net::Ipv6Addr;
+
+    use super::*;
+
+    #[tokio::test]
+    async fn inherited_socket_that_other_machines_reach_is_refused() {
+        let bind = |ip: IpAddr| OwnedFd::from(StdTcpListener::bind((ip, 0)).unwrap());
+        let own = Listener::inherited(bind(Ipv4Addr::LOCALHOST.into())).unwrap();
+        assert!(own.port().is_some());
+        for ip in [Ipv4Addr::UNSPECIFIED.into(), Ipv6Addr::UNSPECIFIED.into()] {
+            let refused = Listener::inherited(bind(ip)).unwrap_err().to_string();
+            assert!(refused.contains("ListenStream=127.0.0.1"), "{refused}");
+        }
+    }
+}

@@ -1,0 +1,174 @@
+// SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
+
+//! The files that name the TCP port of ibacm, or ours. librdmacm asks the port in its file, and does not try the
+//! Unix socket if nothing listens there: a file that an ibacm has left hides the service from every application.
+
+use std::fs::{self, OpenOptions, Permissions};
+use std::io::{self, Write as _};
+use std::net::{Ipv4Addr, TcpStream};
+use std::num::NonZeroU16;
+use std::os::unix::fs::{MetadataExt as _, PermissionsExt as _, symlink};
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+/// Where librdmacm looks, beside the socket. It may be a link to [`FOR_TOOLS`].
+const FOR_LIBRDMACM: &str = "ibacm.port";
+/// Where `ib_acme` looks.
+const FOR_TOOLS: &str = "ibacm-tcp.port";
+
+/// The own host refuses at once; a program whose queue is full does not answer.
+const PATIENCE: Duration = Duration::from_millis(100);
+
+/// A port file that stays.
+#[derive(Debug, thiserror::Error)]
+pub enum Kept {
+    /// A program listens at its port.
+    #[error("{}: a program listens at its port, and librdmacm asks it: stop ibacm", .0.display())]
+    Live(PathBuf),
+    /// It cannot be removed.
+    #[error("{}: librdmacm asks the port in it, where nothing listens: remove it ({})", .0.display(), .1)]
+    NotRemoved(PathBuf, io::Error),
+}
+
+/// Removes the port files in `dir` at whose port nothing listens. Files with the port `ours` stay.
+pub fn remove_stale(dir: &Path, ours: Option<NonZeroU16>) -> Vec<Kept> {
+    let names = [FOR_LIBRDMACM, FOR_TOOLS];
+    names.iter().filter_map(|name| remove_if_stale(&dir.join(name), ours).err()).collect()
+}
+
+fn remove_if_stale(path: &Path, ours: Option<NonZeroU16>) -> Result<(), Kept> {
+    // Without a number, librdmacm takes the Unix socket. A link to nothing is none to it, either.
+    let Some(port) = port_in(path).filter(|port| Some(*port) != ours) else { return Ok(()) };
+    let tried = TcpStream::connect_timeout(&(Ipv4Addr::LOCALHOST, port.get()).into(), PATIENCE);
+    if !tried.is_err_and(|error| error.kind() == io::ErrorKind::ConnectionRefused) {
+        return Err(Kept::Live(path.to_owned()));
+    }
+    fs::remove_file(path).map_err(|error| Kept::NotRemoved(path.to_owned(), error))
+}
+
+fn port_in(path: &Path) -> Option<NonZeroU16> {
+    fs::read_to_string(path).ok()?.trim().parse().ok()
+}
+
+/// The port files that this process has made. Dropping it removes them, unless others have replaced them.
+#[derive(Debug)]
+pub struct Files {
+    file: PathBuf,
+    link: PathBuf,
+    port: NonZeroU16,
+    /// The file's inode.
+    inode: u64,
+}
+
+impl Files {
+    /// Makes the file for `ib_acme`, which only its owner may change: it leads programs to a server.
+    ///
+    /// # Errors
+    /// If a file is there already, or the directory belongs to another user.
+    pub fn write(dir: &Path, port: NonZeroU16) -> io::Result<Self> {
+        let [file, link] = [FOR_TOOLS, FOR_LIBRDMACM].map(|name| dir.join(name));
+        let mut made = OpenOptions::new().write(true).create_new(true).open(&file)?;
+        let this = Self { file, link, port, inode: made.metadata()?.ino() };
+        made.set_permissions(Permissions::from_mode(0o644))?;
+        made.write_all(format!("{port}\n").as_bytes())?;
+        Ok(this)
+    }
+
+    /// Makes the link for librdmacm, or removes it.
+    ///
+    /// # Errors
+    /// If another file has its name.
+    pub fn show_to_librdmacm(&self, is_shown: bool) -> io::Result<()> {
+        match (is_shown, self.is_linked()) {
+            (true, false) => symlink(&self.file, &self.link),
+            (false, true) => fs::remove_file(&self.link),
+            _ => Ok(()),
+        }
+    }
+
+    fn is_linked(&self) -> bool {
+        fs::read_link(&self.link).is_ok_and(|target| target == self.file)
+    }
+
+    fn is_ours(&self) -> bool {
+        let is_same = |file: fs::Metadata| file.is_file() && file.ino() == self.inode;
+        fs::symlink_metadata(&self.file).is_ok_and(is_same)
+            && port_in(&self.file) == Some(self.port)
+    }
+}
+
+impl Drop for Files {
+    fn drop(&mut self) {
+        // At worst a file stays that names a dead port, which the next start removes.
+        if self.is_ours() {
+            drop(self.show_to_librdmacm(false));
+            drop(fs::remove_file(&self.file));
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::net::TcpListener;
+
+    use super::*;
+
+    struct Dir(PathBuf);
+
+    impl Dir {
+        fn new(name: &str) -> Self {
+            let dir = std::env::temp_dir().join(format!("ibarr-{name}-{}", std::process::id()));
+            fs::create_dir(&dir).unwrap();
+            Self(dir)
+        }
+    }
+
+    impl Drop for Dir {
+        fn drop(&mut self) {
+            drop(fs::remove_dir_all(&self.0));
+        }
+    }
+
+    #[test]
+    fn port_file_is_removed_only_if_nothing_listens_at_its_port() {
+        let dir = Dir::new("acm-ports");
+        let [link, file] = [FOR_LIBRDMACM, FOR_TOOLS].map(|name| dir.0.join(name));
+        let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
+        let port = NonZeroU16::new(listener.local_addr().unwrap().port()).unwrap();
+        fs::write(&file, format!("{port}\n")).unwrap();
+        symlink(&file, &link).unwrap();
+        let kept = remove_stale(&dir.0, None);
+        assert!(matches!(kept.as_slice(), [Kept::Live(_), Kept::Live(_)]), "{kept:?}");
+        assert!(remove_stale(&dir.0, Some(port)).is_empty());
+        assert!(link.exists() && file.exists());
+        drop(listener);
+        assert!(remove_stale(&dir.0, None).is_empty());
+        assert!(!file.exists() && link.symlink_metadata().is_err());
+        fs::write(&file, "no number\n").unwrap();
+        assert!(remove_stale(&dir.0, None).is_empty() && file.exists());
+    }
+
+    #[test]
+    fn own_port_files_are_removed_unless_another_program_has_replaced_them() {
+        let dir = Dir::new("acm-own-ports");
+        let [link, file] = [FOR_LIBRDMACM, FOR_TOOLS].map(|name| dir.0.join(name));
+        let port = NonZeroU16::new(6125).unwrap();
+        let files = Files::write(&dir.0, port).unwrap();
+        files.show_to_librdmacm(true).unwrap();
+        for path in [&file, &link] {
+            assert_eq!(fs::read(path).unwrap(), b"6125\n");
+        }
+        assert_eq!(file.metadata().unwrap().permissions().mode() & 0o777, 0o644);
+        assert!(Files::write(&dir.0, port).is_err(), "another server's");
+        files.show_to_librdmacm(false).unwrap();
+        assert!(link.symlink_metadata().is_err());
+        drop(files);
+        assert!(!file.exists());
+        let files = Files::write(&dir.0, port).unwrap();
+        let other = dir.0.join("other");
+        fs::write(&other, "6125\n").unwrap();
+        fs::rename(&other, &file).unwrap();
+        drop(files);
+        assert!(file.exists());
+    }
+}
