@@ -18,7 +18,7 @@ use crate::config::{self, Serve};
 use crate::process::Until;
 use crate::sys::udp;
 use crate::transport::acm::{
-    self, Clients, Event, Files, Inherited, Kept, Listener, Listening, Made, Sent,
+    self, Clients, Event, Files, Inherited, Kept, Listener, Listening, Made, Sent, Sources,
 };
 use crate::transport::holder;
 use crate::transport::names::Named;
@@ -43,6 +43,7 @@ pub(super) struct Acm {
     why_not: Vec<String>,
     /// Port files that hide the service.
     hidden_by: Vec<Kept>,
+    pub(super) sources: Sources,
 }
 
 impl Acm {
@@ -59,6 +60,7 @@ impl Acm {
             served: config::Acm::default(),
             why_not: Vec::new(),
             hidden_by: Vec::new(),
+            sources: Sources::default(),
         }
     }
 
@@ -129,14 +131,13 @@ impl Acm {
         }
         let config::Acm { serve, socket, .. } = &self.served;
         let mut make = || -> io::Result<()> {
-            let (made, _) = match self.made.take() {
-                Some(made) => self.made.insert(made),
-                None => {
-                    let (made, listener) = Made::bind(socket)?;
-                    let listening = self.clients.listen(Listener::unix(listener)?);
-                    self.made.insert((made, listening))
-                }
+            let made = if let Some(made) = self.made.take() {
+                made
+            } else {
+                let (made, listener) = Made::bind(socket)?;
+                (made, self.clients.listen(Listener::unix(listener)?))
             };
+            let (made, _) = self.made.insert(made);
             made.show_to_librdmacm(*serve == Serve::Full)
         };
         make().map_err(|error| {
@@ -171,10 +172,9 @@ impl Acm {
             return Ok(());
         };
         let mut make = || -> io::Result<()> {
-            let files = match self.files.take() {
-                Some(files) => self.files.insert(files),
-                None => self.files.insert(Files::write(dir, *port)?),
-            };
+            let files =
+                if let Some(files) = self.files.take() { files } else { Files::write(dir, *port)? };
+            let files = self.files.insert(files);
             files.show_to_librdmacm(self.served.serve == Serve::Full)
         };
         make().map_err(|error| {
@@ -242,7 +242,8 @@ impl Engine {
     pub(super) fn answer_acm(&mut self, now: Instant, output: Output) {
         match output {
             Output::Route { id, target } => {
-                let source = udp::source_to(target).ok();
+                let find = |target| udp::source_to(target).ok();
+                let source = self.acm.sources.to(now, target, find);
                 self.tell_acm(now, Input::Source { lookup: id, source });
             }
             Output::LookUp { name, deadline } => {

@@ -344,6 +344,7 @@ impl Io<Input> for Engine {
                 if let local_view::Input::Link(_) | local_view::Input::LinkGone(_) = input {
                     self.rdma.look();
                 }
+                self.acm.sources.forget();
                 self.node.handle_input(now, node::Input::View(input));
                 self.answer_early(now);
             }

@@ -4,20 +4,27 @@
 
 use std::fs;
 use std::io::{ErrorKind, Read, Write};
+use std::os::fd::OwnedFd;
 use std::os::unix::fs::MetadataExt as _;
 use std::os::unix::net::UnixStream;
 
+use ibarr_common::IfIndex;
 use ibarr_common::ib::{PKey, PathRecord};
-use ibarr_common::wire::acm::{Ask, MAX_REQUEST_LEN, Of, Reply, Request, Resolve, Status, Tid};
-use ibarr_common::wire::ls::{self, Seq, messages};
+use ibarr_common::wire::acm::{
+    Address, Ask, MAX_REQUEST_LEN, Of, Reply, Request, Resolve, Status, Tid,
+};
+use ibarr_common::wire::ls::{self, ResolveIp, Seq, messages};
 use ibarr_common::wire::path_record::{Fields, PathRecordWire};
 use ibarr_user::sys::descriptors::raise_limit;
 use ibarr_user::transport::acm;
+use nix::net::if_::if_nametoindex;
 use nix::sys::signal::Signal;
 use nix::unistd::close;
 
-use crate::kernel::with_kept;
+use crate::kernel::{Kernel, command_here, pair, with_kept};
 use crate::paths::{FOREIGN, LOCAL, Port, UNKNOWN, ask, await_capabilities, gid, request, start};
+use crate::peers::Peers;
+use crate::sockets::in_namespace;
 use crate::support::{Daemon, PATIENCE, TempDir, json};
 
 /// Flags and DLID of each path of a reply, or its status.
@@ -139,6 +146,55 @@ fn kernel_and_client_of_acm_at_once_cost_one_question() {
         assert!(matches!(ls::Answer::parse(&told), Ok(ls::Answer::Paths(_))), "{told:?}");
         assert_eq!(told.seq(), Seq(seq));
         assert_eq!(count("sa.queries"), queries + 1, "{dgid}");
+    }
+}
+
+#[test]
+fn kernel_and_client_of_acm_at_once_cost_one_ip2gid_query() {
+    if !in_namespace("acm::kernel_and_client_of_acm_at_once_cost_one_ip2gid_query") {
+        return;
+    }
+    let (dir, peers) = (TempDir::new("acm-single-query"), Peers::new());
+    let _sa = Port::new(&dir);
+    // This host has the GID of the stand-in's port at its end of the link.
+    let source = "[[static-gid]]\nip = \"10.9.0.1\"\ngid = \"fec0:0:1:1::10:9\"\n";
+    let config = format!("{}{}{source}", peers.config(), serving(&dir));
+    let (kernel, inherited): (Kernel, OwnedFd) = pair();
+    let daemon = Daemon::spawn(command_here(&dir, inherited), &dir, &config);
+    kernel.expect("18000000 01100500 00000000", "08000200 d0070000");
+    await_capabilities(&daemon);
+    let mut client = Client::connect(&dir);
+    let ifindex = IfIndex::new(if_nametoindex("near").unwrap()).unwrap();
+    for (seq, target, is_kernel_first) in [(1, "10.9.0.2", true), (2, "10.9.0.3", false)] {
+        let count = |name: &str| counter(&daemon, &format!("ip2gid.client.{name}"));
+        let until_one_more = |name, before| {
+            daemon.until(|_| (count(name) == before + 1).then_some(()));
+        };
+        let [queries, joined] = ["queries", "joined"].map(count);
+        let ip = target.parse().unwrap();
+        for is_kernel in [is_kernel_first, !is_kernel_first] {
+            if is_kernel {
+                let request = ls::Request::ResolveIp(ResolveIp { ifindex, target: ip });
+                kernel.send_bytes(request.emit(Seq(seq)).as_ref());
+            } else {
+                client.send(Ask::Resolve(Resolve::to(
+                    Some(Address::Ip("10.9.0.1".parse().unwrap())),
+                    Address::Ip(ip),
+                )));
+            }
+            if is_kernel == is_kernel_first {
+                until_one_more("queries", queries);
+            } else {
+                until_one_more("joined", joined);
+            }
+        }
+        // The peer has been silent until now.
+        peers.set(target, Some(LOCAL));
+        assert_eq!(client.told(), Ok(vec![(0x2b, 1)]));
+        let told = kernel.receive();
+        let told = messages(&told).next().unwrap().unwrap();
+        assert!(matches!(ls::Answer::parse(&told), Ok(ls::Answer::Gid(_))), "{told:?}");
+        assert_eq!((told.seq(), count("queries")), (Seq(seq), queries + 1), "{target}");
     }
 }
 

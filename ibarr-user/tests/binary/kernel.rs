@@ -476,6 +476,14 @@ pub(crate) fn command(dir: &TempDir, inherited: OwnedFd) -> Command {
     command
 }
 
+/// [`daemon_command`] in the namespace of the test, with `inherited` as `FDNAME=ls`.
+pub(crate) fn command_here(dir: &TempDir, inherited: OwnedFd) -> Command {
+    let mut command = Command::new("bash");
+    with_descriptors(&mut command, INHERITING, &daemon_command(dir));
+    command.env("LISTEN_FDNAMES", "ls").stdin(inherited);
+    command
+}
+
 /// [`in_namespace`], with descriptors that systemd has kept, all with one name.
 pub(crate) fn with_kept(dir: &TempDir, name: &str, kept: &[RawFd]) -> Command {
     let mut command = in_namespace(dir);
@@ -490,23 +498,28 @@ pub(crate) fn with_kept(dir: &TempDir, name: &str, kept: &[RawFd]) -> Command {
 
 /// [`daemon_command`] in a network namespace of its own.
 fn in_namespace(dir: &TempDir) -> Command {
-    let daemon = daemon_command(dir);
     let mut command = Command::new("unshare");
     if !Uid::effective().is_root() {
         command.args(["--user", "--map-root-user"]);
     }
-    // A descriptor's number may have two digits, which dash does not understand.
-    command.args(["--net", "bash", "-ec", IN_NAMESPACE, "bash"]);
-    command.arg(daemon.get_program()).args(daemon.get_args());
+    command.args(["--net", "bash"]);
+    with_descriptors(&mut command, &format!("{ADDRESSES}{INHERITING}"), &daemon_command(dir));
     command
 }
 
-/// The socket is passed as standard input, or those of `KEPT` as they are; they become the first descriptors after
-/// the standard ones.
-const IN_NAMESPACE: &str = "
+/// Has bash run `script`, then `daemon`. A descriptor's number may have two digits, which dash does not understand.
+fn with_descriptors(command: &mut Command, script: &str, daemon: &Command) {
+    command.args(["-ec", script, "bash"]).arg(daemon.get_program()).args(daemon.get_args());
+}
+
+const ADDRESSES: &str = "
     ip link set lo up
     ip addr add 192.0.2.7/32 dev lo
-    ip addr add 2001:db8:7::7/128 dev lo nodad
+    ip addr add 2001:db8:7::7/128 dev lo nodad";
+
+/// The socket is passed as standard input, or those of `KEPT` as they are; they become the first descriptors after
+/// the standard ones.
+const INHERITING: &str = "
     if [ -n \"$LISTEN_FDNAMES\" ]; then
         export LISTEN_PID=$$ LISTEN_FDS=0
         for kept in ${KEPT:-0}; do

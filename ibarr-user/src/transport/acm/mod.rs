@@ -7,6 +7,7 @@
 
 mod listening;
 mod ports;
+mod sources;
 
 use std::collections::HashMap;
 use std::io;
@@ -31,6 +32,7 @@ use tracing::debug;
 
 pub use self::listening::{Listener, Made};
 pub use self::ports::{Files, Kept, remove_stale};
+pub use self::sources::Sources;
 use crate::sys::fd;
 use crate::sys::peer::Peer;
 
