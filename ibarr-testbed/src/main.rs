@@ -92,6 +92,8 @@ enum BenchCommand {
     Resolve(Measurement),
     /// Costs of path requests: from the cache and from a subnet administrator
     Paths(Measurement),
+    /// Requests of ACM a second with 1, 100 and 10,000 clients, compared with servers that only send back
+    AcmRate(Measurement),
     /// Costs of an answer in the kernel, compared with a program that only sends back
     Responder(Measurement),
     /// Time and memory to know a fabric from files
@@ -105,6 +107,28 @@ enum BenchCommand {
     /// An echo server for the datagrams of the socket on standard input
     #[command(hide = true)]
     LsEcho,
+    /// A server for comparison, with the daemon's own code
+    #[command(hide = true)]
+    AcmEcho {
+        #[arg(long)]
+        socket: PathBuf,
+    },
+    /// A server for comparison, with the fewest system calls
+    #[command(hide = true)]
+    AcmPlain {
+        #[arg(long)]
+        socket: PathBuf,
+    },
+    /// Clients of one user
+    #[command(hide = true)]
+    AcmClients {
+        #[arg(long)]
+        socket: PathBuf,
+        #[arg(long)]
+        clients: usize,
+        #[arg(long)]
+        user: u32,
+    },
 }
 
 #[derive(Args)]
@@ -244,6 +268,12 @@ fn run_bench(store: &Store, userns: bool, command: BenchCommand) -> Result<ExitC
         BenchCommand::Paths(how) => how.take(store, userns, bench::paths)?,
         BenchCommand::Responder(how) => how.take(store, false, bench::responder)?,
         BenchCommand::Preload(how) => how.take(store, false, bench::preload)?,
+        BenchCommand::AcmRate(how) => how.take(store, userns, bench::acm)?,
+        BenchCommand::AcmEcho { socket } => bench::acm_echo::serve(&socket)?,
+        BenchCommand::AcmPlain { socket } => match bench::acm_echo::plain(&socket)? {},
+        BenchCommand::AcmClients { socket, clients, user } => {
+            bench::acm_clients(&socket, clients, user)?;
+        }
         BenchCommand::Echo { port } => bench::echo::serve(port)?,
         BenchCommand::LsEcho => {
             let socket = io::stdin().as_fd().try_clone_to_owned().context("no standard input")?;

@@ -5,8 +5,10 @@
 //! Machines differ, so ratios within one run come first. [`ip2gid`](fn@ip2gid) compares the daemon with a
 //! UDP echo server that runs beside it, is loaded in turn with it, and moves datagrams with the same code.
 
+pub mod acm_echo;
 pub mod echo;
 
+mod acm;
 mod cache;
 mod load;
 mod local_service;
@@ -30,6 +32,7 @@ use load::Load;
 use process::Helper;
 use report::{Round, Target};
 
+pub use acm::{acm, clients as acm_clients};
 pub use local_service::echo as echo_local_service;
 pub use paths::paths;
 pub use preload::preload;

@@ -110,7 +110,7 @@ fn is_path_to(answer: &[u8], dgid: Gid) -> bool {
 
 /// Waits until the daemon can ask the subnet administrator, and knows whether that supports quality of
 /// service.
-fn wait_for_port(lab: &Lab, node: &Node, interrupt: &Interrupt) -> Result<()> {
+pub(super) fn wait_for_port(lab: &Lab, node: &Node, interrupt: &Interrupt) -> Result<()> {
     for _ in 0..READY_WITHIN.as_millis() / LOOK_EVERY.as_millis() {
         let counters = lab.ask(node, &["counters"])?;
         if counters["counters"]["sa.answered"] == 1 {
@@ -122,7 +122,7 @@ fn wait_for_port(lab: &Lab, node: &Node, interrupt: &Interrupt) -> Result<()> {
 }
 
 /// A subnet of one port. Every destination is behind a router, so their number is not bounded.
-fn subnet() -> Subnet {
+pub(super) fn subnet() -> Subnet {
     let mut subnet = Subnet::new(SubnetPrefix::DEFAULT);
     let port = AddressedPort { lid: OWN, pkeys: vec![PKey::DEFAULT] };
     subnet.ports.insert(SGID.guid(), port);
@@ -131,10 +131,10 @@ fn subnet() -> Subnet {
 }
 
 /// The GID of the port that asks.
-const SGID: Gid = gid_of(0xfe80 << 48, 9);
+pub(super) const SGID: Gid = gid_of(0xfe80 << 48, 9);
 
 /// One of the common destinations.
-fn near(Seq(seq): Seq) -> Gid {
+pub(super) fn near(Seq(seq): Seq) -> Gid {
     gid_of(0x2001_0db8_0000_0001, (seq % DESTINATIONS).into())
 }
 
@@ -148,13 +148,13 @@ const fn gid_of(prefix: u64, number: u64) -> Gid {
     Gid::new(((prefix as u128) << 64 | guid as u128).to_be_bytes()).expect("a port's")
 }
 
-fn name() -> PortName {
+pub(super) fn name() -> PortName {
     let port = PortNum::new(1).expect("ports count from 1");
     PortName { device: "mlx5_0".parse().expect("a device's name"), port }
 }
 
-const OWN: Lid = Lid::new(8).expect("a LID");
-const SA: Lid = Lid::new(1).expect("a LID");
+pub(super) const OWN: Lid = Lid::new(8).expect("a LID");
+pub(super) const SA: Lid = Lid::new(1).expect("a LID");
 const ROUTER: Lid = Lid::new(4).expect("a LID");
 
 const READY_WITHIN: Duration = Duration::from_secs(10);

@@ -92,6 +92,17 @@ impl Report {
         self.figures.push(Figure { name: name.into(), value, target });
     }
 
+    /// Answers a second.
+    pub(super) fn rate(
+        &mut self,
+        what: &str,
+        ours: &[Round],
+        target: Option<Target>,
+    ) -> Result<()> {
+        self.add(what, median(ours.iter().map(Round::rate))?, target);
+        Ok(())
+    }
+
     /// Compares two servers, round by round: rounds with the same index are neighbours in time.
     pub(super) fn compare(
         &mut self,

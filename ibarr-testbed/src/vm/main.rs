@@ -47,6 +47,7 @@ fn main() -> ExitCode {
         [_, "run-f"] => no_ipv6::run(),
         [_, "run-g"] => acm::run(),
         [_, "acm-speed"] => acm::speed::run(),
+        [_, acm::speed::PLAIN] => failure(acm::speed::plain()),
         [_, "shell"] => rig::shell(),
         [_, "ibtun", records] if records.parse::<u64>().is_ok() => {
             ibtun::run(records.parse().unwrap_or_default())

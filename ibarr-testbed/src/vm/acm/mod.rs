@@ -38,6 +38,7 @@ fn prove(report: &mut Report, rig: &Rig) {
     librdmacm::prove(report, &here);
     let ours = compare::ask().and_then(|told| here.stop().map(|()| told));
     let ours = report.claim("every form of a request is put to ibarr", ours);
+    options::prove_tcp(report);
     restart::prove(report, rig);
     let theirs = compare::ibacm().and_then(|ibacm| {
         let told = compare::ask()?;

@@ -2,6 +2,8 @@
 
 //! Every option of Debian's `ib_acme`.
 
+use std::fs;
+
 use anyhow::{Context as _, Result, bail, ensure};
 
 use crate::report::Report;
@@ -58,6 +60,25 @@ pub(super) fn prove(report: &mut Report, here: &Ibarr) {
     claim("-c: only from memory, which learns it meanwhile", from_memory(here));
     claim("-C: a hundred times", repeated(here));
     claim("-P and -P col: counters", counters(here));
+}
+
+/// At a port that `ib_acme` would not try without the file.
+pub(super) fn prove_tcp(report: &mut Report) {
+    let proof = || {
+        let config = format!("{}tcp-port = 7125\n", super::SERVE);
+        let here = Ibarr::start("tcp", Place::Here, &config, 1)?;
+        let said = fs::read_to_string("/run/ibacm.port").context("the file of librdmacm")?;
+        ensure!(said == "7125\n", "{said:?}");
+        let options = ["-S", "127.0.0.1", "-f", "i", "-d", "10.1.0.2"];
+        Acme::ask(&options)?.leads_to(HERE, &[NEXT_DOOR])?;
+        ensure!(here.count("acm.requests")? > 0, "another server has answered");
+        here.stop()?;
+        for file in ["/run/ibacm.port", "/run/ibacm-tcp.port"] {
+            ensure!(fs::symlink_metadata(file).is_err(), "{file} is left");
+        }
+        Ok(())
+    };
+    report.claim("ib_acme -S: at the TCP port in its file", proof());
 }
 
 fn by_name() -> Result<()> {

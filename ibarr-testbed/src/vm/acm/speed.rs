@@ -1,12 +1,14 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 
 //! `cargo xtask bench acm`: what a request costs that memory answers, with `ibarr` and with ibacm in turn, on a
-//! clock that counts instructions.
+//! clock that counts instructions. A plain server that only sends back shows what the system calls cost.
 
 use std::collections::HashMap;
+use std::convert::Infallible;
 use std::fs;
 use std::io::{Read as _, Write as _};
 use std::os::unix::net::UnixStream;
+use std::path::Path;
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
@@ -16,8 +18,9 @@ use ibarr_common::wire::acm::{Address, Ask, MAX_REQUEST_LEN, Reply, Request, Res
 use ibarr_common::wire::path_record::PathRecordWire;
 
 use super::compare::{self, SOCKET};
+use crate::OWN;
 use crate::report::Report;
-use crate::rig::{INTERFACES, Ibarr, N, Place, Rig};
+use crate::rig::{INTERFACES, Ibarr, N, Place, Rig, eventually, spawn};
 
 /// Each server in turn, so often.
 const ROUNDS: usize = 3;
@@ -42,6 +45,7 @@ pub(crate) fn run() -> ExitCode {
             };
             claim("ibacm", with_ibacm(&mut samples));
             claim("ibarr", with_ibarr(&mut samples));
+            claim("the plain server", with_plain(&mut samples));
         }
         if let Some(verdicts) = report.claim("everything was measured", samples.verdicts()) {
             verdicts.into_iter().for_each(Report::figure);
@@ -55,6 +59,8 @@ pub(crate) fn run() -> ExitCode {
 enum Server {
     Ibacm,
     Ibarr,
+    /// It sends back what it is asked, so its replies are no paths.
+    Plain,
 }
 
 /// What is asked: as `rdma_getaddrinfo` does, as `rdma_resolve_route` does, and by GIDs.
@@ -113,20 +119,20 @@ impl Samples {
             let mut add = |what, took| self.0.entry((server, form, what)).or_default().push(took);
             let mut client = connect()?;
             // What is not remembered yet is asked for.
-            (0..20).try_for_each(|_| ask(&mut client, &request))?;
+            (0..20).try_for_each(|_| ask(server, &mut client, &request))?;
             let before = cpu_time(pid)?;
             for _ in 0..IN_TURN {
                 let began = Instant::now();
-                ask(&mut client, &request)?;
+                ask(server, &mut client, &request)?;
                 add(What::Latency, began.elapsed());
             }
             add(What::Alone, cpu_time(pid)?.saturating_sub(before) / u32::try_from(IN_TURN)?);
             let mut clients = (0..CLIENTS).map(|_| connect()).collect::<Result<Vec<_>>>()?;
-            clients.iter_mut().try_for_each(|client| ask(client, &request))?;
+            clients.iter_mut().try_for_each(|client| ask(server, client, &request))?;
             let before = cpu_time(pid)?;
             for _ in 0..OF_EACH {
                 clients.iter_mut().try_for_each(|client| client.write_all(&request))?;
-                clients.iter_mut().try_for_each(told)?;
+                clients.iter_mut().try_for_each(|client| told(server, client))?;
             }
             add(
                 What::AtOnce,
@@ -153,6 +159,7 @@ impl Samples {
             ] {
                 let ours = self.median(Server::Ibarr, form, what)?;
                 let theirs = self.median(Server::Ibacm, form, what)?;
+                let plain = self.median(Server::Plain, form, what)?;
                 let (ratio, aim, is_met) = if what == What::Latency {
                     let ratio = ours / theirs;
                     (ratio, format!("at most {LATENCY}"), ratio <= LATENCY)
@@ -163,8 +170,8 @@ impl Samples {
                 let verdict = if is_met { "met" } else { "missed" };
                 let form = form.name();
                 lines.push(format!(
-                    "{form}: {name}, ibarr / ibacm: {ratio:.2} ({ours:.1} and {theirs:.1} µs a request); \
-                     the aim is {aim}: {verdict}"
+                    "{form}: {name}, ibarr / ibacm: {ratio:.2} ({ours:.1} and {theirs:.1} µs a request; a \
+                     plain server {plain:.1}); the aim is {aim}: {verdict}"
                 ));
             }
         }
@@ -185,20 +192,39 @@ fn with_ibarr(samples: &mut Samples) -> Result<()> {
     here.stop().and(there.stop())
 }
 
+fn with_plain(samples: &mut Samples) -> Result<()> {
+    let server = spawn("plain", Place::Here, &[OWN, PLAIN])?;
+    eventually(|| connect().map(drop))?;
+    samples.measure(Server::Plain, server.id())?;
+    server.stop()?;
+    fs::remove_file(SOCKET).context(SOCKET)
+}
+
+/// Command that serves at the socket of ibacm, and sends back what it is asked.
+pub(crate) const PLAIN: &str = "acm-plain";
+
+pub(crate) fn plain() -> Result<Infallible> {
+    ibarr_testbed::bench::acm_echo::plain(Path::new(SOCKET))
+}
+
 fn connect() -> Result<UnixStream> {
     let stream = UnixStream::connect(SOCKET).context(SOCKET)?;
     stream.set_read_timeout(Some(Duration::from_secs(10)))?;
     Ok(stream)
 }
 
-fn ask(client: &mut UnixStream, request: &[u8]) -> Result<()> {
+fn ask(server: Server, client: &mut UnixStream, request: &[u8]) -> Result<()> {
     client.write_all(request)?;
-    told(client)
+    told(server, client)
 }
 
-fn told(client: &mut UnixStream) -> Result<()> {
+fn told(server: Server, client: &mut UnixStream) -> Result<()> {
     let mut bytes = [0; 1024];
     let len = client.read(&mut bytes)?;
+    if server == Server::Plain {
+        ensure!(len > 0, "it has closed the connection");
+        return Ok(());
+    }
     let reply = Reply::parse(bytes.get(..len).unwrap_or_default());
     ensure!(matches!(reply, Ok((_, Reply::Paths(..)))), "{reply:?}");
     Ok(())
