@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 
 //! The source address that routing chooses for a target. The kernel decides, because only it knows all rules and
-//! metrics. A search costs six system calls, twice as many as the rest of a request, so it is remembered for a second.
+//! metrics. A search costs five system calls, more than the rest of a request, so it is remembered for a second.
 
 use std::collections::HashMap;
 use std::net::IpAddr;
