@@ -85,6 +85,45 @@ bool ibtun_packet_queue(struct ibtun_hca *hca, struct ibtun_packet *packet)
 	return taken;
 }
 
+/*
+ * Whether a connection may send more now. If not, it is woken once the process
+ * has read: so a process that is slow loses none of its packets.
+ */
+bool ibtun_queue_has_room(struct ibtun_hca *hca, struct ibtun_qp *own)
+{
+	unsigned long flags;
+	bool room;
+
+	spin_lock_irqsave(&hca->lock, flags);
+	room = hca->closed || hca->queued <= hca->queue_limit / 2;
+	if (!room && list_empty(&own->waiting))
+		list_add_tail(&own->waiting, &hca->waiting);
+	spin_unlock_irqrestore(&hca->lock, flags);
+	return room;
+}
+
+void ibtun_queue_forget(struct ibtun_hca *hca, struct ibtun_qp *own)
+{
+	unsigned long flags;
+
+	spin_lock_irqsave(&hca->lock, flags);
+	list_del_init(&own->waiting);
+	spin_unlock_irqrestore(&hca->lock, flags);
+}
+
+/* With hca->lock held. */
+static void ibtun_wake_waiting(struct ibtun_hca *hca)
+{
+	struct ibtun_qp *own, *next;
+
+	if (!hca->closed && hca->queued > hca->queue_limit / 4)
+		return;
+	list_for_each_entry_safe(own, next, &hca->waiting, waiting) {
+		list_del_init(&own->waiting);
+		queue_work(hca->senders, &own->send);
+	}
+}
+
 void ibtun_queue_purge(struct ibtun_hca *hca)
 {
 	struct ibtun_packet *packet, *next;
@@ -94,6 +133,7 @@ void ibtun_queue_purge(struct ibtun_hca *hca)
 	hca->closed = true;
 	list_splice_init(&hca->queue, &purged);
 	hca->queued = 0;
+	ibtun_wake_waiting(hca);
 	spin_unlock_irq(&hca->lock);
 	list_for_each_entry_safe(packet, next, &purged, list)
 		kfree(packet);
@@ -111,6 +151,7 @@ static struct ibtun_packet *ibtun_dequeue(struct ibtun_hca *hca, size_t room)
 	} else if (packet) {
 		list_del(&packet->list);
 		hca->queued--;
+		ibtun_wake_waiting(hca);
 	}
 	spin_unlock_irq(&hca->lock);
 	return packet;

@@ -53,6 +53,7 @@ static void *ibtun_qp_priv_alloc(struct rvt_dev_info *rdi, struct rvt_qp *qp)
 		return ERR_PTR(-ENOMEM);
 	own->qp = qp;
 	INIT_WORK(&own->send, ibtun_send_work);
+	INIT_LIST_HEAD(&own->waiting);
 	return own;
 }
 
@@ -74,16 +75,8 @@ static void ibtun_stop_send(struct rvt_qp *qp)
 {
 	struct ibtun_qp *own = qp->priv;
 
+	ibtun_queue_forget(ibtun_from_ib(qp->ibqp.device), own);
 	cancel_work_sync(&own->send);
-}
-
-/* We keep nothing of a queue pair that would have to be undone. */
-static void ibtun_qp_nothing(struct rvt_qp *qp)
-{
-}
-
-static void ibtun_notify_restart_rc(struct rvt_qp *qp, u32 psn, int wait)
-{
 }
 
 static unsigned int ibtun_free_all_qps(struct rvt_dev_info *rdi)
@@ -142,10 +135,11 @@ static const struct rvt_driver_provided ibtun_driver = {
 	.setup_wqe = ibtun_setup_wqe,
 	.stop_send_queue = ibtun_stop_send,
 	.quiesce_qp = ibtun_stop_send,
-	.flush_qp_waiters = ibtun_qp_nothing,
-	.notify_qp_reset = ibtun_qp_nothing,
-	.notify_error_qp = ibtun_qp_nothing,
-	.notify_restart_rc = ibtun_notify_restart_rc,
+	.modify_qp = ibtun_modify_qp,
+	.flush_qp_waiters = ibtun_notify_error,
+	.notify_qp_reset = ibtun_notify_reset,
+	.notify_error_qp = ibtun_notify_error,
+	.notify_restart_rc = ibtun_notify_restart,
 	.get_pmtu_from_attr = ibtun_get_pmtu_from_attr,
 	.mtu_from_qp = ibtun_mtu_from_qp,
 	.mtu_to_path_mtu = ibtun_mtu_to_path_mtu,
@@ -372,6 +366,7 @@ struct ibtun_hca *ibtun_hca_create(struct ibtun_create *create)
 	hca->queue_limit = create->queue;
 	spin_lock_init(&hca->lock);
 	INIT_LIST_HEAD(&hca->queue);
+	INIT_LIST_HEAD(&hca->waiting);
 	init_waitqueue_head(&hca->readable);
 	mutex_init(&hca->reading);
 	INIT_WORK(&hca->removal, ibtun_removal_work);

@@ -4,7 +4,9 @@
  *
  * device.c is the character device: descriptors, records, ioctls. hca.c makes
  * and unmakes an HCA on rdmavt. port.c holds what a port is told about itself.
- * send.c and receive.c turn work requests into packets and back.
+ * send.c and receive.c turn work requests into packets and back. Connections
+ * over the wire: connection.c has what both ends share, requester.c asks,
+ * responder.c answers, message.c receives SEND and RDMA WRITE.
  */
 #ifndef IBTUN_H
 #define IBTUN_H
@@ -29,6 +31,8 @@
 #define IBTUN_DETH_WORDS	2
 #define IBTUN_IMM_WORDS		1
 #define IBTUN_ICRC_WORDS	1
+/* Longest header behind the BTH: that of an atomic request. */
+#define IBTUN_EXTENSION_WORDS	7
 
 #define IBTUN_LNH_LOCAL		2
 #define IBTUN_LNH_GLOBAL	3
@@ -40,6 +44,16 @@
 #define IBTUN_MULTICAST_QPN	0xffffff
 #define IBTUN_DEFAULT_PKEY	0xffff
 #define IBTUN_MAD_SIZE		256
+#define IBTUN_MAX_MESSAGE	0x80000000u
+#define IBTUN_PSN_MASK		0xffffff
+/* Of a BTH's opcode: the transport service, and what it does there. */
+#define IBTUN_SERVICE(opcode)	((opcode) & 0xe0)
+#define IBTUN_OPERATION(opcode)	((opcode) & 0x1f)
+/* A message, or the responses to a read, are fewer packets: half the PSNs are behind. */
+#define IBTUN_MAX_PACKETS	BIT(22)
+
+/* Packets for a connection that one turn of work sends. */
+#define IBTUN_CONNECTION_BATCH	16
 
 /* A record on its way to the process. */
 struct ibtun_packet {
@@ -76,6 +90,7 @@ struct ibtun_hca {
 	struct list_head queue;
 	u32 queued;
 	u32 queue_limit;
+	struct list_head waiting;	/* connections that wait for room */
 	bool closed;		/* nobody reads any more */
 	wait_queue_head_t readable;
 	struct mutex reading;	/* one record goes to one reader */
@@ -84,10 +99,81 @@ struct ibtun_hca {
 	struct ibtun_hca_port port[];
 };
 
-/* Of a queue pair, what rdmavt keeps for us in rvt_qp.priv. */
+/* How far the memory of a request or response has been gone through. */
+struct ibtun_cursor {
+	const void *of;		/* NULL: not known */
+	u32 offset;
+};
+
+/* The message that a responder is in the middle of. */
+enum ibtun_message {
+	IBTUN_NO_MESSAGE,
+	IBTUN_SEND_MESSAGE,
+	IBTUN_WRITE_MESSAGE,
+};
+
+/*
+ * Of a queue pair, what rdmavt keeps for us in rvt_qp.priv. What concerns
+ * connections is under r_lock and s_lock, both held.
+ */
 struct ibtun_qp {
 	struct rvt_qp *qp;
 	struct work_struct send;
+	struct list_head waiting;	/* in hca->waiting, under hca->lock */
+	bool wire;			/* connected over the wire */
+	unsigned long events;		/* BIT(enum ib_event_type), to be told unlocked */
+
+	/* requester */
+	u32 sent;			/* the PSN behind all that were ever sent */
+	bool recovering;		/* went back, and has heard nothing since */
+	struct ibtun_cursor sending;	/* in s_sge */
+	struct ibtun_cursor reading;	/* in s_rdma_read_sge */
+
+	/* responder */
+	enum ibtun_message receiving;
+	bool nak_sent;			/* since r_psn last moved */
+	bool failing;			/* with failure, once all else is answered */
+	enum ib_wc_status failure;
+	bool answer;			/* an acknowledge is due: */
+	u32 answer_psn;
+	u32 answer_aeth;
+	u32 response_psn;		/* of the tail of s_ack_queue */
+	struct ibtun_cursor responding;	/* in s_ack_rdma_sge */
+};
+
+/* A packet of a connection, without its path. */
+struct ibtun_frame {
+	u8 opcode;
+	bool ack_request;
+	bool solicited;
+	u8 words;			/* of the extension */
+	u32 psn;
+	u32 length;			/* of the payload */
+	__be32 extension[IBTUN_EXTENSION_WORDS];
+};
+
+/* A well-formed packet. */
+struct ibtun_parsed {
+	const __be32 *grh;	/* NULL: has none */
+	const void *payload;
+	u32 length;		/* of the payload, without pad */
+	u32 dlid;
+	u32 slid;
+	u8 sl;
+	u8 opcode;
+	bool management;	/* came on VL 15 */
+	bool solicited;
+	u16 pkey;
+	u32 qpn;
+	/* UD */
+	bool immediate;
+	__be32 imm;
+	u32 qkey;
+	u32 source_qpn;
+	/* RC, UC */
+	bool ack_request;
+	u32 psn;
+	const __be32 *extension;
 };
 
 static inline struct ibtun_hca *ibtun_from_rdi(struct rvt_dev_info *rdi)
@@ -130,10 +216,27 @@ static inline bool ibtun_pkeys_match(u16 a, u16 b)
 	return (a & 0x7fff) && !((a ^ b) & 0x7fff) && ((a | b) & 0x8000);
 }
 
+static inline bool ibtun_can(const struct rvt_qp *qp, int what)
+{
+	return ib_rvt_state_ops[qp->state] & what;
+}
+
+static inline bool ibtun_is_connected(const struct rvt_qp *qp)
+{
+	return qp->ibqp.qp_type == IB_QPT_RC || qp->ibqp.qp_type == IB_QPT_UC;
+}
+
+static inline struct ibtun_hca_port *ibtun_port_of(const struct rvt_qp *qp)
+{
+	return ibtun_port_numbered(ibtun_from_ib(qp->ibqp.device), qp->port_num);
+}
+
 /* device.c */
 struct ibtun_packet *ibtun_packet_alloc(struct ibtun_hca_port *port, u8 type, u32 words);
 bool ibtun_packet_queue(struct ibtun_hca *hca, struct ibtun_packet *packet);
 void ibtun_queue_purge(struct ibtun_hca *hca);
+bool ibtun_queue_has_room(struct ibtun_hca *hca, struct ibtun_qp *own);
+void ibtun_queue_forget(struct ibtun_hca *hca, struct ibtun_qp *own);
 
 /* hca.c */
 struct ibtun_hca *ibtun_hca_create(struct ibtun_create *create);
@@ -159,9 +262,50 @@ int ibtun_get_guid(struct rvt_dev_info *rdi, struct rvt_ibport *rvp, int index, 
 void ibtun_do_send(struct rvt_qp *qp);
 void ibtun_send_work(struct work_struct *work);
 int ibtun_setup_wqe(struct rvt_qp *qp, struct rvt_swqe *wqe, bool *call_send);
+bool ibtun_may_send(const struct ibtun_hca_port *port, bool management);
+struct ibtun_hca_port *ibtun_port_here(struct ibtun_hca *hca, struct rvt_qp *qp);
+__be32 *ibtun_put_path(__be32 *to, const struct ibtun_hca_port *port,
+		       const struct rdma_ah_attr *attr, bool management, u32 words);
+void ibtun_transmit(struct ibtun_hca *hca, struct ibtun_hca_port *port,
+		    struct ibtun_packet *packet);
 
 /* receive.c */
 void ibtun_receive(struct ibtun_hca *hca, struct ibtun_hca_port *port, const __be32 *words,
 		   u32 length);
+
+/* connection.c */
+void ibtun_modify_qp(struct rvt_qp *qp, struct ib_qp_attr *attr, int mask,
+		     struct ib_udata *udata);
+void ibtun_notify_reset(struct rvt_qp *qp);
+void ibtun_notify_error(struct rvt_qp *qp);
+void ibtun_notify_restart(struct rvt_qp *qp, u32 psn, int wait);
+void ibtun_send_connected(struct ibtun_hca *hca, struct rvt_qp *qp);
+void ibtun_deliver_connected(struct ibtun_hca *hca, struct ibtun_hca_port *port,
+			     struct rvt_qp *qp, const struct ibtun_parsed *parsed);
+void ibtun_send_frame(struct ibtun_hca *hca, struct rvt_qp *qp, const struct ibtun_frame *frame,
+		      struct rvt_sge_state *from);
+void ibtun_fail_connection(struct rvt_qp *qp, enum ib_wc_status status);
+
+/* requester.c: both locks of the queue pair held */
+bool ibtun_send_requests(struct ibtun_hca *hca, struct rvt_qp *qp, unsigned int *budget);
+void ibtun_receive_response(struct rvt_qp *qp, const struct ibtun_parsed *parsed);
+void ibtun_time_out(struct rvt_qp *qp);
+
+/* responder.c: both locks of the queue pair held */
+bool ibtun_send_answers(struct ibtun_hca *hca, struct rvt_qp *qp, unsigned int *budget);
+void ibtun_receive_rc(struct rvt_qp *qp, const struct ibtun_parsed *parsed);
+void ibtun_receive_uc(struct rvt_qp *qp, const struct ibtun_parsed *parsed);
+
+/* message.c: both locks of the queue pair held */
+enum ibtun_verdict {
+	IBTUN_TAKEN,
+	IBTUN_NO_RECEIVE,
+	IBTUN_INVALID,		/* opcode or length */
+	IBTUN_TOO_LONG,		/* for the receive */
+	IBTUN_NO_ACCESS,
+	IBTUN_NO_OPERATION,	/* the receive is faulty */
+};
+enum ibtun_verdict ibtun_take(struct rvt_qp *qp, const struct ibtun_parsed *parsed);
+void ibtun_abandon(struct rvt_qp *qp);
 
 #endif /* IBTUN_H */

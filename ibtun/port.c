@@ -29,6 +29,13 @@ const struct rdma_stat_desc ibtun_counter_names[IBTUN_COUNTERS] = {
 	[IBTUN_RX_DROP_QKEY].name = "rx_drop_qkey",
 	[IBTUN_RX_DROP_NO_RECEIVE].name = "rx_drop_no_receive",
 	[IBTUN_RC_UNREACHABLE].name = "rc_unreachable",
+	[IBTUN_RX_DROP_PATH].name = "rx_drop_path",
+	[IBTUN_RX_DROP_SEQUENCE].name = "rx_drop_sequence",
+	[IBTUN_RX_DUPLICATES].name = "rx_duplicates",
+	[IBTUN_RC_TIME_OUTS].name = "rc_time_outs",
+	[IBTUN_RC_SEQUENCE_NAKS].name = "rc_sequence_naks",
+	[IBTUN_RC_RNR_NAKS].name = "rc_rnr_naks",
+	[IBTUN_RC_LOST_RESPONSES].name = "rc_lost_responses",
 };
 
 void ibtun_port_init(struct ibtun_hca *hca, u8 number, __be64 guid)

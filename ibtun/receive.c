@@ -8,35 +8,76 @@
  */
 #include <linux/slab.h>
 #include <rdma/ib_mad.h>
+#include <rdma/ib_pack.h>
 #include <rdma/ib_verbs.h>
 
 #include "ibtun.h"
 
 #define IBTUN_GRH_BYTES		(IBTUN_GRH_WORDS * sizeof(__be32))
 
-/* A well-formed UD packet. */
-struct ibtun_parsed {
-	const __be32 *grh;	/* NULL: has none */
-	const void *payload;
-	u32 length;		/* of the payload, without pad */
-	u32 dlid;
-	u32 slid;
-	u8 sl;
-	bool management;	/* came on VL 15 */
-	bool solicited;
-	bool immediate;
-	__be32 imm;
-	u16 pkey;
-	u32 qpn;
-	u32 qkey;
-	u32 source_qpn;
+/*
+ * The words between BTH and payload of each operation of RC, of which UC has
+ * the first ones; -1 if there is no such operation.
+ */
+static const s8 ibtun_extensions[] = {
+	[IB_OPCODE_SEND_FIRST] = 0,
+	[IB_OPCODE_SEND_MIDDLE] = 0,
+	[IB_OPCODE_SEND_LAST] = 0,
+	[IB_OPCODE_SEND_LAST_WITH_IMMEDIATE] = 1,
+	[IB_OPCODE_SEND_ONLY] = 0,
+	[IB_OPCODE_SEND_ONLY_WITH_IMMEDIATE] = 1,
+	[IB_OPCODE_RDMA_WRITE_FIRST] = 4,
+	[IB_OPCODE_RDMA_WRITE_MIDDLE] = 0,
+	[IB_OPCODE_RDMA_WRITE_LAST] = 0,
+	[IB_OPCODE_RDMA_WRITE_LAST_WITH_IMMEDIATE] = 1,
+	[IB_OPCODE_RDMA_WRITE_ONLY] = 4,
+	[IB_OPCODE_RDMA_WRITE_ONLY_WITH_IMMEDIATE] = 5,
+	[IB_OPCODE_RDMA_READ_REQUEST] = 4,
+	[IB_OPCODE_RDMA_READ_RESPONSE_FIRST] = 1,
+	[IB_OPCODE_RDMA_READ_RESPONSE_MIDDLE] = 0,
+	[IB_OPCODE_RDMA_READ_RESPONSE_LAST] = 1,
+	[IB_OPCODE_RDMA_READ_RESPONSE_ONLY] = 1,
+	[IB_OPCODE_ACKNOWLEDGE] = 1,
+	[IB_OPCODE_ATOMIC_ACKNOWLEDGE] = 3,
+	[IB_OPCODE_COMPARE_SWAP] = 7,
+	[IB_OPCODE_FETCH_ADD] = 7,
+	[0x15] = -1,
+	[IB_OPCODE_SEND_LAST_WITH_INVALIDATE] = 1,
+	[IB_OPCODE_SEND_ONLY_WITH_INVALIDATE] = 1,
 };
 
-/* length: bytes there are. Whether it is a UD packet of just that length. */
+/* The words between BTH and payload; -1 for an operation that we do not know. */
+static int ibtun_extension_words(u8 opcode)
+{
+	unsigned int operation = IBTUN_OPERATION(opcode);
+
+	switch (IBTUN_SERVICE(opcode)) {
+	case IB_OPCODE_UD:
+		if (opcode == IBTUN_UD_SEND_ONLY)
+			return IBTUN_DETH_WORDS;
+		return opcode == IBTUN_UD_SEND_ONLY_IMM ? IBTUN_DETH_WORDS + IBTUN_IMM_WORDS : -1;
+	case IB_OPCODE_UC:
+		if (operation > IB_OPCODE_RDMA_WRITE_ONLY_WITH_IMMEDIATE)
+			return -1;
+		fallthrough;
+	case IB_OPCODE_RC:
+		return operation < ARRAY_SIZE(ibtun_extensions) ? ibtun_extensions[operation] : -1;
+	default:
+		return -1;
+	}
+}
+
+static bool ibtun_is_multicast(const struct ibtun_parsed *parsed)
+{
+	return parsed->dlid >= IBTUN_MULTICAST_LID && parsed->dlid != IBTUN_PERMISSIVE_LID;
+}
+
+/* length: bytes there are. Whether it is a packet of just that length. */
 static bool ibtun_parse(const __be32 *words, u32 length, struct ibtun_parsed *parsed)
 {
 	u32 left = length / sizeof(*words);
-	u32 first, second, lnh, opcode, pad;
+	u32 first, second, lnh, pad;
+	int extension;
 
 	if (length % sizeof(*words) || left < IBTUN_LRH_WORDS)
 		return false;
@@ -70,30 +111,34 @@ static bool ibtun_parse(const __be32 *words, u32 length, struct ibtun_parsed *pa
 		return false;
 	}
 
-	if (left < IBTUN_BTH_WORDS + IBTUN_DETH_WORDS)
+	if (left < IBTUN_BTH_WORDS)
 		return false;
 	first = be32_to_cpu(words[0]);
-	opcode = first >> 24;
+	second = be32_to_cpu(words[2]);
+	parsed->opcode = first >> 24;
 	pad = (first >> 20) & 3;
 	parsed->solicited = (first >> 23) & 1;
 	parsed->pkey = first & 0xffff;
 	parsed->qpn = be32_to_cpu(words[1]) & 0xffffff;
-	parsed->qkey = be32_to_cpu(words[3]);
-	parsed->source_qpn = be32_to_cpu(words[4]) & 0xffffff;
-	words += IBTUN_BTH_WORDS + IBTUN_DETH_WORDS;
-	left -= IBTUN_BTH_WORDS + IBTUN_DETH_WORDS;
-	if ((first >> 16) & 15)
+	parsed->ack_request = second >> 31;
+	parsed->psn = second & IBTUN_PSN_MASK;
+	words += IBTUN_BTH_WORDS;
+	left -= IBTUN_BTH_WORDS;
+	extension = ibtun_extension_words(parsed->opcode);
+	if (((first >> 16) & 15) || extension < 0 || left < (u32)extension)
 		return false;
-	parsed->immediate = opcode == IBTUN_UD_SEND_ONLY_IMM;
-	if (parsed->immediate) {
-		if (left < IBTUN_IMM_WORDS)
-			return false;
-		parsed->imm = words[0];
-		words += IBTUN_IMM_WORDS;
-		left -= IBTUN_IMM_WORDS;
-	} else if (opcode != IBTUN_UD_SEND_ONLY) {
+	parsed->extension = words;
+	parsed->immediate = parsed->opcode == IBTUN_UD_SEND_ONLY_IMM;
+	if (IBTUN_SERVICE(parsed->opcode) == IB_OPCODE_UD) {
+		parsed->qkey = be32_to_cpu(words[0]);
+		parsed->source_qpn = be32_to_cpu(words[1]) & 0xffffff;
+		if (parsed->immediate)
+			parsed->imm = words[2];
+	} else if (parsed->qpn <= 1 || ibtun_is_multicast(parsed)) {
 		return false;
 	}
+	words += extension;
+	left -= extension;
 	parsed->payload = words;
 	if (left * sizeof(*words) < pad)
 		return false;
@@ -102,11 +147,6 @@ static bool ibtun_parse(const __be32 *words, u32 length, struct ibtun_parsed *pa
 	if (parsed->management != !parsed->qpn)
 		return false;
 	return parsed->qpn > 1 || parsed->length == IBTUN_MAD_SIZE;
-}
-
-static bool ibtun_is_multicast(const struct ibtun_parsed *parsed)
-{
-	return parsed->dlid >= IBTUN_MULTICAST_LID && parsed->dlid != IBTUN_PERMISSIVE_LID;
 }
 
 /* Whether the port's link lets the packet in. */
@@ -323,9 +363,11 @@ void ibtun_receive(struct ibtun_hca *hca, struct ibtun_hca_port *port, const __b
 	}
 	rcu_read_lock();
 	qp = rvt_lookup_qpn(&hca->rdi, &port->rvp, parsed.qpn);
-	if (qp)
+	if (!qp)
+		ibtun_count(port, IBTUN_RX_DROP_QP);
+	else if (IBTUN_SERVICE(parsed.opcode) == IB_OPCODE_UD)
 		ibtun_deliver(hca, port, qp, &parsed);
 	else
-		ibtun_count(port, IBTUN_RX_DROP_QP);
+		ibtun_deliver_connected(hca, port, qp, &parsed);
 	rcu_read_unlock();
 }

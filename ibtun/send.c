@@ -14,6 +14,21 @@
 #define IBTUN_IP_VERSION	6
 #define IBTUN_NEXT_HEADER	0x1b
 
+static int ibtun_setup_connected(struct rvt_qp *qp, struct rvt_swqe *wqe)
+{
+	struct ibtun_qp *own = qp->priv;
+
+	if (wqe->length > IBTUN_MAX_MESSAGE)
+		return -EINVAL;
+	if (own->wire && wqe->length >> qp->log_pmtu >= IBTUN_MAX_PACKETS)
+		return -EINVAL;
+	/* Whatever memory there is for the result, the response is one packet. */
+	if (wqe->wr.opcode == IB_WR_ATOMIC_CMP_AND_SWP ||
+	    wqe->wr.opcode == IB_WR_ATOMIC_FETCH_AND_ADD)
+		wqe->lpsn = wqe->psn;
+	return 0;
+}
+
 /* Refuses what does not fit a packet: a UD message is one. */
 int ibtun_setup_wqe(struct rvt_qp *qp, struct rvt_swqe *wqe, bool *call_send)
 {
@@ -29,12 +44,12 @@ int ibtun_setup_wqe(struct rvt_qp *qp, struct rvt_swqe *wqe, bool *call_send)
 			return -EINVAL;
 		return 0;
 	default:
-		return wqe->length > 0x80000000u ? -EINVAL : 0;
+		return ibtun_setup_connected(qp, wqe);
 	}
 }
 
 /* Whether the port's link lets a packet of this queue pair out. */
-static bool ibtun_may_send(const struct ibtun_hca_port *port, bool management)
+bool ibtun_may_send(const struct ibtun_hca_port *port, bool management)
 {
 	if (management)
 		return READ_ONCE(port->phys_state) == IB_PORT_PHYS_STATE_LINK_UP;
@@ -74,6 +89,30 @@ static __be32 *ibtun_put_grh(__be32 *to, const struct ibtun_hca_port *port,
 	to += sizeof(source) / sizeof(*to);
 	memcpy(to, &route->dgid, sizeof(route->dgid));
 	return to + sizeof(route->dgid) / sizeof(*to);
+}
+
+/* LRH, and GRH if the path has one. words: those of the whole packet. */
+__be32 *ibtun_put_path(__be32 *to, const struct ibtun_hca_port *port,
+		       const struct rdma_ah_attr *attr, bool management, u32 words)
+{
+	to = ibtun_put_lrh(to, port, attr, management, words);
+	if (rdma_ah_get_ah_flags(attr) & IB_AH_GRH)
+		to = ibtun_put_grh(to, port, attr, words - IBTUN_LRH_WORDS);
+	return to;
+}
+
+/* Hands the packet to the process. What is lost here, a wire could lose. */
+void ibtun_transmit(struct ibtun_hca *hca, struct ibtun_hca_port *port,
+		    struct ibtun_packet *packet)
+{
+	u32 length = packet->record.length - sizeof(packet->record);
+
+	if (!ibtun_packet_queue(hca, packet)) {
+		ibtun_count(port, IBTUN_TX_DROP_QUEUE);
+		return;
+	}
+	ibtun_count(port, IBTUN_TX_PACKETS);
+	ibtun_add(port, IBTUN_TX_BYTES, length);
 }
 
 static u16 ibtun_pkey_of(struct ibtun_hca *hca, const struct ibtun_hca_port *port,
@@ -140,7 +179,7 @@ static void ibtun_put_payload(void *to, struct rvt_qp *qp, struct rvt_swqe *wqe,
 	}
 }
 
-/* Hands one UD request to the process. What is lost here, a wire could lose. */
+/* Makes a packet of a UD request. */
 static void ibtun_send_packet(struct ibtun_hca *hca, struct rvt_qp *qp, struct rvt_swqe *wqe)
 {
 	struct ibtun_hca_port *port = ibtun_port_numbered(hca, qp->port_num);
@@ -152,7 +191,6 @@ static void ibtun_send_packet(struct ibtun_hca *hca, struct rvt_qp *qp, struct r
 		    (wqe->length + pad) / sizeof(__be32);
 	struct ibtun_packet *packet;
 	u16 pkey = ibtun_pkey_of(hca, port, qp, wqe);
-	u64 length;
 	__be32 *to;
 
 	if (!ibtun_may_send(port, management)) {
@@ -168,23 +206,10 @@ static void ibtun_send_packet(struct ibtun_hca *hca, struct rvt_qp *qp, struct r
 		ibtun_count(port, IBTUN_TX_DROP_MEMORY);
 		return;
 	}
-	to = ibtun_put_lrh(packet->body, port, attr, management, words);
-	if (global)
-		to = ibtun_put_grh(to, port, attr, words - IBTUN_LRH_WORDS);
+	to = ibtun_put_path(packet->body, port, attr, management, words);
 	to = ibtun_put_bth(to, qp, wqe, pkey, pad);
 	ibtun_put_payload(to, qp, wqe, pad);
-	length = words * sizeof(__be32);
-	if (!ibtun_packet_queue(hca, packet)) {
-		ibtun_count(port, IBTUN_TX_DROP_QUEUE);
-		return;
-	}
-	ibtun_count(port, IBTUN_TX_PACKETS);
-	ibtun_add(port, IBTUN_TX_BYTES, length);
-}
-
-static bool ibtun_can(const struct rvt_qp *qp, int what)
-{
-	return ib_rvt_state_ops[qp->state] & what;
+	ibtun_transmit(hca, port, packet);
 }
 
 static bool ibtun_has_requests(struct rvt_qp *qp)
@@ -231,10 +256,11 @@ static bool ibtun_send_datagrams(struct ibtun_hca *hca, struct rvt_qp *qp)
 }
 
 /*
- * Whether the path of a connected queue pair leads to the queue pair of this
- * HCA that has the number: another HCA may have one of the same number.
+ * The port that the path of a connected queue pair leads to, if that and the
+ * queue pair of the number are of this HCA: another may have one of the same
+ * number. Otherwise NULL.
  */
-static bool ibtun_leads_here(struct ibtun_hca *hca, struct rvt_qp *qp)
+struct ibtun_hca_port *ibtun_port_here(struct ibtun_hca *hca, struct rvt_qp *qp)
 {
 	const struct rdma_ah_attr *attr = &qp->remote_ah_attr;
 	struct ibtun_hca_port *from = ibtun_port_numbered(hca, qp->port_num);
@@ -247,20 +273,29 @@ static bool ibtun_leads_here(struct ibtun_hca *hca, struct rvt_qp *qp)
 	if (remote)
 		to = ibtun_port_numbered(hca, remote->port_num);
 	rcu_read_unlock();
-	if (!to || READ_ONCE(from->state) != IB_PORT_ACTIVE ||
-	    READ_ONCE(to->state) != IB_PORT_ACTIVE)
-		return false;
+	if (!to)
+		return NULL;
 	if (!(rdma_ah_get_ah_flags(attr) & IB_AH_GRH))
-		return ibtun_has_lid(to, rdma_ah_get_dlid(attr));
+		return ibtun_has_lid(to, rdma_ah_get_dlid(attr)) ? to : NULL;
 	if (rdma_ah_read_grh(attr)->dgid.global.subnet_prefix != READ_ONCE(to->rvp.gid_prefix))
-		return false;
+		return NULL;
 	for (index = 0; index < hca->guids; index++) {
 		__be64 guid = READ_ONCE(to->guid[index]);
 
 		if (guid && rdma_ah_read_grh(attr)->dgid.global.interface_id == guid)
-			return true;
+			return to;
 	}
-	return false;
+	return NULL;
+}
+
+/* Whether rdmavt can carry what the queue pair sends. */
+static bool ibtun_is_reachable(struct ibtun_hca *hca, struct rvt_qp *qp)
+{
+	struct ibtun_hca_port *from = ibtun_port_numbered(hca, qp->port_num);
+	struct ibtun_hca_port *to = ibtun_port_here(hca, qp);
+
+	return to && READ_ONCE(from->state) == IB_PORT_ACTIVE &&
+	       READ_ONCE(to->state) == IB_PORT_ACTIVE;
 }
 
 /* What a wire would do to a request that nobody acknowledges, without the wait. */
@@ -294,11 +329,6 @@ static void ibtun_fail_unreachable(struct ibtun_hca *hca, struct rvt_qp *qp)
 	}
 }
 
-static bool ibtun_is_connected(const struct rvt_qp *qp)
-{
-	return qp->ibqp.qp_type == IB_QPT_RC || qp->ibqp.qp_type == IB_QPT_UC;
-}
-
 void ibtun_send_work(struct work_struct *work)
 {
 	struct ibtun_qp *own = container_of(work, struct ibtun_qp, send);
@@ -310,8 +340,12 @@ void ibtun_send_work(struct work_struct *work)
 			queue_work(hca->senders, work);
 		return;
 	}
+	if (own->wire) {
+		ibtun_send_connected(hca, qp);
+		return;
+	}
 	/* rdmavt's loopback flushes as well as it sends. */
-	if (ibtun_can(qp, RVT_PROCESS_NEXT_SEND_OK) && !ibtun_leads_here(hca, qp))
+	if (ibtun_can(qp, RVT_PROCESS_NEXT_SEND_OK) && !ibtun_is_reachable(hca, qp))
 		ibtun_fail_unreachable(hca, qp);
 	else
 		rvt_ruc_loopback(qp);

@@ -21,7 +21,7 @@ pub const MAX_GUIDS: usize = 32;
 /// `IBTUN_MAX_COUNTERS`.
 pub const MAX_COUNTERS: usize = 32;
 /// `IBTUN_MAX_PACKET`.
-pub const MAX_PACKET: usize = 8 + 40 + 12 + 8 + 4 + 4096;
+pub const MAX_PACKET: usize = 8 + 40 + 12 + 16 + 4 + 4096;
 /// `IBTUN_MAX_RECORD`.
 pub const MAX_RECORD: usize = size_of::<Record>() + MAX_PACKET;
 
@@ -306,7 +306,7 @@ mod tests {
         ] {
             assert_eq!(constants.get(name), Some(&value), "{name}");
         }
-        assert!(HEADER.contains("IBTUN_MAX_PACKET\t(8 + 40 + 12 + 8 + 4 + 4096)"));
+        assert!(HEADER.contains("IBTUN_MAX_PACKET\t(8 + 40 + 12 + 16 + 4 + 4096)"));
     }
 
     #[test]

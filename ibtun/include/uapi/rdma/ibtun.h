@@ -73,8 +73,8 @@ struct ibtun_capabilities {
 	__u32 reserved;
 };
 
-/* The largest record there is: LRH, GRH, BTH, DETH, ImmDt, 4096 bytes. */
-#define IBTUN_MAX_PACKET	(8 + 40 + 12 + 8 + 4 + 4096)
+/* The largest record there is: LRH, GRH, BTH, RETH, ImmDt, 4096 bytes. */
+#define IBTUN_MAX_PACKET	(8 + 40 + 12 + 16 + 4 + 4096)
 #define IBTUN_MAX_RECORD	(sizeof(struct ibtun_record) + IBTUN_MAX_PACKET)
 
 /*
@@ -186,7 +186,14 @@ enum ibtun_counter {
 	IBTUN_RX_DROP_PKEY,
 	IBTUN_RX_DROP_QKEY,
 	IBTUN_RX_DROP_NO_RECEIVE,	/* none posted, or too small */
-	IBTUN_RC_UNREACHABLE,	/* RC or UC to somewhere else than this HCA */
+	IBTUN_RC_UNREACHABLE,	/* RC or UC that left this HCA, or whose port is down */
+	IBTUN_RX_DROP_PATH,	/* RC or UC from another port than the peer's */
+	IBTUN_RX_DROP_SEQUENCE,	/* RC or UC out of order, or nothing that was asked for */
+	IBTUN_RX_DUPLICATES,	/* requests that have been served before */
+	IBTUN_RC_TIME_OUTS,
+	IBTUN_RC_SEQUENCE_NAKS,	/* received: packets were lost on the way there */
+	IBTUN_RC_RNR_NAKS,	/* received: the peer had posted no receive */
+	IBTUN_RC_LOST_RESPONSES,	/* packets were lost on the way back */
 	IBTUN_COUNTERS
 };
 
