@@ -305,6 +305,7 @@ enum ibtun_verdict {
 	IBTUN_NO_ACCESS,
 	IBTUN_NO_OPERATION,	/* the receive is faulty */
 };
+
 enum ibtun_verdict ibtun_take(struct rvt_qp *qp, const struct ibtun_parsed *parsed);
 void ibtun_abandon(struct rvt_qp *qp);
 

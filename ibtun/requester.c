@@ -18,13 +18,25 @@
 #define IBTUN_WINDOW		64
 /* An acknowledge is asked for at least so often. */
 #define IBTUN_ACK_INTERVAL	16
-/* IBA: a time-out is up to four times what the consumer says. */
+/*
+ * IBA volume 1, 9.7.6.1.3: a time-out is up to four times what the consumer
+ * says. So short ones are, for the process that is the fabric is no hardware.
+ */
+#define IBTUN_SHORT_TIMEOUT	16	/* 4.096 us * 2^16 */
 #define IBTUN_TIMEOUT_SHIFT	2
 
 /* Negative, zero or positive, as a is before, at or behind b. */
 static int ibtun_cmp(u32 a, u32 b)
 {
 	return rvt_cmp_msn(a, b);
+}
+
+static void ibtun_start_timer(struct rvt_qp *qp)
+{
+	/* 0 is never. */
+	if (qp->timeout)
+		rvt_mod_retry_timer_ext(qp, qp->timeout < IBTUN_SHORT_TIMEOUT ?
+					    IBTUN_TIMEOUT_SHIFT : 0);
 }
 
 static bool ibtun_is_local(const struct rvt_swqe *wqe)
@@ -71,9 +83,16 @@ static void ibtun_fail_oldest(struct rvt_qp *qp, enum ib_wc_status status)
 	ibtun_fail_connection(qp, IB_WC_WR_FLUSH_ERR);
 }
 
+/* Whether there is a request of this index. */
+static bool ibtun_is_posted(struct rvt_qp *qp, u32 index)
+{
+	/* Pairs with the barrier before rdmavt moves the head. */
+	return index != smp_load_acquire(&qp->s_head);
+}
+
 static void ibtun_flush(struct rvt_qp *qp)
 {
-	while (qp->s_last != smp_load_acquire(&qp->s_head)) {
+	while (ibtun_is_posted(qp, qp->s_last)) {
 		struct rvt_swqe *wqe = ibtun_oldest(qp);
 
 		if (wqe->wr.opcode == IB_WR_LOCAL_INV &&
@@ -107,7 +126,7 @@ static struct rvt_swqe *ibtun_next_request(struct rvt_qp *qp)
 again:
 	is_new = qp->s_cur == qp->s_tail;
 	if (is_new && (!ibtun_can(qp, RVT_PROCESS_NEXT_SEND_OK) ||
-		       qp->s_tail == smp_load_acquire(&qp->s_head)))
+		       !ibtun_is_posted(qp, qp->s_tail)))
 		return NULL;
 	wqe = rvt_get_swqe_ptr(qp, qp->s_cur);
 	if (is_new && ibtun_is_local(wqe)) {
@@ -248,8 +267,8 @@ static void ibtun_send_request(struct ibtun_hca *hca, struct rvt_qp *qp, struct 
 			ibtun_complete_oldest(qp, IB_WC_SUCCESS);
 		}
 	}
-	if (reliable && qp->timeout && !(qp->s_flags & RVT_S_TIMER))
-		rvt_mod_retry_timer_ext(qp, IBTUN_TIMEOUT_SHIFT);
+	if (reliable && !(qp->s_flags & RVT_S_TIMER))
+		ibtun_start_timer(qp);
 }
 
 /* Whether there is more to send at once. */
@@ -292,8 +311,8 @@ static void ibtun_made_progress(struct rvt_qp *qp)
 		return;
 	if (!ibtun_is_outstanding(qp))
 		rvt_stop_rc_timers(qp);
-	else if (qp->timeout)
-		rvt_mod_retry_timer_ext(qp, IBTUN_TIMEOUT_SHIFT);
+	else
+		ibtun_start_timer(qp);
 }
 
 /* Sends all again that is not acknowledged. */
