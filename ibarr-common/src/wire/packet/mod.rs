@@ -9,8 +9,8 @@
 //! | [`GrhWire`] | 40 | link next header 3 |
 //! | [`BthWire`] | 12 | always; raw packets are refused |
 //! | [`DethWire`] | 8 | unreliable datagrams |
-//! | immediate data | 4 | unreliable datagrams with immediate |
-//! | payload, padding | 0..=4096, 0..=3 | extended headers of other transports count as payload |
+//! | extended headers | 0..=28 | of the operation, such as immediate data |
+//! | payload, padding | 0..=4096, 0..=3 | |
 //!
 //! The two checksums at the end of a packet on a cable, [`icrc`] and [`vcrc`], are not part of it
 //! here: the code that models a cable adds them. The lengths in the headers still count the first
@@ -28,9 +28,9 @@ use zerocopy::FromBytes;
 
 use crate::ib::{Lid, PKey, Qpn, Sl};
 
-/// Length of the longest packet in bytes: a payload of the largest MTU, and every header of a
-/// datagram.
-pub const MAX_LEN: usize = 8 + 40 + 12 + 8 + 4 + MAX_PAYLOAD;
+/// Length of the longest packet in bytes: RDMA WRITE with immediate, with a payload of the largest
+/// MTU.
+pub const MAX_LEN: usize = 8 + 40 + 12 + 16 + 4 + MAX_PAYLOAD;
 
 /// The largest MTU in bytes.
 pub const MAX_PAYLOAD: usize = 4096;
@@ -115,19 +115,13 @@ impl<'a> Packet<'a> {
         if bth.transport_version() != 0 {
             return Err(Error::Version);
         }
-        let (deth, rest) = match bth.opcode {
-            OPCODE_UD_SEND => {
-                let (deth, rest) =
-                    DethWire::read_from_prefix(rest).map_err(|_| Error::Truncated)?;
-                (Some(deth), rest)
+        let deth = match bth.opcode {
+            OPCODE_UD_SEND | OPCODE_UD_SEND_IMMEDIATE => {
+                Some(DethWire::read_from_prefix(rest).map_err(|_| Error::Truncated)?.0)
             }
-            OPCODE_UD_SEND_IMMEDIATE => {
-                let (deth, rest) =
-                    DethWire::read_from_prefix(rest).map_err(|_| Error::Truncated)?;
-                (Some(deth), rest.get(4..).ok_or(Error::Truncated)?)
-            }
-            _ => (None, rest),
+            _ => None,
         };
+        let rest = rest.get(extension_len(bth.opcode)..).ok_or(Error::Truncated)?;
         let payload_len = rest.len().checked_sub(bth.pad_count()).ok_or(Error::Truncated)?;
         let payload = rest.get(..payload_len).ok_or(Error::Truncated)?;
         Ok(Self {
@@ -148,6 +142,26 @@ impl<'a> Packet<'a> {
     /// Offset of the payload in the bytes of the packet.
     pub fn payload_at(&self) -> usize {
         self.payload_at
+    }
+}
+
+/// Length in bytes of the headers between BTH and payload (IBA vol. 1 §9.3, §9.4). 0 for operations
+/// that are not known.
+fn extension_len(opcode: u8) -> usize {
+    match opcode {
+        OPCODE_UD_SEND => 8,
+        OPCODE_UD_SEND_IMMEDIATE => 12,
+        // Reliable and unreliable connections have the same operations.
+        0x00..=0x3f => match opcode & 0x1f {
+            // Immediate data, AETH or IETH.
+            0x03 | 0x05 | 0x09 | 0x0d | 0x0f..=0x11 | 0x16 | 0x17 => 4,
+            0x06 | 0x0a | 0x0c => 16,
+            0x0b => 20,
+            0x12 => 12,
+            0x13 | 0x14 => 28,
+            _ => 0,
+        },
+        _ => 0,
     }
 }
 
