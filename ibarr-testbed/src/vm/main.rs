@@ -23,6 +23,7 @@ mod rtnetlink;
 #[expect(unsafe_code, reason = "system calls without a safe wrapper")]
 mod sys;
 mod timings;
+mod wire;
 
 use std::convert::Infallible;
 use std::env;
@@ -46,6 +47,7 @@ fn main() -> ExitCode {
         [_, "run-e"] => events::run(),
         [_, "run-f"] => no_ipv6::run(),
         [_, "run-g"] => acm::run(),
+        [_, "run-h"] => wire::run(),
         [_, "acm-speed"] => acm::speed::run(),
         [_, acm::speed::PLAIN] => failure(acm::speed::plain()),
         [_, "shell"] => rig::shell(),

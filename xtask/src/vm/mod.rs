@@ -126,6 +126,8 @@ enum Fabric {
     F,
     /// ib_acme and librdmacm, without ibacm
     G,
+    /// connections between HCAs
+    H,
 }
 
 impl Fabric {
@@ -139,6 +141,7 @@ impl Fabric {
             Self::E => "run-e",
             Self::F => "run-f",
             Self::G => "run-g",
+            Self::H => "run-h",
         }
     }
 
@@ -366,7 +369,7 @@ fn prepare_run(
     rig::prepare(workspace, scenario.name(), built, prepared)?;
     prepared.about = scenario.about();
     prepared.processors = match scenario {
-        Fabric::A => Processors::Two,
+        Fabric::A | Fabric::H => Processors::Two,
         // Its times must not depend on other work of the machine.
         Fabric::C => Processors::Counted,
         // These attach the responder.

@@ -45,6 +45,8 @@ const PROGRAMS: &[&str] = &[
     "mckey",
     "ibv_devinfo",
     "ibv_rc_pingpong",
+    "ibv_srq_pingpong",
+    "ibv_uc_pingpong",
     "ibv_ud_pingpong",
     "ibnetdiscover",
     "ibping",

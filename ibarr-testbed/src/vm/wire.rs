@@ -1,0 +1,258 @@
+// SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
+
+//! `vm run h`: connections between two HCAs cross the fabric, packet by packet. Programs of other people
+//! connect and check their data, on a fabric that loses nothing and on one that does.
+
+use std::fs;
+use std::process::ExitCode;
+use std::sync::atomic::{AtomicU16, Ordering};
+use std::time::Duration;
+
+use anyhow::{Context as _, Result, bail, ensure};
+
+use crate::report::Report;
+use crate::rig::{self, Place, Rig, is_listening, rping, spawn};
+
+/// The namespace of the subnet manager's port, whose HCA is another than that of all nodes.
+const M: Place = Place::Netns("m");
+const M_INTERFACE: &str = "ib5";
+const M_ADDRESS: &str = "10.1.0.3";
+
+/// HCA and port of both ends of most connections.
+const OURS: End = End("ibtun0", "1");
+const OTHER: End = End("ibtun1", "1");
+/// Another port of our HCA.
+const SAME: End = End("ibtun0", "2");
+
+/// What a port counts only if packets were lost, or were thought to be.
+const LOSSES: [&str; 6] = [
+    "rc_time_outs",
+    "rc_sequence_naks",
+    "rc_lost_responses",
+    "rx_duplicates",
+    "rx_drop_sequence",
+    "tx_drop_queue",
+];
+
+/// The module's parameter for connections inside one HCA.
+const LOOPBACK: &str = "/sys/module/ibtun/parameters/loopback";
+
+#[derive(Clone, Copy, Debug)]
+struct End(&'static str, &'static str);
+
+impl End {
+    fn count(self, counter: &str) -> Result<u64> {
+        let file =
+            format!("/sys/class/infiniband/{}/ports/{}/hw_counters/{counter}", self.0, self.1);
+        Ok(fs::read_to_string(&file).context(file)?.trim().parse()?)
+    }
+}
+
+pub(crate) fn run() -> ExitCode {
+    let mut report = Report::default();
+    if let Some(_rig) = report.claim("the rig stands", Rig::up()) {
+        prove(&mut report);
+    }
+    report.end()
+}
+
+fn prove(report: &mut Report) {
+    let rc = |options: &[&str]| pingpong("ibv_rc_pingpong", [OTHER, OURS], options);
+    report.claim("the other HCA has an interface in a namespace", other_host());
+    report.claim("RC: small messages arrive whole", rc(&["-s", "100", "-n", "200"]));
+    let large = ["-s", "300000", "-m", "1024", "-n", "20"];
+    report.claim("RC: messages of many packets arrive whole", rc(&large));
+    let global = ["-s", "300000", "-m", "4096", "-n", "20", "-g", "0"];
+    report.claim("RC: the same with a global route header and the largest MTU", rc(&global));
+    report.claim("RC: the same with events", rc(&["-e", "-s", "5000", "-n", "100"]));
+    let uc = ["-s", "5000", "-n", "100"];
+    report.claim("UC: messages arrive whole", pingpong("ibv_uc_pingpong", [OTHER, OURS], &uc));
+    let srq = ["-s", "5000", "-n", "200", "-q", "4"];
+    report.claim(
+        "RC with a shared receive queue: messages arrive whole",
+        pingpong("ibv_srq_pingpong", [OTHER, OURS], &srq),
+    );
+    report.claim("rping reads and writes the other's memory", rping(M, M_ADDRESS));
+    report.claim("rsockets write with immediate", stream(M, M_ADDRESS));
+    report.claim("IPoIB runs in connected mode between HCAs", connected_mode());
+    report.claim("the capture has the packets", is_captured());
+    report.claim("without loss nothing was sent twice", nothing_lost());
+
+    let lossy = ["-s", "20000", "-m", "1024", "-n", "50"];
+    let with_loss = || -> Result<()> {
+        fault("5%")?;
+        rc(&lossy)?;
+        ensure!(OURS.count("rc_sequence_naks")? > 0, "no sequence error");
+        Ok(())
+    };
+    report.claim("RC: with 5% of the packets lost, all data arrives", with_loss());
+    report.claim("rping's data is right with 5% lost", rping(M, M_ADDRESS));
+    for end in [OURS, OTHER] {
+        let counts = LOSSES.iter().map(|name| Ok(format!("{name} {}", end.count(name)?)));
+        let counts = counts.collect::<Result<Vec<_>>>().unwrap_or_default();
+        Report::note(format_args!("{end:?}: {}", counts.join(", ")));
+    }
+    report.claim("a silent peer ends a connection with retry exceeded", silent_peer());
+    report.claim("the fabric is mended", fault("0%").and_then(|()| rc(&lossy)));
+
+    report.claim("inside one HCA nothing goes over the wire", inside(false));
+    report.claim("inside one HCA all goes over the wire, if wanted", inside(true));
+}
+
+/// Moves the interface of the other HCA to its namespace, in our IP subnet.
+fn other_host() -> Result<()> {
+    rig::ip(Place::Here, "netns add m")?;
+    rig::ip(Place::Here, &format!("link set {M_INTERFACE} netns m"))?;
+    rig::ip(M, "link set lo up")?;
+    rig::ip(M, &format!("address add {M_ADDRESS}/24 dev {M_INTERFACE}"))?;
+    rig::ip(M, &format!("link set {M_INTERFACE} up"))?;
+    rig::is_up(M, M_INTERFACE)
+}
+
+/// One of libibverbs' examples: server at the first end, client at the second. Both check what they
+/// receive.
+fn pingpong(program: &str, [server, client]: [End; 2], options: &[&str]) -> Result<()> {
+    let (listening, words) = start_pingpong(program, server, client, options)?;
+    let words: Vec<_> = words.iter().map(String::as_str).collect();
+    let said = rig::run(Place::Here, &words);
+    let said = said.with_context(|| listening.said().unwrap_or_default())?;
+    ensure!(said.contains(" iters in "), "{said}");
+    let status = listening.wait(Duration::from_secs(30))?;
+    ensure!(status.success(), "the server: {status}");
+    Ok(())
+}
+
+/// Starts the server, and returns it with the command of its client.
+fn start_pingpong(
+    program: &str,
+    server: End,
+    client: End,
+    options: &[&str],
+) -> Result<(rig::Process, Vec<String>)> {
+    static PORT: AtomicU16 = AtomicU16::new(18_600);
+    let port = PORT.fetch_add(1, Ordering::Relaxed);
+    let words = |end: End, last: &[&str]| -> Vec<String> {
+        let own = [program, "-d", end.0, "-i", end.1, "-c", "-p"].map(str::to_owned);
+        let number = std::iter::once(port.to_string());
+        let rest = options.iter().chain(last).map(|&word| word.to_owned());
+        own.into_iter().chain(number).chain(rest).collect()
+    };
+    let command = words(server, &[]);
+    let command: Vec<_> = command.iter().map(String::as_str).collect();
+    let process = spawn(&format!("{program}-server"), Place::Here, &command)?;
+    let local = format!(":{port:04X} ");
+    rig::eventually(|| {
+        for table in ["/proc/net/tcp", "/proc/net/tcp6"] {
+            let sockets = fs::read_to_string(table).unwrap_or_default();
+            if sockets.lines().any(|line| line.contains(&local) && line.contains(" 0A ")) {
+                return Ok(());
+            }
+        }
+        bail!("nothing listens: {}", process.said()?)
+    })?;
+    Ok((process, words(client, &["127.0.0.1"])))
+}
+
+/// A stream of rsockets, which check its data.
+fn stream(place: Place, target: &str) -> Result<()> {
+    let both = ["-S", "4096", "-I", "2", "-C", "10", "-T", "v"];
+    let server = spawn("rstream-server", place, &[&["rstream", "-b", target], &both[..]].concat())?;
+    is_listening(&server)?;
+    let said = rig::run(Place::Here, &[&["rstream", "-s", target], &both[..]].concat());
+    let said = said.with_context(|| server.said().unwrap_or_default())?;
+    ensure!(said.contains("4k"), "{said}");
+    let status = server.wait(Duration::from_secs(30))?;
+    ensure!(status.success(), "the server: {status}");
+    Ok(())
+}
+
+fn connected_mode() -> Result<()> {
+    rig::connected_mode(Place::Here, "ib0")?;
+    rig::connected_mode(M, M_INTERFACE)?;
+    rig::is_up(M, M_INTERFACE)?;
+    let ping = |count: &str, wait: &str| {
+        let words = ["ping", "-n", "-c", count, "-i", "0.2", "-W", wait, "-s", "20000", M_ADDRESS];
+        rig::run(Place::Here, &words)
+    };
+    ping("1", "20")?;
+    let said = ping("5", "10")?;
+    ensure!(said.contains("5 received"), "{said}");
+    Ok(())
+}
+
+/// Packets of the connections are in the capture file of the fabric.
+fn is_captured() -> Result<()> {
+    let file = format!("{}/fabric.pcap", rig::RESULTS);
+    let capture = fs::read(&file).context(file)?;
+    let mut counts = [0_u32; 256];
+    let mut rest = capture.get(24..).context("no header")?;
+    // A record has a header of 16 bytes, whose third word is the length, and the packet one of ERF.
+    while let Some((header, behind)) = rest.split_at_checked(16) {
+        let length = header.get(8..12).and_then(|word| word.try_into().ok());
+        let length = usize::try_from(u32::from_ne_bytes(length.context("a length")?))?;
+        let Some((record, next)) = behind.split_at_checked(length) else { break };
+        let packet = record.get(16..).context("a short record")?;
+        let transport = if packet[1] & 3 == 3 { 48 } else { 8 };
+        counts[usize::from(*packet.get(transport).context("a short packet")?)] += 1;
+        rest = next;
+    }
+    for (what, opcode) in [
+        ("RC SEND first", 0x00),
+        ("RC SEND middle", 0x01),
+        ("RC SEND last", 0x02),
+        ("RC SEND only", 0x04),
+        ("RC WRITE only", 0x0a),
+        ("RC READ request", 0x0c),
+        ("RC READ response", 0x10),
+        ("RC acknowledge", 0x11),
+        ("UC SEND first", 0x20),
+    ] {
+        ensure!(counts[opcode] > 0, "no {what} in the capture: {counts:?}");
+    }
+    Ok(())
+}
+
+fn nothing_lost() -> Result<()> {
+    for end in [OURS, OTHER] {
+        for name in LOSSES {
+            ensure!(end.count(name)? == 0, "{name} of {end:?} is {}", end.count(name)?);
+        }
+    }
+    ensure!(OURS.count("tx_packets")? > 1000, "few packets");
+    Ok(())
+}
+
+/// Loses so many packets at the port of the other HCA, both ways.
+fn fault(loss: &str) -> Result<()> {
+    rig::run(Place::Here, &["ibfab", "fault", "link", "SM", "--loss", loss]).map(drop)
+}
+
+fn silent_peer() -> Result<()> {
+    fault("0%")?;
+    let options = ["-s", "1000", "-n", "1000000"];
+    let (server, words) = start_pingpong("ibv_rc_pingpong", OTHER, OURS, &options)?;
+    let words: Vec<_> = words.iter().map(String::as_str).collect();
+    let client = spawn("ibv_rc_pingpong-client", Place::Here, &words)?;
+    let before = OURS.count("rx_packets")?;
+    rig::eventually(|| {
+        ensure!(OURS.count("rx_packets")? > before + 200, "no traffic: {}", client.said()?);
+        Ok(())
+    })?;
+    fault("100%")?;
+    rig::eventually(|| {
+        let said = client.said()? + &server.said()?;
+        ensure!(said.contains("transport retry counter exceeded (12)"), "{said}");
+        Ok(())
+    })
+}
+
+/// A connection inside one HCA.
+fn inside(wire: bool) -> Result<()> {
+    fs::write(LOOPBACK, if wire { "N" } else { "Y" }).context(LOOPBACK)?;
+    let before = SAME.count("tx_packets")?;
+    pingpong("ibv_rc_pingpong", [SAME, OURS], &["-s", "5000", "-n", "100"])?;
+    let sent = SAME.count("tx_packets")? - before;
+    fs::write(LOOPBACK, "Y").context(LOOPBACK)?;
+    ensure!((sent > 500) == wire, "{sent} packets");
+    Ok(())
+}
