@@ -177,6 +177,15 @@ pub(crate) const RDMA: Set = Set {
     suites: &[],
 };
 
+/// Measures verbs, and is the only packaged program with atomic operations.
+pub(crate) const PERFTEST: Set = Set {
+    name: "perftest",
+    purpose: "ib_write_bw, ib_read_lat, ib_atomic_bw and others, for `vm run h`",
+    programs: &[],
+    packages: &["perftest", "ibverbs-providers"],
+    suites: &[],
+};
+
 /// Makes the root file system of a Debian 12.
 pub(crate) const MMDEBSTRAP: Set = Set {
     name: "mmdebstrap",
@@ -218,6 +227,7 @@ const SETS: &[&Set] = &[
     &LINUX_6_12,
     &LINUX_SOURCE,
     &RDMA,
+    &PERFTEST,
     &OPENSM,
     &MMDEBSTRAP,
     &LOWDOWN,

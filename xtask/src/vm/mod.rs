@@ -239,7 +239,7 @@ pub(crate) fn prove_responder(workspace: &Workspace) -> Result<Result<usize>> {
 pub(crate) fn prove_rdma(workspace: &Workspace) -> Result<Result<usize>> {
     module::compiler()?;
     let mut machines = Machines::fetch(workspace, &[Version::V6_1])?;
-    for set in [&tools::RDMA, &tools::BPFTOOL, &tools::LINUX_SOURCE] {
+    for set in [&tools::RDMA, &tools::PERFTEST, &tools::BPFTOOL, &tools::LINUX_SOURCE] {
         tools::root(workspace, set)?;
     }
     let mut scenarios = vec![Scenario::Ibtun { records: ODD_RECORDS }];
@@ -377,6 +377,7 @@ fn prepare_run(
     };
     match scenario {
         Fabric::B | Fabric::C | Fabric::E => rig::with_package(workspace, prepared)?,
+        Fabric::H => rig::with_perftest(workspace, prepared)?,
         Fabric::F => prepared.kernel_arguments = "ipv6.disable=1",
         _ => {}
     }

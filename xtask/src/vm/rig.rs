@@ -129,6 +129,15 @@ pub(super) fn prepare(
     Ok(())
 }
 
+/// Gives the guest programs of perftest.
+pub(super) fn with_perftest(workspace: &Workspace, prepared: &mut Prepared) -> Result<()> {
+    let root = tools::root(workspace, &tools::PERFTEST)?;
+    for name in ["ib_write_bw", "ib_read_bw", "ib_read_lat", "ib_atomic_bw"] {
+        prepared.programs.extend(libraries::program(&root, name)?);
+    }
+    Ok(())
+}
+
 /// Gives the guest the `ibarr` of the packages, which opens libibverbs, and a program that gives up root's
 /// rights.
 pub(super) fn with_package(workspace: &Workspace, prepared: &mut Prepared) -> Result<()> {

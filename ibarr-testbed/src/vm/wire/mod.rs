@@ -3,6 +3,8 @@
 //! `vm run h`: connections between two HCAs cross the fabric, packet by packet. Programs of other people
 //! connect and check their data, on a fabric that loses nothing and on one that does.
 
+mod hostile;
+
 use std::fs;
 use std::process::ExitCode;
 use std::sync::atomic::{AtomicU16, Ordering};
@@ -19,10 +21,10 @@ const M_INTERFACE: &str = "ib5";
 const M_ADDRESS: &str = "10.1.0.3";
 
 /// HCA and port of both ends of most connections.
-const OURS: End = End("ibtun0", "1");
-const OTHER: End = End("ibtun1", "1");
+const OURS: End<'static> = End("ibtun0", "1");
+const OTHER: End<'static> = End("ibtun1", "1");
 /// Another port of our HCA.
-const SAME: End = End("ibtun0", "2");
+const SAME: End<'static> = End("ibtun0", "2");
 
 /// What a port counts only if packets were lost, or were thought to be.
 const LOSSES: [&str; 6] = [
@@ -34,13 +36,24 @@ const LOSSES: [&str; 6] = [
     "tx_drop_queue",
 ];
 
+/// Programs of perftest, which measure and do not check, with options.
+const PERFTEST: [(&str, &[&str]); 4] = [
+    ("ib_write_bw", &["-s", "65536", "-n", "20"]),
+    ("ib_read_bw", &["-e", "-s", "65536", "-n", "20"]),
+    ("ib_read_lat", &["-e", "-s", "9000", "-n", "10"]),
+    ("ib_atomic_bw", &["-e", "-A", "FETCH_AND_ADD", "-n", "50"]),
+];
+
+/// How many odd packets connections get.
+const ODD_PACKETS: u64 = 20_000;
+
 /// The module's parameter for connections inside one HCA.
 const LOOPBACK: &str = "/sys/module/ibtun/parameters/loopback";
 
 #[derive(Clone, Copy, Debug)]
-struct End(&'static str, &'static str);
+struct End<'a>(&'a str, &'a str);
 
-impl End {
+impl End<'_> {
     fn count(self, counter: &str) -> Result<u64> {
         let file =
             format!("/sys/class/infiniband/{}/ports/{}/hw_counters/{counter}", self.0, self.1);
@@ -59,26 +72,28 @@ pub(crate) fn run() -> ExitCode {
 fn prove(report: &mut Report) {
     let rc = |options: &[&str]| pingpong("ibv_rc_pingpong", [OTHER, OURS], options);
     report.claim("the other HCA has an interface in a namespace", other_host());
-    report.claim("RC: small messages arrive whole", rc(&["-s", "100", "-n", "200"]));
-    let large = ["-s", "300000", "-m", "1024", "-n", "20"];
+    report.claim("RC: small messages arrive whole", rc(&["-s", "100", "-n", "50"]));
+    let large = ["-e", "-s", "300000", "-m", "1024", "-n", "10"];
     report.claim("RC: messages of many packets arrive whole", rc(&large));
-    let global = ["-s", "300000", "-m", "4096", "-n", "20", "-g", "0"];
+    let global = ["-e", "-s", "300000", "-m", "4096", "-n", "10", "-g", "0"];
     report.claim("RC: the same with a global route header and the largest MTU", rc(&global));
-    report.claim("RC: the same with events", rc(&["-e", "-s", "5000", "-n", "100"]));
-    let uc = ["-s", "5000", "-n", "100"];
+    let uc = ["-e", "-s", "5000", "-n", "50"];
     report.claim("UC: messages arrive whole", pingpong("ibv_uc_pingpong", [OTHER, OURS], &uc));
-    let srq = ["-s", "5000", "-n", "200", "-q", "4"];
+    let srq = ["-e", "-s", "5000", "-n", "100", "-q", "4"];
     report.claim(
         "RC with a shared receive queue: messages arrive whole",
         pingpong("ibv_srq_pingpong", [OTHER, OURS], &srq),
     );
     report.claim("rping reads and writes the other's memory", rping(M, M_ADDRESS));
     report.claim("rsockets write with immediate", stream(M, M_ADDRESS));
+    for (program, options) in PERFTEST {
+        report.claim(&format!("{program} runs"), perftest(program, options));
+    }
     report.claim("IPoIB runs in connected mode between HCAs", connected_mode());
     report.claim("the capture has the packets", is_captured());
     report.claim("without loss nothing was sent twice", nothing_lost());
 
-    let lossy = ["-s", "20000", "-m", "1024", "-n", "50"];
+    let lossy = ["-e", "-s", "20000", "-m", "1024", "-n", "50"];
     let with_loss = || -> Result<()> {
         fault("5%")?;
         rc(&lossy)?;
@@ -87,6 +102,9 @@ fn prove(report: &mut Report) {
     };
     report.claim("RC: with 5% of the packets lost, all data arrives", with_loss());
     report.claim("rping's data is right with 5% lost", rping(M, M_ADDRESS));
+    for (program, options) in PERFTEST {
+        report.claim(&format!("{program} ends with 5% lost"), perftest(program, options));
+    }
     for end in [OURS, OTHER] {
         let counts = LOSSES.iter().map(|name| Ok(format!("{name} {}", end.count(name)?)));
         let counts = counts.collect::<Result<Vec<_>>>().unwrap_or_default();
@@ -97,6 +115,7 @@ fn prove(report: &mut Report) {
 
     report.claim("inside one HCA nothing goes over the wire", inside(false));
     report.claim("inside one HCA all goes over the wire, if wanted", inside(true));
+    report.claim("a hostile wire does no harm to open connections", hostile(ODD_PACKETS));
 }
 
 /// Moves the interface of the other HCA to its namespace, in our IP subnet.
@@ -111,7 +130,7 @@ fn other_host() -> Result<()> {
 
 /// One of libibverbs' examples: server at the first end, client at the second. Both check what they
 /// receive.
-fn pingpong(program: &str, [server, client]: [End; 2], options: &[&str]) -> Result<()> {
+fn pingpong(program: &str, [server, client]: [End<'_>; 2], options: &[&str]) -> Result<()> {
     let (listening, words) = start_pingpong(program, server, client, options)?;
     let words: Vec<_> = words.iter().map(String::as_str).collect();
     let said = rig::run(Place::Here, &words);
@@ -122,17 +141,27 @@ fn pingpong(program: &str, [server, client]: [End; 2], options: &[&str]) -> Resu
     Ok(())
 }
 
-/// Starts the server, and returns it with the command of its client.
+/// The same, without waiting for the end.
 fn start_pingpong(
     program: &str,
-    server: End,
-    client: End,
+    server: End<'_>,
+    client: End<'_>,
+    options: &[&str],
+) -> Result<(rig::Process, Vec<String>)> {
+    start(program, server, client, &[&["-c"], options].concat())
+}
+
+/// Starts the server, and returns it with the command of its client.
+fn start(
+    program: &str,
+    server: End<'_>,
+    client: End<'_>,
     options: &[&str],
 ) -> Result<(rig::Process, Vec<String>)> {
     static PORT: AtomicU16 = AtomicU16::new(18_600);
     let port = PORT.fetch_add(1, Ordering::Relaxed);
-    let words = |end: End, last: &[&str]| -> Vec<String> {
-        let own = [program, "-d", end.0, "-i", end.1, "-c", "-p"].map(str::to_owned);
+    let words = |end: End<'_>, last: &[&str]| -> Vec<String> {
+        let own = [program, "-d", end.0, "-i", end.1, "-p"].map(str::to_owned);
         let number = std::iter::once(port.to_string());
         let rest = options.iter().chain(last).map(|&word| word.to_owned());
         own.into_iter().chain(number).chain(rest).collect()
@@ -151,6 +180,18 @@ fn start_pingpong(
         bail!("nothing listens: {}", process.said()?)
     })?;
     Ok((process, words(client, &["127.0.0.1"])))
+}
+
+fn perftest(program: &str, options: &[&str]) -> Result<()> {
+    let options = [&["-F"], options].concat();
+    let (server, words) = start(program, OTHER, OURS, &options)?;
+    let words: Vec<_> = words.iter().map(String::as_str).collect();
+    let said = rig::run(Place::Here, &words);
+    let said = said.with_context(|| server.said().unwrap_or_default())?;
+    ensure!(said.contains("#bytes"), "{said}");
+    let status = server.wait(Duration::from_secs(30))?;
+    ensure!(status.success(), "the server: {status}");
+    Ok(())
 }
 
 /// A stream of rsockets, which check its data.
@@ -243,7 +284,19 @@ fn silent_peer() -> Result<()> {
         let said = client.said()? + &server.said()?;
         ensure!(said.contains("transport retry counter exceeded (12)"), "{said}");
         Ok(())
-    })
+    })?;
+    // Each of them waits for an answer that the other will never send.
+    for process in [client, server] {
+        process.wait(Duration::from_secs(30))?;
+    }
+    Ok(())
+}
+
+fn hostile(odd: u64) -> Result<()> {
+    fs::write(LOOPBACK, "N").context(LOOPBACK)?;
+    let outcome = hostile::harmless(odd);
+    fs::write(LOOPBACK, "Y").context(LOOPBACK)?;
+    outcome
 }
 
 /// A connection inside one HCA.
