@@ -5,7 +5,7 @@
 mod support;
 
 use ibarr_common::ib::{Gid, Guid, Lid, PKey};
-use ibarr_common::wire::packet::{GrhWire, Packet};
+use ibarr_common::wire::packet::{Error, GrhWire, Packet};
 use ibarr_common::wire::smp::{
     LINEAR_FORWARDING, MULTICAST_FORWARDING, P_KEY_TABLE, PORT_INFO, PortInfoWire, PortState,
 };
@@ -169,6 +169,27 @@ fn payload_beyond_the_mtu_of_a_link_is_dropped() {
     let target = subnet.port("H3");
     assert_eq!(subnet.take(target).len(), 1);
     assert_eq!(subnet.fabric.drops().of(DropReason::Mtu), 1);
+}
+
+#[test]
+fn headers_of_connected_packets_are_no_payload() {
+    let (subnet, lids) = Subnet::up();
+    drop(subnet);
+    // The DETH and 20 bytes behind it, read as each operation of RC and of UC.
+    let lengths = [
+        28, 28, 28, 24, 28, 24, 12, 28, 28, 24, 12, 8, 12, 24, 28, 24, 24, 24, 16, 0, 0, 28, 24, 24,
+    ];
+    for (operation, expected) in (0..).zip(lengths) {
+        for service in [0x00, 0x20] {
+            let mut packet = gsi_packet(lids[0], lids[2], None, &[0; 20]);
+            packet[8] = service | operation;
+            let packet = Packet::parse(&packet).unwrap();
+            assert_eq!(packet.payload.len(), expected, "opcode {:#x}", packet.opcode);
+        }
+    }
+    let mut packet = gsi_packet(lids[0], lids[2], None, &[0; 16]);
+    packet[8] = 0x13;
+    assert_eq!(Packet::parse(&packet).unwrap_err(), Error::Truncated);
 }
 
 #[test]

@@ -43,22 +43,26 @@ pub(super) fn harmless(odd: u64) -> Result<()> {
     let (mut sent, mut pairs) = (0, 0);
     let mut pair = None;
     while sent < odd {
-        let (server, client) = match &mut pair {
-            Some(pair) => pair,
-            None => {
-                pairs += 1;
-                pair.insert(wire.talk(&["-e", "-s", "3000", "-n", "1000000"])?)
-            }
+        let (server, client) = if let Some(pair) = &mut pair {
+            pair
+        } else {
+            pairs += 1;
+            pair.insert(wire.talk(&["-e", "-s", "3000", "-n", "1000000"])?)
         };
         for _ in 0..50 {
             wire.carry(true)?;
             sent += wire.disturb()?;
         }
         if server.is_alive().is_err() || client.is_alive().is_err() {
+            server.kill()?;
+            client.kill()?;
             pair = None;
         }
     }
-    drop(pair);
+    if let Some((mut server, mut client)) = pair {
+        server.kill()?;
+        client.kill()?;
+    }
     // What waits belongs to connections that have ended.
     while wire.carry(false)? > 0 {}
     Report::note(format_args!("{sent} odd packets of seed {SEED}; {pairs} connections"));
