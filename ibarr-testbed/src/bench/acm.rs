@@ -42,7 +42,7 @@ pub fn acm(store: &Store, ibarr: &Path, quick: bool, interrupt: &Interrupt) -> R
     let node = node.clone();
     let shown = Shown::active(OWN, SGID, SA);
     let wire = Administrator::new(StandIn::new(subnet(), SA, 1));
-    let port = Port::at_socket(&lab.files(&node).infiniband(), name(), 0, Some(shown), wire)?;
+    let port = Port::new(&lab.files(&node).infiniband(), name(), 0, Some(shown), wire)?;
     let dir = Sockets::new()?;
     let [ours, echo, plain] = ["ibarr", "echo", "plain"].map(|server| dir.0.join(server));
     let config = lab.files(&node).config();

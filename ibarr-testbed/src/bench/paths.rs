@@ -32,7 +32,7 @@ pub fn paths(store: &Store, ibarr: &Path, quick: bool, interrupt: &Interrupt) ->
     let node = node.clone();
     let shown = Shown::active(OWN, SGID, SA);
     let wire = Administrator::new(StandIn::new(subnet(), SA, 1));
-    let port = Port::at_socket(&lab.files(&node).infiniband(), name(), 0, Some(shown), wire)?;
+    let port = Port::new(&lab.files(&node).infiniband(), name(), 0, Some(shown), wire)?;
     let daemon = Server::daemon(&mut lab, node.name, interrupt)?;
     let (echo, helper) = Server::echo(&node.namespace)?;
     process::pin(&[daemon.pid(), echo.pid()])?;

@@ -89,8 +89,7 @@ impl Connected {
         let mads = Mads::default();
         let administrator = Administrator::new(StandIn::new(subnet.clone(), SA, 1));
         let wire = Tapped { administrator, mads: mads.clone() };
-        // As an ordinary user the demonstration may not mount what `Port::new` makes.
-        let port = Port::at_socket(directory, name, u32::from(number) - 1, shown, wire)?;
+        let port = Port::new(directory, name, u32::from(number) - 1, shown, wire)?;
         Ok(Self { name, gid, mads, _port: port })
     }
 

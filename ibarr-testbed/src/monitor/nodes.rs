@@ -72,7 +72,7 @@ impl Loaded {
             let shown = Shown::active(subnet.ports[&node.gid()?.guid()].lid, node.gid()?, SA);
             let administrator = Administrator::new(Sa::new(subnet.clone(), SA, 1));
             let wire = administrator.clone();
-            let port = Port::at_socket(&files.infiniband(), name, 0, Some(shown), wire)?;
+            let port = Port::new(&files.infiniband(), name, 0, Some(shown), wire)?;
             let kernel = StandIn::attach(lab, node.name, Config::default(), interrupt)?;
             forward(&lab.plan().hub, metrics, socket)?;
             let load = Load::start(kernel, node, &nodes)?;

@@ -1,58 +1,44 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 
-//! A model of `/dev/infiniband/umadN`: drivers/infiniband/core/user_mad.c, and the part of mad.c that its
-//! users see. It has no I/O and no clock.
+//! A Unix socket in place of `/dev/infiniband/umadN`. A daemon connects to it where it would open a device
+//! and register its agent, and then reads and writes what it would at drivers/infiniband/core/user_mad.c.
 //!
-//! **The stand-in is no kinder than the kernel.** It accepts nothing that the kernel refuses, gives an
-//! answer only to the agent that asked, owns the upper half of a transaction id, and returns 24 bytes of
-//! an unanswered MAD. It sends nothing twice, whatever `retries` says, and never blocks a reader: it
-//! returns `EAGAIN`.
+//! **The stand-in is no kinder than the kernel.** It gives an answer only to the connection that asked, owns
+//! the upper half of a transaction id, closes a connection whose message the kernel would refuse, and returns
+//! 24 bytes of an unanswered MAD. It sends nothing twice, whatever `retries` says.
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::BTreeMap;
+use std::fs;
+use std::io::{ErrorKind, Read as _, Write as _};
+use std::net::Shutdown;
+use std::os::fd::AsRawFd as _;
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::path::Path;
+use std::sync::Arc;
 use std::time::Duration;
 
+use anyhow::{Context as _, Result};
 use ibarr_common::Instant;
 use ibarr_common::ib::Lid;
 use ibarr_common::wire::mad::{self, Class, Header, Method, Tid};
-use ibarr_common::wire::umad::{Form, HeaderWire, Register2Wire, RegisterWire};
-use nix::errno::Errno;
-use nix::poll::PollFlags;
-use zerocopy::{FromBytes, FromZeros, IntoBytes};
+use ibarr_common::wire::umad::{AgentId, Form, HeaderWire, MAX_LEN, Received};
+use nix::sys::socket::{
+    AddressFamily, Backlog, SockFlag, SockType, UnixAddr, bind, listen, socket,
+};
+use zerocopy::FromBytes as _;
 
-/// The device of a port, and its open files.
+/// The device of a port, and its connections.
 #[derive(Debug)]
-pub struct Device {
-    abilities: Abilities,
-    files: BTreeMap<FileId, OpenFile>,
-    next_file: u64,
-    next_agent: u16,
+pub(super) struct Device {
+    /// By the upper half of their transaction ids.
+    open: BTreeMap<u32, Arc<UnixStream>>,
+    /// Connections whose loss the daemon was not told.
+    dead: Vec<Arc<UnixStream>>,
+    next: u32,
     /// MADs that wait for an answer, by their whole transaction id.
     waiting: BTreeMap<Tid, Waiting>,
-    transmits: VecDeque<Sent>,
     is_gone: bool,
 }
-
-/// Differences between kernels.
-#[derive(Clone, Copy, Debug, Eq, PartialEq)]
-pub struct Abilities {
-    /// The kernel has REGISTER_AGENT2, since Linux 3.18.
-    pub register_agent_2: bool,
-    /// The kernel has ENABLE_PKEY, since Linux 2.6.24. Without both, headers have 56 bytes.
-    pub enable_pkey: bool,
-    /// The kernel reports that the device is gone, since Linux 5.12: reads and writes fail with `EIO`, and
-    /// poll(2) reports it. Otherwise reads never end, and writes fail with `EINVAL`.
-    pub tells_of_loss: bool,
-}
-
-impl Default for Abilities {
-    fn default() -> Self {
-        Self { register_agent_2: true, enable_pkey: true, tells_of_loss: true }
-    }
-}
-
-/// An open file.
-#[derive(Clone, Copy, Debug, Eq, Hash, Ord, PartialEq, PartialOrd)]
-pub struct FileId(pub u64);
 
 /// A MAD that leaves the port.
 #[derive(Clone, Debug, Eq, PartialEq)]
@@ -61,357 +47,191 @@ pub struct Sent {
     pub to: Lid,
     /// The destination queue pair.
     pub qpn: u32,
-    /// The service level.
-    pub sl: u8,
-    /// The partition, as an index into the port's table.
-    pub pkey_index: u16,
     /// The bytes of the MAD.
     pub mad: [u8; mad::LEN],
 }
 
-#[derive(Debug)]
-struct OpenFile {
-    form: Form,
-    is_used: bool,
-    /// The class of each agent, by its number, which is the upper half of its transaction ids.
-    agents: BTreeMap<u32, u16>,
-    /// The agent that receives reports of the SA, if any.
-    takes_reports: Option<u32>,
-    received: VecDeque<Vec<u8>>,
-    /// The device has vanished since the file was opened.
-    is_dead: bool,
+/// What a daemon notices when a device vanishes.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub enum Loss {
+    /// Reads and writes fail, as since Linux 5.12.
+    Told,
+    /// Only writes fail; reads never end.
+    OnlyToWriters,
 }
 
 #[derive(Clone, Copy, Debug)]
 struct Waiting {
-    file: FileId,
-    agent: u32,
     class: Class,
     until: Instant,
     /// The header that is returned if there is no answer.
     header: [u8; MAD_HEADER],
 }
 
-/// Maximum of agents of a file.
-const MAX_AGENTS: u32 = 32;
 /// Bytes of the common MAD header.
 const MAD_HEADER: usize = 24;
-/// Minimum of bytes of a write.
-const RMPP_HEADER: usize = 36;
+/// The agent of every connection.
+const AGENT: AgentId = AgentId(0);
 
-/// Request numbers of include/uapi/rdma/ib_user_mad.h.
-pub(super) mod request {
-    pub(in crate::umad) const REGISTER_AGENT: u32 = 0xc01c_1b01;
-    pub(in crate::umad) const UNREGISTER_AGENT: u32 = 0x4004_1b02;
-    pub(in crate::umad) const ENABLE_PKEY: u32 = 0x1b03;
-    pub(in crate::umad) const REGISTER_AGENT_2: u32 = 0xc028_1b04;
+/// Listens at `path`.
+pub(super) fn listen_at(path: &Path) -> Result<UnixListener> {
+    // A port before this one may have left its socket.
+    let _ = fs::remove_file(path);
+    let flags = SockFlag::SOCK_CLOEXEC | SockFlag::SOCK_NONBLOCK;
+    let listener = socket(AddressFamily::Unix, SockType::SeqPacket, flags, None)
+        .context("cannot make a socket")?;
+    // The Rust type is a stream; the kernel's socket has packets.
+    bind(listener.as_raw_fd(), &UnixAddr::new(path)?)
+        .and_then(|()| listen(&listener, Backlog::new(8)?))
+        .with_context(|| format!("cannot listen at {}", path.display()))?;
+    Ok(listener.into())
 }
 
 impl Device {
-    /// A device without open files.
-    pub fn new(abilities: Abilities) -> Self {
-        Self {
-            abilities,
-            files: BTreeMap::new(),
-            next_file: 0,
-            next_agent: 0,
-            waiting: BTreeMap::new(),
-            transmits: VecDeque::new(),
-            is_gone: false,
+    pub(super) fn new() -> Self {
+        let (open, waiting) = (BTreeMap::new(), BTreeMap::new());
+        Self { open, dead: Vec::new(), next: 0, waiting, is_gone: false }
+    }
+
+    /// Takes a new connection. Closes it while the device is gone.
+    pub(super) fn open(&mut self, socket: UnixStream) -> Result<()> {
+        socket.set_nonblocking(true)?;
+        if !self.is_gone {
+            self.next += 1;
+            self.open.insert(self.next, Arc::new(socket));
         }
+        Ok(())
     }
 
-    /// open(2).
-    ///
-    /// # Errors
-    /// `ENXIO` while the device is gone.
-    pub fn open(&mut self) -> Result<FileId, Errno> {
-        if self.is_gone {
-            return Err(Errno::ENXIO);
-        }
-        self.next_file += 1;
-        let id = FileId(self.next_file);
-        let file = OpenFile {
-            form: Form::WithoutPKey,
-            is_used: false,
-            agents: BTreeMap::new(),
-            takes_reports: None,
-            received: VecDeque::new(),
-            is_dead: false,
-        };
-        self.files.insert(id, file);
-        Ok(id)
+    /// The connections to watch for messages.
+    pub(super) fn sockets(&self) -> Vec<Arc<UnixStream>> {
+        self.open.values().cloned().collect()
     }
 
-    /// close(2).
-    pub fn close(&mut self, file: FileId) {
-        self.files.remove(&file);
-        self.waiting.retain(|_, waiting| waiting.file != file);
-    }
-
-    /// ioctl(2). Returns the new content of `argument`.
-    ///
-    /// # Errors
-    /// The kernel's error.
-    pub fn ioctl(&mut self, file: FileId, request: u32, argument: &[u8]) -> Result<Vec<u8>, Errno> {
-        let Abilities { register_agent_2, enable_pkey, .. } = self.abilities;
-        let are_taken = self.files.values().any(|file| file.takes_reports.is_some());
-        let high = self.next_agent.wrapping_add(1);
-        let file = self.files.get_mut(&file).ok_or(Errno::EBADF)?;
-        match request {
-            request::REGISTER_AGENT => {
-                let mut wire =
-                    RegisterWire::read_from_bytes(argument).map_err(|_| Errno::EFAULT)?;
-                let takes_reports = wants_reports(&wire.method_mask, are_taken)?;
-                wire.agent = file.register(wire.qpn.into(), high, takes_reports)?;
-                file.is_used = true;
-                self.next_agent = high;
-                Ok(wire.as_bytes().to_vec())
-            }
-            request::REGISTER_AGENT_2 if register_agent_2 => {
-                let mut wire =
-                    Register2Wire::read_from_bytes(argument).map_err(|_| Errno::EFAULT)?;
-                if wire.flags > 1 {
-                    return Err(Errno::EINVAL);
+    /// Reads what was written, and closes connections that have ended.
+    pub(super) fn take(&mut self, now: Instant) -> Vec<Sent> {
+        let (mut sent, mut buffer) = (Vec::new(), [0; MAX_LEN + 1]);
+        let waiting = &mut self.waiting;
+        self.open.retain(|&high, socket| {
+            loop {
+                let written = match (&**socket).read(&mut buffer) {
+                    Err(error) if error.kind() == ErrorKind::WouldBlock => return true,
+                    Ok(len @ 1..) => {
+                        buffer.get(..len).and_then(|bytes| write(waiting, high, now, bytes))
+                    }
+                    Ok(0) | Err(_) => None,
+                };
+                match written {
+                    Some(mad) => sent.push(mad),
+                    None => break,
                 }
-                let takes_reports = wants_reports(&wire.method_mask, are_taken)?;
-                wire.agent = file.register(wire.qpn, high, takes_reports)?;
-                if !file.is_used {
-                    (file.is_used, file.form) = (true, Form::WithPKey);
-                }
-                self.next_agent = high;
-                Ok(wire.as_bytes().to_vec())
             }
-            request::UNREGISTER_AGENT => {
-                let id = argument.try_into().map(u32::from_ne_bytes).map_err(|_| Errno::EFAULT)?;
-                let high = file.agents.remove(&id).ok_or(Errno::EINVAL)?;
-                file.takes_reports.take_if(|agent| *agent == id);
-                self.waiting.retain(|tid, _| tid.get() >> 32 != u64::from(high));
-                Ok(Vec::new())
-            }
-            request::ENABLE_PKEY if enable_pkey => {
-                if file.is_used {
-                    return Err(Errno::EINVAL);
-                }
-                file.form = Form::WithPKey;
-                Ok(Vec::new())
-            }
-            _ => Err(Errno::ENOTTY),
-        }
+            waiting.retain(|tid, _| upper_half(*tid) != high);
+            false
+        });
+        sent
     }
 
-    /// write(2). Returns the number of accepted bytes.
-    ///
-    /// # Errors
-    /// The kernel's error.
-    pub fn write(&mut self, now: Instant, file: FileId, bytes: &[u8]) -> Result<usize, Errno> {
-        let is_lost = if self.abilities.tells_of_loss { Errno::EIO } else { Errno::EINVAL };
-        let id = file;
-        let file = self.files.get(&id).ok_or(Errno::EBADF)?;
-        if bytes.len() < file.form.header_len() + RMPP_HEADER {
-            return Err(Errno::EINVAL);
-        }
-        let (header, octets) = bytes.split_at(file.form.header_len());
-        let mut whole = [0; size_of::<HeaderWire>()];
-        whole.iter_mut().zip(header).for_each(|(to, from)| *to = *from);
-        let header = HeaderWire::read_from_bytes(&whole).map_err(|_| Errno::EINVAL)?;
-        let agent = header.agent.get();
-        if agent >= MAX_AGENTS {
-            return Err(Errno::EINVAL);
-        }
-        let high = file.agents.get(&agent).filter(|_| !file.is_dead).ok_or(is_lost)?;
-        let to = Lid::new(header.lid.get()).ok_or(Errno::EINVAL)?;
-        if octets.len() > mad::LEN {
-            return Err(Errno::EINVAL);
-        }
-        let mut mad = [0; mad::LEN];
-        mad.iter_mut().zip(octets).for_each(|(to, from)| *to = *from);
-        let (parsed, _) = Header::parse(&mad).map_err(|_| Errno::EINVAL)?;
-        if !parsed.method.is_response() {
-            let tid = u64::from(*high) << 32 | u64::from(parsed.tid.transaction().0);
-            mad.iter_mut().skip(8).zip(tid.to_be_bytes()).for_each(|(to, from)| *to = from);
-            let tid = Tid::new(tid);
-            if self.waiting.contains_key(&tid) {
-                return Err(Errno::EINVAL);
-            }
-            let times = header.retries.get().saturating_add(1);
-            let time = Duration::from_millis(header.timeout_ms.get().into()) * times;
-            // Without a time-out the kernel does not match an answer.
-            if time > Duration::ZERO {
-                let mut header = [0; MAD_HEADER];
-                header.iter_mut().zip(mad).for_each(|(to, from)| *to = from);
-                let until = now + time;
-                let waiting = Waiting { file: id, agent, class: parsed.class, until, header };
-                self.waiting.insert(tid, waiting);
-            }
-        }
-        let (qpn, sl) = (header.qpn.get(), header.sl);
-        let pkey_index = header.pkey.index.get();
-        self.transmits.push_back(Sent { to, qpn, sl, pkey_index, mad });
-        Ok(bytes.len())
-    }
-
-    /// read(2) into a buffer of `size` bytes.
-    ///
-    /// # Errors
-    /// `EAGAIN` if there is nothing to read; otherwise the kernel's error.
-    pub fn read(&mut self, file: FileId, size: usize) -> Result<Vec<u8>, Errno> {
-        let tells_of_loss = self.abilities.tells_of_loss;
-        let file = self.files.get_mut(&file).ok_or(Errno::EBADF)?;
-        if size < file.form.header_len() {
-            return Err(Errno::EINVAL);
-        }
-        if file.is_dead && tells_of_loss {
-            return Err(Errno::EIO);
-        }
-        let next = file.received.front().ok_or(Errno::EAGAIN)?;
-        if next.len() > size {
-            return Err(Errno::EINVAL);
-        }
-        file.received.pop_front().ok_or(Errno::EAGAIN)
-    }
-
-    /// poll(2).
-    pub fn poll(&self, file: FileId) -> PollFlags {
-        match self.files.get(&file) {
-            None => PollFlags::POLLNVAL,
-            Some(file) if file.is_dead && self.abilities.tells_of_loss => PollFlags::POLLERR,
-            Some(file) if file.received.is_empty() => WRITABLE,
-            Some(_) => WRITABLE | PollFlags::POLLIN | PollFlags::POLLRDNORM,
-        }
-    }
-
-    /// The port receives a MAD. It is dropped if it is neither an answer to a sent MAD nor a report for an
-    /// agent.
-    pub fn receive(&mut self, from: Lid, mad: &[u8]) {
+    /// The port receives a MAD. It is dropped if it is neither an answer to a sent MAD nor a report.
+    pub(super) fn receive(&mut self, from: Lid, mad: &[u8; mad::LEN]) {
         let Ok((header, _)) = Header::parse(mad) else { return };
-        if !header.method.is_response() {
-            if (header.class, header.method) == (Class::SUBNET_ADM, Method::REPORT) {
-                self.report(from, mad);
-            }
+        let received = Received::Mad { agent: AGENT, from: Some(from), mad };
+        let bytes = received.emit(Form::WithPKey, mad);
+        if (header.class, header.method) == (Class::SUBNET_ADM, Method::REPORT) {
+            self.open.values().for_each(|socket| give(socket, bytes.as_ref()));
             return;
         }
-        let Some(waiting) = self.waiting.get(&header.tid).filter(|it| it.class == header.class)
-        else {
-            return;
-        };
-        let Waiting { file, agent, .. } = *waiting;
-        self.waiting.remove(&header.tid);
-        let Some(file) = self.files.get_mut(&file).filter(|file| !file.is_dead) else { return };
-        let mut octets = [0; mad::LEN];
-        octets.iter_mut().zip(mad).for_each(|(to, from)| *to = *from);
-        let message = message(file.form, agent, 0, Some(from), &octets);
-        file.received.push_back(message);
-    }
-
-    fn report(&mut self, from: Lid, mad: &[u8]) {
-        let live = self.files.values_mut().filter(|file| !file.is_dead);
-        for file in live {
-            if let Some(agent) = file.takes_reports {
-                let mut octets = [0; mad::LEN];
-                octets.iter_mut().zip(mad).for_each(|(to, from)| *to = *from);
-                file.received.push_back(message(file.form, agent, 0, Some(from), &octets));
+        let asked = |waiting: &Waiting| waiting.class == header.class;
+        if header.method.is_response() && self.waiting.get(&header.tid).is_some_and(asked) {
+            self.waiting.remove(&header.tid);
+            if let Some(socket) = self.open.get(&upper_half(header.tid)) {
+                give(socket, bytes.as_ref());
             }
         }
     }
 
     /// Returns MADs whose time-out is over.
-    pub fn handle_timeout(&mut self, now: Instant) {
-        let is_over = |waiting: &Waiting| waiting.until <= now;
-        let over: Vec<_> =
-            self.waiting.iter().filter(|(_, it)| is_over(it)).map(|(tid, _)| *tid).collect();
-        for tid in over {
-            let Some(Waiting { file, agent, header, .. }) = self.waiting.remove(&tid) else {
-                continue;
-            };
-            if let Some(file) = self.files.get_mut(&file).filter(|file| !file.is_dead) {
-                let message = message(file.form, agent, ETIMEDOUT, None, &header);
-                file.received.push_back(message);
+    pub(super) fn handle_timeout(&mut self, now: Instant) {
+        for (tid, waiting) in self.waiting.extract_if(.., |_, waiting| waiting.until <= now) {
+            let unanswered = Received::Unanswered { agent: AGENT, tid };
+            if let Some(socket) = self.open.get(&upper_half(tid)) {
+                give(socket, unanswered.emit(Form::WithPKey, &waiting.header).as_ref());
             }
         }
     }
 
     /// The time at which [`Device::handle_timeout`] must be called.
-    pub fn poll_timeout(&self) -> Option<Instant> {
+    pub(super) fn poll_timeout(&self) -> Option<Instant> {
         self.waiting.values().map(|waiting| waiting.until).min()
     }
 
-    /// The next MAD that leaves the port.
-    pub fn poll_transmit(&mut self) -> Option<Sent> {
-        self.transmits.pop_front()
-    }
-
-    /// Makes the device vanish, or come back. Open files stay dead.
-    pub fn set_gone(&mut self, is_gone: bool) {
-        self.is_gone = is_gone;
-        if is_gone {
-            self.waiting.clear();
-            for file in self.files.values_mut() {
-                file.is_dead = true;
-            }
+    /// Makes the device vanish.
+    pub(super) fn lose(&mut self, loss: Loss) {
+        self.is_gone = true;
+        self.waiting.clear();
+        for socket in std::mem::take(&mut self.open).into_values() {
+            // It fails only if the daemon has closed the connection.
+            let _ = socket.shutdown(match loss {
+                Loss::Told => Shutdown::Both,
+                Loss::OnlyToWriters => Shutdown::Read,
+            });
+            self.dead.push(socket);
         }
     }
 
-    /// Makes all open files read `bytes`, which no kernel would give.
-    pub fn forge(&mut self, bytes: &[u8]) {
-        for file in self.files.values_mut() {
-            file.received.push_back(bytes.to_vec());
-        }
+    /// Makes the device come back. Its former connections stay dead.
+    pub(super) fn come_back(&mut self) {
+        self.is_gone = false;
     }
 
-    /// Number of open files.
-    pub fn open_files(&self) -> usize {
-        self.files.values().filter(|file| !file.is_dead).count()
+    /// Makes all connections read `bytes`, which no kernel would give.
+    pub(super) fn forge(&self, bytes: &[u8]) {
+        self.open.values().for_each(|socket| give(socket, bytes));
     }
 
-    /// The form of the headers of each open file.
-    pub fn forms(&self) -> impl Iterator<Item = Form> {
-        self.files.values().filter(|file| !file.is_dead).map(|file| file.form)
+    pub(super) fn connections(&self) -> usize {
+        self.open.len()
     }
 }
 
-impl OpenFile {
-    fn register(&mut self, qpn: u32, high: u16, takes_reports: bool) -> Result<u32, Errno> {
-        if self.is_dead {
-            return Err(Errno::EPIPE);
+/// A MAD that is written to the device. `None` if the kernel refuses it.
+fn write(
+    waiting: &mut BTreeMap<Tid, Waiting>,
+    high: u32,
+    now: Instant,
+    bytes: &[u8],
+) -> Option<Sent> {
+    let (wire, octets) = HeaderWire::read_from_prefix(bytes).ok()?;
+    let mut mad: [u8; mad::LEN] = octets.try_into().ok()?;
+    let to = Lid::new(wire.lid.get()).filter(|_| wire.agent.get() == AGENT.0)?;
+    let (header, _) = Header::parse(&mad).ok()?;
+    if !header.method.is_response() {
+        mad[8..12].copy_from_slice(&high.to_be_bytes());
+        let tid = Tid::new(u64::from(high) << 32 | u64::from(header.tid.transaction().0));
+        if waiting.contains_key(&tid) {
+            return None;
         }
-        if qpn > 1 {
-            return Err(Errno::EINVAL);
+        let times = wire.retries.get().saturating_add(1);
+        let time = Duration::from_millis(wire.timeout_ms.get().into()) * times;
+        // Without a time-out the kernel does not match an answer.
+        if time > Duration::ZERO {
+            let mut returned = [0; MAD_HEADER];
+            returned.copy_from_slice(&mad[..MAD_HEADER]);
+            let (class, until) = (header.class, now + time);
+            waiting.insert(tid, Waiting { class, until, header: returned });
         }
-        let id = (0..MAX_AGENTS).find(|id| !self.agents.contains_key(id)).ok_or(Errno::ENOMEM)?;
-        self.agents.insert(id, high);
-        if takes_reports {
-            self.takes_reports = Some(id);
-        }
-        Ok(id)
     }
+    Some(Sent { to, qpn: wire.qpn.get(), mad })
 }
 
-/// Whether an agent with this mask receives reports. Only one agent of a port can (`method_in_use` of
-/// mad.c).
-fn wants_reports(mask: &[u32; 4], are_taken: bool) -> Result<bool, Errno> {
-    match *mask != RegisterWire::SA_CLIENT.method_mask {
-        true if are_taken => Err(Errno::EINVAL),
-        wants => Ok(wants),
-    }
+/// A daemon that does not read loses further messages.
+fn give(socket: &UnixStream, bytes: &[u8]) {
+    let _ = (&*socket).write(bytes);
 }
 
-/// The bytes of one read.
-fn message(form: Form, agent: u32, status: u32, from: Option<Lid>, mad: &[u8]) -> Vec<u8> {
-    let mut header = HeaderWire::new_zeroed();
-    header.agent = agent.into();
-    header.status = status.into();
-    header.qpn = 1.into();
-    header.lid = from.map_or(0, Lid::get).into();
-    let len = form.header_len() + mad.len();
-    header.length = u32::try_from(len).unwrap_or(u32::MAX).into();
-    let header = header.as_bytes().iter().take(form.header_len());
-    header.chain(mad).copied().collect()
+fn upper_half(tid: Tid) -> u32 {
+    u32::try_from(tid.get() >> 32).unwrap_or(u32::MAX)
 }
-
-/// A write is always possible.
-const WRITABLE: PollFlags = PollFlags::POLLOUT.union(PollFlags::POLLWRNORM);
-const ETIMEDOUT: u32 = 110;
 
 #[cfg(test)]
 mod tests {
@@ -419,178 +239,135 @@ mod tests {
     use ibarr_common::wire::inform::Report;
     use ibarr_common::wire::mad::Transaction;
     use ibarr_common::wire::sa::{Question, Request};
-    use ibarr_common::wire::umad::{AgentId, PKeyIndex, Received, Send};
+    use ibarr_common::wire::umad::{PKeyIndex, Send};
+    use nix::sys::socket::socketpair;
 
     use super::*;
 
-    fn message(form: Form, transaction: u32) -> Vec<u8> {
+    fn message(transaction: u32) -> Vec<u8> {
         let question = Question::ClassPortInfo;
         let mad = Request { tid: Transaction(transaction).into(), question }.emit();
         let send = Send {
-            agent: AgentId(0),
+            agent: AGENT,
             to: Lid::new(1).unwrap(),
             sl: Sl::default(),
             pkey_index: PKeyIndex(0),
             timeout: Some(Duration::from_millis(100)),
             mad,
         };
-        send.emit(form).as_ref().to_vec()
+        send.emit(Form::WithPKey).as_ref().to_vec()
     }
 
-    fn opened(abilities: Abilities) -> (Device, FileId) {
-        let mut device = Device::new(abilities);
-        let file = device.open().unwrap();
-        let argument = Register2Wire::SA_CLIENT.as_bytes().to_vec();
-        device.ioctl(file, request::REGISTER_AGENT_2, &argument).unwrap();
-        (device, file)
+    fn connect(device: &mut Device) -> UnixStream {
+        let flags = SockFlag::SOCK_CLOEXEC | SockFlag::SOCK_NONBLOCK;
+        let (ours, daemons) =
+            socketpair(AddressFamily::Unix, SockType::SeqPacket, None, flags).unwrap();
+        device.open(ours.into()).unwrap();
+        daemons.into()
     }
 
-    /// The answer of a peer.
-    fn answer(sent: &Sent) -> [u8; mad::LEN] {
-        let mut mad = sent.mad;
-        mad[3] = 0x81;
-        mad
+    /// The next message, or the kind of the error.
+    fn read(mut socket: &UnixStream) -> Result<Vec<u8>, ErrorKind> {
+        let mut buffer = vec![0; MAX_LEN];
+        let len = socket.read(&mut buffer).map_err(|error| error.kind())?;
+        buffer.truncate(len);
+        Ok(buffer)
     }
 
     const START: Instant = Instant::from_nanos(1_000_000_000);
+    const NOTHING: Result<Vec<u8>, ErrorKind> = Err(ErrorKind::WouldBlock);
 
     #[test]
-    fn answer_goes_only_to_the_agent_that_asked() {
-        let (mut device, file) = opened(Abilities::default());
-        let other = device.open().unwrap();
-        let argument = Register2Wire::SA_CLIENT.as_bytes().to_vec();
-        device.ioctl(other, request::REGISTER_AGENT_2, &argument).unwrap();
-        assert_eq!(device.write(START, file, &message(Form::WithPKey, 7)), Ok(320));
-        let sent = device.poll_transmit().unwrap();
+    fn answer_goes_only_to_the_connection_that_asked() {
+        let mut device = Device::new();
+        let [daemon, other] = [connect(&mut device), connect(&mut device)];
+        give(&daemon, &message(7));
+        let sent = device.take(START).remove(0);
         assert_eq!((sent.to.get(), sent.qpn), (1, 1));
         assert_eq!(sent.mad[8..16], [0, 0, 0, 1, 0, 0, 0, 7]);
-        // No repetition, no other transaction, no other class and no request is delivered.
-        let right = answer(&sent);
+        let mut right = sent.mad;
+        right[3] = 0x81;
+        // No other transaction, no other class, no request and no repetition is delivered.
         for (at, value) in [(15, 8), (11, 2), (1, 4), (3, 1)] {
             let mut wrong = right;
             wrong[at] = value;
             device.receive(sent.to, &wrong);
-            assert!(!device.poll(file).contains(PollFlags::POLLIN));
         }
+        assert_eq!(read(&daemon), NOTHING);
         device.receive(sent.to, &right);
         device.receive(sent.to, &right);
-        assert!(device.poll(file).contains(PollFlags::POLLIN));
-        assert_eq!(device.read(file, 319), Err(Errno::EINVAL));
-        let read = device.read(file, 320).unwrap();
-        let mad = Received::parse(Form::WithPKey, &read).unwrap();
-        assert_eq!(mad, Received::Mad { agent: AgentId(0), from: Some(sent.to), mad: &right });
-        assert_eq!(device.read(file, 320), Err(Errno::EAGAIN));
-        assert_eq!(device.read(other, 320), Err(Errno::EAGAIN));
+        let bytes = read(&daemon).unwrap();
+        let mad = Received::Mad { agent: AGENT, from: Some(sent.to), mad: &right };
+        assert_eq!(Received::parse(Form::WithPKey, &bytes), Ok(mad));
+        assert_eq!([read(&daemon), read(&other)], [NOTHING; 2]);
     }
 
     #[test]
     fn unanswered_mad_comes_back_without_its_data() {
-        for abilities in [
-            Abilities::default(),
-            Abilities { register_agent_2: false, ..Abilities::default() },
-            Abilities { register_agent_2: false, enable_pkey: false, tells_of_loss: false },
-        ] {
-            let mut device = Device::new(abilities);
-            let file = device.open().unwrap();
-            let argument = Register2Wire::SA_CLIENT.as_bytes().to_vec();
-            let registered = device.ioctl(file, request::REGISTER_AGENT_2, &argument);
-            assert_eq!(registered.is_ok(), abilities.register_agent_2);
-            if registered.is_err() {
-                let enabled = device.ioctl(file, request::ENABLE_PKEY, &[]);
-                assert_eq!(enabled.is_ok(), abilities.enable_pkey);
-                let argument = RegisterWire::SA_CLIENT.as_bytes().to_vec();
-                device.ioctl(file, request::REGISTER_AGENT, &argument).unwrap();
-            }
-            let form = device.forms().next().unwrap();
-            assert_eq!(form == Form::WithPKey, abilities.enable_pkey);
-            device.write(START, file, &message(form, 7)).unwrap();
-            assert_eq!(device.poll_timeout(), Some(START + Duration::from_millis(100)));
-            device.handle_timeout(START + Duration::from_millis(99));
-            assert_eq!(device.read(file, 320), Err(Errno::EAGAIN));
-            device.handle_timeout(START + Duration::from_millis(100));
-            let read = device.read(file, 320).unwrap();
-            assert_eq!(read.len(), form.header_len() + 24);
-            let tid = Tid::new(1 << 32 | 7);
-            let unanswered = Received::Unanswered { agent: AgentId(0), tid };
-            assert_eq!(Received::parse(form, &read), Ok(unanswered));
-            assert_eq!(device.poll_timeout(), None);
+        let mut device = Device::new();
+        let daemon = connect(&mut device);
+        give(&daemon, &message(7));
+        device.take(START);
+        assert_eq!(device.poll_timeout(), Some(START + Duration::from_millis(100)));
+        device.handle_timeout(START + Duration::from_millis(99));
+        assert_eq!(read(&daemon), NOTHING);
+        device.handle_timeout(START + Duration::from_millis(100));
+        let bytes = read(&daemon).unwrap();
+        assert_eq!(bytes.len(), Form::WithPKey.header_len() + 24);
+        let unanswered = Received::Unanswered { agent: AGENT, tid: Tid::new(1 << 32 | 7) };
+        assert_eq!(Received::parse(Form::WithPKey, &bytes), Ok(unanswered));
+        assert_eq!(device.poll_timeout(), None);
+    }
+
+    #[test]
+    fn connection_ends_after_a_message_that_the_kernel_refuses() {
+        let good = message(7);
+        let mut of_agent_1 = good.clone();
+        of_agent_1[..4].copy_from_slice(&1_u32.to_ne_bytes());
+        for bad in [&good[..319], &[&good[..], &[0]].concat(), &of_agent_1, &good] {
+            let mut device = Device::new();
+            let daemon = connect(&mut device);
+            give(&daemon, &good);
+            assert_eq!(device.take(START).len(), 1);
+            // At last a transaction twice.
+            give(&daemon, bad);
+            assert!(device.take(START).is_empty());
+            assert_eq!(read(&daemon), Ok(Vec::new()));
+            assert_eq!((device.connections(), device.poll_timeout()), (0, None));
         }
     }
 
     #[test]
-    fn writes_that_the_kernel_refuses_are_refused() {
-        let (mut device, file) = opened(Abilities::default());
-        let good = message(Form::WithPKey, 7);
-        assert_eq!(device.write(START, file, &good[..99]), Err(Errno::EINVAL));
-        assert_eq!(device.write(START, file, &[&good[..], &[0]].concat()), Err(Errno::EINVAL));
-        for agent in [1, 32] {
-            let mut bad = good.clone();
-            bad[..4].copy_from_slice(&u32::to_ne_bytes(agent));
-            assert!(device.write(START, file, &bad).is_err());
-        }
-        device.write(START, file, &good).unwrap();
-        assert_eq!(device.write(START, file, &good), Err(Errno::EINVAL), "a transaction twice");
-        let late = device.ioctl(file, request::ENABLE_PKEY, &[]);
-        assert_eq!(late, Err(Errno::EINVAL));
-        assert_eq!(device.ioctl(file, 0x1b05, &[]), Err(Errno::ENOTTY));
-    }
-
-    #[test]
-    fn report_goes_to_the_one_agent_that_takes_reports() {
-        let (mut device, file) = opened(Abilities::default());
+    fn answer_to_a_report_keeps_its_transaction_and_waits_for_nothing() {
+        let mut device = Device::new();
+        let daemon = connect(&mut device);
         let report = Report::of_link(Tid::new(0x0305_0000_0000_0001), Lid::new(2).unwrap());
-        let from = Lid::new(1).unwrap();
-        device.receive(from, report.emit().as_ref());
-        assert_eq!(device.read(file, 320), Err(Errno::EAGAIN), "no agent receives it");
-
-        let argument = Register2Wire::SA_REPORTS.as_bytes().to_vec();
-        let agent = device.ioctl(file, request::REGISTER_AGENT_2, &argument).unwrap();
-        assert_eq!(agent[..4], 1_u32.to_ne_bytes());
-        let other = device.open().unwrap();
-        let old = RegisterWire::SA_REPORTS.as_bytes().to_vec();
-        let twice = [
-            device.ioctl(other, request::REGISTER_AGENT_2, &argument),
-            device.ioctl(other, request::REGISTER_AGENT, &old),
-        ];
-        assert_eq!(twice, [Err(Errno::EINVAL), Err(Errno::EINVAL)]);
-        device.receive(from, report.emit().as_ref());
-        assert_eq!(device.read(other, 320), Err(Errno::EAGAIN));
-        let bytes = device.read(file, 320).unwrap();
+        device.receive(Lid::new(1).unwrap(), report.emit().octets());
+        let bytes = read(&daemon).unwrap();
         let Ok(Received::Mad { agent, from, mad }) = Received::parse(Form::WithPKey, &bytes) else {
             panic!("{bytes:02x?}")
         };
-        assert_eq!((agent, from), (AgentId(1), Lid::new(1)));
-        // The transaction id is the SA's, also in our answer, to which no further answer comes.
         let mad = Report::parse(mad).unwrap().emit_answer();
         let (to, sl, pkey_index) = (from.unwrap(), Sl::default(), PKeyIndex(0));
         let send = Send { agent, to, sl, pkey_index, timeout: None, mad };
-        assert_eq!(device.write(START, file, send.emit(Form::WithPKey).as_ref()), Ok(320));
-        assert_eq!(device.poll_transmit().unwrap().mad, *report.emit_answer().octets());
+        give(&daemon, send.emit(Form::WithPKey).as_ref());
+        assert_eq!(device.take(START).remove(0).mad, *report.emit_answer().octets());
         assert_eq!(device.poll_timeout(), None);
-
-        let agent = 1_u32.to_ne_bytes();
-        device.ioctl(file, request::UNREGISTER_AGENT, &agent).unwrap();
-        assert!(device.ioctl(other, request::REGISTER_AGENT, &old).is_ok());
     }
 
     #[test]
-    fn only_new_kernels_report_that_the_device_is_gone() {
-        for tells_of_loss in [true, false] {
-            let (mut device, file) = opened(Abilities { tells_of_loss, ..Abilities::default() });
-            device.set_gone(true);
-            assert_eq!(device.open(), Err(Errno::ENXIO));
-            let [read, written] = if tells_of_loss {
-                [Errno::EIO, Errno::EIO]
-            } else {
-                [Errno::EAGAIN, Errno::EINVAL]
-            };
-            assert_eq!(device.read(file, 320), Err(read));
-            assert_eq!(device.write(START, file, &message(Form::WithPKey, 1)), Err(written));
-            assert_eq!(device.poll(file).contains(PollFlags::POLLERR), tells_of_loss);
-            device.set_gone(false);
-            assert_eq!(device.open_files(), 0, "a dead file stays dead");
-            assert!(device.open().is_ok());
-            assert_eq!(device.open_files(), 1);
+    fn loss_is_told_to_readers_or_only_to_writers() {
+        for loss in [Loss::Told, Loss::OnlyToWriters] {
+            let mut device = Device::new();
+            let daemon = connect(&mut device);
+            device.lose(loss);
+            let ended = if loss == Loss::Told { Ok(Vec::new()) } else { NOTHING };
+            assert_eq!(read(&daemon), ended);
+            assert_eq!((&daemon).write(&[0]).unwrap_err().kind(), ErrorKind::BrokenPipe);
+            assert_eq!(read(&connect(&mut device)), Ok(Vec::new()), "it cannot be opened");
+            device.come_back();
+            assert_eq!(device.connections(), 0, "a dead connection stays dead");
+            assert_eq!(read(&connect(&mut device)), NOTHING);
         }
     }
 }

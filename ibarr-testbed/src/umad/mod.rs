@@ -1,29 +1,21 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 
-//! InfiniBand ports without hardware: `/dev/infiniband/umadN` and its files in sysfs, in the directories of
-//! `ibarr run --dev-dir --sys-dir`. The daemon opens, registers, reads, writes and polls as it does with a
-//! real device. Behind the port is a [`Wire`]: a stand-in for a subnet administrator ([`Administrator`]),
-//! or a fabric of `ibfab` with stock OpenSM ([`OnFabric`]).
+//! InfiniBand ports without hardware: a socket in place of `/dev/infiniband/umadN`, and the files of the port
+//! in sysfs, in the directories of `ibarr run --dev-dir --sys-dir`. Behind the port is a [`Wire`]: a stand-in for
+//! a subnet administrator ([`Administrator`]), or a fabric of `ibfab` with stock OpenSM ([`OnFabric`]).
 //!
-//! [`device`] models the kernel, [`fuse`] receives the system calls, and [`Port`] is the thread that
-//! connects these and the wire. The files are mounted, so a process that makes ports needs the right to
-//! mount: root, or root of a user namespace on a machine that lets it open /dev/fuse. Processes that start
-//! later see the files, if they share the mount namespace or have a copy of it. Without FUSE, a port can be
-//! [at a socket](Port::at_socket), to which the daemon connects. Then the daemon only reads and writes, and
-//! makes no other system calls of a device.
-
-pub mod device;
-pub mod fuse;
+//! The daemon connects to the socket, and then reads and writes as at a device. It opens and registers only at
+//! a real device: that is proven in virtual machines (`vm run e`).
 
 mod administrator;
-mod file;
+mod device;
 mod on_fabric;
 pub(crate) mod sysfs;
 
 use std::fs;
 use std::io::{self, Read as _, Write as _};
 use std::os::fd::{AsFd, BorrowedFd};
-use std::os::unix::net::UnixStream;
+use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread;
@@ -38,11 +30,11 @@ use nix::errno::Errno;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 
 pub use administrator::Administrator;
-pub use device::{Abilities, Device, FileId, Sent};
+pub use device::{Loss, Sent};
 pub use on_fabric::OnFabric;
 pub use sysfs::Shown;
 
-use self::file::DeviceFile;
+use self::device::Device;
 
 /// The thing that a port is connected to. After each call, the `poll_…` functions are called until they
 /// return `None`.
@@ -128,53 +120,26 @@ impl Port {
     /// the first state of the wire.
     ///
     /// # Errors
-    /// There is no FUSE, the process may not mount, or a file cannot be written.
+    /// The path is too long for a socket, or a file cannot be written.
     pub fn new(
         directory: &Directory,
         name: PortName,
         umad: u32,
-        abilities: Abilities,
         state: Option<Shown>,
         wire: impl Wire,
     ) -> Result<Self> {
-        let file = DeviceFile::mount(&directory.device(umad)?)?;
-        Self::behind(file, directory, name, umad, abilities, state, wire)
-    }
-
-    /// Like [`Port::new`], with a Unix socket that takes the place of the device.
-    ///
-    /// # Errors
-    /// The path is too long for a socket, or a file cannot be written.
-    pub fn at_socket(
-        directory: &Directory,
-        name: PortName,
-        umad: u32,
-        state: Option<Shown>,
-        wire: impl Wire,
-    ) -> Result<Self> {
-        let file = DeviceFile::listen(&directory.device(umad)?)?;
-        Self::behind(file, directory, name, umad, Abilities::default(), state, wire)
-    }
-
-    fn behind(
-        file: DeviceFile,
-        directory: &Directory,
-        name: PortName,
-        umad: u32,
-        abilities: Abilities,
-        state: Option<Shown>,
-        wire: impl Wire,
-    ) -> Result<Self> {
+        let listener = device::listen_at(&directory.device(umad)?)?;
         let (bell, alarm) = UnixStream::pair().context("cannot make a pair of sockets")?;
         bell.set_nonblocking(true)?;
         alarm.set_nonblocking(true)?;
-        let device = Device::new(abilities);
-        let inner = Mutex::new(Inner { device, state: None, is_gone: false, is_over: false });
+        let inner = Inner { device: Device::new(), state: None, is_gone: false, is_over: false };
+        let inner = Mutex::new(inner);
         let shared = Arc::new(Shared { directory: directory.clone(), name, umad, inner });
         if let Some(state) = state {
             shared.lock().show(&shared, state)?;
         }
-        let serving = Serving { shared: Arc::clone(&shared), file, wire: Box::new(wire), alarm };
+        let serving =
+            Serving { shared: Arc::clone(&shared), listener, wire: Box::new(wire), alarm };
         let thread = thread::Builder::new().name(format!("umad{umad}"));
         let thread = thread.spawn(move || serving.run()).context("cannot start a thread")?;
         Ok(Self { shared, bell, thread: Some(thread) })
@@ -192,11 +157,11 @@ impl Port {
     ///
     /// # Errors
     /// A file cannot be removed.
-    pub fn unplug(&self) -> Result<()> {
+    pub fn unplug(&self, loss: Loss) -> Result<()> {
         let mut inner = self.shared.lock();
         inner.is_gone = true;
         // As in the kernel: first the device fails, then its files vanish.
-        inner.device.set_gone(true);
+        inner.device.lose(loss);
         sysfs::hide(&self.shared.directory.sys(), &self.shared.name, self.shared.umad)?;
         drop(inner);
         self.wake();
@@ -210,22 +175,21 @@ impl Port {
     pub fn plug(&self) -> Result<()> {
         let mut inner = self.shared.lock();
         inner.is_gone = false;
-        inner.device.set_gone(false);
+        inner.device.come_back();
         match inner.state.take() {
             Some(state) => inner.show(&self.shared, state),
             None => Ok(()),
         }
     }
 
-    /// Makes all open files of the device read `bytes`, which no kernel would give.
+    /// Makes all connections to the device read `bytes`, which no kernel would give.
     pub fn forge(&self, bytes: &[u8]) {
         self.shared.lock().device.forge(bytes);
-        self.wake();
     }
 
-    /// Calls `ask` with the device.
-    pub fn device<T>(&self, ask: impl FnOnce(&Device) -> T) -> T {
-        ask(&self.shared.lock().device)
+    /// Number of connections to the device.
+    pub fn connections(&self) -> usize {
+        self.shared.lock().device.connections()
     }
 
     fn wake(&self) {
@@ -268,7 +232,7 @@ impl Inner {
 /// The state of a port's thread.
 struct Serving {
     shared: Arc<Shared>,
-    file: DeviceFile,
+    listener: UnixListener,
     wire: Box<dyn Wire>,
     alarm: UnixStream,
 }
@@ -291,16 +255,16 @@ impl Serving {
         let now = clock::now();
         let mut inner = self.shared.lock();
         let device = &mut inner.device;
-        self.file.serve(now, device)?;
-        device.handle_timeout(now);
-        while let Some(sent) = device.poll_transmit() {
-            self.wire.send(now, &sent);
+        // A connection that cannot be accepted is closed already.
+        while let Ok((socket, _)) = self.listener.accept() {
+            device.open(socket)?;
         }
+        device.take(now).iter().for_each(|sent| self.wire.send(now, sent));
+        device.handle_timeout(now);
         self.wire.handle_timeout(now);
         while let Some((from, mad)) = self.wire.poll_received() {
             device.receive(from, &mad);
         }
-        self.file.deliver(device)?;
         if let Some(state) = self.wire.poll_state() {
             inner.show(&self.shared, state)?;
         }
@@ -308,7 +272,10 @@ impl Serving {
     }
 
     fn wait(&self) -> Result<()> {
-        let due = [self.shared.lock().device.poll_timeout(), self.wire.poll_timeout()];
+        let (due, sockets) = {
+            let device = &self.shared.lock().device;
+            ([device.poll_timeout(), self.wire.poll_timeout()], device.sockets())
+        };
         let timeout = match due.into_iter().flatten().min() {
             None => PollTimeout::NONE,
             Some(due) => {
@@ -317,7 +284,8 @@ impl Serving {
                 PollTimeout::try_from(millis).unwrap_or(PollTimeout::MAX)
             }
         };
-        let fds = self.file.fds().chain([self.alarm.as_fd()]).chain(self.wire.fds());
+        let own = [self.listener.as_fd(), self.alarm.as_fd()];
+        let fds = own.into_iter().chain(sockets.iter().map(AsFd::as_fd)).chain(self.wire.fds());
         let mut fds: Vec<_> = fds.map(|fd| PollFd::new(fd, PollFlags::POLLIN)).collect();
         match poll(&mut fds, timeout) {
             Ok(_) | Err(Errno::EINTR) => Ok(()),

@@ -13,7 +13,7 @@ use std::time::Instant;
 
 use ibarr_common::ib::Gid;
 use ibarr_testbed::stock::{Running, Stock};
-use ibarr_testbed::umad::{Abilities, Directory, OnFabric, Port};
+use ibarr_testbed::umad::{Directory, OnFabric, Port};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 
@@ -68,7 +68,7 @@ impl Rig {
     pub(crate) fn port(&self, host: &str) -> Port {
         let directory = Directory::new(self.machine.directory());
         let wire = OnFabric::connect(FABRIC, host).unwrap();
-        Port::new(&directory, name(), 0, Abilities::default(), None, wire).unwrap()
+        Port::new(&directory, name(), 0, None, wire).unwrap()
     }
 
     /// Starts a daemon, and waits until it knows the LID of its SA.

@@ -3,7 +3,7 @@
 //! The umad device of a port, `/dev/infiniband/umadN` ([`ibarr_common::wire::umad`]).
 //!
 //! A Unix socket (`SOCK_SEQPACKET`) may take the place of the device. Then the process that listens
-//! on it stands in for the kernel: the messages are the same, and no agent is registered.
+//! on it stands in for the kernel: the messages are the same, and one agent exists from the start.
 
 #![expect(unsafe_code, reason = "the device's requests have no safe wrapper")]
 
@@ -29,8 +29,8 @@ pub struct Opened {
     fd: OwnedFd,
     agent: AgentId,
     form: Form,
-    /// Whether agents can be registered: false for a socket.
-    can_register: bool,
+    /// A socket has one agent, which also receives reports.
+    is_socket: bool,
 }
 
 impl Opened {
@@ -55,7 +55,7 @@ impl Opened {
         let flags = SockFlag::SOCK_CLOEXEC | SockFlag::SOCK_NONBLOCK;
         let fd = socket(AddressFamily::Unix, SockType::SeqPacket, flags, None)?;
         connect(fd.as_raw_fd(), &UnixAddr::new(path)?)?;
-        Ok(Self { fd, agent: AgentId(0), form: Form::WithPKey, can_register: false })
+        Ok(Self { fd, agent: AgentId(0), form: Form::WithPKey, is_socket: true })
     }
 
     /// Uses the newest request, or the one that every kernel has.
@@ -66,7 +66,7 @@ impl Opened {
         match unsafe { ioctl::register_agent_2(fd.as_raw_fd(), &raw mut request) } {
             Ok(_) => {
                 let (agent, form) = (AgentId(request.agent), Form::WithPKey);
-                return Ok(Self { fd, agent, form, can_register: true });
+                return Ok(Self { fd, agent, form, is_socket: false });
             }
             Err(Errno::ENOTTY | Errno::EINVAL | Errno::ENOSYS) => {}
             Err(error) => return Err(error.into()),
@@ -80,7 +80,7 @@ impl Opened {
         // SAFETY: REGISTER_AGENT reads and writes one `ib_user_mad_reg_req` at its argument, which
         // is alive, has that layout, and is not used elsewhere during the call.
         unsafe { ioctl::register_agent(fd.as_raw_fd(), &raw mut request) }?;
-        Ok(Self { fd, agent: AgentId(request.agent), form, can_register: true })
+        Ok(Self { fd, agent: AgentId(request.agent), form, is_socket: false })
     }
 }
 
@@ -94,8 +94,8 @@ pub struct Device {
     fd: AsyncFd<OwnedFd>,
     agent: AgentId,
     form: Form,
-    /// Whether agents can be registered: false for a socket.
-    can_register: bool,
+    /// A socket has one agent, which also receives reports.
+    is_socket: bool,
 }
 
 impl Device {
@@ -104,9 +104,9 @@ impl Device {
     /// # Errors
     /// Errors of epoll_ctl(2).
     pub fn adopt(opened: Opened) -> io::Result<Self> {
-        let Opened { fd, agent, form, can_register } = opened;
+        let Opened { fd, agent, form, is_socket } = opened;
         let fd = fd::watch(fd, Interest::READABLE)?;
-        Ok(Self { fd, agent, form, can_register })
+        Ok(Self { fd, agent, form, is_socket })
     }
 
     /// The kernel's id of our agent.
@@ -123,11 +123,10 @@ impl Device {
     /// and does not access the hardware.
     ///
     /// # Errors
-    /// `AddrInUse` if another program receives reports at this port; `Unsupported` for a socket;
-    /// other errors of the registration.
+    /// `AddrInUse` if another program receives reports at this port; other errors of the registration.
     pub fn take_reports(&self) -> io::Result<AgentId> {
-        if !self.can_register {
-            return Err(io::ErrorKind::Unsupported.into());
+        if self.is_socket {
+            return Ok(self.agent);
         }
         let mut request = Register2Wire::SA_REPORTS;
         // SAFETY: as in `Opened::register`.
