@@ -12,6 +12,7 @@ mod acm;
 mod cache;
 mod load;
 mod local_service;
+mod metrics;
 mod paths;
 mod preload;
 mod process;
@@ -74,6 +75,7 @@ pub fn ip2gid(store: &Store, ibarr: &Path, quick: bool, interrupt: &Interrupt) -
     report.compare("ibarr", &ours, &theirs, Some(Target::AtLeast(0.8)))?;
     drop((servers, echo));
     lab.down()?;
+    metrics::metrics(store, ibarr, &mut report, quick, interrupt)?;
     cache::peers(quick, &mut report)?;
     Ok(report)
 }

@@ -5,6 +5,7 @@
 use std::fs;
 use std::io::{BufRead, BufReader};
 use std::process::{Child, Command, Stdio};
+use std::sync::OnceLock;
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail, ensure};
@@ -80,13 +81,17 @@ pub(super) fn cpu_time(pid: u32) -> Result<Duration> {
     Ok(used)
 }
 
-/// Pins servers to the first CPU that this process may use, and the calling thread to the last.
+/// The CPUs before the first pinning.
+static ALLOWED: OnceLock<CpuSet> = OnceLock::new();
+
+/// Pins servers to the first CPU that this thread could use at the first call, and this thread to the last.
 ///
 /// # Errors
 /// There is only one CPU, which load and server would share.
 pub(super) fn pin(servers: &[u32]) -> Result<()> {
     let this = Pid::from_raw(0);
-    let allowed = sched_getaffinity(this).context("cannot read CPU affinity")?;
+    let now = sched_getaffinity(this).context("cannot read CPU affinity")?;
+    let allowed = ALLOWED.get_or_init(|| now);
     let cpus = (0..CpuSet::count()).filter(|&cpu| allowed.is_set(cpu) == Ok(true));
     let [first, .., last] = *cpus.collect::<Vec<_>>() else {
         bail!("the bench needs two CPUs, one for the server and one for the load");

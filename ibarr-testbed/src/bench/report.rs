@@ -111,18 +111,31 @@ impl Report {
         echo: &[Round],
         target: Option<Target>,
     ) -> Result<()> {
-        let ratio = |of: fn(&Round) -> f64| {
-            median(ours.iter().zip(echo).map(|(ours, echo)| of(ours) / of(echo)))
-        };
+        self.add_ratios(what, "the echo's", ours, echo, target)?;
         let of = |each: fn(&Round) -> f64| median(ours.iter().map(each));
         let busy = of(|round| round.cpu.as_secs_f64() / round.wall.as_secs_f64())?;
-        self.add(format!("{what}: answers a second, to the echo's"), ratio(Round::rate)?, target);
-        let per_cpu = ratio(Round::rate_per_cpu)?;
-        self.add(format!("{what}: answers per CPU-second, to the echo's"), per_cpu, None);
         self.add(format!("{what}: answers a second"), of(Round::rate)?, None);
         let cost = of(|round| 1e6 / round.rate_per_cpu())?;
         self.add(format!("{what}: µs of CPU time an answer"), cost, None);
         self.add(format!("{what}: CPU time to wall time"), busy, None);
+        Ok(())
+    }
+
+    /// The rates of a server to those of another, round by round.
+    pub(super) fn add_ratios(
+        &mut self,
+        what: &str,
+        to: &str,
+        ours: &[Round],
+        theirs: &[Round],
+        target: Option<Target>,
+    ) -> Result<()> {
+        let ratio = |of: fn(&Round) -> f64| {
+            median(ours.iter().zip(theirs).map(|(ours, theirs)| of(ours) / of(theirs)))
+        };
+        self.add(format!("{what}: answers a second, to {to}"), ratio(Round::rate)?, target);
+        let per_cpu = ratio(Round::rate_per_cpu)?;
+        self.add(format!("{what}: answers per CPU-second, to {to}"), per_cpu, None);
         Ok(())
     }
 }
