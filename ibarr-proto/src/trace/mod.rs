@@ -121,6 +121,7 @@ impl Trace {
 
     /// A request has arrived, at `asked_at`. The kernel's request for an address arrives with each repetition
     /// of its search.
+    #[inline]
     pub fn asked(
         &mut self,
         now: Instant,
@@ -135,6 +136,7 @@ impl Trace {
     }
 
     /// The core has found the answer to a request.
+    #[inline]
     pub fn answered(&mut self, now: Instant, id: Id, outcome: Outcome) {
         if let Some(recorder) = &mut self.0 {
             recorder.answered(now, id, outcome);
@@ -155,6 +157,7 @@ impl Trace {
     }
 
     /// The kernel's request is dropped without an answer.
+    #[inline]
     pub fn dropped(
         &mut self,
         now: Instant,
@@ -172,6 +175,7 @@ impl Trace {
     }
 
     /// A request is no longer searched for.
+    #[inline]
     pub fn forget(&mut self, id: Id) {
         if let Some(recorder) = &mut self.0 {
             recorder.take(id);
@@ -179,6 +183,7 @@ impl Trace {
     }
 
     /// A step of the search for `subject`.
+    #[inline]
     pub fn step(&mut self, now: Instant, subject: impl Into<Subject>, step: Step) {
         if let Some(recorder) = &mut self.0 {
             let subject = subject.into();
@@ -188,6 +193,7 @@ impl Trace {
     }
 
     /// A question goes to the network. `step` is told how many of its chain were sent, with this one.
+    #[inline]
     pub fn sent(
         &mut self,
         now: Instant,
@@ -202,6 +208,7 @@ impl Trace {
 
     /// An answer has come from the network. If its question is unknown, it is about `otherwise`, or about
     /// nothing that is traced. `step` is told whether the question is known.
+    #[inline]
     pub fn came(
         &mut self,
         now: Instant,
