@@ -280,7 +280,7 @@ int ibtun_modify_port(struct ib_device *ibdev, u32 number, int mask, struct ib_p
 				    sizeof(*told) / sizeof(packet->body[0]));
 	if (!packet)
 		return -ENOMEM;
-	/* Told under the lock, so that the last that is told is how it is. */
+	/* Queued under the lock, so that the last packet has the last state. */
 	spin_lock_irq(&port->lock);
 	before = port->rvp.port_cap_flags;
 	after = (before | modify->set_port_cap_mask) & ~modify->clr_port_cap_mask;
