@@ -97,7 +97,7 @@ impl Listener {
 #[derive(Debug)]
 pub struct Made {
     path: PathBuf,
-    link: PathBuf,
+    link: Link,
 }
 
 impl Made {
@@ -117,7 +117,8 @@ impl Made {
             Err(_) => {}
         }
         let listener = StdUnixListener::bind(path)?;
-        let this = Self { path: path.to_owned(), link: path.with_file_name(FOR_LIBRDMACM) };
+        let link = Link { at: path.with_file_name(FOR_LIBRDMACM), target: path.to_owned() };
+        let this = Self { path: path.to_owned(), link };
         // Any user may ask.
         fs::set_permissions(path, Permissions::from_mode(0o666))?;
         Ok((this, listener))
@@ -128,15 +129,7 @@ impl Made {
     /// # Errors
     /// If another file has its name.
     pub fn show_to_librdmacm(&self, is_shown: bool) -> io::Result<()> {
-        match (is_shown, self.is_linked()) {
-            (true, false) => symlink(&self.path, &self.link),
-            (false, true) => fs::remove_file(&self.link),
-            _ => Ok(()),
-        }
-    }
-
-    fn is_linked(&self) -> bool {
-        fs::read_link(&self.link).is_ok_and(|target| target == self.path)
+        self.link.show(is_shown)
     }
 }
 
@@ -145,6 +138,25 @@ impl Drop for Made {
         // At worst a dead socket stays, which the next start replaces.
         drop(self.show_to_librdmacm(false));
         drop(fs::remove_file(&self.path));
+    }
+}
+
+/// A link that this process makes for librdmacm.
+#[derive(Debug)]
+pub(super) struct Link {
+    pub(super) at: PathBuf,
+    pub(super) target: PathBuf,
+}
+
+impl Link {
+    /// Makes the link, or removes it if it is ours.
+    pub(super) fn show(&self, is_shown: bool) -> io::Result<()> {
+        let is_there = fs::read_link(&self.at).is_ok_and(|target| target == self.target);
+        match (is_shown, is_there) {
+            (true, false) => symlink(&self.target, &self.at),
+            (false, true) => fs::remove_file(&self.at),
+            _ => Ok(()),
+        }
     }
 }
 

@@ -7,9 +7,11 @@ use std::fs::{self, OpenOptions, Permissions};
 use std::io::{self, Write as _};
 use std::net::{Ipv4Addr, TcpStream};
 use std::num::NonZeroU16;
-use std::os::unix::fs::{MetadataExt as _, PermissionsExt as _, symlink};
+use std::os::unix::fs::{MetadataExt as _, PermissionsExt as _};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
+
+use super::listening::Link;
 
 /// Where librdmacm looks, beside the socket. It may be a link to [`FOR_TOOLS`].
 const FOR_LIBRDMACM: &str = "ibacm.port";
@@ -54,7 +56,7 @@ fn port_in(path: &Path) -> Option<NonZeroU16> {
 #[derive(Debug)]
 pub struct Files {
     file: PathBuf,
-    link: PathBuf,
+    link: Link,
     port: NonZeroU16,
     /// The file's inode.
     inode: u64,
@@ -68,6 +70,7 @@ impl Files {
     pub fn write(dir: &Path, port: NonZeroU16) -> io::Result<Self> {
         let [file, link] = [FOR_TOOLS, FOR_LIBRDMACM].map(|name| dir.join(name));
         let mut made = OpenOptions::new().write(true).create_new(true).open(&file)?;
+        let link = Link { at: link, target: file.clone() };
         let this = Self { file, link, port, inode: made.metadata()?.ino() };
         made.set_permissions(Permissions::from_mode(0o644))?;
         made.write_all(format!("{port}\n").as_bytes())?;
@@ -79,15 +82,7 @@ impl Files {
     /// # Errors
     /// If another file has its name.
     pub fn show_to_librdmacm(&self, is_shown: bool) -> io::Result<()> {
-        match (is_shown, self.is_linked()) {
-            (true, false) => symlink(&self.file, &self.link),
-            (false, true) => fs::remove_file(&self.link),
-            _ => Ok(()),
-        }
-    }
-
-    fn is_linked(&self) -> bool {
-        fs::read_link(&self.link).is_ok_and(|target| target == self.file)
+        self.link.show(is_shown)
     }
 
     fn is_ours(&self) -> bool {
@@ -110,6 +105,7 @@ impl Drop for Files {
 #[cfg(test)]
 mod tests {
     use std::net::TcpListener;
+    use std::os::unix::fs::symlink;
 
     use super::*;
 
