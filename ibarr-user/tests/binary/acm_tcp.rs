@@ -96,7 +96,7 @@ fn taken_tcp_port_is_explained_and_the_unix_socket_is_served() {
 }
 
 #[test]
-fn tcp_client_of_a_killed_daemon_is_answered_and_its_port_bound_again() {
+fn tcp_client_of_a_killed_daemon_is_answered_by_the_next_one() {
     let dir = TempDir::new("acm-tcp-killed");
     let sa = Port::new(&dir);
     let port = free_tcp_port();
