@@ -14,9 +14,9 @@
 //! One more channel adapter, J, is down until a host joins.
 //!
 //! There is one InfiniBand subnet with two IP subnets, and `r` routes between them. All nodes are ports
-//! of one HCA, because connections, and so IPoIB's connected mode, work only inside one HCA. OpenSM has
-//! an HCA of its own, because its library skips HCAs of more than two ports. Callers are in the first
-//! namespace, because the kernel sends its requests only there.
+//! of one HCA, whose connections the kernel carries without the fabric. OpenSM has an HCA of its own,
+//! because its library skips HCAs of more than two ports. Callers are in the first namespace, because the
+//! kernel sends its requests only there.
 
 mod caller;
 mod connections;
