@@ -14,7 +14,7 @@ use nix::unistd::close;
 use crate::acm::{Client, counter, to};
 use crate::kernel::with_kept;
 use crate::paths::{LOCAL, Port};
-use crate::support::{Daemon, PATIENCE, TempDir, free_port, json};
+use crate::support::{Daemon, PATIENCE, TempDir, free_port, free_tcp_port, json};
 
 impl Client<TcpStream> {
     fn at(port: u16) -> Self {
@@ -22,12 +22,6 @@ impl Client<TcpStream> {
         stream.set_read_timeout(Some(PATIENCE)).unwrap();
         Self(stream)
     }
-}
-
-/// A TCP port that is free, though another process may take it.
-fn free_tcp_port() -> u16 {
-    let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
-    listener.local_addr().unwrap().port()
 }
 
 fn serving(dir: &TempDir, serve: &str, port: u16) -> String {

@@ -11,7 +11,7 @@ use nix::sys::signal::Signal;
 
 use crate::kernel::{CONFIG, command, pair};
 use crate::paths::{LOCAL, Port, UNKNOWN, ask, await_capabilities, request, start};
-use crate::support::{Daemon, TempDir, free_port, ibarr, json};
+use crate::support::{Daemon, TempDir, free_tcp_port, ibarr, json};
 
 fn text(output: &Output) -> String {
     String::from_utf8(output.stdout.clone()).unwrap()
@@ -72,7 +72,7 @@ fn metrics_are_served_where_the_configuration_says_and_moved_by_a_reload() {
     assert!(get("GET / HTTP/1.1").starts_with("HTTP/1.1 404 "));
     assert!(get("POST /metrics HTTP/1.1").starts_with("HTTP/1.1 405 "));
 
-    let port = free_port();
+    let port = free_tcp_port();
     let tcp = format!("responder = \"user\"\n[metrics]\nlisten = \"127.0.0.1:{port}\"\n");
     dir.write("ibarr.toml", &tcp);
     assert_eq!(daemon.ask(&["reload"]).status.code(), Some(0));

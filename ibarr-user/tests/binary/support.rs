@@ -4,12 +4,13 @@
 
 use std::fs;
 use std::io::IoSliceMut;
-use std::net::{Ipv6Addr, UdpSocket};
+use std::net::{Ipv4Addr, Ipv6Addr, TcpListener, UdpSocket};
 use std::os::fd::{AsRawFd as _, RawFd};
 use std::os::unix::net::UnixDatagram;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
 use std::sync::Mutex;
+use std::sync::atomic::{AtomicU16, Ordering};
 use std::time::{Duration, Instant};
 
 use nix::cmsg_space;
@@ -178,6 +179,17 @@ pub(crate) fn json(output: &Output) -> Value {
 pub(crate) fn free_port() -> u16 {
     let socket = UdpSocket::bind((Ipv6Addr::UNSPECIFIED, 0)).unwrap();
     socket.local_addr().unwrap().port()
+}
+
+/// A TCP port of this host that nobody has. It lies below the ports that the kernel gives to clients:
+/// a port of a client stays taken for a minute after the client has closed, and a test here has
+/// thousands of clients.
+pub(crate) fn free_tcp_port() -> u16 {
+    static NEXT: AtomicU16 = AtomicU16::new(0);
+    let first = 20_000 + u16::try_from(std::process::id() % 10_000).unwrap();
+    let mut ports = (0..1000).map(|_| first + NEXT.fetch_add(1, Ordering::Relaxed));
+    let is_free = |port: &u16| TcpListener::bind((Ipv4Addr::LOCALHOST, *port)).is_ok();
+    ports.find(is_free).expect("a free TCP port")
 }
 
 /// A directory of one test, removed when dropped.
